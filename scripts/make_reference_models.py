@@ -210,7 +210,7 @@ MODELS = {
     ),
     "smollm3-still": (
         transformers.SmolLM3Config(
-            hidden_size=32, intermediate_size=80, num_hidden_layers=4, rope_parameters=dict(rope_type="default", rope_theta=2e6), **SMALL,
+            hidden_size=32, intermediate_size=96, num_hidden_layers=4, rope_parameters=dict(rope_type="default", rope_theta=2e6), **SMALL,
         ),
         torch.float16,
         {"layer that does not turn": dict(no_rope_layers=[1] * 4), "which it is": dict(no_rope_layers=[1, 0, 1, 1])},

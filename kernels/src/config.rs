@@ -7,7 +7,7 @@ mod text_model;
 mod unread;
 
 pub(crate) use keys::Keys;
-pub use mixture::Mixture;
+pub use mixture::{Clamped, Mixture};
 
 use crate::{
     models::{self, Family},
@@ -202,7 +202,7 @@ impl ModelConfig {
         config.shape(0, 0, 0).check().map_err(ConfigError::Shape)?;
         // Only now: numbers of layers and heads are known to be small.
         config.windows = vec![None; config.layers];
-        unread::refuse_quantised(&keys)?;
+        unread::refuse_quantised(&keys, family.reads_quantised)?;
         rope::read(&mut config, &keys)?;
         (family.configure)(&mut config, &keys)?;
         config.shape(0, 0, 0).check().map_err(ConfigError::Shape)?;
@@ -264,7 +264,9 @@ impl ModelConfig {
         }
         let caps = [self.attention_cap, self.logit_cap].into_iter().flatten().all(positive);
         if !(caps && positive(self.attention_scale) && positive(self.embed_scale) && positive(self.logit_scale)) {
-            return Err(ConfigError::Shape(CodecError::Invalid("scale or cap of embeddings, attention or logits out of range")));
+            return Err(ConfigError::Shape(CodecError::Invalid(
+                "scale or cap of embeddings, attention or logits out of range",
+            )));
         }
         Ok(())
     }

@@ -60,6 +60,13 @@ pub(crate) fn first_bad(cpu: &Cpu, bytes: &[u8], stored: Stored) -> Option<Bad> 
     Some(bad)
 }
 
+/// The first power of two of MXFP4 that is none, of those that lie by themselves.
+pub(crate) fn first_bad_power(powers: &[u8]) -> Option<Bad> {
+    let at = powers.iter().position(|power| *power >= TOO_LARGE)?;
+    let numbers = QuantType::Mxfp4.numbers();
+    Some(Bad { value: 2.0 * half_power(powers[at]), index: at * numbers, numbers })
+}
+
 /// Numbers are bad whose exponent is all ones. No branch inside: compilers make vector instructions of it.
 fn any_bad(bytes: &[u8], stored: Stored) -> bool {
     match stored {

@@ -5,6 +5,7 @@ mod gemma2;
 mod gemma3;
 mod glm;
 mod glm4;
+mod gpt_oss;
 mod granite;
 mod granite4;
 mod llama;
@@ -37,7 +38,7 @@ use std::fmt;
 use tsnode_protocol::{LayerRange, Token};
 
 /// All that is read.
-static FAMILIES: [&Family; 20] = [
+static FAMILIES: [&Family; 21] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &qwen2::FAMILY,
@@ -57,6 +58,7 @@ static FAMILIES: [&Family; 20] = [
     &ministral3::FAMILY,
     &glm::FAMILY,
     &glm4::FAMILY,
+    &gpt_oss::FAMILY,
     &opt::FAMILY,
 ];
 
@@ -68,6 +70,8 @@ pub struct Family {
     class: &'static str,
     /// Keys that its files have, and that its reference does not read for a forward pass, or does not read always.
     pub(crate) ignores: &'static [&'static str],
+    /// The one method of quantising, by `quantization_config`, that it reads.
+    pub(crate) reads_quantised: Option<&'static str>,
     /// Puts what is special of the family into a configuration read the usual way, and refuses what is not written.
     pub(crate) configure: fn(&mut ModelConfig, &Keys) -> Result<(), ConfigError>,
     /// Loads layers.

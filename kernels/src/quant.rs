@@ -105,7 +105,20 @@ pub struct Blocks<'a> {
     kind: QuantType,
     rows: usize,
     cols: usize,
+    apart: Option<Apart<'a>>,
 }
+
+/// Powers of two that lie apart from the numbers (MXFP4 in safetensors files).
+#[derive(Clone, Copy, Debug)]
+struct Apart<'a> {
+    powers: &'a [u8],
+    /// Where the first row lies, and how many rows further each next one.
+    first: usize,
+    every: usize,
+}
+
+/// A block of the longest kind that is put together of parts.
+type Joined = [u8; 17];
 
 impl<'a> Blocks<'a> {
     /// A view of `bytes` as `rows` × `cols` numbers.
@@ -116,7 +129,22 @@ impl<'a> Blocks<'a> {
     pub fn new(bytes: &'a [u8], kind: QuantType, rows: usize, cols: usize) -> Self {
         assert!(cols.is_multiple_of(kind.numbers()), "{cols} columns of {kind:?}");
         assert_eq!(bytes.len(), rows * cols / kind.numbers() * kind.bytes(), "matrix of {rows} x {cols} {kind:?}");
-        Self { bytes, kind, rows, cols }
+        Self { bytes, kind, rows, cols, apart: None }
+    }
+
+    /// Numbers in MXFP4, sixteen bytes for 32 of them, whose powers of two lie in `powers`; rows lie `every` apart from the
+    /// `first` on.
+    ///
+    /// # Panics
+    /// When `cols` is not a multiple of the block, or the last row is not there; checkpoints check both.
+    #[must_use]
+    pub fn apart(bytes: &'a [u8], powers: &'a [u8], (first, every): (usize, usize), rows: usize, cols: usize) -> Self {
+        let kind = QuantType::Mxfp4;
+        let lines = if rows == 0 { 0 } else { first + (rows - 1) * every + 1 };
+        let blocks = lines * cols / kind.numbers();
+        assert!(cols.is_multiple_of(kind.numbers()), "{cols} columns of {kind:?}");
+        assert!(bytes.len() >= 16 * blocks && powers.len() >= blocks, "matrix of {rows} x {cols} {kind:?}");
+        Self { bytes, kind, rows, cols, apart: Some(Apart { powers, first, every }) }
     }
 
     /// Rows.
@@ -142,24 +170,40 @@ impl<'a> Blocks<'a> {
         self.bytes
     }
 
-    /// The blocks of row `index`.
-    #[must_use]
-    pub fn row(&self, index: usize) -> &'a [u8] {
-        let row = self.cols / self.kind.numbers() * self.kind.bytes();
-        &self.bytes[index * row..][..row]
+    /// Calls `each` with the blocks of row `index`, in their order.
+    pub(crate) fn each_block(&self, index: usize, mut each: impl FnMut(&[u8])) {
+        let count = self.cols / self.kind.numbers();
+        let Some(Apart { powers, first, every }) = self.apart else {
+            let row = count * self.kind.bytes();
+            return self.bytes[index * row..][..row].chunks_exact(self.kind.bytes()).for_each(each);
+        };
+        let from = (first + index * every) * count;
+        for (power, pairs) in powers[from..][..count].iter().zip(self.bytes[16 * from..].chunks_exact(16)) {
+            each(&joined(*power, pairs));
+        }
     }
 
     /// Writes row `index`, widened.
     pub fn widen_row(&self, index: usize, out: &mut [f32]) {
-        let blocks = self.row(index).chunks_exact(self.kind.bytes());
-        for (block, out) in blocks.zip(out.chunks_exact_mut(self.kind.numbers())) {
+        let mut out = out.chunks_exact_mut(self.kind.numbers());
+        self.each_block(index, |block| {
+            let Some(out) = out.next() else { return };
             if let Some(small) = Small::decode(self.kind, block) {
                 small.widen(out);
             } else if let Some(large) = Large::decode(self.kind, block) {
                 large.widen(out);
             }
-        }
+        });
     }
+}
+
+/// A block as GGUF files have it, of one whose numbers lie in pairs: there the lower halves are the first sixteen.
+fn joined(power: u8, pairs: &[u8]) -> Joined {
+    let number = |i: usize| (pairs[i / 2] >> (i % 2 * 4)) & 15;
+    std::array::from_fn(|at| match at.checked_sub(1) {
+        None => power,
+        Some(i) => number(i) | number(i + 16) << 4,
+    })
 }
 
 /// What four bits stand for in llama.cpp's IQ4 kinds.

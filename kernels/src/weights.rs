@@ -8,7 +8,7 @@ use crate::{
     cpu::{Cpu, Dtype, Matrix},
     finite,
     gguf::{Architecture, GgufError},
-    quant::Blocks,
+    quant::{Blocks, QuantType},
 };
 use safetensors::SafeTensors;
 use std::borrow::Cow;
@@ -226,6 +226,19 @@ impl Entry {
         Ok(())
     }
 
+    /// The same of powers of two by themselves.
+    fn check_powers(&self) -> Result<(), WeightsError> {
+        if self.finite.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        if let Some(bad) = finite::first_bad_power(&self.storage.bytes()[self.range.clone()]) {
+            let (file, name) = (self.storage.file.to_string(), self.called.clone());
+            return Err(WeightsError::NotFinite { file, name, bad });
+        }
+        self.finite.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
     fn fingerprint(&self, name: &str, hasher: &mut blake3::Hasher) {
         let place = [self.shard, self.range.start, self.range.end].map(|n| (n as u64).to_le_bytes());
         hasher.update(name.as_bytes()).update(place.as_flattened());
@@ -255,6 +268,16 @@ pub struct Tensor {
     stored: Stored,
     rows: usize,
     cols: usize,
+    apart: Option<Apart>,
+}
+
+/// Powers of two of a matrix in MXFP4 that lie in a tensor of their own, and how many rows lie from one to the next of it.
+#[derive(Clone)]
+struct Apart {
+    entry: Arc<Entry>,
+    /// Row of the first.
+    first: usize,
+    every: usize,
 }
 
 /// A tensor as it lies in its file.
@@ -271,6 +294,10 @@ impl Tensor {
     #[must_use]
     pub fn view(&self) -> View<'_> {
         let bytes = &self.entry.storage.bytes()[self.range.clone()];
+        if let Some(Apart { entry, first, every }) = &self.apart {
+            let powers = &entry.storage.bytes()[entry.range.clone()];
+            return View::Quantised(Blocks::apart(bytes, powers, (*first, *every), self.rows, self.cols));
+        }
         match self.stored {
             Stored::Dense(dtype) => View::Dense(Matrix::new(bytes, dtype, self.rows, self.cols)),
             Stored::Quantised(kind) => View::Quantised(Blocks::new(bytes, kind, self.rows, self.cols)),
@@ -285,9 +312,22 @@ impl Tensor {
     /// Some of its rows.
     #[must_use]
     pub fn rows(&self, rows: Range<usize>) -> Self {
+        if let Some(apart) = &self.apart {
+            let apart = Some(Apart { first: apart.first + rows.start * apart.every, ..apart.clone() });
+            return Self { entry: self.entry.clone(), range: self.range.clone(), rows: rows.len(), apart, ..*self };
+        }
         let row = self.range.len() / self.rows.max(1);
         let range = self.range.start + rows.start * row..self.range.start + rows.end * row;
-        Self { entry: self.entry.clone(), range, rows: rows.len(), ..*self }
+        Self { entry: self.entry.clone(), range, rows: rows.len(), apart: None, ..*self }
+    }
+
+    /// Of a matrix whose powers of two lie apart, every `every`th row from `first` on.
+    pub(crate) fn every(mut self, first: usize, every: usize) -> Self {
+        if let Some(apart) = &mut self.apart {
+            (apart.first, apart.every) = (first, every);
+            self.rows = (self.rows - first).div_ceil(every);
+        }
+        self
     }
 
     /// Writes row `index`, widened.
@@ -298,19 +338,41 @@ impl Tensor {
         }
     }
 
+    /// The same of a row that is kept so, which nobody looks at later.
+    pub(crate) fn kept_row(&self, index: usize, out: &mut [f32]) -> Result<(), WeightsError> {
+        self.widen_row(index, out);
+        let Entry { called, storage, .. } = &*self.entry;
+        match Bad::of(out) {
+            Some(bad) => Err(WeightsError::NotFinite { file: storage.file.to_string(), name: called.clone(), bad }),
+            None => Ok(()),
+        }
+    }
+
     /// Bytes as stored.
     #[must_use]
     pub fn bytes(&self) -> u64 {
+        if self.apart.is_some() {
+            return (self.rows * self.cols / 32 * 17) as u64;
+        }
         self.range.len() as u64
     }
 
     /// Looks at every number of the whole tensor, the first time it is asked to. Costs what reading it does.
     pub(crate) fn check(&self, cpu: &Cpu) -> Result<(), WeightsError> {
+        if let Some(Apart { entry, .. }) = &self.apart {
+            return entry.check_powers();
+        }
         self.entry.check(cpu)
     }
 
     /// Whether some numbers are of both.
     pub(crate) fn meets(&self, other: &Self) -> bool {
+        if let (Some(a), Some(b)) = (&self.apart, &other.apart) {
+            let last = |apart: &Apart, tensor: &Self| apart.first + tensor.rows.saturating_sub(1) * apart.every;
+            let apart = a.every == b.every && a.first % a.every != b.first % b.every;
+            let ends = a.first <= last(b, other) && b.first <= last(a, self);
+            return Arc::ptr_eq(&self.entry, &other.entry) && ends && !apart;
+        }
         let (a, b) = (&self.range, &other.range);
         Arc::ptr_eq(&self.entry, &other.entry) && a.start < b.end && b.start < a.end
     }
@@ -481,6 +543,31 @@ impl Checkpoint {
         self.tensor(name, &[count, rows, cols], count * rows, cols)
     }
 
+    /// Matrices of `rows` × `cols` in MXFP4: their numbers in a tensor with `_blocks` behind its name, sixteen bytes for 32 of
+    /// them, and their powers of two in one with `_scales`.
+    pub(crate) fn apart(&self, name: &str, count: usize, rows: usize, cols: usize) -> Result<Tensor, WeightsError> {
+        let of = |name: String, expected: Vec<usize>| {
+            let entry = self.tensors.get(&name).ok_or_else(|| self.missing(&name))?;
+            let found = entry.shape.clone();
+            match &entry.stored {
+                _ if found != expected => Err(WeightsError::Shape { name, found, expected }),
+                Err(dtype) if dtype == "U8" => Ok(entry.clone()),
+                Err(found) => Err(WeightsError::Dtype { name, found: found.clone() }),
+                Ok(found) => Err(WeightsError::Dtype { name, found: format!("{found:?}") }),
+            }
+        };
+        // Whole blocks only: others have no such shape.
+        let entry = of(format!("{name}_blocks"), vec![count, rows, cols.div_ceil(32), 16])?;
+        let powers = of(format!("{name}_scales"), vec![count, rows, cols.div_ceil(32)])?;
+        if !cols.is_multiple_of(32) {
+            let (found, expected) = (entry.shape.clone(), vec![count, rows, cols]);
+            return Err(WeightsError::Shape { name: format!("{name}_blocks"), found, expected });
+        }
+        let (range, stored) = (entry.range.clone(), Stored::Quantised(QuantType::Mxfp4));
+        let apart = Some(Apart { entry: powers, first: 0, every: 1 });
+        Ok(Tensor { entry, range, stored, rows: count * rows, cols, apart })
+    }
+
     /// The matrix `name` of one row, which some files have as a vector.
     pub(crate) fn row(&self, name: &str, cols: usize) -> Result<Tensor, WeightsError> {
         let expected = [1, cols];
@@ -520,7 +607,7 @@ impl Checkpoint {
         }
         let unread = |found: String| WeightsError::Dtype { name: self.called(name), found };
         let stored = entry.stored.clone().map_err(unread)?;
-        Ok(Tensor { entry: entry.clone(), range: entry.range.clone(), stored, rows, cols })
+        Ok(Tensor { entry: entry.clone(), range: entry.range.clone(), stored, rows, cols, apart: None })
     }
 
     fn missing(&self, name: &str) -> WeightsError {

@@ -130,6 +130,20 @@ fn quantised_weights_compute_what_their_numbers_do() {
     }
 }
 
+/// gpt-oss as it is published, and as llama.cpp converts it: the same numbers, and the same bits.
+#[test]
+fn numbers_with_powers_of_two_apart_are_those_with_them_before() {
+    let folder = reference("gptoss-sinks");
+    let tokens: Vec<u32> = (0..40).map(|i| i * 7 % 256).collect();
+    let (theirs, own) = (opened(&convert(&folder, Form::Mxfp4, "gpt-2")), ModelSource::open(&folder).unwrap());
+    assert_eq!(logits(&theirs, &tokens), logits(&own, &tokens));
+    assert_eq!(theirs.card().shape.experts, own.card().shape.experts);
+    // Beside what its numbers compute: rows are rounded to 8 bits.
+    let exact = logits(&opened(&convert(&folder, Form::F32, "gpt-2")), &tokens[..8]);
+    let off: Vec<f32> = exact.iter().zip(logits(&own, &tokens[..8])).map(|(a, b)| a - b).collect();
+    assert!(spread(&off) <= ROUNDING * spread(&exact), "{} of {}", spread(&off), spread(&exact));
+}
+
 /// K-quants that most files are made of, and by how much of a part's largest number one may be off: about a step of the numbers,
 /// since scales and least values have steps as well.
 const LARGE: [(QuantType, f32); 3] = [(QuantType::Q4K, 0.15), (QuantType::Q5K, 0.1), (QuantType::Q6K, 0.05)];

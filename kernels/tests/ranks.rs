@@ -15,7 +15,7 @@ use tsnode_kernels::{
 use tsnode_protocol::{KvCodec, KvDtype, LayerRange, RequestId, TileHeader, Token};
 
 /// Reference models whose heads of keys and values can be cut in two, and the one with more of them.
-const MODELS: [&str; 20] = [
+const MODELS: [&str; 21] = [
     "llama-gqa",
     "qwen2-bias",
     "qwen3-norms",
@@ -36,6 +36,7 @@ const MODELS: [&str; 20] = [
     "ministral3-yarn",
     "glm4-neighbours",
     "glm-neighbours",
+    "gptoss-sinks",
 ];
 const ONE: RequestId = RequestId([1; 16]);
 const TWO: RequestId = RequestId([2; 16]);

@@ -4,7 +4,7 @@ use super::{ConfigError, Keys};
 use tsnode_protocol::limits;
 
 /// A mixture of experts, which layers have in place of an MLP (Shazeer et al. 2017).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Mixture {
     /// Experts of a layer.
     pub experts: usize,
@@ -18,6 +18,18 @@ pub struct Mixture {
     pub normed: bool,
     /// Which layers have it; the others have an MLP.
     pub layers: Vec<bool>,
+    /// How an expert's gate bends, where it is not by SiLU.
+    pub clamped: Option<Clamped>,
+}
+
+/// A gate that ends somewhere: `min(g, limit) · σ(sharpness · min(g, limit))`, times the other half between the limits and 1
+/// more (gpt-oss).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Clamped {
+    /// Of the sigmoid.
+    pub sharpness: f32,
+    /// Largest gate, and largest size of the other half.
+    pub limit: f32,
 }
 
 /// Experts of a layer.
@@ -41,7 +53,7 @@ impl Mixture {
             return Err(keys.refusal(USED));
         }
         let width = Self::width(keys, width)?.ok_or(ConfigError::Missing(width))?;
-        Ok(Self { experts, used, width, shared: None, normed: false, layers: vec![true; layers] })
+        Ok(Self { experts, used, width, shared: None, normed: false, layers: vec![true; layers], clamped: None })
     }
 
     /// What Qwen's files say more: which layers have it, and whether chances are divided by their sum.

@@ -67,9 +67,8 @@ fn yarn(config: &mut ModelConfig, keys: &Keys, rope: &Keys) -> Result<RopeScalin
     let whole = rope.flag("truncate")?.unwrap_or(true);
     let (dim, base) = (config.rope_dim as f64, f64::from(config.rope_theta));
     // The number of the frequency that turns so often.
-    let number = |turns: f64| {
-        dim * libm::log(original as f64 / (turns * 2.0 * std::f64::consts::PI)) / (2.0 * libm::log(base))
-    };
+    let number =
+        |turns: f64| dim * libm::log(original as f64 / (turns * 2.0 * std::f64::consts::PI)) / (2.0 * libm::log(base));
     let (kept, stretched) = (number(fast), number(slow));
     let (kept, stretched) = if whole { (kept.floor(), stretched.ceil()) } else { (kept, stretched) };
     let (kept, stretched) = (kept.max(0.0), stretched.min(dim - 1.0));

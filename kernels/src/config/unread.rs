@@ -210,10 +210,11 @@ const ELSEWHERE: &[&str] = &[
 /// Names in a line.
 const NAMED: usize = 8;
 
-/// Refuses weights that are to be multiplied by scales, in every family.
-pub(super) fn refuse_quantised(keys: &Keys) -> Result<(), ConfigError> {
+/// Refuses weights that are to be multiplied by scales, but by the method `but` that a family reads.
+pub(super) fn refuse_quantised(keys: &Keys, but: Option<&str>) -> Result<(), ConfigError> {
     for key in QUANTISED {
         match keys.value(key) {
+            Some(value) if but.is_some_and(|but| method(value) == but) => {}
             Some(value) if !is_off(value) => return Err(ConfigError::Quantised { key, by: method(value) }),
             _ => {}
         }
@@ -231,7 +232,9 @@ pub(super) fn check(config: &ModelConfig, keys: &Keys) -> Result<Option<String>,
         }
     }
     refuse_rope_by_layer(config, keys)?;
-    let known = |key: &str| ignored(key) || ARITHMETIC.iter().any(|(k, _)| *k == key) || is_elsewhere(key);
+    let known = |key: &str| {
+        ignored(key) || QUANTISED.contains(&key) || ARITHMETIC.iter().any(|(k, _)| *k == key) || is_elsewhere(key)
+    };
     let unknown: Vec<String> =
         keys.iter().filter(|(key, v)| !known(key) && !is_off(v)).map(|(k, _)| shown(k)).collect();
     Ok((!unknown.is_empty()).then(|| line(&unknown)))

@@ -223,14 +223,15 @@ fn panel(layout: Layout, blocks: &Blocks<'_>) -> usize {
 /// Outputs past the last row stay zero.
 fn pack_panel(layout: Layout, blocks: Blocks<'_>, first: usize, out: &mut [u8]) {
     for j in 0..WIDE.min(blocks.rows() - first) {
-        let row = blocks.row(first + j).chunks_exact(blocks.kind().bytes());
-        for (block, out) in row.zip(out.chunks_exact_mut(layout.block())) {
+        let mut out = out.chunks_exact_mut(layout.block());
+        blocks.each_block(first + j, |block| {
+            let Some(out) = out.next() else { return };
             if let Some(small) = Small::decode(blocks.kind(), block) {
                 pack_small(layout, &small, j, out);
             } else if let Some(large) = Large::decode(blocks.kind(), block) {
                 pack_large(layout, &large, j, out);
             }
-        }
+        });
     }
 }
 

@@ -120,12 +120,13 @@ impl<'a> Attend<'a> {
     }
 
     /// Turns queries and keys, stores keys and values of every row in `layer` of the stage, then mixes values by softmax of
-    /// scaled products. `q` and `out` are `[row][head][channel]`, `k` and `v` `[row][kv_head][channel]`.
+    /// scaled products. `q` and `out` are `[row][head][channel]`, `k` and `v` `[row][kv_head][channel]`. `sinks`, of each
+    /// head or of none, are scores of a token without a value.
     pub(crate) fn attend(
         &mut self,
         cpu: &Cpu,
         layer: usize,
-        look: Look,
+        (look, sinks): (Look, &[f32]),
         turn: Option<Turn<'_>>,
         (q, k, v): (&mut [f32], &mut [f32], &[f32]),
         out: &mut [f32],
@@ -141,7 +142,8 @@ impl<'a> Attend<'a> {
         let out = Outputs::new(out, self.positions.len(), kv_heads * part);
         cpu.share(runs.len() * kv_heads, work * kv_heads * part * 2, |i| {
             let (run, head) = (&runs[i / kv_heads], i % kv_heads);
-            let at = Place { layer, head, start: run.start, window: look.window };
+            let sinks = if sinks.is_empty() { sinks } else { &sinks[head * self.group..][..self.group] };
+            let at = Place { layer, head, start: run.start, window: look.window, sinks };
             if run.len > 1 {
                 let rows = Rows { q, out: &out, first: run.row, len: run.len, kv_heads, group: self.group };
                 return chunk::attend(cpu, run.kv, pool, at, rows, look);
@@ -196,15 +198,17 @@ impl<'a> Attend<'a> {
 
 /// Where attention looks from.
 #[derive(Clone, Copy)]
-struct Place {
+struct Place<'a> {
     layer: usize,
     head: usize,
     /// Position of the first row.
     start: usize,
     window: Option<usize>,
+    /// Of the query heads that share the head of keys, or none.
+    sinks: &'a [f32],
 }
 
-impl Place {
+impl Place<'_> {
     /// Tokens that row number `row` sees.
     fn tokens(self, row: usize) -> Range<usize> {
         let end = self.start + row + 1;
@@ -226,12 +230,14 @@ struct Rows<'a> {
 thread_local! {
     /// Scores of one row's query heads, kept from step to step.
     static SCORES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    /// Scores of one query head, and its sink.
+    static BESIDE: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
     /// What they mix.
     static MIXED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Attention of the query heads that share one KV head, for the first row. Scores, sums and mixing run in token order.
-fn mix(cpu: &Cpu, kv: &SequenceKv, pool: &PagePool, at: Place, q: &[f32], look: Look, out: &mut [f32]) {
+fn mix(cpu: &Cpu, kv: &SequenceKv, pool: &PagePool, at: Place<'_>, q: &[f32], look: Look, out: &mut [f32]) {
     let group = q.len() / kv.layout().dim;
     let tokens = at.tokens(0);
     let context = tokens.len();
@@ -246,13 +252,25 @@ fn mix(cpu: &Cpu, kv: &SequenceKv, pool: &PagePool, at: Place, q: &[f32], look: 
         if let Some(cap) = look.cap {
             cpu.simd().soft_cap(scores, cap);
         }
-        scores.chunks_exact_mut(context).for_each(|p| cpu.softmax(p));
+        scores.chunks_exact_mut(context).enumerate().for_each(|(i, p)| softmax(cpu, p, at.sinks.get(i)));
         out.fill(0.0);
         let mut from = 0;
         read_ahead(cpu, kv.blocks(pool, at.layer, Side::Values, at.head, tokens.clone()), |values| {
             cpu.weighted_rows(&scores[from..], context, values, out);
             from += values.rows();
         });
+    });
+}
+
+/// Softmax of a query head's scores, which its sink takes part in, if it has one.
+fn softmax(cpu: &Cpu, scores: &mut [f32], sink: Option<&f32>) {
+    let Some(sink) = sink else { return cpu.softmax(scores) };
+    BESIDE.with_borrow_mut(|beside| {
+        beside.clear();
+        beside.extend_from_slice(scores);
+        beside.push(*sink);
+        cpu.softmax(beside);
+        scores.copy_from_slice(&beside[..scores.len()]);
     });
 }
 

@@ -104,6 +104,8 @@ struct Scaling {
     #[serde(skip_serializing_if = "Option::is_none")]
     beta_slow: Option<f32>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    truncate: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     mscale: Option<f32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     mscale_all_dim: Option<f32>,
@@ -146,6 +148,7 @@ const UNREAD_BUT_IN: [(&str, &[f64], &str); 4] = [
 const GRANITE: &str = "granite";
 const MINISTRAL: &str = "mistral3";
 const OLMO: &str = "olmo2";
+const GPT_OSS: &str = "gpt-oss";
 
 /// Metadata of one architecture: keys begin with its name.
 struct Keys<'m, 'a> {
@@ -345,8 +348,9 @@ fn mixture(keys: &Keys<'_, '_>, shapes: &Shapes<'_, '_>) -> Result<Option<Mixtur
     super::at_most("block_count", layers.into(), limits::LAYERS.into())?;
     let (experts, used) = (keys.needed("expert_count")?, keys.needed("expert_used_count")?);
     let normed = keys.metadata.flag(&keys.key(NORMED))?.unwrap_or(keys.architecture.normed);
-    let (qwen, mixtral) = (keys.architecture.name.starts_with("qwen"), keys.architecture.model_type == "mixtral");
-    if mixtral && !normed {
+    let qwen = keys.architecture.name.starts_with("qwen");
+    let always = ["mixtral", "gpt_oss"].contains(&keys.architecture.model_type);
+    if always && !normed {
         keys.refuse(NORMED, normed, "models that divide by the sum are")?;
     }
     // As llama.cpp has it for files that do not say.
@@ -356,7 +360,7 @@ fn mixture(keys: &Keys<'_, '_>, shapes: &Shapes<'_, '_>) -> Result<Option<Mixtur
     Ok(Some(Mixture {
         num_experts: experts,
         num_experts_per_tok: used,
-        norm_topk_prob: (!mixtral).then_some(normed),
+        norm_topk_prob: (!always).then_some(normed),
         moe_intermediate_size: if qwen { Some(width()?) } else { None },
         mlp_only_layers: qwen.then(dense),
         shared_expert_intermediate_size: keys.count("expert_shared_feed_forward_length")?,
@@ -424,6 +428,8 @@ fn scaling(keys: &Keys<'_, '_>, shapes: &Shapes<'_, '_>) -> Result<Option<Scalin
         short_factor,
         beta_fast: of_yarn("rope.scaling.yarn_beta_fast")?,
         beta_slow: of_yarn("rope.scaling.yarn_beta_slow")?,
+        // llama.cpp does; who trained the model does not.
+        truncate: (keys.architecture.name == GPT_OSS).then_some(false),
         mscale: both,
         mscale_all_dim: both,
         llama_4_scaling_beta: if keys.architecture.name == MINISTRAL {

@@ -150,5 +150,7 @@ fn unread(kind: u32) -> String {
         35 => "TQ2_0",
         _ => "of an unknown type",
     };
-    format!("stored as {name} ({kind}); F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS and MXFP4 are read")
+    format!(
+        "stored as {name} ({kind}); F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS and MXFP4 are read"
+    )
 }

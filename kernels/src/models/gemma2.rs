@@ -18,6 +18,7 @@ pub(super) static FAMILY: Family = Family {
     model_type: "gemma2",
     class: "Gemma2ForCausalLM",
     ignores: &["sliding_window_pattern", "sliding_window_size"],
+    reads_quantised: None,
     configure,
     load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer),
 };

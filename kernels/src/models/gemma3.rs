@@ -18,6 +18,7 @@ pub(super) static FAMILY: Family = Family {
     model_type: "gemma3_text",
     class: "Gemma3ForCausalLM",
     ignores: &["rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern"],
+    reads_quantised: None,
     configure,
     load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer),
 };

@@ -19,6 +19,7 @@ pub(super) static FAMILY: Family = Family {
     model_type: "glm",
     class: "GlmForCausalLM",
     ignores: &[],
+    reads_quantised: None,
     configure,
     load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer),
 };

@@ -15,6 +15,7 @@ pub(super) static FAMILY: Family = Family {
     model_type: "glm4",
     class: "Glm4ForCausalLM",
     ignores: &[],
+    reads_quantised: None,
     configure: glm::configure,
     load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer),
 };

@@ -20,6 +20,7 @@ pub(super) static FAMILY: Family = Family {
     model_type: "granite",
     class: "GraniteForCausalLM",
     ignores: &[],
+    reads_quantised: None,
     configure,
     load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer),
 };

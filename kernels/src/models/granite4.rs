@@ -37,6 +37,7 @@ pub(super) static FAMILY: Family = Family {
         "time_step_min",
         "time_step_floor",
     ],
+    reads_quantised: None,
     configure,
     load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer),
 };

@@ -18,6 +18,7 @@ pub(super) static FAMILY: Family = Family {
     model_type: "llama",
     class: "LlamaForCausalLM",
     ignores: &["is_llama_config", "max_window_layers", "use_sliding_window"],
+    reads_quantised: None,
     configure,
     load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer),
 };

@@ -18,6 +18,7 @@ pub(super) static FAMILY: Family = Family {
     model_type: "mixtral",
     class: "MixtralForCausalLM",
     ignores: &["max_window_layers", "output_router_logits", "router_aux_loss_coef", "router_jitter_noise"],
+    reads_quantised: None,
     configure,
     load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer),
 };

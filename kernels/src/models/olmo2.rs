@@ -18,6 +18,7 @@ pub(super) static FAMILY: Family = Family {
     model_type: "olmo2",
     class: "Olmo2ForCausalLM",
     ignores: &[],
+    reads_quantised: None,
     configure,
     load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer),
 };

@@ -8,6 +8,7 @@ pub(super) static FAMILY: Family = Family {
     model_type: "olmo3",
     class: "Olmo3ForCausalLM",
     ignores: &[],
+    reads_quantised: None,
     configure,
     load: |c, checkpoint, share| decoder::load(c, checkpoint, share, olmo2::layer),
 };

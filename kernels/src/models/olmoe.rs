@@ -19,6 +19,7 @@ pub(super) static FAMILY: Family = Family {
     model_type: "olmoe",
     class: "OlmoeForCausalLM",
     ignores: &["output_router_logits", "router_aux_loss_coef"],
+    reads_quantised: None,
     configure,
     load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer),
 };

@@ -19,6 +19,7 @@ pub(super) static FAMILY: Family = Family {
     model_type: "opt",
     class: "OPTForCausalLM",
     ignores: &["init_std", "layer_norm_eps"],
+    reads_quantised: None,
     configure,
     load: |c, checkpoint, share| Ok(Box::new(Opt::load(c, checkpoint, share)?)),
 };
@@ -201,7 +202,7 @@ impl Layer {
         self.value.forward(cpu, rows, normed, &mut s.v);
         let look = Look { scale: c.attention_scale, cap: None, window: None };
         let mixed = sized(&mut s.mixed, s.q.len());
-        attend.attend(cpu, index, look, None, (&mut s.q, &mut s.k, &s.v), mixed);
+        attend.attend(cpu, index, (look, &[]), None, (&mut s.q, &mut s.k, &s.v), mixed);
         attend.gather(rows, &mut s.mixed);
         self.output.forward(cpu, rows, &s.mixed, &mut s.out);
         attend.gather(rows, &mut s.out);

@@ -18,6 +18,7 @@ pub(super) static FAMILY: Family = Family {
     model_type: "phi3",
     class: "Phi3ForCausalLM",
     ignores: &["use_sliding_window", "max_window_layers"],
+    reads_quantised: None,
     configure,
     load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer),
 };

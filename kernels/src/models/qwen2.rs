@@ -17,6 +17,7 @@ pub(super) static FAMILY: Family = Family {
     model_type: "qwen2",
     class: "Qwen2ForCausalLM",
     ignores: &["sliding_window", "max_window_layers", "layer_types", "dual_chunk_attention_config", "use_mrope"],
+    reads_quantised: None,
     configure,
     load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer),
 };

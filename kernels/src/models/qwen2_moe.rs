@@ -26,6 +26,7 @@ pub(super) static FAMILY: Family = Family {
         "router_aux_loss_coef",
         "sliding_window",
     ],
+    reads_quantised: None,
     configure,
     load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer),
 };

@@ -18,6 +18,7 @@ pub(super) static FAMILY: Family = Family {
     model_type: "qwen3",
     class: "Qwen3ForCausalLM",
     ignores: &["sliding_window", "max_window_layers", "layer_types", "use_qk_norm"],
+    reads_quantised: None,
     configure,
     load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer),
 };

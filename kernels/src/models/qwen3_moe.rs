@@ -26,6 +26,7 @@ pub(super) static FAMILY: Family = Family {
         "sliding_window",
         "use_qk_norm",
     ],
+    reads_quantised: None,
     configure,
     load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer),
 };

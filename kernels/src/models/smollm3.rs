@@ -17,6 +17,7 @@ pub(super) static FAMILY: Family = Family {
     model_type: "smollm3",
     class: "SmolLM3ForCausalLM",
     ignores: &["max_window_layers", "sliding_window"],
+    reads_quantised: None,
     configure,
     load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer),
 };

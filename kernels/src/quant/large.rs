@@ -140,13 +140,7 @@ fn iq4_xs(bytes: &[u8]) -> Large {
     for (out, bytes) in q.chunks_exact_mut(32).zip(quants.chunks_exact(16)) {
         out.copy_from_slice(&nibbles(bytes).map(|q| IQ4[q as usize]));
     }
-    Large {
-        q,
-        scales: std::array::from_fn(|j| scale(j / 2)),
-        least: [0; PARTS],
-        scale: half_at(bytes, 0),
-        step: 0.0,
-    }
+    Large { q, scales: std::array::from_fn(|j| scale(j / 2)), least: [0; PARTS], scale: half_at(bytes, 0), step: 0.0 }
 }
 
 fn q6(bytes: &[u8]) -> Large {

@@ -3,6 +3,7 @@
 
 pub mod large;
 pub mod made;
+mod oss;
 
 use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors};
@@ -153,6 +154,8 @@ pub enum Form {
     Large(QuantType),
     /// Single precision, of the numbers that [`Form::Large`] keeps.
     WidenedLarge(QuantType),
+    /// As gpt-oss is published: experts in MXFP4, everything else in half precision.
+    Mxfp4,
 }
 
 /// A folder's model as GGUF.
@@ -225,6 +228,7 @@ fn architecture(config: &Value) -> &str {
         "qwen2_moe" => "qwen2moe",
         "qwen3_moe" => "qwen3moe",
         "mixtral" => "llama",
+        "gpt_oss" => "gpt-oss",
         "granitemoehybrid" => "granite",
         "olmo3" => "olmo2",
         "ministral3" => "mistral3",
@@ -355,21 +359,28 @@ fn tokenizer(writer: &mut Writer, folder: &Path, config: &Value, pre: &str) {
 }
 
 fn tensors(writer: &mut Writer, folder: &Path, config: &Value, form: Form) {
-    let mut all = BTreeMap::new();
+    let (mut all, mut packed) = (BTreeMap::new(), BTreeMap::new());
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|e| e == "safetensors") {
             let file = std::fs::read(path).unwrap();
             for (name, view) in SafeTensors::deserialize(&file).unwrap().iter() {
+                if view.dtype() == Dtype::U8 {
+                    packed.insert(name.to_owned(), (view.shape().to_vec(), view.data().to_vec()));
+                    continue;
+                }
                 all.insert(name.to_owned(), (view.shape().to_vec(), widened(view.dtype(), view.data())));
             }
         }
     }
+    let blocks = oss::experts(&mut all, &packed);
     stack_experts(&mut all);
     split_shared(&mut all);
     let name = architecture(config);
-    let (llama, gemma) =
-        (["llama", "smollm3", "granite", "mistral3"].contains(&name), name.starts_with("gemma") || name == "olmo2");
+    let (llama, gemma) = (
+        ["llama", "smollm3", "granite", "mistral3"].contains(&name),
+        name.starts_with("gemma") || ["olmo2", "gpt-oss"].contains(&name),
+    );
     for (name, (shape, mut numbers)) in all {
         let heads = match name.rsplit('.').nth(1) {
             Some("q_proj") => number(config, "num_attention_heads"),
@@ -379,14 +390,19 @@ fn tensors(writer: &mut Writer, folder: &Path, config: &Value, form: Form) {
         if let Some(heads) = heads.filter(|_| llama) {
             numbers = neighbours(&numbers, heads as usize, shape[0]);
         }
-        if gemma && architecture(config) != "olmo2" && name.ends_with("norm.weight") {
+        if architecture(config).starts_with("gemma") && name.ends_with("norm.weight") {
             numbers.iter_mut().for_each(|x| *x += 1.0);
         }
         let shape = if name.contains("shared_expert_gate") { vec![shape[1]] } else { shape };
         // llama.cpp's converter and quantiser leave routers in single precision.
         let name = if architecture(config) == "glm4" { glm4(&name) } else { name };
         let name = renamed(&name, gemma);
-        let (kind, bytes) = stored(&shape, &numbers, form, name.contains("ffn_gate_inp"));
+        if let Some(blocks) = blocks.get(&name).filter(|_| form == Form::Mxfp4) {
+            writer.tensor(&name, &shape, 39, blocks.clone());
+            continue;
+        }
+        let exact = name.contains("ffn_gate_inp") || name.ends_with(".bias");
+        let (kind, bytes) = stored(&shape, &numbers, form, exact);
         writer.tensor(&name, &shape, kind, bytes);
     }
     if config["rope_scaling"]["rope_type"] == "llama3" {
@@ -492,7 +508,7 @@ fn stored(shape: &[usize], numbers: &[f32], form: Form, exact: bool) -> (u32, Ve
         Form::WidenedQ8 | Form::WidenedLarge(_) if whole(32) => {
             single(&numbers.chunks_exact(32).flat_map(|x| q8(x).1).collect::<Vec<_>>())
         }
-        Form::F16 | Form::Q8 | Form::WidenedQ8 | Form::Large(_) | Form::WidenedLarge(_) => half(numbers),
+        Form::F16 | Form::Mxfp4 | Form::Q8 | Form::WidenedQ8 | Form::Large(_) | Form::WidenedLarge(_) => half(numbers),
     }
 }
 
@@ -507,7 +523,9 @@ fn q8(numbers: &[f32]) -> (Vec<u8>, Vec<f32>) {
 }
 
 fn renamed(name: &str, gemma: bool) -> String {
-    const PARTS: [(&str, &str); 21] = [
+    const PARTS: [(&str, &str); 23] = [
+        ("mlp.router.", "ffn_gate_inp."),
+        ("self_attn.sinks", "attn_sinks.weight"),
         ("shared_mlp.output_linear", "ffn_down"),
         ("mlp.shared_expert_gate.", "ffn_gate_inp_shexp."),
         ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),

@@ -119,7 +119,7 @@ pub const KNOBS: [Knob; 50] = [
     knob(
         "tool-call-parser",
         "auto",
-        "How models write calls of tools: as their templates show (auto), hermes, llama3_json, mistral, deepseek_v3, deepseek_v31 or json",
+        "How models write calls of tools: as their templates show (auto), hermes, qwen3_coder, llama3_json, mistral, deepseek_v3, deepseek_v31, openai or json",
     ),
     knob(
         "reasoning-parser",

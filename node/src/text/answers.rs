@@ -83,12 +83,17 @@ impl Answers {
 
     /// Whether thoughts are looked for.
     pub fn thinks(&self) -> bool {
-        self.reasoning != ReasoningFormat::None
+        self.reasoning != ReasoningFormat::None || self.has_channels()
+    }
+
+    /// Whether thoughts, calls and content are all messages of one form.
+    pub fn has_channels(&self) -> bool {
+        self.tools == ToolFormat::Harmony
     }
 
     /// Special tokens that are part of what is looked for.
     pub fn kept(&self, tokenizer: &Tokenizer, with_tools: bool) -> Vec<Token> {
-        let calls = if with_tools { self.tools.marks() } else { &[] };
+        let calls = if with_tools || self.has_channels() { self.tools.marks() } else { &[] };
         let thoughts: &[&str] = if self.reasoning == ReasoningFormat::Think { &ReasoningParser::MARKS } else { &[] };
         calls.iter().chain(thoughts).filter_map(|mark| tokenizer.token_to_id(mark)).map(Token).collect()
     }

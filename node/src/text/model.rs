@@ -207,6 +207,9 @@ impl TextModel {
     /// Takes the answer to a prompt apart; calls are looked for if there are tools.
     #[must_use]
     pub fn parser(&self, prompt: &[Token], tools: Option<Arc<[Callable]>>) -> AnswerParser {
+        if self.answers.has_channels() {
+            return AnswerParser::default().tools(self.answers.tools, tools.unwrap_or_default());
+        }
         let parser = AnswerParser::default().reasoning(self.answers.reasoning(self.tokenizer(), prompt));
         match tools {
             Some(callable) => parser.tools(self.answers.tools, callable),

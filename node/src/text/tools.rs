@@ -10,6 +10,7 @@ mod call;
 mod deepseek;
 mod found;
 mod grammar;
+mod harmony;
 mod hermes;
 mod markers;
 mod mistral;
@@ -27,6 +28,7 @@ pub(super) use tests::split;
 use super::{TemplateText, said::Said};
 use bare::Bare;
 use deepseek::DeepSeek;
+use harmony::Harmony;
 use hermes::Hermes;
 use mistral::Mistral;
 use qwen3_coder::Qwen3Coder;
@@ -55,18 +57,21 @@ pub enum ToolFormat {
     DeepSeekV3,
     /// The same without the fence: DeepSeek V3.1.
     DeepSeekV31,
+    /// Messages on channels, of which some go to functions: gpt-oss. Its thoughts are such messages too.
+    Harmony,
     /// `{"name": …, "arguments": …}` alone, or a list of such: models that were told so.
     Json,
 }
 
 /// What a setting calls them.
-const NAMES: [(&str, ToolFormat); 7] = [
+const NAMES: [(&str, ToolFormat); 8] = [
     ("hermes", ToolFormat::Hermes),
     ("qwen3_coder", ToolFormat::Qwen3Coder),
     ("llama3_json", ToolFormat::Llama3Json),
     ("mistral", ToolFormat::Mistral),
     ("deepseek_v3", ToolFormat::DeepSeekV3),
     ("deepseek_v31", ToolFormat::DeepSeekV31),
+    ("openai", ToolFormat::Harmony),
     ("json", ToolFormat::Json),
 ];
 
@@ -87,6 +92,7 @@ impl ToolFormat {
     pub fn of(template: Option<&TemplateText>) -> Self {
         let mentions = |mark: &str| template.is_some_and(|template| template.mentions(mark));
         match () {
+            () if mentions(harmony::CHANNEL) && mentions(harmony::START) => Self::Harmony,
             () if mentions(deepseek::CALL) && mentions("```json") => Self::DeepSeekV3,
             () if mentions(deepseek::CALL) => Self::DeepSeekV31,
             () if mentions(mistral::CALLS) => Self::Mistral,
@@ -105,6 +111,7 @@ impl ToolFormat {
             Self::Llama3Json => bare::MARKS,
             Self::Mistral => mistral::MARKS,
             Self::DeepSeekV3 | Self::DeepSeekV31 => deepseek::MARKS,
+            Self::Harmony => harmony::MARKS,
             Self::Json => &[],
         }
     }
@@ -119,6 +126,7 @@ impl ToolFormat {
             Self::Llama3Json => Box::new(Bare::llama(names())),
             Self::Mistral => Box::<Mistral>::default(),
             Self::DeepSeekV3 | Self::DeepSeekV31 => Box::<DeepSeek>::default(),
+            Self::Harmony => Box::new(Harmony::new(tools)),
             Self::Json => Box::new(Bare::json(names())),
         }
     }

@@ -32,7 +32,7 @@ thread_local! {
 }
 
 /// Attention of all rows' query heads that share one KV head.
-pub(super) fn attend(cpu: &Cpu, kv: &SequenceKv, pool: &PagePool, at: Place, rows: Rows<'_>, look: Look) {
+pub(super) fn attend(cpu: &Cpu, kv: &SequenceKv, pool: &PagePool, at: Place<'_>, rows: Rows<'_>, look: Look) {
     SCRATCH.with_borrow_mut(|s| {
         let seen = at.tokens(0).start..at.tokens(rows.len - 1).end;
         widen(cpu, kv, pool, at, seen.clone(), s);
@@ -44,7 +44,7 @@ pub(super) fn attend(cpu: &Cpu, kv: &SequenceKv, pool: &PagePool, at: Place, row
 }
 
 /// Keys and values of some tokens, in single precision.
-fn widen(cpu: &Cpu, kv: &SequenceKv, pool: &PagePool, at: Place, tokens: Range<usize>, s: &mut Scratch) {
+fn widen(cpu: &Cpu, kv: &SequenceKv, pool: &PagePool, at: Place<'_>, tokens: Range<usize>, s: &mut Scratch) {
     let (dim, count) = (kv.layout().dim, tokens.len());
     let some = |side: Side, tokens: Range<usize>, out: &mut [f32]| {
         let mut done = 0;
@@ -71,7 +71,7 @@ fn widen(cpu: &Cpu, kv: &SequenceKv, pool: &PagePool, at: Place, tokens: Range<u
 fn tile(
     cpu: &Cpu,
     dim: usize,
-    at: Place,
+    at: Place<'_>,
     tile: Range<usize>,
     rows: Rows<'_>,
     look: Look,
@@ -107,7 +107,7 @@ fn tile(
         if let Some(cap) = look.cap {
             cpu.simd().soft_cap(scores, cap);
         }
-        cpu.softmax(scores);
+        super::softmax(cpu, scores, at.sinks.get(i % rows.group));
     }
     mix(cpu, dim, tile.clone(), rows.group, seen, start, stride, s);
     for (row, mixed) in tile.zip(s.mixed.chunks_exact(part)) {
@@ -170,7 +170,14 @@ mod tests {
     }
 
     /// Bits of `len` rows from position `start` on: as a chunk, and row by row.
-    fn both(cpu: &Cpu, dim: usize, group: usize, start: usize, len: usize, look: Look) -> [Vec<u32>; 2] {
+    fn both(
+        cpu: &Cpu,
+        dim: usize,
+        group: usize,
+        (start, len): (usize, usize),
+        look: Look,
+        sinks: &[f32],
+    ) -> [Vec<u32>; 2] {
         let layout = Layout { heads: KV_HEADS, dim, dtype: KvDtype::F16, tokens: 24 };
         let mut pool = PagePool::new(16 * PAGE_BYTES);
         let kv = SequenceKv::reserve(&mut pool, layout, 1, start + len).unwrap();
@@ -182,7 +189,7 @@ mod tests {
         }
         let part = group * dim;
         let q: Vec<f32> = (0..len * KV_HEADS * part).map(|i| number(3 * i)).collect();
-        let at = |start| Place { layer: 0, head: 1, start, window: look.window };
+        let at = |start| Place { layer: 0, head: 1, start, window: look.window, sinks };
         let mut chunk = vec![0.0; q.len()];
         let out = Outputs::new(&mut chunk, len, KV_HEADS * part);
         attend(cpu, &kv, &pool, at(start), Rows { q: &q, out: &out, first: 0, len, kv_heads: KV_HEADS, group }, look);
@@ -201,8 +208,12 @@ mod tests {
             for (dim, group) in [(16, 1), (64, 3), (80, 4), (24, 2), (32, 40)] {
                 for (start, len) in [(0, 1), (0, 9), (5, 21), (50, 40)] {
                     for (window, cap) in [(None, None), (Some(1), None), (Some(11), Some(2.0)), (Some(64), None)] {
-                        let [chunk, single] = both(&cpu, dim, group, start, len, Look { scale: 0.3, cap, window });
-                        assert!(chunk == single, "{simd:?} {dim} {group} {start} {len} {window:?}");
+                        let look = Look { scale: 0.3, cap, window };
+                        let sinks: Vec<f32> = (0..group).map(|i| number(i + 77)).collect();
+                        for sinks in [&[], &sinks[..]] {
+                            let [chunk, single] = both(&cpu, dim, group, (start, len), look, sinks);
+                            assert!(chunk == single, "{simd:?} {dim} {group} {start} {len} {window:?}");
+                        }
                     }
                 }
             }

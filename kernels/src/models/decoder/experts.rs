@@ -9,10 +9,10 @@ use super::{
     parts::{Gated, Part},
 };
 use crate::{
-    config::Mixture,
+    config::{Clamped, Mixture},
     cpu::{Cpu, Gate, plain::exp},
     linear::Weight,
-    models::{ROWS_OF_MLP, outline::MlpOutline, sized},
+    models::{ROWS_OF_MLP, add_bias, outline::MlpOutline, sized},
     ranks::Outputs,
     weights::{Tensor, WeightsError},
 };
@@ -56,7 +56,10 @@ impl From<Gated> for Mlp {
 /// A mixture of experts, as far as a rank has it: the router whole, a part of each expert's outputs.
 pub(in crate::models) struct Experts {
     router: Weight,
+    /// Added to its outputs.
+    router_bias: Option<Vec<f32>>,
     experts: Vec<Expert>,
+    clamped: Option<Clamped>,
     shared: Option<Shared>,
     used: usize,
     normed: bool,
@@ -71,6 +74,8 @@ struct Expert {
     gate: Weight,
     up: Weight,
     down: Weight,
+    /// Of the three, in that order.
+    biases: Option<[Vec<f32>; 3]>,
 }
 
 /// The one that all rows pass, and how much of it they get.
@@ -109,14 +114,21 @@ const NAMES: [(&str, [&str; 3]); 2] =
 
 impl Experts {
     fn load(part: &Part<'_>, mixture: &Mixture) -> Result<Self, WeightsError> {
-        let Mixture { experts, used, width, shared, normed, .. } = *mixture;
+        let Mixture { experts, used, width, shared, normed, clamped, .. } = *mixture;
         let hidden = part.hidden();
         let router = |block: &str| format!("{block}.gate.weight");
         let (block, names) = NAMES.into_iter().find(|(block, _)| part.has(&router(block))).unwrap_or(NAMES[0]);
         let outputs = [width, width, hidden].map(|all| part.outputs(all));
         let shared = shared.map(|width| Shared::load(part, width)).transpose()?;
+        // gpt-oss's name for it, but in GGUF files.
+        let own = "mlp.router.weight";
+        let router = if part.has(own) { own.to_owned() } else { router(block) };
+        let bias = router.replace(".weight", ".bias");
+        let bias = if part.has(&bias) { Some(part.whole_vector(&bias, experts)?) } else { None };
         Ok(Self {
-            router: part.exact(&router(block), experts, hidden)?,
+            router: part.exact(&router, experts, hidden)?,
+            router_bias: bias,
+            clamped,
             experts: Expert::load_all(part, &format!("{block}.experts"), names, experts, &outputs)?,
             shared,
             used,
@@ -148,6 +160,9 @@ impl Experts {
         let all = self.experts.len();
         let chances = sized(&mut work.chances, rows * all);
         self.router.apply(cpu, x, chances);
+        if let Some(bias) = &self.router_bias {
+            add_bias(chances, bias);
+        }
         work.passed.clear();
         for (row, chances) in chances.chunks_exact_mut(all).enumerate() {
             cpu.softmax(chances);
@@ -189,8 +204,7 @@ impl Experts {
             for (passed, row) in group.iter().zip(some.chunks_exact_mut(inputs)) {
                 row.copy_from_slice(&x[passed.row as usize * inputs..][..inputs]);
             }
-            let Expert { gate, up: second, .. } = &self.experts[group[0].expert as usize];
-            cpu.gated(some, (gate.operand(cpu), gated), (second.operand(cpu), up), Gate::Silu);
+            self.experts[group[0].expert as usize].gate(cpu, some, (gated, up), self.clamped);
         });
         drop(tasks);
         // Once for all experts: their gates are side by side like rows.
@@ -203,7 +217,7 @@ impl Experts {
         };
         let mut tasks: Vec<_> = groups().zip(groups().map(task)).collect();
         cpu.each(&mut tasks, few, |(group, (gated, y))| {
-            self.experts[group[0].expert as usize].down.apply(cpu, gated, y);
+            self.experts[group[0].expert as usize].down(cpu, gated, y);
         });
         drop(tasks);
         out.fill(0.0);
@@ -236,9 +250,74 @@ impl Expert {
                     Ok(part.expert(&tensor, 0, &outputs[which]))
                 }
             };
-            Ok(Self { gate: weight(0)?, up: weight(1)?, down: weight(2)? })
+            let biases = Self::biases(part, block, names, count, (expert, outputs))?;
+            Ok(Self { gate: weight(0)?, up: weight(1)?, down: weight(2)?, biases })
         };
         (0..count).map(one).collect()
+    }
+
+    /// The rank's part of an expert's biases, if there are any: GGUF files have them by matrix, gpt-oss's own files those of
+    /// gate and up in turn.
+    fn biases(
+        part: &Part<'_>,
+        block: &str,
+        names: [&str; 3],
+        count: usize,
+        (expert, outputs): (usize, &[Outputs; 3]),
+    ) -> Result<Option<[Vec<f32>; 3]>, WeightsError> {
+        let row = |name: &str, len: usize| -> Result<Vec<f32>, WeightsError> {
+            let mut all = vec![0.0; len];
+            part.matrix(name, count, len)?.kept_row(expert, &mut all)?;
+            Ok(all)
+        };
+        let both = format!("{block}.gate_up_proj_bias");
+        let separate = names.map(|name| format!("{block}.{name}.bias"));
+        let all = if part.has(&both) {
+            let all = row(&both, 2 * outputs[0].all)?;
+            let half = |from: usize| all.iter().skip(from).step_by(2).copied().collect();
+            [half(0), half(1), row(&format!("{block}.down_proj_bias"), outputs[2].all)?]
+        } else if separate.iter().any(|name| part.has(name)) {
+            let [gate, up, down] = &separate;
+            [row(gate, outputs[0].all)?, row(up, outputs[1].all)?, row(down, outputs[2].all)?]
+        } else {
+            return Ok(None);
+        };
+        let mut mine = all;
+        for (mine, outputs) in mine.iter_mut().zip(outputs) {
+            *mine = mine[outputs.mine.clone()].to_vec();
+            part.count_numbers(mine.len());
+        }
+        Ok(Some(mine))
+    }
+
+    /// What goes into its last matrix, in place of what its gate makes of the rows.
+    fn gate(&self, cpu: &Cpu, x: &[f32], (gate, up): (&mut [f32], &mut [f32]), clamped: Option<Clamped>) {
+        let operands = [&self.gate, &self.up].map(|weight| weight.operand(cpu));
+        let [first, second] = operands;
+        if let (None, None) = (&self.biases, clamped) {
+            return cpu.gated(x, (first, gate), (second, up), Gate::Silu);
+        }
+        cpu.products(x, [(first, &mut *gate), (second, &mut *up)]);
+        if let Some([of_gate, of_up, _]) = &self.biases {
+            add_bias(gate, of_gate);
+            add_bias(up, of_up);
+        }
+        match clamped {
+            None => cpu.gate_mul(Gate::Silu, gate, up),
+            Some(Clamped { sharpness, limit }) => {
+                for (gate, up) in gate.iter_mut().zip(up) {
+                    let (open, up) = (gate.min(limit), up.clamp(-limit, limit));
+                    *gate = open / (1.0 + exp(-sharpness * open)) * (up + 1.0);
+                }
+            }
+        }
+    }
+
+    fn down(&self, cpu: &Cpu, gated: &[f32], y: &mut [f32]) {
+        self.down.apply(cpu, gated, y);
+        if let Some([.., bias]) = &self.biases {
+            add_bias(y, bias);
+        }
     }
 }
 
@@ -277,6 +356,14 @@ impl Stack {
             let half = |first| Self { tensor: both.clone(), every: 2 * width, first };
             let tensor = part.stack(&format!("{block}.down_proj"), count, hidden, width)?;
             return Ok(Some([half(0), half(width), Self { tensor, every: hidden, first: 0 }]));
+        }
+        let both = format!("{block}.gate_up_proj");
+        if ["blocks", "scales"].iter().any(|half| part.has(&format!("{both}_{half}"))) {
+            // Rows of an expert's gate and up in turn.
+            let half = |first| part.apart(&both, (count, 2 * width, hidden), (first, 2));
+            let down = part.apart(&format!("{block}.down_proj"), (count, hidden, width), (0, 1))?;
+            let of = |tensor, every| Self { tensor, every, first: 0 };
+            return Ok(Some([of(half(0)?, width), of(half(1)?, width), of(down, hidden)]));
         }
         if !part.stacks_experts() {
             return Ok(None);

@@ -92,6 +92,28 @@ impl<'a> Part<'a> {
         self.checkpoint.matrices(&self.full(name), count, rows, inputs)
     }
 
+    /// Rows of a matrix in MXFP4 of which the powers of two lie apart; every `every`th, from row `first` on.
+    pub(super) fn apart(
+        &self,
+        name: &str,
+        (count, rows, inputs): (usize, usize, usize),
+        (first, every): (usize, usize),
+    ) -> Result<Tensor, WeightsError> {
+        Ok(self.checkpoint.apart(&self.full(name), count, rows, inputs)?.every(first, every))
+    }
+
+    /// A vector that decides something: whole on every rank.
+    pub(super) fn whole_vector(&self, name: &str, len: usize) -> Result<Vec<f32>, WeightsError> {
+        self.vector(name, len, 0..len)
+    }
+
+    /// Counts numbers of experts that are held as they are.
+    pub(super) fn count_numbers(&self, numbers: usize) {
+        let bytes = 4 * numbers as u64;
+        self.bytes.set(self.bytes.get() + bytes);
+        self.expert_bytes.set(self.expert_bytes.get() + bytes);
+    }
+
     /// A matrix that decides something: whole on every rank, and exact.
     pub(super) fn exact(&self, name: &str, rows: usize, inputs: usize) -> Result<Weight, WeightsError> {
         Ok(self.kept(Weight::exact(self.matrix(name, rows, inputs)?)))
@@ -261,6 +283,8 @@ pub(in crate::models) struct Attention {
     rope: usize,
     pairs: RopePairs,
     growth: Option<Growth>,
+    /// Scores of a token without a value, of each query head of the rank, or of none.
+    sinks: Vec<f32>,
 }
 
 /// Norms of queries and of keys.
@@ -294,7 +318,19 @@ impl Attention {
         let look = Look { scale: c.attention_scale, cap: c.attention_cap, window };
         let other = c.other_rope.as_ref().is_some_and(|other| other.layers.get(part.layer) == Some(&true));
         let (rope, pairs, growth) = (usize::from(other), c.rope_pairs, c.growth);
-        Ok(Self { query, key, value, output, norms: None, head_dim: c.head_dim, look, rope, pairs, growth })
+        Ok(Self {
+            query,
+            key,
+            value,
+            output,
+            norms: None,
+            head_dim: c.head_dim,
+            look,
+            rope,
+            pairs,
+            growth,
+            sinks: Vec::new(),
+        })
     }
 
     /// With norms over each head's queries and keys.
@@ -308,6 +344,15 @@ impl Attention {
         let norms = [("self_attn.q_norm", self.query.outputs.all), ("self_attn.k_norm", self.key.outputs.all)];
         let [query, key] = norms.map(|(name, width)| part.norm_over(name, width));
         Ok(Self { norms: Some(Norms::Rows([query?, key?])), ..self })
+    }
+
+    /// With a sink for each query head.
+    pub(in crate::models) fn with_sinks(self, part: &Part<'_>) -> Result<Self, WeightsError> {
+        const NAMES: [&str; 2] = ["self_attn.sinks", "self_attn.sinks.weight"];
+        let name = NAMES.into_iter().find(|name| part.has(name)).unwrap_or(NAMES[0]);
+        let (heads, mine) = (part.config.heads, &self.query.outputs.mine);
+        let sinks = part.vector(name, heads, mine.start / self.head_dim..mine.end / self.head_dim)?;
+        Ok(Self { sinks, ..self })
     }
 
     /// Queries, keys and values: those of the rank's KV heads and of the query heads that share them.
@@ -353,7 +398,14 @@ impl Attention {
         let Angles { cos, sin, half } = &s.angles[self.rope];
         let turn = Turn { cos, sin, half: *half, pairs: self.pairs };
         let mixed = sized(&mut s.mixed, s.q.len());
-        step.attend.attend(cpu, layer, self.look, Some(turn), (&mut s.q, &mut s.k, &s.v), mixed);
+        step.attend.attend(
+            cpu,
+            layer,
+            (self.look, self.sinks.as_slice()),
+            Some(turn),
+            (&mut s.q, &mut s.k, &s.v),
+            mixed,
+        );
         step.attend.gather(rows, &mut s.mixed);
         self.output.forward(cpu, rows, &s.mixed, &mut s.out);
         step.attend.gather(rows, &mut s.out);
@@ -415,12 +467,7 @@ impl Gated {
         (down, width): (&str, usize),
     ) -> Result<Self, WeightsError> {
         let c = part.config;
-        Ok(Self {
-            gate,
-            up,
-            down: part.linear(down, part.outputs(c.hidden), width)?,
-            activation: c.activation,
-        })
+        Ok(Self { gate, up, down: part.linear(down, part.outputs(c.hidden), width)?, activation: c.activation })
     }
 
     pub(in crate::models) fn outline(&self) -> GatedOutline<'_> {

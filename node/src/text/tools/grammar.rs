@@ -1,7 +1,7 @@
 //! A grammar (in Lark's notation, as llguidance reads it) of nothing but calls, in a family's own form: what an answer must be
 //! where a tool has to be called.
 
-use super::{ToolFormat, bare, deepseek, hermes, mistral};
+use super::{ToolFormat, bare, deepseek, harmony, hermes, mistral};
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
 
@@ -80,6 +80,9 @@ impl Form {
             ToolFormat::Mistral => (format!("{} {}", mark(mistral::CALLS), quoted("[")), quoted(", "), quoted("]")),
             ToolFormat::DeepSeekV3 => (mark(deepseek::BEGIN), quoted("\n"), mark(deepseek::END)),
             ToolFormat::DeepSeekV31 => (mark(deepseek::BEGIN), String::new(), mark(deepseek::END)),
+            ToolFormat::Harmony => {
+                (String::new(), format!("{} {}", mark(harmony::START), quoted("assistant")), String::new())
+            }
             ToolFormat::Json => (quoted("["), quoted(", "), quoted("]")),
         };
         Self { open, between, close }
@@ -106,6 +109,17 @@ fn call(format: ToolFormat, name: &str, mark: &impl Fn(&str) -> String) -> [Stri
                 quoted(&format!("{name}\n```json\n"))
             ),
             format!("{} {}", quoted("\n```"), mark(deepseek::CALL_END)),
+        ],
+        ToolFormat::Harmony => [
+            format!(
+                "{} {} {} {} {}",
+                mark(harmony::CHANNEL),
+                quoted(&format!("commentary to=functions.{name} ")),
+                mark(harmony::CONSTRAIN),
+                quoted("json"),
+                mark(harmony::MESSAGE)
+            ),
+            String::new(),
         ],
         ToolFormat::DeepSeekV31 => [
             format!("{} {} {}", mark(deepseek::CALL), quoted(name), mark(deepseek::SEPARATOR)),
