@@ -81,6 +81,11 @@ const FOUR_NORMS: &[Named] = &[
 const POST_NORMS: &[Named] =
     &[("post_attention_norm", "post_attention_layernorm"), ("post_ffw_norm", "post_feedforward_layernorm")];
 
+/// gpt-oss's second norm, and its sinks.
+const GPT_OSS: &[Named] = &[("post_attention_norm", "post_attention_layernorm"), ("attn_sinks", "self_attn.sinks")];
+const GPT_OSS_BIASED: &[&str] =
+    &["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
+
 /// GLM-4's own names for its norms, and one matrix for gate and up.
 const GLM4: &[Named] = &[
     ("post_attention_norm", "post_self_attn_layernorm"),
@@ -111,7 +116,7 @@ const GEMMA: Architecture = Architecture {
 };
 
 /// All that are known; whether their forward pass is written, `ModelConfig` says.
-const ALL: [Architecture; 16] = [
+const ALL: [Architecture; 17] = [
     LLAMA,
     // Mixtral: Llama with experts, by llama.cpp's names.
     Architecture { model_type: "mixtral", neighbours: true, normed: true, ..MIXED },
@@ -134,6 +139,14 @@ const ALL: [Architecture; 16] = [
     Architecture { name: "olmo2", model_type: "olmo2", neighbours: false, parts: POST_NORMS, ..LLAMA },
     Architecture { name: "mistral3", model_type: "ministral3", ..LLAMA },
     Architecture { name: "glm4", model_type: "glm4", parts: GLM4, ..LLAMA },
+    Architecture {
+        name: "gpt-oss",
+        model_type: "gpt_oss",
+        normed: true,
+        parts: GPT_OSS,
+        biased: GPT_OSS_BIASED,
+        ..MIXED
+    },
     GEMMA,
     Architecture { name: "gemma2", model_type: "gemma2", parts: FOUR_NORMS, ..GEMMA },
     Architecture { name: "gemma3", model_type: "gemma3_text", parts: FOUR_NORMS, ..GEMMA },
@@ -143,7 +156,7 @@ impl Architecture {
     /// The one a file names.
     pub(crate) fn of(metadata: &Metadata<'_>) -> Result<&'static Self, GgufError> {
         const KEY: &str = "general.architecture";
-        static KNOWN: [Architecture; 16] = ALL;
+        static KNOWN: [Architecture; 17] = ALL;
         let name = metadata.text(KEY)?.ok_or_else(|| GgufError::Missing(KEY.to_owned()))?;
         let names = || {
             let mut names: Vec<_> = KNOWN.iter().map(|a| a.name).collect();
@@ -195,9 +208,11 @@ impl Architecture {
     }
 
     /// Parts of a layer.
-    fn parts(&self) -> impl Iterator<Item = &'static Named> {
+    fn parts(&self) -> impl Iterator<Item = &'static Named> + use<'_> {
         let mixture: &[Named] = if self.mixture { &MIXTURE } else { &[] };
-        self.parts.iter().chain(&COMMON).chain(mixture)
+        // What it calls otherwise has no other name.
+        let others = |(ours, theirs): &&Named| !self.parts.iter().any(|(own, part)| own == ours || part == theirs);
+        self.parts.iter().chain(COMMON.iter().filter(others)).chain(mixture)
     }
 }
 
