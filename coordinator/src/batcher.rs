@@ -167,6 +167,7 @@ impl Batcher {
         let pending = |s: &Sequence| match &s.state {
             State::Waiting(_) | State::Admitting(_) if !s.awaits_kv() => s.len(),
             State::Prefilling { done, .. } => s.len() - done,
+            State::AwaitingKv { .. } => s.len() - s.first_part(),
             _ => 0,
         };
         Load {
@@ -216,15 +217,16 @@ impl Batcher {
         }
     }
 
-    /// Decodes once both the KV and the first token are here; an answer that was begun elsewhere is computed after it.
+    /// Decodes once both the KV and the first token are here; an answer that was begun elsewhere, and what the KV lacks of the
+    /// prompt, is computed after it.
     fn start_if_ready(&mut self, request: RequestId, out: &mut Vec<Action>) {
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
         let State::AwaitingKv { arrived, .. } = &sequence.state else { return };
         if arrived.len() < self.config.stages {
             return;
         }
-        if sequence.generated() > 0 {
-            let there = sequence.prompt;
+        let there = sequence.first_part();
+        if sequence.len() > there {
             self.compute_from(request, there);
         } else if let Some(first) = sequence.first.take() {
             self.decode_from(request, first, out);
@@ -300,15 +302,17 @@ impl Batcher {
         }
     }
 
-    /// A prompt whose KV goes through a codec does so once it is computed, before anything is computed after it.
+    /// A prompt whose KV goes through a codec, all of it or its first part, does so once that is computed, before anything is
+    /// computed after it.
     fn settle(&mut self, request: RequestId, there: u32, out: &mut Vec<Action>) {
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
         let State::Prefilling { pages, .. } = &mut sequence.state else { return };
-        if pages.settled || there < sequence.prompt {
+        if pages.settled || there < sequence.codec.tokens(sequence.prompt) {
             return;
         }
         pages.settled = true;
-        let (tokens, codec, rest) = (sequence.prompt, sequence.codec, sequence.len() - sequence.prompt);
+        let (tokens, codec) = (sequence.first_part(), sequence.codec.codec);
+        let rest = sequence.len() - tokens;
         out.push(Action::Ring(RingFrame::Settle { request, tokens, codec }));
         if rest > 0 {
             self.steps.leave(request);

@@ -17,7 +17,9 @@
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use tsnode_protocol::{BytesPerSecond, FlopsPerSecond, KvCodec, LayerProfile, ModelShape, Seconds, kv::KvPace};
+use tsnode_protocol::{
+    BytesPerSecond, FlopsPerSecond, KvCodec, LayerProfile, ModelShape, PromptCodec, Seconds, kv::KvPace,
+};
 
 /// What packed elements take, scales included (hundredths of a bit): `kernels::wire`, in whole blocks.
 const INT3_CENTIBITS: u64 = 328;
@@ -76,10 +78,13 @@ impl From<KvCodec> for KvChoice {
 }
 
 /// What a prompt's KV goes through: what is fixed, sent or not; else what it is packed in where it is sent, and nothing where it is
-/// decoded where it was computed.
+/// decoded where it was computed. Numbers that stay as they are may be parted anywhere.
 #[must_use]
-pub fn kv_codec(fixed: Option<KvCodec>, sent: Option<KvCodec>) -> KvCodec {
-    fixed.or(sent).unwrap_or(KvCodec::Raw)
+pub fn kv_codec(fixed: Option<PromptCodec>, sent: Option<PromptCodec>) -> PromptCodec {
+    match (fixed, sent) {
+        (Some(PromptCodec { codec: KvCodec::Raw, .. }), Some(sent)) => PromptCodec { codec: KvCodec::Raw, ..sent },
+        (fixed, sent) => fixed.or(sent).unwrap_or(KvCodec::Raw.into()),
+    }
 }
 
 /// Whether to ask the gate at all.
@@ -505,7 +510,7 @@ mod tests {
         let cases: Vec<Case> = cases.collect();
         let went_through = |case: &Case, fixed: Option<KvCodec>| {
             let verdict = weigh(case, fixed.map_or(KvChoice::Auto, KvChoice::from));
-            kv_codec(fixed, verdict.splits().then_some(verdict.codec))
+            kv_codec(fixed.map(Into::into), verdict.splits().then(|| verdict.codec.into())).codec
         };
         let all = |fixed| cases.iter().map(|case| went_through(case, fixed)).collect::<Vec<_>>();
         for codec in [KvCodec::Raw, KvCodec::Int3, KvCodec::Int4, KvCodec::Int8] {

@@ -3,9 +3,11 @@
 //! Every submitted request ends exactly once: [`Action::Unserved`] or [`Action::End`], unless its client goes first.
 //! Prefill and decode groups only help: what fails there is tried elsewhere, or ends the request with a stated error.
 
+mod cronus;
 mod events;
 mod judging;
 mod observed;
+mod parting;
 mod patience;
 mod prefix_cache;
 mod prompt_logprobs;
@@ -28,8 +30,10 @@ use crate::{
     Time,
     claim_check::{ClaimCheck, Seen, Work},
     gateway::{
+        cronus::Held,
         judging::shape,
         observed::Observed,
+        parting::Predictors,
         patience::Patience,
         prefix_cache::PrefixCache,
         queues::{Queues, Shares},
@@ -62,6 +66,8 @@ pub struct Gateway {
     queues: Queues,
     observed: Observed,
     kept: PrefixCache,
+    predictors: Predictors,
+    held: Held,
     speeds: ClaimCheck,
     patience: Patience,
     /// Who gives no sign of life now.
@@ -78,7 +84,22 @@ impl Gateway {
         let (speeds, patience) = (ClaimCheck::default(), Patience::default());
         let (view, requests, traffic) = (View::default(), BTreeMap::new(), traffic::Watch::default());
         let unresponsive = BTreeSet::new();
-        Self { config, view, requests, router, queues, observed, kept, speeds, patience, unresponsive, traffic }
+        let (predictors, held) = (Predictors::default(), Held::default());
+        Self {
+            config,
+            view,
+            requests,
+            router,
+            queues,
+            observed,
+            kept,
+            predictors,
+            held,
+            speeds,
+            patience,
+            unresponsive,
+            traffic,
+        }
     }
 
     /// Requests that have not ended.
@@ -110,6 +131,7 @@ impl Gateway {
                 self.speeds.hear(now, &self.view);
                 self.queues.hear(now, &self.view.up, &queues::parts(self.requests.values()));
                 self.observed.retain(|peer| self.view.adverts.contains_key(peer));
+                self.predictors.retain(|id| self.view.group(*id).is_some());
                 self.kept.retain(|id| self.view.group(*id).is_some_and(|group| self.view.is_whole(group)));
                 self.fail_lost_groups(now, &mut out);
                 self.leave_unresponsive(now, &mut out);
@@ -135,6 +157,7 @@ impl Gateway {
             }
             Event::Deadline => self.expire(now, &mut out),
         }
+        self.let_through(now, &mut out);
         let after = self.shares(touched);
         self.queues.moved(now, before, after);
         out
@@ -150,7 +173,9 @@ impl Gateway {
             return out.push(Action::Unserved { request, reason, retry_after: self.config.retry_after });
         }
         self.requests.insert(request, new);
-        self.route(now, request, out);
+        if !self.holds(now, request) {
+            self.route(now, request, out);
+        }
     }
 
     /// How long a group took is held against what it claims.
@@ -207,11 +232,14 @@ impl Gateway {
                 deliveries.retain(|d| is_between(plan, pick, d));
                 deliveries.truncate(2 * limits::STAGES);
                 if let Some(shape) = shape(&self.view, r.ask.model) {
-                    self.observed.note(&deliveries, r.codec, &shape, self.config.element_bytes);
+                    self.observed.note(&deliveries, r.codec.codec, &shape, self.config.element_bytes);
                 }
                 r.line.arrived(now, deliveries);
             }
-            DecodeEvent::Computed(computed) => r.line.computed(computed),
+            DecodeEvent::Computed(computed) => {
+                r.line.computed(computed);
+                self.learn_rest(request, computed);
+            }
             DecodeEvent::KvFailed(reason) => {
                 // The decode side computes the prompt itself; whatever the prefill side still does is of no use.
                 r.moved_home(reason);
@@ -252,15 +280,9 @@ impl Gateway {
         };
         r.heard(now);
         let targets = targets(&self.view, decode_group);
-        let open = PrefillRequest {
-            request,
-            group: pick.prefill,
-            prompt: r.ask.prompt.clone(),
-            generation: r.ask.generation.clone(),
-            targets,
-            codec: r.codec,
-            pace,
-        };
+        let (prompt, generation) = r.to_prefill();
+        let codec = r.codec.codec;
+        let open = PrefillRequest { request, group: pick.prefill, prompt, generation, targets, codec, pace };
         out.push(Action::OpenPrefill { request, leader: prefill, open });
     }
 
@@ -275,12 +297,23 @@ impl Gateway {
         match event {
             PrefillEvent::First { sampled, computed, cached } => {
                 self.kept.found(group, &r.trail, cached);
-                self.kept.computed(group, &r.trail, r.ask.prompt.len());
+                let tokens = r.codec.tokens(r.ask.prompt.len() as u32);
+                self.kept.computed(group, &r.trail, tokens as usize);
+                let work = Work::Prompt { tokens: tokens.saturating_sub(cached) };
+                let took = now.saturating_sub(from);
+                let seen = Seen { work, at: now, took, stood: Duration::ZERO, sequences: 1 };
+                if r.first_part().is_some() {
+                    // What follows it is not what follows the prompt.
+                    r.state.begins_with(sampled.token);
+                    r.goes_by(Resumption::of(Resumption::Kept, cached, r.ask.prompt.len()));
+                    self.predictors.computed_first(group, tokens.saturating_sub(cached), computed);
+                    return self.saw(group, seen, out);
+                }
                 let before = r.prefilled_by.replace(group);
                 if r.next_index() > 0 {
                     r.goes_by(Resumption::of(Resumption::Kept, cached, r.ask.prompt.len()));
                     if before != r.prefilled_by {
-                        out.push(Action::Settled { request, codec: r.codec, holder: r.prefilled_by });
+                        out.push(Action::Settled { request, codec: r.codec.basis(), holder: r.prefilled_by });
                     }
                     return;
                 }
@@ -288,14 +321,6 @@ impl Gateway {
                 r.cached = cached;
                 let token = sampled.token;
                 r.state.begins_with(token);
-                let computed = Work::Prompt { tokens: (r.ask.prompt.len() as u32).saturating_sub(cached) };
-                let seen = Seen {
-                    work: computed,
-                    at: now,
-                    took: now.saturating_sub(from),
-                    stood: Duration::ZERO,
-                    sequences: 1,
-                };
                 self.saw(group, seen, out);
                 self.token(now, request, 0, sampled, out);
                 out.push(Action::Order { request, order: DecodeOrder::Begin(token) });
@@ -327,7 +352,7 @@ impl Gateway {
             r.answer.steady = Some(Steady { since: now, stood: Duration::ZERO });
         }
         if index == 0 {
-            out.push(Action::Settled { request, codec: r.codec, holder: r.prefilled_by });
+            out.push(Action::Settled { request, codec: r.codec.basis(), holder: r.prefilled_by });
         }
         if let Some(decode) = r.learn() {
             self.kept.computed(decode, &r.trail, r.computed());
@@ -366,6 +391,7 @@ impl Gateway {
     fn hang_up(&mut self, request: RequestId, out: &mut Vec<Action>) {
         if let Some(r) = self.requests.remove(&request) {
             self.forget(&r);
+            self.held.forget(r.ask.model, request);
             out.push(Action::ClosePrefill { request });
             out.push(Action::CloseDecode { request });
         }
@@ -386,6 +412,7 @@ impl Gateway {
         for request in due {
             match self.requests.get(&request).map(|r| &r.state) {
                 Some(&State::Recovering { until }) => self.look_for_home(now, request, until, out),
+                Some(State::Routing) => self.waits_on(now, request),
                 _ => self.judge_silence(now, request, out),
             }
         }

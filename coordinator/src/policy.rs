@@ -1,6 +1,7 @@
 //! Policies of the four papers: which tasks a machine runs next ([`batching`]), and which machine gets a request
 //! ([`routing`]). Pure: what happens comes in by method, what to do comes back.
 
+pub mod balancer;
 pub mod batching;
 pub mod caps;
 pub mod choice;

@@ -81,6 +81,12 @@ impl Router {
         self.settings = settings;
     }
 
+    /// How requests for a model are dispatched: as members have set, or else as this peer does.
+    #[must_use]
+    pub fn dispatch(&self, model: ModelId) -> Dispatch {
+        self.settings.route(model).map_or(self.dispatch, |(policy, _)| policy.into())
+    }
+
     /// Picks a route for a request of `model`. `seed` is where draws begin when the policy is made anew.
     ///
     /// # Errors
@@ -98,7 +104,7 @@ impl Router {
             let alone = groups.into_iter().filter(usable).min_by_key(|id| shares::work(seen(choice.up, *id)));
             return alone.map(|id| Pick { prefill: id, decode: id }).ok_or(NoRoute::NoneUp);
         }
-        let dispatch = self.settings.route(model).map_or(self.dispatch, |(policy, _)| policy.into());
+        let dispatch = self.dispatch(model);
         if !choice.tried.is_empty() {
             // A second try has fewer ways; the others keep their policy.
             return Policy::new(dispatch, ways, seed).pick(choice.up, asked);

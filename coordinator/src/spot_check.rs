@@ -9,7 +9,7 @@
 use crate::{trust::Offence, view::View};
 use std::collections::{BTreeMap, BTreeSet};
 use tsnode_protocol::{
-    Group, KvCodec, ModelId, PeerId, RequestId, Sampled, Token,
+    Group, ModelId, PeerId, PromptCodec, RequestId, Sampled, Token,
     stream::{DecodeRequest, Generation},
 };
 
@@ -55,7 +55,7 @@ pub struct Served {
     /// What was asked for.
     pub generation: Generation,
     /// What the prompt's KV went through.
-    pub codec: KvCodec,
+    pub codec: PromptCodec,
     /// Who led the group that answered.
     pub decode: PeerId,
     /// Who led the group that computed the prompt.
@@ -346,7 +346,7 @@ fn peers(group: &Group) -> Vec<PeerId> {
 mod tests {
     use super::*;
     use std::sync::Arc;
-    use tsnode_protocol::{Epoch, LayerRange, Load, Phase, Plan, Sampling, Stage, Term, TokenLogprob};
+    use tsnode_protocol::{Epoch, KvCodec, LayerRange, Load, Phase, Plan, Sampling, Stage, Term, TokenLogprob};
 
     const MODEL: ModelId = ModelId([1; 16]);
     const CHECK: RequestId = RequestId([7; 16]);
@@ -379,7 +379,7 @@ mod tests {
         let (prompt, answer) = (vec![Token(1); 4], vec![answer; 3]);
         let (prefill, decode) = (peer(prefill), peer(decode));
         let logprobs = vec![LIKELY; 3];
-        Served { model: MODEL, prompt, answer, logprobs, generation, codec: KvCodec::Int4, decode, prefill }
+        Served { model: MODEL, prompt, answer, logprobs, generation, codec: KvCodec::Int4.into(), decode, prefill }
     }
 
     /// Checks an answer at once; peers in `wrong` always lie, and from wrong KV nobody gets the truth.

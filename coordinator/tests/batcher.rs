@@ -7,7 +7,7 @@ use tsnode_coordinator::{
     policy::choice::Batches,
 };
 use tsnode_protocol::{
-    Constraint, Grammar, KvCodec, RequestId, Sampled, Sampling, Token,
+    Constraint, Grammar, KvCodec, PromptCodec, RequestId, Sampled, Sampling, Token,
     kv::KvPace,
     ring::{Admit, Grow, KvExport, PrefixId, Refusal, RingFrame, SharedWith},
     stream::{End, Generation},
@@ -22,7 +22,7 @@ fn new(n: u8, prompt: usize, max_new_tokens: u32, kind: Kind) -> NewSequence {
         request: request(n),
         prompt: vec![Token(1); prompt],
         answered: vec![],
-        codec: KvCodec::Raw,
+        codec: KvCodec::Raw.into(),
         max_tokens: prompt as u32 + max_new_tokens,
         generation: Generation {
             sampling: Sampling::greedy(),
@@ -585,7 +585,7 @@ fn an_answer_begun_elsewhere_goes_on() {
     {
         let mut story = Story::new(2, 100);
         let mut sequence = new(1, 20, 9, kind.clone());
-        (sequence.codec, sequence.answered) = (codec, (0..4).map(|i| Token(120 + i)).collect());
+        (sequence.codec, sequence.answered) = (codec.into(), (0..4).map(|i| Token(120 + i)).collect());
         if codec == KvCodec::Int4 {
             story.ring.packed.insert(request(1), 20);
         }
@@ -623,13 +623,72 @@ fn an_answer_that_is_complete_ends_at_once() {
 fn kv_that_would_have_come_packed_is_packed_here() {
     let mut story = Story::new(2, 100);
     let mut sequence = new(1, 30, 5, Kind::AwaitKv);
-    sequence.codec = KvCodec::Int4;
+    sequence.codec = KvCodec::Int4.into();
     story.ring.packed.insert(request(1), 30);
     story.tell(Event::Submit(sequence)).settle();
     story.tell(Event::PrefillHere { request: request(1), first: None }).settle();
     assert_eq!(story.indices(1), [0, 1, 2, 3, 4]);
     assert!(story.ring.settled.contains(&request(1)) && story.ring.kept.is_empty());
     story.all_pages_are_free();
+}
+
+/// The KV of a prompt's first part comes from elsewhere and the rest is computed behind it, or the first part is computed here as
+/// well and goes through the same codec; either way the first token is chosen here.
+#[test]
+fn the_rest_of_a_prompt_is_computed_behind_its_first_part() {
+    for (kind, codec, stages) in [
+        (Kind::AwaitKv, KvCodec::Raw, 1),
+        (Kind::AwaitKv, KvCodec::Int4, 2),
+        (Kind::Local, KvCodec::Raw, 2),
+        (Kind::Local, KvCodec::Int4, 1),
+    ] {
+        let mut story = Story::new(stages, 200);
+        let mut sequence = new(1, 100, 5, kind.clone());
+        sequence.codec = PromptCodec::of_first(codec, 64, 100);
+        if codec == KvCodec::Int4 {
+            story.ring.packed.insert(request(1), 64);
+        }
+        story.tell(Event::Submit(sequence)).settle();
+        if kind == Kind::AwaitKv {
+            assert!(story.indices(1).is_empty() && story.ring.computed == 0);
+            assert_eq!(story.batcher.load().pending_tokens, 36, "what is to be computed here");
+            story.kv_of(1, 64).settle();
+        }
+        assert_eq!(story.indices(1), [0, 1, 2, 3, 4], "{kind:?}, {codec:?}");
+        assert_eq!(story.ring.computed, if kind == Kind::Local { 100 } else { 36 });
+        assert_eq!(story.ring.settled.len(), usize::from(codec == KvCodec::Int4));
+        assert!(story.heard.iter().any(|a| matches!(a, Action::Computed { .. })));
+        assert_eq!(story.ends(1), 1);
+        story.all_pages_are_free();
+    }
+}
+
+/// A first part that fails, is late or comes to nothing is computed here.
+#[test]
+fn a_first_part_that_does_not_come_in_time_is_computed_here() {
+    for codec in [KvCodec::Raw, KvCodec::Int4] {
+        for late in [false, true] {
+            let mut story = Story::new(2, 200);
+            let mut sequence = new(1, 100, 5, Kind::AwaitKv);
+            sequence.codec = PromptCodec::of_first(codec, 64, 100);
+            if codec == KvCodec::Int4 {
+                story.ring.packed.insert(request(1), 64);
+            }
+            story.tell(Event::Submit(sequence)).settle();
+            if late {
+                story.now = story.batcher.deadline().unwrap();
+                story.tell(Event::Deadline).settle();
+            } else {
+                story.tell(Event::PrefillHere { request: request(1), first: None }).settle();
+            }
+            assert_eq!(story.indices(1), [0, 1, 2, 3, 4], "{codec:?}");
+            assert_eq!(story.ring.computed, 100);
+            // What comes after all is nobody's.
+            story.tell(Event::KvArrived { request: request(1), position: 0, arrived: Ok(vec![]) }).settle();
+            assert_eq!(story.ends(1), 1);
+            story.all_pages_are_free();
+        }
+    }
 }
 
 fn growing(growth: u32) -> BatcherConfig {
@@ -837,7 +896,7 @@ fn every_request_ends_once_whatever_the_order() {
         let mut story = Story::of(config, 80);
         story.draft.knows = [Knows::All, Knows::Some, Knows::Other, Knows::Nothing][rng(4) as usize];
         story.ring.period = rng(3) as u32 * 3;
-        let mut prompts = Vec::new();
+        let (mut prompts, mut parts) = (Vec::new(), Vec::new());
         let kinds: Vec<u64> = (0..8).map(|_| rng(3)).collect();
         for (n, kind) in kinds.iter().enumerate() {
             let kind = [Kind::Local, Kind::AwaitKv, export()][*kind as usize].clone();
@@ -849,9 +908,16 @@ fn every_request_ends_once_whatever_the_order() {
             let place = |i| answer(story.ring.period, prompts[n] as u32 + i);
             sequence.answered = (0..known.min(sequence.generation.max_new_tokens)).map(place).collect();
             if kinds[n] != 2 && rng(2) == 0 {
-                sequence.codec = KvCodec::Int4;
+                sequence.codec = KvCodec::Int4.into();
                 story.ring.packed.insert(request(n as u8), prompts[n] as u32);
             }
+            // Of some prompts only a first part comes, or is packed.
+            let part = 1 + rng(prompts[n] as u64) as u32;
+            if kinds[n] != 2 && rng(3) == 0 {
+                sequence.codec = PromptCodec::of_first(sequence.codec.codec, part, prompts[n] as u32);
+                story.ring.packed.entry(request(n as u8)).and_modify(|packed| *packed = part);
+            }
+            parts.push(sequence.codec.tokens(prompts[n] as u32) as usize);
             story.tell(Event::Submit(sequence));
         }
         let mut cancelled = BTreeSet::new();
@@ -872,7 +938,7 @@ fn every_request_ends_once_whatever_the_order() {
                     story.tell(Event::KvArrived { request: r, position: 0, arrived });
                 }
                 3 if rng(4) == 0 && kinds[n as usize] == 1 => {
-                    story.kv_of(n, prompts[usize::from(n)]);
+                    story.kv_of(n, parts[usize::from(n)]);
                 }
                 4 if kinds[n as usize] == 2 => {
                     for position in 0..stages {

@@ -164,7 +164,11 @@ fn a_prompt_goes_to_one_group_and_its_answer_comes_from_another() {
     assert_eq!(
         story.first(),
         [
-            Action::Settled { request: REQUEST, codec: KvCodec::Int4, holder: Some(group(1, Phase::Prefill).id) },
+            Action::Settled {
+                request: REQUEST,
+                codec: KvCodec::Int4.into(),
+                holder: Some(group(1, Phase::Prefill).id)
+            },
             Action::Token { request: REQUEST, index: 0, sampled: sampled(10) },
             Action::Order { request: REQUEST, order }
         ]
@@ -266,7 +270,7 @@ fn an_answer_goes_on_elsewhere() {
         // The prefill side is asked for the KV again; its first token is the client's already.
         let actions = story.decode(DecodeEvent::Granted { cached: 0 });
         assert!(
-            matches!(&actions[..], [Action::OpenPrefill { open, .. }] if open.codec == before.codec),
+            matches!(&actions[..], [Action::OpenPrefill { open, .. }] if open.codec == before.codec.codec),
             "{actions:?}"
         );
         assert!(story.first().is_empty());
@@ -329,7 +333,7 @@ fn an_answer_that_nobody_has_a_response_log_of_is_computed_as_its_client_says() 
             stop_tokens: vec![],
             class: Default::default(),
         };
-        let begun = Some(Begun { codec, holder: None, answer: vec![] });
+        let begun = Some(Begun { codec: codec.into(), holder: None, answer: vec![] });
         let submit = Event::Submit {
             request: REQUEST,
             model: MODEL,
@@ -341,9 +345,9 @@ fn an_answer_that_nobody_has_a_response_log_of_is_computed_as_its_client_says() 
         };
         let actions = story.tell(submit);
         let [Action::OpenDecode { open, .. }] = &actions[..] else { panic!("{actions:?}") };
-        assert_eq!((open.codec, &open.answered[..]), (codec, &[][..]));
+        assert_eq!((open.codec, &open.answered[..]), (codec.into(), &[][..]));
         story.decode(DecodeEvent::Granted { cached: 0 });
-        let settled = Action::Settled { request: REQUEST, codec, holder: None };
+        let settled = Action::Settled { request: REQUEST, codec: codec.into(), holder: None };
         assert!(story.token(0).contains(&settled), "{codec:?}");
     }
 }
@@ -351,8 +355,11 @@ fn an_answer_that_nobody_has_a_response_log_of_is_computed_as_its_client_says() 
 /// A client comes from a gateway that died, with what it got there.
 #[test]
 fn an_answer_begun_at_another_gateway_goes_on() {
-    let begun =
-        |tokens: std::ops::Range<u32>| Begun { codec: KvCodec::Raw, holder: None, answer: tokens.map(Token).collect() };
+    let begun = |tokens: std::ops::Range<u32>| Begun {
+        codec: KvCodec::Raw.into(),
+        holder: None,
+        answer: tokens.map(Token).collect(),
+    };
     let submit = |begun| {
         let generation = Generation {
             sampling: Sampling::greedy(),
@@ -373,7 +380,7 @@ fn an_answer_begun_at_another_gateway_goes_on() {
     let mut story = Story::new();
     let actions = story.tell(submit(begun(10..12)));
     let [Action::OpenDecode { open, .. }] = &actions[..] else { panic!("{actions:?}") };
-    assert_eq!((open.codec, &open.answered[..]), (KvCodec::Raw, &[Token(10), Token(11)][..]));
+    assert_eq!((open.codec, &open.answered[..]), (KvCodec::Raw.into(), &[Token(10), Token(11)][..]));
     let actions = story.decode(DecodeEvent::Granted { cached: 0 });
     assert!(matches!(actions[..], [Action::Accepted { .. }, Action::OpenPrefill { .. }]), "{actions:?}");
     assert_eq!(story.token(2), [Action::Token { request: REQUEST, index: 2, sampled: sampled(12) }]);
@@ -621,7 +628,8 @@ fn who_says_where_a_prompt_is_computed_is_obeyed() {
 /// one request the same tokens.
 #[test]
 fn what_kv_goes_through_is_fixed_by_a_request_or_by_the_gateways_owner() {
-    let asked = |fixed, codec, overrule, begun: Option<Begun>| {
+    let asked = |fixed, codec: Option<KvCodec>, overrule, begun: Option<Begun>| {
+        let codec = codec.map(Into::into);
         let config = GatewayConfig { fixed, split: SplitChoice::Always, ..GatewayConfig::default() };
         let mut story = Story::new();
         story.gateway = Gateway::new(config);
@@ -635,7 +643,7 @@ fn what_kv_goes_through_is_fixed_by_a_request_or_by_the_gateways_owner() {
         let prompt = vec![Token(1); 4];
         let submit = Event::Submit { request: REQUEST, model: MODEL, prompt, generation, begun, overrule, codec };
         match &story.tell(submit)[..] {
-            [Action::OpenDecode { open, .. }] => open.codec,
+            [Action::OpenDecode { open, .. }] => open.codec.codec,
             other => panic!("{other:?}"),
         }
     };
@@ -647,7 +655,7 @@ fn what_kv_goes_through_is_fixed_by_a_request_or_by_the_gateways_owner() {
             assert_eq!(asked(Some(codec), None, overrule, None), codec, "as the owner says, {overrule:?}");
             assert_eq!(asked(Some(KvCodec::Int4), Some(codec), overrule, None), codec, "the client comes first");
             // Whoever has tokens that rest on something else goes on with that.
-            let begun = Begun { codec: KvCodec::Int8, holder: None, answer: vec![Token(10)] };
+            let begun = Begun { codec: KvCodec::Int8.into(), holder: None, answer: vec![Token(10)] };
             assert_eq!(asked(Some(codec), Some(codec), overrule, Some(begun)), KvCodec::Int8);
         }
     }

@@ -27,7 +27,7 @@ impl Story {
             request: RequestId([n; 16]),
             prompt: (0..PROMPT).map(Token).collect(),
             answered: vec![],
-            codec: KvCodec::Raw,
+            codec: KvCodec::Raw.into(),
             max_tokens: PROMPT + max_new_tokens,
             // The prompt's last token ends answers, and not this.
             generation: Generation {

@@ -254,14 +254,14 @@ fn what_a_group_has_exactly_is_of_no_use_to_an_answer_that_rests_on_packed_kv() 
     story.split(id(2), 1, 2);
     story.up(&[1, 3, 4, 5], 0);
     let (_, open) = story.lost(id(2));
-    assert_eq!((open.await_kv, open.codec), (true, KvCodec::Int4));
+    assert_eq!((open.await_kv, open.codec), (true, KvCodec::Int4.into()));
 }
 
 #[test]
 fn an_answer_begun_at_another_gateway_goes_on_from_the_kv_it_names() {
     for holder in [1, 5] {
         let mut story = Story::new();
-        let begun = |holder| Begun { codec: KvCodec::Int4, holder, answer: vec![Token(700)] };
+        let begun = |holder| Begun { codec: KvCodec::Int4.into(), holder, answer: vec![Token(700)] };
         let named = Some(group(holder, Phase::Prefill).id);
         let (_, open) = story.submit(id(1), Some(begun(named)));
         assert!(open.await_kv);

@@ -29,7 +29,7 @@ fn new(n: u32, (prompt, answer): (usize, u32)) -> NewSequence {
         request: request(n),
         prompt: vec![Token(n); prompt],
         answered: vec![],
-        codec: KvCodec::Raw,
+        codec: KvCodec::Raw.into(),
         max_tokens: prompt as u32 + answer,
         generation: Generation {
             sampling: Sampling::greedy(),

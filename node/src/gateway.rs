@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tsnode_coordinator::gate::Overrule;
 use tsnode_protocol::{
-    KvCodec, ModelId, PeerId, PromptLogprob, RequestId, Sampled, Token,
+    ModelId, PeerId, PromptCodec, PromptLogprob, RequestId, Sampled, Token,
     stream::{End, Generation},
 };
 
@@ -37,7 +37,7 @@ pub struct Prompt {
     /// Where it wants the prompt computed, if it says so.
     pub overrule: Option<Overrule>,
     /// What it wants the prompt's KV to go through, if it says so.
-    pub codec: Option<KvCodec>,
+    pub codec: Option<PromptCodec>,
 }
 
 /// How much of an answer a client has.
@@ -46,7 +46,7 @@ pub struct Seen {
     /// Tokens.
     pub tokens: usize,
     /// What they rest on, where there are any.
-    pub codec: Option<KvCodec>,
+    pub codec: Option<PromptCodec>,
 }
 
 /// A request that a prefill and a decode group have taken.
@@ -64,7 +64,7 @@ pub struct Accepted {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reply {
     /// What the answer's tokens rest on: said before the first.
-    Settled(KvCodec),
+    Settled(PromptCodec),
     /// Log-probabilities of the prompt's next tokens from its second on, where asked for. All have come before the end, and before
     /// every token that was not known from another gateway.
     PromptLogprobs(Vec<PromptLogprob>),

@@ -20,7 +20,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tsnode_coordinator::replicas;
 use tsnode_protocol::{
-    GroupId, KvCodec, PeerId, RequestId, Sampled,
+    GroupId, KvCodec, PeerId, PromptCodec, RequestId, Sampled,
     codec::CodecError,
     limits,
     response_log::{Fingerprint, ResponseLogHead, ResponseLogPart},
@@ -40,7 +40,7 @@ const HASTE: Duration = Duration::from_millis(250);
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recalled {
     /// What its prompt's KV goes through.
-    pub codec: KvCodec,
+    pub codec: PromptCodec,
     /// The group that computed the prompt for another.
     pub holder: Option<GroupId>,
     /// Its tokens.
@@ -50,7 +50,7 @@ pub struct Recalled {
 impl Default for Recalled {
     /// Nothing yet.
     fn default() -> Self {
-        Self { codec: KvCodec::Raw, holder: None, answer: Vec::new() }
+        Self { codec: KvCodec::Raw.into(), holder: None, answer: Vec::new() }
     }
 }
 
@@ -103,7 +103,7 @@ impl ResponseLog {
     }
 
     /// The answer's tokens rest on this, and that group has computed its prompt for another.
-    pub fn settled(&self, request: RequestId, codec: KvCodec, holder: Option<GroupId>) {
+    pub fn settled(&self, request: RequestId, codec: PromptCodec, holder: Option<GroupId>) {
         let (mut book, key) = (self.book(), self.own(request));
         if let Some(life) = book.life(key) {
             book.settled(key, life, codec, holder);

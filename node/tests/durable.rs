@@ -443,7 +443,7 @@ fn writes_until_it_is_killed() {
         let begin = || codec::encode(&Record::Begin { head, gateway, at: n });
         let part = |n: u64| {
             let token = Sampled { token: Token(n as u32), logprob: Some(0.5), top: Vec::new() };
-            let part = ResponseLogPart { codec: KvCodec::Raw, holder: None, tokens: vec![token] };
+            let part = ResponseLogPart { codec: KvCodec::Raw.into(), holder: None, tokens: vec![token] };
             codec::encode(&Record::Part { request, gateway, from: (n % 64) as u32, part, at: n })
         };
         let all = || std::iter::once(begin()).chain((n / 64 * 64..=n).map(part));

@@ -90,7 +90,7 @@ pub struct KvHeader {
     pub layers: LayerRange,
     /// Of those, the ones sent on this stream.
     pub kv_stream: KvStream,
-    /// Tokens of the prompt, all of which will be sent.
+    /// Tokens of the prompt, or of its first part, all of which will be sent.
     pub tokens: u32,
 }
 

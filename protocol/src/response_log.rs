@@ -6,7 +6,7 @@
 //! in a response log: the client says it again, and a fingerprint tells whether it is the same.
 
 use crate::{
-    GroupId, KvCodec, ModelId, PeerId, RequestId, Sampled, Token, codec, codec::CodecError, generation::Generation,
+    GroupId, ModelId, PeerId, PromptCodec, RequestId, Sampled, Token, codec, codec::CodecError, generation::Generation,
     limits,
 };
 use bincode::{Decode, Encode};
@@ -45,7 +45,7 @@ pub struct ResponseLogHead {
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct ResponseLogPart {
     /// What the prompt's KV has gone through: the tokens rest on it.
-    pub codec: KvCodec,
+    pub codec: PromptCodec,
     /// The group that computed the prompt for another: it may have it still.
     pub holder: Option<GroupId>,
     /// The tokens.
@@ -61,7 +61,7 @@ impl ResponseLogPart {
         if self.tokens.len() > PART_TOKENS || self.tokens.iter().any(|t| t.top.len() > limits::TOP_LOGPROBS) {
             return Err(CodecError::Invalid("response log part too large"));
         }
-        Ok(())
+        self.codec.check()
     }
 }
 

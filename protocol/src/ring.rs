@@ -199,6 +199,8 @@ pub struct AwaitKv {
     pub patience_ms: u32,
     /// What it goes through: tiles of an earlier coming of the same request, packed otherwise, are none of this one.
     pub codec: KvCodec,
+    /// Of so many of the prompt's tokens, the first ones; those after them are computed here.
+    pub tokens: u32,
 }
 
 impl Admit {
@@ -210,6 +212,10 @@ impl Admit {
         // Of what is shared the last token is computed: its logits are wanted.
         if self.answered as usize >= tokens || self.shared.is_some_and(|s| s.tokens as usize >= tokens) {
             return Err(CodecError::Invalid("more of a sequence than there is"));
+        }
+        let prompt = tokens - self.answered as usize;
+        if self.await_kv.is_some_and(|kv| kv.tokens == 0 || kv.tokens as usize > prompt) {
+            return Err(CodecError::Invalid("KV of more of a prompt than there is"));
         }
         self.export.as_ref().map_or(Ok(()), |export| check_targets(&export.targets))?;
         self.sampling.check()

@@ -123,11 +123,14 @@ pub enum RoutePolicy {
     Shares,
     /// To the shortest queues: the fewest pending prompt tokens, and from there the fewest sequences.
     Shortest,
+    /// As [`RoutePolicy::Live`], and of prompts of which the KV would go elsewhere only as many tokens are computed there as can be
+    /// in time: the decode group computes the others beside its answers (Cronus §4).
+    Cronus,
 }
 
 impl RoutePolicy {
     /// All there are.
-    pub const ALL: [Self; 3] = [Self::Live, Self::Shares, Self::Shortest];
+    pub const ALL: [Self; 4] = [Self::Live, Self::Shares, Self::Shortest, Self::Cronus];
 }
 
 impl fmt::Display for RoutePolicy {
@@ -136,6 +139,7 @@ impl fmt::Display for RoutePolicy {
             Self::Live => "live",
             Self::Shares => "shares",
             Self::Shortest => "shortest",
+            Self::Cronus => "cronus",
         })
     }
 }
@@ -143,7 +147,7 @@ impl fmt::Display for RoutePolicy {
 impl FromStr for RoutePolicy {
     type Err = UnknownName;
     fn from_str(text: &str) -> Result<Self, UnknownName> {
-        let unknown = || UnknownName { said: text.chars().take(40).collect(), known: "live, shares, shortest" };
+        let unknown = || UnknownName { said: text.chars().take(40).collect(), known: "live, shares, shortest, cronus" };
         Self::ALL.into_iter().find(|policy| policy.to_string() == text).ok_or_else(unknown)
     }
 }

@@ -8,7 +8,7 @@ pub use crate::generation::Generation;
 
 use crate::RequestId;
 use crate::{
-    BytesPerSecond, Gossip, GroupId, KvCodec, ModelId, Sampled, Seconds, Signed, Token,
+    BytesPerSecond, Gossip, GroupId, KvCodec, ModelId, PromptCodec, Sampled, Seconds, Signed, Token,
     codec::{self, CodecError},
     encoder::EncodeRequest,
     kv::{Delivery, KvHeader, KvPace},
@@ -145,8 +145,9 @@ pub struct DecodeRequest {
     /// Whether KV will come from a prefill group; otherwise this group prefills too.
     pub await_kv: bool,
     /// What the prompt's KV goes through wherever it is computed. It is chosen once for a request, so that a request that
-    /// moves gets the very tokens it would have got where it was.
-    pub codec: KvCodec,
+    /// moves gets the very tokens it would have got where it was. Where KV comes from a prefill group it is that of as many tokens
+    /// as this says, and this group computes the others.
+    pub codec: PromptCodec,
 }
 
 /// Gateway → decode leader, after [`DecodeRequest`].
@@ -256,7 +257,7 @@ pub struct PrefillRequest {
 /// Prefill leader → gateway.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub enum PrefillEvent {
-    /// The prompt is computed.
+    /// The prompt is computed, or the part of it that was asked for.
     First {
         /// The first token of the answer.
         sampled: Sampled,
@@ -326,7 +327,7 @@ impl Opening {
             {
                 Err(CodecError::Invalid("answer too long"))
             }
-            Self::Decode(d) => prompt(&d.prompt).and_then(|()| d.generation.check()),
+            Self::Decode(d) => prompt(&d.prompt).and_then(|()| d.codec.check()).and_then(|()| d.generation.check()),
             Self::Prefill(p) => {
                 check_targets(&p.targets)?;
                 prompt(&p.prompt).and_then(|()| p.generation.check())

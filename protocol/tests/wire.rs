@@ -9,8 +9,8 @@ use tsnode_protocol::{
     EncodeRequest, Encoded, EncoderCard, EncoderInput, EncoderTask, Endorsement, Epoch, Experts, FlopsPerSecond,
     Gossip, Gpus, Grammar, Group, GroupLoad, Heartbeat, Invite, InviteId, KvCodec, KvDtype, KvStream, LayerProfile,
     LayerRange, Link, LivenessDigest, Load, Manifest, Misfit, Missed, ModelCard, ModelFile, ModelId, ModelShape,
-    PathKind, PeerId, Phase, Plan, PlanId, PromptLogprob, Quickest, RequestClass, RequestId, RingId, Route,
-    RoutePolicy, Sampled, Sampling, Seconds, Secret, SettingKey, SettingValue, Signed, Stage, StepSize, SwarmId,
+    PathKind, PeerId, Phase, Plan, PlanId, PromptCodec, PromptLogprob, Quickest, RequestClass, RequestId, RingId,
+    Route, RoutePolicy, Sampled, Sampling, Seconds, Secret, SettingKey, SettingValue, Signed, Stage, StepSize, SwarmId,
     SwarmSetting, Targets, Term, Ticket, TicketKey, TicketNotice, TileHeader, TimedStep, Token, TokenLogprob, Traffic,
     codec::{self, CodecError, Wire},
     gossip::Certificate,
@@ -231,7 +231,7 @@ fn openings() -> Vec<(&'static str, Opening)> {
         generation: generation(),
         await_kv: true,
         answered: vec![],
-        codec: KvCodec::Int4,
+        codec: PromptCodec { codec: KvCodec::Int4, first: Some(64) },
     };
     let prefill = PrefillRequest {
         request: REQUEST,
@@ -289,7 +289,7 @@ fn ring_frames() -> Vec<(&'static str, RingFrame)> {
         most: 130,
         shared: Some(Shared { with: SharedWith::Running(REQUEST), tokens: 1 }),
         sampling: generation().sampling,
-        await_kv: Some(AwaitKv { patience_ms: 10_000, codec: KvCodec::Int4 }),
+        await_kv: Some(AwaitKv { patience_ms: 10_000, codec: KvCodec::Int4, tokens: 1 }),
         export: Some(KvExport { targets: vec![target()], codec: KvCodec::Raw, pace: KvPace::Layers }),
         refused: None,
     };

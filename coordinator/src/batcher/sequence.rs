@@ -12,7 +12,7 @@ use crate::{Time, policy::batching::Part};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tsnode_protocol::{
-    KvCodec, RequestId, Sampling, Seconds, Token,
+    KvCodec, PromptCodec, RequestId, Sampling, Seconds, Token,
     ring::{Admit, AwaitKv, KvExport, Shared, StepEntry},
     stream::{Computed, End, Generation},
 };
@@ -32,8 +32,8 @@ pub struct NewSequence {
     pub prompt: Vec<Token>,
     /// Tokens of its answer that are known: another group began it.
     pub answered: Vec<Token>,
-    /// What the prompt's KV goes through, wherever it is computed.
-    pub codec: KvCodec,
+    /// What the prompt's KV goes through, wherever it is computed. Where KV is awaited it is that of as many tokens.
+    pub codec: PromptCodec,
     /// Most tokens it may reach here, prompt included.
     pub max_tokens: u32,
     /// What to generate.
@@ -47,7 +47,8 @@ pub struct NewSequence {
 pub enum Kind {
     /// Prompt and answer.
     Local,
-    /// The answer only; KV and first token come from elsewhere.
+    /// The answer only; KV and first token come from elsewhere. Where the KV is that of the prompt's first tokens, the rest of it,
+    /// too, and the first token is chosen here.
     AwaitKv,
     /// The prompt and the first token; the KV goes elsewhere.
     Export(KvExport),
@@ -82,7 +83,7 @@ pub(super) struct Sequence {
     pub max_tokens: u32,
     pub generation: Generation,
     /// What the prompt's KV goes through.
-    pub codec: KvCodec,
+    pub codec: PromptCodec,
     pub role: Role,
     pub state: State,
     /// What may follow its tokens.
@@ -141,7 +142,12 @@ impl Sequence {
 
     /// Whether its prompt's KV stays as it is computed; what an export packs are copies.
     pub fn is_exact(&self) -> bool {
-        self.exports() || self.codec == KvCodec::Raw
+        self.exports() || self.codec.codec == KvCodec::Raw
+    }
+
+    /// Tokens of the prompt whose KV goes through its codec, or comes from elsewhere: those after them are computed behind it.
+    pub fn first_part(&self) -> u32 {
+        self.codec.tokens(self.prompt)
     }
 
     /// Tokens of the answer so far.
@@ -230,7 +236,7 @@ impl Sequence {
         let patience_ms = config.kv_patience.as_millis() as u32;
         let (await_kv, export) = match &self.role {
             Role::Local => (None, None),
-            Role::AwaitKv => (Some(AwaitKv { patience_ms, codec: self.codec }), None),
+            Role::AwaitKv => (Some(AwaitKv { patience_ms, codec: self.codec.codec, tokens: self.first_part() }), None),
             Role::Export { export, .. } => (None, Some(export.clone())),
         };
         Some(Admit {

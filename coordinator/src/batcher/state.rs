@@ -19,7 +19,7 @@ pub(super) struct Pages {
     pub room: u32,
     /// The KV is computed here, bit for bit what any group would compute: others may begin with it.
     pub computed_here: bool,
-    /// The prompt's KV has gone through its codec, if there is one.
+    /// The KV of the prompt, or of its first part, has gone through its codec, if there is one.
     pub settled: bool,
 }
 

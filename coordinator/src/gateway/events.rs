@@ -11,7 +11,7 @@ use crate::{
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tsnode_protocol::{
-    GroupId, KvCodec, ModelId, PeerId, PromptLogprob, RequestId, Sampled, Token,
+    GroupId, KvCodec, ModelId, PeerId, PromptCodec, PromptLogprob, RequestId, Sampled, Token,
     kv::KvPace,
     stream::{DecodeEvent, DecodeOrder, DecodeRequest, End, Generation, PrefillEvent, PrefillRequest},
 };
@@ -81,7 +81,7 @@ pub enum Event {
         /// Where its client wants the prompt computed, if it says so.
         overrule: Option<Overrule>,
         /// What its client wants the prompt's KV to go through, if it says so.
-        codec: Option<KvCodec>,
+        codec: Option<PromptCodec>,
     },
     /// The client no longer wants it.
     Cancel {
@@ -146,7 +146,7 @@ impl Event {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Begun {
     /// What its prompt's KV goes through.
-    pub codec: KvCodec,
+    pub codec: PromptCodec,
     /// The group that computed its prompt for another, as far as that gateway said: it may still have it.
     pub holder: Option<GroupId>,
     /// The answer so far. None of it where nobody knows but the client, who has some and says what it rests on.
@@ -230,8 +230,8 @@ pub enum Action {
     Settled {
         /// The request.
         request: RequestId,
-        /// The packing.
-        codec: KvCodec,
+        /// The packing, and of how many tokens.
+        codec: PromptCodec,
         /// The group that computed the prompt for another.
         holder: Option<GroupId>,
     },

@@ -4,7 +4,12 @@
 //! predicted to go on soonest, be it with KV that a prefill group has still, with what a decode group computed of it
 //! before, or with all of it computed anew.
 
-use super::{GatewayConfig, Observed, Request, View, prefix_cache::PrefixCache, unresponsive};
+use super::{
+    GatewayConfig, Observed, Request, View,
+    parting::{Pair, Parting, Predictors},
+    prefix_cache::PrefixCache,
+    unresponsive,
+};
 use crate::{
     gate::{self, KvChoice, Overrule, PromptCost, SplitChoice, Verdict},
     links::WITHIN_PEER,
@@ -30,6 +35,8 @@ pub(super) struct Judging<'a> {
     pub kept: &'a PrefixCache,
     /// Who gives no sign of life now.
     pub unresponsive: &'a BTreeSet<PeerId>,
+    /// What parts of prompts take, where members have set that prompts are parted.
+    pub parts: Option<&'a Predictors>,
 }
 
 impl Judging<'_> {
@@ -91,9 +98,8 @@ impl Judging<'_> {
     ) -> Option<Verdict> {
         let shape = shape(self.view, r.ask.model)?;
         let (from, to) = (prefill.leader()?, decode.leader()?);
-        let link = self.view.adverts.get(&from).and_then(|a| a.links.iter().find(|l| l.to == to));
-        let unmeasured = if from == to { WITHIN_PEER } else { (UNKNOWN_LATENCY, UNKNOWN_BANDWIDTH) };
-        let kv = r.fixed_codec(self.config).map_or(self.config.kv, KvChoice::from);
+        let (latency, bandwidth) = self.link(from, to);
+        let kv = r.fixed_codec(self.config).map_or(self.config.kv, |fixed| fixed.codec.into());
         let packed = match kv {
             KvChoice::Int3 => KvCodec::Int3,
             KvChoice::Int8 => KvCodec::Int8,
@@ -108,8 +114,8 @@ impl Judging<'_> {
             local: self.side(&shape, decode, up),
             local_has: self.usable_at(r, decode.id),
             answered: r.next_index(),
-            latency: link.map_or(unmeasured.0, |l| l.latency),
-            bandwidth: link.map_or(unmeasured.1, |l| l.bandwidth),
+            latency,
+            bandwidth,
             element_bytes: self.config.element_bytes,
             packed: seen(packed),
             raw: seen(KvCodec::Raw),
@@ -118,20 +124,73 @@ impl Judging<'_> {
         Some(gate::weigh(&case, kv))
     }
 
-    /// Whether the first of two groups computes the prompt for the other, and why.
-    pub fn splits(&self, r: &Request, prefill: &Group, decode: &Group, verdict: Option<&Verdict>) -> (bool, String) {
+    fn link(&self, from: PeerId, to: PeerId) -> (Seconds, BytesPerSecond) {
+        let unmeasured = if from == to { WITHIN_PEER } else { (UNKNOWN_LATENCY, UNKNOWN_BANDWIDTH) };
+        let link = self.view.adverts.get(&from).and_then(|a| a.links.iter().find(|l| l.to == to));
+        link.map_or(unmeasured, |l| (l.latency, l.bandwidth))
+    }
+
+    /// How many of the prompt's tokens the first of two groups computes for the other, and why; none where the other computes all.
+    pub fn elsewhere(
+        &self,
+        r: &Request,
+        (prefill, decode): (&Group, &Group),
+        verdict: Option<&Verdict>,
+        up: &BTreeMap<GroupId, Load>,
+    ) -> (Option<u32>, String) {
+        let prompt = r.ask.prompt.len() as u32;
+        let (splits, why) = self.splits(r, prefill, decode, verdict);
+        let fixed = r.fixed_codec(self.config);
+        let (Some(predictors), Some(verdict), true) = (self.parts, verdict, self.may_part(r, prefill, decode)) else {
+            return (splits.then(|| fixed.map_or(prompt, |fixed| fixed.tokens(prompt))), why);
+        };
+        let Some(pair) = self.pair(r, (prefill, decode), up) else { return (splits.then_some(prompt), why) };
+        let parting = Parting { view: self.view, predictors };
+        let (first, why) = parting.first_part(prompt, &pair, verdict);
+        ((first > 0).then_some(first), why)
+    }
+
+    /// Whether a prompt may be parted between two groups: nobody says where it is to be computed, and nothing its answer rests on
+    /// would change.
+    fn may_part(&self, r: &Request, prefill: &Group, decode: &Group) -> bool {
+        let is_free = r.fixed_codec(self.config).is_none_or(|fixed| fixed == KvCodec::Raw.into());
+        let is_said = r.ask.overrule.is_some() || self.config.split == SplitChoice::Always;
+        is_free && !is_said && !r.goes_on() && self.bar(r, prefill, decode).is_none()
+    }
+
+    /// Two groups as they are parted between.
+    pub fn pair<'a>(
+        &self,
+        r: &Request,
+        (prefill, decode): (&'a Group, &'a Group),
+        up: &BTreeMap<GroupId, Load>,
+    ) -> Option<Pair<'a>> {
+        let shape = shape(self.view, r.ask.model)?;
+        let (latency, bandwidth) = self.link(prefill.leader()?, decode.leader()?);
+        let at_remote = up.get(&prefill.id).map_or(0, |load| load.running.saturating_add(load.waiting));
+        let (remote, local) = (self.side(&shape, prefill, up), self.side(&shape, decode, up));
+        Some(Pair { prefill, decode, remote, local, at_remote, latency, bandwidth })
+    }
+
+    /// Why the first of two groups computes nothing for the other, whatever it would take.
+    fn bar(&self, r: &Request, prefill: &Group, decode: &Group) -> Option<&'static str> {
         if r.wants_prompt_logprobs() && prefill.id != decode.id {
             // Whoever prefills for another says nothing of the prompt, and its KV has no logits.
-            return (false, "the prompt's log-probabilities are wanted".to_owned());
+            return Some("the prompt's log-probabilities are wanted");
         }
         if self.view.is_barred(prefill, decode) {
-            return (false, "KV between these two was found wrong".to_owned());
+            return Some("KV between these two was found wrong");
         }
         if prefill.id == decode.id {
-            return (false, "one group does both".to_owned());
+            return Some("one group does both");
         }
-        if unresponsive::any(self.unresponsive, &prefill.stages) {
-            return (false, "who prefills gives no sign of life".to_owned());
+        unresponsive::any(self.unresponsive, &prefill.stages).then_some("who prefills gives no sign of life")
+    }
+
+    /// Whether the first of two groups computes the prompt for the other, and why.
+    fn splits(&self, r: &Request, prefill: &Group, decode: &Group, verdict: Option<&Verdict>) -> (bool, String) {
+        if let Some(why) = self.bar(r, prefill, decode) {
+            return (false, why.to_owned());
         }
         let splits = match (r.ask.overrule, self.config.split) {
             (Some(overrule), _) => overrule != Overrule::InPlace,
@@ -150,7 +209,7 @@ impl Judging<'_> {
     /// Tokens of prompt and answer that a group need not compute to decode behind them: none where the answer is to rest on KV that
     /// goes through a codec wherever it is computed, since groups keep it as it was computed.
     fn usable_at(&self, r: &Request, group: GroupId) -> u32 {
-        let is_exact = r.fixed_codec(self.config).is_none_or(|codec| codec == KvCodec::Raw);
+        let is_exact = r.fixed_codec(self.config).is_none_or(|fixed| fixed.codec == KvCodec::Raw);
         if is_exact { self.kept.has(group, &r.trail) } else { 0 }
     }
 

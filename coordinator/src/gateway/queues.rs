@@ -102,7 +102,13 @@ pub(super) fn shares(r: &Request) -> Shares {
     let Some(at) = r.state.placement() else { return [None; 2] };
     let prompt = (r.ask.prompt.len() as u32).saturating_sub(r.cached);
     let part = |computes: bool| Part { sequences: 1, pending_tokens: if computes { prompt } else { 0 } };
-    let decode = (at.pick.decode, part(r.state.computes_here() && at.last_token.is_none()));
+    let is_open = at.last_token.is_none();
+    // Of a prompt that is parted each of the two groups has a part to compute.
+    let first = r.first_part();
+    let rest = first.map_or(0, |first| prompt.saturating_sub(first));
+    let here = Part { sequences: 1, pending_tokens: if is_open { rest } else { 0 } };
+    let decode = (at.pick.decode, if first.is_some() { here } else { part(r.state.computes_here() && is_open) });
+    let part = |computes: bool| Part { sequences: 1, pending_tokens: if computes { prompt - rest } else { 0 } };
     let prefill = match &r.state {
         State::AwaitingGrant { prompt: Planned::By { .. }, .. } => Some(part(true)),
         State::Prefilling { first, .. } => Some(part(first.is_none())),

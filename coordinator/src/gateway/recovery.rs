@@ -16,7 +16,8 @@ impl Gateway {
         let Some(r) = self.requests.get_mut(&request) else { return };
         let State::Prefilling { first, .. } = r.state else { return };
         r.heard(now);
-        let first = first.filter(|_| r.next_index() == 1);
+        // Of a prompt that is parted it says what follows a part only.
+        let first = first.filter(|_| r.next_index() == 1 && r.first_part().is_none());
         r.moved_home(reason);
         out.push(Action::ClosePrefill { request });
         out.push(Action::Order { request, order: DecodeOrder::PrefillHere { first } });

@@ -14,7 +14,7 @@ use crate::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tsnode_protocol::{
-    Advert, GroupId, KvCodec, ModelId, PeerId, RequestId, Sampled, Stage, Token,
+    Advert, GroupId, KvCodec, ModelId, PeerId, PromptCodec, RequestId, Sampled, Sampling, Stage, Token,
     kv::KvPace,
     stream::{DecodeRequest, Generation},
 };
@@ -28,7 +28,7 @@ pub(super) struct Ask {
     /// What it says of where the prompt is computed, and of when its KV leaves.
     pub overrule: Option<Overrule>,
     /// What it wants the prompt's KV to go through.
-    pub codec: Option<KvCodec>,
+    pub codec: Option<PromptCodec>,
 }
 
 /// The answer, as far as the client has it.
@@ -63,7 +63,7 @@ pub(super) struct Request {
     pub state: State,
     pub answer: Answer,
     /// What the prompt's KV goes through; it stays so once the client has tokens that rest on it.
-    pub codec: KvCodec,
+    pub codec: PromptCodec,
     /// Tokens of the prompt that were not computed: another request had begun with them.
     pub cached: u32,
     /// The group that computed the prompt for another: it may still have it.
@@ -89,7 +89,7 @@ impl Request {
             deadline: now,
             state: State::Routing,
             answer: Answer::default(),
-            codec: KvCodec::Raw,
+            codec: KvCodec::Raw.into(),
             cached: 0,
             prefilled_by: None,
             resumed: false,
@@ -111,8 +111,17 @@ impl Request {
 
     /// What its KV goes through, if that is not the gate's choice: what tokens that its client has rest on, then what it says, then
     /// what the owner does.
-    pub fn fixed_codec(&self, config: &GatewayConfig) -> Option<KvCodec> {
-        if self.is_settled() { Some(self.codec) } else { self.ask.codec.or(config.fixed) }
+    pub fn fixed_codec(&self, config: &GatewayConfig) -> Option<PromptCodec> {
+        if self.is_settled() {
+            return Some(self.codec.basis());
+        }
+        self.ask.codec.or(config.fixed.map(Into::into))
+    }
+
+    /// Tokens of the prompt that another group computes where one does, if that is not all of them.
+    pub fn first_part(&self) -> Option<u32> {
+        let is_sent = self.state.prefill_group().is_some();
+        self.codec.first.filter(|first| is_sent && (*first as usize) < self.ask.prompt.len())
     }
 
     /// When its KV leaves, if that is not the gate's choice.
@@ -159,6 +168,14 @@ impl Request {
         generation
     }
 
+    /// What a group that computes the prompt, or its first part, for another is asked for: of a part only its KV is wanted.
+    pub fn to_prefill(&self) -> (Vec<Token>, Generation) {
+        let Some(first) = self.first_part() else { return (self.ask.prompt.clone(), self.ask.generation.clone()) };
+        let (sampling, stop_tokens, class) = (Sampling::greedy(), Vec::new(), self.ask.generation.class);
+        let generation = Generation { sampling, max_new_tokens: 1, stop_tokens, class };
+        (self.ask.prompt[..first as usize].to_vec(), generation)
+    }
+
     /// Tokens of prompt and answer that whoever decodes it has computed: what follows the last one nobody has asked for yet.
     pub fn computed(&self) -> usize {
         self.ask.prompt.len() + self.answer.tokens.len().saturating_sub(1)
@@ -176,7 +193,7 @@ impl Request {
 
     /// Whether its decode group computes it bit for bit as any other would: others may begin with it there, and it with others.
     pub fn computes_at_home(&self) -> bool {
-        self.state.computes_here() && self.codec == KvCodec::Raw
+        self.state.computes_here() && self.codec.codec == KvCodec::Raw
     }
 
     /// Index of the token the client gets next.
@@ -245,7 +262,7 @@ impl Request {
             answer: self.answer.tokens,
             logprobs: self.answer.logprobs,
             generation: self.ask.generation,
-            codec: self.codec,
+            codec: self.codec.basis(),
             decode,
             prefill,
         })
@@ -269,8 +286,9 @@ impl Request {
             cached_tokens: self.cached,
             new_tokens: self.next_index(),
             moves: self.moves.clone(),
-            codec: self.codec,
-            kv_codec: (!deliveries.is_empty()).then_some(self.codec),
+            codec: self.codec.codec,
+            first_part: self.first_part(),
+            kv_codec: (!deliveries.is_empty()).then_some(self.codec.codec),
             kv_bytes: deliveries.iter().map(|d| d.bytes).sum(),
             ttft: self.line.since(self.line.first.unwrap_or(now)),
             total: self.line.since(now),

@@ -11,12 +11,13 @@ use crate::{
     router::{Choice, Pick},
 };
 use std::collections::{BTreeMap, BTreeSet};
-use tsnode_protocol::{GroupId, KvCodec, Load, ModelId, Phase, RequestId, Seconds};
+use tsnode_protocol::{GroupId, KvCodec, Load, ModelId, Phase, PromptCodec, RequestId, Seconds, kv::KvPace};
 
 impl Gateway {
     /// Picks groups not tried yet and asks the decode leader; without any, the request ends.
     pub(super) fn route(&mut self, now: Time, request: RequestId, out: &mut Vec<Action>) {
         let (up, weights) = (self.live_queues(now), self.weights());
+        let parts = self.requests.get(&request).is_some_and(|r| self.parts_prompts(r.ask.model));
         let Some(r) = self.requests.get_mut(&request) else { return };
         let plan = self.view.plan.as_deref();
         // Names are random: gateways begin their draws anywhere.
@@ -30,6 +31,7 @@ impl Gateway {
             observed: &self.observed,
             kept: &self.kept,
             unresponsive: &self.unresponsive,
+            parts: parts.then_some(&self.predictors),
         };
         let hosts = picked.as_ref().ok().and_then(|picked| {
             let pick = judging.way(r, *picked, choice);
@@ -44,9 +46,11 @@ impl Gateway {
             return self.unserved(now, request, &why, out);
         };
         let verdict = judging.verdict(r, prefill, decode, &up);
-        let (split, reason) = judging.splits(r, prefill, decode, verdict.as_ref());
+        let (elsewhere, reason) = judging.elsewhere(r, (prefill, decode), verdict.as_ref(), &up);
+        let split = elsewhere.is_some();
         let unknown = || self.config.kv.codec().unwrap_or(KvCodec::Int4);
-        let sent = split.then(|| verdict.map_or_else(unknown, |v| v.codec));
+        let codec = || verdict.map_or_else(unknown, |v| v.codec);
+        let sent = elsewhere.map(|tokens| PromptCodec::of_first(codec(), tokens, r.ask.prompt.len() as u32));
         r.codec = gate::kv_codec(r.fixed_codec(&self.config), sent);
         let at = Placement {
             routed,
@@ -60,7 +64,9 @@ impl Gateway {
             reason,
         };
         let prompt = if split {
-            let pace = r.told_pace(&self.config).or(verdict.map(|v| v.pace)).unwrap_or_default();
+            // A first part's KV leaves while it is computed: the rest waits for it.
+            let best = if r.codec.first.is_some() { Some(KvPace::Layers) } else { verdict.map(|v| v.pace) };
+            let pace = r.told_pace(&self.config).or(best).unwrap_or_default();
             Planned::By { group: PrefillGroup { leader: prefill_leader, stages: prefill.stages.clone() }, pace }
         } else {
             Planned::Here

@@ -270,6 +270,7 @@ mod tests {
             cached_tokens: 0,
             new_tokens: 11,
             codec: KvCodec::Raw,
+            first_part: None,
             kv_codec: None,
             kv_bytes: 0,
             ttft: 0.1,

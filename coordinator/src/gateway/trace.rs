@@ -35,6 +35,10 @@ pub struct Trace {
     pub new_tokens: u32,
     /// What the prompt's KV went through, wherever it was computed: the answer's tokens rest on that.
     pub codec: KvCodec,
+    /// So many of the prompt's first tokens another group computed, and the group that decoded the rest; none where one computed
+    /// all of it.
+    #[serde(default)]
+    pub first_part: Option<u32>,
     /// Packing of the KV, where it crossed the network.
     pub kv_codec: Option<KvCodec>,
     /// KV payload that crossed the network (bytes).

@@ -12,7 +12,7 @@ use super::{
 use tsnode_protocol::{LayerProfile, RoutePolicy};
 
 /// Tokens of a step, where nothing was measured.
-const CHUNK: u32 = 512;
+pub(crate) const CHUNK: u32 = 512;
 
 /// How requests are routed on a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +23,8 @@ pub enum Dispatch {
     Live,
     /// To the shortest queues.
     Shortest,
+    /// As live; the gateway then parts prompts between the two groups of a way (`gateway/cronus.rs`).
+    Cronus,
 }
 
 impl From<RoutePolicy> for Dispatch {
@@ -31,6 +33,7 @@ impl From<RoutePolicy> for Dispatch {
             RoutePolicy::Live => Self::Live,
             RoutePolicy::Shares => Self::Shares,
             RoutePolicy::Shortest => Self::Shortest,
+            RoutePolicy::Cronus => Self::Cronus,
         }
     }
 }
@@ -41,7 +44,7 @@ impl Dispatch {
     pub fn routing(self, ways: Vec<PhasePair<MachineNo>>, point: f64) -> Box<dyn Routing> {
         match self {
             Self::Shares => Box::new(Shares::new(ways, false).starting_at(point)),
-            Self::Live => Box::new(Shares::new(ways, true).starting_at(point)),
+            Self::Live | Self::Cronus => Box::new(Shares::new(ways, true).starting_at(point)),
             Self::Shortest => Box::new(Shortest::new(ways)),
         }
     }

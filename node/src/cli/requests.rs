@@ -316,6 +316,7 @@ pub(super) mod tests {
             cached_tokens: 20,
             new_tokens: 41,
             codec: KvCodec::Int4,
+            first_part: None,
             kv_codec: Some(KvCodec::Int4),
             kv_bytes: 124_928,
             ttft: 0.04,

@@ -35,7 +35,8 @@ pub(super) fn targets_command() -> Command {
 
 pub(super) fn route_command() -> Command {
     let policy = Arg::new("policy").value_name("POLICY").required(true).value_parser(clap::value_parser!(RoutePolicy)).help(
-        "live: the plan's shares, corrected by queues; shares: these alone; shortest: the fewest pending prompt tokens",
+        "live: the plan's shares, corrected by queues; shares: these alone; shortest: the fewest pending prompt tokens; cronus: live, \
+         and prefill groups compute the first part of a prompt, as much as is in time",
     );
     asking("route", "How requests are routed on the plan, and who set it", "tsnode route")
         .subcommand(of_model(asking("set", "Set it for the whole swarm", "tsnode route set shortest")).arg(policy))

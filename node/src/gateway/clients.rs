@@ -10,7 +10,7 @@ use tsnode_coordinator::{
     gateway::{Action, Event},
 };
 use tsnode_protocol::{
-    KvCodec, ModelId, RequestId, Token,
+    ModelId, PromptCodec, RequestId, Token,
     response_log::Fingerprint,
     stream::{DecodeOrder, End, Generation},
 };
@@ -68,7 +68,7 @@ pub(super) struct Asked {
     pub prompt: Vec<Token>,
     pub generation: Generation,
     pub overrule: Option<Overrule>,
-    pub codec: Option<KvCodec>,
+    pub codec: Option<PromptCodec>,
 }
 
 impl Asked {
@@ -170,18 +170,22 @@ pub(super) fn finish(clients: &mut ClientTable, request: RequestId, end: End) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tsnode_protocol::Sampled;
+    use tsnode_protocol::{KvCodec, Sampled};
 
     #[test]
     fn a_client_knows_better_than_a_response_log_what_its_tokens_rest_on() {
         let sampled = Sampled { token: Token(7), logprob: None, top: vec![] };
-        let response_log = Recalled { codec: KvCodec::Int4, holder: None, answer: vec![sampled] };
-        let seen = |tokens, codec| Seen { tokens, codec };
-        let nothing = |codec| Some(Recalled { codec, ..Recalled::default() });
+        let response_log = Recalled { codec: KvCodec::Int4.into(), holder: None, answer: vec![sampled] };
+        let seen = |tokens, codec: Option<KvCodec>| Seen { tokens, codec: codec.map(Into::into) };
+        let nothing = |codec: KvCodec| Some(Recalled { codec: codec.into(), ..Recalled::default() });
         let known = Some(response_log);
         assert_eq!(believed(known.clone(), seen(3, Some(KvCodec::Int4))), known);
         assert_eq!(believed(known.clone(), seen(3, Some(KvCodec::Raw))), nothing(KvCodec::Raw));
         assert_eq!(believed(None, seen(3, Some(KvCodec::Int4))), nothing(KvCodec::Int4));
+        // Of a prompt that was parted elsewhere other tokens follow.
+        let parted = PromptCodec::of_first(KvCodec::Int4, 64, 100);
+        let other = Some(Recalled { codec: parted, ..Recalled::default() });
+        assert_eq!(believed(known.clone(), Seen { tokens: 3, codec: Some(parted) }), other);
         // Who has no tokens, or an id of an earlier version, leaves it to the response log.
         assert_eq!(believed(known.clone(), seen(0, Some(KvCodec::Raw))), known);
         assert_eq!(believed(known.clone(), seen(3, None)), known);

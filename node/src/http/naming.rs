@@ -8,10 +8,7 @@
 //!
 //! Not all get ids: many clients take a stream for lines that begin with `data: `, and stumble over any other.
 
-use super::{
-    ApiError,
-    fingerprint::{self, CODECS},
-};
+use super::{ApiError, fingerprint};
 use crate::gateway::Seen;
 use axum::http::{HeaderMap, HeaderName};
 use tsnode_protocol::RequestId;
@@ -126,9 +123,8 @@ fn read(id: &str) -> Option<(RequestId, Vec<Seen>)> {
 
 fn seen(answer: &str) -> Option<Seen> {
     let (tokens, codec) = answer.split_once('/').map_or((answer, None), |(tokens, codec)| (tokens, Some(codec)));
-    let of = |name: &str| CODECS.iter().find(|(_, known)| *known == name).map(|(codec, _)| *codec);
     let codec = match codec {
-        Some(name) => Some(of(name)?),
+        Some(name) => Some(fingerprint::read(name)?),
         None => None,
     };
     Some(Seen { tokens: tokens.parse().ok()?, codec })
@@ -137,7 +133,7 @@ fn seen(answer: &str) -> Option<Seen> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tsnode_protocol::KvCodec;
+    use tsnode_protocol::{KvCodec, PromptCodec};
 
     fn of(headers: &[(HeaderName, &str)], body: &[u8]) -> Result<Naming, ApiError> {
         let headers = headers.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect();
@@ -168,14 +164,25 @@ mod tests {
     #[test]
     fn an_events_id_says_all_that_is_needed() {
         let asked = of(&[(KEY, "a")], b"x").unwrap();
-        let all = [(12, Some(KvCodec::Int4)), (0, None), (3, Some(KvCodec::Raw))]
+        let parted = PromptCodec::of_first(KvCodec::Int4, 128, 300);
+        let all = [(12, Some(parted)), (0, None), (3, Some(KvCodec::Raw.into()))]
             .map(|(tokens, codec)| Seen { tokens, codec });
         let back = of(&[(LAST_EVENT, &asked.event(all.into_iter()))], b"x").unwrap();
         assert_eq!((back.request, [0, 1, 2].map(|n| back.seen(n))), (asked.request, all));
         assert_eq!(back.seen(3), Seen::default());
         assert_eq!(back.seed(), asked.seed());
         let of_it = |answers: &str| format!("{}:{answers}", asked.request);
-        for wrong in ["", "12", "req-00:1", &of_it("x"), &of_it(""), &of_it("1/int2"), &of_it("/raw")] {
+        for wrong in [
+            "",
+            "12",
+            "req-00:1",
+            &of_it("x"),
+            &of_it(""),
+            &of_it("1/int2"),
+            &of_it("1/int4@65"),
+            &of_it("1/int4@"),
+            &of_it("/raw"),
+        ] {
             assert!(of(&[(LAST_EVENT, wrong)], b"x").is_err(), "{wrong}");
         }
         assert!(of(&[(LAST_EVENT, &asked.event([Seen::default(); 129].into_iter()))], b"x").is_err());

@@ -24,7 +24,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::{gate::Overrule, settings::Settings, waiting::NotReady};
 use tsnode_protocol::{
-    KvCodec, ModelId, PeerId, RequestClass, RequestId, Sampling, Token, kv::KvPace, limits, stream::Generation,
+    ModelId, PeerId, PromptCodec, RequestClass, RequestId, Sampling, Token, kv::KvPace, limits, stream::Generation,
 };
 
 /// A request with this header is computed where it says, whatever the cost gate would choose.
@@ -56,7 +56,7 @@ pub(super) struct Wanted {
     /// Where the prompt is to be computed, if the client says so.
     pub overrule: Option<Overrule>,
     /// What the prompt's KV is to go through, if the client says so.
-    pub codec: Option<KvCodec>,
+    pub codec: Option<PromptCodec>,
     /// For whom it is: what gives way to what, and which targets it is held against.
     pub class: RequestClass,
     pub naming: Naming,
@@ -192,7 +192,7 @@ pub(super) fn too_many() -> ApiError {
 fn goes_on_as_it_began(wanted: &Wanted, answers: usize) -> Result<(), ApiError> {
     let Some(codec) = wanted.codec else { return Ok(()) };
     let mut seen = (0..answers).map(|index| wanted.naming.seen(index)).filter(|seen| seen.tokens > 0);
-    let Some(began) = seen.find_map(|seen| seen.codec.filter(|began| *began != codec)) else { return Ok(()) };
+    let Some(began) = seen.find_map(|seen| seen.codec.filter(|began| *began != codec.basis())) else { return Ok(()) };
     let (asked, began) = (fingerprint::name(codec), fingerprint::name(began));
     Err(ApiError::param(
         "kv_codec",

@@ -17,7 +17,7 @@ use crate::{
 use axum::http::HeaderName;
 use serde_json::{Map, Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
-use tsnode_protocol::{KvCodec, ModelId, PromptLogprob, RequestId, Sampled, Token, stream::End};
+use tsnode_protocol::{ModelId, PromptCodec, PromptLogprob, RequestId, Sampled, Token, stream::End};
 
 /// A request with this header is told what ran where.
 pub(super) const TRACE: &str = "x-tsnode-trace";
@@ -358,7 +358,7 @@ impl Frame {
     pub fn envelope(
         &self,
         choices: Vec<Value>,
-        codecs: impl IntoIterator<Item = Option<KvCodec>>,
+        codecs: impl IntoIterator<Item = Option<PromptCodec>>,
     ) -> Map<String, Value> {
         let mut map = Map::new();
         map.insert("id".into(), json!(self.id));

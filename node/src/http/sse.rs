@@ -18,7 +18,7 @@ use std::convert::Infallible;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tsnode_protocol::{KvCodec, Token};
+use tsnode_protocol::{PromptCodec, Token};
 
 /// Events a slow client has not read; above it the answer waits.
 const EVENTS: usize = 64;
@@ -53,7 +53,7 @@ async fn write(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form, even
     let mut writers: Vec<Writer<'_>> = answers.iter().map(|a| Writer::new(&model, wanted, form, a)).collect();
     let (prompts, mut replies) = merge(answers);
     let seen: Vec<Seen> = (0..prompts.len()).map(|index| wanted.naming.seen(index)).collect();
-    let mut codecs: Vec<Option<KvCodec>> = seen.iter().map(|seen| seen.codec).collect();
+    let mut codecs: Vec<Option<PromptCodec>> = seen.iter().map(|seen| seen.codec).collect();
     let mut begun: Vec<bool> = seen.iter().map(|seen| seen.tokens > 0).collect();
     writers.iter_mut().zip(&begun).filter(|(_, begun)| **begun).for_each(|(writer, _)| writer.goes_on());
     let mut open = prompts.len();
@@ -159,7 +159,7 @@ fn merge(answers: Vec<Answer>) -> (Vec<Vec<Token>>, mpsc::Receiver<(usize, Reply
 /// Some of the answer with that number, whose KV went through that.
 fn part(
     frame: &Frame,
-    (index, codec): (usize, Option<KvCodec>),
+    (index, codec): (usize, Option<PromptCodec>),
     piece: &Piece,
     wanted: &Wanted,
     first: Option<&[Token]>,
@@ -174,7 +174,7 @@ fn part(
 /// What closes a stream: usage and trace, where asked for, and `[DONE]`.
 async fn last(
     frame: &Frame,
-    codecs: Vec<Option<KvCodec>>,
+    codecs: Vec<Option<PromptCodec>>,
     usage: Option<Value>,
     trace: Option<Value>,
     events: &Events,

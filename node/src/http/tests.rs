@@ -50,7 +50,7 @@ use tsnode_coordinator::{
 };
 use tsnode_kernels::source::ModelSource;
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Device, DeviceKind, FlopsPerSecond, Gpus, KvCodec, Load, ModelCard, ModelId, PeerId,
+    Advert, BytesPerSecond, Device, DeviceKind, FlopsPerSecond, Gpus, KvCodec, Load, ModelCard, ModelId, PeerId, PromptCodec,
     PromptLogprob, RequestId, Sampled, SettingKey, SettingValue, Token, kv::KvPace, sampling::TokenLogprob,
     stream::End,
 };
@@ -207,7 +207,7 @@ async fn play(
             Part::Write(tokens) => (tokens.clone(), Some(End::Stop)),
             Part::BreakOff(said) => (in_tokens(&text, said), None),
         };
-        replies.send(Reply::Settled(KvCodec::Int4)).await.unwrap();
+        replies.send(Reply::Settled(KvCodec::Int4.into())).await.unwrap();
         for (index, one) in tokens.into_iter().enumerate() {
             replies.send(token(&text, index as u32, one)).await.unwrap();
         }

@@ -93,6 +93,7 @@ mod tests {
             cached_tokens: 0,
             new_tokens: 1,
             codec: KvCodec::Raw,
+            first_part: None,
             kv_codec: None,
             kv_bytes: 0,
             ttft: 0.1,

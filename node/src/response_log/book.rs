@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tokio::time::Instant;
 use tsnode_protocol::{
-    GroupId, KvCodec, PeerId, RequestId, Sampled, TokenLogprob, limits,
+    GroupId, PeerId, PromptCodec, RequestId, Sampled, TokenLogprob, limits,
     response_log::{Fingerprint, PART_TOKENS, Record, ResponseLogHead, ResponseLogPart},
 };
 
@@ -100,7 +100,7 @@ impl Book {
         true
     }
 
-    pub fn settled(&mut self, key: Key, life: Life, codec: KvCodec, holder: Option<GroupId>) {
+    pub fn settled(&mut self, key: Key, life: Life, codec: PromptCodec, holder: Option<GroupId>) {
         if let Some(entry) = self.entries.get_mut(&key).filter(|e| e.life == life) {
             (entry.said.codec, entry.said.holder) = (codec, holder);
         }

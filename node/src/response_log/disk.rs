@@ -204,7 +204,7 @@ mod tests {
     }
 
     fn said(count: u32) -> Recalled {
-        Recalled { codec: KvCodec::Int4, holder: HOLDER, answer: tokens(0..count) }
+        Recalled { codec: KvCodec::Int4.into(), holder: HOLDER, answer: tokens(0..count) }
     }
 
     fn begin(at: u64) -> Record {
@@ -213,7 +213,7 @@ mod tests {
 
     fn part(from: u32, to: u32, at: u64) -> Record {
         let Key { request, gateway } = KEY;
-        let part = ResponseLogPart { codec: KvCodec::Int4, holder: HOLDER, tokens: tokens(from..to) };
+        let part = ResponseLogPart { codec: KvCodec::Int4.into(), holder: HOLDER, tokens: tokens(from..to) };
         Record::Part { request, gateway, from, part, at }
     }
 
@@ -230,7 +230,7 @@ mod tests {
         let store = Store::open(folder.path()).unwrap();
         let (book, mut writer) = open(&store).unwrap();
         let life = lock(&book).open(KEY, ASKED, Recalled::default()).unwrap();
-        lock(&book).settled(KEY, life, KvCodec::Int4, HOLDER);
+        lock(&book).settled(KEY, life, KvCodec::Int4.into(), HOLDER);
         for n in 0..200 {
             lock(&book).add(KEY, life, tokens(n * 10..n * 10 + 10));
             writer.save(Instant::now());

@@ -25,6 +25,7 @@ pub(super) struct Expected {
     /// This peer.
     pub me: PeerId,
     pub request: RequestId,
+    /// Of its prompt those that come, the first ones.
     pub tokens: u32,
     pub codec: KvCodec,
     pub patience: Duration,

@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::batcher::{Action, Batcher, BatcherConfig, Event, Kind, NewSequence};
 use tsnode_protocol::{
-    Group, KvCodec, Load, PeerId, RequestId, RingId, Token,
+    Group, KvCodec, Load, PeerId, PromptCodec, RequestId, RingId, Token,
     ring::{KvExport, RingFrame, RingHello},
     stream::{DecodeEvent, DecodeOrder, DecodeRequest, PrefillEvent},
 };
@@ -109,7 +109,7 @@ type Heard = [Option<Event>; 2];
 /// What a gateway knows of a sequence beside its prompt.
 struct Known {
     answered: Vec<Token>,
-    codec: KvCodec,
+    codec: PromptCodec,
 }
 
 /// The way back to a sequence's gateway.
@@ -386,7 +386,7 @@ impl Leader {
                 let export = KvExport { targets: request.targets, codec: request.codec, pace: request.pace };
                 let kind = Kind::Export(export);
                 // What is packed are copies: here the prompt's KV stays as it is.
-                let known = Known { answered: Vec::new(), codec: KvCodec::Raw };
+                let known = Known { answered: Vec::new(), codec: KvCodec::Raw.into() };
                 (self.sequence(id, request.prompt, known, request.generation, kind), Client::Prefill(events))
             }
         };

@@ -205,7 +205,7 @@ impl Worker {
         let admission = self.admissions;
         let (request, prompt_tokens) = (admit.request, admit.tokens.len() as u32 - admit.answered);
         if let Some(kv) = admit.await_kv {
-            self.expect_kv(request, admission, prompt_tokens, kv);
+            self.expect_kv(request, admission, kv);
         }
         let sampler = self.context.is_last().then(|| self.sampler(admit, prompt_tokens as usize));
         let export = admit.export.clone().map(|what| {
@@ -271,11 +271,11 @@ impl Worker {
         self.pass(RingFrame::Grow(grow)).await
     }
 
-    fn expect_kv(&self, request: RequestId, admission: Admission, tokens: u32, kv: AwaitKv) {
+    fn expect_kv(&self, request: RequestId, admission: Admission, kv: AwaitKv) {
         self.kv_receiver.expect(Expected {
             me: self.context.me,
             request,
-            tokens,
+            tokens: kv.tokens,
             codec: kv.codec,
             patience: Duration::from_millis(kv.patience_ms.into()),
             stage: self.context.clone(),

@@ -52,7 +52,7 @@ fn written() -> Vec<(&'static str, Vec<u8>)> {
     let names = [PeerId([7; 32]).to_string(), RequestId([9; 16]).to_string(), ModelId([1; 16]).to_string()];
     let head = ResponseLogHead { request: RequestId([9; 16]), asked: Fingerprint([4; 32]) };
     let sampled = Sampled { token: Token(300), logprob: Some(-0.5), top: vec![] };
-    let part = ResponseLogPart { codec: KvCodec::Int4, holder: Some(GroupId([7; 8])), tokens: vec![sampled; 3] };
+    let part = ResponseLogPart { codec: KvCodec::Int4.into(), holder: Some(GroupId([7; 8])), tokens: vec![sampled; 3] };
     let record =
         Record::Part { request: head.request, gateway: PeerId([6; 32]), from: 5, part: part.clone(), at: 1 << 31 };
     let mut ledger = ledger::HEADER.to_vec();

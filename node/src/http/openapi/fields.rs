@@ -26,8 +26,8 @@ pub(super) enum Kind {
     Whole(i64, i64),
     /// A number within bounds.
     Number(f64, f64),
-    /// One of these texts.
-    OneOf(&'static [&'static str]),
+    /// One of these packings, or of a prompt's first tokens: `int4`, `int4@128`.
+    Packing(&'static [&'static str]),
     /// Just this value, as JSON: what else the field may ask for is not built.
     Only(&'static str),
     /// A schema of its own, as JSON.
@@ -95,7 +95,7 @@ pub(super) const OWN: &[Field] = &[
     field("include_stop_str_in_output", At::Both, Kind::Flag, "As in vLLM"),
     field("truncate_prompt_tokens", At::Both, Kind::Whole(-1, 1 << 20), "As in vLLM; 0 is refused"),
     field("return_token_ids", At::Both, Kind::Flag, "As in vLLM"),
-    field("kv_codec", At::Both, Kind::OneOf(&["raw", "int3", "int4", "int8"]), "What the prompt's KV goes through"),
+    field("kv_codec", At::Both, Kind::Packing(&["raw", "int3", "int4", "int8"]), "What the prompt's KV goes through"),
     field("service_tier", At::Both, Kind::Text, "flex gives way to others for a while, as batch requests do"),
     field("priority", At::Both, Kind::Whole(SEED.0, SEED.1), "Above 0: a batch request, which gives way for a while"),
     field("suffix", At::Completions, Kind::Only("\"\""), "Not built"),
@@ -158,9 +158,9 @@ impl Field {
             Kind::Flag => json!({ "type": ["boolean", "null"] }),
             Kind::Whole(low, high) => json!({ "type": ["integer", "null"], "minimum": low, "maximum": high }),
             Kind::Number(low, high) => json!({ "type": ["number", "null"], "minimum": low, "maximum": high }),
-            Kind::OneOf(names) => {
-                let names: Vec<Value> = names.iter().map(|name| json!(name)).chain([Value::Null]).collect();
-                json!({ "enum": names })
+            Kind::Packing(names) => {
+                let pattern = format!("^({})(@[1-9][0-9]*)?$", names.join("|"));
+                json!({ "type": ["string", "null"], "pattern": pattern })
             }
             Kind::Only(value) => json!({ "enum": [parsed(value), null] }),
             Kind::Other(schema) => parsed(schema),

@@ -29,7 +29,10 @@ fn examples(field: &Field) -> (Vec<Value>, Vec<Value>) {
         Kind::Number(low, high) => {
             (vec![json!(low), json!(high)], vec![json!(low - 0.1), json!(high + 0.1), json!("x")])
         }
-        Kind::OneOf(names) => (names.iter().map(|name| json!(name)).collect(), vec![json!("x"), json!(1)]),
+        Kind::Packing(names) => {
+            let each = names.iter().flat_map(|name| [json!(name), json!(format!("{name}@128"))]);
+            (each.collect(), vec![json!("x"), json!(1), json!("int4@100"), json!("@128")])
+        }
         Kind::Only(value) => (vec![serde_json::from_str(value).unwrap()], vec![json!("x"), json!(7)]),
         Kind::Other(_) | Kind::Any => (vec![], vec![]),
     }

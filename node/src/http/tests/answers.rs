@@ -75,18 +75,22 @@ async fn a_request_fixes_what_its_kv_goes_through_by_a_name_that_there_is() {
         let names = [("raw", KvCodec::Raw), ("int3", KvCodec::Int3), ("int4", KvCodec::Int4), ("int8", KvCodec::Int8)];
         for (name, codec) in names {
             assert_eq!(api.post(path, of(json!(name))).await.0, 200);
-            assert_eq!(api.last_asked().codec, Some(codec));
+            assert_eq!(api.last_asked().codec, Some(codec.into()));
         }
+        assert_eq!(api.post(path, of(json!("int4@128"))).await.0, 200);
+        assert_eq!(api.last_asked().codec, Some(PromptCodec { codec: KvCodec::Int4, first: Some(128) }));
         for unsaid in [body.clone(), of(Value::Null)] {
             assert_eq!(api.post(path, unsaid).await.0, 200);
             assert_eq!(api.last_asked().codec, None);
         }
-        for wrong in [json!("int5"), json!("auto"), json!(""), json!(4), json!(["raw"])] {
+        for wrong in [json!("int5"), json!("int4@100"), json!("auto"), json!(""), json!(4), json!(["raw"])] {
             let (status, refused) = api.post(path, of(wrong.clone())).await;
             assert_eq!((status, &refused["error"]["param"]), (400, &json!("kv_codec")), "{wrong}: {refused}");
         }
         let (_, refused) = api.post(path, of(json!("int5"))).await;
-        assert_eq!(refused["error"]["message"], "'kv_codec' must be one of raw, int3, int4, int8");
+        let why = "'kv_codec' must be one of raw, int3, int4, int8, for a prompt's first tokens alone followed by @ and a \
+                   multiple of 64";
+        assert_eq!(refused["error"]["message"], why);
     }
     // Three bits are not built for cards: whoever asks for them there must not break a group's ring.
     api.view.send_modify(|view| view.peers.push(with_a_card()));

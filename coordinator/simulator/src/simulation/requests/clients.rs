@@ -84,7 +84,7 @@ impl Requests {
         (client.state, client.accepted, client.asked) = (State::Open, false, 0);
         let n = client.at.0;
         let answer: Vec<Token> = (0..client.got).map(|index| token(request, index)).collect();
-        let begun = (client.got > 0).then_some(Begun { codec: KvCodec::Raw, holder: None, answer });
+        let begun = (client.got > 0).then_some(Begun { codec: KvCodec::Raw.into(), holder: None, answer });
         let (sampling, max_new_tokens) = (Sampling::greedy(), client.most);
         let generation = Generation { sampling, max_new_tokens, stop_tokens: vec![], class: Default::default() };
         let prompt = (0..client.prompt).map(|k| token(request, u32::MAX - k)).collect();

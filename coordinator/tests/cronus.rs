@@ -1,0 +1,374 @@
+//! Stories of prompts that are parted between two groups: a slow one that computes first parts, and a fast one that computes the
+//! rest of each beside its answers.
+#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
+
+use std::sync::Arc;
+use std::time::Duration;
+use tsnode_coordinator::{
+    gate::{KvChoice, Overrule},
+    gateway::{Action, Begun, Event, Gateway, GatewayConfig, Trace, View},
+};
+use tsnode_protocol::{
+    Advert, BytesPerSecond, Device, DeviceKind, Epoch, FlopsPerSecond, Group, KvCodec, LayerProfile, LayerRange, Link,
+    Load, Misfit, ModelCard, ModelId, ModelShape, PathKind, PeerId, Phase, Plan, PromptCodec, RequestId, Route,
+    RoutePolicy, Sampled, Sampling, Seconds, SettingKey, SettingValue, Stage, SwarmSetting, Term, Token,
+    stream::{Computed, DecodeEvent, DecodeOrder, DecodeRequest, End, Generation, PrefillEvent, PrefillRequest},
+};
+
+const MODEL: ModelId = ModelId([1; 16]);
+const PROMPT: u32 = 1000;
+
+const SHAPE: ModelShape = ModelShape {
+    layers: 4,
+    hidden: 128,
+    intermediate: 256,
+    heads: 4,
+    kv_heads: 4,
+    head_dim: 32,
+    vocab: 100,
+    context: 2048,
+    layer_bytes: 1,
+    embed_bytes: 1,
+    head_bytes: 1,
+    experts: None,
+};
+
+fn peer(n: u8) -> PeerId {
+    PeerId([n; 32])
+}
+
+fn request(n: u8) -> RequestId {
+    RequestId([n; 16])
+}
+
+fn group(n: u8, phase: Phase) -> Group {
+    Group::new(MODEL, phase, vec![Stage { peer: peer(n), device: 0, layers: LayerRange { start: 0, end: 4 } }])
+}
+
+/// A device on which a token of a prompt takes so long (ms), of a swarm whose members have set that.
+fn advert(token: f64, set: &[SwarmSetting]) -> Advert {
+    let misfit = Misfit { r2: 1.0, mean: 0.0, largest: 0.0 };
+    let (prefill, decode) = ([1e-3, token * 0.25e-3, 0.0], [0.5e-3, 0.0, 0.0]);
+    let profile = LayerProfile { model: MODEL, prefill, decode, prompts: misfit, steps: misfit, mixed: misfit };
+    let device = Device {
+        name: "cpu".into(),
+        kind: DeviceKind::Cpu { threads: 1 },
+        memory_bytes: 1 << 30,
+        kv_bytes: 1 << 20,
+        flops: FlopsPerSecond(1e9),
+        bandwidth: BytesPerSecond(1e9),
+        profile: Some(profile),
+    };
+    let link = |n| Link { to: peer(n), latency: Seconds(1e-3), bandwidth: BytesPerSecond(1e9), path: PathKind::Direct };
+    Advert {
+        name: "peer".into(),
+        version: "0".into(),
+        addresses: vec![],
+        data_addresses: vec![],
+        devices: vec![device],
+        models: vec![ModelCard { id: MODEL, name: "model".into(), shape: SHAPE, files: vec![] }],
+        links: (1..9).map(link).collect(),
+        reachable: true,
+        encoders: vec![],
+        invites: vec![],
+        traffic: vec![],
+        settings: set.to_vec(),
+    }
+}
+
+fn set(policy: Option<RoutePolicy>, at: u64) -> SwarmSetting {
+    let (key, value) = (SettingKey::Route { model: None }, SettingValue::Route(policy));
+    SwarmSetting { key, value, at, by: peer(9) }
+}
+
+/// Peer 1 prefills at a third of the speed of peer 2, which decodes, and peer 3, which may take its place. The fast one has so many
+/// tokens of prompts to compute.
+struct Story {
+    gateway: Gateway,
+    view: View,
+    now: Duration,
+}
+
+impl Story {
+    fn new(config: GatewayConfig, pending_tokens: u32) -> Self {
+        let groups = vec![group(1, Phase::Prefill), group(2, Phase::Decode), group(3, Phase::Decode)];
+        let route = |i: usize, share| Route { prefill: groups[0].id, decode: groups[i].id, share };
+        let routes = vec![route(1, 1.0), route(2, 1e-9)];
+        let up = [(0, 0), (1, pending_tokens), (2, 0)];
+        let load = |pending_tokens| Load { pending_tokens, ..Load::default() };
+        let up = up.map(|(i, pending): (usize, u32)| (groups[i].id, load(pending))).into();
+        let plan = Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, reason: String::new() };
+        let view = View { plan: Some(Arc::new(plan)), up, ..View::default() };
+        let mut story = Self { gateway: Gateway::new(config), view, now: Duration::ZERO };
+        story.sets(Some(RoutePolicy::Cronus), 1);
+        story
+    }
+
+    fn busy() -> Self {
+        Self::new(GatewayConfig { kv: KvChoice::Int4, ..GatewayConfig::default() }, 2000)
+    }
+
+    /// Members have set how requests are routed.
+    fn sets(&mut self, policy: Option<RoutePolicy>, at: u64) -> Vec<Action> {
+        let set = [set(policy, at)];
+        let adverts = [(1, 3.0), (2, 1.0), (3, 1.0)].map(|(n, token)| (peer(n), advert(token, &set)));
+        self.view.adverts = Arc::new(adverts.into());
+        self.tell(Event::View(self.view.clone()))
+    }
+
+    fn tell(&mut self, event: Event) -> Vec<Action> {
+        self.gateway.on_event(self.now, event)
+    }
+
+    fn ask(
+        &mut self,
+        n: u8,
+        overrule: Option<Overrule>,
+        codec: Option<PromptCodec>,
+        begun: Option<Begun>,
+    ) -> Vec<Action> {
+        let sampling = Sampling { temperature: 0.5, ..Sampling::greedy() };
+        let generation = Generation { sampling, max_new_tokens: 9, stop_tokens: vec![], class: Default::default() };
+        let (request, prompt) = (request(n), (0..PROMPT).map(Token).collect());
+        self.tell(Event::Submit { request, model: MODEL, prompt, generation, begun, overrule, codec })
+    }
+
+    /// What a decode group is asked for a new request.
+    fn asked(&mut self, n: u8) -> DecodeRequest {
+        opened(&self.ask(n, None, None, None))
+    }
+
+    fn decode(&mut self, n: u8, event: DecodeEvent) -> Vec<Action> {
+        self.tell(Event::Decode { request: request(n), event })
+    }
+
+    fn grant(&mut self, n: u8) -> Option<PrefillRequest> {
+        let actions = self.decode(n, DecodeEvent::Granted { cached: 0 });
+        actions.into_iter().find_map(|action| match action {
+            Action::OpenPrefill { open, .. } => Some(open),
+            _ => None,
+        })
+    }
+
+    fn token(&mut self, n: u8, index: u32) -> Vec<Action> {
+        self.decode(n, DecodeEvent::Token { index, sampled: sampled(10 + index) })
+    }
+
+    /// The slow one has computed what it was asked for.
+    fn first(&mut self, n: u8) -> Vec<Action> {
+        let computed = Computed { queued: Seconds(0.0), took: Seconds(0.5) };
+        let event = PrefillEvent::First { sampled: sampled(99), computed, cached: 0 };
+        self.tell(Event::Prefill { request: request(n), event })
+    }
+
+    fn kv_sent(&mut self, n: u8) -> Vec<Action> {
+        let event = PrefillEvent::KvSent { bytes: 1, after: Seconds(0.1) };
+        self.tell(Event::Prefill { request: request(n), event })
+    }
+}
+
+fn sampled(n: u32) -> Sampled {
+    Sampled { token: Token(n), logprob: None, top: vec![] }
+}
+
+fn opened(actions: &[Action]) -> DecodeRequest {
+    let open = |action: &Action| match action {
+        Action::OpenDecode { open, .. } => Some(open.clone()),
+        _ => None,
+    };
+    actions.iter().find_map(open).unwrap_or_else(|| panic!("{actions:?}"))
+}
+
+fn told(actions: &[Action]) -> Vec<u32> {
+    let token = |action: &Action| match action {
+        Action::Token { sampled, .. } => Some(sampled.token.0),
+        _ => None,
+    };
+    actions.iter().filter_map(token).collect()
+}
+
+fn trace(actions: &[Action]) -> Trace {
+    let trace = |action: &Action| match action {
+        Action::Trace(trace) => Some((**trace).clone()),
+        _ => None,
+    };
+    actions.iter().find_map(trace).unwrap()
+}
+
+#[test]
+fn the_slow_side_computes_what_it_can_before_the_fast_one_gets_to_it() {
+    // Who has nothing to do begins at once.
+    let mut story = Story::new(GatewayConfig::default(), 0);
+    let open = story.asked(1);
+    assert_eq!((open.await_kv, open.codec), (false, KvCodec::Raw.into()));
+    // 2000 tokens there take it two seconds, but for what it is spared; a third of that speed is 400 tokens or so.
+    let mut parts = [600, 1000, 2000].map(|pending| {
+        let open = Story::new(GatewayConfig::default(), pending).asked(1);
+        assert!(open.await_kv && open.codec.check().is_ok() && open.prompt.len() == PROMPT as usize, "{open:?}");
+        open.codec.first.unwrap()
+    });
+    assert!(parts.is_sorted() && (448..=640).contains(&parts[2]), "{parts:?}");
+    parts.reverse();
+    assert!(!parts.is_sorted());
+    // What it can compute all of in time it does, as without the policy.
+    let open = Story::new(GatewayConfig::default(), 20_000).asked(1);
+    assert!(open.await_kv && open.codec.first.is_none());
+}
+
+#[test]
+fn the_first_token_comes_from_who_computes_the_rest() {
+    let mut story = Story::busy();
+    let open = story.asked(1);
+    let (codec, first) = (open.codec, open.codec.first.unwrap());
+    assert_eq!(codec.codec, KvCodec::Int4);
+    let prefill = story.grant(1).unwrap();
+    assert_eq!((prefill.prompt.len(), prefill.codec), (first as usize, KvCodec::Int4));
+    assert_eq!(prefill.prompt[..], open.prompt[..first as usize]);
+    assert_eq!(prefill.generation.max_new_tokens, 1);
+    assert_eq!(story.first(1), [], "what follows a part is nobody's token");
+    assert_eq!(story.kv_sent(1), [Action::ClosePrefill { request: request(1) }]);
+    let actions = story.token(1, 0);
+    assert_eq!(told(&actions), [10]);
+    assert!(actions.contains(&Action::Settled { request: request(1), codec, holder: None }), "{actions:?}");
+    let actions = story.decode(1, DecodeEvent::End(End::Stop));
+    let trace = trace(&actions);
+    assert_eq!((trace.first_part, trace.prefill, trace.decode), (Some(first), peer(1), peer(2)));
+    assert!(trace.reason.starts_with(&format!("{first} of 1000 tokens elsewhere")), "{}", trace.reason);
+    let served = actions.iter().find_map(|a| if let Action::Served(served) = a { Some(served) } else { None });
+    assert_eq!(served.unwrap().codec, codec, "a check computes it in the same way");
+}
+
+/// Wherever it is when the slow side fails, the fast one computes all of it, and the client notices nothing.
+#[test]
+fn a_first_part_that_fails_is_computed_where_the_rest_is() {
+    for is_computed in [false, true] {
+        let mut story = Story::busy();
+        let codec = story.asked(1).codec;
+        story.grant(1).unwrap();
+        if is_computed {
+            story.first(1);
+        }
+        let lost = story.tell(Event::PrefillLost { request: request(1), reason: "it died".into() });
+        let home = Action::Order { request: request(1), order: DecodeOrder::PrefillHere { first: None } };
+        assert_eq!(lost, [Action::ClosePrefill { request: request(1) }, home]);
+        let actions = story.token(1, 0);
+        assert!(told(&actions) == [10]);
+        assert!(actions.contains(&Action::Settled { request: request(1), codec, holder: None }), "{actions:?}");
+    }
+    // One that hangs is waited for as long as it may take, and no longer.
+    let mut story = Story::busy();
+    story.asked(1);
+    story.grant(1).unwrap();
+    let home = loop {
+        story.now = story.gateway.deadline().unwrap();
+        let actions = story.tell(Event::Deadline);
+        if !actions.is_empty() {
+            break actions;
+        }
+    };
+    assert!(home.contains(&Action::Order { request: request(1), order: DecodeOrder::PrefillHere { first: None } }));
+    assert!(story.now < Duration::from_secs(120), "{:?}", story.now);
+}
+
+#[test]
+fn an_answer_goes_on_elsewhere_as_its_prompt_was_parted() {
+    let mut story = Story::busy();
+    let codec = story.asked(1).codec;
+    story.grant(1).unwrap();
+    story.first(1);
+    story.kv_sent(1);
+    story.token(1, 0);
+    story.token(1, 1);
+    let actions = story.tell(Event::DecodeLost { request: request(1), reason: "it died".into() });
+    let open = opened(&actions);
+    assert_eq!((open.codec, &open.answered[..]), (codec, &[Token(10), Token(11)][..]));
+    if let Some(prefill) = story.grant(1) {
+        assert_eq!(prefill.prompt.len(), codec.first.unwrap() as usize);
+    }
+    // So does a gateway that has it from a response log, or from the client alone.
+    for answer in [vec![Token(10)], vec![]] {
+        let mut story = Story::new(GatewayConfig::default(), 0);
+        let begun = Begun { codec, holder: None, answer };
+        assert_eq!(opened(&story.ask(1, None, None, Some(begun))).codec, codec);
+    }
+}
+
+/// Numbers that stay as they are say nothing of where a prompt was parted.
+#[test]
+fn raw_numbers_rest_on_no_part() {
+    let mut story = Story::new(GatewayConfig { kv: KvChoice::Raw, ..GatewayConfig::default() }, 2000);
+    assert!(story.asked(1).codec.first.is_some());
+    story.grant(1).unwrap();
+    story.first(1);
+    story.kv_sent(1);
+    let actions = story.token(1, 0);
+    let settled = Action::Settled { request: request(1), codec: KvCodec::Raw.into(), holder: None };
+    assert!(actions.contains(&settled), "{actions:?}");
+    let actions = story.tell(Event::DecodeLost { request: request(1), reason: "it died".into() });
+    assert_eq!(opened(&actions).codec.basis(), KvCodec::Raw.into());
+}
+
+#[test]
+fn what_is_fixed_stays_as_it_is() {
+    let of = |fixed, overrule, codec: Option<PromptCodec>| {
+        let mut story = Story::new(GatewayConfig { fixed, ..GatewayConfig::default() }, 2000);
+        opened(&story.ask(1, overrule, codec, None))
+    };
+    let parted = PromptCodec::of_first(KvCodec::Int4, 128, PROMPT);
+    assert_eq!(of(Some(KvCodec::Int4), None, None).codec, KvCodec::Int4.into(), "all of it, as the owner says");
+    assert!(of(Some(KvCodec::Raw), None, None).codec.first.is_some(), "which changes no token");
+    let (here, sent) = (Some(Overrule::InPlace), Some(Overrule::Sent(None)));
+    assert!(!of(None, here, None).await_kv && of(None, sent, None).codec.first.is_none());
+    // A client may say where it is parted, and is answered the same wherever it is computed.
+    for overrule in [None, here, sent] {
+        let open = of(None, overrule, Some(parted));
+        assert_eq!(open.codec, parted);
+        assert!(overrule.is_none() || open.await_kv == (overrule == sent));
+    }
+}
+
+#[test]
+fn requests_wait_at_the_gate_while_one_waits_at_the_slow_side() {
+    let mut story = Story::busy();
+    story.asked(1);
+    story.asked(2);
+    assert_eq!((story.ask(3, None, None, None), story.ask(4, None, None, None)), (vec![], vec![]));
+    assert_eq!(story.ask(5, None, None, None), [], "nobody overtakes");
+    opened(&story.ask(7, Some(Overrule::InPlace), None, None));
+    assert!(story.gateway.deadline().is_some_and(|at| at > story.now), "and nobody is busy waiting");
+    story.now = Duration::from_millis(700);
+    assert_eq!(story.tell(Event::Deadline), []);
+    assert!(story.gateway.deadline().is_some_and(|at| at > story.now));
+    // One of those that wait goes; the next gets its turn once a first part is computed.
+    story.tell(Event::Cancel { request: request(3) });
+    story.grant(1).unwrap();
+    let let_through = story.first(1);
+    assert!(matches!(&let_through[..], [Action::OpenDecode { request: r, .. }] if *r == request(4)), "{let_through:?}");
+    // Another policy holds nobody.
+    let let_through = story.sets(Some(RoutePolicy::Live), 2);
+    assert!(matches!(&let_through[..], [Action::OpenDecode { request: r, .. }] if *r == request(5)), "{let_through:?}");
+    assert!(opened(&story.ask(6, None, None, None)).codec.first.is_none());
+}
+
+/// Slower than it measured itself, the slow side gets less.
+#[test]
+fn what_parts_took_is_learnt() {
+    let mut story = Story::busy();
+    let before = story.asked(1).codec.first.unwrap();
+    story.tell(Event::Cancel { request: request(1) });
+    for n in 0..12 {
+        let first = story.asked(10 + n).codec.first.unwrap_or(0);
+        if first == 0 {
+            break;
+        }
+        story.grant(10 + n).unwrap();
+        // Ten times as long as by its profile, of more tokens and of fewer.
+        let cached = if n % 2 == 0 { 0 } else { first / 3 * 2 };
+        let computed = Computed { queued: Seconds(0.0), took: Seconds(0.03 * f64::from(first - cached)) };
+        let event = PrefillEvent::First { sampled: sampled(9), computed, cached };
+        story.tell(Event::Prefill { request: request(10 + n), event });
+        story.tell(Event::Cancel { request: request(10 + n) });
+    }
+    let after = opened(&story.ask(2, None, None, None)).codec.first.unwrap_or(0);
+    assert!(after < before / 2, "{after} after {before}");
+}
