@@ -50,9 +50,9 @@ use tsnode_coordinator::{
 };
 use tsnode_kernels::source::ModelSource;
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Device, DeviceKind, FlopsPerSecond, Gpus, KvCodec, Load, ModelCard, ModelId, PeerId, PromptCodec,
-    PromptLogprob, RequestId, Sampled, SettingKey, SettingValue, Token, kv::KvPace, sampling::TokenLogprob,
-    stream::End,
+    Advert, BytesPerSecond, Device, DeviceKind, FlopsPerSecond, Gpus, KvCodec, Load, ModelCard, ModelId, PeerId,
+    PromptCodec, PromptLogprob, RequestId, Sampled, SettingKey, SettingValue, Token, kv::KvPace,
+    sampling::TokenLogprob, stream::End,
 };
 
 /// What the gateway does with a request.
