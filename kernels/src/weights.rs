@@ -343,7 +343,10 @@ impl Tensor {
         self.widen_row(index, out);
         let Entry { called, storage, .. } = &*self.entry;
         match Bad::of(out) {
-            Some(bad) => Err(WeightsError::NotFinite { file: storage.file.to_string(), name: called.clone(), bad }),
+            Some(bad) => {
+                let bad = Bad { index: index * self.cols + bad.index, ..bad };
+                Err(WeightsError::NotFinite { file: storage.file.to_string(), name: called.clone(), bad })
+            }
             None => Ok(()),
         }
     }
