@@ -6,10 +6,11 @@ use std::time::Duration;
 use tsnode_coordinator::{
     gate::{Overrule, SplitChoice},
     gateway::{Action, Begun, Event, Gateway, GatewayConfig, View},
+    sample,
 };
 use tsnode_protocol::{
     Advert, BytesPerSecond, Device, DeviceKind, Epoch, FlopsPerSecond, Group, KvCodec, LayerProfile, LayerRange, Load,
-    Misfit, ModelId, PeerId, Phase, Plan, RequestId, Route, Sampled, Sampling, Seconds, Stage, Term, Token,
+    Misfit, ModelCard, ModelId, PeerId, Phase, Plan, RequestId, Route, Sampled, Sampling, Seconds, Stage, Term, Token,
     kv::{Delivery, KvPace},
     stream::{Computed, DecodeEvent, DecodeOrder, End, Generation, PrefillEvent},
 };
@@ -659,4 +660,42 @@ fn what_kv_goes_through_is_fixed_by_a_request_or_by_the_gateways_owner() {
             assert_eq!(asked(Some(codec), Some(codec), overrule, Some(begun)), KvCodec::Int8);
         }
     }
+}
+
+/// Load is a group's: one host leads two groups that decode, and one of them is busy. A prompt is computed elsewhere for the
+/// busy one, which others would wait for, and in place for the idle one.
+#[test]
+fn the_gate_looks_at_the_queue_of_the_group_and_not_of_its_leaders_other_one() {
+    let on = |device| {
+        let stage = Stage { peer: PeerId([2; 32]), device, layers: LayerRange { start: 0, end: 4 } };
+        Group::new(MODEL, Phase::Decode, vec![stage])
+    };
+    let (prefill, busy, idle) = (group(1, Phase::Prefill), on(0), on(1));
+    let is_sent = |to: &Group| {
+        let mut story = Story::of([prefill.clone(), busy.clone(), idle.clone()]);
+        story.gateway = Gateway::new(GatewayConfig::default());
+        let lends = |a: &mut Advert| {
+            let devices = [measured().devices, measured().devices].concat();
+            *a = Advert { devices, models: vec![ModelCard { id: MODEL, ..sample::card() }], ..measured() };
+        };
+        Arc::make_mut(&mut story.view.adverts).values_mut().for_each(lends);
+        story.view.up.insert(busy.id, Load { running: 8, ..Load::default() });
+        let plan = story.view.plan.as_mut().unwrap();
+        let routes = vec![Route { prefill: prefill.id, decode: to.id, share: 1.0 }];
+        *plan = Arc::new(Plan { routes, ..Plan::clone(plan) });
+        story.tell(Event::View(story.view.clone()));
+        let generation = Generation {
+            sampling: Sampling::greedy(),
+            max_new_tokens: 3,
+            stop_tokens: vec![],
+            class: Default::default(),
+        };
+        let (prompt, overrule, codec) = (vec![Token(1); 200], None, None);
+        let submit = Event::Submit { request: REQUEST, model: MODEL, prompt, generation, begun: None, overrule, codec };
+        match &story.tell(submit)[..] {
+            [Action::OpenDecode { open, .. }] if open.group == to.id => open.await_kv,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!((is_sent(&busy), is_sent(&idle)), (true, false));
 }
