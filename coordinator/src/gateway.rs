@@ -3,6 +3,7 @@
 //! Every submitted request ends exactly once: [`Action::Unserved`] or [`Action::End`], unless its client goes first.
 //! Prefill and decode groups only help: what fails there is tried elsewhere, or ends the request with a stated error.
 
+mod alone;
 mod cronus;
 mod events;
 mod judging;
@@ -374,7 +375,7 @@ impl Gateway {
         if r.state.is_prefilling() {
             out.push(Action::ClosePrefill { request });
         }
-        if let Some(trace) = r.trace(now, request, &self.view.adverts) {
+        if let Some(trace) = r.trace(now, request, &self.view) {
             out.push(Action::Trace(Box::new(trace)));
         }
         if matches!(end, End::Stop | End::Length) {

@@ -33,6 +33,7 @@ pub mod rng;
 pub mod router;
 pub mod sample;
 pub mod scheduler;
+pub mod service_monitor;
 pub mod settings;
 pub mod spot_check;
 pub mod time;

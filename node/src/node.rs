@@ -536,6 +536,7 @@ fn first_view(identity: &Identity, belonging: &Belonging, http: SocketAddr, spli
         split,
         settings: Vec::new(),
         attainment: Vec::new(),
+        services: Vec::new(),
         ready_groups: Vec::new(),
         peers: Vec::new(),
         models: Vec::new(),

@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::SocketAddr;
 use tsnode_coordinator::{
-    batcher::Tally, gate::SplitChoice, lending::Lending, planner::live::Shortfall, waiting::NotReady,
+    batcher::Tally, gate::SplitChoice, lending::Lending, planner::live::Shortfall, service_monitor::ServiceReport,
+    waiting::NotReady,
 };
 use tsnode_kernels::load::{InUse, Progress};
 use tsnode_protocol::{
@@ -113,6 +114,9 @@ pub struct SwarmView {
     /// How many of the requests that ended at this gateway in the last ten minutes kept their targets.
     #[serde(default)]
     pub attainment: Vec<AttainmentView>,
+    /// What clients of this gateway asked of each model in the last ten minutes, and how they were served.
+    #[serde(default)]
+    pub services: Vec<ServiceView>,
     /// Groups whose leaders say they take requests.
     pub ready_groups: Vec<GroupId>,
     /// Every peer known to be alive, this one included, by id.
@@ -227,6 +231,16 @@ pub struct AttainmentView {
     pub in_time: usize,
 }
 
+/// What is asked of one model at a gateway.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ServiceView {
+    /// The model's name.
+    pub model: String,
+    /// What its monitor has seen.
+    #[serde(flatten)]
+    pub report: ServiceReport,
+}
+
 /// A peer that is cut off.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CutOffView {
@@ -287,6 +301,7 @@ pub(crate) mod tests {
             split: Default::default(),
             settings: vec![],
             attainment: vec![],
+            services: vec![],
             ready_groups: vec![],
             peers: vec![],
             models: vec![],

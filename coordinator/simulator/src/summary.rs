@@ -14,6 +14,7 @@ use tsnode_coordinator::{
         slo::{self, Reference, Slo},
         workload::Request,
     },
+    service_monitor,
 };
 use tsnode_protocol::{Bytes, BytesPerToken, Seconds, Tokens};
 
@@ -156,8 +157,8 @@ impl Summary {
 /// alone, `means` by service; infinite for those that never ended.
 #[must_use]
 pub fn normalised(traces: &[Trace], means: &[Seconds]) -> Sorted {
-    let mean = |t: &Trace| means.get(usize::from(t.arrival.asked.service.0)).map_or(f64::NAN, |m| m.0);
-    Sorted::new(traces.iter().map(|t| (t.end - t.arrival.at).0 / mean(t)))
+    let mean = |t: &Trace| means.get(usize::from(t.arrival.asked.service.0)).map_or(Seconds(f64::NAN), |m| *m);
+    Sorted::new(traces.iter().map(|t| service_monitor::normalised(t.end - t.arrival.at, mean(t))))
 }
 
 /// Times of one machine's requests.

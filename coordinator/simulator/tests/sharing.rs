@@ -5,14 +5,16 @@ use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tsnode_coordinator::{
+    Time,
     policy::{
         batching::{Batch, Batching, Limits, Part, RequestNo, Seen, ServiceNo, Task},
         routing::Asked,
     },
     replay::{
         cost::IterationCost,
-        machines::{Alike, Arrival, Machine, Outcome, Simulation},
+        machines::{Alike, Arrival, Machine, Outcome, Simulation, Trace},
     },
+    service_monitor::{Answered, Event, ServiceMonitor},
 };
 use tsnode_protocol::{Seconds, SecondsPerToken};
 use tsnode_simulator::{
@@ -28,6 +30,7 @@ use tsnode_simulator::{
         },
         shortest_queue::ShortestQueue,
     },
+    summary::normalised,
 };
 
 /// A model that takes so long for a prompt token and for a step, whatever the batch.
@@ -382,5 +385,44 @@ proptest! {
             prop_assert!(t.arrival.at <= t.prompt_start && t.prompt_start < t.first && t.first <= t.end, "{t:?}");
         }
         prop_assert_eq!(&again().traces, &outcome.traces);
+    }
+}
+
+/// A peer's service monitors, told of a simulated machine's requests, say of them what comparisons here do.
+#[test]
+fn a_service_monitor_normalises_as_comparisons_do() {
+    let speed = |token: f64, step: f64| Speed { token: token * 1e-4, step: step * 1e-3 };
+    let kinds = [
+        Kind { speed: speed(2.0, 4.0), prompt: 120, answer: 10 },
+        Kind { speed: speed(5.0, 9.0), prompt: 60, answer: 40 },
+    ];
+    let arrivals: Vec<Arrival> = (0..300)
+        .map(|n| Arrival {
+            at: Seconds(f64::from(n) * 0.2),
+            asked: kinds[usize::from(n % 3 == 0)].asked(usize::from(n % 3 == 0)),
+        })
+        .collect();
+    let (policy, cost) = exact(&kinds, Doubling::RULES);
+    let outcome = run(policy, cost, &arrivals);
+    let means = kinds.map(|kind| Seconds(kind.takes()));
+    for (service, mean) in means.into_iter().enumerate() {
+        let theirs = outcome.traces.iter().filter(|t| usize::from(t.arrival.asked.service.0) == service);
+        let mut ended: Vec<Trace> = theirs.copied().collect();
+        ended.sort_by(|a, b| a.end.0.total_cmp(&b.end.0));
+        let mut monitor = ServiceMonitor::new(Time::ZERO);
+        for trace in &ended {
+            let (whole, alone) = (trace.end - trace.arrival.at, Some(mean));
+            let answered = Answered { whole, alone, in_time: Some(whole < mean * 2.0), ..Answered::default() };
+            monitor.on_event(Time::from_secs_f64(trace.end.0), Event::Answered(answered));
+        }
+        let report = monitor.report(Time::from_secs_f64(ended.last().unwrap().end.0)).unwrap();
+        let expected = normalised(&ended, &means);
+        let (said, performance) = (report.normalised.unwrap(), report.performance().unwrap());
+        assert!((said.mean - expected.mean()).abs() < 1e-9, "{said:?}, {}", expected.mean());
+        // The mean of what requests take alone is a sum here, and a number there.
+        assert!(said.p99 > expected.at(0.98) - 1e-9 && said.p99 < expected.at(1.0) + 1e-9, "{said:?}");
+        assert!(said.mean > 1.02, "they wait for each other: {said:?}");
+        let kept = ended.iter().filter(|t| (t.end - t.arrival.at) < mean * 2.0).count();
+        assert_eq!((report.answered, performance.attainment), (ended.len(), kept as f64 / ended.len() as f64));
     }
 }

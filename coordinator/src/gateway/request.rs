@@ -1,8 +1,8 @@
 //! A request as its gateway holds it.
 
 use super::{
-    Begun, GatewayConfig, Move, Resumption, Trace, patience::LEAST, prefix_cache::Trail, slowest, state::State,
-    trace::Timeline,
+    Begun, GatewayConfig, Move, Resumption, Trace, View, alone, patience::LEAST, prefix_cache::Trail, slowest,
+    state::State, trace::Timeline,
 };
 use crate::{
     Time,
@@ -14,7 +14,7 @@ use crate::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tsnode_protocol::{
-    Advert, GroupId, KvCodec, ModelId, PeerId, PromptCodec, RequestId, Sampled, Sampling, Stage, Token,
+    GroupId, KvCodec, ModelId, PromptCodec, RequestId, Sampled, Sampling, Stage, Token,
     kv::KvPace,
     stream::{DecodeRequest, Generation},
 };
@@ -268,8 +268,8 @@ impl Request {
         })
     }
 
-    /// What is told of it; peers are named, and their links and devices judged, by these adverts.
-    pub fn trace(&self, now: Time, request: RequestId, adverts: &BTreeMap<PeerId, Advert>) -> Option<Trace> {
+    /// What is told of it; peers are named, and their links and devices judged, as they are in this view.
+    pub fn trace(&self, now: Time, request: RequestId, view: &View) -> Option<Trace> {
         let deliveries = self.line.deliveries.clone();
         let (at, (prefill, decode)) = (self.state.placement()?, self.state.leaders()?);
         let prefillers = self.state.prefill_group().map(|group| &group.stages).filter(|stages| !stages.is_empty());
@@ -292,13 +292,16 @@ impl Request {
             kv_bytes: deliveries.iter().map(|d| d.bytes).sum(),
             ttft: self.line.since(self.line.first.unwrap_or(now)),
             total: self.line.since(now),
+            alone: None,
             parts: self.line.parts(now),
             deliveries,
             slowest: None,
             peers: BTreeMap::new(),
         };
-        trace.slowest = slowest::of(&trace, adverts);
-        trace.peers = trace.names(adverts);
+        let prefilled = if self.state.prefill_group().is_some() { at.pick.prefill } else { at.pick.decode };
+        trace.alone = alone::alone(&trace, alone::By { prefill: prefilled, decode: at.pick.decode }, view);
+        trace.slowest = slowest::of(&trace, &view.adverts);
+        trace.peers = trace.names(&view.adverts);
         Some(trace)
     }
 }

@@ -275,6 +275,7 @@ mod tests {
             kv_bytes: 0,
             ttft: 0.1,
             total: 1.0,
+            alone: None,
             parts,
             deliveries: vec![],
             moves: vec![],

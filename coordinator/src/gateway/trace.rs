@@ -47,6 +47,9 @@ pub struct Trace {
     pub ttft: f64,
     /// From submission to the end (seconds).
     pub total: f64,
+    /// What `total` would have been with nobody else there, by what the groups' devices were measured to take.
+    #[serde(default)]
+    pub alone: Option<Seconds>,
     /// Where `total` went.
     pub parts: Parts,
     /// KV that crossed the network, stream by stream: what each peer packed, sent and unpacked, hidden behind the prefill or

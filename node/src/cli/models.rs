@@ -2,6 +2,7 @@
 //! verified, imported.
 
 mod bars;
+mod demand;
 mod import;
 mod local;
 
@@ -25,6 +26,7 @@ pub(super) fn command() -> Command {
     let name = |help| Arg::new("name").value_name("NAME").help(help);
     let one = |verb: Command| verb.arg(json_flag());
     asking("models", "Models the swarm serves; with a verb, models that could be served here", "tsnode models")
+        .subcommand(demand::command())
         .subcommand(one(verb(
             "search",
             "Models whose names have these words: of the catalogue, and of the hub",
@@ -62,6 +64,7 @@ pub(super) fn command() -> Command {
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     let Some((verb, matches)) = matches.subcommand() else { return show::models(settings, matches).await };
     match verb {
+        "demand" => demand::run(settings, matches).await,
         "search" => search(matches).await,
         "pull" => pull(matches).await,
         "list" => local::list(matches),

@@ -321,6 +321,7 @@ pub(super) mod tests {
             kv_bytes: 124_928,
             ttft: 0.04,
             total: 3.652,
+            alone: None,
             parts: Parts {
                 queue: Seconds(0.002),
                 prefill: Seconds(0.038),

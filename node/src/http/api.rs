@@ -101,7 +101,7 @@ pub(super) async fn metrics(
 }
 
 pub(super) async fn swarm(State(state): State<ApiState>) -> Json<SwarmView> {
-    Json(state.shown())
+    Json(SwarmView { services: state.metrics.services(), ..state.shown() })
 }
 
 pub(super) async fn version() -> Json<Value> {

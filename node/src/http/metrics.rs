@@ -4,6 +4,7 @@
 
 mod attainment;
 mod request;
+mod services;
 mod text;
 
 pub(super) use attainment::Judged;
@@ -17,6 +18,7 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
+use services::Services;
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -40,6 +42,8 @@ const LATENCY: [f64; 22] = [
     0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
     480.0, 960.0,
 ];
+/// A request's time as a multiple of what such requests take alone: below 1 where a prefix cache or speculation helped.
+const NORMALISED: [f64; 16] = [0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.5, 10.0, 20.0, 50.0, 100.0];
 /// Tokens of a request.
 const TOKENS: [f64; 18] =
     [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5];
@@ -88,10 +92,14 @@ pub struct Metrics {
     time_to_first_token: Histograms,
     inter_token_latency: Histograms,
     e2e_latency: Histograms,
+    inference_time: Histograms,
+    time_per_output_token: Histograms,
+    normalised_latency: Histograms,
     prompt_lengths: Histograms,
     generation_lengths: Histograms,
     longest_choices: Histograms,
     kept: Arc<Kept>,
+    services: Arc<Services>,
     /// Held for set operations only.
     models: Mutex<BTreeSet<String>>,
 }
@@ -119,10 +127,14 @@ impl Default for Metrics {
             time_to_first_token: Histograms::new_with_constructor(|| Histogram::new(FIRST_TOKEN)),
             inter_token_latency: Histograms::new_with_constructor(|| Histogram::new(BETWEEN)),
             e2e_latency: latency(),
+            inference_time: latency(),
+            time_per_output_token: Histograms::new_with_constructor(|| Histogram::new(BETWEEN)),
+            normalised_latency: Histograms::new_with_constructor(|| Histogram::new(NORMALISED)),
             prompt_lengths: tokens(),
             generation_lengths: tokens(),
             longest_choices: tokens(),
             kept: Arc::default(),
+            services: Arc::default(),
             models: Mutex::default(),
         }
     }
@@ -191,6 +203,14 @@ impl Metrics {
         let help = "Seconds from a request's prompt to the end of its last answer";
         page.add("tsnode_e2e_request_latency_seconds", help, &self.e2e_latency);
         page.add("vllm:e2e_request_latency_seconds", help, &self.e2e_latency);
+        let help = "Seconds from when a request has its turn to its end";
+        page.add("tsnode_request_inference_time_seconds", help, &self.inference_time);
+        page.add("vllm:request_inference_time_seconds", help, &self.inference_time);
+        let help = "Seconds between tokens of a request that was answered to the end, on average";
+        page.add("tsnode_request_time_per_output_token_seconds", help, &self.time_per_output_token);
+        page.add("vllm:request_time_per_output_token_seconds", help, &self.time_per_output_token);
+        let help = "A request's time over the mean time that its model's requests take alone (SeaLLM)";
+        page.add("tsnode_request_normalised_latency_ratio", help, &self.normalised_latency);
     }
 
     fn tokens(&self, page: &mut Page) {

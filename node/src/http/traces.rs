@@ -98,6 +98,7 @@ mod tests {
             kv_bytes: 0,
             ttft: 0.1,
             total: 0.2,
+            alone: None,
             parts: Default::default(),
             deliveries: vec![],
             moves: vec![],

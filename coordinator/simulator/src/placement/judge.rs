@@ -1,11 +1,7 @@
 //! How good a placement is: simulated on past requests, each group sharing its time by the doubling budget (SeaLLM §4.2),
 //! each request sent to the least loaded holder. Deadlines first, then normalised latency (Algorithm 1, lines 19 to 25).
 
-use super::{
-    Placement, Services,
-    hosting::Hosting,
-    replacement::{Counts, Performance},
-};
+use super::{Placement, Services, hosting::Hosting, replacement::Counts};
 use crate::policy::least_loaded::LeastLoaded;
 use std::cmp::Ordering;
 use tsnode_coordinator::{
@@ -15,6 +11,7 @@ use tsnode_coordinator::{
         slo::{self, Deadline},
         workload::Request,
     },
+    service_monitor::{Performance, normalised},
 };
 use tsnode_protocol::{Seconds, SecondsPerToken, Tokens};
 
@@ -131,7 +128,7 @@ impl History {
             if whole.is_finite() {
                 tally.kept += usize::from(keeps(trace, deadline));
                 tally.ended += 1;
-                tally.latency += whole / self.means[service];
+                tally.latency += normalised(whole, self.means[service]);
             }
         }
         Judged { services }

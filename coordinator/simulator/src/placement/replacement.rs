@@ -3,6 +3,7 @@
 //! Beyond the paper, where the rule says so: an interval also ends when the services' rates are plainly not those it was
 //! planned for, and a new placement is only taken if it gains.
 
+use tsnode_coordinator::service_monitor::Performance;
 use tsnode_protocol::Seconds;
 
 /// How often, and how much of a difference matters.
@@ -75,27 +76,16 @@ impl Counts {
     }
 }
 
-/// How well requests were served, or would be.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Performance {
-    /// Share that kept its deadlines.
-    pub attainment: f64,
-    /// Mean normalised latency.
-    pub normalised: f64,
+/// |M − M_est|/M_est, of the metric in which that is most.
+fn differs(real: &Performance, expected: &Performance) -> f64 {
+    let of = |real: f64, expected: f64| (real - expected).abs() / expected.max(1e-9);
+    of(real.attainment, expected.attainment).max(of(real.normalised, expected.normalised))
 }
 
-impl Performance {
-    /// |M − M_est|/M_est, of the metric in which that is most.
-    fn differs(&self, expected: &Self) -> f64 {
-        let of = |real: f64, expected: f64| (real - expected).abs() / expected.max(1e-9);
-        of(self.attainment, expected.attainment).max(of(self.normalised, expected.normalised))
-    }
-
-    /// Whether it is better by a part: more deadlines kept, or as many and less latency.
-    fn is_better_by(&self, part: f64, than: &Self) -> bool {
-        let kept = self.attainment / than.attainment.max(1e-9);
-        kept > 1.0 + part || (kept >= 1.0 && self.normalised < than.normalised * (1.0 - part))
-    }
+/// Whether one is better by a part: more deadlines kept, or as many and less latency.
+fn is_better_by(part: f64, found: &Performance, than: &Performance) -> bool {
+    let kept = found.attainment / than.attainment.max(1e-9);
+    kept > 1.0 + part || (kept >= 1.0 && found.normalised < than.normalised * (1.0 - part))
 }
 
 /// What is known when an interval is over.
@@ -177,14 +167,14 @@ impl Replacement {
     /// An interval is over: how long the next one is, and whether it begins with another placement.
     pub fn over(&mut self, now: Seconds, seen: Seen) -> Decision {
         if let Some(expected) = self.expected {
-            let factor = if seen.real.differs(&expected) > self.rule.beta { -self.rule.beta } else { self.rule.beta };
+            let factor = if differs(&seen.real, &expected) > self.rule.beta { -self.rule.beta } else { self.rule.beta };
             self.interval = (self.interval * (1.0 + factor)).max(self.rule.least).min(self.rule.most);
         }
         self.counts = seen.counts;
         self.begin(now);
         let replaces = match self.rule.worth {
             Worth::Always => true,
-            Worth::Better => seen.found.is_better_by(self.rule.beta, &seen.kept),
+            Worth::Better => is_better_by(self.rule.beta, &seen.found, &seen.kept),
         };
         self.expected = Some(if replaces { seen.found } else { seen.kept });
         if replaces { Decision::Replace } else { Decision::Wait }

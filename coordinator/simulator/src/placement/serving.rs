@@ -6,13 +6,14 @@ use super::{
     hosting::Hosting,
     judge::{History, Judge, Judged},
     moving,
-    replacement::{Decision, Performance, Replacement, Rule, Seen},
+    replacement::{Decision, Replacement, Rule, Seen},
     search::{self, Effort},
 };
 use crate::policy::least_loaded::LeastLoaded;
 use tsnode_coordinator::{
     policy::routing::MachineNo,
     replay::machines::{Alike, Opening, Simulation},
+    service_monitor::Performance,
 };
 use tsnode_protocol::{Bytes, BytesPerSecond, Seconds, SecondsPerToken};
 

@@ -1,7 +1,7 @@
 //! Each request is counted once, and ends once; what is counted is written in the form that was asked for.
 
 use super::{Api, CHAT, Part, TEXT, hello, said};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tsnode_protocol::stream::End;
@@ -68,6 +68,25 @@ async fn a_request_of_many_choices_is_one_request() {
     // Of the eight whole answers, the first; of the six streamed ones, each; between any two of their tokens.
     let gaps = 7.0 * (tokens / 14.0 - 1.0);
     assert_eq!(api.value("tsnode_inter_token_latency_seconds_count", "").await, gaps);
+}
+
+/// In figures that a person can read: the same requests as the histograms'.
+#[tokio::test]
+async fn what_is_asked_of_a_model_is_shown_with_how_it_was_served() {
+    let api = Api::up(said(End::Stop)).await;
+    let swarm = || async { api.get("/api/swarm").await.json::<Value>().await.unwrap() };
+    assert_eq!(swarm().await["services"], json!([]));
+    let usage = api.post(TEXT, json!({ "prompt": "It was" })).await.1["usage"].clone();
+    api.stream(CHAT, json!({ "messages": hello(), "stream": true })).await;
+    let services = swarm().await["services"].clone();
+    let service = &services[0];
+    assert_eq!((services.as_array().unwrap().len(), &service["model"]), (1, &json!("gutenberg-tiny")));
+    assert_eq!(
+        (&service["answered"], &service["lost"], service["rate"].as_f64() > Some(0.0)),
+        (&json!(2), &json!(0), true)
+    );
+    assert_eq!(service["answer_tokens"]["p50"], usage["completion_tokens"].as_f64().unwrap());
+    assert!(service["e2e"]["mean"].as_f64() >= service["ttft"]["mean"].as_f64(), "{service}");
 }
 
 /// Of a whole answer as of a stream.
