@@ -35,6 +35,7 @@ pub mod plot;
 pub mod policy;
 pub mod provisioning;
 pub mod services;
+pub mod shared_gpu;
 pub mod simulation;
 pub mod splitwise;
 pub mod summary;

@@ -2,6 +2,7 @@
 //! grows.
 
 pub mod heat;
+pub mod placement;
 pub mod plan;
 pub mod timeline;
 

@@ -4,10 +4,13 @@ mod args;
 mod compare;
 mod control;
 mod metric;
+mod placement;
 mod policies;
 mod print;
 mod provision;
 mod run;
+mod several;
+mod sharing;
 
 use self::{
     args::Job,
@@ -65,6 +68,8 @@ pub(super) fn command() -> Command {
         .after_long_help(policies::help())
         .subcommand(provision::command())
         .subcommand(control::command())
+        .subcommand(placement::command())
+        .subcommand(sharing::command())
         .subcommand_negates_reqs(true)
         .args_conflicts_with_subcommands(true)
 }
@@ -75,6 +80,12 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     }
     if let Some(("control", matches)) = matches.subcommand() {
         return control::run(matches).await;
+    }
+    if let Some(("placement", matches)) = matches.subcommand() {
+        return placement::run(matches).await;
+    }
+    if let Some(("sharing", matches)) = matches.subcommand() {
+        return sharing::run(matches).await;
     }
     let job = Job::read(matches)?;
     // A signal ends the run with what there is.

@@ -39,7 +39,7 @@ impl Service {
     }
 
     /// `MODEL[:WORKLOAD[:RATE[:SLO]]]`.
-    fn parse(text: &str) -> Result<Self, Exit> {
+    pub(in crate::cli) fn parse(text: &str) -> Result<Self, Exit> {
         let parts: Vec<&str> = text.split(':').collect();
         if parts.len() > 4 {
             return Err(usage(format!("--service {text:?}: as in LLaMA-13B:coding:2:e2e=5x")));
