@@ -47,7 +47,6 @@ pub enum CodecError {
 #[must_use]
 pub fn encode<T: Encode>(value: &T) -> Vec<u8> {
     let mut bytes = VERSION.to_le_bytes().to_vec();
-    #[allow(clippy::expect_used)]
     bincode::encode_into_std_write(value, &mut bytes, config::standard())
         .expect("types of this crate always encode into memory");
     bytes

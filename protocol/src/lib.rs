@@ -3,6 +3,8 @@
 //! This crate does no I/O and knows of no runtime: bytes come in, checked values go out. A size that comes from
 //! outside is bounded in [`limits`] before anything is allocated for it.
 
+#![deny(missing_docs, clippy::allow_attributes_without_reason)]
+
 pub mod advert;
 pub mod checksum;
 pub mod codec;
