@@ -95,7 +95,7 @@ try "$tsnode" submit --api localhost:1 "It was a dark night"
 mistake "an invite before there is a swarm"
 try "$tsnode" invite --data-dir "$home/nothing"
 
-start first "lends" --private --threads 1 --memory 64MiB
+start first "ready: " --private --threads 1 --memory 64MiB
 http=$(cat "$home/first/http.addr")
 
 mistake "a second peer in the same folder"
