@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Has schemathesis hold a gateway without a model against its own /openapi.json: no server error, and no answer that the
-# document has not, on all of its paths but the one that ends the peer and the one that does not end. Needs python3 and PyPI. EXAMPLES=200 tries more of each
-# path; TSNODE names a program that has been built already.
+# document has not, on all of its paths but the one that ends the peer and the one that does not end. Needs python3 and PyPI.
+# EXAMPLES=200 tries more of each path; TSNODE names a program that has been built already.
 #
 # positive_data_acceptance is left out: that a prompt fits the model's context, that its tokens are in the vocabulary, or that
 # best_of is no less than n, no schema can say; such requests get a documented 400.
