@@ -7,7 +7,7 @@
 //!
 //! How long an answer may take follows from what was seen: a floor, several times what this peer's slowest answers took of late,
 //! the way there, and how late the listener itself is. A host with much else to do answers late now and then, and is given longer
-//! from then on; who was unresponsive and spoke after all, too.
+//! from then on. Who was unresponsive and spoke after all was stopped for a moment, or is late: that is told by the second time.
 
 use crate::{Time, control::detector::Health};
 use std::collections::BTreeMap;
@@ -30,6 +30,8 @@ const SLOWER: f64 = 3.0;
 const ROUND_TRIPS: f64 = 4.0;
 /// What an answer took counts half so long afterwards (s).
 const FADES: f64 = 20.0;
+/// Who was unresponsive is taken for slow if that was so twice within so long: once it may have been stopped.
+const RETURNED: Duration = Duration::from_secs(20);
 /// Who took longer was stopped, or cut off, which says nothing of how soon it answers when it is not.
 const STOPPED: Duration = Duration::from_secs(3);
 /// A look that comes so late was not held up by other work.
@@ -73,6 +75,8 @@ struct Peer {
     /// What its slowest answer took (s), and when that was.
     slow: (f64, Time),
     unresponsive: bool,
+    /// When it last spoke after having been unresponsive.
+    returned: Option<Time>,
 }
 
 /// Those of whom something is expected.
@@ -142,7 +146,8 @@ impl LivenessProbe {
 impl Peer {
     fn new(now: Time, packets: u64) -> Self {
         // Whether it is there at all is asked at once.
-        Self { packets, heard: now.saturating_sub(USUAL), asked: None, slow: (0.0, now), unresponsive: false }
+        let heard = now.saturating_sub(USUAL);
+        Self { packets, heard, asked: None, slow: (0.0, now), unresponsive: false, returned: None }
     }
 
     /// Takes in whether it has said something; the listener was `late`, and what came meanwhile may not be read yet.
@@ -157,10 +162,16 @@ impl Peer {
         self.heard = now;
         // It was asked after one look, and heard by another.
         let took = self.asked.take().map(|(since, _)| now.saturating_sub(since + LOOK));
-        if let Some(took) = took.filter(|took| *took < STOPPED) {
+        let was_stopped = self.unresponsive && !self.returns_again(now);
+        if let Some(took) = took.filter(|took| *took < STOPPED && !was_stopped) {
             self.slow = (took.as_secs_f64().max(self.slow(now)), now);
         }
         true
+    }
+
+    /// It speaks though it was unresponsive: whether that was so lately before.
+    fn returns_again(&mut self, now: Time) -> bool {
+        self.returned.replace(now).is_some_and(|before| now < before + RETURNED)
     }
 
     /// What its slowest answer of late took (s).
@@ -265,6 +276,24 @@ mod tests {
         assert_eq!(story.on(3000, &[(1, 600)]), [], "400 ms after it was asked");
         assert_eq!(story.on(30_000, &[(1, 1500)]), [], "a host with much else to do");
         assert_eq!(story.on(4500, &[]).len(), 1, "but not for ever");
+    }
+
+    #[test]
+    fn who_is_stopped_for_a_moment_is_as_soon_noticed_when_it_is_stopped_again() {
+        let mut story = Story::of(2);
+        story.on(3000, &[(1, 50), (2, 50)]);
+        assert_eq!(story.on(1300, &[(2, 50)]).len(), 1);
+        assert_eq!(story.on(3000, &[(1, 50), (2, 50)]), []);
+        let (again, stopped) = (story.now, story.on(5000, &[(2, 50)]));
+        assert!(matches!(stopped[..], [(_, at)] if at <= again + Duration::from_millis(800)), "{stopped:?}");
+    }
+
+    #[test]
+    fn who_is_late_again_and_again_has_more_time() {
+        let mut story = Story::of(1);
+        story.on(1000, &[(1, 50)]);
+        assert!(story.on(6000, &[(1, 1500)]).len() <= 2, "it may have been stopped");
+        assert_eq!(story.on(30_000, &[(1, 1500)]), [], "a host with much else to do");
     }
 
     #[test]
