@@ -101,26 +101,47 @@ async fn who_says_what_no_honest_peer_says_is_cut_off_by_all_and_nobody_else_is(
     let net = Net::up(Wish { peers: 6, gateways: 1, flags: &flags, model_flags: &[] }).await;
     let gateway = net.net.peers().len() - 1;
     let truth = net.tokens(gateway, body(0)).await.0;
+    // Old messages are held back for long, so who repeats them is asked to first, and waited for at last.
+    let replayer = made_noisy(&net, 3, Noise::Replay).await;
+    let replays_since = Instant::now();
+    let mut guilty = vec![replayer.clone()];
     who_knows_a_wrong_secret_learns_nothing(&net).await;
     let lies = [
-        (0, Noise::Garbage, NOISE_BOUND, "bytes that are no message"),
-        (1, Noise::SecondPlan, NOISE_BOUND, "two plans for one term"),
-        (2, Noise::Flood, NOISE_BOUND, "says more"),
-        (3, Noise::Replay, REPLAY_BOUND, "old messages"),
+        (0, Noise::Garbage, "bytes that are no message"),
+        (1, Noise::SecondPlan, "two plans for one term"),
+        (2, Noise::Flood, "says more"),
     ];
-    let mut found: Vec<String> = Vec::new();
-    for (index, noise, bound, reason) in lies {
-        let byzantine = net.peer(index);
-        Network::of(net.net.peers()).spoil(&byzantine.name, Flaw::Noise(noise)).await.unwrap();
-        found.push(byzantine.id);
-        let honest = Swarm::of(net.net.peers().into_iter().filter(|p| !found.contains(&p.id)));
-        let began = Instant::now();
-        honest.await_that(bound, |sights| sights.iter().try_for_each(|s| cut_off(s, &found, reason))).await.unwrap();
-        println!("{noise:?} is found by all after {:.1?}", began.elapsed());
-        honest.await_that(NOISE_BOUND, all_serve).await.unwrap();
+    for (index, noise, reason) in lies {
+        let byzantine = made_noisy(&net, index, noise).await;
+        guilty.push(byzantine.clone());
+        until_all_cut_off(&net, &guilty, &byzantine, NOISE_BOUND, reason).await;
+        honest(&net, &guilty).await_that(NOISE_BOUND, all_serve).await.unwrap();
         assert_eq!(net.tokens(gateway, body(0)).await.0, truth, "who is left tells the truth");
     }
+    let left = REPLAY_BOUND.saturating_sub(replays_since.elapsed());
+    until_all_cut_off(&net, &guilty, &replayer, left, "old messages").await;
+    honest(&net, &guilty).await_that(NOISE_BOUND, all_serve).await.unwrap();
+    assert_eq!(net.tokens(gateway, body(0)).await.0, truth, "who is left tells the truth");
     net.down().await;
+}
+
+/// Has a peer make this noise; its id.
+async fn made_noisy(net: &Net, index: usize, noise: Noise) -> String {
+    let byzantine = net.peer(index);
+    Network::of(net.net.peers()).spoil(&byzantine.name, Flaw::Noise(noise)).await.unwrap();
+    byzantine.id
+}
+
+fn honest(net: &Net, guilty: &[String]) -> Swarm {
+    Swarm::of(net.net.peers().into_iter().filter(|p| !guilty.contains(&p.id)))
+}
+
+/// Waits until all who are honest have cut off this one, for that reason, and nobody but who is guilty.
+async fn until_all_cut_off(net: &Net, guilty: &[String], byzantine: &str, bound: Duration, reason: &str) {
+    let began = Instant::now();
+    let is_found = |sights: &[Option<Sight>]| sights.iter().try_for_each(|s| cut_off(s, guilty, byzantine, reason));
+    honest(net, guilty).await_that(bound, is_found).await.unwrap();
+    println!("who {reason:?} is said of is found by all after {:.1?}", began.elapsed());
 }
 
 /// A wrong secret is noticed at once; the stranger tries again after one, two, four and eight seconds, not everybody each time: some
@@ -182,14 +203,13 @@ fn all_serve(sights: &[Option<Sight>]) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a peer has cut off just these, the last of them for that reason.
-fn cut_off(sight: &Option<Sight>, guilty: &[String], reason: &str) -> Result<(), String> {
+/// Whether a peer has cut off this one for that reason, and nobody but who is guilty.
+fn cut_off(sight: &Option<Sight>, guilty: &[String], byzantine: &str, reason: &str) -> Result<(), String> {
     let sight = sight.as_ref().ok_or("no answer")?;
     if let Some(wrong) = sight.cut_off.iter().find(|c| !guilty.contains(&c.id)) {
         panic!("{} has cut off {}, which {}", sight.me, wrong.id, wrong.reason);
     }
-    let last = guilty.last().and_then(|byzantine| sight.cut_off.iter().find(|c| c.id == *byzantine));
-    match last {
+    match sight.cut_off.iter().find(|c| c.id == byzantine) {
         Some(cut) if cut.reason.contains(reason) => Ok(()),
         other => Err(format!("{} has not cut it off: {other:?}", sight.me)),
     }

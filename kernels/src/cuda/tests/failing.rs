@@ -1,4 +1,6 @@
 //! A GPU that fails is an error of the engine, whichever call it fails at; what was there before can be given back.
+//!
+//! `TSNODE_TEST_MOMENTS=1 cargo test -p tsnode-kernels --lib failing` has it fail at each call; by itself at every 31st.
 
 use super::{attention::POOL, here, machines, several};
 use crate::{
@@ -180,11 +182,16 @@ fn a_gpu_is_proved_with_the_model_and_one_that_computes_something_else_is_not() 
     }
 }
 
-/// Every call of a GPU that is about to be lost, but for most of those that are alike.
+/// One in so many calls, and the last of them each: most are alike.
+const ALIKE: usize = 31;
+const LAST: usize = 12;
+
+/// The calls at which a GPU is lost.
 fn moments(all: &Failing, least: usize) -> impl Iterator<Item = usize> + use<> {
     let calls = usize::MAX - all.left.load(Ordering::Relaxed);
     assert!(calls > least, "{calls}");
-    (0..calls - 3).step_by(7).chain(calls - 40..calls - 3)
+    let every = std::env::var("TSNODE_TEST_MOMENTS").ok().and_then(|n| n.parse().ok()).unwrap_or(ALIKE);
+    (0..calls - 3).step_by(every.max(1)).chain(calls - 3 - LAST..calls - 3)
 }
 
 #[test]
