@@ -15,6 +15,7 @@ mod bench;
 mod chat;
 mod detached;
 mod doctor;
+mod earnings;
 pub mod exit;
 mod invite;
 mod join;
@@ -42,9 +43,10 @@ use crate::{
         secrets::{API_KEY, INVITE, SECRETS, SecretSetting},
         unknown_variables, usual_file, values,
     },
-    plain, telemetry,
+    plain,
+    store::spare,
+    telemetry,
     text::sandbox,
-    weights,
 };
 use clap::{Arg, ArgAction, ArgMatches, Command, parser::ValueSource, value_parser};
 use std::collections::BTreeMap;
@@ -127,7 +129,7 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
         "completions" => return completions(matches),
         "version" => return show::version(matches),
         sandbox::VERB => return sandbox::run().map_err(|e| Exit::new(Kind::Other, e.to_string())),
-        weights::VERB => return check_index(matches),
+        spare::VERB => return check_index(matches),
         _ => {}
     }
     nothing_is_empty(matches)?;
@@ -165,6 +167,7 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
             "targets" => targets::targets(&settings, matches).await,
             "route" => targets::route(&settings, matches).await,
             "requests" => requests::run(&settings, matches).await,
+            "earnings" => earnings::run(&settings, matches).await,
             "models" => models::run(&settings, matches).await,
             "invite" => invite::run(&settings, matches),
             "doctor" => doctor::run(&settings, matches).await,
@@ -332,6 +335,7 @@ pub fn command() -> Command {
         .subcommand(targets::targets_command())
         .subcommand(targets::route_command())
         .subcommand(requests::command())
+        .subcommand(earnings::command())
         .subcommand(models::command())
         .subcommand(invite::command())
         .subcommand(keys::command())
@@ -411,16 +415,16 @@ fn render_template() -> Command {
 }
 
 fn check_index_command() -> Command {
-    Command::new(weights::VERB)
-        .about("Open an index of weights and read it, as another process does before a peer opens it")
-        .after_help(format!("Example:\n  tsnode {} ~/.local/share/tsnode/weights.index", weights::VERB))
+    Command::new(spare::VERB)
+        .about("Open what a peer keeps and could do without, and read it, as another process does before the peer opens it")
+        .after_help(format!("Example:\n  tsnode {} ~/.local/share/tsnode/weights.index", spare::VERB))
         .arg(Arg::new("folder").value_name("FOLDER").required(true).value_parser(value_parser!(OsString)))
         .hide(true)
 }
 
 fn check_index(matches: &ArgMatches) -> Result<(), Exit> {
     let folder = matches.get_one::<OsString>("folder");
-    folder.map_or(Ok(()), |folder| weights::check_index(folder)).map_err(|e| Exit::new(Kind::Other, e))
+    folder.map_or(Ok(()), |folder| spare::check(folder)).map_err(|e| Exit::new(Kind::Other, e))
 }
 
 fn verb(name: &'static str, about: &'static str, example: &str) -> Command {

@@ -8,6 +8,7 @@ mod bodies;
 mod calls;
 mod chat;
 mod complete;
+mod earnings;
 mod embeddings;
 mod ends;
 mod error;
@@ -59,6 +60,7 @@ use crate::{
     faults::Faults,
     gateway::Gateway,
     view::SwarmView,
+    history::History,
 };
 use axum::{
     Extension, Router,
@@ -102,7 +104,7 @@ pub struct ApiState {
     encoders: Encoders,
     bodies: bodies::Bodies,
     metrics: Arc<Metrics>,
-    traces: Arc<traces::Traces>,
+    history: History,
     responses: Arc<responses::Store>,
     running: Arc<running::Running>,
     listeners: events::Listeners,
@@ -127,7 +129,7 @@ impl ApiState {
             encoders: Encoders::channel().0,
             bodies: bodies::Bodies::default(),
             metrics: Arc::default(),
-            traces: Arc::default(),
+            history: History::default(),
             responses: Arc::default(),
             running: Arc::default(),
             listeners: Default::default(),
@@ -143,6 +145,12 @@ impl ApiState {
 
     fn view(&self) -> SwarmView {
         self.view.borrow().clone()
+    }
+
+    /// The same, with what is remembered of this peer's work.
+    #[must_use]
+    pub fn with_history(self, history: History) -> Self {
+        Self { history, ..self }
     }
 
     /// The swarm as it is shown.
@@ -185,6 +193,7 @@ pub fn router(state: ApiState) -> Router {
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
         .route("/api/faults", get(faults::show).post(faults::set))
+        .route("/api/earnings", get(earnings::show))
         .route("/api/links/measure", post(links::measure))
         .route("/api/settings", get(settings::show).post(settings::set))
         .route("/api/pause", post(owner::pause))

@@ -12,6 +12,7 @@ pub mod embedding;
 pub mod faults;
 pub mod gateway;
 pub mod hardware;
+pub mod history;
 pub mod http;
 pub mod hub;
 pub mod import;

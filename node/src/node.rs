@@ -40,6 +40,7 @@ use crate::{
     faults::Faults,
     gateway::{Drive, Gateway, Submission},
     hardware::cores,
+    history::{self, History},
     http::{self, ApiState, Controls, Gatekeeper, Texts},
     response_log::ResponseLog,
     store::{
@@ -250,6 +251,8 @@ struct Ground {
     /// Places for whoever comes.
     doors: Doors,
     /// The process's zero.
+    /// What was computed for whom.
+    history: History,
     started: Instant,
     /// Owner of all tasks but HTTP's.
     tasks: TaskTracker,
@@ -308,7 +311,23 @@ impl Ground {
         let (tasks, ends) = (TaskTracker::new(), CancellationToken::new());
         // Before the file is written anew.
         let (process, former) = (ProcessId::draw(), former_addresses(&config.data_dir));
-        Ok(Self { config, store, identity, belonging, invite, invites, process, former, doors, started, tasks, ends })
+        let history = History::default();
+        tasks.spawn(history::keep(history.clone(), config.data_dir.clone(), ends.clone()));
+        Ok(Self {
+            config,
+            store,
+            identity,
+            belonging,
+            invite,
+            invites,
+            process,
+            former,
+            doors,
+            history,
+            started,
+            tasks,
+            ends,
+        })
     }
 
     async fn front(&self, controls: Controls) -> Result<Front, NodeError> {
@@ -331,6 +350,7 @@ impl Ground {
         let (encoders, encodings) = Encoders::channel();
         let state = ApiState::new(gateway, texts, viewer, controls, gatekeeper).with_encoders(encoders);
         let end = CancellationToken::new();
+        let state = state.with_history(self.history.clone());
         let serving = [Some(listener), ollama].into_iter().flatten().map(|listener| {
             crate::tasks::spawn("HTTP", http::serve(listener, self.doors.http.clone(), state.clone(), end.clone()))
         });
@@ -435,6 +455,7 @@ impl Ground {
             going,
             response_log: response_log.clone(),
             stop: self.ends.clone(),
+            history: self.history.clone(),
         };
         Ok(WorkerHandle::start(setup, &self.tasks))
     }
@@ -466,6 +487,7 @@ impl Ground {
             submissions,
             response_log: ways.response_log.clone(),
             open,
+            history: self.history.clone(),
             traffic,
             tasks: self.tasks.clone(),
             started: self.started,

@@ -16,6 +16,7 @@ pub mod ledger;
 pub mod local;
 mod note;
 pub mod sealed;
+pub mod spare;
 mod state;
 mod traces;
 

@@ -13,6 +13,6 @@ pub use error::FetchError;
 pub use fetch::{Fetcher, Patience, Peers, Places, Talk};
 pub use give::{Giver, Holding};
 pub use identify::{Identified, identify};
-pub use index::{Index, VERB, check as check_index};
+pub use index::Index;
 pub use provision::{Fetching, Limits, Provision};
 pub use work::Tally;

@@ -32,6 +32,7 @@ use crate::{
         roster::Roster,
     },
     embedding::Lenders,
+    history::History,
     response_log::ResponseLog,
     view::Weights,
     weights::Giver,
@@ -90,6 +91,8 @@ pub struct WorkerSetup {
     pub batcher: BatcherConfig,
     /// Threads that load, for as many ranks as the engine has.
     pub threads: Threads,
+    /// Where it is counted what is computed for others.
+    pub history: History,
     /// Whether what this peer leads moves as soon as a plan goes on without it, since it leaves or is paused.
     pub moving: watch::Receiver<bool>,
     /// Other peers of which the same is true.

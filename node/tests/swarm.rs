@@ -48,6 +48,7 @@ async fn a_swarm_serves_many_and_forgets_them() {
     bad_requests_get_the_right_errors(&net).await;
     a_link_is_measured_twice_in_a_row_and_no_oftener(&net).await;
     requests_are_shown_with_peers_names(&net).await;
+    what_is_computed_for_others_is_counted_on_both_sides(&net).await;
     what_a_machine_does_is_said_in_plain_words(&net).await;
     programs_talk_line_by_line(&net).await;
     a_tool_that_must_be_called_is_called(&net).await;
@@ -358,6 +359,46 @@ async fn requests_are_shown_with_peers_names(net: &Net) {
     assert_eq!((code, serde_json::from_str::<Value>(&whole).unwrap()), (Some(0), answer["tsnode"].clone()));
     let (code, _, said) = talk(net, 0, &["requests", id], "").await;
     assert!(code == Some(9) && said.contains("tsnode requests lists them"), "{said}");
+}
+
+/// Of a request at a gateway: what peers say they computed for others, what the gateway says others computed for it, and the answer's
+/// usage are one and the same.
+async fn what_is_computed_for_others_is_counted_on_both_sides(net: &Net) {
+    let sums = async || {
+        let mut sums = [[0; 2]; 2];
+        for index in 0..5 {
+            let said = net.client.get(format!("{}/api/earnings?days=366", net.peer(index).http)).send().await.unwrap();
+            let total = said.json::<Value>().await.unwrap()["total"].take();
+            for (sum, side) in sums.iter_mut().zip(["for_others", "by_others"]) {
+                sum[0] += total[side]["prompt_tokens"].as_u64().unwrap();
+                sum[1] += total[side]["completion_tokens"].as_u64().unwrap();
+            }
+        }
+        sums
+    };
+    swarm(net).await_that(LONG, all_pages_free).await.unwrap();
+    let before = sums().await;
+    let body = json!({ "prompt": format!("What is lent is counted. {PROMPT}"), "max_tokens": 24, "ignore_eos": true });
+    let usage = net.tokens(4, body).await.1["usage"].take();
+    let number = |usage: &Value| usage.as_u64().unwrap();
+    let computed = number(&usage["prompt_tokens"]) - number(&usage["prompt_tokens_details"]["cached_tokens"]);
+    let expected = [computed, number(&usage["completion_tokens"])];
+    assert!(expected[0] > 10 && expected[1] == 24, "{usage}");
+    let begun = Instant::now();
+    loop {
+        let now = sums().await;
+        let more: Vec<[u64; 2]> = (0..2).map(|side| [0, 1].map(|n| now[side][n] - before[side][n])).collect();
+        if more == [expected; 2] {
+            break;
+        }
+        assert!(begun.elapsed() < LONG, "{more:?} are counted for and by others, of {expected:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let (code, shown, _) = talk(net, 4, &["earnings", "--days", "1"], "").await;
+    assert!(code == Some(0) && shown.contains("gutenberg-tiny"), "{shown}");
+    assert!(shown.lines().all(|line| line.chars().count() <= 80), "{shown}");
+    let refused = net.client.get(format!("{}/api/earnings?days=0", net.peer(4).http)).send().await.unwrap();
+    assert_eq!(refused.status(), 400);
 }
 
 /// `tsnode status`, `peers` and `plan --why`: words for who lends, and figures of fits for who asks for them.

@@ -1,7 +1,7 @@
 //! Models that come from peers, on real processes: whole, to the byte, whatever breaks on the way; and the index of what is known of
-//! them, damaged in every way.
+//! them and the history of a peer's work, damaged in every way.
 //!
-//! `TSNODE_TEST_KILLS=50` kills the peer that fetches so often (seeded), `TSNODE_TEST_DAMAGES=200` damages the index so often.
+//! `TSNODE_TEST_KILLS=50` kills the peer that fetches so often (seeded), `TSNODE_TEST_DAMAGES=200` damages those so often.
 #![expect(clippy::unwrap_used, reason = "a peer that cannot be had fails the test")]
 
 mod common;
@@ -105,6 +105,19 @@ impl Peer {
 
     fn log(&self) -> String {
         fs::read_to_string(self.data.with_extension("log")).unwrap_or_default()
+    }
+
+    /// An answer, and its history on the disk.
+    async fn works(&self) {
+        self.tokens().await;
+        let http = fs::read_to_string(self.data.join("http.addr")).unwrap();
+        let requests = self.client.get(format!("http://{}/api/requests", http.trim())).send().await.unwrap();
+        assert!(!requests.json::<Value>().await.unwrap()["requests"].as_array().unwrap().is_empty());
+        let begun = Instant::now();
+        while !self.data.join("history/db").exists() {
+            assert!(begun.elapsed() < LONG, "nothing is kept\n{}", self.log());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 
     async fn invite(&mut self) -> String {
@@ -263,9 +276,10 @@ fn damage_in_place(path: &Path, at: u64) {
     file.write_all_at(&[byte[0] ^ 1], at).unwrap();
 }
 
-/// Every file of the index cut or overwritten: the peer is up within its usual time and 5 s, with the same model.
+/// Every file of the index and of the history cut or overwritten: the peer is up within its usual time and 5 s, with the same model,
+/// and keeps a history.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_damaged_index_costs_a_moment_and_nothing_else() {
+async fn what_can_be_spared_costs_a_moment_where_it_is_damaged() {
     let _turn = common::turn().await;
     let home = tempfile::tempdir().unwrap();
     let model = model(home.path());
@@ -275,6 +289,7 @@ async fn a_damaged_index_costs_a_moment_and_nothing_else() {
     // Measures the host.
     let mut first = Peer::start(&data, &words);
     let expected = id(&first.until("it lends", is_lent).await);
+    first.works().await;
     first.kill().await;
     let begun = Instant::now();
     let mut usual = Peer::start(&data, &words);
@@ -285,7 +300,7 @@ async fn a_damaged_index_costs_a_moment_and_nothing_else() {
     let mut longest = Duration::ZERO;
     for way in 0..damages {
         let mut files = Vec::new();
-        files_below(&data.join("weights.index"), &mut files);
+        ["weights.index", "history"].iter().for_each(|folder| files_below(&data.join(folder), &mut files));
         let file = files[draw.below(files.len() as u64) as usize].clone();
         let mut bytes = fs::read(&file).unwrap();
         let at = draw.below(bytes.len() as u64) as usize;
@@ -305,6 +320,7 @@ async fn a_damaged_index_costs_a_moment_and_nothing_else() {
             "damage {way}: {:?}, usual {usual:?}",
             begun.elapsed()
         );
+        peer.works().await;
         peer.kill().await;
     }
     println!("{damages} damages: up within {longest:.1?}, {usual:.1?} as a rule");

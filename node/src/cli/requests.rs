@@ -84,7 +84,7 @@ fn chosen(requests: &[Short], begins: &str) -> Result<RequestId, Exit> {
 /// The list, newest first.
 fn rows(requests: &[Short]) -> Vec<String> {
     if requests.is_empty() {
-        return vec!["no request has ended at this peer since it started".into()];
+        return vec!["no request has ended at this peer yet".into()];
     }
     let row = |id: &str, prompt: &str, answer: &str, first: &str, all: &str, slowest: &str| {
         format!("{id:<36}  {prompt:>6}  {answer:>6}  {first:>7}  {all:>7}  {slowest}")

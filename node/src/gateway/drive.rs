@@ -8,6 +8,7 @@ use super::{
 };
 use crate::{
     data_plane::{links::Links, offences::OffenceReporter, roster::Roster},
+    history::History,
     response_log::ResponseLog,
     worker::{
         WorkerHandle,
@@ -48,6 +49,8 @@ pub struct Drive {
     pub submissions: mpsc::Receiver<Submission>,
     /// What clients got, for when they come back elsewhere.
     pub response_log: ResponseLog,
+    /// Where it is counted what others compute for them.
+    pub history: History,
     /// How many of them have not ended.
     pub open: watch::Sender<usize>,
     /// What clients have asked for of late, for this peer's advert.
@@ -131,6 +134,7 @@ impl Drive {
             // Its client has lost the connection that it had here, and this is not known yet.
             self.step(Event::Cancel { request }, clients);
         }
+        self.history.begins(request);
         let line = clients.new_line();
         // Room for the whole answer: a client that reads slowly holds nobody up.
         let (replies, reader) = mpsc::channel(event_room(generation.max_new_tokens));
@@ -220,6 +224,14 @@ impl Drive {
                 if reply(clients, request, Reply::Token { index, sampled: sampled.clone() }) {
                     self.response_log.token(request, sampled);
                 }
+            }
+            Action::Trace(ref trace) => {
+                let view = self.view.borrow();
+                let mut models = view.adverts.values().flat_map(|advert| &advert.models);
+                let name = models.find(|card| card.id == trace.model).map_or("", |card| card.name.as_str());
+                self.history.ended(self.me, name, trace);
+                drop(view);
+                tell(action, clients);
             }
             Action::Unserved { request, .. } => {
                 self.response_log.end(request);

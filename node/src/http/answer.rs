@@ -71,7 +71,7 @@ async fn whole(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form) -> R
                 }
                 Reply::Trace(one) => {
                     stats.trace(index, &one);
-                    state.traces.note(&one);
+                    state.history.note(&one);
                     cached += one.cached_tokens;
                     trace = trace.or(Some(one));
                 }

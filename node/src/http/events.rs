@@ -80,7 +80,7 @@ async fn tell(state: &ApiState, events: &Events) {
                 return;
             }
         }
-        let (ended, now) = state.traces.since(noted.unwrap_or(0));
+        let (ended, now) = state.history.since(noted);
         let runs = state.running.list();
         if noted == Some(now) && runs == ran {
             continue;

@@ -92,7 +92,7 @@ async fn write(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form, even
             }
             Reply::Trace(one) => {
                 stats.trace(index, &one);
-                state.traces.note(&one);
+                state.history.note(&one);
                 cached += one.cached_tokens;
                 trace = trace.or(Some(one));
                 continue;

@@ -1,29 +1,17 @@
 //! What is known of files of weights on this host: the hashes of their chunks, so that no file is hashed twice.
 //!
-//! All of it can be made again from the files, so it may be damaged, lost or wrong: it lies in `sled`, which spins for ever over some
-//! damage and panics over other. It is opened by a process of its own first, for so long and no longer; what that does not come
-//! through is moved aside. An entry counts only with its checksum, and only for the very file that it was made of.
+//! All of it can be made again from the files, so it may be damaged, lost or wrong ([`Spare`]). An entry counts only with its
+//! checksum, and only for the very file that it was made of.
 
-use crate::store::disk;
-use std::ffi::OsStr;
+use crate::store::spare::Spare;
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
-use std::time::Duration;
-use tokio::process::Command;
-use tokio::time::timeout;
 use tsnode_protocol::weights::{ChunkHash, HASH_BYTES, chunks};
 
-/// The command that opens an index to see whether it can be.
-pub const VERB: &str = "check-index";
-/// Folder in the data folder.
-const FOLDER: &str = "weights.index";
-/// How long that may take: some megabytes are read in a tenth of a second.
-const PATIENCE: Duration = Duration::from_secs(4);
-/// Bytes of it that are kept in memory.
-const CACHE: u64 = 8 << 20;
+/// Where it lies, and what follows where it is lost.
+const INDEX: Spare = Spare { folder: "weights.index", name: "the index of weights", without: "files are hashed again" };
 /// Bytes before the hashes of an entry: its checksum, and what tells its file from any other.
 const HEAD: usize = HASH_BYTES + STAMP;
 const STAMP: usize = 5 * 8;
@@ -37,24 +25,7 @@ pub struct Index {
 impl Index {
     /// The index of a data folder; it is made where there is none. What is damaged is moved aside and said.
     pub async fn open(data_dir: &Path) -> Self {
-        let folder = data_dir.join(FOLDER);
-        if folder.exists()
-            && let Err(why) = is_sound(&folder).await
-        {
-            let aside = disk::move_aside(&folder).map_or_else(|e| e.to_string(), |to| to.display().to_string());
-            tracing::info!(%why, %aside, "the index of weights is damaged and moved aside: files are hashed again");
-        }
-        let opened = tokio::task::spawn_blocking(move || open(&folder)).await;
-        match opened {
-            Ok(Ok(db)) => Self { db: Some(db) },
-            Ok(Err(error)) => Self::without(&error.to_string()),
-            Err(panic) => Self::without(&panic.to_string()),
-        }
-    }
-
-    fn without(why: &str) -> Self {
-        tracing::info!(why, "there is no index of weights: files are hashed at every start");
-        Self::default()
+        Self { db: INDEX.open(data_dir).await }
     }
 
     /// Hashes of a file's chunks, if they are known of just this file.
@@ -101,49 +72,14 @@ fn stamped(path: &Path) -> Option<(PathBuf, [u8; STAMP], u64)> {
     Some((path, stamp, about.len()))
 }
 
-fn open(folder: &Path) -> sled::Result<sled::Db> {
-    // What is set is flushed at once; a thread for that would end with the first write that a full disk refuses.
-    sled::Config::new().path(folder).cache_capacity(CACHE).flush_every_ms(None).open()
-}
-
-/// Has another process open it.
-async fn is_sound(folder: &Path) -> Result<(), String> {
-    let running = PathBuf::from("/proc/self/exe");
-    let program = if running.exists() { Ok(running) } else { std::env::current_exe() };
-    let mut command = Command::new(program.map_err(|e| e.to_string())?);
-    command.arg(VERB).arg(folder).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    #[cfg(unix)]
-    command.arg0("tsnode").process_group(0);
-    let mut child = command.kill_on_drop(true).spawn().map_err(|e| e.to_string())?;
-    let ended = timeout(PATIENCE, child.wait()).await;
-    match ended {
-        Ok(Ok(status)) if status.success() => Ok(()),
-        Ok(Ok(status)) => Err(format!("opening it ended with {status}")),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => {
-            // It holds the files until it is gone.
-            let _ = child.kill().await;
-            Err(format!("opening it took more than {} s", PATIENCE.as_secs()))
-        }
-    }
-}
-
-/// What that process does: opens it and reads all that is in it.
-///
-/// # Errors
-/// When it cannot be.
-pub fn check(folder: &OsStr) -> Result<(), String> {
-    let db = open(Path::new(folder)).map_err(|e| e.to_string())?;
-    db.iter().try_for_each(|entry| entry.map(|_| ())).map_err(|e| e.to_string())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::spare;
 
     fn indexed() -> (tempfile::TempDir, Index, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
-        let index = Index { db: Some(open(&folder.path().join(FOLDER)).unwrap()) };
+        let index = Index { db: Some(spare::open(&folder.path().join(INDEX.folder)).unwrap()) };
         let path = folder.path().join("weights");
         fs::write(&path, b"weights").unwrap();
         (folder, index, path)
@@ -159,7 +95,7 @@ mod tests {
         std::os::unix::fs::symlink(&path, &link).unwrap();
         assert_eq!(index.get(&link), Some(vec![[7; 32]]));
         drop(index);
-        let again = Index { db: Some(open(&folder.path().join(FOLDER)).unwrap()) };
+        let again = Index { db: Some(spare::open(&folder.path().join(INDEX.folder)).unwrap()) };
         assert_eq!(again.get(&path), Some(vec![[7; 32]]));
         // The same bytes in the same place are another file by their inode and time.
         fs::remove_file(&path).unwrap();

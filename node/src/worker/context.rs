@@ -1,7 +1,7 @@
 //! What a stage is, what it works with, and how tasks beside its ring speak to it.
 
 use super::compute::Compute;
-use crate::{data_plane::links::Links, text::grammar::Grammars};
+use crate::{data_plane::links::Links, history::History, text::grammar::Grammars};
 use std::sync::{Arc, atomic::AtomicUsize};
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
@@ -17,6 +17,8 @@ pub(super) struct StageContext {
     pub me: PeerId,
     pub key: StageKey,
     pub model: ModelId,
+    /// What the model is called.
+    pub name: Arc<str>,
     pub shape: ModelShape,
     pub layers: LayerRange,
     pub dtype: KvDtype,
@@ -26,6 +28,8 @@ pub(super) struct StageContext {
     pub grammars: Arc<Grammars>,
     /// Sequences on all stages of this peer.
     pub held: Arc<AtomicUsize>,
+    /// Where it is counted what is computed for others.
+    pub history: History,
     pub tasks: TaskTracker,
 }
 

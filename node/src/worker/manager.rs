@@ -321,12 +321,14 @@ impl StageManager {
             me: self.setup.me,
             key,
             model: group.model,
+            name: source.card().name.as_str().into(),
             shape: source.card().shape,
             layers: group.stages[position].layers,
             dtype: self.setup.dtype,
             position: position as u16,
             grammars: self.grammars.clone(),
             held: self.held.clone(),
+            history: self.setup.history.clone(),
             tasks: self.tasks.clone(),
         };
         self.start_task(group, context, draft);

@@ -5,6 +5,7 @@
 
 mod choosing;
 mod constrained;
+mod counted;
 mod prompt_logprobs;
 
 use super::{
@@ -17,6 +18,7 @@ use super::{
 use crate::data_plane::links::{FrameReceiver, FrameSender, LinkError};
 use choosing::{Chosen, Sampler};
 use constrained::Constrained;
+use counted::Counted;
 use prompt_logprobs::{Judged, Widths, compute_and_judge};
 use std::collections::BTreeMap;
 use std::sync::{
@@ -83,6 +85,9 @@ struct Sequence {
     sampler: Option<Sampler>,
     export: Option<Exporter>,
     prompt_tokens: u32,
+    /// Whether another peer's gateway wants it.
+    for_others: bool,
+    counted: Counted,
     _held: Held,
 }
 
@@ -221,8 +226,10 @@ impl Worker {
         if let (Some(export), Some(shared)) = (&export, admit.shared) {
             export.computed(shared.tokens);
         }
+        let (for_others, counted) = (self.context.history.is_for_others(&request), Counted::default());
         let held = Held::one(&self.context.held);
-        self.sequences.insert(request, Sequence { admission, sampler, export, prompt_tokens, _held: held });
+        let sequence = Sequence { admission, sampler, export, prompt_tokens, for_others, counted, _held: held };
+        self.sequences.insert(request, sequence);
         Ok(None)
     }
 
@@ -297,6 +304,7 @@ impl Worker {
             let (step, judged) = self.compute_and_sample(step, hidden).await?;
             let Judged { chosen: Chosen { tokens, failed }, prompts } = judged;
             self.export_prompts(&step.entries);
+            self.count(&step.entries, &counted::chosen(&tokens));
             self.tell_of_prompts(prompts).await?;
             for (request, reason) in failed {
                 self.pass(RingFrame::Failed { request, reason }).await?;
@@ -308,7 +316,26 @@ impl Worker {
         let entries = step.entries.clone();
         self.pass_with(RingFrame::Step(step), &hidden).await?;
         self.export_prompts(&entries);
+        // How many of an answer's drafts hold is seen by its next step.
+        self.count(&entries, &entries.iter().filter(|e| e.sample).map(|e| (e.request, 1)).collect());
         Ok(())
+    }
+
+    /// Counts what a step computed, by how many tokens it chose of each sequence.
+    fn count(&mut self, entries: &[StepEntry], chosen: &BTreeMap<RequestId, u32>) {
+        for entry in entries {
+            if let Some(sequence) = self.sequences.get_mut(&entry.request).filter(|s| s.for_others) {
+                sequence.counted.step(entry, chosen.get(&entry.request).copied().unwrap_or(0));
+            }
+        }
+    }
+
+    /// A sequence leaves: what was computed of it for another peer's gateway is known.
+    fn note(&self, sequence: &Sequence) {
+        let StageContext { model, name, layers, shape, history, .. } = &self.context;
+        if sequence.for_others {
+            history.computed((*model, &**name), sequence.counted.work(*layers, shape.layers));
+        }
     }
 
     async fn compute_hidden(&mut self, step: Step, hidden: Vec<f32>) -> Result<(Step, Vec<f32>), StageError> {
@@ -421,7 +448,8 @@ impl Worker {
             return self.release(request).await;
         }
         self.kv_receiver.forget(request, self.context.key);
-        if self.sequences.remove(&request).is_some() {
+        if let Some(sequence) = self.sequences.remove(&request) {
+            self.note(&sequence);
             let key = self.context.key;
             let kept = self.context.compute.call(move |engine| engine.keep(key, request, tokens)).await?;
             self.kept.extend(kept.map(|key| (prefix, key)));
@@ -440,6 +468,7 @@ impl Worker {
         self.kv_receiver.forget(request, self.context.key);
         if let Some(sequence) = self.sequences.remove(&request) {
             tracing::trace!(%request, tokens = sequence.prompt_tokens, "pages given back");
+            self.note(&sequence);
             // Dropping the sequence ends its export, which may still wait for the far side.
             drop(sequence);
             let key = self.context.key;

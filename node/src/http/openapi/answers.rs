@@ -36,6 +36,9 @@ pub(super) const OF_BODIES: [(&str, &str); 9] = [
 /// Errors of paths with an id.
 pub(super) const OF_IDS: [(&str, &str); 2] = [("400", "The id is not UTF-8"), ("404", "There is none of that name")];
 
+/// Errors of a number of days.
+pub(super) const OF_DAYS: [(&str, &str); 1] = [("400", "The number of days is none, or out of range")];
+
 fn refusal(says: &str, schema: &str) -> Value {
     json!({ "description": says, "content": { "application/json": { "schema": reference(schema) } } })
 }
@@ -43,6 +46,12 @@ fn refusal(says: &str, schema: &str) -> Value {
 /// The `id` of a path.
 pub(super) fn id() -> Value {
     json!({ "name": "id", "in": "path", "required": true, "schema": { "type": "string", "minLength": 1 } })
+}
+
+/// How many days are asked for.
+pub(super) fn days() -> Value {
+    let schema = json!({ "type": "integer", "minimum": 1, "maximum": crate::history::DAYS });
+    json!({ "name": "days", "in": "query", "required": false, "schema": schema })
 }
 
 pub(super) fn reference(schema: &str) -> Value {
@@ -172,6 +181,18 @@ pub(super) fn schemas() -> Value {
         "Swarm": object(&["me", "peers", "models"], json!({ "peers": list(json!({})), "models": list(json!({})) })),
         "Event": { "type": "object" },
         "Requests": object(&["requests", "running"], json!({ "requests": list(json!({})), "running": list(json!({})) })),
+        "Work": object(&["prompt_tokens", "completion_tokens"], json!({ "prompt_tokens": count, "completion_tokens": count })),
+        "Earned": object(
+            &["day", "model", "model_id", "for_others", "by_others"],
+            json!({ "day": text, "model": text, "model_id": text, "for_others": reference("Work"), "by_others": reference("Work") }),
+        ),
+        "Earnings": object(
+            &["earnings", "total", "days_kept"],
+            json!({
+                "earnings": list(reference("Earned")), "days_kept": count,
+                "total": object(&["for_others", "by_others"], json!({ "for_others": reference("Work"), "by_others": reference("Work") })),
+            }),
+        ),
         "Settings": object(&["settings", "attainment"], json!({ "settings": list(json!({})), "attainment": list(json!({})) })),
         "Request": { "type": "object" },
         "Done": object(&["done"], json!({ "done": text })),

@@ -17,6 +17,8 @@ pub(super) struct Operation {
     /// What else an answer may be sent as.
     streamed: Option<&'static str>,
     errors: Errors,
+    /// Whether it may be told how many days.
+    days: bool,
 }
 
 /// The form of a path's errors.
@@ -50,6 +52,7 @@ const fn asks(path: &'static str, body: fn() -> Value, answer: &'static str, say
         answer,
         streamed: None,
         errors: Errors::OpenAi,
+        days: false,
     }
 }
 
@@ -95,6 +98,10 @@ pub(super) const OPERATIONS: &[Operation] = &[
     Operation { streamed: EVENTS, ..of("/api/events", "get", "Event", "The same and requests, as they change") },
     of("/api/requests", "get", "Requests", "The last requests of this gateway"),
     of("/api/requests/{id}", "get", "Request", "What one of them took"),
+    Operation {
+        days: true,
+        ..of("/api/earnings", "get", "Earnings", "Tokens computed for others and by others, by day and model")
+    },
     owner("/api/requests/{id}/cancel", "Cancels one that is under way"),
     of("/api/settings", "get", "Settings", "What members have set for the swarm"),
     owner("/api/settings", "Sets targets or a routing policy for the whole swarm"),
@@ -120,6 +127,10 @@ impl Operation {
         if self.path.contains("{id}") {
             responses.extend(answers::refusals(&answers::OF_IDS, self.errors.schema()));
             operation["parameters"] = json!([answers::id()]);
+        }
+        if self.days {
+            responses.extend(answers::refusals(&answers::OF_DAYS, self.errors.schema()));
+            operation["parameters"] = json!([answers::days()]);
         }
         responses.insert(self.status.into(), json!({ "description": self.says, "content": content }));
         operation["responses"] = Value::Object(responses);

@@ -85,12 +85,14 @@ impl Bench {
             me,
             key,
             model,
+            name: "m".into(),
             shape,
             layers: shape.all_layers(),
             dtype: KvDtype::F16,
             position: 0,
             grammars: Grammars::new(|| Err(GrammarError::NoVocabulary("no answer here has a form".into()))),
             held: Arc::default(),
+            history: Default::default(),
             tasks: TaskTracker::new(),
         };
         let (to_side, side) = mpsc::channel(8);
