@@ -41,6 +41,7 @@ mod sites;
 mod sse;
 mod structured;
 mod template;
+mod testnet;
 mod texts;
 mod tokens;
 mod tolerance;
@@ -59,8 +60,8 @@ use crate::{
     embedding::Encoders,
     faults::Faults,
     gateway::Gateway,
-    view::SwarmView,
     history::History,
+    view::SwarmView,
 };
 use axum::{
     Extension, Router,
@@ -69,6 +70,7 @@ use axum::{
     routing::{get, post},
 };
 use guests::{Guest, Guests, attend};
+use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
@@ -88,6 +90,8 @@ pub struct Controls {
     pub measurer: Measurer,
     /// What a testnet breaks; none where it may not.
     pub faults: Option<watch::Sender<Faults>>,
+    /// The data folder of a peer that may be broken, by which it is known whether a testnet has started it.
+    pub testnet: Option<PathBuf>,
     /// That a client asks before there is a plan.
     pub asked: watch::Sender<bool>,
     /// What is to be set for the swarm, to whoever says it; what does not fit is refused.
@@ -143,14 +147,14 @@ impl ApiState {
         Self { encoders, ..self }
     }
 
-    fn view(&self) -> SwarmView {
-        self.view.borrow().clone()
-    }
-
     /// The same, with what is remembered of this peer's work.
     #[must_use]
     pub fn with_history(self, history: History) -> Self {
         Self { history, ..self }
+    }
+
+    fn view(&self) -> SwarmView {
+        self.view.borrow().clone()
     }
 
     /// The swarm as it is shown.
@@ -189,11 +193,12 @@ pub fn router(state: ApiState) -> Router {
         .route("/api/requests", get(traces::list))
         .route("/api/requests/{id}", get(traces::show))
         .route("/api/requests/{id}/cancel", post(running::cancel))
+        .route("/api/earnings", get(earnings::show))
         .route("/api/version", get(api::version))
         .route("/tokenize", post(tokens::tokenize))
         .route("/detokenize", post(tokens::detokenize))
         .route("/api/faults", get(faults::show).post(faults::set))
-        .route("/api/earnings", get(earnings::show))
+        .route("/api/testnet", get(testnet::show).post(testnet::act))
         .route("/api/links/measure", post(links::measure))
         .route("/api/settings", get(settings::show).post(settings::set))
         .route("/api/pause", post(owner::pause))

@@ -107,10 +107,11 @@ pub async fn run(
     let wall = ground.config.wall;
     let faults = ground.config.faults.then(|| watch::Sender::new(Faults { wall, ..Faults::default() }));
     let broken = faults.as_ref().map(watch::Sender::subscribe);
+    let testnet = ground.config.faults.then(|| ground.config.data_dir.clone());
     let (measurer, wishes) = Measurer::channel();
     let (asked, was_asked) = watch::channel(false);
     let (settings, to_set) = mpsc::channel(SETTINGS);
-    let front = ground.front(Controls { owner: handle, measurer, faults, asked, settings }).await?;
+    let front = ground.front(Controls { owner: handle, measurer, faults, testnet, asked, settings }).await?;
     watcher(front.view.subscribe());
     let index = Index::open(&ground.config.data_dir).await;
     let hashing = front.view.clone();
@@ -250,9 +251,9 @@ struct Ground {
     former: Vec<Multiaddr>,
     /// Places for whoever comes.
     doors: Doors,
-    /// The process's zero.
     /// What was computed for whom.
     history: History,
+    /// The process's zero.
     started: Instant,
     /// Owner of all tasks but HTTP's.
     tasks: TaskTracker,
@@ -349,8 +350,8 @@ impl Ground {
         let texts = Texts::new(models, templates).reading(self.config.special_text).parsing(self.config.parsers);
         let (encoders, encodings) = Encoders::channel();
         let state = ApiState::new(gateway, texts, viewer, controls, gatekeeper).with_encoders(encoders);
-        let end = CancellationToken::new();
         let state = state.with_history(self.history.clone());
+        let end = CancellationToken::new();
         let serving = [Some(listener), ollama].into_iter().flatten().map(|listener| {
             crate::tasks::spawn("HTTP", http::serve(listener, self.doors.http.clone(), state.clone(), end.clone()))
         });
@@ -454,8 +455,8 @@ impl Ground {
             moving,
             going,
             response_log: response_log.clone(),
-            stop: self.ends.clone(),
             history: self.history.clone(),
+            stop: self.ends.clone(),
         };
         Ok(WorkerHandle::start(setup, &self.tasks))
     }
@@ -486,8 +487,8 @@ impl Ground {
             view,
             submissions,
             response_log: ways.response_log.clone(),
-            open,
             history: self.history.clone(),
+            open,
             traffic,
             tasks: self.tasks.clone(),
             started: self.started,

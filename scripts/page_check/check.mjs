@@ -152,7 +152,7 @@ async function stops(page) {
   told("chat: stopped");
 }
 
-/** A peer that decodes is killed under an answer, which goes on. */
+/** A peer that decodes is killed by a click under an answer, which goes on; it is started again, stopped and let go on. */
 async function survives(page) {
   await show(page, "chat");
   await page.getByRole("button", { name: "New conversation" }).click();
@@ -164,7 +164,12 @@ async function survives(page) {
   if (running.length !== 1) complain(`${running.length} requests are under way`);
   const swarm = await page.evaluate(() => fetch("/api/swarm").then((answer) => answer.json()));
   const busy = swarm.peers.find((peer) => peer.load.running > 0 && peer.id !== swarm.me);
-  run("testnet", "kill", busy.advert.name, "--dir", dir);
+  const name = busy.advert.name;
+  await show(page, "testnet");
+  await page.getByRole("button", { name: `Kill ${name}` }).click();
+  await page.getByText(`${name}: killed`).waitFor();
+  await page.getByRole("button", { name: `Restart ${name}` }).waitFor();
+  await look(page, "testnet with a peer that has ended");
   await show(page, "chat");
   await answer(page).getByText("Who computed it").waitFor();
   const text = await answer(page).innerText();
@@ -172,8 +177,15 @@ async function survives(page) {
   await answer(page).getByText("Who computed it").click();
   await answer(page).getByRole("link", { name: "All of this request" }).click();
   await page.getByRole("heading", { name: "Moves" }).waitFor();
-  told(`a stream outlived ${busy.advert.name}`);
-  run("testnet", "restart", busy.advert.name, "--dir", dir);
+  told(`a stream outlived ${name}`);
+  await show(page, "testnet");
+  await page.getByText("went on elsewhere once").first().waitFor();
+  for (const [deed, said, next] of [["Restart", "starts again", "Stop"], ["Stop", "stopped", "Continue"], ["Continue", "goes on", "Kill"]]) {
+    await page.getByRole("button", { name: `${deed} ${name}` }).click();
+    await page.getByText(`${name}: ${said}`).waitFor();
+    await page.getByRole("button", { name: `${next} ${name}` }).waitFor();
+  }
+  told(`${name}: started again, stopped, goes on, all by click`);
 }
 
 async function owner(page) {
@@ -268,6 +280,7 @@ async function lends() {
   await show(page, "machine");
   await page.getByRole("heading", { name: "Lends" }).waitFor();
   await page.getByText("leads").waitFor();
+  await page.getByRole("img", { name: /Tokens by day/ }).waitFor();
   await look(page, "a peer that lends");
   await picture(page, "machine");
   await page.context().close();

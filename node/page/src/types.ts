@@ -75,6 +75,25 @@ export interface Peer {
   leaving: boolean;
 }
 
+export interface Tokens {
+  prompt_tokens: number;
+  completion_tokens: number;
+}
+
+/** A day's work on a model. */
+export interface Earned {
+  day: string;
+  model: string;
+  model_id: string;
+  for_others: Tokens;
+  by_others: Tokens;
+}
+
+export interface Earnings {
+  earnings: Earned[];
+  total: { for_others: Tokens; by_others: Tokens };
+}
+
 export interface View {
   me: string;
   swarm: string;

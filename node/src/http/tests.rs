@@ -138,7 +138,7 @@ impl Api {
         let (measurer, _) = Measurer::channel();
         let (wanted, waits) = watch::channel(false);
         let (settings, set) = mpsc::channel(4);
-        let controls = Controls { owner, measurer, faults: None, asked: wanted, settings };
+        let controls = Controls { owner, measurer, faults: None, testnet: None, asked: wanted, settings };
         let state = ApiState::new(gateway, texts, watched, controls, gatekeeper);
         crate::tasks::spawn("test", serve(listener, Doors::default().http, state, stop.clone()));
         let client = reqwest::Client::builder().timeout(Duration::from_secs(20)).build().unwrap();

@@ -5,6 +5,7 @@ import { post } from "../api";
 import { useLive } from "../live";
 import { Heading, Line, Meter, Said, useDeed } from "../parts/small";
 import type { Peer, View } from "../types";
+import { EarnedSection } from "./earned";
 import { bytes, layers, modelName, nameOf, percent } from "../words";
 
 const LENDING: Record<string, string> = {
@@ -44,6 +45,7 @@ export function MachineView() {
       <Owner view={view} />
       {me && <Lent me={me} view={view} />}
       <Role view={view} />
+      <EarnedSection />
       {view.fetching && (
         <section>
           <h2>Fetching</h2>

@@ -3,7 +3,8 @@
 import { useEffect, useState } from "preact/hooks";
 import { get, post } from "../api";
 import { useLive } from "../live";
-import { Heading, Line, Said, useDeed } from "../parts/small";
+import { Heading, Said, useDeed } from "../parts/small";
+import { Processes } from "./processes";
 import type { Faults } from "../types";
 import { nameOf } from "../words";
 
@@ -80,10 +81,7 @@ export function TestnetView() {
         </div>
       </form>
       <Said text={said} />
-      <h2>Processes</h2>
-      <p>Peers are killed, stopped and restarted by who started them:</p>
-      <Line text={`tsnode testnet kill ${others[0]?.advert.name ?? me}`} label="Copy the line that kills a peer" />
-      <Line text={`tsnode testnet restart ${others[0]?.advert.name ?? me}`} label="Copy the line that restarts it" />
+      <Processes />
     </>
   );
 }
