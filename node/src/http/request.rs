@@ -8,7 +8,7 @@ use super::{
     metrics::{Judged, RequestStats},
     naming::Naming,
     params::Delivery,
-    running::Ticket,
+    running::{Progress, Ticket},
     seeds::Seeds,
     tolerance::Ignored,
     tools::Tools,
@@ -81,16 +81,21 @@ pub(super) struct Answer {
     pub prompt: Vec<Token>,
     pub accepted: Accepted,
     pub cancelled: CancellationToken,
+    pub progress: Arc<Progress>,
 }
 
 impl Answer {
     /// What comes next of it.
     pub async fn next(&mut self) -> Option<Reply> {
-        tokio::select! {
+        let reply = tokio::select! {
             biased;
             () = self.cancelled.cancelled() => Some(Reply::Cancelled),
             reply = self.accepted.replies.recv() => reply,
+        };
+        if matches!(reply, Some(Reply::Token { .. })) {
+            self.progress.token();
         }
+        reply
     }
 }
 
@@ -268,7 +273,7 @@ pub(super) async fn submit(
     }
     let Naming { request, comes_back, .. } = wanted.naming;
     goes_on_as_it_began(wanted, plans.len())?;
-    let ticket = state.running.begin(request, &model.card().name);
+    let ticket = state.running.begin(request, &model.card().name, prompt_tokens);
     let (mut answers, mut stats) =
         (Vec::new(), state.metrics.arrived(&model.card().name, judged(state, &model, wanted)));
     for (i, (prompt, generation)) in plans.into_iter().enumerate() {
@@ -284,7 +289,9 @@ pub(super) async fn submit(
         };
         let accepted = accepted.inspect_err(|_| stats.unserved());
         let accepted = accepted.map_err(|error| unserved(&state.view.borrow(), model, error))?;
-        answers.push(Answer { prompt, accepted, cancelled: ticket.cancelled.clone() });
+        let progress = ticket.progress.clone();
+        progress.routed(accepted.prefill, accepted.decode);
+        answers.push(Answer { prompt, accepted, cancelled: ticket.cancelled.clone(), progress });
     }
     stats.accepted(prompt_tokens, count, wanted.computed() as usize);
     Ok(Taken { request, model, answers, stats, _ticket: ticket })

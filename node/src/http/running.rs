@@ -8,10 +8,13 @@ use axum::{
 };
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{
+    Arc, Mutex, OnceLock, PoisonError,
+    atomic::{AtomicU32, Ordering},
+};
 use std::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tsnode_protocol::RequestId;
+use tsnode_protocol::{PeerId, RequestId};
 
 /// Requests whose answers have not ended: no more than there are connections. Held for map operations only.
 #[derive(Debug, Default)]
@@ -29,7 +32,38 @@ struct Entry {
     number: u64,
     model: String,
     since: Instant,
+    progress: Arc<Progress>,
     cancel: CancellationToken,
+}
+
+/// How far a request's answers are, counted where they are taken apart.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    prompt_tokens: u32,
+    new_tokens: AtomicU32,
+    /// Who leads its prefill, and its decoding.
+    routed: OnceLock<(PeerId, PeerId)>,
+}
+
+impl Progress {
+    /// A token has come.
+    pub fn token(&self) {
+        self.new_tokens.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// It has a route. What a request has several of are computed where the first one is, or not far from there.
+    pub fn routed(&self, prefill: PeerId, decode: PeerId) {
+        let _ = self.routed.set((prefill, decode));
+    }
+
+    /// What it waits for: a route, its prompt, or the end of its answer.
+    fn stage(&self) -> &'static str {
+        match (self.routed.get(), self.new_tokens.load(Ordering::Relaxed)) {
+            (_, 1..) => "decode",
+            (Some(_), 0) => "prefill",
+            (None, 0) => "queue",
+        }
+    }
 }
 
 /// A request under way, until this is dropped.
@@ -39,23 +73,36 @@ pub(super) struct Ticket {
     request: RequestId,
     number: u64,
     pub cancelled: CancellationToken,
+    pub progress: Arc<Progress>,
 }
 
 impl Running {
-    pub fn begin(self: &Arc<Self>, request: RequestId, model: &str) -> Ticket {
+    /// One with so many tokens in its prompts has come.
+    pub fn begin(self: &Arc<Self>, request: RequestId, model: &str, prompt_tokens: usize) -> Ticket {
         let cancelled = CancellationToken::new();
+        let prompt_tokens = u32::try_from(prompt_tokens).unwrap_or(u32::MAX);
+        let progress = Arc::new(Progress { prompt_tokens, ..Progress::default() });
         let mut requests = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         requests.begun += 1;
         let number = requests.begun;
-        let entry = Entry { number, model: model.to_owned(), since: Instant::now(), cancel: cancelled.clone() };
+        let (model, since) = (model.to_owned(), Instant::now());
+        let entry = Entry { number, model, since, progress: progress.clone(), cancel: cancelled.clone() };
         requests.running.insert(request, entry);
-        Ticket { running: self.clone(), request, number, cancelled }
+        Ticket { running: self.clone(), request, number, cancelled, progress }
     }
 
-    /// Those that are, with their models' names and for how long (seconds), by id.
+    /// Those that are, with their models' names, for how long (seconds) and how far, by id.
     pub fn list(&self) -> Value {
         let requests = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let shown = |(request, entry): (&RequestId, &Entry)| json!({ "request": request, "model": entry.model, "seconds": entry.since.elapsed().as_secs() });
+        let shown = |(request, entry): (&RequestId, &Entry)| {
+            let far = &entry.progress;
+            let (prefill, decode) = far.routed.get().copied().unzip();
+            json!({
+                "request": request, "model": entry.model, "seconds": entry.since.elapsed().as_secs(), "stage": far.stage(),
+                "prompt_tokens": far.prompt_tokens, "new_tokens": far.new_tokens.load(Ordering::Relaxed),
+                "prefill": prefill, "decode": decode,
+            })
+        };
         requests.running.iter().map(shown).collect()
     }
 
@@ -103,7 +150,7 @@ mod tests {
         let request = RequestId([0xab; 16]);
         let digits = "ab".repeat(16);
         for name in [format!("chatcmpl-{digits}"), format!("resp_{digits}"), request.to_string()] {
-            let ticket = running.begin(request, "m");
+            let ticket = running.begin(request, "m", 7);
             assert!(running.cancel(&name) && ticket.cancelled.is_cancelled(), "{name}");
             drop(ticket);
             assert!(!running.cancel(&name), "it has ended");
@@ -114,9 +161,19 @@ mod tests {
     fn the_end_of_an_earlier_request_of_the_name_is_not_that_of_the_later() {
         let running = Arc::new(Running::default());
         let request = RequestId([1; 16]);
-        let (earlier, later) = (running.begin(request, "m"), running.begin(request, "m"));
+        let (earlier, later) = (running.begin(request, "m", 7), running.begin(request, "m", 7));
         drop(earlier);
         assert_eq!(running.list()[0]["model"], "m");
+        let far = || {
+            let list = running.list();
+            let names = ["stage", "prompt_tokens", "new_tokens"];
+            json!(names.map(|name| list[0][name].clone()))
+        };
+        assert_eq!(far(), json!(["queue", 7, 0]));
+        later.progress.routed(PeerId([1; 32]), PeerId([2; 32]));
+        assert_eq!((far(), &running.list()[0]["decode"]), (json!(["prefill", 7, 0]), &json!(PeerId([2; 32]))));
+        later.progress.token();
+        assert_eq!(far(), json!(["decode", 7, 1]));
         assert!(running.cancel(&request.to_string()) && later.cancelled.is_cancelled());
     }
 }
