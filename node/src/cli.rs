@@ -27,6 +27,7 @@ mod models;
 mod output;
 mod owner;
 mod plan;
+mod rates;
 mod requests;
 mod show;
 mod simulate;

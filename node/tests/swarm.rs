@@ -273,6 +273,8 @@ async fn a_person_at_a_terminal_sees_what_matters() {
         "lends    cpu",
         "model    gutenberg-tiny",
         "role     ",
+        "probe    ",
+        "ready    ",
     ] {
         assert!(lines.iter().any(|line| line.starts_with(label)), "no {label:?}: {lines:#?}");
     }

@@ -3,10 +3,12 @@
 mod arrival;
 mod board;
 pub(super) mod live;
+mod phases;
 
 use self::{
     arrival::Arrival,
     board::{Board, Fixed},
+    phases::Phases,
 };
 use super::{loading::Loading, models, verb};
 use crate::{
@@ -19,8 +21,10 @@ use crate::{
 };
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::lending::Lending;
 use tsnode_protocol::Device;
@@ -102,15 +106,21 @@ async fn handle_signals(stop: CancellationToken) {
     }
 }
 
+/// Between two looks at how long something has been waited for.
+const BEAT: Duration = Duration::from_secs(1);
+
 /// Keeps a person at a terminal informed: lines that stay, and one that changes.
 async fn summarise(mut view: watch::Receiver<SwarmView>, fixed: Fixed) {
-    let mut board = Board::default();
+    let (mut board, mut phases, began) = (Board::default(), Phases::default(), Instant::now());
     loop {
         let now = view.borrow_and_update().clone();
         board.news(&now, &fixed).iter().for_each(|line| live::print(line));
-        live::show(board::coloured(board::live(&now), live::is_coloured()));
-        if view.changed().await.is_err() {
-            return;
+        phases.news(began.elapsed(), &now).iter().for_each(|line| live::print(line));
+        let line = phases.counted(began.elapsed(), board::live(&now));
+        live::show(board::coloured(line, live::is_coloured()));
+        tokio::select! {
+            changed = view.changed() => if changed.is_err() { return },
+            () = sleep(BEAT) => {}
         }
     }
 }

@@ -2,14 +2,17 @@
 
 use super::{count, describe};
 use crate::{
-    cli::layout::{COLUMNS, fitted, harmless, padded, width, wrapped},
+    cli::{
+        layout::{COLUMNS, fitted, harmless, padded, width, wrapped},
+        rates,
+    },
     hardware::memory::Size,
     view::{Readiness, SwarmView},
 };
 use std::collections::BTreeMap;
 use std::path::Path;
 use tsnode_coordinator::lending::Lending;
-use tsnode_protocol::Device;
+use tsnode_protocol::{Device, Group};
 
 /// Columns of the labels that lines begin with.
 const LABELS: usize = 9;
@@ -147,7 +150,14 @@ pub(super) fn live(view: &SwarmView) -> (Mood, String) {
         (ready, all) => format!(", {ready} of {all} groups serve"),
     };
     let queue = if load.waiting > 0 { format!(", {} waiting", load.waiting) } else { String::new() };
-    (Mood::Good, fitted(&format!("ready: {}{groups}; {} running here{queue}", count(view), load.running), COLUMNS))
+    let mine: Vec<&Group> = rates::groups_of(view, view.me).collect();
+    let mut phases: Vec<String> = mine.iter().map(|group| group.phase.to_string()).collect();
+    phases.dedup();
+    let phases = if phases.is_empty() { String::new() } else { format!(" ({})", phases.join(", ")) };
+    let rate = rates::sum(mine.iter().filter_map(|group| rates::rate(view, group))).filter(|_| load.running > 0);
+    let rate = rate.map_or(String::new(), |rate| format!(", {} tokens/s", rates::tokens(rate)));
+    let said = format!("ready: {}{groups}; {} running here{phases}{queue}{rate}", count(view), load.running);
+    (Mood::Good, fitted(&said, COLUMNS))
 }
 
 /// With its first word in the colour of what it means.
@@ -181,8 +191,8 @@ mod tests {
     use tsnode_coordinator::waiting::NotReady;
     use tsnode_kernels::{load::Progress, source::ModelSource};
     use tsnode_protocol::{
-        Advert, BytesPerSecond, DeviceKind, Epoch, FlopsPerSecond, Group, LayerRange, Load, ModelId, PeerId, Phase,
-        Plan, Stage, Term,
+        Advert, BytesPerSecond, DeviceKind, Epoch, FlopsPerSecond, Group, GroupLoad, LayerRange, Load, ModelId, PeerId,
+        Phase, Plan, Seconds, Stage, Term,
     };
 
     fn fixed(name: &str) -> Fixed {
@@ -287,9 +297,13 @@ role     decode, layers 0..2 of 4, leads"
 
     #[test]
     fn the_live_line_says_what_goes_on_or_what_is_waited_for() {
-        assert_eq!(live(&view()), (Mood::Good, "ready: 2 peers; 2 running here".into()));
+        assert_eq!(live(&view()), (Mood::Good, "ready: 2 peers; 2 running here (decode)".into()));
+        let mut fast = view();
+        let (group, step) = (fast.ready_groups[0], Some(Seconds(0.05)));
+        fast.peers[0].groups = vec![GroupLoad { group, load: Load { running: 2, step, ..Load::default() } }];
+        assert_eq!(live(&fast).1, "ready: 2 peers; 2 running here (decode), 40 tokens/s");
         let busy = SwarmView { ready_groups: vec![], ..view() };
-        assert_eq!(live(&busy).1, "ready: 2 peers, 0 of 1 groups serve; 2 running here");
+        assert_eq!(live(&busy).1, "ready: 2 peers, 0 of 1 groups serve; 2 running here (decode)");
         let loading = SwarmView { loading: Some(Progress { done: 3 << 30, total: 6 << 30 }), ..view() };
         assert_eq!(live(&loading), (Mood::Waiting, "loading: 3.0 GiB of 6.0 GiB".into()));
         for readiness in [Readiness::Probing, Readiness::Joining, Readiness::Planning, Readiness::Leaving] {
