@@ -16,7 +16,8 @@ use crate::{
     config::Settings,
     data_plane::listening,
     hardware::memory::Size,
-    node, telemetry,
+    node::{self, Membering},
+    telemetry,
     view::{Readiness, SwarmView, Trouble},
 };
 use clap::{Arg, ArgAction, ArgMatches, Command};
@@ -62,9 +63,17 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     let fixed = is_watched.then(|| fixed(settings, config.name.clone()));
     let stop = CancellationToken::new();
     let end = crate::tasks::spawn("signals", handle_signals(stop.clone()));
+    let (began, is_invited) = (Instant::now(), matches!(config.membering, Membering::Invited(_)));
+    if is_watched && is_invited {
+        live::show(board::coloured(phases::proves(), live::is_coloured()));
+    }
     let watch = |view| {
         match fixed {
-            Some(fixed) => crate::tasks::spawn("summary", summarise(view, fixed)),
+            Some(fixed) => {
+                // Before there is something to watch a peer is let in, and does little else.
+                let proved = is_invited.then(|| phases::proved(began.elapsed()));
+                crate::tasks::spawn("summary", summarise(view, fixed, proved))
+            }
             None => crate::tasks::spawn("board", narrate(view)),
         };
     };
@@ -110,8 +119,9 @@ async fn handle_signals(stop: CancellationToken) {
 const BEAT: Duration = Duration::from_secs(1);
 
 /// Keeps a person at a terminal informed: lines that stay, and one that changes.
-async fn summarise(mut view: watch::Receiver<SwarmView>, fixed: Fixed) {
+async fn summarise(mut view: watch::Receiver<SwarmView>, fixed: Fixed, proved: Option<String>) {
     let (mut board, mut phases, began) = (Board::default(), Phases::default(), Instant::now());
+    proved.iter().for_each(|line| live::print(line));
     loop {
         let now = view.borrow_and_update().clone();
         board.news(&now, &fixed).iter().for_each(|line| live::print(line));

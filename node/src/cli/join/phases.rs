@@ -15,6 +15,16 @@ const LABELS: usize = 9;
 /// A wait that is over sooner is not counted where it is shown.
 const WORTH_COUNTING: Duration = Duration::from_secs(2);
 
+/// What is waited for before there is a peer to look at.
+pub(super) fn proves() -> (Mood, String) {
+    (Mood::Waiting, "proving: asks the invite's members to let this machine in".into())
+}
+
+/// The phase before all others, where there is an invite: members have let this machine in, or it was one of them.
+pub(super) fn proved(took: Duration) -> String {
+    written("prove", took, "this machine is a member of the invite's swarm")
+}
+
 /// On its way to being useful, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Phase {
@@ -112,8 +122,12 @@ impl Phases {
 }
 
 fn line(phase: Phase, took: Duration, view: &SwarmView) -> String {
+    written(phase.label(), took, &phase.outcome(view))
+}
+
+fn written(label: &str, took: Duration, outcome: &str) -> String {
     let took = time(Seconds(took.as_secs_f64()));
-    let said = format!("{}{}{}", padded(phase.label(), LABELS), padded(&took, LABELS), phase.outcome(view));
+    let said = format!("{}{}{outcome}", padded(label, LABELS), padded(&took, LABELS));
     fitted(&harmless(&said), COLUMNS)
 }
 
@@ -158,6 +172,9 @@ ready    15.0 s   takes requests";
             (15_000, Readiness::Ready),
         ]);
         assert_eq!(lines.join("\n"), expected);
+        let first = proved(Duration::from_millis(310));
+        assert_eq!(first, "prove    310 ms   this machine is a member of the invite's swarm");
+        assert!(width(&proves().1) <= COLUMNS);
     }
 
     #[test]
