@@ -36,6 +36,7 @@ mod submit;
 mod swarm_settings;
 mod targets;
 mod testnet;
+mod top;
 
 use crate::{
     cli::exit::{Exit, Kind},
@@ -164,6 +165,7 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
             "keys" => keys::run(&settings, matches),
             "status" => status::show(&settings, matches).await,
             "peers" => show::peers(&settings, matches).await,
+            "top" => top::run(&settings, matches).await,
             "plan" => plan::run(&settings, matches).await,
             "targets" => targets::targets(&settings, matches).await,
             "route" => targets::route(&settings, matches).await,
@@ -332,6 +334,7 @@ pub fn command() -> Command {
                         .help("Draw them to FILE (SVG) instead"),
                 ),
         )
+        .subcommand(top::command())
         .subcommand(plan::command())
         .subcommand(targets::targets_command())
         .subcommand(targets::route_command())

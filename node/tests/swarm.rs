@@ -50,6 +50,7 @@ async fn a_swarm_serves_many_and_forgets_them() {
     requests_are_shown_with_peers_names(&net).await;
     what_is_computed_for_others_is_counted_on_both_sides(&net).await;
     what_a_machine_does_is_said_in_plain_words(&net).await;
+    the_swarm_is_on_one_screen(&net).await;
     programs_talk_line_by_line(&net).await;
     a_tool_that_must_be_called_is_called(&net).await;
     load_on_the_swarm_is_measured(&net).await;
@@ -289,6 +290,20 @@ async fn a_person_at_a_terminal_sees_what_matters() {
     assert_eq!(green.into_iter().collect::<Vec<_>>(), ["ready"], "{raw}");
     assert!(fs::read_to_string(home.path().join("join.log")).unwrap().contains(" INFO "));
 
+    // Whatever ends it, the window is given back: the other screen, the cursor, and what keys do.
+    for ends in ["q", "\u{3}"] {
+        let mut top = Terminal::run(command(&["top"]));
+        top.until("GROUPS");
+        top.type_in("?");
+        top.until("Ctrl-C");
+        top.type_in(ends);
+        assert_eq!(top.ended(), Some(0), "{ends:?}");
+        let raw = top.raw();
+        assert!(raw.contains("\u{1b}[?1049h") && raw.contains("\u{1b}[?1049l"), "{raw}");
+        assert!(raw.rfind("\u{1b}[?25h") > raw.rfind("\u{1b}[?25l"), "the cursor is to be seen: {raw}");
+        assert!(top.has_lines(), "keys are lines again");
+    }
+
     let mut chat = Terminal::run(command(&["chat", "--max-tokens", "4"]));
     chat.until("gutenberg-tiny, 1 peer; /help says how to talk");
     chat.type_in("/help\r");
@@ -424,6 +439,33 @@ async fn what_a_machine_does_is_said_in_plain_words(net: &Net) {
     }
     let whole = shown(0, &["status", "--verbose"]).await;
     assert!(whole.contains("R²") && whole.contains(&net.peer(0).id), "{whole}");
+}
+
+/// `tsnode top` without a terminal: one frame of 80 columns, which has every peer, group and link, and what runs.
+async fn the_swarm_is_on_one_screen(net: &Net) {
+    let body = json!({ "prompt": PROMPT, "max_tokens": 900, "stream": true, "ignore_eos": true });
+    let running = net.client.post(format!("{}/v1/completions", net.peer(4).http)).json(&body).send().await.unwrap();
+    let mut running = running.bytes_stream();
+    running.next().await.unwrap().unwrap();
+    let is_seen = |frame: &str| frame.lines().any(|line| line.starts_with("req-") && line.contains(" decode "));
+    let frame = until_said(net, 4, &["top", "--once"], is_seen).await;
+    drop(running);
+    let titles = ["PEERS 5 ", "GROUPS 4 ", "REQUESTS ", "LINKS "];
+    for title in titles {
+        assert!(frame.lines().any(|line| line.starts_with(title)), "{title}: {frame}");
+    }
+    for peer in net.net.peers() {
+        let state = if peer.id == net.peer(4).id { "gateway" } else { "serves" };
+        let is_told = |line: &str| line.starts_with(&format!("{} ", peer.name)) && line.contains(state);
+        assert!(frame.lines().any(is_told), "{} {state}: {frame}", peer.name);
+    }
+    let is_plain = |line: &str| line.chars().count() <= 80 && !line.contains(char::is_control);
+    assert!(frame.lines().all(is_plain), "{frame}");
+    let (code, whole, _) = talk(net, 4, &["top", "--json"], "").await;
+    let whole: Value = serde_json::from_str(&whole).unwrap();
+    assert_eq!((code, &whole["swarm"]["me"]), (Some(0), &json!(net.peer(4).id)));
+    assert!(whole["requests"].is_array() && whole["running"].is_array(), "{whole}");
+    swarm(net).await_that(LONG, all_pages_free).await.unwrap();
 }
 
 /// `tsnode chat` without a terminal: an answer or an object for each line, and an exit code.

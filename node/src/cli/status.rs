@@ -77,7 +77,7 @@ fn own(view: &SwarmView) -> Option<&PeerView> {
     view.peers.iter().find(|p| p.id == view.me)
 }
 
-fn lent(view: &SwarmView) -> String {
+pub(super) fn lent(view: &SwarmView) -> String {
     if let Some(why) = view.lends_nothing() {
         return format!("nothing: {why}");
     }
@@ -118,7 +118,7 @@ fn work(view: &SwarmView) -> Vec<Row> {
 }
 
 /// What the group's peers do, and which part of it is this one's.
-fn duty(view: &SwarmView, group: &Group) -> String {
+pub(super) fn duty(view: &SwarmView, group: &Group) -> String {
     let model = model(view, group.model);
     let what = format!("{} of {}", in_words(group.phase), model.map_or("a model".into(), |m| harmless(&m.name)));
     if group.stages.len() == 1 {

@@ -60,6 +60,12 @@ impl Terminal {
         }
     }
 
+    /// Whether the terminal reads lines and shows what is typed, as programs find it.
+    pub fn has_lines(&self) -> bool {
+        let modes = termios::tcgetattr(&self.keyboard).unwrap().local_modes;
+        modes.contains(termios::LocalModes::ICANON | termios::LocalModes::ECHO)
+    }
+
     pub fn type_in(&mut self, keys: &str) {
         self.keyboard.write_all(keys.as_bytes()).unwrap();
     }

@@ -17,7 +17,7 @@ pub(in crate::cli) fn is_watched() -> bool {
 }
 
 /// Whether meaning may be shown in colour.
-pub(super) fn is_coloured() -> bool {
+pub(in crate::cli) fn is_coloured() -> bool {
     std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 

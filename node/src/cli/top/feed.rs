@@ -1,0 +1,206 @@
+//! Keeps what `tsnode top` knows up to date: the peer tells what changes, or is asked now and then where it cannot.
+
+use super::snapshot::{Feed, Requests, Snapshot};
+use crate::{
+    cli::{
+        ask::{Peer, unanswered},
+        exit::{Exit, Kind},
+    },
+    view::SwarmView,
+};
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+/// How long a peer may take to begin.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Peers say something at least every 15 seconds (`http/sse.rs`).
+const SILENCE: Duration = Duration::from_secs(20);
+/// Questions to a peer that has no place for another listener, until it is asked for one again.
+const QUESTIONS: u32 = 30;
+/// The longest event that is read (bytes): a thousand peers take a tenth of it.
+const LONGEST: usize = 32 << 20;
+
+/// Why there are no more events.
+#[derive(Debug)]
+enum Unheard {
+    /// The peer answers, and tells none.
+    Refused(String),
+    /// It does not answer, or what it says is not understood.
+    Lost(String),
+}
+
+/// Asks a peer for all that is shown.
+pub(super) async fn ask(peer: &Peer) -> Result<(SwarmView, Requests), Exit> {
+    Ok((peer.view().await?, peer.get("/api/requests").await?))
+}
+
+/// Until nobody looks any more: whoever starts it aborts it.
+pub(super) async fn follow(peer: Peer, every: Duration, shown: watch::Sender<Snapshot>) {
+    while !shown.is_closed() {
+        let why = match listen(&peer, &shown).await {
+            Unheard::Lost(why) => why,
+            Unheard::Refused(why) => match poll(&peer, every, why, &shown).await {
+                Ok(()) => continue,
+                Err(exit) => exit.message,
+            },
+        };
+        let why = in_short(&peer, &why);
+        shown.send_modify(|snapshot| snapshot.feed = Feed::Lost { why });
+        sleep(every).await;
+    }
+}
+
+/// Takes in what the peer tells.
+async fn listen(peer: &Peer, shown: &watch::Sender<Snapshot>) -> Unheard {
+    let asked = timeout(PATIENCE, peer.send(peer.request("/api/events"))).await;
+    let mut response = match asked {
+        Ok(Ok(response)) => response,
+        Ok(Err(exit)) if exit.kind == Kind::Unreachable => return Unheard::Lost(exit.message),
+        Ok(Err(exit)) => return Unheard::Refused(exit.message),
+        Err(_) => return Unheard::Lost("no answer in time".into()),
+    };
+    let mut events = Events::default();
+    loop {
+        let piece = match timeout(SILENCE, response.chunk()).await {
+            Ok(Ok(Some(piece))) => piece,
+            Ok(Ok(None)) => return Unheard::Lost("it has ended".into()),
+            Ok(Err(error)) => return Unheard::Lost(unanswered(&error)),
+            Err(_) => return Unheard::Lost(format!("it says nothing for {} s", SILENCE.as_secs())),
+        };
+        let taken = events.take(&piece).and_then(|told| told.iter().try_for_each(|event| take_in(event, shown)));
+        if taken.is_none() {
+            return Unheard::Lost("what it tells is not understood; is that a tsnode peer of this version?".into());
+        }
+    }
+}
+
+/// None where an event is not understood.
+fn take_in((name, data): &(String, String), shown: &watch::Sender<Snapshot>) -> Option<()> {
+    match name.as_str() {
+        "swarm" => {
+            let view: SwarmView = serde_json::from_str(data).ok()?;
+            shown.send_modify(|snapshot| {
+                snapshot.view = view;
+                is_live(snapshot);
+            });
+        }
+        "requests" => {
+            let requests: Requests = serde_json::from_str(data).ok()?;
+            shown.send_modify(|snapshot| {
+                snapshot.take_in(requests);
+                is_live(snapshot);
+            });
+        }
+        // A later version may tell more.
+        _ => {}
+    }
+    Some(())
+}
+
+fn is_live(snapshot: &mut Snapshot) {
+    (snapshot.feed, snapshot.heard) = (Feed::Live, Instant::now());
+}
+
+/// Asks now and then, for a while.
+async fn poll(peer: &Peer, every: Duration, why: String, shown: &watch::Sender<Snapshot>) -> Result<(), Exit> {
+    let why = in_short(peer, &why);
+    for _ in 0..QUESTIONS {
+        let (view, requests) = ask(peer).await?;
+        shown.send_replace(Snapshot::new(view, requests, Feed::Polled { why: why.clone() }));
+        sleep(every).await;
+    }
+    Ok(())
+}
+
+/// What a line has room for: where it is asked is known, and what to do about it is said by verbs that end.
+fn in_short(peer: &Peer, why: &str) -> String {
+    let why = why.strip_prefix(&format!("{}: ", peer.base())).unwrap_or(why);
+    why.split("; ").next().unwrap_or(why).to_owned()
+}
+
+/// Server-sent events, as their bytes come.
+#[derive(Default)]
+struct Events {
+    line: Vec<u8>,
+    name: String,
+    data: String,
+}
+
+impl Events {
+    /// Those that are whole now, each by name; none where one is too long.
+    fn take(&mut self, bytes: &[u8]) -> Option<Vec<(String, String)>> {
+        let mut whole = Vec::new();
+        let mut rest = bytes;
+        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+            self.line.extend_from_slice(&rest[..end]);
+            rest = &rest[end + 1..];
+            let line = std::mem::take(&mut self.line);
+            whole.extend(self.read(&line));
+        }
+        self.line.extend_from_slice(rest);
+        (self.line.len() + self.data.len() <= LONGEST).then_some(whole)
+    }
+
+    /// A line; an empty one ends an event.
+    fn read(&mut self, line: &[u8]) -> Option<(String, String)> {
+        let line = String::from_utf8_lossy(line);
+        let line = line.trim_end_matches('\r');
+        if line.is_empty() {
+            let (name, data) = (std::mem::take(&mut self.name), std::mem::take(&mut self.data));
+            return (!data.is_empty()).then_some((name, data));
+        }
+        let (field, value) = line.split_once(':').unwrap_or((line, ""));
+        let value = value.strip_prefix(' ').unwrap_or(value);
+        match field {
+            "event" => self.name = value.to_owned(),
+            "data" if self.data.is_empty() => self.data = value.to_owned(),
+            "data" => self.data.extend(["\n", value]),
+            _ => {}
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::view::tests::view;
+    use serde_json::json;
+
+    #[test]
+    fn events_are_whole_however_they_come() {
+        let text =
+            "event: swarm\ndata: {\"a\":1}\n\n\n: awake\n\nevent:requests\r\ndata: x\r\ndata: y\r\n\r\ndata: z\n";
+        let expected = [("swarm", "{\"a\":1}"), ("requests", "x\ny")].map(|(name, data)| (name.into(), data.into()));
+        for size in [1, 3, 1000] {
+            let mut events = Events::default();
+            let told: Vec<_> = text.as_bytes().chunks(size).flat_map(|piece| events.take(piece).unwrap()).collect();
+            assert_eq!(told, expected, "in pieces of {size}");
+        }
+    }
+
+    #[test]
+    fn an_event_without_end_is_given_up() {
+        let mut events = Events::default();
+        let piece = vec![b'x'; 1 << 20];
+        let taken = (0..100).take_while(|_| events.take(&piece).is_some()).count();
+        assert_eq!(taken, LONGEST >> 20);
+    }
+
+    #[test]
+    fn what_is_told_is_shown_and_what_is_not_understood_is_said() {
+        let snapshot = Snapshot::new(view(), Requests::default(), Feed::Lost { why: "it has ended".into() });
+        let shown = watch::Sender::new(snapshot);
+        let tell = |name: &str, data: String| take_in(&(name.into(), data), &shown);
+        let other = SwarmView { private: true, ..view() };
+        assert!(tell("swarm", serde_json::to_string(&other).unwrap()).is_some());
+        assert!(shown.borrow().view.private && shown.borrow().feed == Feed::Live);
+        let running =
+            json!({ "running": [{ "request": tsnode_protocol::RequestId([1; 16]), "model": "m", "seconds": 3 }] });
+        assert!(tell("requests", running.to_string()).is_some());
+        assert_eq!(shown.borrow().running.len(), 1);
+        assert!(tell("news of a later version", "?".into()).is_some());
+        assert!(tell("swarm", "{}".into()).is_none());
+    }
+}

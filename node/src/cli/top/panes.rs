@@ -1,0 +1,307 @@
+//! The panes of `tsnode top`: what each lists of a snapshot.
+
+use super::{
+    snapshot::{Ended, Running, Snapshot},
+    table::{Cell, Column, Fit, Mood, Row, Sort, Table},
+};
+use crate::{
+    cli::{
+        output::names,
+        rates::{groups_of, load, rate, sum, tokens},
+    },
+    hardware::memory::Size,
+    view::{PeerView, Readiness, SwarmView},
+};
+use std::collections::BTreeMap;
+use tsnode_protocol::{Group, PathKind, PeerId, Phase, Stage};
+
+/// Lists, in their order on the screen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pane {
+    Peers,
+    Groups,
+    Requests,
+    Links,
+}
+
+impl Pane {
+    pub const ALL: [Self; 4] = [Self::Peers, Self::Groups, Self::Requests, Self::Links];
+
+    /// What it is called.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Peers => "PEERS",
+            Self::Groups => "GROUPS",
+            Self::Requests => "REQUESTS",
+            Self::Links => "LINKS",
+        }
+    }
+
+    /// What is said where there is nothing to list.
+    pub fn empty(self) -> &'static str {
+        match self {
+            Self::Peers => "nobody is known, this peer included: it has just started",
+            Self::Groups => "no plan is adopted yet: tsnode status says what is waited for",
+            Self::Requests => "none came to this peer since it started",
+            Self::Links => "none is measured yet",
+        }
+    }
+
+    /// How it is sorted by itself; requests are as they came.
+    pub fn usual(self) -> Option<Sort> {
+        match self {
+            Self::Peers => Some(Sort { column: 0, descends: false }),
+            Self::Groups | Self::Requests => None,
+            Self::Links => Some(Sort { column: 2, descends: true }),
+        }
+    }
+
+    /// What it lists of a snapshot, unsorted.
+    pub fn table(self, snapshot: &Snapshot) -> Table {
+        match self {
+            Self::Peers => peers(&snapshot.view),
+            Self::Groups => groups(&snapshot.view),
+            Self::Requests => requests(snapshot),
+            Self::Links => links(&snapshot.view),
+        }
+    }
+}
+
+fn columns<const N: usize>(columns: [(&'static str, Fit); N]) -> Vec<Column> {
+    columns.map(|(title, fit)| Column { title: title.into(), fit }).to_vec()
+}
+
+/// Who is there, what each lends and does, and how busy it is.
+fn peers(view: &SwarmView) -> Table {
+    let columns = columns([
+        ("NAME", Fit::Text),
+        ("STATE", Fit::Words),
+        ("PHASE", Fit::Words),
+        ("DEVICES", Fit::Text),
+        ("RUN", Fit::Number),
+        ("WAIT", Fit::Number),
+        ("KV %", Fit::Number),
+        ("TOK/S", Fit::Number),
+        ("HEARD", Fit::Spare),
+    ]);
+    let names = names(view);
+    Table { columns, rows: view.peers.iter().map(|peer| peer_row(view, &names, peer)).collect() }
+}
+
+fn peer_row(view: &SwarmView, names: &BTreeMap<PeerId, String>, peer: &PeerView) -> Row {
+    let groups: Vec<&Group> = groups_of(view, peer.id).collect();
+    let (state, mood) = state(view, peer, &groups);
+    let load = peer.load;
+    let used = f64::from(load.total_pages.saturating_sub(load.free_pages)) * 100.0 / f64::from(load.total_pages.max(1));
+    let rate = sum(groups.iter().filter_map(|group| rate(view, group)));
+    let silent = if peer.id == view.me { 0.0 } else { peer.silent_for };
+    Row {
+        cells: vec![
+            Cell::text(format!("{}{}", called(names, peer.id), if peer.id == view.me { " (this)" } else { "" })),
+            Cell::text(state),
+            Cell::text(phases(&groups)),
+            Cell::text(devices(peer)),
+            Cell::number(load.running.into(), load.running.to_string()),
+            Cell::number(load.waiting.into(), load.waiting.to_string()),
+            Cell::known((load.total_pages > 0).then_some(used), |used| format!("{used:.0}")),
+            Cell::known(rate, tokens),
+            Cell::number(silent, if peer.id == view.me { "-".into() } else { format!("{silent:.0} s ago") }),
+        ],
+        mood,
+    }
+}
+
+/// In a word, what a peer is at, as this one sees it.
+fn state(view: &SwarmView, peer: &PeerView, groups: &[&Group]) -> (&'static str, Mood) {
+    let is_up = |group: &&Group| view.ready_groups.contains(&group.id);
+    let is_lost = !peer.advert.devices.is_empty() && peer.advert.devices.iter().all(|d| d.memory_bytes == 0);
+    match () {
+        () if peer.leaving => ("leaves", Mood::Waiting),
+        () if peer.id == view.me && view.readiness != Readiness::Ready => (own_state(&view.readiness), Mood::Waiting),
+        () if is_lost => ("lost", Mood::Bad),
+        () if !groups.is_empty() && groups.iter().all(is_up) => ("serves", Mood::Good),
+        () if !groups.is_empty() => ("loads", Mood::Waiting),
+        () if peer.advert.devices.is_empty() => ("gateway", Mood::Good),
+        () => ("spare", Mood::Quiet),
+    }
+}
+
+fn own_state(readiness: &Readiness) -> &'static str {
+    match readiness {
+        Readiness::Probing => "probes",
+        Readiness::Joining => "looks",
+        Readiness::Planning => "waits",
+        Readiness::Loading => "loads",
+        Readiness::Ready => "ready",
+        Readiness::Leaving => "leaves",
+    }
+}
+
+fn devices(peer: &PeerView) -> String {
+    let lost = |bytes: u64| if bytes == 0 { "lost".into() } else { Size(bytes).to_string() };
+    let devices: Vec<String> =
+        peer.advert.devices.iter().map(|d| format!("{} {}", d.name, lost(d.memory_bytes))).collect();
+    if devices.is_empty() { "-".into() } else { devices.join(", ") }
+}
+
+fn phases(groups: &[&Group]) -> String {
+    let has = |phase| groups.iter().any(|group| group.phase == phase);
+    let found = [Phase::Prefill, Phase::Decode, Phase::Mixed].into_iter().filter(|phase| has(*phase));
+    let words: Vec<String> = found.map(|phase| phase.to_string()).collect();
+    if words.is_empty() { "-".into() } else { words.join("+") }
+}
+
+/// Groups as chains of stages, the leader first.
+fn groups(view: &SwarmView) -> Table {
+    let columns = columns([
+        ("MODEL", Fit::Text),
+        ("PHASE", Fit::Words),
+        ("STATE", Fit::Words),
+        ("STAGES", Fit::Text),
+        ("RUN", Fit::Number),
+        ("WAIT", Fit::Number),
+        ("STEP", Fit::Number),
+        ("TOK/S", Fit::Number),
+    ]);
+    let names = names(view);
+    let planned = view.plan.iter().flat_map(|plan| &plan.groups);
+    Table { columns, rows: planned.map(|group| group_row(view, &names, group)).collect() }
+}
+
+fn group_row(view: &SwarmView, names: &BTreeMap<PeerId, String>, group: &Group) -> Row {
+    let is_up = view.ready_groups.contains(&group.id);
+    let load = load(view, group).map(|group| group.load);
+    let count = |number: Option<u32>| Cell::known(number.map(f64::from), |n| format!("{n:.0}"));
+    let model = view.models.iter().find(|card| card.id == group.model).map_or("a model", |card| &card.name);
+    Row {
+        cells: vec![
+            Cell::text(model),
+            Cell::text(group.phase.to_string()),
+            Cell::text(if is_up { "ready" } else { "loads" }),
+            Cell::text(chain(names, &group.stages)),
+            count(load.map(|load| load.running)),
+            count(load.map(|load| load.waiting)),
+            Cell::known(load.and_then(|load| load.step).map(|step| step.0), |step| format!("{:.0} ms", step * 1e3)),
+            Cell::known(rate(view, group), tokens),
+        ],
+        mood: if is_up { Mood::Good } else { Mood::Waiting },
+    }
+}
+
+fn chain(names: &BTreeMap<PeerId, String>, stages: &[Stage]) -> String {
+    let stage =
+        |stage: &Stage| format!("{} {}–{}", called(names, stage.peer), stage.layers.start + 1, stage.layers.end);
+    stages.iter().map(stage).collect::<Vec<_>>().join(" → ")
+}
+
+/// Requests under way, the oldest first, and below them those that have ended, the newest first.
+fn requests(snapshot: &Snapshot) -> Table {
+    let columns = columns([
+        ("REQUEST", Fit::Words),
+        ("STAGE", Fit::Words),
+        ("AGE", Fit::Number),
+        ("PROMPT", Fit::Number),
+        ("TOKENS", Fit::Number),
+        ("TOK/S", Fit::Number),
+        ("WHERE", Fit::Text),
+        ("MODEL", Fit::Spare),
+    ]);
+    let names = names(&snapshot.view);
+    let mut running: Vec<&Running> = snapshot.running.iter().collect();
+    running.sort_by_key(|one| std::cmp::Reverse(one.seconds));
+    let running = running.into_iter().map(|one| running_row(&names, one));
+    let ended = snapshot.ended.iter().map(|one| ended_row(&snapshot.view, &names, one));
+    Table { columns, rows: running.chain(ended).collect() }
+}
+
+fn running_row(names: &BTreeMap<PeerId, String>, one: &Running) -> Row {
+    let count = |number: Option<u32>| Cell::known(number.map(f64::from), |n| format!("{n:.0}"));
+    let rate = one.new_tokens.filter(|_| one.seconds > 0).map(|tokens| f64::from(tokens) / one.seconds as f64);
+    Row {
+        cells: vec![
+            Cell::text(id(&one.request.to_string())),
+            Cell::text(if one.stage.is_empty() { "runs" } else { &one.stage }),
+            Cell::number(one.seconds as f64, format!("{} s", one.seconds)),
+            count(one.prompt_tokens),
+            count(one.new_tokens),
+            Cell::known(rate, tokens),
+            Cell::text(one.prefill.zip(one.decode).map_or("-".into(), |pair| way(names, pair))),
+            Cell::text(&one.model),
+        ],
+        mood: if one.stage == "decode" { Mood::Good } else { Mood::Waiting },
+    }
+}
+
+fn ended_row(view: &SwarmView, names: &BTreeMap<PeerId, String>, one: &Ended) -> Row {
+    let answering = one.total - one.ttft;
+    let rate = (one.new_tokens > 1 && answering > 0.0).then(|| f64::from(one.new_tokens - 1) / answering);
+    let model = view.models.iter().find(|card| card.id == one.model).map_or("a model", |card| &card.name);
+    Row {
+        cells: vec![
+            Cell::text(id(&one.request.to_string())),
+            Cell::text("ended"),
+            Cell::number(one.total, format!("{:.1} s", one.total)),
+            Cell::number(one.prompt_tokens.into(), one.prompt_tokens.to_string()),
+            Cell::number(one.new_tokens.into(), one.new_tokens.to_string()),
+            Cell::known(rate, tokens),
+            Cell::text(way(names, (one.prefill, one.decode))),
+            Cell::text(model),
+        ],
+        mood: Mood::Quiet,
+    }
+}
+
+/// From whom to whom a request went.
+fn way(names: &BTreeMap<PeerId, String>, (prefill, decode): (PeerId, PeerId)) -> String {
+    if prefill == decode {
+        return called(names, decode);
+    }
+    format!("{} → {}", called(names, prefill), called(names, decode))
+}
+
+/// Links as peers have measured them.
+fn links(view: &SwarmView) -> Table {
+    let columns = columns([
+        ("FROM", Fit::Text),
+        ("TO", Fit::Text),
+        ("MBIT/S", Fit::Number),
+        ("LATENCY", Fit::Number),
+        ("PATH", Fit::Text),
+        ("AGE", Fit::Spare),
+    ]);
+    let names = names(view);
+    let stated = view.peers.iter().flat_map(|peer| peer.advert.links.iter().map(move |link| (peer.id, link)));
+    let row = |(from, link): (PeerId, &tsnode_protocol::Link)| {
+        let (mbit, ms) = (link.bandwidth.0 * 8e-6, link.latency.0 * 1e3);
+        let age = view.link_ages.get(&link.to).copied().filter(|_| from == view.me);
+        let (path, mood) = match link.path {
+            PathKind::Direct => ("direct".into(), Mood::Good),
+            PathKind::Relayed { via } => (format!("relayed via {}", called(&names, via)), Mood::Waiting),
+        };
+        let cells = vec![
+            Cell::text(called(&names, from)),
+            Cell::text(called(&names, link.to)),
+            Cell::number(mbit, if mbit < 9.95 { format!("{mbit:.1}") } else { format!("{mbit:.0}") }),
+            Cell::number(ms, format!("{ms:.1} ms")),
+            Cell::text(path),
+            Cell::known(age, |age| format!("{age:.0} s")),
+        ];
+        Row { cells, mood }
+    };
+    Table { columns, rows: stated.map(row).collect() }
+}
+
+/// A peer by name, and by how its id ends where others are called the same.
+fn called(names: &BTreeMap<PeerId, String>, peer: PeerId) -> String {
+    let same = |name: &String| names.values().filter(|other| *other == name).count() > 1;
+    match names.get(&peer) {
+        Some(name) if !name.is_empty() && !same(name) => name.clone(),
+        Some(name) if !name.is_empty() => format!("{name} (…{})", peer.short()),
+        _ => format!("…{}", peer.short()),
+    }
+}
+
+/// So much of a request's id that `tsnode requests` finds it by it.
+fn id(whole: &str) -> String {
+    whole.chars().take(16).collect()
+}
