@@ -138,7 +138,7 @@ fn measured(view: &SwarmView) -> String {
     let figures =
         devices.iter().map(|d| format!("{}: {:.0} GFLOP/s, {:.0} GB/s", d.kind, d.flops.0 / 1e9, d.bandwidth.0 / 1e9));
     let figures: Vec<String> = figures.collect();
-    if figures.is_empty() { "nothing is lent".into() } else { figures.join("; ") }
+    if figures.is_empty() { "this machine is measured".into() } else { figures.join("; ") }
 }
 
 #[cfg(test)]
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn each_phase_is_a_line_with_its_time_once_it_is_done() {
         let expected = "\
-probe    1200 ms  nothing is lent
+probe    1200 ms  this machine is measured
 find     800 ms   nobody else yet: this peer is the first
 plan     12.5 s   adopted
 load     500 ms   nothing had to be loaded
