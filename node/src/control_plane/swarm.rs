@@ -13,6 +13,7 @@ mod exchange;
 mod gossip;
 mod handle;
 mod heard;
+mod look;
 mod moves;
 mod outbox;
 mod port_reuse;
@@ -20,6 +21,7 @@ mod quic;
 mod redeem;
 mod relays;
 mod seated;
+mod sight;
 mod task;
 #[cfg(test)]
 mod tests;
@@ -29,7 +31,9 @@ mod unproven;
 mod wall;
 
 pub use handle::{Ban, CommandError, PublishError, SwarmHandle};
+pub use look::{PeerSeen, Proof, Seen, look};
 pub use redeem::{RedeemError, redeem};
+pub use sight::Sight;
 pub use twin::{ProcessId, find as find_twin};
 
 use crate::{
@@ -181,6 +185,7 @@ pub async fn start(
     let (rejected, rejections) = mpsc::channel(REJECTIONS);
     let door = Door {
         own,
+        swarm: config.swarm,
         membership: config.membership.clone(),
         process: config.process,
         invites: config.invites.clone(),

@@ -13,16 +13,20 @@
 use super::{
     SwarmEvent,
     exchange::{AdmissionError, HELLO_BYTES, TIME_LIMIT, Verdict, draw_nonce, driving, first_stream, receive, send},
-    redeem, to_own_id,
+    redeem, sight, to_own_id,
     twin::{self, ProcessId},
 };
 use crate::store::invites::Invites;
 use futures::{AsyncReadExt as _, AsyncWriteExt as _};
 use libp2p::core::muxing::{StreamMuxerBox, SubstreamBox};
-use std::time::Duration;
+use std::{
+    net::SocketAddr,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 use tokio::sync::mpsc;
 use tsnode_protocol::{
-    PeerId, codec,
+    PeerId, SwarmId, codec,
     proof::{Code, Ends, Membership, Nonce, Side},
 };
 
@@ -67,6 +71,8 @@ enum Arrival {
 pub(super) struct Door {
     /// Our own id.
     pub(super) own: PeerId,
+    /// The swarm.
+    pub(super) swarm: SwarmId,
     /// What both sides must know.
     pub(super) membership: Membership,
     /// Which process this is.
@@ -84,10 +90,11 @@ impl Door {
         remote: libp2p::PeerId,
         muxer: StreamMuxerBox,
         side: Side,
+        from: Option<SocketAddr>,
     ) -> Result<(libp2p::PeerId, StreamMuxerBox), AdmissionError> {
         let peer = to_own_id(&remote);
         let outcome = match peer {
-            Some(peer) => tokio::time::timeout(TIME_LIMIT, self.prove(peer, muxer, side))
+            Some(peer) => tokio::time::timeout(TIME_LIMIT, self.prove(peer, muxer, side, from))
                 .await
                 .unwrap_or(Err(AdmissionError::Silent)),
             None => Err(AdmissionError::ForeignId(remote)),
@@ -100,18 +107,21 @@ impl Door {
         remote: PeerId,
         mut muxer: StreamMuxerBox,
         side: Side,
+        from: Option<SocketAddr>,
     ) -> Result<StreamMuxerBox, AdmissionError> {
         let stream = first_stream(&mut muxer, side).await?;
         if remote == self.own && side == Side::Listener {
             return Err(twin::answer(self.process, &mut muxer, stream).await);
         }
+        let only_looks = AtomicBool::new(false);
         let exchange = async {
             match side {
-                Side::Dialer => self.knock(remote, stream).await.map(|()| Arrival::Member),
-                Side::Listener => self.answer(remote, stream).await,
+                Side::Dialer => knock(self.own, &self.membership, remote, stream).await.map(|()| Arrival::Member),
+                Side::Listener => self.answer(remote, stream, from, &only_looks).await,
             }
         };
-        match driving(&mut muxer, exchange).await?? {
+        let arrival = driving(&mut muxer, exchange).await.map_err(AdmissionError::from).and_then(|arrival| arrival);
+        match arrival.map_err(|error| error.of_one_who(only_looks.load(Ordering::Relaxed)))? {
             Arrival::Member => Ok(muxer),
             Arrival::Newcomer(stream) => {
                 redeem::until_read(&mut muxer, stream).await;
@@ -124,21 +134,22 @@ impl Door {
         }
     }
 
-    async fn knock(&self, listener: PeerId, mut stream: SubstreamBox) -> Result<(), AdmissionError> {
-        let dialer_nonce = draw_nonce()?;
-        send(&mut stream, &hello(dialer_nonce)).await?;
-        let listener_nonce = read_hello(&mut stream).await?;
-        let ends = Ends { dialer: self.own, listener, dialer_nonce, listener_nonce };
-        self.check_code(Side::Listener, &ends, &mut stream).await?;
-        send(&mut stream, &self.membership.code(Side::Dialer, &ends).0).await?;
-        let [verdict] = receive(&mut stream).await?;
-        // A peer that closes first makes this fail, and that is no reason to doubt the verdict.
-        let _ = stream.close().await;
-        if verdict == ADMITTED { Ok(()) } else { Err(AdmissionError::Foreign) }
-    }
-
-    async fn answer(&self, dialer: PeerId, mut stream: SubstreamBox) -> Result<Arrival, AdmissionError> {
-        let magic: [u8; 6] = receive(&mut stream).await?;
+    async fn answer(
+        &self,
+        dialer: PeerId,
+        mut stream: SubstreamBox,
+        from: Option<SocketAddr>,
+        only_looks: &AtomicBool,
+    ) -> Result<Arrival, AdmissionError> {
+        let mut magic: [u8; 6] = receive(&mut stream).await?;
+        for _ in 0..sight::QUESTIONS {
+            if magic == sight::MAGIC {
+                sight::answer(&mut stream, from, self.swarm).await?;
+                only_looks.store(true, Ordering::Relaxed);
+                magic = receive(&mut stream).await?;
+            }
+        }
+        only_looks.store(false, Ordering::Relaxed);
         if magic == redeem::MAGIC {
             redeem::answer(self.own, dialer, &self.invites, &mut stream).await?;
             return Ok(Arrival::Newcomer(stream));
@@ -156,19 +167,14 @@ impl Door {
         let mut reply = hello(listener_nonce).to_vec();
         reply.extend_from_slice(&self.membership.code(Side::Listener, &ends).0);
         send(&mut stream, &reply).await?;
-        self.check_code(Side::Dialer, &ends, &mut stream).await?;
+        check_code(&self.membership, Side::Dialer, &ends, &mut stream).await?;
         send(&mut stream, &[ADMITTED]).await?;
         let _ = stream.close().await;
         Ok(Arrival::Member)
     }
 
-    async fn check_code(&self, side: Side, ends: &Ends, stream: &mut SubstreamBox) -> Result<(), AdmissionError> {
-        let code = Code(receive(stream).await?);
-        if self.membership.accepts(side, ends, code) { Ok(()) } else { Err(AdmissionError::Stranger) }
-    }
-
     fn tell(&self, peer: Option<PeerId>, error: &AdmissionError) {
-        if matches!(error, AdmissionError::Redeemed | AdmissionError::Itself) {
+        if matches!(error, AdmissionError::Redeemed | AdmissionError::Looked | AdmissionError::Itself) {
             return;
         }
         let version = if let AdmissionError::Version { theirs } = error { Some(*theirs) } else { None };
@@ -177,6 +183,38 @@ impl Door {
             tracing::debug!(rejection = ?unsent.into_inner(), "rejections come faster than they are counted");
         }
     }
+}
+
+/// Proves membership as the one who calls.
+///
+/// # Errors
+/// Says why it is not admitted, or does not admit.
+pub(super) async fn knock(
+    own: PeerId,
+    membership: &Membership,
+    listener: PeerId,
+    mut stream: SubstreamBox,
+) -> Result<(), AdmissionError> {
+    let dialer_nonce = draw_nonce()?;
+    send(&mut stream, &hello(dialer_nonce)).await?;
+    let listener_nonce = read_hello(&mut stream).await?;
+    let ends = Ends { dialer: own, listener, dialer_nonce, listener_nonce };
+    check_code(membership, Side::Listener, &ends, &mut stream).await?;
+    send(&mut stream, &membership.code(Side::Dialer, &ends).0).await?;
+    let [verdict] = receive(&mut stream).await?;
+    // A peer that closes first makes this fail, and that is no reason to doubt the verdict.
+    let _ = stream.close().await;
+    if verdict == ADMITTED { Ok(()) } else { Err(AdmissionError::Foreign) }
+}
+
+async fn check_code(
+    membership: &Membership,
+    side: Side,
+    ends: &Ends,
+    stream: &mut SubstreamBox,
+) -> Result<(), AdmissionError> {
+    let code = Code(receive(stream).await?);
+    if membership.accepts(side, ends, code) { Ok(()) } else { Err(AdmissionError::Stranger) }
 }
 
 /// The far end hangs up, with the stream or the whole connection, when it has read the last word; closing first could take it back.

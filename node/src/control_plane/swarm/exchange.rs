@@ -56,6 +56,9 @@ pub(super) enum AdmissionError {
     /// It came with an invite and has the secret now: it will come again as a member.
     #[error("was let in, and is to come again")]
     Redeemed,
+    /// It asked what it is seen as, and wanted no more.
+    #[error("only looked")]
+    Looked,
     /// It has our own identity, and is another process.
     #[error("has this peer's own identity, and is another process")]
     Twin,
@@ -68,12 +71,17 @@ pub(super) enum AdmissionError {
 }
 
 impl AdmissionError {
+    /// The same of one that may have asked a question and hung up.
+    pub(super) fn of_one_who(self, only_looked: bool) -> Self {
+        if only_looked && matches!(self, Self::Left(_)) { Self::Looked } else { self }
+    }
+
     /// What it means for the next attempt.
     pub(super) fn verdict(&self) -> Verdict {
         match self {
             Self::ForeignId(_) | Self::Foreign | Self::Version { .. } | Self::Stranger => Verdict::Stranger,
             // Who had no good invite may come with another.
-            Self::Random(_) | Self::Uninvited | Self::Redeemed => Verdict::Unfinished,
+            Self::Random(_) | Self::Uninvited | Self::Redeemed | Self::Looked => Verdict::Unfinished,
             Self::Silent | Self::Left(_) => Verdict::Unproven,
             Self::Twin | Self::Itself => Verdict::Twin,
         }

@@ -1,6 +1,7 @@
 //! Stories of small swarms on loopback. Every wait ends with an event or fails at its deadline.
 
 mod crowd;
+mod looking;
 
 use super::*;
 use crate::{data_plane::carrier, faults::Wall};
@@ -267,6 +268,7 @@ impl Byzantine {
         let door = Door {
             process: ProcessId::draw(),
             own: identity.peer_id(),
+            swarm: SWARM,
             membership: Membership::new(SWARM, Some(SECRET)),
             invites: no_invites(),
             rejections,

@@ -5,7 +5,7 @@ use super::{
     admission::Door,
     authenticated::{noise, proven, yamux},
     connection::{Connection, SETUP_LIMIT},
-    seated::Seated,
+    seated::{Seated, address},
 };
 use crate::data_plane::doors::Doors;
 use libp2p::{
@@ -17,8 +17,10 @@ use libp2p::{
         upgrade::Version,
     },
     identity::Keypair,
+    multiaddr::Protocol,
     relay,
 };
+use std::net::SocketAddr;
 use tsnode_protocol::proof::Side;
 
 /// Connections on which both sides have proven ids and membership: over one of the two ways, or over the circuits of a
@@ -32,7 +34,7 @@ pub(super) fn admitted(
     let circuits = circuits.upgrade(Version::V1).authenticate(noise(keypair)?).multiplex(yamux());
     let circuits = circuits.map(|(peer, muxer), _| (peer, StreamMuxerBox::new(muxer)));
     let all = circuits.or_transport(proven(keypair, doors.clone())?).map(|either, _| either.into_inner());
-    let admitted = all.and_then(move |(peer, muxer), point| door.admit(peer, muxer, side(&point)));
+    let admitted = all.and_then(move |(peer, muxer), point| door.admit(peer, muxer, side(&point), caller(&point)));
     Ok(Seated::new(TransportTimeout::new(admitted, SETUP_LIMIT).boxed(), doors).boxed())
 }
 
@@ -44,4 +46,15 @@ fn side(point: &ConnectedPoint) -> Side {
             Side::Listener
         }
     }
+}
+
+/// Where a call comes from, if it came straight.
+fn caller(point: &ConnectedPoint) -> Option<SocketAddr> {
+    let ConnectedPoint::Listener { send_back_addr, .. } = point else { return None };
+    let ip = address(send_back_addr)?;
+    let port = send_back_addr.iter().find_map(|part| match part {
+        Protocol::Tcp(port) | Protocol::Udp(port) => Some(port),
+        _ => None,
+    });
+    Some(SocketAddr::new(ip.to_canonical(), port?))
 }
