@@ -360,6 +360,8 @@ pub fn command() -> Command {
                     "allow-remote-http",
                     "api-key",
                     "api-key-file",
+                    "invite",
+                    "invite-file",
                 ]))
                 .arg(json()),
         )

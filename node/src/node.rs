@@ -42,6 +42,7 @@ use crate::{
     hardware::cores,
     history::{self, History},
     http::{self, ApiState, Controls, Gatekeeper, Texts},
+    reachability,
     response_log::ResponseLog,
     store::{
         self, Belonging, HTTP_FILE, Store, StoreError,
@@ -112,6 +113,8 @@ pub async fn run(
     let (asked, was_asked) = watch::channel(false);
     let (settings, to_set) = mpsc::channel(SETTINGS);
     let front = ground.front(Controls { owner: handle, measurer, faults, testnet, asked, settings }).await?;
+    let began = ground.bootstrap().iter().map(ToString::to_string).collect();
+    front.view.send_modify(|view| view.bootstrap = began);
     watcher(front.view.subscribe());
     let index = Index::open(&ground.config.data_dir).await;
     let hashing = front.view.clone();
@@ -127,6 +130,9 @@ pub async fn run(
     }
     let twins = twins::watch(ground.identity.clone(), ground.process, ground.former.clone(), front.view.clone());
     ground.tasks.spawn(ground.ends.clone().run_until_cancelled_owned(twins));
+    let member = Membership::new(ground.invite.swarm, ground.belonging.secret);
+    let alone = reachability::watch::watch(ground.invite.swarm, member, front.view.clone());
+    ground.tasks.spawn(ground.ends.clone().run_until_cancelled_owned(alone));
     let (roster_writer, roster) = Roster::channel();
     let lenders = resources::lenders(&ground.config, &owner.moving())?;
     let (advert, shelf, links) =
@@ -574,6 +580,8 @@ fn first_view(identity: &Identity, belonging: &Belonging, http: SocketAddr, spli
         drafts: Default::default(),
         guesses: Default::default(),
         link_ages: Default::default(),
+        link_ends: Default::default(),
+        bootstrap: Vec::new(),
         fetching: None,
         weights_given: 0,
         troubles: Vec::new(),

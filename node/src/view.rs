@@ -42,6 +42,11 @@ pub enum Trouble {
         /// Where, as far as it is known.
         at: Option<String>,
     },
+    /// Nobody of the swarm is found, and why.
+    Network {
+        /// What, what shows it, and what to do.
+        said: String,
+    },
     /// The port is taken by which others notice that this process has ended.
     NoLifelines {
         /// TCP.
@@ -60,6 +65,7 @@ impl fmt::Display for Trouble {
                      its own once it has no identity.key",
                 )
             }
+            Self::Network { said } => f.write_str(said),
             Self::NoLifelines { address } => write!(
                 f,
                 "another program has TCP port {} ({address}): others notice seconds later when this peer ends. Stop that \
@@ -155,6 +161,12 @@ pub struct SwarmView {
     /// Since the bandwidths of links from here were last shown (seconds).
     #[serde(default)]
     pub link_ages: BTreeMap<PeerId, f64>,
+    /// Where the far ends are of those that go by a socket of their own.
+    #[serde(default)]
+    pub link_ends: BTreeMap<PeerId, SocketAddr>,
+    /// Where this peer looks for its swarm: addresses of the invite, and of members of its last run.
+    #[serde(default)]
+    pub bootstrap: Vec<String>,
     /// The model that this peer fetches or has fetched since it started, or why it fetches none.
     #[serde(default)]
     pub fetching: Option<Fetching>,
@@ -316,6 +328,8 @@ pub(crate) mod tests {
             drafts: Default::default(),
             guesses: Default::default(),
             link_ages: BTreeMap::new(),
+            link_ends: BTreeMap::new(),
+            bootstrap: vec![],
             fetching: None,
             weights_given: 0,
             troubles: vec![],

@@ -120,7 +120,7 @@ export interface View {
   link_ages: Record<string, number>;
   fetching?: { model: string; bytes: number; done: number; holders: number; why: string | null } | null;
   weights_given: number;
-  troubles: { kind: string; at?: string | null; address?: string }[];
+  troubles: { kind: string; at?: string | null; address?: string; said?: string }[];
   addresses: string[];
   http: string | null;
 }

@@ -1,24 +1,21 @@
 //! `tsnode doctor`.
 
+mod network;
 mod surroundings;
 
 use super::{ask::Peer, is_set, machine, models, output::print_json};
 use crate::{
     cli::exit::{Exit, Kind},
     config::Settings,
-    control_plane::swarm::{self, ProcessId},
     data_plane::{library::Shelf, links::beside, listening},
     hardware::{
         self, DeviceChoice, GpuNumbers, LendError,
         memory::{Need, Size},
     },
-    node::{ModelChoice, NodeConfig, former_addresses, open_draft, open_named},
+    node::{ModelChoice, NodeConfig, open_draft, open_named},
     plain,
-    store::{
-        HTTP_FILE,
-        identity::{Identity, KEY_FILE},
-        invited_to,
-    },
+    reachability::Cause,
+    store::{HTTP_FILE, identity::Identity, invited_to},
     text::{Templates, TextModel},
     view::Trouble,
 };
@@ -48,6 +45,15 @@ struct Finding {
     /// What a layer of the model takes, where the finding is that.
     #[serde(skip_serializing_if = "Option::is_none")]
     profile: Option<LayerProfile>,
+    /// What is behind it, where that is of the network.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cause: Option<Cause>,
+    /// What shows it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    evidence: Option<String>,
+    /// What to do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remedy: Option<String>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Serialize)]
@@ -71,6 +77,8 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
                 State::Fail => "FAIL",
             };
             say!("{state}  {:<10} {}", f.what, f.detail);
+            f.evidence.iter().for_each(|evidence| say!("{:17}because: {evidence}", ""));
+            f.remedy.iter().for_each(|remedy| say!("{:17}to do: {remedy}", ""));
         }
     }
     let failed = findings.iter().filter(|f| f.state == State::Fail).count();
@@ -81,7 +89,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     }
 }
 
-/// What the peer that runs here has trouble with, or one would have that was started now.
+/// What the peer that runs here has trouble with, beside what its network has.
 async fn troubles(settings: &Settings) -> Vec<Finding> {
     let folder = settings.data_dir();
     let fail = |trouble: &Trouble| finding("trouble", State::Fail, trouble.to_string());
@@ -89,14 +97,10 @@ async fn troubles(settings: &Settings) -> Vec<Finding> {
         && let Ok(peer) = Peer::own(settings)
         && let Ok(view) = peer.view().await
     {
-        return view.troubles.iter().map(fail).collect();
+        let is_local = |trouble: &&Trouble| !matches!(trouble, Trouble::Twin { .. } | Trouble::Network { .. });
+        return view.troubles.iter().filter(is_local).map(fail).collect();
     }
-    if !folder.join(KEY_FILE).exists() {
-        return Vec::new();
-    }
-    let Ok(Some(identity)) = Identity::load(&folder, invited_to(&folder)) else { return Vec::new() };
-    let found = swarm::find_twin(&identity, ProcessId::draw(), &former_addresses(&folder)).await;
-    found.iter().map(|at| fail(&Trouble::Twin { at: Some(at.to_string()) })).collect()
+    Vec::new()
 }
 
 /// A library that a GPU is better off with.
@@ -185,6 +189,7 @@ async fn examine(settings: &Settings) -> Vec<Finding> {
         found.push(port("lifelines", lifelines, TcpListener::bind(lifelines).map(drop)));
     }
     found.push(surroundings::reach(settings, &config, running).await);
+    found.extend(network::examine(settings, &config).await);
     match models::find(&mut config) {
         Ok(()) => found.extend(model(&host, &config)),
         // It is no fault: a peer fetches what is not here.
@@ -310,5 +315,5 @@ fn times(source: &ModelSource, config: &NodeConfig) -> Vec<Finding> {
 }
 
 fn finding(what: &'static str, state: State, detail: String) -> Finding {
-    Finding { what, state, detail, profile: None }
+    Finding { what, state, detail, profile: None, cause: None, evidence: None, remedy: None }
 }

@@ -36,6 +36,7 @@ export function MachineView() {
         <p class="trouble" role="alert" key={i}>
           {one.kind === "twin"
             ? `Another process runs with this peer's identity${one.at ? `, at ${one.at}` : ""}: stop one of the two.`
+            : one.kind === "network" ? one.said
             : `Another program has TCP port ${one.address ?? ""}: others notice seconds later when this peer ends.`}
         </p>
       ))}

@@ -7,10 +7,11 @@ use crate::{
     hardware::memory::Size,
     node::NodeConfig,
     plain,
+    reachability::{observation::Own, probe},
     store::{invites, keys},
     view::SwarmView,
 };
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
@@ -91,7 +92,8 @@ pub(super) async fn reach(settings: &Settings, config: &NodeConfig, running: boo
         let said = format!("--listen {} is reached from this machine alone", config.listen);
         return finding("reach", State::Note, said);
     }
-    let own = outward();
+    let Own { v4, v6 } = probe::own(&[]);
+    let own: Vec<IpAddr> = v4.map(IpAddr::V4).into_iter().chain(v6.map(IpAddr::V6)).collect();
     if own.is_empty() {
         let said = "this machine has no address beyond itself: no other machine reaches a peer here";
         return finding("reach", State::Note, said.into());
@@ -149,21 +151,6 @@ fn told(Place { reachable, others, addresses }: &Place<'_>) -> Finding {
             finding("reach", State::Ok, format!("{others} in the swarm, and none that failed to call back at {at}"))
         }
     }
-}
-
-/// Addresses by which this machine would call others, without a byte sent: documentation's addresses stand for all.
-fn outward() -> Vec<IpAddr> {
-    let far = [
-        (IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv4Addr::new(192, 0, 2, 1))),
-        (Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into()),
-    ];
-    let own = |(any, far): (IpAddr, IpAddr)| {
-        let socket = UdpSocket::bind((any, 0)).ok()?;
-        socket.connect((far, 9)).ok()?;
-        let ip = socket.local_addr().ok()?.ip();
-        (!ip.is_loopback() && !ip.is_unspecified()).then_some(ip)
-    };
-    far.into_iter().filter_map(own).collect()
 }
 
 /// Whether the peers' port answers at one of this machine's addresses.

@@ -57,7 +57,9 @@ impl Driver {
             seconds_left: cut.until.saturating_sub(now).as_secs_f64(),
         };
         let cut_off = self.trust.cut_off().map(cut_off).collect();
-        let ages = self.data_plane.measured().into_iter().map(|m| (m.link.to, m.age.as_secs_f64())).collect();
+        let links = self.data_plane.measured();
+        let ages = links.iter().map(|m| (m.link.to, m.age.as_secs_f64())).collect();
+        let ends = links.iter().filter_map(|m| Some((m.link.to, m.at?))).collect();
         let readiness = readiness(control, self.changeover.routed().map(|plan| &**plan), up, leaving);
         let yields = self.fallback.as_ref().is_some_and(Fallback::yields) && self.owner.lending() == Lending::Lends;
         let lending = if yields { Lending::OtherModel } else { self.owner.lending() };
@@ -82,6 +84,7 @@ impl Driver {
             view.ready_groups = up.keys().copied().collect();
             view.peers = control.members().filter_map(|(peer, m)| peer_view(*peer, m, now)).collect();
             view.link_ages = ages;
+            view.link_ends = ends;
             view.cut_off = cut_off;
             view.models = unique(adverts, |a| &a.models, |card| (card.name.clone(), card.id));
             view.encoders = unique(adverts, |a| &a.encoders, |card| (card.name.clone(), card.id));

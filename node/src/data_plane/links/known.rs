@@ -1,7 +1,9 @@
 //! What is known of the links from here: what probes found, and what the meters of all connections have shown since.
 
 use super::{Links, tuning::Tuning};
+use crate::data_plane::listening::canonical;
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -21,6 +23,8 @@ pub struct Measured {
     pub link: Link,
     /// Since its bandwidth was last shown.
     pub age: Duration,
+    /// Where the far end of a connection of its own is, if there is one.
+    pub at: Option<SocketAddr>,
 }
 
 /// Takes in what traffic shows, and closes connections that nothing goes over, until `stop`.
@@ -61,6 +65,11 @@ impl Peer {
     fn live(&self) -> Vec<Arc<Tuning>> {
         let open = |connection: &Arc<Tuning>| connection.connection.close_reason().is_none();
         self.connections.iter().filter_map(Weak::upgrade).filter(open).collect()
+    }
+
+    /// Where it is called, or calls from.
+    fn at(&self) -> Option<SocketAddr> {
+        self.live().iter().find_map(|connection| connection.way.far_end()).map(canonical)
     }
 
     /// The best of the ways there are; says whether that is another than before, or there is none any more. What was last in
@@ -167,7 +176,7 @@ impl Known {
     pub fn links(&self) -> Vec<Measured> {
         let now = self.started.elapsed();
         let stated = |(peer, known): (&PeerId, &Peer)| {
-            Some(Measured { link: known.ways.link(*peer)?, age: known.ways.age(now)? })
+            Some(Measured { link: known.ways.link(*peer)?, age: known.ways.age(now)?, at: known.at() })
         };
         self.lock().iter().filter_map(stated).take(limits::LINKS).collect()
     }

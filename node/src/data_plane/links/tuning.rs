@@ -96,6 +96,11 @@ impl Transport {
             Self::Carried(path) => path,
         }
     }
+
+    /// Where this peer's packets go by its own socket.
+    pub fn far_end(self) -> Option<SocketAddr> {
+        if let Self::Open(address) = self { Some(address) } else { None }
+    }
 }
 
 /// A connection, and what it is set to.
