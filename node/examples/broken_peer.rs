@@ -62,7 +62,7 @@ async fn of_another_version(address: Multiaddr) {
     loop {
         let TransportEvent::Incoming { upgrade, .. } = transport.select_next_some().await else { continue };
         let hello = hello.clone();
-        tokio::spawn(async move {
+        tsnode::tasks::spawn("caller", async move {
             let Ok((_, mut muxer)) = upgrade.await else { return };
             let Ok(mut stream) = poll_fn(|cx| {
                 let inbound = muxer.poll_inbound_unpin(cx);
