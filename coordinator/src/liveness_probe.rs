@@ -209,14 +209,14 @@ mod tests {
     }
 
     /// Peers of whom something is expected, each with what it answers to: a packet after so many milliseconds of silence, or none.
-    struct Story {
+    struct Scenario {
         probe: LivenessProbe,
         now: Time,
         peers: BTreeMap<PeerId, Seen>,
         spoke: BTreeMap<PeerId, Time>,
     }
 
-    impl Story {
+    impl Scenario {
         fn of(peers: u8) -> Self {
             let seen = Seen { packets: 0, round_trip: Duration::from_millis(1), connected: true, owes: true };
             let peers = (1..=peers).map(|n| (peer(n), seen)).collect();
@@ -244,84 +244,84 @@ mod tests {
 
     #[test]
     fn who_stops_in_the_middle_of_a_stream_is_unresponsive_within_a_second_and_until_it_speaks() {
-        let mut story = Story::of(2);
-        assert_eq!(story.on(5000, &[(1, 50), (2, 50)]), []);
-        let unresponsive = story.on(5000, &[(2, 50)]);
+        let mut scenario = Scenario::of(2);
+        assert_eq!(scenario.on(5000, &[(1, 50), (2, 50)]), []);
+        let unresponsive = scenario.on(5000, &[(2, 50)]);
         assert!(
             matches!(unresponsive[..], [(id, at)] if id == peer(1) && at <= Time::from_millis(5800)),
             "{unresponsive:?}"
         );
-        assert_eq!(story.probe.unresponsive().collect::<Vec<_>>(), [peer(1)]);
+        assert_eq!(scenario.probe.unresponsive().collect::<Vec<_>>(), [peer(1)]);
         // QUIC gives up one of its connections: that is no sign of life.
-        story.peers.get_mut(&peer(1)).into_iter().for_each(|seen| seen.packets -= 7);
-        story.on(100, &[(2, 50)]);
-        assert_eq!(story.probe.unresponsive().collect::<Vec<_>>(), [peer(1)]);
-        story.on(900, &[(1, 50), (2, 50)]);
-        assert_eq!(story.probe.unresponsive().count(), 0);
+        scenario.peers.get_mut(&peer(1)).into_iter().for_each(|seen| seen.packets -= 7);
+        scenario.on(100, &[(2, 50)]);
+        assert_eq!(scenario.probe.unresponsive().collect::<Vec<_>>(), [peer(1)]);
+        scenario.on(900, &[(1, 50), (2, 50)]);
+        assert_eq!(scenario.probe.unresponsive().count(), 0);
         // That it was stopped makes nobody slower to notice it the next time.
-        let unresponsive = story.on(5000, &[(2, 50)]);
+        let unresponsive = scenario.on(5000, &[(2, 50)]);
         assert!(matches!(unresponsive[..], [(_, at)] if at <= Time::from_millis(11_800)), "{unresponsive:?}");
     }
 
     #[test]
     fn who_computes_for_long_and_answers_is_waited_for() {
-        let mut story = Story::of(1);
+        let mut scenario = Scenario::of(1);
         // No token for half a minute: only answers, each as soon as it is asked.
-        assert_eq!(story.on(30_000, &[(1, 250)]), []);
+        assert_eq!(scenario.on(30_000, &[(1, 250)]), []);
     }
 
     #[test]
     fn who_was_seen_to_answer_late_has_more_time() {
-        let mut story = Story::of(1);
-        assert_eq!(story.on(3000, &[(1, 600)]), [], "400 ms after it was asked");
-        assert_eq!(story.on(30_000, &[(1, 1500)]), [], "a host with much else to do");
-        assert_eq!(story.on(4500, &[]).len(), 1, "but not for ever");
+        let mut scenario = Scenario::of(1);
+        assert_eq!(scenario.on(3000, &[(1, 600)]), [], "400 ms after it was asked");
+        assert_eq!(scenario.on(30_000, &[(1, 1500)]), [], "a host with much else to do");
+        assert_eq!(scenario.on(4500, &[]).len(), 1, "but not for ever");
     }
 
     #[test]
     fn who_is_stopped_for_a_moment_is_as_soon_noticed_when_it_is_stopped_again() {
-        let mut story = Story::of(2);
-        story.on(3000, &[(1, 50), (2, 50)]);
-        assert_eq!(story.on(1300, &[(2, 50)]).len(), 1);
-        assert_eq!(story.on(3000, &[(1, 50), (2, 50)]), []);
-        let (again, stopped) = (story.now, story.on(5000, &[(2, 50)]));
+        let mut scenario = Scenario::of(2);
+        scenario.on(3000, &[(1, 50), (2, 50)]);
+        assert_eq!(scenario.on(1300, &[(2, 50)]).len(), 1);
+        assert_eq!(scenario.on(3000, &[(1, 50), (2, 50)]), []);
+        let (again, stopped) = (scenario.now, scenario.on(5000, &[(2, 50)]));
         assert!(matches!(stopped[..], [(_, at)] if at <= again + Duration::from_millis(800)), "{stopped:?}");
     }
 
     #[test]
     fn who_is_late_again_and_again_has_more_time() {
-        let mut story = Story::of(1);
-        story.on(1000, &[(1, 50)]);
-        assert!(story.on(6000, &[(1, 1500)]).len() <= 2, "it may have been stopped");
-        assert_eq!(story.on(30_000, &[(1, 1500)]), [], "a host with much else to do");
+        let mut scenario = Scenario::of(1);
+        scenario.on(1000, &[(1, 50)]);
+        assert!(scenario.on(6000, &[(1, 1500)]).len() <= 2, "it may have been stopped");
+        assert_eq!(scenario.on(30_000, &[(1, 1500)]), [], "a host with much else to do");
     }
 
     #[test]
     fn a_listener_that_slept_blames_nobody() {
-        let mut story = Story::of(1);
-        story.on(1000, &[(1, 50)]);
-        story.now += Duration::from_secs(10);
-        assert_eq!(story.on(300, &[]), []);
-        assert_eq!(story.on(5000, &[(1, 50)]), []);
-        assert_eq!(story.on(1000, &[]).len(), 1, "and is no slower afterwards");
+        let mut scenario = Scenario::of(1);
+        scenario.on(1000, &[(1, 50)]);
+        scenario.now += Duration::from_secs(10);
+        assert_eq!(scenario.on(300, &[]), []);
+        assert_eq!(scenario.on(5000, &[(1, 50)]), []);
+        assert_eq!(scenario.on(1000, &[]).len(), 1, "and is no slower afterwards");
     }
 
     #[test]
     fn where_nobody_is_heard_at_all_the_listener_may_be_cut_off() {
-        let mut story = Story::of(3);
-        story.on(1000, &[(1, 50), (2, 50), (3, 50)]);
-        assert_eq!(story.on(3500, &[]), []);
-        assert_eq!(story.on(1000, &[]).len(), 3);
+        let mut scenario = Scenario::of(3);
+        scenario.on(1000, &[(1, 50), (2, 50), (3, 50)]);
+        assert_eq!(scenario.on(3500, &[]), []);
+        assert_eq!(scenario.on(1000, &[]).len(), 3);
     }
 
     #[test]
     fn who_owes_nothing_is_not_asked() {
-        let mut story = Story::of(1);
-        story.on(1000, &[(1, 50)]);
-        story.peers.get_mut(&peer(1)).into_iter().for_each(|seen| seen.owes = false);
+        let mut scenario = Scenario::of(1);
+        scenario.on(1000, &[(1, 50)]);
+        scenario.peers.get_mut(&peer(1)).into_iter().for_each(|seen| seen.owes = false);
         for _ in 0..40 {
-            story.now += LOOK;
-            assert_eq!(story.probe.look(story.now, &story.peers), Look::default());
+            scenario.now += LOOK;
+            assert_eq!(scenario.probe.look(scenario.now, &scenario.peers), Look::default());
         }
     }
 }

@@ -1,5 +1,5 @@
 //! What is served while one plan gives way to the next: no moment without groups, and none that keeps what is not wanted.
-#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
+#![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -35,22 +35,22 @@ fn plan(term: u32, groups: &[Group]) -> Arc<Plan> {
 }
 
 /// One peer through a change of plans.
-struct Story {
+struct Scenario {
     changeover: Changeover,
     up: BTreeMap<GroupId, Load>,
     staying: BTreeSet<PeerId>,
     now: Duration,
 }
 
-impl Story {
+impl Scenario {
     /// Ten peers that follow a plan of these groups, all up.
     fn under(groups: &[Group]) -> Self {
         let staying = (0..10).map(|n| PeerId([n; 32])).collect();
-        let mut story =
+        let mut scenario =
             Self { changeover: Changeover::default(), up: BTreeMap::new(), staying, now: Duration::from_secs(100) };
-        story.adopts(1, groups);
-        groups.iter().for_each(|g| story.comes_up(g));
-        story
+        scenario.adopts(1, groups);
+        groups.iter().for_each(|g| scenario.comes_up(g));
+        scenario
     }
 
     fn adopts(&mut self, term: u32, groups: &[Group]) {
@@ -100,128 +100,128 @@ impl Story {
 #[test]
 fn the_old_groups_serve_until_the_new_ones_are_up_and_linger_for_those_who_hear_late() {
     let (old, new) = ([group(&[1]), group(&[2])], [group(&[1, 2]), group(&[3])]);
-    let mut story = Story::under(&old);
-    story.adopts(2, &new);
-    story.waits(60.0);
-    assert!(story.follows(&[&old[0], &old[1]]) && story.keeps(&[&old[0], &old[1]]));
-    story.comes_up(&new[0]);
-    assert!(story.follows(&[&old[0], &old[1]]), "half of it carries half");
-    story.comes_up(&new[1]);
-    assert!(story.follows(&[&new[0], &new[1]]) && story.keeps(&[&old[0], &old[1]]));
-    story.waits(2.9);
-    assert!(story.keeps(&[&old[0], &old[1]]));
-    story.waits(0.1);
-    assert!(story.keeps(&[]));
+    let mut scenario = Scenario::under(&old);
+    scenario.adopts(2, &new);
+    scenario.waits(60.0);
+    assert!(scenario.follows(&[&old[0], &old[1]]) && scenario.keeps(&[&old[0], &old[1]]));
+    scenario.comes_up(&new[0]);
+    assert!(scenario.follows(&[&old[0], &old[1]]), "half of it carries half");
+    scenario.comes_up(&new[1]);
+    assert!(scenario.follows(&[&new[0], &new[1]]) && scenario.keeps(&[&old[0], &old[1]]));
+    scenario.waits(2.9);
+    assert!(scenario.keeps(&[&old[0], &old[1]]));
+    scenario.waits(0.1);
+    assert!(scenario.keeps(&[]));
 }
 
 #[test]
 fn who_goes_is_let_go_at_once() {
     let (a, b, c) = (group(&[1, 2]), group(&[3, 4]), group(&[2, 5]));
-    let mut story = Story::under(&[a.clone(), b.clone()]);
-    story.goes(1);
-    story.adopts(2, &[b.clone(), c.clone()]);
-    assert!(story.keeps(&[]), "a peer of the group wants its machine back");
-    assert!(story.follows(&[&b, &c]), "what stands of both plans is the same");
+    let mut scenario = Scenario::under(&[a.clone(), b.clone()]);
+    scenario.goes(1);
+    scenario.adopts(2, &[b.clone(), c.clone()]);
+    assert!(scenario.keeps(&[]), "a peer of the group wants its machine back");
+    assert!(scenario.follows(&[&b, &c]), "what stands of both plans is the same");
     // Also when it goes while plans change.
-    let mut story = Story::under(&[a.clone(), b.clone()]);
-    story.adopts(2, &[group(&[1, 2, 3, 4])]);
-    assert!(story.keeps(&[&a, &b]));
-    story.goes(4);
-    assert!(story.keeps(&[&a]) && story.follows(&[&a]));
-    story.goes(1);
-    assert!(story.keeps(&[]) && story.follows(&[&group(&[1, 2, 3, 4])]), "there is nothing to go on with");
+    let mut scenario = Scenario::under(&[a.clone(), b.clone()]);
+    scenario.adopts(2, &[group(&[1, 2, 3, 4])]);
+    assert!(scenario.keeps(&[&a, &b]));
+    scenario.goes(4);
+    assert!(scenario.keeps(&[&a]) && scenario.follows(&[&a]));
+    scenario.goes(1);
+    assert!(scenario.keeps(&[]) && scenario.follows(&[&group(&[1, 2, 3, 4])]), "there is nothing to go on with");
 }
 
 #[test]
 fn phases_that_flip_are_followed_at_once() {
     let old = [group(&[1]), group(&[2])];
-    let mut story = Story::under(&old);
+    let mut scenario = Scenario::under(&old);
     let flipped = [Group { phase: Phase::Prefill, ..old[0].clone() }, Group { phase: Phase::Decode, ..old[1].clone() }];
-    story.adopts(2, &flipped);
-    assert_eq!(story.changeover.routed().unwrap().groups, flipped);
-    assert!(story.keeps(&[]));
+    scenario.adopts(2, &flipped);
+    assert_eq!(scenario.changeover.routed().unwrap().groups, flipped);
+    assert!(scenario.keeps(&[]));
 }
 
 #[test]
 fn what_is_left_after_a_loss_serves_until_as_much_is_up_again() {
     let old = [group(&[1]), group(&[2]), group(&[3]), group(&[4])];
     let new = [group(&[1, 2]), group(&[4, 5])];
-    let mut story = Story::under(&old);
-    story.goes(3);
-    story.goes(4);
-    story.staying.insert(PeerId([4; 32]));
-    story.goes_down(&old[3]);
-    story.adopts(2, &new);
-    assert!(story.follows(&[&old[0], &old[1], &old[3]]));
-    story.comes_up(&new[0]);
-    assert!(story.follows(&[&new[0], &new[1]]), "half of the old plan's is up, and half of the new one's");
+    let mut scenario = Scenario::under(&old);
+    scenario.goes(3);
+    scenario.goes(4);
+    scenario.staying.insert(PeerId([4; 32]));
+    scenario.goes_down(&old[3]);
+    scenario.adopts(2, &new);
+    assert!(scenario.follows(&[&old[0], &old[1], &old[3]]));
+    scenario.comes_up(&new[0]);
+    assert!(scenario.follows(&[&new[0], &new[1]]), "half of the old plan's is up, and half of the new one's");
 }
 
 #[test]
 fn a_group_that_is_down_for_a_moment_is_no_reason_to_change_over_to_nothing() {
     let (old, new) = (group(&[1]), group(&[2]));
-    let mut story = Story::under(std::slice::from_ref(&old));
-    story.adopts(2, std::slice::from_ref(&new));
-    story.goes_down(&old);
-    assert!(story.follows(&[&old]) && story.keeps(&[&old]));
-    story.comes_up(&old);
-    assert!(story.follows(&[&old]));
-    story.goes_down(&old);
-    story.comes_up(&new);
-    assert!(story.follows(&[&new]));
+    let mut scenario = Scenario::under(std::slice::from_ref(&old));
+    scenario.adopts(2, std::slice::from_ref(&new));
+    scenario.goes_down(&old);
+    assert!(scenario.follows(&[&old]) && scenario.keeps(&[&old]));
+    scenario.comes_up(&old);
+    assert!(scenario.follows(&[&old]));
+    scenario.goes_down(&old);
+    scenario.comes_up(&new);
+    assert!(scenario.follows(&[&new]));
 }
 
 #[test]
 fn a_plan_that_never_comes_up_whole_is_followed_at_last_and_one_that_does_not_at_all_is_not() {
     let (old, new) = ([group(&[1]), group(&[2])], [group(&[1, 2]), group(&[3])]);
-    let mut story = Story::under(&old);
-    story.adopts(2, &new);
-    story.waits(301.0);
-    assert!(story.follows(&[&old[0], &old[1]]) && story.keeps(&[&old[0], &old[1]]), "it is better than nothing");
-    story.comes_up(&new[1]);
-    assert!(story.follows(&[&new[0], &new[1]]));
-    story.waits(3.0);
-    assert!(story.keeps(&[]));
+    let mut scenario = Scenario::under(&old);
+    scenario.adopts(2, &new);
+    scenario.waits(301.0);
+    assert!(scenario.follows(&[&old[0], &old[1]]) && scenario.keeps(&[&old[0], &old[1]]), "it is better than nothing");
+    scenario.comes_up(&new[1]);
+    assert!(scenario.follows(&[&new[0], &new[1]]));
+    scenario.waits(3.0);
+    assert!(scenario.keeps(&[]));
 }
 
 #[test]
 fn a_third_plan_is_waited_for_under_the_first() {
     let (first, second, third) = ([group(&[1]), group(&[2])], [group(&[1, 2])], [group(&[2]), group(&[3])]);
-    let mut story = Story::under(&first);
-    story.adopts(2, &second);
-    story.adopts(3, &third);
-    assert!(story.follows(&[&first[0], &first[1]]) && story.keeps(&[&first[0]]), "the plan has the other anyway");
-    story.comes_up(&third[1]);
-    assert!(story.follows(&[&third[0], &third[1]]));
+    let mut scenario = Scenario::under(&first);
+    scenario.adopts(2, &second);
+    scenario.adopts(3, &third);
+    assert!(scenario.follows(&[&first[0], &first[1]]) && scenario.keeps(&[&first[0]]), "the plan has the other anyway");
+    scenario.comes_up(&third[1]);
+    assert!(scenario.follows(&[&third[0], &third[1]]));
 }
 
 #[test]
 fn each_model_changes_over_by_itself() {
     let (a, b) = (group(&[1]), group_of(OTHER, &[2]));
     let (new_a, new_b) = (group(&[3]), group_of(OTHER, &[4]));
-    let mut story = Story::under(&[a.clone(), b.clone()]);
-    story.adopts(2, &[new_a.clone(), new_b.clone()]);
-    story.comes_up(&new_b);
-    assert!(story.follows(&[&a, &new_b]) && story.keeps(&[&a, &b]));
-    story.waits(3.0);
-    assert!(story.follows(&[&a, &new_b]) && story.keeps(&[&a]));
+    let mut scenario = Scenario::under(&[a.clone(), b.clone()]);
+    scenario.adopts(2, &[new_a.clone(), new_b.clone()]);
+    scenario.comes_up(&new_b);
+    assert!(scenario.follows(&[&a, &new_b]) && scenario.keeps(&[&a, &b]));
+    scenario.waits(3.0);
+    assert!(scenario.follows(&[&a, &new_b]) && scenario.keeps(&[&a]));
     // Nobody serves a model any more that the plan does not have.
-    story.adopts(3, std::slice::from_ref(&new_b));
-    assert!(story.follows(&[&new_b]) && story.keeps(&[]));
+    scenario.adopts(3, std::slice::from_ref(&new_b));
+    assert!(scenario.follows(&[&new_b]) && scenario.keeps(&[]));
 }
 
 #[test]
 fn where_the_new_does_not_fit_beside_the_old_the_old_goes_first() {
     let (old, new) = (group(&[1]), group(&[1, 2]));
-    let mut story = Story::under(std::slice::from_ref(&old));
-    story.adopts(2, std::slice::from_ref(&new));
-    story.changeover.make_room();
-    story.waits(1.0);
-    assert!(story.keeps(&[]));
-    story.goes_down(&old);
-    story.comes_up(&new);
-    assert!(story.follows(&[&new]));
+    let mut scenario = Scenario::under(std::slice::from_ref(&old));
+    scenario.adopts(2, std::slice::from_ref(&new));
+    scenario.changeover.make_room();
+    scenario.waits(1.0);
+    assert!(scenario.keeps(&[]));
+    scenario.goes_down(&old);
+    scenario.comes_up(&new);
+    assert!(scenario.follows(&[&new]));
     // The next plan may fit.
-    story.adopts(3, std::slice::from_ref(&old));
-    assert!(story.keeps(&[&new]));
+    scenario.adopts(3, std::slice::from_ref(&old));
+    assert!(scenario.keeps(&[&new]));
 }

@@ -1,6 +1,6 @@
-//! Stories of prompts that are parted between two groups: a slow one that computes first parts, and a fast one that computes the
+//! Scenarios of prompts that are parted between two groups: a slow one that computes first parts, and a fast one that computes the
 //! rest of each beside its answers.
-#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
+#![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -83,13 +83,13 @@ fn set(policy: Option<RoutePolicy>, at: u64) -> SwarmSetting {
 
 /// Peer 1 prefills at a third of the speed of peer 2, which decodes, and peer 3, which may take its place. The fast one has so many
 /// tokens of prompts to compute.
-struct Story {
+struct Scenario {
     gateway: Gateway,
     view: View,
     now: Duration,
 }
 
-impl Story {
+impl Scenario {
     fn new(config: GatewayConfig, pending_tokens: u32) -> Self {
         let groups = vec![group(1, Phase::Prefill), group(2, Phase::Decode), group(3, Phase::Decode)];
         let route = |i: usize, share| Route { prefill: groups[0].id, decode: groups[i].id, share };
@@ -99,9 +99,9 @@ impl Story {
         let up = up.map(|(i, pending): (usize, u32)| (groups[i].id, load(pending))).into();
         let plan = Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, reason: String::new() };
         let view = View { plan: Some(Arc::new(plan)), up, ..View::default() };
-        let mut story = Self { gateway: Gateway::new(config), view, now: Duration::ZERO };
-        story.sets(Some(RoutePolicy::Cronus), 1);
-        story
+        let mut scenario = Self { gateway: Gateway::new(config), view, now: Duration::ZERO };
+        scenario.sets(Some(RoutePolicy::Cronus), 1);
+        scenario
     }
 
     fn busy() -> Self {
@@ -198,12 +198,12 @@ fn trace(actions: &[Action]) -> Trace {
 #[test]
 fn the_slow_side_computes_what_it_can_before_the_fast_one_gets_to_it() {
     // Who has nothing to do begins at once.
-    let mut story = Story::new(GatewayConfig::default(), 0);
-    let open = story.asked(1);
+    let mut scenario = Scenario::new(GatewayConfig::default(), 0);
+    let open = scenario.asked(1);
     assert_eq!((open.await_kv, open.codec), (false, KvCodec::Raw.into()));
     // 2000 tokens there take it two seconds, but for what it is spared; a third of that speed is 400 tokens or so.
     let mut parts = [600, 1000, 2000].map(|pending| {
-        let open = Story::new(GatewayConfig::default(), pending).asked(1);
+        let open = Scenario::new(GatewayConfig::default(), pending).asked(1);
         assert!(open.await_kv && open.codec.check().is_ok() && open.prompt.len() == PROMPT as usize, "{open:?}");
         open.codec.first.unwrap()
     });
@@ -211,26 +211,26 @@ fn the_slow_side_computes_what_it_can_before_the_fast_one_gets_to_it() {
     parts.reverse();
     assert!(!parts.is_sorted());
     // What it can compute all of in time it does, as without the policy.
-    let open = Story::new(GatewayConfig::default(), 20_000).asked(1);
+    let open = Scenario::new(GatewayConfig::default(), 20_000).asked(1);
     assert!(open.await_kv && open.codec.first.is_none());
 }
 
 #[test]
 fn the_first_token_comes_from_who_computes_the_rest() {
-    let mut story = Story::busy();
-    let open = story.asked(1);
+    let mut scenario = Scenario::busy();
+    let open = scenario.asked(1);
     let (codec, first) = (open.codec, open.codec.first.unwrap());
     assert_eq!(codec.codec, KvCodec::Int4);
-    let prefill = story.grant(1).unwrap();
+    let prefill = scenario.grant(1).unwrap();
     assert_eq!((prefill.prompt.len(), prefill.codec), (first as usize, KvCodec::Int4));
     assert_eq!(prefill.prompt[..], open.prompt[..first as usize]);
     assert_eq!(prefill.generation.max_new_tokens, 1);
-    assert_eq!(story.first(1), [], "what follows a part is nobody's token");
-    assert_eq!(story.kv_sent(1), [Action::ClosePrefill { request: request(1) }]);
-    let actions = story.token(1, 0);
+    assert_eq!(scenario.first(1), [], "what follows a part is nobody's token");
+    assert_eq!(scenario.kv_sent(1), [Action::ClosePrefill { request: request(1) }]);
+    let actions = scenario.token(1, 0);
     assert_eq!(told(&actions), [10]);
     assert!(actions.contains(&Action::Settled { request: request(1), codec, holder: None }), "{actions:?}");
-    let actions = story.decode(1, DecodeEvent::End(End::Stop));
+    let actions = scenario.decode(1, DecodeEvent::End(End::Stop));
     let trace = trace(&actions);
     assert_eq!((trace.first_part, trace.prefill, trace.decode), (Some(first), peer(1), peer(2)));
     assert!(trace.reason.starts_with(&format!("{first} of 1000 tokens elsewhere")), "{}", trace.reason);
@@ -242,77 +242,77 @@ fn the_first_token_comes_from_who_computes_the_rest() {
 #[test]
 fn a_first_part_that_fails_is_computed_where_the_rest_is() {
     for is_computed in [false, true] {
-        let mut story = Story::busy();
-        let codec = story.asked(1).codec;
-        story.grant(1).unwrap();
+        let mut scenario = Scenario::busy();
+        let codec = scenario.asked(1).codec;
+        scenario.grant(1).unwrap();
         if is_computed {
-            story.first(1);
+            scenario.first(1);
         }
-        let lost = story.tell(Event::PrefillLost { request: request(1), reason: "it died".into() });
+        let lost = scenario.tell(Event::PrefillLost { request: request(1), reason: "it died".into() });
         let home = Action::Order { request: request(1), order: DecodeOrder::PrefillHere { first: None } };
         assert_eq!(lost, [Action::ClosePrefill { request: request(1) }, home]);
-        let actions = story.token(1, 0);
+        let actions = scenario.token(1, 0);
         assert!(told(&actions) == [10]);
         assert!(actions.contains(&Action::Settled { request: request(1), codec, holder: None }), "{actions:?}");
     }
     // One that hangs is waited for as long as it may take, and no longer.
-    let mut story = Story::busy();
-    story.asked(1);
-    story.grant(1).unwrap();
+    let mut scenario = Scenario::busy();
+    scenario.asked(1);
+    scenario.grant(1).unwrap();
     let home = loop {
-        story.now = story.gateway.deadline().unwrap();
-        let actions = story.tell(Event::Deadline);
+        scenario.now = scenario.gateway.deadline().unwrap();
+        let actions = scenario.tell(Event::Deadline);
         if !actions.is_empty() {
             break actions;
         }
     };
     assert!(home.contains(&Action::Order { request: request(1), order: DecodeOrder::PrefillHere { first: None } }));
-    assert!(story.now < Duration::from_secs(120), "{:?}", story.now);
+    assert!(scenario.now < Duration::from_secs(120), "{:?}", scenario.now);
 }
 
 #[test]
 fn an_answer_goes_on_elsewhere_as_its_prompt_was_parted() {
-    let mut story = Story::busy();
-    let codec = story.asked(1).codec;
-    story.grant(1).unwrap();
-    story.first(1);
-    story.kv_sent(1);
-    story.token(1, 0);
-    story.token(1, 1);
-    let actions = story.tell(Event::DecodeLost { request: request(1), reason: "it died".into() });
+    let mut scenario = Scenario::busy();
+    let codec = scenario.asked(1).codec;
+    scenario.grant(1).unwrap();
+    scenario.first(1);
+    scenario.kv_sent(1);
+    scenario.token(1, 0);
+    scenario.token(1, 1);
+    let actions = scenario.tell(Event::DecodeLost { request: request(1), reason: "it died".into() });
     let open = opened(&actions);
     assert_eq!((open.codec, &open.answered[..]), (codec, &[Token(10), Token(11)][..]));
-    if let Some(prefill) = story.grant(1) {
+    if let Some(prefill) = scenario.grant(1) {
         assert_eq!(prefill.prompt.len(), codec.first.unwrap() as usize);
     }
     // So does a gateway that has it from a response log, or from the client alone.
     for answer in [vec![Token(10)], vec![]] {
-        let mut story = Story::new(GatewayConfig::default(), 0);
+        let mut scenario = Scenario::new(GatewayConfig::default(), 0);
         let begun = Begun { codec, holder: None, answer };
-        assert_eq!(opened(&story.ask(1, None, None, Some(begun))).codec, codec);
+        assert_eq!(opened(&scenario.ask(1, None, None, Some(begun))).codec, codec);
     }
 }
 
 /// Numbers that stay as they are say nothing of where a prompt was parted.
 #[test]
 fn raw_numbers_rest_on_no_part() {
-    let mut story = Story::new(GatewayConfig { kv: KvChoice::Raw, ..GatewayConfig::default() }, 2000);
-    assert!(story.asked(1).codec.first.is_some());
-    story.grant(1).unwrap();
-    story.first(1);
-    story.kv_sent(1);
-    let actions = story.token(1, 0);
+    let mut scenario = Scenario::new(GatewayConfig { kv: KvChoice::Raw, ..GatewayConfig::default() }, 2000);
+    assert!(scenario.asked(1).codec.first.is_some());
+    scenario.grant(1).unwrap();
+    scenario.first(1);
+    scenario.kv_sent(1);
+    let actions = scenario.token(1, 0);
     let settled = Action::Settled { request: request(1), codec: KvCodec::Raw.into(), holder: None };
     assert!(actions.contains(&settled), "{actions:?}");
-    let actions = story.tell(Event::DecodeLost { request: request(1), reason: "it died".into() });
+    let actions = scenario.tell(Event::DecodeLost { request: request(1), reason: "it died".into() });
     assert_eq!(opened(&actions).codec.basis(), KvCodec::Raw.into());
 }
 
 #[test]
 fn what_is_fixed_stays_as_it_is() {
     let of = |fixed, overrule, codec: Option<PromptCodec>| {
-        let mut story = Story::new(GatewayConfig { fixed, ..GatewayConfig::default() }, 2000);
-        opened(&story.ask(1, overrule, codec, None))
+        let mut scenario = Scenario::new(GatewayConfig { fixed, ..GatewayConfig::default() }, 2000);
+        opened(&scenario.ask(1, overrule, codec, None))
     };
     let parted = PromptCodec::of_first(KvCodec::Int4, 128, PROMPT);
     assert_eq!(of(Some(KvCodec::Int4), None, None).codec, KvCodec::Int4.into(), "all of it, as the owner says");
@@ -329,46 +329,46 @@ fn what_is_fixed_stays_as_it_is() {
 
 #[test]
 fn requests_wait_at_the_gate_while_one_waits_at_the_slow_side() {
-    let mut story = Story::busy();
-    story.asked(1);
-    story.asked(2);
-    assert_eq!((story.ask(3, None, None, None), story.ask(4, None, None, None)), (vec![], vec![]));
-    assert_eq!(story.ask(5, None, None, None), [], "nobody overtakes");
-    opened(&story.ask(7, Some(Overrule::InPlace), None, None));
-    assert!(story.gateway.deadline().is_some_and(|at| at > story.now), "and nobody is busy waiting");
-    story.now = Duration::from_millis(700);
-    assert_eq!(story.tell(Event::Deadline), []);
-    assert!(story.gateway.deadline().is_some_and(|at| at > story.now));
+    let mut scenario = Scenario::busy();
+    scenario.asked(1);
+    scenario.asked(2);
+    assert_eq!((scenario.ask(3, None, None, None), scenario.ask(4, None, None, None)), (vec![], vec![]));
+    assert_eq!(scenario.ask(5, None, None, None), [], "nobody overtakes");
+    opened(&scenario.ask(7, Some(Overrule::InPlace), None, None));
+    assert!(scenario.gateway.deadline().is_some_and(|at| at > scenario.now), "and nobody is busy waiting");
+    scenario.now = Duration::from_millis(700);
+    assert_eq!(scenario.tell(Event::Deadline), []);
+    assert!(scenario.gateway.deadline().is_some_and(|at| at > scenario.now));
     // One of those that wait goes; the next gets its turn once a first part is computed.
-    story.tell(Event::Cancel { request: request(3) });
-    story.grant(1).unwrap();
-    let let_through = story.first(1);
+    scenario.tell(Event::Cancel { request: request(3) });
+    scenario.grant(1).unwrap();
+    let let_through = scenario.first(1);
     assert!(matches!(&let_through[..], [Action::OpenDecode { request: r, .. }] if *r == request(4)), "{let_through:?}");
     // Another policy holds nobody.
-    let let_through = story.sets(Some(RoutePolicy::Live), 2);
+    let let_through = scenario.sets(Some(RoutePolicy::Live), 2);
     assert!(matches!(&let_through[..], [Action::OpenDecode { request: r, .. }] if *r == request(5)), "{let_through:?}");
-    assert!(opened(&story.ask(6, None, None, None)).codec.first.is_none());
+    assert!(opened(&scenario.ask(6, None, None, None)).codec.first.is_none());
 }
 
 /// Slower than it measured itself, the slow side gets less.
 #[test]
 fn what_parts_took_is_learnt() {
-    let mut story = Story::busy();
-    let before = story.asked(1).codec.first.unwrap();
-    story.tell(Event::Cancel { request: request(1) });
+    let mut scenario = Scenario::busy();
+    let before = scenario.asked(1).codec.first.unwrap();
+    scenario.tell(Event::Cancel { request: request(1) });
     for n in 0..12 {
-        let first = story.asked(10 + n).codec.first.unwrap_or(0);
+        let first = scenario.asked(10 + n).codec.first.unwrap_or(0);
         if first == 0 {
             break;
         }
-        story.grant(10 + n).unwrap();
+        scenario.grant(10 + n).unwrap();
         // Ten times as long as by its profile, of more tokens and of fewer.
         let cached = if n % 2 == 0 { 0 } else { first / 3 * 2 };
         let computed = Computed { queued: Seconds(0.0), took: Seconds(0.03 * f64::from(first - cached)) };
         let event = PrefillEvent::First { sampled: sampled(9), computed, cached };
-        story.tell(Event::Prefill { request: request(10 + n), event });
-        story.tell(Event::Cancel { request: request(10 + n) });
+        scenario.tell(Event::Prefill { request: request(10 + n), event });
+        scenario.tell(Event::Cancel { request: request(10 + n) });
     }
-    let after = opened(&story.ask(2, None, None, None)).codec.first.unwrap_or(0);
+    let after = opened(&scenario.ask(2, None, None, None)).codec.first.unwrap_or(0);
     assert!(after < before / 2, "{after} after {before}");
 }

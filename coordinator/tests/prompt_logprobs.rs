@@ -1,5 +1,5 @@
 //! A group's leader and sequences whose prompts' tokens are to be told of.
-#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
+#![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -14,13 +14,13 @@ const PROMPT: u32 = 40;
 
 /// A leader, and a ring of one stage that says of each token of a prompt where it stands.
 #[derive(Default)]
-struct Story {
+struct Scenario {
     frames: VecDeque<RingFrame>,
     admitted: Vec<Admit>,
     heard: Vec<Action>,
 }
 
-impl Story {
+impl Scenario {
     fn ask(&mut self, batcher: &mut Batcher, n: u8, prompt_logprobs: Option<u8>, max_new_tokens: u32) {
         let sampling = Sampling { prompt_logprobs, ..Sampling::greedy() };
         let sequence = NewSequence {
@@ -86,18 +86,18 @@ fn of(place: u32) -> PromptLogprob {
 
 #[test]
 fn all_of_a_prompt_is_told_once_though_others_have_computed_it() {
-    let (mut batcher, mut story) = (Batcher::new(BatcherConfig::default()), Story::default());
-    story.ask(&mut batcher, 1, None, 1);
-    story.heard.clear();
-    story.ask(&mut batcher, 2, Some(0), 0);
-    assert_eq!(story.admitted[1].shared, None, "pages have no logits");
+    let (mut batcher, mut scenario) = (Batcher::new(BatcherConfig::default()), Scenario::default());
+    scenario.ask(&mut batcher, 1, None, 1);
+    scenario.heard.clear();
+    scenario.ask(&mut batcher, 2, Some(0), 0);
+    assert_eq!(scenario.admitted[1].shared, None, "pages have no logits");
     let [Action::Granted { cached: 0, .. }, Action::PromptLogprobs { from: 0, logprobs, .. }, rest @ ..] =
-        &story.heard[..]
+        &scenario.heard[..]
     else {
-        panic!("{:?}", story.heard)
+        panic!("{:?}", scenario.heard)
     };
     assert_eq!(*logprobs, (0..PROMPT - 1).map(of).collect::<Vec<_>>());
     assert!(matches!(rest, [Action::Computed { .. }, Action::End { end: End::Length, .. }]), "{rest:?}");
-    story.ask(&mut batcher, 3, None, 1);
-    assert_eq!(story.admitted[2].shared.map(|shared| shared.tokens), Some(PROMPT - 1));
+    scenario.ask(&mut batcher, 3, None, 1);
+    assert_eq!(scenario.admitted[2].shared.map(|shared| shared.tokens), Some(PROMPT - 1));
 }

@@ -1,6 +1,6 @@
-//! Stories of answers that lose their group, and go on where that is predicted to be soonest: with KV that a prefill group has
+//! Scenarios of answers that lose their group, and go on where that is predicted to be soonest: with KV that a prefill group has
 //! still, with what a decode group has computed of it before, or with all of it computed anew.
-#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
+#![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -77,12 +77,12 @@ fn advert(bandwidth: BytesPerSecond) -> Advert {
 }
 
 /// Prefill groups of peers 1 and 5, decode groups of peers 2, 3 and 4, every pair with the same share; the gate is asked.
-struct Story {
+struct Scenario {
     gateway: Gateway,
     view: View,
 }
 
-impl Story {
+impl Scenario {
     fn new() -> Self {
         let prefill = [1, 5].map(|n| group(n, Phase::Prefill));
         let decode = [2, 3, 4].map(|n| group(n, Phase::Decode));
@@ -92,9 +92,9 @@ impl Story {
         let plan = Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, reason: String::new() };
         let adverts = (1..6).map(|n| (peer(n), advert(FAST))).collect();
         let view = View { plan: Some(Arc::new(plan)), adverts: Arc::new(adverts), ..View::default() };
-        let mut story = Self { gateway: Gateway::new(GatewayConfig::default()), view };
-        story.up(&[1, 2, 3, 4, 5], 0);
-        story
+        let mut scenario = Self { gateway: Gateway::new(GatewayConfig::default()), view };
+        scenario.up(&[1, 2, 3, 4, 5], 0);
+        scenario
     }
 
     /// These peers' groups are up; each runs so many sequences.
@@ -204,44 +204,44 @@ fn id(n: u8) -> RequestId {
 #[test]
 fn an_answer_goes_on_from_kv_that_a_prefill_group_has_still() {
     for holder in [1, 5] {
-        let mut story = Story::new();
-        story.split(id(1), holder, 2);
-        story.up(&[1, 3, 4, 5], 0);
+        let mut scenario = Scenario::new();
+        scenario.split(id(1), holder, 2);
+        scenario.up(&[1, 3, 4, 5], 0);
         // Computing it anew takes 640 ms anywhere, sending what is there a few.
-        let (_, open) = story.lost(id(1));
+        let (_, open) = scenario.lost(id(1));
         assert!(open.await_kv);
-        assert_eq!(story.prefills(id(1)), Some(peer(holder)));
+        assert_eq!(scenario.prefills(id(1)), Some(peer(holder)));
     }
 }
 
 #[test]
 fn an_answer_goes_on_where_its_prompt_was_computed_before() {
     for cached in [3, 4] {
-        let mut story = Story::new();
-        story.served_by(id(1), cached);
-        story.decode(id(1), DecodeEvent::End(tsnode_protocol::stream::End::Stop));
-        story.served_by(id(2), 2);
-        story.up(&[1, 3, 4, 5], 0);
-        let (leader, open) = story.lost(id(2));
+        let mut scenario = Scenario::new();
+        scenario.served_by(id(1), cached);
+        scenario.decode(id(1), DecodeEvent::End(tsnode_protocol::stream::End::Stop));
+        scenario.served_by(id(2), 2);
+        scenario.up(&[1, 3, 4, 5], 0);
+        let (leader, open) = scenario.lost(id(2));
         assert_eq!((leader, open.await_kv, open.answered.len()), (peer(cached), false, 2));
         // It has let go of it meanwhile, and says so: nobody counts with it again.
-        story.decode(id(2), DecodeEvent::Granted { cached: 0 });
-        story.up(&[1, 2, 3, 4, 5], 0);
-        story.served_by(id(3), 2);
-        story.loads([1, 2, 3, 4, 5].map(|n| (n, Load { running: u32::from(n == cached), ..Load::default() })));
-        assert_ne!(story.lost(id(3)).0, peer(cached));
+        scenario.decode(id(2), DecodeEvent::Granted { cached: 0 });
+        scenario.up(&[1, 2, 3, 4, 5], 0);
+        scenario.served_by(id(3), 2);
+        scenario.loads([1, 2, 3, 4, 5].map(|n| (n, Load { running: u32::from(n == cached), ..Load::default() })));
+        assert_ne!(scenario.lost(id(3)).0, peer(cached));
     }
 }
 
 #[test]
 fn an_answer_is_computed_anew_by_who_has_least_to_do_where_that_is_sooner_than_what_others_have() {
     for (busy, idle) in [(3, 4), (4, 3)] {
-        let mut story = Story::new();
-        story.split(id(1), 1, 2);
+        let mut scenario = Scenario::new();
+        scenario.split(id(1), 1, 2);
         // What the prefill group has would take seconds to anybody else.
-        *Arc::make_mut(&mut story.view.adverts).get_mut(&peer(1)).unwrap() = advert(SLOW);
-        story.loads([1, 3, 4, 5].map(|n| (n, Load { running: 2 * u32::from(n == busy), ..Load::default() })));
-        let (leader, open) = story.lost(id(1));
+        *Arc::make_mut(&mut scenario.view.adverts).get_mut(&peer(1)).unwrap() = advert(SLOW);
+        scenario.loads([1, 3, 4, 5].map(|n| (n, Load { running: 2 * u32::from(n == busy), ..Load::default() })));
+        let (leader, open) = scenario.lost(id(1));
         assert_eq!((leader, open.await_kv), (peer(idle), false));
     }
 }
@@ -249,26 +249,26 @@ fn an_answer_is_computed_anew_by_who_has_least_to_do_where_that_is_sooner_than_w
 /// KV that went through a codec is not what groups keep: an answer that rests on it does not begin with that.
 #[test]
 fn what_a_group_has_exactly_is_of_no_use_to_an_answer_that_rests_on_packed_kv() {
-    let mut story = Story::new();
-    story.served_by(id(1), 3);
-    story.split(id(2), 1, 2);
-    story.up(&[1, 3, 4, 5], 0);
-    let (_, open) = story.lost(id(2));
+    let mut scenario = Scenario::new();
+    scenario.served_by(id(1), 3);
+    scenario.split(id(2), 1, 2);
+    scenario.up(&[1, 3, 4, 5], 0);
+    let (_, open) = scenario.lost(id(2));
     assert_eq!((open.await_kv, open.codec), (true, KvCodec::Int4.into()));
 }
 
 #[test]
 fn an_answer_begun_at_another_gateway_goes_on_from_the_kv_it_names() {
     for holder in [1, 5] {
-        let mut story = Story::new();
+        let mut scenario = Scenario::new();
         let begun = |holder| Begun { codec: KvCodec::Int4.into(), holder, answer: vec![Token(700)] };
         let named = Some(group(holder, Phase::Prefill).id);
-        let (_, open) = story.submit(id(1), Some(begun(named)));
+        let (_, open) = scenario.submit(id(1), Some(begun(named)));
         assert!(open.await_kv);
-        assert_eq!(story.prefills(id(1)), Some(peer(holder)));
+        assert_eq!(scenario.prefills(id(1)), Some(peer(holder)));
         // What is named may be nothing that there is.
         for named in [None, Some(GroupId([99; 8]))] {
-            let (_, open) = story.submit(id(if named.is_some() { 2 } else { 3 }), Some(begun(named)));
+            let (_, open) = scenario.submit(id(if named.is_some() { 2 } else { 3 }), Some(begun(named)));
             assert!(!open.await_kv);
         }
     }
@@ -277,52 +277,52 @@ fn an_answer_begun_at_another_gateway_goes_on_from_the_kv_it_names() {
 /// One whose peer has gone, or whose ring broke, keeps nothing.
 #[test]
 fn a_prefill_group_that_breaks_off_is_not_counted_with() {
-    let mut story = Story::new();
-    story.split(id(1), 1, 2);
-    story.tell(Event::PrefillLost { request: id(1), reason: "reset".into() });
-    story.up(&[1, 3, 4, 5], 0);
-    assert!(!story.lost(id(1)).1.await_kv);
+    let mut scenario = Scenario::new();
+    scenario.split(id(1), 1, 2);
+    scenario.tell(Event::PrefillLost { request: id(1), reason: "reset".into() });
+    scenario.up(&[1, 3, 4, 5], 0);
+    assert!(!scenario.lost(id(1)).1.await_kv);
 }
 
 #[test]
 fn a_trace_says_how_each_move_went_on_by_what_the_groups_had() {
     for (cached, way) in [(PROMPT - 1, Resumption::Kept), (PROMPT / 2, Resumption::Anew)] {
-        let mut story = Story::new();
-        story.split(id(1), 1, 2);
-        story.up(&[1, 3, 4, 5], 0);
-        assert!(story.lost(id(1)).1.await_kv);
-        assert_eq!(story.prefills(id(1)), Some(peer(1)));
-        story.first(id(1), cached);
-        assert_eq!(story.ways(id(1)), [Some(way)]);
+        let mut scenario = Scenario::new();
+        scenario.split(id(1), 1, 2);
+        scenario.up(&[1, 3, 4, 5], 0);
+        assert!(scenario.lost(id(1)).1.await_kv);
+        assert_eq!(scenario.prefills(id(1)), Some(peer(1)));
+        scenario.first(id(1), cached);
+        assert_eq!(scenario.ways(id(1)), [Some(way)]);
     }
     for (cached, way) in [(PROMPT, Resumption::Cached), (16, Resumption::Anew)] {
-        let mut story = Story::new();
-        story.served_by(id(1), 2);
-        story.up(&[3, 4], 0);
+        let mut scenario = Scenario::new();
+        scenario.served_by(id(1), 2);
+        scenario.up(&[3, 4], 0);
         // Nobody takes it up before the group is lost, too: of that move nothing is known.
-        assert!(!story.lost(id(1)).1.await_kv);
-        assert!(!story.lost(id(1)).1.await_kv);
-        story.decode(id(1), DecodeEvent::Granted { cached });
-        assert_eq!(story.ways(id(1)), [None, Some(way)]);
+        assert!(!scenario.lost(id(1)).1.await_kv);
+        assert!(!scenario.lost(id(1)).1.await_kv);
+        scenario.decode(id(1), DecodeEvent::Granted { cached });
+        assert_eq!(scenario.ways(id(1)), [None, Some(way)]);
     }
     // A prefill group that fails leaves all of it to the one that decodes.
-    let mut story = Story::new();
-    story.split(id(1), 1, 2);
-    story.up(&[1, 3, 4, 5], 0);
-    story.lost(id(1));
-    story.prefills(id(1));
-    story.tell(Event::Prefill { request: id(1), event: PrefillEvent::Failed("no".into()) });
-    assert_eq!(story.ways(id(1)), [Some(Resumption::Anew)]);
+    let mut scenario = Scenario::new();
+    scenario.split(id(1), 1, 2);
+    scenario.up(&[1, 3, 4, 5], 0);
+    scenario.lost(id(1));
+    scenario.prefills(id(1));
+    scenario.tell(Event::Prefill { request: id(1), event: PrefillEvent::Failed("no".into()) });
+    assert_eq!(scenario.ways(id(1)), [Some(Resumption::Anew)]);
 }
 
 /// Log-probabilities of its prompt are told once, from wherever they come; and never by who prefills for another.
 #[test]
 fn what_is_said_of_a_prompt_is_said_once_though_groups_are_lost() {
-    let (mut story, request) = (Story::new(), RequestId([3; 16]));
+    let (mut scenario, request) = (Scenario::new(), RequestId([3; 16]));
     let sampling = Sampling { prompt_logprobs: Some(1), ..Sampling::greedy() };
     let generation = Generation { sampling, max_new_tokens: 9, stop_tokens: vec![], class: Default::default() };
     let prompt: Vec<Token> = (0..PROMPT).map(Token).collect();
-    let (_, open) = opened(&story.tell(Event::Submit {
+    let (_, open) = opened(&scenario.tell(Event::Submit {
         request,
         model: MODEL,
         prompt,
@@ -343,29 +343,29 @@ fn what_is_said_of_a_prompt_is_said_once_though_groups_are_lost() {
         });
         all.flatten().collect()
     };
-    story.decode(request, DecodeEvent::Granted { cached: 0 });
-    let mut all = told(story.decode(request, part(0, 400)));
-    let (_, again) = story.lost(request);
+    scenario.decode(request, DecodeEvent::Granted { cached: 0 });
+    let mut all = told(scenario.decode(request, part(0, 400)));
+    let (_, again) = scenario.lost(request);
     assert_eq!(again.generation.sampling.prompt_logprobs, Some(1));
-    story.decode(request, DecodeEvent::Granted { cached: 0 });
-    all.extend(told(story.decode(request, part(0, 400))));
-    all.extend(told(story.decode(request, part(400, PROMPT - 1))));
+    scenario.decode(request, DecodeEvent::Granted { cached: 0 });
+    all.extend(told(scenario.decode(request, part(0, 400))));
+    all.extend(told(scenario.decode(request, part(400, PROMPT - 1))));
     assert_eq!(all, (0..PROMPT - 1).map(|place| -(place as f32)).collect::<Vec<_>>());
-    story.token(request, 0);
-    let (_, last) = story.lost(request);
+    scenario.token(request, 0);
+    let (_, last) = scenario.lost(request);
     assert_eq!((last.generation.sampling.prompt_logprobs, last.answered.len()), (None, 1));
 }
 
 /// A group that answers without them has not done what it was asked: another does.
 #[test]
 fn who_says_nothing_of_a_prompt_is_left() {
-    let (mut story, request) = (Story::new(), RequestId([3; 16]));
+    let (mut scenario, request) = (Scenario::new(), RequestId([3; 16]));
     let sampling = Sampling { prompt_logprobs: Some(1), ..Sampling::greedy() };
     let generation = Generation { sampling, max_new_tokens: 0, stop_tokens: vec![], class: Default::default() };
     let prompt = (0..PROMPT).map(Token).collect();
     let submit = Event::Submit { request, model: MODEL, prompt, generation, begun: None, overrule: None, codec: None };
-    let (first, _) = opened(&story.tell(submit));
-    story.decode(request, DecodeEvent::Granted { cached: 0 });
-    let (other, _) = opened(&story.decode(request, DecodeEvent::End(tsnode_protocol::stream::End::Length)));
+    let (first, _) = opened(&scenario.tell(submit));
+    scenario.decode(request, DecodeEvent::Granted { cached: 0 });
+    let (other, _) = opened(&scenario.decode(request, DecodeEvent::End(tsnode_protocol::stream::End::Length)));
     assert_ne!(first, other);
 }

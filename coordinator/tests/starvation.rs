@@ -1,5 +1,5 @@
 //! Nobody waits for ever: with the policies that nodes have, one that came early ends however many come after it.
-#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
+#![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -42,7 +42,7 @@ fn new(n: u32, (prompt, answer): (usize, u32)) -> NewSequence {
 }
 
 /// A batcher as nodes set it, and a ring of one stage that has as many pages as it has.
-struct Story {
+struct Scenario {
     batcher: Batcher,
     pages: u32,
     held: BTreeMap<RequestId, u32>,
@@ -59,7 +59,7 @@ struct Story {
     refused: Vec<RequestId>,
 }
 
-impl Story {
+impl Scenario {
     fn new(pages: u32) -> Self {
         Self {
             batcher: Batcher::new(BatcherConfig::default()),
@@ -169,36 +169,41 @@ impl Story {
 #[test]
 fn one_that_gave_its_pages_back_ends_though_others_come_without_end() {
     // What the elders have at first, and the long one; to grow there are hardly any.
-    let mut story = Story::new(12 * (60 + 256) + 1_200 + 256 + 50);
-    let elders: Vec<RequestId> = (0..12).map(|n| story.comes((60, 300 + 5 * n))).collect();
-    let youngest = story.comes((1_200, 400));
-    while story.pushed_out.is_empty() {
-        assert!(story.turn());
+    let mut scenario = Scenario::new(12 * (60 + 256) + 1_200 + 256 + 50);
+    let elders: Vec<RequestId> = (0..12).map(|n| scenario.comes((60, 300 + 5 * n))).collect();
+    let youngest = scenario.comes((1_200, 400));
+    while scenario.pushed_out.is_empty() {
+        assert!(scenario.turn());
     }
-    assert_eq!(story.pushed_out, [youngest]);
-    assert!(elders.iter().all(|elder| !story.ended.contains_key(elder)));
+    assert_eq!(scenario.pushed_out, [youngest]);
+    assert!(elders.iter().all(|elder| !scenario.ended.contains_key(elder)));
     // Its answer has 400 tokens, each a step, and the elders' some more; what it had is computed once or twice more.
     let all = elders.into_iter().chain([youngest]);
-    story.crowded_until(|s| all.clone().all(|request| s.ended.contains_key(&request)), 2_000);
-    assert!(all.clone().all(|request| story.ended[&request] == End::Length));
-    assert_eq!(story.tokens[&youngest], 400, "no token comes twice");
-    assert!(story.pushed_out.iter().filter(|r| **r == youngest).count() <= 2, "it gives way twice at most");
-    assert!(story.came > 20 && story.refused.is_empty(), "{} came, {:?} refused", story.came, story.refused);
+    scenario.crowded_until(|s| all.clone().all(|request| s.ended.contains_key(&request)), 2_000);
+    assert!(all.clone().all(|request| scenario.ended[&request] == End::Length));
+    assert_eq!(scenario.tokens[&youngest], 400, "no token comes twice");
+    assert!(scenario.pushed_out.iter().filter(|r| **r == youngest).count() <= 2, "it gives way twice at most");
+    assert!(
+        scenario.came > 20 && scenario.refused.is_empty(),
+        "{} came, {:?} refused",
+        scenario.came,
+        scenario.refused
+    );
 }
 
 /// A prompt that takes most of the pages, in the midst of short ones: at most those overtake it that were asked for together
 /// with it, before anybody knew that it does not fit.
 #[test]
 fn a_long_prompt_is_not_overtaken_for_ever() {
-    let mut story = Story::new(PAGES);
-    story.crowded_until(|s| s.ended.len() > 50, 1_000);
-    let long = story.comes((1_500, 100));
-    let before = story.came as usize;
-    story.crowded_until(|s| s.ended.contains_key(&long), 1_000);
-    assert_eq!((&story.ended[&long], story.tokens[&long]), (&End::Length, 100));
-    let overtook = story.place(long).saturating_sub(before - 1);
+    let mut scenario = Scenario::new(PAGES);
+    scenario.crowded_until(|s| s.ended.len() > 50, 1_000);
+    let long = scenario.comes((1_500, 100));
+    let before = scenario.came as usize;
+    scenario.crowded_until(|s| s.ended.contains_key(&long), 1_000);
+    assert_eq!((&scenario.ended[&long], scenario.tokens[&long]), (&End::Length, 100));
+    let overtook = scenario.place(long).saturating_sub(before - 1);
     assert!(overtook <= CROWD, "{overtook} that came later were first");
-    assert!(story.refused.is_empty(), "{:?}", story.refused);
+    assert!(scenario.refused.is_empty(), "{:?}", scenario.refused);
 }
 
 /// Where all have pages, prompts are computed in the order in which they came: what comes later makes it no later.
@@ -206,15 +211,15 @@ fn a_long_prompt_is_not_overtaken_for_ever() {
 fn a_long_prompt_is_computed_at_the_pace_it_would_have_alone() {
     const PROMPT: usize = 20_000;
     let steps_until_first = |crowd: bool| {
-        let mut story = Story::new(1_000_000);
-        let long = story.comes((PROMPT, 1));
-        while !story.tokens.contains_key(&long) {
-            if crowd && story.batcher.load().running < 200 {
-                story.comes(SHORT);
+        let mut scenario = Scenario::new(1_000_000);
+        let long = scenario.comes((PROMPT, 1));
+        while !scenario.tokens.contains_key(&long) {
+            if crowd && scenario.batcher.load().running < 200 {
+                scenario.comes(SHORT);
             }
-            assert!(story.turn());
+            assert!(scenario.turn());
         }
-        story.steps
+        scenario.steps
     };
     let (alone, crowded) = (steps_until_first(false), steps_until_first(true));
     // Answers beside it take a token each of a step's 512; those before it in the same step are none.
@@ -225,17 +230,17 @@ fn a_long_prompt_is_computed_at_the_pace_it_would_have_alone() {
 #[test]
 fn who_waits_for_an_answer_goes_before_a_heap_that_nobody_waits_for() {
     let steps_until_first = |class| {
-        let mut story = Story::new(1_000_000);
-        let heap: Vec<RequestId> = (0..20).map(|_| story.comes_as(class, (2_000, 20))).collect();
-        (0..5).for_each(|_| assert!(story.turn()));
-        let before = story.steps;
-        let asked = story.comes(SHORT);
-        while !story.tokens.contains_key(&asked) {
-            assert!(story.turn());
+        let mut scenario = Scenario::new(1_000_000);
+        let heap: Vec<RequestId> = (0..20).map(|_| scenario.comes_as(class, (2_000, 20))).collect();
+        (0..5).for_each(|_| assert!(scenario.turn()));
+        let before = scenario.steps;
+        let asked = scenario.comes(SHORT);
+        while !scenario.tokens.contains_key(&asked) {
+            assert!(scenario.turn());
         }
-        let first = story.steps - before;
-        while heap.iter().any(|request| !story.ended.contains_key(request)) {
-            assert!(story.turn(), "the heap is left lying");
+        let first = scenario.steps - before;
+        while heap.iter().any(|request| !scenario.ended.contains_key(request)) {
+            assert!(scenario.turn(), "the heap is left lying");
         }
         first
     };
@@ -246,11 +251,11 @@ fn who_waits_for_an_answer_goes_before_a_heap_that_nobody_waits_for() {
 /// Without end there is somebody who came later and waits: a batch request's turn comes all the same, after ten seconds.
 #[test]
 fn a_batch_request_gives_way_for_a_bounded_time() {
-    let mut story = Story::new(PAGES);
-    story.crowded_until(|s| s.ended.len() > 50, 1_000);
-    let (batch, since) = (story.comes_as(RequestClass::Batch, (200, 50)), story.now);
-    story.crowded_until(|s| s.ended.contains_key(&batch), 1_500);
-    let waited = story.now - since;
+    let mut scenario = Scenario::new(PAGES);
+    scenario.crowded_until(|s| s.ended.len() > 50, 1_000);
+    let (batch, since) = (scenario.comes_as(RequestClass::Batch, (200, 50)), scenario.now);
+    scenario.crowded_until(|s| s.ended.contains_key(&batch), 1_500);
+    let waited = scenario.now - since;
     assert!(waited > Duration::from_secs(10) && waited < Duration::from_secs(15), "{waited:?}");
-    assert_eq!(story.tokens[&batch], 50);
+    assert_eq!(scenario.tokens[&batch], 50);
 }

@@ -1,4 +1,4 @@
-//! Stories of peers that are stopped in the middle of an answer, and of peers that only take long.
+//! Scenarios of peers that are stopped in the middle of an answer, and of peers that only take long.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -35,7 +35,7 @@ fn sampled(n: u32) -> Sampled {
 }
 
 /// A gateway with one request, and what the transport says of those who owe it something.
-struct Story {
+struct Scenario {
     gateway: Gateway,
     probe: LivenessProbe,
     now: Duration,
@@ -45,7 +45,7 @@ struct Story {
     owes: BTreeSet<PeerId>,
 }
 
-impl Story {
+impl Scenario {
     /// Of groups that are all up; the first prefills for the others.
     fn of(groups: &[Group]) -> Self {
         let groups = groups.to_vec();
@@ -70,7 +70,7 @@ impl Story {
         let adverts = peers.iter().map(|peer| (*peer, advert.clone())).collect();
         let plan = Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, reason: String::new() };
         let config = GatewayConfig { split: SplitChoice::Always, ..GatewayConfig::default() };
-        let mut story = Self {
+        let mut scenario = Self {
             gateway: Gateway::new(config),
             probe: LivenessProbe::default(),
             now: Duration::from_secs(1),
@@ -79,8 +79,8 @@ impl Story {
             owes: BTreeSet::new(),
         };
         let view = View { plan: Some(Arc::new(plan)), up, adverts: Arc::new(adverts), ..View::default() };
-        story.tell(Event::View(view));
-        story
+        scenario.tell(Event::View(view));
+        scenario
     }
 
     /// Who speaks is heard; whom the gateway opens a stream to owes it something.
@@ -173,62 +173,62 @@ fn asked(actions: &[Action]) -> Option<PeerId> {
 #[test]
 fn the_answer_of_a_stopped_peer_goes_on_elsewhere_within_a_second() {
     let decode = |n| group(&[n], Phase::Decode);
-    let mut story = Story::of(&[group(&[1], Phase::Prefill), decode(2), decode(3)]);
-    let leader = story.submit();
-    story.flow(leader, 40);
-    let stopped = story.now;
-    story.answers.remove(&leader);
-    let other = asked(&story.wait(Duration::from_secs(60)));
+    let mut scenario = Scenario::of(&[group(&[1], Phase::Prefill), decode(2), decode(3)]);
+    let leader = scenario.submit();
+    scenario.flow(leader, 40);
+    let stopped = scenario.now;
+    scenario.answers.remove(&leader);
+    let other = asked(&scenario.wait(Duration::from_secs(60)));
     assert!(other.is_some_and(|other| other != leader), "{other:?}");
-    assert!(story.now - stopped <= Duration::from_millis(800), "{:?}", story.now - stopped);
+    assert!(scenario.now - stopped <= Duration::from_millis(800), "{:?}", scenario.now - stopped);
 }
 
 #[test]
 fn a_peer_that_computes_for_seconds_and_acknowledges_is_waited_for() {
     let decode = |n| group(&[n], Phase::Decode);
-    let mut story = Story::of(&[group(&[1], Phase::Prefill), decode(2), decode(3)]);
-    let leader = story.submit();
-    story.flow(leader, 40);
+    let mut scenario = Scenario::of(&[group(&[1], Phase::Prefill), decode(2), decode(3)]);
+    let leader = scenario.submit();
+    scenario.flow(leader, 40);
     // A long prompt in the same batch, on a slow processor.
-    assert_eq!(story.wait(Duration::from_millis(4900)), []);
+    assert_eq!(scenario.wait(Duration::from_millis(4900)), []);
 }
 
 #[test]
 fn a_prompt_at_a_stopped_peer_is_computed_where_it_is_decoded() {
-    let mut story = Story::of(&[group(&[1], Phase::Prefill), group(&[2], Phase::Decode)]);
-    story.submit();
-    story.answers.remove(&peer(1));
-    let opened = story.decode(DecodeEvent::Granted { cached: 0 });
+    let mut scenario = Scenario::of(&[group(&[1], Phase::Prefill), group(&[2], Phase::Decode)]);
+    scenario.submit();
+    scenario.answers.remove(&peer(1));
+    let opened = scenario.decode(DecodeEvent::Granted { cached: 0 });
     assert!(opened.iter().any(|a| matches!(a, Action::OpenPrefill { .. })), "{opened:?}");
-    let began = story.now;
-    let actions = story.wait(Duration::from_secs(60));
+    let began = scenario.now;
+    let actions = scenario.wait(Duration::from_secs(60));
     let here = DecodeOrder::PrefillHere { first: None };
     assert!(actions.contains(&Action::Order { request: REQUEST, order: here }), "{actions:?}");
-    assert!(story.now - began <= Duration::from_millis(800), "{:?}", story.now - began);
+    assert!(scenario.now - began <= Duration::from_millis(800), "{:?}", scenario.now - began);
 }
 
 #[test]
 fn who_is_unresponsive_gets_nothing_new_where_another_does_the_same() {
     let decode = |n| group(&[n], Phase::Decode);
     for unresponsive in [2, 3] {
-        let mut story = Story::of(&[group(&[1], Phase::Prefill), decode(2), decode(3)]);
-        story.tell(Event::Unresponsive { peers: BTreeSet::from([peer(unresponsive)]) });
-        assert_eq!(story.submit(), peer(5 - unresponsive));
+        let mut scenario = Scenario::of(&[group(&[1], Phase::Prefill), decode(2), decode(3)]);
+        scenario.tell(Event::Unresponsive { peers: BTreeSet::from([peer(unresponsive)]) });
+        assert_eq!(scenario.submit(), peer(5 - unresponsive));
     }
     // A member of it counts as much as its leader.
-    let mut story = Story::of(&[group(&[1], Phase::Prefill), group(&[2, 4], Phase::Decode), decode(3)]);
-    story.tell(Event::Unresponsive { peers: BTreeSet::from([peer(4)]) });
-    assert_eq!(story.submit(), peer(3));
+    let mut scenario = Scenario::of(&[group(&[1], Phase::Prefill), group(&[2, 4], Phase::Decode), decode(3)]);
+    scenario.tell(Event::Unresponsive { peers: BTreeSet::from([peer(4)]) });
+    assert_eq!(scenario.submit(), peer(3));
 }
 
 #[test]
 fn where_nobody_else_is_a_peer_that_is_unresponsive_is_waited_for() {
-    let mut story = Story::of(&[group(&[1], Phase::Prefill), group(&[2], Phase::Decode)]);
-    let leader = story.submit();
-    story.flow(leader, 40);
-    story.answers.remove(&leader);
-    assert_eq!(story.wait(Duration::from_millis(4900)), [], "moving it gains nothing");
-    let mut story = Story::of(&[group(&[1], Phase::Prefill), group(&[2], Phase::Decode)]);
-    story.tell(Event::Unresponsive { peers: BTreeSet::from([peer(2)]) });
-    assert_eq!(story.submit(), peer(2));
+    let mut scenario = Scenario::of(&[group(&[1], Phase::Prefill), group(&[2], Phase::Decode)]);
+    let leader = scenario.submit();
+    scenario.flow(leader, 40);
+    scenario.answers.remove(&leader);
+    assert_eq!(scenario.wait(Duration::from_millis(4900)), [], "moving it gains nothing");
+    let mut scenario = Scenario::of(&[group(&[1], Phase::Prefill), group(&[2], Phase::Decode)]);
+    scenario.tell(Event::Unresponsive { peers: BTreeSet::from([peer(2)]) });
+    assert_eq!(scenario.submit(), peer(2));
 }

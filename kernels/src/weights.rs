@@ -1,184 +1,33 @@
 //! Checkpoints: safetensors and GGUF files, mapped into memory and used as they lie there.
 
+mod error;
 mod files;
+mod storage;
+mod tensor;
 
+pub use self::{
+    error::WeightsError,
+    tensor::{Tensor, View},
+};
 pub use crate::finite::Bad;
 pub use crate::stored::Stored;
-use crate::{
-    cpu::{Cpu, Dtype, Matrix},
-    finite,
-    gguf::{Architecture, GgufError},
-    quant::{Blocks, QuantType},
-};
+
+pub(crate) use storage::Storage;
+
+use self::tensor::{Apart, Entry};
+use crate::{cpu::Dtype, gguf::Architecture, quant::QuantType};
 use safetensors::SafeTensors;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 /// Bytes hashed in one place of a file for a model's id.
 const SAMPLE: usize = 64 * 1024;
 /// Distance between hashed places.
 const SAMPLE_EVERY: usize = 64 * 1024 * 1024;
-
-/// Why weights cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum WeightsError {
-    /// A file cannot be read.
-    #[error("{path}: {error}")]
-    Io {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        error: std::io::Error,
-    },
-    /// A name that is there, and no file.
-    #[error("{0}: is not a file: get it again")]
-    NotAFile(PathBuf),
-    /// A folder without weights.
-    #[error(
-        "there is no model.safetensors, and no model.safetensors.index.json that names other files, but {found}: \
-         get the model in safetensors, or give one of its files by name"
-    )]
-    NoFiles {
-        /// Files that could be meant.
-        found: String,
-    },
-    /// One of several files is not there.
-    #[error("{path}: is missing; the weights are in {total} files: get it again")]
-    NoShard {
-        /// Which.
-        path: PathBuf,
-        /// Files of the model.
-        total: u32,
-    },
-    /// What says which file has which tensor cannot be used.
-    #[error("{path}: {error}")]
-    Index {
-        /// Which.
-        path: PathBuf,
-        /// What was found.
-        error: String,
-    },
-    /// Nothing says which of two copies of a tensor counts.
-    #[error(
-        "tensor {name} is in {first} and in {second}, and no weight_map of model.safetensors.index.json says in which it \
-         counts: get the model's files again, all of one version"
-    )]
-    Twice {
-        /// Which.
-        name: String,
-        /// The file that was read first.
-        first: String,
-        /// The other one.
-        second: String,
-    },
-    /// Not a safetensors file, or one cut short.
-    #[error("{file}: broken or cut short: {error}")]
-    Broken {
-        /// Which.
-        file: String,
-        /// What was found.
-        error: String,
-    },
-    /// A GGUF file cannot be used.
-    #[error("{path}: {error}")]
-    Gguf {
-        /// Which.
-        path: PathBuf,
-        /// What was found.
-        error: GgufError,
-    },
-    /// A tensor the model needs is not there.
-    #[error("tensor {0} is missing: the weights are of another model, or a file is missing")]
-    Missing(String),
-    /// A tensor is not in the file that the index says has it.
-    #[error("tensor {name} is missing: by the index it is in {file}, which is of another model or of another version")]
-    NotIn {
-        /// Which.
-        name: String,
-        /// The file that should have it.
-        file: String,
-    },
-    /// A tensor has other sizes than config.json says.
-    #[error("tensor {name} has shape {found:?}, config.json asks for {expected:?}")]
-    Shape {
-        /// Which.
-        name: String,
-        /// In the file.
-        found: Vec<usize>,
-        /// By the configuration.
-        expected: Vec<usize>,
-    },
-    /// A tensor is stored in a form that is not read.
-    #[error("tensor {name} is stored as {found}; of safetensors, F32, F16 and BF16 are read")]
-    Dtype {
-        /// Which.
-        name: String,
-        /// In the file.
-        found: String,
-    },
-    /// A tensor that nothing can be computed with.
-    #[error("{file}: tensor {name} holds {bad}; the file is damaged or its training failed: get it again, or another")]
-    NotFinite {
-        /// The file.
-        file: String,
-        /// Which.
-        name: String,
-        /// What is in it first that is no number.
-        bad: Bad,
-    },
-    /// More ranks than heads to share among them.
-    #[error("tensor parallelism of {ranks} needs as many KV heads, and the model has {heads}: set --tensor-parallel")]
-    Ranks {
-        /// Asked for.
-        ranks: usize,
-        /// KV heads of the model.
-        heads: usize,
-    },
-    /// The system gives no threads to load with.
-    #[error("no threads to load with: {0}")]
-    Threads(std::io::Error),
-}
-
-/// A file and its bytes.
-#[derive(Clone)]
-pub(crate) struct Storage {
-    file: Arc<str>,
-    held: Held,
-}
-
-#[derive(Clone)]
-enum Held {
-    Map(Arc<memmap2::Mmap>),
-    Static(&'static [u8]),
-}
-
-impl Storage {
-    /// Maps a file.
-    pub(crate) fn map(path: &Path) -> Result<Self, WeightsError> {
-        let io = |error| WeightsError::Io { path: path.to_owned(), error };
-        if !std::fs::metadata(path).map_err(io)?.is_file() {
-            return Err(WeightsError::NotAFile(path.to_owned()));
-        }
-        let file = File::open(path).map_err(io)?;
-        // SAFETY: the map is read only. Someone who shortens the file while it is served can make reads fail with
-        // SIGBUS, as with any program that maps its data; weights are not files people edit.
-        #[expect(unsafe_code, reason = "the lines above say why it is sound")]
-        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
-        Ok(Self { file: path.display().to_string().into(), held: Held::Map(Arc::new(map)) })
-    }
-
-    pub(crate) fn bytes(&self) -> &[u8] {
-        match &self.held {
-            Held::Map(map) => map,
-            Held::Static(bytes) => bytes,
-        }
-    }
-}
 
 /// A tensor of a file.
 pub(crate) struct Part {
@@ -192,57 +41,6 @@ pub(crate) struct Part {
     pub range: Range<usize>,
     /// What is added to each.
     pub shift: f32,
-}
-
-struct Entry {
-    /// What the file calls it, for people who look for it there.
-    called: String,
-    storage: Storage,
-    shard: usize,
-    /// `Err` has the name of a form that is not read.
-    stored: Result<Stored, String>,
-    shape: Vec<usize>,
-    range: Range<usize>,
-    shift: f32,
-    /// Set once every number of it was looked at, so that no stage loaded later looks again.
-    finite: AtomicBool,
-}
-
-impl Entry {
-    /// Refuses numbers that nothing can be computed with.
-    fn check(&self, cpu: &Cpu) -> Result<(), WeightsError> {
-        let Ok(stored) = self.stored else { return Ok(()) };
-        if self.finite.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        if let Some(bad) = finite::first_bad(cpu, &self.storage.bytes()[self.range.clone()], stored) {
-            return Err(WeightsError::NotFinite {
-                file: self.storage.file.to_string(),
-                name: self.called.clone(),
-                bad,
-            });
-        }
-        self.finite.store(true, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// The same of powers of two by themselves.
-    fn check_powers(&self) -> Result<(), WeightsError> {
-        if self.finite.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        if let Some(bad) = finite::first_bad_power(&self.storage.bytes()[self.range.clone()]) {
-            let (file, name) = (self.storage.file.to_string(), self.called.clone());
-            return Err(WeightsError::NotFinite { file, name, bad });
-        }
-        self.finite.store(true, Ordering::Relaxed);
-        Ok(())
-    }
-
-    fn fingerprint(&self, name: &str, hasher: &mut blake3::Hasher) {
-        let place = [self.shard, self.range.start, self.range.end].map(|n| (n as u64).to_le_bytes());
-        hasher.update(name.as_bytes()).update(place.as_flattened());
-    }
 }
 
 /// All tensors of a model, by name.
@@ -260,141 +58,6 @@ pub struct Checkpoint {
     names: Option<&'static Architecture>,
 }
 
-/// A matrix of a checkpoint, kept alive by it.
-#[derive(Clone)]
-pub struct Tensor {
-    entry: Arc<Entry>,
-    range: Range<usize>,
-    stored: Stored,
-    rows: usize,
-    cols: usize,
-    apart: Option<Apart>,
-}
-
-/// Powers of two of a matrix in MXFP4 that lie in a tensor of their own, and how many rows lie from one to the next of it.
-#[derive(Clone)]
-struct Apart {
-    entry: Arc<Entry>,
-    /// Row of the first.
-    first: usize,
-    every: usize,
-}
-
-/// A tensor as it lies in its file.
-#[derive(Clone, Copy, Debug)]
-pub enum View<'a> {
-    /// Numbers that kernels read as they are.
-    Dense(Matrix<'a>),
-    /// Blocks, row after row.
-    Quantised(Blocks<'a>),
-}
-
-impl Tensor {
-    /// As it lies in the file.
-    #[must_use]
-    pub fn view(&self) -> View<'_> {
-        let bytes = &self.entry.storage.bytes()[self.range.clone()];
-        if let Some(Apart { entry, first, every }) = &self.apart {
-            let powers = &entry.storage.bytes()[entry.range.clone()];
-            return View::Quantised(Blocks::apart(bytes, powers, (*first, *every), self.rows, self.cols));
-        }
-        match self.stored {
-            Stored::Dense(dtype) => View::Dense(Matrix::new(bytes, dtype, self.rows, self.cols)),
-            Stored::Quantised(kind) => View::Quantised(Blocks::new(bytes, kind, self.rows, self.cols)),
-        }
-    }
-
-    /// Rows and columns.
-    pub(crate) fn size(&self) -> (usize, usize) {
-        (self.rows, self.cols)
-    }
-
-    /// Some of its rows.
-    #[must_use]
-    pub fn rows(&self, rows: Range<usize>) -> Self {
-        if let Some(apart) = &self.apart {
-            let apart = Some(Apart { first: apart.first + rows.start * apart.every, ..apart.clone() });
-            return Self { entry: self.entry.clone(), range: self.range.clone(), rows: rows.len(), apart, ..*self };
-        }
-        let row = self.range.len() / self.rows.max(1);
-        let range = self.range.start + rows.start * row..self.range.start + rows.end * row;
-        Self { entry: self.entry.clone(), range, rows: rows.len(), apart: None, ..*self }
-    }
-
-    /// Of a matrix whose powers of two lie apart, every `every`th row from `first` on.
-    pub(crate) fn every(mut self, first: usize, every: usize) -> Self {
-        if let Some(apart) = &mut self.apart {
-            (apart.first, apart.every) = (first, every);
-            self.rows = (self.rows - first).div_ceil(every);
-        }
-        self
-    }
-
-    /// Writes row `index`, widened.
-    pub fn widen_row(&self, index: usize, out: &mut [f32]) {
-        match self.view() {
-            View::Dense(matrix) => matrix.widen_row(index, out),
-            View::Quantised(blocks) => blocks.widen_row(index, out),
-        }
-    }
-
-    /// The same of a row that is kept so, which nobody looks at later.
-    pub(crate) fn kept_row(&self, index: usize, out: &mut [f32]) -> Result<(), WeightsError> {
-        self.widen_row(index, out);
-        let Entry { called, storage, .. } = &*self.entry;
-        match Bad::of(out) {
-            Some(bad) => {
-                let bad = Bad { index: index * self.cols + bad.index, ..bad };
-                Err(WeightsError::NotFinite { file: storage.file.to_string(), name: called.clone(), bad })
-            }
-            None => Ok(()),
-        }
-    }
-
-    /// Bytes as stored.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        if self.apart.is_some() {
-            return (self.rows * self.cols / 32 * 17) as u64;
-        }
-        self.range.len() as u64
-    }
-
-    /// Looks at every number of the whole tensor, the first time it is asked to. Costs what reading it does.
-    pub(crate) fn check(&self, cpu: &Cpu) -> Result<(), WeightsError> {
-        if let Some(Apart { entry, .. }) = &self.apart {
-            return entry.check_powers();
-        }
-        self.entry.check(cpu)
-    }
-
-    /// Whether some numbers are of both.
-    pub(crate) fn meets(&self, other: &Self) -> bool {
-        if let (Some(a), Some(b)) = (&self.apart, &other.apart) {
-            let last = |apart: &Apart, tensor: &Self| apart.first + tensor.rows.saturating_sub(1) * apart.every;
-            let apart = a.every == b.every && a.first % a.every != b.first % b.every;
-            let ends = a.first <= last(b, other) && b.first <= last(a, self);
-            return Arc::ptr_eq(&self.entry, &other.entry) && ends && !apart;
-        }
-        let (a, b) = (&self.range, &other.range);
-        Arc::ptr_eq(&self.entry, &other.entry) && a.start < b.end && b.start < a.end
-    }
-
-    /// Tells the system that the tensor will hardly be read again: its memory is free for others. It still can be.
-    pub(crate) fn forget(&self) {
-        #[cfg(unix)]
-        if let Held::Map(map) = &self.entry.storage.held {
-            // SAFETY: the map is of a file, shared and read only: pages dropped are read from the file again.
-            #[expect(unsafe_code, reason = "the lines above say why it is sound")]
-            let told = unsafe {
-                map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, self.range.start, self.range.len())
-            };
-            // Advice: a system that does not take it keeps the pages.
-            let _ = told;
-        }
-    }
-}
-
 impl Checkpoint {
     /// A checkpoint inside the program.
     ///
@@ -402,7 +65,7 @@ impl Checkpoint {
     /// When the bytes are no safetensors file.
     pub fn embedded(bytes: &'static [u8]) -> Result<Self, WeightsError> {
         let mut checkpoint = Self::default();
-        checkpoint.add("", Storage { file: "embedded model".into(), held: Held::Static(bytes) })?;
+        checkpoint.add("", Storage::embedded("embedded model", bytes))?;
         Ok(checkpoint)
     }
 

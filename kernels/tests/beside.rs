@@ -1,5 +1,5 @@
 //! A stage beside the others takes only what nobody needs: its sequences go when others come, and bits do not change.
-#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
+#![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
 use tsnode_kernels::{
     engine::{Engine, EngineConfig, EngineError, Held, Input, Output, Prefix, Slice, StageKey, Threads},

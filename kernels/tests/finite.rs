@@ -1,5 +1,5 @@
 //! Weights that are no numbers are refused, by name, wherever they lie.
-#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
+#![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
 mod gguf_writer;
 

@@ -1,5 +1,5 @@
 //! Folders of safetensors: which file has a tensor, and weights that are not what the model needs, refused with the tensor's name.
-#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
+#![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
 use safetensors::{Dtype, SafeTensors, serialize_to_file, tensor::TensorView};
 use std::collections::BTreeMap;

@@ -1,6 +1,6 @@
 //! The fuzz targets' bodies for a fixed number of inputs, within memory: no file and no peer costs more than it sends.
 
-#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
+#![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
 mod counting;
 mod fuzzing;

@@ -1,5 +1,5 @@
 //! GGUF files against the folders they were made of: the same logits, the same tokens, the same small files.
-#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
+#![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
 mod gguf_writer;
 mod widened;

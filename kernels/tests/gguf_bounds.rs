@@ -1,5 +1,5 @@
 //! No bytes make the GGUF reader panic, or take memory that the file does not pay for.
-#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
+#![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
 mod counting;
 mod gguf_writer;

@@ -1,5 +1,5 @@
 //! Files of gpt-oss that are not what they should be: refused by name.
-#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
+#![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
 use safetensors::{Dtype, SafeTensors, serialize_to_file, tensor::TensorView};
 use std::path::{Path, PathBuf};

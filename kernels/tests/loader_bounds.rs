@@ -1,6 +1,6 @@
 //! No file makes a loader panic, read outside it, or take memory that the files do not pay for: folders of safetensors
 //! and GGUF files, changed where they describe themselves, are opened, loaded and run, or refused by name.
-#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
+#![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
 mod counting;
 mod gguf_writer;

@@ -1,5 +1,5 @@
 //! Perplexity of the embedded model against the figures of its training run, and what int4 adds to it.
-#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
+#![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
 use std::path::Path;
 use tsnode_kernels::{

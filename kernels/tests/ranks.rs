@@ -1,5 +1,5 @@
 //! Tensor parallelism: stages that several ranks hold together give the bits of one rank.
-#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
+#![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
 mod gguf_writer;
 
@@ -223,7 +223,7 @@ fn beginnings_are_shared_and_guesses_forgotten_on_every_rank() {
     let source = ModelSource::embedded().unwrap();
     let begin: Vec<Token> = (0..200).map(|n| Token(300 + n * 7)).collect();
     let rest = [Token(9), Token(8), Token(7)];
-    let story = |ranks: usize| {
+    let scenario = |ranks: usize| {
         let mut pipeline = Pipeline::new(&source, &[], ranks);
         let (stage, free) = (pipeline.stages[0], pipeline.engine.pages());
         pipeline.admit(ONE, 300);
@@ -243,10 +243,10 @@ fn beginnings_are_shared_and_guesses_forgotten_on_every_rank() {
         assert_eq!(pipeline.engine.pages(), free);
         bits(&said)
     };
-    let alone = story(1);
+    let alone = scenario(1);
     // Three ranks have other numbers of heads, so their pages hold other numbers of tokens.
     for ranks in [2, 3, 4] {
-        assert_eq!(story(ranks), alone, "{ranks} ranks");
+        assert_eq!(scenario(ranks), alone, "{ranks} ranks");
     }
 }
 

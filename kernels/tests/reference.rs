@@ -1,6 +1,6 @@
 //! The forward pass against Hugging Face transformers: logits within 1e-3 where weights are of single or half precision,
 //! greedy tokens equal, however it is cut.
-#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
+#![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
 mod gguf_writer;
 mod widened;

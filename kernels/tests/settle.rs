@@ -1,5 +1,5 @@
 //! What settling leaves in pages is what sending would have left: the same bits, whatever the tiles.
-#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
+#![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
 use proptest::prelude::*;
 use tsnode_kernels::{

@@ -1,5 +1,5 @@
 //! Sequences that begin alike share pages: the bits are those of sequences that share nothing, and no page is lost.
-#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
+#![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
 use proptest::prelude::*;
 use tsnode_kernels::{

@@ -1,5 +1,5 @@
 //! Steps that come one after the other: they work in memory of those before, and a prompt may be cut into any of them.
-#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
+#![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
 mod counting;
 mod gguf_writer;

@@ -1,5 +1,5 @@
 //! KV packed in the middle of a step is what is packed after it, and the step computes what it would have.
-#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
+#![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
 use tsnode_kernels::{
     engine::{Engine, EngineConfig, Fresh, Input, Output, Slice, StageKey, Tap, Threads},

@@ -1,5 +1,5 @@
 //! Two models on one pool: pages go from one to the other as they are needed, and neither's tokens know of it.
-#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
+#![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
 use std::path::Path;
 use tsnode_kernels::{
@@ -102,7 +102,7 @@ fn alone(sources: &[ModelSource; 2], mut sequence: Sequence) -> Vec<Token> {
 }
 
 /// What a group's leader does where pages are short: the youngest gives its own back and is computed anew later.
-struct Story {
+struct Scenario {
     bench: Bench,
     waiting: Vec<Sequence>,
     /// In the order they came.
@@ -114,7 +114,7 @@ struct Story {
     both: usize,
 }
 
-impl Story {
+impl Scenario {
     fn tell(&mut self) {
         while self.waiting.len() + self.running.len() > 0 {
             self.admit();
@@ -189,24 +189,29 @@ fn check(ranks: usize) {
     let bench = Bench::new(&sources, 30, ranks);
     let free = bench.engine.pages();
     let (running, done, kept) = (Vec::new(), Vec::new(), Vec::new());
-    let mut story = Story { bench, waiting: all().collect(), running, done, kept, pushed_out: 0, both: 0 };
-    story.tell();
-    assert!(story.pushed_out > 0 && story.both > LONG, "{} and {}: no pressure", story.pushed_out, story.both);
-    assert_eq!(story.done.len(), 2 * SEQUENCES);
-    for sequence in &story.done {
+    let mut scenario = Scenario { bench, waiting: all().collect(), running, done, kept, pushed_out: 0, both: 0 };
+    scenario.tell();
+    assert!(
+        scenario.pushed_out > 0 && scenario.both > LONG,
+        "{} and {}: no pressure",
+        scenario.pushed_out,
+        scenario.both
+    );
+    assert_eq!(scenario.done.len(), 2 * SEQUENCES);
+    for sequence in &scenario.done {
         let expected = alone(&sources, Sequence { present: 0, ..all().find(|s| s.id == sequence.id).unwrap() });
         assert_eq!(sequence.tokens, expected, "model {}, {ranks} ranks", sequence.model);
     }
-    assert_eq!(story.bench.engine.pages(), free, "what is kept counts as free");
+    assert_eq!(scenario.bench.engine.pages(), free, "what is kept counts as free");
     // What was kept first had to go for others; what was kept last is there.
-    let Bench { engine, stages, .. } = &mut story.bench;
+    let Bench { engine, stages, .. } = &mut scenario.bench;
     let mut is_there = |(model, key): &(usize, PrefixKey)| {
         let (stage, probe) = (stages[*model], RequestId([99; 16]));
         let admitted = engine.admit_after(stage, probe, LONG as u32, Prefix::Kept(*key), LONG as u32);
         engine.release(stage, probe);
         admitted.is_ok()
     };
-    assert!(is_there(&story.kept[story.kept.len() - 1]) && !is_there(&story.kept[0]));
+    assert!(is_there(&scenario.kept[scenario.kept.len() - 1]) && !is_there(&scenario.kept[0]));
     stages.iter().for_each(|stage| engine.unload(*stage));
     assert_eq!(engine.pages(), free);
 }

@@ -1,5 +1,5 @@
 //! Models that also see: the part that reads is the model that it is by itself, whatever the tensors around it are called.
-#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
+#![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
 use safetensors::{SafeTensors, serialize_to_file};
 use serde_json::{Value, json};

@@ -99,15 +99,15 @@ pub async fn run(
     let known = Gateways::new(addresses(net, &fronts).into());
     let load = Load::start(chaos.seed, chaos.streams, &known);
     let lookout = Lookout::start(net, fronts[0], started);
-    let mut story = Story { net, fronts, known, load, lookout, started, faults: vec![], violations: vec![] };
+    let mut scenario = Scenario { net, fronts, known, load, lookout, started, faults: vec![], violations: vec![] };
     match chaos.deeds {
-        Deeds::Calm => story.violations.extend(watch(story.net, chaos.until).await),
-        _ => story.break_and_mend(&chaos, tell).await?,
+        Deeds::Calm => scenario.violations.extend(watch(scenario.net, chaos.until).await),
+        _ => scenario.break_and_mend(&chaos, tell).await?,
     }
-    if !story.load.await_more(chaos.streams, PATIENCE).await {
-        story.violations.push(format!("nobody was served for {PATIENCE:?} after the last fault"));
+    if !scenario.load.await_more(chaos.streams, PATIENCE).await {
+        scenario.violations.push(format!("nobody was served for {PATIENCE:?} after the last fault"));
     }
-    let Story { net, fronts, load, lookout, faults, mut violations, .. } = story;
+    let Scenario { net, fronts, load, lookout, faults, mut violations, .. } = scenario;
     let asked = load.end().await;
     violations.extend(whole_again(net).await.err());
     let (plans, cut_off) = lookout.end().await;
@@ -131,7 +131,7 @@ pub async fn run(
 }
 
 /// A swarm that is being broken.
-struct Story<'n> {
+struct Scenario<'n> {
     net: &'n mut Testnet,
     fronts: Vec<usize>,
     known: Gateways,
@@ -142,7 +142,7 @@ struct Story<'n> {
     violations: Vec<String>,
 }
 
-impl Story<'_> {
+impl Scenario<'_> {
     /// One step after the other, until it is enough or something did not hold.
     async fn break_and_mend(&mut self, chaos: &Chaos, mut tell: impl FnMut(&Fault)) -> Result<(), TestnetError> {
         let mut schedule = Schedule::new(chaos, &self.net.config().peers);

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use turned::{check_turned, turn};
 
 /// A sequence of one layer in pages, and tiles of it through the codecs.
-struct Story {
+struct Scenario {
     pool: PagePool,
     kv: SequenceKv,
     tile: Tile,
@@ -15,7 +15,7 @@ struct Story {
     turn: Option<Turn>,
 }
 
-impl Story {
+impl Scenario {
     fn new(tokens: usize, heads: usize, dim: usize, dtype: KvDtype) -> Self {
         let layout = Layout { heads, dim, dtype, tokens: PAGE_BYTES / (2 * heads * dim * dtype.bytes()) };
         let mut pool = PagePool::new(layout.pages(tokens) * PAGE_BYTES);
@@ -128,28 +128,28 @@ proptest! {
     ) {
         let dim = if odd { eights * 8 - 1 } else { eights * 8 };
         for dtype in DTYPES {
-            let mut story = Story::new(tokens, heads, dim, dtype);
-            story.turn = rope.and_then(|(all, pairs)| turn(if all { dim } else { dim / 2 }, pairs));
+            let mut scenario = Scenario::new(tokens, heads, dim, dtype);
+            scenario.turn = rope.and_then(|(all, pairs)| turn(if all { dim } else { dim / 2 }, pairs));
             let mut next = noise(seed);
-            story.fill(|side, _, t, c| match side {
+            scenario.fill(|side, _, t, c| match side {
                 // Channels of keys lie in places of their own, tokens of values have sizes of their own.
                 Side::Keys => (next() + away * (c % 5) as f32) * spread,
                 Side::Values => next() * spread * ((t * 7 % 16) as f32 / 4.0 - 2.0).exp2(),
             });
-            let before: Vec<_> = [Side::Keys, Side::Values].map(|side| (0..heads).map(|h| story.numbers(side, h)).collect::<Vec<_>>()).into();
-            let bytes = story.bytes();
+            let before: Vec<_> = [Side::Keys, Side::Values].map(|side| (0..heads).map(|h| scenario.numbers(side, h)).collect::<Vec<_>>()).into();
+            let bytes = scenario.bytes();
             for codec in PACKED {
-                let payload = story.export(Simd::Plain, codec);
+                let payload = scenario.export(Simd::Plain, codec);
                 prop_assert_eq!(payload.len(), tile_bytes(codec, dtype, tokens, heads, dim));
                 for simd in fast() {
-                    prop_assert!(story.export(simd, codec) == payload, "{:?} {:?} {:?}: packed otherwise", simd, codec, dtype);
+                    prop_assert!(scenario.export(simd, codec) == payload, "{:?} {:?} {:?}: packed otherwise", simd, codec, dtype);
                 }
-                story.import(Simd::Plain, codec, &payload).unwrap();
-                let plain = story.bytes();
+                scenario.import(Simd::Plain, codec, &payload).unwrap();
+                let plain = scenario.bytes();
                 for (side, before) in [Side::Keys, Side::Values].into_iter().zip(&before) {
                     for (head, before) in before.iter().enumerate() {
-                        let after = story.numbers(side, head);
-                        match story.turn.as_ref().filter(|_| side == Side::Keys && codec != KvCodec::Int8) {
+                        let after = scenario.numbers(side, head);
+                        match scenario.turn.as_ref().filter(|_| side == Side::Keys && codec != KvCodec::Int8) {
                             // Short blocks have eight bits, and as they are.
                             Some(turn) => check_turned(codec, turn, dim, before, &after, dtype)?,
                             None => check_bounds(codec, side, dim, before, &after, dtype)?,
@@ -157,11 +157,11 @@ proptest! {
                     }
                 }
                 for simd in fast() {
-                    story.import(Simd::Plain, KvCodec::Raw, &bytes).unwrap();
-                    story.import(simd, codec, &payload).unwrap();
-                    prop_assert!(story.bytes() == plain, "{:?} {:?} {:?}: unpacked otherwise", simd, codec, dtype);
+                    scenario.import(Simd::Plain, KvCodec::Raw, &bytes).unwrap();
+                    scenario.import(simd, codec, &payload).unwrap();
+                    prop_assert!(scenario.bytes() == plain, "{:?} {:?} {:?}: unpacked otherwise", simd, codec, dtype);
                 }
-                story.import(Simd::Plain, KvCodec::Raw, &bytes).unwrap();
+                scenario.import(Simd::Plain, KvCodec::Raw, &bytes).unwrap();
             }
         }
     }
@@ -170,21 +170,21 @@ proptest! {
     #[test]
     fn any_bits_do_no_harm(tokens in 1usize..70, seed in any::<u64>(), wild in 1u64..200, rope in any::<Option<bool>>()) {
         for dtype in DTYPES {
-            let mut story = Story::new(tokens, 1, 64, dtype);
-            story.turn = rope.and_then(|pairs| turn(64, pairs));
+            let mut scenario = Scenario::new(tokens, 1, 64, dtype);
+            scenario.turn = rope.and_then(|pairs| turn(64, pairs));
             let mut next = noise(seed);
             let mut n = 0u64;
-            story.fill(|_, _, _, _| {
+            scenario.fill(|_, _, _, _| {
                 n += 1;
                 if n.is_multiple_of(wild) { f32::from_bits(next().to_bits().wrapping_mul(2_654_435_761)) } else { next() }
             });
             for codec in PACKED {
-                let payload = story.export(Simd::Plain, codec);
+                let payload = scenario.export(Simd::Plain, codec);
                 for simd in fast() {
-                    prop_assert!(story.export(simd, codec) == payload, "{:?} {:?} {:?}", simd, codec, dtype);
+                    prop_assert!(scenario.export(simd, codec) == payload, "{:?} {:?} {:?}", simd, codec, dtype);
                 }
-                let mut other = Story::new(tokens, 1, 64, dtype);
-                other.turn.clone_from(&story.turn);
+                let mut other = Scenario::new(tokens, 1, 64, dtype);
+                other.turn.clone_from(&scenario.turn);
                 other.import(Simd::detect(), codec, &payload).unwrap();
                 prop_assert!([Side::Keys, Side::Values].iter().all(|side| other.numbers(*side, 0).iter().all(|x| x.is_finite())));
             }
@@ -197,18 +197,18 @@ proptest! {
         seed in any::<u64>(), tokens in 1usize..70, more in -2isize..3, rope in any::<Option<bool>>(),
     ) {
         for (dtype, codec) in DTYPES.into_iter().flat_map(|d| PACKED.map(|c| (d, c))) {
-            let mut story = Story::new(tokens, 1, 32, dtype);
-            story.turn = rope.and_then(|pairs| turn(32, pairs));
+            let mut scenario = Scenario::new(tokens, 1, 32, dtype);
+            scenario.turn = rope.and_then(|pairs| turn(32, pairs));
             let needed = tile_bytes(codec, dtype, tokens, 1, 32);
             let mut next = noise(seed);
             let payload: Vec<u8> = (0..needed.saturating_add_signed(more)).map(|_| next().to_bits() as u8).collect();
-            prop_assert_eq!(story.import(Simd::Plain, codec, &payload).is_ok(), more == 0);
-            let plain = story.bytes();
+            prop_assert_eq!(scenario.import(Simd::Plain, codec, &payload).is_ok(), more == 0);
+            let plain = scenario.bytes();
             for simd in fast() {
-                prop_assert_eq!(story.import(simd, codec, &payload).is_ok(), more == 0);
-                prop_assert!(story.bytes() == plain);
+                prop_assert_eq!(scenario.import(simd, codec, &payload).is_ok(), more == 0);
+                prop_assert!(scenario.bytes() == plain);
             }
-            prop_assert!([Side::Keys, Side::Values].iter().all(|side| story.numbers(*side, 0).iter().all(|x| x.is_finite())));
+            prop_assert!([Side::Keys, Side::Values].iter().all(|side| scenario.numbers(*side, 0).iter().all(|x| x.is_finite())));
         }
     }
 }
@@ -243,13 +243,13 @@ fn check_bounds(
 fn what_is_infinite_or_none_spoils_no_other_number() {
     for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         for simd in Simd::all() {
-            let mut story = Story::new(64, 1, 32, KvDtype::F16);
-            story.fill(|_, _, t, c| if (t, c) == (5, 3) { wrong } else { ((t * 31 + c * 17) % 64) as f32 / 64.0 });
-            let payload = story.export(simd, KvCodec::Int4);
-            let before = [Side::Keys, Side::Values].map(|side| story.numbers(side, 0));
-            story.import(simd, KvCodec::Int4, &payload).unwrap();
+            let mut scenario = Scenario::new(64, 1, 32, KvDtype::F16);
+            scenario.fill(|_, _, t, c| if (t, c) == (5, 3) { wrong } else { ((t * 31 + c * 17) % 64) as f32 / 64.0 });
+            let payload = scenario.export(simd, KvCodec::Int4);
+            let before = [Side::Keys, Side::Values].map(|side| scenario.numbers(side, 0));
+            scenario.import(simd, KvCodec::Int4, &payload).unwrap();
             for (before, side) in before.iter().zip([Side::Keys, Side::Values]) {
-                for (i, (a, b)) in before.iter().zip(story.numbers(side, 0)).enumerate() {
+                for (i, (a, b)) in before.iter().zip(scenario.numbers(side, 0)).enumerate() {
                     assert!(b.is_finite() && (i == 5 * 32 + 3 || (a - b).abs() <= 0.05), "{a} became {b}");
                 }
             }
@@ -259,21 +259,21 @@ fn what_is_infinite_or_none_spoils_no_other_number() {
 
 #[test]
 fn zeros_stay_zeros_and_the_largest_number_stays_finite() {
-    let mut story = Story::new(70, 2, 32, KvDtype::F16);
-    story.fill(|_, _, _, _| 0.0);
+    let mut scenario = Scenario::new(70, 2, 32, KvDtype::F16);
+    scenario.fill(|_, _, _, _| 0.0);
     for codec in PACKED {
-        let payload = story.export(Simd::detect(), codec);
-        story.import(Simd::detect(), codec, &payload).unwrap();
-        assert!(story.numbers(Side::Values, 1).iter().all(|x| *x == 0.0));
+        let payload = scenario.export(Simd::detect(), codec);
+        scenario.import(Simd::detect(), codec, &payload).unwrap();
+        assert!(scenario.numbers(Side::Values, 1).iter().all(|x| *x == 0.0));
     }
     for largest in [f16::MAX.to_f32(), bf16::MAX.to_f32()] {
         let dtype = if largest > 1e5 { KvDtype::Bf16 } else { KvDtype::F16 };
-        let mut story = Story::new(70, 2, 32, dtype);
-        story.fill(|_, _, t, c| if (t + c) % 2 == 0 { largest } else { -largest });
+        let mut scenario = Scenario::new(70, 2, 32, dtype);
+        scenario.fill(|_, _, t, c| if (t + c) % 2 == 0 { largest } else { -largest });
         for codec in PACKED {
-            let payload = story.export(Simd::detect(), codec);
-            story.import(Simd::detect(), codec, &payload).unwrap();
-            assert!(story.numbers(Side::Keys, 0).iter().all(|x| x.is_finite()), "{codec:?} {dtype:?}");
+            let payload = scenario.export(Simd::detect(), codec);
+            scenario.import(Simd::detect(), codec, &payload).unwrap();
+            assert!(scenario.numbers(Side::Keys, 0).iter().all(|x| x.is_finite()), "{codec:?} {dtype:?}");
         }
     }
 }

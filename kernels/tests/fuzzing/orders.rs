@@ -49,7 +49,7 @@ impl Reader<'_> {
 }
 
 /// An engine, and what it keeps by name.
-struct Story {
+struct Scenario {
     engine: Engine,
     stage: StageKey,
     kept: Vec<PrefixKey>,
@@ -63,13 +63,13 @@ pub fn engine(bytes: &[u8]) -> bool {
         ModelSource::open(&path).unwrap()
     });
     let (engine, stage) = loaded(&SOURCE).unwrap();
-    let (mut story, mut reader) = (Story { engine, stage, kept: Vec::new() }, Reader(bytes));
-    let done = (0..ORDERS).map_while(|_| story.order(&mut reader)).filter(|done| *done).count();
-    story.end();
+    let (mut scenario, mut reader) = (Scenario { engine, stage, kept: Vec::new() }, Reader(bytes));
+    let done = (0..ORDERS).map_while(|_| scenario.order(&mut reader)).filter(|done| *done).count();
+    scenario.end();
     done > 0
 }
 
-impl Story {
+impl Scenario {
     /// Carries the next order out, if there is one and it can be.
     fn order(&mut self, reader: &mut Reader<'_>) -> Option<bool> {
         let (kind, request) = (reader.byte()?, reader.request()?);

@@ -74,7 +74,7 @@ pub struct Lasts {
     /// How long at least (seconds).
     pub at_least_s: u64,
     /// Whether those who were killed stay dead until nobody sees them any more and all follow a plan without them. The others are back
-    /// before all have missed them, which is another story.
+    /// before all have missed them, which is another scenario.
     pub until_missed: bool,
 }
 

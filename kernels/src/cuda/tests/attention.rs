@@ -109,7 +109,7 @@ pub(super) fn apart(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// Two sequences, in chunks and tokens, together and alone.
-pub(super) fn story(engine: &mut Engine, stage: StageKey, vocab: usize) -> Vec<Vec<f32>> {
+pub(super) fn scenario(engine: &mut Engine, stage: StageKey, vocab: usize) -> Vec<Vec<f32>> {
     let (a, b) = (RequestId([1; 16]), RequestId([2; 16]));
     engine.admit(stage, a, 300).unwrap();
     engine.admit(stage, b, 120).unwrap();
@@ -155,7 +155,8 @@ fn engines_on_gpus_give_the_processors_logits() {
             let all = [KvDtype::F16, KvDtype::Bf16, KvDtype::F32];
             // The widest heads take the longest: two kinds of pages each, other ones than the shape before.
             for dtype in all.into_iter().cycle().skip(number % 3).take(if shape.dim > 64 { 2 } else { 3 }) {
-                let [cpu, gpu] = both(&machine, &source, dtype).map(|(mut e, stage)| story(&mut e, stage, shape.vocab));
+                let [cpu, gpu] =
+                    both(&machine, &source, dtype).map(|(mut e, stage)| scenario(&mut e, stage, shape.vocab));
                 for (i, (cpu, gpu)) in cpu.iter().zip(&gpu).enumerate() {
                     let apart = apart(cpu, gpu);
                     // Rows of many are rounded to half precision before products, queries of chunks to the pages' elements.

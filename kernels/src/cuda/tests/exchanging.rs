@@ -2,7 +2,7 @@
 //! is no good, whatever is the matter with it.
 
 use super::{
-    attention::{POOL, story},
+    attention::{POOL, scenario},
     failing::{REQUEST, steps},
     here, machines,
     models::greedy,
@@ -122,11 +122,11 @@ fn gpus_that_exchange_give_the_bits_of_one() {
         let (_folder, source) = written(&shape);
         let (mut one, stage) = on(1, &source, KvDtype::F16).unwrap();
         assert_eq!(one.gathers(), None);
-        let wanted = story(&mut one, stage, shape.vocab);
+        let wanted = scenario(&mut one, stage, shape.vocab);
         for count in [2, 3] {
             let (mut gpus, stage) = exchanging(count, &source);
             let before = nccl.exchanges();
-            let found = story(&mut gpus, stage, shape.vocab);
+            let found = scenario(&mut gpus, stage, shape.vocab);
             assert!(bits(&found) == bits(&wanted), "{} on {count}", shape.family);
             assert!(nccl.exchanges() > before + 20, "{}", nccl.exchanges() - before);
         }

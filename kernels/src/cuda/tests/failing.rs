@@ -116,7 +116,7 @@ impl Failing {
 }
 
 /// A stage loaded, a prompt, and one token three times over: on one GPU seen, recorded, run again.
-fn story(machines: Vec<Arc<Failing>>, source: &ModelSource) -> Result<(), EngineError> {
+fn scenario(machines: Vec<Arc<Failing>>, source: &ModelSource) -> Result<(), EngineError> {
     let ranks = machines.len();
     let gpus = machines.into_iter().map(|machine| Gpu::on(machine)).collect();
     let mut engine = Engine::on_gpus(gpus, POOL, KvDtype::F16)?;
@@ -146,9 +146,9 @@ fn a_gpu_that_is_lost_is_an_error_whenever_it_is() {
     for inner in machines() {
         let source = ModelSource::open(&here().join("models/reference/llama-gqa")).unwrap();
         let all = Failing::after(&inner, usize::MAX);
-        story(vec![all.clone()], &source).unwrap();
+        scenario(vec![all.clone()], &source).unwrap();
         for left in moments(&all, 200) {
-            let lost = story(vec![Failing::after(&inner, left)], &source).unwrap_err();
+            let lost = scenario(vec![Failing::after(&inner, left)], &source).unwrap_err();
             assert!(matches!(lost, EngineError::Gpu(GpuError::Failed { .. })), "{left}: {lost}");
         }
     }
@@ -203,12 +203,12 @@ fn one_of_several_gpus_that_is_lost_is_an_error_whenever_it_is() {
     let source = ModelSource::open(&here().join("models/reference/llama-gqa")).unwrap();
     let gpus = |left: [usize; 2]| inner.iter().zip(left).map(|(inner, left)| Failing::after(inner, left)).collect();
     let all: Vec<Arc<Failing>> = gpus([usize::MAX; 2]);
-    story(all.clone(), &source).unwrap();
+    scenario(all.clone(), &source).unwrap();
     for (rank, all) in all.iter().enumerate() {
         for left in moments(all, 200) {
             let mut each = [usize::MAX; 2];
             each[rank] = left;
-            let lost = story(gpus(each), &source).unwrap_err();
+            let lost = scenario(gpus(each), &source).unwrap_err();
             assert!(matches!(lost, EngineError::Gpu(GpuError::Failed { .. })), "{rank}, {left}: {lost}");
         }
     }
@@ -221,7 +221,7 @@ fn gpus_go_on_after_a_step_that_one_had_no_memory_for() {
         return;
     }
     let source = ModelSource::open(&here().join("models/reference/llama-gqa")).unwrap();
-    let story = |more: Option<usize>| {
+    let scenario = |more: Option<usize>| {
         let machines = [Failing::after(&inner[0], usize::MAX), Failing::after(&inner[1], usize::MAX)];
         let gpus = machines.iter().map(|machine| Gpu::on(machine.clone())).collect();
         let mut engine = Engine::on_gpus(gpus, POOL, KvDtype::F16).unwrap();
@@ -240,9 +240,9 @@ fn gpus_go_on_after_a_step_that_one_had_no_memory_for() {
         let batch = [Slice { request: REQUEST, start: 10, len: 1 }];
         engine.forward(stage, &batch, Input::Tokens(&[Token(3)]), Output::Logits { rows: &[0] }).unwrap().to_vec()
     };
-    let wanted = story(None);
+    let wanted = scenario(None);
     // Before it takes rows over, behind that, in the first layer, and later.
     for more in [0, 2, 9, 40] {
-        assert_eq!(story(Some(more)), wanted, "{more}");
+        assert_eq!(scenario(Some(more)), wanted, "{more}");
     }
 }

@@ -11,7 +11,7 @@ use crate::{
 use tsnode_protocol::{KvCodec, KvDtype};
 
 /// A sequence's KV on the processor, some of it no numbers, and the same pages on a GPU.
-struct Story {
+struct Scenario {
     pool: PagePool,
     kv: SequenceKv,
     gpu: Gpu,
@@ -23,7 +23,7 @@ fn pages(layout: Layout, room: usize) -> usize {
     room.div_ceil(layout.tokens)
 }
 
-impl Story {
+impl Scenario {
     fn new(machine: &std::sync::Arc<dyn crate::cuda::machine::Machine>, layout: Layout, tokens: usize) -> Self {
         let mut pool = PagePool::new(PAGES * PAGE_BYTES);
         let kv = SequenceKv::reserve(&mut pool, layout, 1, tokens).unwrap();
@@ -82,13 +82,13 @@ fn packed_bytes_and_unpacked_numbers_are_the_processors() {
             let row = 2 * heads * dim * dtype.bytes();
             // Pages that end inside blocks, and less memory than a page has.
             let layout = Layout { heads, dim, dtype, tokens: (PAGE_BYTES / row).min(23) };
-            let mut story = Story::new(&machine, layout, tokens);
+            let mut scenario = Scenario::new(&machine, layout, tokens);
             for (codec, turn) in CODECS.into_iter().flat_map(|codec| turns(dim).map(|turn| (codec, turn))) {
                 let packing = Packing { simd: Simd::detect(), codec, turn: turn.as_ref() };
                 for (heads, range) in [(0..heads, 0..tokens), (heads - 1..heads, 0..tokens.min(33))] {
                     let tile = Tile { layer: 0, heads: heads.clone(), tokens: range.clone() };
-                    let wanted = story.packed(packing, &tile);
-                    let pages: Vec<u32> = story.kv.pages_of(0).collect();
+                    let wanted = scenario.packed(packing, &tile);
+                    let pages: Vec<u32> = scenario.kv.pages_of(0).collect();
                     let angles = turn.as_ref().map(|turn| with(&machine, turn.all_angles()));
                     let on_gpu = turn.as_ref().zip(angles.as_ref()).map(|(turn, angles)| GpuTurn {
                         angles: angles.at(),
@@ -97,20 +97,20 @@ fn packed_bytes_and_unpacked_numbers_are_the_processors() {
                     });
                     let on_gpu = GpuTile { pages: &pages, layout, heads, tokens: range, codec, turn: on_gpu };
                     let mut found = vec![7; 3];
-                    story.gpu.export(Queue::Side, &on_gpu, &mut found).unwrap();
+                    scenario.gpu.export(Queue::Side, &on_gpu, &mut found).unwrap();
                     assert!(found == wanted, "{codec:?} {dim} {dtype:?} {tokens} {:?}", on_gpu.turn);
-                    unpacks_alike(&mut story, packing, &tile, &on_gpu, &wanted);
+                    unpacks_alike(&mut scenario, packing, &tile, &on_gpu, &wanted);
                 }
             }
         }
     }
 }
 
-fn unpacks_alike(story: &mut Story, packing: Packing<'_>, tile: &Tile, on_gpu: &GpuTile<'_>, payload: &[u8]) {
+fn unpacks_alike(scenario: &mut Scenario, packing: Packing<'_>, tile: &Tile, on_gpu: &GpuTile<'_>, payload: &[u8]) {
     let mut scratch = Scratch::default();
-    wire::import(packing, &story.kv, &mut story.pool, tile, &mut scratch, payload).unwrap();
-    story.gpu.import(on_gpu, payload).unwrap();
-    let mut found = vec![0; story.pool.bytes().len()];
-    story.gpu.machine.download(Queue::Compute, story.gpu.pool(), &mut found).unwrap();
-    assert!(found == story.pool.bytes(), "{:?} {:?}", packing.codec, on_gpu.layout);
+    wire::import(packing, &scenario.kv, &mut scenario.pool, tile, &mut scratch, payload).unwrap();
+    scenario.gpu.import(on_gpu, payload).unwrap();
+    let mut found = vec![0; scenario.pool.bytes().len()];
+    scenario.gpu.machine.download(Queue::Compute, scenario.gpu.pool(), &mut found).unwrap();
+    assert!(found == scenario.pool.bytes(), "{:?} {:?}", packing.codec, on_gpu.layout);
 }

@@ -23,13 +23,13 @@ const C: RequestId = RequestId([3; 16]);
 const D: RequestId = RequestId([4; 16]);
 const E: RequestId = RequestId([5; 16]);
 
-struct Story {
+struct Scenario {
     engine: Engine,
     stage: StageKey,
     rows: Vec<Vec<f32>>,
 }
 
-impl Story {
+impl Scenario {
     fn admit(&mut self, request: RequestId, room: u32) {
         self.engine.admit(self.stage, request, room).unwrap();
     }
@@ -100,7 +100,7 @@ fn steps_see_the_pages_that_sequences_have_now() {
     let source = source(folder.path());
     for machine in machines() {
         let [cpu, gpu] = both(&machine, &source, KvDtype::F32)
-            .map(|(engine, stage)| Story { engine, stage, rows: Vec::new() }.tell());
+            .map(|(engine, stage)| Scenario { engine, stage, rows: Vec::new() }.tell());
         for (i, (cpu, gpu)) in cpu.iter().zip(&gpu).enumerate() {
             assert!(apart(cpu, gpu) < 0.004, "row {i}: {}", apart(cpu, gpu));
         }
@@ -115,25 +115,25 @@ fn tables_are_copied_to_a_gpu_when_they_changed() {
         let forgetful = Forgetful::new(inner, Fault::Beginning);
         let machine: Arc<dyn Machine> = forgetful.clone();
         let [_, (engine, stage)] = both(&machine, &source, KvDtype::F32);
-        let mut story = Story { engine, stage, rows: Vec::new() };
-        story.admit(A, 8);
-        story.admit(B, 8);
+        let mut scenario = Scenario { engine, stage, rows: Vec::new() };
+        scenario.admit(A, 8);
+        scenario.admit(B, 8);
         forgetful.uploads();
-        let uploads = |story: &mut Story, slices: &[(RequestId, u32, u32)]| {
-            story.step(slices);
+        let uploads = |scenario: &mut Scenario, slices: &[(RequestId, u32, u32)]| {
+            scenario.step(slices);
             forgetful.uploads()
         };
         // What is told of a step, and its tables.
-        assert_eq!(uploads(&mut story, &[(A, 0, 3), (B, 0, 2)]), 2);
-        assert_eq!(uploads(&mut story, &[(A, 3, 1), (B, 2, 1)]), 1);
-        assert_eq!(uploads(&mut story, &[(A, 4, 1), (B, 3, 1)]), 1, "the next page was there");
-        story.engine.grow(stage, A, 8).unwrap();
-        assert_eq!(uploads(&mut story, &[(A, 5, 1), (B, 4, 1)]), 1, "there was room");
-        story.engine.grow(stage, A, 9).unwrap();
-        assert_eq!(uploads(&mut story, &[(A, 6, 1), (B, 5, 1)]), 2);
-        assert_eq!(uploads(&mut story, &[(B, 6, 1), (A, 7, 1)]), 2, "another order");
-        story.engine.release(stage, A);
-        story.admit(A, 9);
-        assert_eq!(uploads(&mut story, &[(B, 7, 1), (A, 0, 1)]), 2);
+        assert_eq!(uploads(&mut scenario, &[(A, 0, 3), (B, 0, 2)]), 2);
+        assert_eq!(uploads(&mut scenario, &[(A, 3, 1), (B, 2, 1)]), 1);
+        assert_eq!(uploads(&mut scenario, &[(A, 4, 1), (B, 3, 1)]), 1, "the next page was there");
+        scenario.engine.grow(stage, A, 8).unwrap();
+        assert_eq!(uploads(&mut scenario, &[(A, 5, 1), (B, 4, 1)]), 1, "there was room");
+        scenario.engine.grow(stage, A, 9).unwrap();
+        assert_eq!(uploads(&mut scenario, &[(A, 6, 1), (B, 5, 1)]), 2);
+        assert_eq!(uploads(&mut scenario, &[(B, 6, 1), (A, 7, 1)]), 2, "another order");
+        scenario.engine.release(stage, A);
+        scenario.admit(A, 9);
+        assert_eq!(uploads(&mut scenario, &[(B, 7, 1), (A, 0, 1)]), 2);
     }
 }

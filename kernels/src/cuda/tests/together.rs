@@ -3,7 +3,7 @@
 //! length.
 
 use super::{
-    attention::{POOL, Shape, apart, story},
+    attention::{POOL, Shape, apart, scenario},
     models::{OTHER, REQUEST, Taken, greedy, prompt, source},
     several,
 };
@@ -82,11 +82,11 @@ fn parts_of_all_sizes_give_the_bits_of_the_whole() {
     for shape in uneven() {
         let (_folder, source) = written(&shape);
         let Some((mut one, stage)) = on(1, &source, KvDtype::F16) else { return };
-        let wanted = story(&mut one, stage, shape.vocab);
+        let wanted = scenario(&mut one, stage, shape.vocab);
         for count in [2, 3] {
             let (mut gpus, stage) = on(count, &source, KvDtype::F16).unwrap();
             let free = gpus.pages();
-            let found = story(&mut gpus, stage, shape.vocab);
+            let found = scenario(&mut gpus, stage, shape.vocab);
             for (row, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
                 assert!(alike(found, wanted), "{} on {count}, row {row}", shape.family);
             }

@@ -46,7 +46,7 @@ pub(super) fn check_turned(
 #[test]
 fn keys_that_turn_lose_as_little_as_if_they_did_not() {
     let mean_error = |turned: bool| {
-        let mut story = Story::new(256, 1, 32, KvDtype::F32);
+        let mut scenario = Scenario::new(256, 1, 32, KvDtype::F32);
         let turn = turn(32, false).unwrap();
         let mut next = noise(7);
         // Each channel keeps to a place of its own until it is turned.
@@ -55,12 +55,12 @@ fn keys_that_turn_lose_as_little_as_if_they_did_not() {
         for (still, rows) in still.chunks(BLOCK * 128).zip(rows.chunks_mut(BLOCK * 128)) {
             turn_on(&turn, 32, 0, still, Dtype::F32, rows);
         }
-        story.fill(|_, _, t, c| Dtype::F32.get(&rows, t * 32 + c));
-        story.turn = turned.then_some(turn);
-        let before = story.numbers(Side::Keys, 0);
-        let payload = story.export(Simd::detect(), KvCodec::Int4);
-        story.import(Simd::detect(), KvCodec::Int4, &payload).unwrap();
-        let errors = before.iter().zip(story.numbers(Side::Keys, 0)).map(|(a, b)| (a - b).abs());
+        scenario.fill(|_, _, t, c| Dtype::F32.get(&rows, t * 32 + c));
+        scenario.turn = turned.then_some(turn);
+        let before = scenario.numbers(Side::Keys, 0);
+        let payload = scenario.export(Simd::detect(), KvCodec::Int4);
+        scenario.import(Simd::detect(), KvCodec::Int4, &payload).unwrap();
+        let errors = before.iter().zip(scenario.numbers(Side::Keys, 0)).map(|(a, b)| (a - b).abs());
         errors.sum::<f32>() / before.len() as f32
     };
     let (known, unknown) = (mean_error(true), mean_error(false));

@@ -1,0 +1,158 @@
+//! Prompts in chunks, answers, and what ends them.
+
+use super::scenario::*;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+use tsnode_coordinator::{
+    batcher::{Action, Batcher, BatcherConfig, Checked, Event, Kind, NewSequence, Speculation, Wanted},
+    policy::choice::Batches,
+};
+use tsnode_protocol::{
+    Constraint, Grammar, KvCodec, PromptCodec, RequestId, Sampled, Sampling, Token,
+    kv::KvPace,
+    ring::{Admit, Grow, KvExport, PrefixId, Refusal, RingFrame, SharedWith},
+    stream::{End, Generation},
+};
+
+#[test]
+fn a_prompt_is_computed_in_chunks_and_answered() {
+    let mut scenario = Scenario::new(1, 100);
+    scenario.tell(Event::Submit(new(1, 20, 4, Kind::Local))).settle();
+    assert_eq!(scenario.indices(1), [0, 1, 2, 3]);
+    assert_eq!(scenario.heard.last(), Some(&Action::End { request: request(1), end: End::Length }));
+    scenario.all_pages_are_free();
+}
+
+/// Stages take steps in order, so that a chunk may follow the one before it at once.
+#[test]
+fn a_lone_prompt_keeps_every_stage_busy() {
+    let mut scenario = Scenario::new(3, 100);
+    scenario.tell(Event::Submit(new(1, 20, 4, Kind::Local)));
+    let admitted = scenario.ring.turn().unwrap();
+    scenario.tell(admitted);
+    let steps = scenario.ring.on_the_way.iter().filter(|f| matches!(f, RingFrame::Step(_))).count();
+    assert_eq!(steps, 3, "chunks of 8, 8 and 4");
+    scenario.settle();
+    assert_eq!(scenario.indices(1), [0, 1, 2, 3]);
+    scenario.all_pages_are_free();
+}
+
+/// Where nothing is answered no step has to be short, and two for each stage are on their way; an answer ends that.
+#[test]
+fn prompts_that_leave_take_more_and_longer_steps() {
+    let tokens = |kind: Kind| {
+        let mut scenario = Scenario::new(2, 200);
+        scenario.tell(Event::Submit(new(1, 60, 4, kind)));
+        let admitted = scenario.ring.turn().unwrap();
+        scenario.tell(admitted);
+        let of = |f: &RingFrame| match f {
+            RingFrame::Step(step) => Some(step.entries.iter().map(|e| e.tokens.len()).sum()),
+            _ => None,
+        };
+        scenario.ring.on_the_way.iter().filter_map(of).collect::<Vec<usize>>()
+    };
+    assert_eq!(tokens(export()), [15, 12, 9, 8], "a quarter of what is left, at least eight");
+    assert_eq!(tokens(Kind::Local), [8, 8]);
+}
+
+#[test]
+fn a_stop_token_ends_the_answer() {
+    let mut scenario = Scenario::new(1, 200);
+    let mut sequence = new(1, 3, 50, Kind::Local);
+    sequence.generation.stop_tokens = vec![Token(105)];
+    scenario.tell(Event::Submit(sequence)).settle();
+    assert_eq!(scenario.indices(1), [0, 1, 2]);
+    assert_eq!(scenario.heard.last(), Some(&Action::End { request: request(1), end: End::Stop }));
+}
+
+#[test]
+fn a_prompt_for_another_group_ends_when_its_kv_is_sent() {
+    let mut scenario = Scenario::new(2, 100);
+    scenario.tell(Event::Submit(new(1, 20, 5, export()))).settle();
+    assert!(matches!(scenario.heard[..], [Action::First { .. }]));
+    scenario.tell(Event::KvSent { request: request(1), position: 1, bytes: 7, failed: None });
+    assert_eq!(scenario.ends(1), 0);
+    scenario.tell(Event::KvSent { request: request(1), position: 0, bytes: 5, failed: None }).settle();
+    assert!(matches!(scenario.heard.last(), Some(Action::KvSent { bytes: 12, .. })));
+    scenario.all_pages_are_free();
+}
+
+#[test]
+fn those_without_pages_wait_for_those_with() {
+    let mut scenario = Scenario::new(1, 30);
+    for n in 1..=4 {
+        scenario.tell(Event::Submit(new(n, 10, 10, Kind::Local)));
+    }
+    scenario.settle();
+    for n in 1..=4 {
+        assert_eq!(scenario.indices(n).len(), 10, "request {n}");
+    }
+    scenario.all_pages_are_free();
+    scenario.tell(Event::Submit(new(5, 40, 1, Kind::Local))).settle();
+    assert!(matches!(scenario.heard.last(), Some(Action::Refused { .. })), "it would never fit");
+}
+
+#[test]
+fn a_broken_ring_ends_everything_once() {
+    let mut scenario = Scenario::new(2, 100);
+    scenario.tell(Event::Submit(new(1, 3, 3, Kind::Local)));
+    scenario.tell(Event::Submit(new(2, 3, 3, Kind::AwaitKv)));
+    scenario.tell(Event::RingBroken { reason: "gone".into() });
+    assert_eq!((scenario.ends(1), scenario.ends(2)), (1, 1));
+    assert_eq!(scenario.batcher.deadline(), None);
+}
+
+fn growing(growth: u32) -> BatcherConfig {
+    BatcherConfig { batches: Batches::Chunked(8), growth, ..BatcherConfig::default() }
+}
+
+/// Answers that do not fit together: the youngest give way, and every one ends with the tokens it would have had.
+#[test]
+fn answers_outgrow_the_pages_and_all_end() {
+    let mut scenario = Scenario::of(growing(8), 100);
+    for n in 1..=6 {
+        scenario.tell(Event::Submit(new(n, 10, 60, Kind::Local)));
+    }
+    scenario.settle();
+    for n in 1..=6 {
+        assert_eq!(scenario.indices(n), (0..60).collect::<Vec<u32>>(), "request {n}");
+        assert_eq!(scenario.tokens(n), (0..60).map(|i| Token(110 + i)).collect::<Vec<_>>(), "request {n}");
+    }
+    assert!(scenario.ring.computed > 60, "some were computed twice");
+    scenario.all_pages_are_free();
+}
+
+#[test]
+fn an_answer_of_which_no_token_can_be_chosen_ends_alone() {
+    let mut scenario = Scenario::new(1, 1000);
+    scenario.tell(Event::Submit(new(1, 10, 40, Kind::Local))).tell(Event::Submit(new(2, 10, 40, Kind::Local)));
+    while scenario.tokens(1).len() < 3 {
+        let event = scenario.next().unwrap();
+        scenario.tell(event);
+    }
+    let reason = "nothing fits".to_owned();
+    scenario.tell(Event::Failed { request: request(1), reason: reason.clone() });
+    // It is gone: nobody is told twice.
+    scenario.tell(Event::Failed { request: request(1), reason: reason.clone() }).settle();
+    let failed = Action::End { request: request(1), end: End::Failed(reason) };
+    assert!(scenario.heard.contains(&failed), "{:?}", scenario.heard);
+    assert_eq!((scenario.ends(1), scenario.ends(2), scenario.tokens(2).len()), (1, 1, 40));
+    scenario.all_pages_are_free();
+}
+
+/// Another group on the device has the pages: they are asked for again until it gives them back.
+#[test]
+fn pages_that_another_group_holds_are_waited_for() {
+    let mut scenario = Scenario::of(growing(8), 100);
+    scenario.ring.held.insert(request(99), 95);
+    scenario.tell(Event::Submit(new(1, 10, 20, Kind::Local))).settle();
+    for _ in 0..5 {
+        scenario.now = scenario.batcher.deadline().unwrap();
+        scenario.tell(Event::Deadline).settle();
+    }
+    assert!(scenario.heard.is_empty() && scenario.now < Duration::from_secs(1), "{:?}", scenario.heard);
+    scenario.ring.held.clear();
+    scenario.now = scenario.batcher.deadline().unwrap();
+    scenario.tell(Event::Deadline).settle();
+    assert_eq!(scenario.indices(1).len(), 20);
+}

@@ -1,0 +1,169 @@
+//! A gateway, and a view of groups that do as they are told.
+
+use std::sync::Arc;
+use std::time::Duration;
+use tsnode_coordinator::{
+    gate::{Overrule, SplitChoice},
+    gateway::{Action, Begun, Event, Gateway, GatewayConfig, View},
+    sample,
+};
+use tsnode_protocol::{
+    Advert, BytesPerSecond, Device, DeviceKind, Epoch, FlopsPerSecond, Group, KvCodec, LayerProfile, LayerRange, Load,
+    Misfit, ModelCard, ModelId, PeerId, Phase, Plan, RequestId, Route, Sampled, Sampling, Seconds, Stage, Term, Token,
+    kv::{Delivery, KvPace},
+    stream::{Computed, DecodeEvent, DecodeOrder, End, Generation, PrefillEvent},
+};
+
+pub const MODEL: ModelId = ModelId([1; 16]);
+
+pub const REQUEST: RequestId = RequestId([5; 16]);
+
+pub fn group(n: u8, phase: Phase) -> Group {
+    long_group(&[n], phase)
+}
+
+/// A group whose stages are these peers', with four layers in all.
+pub fn long_group(peers: &[u8], phase: Phase) -> Group {
+    let each = 4 / peers.len() as u32;
+    let layers = |i: usize| LayerRange { start: i as u32 * each, end: (i as u32 + 1) * each };
+    let stage = |(i, n): (usize, &u8)| Stage { peer: PeerId([*n; 32]), device: 0, layers: layers(i) };
+    Group::new(MODEL, phase, peers.iter().enumerate().map(stage).collect())
+}
+
+pub fn sampled(n: u32) -> Sampled {
+    Sampled { token: Token(n), logprob: None, top: vec![] }
+}
+
+pub struct Scenario {
+    pub gateway: Gateway,
+    pub now: Duration,
+    pub view: View,
+}
+
+pub fn advert() -> Advert {
+    Advert {
+        name: "peer".into(),
+        version: "0".into(),
+        addresses: vec![],
+        data_addresses: vec![],
+        devices: vec![],
+        models: vec![],
+        links: vec![],
+        reachable: true,
+        encoders: vec![],
+        invites: vec![],
+        traffic: vec![],
+        settings: vec![],
+    }
+}
+
+impl Scenario {
+    /// One prefill group (peer 1) and two decode groups (peers 2 and 3), all up.
+    pub fn new() -> Self {
+        Self::of([group(1, Phase::Prefill), group(2, Phase::Decode), group(3, Phase::Decode)])
+    }
+
+    /// One prefill group and two decode groups, all up.
+    pub fn of(groups: [Group; 3]) -> Self {
+        let groups = groups.to_vec();
+        let route = |i: usize| Route { prefill: groups[0].id, decode: groups[i].id, share: 0.5 };
+        let routes = vec![route(1), route(2)];
+        let up = groups.iter().map(|g| (g.id, Load::default())).collect();
+        let adverts = groups.iter().flat_map(|g| &g.stages).map(|s| (s.peer, advert())).collect();
+        let plan = Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, reason: String::new() };
+        let config = GatewayConfig { split: SplitChoice::Always, ..GatewayConfig::default() };
+        let view = View { plan: Some(Arc::new(plan)), up, adverts: Arc::new(adverts), ..View::default() };
+        let mut scenario = Self { gateway: Gateway::new(config), now: Duration::ZERO, view: view.clone() };
+        scenario.tell(Event::View(view));
+        scenario
+    }
+
+    /// The swarm loses a peer.
+    pub fn lose(&mut self, peer: PeerId) -> Vec<Action> {
+        Arc::make_mut(&mut self.view.adverts).remove(&peer);
+        let lost = |id: &tsnode_protocol::GroupId| {
+            let group = self.view.plan.as_ref().and_then(|p| p.group(*id));
+            group.and_then(Group::leader) == Some(peer)
+        };
+        let gone: Vec<_> = self.view.up.keys().copied().filter(lost).collect();
+        for id in gone {
+            self.view.up.remove(&id);
+        }
+        self.tell(Event::View(self.view.clone()))
+    }
+
+    pub fn tell(&mut self, event: Event) -> Vec<Action> {
+        self.gateway.on_event(self.now, event)
+    }
+
+    pub fn submit(&mut self) -> (PeerId, Vec<Action>) {
+        let generation = Generation {
+            sampling: Sampling::greedy(),
+            max_new_tokens: 3,
+            stop_tokens: vec![],
+            class: Default::default(),
+        };
+        let actions = self.tell(Event::Submit {
+            request: REQUEST,
+            model: MODEL,
+            prompt: vec![Token(1); 4],
+            generation,
+            begun: None,
+            overrule: None,
+            codec: None,
+        });
+        match &actions[..] {
+            [Action::OpenDecode { leader, open, .. }] => {
+                assert!(open.await_kv);
+                (*leader, actions)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Nobody says anything until something is done about it; what that is, and how long it took.
+    pub fn silence(&mut self) -> (Vec<Action>, Duration) {
+        let since = self.now;
+        loop {
+            self.now = self.gateway.deadline().unwrap();
+            let actions = self.tell(Event::Deadline);
+            if !actions.is_empty() {
+                return (actions, self.now - since);
+            }
+        }
+    }
+
+    pub fn decode(&mut self, event: DecodeEvent) -> Vec<Action> {
+        self.tell(Event::Decode { request: REQUEST, event })
+    }
+
+    pub fn token(&mut self, index: u32) -> Vec<Action> {
+        self.decode(DecodeEvent::Token { index, sampled: sampled(10 + index) })
+    }
+
+    pub fn first(&mut self) -> Vec<Action> {
+        let event = PrefillEvent::First { sampled: sampled(10), computed: Computed::default(), cached: 0 };
+        self.tell(Event::Prefill { request: REQUEST, event })
+    }
+}
+
+pub fn ends(actions: &[Action]) -> Option<&End> {
+    actions.iter().find_map(|a| if let Action::End { end, .. } = a { Some(end) } else { None })
+}
+
+/// Every device is measured: a prompt's token takes a millisecond on all four layers, a step two.
+pub fn measured() -> Advert {
+    let misfit = Misfit { r2: 1.0, mean: 0.0, largest: 0.0 };
+    let (prefill, decode) = ([0.0, 0.25e-3, 0.0], [0.5e-3, 0.0, 0.0]);
+    let profile = LayerProfile { model: MODEL, prefill, decode, prompts: misfit, steps: misfit, mixed: misfit };
+    let device = Device {
+        name: "cpu".into(),
+        kind: DeviceKind::Cpu { threads: 1 },
+        memory_bytes: 1 << 30,
+        kv_bytes: 1 << 20,
+        flops: FlopsPerSecond(1e9),
+        bandwidth: BytesPerSecond(1e9),
+        profile: Some(profile),
+    };
+    Advert { devices: vec![device], ..advert() }
+}

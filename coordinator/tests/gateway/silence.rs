@@ -1,0 +1,114 @@
+//! How long a silent group is waited for.
+
+use super::scenario::*;
+use std::sync::Arc;
+use std::time::Duration;
+use tsnode_coordinator::{
+    gate::{Overrule, SplitChoice},
+    gateway::{Action, Begun, Event, Gateway, GatewayConfig, View},
+    sample,
+};
+use tsnode_protocol::{
+    Advert, BytesPerSecond, Device, DeviceKind, Epoch, FlopsPerSecond, Group, KvCodec, LayerProfile, LayerRange, Load,
+    Misfit, ModelCard, ModelId, PeerId, Phase, Plan, RequestId, Route, Sampled, Sampling, Seconds, Stage, Term, Token,
+    kv::{Delivery, KvPace},
+    stream::{Computed, DecodeEvent, DecodeOrder, End, Generation, PrefillEvent},
+};
+
+#[test]
+fn silence_is_not_waited_out() {
+    let mut scenario = Scenario::new();
+    scenario.submit();
+    scenario.decode(DecodeEvent::Granted { cached: 0 });
+    let (actions, after) = scenario.silence();
+    let order = DecodeOrder::PrefillHere { first: None };
+    assert!(actions.contains(&Action::Order { request: REQUEST, order }));
+    assert_eq!(after, Duration::from_secs(60), "what is not known is given time");
+    let (actions, _) = scenario.silence();
+    assert!(matches!(actions.last(), Some(Action::OpenDecode { .. })), "{actions:?}");
+}
+
+/// Whoever hangs is in everybody's view, and its connections are open.
+#[test]
+fn a_group_that_hangs_is_left_within_seconds_and_not_asked_again() {
+    let mut scenario = Scenario::new();
+    Arc::make_mut(&mut scenario.view.adverts).values_mut().for_each(|a| *a = measured());
+    scenario.tell(Event::View(scenario.view.clone()));
+    let (decode, _) = scenario.submit();
+    scenario.decode(DecodeEvent::Granted { cached: 0 });
+    scenario.first();
+    scenario.tell(Event::Prefill { request: REQUEST, event: PrefillEvent::KvSent { bytes: 1, after: Seconds(0.1) } });
+    for index in 1..20 {
+        scenario.now += Duration::from_millis(2);
+        scenario.token(index);
+    }
+    let (actions, after) = scenario.silence();
+    let Some(Action::OpenDecode { leader, open, .. }) = actions.last() else { panic!("{actions:?}") };
+    assert!(*leader != decode && open.answered.len() == 20 && after < Duration::from_secs(6), "{after:?}");
+    for _ in 0..8 {
+        scenario.tell(Event::Cancel { request: REQUEST });
+        assert_ne!(scenario.submit().0, decode);
+    }
+    // Nor is the group that prefills waited for, where it is the one.
+    scenario.decode(DecodeEvent::Granted { cached: 0 });
+    let (actions, after) = scenario.silence();
+    let order = DecodeOrder::PrefillHere { first: None };
+    assert!(
+        actions.contains(&Action::Order { request: REQUEST, order }) && after < Duration::from_secs(6),
+        "{after:?}"
+    );
+}
+
+/// Where pages are short an answer may have to wait until others have ended: that is no reason to leave.
+#[test]
+fn a_group_short_of_pages_has_its_time() {
+    let mut scenario = Scenario::new();
+    Arc::make_mut(&mut scenario.view.adverts).values_mut().for_each(|a| *a = measured());
+    let full = Load { running: 8, free_pages: 3, total_pages: 100, ..Load::default() };
+    scenario.view.up.values_mut().for_each(|load| *load = full);
+    scenario.tell(Event::View(scenario.view.clone()));
+    scenario.submit();
+    scenario.decode(DecodeEvent::Granted { cached: 0 });
+    scenario.first();
+    scenario.tell(Event::Prefill { request: REQUEST, event: PrefillEvent::KvSent { bytes: 1, after: Seconds(0.1) } });
+    scenario.token(1);
+    assert_eq!(scenario.silence().1, Duration::from_secs(60));
+}
+
+/// A host that computes for other groups as well is slower than its advert says: what its leader saw steps take counts.
+#[test]
+fn a_group_whose_steps_take_long_has_its_time() {
+    let after = |step| {
+        let mut scenario = Scenario::new();
+        Arc::make_mut(&mut scenario.view.adverts).values_mut().for_each(|a| *a = measured());
+        scenario.view.up.values_mut().for_each(|load| *load = Load { step, ..Load::default() });
+        scenario.tell(Event::View(scenario.view.clone()));
+        scenario.submit();
+        scenario.decode(DecodeEvent::Granted { cached: 0 });
+        scenario.silence().1
+    };
+    let (claimed, seen) = (after(None), after(Some(Seconds(20.0))));
+    assert!(claimed < Duration::from_secs(10) && seen >= Duration::from_secs(20), "{claimed:?}, {seen:?}");
+}
+
+#[test]
+fn a_long_prompt_on_a_slow_peer_has_its_time_and_so_has_who_waits_behind_it() {
+    let mut scenario = Scenario::new();
+    Arc::make_mut(&mut scenario.view.adverts).values_mut().for_each(|a| *a = measured());
+    scenario.tell(Event::View(scenario.view.clone()));
+    let generation =
+        Generation { sampling: Sampling::greedy(), max_new_tokens: 3, stop_tokens: vec![], class: Default::default() };
+    let prompt = vec![Token(1); 30_000];
+    scenario.tell(Event::Submit {
+        request: REQUEST,
+        model: MODEL,
+        prompt,
+        generation,
+        begun: None,
+        overrule: None,
+        codec: None,
+    });
+    scenario.decode(DecodeEvent::Granted { cached: 0 });
+    let (_, after) = scenario.silence();
+    assert!(after > Duration::from_secs(240), "{after:?} for what takes thirty seconds when all is well");
+}

@@ -1,0 +1,190 @@
+//! One matrix of a checkpoint: where it lies, some of its rows, and whether all of its numbers are some.
+
+use super::{Storage, WeightsError};
+use crate::{
+    cpu::{Cpu, Matrix},
+    finite::{self, Bad},
+    quant::Blocks,
+    stored::Stored,
+};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A tensor as its file has it.
+pub(super) struct Entry {
+    /// What the file calls it, for people who look for it there.
+    pub called: String,
+    pub storage: Storage,
+    pub shard: usize,
+    /// `Err` has the name of a form that is not read.
+    pub stored: Result<Stored, String>,
+    pub shape: Vec<usize>,
+    pub range: Range<usize>,
+    pub shift: f32,
+    /// Set once every number of it was looked at, so that no stage loaded later looks again.
+    pub finite: AtomicBool,
+}
+
+impl Entry {
+    /// Refuses numbers that nothing can be computed with.
+    pub fn check(&self, cpu: &Cpu) -> Result<(), WeightsError> {
+        let Ok(stored) = self.stored else { return Ok(()) };
+        if self.finite.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        if let Some(bad) = finite::first_bad(cpu, &self.storage.bytes()[self.range.clone()], stored) {
+            return Err(WeightsError::NotFinite {
+                file: self.storage.file.to_string(),
+                name: self.called.clone(),
+                bad,
+            });
+        }
+        self.finite.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The same of powers of two by themselves.
+    pub fn check_powers(&self) -> Result<(), WeightsError> {
+        if self.finite.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        if let Some(bad) = finite::first_bad_power(&self.storage.bytes()[self.range.clone()]) {
+            let (file, name) = (self.storage.file.to_string(), self.called.clone());
+            return Err(WeightsError::NotFinite { file, name, bad });
+        }
+        self.finite.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    pub fn fingerprint(&self, name: &str, hasher: &mut blake3::Hasher) {
+        let place = [self.shard, self.range.start, self.range.end].map(|n| (n as u64).to_le_bytes());
+        hasher.update(name.as_bytes()).update(place.as_flattened());
+    }
+}
+
+/// A matrix of a checkpoint, kept alive by it.
+#[derive(Clone)]
+pub struct Tensor {
+    pub(super) entry: Arc<Entry>,
+    pub(super) range: Range<usize>,
+    pub(super) stored: Stored,
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    pub(super) apart: Option<Apart>,
+}
+
+/// Powers of two of a matrix in MXFP4 that lie in a tensor of their own, and how many rows lie from one to the next of it.
+#[derive(Clone)]
+pub(super) struct Apart {
+    pub entry: Arc<Entry>,
+    /// Row of the first.
+    pub first: usize,
+    pub every: usize,
+}
+
+/// A tensor as it lies in its file.
+#[derive(Clone, Copy, Debug)]
+pub enum View<'a> {
+    /// Numbers that kernels read as they are.
+    Dense(Matrix<'a>),
+    /// Blocks, row after row.
+    Quantised(Blocks<'a>),
+}
+
+impl Tensor {
+    /// As it lies in the file.
+    #[must_use]
+    pub fn view(&self) -> View<'_> {
+        let bytes = &self.entry.storage.bytes()[self.range.clone()];
+        if let Some(Apart { entry, first, every }) = &self.apart {
+            let powers = &entry.storage.bytes()[entry.range.clone()];
+            return View::Quantised(Blocks::apart(bytes, powers, (*first, *every), self.rows, self.cols));
+        }
+        match self.stored {
+            Stored::Dense(dtype) => View::Dense(Matrix::new(bytes, dtype, self.rows, self.cols)),
+            Stored::Quantised(kind) => View::Quantised(Blocks::new(bytes, kind, self.rows, self.cols)),
+        }
+    }
+
+    /// Rows and columns.
+    pub(crate) fn size(&self) -> (usize, usize) {
+        (self.rows, self.cols)
+    }
+
+    /// Some of its rows.
+    #[must_use]
+    pub fn rows(&self, rows: Range<usize>) -> Self {
+        if let Some(apart) = &self.apart {
+            let apart = Some(Apart { first: apart.first + rows.start * apart.every, ..apart.clone() });
+            return Self { entry: self.entry.clone(), range: self.range.clone(), rows: rows.len(), apart, ..*self };
+        }
+        let row = self.range.len() / self.rows.max(1);
+        let range = self.range.start + rows.start * row..self.range.start + rows.end * row;
+        Self { entry: self.entry.clone(), range, rows: rows.len(), apart: None, ..*self }
+    }
+
+    /// Of a matrix whose powers of two lie apart, every `every`th row from `first` on.
+    pub(crate) fn every(mut self, first: usize, every: usize) -> Self {
+        if let Some(apart) = &mut self.apart {
+            (apart.first, apart.every) = (first, every);
+            self.rows = (self.rows - first).div_ceil(every);
+        }
+        self
+    }
+
+    /// Writes row `index`, widened.
+    pub fn widen_row(&self, index: usize, out: &mut [f32]) {
+        match self.view() {
+            View::Dense(matrix) => matrix.widen_row(index, out),
+            View::Quantised(blocks) => blocks.widen_row(index, out),
+        }
+    }
+
+    /// The same of a row that is kept so, which nobody looks at later.
+    pub(crate) fn kept_row(&self, index: usize, out: &mut [f32]) -> Result<(), WeightsError> {
+        self.widen_row(index, out);
+        let Entry { called, storage, .. } = &*self.entry;
+        match Bad::of(out) {
+            Some(bad) => {
+                let bad = Bad { index: index * self.cols + bad.index, ..bad };
+                Err(WeightsError::NotFinite { file: storage.file.to_string(), name: called.clone(), bad })
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Bytes as stored.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        if self.apart.is_some() {
+            return (self.rows * self.cols / 32 * 17) as u64;
+        }
+        self.range.len() as u64
+    }
+
+    /// Looks at every number of the whole tensor, the first time it is asked to. Costs what reading it does.
+    pub(crate) fn check(&self, cpu: &Cpu) -> Result<(), WeightsError> {
+        if let Some(Apart { entry, .. }) = &self.apart {
+            return entry.check_powers();
+        }
+        self.entry.check(cpu)
+    }
+
+    /// Whether some numbers are of both.
+    pub(crate) fn meets(&self, other: &Self) -> bool {
+        if let (Some(a), Some(b)) = (&self.apart, &other.apart) {
+            let last = |apart: &Apart, tensor: &Self| apart.first + tensor.rows.saturating_sub(1) * apart.every;
+            let apart = a.every == b.every && a.first % a.every != b.first % b.every;
+            let ends = a.first <= last(b, other) && b.first <= last(a, self);
+            return Arc::ptr_eq(&self.entry, &other.entry) && ends && !apart;
+        }
+        let (a, b) = (&self.range, &other.range);
+        Arc::ptr_eq(&self.entry, &other.entry) && a.start < b.end && b.start < a.end
+    }
+
+    /// Tells the system that the tensor will hardly be read again: its memory is free for others. It still can be.
+    pub(crate) fn forget(&self) {
+        self.entry.storage.forget(&self.range);
+    }
+}
