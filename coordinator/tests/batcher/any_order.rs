@@ -1,17 +1,13 @@
 //! Requests of every kind at random moments: each ends once, and all pages come back.
 
 use super::scenario::*;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::time::Duration;
+use std::collections::BTreeSet;
 use tsnode_coordinator::{
-    batcher::{Action, Batcher, BatcherConfig, Checked, Event, Kind, NewSequence, Speculation, Wanted},
+    batcher::{BatcherConfig, Event, Kind, Speculation},
     policy::choice::Batches,
 };
 use tsnode_protocol::{
-    Constraint, Grammar, KvCodec, PromptCodec, RequestId, Sampled, Sampling, Token,
-    kv::KvPace,
-    ring::{Admit, Grow, KvExport, PrefixId, Refusal, RingFrame, SharedWith},
-    stream::{End, Generation},
+    KvCodec, PromptCodec, Token,
 };
 
 /// What nodes do, and the other policy that a batcher can drive.

@@ -1,17 +1,10 @@
 //! KV and answers that were begun elsewhere: waited for, gone on from, computed here where they do not come.
 
 use super::scenario::*;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::time::Duration;
-use tsnode_coordinator::{
-    batcher::{Action, Batcher, BatcherConfig, Checked, Event, Kind, NewSequence, Speculation, Wanted},
-    policy::choice::Batches,
-};
+use tsnode_coordinator::batcher::{Action, Event, Kind};
 use tsnode_protocol::{
-    Constraint, Grammar, KvCodec, PromptCodec, RequestId, Sampled, Sampling, Token,
-    kv::KvPace,
-    ring::{Admit, Grow, KvExport, PrefixId, Refusal, RingFrame, SharedWith},
-    stream::{End, Generation},
+    KvCodec, PromptCodec, Token,
+    stream::End,
 };
 
 #[test]

@@ -1,18 +1,8 @@
 //! What prompts have in common is computed once.
 
 use super::scenario::*;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::time::Duration;
-use tsnode_coordinator::{
-    batcher::{Action, Batcher, BatcherConfig, Checked, Event, Kind, NewSequence, Speculation, Wanted},
-    policy::choice::Batches,
-};
-use tsnode_protocol::{
-    Constraint, Grammar, KvCodec, PromptCodec, RequestId, Sampled, Sampling, Token,
-    kv::KvPace,
-    ring::{Admit, Grow, KvExport, PrefixId, Refusal, RingFrame, SharedWith},
-    stream::{End, Generation},
-};
+use tsnode_coordinator::batcher::{Action, Event, Kind};
+use tsnode_protocol::Token;
 
 /// Prompts that begin with the same tokens: the first is computed, of the others only what differs, whether they come
 /// while it computes, while it answers, or when it has ended.

@@ -1,17 +1,15 @@
 //! Prompts in chunks, answers, and what ends them.
 
 use super::scenario::*;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 use tsnode_coordinator::{
-    batcher::{Action, Batcher, BatcherConfig, Checked, Event, Kind, NewSequence, Speculation, Wanted},
+    batcher::{Action, BatcherConfig, Event, Kind},
     policy::choice::Batches,
 };
 use tsnode_protocol::{
-    Constraint, Grammar, KvCodec, PromptCodec, RequestId, Sampled, Sampling, Token,
-    kv::KvPace,
-    ring::{Admit, Grow, KvExport, PrefixId, Refusal, RingFrame, SharedWith},
-    stream::{End, Generation},
+    Token,
+    ring::RingFrame,
+    stream::End,
 };
 
 #[test]

@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 use tsnode_coordinator::{
-    batcher::{Action, Batcher, BatcherConfig, Checked, Event, Kind, NewSequence, Speculation, Wanted},
+    batcher::{Action, Batcher, BatcherConfig, Event, Kind, NewSequence, Speculation, Wanted},
     policy::choice::Batches,
 };
 use tsnode_protocol::{
-    Constraint, Grammar, KvCodec, PromptCodec, RequestId, Sampled, Sampling, Token,
+    KvCodec, RequestId, Sampled, Sampling, Token,
     kv::KvPace,
     ring::{Admit, Grow, KvExport, PrefixId, Refusal, RingFrame, SharedWith},
-    stream::{End, Generation},
+    stream::Generation,
 };
 
 pub fn request(n: u8) -> RequestId {

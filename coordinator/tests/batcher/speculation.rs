@@ -1,17 +1,10 @@
 //! Speculative decoding: fewer steps, and the same tokens.
 
 use super::scenario::*;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
-use tsnode_coordinator::{
-    batcher::{Action, Batcher, BatcherConfig, Checked, Event, Kind, NewSequence, Speculation, Wanted},
-    policy::choice::Batches,
-};
+use tsnode_coordinator::batcher::{Checked, Event, Kind};
 use tsnode_protocol::{
-    Constraint, Grammar, KvCodec, PromptCodec, RequestId, Sampled, Sampling, Token,
-    kv::KvPace,
-    ring::{Admit, Grow, KvExport, PrefixId, Refusal, RingFrame, SharedWith},
-    stream::{End, Generation},
+    Constraint, Grammar, Token,
 };
 
 /// Answers that repeat themselves take fewer steps, and have the same tokens.

@@ -5,14 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 use tsnode_coordinator::{
     gate::{Overrule, SplitChoice},
-    gateway::{Action, Begun, Event, Gateway, GatewayConfig, View},
+    gateway::{Action, Begun, Event, Gateway, GatewayConfig},
     sample,
 };
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Device, DeviceKind, Epoch, FlopsPerSecond, Group, KvCodec, LayerProfile, LayerRange, Load,
-    Misfit, ModelCard, ModelId, PeerId, Phase, Plan, RequestId, Route, Sampled, Sampling, Seconds, Stage, Term, Token,
+    Advert, Group, KvCodec, LayerRange, Load, ModelCard, PeerId, Phase, Plan, RequestId, Route, Sampling, Seconds, Stage, Token,
     kv::{Delivery, KvPace},
-    stream::{Computed, DecodeEvent, DecodeOrder, End, Generation, PrefillEvent},
+    stream::{DecodeEvent, DecodeOrder, End, Generation},
 };
 
 #[test]

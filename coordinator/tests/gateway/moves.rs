@@ -1,18 +1,10 @@
 //! Answers outlive groups and gateways: each goes on elsewhere, with the tokens that its client has.
 
 use super::scenario::*;
-use std::sync::Arc;
-use std::time::Duration;
-use tsnode_coordinator::{
-    gate::{Overrule, SplitChoice},
-    gateway::{Action, Begun, Event, Gateway, GatewayConfig, View},
-    sample,
-};
+use tsnode_coordinator::gateway::{Action, Begun, Event, GatewayConfig};
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Device, DeviceKind, Epoch, FlopsPerSecond, Group, KvCodec, LayerProfile, LayerRange, Load,
-    Misfit, ModelCard, ModelId, PeerId, Phase, Plan, RequestId, Route, Sampled, Sampling, Seconds, Stage, Term, Token,
-    kv::{Delivery, KvPace},
-    stream::{Computed, DecodeEvent, DecodeOrder, End, Generation, PrefillEvent},
+    KvCodec, PeerId, Phase, Sampling, Token,
+    stream::{DecodeEvent, DecodeOrder, End, Generation},
 };
 
 #[test]

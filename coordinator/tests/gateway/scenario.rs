@@ -3,15 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 use tsnode_coordinator::{
-    gate::{Overrule, SplitChoice},
-    gateway::{Action, Begun, Event, Gateway, GatewayConfig, View},
-    sample,
+    gate::SplitChoice,
+    gateway::{Action, Event, Gateway, GatewayConfig, View},
 };
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Device, DeviceKind, Epoch, FlopsPerSecond, Group, KvCodec, LayerProfile, LayerRange, Load,
-    Misfit, ModelCard, ModelId, PeerId, Phase, Plan, RequestId, Route, Sampled, Sampling, Seconds, Stage, Term, Token,
-    kv::{Delivery, KvPace},
-    stream::{Computed, DecodeEvent, DecodeOrder, End, Generation, PrefillEvent},
+    Advert, BytesPerSecond, Device, DeviceKind, Epoch, FlopsPerSecond, Group, LayerProfile, LayerRange, Load,
+    Misfit, ModelId, PeerId, Phase, Plan, RequestId, Route, Sampled, Sampling, Stage, Term, Token,
+    stream::{Computed, DecodeEvent, End, Generation, PrefillEvent},
 };
 
 pub const MODEL: ModelId = ModelId([1; 16]);

@@ -3,16 +3,10 @@
 use super::scenario::*;
 use std::sync::Arc;
 use std::time::Duration;
-use tsnode_coordinator::{
-    gate::{Overrule, SplitChoice},
-    gateway::{Action, Begun, Event, Gateway, GatewayConfig, View},
-    sample,
-};
+use tsnode_coordinator::gateway::{Action, Event};
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Device, DeviceKind, Epoch, FlopsPerSecond, Group, KvCodec, LayerProfile, LayerRange, Load,
-    Misfit, ModelCard, ModelId, PeerId, Phase, Plan, RequestId, Route, Sampled, Sampling, Seconds, Stage, Term, Token,
-    kv::{Delivery, KvPace},
-    stream::{Computed, DecodeEvent, DecodeOrder, End, Generation, PrefillEvent},
+    Load, Sampling, Seconds, Token,
+    stream::{DecodeEvent, DecodeOrder, Generation, PrefillEvent},
 };
 
 #[test]
