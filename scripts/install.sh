@@ -119,11 +119,11 @@ uninstall() {
   config=${XDG_CONFIG_HOME:-$HOME/.config} data=${XDG_DATA_HOME:-$HOME/.local/share}/tsnode
   for unit in "$config/systemd/user/tsnode.service" /etc/systemd/system/tsnode.service; do
     if [ -e "$unit" ] && grep -qF "$dir/tsnode" "$unit"; then
-      fail "a service runs by $unit: disable and remove it first"
+      fail "a service runs by $unit: first tsnode service remove (with --system for one of the system)"
     fi
   done
   if [ -e "$dir/tsnode" ]; then
-    rm -f "$dir/tsnode" || fail "$dir/tsnode cannot be removed; be root, or name its folder with --dir"
+    rm -f "$dir/tsnode" "$dir/tsnode.previous" || fail "$dir/tsnode cannot be removed; be root, or name its folder with --dir"
     say "removed: $dir/tsnode"
   else
     say "nothing is at $dir/tsnode"

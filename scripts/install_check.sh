@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs tsnode on a clean Debian and removes it again, in every way there is, and lists what remained: install.sh from a folder of
-# releases (also one that is cut, changed, or of another machine) and the Debian package, each up to an answer of the embedded model. Debian is made by debootstrap in target/install-check, and started with systemd
+# releases (also one that is cut, changed, or of another machine), the Debian package, and `tsnode service` for the system and a
+# user, each up to an answer of the embedded model. Debian is made by debootstrap in target/install-check, and started with systemd
 # as its first process in namespaces of its own; what changes is in memory, and gone with it. Needs root, debootstrap, dpkg-deb,
 # python3, 1 GB of disk; TSNODE names a program that has been built already. Ends with 3 where one of these is missing.
 set -euo pipefail
@@ -167,13 +168,33 @@ answers ann /home/ann/.local/share/tsnode
 # shellcheck disable=SC2016
 ann sh -c 'kill $(cat /tmp/join.pid); while kill -0 $(cat /tmp/join.pid) 2> /dev/null; do sleep 0.1; done'
 
+echo "== tsnode service, a user's"
+expect "a user's service" "enable-linger" ann tsnode service install --mdns=false
+answers ann /home/ann/.local/share/tsnode
+expect "its status" '"active": "active"' ann tsnode service status --json
+expect "it is used still" "a service runs by" ann sh -c "$sh --uninstall"
+expect "and removed" "removed: /home/ann/.config/systemd/user/tsnode.service" ann tsnode service remove --purge
 expect "the program too" "removed: /home/ann/.local/bin/tsnode" ann sh -c "$sh --uninstall --purge"
 nothing_remained "install.sh --uninstall --purge"
+
+echo "== tsnode service, the system's"
+debian sh -c "$sh" > /dev/null
+debian sh -c 'mkdir /etc/tsnode; tsnode version > /dev/null; printf "tsk-%s\n" 0123456789abcdefghijklmnopqrstuvwxyz > /etc/tsnode/key; chmod 600 /etc/tsnode/key'
+expect "not as a user" "only root" ann /usr/local/bin/tsnode service install --system
+expect "the system's service" "/var/lib/tsnode" debian tsnode service install --system --mdns=false --api-key-file /etc/tsnode/key
+answers debian /var/lib/tsnode
+expect "without the key" "401" debian curl -s -o /dev/null -w '%{http_code}' http://127.0.0.1:7448/v1/models
+expect "what it lacks is said at once" "exit code" debian tsnode service install --system --listen 192.0.2.1:7447
+expect "stopped, and gone" "removed: /var/lib/tsnode" debian tsnode service remove --system --purge
+debian rm -r /etc/tsnode
+debian sh -c "$sh --uninstall" > /dev/null
+nothing_remained "tsnode service remove --system --purge"
 
 echo "== the Debian package"
 debian dpkg -i "/releases/tsnode_${version}_amd64.deb" > "$work/dpkg.log" 2>&1 || { cat "$work/dpkg.log"; wrong "dpkg -i"; }
 expect "the version" "$version" debian tsnode version
 expect "the unit is in order" "" debian systemd-analyze verify tsnode.service
+expect "a second service" "came with a package" debian tsnode service install --system
 debian systemctl enable --now tsnode
 answers debian /var/lib/tsnode
 started=$SECONDS
@@ -184,4 +205,4 @@ debian dpkg --purge tsnode > "$work/dpkg.log" 2>&1 || { cat "$work/dpkg.log"; wr
 nothing_remained "dpkg --purge"
 
 [ "$failed" = 0 ] || { echo "something is wrong"; exit 1; }
-echo "tsnode was installed, used and removed in two ways"
+echo "tsnode was installed, used and removed in four ways"

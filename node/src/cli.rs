@@ -29,6 +29,7 @@ mod owner;
 mod plan;
 mod rates;
 mod requests;
+mod service;
 mod show;
 mod simulate;
 mod status;
@@ -37,6 +38,7 @@ mod swarm_settings;
 mod targets;
 mod testnet;
 mod top;
+mod update;
 
 use crate::{
     cli::exit::{Exit, Kind},
@@ -174,6 +176,8 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
             "models" => models::run(&settings, matches).await,
             "invite" => invite::run(&settings, matches),
             "doctor" => doctor::run(&settings, matches).await,
+            "service" => service::run(&settings, matches),
+            "update" => update::run(matches).await,
             "config" => show::config(&settings, matches),
             "bench" => bench::run(&settings, matches).await,
             "simulate" => simulate::run(matches).await,
@@ -192,7 +196,7 @@ fn with_secrets(mut settings: Settings, verb: &str) -> Result<Settings, Exit> {
     }
     let needed: &[SecretSetting] = match verb {
         "join" | "doctor" => &SECRETS,
-        "keys" | "invite" | "config" | "simulate" => &[],
+        "keys" | "invite" | "config" | "service" | "simulate" | "update" => &[],
         _ => &[API_KEY],
     };
     let ask = |what: &str| {
@@ -372,6 +376,8 @@ pub fn command() -> Command {
                     .arg(json()),
             ),
         )
+        .subcommand(service::command())
+        .subcommand(update::command())
         .subcommand(simulate::command())
         .subcommand(bench::command())
         .subcommand(testnet::command())

@@ -6,9 +6,7 @@ use tsnode_coordinator::{
     batcher::{BatcherConfig, Event, Kind, Speculation},
     policy::choice::Batches,
 };
-use tsnode_protocol::{
-    KvCodec, PromptCodec, Token,
-};
+use tsnode_protocol::{KvCodec, PromptCodec, Token};
 
 /// What nodes do, and the other policy that a batcher can drive.
 const POLICIES: [Batches; 2] = [Batches::Chunked(8), Batches::PrefillFirst];

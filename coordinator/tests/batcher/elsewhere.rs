@@ -2,10 +2,7 @@
 
 use super::scenario::*;
 use tsnode_coordinator::batcher::{Action, Event, Kind};
-use tsnode_protocol::{
-    KvCodec, PromptCodec, Token,
-    stream::End,
-};
+use tsnode_protocol::{KvCodec, PromptCodec, Token, stream::End};
 
 #[test]
 fn decoding_waits_for_both_the_kv_and_the_first_token() {

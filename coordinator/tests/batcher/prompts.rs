@@ -6,11 +6,7 @@ use tsnode_coordinator::{
     batcher::{Action, BatcherConfig, Event, Kind},
     policy::choice::Batches,
 };
-use tsnode_protocol::{
-    Token,
-    ring::RingFrame,
-    stream::End,
-};
+use tsnode_protocol::{Token, ring::RingFrame, stream::End};
 
 #[test]
 fn a_prompt_is_computed_in_chunks_and_answered() {

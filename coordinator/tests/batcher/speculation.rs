@@ -3,9 +3,7 @@
 use super::scenario::*;
 use std::time::Duration;
 use tsnode_coordinator::batcher::{Checked, Event, Kind};
-use tsnode_protocol::{
-    Constraint, Grammar, Token,
-};
+use tsnode_protocol::{Constraint, Grammar, Token};
 
 /// Answers that repeat themselves take fewer steps, and have the same tokens.
 #[test]

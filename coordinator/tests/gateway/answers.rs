@@ -9,7 +9,8 @@ use tsnode_coordinator::{
     sample,
 };
 use tsnode_protocol::{
-    Advert, Group, KvCodec, LayerRange, Load, ModelCard, PeerId, Phase, Plan, RequestId, Route, Sampling, Seconds, Stage, Token,
+    Advert, Group, KvCodec, LayerRange, Load, ModelCard, PeerId, Phase, Plan, RequestId, Route, Sampling, Seconds,
+    Stage, Token,
     kv::{Delivery, KvPace},
     stream::{DecodeEvent, DecodeOrder, End, Generation},
 };

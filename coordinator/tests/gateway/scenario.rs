@@ -7,8 +7,8 @@ use tsnode_coordinator::{
     gateway::{Action, Event, Gateway, GatewayConfig, View},
 };
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Device, DeviceKind, Epoch, FlopsPerSecond, Group, LayerProfile, LayerRange, Load,
-    Misfit, ModelId, PeerId, Phase, Plan, RequestId, Route, Sampled, Sampling, Stage, Term, Token,
+    Advert, BytesPerSecond, Device, DeviceKind, Epoch, FlopsPerSecond, Group, LayerProfile, LayerRange, Load, Misfit,
+    ModelId, PeerId, Phase, Plan, RequestId, Route, Sampled, Sampling, Stage, Term, Token,
     stream::{Computed, DecodeEvent, End, Generation, PrefillEvent},
 };
 

@@ -3,8 +3,8 @@
 use super::{KNOBS, Origin, Settings, values};
 use crate::hardware::memory::Size;
 
-/// Variables that tests and scripts of this repository read, by their beginnings.
-const DEVELOPERS: [&str; 7] = ["TEST_", "EMULATED_", "WRITE_", "CARD_LOST", "HANDOVERS", "SEED", "CONFIG"];
+/// Variables that verbs, tests and scripts of this repository read, by their beginnings.
+const DEVELOPERS: [&str; 8] = ["TEST_", "EMULATED_", "WRITE_", "CARD_LOST", "HANDOVERS", "SEED", "CONFIG", "RELEASES"];
 
 /// What settings are held against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,83 @@
+//! `tsnode update`: replaces this program by a release's.
+
+use super::{is_set, json as json_flag, output, switch, verb};
+use crate::{
+    cli::exit::{Exit, Kind},
+    update::{Place, Releases, UpdateError},
+};
+use clap::{Arg, ArgMatches, Command};
+use semver::Version;
+use serde_json::json;
+use std::env;
+
+/// The variable that says where releases are.
+const RELEASES: &str = "TSNODE_RELEASES";
+
+pub(super) fn command() -> Command {
+    let version =
+        Arg::new("version").long("version").value_name("X").value_parser(|text: &str| text.parse::<Version>());
+    let from = Arg::new("from").long("from").value_name("URL");
+    verb("update", "Replace this program by a release's, verified; the one before is kept", "tsnode update --check")
+        .arg(switch("check", "Say whether there is a newer one, and change nothing"))
+        .arg(version.help("Not the newest, but this one").conflicts_with("rollback"))
+        .arg(switch("rollback", "Change this program with the one before").conflicts_with("check"))
+        .arg(from.help("Folder of releases [default: TSNODE_RELEASES]"))
+        .arg(json_flag())
+}
+
+pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
+    let path = env::current_exe().map_err(|error| Exit::file(Kind::Other, "this program", &error))?;
+    let place = Place::new(path.clone());
+    place.is_ours().map_err(exit)?;
+    let own = Version::parse(env!("CARGO_PKG_VERSION")).map_err(|e| Exit::new(Kind::Other, e.to_string()))?;
+    if is_set(matches, "rollback") {
+        place.go_back().map_err(exit)?;
+        return said(matches, &json!({ "from": own.to_string(), "changed": true }), "changed with the program before");
+    }
+    let base = matches.get_one::<String>("from").cloned().or_else(|| env::var(RELEASES).ok());
+    let base = base.filter(|base| !base.trim().is_empty()).ok_or_else(|| exit(UpdateError::Nowhere))?;
+    let releases = Releases::new(&base).map_err(exit)?;
+    let wanted = matches.get_one::<Version>("version");
+    let archive = releases.find(wanted).await.map_err(exit)?;
+    // What is older is taken where it is named, and never by itself.
+    let is_next = if wanted.is_some() { archive.version != own } else { archive.version > own };
+    let mut told = json!({ "from": own.to_string(), "to": archive.version.to_string(), "changed": false });
+    if !is_next {
+        return said(matches, &told, &format!("{own} is here already; {} is there", archive.version));
+    }
+    if is_set(matches, "check") {
+        return said(
+            matches,
+            &told,
+            &format!("{} is there, and {own} here; tsnode update fetches it", archive.version),
+        );
+    }
+    let workshop = place.workshop().map_err(exit)?;
+    let packed = workshop.file("archive.tar.gz");
+    releases.fetch(&archive, &packed).await.map_err(exit)?;
+    place.replace(&archive, &packed, &workshop).map_err(exit)?;
+    told["changed"] = true.into();
+    said(matches, &told, &format!("{}: {own} is now {}", path.display(), archive.version))?;
+    note!(
+        "a peer that runs goes on with {own} until it is started again (systemctl --user restart tsnode, where it is a service)"
+    );
+    note!("back to {own}: tsnode update --rollback");
+    Ok(())
+}
+
+fn said(matches: &ArgMatches, told: &serde_json::Value, line: &str) -> Result<(), Exit> {
+    if is_set(matches, "json") {
+        return output::print_json(told);
+    }
+    say!("{line}");
+    Ok(())
+}
+
+fn exit(error: UpdateError) -> Exit {
+    let kind = match error {
+        UpdateError::Nowhere | UpdateError::Insecure(_) => Kind::Usage,
+        UpdateError::Unreachable { .. } => Kind::Unreachable,
+        _ => Kind::Other,
+    };
+    Exit::new(kind, error.to_string())
+}

@@ -1,0 +1,190 @@
+//! The real client against a small server of releases, and a small program that is replaced.
+
+use super::*;
+use aws_lc_rs::digest::{SHA256, digest};
+use axum::{
+    Router,
+    extract::{Path as UrlPath, State},
+    http::StatusCode,
+};
+use data_encoding::HEXLOWER;
+use semver::Version;
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::Command;
+use std::sync::Arc;
+
+/// A program of this version.
+fn program(version: &str) -> String {
+    format!("#!/bin/sh\necho tsnode {version}\n")
+}
+
+type Files = Arc<BTreeMap<String, Vec<u8>>>;
+
+struct World {
+    folder: tempfile::TempDir,
+    files: BTreeMap<String, Vec<u8>>,
+}
+
+impl World {
+    /// A program of version 1, and nothing to update it with.
+    fn new() -> Self {
+        let world = Self { folder: tempfile::tempdir().unwrap(), files: BTreeMap::new() };
+        fs::create_dir(world.folder.path().join("bin")).unwrap();
+        write_program(&world.path(), &program("1.0.0"));
+        world
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("bin/tsnode")
+    }
+
+    fn says(&self) -> String {
+        // Not by itself: what this process has written another test's child may have open.
+        let done = Command::new("sh").arg(self.path()).output().unwrap();
+        String::from_utf8(done.stdout).unwrap().trim().to_owned()
+    }
+
+    /// Everything in the program's folder.
+    fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.folder.path().join("bin")).unwrap();
+        let mut names: Vec<String> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    /// A release with this program in it; the newest.
+    fn release(mut self, version: &str, text: &str) -> Self {
+        let target = format!("{}-linux", std::env::consts::ARCH);
+        let stem = format!("tsnode-{version}-{target}");
+        let packed = self.folder.path().join("pack");
+        fs::create_dir_all(packed.join(&stem)).unwrap();
+        write_program(&packed.join(&stem).join("tsnode"), text);
+        let archive = packed.join("archive.tar.gz");
+        let done = Command::new("tar").arg("-czf").arg(&archive).arg("-C").arg(&packed).arg(&stem).status().unwrap();
+        assert!(done.success());
+        let bytes = fs::read(archive).unwrap();
+        let list = format!("{}  {stem}.tar.gz\n", HEXLOWER.encode(digest(&SHA256, &bytes).as_ref()));
+        for folder in ["latest/download".to_owned(), format!("download/v{version}")] {
+            self.files.insert(format!("{folder}/SHA256SUMS"), list.clone().into_bytes());
+            self.files.insert(format!("{folder}/{stem}.tar.gz"), bytes.clone());
+        }
+        self
+    }
+
+    /// Does something to the newest archive's bytes.
+    fn damaged(mut self, damage: impl Fn(&mut Vec<u8>)) -> Self {
+        let ours = |name: &String| name.starts_with("latest/") && name.ends_with(".gz");
+        self.files.iter_mut().filter(|(name, _)| ours(name)).for_each(|(_, bytes)| damage(bytes));
+        self
+    }
+
+    /// Serves it, and has the program replaced as the verb does.
+    async fn update(&self, version: Option<&str>) -> Result<Version, String> {
+        let router =
+            Router::new().route("/{*path}", axum::routing::get(serve)).with_state(Arc::new(self.files.clone()));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let base = format!("http://{}/", listener.local_addr().unwrap());
+        let server = crate::tasks::spawn("test", async move { axum::serve(listener, router).await.unwrap() });
+        let wanted = version.map(|version| version.parse().unwrap());
+        let outcome = async {
+            let releases = Releases::new(&base)?;
+            let archive = releases.find(wanted.as_ref()).await?;
+            let place = Place::new(self.path());
+            let workshop = place.workshop()?;
+            let packed = workshop.file("archive.tar.gz");
+            releases.fetch(&archive, &packed).await?;
+            place.replace(&archive, &packed, &workshop).map(|()| archive.version)
+        };
+        let outcome: Result<Version, UpdateError> = outcome.await;
+        server.abort();
+        outcome.map_err(|error| error.to_string())
+    }
+}
+
+/// A file of the folder.
+async fn serve(State(files): State<Files>, UrlPath(path): UrlPath<String>) -> Result<Vec<u8>, StatusCode> {
+    files.get(&path).cloned().ok_or(StatusCode::NOT_FOUND)
+}
+
+fn write_program(path: &Path, text: &str) {
+    fs::write(path, text).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+#[tokio::test]
+async fn a_program_is_replaced_and_comes_back() {
+    let world = World::new().release("2.0.0", &program("2.0.0"));
+    assert_eq!(world.update(None).await.unwrap(), Version::new(2, 0, 0));
+    assert_eq!((world.says(), world.names()), ("tsnode 2.0.0".into(), vec!["tsnode".into(), "tsnode.previous".into()]));
+    let place = Place::new(world.path());
+    place.go_back().unwrap();
+    assert_eq!(world.says(), "tsnode 1.0.0");
+    place.go_back().unwrap();
+    assert_eq!(world.says(), "tsnode 2.0.0", "and forth");
+    let world = world.release("3.0.0", &program("3.0.0"));
+    assert_eq!(world.update(Some("2.0.0")).await.unwrap(), Version::new(2, 0, 0), "the one that was asked for");
+}
+
+#[tokio::test]
+async fn nothing_takes_the_programs_place_that_is_not_what_it_should_be() {
+    let good = || World::new().release("2.0.0", &program("2.0.0"));
+    let cases = [
+        ("cut", good().damaged(|bytes| bytes.truncate(100)), "it was cut or changed"),
+        ("changed", good().damaged(|bytes| bytes[20] ^= 1), "it was cut or changed"),
+        ("no releases", World::new(), "the server answered 404"),
+        (
+            "another version within",
+            World::new().release("2.0.0", &program("1.5.0")),
+            "says that it is \"tsnode 1.5.0\"",
+        ),
+        ("does not run", World::new().release("2.0.0", "#!/bin/false\n"), "does not run on this machine"),
+        ("no program", good().damaged(|_| {}).without_program(), "there is no tsnode-2.0.0"),
+    ];
+    for (what, world, why) in cases {
+        let said = world.update(None).await.unwrap_err();
+        assert!(said.contains(why), "{what}: {said}");
+        assert_eq!((world.says(), world.names()), ("tsnode 1.0.0".into(), vec!["tsnode".to_owned()]), "{what}");
+    }
+    let mut world = good();
+    let list = b"0\n".repeat(1 << 16);
+    world.files.insert("latest/download/SHA256SUMS".into(), list);
+    assert!(world.update(None).await.unwrap_err().contains("more than 65536 bytes"));
+}
+
+impl World {
+    /// The archive, whose hash is right, holds something else.
+    fn without_program(mut self) -> Self {
+        let packed = self.folder.path().join("pack");
+        let archive = packed.join("other.tar.gz");
+        fs::write(packed.join("README.md"), "").unwrap();
+        let done = Command::new("tar").arg("-czf").arg(&archive).arg("-C").arg(&packed).arg("README.md").status();
+        assert!(done.unwrap().success());
+        let bytes = fs::read(archive).unwrap();
+        let hash = HEXLOWER.encode(digest(&SHA256, &bytes).as_ref());
+        for (name, file) in &mut self.files {
+            *file = match name.ends_with("SHA256SUMS") {
+                true => [hash.as_bytes(), &file[64..]].concat(),
+                false => bytes.clone(),
+            };
+        }
+        self
+    }
+}
+
+#[test]
+fn what_others_keep_is_theirs_to_update() {
+    let world = World::new();
+    let place = Place::new(world.path());
+    assert_eq!(place.owner(), None);
+    assert!(matches!(place.go_back(), Err(UpdateError::NoPrevious(_))));
+    fs::write(world.folder.path().join(".crates.toml"), "[v1]\n\"tsnode 0.1.0 (path+file:///x)\" = [\"tsnode\"]\n")
+        .unwrap();
+    let said = place.is_ours().unwrap_err().to_string();
+    assert!(said.contains("cargo install --path node"), "{said}");
+    // Which package a file came with is dpkg's to say, where there is one.
+    if Command::new("dpkg").args(["-S", "/bin/true"]).output().is_ok_and(|done| done.status.success()) {
+        assert_eq!(Place::new("/bin/true".into()).owner(), Some(Owner::Debian));
+    }
+}
