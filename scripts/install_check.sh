@@ -73,6 +73,8 @@ mkdir "$root/dev/shm" "$root/dev/pts"
 mount -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"
 : > "$root/dev/console"
 ip link set lo up
+# Credentials of services are mounted by a helper in a namespace of its own, as everywhere: what it mounts is to be seen here.
+mount --make-rshared "$root"
 exec chroot "$root" /usr/bin/env -i container=docker PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd
 END
   unshare --mount --pid --fork --kill-child --net --cgroup --uts --ipc --propagation private bash "$work/boot.sh" "$work" \
