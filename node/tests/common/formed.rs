@@ -3,7 +3,8 @@
 //!
 //! `TSNODE_FAULTS=20 TSNODE_SEED=3 cargo test --workspace --test swarm outlives -- --nocapture` kills twenty times.
 
-use super::{LONG, Net, PROMPT, swarm};
+use super::common::{Net, PROMPT};
+use super::{LONG, swarm};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
