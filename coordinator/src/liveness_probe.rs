@@ -2,14 +2,15 @@
 //!
 //! A peer that computes for long still answers: its transport acknowledges whatever comes, beside the work. One whose process is
 //! stopped, or whose way is cut, acknowledges nothing. So who is silent while something is expected of it is asked for a sign of
-//! life, and who gives none in good time is unresponsive: what it owes goes on elsewhere. That is no offence, and no death either
-//! ([`crate::control`] decides on those): who speaks again is sent work again.
+//! life, and who gives none in good time is unresponsive: what it owes goes on elsewhere. Likewise who was stopped before there
+//! was a connection to it: it does not answer the first packet of one, for as long as the transport goes on trying. That is no
+//! offence, and no death either ([`crate::control`] decides on those): who speaks again is sent work again.
 //!
 //! How long an answer may take follows from what was seen: a floor, several times what this peer's slowest answers took of late,
 //! the way there, and how late the listener itself is. A host with much else to do answers late now and then, and is given longer
 //! from then on. Who was unresponsive and spoke after all was stopped for a moment, or is late: that is told by the second time.
 
-use crate::{Time, control::detector::Health};
+use crate::{Time, control::detector::Health, paths::HEAD_START};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tsnode_protocol::PeerId;
@@ -36,6 +37,9 @@ const RETURNED: Duration = Duration::from_secs(20);
 const STOPPED: Duration = Duration::from_secs(3);
 /// A look that comes so late was not held up by other work.
 const SLEPT: Duration = Duration::from_secs(1);
+/// The least time that making a connection may take: the straight way is tried alone at first, and the way around a NAT, where there
+/// is none, takes some round trips more.
+const CONNECTS: Duration = Duration::from_millis(HEAD_START.as_millis() as u64 + 1000);
 /// Where so many are expected to speak and none does, it may be the listener who is cut off: then all have the most time.
 const ALL: usize = 3;
 /// Who is unresponsive stays so for so long after its last connection has gone: whoever decides on deaths has noticed by then.
@@ -72,6 +76,8 @@ struct Peer {
     heard: Time,
     /// Since when an answer is due, and when it was last asked for.
     asked: Option<(Time, Time)>,
+    /// Since when a connection is missing on which it could answer.
+    missing: Option<Time>,
     /// What its slowest answer took (s), and when that was.
     slow: (f64, Time),
     unresponsive: bool,
@@ -119,8 +125,8 @@ impl LivenessProbe {
         let alone = self.hears_nobody(seen);
         let grace = self.health.grace();
         for (id, peer) in &mut self.peers {
-            let Some(seen) = seen.get(id).filter(|seen| seen.connected) else { continue };
-            if (seen.owes || peer.unresponsive) && peer.is_to_be_asked(now) {
+            let Some(seen) = seen.get(id) else { continue };
+            if seen.connected && (seen.owes || peer.unresponsive) && peer.is_to_be_asked(now) {
                 out.ask.push(*id);
             }
             if seen.owes && !peer.unresponsive && peer.is_silent(now, seen.round_trip, grace, alone) {
@@ -129,7 +135,7 @@ impl LivenessProbe {
             }
         }
         self.peers.retain(|id, peer| match seen.get(id) {
-            Some(seen) if seen.connected => true,
+            Some(seen) if seen.connected || (seen.owes && !peer.unresponsive) => true,
             _ => peer.unresponsive && now < peer.heard + MOST + GONE,
         });
         out
@@ -137,9 +143,9 @@ impl LivenessProbe {
 
     /// Whether nobody at all answers, of enough to tell.
     fn hears_nobody(&self, seen: &BTreeMap<PeerId, Seen>) -> bool {
-        let owe = seen.iter().filter(|(_, seen)| seen.owes && seen.connected);
+        let owe = seen.iter().filter(|(_, seen)| seen.owes);
         let owe: Vec<&Peer> = owe.filter_map(|(id, _)| self.peers.get(id)).collect();
-        owe.len() >= ALL && owe.iter().all(|peer| peer.asked.is_some())
+        owe.len() >= ALL && owe.iter().all(|peer| peer.asked.is_some() || peer.missing.is_some())
     }
 }
 
@@ -147,12 +153,18 @@ impl Peer {
     fn new(now: Time, packets: u64) -> Self {
         // Whether it is there at all is asked at once.
         let heard = now.saturating_sub(USUAL);
-        Self { packets, heard, asked: None, slow: (0.0, now), unresponsive: false, returned: None }
+        Self { packets, heard, asked: None, missing: None, slow: (0.0, now), unresponsive: false, returned: None }
     }
 
     /// Takes in whether it has said something; the listener was `late`, and what came meanwhile may not be read yet.
     fn listens(&mut self, now: Time, late: Duration, seen: Option<&Seen>) -> bool {
-        let Some(seen) = seen.filter(|seen| seen.connected) else { return false };
+        let Some(seen) = seen.filter(|seen| seen.connected) else {
+            let owes = seen.is_some_and(|seen| seen.owes);
+            self.missing = owes.then(|| self.missing.map_or(now, |since| since + late));
+            return false;
+        };
+        // How long a connection took to be made says nothing of how soon its far end answers.
+        self.missing = None;
         let more = seen.packets > std::mem::replace(&mut self.packets, seen.packets);
         if !more {
             self.heard += late;
@@ -193,9 +205,13 @@ impl Peer {
     }
 
     fn is_silent(&self, now: Time, round_trip: Duration, grace: Duration, alone: bool) -> bool {
-        let Some((since, _)) = self.asked else { return false };
         let more = SLOWER * self.slow(now) + ROUND_TRIPS * round_trip.as_secs_f64();
-        let patience = LEAST + grace + Duration::try_from_secs_f64(more).unwrap_or(MOST);
+        let (since, least) = match (self.missing, self.asked) {
+            (Some(since), _) => (since, CONNECTS),
+            (None, Some((since, _))) => (since, LEAST),
+            (None, None) => return false,
+        };
+        let patience = least + grace + Duration::try_from_secs_f64(more).unwrap_or(MOST);
         now >= since + if alone { MOST } else { patience.min(MOST) }
     }
 }
@@ -312,6 +328,39 @@ mod tests {
         scenario.on(1000, &[(1, 50), (2, 50), (3, 50)]);
         assert_eq!(scenario.on(3500, &[]), []);
         assert_eq!(scenario.on(1000, &[]).len(), 3);
+    }
+
+    #[test]
+    fn who_is_not_reached_at_all_is_unresponsive_until_a_connection_is_there() {
+        let mut scenario = Scenario::of(2);
+        let link = |scenario: &mut Scenario, connected| {
+            scenario.peers.get_mut(&peer(1)).into_iter().for_each(|seen| seen.connected = connected);
+        };
+        link(&mut scenario, false);
+        assert_eq!(scenario.on(1800, &[(2, 50)]), [], "the way around a NAT takes longer than the straight one");
+        let unresponsive = scenario.on(4000, &[(2, 50)]);
+        assert!(
+            matches!(unresponsive[..], [(id, at)] if id == peer(1) && at <= Time::from_millis(2300)),
+            "{unresponsive:?}"
+        );
+        assert_eq!(scenario.probe.unresponsive().collect::<Vec<_>>(), [peer(1)]);
+        link(&mut scenario, true);
+        assert_eq!(scenario.on(1000, &[(1, 50), (2, 50)]), []);
+        assert_eq!(scenario.probe.unresponsive().count(), 0);
+        // What the connection took does not make it a slow one.
+        let stopped = scenario.now;
+        let unresponsive = scenario.on(5000, &[(2, 50)]);
+        let soon = stopped + Duration::from_millis(800);
+        assert!(matches!(unresponsive[..], [(_, at)] if at <= soon), "{unresponsive:?}");
+    }
+
+    #[test]
+    fn a_connection_that_takes_long_is_waited_for_by_a_listener_that_slept() {
+        let mut scenario = Scenario::of(1);
+        scenario.peers.get_mut(&peer(1)).into_iter().for_each(|seen| seen.connected = false);
+        scenario.on(1500, &[]);
+        scenario.now += Duration::from_secs(10);
+        assert_eq!(scenario.on(300, &[]), []);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Prompt flow 8: asks those of whom something is expected for a sign of life, and says who gives none.
 //!
 //! What is asked for is an acknowledgement by the far end's QUIC: a datagram of one byte makes it send one, whatever its process
-//! computes meanwhile. What follows from silence is decided in [`tsnode_coordinator::probe`].
+//! computes meanwhile. What follows from silence is decided in [`tsnode_coordinator::liveness_probe`].
 
 use super::{Links, tuning::Tuning};
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,7 +55,7 @@ impl Links {
         Attended { peer, owing }
     }
 
-    /// Who gives no sign of life though connections to it are open, of those of whom something is expected or was.
+    /// Who gives no sign of life, or is not reached in good time, of those of whom something is expected or was.
     #[must_use]
     pub fn unresponsive(&self) -> watch::Receiver<Unresponsive> {
         self.inner.attendance.unresponsive.subscribe()
@@ -67,6 +67,8 @@ impl Links {
         let packets = connections.iter().map(|connection| connection.heard()).fold(0, u64::wrapping_add);
         let answers: Vec<_> = connections.iter().filter_map(|connection| connection.answers_within()).collect();
         let round_trip = answers.iter().max().copied().unwrap_or_default();
+        // Who cannot be asked over the connections that there are is not judged.
+        let owes = owes && (connections.is_empty() || !answers.is_empty());
         Seen { packets, round_trip, connected: !answers.is_empty(), owes }
     }
 
