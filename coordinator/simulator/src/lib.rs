@@ -26,6 +26,7 @@ pub mod cost;
 pub mod cronus;
 pub mod fixed_plan;
 pub mod generator;
+pub mod live_plan;
 pub mod memory;
 pub mod orders;
 pub mod outcome;

@@ -7,8 +7,8 @@ mod shared;
 use serde_json::Value;
 use std::sync::Arc;
 use tsnode_coordinator::{
-    policy::routing::Asked,
-    replay::machines::{Arrival, Simulation, Trace},
+    policy::routing::{Asked, MachineNo},
+    replay::machines::{Arrival, Outcome, Simulation, Trace},
 };
 use tsnode_protocol::Seconds;
 use tsnode_simulator::{
@@ -34,6 +34,22 @@ fn simulation(case: &Value) -> Simulation {
     let pooled = name.starts_with("Splitwise");
     let system = if pooled { System::Pooled(number("prompt_machines")) } else { System::Baseline };
     splitwise::cluster(Sizes::of(model).unwrap(), &machines, system)
+}
+
+/// A machine's place in the cases' order: A100 machines come first there, whatever they do.
+fn place(case: &Value, machine: MachineNo) -> usize {
+    let (ours, h100) = (machine.0 as usize, case["h100"].as_u64().unwrap() as usize);
+    let a100 = case["a100"].as_u64().unwrap() as usize;
+    match case["system"].as_str().unwrap() {
+        "Splitwise-HA" if ours < h100 => a100 + ours,
+        "Splitwise-HA" => ours - h100,
+        _ => ours,
+    }
+}
+
+/// As many iterations, a run of several being one.
+fn as_many_iterations(case: &Value, outcome: &Outcome, expected: &Value) {
+    assert_eq!(outcome.runs, expected["iterations"].as_u64().unwrap(), "{}: iterations", case["id"]);
 }
 
 fn arrival((at, prompt, answer): (f64, u32, u32)) -> Arrival {
@@ -71,6 +87,17 @@ fn every_time_of_small_cases_is_splitwises() {
             for (ours, theirs) in times {
                 assert!((ours.0 - theirs).abs() < 1e-9, "{}, request {}: {times:?}", case["id"], expected["id"]);
             }
+            let route = trace.route.unwrap();
+            for (kind, machine) in [("PROMPT", route.prompt), ("TOKEN", route.answer)] {
+                let found = nodes.iter().find(|n| n["kind"] == kind).and_then(|n| n["machine"].as_str()).unwrap();
+                let number = found.rsplit_once('_').unwrap().1.parse::<usize>().unwrap();
+                assert_eq!(place(&case, machine), number, "{}, request {}: {kind}", case["id"], expected["id"]);
+            }
+        }
+        as_many_iterations(&case, &outcome, &case);
+        for (n, busy) in outcome.busy.iter().enumerate() {
+            let theirs = case["utilization"][place(&case, MachineNo(n as u32))].as_f64().unwrap();
+            assert!((busy - theirs).abs() < 1e-8, "{}: machine {n} was busy for {busy}, not {theirs}", case["id"]);
         }
         println!("{}: {} requests alike", case["id"], outcome.traces.len());
     }
@@ -122,6 +149,7 @@ fn percentiles_and_verdicts_of_large_cases_are_splitwises() {
         let met = expected["table_vi_met"].as_bool().unwrap();
         assert_eq!(splitwise::keeps_table_vi(&slowdowns), met, "{}", case["id"]);
         close(outcome.end.0, &expected["last_completion_s"], 1e-3, "end");
+        as_many_iterations(&case, &outcome, expected);
         println!("{}: {} requests, {} events", case["id"].as_str().unwrap(), list.len(), outcome.events);
     }
 }

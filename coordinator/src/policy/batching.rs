@@ -114,6 +114,29 @@ impl Batch {
     }
 }
 
+/// A stage of a pipeline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StageNo {
+    /// Its place, from 0.
+    pub place: usize,
+    /// How many there are.
+    pub of: usize,
+}
+
+impl StageNo {
+    /// Whether batches begin here.
+    #[must_use]
+    pub fn is_first(self) -> bool {
+        self.place == 0
+    }
+
+    /// Whether batches end here.
+    #[must_use]
+    pub fn is_last(self) -> bool {
+        self.place + 1 >= self.of
+    }
+}
+
 /// A machine's queues and memory, and what it runs. It runs a batch for some iterations; whoever drives it says when
 /// they are over, and may cut them short at the end of an iteration. A pipeline may have several batches on their way:
 /// they end in the order in which they were chosen, each after one iteration.
@@ -142,6 +165,23 @@ pub trait Batching: std::fmt::Debug + Send {
     /// Batches it can have on their way at once, where a machine has stages for them.
     fn at_once(&self) -> usize {
         1
+    }
+
+    /// Whether the stages of a pipeline choose for themselves ([`Self::select_at`]) among what has come to each; otherwise all
+    /// take what [`Self::select`] chose, in order.
+    fn stages_choose(&self) -> bool {
+        false
+    }
+
+    /// What a stage runs next; it runs nothing now.
+    fn select_at(&mut self, stage: StageNo) -> Batch {
+        if stage.is_first() { self.select() } else { Batch::default() }
+    }
+
+    /// A stage has run what it chose. Tasks that this ends, in the batch's order.
+    fn ran_at(&mut self, stage: StageNo, ended: &mut Vec<(RequestNo, Part)>) {
+        let _ = stage;
+        self.ran(1, ended);
     }
 
     /// Chooses what runs next; fewer than [`Self::at_once`] batches run now, and no task may be in two.

@@ -2,16 +2,22 @@
 //! choice; how long it takes is the cost source's.
 
 mod changes;
+mod cores;
+mod stages;
+mod tasks;
 
 pub use changes::Opening;
+pub use cores::SharedCores;
 
 use super::{agenda::Agenda, cost::IterationCost, ring::Ring, timeline::Timeline};
 use crate::policy::{
     batching::{Answered, Batch, Batching, Part, RequestNo, Seen, Task},
     routing::{Asked, MachineNo, Route, Routing},
 };
+use stages::Stages;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use tasks::{answer, prompt, rest};
 use tsnode_protocol::{Seconds, SecondsPerToken, Tokens};
 
 /// Between two tries to send KV to a machine without room.
@@ -86,6 +92,10 @@ enum What {
     First(MachineNo, RequestNo),
     Send(RequestNo),
     Sent(RequestNo),
+    /// A stage that chooses for itself has done what it ran.
+    Stage(MachineNo, usize),
+    /// Such a stage has got something to do.
+    Next(MachineNo, usize),
     /// An idle machine has got something to do; what else comes at this time has come.
     Begin(MachineNo),
 }
@@ -98,12 +108,18 @@ enum State {
     Runs(Run),
     /// As many as are on their way.
     Ring(Ring),
+    /// One at each stage, which chooses for itself.
+    Stages(Stages),
 }
 
 impl State {
     /// Of a machine with nothing to do.
     fn of(machine: &Machine) -> Self {
-        Ring::of(machine.cost.stages(), machine.batching.at_once()).map_or(Self::Idle, Self::Ring)
+        let stages = machine.cost.stages();
+        if stages > 1 && machine.batching.stages_choose() {
+            return Self::Stages(Stages::new(stages));
+        }
+        Ring::of(stages, machine.batching.at_once()).map_or(Self::Idle, Self::Ring)
     }
 }
 
@@ -116,6 +132,9 @@ struct Run {
     iterations: u32,
     cut: bool,
     number: u64,
+    /// When it is over, at the speed that it has now: a part of its own where others run on the same processors.
+    end: Seconds,
+    speed: f64,
 }
 
 /// What came of a simulation.
@@ -171,6 +190,7 @@ pub struct Simulation {
     batches: u64,
     ended: Vec<(RequestNo, Part)>,
     timeline: Option<Timeline>,
+    cores: Option<SharedCores>,
     /// What is left of requests that had to begin again elsewhere.
     resumed: BTreeMap<RequestNo, Asked>,
     now: Seconds,
@@ -198,6 +218,7 @@ impl Simulation {
             batches: 0,
             ended: Vec::new(),
             timeline: None,
+            cores: None,
             resumed: BTreeMap::new(),
             now: Seconds(0.0),
             events: 0,
@@ -262,6 +283,8 @@ impl Simulation {
             What::First(machine, request) => self.prompt_ended(machine, request, now),
             What::Send(request) => self.send(request, now),
             What::Sent(request) => self.sent(request, now),
+            What::Stage(machine, place) => self.stage_done(machine, place, now),
+            What::Next(machine, place) => self.begin_stage(machine, place, now),
             What::Begin(machine) => self.begin(machine, now),
         }
         self.route(now);
@@ -339,6 +362,7 @@ impl Simulation {
         match &self.states[machine.0 as usize] {
             State::Idle => true,
             State::Runs(_) => false,
+            State::Stages(stages) => stages.takes(),
             State::Ring(ring) => ring.takes(now, self.machines[machine.0 as usize].batching.at_once()),
         }
     }
@@ -349,6 +373,9 @@ impl Simulation {
             return;
         }
         let m = machine.0 as usize;
+        if matches!(self.states[m], State::Stages(_)) {
+            return self.begin_stage(machine, 0, now);
+        }
         let batch = self.machines[m].batching.select();
         if batch.is_empty() {
             if self.machines[m].batching.seen() == Seen::default() {
@@ -386,9 +413,15 @@ impl Simulation {
             return leaves.last;
         }
         let (step, delay, iterations) = (cost.iteration(&batch), cost.delay(&batch), batch.iterations);
-        self.states[m] = State::Runs(Run { batch, started: now, step, delay, iterations, cut: false, number });
-        self.agenda.at(now + step * f64::from(iterations), What::Done(machine, number));
-        now + step + delay
+        let end = now + step * f64::from(iterations);
+        let run = Run { batch, started: now, step, delay, iterations, cut: false, number, end, speed: 1.0 };
+        self.states[m] = State::Runs(run);
+        self.agenda.at(end, What::Done(machine, number));
+        self.shared_anew(m, now);
+        match &self.states[m] {
+            State::Runs(run) => now + run.step + delay,
+            State::Idle | State::Ring(_) | State::Stages(_) => now + step + delay,
+        }
     }
 
     /// Ends a run of iterations at the next boundary.
@@ -401,8 +434,8 @@ impl Simulation {
         if done >= run.iterations {
             return;
         }
-        (run.cut, run.iterations) = (true, done);
-        self.agenda.at(run.started + run.step * f64::from(done), What::Done(machine, run.number));
+        (run.cut, run.iterations, run.end) = (true, done, run.started + run.step * f64::from(done));
+        self.agenda.at(run.end, What::Done(machine, run.number));
     }
 
     fn done(&mut self, machine: MachineNo, number: u64, now: Seconds) {
@@ -422,7 +455,7 @@ impl Simulation {
                 (run.iterations, now - run.started, run.delay)
             }
             // A run that was cut ended before the event it had put down.
-            State::Runs(_) | State::Idle => return,
+            State::Runs(_) | State::Idle | State::Stages(_) => return,
         };
         self.busy[m] += busy;
         let mut ended = std::mem::take(&mut self.ended);
@@ -442,6 +475,7 @@ impl Simulation {
         if let State::Runs(run) = &self.states[m] {
             // One that has just opened ran nothing.
             self.states[m] = if run.batch.is_empty() { State::of(&self.machines[m]) } else { State::Idle };
+            self.shared_anew(m, now);
         }
         while let Some(request) = self.parked[m].pop_front() {
             if !self.offer(machine, request, now) {
@@ -542,29 +576,4 @@ impl Simulation {
             self.cut(route.prompt, now);
         }
     }
-}
-
-fn prompt(request: RequestNo, asked: Asked, answered: Answered) -> Task {
-    let (tokens, memory) = (asked.prompt, asked.prompt_memory());
-    Task { request, part: Part::Prompt, service: asked.service, tokens, before: 0, memory, answered }
-}
-
-/// What of a prompt comes after its first part, whose memory was reserved with the whole prompt's.
-fn rest(request: RequestNo, asked: Asked, first: u32) -> Task {
-    let tokens = asked.prompt.saturating_sub(first);
-    Task {
-        request,
-        part: Part::Prompt,
-        service: asked.service,
-        tokens,
-        before: first,
-        memory: 0,
-        answered: Answered::Here,
-    }
-}
-
-fn answer(request: RequestNo, asked: Asked) -> Task {
-    let (tokens, memory) = (asked.answer - 1, asked.answer_memory());
-    let (part, answered) = (Part::Answer, Answered::Here);
-    Task { request, part, service: asked.service, tokens, before: 0, memory, answered }
 }

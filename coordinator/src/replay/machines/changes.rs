@@ -92,6 +92,7 @@ impl Simulation {
         let m = machine.0 as usize;
         // What is on its way through a pipeline is lost as a whole.
         let State::Runs(run) = std::mem::replace(&mut self.states[m], State::Idle) else { return };
+        self.shared_anew(m, self.now);
         // An answer that ends just now has not ended yet: its last token is computed again.
         let over = (((self.now - run.started) / run.step).floor() as u32).min(run.iterations.saturating_sub(1));
         self.busy[m] += self.now - run.started;
@@ -117,6 +118,8 @@ impl Simulation {
             iterations: 1,
             cut: true,
             number: self.batches,
+            end: self.now + loading,
+            speed: 1.0,
         };
         self.states.push(State::Runs(run));
         self.parked.push(VecDeque::new());

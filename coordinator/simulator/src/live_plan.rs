@@ -1,0 +1,212 @@
+//! The plan that a live swarm follows, as machines: its groups by their peers' measured profiles, its routes and links by
+//! their adverts, steps and routes as nodes form and choose them. What a testnet's replay is held against.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tsnode_coordinator::{
+    batcher::BatcherConfig,
+    gate::SplitChoice,
+    members::Members,
+    planner::live::{self, Scene},
+    policy::{
+        batching::Batch,
+        choice::{Batches, Dispatch, Room},
+    },
+    replay::{
+        self, Parts,
+        cost::IterationCost,
+        machines::{Arrival, Machine, Outcome, SharedCores},
+    },
+    scheduler::{
+        Evaluator, Problem,
+        cluster::{InstanceId, Members as Devices},
+        evaluate::{Evaluation, GroupNo, Share},
+        parallel::{self, Config},
+    },
+};
+use tsnode_protocol::{Group, LayerProfile, ModelId, PeerId, Plan, Seconds};
+
+/// Why a plan cannot be simulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LivePlanError {
+    /// It has no groups and routes of the model.
+    #[error("the plan has no groups of this model, or none that requests go to")]
+    NoGroups,
+    /// Adverts of its peers lack, or say that they cannot hold their layers.
+    #[error("the adverts that are known do not say what the plan's groups can do")]
+    Unknown,
+}
+
+/// What is done beside what layers' profiles say, as measured where nothing else ran.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Overheads {
+    /// How much longer every step takes: handing it round, choosing tokens, passing them on.
+    pub step: Seconds,
+    /// How much longer every request takes, until its first step begins and after its first token is there.
+    pub request: Seconds,
+    /// Processors that are used while nothing is asked.
+    pub idle: f64,
+    /// Processor time of each token of an answer beside its steps: those who pass it on.
+    pub token: Seconds,
+}
+
+impl Overheads {
+    /// What hosts with so many processors have left for steps, while so many tokens of answers are passed on in a second.
+    #[must_use]
+    pub fn left(&self, cores: &[f64], tokens_per_second: f64) -> Vec<f64> {
+        let (all, taken): (f64, f64) = (cores.iter().sum(), self.idle + self.token.0 * tokens_per_second);
+        let part = (1.0 - taken / all).max(LEAST_LEFT);
+        cores.iter().map(|cores| cores * part).collect()
+    }
+}
+
+/// Part of the processors that steps get, whatever else is measured to use them.
+const LEAST_LEFT: f64 = 0.1;
+
+/// How requests are run.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// How they are routed.
+    pub dispatch: Dispatch,
+    /// What each step takes beside its layers.
+    pub step: Seconds,
+    /// Processors of each host.
+    pub cores: Vec<f64>,
+    /// Who computes on which of these hosts, with so many threads; others share with nobody.
+    pub hosts: BTreeMap<PeerId, (usize, f64)>,
+}
+
+/// A plan with what is known of its peers.
+#[derive(Debug)]
+pub struct LivePlan<'a> {
+    members: &'a Members<'a>,
+    scene: Scene,
+    groups: Vec<Group>,
+    shares: Vec<Share>,
+}
+
+impl<'a> LivePlan<'a> {
+    /// A model's part of a plan that peers with these adverts follow.
+    ///
+    /// # Errors
+    /// When it has no part, or the adverts do not say what its groups can do.
+    pub fn new(
+        members: &'a Members<'a>,
+        plan: &Plan,
+        model: ModelId,
+        split: SplitChoice,
+    ) -> Result<Self, LivePlanError> {
+        let groups: Vec<Group> = plan.groups.iter().filter(|g| g.model == model).cloned().collect();
+        let place = |id| groups.iter().position(|g| g.id == id);
+        let share = |r: &tsnode_protocol::Route| {
+            Some(Share { prefill: place(r.prefill)?, decode: place(r.decode)?, share: r.share, kept: 0.0 })
+        };
+        let mut shares: Vec<Share> = plan.routes.iter().filter_map(share).filter(|s| s.share > 0.0).collect();
+        let whole: f64 = shares.iter().map(|s| s.share).sum();
+        if whole <= 0.0 {
+            return Err(LivePlanError::NoGroups);
+        }
+        // Gateways turn nothing away.
+        shares.iter_mut().for_each(|s| s.share /= whole);
+        let holds = |s: &Scene| {
+            let stages = || groups.iter().flat_map(|g| &g.stages);
+            s.card.id == model && stages().all(|stage| s.places().contains(&(stage.peer, stage.device)))
+        };
+        let scene = live::scenes(members, split).into_iter().find(holds).ok_or(LivePlanError::Unknown)?;
+        let plan = Self { members, scene, groups, shares };
+        let known = plan.shelved(&mut Evaluator::new(&plan.scene.problem)).is_some();
+        if known { Ok(plan) } else { Err(LivePlanError::Unknown) }
+    }
+
+    /// Its groups, in the order of the machines.
+    #[must_use]
+    pub fn groups(&self) -> &[Group] {
+        &self.groups
+    }
+
+    /// Runs requests on it to their ends.
+    #[must_use]
+    pub fn run(&self, arrivals: &[Arrival], how: &Run) -> Outcome {
+        let mut evaluator = Evaluator::new(&self.scene.problem);
+        let groups = self.shelved(&mut evaluator).unwrap_or_default();
+        let evaluation = Evaluation { shares: self.shares.clone(), ..Evaluation::default() };
+        let machine = |problem: &Problem, config: &Config, room: Room| {
+            let places = BatcherConfig::default().max_running;
+            let batches = Batches::measured(self.profiles(config));
+            let Machine { batching, cost } = replay::stepping(batches, problem, config, Room { places, ..room });
+            // A group of one peer reads its weights once for all prompts of a step.
+            let again = if config.stages.len() == 1 { config.busy.fixed } else { Seconds(0.0) };
+            Machine { batching, cost: Arc::new(Stepped { cost, again, step: how.step }) }
+        };
+        let parts = Parts::new(&mut evaluator, &groups, &evaluation, &machine);
+        let simulation = parts.simulation(|ways| how.dispatch.routing(ways, 0.0)).recorded();
+        simulation.on(self.shared(how)).run(arrivals, &|_| false)
+    }
+
+    /// What was measured of a group's stages.
+    fn profiles(&self, config: &Config) -> impl Iterator<Item = &LayerProfile> {
+        let of = |stage: &parallel::Stage| {
+            let (peer, device) = self.scene.places().get(stage.instance.0 as usize)?;
+            self.members.get(peer)?.devices.get(usize::from(*device))?.profile.as_ref()
+        };
+        config.stages.iter().filter_map(of).collect::<Vec<_>>().into_iter()
+    }
+
+    fn shared(&self, how: &Run) -> SharedCores {
+        let host = |group: &Group| match &group.stages[..] {
+            [alone] => how.hosts.get(&alone.peer).copied(),
+            _ => None,
+        };
+        SharedCores::new(how.cores.clone(), self.groups.iter().map(host).collect())
+    }
+
+    fn shelved(&self, evaluator: &mut Evaluator<'_>) -> Option<Vec<GroupNo>> {
+        let place = |stage: &tsnode_protocol::Stage| {
+            self.scene.places().iter().position(|p| *p == (stage.peer, stage.device)).map(|n| InstanceId(n as u32))
+        };
+        let mut numbers = Vec::with_capacity(self.groups.len());
+        for group in &self.groups {
+            let stage = |s: &tsnode_protocol::Stage| {
+                Some(parallel::Stage { instance: place(s)?, tp: 1, layers: s.layers.len() })
+            };
+            let stages: Vec<parallel::Stage> = group.stages.iter().map(stage).collect::<Option<_>>()?;
+            let config = parallel::given(&self.scene.problem, &stages, group.phase)?;
+            let mut devices: Devices = stages.iter().map(|s| (s.instance, 1)).collect();
+            devices.sort_unstable();
+            numbers.push(evaluator.shelve(devices, group.phase, config));
+        }
+        Some(numbers)
+    }
+}
+
+/// Steps that take a while beside what they compute.
+#[derive(Debug)]
+struct Stepped {
+    cost: Arc<dyn IterationCost>,
+    /// What `cost` counts for each prompt of a step after the first, and a step takes once.
+    again: Seconds,
+    step: Seconds,
+}
+
+impl IterationCost for Stepped {
+    fn iteration(&self, batch: &Batch) -> Seconds {
+        self.cost.iteration(batch) - self.again * f64::from(batch.prompts.saturating_sub(1)) + self.step
+    }
+
+    fn delay(&self, batch: &Batch) -> Seconds {
+        self.cost.delay(batch)
+    }
+
+    fn stages(&self) -> usize {
+        self.cost.stages()
+    }
+
+    fn stage(&self, place: usize, batch: &Batch) -> Seconds {
+        self.cost.stage(place, batch)
+    }
+
+    fn kv_transfer(&self, place: usize, batch: &Batch) -> Seconds {
+        let rest = if place + 1 == self.cost.stages() { self.step } else { Seconds(0.0) };
+        self.cost.kv_transfer(place, batch) + rest
+    }
+}

@@ -1,0 +1,106 @@
+//! A swarm's own plan, simulated: times are what its peers' profiles say, and every request ends.
+#![allow(clippy::unwrap_used)] // A plan that cannot be simulated fails.
+
+use std::collections::BTreeMap;
+use tsnode_coordinator::{
+    gate::SplitChoice,
+    planner::live,
+    policy::{choice::Dispatch, routing::Asked},
+    replay::machines::{Arrival, Outcome},
+    sample,
+};
+use tsnode_protocol::{
+    Advert, Epoch, GroupId, LayerProfile, Misfit, ModelId, PeerId, Phase, Plan, Route, Seconds, Term,
+};
+use tsnode_simulator::live_plan::{LivePlan, LivePlanError, Run};
+
+const PREFILL: [f64; 3] = [1e-3, 2e-5, 1e-8];
+const DECODE: [f64; 3] = [9e-4, 3e-8, 5e-5];
+
+fn advert(n: usize) -> Advert {
+    let mut advert = sample::advert(n);
+    let exact = Misfit { r2: 1.0, mean: 0.0, largest: 0.0 };
+    let profile = LayerProfile {
+        model: sample::card().id,
+        prefill: PREFILL,
+        decode: DECODE,
+        prompts: exact,
+        steps: exact,
+        mixed: exact,
+    };
+    advert.devices[0].profile = Some(profile);
+    advert
+}
+
+fn swarm(peers: u8) -> BTreeMap<PeerId, Advert> {
+    (0..peers).map(|n| (PeerId([n; 32]), advert(0))).collect()
+}
+
+fn planned(adverts: &BTreeMap<PeerId, Advert>) -> Plan {
+    let members = adverts.iter().map(|(id, advert)| (*id, advert)).collect();
+    let part = live::scenes(&members, SplitChoice::Auto).remove(0).plan();
+    let (groups, routes) = (part.groups, part.routes);
+    Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, reason: String::new() }
+}
+
+fn run(adverts: &BTreeMap<PeerId, Advert>, plan: &Plan, requests: &[(f64, u32, u32)], how: &Run) -> Outcome {
+    let members = adverts.iter().map(|(id, advert)| (*id, advert)).collect();
+    let live = LivePlan::new(&members, plan, sample::card().id, SplitChoice::Auto).unwrap();
+    let arrival = |&(at, prompt, answer)| Arrival { at: Seconds(at), asked: Asked::new(prompt, answer) };
+    live.run(&requests.iter().map(arrival).collect::<Vec<_>>(), how)
+}
+
+fn usual() -> Run {
+    Run { dispatch: Dispatch::Live, step: Seconds(0.0), cores: vec![1.0], hosts: BTreeMap::new() }
+}
+
+/// One request alone: four layers by their profile, and behind them the output head by the device's speeds.
+#[test]
+fn a_request_alone_takes_what_profiles_say() {
+    let adverts = swarm(1);
+    let plan = planned(&adverts);
+    assert!(plan.groups.iter().all(|g| g.phase == Phase::Mixed), "{plan:?}");
+    let (card, device) = (sample::card(), &adverts[&PeerId([0; 32])].devices[0]);
+    let head = card.shape.head_bytes as f64 / device.bandwidth.0;
+    let logits = 2.0 * f64::from(card.shape.vocab) * f64::from(card.shape.hidden) / device.flops.0;
+    let [a, b, c] = PREFILL;
+    let first = 4.0 * (a + b * 100.0 + c * 1e4) + head + logits;
+    let step = |context: f64| 4.0 * (DECODE[0] + DECODE[1] * context + DECODE[2]) + head + logits;
+    for overhead in [0.0, 0.25] {
+        let how = Run { step: Seconds(overhead), ..usual() };
+        let trace = run(&adverts, &plan, &[(0.0, 100, 3)], &how).traces[0];
+        assert!((trace.first.0 / (first + overhead) - 1.0).abs() < 1e-9, "{trace:?}, not {first}");
+        let whole = first + step(101.0) + step(102.0) + 3.0 * overhead;
+        assert!((trace.end.0 / whole - 1.0).abs() < 1e-9, "{trace:?}, not {whole}");
+    }
+}
+
+#[test]
+fn peers_on_one_processor_take_turns() {
+    let adverts = swarm(4);
+    let plan = planned(&adverts);
+    let requests: Vec<(f64, u32, u32)> = (0..200).map(|n| (f64::from(n) * 0.02, 50 + n % 60, 10)).collect();
+    let apart = run(&adverts, &plan, &requests, &usual());
+    let hosts = adverts.keys().map(|id| (*id, (0, 1.0))).collect();
+    let shared = run(&adverts, &plan, &requests, &Run { hosts, ..usual() });
+    let mean = |outcome: &Outcome| outcome.traces.iter().map(|t| (t.end - t.arrival.at).0).sum::<f64>() / 200.0;
+    for outcome in [&apart, &shared] {
+        assert!(outcome.traces.iter().all(|t| t.end.is_finite()) && outcome.turned_away == 0);
+    }
+    assert!(mean(&shared) > 1.5 * mean(&apart), "{} and {}", mean(&shared), mean(&apart));
+}
+
+#[test]
+fn a_plan_that_says_nothing_of_the_model_is_refused() {
+    let adverts = swarm(2);
+    let members = adverts.iter().map(|(id, advert)| (*id, advert)).collect();
+    let plan = planned(&adverts);
+    let of = |plan: &Plan, model| LivePlan::new(&members, plan, model, SplitChoice::Auto).map(|_| ()).unwrap_err();
+    assert_eq!(of(&plan, ModelId([9; 16])), LivePlanError::NoGroups);
+    let elsewhere = Route { prefill: GroupId([7; 8]), decode: GroupId([7; 8]), share: 1.0 };
+    let plan_of = |routes| Plan { routes, ..plan.clone() };
+    assert_eq!(of(&plan_of(vec![elsewhere]), sample::card().id), LivePlanError::NoGroups);
+    let mut strange = plan.clone();
+    strange.groups[0].stages[0].peer = PeerId([77; 32]);
+    assert_eq!(of(&strange, sample::card().id), LivePlanError::Unknown);
+}
