@@ -24,9 +24,15 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
+import coded_weights
+
 REFERENCE = Path(__file__).resolve().parent.parent / "kernels" / "models" / "reference"
+# Those that are quantised for servers.
+CODED_FOLDER = REFERENCE.parent / "coded"
 TOKENIZER = REFERENCE / "llama-gqa"
 PROMPTS = (1, 7, 33, 200)
+# Where shorter ones are computed otherwise.
+LONG_PROMPTS = {"phi3-long": (70, 200)}
 NEW_TOKENS = 48
 # A greedy step whose best logit leads by less could go either way with another order of sums.
 MIN_MARGIN = 0.02
@@ -116,6 +122,27 @@ MODELS = {
                 rope_scaling=dict(type="longrope", short_factor=[1.0] * 6, long_factor=[1.0] * 6)
             ),
             "amplitude": dict(max_position_embeddings=256),
+        },
+    ),
+    # All positions of sequences this long turn by the long factors.
+    "phi3-long": (
+        transformers.Phi3Config(
+            hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+            max_position_embeddings=512, original_max_position_embeddings=64, partial_rotary_factor=0.75,
+            rope_parameters=dict(
+                rope_type="longrope", rope_theta=1e4, partial_rotary_factor=0.75, short_factor=SHORT,
+                long_factor=[2 + 4 * f for f in SHORT], original_max_position_embeddings=64, factor=8.0,
+            ),
+            **TOKENS,
+        ),
+        torch.float16,
+        {
+            "long factors": dict(
+                rope_parameters=dict(
+                    rope_type="longrope", rope_theta=1e4, partial_rotary_factor=0.75, short_factor=SHORT,
+                    long_factor=SHORT, original_max_position_embeddings=64, factor=8.0,
+                )
+            ),
         },
     ),
     "qwen3moe-dense-between": (
@@ -272,6 +299,26 @@ MODELS = {
         torch.float16,
         {"bias": "self_attn.q_proj.bias"},
     ),
+    "glm4moe-sigmoid": (
+        transformers.Glm4MoeConfig(
+            hidden_size=32, head_dim=16, num_hidden_layers=3, intermediate_size=64, n_routed_experts=8,
+            num_experts_per_tok=2, moe_intermediate_size=16, n_shared_experts=2, routed_scaling_factor=2.5,
+            attention_bias=True, use_qk_norm=True, num_nextn_predict_layers=0, **SMALL,
+        ),
+        torch.float16,
+        {
+            "sum of chances": dict(norm_topk_prob=False),
+            "scale of chances": dict(routed_scaling_factor=1.0),
+            "second expert": dict(num_experts_per_tok=1),
+            "bias that chooses": "gate.e_score_correction_bias",
+            "head norms": "self_attn.q_norm.weight",
+            "bias": "self_attn.k_proj.bias",
+            "expert that all rows pass": "shared_experts.down_proj.weight",
+            "channels that do not turn": dict(
+                rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=1.0)
+            ),
+        },
+    ),
     "gptoss-sinks": (
         transformers.GptOssConfig(
             hidden_size=32, intermediate_size=32, num_hidden_layers=4, head_dim=16, num_local_experts=6,
@@ -295,6 +342,38 @@ MODELS = {
 }
 # Stored as transformers 5 holds them: the experts of a layer in one tensor.
 FUSED = {"qwen3moe-fused"}
+
+WIDE = dict(hidden_size=64, intermediate_size=160, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+            max_position_embeddings=512, **TOKENS)
+# Quantised for servers: the same parts, of which other models show that they matter; by which coder.
+CODED = {
+    "qwen3-fp8-blocks": (
+        transformers.Qwen3Config(
+            hidden_size=160, intermediate_size=272, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            head_dim=40, max_position_embeddings=512, tie_word_embeddings=True, **TOKENS,
+        ),
+        torch.bfloat16,
+        coded_weights.fp8_blocks((128, 128)),
+    ),
+    "llama-fp8-channels": (
+        transformers.LlamaConfig(tie_word_embeddings=True, **WIDE), torch.bfloat16, coded_weights.fp8_channels(),
+    ),
+    "qwen2-gptq": (
+        transformers.Qwen2Config(tie_word_embeddings=True, **WIDE), torch.float16,
+        coded_weights.gptq(32, False, False, None),
+    ),
+    "mistral-gptq-order": (
+        transformers.MistralConfig(sliding_window=24, tie_word_embeddings=True, **WIDE), torch.float16,
+        coded_weights.gptq(32, True, True, torch.Generator().manual_seed(SEED)),
+    ),
+    "llama-awq": (
+        transformers.LlamaConfig(tie_word_embeddings=True, **WIDE), torch.float16, coded_weights.awq(32),
+    ),
+    "qwen3-int4-packed": (
+        transformers.Qwen3Config(tie_word_embeddings=True, head_dim=32, **WIDE), torch.bfloat16,
+        coded_weights.compressed(32),
+    ),
+}
 
 
 @contextmanager
@@ -427,7 +506,7 @@ def published(name, config, weights):
         block, _, part = key.partition(".mlp.")
         moe = ".block_sparse_moe." if config.model_type == "mixtral" else ".mlp."
         gate, down, up = ("w1", "w2", "w3") if config.model_type == "mixtral" else ("gate_proj", "down_proj", "up_proj")
-        if not re.match(r"(experts\.|gate\.)", part):
+        if not re.match(r"(experts\.|gate\.weight)", part):
             out[key] = weight
         elif part == "gate.weight":
             out[f"{block}{moe}gate.weight"] = weight
@@ -454,27 +533,30 @@ def check_effects(name, config, weights, parts, prompt):
         assert effect >= MIN_EFFECT, f"{name} does not need its {part}"
 
 
-def make(name, config, dtype, parts):
+def make(name, config, dtype, parts, coder=None, quantised=None):
     weights = random_weights(config, SEED)
+    tensors, weights = coded_weights.coded(weights, coder) if coder else (None, weights)
     model = build(config, weights)
     with double():
         exact = build(config, weights)
     random = torch.Generator().manual_seed(SEED)
-    cases = [case(model, exact, tokens, random) for tokens in PROMPTS]
+    cases = [case(model, exact, tokens, random) for tokens in LONG_PROMPTS.get(name, PROMPTS)]
     count = sum(w.numel() for w in weights.values())
     print(f"{name}: {count:,} parameters, f32 off f64 by {max(c['f32_vs_f64_max_abs'] for c in cases)}")
     check_effects(name, config, weights, parts, cases[-1]["prompt"])
 
-    folder = REFERENCE / name
-    folder.mkdir(exist_ok=True)
+    folder = (CODED_FOLDER if coder else REFERENCE) / name
+    folder.mkdir(exist_ok=True, parents=True)
     saved = copy.deepcopy(config)
     saved.torch_dtype, saved.architectures = dtype, [type(model).__name__]
     if config.model_type == "gpt_oss":
-        saved.quantization_config = dict(quant_method="mxfp4")
+        quantised = dict(quant_method="mxfp4")
+    if quantised:
+        saved.quantization_config = quantised
     saved.save_pretrained(folder)
-    named = published(name, config, weights)
-    stored = {k: w if w.dtype == torch.uint8 else w.to(dtype) for k, w in named.items()}
-    assert all((stored[k].float() == w).all() for k, w in named.items()), f"{name}: {dtype} cannot hold the weights"
+    named = tensors or published(name, config, weights)
+    stored = {k: w.to(dtype) if w.dtype == torch.float32 and not k.endswith("_scale_inv") else w for k, w in named.items()}
+    assert all((stored[k].float() == w.float()).all() for k, w in named.items()), f"{name}: {dtype} cannot hold the weights"
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(TOKENIZER / file, folder / file)
@@ -494,8 +576,12 @@ def make(name, config, dtype, parts):
 def main():
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    for name in sys.argv[1:] or MODELS:
-        make(name, *MODELS[name])
+    for name in sys.argv[1:] or [*MODELS, *CODED]:
+        if name in CODED:
+            config, dtype, (coder, quantised) = CODED[name]
+            make(name, config, dtype, {}, coder, quantised)
+        else:
+            make(name, *MODELS[name])
 
 
 main()

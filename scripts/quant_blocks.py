@@ -30,6 +30,13 @@ HALVES = {
     Type.IQ4_NL: [0],
     Type.IQ4_XS: [0],
     Type.MXFP4: [],
+    Type.IQ2_XXS: [0],
+    Type.IQ2_XS: [0],
+    Type.IQ2_S: [0],
+    Type.IQ3_XXS: [0],
+    Type.IQ3_S: [0],
+    Type.IQ1_S: [0],
+    Type.IQ1_M: [],
 }
 
 
@@ -40,6 +47,9 @@ def blocks(kind: Type, halves: list[int], random: np.random.Generator) -> np.nda
     if kind == Type.MXFP4:
         # The first byte is a power of two.
         rows[:, 0] = 112 + rows[:, 0] % 20
+    if kind == Type.IQ1_M:
+        # Of the scale's four bits in each word of scales, those in the last are sign and exponent.
+        rows[:, 55] = rows[:, 55] & 0x8F | 0x30
     return rows
 
 

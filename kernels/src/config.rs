@@ -1,5 +1,6 @@
 //! `config.json` of a Hugging Face checkpoint, in the form of transformers 4 and 5.
 
+mod coding;
 mod keys;
 mod mixture;
 mod rope;
@@ -12,6 +13,7 @@ pub use mixture::{Clamped, Mixture};
 use crate::{
     models::{self, Family},
     rope::{RopePairs, RopeScaling},
+    stored::Coding,
 };
 use tsnode_protocol::{Experts, ModelShape, codec::CodecError, limits};
 
@@ -62,6 +64,8 @@ pub struct ModelConfig {
     pub rope_theta: f32,
     /// Their stretch.
     pub rope_scaling: RopeScaling,
+    /// The stretch and the context of sequences longer than the first training's, where a model has another for them.
+    pub long: Option<(RopeScaling, usize)>,
     /// Which channels turn together; GGUF files of Llama have them next to each other.
     pub rope_pairs: RopePairs,
     /// Channels of a head that turn, from the first on.
@@ -70,6 +74,8 @@ pub struct ModelConfig {
     pub other_rope: Option<OtherRope>,
     /// How queries grow with their position, where they do (Ministral 3).
     pub growth: Option<Growth>,
+    /// Whether each head's queries and keys are normed, where a family has models with and without.
+    pub head_norms: bool,
     /// What products of queries and keys are multiplied by.
     pub attention_scale: f32,
     /// Largest size of an attention score, approached smoothly.
@@ -82,6 +88,8 @@ pub struct ModelConfig {
     pub logit_scale: f32,
     /// Whether the output head is the embedding.
     pub tied: bool,
+    /// How matrices are stored that are not of 16 or 32 bits.
+    pub coding: Option<Coding>,
     /// What of it no kernels for GPUs are written for.
     pub gpu_lacks: Option<&'static str>,
     /// What was decided where the file says too little or too much, a line each.
@@ -143,6 +151,18 @@ pub enum ConfigError {
         /// The method.
         by: String,
     },
+    /// A way of quantising of which this is not read.
+    #[error(
+        "config.json: {key} says that the weights are quantised by {by}, with {what}: get the model in 16 bits, or as a GGUF file"
+    )]
+    Coding {
+        /// Where it says so.
+        key: &'static str,
+        /// The method.
+        by: String,
+        /// What of it, and what would be read.
+        what: String,
+    },
     /// A part of the architecture that is not written.
     #[error("config.json: {what} = {value} is not supported")]
     Unsupported {
@@ -202,7 +222,7 @@ impl ModelConfig {
         config.shape(0, 0, 0).check().map_err(ConfigError::Shape)?;
         // Only now: numbers of layers and heads are known to be small.
         config.windows = vec![None; config.layers];
-        unread::refuse_quantised(&keys, family.reads_quantised)?;
+        config.coding = coding::read(&keys, family.reads_quantised)?;
         rope::read(&mut config, &keys)?;
         (family.configure)(&mut config, &keys)?;
         config.shape(0, 0, 0).check().map_err(ConfigError::Shape)?;
@@ -234,15 +254,18 @@ impl ModelConfig {
             embed_scale: 1.0,
             rope_theta: 10_000.0,
             rope_scaling: RopeScaling::None,
+            long: None,
             rope_pairs: keys.rope_pairs()?,
             rope_dim: head_dim,
             other_rope: None,
             growth: None,
+            head_norms: false,
             attention_scale: 1.0 / (head_dim as f32).sqrt(),
             attention_cap: None,
             windows: Vec::new(),
             logit_cap: None,
             logit_scale: 1.0,
+            coding: None,
             gpu_lacks: None,
             tied: keys.flag("tie_word_embeddings")?.unwrap_or(false),
             notes,

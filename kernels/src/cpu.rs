@@ -42,8 +42,12 @@ mod rounded;
 mod simd;
 mod simple;
 mod team;
+mod widened;
 
-use crate::{memory::Arena, quant::Blocks};
+use crate::{
+    memory::{Arena, Memory},
+    quant::Blocks,
+};
 pub(crate) use dense::{Cut, Outputs};
 pub use matrix::{Dtype, Matrix};
 pub use packed::Packed;
@@ -159,6 +163,18 @@ impl Cpu {
     pub fn pack(&self, blocks: Blocks<'_>) -> Packed {
         let memory = self.arena.lock().unwrap_or_else(PoisonError::into_inner).zeroed(Packed::size(&blocks));
         Packed::new(&self.team, memory, blocks)
+    }
+
+    /// The numbers of `rows` × `cols` that `row` writes, stored as `dtype`.
+    pub(crate) fn widened(
+        &self,
+        (rows, cols): (usize, usize),
+        dtype: Dtype,
+        row: impl Fn(usize, &mut [f32]) + Sync,
+    ) -> Memory {
+        let width = cols * dtype.bytes();
+        let memory = self.arena.lock().unwrap_or_else(PoisonError::into_inner).zeroed(rows * width);
+        widened::fill(&self.team, memory, (width, cols), dtype, row)
     }
 
     /// [`Self::linear`] on the calling thread: for work that is already shared out.

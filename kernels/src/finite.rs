@@ -5,7 +5,7 @@
 
 use crate::{
     cpu::{Cpu, Dtype},
-    quant::{QuantType, small::half_power},
+    quant::{QuantType, large::scale_of_iq1_m, small::half_power},
     stored::Stored,
 };
 use std::fmt;
@@ -91,6 +91,9 @@ fn bad_scale(block: &[u8], kind: QuantType) -> Option<f32> {
     if kind == QuantType::Mxfp4 && block[0] >= TOO_LARGE {
         return Some(2.0 * half_power(block[0]));
     }
+    if kind == QuantType::Iq1M {
+        return Some(scale_of_iq1_m(block)).filter(|scale| !scale.is_finite());
+    }
     kind.scales().iter().map(scale).find(|scale| !scale.is_finite())
 }
 
@@ -157,6 +160,9 @@ mod tests {
                 if kind == QuantType::Mxfp4 {
                     block[0] = TOO_LARGE - 1;
                 }
+                if kind == QuantType::Iq1M {
+                    block[55] = 0x3f;
+                }
                 kind.scales().iter().for_each(|at| block[*at..at + 2].copy_from_slice(&f16::MAX.to_le_bytes()));
             }
             assert_eq!(found(&fine, Stored::Quantised(kind)), None, "{kind:?}");
@@ -180,6 +186,16 @@ mod tests {
         assert!(bad(0).is_none() && bad(TOO_LARGE - 1).is_none());
         assert!(bad(u8::MAX).is_some_and(|bad| bad.value.is_nan()));
         assert_eq!(bad(TOO_LARGE).map(|bad| bad.value), Some(8192.0));
+    }
+
+    /// The one whose scale lies in four places.
+    #[test]
+    fn a_scale_in_parts_is_put_together() {
+        let mut block = vec![0xff_u8; QuantType::Iq1M.bytes()];
+        let found = |block: &[u8]| found(block, Stored::Quantised(QuantType::Iq1M));
+        assert_eq!(found(&block), Some((0, 256, true)));
+        block[55] = 0x0f;
+        assert_eq!(found(&block), None);
     }
 
     /// Scales are where decoding reads them: a block with a bad one means numbers that are bad.

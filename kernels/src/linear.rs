@@ -1,7 +1,8 @@
-//! Weight matrices as layers hold them: as they lie in the file where products read that, packed where they do not.
+//! Weight matrices as layers hold them: as they lie in the file where products read that, packed or widened where they do not.
 
 use crate::{
     cpu::{Cpu, Dtype, Matrix, Operand, Packed},
+    memory::Memory,
     weights::{Tensor, View},
 };
 use std::sync::{Arc, OnceLock};
@@ -15,12 +16,14 @@ struct Stored {
     /// Whether rows are multiplied as they are, where products with what the file has would round them first.
     exact: bool,
     packed: OnceLock<Packed>,
-    widened: OnceLock<Vec<f32>>,
+    widened: OnceLock<Memory>,
 }
 
 impl Weight {
+    /// A matrix that rows are multiplied by as its checkpoint says.
     pub(crate) fn new(tensor: Tensor) -> Self {
-        Self(Arc::new(Stored { tensor, exact: false, packed: OnceLock::new(), widened: OnceLock::new() }))
+        let exact = tensor.is_exact();
+        Self(Arc::new(Stored { tensor, exact, packed: OnceLock::new(), widened: OnceLock::new() }))
     }
 
     /// A matrix that rows are multiplied by without being rounded, in single precision however it is stored: one whose
@@ -36,20 +39,21 @@ impl Weight {
 
     /// Bytes of a matrix once it is packed or widened; none of one that products read where it lies.
     pub(crate) fn packed_bytes(&self) -> u64 {
-        if self.is_widened() {
+        if let Some(dtype) = self.widened_to() {
             let (rows, cols) = self.0.tensor.size();
-            return 4 * (rows * cols) as u64;
+            return (dtype.bytes() * rows * cols) as u64;
         }
         match self.0.tensor.view() {
-            View::Dense(_) => 0,
+            View::Dense(_) | View::Coded(_) => 0,
             View::Quantised(blocks) => Packed::size(&blocks) as u64,
         }
     }
 
-    /// Packs a quantised matrix, and widens one that is to be exact. What lies in the file is not read after.
+    /// Packs a quantised matrix, and widens one that is to be exact or has no products of its own. What lies in the file is
+    /// not read after.
     pub(crate) fn prepare(&self, cpu: &Cpu) {
-        if self.is_widened() {
-            self.widened();
+        if let Some(dtype) = self.widened_to() {
+            self.widened(cpu, dtype);
             return self.0.tensor.forget();
         }
         if let View::Quantised(blocks) = self.0.tensor.view() {
@@ -65,33 +69,41 @@ impl Weight {
 
     /// As products take it. A quantised matrix that was not prepared is when it is first used.
     pub(crate) fn operand(&self, cpu: &Cpu) -> Operand<'_> {
-        if self.is_widened() {
-            let (rows, cols) = self.0.tensor.size();
-            return Operand::Dense(Matrix::new(bytemuck::cast_slice(self.widened()), Dtype::F32, rows, cols));
+        if let Some(dtype) = self.widened_to() {
+            return self.widened(cpu, dtype);
         }
         match self.0.tensor.view() {
             View::Dense(matrix) => Operand::Dense(matrix),
             View::Quantised(blocks) => Operand::Packed(self.0.packed.get_or_init(|| cpu.pack(blocks))),
+            View::Coded(coded) => self.widened(cpu, coded.dtype()),
         }
     }
 
-    /// Rows are as they are beside matrices of single and half precision.
-    fn is_widened(&self) -> bool {
-        let dense = matches!(self.0.tensor.view(), View::Dense(matrix) if matrix.dtype() != Dtype::Bf16);
-        self.0.exact && !dense
+    /// As what products read it once it is widened, where they do not read what lies in the file. Rows are as they are beside
+    /// matrices of single and half precision.
+    fn widened_to(&self) -> Option<Dtype> {
+        let exact = self.0.exact.then_some(Dtype::F32);
+        match self.0.tensor.view() {
+            View::Dense(matrix) => exact.filter(|_| matrix.dtype() == Dtype::Bf16),
+            View::Quantised(_) => exact,
+            View::Coded(coded) => exact.or(Some(coded.dtype())),
+        }
     }
 
-    fn widened(&self) -> &[f32] {
-        self.0.widened.get_or_init(|| {
-            let (rows, cols) = self.0.tensor.size();
-            let mut all = vec![0.0; rows * cols];
-            all.chunks_exact_mut(cols).enumerate().for_each(|(row, out)| self.0.tensor.widen_row(row, out));
-            all
-        })
+    fn widened(&self, cpu: &Cpu, dtype: Dtype) -> Operand<'_> {
+        let (rows, cols) = self.0.tensor.size();
+        let tensor = &self.0.tensor;
+        let bytes =
+            self.0.widened.get_or_init(|| cpu.widened((rows, cols), dtype, |row, out| tensor.widen_row(row, out)));
+        Operand::Dense(Matrix::new(bytes, dtype, rows, cols))
     }
 
-    /// Bytes as stored.
+    /// Bytes that products read and memory holds, if those are more than what is stored: by that, others plan.
     pub(crate) fn bytes(&self) -> u64 {
-        self.0.tensor.bytes()
+        let stored = self.0.tensor.bytes();
+        match self.0.tensor.view() {
+            View::Quantised(blocks) if !self.0.exact => stored.max(Packed::share(&blocks) as u64),
+            _ => stored,
+        }
     }
 }

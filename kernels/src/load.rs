@@ -69,7 +69,7 @@ impl StageMemory {
     pub(crate) fn of<'a>(stages: impl Iterator<Item = &'a dyn Stage> + Clone) -> Self {
         let (weights, tables) = all_of(stages.clone());
         let bytes: u64 = stages.map(Stage::bytes).map(|bytes| bytes.layers + bytes.head).sum();
-        let matrices: u64 = weights.iter().map(|w| w.tensor().bytes()).sum();
+        let matrices: u64 = weights.iter().map(|w| w.bytes()).sum();
         let mapped = |tensor: &Tensor| weights.iter().any(|w| w.packed_bytes() == 0 && w.tensor().meets(tensor));
         let once = tables.iter().filter(|table| !mapped(table)).map(|table| table.bytes());
         let dense = weights.iter().filter(|w| w.packed_bytes() == 0).map(|w| w.tensor().bytes());
@@ -105,7 +105,7 @@ pub(crate) fn each(stages: &[Box<dyn Stage>]) -> impl Iterator<Item = &dyn Stage
 pub(crate) fn on_gpus<'a>(stages: impl Iterator<Item = &'a dyn Stage> + Clone) -> u64 {
     let (weights, tables) = all_of(stages.clone());
     let bytes: u64 = stages.map(Stage::bytes).map(|bytes| bytes.layers + bytes.head).sum();
-    let matrices: u64 = weights.iter().map(|w| w.tensor().bytes()).sum();
+    let matrices: u64 = weights.iter().map(|w| w.bytes()).sum();
     let there = tables.into_iter().chain(weights.iter().map(|w| w.tensor())).map(bytes_on_gpu);
     there.sum::<u64>() + bytes.saturating_sub(matrices)
 }

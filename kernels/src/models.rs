@@ -5,6 +5,7 @@ mod gemma2;
 mod gemma3;
 mod glm;
 mod glm4;
+mod glm4_moe;
 mod gpt_oss;
 mod granite;
 mod granite4;
@@ -38,7 +39,7 @@ use std::fmt;
 use tsnode_protocol::{LayerRange, Token};
 
 /// All that is read.
-static FAMILIES: [&Family; 21] = [
+static FAMILIES: [&Family; 22] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &qwen2::FAMILY,
@@ -58,6 +59,7 @@ static FAMILIES: [&Family; 21] = [
     &ministral3::FAMILY,
     &glm::FAMILY,
     &glm4::FAMILY,
+    &glm4_moe::FAMILY,
     &gpt_oss::FAMILY,
     &opt::FAMILY,
 ];

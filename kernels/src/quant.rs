@@ -1,8 +1,12 @@
 //! Quantised numbers as GGUF stores them: blocks that share scales, and what each block means.
 
+pub(crate) mod fours;
 pub mod large;
 pub mod small;
 
+pub use fours::Packing;
+
+use fours::Fours;
 use half::f16;
 use large::Large;
 use small::Small;
@@ -36,11 +40,25 @@ pub enum QuantType {
     Iq4Xs,
     /// 32 numbers of a table of 15, one power of two.
     Mxfp4,
+    /// 256 numbers by eights of a table; scales of 4 bits for each 32.
+    Iq2Xxs,
+    /// 256 numbers by eights of a table; scales of 4 bits for each 16.
+    Iq2Xs,
+    /// The same of a longer table.
+    Iq2S,
+    /// 256 numbers by fours of a table; scales of 4 bits for each 32.
+    Iq3Xxs,
+    /// The same of a longer table.
+    Iq3S,
+    /// 256 numbers by eights of a table of -1, 0 and 1, and a shift; scales of 3 bits for each 32.
+    Iq1S,
+    /// The same with scales for each 16.
+    Iq1M,
 }
 
 impl QuantType {
     /// All kinds.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 20] = [
         Self::Q4_0,
         Self::Q4_1,
         Self::Q5_0,
@@ -54,6 +72,13 @@ impl QuantType {
         Self::Iq4Nl,
         Self::Iq4Xs,
         Self::Mxfp4,
+        Self::Iq2Xxs,
+        Self::Iq2Xs,
+        Self::Iq2S,
+        Self::Iq3Xxs,
+        Self::Iq3S,
+        Self::Iq1S,
+        Self::Iq1M,
     ];
 
     /// Numbers in a block.
@@ -61,7 +86,9 @@ impl QuantType {
     pub const fn numbers(self) -> usize {
         match self {
             Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Iq4Nl | Self::Mxfp4 => 32,
-            Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K | Self::Iq4Xs => 256,
+            Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K => 256,
+            Self::Iq4Xs | Self::Iq2Xxs | Self::Iq2Xs | Self::Iq2S | Self::Iq3Xxs | Self::Iq3S => 256,
+            Self::Iq1S | Self::Iq1M => 256,
         }
     }
 
@@ -81,6 +108,23 @@ impl QuantType {
             Self::Q4K => 144,
             Self::Q5K => 176,
             Self::Q6K => 210,
+            Self::Iq1S => 50,
+            Self::Iq1M => 56,
+            Self::Iq2Xxs => 66,
+            Self::Iq2Xs => 74,
+            Self::Iq2S => 82,
+            Self::Iq3Xxs => 98,
+            Self::Iq3S => 110,
+        }
+    }
+
+    /// What a block's scale of half precision is worth, where decoding takes a part of it to have whole numbers.
+    #[must_use]
+    pub const fn worth(self) -> f32 {
+        match self {
+            Self::Iq2Xxs | Self::Iq2Xs | Self::Iq2S | Self::Iq1S | Self::Iq1M => 0.125,
+            Self::Iq3Xxs => 0.25,
+            _ => 1.0,
         }
     }
 
@@ -88,8 +132,10 @@ impl QuantType {
     #[must_use]
     pub const fn scales(self) -> &'static [usize] {
         match self {
-            Self::Mxfp4 => &[],
+            // IQ1_M's is in four places.
+            Self::Mxfp4 | Self::Iq1M => &[],
             Self::Q4_0 | Self::Q5_0 | Self::Q8_0 | Self::Iq4Nl | Self::Iq4Xs => &[0],
+            Self::Iq2Xxs | Self::Iq2Xs | Self::Iq2S | Self::Iq3Xxs | Self::Iq3S | Self::Iq1S => &[0],
             Self::Q4_1 | Self::Q5_1 | Self::Q4K | Self::Q5K => &[0, 2],
             Self::Q2K => &[80, 82],
             Self::Q3K => &[108],
@@ -105,7 +151,17 @@ pub struct Blocks<'a> {
     kind: QuantType,
     rows: usize,
     cols: usize,
-    apart: Option<Apart<'a>>,
+    lay: Lay<'a>,
+}
+
+/// Where a block's parts are.
+#[derive(Clone, Copy, Debug)]
+enum Lay<'a> {
+    /// Together, as in GGUF files.
+    Together,
+    Apart(Apart<'a>),
+    /// In tensors of another layout; the first row is that output.
+    Fours(Fours<'a>, usize),
 }
 
 /// Powers of two that lie apart from the numbers (MXFP4 in safetensors files).
@@ -129,7 +185,7 @@ impl<'a> Blocks<'a> {
     pub fn new(bytes: &'a [u8], kind: QuantType, rows: usize, cols: usize) -> Self {
         assert!(cols.is_multiple_of(kind.numbers()), "{cols} columns of {kind:?}");
         assert_eq!(bytes.len(), rows * cols / kind.numbers() * kind.bytes(), "matrix of {rows} x {cols} {kind:?}");
-        Self { bytes, kind, rows, cols, apart: None }
+        Self { bytes, kind, rows, cols, lay: Lay::Together }
     }
 
     /// Numbers in MXFP4, sixteen bytes for 32 of them, whose powers of two lie in `powers`; rows lie `every` apart from the
@@ -144,7 +200,12 @@ impl<'a> Blocks<'a> {
         let blocks = lines * cols / kind.numbers();
         assert!(cols.is_multiple_of(kind.numbers()), "{cols} columns of {kind:?}");
         assert!(bytes.len() >= 16 * blocks && powers.len() >= blocks, "matrix of {rows} x {cols} {kind:?}");
-        Self { bytes, kind, rows, cols, apart: Some(Apart { powers, first, every }) }
+        Self { bytes, kind, rows, cols, lay: Lay::Apart(Apart { powers, first, every }) }
+    }
+
+    /// Outputs of a matrix of four-bit numbers as blocks of `kind`, which is [`Fours::kind`], from output `first` on.
+    pub(crate) fn of_fours(fours: Fours<'a>, kind: QuantType, first: usize, rows: usize) -> Self {
+        Self { bytes: fours.codes, kind, rows, cols: fours.inputs, lay: Lay::Fours(fours, first) }
     }
 
     /// Rows.
@@ -165,21 +226,30 @@ impl<'a> Blocks<'a> {
         self.kind
     }
 
-    /// All blocks.
-    pub(crate) fn bytes(&self) -> &'a [u8] {
-        self.bytes
+    /// All blocks, where they lie together.
+    pub(crate) fn bytes(&self) -> Option<&'a [u8]> {
+        matches!(self.lay, Lay::Together).then_some(self.bytes)
     }
 
     /// Calls `each` with the blocks of row `index`, in their order.
     pub(crate) fn each_block(&self, index: usize, mut each: impl FnMut(&[u8])) {
         let count = self.cols / self.kind.numbers();
-        let Some(Apart { powers, first, every }) = self.apart else {
-            let row = count * self.kind.bytes();
-            return self.bytes[index * row..][..row].chunks_exact(self.kind.bytes()).for_each(each);
-        };
-        let from = (first + index * every) * count;
-        for (power, pairs) in powers[from..][..count].iter().zip(self.bytes[16 * from..].chunks_exact(16)) {
-            each(&joined(*power, pairs));
+        match self.lay {
+            Lay::Together => {
+                let row = count * self.kind.bytes();
+                self.bytes[index * row..][..row].chunks_exact(self.kind.bytes()).for_each(each);
+            }
+            Lay::Apart(Apart { powers, first, every }) => {
+                let from = (first + index * every) * count;
+                for (power, pairs) in powers[from..][..count].iter().zip(self.bytes[16 * from..].chunks_exact(16)) {
+                    each(&joined(*power, pairs));
+                }
+            }
+            Lay::Fours(fours, first) => {
+                for block in 0..count {
+                    each(&fours.block(self.kind, first + index, block)[..self.kind.bytes()]);
+                }
+            }
         }
     }
 

@@ -48,8 +48,8 @@ pub enum RopeScaling {
     },
     /// LongRoPE (Phi-3): every frequency divided by its own factor, sines and cosines made larger.
     Long {
-        /// A factor for each frequency. They are those for sequences no longer than the first training's: longer ones
-        /// would need other factors from their first token on, so contexts end there.
+        /// A factor for each frequency: those for sequences no longer than the first training's, where contexts end, or, for
+        /// all sequences, those that longer ones need from their first token on.
         factors: Vec<f32>,
         /// What sines and cosines are multiplied by.
         amplitude: f32,

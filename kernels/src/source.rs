@@ -1,6 +1,9 @@
 //! Where a model comes from: a folder, a file, or the program itself.
 
+mod chosen;
 mod gguf_model;
+
+pub use chosen::Precision;
 
 use crate::{
     config::{ConfigError, ModelConfig},
@@ -106,6 +109,9 @@ pub struct ModelSource {
     files: BTreeMap<String, Vec<u8>>,
     manifest: Option<WeightsManifest>,
     notes: Vec<String>,
+    precision: Precision,
+    /// Whether it turns by what long sequences need.
+    long: bool,
 }
 
 /// Layers of a model, ready for an engine.
@@ -199,14 +205,12 @@ impl ModelSource {
         let config_json = files.get("config.json").map_or(&[][..], Vec::as_slice);
         let config =
             ModelConfig::parse(config_json).map_err(|error| SourceError::Config { path: path.to_owned(), error })?;
+        let checkpoint = checkpoint.coded_by(config.coding);
         // Loading all layers once finds every missing or misshapen tensor now; nothing of the map is read for it.
         let whole = LayerRange { start: 0, end: config.layers as u32 };
         let stage = models::load(&config, &checkpoint, Share { layers: whole, rank: Rank::ALONE })
             .map_err(|error| SourceError::Weights { path: path.to_owned(), error })?;
-        let bytes = stage.bytes();
-        let by_layer = |bytes: u64| bytes.div_ceil(config.layers as u64);
-        let mut shape = config.shape(by_layer(bytes.layers), bytes.embed, bytes.head);
-        shape.experts.iter_mut().for_each(|experts| experts.bytes = by_layer(bytes.experts));
+        let shape = shape_of(&config, stage.as_ref());
         let listed = |(name, bytes): (&String, &Vec<u8>)| ModelFile {
             name: name.clone(),
             bytes: bytes.len() as u64,
@@ -218,8 +222,9 @@ impl ModelSource {
             shape,
             files: files.iter().map(listed).collect(),
         };
-        let notes = checkpoint.notes().iter().chain(&config.notes).cloned().collect();
-        Ok(Self { card, config, checkpoint, files, manifest: None, notes })
+        let coded = config.coding.map(|coding| chosen::coded_note(coding, stage.as_ref()));
+        let notes = checkpoint.notes().iter().chain(&config.notes).cloned().chain(coded).collect();
+        Ok(Self { card, config, checkpoint, files, manifest: None, notes, precision: Precision::Stored, long: false })
     }
 
     /// The same model under another name, as where its folder is called after a commit.
@@ -245,9 +250,11 @@ impl ModelSource {
         let [config, tokenizer] =
             [0, 1].map(|n| *blake3::hash(self.file(SMALL_FILES[n]).unwrap_or_default()).as_bytes());
         let choice = self.checkpoint.choice();
-        self.card.id = manifest.id(&config, &tokenizer, choice.as_ref());
-        // Nobody else could tell which copies count.
-        self.manifest = Some(manifest).filter(|manifest| choice.is_none() && manifest.check().is_ok());
+        let id = manifest.id(&config, &tokenizer, choice.as_ref());
+        self.card.id = self.chosen(id);
+        // Nobody else could tell which copies count, nor how it is computed where its files do not say it.
+        let plain = choice.is_none() && self.card.id == id;
+        self.manifest = Some(manifest).filter(|manifest| plain && manifest.check().is_ok());
         self
     }
 
@@ -394,6 +401,15 @@ impl ModelSource {
     }
 }
 
+/// The shape that planning has, with what each part's weights take.
+fn shape_of(config: &ModelConfig, stage: &dyn Stage) -> ModelShape {
+    let bytes = stage.bytes();
+    let by_layer = |bytes: u64| bytes.div_ceil(config.layers as u64);
+    let mut shape = config.shape(by_layer(bytes.layers), bytes.embed, bytes.head);
+    shape.experts.iter_mut().for_each(|experts| experts.bytes = by_layer(bytes.experts));
+    shape
+}
+
 fn read_small(folder: &Path) -> Result<BTreeMap<String, Vec<u8>>, SourceError> {
     let mut files = BTreeMap::new();
     for (i, name) in SMALL_FILES.into_iter().enumerate() {
@@ -440,6 +456,10 @@ fn identify(files: &BTreeMap<String, Vec<u8>>, checkpoint: &Checkpoint) -> Model
         hasher.update(&(bytes.len() as u64).to_le_bytes()).update(bytes);
     }
     checkpoint.fingerprint(&mut hasher);
+    short(&hasher)
+}
+
+fn short(hasher: &blake3::Hasher) -> ModelId {
     let mut id = [0; 16];
     id.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
     ModelId(id)

@@ -1,5 +1,6 @@
 //! Checkpoints: safetensors and GGUF files, mapped into memory and used as they lie there.
 
+mod coded;
 mod error;
 mod files;
 mod storage;
@@ -12,10 +13,11 @@ pub use self::{
 pub use crate::finite::Bad;
 pub use crate::stored::Stored;
 
+pub use coded::CodedView;
 pub(crate) use storage::Storage;
 
 use self::tensor::{Apart, Entry};
-use crate::{cpu::Dtype, gguf::Architecture, quant::QuantType};
+use crate::{cpu::Dtype, gguf::Architecture, quant::QuantType, stored::Coding};
 use safetensors::SafeTensors;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -56,6 +58,10 @@ pub struct Checkpoint {
     notes: Vec<String>,
     /// Gives tensors the names they have in the file, where those are others.
     names: Option<&'static Architecture>,
+    /// How some matrices are stored in several tensors, or with scales in one.
+    coding: Option<Coding>,
+    /// Whether rows are multiplied by all matrices as they are.
+    exact: bool,
 }
 
 impl Checkpoint {
@@ -158,6 +164,11 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// Has rows multiplied by all matrices as they are, in single precision however those are stored.
+    pub(crate) fn make_exact(&mut self) {
+        self.exact = true;
+    }
+
     /// A checkpoint for the tensors of GGUF files.
     pub(crate) fn of_gguf(names: &'static Architecture) -> Self {
         Self { names: Some(names), ..Self::default() }
@@ -190,10 +201,10 @@ impl Checkpoint {
         }
     }
 
-    /// Whether there is a tensor of that name.
+    /// Whether there is a tensor of that name, or others that stand for it.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
-        self.tensors.contains_key(name)
+        self.tensors.contains_key(name) || self.stands_in(name)
     }
 
     /// The matrix `name` of `rows` × `cols`.
@@ -231,7 +242,7 @@ impl Checkpoint {
         }
         let (range, stored) = (entry.range.clone(), Stored::Quantised(QuantType::Mxfp4));
         let apart = Some(Apart { entry: powers, first: 0, every: 1 });
-        Ok(Tensor { entry, range, stored, rows: count * rows, cols, apart })
+        Ok(Tensor { entry, range, stored, rows: count * rows, cols, apart, coded: None, exact: self.exact })
     }
 
     /// The matrix `name` of one row, which some files have as a vector.
@@ -266,6 +277,9 @@ impl Checkpoint {
     }
 
     fn tensor(&self, name: &str, expected: &[usize], rows: usize, cols: usize) -> Result<Tensor, WeightsError> {
+        if let Some(coded) = self.coded(name, expected)? {
+            return Ok(Tensor { exact: self.exact, ..coded });
+        }
         let entry = self.tensors.get(name).ok_or_else(|| self.missing(name))?;
         if entry.shape != expected {
             let (found, expected) = (entry.shape.clone(), expected.to_vec());
@@ -273,7 +287,16 @@ impl Checkpoint {
         }
         let unread = |found: String| WeightsError::Dtype { name: self.called(name), found };
         let stored = entry.stored.clone().map_err(unread)?;
-        Ok(Tensor { entry: entry.clone(), range: entry.range.clone(), stored, rows, cols, apart: None })
+        Ok(Tensor {
+            entry: entry.clone(),
+            range: entry.range.clone(),
+            stored,
+            rows,
+            cols,
+            apart: None,
+            coded: None,
+            exact: self.exact,
+        })
     }
 
     fn missing(&self, name: &str) -> WeightsError {

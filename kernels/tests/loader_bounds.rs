@@ -29,16 +29,29 @@ const FREE: usize = 2 << 20;
 type Files = BTreeMap<String, Vec<u8>>;
 
 fn folder(name: &str) -> Files {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/reference").join(name);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("models").join(name);
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let named = |path: PathBuf| (path.file_name().unwrap().to_str().unwrap().to_owned(), std::fs::read(&path).unwrap());
     entries.map(named).filter(|(name, _)| name != "cases.json").collect()
 }
 
 /// Small models that are valid, of different families: one in two files, one with learned positions, one fused, and
-/// two with experts, in a tensor each and in one.
-static FOLDERS: LazyLock<[Files; 6]> = LazyLock::new(|| {
-    ["llama3-rope", "opt-relu", "phi3-longrope", "gemma3-local", "qwen3moe-fused", "qwen2moe-every-other"].map(folder)
+/// two with experts, in a tensor each and in one; and those that servers' quantisers stored.
+static FOLDERS: LazyLock<[Files; 11]> = LazyLock::new(|| {
+    [
+        "reference/llama3-rope",
+        "reference/opt-relu",
+        "reference/phi3-longrope",
+        "reference/gemma3-local",
+        "reference/qwen3moe-fused",
+        "reference/qwen2moe-every-other",
+        "coded/qwen3-fp8-blocks",
+        "coded/llama-fp8-channels",
+        "coded/mistral-gptq-order",
+        "coded/llama-awq",
+        "coded/qwen3-int4-packed",
+    ]
+    .map(folder)
 });
 /// The same as GGUF, where there is such a thing; with quantised blocks.
 static GGUFS: LazyLock<[Vec<u8>; 5]> = LazyLock::new(|| {
@@ -263,6 +276,24 @@ proptest! {
         let path = folder.path().join("changed.gguf");
         std::fs::write(&path, &bytes).unwrap();
         let _ = serve(&path, bytes.len());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 192, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Numbers, scales, zeros and groups of what servers' quantisers stored, whatever they are.
+    #[test]
+    fn changed_numbers_are_refused_or_served(
+        which in any::<Index>(),
+        changes in prop::collection::vec((any::<Index>(), any::<u8>()), 1..400),
+    ) {
+        let _alone = alone();
+        let mut files = which.get(&FOLDERS[6..]).clone();
+        let file = files.get_mut("model.safetensors").unwrap();
+        let header = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+        changes.iter().for_each(|(at, byte)| *at.get_mut(&mut file[header..]) = *byte);
+        let _ = serve_files(&files);
     }
 }
 

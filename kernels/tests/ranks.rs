@@ -9,13 +9,13 @@ use tsnode_kernels::{
     engine::{Engine, EngineConfig, EngineError, Input, Output, Prefix, Slice, StageKey, Threads},
     pages::PAGE_BYTES,
     quant::QuantType,
-    source::ModelSource,
+    source::{ModelSource, Precision},
     weights::WeightsError,
 };
 use tsnode_protocol::{KvCodec, KvDtype, LayerRange, RequestId, TileHeader, Token};
 
 /// Reference models whose heads of keys and values can be cut in two, and the one with more of them.
-const MODELS: [&str; 21] = [
+const MODELS: [&str; 22] = [
     "llama-gqa",
     "qwen2-bias",
     "qwen3-norms",
@@ -36,6 +36,7 @@ const MODELS: [&str; 21] = [
     "ministral3-yarn",
     "glm4-neighbours",
     "glm-neighbours",
+    "glm4moe-sigmoid",
     "gptoss-sinks",
 ];
 const ONE: RequestId = RequestId([1; 16]);
@@ -133,6 +134,16 @@ fn any_number_of_ranks_and_stages_gives_the_bits_of_one() {
     }
 }
 
+/// Quantised for servers: outputs of words that ranks share, blocks of scales that they cut.
+#[test]
+fn matrices_of_several_tensors_are_cut_too() {
+    for name in ["qwen3-fp8-blocks", "qwen2-gptq", "mistral-gptq-order", "llama-awq", "qwen3-int4-packed"] {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/coded").join(name);
+        check(&ModelSource::open(&folder).unwrap(), 2);
+    }
+    check(&ModelSource::open(&reference("llama-gqa")).unwrap().in_precision(Precision::Exact).unwrap(), 2);
+}
+
 #[test]
 fn quantised_matrices_are_cut_too() {
     let folder = tempfile::tempdir().unwrap();
@@ -149,7 +160,7 @@ fn quantised_matrices_are_cut_too() {
 #[test]
 fn large_blocks_are_cut_too() {
     let (folder, wide) = (tempfile::tempdir().unwrap(), made::wide());
-    for kind in [QuantType::Q4K, QuantType::Q6K] {
+    for kind in [QuantType::Q4K, QuantType::Q6K, QuantType::Iq2S] {
         let path = folder.path().join("model.gguf");
         std::fs::write(&path, convert(wide.path(), Form::Large(kind), "gpt-2").bytes()).unwrap();
         check(&ModelSource::open(&path).unwrap(), 4);

@@ -7,15 +7,15 @@ mod widened;
 
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use tsnode_kernels::{
     engine::{Engine, EngineConfig, Input, Output, Slice, StageKey, Threads},
     sampling::sample,
-    source::ModelSource,
+    source::{ModelSource, Precision},
 };
 use tsnode_protocol::{KvCodec, KvDtype, LayerRange, RequestId, Sampling, TileHeader, Token, TokenLogprob};
 
-const MODELS: [&str; 23] = [
+const MODELS: [&str; 24] = [
     "llama-gqa",
     "llama3-rope",
     "qwen2-bias",
@@ -38,12 +38,13 @@ const MODELS: [&str; 23] = [
     "ministral3-yarn",
     "glm4-neighbours",
     "glm-neighbours",
+    "glm4moe-sigmoid",
     QUANTISED,
 ];
 /// It is published in MXFP4, by which products round rows to 8 bits: in single precision it is compared as a GGUF file.
 const QUANTISED: &str = "gptoss-sinks";
 /// Those whose weights are not bfloat16.
-const OF_OTHER_TYPES: [&str; 16] = [
+const OF_OTHER_TYPES: [&str; 17] = [
     "qwen2-bias",
     "opt-relu",
     "qwen3-norms",
@@ -60,7 +61,11 @@ const OF_OTHER_TYPES: [&str; 16] = [
     "ministral3-yarn",
     "glm4-neighbours",
     "glm-neighbours",
+    "glm4moe-sigmoid",
 ];
+/// Quantised for servers.
+const CODED: [&str; 6] =
+    ["qwen3-fp8-blocks", "llama-fp8-channels", "qwen2-gptq", "mistral-gptq-order", "llama-awq", "qwen3-int4-packed"];
 const TOLERANCE: f32 = 1e-3;
 /// Of logits with bfloat16 weights, which rows are rounded to as well, where those of transformers were not
 /// (models/reference/README.md). Logits spread by 1 to 4; a wrong sign or turn leaves about that.
@@ -83,8 +88,13 @@ fn folder(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("models/reference").join(name)
 }
 
+fn coded(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("models/coded").join(name)
+}
+
 fn cases(name: &str) -> Vec<Case> {
-    let text = std::fs::read(folder(name).join("cases.json")).unwrap();
+    let folder = if CODED.contains(&name) { coded(name) } else { folder(name) };
+    let text = std::fs::read(folder.join("cases.json")).unwrap();
     serde_json::from_slice::<Cases>(&text).unwrap().cases
 }
 
@@ -170,7 +180,7 @@ fn check_greedy(name: &str, case: &Case, pipeline: &mut Pipeline, request: Reque
 fn logits_and_greedy_tokens_agree_with_transformers_however_layers_and_prompts_are_cut() {
     for name in MODELS {
         let widened = in_single_precision(name);
-        however_cut(name, widened.path(), TOLERANCE);
+        however_cut(name, &ModelSource::open(widened.path()).unwrap(), TOLERANCE);
     }
 }
 
@@ -178,12 +188,86 @@ fn logits_and_greedy_tokens_agree_with_transformers_however_layers_and_prompts_a
 fn so_they_do_with_weights_as_they_are_stored() {
     for name in MODELS.into_iter().filter(|name| *name != QUANTISED) {
         let tolerance = if OF_OTHER_TYPES.contains(&name) { TOLERANCE } else { ROUNDED };
-        however_cut(name, &folder(name), tolerance);
+        however_cut(name, &ModelSource::open(&folder(name)).unwrap(), tolerance);
     }
 }
 
-fn however_cut(name: &str, folder: &Path, tolerance: f32) {
-    let source = ModelSource::open(folder).unwrap();
+/// FP8, GPTQ, AWQ and compressed-tensors: the numbers that they stand for, as the script takes them apart, in transformers.
+#[test]
+fn so_they_do_with_weights_that_servers_quantisers_stored() {
+    for name in CODED {
+        let source = ModelSource::open(&coded(name)).unwrap().in_precision(Precision::Exact).unwrap();
+        however_cut(name, &source, TOLERANCE);
+    }
+}
+
+/// As such weights are computed with when nothing is asked for: FP8 as bfloat16, to which rows are rounded too; four bits by
+/// an index as half precision; other four bits as blocks, by which rows are rounded to 8 bits.
+#[test]
+fn weights_of_servers_quantisers_are_off_by_what_rows_are_rounded() {
+    for name in CODED {
+        let source = ModelSource::open(&coded(name)).unwrap();
+        for case in cases(name) {
+            let mut pipeline = Pipeline::new(&source, &[]);
+            pipeline.admit(REQUEST, case.prompt.len());
+            let logits = pipeline.run(REQUEST, 0, &case.prompt);
+            let vocab = logits.len() / case.prompt.len();
+            for (position, expected) in &case.logits {
+                let found = &logits[position.parse::<usize>().unwrap() * vocab..][..vocab];
+                let off: Vec<f32> = found.iter().zip(expected).map(|(a, b)| a - b).collect();
+                let part = spread(&off) / spread(expected);
+                let most = match name {
+                    "mistral-gptq-order" => 0.005,
+                    "qwen3-fp8-blocks" | "llama-fp8-channels" => 0.03,
+                    _ => ROUNDING,
+                };
+                assert!(part <= most, "{name}, position {position}: off by {part} of the logits' spread");
+            }
+        }
+    }
+}
+
+/// LongRoPE's factors for long sequences, of which all positions turn by them.
+#[test]
+fn so_they_do_beyond_the_first_training() {
+    let name = "phi3-long";
+    let short = ModelSource::open(&folder(name)).unwrap();
+    let (id, context) = (short.card().id, short.card().shape.context);
+    let long = short.with_long_context().unwrap();
+    assert_ne!(long.card().id, id, "no group has both");
+    assert_eq!((context, long.card().shape.context), (64, 512));
+    however_cut(name, &long, TOLERANCE);
+    assert!(ModelSource::open(&folder("llama-gqa")).unwrap().with_long_context().is_none());
+}
+
+/// In single precision, asked for, weights that are bfloat16 give transformers' logits too, by another id.
+#[test]
+fn exact_rows_leave_nothing_of_what_bfloat16_ones_do() {
+    for name in MODELS.into_iter().filter(|name| !OF_OTHER_TYPES.contains(name)) {
+        let stored = ModelSource::open(&folder(name)).unwrap();
+        let id = stored.card().id;
+        let source = stored.in_precision(Precision::Exact).unwrap();
+        assert_ne!(source.card().id, id, "no group has both");
+        for case in cases(name) {
+            let mut pipeline = Pipeline::new(&source, &[]);
+            pipeline.admit(REQUEST, case.prompt.len() + case.greedy.len() + 1);
+            let logits = pipeline.run(REQUEST, 0, &case.prompt);
+            check_logits(name, &case, &logits, TOLERANCE);
+            let vocab = logits.len() / case.prompt.len();
+            check_greedy(name, &case, &mut pipeline, REQUEST, &logits[logits.len() - vocab..]);
+        }
+    }
+}
+
+/// What rounding rows to 8 bits leaves of logits' spread at most (`gguf.rs`).
+const ROUNDING: f32 = 0.08;
+
+fn spread(x: &[f32]) -> f32 {
+    let mean = x.iter().sum::<f32>() / x.len() as f32;
+    (x.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / x.len() as f32).sqrt()
+}
+
+fn however_cut(name: &str, source: &ModelSource, tolerance: f32) {
     let layers = source.card().shape.layers;
     let mut cuts: Vec<Vec<u32>> = vec![vec![]];
     cuts.extend((1..layers).map(|c| vec![c]));
@@ -191,7 +275,7 @@ fn however_cut(name: &str, folder: &Path, tolerance: f32) {
     for cut in cuts {
         for case in cases(name) {
             for chunk in [case.prompt.len(), 16, 1] {
-                let mut pipeline = Pipeline::new(&source, &cut);
+                let mut pipeline = Pipeline::new(source, &cut);
                 pipeline.admit(REQUEST, case.prompt.len() + case.greedy.len() + 1);
                 let mut logits = Vec::new();
                 for (i, part) in case.prompt.chunks(chunk).enumerate() {

@@ -11,7 +11,7 @@ use self::{
     volunteer::Volunteer,
 };
 pub use resources::{open_draft, open_named};
-pub use setup::{Membering, ModelChoice, NodeConfig, NodeError};
+pub use setup::{Computed, Membering, ModelChoice, NodeConfig, NodeError};
 
 use crate::{
     control_plane::{

@@ -194,6 +194,18 @@ fn unsupported(what: &'static str, value: &Value) -> ConfigError {
     ConfigError::Unsupported { what, value: value.to_string().chars().take(64).collect() }
 }
 
+/// Whether a value says no, none, zero or nothing.
+pub(super) fn is_off(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(on) => !on,
+        Value::Number(n) => n.as_f64() == Some(0.0),
+        Value::String(text) => text.is_empty(),
+        Value::Array(list) => list.iter().all(is_off),
+        Value::Object(map) => map.is_empty(),
+    }
+}
+
 /// A number, in quotes or not.
 pub(super) fn decimal(value: &Value) -> Option<f64> {
     match value {

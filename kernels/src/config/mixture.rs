@@ -16,6 +16,8 @@ pub struct Mixture {
     pub shared: Option<usize>,
     /// Whether the chances of those used are divided by their sum.
     pub normed: bool,
+    /// Where chances are by themselves (a sigmoid each, chosen by them and a bias), what those used are multiplied by.
+    pub sigmoid: Option<f32>,
     /// Which layers have it; the others have an MLP.
     pub layers: Vec<bool>,
     /// How an expert's gate bends, where it is not by SiLU.
@@ -36,14 +38,18 @@ pub struct Clamped {
 const EXPERTS: &str = "num_experts";
 /// Experts that a row passes.
 const USED: &str = "num_experts_per_tok";
-/// Widest MLP.
-const WIDEST: usize = 1 << 22;
 
 impl Mixture {
+    /// Widest MLP.
+    pub(crate) const WIDEST: usize = 1 << 22;
+
     /// Of all layers, with experts as wide as `width` says. Chances are used as they are.
     pub(crate) fn read(layers: usize, keys: &Keys, width: &'static str) -> Result<Self, ConfigError> {
         // Mixtral's name for it; transformers 5 writes it for other families too.
-        let said = [EXPERTS, "num_local_experts"].into_iter().find(|key| !keys.is_null(key)).unwrap_or(EXPERTS);
+        let said = [EXPERTS, "num_local_experts", "n_routed_experts"]
+            .into_iter()
+            .find(|key| !keys.is_null(key))
+            .unwrap_or(EXPERTS);
         let needed = |key| keys.count(key)?.ok_or(ConfigError::Missing(key));
         let (experts, used) = (needed(said)?, needed(USED)?);
         if experts > limits::EXPERTS as usize {
@@ -53,7 +59,8 @@ impl Mixture {
             return Err(keys.refusal(USED));
         }
         let width = Self::width(keys, width)?.ok_or(ConfigError::Missing(width))?;
-        Ok(Self { experts, used, width, shared: None, normed: false, layers: vec![true; layers], clamped: None })
+        let layers = vec![true; layers];
+        Ok(Self { experts, used, width, shared: None, normed: false, sigmoid: None, layers, clamped: None })
     }
 
     /// What Qwen's files say more: which layers have it, and whether chances are divided by their sum.
@@ -74,7 +81,7 @@ impl Mixture {
     /// The width that `key` says, if it does.
     pub(crate) fn width(keys: &Keys, key: &'static str) -> Result<Option<usize>, ConfigError> {
         match keys.count(key)? {
-            Some(width) if width > WIDEST => Err(keys.refusal(key)),
+            Some(width) if width > Self::WIDEST => Err(keys.refusal(key)),
             width => Ok(width),
         }
     }

@@ -95,12 +95,14 @@ fn amplitude(rope: &Keys, factor: f32) -> Result<f32, ConfigError> {
     if amplitude.is_finite() && amplitude > 0.0 { Ok(amplitude) } else { Err(rope.refusal("attention_factor")) }
 }
 
-/// LongRoPE's short factors, for a context that ends where they do.
+/// LongRoPE's short factors, for a context that ends where they do; the long ones are kept for who chooses them.
 fn long(config: &mut ModelConfig, keys: &Keys, rope: &Keys) -> Result<RopeScaling, ConfigError> {
-    let factors = rope.numbers("short_factor")?.ok_or_else(|| rope.refusal("short_factor"))?;
-    if factors.len() != config.rope_dim / 2 || factors.iter().any(|f| *f <= 0.0) {
-        return Err(rope.refusal("short_factor"));
-    }
+    let factors_of = |key| match rope.numbers(key)? {
+        Some(all) if all.len() == config.rope_dim / 2 && all.iter().all(|f| *f > 0.0) => Ok(all),
+        _ => Err(rope.refusal(key)),
+    };
+    let factors = factors_of("short_factor")?;
+    let longer = if rope.is_null("long_factor") { None } else { Some(factors_of("long_factor")?) };
     let longest = keys.length("max_position_embeddings")?.unwrap_or(config.context as f64);
     let original = keys.count(ORIGINAL)?.or(rope.count(ORIGINAL)?).unwrap_or(config.context);
     if original < 2 {
@@ -116,7 +118,10 @@ fn long(config: &mut ModelConfig, keys: &Keys, rope: &Keys) -> Result<RopeScalin
     if !amplitude.is_finite() {
         return Err(keys.refusal("max_position_embeddings"));
     }
-    config.context = config.context.min(original);
+    let reached = config.context;
+    config.long =
+        longer.filter(|_| reached > original).map(|factors| (RopeScaling::Long { factors, amplitude }, reached));
+    config.context = reached.min(original);
     Ok(RopeScaling::Long { factors, amplitude })
 }
 

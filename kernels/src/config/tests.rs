@@ -116,9 +116,9 @@ fn a_model_type_that_is_missing_is_that_of_the_architecture() {
 #[test]
 fn quantised_weights_are_refused_by_their_method() {
     for (more, parts) in [
-        (r#""quantization_config":{"quant_method":"gptq","bits":4}"#, ["quantization_config", "gptq"]),
-        (r#""quantization_config":{"quant_method":"awq","w_bit":4}"#, ["quantization_config", "awq"]),
-        (r#""quantization_config":{"quant_method":"fp8","fmt":"e4m3"}"#, ["quantization_config", "fp8"]),
+        (r#""quantization_config":{"quant_method":"gptq","bits":3}"#, ["quantization_config", "gptq"]),
+        (r#""quantization_config":{"quant_method":"awq","w_bit":2}"#, ["quantization_config", "awq"]),
+        (r#""quantization_config":{"quant_method":"fp8","fmt":"e5m2"}"#, ["quantization_config", "fp8"]),
         (r#""quantization_config":{"load_in_4bit":true}"#, ["quantization_config", "not name"]),
         (r#""quantization_config":"int8""#, ["quantization_config", "not name"]),
         (r#""compression_config":{"format":"pack-quantized"}"#, ["compression_config", "pack-quantized"]),

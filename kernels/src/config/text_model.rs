@@ -1,6 +1,6 @@
 //! Models that see as well as read: of those, the part that reads is a model of a family of its own.
 
-use super::{ConfigError, Keys, unread::QUANTISED};
+use super::{ConfigError, Keys, coding::QUANTISED};
 use serde_json::json;
 
 /// `model_type` of the whole, and keys that its files leave out of the text's part.
@@ -57,7 +57,9 @@ mod tests {
     #[test]
     fn what_is_said_of_the_whole_counts_for_the_text() {
         let quantised = format!("{GEMMA},\"quantization_config\":{{\"quant_method\":\"fp8\"}}}}");
-        assert!(ModelConfig::parse(quantised.as_bytes()).unwrap_err().to_string().contains("fp8"));
+        assert!(ModelConfig::parse(quantised.as_bytes()).unwrap().coding.is_some());
+        let other = quantised.replace("fp8", "quanto");
+        assert!(ModelConfig::parse(other.as_bytes()).unwrap_err().to_string().contains("quanto"));
         let without = r#"{"model_type":"mistral3","vision_config":{}}"#;
         assert!(ModelConfig::parse(without.as_bytes()).unwrap_err().to_string().contains("text_config"));
     }

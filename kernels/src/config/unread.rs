@@ -1,7 +1,11 @@
 //! Keys of `config.json` that no forward pass here reads: those that would change what is computed are refused by name,
 //! others are told of, but for those that a family's reference is known to ignore.
 
-use super::{ConfigError, Keys, ModelConfig, keys};
+use super::{
+    ConfigError, Keys, ModelConfig,
+    coding::QUANTISED,
+    keys::{self, is_off},
+};
 use serde_json::Value;
 
 /// When a key changes nothing. `null` never does.
@@ -133,9 +137,6 @@ const ARITHMETIC: &[(&str, Neutral)] = &[
     ("pruned_heads", Off),
 ];
 
-/// What says that weights were quantised, under the names that tools write it.
-pub(super) const QUANTISED: [&str; 3] = ["quantization_config", "compression_config", "quantization"];
-
 /// Keys of every family's file that say how to train, what a tokenizer adds, how to sample where no other file says so, or
 /// what a file was made with. Which biases there are, the weights say.
 const ELSEWHERE: &[&str] = &[
@@ -210,18 +211,6 @@ const ELSEWHERE: &[&str] = &[
 /// Names in a line.
 const NAMED: usize = 8;
 
-/// Refuses weights that are to be multiplied by scales, but by the method `but` that a family reads.
-pub(super) fn refuse_quantised(keys: &Keys, but: Option<&str>) -> Result<(), ConfigError> {
-    for key in QUANTISED {
-        match keys.value(key) {
-            Some(value) if but.is_some_and(|but| method(value) == but) => {}
-            Some(value) if !is_off(value) => return Err(ConfigError::Quantised { key, by: method(value) }),
-            _ => {}
-        }
-    }
-    Ok(())
-}
-
 /// Refuses what would change the arithmetic; the line about keys that nobody knows, if there are some.
 pub(super) fn check(config: &ModelConfig, keys: &Keys) -> Result<Option<String>, ConfigError> {
     let ignored = |key: &str| keys.was_asked(key) || config.family.ignores.contains(&key);
@@ -267,13 +256,6 @@ fn is_elsewhere(key: &str) -> bool {
     named || key.contains("dropout") || key.ends_with("pdrop") || ELSEWHERE.contains(&key)
 }
 
-/// What quantised the weights, as far as it says so.
-fn method(value: &Value) -> String {
-    let said = |key| value.get(key).and_then(Value::as_str);
-    let method = said("quant_method").or(said("format")).or(said("quant_algo"));
-    method.unwrap_or("a method that it does not name").chars().take(64).flat_map(char::escape_default).collect()
-}
-
 impl Neutral {
     fn is(&self, value: &Value, config: &ModelConfig) -> bool {
         let each = |holds: &dyn Fn(&Value) -> bool| match value {
@@ -294,16 +276,5 @@ fn is_on(value: &Value) -> bool {
     match value {
         Value::Bool(on) => *on,
         other => keys::decimal(other) == Some(1.0),
-    }
-}
-
-fn is_off(value: &Value) -> bool {
-    match value {
-        Value::Null => true,
-        Value::Bool(on) => !on,
-        Value::Number(n) => n.as_f64() == Some(0.0),
-        Value::String(text) => text.is_empty(),
-        Value::Array(list) => list.iter().all(is_off),
-        Value::Object(map) => map.is_empty(),
     }
 }

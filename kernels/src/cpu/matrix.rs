@@ -23,6 +23,21 @@ impl Dtype {
         }
     }
 
+    /// Stores numbers in `out`, as many as fit.
+    pub(super) fn put(self, numbers: &[f32], out: &mut [u8]) {
+        match self {
+            Self::F32 => out.as_chunks_mut().0.iter_mut().zip(numbers).for_each(|(out, x)| *out = x.to_le_bytes()),
+            Self::F16 => {
+                let each = out.as_chunks_mut().0.iter_mut().zip(numbers);
+                each.for_each(|(out, x)| *out = f16::from_f32(*x).to_le_bytes());
+            }
+            Self::Bf16 => {
+                let each = out.as_chunks_mut().0.iter_mut().zip(numbers);
+                each.for_each(|(out, x)| *out = bf16::from_f32(*x).to_le_bytes());
+            }
+        }
+    }
+
     /// The number at `index` of `bytes`, widened.
     ///
     /// # Panics

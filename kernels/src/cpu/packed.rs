@@ -73,6 +73,9 @@ impl Layout {
             QuantType::Iq4Nl => small(Bits::Eight, 128, false),
             QuantType::Iq4Xs => large(32, Bits::Eight, 128, false),
             QuantType::Mxfp4 => small(Bits::Five, 16, false),
+            QuantType::Iq2Xxs | QuantType::Iq3Xxs => large(32, Bits::Eight, 128, false),
+            QuantType::Iq2Xs | QuantType::Iq2S => large(16, Bits::Eight, 128, false),
+            QuantType::Iq3S | QuantType::Iq1S | QuantType::Iq1M => large(16, Bits::Five, 16, false),
         }
     }
 
@@ -153,7 +156,12 @@ macro_rules! by_kind {
             QuantType::Q5K => $what::<{ QuantType::Q5K as usize }>($($arg),*),
             QuantType::Q6K => $what::<{ QuantType::Q6K as usize }>($($arg),*),
             QuantType::Iq4Nl => $what::<{ QuantType::Iq4Nl as usize }>($($arg),*),
-            QuantType::Iq4Xs => $what::<{ QuantType::Iq4Xs as usize }>($($arg),*),
+            // These lie as others do.
+            QuantType::Iq4Xs | QuantType::Iq2Xxs | QuantType::Iq3Xxs => {
+                $what::<{ QuantType::Iq4Xs as usize }>($($arg),*)
+            }
+            QuantType::Iq2Xs | QuantType::Iq2S => $what::<{ QuantType::Iq2Xs as usize }>($($arg),*),
+            QuantType::Iq3S | QuantType::Iq1S | QuantType::Iq1M => $what::<{ QuantType::Iq1M as usize }>($($arg),*),
             QuantType::Mxfp4 => $what::<{ QuantType::Mxfp4 as usize }>($($arg),*),
         }
     };
@@ -188,6 +196,11 @@ impl Packed {
     /// Bytes that `blocks` take once they are laid out.
     pub(crate) fn size(blocks: &Blocks<'_>) -> usize {
         blocks.rows().div_ceil(WIDE) * panel(Layout::of(blocks.kind()), blocks)
+    }
+
+    /// The same of outputs side by side with others: no room between.
+    pub(crate) fn share(blocks: &Blocks<'_>) -> usize {
+        (blocks.rows() * panel(Layout::of(blocks.kind()), blocks)).div_ceil(WIDE)
     }
 
     /// Outputs.
@@ -229,7 +242,8 @@ fn pack_panel(layout: Layout, blocks: Blocks<'_>, first: usize, out: &mut [u8]) 
             if let Some(small) = Small::decode(blocks.kind(), block) {
                 pack_small(layout, &small, j, out);
             } else if let Some(large) = Large::decode(blocks.kind(), block) {
-                pack_large(layout, &large, j, out);
+                // What is stored is the file's scale; what it is worth, outputs are multiplied by.
+                pack_large(layout, &Large { scale: large.scale / blocks.kind().worth(), ..large }, j, out);
             }
         });
     }

@@ -60,8 +60,10 @@ fn panels_of(simd: Simd, x: &Rounded, w: &Packed, panels: Range<usize>, out: &Ou
 
 /// Writes a panel's sums of the rows from `first` on.
 pub(super) fn put(w: &Packed, panel: usize, first: usize, sums: &[Wide], out: &Outputs<'_>) {
-    let width = WIDE.min(w.rows - panel * WIDE);
+    let (width, worth) = (WIDE.min(w.rows - panel * WIDE), w.kind.worth());
     for (row, sums) in (first..).zip(sums) {
+        // A power of two, one but for few kinds: of the same bits as if each scale had been multiplied by it.
+        let sums = sums.map(|sum| sum * worth);
         // SAFETY: every part of a product has panels of its own.
         #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         unsafe {
@@ -151,6 +153,9 @@ mod tests {
                 }
                 if kind == QuantType::Mxfp4 {
                     block[0] = 116 + block[0] % 12;
+                }
+                if kind == QuantType::Iq1M {
+                    block[55] = block[55] & 0x8f | 0x30;
                 }
             }
             bytes

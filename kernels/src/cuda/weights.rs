@@ -6,7 +6,7 @@ use crate::{
     quant::{Blocks, QuantType},
     weights::{Tensor, View},
 };
-use half::f16;
+use half::{bf16, f16};
 use std::sync::Arc;
 
 /// Bytes that go to the GPU at a time.
@@ -38,11 +38,7 @@ impl Form {
     /// Of a tensor. Formats that have no kernels are widened to half precision.
     pub fn of(view: &View<'_>) -> Self {
         match view {
-            View::Dense(matrix) => match matrix.dtype() {
-                Dtype::F32 => Self::F32,
-                Dtype::F16 => Self::F16,
-                Dtype::Bf16 => Self::Bf16,
-            },
+            View::Dense(matrix) => Self::of_dtype(matrix.dtype()),
             View::Quantised(blocks) => match blocks.kind() {
                 QuantType::Q4_0 => Self::Q4_0,
                 QuantType::Q8_0 => Self::Q8_0,
@@ -50,6 +46,15 @@ impl Form {
                 QuantType::Q6K => Self::Q6K,
                 _ => Self::F16,
             },
+            View::Coded(coded) => Self::of_dtype(coded.dtype()),
+        }
+    }
+
+    fn of_dtype(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::F32 => Self::F32,
+            Dtype::F16 => Self::F16,
+            Dtype::Bf16 => Self::Bf16,
         }
     }
 
@@ -159,6 +164,7 @@ pub(crate) fn size(view: &View<'_>) -> (usize, usize) {
     match view {
         View::Dense(matrix) => (matrix.rows(), matrix.cols()),
         View::Quantised(blocks) => (blocks.rows(), blocks.cols()),
+        View::Coded(coded) => coded.size(),
     }
 }
 
@@ -174,9 +180,14 @@ fn check_columns(form: Form, cols: usize) -> Result<(), GpuError> {
 fn lay_out(view: &View<'_>, form: Form, send: Send<'_>) -> Result<(), GpuError> {
     match view {
         View::Dense(matrix) => matrix.bytes().chunks(PIECE).try_for_each(|piece| send(piece, &[])),
-        View::Quantised(blocks) if form == Form::F16 => widened(blocks, send),
-        View::Quantised(blocks) if form == Form::Q4K => blocks.bytes().chunks(PIECE).try_for_each(|p| send(p, &[])),
-        View::Quantised(blocks) => apart(blocks, form, send),
+        View::Quantised(blocks) if form == Form::F16 => {
+            widened(size(view), Dtype::F16, &|row, out| blocks.widen_row(row, out), send)
+        }
+        View::Coded(coded) => widened(size(view), coded.dtype(), &|row, out| coded.widen_row(row, out), send),
+        View::Quantised(blocks) => match blocks.bytes() {
+            Some(bytes) if form == Form::Q4K => bytes.chunks(PIECE).try_for_each(|piece| send(piece, &[])),
+            _ => apart(blocks, form, send),
+        },
     }
 }
 
@@ -184,10 +195,8 @@ fn lay_out(view: &View<'_>, form: Form, send: Send<'_>) -> Result<(), GpuError> 
 fn apart(blocks: &Blocks<'_>, form: Form, send: Send<'_>) -> Result<(), GpuError> {
     let size = blocks.kind().bytes();
     let (mut quants, mut scales) = (Vec::with_capacity(PIECE), Vec::with_capacity(PIECE / 16));
-    for piece in blocks.bytes().chunks(PIECE / size * size) {
-        quants.clear();
-        scales.clear();
-        for block in piece.chunks_exact(size) {
+    for row in 0..blocks.rows() {
+        blocks.each_block(row, |block| {
             // Only Q6_K has its scale behind its quants.
             let (scale, rest) = if form == Form::Q6K {
                 let (rest, scale) = block.split_at(size - 2);
@@ -197,19 +206,31 @@ fn apart(blocks: &Blocks<'_>, form: Form, send: Send<'_>) -> Result<(), GpuError
             };
             quants.extend_from_slice(rest);
             scales.extend_from_slice(scale);
+        });
+        if quants.len() >= PIECE || row + 1 == blocks.rows() {
+            send(&quants, &scales)?;
+            quants.clear();
+            scales.clear();
         }
-        send(&quants, &scales)?;
     }
     Ok(())
 }
 
-/// Numbers in half precision.
-fn widened(blocks: &Blocks<'_>, send: Send<'_>) -> Result<(), GpuError> {
-    let (mut row, mut bytes) = (vec![0.0; blocks.cols()], Vec::with_capacity(PIECE));
-    for index in 0..blocks.rows() {
-        blocks.widen_row(index, &mut row);
-        bytes.extend(row.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()));
-        if bytes.len() >= PIECE || index + 1 == blocks.rows() {
+/// Numbers of rows that `row` writes, as `dtype`: half precision or bfloat16.
+fn widened(
+    (rows, cols): (usize, usize),
+    dtype: Dtype,
+    row: &dyn Fn(usize, &mut [f32]),
+    send: Send<'_>,
+) -> Result<(), GpuError> {
+    let (mut line, mut bytes) = (vec![0.0; cols], Vec::with_capacity(PIECE));
+    for index in 0..rows {
+        row(index, &mut line);
+        match dtype {
+            Dtype::Bf16 => bytes.extend(line.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes())),
+            Dtype::F16 | Dtype::F32 => bytes.extend(line.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes())),
+        }
+        if bytes.len() >= PIECE || index + 1 == rows {
             send(&bytes, &[])?;
             bytes.clear();
         }

@@ -86,6 +86,23 @@ const GPT_OSS: &[Named] = &[("post_attention_norm", "post_attention_layernorm"),
 const GPT_OSS_BIASED: &[&str] =
     &["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
 
+/// Of GLM-4 with experts: its second norm, the bias that chooses, the expert that all rows pass, and layers behind the last, which
+/// are not computed.
+const GLM4_MOE: &[Named] = &[
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("exp_probs_b", "mlp.gate.e_score_correction_bias"),
+    ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
+    ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
+    ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
+    ("nextn.eh_proj", "nextn.eh_proj"),
+    ("nextn.embed_tokens", "nextn.embed_tokens"),
+    ("nextn.enorm", "nextn.enorm"),
+    ("nextn.hnorm", "nextn.hnorm"),
+    ("nextn.shared_head_head", "nextn.shared_head_head"),
+    ("nextn.shared_head_norm", "nextn.shared_head_norm"),
+];
+const GLM4_MOE_BIASED: &[&str] = &["attn_q", "attn_k", "attn_v", "exp_probs_b"];
+
 /// GLM-4's own names for its norms, and one matrix for gate and up.
 const GLM4: &[Named] = &[
     ("post_attention_norm", "post_self_attn_layernorm"),
@@ -116,7 +133,7 @@ const GEMMA: Architecture = Architecture {
 };
 
 /// All that are known; whether their forward pass is written, `ModelConfig` says.
-const ALL: [Architecture; 17] = [
+const ALL: [Architecture; 18] = [
     LLAMA,
     // Mixtral: Llama with experts, by llama.cpp's names.
     Architecture { model_type: "mixtral", neighbours: true, normed: true, ..MIXED },
@@ -139,6 +156,7 @@ const ALL: [Architecture; 17] = [
     Architecture { name: "olmo2", model_type: "olmo2", neighbours: false, parts: POST_NORMS, ..LLAMA },
     Architecture { name: "mistral3", model_type: "ministral3", ..LLAMA },
     Architecture { name: "glm4", model_type: "glm4", parts: GLM4, ..LLAMA },
+    Architecture { name: "glm4moe", model_type: "glm4_moe", parts: GLM4_MOE, biased: GLM4_MOE_BIASED, ..MIXED },
     Architecture {
         name: "gpt-oss",
         model_type: "gpt_oss",
@@ -156,7 +174,7 @@ impl Architecture {
     /// The one a file names.
     pub(crate) fn of(metadata: &Metadata<'_>) -> Result<&'static Self, GgufError> {
         const KEY: &str = "general.architecture";
-        static KNOWN: [Architecture; 17] = ALL;
+        static KNOWN: [Architecture; 18] = ALL;
         let name = metadata.text(KEY)?.ok_or_else(|| GgufError::Missing(KEY.to_owned()))?;
         let names = || {
             let mut names: Vec<_> = KNOWN.iter().map(|a| a.name).collect();

@@ -84,6 +84,17 @@ struct Mixture {
     mlp_only_layers: Option<Vec<u32>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     shared_expert_intermediate_size: Option<u32>,
+    #[serde(flatten)]
+    glm: Option<Glm>,
+}
+
+/// What GLM's mixtures have more.
+#[derive(Serialize)]
+struct Glm {
+    n_shared_experts: u32,
+    routed_scaling_factor: f32,
+    first_k_dense_replace: u32,
+    use_qk_norm: bool,
 }
 
 #[derive(Serialize)]
@@ -115,7 +126,7 @@ struct Scaling {
 
 /// What llama.cpp computes by in some architecture and nobody does here, with the values that change nothing: 0 where there
 /// is one, else 1.
-const UNREAD: [(&str, &[f64]); 19] = [
+const UNREAD: [(&str, &[f64]); 14] = [
     ("attention.output_scale", &[0.0, 1.0]),
     ("attention.value_scale", &[0.0, 1.0]),
     ("attention.clamp_kqv", &[0.0]),
@@ -126,29 +137,30 @@ const UNREAD: [(&str, &[f64]); 19] = [
     ("attention.temperature_length", &[0.0]),
     ("attention.shared_kv_layers", &[0.0]),
     ("embedding_length_per_layer_input", &[0.0]),
-    ("expert_shared_count", &[0.0]),
-    ("expert_weights_scale", &[0.0, 1.0]),
-    // Softmax.
-    ("expert_gating_func", &[0.0, 1.0]),
     ("expert_group_count", &[0.0, 1.0]),
-    ("leading_dense_block_count", &[0.0]),
-    ("nextn_predict_layers", &[0.0]),
     ("rope.dimension_sections", &[0.0]),
     ("use_parallel_residual", &[0.0]),
     ("swin_norm", &[0.0]),
 ];
 
 /// The same but in some architectures.
-const UNREAD_BUT_IN: [(&str, &[f64], &str); 4] = [
+const UNREAD_BUT_IN: [(&str, &[f64], &str); 9] = [
     ("logit_scale", &[0.0, 1.0], GRANITE),
     ("residual_scale", &[0.0, 1.0], GRANITE),
     ("embedding_scale", &[0.0, 1.0], GRANITE),
     ("attention.temperature_scale", &[0.0], MINISTRAL),
+    ("expert_shared_count", &[0.0], GLM),
+    ("expert_weights_scale", &[0.0, 1.0], GLM),
+    // Softmax.
+    ("expert_gating_func", &[0.0, 1.0], GLM),
+    ("leading_dense_block_count", &[0.0], GLM),
+    ("nextn_predict_layers", &[0.0], GLM),
 ];
 const GRANITE: &str = "granite";
 const MINISTRAL: &str = "mistral3";
 const OLMO: &str = "olmo2";
 const GPT_OSS: &str = "gpt-oss";
+const GLM: &str = "glm4moe";
 
 /// Metadata of one architecture: keys begin with its name.
 struct Keys<'m, 'a> {
@@ -203,7 +215,7 @@ pub(super) fn json(
             OLMO if keys.count("attention.sliding_window")?.is_some_and(|window| window > 0) => "olmo3",
             _ => architecture.model_type,
         },
-        num_hidden_layers: keys.needed("block_count")?,
+        num_hidden_layers: layers(&keys)?,
         hidden_size: hidden,
         intermediate_size: intermediate(&keys)?,
         num_attention_heads: heads,
@@ -222,6 +234,16 @@ pub(super) fn json(
         tsnode_rope_pairs: pairs,
     };
     serde_json::to_vec_pretty(&config).map_err(|e| GgufError::Tokenizer(e.to_string()))
+}
+
+/// Layers, but for those behind the last that propose tokens.
+fn layers(keys: &Keys<'_, '_>) -> Result<u32, GgufError> {
+    let more = if keys.architecture.name == GLM { keys.count("nextn_predict_layers")?.unwrap_or(0) } else { 0 };
+    let all = keys.needed("block_count")?;
+    match all.checked_sub(more) {
+        Some(layers) => Ok(layers),
+        None => keys.refuse("nextn_predict_layers", more, "fewer than block_count are").map(|()| all),
+    }
 }
 
 /// What config.json has no words for.
@@ -297,7 +319,9 @@ fn shown(value: &Value<'_>) -> String {
 }
 
 fn optional(keys: &Keys<'_, '_>, shapes: &Shapes<'_, '_>, head_dim: u32) -> Result<Optional, GgufError> {
-    let turned = keys.count("rope.dimension_count")?.filter(|n| *n != head_dim && head_dim > 0);
+    // GLM's configuration would have another width where nothing is said.
+    let said = |n: &u32| (*n != head_dim || keys.architecture.name == GLM) && head_dim > 0;
+    let turned = keys.count("rope.dimension_count")?.filter(said);
     let common = Optional {
         rope_scaling: scaling(keys, shapes)?,
         original_max_position_embeddings: keys.count("rope.scaling.original_context_length")?,
@@ -332,11 +356,15 @@ fn granite(keys: &Keys<'_, '_>, common: Optional, head_dim: u32) -> Result<Optio
 
 /// Width of an MLP; of experts, where a file of the family has no other.
 fn intermediate(keys: &Keys<'_, '_>) -> Result<u32, GgufError> {
-    let qwen = keys.architecture.name.starts_with("qwen");
-    match keys.count("expert_feed_forward_length")?.filter(|_| keys.architecture.mixture && !qwen) {
+    match keys.count("expert_feed_forward_length")?.filter(|_| keys.architecture.mixture && !has_both(keys)) {
         Some(width) => Ok(width),
         None => keys.needed("feed_forward_length"),
     }
+}
+
+/// Whether configurations of the family have the width of MLPs beside that of experts.
+fn has_both(keys: &Keys<'_, '_>) -> bool {
+    keys.architecture.name.starts_with("qwen") || keys.architecture.name == GLM
 }
 
 fn mixture(keys: &Keys<'_, '_>, shapes: &Shapes<'_, '_>) -> Result<Option<Mixture>, GgufError> {
@@ -361,10 +389,26 @@ fn mixture(keys: &Keys<'_, '_>, shapes: &Shapes<'_, '_>) -> Result<Option<Mixtur
         num_experts: experts,
         num_experts_per_tok: used,
         norm_topk_prob: (!always).then_some(normed),
-        moe_intermediate_size: if qwen { Some(width()?) } else { None },
+        moe_intermediate_size: if has_both(keys) { Some(width()?) } else { None },
         mlp_only_layers: qwen.then(dense),
         shared_expert_intermediate_size: keys.count("expert_shared_feed_forward_length")?,
+        glm: if keys.architecture.name == GLM { Some(glm(keys, shapes)?) } else { None },
     }))
+}
+
+fn glm(keys: &Keys<'_, '_>, shapes: &Shapes<'_, '_>) -> Result<Glm, GgufError> {
+    const SIGMOID: u32 = 2;
+    let gating = keys.count("expert_gating_func")?.unwrap_or(SIGMOID);
+    if ![0, SIGMOID].contains(&gating) {
+        keys.refuse("expert_gating_func", gating, "models that choose by a sigmoid (2) are")?;
+    }
+    let dense = keys.count("leading_dense_block_count")?.unwrap_or(0);
+    Ok(Glm {
+        n_shared_experts: keys.needed("expert_shared_count")?,
+        routed_scaling_factor: keys.real("expert_weights_scale")?.filter(|scale| *scale != 0.0).unwrap_or(1.0),
+        first_k_dense_replace: dense,
+        use_qk_norm: shapes.has("blk.0.attn_q_norm.weight"),
+    })
 }
 
 /// What Gemma's files leave out, as llama.cpp fills it in.

@@ -122,6 +122,13 @@ fn stored(kind: u32) -> Option<Stored> {
         12 => Stored::Quantised(QuantType::Q4K),
         13 => Stored::Quantised(QuantType::Q5K),
         14 => Stored::Quantised(QuantType::Q6K),
+        16 => Stored::Quantised(QuantType::Iq2Xxs),
+        17 => Stored::Quantised(QuantType::Iq2Xs),
+        18 => Stored::Quantised(QuantType::Iq3Xxs),
+        19 => Stored::Quantised(QuantType::Iq1S),
+        21 => Stored::Quantised(QuantType::Iq3S),
+        22 => Stored::Quantised(QuantType::Iq2S),
+        29 => Stored::Quantised(QuantType::Iq1M),
         20 => Stored::Quantised(QuantType::Iq4Nl),
         23 => Stored::Quantised(QuantType::Iq4Xs),
         39 => Stored::Quantised(QuantType::Mxfp4),
@@ -134,23 +141,16 @@ fn unread(kind: u32) -> String {
     let name = match kind {
         9 => "Q8_1",
         15 => "Q8_K",
-        16 => "IQ2_XXS",
-        17 => "IQ2_XS",
-        18 => "IQ3_XXS",
-        19 => "IQ1_S",
-        21 => "IQ3_S",
-        22 => "IQ2_S",
         24 => "I8",
         25 => "I16",
         26 => "I32",
         27 => "I64",
         28 => "F64",
-        29 => "IQ1_M",
         34 => "TQ1_0",
         35 => "TQ2_0",
         _ => "of an unknown type",
     };
     format!(
-        "stored as {name} ({kind}); F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS and MXFP4 are read"
+        "stored as {name} ({kind}); F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, all IQ kinds and MXFP4 are read"
     )
 }

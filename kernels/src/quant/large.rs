@@ -1,4 +1,8 @@
-//! Blocks of 256, llama.cpp's K-quants: numbers `scale · scales[j] · q − step · least[j]` for each 16 numbers `j`.
+//! Blocks of 256, llama.cpp's K-quants and IQ kinds: numbers `scale · scales[j] · q − step · least[j]` for each 16 numbers `j`.
+
+mod iq;
+
+pub(crate) use iq::scale_of_iq1_m;
 
 use super::{IQ4, QuantType, half_at, nibbles};
 
@@ -38,6 +42,13 @@ impl Large {
             QuantType::Q5K => Some(q5(bytes)),
             QuantType::Q6K => Some(q6(bytes)),
             QuantType::Iq4Xs => Some(iq4_xs(bytes)),
+            QuantType::Iq2Xxs => Some(iq::iq2_xxs(bytes)),
+            QuantType::Iq2Xs => Some(iq::iq2_xs(bytes)),
+            QuantType::Iq2S => Some(iq::iq2_s(bytes)),
+            QuantType::Iq3Xxs => Some(iq::iq3_xxs(bytes)),
+            QuantType::Iq3S => Some(iq::iq3_s(bytes)),
+            QuantType::Iq1S => Some(iq::iq1_s(bytes)),
+            QuantType::Iq1M => Some(iq::iq1_m(bytes)),
             QuantType::Q4_0
             | QuantType::Q4_1
             | QuantType::Q5_0

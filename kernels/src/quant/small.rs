@@ -37,9 +37,7 @@ impl Small {
                 let q = nibbles(&bytes[1..17]).map(|q| FP4[q as usize]);
                 Self { q, scale: half_power(bytes[0]), least: 0.0 }
             }
-            QuantType::Q2K | QuantType::Q3K | QuantType::Q4K | QuantType::Q5K | QuantType::Q6K | QuantType::Iq4Xs => {
-                return None;
-            }
+            _ => return None,
         })
     }
 

@@ -100,6 +100,14 @@ pub enum WeightsError {
         /// In the file.
         found: String,
     },
+    /// A tensor that does not say what the configuration says of it.
+    #[error("tensor {name} {what}: the weights are of another model, or damaged: get them again")]
+    Coded {
+        /// Which.
+        name: String,
+        /// What is wrong.
+        what: String,
+    },
     /// A tensor that nothing can be computed with.
     #[error("{file}: tensor {name} holds {bad}; the file is damaged or its training failed: get it again, or another")]
     NotFinite {

@@ -1,8 +1,11 @@
 //! One matrix of a checkpoint: where it lies, some of its rows, and whether all of its numbers are some.
 
-use super::{Storage, WeightsError};
+use super::{
+    Storage, WeightsError,
+    coded::{Coded, CodedView},
+};
 use crate::{
-    cpu::{Cpu, Matrix},
+    cpu::{Cpu, Dtype, Matrix},
     finite::{self, Bad},
     quant::Blocks,
     stored::Stored,
@@ -27,6 +30,11 @@ pub(super) struct Entry {
 }
 
 impl Entry {
+    /// Its bytes.
+    pub fn data(&self) -> &[u8] {
+        &self.storage.bytes()[self.range.clone()]
+    }
+
     /// Refuses numbers that nothing can be computed with.
     pub fn check(&self, cpu: &Cpu) -> Result<(), WeightsError> {
         let Ok(stored) = self.stored else { return Ok(()) };
@@ -72,6 +80,10 @@ pub struct Tensor {
     pub(super) rows: usize,
     pub(super) cols: usize,
     pub(super) apart: Option<Apart>,
+    /// Of a matrix that several tensors stand for.
+    pub(super) coded: Option<Coded>,
+    /// Whether rows are multiplied by it as they are, in single precision.
+    pub(super) exact: bool,
 }
 
 /// Powers of two of a matrix in MXFP4 that lie in a tensor of their own, and how many rows lie from one to the next of it.
@@ -90,12 +102,17 @@ pub enum View<'a> {
     Dense(Matrix<'a>),
     /// Blocks, row after row.
     Quantised(Blocks<'a>),
+    /// Numbers that products read once they are widened.
+    Coded(CodedView<'a>),
 }
 
 impl Tensor {
     /// As it lies in the file.
     #[must_use]
     pub fn view(&self) -> View<'_> {
+        if let Some(coded) = &self.coded {
+            return coded.view(self.rows);
+        }
         let bytes = &self.entry.storage.bytes()[self.range.clone()];
         if let Some(Apart { entry, first, every }) = &self.apart {
             let powers = &entry.storage.bytes()[entry.range.clone()];
@@ -107,6 +124,11 @@ impl Tensor {
         }
     }
 
+    /// Whether rows are multiplied by it as they are, in single precision however it is stored.
+    pub(crate) fn is_exact(&self) -> bool {
+        self.exact
+    }
+
     /// Rows and columns.
     pub(crate) fn size(&self) -> (usize, usize) {
         (self.rows, self.cols)
@@ -115,13 +137,17 @@ impl Tensor {
     /// Some of its rows.
     #[must_use]
     pub fn rows(&self, rows: Range<usize>) -> Self {
+        let (entry, coded) = (self.entry.clone(), self.coded.as_ref().map(|coded| coded.from(rows.start)));
+        if coded.is_some() {
+            return Self { entry, range: self.range.clone(), rows: rows.len(), apart: None, coded, ..*self };
+        }
         if let Some(apart) = &self.apart {
             let apart = Some(Apart { first: apart.first + rows.start * apart.every, ..apart.clone() });
-            return Self { entry: self.entry.clone(), range: self.range.clone(), rows: rows.len(), apart, ..*self };
+            return Self { entry, range: self.range.clone(), rows: rows.len(), apart, coded, ..*self };
         }
         let row = self.range.len() / self.rows.max(1);
         let range = self.range.start + rows.start * row..self.range.start + rows.end * row;
-        Self { entry: self.entry.clone(), range, rows: rows.len(), apart: None, ..*self }
+        Self { entry, range, rows: rows.len(), apart: None, coded, ..*self }
     }
 
     /// Of a matrix whose powers of two lie apart, every `every`th row from `first` on.
@@ -138,6 +164,7 @@ impl Tensor {
         match self.view() {
             View::Dense(matrix) => matrix.widen_row(index, out),
             View::Quantised(blocks) => blocks.widen_row(index, out),
+            View::Coded(coded) => coded.widen_row(index, out),
         }
     }
 
@@ -154,9 +181,16 @@ impl Tensor {
         }
     }
 
-    /// Bytes as stored.
+    /// Bytes as stored; as products read them, where that is not what is stored.
     #[must_use]
     pub fn bytes(&self) -> u64 {
+        let as_it_is = matches!(self.stored, Stored::Dense(Dtype::F32 | Dtype::F16)) && self.coded.is_none();
+        if self.exact && !as_it_is {
+            return 4 * (self.rows * self.cols) as u64;
+        }
+        if let Some(coded) = &self.coded {
+            return coded.bytes(self.rows);
+        }
         if self.apart.is_some() {
             return (self.rows * self.cols / 32 * 17) as u64;
         }
@@ -168,11 +202,18 @@ impl Tensor {
         if let Some(Apart { entry, .. }) = &self.apart {
             return entry.check_powers();
         }
+        if let Some(coded) = &self.coded {
+            return coded.check(cpu);
+        }
         self.entry.check(cpu)
     }
 
     /// Whether some numbers are of both.
     pub(crate) fn meets(&self, other: &Self) -> bool {
+        if let (Some(a), Some(b)) = (&self.coded, &other.coded) {
+            let ends = a.first < b.first + other.rows && b.first < a.first + self.rows;
+            return Arc::ptr_eq(&self.entry, &other.entry) && ends;
+        }
         if let (Some(a), Some(b)) = (&self.apart, &other.apart) {
             let last = |apart: &Apart, tensor: &Self| apart.first + tensor.rows.saturating_sub(1) * apart.every;
             let apart = a.every == b.every && a.first % a.every != b.first % b.every;

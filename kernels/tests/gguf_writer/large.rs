@@ -13,6 +13,13 @@ pub fn number(kind: QuantType) -> u32 {
         QuantType::Q4K => 12,
         QuantType::Q5K => 13,
         QuantType::Q6K => 14,
+        QuantType::Iq2Xxs => 16,
+        QuantType::Iq2Xs => 17,
+        QuantType::Iq3Xxs => 18,
+        QuantType::Iq1S => 19,
+        QuantType::Iq3S => 21,
+        QuantType::Iq2S => 22,
+        QuantType::Iq1M => 29,
         other => panic!("{other:?} is not written"),
     }
 }
@@ -23,9 +30,35 @@ pub fn encode(kind: QuantType, numbers: &[f32]) -> Vec<u8> {
         QuantType::Q4K => with_least(numbers, 4),
         QuantType::Q5K => with_least(numbers, 5),
         QuantType::Q6K => signed(numbers),
-        other => panic!("{other:?} is not written"),
+        other => drawn(other, numbers),
     };
     numbers.chunks_exact(NUMBERS).flat_map(block).collect()
+}
+
+/// A block of drawn bits as wide as the numbers are: for kinds whose nearest numbers are long to look for.
+fn drawn(kind: QuantType, numbers: &[f32]) -> Vec<u8> {
+    let mut state = numbers.iter().fold(kind as u64, |all, x| all.rotate_left(7) ^ u64::from(x.to_bits()));
+    let mut byte = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as u8
+    };
+    let mut block: Vec<u8> = (0..kind.bytes()).map(|_| byte()).collect();
+    let width = |x: &[f32]| (x.iter().map(|x| x * x).sum::<f32>() / x.len() as f32).sqrt();
+    put_scale(kind, &mut block, f16::ONE);
+    let scale = f16::from_f32(width(numbers) / width(&widened(kind, &block)));
+    put_scale(kind, &mut block, scale);
+    block
+}
+
+fn put_scale(kind: QuantType, block: &mut [u8], scale: f16) {
+    if kind != QuantType::Iq1M {
+        return block[..2].copy_from_slice(&scale.to_le_bytes());
+    }
+    // Four bits of it are uppermost in each of the last four words.
+    for at in 0..4 {
+        let byte = &mut block[49 + 2 * at];
+        *byte = *byte & 15 | ((scale.to_bits() >> (4 * at)) as u8) << 4;
+    }
 }
 
 /// The numbers that blocks stand for.

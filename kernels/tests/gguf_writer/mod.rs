@@ -186,7 +186,8 @@ fn metadata(writer: &mut Writer, config: &Value) {
     let width = number(config, "shared_intermediate_size").unwrap_or_else(|| of("intermediate_size"));
     writer
         .text("general.architecture", name)
-        .count(&key("block_count"), of("num_hidden_layers"))
+        // With a layer behind the last that proposes tokens.
+        .count(&key("block_count"), of("num_hidden_layers") + u32::from(name == "glm4moe"))
         .count(&key("context_length"), of("max_position_embeddings"))
         .count(&key("embedding_length"), of("hidden_size"))
         .count(&key("feed_forward_length"), width)
@@ -195,7 +196,7 @@ fn metadata(writer: &mut Writer, config: &Value) {
         .real(&key("attention.layer_norm_rms_epsilon"), config["rms_norm_eps"].as_f64().unwrap() as f32)
         .real(&key("rope.freq_base"), theta.unwrap() as f32)
         .count(&key("rope.dimension_count"), turning(config) as u32);
-    let experts = number(config, "num_experts").or(number(config, "num_local_experts"));
+    let experts = ["num_experts", "num_local_experts", "n_routed_experts"].iter().find_map(|key| number(config, key));
     if let Some(experts) = experts.filter(|experts| *experts > 0) {
         writer.count(&key("expert_count"), experts).count(&key("expert_used_count"), of("num_experts_per_tok"));
         if let Some(normed) = config["norm_topk_prob"].as_bool() {
@@ -232,6 +233,7 @@ fn architecture(config: &Value) -> &str {
         "granitemoehybrid" => "granite",
         "olmo3" => "olmo2",
         "ministral3" => "mistral3",
+        "glm4_moe" => "glm4moe",
         name => name,
     }
 }
@@ -258,6 +260,17 @@ fn family(writer: &mut Writer, config: &Value) {
     }
     if let Some(scalar) = real("query_pre_attn_scalar") {
         writer.real(&key("attention.scale"), 1.0 / scalar.sqrt());
+    }
+    if name == "glm4moe" {
+        let of = |key: &str| number(config, key).unwrap();
+        writer
+            .count(&key("expert_shared_count"), of("n_shared_experts"))
+            .count(&key("leading_dense_block_count"), of("first_k_dense_replace"))
+            .count(&key("expert_gating_func"), 2)
+            .count(&key("nextn_predict_layers"), 1)
+            .real(&key("expert_weights_scale"), real("routed_scaling_factor").unwrap());
+        let behind = format!("blk.{}.nextn.enorm.weight", of("num_hidden_layers"));
+        writer.tensor(&behind, &[8], 0, vec![0; 32]);
     }
     if let Some(pattern) = number(config, "_sliding_window_pattern") {
         writer.count(&key("attention.sliding_window_pattern"), pattern);
@@ -379,7 +392,7 @@ fn tensors(writer: &mut Writer, folder: &Path, config: &Value, form: Form) {
     let name = architecture(config);
     let (llama, gemma) = (
         ["llama", "smollm3", "granite", "mistral3"].contains(&name),
-        name.starts_with("gemma") || ["olmo2", "gpt-oss"].contains(&name),
+        name.starts_with("gemma") || ["olmo2", "gpt-oss", "glm4moe"].contains(&name),
     );
     for (name, (shape, mut numbers)) in all {
         let heads = match name.rsplit('.').nth(1) {
@@ -523,7 +536,11 @@ fn q8(numbers: &[f32]) -> (Vec<u8>, Vec<f32>) {
 }
 
 fn renamed(name: &str, gemma: bool) -> String {
-    const PARTS: [(&str, &str); 23] = [
+    const PARTS: [(&str, &str); 27] = [
+        ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
+        ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
+        ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
+        ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
         ("mlp.router.", "ffn_gate_inp."),
         ("self_attn.sinks", "attn_sinks.weight"),
         ("shared_mlp.output_linear", "ffn_down"),

@@ -14,7 +14,7 @@ pub struct Knob {
 }
 
 /// Every setting.
-pub const KNOBS: [Knob; 50] = [
+pub const KNOBS: [Knob; 52] = [
     knob("data-dir", "", "Folder for identity and state [default: $XDG_DATA_HOME/tsnode]"),
     knob("name", "", "Name people see [default: the host's name]"),
     knob("http", "127.0.0.1:7448", "Where HTTP listens"),
@@ -62,6 +62,16 @@ pub const KNOBS: [Knob; 50] = [
     knob("tensor-parallel", "1", "Ranks that share the threads, each with its part of every layer's heads and columns"),
     knob("memory", "", "Most memory to lend, for weights and KV pages, as 8GiB [default: half of what is free]"),
     knob("kv-memory", "", "Memory for KV pages, as 512MiB or 2GiB [default: an eighth of free memory]"),
+    knob(
+        "precision",
+        "stored",
+        "What products do with rows: round them to what weights are stored as (stored), or take them as they are, in single precision (exact): another model to the swarm, on processors alone",
+    ),
+    knob(
+        "long-context",
+        "false",
+        "Compute all sequences by the frequencies that a LongRoPE model (Phi-3) has for those longer than its first training's: another model to the swarm",
+    ),
     knob("kv-dtype", "f16", "Elements of KV pages: f16, bf16 or f32"),
     knob("kv-codec", "auto", "KV on the wire: auto, raw, int8, int4 or int3"),
     knob(

@@ -9,7 +9,7 @@ use crate::{
     faults::Wall,
     hardware::cores::Cores,
     http::hosts::{self, Sites},
-    node::{Membering, ModelChoice, NodeConfig},
+    node::{Computed, Membering, ModelChoice, NodeConfig},
     store::keys::KEYS_FILE,
     text::{Parsers, ReasoningFormat, SpecialText, ToolFormat},
     weights,
@@ -25,7 +25,7 @@ use tsnode_coordinator::{
     spot_check::SpotChecks,
     wanted::Glob,
 };
-use tsnode_kernels::engine::Threads;
+use tsnode_kernels::{engine::Threads, source::Precision};
 use tsnode_protocol::{BytesPerSecond, EncoderTask, Invite, KvCodec, KvDtype, invite::InviteError, kv::KvPace, limits};
 
 /// The most threads or ranks that are taken for a wish.
@@ -55,6 +55,7 @@ impl Settings {
             membering: self.membering()?,
             mdns: self.flag("mdns")?,
             model: self.model()?,
+            computed: self.computed()?,
             weights: self.weights_limits()?,
             default_model: Some(self.text("default-model").to_owned()).filter(|name| !name.is_empty()),
             devices: self.parse("device")?.unwrap_or_default(),
@@ -99,6 +100,19 @@ impl Settings {
             faults: self.flag("faults")?,
             wall: self.wall()?,
         })
+    }
+
+    /// What the swarm serves is computed as it says: only a model of one's own can be so otherwise.
+    fn computed(&self) -> Result<Computed, ConfigError> {
+        let precision = self.choice("precision", &[("stored", Precision::Stored), ("exact", Precision::Exact)])?;
+        let computed = Computed { precision, long_context: self.flag("long-context")? };
+        let own = !matches!(self.model()?, ModelChoice::None | ModelChoice::Fallback);
+        for (name, chosen) in [("precision", precision == Precision::Exact), ("long-context", computed.long_context)] {
+            if chosen && !own {
+                return Err(self.wrong(name, "wants the model that is to be computed so: set --model".into()));
+            }
+        }
+        Ok(computed)
     }
 
     fn tool_format(&self) -> Result<Option<ToolFormat>, ConfigError> {

@@ -1,6 +1,7 @@
 use super::*;
 use crate::{faults::Wall, node::ModelChoice};
 use tsnode_kernels::engine::Threads;
+use tsnode_kernels::source::Precision;
 use tsnode_protocol::{BytesPerSecond, KvCodec};
 
 pub(super) fn gather(flags: &[(&str, &str)], variables: &[(&str, &str)], file: &str) -> Result<Settings, ConfigError> {
@@ -76,6 +77,17 @@ fn a_draft_model_wants_a_model_and_drafts() {
     assert_eq!(draft(&[("speculative-decoding", "never")]).unwrap().draft, None);
     let wrong = draft(&[("no-model", "true")]).unwrap_err().to_string();
     assert!(wrong.contains("TSNODE_DRAFT") && wrong.contains("no model"), "{wrong}");
+}
+
+#[test]
+fn only_a_model_of_ones_own_is_computed_otherwise() {
+    let with = |flags: &[(&str, &str)]| gather(flags, &[("TSNODE_PRECISION", "exact")], "").unwrap().node();
+    assert_eq!(with(&[("model", "embedded")]).unwrap().computed.precision, Precision::Exact);
+    let wrong = with(&[]).unwrap_err().to_string();
+    assert!(wrong.contains("TSNODE_PRECISION") && wrong.contains("--model"), "{wrong}");
+    let long = |flags: &[(&str, &str)]| gather(flags, &[("TSNODE_LONG_CONTEXT", "true")], "").unwrap().node();
+    assert!(long(&[("model", "phi")]).unwrap().computed.long_context);
+    assert!(long(&[("no-model", "true")]).unwrap_err().to_string().contains("TSNODE_LONG_CONTEXT"));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What a peer lends: its model, and the devices to compute it with.
 
-use super::{ModelChoice, NodeConfig, NodeError, devices::Devices};
+use super::{Computed, ModelChoice, NodeConfig, NodeError, devices::Devices};
 use crate::{
     data_plane::library::Shelf,
     embedding::{Computing, Lender, Lenders},
@@ -57,7 +57,7 @@ impl Resources {
         name: Option<&str>,
         progress: &mut (dyn FnMut(Progress) + Send),
     ) -> Result<Self, NodeError> {
-        let source = open(&config.model)?.map(|source| match name {
+        let source = open(&config.model, config.computed)?.map(|source| match name {
             Some(name) => source.called(name),
             None => source,
         });
@@ -78,21 +78,35 @@ impl Resources {
     }
 }
 
-fn open(choice: &ModelChoice) -> Result<Option<ModelSource>, SourceError> {
-    Ok(match choice {
-        ModelChoice::None => None,
-        ModelChoice::Fallback | ModelChoice::Embedded => Some(ModelSource::embedded()?),
-        ModelChoice::Path(path) => Some(open_path(path)?),
-    })
+fn open(choice: &ModelChoice, computed: Computed) -> Result<Option<ModelSource>, NodeError> {
+    let source = match choice {
+        ModelChoice::None => return Ok(None),
+        ModelChoice::Fallback | ModelChoice::Embedded => ModelSource::embedded()?,
+        ModelChoice::Path(path) => open_named(path)?,
+    };
+    let source = if computed.long_context {
+        source.with_long_context().ok_or_else(|| NodeError::NoLongContext(choice.to_string()))?
+    } else {
+        source
+    };
+    let failed = |error| SourceError::Weights { path: choice.to_string().into(), error };
+    let source = source.in_precision(computed.precision).map_err(failed)?;
+    Ok(Some(match choice {
+        ModelChoice::Path(path) => said(source, path),
+        _ => source,
+    }))
 }
 
 /// The model at `path`; what had to be decided to read it is said.
 fn open_path(path: &Path) -> Result<ModelSource, SourceError> {
-    let source = open_named(path)?;
+    Ok(said(open_named(path)?, path))
+}
+
+fn said(source: ModelSource, path: &Path) -> ModelSource {
     for note in source.notes() {
         tracing::warn!(model = %path.display(), "{note}");
     }
-    Ok(source)
+    source
 }
 
 /// The model at `path`, called by its repository where its folder is called after a commit.

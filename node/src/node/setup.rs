@@ -22,7 +22,10 @@ use tsnode_coordinator::{
     lending::Hours,
     spot_check::SpotChecks,
 };
-use tsnode_kernels::{engine::Threads, source::SourceError};
+use tsnode_kernels::{
+    engine::Threads,
+    source::{Precision, SourceError},
+};
 use tsnode_protocol::{EncoderTask, Invite, KvCodec, KvDtype, kv::KvPace};
 
 /// What model a peer serves.
@@ -36,6 +39,15 @@ pub enum ModelChoice {
     Path(PathBuf),
     /// None: the peer is a gateway only.
     None,
+}
+
+/// How a model is computed, as its owner chooses: whoever chooses otherwise has another model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Computed {
+    /// What products with its matrices do with rows.
+    pub precision: Precision,
+    /// Whether sequences may be longer than the first training's of a model that turns otherwise for those.
+    pub long_context: bool,
 }
 
 impl fmt::Display for ModelChoice {
@@ -106,6 +118,8 @@ pub struct NodeConfig {
     pub spot_checks: SpotChecks,
     /// Whether groups that this peer leads propose answers' next tokens.
     pub speculation: Speculation,
+    /// How it is computed, where its files do not say it.
+    pub computed: Computed,
     /// A small model that drafts for it.
     pub draft: Option<PathBuf>,
     /// Encoders to lend, each a folder and what it is to be.
@@ -151,6 +165,9 @@ pub enum NodeError {
     /// The model.
     #[error(transparent)]
     Model(#[from] SourceError),
+    /// A model without other frequencies.
+    #[error("{0} has no frequencies for longer sequences than it is served for: leave --long-context out")]
+    NoLongContext(String),
     /// The model's tokenizer and templates.
     #[error("{model}: {error}")]
     Text {

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     engine::{Engine, EngineError, Fresh, Input, Output, Pick, Prefix, Slice, StageKey, Tap, Threads},
-    source::ModelSource,
+    source::{ModelSource, Precision},
     speed::{self, Step},
 };
 use tsnode_protocol::{KvCodec, KvDtype, RequestId, Sampling, TileHeader, Token};
@@ -70,6 +70,26 @@ fn greedy_tokens_of_reference_models_are_the_processors() {
     }
 }
 
+/// What servers' quantisers stored: FP8 as bfloat16, four bits as blocks that GPUs have or in half precision. Where the processor
+/// rounds rows to 8 bits and a GPU does not, they are as far apart as that leaves them.
+#[test]
+fn weights_of_servers_quantisers_are_computed_as_the_processor_does() {
+    for machine in machines() {
+        for (name, most) in [
+            ("qwen3-fp8-blocks", 0.02),
+            ("llama-fp8-channels", 0.02),
+            ("mistral-gptq-order", 0.02),
+            ("qwen3-int4-packed", 0.05),
+            ("llama-awq", 0.05),
+        ] {
+            let source = ModelSource::open(&super::here().join("models/coded").join(name)).unwrap();
+            let found = both(&machine, &source, KvDtype::F32).map(|(mut e, stage)| greedy(&mut e, stage, 14, 1));
+            let [(cpu, _), (gpu, _)] = found;
+            assert!(apart(&cpu, &gpu) < most, "{name}: {}", apart(&cpu, &gpu));
+        }
+    }
+}
+
 #[test]
 fn a_stage_comes_from_another_thread_while_steps_go_on() {
     for machine in machines() {
@@ -106,6 +126,11 @@ fn a_model_without_kernels_is_refused_in_words() {
             let refusal = engine.load(source.load_stage(range).unwrap()).unwrap_err();
             assert!(refusal.to_string().contains("not supported"), "{refusal}");
         }
+        let exact = source("llama-gqa").in_precision(Precision::Exact).unwrap();
+        let gpu = crate::cuda::Gpu::on(machine.clone());
+        let mut engine = Engine::on_gpu(gpu, 1 << 20, KvDtype::F16).unwrap();
+        let refusal = engine.load(exact.load_stage(exact.card().shape.all_layers()).unwrap()).unwrap_err();
+        assert!(refusal.to_string().contains("--precision exact"), "{refusal}");
     }
 }
 

@@ -45,6 +45,9 @@ impl Case {
             if kind == QuantType::Mxfp4 {
                 block[0] = 116 + block[0] % 12;
             }
+            if kind == QuantType::Iq1M {
+                block[55] = block[55] & 0x8f | 0x30;
+            }
         }
         let blocks = Blocks::new(&bytes, kind, outs, cols);
         let mut wide = vec![0.0; outs * cols];

@@ -12,7 +12,7 @@ use crate::{
     config::{Clamped, Mixture},
     cpu::{Cpu, Gate, plain::exp},
     linear::Weight,
-    models::{ROWS_OF_MLP, add_bias, outline::MlpOutline, sized},
+    models::{ROWS_OF_MLP, add, add_bias, outline::MlpOutline, sized},
     ranks::Outputs,
     weights::{Tensor, WeightsError},
 };
@@ -58,6 +58,8 @@ pub(in crate::models) struct Experts {
     router: Weight,
     /// Added to its outputs.
     router_bias: Option<Vec<f32>>,
+    /// Where chances are by themselves: what is added to each to choose by it, and what those used are multiplied by.
+    sigmoid: Option<(Vec<f32>, f32)>,
     experts: Vec<Expert>,
     clamped: Option<Clamped>,
     shared: Option<Shared>,
@@ -81,7 +83,7 @@ struct Expert {
 /// The one that all rows pass, and how much of it they get.
 struct Shared {
     mlp: Gated,
-    gate: Weight,
+    gate: Option<Weight>,
 }
 
 /// Which expert a row passes, and how much of what it makes counts.
@@ -97,6 +99,8 @@ struct Passed {
 pub(super) struct Work {
     /// Chances, `[row][expert]`.
     chances: Vec<f32>,
+    /// Those of a row, where what chooses is another number.
+    scores: Vec<f32>,
     /// By expert, then by row.
     passed: Vec<Passed>,
     /// Rows as often as they pass an expert, in that order.
@@ -114,12 +118,21 @@ const NAMES: [(&str, [&str; 3]); 2] =
 
 impl Experts {
     fn load(part: &Part<'_>, mixture: &Mixture) -> Result<Self, WeightsError> {
-        let Mixture { experts, used, width, shared, normed, clamped, .. } = *mixture;
+        let Mixture { experts, used, width, shared, normed, clamped, sigmoid, .. } = *mixture;
         let hidden = part.hidden();
         let router = |block: &str| format!("{block}.gate.weight");
         let (block, names) = NAMES.into_iter().find(|(block, _)| part.has(&router(block))).unwrap_or(NAMES[0]);
         let outputs = [width, width, hidden].map(|all| part.outputs(all));
         let shared = shared.map(|width| Shared::load(part, width)).transpose()?;
+        let correction = |scale| {
+            // GGUF files have it as a bias of its own.
+            let own = format!("{block}.gate.e_score_correction_bias");
+            let names = [format!("{own}.bias"), own];
+            let name = names.iter().find(|name| part.has(name)).unwrap_or(&names[1]);
+            let bias = part.whole_vector(name, experts);
+            bias.map(|bias| (bias, scale))
+        };
+        let sigmoid = sigmoid.map(correction).transpose()?;
         // gpt-oss's name for it, but in GGUF files.
         let own = "mlp.router.weight";
         let router = if part.has(own) { own.to_owned() } else { router(block) };
@@ -128,6 +141,7 @@ impl Experts {
         Ok(Self {
             router: part.exact(&router, experts, hidden)?,
             router_bias: bias,
+            sigmoid,
             clamped,
             experts: Expert::load_all(part, &format!("{block}.experts"), names, experts, &outputs)?,
             shared,
@@ -165,16 +179,30 @@ impl Experts {
         }
         work.passed.clear();
         for (row, chances) in chances.chunks_exact_mut(all).enumerate() {
-            cpu.softmax(chances);
             let from = work.passed.len();
+            match &self.sigmoid {
+                None => cpu.softmax(chances),
+                Some((correction, _)) => {
+                    let scores = sized(&mut work.scores, all);
+                    for ((chance, more), score) in chances.iter_mut().zip(correction).zip(scores) {
+                        *score = sigmoid(*chance);
+                        *chance = *score + more;
+                    }
+                }
+            }
             for _ in 0..self.used {
-                let (expert, part) = take_best(chances);
+                let (expert, best) = take_best(chances);
+                // What is added decides who is chosen, not how much of it counts.
+                let part = if self.sigmoid.is_some() { work.scores[expert] } else { best };
                 work.passed.push(Passed { expert: expert as u32, row: row as u32, part });
             }
             if self.normed {
                 let chosen = &mut work.passed[from..];
                 let sum: f32 = chosen.iter().map(|passed| passed.part).sum();
                 chosen.iter_mut().for_each(|passed| passed.part /= sum);
+            }
+            if let Some((_, scale)) = self.sigmoid {
+                work.passed[from..].iter_mut().for_each(|passed| passed.part *= scale);
             }
         }
         work.passed.sort_unstable_by_key(|passed| (passed.expert, passed.row));
@@ -378,8 +406,13 @@ impl Stack {
 
 impl Shared {
     fn load(part: &Part<'_>, width: usize) -> Result<Self, WeightsError> {
+        // DeepSeek's and GLM's counts for all rows in full, and may be several in one.
+        let whole = "mlp.shared_experts";
+        if part.has(&format!("{whole}.down_proj.weight")) {
+            return Ok(Self { mlp: Gated::load_at(part, whole, width)?, gate: None });
+        }
         let mlp = Gated::load_at(part, "mlp.shared_expert", width)?;
-        Ok(Self { mlp, gate: part.exact_row("mlp.shared_expert_gate.weight", part.hidden())? })
+        Ok(Self { mlp, gate: Some(part.exact_row("mlp.shared_expert_gate.weight", part.hidden())?) })
     }
 
     /// Adds what it makes of the rows, as much of it as its own gate says.
@@ -390,16 +423,21 @@ impl Shared {
         out: &mut [f32],
         (gate, up, work): (&mut Vec<f32>, &mut Vec<f32>, &mut Work),
     ) {
-        let (inputs, width) = (self.gate.tensor().size().1, self.mlp.outputs().mine.len());
-        let rows = x.len() / inputs.max(1);
+        let width = self.mlp.outputs().mine.len();
+        let rows = x.len() / self.mlp.outputs().all.max(1);
         let y = sized(&mut work.y, rows * width);
         self.mlp.some_rows(step, (rows, x), y, (gate, up));
+        let Some(gate) = &self.gate else { return add(out, y) };
         let parts = sized(&mut work.chances, rows);
-        self.gate.apply(step.cpu, x, parts);
+        gate.apply(step.cpu, x, parts);
         for ((out, y), part) in out.chunks_exact_mut(width).zip(y.chunks_exact(width)).zip(parts) {
-            add_part(out, y, 1.0 / (1.0 + exp(-*part)));
+            add_part(out, y, sigmoid(*part));
         }
     }
+}
+
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
 }
 
 /// The best chance and whose it is, the first of equal ones. It is no chance any more.

@@ -72,6 +72,11 @@ impl<'a> Part<'a> {
         self.config.mixture.as_ref().filter(|mixture| mixture.layers.get(self.layer) == Some(&true))
     }
 
+    /// Whether queries and keys of each head are normed, by the configuration.
+    pub(in crate::models) fn has_head_norms(&self) -> bool {
+        self.config.head_norms
+    }
+
     /// Whether there is a tensor of that name.
     pub(super) fn has(&self, name: &str) -> bool {
         self.checkpoint.has(&self.full(name))

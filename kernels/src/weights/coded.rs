@@ -1,0 +1,349 @@
+//! Matrices that servers' quantisers leave: numbers of four or eight bits in one tensor, scales and zeros in others beside it
+//! (FP8, GPTQ, AWQ, compressed-tensors).
+//!
+//! Four-bit numbers whose groups are whole blocks are blocks of GGUF's kinds, nothing rounded. The rest is widened when it is
+//! loaded: FP8 to bfloat16, as PyTorch does where it has no products of it; four bits by an index of groups to half precision.
+
+mod eights;
+
+use super::{Checkpoint, Entry, Tensor, View, WeightsError};
+use crate::{
+    cpu::{Cpu, Dtype},
+    finite::Bad,
+    quant::{
+        Blocks, Packing, QuantType,
+        fours::{EIGHT, Fours, Halves},
+    },
+    stored::{Coding, Fp8, Int4, Stored},
+};
+use eights::{Eights, LARGEST, NAN, Scales};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Bytes that one thread looks at in one go.
+const PART: usize = 1 << 20;
+/// A word whose eight numbers are 8, and one less each.
+const ALL_EIGHT: [u32; 2] = [0x8888_8888, 0x7777_7777];
+
+/// Outputs of such a matrix.
+#[derive(Clone)]
+pub(super) struct Coded {
+    parts: Arc<Parts>,
+    /// The first of its outputs.
+    pub first: usize,
+}
+
+/// The tensors that a matrix is in, all of one size that fits.
+struct Parts {
+    codes: Arc<Entry>,
+    scales: Arc<Entry>,
+    how: How,
+    outputs: usize,
+    inputs: usize,
+}
+
+enum How {
+    Eights { stored: Scales, block: [usize; 2] },
+    Fours { halves: Halves, zeros: Option<Arc<Entry>>, index: Option<Arc<Entry>>, group: usize, int4: Int4 },
+}
+
+/// Some outputs, which have to be widened.
+#[derive(Clone, Copy, Debug)]
+pub struct CodedView<'a> {
+    whole: Whole<'a>,
+    first: usize,
+    rows: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Whole<'a> {
+    Eights(Eights<'a>),
+    Fours(Fours<'a>),
+}
+
+impl CodedView<'_> {
+    /// Rows and columns.
+    #[must_use]
+    pub fn size(&self) -> (usize, usize) {
+        let inputs = match self.whole {
+            Whole::Eights(eights) => eights.inputs,
+            Whole::Fours(fours) => fours.inputs,
+        };
+        (self.rows, inputs)
+    }
+
+    /// What it is widened to for products.
+    #[must_use]
+    pub fn dtype(&self) -> Dtype {
+        match self.whole {
+            Whole::Eights(_) => Dtype::Bf16,
+            Whole::Fours(_) => Dtype::F16,
+        }
+    }
+
+    /// Writes row `index`, in single precision.
+    pub fn widen_row(&self, index: usize, out: &mut [f32]) {
+        match self.whole {
+            Whole::Eights(eights) => eights.widen_row(self.first + index, out),
+            Whole::Fours(fours) => fours.widen_row(self.first + index, out),
+        }
+    }
+}
+
+impl Coded {
+    pub fn from(&self, row: usize) -> Self {
+        Self { parts: self.parts.clone(), first: self.first + row }
+    }
+
+    pub fn view(&self, rows: usize) -> View<'_> {
+        let Parts { codes, scales, how, outputs, inputs } = &*self.parts;
+        let (first, inputs) = (self.first, *inputs);
+        let whole = match how {
+            How::Eights { stored, block } => {
+                let (codes, scales) = (codes.data(), scales.data());
+                Whole::Eights(Eights { codes, scales, stored: *stored, inputs, block: *block })
+            }
+            How::Fours { halves, zeros, index, group, int4 } => {
+                let fours = Fours {
+                    packing: int4.layout,
+                    codes: codes.data(),
+                    scales: scales.data(),
+                    halves: *halves,
+                    zeros: zeros.as_ref().filter(|_| !int4.symmetric).map(|zeros| zeros.data()),
+                    less_one: int4.less_one,
+                    index: index.as_ref().map(|index| index.data()),
+                    outputs: *outputs,
+                    inputs,
+                    group: *group,
+                };
+                if let Some(kind) = fours.kind() {
+                    return View::Quantised(Blocks::of_fours(fours, kind, first, rows));
+                }
+                Whole::Fours(fours)
+            }
+        };
+        View::Coded(CodedView { whole, first, rows })
+    }
+
+    /// Bytes of so many outputs as products read them.
+    pub fn bytes(&self, rows: usize) -> u64 {
+        let of = |kind: QuantType, (rows, inputs): (usize, usize)| rows * inputs / kind.numbers() * kind.bytes();
+        let bytes = match self.view(rows) {
+            View::Quantised(blocks) => of(blocks.kind(), (rows, blocks.cols())),
+            View::Coded(view) => view.dtype().bytes() * rows * self.parts.inputs,
+            View::Dense(_) => 0,
+        };
+        bytes as u64
+    }
+
+    /// Looks at all of the matrix, the first time it is asked to.
+    pub fn check(&self, cpu: &Cpu) -> Result<(), WeightsError> {
+        let Parts { codes, scales, how, .. } = &*self.parts;
+        if codes.finite.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        match how {
+            How::Eights { stored, .. } => {
+                // Twice the largest number is still one.
+                check_scales(scales, *stored, f32::MAX / (2.0 * LARGEST), 1)?;
+                let parts: Vec<&[u8]> = codes.data().chunks(PART).collect();
+                let none = |byte: &u8| byte & NAN == NAN;
+                if let Some(first) = cpu.first_part(parts.len(), |i| parts[i].iter().any(none)) {
+                    let at = first * PART + parts[first].iter().position(none).unwrap_or(0);
+                    return Err(not_finite(codes, Bad { value: f32::NAN, index: at, numbers: 1 }));
+                }
+            }
+            How::Fours { halves, zeros, index, group, int4 } => {
+                let dtype = if *halves == Halves::F16 { Dtype::F16 } else { Dtype::Bf16 };
+                // Sixteen steps of it are within half precision.
+                check_scales(scales, Scales::Numbers(dtype), 4000.0, *group)?;
+                if let Some(zeros) = zeros.as_ref().filter(|_| int4.symmetric) {
+                    check_symmetric(zeros, ALL_EIGHT[usize::from(int4.less_one)])?;
+                }
+                if let Some(index) = index {
+                    check_index(index, self.parts.inputs.div_ceil(*group))?;
+                }
+            }
+        }
+        codes.finite.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+fn not_finite(entry: &Entry, bad: Bad) -> WeightsError {
+    WeightsError::NotFinite { file: entry.storage.file.to_string(), name: entry.called.clone(), bad }
+}
+
+/// Refuses scales beyond `most`: what is multiplied by them must be numbers.
+fn check_scales(entry: &Entry, stored: Scales, most: f32, numbers: usize) -> Result<(), WeightsError> {
+    let bytes = entry.data();
+    let count = bytes.len() / stored.bytes();
+    match (0..count).map(|at| (at, stored.get(bytes, at))).find(|(_, scale)| scale.is_nan() || scale.abs() > most) {
+        Some((index, value)) => Err(not_finite(entry, Bad { value, index: index * numbers, numbers })),
+        None => Ok(()),
+    }
+}
+
+fn words(entry: &Entry) -> impl Iterator<Item = u32> + '_ {
+    entry.data().as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word))
+}
+
+fn check_symmetric(zeros: &Entry, all: u32) -> Result<(), WeightsError> {
+    match words(zeros).position(|word| word != all) {
+        Some(at) => {
+            let what = format!("has other zeros than 8 at number {}, where config.json says sym = true", at * EIGHT);
+            Err(WeightsError::Coded { name: zeros.called.clone(), what })
+        }
+        None => Ok(()),
+    }
+}
+
+fn check_index(index: &Entry, groups: usize) -> Result<(), WeightsError> {
+    match words(index).enumerate().find(|(_, group)| *group as usize >= groups) {
+        Some((at, group)) => {
+            let what = format!("says that input {at} is of group {group}, of which there are {groups}");
+            Err(WeightsError::Coded { name: index.called.clone(), what })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Names of the tensors of four-bit matrices: numbers, scales, zeros, groups.
+fn names(packing: Packing) -> [&'static str; 4] {
+    match packing {
+        Packing::Gptq | Packing::Awq => ["qweight", "scales", "qzeros", "g_idx"],
+        Packing::Compressed => ["weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx"],
+    }
+}
+
+impl Checkpoint {
+    /// Reads matrices as that says, where they are not as usual.
+    pub(crate) fn coded_by(mut self, coding: Option<Coding>) -> Self {
+        self.coding = coding;
+        self
+    }
+
+    /// Whether others stand for the tensor `name`.
+    pub(super) fn stands_in(&self, name: &str) -> bool {
+        let Some(Coding::Int4(int4)) = self.coding else { return false };
+        let stem = name.strip_suffix("weight");
+        stem.is_some_and(|stem| self.tensors.contains_key(&format!("{stem}{}", names(int4.layout)[0])))
+    }
+
+    /// The matrix `name`, if it is stored in another way than usual.
+    pub(super) fn coded(&self, name: &str, expected: &[usize]) -> Result<Option<Tensor>, WeightsError> {
+        let (Some(coding), [outputs, inputs]) = (self.coding, expected) else { return Ok(None) };
+        let size = (*outputs, *inputs);
+        match coding {
+            Coding::Fp8(fp8) => {
+                let codes = self.tensors.get(name).filter(|entry| entry.stored.as_ref().is_err_and(|d| d == "F8_E4M3"));
+                codes.map(|codes| self.eights(name, codes, fp8, size)).transpose()
+            }
+            Coding::Int4(int4) if self.stands_in(name) => {
+                let stem = name.strip_suffix("weight").unwrap_or(name);
+                self.fours(stem, int4, size).map(Some)
+            }
+            Coding::Int4(_) => Ok(None),
+        }
+    }
+
+    fn eights(
+        &self,
+        name: &str,
+        codes: &Arc<Entry>,
+        Fp8 { block }: Fp8,
+        (outputs, inputs): (usize, usize),
+    ) -> Result<Tensor, WeightsError> {
+        if codes.shape != [outputs, inputs] {
+            let (found, expected) = (codes.shape.clone(), vec![outputs, inputs]);
+            return Err(WeightsError::Shape { name: name.to_owned(), found, expected });
+        }
+        let named = [format!("{name}_scale_inv"), format!("{name}_scale")];
+        let scale = named.iter().find(|name| self.tensors.contains_key(*name)).unwrap_or(&named[0]);
+        let scales = self.tensors.get(scale).ok_or_else(|| self.missing(scale))?;
+        let stored = match &scales.stored {
+            Ok(Stored::Dense(dtype)) => Scales::Numbers(*dtype),
+            Err(dtype) if dtype == "F8_E8M0" => Scales::Powers,
+            other => return Err(other_dtype(scale, other)),
+        };
+        let block = match (block, &scales.shape[..]) {
+            (Some([n, k]), shape) if shape == [outputs.div_ceil(n), inputs.div_ceil(k)] => [n, k],
+            (Some([n, k]), found) => {
+                let expected = vec![outputs.div_ceil(n), inputs.div_ceil(k)];
+                return Err(WeightsError::Shape { name: scale.clone(), found: found.to_vec(), expected });
+            }
+            (None, shape) if shape.iter().all(|n| *n == 1) => [outputs, inputs],
+            (None, [n] | [n, 1]) if *n == outputs => [1, inputs],
+            (None, found) => {
+                let expected = vec![outputs, 1];
+                return Err(WeightsError::Shape { name: scale.clone(), found: found.to_vec(), expected });
+            }
+        };
+        Ok(tensor(codes, scales, How::Eights { stored, block }, (outputs, inputs)))
+    }
+
+    fn fours(&self, stem: &str, int4: Int4, (outputs, inputs): (usize, usize)) -> Result<Tensor, WeightsError> {
+        let Int4 { layout, group, symmetric, by_index, .. } = int4;
+        let group = group.unwrap_or(inputs);
+        let [codes, scales, zeros, index] = names(layout).map(|name| format!("{stem}{name}"));
+        let whole = inputs.is_multiple_of(EIGHT) && (outputs.is_multiple_of(EIGHT) || layout == Packing::Compressed);
+        if !whole || group == 0 {
+            let what = format!("is of {outputs} × {inputs} numbers, which are no whole words of eight");
+            return Err(WeightsError::Coded { name: codes, what });
+        }
+        let (groups, words) = (inputs.div_ceil(group), outputs.div_ceil(EIGHT));
+        let [of_codes, of_scales, of_zeros] = match layout {
+            Packing::Gptq => [[inputs / EIGHT, outputs], [groups, outputs], [groups, words]],
+            Packing::Awq => [[inputs, words], [groups, outputs], [groups, words]],
+            Packing::Compressed => [[outputs, inputs / EIGHT], [outputs, groups], [words, groups]],
+        };
+        let integers = |name: &str, shape: &[usize]| -> Result<Arc<Entry>, WeightsError> {
+            let entry = self.sized(name, shape)?;
+            match &entry.stored {
+                Err(dtype) if dtype == "I32" => Ok(entry.clone()),
+                other => Err(other_dtype(name, other)),
+            }
+        };
+        let codes = integers(&codes, &of_codes)?;
+        let scale = self.sized(&scales, &of_scales)?;
+        let halves = match &scale.stored {
+            Ok(Stored::Dense(Dtype::F16)) => Halves::F16,
+            Ok(Stored::Dense(Dtype::Bf16)) => Halves::Bf16,
+            other => return Err(other_dtype(&scales, other)),
+        };
+        // Files of GPTQ have zeros that are all one number too: they are looked at.
+        let has_zeros = !symmetric || layout == Packing::Gptq;
+        let zeros = if has_zeros { Some(integers(&zeros, &of_zeros)?) } else { None };
+        let index = if by_index { Some(integers(&index, &[inputs])?) } else { None };
+        Ok(tensor(&codes, scale, How::Fours { halves, zeros, index, group, int4 }, (outputs, inputs)))
+    }
+
+    /// The tensor `name`, which must be of that shape.
+    fn sized(&self, name: &str, expected: &[usize]) -> Result<&Arc<Entry>, WeightsError> {
+        let entry = self.tensors.get(name).ok_or_else(|| self.missing(name))?;
+        if entry.shape != expected {
+            let (found, expected) = (entry.shape.clone(), expected.to_vec());
+            return Err(WeightsError::Shape { name: name.to_owned(), found, expected });
+        }
+        Ok(entry)
+    }
+}
+
+fn other_dtype(name: &str, stored: &Result<Stored, String>) -> WeightsError {
+    let found = stored.as_ref().map_or_else(Clone::clone, |stored| format!("{stored:?}"));
+    WeightsError::Coded { name: name.to_owned(), what: format!("is stored as {found}, which is not read there") }
+}
+
+fn tensor(codes: &Arc<Entry>, scales: &Arc<Entry>, how: How, (outputs, inputs): (usize, usize)) -> Tensor {
+    let parts = Parts { codes: codes.clone(), scales: scales.clone(), how, outputs, inputs };
+    Tensor {
+        entry: codes.clone(),
+        range: codes.range.clone(),
+        stored: Stored::Dense(Dtype::F16),
+        rows: outputs,
+        cols: inputs,
+        apart: None,
+        coded: Some(Coded { parts: Arc::new(parts), first: 0 }),
+        exact: false,
+    }
+}
