@@ -62,7 +62,7 @@ pub struct BatcherConfig {
     pub growth: u32,
     /// Sequences kept after their end, for others that begin alike.
     pub max_kept: usize,
-    /// Whether answers' next tokens are guessed.
+    /// Whether answers' next tokens are proposed.
     pub speculation: Speculation,
 }
 
@@ -291,7 +291,7 @@ impl Batcher {
                 State::Prefilling { done, .. } => {
                     *done += share.tokens;
                     let there = *done;
-                    self.settle(request, there, out);
+                    self.fake_quantise(request, there, out);
                     if there == all {
                         self.prompt_done(now, request, sampled.into_iter().next(), out);
                     }
@@ -304,23 +304,23 @@ impl Batcher {
 
     /// A prompt whose KV goes through a codec, all of it or its first part, does so once that is computed, before anything is
     /// computed after it.
-    fn settle(&mut self, request: RequestId, there: u32, out: &mut Vec<Action>) {
+    fn fake_quantise(&mut self, request: RequestId, there: u32, out: &mut Vec<Action>) {
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
         let State::Prefilling { pages, .. } = &mut sequence.state else { return };
-        if pages.settled || there < sequence.codec.tokens(sequence.prompt) {
+        if pages.through_codec || there < sequence.codec.tokens(sequence.prompt) {
             return;
         }
-        pages.settled = true;
+        pages.through_codec = true;
         let (tokens, codec) = (sequence.first_part(), sequence.codec.codec);
         let rest = sequence.len() - tokens;
-        out.push(Action::Ring(RingFrame::Settle { request, tokens, codec }));
+        out.push(Action::Ring(RingFrame::FakeQuantise { request, tokens, codec }));
         if rest > 0 {
             self.steps.leave(request);
             self.compute_from(request, tokens);
         }
     }
 
-    /// An answer's next token, and those after it that were guessed right; no more than were asked for.
+    /// An answer's next token, and those after it that were accepted; no more than were asked for.
     fn answered(&mut self, request: RequestId, sampled: Vec<Sampled>, out: &mut Vec<Action>) {
         let Some((drafted, by)) = self.sequences.get(&request).map(|s| (s.drafts.checked as usize, s.drafts.by)) else {
             return;

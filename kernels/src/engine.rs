@@ -340,7 +340,7 @@ impl Engine {
         Ok(kv.grow(&mut self.pools, room as usize)?)
     }
 
-    /// Forgets a sequence's tokens from `len` on, if it has as many: they were guesses, and wrong.
+    /// Forgets a sequence's tokens from `len` on, if it has as many: they were draft tokens, and rejected.
     ///
     /// # Errors
     /// When it is not there, or others have their pages.

@@ -155,7 +155,8 @@ async fn drafted(net: &Net, peers: usize) -> (u64, u64) {
 /// The model as its own draft model is always right, another one never: the tokens are the same, drawn ones too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_draft_model_changes_no_token() {
-    let one = Net::up(Wish { peers: 1, gateways: 0, flags: &["--guess", "never"], model_flags: &[] }).await;
+    let one =
+        Net::up(Wish { peers: 1, gateways: 0, flags: &["--speculative-decoding", "never"], model_flags: &[] }).await;
     let expected = answers(&one, 0).await;
     one.down().await;
 
@@ -167,8 +168,8 @@ async fn a_draft_model_changes_no_token() {
         let both = futures::future::join_all((0..4).map(|_| answers(&net, 0))).await;
         assert!(both.iter().all(|answers| *answers == expected), "{layout}, four at once");
         let (made, right) = drafted(&net, peers).await;
-        println!("{layout}: {right} of {made} guesses were right");
-        assert!(made > 50 && right * 100 >= made * 95, "{layout}: {right} of {made} guesses were right");
+        println!("{layout}: {right} of {made} draft tokens were accepted");
+        assert!(made > 50 && right * 100 >= made * 95, "{layout}: {right} of {made} draft tokens were accepted");
         net.down().await;
     }
 
@@ -181,7 +182,7 @@ async fn a_draft_model_changes_no_token() {
         assert_eq!(net.tokens(0, body).await.0, greedy, "prompt of {}", prompt.len());
     }
     let (made, right) = drafted(&net, 1).await;
-    assert!(made > 50 && right * 4 < made, "{right} of {made} guesses were right");
+    assert!(made > 50 && right * 4 < made, "{right} of {made} draft tokens were accepted");
     net.down().await;
 }
 

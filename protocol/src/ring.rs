@@ -54,7 +54,7 @@ pub enum RingFrame {
     Forget(PrefixId),
     /// From the leader: the sequence's first tokens are computed; leave their KV as if it had been packed, sent and
     /// unpacked.
-    Settle {
+    FakeQuantise {
         /// The sequence.
         request: RequestId,
         /// So many tokens: its prompt.
@@ -80,7 +80,7 @@ pub enum RingFrame {
     Sampled {
         /// The step's number.
         step: u64,
-        /// For each entry with `sample` set, in order: one, or for an answer with guesses as many as hold and one more.
+        /// For each entry with `sample` set, in order: one, or for an answer with draft tokens as many as hold and one more.
         tokens: Vec<(RequestId, Sampled)>,
     },
     /// To the leader: a stage holds all remote KV of its layers, or gave up on it.
@@ -274,10 +274,10 @@ pub struct StepEntry {
     /// Position of the first token.
     pub start: u32,
     /// The tokens (the leader embeds them; the last stage keeps the generated ones for penalties). Of an answer's, all but
-    /// the first are guesses.
+    /// the first are draft tokens.
     pub tokens: Vec<Token>,
     /// Whether the last stage chooses a token: of a prompt after the last of these, of an answer after each, as long as
-    /// the one chosen is the one guessed.
+    /// the one chosen is the one proposed.
     pub sample: bool,
     /// Whether these are tokens of the prompt.
     pub prompt: bool,

@@ -157,14 +157,14 @@ impl Batcher {
         }
     }
 
-    /// Computes the tokens that are known from here on; of a prompt that is not settled yet nothing beyond what
-    /// is to be.
+    /// Computes the tokens that are known from here on; of a prompt that has yet to go through its codec nothing beyond what
+    /// does.
     pub(super) fn compute_from(&mut self, request: RequestId, there: u32) {
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
         let Some(pages) = sequence.state.pages() else { return };
         sequence.state = State::Prefilling { pages, sent: there, done: there };
         let first = sequence.first_part();
-        if pages.settled || sequence.len() == first {
+        if pages.through_codec || sequence.len() == first {
             let answer = (!sequence.exports()).then(|| sequence.left());
             self.steps.prompt(request, there, sequence.len() - there, answer);
         } else {

@@ -1,8 +1,8 @@
-//! Prompt flow 8: steps set off, some of them once a draft model has guessed for them.
+//! Prompt flow 8: steps set off, some of them once a draft model has proposed tokens for them.
 //!
-//! A step of answers alone may wait for guesses: the policy has chosen who computes in it, and nobody else takes their
-//! places meanwhile. Whatever becomes of them until the guesses are there, the step sets off with those that are left, and
-//! with no guesses where none came.
+//! A step of answers alone may wait for draft tokens: the policy has chosen who computes in it, and nobody else takes their
+//! places meanwhile. Whatever becomes of them until those are there, the step sets off with those that are left, and
+//! without where none came.
 
 use super::{
     Action, Batcher, Speculation, pace,
@@ -16,7 +16,7 @@ use tsnode_protocol::{
 };
 
 impl Batcher {
-    /// Sets off the steps that may, or asks for their guesses first.
+    /// Sets off the steps that may, or asks for their draft tokens first.
     pub(super) fn form_steps(&mut self, now: Time, out: &mut Vec<Action>) {
         while let Some((step, shares)) = self.steps.next() {
             match self.way(now, step, &shares) {
@@ -26,7 +26,7 @@ impl Batcher {
         }
     }
 
-    /// What the draft model guesses, or nothing.
+    /// What the draft model proposes, or nothing.
     pub(super) fn drafted(
         &mut self,
         now: Time,
@@ -51,7 +51,7 @@ impl Batcher {
         self.set_off(now, step, &shares, Strategy::Draft, out);
     }
 
-    /// Where a step has its guesses from. It is timed if it has a choice and nothing but answers.
+    /// Where a step has its draft tokens from. It is timed if it has a choice and nothing but answers.
     fn way(&mut self, now: Time, step: u64, shares: &[Share]) -> Strategy {
         let answers = shares.iter().filter(|s| s.part == Part::Answer).count();
         if self.config.speculation == Speculation::Never || !strategy::may_help(answers) {

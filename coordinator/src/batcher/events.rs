@@ -113,7 +113,7 @@ pub enum Event {
 pub enum Action {
     /// Send this round the ring.
     Ring(RingFrame),
-    /// Have the draft model guess; the step waits for [`Event::Drafted`], which must come.
+    /// Have the draft model propose; the step waits for [`Event::Drafted`], which must come.
     Propose {
         /// The step.
         step: u64,

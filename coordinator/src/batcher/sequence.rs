@@ -230,7 +230,7 @@ impl Sequence {
         let pages = Pages {
             room: self.wanted_room(config.growth),
             computed_here: !self.awaits_kv() && self.is_exact(),
-            settled: self.awaits_kv() || self.is_exact(),
+            through_codec: self.awaits_kv() || self.is_exact(),
         };
         self.state = State::Admitting(Admission { wait, shared, pages });
         let patience_ms = config.kv_patience.as_millis() as u32;
@@ -263,33 +263,33 @@ impl Sequence {
 
     /// Proposes what follows its tokens by what it repeats; whether there is a draft.
     pub fn propose(&mut self) -> bool {
-        let most = self.guessable();
+        let most = self.draftable();
         self.drafts.propose(&self.tokens, most)
     }
 
     /// Whether a draft model could help with it.
     pub fn wants_drafts(&self) -> bool {
-        self.drafts.tokens.is_empty() && self.guessable() > 0
+        self.drafts.tokens.is_empty() && self.draftable() > 0
     }
 
     /// What a draft model is asked about it, which so has been told all its tokens.
     pub fn wanted(&mut self, request: RequestId) -> Option<Wanted> {
-        let most = Some(self.guessable()).filter(|_| self.wants_drafts())? as u32;
+        let most = Some(self.draftable()).filter(|_| self.wants_drafts())? as u32;
         let (start, all) = (self.drafts.told, self.len());
         self.drafts.told = all;
         let (tokens, sampling) = (self.tokens[start as usize..].to_vec(), self.generation.sampling.clone());
         Some(Wanted { request, start, tokens, most, sampling })
     }
 
-    /// What a draft model guesses; no more than it was asked for.
+    /// What a draft model proposes; no more than it was asked for.
     pub fn take_drafts(&mut self, mut drafts: Vec<Token>) {
-        drafts.truncate(self.guessable());
+        drafts.truncate(self.draftable());
         (self.drafts.tokens, self.drafts.by) = (drafts, Strategy::Draft);
     }
 
-    /// How many tokens may be guessed: as far as there is room, and more is wanted than the next. Under a grammar none: the
-    /// tokens allowed after a guess are known only once the guess is right.
-    fn guessable(&self) -> usize {
+    /// How many tokens may be proposed: as far as there is room, and more is wanted than the next. Under a grammar none: the
+    /// tokens allowed after a draft token are known only once that is accepted.
+    fn draftable(&self) -> usize {
         if self.generation.sampling.constraint.is_some() {
             return 0;
         }
@@ -308,7 +308,7 @@ impl Sequence {
         Some(admission)
     }
 
-    /// What of it is computed in a step, with what was guessed unless the step goes without.
+    /// What of it is computed in a step, with what was proposed unless the step goes without.
     pub fn entry(&mut self, now: Time, share: &Share, way: Strategy) -> Option<StepEntry> {
         let (request, all) = (share.request, self.len());
         self.stepped.get_or_insert(now);

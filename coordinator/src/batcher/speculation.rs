@@ -2,8 +2,8 @@
 //!
 //! Text repeats itself: what followed the last occurrence of an answer's last tokens is likely to follow again (prompt
 //! lookup). Of an answer that says something new a small model of the same vocabulary may know what comes next (a draft
-//! model, `asking.rs`). The last stage chooses a token after each guess as it would have without, by the same logits and the
-//! same draw, and stops at the first that was guessed wrong: an answer has the tokens it would have had. Which way pays is
+//! model, `asking.rs`). The last stage chooses a token after each draft token as it would have without, by the same logits and the
+//! same draw, and stops at the first that was proposed wrong: an answer has the tokens it would have had. Which way pays is
 //! measured (`strategy.rs`).
 
 use super::strategy::Strategy;
@@ -11,15 +11,15 @@ use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, ops::AddAssign};
 use tsnode_protocol::{RequestId, Sampling, Token};
 
-/// Tokens that must occur again for what follows them to be a guess.
+/// Tokens that must occur again for what follows them to be proposed.
 const GRAM: usize = 3;
-/// Tokens guessed at a time.
+/// Tokens proposed at a time.
 pub(super) const MOST: usize = 4;
 
-/// Whether an answer's next tokens are guessed.
+/// Whether an answer's next tokens are proposed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Speculation {
-    /// By what the answer repeats, where steps with guesses are measured to give more tokens in a second.
+    /// By what the answer repeats, where steps with draft tokens are measured to give more tokens in a second.
     #[default]
     Measured,
     /// By a draft model too, where that is measured to give more still.
@@ -37,9 +37,9 @@ pub struct Wanted {
     pub start: u32,
     /// Those after them, all that there are.
     pub tokens: Vec<Token>,
-    /// How many it may guess.
+    /// How many it may propose.
     pub most: u32,
-    /// How the answer's tokens are chosen: who guesses by the same draws guesses right more often.
+    /// How the answer's tokens are chosen: who proposes by the same draws is right more often.
     pub sampling: Sampling,
 }
 
@@ -91,7 +91,7 @@ impl AddAssign for Tally {
 pub(super) struct Drafts {
     lookup: Lookup,
     pub tokens: Vec<Token>,
-    /// Whose guess they are.
+    /// Who proposed them.
     pub by: Strategy,
     /// How many of them the step on its way checks.
     pub checked: u32,

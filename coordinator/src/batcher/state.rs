@@ -20,7 +20,7 @@ pub(super) struct Pages {
     /// The KV is computed here, bit for bit what any group would compute: others may begin with it.
     pub computed_here: bool,
     /// The KV of the prompt, or of its first part, has gone through its codec, if there is one.
-    pub settled: bool,
+    pub through_codec: bool,
 }
 
 /// Pages that the stages are asked for.

@@ -1,12 +1,12 @@
-//! Which way of guessing gives most tokens in a second: all are timed in turn, and the best is taken.
+//! Which strategy of speculative decoding gives most tokens in a second: all are timed in turn, and the best is taken.
 //!
-//! What a guess costs depends on the device, on how many answers there are, and with a draft model on that model; what it
-//! gives depends on the text. A step's time begins when its guesses are asked for, so that those who make them are paid for.
+//! What a draft token costs depends on the device, on how many answers there are, and with a draft model on that model; what it
+//! gives depends on the text. A step's time begins when its draft tokens are asked for, so that those who propose them are paid for.
 
 use crate::Time;
 use std::collections::BTreeMap;
 
-/// With more answers a step is bound by arithmetic on any device, and guesses are not free.
+/// With more answers a step is bound by arithmetic on any device, and draft tokens are not free.
 const MOST_ANSWERS: usize = 32;
 /// Steps of each way that are timed before one is preferred.
 const TRIALS: u32 = 16;
@@ -18,7 +18,7 @@ const RUN: u32 = 32;
 /// What a step weighs less with every step after it.
 const FADES: f64 = 0.98;
 
-/// Where a step has its guesses from.
+/// Where a step has its draft tokens from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Strategy {
     /// It has none.
@@ -30,7 +30,7 @@ pub(super) enum Strategy {
     Draft,
 }
 
-/// Whether steps of so many answers are worth looking for guesses at all.
+/// Whether steps of so many answers are worth looking for draft tokens at all.
 pub(super) fn may_help(answers: usize) -> bool {
     (1..=MOST_ANSWERS).contains(&answers)
 }
@@ -202,7 +202,7 @@ mod tests {
         }
     }
 
-    /// A draft model reads an answer of so many milliseconds before its first guesses.
+    /// A draft model reads an answer of so many milliseconds before its first draft tokens.
     #[test]
     fn the_draft_model_is_tried_long_enough_to_repay_its_reading() {
         let (mut strategies, mut now, mut drafted) = (StrategyTuner::default(), Time::ZERO, 0);

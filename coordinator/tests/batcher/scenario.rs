@@ -189,7 +189,7 @@ impl Ring {
                 }
                 return self.turn();
             }
-            RingFrame::Settle { request, tokens, codec } => {
+            RingFrame::FakeQuantise { request, tokens, codec } => {
                 let present = self.present.get(&request).map(|p| p.len() as u32);
                 assert!(present == Some(tokens) && codec == KvCodec::Int4 && self.settled.insert(request));
                 return self.turn();
@@ -226,7 +226,7 @@ pub struct Draft {
 }
 
 impl Draft {
-    pub fn guess(&mut self, period: u32, step: u64, wanted: Vec<Wanted>) {
+    pub fn propose(&mut self, period: u32, step: u64, wanted: Vec<Wanted>) {
         let mut drafts = Vec::new();
         for Wanted { request, start, tokens, most, .. } in wanted {
             let told = self.told.entry(request).or_default();
@@ -291,7 +291,7 @@ impl Scenario {
         for action in self.batcher.on_event(self.now, event) {
             match action {
                 Action::Ring(frame) => self.ring.on_the_way.push_back(frame),
-                Action::Propose { step, wanted } => self.draft.guess(self.ring.period, step, wanted),
+                Action::Propose { step, wanted } => self.draft.propose(self.ring.period, step, wanted),
                 Action::NoDrafts { request } => {
                     assert!(self.draft.told.remove(&request).is_some(), "it was never told of that");
                 }

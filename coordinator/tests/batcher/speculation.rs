@@ -18,7 +18,7 @@ fn what_is_drafted_right_needs_no_step() {
         scenario.tell(event);
     }
     assert_eq!(scenario.tokens(1), (0..200).map(|i| answer(6, 10 + i)).collect::<Vec<_>>());
-    assert!(scenario.ring.drafted > 80 && steps < 120, "{} guessed right, {steps} steps", scenario.ring.drafted);
+    assert!(scenario.ring.drafted > 80 && steps < 120, "{} accepted, {steps} steps", scenario.ring.drafted);
 }
 
 /// Whatever a draft model knows and takes, the tokens are the same; it is asked as long as that pays.
@@ -53,7 +53,7 @@ fn a_draft_model_is_asked_where_it_helps() {
 }
 
 /// Answers that repeat themselves need no draft model, those beside them do.
-/// Which tokens a grammar allows after a guess is known once the guess is right.
+/// Which tokens a grammar allows after a draft token is known once that is accepted.
 #[test]
 fn an_answer_with_a_grammar_is_never_guessed() {
     for period in [0, 3] {
@@ -96,7 +96,7 @@ fn those_who_go_while_the_draft_model_drafts_are_in_no_step() {
             scenario.tell(Event::Cancel { request: request(*n) });
         }
         scenario.tell(Event::Submit(new(3, 5, 20, Kind::Local)));
-        // One of the same name is another: guesses for the first are not for it.
+        // One of the same name is another: draft tokens for the first are not for it.
         scenario.tell(Event::Submit(new(1, 7, 20, Kind::AwaitKv)));
         scenario.settle().kv_of(1, 7).tell(Event::Begin { request: request(1), first: answer(0, 7) }).settle();
         assert_eq!(scenario.indices(3), (0..20).collect::<Vec<_>>());
@@ -106,7 +106,7 @@ fn those_who_go_while_the_draft_model_drafts_are_in_no_step() {
     }
 }
 
-/// A ring breaks while the draft model guesses: what it says then is about nothing that exists.
+/// A ring breaks while the draft model proposes: what it says then is about nothing that exists.
 #[test]
 fn drafts_for_a_broken_ring_are_nobodys() {
     let mut scenario = Scenario::drafted(2, 1000, Knows::All);

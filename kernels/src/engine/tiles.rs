@@ -89,7 +89,7 @@ impl Engine {
     /// # Errors
     /// When the tokens are not present, cannot begin a tile of `codec`, or others have their pages too. After an error of
     /// the first layer nothing is changed; a later layer fails only where the first did.
-    pub fn settle(
+    pub fn fake_quantise(
         &mut self,
         stage: StageKey,
         request: RequestId,

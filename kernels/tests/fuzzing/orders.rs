@@ -87,7 +87,7 @@ impl Scenario {
             5 => self.kept.pop().map(|key| engine.forget(key)).is_some(),
             6 => self.import(request, reader)?,
             7 => engine.set_len(stage, request, reader.number()?).is_ok(),
-            8 => engine.settle(stage, request, reader.number()?..reader.number()?, reader.codec()?).is_ok(),
+            8 => engine.fake_quantise(stage, request, reader.number()?..reader.number()?, reader.codec()?).is_ok(),
             _ => self.forward(request, reader)?,
         })
     }
@@ -153,14 +153,14 @@ impl Scenario {
 pub fn examples() -> Vec<Vec<u8>> {
     let admitted = |more: &[u8]| [&[0, 1, 150][..], more].concat();
     vec![
-        // Prompt, step, guesses taken back, kept, and another that begins alike.
+        // Prompt, step, draft tokens rejected, kept, and another that begins alike.
         admitted(&[
             9, 1, 0, 4, 1, 3, 2, 3, 1, 2, 9, 1, 2, 1, 1, 0, 2, 5, 4, 1, 2, 1, 2, 120, 2, 1, 0, 2, 9, 2, 2, 3, 1, 2, 1,
             7,
         ]),
         // Two sequences in one step, one of them longer than its room.
         [&[0, 1, 90, 0, 2, 60, 9, 1, 0, 20, 0, 2, 0, 30, 49, 2, 7, 3][..], &[2, 2, 140, 0, 5, 0, 0]].concat(),
-        // KV from elsewhere, in all codecs; settled; a step after it.
+        // KV from elsewhere, in all codecs; quantised in place; a step after it.
         admitted(&[6, 1, 1, 0, 0, 1, 0, 64, 0, 17, 34, 51, 7, 1, 64, 8, 1, 0, 64, 2, 9, 1, 64, 2, 1, 1, 3, 5]),
         admitted(&[6, 1, 2, 0, 0, 1, 0, 70, 1, 99, 200, 255, 1]),
         admitted(&[6, 1, 0, 0, 0, 1, 3, 20, 2, 60, 61, 62, 63]),

@@ -85,7 +85,7 @@ impl KvReceiver {
                 () = end.cancelled() => drop(kv_receiver.leave(key, admission)),
                 () = tokio::time::sleep(patience) => {
                     let why = format!("no KV within {:.1} s of the reservation", patience.as_secs_f64());
-                    kv_receiver.settle(key, admission, Some(why)).await;
+                    kv_receiver.finish(key, admission, Some(why)).await;
                 }
             }
         });
@@ -108,7 +108,7 @@ impl KvReceiver {
     }
 
     /// Says how the waiting ended, if it has not ended yet.
-    async fn settle(&self, key: (RequestId, StageKey), admission: Admission, failed: Option<String>) {
+    async fn finish(&self, key: (RequestId, StageKey), admission: Admission, failed: Option<String>) {
         let Some(pending) = self.leave(key, admission) else { return };
         pending.end.cancel();
         let position = pending.expected.stage.position;
@@ -169,7 +169,7 @@ impl KvReceiver {
         let delivery = match taken {
             Ok(delivery) => delivery,
             Err(error) => {
-                self.settle(key, expected.admission, Some(error.to_string())).await;
+                self.finish(key, expected.admission, Some(error.to_string())).await;
                 return Err(error);
             }
         };
@@ -191,7 +191,7 @@ impl KvReceiver {
                 Ok(Err(error)) => Some(error.to_string()),
                 Err(error) => Some(error.to_string()),
             };
-            self.settle(key, expected.admission, failed).await;
+            self.finish(key, expected.admission, failed).await;
         }
         Ok(())
     }

@@ -561,7 +561,7 @@ fn from_ring(frame: RingFrame, compute: &Compute) -> Option<Event> {
         | RingFrame::Grow(_)
         | RingFrame::Step(_)
         | RingFrame::Release(_)
-        | RingFrame::Settle { .. }
+        | RingFrame::FakeQuantise { .. }
         | RingFrame::Keep { .. }
         | RingFrame::Forget(_) => return None,
     })

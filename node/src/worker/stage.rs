@@ -172,8 +172,8 @@ impl Worker {
                 self.keep(request, prefix, tokens).await?;
                 self.pass_unless_last(arrived.frame).await
             }
-            RingFrame::Settle { request, tokens, codec } => {
-                self.settle(request, tokens, codec).await?;
+            RingFrame::FakeQuantise { request, tokens, codec } => {
+                self.fake_quantise(request, tokens, codec).await?;
                 self.pass_unless_last(arrived.frame).await
             }
             RingFrame::Forget(prefix) => {
@@ -436,10 +436,11 @@ impl Worker {
     }
 
     /// Leaves a prompt's KV as if it had come from another group.
-    async fn settle(&mut self, request: RequestId, tokens: u32, codec: KvCodec) -> Result<(), StageError> {
+    async fn fake_quantise(&mut self, request: RequestId, tokens: u32, codec: KvCodec) -> Result<(), StageError> {
         let key = self.context.key;
-        let settled = self.context.compute.call(move |engine| engine.settle(key, request, 0..tokens, codec)).await?;
-        settled.map_err(|e| StageError::Protocol(e.to_string()))
+        let done =
+            self.context.compute.call(move |engine| engine.fake_quantise(key, request, 0..tokens, codec)).await?;
+        done.map_err(|e| StageError::Protocol(e.to_string()))
     }
 
     /// Ends a sequence, but for its first tokens' KV.

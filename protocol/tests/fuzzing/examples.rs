@@ -68,7 +68,7 @@ fn written() -> Vec<(&'static str, Vec<u8>)> {
         ("response log part", codec::encode(&part)),
         ("opening", codec::encode(&Opening::ResponseLog(head))),
         ("opening", codec::encode(&Opening::Recall(head))),
-        ("ring", codec::encode(&RingFrame::Settle { request: head.request, tokens: 64, codec: KvCodec::Int8 })),
+        ("ring", codec::encode(&RingFrame::FakeQuantise { request: head.request, tokens: 64, codec: KvCodec::Int8 })),
         ("record", codec::encode(&record)),
         ("ledger", ledger),
         ("train seen", codec::encode(&TrainSeen { rate: Some(BytesPerSecond(1.25e8)) })),

@@ -187,7 +187,7 @@ fn kv_taken_layer_by_layer_is_what_is_exported_after_and_can_be_gone_on_from() {
             engine.import(stage, OTHER, &tile, KvCodec::Int4, payload).unwrap();
         }
         engine.set_len(stage, OTHER, 64).unwrap();
-        engine.settle(stage, REQUEST, 0..64, KvCodec::Int4).unwrap();
+        engine.fake_quantise(stage, REQUEST, 0..64, KvCodec::Int4).unwrap();
         let mut next = |request| {
             let batch = [Slice { request, start: 64, len: 1 }];
             engine.forward(stage, &batch, Input::Tokens(&[Token(5)]), Output::Logits { rows: &[0] }).unwrap().to_vec()

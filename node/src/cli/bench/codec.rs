@@ -292,7 +292,7 @@ impl Bench {
         let dim = shape.head_dim as usize;
         let mut subject = Subject { engine: &mut self.engine, stage, vocab: shape.vocab as usize };
         let mut packed = |engine: &mut Engine, request: RequestId, tokens: u32| match way {
-            Way::Codec(codec) => engine.settle(stage, request, 0..tokens, codec),
+            Way::Codec(codec) => engine.fake_quantise(stage, request, 0..tokens, codec),
             Way::Reference => as_reference(engine, stage, request, tokens, dim),
         };
         let mut by_prefix = Vec::new();

@@ -1,4 +1,4 @@
-//! What settling leaves in pages is what sending would have left: the same bits, whatever the tiles.
+//! What fake quantisation leaves in pages is what sending would have left: the same bits, whatever the tiles.
 #![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
 use proptest::prelude::*;
@@ -10,7 +10,7 @@ use tsnode_protocol::{KvCodec, KvDtype, ModelShape, RequestId, TileHeader, Token
 
 const SENT: RequestId = RequestId([1; 16]);
 const RECEIVED: RequestId = RequestId([2; 16]);
-const SETTLED: RequestId = RequestId([3; 16]);
+const IN_PLACE: RequestId = RequestId([3; 16]);
 
 struct Bench {
     engine: Engine,
@@ -70,57 +70,62 @@ impl Bench {
         pages
     }
 
-    fn settle(&mut self, request: RequestId, tokens: std::ops::Range<u32>, codec: KvCodec) -> Result<(), EngineError> {
-        self.engine.settle(self.stage, request, tokens, codec)
+    fn fake_quantise(
+        &mut self,
+        request: RequestId,
+        tokens: std::ops::Range<u32>,
+        codec: KvCodec,
+    ) -> Result<(), EngineError> {
+        self.engine.fake_quantise(self.stage, request, tokens, codec)
     }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
     #[test]
-    fn settled_is_sent(ranks in 1usize..3, tokens in 1u32..400, steps in proptest::collection::vec(1u32..400, 0..4)) {
+    fn quantised_in_place_is_sent(ranks in 1usize..3, tokens in 1u32..400, steps in proptest::collection::vec(1u32..400, 0..4)) {
         for codec in [KvCodec::Raw, KvCodec::Int8, KvCodec::Int4, KvCodec::Int3] {
             let mut bench = Bench::new(ranks);
             let mut ends: Vec<u32> = steps.iter().map(|end| end % tokens).collect();
             ends.sort_unstable();
             bench.compute(SENT, tokens);
-            bench.compute(SETTLED, tokens);
+            bench.compute(IN_PLACE, tokens);
             bench.send(tokens, &ends, codec);
-            bench.settle(SETTLED, 0..tokens, codec).unwrap();
-            let settled = bench.pages(SETTLED, tokens);
-            prop_assert!(settled == bench.pages(RECEIVED, tokens), "{codec:?}, {tokens} tokens, steps to {ends:?}");
-            let lossless = settled == bench.pages(SENT, tokens);
+            bench.fake_quantise(IN_PLACE, 0..tokens, codec).unwrap();
+            let in_place = bench.pages(IN_PLACE, tokens);
+            prop_assert!(in_place == bench.pages(RECEIVED, tokens), "{codec:?}, {tokens} tokens, steps to {ends:?}");
+            let lossless = in_place == bench.pages(SENT, tokens);
             prop_assert!(lossless == (codec == KvCodec::Raw), "{codec:?}, {tokens} tokens");
         }
     }
 }
 
 #[test]
-fn settling_in_parts_is_settling_at_once() {
+fn in_parts_is_as_at_once() {
     let mut bench = Bench::new(1);
     bench.compute(SENT, 300);
-    bench.compute(SETTLED, 300);
-    bench.settle(SENT, 0..300, KvCodec::Int4).unwrap();
+    bench.compute(IN_PLACE, 300);
+    bench.fake_quantise(SENT, 0..300, KvCodec::Int4).unwrap();
     let step = KvCodec::Int4.tile_step();
     for part in [0..step, step..3 * step, 3 * step..300] {
-        bench.settle(SETTLED, part, KvCodec::Int4).unwrap();
+        bench.fake_quantise(IN_PLACE, part, KvCodec::Int4).unwrap();
     }
-    assert!(bench.pages(SETTLED, 300) == bench.pages(SENT, 300));
+    assert!(bench.pages(IN_PLACE, 300) == bench.pages(SENT, 300));
 }
 
 #[test]
-fn what_cannot_be_settled_is_left_as_it_was() {
+fn what_cannot_be_quantised_is_left_as_it_was() {
     let mut bench = Bench::new(1);
     bench.compute(SENT, 300);
     let before = bench.pages(SENT, 300);
     // No tile begins at token 10, and there are no 301 tokens.
-    assert!(matches!(bench.settle(SENT, 10..300, KvCodec::Int4), Err(EngineError::Tile(_))));
-    assert!(matches!(bench.settle(SENT, 0..301, KvCodec::Int4), Err(EngineError::Tile(_))));
-    assert!(matches!(bench.settle(SETTLED, 0..1, KvCodec::Int4), Err(EngineError::NoSequence(_))));
+    assert!(matches!(bench.fake_quantise(SENT, 10..300, KvCodec::Int4), Err(EngineError::Tile(_))));
+    assert!(matches!(bench.fake_quantise(SENT, 0..301, KvCodec::Int4), Err(EngineError::Tile(_))));
+    assert!(matches!(bench.fake_quantise(IN_PLACE, 0..1, KvCodec::Int4), Err(EngineError::NoSequence(_))));
     // Somebody else begins with the same pages.
-    bench.engine.admit_after(bench.stage, SETTLED, 300, Prefix::Running(SENT), 256).unwrap();
-    assert!(matches!(bench.settle(SENT, 0..300, KvCodec::Int4), Err(EngineError::Position { .. })));
+    bench.engine.admit_after(bench.stage, IN_PLACE, 300, Prefix::Running(SENT), 256).unwrap();
+    assert!(matches!(bench.fake_quantise(SENT, 0..300, KvCodec::Int4), Err(EngineError::Position { .. })));
     assert!(bench.pages(SENT, 300) == before);
-    bench.settle(SENT, 256..300, KvCodec::Int4).unwrap();
+    bench.fake_quantise(SENT, 256..300, KvCodec::Int4).unwrap();
     assert!(bench.pages(SENT, 300) != before);
 }
