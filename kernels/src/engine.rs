@@ -27,7 +27,7 @@ use crate::{
     cpu::{Cpu, Simd, Team},
     cuda::{GpuError, Gpus},
     load::{InUse, StageMemory},
-    pages::{Owner, PAGE_BYTES, PageCount, PagePool, PagesError},
+    pages::{PAGE_BYTES, PageCount, PagePool, PageUse, PagesError},
     ranks::{Alone, Gather, Hall},
     source::StageModel,
     wire::{self, PayloadError},
@@ -264,7 +264,7 @@ impl Engine {
         Ok(self.take(carried))
     }
 
-    fn take_in(&mut self, carried: Carried, owner: Owner) -> StageKey {
+    fn take_in(&mut self, carried: Carried, page_use: PageUse) -> StageKey {
         let Carried { parts, shape, layers, there } = carried;
         let key = StageKey(self.next_key);
         self.next_key += 1;
@@ -277,7 +277,7 @@ impl Engine {
             }
         }
         let turns = Turns::new(parts[0].stage.as_ref());
-        self.stages.insert(key, Loaded { parts, shape, layers, turns, owner, weights });
+        self.stages.insert(key, Loaded { parts, shape, layers, turns, page_use, weights });
         key
     }
 
@@ -308,7 +308,7 @@ impl Engine {
         let needs: Vec<usize> = (0..self.pools.len()).map(|rank| loaded.pages(rank, room)).collect();
         self.make_room(stage, &needs, None);
         let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
-        let kv = Shards::reserve(&mut self.pools, loaded.layouts(), layers, room, loaded.owner)?;
+        let kv = Shards::reserve(&mut self.pools, loaded.layouts(), layers, room, loaded.page_use)?;
         self.sequences.insert((stage, request), kv);
         Ok(())
     }

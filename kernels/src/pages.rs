@@ -1,7 +1,7 @@
 //! KV pages: one pool for every model on a device, in pages of one size whatever the model (SeaLLM §4.4).
 //!
 //! A page holds one layer's keys and values of a block of tokens: keys `[kv_head][token][channel]`, then values in the
-//! same order. How many tokens fit follows from the model ([`Layout`]). A page may have several owners: sequences that
+//! same order. How many tokens fit follows from the model ([`Layout`]). A page may have several users: sequences that
 //! begin alike, and what is kept of sequences that ended. Shared pages are full or were copied, and never written.
 
 mod table;
@@ -102,20 +102,20 @@ pub enum Side {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Page(u32);
 
-/// Who owns a page.
+/// What a page is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Owner {
+pub(crate) enum PageUse {
     /// A sequence that runs.
     Running,
-    /// What is there until somebody needs the memory: kept of a sequence that ended, or of one that gives way.
-    Kept,
+    /// The prefix cache, until somebody needs the memory: it is of a sequence that ended, or of one that gives way.
+    Cached,
 }
 
-/// How many own a page.
+/// How many use a page.
 #[derive(Clone, Copy, Debug, Default)]
-struct Owners {
+struct PageUsers {
     running: u32,
-    kept: u32,
+    cached: u32,
 }
 
 /// Pages free and in all.
@@ -140,10 +140,10 @@ pub struct PagePool {
     /// Pages to be copied on the GPU before anything is written there; none of a pool whose memory is here.
     copies: Option<Vec<(u32, u32)>>,
     free: Vec<Page>,
-    owners: Vec<Owners>,
-    /// Pages that no running sequence owns and that are not free.
+    users: Vec<PageUsers>,
+    /// Pages that no running sequence uses and that are not free.
     spare: usize,
-    /// Pages from this one on have never been taken: those before it are free again, or owned.
+    /// Pages from this one on have never been taken: those before it are free again, or in use.
     fresh: usize,
     /// Pages from this one on have never been written.
     unwritten: usize,
@@ -162,7 +162,7 @@ impl PagePool {
             memory: vec![0; pages * PAGE_BYTES],
             copies: None,
             free,
-            owners: vec![Owners::default(); pages],
+            users: vec![PageUsers::default(); pages],
             spare: 0,
             fresh: 0,
             unwritten: 0,
@@ -174,8 +174,8 @@ impl PagePool {
     pub(crate) fn elsewhere(bytes: usize) -> Self {
         let pages = (bytes / PAGE_BYTES).min(u32::MAX as usize);
         let free = (0..pages as u32).rev().map(Page).collect();
-        let owners = vec![Owners::default(); pages];
-        Self { memory: Vec::new(), copies: Some(Vec::new()), free, owners, spare: 0, fresh: 0, unwritten: 0, stamps: 0 }
+        let users = vec![PageUsers::default(); pages];
+        Self { memory: Vec::new(), copies: Some(Vec::new()), free, users, spare: 0, fresh: 0, unwritten: 0, stamps: 0 }
     }
 
     /// A number that no page table of this pool has had.
@@ -198,7 +198,7 @@ impl PagePool {
     /// Free and total.
     #[must_use]
     pub fn count(&self) -> PageCount {
-        PageCount { free: self.free.len() + self.spare, total: self.owners.len() }
+        PageCount { free: self.free.len() + self.spare, total: self.users.len() }
     }
 
     /// Bytes of pages whose memory the system has committed here.
@@ -219,18 +219,18 @@ impl PagePool {
     }
 
     /// As many pages for a sequence; the caller has checked that there are.
-    fn take(&mut self, pages: usize, owner: Owner) -> Vec<Page> {
+    fn take(&mut self, pages: usize, page_use: PageUse) -> Vec<Page> {
         let taken = self.free.split_off(self.free.len() - pages);
         for page in &taken {
             let at = page.0 as usize;
-            self.owners[at] = match owner {
-                Owner::Running => Owners { running: 1, kept: 0 },
-                Owner::Kept => Owners { running: 0, kept: 1 },
+            self.users[at] = match page_use {
+                PageUse::Running => PageUsers { running: 1, cached: 0 },
+                PageUse::Cached => PageUsers { running: 0, cached: 1 },
             };
             self.fresh = self.fresh.max(at + 1);
         }
         self.unwritten = self.unwritten.max(self.fresh);
-        if owner == Owner::Kept {
+        if page_use == PageUse::Cached {
             self.spare += pages;
         }
         taken
@@ -238,9 +238,9 @@ impl PagePool {
 
     /// Has the memory of one more page committed, while few are at hand; says whether there may be more to do.
     pub(crate) fn make_ready(&mut self) -> bool {
-        let again = self.free.len() - (self.owners.len() - self.fresh);
+        let again = self.free.len() - (self.users.len() - self.fresh);
         let at_hand = again + self.unwritten - self.fresh;
-        if self.memory.is_empty() || at_hand >= READY || self.unwritten == self.owners.len() {
+        if self.memory.is_empty() || at_hand >= READY || self.unwritten == self.users.len() {
             return false;
         }
         let page = self.page_mut(Page(self.unwritten as u32));
@@ -249,33 +249,33 @@ impl PagePool {
         true
     }
 
-    fn is_owned_once(&self, page: Page) -> bool {
-        let Owners { running, kept } = self.owners[page.0 as usize];
-        running + kept == 1
+    fn has_one_user(&self, page: Page) -> bool {
+        let PageUsers { running, cached } = self.users[page.0 as usize];
+        running + cached == 1
     }
 
-    fn add(&mut self, page: Page, owner: Owner) {
-        let owners = &mut self.owners[page.0 as usize];
-        match owner {
-            Owner::Running if owners.running == 0 => {
+    fn add(&mut self, page: Page, page_use: PageUse) {
+        let users = &mut self.users[page.0 as usize];
+        match page_use {
+            PageUse::Running if users.running == 0 => {
                 self.spare -= 1;
-                owners.running = 1;
+                users.running = 1;
             }
-            Owner::Running => owners.running += 1,
-            Owner::Kept => owners.kept += 1,
+            PageUse::Running => users.running += 1,
+            PageUse::Cached => users.cached += 1,
         }
     }
 
-    fn remove(&mut self, page: Page, owner: Owner) {
-        let owners = &mut self.owners[page.0 as usize];
-        match owner {
-            Owner::Running => owners.running -= 1,
-            Owner::Kept => owners.kept -= 1,
+    fn remove(&mut self, page: Page, page_use: PageUse) {
+        let users = &mut self.users[page.0 as usize];
+        match page_use {
+            PageUse::Running => users.running -= 1,
+            PageUse::Cached => users.cached -= 1,
         }
-        match (owner, *owners) {
-            (Owner::Running, Owners { running: 0, kept: 0 }) => self.free.push(page),
-            (Owner::Running, Owners { running: 0, .. }) => self.spare += 1,
-            (Owner::Kept, Owners { running: 0, kept: 0 }) => {
+        match (page_use, *users) {
+            (PageUse::Running, PageUsers { running: 0, cached: 0 }) => self.free.push(page),
+            (PageUse::Running, PageUsers { running: 0, .. }) => self.spare += 1,
+            (PageUse::Cached, PageUsers { running: 0, cached: 0 }) => {
                 self.spare -= 1;
                 self.free.push(page);
             }
@@ -328,17 +328,17 @@ mod tests {
     }
 
     #[test]
-    fn some_pages_are_at_hand_and_what_is_owned_is_left_alone() {
+    fn some_pages_are_at_hand_and_what_is_in_use_is_left_alone() {
         let mut pool = PagePool::new(2 * READY * PAGE_BYTES);
         let ready = |pool: &mut PagePool| std::iter::from_fn(|| pool.make_ready().then_some(())).count();
         assert_eq!((ready(&mut pool), ready(&mut pool)), (READY, 0));
         assert_eq!(pool.committed(), (READY * PAGE_BYTES) as u64);
-        let taken = pool.take(READY + 10, Owner::Running);
+        let taken = pool.take(READY + 10, PageUse::Running);
         taken.iter().for_each(|page| pool.page_mut(*page).fill(7));
         assert_eq!(ready(&mut pool), READY - 10, "as many as there are");
         assert!(taken.iter().all(|page| pool.page(*page).iter().all(|byte| *byte == 7)));
-        taken.into_iter().for_each(|page| pool.remove(page, Owner::Running));
-        assert_eq!((ready(&mut pool), pool.take(2 * READY, Owner::Running).len()), (0, 2 * READY));
+        taken.into_iter().for_each(|page| pool.remove(page, PageUse::Running));
+        assert_eq!((ready(&mut pool), pool.take(2 * READY, PageUse::Running).len()), (0, 2 * READY));
         assert_eq!(ready(&mut PagePool::elsewhere(READY * PAGE_BYTES)), 0);
     }
 

@@ -6,7 +6,7 @@
 
 use super::{Engine, EngineError, PrefixKey, StageKey};
 use crate::{
-    pages::{Owner, PagePool},
+    pages::{PagePool, PageUse},
     source::StageModel,
 };
 use tsnode_protocol::RequestId;
@@ -60,6 +60,6 @@ impl Engine {
     }
 
     pub(super) fn gives_way(&self, stage: StageKey) -> bool {
-        self.stages.get(&stage).is_some_and(|loaded| loaded.owner == Owner::Kept)
+        self.stages.get(&stage).is_some_and(|loaded| loaded.page_use == PageUse::Cached)
     }
 }

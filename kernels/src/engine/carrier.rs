@@ -3,7 +3,7 @@
 use super::{Engine, EngineError, Part, StageKey};
 use crate::{
     cuda::{GpuCarrier, GpuError, GpuStage},
-    pages::Owner,
+    pages::PageUse,
     ranks::Rank,
     source::StageModel,
 };
@@ -64,11 +64,11 @@ impl Engine {
 
     /// Takes in a stage that its [`Carrier`] has brought.
     pub fn take(&mut self, carried: Carried) -> StageKey {
-        self.take_in(carried, Owner::Running)
+        self.take_in(carried, PageUse::Running)
     }
 
     /// The same as [`Engine::load_beside`] does.
     pub fn take_beside(&mut self, carried: Carried) -> StageKey {
-        self.take_in(carried, Owner::Kept)
+        self.take_in(carried, PageUse::Cached)
     }
 }

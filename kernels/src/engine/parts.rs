@@ -4,7 +4,7 @@ use super::{Input, attend::Run, turns::Turns};
 use crate::{
     cpu::Cpu,
     models::Stage,
-    pages::{Layout, Owner, PagesError},
+    pages::{Layout, PageUse, PagesError},
     ranks::Rank,
 };
 use std::ops::Range;
@@ -17,7 +17,7 @@ pub(super) struct Loaded {
     pub layers: LayerRange,
     pub turns: Turns,
     /// Who owns its sequences' pages.
-    pub owner: Owner,
+    pub page_use: PageUse,
     /// What its weights take here (bytes).
     pub weights: u64,
 }

@@ -1,6 +1,6 @@
 //! A sequence's KV over the ranks of its stage: each has pages for its own heads, and all have the same tokens.
 
-use crate::pages::{Layout, Owner, PagePool, PagesError, SequenceKv};
+use crate::pages::{Layout, PagePool, PageUse, PagesError, SequenceKv};
 use std::ops::Range;
 
 /// A sequence's page tables, one for each rank.
@@ -17,10 +17,10 @@ impl Shards {
         layouts: impl Iterator<Item = &'a Layout>,
         layers: usize,
         room: usize,
-        owner: Owner,
+        page_use: PageUse,
     ) -> Result<Self, PagesError> {
         let layouts = layouts.copied();
-        Self::collect(pools, layouts, |pool, layout| SequenceKv::reserve_as(owner, pool, layout, layers, room))
+        Self::collect(pools, layouts, |pool, layout| SequenceKv::reserve_as(page_use, pool, layout, layers, room))
     }
 
     /// A sequence that begins with this one's first `tokens` tokens: [`SequenceKv::fork`].

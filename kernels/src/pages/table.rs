@@ -1,6 +1,6 @@
 //! A sequence's page table: what it owns, shares with others and leaves behind.
 
-use super::{Layout, Owner, PAGE_BYTES, Page, PagePool, PagesError, Side};
+use super::{Layout, PAGE_BYTES, Page, PagePool, PageUse, PagesError, Side};
 use crate::cpu::{Cut, Matrix};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use std::ops::Range;
@@ -16,7 +16,7 @@ pub struct SequenceKv {
     stamp: u64,
     len: usize,
     room: usize,
-    owner: Owner,
+    page_use: PageUse,
 }
 
 impl SequenceKv {
@@ -25,12 +25,12 @@ impl SequenceKv {
     /// # Errors
     /// When the pool has too few; then none is taken.
     pub fn reserve(pool: &mut PagePool, layout: Layout, layers: usize, room: usize) -> Result<Self, PagesError> {
-        Self::reserve_as(Owner::Running, pool, layout, layers, room)
+        Self::reserve_as(PageUse::Running, pool, layout, layers, room)
     }
 
     /// The same, for a sequence that may have to give way.
     pub(crate) fn reserve_as(
-        owner: Owner,
+        page_use: PageUse,
         pool: &mut PagePool,
         layout: Layout,
         layers: usize,
@@ -38,8 +38,8 @@ impl SequenceKv {
     ) -> Result<Self, PagesError> {
         let each = layout.pages(room);
         pool.check(each * layers)?;
-        let layers = (0..layers).map(|_| pool.take(each, owner)).collect();
-        Ok(Self { layout, layers, stamp: pool.stamp(), len: 0, room, owner })
+        let layers = (0..layers).map(|_| pool.take(each, page_use)).collect();
+        Ok(Self { layout, layers, stamp: pool.stamp(), len: 0, room, page_use })
     }
 
     /// Pages it has.
@@ -67,8 +67,8 @@ impl SequenceKv {
         pool.check(self.fork_pages(tokens, room))?;
         let fork = |from: &Vec<Page>| {
             let mut pages = from[..whole].to_vec();
-            pages.iter().for_each(|page| pool.add(*page, Owner::Running));
-            let fresh = pool.take(each - whole, Owner::Running);
+            pages.iter().for_each(|page| pool.add(*page, PageUse::Running));
+            let fresh = pool.take(each - whole, PageUse::Running);
             if !tokens.is_multiple_of(self.layout.tokens) {
                 pool.copy(from[whole], fresh[0]);
             }
@@ -76,7 +76,7 @@ impl SequenceKv {
             pages
         };
         let layers = self.layers.iter().map(fork).collect();
-        Ok(Self { layout: self.layout, layers, stamp: pool.stamp(), len: tokens, room, owner: Owner::Running })
+        Ok(Self { layout: self.layout, layers, stamp: pool.stamp(), len: tokens, room, page_use: PageUse::Running })
     }
 
     /// Pages that more room takes from the pool.
@@ -92,10 +92,10 @@ impl SequenceKv {
     pub fn grow(&mut self, pool: &mut PagePool, room: usize) -> Result<(), PagesError> {
         pool.check(self.grow_pages(room))?;
         let more = self.layout.pages(room).saturating_sub(self.layout.pages(self.room));
-        let owner = self.owner;
+        let page_use = self.page_use;
         self.room = self.room.max(room);
         if more > 0 {
-            self.layers.iter_mut().for_each(|pages| pages.extend(pool.take(more, owner)));
+            self.layers.iter_mut().for_each(|pages| pages.extend(pool.take(more, page_use)));
             self.stamp = pool.stamp();
         }
         Ok(())
@@ -105,7 +105,7 @@ impl SequenceKv {
     #[must_use]
     pub fn is_alone(&self, pool: &PagePool, tokens: Range<usize>) -> bool {
         let (first, end) = (tokens.start / self.layout.tokens, self.layout.pages(tokens.end));
-        self.layers.iter().all(|pages| pages.iter().take(end).skip(first).all(|page| pool.is_owned_once(*page)))
+        self.layers.iter().all(|pages| pages.iter().take(end).skip(first).all(|page| pool.has_one_user(*page)))
     }
 
     /// The first `tokens` tokens as something that is kept until somebody needs the memory; all other pages go back.
@@ -115,19 +115,19 @@ impl SequenceKv {
         self.room = self.len;
         let pages = self.layout.pages(self.len);
         for layer in &mut self.layers {
-            layer.drain(pages..).for_each(|page| pool.remove(page, Owner::Running));
+            layer.drain(pages..).for_each(|page| pool.remove(page, PageUse::Running));
             for page in layer.iter() {
                 // In this order: a page that somebody owns is never free.
-                pool.add(*page, Owner::Kept);
-                pool.remove(*page, Owner::Running);
+                pool.add(*page, PageUse::Cached);
+                pool.remove(*page, PageUse::Running);
             }
         }
-        Self { owner: Owner::Kept, stamp: pool.stamp(), ..self }
+        Self { page_use: PageUse::Cached, stamp: pool.stamp(), ..self }
     }
 
     /// Gives the pages back.
     pub fn release(self, pool: &mut PagePool) {
-        self.layers.into_iter().flatten().for_each(|page| pool.remove(page, self.owner));
+        self.layers.into_iter().flatten().for_each(|page| pool.remove(page, self.page_use));
     }
 
     /// The pages of a layer, by their places in the pool.
