@@ -52,7 +52,7 @@ use crate::{
         local::{LocalToken, TOKEN_FILE},
     },
     text::Templates,
-    view::{Readiness, SwarmView, Trouble},
+    view::{SwarmView, Trouble},
     weights::{Giver, Index, Peers, Provision},
     worker::{WorkerHandle, WorkerSetup, compute::Compute},
 };
@@ -71,14 +71,13 @@ use tsnode_coordinator::{
     batcher::BatcherConfig,
     control::{Control, ControlConfig},
     fallback::Fallback,
-    gate::SplitChoice,
     gateway::{Gateway as Machine, GatewayConfig, View},
     planner::{Scheduler, Wish},
     settings::Settings,
     trust::Trust,
 };
 use tsnode_kernels::engine::Engine;
-use tsnode_protocol::{Advert, Epoch, Invite, PeerId, Term, Traffic, proof::Membership};
+use tsnode_protocol::{Advert, Invite, PeerId, Traffic, proof::Membership};
 
 /// How long a leaving peer waits for what runs here.
 const DRAIN: Duration = Duration::from_secs(30);
@@ -342,7 +341,9 @@ impl Ground {
         let ollama = SocketAddr::new(self.config.http.ip(), OLLAMA_PORT);
         let ollama = if self.config.ollama_port { Some(http_listener(ollama).await?) } else { None };
         let at = listener.local_addr().map_err(|e| NodeError::System(e.to_string()))?;
-        let (view, viewer) = watch::channel(first_view(&self.identity, &self.belonging, at, self.config.split));
+        let (me, belonging) = (self.identity.peer_id(), &self.belonging);
+        let first = SwarmView::first(me, belonging.swarm, belonging.secret.is_some());
+        let (view, viewer) = watch::channel(SwarmView { split: self.config.split, http: Some(at), ..first });
         let (gateway, submissions) = Gateway::channel();
         let (models, queries) = ModelLibrary::channel();
         let keys = KeyRing::open(&self.config.data_dir, self.config.api_key.as_deref())?;
@@ -544,50 +545,6 @@ async fn drained(worker: WorkerHandle, open: watch::Receiver<usize>) {
 pub(crate) fn former_addresses(folder: &Path) -> Vec<Multiaddr> {
     let invite = store::own_invite(folder);
     invite.into_iter().flat_map(|invite| invite.addresses).filter_map(|a| a.parse().ok()).collect()
-}
-
-fn first_view(identity: &Identity, belonging: &Belonging, http: SocketAddr, split: SplitChoice) -> SwarmView {
-    SwarmView {
-        me: identity.peer_id(),
-        swarm: belonging.swarm,
-        private: belonging.secret.is_some(),
-        readiness: Readiness::Probing,
-        waiting: None,
-        lending: Default::default(),
-        loading: None,
-        weights: Default::default(),
-        in_use: Default::default(),
-        epoch: Epoch(0),
-        term: Term(0),
-        coordinator: None,
-        plan_id: None,
-        plan: None,
-        split,
-        settings: Vec::new(),
-        attainment: Vec::new(),
-        services: Vec::new(),
-        ready_groups: Vec::new(),
-        peers: Vec::new(),
-        models: Vec::new(),
-        encoders: Vec::new(),
-        default_model: None,
-        loaded: Default::default(),
-        short: Vec::new(),
-        cut_off: Vec::new(),
-        rejected: Default::default(),
-        kv_refused: Default::default(),
-        spot_checks: Default::default(),
-        drafts: Default::default(),
-        guesses: Default::default(),
-        link_ages: Default::default(),
-        link_ends: Default::default(),
-        bootstrap: Vec::new(),
-        fetching: None,
-        weights_given: 0,
-        troubles: Vec::new(),
-        addresses: Vec::new(),
-        http: Some(http),
-    }
 }
 
 fn next_port(port: u16) -> u16 {

@@ -183,6 +183,52 @@ pub struct SwarmView {
 }
 
 impl SwarmView {
+    /// As a peer sees its swarm before it has heard of anybody.
+    #[must_use]
+    pub fn first(me: PeerId, swarm: SwarmId, private: bool) -> Self {
+        Self {
+            me,
+            swarm,
+            private,
+            readiness: Readiness::Probing,
+            waiting: None,
+            lending: Default::default(),
+            loading: None,
+            weights: Default::default(),
+            in_use: Default::default(),
+            epoch: Epoch(0),
+            term: Term(0),
+            coordinator: None,
+            plan_id: None,
+            plan: None,
+            split: Default::default(),
+            settings: Vec::new(),
+            attainment: Vec::new(),
+            services: Vec::new(),
+            ready_groups: Vec::new(),
+            peers: Vec::new(),
+            models: Vec::new(),
+            encoders: Vec::new(),
+            default_model: None,
+            loaded: BTreeSet::new(),
+            short: Vec::new(),
+            cut_off: Vec::new(),
+            rejected: BTreeMap::new(),
+            kv_refused: BTreeMap::new(),
+            spot_checks: Default::default(),
+            drafts: Default::default(),
+            guesses: Default::default(),
+            link_ages: BTreeMap::new(),
+            link_ends: BTreeMap::new(),
+            bootstrap: Vec::new(),
+            fetching: None,
+            weights_given: 0,
+            troubles: Vec::new(),
+            addresses: Vec::new(),
+            http: None,
+        }
+    }
+
     /// Why this peer takes no requests; none where it does.
     #[must_use]
     pub fn why_not(&self) -> Option<NotReady> {
@@ -295,46 +341,7 @@ pub(crate) mod tests {
 
     /// A peer alone in its swarm, with nothing to tell.
     pub fn view() -> SwarmView {
-        SwarmView {
-            me: PeerId([1; 32]),
-            swarm: SwarmId([2; 16]),
-            private: false,
-            readiness: Readiness::Ready,
-            waiting: None,
-            lending: Default::default(),
-            loading: None,
-            weights: Default::default(),
-            in_use: Default::default(),
-            epoch: Epoch(0),
-            term: Term(0),
-            coordinator: None,
-            plan_id: None,
-            plan: None,
-            split: Default::default(),
-            settings: vec![],
-            attainment: vec![],
-            services: vec![],
-            ready_groups: vec![],
-            peers: vec![],
-            models: vec![],
-            encoders: vec![],
-            default_model: None,
-            loaded: BTreeSet::new(),
-            short: vec![],
-            cut_off: vec![],
-            rejected: BTreeMap::new(),
-            kv_refused: BTreeMap::new(),
-            spot_checks: Default::default(),
-            drafts: Default::default(),
-            guesses: Default::default(),
-            link_ages: BTreeMap::new(),
-            link_ends: BTreeMap::new(),
-            bootstrap: vec![],
-            fetching: None,
-            weights_given: 0,
-            troubles: vec![],
-            addresses: vec![],
-            http: None,
-        }
+        let first = SwarmView::first(PeerId([1; 32]), SwarmId([2; 16]), false);
+        SwarmView { readiness: Readiness::Ready, ..first }
     }
 }
