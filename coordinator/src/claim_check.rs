@@ -100,8 +100,7 @@ fn claimed(view: &View, group: &Group, layer: impl Fn(&LayerProfile) -> f64) -> 
     let mut seconds = 0.0;
     for stage in &group.stages {
         let device = view.adverts.get(&stage.peer)?.devices.get(usize::from(stage.device))?;
-        let profile = device.profile.filter(|p| p.model == group.model)?;
-        seconds += layer(&profile) * f64::from(stage.layers.len());
+        seconds += layer(device.profile(group.model)?) * f64::from(stage.layers.len());
     }
     (seconds > 0.0 && seconds.is_finite()).then_some(seconds)
 }
@@ -342,22 +341,28 @@ mod tests {
             version: String::new(),
             addresses: vec![],
             data_addresses: vec![],
-            devices: vec![Device {
-                name: "cpu".into(),
-                kind: DeviceKind::Cpu { threads: 1 },
-                memory_bytes: 1 << 30,
-                kv_bytes: 1 << 20,
-                flops: FlopsPerSecond(1e9),
-                bandwidth: BytesPerSecond(1e9),
-                profile: Some(LayerProfile {
-                    model: MODEL,
-                    prefill: [1e-3 / boast; 3],
-                    decode: [0.25e-3 / boast, 0.0, 0.0],
-                    prompts: misfit,
-                    steps: misfit,
-                    mixed: misfit,
-                }),
-            }],
+            devices: vec![
+                Device {
+                    name: "cpu".into(),
+                    kind: DeviceKind::Cpu { threads: 1 },
+                    memory_bytes: 1 << 30,
+                    kv_bytes: 1 << 20,
+                    flops: FlopsPerSecond(1e9),
+                    bandwidth: BytesPerSecond(1e9),
+                    serves: vec![],
+                }
+                .for_one(
+                    MODEL,
+                    Some(LayerProfile {
+                        model: MODEL,
+                        prefill: [1e-3 / boast; 3],
+                        decode: [0.25e-3 / boast, 0.0, 0.0],
+                        prompts: misfit,
+                        steps: misfit,
+                        mixed: misfit,
+                    }),
+                ),
+            ],
             models: vec![],
             links: vec![],
             reachable: true,

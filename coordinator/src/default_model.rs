@@ -10,12 +10,11 @@ use tsnode_protocol::{Advert, ModelCard, ModelId};
 pub fn default_model<'a>(adverts: impl IntoIterator<Item = &'a Advert>) -> Option<&'a ModelCard> {
     let mut held = BTreeMap::<ModelId, (u64, &ModelCard)>::new();
     for advert in adverts {
-        for (place, card) in advert.models.iter().enumerate() {
+        for card in &advert.models {
             let weights = card.shape.stage_bytes(card.shape.all_layers());
-            // Devices serve the first of their peer's models.
-            let devices = if place == 0 { &advert.devices[..] } else { &[] };
+            let served = advert.devices.iter().filter_map(|d| d.served(card.id));
             let held = &mut held.entry(card.id).or_insert((0, card)).0;
-            *held = devices.iter().fold(*held, |sum, d| sum.saturating_add(d.memory_bytes.min(weights)));
+            *held = served.fold(*held, |sum, s| sum.saturating_add(s.memory_bytes.min(weights)));
         }
     }
     held.into_values().max_by_key(|(held, card)| (*held, Reverse((card.name.as_str(), card.id)))).map(|(_, card)| card)
@@ -30,10 +29,7 @@ mod tests {
     fn lends(id: u8, name: &str, layer_bytes: u64) -> Advert {
         let card = sample::card();
         let shape = ModelShape { layer_bytes, ..card.shape };
-        Advert {
-            models: vec![ModelCard { id: ModelId([id; 16]), name: name.into(), shape, ..card }],
-            ..sample::advert(0)
-        }
+        sample::lends(0, ModelCard { id: ModelId([id; 16]), name: name.into(), shape, ..card })
     }
 
     fn default(adverts: &[Advert]) -> Option<&str> {

@@ -90,10 +90,7 @@ mod tests {
     }
 
     fn with(id: u8, name: &str) -> Advert {
-        Advert {
-            models: vec![ModelCard { id: ModelId([id; 16]), name: name.into(), ..sample::card() }],
-            ..sample::advert(0)
-        }
+        sample::lends(0, ModelCard { id: ModelId([id; 16]), name: name.into(), ..sample::card() })
     }
 
     fn after(seconds: f64) -> Time {

@@ -75,18 +75,17 @@ struct Place {
 /// Of a plan's reason; names of models come from peers and may be long, in any script.
 const REASON_CHARS: usize = 250;
 
-/// Plans for every model some device has; a device serves the first of its peer's models. Groups that a person laid out and
-/// that stand are left alone.
+/// Plans for every model some device has; a device may have groups of several. Groups that a person laid out and that stand are
+/// left alone.
 #[must_use]
 pub fn plan(members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> Draft {
-    let parts = live::scenes(members, wish.split).into_iter().map(|scene| {
-        let part = match &wish.layout {
-            Some(layout) => as_laid_out(&scene, layout, members, standing),
-            None => scene.plan(),
-        };
+    let scenes = live::scenes(members, wish.split);
+    let Some(layout) = &wish.layout else { return joined(live::planned(scenes)) };
+    let laid_out = |scene: Scene| {
+        let part = as_laid_out(&scene, layout, members, standing);
         (scene, part)
-    });
-    joined(parts.collect())
+    };
+    joined(scenes.into_iter().map(laid_out).collect())
 }
 
 fn joined(parts: Vec<(Scene, live::Part)>) -> Draft {

@@ -1,6 +1,8 @@
 //! Small peers and a small model, as tests and simulations have them.
 
-use tsnode_protocol::{Advert, BytesPerSecond, Device, DeviceKind, FlopsPerSecond, ModelCard, ModelId, ModelShape};
+use tsnode_protocol::{
+    Advert, BytesPerSecond, Device, DeviceKind, FlopsPerSecond, ModelCard, ModelId, ModelShape, Served,
+};
 
 /// A model that every device can hold whole.
 #[must_use]
@@ -22,6 +24,12 @@ pub fn card() -> ModelCard {
     ModelCard { id: ModelId([1; 16]), name: "tiny".into(), shape, files: vec![] }
 }
 
+/// So many models, each like it.
+#[must_use]
+pub fn cards(count: u8) -> Vec<ModelCard> {
+    (1..=count).map(|n| ModelCard { id: ModelId([n; 16]), name: format!("tiny-{n}"), ..card() }).collect()
+}
+
 /// What the `n`th peer says of itself: each a little faster than the one before.
 #[must_use]
 pub fn advert(n: usize) -> Advert {
@@ -32,14 +40,14 @@ pub fn advert(n: usize) -> Advert {
         kv_bytes: 1 << 28,
         flops: FlopsPerSecond(20e9 + (n % 50) as f64 * 1e9),
         bandwidth: BytesPerSecond(10e9),
-        profile: None,
+        serves: vec![],
     };
     Advert {
         name: format!("p{n}"),
         version: "0".into(),
         addresses: vec![],
         data_addresses: vec![],
-        devices: vec![device],
+        devices: vec![device.for_one(card().id, None)],
         models: vec![card()],
         links: vec![],
         reachable: true,
@@ -48,6 +56,28 @@ pub fn advert(n: usize) -> Advert {
         traffic: vec![],
         settings: vec![],
     }
+}
+
+/// The same of a peer with another model.
+#[must_use]
+pub fn lends(n: usize, card: ModelCard) -> Advert {
+    let advert = advert(n);
+    let devices = advert.devices.into_iter().map(|device| device.for_one(card.id, None)).collect();
+    Advert { devices, models: vec![card], ..advert }
+}
+
+/// The same of a peer with several models, each with the same part of its device.
+#[must_use]
+pub fn lends_several(n: usize, cards: Vec<ModelCard>) -> Advert {
+    let (advert, parts) = (advert(n), cards.len().max(1) as u64);
+    let part = |device: &Device, card: &ModelCard| Served {
+        model: card.id,
+        memory_bytes: device.memory_bytes / parts,
+        kv_bytes: device.kv_bytes / parts,
+        profile: None,
+    };
+    let several = |device: Device| Device { serves: cards.iter().map(|card| part(&device, card)).collect(), ..device };
+    Advert { devices: advert.devices.into_iter().map(several).collect(), models: cards, ..advert }
 }
 
 /// The same of a peer that only takes requests.

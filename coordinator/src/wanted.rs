@@ -160,10 +160,7 @@ mod tests {
     fn has(id: u8, name: &str, layer_bytes: u64) -> Advert {
         let card = sample::card();
         let shape = ModelShape { layer_bytes, embed_bytes: 0, head_bytes: 0, ..card.shape };
-        Advert {
-            models: vec![ModelCard { id: ModelId([id; 16]), name: name.into(), shape, ..card }],
-            ..sample::advert(0)
-        }
+        sample::lends(0, ModelCard { id: ModelId([id; 16]), name: name.into(), shape, ..card })
     }
 
     fn chosen(adverts: &[Advert], limits: &Limits<'_>, named: Option<&str>) -> Result<(String, usize), Unwanted> {

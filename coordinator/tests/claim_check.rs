@@ -175,7 +175,7 @@ struct ByTheClock(BTreeMap<PeerId, VecDeque<f64>>);
 impl Judge for ByTheClock {
     fn saw(&mut self, view: &View, group: &Group, seen: Seen) -> Option<(PeerId, Offence)> {
         let leader = group.leader()?;
-        let [step, _, answer] = view.adverts[&leader].devices[0].profile?.decode;
+        let [step, _, answer] = view.adverts[&leader].devices[0].profile(MODEL)?.decode;
         let claimed = (step + answer) * f64::from(LAYERS * (ANSWER - 2));
         let works = self.0.entry(leader).or_default();
         works.push_back(seen.took.as_secs_f64() / claimed);
@@ -284,7 +284,8 @@ impl Swarm {
         let share = |group: &Group| match self.by {
             By::Lot => 1.0,
             By::Claim => {
-                let [step, _, answer] = self.view.adverts[&group.leader().unwrap()].devices[0].profile.unwrap().decode;
+                let [step, _, answer] =
+                    self.view.adverts[&group.leader().unwrap()].devices[0].profile(MODEL).unwrap().decode;
                 judge.weight(group) / (step + answer)
             }
         };
@@ -328,8 +329,9 @@ fn advert([step, answer, prompt]: [f64; 3], boast: f64) -> Advert {
         kv_bytes: 1 << 20,
         flops: FlopsPerSecond(1e9),
         bandwidth: BytesPerSecond(1e9),
-        profile: Some(profile),
-    };
+        serves: vec![],
+    }
+    .for_one(MODEL, Some(profile));
     Advert {
         name: String::new(),
         version: String::new(),

@@ -57,8 +57,9 @@ fn advert(token: f64, set: &[SwarmSetting]) -> Advert {
         kv_bytes: 1 << 20,
         flops: FlopsPerSecond(1e9),
         bandwidth: BytesPerSecond(1e9),
-        profile: Some(profile),
-    };
+        serves: vec![],
+    }
+    .for_one(MODEL, Some(profile));
     let link = |n| Link { to: peer(n), latency: Seconds(1e-3), bandwidth: BytesPerSecond(1e9), path: PathKind::Direct };
     Advert {
         name: "peer".into(),

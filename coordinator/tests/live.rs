@@ -41,8 +41,9 @@ fn advert(speed: f64) -> Advert {
         kv_bytes: 1 << 28,
         flops: FlopsPerSecond(20e9 * speed),
         bandwidth: BytesPerSecond(10e9 * speed),
-        profile: None,
-    };
+        serves: vec![],
+    }
+    .for_one(card().id, None);
     Advert {
         name: "peer".into(),
         version: "0".into(),
@@ -172,7 +173,8 @@ fn id(n: usize) -> PeerId {
 fn adverts(card: &ModelCard, lenders: &[Lender]) -> Vec<Advert> {
     let of = |lender: &Lender| {
         let mut advert = Advert { models: vec![card.clone()], ..advert(lender.speed) };
-        (advert.devices[0].memory_bytes, advert.devices[0].kv_bytes) = (lender.memory, lender.kv);
+        let device = Device { memory_bytes: lender.memory, kv_bytes: lender.kv, ..advert.devices[0].clone() };
+        advert.devices = vec![device.for_one(card.id, None)];
         let link = |(to, link): (usize, &Option<(f64, f64)>)| {
             let (latency, bandwidth) = (*link)?;
             Some(Link {

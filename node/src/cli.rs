@@ -43,7 +43,7 @@ mod update;
 use crate::{
     cli::exit::{Exit, Kind},
     config::{
-        KNOBS, Machine, Settings,
+        BETWEEN, KNOBS, Machine, Settings,
         secrets::{API_KEY, INVITE, SECRETS, SecretSetting},
         unknown_variables, usual_file, values,
     },
@@ -275,9 +275,10 @@ fn settings(matches: &ArgMatches) -> Result<Settings, Exit> {
     let deepest = matches.subcommand().map_or(matches, |(_, m)| m);
     let mut flags = BTreeMap::new();
     for knob in KNOBS {
-        let given = deepest.try_get_one::<String>(knob.name).ok().flatten();
-        if let Some(value) = given {
-            flags.insert(knob.name.to_owned(), value.clone());
+        let given = deepest.try_get_many::<String>(knob.name).ok().flatten();
+        let given: Vec<&str> = given.into_iter().flatten().map(String::as_str).collect();
+        if !given.is_empty() {
+            flags.insert(knob.name.to_owned(), given.join(&BETWEEN.to_string()));
         }
     }
     if let Some(invite) = deepest.try_get_one::<String>(WITHOUT_FLAG).ok().flatten() {
@@ -474,6 +475,8 @@ fn knobs(names: &[&str]) -> Vec<Arg> {
             let arg = Arg::new(knob.name).long(knob.name).aliases(knob.former).help(help(knob.help, knob.default));
             if is_switch(knob.default) {
                 arg.num_args(0..=1).require_equals(true).default_missing_value("true").value_name("BOOL")
+            } else if knob.name == "model" {
+                arg.value_name("VALUE").action(ArgAction::Append)
             } else {
                 arg.value_name("VALUE")
             }

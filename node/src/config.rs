@@ -3,14 +3,18 @@
 mod error;
 mod file;
 mod knobs;
+mod models;
 mod node;
 pub mod secrets;
 pub mod values;
 mod warnings;
 
 pub use error::{ConfigError, Origin};
+use file::InFile;
+pub use file::ModelTable;
 pub use file::usual_file;
 pub use knobs::{KNOBS, Knob};
+pub use models::BETWEEN;
 pub use warnings::{Machine, unknown_variables};
 
 use crate::store::folders::xdg;
@@ -26,7 +30,7 @@ const SHOWN_CHARS: usize = 40;
 
 /// All settings as text, with their origins.
 #[derive(Clone, Debug)]
-pub struct Settings(BTreeMap<&'static str, (String, Origin)>);
+pub struct Settings(BTreeMap<&'static str, (String, Origin)>, Vec<ModelTable>);
 
 impl Settings {
     /// Gathers settings. `flags` are those given; `file` is read if it exists, and must exist if `named`.
@@ -39,7 +43,8 @@ impl Settings {
         file: &Path,
         named: bool,
     ) -> Result<Self, ConfigError> {
-        let in_file = if named || file.exists() { file::read(file)? } else { BTreeMap::new() };
+        let InFile { values: in_file, models } =
+            if named || file.exists() { file::read(file)? } else { InFile::default() };
         let mut all = BTreeMap::new();
         for knob in KNOBS {
             let variable = knob.variable();
@@ -58,7 +63,7 @@ impl Settings {
             };
             all.insert(knob.name, found);
         }
-        let settings = Self(all);
+        let settings = Self(all, models);
         // A script's empty variable is no wish for the default: an invite that was not there would found a swarm.
         let empty = settings.iter().find(|(_, value, origin)| value.trim().is_empty() && **origin != Origin::Default);
         match empty {
@@ -70,6 +75,11 @@ impl Settings {
     /// Every setting with its value and origin.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, &str, &Origin)> {
         self.0.iter().map(|(name, (value, origin))| (*name, value.as_str(), origin))
+    }
+
+    /// What the file says of each model, in its order: name of the value, value and line.
+    pub fn model_tables(&self) -> impl Iterator<Item = &ModelTable> {
+        self.1.iter()
     }
 
     /// A setting's text; empty where nothing is said.
@@ -113,7 +123,7 @@ impl Settings {
 
     /// A setting with its value, as it was said.
     fn place(&self, name: &'static str) -> String {
-        let value = shown(name, self.text(name));
+        let value = shown(name, &self.text(name).replace(BETWEEN, " "));
         match self.origin(name) {
             Some(Origin::Flag) => format!("--{name} {value}"),
             Some(Origin::Variable(variable)) => format!("{variable}={value}"),

@@ -84,7 +84,7 @@ impl Faults {
         let Some(times) = self.boast else { return advert };
         for device in &mut advert.devices {
             (device.flops.0, device.bandwidth.0) = (device.flops.0 * times, device.bandwidth.0 * times);
-            if let Some(profile) = &mut device.profile {
+            for profile in device.serves.iter_mut().filter_map(|served| served.profile.as_mut()) {
                 profile.prefill.iter_mut().chain(&mut profile.decode).for_each(|seconds| *seconds /= times);
             }
         }

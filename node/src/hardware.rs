@@ -4,6 +4,7 @@ mod choice;
 pub mod cores;
 mod gpu;
 pub mod memory;
+pub mod parts;
 mod sets;
 
 pub use choice::{ChoiceError, DeviceChoice, DeviceName, GpuNumbers};
@@ -11,7 +12,10 @@ pub use gpu::{GpuUnfit, Wanted, lend as gpus, open_gpus, try_gpus};
 pub use sets::sets;
 
 use crate::{
-    hardware::memory::{Need, Size, TooLarge},
+    hardware::{
+        memory::{Need, Size, TooLarge},
+        parts::TooLargeTogether,
+    },
     store::{Measured, Store},
 };
 use serde::{Deserialize, Serialize};
@@ -85,6 +89,14 @@ pub enum LendError {
     /// Not even one layer of the model.
     #[error(transparent)]
     Model(#[from] TooLarge),
+    /// Several models that together are too large.
+    #[error(transparent)]
+    Together(#[from] TooLargeTogether),
+    /// Several models where a GPU is to compute.
+    #[error(
+        "{0} models are named, and a GPU serves one: name one with --model, or have the processor serve all with --device cpu"
+    )]
+    SeveralOnGpu(usize),
     /// The model's weights, which opening it found well before.
     #[error(transparent)]
     Weights(#[from] WeightsError),
@@ -132,7 +144,7 @@ pub fn processor(host: &Host, lend: Lend, store: &Store) -> Result<Device, LendE
         kv_bytes: kv,
         flops: speed.flops,
         bandwidth: speed.bandwidth,
-        profile: None,
+        serves: Vec::new(),
     })
 }
 
@@ -197,7 +209,8 @@ pub fn profile(
         kv: format!("{kv:?}"),
         method: profile::METHOD,
     };
-    let kept = store.measured(Measured::Profile).and_then(|bytes| serde_json::from_slice::<Profiled>(&bytes).ok());
+    let place = Measured::Profile(source.card().id);
+    let kept = store.measured(place).and_then(|bytes| serde_json::from_slice::<Profiled>(&bytes).ok());
     if let Some(Profiled { profile, .. }) =
         kept.filter(|k| k.of == of && k.profile.model == source.card().id && k.profile.is_plausible())
     {
@@ -213,7 +226,7 @@ pub fn profile(
     };
     log(&profile, "a layer was measured");
     if let Ok(bytes) = serde_json::to_vec(&Profiled { of, profile }) {
-        store.set_measured(Measured::Profile, &bytes);
+        store.set_measured(place, &bytes);
     }
     Some(profile)
 }
@@ -272,12 +285,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path()).unwrap();
         let (host, source) = (Host::detect(), ModelSource::embedded().unwrap());
+        let place = Measured::Profile(source.card().id);
         let kept_of = |threads| {
             assert!(
                 profile(&host, &source, Threads::together(threads), KvDtype::F16, &store)
                     .is_some_and(|p| p.is_plausible())
             );
-            String::from_utf8(store.measured(Measured::Profile).unwrap()).unwrap()
+            String::from_utf8(store.measured(place).unwrap()).unwrap()
         };
         let first = kept_of(1);
         assert_eq!(kept_of(1), first);
@@ -290,7 +304,7 @@ mod tests {
         let other = second.replace(&format!(r#""method":{}"#, profile::METHOD), r#""method":0"#);
         assert_ne!(other, second);
         for kept in [old, &other] {
-            store.set_measured(Measured::Profile, kept.as_bytes());
+            store.set_measured(place, kept.as_bytes());
             assert!(![kept, &second].contains(&&*kept_of(2)), "{kept}");
         }
     }

@@ -2,6 +2,7 @@
 
 mod devices;
 mod membership;
+mod opened;
 mod resources;
 mod setup;
 mod volunteer;
@@ -10,8 +11,8 @@ use self::{
     membership::{belonging, identity},
     volunteer::Volunteer,
 };
-pub use resources::{open_draft, open_named};
-pub use setup::{Computed, Membering, ModelChoice, NodeConfig, NodeError};
+pub use opened::{open_draft, open_named};
+pub use setup::{Computed, Membering, ModelChoice, NodeConfig, NodeError, WantedModel};
 
 use crate::{
     control_plane::{
@@ -27,7 +28,7 @@ use crate::{
         carrier,
         doors::{self, Doors},
         heartbeats::Inbox,
-        library,
+        library::{self, Shelf},
         links::{Gone, Incoming, Links, LinksConfig},
         listening,
         measure::{self, Measurer},
@@ -39,7 +40,6 @@ use crate::{
     embedding::{self, Asker, Encoders, Lenders},
     faults::Faults,
     gateway::{Drive, Gateway, Submission},
-    hardware::cores,
     history::{self, History},
     http::{self, ApiState, Controls, Gatekeeper, Texts},
     reachability,
@@ -54,7 +54,7 @@ use crate::{
     text::Templates,
     view::{SwarmView, Trouble},
     weights::{Giver, Index, Peers, Provision},
-    worker::{WorkerHandle, WorkerSetup, compute::Compute},
+    worker::{WorkerHandle, WorkerSetup},
 };
 use libp2p::Multiaddr;
 use std::collections::BTreeSet;
@@ -76,7 +76,6 @@ use tsnode_coordinator::{
     settings::Settings,
     trust::Trust,
 };
-use tsnode_kernels::engine::Engine;
 use tsnode_protocol::{Advert, Invite, PeerId, Traffic, proof::Membership};
 
 /// How long a leaving peer waits for what runs here.
@@ -135,14 +134,14 @@ pub async fn run(
     let (roster_writer, roster) = Roster::channel();
     let lenders = resources::lenders(&ground.config, &owner.moving())?;
     let (advert, shelf, links) =
-        (Advert { encoders: lenders.cards(), ..resources.advert.clone() }, resources.shelf.clone(), planes.links);
+        (Advert { encoders: lenders.cards(), ..resources.advert.clone() }, resources.shelf(), planes.links);
     let fallback = ground.fallback(&advert);
     let response_log = ground.response_log(&links, &roster)?;
     let (going, gone) = watch::channel(Arc::default());
     let memory = resources.advert.devices.iter().map(|device| device.memory_bytes).sum();
-    let inside = resources.source.as_ref().map(|source| source.card().id);
+    let inside = resources.models.first().map(|model| model.source.card().id);
     let worker = ground.worker(
-        (resources, lenders.clone(), giver.clone()),
+        (resources, shelf.clone(), lenders.clone(), giver.clone()),
         planes.incoming,
         (&links, &roster, &response_log),
         (owner.moving(), gone),
@@ -429,34 +428,23 @@ impl Ground {
 
     fn worker(
         &self,
-        (resources, lenders, giver): (resources::Resources, Lenders, Giver),
+        (resources, shelf, lenders, giver): (resources::Resources, Shelf, Lenders, Giver),
         incoming: Incoming,
         (links, roster, response_log): (&Links, &Roster, &ResponseLog),
         (moving, going): (watch::Receiver<bool>, watch::Receiver<Arc<BTreeSet<PeerId>>>),
         faults: Option<watch::Receiver<Faults>>,
     ) -> Result<WorkerHandle, NodeError> {
-        let cores = self.config.cores.as_ref();
-        // The thread that owns the processor's engine is the first of those that compute.
-        let first = cores.and_then(|cores| cores.only(0));
-        let start = |engine: Engine| {
-            let on = first.as_ref().filter(|_| !engine.is_on_gpu());
-            let faults = faults.clone();
-            cores::run_on(on, || Compute::start(engine, faults)).and_then(|started| started)
-        };
-        let computes: Result<Vec<Compute>, std::io::Error> = resources.engines.into_iter().map(start).collect();
-        giver.hold(resources.holding);
+        let (models, holdings) = resources.start(&self.config, faults.as_ref())?;
+        giver.hold(holdings);
         let setup = WorkerSetup {
             me: self.identity.peer_id(),
-            computes: computes.map_err(|e| NodeError::System(e.to_string()))?,
+            models,
             links: links.clone(),
             incoming,
             roster: roster.clone(),
-            source: resources.source,
-            draft: resources.draft,
-            shelf: resources.shelf,
+            shelf,
             giver,
             lenders,
-            dtype: self.config.kv_dtype,
             batcher: BatcherConfig { speculation: self.config.speculation, ..BatcherConfig::default() },
             threads: self.config.threads,
             moving,
@@ -504,7 +492,8 @@ impl Ground {
 
     /// Whether and when the model inside the program is lent, where no other is named.
     fn fallback(&self, advert: &Advert) -> Option<Fallback> {
-        let own = advert.models.first().filter(|_| self.config.model == ModelChoice::Fallback)?;
+        let is_fallback = self.config.models.iter().any(|model| model.choice == ModelChoice::Fallback);
+        let own = advert.models.first().filter(|_| is_fallback)?;
         Some(Fallback::new(own.clone(), self.started.elapsed(), !self.bootstrap().is_empty()))
     }
 

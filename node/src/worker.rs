@@ -1,8 +1,8 @@
 //! Plan flow 6: loads the stages a plan gives this peer, and serves them.
 //!
-//! One task ([`manager`]) owns the set of groups and brings streams to them, another ([`loader`]) loads stages for it. A group has a
+//! One task ([`manager`]) owns the models that are [`lent`] and the set of groups and brings streams to them, another ([`loader`]) loads stages for it. A group has a
 //! task of its own: a [`leader`] where this peer has the first stage, a [`member`] elsewhere; both run a [`stage`] worker, which talks to
-//! the [`compute`] thread. Where a draft model is lent a leader has a [`speculator`] beside it.
+//! the [`compute`] thread of its model and device; threads of one device take [`turns`]. Where a draft model is lent a leader has a [`speculator`] beside it.
 
 mod checks;
 pub mod client;
@@ -12,16 +12,19 @@ mod devices;
 mod export;
 mod kv_receiver;
 mod leader;
+mod lent;
 mod loader;
 mod manager;
 mod member;
 mod speculator;
 mod stage;
+mod turns;
+
+pub use lent::LentModel;
+pub use turns::Turns;
 
 use self::{
     client::LeaderRequest,
-    compute::Compute,
-    devices::Devices,
     loader::{Loader, Tally},
     manager::{Parts, StageManager},
 };
@@ -46,9 +49,8 @@ use tsnode_coordinator::batcher::{BatcherConfig, Tally as Checked};
 use tsnode_kernels::{
     engine::Threads,
     load::{InUse, Progress},
-    source::ModelSource,
 };
-use tsnode_protocol::{GroupId, GroupLoad, KvDtype, Load, PeerId, Plan};
+use tsnode_protocol::{GroupId, GroupLoad, Load, PeerId, Plan};
 
 /// Commands not yet looked at; above it the driver or the gateway waits.
 const COMMANDS: usize = 256;
@@ -65,18 +67,14 @@ const RINGS: usize = 8;
 pub struct WorkerSetup {
     /// This peer.
     pub me: PeerId,
-    /// Compute threads, one for each device of the advert.
-    pub computes: Vec<Compute>,
+    /// Models that it lends; none on a gateway.
+    pub models: Vec<LentModel>,
     /// The data plane.
     pub links: Links,
     /// Streams that others open.
     pub incoming: Incoming,
     /// Where others are.
     pub roster: Roster,
-    /// The model this peer has; none on a gateway.
-    pub source: Option<Arc<ModelSource>>,
-    /// The model that drafts for it, if there is one.
-    pub draft: Option<Arc<ModelSource>>,
     /// What clients got, of other gateways too.
     pub response_log: ResponseLog,
     /// What the shelf of small files gives to others.
@@ -85,8 +83,6 @@ pub struct WorkerSetup {
     pub giver: Giver,
     /// Encoders that this peer lends.
     pub lenders: Lenders,
-    /// Elements of KV pages.
-    pub dtype: KvDtype,
     /// How leaders batch.
     pub batcher: BatcherConfig,
     /// Threads that load, for as many ranks as the engine has.
@@ -130,16 +126,8 @@ pub struct WorkerReport {
     pub weights_given: u64,
 }
 
-/// A model that came later than its peer started, and the threads that are to compute it.
-pub struct Late {
-    /// The model; none until there is one.
-    pub source: Option<Arc<ModelSource>>,
-    /// Compute threads, one for each device of the advert from now on.
-    pub computes: Vec<Compute>,
-}
-
 enum Command {
-    Lend(Box<Late>),
+    Lend(Vec<LentModel>),
     Adopt(Arc<Plan>, BTreeSet<GroupId>),
     Keep(BTreeSet<GroupId>),
     Rest,
@@ -166,24 +154,20 @@ impl WorkerHandle {
         let (orders, ordered) = mpsc::channel(STAGES);
         let (loaded, arrivals) = mpsc::channel(LOADED);
         let (progress, far) = watch::channel(None);
-        let (model, source) = watch::channel(setup.source.clone());
-        let (draft, threads) = (setup.draft.clone(), setup.threads);
         let tally = Arc::<Tally>::default();
-        tasks.spawn(Loader { source, draft, threads, progress, tally: tally.clone(), loaded }.run(ordered));
-        let asking = setup.stop.child_token();
-        let (devices, losses) = Devices::start(setup.computes.clone(), tasks, &asking);
-        let parts = Parts { devices, asking, model, tally, orders, far, tasks: tasks.clone() };
-        let stage_manager = StageManager::new(setup, parts);
+        let loader = Loader { threads: setup.threads, progress, tally: tally.clone(), loaded };
+        tasks.spawn(loader.run(ordered));
+        let (stage_manager, losses) = StageManager::new(setup, Parts { tally, orders, far, tasks: tasks.clone() });
         tasks.spawn(stage_manager.run(receiver, arrivals, losses));
         Self { commands }
     }
 
-    /// Serves another model from now on than it was started with, on other devices.
+    /// Serves other models from now on than it was started with, on other devices.
     ///
     /// # Errors
     /// When the worker has ended.
-    pub async fn lend(&self, late: Late) -> Result<(), WorkerGone> {
-        self.commands.send(Command::Lend(Box::new(late))).await.map_err(|_| WorkerGone)
+    pub async fn lend(&self, models: Vec<LentModel>) -> Result<(), WorkerGone> {
+        self.commands.send(Command::Lend(models)).await.map_err(|_| WorkerGone)
     }
 
     /// Serves what the plan gives this peer, and of what it no longer does these groups, as long as they are there. The others

@@ -249,3 +249,136 @@ async fn reference_models_cut_over_peers_continue_as_transformers_does() {
         net.down().await;
     }
 }
+
+/// Models that one peer lends at once, and where their files are.
+const SEVERAL: [&str; 3] = ["gutenberg-tiny", "reference/llama-gqa", "reference/opt-relu"];
+
+/// What is asked of one of them for a while, as it is streamed.
+fn streamed(model: &str) -> Value {
+    json!({
+        "model": model, "prompt": PROMPT, "max_tokens": 300, "ignore_eos": true, "temperature": 0.8, "seed": 7,
+        "stream": true, "return_token_ids": true,
+    })
+}
+
+/// Reads tokens of a stream to its end; the sender counts them as they come.
+async fn read(mut response: reqwest::Response, counted: tokio::sync::watch::Sender<usize>) -> Vec<u64> {
+    let (mut tokens, mut rest) = (Vec::new(), Vec::new());
+    while let Some(part) = response.chunk().await.unwrap() {
+        rest.extend_from_slice(&part);
+        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+            let line = String::from_utf8(rest.drain(..=end).collect()).unwrap();
+            let event = line.trim_end().strip_prefix("data: ").and_then(|e| serde_json::from_str::<Value>(e).ok());
+            let ids = event.iter().flat_map(|e| e["choices"][0]["token_ids"].as_array()).flatten();
+            tokens.extend(ids.filter_map(Value::as_u64));
+        }
+        counted.send_replace(tokens.len());
+    }
+    tokens
+}
+
+async fn stream(net: &Net, peer: usize, model: &str) -> (tokio::sync::watch::Receiver<usize>, Reading) {
+    let url = format!("{}/v1/completions", net.peer(peer).http);
+    let response = net.client.post(url).json(&streamed(model)).send().await.unwrap();
+    assert_eq!(response.status(), 200, "{model}");
+    let (counted, count) = tokio::sync::watch::channel(0);
+    (count, tsnode::tasks::spawn("test", read(response, counted)))
+}
+
+type Reading = tokio::task::JoinHandle<Vec<u64>>;
+
+/// What each model is called.
+fn called(path: &str) -> &str {
+    path.rsplit('/').next().unwrap()
+}
+
+/// Three models on each of two peers, asked at once at every gateway: each answers as it does alone on a peer, and where it is a
+/// reference model as transformers does; so do streams of all three go on when a peer that holds them dies.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_models_on_one_peer_answer_as_each_does_alone_and_outlive_it() {
+    let path = |name: &str| models().join(name).display().to_string();
+    let flags = ["--kv-dtype", "f32", "--split", "auto", "--kv-codec", "raw"];
+    let mut expected = Vec::new();
+    for name in SEVERAL {
+        let model_flags = ["--model", &path(name)];
+        let one = Net::up(Wish { peers: 1, gateways: 0, flags: &flags, model_flags: &model_flags }).await;
+        expected.push(stream(&one, 0, called(name)).await.1.await.unwrap());
+        one.down().await;
+    }
+    let all = SEVERAL.map(path);
+    let model_flags: Vec<&str> = all.iter().flat_map(|path| ["--model", path]).collect();
+    let mut net = Net::up(Wish { peers: 2, gateways: 1, flags: &flags, model_flags: &model_flags }).await;
+    let asked = (0..3).flat_map(|peer| SEVERAL.iter().enumerate().map(move |(n, name)| (peer, n, name)));
+    let answers = asked.map(|(peer, n, name)| {
+        let (net, expected) = (&net, &expected);
+        async move {
+            let tokens = stream(net, peer, called(name)).await.1.await.unwrap();
+            assert_eq!(tokens, expected[n], "{name} asked at {peer}");
+            for case in cases_of(name) {
+                let body = json!({ "model": called(name), "prompt": case.prompt, "max_tokens": case.greedy.len(),
+                    "temperature": 0, "ignore_eos": true });
+                assert_eq!(net.tokens(peer, body).await.0, case.greedy, "{name} asked at {peer}");
+            }
+        }
+    });
+    futures::future::join_all(answers).await;
+
+    let mut running = Vec::new();
+    for name in SEVERAL {
+        running.push(stream(&net, 2, called(name)).await);
+    }
+    for (count, _) in &mut running {
+        count.wait_for(|tokens| *tokens > 0).await.unwrap();
+    }
+    net.net.kill(0).await.unwrap();
+    for ((n, name), (_, reading)) in SEVERAL.iter().enumerate().zip(running) {
+        assert_eq!(reading.await.unwrap(), expected[n], "{name}, whose peer was killed");
+    }
+    net.down().await;
+}
+
+/// Prompts with what transformers goes on with, of models that have them.
+fn cases_of(name: &str) -> Vec<Case> {
+    let folder = models().join(name);
+    if folder.join("cases.json").exists() { cases(&folder) } else { Vec::new() }
+}
+
+/// What no peer can lend is refused in one line that says what, and what to do.
+#[test]
+fn models_that_cannot_be_lent_together_are_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| models().join(name).display().to_string();
+    let join = |more: &[&str]| {
+        let mut join = std::process::Command::new(env!("CARGO_BIN_EXE_tsnode"));
+        let fixed = ["join", "--http", "127.0.0.1:0", "--listen", "127.0.0.1:0", "--mdns=false", "--device", "cpu"];
+        let ended = join.args(fixed).arg("--data-dir").arg(folder.path().join("data")).args(more).output().unwrap();
+        (ended.status.code(), String::from_utf8_lossy(&ended.stderr).into_owned())
+    };
+    let (tiny, other) = (path("gutenberg-tiny"), path("reference/llama-gqa"));
+    let (code, said) = join(&["--model", &tiny, "--model", &other, "--model", &tiny]);
+    assert_eq!(code, Some(3), "{said}");
+    assert!(said.contains("are the same model, gutenberg-tiny; name it once"), "{said}");
+    let settings = folder.path().join("config.toml");
+    let named = |of: &str, more: &str| format!("[[models]]\nmodel = \"{of}\"\n{more}\n");
+    let with = |text: String| {
+        std::fs::write(&settings, text).unwrap();
+        join(&["--config", settings.to_str().unwrap()])
+    };
+    let (code, said) = with([named(&tiny, "name = \"one\""), named(&other, "name = \"one\"")].concat());
+    assert_eq!(code, Some(3), "{said}");
+    assert!(said.contains("both are called one: give one another name"), "{said}");
+    let (_, said) = with([named(&tiny, "memory = \"4000GiB\""), named(&other, "")].concat());
+    assert!(said.contains("2 models need") && said.contains("gutenberg-tiny has 4000.0 GiB of its own"), "{said}");
+    assert!(said.contains("llama-gqa would fit"), "{said}");
+    let (code, said) = with(named(&tiny, "memroy = \"1GiB\""));
+    assert_eq!(code, Some(3), "{said}");
+    assert!(said.contains("config.toml:3: unknown key `memroy`; did you mean `memory`?"), "{said}");
+    let bare = folder.path().join("bare");
+    std::fs::create_dir(&bare).unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(models().join("reference/llama-gqa").join(file), bare.join(file)).unwrap();
+    }
+    let (code, said) = join(&["--model", &tiny, "--model", bare.to_str().unwrap()]);
+    assert_eq!(code, Some(6), "{said}");
+    assert!(said.contains("bare") && said.contains("tokenizer"), "{said}");
+}

@@ -6,7 +6,7 @@ use crate::{
 };
 use bincode::{Decode, Encode};
 use serde::{Deserialize, Serialize};
-use std::{fmt, net::SocketAddr};
+use std::{collections::BTreeSet, fmt, net::SocketAddr};
 
 /// A peer's statement of its devices, models, links and measured speeds.
 #[derive(Clone, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
@@ -49,14 +49,63 @@ pub struct Device {
     pub name: String,
     /// Memory lent for weights and KV pages (bytes).
     pub memory_bytes: u64,
-    /// Of that, the pool of KV pages (bytes).
+    /// Of that, the pools of KV pages of all models (bytes).
     pub kv_bytes: u64,
     /// Measured rate of matrix products.
     pub flops: FlopsPerSecond,
     /// Measured read bandwidth of its memory.
     pub bandwidth: BytesPerSecond,
-    /// What a layer of its peer's first model takes here, if that was measured.
+    /// Models that it computes, each once.
+    pub serves: Vec<Served>,
+}
+
+/// A model on a device: its part of the memory, which no other model gets, and its speed.
+#[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
+pub struct Served {
+    /// The model, one of its peer's.
+    pub model: ModelId,
+    /// Of the device's memory, what is for this model's weights and KV pages (bytes).
+    pub memory_bytes: u64,
+    /// Of that, the pool of KV pages (bytes).
+    pub kv_bytes: u64,
+    /// What a layer of it takes here with the device to itself, if that was measured.
     pub profile: Option<LayerProfile>,
+}
+
+impl Device {
+    /// With all of it for one model.
+    #[must_use]
+    pub fn for_one(self, model: ModelId, profile: Option<LayerProfile>) -> Self {
+        let (memory_bytes, kv_bytes) = (self.memory_bytes, self.kv_bytes);
+        Self { serves: vec![Served { model, memory_bytes, kv_bytes, profile }], ..self }
+    }
+
+    /// What it has for a model, if it computes that.
+    #[must_use]
+    pub fn served(&self, model: ModelId) -> Option<&Served> {
+        self.serves.iter().find(|served| served.model == model)
+    }
+
+    /// What a layer of a model takes here, if that was measured.
+    #[must_use]
+    pub fn profile(&self, model: ModelId) -> Option<&LayerProfile> {
+        self.served(model)?.profile.as_ref()
+    }
+
+    /// Whether every model is one of its peer's and said once, and their parts are no more than there is.
+    fn serves_what_it_has(&self, models: &BTreeSet<ModelId>) -> bool {
+        let mut said = BTreeSet::new();
+        let sum = |of: fn(&Served) -> u64| self.serves.iter().map(of).fold(0, u64::saturating_add);
+        let each = |served: &Served| {
+            models.contains(&served.model)
+                && said.insert(served.model)
+                && served.kv_bytes <= served.memory_bytes
+                && served.profile.is_none_or(|p| p.is_plausible() && p.model == served.model)
+        };
+        self.serves.iter().all(each)
+            && sum(|served| served.memory_bytes) <= self.memory_bytes
+            && sum(|served| served.kv_bytes) <= self.kv_bytes
+    }
 }
 
 /// What one layer of a model takes on a device: seconds, as measured.
@@ -199,6 +248,7 @@ impl Advert {
             || self.data_addresses.len() > limits::ADDRESSES
             || self.devices.len() > limits::DEVICES
             || self.models.len() > limits::MODELS
+            || self.devices.iter().any(|d| d.serves.len() > limits::MODELS)
             || self.encoders.len() > limits::ENCODERS
             || self.links.len() > limits::LINKS
             || self.invites.len() > limits::INVITES
@@ -206,12 +256,13 @@ impl Advert {
         {
             return Err(CodecError::Invalid("too many entries"));
         }
+        let models = self.models.iter().map(|card| card.id).collect();
         let device = |d: &Device| {
             d.flops.is_plausible()
                 && d.bandwidth.is_plausible()
                 && d.memory_bytes <= 1 << 44
                 && d.kv_bytes <= d.memory_bytes
-                && d.profile.is_none_or(|p| p.is_plausible())
+                && d.serves_what_it_has(&models)
                 && match d.kind {
                     DeviceKind::Cpu { .. } => true,
                     DeviceKind::Cuda(gpus) => gpus.is_plausible(),

@@ -10,8 +10,9 @@ use tsnode_protocol::{
     Gossip, Gpus, Grammar, Group, GroupLoad, Heartbeat, Invite, InviteId, KvCodec, KvDtype, KvStream, LayerProfile,
     LayerRange, Link, LivenessDigest, Load, Manifest, Misfit, Missed, ModelCard, ModelFile, ModelId, ModelShape,
     PathKind, PeerId, Phase, Plan, PlanId, PromptCodec, PromptLogprob, Quickest, RequestClass, RequestId, RingId,
-    Route, RoutePolicy, Sampled, Sampling, Seconds, Secret, SettingKey, SettingValue, Signed, Stage, StepSize, SwarmId,
-    SwarmSetting, Targets, Term, Ticket, TicketKey, TicketNotice, TileHeader, TimedStep, Token, TokenLogprob, Traffic,
+    Route, RoutePolicy, Sampled, Sampling, Seconds, Secret, Served, SettingKey, SettingValue, Signed, Stage, StepSize,
+    SwarmId, SwarmSetting, Targets, Term, Ticket, TicketKey, TicketNotice, TileHeader, TimedStep, Token, TokenLogprob,
+    Traffic,
     codec::{self, CodecError, Wire},
     gossip::Certificate,
     kv::{Delivery, KvAnswer, KvHeader, KvPace, KvPart, Packing},
@@ -88,14 +89,22 @@ fn advert() -> Advert {
         kv_bytes: 8 << 30,
         flops: FlopsPerSecond(71e12),
         bandwidth: BytesPerSecond(768e9),
-        profile: Some(LayerProfile {
-            model: ModelId([5; 16]),
-            prefill: [1e-4, 2e-6, 3e-10],
-            decode: [4e-5, 5e-9, 6e-6],
-            prompts: misfit(0.999, 0.02),
-            steps: misfit(0.98, 0.03),
-            mixed: misfit(-0.5, 0.2),
-        }),
+        serves: vec![
+            Served {
+                model: ModelId([5; 16]),
+                memory_bytes: 16 << 30,
+                kv_bytes: 6 << 30,
+                profile: Some(LayerProfile {
+                    model: ModelId([5; 16]),
+                    prefill: [1e-4, 2e-6, 3e-10],
+                    decode: [4e-5, 5e-9, 6e-6],
+                    prompts: misfit(0.999, 0.02),
+                    steps: misfit(0.98, 0.03),
+                    mixed: misfit(-0.5, 0.2),
+                }),
+            },
+            Served { model: ModelId([7; 16]), memory_bytes: 8 << 30, kv_bytes: 2 << 30, profile: None },
+        ],
     };
     let link =
         Link { to: PeerId([2; 32]), latency: Seconds(0.01), bandwidth: BytesPerSecond(125e6), path: PathKind::Direct };
@@ -112,7 +121,10 @@ fn advert() -> Advert {
         addresses: vec!["/ip4/10.0.0.1/tcp/7446".into()],
         data_addresses: vec!["10.0.0.1:7447".parse().unwrap(), "[::1]:7447".parse().unwrap()],
         devices: vec![device],
-        models: vec![ModelCard { id: ModelId([5; 16]), name: "tiny".into(), shape, files: vec![file] }],
+        models: vec![
+            ModelCard { id: ModelId([5; 16]), name: "tiny".into(), shape, files: vec![file] },
+            ModelCard { id: ModelId([7; 16]), name: "other".into(), shape, files: vec![] },
+        ],
         encoders: vec![EncoderCard {
             id: ModelId([6; 16]),
             name: "encoder".into(),
@@ -416,6 +428,29 @@ fn no_message_changes_its_bytes_within_a_version() {
         assert_eq!(now, then);
     }
     assert_eq!(now.lines().count(), committed.lines().count());
+}
+
+#[test]
+fn an_advert_serves_what_it_has_within_what_there_is() {
+    let refused = |change: &dyn Fn(&mut Advert)| {
+        let mut advert = advert();
+        change(&mut advert);
+        advert.check().is_err()
+    };
+    let part = |model: u8, gib: u64| Served {
+        model: ModelId([model; 16]),
+        memory_bytes: gib << 30,
+        kv_bytes: 0,
+        profile: None,
+    };
+    assert!(!refused(&|_| ()) && !refused(&|a| a.devices[0].serves.clear()));
+    assert!(refused(&|a| a.models = vec![a.models[1].clone(); 10_000]), "ten thousand models");
+    assert!(refused(&|a| a.devices[0].serves = vec![part(7, 0); 10_000]), "on a device");
+    assert!(refused(&|a| a.devices[0].serves.push(part(7, 0))), "one twice");
+    assert!(refused(&|a| a.devices[0].serves[1] = part(8, 1)), "one that it has not");
+    assert!(refused(&|a| a.devices[0].serves[1] = part(7, 9)), "more memory than there is");
+    assert!(refused(&|a| a.devices[0].serves[1].kv_bytes = 3 << 30), "more pages than there are");
+    assert!(refused(&|a| a.devices[0].serves[1].profile = a.devices[0].serves[0].profile), "another's times");
 }
 
 /// Reads bytes as every kind of message; true where at least one reading was possible.

@@ -147,7 +147,7 @@ impl<'a> LivePlan<'a> {
     fn profiles(&self, config: &Config) -> impl Iterator<Item = &LayerProfile> {
         let of = |stage: &parallel::Stage| {
             let (peer, device) = self.scene.places().get(stage.instance.0 as usize)?;
-            self.members.get(peer)?.devices.get(usize::from(*device))?.profile.as_ref()
+            self.members.get(peer)?.devices.get(usize::from(*device))?.profile(self.scene.card.id)
         };
         config.stages.iter().filter_map(of).collect::<Vec<_>>().into_iter()
     }

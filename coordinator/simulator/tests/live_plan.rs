@@ -28,7 +28,7 @@ fn advert(n: usize) -> Advert {
         steps: exact,
         mixed: exact,
     };
-    advert.devices[0].profile = Some(profile);
+    advert.devices[0].serves[0].profile = Some(profile);
     advert
 }
 

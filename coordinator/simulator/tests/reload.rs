@@ -8,7 +8,7 @@ use tsnode_coordinator::{
     planner::{Draft, Planner, Wish},
     sample,
 };
-use tsnode_protocol::{Advert, Group, GroupId, LayerRange, Phase, Plan, Route, Stage};
+use tsnode_protocol::{Advert, Device, Group, GroupId, LayerRange, Phase, Plan, Route, Stage};
 use tsnode_simulator::simulation::{World, sketch::Sketch};
 
 /// Finds one group of everybody, and holds it to be so much better than any other plan.
@@ -50,7 +50,8 @@ fn advert(n: usize, bytes: u64) -> Advert {
     let mut advert = sample::advert(n);
     let shape = &mut advert.models[0].shape;
     (shape.layers, shape.layer_bytes) = (LAYERS, bytes / u64::from(LAYERS));
-    advert.devices[0].memory_bytes = 1 << 40;
+    let device = Device { memory_bytes: 1 << 40, ..advert.devices[0].clone() };
+    advert.devices = vec![device.for_one(advert.models[0].id, None)];
     advert
 }
 

@@ -1,7 +1,7 @@
 //! Plan flow 5: whether a plan can be carried out at all, by a peer's own view.
 
 use crate::members::Members;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use tsnode_protocol::{Group, PeerId};
 
@@ -16,9 +16,9 @@ pub enum Infeasible {
     NoDevice(PeerId),
     /// It gives a peer a model it does not have.
     NoModel(PeerId),
-    /// It gives a device more than one stage.
+    /// It gives a device more than one stage of a model.
     Twice(PeerId),
-    /// It gives a device more weights than it has memory.
+    /// It gives a device more weights than it has memory, for one model or for all together.
     Memory(PeerId),
     /// A group's stages end before the model's last layer, or after.
     Layers,
@@ -31,19 +31,19 @@ impl fmt::Display for Infeasible {
             Self::NoPeer(p) => write!(f, "{} is not there", p.short()),
             Self::NoDevice(p) => write!(f, "{} has no such device", p.short()),
             Self::NoModel(p) => write!(f, "{} has not that model", p.short()),
-            Self::Twice(p) => write!(f, "a device of {} is used twice", p.short()),
+            Self::Twice(p) => write!(f, "a device of {} has two stages of one model", p.short()),
             Self::Memory(p) => write!(f, "{} has too little memory", p.short()),
             Self::Layers => f.write_str("layers not covered"),
         }
     }
 }
 
-/// Checks that every stage has its peer, device, model and memory, and every group all layers.
+/// Checks that every stage has its peer, device, model and memory, beside all others there, and every group all layers.
 pub(super) fn feasible(groups: &[Group], members: &Members<'_>) -> Result<(), Infeasible> {
     if groups.is_empty() {
         return Err(Infeasible::Empty);
     }
-    let mut used = BTreeMap::new();
+    let (mut used, mut weights) = (BTreeSet::new(), BTreeMap::<_, u64>::new());
     for group in groups {
         let mut end = 0;
         let mut layers = 0;
@@ -52,10 +52,14 @@ pub(super) fn feasible(groups: &[Group], members: &Members<'_>) -> Result<(), In
             let advert = members.get(&peer).ok_or(Infeasible::NoPeer(peer))?;
             let device = advert.devices.get(usize::from(stage.device)).ok_or(Infeasible::NoDevice(peer))?;
             let card = advert.models.iter().find(|m| m.id == group.model).ok_or(Infeasible::NoModel(peer))?;
-            if used.insert((peer, stage.device), ()).is_some() {
+            let served = device.served(group.model).ok_or(Infeasible::NoModel(peer))?;
+            if !used.insert((peer, stage.device, group.model)) {
                 return Err(Infeasible::Twice(peer));
             }
-            if card.shape.stage_bytes(stage.layers) > device.memory_bytes {
+            let bytes = card.shape.stage_bytes(stage.layers);
+            let sum = weights.entry((peer, stage.device)).or_default();
+            *sum = sum.saturating_add(bytes);
+            if bytes > served.memory_bytes || *sum > device.memory_bytes {
                 return Err(Infeasible::Memory(peer));
             }
             end = stage.layers.end;
@@ -66,4 +70,46 @@ pub(super) fn feasible(groups: &[Group], members: &Members<'_>) -> Result<(), In
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+    use tsnode_protocol::{Advert, LayerRange, ModelId, Phase, Stage};
+
+    fn on(model: u8, layers: std::ops::Range<u32>) -> Group {
+        let layers = LayerRange { start: layers.start, end: layers.end };
+        Group::new(ModelId([model; 16]), Phase::Mixed, vec![Stage { peer: PeerId([0; 32]), device: 0, layers }])
+    }
+
+    fn found(advert: &Advert, groups: &[Group]) -> Result<(), Infeasible> {
+        feasible(groups, &[(PeerId([0; 32]), advert)].into())
+    }
+
+    #[test]
+    fn a_device_holds_groups_of_several_models_as_far_as_its_memory_goes() {
+        let (both, peer) = (sample::lends_several(0, sample::cards(2)), PeerId([0; 32]));
+        let groups = [on(1, 0..4), on(2, 0..4)];
+        assert_eq!(found(&both, &groups), Ok(()));
+        assert_eq!(found(&both, &[on(1, 0..4), on(1, 0..4)]), Err(Infeasible::Twice(peer)));
+        assert_eq!(found(&both, &[on(3, 0..4)]), Err(Infeasible::NoModel(peer)));
+        // Each model has eight MiB of weights: its part, and then the sum.
+        let with = |device: u64, part: u64| {
+            let mut advert = both.clone();
+            advert.devices[0].memory_bytes = device << 20;
+            advert.devices[0].serves.iter_mut().for_each(|served| served.memory_bytes = part << 20);
+            advert
+        };
+        assert_eq!(found(&with(20, 10), &groups), Ok(()));
+        assert_eq!(found(&with(20, 7), &groups), Err(Infeasible::Memory(peer)));
+        assert_eq!(found(&with(15, 10), &groups), Err(Infeasible::Memory(peer)));
+    }
+
+    #[test]
+    fn who_has_a_model_that_a_device_does_not_serve_gets_no_stage_of_it_there() {
+        let mut advert = sample::lends_several(0, sample::cards(2));
+        advert.devices[0].serves.retain(|served| served.model == ModelId([1; 16]));
+        assert_eq!(found(&advert, &[on(2, 0..4)]), Err(Infeasible::NoModel(PeerId([0; 32]))));
+    }
 }

@@ -35,7 +35,7 @@ pub(super) fn alone(trace: &Trace, by: By, view: &View) -> Option<Seconds> {
 fn layers((stages, model): (&[Stage], ModelId), size: &StepSize, view: &View) -> Option<f64> {
     let profile = |stage: &Stage| -> Option<LayerProfile> {
         let device = view.adverts.get(&stage.peer)?.devices.get(usize::from(stage.device))?;
-        device.profile.filter(|profile| profile.model == model)
+        device.profile(model).copied()
     };
     stages.iter().map(|stage| Some(f64::from(stage.layers.len()) * profile(stage)?.takes(size))).sum()
 }
@@ -65,7 +65,7 @@ mod tests {
         let none = Misfit { r2: 1.0, mean: 0.0, largest: 0.0 };
         let profile = LayerProfile { model: MODEL, prefill, decode, prompts: none, steps: none, mixed: none };
         let mut advert = sample::advert(1);
-        advert.devices.iter_mut().for_each(|device| device.profile = Some(profile));
+        advert.devices = advert.devices.into_iter().map(|device| device.for_one(MODEL, Some(profile))).collect();
         View { adverts: Arc::new([(PeerId([1; 32]), advert)].into()), ..View::default() }
     }
 

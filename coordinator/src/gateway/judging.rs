@@ -218,7 +218,7 @@ impl Judging<'_> {
         let cost = |stage: &Stage| {
             let device = self.view.adverts.get(&stage.peer).and_then(|a| a.devices.get(usize::from(stage.device)));
             let layers = stage.layers.len();
-            match device.and_then(|d| d.profile.as_ref()).filter(|p| p.model == group.model) {
+            match device.and_then(|d| d.profile(group.model)) {
                 Some(profile) => PromptCost::measured(profile, layers),
                 None => PromptCost::at_rate(shape, layers, device.map_or(FlopsPerSecond(1e9), |d| d.flops)),
             }

@@ -175,7 +175,7 @@ impl Parting<'_> {
 fn profiles<'a>(view: &'a View, group: &'a Group) -> impl Iterator<Item = (&'a LayerProfile, u32)> {
     group.stages.iter().filter_map(|stage| {
         let device = view.adverts.get(&stage.peer)?.devices.get(usize::from(stage.device))?;
-        let profile = device.profile.as_ref().filter(|p| p.model == group.model)?;
+        let profile = device.profile(group.model)?;
         Some((profile, stage.layers.len()))
     })
 }

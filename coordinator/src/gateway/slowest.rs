@@ -176,8 +176,7 @@ impl Swarm<'_> {
     }
 
     fn profile(&self, stage: &Stage) -> Option<&LayerProfile> {
-        let device = self.adverts.get(&stage.peer)?.devices.get(usize::from(stage.device))?;
-        device.profile.as_ref().filter(|profile| profile.model == self.model)
+        self.adverts.get(&stage.peer)?.devices.get(usize::from(stage.device))?.profile(self.model)
     }
 
     /// As either end measured it.
@@ -232,8 +231,9 @@ mod tests {
             kv_bytes: 1,
             flops: FlopsPerSecond(1.0),
             bandwidth: BytesPerSecond(1.0),
-            profile: Some(profile),
-        };
+            serves: vec![],
+        }
+        .for_one(MODEL, Some(profile));
         let link = |(to, ms): &(u8, f64)| Link {
             to: peer(*to),
             latency: Seconds(ms * 1e-3),

@@ -37,6 +37,7 @@ fn lightly(
     let stands = |g: &&Group| g.stages.iter().all(|s| places.contains(&(g.model, s.peer, s.device)));
     let standing: Vec<Group> = plan.groups.iter().filter(stands).cloned().collect();
     let models: BTreeSet<ModelId> = scenes.iter().map(|s| s.card.id).collect();
+    let scenes = live::beside(scenes, &standing);
     let parts = scenes.into_iter().filter_map(|scene| light(&scene, &standing).map(|part| (scene, part)));
     let mut draft = joined(parts.collect());
     models.iter().for_each(|model| complete(&mut draft, *model, &standing));

@@ -5,13 +5,15 @@
 //! no gateway has had enough of them; a rate that keeps the swarm busy; and where members have set no targets, deadlines as
 //! multiples of what the swarm's fastest group takes.
 
+mod sharing;
 mod shortfall;
 mod standing;
 mod why;
 
 pub use shortfall::{Lack, Shortfall, shortfalls};
-pub use why::{Other, Why, why};
+pub use why::{Other, SharedDevice, Why, why};
 
+use self::sharing::{Fair, Taken};
 use super::reranking;
 use crate::{
     gate::SplitChoice,
@@ -36,7 +38,6 @@ use crate::{
     settings::{self, Settings},
     traffic,
 };
-use std::collections::BTreeMap;
 use tsnode_protocol::{
     Bytes, BytesPerSecond, Group, LayerProfile, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan, RequestClass,
     Route, Seconds, Stage, Tokens,
@@ -61,6 +62,8 @@ const WORK: usize = 200_000;
 const FLIPS: usize = 256;
 /// Requests replayed for each of the last candidates, in all regions together.
 const REPLAYED: usize = 300;
+/// The least of all its devices' time that a model is taken to be asked for, beside others.
+const LEAST_DEMAND: f64 = 0.05;
 /// A link nobody has measured: a gigabit a millisecond away.
 const UNMEASURED: Path = Path { latency: Seconds(1e-3), bandwidth: BytesPerSecond(125e6) };
 /// Between two devices of one host.
@@ -72,7 +75,7 @@ const ELEMENT: f64 = 2.0;
 type Place = (PeerId, u16);
 
 /// One model's devices as a problem.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Scene {
     /// The model.
     pub card: ModelCard,
@@ -84,6 +87,10 @@ pub struct Scene {
     share: f64,
     /// Regions of the swarm, which share the time there is for planning.
     regions: usize,
+    /// Requests a second that the devices carry with no other model beside it.
+    carries: f64,
+    /// What of that each device does, in one measure for all.
+    power: Vec<f64>,
 }
 
 /// A plan for one model.
@@ -97,65 +104,85 @@ pub struct Part {
     pub reason: String,
 }
 
-/// Problems for every model some device has, one or, in a large swarm, one for each region; a device serves the first
-/// of its peer's models. Models that the swarm's devices cannot hold are left out.
+/// Problems for every model some device has, one or, in a large swarm, one for each region, each as if no other model were on its
+/// devices. Models that the swarm's devices cannot hold are left out.
 #[must_use]
 pub fn scenes(members: &Members<'_>, split: SplitChoice) -> Vec<Scene> {
-    let mut by_model: BTreeMap<ModelId, (&ModelCard, Vec<Place>)> = BTreeMap::new();
-    for (peer, advert) in members {
-        let Some(card) = advert.models.first() else { continue };
-        let entry = by_model.entry(card.id).or_insert((card, Vec::new()));
-        let able = |d: &tsnode_protocol::Device| d.flops.0 > 0.0 && d.bandwidth.0 > 0.0 && d.memory_bytes > 0;
-        let devices = advert.devices.iter().enumerate().filter(|(_, d)| able(d));
-        entry.1.extend(devices.map(|(n, _)| (*peer, n as u16)));
-    }
-    by_model
-        .into_values()
-        .flat_map(|(card, places)| of_model(card, places, members, split).unwrap_or_default())
-        .collect()
+    let services = sharing::lent(members).filter_map(|(card, places)| Service::of(card, places, members, split));
+    let services: Vec<Service<'_>> = services.collect();
+    let fair = Fair::of(services.iter().map(|service| (service.demand(), &*service.places)));
+    services.iter().flat_map(|service| service.scenes(&fair)).collect()
 }
 
-fn of_model(card: &ModelCard, places: Vec<Place>, members: &Members<'_>, split: SplitChoice) -> Option<Vec<Scene>> {
-    let cluster = cluster(&places, members, card.id)?;
-    let model = Model::of_shape(card.name.clone(), card.shape, ELEMENT);
-    let traffic = traffic::together(card.id, members);
-    let asked = traffic.as_ref().and_then(|profile| profile.workload("as asked for"));
-    let workload = asked.or_else(|| Workload::named("conversation"))?.within(Tokens(f64::from(card.shape.context)));
-    let space = Space {
-        phases: true,
-        mixed: split != SplitChoice::Always,
-        tensor_parallel: 1,
-        repeat_hosts: false,
-        ..Space::default()
-    };
-    // Nothing is known of speeds yet: any rate and deadline do for finding the groups that set them.
-    let free = Reference { prefill: Prefill::default(), decode: Decode::default() };
-    let mut first = Problem::new(cluster, model, workload, 1.0, Slo::default(), free, space).ok()?;
-    let (_, reference) = pace(&first)?;
-    first.reference = reference;
-    let mut whole = first.under(wanted(card.id, members));
-    whole.noise = NOISE;
-    whole.prompts = Batches::measured(profiles(&places, members, card.id)).into();
-    let scene = |region: Devices| {
-        let places = region.iter().map(|(i, _)| places[i.0 as usize]).collect();
-        let problem = whole.part(&region)?;
+/// A model, the devices that can serve it, and what it is asked for.
+struct Service<'a> {
+    card: &'a ModelCard,
+    places: Vec<Place>,
+    whole: Problem,
+    /// Requests a second that all its devices carry.
+    carries: f64,
+    /// Requests a second that gateways say they are asked for.
+    asked: Option<f64>,
+}
+
+impl<'a> Service<'a> {
+    fn of(card: &'a ModelCard, places: Vec<Place>, members: &Members<'_>, split: SplitChoice) -> Option<Self> {
+        let cluster = cluster(&places, members, card.id)?;
+        let model = Model::of_shape(card.name.clone(), card.shape, ELEMENT);
+        let traffic = traffic::together(card.id, members);
+        let asked = traffic.as_ref().and_then(|profile| profile.workload("as asked for"));
+        let workload = asked.or_else(|| Workload::named("conversation"))?.within(Tokens(f64::from(card.shape.context)));
+        let space = Space {
+            phases: true,
+            mixed: split != SplitChoice::Always,
+            tensor_parallel: 1,
+            repeat_hosts: false,
+            ..Space::default()
+        };
+        // Nothing is known of speeds yet: any rate and deadline do for finding the groups that set them.
+        let free = Reference { prefill: Prefill::default(), decode: Decode::default() };
+        let mut first = Problem::new(cluster, model, workload, 1.0, Slo::default(), free, space).ok()?;
+        let (carries, reference) = pace(&first)?;
+        first.reference = reference;
+        let mut whole = first.under(wanted(card.id, members));
+        whole.noise = NOISE;
+        whole.prompts = Batches::measured(profiles(&places, members, card.id)).into();
+        Some(Self { card, places, whole, carries, asked: traffic.map(|profile| profile.rate) })
+    }
+
+    /// Part of all its devices' time that it is taken to be asked for.
+    fn demand(&self) -> f64 {
+        self.asked.map_or(BUSY, |rate| (rate / self.carries).clamp(LEAST_DEMAND, BUSIEST))
+    }
+
+    fn scenes(&self, fair: &Fair) -> Vec<Scene> {
+        let mut scenes: Vec<Scene> =
+            regions::split(&self.whole, regions::MOST).into_iter().filter_map(|region| self.scene(region)).collect();
+        if scenes.is_empty() {
+            // Who together hold the model may have come into different regions.
+            scenes.extend(room::fewest(&self.whole).and_then(|region| self.scene(region)));
+        }
+        let total: f64 = scenes.iter().map(|s| s.carries).sum();
+        let demand = self.demand();
+        let planned = |scene: &Scene| scene.carries * scene.mean(|place| fair.part(demand, place));
+        let fair: f64 = scenes.iter().map(planned).sum();
+        let (regions, wanted) = (scenes.len(), self.asked.map_or(0.0, |rate| rate / fair));
+        for scene in &mut scenes {
+            scene.problem.rate = wanted.clamp(BUSY, BUSIEST) * planned(scene);
+            (scene.share, scene.regions) = (scene.carries / total, regions);
+        }
+        scenes
+    }
+
+    fn scene(&self, region: Devices) -> Option<Scene> {
+        let places = region.iter().map(|(i, _)| self.places[i.0 as usize]).collect();
+        let problem = self.whole.part(&region)?;
         let (carries, _) = pace(&problem)?;
-        Some(Scene { card: card.clone(), places, problem, share: carries, regions: 1 })
-    };
-    let mut scenes: Vec<Scene> = regions::split(&whole, regions::MOST).into_iter().filter_map(scene).collect();
-    if scenes.is_empty() {
-        // Who together hold the model may have come into different regions.
-        scenes.extend(room::fewest(&whole).and_then(scene));
+        let context = problem.workload.mean.context;
+        let power = |i| problem.layer_cost(i, 1).map_or(0.0, |cost| 1.0 / cost.decode.time(1.0, context).0.max(1e-12));
+        let power = problem.cluster.ids().map(power).collect();
+        Some(Scene { card: self.card.clone(), places, problem, share: 1.0, regions: 1, carries, power })
     }
-    let total: f64 = scenes.iter().map(|s| s.share).sum();
-    let regions = scenes.len();
-    let wanted = traffic.map_or(0.0, |profile| profile.rate / total);
-    for scene in &mut scenes {
-        let carries = scene.share;
-        scene.problem.rate = wanted.clamp(BUSY, BUSIEST) * carries;
-        (scene.share, scene.regions) = (carries / total, regions);
-    }
-    Some(scenes)
 }
 
 /// What plans are held against: what members have set for those who wait for answers, or else what the swarm can do.
@@ -191,7 +218,7 @@ fn profiles<'a>(
     model: ModelId,
 ) -> impl Iterator<Item = &'a LayerProfile> {
     let device = |(peer, device): &Place| members.get(peer)?.devices.get(usize::from(*device));
-    places.iter().filter_map(device).filter_map(|d| d.profile.as_ref()).filter(move |p| p.model == model)
+    places.iter().filter_map(device).filter_map(move |d| d.profile(model))
 }
 
 /// A measured profile as the cost model has it.
@@ -208,13 +235,14 @@ fn cluster(places: &[Place], members: &Members<'_>, model: ModelId) -> Option<Cl
     let (mut kinds, mut instances) = (Vec::new(), Vec::new());
     for (peer, device) in places {
         let d = members.get(peer)?.devices.get(usize::from(*device))?;
+        let served = d.served(model)?;
         kinds.push(Figures {
             name: d.name.clone(),
-            memory: Bytes(d.memory_bytes as f64),
+            memory: Bytes(served.memory_bytes as f64),
             flops: d.flops,
             bandwidth: d.bandwidth,
-            pool: (d.kv_bytes > 0).then_some(Bytes(d.kv_bytes as f64)),
-            profile: d.profile.filter(|p| p.model == model).map(measured),
+            pool: (served.kv_bytes > 0).then_some(Bytes(served.kv_bytes as f64)),
+            profile: served.profile.map(measured),
             price: None,
         });
         let kind = KindId(u16::try_from(kinds.len() - 1).ok()?);
@@ -336,6 +364,12 @@ impl Scene {
         }
     }
 
+    /// The mean of something over its devices, by what each does.
+    fn mean(&self, of: impl Fn(&Place) -> f64) -> f64 {
+        let sum = self.places.iter().zip(&self.power).map(|(place, power)| power * of(place)).sum::<f64>();
+        sum / self.power.iter().sum::<f64>()
+    }
+
     fn has(&self, stage: &Stage) -> bool {
         self.places.contains(&(stage.peer, stage.device))
     }
@@ -370,12 +404,21 @@ impl Scene {
     }
 }
 
-/// What a whole plan is worth on a view: its models' values, each alike.
+/// Plans for all models of these scenes.
+#[must_use]
+pub fn planned(scenes: Vec<Scene>) -> Vec<(Scene, Part)> {
+    sharing::planned(scenes)
+}
+
+/// The same scenes where these groups take their part of the devices' time.
+#[must_use]
+pub fn beside(scenes: Vec<Scene>, groups: &[Group]) -> Vec<Scene> {
+    let taken = Taken::by_groups(&scenes, groups);
+    scenes.iter().map(|scene| scene.beside_others(&taken)).collect()
+}
+
+/// What a whole plan is worth on a view.
 #[must_use]
 pub fn value(plan: &Plan, members: &Members<'_>, split: SplitChoice) -> f64 {
-    let of = |scene: Scene| {
-        let here = |g: &&Group| g.model == scene.card.id && g.stages.iter().all(|s| scene.has(s));
-        scene.share * scene.value(&plan.groups.iter().filter(here).cloned().collect::<Vec<_>>())
-    };
-    scenes(members, split).into_iter().map(of).sum()
+    sharing::worth(&scenes(members, split), &plan.groups)
 }

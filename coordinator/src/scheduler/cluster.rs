@@ -193,6 +193,14 @@ impl Cluster {
         Self { instances: members.iter().map(instance).collect(), ..self.clone() }
     }
 
+    /// The same with each instance's devices so many times slower: a kind of their own.
+    #[must_use]
+    pub fn slowed(&self, times: impl Fn(InstanceId) -> f64) -> Self {
+        let kinds = self.ids().map(|i| self.figures(i).slowed(times(i))).collect();
+        let own = |(n, instance): (u16, &Instance)| Instance { kind: KindId(n), ..instance.clone() };
+        Self { kinds, instances: (0..).zip(&self.instances).map(own).collect(), ..self.clone() }
+    }
+
     /// The same without the named hosts.
     ///
     /// # Errors

@@ -75,6 +75,19 @@ struct Paper {
     machine_price_per_hour: Option<f64>,
 }
 
+impl Figures {
+    /// The same where everything takes so many times as long.
+    #[must_use]
+    pub fn slowed(&self, times: f64) -> Self {
+        Self {
+            flops: FlopsPerSecond(self.flops.0 / times),
+            bandwidth: BytesPerSecond(self.bandwidth.0 / times),
+            profile: self.profile.map(|(prefill, decode)| (prefill.times(times), decode.times(times))),
+            ..self.clone()
+        }
+    }
+}
+
 /// What one of a kind takes while it is there.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Upkeep {

@@ -170,6 +170,14 @@ impl Problem {
         part.ok().map(|part| Self { noise: self.noise, prompts: self.prompts, ..part })
     }
 
+    /// The same with each instance's devices so many times slower, as others use them too.
+    #[must_use]
+    pub fn slowed(&self, times: impl Fn(InstanceId) -> f64) -> Self {
+        let cluster = self.cluster.slowed(times);
+        let costs = cluster.ids().map(|i| costs(&cluster, &self.model, i, self.space.tensor_parallel)).collect();
+        Self { cluster, costs, ..self.clone() }
+    }
+
     /// The same with other plans allowed.
     #[must_use]
     pub fn within(&self, space: Space) -> Self {

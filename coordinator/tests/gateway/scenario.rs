@@ -161,7 +161,8 @@ pub fn measured() -> Advert {
         kv_bytes: 1 << 20,
         flops: FlopsPerSecond(1e9),
         bandwidth: BytesPerSecond(1e9),
-        profile: Some(profile),
-    };
+        serves: vec![],
+    }
+    .for_one(MODEL, Some(profile));
     Advert { devices: vec![device], ..advert() }
 }

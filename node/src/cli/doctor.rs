@@ -7,12 +7,12 @@ use super::{ask::Peer, is_set, machine, models, output::print_json};
 use crate::{
     cli::exit::{Exit, Kind},
     config::Settings,
-    data_plane::{library::Shelf, links::beside, listening},
+    data_plane::{library::files_of, links::beside, listening},
     hardware::{
         self, DeviceChoice, GpuNumbers, LendError,
         memory::{Need, Size},
     },
-    node::{ModelChoice, NodeConfig, open_draft, open_named},
+    node::{ModelChoice, NodeConfig, WantedModel, open_draft, open_named},
     plain,
     reachability::Cause,
     store::{HTTP_FILE, identity::Identity, invited_to},
@@ -30,7 +30,7 @@ use tsnode_kernels::{
     profile,
     source::ModelSource,
 };
-use tsnode_protocol::{LayerProfile, Misfit};
+use tsnode_protocol::{KvDtype, LayerProfile, Misfit};
 
 /// A mean error worth a look: public fits are off by less than half of it, so something else kept the machine busy.
 const POOR: f64 = 0.2;
@@ -191,17 +191,24 @@ async fn examine(settings: &Settings) -> Vec<Finding> {
     found.push(surroundings::reach(settings, &config, running).await);
     found.extend(network::examine(settings, &config).await);
     match models::find(&mut config) {
-        Ok(()) => found.extend(model(&host, &config)),
+        Ok(()) => found.extend(models_of(&host, &config)),
         // It is no fault: a peer fetches what is not here.
         Err(absent) => found.push(finding("model", State::Note, absent.message)),
     }
     found
 }
 
-/// The model: whether it fits, and how well plans can foretell its times here.
-fn model(host: &Host, config: &NodeConfig) -> Vec<Finding> {
-    let source = match &config.model {
-        ModelChoice::None => return vec![finding("model", State::Note, "none: a gateway only".into())],
+/// The models, one after the other.
+fn models_of(host: &Host, config: &NodeConfig) -> Vec<Finding> {
+    if config.models.is_empty() {
+        return vec![finding("model", State::Note, "none: a gateway only".into())];
+    }
+    config.models.iter().flat_map(|wanted| model(host, config, wanted)).collect()
+}
+
+/// A model: whether it fits, and how well plans can foretell its times here.
+fn model(host: &Host, config: &NodeConfig, wanted: &WantedModel) -> Vec<Finding> {
+    let source = match &wanted.choice {
         ModelChoice::Fallback | ModelChoice::Embedded => ModelSource::embedded(),
         ModelChoice::Path(path) => open_named(path),
     };
@@ -211,39 +218,39 @@ fn model(host: &Host, config: &NodeConfig) -> Vec<Finding> {
     };
     let source = Arc::new(source);
     let notes = source.notes().iter().map(|note| finding("model", State::Note, note.clone()));
-    notes.chain(text(&source)).chain(lent(host, config, &source)).collect()
+    notes.chain(text(&source)).chain(lent(host, (config, wanted), &source)).collect()
 }
 
 /// What is odd in the model's text files, or why they cannot be used.
-fn text(source: &Arc<ModelSource>) -> Vec<Finding> {
-    let Some(files) = Shelf::new(Some(source.clone())).own() else { return Vec::new() };
-    match TextModel::new(&files, &Templates::Here) {
+fn text(source: &ModelSource) -> Vec<Finding> {
+    match TextModel::new(&files_of(source), &Templates::Here) {
         Ok(text) => text.notes().iter().map(|note| finding("model", State::Note, note.clone())).collect(),
         Err(error) => vec![finding("model", State::Fail, error.to_string())],
     }
 }
 
 /// What would compute the model, and how well.
-fn lent(host: &Host, config: &NodeConfig, source: &Arc<ModelSource>) -> Vec<Finding> {
-    let gpus = gpus(source, config);
+fn lent(host: &Host, of: (&NodeConfig, &WantedModel), source: &Arc<ModelSource>) -> Vec<Finding> {
+    let ((config, wanted), gpus) = (of, gpus(source, of));
     if !gpus.is_empty() && config.devices != DeviceChoice::Auto {
-        return gpus.into_iter().chain(draft(host, config, source)).collect();
+        return gpus.into_iter().chain(draft(host, of, source)).collect();
     }
     match fits(host, config, source) {
         Ok(fits) => {
-            gpus.into_iter().chain([fits]).chain(draft(host, config, source)).chain(times(source, config)).collect()
+            let times = times(source, config, wanted.kv_dtype);
+            gpus.into_iter().chain([fits]).chain(draft(host, of, source)).chain(times).collect()
         }
         Err(error) => vec![finding("model", State::Fail, error.to_string())],
     }
 }
 
 /// GPUs that a peer would lend, each tried with the model: a fraction of a second, and a little of its memory.
-fn gpus(source: &ModelSource, config: &NodeConfig) -> Vec<Finding> {
+fn gpus(source: &ModelSource, (config, wanted): (&NodeConfig, &WantedModel)) -> Vec<Finding> {
     let gpus: Vec<GpuNumbers> = match &config.devices {
         DeviceChoice::Auto => cuda::usable().unwrap_or_default().into_iter().map(GpuNumbers::one).collect(),
         DeviceChoice::Named(names) => names.iter().filter_map(|name| name.gpus()).collect(),
     };
-    let tried = |gpus| match hardware::try_gpus(gpus, source, config.threads.count, config.kv_dtype) {
+    let tried = |gpus| match hardware::try_gpus(gpus, source, config.threads.count, wanted.kv_dtype) {
         Ok(about) => {
             let driver = about.facts.driver.unwrap_or_else(|| "unknown".into());
             let said = format!(
@@ -278,8 +285,8 @@ fn fits(host: &Host, config: &NodeConfig, source: &ModelSource) -> Result<Findin
 }
 
 /// The draft model, if there is to be one.
-fn draft(host: &Host, config: &NodeConfig, source: &Arc<ModelSource>) -> Option<Finding> {
-    let draft = match open_draft(config, Some(source)) {
+fn draft(host: &Host, (config, wanted): (&NodeConfig, &WantedModel), source: &Arc<ModelSource>) -> Option<Finding> {
+    let draft = match open_draft(wanted, source) {
         Ok(draft) => draft?,
         Err(error) => return Some(finding("draft", State::Fail, error.to_string())),
     };
@@ -295,9 +302,9 @@ fn draft(host: &Host, config: &NodeConfig, source: &Arc<ModelSource>) -> Option<
 }
 
 /// Measured anew: a peer that runs here keeps its own to itself, and takes its share of the processor meanwhile.
-fn times(source: &ModelSource, config: &NodeConfig) -> Vec<Finding> {
+fn times(source: &ModelSource, config: &NodeConfig, kv_dtype: KvDtype) -> Vec<Finding> {
     let started = Instant::now();
-    match profile::measure(source, config.threads, config.kv_dtype) {
+    match profile::measure(source, config.threads, kv_dtype) {
         Ok(Some(profile)) => {
             let LayerProfile { prompts, steps, mixed, .. } = profile;
             let took = started.elapsed().as_secs_f64();

@@ -80,7 +80,11 @@ impl From<NodeError> for Exit {
             NodeError::Identity(_) => Kind::Identity,
             NodeError::Model(_) | NodeError::Text { .. } | NodeError::Encoder(_) => Kind::Model,
             NodeError::Listen { in_use: true, .. } => Kind::PortInUse,
-            NodeError::Lend(_) | NodeError::Draft { .. } | NodeError::NoLongContext(_) => Kind::Config,
+            NodeError::Lend(_)
+            | NodeError::Draft { .. }
+            | NodeError::NoLongContext(_)
+            | NodeError::SameModel { .. }
+            | NodeError::SameName { .. } => Kind::Config,
             NodeError::Redeem(RedeemError::Unreachable(_)) => Kind::Unreachable,
             NodeError::Redeem(_) => Kind::Request,
             NodeError::Listen { .. } | NodeError::System(_) => Kind::Other,

@@ -13,7 +13,7 @@ use crate::{
     config::Settings,
     hardware::memory::Size,
     hub::{self, Hub, HubError, HubSettings, ModelName, NameError, Use},
-    node::{ModelChoice, NodeConfig},
+    node::{ModelChoice, NodeConfig, WantedModel},
 };
 use clap::{Arg, ArgMatches, Command};
 use serde_json::json;
@@ -191,12 +191,16 @@ pub(super) fn find(config: &mut NodeConfig) -> Result<(), Exit> {
 
 /// Whatever a peer is told to lend.
 fn paths(config: &mut NodeConfig) -> impl Iterator<Item = &mut PathBuf> {
-    let model = match &mut config.model {
-        ModelChoice::Path(path) => Some(path),
-        ModelChoice::Fallback | ModelChoice::Embedded | ModelChoice::None => None,
-    };
     let encoders = config.encoders.iter_mut().map(|(path, _)| path);
-    model.into_iter().chain(&mut config.draft).chain(encoders)
+    config.models.iter_mut().flat_map(paths_of).chain(encoders)
+}
+
+fn paths_of(model: &mut WantedModel) -> impl Iterator<Item = &mut PathBuf> {
+    let path = match &mut model.choice {
+        ModelChoice::Path(path) => Some(path),
+        ModelChoice::Fallback | ModelChoice::Embedded => None,
+    };
+    path.into_iter().chain(&mut model.draft)
 }
 
 fn by_name(path: &Path) -> Result<Option<ModelName>, Exit> {

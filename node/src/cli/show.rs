@@ -85,7 +85,7 @@ fn in_short(phase: Phase) -> &'static str {
 /// What engineers look at.
 fn figures_of(peer: &PeerView) -> [String; 3] {
     let flops = peer.advert.devices.iter().fold(0.0, |sum, d| sum + d.flops.0);
-    let off_by = off_by(peer.advert.devices.iter().find_map(|d| d.profile));
+    let off_by = off_by(peer.advert.devices.iter().flat_map(|d| &d.serves).find_map(|served| served.profile));
     [format!("{:.0}", flops / 1e9), off_by, peer.id.to_string()]
 }
 
@@ -163,6 +163,13 @@ pub(super) fn config(settings: &Settings, matches: &ArgMatches) -> Result<(), Ex
     }
     let mut rows = vec![["SETTING", "VALUE", "ORIGIN"].map(String::from).to_vec()];
     rows.extend(settings.iter().map(|(name, value, origin)| vec![name.into(), shown(name, value), origin.to_string()]));
+    for (n, model) in settings.model_tables().enumerate() {
+        let origin = |line| format!("{}:{line}", model.path.display());
+        let row = |(name, (value, line)): (&&str, &(String, usize))| {
+            vec![format!("models {}: {name}", n + 1), value.clone(), origin(*line)]
+        };
+        rows.extend(model.values.iter().map(row));
+    }
     table(&rows)
 }
 

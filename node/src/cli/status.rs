@@ -185,8 +185,8 @@ fn speed(view: &SwarmView, group: &Group) -> Option<String> {
 fn seconds(view: &SwarmView, group: &Group, layer: impl Fn(&LayerProfile) -> f64) -> Option<f64> {
     let stage = |stage: &tsnode_protocol::Stage| {
         let peer = view.peers.iter().find(|p| p.id == stage.peer)?;
-        let profile = peer.advert.devices.get(usize::from(stage.device))?.profile.filter(|p| p.model == group.model)?;
-        Some(layer(&profile) * f64::from(stage.layers.len()))
+        let profile = peer.advert.devices.get(usize::from(stage.device))?.profile(group.model)?;
+        Some(layer(profile) * f64::from(stage.layers.len()))
     };
     let sum = group.stages.iter().map(stage).sum::<Option<f64>>()?;
     (sum > 0.0).then_some(sum)
@@ -231,7 +231,9 @@ fn details(view: &SwarmView) -> Vec<Row> {
     ];
     rows.extend(view.plan.as_ref().map(|plan| ("plan", format!("{}: {}", plan.id(), harmless(&plan.reason)))));
     rows.extend(own(view).map(|own| ("KV pages", format!("{} of {} free", own.load.free_pages, own.load.total_pages))));
-    for profile in own(view).iter().flat_map(|own| &own.advert.devices).filter_map(|d| d.profile) {
+    for profile in
+        own(view).iter().flat_map(|own| &own.advert.devices).flat_map(|d| &d.serves).filter_map(|s| s.profile)
+    {
         rows.push(("times", format!("prompts {}", profile.prompts)));
         rows.push(("", format!("steps {}; with a prompt beside them {}", profile.steps, profile.mixed)));
     }
@@ -285,8 +287,9 @@ mod tests {
             kv_bytes: 40 << 20,
             flops: FlopsPerSecond(5e10),
             bandwidth: BytesPerSecond(9e9),
-            profile: Some(profile),
-        };
+            serves: vec![],
+        }
+        .for_one(MODEL, Some(profile));
         let advert = Advert {
             name: name.into(),
             version: String::new(),

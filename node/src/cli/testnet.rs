@@ -13,7 +13,7 @@ use crate::{
     gateway::Trace,
     hardware::{ChoiceError, DeviceName},
 };
-use clap::{Arg, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -107,7 +107,11 @@ fn swarm_args(command: Command, peers: &'static str, gateways: &'static str) -> 
         .arg(number("link-mbit", "Bandwidth of every link in Mbit/s").value_parser(values::above_0))
         .arg(number("link-ms", "Latency of every link in milliseconds").value_parser(decimal(0.0..=60_000.0)))
         .arg(Arg::new("layout").long("layout").value_name("GROUPS").help("Groups to form, as prefill=2,decode=3"))
-        .arg(Arg::new("model").long("model").value_name("PATH").help("Model [default: the embedded one]"))
+        .arg(Arg::new("model")
+                .long("model")
+                .value_name("PATH")
+                .action(ArgAction::Append)
+                .help("Model; several times for several, which each peer lends [default: the embedded one]"))
         .arg(
             Arg::new("kv-codec")
                 .long("kv-codec")
@@ -224,9 +228,9 @@ fn config(settings: &Settings, matches: &ArgMatches) -> Result<TestnetConfig, Ex
         _ => {}
     }
     let executable = std::env::current_exe().map_err(|e| Exit::new(Kind::Other, e.to_string()))?;
-    let text = |name: &str| matches.get_one::<String>(name).cloned();
     let number = |name: &str| usize::from(matches.get_one::<u16>(name).copied().unwrap_or_default());
-    let model = text("model").map_or_else(Vec::new, |path| vec!["--model".into(), path]);
+    let models = matches.get_many::<String>("model").into_iter().flatten();
+    let model: Vec<String> = models.flat_map(|path| ["--model".into(), path.clone()]).collect();
     let peers = match matches.get_many::<PeerConfig>("devices") {
         Some(devices) => devices.cloned().map(|device| with_flags(device, &model)).collect(),
         None => PeerConfig::alike(number("peers"), number("gateways"), &model),

@@ -79,6 +79,14 @@ pub enum ConfigError {
         /// The key.
         key: String,
     },
+    /// The file has something else than models where they are listed.
+    #[error("{}:{line}: `models` is a list of tables; write [[models]], and below it model = \"…\"", path.display())]
+    Models {
+        /// Which.
+        path: PathBuf,
+        /// Where.
+        line: usize,
+    },
     /// The file says a setting twice, with dashes and with underscores.
     #[error("{}:{line}: `{key}` is said twice; leave one", path.display())]
     Twice {

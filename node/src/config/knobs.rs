@@ -26,7 +26,7 @@ pub const KNOBS: [Knob; 52] = [
     knob(
         "model",
         "",
-        "Model to serve: a folder, a safetensors or a GGUF file, a name as llama3.2:1b, org/repo or org/repo:Q4_K_M, or embedded [default: the embedded one, where no other is served]",
+        "Model to serve; may be said several times, or in the settings file's [[models]]: a folder, a safetensors or a GGUF file, a name as llama3.2:1b, org/repo or org/repo:Q4_K_M, or embedded [default: the embedded one, where no other is served]",
     ),
     knob("no-model", "false", "Serve no model: a gateway only"),
     knob(

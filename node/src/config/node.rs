@@ -26,7 +26,7 @@ use tsnode_coordinator::{
     wanted::Glob,
 };
 use tsnode_kernels::{engine::Threads, source::Precision};
-use tsnode_protocol::{BytesPerSecond, EncoderTask, Invite, KvCodec, KvDtype, invite::InviteError, kv::KvPace, limits};
+use tsnode_protocol::{BytesPerSecond, EncoderTask, Invite, KvCodec, invite::InviteError, kv::KvPace, limits};
 
 /// The most threads or ranks that are taken for a wish.
 const MOST_THREADS: usize = 1024;
@@ -54,7 +54,7 @@ impl Settings {
             listen: self.address("listen")?,
             membering: self.membering()?,
             mdns: self.flag("mdns")?,
-            model: self.model()?,
+            models: self.models()?,
             computed: self.computed()?,
             weights: self.weights_limits()?,
             default_model: Some(self.text("default-model").to_owned()).filter(|name| !name.is_empty()),
@@ -65,8 +65,7 @@ impl Settings {
             encoders: self.encoders(),
             hours: self.parse("hours")?,
             kv_bytes: self.parse::<Bytes>("kv-memory")?.map(|b| b.0),
-            kv_dtype: self
-                .choice("kv-dtype", &[("f16", KvDtype::F16), ("bf16", KvDtype::Bf16), ("f32", KvDtype::F32)])?,
+            kv_dtype: self.kv_dtype()?,
             kv_codec: self.choice(
                 "kv-codec",
                 &[
@@ -87,7 +86,6 @@ impl Settings {
             spot_checks: self.choice("spot-check", &[("auto", SpotChecks::Auto), ("never", SpotChecks::Never)])?,
             speculation: self
                 .choice("speculative-decoding", &[("auto", Speculation::Measured), ("never", Speculation::Never)])?,
-            draft: self.draft()?,
             layout: self.parse("layout")?,
             parsers: Parsers { tools: self.tool_format()?, reasoning: self.reasoning_format()? },
             special_text: if self.flag("guard-special-tokens")? { SpecialText::Plain } else { SpecialText::Control },
@@ -106,7 +104,8 @@ impl Settings {
     fn computed(&self) -> Result<Computed, ConfigError> {
         let precision = self.choice("precision", &[("stored", Precision::Stored), ("exact", Precision::Exact)])?;
         let computed = Computed { precision, long_context: self.flag("long-context")? };
-        let own = !matches!(self.model()?, ModelChoice::None | ModelChoice::Fallback);
+        let models = self.models()?;
+        let own = !models.is_empty() && models.iter().all(|model| model.choice != ModelChoice::Fallback);
         for (name, chosen) in [("precision", precision == Precision::Exact), ("long-context", computed.long_context)] {
             if chosen && !own {
                 return Err(self.wrong(name, "wants the model that is to be computed so: set --model".into()));
@@ -222,16 +221,6 @@ impl Settings {
         }
     }
 
-    fn model(&self) -> Result<ModelChoice, ConfigError> {
-        match (self.text("model"), self.flag("no-model")?) {
-            ("", true) => Ok(ModelChoice::None),
-            ("", false) => Ok(ModelChoice::Fallback),
-            ("embedded", false) => Ok(ModelChoice::Embedded),
-            (_, true) => Err(self.wrong("no-model", "a model is named as well".into())),
-            (path, false) => Ok(ModelChoice::Path(path.into())),
-        }
-    }
-
     /// What may be fetched where no model is named.
     fn weights_limits(&self) -> Result<weights::Limits, ConfigError> {
         let budget = match self.text("model-budget") {
@@ -240,15 +229,6 @@ impl Settings {
         };
         let globs = self.text("allow-models").split(',').map(str::trim).filter(|glob| !glob.is_empty());
         Ok(weights::Limits { budget, allowed: globs.map(Glob::new).collect() })
-    }
-
-    /// Who never speculates has no use for one.
-    fn draft(&self) -> Result<Option<PathBuf>, ConfigError> {
-        match (self.text("draft"), self.model()?) {
-            ("", _) => Ok(None),
-            (_, ModelChoice::None) => Err(self.wrong("draft", "there is no model to draft for".into())),
-            (path, _) => Ok(Some(PathBuf::from(path)).filter(|_| self.text("speculative-decoding") != "never")),
-        }
     }
 
     /// Encoders to lend, each a folder and what it is to be.

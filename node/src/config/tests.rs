@@ -63,18 +63,21 @@ fn what_is_wrong_is_named_with_its_line() {
 
 #[test]
 fn the_embedded_model_is_lent_whatever_others_serve_only_where_it_is_named() {
-    let model = |flags: &[(&str, &str)]| gather(flags, &[], "").unwrap().node().unwrap().model;
-    assert_eq!(model(&[]), ModelChoice::Fallback);
-    assert_eq!(model(&[("model", "embedded")]), ModelChoice::Embedded);
-    assert_eq!(model(&[("model", "./embedded")]), ModelChoice::Path("./embedded".into()));
-    assert_eq!(model(&[("no-model", "true")]), ModelChoice::None);
+    let model = |flags: &[(&str, &str)]| {
+        let models = gather(flags, &[], "").unwrap().node().unwrap().models;
+        models.into_iter().map(|model| model.choice).next()
+    };
+    assert_eq!(model(&[]), Some(ModelChoice::Fallback));
+    assert_eq!(model(&[("model", "embedded")]), Some(ModelChoice::Embedded));
+    assert_eq!(model(&[("model", "./embedded")]), Some(ModelChoice::Path("./embedded".into())));
+    assert_eq!(model(&[("no-model", "true")]), None);
 }
 
 #[test]
 fn a_draft_model_wants_a_model_and_drafts() {
     let draft = |flags: &[(&str, &str)]| gather(flags, &[("TSNODE_DRAFT", "small.gguf")], "").unwrap().node();
-    assert_eq!(draft(&[]).unwrap().draft, Some("small.gguf".into()));
-    assert_eq!(draft(&[("speculative-decoding", "never")]).unwrap().draft, None);
+    assert_eq!(draft(&[]).unwrap().models[0].draft, Some("small.gguf".into()));
+    assert_eq!(draft(&[("speculative-decoding", "never")]).unwrap().models[0].draft, None);
     let wrong = draft(&[("no-model", "true")]).unwrap_err().to_string();
     assert!(wrong.contains("TSNODE_DRAFT") && wrong.contains("no model"), "{wrong}");
 }

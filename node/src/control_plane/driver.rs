@@ -56,8 +56,8 @@ const ADDRESSES: usize = 4;
 /// What a peer lends from now on.
 #[derive(Debug)]
 pub struct NowLent {
-    /// Its model.
-    pub card: ModelCard,
+    /// Its models.
+    pub models: Vec<ModelCard>,
     /// The devices that compute it.
     pub devices: Vec<tsnode_protocol::Device>,
 }
@@ -248,11 +248,11 @@ impl Driver {
     }
 
     /// Lends a model that came later than this peer started, in the place of the one inside the program.
-    fn lend(&mut self, NowLent { card, devices }: NowLent) -> Option<Event> {
+    fn lend(&mut self, NowLent { models, devices }: NowLent) -> Option<Event> {
         self.fallback = None;
         self.owner.set_devices(devices.clone());
         let devices = if self.owner.lending() == Lending::Lends { devices } else { Vec::new() };
-        self.advertise(|advert| (advert.models, advert.devices) = (vec![card], devices))
+        self.advertise(|advert| (advert.models, advert.devices) = (models, devices))
     }
 
     /// Another process with this peer's identity looks for it all the time; one that does no more has ended.

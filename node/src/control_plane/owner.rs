@@ -85,7 +85,8 @@ impl Owner {
         for (place, device) in (0..).zip(&mut self.devices) {
             if lost.contains(&place) {
                 let (flops, bandwidth) = (FlopsPerSecond(0.0), BytesPerSecond(0.0));
-                *device = Device { memory_bytes: 0, kv_bytes: 0, flops, bandwidth, profile: None, ..device.clone() };
+                *device =
+                    Device { memory_bytes: 0, kv_bytes: 0, flops, bandwidth, serves: Vec::new(), ..device.clone() };
             }
         }
         if self.devices.iter().all(|device| device.memory_bytes == 0) {
@@ -164,7 +165,7 @@ mod tests {
             kv_bytes: 1 << 28,
             flops: FlopsPerSecond(20e9),
             bandwidth: BytesPerSecond(10e9),
-            profile: None,
+            serves: vec![],
         }
     }
 

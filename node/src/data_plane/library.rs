@@ -16,30 +16,31 @@ const KEPT: usize = 8;
 /// This peer's own models' small files.
 #[derive(Clone, Default)]
 pub struct Shelf {
-    /// Held to take it or put another there.
-    source: Arc<Mutex<Option<Arc<ModelSource>>>>,
+    /// Held to take one or put others there.
+    sources: Arc<Mutex<Vec<Arc<ModelSource>>>>,
 }
 
 impl Shelf {
-    /// A shelf with the files of `source`.
+    /// A shelf with the files of these models.
     #[must_use]
-    pub fn new(source: Option<Arc<ModelSource>>) -> Self {
-        Self { source: Arc::new(Mutex::new(source)) }
+    pub fn new(sources: Vec<Arc<ModelSource>>) -> Self {
+        Self { sources: Arc::new(Mutex::new(sources)) }
     }
 
-    /// The files of another model from now on.
-    pub fn set(&self, source: Arc<ModelSource>) {
-        *self.source.lock().unwrap_or_else(PoisonError::into_inner) = Some(source);
+    /// The files of other models from now on.
+    pub fn set(&self, sources: Vec<Arc<ModelSource>>) {
+        *self.sources.lock().unwrap_or_else(PoisonError::into_inner) = sources;
     }
 
-    fn source(&self) -> Option<Arc<ModelSource>> {
-        self.source.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn source(&self, model: ModelId) -> Option<Arc<ModelSource>> {
+        let sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner);
+        sources.iter().find(|source| source.card().id == model).cloned()
     }
 
     /// Answers a request for a file; an unknown one gets a closed stream.
     pub(crate) async fn give(&self, model: ModelId, name: &str, stream: Stream) {
         let Stream { mut sender, receiver: _receiver } = stream;
-        if let Some(source) = self.source().filter(|source| source.card().id == model)
+        if let Some(source) = self.source(model)
             && let Some(bytes) = listed(&source, name)
             && sender.send_bytes(bytes, limits::MODEL_FILE_BYTES).await.is_ok()
         {
@@ -47,14 +48,19 @@ impl Shelf {
         }
     }
 
-    /// All of them, if there is a model.
+    /// All of a model's, if it is here.
     #[must_use]
-    pub fn own(&self) -> Option<ModelFiles> {
-        let source = self.source()?;
-        let card = source.card();
-        let read = |f: &ModelFile| Some((f.name.clone(), listed(&source, &f.name)?.to_vec()));
-        Some(ModelFiles { card: card.clone(), files: Arc::new(card.files.iter().filter_map(read).collect()) })
+    pub fn find(&self, model: ModelId) -> Option<ModelFiles> {
+        self.source(model).map(|source| files_of(&source))
     }
+}
+
+/// A model's small files.
+#[must_use]
+pub fn files_of(source: &ModelSource) -> ModelFiles {
+    let card = source.card();
+    let read = |f: &ModelFile| Some((f.name.clone(), listed(source, &f.name)?.to_vec()));
+    ModelFiles { card: card.clone(), files: Arc::new(card.files.iter().filter_map(read).collect()) }
 }
 
 /// Only what the card lists: a shelf is no way to a peer's disk.
@@ -79,7 +85,7 @@ pub async fn run(
         };
         let found = match kept.iter().position(|m| m.card.id == query.model) {
             Some(at) => Ok(kept.remove(at)),
-            None => match shelf.own().filter(|files| files.card.id == query.model) {
+            None => match shelf.find(query.model) {
                 Some(files) => Ok(files),
                 None => fetch(query.model, &links, &roster).await,
             },

@@ -44,8 +44,8 @@ impl Roster {
     #[must_use]
     pub fn profiles(&self, group: &Group) -> Vec<LayerProfile> {
         let adverts = self.adverts.borrow();
-        let device = |stage: &Stage| adverts.get(&stage.peer)?.devices.get(usize::from(stage.device))?.profile;
-        group.stages.iter().filter_map(device).filter(|profile| profile.model == group.model).collect()
+        let device = |stage: &Stage| adverts.get(&stage.peer)?.devices.get(usize::from(stage.device));
+        group.stages.iter().filter_map(|stage| device(stage)?.profile(group.model).copied()).collect()
     }
 
     /// All peers but `me` with a data plane, and where it listens.

@@ -202,8 +202,9 @@ fn device(
         kv_bytes: shared.kv,
         flops: FlopsPerSecond(count * speeds.multiply),
         bandwidth: BytesPerSecond(count * speeds.copy),
-        profile,
+        serves: Vec::new(),
     }
+    .for_one(source.card().id, profile)
 }
 
 /// Compares GPUs with the processor and gives them back: what they are.

@@ -1,8 +1,11 @@
 //! Plan flow 1: the devices of this host that are lent, measured, and the engines that compute on them.
 
-use super::{NodeConfig, NodeError};
+use super::{NodeConfig, NodeError, opened::Opened};
 use crate::{
-    hardware::{self, DeviceChoice, DeviceName, GpuNumbers, Lend, LendError, Wanted, cores},
+    hardware::{
+        self, DeviceChoice, DeviceName, GpuNumbers, Lend, LendError, Wanted, cores,
+        parts::{Part, Shared, Sharer, divide},
+    },
     store::Store,
 };
 use std::collections::BTreeMap;
@@ -12,54 +15,71 @@ use tsnode_kernels::{
     engine::{Engine, EngineConfig},
     source::ModelSource,
 };
-use tsnode_protocol::Device;
+use tsnode_protocol::{Device, Served};
+
+/// A device, and an engine on it for each model.
+pub(super) type Lent = (Device, Vec<Engine>);
 
 /// What is looked for.
 pub(super) struct Devices<'a> {
     pub config: &'a NodeConfig,
-    /// The model, and what drafts for it.
-    pub models: (&'a ModelSource, Option<&'a ModelSource>),
+    /// The models; at least one.
+    pub models: &'a [Opened],
     pub host: Host,
     pub store: &'a Store,
 }
 
 impl Devices<'_> {
     /// All that are lent, in the order of the advert.
-    pub fn lend(&self) -> Result<Vec<(Device, Engine)>, NodeError> {
+    pub fn lend(&self) -> Result<Vec<Lent>, NodeError> {
         match &self.config.devices {
             DeviceChoice::Named(names) => names.iter().map(|name| self.named(*name)).collect(),
             DeviceChoice::Auto => {
-                let gpus = self.gpus();
+                let gpus = self.gpus()?;
                 if gpus.is_empty() { Ok(vec![self.processor()?]) } else { Ok(gpus) }
             }
         }
     }
 
-    fn named(&self, name: DeviceName) -> Result<(Device, Engine), NodeError> {
+    fn named(&self, name: DeviceName) -> Result<Lent, NodeError> {
         match name {
             DeviceName::Processor => self.processor(),
-            DeviceName::Gpus(gpus) => self.together(gpus).map_err(|error| LendError::Gpu { gpus, error }.into()),
+            DeviceName::Gpus(gpus) => {
+                self.together(self.alone()?, gpus).map_err(|error| LendError::Gpu { gpus, error }.into())
+            }
+        }
+    }
+
+    /// The model of a GPU, which serves no others.
+    fn alone(&self) -> Result<&Opened, LendError> {
+        match self.models {
+            [model] => Ok(model),
+            several => Err(LendError::SeveralOnGpu(several.len())),
         }
     }
 
     /// All GPUs that compute the model: each a device of its own, or so many together as hold all of it. One that does not is
     /// said, and is no reason not to serve.
-    fn gpus(&self) -> Vec<(Device, Engine)> {
+    fn gpus(&self) -> Result<Vec<Lent>, NodeError> {
         let gpus = match &self.host.gpus {
             Ok(gpus) => gpus,
             Err(why) => {
                 tracing::info!(why, "no GPU");
-                return Vec::new();
+                return Ok(Vec::new());
             }
         };
         let usable = cuda::usable().unwrap_or_else(|error| {
             tracing::warn!(%error, "GPUs are not used");
             Vec::new()
         });
+        if usable.is_empty() {
+            return Ok(Vec::new());
+        }
+        let model = self.alone()?;
         let usable = usable.into_iter().take(tsnode_protocol::limits::DEVICES);
         let memory = |number: &u16| gpus.iter().find(|gpu| gpu.ordinal == *number).map_or(0, |gpu| gpu.memory_bytes);
         let memory: BTreeMap<u16, u64> = usable.map(|number| (number, memory(&number))).collect();
-        let lend = |gpus| match self.together(gpus) {
+        let lend = |gpus| match self.together(model, gpus) {
             Ok(lent) => Some(lent),
             Err(error) => {
                 tracing::warn!(%gpus, %error, "not used");
@@ -67,41 +87,76 @@ impl Devices<'_> {
             }
         };
         let mut lent = Vec::new();
-        for gpus in hardware::sets(&memory, self.models.0.card().shape) {
+        for gpus in hardware::sets(&memory, model.source.card().shape) {
             match lend(gpus) {
                 Some(device) => lent.push(device),
                 None if gpus.count > 1 => lent.extend(gpus.each().map(GpuNumbers::one).filter_map(lend)),
                 None => {}
             }
         }
-        lent
+        Ok(lent)
     }
 
-    fn together(&self, gpus: GpuNumbers) -> Result<(Device, Engine), hardware::GpuUnfit> {
-        let Self { config, models, store, .. } = *self;
-        hardware::gpus(gpus, Wanted { models, lend: self.asked(), kv_dtype: config.kv_dtype, store })
+    fn together(&self, model: &Opened, gpus: GpuNumbers) -> Result<Lent, hardware::GpuUnfit> {
+        let models = (&*model.source, model.draft.as_deref());
+        let wanted = Wanted { models, lend: self.asked(), kv_dtype: model.dtype, store: self.store };
+        let (device, engine) = hardware::gpus(gpus, wanted)?;
+        Ok((device, vec![engine]))
     }
 
-    fn processor(&self) -> Result<(Device, Engine), NodeError> {
-        let (Self { config, host, store, .. }, (source, draft)) = (self, self.models);
+    fn processor(&self) -> Result<Lent, NodeError> {
+        let (Self { config, host, store, .. }, threads) = (self, self.config.threads);
         let cores = config.cores.as_ref();
         let measured = cores::run_on(cores, || {
             let device = hardware::processor(host, self.asked(), store)?;
-            hardware::room(host, &device, source, config.threads.ranks)?;
-            let device = hardware::room_beside(host, device, (source, draft), config.threads.ranks)?;
-            let profile = hardware::profile(host, source, config.threads, config.kv_dtype, store);
-            Ok::<_, LendError>(Device { profile, ..device })
+            let parts = self.parts(&device)?;
+            let served = |(model, part): (&Opened, &Part)| {
+                let source: &ModelSource = &model.source;
+                let profile = hardware::profile(host, source, threads, model.dtype, store);
+                let Part { memory_bytes, kv_bytes } = *part;
+                Served { model: source.card().id, memory_bytes, kv_bytes, profile }
+            };
+            let serves: Vec<Served> = self.models.iter().zip(&parts).map(served).collect();
+            let kv_bytes = serves.iter().map(|served| served.kv_bytes).sum();
+            let memory_bytes = serves.iter().map(|served| served.memory_bytes).sum();
+            Ok::<_, LendError>(Device { memory_bytes, kv_bytes, serves, ..device })
         });
         let system = |e: std::io::Error| NodeError::System(e.to_string());
         let device = measured.map_err(system)??;
-        let engine =
-            EngineConfig { threads: config.threads, pool_bytes: device.kv_bytes as usize, kv_dtype: config.kv_dtype };
-        let started = cores::run_on(cores, || Engine::started(engine, cores::each_its_own(cores)));
-        Ok((device, started.and_then(|started| started).map_err(system)?))
+        let engine = |(model, served): (&Opened, &Served)| {
+            let pool_bytes = served.kv_bytes as usize;
+            let engine = EngineConfig { threads, pool_bytes, kv_dtype: model.dtype };
+            let started = cores::run_on(cores, || Engine::started(engine, cores::each_its_own(cores)));
+            started.and_then(|started| started).map_err(system)
+        };
+        let engines = self.models.iter().zip(&device.serves).map(engine).collect::<Result<_, _>>()?;
+        Ok((device, engines))
     }
 
+    /// Each model's part of the processor's memory.
+    fn parts(&self, device: &Device) -> Result<Vec<Part>, LendError> {
+        let (host, ranks) = (&self.host, self.config.threads.ranks);
+        if let [model] = self.models {
+            let (source, draft) = (&*model.source, model.draft.as_deref());
+            hardware::room(host, device, source, ranks)?;
+            let Device { memory_bytes, kv_bytes, .. } =
+                hardware::room_beside(host, device.clone(), (source, draft), ranks)?;
+            return Ok(vec![Part { memory_bytes, kv_bytes }]);
+        }
+        let mut sharers = Vec::with_capacity(self.models.len());
+        for (model, wanted) in self.models.iter().zip(&self.config.models) {
+            let (draft, memory_bytes) = (model.draft.as_deref(), wanted.memory_bytes);
+            sharers.push(Sharer { source: &model.source, draft, memory_bytes });
+        }
+        let is_kv_told = self.config.kv_bytes.is_some();
+        divide(Shared { lent: device.memory_bytes, kv_bytes: device.kv_bytes, is_kv_told, ranks }, &sharers)
+    }
+
+    /// A model alone has no more than its own part.
     fn asked(&self) -> Lend {
-        let NodeConfig { threads, memory_bytes, kv_bytes, .. } = *self.config;
-        Lend { threads: threads.count, memory_bytes, kv_bytes }
+        let NodeConfig { threads, memory_bytes, kv_bytes, models, .. } = self.config;
+        let part = if let [model] = &models[..] { model.memory_bytes } else { None };
+        let memory_bytes = memory_bytes.iter().copied().chain(part).min();
+        Lend { threads: threads.count, memory_bytes, kv_bytes: *kv_bytes }
     }
 }

@@ -1,166 +1,90 @@
-//! What a peer lends: its model, and the devices to compute it with.
+//! What a peer lends: its models, and the devices to compute them with.
 
-use super::{Computed, ModelChoice, NodeConfig, NodeError, devices::Devices};
+use super::{
+    NodeConfig, NodeError,
+    devices::Devices,
+    opened::{Opened, refuse_alike},
+};
 use crate::{
     data_plane::library::Shelf,
     embedding::{Computing, Lender, Lenders},
-    hub,
+    faults::Faults,
+    hardware::cores,
     store::Store,
-    text::{Templates, TextError, TextModel, speak_alike},
-    weights::{Holding, Index, identify},
+    weights::{Holding, Index},
+    worker::{LentModel, Turns, compute::Compute},
 };
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::path::PathBuf;
 use tokio::sync::watch;
-use tsnode_kernels::{
-    device::Host as Hardware,
-    engine::Engine,
-    load::Progress,
-    source::{ModelSource, SourceError},
-};
+use tsnode_kernels::{device::Host as Hardware, engine::Engine, load::Progress};
 use tsnode_protocol::{Advert, Device, EncoderCard, EncoderTask};
 
-/// A peer's model, what it computes with, and its advert.
+/// A peer's models, what it computes with, and its advert.
 pub(super) struct Resources {
     /// None on a gateway.
-    pub source: Option<Arc<ModelSource>>,
-    /// What drafts for it.
-    pub draft: Option<Arc<ModelSource>>,
-    /// The model's small files.
-    pub shelf: Shelf,
-    /// Its weights, for others.
-    pub holding: Option<Holding>,
-    /// Engines, one for each device of the advert.
-    pub engines: Vec<Engine>,
+    pub models: Vec<Opened>,
+    /// Engines, for each device of the advert one for each model.
+    pub engines: Vec<Vec<Engine>>,
     /// The advert, without addresses yet.
     pub advert: Advert,
 }
 
 impl Resources {
-    /// Opens the model, names it by its content and measures the host. Whoever waits is told how far the hashing is.
+    /// Opens the models, names them by their content and measures the host. Whoever waits is told how far the hashing is.
     pub async fn find(
         config: &NodeConfig,
         store: &Store,
         index: &Index,
         progress: &mut (dyn FnMut(Progress) + Send),
     ) -> Result<Self, NodeError> {
-        Self::find_called(config, store, index, None, progress).await
-    }
-
-    /// The same of a model that is called otherwise than its folder.
-    pub async fn find_called(
-        config: &NodeConfig,
-        store: &Store,
-        index: &Index,
-        name: Option<&str>,
-        progress: &mut (dyn FnMut(Progress) + Send),
-    ) -> Result<Self, NodeError> {
-        let source = open(&config.model, config.computed)?.map(|source| match name {
-            Some(name) => source.called(name),
-            None => source,
-        });
-        // Once for each file: a gigabyte a second and thread, where the disk gives it.
-        let named = |source| tokio::task::block_in_place(|| identify(source, index, config.threads.count, progress));
-        let (source, holding) = source.map(named).map(Holding::new).unzip();
-        let shelf = Shelf::new(source.clone());
-        check_text(&shelf).await?;
-        let draft = tokio::task::block_in_place(|| open_draft(config, source.as_ref()))?;
-        // Some tenths of a second of computing, seconds with a large model, once: nothing else of this peer runs yet.
-        let devices = |source: &Arc<ModelSource>| {
-            let devices = Devices { config, models: (source, draft.as_deref()), host: Hardware::detect(), store };
-            tokio::task::block_in_place(|| devices.lend())
-        };
-        let (devices, engines) = source.as_ref().map_or(Ok(Vec::new()), devices)?.into_iter().unzip();
-        let advert = advert(config, source.as_deref(), devices);
-        Ok(Self { source, draft, shelf, holding, engines, advert })
-    }
-}
-
-fn open(choice: &ModelChoice, computed: Computed) -> Result<Option<ModelSource>, NodeError> {
-    let source = match choice {
-        ModelChoice::None => return Ok(None),
-        ModelChoice::Fallback | ModelChoice::Embedded => ModelSource::embedded()?,
-        ModelChoice::Path(path) => open_named(path)?,
-    };
-    let source = if computed.long_context {
-        source.with_long_context().ok_or_else(|| NodeError::NoLongContext(choice.to_string()))?
-    } else {
-        source
-    };
-    let failed = |error| SourceError::Weights { path: choice.to_string().into(), error };
-    let source = source.in_precision(computed.precision).map_err(failed)?;
-    Ok(Some(match choice {
-        ModelChoice::Path(path) => said(source, path),
-        _ => source,
-    }))
-}
-
-/// The model at `path`; what had to be decided to read it is said.
-fn open_path(path: &Path) -> Result<ModelSource, SourceError> {
-    Ok(said(open_named(path)?, path))
-}
-
-fn said(source: ModelSource, path: &Path) -> ModelSource {
-    for note in source.notes() {
-        tracing::warn!(model = %path.display(), "{note}");
-    }
-    source
-}
-
-/// The model at `path`, called by its repository where its folder is called after a commit.
-///
-/// # Errors
-/// When it cannot be used.
-pub fn open_named(path: &Path) -> Result<ModelSource, SourceError> {
-    let source = ModelSource::open(path)?;
-    Ok(match hub::name_of(path) {
-        Some(name) => source.called(&name),
-        None => source,
-    })
-}
-
-/// The model that is to draft for `source`, if there is to be one; one that speaks of other tokens is refused.
-///
-/// # Errors
-/// When it cannot be used, or not for that.
-pub fn open_draft(
-    config: &NodeConfig,
-    source: Option<&Arc<ModelSource>>,
-) -> Result<Option<Arc<ModelSource>>, NodeError> {
-    let (Some(path), Some(source)) = (&config.draft, source) else { return Ok(None) };
-    let draft = Arc::new(open_path(path)?);
-    let texts = [&draft, source].map(|source| Shelf::new(Some(source.clone())).own());
-    let [Some(of_draft), Some(of_model)] = texts else { return Ok(None) };
-    let templates = Templates::apart().map_err(|e| NodeError::System(e.to_string()))?;
-    let read = |files| {
-        let failed = |error| NodeError::Text { model: path.display().to_string(), error };
-        TextModel::new(files, &templates).map_err(failed)
-    };
-    let (of_draft, of_model) = (read(&of_draft)?, read(&of_model)?);
-    let (draft_file, model) = (path.display().to_string(), config.model.to_string());
-    let refused = |error| NodeError::Draft { draft: draft_file, model, error };
-    speak_alike(of_draft.tokenizer(), of_model.tokenizer()).map_err(refused)?;
-    Ok(Some(draft))
-}
-
-/// Reads tokenizer and template once, so that a model whose text cannot be read is refused before anybody counts on it.
-async fn check_text(shelf: &Shelf) -> Result<(), NodeError> {
-    let Some(files) = shelf.own() else { return Ok(()) };
-    let templates = Templates::apart().map_err(|e| NodeError::System(e.to_string()))?;
-    let failed = |error| NodeError::Text { model: files.card.name.clone(), error };
-    let read = tokio::task::block_in_place(|| TextModel::new(&files, &templates)).map_err(failed)?;
-    for note in read.notes() {
-        tracing::warn!(model = files.card.name, "{note}");
-    }
-    match read.check().await {
-        // A host that is short of processes or slow just now is no reason not to serve.
-        Err(error @ (TextError::Unbounded | TextError::Busy | TextError::NoProcess { .. })) => {
-            tracing::warn!(%error, "the chat template was not tried");
-            Ok(())
+        let mut models = Vec::with_capacity(config.models.len());
+        for wanted in &config.models {
+            let how = (config.threads.count, config.computed);
+            models.push(Opened::find(wanted, how, index, progress).await?);
         }
-        tried => tried.map_err(failed),
+        refuse_alike(&config.models, &models)?;
+        // Some tenths of a second of computing, seconds with a large model, once: nothing else of this peer runs yet.
+        let lent = if models.is_empty() {
+            Vec::new()
+        } else {
+            let devices = Devices { config, models: &models, host: Hardware::detect(), store };
+            tokio::task::block_in_place(|| devices.lend())?
+        };
+        let (devices, engines) = lent.into_iter().unzip();
+        let advert = advert(config, &models, devices);
+        Ok(Self { models, engines, advert })
+    }
+
+    /// The models' small files.
+    pub fn shelf(&self) -> Shelf {
+        Shelf::new(self.models.iter().map(|model| model.source.clone()).collect())
+    }
+
+    /// Starts the threads that compute: what the worker lends, and what gives the weights to others.
+    pub fn start(
+        self,
+        config: &NodeConfig,
+        faults: Option<&watch::Receiver<Faults>>,
+    ) -> Result<(Vec<LentModel>, Vec<Holding>), NodeError> {
+        // The thread that owns the processor's engine is the first of those that compute.
+        let first = config.cores.as_ref().and_then(|cores| cores.only(0));
+        let start = |turns: &Turns, engine: Engine| {
+            let on = first.as_ref().filter(|_| !engine.is_on_gpu());
+            let (turns, faults) = (turns.clone(), faults.cloned());
+            let started = cores::run_on(on, || Compute::start_beside(turns, engine, faults));
+            started.and_then(|started| started).map_err(|e| NodeError::System(e.to_string()))
+        };
+        let mut computes: Vec<Vec<Compute>> = self.models.iter().map(|_| Vec::new()).collect();
+        for engines in self.engines {
+            let turns = Turns::default();
+            for (computes, engine) in computes.iter_mut().zip(engines) {
+                computes.push(start(&turns, engine)?);
+            }
+        }
+        let lent = |(Opened { source, draft, holding, dtype }, computes)| {
+            (LentModel { source, draft, dtype, computes }, holding)
+        };
+        Ok(self.models.into_iter().zip(computes).map(lent).unzip())
     }
 }
 
@@ -178,14 +102,14 @@ pub(super) fn lenders(config: &NodeConfig, moving: &watch::Receiver<bool>) -> Re
     Ok(Lenders::new(started?))
 }
 
-fn advert(config: &NodeConfig, source: Option<&ModelSource>, devices: Vec<Device>) -> Advert {
+fn advert(config: &NodeConfig, models: &[Opened], devices: Vec<Device>) -> Advert {
     Advert {
         name: config.name.clone(),
         version: env!("CARGO_PKG_VERSION").into(),
         addresses: Vec::new(),
         data_addresses: Vec::new(),
         devices,
-        models: source.map(|s| s.card().clone()).into_iter().collect(),
+        models: models.iter().map(|model| model.source.card().clone()).collect(),
         links: Vec::new(),
         reachable: true,
         encoders: vec![],

@@ -28,7 +28,30 @@ use tsnode_kernels::{
 };
 use tsnode_protocol::{EncoderTask, Invite, KvCodec, KvDtype, kv::KvPace};
 
-/// What model a peer serves.
+/// A model that a peer serves, and what is its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WantedModel {
+    /// Which.
+    pub choice: ModelChoice,
+    /// What it is called, where not as its files are.
+    pub name: Option<String>,
+    /// Its part of the memory that is lent (bytes), if told.
+    pub memory_bytes: Option<u64>,
+    /// Elements of its KV pages.
+    pub kv_dtype: KvDtype,
+    /// A small model that drafts for it.
+    pub draft: Option<PathBuf>,
+}
+
+impl WantedModel {
+    /// A model of which nothing else is said.
+    #[must_use]
+    pub fn new(choice: ModelChoice, kv_dtype: KvDtype) -> Self {
+        Self { choice, name: None, memory_bytes: None, kv_dtype, draft: None }
+    }
+}
+
+/// What model that is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelChoice {
     /// None is named: the one inside the program, where no other is served.
@@ -37,8 +60,6 @@ pub enum ModelChoice {
     Embedded,
     /// One on disk.
     Path(PathBuf),
-    /// None: the peer is a gateway only.
-    None,
 }
 
 /// How a model is computed, as its owner chooses: whoever chooses otherwise has another model.
@@ -55,7 +76,6 @@ impl fmt::Display for ModelChoice {
         match self {
             Self::Fallback | Self::Embedded => f.write_str("the embedded model"),
             Self::Path(path) => write!(f, "{}", path.display()),
-            Self::None => f.write_str("no model"),
         }
     }
 }
@@ -86,8 +106,8 @@ pub struct NodeConfig {
     pub membering: Membering,
     /// Whether to look for peers on the local network.
     pub mdns: bool,
-    /// The model.
-    pub model: ModelChoice,
+    /// The models; none on a gateway.
+    pub models: Vec<WantedModel>,
     /// What it may fetch by itself where none is named.
     pub weights: weights::Limits,
     /// The model of its clients' requests that name none, by name or id, where somebody has it.
@@ -102,7 +122,7 @@ pub struct NodeConfig {
     pub memory_bytes: Option<u64>,
     /// KV pages (bytes), if told.
     pub kv_bytes: Option<u64>,
-    /// Elements of KV pages.
+    /// Elements of KV pages, where a model has no others.
     pub kv_dtype: KvDtype,
     /// Packing of KV on the wire.
     pub kv_codec: KvChoice,
@@ -118,10 +138,8 @@ pub struct NodeConfig {
     pub spot_checks: SpotChecks,
     /// Whether groups that this peer leads propose answers' next tokens.
     pub speculation: Speculation,
-    /// How it is computed, where its files do not say it.
+    /// How models are computed, where their files do not say it.
     pub computed: Computed,
-    /// A small model that drafts for it.
-    pub draft: Option<PathBuf>,
     /// Encoders to lend, each a folder and what it is to be.
     pub encoders: Vec<(PathBuf, EncoderTask)>,
     /// Hours in which the host is lent; all of them where none are named.
@@ -175,6 +193,28 @@ pub enum NodeError {
         model: String,
         /// Why.
         error: TextError,
+    },
+    /// One model, named twice.
+    #[error("{first} and {second} are the same model, {name}; name it once")]
+    SameModel {
+        /// Named first.
+        first: String,
+        /// Named then.
+        second: String,
+        /// What it is called.
+        name: String,
+    },
+    /// Two models with one name.
+    #[error(
+        "{first} and {second} are different models, and both are called {name}: give one another name, with name in its [[models]]"
+    )]
+    SameName {
+        /// Named first.
+        first: String,
+        /// Named then.
+        second: String,
+        /// What both are called.
+        name: String,
     },
     /// A draft model that speaks of other tokens.
     #[error("{draft} cannot draft for {model}: {error}; --draft wants a model with the same tokenizer")]

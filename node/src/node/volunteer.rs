@@ -1,19 +1,17 @@
 //! A peer that was told no model: what it fetches from others it lends, beside what runs.
 
-use super::{ModelChoice, NodeConfig, NodeError, resources::Resources};
+use super::{ModelChoice, NodeConfig, NodeError, WantedModel, resources::Resources};
 use crate::{
     control_plane::driver::NowLent,
     data_plane::library::Shelf,
-    hardware::cores,
     store::Store,
     view::SwarmView,
     weights::{Fetching, Giver, Index, Provision},
-    worker::{Late, WorkerHandle, compute::Compute},
+    worker::WorkerHandle,
 };
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
-use tsnode_kernels::engine::Engine;
 
 /// How long the threads of the model inside the program may take to give their memory back; what they still have then is not lent.
 const RELEASE: Duration = Duration::from_millis(300);
@@ -34,7 +32,8 @@ pub(super) struct Volunteer {
 
 /// Whether a peer fetches at all: who names a model, or wants none, has what he wants.
 pub(super) fn may_fetch(config: &NodeConfig) -> bool {
-    config.model == ModelChoice::Fallback && config.draft.is_none() && config.weights.budget > 0
+    let is_fallback = |model: &WantedModel| model.choice == ModelChoice::Fallback && model.draft.is_none();
+    config.models.iter().any(is_fallback) && config.weights.budget > 0
 }
 
 impl Volunteer {
@@ -49,17 +48,19 @@ impl Volunteer {
         };
         let Some((name, path)) = stop.run_until_cancelled(provision.run(tell)).await else { return };
         // What the model inside the program had is free for the other.
-        if worker.lend(Late { source: None, computes: Vec::new() }).await.is_err() {
+        if worker.lend(Vec::new()).await.is_err() {
             return;
         }
         tokio::time::sleep(RELEASE).await;
         let opened = async {
-            let config = NodeConfig { model: ModelChoice::Path(path.clone()), ..config };
-            let late = Resources::find_called(&config, &store, &index, Some(&name), &mut |_| ()).await?;
-            let computes = start_all(&config, late.engines)?;
-            Ok::<_, NodeError>((late.source, late.holding, late.advert, computes))
+            let wanted = WantedModel::new(ModelChoice::Path(path.clone()), config.kv_dtype);
+            let config = NodeConfig { models: vec![WantedModel { name: Some(name.clone()), ..wanted }], ..config };
+            let late = Resources::find(&config, &store, &index, &mut |_| ()).await?;
+            let (files, advert) = (late.models.iter().map(|model| model.source.clone()).collect(), late.advert.clone());
+            let (models, holdings) = late.start(&config, None)?;
+            Ok::<_, NodeError>((files, holdings, advert, models))
         };
-        let (source, holding, advert, computes) = match opened.await {
+        let (files, holdings, advert, models) = match opened.await {
             Ok(opened) => opened,
             Err(error) => {
                 let why = format!("{name} was fetched and cannot be served here: {error}");
@@ -68,27 +69,13 @@ impl Volunteer {
                 return;
             }
         };
-        let Some(source) = source else { return };
         tracing::info!(model = name, path = %path.display(), "lends what it fetched");
-        let card = source.card().clone();
-        shelf.set(source.clone());
-        giver.hold(holding);
+        shelf.set(files);
+        giver.hold(holdings);
         // Either being gone, the process ends.
-        if worker.lend(Late { source: Some(source), computes }).await.is_ok() {
-            let _ = lent.send(NowLent { card, devices: advert.devices }).await;
+        if worker.lend(models).await.is_ok() {
+            let _ = lent.send(NowLent { models: advert.models, devices: advert.devices }).await;
         }
         view.send_modify(|view| view.fetching = view.fetching.take().map(|far| Fetching { holders: 0, ..far }));
     }
-}
-
-/// Compute threads for engines.
-pub(super) fn start_all(config: &NodeConfig, engines: Vec<Engine>) -> Result<Vec<Compute>, NodeError> {
-    // The thread that owns the processor's engine is the first of those that compute.
-    let first = config.cores.as_ref().and_then(|cores| cores.only(0));
-    let start = |engine: Engine| {
-        let on = first.as_ref().filter(|_| !engine.is_on_gpu());
-        cores::run_on(on, || Compute::start(engine, None)).and_then(|started| started)
-    };
-    let started: Result<Vec<Compute>, std::io::Error> = engines.into_iter().map(start).collect();
-    started.map_err(|e| NodeError::System(e.to_string()))
 }

@@ -5,6 +5,7 @@ use super::{
     ledger::{Ledger, LedgerError},
 };
 use std::{fmt, path::Path};
+use tsnode_protocol::ModelId;
 
 /// Name of the note of the swarm.
 pub(super) const SWARM: &str = "swarm";
@@ -16,8 +17,8 @@ pub(super) const NEVER: &str = "lost ";
 pub enum Measured {
     /// The processor.
     Processor,
-    /// What a layer of the model takes on it.
-    Profile,
+    /// What a layer of a model takes on it.
+    Profile(ModelId),
     /// GPUs that are one device, by the first one's number and how many they are, and the model on them.
     Gpus(u16, u16),
 }
@@ -26,7 +27,7 @@ impl fmt::Display for Measured {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Processor => f.write_str("probe"),
-            Self::Profile => f.write_str("profile"),
+            Self::Profile(model) => write!(f, "profile {model}"),
             Self::Gpus(first, count) => write!(f, "GPUs {first} {count}"),
         }
     }
@@ -34,7 +35,10 @@ impl fmt::Display for Measured {
 
 /// Whether a note is a measurement, which can be made again.
 pub(super) fn is_measured(key: &str) -> bool {
-    [Measured::Processor, Measured::Profile].iter().any(|what| what.to_string() == key) || key.starts_with("GPUs ")
+    // A profile had no model's name until there could be several.
+    key == Measured::Processor.to_string()
+        || key == "profile"
+        || ["profile ", "GPUs "].iter().any(|what| key.starts_with(what))
 }
 
 /// A note as its ledger has it: the length of its name, the name, the value.

@@ -1,4 +1,4 @@
-//! Gives the weights of this peer's model to others of its swarm.
+//! Gives the weights of this peer's models to others of its swarm.
 
 use super::identify::{Identified, place};
 use crate::data_plane::links::{LinkError, Links, Stream};
@@ -53,21 +53,22 @@ impl Holding {
 /// Gives chunks of what it holds. Clones are equal.
 #[derive(Clone)]
 pub struct Giver {
-    holding: Arc<Mutex<Option<Arc<Holding>>>>,
+    holdings: Arc<Mutex<Vec<Arc<Holding>>>>,
     turns: Arc<Semaphore>,
     given: Arc<AtomicU64>,
 }
 
 impl Default for Giver {
     fn default() -> Self {
-        Self { holding: Arc::default(), turns: Arc::new(Semaphore::new(STREAMS)), given: Arc::default() }
+        Self { holdings: Arc::default(), turns: Arc::new(Semaphore::new(STREAMS)), given: Arc::default() }
     }
 }
 
 impl Giver {
     /// Gives these from now on.
-    pub fn hold(&self, holding: Option<Holding>) {
-        *self.holding.lock().unwrap_or_else(PoisonError::into_inner) = holding.map(Arc::new);
+    pub fn hold(&self, holdings: Vec<Holding>) {
+        let holdings = holdings.into_iter().map(Arc::new).collect();
+        *self.holdings.lock().unwrap_or_else(PoisonError::into_inner) = holdings;
     }
 
     /// Bytes of chunks given since the start.
@@ -79,8 +80,9 @@ impl Giver {
     /// Answers one stream until whoever opened it has enough. Who asks for another model is told by its end.
     pub(crate) async fn give(&self, model: ModelId, mut stream: Stream, links: &Links) {
         let Ok(_turn) = self.turns.try_acquire() else { return };
-        let held = self.holding.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let Some(held) = held.filter(|held| held.source.card().id == model) else { return };
+        let is_asked_for = |held: &&Arc<Holding>| held.source.card().id == model;
+        let held = self.holdings.lock().unwrap_or_else(PoisonError::into_inner).iter().find(is_asked_for).cloned();
+        let Some(held) = held else { return };
         while let Ok(Ok(Some(query))) = timeout(IDLE, stream.receiver.recv::<WeightsQuery>()).await {
             if self.answer(&held, query, &mut stream, links).await.is_err() {
                 return;

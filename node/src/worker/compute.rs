@@ -1,5 +1,6 @@
 //! The compute thread: the one owner of the engine. Everything that touches tensors is handed to it as a closure.
 
+use super::turns::Turns;
 use crate::faults::Faults;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{
@@ -58,10 +59,22 @@ impl Compute {
     /// # Errors
     /// When the system gives no thread.
     pub fn start(engine: Engine, faults: Option<watch::Receiver<Faults>>) -> std::io::Result<Self> {
+        Self::start_beside(Turns::default(), engine, faults)
+    }
+
+    /// The same beside other threads of its device, which take turns.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_beside(
+        turns: Turns,
+        engine: Engine,
+        faults: Option<watch::Receiver<Faults>>,
+    ) -> std::io::Result<Self> {
         let (jobs, receiver) = mpsc::channel(JOBS);
         // A GPU computes while its thread waits.
         let busy = (!engine.is_on_gpu()).then(Busy::default);
-        std::thread::Builder::new().name("compute".into()).spawn(move || work(engine, receiver, faults))?;
+        std::thread::Builder::new().name("compute".into()).spawn(move || work(engine, receiver, faults, &turns))?;
         Ok(Self { jobs, busy })
     }
 
@@ -132,12 +145,13 @@ fn within(time: Duration, jobs: &mut mpsc::Receiver<Job>) -> Option<Option<Job>>
     }
 }
 
-fn work(mut engine: Engine, mut jobs: mpsc::Receiver<Job>, faults: Option<watch::Receiver<Faults>>) {
+fn work(mut engine: Engine, mut jobs: mpsc::Receiver<Job>, faults: Option<watch::Receiver<Faults>>, turns: &Turns) {
     let hangs = || faults.as_ref().is_some_and(|faults| faults.borrow().wedge);
     while let Some(job) = next(&mut engine, &mut jobs) {
         while hangs() {
             std::thread::sleep(HANG_LOOK);
         }
+        let _turn = turns.take();
         // A panic here is a bug, but one sequence's bug must not end everybody's.
         if catch_unwind(AssertUnwindSafe(|| job(&mut engine))).is_err() {
             tracing::error!("a compute job panicked; what waited for it fails");

@@ -35,7 +35,7 @@ struct Known {
     said: watch::Receiver<Option<Said>>,
 }
 
-/// All of them, in the order of the advert.
+/// Those of one model, in the order of the advert.
 pub(super) struct Devices(Vec<Known>);
 
 impl Devices {
@@ -44,8 +44,8 @@ impl Devices {
         computes: Vec<Compute>,
         tasks: &TaskTracker,
         stop: &CancellationToken,
-    ) -> (Self, mpsc::Receiver<Lost>) {
-        let (losses, lost) = mpsc::channel(computes.len().max(1));
+        losses: &mpsc::Sender<Lost>,
+    ) -> Self {
         let known = computes.into_iter().enumerate().map(|(device, compute)| {
             let (say, said) = watch::channel(None);
             let (asked, losses, stop) = (compute.clone(), losses.clone(), stop.clone());
@@ -59,7 +59,7 @@ impl Devices {
             });
             Known { compute, said }
         });
-        (Self(known.collect()), lost)
+        Self(known.collect())
     }
 
     /// The compute thread of a device; none where there is no such device.

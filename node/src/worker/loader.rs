@@ -4,7 +4,7 @@
 //! loaded before compute. One at a time, because each takes every thread it may, and must see what memory the one before it
 //! has left.
 
-use super::{compute::Compute, speculator::DraftModel};
+use super::{compute::Compute, lent::Lent, speculator::DraftModel};
 use crate::{hardware::memory::Need, view::Weights};
 use std::collections::BTreeMap;
 use std::sync::{
@@ -29,6 +29,8 @@ pub(super) struct Order {
     pub group: Group,
     /// Its place in the ring.
     pub position: usize,
+    /// Its model.
+    pub model: Arc<Lent>,
     /// The thread of the device that gets it.
     pub compute: Compute,
     /// Nobody wants it any more.
@@ -87,10 +89,6 @@ impl Tally {
 
 /// Loads what is ordered until nobody can order any more.
 pub(super) struct Loader {
-    /// The model this peer has.
-    pub source: watch::Receiver<Option<Arc<ModelSource>>>,
-    /// The draft model, if it has one.
-    pub draft: Option<Arc<ModelSource>>,
     /// Threads that may be used.
     pub threads: Threads,
     /// How far it is, while it loads.
@@ -103,16 +101,16 @@ pub(super) struct Loader {
 
 impl Loader {
     pub(super) async fn run(self, mut orders: mpsc::Receiver<Order>) {
-        // By the device it is on.
+        // By what they draft for, and the device that is on.
         let mut drafts = BTreeMap::new();
         while let Some(order) = orders.recv().await {
-            let device = order.group.stages[order.position].device;
-            if order.position == 0 && !drafts.contains_key(&device) && !order.given_up.is_cancelled() {
-                drafts.extend(self.load_draft(&order.compute).await.map(|draft| (device, draft)));
+            let place = (order.group.model, order.group.stages[order.position].device);
+            if order.position == 0 && !drafts.contains_key(&place) && !order.given_up.is_cancelled() {
+                drafts.extend(self.load_draft(&order).await.map(|draft| (place, draft)));
             }
             let stage = if order.given_up.is_cancelled() { Err(NotLoaded::Unwanted) } else { self.load(&order).await };
             self.progress.send_replace(None);
-            let draft = drafts.get(&device).cloned();
+            let draft = drafts.get(&place).cloned();
             if self.loaded.send(Loaded { order, stage, draft }).await.is_err() {
                 return;
             }
@@ -121,10 +119,7 @@ impl Loader {
 
     async fn load(&self, order: &Order) -> Result<StageKey, NotLoaded> {
         let (group, Stage { layers, device, .. }) = (&order.group, order.group.stages[order.position]);
-        let source = self.source.borrow().clone();
-        let Some(source) = source.filter(|s| s.card().id == group.model) else {
-            return Err(NotLoaded::Failed(format!("this peer does not have model {}", group.model)));
-        };
+        let source = order.model.source.clone();
         self.tally.stages.fetch_add(1, Ordering::Relaxed);
         let (stage, report) = self.read_layers(&order.compute, source, layers).await?;
         let key = order.compute.call(move |engine| engine.take(stage)).await.map_err(NotLoaded::failed)?;
@@ -139,8 +134,8 @@ impl Loader {
 
     /// The draft model, whole and beside all stages. Without it groups are served as well, so that why it cannot be had now is
     /// only logged; the next group that is led there may find it can.
-    async fn load_draft(&self, compute: &Compute) -> Option<DraftModel> {
-        let source = self.draft.clone()?;
+    async fn load_draft(&self, order: &Order) -> Option<DraftModel> {
+        let (compute, source) = (&order.compute, order.model.draft.clone()?);
         let (shape, name) = (source.card().shape, source.card().name.clone());
         let loaded = async {
             let (stage, report) = self.read_layers(compute, source, shape.all_layers()).await?;

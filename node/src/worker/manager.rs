@@ -3,19 +3,19 @@
 mod incoming;
 
 use super::{
-    Command, Late, RINGS, ROOM, WorkerReport, WorkerSetup,
+    Command, RINGS, ROOM, WorkerReport, WorkerSetup,
     checks::Checks,
     client::LeaderRequest,
     compute::Compute,
     context::StageContext,
-    devices::{Devices, Lost},
+    devices::Lost,
     kv_receiver::KvReceiver,
     leader::{self, Going, LeaderSetup, REQUESTS, Report},
+    lent::{self, LentModel, Models},
     loader::{Loaded, NotLoaded, Order, Tally},
     member::{self, Over, RingStream},
     speculator::DraftModel,
 };
-use crate::text::grammar::{GrammarError, Grammars, Vocabulary};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,7 +26,7 @@ use tsnode_coordinator::{
     batcher::{BatcherConfig, Speculation},
     policy::choice::Batches,
 };
-use tsnode_kernels::{engine::StageKey, load::Progress, pages::PageCount, source::ModelSource};
+use tsnode_kernels::{engine::StageKey, load::Progress, pages::PageCount};
 use tsnode_protocol::{Group, GroupId, GroupLoad, Load, Stage};
 
 /// A group with a stage here.
@@ -61,18 +61,14 @@ pub(super) struct StageManager {
     freed: Arc<Notify>,
     tally: Arc<Tally>,
     checks: Arc<Checks>,
-    /// Over the tokens of the model.
-    grammars: Arc<Grammars>,
     /// Streams of gateways that have not ended.
     talks: TaskTracker,
     /// Sequences on all stages.
     held: Arc<AtomicUsize>,
-    devices: Devices,
-    /// Ends the questions to these.
+    models: Models,
+    /// Ends the questions to their devices.
     asking: CancellationToken,
-    /// For the loader.
-    model: watch::Sender<Option<Arc<ModelSource>>>,
-    /// Those that are lost.
+    /// Devices that are lost.
     lost: BTreeSet<u16>,
     orders: mpsc::Sender<Order>,
     far: watch::Receiver<Option<Progress>>,
@@ -81,11 +77,6 @@ pub(super) struct StageManager {
 
 /// What a manager is given beside its setup.
 pub(super) struct Parts {
-    pub devices: Devices,
-    /// Ends the questions to these.
-    pub asking: CancellationToken,
-    /// For the loader: the model that is served.
-    pub model: watch::Sender<Option<Arc<ModelSource>>>,
     pub tally: Arc<Tally>,
     /// To the loader.
     pub orders: mpsc::Sender<Order>,
@@ -95,11 +86,12 @@ pub(super) struct Parts {
 }
 
 impl StageManager {
-    /// With no group yet.
-    pub fn new(setup: WorkerSetup, parts: Parts) -> Self {
-        let Parts { devices, asking, model, tally, orders, far, tasks } = parts;
-        Self {
-            grammars: Grammars::new(vocabulary(setup.source.clone())),
+    /// With no group yet, and what tells of its devices.
+    pub fn new(mut setup: WorkerSetup, parts: Parts) -> (Self, mpsc::Receiver<Lost>) {
+        let Parts { tally, orders, far, tasks } = parts;
+        let asking = setup.stop.child_token();
+        let (models, losses) = lent::lend(std::mem::take(&mut setup.models), &tasks, &asking);
+        let manager = Self {
             setup,
             kv_receiver: KvReceiver::default(),
             groups: BTreeMap::new(),
@@ -113,14 +105,14 @@ impl StageManager {
             checks: Arc::default(),
             talks: TaskTracker::new(),
             held: Arc::default(),
-            devices,
+            models,
             asking,
-            model,
             lost: BTreeSet::new(),
             orders,
             far,
             tasks,
-        }
+        };
+        (manager, losses)
     }
 
     /// Until `stop`, or until nobody orders any more.
@@ -136,7 +128,7 @@ impl StageManager {
                 () = stop.cancelled() => return,
                 () = freed.notified(), if !self.waiting.is_empty() => self.order_again(),
                 command = commands.recv() => match command {
-                    Some(Command::Lend(late)) => losses = self.lend(*late),
+                    Some(Command::Lend(models)) => losses = self.lend(models),
                     Some(command) => self.apply_command(command),
                     None => return,
                 },
@@ -165,15 +157,12 @@ impl StageManager {
         }
     }
 
-    /// Serves that model from now on. What runs of the one before goes on to its end on its own threads.
-    fn lend(&mut self, Late { source, computes }: Late) -> mpsc::Receiver<Lost> {
+    /// Serves these models from now on. What runs of those before goes on to its end on its own threads.
+    fn lend(&mut self, models: Vec<LentModel>) -> mpsc::Receiver<Lost> {
         self.asking.cancel();
         self.asking = self.setup.stop.child_token();
-        let (devices, losses) = Devices::start(computes.clone(), &self.tasks, &self.asking);
-        (self.devices, self.setup.computes, self.lost) = (devices, computes, BTreeSet::new());
-        self.grammars = Grammars::new(vocabulary(source.clone()));
-        self.model.send_replace(source.clone());
-        self.setup.source = source;
+        let (models, losses) = lent::lend(models, &self.tasks, &self.asking);
+        (self.models, self.lost) = (models, BTreeSet::new());
         losses
     }
 
@@ -248,14 +237,17 @@ impl StageManager {
 
     fn order(&mut self, group: Group, position: usize) {
         let device = group.stages[position].device;
-        let Some(compute) = self.devices.compute(device).filter(|_| !self.lost.contains(&device)).cloned() else {
+        let model = self.models.get(&group.model).filter(|_| !self.lost.contains(&device)).cloned();
+        let place = model.and_then(|model| Some((model.devices.compute(device)?.clone(), model)));
+        let Some((compute, model)) = place else {
             // It was lent when the plan was made: the next one knows better.
-            tracing::info!(group = %group.id, device, "the plan gives this peer a stage on a device that it does not lend");
+            let of = group.model;
+            tracing::info!(group = %group.id, model = %of, device, "the plan gives this peer a stage that it does not lend");
             return;
         };
         let given_up = self.setup.stop.child_token();
         self.loading.insert(group.id, given_up.clone());
-        self.send_order(Order { group, position, compute, given_up });
+        self.send_order(Order { group, position, model, compute, given_up });
     }
 
     fn send_order(&mut self, order: Order) {
@@ -301,7 +293,7 @@ impl StageManager {
             Ok(key) => key,
             Err(why) => return self.not_loaded(order, why),
         };
-        let Order { group, position, compute, given_up } = order;
+        let Order { group, position, model, compute, given_up } = order;
         if !given_up.is_cancelled() {
             self.loading.remove(&group.id);
         }
@@ -313,20 +305,18 @@ impl StageManager {
             });
             return;
         }
-        // The loader had the model.
-        let Some(source) = &self.setup.source else { return };
         let context = StageContext {
             compute,
             links: self.setup.links.clone(),
             me: self.setup.me,
             key,
             model: group.model,
-            name: source.card().name.as_str().into(),
-            shape: source.card().shape,
+            name: model.source.card().name.as_str().into(),
+            shape: model.source.card().shape,
             layers: group.stages[position].layers,
-            dtype: self.setup.dtype,
+            dtype: model.dtype,
             position: position as u16,
-            grammars: self.grammars.clone(),
+            grammars: model.grammars.clone(),
             held: self.held.clone(),
             history: self.setup.history.clone(),
             tasks: self.tasks.clone(),
@@ -408,8 +398,10 @@ impl StageManager {
         };
         for (id, running) in &self.groups {
             let Report { ready, load } = *running.report.borrow();
-            if ready && !self.devices.hangs(running.device) {
-                let PageCount { free, total } = self.devices.pages_of(running.device);
+            let devices = self.models.get(&running.group.model).map(|model| &model.devices);
+            if ready && !devices.is_some_and(|devices| devices.hangs(running.device)) {
+                let pages = devices.map(|devices| devices.pages_of(running.device));
+                let PageCount { free, total } = pages.unwrap_or(PageCount { free: 0, total: 0 });
                 let load = Load { free_pages: free as u32, total_pages: total as u32, ..load };
                 report.ready.push(GroupLoad { group: *id, load });
             }
@@ -417,10 +409,13 @@ impl StageManager {
             report.load.waiting += load.waiting;
             report.load.pending_tokens += load.pending_tokens;
         }
-        let (pages, in_use) = self.devices.pages();
-        report.in_use = in_use;
-        report.load.free_pages = pages.free as u32;
-        report.load.total_pages = pages.total as u32;
+        for model in self.models.values() {
+            let (pages, in_use) = model.devices.pages();
+            report.in_use.weights += in_use.weights;
+            report.in_use.kv += in_use.kv;
+            report.load.free_pages += pages.free as u32;
+            report.load.total_pages += pages.total as u32;
+        }
         report
     }
 }
@@ -444,13 +439,4 @@ impl End {
 async fn unload(compute: &Compute, key: StageKey) {
     // The thread being gone leaves nothing to unload.
     let _ = compute.call(move |engine| engine.unload(key)).await;
-}
-
-/// Reads the tokens of this peer's model.
-fn vocabulary(source: Option<Arc<ModelSource>>) -> impl Fn() -> Result<Vocabulary, GrammarError> {
-    move || {
-        let missing = || GrammarError::NoVocabulary("this peer has no tokenizer.json of the model".into());
-        let source = source.as_ref().ok_or_else(missing)?;
-        Vocabulary::read(source.file("tokenizer.json").ok_or_else(missing)?, source.card().shape.vocab)
-    }
 }

@@ -8,7 +8,7 @@ use crate::{
     store::{Measured, Store},
 };
 use std::path::Path;
-use tsnode_protocol::{InviteId, LayerProfile, PeerId, Secret, SwarmId, ledger};
+use tsnode_protocol::{InviteId, LayerProfile, ModelId, PeerId, Secret, SwarmId, ledger};
 
 /// Files, by the first byte of an input; behind them the notes of `state.log`, each by its name.
 const FILES: [&str; 5] = [keys::KEYS_FILE, invites::INVITES_FILE, "invites-used.json", STATE, COPY];
@@ -80,7 +80,7 @@ fn invites_in(folder: &Path) -> bool {
 fn remembered(folder: &Path) -> bool {
     let Ok(store) = Store::open(folder) else { return false };
     let profile =
-        store.measured(Measured::Profile).and_then(|bytes| serde_json::from_slice::<LayerProfile>(&bytes).ok());
+        store.measured(Measured::Profile(MODEL)).and_then(|bytes| serde_json::from_slice::<LayerProfile>(&bytes).ok());
     let plausible = profile.is_some_and(|profile| profile.is_plausible());
     let known = store.known(SWARM);
     assert!(known.iter().all(|address| !address.contains('\n')));
@@ -97,6 +97,9 @@ fn remembered(folder: &Path) -> bool {
     said.contains(&true) || store.measured(Measured::Processor).is_some()
 }
 
+/// The model of the profile.
+const MODEL: ModelId = ModelId([1; 16]);
+
 const KEYS: &str = r#"[{"name":"bob","scope":"inference","hash":"ab"},
 {"name":"ops","scope":"admin","hash":"af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"}]"#;
 const PROFILE: &str = r#"{"model":"MODEL","prefill":[0.001,0.0002,0.0],"decode":[0.001,0.0,0.0001],
@@ -110,11 +113,12 @@ pub fn examples() -> Vec<Vec<u8>> {
     };
     let invites = format!("[{},\n{}]", made(INVITE, "2"), made(InviteId([6; 8]), "null"));
     let used = format!(r#"{{"{INVITE}":["{}"]}}"#, PeerId([1; 32]));
-    let profile = PROFILE.replace("MODEL", &tsnode_protocol::ModelId([1; 16]).to_string());
+    let profile = PROFILE.replace("MODEL", &MODEL.to_string());
     let swarm = format!("{SWARM} {secret}");
+    let measured = Measured::Profile(MODEL).to_string();
     let notes = [
         ("probe", b"{}".to_vec()),
-        ("profile", profile.into_bytes()),
+        (measured.as_str(), profile.into_bytes()),
         ("swarm", swarm.into_bytes()),
         (KNOWN, b"/ip4/10.0.0.1/tcp/1\n/ip4/10.0.0.2/tcp/1".to_vec()),
         ("endorsed", vec![3; 12]),

@@ -40,6 +40,8 @@ pub struct Script {
     pub planning: Planning,
     /// Clients that come in a second; with none there are no requests.
     pub clients: f64,
+    /// Models of the swarm, of which each peer lends some.
+    pub models: u8,
     /// What is broken on purpose.
     pub planted: Option<Planted>,
 }
@@ -55,6 +57,7 @@ impl Script {
             faults: Fault::ALL.map(|f| f.1).to_vec(),
             planning: Planning::Sketch,
             clients: 0.0,
+            models: 1,
             planted: None,
         }
     }
@@ -109,7 +112,7 @@ fn opening(script: &Script) -> World {
     world.clocks_err = script.faults.contains(&Fault::Clock);
     let span = (script.peers as u64 * 10).max(2000);
     for n in 0..script.peers {
-        let advert = cast::drawn(n, &mut world.rng);
+        let advert = cast::drawn(n, script.models, &mut world.rng);
         let n = world.add(advert);
         let at = Time::from_millis(1 + world.rng.below(span as usize) as u64);
         world.start_at(at, n);

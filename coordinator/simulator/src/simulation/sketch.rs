@@ -1,12 +1,12 @@
-//! A planner for scenarios that are not about plans: groups of one to three peers in order of their ids, all of them used,
-//! in microseconds. What it has in common with the scheduler is what the control plane relies on: one view, one plan.
+//! A planner for scenarios that are not about plans: for each model groups of one to three peers in order of their ids, all of them
+//! used, in microseconds. What it has in common with the scheduler is what the control plane relies on: one view, one plan.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use tsnode_coordinator::{
     members::Members,
     planner::{Draft, Planner, Wish},
 };
-use tsnode_protocol::{Advert, Group, LayerRange, PeerId, Phase, Plan, Route, Stage};
+use tsnode_protocol::{Advert, Group, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan, Route, Stage};
 
 /// See the module.
 #[derive(Clone, Copy, Debug)]
@@ -14,7 +14,7 @@ pub struct Sketch;
 
 impl Planner for Sketch {
     fn plan(&self, members: &Members<'_>, _: &Wish, _: Option<&Plan>) -> Draft {
-        drafted(grouped(members.iter().filter(|(_, a)| lends(a))), "sketched")
+        drafted(grouped(members, |_, _| true), "sketched")
     }
 
     fn flip(&self, plan: &Plan, members: &Members<'_>, _: &Wish) -> Option<Draft> {
@@ -24,50 +24,55 @@ impl Planner for Sketch {
 
     fn grow(&self, plan: &Plan, members: &Members<'_>, _: &Wish) -> Option<Draft> {
         let mut groups = standing(plan, members);
-        let used: BTreeSet<PeerId> = groups.iter().flat_map(|g| &g.stages).map(|s| s.peer).collect();
-        groups.extend(grouped(members.iter().filter(|(peer, a)| lends(a) && !used.contains(peer))));
+        let used = used(&groups);
+        groups.extend(grouped(members, |model, peer| !used.contains(&(model, peer))));
         (!groups.is_empty()).then(|| drafted(groups, "what stands, and newcomers"))
     }
 
     fn value(&self, plan: &Plan, members: &Members<'_>, _: &Wish) -> f64 {
-        let used: BTreeSet<PeerId> = plan.peers().into_iter().filter(|p| members.contains_key(p)).collect();
-        used.len() as f64
+        used(&plan.groups).iter().filter(|(_, peer)| members.contains_key(peer)).count() as f64
     }
 }
 
-/// Groups of one to three of these peers, in their order.
-fn grouped<'a>(mut lenders: impl Iterator<Item = (&'a PeerId, &'a &'a Advert)>) -> Vec<Group> {
+/// Who has a part in a model's groups.
+fn used(groups: &[Group]) -> BTreeSet<(ModelId, PeerId)> {
+    groups.iter().flat_map(|g| g.stages.iter().map(|s| (g.model, s.peer))).collect()
+}
+
+/// Groups of each model, of one to three of those peers that lend it and may have a part, in their order.
+fn grouped(members: &Members<'_>, may: impl Fn(ModelId, PeerId) -> bool) -> Vec<Group> {
+    let all = members.values().filter(|a| !a.devices.is_empty()).flat_map(|a| &a.models);
+    let cards: BTreeMap<ModelId, &ModelCard> = all.map(|card| (card.id, card)).collect();
     let mut groups = Vec::new();
-    while let Some((first, advert)) = lenders.next() {
-        let mut peers = vec![*first];
-        let more = usize::from(first.0[0] % 3);
-        peers.extend(lenders.by_ref().take(more).map(|(peer, _)| *peer));
-        groups.extend(group(&peers, advert));
+    for (model, card) in cards {
+        let lends = |a: &Advert| a.devices.first().is_some_and(|d| d.served(model).is_some());
+        let mut lenders = members.iter().filter(|(peer, a)| lends(a) && may(model, **peer)).map(|(peer, _)| *peer);
+        while let Some(first) = lenders.next() {
+            let more = usize::from(first.0[0] % 3);
+            let peers: Vec<PeerId> = std::iter::once(first).chain(lenders.by_ref().take(more)).collect();
+            groups.push(group(&peers, card));
+        }
     }
     groups
 }
 
 fn standing(plan: &Plan, members: &Members<'_>) -> Vec<Group> {
-    let here = |s: &Stage| members.get(&s.peer).is_some_and(|a| usize::from(s.device) < a.devices.len());
-    plan.groups.iter().filter(|g| g.stages.iter().all(here)).cloned().collect()
+    let here = |s: &Stage| members.get(&s.peer).and_then(|a| a.devices.get(usize::from(s.device)));
+    let stands = |g: &&Group| g.stages.iter().all(|s| here(s).is_some_and(|d| d.served(g.model).is_some()));
+    plan.groups.iter().filter(stands).cloned().collect()
 }
 
-fn lends(advert: &Advert) -> bool {
-    !advert.devices.is_empty() && !advert.models.is_empty()
-}
-
-fn group(peers: &[PeerId], advert: &Advert) -> Option<Group> {
-    let card = advert.models.first()?;
+fn group(peers: &[PeerId], card: &ModelCard) -> Group {
     let (layers, n) = (card.shape.layers, peers.len() as u32);
     let stage = |(k, peer): (u32, &PeerId)| {
         let layers = LayerRange { start: layers * k / n, end: layers * (k + 1) / n };
         Stage { peer: *peer, device: 0, layers }
     };
-    Some(Group::new(card.id, Phase::Mixed, (0..).zip(peers).map(stage).collect()))
+    Group::new(card.id, Phase::Mixed, (0..).zip(peers).map(stage).collect())
 }
 
 fn drafted(groups: Vec<Group>, reason: &str) -> Draft {
-    let share = 1.0 / groups.len().max(1) as f64;
-    let routes = groups.iter().map(|g| Route { prefill: g.id, decode: g.id, share }).collect();
+    let share = |g: &Group| 1.0 / groups.iter().filter(|other| other.model == g.model).count().max(1) as f64;
+    let routes = groups.iter().map(|g| Route { prefill: g.id, decode: g.id, share: share(g) }).collect();
     Draft { groups, routes, reason: reason.into() }
 }

@@ -46,6 +46,25 @@ fn whatever_happens_connected_peers_agree_soon_after_it_stops() {
     (0..seeds).for_each(|seed| runs(seed, 5 + (seed % 21) as usize, Planning::Sketch));
 }
 
+/// `TSNODE_SEEDS=1000` runs more scenarios.
+#[test]
+fn so_they_do_where_each_peer_lends_some_of_several_models() {
+    let seeds = std::env::var("TSNODE_SEEDS").map_or(12, |n| n.parse().unwrap());
+    for seed in 0..seeds {
+        let (peers, models) = (5 + (seed % 21) as usize, 2 + (seed % 3) as u8);
+        let clients = if seed % 4 == 0 { 1.0 } else { 0.0 };
+        let report = simulate(&Script { models, clients, ..Script::new(seed, peers) });
+        let line =
+            format!("tsnode simulate control --seed {seed} --peers {peers} --models {models} --clients {clients}");
+        assert!(report.broken.is_none(), "`{line}`: {}", report.broken.unwrap());
+    }
+    let planning = Planning::Scheduler;
+    for seed in 0..3 {
+        let report = simulate(&Script { models: 2, planning, ..Script::new(seed, 5 + seed as usize) });
+        assert_eq!(report.broken, None, "seed {seed}");
+    }
+}
+
 #[test]
 fn so_they_do_after_ten_minutes_of_faults() {
     for (seed, peers, clients) in KEPT_LONG {

@@ -1,6 +1,6 @@
 //! What the lent devices lack to hold a model: why there is no plan for it.
 
-use super::{ELEMENT, Model, Place, cluster, pace};
+use super::{ELEMENT, Model, Place, cluster, pace, sharing};
 use crate::{
     members::Members,
     scheduler::{
@@ -12,7 +12,6 @@ use crate::{
     traffic,
 };
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use tsnode_protocol::{Bytes, ModelCard, ModelId, Tokens};
 
 /// What is too little.
@@ -49,18 +48,10 @@ pub struct Shortfall {
 /// Every model that some device is lent for and no group could hold, in the order of their ids.
 #[must_use]
 pub fn shortfalls(members: &Members<'_>) -> Vec<Shortfall> {
-    let mut by_model = BTreeMap::<ModelId, (&ModelCard, Vec<Place>)>::new();
-    for (peer, advert) in members {
-        let Some(card) = advert.models.first() else { continue };
-        let able = advert.devices.iter().enumerate().filter(|(_, d)| d.flops.0 > 0.0 && d.memory_bytes > 0);
-        let places = able.map(|(n, _)| (*peer, n as u16));
-        by_model.entry(card.id).or_insert((card, Vec::new())).1.extend(places);
-    }
-    let lent = by_model.into_values().filter(|(_, places)| !places.is_empty());
     let short = |(card, places): (&ModelCard, Vec<Place>)| {
         lack(card, &places, members).map(|lack| Shortfall { model: card.name.clone(), id: card.id, lack })
     };
-    lent.filter_map(short).collect()
+    sharing::lent(members).filter_map(short).collect()
 }
 
 fn lack(card: &ModelCard, places: &[Place], members: &Members<'_>) -> Option<Lack> {
@@ -85,7 +76,8 @@ fn lack(card: &ModelCard, places: &[Place], members: &Members<'_>) -> Option<Lac
         }
         Err(_) => None,
         Ok(_) => {
-            let pool = |(peer, n): &Place| members.get(peer)?.devices.get(usize::from(*n)).map(|d| d.kv_bytes);
+            let device = |(peer, n): &Place| members.get(peer)?.devices.get(usize::from(*n))?.served(card.id);
+            let pool = |place: &Place| device(place).map(|served| served.kv_bytes);
             let pools: u64 = places.iter().filter_map(pool).fold(0, u64::saturating_add);
             Some(Lack::Kv { needs: longest.0.ceil() as u64, holds: (pools as f64 / per_token) as u64 })
         }
@@ -96,7 +88,7 @@ fn lack(card: &ModelCard, places: &[Place], members: &Members<'_>) -> Option<Lac
 mod tests {
     use super::*;
     use crate::sample;
-    use tsnode_protocol::{Advert, PeerId};
+    use tsnode_protocol::{Advert, Device, PeerId};
 
     fn of(adverts: &[Advert]) -> Vec<Lack> {
         let members = (0..).zip(adverts).map(|(n, a)| (PeerId([n; 32]), a)).collect();
@@ -105,7 +97,8 @@ mod tests {
 
     fn lends(memory_bytes: u64, kv_bytes: u64) -> Advert {
         let mut advert = sample::advert(0);
-        (advert.devices[0].memory_bytes, advert.devices[0].kv_bytes) = (memory_bytes, kv_bytes);
+        let device = Device { memory_bytes, kv_bytes, ..advert.devices[0].clone() };
+        advert.devices = vec![device.for_one(advert.models[0].id, None)];
         advert
     }
 

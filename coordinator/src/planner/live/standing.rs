@@ -1,6 +1,6 @@
 //! What stands of a plan, its phases and routes made anew, alone or with newcomers beside it.
 
-use super::{BUSY, FLIPS, Part, Scene, pace};
+use super::{BUSY, FLIPS, Part, Place, Scene, pace};
 use crate::scheduler::{
     cluster::InstanceId,
     evaluate::Evaluator,
@@ -32,20 +32,26 @@ impl Scene {
         groups.iter().filter(stands).cloned().collect()
     }
 
-    /// The best groups of devices that have no part in `groups`, as if they were alone.
+    /// The best groups of devices that have no part in `groups`, as if they were alone; of all its devices, beside what is there,
+    /// where the model would have none else.
     fn beside(&self, groups: &[Group]) -> Vec<Group> {
         let used: BTreeSet<_> = groups.iter().flat_map(|g| &g.stages).map(|s| (s.peer, s.device)).collect();
-        let idle: Vec<(InstanceId, u16)> = (0..)
-            .zip(&self.places)
-            .filter(|(_, place)| !used.contains(*place))
-            .map(|(i, _)| (InstanceId(i), 1))
-            .collect();
+        let newcomers = self.of_devices(|place| !used.contains(place));
+        let is_served = groups.iter().any(|g| g.model == self.card.id);
+        if newcomers.is_empty() && !is_served { self.of_devices(|_| true) } else { newcomers }
+    }
+
+    /// The best groups of these of its devices.
+    fn of_devices(&self, wanted: impl Fn(&Place) -> bool) -> Vec<Group> {
+        let all = (0..).zip(&self.places).filter(|(_, place)| wanted(place));
+        let idle: Vec<(InstanceId, u16)> = all.map(|(i, _)| (InstanceId(i), 1)).collect();
         let alone = || {
             let problem = self.problem.part(&idle)?;
             let (carries, _) = pace(&problem)?;
-            let places = idle.iter().map(|(i, _)| self.places[i.0 as usize]).collect();
+            let (places, power) =
+                idle.iter().map(|(i, _)| (self.places[i.0 as usize], self.power[i.0 as usize])).unzip();
             let problem = problem.at_rate(BUSY * carries);
-            Some(Scene { card: self.card.clone(), places, problem, share: self.share, regions: self.regions })
+            Some(Scene { places, power, problem, carries, ..self.clone() })
         };
         if idle.is_empty() { Vec::new() } else { alone().map_or_else(Vec::new, |scene| scene.plan().groups) }
     }

@@ -1,12 +1,13 @@
 //! Why a swarm's plan is what it is: the other plans of the same view, and what each loses.
 
-use super::{Scene, scenes};
+use super::{Place, Scene, scenes, sharing::Taken};
 use crate::{
     gate::SplitChoice,
     members::Members,
     scheduler::{Evaluator, moves::Grouping, search, slo::Slo},
 };
-use tsnode_protocol::{Group, Plan};
+use std::collections::BTreeSet;
+use tsnode_protocol::{Group, PeerId, Plan};
 
 /// A plan for a model that was not adopted.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,18 +29,33 @@ pub struct Why {
     pub slo: Slo,
     /// What the adopted groups are worth on this view; nothing, if some of their devices are gone.
     pub adopted: f64,
+    /// Its devices that other models' groups use too.
+    pub shared: Vec<SharedDevice>,
     /// Others, the best first.
     pub others: Vec<Other>,
 }
 
-/// The adopted plan against what a search on this view finds.
+/// A device that several models share.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SharedDevice {
+    /// Whose it is.
+    pub peer: PeerId,
+    /// Its place in that peer's advert.
+    pub device: u16,
+    /// Part of its time that the others are planned to take.
+    pub taken: f64,
+}
+
+/// The adopted plan against what a search on this view finds: for each model, with the others' groups where they are.
 #[must_use]
 pub fn why(plan: &Plan, members: &Members<'_>, split: SplitChoice) -> Vec<Why> {
-    scenes(members, split).iter().map(|scene| scene.why(plan)).collect()
+    let scenes = scenes(members, split);
+    let taken = Taken::by_groups(&scenes, &plan.groups);
+    scenes.iter().map(|scene| scene.beside_others(&taken).why(plan, &taken)).collect()
 }
 
 impl Scene {
-    fn why(&self, plan: &Plan) -> Why {
+    fn why(&self, plan: &Plan, taken: &Taken) -> Why {
         let here = |g: &&Group| g.model == self.card.id && g.stages.iter().any(|s| self.has(s));
         let mut adopted: Vec<Group> = plan.groups.iter().filter(here).cloned().collect();
         adopted.sort_by_key(|g| g.id);
@@ -49,7 +65,14 @@ impl Scene {
         others.retain(|other| other.groups != adopted);
         others.sort_by(|a, b| b.value.total_cmp(&a.value));
         let (rate, slo) = (self.problem.rate, self.problem.slo);
-        Why { model: self.card.name.clone(), rate, slo, adopted: self.value(&adopted), others }
+        let stages = adopted.iter().flat_map(|g| &g.stages).filter(|s| self.has(s));
+        let used: BTreeSet<Place> = stages.map(|s| (s.peer, s.device)).collect();
+        let shared = |place: &Place| {
+            let taken = taken.beside(self.card.id, place);
+            SharedDevice { peer: place.0, device: place.1, taken }
+        };
+        let shared = used.iter().map(shared).filter(|device| device.taken > 0.0).collect();
+        Why { model: self.card.name.clone(), rate, slo, adopted: self.value(&adopted), shared, others }
     }
 
     fn other(&self, grouping: &Grouping) -> Option<Other> {

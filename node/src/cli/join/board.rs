@@ -209,7 +209,7 @@ mod tests {
             kv_bytes: 512 << 20,
             flops: FlopsPerSecond(1e9),
             bandwidth: BytesPerSecond(1e9),
-            profile: None,
+            serves: vec![],
         };
         let advert = Advert {
             name: "me".into(),

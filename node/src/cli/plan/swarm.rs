@@ -96,6 +96,13 @@ fn explained(why: &Why, view: &SwarmView, verbose: bool) -> Vec<String> {
     let id = view.models.iter().find(|m| m.name == why.model).map(|m| m.id);
     lines.push(format!("  {}", swarm_settings::held_against(view, id, &why.slo.to_string())));
     lines.push(format!("  {}", swarm_settings::routed(view, id)));
+    for device in &why.shared {
+        let (host, part) = (name(names, device.peer), device.taken * 100.0);
+        lines.push(format!(
+            "  shares device {} of {host}: other models are planned to take {part:.0} % of its time",
+            device.device
+        ));
+    }
     if why.others.is_empty() {
         lines.push("  there is no other way to form groups of these devices".into());
     }
@@ -120,7 +127,9 @@ fn explained(why: &Why, view: &SwarmView, verbose: bool) -> Vec<String> {
 
 fn as_json(why: &Why) -> serde_json::Value {
     let other = |o: &live::Other| json!({ "groups": o.groups, "value": o.value, "loses": why.adopted - o.value });
+    let shared = |d: &live::SharedDevice| json!({ "peer": d.peer, "device": d.device, "taken": d.taken });
     json!({
+        "shared": why.shared.iter().map(shared).collect::<Vec<_>>(),
         "model": why.model, "rate": why.rate, "value": why.adopted, "slo": why.slo.to_string(),
         "runners_up": why.others.iter().map(other).collect::<Vec<_>>(),
     })
@@ -140,6 +149,7 @@ mod tests {
             rate: 0.05,
             slo: tsnode_coordinator::scheduler::Slo::e2e(10.0),
             adopted: 0.98,
+            shared: vec![],
             others: values.iter().map(|v| other(*v)).collect(),
         };
         let told = |values: &[f64], verbose| explained(&why(values), &view(), verbose)[3..].join("\n");

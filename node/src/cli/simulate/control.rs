@@ -19,7 +19,7 @@ use std::sync::{
     mpsc,
 };
 use std::time::{Duration, Instant};
-use tsnode_simulator::simulation::{Fault, Planning, Report, Script, simulate};
+use tsnode_simulator::simulation::{Fault, Planning, Report, Script, cast::MOST_MODELS, simulate};
 use verdict::{Summary, fared, verdict};
 
 /// Most peers of one scenario: memory grows with their square.
@@ -48,6 +48,7 @@ pub(super) fn command() -> Command {
             "Of loss, partition, crash, pause, disk, clock, lie, leave; or none [default: all]",
         ))
         .arg(value("planner", "NAME", "sketch (quick) or scheduler (the node's own) [default: sketch]"))
+        .arg(value("models", "N", "Models of the swarm, of which each peer lends some [default: 1]"))
         .arg(value("clients", "N", "Clients that ask in a second, whose answers are checked [default: 0]"))
         .arg(json())
 }
@@ -63,6 +64,7 @@ struct Asked {
     fault_names: Option<String>,
     planning: Planning,
     clients: f64,
+    models: u8,
     json: bool,
 }
 
@@ -96,6 +98,10 @@ impl Asked {
         if !(0.0..=MOST_CLIENTS).contains(&clients) {
             return Err(usage(format!("--clients: from 0 to {MOST_CLIENTS}")));
         }
+        let models: u8 = number(matches, "models")?.unwrap_or(1);
+        if !(1..=MOST_MODELS).contains(&models) {
+            return Err(usage(format!("--models: from 1 to {MOST_MODELS}")));
+        }
         Ok(Self {
             seed: number(matches, "seed")?.unwrap_or(0),
             peers,
@@ -105,6 +111,7 @@ impl Asked {
             fault_names,
             planning,
             clients,
+            models,
             json: is_set(matches, "json"),
         })
     }
@@ -117,6 +124,7 @@ impl Asked {
             faults: self.faults.clone(),
             planning: self.planning,
             clients: self.clients,
+            models: self.models,
             ..Script::new(seed, peers)
         }
     }
@@ -133,6 +141,9 @@ impl Asked {
         }
         if self.planning == Planning::Scheduler {
             line.push_str(" --planner scheduler");
+        }
+        if self.models > 1 {
+            line.push_str(&format!(" --models {}", self.models));
         }
         if self.clients > 0.0 {
             line.push_str(&format!(" --clients {}", self.clients));

@@ -172,7 +172,7 @@ mod tests {
         let lends = |n: u8, name: &str, layer_bytes| {
             let mut card = ModelCard { id: ModelId([n; 16]), name: name.into(), ..sample::card() };
             card.shape.layer_bytes = layer_bytes;
-            (PeerId([n; 32]), Advert { models: vec![card], ..sample::advert(0) })
+            (PeerId([n; 32]), sample::lends(0, card))
         };
         let two = BTreeMap::from([lends(1, "small", 1 << 20), lends(2, "large", 100 << 20)]);
         let default = |wanted| default_for(wanted, &two).unwrap().0[0];

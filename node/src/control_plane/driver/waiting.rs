@@ -43,7 +43,7 @@ impl Driver {
         let groups = self.control.plan().into_iter().flat_map(|plan| &plan.groups);
         let planned: BTreeSet<ModelId> = groups.filter(is_there).map(|group| group.model).collect();
         let lent = |a: &&Advert| !a.devices.is_empty();
-        let lent = adverts.values().filter(lent).filter_map(|a| a.models.first());
+        let lent = adverts.values().filter(lent).flat_map(|a| &a.models);
         let short = if lent.map(|card| card.id).all(|id| planned.contains(&id)) {
             Vec::new()
         } else {
@@ -71,7 +71,7 @@ impl Driver {
             plans: control.coordinator() == Some(*peer),
         };
         let others: Vec<Seen> = control.members().filter(|(peer, _)| **peer != me).map(seen).collect();
-        let lent = control.members().filter(|(_, m)| lends(m)).filter_map(|(_, m)| m.advert.as_ref()?.models.first());
+        let lent = control.members().filter(|(_, m)| lends(m)).filter_map(|(_, m)| m.advert.as_ref());
         let scene = Scene {
             stage,
             lending,
@@ -82,7 +82,7 @@ impl Driver {
             addresses: self.reasons.addresses,
             versions: self.reasons.version.map(|theirs| (theirs, codec::VERSION)),
             short: &self.reasons.short.1,
-            models: lent.map(|card| card.id).collect::<BTreeSet<_>>().len(),
+            models: lent.flat_map(|advert| &advert.models).map(|card| card.id).collect::<BTreeSet<_>>().len(),
         };
         waiting::why(&scene)
     }

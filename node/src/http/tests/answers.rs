@@ -118,7 +118,7 @@ fn with_a_card() -> PeerView {
         kv_bytes: 1 << 28,
         flops: FlopsPerSecond(1e13),
         bandwidth: BytesPerSecond(1e12),
-        profile: None,
+        serves: vec![],
     };
     let advert = Advert {
         name: "peer".into(),

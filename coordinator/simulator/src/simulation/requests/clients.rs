@@ -1,6 +1,7 @@
 //! Clients: who asks when, and whether what they get is what an undisturbed run gives, each token once, and one end.
 
-use super::{Around, Effect, Item, Place, Planted, Requests, token};
+use super::{Around, Effect, Item, Place, Planted, Process, Requests, token};
+use std::collections::BTreeSet;
 use std::time::Duration;
 use tsnode_coordinator::{
     control::Event as ControlEvent,
@@ -8,7 +9,7 @@ use tsnode_coordinator::{
     sample,
 };
 use tsnode_protocol::{
-    KvCodec, RequestId, Sampling, Token,
+    KvCodec, ModelId, RequestId, Sampling, Token,
     stream::{DecodeRequest, End, Generation},
 };
 
@@ -33,6 +34,7 @@ enum State {
 #[derive(Debug)]
 pub(super) struct Client {
     at: Place,
+    model: ModelId,
     prompt: u32,
     most: u32,
     got: u32,
@@ -42,6 +44,14 @@ pub(super) struct Client {
     is_last: bool,
     /// Groups asked at this gateway.
     asked: u32,
+}
+
+/// One of the models that a peer's plan serves, by the request's name; the usual one while there is no plan.
+fn asked_for(peer: &Process, request: RequestId) -> ModelId {
+    let groups = peer.control().and_then(|control| control.plan()).into_iter().flat_map(|plan| &plan.groups);
+    let models: BTreeSet<ModelId> = groups.map(|group| group.model).collect();
+    let place = usize::from(request.0[0]) % models.len().max(1);
+    models.into_iter().nth(place).unwrap_or(sample::card().id)
 }
 
 impl Requests {
@@ -72,8 +82,8 @@ impl Requests {
             let after = Duration::from_millis(self.rng.below(6000) as u64);
             self.at(around.now + after, Item::Goes(request));
         }
-        let at = around.place(n);
-        let client = Client { at, prompt, most, got: 0, accepted: false, state: State::Open, is_last, asked: 0 };
+        let (at, model) = (around.place(n), asked_for(&around.peers[n], request));
+        let client = Client { at, model, prompt, most, got: 0, accepted: false, state: State::Open, is_last, asked: 0 };
         self.clients.insert(request, client);
         self.tally.asked += 1;
         self.submit(around, request);
@@ -82,18 +92,14 @@ impl Requests {
     fn submit(&mut self, around: Around<'_>, request: RequestId) {
         let Some(client) = self.clients.get_mut(&request) else { return };
         (client.state, client.accepted, client.asked) = (State::Open, false, 0);
-        let n = client.at.0;
+        let (n, model) = (client.at.0, client.model);
         let answer: Vec<Token> = (0..client.got).map(|index| token(request, index)).collect();
         let begun = (client.got > 0).then_some(Begun { codec: KvCodec::Raw.into(), holder: None, answer });
         let (sampling, max_new_tokens) = (Sampling::greedy(), client.most);
         let generation = Generation { sampling, max_new_tokens, stop_tokens: vec![], class: Default::default() };
         let prompt = (0..client.prompt).map(|k| token(request, u32::MAX - k)).collect();
         self.out.push(Effect::Tell(n, ControlEvent::Asked));
-        self.drive(
-            around,
-            n,
-            Event::Submit { request, model: sample::card().id, prompt, generation, begun, overrule: None, codec: None },
-        );
+        self.drive(around, n, Event::Submit { request, model, prompt, generation, begun, overrule: None, codec: None });
     }
 
     /// It asks again, at another gateway if its own is no more.

@@ -94,6 +94,8 @@ impl World {
                 for device in &mut advert.devices {
                     device.flops.0 = 1e15 * (1.0 + self.rng.unit());
                     device.memory_bytes = 1 << (30 + self.rng.below(10));
+                    let each = device.memory_bytes / device.serves.len().max(1) as u64;
+                    device.serves.iter_mut().for_each(|served| served.memory_bytes = each);
                 }
                 self.say(n, Gossip::Advert(advert.into()));
             }

@@ -1,0 +1,270 @@
+//! Several models on one device (SeaLLM §4.1): which devices are for which models, and what a plan is worth in which their
+//! steps share devices' time.
+//!
+//! Memory needs no dealing: hosts state each model's part of it. Time does. A model is planned for at a rate that is its fair part
+//! of what the devices could carry, whoever they are for; a device whose time others take for a part u is slower by 1/(1 − u).
+//! So models that share all devices, or divide them, are valued alike: by the requests that are in time.
+
+use super::{Part, Place, Scene};
+use crate::{
+    members::Members,
+    scheduler::{cluster::InstanceId, evaluate::Evaluator, start},
+};
+use std::collections::{BTreeMap, BTreeSet};
+use tsnode_protocol::{Group, ModelId, Phase};
+
+/// Of a device's time the most that others are taken to need: beyond it all is late, and plans cannot be told apart.
+const MOST_TAKEN: f64 = 0.9;
+/// Rounds in which each device is offered to each model it can serve, or taken from it.
+const ROUNDS: usize = 3;
+/// Dealings looked at, times the square of all devices, with which a look's time grows; no fewer and no more than these.
+const LOOKS: usize = 40_000;
+const LOOKS_BOUNDS: (usize, usize) = (16, 256);
+/// Dealings that are searched in full, the best of those looked at.
+const FINALISTS: usize = 2;
+
+/// Which devices are for which models.
+type Deal = BTreeSet<(ModelId, Place)>;
+
+/// Part of each device's time that each model takes.
+pub(super) struct Taken(BTreeMap<Place, BTreeMap<ModelId, f64>>);
+
+impl Taken {
+    /// By models that have these devices: each loads its own alike.
+    fn by(scenes: &[Scene], has: &Deal) -> Self {
+        let mut taken: BTreeMap<Place, BTreeMap<ModelId, f64>> = BTreeMap::new();
+        for scene in scenes {
+            let model = scene.card.id;
+            let held =
+                || scene.places.iter().zip(&scene.power).filter(move |(place, _)| has.contains(&(model, **place)));
+            let part = held().map(|(_, power)| power).sum::<f64>() / scene.power.iter().sum::<f64>();
+            for (place, _) in held() {
+                taken.entry(*place).or_default().insert(model, scene.problem.rate / (scene.carries * part));
+            }
+        }
+        Self(taken)
+    }
+
+    /// By the groups of a plan.
+    pub fn by_groups(scenes: &[Scene], groups: &[Group]) -> Self {
+        Self::by(scenes, &dealt(groups))
+    }
+
+    /// What others than this model take of a device.
+    pub fn beside(&self, model: ModelId, place: &Place) -> f64 {
+        let models = self.0.get(place).into_iter().flatten();
+        models.filter(|(other, _)| **other != model).map(|(_, part)| part).sum()
+    }
+}
+
+/// What groups have their models' stages on.
+fn dealt(groups: &[Group]) -> Deal {
+    groups.iter().flat_map(|g| g.stages.iter().map(|s| (g.model, (s.peer, s.device)))).collect()
+}
+
+impl Scene {
+    /// The same where others take that part of its devices' time.
+    pub(super) fn beside_others(&self, taken: &Taken) -> Self {
+        let slower = |i: InstanceId| {
+            let others = taken.beside(self.card.id, &self.places[i.0 as usize]);
+            1.0 / (1.0 - others.min(MOST_TAKEN))
+        };
+        if self.problem.cluster.ids().all(|i| slower(i) <= 1.0) {
+            return self.clone();
+        }
+        Self { problem: self.problem.slowed(slower), ..self.clone() }
+    }
+
+    /// The same with those of its devices alone that are for it; `None` if they cannot hold the model.
+    fn on(&self, deal: &Deal) -> Option<Self> {
+        let is_dealt = |place: &Place| deal.contains(&(self.card.id, *place));
+        if self.places.iter().all(is_dealt) {
+            return Some(self.clone());
+        }
+        let kept: Vec<usize> = (0..self.places.len()).filter(|i| is_dealt(&self.places[*i])).collect();
+        if kept.is_empty() {
+            return None;
+        }
+        let members: Vec<(InstanceId, u16)> = kept.iter().map(|i| (InstanceId(*i as u32), 1)).collect();
+        let problem = self.problem.part(&members)?;
+        let (places, power) = kept.iter().map(|i| (self.places[*i], self.power[*i])).unzip();
+        Some(Self { places, power, problem, ..self.clone() })
+    }
+
+    /// What groups that are just large enough are worth, each doing both; `None` if there are none.
+    fn guess(&self) -> Option<f64> {
+        let mut evaluator = Evaluator::new(&self.problem);
+        let small = start::small(&self.problem, 1.0);
+        let groups: Vec<_> = small.iter().filter_map(|members| evaluator.group(members, Phase::Mixed)).collect();
+        (!groups.is_empty()).then(|| evaluator.evaluate(&groups).value)
+    }
+}
+
+/// What a plan's groups are worth: their models' values, each alike. A model that nobody serves takes away what it could be
+/// worth: late is better than not at all.
+pub(super) fn worth(scenes: &[Scene], groups: &[Group]) -> f64 {
+    let taken = Taken::by_groups(scenes, groups);
+    let value = |scene: &Scene| {
+        let here = |g: &&Group| g.model == scene.card.id && g.stages.iter().all(|s| scene.has(s));
+        let here: Vec<Group> = groups.iter().filter(here).cloned().collect();
+        if here.is_empty() { 0.0 } else { scene.share * scene.beside_others(&taken).value(&here) }
+    };
+    let models: BTreeSet<ModelId> = scenes.iter().map(|s| s.card.id).collect();
+    let unserved = models.iter().filter(|model| groups.iter().all(|g| g.model != **model)).count();
+    (scenes.iter().map(value).sum::<f64>() - unserved as f64).max(0.0)
+}
+
+/// Plans for all models. Where devices can serve several of them, which ones are for which is searched first.
+pub(super) fn planned(scenes: Vec<Scene>) -> Vec<(Scene, Part)> {
+    let able = able(&scenes);
+    if able.values().all(|models| models.len() < 2) {
+        return scenes.into_iter().map(|scene| (scene.plan(), scene)).map(|(part, scene)| (scene, part)).collect();
+    }
+    let on_deal = |deal: &Deal| -> Vec<Part> {
+        let taken = Taken::by(&scenes, deal);
+        scenes.iter().map(|s| s.beside_others(&taken).on(deal).map_or_else(Part::default, |s| s.plan())).collect()
+    };
+    let of = |parts: Vec<Part>| {
+        let groups: Vec<Group> = parts.iter().flat_map(|p| p.groups.clone()).collect();
+        (worth(&scenes, &groups), parts)
+    };
+    let all = finalists(&scenes, &able).into_iter().map(|deal| of(on_deal(&deal)));
+    let best = all.reduce(|best, other| if other.0 > best.0 { other } else { best });
+    scenes.into_iter().zip(best.map(|(_, parts)| parts).unwrap_or_default()).collect()
+}
+
+/// Models by the devices that can serve them.
+fn able(scenes: &[Scene]) -> BTreeMap<Place, BTreeSet<ModelId>> {
+    let mut able: BTreeMap<Place, BTreeSet<ModelId>> = BTreeMap::new();
+    for scene in scenes {
+        scene.places.iter().for_each(|place| _ = able.entry(*place).or_default().insert(scene.card.id));
+    }
+    able
+}
+
+/// The best dealings found: from all devices shared by all, and from each for one model, by small changes.
+fn finalists(scenes: &[Scene], able: &BTreeMap<Place, BTreeSet<ModelId>>) -> Vec<Deal> {
+    let shared: Deal = able.iter().flat_map(|(place, models)| models.iter().map(|m| (*m, *place))).collect();
+    let devices = able.len().max(1);
+    let mut looks = (LOOKS / (devices * devices)).clamp(LOOKS_BOUNDS.0, LOOKS_BOUNDS.1);
+    let mut found: Vec<(f64, Deal)> = Vec::new();
+    for start in [shared.clone(), divided(scenes, able)] {
+        let (value, deal) = improved(scenes, able, start, &mut looks);
+        if found.iter().all(|(_, other)| *other != deal) {
+            found.push((value, deal));
+        }
+    }
+    if found.iter().all(|(_, deal)| *deal != shared) {
+        found.push((guess(scenes, &shared), shared));
+    }
+    found.sort_by(|a, b| b.0.total_cmp(&a.0));
+    found.truncate(FINALISTS);
+    found.into_iter().map(|(_, deal)| deal).collect()
+}
+
+/// Each device for one model: the most able first, to the model that has least of what it could use.
+fn divided(scenes: &[Scene], able: &BTreeMap<Place, BTreeSet<ModelId>>) -> Deal {
+    // What a device is to a model: its part of all that the model could use.
+    let part = |model: ModelId, place: &Place| {
+        let of = |scene: &Scene| {
+            let at = scene.places.iter().position(|p| p == place)?;
+            Some(scene.share * scene.power[at] / scene.power.iter().sum::<f64>())
+        };
+        scenes.iter().filter(|s| s.card.id == model).find_map(of).unwrap_or(0.0)
+    };
+    let most =
+        |(place, models): &(&Place, &BTreeSet<ModelId>)| models.iter().map(|m| part(*m, place)).fold(0.0, f64::max);
+    // What only one can use is dealt before.
+    let mut order: Vec<(&Place, &BTreeSet<ModelId>)> = able.iter().collect();
+    order.sort_by(|a, b| (a.1.len() > 1).cmp(&(b.1.len() > 1)).then(most(b).total_cmp(&most(a))).then(a.0.cmp(b.0)));
+    let (mut has, mut deal) = (BTreeMap::<ModelId, f64>::new(), Deal::new());
+    for (place, models) in order {
+        let had = |m: &ModelId| has.get(m).copied().unwrap_or(0.0);
+        let Some(poorest) = models.iter().copied().min_by(|a, b| had(a).total_cmp(&had(b)).then(a.cmp(b))) else {
+            continue;
+        };
+        *has.entry(poorest).or_default() += part(poorest, place);
+        deal.insert((poorest, *place));
+    }
+    deal
+}
+
+/// A dealing, made better device by device as long as that is seen to help.
+fn improved(
+    scenes: &[Scene],
+    able: &BTreeMap<Place, BTreeSet<ModelId>>,
+    mut deal: Deal,
+    looks: &mut usize,
+) -> (f64, Deal) {
+    let mut value = guess(scenes, &deal);
+    for _ in 0..ROUNDS {
+        let before = value;
+        for (place, models) in able.iter().filter(|(_, models)| models.len() > 1) {
+            for model in models {
+                if *looks == 0 {
+                    return (value, deal);
+                }
+                *looks -= 1;
+                let mut other = deal.clone();
+                if !other.remove(&(*model, *place)) {
+                    other.insert((*model, *place));
+                }
+                let worth = guess(scenes, &other);
+                if worth > value {
+                    (value, deal) = (worth, other);
+                }
+            }
+        }
+        if value <= before {
+            break;
+        }
+    }
+    (value, deal)
+}
+
+/// What a dealing is worth before anything is searched in it.
+fn guess(scenes: &[Scene], deal: &Deal) -> f64 {
+    let taken = Taken::by(scenes, deal);
+    let (mut sum, mut unserved) = (0.0, scenes.iter().map(|s| s.card.id).collect::<BTreeSet<_>>());
+    for scene in scenes {
+        if let Some(value) = scene.beside_others(&taken).on(deal).and_then(|s| s.guess()) {
+            sum += scene.share * value;
+            unserved.remove(&scene.card.id);
+        }
+    }
+    sum - unserved.len() as f64
+}
+
+/// Part of each device's time that is fair to each model of those that it can serve, by what they are asked for.
+pub(super) struct Fair(BTreeMap<Place, f64>);
+
+impl Fair {
+    /// Of models with these demands, each a part of all its devices' time, on these devices.
+    pub fn of<'s>(services: impl IntoIterator<Item = (f64, &'s [Place])>) -> Self {
+        let mut sums = BTreeMap::new();
+        for (demand, places) in services {
+            places.iter().for_each(|place| *sums.entry(*place).or_insert(0.0) += demand);
+        }
+        Self(sums)
+    }
+
+    /// What a model with that demand has of a device's time.
+    pub fn part(&self, demand: f64, place: &Place) -> f64 {
+        self.0.get(place).map_or(1.0, |sum| demand / sum)
+    }
+}
+
+/// Models with the devices that can serve them, in the order of their ids.
+pub(super) fn lent<'a>(members: &'a Members<'_>) -> impl Iterator<Item = (&'a tsnode_protocol::ModelCard, Vec<Place>)> {
+    let mut by_model: BTreeMap<ModelId, (&tsnode_protocol::ModelCard, Vec<Place>)> = BTreeMap::new();
+    for (peer, advert) in members {
+        for card in &advert.models {
+            let able = |d: &tsnode_protocol::Device| {
+                d.flops.0 > 0.0 && d.bandwidth.0 > 0.0 && d.served(card.id).is_some_and(|s| s.memory_bytes > 0)
+            };
+            let places = advert.devices.iter().enumerate().filter(|(_, d)| able(d)).map(|(n, _)| (*peer, n as u16));
+            by_model.entry(card.id).or_insert((card, Vec::new())).1.extend(places);
+        }
+    }
+    by_model.into_values().filter(|(_, places)| !places.is_empty())
+}

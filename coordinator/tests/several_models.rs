@@ -1,0 +1,135 @@
+//! Swarms whose hosts lend several models: who gets what, and what sharing is worth.
+#![expect(clippy::unwrap_used, reason = "a scenario that cannot run fails")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use tsnode_coordinator::{
+    gate::SplitChoice,
+    planner::{self, Draft, Wish},
+    sample,
+};
+use tsnode_protocol::{Advert, Epoch, Group, LayerRange, ModelId, PeerId, Phase, Plan, Stage, Term, Traffic};
+
+fn id(n: usize) -> PeerId {
+    PeerId([n as u8; 32])
+}
+
+fn model(n: u8) -> ModelId {
+    ModelId([n; 16])
+}
+
+/// So many hosts that lend so many models each.
+fn swarm(hosts: usize, models: u8) -> BTreeMap<PeerId, Advert> {
+    (0..hosts).map(|n| (id(n), sample::lends_several(n, sample::cards(models)))).collect()
+}
+
+fn planned(adverts: &BTreeMap<PeerId, Advert>) -> Draft {
+    planner::plan(&members(adverts), &Wish::default(), None)
+}
+
+fn members(adverts: &BTreeMap<PeerId, Advert>) -> BTreeMap<PeerId, &Advert> {
+    adverts.iter().map(|(peer, advert)| (*peer, advert)).collect()
+}
+
+fn value(adverts: &BTreeMap<PeerId, Advert>, groups: &[Group]) -> f64 {
+    planner::value(&plan(groups), &members(adverts), &Wish::default())
+}
+
+fn plan(groups: &[Group]) -> Plan {
+    let (groups, routes) = (groups.to_vec(), Vec::new());
+    Plan { epoch: Epoch(1), term: Term(1), parent: None, groups, routes, reason: String::new() }
+}
+
+fn served(groups: &[Group]) -> BTreeSet<ModelId> {
+    groups.iter().map(|g| g.model).collect()
+}
+
+fn of(groups: &[Group], of: u8) -> Vec<Group> {
+    groups.iter().filter(|g| g.model == model(of)).cloned().collect()
+}
+
+/// So many requests a second for a model, said by a gateway.
+fn asked(adverts: &mut BTreeMap<PeerId, Advert>, rates: &[(u8, f64)]) {
+    let traffic =
+        |(n, rate): &(u8, f64)| Traffic { model: model(*n), rate: *rate, prompts: [200; 16], answers: [50; 16] };
+    let gateway = Advert { traffic: rates.iter().map(traffic).collect(), ..sample::gateway(99) };
+    adverts.insert(id(99), gateway);
+}
+
+#[test]
+fn one_host_serves_all_its_models_at_once() {
+    for models in [2, 3] {
+        let adverts = swarm(1, models);
+        let draft = planned(&adverts);
+        assert_eq!(served(&draft.groups).len(), usize::from(models), "{draft:?}");
+        for n in 1..=models {
+            let ids: BTreeSet<_> = of(&draft.groups, n).iter().map(|g| g.id).collect();
+            let share: f64 = draft.routes.iter().filter(|r| ids.contains(&r.prefill)).map(|r| r.share).sum();
+            assert!((share - 1.0).abs() < 1e-9, "{share} of the requests for model {n} have a way");
+        }
+        assert!(value(&adverts, &draft.groups) > 0.9 * f64::from(models));
+    }
+}
+
+#[test]
+fn several_hosts_with_several_models_serve_all_of_them_and_nobody_is_left_out() {
+    for hosts in 2..5 {
+        let adverts = swarm(hosts, 3);
+        let draft = planned(&adverts);
+        assert_eq!(served(&draft.groups).len(), 3, "{draft:?}");
+        assert_eq!(plan(&draft.groups).peers().len(), hosts);
+        assert_eq!(planned(&adverts), draft, "who sees the same plans the same");
+    }
+}
+
+/// Requests a second that so many hosts would carry of one model alone, by the scheduler's own measure.
+fn carries(hosts: usize) -> f64 {
+    planner::live::scenes(&members(&swarm(hosts, 1)), SplitChoice::Auto).remove(0).problem.rate / 0.6
+}
+
+#[test]
+fn groups_that_share_a_device_are_valued_with_the_load_of_both() {
+    let mut adverts = swarm(1, 2);
+    asked(&mut adverts, &[(1, 0.5 * carries(1)), (2, 0.5 * carries(1))]);
+    let groups = planned(&adverts).groups;
+    let first = |groups: &[Group]| {
+        let why = planner::live::why(&plan(groups), &members(&adverts), SplitChoice::Auto);
+        why.into_iter().find(|w| w.model == "tiny-1").unwrap()
+    };
+    let (alone, shared) = (first(&of(&groups, 1)), first(&groups));
+    assert!(alone.adopted > shared.adopted && shared.adopted > 0.0, "{} and {}", alone.adopted, shared.adopted);
+    assert_eq!(alone.shared, []);
+    let taken = shared.shared.iter().map(|device| device.taken).collect::<Vec<_>>();
+    assert!(matches!(taken[..], [part] if (0.3..0.7).contains(&part)), "{taken:?}");
+}
+
+#[test]
+fn a_model_that_is_new_gets_a_place_at_once_and_nobody_moves_for_it() {
+    let (before, after) = (swarm(3, 1), swarm(3, 2));
+    let standing = planned(&before);
+    // Its part of the memory is another one; its groups stand.
+    let grown = planner::grow(&plan(&standing.groups), &members(&after), &Wish::default()).unwrap();
+    assert_eq!(served(&grown.groups).len(), 2);
+    let stages = |groups: Vec<Group>| groups.into_iter().map(|g| g.stages).collect::<BTreeSet<_>>();
+    assert_eq!(stages(of(&grown.groups, 1)), stages(standing.groups.clone()));
+    assert!(value(&after, &grown.groups) > value(&after, &standing.groups), "who is served late is served");
+}
+
+/// A group that does both, whole on one host.
+fn whole(model_no: u8, host: usize) -> Group {
+    let layers = LayerRange { start: 0, end: 4 };
+    Group::new(model(model_no), Phase::Mixed, vec![Stage { peer: id(host), device: 0, layers }])
+}
+
+#[test]
+fn what_is_planned_is_worth_no_less_than_sharing_all_or_dividing_evenly() {
+    for rates in [[0.4, 0.4], [0.8, 0.05], [1.1, 1.1]] {
+        let mut adverts = swarm(4, 2);
+        let carries = carries(4);
+        asked(&mut adverts, &[(1, rates[0] * carries), (2, rates[1] * carries)]);
+        let found = value(&adverts, &planned(&adverts).groups);
+        let shared: Vec<Group> = (0..4).flat_map(|host| [whole(1, host), whole(2, host)]).collect();
+        let divided = [whole(1, 0), whole(1, 1), whole(2, 2), whole(2, 3)];
+        let simple = value(&adverts, &shared).max(value(&adverts, &divided));
+        assert!(found > 0.0 && found >= simple * 0.99, "{found}, and {simple} at {rates:?}");
+    }
+}

@@ -1,0 +1,146 @@
+//! The models of this peer as they are opened: named by their content, read once, and refused where they cannot be lent together.
+
+use super::{Computed, ModelChoice, NodeError, WantedModel};
+use crate::{
+    data_plane::library::files_of,
+    hub,
+    text::{Templates, TextError, TextModel, speak_alike},
+    weights::{Holding, Index, identify},
+};
+use std::{path::Path, sync::Arc};
+use tsnode_kernels::{
+    load::Progress,
+    source::{ModelSource, SourceError},
+};
+use tsnode_protocol::KvDtype;
+
+/// A model of this peer.
+pub(super) struct Opened {
+    pub source: Arc<ModelSource>,
+    /// What drafts for it.
+    pub draft: Option<Arc<ModelSource>>,
+    /// Its weights, for others.
+    pub holding: Holding,
+    /// Elements of its KV pages.
+    pub dtype: KvDtype,
+}
+
+impl Opened {
+    /// Opens a model to be computed so, and names it by its content, hashed by so many threads. Whoever waits is told how far that is.
+    pub async fn find(
+        wanted: &WantedModel,
+        (threads, computed): (usize, Computed),
+        index: &Index,
+        progress: &mut (dyn FnMut(Progress) + Send),
+    ) -> Result<Self, NodeError> {
+        let source = open(wanted, computed)?;
+        // Once for each file: a gigabyte a second and thread, where the disk gives it.
+        let named = tokio::task::block_in_place(|| identify(source, index, threads, progress));
+        let (source, holding) = Holding::new(named);
+        check_text(&source).await?;
+        let draft = tokio::task::block_in_place(|| open_draft(wanted, &source))?;
+        Ok(Self { source, draft, holding, dtype: wanted.kv_dtype })
+    }
+}
+
+/// One model twice, or two that have one name, are no wish that can be met.
+pub(super) fn refuse_alike(wanted: &[WantedModel], models: &[Opened]) -> Result<(), NodeError> {
+    for (n, model) in models.iter().enumerate() {
+        let (card, second) = (model.source.card(), wanted[n].choice.to_string());
+        for (before, other) in wanted.iter().zip(&models[..n]) {
+            let (first, other, name) = (before.choice.to_string(), other.source.card(), card.name.clone());
+            if other.id == card.id {
+                return Err(NodeError::SameModel { first, second, name });
+            }
+            if other.name == card.name {
+                return Err(NodeError::SameName { first, second, name });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn open(wanted: &WantedModel, computed: Computed) -> Result<ModelSource, NodeError> {
+    let choice = &wanted.choice;
+    let source = match choice {
+        ModelChoice::Fallback | ModelChoice::Embedded => ModelSource::embedded()?,
+        ModelChoice::Path(path) => open_named(path)?,
+    };
+    let source = if computed.long_context {
+        source.with_long_context().ok_or_else(|| NodeError::NoLongContext(choice.to_string()))?
+    } else {
+        source
+    };
+    let failed = |error| SourceError::Weights { path: choice.to_string().into(), error };
+    let source = source.in_precision(computed.precision).map_err(failed)?;
+    let source = match choice {
+        ModelChoice::Path(path) => said(source, path),
+        _ => source,
+    };
+    Ok(match &wanted.name {
+        Some(name) => source.called(name),
+        None => source,
+    })
+}
+
+/// The model at `path`; what had to be decided to read it is said.
+fn open_path(path: &Path) -> Result<ModelSource, SourceError> {
+    Ok(said(open_named(path)?, path))
+}
+
+fn said(source: ModelSource, path: &Path) -> ModelSource {
+    for note in source.notes() {
+        tracing::warn!(model = %path.display(), "{note}");
+    }
+    source
+}
+
+/// The model at `path`, called by its repository where its folder is called after a commit.
+///
+/// # Errors
+/// When it cannot be used.
+pub fn open_named(path: &Path) -> Result<ModelSource, SourceError> {
+    let source = ModelSource::open(path)?;
+    Ok(match hub::name_of(path) {
+        Some(name) => source.called(&name),
+        None => source,
+    })
+}
+
+/// The model that is to draft for `source`, if there is to be one; one that speaks of other tokens is refused.
+///
+/// # Errors
+/// When it cannot be used, or not for that.
+pub fn open_draft(wanted: &WantedModel, source: &Arc<ModelSource>) -> Result<Option<Arc<ModelSource>>, NodeError> {
+    let Some(path) = &wanted.draft else { return Ok(None) };
+    let draft = Arc::new(open_path(path)?);
+    let templates = Templates::apart().map_err(|e| NodeError::System(e.to_string()))?;
+    let read = |source: &ModelSource| {
+        let failed = |error| NodeError::Text { model: path.display().to_string(), error };
+        TextModel::new(&files_of(source), &templates).map_err(failed)
+    };
+    let (of_draft, of_model) = (read(&draft)?, read(source)?);
+    let (draft_file, model) = (path.display().to_string(), wanted.choice.to_string());
+    let refused = |error| NodeError::Draft { draft: draft_file, model, error };
+    speak_alike(of_draft.tokenizer(), of_model.tokenizer()).map_err(refused)?;
+    Ok(Some(draft))
+}
+
+/// Reads tokenizer and template once, so that a model whose text cannot be read is refused before anybody counts on it.
+async fn check_text(source: &ModelSource) -> Result<(), NodeError> {
+    let files = files_of(source);
+    let templates = Templates::apart().map_err(|e| NodeError::System(e.to_string()))?;
+    let failed = |error| NodeError::Text { model: files.card.name.clone(), error };
+    let read = tokio::task::block_in_place(|| TextModel::new(&files, &templates)).map_err(failed)?;
+    for note in read.notes() {
+        tracing::warn!(model = files.card.name, "{note}");
+    }
+    match read.check().await {
+        // A host that is short of processes or slow just now is no reason not to serve.
+        Err(error @ (TextError::Unbounded | TextError::Busy | TextError::NoProcess { .. })) => {
+            tracing::warn!(%error, "the chat template was not tried");
+            Ok(())
+        }
+        tried => tried.map_err(failed),
+    }
+}
