@@ -146,7 +146,7 @@ impl Gateway {
                 let ask = Ask { model, prompt, generation, overrule, codec };
                 self.submit(now, request, Request::new(now, ask).with(begun), &mut out);
             }
-            Event::Cancel { request } => self.hang_up(request, &mut out),
+            Event::Cancel { request } => self.hang_up(now, request, &mut out),
             Event::Decode { request, event } => self.decode(now, request, event, &mut out),
             Event::DecodeLost { request, reason } => self.decode_lost(now, request, &reason, &mut out),
             Event::Prefill { request, event } => self.prefill(now, request, event, &mut out),
@@ -389,12 +389,15 @@ impl Gateway {
         out.push(Action::End { request, end });
     }
 
-    fn hang_up(&mut self, request: RequestId, out: &mut Vec<Action>) {
+    fn hang_up(&mut self, now: Time, request: RequestId, out: &mut Vec<Action>) {
         if let Some(r) = self.requests.remove(&request) {
             self.forget(&r);
             self.held.forget(r.ask.model, request);
             out.push(Action::ClosePrefill { request });
             out.push(Action::CloseDecode { request });
+            // Before the first token nobody here knows how much of the prompt was computed.
+            let trace = r.trace(now, request, &self.view).filter(|trace| trace.new_tokens > 0);
+            out.extend(trace.map(|trace| Action::HungUp(Box::new(trace))));
         }
     }
 

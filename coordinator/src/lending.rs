@@ -70,6 +70,13 @@ impl Hours {
     }
 }
 
+impl fmt::Display for Hours {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [from, to] = [self.from, self.to].map(|minute| format!("{:02}:{:02}", minute / 60, minute % 60));
+        write!(f, "{from}-{to}")
+    }
+}
+
 /// Text that is no part of a day.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("write hours as 22:00-07:00, two different times of day")]
@@ -102,6 +109,7 @@ mod tests {
         let night: Hours = "22:00-07:30".parse().unwrap();
         let lent = |hour: u16, minute: u16| night.contain(hour * 60 + minute);
         assert!(lent(22, 0) && lent(23, 59) && lent(0, 0) && lent(7, 29));
+        assert_eq!(night.to_string(), "22:00-07:30");
         assert!(!lent(7, 30) && !lent(12, 0) && !lent(21, 59));
         let evening: Hours = "18:00-24:00".parse().unwrap();
         assert!(evening.contain(18 * 60) && evening.contain(DAY - 1) && !evening.contain(0));

@@ -11,6 +11,8 @@ use tsnode_protocol::{Advert, PeerId};
 pub struct Faults {
     /// Peers that nothing reaches from here, with their data planes' addresses: their datagrams vanish without a word.
     pub cut: BTreeMap<PeerId, Vec<SocketAddr>>,
+    /// Links to single peers that carry less, or later, than they could.
+    pub slow: BTreeMap<PeerId, SlowLink>,
     /// What every link from here carries (Mbit/s), if less than it could.
     pub mbit: Option<f64>,
     /// How much later everything leaves (milliseconds).
@@ -29,6 +31,18 @@ pub struct Faults {
     pub noise: Option<Noise>,
     /// What stands between it and everybody else.
     pub wall: Wall,
+}
+
+/// A link from here to one peer.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SlowLink {
+    /// Where its data plane is.
+    pub addresses: Vec<SocketAddr>,
+    /// What it carries (Mbit/s), if less than it could.
+    pub mbit: Option<f64>,
+    /// How much later what goes there leaves (milliseconds).
+    pub ms: f64,
 }
 
 /// What a peer says to everybody that no honest peer says.
@@ -64,13 +78,15 @@ impl Faults {
     /// # Errors
     /// Says which value is none.
     pub fn check(&self) -> Result<(), &'static str> {
-        if !self.mbit.is_none_or(|mbit| mbit.is_finite() && mbit > 0.0) {
+        let is_rate = |mbit: Option<f64>| mbit.is_none_or(|mbit| mbit.is_finite() && mbit > 0.0);
+        let is_delay = |ms: f64| (0.0..=60_000.0).contains(&ms);
+        if !is_rate(self.mbit) || !self.slow.values().all(|link| is_rate(link.mbit)) {
             return Err("mbit must be above 0");
         }
         if !self.boast.is_none_or(|boast| boast.is_finite() && boast > 0.0) {
             return Err("boast must be above 0");
         }
-        if !(0.0..=60_000.0).contains(&self.ms) {
+        if !is_delay(self.ms) || !self.slow.values().all(|link| is_delay(link.ms)) {
             return Err("ms must be from 0 to 60000");
         }
         let is_part = |x: f64| (0.0..=1.0).contains(&x);
@@ -97,6 +113,12 @@ impl Faults {
         self.cut.values().flatten().any(|cut| *cut == to)
     }
 
+    /// What is wrong with the link to there alone.
+    #[must_use]
+    pub fn slow_to(&self, to: SocketAddr) -> Option<&SlowLink> {
+        self.slow.values().find(|link| link.addresses.contains(&to))
+    }
+
     /// Whether the `n`-th of many is one of this part of them: evenly spread.
     #[must_use]
     pub fn hits(part: f64, n: u64) -> bool {
@@ -116,6 +138,12 @@ mod tests {
         let faults: Faults = serde_json::from_str(&text).unwrap();
         assert!(faults.check().is_ok() && faults.cuts("127.0.0.1:9".parse().unwrap()));
         assert!(serde_json::from_str::<Faults>(r#"{"cuts":{}}"#).is_err());
+        let text = format!(r#"{{"slow":{{"{peer}":{{"addresses":["127.0.0.1:9"],"ms":40}}}}}}"#);
+        let slow: Faults = serde_json::from_str(&text).unwrap();
+        assert!(slow.check().is_ok() && slow.slow_to("127.0.0.1:8".parse().unwrap()).is_none());
+        assert_eq!(slow.slow_to("127.0.0.1:9".parse().unwrap()).unwrap().ms, 40.0);
+        let text = text.replace("40", "-1");
+        assert!(serde_json::from_str::<Faults>(&text).unwrap().check().is_err());
         for wrong in [r#"{"mbit":0}"#, r#"{"ms":-1}"#, r#"{"corrupt":2}"#] {
             assert!(serde_json::from_str::<Faults>(wrong).unwrap().check().is_err(), "{wrong}");
         }

@@ -3,15 +3,21 @@
 //!
 //! It is counted in memory and written down now and then ([`keep`]): it may be lost, and a peer serves without it.
 
+mod arrivals;
 mod counts;
 mod disk;
+mod plans;
 mod traces;
 
+pub use arrivals::{Arrival, watch};
 pub use counts::{DAYS, Day, Line, Tokens, Total, Work, total};
 pub use disk::keep;
+pub use plans::Followed;
 pub use traces::KEPT as TRACES;
 
+use arrivals::Arrivals;
 use counts::{Counts, of_trace};
+use plans::Plans;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -33,6 +39,8 @@ struct Shared {
     counts: Mutex<Counts>,
     traces: Mutex<Traces>,
     own: Mutex<Own>,
+    arrivals: Mutex<Arrivals>,
+    plans: Mutex<Plans>,
     /// That there is something to be written down.
     news: Notify,
 }
@@ -70,6 +78,11 @@ impl History {
         self.count(|counts| counts.for_others(Day::today(), model, work));
     }
 
+    /// Another peer has computed so much for a client of this peer's gateway.
+    pub fn computed_by_others(&self, model: (ModelId, &str), work: Work) {
+        self.count(|counts| counts.by_others(Day::today(), model, work));
+    }
+
     /// A request of this peer's gateway has ended: others computed their parts of it.
     pub fn ended(&self, me: PeerId, name: &str, trace: &Trace) {
         self.count(|counts| counts.by_others(Day::today(), (trace.model, name), of_trace(trace, me)));
@@ -102,6 +115,18 @@ impl History {
     #[must_use]
     pub fn since(&self, seen: Option<u64>) -> (Vec<Trace>, u64) {
         self.traces().since(seen)
+    }
+
+    /// Since when it is looked who is there (seconds since 1970), and who was, who came last first. It is not on the disk.
+    #[must_use]
+    pub fn arrivals(&self) -> (Option<u64>, Vec<Arrival>) {
+        self.0.arrivals.lock().unwrap_or_else(PoisonError::into_inner).list()
+    }
+
+    /// Plans that were followed since this peer started, newest first. They are not on the disk.
+    #[must_use]
+    pub fn plans(&self) -> Vec<Followed> {
+        self.0.plans.lock().unwrap_or_else(PoisonError::into_inner).list()
     }
 
     /// Whether nothing has happened in this run that is not on the disk.

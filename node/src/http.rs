@@ -3,6 +3,7 @@
 mod answer;
 mod anthropic;
 mod api;
+mod arrivals;
 mod auth;
 mod bodies;
 mod calls;
@@ -18,6 +19,7 @@ mod fields;
 mod fingerprint;
 mod guests;
 pub mod hosts;
+mod limits;
 mod links;
 mod logprobs;
 mod mend;
@@ -51,6 +53,7 @@ mod translate;
 
 pub use auth::Gatekeeper;
 pub use error::ApiError;
+pub use limits::Limits;
 pub use metrics::Metrics;
 pub use texts::Texts;
 
@@ -96,6 +99,8 @@ pub struct Controls {
     pub asked: watch::Sender<bool>,
     /// What is to be set for the swarm, to whoever says it; what does not fit is refused.
     pub settings: mpsc::Sender<(SettingKey, SettingValue)>,
+    /// What the owner has allowed.
+    pub limits: Limits,
 }
 
 /// What every handler works with.
@@ -201,6 +206,9 @@ pub fn router(state: ApiState) -> Router {
         .route("/api/testnet", get(testnet::show).post(testnet::act))
         .route("/api/links/measure", post(links::measure))
         .route("/api/settings", get(settings::show).post(settings::set))
+        .route("/api/limits", get(limits::show).post(limits::set))
+        .route("/api/arrivals", get(arrivals::show))
+        .route("/api/plans", get(arrivals::plans))
         .route("/api/pause", post(owner::pause))
         .route("/api/resume", post(owner::resume))
         .route("/api/leave", post(owner::leave))

@@ -9,6 +9,7 @@ mod volunteer;
 
 use self::{
     membership::{belonging, identity},
+    setup::{next_port, not_written},
     volunteer::Volunteer,
 };
 pub use opened::{open_draft, open_named};
@@ -21,7 +22,7 @@ use crate::{
         heartbeat_sender::HeartbeatSender,
         owner::Owner,
         planner_thread::PlannerThread,
-        swarm::{self, ProcessId, SwarmConfig, SwarmEvent, SwarmHandle},
+        swarm::{self, ProcessId, SwarmConfig, SwarmEvent, SwarmHandle, names},
         twins,
     },
     data_plane::{
@@ -110,7 +111,10 @@ pub async fn run(
     let (measurer, wishes) = Measurer::channel();
     let (asked, was_asked) = watch::channel(false);
     let (settings, to_set) = mpsc::channel(SETTINGS);
-    let front = ground.front(Controls { owner: handle, measurer, faults, testnet, asked, settings }).await?;
+    let limits = ground.config.limits();
+    let front = ground.front(Controls { owner: handle, measurer, faults, testnet, asked, settings, limits }).await?;
+    let arrivals = history::watch(ground.history.clone(), front.view.subscribe());
+    ground.tasks.spawn(ground.ends.clone().run_until_cancelled_owned(arrivals));
     let began = ground.bootstrap().iter().map(ToString::to_string).collect();
     front.view.send_modify(|view| view.bootstrap = began);
     watcher(front.view.subscribe());
@@ -150,6 +154,8 @@ pub async fn run(
     owner.set_devices(advert.devices.clone());
 
     let Ground { tasks, ends, .. } = &ground;
+    let named = names::call(ground.bootstrap().into_iter().filter(names::has_name).collect(), planes.swarm.clone());
+    tasks.spawn(ends.clone().run_until_cancelled_owned(named));
     if let Some(broken) = &broken {
         tasks.spawn(cut(broken.clone(), planes.swarm.clone(), ends.clone()));
     }
@@ -172,7 +178,8 @@ pub async fn run(
         tasks.spawn(volunteer.run(ends.clone()));
     }
     tasks.spawn(library::run(shelf, links.clone(), roster.clone(), front.queries, ends.clone()));
-    let asker = Asker::new(ground.identity.peer_id(), links.clone(), roster.clone(), lenders.clone());
+    let asker =
+        Asker::new(ground.identity.peer_id(), links.clone(), roster.clone(), lenders.clone(), ground.history.clone());
     tasks.spawn(embedding::run(asker, front.encodings, tasks.clone(), ends.clone()));
     let (routes, view) = watch::channel(View::default());
     if let Some(broken) = &broken {
@@ -401,7 +408,7 @@ impl Ground {
             process: self.process,
             invites: self.invites.clone(),
             listen: config.listen,
-            bootstrap: self.bootstrap(),
+            bootstrap: self.bootstrap().into_iter().filter(|address| !names::has_name(address)).collect(),
             mdns: config.mdns,
             degree: swarm::DEGREE,
             agent: concat!("tsnode/", env!("CARGO_PKG_VERSION")).into(),
@@ -534,12 +541,4 @@ async fn drained(worker: WorkerHandle, open: watch::Receiver<usize>) {
 pub(crate) fn former_addresses(folder: &Path) -> Vec<Multiaddr> {
     let invite = store::own_invite(folder);
     invite.into_iter().flat_map(|invite| invite.addresses).filter_map(|a| a.parse().ok()).collect()
-}
-
-fn next_port(port: u16) -> u16 {
-    if port == 0 { 0 } else { port.saturating_add(1) }
-}
-
-fn not_written(store: &Store, name: &str, error: std::io::Error) -> NodeError {
-    NodeError::Store(StoreError::Io { path: store.folder().join(name), error })
 }

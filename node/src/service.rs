@@ -1,7 +1,10 @@
-//! A peer as a service of systemd: what its unit says, how it is written, and how it goes again.
+//! A peer as a service of systemd: what its unit says, how it is written, and how it goes again. For launchd and Windows there is
+//! the text that those would be given.
 
+pub mod launchd;
 mod systemd;
 mod unit;
+pub mod windows;
 
 pub use systemd::{Installed, Purged, Removed, Status, Systemd};
 pub use unit::{Credential, Level, Unit, UnitError, folder_of, is_ours};

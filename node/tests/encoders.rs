@@ -41,6 +41,20 @@ async fn asked(net: &Net, path: &str, body: &Value) -> Value {
     }
 }
 
+/// Tokens of texts, for others at both lenders and by others at the gateway: the same.
+async fn what_was_read_is_counted(net: &Net) {
+    let counted = |peer: usize, side: &'static str| async move {
+        let url = format!("{}/api/earnings", net.peer(peer).http);
+        let earnings = net.client.get(url).send().await.unwrap().json::<Value>().await.unwrap();
+        let of = |line: &&Value| line["model"].as_str().is_some_and(|name| name.starts_with("tiny-bert"));
+        let lines = earnings["earnings"].as_array().unwrap().iter().filter(of);
+        lines.map(|line| line[side]["prompt_tokens"].as_u64().unwrap()).sum::<u64>()
+    };
+    let (one, other) = (counted(0, "for_others").await, counted(1, "for_others").await);
+    assert_eq!(one + other, counted(GATEWAY, "by_others").await);
+    assert!(one + other > 0, "nothing was counted");
+}
+
 /// Waits until the gateway knows so many lenders.
 async fn lenders(net: &Net, many: usize) {
     let until = Instant::now() + Duration::from_secs(20);
@@ -68,6 +82,7 @@ async fn texts_are_encoded_by_whoever_lends_an_encoder_and_is_alive() {
     documents_are_ranked(&net).await;
     what_cannot_be_encoded_is_refused(&net).await;
     models_are_listed(&net).await;
+    what_was_read_is_counted(&net).await;
 
     // The first dies with work, and the other does it.
     let many = json!({ "model": "tiny-bert", "input": vec!["the old house and the dark night"; 200] });

@@ -3,7 +3,7 @@
 //
 //     node check.mjs STATE.json TSNODE PICTURES|-
 import { execFileSync } from "node:child_process";
-import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
+import { mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 import { chromium } from "playwright-core";
@@ -24,6 +24,9 @@ const MOST_BYTES = 300_000;
 const FIRST_PAINT = 300;
 const LOADS = 5;
 
+/** Where a person's path is left: Playwright's trace, with a picture of each step. */
+const PATH = process.env.PATH_FOLDER;
+
 const wrong = [];
 const complain = (text) => {
   wrong.push(text);
@@ -33,11 +36,14 @@ const began = Date.now();
 const told = (text) => console.log(`${((Date.now() - began) / 1000).toFixed(1).padStart(5)} s  ${text}`);
 const run = (...words) => execFileSync(tsnode, words, { encoding: "utf8", stdio: ["ignore", "pipe", "pipe"] });
 
+/** Playwright films by an ffmpeg of its own make, which its registry has and npm's has not; what another calls so will do. */
+const filmed = process.env.FILMED === "1";
+
 const browser = await chromium.launch({ executablePath: process.env.CHROMIUM || "/usr/bin/chromium", args: ["--no-sandbox"] });
 process.on("exit", () => browser.close());
 
-async function open(url, size, colorScheme = "light") {
-  const context = await browser.newContext({ viewport: size, colorScheme, reducedMotion: "reduce" });
+async function open(url, size, colorScheme = "light", more = {}) {
+  const context = await browser.newContext({ viewport: size, colorScheme, reducedMotion: "reduce", ...more });
   const page = await context.newPage();
   page.setDefaultTimeout(20_000);
   // What a policy refuses is an error of the console, too.
@@ -152,6 +158,94 @@ async function stops(page) {
   told("chat: stopped");
 }
 
+/** As a person does it, recorded: opens the page, asks, watches a peer being killed under an answer, and looks how to join. */
+async function path() {
+  rmSync(PATH, { recursive: true, force: true });
+  mkdirSync(PATH, { recursive: true });
+  const size = WIDTHS[1][1];
+  const page = await open(gateway.http, size, "light", filmed ? { recordVideo: { dir: PATH, size } } : {});
+  const steps = [];
+  const step = async (name) => {
+    steps.push(name);
+    await page.screenshot({ path: join(PATH, `${steps.length}-${name}.png`) });
+    await look(page, `path, ${name}`);
+  };
+  await page.context().tracing.start({ title: "A person's path", screenshots: true, snapshots: true });
+  await page.getByRole("heading", { level: 1, name: "Chat" }).waitFor();
+  await step("open");
+  await say(page, "It was a dark and windy night, and", 48);
+  await answer(page).getByText("Who computed it").waitFor();
+  await step("chat");
+  const name = await asksForLong(page);
+  await show(page, "testnet");
+  await page.getByRole("button", { name: `Kill ${name}` }).click();
+  await page.getByText(`${name}: killed`).waitFor();
+  await page.getByRole("button", { name: `Restart ${name}` }).waitFor();
+  await step("killed");
+  await show(page, "chat");
+  await answered(page);
+  await answer(page).getByText("Who computed it").click();
+  await step("outlived");
+  await show(page, "testnet");
+  await page.getByRole("button", { name: `Restart ${name}` }).click();
+  await page.getByText(`${name}: starts again`).waitFor();
+  await show(page, "join");
+  await page.getByText("tsnode invite", { exact: true }).first().waitFor();
+  await page.getByRole("heading", { name: "Who joined when" }).waitFor();
+  await step("join");
+  await page.context().tracing.stop({ path: join(PATH, "trace.zip") });
+  await page.context().close();
+  told(`a person's path, recorded: ${steps.join(", ")}${filmed ? ", with a film" : ""} (${PATH})`);
+}
+
+/** Asks for a long answer, waits until it has begun, and says who decodes it. */
+async function asksForLong(page) {
+  await show(page, "chat");
+  await page.getByRole("button", { name: "New conversation" }).click();
+  await say(page, "The captain said", 700);
+  await until(page, () => [...document.querySelectorAll("article.assistant")].at(-1)?.innerText.length > 60);
+  const swarm = await page.evaluate(() => fetch("/api/swarm").then((answer) => answer.json()));
+  return swarm.peers.find((peer) => peer.load.running > 0 && peer.id !== swarm.me).advert.name;
+}
+
+/** The long answer came whole. */
+async function answered(page) {
+  await answer(page).getByText("Who computed it").waitFor({ timeout: 40_000 });
+  const text = await answer(page).innerText();
+  if (!text.includes("700 tokens")) complain(`the answer did not survive: ${text.slice(-200)}`);
+}
+
+/** A slow link, and then a partition between whoever decodes and all others: both by click, under answers that come whole. */
+async function network(page) {
+  const name = await asksForLong(page);
+  await show(page, "testnet");
+  await page.getByLabel("The link between").selectOption(name);
+  await page.getByLabel("and", { exact: true }).selectOption("gateway0");
+  await page.getByLabel("and later by (ms)").fill("30");
+  await page.getByRole("button", { name: "Slow this link" }).click();
+  await page.getByText(`the link between ${name} and gateway0 is slow`).waitFor();
+  await page.getByText(`${name} to gateway0: 4 Mbit/s, 30 ms later`).waitFor();
+  await look(page, "testnet with a slow link");
+  await show(page, "chat");
+  await answered(page);
+  told(`a stream outlived a slow link to ${name}`);
+  const cut = await asksForLong(page);
+  await show(page, "testnet");
+  await page.getByRole("group", { name: /Cut in two/ }).getByLabel(cut, { exact: true }).check();
+  await page.getByRole("button", { name: "Partition" }).click();
+  await page.getByText(`${cut} cut off from all others`).waitFor();
+  await page.getByText(`${cut} is cut off from`).waitFor();
+  await look(page, "testnet cut in two");
+  await show(page, "chat");
+  await answered(page);
+  await show(page, "testnet");
+  await page.getByRole("button", { name: "Make the network whole" }).click();
+  await page.getByText("every network is whole again").waitFor();
+  await page.getByText("It is whole.").waitFor();
+  told(`a stream outlived a partition of ${cut}, and the network is whole`);
+  await until(page, () => fetch("/api/swarm").then((answer) => answer.json()).then((swarm) => swarm.peers.length === 4 && swarm.plan?.groups.every((group) => swarm.ready_groups.includes(group.id))));
+}
+
 /** A peer that decodes is killed by a click under an answer, which goes on; it is started again, stopped and let go on. */
 async function survives(page) {
   await show(page, "chat");
@@ -196,6 +290,13 @@ async function owner(page) {
   await page.getByRole("button", { name: "Leave the swarm…" }).click();
   await page.getByRole("button", { name: "Stay" }).click();
   told("my machine: paused, lends again, stays");
+  await page.getByLabel("Lend from").fill("22:00");
+  await page.getByLabel("until").fill("07:30");
+  await page.getByRole("button", { name: "Lend in these hours" }).click();
+  await page.getByText("every day from 22:00 to 07:30").waitFor();
+  await page.getByRole("button", { name: "Lend at all hours" }).click();
+  await page.getByText("at all hours", { exact: true }).waitFor();
+  told("my machine: hours set, and all of them again");
 }
 
 async function joins(page) {
@@ -205,7 +306,12 @@ async function joins(page) {
   await page.getByLabel("Invite", { exact: true }).fill(run("invite", "--data-dir", gateway.data_dir).trim());
   await page.getByRole("img", { name: "The invite as a QR code" }).waitFor();
   await look(page, "join with an invite");
-  told("join: the line and the code");
+  const who = page.getByRole("region", { name: "Who joined when" });
+  await who.getByRole("row", { name: /peer0.*here/ }).waitFor();
+  await page.reload();
+  await who.getByRole("row", { name: /peer0.*here/ }).waitFor();
+  await picture(page, "join");
+  told("join: the line, the code, and who joined when, after a reload too");
 }
 
 async function breaks(page) {
@@ -309,7 +415,9 @@ try {
   await everyView();
   await lends();
   await survives(page);
+  await network(page);
   await page.context().close();
+  await path();
   await keys();
 } catch (error) {
   complain(error.stack ?? String(error));

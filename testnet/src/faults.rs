@@ -7,6 +7,8 @@ use std::time::Duration;
 
 /// How long a peer may take to break itself.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long it may take to say what is broken.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Something that is broken at one peer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -113,6 +115,43 @@ impl<'p> Network<'p> {
             self.change(peer, |faults| faults["cut"] = Value::Object(cut)).await?;
         }
         Ok(())
+    }
+
+    /// Has the link between two peers, by their names, carry less and later in both directions, and no other.
+    ///
+    /// # Errors
+    /// When a name is no peer's, both are one, or a peer does not obey.
+    pub async fn slow_link(&self, ends: [&str; 2], mbit: Option<f64>, ms: f64) -> Result<(), TestnetError> {
+        let [one, other] = [self.find(ends[0])?, self.find(ends[1])?];
+        if one.name == other.name {
+            return Err(disobeyed(one, "a link has two ends, and this is one peer".into()));
+        }
+        let sights = Swarm::of([one, other].into_iter()).look().await;
+        let own = |at: usize| {
+            let sight = sights.get(at)?.as_ref()?;
+            let own = sight.peers.iter().find(|peer| peer.id == sight.me)?;
+            Some((own.id.clone(), json!({ "addresses": own.advert.data_addresses, "mbit": mbit, "ms": ms })))
+        };
+        for (peer, far) in [(one, own(1)), (other, own(0))] {
+            let (id, link) = far.ok_or_else(|| disobeyed(peer, "the link's other end does not answer".into()))?;
+            self.change(peer, |faults| {
+                if faults["slow"].is_null() {
+                    faults["slow"] = json!({});
+                }
+                faults["slow"][&id] = link;
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    /// What is broken at each of the peers, in their order, as they say it themselves; nothing of one that does not answer.
+    pub async fn broken(&self) -> Vec<Option<Value>> {
+        let asked = self.peers.iter().map(|peer| {
+            let asked = peer.authorised(self.client.get(path(peer))).timeout(LOOK).send();
+            async move { asked.await.ok()?.error_for_status().ok()?.json::<Value>().await.ok() }
+        });
+        futures::future::join_all(asked).await
     }
 
     /// Mends everything everywhere.

@@ -22,10 +22,17 @@ use peer::Process;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long a swarm may take to be of one mind.
+/// How long a swarm may take to be of one mind, and how much longer for each of its peers: they measure their hardware, find each
+/// other and load on the same processors.
 const UP: Duration = Duration::from_secs(30);
+const UP_EACH: Duration = Duration::from_secs(4);
 /// How long peers may take to leave by themselves.
 const DOWN: Duration = Duration::from_secs(5);
+
+/// How long a swarm of so many peers may take.
+fn patience(peers: usize) -> Duration {
+    UP + UP_EACH.saturating_mul(u32::try_from(peers).unwrap_or(u32::MAX))
+}
 
 /// What to launch.
 #[derive(Clone, Debug)]
@@ -147,6 +154,15 @@ impl Testnet {
     /// # Errors
     /// When a peer ends, or the swarm is not up in time.
     pub async fn up(config: &TestnetConfig) -> Result<Self, TestnetError> {
+        Self::up_telling(config, |_| {}).await
+    }
+
+    /// The same, and says meanwhile how far it is.
+    ///
+    /// # Errors
+    /// When a peer ends, or the swarm is not up in time.
+    pub async fn up_telling(config: &TestnetConfig, mut tell: impl FnMut(&str)) -> Result<Self, TestnetError> {
+        let (all, patience) = (config.peers.len(), patience(config.peers.len()));
         let io = |error| TestnetError::Io { what: config.folder.display().to_string(), error };
         std::fs::create_dir_all(&config.folder).map_err(io)?;
         let mut net = Self { config: config.clone(), processes: Vec::new(), detached: false };
@@ -154,14 +170,15 @@ impl Testnet {
         for index in 0..config.peers.len() {
             let mut process = Process::launch(config, index, invite.as_deref())?;
             if invite.is_none() {
-                invite = Some(process.invite(UP).await?);
+                invite = Some(process.invite(patience).await?);
             }
             net.processes.push(process);
         }
-        for process in &mut net.processes {
-            process.await_http(UP).await?;
+        for (n, process) in net.processes.iter_mut().enumerate() {
+            tell(&format!("{n} of {all} peers have started"));
+            process.await_http(patience).await?;
         }
-        net.await_one_mind(config.peers.len()).await?;
+        net.await_mind(all, tell).await?;
         net.name_peers().await;
         Ok(net)
     }
@@ -171,13 +188,18 @@ impl Testnet {
     /// # Errors
     /// When that takes too long, or a peer has ended.
     pub async fn await_one_mind(&mut self, peers: usize) -> Result<(), TestnetError> {
-        let swarm = Swarm::of(self.processes.iter().filter(|p| !p.is_gone()).map(|p| &p.info));
-        let outcome = swarm.await_one_mind(peers, UP).await;
+        self.await_mind(peers, |_| {}).await
+    }
+
+    async fn await_mind(&mut self, peers: usize, tell: impl FnMut(&str)) -> Result<(), TestnetError> {
+        let (swarm, patience) =
+            (Swarm::of(self.processes.iter().filter(|p| !p.is_gone()).map(|p| &p.info)), patience(peers));
+        let outcome = swarm.await_one_mind_telling(peers, patience, tell).await;
         for process in &mut self.processes {
             process.check()?;
         }
         outcome.map_err(|why| TestnetError::NotUp {
-            seconds: UP.as_secs_f64(),
+            seconds: patience.as_secs_f64(),
             why,
             folder: self.config.folder.clone(),
         })
@@ -213,7 +235,7 @@ impl Testnet {
         let info = self.processes[index].info.clone();
         let invite = peer::invite_of(self.processes.iter().map(|p| &p.info));
         let mut process = Process::relaunch(&self.config.executable, info, invite.as_deref())?;
-        process.await_http(UP).await?;
+        process.await_http(patience(self.processes.len())).await?;
         self.processes[index] = process;
         Ok(())
     }

@@ -178,9 +178,26 @@ impl Swarm {
     /// # Errors
     /// Says what is missing when `patience` is over.
     pub async fn await_one_mind(&self, peers: usize, patience: Duration) -> Result<(), String> {
+        self.await_one_mind_telling(peers, patience, |_| {}).await
+    }
+
+    /// The same, and says after each look how far they are.
+    ///
+    /// # Errors
+    /// Says what is missing when `patience` is over.
+    pub async fn await_one_mind_telling(
+        &self,
+        peers: usize,
+        patience: Duration,
+        mut tell: impl FnMut(&str),
+    ) -> Result<(), String> {
         let mut passing: Option<(Option<String>, Instant)> = None;
         let stands = |sights: &[Option<Sight>]| {
-            one_mind(sights, peers)?;
+            if let Err(missing) = one_mind(sights, peers) {
+                let far = how_far(sights, peers);
+                tell(&far);
+                return Err(format!("{missing} ({far})"));
+            }
             let Some(sight) = sights.iter().flatten().find(|s| s.leaves_out()) else { return Ok(()) };
             match &passing {
                 Some((plan, since)) if *plan == sight.plan_id && since.elapsed() >= STANDS => return Ok(()),
@@ -203,6 +220,7 @@ impl Swarm {
     ) -> Result<(), String> {
         let until = Instant::now() + patience;
         loop {
+            let began = Instant::now();
             let missing = match wanted(&self.look().await) {
                 Ok(()) => return Ok(()),
                 Err(missing) => missing,
@@ -210,9 +228,20 @@ impl Swarm {
             if Instant::now() > until {
                 return Err(missing);
             }
-            sleep(LOOK).await;
+            // Looking at many peers is work, theirs and ours: on the same processors no more than a part of the time goes to it.
+            sleep(LOOK.max(began.elapsed() * 3)).await;
         }
     }
+}
+
+/// How many are where, of all.
+fn how_far(sights: &[Option<Sight>], peers: usize) -> String {
+    let there = || sights.iter().flatten();
+    let (answer, see) = (there().count(), there().filter(|sight| sight.peers.len() == peers).count());
+    let mut plans: BTreeMap<&str, usize> = BTreeMap::new();
+    there().filter_map(|sight| sight.plan_id.as_deref()).for_each(|plan| *plans.entry(plan).or_default() += 1);
+    let follow = plans.into_values().max().unwrap_or(0);
+    format!("{answer} of {} answer, {see} see all {peers}, {follow} follow one plan", sights.len())
 }
 
 fn one_mind(sights: &[Option<Sight>], peers: usize) -> Result<(), String> {

@@ -246,6 +246,8 @@ pub enum Action {
     Served(Served),
     /// What ran where; right before the end.
     Trace(Box<Trace>),
+    /// What had run where for a client that hung up, as far as it came here.
+    HungUp(Box<Trace>),
     /// Tell the client that this was all.
     End {
         /// The request.

@@ -130,6 +130,22 @@ fn a_client_that_hangs_up_hears_nothing_more() {
     assert!(scenario.first().is_empty() && scenario.token(1).is_empty());
 }
 
+#[test]
+fn what_was_computed_for_a_client_that_hung_up_is_told_as_far_as_it_came() {
+    let mut scenario = Scenario::new();
+    scenario.submit();
+    scenario.decode(DecodeEvent::Granted { cached: 0 });
+    scenario.first();
+    scenario.token(1);
+    let actions = scenario.tell(Event::Cancel { request: REQUEST });
+    let Some(Action::HungUp(trace)) = actions.last() else { panic!("{actions:?}") };
+    assert_eq!((trace.request, trace.new_tokens, trace.prompt_tokens), (REQUEST, 2, 4));
+    assert!(
+        !actions.iter().any(|action| matches!(action, Action::Trace(_) | Action::End { .. })),
+        "it has not ended well"
+    );
+}
+
 /// A client may have its prompt computed where it likes; without a word of its own it is the gate's choice.
 #[test]
 fn who_says_where_a_prompt_is_computed_is_obeyed() {

@@ -4,12 +4,12 @@ import { useEffect, useState } from "preact/hooks";
 import { Refusal, ask, events, get } from "./api";
 import type { Plan, Running, Short, View } from "./types";
 
-/** Requests and plans that the page remembers. */
+/** Requests that the page remembers. */
 const KEPT = 256;
-const PLANS = 20;
 
-export interface Seen {
-  at: Date;
+export interface Followed {
+  /** Seconds since 1970. */
+  at: number;
   id: string;
   plan: Plan;
 }
@@ -18,8 +18,8 @@ export interface State {
   view: View | null;
   requests: Short[];
   running: Running[];
-  /** Plans that were adopted while this page was open, newest first. */
-  plans: Seen[];
+  /** Plans that the peer has followed since it started, newest first. */
+  plans: Followed[];
   /** Counts requests that ended while this page was open: the map shows each. */
   ended: number;
   problem: Refusal | null;
@@ -49,10 +49,9 @@ interface Requests {
 }
 
 function take(view: View) {
-  const { plan_id: id, plan } = view;
-  const isNew = id && plan && state.plans[0]?.id !== id;
-  const plans = isNew ? [{ at: new Date(), id, plan }, ...state.plans].slice(0, PLANS) : state.plans;
-  change({ view, plans, problem: null });
+  const isNew = view.plan_id !== null && state.view?.plan_id !== view.plan_id;
+  change({ view, problem: null });
+  if (isNew) get<{ plans: Followed[] }>("/api/plans").then(({ plans }) => change({ plans }), () => undefined);
 }
 
 /** Whether those that ended before the page was opened have been told. */

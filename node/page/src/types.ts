@@ -143,6 +143,11 @@ export interface Running {
   request: string;
   model: string;
   seconds: number;
+  stage: "queue" | "prefill" | "decode";
+  prompt_tokens: number;
+  new_tokens: number;
+  prefill: string | null;
+  decode: string | null;
 }
 
 export type PartName = "queue" | "prefill" | "pack" | "wire" | "unpack" | "decode" | "recovery";

@@ -22,6 +22,14 @@ export function rate(bytesPerSecond: number): string {
   return mbit >= 1000 ? `${(mbit / 1000).toFixed(1)} Gbit/s` : `${mbit.toFixed(mbit >= 10 ? 0 : 1)} Mbit/s`;
 }
 
+/** How long ago a time is (seconds since 1970). */
+export function since(at: number): string {
+  const s = Math.max(0, Date.now() / 1000 - at);
+  if (s < 90) return `${Math.round(s)} s`;
+  if (s < 5400) return `${Math.round(s / 60)} min`;
+  return s < 172_800 ? `${Math.round(s / 3600)} h` : `${Math.round(s / 86_400)} days`;
+}
+
 export const percent = (part: number) => `${(100 * part).toFixed(part > 0 && part < 0.1 ? 1 : 0)} %`;
 export const tokens = (n: number) => `${n} token${n === 1 ? "" : "s"}`;
 export const short = (id: string) => `…${id.slice(-6)}`;

@@ -11,11 +11,11 @@ use crate::{
         invites::{self, InvitesError, span, unix_now},
     },
 };
-use clap::{Arg, ArgMatches, Command};
+use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde_json::json;
 use std::path::Path;
 use std::time::Duration;
-use tsnode_protocol::{Invite, InviteId};
+use tsnode_protocol::{Invite, InviteId, limits};
 
 /// The longest an invite may last (days).
 const LONGEST: u64 = 3650;
@@ -31,6 +31,10 @@ pub(super) fn command() -> Command {
         .value_name("N")
         .value_parser(whole(1..=invites::USES))
         .help("How many may come with it [default: any number]; only this peer lets them in then");
+    let host =
+        Arg::new("host").long("host").value_name("NAME").action(ArgAction::Append).value_parser(host).help(
+            "Name under which this peer is found as well, as home.example.org, or with another port behind a colon",
+        );
     let id = Arg::new("id").value_name("ID").required(true).value_parser(named);
     let one = |verb: Command| verb.args(knobs(&["data-dir"])).arg(json_flag());
     asking(
@@ -40,11 +44,44 @@ pub(super) fn command() -> Command {
     )
     .arg(expires)
     .arg(uses)
+    .arg(host)
     .subcommand(one(verb("list", "Invites made here, and who came with them", "tsnode invite list")))
     .subcommand(
         one(verb("revoke", "Let nobody in with an invite from now on", "tsnode invite revoke i-0123456789abcdef"))
             .arg(id.help("Its name, as tsnode invite list shows it")),
     )
+}
+
+/// A host's name, and the port where a router has another one for this peer.
+fn host(text: &str) -> Result<(String, Option<u16>), String> {
+    let (name, port) = match text.split_once(':') {
+        Some((name, port)) => (name, Some(port.parse::<u16>().ok().filter(|port| *port > 0))),
+        None => (text, None),
+    };
+    let wrong = || "write a host's name, as home.example.org or home.example.org:7447".to_owned();
+    let port = port.map(|port| port.ok_or_else(wrong)).transpose()?;
+    let is_name = !name.is_empty() && name.len() <= 253 && name.parse::<std::net::IpAddr>().is_err();
+    let is_label =
+        |label: &str| !label.is_empty() && label.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
+    if is_name && name.split('.').all(is_label) { Ok((name.to_owned(), port)) } else { Err(wrong()) }
+}
+
+/// Where this peer is under a name: as at its own addresses, each of whose kinds is told once.
+fn named_addresses(invite: &Invite, (name, port): &(String, Option<u16>)) -> Vec<String> {
+    let mut found = Vec::new();
+    for address in &invite.addresses {
+        let parts: Vec<&str> = address.split('/').collect();
+        let [_, "ip4" | "ip6", _, kind, own, rest @ ..] = &parts[..] else { continue };
+        if rest.contains(&"p2p-circuit") {
+            continue;
+        }
+        let port = port.map_or((*own).to_owned(), |port| port.to_string());
+        let named = format!("/dns/{name}/{kind}/{port}/{}", rest.join("/"));
+        if !found.contains(&named) {
+            found.push(named);
+        }
+    }
+    found
 }
 
 fn named(text: &str) -> Result<InviteId, String> {
@@ -86,6 +123,12 @@ pub(super) fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit>
 fn make(folder: &Path, matches: &ArgMatches) -> Result<(), Exit> {
     let mut invite = current(folder)?;
     let as_json = is_set(matches, "json");
+    let hosts = matches.get_many::<(String, Option<u16>)>("host").into_iter().flatten();
+    let mut addresses: Vec<String> = hosts.flat_map(|host| named_addresses(&invite, host)).collect();
+    addresses.append(&mut invite.addresses);
+    // Names first: they are what was asked for, and what lasts.
+    addresses.truncate(limits::ADDRESSES);
+    invite.addresses = addresses;
     // An open swarm asks for nothing: where it is is all there is to say.
     if invite.ticket.is_some() {
         let lasts = matches.get_one::<Duration>("expires").copied().unwrap_or(invites::LASTS);
@@ -200,6 +243,25 @@ mod tests {
         invite.ticket = None;
         let said = told(&invite, None, true).join("\n");
         assert!(said.contains("does not expire") && !said.contains("revoke"), "{said}");
+    }
+
+    #[test]
+    fn a_name_stands_in_the_place_of_addresses() {
+        let addresses = [
+            "/ip4/192.0.2.1/udp/7447/quic-v1/p2p/12D3KooW",
+            "/ip6/2001:db8::1/udp/7447/quic-v1/p2p/12D3KooW",
+            "/ip4/192.0.2.1/tcp/7447/p2p/12D3KooW",
+            "/ip4/192.0.2.9/tcp/1/p2p/relay/p2p-circuit/p2p/12D3KooW",
+        ];
+        let invite = Invite { swarm: SwarmId([3; 16]), ticket: None, addresses: addresses.map(String::from).to_vec() };
+        let at = |text: &str| named_addresses(&invite, &host(text).unwrap());
+        let own =
+            ["/dns/home.example.org/udp/7447/quic-v1/p2p/12D3KooW", "/dns/home.example.org/tcp/7447/p2p/12D3KooW"];
+        assert_eq!(at("home.example.org"), own);
+        assert_eq!(at("home.example.org:9")[1], "/dns/home.example.org/tcp/9/p2p/12D3KooW");
+        for wrong in ["", "a b", "192.0.2.1", "a/tcp/7", "a..b", "a:0", "a:b", "::1"] {
+            assert!(host(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::{ALL, is_set, json as json_flag, knobs, output, switch, verb};
 use crate::{
     cli::exit::{Exit, Kind},
     config::{ConfigError, Origin, Settings, secrets::SECRETS},
-    service::{Credential, Installed, Level, Purged, ServiceError, Status, Systemd, Unit},
+    service::{Credential, Installed, Level, Purged, ServiceError, Status, Systemd, Unit, UnitError, launchd, windows},
 };
 use clap::{Arg, ArgMatches, Command};
 use serde_json::json;
@@ -33,6 +33,14 @@ pub(super) fn command() -> Command {
                 .arg(run_as.help("Existing user that it runs as [default: one that is there only while it runs]"))
                 .arg(switch("no-start", "Do not start it now"))
                 .arg(switch("dry-run", "Print the unit, and change nothing"))
+                .arg(
+                    Arg::new("for")
+                        .long("for")
+                        .value_name("MANAGER")
+                        .value_parser(["systemd", "launchd", "windows"])
+                        .default_value("systemd")
+                        .help("Whose words to print with --dry-run: launchd's and Windows' are printed only, with what installs them"),
+                )
                 .args(knobs(&ALL)),
         )
         .subcommand(one(verb("status", "Whether it is installed, and how it is", "tsnode service status")))
@@ -55,6 +63,21 @@ pub(super) fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit>
 
 fn install(settings: &Settings, level: Level, systemd: &Systemd, matches: &ArgMatches) -> Result<(), Exit> {
     let unit = unit(settings, level, matches)?;
+    match matches.get_one::<String>("for").map(String::as_str) {
+        Some("launchd") => {
+            return elsewhere(level, matches, &launchd::path(), launchd::agent(&unit), launchd::commands());
+        }
+        Some("windows") => {
+            return elsewhere(
+                level,
+                matches,
+                &format!("{}.xml", windows::TASK),
+                windows::task(&unit),
+                windows::commands(),
+            );
+        }
+        _ => {}
+    }
     for line in unseen(env::vars_os().filter_map(|(name, _)| name.into_string().ok())) {
         note!("tsnode: note: {line}");
     }
@@ -79,6 +102,34 @@ fn install(settings: &Settings, level: Level, systemd: &Systemd, matches: &ArgMa
         Installed::Unchanged => say!("installed already, as it is: {}", path.display()),
     }
     next(level, systemd);
+    Ok(())
+}
+
+/// Prints what another system's manager is to be given, and what is said there.
+fn elsewhere(
+    level: Level,
+    matches: &ArgMatches,
+    path: &str,
+    text: Result<String, UnitError>,
+    commands: [(&'static str, String); 3],
+) -> Result<(), Exit> {
+    let wrong = |what: &str| Exit::new(Kind::Usage, what.to_owned());
+    if !is_set(matches, "dry-run") {
+        return Err(wrong(
+            "--for: services are installed with systemd only; with --dry-run the words for another manager are printed",
+        ));
+    }
+    if level == Level::System {
+        return Err(wrong("--system: only systemd's words are there for a service of the system"));
+    }
+    let text = text.map_err(|e| exit(e.into()))?;
+    if is_set(matches, "json") {
+        let commands: BTreeMap<_, _> = commands.into_iter().collect();
+        return output::print_json(&json!({ "path": path, "unit": text, "commands": commands }));
+    }
+    say!("{}", text.trim_end());
+    note!("this belongs into {path}; to");
+    commands.iter().for_each(|(what, command)| note!("  {what}: {command}"));
     Ok(())
 }
 

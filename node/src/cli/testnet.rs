@@ -188,7 +188,7 @@ async fn up(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     }
     bar.enable_steady_tick(Duration::from_millis(120));
     bar.set_message(format!("starting {} peers", config.peers.len()));
-    let net = Testnet::up(&config).await;
+    let net = Testnet::up_telling(&config, |far| bar.set_message(far.to_owned())).await;
     bar.finish_and_clear();
     let net = net.map_err(exit)?;
     let took = started.elapsed();

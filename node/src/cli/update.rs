@@ -8,6 +8,7 @@ use crate::{
 use clap::{Arg, ArgMatches, Command};
 use semver::Version;
 use serde_json::json;
+use std::cmp::Ordering;
 use std::env;
 
 /// The variable that says where releases are.
@@ -43,7 +44,7 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     let is_next = if wanted.is_some() { archive.version != own } else { archive.version > own };
     let mut told = json!({ "from": own.to_string(), "to": archive.version.to_string(), "changed": false });
     if !is_next {
-        return said(matches, &told, &format!("{own} is here already; {} is there", archive.version));
+        return said(matches, &told, &nothing_to_do(&own, &archive.version, wanted.is_some()));
     }
     if is_set(matches, "check") {
         return said(
@@ -65,6 +66,17 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     Ok(())
 }
 
+/// Why this program stays as it is.
+fn nothing_to_do(own: &Version, there: &Version, is_named: bool) -> String {
+    match own.cmp(there) {
+        _ if is_named => format!("{own} is here already: nothing to do"),
+        Ordering::Equal => format!("{own} is the newest release, and is here already: nothing to do"),
+        _ => format!(
+            "{own} is here, which is newer than the newest release ({there}): nothing to do; --version {there} takes that one"
+        ),
+    }
+}
+
 fn said(matches: &ArgMatches, told: &serde_json::Value, line: &str) -> Result<(), Exit> {
     if is_set(matches, "json") {
         return output::print_json(told);
@@ -80,4 +92,17 @@ fn exit(error: UpdateError) -> Exit {
         _ => Kind::Other,
     };
     Exit::new(kind, error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_there_is_nothing_to_do_it_is_said_why() {
+        let (old, new) = (Version::new(0, 1, 0), Version::new(0, 2, 0));
+        assert!(nothing_to_do(&old, &old, false).starts_with("0.1.0 is the newest release"));
+        assert!(nothing_to_do(&new, &old, false).contains("newer than the newest release (0.1.0)"));
+        assert_eq!(nothing_to_do(&new, &new, true), "0.2.0 is here already: nothing to do");
+    }
 }

@@ -16,14 +16,26 @@ const GRACE: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug)]
 pub struct OwnerHandle {
     paused: watch::Sender<bool>,
+    hours: watch::Sender<Option<Hours>>,
     leave: CancellationToken,
 }
 
 impl OwnerHandle {
     /// Says it by these.
     #[must_use]
-    pub fn new(paused: watch::Sender<bool>, leave: CancellationToken) -> Self {
-        Self { paused, leave }
+    pub fn new(paused: watch::Sender<bool>, hours: watch::Sender<Option<Hours>>, leave: CancellationToken) -> Self {
+        Self { paused, hours, leave }
+    }
+
+    /// The hours in which it is lent; none where that is all day.
+    #[must_use]
+    pub fn hours(&self) -> Option<Hours> {
+        *self.hours.borrow()
+    }
+
+    /// It is lent in these hours from now on, until the peer starts again.
+    pub fn set_hours(&self, hours: Option<Hours>) {
+        self.hours.send_replace(hours);
     }
 
     /// The machine is wanted back for now, or lent again.
@@ -40,7 +52,7 @@ impl OwnerHandle {
 /// The peer's side: what is lent by that.
 pub struct Owner {
     paused: watch::Receiver<bool>,
-    hours: Option<Hours>,
+    hours: watch::Receiver<Option<Hours>>,
     /// What is lent when anything is.
     devices: Vec<Device>,
     lending: Lending,
@@ -65,10 +77,11 @@ impl Owner {
     #[must_use]
     pub fn new(store: Store, hours: Option<Hours>, leave: CancellationToken) -> (OwnerHandle, Self) {
         let (paused, wishes) = watch::channel(store.paused());
+        let (lent, hours) = watch::channel(hours);
         let (lending, since) = (Lending::Lends, Instant::now());
         let moving = watch::Sender::new(false);
         (
-            OwnerHandle::new(paused, leave),
+            OwnerHandle::new(paused, lent, leave),
             Self { paused: wishes, hours, devices: Vec::new(), lending, since, rested: false, moving, store },
         )
     }
@@ -104,7 +117,7 @@ impl Owner {
     /// Minute of the day at which it is lent, where that is not all day.
     #[must_use]
     pub fn opens(&self) -> Option<u16> {
-        self.hours.map(Hours::opens)
+        self.hours.borrow().map(Hours::opens)
     }
 
     /// For those who serve here: whether what runs is for others to go on with.
@@ -121,9 +134,10 @@ impl Owner {
     /// Looks at the owner's wish and the clock.
     pub fn look(&mut self, at: Instant) -> Option<Turn> {
         let paused = *self.paused.borrow_and_update();
+        let hours = *self.hours.borrow_and_update();
         // Reading the clock of the wall costs little, and is done only for those who set hours.
-        let minute = self.hours.map_or(0, |_| minute_of_day());
-        let now = Lending::at(minute, paused, self.hours);
+        let minute = hours.map_or(0, |_| minute_of_day());
+        let now = Lending::at(minute, paused, hours);
         if now != self.lending {
             return self.turn(at, now);
         }
@@ -188,6 +202,24 @@ mod tests {
         handle.pause(false);
         assert_eq!(again.look(now), Some(Turn::Lend(vec![device()])));
         assert!(!*again.moving().borrow() && !again.store.paused());
+    }
+
+    #[test]
+    fn hours_that_are_set_while_it_runs_are_kept_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let (handle, mut owner) = Owner::new(Store::open(folder.path()).unwrap(), None, CancellationToken::new());
+        owner.set_devices(vec![device()]);
+        let now = Instant::now();
+        assert_eq!((owner.look(now), handle.hours(), owner.opens()), (None, None, None));
+        // A minute that is not now: the clock may go on to the next while this runs.
+        let later = (minute_of_day() + 60) % (24 * 60);
+        let text = |minute: u16| format!("{:02}:{:02}", minute / 60 % 24, minute % 60);
+        let text = format!("{}-{}", text(later), text(later + 1));
+        handle.set_hours(Some(text.parse().unwrap()));
+        assert_eq!((owner.look(now), owner.lending()), (Some(Turn::Lend(vec![])), Lending::OutsideHours));
+        assert_eq!(owner.opens(), Some(later));
+        handle.set_hours(None);
+        assert_eq!(owner.look(now), Some(Turn::Lend(vec![device()])));
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod handle;
 mod heard;
 mod look;
 mod moves;
+pub mod names;
 mod outbox;
 mod port_reuse;
 mod quic;

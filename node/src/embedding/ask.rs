@@ -1,9 +1,12 @@
 //! A gateway's side: cuts a client's inputs into pieces, asks lenders for each, and asks another where one does not answer.
 
 use super::Lenders;
-use crate::data_plane::{
-    links::{LinkError, Links, Stream},
-    roster::Roster,
+use crate::{
+    data_plane::{
+        links::{LinkError, Links, Stream},
+        roster::Roster,
+    },
+    history::{History, Work},
 };
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use std::collections::{BTreeMap, BTreeSet};
@@ -104,6 +107,8 @@ pub struct Asker {
     links: Links,
     roster: Roster,
     own: Lenders,
+    /// Where it is counted what others encode.
+    history: History,
     /// Held for its operations only.
     router: Arc<Mutex<EncoderRouter>>,
     started: Instant,
@@ -136,8 +141,8 @@ pub async fn run(asker: Asker, mut queries: mpsc::Receiver<Query>, tasks: TaskTr
 impl Asker {
     /// Asks over these links; `own` are those of this peer.
     #[must_use]
-    pub fn new(me: PeerId, links: Links, roster: Roster, own: Lenders) -> Self {
-        Self { me, links, roster, own, router: Arc::default(), started: Instant::now() }
+    pub fn new(me: PeerId, links: Links, roster: Roster, own: Lenders, history: History) -> Self {
+        Self { me, links, roster, own, history, router: Arc::default(), started: Instant::now() }
     }
 
     async fn encode(
@@ -184,6 +189,12 @@ impl Asker {
             let took = Seconds(sent.elapsed().as_secs_f64());
             match ended {
                 Ok((encoded, waiting)) => {
+                    if peer != self.me {
+                        // A lender says how many there were, and none takes more than its context.
+                        let read = encoded.iter().map(|one| one.tokens.min(card.context));
+                        let tokens = read.fold(0, u32::saturating_add);
+                        self.history.computed_by_others((card.id, &card.name), Work::of(tokens, 0, 1, 1));
+                    }
                     asked.ends(Outcome::Done { took, waiting });
                     return Ok(encoded);
                 }

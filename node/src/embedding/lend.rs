@@ -1,7 +1,12 @@
 //! A lent encoder: one thread that computes, on as many threads as its peer lends, and a queue before it.
 
 use super::{Encoder, EncoderError};
-use crate::{data_plane::links::Stream, hardware::cores::Cores, text::give_way};
+use crate::{
+    data_plane::links::Stream,
+    hardware::cores::Cores,
+    history::{History, Work},
+    text::give_way,
+};
 use std::path::Path;
 use std::sync::{
     Arc,
@@ -50,9 +55,15 @@ impl Lenders {
         lender.ok_or(EncodeRefusal::NotLent)?.encode(request)
     }
 
-    /// Answers another peer's request.
-    pub async fn serve(&self, request: EncodeRequest, stream: Stream) {
+    /// Answers another peer's request, and counts what is computed for it.
+    pub async fn serve(&self, request: EncodeRequest, stream: Stream, history: &History) {
         let Stream { mut sender, receiver: _receiver } = stream;
+        let card = self.0.iter().map(|lender| &lender.card).find(|card| card.id == request.model);
+        let count = |event: &EncodeEvent| {
+            if let (EncodeEvent::Encoded(encoded), Some(card)) = (event, card) {
+                history.computed((card.id, &card.name), Work::of(encoded.tokens, 0, 1, 1));
+            }
+        };
         let mut events = match self.encode(request) {
             Ok(events) => events,
             Err(refusal) => {
@@ -64,6 +75,7 @@ impl Lenders {
         let gone = sender.closed();
         let answer = async {
             while let Some(event) = events.recv().await {
+                count(&event);
                 if sender.send(&event).await.is_err() {
                     return;
                 }

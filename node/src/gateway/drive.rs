@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tsnode_coordinator::{
-    gateway::{Action, Begun, Event, Gateway as Machine, View},
+    gateway::{Action, Begun, Event, Gateway as Machine, Trace, View},
     spot_check::SpotChecks,
 };
 use tsnode_protocol::{
@@ -226,13 +226,10 @@ impl Drive {
                 }
             }
             Action::Trace(ref trace) => {
-                let view = self.view.borrow();
-                let mut models = view.adverts.values().flat_map(|advert| &advert.models);
-                let name = models.find(|card| card.id == trace.model).map_or("", |card| card.name.as_str());
-                self.history.ended(self.me, name, trace);
-                drop(view);
+                self.count(trace);
                 tell(action, clients);
             }
+            Action::HungUp(trace) => self.count(&trace),
             Action::Unserved { request, .. } => {
                 self.response_log.end(request);
                 tell(action, clients);
@@ -243,6 +240,14 @@ impl Drive {
             }
             other => tell(other, clients),
         }
+    }
+
+    /// What others have computed for a client of this gateway.
+    fn count(&self, trace: &Trace) {
+        let view = self.view.borrow();
+        let mut models = view.adverts.values().flat_map(|advert| &advert.models);
+        let name = models.find(|card| card.id == trace.model).map_or("", |card| card.name.as_str());
+        self.history.ended(self.me, name, trace);
     }
 
     fn open_decode(&self, request: RequestId, leader: PeerId, open: DecodeRequest, clients: &mut ClientTable) {

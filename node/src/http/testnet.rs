@@ -1,4 +1,4 @@
-//! `/api/testnet`: ends, stops and starts the processes of a testnet, for the pages of its peers.
+//! `/api/testnet`: ends, stops and starts the processes of a testnet, and breaks the network between them, for the pages of its peers.
 //!
 //! It is there only at a peer that may be broken and that a testnet on this machine has started and written down, with its process
 //! and its data folder; and it reaches that testnet's processes alone.
@@ -7,32 +7,51 @@ use super::{ApiError, ApiState};
 use axum::{Json, extract::State, http::StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tsnode_testnet::{PeerInfo, STATE_FILE, State as Net};
+use tsnode_testnet::{Network, PeerInfo, STATE_FILE, State as Net, TestnetError};
 
 const PATH: &str = "/api/testnet";
 /// How long a peer that is started again may take until its HTTP listens.
 const START: Duration = Duration::from_secs(30);
 
-/// What may be done to a peer's process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Deed {
-    Kill,
-    Stop,
-    Cont,
-    Restart,
+/// What is to be done, and to whom: peers are named as in the testnet.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(tag = "deed", rename_all = "snake_case", deny_unknown_fields)]
+pub(super) enum Wish {
+    /// Its process ends at once.
+    Kill { peer: String },
+    /// Its process hangs, its connections open.
+    Stop { peer: String },
+    /// It goes on.
+    Cont { peer: String },
+    /// It is started with its files.
+    Restart { peer: String },
+    /// Nothing goes between these and all others.
+    Partition { side: Vec<String> },
+    /// The link between two carries less, and later.
+    Slow {
+        peer: String,
+        to: String,
+        #[serde(default)]
+        mbit: Option<f64>,
+        #[serde(default)]
+        ms: f64,
+    },
+    /// Every network is whole again.
+    Heal {},
 }
 
-/// What is to be done, to whom.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Wish {
-    deed: Deed,
-    /// Its name in the testnet.
-    peer: String,
+impl Wish {
+    /// Whose process is meant, where one is.
+    fn process(&self) -> Option<&str> {
+        match self {
+            Self::Kill { peer } | Self::Stop { peer } | Self::Cont { peer } | Self::Restart { peer } => Some(peer),
+            Self::Partition { .. } | Self::Slow { .. } | Self::Heal {} => None,
+        }
+    }
 }
 
 /// What a process does.
@@ -46,36 +65,90 @@ enum Process {
 
 pub(super) async fn show(State(state): State<ApiState>) -> Result<Json<Value>, ApiError> {
     let (_, net) = testnet(&state).await?;
-    let shown = |peer: &PeerInfo| json!({ "name": peer.name, "id": peer.id, "process": process(peer), "is_this": peer.pid == std::process::id() });
+    let broken = broken(&net).await;
+    let shown = |peer: &PeerInfo| {
+        let (cut, slow) = broken.get(&peer.name).cloned().unwrap_or_default();
+        json!({
+            "name": peer.name, "id": peer.id, "process": process(peer), "is_this": peer.pid == std::process::id(),
+            "cut_from": cut, "slow_to": slow,
+        })
+    };
     Ok(Json(json!({ "peers": net.peers.iter().map(shown).collect::<Vec<_>>() })))
+}
+
+/// By name, from whom each peer that answers is cut off, and to whom its links are slow, as it says itself.
+async fn broken(net: &Net) -> BTreeMap<String, (Vec<String>, Vec<Value>)> {
+    let name = |id: &String| {
+        net.peers.iter().find(|peer| peer.id == *id).map_or(id.as_str(), |peer| peer.name.as_str()).to_owned()
+    };
+    let asked: Vec<&PeerInfo> = net.peers.iter().filter(|peer| process(peer) == Process::Runs).collect();
+    let said = Network::of(asked.iter().copied()).broken().await;
+    let of = |(peer, faults): (&PeerInfo, Value)| {
+        let cut = faults["cut"].as_object().into_iter().flatten().map(|(id, _)| name(id)).collect();
+        let slow = faults["slow"].as_object().into_iter().flatten();
+        let slow = slow.map(|(id, link)| json!({ "to": name(id), "mbit": link["mbit"], "ms": link["ms"] })).collect();
+        (peer.name.clone(), (cut, slow))
+    };
+    asked.into_iter().zip(said).filter_map(|(peer, faults)| Some(of((peer, faults?)))).collect()
 }
 
 pub(super) async fn act(
     State(state): State<ApiState>,
-    Json(Wish { deed, peer }): Json<Wish>,
+    Json(wish): Json<Wish>,
 ) -> Result<(StatusCode, Json<Value>), ApiError> {
-    let (folder, mut net) = testnet(&state).await?;
+    let (folder, net) = testnet(&state).await?;
     let wrong = |why: String| ApiError::param("peer", why);
-    if net.peer(&peer).map_err(|e| wrong(e.to_string()))?.pid == std::process::id() {
+    if let Some(peer) = wish.process()
+        && net.peer(peer).map_err(|e| wrong(e.to_string()))?.pid == std::process::id()
+    {
         return Err(wrong(format!("{peer} is the peer that you ask: ask another one to end it")));
     }
-    tracing::info!(?deed, peer, "done on purpose");
-    let done = match deed {
-        Deed::Restart => {
-            net.restart(&peer, &folder, START).await.map_err(|e| wrong(e.to_string()))?;
-            "starts again"
-        }
-        Deed::Kill => signal(net, peer.clone(), "-KILL", "killed").await?,
-        Deed::Stop => signal(net, peer.clone(), "-STOP", "stopped").await?,
-        Deed::Cont => signal(net, peer.clone(), "-CONT", "goes on").await?,
-    };
-    Ok((StatusCode::ACCEPTED, Json(json!({ "done": format!("{peer}: {done}") }))))
+    tracing::info!(?wish, "done on purpose");
+    let done = done(wish, &folder, net).await.map_err(wrong)?;
+    Ok((StatusCode::ACCEPTED, Json(json!({ "done": done }))))
 }
 
-async fn signal(net: Net, peer: String, what: &'static str, done: &'static str) -> Result<&'static str, ApiError> {
-    let sent = tokio::task::spawn_blocking(move || net.signal(&peer, what).map(|_| ()).map_err(|e| e.to_string()));
-    let sent = sent.await.unwrap_or_else(|panic| Err(panic.to_string()));
-    sent.map(|()| done).map_err(|why| ApiError::param("peer", why))
+/// What was done, as it is said.
+async fn done(wish: Wish, folder: &Path, mut net: Net) -> Result<String, String> {
+    let why = |error: TestnetError| error.to_string();
+    Ok(match wish {
+        Wish::Restart { peer } => {
+            net.restart(&peer, folder, START).await.map_err(why)?;
+            format!("{peer}: starts again")
+        }
+        Wish::Kill { peer } => signal(net, peer, "-KILL", "killed").await?,
+        Wish::Stop { peer } => signal(net, peer, "-STOP", "stopped").await?,
+        Wish::Cont { peer } => signal(net, peer, "-CONT", "goes on").await?,
+        Wish::Partition { side } => {
+            if side.is_empty() || net.peers.iter().all(|peer| side.contains(&peer.name)) {
+                return Err("name some of the peers, and not all: those are on the other side".into());
+            }
+            let names: Vec<&str> = side.iter().map(String::as_str).collect();
+            network(&net).partition(&names).await.map_err(why)?;
+            format!("{} cut off from all others: others notice within seconds", names.join(", "))
+        }
+        Wish::Slow { peer, to, mbit, ms } => {
+            network(&net).slow_link([&peer, &to], mbit, ms).await.map_err(why)?;
+            format!("the link between {peer} and {to} is slow")
+        }
+        Wish::Heal {} => {
+            network(&net).heal().await.map_err(why)?;
+            "every network is whole again".to_owned()
+        }
+    })
+}
+
+/// Of those that answer: whoever ended or was stopped cannot be told anything.
+fn network(net: &Net) -> Network<'_> {
+    Network::of(net.peers.iter().filter(|peer| process(peer) == Process::Runs))
+}
+
+async fn signal(net: Net, peer: String, what: &'static str, done: &'static str) -> Result<String, String> {
+    let sent = tokio::task::spawn_blocking(move || {
+        net.signal(&peer, what).map_err(|e| e.to_string())?;
+        Ok(format!("{peer}: {done}"))
+    });
+    sent.await.unwrap_or_else(|panic| Err(panic.to_string()))
 }
 
 /// The testnet that this very process is a peer of, and where it is written down.
@@ -109,6 +182,18 @@ fn process(peer: &PeerInfo) -> Process {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn wishes_are_read_and_each_has_what_it_needs() {
+        let read = |text: &str| serde_json::from_str::<Wish>(text).ok();
+        let slow = Wish::Slow { peer: "peer0".into(), to: "peer1".into(), mbit: None, ms: 40.0 };
+        assert_eq!(read(r#"{"deed":"slow","peer":"peer0","to":"peer1","ms":40}"#), Some(slow));
+        assert_eq!(read(r#"{"deed":"heal"}"#), Some(Wish::Heal {}));
+        assert_eq!(read(r#"{"deed":"kill","peer":"peer0"}"#).unwrap().process(), Some("peer0"));
+        for wrong in [r#"{"deed":"kill"}"#, r#"{"deed":"slow","peer":"peer0"}"#, r#"{"deed":"burn","peer":"peer0"}"#] {
+            assert_eq!(read(wrong), None, "{wrong}");
+        }
+    }
 
     #[test]
     fn only_the_testnet_that_has_started_this_process_is_found() {

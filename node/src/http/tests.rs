@@ -4,6 +4,7 @@ mod answers;
 mod apis;
 mod bodies;
 mod keys;
+mod limits;
 mod metrics;
 mod page;
 mod refusals;
@@ -15,7 +16,7 @@ mod structured;
 mod tolerance;
 mod tools;
 
-use super::{ApiState, Controls, Gatekeeper, Texts, serve};
+use super::{ApiState, Controls, Gatekeeper, Limits, Texts, serve};
 use crate::data_plane::doors::Doors;
 use crate::{
     control_plane::owner::OwnerHandle,
@@ -134,11 +135,19 @@ impl Api {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let stop = CancellationToken::new();
-        let owner = OwnerHandle::new(watch::Sender::new(false), CancellationToken::new());
+        let owner = OwnerHandle::new(watch::Sender::new(false), watch::Sender::new(None), CancellationToken::new());
         let (measurer, _) = Measurer::channel();
         let (wanted, waits) = watch::channel(false);
         let (settings, set) = mpsc::channel(4);
-        let controls = Controls { owner, measurer, faults: None, testnet: None, asked: wanted, settings };
+        let controls = Controls {
+            owner,
+            measurer,
+            faults: None,
+            testnet: None,
+            asked: wanted,
+            settings,
+            limits: Limits::default(),
+        };
         let state = ApiState::new(gateway, texts, watched, controls, gatekeeper);
         crate::tasks::spawn("test", serve(listener, Doors::default().http, state, stop.clone()));
         let client = reqwest::Client::builder().timeout(Duration::from_secs(20)).build().unwrap();

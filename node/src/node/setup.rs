@@ -6,8 +6,8 @@ use crate::{
     embedding::EncoderError,
     faults::Wall,
     hardware::{DeviceChoice, LendError, cores::Cores},
-    http::hosts::Sites,
-    store::{StoreError, identity::IdentityError, invites::InvitesError, keys::KeysError},
+    http::{Limits, hosts::Sites},
+    store::{Store, StoreError, identity::IdentityError, invites::InvitesError, keys::KeysError},
     text::{Parsers, SpecialText, TextError, VocabularyError},
     weights,
 };
@@ -168,6 +168,21 @@ pub struct NodeConfig {
     pub wall: Wall,
 }
 
+impl NodeConfig {
+    /// What its owner allows, as HTTP shows it.
+    pub(super) fn limits(&self) -> Limits {
+        Limits {
+            memory_bytes: self.memory_bytes,
+            kv_bytes: self.kv_bytes,
+            threads: self.threads.count,
+            upload_mbit: self.shaping.and_then(|shaping| shaping.upload).map(|rate| rate.0 * 8e-6),
+            relay: self.relay,
+            model_budget_bytes: self.weights.budget,
+            requests_per_minute: self.http_rate,
+        }
+    }
+}
+
 /// Why a peer does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
@@ -279,4 +294,13 @@ impl From<LinkError> for NodeError {
             other => Self::System(other.to_string()),
         }
     }
+}
+
+/// The one beside the control plane's, or any where that is any.
+pub(super) fn next_port(port: u16) -> u16 {
+    if port == 0 { 0 } else { port.saturating_add(1) }
+}
+
+pub(super) fn not_written(store: &Store, name: &str, error: std::io::Error) -> NodeError {
+    NodeError::Store(StoreError::Io { path: store.folder().join(name), error })
 }

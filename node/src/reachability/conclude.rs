@@ -132,8 +132,8 @@ fn unusable(seen: &Observations) -> Vec<Finding> {
         Finding::of("members", state, Cause::UnusableAddress, "an address cannot be called as it is written")
             .shown_by(listed(seen.unusable.iter().cloned()))
             .mended_by(
-                "peers are called by IP addresses, as /ip4/192.0.2.1/tcp/7446: ask for a new invite (tsnode invite, on a \
-                 member's machine), and see that the name resolves to that address",
+                "see that a name is written right and that this host's resolver knows it (getent hosts NAME), or ask for a new \
+                 invite (tsnode invite, on a member's machine): it has the members' IP addresses of today",
             ),
     ]
 }

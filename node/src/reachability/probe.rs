@@ -2,7 +2,7 @@
 
 use super::observation::{Called, Own, Packets, Port, PortKind};
 use crate::{
-    control_plane::swarm::{self, Seen},
+    control_plane::swarm::{self, Seen, names},
     data_plane::links::beside,
 };
 use futures::future::{join, join_all};
@@ -80,9 +80,15 @@ fn source_towards(far: IpAddr) -> Option<IpAddr> {
 pub async fn call(targets: Vec<Target>, swarm: SwarmId, membership: Option<&Membership>) -> Calls {
     let mut calls = Calls::default();
     let mut doors: Vec<(usize, Option<Multiaddr>, PortKind, SocketAddr)> = Vec::new();
-    for target in targets.into_iter().take(PEERS) {
+    let looking = targets.into_iter().take(PEERS).map(|target| async {
+        let addresses = target.addresses.iter().take(limits::ADDRESSES).filter(|a| !is_circuit(a));
+        let addresses: Vec<Multiaddr> = addresses.cloned().collect();
+        (target, names::resolved(&addresses).await)
+    });
+    for (target, (addresses, lost)) in join_all(looking).await {
         let mut own = Vec::new();
-        for address in target.addresses.into_iter().take(limits::ADDRESSES).filter(|a| !is_circuit(a)) {
+        calls.unusable.extend(lost.iter().map(ToString::to_string));
+        for address in addresses {
             match door(&address) {
                 Some((kind, at)) => own.push((calls.peers.len(), Some(address), kind, at)),
                 None => calls.unusable.push(address.to_string()),

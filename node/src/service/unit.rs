@@ -205,7 +205,7 @@ pub fn folder_of(text: &str) -> Option<PathBuf> {
     Some(PathBuf::from(folder)).filter(|folder| folder.is_absolute())
 }
 
-fn absolute(path: &Path) -> Result<String, UnitError> {
+pub(super) fn absolute(path: &Path) -> Result<String, UnitError> {
     if !path.is_absolute() {
         return Err(UnitError::Relative(path.to_owned()));
     }

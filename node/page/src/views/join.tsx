@@ -4,6 +4,7 @@ import { renderSVG } from "uqr";
 import { useState } from "preact/hooks";
 import { useLive } from "../live";
 import { Heading, Line } from "../parts/small";
+import { Arrivals } from "./arrivals";
 
 /** An invite is in base32 behind its mark. */
 const INVITE = /^ts1[a-z2-7]{20,8000}$/i;
@@ -63,6 +64,7 @@ export function JoinView() {
           </>
         )}
       </section>
+      <Arrivals />
       <section>
         <h2>Where this peer is found</h2>
         {view.addresses.length ? (

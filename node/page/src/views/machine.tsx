@@ -6,6 +6,7 @@ import { useLive } from "../live";
 import { Heading, Line, Meter, Said, useDeed } from "../parts/small";
 import type { Peer, View } from "../types";
 import { EarnedSection } from "./earned";
+import { LimitsSection } from "./limits";
 import { bytes, layers, modelName, nameOf, percent } from "../words";
 
 const LENDING: Record<string, string> = {
@@ -44,9 +45,10 @@ export function MachineView() {
         {STAGES[view.readiness.stage] ?? view.readiness.stage} {me?.advert.devices.length || view.lending !== "lends" ? (LENDING[view.lending] ?? view.lending) : ""}
       </p>
       <Owner view={view} />
-      {me && <Lent me={me} view={view} />}
-      <Role view={view} />
       <EarnedSection />
+      {me && <Lent me={me} view={view} />}
+      <LimitsSection />
+      <Role view={view} />
       {view.fetching && (
         <section>
           <h2>Fetching</h2>
@@ -160,9 +162,6 @@ function Lent({ me, view }: { me: Peer; view: View }) {
           <Meter part={used} label="KV pages used" />
         </>
       )}
-      <p class="quiet small">
-        Limits (memory, threads, hours, upload) are settings of the program: <code>tsnode join --help</code>.
-      </p>
     </section>
   );
 }

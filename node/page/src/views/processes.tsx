@@ -1,15 +1,20 @@
-// The processes of a testnet: ended, stopped and started again by a click, beside the requests under way.
+// The processes of a testnet and the network between them, broken by a click beside the requests under way.
 
 import { useEffect, useState } from "preact/hooks";
 import { get, post } from "../api";
 import { useLive } from "../live";
 import { Line, Said, useDeed } from "../parts/small";
+import { nameOf } from "../words";
+import { BrokenNetwork } from "./network";
 
-interface Process {
+export interface Process {
   name: string;
   id: string;
   process: "runs" | "stopped" | "ended";
   is_this: boolean;
+  /** Who it says nothing reaches from there, and to whom its links are slow. */
+  cut_from: string[];
+  slow_to: { to: string; mbit: number | null; ms: number }[];
 }
 
 const SAID = { runs: "runs", stopped: "stopped", ended: "ended" };
@@ -62,12 +67,14 @@ export function Processes() {
         ))}
       </ul>
       <Said text={said} />
+      <BrokenNetwork peers={peers} look={look} />
       <h3>Under way at this peer</h3>
       {running.length === 0 && <p class="quiet">Nothing.</p>}
       <ul>
         {running.map((one) => (
           <li key={one.request}>
-            {one.request.slice(0, 8)}…, {one.model}: for {one.seconds} s
+            {one.request.slice(0, 8)}…, {one.model}: {one.new_tokens} tokens in {one.seconds} s
+            {one.decode && `, answered by ${nameOf(view, one.decode)}`}
           </li>
         ))}
       </ul>

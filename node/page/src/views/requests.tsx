@@ -20,7 +20,11 @@ export function RequestsView({ id }: { id: string }) {
         <ul class="plain">
           {running.map((one) => (
             <li key={one.request} class="row">
-              <code>{one.request}</code> <span>{one.model}</span> <span class="number">{one.seconds} s</span>
+              <code>{one.request}</code> <span>{one.model}</span> <span>
+                {one.stage}, {one.prompt_tokens} of prompt, {one.new_tokens} of answer
+                {one.decode && `, by ${nameOf(view, one.decode)}`}
+              </span>{" "}
+              <span class="number">{one.seconds} s</span>
               <button
                 type="button"
                 disabled={busy}

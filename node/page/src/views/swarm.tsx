@@ -4,7 +4,7 @@ import { useLive } from "../live";
 import { Heading, Meter } from "../parts/small";
 import { SwarmMap, linkOf, strength } from "../parts/map";
 import type { View } from "../types";
-import { bytes, modelName, nameOf, percent, rate, seconds, short } from "../words";
+import { bytes, layers, modelName, nameOf, percent, rate, seconds, short } from "../words";
 
 export function SwarmView() {
   const { view, requests, ended, plans } = useLive();
@@ -23,13 +23,22 @@ export function SwarmView() {
       <section>
         <h2>Plan</h2>
         <p>{view.plan ? view.plan.reason : "There is no plan yet."}</p>
-        {plans.length > 1 && (
+        {plans.length > 0 && (
           <details>
-            <summary>Plans since this page was opened ({plans.length})</summary>
+            <summary>Plans since this peer started ({plans.length})</summary>
             <ol class="plans">
               {plans.map((one) => (
-                <li key={one.id + one.at.getTime()}>
-                  <time>{one.at.toLocaleTimeString()}</time> {one.plan.groups.length} groups, term {one.plan.term}: {one.plan.reason}
+                <li key={one.id + one.at}>
+                  <time dateTime={new Date(one.at * 1000).toISOString()}>{new Date(one.at * 1000).toLocaleTimeString()}</time>, epoch{" "}
+                  {one.plan.epoch}, term {one.plan.term}: {one.plan.reason}
+                  <ul>
+                    {one.plan.groups.map((group) => (
+                      <li key={group.id}>
+                        <span class={`phase ${group.phase}`}>{group.phase}</span>{" "}
+                        {group.stages.map((stage) => `${nameOf(view, stage.peer)} (${layers(stage.layers)})`).join(" → ")}
+                      </li>
+                    ))}
+                  </ul>
                 </li>
               ))}
             </ol>

@@ -187,7 +187,7 @@ pub(super) fn log(path: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::view::{PeerView, tests::view as nothing};
+    use crate::view::{PeerView, Trouble, tests::view as nothing};
     use tsnode_coordinator::waiting::NotReady;
     use tsnode_kernels::{load::Progress, source::ModelSource};
     use tsnode_protocol::{
@@ -327,6 +327,48 @@ role     decode, layers 0..2 of 4, leads"
         let lines = Board::default().news(&other, &fixed("me")).join("\n");
         assert!(lines.contains("lends    nothing: this swarm serves gutenberg-tiny; lend"), "{lines}");
         assert_eq!(live(&other), (Mood::Good, "ready: 2 peers; 2 running here".into()));
+    }
+
+    #[test]
+    fn what_an_owner_should_see_to_is_told_once_whole_and_again_when_it_is_another() {
+        let network = |said: &str| Trouble::Network { said: said.into() };
+        let all = [
+            Trouble::Twin { at: Some("/ip4/192.0.2.9/tcp/7".into()) },
+            network("a firewall lets nothing through (UDP to 192.0.2.1:7447 is silent): open it\u{1b}[2J"),
+            Trouble::NoLifelines { address: ([127, 0, 0, 1], 7448).into() },
+        ];
+        let mut board = Board::default();
+        let told = |view: &SwarmView, board: &mut Board| {
+            let lines = board.news(view, &fixed("me"));
+            assert!(lines.iter().all(|line| width(line) <= COLUMNS && !line.contains(char::is_control)), "{lines:?}");
+            // Whole sentences: the lines below a label's first go on with it.
+            let from = lines.iter().position(|line| line.starts_with("trouble")).unwrap_or(lines.len());
+            let until = lines[from..].iter().position(|l| !l.starts_with("trouble") && !l.starts_with(' '));
+            let lines = &lines[from..until.map_or(lines.len(), |n| from + n)];
+            (
+                lines.iter().filter(|l| l.starts_with("trouble")).count(),
+                lines.iter().map(|l| &l[LABELS..]).collect::<Vec<_>>().join(" "),
+            )
+        };
+        let three = SwarmView { troubles: all.to_vec(), ..view() };
+        let (count, text) = told(&three, &mut board);
+        assert_eq!(count, 3, "{text}");
+        for part in [
+            "with this peer's identity, at /ip4/192.0.2.9",
+            "no identity.key",
+            "192.0.2.1:7447 is silent",
+            "TCP port 7448",
+            "--listen",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert_eq!(told(&three, &mut board), (0, String::new()), "nothing is said twice");
+        let other = SwarmView {
+            troubles: vec![all[0].clone(), network("the invite has expired: ask for a new one")],
+            ..view()
+        };
+        let (count, text) = told(&other, &mut board);
+        assert!(count == 1 && text.contains("the invite has expired"), "{text}");
     }
 
     #[test]

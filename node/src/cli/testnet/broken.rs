@@ -24,6 +24,12 @@ pub(super) fn commands() -> [Command; 6] {
         fault("slow", "Make a peer's links slow")
             .arg(number("mbit", 1e6, "What each carries in Mbit/s [default: as before]"))
             .arg(number("ms", 60_000.0, "How much later everything leaves, in milliseconds").default_value("0"))
+            .arg(
+                Arg::new("to")
+                    .long("to")
+                    .value_name("PEER")
+                    .help("Only the link between the two, in both directions [default: all links from the peer]"),
+            )
             .arg(dir()),
         fault("lie", "Let a peer answer wrongly, as a byzantine peer would")
             .arg(number("tokens", 1.0, "Part of the tokens it gives that are wrong").default_value("1"))
@@ -58,6 +64,11 @@ pub(super) async fn run(fault: &str, matches: &ArgMatches) -> Result<(), Exit> {
                 matches.get_many::<String>("side").into_iter().flatten().map(String::as_str).collect();
             network.partition(&side).await.map_err(exit)?;
             format!("{} cut off from all others", side.join(", "))
+        }
+        "slow" if matches.contains_id("to") => {
+            let (one, other) = (asked_peer(matches), matches.get_one::<String>("to").map_or("", String::as_str));
+            network.slow_link([one, other], number("mbit"), number("ms").unwrap_or(0.0)).await.map_err(exit)?;
+            format!("the link between {one} and {other} is slow until: tsnode testnet heal")
         }
         "heal" => {
             network.heal().await.map_err(exit)?;

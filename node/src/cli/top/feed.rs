@@ -13,9 +13,11 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 /// How long a peer may take to begin.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Peers say something at least every 15 seconds (`http/sse.rs`).
-const SILENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(5);
+/// A peer that says nothing for so long is asked whether it is there: in a swarm something changes every second.
+const QUIET: Duration = Duration::from_secs(2);
+/// How long it may take to say so.
+const ASKED: Duration = Duration::from_secs(3);
 /// Questions to a peer that has no place for another listener, until it is asked for one again.
 const QUESTIONS: u32 = 30;
 /// The longest event that is read (bytes): a thousand peers take a tenth of it.
@@ -62,17 +64,23 @@ async fn listen(peer: &Peer, shown: &watch::Sender<Snapshot>) -> Unheard {
     };
     let mut events = Events::default();
     loop {
-        let piece = match timeout(SILENCE, response.chunk()).await {
+        let piece = match timeout(QUIET, response.chunk()).await {
             Ok(Ok(Some(piece))) => piece,
             Ok(Ok(None)) => return Unheard::Lost("it has ended".into()),
             Ok(Err(error)) => return Unheard::Lost(unanswered(&error)),
-            Err(_) => return Unheard::Lost(format!("it says nothing for {} s", SILENCE.as_secs())),
+            Err(_) if is_there(peer).await => continue,
+            Err(_) => return Unheard::Lost(format!("it says nothing for {} s", (QUIET + ASKED).as_secs())),
         };
         let taken = events.take(&piece).and_then(|told| told.iter().try_for_each(|event| take_in(event, shown)));
         if taken.is_none() {
             return Unheard::Lost("what it tells is not understood; is that a tsnode peer of this version?".into());
         }
     }
+}
+
+/// Whether a peer that is quiet answers when it is asked: a process that was stopped keeps its connections open.
+async fn is_there(peer: &Peer) -> bool {
+    timeout(ASKED, peer.request("/healthz").send()).await.is_ok_and(|asked| asked.is_ok())
 }
 
 /// None where an event is not understood.

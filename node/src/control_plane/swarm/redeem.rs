@@ -14,7 +14,7 @@ use super::{
     authenticated,
     dialer::without_peer,
     exchange::{AdmissionError, HELLO_BYTES, draw_nonce, driving, first_stream, receive, send},
-    to_own_id,
+    names, to_own_id,
 };
 use crate::store::{identity::Identity, invites::Invites};
 use futures::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -105,7 +105,9 @@ async fn ask_all(
 ) -> Result<Secret, NotGiven> {
     let (mut refused, mut is_final) = (false, true);
     let mut last = String::from("it has none");
-    for address in addresses {
+    // Anew in each round: a network that comes up has a resolver then.
+    let (addresses, lost) = names::resolved(addresses).await;
+    for address in &addresses {
         match timeout(PATIENCE, ask(identity, address.clone(), swarm, ticket)).await {
             Ok(Ok(secret)) => return Ok(secret),
             Ok(Err(Asked::OfAnother(error))) => last = format!("{address}: {error}"),
@@ -113,6 +115,11 @@ async fn ask_all(
             Ok(Err(Asked::NotReached(error))) => (last, is_final) = (format!("{address}: {error}"), false),
             Err(_) => (last, is_final) = (format!("{address}: no answer in time"), false),
         }
+    }
+    // Whatever else is wrong: a name that leads nowhere may be the only good address there is.
+    for (n, lost) in lost.iter().enumerate() {
+        (last, is_final) =
+            (if n == 0 && addresses.is_empty() { lost.to_string() } else { format!("{last}; {lost}") }, false);
     }
     let error = if refused { RedeemError::Refused } else { RedeemError::Unreachable(last) };
     Err(NotGiven { error, is_final })
@@ -206,4 +213,35 @@ pub(super) async fn answer(
 /// The newcomer hangs up, with the stream or the whole connection, when it has read the answer; closing first could take it back.
 pub(super) async fn until_read(muxer: &mut StreamMuxerBox, mut stream: SubstreamBox) {
     let _ = timeout(LAST_BYTES, driving(muxer, stream.read(&mut [0]))).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_name_that_leads_nowhere_is_named_beside_what_else_is_wrong() {
+        let identity = Identity::from_seed(&[1; 32]);
+        let ticket = Ticket { id: InviteId([4; 8]), secret: Secret([5; 32]), expires: u64::MAX };
+        let asked = async |addresses: &[&str]| {
+            let addresses: Vec<Multiaddr> = addresses.iter().map(|address| address.parse().unwrap()).collect();
+            let Err(NotGiven { error, is_final }) = ask_all(&identity, &addresses, SwarmId([3; 16]), &ticket).await
+            else {
+                panic!("nobody is there")
+            };
+            assert!(!is_final, "{error}: a name may lead somewhere the next time");
+            error.to_string()
+        };
+        let said = asked(&["/dns4/no-such-host.invalid/tcp/7"]).await;
+        assert!(
+            said.contains("(/dns4/no-such-host.invalid/tcp/7: the name \"no-such-host.invalid\" is not known"),
+            "{said}"
+        );
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let said = asked(&["/dns4/no-such-host.invalid/tcp/7", &format!("/dns4/localhost/tcp/{closed}")]).await;
+        assert!(
+            said.contains(&format!("/ip4/127.0.0.1/tcp/{closed}: ")) && said.contains("no-such-host.invalid"),
+            "{said}"
+        );
+    }
 }

@@ -56,6 +56,15 @@ impl Shaping {
         Self { bandwidth, latency: self.latency + Duration::from_secs_f64(faults.ms / 1e3), ..self }
     }
 
+    /// These limits, and those of a fault of the link to one peer as well.
+    #[must_use]
+    pub fn under_to(self, faults: &Faults, to: SocketAddr) -> Self {
+        let all = self.under(faults);
+        let Some(link) = faults.slow_to(to) else { return all };
+        let alone = Faults { mbit: link.mbit, ms: link.ms, ..Faults::default() };
+        all.under(&alone)
+    }
+
     /// What the slower of the two carries.
     fn slowest(&self) -> f64 {
         let rate = |rate: Option<BytesPerSecond>| rate.map_or(f64::INFINITY, |r| r.0);
@@ -253,7 +262,8 @@ impl ShapedPath {
     fn shaping_to(&self, to: SocketAddr) -> Option<Shaping> {
         let Some(faults) = &self.faults else { return Some(self.shaping) };
         let faults = faults.borrow();
-        (!faults.cuts(canonical(to))).then(|| self.shaping.under(&faults))
+        let to = canonical(to);
+        (!faults.cuts(to)).then(|| self.shaping.under_to(&faults, to))
     }
 
     fn deliver(&mut self) {
@@ -275,6 +285,8 @@ impl ShapedPath {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::faults::SlowLink;
+    use tsnode_protocol::PeerId;
 
     #[test]
     fn faults_limit_links_and_add_latency() {
@@ -282,6 +294,14 @@ mod tests {
         let limited = Shaping::default().under(&slow);
         let expected = Shaping { bandwidth: Some(BytesPerSecond(1e6)), ..Shaping::default() };
         assert_eq!(limited, expected, "8 Mbit/s, and nothing later than it was");
+
+        let to = |port: u16| SocketAddr::from(([127, 0, 0, 1], port));
+        let link = SlowLink { addresses: vec![to(9)], mbit: Some(8.0), ms: 3.0 };
+        let one = Faults { ms: 1.0, slow: BTreeMap::from([(PeerId([1; 32]), link)]), ..Faults::default() };
+        let there = Shaping { latency: Duration::from_millis(4), ..expected };
+        let elsewhere = Shaping { latency: Duration::from_millis(1), ..Shaping::default() };
+        assert_eq!(Shaping::default().under_to(&one, to(9)), there);
+        assert_eq!(Shaping::default().under_to(&one, to(8)), elsewhere, "one link is slow, and no other");
 
         let own = Shaping { latency: Duration::from_millis(20), ..expected };
         let late = Faults { ms: 5.0, ..Faults::default() };

@@ -71,7 +71,9 @@ impl StageManager {
             }
             Opening::Encode(request) => {
                 let lenders = self.setup.lenders.clone();
-                self.tasks.spawn(self.talks.track_future(async move { lenders.serve(request, stream).await }));
+                let history = self.setup.history.clone();
+                self.tasks
+                    .spawn(self.talks.track_future(async move { lenders.serve(request, stream, &history).await }));
             }
             // Answered by the links themselves.
             Opening::Prove(..) | Opening::Probe { .. } | Opening::Where | Opening::Meet(_) | Opening::Heartbeats(_) => {

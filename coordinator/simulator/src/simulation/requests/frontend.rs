@@ -183,7 +183,8 @@ impl Requests {
             | Action::PromptLogprobs { .. }
             | Action::Blame { .. }
             | Action::Served(_)
-            | Action::Trace(_) => {}
+            | Action::Trace(_)
+            | Action::HungUp(_) => {}
         }
     }
 
