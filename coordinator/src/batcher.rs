@@ -132,6 +132,7 @@ impl Batcher {
             Event::Grown { request, refused: Some(why) } => self.not_grown(now, request, why, &mut out),
             Event::Sampled { step, tokens, busy } => {
                 self.pace.done(step, now, busy);
+                self.pace.chose(&tokens);
                 self.step_done(now, step, tokens, &mut out);
             }
             Event::PromptLogprobs { request, from, logprobs } => {
@@ -177,6 +178,7 @@ impl Batcher {
             free_pages: 0,
             total_pages: 0,
             step: self.pace.mean(),
+            chosen: self.pace.chosen(),
             quickest: self.pace.quickest(),
         }
     }

@@ -355,16 +355,22 @@ pub struct Load {
     /// Time of a group's last steps, on average, from setting off to their tokens. None where nothing was computed, nor for
     /// several groups together.
     pub step: Option<Seconds>,
+    /// Tokens that each sequence got of one of these steps, on average: more than one where drafts were right.
+    #[serde(default)]
+    pub chosen: Option<f64>,
     /// The quickest of a group's last steps: what its peers' adverts claim is held against these.
     #[serde(default)]
     pub quickest: Quickest,
 }
 
+/// Tokens of one sequence that no step chooses more of.
+const MOST_CHOSEN: f64 = 1024.0;
+
 impl Load {
     /// Whether there is as much to do as there was, however fast it is done: speeds are never twice the same.
     #[must_use]
     pub fn is_as_much_as(&self, before: &Self) -> bool {
-        let amount = |load: &Self| Self { step: None, quickest: Quickest::default(), ..*load };
+        let amount = |load: &Self| Self { step: None, chosen: None, quickest: Quickest::default(), ..*load };
         amount(self) == amount(before)
     }
 
@@ -372,6 +378,9 @@ impl Load {
         let steps = [self.quickest.prompts, self.quickest.answers].into_iter().flatten();
         if !self.step.into_iter().chain(steps.map(|step| step.took)).all(Seconds::is_plausible) {
             return Err(CodecError::Invalid("time of a step out of range"));
+        }
+        if !self.chosen.is_none_or(|chosen| (0.0..=MOST_CHOSEN).contains(&chosen)) {
+            return Err(CodecError::Invalid("tokens of a step out of range"));
         }
         Ok(())
     }

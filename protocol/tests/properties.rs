@@ -77,6 +77,7 @@ fn heartbeat() -> impl Strategy<Value = Gossip> {
             free_pages,
             total_pages,
             step: step.map(Seconds),
+            chosen: step.map(|step| step.min(1024.0)),
             quickest,
         },
     );

@@ -171,6 +171,7 @@ fn gossip() -> Vec<(&'static str, Gossip)> {
         free_pages: 5,
         total_pages: 300,
         step: None,
+        chosen: Some(2.5),
         quickest: Quickest::default(),
     };
     let size = StepSize { prompts: 0, pairs: 0, answers: 2, context: 600 };

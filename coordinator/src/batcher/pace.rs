@@ -2,9 +2,9 @@
 //! hold those claims against.
 
 use crate::Time;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
-use tsnode_protocol::{Quickest, Seconds, StepSize, TimedStep, ring::StepEntry};
+use tsnode_protocol::{Quickest, RequestId, Sampled, Seconds, StepSize, TimedStep, ring::StepEntry};
 
 /// Weight of a new step: about the last ten count.
 const NEW: f64 = 0.1;
@@ -36,6 +36,8 @@ pub(super) struct Pace {
     busy: Option<Duration>,
     /// Of the last steps (s).
     mean: Option<f64>,
+    /// Tokens that each sequence got of them.
+    chosen: Option<f64>,
     /// The last ones with tokens of prompts.
     prompts: VecDeque<TimedStep>,
     /// The last ones of answers alone.
@@ -74,6 +76,22 @@ impl Pace {
             last.pop_front();
         }
         last.push_back(TimedStep { took: Seconds(computed), size });
+    }
+
+    /// A step has chosen these.
+    pub fn chose(&mut self, tokens: &[(RequestId, Sampled)]) {
+        let sequences: BTreeSet<RequestId> = tokens.iter().map(|(request, _)| *request).collect();
+        if sequences.is_empty() {
+            return;
+        }
+        let each = tokens.len() as f64 / sequences.len() as f64;
+        let mean = self.chosen.get_or_insert(each);
+        *mean += NEW * (each - *mean);
+    }
+
+    /// Tokens that each sequence got of one of the last steps that chose any.
+    pub fn chosen(&self) -> Option<f64> {
+        self.chosen
     }
 
     /// What was on its way is lost.
@@ -119,9 +137,21 @@ pub(super) fn size(entries: &[StepEntry]) -> StepSize {
 mod tests {
     use super::*;
     use std::time::Duration;
-    use tsnode_protocol::RequestId;
+    use tsnode_protocol::Token;
 
     const ANSWER: StepSize = StepSize { prompts: 0, pairs: 0, answers: 1, context: 100 };
+
+    #[test]
+    fn what_drafts_add_to_a_step_is_counted_for_each_sequence() {
+        let mut pace = Pace::default();
+        let of = |n: u8| (RequestId([n; 16]), Sampled { token: Token(7), logprob: None, top: vec![] });
+        pace.chose(&[]);
+        assert_eq!(pace.chosen(), None);
+        pace.chose(&[of(1), of(2)]);
+        assert_eq!(pace.chosen(), Some(1.0));
+        (0..200).for_each(|_| pace.chose(&[of(1), of(1), of(1), of(1), of(2), of(2)]));
+        assert!((pace.chosen().unwrap() - 3.0).abs() < 1e-3, "{:?}", pace.chosen());
+    }
 
     fn ms(n: u64) -> Time {
         Duration::from_millis(n)

@@ -13,7 +13,8 @@ pub(super) fn rate(view: &SwarmView, group: &Group) -> Option<f64> {
     if load.running == 0 {
         return Some(0.0);
     }
-    load.step.filter(|step| step.0 > 0.0).map(|step| f64::from(load.running) / step.0)
+    let each = load.chosen.unwrap_or(1.0);
+    load.step.filter(|step| step.0 > 0.0).map(|step| f64::from(load.running) * each / step.0)
 }
 
 /// What a group's leader says of it.
