@@ -275,6 +275,10 @@ fn settings_key(swarm: SwarmId) -> String {
     format!("settings {swarm}")
 }
 
+/// A process that ends, or one that it has just started and that is not another program yet, holds the lock for a moment longer.
+const LOCK_TRIES: u32 = 20;
+const LOCK_AGAIN: std::time::Duration = std::time::Duration::from_millis(20);
+
 fn lock(folder: &Path) -> Result<File, StoreError> {
     let path = folder.join("lock");
     let io = |error| StoreError::Io { path: path.clone(), error };
@@ -286,7 +290,15 @@ fn lock(folder: &Path) -> Result<File, StoreError> {
         .mode(0o600)
         .open(&path)
         .map_err(io)?;
-    match file.try_lock() {
+    let mut tried = 0;
+    let locked = loop {
+        match file.try_lock() {
+            Err(fs::TryLockError::WouldBlock) if tried < LOCK_TRIES => tried += 1,
+            tried => break tried,
+        }
+        std::thread::sleep(LOCK_AGAIN);
+    };
+    match locked {
         Ok(()) => {}
         Err(fs::TryLockError::Error(error)) => return Err(io(error)),
         Err(fs::TryLockError::WouldBlock) => {
