@@ -1,5 +1,4 @@
 //! Swarms whose hosts lend several models: who gets what, and what sharing is worth.
-#![expect(clippy::unwrap_used, reason = "a scenario that cannot run fails")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use tsnode_coordinator::{

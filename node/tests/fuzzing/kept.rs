@@ -14,7 +14,8 @@ use tsnode_protocol::{InviteId, LayerProfile, ModelId, PeerId, Secret, SwarmId, 
 const FILES: [&str; 5] = [keys::KEYS_FILE, invites::INVITES_FILE, "invites-used.json", STATE, COPY];
 const STATE: &str = "state.log";
 const COPY: &str = "state.copy";
-const NOTES: [&str; 7] = ["probe", "profile", "swarm", KNOWN, "endorsed", "life", "paused"];
+const NOTES: [&str; 7] =
+    ["probe", "profile m-01010101010101010101010101010101", "swarm", KNOWN, "endorsed", "life", "paused"];
 const SWARM: SwarmId = SwarmId([3; 16]);
 const KNOWN: &str = "known sw-03030303030303030303030303030303";
 /// Seconds since 1970.
