@@ -20,6 +20,7 @@ BORDERS = {
             "node/src/cli/links",
             "node/src/cli/plan",
             "node/src/cli/simulate",
+            "node/src/cli/testnet/replay",
             "node/tests/fuzzing",
         ],
     ),

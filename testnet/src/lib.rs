@@ -14,7 +14,7 @@ mod watch;
 
 pub use answers::Answers;
 pub use faults::{Flaw, Network, Noise, Wall};
-pub use peer::PeerInfo;
+pub use peer::{PeerInfo, own_processor_time};
 pub use state::{Down, STATE_FILE, State};
 pub use watch::{SeenModel, SeenPath, SeenPeer, Sight, Swarm};
 

@@ -225,14 +225,25 @@ impl Process {
     }
 
     pub fn usage(&self) -> Option<(u64, f64)> {
-        let read = |file: &str| std::fs::read_to_string(format!("/proc/{}/{file}", self.info.pid)).ok();
-        let pages: u64 = read("statm")?.split_whitespace().nth(1)?.parse().ok()?;
-        let stat = read("stat")?;
-        // The name in parentheses may hold spaces; times are the 12th and 13th field behind it.
-        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-        let ticks = |i: usize| fields.get(i).and_then(|t| t.parse::<f64>().ok());
-        Some((pages * PAGE, (ticks(11)? + ticks(12)?) / TICKS))
+        usage(&self.info.pid.to_string())
     }
+}
+
+/// Processor time that this process has used (s), as the system counts it.
+#[must_use]
+pub fn own_processor_time() -> Option<f64> {
+    usage("self").map(|(_, seconds)| seconds)
+}
+
+/// Memory that a process has in use (bytes), and processor time it has used (s).
+fn usage(process: &str) -> Option<(u64, f64)> {
+    let read = |file: &str| std::fs::read_to_string(format!("/proc/{process}/{file}")).ok();
+    let pages: u64 = read("statm")?.split_whitespace().nth(1)?.parse().ok()?;
+    let stat = read("stat")?;
+    // The name in parentheses may hold spaces; times are the 12th and 13th field behind it.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let ticks = |i: usize| fields.get(i).and_then(|t| t.parse::<f64>().ok());
+    Some((pages * PAGE, (ticks(11)? + ticks(12)?) / TICKS))
 }
 
 /// Asks a process to leave.

@@ -4,7 +4,7 @@ mod codec;
 mod engine;
 mod kv_transfer;
 mod link;
-mod serve;
+pub(super) mod serve;
 
 use super::loading::Loading;
 use crate::{

@@ -2,6 +2,7 @@
 
 mod broken;
 mod chaos;
+mod replay;
 
 use super::{
     ask::Peer, decimal, detached::usual_folder, is_set, json as json_flag, output::print_json, requests, submit,
@@ -49,6 +50,7 @@ pub(super) fn command() -> Command {
             verb("status", "What a detached swarm is doing", "tsnode testnet status").arg(dir()).arg(json_flag()),
         )
         .subcommand(chaos::command())
+        .subcommand(replay::command())
         .subcommand(fault("kill", "Kill a peer of a detached swarm with -9").arg(dir()))
         .subcommand(fault("stop", "Stop a peer's process without ending it: its connections stay open").arg(dir()))
         .subcommand(fault("cont", "Let a stopped peer go on").arg(dir()))
@@ -68,6 +70,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
             broken::run(fault, matches).await
         }
         Some(("chaos", matches)) => chaos::run(settings, matches).await,
+        Some(("replay", matches)) => replay::run(settings, matches).await,
         _ => Ok(()),
     }
 }

@@ -1,10 +1,10 @@
 //! `tsnode bench serve`: load on a server that speaks OpenAI's API, ours or another, and what its clients see.
 
-mod answer;
-mod arrivals;
-mod client;
-mod prompts;
-mod report;
+pub(in crate::cli) mod answer;
+pub(in crate::cli) mod arrivals;
+pub(in crate::cli) mod client;
+pub(in crate::cli) mod prompts;
+pub(in crate::cli) mod report;
 #[cfg(test)]
 mod tests;
 
@@ -246,7 +246,8 @@ fn planned(matches: &ArgMatches) -> Result<Vec<Planned>, Exit> {
     Ok(drawn(arrivals, lengths, requests, matches.get_one("seed").copied().unwrap_or(0)))
 }
 
-fn text(file: &Path) -> Result<String, Exit> {
+/// A trace, as it is written.
+pub(in crate::cli) fn text(file: &Path) -> Result<String, Exit> {
     let wrong = |e: &std::io::Error| Exit::file(Kind::Usage, file, e);
     let bytes = std::fs::metadata(file).map_err(|e| wrong(&e))?.len();
     if bytes > TRACE_BYTES {
@@ -257,14 +258,14 @@ fn text(file: &Path) -> Result<String, Exit> {
 }
 
 /// Found out before anything runs.
-fn drawable(file: &Path) -> Result<(), Exit> {
+pub(in crate::cli) fn drawable(file: &Path) -> Result<(), Exit> {
     match file.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
         Some(folder) => Err(Exit::new(Kind::Usage, format!("--svg: there is no folder {}", folder.display()))),
         None => Ok(()),
     }
 }
 
-fn bar(requests: usize, hidden: bool) -> ProgressBar {
+pub(in crate::cli) fn bar(requests: usize, hidden: bool) -> ProgressBar {
     let style = ProgressStyle::with_template("{bar:40} {pos} of {len} requests, {msg}, {elapsed}");
     let bar = if hidden { ProgressBar::hidden() } else { ProgressBar::new(requests as u64) };
     bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))

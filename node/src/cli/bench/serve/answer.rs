@@ -12,7 +12,7 @@ const SAID: usize = 200;
 
 /// Why an answer does not count.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
-pub(super) enum Failure {
+pub(in crate::cli) enum Failure {
     /// No connection, or one that broke.
     #[error("{0}")]
     Unanswered(String),
@@ -38,7 +38,7 @@ pub(super) enum Failure {
 
 /// An answer that ended as it should.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Answer {
+pub(in crate::cli) struct Answer {
     /// From sending to the first piece of text; to the end, where there was none.
     pub first: Duration,
     /// From sending to the end.
@@ -68,7 +68,7 @@ impl Answer {
 
 /// Reads a stream of events, as it comes.
 #[derive(Debug, Default)]
-pub(super) struct Reader {
+pub(in crate::cli) struct Reader {
     line: Vec<u8>,
     answer: Answer,
     /// When the last piece of text came.
@@ -153,7 +153,7 @@ fn says_something(choice: &Value) -> bool {
 }
 
 /// Why a server refuses, in the forms that servers have for it.
-pub(super) fn reason(body: &Value) -> Option<String> {
+pub(in crate::cli) fn reason(body: &Value) -> Option<String> {
     let error = body.get("error").filter(|e| !e.is_null());
     let texts = [error.map(|e| &e["message"]), error, body.get("detail"), body.get("message")];
     let said = texts.into_iter().flatten().find_map(Value::as_str).map(str::to_owned);

@@ -9,7 +9,7 @@ const LATEST: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// A request that is to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Planned {
+pub(in crate::cli) struct Planned {
     /// After the first one could come.
     pub at: Duration,
     /// Tokens of its prompt.
@@ -20,7 +20,7 @@ pub(super) struct Planned {
 
 /// How requests come that are drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Arrivals {
+pub(in crate::cli) enum Arrivals {
     /// All at once.
     AtOnce,
     /// Gaps of a gamma distribution: with shape 1 a Poisson process, below it bursts, above it more even than that.
@@ -34,14 +34,14 @@ pub(super) enum Arrivals {
 
 /// Lengths that are drawn (tokens): evenly from `length · (1 − ratio)` to `length · (1 + ratio)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Lengths {
+pub(in crate::cli) struct Lengths {
     pub prompt: u32,
     pub answer: u32,
     pub ratio: f64,
 }
 
 /// Draws requests. Times and lengths have streams of their own: other lengths come at the same times.
-pub(super) fn drawn(arrivals: Arrivals, lengths: Lengths, requests: usize, seed: u64) -> Vec<Planned> {
+pub(in crate::cli) fn drawn(arrivals: Arrivals, lengths: Lengths, requests: usize, seed: u64) -> Vec<Planned> {
     let mut seeds = Rng::new(seed);
     let (mut times, mut sizes) = (Rng::new(seeds.bits()), Rng::new(seeds.bits()));
     let mut at = 0.0;
@@ -57,7 +57,7 @@ pub(super) fn drawn(arrivals: Arrivals, lengths: Lengths, requests: usize, seed:
 
 /// What is made of a trace's requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Changed {
+pub(in crate::cli) struct Changed {
     /// So many times as fast.
     pub speed: f64,
     /// Of each length so much.
@@ -65,7 +65,7 @@ pub(super) struct Changed {
 }
 
 /// A trace's first requests; a length is at least one token.
-pub(super) fn traced(trace: &[Arrival], requests: usize, changed: Changed) -> Vec<Planned> {
+pub(in crate::cli) fn traced(trace: &[Arrival], requests: usize, changed: Changed) -> Vec<Planned> {
     let scaled = |tokens: u32| (f64::from(tokens) * changed.lengths).round().clamp(1.0, f64::from(u32::MAX)) as u32;
     let planned = |Arrival { at: Seconds(at), asked }: &Arrival| Planned {
         at: duration(at / changed.speed),

@@ -22,7 +22,7 @@ const REFUSAL_BYTES: usize = 1 << 16;
 
 /// The paths that are asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Endpoint {
+pub(in crate::cli) enum Endpoint {
     Completions,
     Chat,
 }
@@ -39,7 +39,7 @@ impl Endpoint {
 }
 
 /// Whom what is asked.
-pub(super) struct Target {
+pub(in crate::cli) struct Target {
     pub peer: Peer,
     pub endpoint: Endpoint,
     pub model: String,
@@ -100,7 +100,7 @@ async fn refusal(response: Response) -> Failure {
 
 /// How much of it there may be.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Bounds {
+pub(in crate::cli) struct Bounds {
     /// Requests at once.
     pub concurrency: usize,
     /// The whole run.
@@ -109,7 +109,7 @@ pub(super) struct Bounds {
 
 /// What came of a request.
 #[derive(Debug)]
-pub(super) struct Outcome {
+pub(in crate::cli) struct Outcome {
     /// Which of the planned ones.
     pub index: usize,
     /// How long after it was due it was sent.
@@ -119,7 +119,7 @@ pub(super) struct Outcome {
 
 /// What came of a run.
 #[derive(Debug, Default)]
-pub(super) struct Run {
+pub(in crate::cli) struct Run {
     /// In order of their ends.
     pub outcomes: Vec<Outcome>,
     /// Requests that were running when the run was ended.
@@ -132,7 +132,7 @@ pub(super) struct Run {
 }
 
 /// Sends all of them, unless the time is over before or `stop` comes; `watch` hears how many have ended and how many run.
-pub(super) async fn load(
+pub(in crate::cli) async fn load(
     target: &Arc<Target>,
     prompts: Prompts,
     planned: &[Planned],

@@ -15,7 +15,7 @@ const WORDS: [&str; 48] = [
 
 /// What prompts are made of.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Form {
+pub(in crate::cli) enum Form {
     /// Ids of tokens, so that lengths are exact.
     Tokens,
     /// Words, as many as were found to be so many tokens.
@@ -24,7 +24,7 @@ pub(super) enum Form {
 
 /// Tokens of a text: so many for each word, and some around all of them, as a chat template's.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Fit {
+pub(in crate::cli) struct Fit {
     pub per_word: f64,
     pub around: f64,
 }
@@ -48,7 +48,7 @@ impl Fit {
 
 /// The prompts of a run.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Prompts {
+pub(in crate::cli) struct Prompts {
     pub form: Form,
     /// Tokens that all of them begin with.
     pub shared: u32,

@@ -12,13 +12,13 @@ use tsnode_simulator::{
 };
 
 /// Percentiles that are drawn.
-const DRAWN: [f64; 11] = [1.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 99.0];
+pub(in crate::cli) const DRAWN: [f64; 11] = [1.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 99.0];
 /// Reasons of failures that are told apart.
 const REASONS: usize = 8;
 
 /// What is measured of a request: the time to its first token, per token after it, from piece to piece, and to the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Metric {
+pub(in crate::cli) enum Metric {
     Ttft,
     Tpot,
     Itl,
@@ -37,7 +37,7 @@ impl Metric {
         }
     }
 
-    fn words(self) -> &'static str {
+    pub(in crate::cli) fn words(self) -> &'static str {
         match self {
             Self::Ttft => "first token (ttft)",
             Self::Tpot => "each token after it (tpot)",
@@ -49,7 +49,7 @@ impl Metric {
 
 /// A target of `--goodput`: `ttft:500`, in milliseconds, or with a unit.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Target {
+pub(in crate::cli) struct Target {
     metric: Metric,
     most: Duration,
 }
@@ -84,7 +84,7 @@ impl fmt::Display for Target {
 }
 
 /// The figures of a run.
-pub(super) struct Report {
+pub(in crate::cli) struct Report {
     /// Seconds, in order; what was not measured is missing.
     times: BTreeMap<Metric, Sorted>,
     pub duration: Duration,
@@ -142,6 +142,16 @@ impl Report {
             targets,
             reasons: reasons(&run.outcomes),
         }
+    }
+
+    /// The time that a share of the requests does not pass (s), where it was measured.
+    pub fn at(&self, metric: Metric, share: f64) -> Option<f64> {
+        self.times.get(&metric).map(|times| times.at(share))
+    }
+
+    /// Requests and tokens of answers, in a second.
+    pub fn throughput(&self) -> (f64, f64) {
+        (self.per_second(self.completed as f64), self.per_second(self.output_tokens as f64))
     }
 
     fn per_second(&self, amount: f64) -> f64 {
@@ -254,7 +264,7 @@ fn reasons(outcomes: &[Outcome]) -> Vec<(String, usize)> {
     reasons
 }
 
-fn time(seconds: f64) -> String {
+pub(in crate::cli) fn time(seconds: f64) -> String {
     if seconds < 1.0 { format!("{:.1} ms", seconds * 1e3) } else { format!("{seconds:.2} s") }
 }
 

@@ -1,0 +1,373 @@
+//! `tsnode testnet replay`: a trace on a swarm of real peers, and in the simulator on the same plan by the peers' own measured
+//! profiles: each figure of both, side by side.
+
+mod compared;
+mod simulated;
+
+use super::{config, exit, swarm_args};
+use crate::{
+    cli::{
+        ask::Peer,
+        bench::serve::{
+            self,
+            arrivals::{Changed, Planned, traced},
+            client::{Bounds, Endpoint, Run, Target, load},
+            prompts::{Form, Prompts},
+            report::Report,
+        },
+        decimal,
+        exit::{Exit, Kind},
+        is_set, json as json_flag, output, swarm_settings, switch, verb, whole,
+    },
+    config::{Settings, values},
+    hardware::cores::Cores,
+    view::SwarmView,
+};
+use clap::{Arg, ArgMatches, Command, value_parser};
+use compared::Compared;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+use simulated::{Alone, Hosts, Simulated};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tsnode_protocol::ModelCard;
+use tsnode_simulator::trace;
+use tsnode_testnet::{PeerConfig, PeerInfo, Testnet, TestnetConfig};
+
+/// Requests asked one after another before the trace, for each peer with a model: what a step and a request take beside their layers.
+const ALONE: usize = 4;
+/// And of these at most, and tokens of their answers.
+const MOST_ALONE: usize = 24;
+const ANSWER_ALONE: u32 = 24;
+/// How long is looked at what processes use while nothing is asked.
+const IDLE: Duration = Duration::from_secs(3);
+/// How long one may run behind the last request's time.
+const DRAIN: Duration = Duration::from_secs(600);
+/// Requests at once.
+const AT_ONCE: usize = 1024;
+/// How long a setting may take to be known, and between looks.
+const PATIENCE: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(100);
+
+pub(super) fn command() -> Command {
+    let example = "tsnode testnet replay --trace docs/examples/trace.csv --peers 4 --minutes 1\n  \
+                   tsnode testnet replay --trace azure.csv --devices cpu:2,cpu:1,none --trace-lengths 0.2 --svg replay.svg --json";
+    let factor = |name: &'static str, help: &'static str| {
+        Arg::new(name).long(name).value_name("F").value_parser(values::above_0).default_value("1").help(help)
+    };
+    let about = "A trace on a swarm of real peers and in the simulator, figure beside figure";
+    swarm_args(verb("replay", about, example), "4", "1")
+        .arg(
+            Arg::new("trace")
+                .long("trace")
+                .value_name("FILE")
+                .value_parser(value_parser!(PathBuf))
+                .required(true)
+                .help("Requests and their times, as simulate --trace and bench serve --trace read them"),
+        )
+        .arg(
+            Arg::new("minutes")
+                .long("minutes")
+                .value_name("N")
+                .value_parser(values::above_0)
+                .default_value("10")
+                .help("So much of it, as it is played"),
+        )
+        .arg(factor("trace-speed", "Play the trace so many times as fast"))
+        .arg(factor("trace-lengths", "Of each length of the trace so much, as 0.1"))
+        .arg(
+            Arg::new("threads")
+                .long("threads")
+                .value_name("N")
+                .value_parser(whole(1_u16..=1024))
+                .default_value("1")
+                .conflicts_with("devices")
+                .help("Threads of each peer"),
+        )
+        .arg(Arg::new("cores").long("cores").value_name("LIST").value_delimiter(',').value_parser(cores).help(
+            "Processors of each peer in turn, as 0,1 or 0-1,2-3: the first peer on the first, and around [default: any]",
+        ))
+        .arg(
+            Arg::new("split")
+                .long("split")
+                .value_name("WHEN")
+                .value_parser(["auto", "always"])
+                .default_value("auto")
+                .help("Peers' --split"),
+        )
+        .arg(
+            Arg::new("route")
+                .long("route")
+                .value_name("POLICY")
+                .value_parser(["live", "shares", "shortest"])
+                .help("How requests are routed, as tsnode route set [default: live]"),
+        )
+        .arg(
+            Arg::new("seed")
+                .long("seed")
+                .value_name("N")
+                .value_parser(whole(0..=u64::MAX))
+                .default_value("1")
+                .help("Of the prompts' tokens"),
+        )
+        .arg(
+            Arg::new("most-off")
+                .long("most-off")
+                .value_name("PERCENT")
+                .value_parser(decimal(0.0..=1000.0))
+                .help("Fail where a median, P90 or throughput of the simulator is further off"),
+        )
+        .arg(
+            Arg::new("svg")
+                .long("svg")
+                .value_name("FILE")
+                .value_parser(value_parser!(PathBuf))
+                .help("Draw both times' percentiles (SVG)"),
+        )
+        .arg(switch("keep", "Leave the peers' logs, however it ends"))
+        .arg(json_flag())
+}
+
+/// One peer's processors.
+fn cores(text: &str) -> Result<Cores, String> {
+    text.parse::<Cores>().map_err(str::to_owned)
+}
+
+pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
+    let svg = matches.get_one::<PathBuf>("svg").map(|file| serve::drawable(file).map(|()| file)).transpose()?;
+    let trace = Trace::read(matches)?;
+    let mut config = config(settings, matches)?;
+    let hosts = stated(&mut config, matches)?;
+    let spinner = spinner(format!("starting {} peers", config.peers.len()));
+    let net = Testnet::up(&config).await;
+    spinner.finish_and_clear();
+    let net = net.map_err(exit)?;
+    let replayed = replayed(settings, matches, &net, trace, &hosts).await;
+    let folder = net.folder().to_owned();
+    let keeps = is_set(matches, "keep") || replayed.is_err();
+    net.down().await.map_err(exit)?;
+    let compared = match replayed {
+        Ok(compared) => compared,
+        Err(error) => {
+            return Err(Exit::new(error.kind, format!("{}; logs are in {}", error.message, folder.display())));
+        }
+    };
+    if keeps {
+        note!("tsnode: note: logs are in {}", folder.display());
+    } else {
+        std::fs::remove_dir_all(&folder).map_err(|e| Exit::file(Kind::Other, &folder, &e))?;
+    }
+    if let Some(file) = svg {
+        std::fs::write(file, compared.svg()).map_err(|e| Exit::file(Kind::Other, file, &e))?;
+    }
+    if is_set(matches, "json") {
+        output::print_json(&compared.json())?;
+    } else {
+        compared.lines().iter().for_each(|line| say!("{line}"));
+        output::table(&compared.rows())?;
+        say!("{}", compared.verdict());
+    }
+    compared.held(matches.get_one::<f64>("most-off").map(|percent| percent / 100.0))
+}
+
+/// What is replayed.
+struct Trace {
+    name: String,
+    planned: Vec<Planned>,
+    /// Requests whose lengths were cut to the model's context.
+    cut: usize,
+}
+
+impl Trace {
+    fn read(matches: &ArgMatches) -> Result<Self, Exit> {
+        let file = matches.get_one::<PathBuf>("trace").ok_or_else(|| Exit::new(Kind::Usage, "--trace FILE"))?;
+        let name = file.display().to_string();
+        let number = |name: &str| matches.get_one::<f64>(name).copied().unwrap_or(1.0);
+        let arrivals = trace::read(&serve::text(file)?).map_err(|e| Exit::new(Kind::Usage, format!("{name}: {e}")))?;
+        let changed = Changed { speed: number("trace-speed"), lengths: number("trace-lengths") };
+        let mut planned = traced(&arrivals, usize::MAX, changed);
+        let longest = Duration::try_from_secs_f64(number("minutes") * 60.0).unwrap_or(Duration::MAX);
+        planned.retain(|request| request.at < longest);
+        Ok(Self { name, planned, cut: 0 })
+    }
+
+    /// A request has room in the model's context: its answer at most half of it.
+    fn within(mut self, context: u32) -> Self {
+        for request in &mut self.planned {
+            let answer = request.answer.min(context / 2).max(1);
+            let prompt = request.prompt.min(context.saturating_sub(answer)).max(1);
+            self.cut += usize::from((prompt, answer) != (request.prompt, request.answer));
+            (request.prompt, request.answer) = (prompt, answer);
+        }
+        self
+    }
+}
+
+/// Says which peer has which processors, and what of them every peer is told.
+fn stated(config: &mut TestnetConfig, matches: &ArgMatches) -> Result<Hosts, Exit> {
+    let named: Vec<Cores> = matches.get_many::<Cores>("cores").into_iter().flatten().cloned().collect();
+    let threads = matches.get_one::<u16>("threads").copied().unwrap_or(1);
+    let chosen = matches.value_source("threads") == Some(clap::parser::ValueSource::CommandLine);
+    let mut computing = 0;
+    for peer in &mut config.peers {
+        let PeerConfig::Host { flags } = peer else { continue };
+        if chosen && let Some(place) = flags.iter().position(|flag| flag == "--threads") {
+            flags[place + 1] = threads.to_string();
+        }
+        if !named.is_empty() {
+            flags.extend(["--cores".to_owned(), named[computing % named.len()].to_string()]);
+        }
+        computing += 1;
+    }
+    if computing == 0 {
+        return Err(Exit::new(Kind::Usage, "no peer has a model: nobody would answer"));
+    }
+    // Draft tokens and spot checks are work that the simulator knows nothing of.
+    config.flags.extend(["--speculative-decoding", "never", "--spot-check", "never"].map(str::to_owned));
+    Hosts::new(named).map_err(|why| Exit::new(Kind::Usage, format!("--cores: {why}")))
+}
+
+async fn replayed(
+    settings: &Settings,
+    matches: &ArgMatches,
+    net: &Testnet,
+    trace: Trace,
+    hosts: &Hosts,
+) -> Result<Compared, Exit> {
+    let peers: Vec<PeerInfo> = net.peers().into_iter().cloned().collect();
+    // The last is a gateway, if there is one.
+    let asked = peers.last().ok_or_else(|| Exit::new(Kind::Other, "no peers to ask"))?;
+    let peer = Peer::of(settings, asked.http.clone(), &asked.data_dir)?;
+    if let Some(policy) = matches.get_one::<String>("route") {
+        routed(&peer, policy).await?;
+    }
+    let card = only_model(&peer.view().await?)?;
+    let trace = trace.within(card.shape.context);
+    let target =
+        Target { peer, endpoint: Endpoint::Completions, model: card.name, temperature: Some(0.0), ignore_eos: true };
+    let asking = Asking { net, target: Arc::new(target), seed: matches.get_one::<u64>("seed").copied().unwrap_or(1) };
+    let spinner = spinner("asking one request after another".into());
+    let alone = asking.alone(&trace.planned, peers.iter().filter(|peer| !peer.gateway).count()).await;
+    spinner.finish_and_clear();
+    let alone = alone?;
+    let before = asking.target.peer.view().await?;
+    let bar = serve::bar(trace.planned.len(), is_set(matches, "json"));
+    let replayed = asking.trace(&trace.planned, &bar).await;
+    bar.finish_and_clear();
+    let (live, processor) = replayed?;
+    let after = asking.target.peer.view().await?;
+    let simulated = Simulated::new(&before, &peers, hosts, &alone, &trace.planned)?;
+    let replanned = before.plan_id != after.plan_id;
+    Ok(Compared { trace: trace.name, cut: trace.cut, live, simulated, replanned, processor })
+}
+
+/// Whom requests are sent to, and with prompts of which seed.
+struct Asking<'n> {
+    net: &'n Testnet,
+    target: Arc<Target>,
+    seed: u64,
+}
+
+impl Asking<'_> {
+    /// Requests as long as the trace's median one, one after another, and then for a while nothing.
+    async fn alone(&self, trace: &[Planned], peers: usize) -> Result<Alone, Exit> {
+        let planned = alone(trace, (ALONE * peers).min(MOST_ALONE));
+        let one = Bounds { concurrency: 1, longest: DRAIN };
+        // The first of each peer finds cold caches, and is not counted.
+        self.all(self.seed ^ 1, &planned[..peers.min(planned.len())], one, |_, _| {}).await;
+        let before = self.used();
+        let run = self.all(!self.seed, &planned, one, |_, _| {}).await;
+        let used = self.used() - before;
+        tokio::time::sleep(IDLE).await;
+        let idle = (self.used() - before - used) / IDLE.as_secs_f64();
+        let report = Report::new(&run, |n| planned[n].prompt, Vec::new());
+        answered(&report, "a request alone is not answered")?;
+        Ok(Alone { planned, report, used, idle })
+    }
+
+    /// The trace's requests at their times, and how many processors were used.
+    async fn trace(&self, planned: &[Planned], bar: &ProgressBar) -> Result<(Report, f64), Exit> {
+        let last = planned.last().map_or(Duration::ZERO, |request| request.at);
+        let bounds = Bounds { concurrency: AT_ONCE, longest: last + DRAIN };
+        let before = self.used();
+        let watch = |ended: usize, running: usize| {
+            bar.set_position(ended as u64);
+            bar.set_message(format!("{running} running"));
+        };
+        let run = self.all(self.seed, planned, bounds, watch).await;
+        let processors = (self.used() - before) / run.took.as_secs_f64().max(1e-9);
+        let report = Report::new(&run, |n| planned[n].prompt, Vec::new());
+        answered(&report, "no request of the trace was answered")?;
+        Ok((report, processors))
+    }
+
+    async fn all(&self, seed: u64, planned: &[Planned], bounds: Bounds, watch: impl Fn(usize, usize)) -> Run {
+        let stop = async {
+            // Where no signal can be waited for, only the time ends it.
+            if tokio::signal::ctrl_c().await.is_err() {
+                std::future::pending().await
+            }
+        };
+        let prompts = Prompts { form: Form::Tokens, shared: 0, seed };
+        load(&self.target, prompts, planned, bounds, stop, watch).await
+    }
+
+    /// Processor time of all peers and of this process, which asks them (s).
+    fn used(&self) -> f64 {
+        let peers = (0..self.net.peers().len()).filter_map(|n| self.net.usage(n)).map(|(_, seconds)| seconds);
+        peers.sum::<f64>() + tsnode_testnet::own_processor_time().unwrap_or(0.0)
+    }
+}
+
+/// Nothing measured is an error.
+fn answered(report: &Report, what: &str) -> Result<(), Exit> {
+    if report.completed > 0 {
+        return Ok(());
+    }
+    let why = report.reasons.first().map_or("none ended in time", |(why, _)| why.as_str());
+    Err(Exit::new(Kind::Request, format!("{what}: {why}")))
+}
+
+/// Sets how requests are routed, and waits until the peer that is asked knows it.
+async fn routed(peer: &Peer, policy: &str) -> Result<(), Exit> {
+    peer.send(peer.post("/api/settings", &json!({ "about": "route", "policy": policy }))).await?;
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let view = peer.view().await?;
+        let said = swarm_settings::of(&view).route(only_model(&view)?.id).map(|(policy, _)| policy.to_string());
+        if said.as_deref() == Some(policy) {
+            return Ok(());
+        }
+        if Instant::now() > until {
+            return Err(Exit::new(Kind::Other, format!("--route {policy} is not set after {} s", PATIENCE.as_secs())));
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// The swarm's model: a testnet has one.
+fn only_model(view: &SwarmView) -> Result<ModelCard, Exit> {
+    let model = view.models.first().cloned();
+    model.ok_or_else(|| Exit::new(Kind::Unserved, "the swarm has no model"))
+}
+
+/// Requests as long as the trace's median one, to be asked one after another.
+fn alone(planned: &[Planned], requests: usize) -> Vec<Planned> {
+    let median = |of: &dyn Fn(&Planned) -> u32| {
+        let mut all: Vec<u32> = planned.iter().map(of).collect();
+        all.sort_unstable();
+        all.get(all.len() / 2).copied().unwrap_or(1)
+    };
+    let (prompt, answer) = (median(&|p| p.prompt), median(&|p| p.answer).clamp(2, ANSWER_ALONE));
+    vec![Planned { at: Duration::ZERO, prompt, answer }; requests]
+}
+
+fn spinner(message: String) -> ProgressBar {
+    let bar = ProgressBar::new_spinner();
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} ({elapsed})") {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(120));
+    bar.with_message(message)
+}

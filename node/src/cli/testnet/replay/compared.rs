@@ -1,0 +1,257 @@
+//! What came of a replay, live and simulated: a row for each figure, and how far the simulator is off.
+
+use super::simulated::Simulated;
+use crate::cli::{
+    bench::serve::report::{DRAWN, Metric, Report, time},
+    exit::{Exit, Kind},
+};
+use serde_json::{Value, json};
+use tsnode_simulator::plot::{Plot, Scale};
+
+/// How far medians and P90 of first tokens and whole answers may be off, and throughput, where nothing else is asked for.
+const TIMES: f64 = 0.10;
+const THROUGHPUT: f64 = 0.05;
+
+/// A replay.
+pub(super) struct Compared {
+    pub trace: String,
+    /// Requests whose lengths were cut to the model's context.
+    pub cut: usize,
+    pub live: Report,
+    pub simulated: Simulated,
+    /// Another plan was adopted meanwhile.
+    pub replanned: bool,
+    /// Processors that all peers used, on average.
+    pub processor: f64,
+}
+
+/// A figure of both.
+#[derive(Clone, Debug, PartialEq)]
+struct Figure {
+    name: String,
+    live: f64,
+    simulated: f64,
+    /// A time (s), or so many in a second.
+    is_time: bool,
+    /// How far it may be off; told, and not judged, where there is none.
+    most: Option<f64>,
+}
+
+impl Figure {
+    fn ratio(&self) -> f64 {
+        self.simulated / self.live
+    }
+
+    fn off(&self) -> f64 {
+        (self.ratio() - 1.0).abs()
+    }
+
+    fn shown(&self, value: f64) -> String {
+        if self.is_time { time(value) } else { format!("{value:.2}") }
+    }
+}
+
+impl Compared {
+    fn figures(&self) -> Vec<Figure> {
+        let mut all = Vec::new();
+        for metric in Metric::ALL {
+            for (percentile, share) in [("P50", 0.5), ("P90", 0.9), ("P99", 0.99)] {
+                let Some(live) = self.live.at(metric, share) else { continue };
+                let is_judged = matches!(metric, Metric::Ttft | Metric::E2el) && share < 0.95;
+                let name = format!("{} {percentile}", metric.words());
+                let simulated = self.simulated.at(metric, share);
+                all.push(Figure { name, live, simulated, is_time: true, most: is_judged.then_some(TIMES) });
+            }
+        }
+        let (live, simulated) = (self.live.throughput(), self.simulated.throughput());
+        let rates = [("requests/s", live.0, simulated.0), ("tokens/s of answers", live.1, simulated.1)];
+        all.extend(rates.map(|(name, live, simulated)| {
+            let name = name.to_owned();
+            Figure { name, live, simulated, is_time: false, most: Some(THROUGHPUT) }
+        }));
+        all
+    }
+
+    /// Lines before the table.
+    pub fn lines(&self) -> Vec<String> {
+        let Simulated { overheads, groups, processors, busy, .. } = &self.simulated;
+        let phases: Vec<String> =
+            groups.iter().filter(|(_, count)| *count > 0).map(|(phase, count)| format!("{count} {phase}")).collect();
+        let mut lines = vec![format!("{} on groups: {}", self.trace, phases.join(", "))];
+        lines.extend(self.live.lines());
+        if self.cut > 0 {
+            lines.push(format!("{} requests are longer than the model's context, and were cut to it", self.cut));
+        }
+        if self.replanned {
+            lines.push("another plan was adopted meanwhile: the simulator has the one before".into());
+        }
+        lines.push(format!(
+            "a step takes {} beside its layers, a request {} beside its steps, by those asked alone",
+            time(overheads.step.0),
+            time(overheads.request.0)
+        ));
+        lines.push(format!(
+            "beside steps {:.2} processors are used while nothing is asked, and {} of one for each token",
+            overheads.idle,
+            time(overheads.token.0)
+        ));
+        lines.push(format!(
+            "peers used {:.2} of {processors} processors, the simulator's computed on {busy:.2}",
+            self.processor
+        ));
+        lines
+    }
+
+    /// A row for each figure.
+    pub fn rows(&self) -> Vec<Vec<String>> {
+        let head = ["", "LIVE", "SIMULATED", "SIMULATED/LIVE"].map(String::from).to_vec();
+        let row = |f: Figure| {
+            let (live, simulated, ratio) = (f.shown(f.live), f.shown(f.simulated), format!("{:.3}", f.ratio()));
+            vec![f.name, live, simulated, ratio]
+        };
+        std::iter::once(head).chain(self.figures().into_iter().map(row)).collect()
+    }
+
+    /// What is further off than it should be.
+    pub fn verdict(&self) -> String {
+        let beyond: Vec<String> = self.beyond(None).iter().map(|f| format!("{} {:.3}", f.name, f.ratio())).collect();
+        let (times, throughput) = (TIMES * 100.0, THROUGHPUT * 100.0);
+        if beyond.is_empty() {
+            format!(
+                "within {times:.0} % at P50 and P90 of first tokens and answers, within {throughput:.0} % of throughput"
+            )
+        } else {
+            format!("further off than {times:.0} %, or {throughput:.0} % of throughput: {}", beyond.join(", "))
+        }
+    }
+
+    fn beyond(&self, most: Option<f64>) -> Vec<Figure> {
+        let is_beyond = |f: &Figure| f.most.is_some_and(|own| f.off().is_nan() || f.off() > most.unwrap_or(own));
+        self.figures().into_iter().filter(is_beyond).collect()
+    }
+
+    /// Fails where the simulator is further off than that.
+    pub fn held(&self, most: Option<f64>) -> Result<(), Exit> {
+        let Some(most) = most else { return Ok(()) };
+        match self.beyond(Some(most)).first() {
+            Some(f) => {
+                let what = format!("{}: the simulator says {:.3} of what was measured", f.name, f.ratio());
+                Err(Exit::new(Kind::Other, format!("{what}; --most-off {}", most * 100.0)))
+            }
+            None => Ok(()),
+        }
+    }
+
+    pub fn json(&self) -> Value {
+        let figure = |f: &Figure| {
+            json!({
+                "figure": f.name, "live": f.live, "simulated": f.simulated, "ratio": f.ratio(),
+                "unit": if f.is_time { "s" } else { "1/s" }, "most_off": f.most,
+            })
+        };
+        let figures: Vec<Value> = self.figures().iter().map(figure).collect();
+        let groups: Vec<Value> =
+            self.simulated.groups.iter().map(|(phase, count)| json!({ "phase": phase, "groups": count })).collect();
+        json!({
+            "trace": self.trace, "cut_to_context": self.cut, "replanned": self.replanned, "groups": groups,
+            "step_overhead_ms": self.simulated.overheads.step.0 * 1e3,
+            "request_overhead_ms": self.simulated.overheads.request.0 * 1e3,
+            "idle_processors": self.simulated.overheads.idle, "token_processor_ms": self.simulated.overheads.token.0 * 1e3,
+            "processors": self.simulated.processors, "processors_used": self.processor,
+            "processors_simulated": self.simulated.busy, "simulated_ended": self.simulated.ended(),
+            "figures": figures, "within": self.beyond(None).is_empty(), "live": self.live.json(&Value::Null),
+        })
+    }
+
+    /// Both over the part of requests that they are not passed by.
+    pub fn svg(&self) -> String {
+        let mut series: Vec<(String, Vec<f64>)> = Vec::new();
+        for metric in [Metric::Ttft, Metric::Itl, Metric::E2el] {
+            let live = |percent: &f64| self.live.at(metric, percent / 100.0).unwrap_or(f64::NAN);
+            let simulated = |percent: &f64| self.simulated.at(metric, percent / 100.0);
+            series.push((format!("{} live", metric.name()), DRAWN.iter().map(live).collect()));
+            series.push((format!("{} simulated", metric.name()), DRAWN.iter().map(simulated).collect()));
+        }
+        let title = format!("{} live and simulated", self.trace);
+        Plot { title: &title, across: "percentile", rates: &DRAWN, scale: Scale::Seconds, series: &series }.svg()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::bench::serve::{
+        answer::Answer,
+        client::{Outcome, Run},
+    };
+    use std::time::Duration;
+    use tsnode_coordinator::{
+        policy::routing::Asked,
+        replay::machines::{self, Arrival, Trace},
+    };
+    use tsnode_protocol::{Phase, Seconds};
+    use tsnode_simulator::live_plan::Overheads;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// A hundred answers of five tokens, the n-th with its first token after n ms; in the simulator after so many times n.
+    fn compared(times: f64) -> Compared {
+        let answer = |n: u32| Answer {
+            first: n * MS,
+            whole: 2 * n * MS,
+            gaps: vec![n * MS / 4; 4],
+            prompt_tokens: Some(10),
+            answer_tokens: Some(5),
+        };
+        let outcome = |n: u32| Outcome { index: n as usize, late: MS, answer: Ok(answer(n)) };
+        let run = Run {
+            outcomes: (1..=100).map(outcome).collect(),
+            took: Duration::from_secs(10),
+            peak: 3,
+            ..Run::default()
+        };
+        let trace = |n: u32| {
+            let (at, took) = (Seconds(0.0), Seconds(f64::from(n) * 1e-3 * times));
+            let arrival = Arrival { at, asked: Asked::new(10, 5) };
+            let (first, end) = (took, took * 2.0);
+            Trace { arrival, route: None, prompt_start: at, first, answer_start: first, end, sending: at }
+        };
+        let outcome = machines::Outcome {
+            traces: (1..=100).map(trace).collect(),
+            busy: vec![0.5],
+            end: Seconds(10.0),
+            ..machines::Outcome::default()
+        };
+        let groups = vec![(Phase::Mixed, 2), (Phase::Decode, 0)];
+        let simulated = Simulated { overheads: Overheads::default(), groups, processors: 2.0, busy: 0.5, outcome };
+        let live = Report::new(&run, |_| 10, Vec::new());
+        Compared { trace: "a.csv".into(), cut: 1, live, simulated, replanned: false, processor: 0.7 }
+    }
+
+    #[test]
+    fn every_figure_stands_beside_the_simulators() {
+        let alike = compared(1.0);
+        let rows = alike.rows();
+        // Four times at three percentiles, requests and tokens; of gaps nothing was recorded in the simulator.
+        assert_eq!((rows.len(), rows[0][3].as_str()), (1 + 12 + 2, "SIMULATED/LIVE"));
+        assert_eq!(rows[1], ["first token (ttft) P50", "50.5 ms", "50.5 ms", "1.000"]);
+        assert!(alike.verdict().starts_with("within 10 %"), "{}", alike.verdict());
+        assert!(alike.held(Some(0.01)).is_ok());
+        assert!(alike.lines()[0].contains("a.csv on groups: 2 mixed"), "{:?}", alike.lines());
+        assert!(alike.lines().iter().any(|line| line.contains("were cut to it")));
+        assert_eq!(alike.json()["within"], json!(true));
+        assert_eq!(alike.svg().matches("<polyline").count(), 6);
+    }
+
+    #[test]
+    fn what_is_too_far_off_is_named() {
+        let slower = compared(1.2);
+        let verdict = slower.verdict();
+        assert!(verdict.contains("first token (ttft) P50 1.200") && verdict.contains("(e2el) P90 1.200"), "{verdict}");
+        assert!(!verdict.contains("P99") && !verdict.contains("requests/s"), "{verdict}");
+        assert!(slower.held(None).is_ok() && slower.held(Some(0.25)).is_ok());
+        let said = slower.held(Some(0.15)).unwrap_err().to_string();
+        assert!(said.contains("1.200 of what was measured"), "{said}");
+        assert_eq!(slower.json()["within"], json!(false));
+    }
+}
