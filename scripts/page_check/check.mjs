@@ -204,8 +204,14 @@ async function asksForLong(page) {
   await page.getByRole("button", { name: "New conversation" }).click();
   await say(page, "The captain said", 700);
   await until(page, () => [...document.querySelectorAll("article.assistant")].at(-1)?.innerText.length > 60);
-  const swarm = await page.evaluate(() => fetch("/api/swarm").then((answer) => answer.json()));
-  return swarm.peers.find((peer) => peer.load.running > 0 && peer.id !== swarm.me).advert.name;
+  // Heartbeats say who is at work, once a second.
+  for (;;) {
+    const swarm = await page.evaluate(() => fetch("/api/swarm").then((answer) => answer.json()));
+    const busy = swarm.peers.find((peer) => peer.load.running > 0 && peer.id !== swarm.me);
+    if (busy) return busy.advert.name;
+    if (await answer(page).getByText("Who computed it").isVisible()) throw new Error("the answer ended before anybody was seen at work");
+    await page.waitForTimeout(100);
+  }
 }
 
 /** The long answer came whole. */

@@ -44,7 +44,7 @@ export function Arrivals() {
       <h2 id="arrivals">Who joined when</h2>
       {arrivals.length === 0 && <p class="quiet">Nobody else has come yet.</p>}
       {arrivals.length > 0 && (
-        <div class="wide" role="region" aria-label="Who joined when" tabIndex={0}>
+        <div class="wide" role="region" aria-label="Peers that came and went" tabIndex={0}>
           <table>
             <thead>
               <tr>
