@@ -226,7 +226,7 @@ async function network(page) {
   const name = await asksForLong(page);
   await show(page, "testnet");
   await page.getByLabel("The link between").selectOption(name);
-  await page.getByLabel("and", { exact: true }).selectOption("gateway0");
+  await page.locator('select[name="to"]').selectOption("gateway0");
   await page.getByLabel("and later by (ms)").fill("30");
   await page.getByRole("button", { name: "Slow this link" }).click();
   await page.getByText(`the link between ${name} and gateway0 is slow`).waitFor();
