@@ -2,6 +2,7 @@
 
 mod chosen;
 mod gguf_model;
+mod parts;
 
 pub use chosen::Precision;
 
@@ -15,8 +16,10 @@ use crate::{
     ranks::Rank,
     weights::{Checkpoint, WeightsError},
 };
+pub use parts::{Start, start_of};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use tsnode_protocol::{
     LayerRange, ModelCard, ModelFile, ModelId, ModelShape, limits,
@@ -176,6 +179,19 @@ impl ModelSource {
         Err(SourceError::NotAModel(path.to_owned()))
     }
 
+    /// A model of which not all has to be there: files as long as they are to be, called whatever they are, the small files of
+    /// safetensors in the folder. What is to be there before is said by [`start_of`], what before some layers are loaded by
+    /// [`Self::places`]. Nobody looks whether it is: other bytes make another model of it.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_parts(folder: &Path, files: &[PathBuf], form: WeightsForm) -> Result<Self, SourceError> {
+        match form {
+            WeightsForm::Safetensors => Self::open_folder(folder, folder, |_| Checkpoint::open_all(files)),
+            WeightsForm::Gguf => Self::assemble_gguf(folder, gguf_model::open_all(files).map_err(SourceError::Gguf)?),
+        }
+    }
+
     fn open_folder(
         path: &Path,
         folder: &Path,
@@ -189,7 +205,11 @@ impl ModelSource {
     }
 
     fn open_gguf(path: &Path) -> Result<Self, SourceError> {
-        let gguf_model::Opened { checkpoint, files } = gguf_model::open(path).map_err(SourceError::Gguf)?;
+        Self::assemble_gguf(path, gguf_model::open(path).map_err(SourceError::Gguf)?)
+    }
+
+    fn assemble_gguf(path: &Path, opened: gguf_model::Opened) -> Result<Self, SourceError> {
+        let gguf_model::Opened { checkpoint, files } = opened;
         for (name, bytes) in &files {
             refuse_large(&path.join(name), bytes.len() as u64)?;
         }
@@ -328,6 +348,15 @@ impl ModelSource {
         let (tables, logits) = if ranks > 1 { (2 * c.hidden, 2) } else { (0, 1) };
         let head = if layers.end as usize == c.layers { logits * c.vocab + ranks * 2 * c.hidden } else { 0 };
         4 * (largest.tokens * (cut + ranks * whole + tables) as u64 + few + largest.logits * head as u64)
+    }
+
+    /// What a stage of some layers reads of the files of [`Self::weights`]: for each its tensors' places.
+    ///
+    /// # Errors
+    /// As [`Self::stage_memory`].
+    pub fn places(&self, layers: LayerRange) -> Result<Vec<(usize, Range<usize>)>, WeightsError> {
+        let (stages, places) = self.checkpoint.asked_for(|| self.cut(layers, 1));
+        stages.map(|_| places)
     }
 
     /// Some layers, as each of `ranks` has them.

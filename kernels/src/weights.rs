@@ -22,9 +22,9 @@ use safetensors::SafeTensors;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Bytes hashed in one place of a file for a model's id.
 const SAMPLE: usize = 64 * 1024;
@@ -62,6 +62,8 @@ pub struct Checkpoint {
     coding: Option<Coding>,
     /// Whether rows are multiplied by all matrices as they are.
     exact: bool,
+    /// Tensors that were asked for, while somebody wants to know which: their files and places there.
+    noted: Mutex<Option<BTreeSet<(usize, usize, usize)>>>,
 }
 
 impl Checkpoint {
@@ -105,6 +107,15 @@ impl Checkpoint {
         }
         let mut checkpoint = Self::default();
         checkpoint.add("", Storage::map(path)?)?;
+        Ok(checkpoint)
+    }
+
+    /// Opens files that are all of a model, whatever they are called.
+    pub(crate) fn open_all(files: &[PathBuf]) -> Result<Self, WeightsError> {
+        let mut checkpoint = Self::default();
+        for path in files {
+            checkpoint.add("", Storage::map(path)?)?;
+        }
         Ok(checkpoint)
     }
 
@@ -236,6 +247,7 @@ impl Checkpoint {
         // Whole blocks only: others have no such shape.
         let entry = of(format!("{name}_blocks"), vec![count, rows, cols.div_ceil(32), 16])?;
         let powers = of(format!("{name}_scales"), vec![count, rows, cols.div_ceil(32)])?;
+        [&entry, &powers].into_iter().for_each(|entry| self.note(entry));
         if !cols.is_multiple_of(32) {
             let (found, expected) = (entry.shape.clone(), vec![count, rows, cols]);
             return Err(WeightsError::Shape { name: format!("{name}_blocks"), found, expected });
@@ -287,6 +299,7 @@ impl Checkpoint {
         }
         let unread = |found: String| WeightsError::Dtype { name: self.called(name), found };
         let stored = entry.stored.clone().map_err(unread)?;
+        self.note(entry);
         Ok(Tensor {
             entry: entry.clone(),
             range: entry.range.clone(),
@@ -297,6 +310,24 @@ impl Checkpoint {
             coded: None,
             exact: self.exact,
         })
+    }
+
+    fn note(&self, Entry { shard, range, .. }: &Entry) {
+        if let Some(noted) = &mut *self.noted() {
+            noted.insert((*shard, range.start, range.end));
+        }
+    }
+
+    fn noted(&self) -> MutexGuard<'_, Option<BTreeSet<(usize, usize, usize)>>> {
+        self.noted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is read of which file where something is loaded: all of each tensor that `load` asks for.
+    pub(crate) fn asked_for<T>(&self, load: impl FnOnce() -> T) -> (T, Vec<(usize, Range<usize>)>) {
+        *self.noted() = Some(BTreeSet::new());
+        let loaded = load();
+        let noted = self.noted().take().unwrap_or_default();
+        (loaded, noted.into_iter().map(|(file, start, end)| (file, start..end)).collect())
     }
 
     fn missing(&self, name: &str) -> WeightsError {

@@ -53,7 +53,7 @@ use crate::{
     },
     text::Templates,
     view::{SwarmView, Trouble},
-    weights::{Giver, Index, Peers, Provision},
+    weights::{Giver, Index, Peers, Provision, Stocks},
     worker::{WorkerHandle, WorkerSetup, compute::Compute},
 };
 use libp2p::Multiaddr;
@@ -119,7 +119,7 @@ pub async fn run(
     let hashing = front.view.clone();
     let mut tell = move |far| hashing.send_modify(|view| view.loading = Some(far));
     let resources = resources::Resources::find(&ground.config, &ground.store, &index, &mut tell).await?;
-    let giver = Giver::default();
+    let (giver, stocks) = (Giver::default(), Stocks::default());
     let planner_thread = PlannerThread::start(Arc::new(Scheduler)).map_err(|e| NodeError::System(e.to_string()))?;
     let (guard, bench) = OffenceReporter::channel();
     let (inbox, heartbeats) = Inbox::channel(ground.invite.swarm);
@@ -142,7 +142,7 @@ pub async fn run(
     let memory = resources.advert.devices.iter().map(|device| device.memory_bytes).sum();
     let inside = resources.source.as_ref().map(|source| source.card().id);
     let worker = ground.worker(
-        (resources, lenders.clone(), giver.clone()),
+        (resources, lenders.clone(), giver.clone(), stocks.clone()),
         planes.incoming,
         (&links, &roster, &response_log),
         (owner.moving(), gone),
@@ -158,14 +158,14 @@ pub async fn run(
     if let Some(inside) = inside.filter(|_| volunteer::may_fetch(&ground.config)) {
         let (me, guard) = (ground.identity.peer_id(), guard.clone());
         let places = Peers { me, links: links.clone(), roster: roster.clone(), guard };
-        let limits = ground.config.weights.clone();
+        let limits = volunteer::limits(&ground.config);
         let volunteer = Volunteer {
-            provision: Provision::new(places, &ground.config.data_dir, index.clone(), limits, (memory, inside)),
+            provision: Provision::new(places, &ground.config.data_dir, index, limits, (memory, inside)),
             config: ground.config.clone(),
             store: ground.store.clone(),
-            index,
             worker: worker.clone(),
             giver,
+            stocks,
             shelf: shelf.clone(),
             view: front.view.clone(),
             lent: late,
@@ -429,7 +429,7 @@ impl Ground {
 
     fn worker(
         &self,
-        (resources, lenders, giver): (resources::Resources, Lenders, Giver),
+        (resources, lenders, giver, stocks): (resources::Resources, Lenders, Giver, Stocks),
         incoming: Incoming,
         (links, roster, response_log): (&Links, &Roster, &ResponseLog),
         (moving, going): (watch::Receiver<bool>, watch::Receiver<Arc<BTreeSet<PeerId>>>),
@@ -455,6 +455,7 @@ impl Ground {
             draft: resources.draft,
             shelf: resources.shelf,
             giver,
+            stocks,
             lenders,
             dtype: self.config.kv_dtype,
             batcher: BatcherConfig { speculation: self.config.speculation, ..BatcherConfig::default() },
@@ -504,8 +505,12 @@ impl Ground {
 
     /// Whether and when the model inside the program is lent, where no other is named.
     fn fallback(&self, advert: &Advert) -> Option<Fallback> {
-        let own = advert.models.first().filter(|_| self.config.model == ModelChoice::Fallback)?;
-        Some(Fallback::new(own.clone(), self.started.elapsed(), !self.bootstrap().is_empty()))
+        let own = advert.models.first()?.clone();
+        match &self.config.model {
+            ModelChoice::Fallback => Some(Fallback::new(own, self.started.elapsed(), !self.bootstrap().is_empty())),
+            ModelChoice::Named(_) => Some(Fallback::never(own)),
+            ModelChoice::Embedded | ModelChoice::Path(_) | ModelChoice::None => None,
+        }
     }
 
     fn control(&self) -> Control {

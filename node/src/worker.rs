@@ -35,7 +35,7 @@ use crate::{
     history::History,
     response_log::ResponseLog,
     view::Weights,
-    weights::Giver,
+    weights::{Giver, Stocks},
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -83,6 +83,8 @@ pub struct WorkerSetup {
     pub shelf: Shelf,
     /// What gives weights to others.
     pub giver: Giver,
+    /// Models of which layers are brought when a plan gives this peer them.
+    pub stocks: Stocks,
     /// Encoders that this peer lends.
     pub lenders: Lenders,
     /// Elements of KV pages.
@@ -169,7 +171,10 @@ impl WorkerHandle {
         let (model, source) = watch::channel(setup.source.clone());
         let (draft, threads) = (setup.draft.clone(), setup.threads);
         let tally = Arc::<Tally>::default();
-        tasks.spawn(Loader { source, draft, threads, progress, tally: tally.clone(), loaded }.run(ordered));
+        tasks.spawn(
+            Loader { source, draft, stocks: setup.stocks.clone(), threads, progress, tally: tally.clone(), loaded }
+                .run(ordered),
+        );
         let asking = setup.stop.child_token();
         let (devices, losses) = Devices::start(setup.computes.clone(), tasks, &asking);
         let parts = Parts { devices, asking, model, tally, orders, far, tasks: tasks.clone() };

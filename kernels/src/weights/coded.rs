@@ -279,6 +279,7 @@ impl Checkpoint {
                 return Err(WeightsError::Shape { name: scale.clone(), found: found.to_vec(), expected });
             }
         };
+        [codes, scales].into_iter().for_each(|entry| self.note(entry));
         Ok(tensor(codes, scales, How::Eights { stored, block }, (outputs, inputs)))
     }
 
@@ -315,6 +316,8 @@ impl Checkpoint {
         let has_zeros = !symmetric || layout == Packing::Gptq;
         let zeros = if has_zeros { Some(integers(&zeros, &of_zeros)?) } else { None };
         let index = if by_index { Some(integers(&index, &[inputs])?) } else { None };
+        let beside = zeros.iter().chain(&index);
+        [&codes, scale].into_iter().chain(beside).for_each(|entry| self.note(entry));
         Ok(tensor(&codes, scale, How::Fours { halves, zeros, index, group, int4 }, (outputs, inputs)))
     }
 

@@ -28,7 +28,8 @@ impl Storage {
         }
         let file = File::open(path).map_err(io)?;
         // SAFETY: the map is read only. Someone who shortens the file while it is served can make reads fail with
-        // SIGBUS, as with any program that maps its data; weights are not files people edit.
+        // SIGBUS, as with any program that maps its data; weights are not files people edit. Of one that is still fetched
+        // nothing is loaded before it was written, and files are mapped anew then.
         #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
         Ok(Self { file: path.display().to_string().into(), held: Held::Map(Arc::new(map)) })

@@ -202,7 +202,7 @@ async fn examine(settings: &Settings) -> Vec<Finding> {
 fn model(host: &Host, config: &NodeConfig) -> Vec<Finding> {
     let source = match &config.model {
         ModelChoice::None => return vec![finding("model", State::Note, "none: a gateway only".into())],
-        ModelChoice::Fallback | ModelChoice::Embedded => ModelSource::embedded(),
+        ModelChoice::Fallback | ModelChoice::Embedded | ModelChoice::Named(_) => ModelSource::embedded(),
         ModelChoice::Path(path) => open_named(path),
     };
     let source = match source {

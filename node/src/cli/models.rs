@@ -13,7 +13,7 @@ use crate::{
     config::Settings,
     hardware::memory::Size,
     hub::{self, Hub, HubError, HubSettings, ModelName, NameError, Use},
-    node::{ModelChoice, NodeConfig},
+    node::{Computed, Membering, ModelChoice, NodeConfig},
 };
 use clap::{Arg, ArgMatches, Command};
 use serde_json::json;
@@ -168,14 +168,30 @@ async fn pull(matches: &ArgMatches) -> Result<(), Exit> {
 
 /// Models that a peer is told by their names become folders and files of this disk, fetched if they were not there.
 pub(super) async fn fetch(config: &mut NodeConfig) -> Result<(), Exit> {
+    // Who was invited comes to peers that may have it.
+    if let (ModelChoice::Path(path), Membering::Invited(_)) = (&config.model, &config.membering)
+        && let Some(name) = by_name(path)?
+    {
+        config.model = match obtain(&name).await {
+            Ok(path) => ModelChoice::Path(path),
+            Err(error) if error.is_out_of_reach() && config.computed == Computed::default() => {
+                note!("tsnode: note: {error}; {name} is fetched from peers of the swarm that have it");
+                ModelChoice::Named(name.to_string())
+            }
+            Err(error) => return Err(exit(error)),
+        };
+    }
     for path in paths(config) {
         let Some(name) = by_name(path)? else { continue };
-        let hub = Hub::new(hub_settings()).map_err(exit)?;
-        let mut bars = Bars::new(&name);
-        let model = hub::obtain(&hub, &name, &mut |news| bars.show(news)).await;
-        *path = model.map_err(exit)?.path;
+        *path = obtain(&name).await.map_err(exit)?;
     }
     Ok(())
+}
+
+async fn obtain(name: &ModelName) -> Result<PathBuf, HubError> {
+    let hub = Hub::new(hub_settings())?;
+    let mut bars = Bars::new(name);
+    Ok(hub::obtain(&hub, name, &mut |news| bars.show(news)).await?.path)
 }
 
 /// The same without fetching anything.
@@ -193,7 +209,7 @@ pub(super) fn find(config: &mut NodeConfig) -> Result<(), Exit> {
 fn paths(config: &mut NodeConfig) -> impl Iterator<Item = &mut PathBuf> {
     let model = match &mut config.model {
         ModelChoice::Path(path) => Some(path),
-        ModelChoice::Fallback | ModelChoice::Embedded | ModelChoice::None => None,
+        ModelChoice::Fallback | ModelChoice::Embedded | ModelChoice::Named(_) | ModelChoice::None => None,
     };
     let encoders = config.encoders.iter_mut().map(|(path, _)| path);
     model.into_iter().chain(&mut config.draft).chain(encoders)

@@ -46,24 +46,20 @@ impl Resources {
         index: &Index,
         progress: &mut (dyn FnMut(Progress) + Send),
     ) -> Result<Self, NodeError> {
-        Self::find_called(config, store, index, None, progress).await
-    }
-
-    /// The same of a model that is called otherwise than its folder.
-    pub async fn find_called(
-        config: &NodeConfig,
-        store: &Store,
-        index: &Index,
-        name: Option<&str>,
-        progress: &mut (dyn FnMut(Progress) + Send),
-    ) -> Result<Self, NodeError> {
-        let source = open(&config.model, config.computed)?.map(|source| match name {
-            Some(name) => source.called(name),
-            None => source,
-        });
+        let source = open(&config.model, config.computed)?;
         // Once for each file: a gigabyte a second and thread, where the disk gives it.
         let named = |source| tokio::task::block_in_place(|| identify(source, index, config.threads.count, progress));
         let (source, holding) = source.map(named).map(Holding::new).unzip();
+        Self::of(config, store, source, holding).await
+    }
+
+    /// The same of a model that is open and has its name.
+    pub async fn of(
+        config: &NodeConfig,
+        store: &Store,
+        source: Option<Arc<ModelSource>>,
+        holding: Option<Holding>,
+    ) -> Result<Self, NodeError> {
         let shelf = Shelf::new(source.clone());
         check_text(&shelf).await?;
         let draft = tokio::task::block_in_place(|| open_draft(config, source.as_ref()))?;
@@ -81,7 +77,7 @@ impl Resources {
 fn open(choice: &ModelChoice, computed: Computed) -> Result<Option<ModelSource>, NodeError> {
     let source = match choice {
         ModelChoice::None => return Ok(None),
-        ModelChoice::Fallback | ModelChoice::Embedded => ModelSource::embedded()?,
+        ModelChoice::Fallback | ModelChoice::Embedded | ModelChoice::Named(_) => ModelSource::embedded()?,
         ModelChoice::Path(path) => open_named(path)?,
     };
     let source = if computed.long_context {

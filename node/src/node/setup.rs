@@ -37,6 +37,8 @@ pub enum ModelChoice {
     Embedded,
     /// One on disk.
     Path(PathBuf),
+    /// One that peers of the swarm call so, fetched from them. Until it is here nothing is lent.
+    Named(String),
     /// None: the peer is a gateway only.
     None,
 }
@@ -55,6 +57,7 @@ impl fmt::Display for ModelChoice {
         match self {
             Self::Fallback | Self::Embedded => f.write_str("the embedded model"),
             Self::Path(path) => write!(f, "{}", path.display()),
+            Self::Named(name) => f.write_str(name),
             Self::None => f.write_str("no model"),
         }
     }

@@ -1,15 +1,16 @@
 //! A peer that was told no model: what it fetches from others it lends, beside what runs.
 
-use super::{ModelChoice, NodeConfig, NodeError, resources::Resources};
+use super::{Computed, ModelChoice, NodeConfig, NodeError, resources::Resources};
 use crate::{
     control_plane::driver::NowLent,
     data_plane::library::Shelf,
     hardware::cores,
     store::Store,
     view::SwarmView,
-    weights::{Fetching, Giver, Index, Provision},
+    weights::{Fetching, Giver, Holding, Limits, Provision, Stocks, Tell},
     worker::{Late, WorkerHandle, compute::Compute},
 };
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -23,61 +24,78 @@ pub(super) struct Volunteer {
     pub provision: Provision,
     pub config: NodeConfig,
     pub store: Store,
-    pub index: Index,
     pub worker: WorkerHandle,
     pub giver: Giver,
+    pub stocks: Stocks,
     pub shelf: Shelf,
     pub view: watch::Sender<SwarmView>,
     /// To the driver.
     pub lent: mpsc::Sender<NowLent>,
 }
 
-/// Whether a peer fetches at all: who names a model, or wants none, has what he wants.
+/// Whether a peer fetches at all: who has a model on disk, or wants none, has what he wants.
 pub(super) fn may_fetch(config: &NodeConfig) -> bool {
-    config.model == ModelChoice::Fallback && config.draft.is_none() && config.weights.budget > 0
+    match &config.model {
+        // Computed otherwise it would be another model than the one that others have.
+        _ if config.computed != Computed::default() => false,
+        ModelChoice::Fallback => config.draft.is_none() && config.weights.budget > 0,
+        ModelChoice::Named(_) => true,
+        ModelChoice::Embedded | ModelChoice::Path(_) | ModelChoice::None => false,
+    }
+}
+
+/// What it may fetch: who names a model allows it.
+pub(super) fn limits(config: &NodeConfig) -> Limits {
+    match &config.model {
+        ModelChoice::Named(name) => Limits { named: Some(name.clone()), allowed: Vec::new(), ..config.weights.clone() },
+        _ => config.weights.clone(),
+    }
 }
 
 impl Volunteer {
     pub async fn run(self, stop: CancellationToken) {
-        let Self { provision, config, store, index, worker, giver, shelf, view, lent } = self;
-        let tell = |fetching: Fetching| {
-            view.send_if_modified(|view| {
+        let Self { provision, config, store, worker, giver, stocks, shelf, view, lent } = self;
+        let told = view.clone();
+        let tell: Tell = Arc::new(move |fetching: Fetching| {
+            told.send_if_modified(|view| {
                 let changed = view.fetching.as_ref() != Some(&fetching);
                 view.fetching = Some(fetching);
                 changed
             });
-        };
-        let Some((name, path)) = stop.run_until_cancelled(provision.run(tell)).await else { return };
+        });
+        let Some(stock) = stop.run_until_cancelled(provision.run(tell)).await else { return };
         // What the model inside the program had is free for the other.
         if worker.lend(Late { source: None, computes: Vec::new() }).await.is_err() {
             return;
         }
         tokio::time::sleep(RELEASE).await;
+        let name = stock.card().name.clone();
         let opened = async {
-            let config = NodeConfig { model: ModelChoice::Path(path.clone()), ..config };
-            let late = Resources::find_called(&config, &store, &index, Some(&name), &mut |_| ()).await?;
-            let computes = start_all(&config, late.engines)?;
-            Ok::<_, NodeError>((late.source, late.holding, late.advert, computes))
+            let source = Arc::new(stock.source().await.map_err(|e| e.to_string())?);
+            let holding = Holding::part(source.card().id, stock.drafts().clone());
+            let late = Resources::of(&config, &store, Some(source.clone()), Some(holding)).await;
+            let late = late.map_err(|e| e.to_string())?;
+            let computes = start_all(&config, late.engines).map_err(|e| e.to_string())?;
+            Ok::<_, String>((source, late.holding, late.advert, computes))
         };
         let (source, holding, advert, computes) = match opened.await {
             Ok(opened) => opened,
             Err(error) => {
-                let why = format!("{name} was fetched and cannot be served here: {error}");
+                let why = format!("{name} cannot be served here: {error}");
                 tracing::error!(%why);
                 view.send_modify(|view| view.fetching = Some(Fetching { why: Some(why), ..Fetching::default() }));
                 return;
             }
         };
-        let Some(source) = source else { return };
-        tracing::info!(model = name, path = %path.display(), "lends what it fetched");
+        tracing::info!(model = name, "lends layers of it, which are fetched when a plan gives this peer some");
         let card = source.card().clone();
         shelf.set(source.clone());
         giver.hold(holding);
+        stocks.keep(Arc::new(stock));
         // Either being gone, the process ends.
         if worker.lend(Late { source: Some(source), computes }).await.is_ok() {
             let _ = lent.send(NowLent { card, devices: advert.devices }).await;
         }
-        view.send_modify(|view| view.fetching = view.fetching.take().map(|far| Fetching { holders: 0, ..far }));
     }
 }
 

@@ -1,11 +1,11 @@
-//! Plan flow 6: loads stages, one after the other and beside what runs.
+//! Plan flow 6: loads stages, one after the other and beside what runs; layers that are not here are fetched first.
 //!
 //! Loading reads every weight, which takes seconds to minutes: meanwhile the host answers, heartbeats go out, and stages
 //! loaded before compute. One at a time, because each takes every thread it may, and must see what memory the one before it
 //! has left.
 
 use super::{compute::Compute, speculator::DraftModel};
-use crate::{hardware::memory::Need, view::Weights};
+use crate::{hardware::memory::Need, view::Weights, weights::Stocks};
 use std::collections::BTreeMap;
 use std::sync::{
     Arc,
@@ -91,6 +91,8 @@ pub(super) struct Loader {
     pub source: watch::Receiver<Option<Arc<ModelSource>>>,
     /// The draft model, if it has one.
     pub draft: Option<Arc<ModelSource>>,
+    /// What brings layers of models that are not here yet.
+    pub stocks: Stocks,
     /// Threads that may be used.
     pub threads: Threads,
     /// How far it is, while it loads.
@@ -125,6 +127,7 @@ impl Loader {
         let Some(source) = source.filter(|s| s.card().id == group.model) else {
             return Err(NotLoaded::Failed(format!("this peer does not have model {}", group.model)));
         };
+        let source = self.bring(order, layers).await?.unwrap_or(source);
         self.tally.stages.fetch_add(1, Ordering::Relaxed);
         let (stage, report) = self.read_layers(&order.compute, source, layers).await?;
         let key = order.compute.call(move |engine| engine.take(stage)).await.map_err(NotLoaded::failed)?;
@@ -135,6 +138,15 @@ impl Loader {
             "stage loaded"
         );
         Ok(key)
+    }
+
+    /// The model with layers that were not here, of one that is fetched as far as it is wanted.
+    async fn bring(&self, order: &Order, layers: LayerRange) -> Result<Option<Arc<ModelSource>>, NotLoaded> {
+        let Some(stock) = self.stocks.of(order.group.model) else { return Ok(None) };
+        tokio::select! {
+            () = order.given_up.cancelled() => Err(NotLoaded::Unwanted),
+            brought = stock.bring(layers) => brought.map(Some).map_err(NotLoaded::failed),
+        }
     }
 
     /// The draft model, whole and beside all stages. Without it groups are served as well, so that why it cannot be had now is
