@@ -6,7 +6,8 @@ use super::disk;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 use tokio::process::Command;
 use tokio::time::timeout;
 
@@ -14,6 +15,9 @@ use tokio::time::timeout;
 pub const VERB: &str = "check-index";
 /// How long that may take: some megabytes are read in a tenth of a second.
 const PATIENCE: Duration = Duration::from_secs(4);
+/// How long who had it before may take to let it go: `sled` frees its lock from a thread of its own, after what held it is dropped, and
+/// a child that is being started has the open file until it runs its program.
+const UNLOCKING: Duration = Duration::from_secs(3);
 /// Bytes of it that are kept in memory.
 const CACHE: u64 = 8 << 20;
 
@@ -57,13 +61,25 @@ impl Spare {
     }
 }
 
-/// Opens such a folder.
+/// Opens such a folder, once who had it before lets it go.
 ///
 /// # Errors
-/// When `sled` says that it cannot.
+/// When `sled` says that it cannot, or it is locked for [`UNLOCKING`].
 pub fn open(folder: &Path) -> sled::Result<sled::Db> {
+    let until = Instant::now() + UNLOCKING;
     // What is set is flushed by whoever sets it; a thread for that would end with the first write that a full disk refuses.
-    sled::Config::new().path(folder).cache_capacity(CACHE).flush_every_ms(None).open()
+    let config = sled::Config::new().path(folder).cache_capacity(CACHE).flush_every_ms(None);
+    loop {
+        match config.open() {
+            Err(error) if is_locked(&error) && Instant::now() < until => thread::sleep(Duration::from_millis(10)),
+            opened => return opened,
+        }
+    }
+}
+
+/// `sled` has no kind of error for it.
+fn is_locked(error: &sled::Error) -> bool {
+    matches!(error, sled::Error::Io(error) if error.to_string().starts_with("could not acquire lock"))
 }
 
 /// Has another process open it.
@@ -95,4 +111,24 @@ async fn is_sound(folder: &Path) -> Result<(), String> {
 pub fn check(folder: &OsStr) -> Result<(), String> {
     let db = open(Path::new(folder)).map_err(|e| e.to_string())?;
     db.iter().try_for_each(|entry| entry.map(|_| ())).map_err(|e| e.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_had_once_who_has_it_lets_it_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = open(folder.path()).unwrap();
+        let error = sled::Config::new().path(folder.path()).open().unwrap_err();
+        assert!(is_locked(&error), "{error}");
+        let second = thread::scope(|scope| {
+            let second = scope.spawn(|| open(folder.path()));
+            thread::sleep(Duration::from_millis(50));
+            drop(first);
+            second.join().unwrap()
+        });
+        assert!(second.is_ok());
+    }
 }
