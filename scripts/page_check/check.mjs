@@ -204,13 +204,15 @@ async function asksForLong(page) {
   await page.getByRole("button", { name: "New conversation" }).click();
   await say(page, "The captain said", 700);
   await until(page, () => [...document.querySelectorAll("article.assistant")].at(-1)?.innerText.length > 60);
-  // Heartbeats say who is at work, once a second.
+  // Heartbeats say once a second who is at work, which is too seldom for an answer of a second: the gateway knows whom it asked.
   for (;;) {
-    const swarm = await page.evaluate(() => fetch("/api/swarm").then((answer) => answer.json()));
-    const busy = swarm.peers.find((peer) => peer.load.running > 0 && peer.id !== swarm.me);
+    const [swarm, { running }] = await page.evaluate(() =>
+      Promise.all(["/api/swarm", "/api/requests"].map((path) => fetch(path).then((answer) => answer.json()))),
+    );
+    const busy = swarm.peers.find((peer) => running.some((request) => request.decode === peer.id));
     if (busy) return busy.advert.name;
     if (await answer(page).getByText("Who computed it").isVisible()) throw new Error("the answer ended before anybody was seen at work");
-    await page.waitForTimeout(100);
+    await page.waitForTimeout(50);
   }
 }
 
