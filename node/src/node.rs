@@ -413,11 +413,10 @@ impl Ground {
             degree: swarm::DEGREE,
             agent: concat!("tsnode/", env!("CARGO_PKG_VERSION")).into(),
             relay: config.relay,
-            porter,
             faults,
             doors: self.doors.clone(),
         };
-        let (swarm, events) = swarm::start(settings, self.ends.clone()).await?;
+        let (swarm, events) = swarm::start(settings, porter, self.ends.clone()).await?;
         Ok(Planes { links, incoming, gone, data_port, swarm, events })
     }
 

@@ -16,6 +16,7 @@ mod heard;
 mod look;
 mod moves;
 pub mod names;
+mod network;
 mod outbox;
 mod port_reuse;
 mod quic;
@@ -38,26 +39,23 @@ pub use sight::Sight;
 pub use twin::{ProcessId, find as find_twin};
 
 use crate::{
-    data_plane::{carrier::Porter, doors::Doors, listening::of_each_kind},
+    data_plane::{carrier::Porter, doors::Doors},
     faults::Faults,
     store::{identity::Identity, invites::Invites},
 };
-use admission::Door;
-use behaviour::Behaviour;
 use dialer::Dialer;
 use gossip::Sealer;
 use heard::Heard;
-use libp2p::{Multiaddr, Swarm, multiaddr::Protocol};
+use libp2p::Multiaddr;
 use moves::Moves;
+use network::Maker;
 use outbox::Outbox;
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io,
-    net::{SocketAddr, TcpListener, UdpSocket},
+    net::SocketAddr,
     sync::Arc,
-    time::Duration,
 };
-use task::{Reach, Task};
+use task::{Inputs, Reach, Task};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::trust::Offence;
@@ -70,8 +68,6 @@ pub const DEGREE: usize = 12;
 const EVENTS: usize = 1024;
 /// Rejections at the door that wait to be counted.
 const REJECTIONS: usize = 64;
-/// Connections are kept although no protocol uses them: their closing is how peers notice each other's death.
-const IDLE_LIMIT: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// What the control plane needs to know.
 pub struct SwarmConfig {
@@ -99,8 +95,6 @@ pub struct SwarmConfig {
     pub agent: String,
     /// Whether to carry between peers that do not reach each other.
     pub relay: bool,
-    /// Gives streams to the data plane.
-    pub porter: Porter,
     /// What is broken on purpose, where a testnet may.
     pub faults: Option<watch::Receiver<Faults>>,
     /// Places for those who have to prove themselves.
@@ -173,33 +167,21 @@ pub enum SwarmError {
     Setup(String),
 }
 
-/// Starts listening and spawns the task that owns the network; it ends with `stop`.
+/// Starts listening and spawns the task that owns the network, which gives `porter`'s streams to the data plane; it ends with `stop`.
 ///
 /// # Errors
 /// When an address is in use or not ours. Nothing keeps running then.
 pub async fn start(
     config: SwarmConfig,
+    porter: Porter,
     stop: CancellationToken,
 ) -> Result<(SwarmHandle, mpsc::Receiver<SwarmEvent>), SwarmError> {
     let own = config.identity.peer_id();
-    let keypair = config.identity.libp2p_keypair();
     let (rejected, rejections) = mpsc::channel(REJECTIONS);
-    let door = Door {
-        own,
-        swarm: config.swarm,
-        membership: config.membership.clone(),
-        process: config.process,
-        invites: config.invites.clone(),
-        rejections: rejected,
-    };
-    let (circuits, circuits_behaviour) = libp2p::relay::client::new(keypair.public().to_peer_id());
-    let mut net = Swarm::new(
-        wall::behind(transport::admitted(&keypair, door, config.doors.clone(), circuits)?, config.faults.clone()),
-        Behaviour::new(&config, circuits_behaviour)?,
-        keypair.public().to_peer_id(),
-        libp2p::swarm::Config::with_tokio_executor().with_idle_connection_timeout(IDLE_LIMIT),
-    );
-    listen(&mut net, config.listen)?;
+    let sealer = Sealer::new(config.identity.signing.clone(), config.swarm, config.life);
+    let maker = Maker { config, rejected };
+    let net = maker.make()?;
+    let config = &maker.config;
     // Where members are said to be.
     config.bootstrap.iter().filter_map(seated::address).for_each(|address| config.doors.meet(address));
 
@@ -219,49 +201,19 @@ pub async fn start(
         connected: BTreeSet::new(),
         hearing: BTreeSet::new(),
         reach: Reach::default(),
-        came: config.porter.came,
+        came: porter.came,
         wanted: BTreeMap::new(),
         bans: BTreeSet::new(),
         heard: Heard::new(),
         unproven: Unproven::default(),
         moves: Moves::default(),
-        doors: config.doors,
+        doors: config.doors.clone(),
     };
-    crate::tasks::spawn("swarm", task.run(commands, rejections, config.porter.asks, stop));
-    let handle = SwarmHandle {
-        sealer: Arc::new(Sealer::new(config.identity.signing, config.swarm, config.life)),
-        commands: ordered,
-        addresses: addresses_seen,
-        peers: peers_seen,
-    };
+    let inputs = Inputs { commands, rejections, asks: porter.asks };
+    crate::tasks::spawn("swarm", task.run(inputs, maker, stop));
+    let handle =
+        SwarmHandle { sealer: Arc::new(sealer), commands: ordered, addresses: addresses_seen, peers: peers_seen };
     Ok((handle, events))
-}
-
-fn listen(net: &mut Swarm<Behaviour>, listen: SocketAddr) -> Result<(), SwarmError> {
-    // libp2p's sockets are of one kind each.
-    for listen in of_each_kind(listen) {
-        let host = Multiaddr::from(listen.ip());
-        let tcp = host.clone().with(Protocol::Tcp(listen.port()));
-        let quic = host.with(Protocol::Udp(listen.port())).with(Protocol::QuicV1);
-        // libp2p shares its TCP port with any process of this user, which would then get half of our connections.
-        TcpListener::bind(listen).map_err(|error| refused("TCP", listen, &error))?;
-        UdpSocket::bind(listen).map_err(|error| refused("UDP", listen, &error))?;
-        for (protocol, address) in [("TCP", tcp), ("UDP", quic)] {
-            net.listen_on(address).map_err(|error| SwarmError::Listen {
-                protocol,
-                listen,
-                reason: error.to_string(),
-            })?;
-        }
-    }
-    Ok(())
-}
-
-fn refused(protocol: &'static str, listen: SocketAddr, error: &io::Error) -> SwarmError {
-    match error.kind() {
-        io::ErrorKind::AddrInUse => SwarmError::InUse { protocol, listen },
-        _ => SwarmError::Listen { protocol, listen, reason: error.to_string() },
-    }
 }
 
 /// libp2p's id as ours; none unless it is an ed25519 key.

@@ -27,6 +27,9 @@ pub(super) enum Command {
     Present(Vec<PeerId>),
     /// Allow them again, should nothing else keep the peer away.
     Allow(PeerId, Ban),
+    /// Do as the network's library does where its books do not agree.
+    #[cfg(test)]
+    Panic,
 }
 
 /// Why a peer is kept away. Each reason is lifted by itself.

@@ -20,7 +20,15 @@ pub(super) struct Relays {
     /// Where each is reached, its id included.
     known: BTreeMap<PeerId, Known>,
     /// A few; their ids have no order.
-    places: Vec<(ListenerId, PeerId)>,
+    places: Vec<Place>,
+}
+
+/// A place, or the wish for one.
+struct Place {
+    id: ListenerId,
+    relay: PeerId,
+    /// Whether the relay has said yes.
+    given: bool,
 }
 
 struct Known {
@@ -51,7 +59,7 @@ impl Relays {
     /// Whom to ask for places now, and where to listen for it: peers in the order of their ids, which are random.
     pub(super) fn due(&mut self, now: Instant) -> Vec<(PeerId, Multiaddr)> {
         let room = WANTED.saturating_sub(self.places.len());
-        let held: Vec<PeerId> = self.places.iter().map(|(_, relay)| *relay).collect();
+        let held: Vec<PeerId> = self.places.iter().map(|place| place.relay).collect();
         let free = |peer: &PeerId, known: &Known| !held.contains(peer) && known.not_before.is_none_or(|at| at <= now);
         let asked = self.known.iter_mut().filter(|(peer, known)| free(peer, known)).take(room);
         asked
@@ -62,20 +70,26 @@ impl Relays {
             .collect()
     }
 
-    /// A place, or the wish for one.
-    pub(super) fn hold(&mut self, place: ListenerId, relay: PeerId) {
-        self.places.push((place, relay));
+    /// A place is asked for.
+    pub(super) fn hold(&mut self, id: ListenerId, relay: PeerId) {
+        self.places.push(Place { id, relay, given: false });
+    }
+
+    /// A relay has given the place that it was asked for.
+    pub(super) fn given(&mut self, relay: PeerId) {
+        self.places.iter_mut().filter(|place| place.relay == relay).for_each(|place| place.given = true);
     }
 
     /// A place is lost; says whose it was.
     pub(super) fn lose(&mut self, place: ListenerId) -> Option<PeerId> {
-        let at = self.places.iter().position(|(held, _)| *held == place)?;
-        Some(self.places.remove(at).1)
+        let at = self.places.iter().position(|held| held.id == place)?;
+        Some(self.places.remove(at).relay)
     }
 
-    /// All places, to be given up.
+    /// All places that are had, to be given up. One that is asked for yet is not among them: libp2p's client panics where the relay's
+    /// yes comes after that.
     pub(super) fn places(&self) -> Vec<ListenerId> {
-        self.places.iter().map(|(place, _)| *place).collect()
+        self.places.iter().filter(|place| place.given).map(|place| place.id).collect()
     }
 }
 
@@ -106,6 +120,18 @@ mod tests {
         relays.gone(peer(3));
         assert_eq!(asked(&mut relays, now), []);
         assert_eq!(asked(&mut relays, now + AGAIN), [peer(1)]);
+    }
+
+    #[test]
+    fn a_place_is_given_up_only_once_it_is_had() {
+        let mut relays = Relays::default();
+        let places = [1, 2].map(|n| (ListenerId::next(), peer(n)));
+        places.iter().for_each(|(place, relay)| relays.hold(*place, *relay));
+        assert_eq!(relays.places(), []);
+        relays.given(peer(2));
+        assert_eq!(relays.places(), [places[1].0]);
+        relays.given(peer(1));
+        assert_eq!(relays.places(), places.map(|(place, _)| place));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The task that owns the network: turns what happens on it into events, and orders into what happens.
 
 mod reach;
+mod restart;
 
 use super::{
     SwarmEvent,
@@ -12,21 +13,23 @@ use super::{
     handle::{Ban, Command},
     heard::{Excess, Heard},
     moves::Moves,
+    network::Maker,
     outbox::Outbox,
     seated, to_libp2p_id, to_own_id,
     unproven::Unproven,
 };
 use crate::data_plane::carrier::{Ask, Carried};
 use crate::data_plane::doors::Doors;
-use futures::StreamExt as _;
+use futures::{FutureExt as _, StreamExt as _};
 use libp2p::{
     Multiaddr, Swarm, gossipsub, identify,
     kad::{self, store::MemoryStore},
-    mdns, ping,
+    mdns, ping, relay,
     swarm::{ConnectionId, SwarmEvent as NetEvent, dial_opts::DialOpts},
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
+    panic::AssertUnwindSafe,
     time::{Duration, Instant},
 };
 use tokio::{
@@ -80,15 +83,27 @@ pub(super) struct Task {
     pub(super) doors: Doors,
 }
 
+/// What the task is told by others.
+pub(super) struct Inputs {
+    pub(super) commands: mpsc::Receiver<Command>,
+    pub(super) rejections: mpsc::Receiver<Rejection>,
+    pub(super) asks: mpsc::Receiver<Ask>,
+}
+
 impl Task {
-    /// Runs until `stop`, or until nobody takes events any more; local orders go before remote traffic.
-    pub(super) async fn run(
-        mut self,
-        mut commands: mpsc::Receiver<Command>,
-        mut rejections: mpsc::Receiver<Rejection>,
-        mut asks: mpsc::Receiver<Ask>,
-        stop: CancellationToken,
-    ) {
+    /// Runs until `stop`, or until nobody takes events any more; a network that panics is made again.
+    pub(super) async fn run(mut self, mut inputs: Inputs, maker: Maker, stop: CancellationToken) {
+        while let Err(panic) = AssertUnwindSafe(self.serve(&mut inputs, &stop)).catch_unwind().await {
+            match self.with_another_network(panic.as_ref(), &maker, &stop).await {
+                Some(task) => self = task,
+                None => return,
+            }
+        }
+        let _ = AssertUnwindSafe(self.end(inputs)).catch_unwind().await;
+    }
+
+    /// Local orders go before remote traffic.
+    async fn serve(&mut self, Inputs { commands, rejections, asks }: &mut Inputs, stop: &CancellationToken) {
         let mut dial = interval(DIAL_EVERY);
         let mut search = interval(SEARCH_EVERY);
         dial.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -110,7 +125,10 @@ impl Task {
                 event = self.net.select_next_some(), if !self.outbox.is_waiting() => self.on_event(event),
             }
         }
-        while let Ok(command) = commands.try_recv() {
+    }
+
+    async fn end(mut self, mut inputs: Inputs) {
+        while let Ok(command) = inputs.commands.try_recv() {
             self.apply_command(command);
         }
         self.say_goodbye().await;
@@ -118,6 +136,8 @@ impl Task {
 
     fn apply_command(&mut self, command: Command) {
         match command {
+            #[cfg(test)]
+            Command::Panic => panic!("as a test wants it"),
             Command::Publish(bytes) => self.publish(bytes),
             Command::Dial(address) => self.attempt(Attempt::to(address)),
             Command::Disconnect(peer) => self.disconnect(peer),
@@ -275,6 +295,9 @@ impl Task {
             }
             BehaviourEvent::Autonat(event) => self.on_autonat(event),
             BehaviourEvent::Carry(carried) => self.on_carried(carried),
+            BehaviourEvent::Circuits(relay::client::Event::ReservationReqAccepted { relay_peer_id, .. }) => {
+                self.on_place_given(&relay_peer_id);
+            }
             BehaviourEvent::Circuits(event) => tracing::debug!(?event, "circuits"),
             BehaviourEvent::Relay(event) => tracing::debug!(?event, "relaying"),
             BehaviourEvent::Dcutr(event) => tracing::debug!(?event, "hole punching"),

@@ -5,18 +5,20 @@ mod looking;
 
 use super::*;
 use crate::{data_plane::carrier, faults::Wall};
-use admission::Rejection;
+use admission::{Door, Rejection};
 use futures::StreamExt as _;
 use libp2p::{
-    Transport as _,
+    Swarm, Transport as _,
     core::{
         Endpoint,
         transport::{DialOpts, PortUse},
     },
-    gossipsub, ping,
+    gossipsub,
+    multiaddr::Protocol,
+    ping,
     swarm::SwarmEvent as NetEvent,
 };
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tsnode_protocol::{Advert, Heartbeat, Life, PathKind, Secret, codec, limits, proof::Side};
 
 const SWARM: SwarmId = SwarmId([1; 16]);
@@ -56,16 +58,19 @@ fn config(n: u8, secret: Secret) -> SwarmConfig {
         degree: DEGREE,
         agent: "tsnode/test".into(),
         relay: true,
-        porter: crate::data_plane::carrier::channel().1,
         faults: None,
         doors: Doors::default(),
     }
 }
 
 async fn start_with(config: SwarmConfig) -> Peer {
+    start_with_porter(config, carrier::channel().1).await
+}
+
+async fn start_with_porter(config: SwarmConfig, porter: carrier::Porter) -> Peer {
     let id = config.identity.peer_id();
     let stop = CancellationToken::new();
-    let (handle, events) = start(config, stop.clone()).await.unwrap();
+    let (handle, events) = start(config, porter, stop.clone()).await.unwrap();
     let mut peer = Peer { id, handle, events, stop };
     peer.until(|event| matches!(event, SwarmEvent::Listening(all) if all.len() == 2)).await;
     peer
@@ -386,6 +391,27 @@ async fn a_peer_that_leaves_is_missed_at_once_and_found_again() {
 }
 
 #[tokio::test]
+async fn a_network_that_panics_is_made_again_where_it_was() {
+    let mut first = member(1).await;
+    let listen = tcp_address(&first.address("/tcp/"));
+    first.stop.cancel();
+    while first.events.recv().await.is_some() {}
+    let (mut a, mut b, banned) =
+        (start_with(SwarmConfig { listen, ..config(1, SECRET) }).await, member(2).await, PeerId([3; 32]));
+    meet(&mut a, &mut b, "/tcp/").await;
+    a.handle.commands.send(handle::Command::Ban(banned, Ban::Offence)).await.unwrap();
+    a.handle.commands.send(handle::Command::Panic).await.unwrap();
+    let (id, other) = (a.id, b.id);
+    a.until(|event| *event == SwarmEvent::Disconnected(other)).await;
+    b.until(|event| *event == SwarmEvent::Disconnected(id)).await;
+    a.until_connected(other).await;
+    b.until_connected(id).await;
+    assert_eq!(tcp_address(&a.address("/tcp/")), listen);
+    let said = a.handle.publish(&Gossip::Heartbeat(Heartbeat::default())).unwrap();
+    b.until_heard(&said).await;
+}
+
+#[tokio::test]
 async fn last_words_are_heard() {
     let (mut a, mut b) = (member(1).await, member(2).await);
     meet(&mut a, &mut b, "/tcp/").await;
@@ -425,7 +451,8 @@ async fn all_addresses_are_those_of_ipv4_and_of_ipv6() {
     let port = TcpListener::bind(listen).unwrap().local_addr().unwrap().port();
     let listen = SocketAddr::new(listen.ip(), port);
     let stop = CancellationToken::new();
-    let (handle, events) = start(SwarmConfig { listen, ..config(1, SECRET) }, stop.clone()).await.unwrap();
+    let (handle, events) =
+        start(SwarmConfig { listen, ..config(1, SECRET) }, carrier::channel().1, stop.clone()).await.unwrap();
     let mut a = Peer { id: Identity::from_seed(&[1; 32]).peer_id(), handle, events, stop };
     // A host without IPv6 has one kind only.
     let own = [Some("127.0.0.1:0"), UdpSocket::bind("[::1]:0").is_ok().then_some("[::1]:0")];
@@ -461,13 +488,19 @@ async fn another_process_with_this_identity_is_found_and_hears_of_it() {
 async fn an_address_in_use_is_named() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let listen = taken.local_addr().unwrap();
-    let refusal = start(SwarmConfig { listen, ..config(1, SECRET) }, CancellationToken::new()).await.err().unwrap();
+    let refusal = start(SwarmConfig { listen, ..config(1, SECRET) }, carrier::channel().1, CancellationToken::new())
+        .await
+        .err()
+        .unwrap();
     assert!(matches!(refusal, SwarmError::InUse { protocol: "TCP", .. }));
     assert!(refusal.to_string().contains(&listen.to_string()), "{refusal}");
 
     let peer = member(2).await;
     let listen = tcp_address(&peer.address("/tcp/"));
-    let refusal = start(SwarmConfig { listen, ..config(3, SECRET) }, CancellationToken::new()).await.err().unwrap();
+    let refusal = start(SwarmConfig { listen, ..config(3, SECRET) }, carrier::channel().1, CancellationToken::new())
+        .await
+        .err()
+        .unwrap();
     assert!(matches!(refusal, SwarmError::InUse { protocol: "TCP", .. }), "{refusal}");
 }
 
@@ -506,7 +539,7 @@ async fn members_reach_an_unreachable_one_over_a_relay_and_strangers_do_not() {
     assert!(reason.contains("does not know this swarm's secret"), "{reason}");
 
     let ((carrier, _), porter) = carrier::channel();
-    let mut friend = start_with(SwarmConfig { porter, ..config(4, SECRET) }).await;
+    let mut friend = start_with_porter(config(4, SECRET), porter).await;
     friend.handle.dial(circuit).unwrap();
     friend.until_connected(hidden.id).await;
     hidden.until_connected(friend.id).await;
@@ -522,7 +555,7 @@ async fn who_turns_out_to_be_unreachable_still_gets_streams_to_those_it_had_reac
     let (hidden, circuit) = walled(2, &mut relay, &faults).await;
     let ((carrier, _), porter) = carrier::channel();
     let faults = Some(faults.subscribe());
-    let mut late = start_with(SwarmConfig { porter, faults, ..config(4, SECRET) }).await;
+    let mut late = start_with_porter(SwarmConfig { faults, ..config(4, SECRET) }, porter).await;
     late.handle.dial(circuit).unwrap();
     late.until_connected(hidden.id).await;
     late.until(|event| *event == SwarmEvent::Reachable(false)).await;

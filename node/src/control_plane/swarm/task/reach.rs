@@ -61,6 +61,12 @@ impl Default for Reach {
     }
 }
 
+impl Reach {
+    pub(super) fn is_reachable(&self) -> bool {
+        self.reachable
+    }
+}
+
 /// Streams that wait for a connection.
 pub(in crate::control_plane::swarm) struct Wanted {
     dial: ConnectionId,
@@ -161,9 +167,7 @@ impl Task {
         if reachable {
             tracing::info!("others reach this peer");
             own.into_iter().for_each(|address| self.net.add_external_address(address));
-            for place in self.reach.relays.places() {
-                self.net.remove_listener(place);
-            }
+            self.give_places_up();
         } else {
             tracing::info!("others do not reach this peer: looking for relays");
             own.iter().for_each(|address| self.net.remove_external_address(address));
@@ -184,6 +188,21 @@ impl Task {
             for connection in self.net.behaviour().carry.relayed() {
                 self.net.close_connection(connection);
             }
+        }
+    }
+
+    /// A relay has given a place, which may no longer be needed.
+    pub(super) fn on_place_given(&mut self, relay: &libp2p::PeerId) {
+        tracing::debug!(%relay, "a place with this relay");
+        to_own_id(relay).into_iter().for_each(|relay| self.reach.relays.given(relay));
+        if self.reach.reachable {
+            self.give_places_up();
+        }
+    }
+
+    fn give_places_up(&mut self) {
+        for place in self.reach.relays.places() {
+            self.net.remove_listener(place);
         }
     }
 
