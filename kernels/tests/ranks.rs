@@ -1,9 +1,7 @@
 //! Tensor parallelism: stages that several ranks hold together give the bits of one rank.
 #![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
-mod gguf_writer;
-
-use gguf_writer::{Form, convert, made};
+use crate::gguf_writer::{Form, convert, made};
 use std::path::{Path, PathBuf};
 use tsnode_kernels::{
     engine::{Engine, EngineConfig, EngineError, Input, Output, Prefix, Slice, StageKey, Threads},

@@ -2,9 +2,7 @@
 //! greedy tokens equal, however it is cut.
 #![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
-mod gguf_writer;
-mod widened;
-
+use crate::{gguf_writer, widened};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
