@@ -2,8 +2,7 @@
 //! memory is kept. The last test uses Azure's traces and Splitwise's table where they lie beside the project.
 #![expect(clippy::unwrap_used, reason = "what cannot be had fails the test")]
 
-mod shared;
-
+use crate::shared;
 use proptest::prelude::*;
 use std::sync::Arc;
 use tsnode_coordinator::{
