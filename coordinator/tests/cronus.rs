@@ -7,11 +7,12 @@ use std::time::Duration;
 use tsnode_coordinator::{
     gate::{KvChoice, Overrule},
     gateway::{Action, Begun, Event, Gateway, GatewayConfig, Trace, View},
+    sample,
 };
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Device, DeviceKind, Epoch, FlopsPerSecond, Group, KvCodec, LayerProfile, LayerRange, Link,
-    Load, Misfit, ModelCard, ModelId, ModelShape, PathKind, PeerId, Phase, Plan, PromptCodec, RequestId, Route,
-    RoutePolicy, Sampled, Sampling, Seconds, SettingKey, SettingValue, Stage, SwarmSetting, Term, Token,
+    Advert, BytesPerSecond, Epoch, Group, KvCodec, LayerRange, Link, Load, ModelCard, ModelId, ModelShape, PathKind,
+    PeerId, Phase, Plan, PromptCodec, RequestId, Route, RoutePolicy, Sampled, Sampling, Seconds, SettingKey,
+    SettingValue, Stage, SwarmSetting, Term, Token,
     stream::{Computed, DecodeEvent, DecodeOrder, DecodeRequest, End, Generation, PrefillEvent, PrefillRequest},
 };
 
@@ -47,33 +48,13 @@ fn group(n: u8, phase: Phase) -> Group {
 
 /// A device on which a token of a prompt takes so long (ms), of a swarm whose members have set that.
 fn advert(token: f64, set: &[SwarmSetting]) -> Advert {
-    let misfit = Misfit { r2: 1.0, mean: 0.0, largest: 0.0 };
-    let (prefill, decode) = ([1e-3, token * 0.25e-3, 0.0], [0.5e-3, 0.0, 0.0]);
-    let profile = LayerProfile { model: MODEL, prefill, decode, prompts: misfit, steps: misfit, mixed: misfit };
-    let device = Device {
-        name: "cpu".into(),
-        kind: DeviceKind::Cpu { threads: 1 },
-        memory_bytes: 1 << 30,
-        kv_bytes: 1 << 20,
-        flops: FlopsPerSecond(1e9),
-        bandwidth: BytesPerSecond(1e9),
-        serves: vec![],
-    }
-    .for_one(MODEL, Some(profile));
+    let measured = sample::measured(0, [1e-3, token * 0.25e-3, 0.0], [0.5e-3, 0.0, 0.0]);
     let link = |n| Link { to: peer(n), latency: Seconds(1e-3), bandwidth: BytesPerSecond(1e9), path: PathKind::Direct };
     Advert {
-        name: "peer".into(),
-        version: "0".into(),
-        addresses: vec![],
-        data_addresses: vec![],
-        devices: vec![device],
-        models: vec![ModelCard { id: MODEL, name: "model".into(), shape: SHAPE, files: vec![] }],
+        models: vec![ModelCard { shape: SHAPE, ..sample::card() }],
         links: (1..9).map(link).collect(),
-        reachable: true,
-        encoders: vec![],
-        invites: vec![],
-        traffic: vec![],
         settings: set.to_vec(),
+        ..measured
     }
 }
 

@@ -8,11 +8,11 @@ use std::time::Duration;
 use tsnode_coordinator::{
     gate::Overrule,
     gateway::{Action, Begun, Event, Gateway, GatewayConfig, Resumption, View},
+    sample,
 };
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Device, DeviceKind, Epoch, FlopsPerSecond, Group, GroupId, KvCodec, LayerProfile,
-    LayerRange, Link, Load, Misfit, ModelCard, ModelId, ModelShape, PathKind, PeerId, Phase, Plan, PromptLogprob,
-    RequestId, Route, Sampled, Sampling, Seconds, Stage, Term, Token,
+    Advert, BytesPerSecond, Epoch, Group, GroupId, KvCodec, LayerRange, Link, Load, ModelCard, ModelId, ModelShape,
+    PathKind, PeerId, Phase, Plan, PromptLogprob, RequestId, Route, Sampled, Sampling, Seconds, Stage, Term, Token,
     stream::{Computed, DecodeEvent, DecodeRequest, Generation, PrefillEvent},
 };
 
@@ -47,34 +47,10 @@ fn group(n: u8, phase: Phase) -> Group {
 
 /// A device on which a token of a prompt takes a millisecond, with links of that speed to all others.
 fn advert(bandwidth: BytesPerSecond) -> Advert {
-    let misfit = Misfit { r2: 1.0, mean: 0.0, largest: 0.0 };
-    let (prefill, decode) = ([0.0, 0.25e-3, 0.0], [0.5e-3, 0.0, 0.0]);
-    let profile = LayerProfile { model: MODEL, prefill, decode, prompts: misfit, steps: misfit, mixed: misfit };
-    let device = Device {
-        name: "cpu".into(),
-        kind: DeviceKind::Cpu { threads: 1 },
-        memory_bytes: 1 << 30,
-        kv_bytes: 1 << 20,
-        flops: FlopsPerSecond(1e9),
-        bandwidth: BytesPerSecond(1e9),
-        serves: vec![],
-    }
-    .for_one(MODEL, Some(profile));
+    let measured = sample::measured(0, [0.0, 0.25e-3, 0.0], [0.5e-3, 0.0, 0.0]);
     let link = |n| Link { to: peer(n), latency: Seconds(1e-3), bandwidth, path: PathKind::Direct };
-    Advert {
-        name: "peer".into(),
-        version: "0".into(),
-        addresses: vec![],
-        data_addresses: vec![],
-        devices: vec![device],
-        models: vec![ModelCard { id: MODEL, name: "model".into(), shape: SHAPE, files: vec![] }],
-        links: (1..9).map(link).collect(),
-        reachable: true,
-        encoders: vec![],
-        invites: vec![],
-        traffic: vec![],
-        settings: vec![],
-    }
+    let models = vec![ModelCard { shape: SHAPE, ..sample::card() }];
+    Advert { models, links: (1..9).map(link).collect(), ..measured }
 }
 
 /// Prefill groups of peers 1 and 5, decode groups of peers 2, 3 and 4, every pair with the same share; the gate is asked.
