@@ -2,60 +2,29 @@
 //! rest of each beside its answers.
 #![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
+use crate::lenders::{MODEL, group, lender, peer};
 use std::sync::Arc;
 use std::time::Duration;
 use tsnode_coordinator::{
     gate::{KvChoice, Overrule},
     gateway::{Action, Begun, Event, Gateway, GatewayConfig, Trace, View},
-    sample,
 };
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Epoch, Group, KvCodec, LayerRange, Link, Load, ModelCard, ModelId, ModelShape, PathKind,
-    PeerId, Phase, Plan, PromptCodec, RequestId, Route, RoutePolicy, Sampled, Sampling, Seconds, SettingKey,
-    SettingValue, Stage, SwarmSetting, Term, Token,
+    Advert, BytesPerSecond, Epoch, KvCodec, Load, Phase, Plan, PromptCodec, RequestId, Route, RoutePolicy, Sampled,
+    Sampling, Seconds, SettingKey, SettingValue, SwarmSetting, Term, Token,
     stream::{Computed, DecodeEvent, DecodeOrder, DecodeRequest, End, Generation, PrefillEvent, PrefillRequest},
 };
 
-const MODEL: ModelId = ModelId([1; 16]);
 const PROMPT: u32 = 1000;
-
-const SHAPE: ModelShape = ModelShape {
-    layers: 4,
-    hidden: 128,
-    intermediate: 256,
-    heads: 4,
-    kv_heads: 4,
-    head_dim: 32,
-    vocab: 100,
-    context: 2048,
-    layer_bytes: 1,
-    embed_bytes: 1,
-    head_bytes: 1,
-    experts: None,
-};
-
-fn peer(n: u8) -> PeerId {
-    PeerId([n; 32])
-}
 
 fn request(n: u8) -> RequestId {
     RequestId([n; 16])
 }
 
-fn group(n: u8, phase: Phase) -> Group {
-    Group::new(MODEL, phase, vec![Stage { peer: peer(n), device: 0, layers: LayerRange { start: 0, end: 4 } }])
-}
-
 /// A device on which a token of a prompt takes so long (ms), of a swarm whose members have set that.
 fn advert(token: f64, set: &[SwarmSetting]) -> Advert {
-    let measured = sample::measured(0, [1e-3, token * 0.25e-3, 0.0], [0.5e-3, 0.0, 0.0]);
-    let link = |n| Link { to: peer(n), latency: Seconds(1e-3), bandwidth: BytesPerSecond(1e9), path: PathKind::Direct };
-    Advert {
-        models: vec![ModelCard { shape: SHAPE, ..sample::card() }],
-        links: (1..9).map(link).collect(),
-        settings: set.to_vec(),
-        ..measured
-    }
+    let lender = lender([1e-3, token * 0.25e-3, 0.0], [0.5e-3, 0.0, 0.0], BytesPerSecond(1e9));
+    Advert { settings: set.to_vec(), ..lender }
 }
 
 fn set(policy: Option<RoutePolicy>, at: u64) -> SwarmSetting {

@@ -7,6 +7,7 @@ mod changeover;
 mod claim_check;
 mod cronus;
 mod gateway;
+mod lenders;
 mod live;
 mod prompt_logprobs;
 mod recovery;

@@ -2,55 +2,28 @@
 //! still, with what a decode group has computed of it before, or with all of it computed anew.
 #![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
+use crate::lenders::{MODEL, group, lender, peer};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tsnode_coordinator::{
     gate::Overrule,
     gateway::{Action, Begun, Event, Gateway, GatewayConfig, Resumption, View},
-    sample,
 };
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Epoch, Group, GroupId, KvCodec, LayerRange, Link, Load, ModelCard, ModelId, ModelShape,
-    PathKind, PeerId, Phase, Plan, PromptLogprob, RequestId, Route, Sampled, Sampling, Seconds, Stage, Term, Token,
+    Advert, BytesPerSecond, Epoch, Group, GroupId, KvCodec, Load, PeerId, Phase, Plan, PromptLogprob, RequestId, Route,
+    Sampled, Sampling, Term, Token,
     stream::{Computed, DecodeEvent, DecodeRequest, Generation, PrefillEvent},
 };
 
-const MODEL: ModelId = ModelId([1; 16]);
 /// Tokens of a prompt: 0.64 s on any device, and 1.3 MB of KV.
 const PROMPT: u32 = 640;
 const FAST: BytesPerSecond = BytesPerSecond(1e9);
 const SLOW: BytesPerSecond = BytesPerSecond(1e5);
 
-const SHAPE: ModelShape = ModelShape {
-    layers: 4,
-    hidden: 128,
-    intermediate: 256,
-    heads: 4,
-    kv_heads: 4,
-    head_dim: 32,
-    vocab: 100,
-    context: 1024,
-    layer_bytes: 1,
-    embed_bytes: 1,
-    head_bytes: 1,
-    experts: None,
-};
-
-fn peer(n: u8) -> PeerId {
-    PeerId([n; 32])
-}
-
-fn group(n: u8, phase: Phase) -> Group {
-    Group::new(MODEL, phase, vec![Stage { peer: peer(n), device: 0, layers: LayerRange { start: 0, end: 4 } }])
-}
-
 /// A device on which a token of a prompt takes a millisecond, with links of that speed to all others.
 fn advert(bandwidth: BytesPerSecond) -> Advert {
-    let measured = sample::measured(0, [0.0, 0.25e-3, 0.0], [0.5e-3, 0.0, 0.0]);
-    let link = |n| Link { to: peer(n), latency: Seconds(1e-3), bandwidth, path: PathKind::Direct };
-    let models = vec![ModelCard { shape: SHAPE, ..sample::card() }];
-    Advert { models, links: (1..9).map(link).collect(), ..measured }
+    lender([0.0, 0.25e-3, 0.0], [0.5e-3, 0.0, 0.0], bandwidth)
 }
 
 /// Prefill groups of peers 1 and 5, decode groups of peers 2, 3 and 4, every pair with the same share; the gate is asked.
