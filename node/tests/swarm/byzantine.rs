@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use tsnode_testnet::{Flaw, Network, Noise, PeerInfo, Sight, Swarm};
 
-/// Answers by a leader that is new here until it is found: three blocks of four (`coordinator/src/spot.rs`), and one that
+/// Answers by a leader that is new here until it is found: three blocks of four (`coordinator/src/spot_check.rs`), and one that
 /// ends before the last check has.
 const TOKEN_BOUND: usize = 16;
 /// The same for one that was honest for so many answers that only one of 32 is checked: three such blocks, and one such end.
