@@ -320,11 +320,9 @@ impl ClaimCheck {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sample;
     use std::sync::Arc;
-    use tsnode_protocol::{
-        Advert, BytesPerSecond, Device, DeviceKind, Epoch, FlopsPerSecond, LayerRange, Load, Misfit, ModelId, Plan,
-        Quickest, Seconds, Stage, StepSize, Term,
-    };
+    use tsnode_protocol::{Epoch, LayerRange, Load, ModelId, Plan, Quickest, Seconds, Stage, StepSize, Term};
 
     const MODEL: ModelId = ModelId([1; 16]);
     const WORK: Work = Work::Answer { tokens: 100, context: 50 };
@@ -335,42 +333,7 @@ mod tests {
 
     /// One decode group a peer; each claims a millisecond a token, over what it boasts.
     fn view(boasts: &[f64]) -> View {
-        let misfit = Misfit { r2: 1.0, mean: 0.0, largest: 0.0 };
-        let advert = |boast: f64| Advert {
-            name: String::new(),
-            version: String::new(),
-            addresses: vec![],
-            data_addresses: vec![],
-            devices: vec![
-                Device {
-                    name: "cpu".into(),
-                    kind: DeviceKind::Cpu { threads: 1 },
-                    memory_bytes: 1 << 30,
-                    kv_bytes: 1 << 20,
-                    flops: FlopsPerSecond(1e9),
-                    bandwidth: BytesPerSecond(1e9),
-                    serves: vec![],
-                }
-                .for_one(
-                    MODEL,
-                    Some(LayerProfile {
-                        model: MODEL,
-                        prefill: [1e-3 / boast; 3],
-                        decode: [0.25e-3 / boast, 0.0, 0.0],
-                        prompts: misfit,
-                        steps: misfit,
-                        mixed: misfit,
-                    }),
-                ),
-            ],
-            models: vec![],
-            links: vec![],
-            reachable: true,
-            encoders: vec![],
-            invites: vec![],
-            traffic: vec![],
-            settings: vec![],
-        };
+        let advert = |boast: f64| sample::measured(0, [1e-3 / boast; 3], [0.25e-3 / boast, 0.0, 0.0]);
         let adverts = (1..).map(peer).zip(boasts.iter().map(|b| advert(*b))).collect();
         let stage = |n: usize| Stage { peer: peer(n as u8), device: 0, layers: LayerRange { start: 0, end: 4 } };
         let groups = (1..=boasts.len()).map(|n| Group::new(MODEL, Phase::Decode, vec![stage(n)])).collect();

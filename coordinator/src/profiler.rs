@@ -29,14 +29,14 @@ const SET: usize = 64;
 
 /// How a profiler watches.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Settings {
+pub struct ProfilerConfig {
     /// Requests in a block: more find smaller changes, later, and bear longer bursts.
     pub block: u32,
     /// False alarms for each request that comes, at most, while nothing changes.
     pub false_alarms: f64,
 }
 
-impl Default for Settings {
+impl Default for ProfilerConfig {
     /// Blocks of 50, one false alarm in a million requests.
     fn default() -> Self {
         Self { block: 50, false_alarms: 1e-6 }
@@ -115,7 +115,7 @@ impl Profile {
 /// Watches a workload.
 #[derive(Clone, Debug)]
 pub struct Profiler {
-    settings: Settings,
+    settings: ProfilerConfig,
     rate: Watch,
     prompts: Watch,
     answers: Watch,
@@ -126,7 +126,7 @@ pub struct Profiler {
 impl Profiler {
     /// Nothing has come yet.
     #[must_use]
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: ProfilerConfig) -> Self {
         let watch = Watch::new(settings);
         Self {
             settings,
@@ -198,7 +198,7 @@ struct Noticed {
 }
 
 impl Watch {
-    fn new(settings: Settings) -> Self {
+    fn new(settings: ProfilerConfig) -> Self {
         let blocks = CAREFUL * CHARTS / (settings.false_alarms.max(1e-300) * f64::from(settings.block.max(1)));
         Self {
             block: settings.block.max(1),
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn a_profile_is_what_came_last() {
-        let mut profiler = Profiler::new(Settings::default());
+        let mut profiler = Profiler::new(ProfilerConfig::default());
         assert_eq!(profiler.profile(), Profile::default());
         assert!(profiler.profile().workload("now").is_none());
         for n in 0..5000u32 {
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn a_shift_says_what_changed_since_when_and_by_how_much() {
-        let mut profiler = Profiler::new(Settings::default());
+        let mut profiler = Profiler::new(ProfilerConfig::default());
         let (mut now, mut shift) = (0.0, None);
         for n in 0..4000u32 {
             now += if n < 2000 { 0.2 } else { 0.1 };
@@ -296,7 +296,9 @@ mod tests {
 
     #[test]
     fn strange_times_and_settings_do_no_harm() {
-        for settings in [Settings { block: 0, false_alarms: 0.0 }, Settings { block: 1, false_alarms: f64::NAN }] {
+        for settings in
+            [ProfilerConfig { block: 0, false_alarms: 0.0 }, ProfilerConfig { block: 1, false_alarms: f64::NAN }]
+        {
             let mut profiler = Profiler::new(settings);
             for n in 0..2000u32 {
                 profiler.on_event(at(f64::from(n % 7)), Event::Arrived { prompt: n % 3 });

@@ -21,7 +21,7 @@ pub mod timeline;
 use crate::{
     policy::{
         choice::{Batches, Dispatch, Room},
-        routing::{Asked, MachineNo, Route, Routing},
+        routing::{Asked, MachineNo, Routing, RoutingDecision},
         shares::PhasePair as Share,
     },
     rng::Rng,
@@ -195,7 +195,7 @@ struct Layered {
 }
 
 impl Links for Layered {
-    fn land(&mut self, route: Route, prompt: Tokens, start: Seconds, done: Seconds) -> Seconds {
+    fn land(&mut self, route: RoutingDecision, prompt: Tokens, start: Seconds, done: Seconds) -> Seconds {
         let Some(way) = self.ways.get(&(route.prompt, route.answer)) else { return done };
         let mut landed = done + way.latency + way.per_token * prompt / self.layers;
         for &(a, b, per_token) in &way.links {

@@ -1,7 +1,8 @@
 //! Small peers and a small model, as tests and simulations have them.
 
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Device, DeviceKind, FlopsPerSecond, ModelCard, ModelId, ModelShape, Served,
+    Advert, BytesPerSecond, Device, DeviceKind, FlopsPerSecond, LayerProfile, Misfit, ModelCard, ModelId, ModelShape,
+    Served,
 };
 
 /// A model that every device can hold whole.
@@ -56,6 +57,16 @@ pub fn advert(n: usize) -> Advert {
         traffic: vec![],
         settings: vec![],
     }
+}
+
+/// The same of a peer that measured what a layer takes, as [`LayerProfile`] has it (s), and found no step off that.
+#[must_use]
+pub fn measured(n: usize, prefill: [f64; 3], decode: [f64; 3]) -> Advert {
+    let exact = Misfit { r2: 1.0, mean: 0.0, largest: 0.0 };
+    let profile = LayerProfile { model: card().id, prefill, decode, prompts: exact, steps: exact, mixed: exact };
+    let advert = advert(n);
+    let devices = advert.devices.into_iter().map(|device| device.for_one(card().id, Some(profile))).collect();
+    Advert { devices, ..advert }
 }
 
 /// The same of a peer with another model.

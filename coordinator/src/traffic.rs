@@ -7,7 +7,7 @@
 use crate::{
     Time,
     members::Members,
-    profiler::{Event, Profile, Profiler, Settings},
+    profiler::{Event, Profile, Profiler, ProfilerConfig},
 };
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -56,7 +56,7 @@ impl Watch {
 
 impl Watched {
     fn new(now: Time) -> Self {
-        Self { profiler: Profiler::new(Settings::default()), prompts: 0, answers: 0, latest: now, said: None }
+        Self { profiler: Profiler::new(ProfilerConfig::default()), prompts: 0, answers: 0, latest: now, said: None }
     }
 
     fn on_event(&mut self, now: Time, model: ModelId, event: Event) {

@@ -9,11 +9,12 @@ use tsnode_coordinator::{
     claim_check::{ClaimCheck, Seen, Work},
     gateway::View,
     rng::Rng,
+    sample,
     trust::{Offence, Trust},
 };
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Device, DeviceKind, Epoch, FlopsPerSecond, Group, LayerProfile, LayerRange, Load, Misfit,
-    ModelId, PeerId, Phase, Plan, Quickest, Seconds, Stage, StepSize, Term, TimedStep,
+    Advert, Epoch, Group, LayerRange, Load, ModelId, PeerId, Phase, Plan, Quickest, Seconds, Stage, StepSize, Term,
+    TimedStep,
 };
 
 /// Swarms of each kind.
@@ -312,40 +313,8 @@ fn peer(n: usize) -> PeerId {
 }
 
 fn advert([step, answer, prompt]: [f64; 3], boast: f64) -> Advert {
-    let misfit = Misfit { r2: 1.0, mean: 0.0, largest: 0.0 };
     let layer = |seconds: f64| seconds / f64::from(LAYERS) / boast;
-    let profile = LayerProfile {
-        model: MODEL,
-        prefill: [layer(step), layer(prompt), 0.0],
-        decode: [layer(step), 0.0, layer(answer)],
-        prompts: misfit,
-        steps: misfit,
-        mixed: misfit,
-    };
-    let device = Device {
-        name: "cpu".into(),
-        kind: DeviceKind::Cpu { threads: 1 },
-        memory_bytes: 1 << 30,
-        kv_bytes: 1 << 20,
-        flops: FlopsPerSecond(1e9),
-        bandwidth: BytesPerSecond(1e9),
-        serves: vec![],
-    }
-    .for_one(MODEL, Some(profile));
-    Advert {
-        name: String::new(),
-        version: String::new(),
-        addresses: vec![],
-        data_addresses: vec![],
-        devices: vec![device],
-        models: vec![],
-        links: vec![],
-        reachable: true,
-        encoders: vec![],
-        invites: vec![],
-        traffic: vec![],
-        settings: vec![],
-    }
+    sample::measured(0, [layer(step), layer(prompt), 0.0], [layer(step), 0.0, layer(answer)])
 }
 
 #[test]

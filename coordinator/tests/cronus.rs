@@ -2,6 +2,7 @@
 //! rest of each beside its answers.
 #![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
+use crate::lenders::{MODEL, group, lender, peer};
 use std::sync::Arc;
 use std::time::Duration;
 use tsnode_coordinator::{
@@ -9,72 +10,21 @@ use tsnode_coordinator::{
     gateway::{Action, Begun, Event, Gateway, GatewayConfig, Trace, View},
 };
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Device, DeviceKind, Epoch, FlopsPerSecond, Group, KvCodec, LayerProfile, LayerRange, Link,
-    Load, Misfit, ModelCard, ModelId, ModelShape, PathKind, PeerId, Phase, Plan, PromptCodec, RequestId, Route,
-    RoutePolicy, Sampled, Sampling, Seconds, SettingKey, SettingValue, Stage, SwarmSetting, Term, Token,
+    Advert, BytesPerSecond, Epoch, KvCodec, Load, Phase, Plan, PromptCodec, RequestId, Route, RoutePolicy, Sampled,
+    Sampling, Seconds, SettingKey, SettingValue, SwarmSetting, Term, Token,
     stream::{Computed, DecodeEvent, DecodeOrder, DecodeRequest, End, Generation, PrefillEvent, PrefillRequest},
 };
 
-const MODEL: ModelId = ModelId([1; 16]);
 const PROMPT: u32 = 1000;
-
-const SHAPE: ModelShape = ModelShape {
-    layers: 4,
-    hidden: 128,
-    intermediate: 256,
-    heads: 4,
-    kv_heads: 4,
-    head_dim: 32,
-    vocab: 100,
-    context: 2048,
-    layer_bytes: 1,
-    embed_bytes: 1,
-    head_bytes: 1,
-    experts: None,
-};
-
-fn peer(n: u8) -> PeerId {
-    PeerId([n; 32])
-}
 
 fn request(n: u8) -> RequestId {
     RequestId([n; 16])
 }
 
-fn group(n: u8, phase: Phase) -> Group {
-    Group::new(MODEL, phase, vec![Stage { peer: peer(n), device: 0, layers: LayerRange { start: 0, end: 4 } }])
-}
-
 /// A device on which a token of a prompt takes so long (ms), of a swarm whose members have set that.
 fn advert(token: f64, set: &[SwarmSetting]) -> Advert {
-    let misfit = Misfit { r2: 1.0, mean: 0.0, largest: 0.0 };
-    let (prefill, decode) = ([1e-3, token * 0.25e-3, 0.0], [0.5e-3, 0.0, 0.0]);
-    let profile = LayerProfile { model: MODEL, prefill, decode, prompts: misfit, steps: misfit, mixed: misfit };
-    let device = Device {
-        name: "cpu".into(),
-        kind: DeviceKind::Cpu { threads: 1 },
-        memory_bytes: 1 << 30,
-        kv_bytes: 1 << 20,
-        flops: FlopsPerSecond(1e9),
-        bandwidth: BytesPerSecond(1e9),
-        serves: vec![],
-    }
-    .for_one(MODEL, Some(profile));
-    let link = |n| Link { to: peer(n), latency: Seconds(1e-3), bandwidth: BytesPerSecond(1e9), path: PathKind::Direct };
-    Advert {
-        name: "peer".into(),
-        version: "0".into(),
-        addresses: vec![],
-        data_addresses: vec![],
-        devices: vec![device],
-        models: vec![ModelCard { id: MODEL, name: "model".into(), shape: SHAPE, files: vec![] }],
-        links: (1..9).map(link).collect(),
-        reachable: true,
-        encoders: vec![],
-        invites: vec![],
-        traffic: vec![],
-        settings: set.to_vec(),
-    }
+    let lender = lender([1e-3, token * 0.25e-3, 0.0], [0.5e-3, 0.0, 0.0], BytesPerSecond(1e9));
+    Advert { settings: set.to_vec(), ..lender }
 }
 
 fn set(policy: Option<RoutePolicy>, at: u64) -> SwarmSetting {

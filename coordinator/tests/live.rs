@@ -6,58 +6,21 @@ use tsnode_coordinator::{
     gate::SplitChoice,
     planner::live,
     planner::{self, Wish},
+    sample::{self, card},
 };
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Device, DeviceKind, Epoch, Experts, FlopsPerSecond, Group, LayerRange, Link, ModelCard,
-    ModelId, ModelShape, PathKind, PeerId, Phase, Plan, Route, Seconds, Stage, Term,
+    Advert, BytesPerSecond, Device, Epoch, Experts, Group, LayerRange, Link, ModelCard, ModelShape, PathKind, PeerId,
+    Phase, Plan, Route, Seconds, Stage, Term,
 };
 
 const LAYERS: u32 = 4;
 
-fn card() -> ModelCard {
-    let shape = ModelShape {
-        layers: LAYERS,
-        hidden: 256,
-        intermediate: 512,
-        heads: 8,
-        kv_heads: 4,
-        head_dim: 32,
-        vocab: 4096,
-        context: 1024,
-        layer_bytes: 1 << 20,
-        embed_bytes: 2 << 20,
-        head_bytes: 2 << 20,
-        experts: None,
-    };
-    ModelCard { id: ModelId([1; 16]), name: "tiny".into(), shape, files: vec![] }
-}
-
 /// A peer whose processor is so many times as fast as another's.
 fn advert(speed: f64) -> Advert {
-    let device = Device {
-        kind: DeviceKind::Cpu { threads: 1 },
-        name: "cpu".into(),
-        memory_bytes: 1 << 30,
-        kv_bytes: 1 << 28,
-        flops: FlopsPerSecond(20e9 * speed),
-        bandwidth: BytesPerSecond(10e9 * speed),
-        serves: vec![],
-    }
-    .for_one(card().id, None);
-    Advert {
-        name: "peer".into(),
-        version: "0".into(),
-        addresses: vec![],
-        data_addresses: vec![],
-        devices: vec![device],
-        models: vec![card()],
-        links: vec![],
-        reachable: true,
-        encoders: vec![],
-        invites: vec![],
-        traffic: vec![],
-        settings: vec![],
-    }
+    let mut advert = sample::advert(0);
+    let device = &mut advert.devices[0];
+    (device.flops.0, device.bandwidth.0) = (device.flops.0 * speed, device.bandwidth.0 * speed);
+    advert
 }
 
 /// A fast decode group carries all that one prefill group sends it, and a slow one would be late: the plan has no use

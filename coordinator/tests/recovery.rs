@@ -2,6 +2,7 @@
 //! still, with what a decode group has computed of it before, or with all of it computed anew.
 #![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
+use crate::lenders::{MODEL, group, lender, peer};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,71 +11,19 @@ use tsnode_coordinator::{
     gateway::{Action, Begun, Event, Gateway, GatewayConfig, Resumption, View},
 };
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Device, DeviceKind, Epoch, FlopsPerSecond, Group, GroupId, KvCodec, LayerProfile,
-    LayerRange, Link, Load, Misfit, ModelCard, ModelId, ModelShape, PathKind, PeerId, Phase, Plan, PromptLogprob,
-    RequestId, Route, Sampled, Sampling, Seconds, Stage, Term, Token,
+    Advert, BytesPerSecond, Epoch, Group, GroupId, KvCodec, Load, PeerId, Phase, Plan, PromptLogprob, RequestId, Route,
+    Sampled, Sampling, Term, Token,
     stream::{Computed, DecodeEvent, DecodeRequest, Generation, PrefillEvent},
 };
 
-const MODEL: ModelId = ModelId([1; 16]);
 /// Tokens of a prompt: 0.64 s on any device, and 1.3 MB of KV.
 const PROMPT: u32 = 640;
 const FAST: BytesPerSecond = BytesPerSecond(1e9);
 const SLOW: BytesPerSecond = BytesPerSecond(1e5);
 
-const SHAPE: ModelShape = ModelShape {
-    layers: 4,
-    hidden: 128,
-    intermediate: 256,
-    heads: 4,
-    kv_heads: 4,
-    head_dim: 32,
-    vocab: 100,
-    context: 1024,
-    layer_bytes: 1,
-    embed_bytes: 1,
-    head_bytes: 1,
-    experts: None,
-};
-
-fn peer(n: u8) -> PeerId {
-    PeerId([n; 32])
-}
-
-fn group(n: u8, phase: Phase) -> Group {
-    Group::new(MODEL, phase, vec![Stage { peer: peer(n), device: 0, layers: LayerRange { start: 0, end: 4 } }])
-}
-
 /// A device on which a token of a prompt takes a millisecond, with links of that speed to all others.
 fn advert(bandwidth: BytesPerSecond) -> Advert {
-    let misfit = Misfit { r2: 1.0, mean: 0.0, largest: 0.0 };
-    let (prefill, decode) = ([0.0, 0.25e-3, 0.0], [0.5e-3, 0.0, 0.0]);
-    let profile = LayerProfile { model: MODEL, prefill, decode, prompts: misfit, steps: misfit, mixed: misfit };
-    let device = Device {
-        name: "cpu".into(),
-        kind: DeviceKind::Cpu { threads: 1 },
-        memory_bytes: 1 << 30,
-        kv_bytes: 1 << 20,
-        flops: FlopsPerSecond(1e9),
-        bandwidth: BytesPerSecond(1e9),
-        serves: vec![],
-    }
-    .for_one(MODEL, Some(profile));
-    let link = |n| Link { to: peer(n), latency: Seconds(1e-3), bandwidth, path: PathKind::Direct };
-    Advert {
-        name: "peer".into(),
-        version: "0".into(),
-        addresses: vec![],
-        data_addresses: vec![],
-        devices: vec![device],
-        models: vec![ModelCard { id: MODEL, name: "model".into(), shape: SHAPE, files: vec![] }],
-        links: (1..9).map(link).collect(),
-        reachable: true,
-        encoders: vec![],
-        invites: vec![],
-        traffic: vec![],
-        settings: vec![],
-    }
+    lender([0.0, 0.25e-3, 0.0], [0.5e-3, 0.0, 0.0], bandwidth)
 }
 
 /// Prefill groups of peers 1 and 5, decode groups of peers 2, 3 and 4, every pair with the same share; the gate is asked.

@@ -7,10 +7,11 @@ use tsnode_coordinator::{
     gate::SplitChoice,
     gateway::{Action, Event, Gateway, GatewayConfig, View},
     liveness_probe::{LOOK, LivenessProbe, Seen},
+    sample,
 };
 use tsnode_protocol::{
-    Advert, Epoch, Group, LayerRange, Load, ModelId, PeerId, Phase, Plan, RequestId, Route, Sampled, Sampling, Seconds,
-    Stage, Term, Token,
+    Epoch, Group, LayerRange, Load, ModelId, PeerId, Phase, Plan, RequestId, Route, Sampled, Sampling, Seconds, Stage,
+    Term, Token,
     stream::{Computed, DecodeEvent, DecodeOrder, Generation, PrefillEvent},
 };
 
@@ -53,21 +54,7 @@ impl Scenario {
         let routes = groups[1..].iter().map(route).collect();
         let up = groups.iter().map(|g| (g.id, Load::default())).collect();
         let peers: BTreeSet<PeerId> = groups.iter().flat_map(|g| &g.stages).map(|s| s.peer).collect();
-        let advert = Advert {
-            name: "peer".into(),
-            version: "0".into(),
-            addresses: vec![],
-            data_addresses: vec![],
-            devices: vec![],
-            models: vec![],
-            links: vec![],
-            reachable: true,
-            encoders: vec![],
-            invites: vec![],
-            traffic: vec![],
-            settings: vec![],
-        };
-        let adverts = peers.iter().map(|peer| (*peer, advert.clone())).collect();
+        let adverts = peers.iter().map(|peer| (*peer, sample::gateway(0))).collect();
         let plan = Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, reason: String::new() };
         let config = GatewayConfig { split: SplitChoice::Always, ..GatewayConfig::default() };
         let mut scenario = Self {

@@ -124,7 +124,7 @@ impl Growth {
 
 /// Why a configuration cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ConfigError {
+pub enum ModelConfigError {
     /// Not JSON, or not of the expected form.
     #[error("config.json: {0}")]
     Json(String),
@@ -214,18 +214,18 @@ impl ModelConfig {
     ///
     /// # Errors
     /// When it is not JSON, out of bounds, or asks for what is not written.
-    pub fn parse(json: &[u8]) -> Result<Self, ConfigError> {
+    pub fn parse(json: &[u8]) -> Result<Self, ModelConfigError> {
         let keys = text_model::keys(Keys::parse(json)?)?;
         let mut notes = Vec::new();
         let family = family(&keys, &mut notes)?;
         let mut config = Self::usual(family, &keys, notes)?;
-        config.shape(0, 0, 0).check().map_err(ConfigError::Shape)?;
+        config.shape(0, 0, 0).check().map_err(ModelConfigError::Shape)?;
         // Only now: numbers of layers and heads are known to be small.
         config.windows = vec![None; config.layers];
         config.coding = coding::read(&keys, family.reads_quantised)?;
         rope::read(&mut config, &keys)?;
         (family.configure)(&mut config, &keys)?;
-        config.shape(0, 0, 0).check().map_err(ConfigError::Shape)?;
+        config.shape(0, 0, 0).check().map_err(ModelConfigError::Shape)?;
         config.check()?;
         let unknown = unread::check(&config, &keys)?;
         config.notes.extend(unknown);
@@ -233,7 +233,7 @@ impl ModelConfig {
     }
 
     /// What a family's file changes where it differs.
-    fn usual(family: &'static Family, keys: &Keys, mut notes: Vec<String>) -> Result<Self, ConfigError> {
+    fn usual(family: &'static Family, keys: &Keys, mut notes: Vec<String>) -> Result<Self, ModelConfigError> {
         let (hidden, heads) = (keys.needed("hidden_size")?, keys.needed("num_attention_heads")?);
         let head_dim = keys.optional("head_dim")?.unwrap_or(hidden / heads.max(1)) as usize;
         let inner = keys.optional("intermediate_size")?.or(keys.optional("ffn_dim")?);
@@ -273,21 +273,23 @@ impl ModelConfig {
     }
 
     /// Reads rotary positions from the parameters `rope`, where a family has them in another place.
-    pub(crate) fn read_rope(&mut self, keys: &Keys, rope: &Keys) -> Result<(), ConfigError> {
+    pub(crate) fn read_rope(&mut self, keys: &Keys, rope: &Keys) -> Result<(), ModelConfigError> {
         rope::read_from(self, keys, rope)
     }
 
-    fn check(&self) -> Result<(), ConfigError> {
+    fn check(&self) -> Result<(), ModelConfigError> {
         let positive = |x: f32| x.is_finite() && x > 0.0;
         let other = self.other_rope.as_ref().and_then(|other| other.theta);
         let thetas = positive(self.rope_theta) && other.is_none_or(positive);
         let norms = self.norm_eps.is_finite() && self.head_dim.is_multiple_of(2);
         if !(thetas && norms) {
-            return Err(ConfigError::Shape(CodecError::Invalid("rope_theta, norm epsilon or head_dim out of range")));
+            return Err(ModelConfigError::Shape(CodecError::Invalid(
+                "rope_theta, norm epsilon or head_dim out of range",
+            )));
         }
         let caps = [self.attention_cap, self.logit_cap].into_iter().flatten().all(positive);
         if !(caps && positive(self.attention_scale) && positive(self.embed_scale) && positive(self.logit_scale)) {
-            return Err(ConfigError::Shape(CodecError::Invalid(
+            return Err(ModelConfigError::Shape(CodecError::Invalid(
                 "scale or cap of embeddings, attention or logits out of range",
             )));
         }
@@ -327,15 +329,16 @@ impl ModelConfig {
 }
 
 /// Which forward pass: by `model_type` as transformers has it; where that is missing by `architectures`, as vLLM has it.
-fn family(keys: &Keys, notes: &mut Vec<String>) -> Result<&'static Family, ConfigError> {
+fn family(keys: &Keys, notes: &mut Vec<String>) -> Result<&'static Family, ModelConfigError> {
     let short = |text: &str| text.chars().take(64).collect::<String>();
     let classes = keys.words("architectures");
     let Some(model_type) = keys.text("model_type")?.filter(|name| !name.is_empty()) else {
-        let family = classes.iter().find_map(|class| models::family_of_class(class)).ok_or(ConfigError::NoFamily)?;
+        let family =
+            classes.iter().find_map(|class| models::family_of_class(class)).ok_or(ModelConfigError::NoFamily)?;
         notes.push(format!("config.json: model_type is missing, architectures say that it is {family:?}"));
         return Ok(family);
     };
-    let family = models::family(model_type).ok_or_else(|| ConfigError::Family(short(model_type)))?;
+    let family = models::family(model_type).ok_or_else(|| ModelConfigError::Family(short(model_type)))?;
     if let Some(class) = classes.first().filter(|class| !class.eq_ignore_ascii_case(family.class())) {
         let class: String = short(class).escape_default().collect();
         notes
@@ -345,9 +348,9 @@ fn family(keys: &Keys, notes: &mut Vec<String>) -> Result<&'static Family, Confi
 }
 
 /// The longest sequence, within what one may have.
-fn context(keys: &Keys, notes: &mut Vec<String>) -> Result<usize, ConfigError> {
+fn context(keys: &Keys, notes: &mut Vec<String>) -> Result<usize, ModelConfigError> {
     const KEY: &str = "max_position_embeddings";
-    let (said, most) = (keys.length(KEY)?.ok_or(ConfigError::Missing(KEY))?, limits::SEQUENCE_TOKENS);
+    let (said, most) = (keys.length(KEY)?.ok_or(ModelConfigError::Missing(KEY))?, limits::SEQUENCE_TOKENS);
     if said > f64::from(most) {
         notes.push(format!("config.json: {KEY} is {said}, sequences end at {most} tokens"));
     }

@@ -28,7 +28,7 @@ mod smollm3;
 pub(crate) use outline::{HeadOutline, LayerOutline, LinearOutline, MlpOutline, NormOutline, Outline};
 
 use crate::{
-    config::{ConfigError, Keys, ModelConfig},
+    config::{Keys, ModelConfig, ModelConfigError},
     cpu::Cpu,
     engine::Attend,
     linear::Weight,
@@ -75,7 +75,7 @@ pub struct Family {
     /// The one method of quantising, by `quantization_config`, that it reads.
     pub(crate) reads_quantised: Option<&'static str>,
     /// Puts what is special of the family into a configuration read the usual way, and refuses what is not written.
-    pub(crate) configure: fn(&mut ModelConfig, &Keys) -> Result<(), ConfigError>,
+    pub(crate) configure: fn(&mut ModelConfig, &Keys) -> Result<(), ModelConfigError>,
     /// Loads layers.
     load: fn(&ModelConfig, &Checkpoint, Share) -> Loaded,
 }

@@ -6,7 +6,7 @@ mod gguf_model;
 pub use chosen::Precision;
 
 use crate::{
-    config::{ConfigError, ModelConfig},
+    config::{ModelConfig, ModelConfigError},
     cpu::{Cpu, Simd},
     engine::Threads,
     json,
@@ -89,7 +89,7 @@ pub enum SourceError {
         /// The model.
         path: PathBuf,
         /// Why.
-        error: ConfigError,
+        error: ModelConfigError,
     },
     /// The weights cannot be used.
     #[error("{path}: {error}")]

@@ -1,9 +1,7 @@
 //! Weights that are no numbers are refused, by name, wherever they lie.
 #![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
-mod gguf_writer;
-
-use gguf_writer::{Form, convert};
+use crate::gguf_writer::{Form, convert};
 use half::f16;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeMap;

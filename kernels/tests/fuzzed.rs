@@ -2,14 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
-mod counting;
-mod fuzzing;
-mod gguf_writer;
-#[path = "../../protocol/tests/fuzzing/mutate.rs"]
-mod mutate;
-
-use counting::{Meter, alone};
-use mutate::Mutator;
+use crate::counting::{Meter, alone};
+use crate::fuzzing;
+use crate::mutate::{self, Mutator};
 use std::path::Path;
 
 /// What is done with an input; whether something was in it.

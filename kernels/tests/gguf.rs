@@ -1,10 +1,8 @@
 //! GGUF files against the folders they were made of: the same logits, the same tokens, the same small files.
 #![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
-mod gguf_writer;
-mod widened;
-
-use gguf_writer::{Form, Writer, convert, large, made};
+use crate::gguf_writer::{Form, Writer, convert, large, made};
+use crate::widened;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -394,7 +392,7 @@ fn what_is_wrong_is_named() {
 
 /// llama.cpp's own tests of tokenizers: `models/ggml-vocab-*.gguf` with texts (`.inp`) and tokens (`.out`).
 #[test]
-#[ignore = "needs llama.cpp's source: GGUF_VOCABS=its/models cargo test -p tsnode-kernels --test gguf -- --ignored"]
+#[ignore = "needs llama.cpp's source: GGUF_VOCABS=its/models cargo test --workspace --test kernels -- --ignored llama_cpp"]
 fn tokens_are_those_of_llama_cpp() {
     const NAMES: [&str; 10] = [
         "llama-bpe",

@@ -1,11 +1,8 @@
 //! No bytes make the GGUF reader panic, or take memory that the file does not pay for.
 #![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
-mod counting;
-mod gguf_writer;
-
-use counting::{Meter, alone};
-use gguf_writer::{Form, Writer, convert};
+use crate::counting::{Meter, alone};
+use crate::gguf_writer::{Form, Writer, convert};
 use proptest::prelude::*;
 use std::path::Path;
 use std::sync::LazyLock;

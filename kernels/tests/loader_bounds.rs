@@ -2,11 +2,8 @@
 //! and GGUF files, changed where they describe themselves, are opened, loaded and run, or refused by name.
 #![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
-mod counting;
-mod gguf_writer;
-
-use counting::{Meter, alone};
-use gguf_writer::{Form, convert};
+use crate::counting::{Meter, alone};
+use crate::gguf_writer::{Form, convert};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use std::collections::BTreeMap;

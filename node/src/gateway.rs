@@ -110,11 +110,11 @@ pub struct Submission {
 
 /// The way to the gateway of this peer.
 #[derive(Clone, Debug)]
-pub struct Gateway {
+pub struct GatewayHandle {
     submissions: mpsc::Sender<Submission>,
 }
 
-impl Gateway {
+impl GatewayHandle {
     /// A gateway handle and the receiving end for whoever drives it.
     #[must_use]
     pub fn channel() -> (Self, mpsc::Receiver<Submission>) {

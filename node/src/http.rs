@@ -62,7 +62,7 @@ use crate::{
     data_plane::{doors::Door, measure::Measurer},
     embedding::Encoders,
     faults::Faults,
-    gateway::Gateway,
+    gateway::GatewayHandle,
     history::History,
     view::SwarmView,
 };
@@ -106,7 +106,7 @@ pub struct Controls {
 /// What every handler works with.
 #[derive(Clone)]
 pub struct ApiState {
-    gateway: Gateway,
+    gateway: GatewayHandle,
     view: watch::Receiver<SwarmView>,
     controls: Controls,
     texts: Texts,
@@ -124,7 +124,7 @@ impl ApiState {
     /// For a peer with this gateway and these models' texts.
     #[must_use]
     pub fn new(
-        gateway: Gateway,
+        gateway: GatewayHandle,
         texts: Texts,
         view: watch::Receiver<SwarmView>,
         controls: Controls,

@@ -40,7 +40,7 @@ use crate::{
     },
     embedding::{self, Asker, Encoders, Lenders},
     faults::Faults,
-    gateway::{Drive, Gateway, Submission},
+    gateway::{Drive, GatewayHandle, Submission},
     history::{self, History},
     http::{self, ApiState, Controls, Gatekeeper, Texts},
     reachability,
@@ -72,7 +72,7 @@ use tsnode_coordinator::{
     batcher::BatcherConfig,
     control::{Control, ControlConfig},
     fallback::Fallback,
-    gateway::{Gateway as Machine, GatewayConfig, View},
+    gateway::{Gateway, GatewayConfig, View},
     planner::{Scheduler, Wish},
     settings::Settings,
     trust::Trust,
@@ -350,7 +350,7 @@ impl Ground {
         let (me, belonging) = (self.identity.peer_id(), &self.belonging);
         let first = SwarmView::first(me, belonging.swarm, belonging.secret.is_some());
         let (view, viewer) = watch::channel(SwarmView { split: self.config.split, http: Some(at), ..first });
-        let (gateway, submissions) = Gateway::channel();
+        let (gateway, submissions) = GatewayHandle::channel();
         let (models, queries) = ModelLibrary::channel();
         let keys = KeyRing::open(&self.config.data_dir, self.config.api_key.as_deref())?;
         // The address of a process before this one may be another program's by now: it must not be shown the token.
@@ -478,7 +478,7 @@ impl Ground {
             ..GatewayConfig::default()
         };
         Drive {
-            machine: Machine::new(settings),
+            machine: Gateway::new(settings),
             me: self.identity.peer_id(),
             worker: ways.worker.clone(),
             links: ways.links.clone(),

@@ -2,15 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a committed file that cannot be read fails the test")]
 
-#[path = "fuzzing/examples.rs"]
-mod examples;
-mod fuzzing;
-#[path = "fuzzing/mutate.rs"]
-mod mutate;
-
-use examples::examples;
-use fuzzing::{CONTROL, DATA};
-use mutate::Mutator;
+use crate::examples::examples;
+use crate::fuzzing::{self, CONTROL, DATA};
+use crate::mutate::{self, Mutator};
 use std::path::Path;
 use tsnode_protocol::limits;
 

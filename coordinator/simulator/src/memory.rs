@@ -102,7 +102,7 @@ fn sweep(mut changes: Vec<Change>, last: Seconds) -> Held {
 mod tests {
     use super::*;
     use tsnode_coordinator::{
-        policy::routing::{Asked, Route},
+        policy::routing::{Asked, RoutingDecision},
         replay::machines::Arrival,
     };
 
@@ -110,7 +110,7 @@ mod tests {
     /// layer in a page, two layers.
     #[test]
     fn kv_lies_where_it_was_computed_until_it_has_gone() {
-        let route = Some(Route { prompt: MachineNo(0), answer: MachineNo(1), split: None });
+        let route = Some(RoutingDecision { prompt: MachineNo(0), answer: MachineNo(1), split: None });
         let trace = Trace {
             arrival: Arrival { at: Seconds(0.0), asked: Asked::new(100, 11) },
             route,

@@ -1,8 +1,7 @@
 //! Cronus: its balancer against reference cases, and what two machines that share prompts must keep whatever comes.
 #![expect(clippy::unwrap_used, reason = "what cannot be had fails the test")]
 
-mod shared;
-
+use crate::shared;
 use proptest::prelude::*;
 use serde_json::Value;
 use std::collections::BTreeMap;

@@ -2,8 +2,8 @@
 //! memory is kept. The last test uses Azure's traces and Splitwise's table where they lie beside the project.
 #![expect(clippy::unwrap_used, reason = "what cannot be had fails the test")]
 
-mod shared;
-
+use crate::shared;
+use crate::simulator::arrivals;
 use proptest::prelude::*;
 use std::sync::Arc;
 use tsnode_coordinator::{
@@ -145,18 +145,6 @@ fn most_memory(outcome: &Outcome, machine: MachineNo) -> u64 {
         now
     });
     most.max().unwrap_or(0) as u64
-}
-
-fn arrivals() -> impl Strategy<Value = Vec<Arrival>> {
-    let request = (0.0f64..0.5, 1u32..1200, 1u32..300);
-    prop::collection::vec(request, 1..60).prop_map(|all| {
-        let mut at = Seconds(0.0);
-        let mut next = |(gap, prompt, answer)| {
-            at += Seconds(gap);
-            Arrival { at, asked: Asked::new(prompt, answer) }
-        };
-        all.into_iter().map(&mut next).collect()
-    })
 }
 
 proptest! {

@@ -2,8 +2,7 @@
 //! them these tests say so and pass.
 #![expect(clippy::unwrap_used, reason = "a case that cannot be read fails the test")]
 
-mod shared;
-
+use crate::shared;
 use serde_json::Value;
 use std::sync::Arc;
 use tsnode_coordinator::{

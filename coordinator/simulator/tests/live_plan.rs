@@ -9,27 +9,14 @@ use tsnode_coordinator::{
     replay::machines::{Arrival, Outcome},
     sample,
 };
-use tsnode_protocol::{
-    Advert, Epoch, GroupId, LayerProfile, Misfit, ModelId, PeerId, Phase, Plan, Route, Seconds, Term,
-};
+use tsnode_protocol::{Advert, Epoch, GroupId, ModelId, PeerId, Phase, Plan, Route, Seconds, Term};
 use tsnode_simulator::live_plan::{LivePlan, LivePlanError, Run};
 
 const PREFILL: [f64; 3] = [1e-3, 2e-5, 1e-8];
 const DECODE: [f64; 3] = [9e-4, 3e-8, 5e-5];
 
 fn advert(n: usize) -> Advert {
-    let mut advert = sample::advert(n);
-    let exact = Misfit { r2: 1.0, mean: 0.0, largest: 0.0 };
-    let profile = LayerProfile {
-        model: sample::card().id,
-        prefill: PREFILL,
-        decode: DECODE,
-        prompts: exact,
-        steps: exact,
-        mixed: exact,
-    };
-    advert.devices[0].serves[0].profile = Some(profile);
-    advert
+    sample::measured(n, PREFILL, DECODE)
 }
 
 fn swarm(peers: u8) -> BTreeMap<PeerId, Advert> {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 use tsnode_coordinator::{
-    profiler::{Changed, Event, Profiler, Settings, Shift},
+    profiler::{Changed, Event, Profiler, ProfilerConfig, Shift},
     replay::machines::Arrival,
     rng::Rng,
 };
@@ -27,7 +27,7 @@ fn stream(name: &str, rate: f64, arriving: Arriving, requests: usize, seed: u64)
 }
 
 /// All shifts, each with the number of requests that had come.
-fn watch(settings: Settings, arrivals: &[Arrival]) -> Vec<(usize, Shift)> {
+fn watch(settings: ProfilerConfig, arrivals: &[Arrival]) -> Vec<(usize, Shift)> {
     let mut profiler = Profiler::new(settings);
     let mut shifts = Vec::new();
     for (n, arrival) in arrivals.iter().enumerate() {
@@ -50,7 +50,7 @@ fn then(mut before: Vec<Arrival>, after: Vec<Arrival>) -> Vec<Arrival> {
 /// Requests from the change to the shift, of every seed in order; a shift before the change, or none, fails.
 fn delays(changes: &dyn Fn(u64) -> Vec<Arrival>, expected: &[Changed]) -> Vec<usize> {
     let delay = |seed: u64| {
-        let shifts = watch(Settings::default(), &changes(seed));
+        let shifts = watch(ProfilerConfig::default(), &changes(seed));
         let (at, shift) = shifts.first().unwrap_or_else(|| panic!("seed {seed}: the change was not found"));
         assert!(*at > BEFORE, "seed {seed}: a false alarm at {at}");
         assert!(expected.contains(&shift.changed), "seed {seed}: {shift:?}");
@@ -70,7 +70,7 @@ fn assert_within(what: &str, delays: &[usize], median: usize, worst: usize) {
 /// One in 20,000 is stated here, so that there are enough to count; nothing changes, and requests come in any manner.
 #[test]
 fn false_alarms_are_as_rare_as_stated() {
-    let settings = Settings { false_alarms: 5e-5, ..Settings::default() };
+    let settings = ProfilerConfig { false_alarms: 5e-5, ..ProfilerConfig::default() };
     let requests = 600_000;
     let count = |arrivals: &[Arrival]| watch(settings, arrivals).len();
     let stated = requests as f64 * settings.false_alarms;
@@ -150,7 +150,7 @@ fn what_changes_slowly_is_found_before_it_is_over() {
 #[test]
 fn the_new_profile_is_of_the_new_workload() {
     let after = stream("conversation", 3.0, Arriving::Poisson, 3000, 1);
-    let shifts = watch(Settings::default(), &then(stream("coding", 3.0, Arriving::Poisson, BEFORE, 1), after));
+    let shifts = watch(ProfilerConfig::default(), &then(stream("coding", 3.0, Arriving::Poisson, BEFORE, 1), after));
     let workload = shifts[0].1.profile.workload("now").unwrap();
     assert!((100.0..300.0).contains(&workload.mean.answer.0), "{} tokens out", workload.mean.answer);
     assert!(shifts.len() == 1, "one change is one shift: {}", shifts.len());

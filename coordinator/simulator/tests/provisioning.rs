@@ -1,8 +1,7 @@
 //! Provisioning: what is found is what trying everything finds, it keeps its budgets, and what cannot be is said so.
 #![expect(clippy::unwrap_used, reason = "a question that cannot be asked fails the test")]
 
-mod shared;
-
+use crate::shared;
 use proptest::prelude::*;
 use std::cell::Cell;
 use std::sync::Arc;

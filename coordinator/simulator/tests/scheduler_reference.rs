@@ -3,8 +3,7 @@
 //! The cases lie beside the project (`../shared/reference`) and are not part of it.
 #![expect(clippy::unwrap_used, reason = "what cannot be had fails the test")]
 
-mod shared;
-
+use crate::shared;
 use serde_json::Value;
 use tsnode_coordinator::scheduler::{
     cluster::Path,

@@ -173,7 +173,8 @@ fn check(outcome: &Outcome, requests: usize) {
     assert!(outcome.busy.iter().all(|b| (0.0..=1.0 + 1e-9).contains(b)));
 }
 
-fn arrivals() -> impl Strategy<Value = Vec<Arrival>> {
+/// Requests at random moments.
+pub fn arrivals() -> impl Strategy<Value = Vec<Arrival>> {
     let request = (0.0f64..0.5, 1u32..1200, 1u32..300);
     prop::collection::vec(request, 1..60).prop_map(|all| {
         let mut at = Seconds(0.0);

@@ -2,8 +2,7 @@
 //! The cases and the table of times lie beside the project and are not part of it.
 #![expect(clippy::unwrap_used, reason = "a case that cannot be read fails the test")]
 
-mod shared;
-
+use crate::shared;
 use serde_json::Value;
 use std::sync::Arc;
 use tsnode_coordinator::{

@@ -1,7 +1,6 @@
 //! Shipped lengths against the traces they were fitted to, and against what is published of them.
 
-mod shared;
-
+use crate::shared;
 use tsnode_coordinator::rng::Rng;
 use tsnode_simulator::{
     generator::{Lengths, Percentiles},

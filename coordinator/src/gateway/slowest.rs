@@ -198,10 +198,11 @@ fn weight(cause: &Cause) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gateway::{Move, Parts};
-    use tsnode_protocol::{
-        BytesPerSecond, Device, DeviceKind, FlopsPerSecond, KvCodec, Link, Misfit, PathKind, RequestId,
+    use crate::{
+        gateway::{Move, Parts},
+        sample,
     };
+    use tsnode_protocol::{BytesPerSecond, KvCodec, Link, PathKind, RequestId};
 
     const MODEL: ModelId = ModelId([1; 16]);
 
@@ -215,45 +216,14 @@ mod tests {
 
     /// A peer of this name whose layers take 1 ms a step, and whose links take so many milliseconds.
     fn advert(name: &str, links: &[(u8, f64)]) -> Advert {
-        let misfit = Misfit { r2: 1.0, mean: 0.0, largest: 0.0 };
-        let profile = LayerProfile {
-            model: MODEL,
-            prefill: [0.0, 1e-3, 0.0],
-            decode: [1e-3, 0.0, 0.0],
-            prompts: misfit,
-            steps: misfit,
-            mixed: misfit,
-        };
-        let device = Device {
-            kind: DeviceKind::Cpu { threads: 1 },
-            name: "cpu".into(),
-            memory_bytes: 1,
-            kv_bytes: 1,
-            flops: FlopsPerSecond(1.0),
-            bandwidth: BytesPerSecond(1.0),
-            serves: vec![],
-        }
-        .for_one(MODEL, Some(profile));
         let link = |(to, ms): &(u8, f64)| Link {
             to: peer(*to),
             latency: Seconds(ms * 1e-3),
             bandwidth: BytesPerSecond(1e6),
             path: PathKind::Direct,
         };
-        Advert {
-            name: name.into(),
-            version: "0".into(),
-            addresses: vec![],
-            data_addresses: vec![],
-            devices: vec![device],
-            models: vec![],
-            links: links.iter().map(link).collect(),
-            reachable: true,
-            encoders: vec![],
-            invites: vec![],
-            traffic: vec![],
-            settings: vec![],
-        }
+        let links = links.iter().map(link).collect();
+        Advert { name: name.into(), links, ..sample::measured(0, [0.0, 1e-3, 0.0], [1e-3, 0.0, 0.0]) }
     }
 
     fn trace(parts: Parts) -> Trace {

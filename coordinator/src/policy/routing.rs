@@ -40,7 +40,7 @@ impl Asked {
 
 /// Where a request goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Route {
+pub struct RoutingDecision {
     /// Computes the prompt.
     pub prompt: MachineNo,
     /// Generates the answer; may be the same.
@@ -49,7 +49,7 @@ pub struct Route {
     pub split: Option<u32>,
 }
 
-impl Route {
+impl RoutingDecision {
     /// The whole prompt on one machine, the answer on another or the same.
     #[must_use]
     pub fn whole(prompt: MachineNo, answer: MachineNo) -> Self {
@@ -81,7 +81,7 @@ pub trait Routing: std::fmt::Debug + Send {
     }
 
     /// Where this request goes; nowhere, if it is turned away.
-    fn route(&mut self, asked: Asked, seen: &dyn Fn(MachineNo) -> Seen) -> Option<Route>;
+    fn route(&mut self, asked: Asked, seen: &dyn Fn(MachineNo) -> Seen) -> Option<RoutingDecision>;
 
     /// Whether a request waits before it is routed, and all that come after it. Asked again whenever something happens.
     fn holds(&self, asked: Asked, seen: &dyn Fn(MachineNo) -> Seen) -> bool {

@@ -5,7 +5,7 @@
 
 use super::{
     batching::Seen,
-    routing::{Asked, MachineNo, Route, Routing},
+    routing::{Asked, MachineNo, Routing, RoutingDecision},
 };
 use std::collections::BTreeMap;
 
@@ -98,14 +98,14 @@ impl Shares {
 }
 
 impl Routing for Shares {
-    fn route(&mut self, _: Asked, seen: &dyn Fn(MachineNo) -> Seen) -> Option<Route> {
+    fn route(&mut self, _: Asked, seen: &dyn Fn(MachineNo) -> Seen) -> Option<RoutingDecision> {
         self.point = (self.point + STEP).fract();
         if self.point >= self.carried {
             return None;
         }
         let work = |m: MachineNo| if self.corrected { work(seen(m)) } else { 0 };
         let way = choose(&self.ways, &work, self.point / self.carried)?;
-        Some(Route::whole(way.prefill, way.decode))
+        Some(RoutingDecision::whole(way.prefill, way.decode))
     }
 
     fn prompt_done(&mut self, _: MachineNo, _: Asked) {}

@@ -2,7 +2,7 @@
 
 use super::{
     batching::Seen,
-    routing::{Asked, MachineNo, Route, Routing},
+    routing::{Asked, MachineNo, Routing, RoutingDecision},
     shares::PhasePair,
 };
 
@@ -22,11 +22,11 @@ impl Shortest {
 }
 
 impl Routing for Shortest {
-    fn route(&mut self, _: Asked, seen: &dyn Fn(MachineNo) -> Seen) -> Option<Route> {
+    fn route(&mut self, _: Asked, seen: &dyn Fn(MachineNo) -> Seen) -> Option<RoutingDecision> {
         let sequences = |m: MachineNo| seen(m).running + seen(m).waiting;
         let queue = |w: &&PhasePair<MachineNo>| (seen(w.prefill).pending_tokens, sequences(w.decode));
         let way = self.ways.iter().min_by_key(queue)?;
-        Some(Route::whole(way.prefill, way.decode))
+        Some(RoutingDecision::whole(way.prefill, way.decode))
     }
 
     fn prompt_done(&mut self, _: MachineNo, _: Asked) {}

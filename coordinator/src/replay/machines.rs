@@ -12,7 +12,7 @@ pub use cores::SharedCores;
 use super::{agenda::Agenda, cost::IterationCost, ring::Ring, timeline::Timeline};
 use crate::policy::{
     batching::{Answered, Batch, Batching, Part, RequestNo, Seen, Task},
-    routing::{Asked, MachineNo, Route, Routing},
+    routing::{Asked, MachineNo, Routing, RoutingDecision},
 };
 use stages::Stages;
 use std::collections::{BTreeMap, VecDeque};
@@ -51,7 +51,7 @@ pub struct Trace {
     /// Its arrival.
     pub arrival: Arrival,
     /// Where it went; nowhere, if it was turned away.
-    pub route: Option<Route>,
+    pub route: Option<RoutingDecision>,
     /// Its prompt began.
     pub prompt_start: Seconds,
     /// Its prompt was done: the first token.
@@ -67,7 +67,7 @@ pub struct Trace {
 /// How KV gets from machine to machine.
 pub trait Links: std::fmt::Debug + Send {
     /// When KV of a prompt, or of its first part, that is computed from `start` to `done` has come to the other machine.
-    fn land(&mut self, route: Route, prompt: Tokens, start: Seconds, done: Seconds) -> Seconds;
+    fn land(&mut self, route: RoutingDecision, prompt: Tokens, start: Seconds, done: Seconds) -> Seconds;
 }
 
 /// Every pair alike, any number of transfers at once, each beginning when its prompt is done.
@@ -78,7 +78,7 @@ pub struct Alike {
 }
 
 impl Links for Alike {
-    fn land(&mut self, _: Route, prompt: Tokens, _: Seconds, done: Seconds) -> Seconds {
+    fn land(&mut self, _: RoutingDecision, prompt: Tokens, _: Seconds, done: Seconds) -> Seconds {
         done + self.per_token * prompt
     }
 }
@@ -324,7 +324,7 @@ impl Simulation {
     }
 
     /// A request goes its way.
-    fn start(&mut self, request: RequestNo, route: Route, now: Seconds) {
+    fn start(&mut self, request: RequestNo, route: RoutingDecision, now: Seconds) {
         let asked = self.asked(request);
         self.traces[request.0 as usize].route = Some(route);
         let here = route.prompt == route.answer && route.split.is_none() && asked.answer > 1;
@@ -532,7 +532,7 @@ impl Simulation {
     }
 
     fn send(&mut self, request: RequestNo, now: Seconds) {
-        let Some(Route { answer, .. }) = self.traces[request.0 as usize].route else { return };
+        let Some(RoutingDecision { answer, .. }) = self.traces[request.0 as usize].route else { return };
         let m = answer.0 as usize;
         if self.parked[m].is_empty() && self.offer(answer, request, now) {
             return;

@@ -9,8 +9,7 @@ use tsnode_coordinator::{
     sample,
 };
 use tsnode_protocol::{
-    Advert, Group, KvCodec, LayerRange, Load, ModelCard, PeerId, Phase, Plan, RequestId, Route, Sampling, Seconds,
-    Stage, Token,
+    Advert, Group, KvCodec, LayerRange, Load, PeerId, Phase, Plan, RequestId, Route, Sampling, Seconds, Stage, Token,
     kv::{Delivery, KvPace},
     stream::{DecodeEvent, DecodeOrder, End, Generation},
 };
@@ -221,7 +220,7 @@ fn the_gate_looks_at_the_queue_of_the_group_and_not_of_its_leaders_other_one() {
         scenario.gateway = Gateway::new(GatewayConfig::default());
         let lends = |a: &mut Advert| {
             let devices = [measured().devices, measured().devices].concat();
-            *a = Advert { devices, models: vec![ModelCard { id: MODEL, ..sample::card() }], ..measured() };
+            *a = Advert { devices, models: vec![sample::card()], ..measured() };
         };
         Arc::make_mut(&mut scenario.view.adverts).values_mut().for_each(lends);
         scenario.view.up.insert(busy.id, Load { running: 8, ..Load::default() });

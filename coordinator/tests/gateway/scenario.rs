@@ -5,10 +5,11 @@ use std::time::Duration;
 use tsnode_coordinator::{
     gate::SplitChoice,
     gateway::{Action, Event, Gateway, GatewayConfig, View},
+    sample,
 };
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Device, DeviceKind, Epoch, FlopsPerSecond, Group, LayerProfile, LayerRange, Load, Misfit,
-    ModelId, PeerId, Phase, Plan, RequestId, Route, Sampled, Sampling, Stage, Term, Token,
+    Advert, Epoch, Group, LayerRange, Load, ModelId, PeerId, Phase, Plan, RequestId, Route, Sampled, Sampling, Stage,
+    Term, Token,
     stream::{Computed, DecodeEvent, End, Generation, PrefillEvent},
 };
 
@@ -38,23 +39,6 @@ pub struct Scenario {
     pub view: View,
 }
 
-pub fn advert() -> Advert {
-    Advert {
-        name: "peer".into(),
-        version: "0".into(),
-        addresses: vec![],
-        data_addresses: vec![],
-        devices: vec![],
-        models: vec![],
-        links: vec![],
-        reachable: true,
-        encoders: vec![],
-        invites: vec![],
-        traffic: vec![],
-        settings: vec![],
-    }
-}
-
 impl Scenario {
     /// One prefill group (peer 1) and two decode groups (peers 2 and 3), all up.
     pub fn new() -> Self {
@@ -67,7 +51,7 @@ impl Scenario {
         let route = |i: usize| Route { prefill: groups[0].id, decode: groups[i].id, share: 0.5 };
         let routes = vec![route(1), route(2)];
         let up = groups.iter().map(|g| (g.id, Load::default())).collect();
-        let adverts = groups.iter().flat_map(|g| &g.stages).map(|s| (s.peer, advert())).collect();
+        let adverts = groups.iter().flat_map(|g| &g.stages).map(|s| (s.peer, sample::gateway(0))).collect();
         let plan = Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, reason: String::new() };
         let config = GatewayConfig { split: SplitChoice::Always, ..GatewayConfig::default() };
         let view = View { plan: Some(Arc::new(plan)), up, adverts: Arc::new(adverts), ..View::default() };
@@ -151,18 +135,5 @@ pub fn ends(actions: &[Action]) -> Option<&End> {
 
 /// Every device is measured: a prompt's token takes a millisecond on all four layers, a step two.
 pub fn measured() -> Advert {
-    let misfit = Misfit { r2: 1.0, mean: 0.0, largest: 0.0 };
-    let (prefill, decode) = ([0.0, 0.25e-3, 0.0], [0.5e-3, 0.0, 0.0]);
-    let profile = LayerProfile { model: MODEL, prefill, decode, prompts: misfit, steps: misfit, mixed: misfit };
-    let device = Device {
-        name: "cpu".into(),
-        kind: DeviceKind::Cpu { threads: 1 },
-        memory_bytes: 1 << 30,
-        kv_bytes: 1 << 20,
-        flops: FlopsPerSecond(1e9),
-        bandwidth: BytesPerSecond(1e9),
-        serves: vec![],
-    }
-    .for_one(MODEL, Some(profile));
-    Advert { devices: vec![device], ..advert() }
+    Advert { models: vec![], ..sample::measured(0, [0.0, 0.25e-3, 0.0], [0.5e-3, 0.0, 0.0]) }
 }

@@ -2,7 +2,7 @@
 //! compressed-tensors lay them down. Everything else is refused by its name.
 
 use super::{
-    ConfigError, Keys,
+    Keys, ModelConfigError,
     keys::{decimal, is_off},
 };
 use crate::{
@@ -18,7 +18,7 @@ pub(super) const QUANTISED: [&str; 3] = ["quantization_config", "compression_con
 const MOST: u64 = 1 << 24;
 
 /// What the file says about it, but for the method `but` that a family reads by itself.
-pub(super) fn read(keys: &Keys, but: Option<&str>) -> Result<Option<Coding>, ConfigError> {
+pub(super) fn read(keys: &Keys, but: Option<&str>) -> Result<Option<Coding>, ModelConfigError> {
     for key in QUANTISED {
         match keys.value(key) {
             Some(value) if but.is_some_and(|but| method(value) == but) => return Ok(None),
@@ -29,7 +29,7 @@ pub(super) fn read(keys: &Keys, but: Option<&str>) -> Result<Option<Coding>, Con
     Ok(None)
 }
 
-fn of(key: &'static str, value: &Value) -> Result<Coding, ConfigError> {
+fn of(key: &'static str, value: &Value) -> Result<Coding, ModelConfigError> {
     let by = method(value);
     let read = match value.get("quant_method").and_then(Value::as_str) {
         Some("fp8") => fp8(value),
@@ -37,9 +37,9 @@ fn of(key: &'static str, value: &Value) -> Result<Coding, ConfigError> {
         Some("gptq") => gptq(value),
         Some("awq") => awq(value),
         Some("compressed-tensors") => compressed(value),
-        _ => return Err(ConfigError::Quantised { key, by }),
+        _ => return Err(ModelConfigError::Quantised { key, by }),
     };
-    read.map_err(|what| ConfigError::Coding { key, by, what })
+    read.map_err(|what| ModelConfigError::Coding { key, by, what })
 }
 
 /// What quantised the weights, as far as it says so.

@@ -1,6 +1,6 @@
 //! Keys of `config.json` that only some families have.
 
-use super::{Activation, ConfigError};
+use super::{Activation, ModelConfigError};
 use crate::{json, rope::RopePairs};
 use serde::Deserialize as _;
 use serde_json::{Map, Value};
@@ -19,10 +19,10 @@ const LAYER_TYPES: [&str; 2] = ["full_attention", "sliding_attention"];
 
 impl Keys {
     /// Reads `config.json`.
-    pub(super) fn parse(text: &[u8]) -> Result<Self, ConfigError> {
+    pub(super) fn parse(text: &[u8]) -> Result<Self, ModelConfigError> {
         let said = serde_json::from_slice(&json::plain(text));
         let said =
-            said.map_err(|error| ConfigError::Json(json::fault(&error, "an object with the model's settings")))?;
+            said.map_err(|error| ModelConfigError::Json(json::fault(&error, "an object with the model's settings")))?;
         Ok(Self::of(said))
     }
 
@@ -61,18 +61,18 @@ impl Keys {
         &'k self,
         key: &'static str,
         read: impl Fn(&'k Value) -> Option<T>,
-    ) -> Result<Option<T>, ConfigError> {
+    ) -> Result<Option<T>, ModelConfigError> {
         self.asked.borrow_mut().insert(key);
         self.value(key).map(|v| read(v).ok_or_else(|| unsupported(key, v))).transpose()
     }
 
     /// A finite number.
-    pub(crate) fn number(&self, key: &'static str) -> Result<Option<f32>, ConfigError> {
+    pub(crate) fn number(&self, key: &'static str) -> Result<Option<f32>, ModelConfigError> {
         self.read(key, |v| decimal(v).map(|x| x as f32).filter(|x| x.is_finite()))
     }
 
     /// A finite number, `usual` where the key is missing; `null` says that there is none.
-    pub(crate) fn number_or(&self, key: &'static str, usual: f32) -> Result<Option<f32>, ConfigError> {
+    pub(crate) fn number_or(&self, key: &'static str, usual: f32) -> Result<Option<f32>, ModelConfigError> {
         if self.said.contains_key(key) { self.number(key) } else { Ok(Some(usual)) }
     }
 
@@ -83,27 +83,27 @@ impl Keys {
     }
 
     /// A whole number from 1 on.
-    pub(crate) fn count(&self, key: &'static str) -> Result<Option<usize>, ConfigError> {
+    pub(crate) fn count(&self, key: &'static str) -> Result<Option<usize>, ModelConfigError> {
         self.read(key, |v| whole(v).filter(|n| *n > 0).map(|n| n as usize))
     }
 
     /// A whole number, which a model must say.
-    pub(super) fn needed(&self, key: &'static str) -> Result<u32, ConfigError> {
-        self.read(key, whole)?.ok_or(ConfigError::Missing(key))
+    pub(super) fn needed(&self, key: &'static str) -> Result<u32, ModelConfigError> {
+        self.read(key, whole)?.ok_or(ModelConfigError::Missing(key))
     }
 
     /// A whole number, if it is said.
-    pub(super) fn optional(&self, key: &'static str) -> Result<Option<u32>, ConfigError> {
+    pub(super) fn optional(&self, key: &'static str) -> Result<Option<u32>, ModelConfigError> {
         self.read(key, whole)
     }
 
     /// A number of tokens from 1 on, which may be out of all bounds: some write it where there is no bound.
-    pub(super) fn length(&self, key: &'static str) -> Result<Option<f64>, ConfigError> {
+    pub(super) fn length(&self, key: &'static str) -> Result<Option<f64>, ModelConfigError> {
         self.read(key, |v| decimal(v).filter(|x| *x >= 1.0 && (x.is_infinite() || x.fract() == 0.0)))
     }
 
     /// Yes or no; Python's 1 and 0 are these too.
-    pub(crate) fn flag(&self, key: &'static str) -> Result<Option<bool>, ConfigError> {
+    pub(crate) fn flag(&self, key: &'static str) -> Result<Option<bool>, ModelConfigError> {
         self.read(key, |v| v.as_bool().or_else(|| whole(v).filter(|n| *n < 2).map(|n| n == 1)))
     }
 
@@ -118,34 +118,34 @@ impl Keys {
     }
 
     /// Ours, in what is made of a GGUF file's metadata.
-    pub(super) fn rope_pairs(&self) -> Result<RopePairs, ConfigError> {
+    pub(super) fn rope_pairs(&self) -> Result<RopePairs, ModelConfigError> {
         Ok(self.read("tsnode_rope_pairs", |v| RopePairs::deserialize(v).ok())?.unwrap_or_default())
     }
 
     /// A word.
-    pub(crate) fn text(&self, key: &'static str) -> Result<Option<&str>, ConfigError> {
+    pub(crate) fn text(&self, key: &'static str) -> Result<Option<&str>, ModelConfigError> {
         self.read(key, Value::as_str)
     }
 
     /// Finite numbers.
-    pub(crate) fn numbers(&self, key: &'static str) -> Result<Option<Vec<f32>>, ConfigError> {
+    pub(crate) fn numbers(&self, key: &'static str) -> Result<Option<Vec<f32>>, ModelConfigError> {
         let number = |v: &Value| decimal(v).map(|x| x as f32).filter(|x| x.is_finite());
         self.read(key, |v| v.as_array()?.iter().map(number).collect())
     }
 
     /// Parameters of rotary positions, under either of their names; where a file has both, transformers 5 takes the old one too.
-    pub(crate) fn rope(&self) -> Result<Option<Keys>, ConfigError> {
+    pub(crate) fn rope(&self) -> Result<Option<Keys>, ModelConfigError> {
         let new = self.within("rope_parameters")?;
         Ok(self.within("rope_scaling")?.filter(|old| !old.is_empty()).or(new))
     }
 
     /// Keys within `key`.
-    pub(crate) fn within(&self, key: &'static str) -> Result<Option<Keys>, ConfigError> {
+    pub(crate) fn within(&self, key: &'static str) -> Result<Option<Keys>, ModelConfigError> {
         self.read(key, |v| v.as_object().cloned().map(Self::of))
     }
 
     /// The activation, under the name that the family has for it; `usual` where it is not said.
-    pub(crate) fn activation(&self, key: &'static str, usual: Activation) -> Result<Activation, ConfigError> {
+    pub(crate) fn activation(&self, key: &'static str, usual: Activation) -> Result<Activation, ModelConfigError> {
         match self.text(key)? {
             None => Ok(usual),
             Some("silu" | "swish") => Ok(Activation::Silu),
@@ -156,7 +156,7 @@ impl Keys {
     }
 
     /// The activation of a gated MLP.
-    pub(crate) fn gate(&self, key: &'static str, usual: Activation) -> Result<Activation, ConfigError> {
+    pub(crate) fn gate(&self, key: &'static str, usual: Activation) -> Result<Activation, ModelConfigError> {
         match self.activation(key, usual)? {
             Activation::Relu => Err(self.refusal(key)),
             gate => Ok(gate),
@@ -170,7 +170,7 @@ impl Keys {
         layers: usize,
         usual: Option<usize>,
         has_one: impl Fn(usize) -> bool,
-    ) -> Result<Vec<Option<usize>>, ConfigError> {
+    ) -> Result<Vec<Option<usize>>, ModelConfigError> {
         let said = self.said.contains_key("sliding_window");
         let window = if said { self.count("sliding_window")? } else { usual };
         let types = self.read("layer_types", |v| {
@@ -185,13 +185,13 @@ impl Keys {
     }
 
     /// Says that the value of `key` is not written.
-    pub(crate) fn refusal(&self, key: &'static str) -> ConfigError {
+    pub(crate) fn refusal(&self, key: &'static str) -> ModelConfigError {
         unsupported(key, self.value(key).unwrap_or(&Value::Null))
     }
 }
 
-fn unsupported(what: &'static str, value: &Value) -> ConfigError {
-    ConfigError::Unsupported { what, value: value.to_string().chars().take(64).collect() }
+fn unsupported(what: &'static str, value: &Value) -> ModelConfigError {
+    ModelConfigError::Unsupported { what, value: value.to_string().chars().take(64).collect() }
 }
 
 /// Whether a value says no, none, zero or nothing.

@@ -1,6 +1,6 @@
 //! Mixtures of experts in `config.json`: which layers have one, and what a row passes there.
 
-use super::{ConfigError, Keys};
+use super::{Keys, ModelConfigError};
 use tsnode_protocol::limits;
 
 /// A mixture of experts, which layers have in place of an MLP (Shazeer et al. 2017).
@@ -44,13 +44,13 @@ impl Mixture {
     pub(crate) const WIDEST: usize = 1 << 22;
 
     /// Of all layers, with experts as wide as `width` says. Chances are used as they are.
-    pub(crate) fn read(layers: usize, keys: &Keys, width: &'static str) -> Result<Self, ConfigError> {
+    pub(crate) fn read(layers: usize, keys: &Keys, width: &'static str) -> Result<Self, ModelConfigError> {
         // Mixtral's name for it; transformers 5 writes it for other families too.
         let said = [EXPERTS, "num_local_experts", "n_routed_experts"]
             .into_iter()
             .find(|key| !keys.is_null(key))
             .unwrap_or(EXPERTS);
-        let needed = |key| keys.count(key)?.ok_or(ConfigError::Missing(key));
+        let needed = |key| keys.count(key)?.ok_or(ModelConfigError::Missing(key));
         let (experts, used) = (needed(said)?, needed(USED)?);
         if experts > limits::EXPERTS as usize {
             return Err(keys.refusal(said));
@@ -58,13 +58,13 @@ impl Mixture {
         if used > experts {
             return Err(keys.refusal(USED));
         }
-        let width = Self::width(keys, width)?.ok_or(ConfigError::Missing(width))?;
+        let width = Self::width(keys, width)?.ok_or(ModelConfigError::Missing(width))?;
         let layers = vec![true; layers];
         Ok(Self { experts, used, width, shared: None, normed: false, sigmoid: None, layers, clamped: None })
     }
 
     /// What Qwen's files say more: which layers have it, and whether chances are divided by their sum.
-    pub(crate) fn of_qwen(mut self, keys: &Keys) -> Result<Self, ConfigError> {
+    pub(crate) fn of_qwen(mut self, keys: &Keys) -> Result<Self, ModelConfigError> {
         const DENSE: &str = "mlp_only_layers";
         self.normed = keys.flag("norm_topk_prob")?.unwrap_or(false);
         let every = keys.count("decoder_sparse_step")?.unwrap_or(1);
@@ -79,7 +79,7 @@ impl Mixture {
     }
 
     /// The width that `key` says, if it does.
-    pub(crate) fn width(keys: &Keys, key: &'static str) -> Result<Option<usize>, ConfigError> {
+    pub(crate) fn width(keys: &Keys, key: &'static str) -> Result<Option<usize>, ModelConfigError> {
         match keys.count(key)? {
             Some(width) if width > Self::WIDEST => Err(keys.refusal(key)),
             width => Ok(width),
@@ -101,13 +101,13 @@ impl Mixture {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::{ConfigError, ModelConfig};
+    use crate::config::{ModelConfig, ModelConfigError};
 
     const MIXTURE: &str = r#"{"model_type":"qwen3_moe","num_hidden_layers":4,"hidden_size":8,"intermediate_size":16,
         "num_attention_heads":2,"vocab_size":10,"max_position_embeddings":64,"num_experts":6,"num_experts_per_tok":2,
         "moe_intermediate_size":5"#;
 
-    fn with(more: &str) -> Result<ModelConfig, ConfigError> {
+    fn with(more: &str) -> Result<ModelConfig, ModelConfigError> {
         ModelConfig::parse(format!("{MIXTURE}{more}}}").as_bytes())
     }
 

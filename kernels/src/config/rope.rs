@@ -1,6 +1,6 @@
 //! Rotary positions of `config.json`: `rope_theta` and `rope_scaling` of transformers 4, `rope_parameters` of 5.
 
-use super::{ConfigError, Keys, ModelConfig};
+use super::{Keys, ModelConfig, ModelConfigError};
 use crate::rope::RopeScaling;
 use tsnode_protocol::limits;
 
@@ -8,19 +8,19 @@ use tsnode_protocol::limits;
 const ORIGINAL: &str = "original_max_position_embeddings";
 
 /// Reads base, stretch and turning channels into `config`.
-pub(super) fn read(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
+pub(super) fn read(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
     read_from(config, keys, &keys.rope()?.unwrap_or_default())
 }
 
 /// As [`read`], from the parameters `rope`.
-pub(super) fn read_from(config: &mut ModelConfig, keys: &Keys, rope: &Keys) -> Result<(), ConfigError> {
+pub(super) fn read_from(config: &mut ModelConfig, keys: &Keys, rope: &Keys) -> Result<(), ModelConfigError> {
     if let Some(theta) = either(keys, rope, "rope_theta")? {
         config.rope_theta = theta;
     }
     if let Some(part) = either(keys, rope, "partial_rotary_factor")? {
         let dim = (f64::from(part) * config.head_dim as f64) as usize;
         if dim == 0 || dim > config.head_dim || !dim.is_multiple_of(2) {
-            return Err(ConfigError::Unsupported { what: "partial_rotary_factor", value: part.to_string() });
+            return Err(ModelConfigError::Unsupported { what: "partial_rotary_factor", value: part.to_string() });
         }
         config.rope_dim = dim;
     }
@@ -47,7 +47,7 @@ pub(super) fn read_from(config: &mut ModelConfig, keys: &Keys, rope: &Keys) -> R
 }
 
 /// YaRN: which frequencies are kept and which stretched, by how often they turn within the first training's context.
-fn yarn(config: &mut ModelConfig, keys: &Keys, rope: &Keys) -> Result<RopeScaling, ConfigError> {
+fn yarn(config: &mut ModelConfig, keys: &Keys, rope: &Keys) -> Result<RopeScaling, ModelConfigError> {
     let original = match (keys.count(ORIGINAL)?, rope.count(ORIGINAL)?) {
         (Some(length), _) | (None, Some(length)) => length,
         (None, None) => config.context,
@@ -84,7 +84,7 @@ fn yarn(config: &mut ModelConfig, keys: &Keys, rope: &Keys) -> Result<RopeScalin
 }
 
 /// What YaRN multiplies sines and cosines by.
-fn amplitude(rope: &Keys, factor: f32) -> Result<f32, ConfigError> {
+fn amplitude(rope: &Keys, factor: f32) -> Result<f32, ModelConfigError> {
     let grown = |by: f32| if factor <= 1.0 { 1.0 } else { 0.1 * by * libm::logf(factor) + 1.0 };
     let (some, all) = (rope.number("mscale")?, rope.number("mscale_all_dim")?);
     let by_length = match (some.filter(|m| *m != 0.0), all.filter(|m| *m != 0.0)) {
@@ -96,7 +96,7 @@ fn amplitude(rope: &Keys, factor: f32) -> Result<f32, ConfigError> {
 }
 
 /// LongRoPE's short factors, for a context that ends where they do; the long ones are kept for who chooses them.
-fn long(config: &mut ModelConfig, keys: &Keys, rope: &Keys) -> Result<RopeScaling, ConfigError> {
+fn long(config: &mut ModelConfig, keys: &Keys, rope: &Keys) -> Result<RopeScaling, ModelConfigError> {
     let factors_of = |key| match rope.numbers(key)? {
         Some(all) if all.len() == config.rope_dim / 2 && all.iter().all(|f| *f > 0.0) => Ok(all),
         _ => Err(rope.refusal(key)),
@@ -106,7 +106,7 @@ fn long(config: &mut ModelConfig, keys: &Keys, rope: &Keys) -> Result<RopeScalin
     let longest = keys.length("max_position_embeddings")?.unwrap_or(config.context as f64);
     let original = keys.count(ORIGINAL)?.or(rope.count(ORIGINAL)?).unwrap_or(config.context);
     if original < 2 {
-        return Err(ConfigError::Unsupported { what: ORIGINAL, value: original.to_string() });
+        return Err(ModelConfigError::Unsupported { what: ORIGINAL, value: original.to_string() });
     }
     let stretch = match rope.number("factor")? {
         // transformers prefers what the two lengths say to what is written.
@@ -125,14 +125,14 @@ fn long(config: &mut ModelConfig, keys: &Keys, rope: &Keys) -> Result<RopeScalin
     Ok(RopeScaling::Long { factors, amplitude })
 }
 
-fn either(keys: &Keys, rope: &Keys, key: &'static str) -> Result<Option<f32>, ConfigError> {
+fn either(keys: &Keys, rope: &Keys, key: &'static str) -> Result<Option<f32>, ModelConfigError> {
     // As transformers 5 has it; 4 writes each in one place only.
     let (outside, within) = (keys.number(key)?, rope.number(key)?);
     Ok(within.or(outside))
 }
 
-fn need(rope: &Keys, what: &'static str) -> Result<f32, ConfigError> {
+fn need(rope: &Keys, what: &'static str) -> Result<f32, ModelConfigError> {
     rope.number(what)?
         .filter(|x| *x > 0.0)
-        .ok_or_else(|| ConfigError::Unsupported { what, value: "missing or out of range".into() })
+        .ok_or_else(|| ModelConfigError::Unsupported { what, value: "missing or out of range".into() })
 }

@@ -5,7 +5,7 @@ use super::*;
 const LLAMA: &str = r#"{"model_type":"llama","num_hidden_layers":2,"hidden_size":8,"intermediate_size":16,
     "num_attention_heads":2,"vocab_size":10,"max_position_embeddings":64}"#;
 
-fn with(more: &str) -> Result<ModelConfig, ConfigError> {
+fn with(more: &str) -> Result<ModelConfig, ModelConfigError> {
     let base = LLAMA.trim_end().trim_end_matches('}');
     ModelConfig::parse(format!("{base},{more}}}").as_bytes())
 }
@@ -29,11 +29,11 @@ fn what_is_not_written_is_named() {
     let other = ModelConfig::parse(LLAMA.replace("llama", "mamba").as_bytes());
     assert!(other.unwrap_err().to_string().contains("mamba"));
     assert!(with(r#""hidden_act":"gelu""#).unwrap_err().to_string().contains("gelu"));
-    assert!(ConfigError::Family("mamba".into()).to_string().contains("gemma2, gemma3_text"));
+    assert!(ModelConfigError::Family("mamba".into()).to_string().contains("gemma2, gemma3_text"));
     assert!(with(r#""sliding_window":32"#).unwrap_err().to_string().contains("sliding_window"));
-    assert!(matches!(with(r#""num_key_value_heads":0"#), Err(ConfigError::Shape(_))));
-    assert!(matches!(ModelConfig::parse(b"{"), Err(ConfigError::Json(_))));
-    assert!(matches!(ModelConfig::parse("[".repeat(9999).as_bytes()), Err(ConfigError::Json(_))));
+    assert!(matches!(with(r#""num_key_value_heads":0"#), Err(ModelConfigError::Shape(_))));
+    assert!(matches!(ModelConfig::parse(b"{"), Err(ModelConfigError::Json(_))));
+    assert!(matches!(ModelConfig::parse("[".repeat(9999).as_bytes()), Err(ModelConfigError::Json(_))));
 }
 
 /// As Python reads them, whatever they are written like; the last of two counts.
@@ -69,7 +69,7 @@ fn numbers_are_read_however_they_are_written() {
     }
     for key in ["vocab_size", "hidden_size", "num_hidden_layers", "max_position_embeddings", "num_attention_heads"] {
         let error = with(&format!("\"{key}\":null")).unwrap_err();
-        assert_eq!(error, ConfigError::Missing(key));
+        assert_eq!(error, ModelConfigError::Missing(key));
     }
 }
 
@@ -101,7 +101,7 @@ fn a_model_type_that_is_missing_is_that_of_the_architecture() {
     for family in models::classes() {
         let class = format!("\"architectures\":[{family:?}]");
         // Whether the rest suits it is another matter.
-        assert!(!matches!(without(&class), Err(ConfigError::NoFamily | ConfigError::Family(_))), "{class}");
+        assert!(!matches!(without(&class), Err(ModelConfigError::NoFamily | ModelConfigError::Family(_))), "{class}");
     }
     for more in [r#""architectures":["MambaForCausalLM"]"#, r#""architectures":null"#, r#""architectures":7"#] {
         let error = without(more).unwrap_err().to_string();
@@ -213,7 +213,7 @@ fn what_a_reference_fills_in_is_filled_in() {
     assert_eq!(with(r#""rope_theta":1e4,"rope_parameters":{"rope_theta":5e5}"#).unwrap().rope_theta, 5e5);
 }
 
-fn typed(model_type: &str, more: &str) -> Result<ModelConfig, ConfigError> {
+fn typed(model_type: &str, more: &str) -> Result<ModelConfig, ModelConfigError> {
     let base = LLAMA.replace("llama", model_type);
     ModelConfig::parse(format!("{},{more}}}", base.trim_end_matches('}')).as_bytes())
 }

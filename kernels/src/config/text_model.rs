@@ -1,6 +1,6 @@
 //! Models that see as well as read: of those, the part that reads is a model of a family of its own.
 
-use super::{ConfigError, Keys, coding::QUANTISED};
+use super::{Keys, ModelConfigError, coding::QUANTISED};
 use serde_json::json;
 
 /// `model_type` of the whole, and keys that its files leave out of the text's part.
@@ -22,10 +22,10 @@ const WHOLE: [(&str, &[(&str, u32)]); 2] = [
 const SHARED: [&str; 1] = ["tie_word_embeddings"];
 
 /// Keys of the part that reads, or `keys` as they are.
-pub(super) fn keys(keys: Keys) -> Result<Keys, ConfigError> {
+pub(super) fn keys(keys: Keys) -> Result<Keys, ModelConfigError> {
     let Some(model_type) = keys.text("model_type")? else { return Ok(keys) };
     let Some((_, usual)) = WHOLE.into_iter().find(|(whole, _)| *whole == model_type) else { return Ok(keys) };
-    let mut text = keys.within("text_config")?.ok_or(ConfigError::Missing("text_config"))?;
+    let mut text = keys.within("text_config")?.ok_or(ModelConfigError::Missing("text_config"))?;
     for key in QUANTISED.into_iter().chain(SHARED) {
         if let Some(value) = keys.value(key) {
             text.fill(key, value.clone());

@@ -2,7 +2,7 @@
 //! others are told of, but for those that a family's reference is known to ignore.
 
 use super::{
-    ConfigError, Keys, ModelConfig,
+    Keys, ModelConfig, ModelConfigError,
     coding::QUANTISED,
     keys::{self, is_off},
 };
@@ -212,7 +212,7 @@ const ELSEWHERE: &[&str] = &[
 const NAMED: usize = 8;
 
 /// Refuses what would change the arithmetic; the line about keys that nobody knows, if there are some.
-pub(super) fn check(config: &ModelConfig, keys: &Keys) -> Result<Option<String>, ConfigError> {
+pub(super) fn check(config: &ModelConfig, keys: &Keys) -> Result<Option<String>, ModelConfigError> {
     let ignored = |key: &str| keys.was_asked(key) || config.family.ignores.contains(&key);
     for (key, neutral) in ARITHMETIC.iter().filter(|(key, _)| !ignored(key)) {
         match keys.value(key) {
@@ -230,7 +230,7 @@ pub(super) fn check(config: &ModelConfig, keys: &Keys) -> Result<Option<String>,
 }
 
 /// transformers 5 can have rotary positions for each type of layer; only Gemma 3 and OLMo 3 read them so.
-fn refuse_rope_by_layer(config: &ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
+fn refuse_rope_by_layer(config: &ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
     let by_layer = |value: &Value| value.as_object().is_some_and(|rope| rope.values().any(Value::is_object));
     for key in ["rope_parameters", "rope_scaling"] {
         if config.other_rope.is_none() && keys.value(key).is_some_and(by_layer) {

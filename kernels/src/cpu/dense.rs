@@ -212,21 +212,21 @@ pub(super) struct Laid<'a> {
 }
 
 /// For which dense matrices rows are made ready.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub(super) struct Wanted {
-    /// Of single or half precision.
-    pub eight: bool,
-    /// bfloat16.
-    pub two: bool,
+    /// A bit for each kind of number.
+    dtypes: u8,
 }
 
 impl Wanted {
     /// For these matrices.
     pub fn by(dtypes: impl Iterator<Item = Dtype>) -> Self {
-        dtypes.fold(Self::default(), |wanted, dtype| match dtype {
-            Dtype::Bf16 => Self { two: true, ..wanted },
-            Dtype::F32 | Dtype::F16 => Self { eight: true, ..wanted },
-        })
+        Self { dtypes: dtypes.fold(0, |all, dtype| all | (1 << dtype as u8)) }
+    }
+
+    /// Whether some are of one of these.
+    pub fn any<const N: usize>(self, dtypes: [Dtype; N]) -> bool {
+        self.dtypes & Self::by(dtypes.into_iter()).dtypes != 0
     }
 }
 
@@ -246,7 +246,7 @@ pub(super) fn with_laid<T>(
         });
     }
     ROUNDED.with_borrow_mut(|all| {
-        let rounded = if wanted.two { round(simd, team, x, all) } else { &[] };
+        let rounded = if wanted.any([Dtype::Bf16]) { round(simd, team, x, all) } else { &[] };
         work(&Laid {
             x,
             cols,

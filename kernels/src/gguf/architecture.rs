@@ -174,7 +174,7 @@ impl Architecture {
     /// The one a file names.
     pub(crate) fn of(metadata: &Metadata<'_>) -> Result<&'static Self, GgufError> {
         const KEY: &str = "general.architecture";
-        static KNOWN: [Architecture; 18] = ALL;
+        static KNOWN: [Architecture; ALL.len()] = ALL;
         let name = metadata.text(KEY)?.ok_or_else(|| GgufError::Missing(KEY.to_owned()))?;
         let names = || {
             let mut names: Vec<_> = KNOWN.iter().map(|a| a.name).collect();

@@ -10,7 +10,7 @@ use super::{
     outline::{LayerOutline, MlpOutline},
 };
 use crate::{
-    config::{Activation, ConfigError, Keys, ModelConfig},
+    config::{Activation, Keys, ModelConfig, ModelConfigError},
     weights::WeightsError,
 };
 
@@ -26,7 +26,7 @@ pub(super) static FAMILY: Family = Family {
 /// Tokens, where `config.json` has nothing about it.
 pub(super) const WINDOW: usize = 4096;
 
-fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
+fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
     common(config, keys)?;
     config.windows = keys.windows(config.layers, Some(WINDOW), |i| i.is_multiple_of(2))?;
     config.attention_cap = keys.number_or("attn_logit_softcapping", 50.0)?;
@@ -35,7 +35,7 @@ fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
 }
 
 /// What Gemma 2 and 3 have in common.
-pub(super) fn common(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
+pub(super) fn common(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
     config.activation = keys.gate("hidden_activation", Activation::GeluTanh)?;
     config.norm_shift = 1.0;
     config.embed_scale = (config.hidden as f32).sqrt();

@@ -10,7 +10,7 @@ use super::{
     gemma2::{self, Layer},
 };
 use crate::{
-    config::{ConfigError, Keys, ModelConfig, OtherRope},
+    config::{Keys, ModelConfig, ModelConfigError, OtherRope},
     weights::WeightsError,
 };
 
@@ -23,7 +23,7 @@ pub(super) static FAMILY: Family = Family {
     load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer),
 };
 
-fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
+fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
     gemma2::common(config, keys)?;
     for unwritten in ["attn_logit_softcapping", "use_bidirectional_attention"] {
         if !(keys.is_null(unwritten) || keys.flag(unwritten).is_ok_and(|on| on == Some(false))) {
@@ -37,7 +37,7 @@ fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
 }
 
 /// transformers 5 has parameters by type of layer; 4 has one key for the layers with a window.
-fn rope(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
+fn rope(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
     let by_type = keys.within("rope_parameters")?.unwrap_or_default();
     let theta = match by_type.within("sliding_attention")? {
         Some(local) => local.number("rope_theta")?,

@@ -10,7 +10,7 @@ use super::{
     llama::Layer,
 };
 use crate::{
-    config::{Activation, ConfigError, Keys, ModelConfig},
+    config::{Activation, Keys, ModelConfig, ModelConfigError},
     rope::RopePairs,
     weights::WeightsError,
 };
@@ -25,7 +25,7 @@ pub(super) static FAMILY: Family = Family {
 };
 
 /// What both kinds have in common.
-pub(super) fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
+pub(super) fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
     config.activation = keys.gate("hidden_act", Activation::Silu)?;
     config.norm_eps = keys.number("rms_norm_eps")?.unwrap_or(1.562_5e-7);
     config.rope_pairs = RopePairs::Neighbours;

@@ -11,7 +11,7 @@ use super::{
     llama::Layer,
 };
 use crate::{
-    config::{Activation, ConfigError, Keys, Mixture, ModelConfig},
+    config::{Activation, Keys, Mixture, ModelConfig, ModelConfigError},
     weights::WeightsError,
 };
 
@@ -28,7 +28,7 @@ pub(super) static FAMILY: Family = Family {
 /// Layers with MLPs, where `config.json` has nothing about it.
 const DENSE: f32 = 1.0;
 
-fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
+fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
     // Experts have no other gate.
     if keys.gate("hidden_act", Activation::Silu)? != Activation::Silu {
         return Err(keys.refusal("hidden_act"));
@@ -46,7 +46,7 @@ fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
     Ok(())
 }
 
-fn mixture(layers: usize, keys: &Keys) -> Result<Mixture, ConfigError> {
+fn mixture(layers: usize, keys: &Keys) -> Result<Mixture, ModelConfigError> {
     const SHARED: &str = "n_shared_experts";
     // Of several groups a row would pass some, and experts of those alone.
     for key in ["n_group", "topk_group"] {

@@ -11,7 +11,7 @@ use super::{
     llama::Layer,
 };
 use crate::{
-    config::{Clamped, ConfigError, Keys, Mixture, ModelConfig},
+    config::{Clamped, Keys, Mixture, ModelConfig, ModelConfigError},
     weights::WeightsError,
 };
 
@@ -36,10 +36,10 @@ const WINDOW: usize = 128;
 /// Of a gate, where `config.json` has nothing about it.
 const USUAL: Clamped = Clamped { sharpness: 1.702, limit: 7.0 };
 
-fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
+fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
     config.norm_eps = keys.number("rms_norm_eps")?.unwrap_or(1e-5);
     config.windows = keys.windows(config.layers, Some(WINDOW), |i| i.is_multiple_of(2))?;
-    let rope = keys.rope()?.ok_or(ConfigError::Missing("rope_scaling"))?;
+    let rope = keys.rope()?.ok_or(ModelConfigError::Missing("rope_scaling"))?;
     if keys.is_null("rope_theta") && rope.is_null("rope_theta") {
         config.rope_theta = 150_000.0;
         config.read_rope(keys, &rope)?;

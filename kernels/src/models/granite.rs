@@ -12,7 +12,7 @@ use super::{
     llama::Layer,
 };
 use crate::{
-    config::{Activation, ConfigError, Keys, ModelConfig},
+    config::{Activation, Keys, ModelConfig, ModelConfigError},
     weights::WeightsError,
 };
 
@@ -26,7 +26,7 @@ pub(super) static FAMILY: Family = Family {
 };
 
 /// What Granite 3 and 4 have in common.
-pub(super) fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
+pub(super) fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
     config.activation = keys.gate("hidden_act", Activation::Silu)?;
     let factor = |key| match keys.number(key)?.unwrap_or(1.0) {
         factor if factor > 0.0 => Ok(factor),

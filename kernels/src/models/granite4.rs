@@ -11,7 +11,7 @@ use super::{
     llama::Layer,
 };
 use crate::{
-    config::{ConfigError, Keys, ModelConfig, OtherRope},
+    config::{Keys, ModelConfig, ModelConfigError, OtherRope},
     weights::WeightsError,
 };
 
@@ -45,7 +45,7 @@ pub(super) static FAMILY: Family = Family {
 /// What a layer is called that has attention, by both versions of transformers.
 const ATTENTION: [&str; 2] = ["attention", "full_attention"];
 
-fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
+fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
     const WIDTH: &str = "shared_intermediate_size";
     // As many as eight where it is not said.
     if keys.is_null("num_local_experts") || keys.number("num_local_experts")? != Some(0.0) {
@@ -58,7 +58,8 @@ fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
     if types.len() != config.layers || !types.iter().all(|layer| ATTENTION.contains(layer)) {
         return Err(keys.refusal(key));
     }
-    config.intermediate = keys.count(WIDTH)?.filter(|width| *width <= WIDEST).ok_or(ConfigError::Missing(WIDTH))?;
+    config.intermediate =
+        keys.count(WIDTH)?.filter(|width| *width <= WIDEST).ok_or(ModelConfigError::Missing(WIDTH))?;
     match keys.text("position_embedding_type")? {
         Some("rope") => {}
         None | Some("nope") => config.other_rope = Some(OtherRope { theta: None, layers: vec![true; config.layers] }),

@@ -10,7 +10,7 @@ use super::{
     llama::Layer,
 };
 use crate::{
-    config::{Activation, ConfigError, Growth, Keys, ModelConfig},
+    config::{Activation, Growth, Keys, ModelConfig, ModelConfigError},
     weights::WeightsError,
 };
 
@@ -23,15 +23,15 @@ pub(super) static FAMILY: Family = Family {
     load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer),
 };
 
-fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
+fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
     const BETA: &str = "llama_4_scaling_beta";
     const EVERY: &str = "original_max_position_embeddings";
     config.activation = keys.gate("hidden_act", Activation::Silu)?;
     config.norm_eps = keys.number("rms_norm_eps")?.unwrap_or(1e-5);
     config.windows = keys.windows(config.layers, None, |_| true)?;
-    let rope = keys.rope()?.ok_or(ConfigError::Missing("rope_parameters"))?;
-    let beta = rope.number(BETA)?.ok_or(ConfigError::Missing(BETA))?;
-    let every = rope.count(EVERY)?.ok_or(ConfigError::Missing(EVERY))?;
+    let rope = keys.rope()?.ok_or(ModelConfigError::Missing("rope_parameters"))?;
+    let beta = rope.number(BETA)?.ok_or(ModelConfigError::Missing(BETA))?;
+    let every = rope.count(EVERY)?.ok_or(ModelConfigError::Missing(EVERY))?;
     if beta < 0.0 {
         return Err(rope.refusal(BETA));
     }

@@ -10,7 +10,7 @@ use super::{
     llama::Layer,
 };
 use crate::{
-    config::{Activation, ConfigError, Keys, ModelConfig},
+    config::{Activation, Keys, ModelConfig, ModelConfigError},
     weights::WeightsError,
 };
 
@@ -26,7 +26,7 @@ pub(super) static FAMILY: Family = Family {
 /// Tokens, where `config.json` has nothing about it.
 const WINDOW: usize = 4096;
 
-fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
+fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
     config.activation = keys.gate("hidden_act", Activation::Silu)?;
     config.windows = keys.windows(config.layers, Some(WINDOW), |_| true)?;
     Ok(())

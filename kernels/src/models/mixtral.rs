@@ -10,7 +10,7 @@ use super::{
     llama::Layer,
 };
 use crate::{
-    config::{Activation, ConfigError, Keys, Mixture, ModelConfig},
+    config::{Activation, Keys, Mixture, ModelConfig, ModelConfigError},
     weights::WeightsError,
 };
 
@@ -23,7 +23,7 @@ pub(super) static FAMILY: Family = Family {
     load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer),
 };
 
-fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
+fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
     // Experts have no other gate.
     if keys.gate("hidden_act", Activation::Silu)? != Activation::Silu {
         return Err(keys.refusal("hidden_act"));

@@ -10,7 +10,7 @@ use super::{
     outline::{LayerOutline, MlpOutline},
 };
 use crate::{
-    config::{Activation, ConfigError, Keys, ModelConfig},
+    config::{Activation, Keys, ModelConfig, ModelConfigError},
     weights::WeightsError,
 };
 
@@ -24,7 +24,7 @@ pub(super) static FAMILY: Family = Family {
 };
 
 /// What OLMo 2 and 3 have in common.
-pub(super) fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
+pub(super) fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
     config.activation = keys.gate("hidden_act", Activation::Silu)?;
     config.norm_eps = keys.number("rms_norm_eps")?.unwrap_or(1e-5);
     config.gpu_lacks = Some("norms over the queries of all heads, and none before attention");

@@ -2,7 +2,7 @@
 //! are stretched.
 
 use super::{Family, decoder, olmo2};
-use crate::config::{ConfigError, Keys, ModelConfig, OtherRope};
+use crate::config::{Keys, ModelConfig, ModelConfigError, OtherRope};
 
 pub(super) static FAMILY: Family = Family {
     model_type: "olmo3",
@@ -20,7 +20,7 @@ const EVERY: usize = 4;
 /// Base of the frequencies, where `config.json` has nothing about it.
 const THETA: f32 = 500_000.0;
 
-fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
+fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
     olmo2::configure(config, keys)?;
     config.windows = keys.windows(config.layers, Some(WINDOW), |i| !(i + 1).is_multiple_of(EVERY))?;
     // transformers 5 has parameters by type of layer; 4 has one base, and the stretch beside it.

@@ -2,7 +2,7 @@
 
 use super::{Family, ROWS_OF_MLP, Share, Stage, StageBytes, add, add_bias, sized};
 use crate::{
-    config::{Activation, ConfigError, Keys, ModelConfig},
+    config::{Activation, Keys, ModelConfig, ModelConfigError},
     cpu::Cpu,
     engine::{Attend, Look},
     linear::Weight,
@@ -24,7 +24,7 @@ pub(super) static FAMILY: Family = Family {
     load: |c, checkpoint, share| Ok(Box::new(Opt::load(c, checkpoint, share)?)),
 };
 
-fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
+fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
     config.activation = keys.activation("activation_function", Activation::Relu)?;
     if config.activation != Activation::Relu {
         return Err(keys.refusal("activation_function"));

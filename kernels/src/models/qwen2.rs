@@ -9,7 +9,7 @@ use super::{
     llama::Layer,
 };
 use crate::{
-    config::{Activation, ConfigError, Keys, ModelConfig},
+    config::{Activation, Keys, ModelConfig, ModelConfigError},
     weights::WeightsError,
 };
 
@@ -25,14 +25,14 @@ pub(super) static FAMILY: Family = Family {
 /// Tokens, where `config.json` has nothing about it.
 const WINDOW: usize = 4096;
 
-fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
+fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
     config.activation = keys.gate("hidden_act", Activation::Silu)?;
     config.windows = windows(config.layers, keys)?;
     Ok(())
 }
 
 /// Layers from `max_window_layers` on have a window, if any have.
-pub(super) fn windows(layers: usize, keys: &Keys) -> Result<Vec<Option<usize>>, ConfigError> {
+pub(super) fn windows(layers: usize, keys: &Keys) -> Result<Vec<Option<usize>>, ModelConfigError> {
     if keys.flag("use_sliding_window")? != Some(true) {
         return Ok(vec![None; layers]);
     }

@@ -11,7 +11,7 @@ use super::{
     llama::Layer,
 };
 use crate::{
-    config::{Activation, ConfigError, Keys, Mixture, ModelConfig},
+    config::{Activation, Keys, Mixture, ModelConfig, ModelConfigError},
     weights::WeightsError,
 };
 
@@ -31,14 +31,14 @@ pub(super) static FAMILY: Family = Family {
     load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer),
 };
 
-fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
+fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
     const SHARED: &str = "shared_expert_intermediate_size";
     // Experts have no other gate.
     if keys.gate("hidden_act", Activation::Silu)? != Activation::Silu {
         return Err(keys.refusal("hidden_act"));
     }
     let mixture = Mixture::read(config.layers, keys, "moe_intermediate_size")?;
-    let shared = Some(Mixture::width(keys, SHARED)?.ok_or(ConfigError::Missing(SHARED))?);
+    let shared = Some(Mixture::width(keys, SHARED)?.ok_or(ModelConfigError::Missing(SHARED))?);
     config.mixture = Some(Mixture { shared, ..mixture.of_qwen(keys)? });
     // Which layers have windows, versions of transformers say differently; no published model has one.
     if keys.flag("use_sliding_window")? == Some(true) {

@@ -10,7 +10,7 @@ use super::{
     qwen2,
 };
 use crate::{
-    config::{Activation, ConfigError, Keys, ModelConfig},
+    config::{Activation, Keys, ModelConfig, ModelConfigError},
     weights::WeightsError,
 };
 
@@ -23,7 +23,7 @@ pub(super) static FAMILY: Family = Family {
     load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer),
 };
 
-fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
+fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
     config.activation = keys.gate("hidden_act", Activation::Silu)?;
     config.windows = qwen2::windows(config.layers, keys)?;
     Ok(())

@@ -10,7 +10,7 @@ use super::{
     llama::Layer,
 };
 use crate::{
-    config::{Activation, ConfigError, Keys, Mixture, ModelConfig},
+    config::{Activation, Keys, Mixture, ModelConfig, ModelConfigError},
     weights::WeightsError,
 };
 
@@ -34,7 +34,7 @@ pub(super) static FAMILY: Family = Family {
 /// Tokens, where `config.json` has nothing about it.
 const WINDOW: usize = 4096;
 
-fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
+fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
     // Experts have no other gate.
     if keys.gate("hidden_act", Activation::Silu)? != Activation::Silu {
         return Err(keys.refusal("hidden_act"));

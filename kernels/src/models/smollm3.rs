@@ -9,7 +9,7 @@ use super::{
     llama::Layer,
 };
 use crate::{
-    config::{Activation, ConfigError, Keys, ModelConfig, OtherRope},
+    config::{Activation, Keys, ModelConfig, ModelConfigError, OtherRope},
     weights::WeightsError,
 };
 
@@ -27,7 +27,7 @@ const EVERY: usize = 4;
 /// Base of the frequencies, where `config.json` has nothing about it.
 const THETA: f32 = 2_000_000.0;
 
-fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ConfigError> {
+fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
     const LAYERS: &str = "no_rope_layers";
     config.activation = keys.gate("hidden_act", Activation::Silu)?;
     config.tied = keys.flag("tie_word_embeddings")?.unwrap_or(true);

@@ -292,17 +292,9 @@ mod tests {
         .for_one(MODEL, Some(profile));
         let advert = Advert {
             name: name.into(),
-            version: String::new(),
-            addresses: vec![],
-            data_addresses: vec![],
             devices: vec![device],
             models: vec![gpu()],
-            links: vec![],
-            reachable: true,
-            encoders: vec![],
-            invites: vec![],
-            traffic: vec![],
-            settings: vec![],
+            ..tsnode_coordinator::sample::gateway(0)
         };
         let load = Load { running: 1, free_pages: 75, total_pages: 100, ..Load::default() };
         PeerView { id: PeerId([n; 32]), advert, load, groups: vec![], silent_for: 0.0, plan: None, leaving: false }

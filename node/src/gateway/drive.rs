@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tsnode_coordinator::{
-    gateway::{Action, Begun, Event, Gateway as Machine, Trace, View},
+    gateway::{Action, Begun, Event, Gateway, Trace, View},
     spot_check::SpotChecks,
 };
 use tsnode_protocol::{
@@ -34,7 +34,7 @@ const HEARD: usize = 4096;
 /// What the loop works with.
 pub struct Drive {
     /// Routes and owns requests.
-    pub machine: Machine,
+    pub machine: Gateway,
     /// This peer.
     pub me: PeerId,
     /// Leaders on this peer.

@@ -24,7 +24,7 @@ use crate::{
         measure::Measurer,
         models::{ModelFiles, ModelLibrary},
     },
-    gateway::{Accepted, Gateway, Prompt, Reply, Submission, SubmitError},
+    gateway::{Accepted, GatewayHandle, Prompt, Reply, Submission, SubmitError},
     store::{
         Store,
         keys::{KeyRing, Scope, add},
@@ -120,7 +120,7 @@ impl Api {
 
     async fn of(files: ModelFiles, part: Part, gatekeeper: Gatekeeper) -> Self {
         let (view, watched) = watch::channel(view(vec![files.card.clone()]));
-        let (gateway, submissions) = Gateway::channel();
+        let (gateway, submissions) = GatewayHandle::channel();
         let (library, mut queries) = ModelLibrary::channel();
         let texts = Texts::new(library, Templates::Here);
         let text = TextModel::new(&files, &Templates::Here).unwrap();

@@ -13,7 +13,7 @@ pub struct Place(PathBuf);
 
 /// Who brought a program, where that was neither a person nor `install.sh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Owner {
+pub enum Installer {
     /// A Debian package.
     Debian,
     /// An RPM package.
@@ -40,18 +40,18 @@ impl Place {
     /// # Errors
     /// Says whose it is, and what to do.
     pub fn is_ours(&self) -> Result<(), UpdateError> {
-        let Some(owner) = self.owner() else { return Ok(()) };
-        let (owner, next) = match owner {
-            Owner::Debian => ("a Debian package", "sudo apt install ./tsnode_VERSION_ARCHITECTURE.deb"),
-            Owner::Rpm => ("a package", "the system's package manager installs the next"),
-            Owner::Cargo => ("cargo install", "cargo install --path node"),
+        let Some(installer) = self.installer() else { return Ok(()) };
+        let (owner, next) = match installer {
+            Installer::Debian => ("a Debian package", "sudo apt install ./tsnode_VERSION_ARCHITECTURE.deb"),
+            Installer::Rpm => ("a package", "the system's package manager installs the next"),
+            Installer::Cargo => ("cargo install", "cargo install --path node"),
         };
         Err(UpdateError::Owned { path: self.0.clone(), owner, next })
     }
 
     /// Who brought it.
     #[must_use]
-    pub fn owner(&self) -> Option<Owner> {
+    pub fn installer(&self) -> Option<Installer> {
         let knows = |program: &str, flag: &str| {
             let asked = Command::new(program).arg(flag).arg(&self.0).stdin(Stdio::null()).output();
             asked.is_ok_and(|done| done.status.success())
@@ -62,12 +62,12 @@ impl Place {
             fs::read_to_string(file).ok().filter(|text| text.contains("\"tsnode "))
         };
         if knows("dpkg", "-S") {
-            return Some(Owner::Debian);
+            return Some(Installer::Debian);
         }
         if knows("rpm", "-qf") {
-            return Some(Owner::Rpm);
+            return Some(Installer::Rpm);
         }
-        noted().map(|_| Owner::Cargo)
+        noted().map(|_| Installer::Cargo)
     }
 
     /// A folder for what is to take its place: on the same disk, and gone when it is dropped.

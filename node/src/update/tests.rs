@@ -177,7 +177,7 @@ impl World {
 fn what_others_keep_is_theirs_to_update() {
     let world = World::new();
     let place = Place::new(world.path());
-    assert_eq!(place.owner(), None);
+    assert_eq!(place.installer(), None);
     assert!(matches!(place.go_back(), Err(UpdateError::NoPrevious(_))));
     fs::write(world.folder.path().join(".crates.toml"), "[v1]\n\"tsnode 0.1.0 (path+file:///x)\" = [\"tsnode\"]\n")
         .unwrap();
@@ -185,6 +185,6 @@ fn what_others_keep_is_theirs_to_update() {
     assert!(said.contains("cargo install --path node"), "{said}");
     // Which package a file came with is dpkg's to say, where there is one.
     if Command::new("dpkg").args(["-S", "/bin/true"]).output().is_ok_and(|done| done.status.success()) {
-        assert_eq!(Place::new("/bin/true".into()).owner(), Some(Owner::Debian));
+        assert_eq!(Place::new("/bin/true".into()).installer(), Some(Installer::Debian));
     }
 }

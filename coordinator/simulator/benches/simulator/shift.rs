@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 use tsnode_coordinator::{
-    profiler::{Event, Profiler, Settings, Shift},
+    profiler::{Event, Profiler, ProfilerConfig, Shift},
     replay::machines::Arrival,
     rng::Rng,
 };
@@ -50,7 +50,7 @@ fn watch(profiler: &mut Profiler, arrivals: &[Arrival]) -> Vec<(usize, Shift)> {
 }
 
 fn false_alarms() {
-    let stated = WATCHED as f64 * Settings::default().false_alarms;
+    let stated = WATCHED as f64 * ProfilerConfig::default().false_alarms;
     println!("| nothing changes, {WATCHED} requests | false alarms | stated: at most |\n|---|---|---|");
     let poisson = |name: &'static str, arriving| move |seed| stream(name, 3.0, arriving, PART, seed);
     let flocks = |size: f64| {
@@ -75,7 +75,7 @@ fn false_alarms() {
     ];
     for (name, make) in cases {
         let (mut alarms, mut end) = (0, Seconds(0.0));
-        let mut profiler = Profiler::new(Settings::default());
+        let mut profiler = Profiler::new(ProfilerConfig::default());
         for seed in 0..(WATCHED / PART) as u64 {
             let mut all = make(seed);
             all.iter_mut().for_each(|a| a.at += end);
@@ -129,7 +129,7 @@ fn delays() {
     for (name, make) in cases {
         let (mut found, mut missed, mut early) = (Vec::new(), 0, 0);
         for seed in 0..SEEDS {
-            let shifts = watch(&mut Profiler::new(Settings::default()), &make(seed));
+            let shifts = watch(&mut Profiler::new(ProfilerConfig::default()), &make(seed));
             early += shifts.iter().filter(|(at, _)| *at <= BEFORE).count();
             match shifts.iter().find(|(at, _)| *at > BEFORE) {
                 Some((at, _)) => found.push((at - BEFORE) as f64),
@@ -157,7 +157,7 @@ fn traces(shared: &Path) {
         };
         let prompts = fit(all.iter().map(|a| a.asked.prompt).collect(), asked.iter().map(|a| a.prompt).collect());
         let answers = fit(all.iter().map(|a| a.asked.answer).collect(), asked.iter().map(|a| a.answer).collect());
-        let shifts = watch(&mut Profiler::new(Settings::default()), &all);
+        let shifts = watch(&mut Profiler::new(ProfilerConfig::default()), &all);
         let shift = |(at, s): &(usize, Shift)| format!("{at}: {:?} × {:.2}", s.changed, s.times);
         let shifts: Vec<String> = shifts.iter().map(shift).collect();
         println!(

@@ -4,7 +4,7 @@ use tsnode_coordinator::{
     policy::{
         batching::Seen,
         choice,
-        routing::{Asked, MachineNo, Route, Routing},
+        routing::{Asked, MachineNo, Routing, RoutingDecision},
         shares::PhasePair,
     },
     rng::Rng,
@@ -52,9 +52,9 @@ impl Anywhere {
 }
 
 impl Routing for Anywhere {
-    fn route(&mut self, _: Asked, _: &dyn Fn(MachineNo) -> Seen) -> Option<Route> {
+    fn route(&mut self, _: Asked, _: &dyn Fn(MachineNo) -> Seen) -> Option<RoutingDecision> {
         let way = self.ways.get(self.rng.below(self.ways.len()))?;
-        Some(Route::whole(way.prefill, way.decode))
+        Some(RoutingDecision::whole(way.prefill, way.decode))
     }
 
     fn prompt_done(&mut self, _: MachineNo, _: Asked) {}

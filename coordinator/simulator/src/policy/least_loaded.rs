@@ -2,7 +2,7 @@
 
 use tsnode_coordinator::policy::{
     batching::Seen,
-    routing::{Asked, MachineNo, Route, Routing},
+    routing::{Asked, MachineNo, Routing, RoutingDecision},
 };
 
 /// A machine that holds a service's model.
@@ -30,7 +30,7 @@ impl LeastLoaded {
 }
 
 impl Routing for LeastLoaded {
-    fn route(&mut self, asked: Asked, seen: &dyn Fn(MachineNo) -> Seen) -> Option<Route> {
+    fn route(&mut self, asked: Asked, seen: &dyn Fn(MachineNo) -> Seen) -> Option<RoutingDecision> {
         let holders = self.holders.get(usize::from(asked.service.0))?;
         let with_this = |h: &Holder| {
             let Seen { waiting, running, .. } = seen(h.machine);
@@ -43,7 +43,7 @@ impl Routing for LeastLoaded {
                 least = Some((load, holder.machine));
             }
         }
-        least.map(|(_, machine)| Route::whole(machine, machine))
+        least.map(|(_, machine)| RoutingDecision::whole(machine, machine))
     }
 
     fn prompt_done(&mut self, _: MachineNo, _: Asked) {}

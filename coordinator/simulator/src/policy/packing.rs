@@ -13,7 +13,7 @@ use std::sync::Arc;
 use tsnode_coordinator::{
     policy::{
         batching::{Batch, Seen},
-        routing::{Asked, MachineNo, Route, Routing},
+        routing::{Asked, MachineNo, Routing, RoutingDecision},
     },
     replay::cost::IterationCost,
 };
@@ -234,7 +234,7 @@ impl Routing for Packing {
         self.now = now;
     }
 
-    fn route(&mut self, asked: Asked, _: &dyn Fn(MachineNo) -> Seen) -> Option<Route> {
+    fn route(&mut self, asked: Asked, _: &dyn Fn(MachineNo) -> Seen) -> Option<RoutingDecision> {
         let asked = self.known(asked);
         let ((prompt, takes), answer, fragile) =
             (self.for_prompt(asked)?, self.for_answer(asked)?, self.fragile(asked));
@@ -244,7 +244,7 @@ impl Routing for Packing {
         machine.context += asked.prompt_memory();
         machine.answers += 1;
         machine.fragile += fragile;
-        Some(Route::whole(MachineNo(prompt as u32), MachineNo(answer as u32)))
+        Some(RoutingDecision::whole(MachineNo(prompt as u32), MachineNo(answer as u32)))
     }
 
     fn prompt_done(&mut self, machine: MachineNo, _: Asked) {

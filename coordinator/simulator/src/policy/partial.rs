@@ -6,7 +6,7 @@ use super::balancer::{self, Ahead, AverageContext, Beside, ChunkFit, PromptFit};
 use std::collections::VecDeque;
 use tsnode_coordinator::policy::{
     batching::Seen,
-    routing::{Asked, MachineNo, Route, Routing},
+    routing::{Asked, MachineNo, Routing, RoutingDecision},
 };
 
 /// Iterations of work that the fast machine is left with where the slow one is just in time: estimates are not exact, and
@@ -80,7 +80,7 @@ impl Partial {
 }
 
 impl Routing for Partial {
-    fn route(&mut self, asked: Asked, seen: &dyn Fn(MachineNo) -> Seen) -> Option<Route> {
+    fn route(&mut self, asked: Asked, seen: &dyn Fn(MachineNo) -> Seen) -> Option<RoutingDecision> {
         let Pair { slow, fast, prompts, chunks, .. } = self.pair;
         let beside = self.beside(seen(fast));
         let first = match self.cut {
@@ -92,7 +92,7 @@ impl Routing for Partial {
         if first > 0 {
             self.rests.push_back(asked.prompt - first);
         }
-        Some(Route::parted(slow, fast, first, asked))
+        Some(RoutingDecision::parted(slow, fast, first, asked))
     }
 
     fn holds(&self, _: Asked, seen: &dyn Fn(MachineNo) -> Seen) -> bool {

@@ -4,7 +4,7 @@
 use super::shortest_queue::Pending;
 use tsnode_coordinator::policy::{
     batching::Seen,
-    routing::{Asked, MachineNo, Route, Routing},
+    routing::{Asked, MachineNo, Routing, RoutingDecision},
 };
 
 /// Pending tokens above which a prompt machine that has a queue takes no more.
@@ -108,7 +108,7 @@ impl Pools {
 }
 
 impl Routing for Pools {
-    fn route(&mut self, asked: Asked, seen: &dyn Fn(MachineNo) -> Seen) -> Option<Route> {
+    fn route(&mut self, asked: Asked, seen: &dyn Fn(MachineNo) -> Seen) -> Option<RoutingDecision> {
         let (mut prompt, mut answer) = (self.for_prompt(asked, seen), self.for_answer(asked));
         if prompt.is_none() {
             prompt = self.lend(self.pending.least(self.answer.iter().copied()));
@@ -117,10 +117,10 @@ impl Routing for Pools {
             answer = self.lend(self.prompt.iter().copied().min_by_key(|m| self.reserved_at(*m)));
         }
         let route = match (prompt, answer) {
-            (Some(prompt), Some(answer)) => Route::whole(prompt, answer),
+            (Some(prompt), Some(answer)) => RoutingDecision::whole(prompt, answer),
             _ => {
                 let least = self.pending.least(self.everywhere())?;
-                Route::whole(least, least)
+                RoutingDecision::whole(least, least)
             }
         };
         let (first, rest) = (asked.prompt_memory() as i64, asked.answer_memory() as i64);

@@ -8,7 +8,7 @@
 use super::pools::{Pool, Pools};
 use tsnode_coordinator::policy::{
     batching::Seen,
-    routing::{Asked, MachineNo, Route, Routing},
+    routing::{Asked, MachineNo, Routing, RoutingDecision},
 };
 use tsnode_protocol::Seconds;
 
@@ -71,7 +71,7 @@ impl Routing for Repurposing {
         }
     }
 
-    fn route(&mut self, asked: Asked, seen: &dyn Fn(MachineNo) -> Seen) -> Option<Route> {
+    fn route(&mut self, asked: Asked, seen: &dyn Fn(MachineNo) -> Seen) -> Option<RoutingDecision> {
         self.pools.route(asked, seen)
     }
 

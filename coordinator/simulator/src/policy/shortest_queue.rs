@@ -2,7 +2,7 @@
 
 use tsnode_coordinator::policy::{
     batching::Seen,
-    routing::{Asked, MachineNo, Route, Routing},
+    routing::{Asked, MachineNo, Routing, RoutingDecision},
 };
 
 /// Tokens that each machine has still to compute, of what was sent there.
@@ -44,10 +44,10 @@ impl ShortestQueue {
 }
 
 impl Routing for ShortestQueue {
-    fn route(&mut self, asked: Asked, _: &dyn Fn(MachineNo) -> Seen) -> Option<Route> {
+    fn route(&mut self, asked: Asked, _: &dyn Fn(MachineNo) -> Seen) -> Option<RoutingDecision> {
         let least = self.pending.least((0..self.machines).map(MachineNo))?;
         self.pending.add(least, i64::from(asked.prompt) + 1);
-        Some(Route::whole(least, least))
+        Some(RoutingDecision::whole(least, least))
     }
 
     fn prompt_done(&mut self, machine: MachineNo, asked: Asked) {

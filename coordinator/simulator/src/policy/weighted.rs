@@ -3,7 +3,7 @@
 
 use tsnode_coordinator::policy::{
     batching::Seen,
-    routing::{Asked, MachineNo, Route, Routing},
+    routing::{Asked, MachineNo, Routing, RoutingDecision},
 };
 
 /// A machine's part.
@@ -37,7 +37,7 @@ impl Weighted {
 }
 
 impl Routing for Weighted {
-    fn route(&mut self, _: Asked, seen: &dyn Fn(MachineNo) -> Seen) -> Option<Route> {
+    fn route(&mut self, _: Asked, seen: &dyn Fn(MachineNo) -> Seen) -> Option<RoutingDecision> {
         let open = self.open(seen);
         for &m in &open {
             self.owed[m] += i64::from(self.weights[m].turns);
@@ -46,7 +46,7 @@ impl Routing for Weighted {
         let next = open.iter().copied().rev().max_by_key(|m| self.owed[*m])?;
         self.owed[next] -= open.iter().map(|m| i64::from(self.weights[*m].turns)).sum::<i64>();
         let machine = MachineNo(next as u32);
-        Some(Route::whole(machine, machine))
+        Some(RoutingDecision::whole(machine, machine))
     }
 
     fn holds(&self, _: Asked, seen: &dyn Fn(MachineNo) -> Seen) -> bool {

@@ -1,6 +1,6 @@
 //! Peers that lie, and messages that come again.
 
-use crate::{all_is_well, control, coordinator, next_of, seconds};
+use super::{all_is_well, control, coordinator, next_of, seconds};
 use std::time::Duration;
 use tsnode_coordinator::{
     control::{Event, Reject},

@@ -1,6 +1,6 @@
 //! What peers say of their load, who hears it, and what saying it costs.
 
-use crate::{all_is_well, control, seconds};
+use super::{all_is_well, control, seconds};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tsnode_coordinator::{

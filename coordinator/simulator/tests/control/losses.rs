@@ -1,6 +1,6 @@
 //! Peers that die, fall silent, are cut apart or have wrong clocks.
 
-use crate::{all_is_well, control, coordinator, seconds};
+use super::{all_is_well, control, coordinator, seconds};
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tsnode_coordinator::sample;

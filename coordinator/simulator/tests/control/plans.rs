@@ -1,6 +1,6 @@
 //! One plan for all: when it is made, whom it names, and how those who come late hear of it.
 
-use crate::{all_is_well, coordinator, seconds};
+use super::{all_is_well, coordinator, seconds};
 use std::ops::Range;
 use tsnode_coordinator::{
     control::Event,

@@ -1,6 +1,6 @@
 //! Scenarios drawn from seeds: safety always, liveness once faults have stopped.
 
-use crate::seconds;
+use super::seconds;
 use tsnode_simulator::simulation::{Fault, Planning, Report, Script, requests::Planted, simulate};
 
 /// Scenarios that once ended badly: seed and peers.

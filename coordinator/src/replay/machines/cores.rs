@@ -66,7 +66,7 @@ mod tests {
         policy::{
             batching::{Batch, Seen},
             chunked::Chunked,
-            routing::{Asked, Route, Routing},
+            routing::{Asked, Routing, RoutingDecision},
         },
         replay::{
             cost::IterationCost,
@@ -91,9 +91,9 @@ mod tests {
     struct InTurn(u32);
 
     impl Routing for InTurn {
-        fn route(&mut self, _: Asked, _: &dyn Fn(MachineNo) -> Seen) -> Option<Route> {
+        fn route(&mut self, _: Asked, _: &dyn Fn(MachineNo) -> Seen) -> Option<RoutingDecision> {
             self.0 += 1;
-            Some(Route::whole(MachineNo(self.0 - 1), MachineNo(self.0 - 1)))
+            Some(RoutingDecision::whole(MachineNo(self.0 - 1), MachineNo(self.0 - 1)))
         }
         fn prompt_done(&mut self, _: MachineNo, _: Asked) {}
         fn answer_done(&mut self, _: MachineNo, _: Asked) {}

@@ -65,8 +65,8 @@ pub(in super::super) fn with_lines<T>(
     ROWS.with_borrow_mut(|[eight, two]| {
         let form = if multiplies { Form::Two } else { Form::TwoApart };
         work(Lines {
-            eight: wanted.eight.then(|| Rows::lay(team, x, cols, Form::Eight, eight)),
-            two: wanted.two.then(|| Rows::lay(team, x, cols, form, two)),
+            eight: wanted.any([Dtype::F32, Dtype::F16]).then(|| Rows::lay(team, x, cols, Form::Eight, eight)),
+            two: wanted.any([Dtype::Bf16]).then(|| Rows::lay(team, x, cols, form, two)),
         })
     })
 }

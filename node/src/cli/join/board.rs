@@ -211,20 +211,7 @@ mod tests {
             bandwidth: BytesPerSecond(1e9),
             serves: vec![],
         };
-        let advert = Advert {
-            name: "me".into(),
-            version: "0".into(),
-            addresses: vec![],
-            data_addresses: vec![],
-            devices: vec![device],
-            models: vec![],
-            links: vec![],
-            reachable: true,
-            encoders: vec![],
-            invites: vec![],
-            traffic: vec![],
-            settings: vec![],
-        };
+        let advert = Advert { name: "me".into(), devices: vec![device], ..tsnode_coordinator::sample::gateway(0) };
         let peer = |id: PeerId| PeerView {
             id,
             advert: advert.clone(),

@@ -136,20 +136,7 @@ fn heartbeat() -> Gossip {
 }
 
 fn advert(addresses: Vec<String>) -> Gossip {
-    let advert = Advert {
-        name: "story".into(),
-        version: "0".into(),
-        addresses,
-        data_addresses: Vec::new(),
-        devices: Vec::new(),
-        models: Vec::new(),
-        links: Vec::new(),
-        reachable: true,
-        encoders: vec![],
-        invites: vec![],
-        traffic: vec![],
-        settings: vec![],
-    };
+    let advert = Advert { addresses, ..tsnode_coordinator::sample::gateway(0) };
     Gossip::Advert(advert.into())
 }
 

@@ -120,20 +120,7 @@ fn with_a_card() -> PeerView {
         bandwidth: BytesPerSecond(1e12),
         serves: vec![],
     };
-    let advert = Advert {
-        name: "peer".into(),
-        version: "0".into(),
-        addresses: vec![],
-        data_addresses: vec![],
-        devices: vec![card],
-        models: vec![],
-        links: vec![],
-        reachable: true,
-        encoders: vec![],
-        invites: vec![],
-        traffic: vec![],
-        settings: vec![],
-    };
+    let advert = Advert { devices: vec![card], ..tsnode_coordinator::sample::gateway(0) };
     let (id, load) = (PeerId([9; 32]), Load::default());
     PeerView { id, advert, load, groups: vec![], silent_for: 0.0, plan: None, leaving: false }
 }

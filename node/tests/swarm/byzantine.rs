@@ -1,17 +1,13 @@
 //! Byzantine peers among real ones are found by what they say, within a bound, and nobody else is blamed for it.
 #![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
-mod common;
-#[path = "common/stranger.rs"]
-mod stranger;
-
-use common::{Net, PROMPT, Wish};
+use crate::common::{Net, PROMPT, Wish};
+use crate::stranger::Stranger;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
-use stranger::Stranger;
 use tsnode_testnet::{Flaw, Network, Noise, PeerInfo, Sight, Swarm};
 
-/// Answers by a leader that is new here until it is found: three blocks of four (`coordinator/src/spot.rs`), and one that
+/// Answers by a leader that is new here until it is found: three blocks of four (`coordinator/src/spot_check.rs`), and one that
 /// ends before the last check has.
 const TOKEN_BOUND: usize = 16;
 /// The same for one that was honest for so many answers that only one of 32 is checked: three such blocks, and one such end.

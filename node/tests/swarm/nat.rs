@@ -1,9 +1,7 @@
 //! Peers that nobody can call serve all the same: over relays, over another when one dies, and straight once they can.
 #![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
-mod common;
-
-use common::{Net, PROMPT, Wish, owned};
+use crate::common::{Net, PROMPT, Wish, owned};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use tsnode_testnet::client::Reader;

@@ -2,9 +2,7 @@
 //! lets a newcomer in.
 #![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
-mod common;
-
-use common::{Net, PROMPT};
+use crate::common::{Net, PROMPT};
 use serde_json::json;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;

@@ -1,6 +1,7 @@
 //! A peer whose process is stopped says nothing, and its connections stay open: what it did goes on elsewhere before QUIC
 //! gives them up, whichever part it had.
 
+use crate::common::turn;
 use std::path::PathBuf;
 use tsnode_testnet::{
     Answers, PeerConfig, Testnet, TestnetConfig,
@@ -15,6 +16,7 @@ const LONGEST: f64 = 3.5;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stopped_peer_is_missed_before_its_connections_are_given_up() {
+    let _turn = turn().await;
     let folder = tempfile::tempdir().unwrap();
     let flags =
         ["--split", "always", "--kv-codec", "int4", "--layout", "prefill=1,prefill=1,decode=2,decode=2,decode=1"];

@@ -2,9 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 #![cfg(target_os = "linux")] // Memory in use is read as Linux tells it.
 
-mod common;
-
-use common::{Net, PROMPT, Wish};
+use crate::common::{Net, PROMPT, Wish};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

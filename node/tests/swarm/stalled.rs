@@ -1,9 +1,7 @@
 //! A peer whose compute thread hangs while its heartbeats and connections go on is left by every request within seconds.
 #![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
-mod common;
-
-use common::{Net, PROMPT, Wish};
+use crate::common::{Net, PROMPT, Wish};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use tsnode_testnet::{Flaw, Network, Swarm};

@@ -2,9 +2,7 @@
 //! without a byte of weights being read.
 #![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
-mod common;
-
-use common::{Net, PROMPT, Wish};
+use crate::common::{Net, PROMPT, Wish};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;

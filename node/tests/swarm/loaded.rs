@@ -1,9 +1,7 @@
 //! A swarm that has all it can do and nothing wrong: nobody is cut off, and no log asks anybody to do something.
 #![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
-mod common;
-
-use common::{Net, Wish};
+use crate::common::{Net, Wish};
 use serde_json::json;
 use std::time::{Duration, Instant};
 use tsnode_testnet::{PeerInfo, Swarm};

@@ -1,12 +1,10 @@
 //! Prompts that are parted between two peers, a slow one that computes first parts and one that computes the rest: the tokens are
 //! those of one peer, wherever prompts are parted, whatever dies, and where a swarm's members have set that prompts are parted.
 //!
-//! `TSNODE_FAULTS=20 TSNODE_SEED=3 cargo test --workspace --test parted -- --nocapture` kills the slow one twenty times.
+//! `TSNODE_FAULTS=20 TSNODE_SEED=3 cargo test --workspace --test swarm parted:: -- --nocapture` kills the slow one twenty times.
 #![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
-mod common;
-
-use common::{Net, Wish};
+use crate::common::{Net, Wish};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use tsnode_testnet::{Flaw, Network, Sight, Swarm};

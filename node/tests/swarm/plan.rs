@@ -1,9 +1,7 @@
 //! The plan of a swarm of uneven hosts: it is what the scheduler says of the same view, and requests fall as it says.
 #![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
-mod common;
-
-use common::{Net, owned};
+use crate::common::{Net, owned};
 use futures::StreamExt;
 use serde_json::json;
 use std::collections::BTreeMap;

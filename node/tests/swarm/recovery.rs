@@ -1,12 +1,12 @@
 //! Streams outlive the peers that serve them and the gateways that pass them on: kills and stops at random moments under
 //! load, and every token is the one that an undisturbed run gives.
 //!
-//! `TSNODE_FAULTS=200 TSNODE_SEED=11 cargo test -p tsnode --test recovery -- --nocapture` kills two hundred times.
+//! `TSNODE_FAULTS=200 TSNODE_SEED=11 cargo test --workspace --test swarm recovery:: -- --nocapture` kills two hundred times.
 #![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
+use crate::common::turn;
 use std::fs;
 use std::path::{Path, PathBuf};
-use tokio::sync::Mutex;
 use tsnode_testnet::{
     Answers, PeerConfig, Testnet, TestnetConfig,
     chaos::{self, Chaos, Deed, Deeds, Limits, Until, Verdict},
@@ -15,15 +15,13 @@ use tsnode_testnet::{
 /// What peers do that are killed, whatever the seed. Whom it names may be the coordinator or a member of a group when it is its turn, or
 /// may not: the seed names peers, and the swarm gives them their parts.
 const ROLES: [&str; 3] = ["decode leader", "gateway", "prefill leader"];
-/// Swarms are up one at a time: two would starve each other of the processor until peers seem dead.
-static ONE: Mutex<()> = Mutex::const_new(());
 /// Faults that are drawn, after those that kill.
 const DRAWN: usize = 8;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn streams_outlive_the_peers_that_serve_them() {
     let setting = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
-    let _turn = ONE.lock().await;
+    let _turn = turn().await;
     let (kills, seed) = (setting("TSNODE_FAULTS").unwrap_or(12) as usize, setting("TSNODE_SEED").unwrap_or(1));
     let flags =
         ["--split", "always", "--kv-codec", "int4", "--layout", "prefill=1,prefill=1,decode=1,decode=2,decode=1"];
@@ -63,7 +61,7 @@ async fn streams_outlive_the_peers_that_serve_them() {
 /// A mixture of experts instead of the model inside the program: whoever dies, tokens are the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_mixture_of_experts_outlives_them_too() {
-    let _turn = ONE.lock().await;
+    let _turn = turn().await;
     let folder = tempfile::tempdir().unwrap();
     let model = longer("qwen3moe-dense-between", &folder.path().join("mixture"));
     let flags = ["--split", "always", "--kv-codec", "int4", "--layout", "prefill=1,decode=2,decode=1"];

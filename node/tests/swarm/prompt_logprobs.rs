@@ -2,11 +2,8 @@
 //! and answers end where vLLM's fields say.
 #![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
-mod common;
-#[path = "../../kernels/tests/widened/mod.rs"]
-mod widened;
-
-use common::{Net, Wish};
+use crate::common::{Net, Wish};
+use crate::widened;
 use serde_json::{Value, json};
 use std::path::Path;
 

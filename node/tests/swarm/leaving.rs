@@ -2,9 +2,7 @@
 //! is, and the peer that leaves is gone soon.
 #![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
-mod common;
-
-use common::{Net, PROMPT, Wish};
+use crate::common::{Net, PROMPT, Wish};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use tsnode_testnet::{Sight, Swarm};

@@ -1,9 +1,7 @@
 //! A gateway without a model asks whoever lends an encoder, and another when that one is killed.
 #![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
-mod common;
-
-use common::{Net, Wish};
+use crate::common::{Net, Wish};
 use futures::future::join_all;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};

@@ -1,11 +1,9 @@
 //! KV transfers that are broken off leave nothing behind: no page, no open file, no memory.
 //!
-//! `TSNODE_HANDOVERS=1000 cargo test -p tsnode --test kv_transfer -- --nocapture` breaks off a thousand.
+//! `TSNODE_HANDOVERS=1000 cargo test --workspace --test swarm kv_transfer:: -- --nocapture` breaks off a thousand.
 #![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
-mod common;
-
-use common::{Net, Wish};
+use crate::common::{Net, Wish};
 use serde_json::json;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
