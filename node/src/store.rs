@@ -9,6 +9,7 @@ mod copy;
 pub mod disk;
 mod error;
 pub mod folders;
+mod handed_on;
 pub mod identity;
 pub mod invites;
 pub mod keys;
@@ -22,6 +23,7 @@ mod traces;
 
 pub use belonging::Belonging;
 pub use error::StoreError;
+pub use handed_on::MEASURED_FILE;
 pub use note::Measured;
 pub use traces::{HTTP_FILE, INVITE_FILE, invited_to, own_invite};
 
@@ -92,12 +94,13 @@ impl Store {
     /// What was remembered of a measurement.
     #[must_use]
     pub fn measured(&self, what: Measured) -> Option<Vec<u8>> {
-        self.get(&what.to_string())
+        self.get(&what.to_string()).or_else(|| handed_on::measured(&self.folder, what))
     }
 
     /// Remembers it.
     pub fn set_measured(&self, what: Measured, bytes: &[u8]) {
         self.set(&what.to_string(), bytes);
+        handed_on::note(&self.folder, what, bytes);
     }
 
     /// The swarm this peer was in last; none where it was in none.

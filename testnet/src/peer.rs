@@ -78,6 +78,8 @@ pub(crate) fn invite_of<'p>(peers: impl Iterator<Item = &'p PeerInfo>) -> Option
 const HTTP_FILE: &str = "http.addr";
 const INVITE_FILE: &str = "invite";
 const TOKEN_FILE: &str = "http.token";
+/// What a peer has measured of the machine that all of them run on.
+const MEASURED_FILE: &str = "measured.json";
 /// By which a peer is told of its invite.
 const INVITE_VARIABLE: &str = "TSNODE_INVITE";
 
@@ -85,6 +87,13 @@ pub(crate) struct Process {
     pub info: PeerInfo,
     child: Child,
     killed: bool,
+}
+
+/// Puts what was measured into another peer's folder. One that has measured nothing, as a gateway, has nothing to hand on.
+fn hand_on(from: &Path, to: &Path) -> Result<(), TestnetError> {
+    let io = |error| TestnetError::Io { what: to.display().to_string(), error };
+    let Ok(measured) = std::fs::read(from.join(MEASURED_FILE)) else { return Ok(()) };
+    std::fs::create_dir_all(to).and_then(|()| std::fs::write(to.join(MEASURED_FILE), measured)).map_err(io)
 }
 
 /// What peers are called, in their order.
@@ -128,10 +137,20 @@ fn planned(config: &TestnetConfig, index: usize) -> PeerInfo {
 }
 
 impl Process {
-    /// Starts a peer for the first time: the first founds the swarm, the others are invited.
-    pub fn launch(config: &TestnetConfig, index: usize, invite: Option<&str>) -> Result<Self, TestnetError> {
+    /// Starts a peer for the first time: the first founds the swarm, the others are invited. What was measured by the peer of that
+    /// folder they need not measure, all at once on the same processors.
+    pub fn launch(
+        config: &TestnetConfig,
+        index: usize,
+        invite: Option<&str>,
+        measured_in: Option<&Path>,
+    ) -> Result<Self, TestnetError> {
         let into: &[&str] = if invite.is_none() { &["--private"] } else { &[] };
-        Self::start(&config.executable, planned(config, index), into, invite)
+        let info = planned(config, index);
+        if let Some(folder) = measured_in {
+            hand_on(folder, &info.data_dir)?;
+        }
+        Self::start(&config.executable, info, into, invite)
     }
 
     /// Starts it again, with its files. Where nobody is there to invite it, it remembers its swarm itself.

@@ -89,7 +89,7 @@ fn take_in((name, data): &(String, String), shown: &watch::Sender<Snapshot>) -> 
         "swarm" => {
             let view: SwarmView = serde_json::from_str(data).ok()?;
             shown.send_modify(|snapshot| {
-                snapshot.view = view;
+                snapshot.see(view, Instant::now());
                 is_live(snapshot);
             });
         }
@@ -115,7 +115,11 @@ async fn poll(peer: &Peer, every: Duration, why: String, shown: &watch::Sender<S
     let why = in_short(peer, &why);
     for _ in 0..QUESTIONS {
         let (view, requests) = ask(peer).await?;
-        shown.send_replace(Snapshot::new(view, requests, Feed::Polled { why: why.clone() }));
+        shown.send_modify(|snapshot| {
+            snapshot.see(view, Instant::now());
+            snapshot.take_in(requests);
+            snapshot.feed = Feed::Polled { why: why.clone() };
+        });
         sleep(every).await;
     }
     Ok(())

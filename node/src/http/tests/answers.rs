@@ -135,7 +135,7 @@ fn with_a_card() -> PeerView {
         settings: vec![],
     };
     let (id, load) = (PeerId([9; 32]), Load::default());
-    PeerView { id, advert, load, groups: vec![], silent_for: 0.0, plan: None, leaving: false }
+    PeerView { id, advert, load, groups: vec![], silent_for: 0.0, silent: false, plan: None, leaving: false }
 }
 
 #[tokio::test]
