@@ -9,6 +9,7 @@ pub mod client;
 mod faults;
 mod load;
 mod peer;
+mod platform;
 mod state;
 mod watch;
 
@@ -262,7 +263,7 @@ impl Testnet {
     /// # Errors
     /// When the system does not let it.
     pub fn signal(&self, index: usize, signal: &str) -> Result<(), TestnetError> {
-        peer::signal(self.processes[index].info.pid, signal)
+        platform::signal(self.processes[index].info.pid, signal)
     }
 
     /// Memory a peer has in use (bytes), and processor time it has used (seconds), as the system counts them.
