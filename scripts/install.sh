@@ -2,6 +2,7 @@
 # Installs tsnode for this machine from a folder of releases on the web, or removes it:
 #
 #     install.sh [--version X] [--dir DIR]      # the newest version, or X
+#     install.sh --static                       # a program that lends no GPU, and runs where glibc is old or missing
 #     install.sh --uninstall [--purge]          # --purge: its data and settings too
 #
 # TSNODE_RELEASES is the folder's address: download/vX/ in it has SHA256SUMS and the archives, latest/download/ those of the newest.
@@ -39,8 +40,8 @@ platform() {
     aarch64 | arm64) target=aarch64-linux ;;
     *) fail "there are archives for x86_64 and aarch64 only, and this is $(uname -m); from source: cargo install --path node" ;;
   esac
+  [ -z "$static" ] || target=$target-musl
 }
-
 # fetch URL FILE: all of it, or an error.
 fetch() {
   if has curl; then
@@ -140,7 +141,7 @@ uninstall() {
 }
 
 main() {
-  version='' dir='' what=install purge=''
+  version='' dir='' what=install purge='' static=''
   while [ $# -gt 0 ]; do
     case $1 in
       --version | --dir)
@@ -150,11 +151,12 @@ main() {
         ;;
       --uninstall) what=uninstall ;;
       --purge) purge=yes ;;
+      --static) static=yes ;;
       -h | --help)
-        say "install.sh [--version X] [--dir DIR] | --uninstall [--purge] [--dir DIR]"
+        say "install.sh [--version X] [--dir DIR] [--static] | --uninstall [--purge] [--dir DIR]"
         exit 0
         ;;
-      *) fail "$1: there are --version X, --dir DIR, --uninstall and --purge" ;;
+      *) fail "$1: there are --version X, --dir DIR, --static, --uninstall and --purge" ;;
     esac
     shift
   done

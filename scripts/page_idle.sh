@@ -31,7 +31,7 @@ measure() {
 }
 
 alone=$(measure)
-curl -fsSN "$http/api/events" > "$state/events" &
+curl -fsSN "$http/api/events?changes" > "$state/events" &
 listener=$!
 looked=$(measure)
 kill "$listener"

@@ -119,6 +119,12 @@ impl Faults {
         self.slow.values().find(|link| link.addresses.contains(&to))
     }
 
+    /// Whether what goes there leaves slower, or later, than it could.
+    #[must_use]
+    pub fn slows(&self, to: SocketAddr) -> bool {
+        self.mbit.is_some() || self.ms > 0.0 || self.slow_to(to).is_some() || self.cuts(to)
+    }
+
     /// Whether the `n`-th of many is one of this part of them: evenly spread.
     #[must_use]
     pub fn hits(part: f64, n: u64) -> bool {
@@ -142,6 +148,8 @@ mod tests {
         let slow: Faults = serde_json::from_str(&text).unwrap();
         assert!(slow.check().is_ok() && slow.slow_to("127.0.0.1:8".parse().unwrap()).is_none());
         assert_eq!(slow.slow_to("127.0.0.1:9".parse().unwrap()).unwrap().ms, 40.0);
+        let slows = |faults: &Faults, port: u16| faults.slows(([127, 0, 0, 1], port).into());
+        assert!(slows(&slow, 9) && !slows(&slow, 8) && slows(&Faults { ms: 1.0, ..Faults::default() }, 8));
         let text = text.replace("40", "-1");
         assert!(serde_json::from_str::<Faults>(&text).unwrap().check().is_err());
         for wrong in [r#"{"mbit":0}"#, r#"{"ms":-1}"#, r#"{"corrupt":2}"#] {

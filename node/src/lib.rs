@@ -18,6 +18,7 @@ pub mod hub;
 pub mod import;
 pub mod node;
 pub mod plain;
+mod platform;
 pub mod reachability;
 pub mod response_log;
 pub mod service;

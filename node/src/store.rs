@@ -9,6 +9,7 @@ mod copy;
 pub mod disk;
 mod error;
 pub mod folders;
+mod handed_on;
 pub mod identity;
 pub mod invites;
 pub mod keys;
@@ -22,15 +23,16 @@ mod traces;
 
 pub use belonging::Belonging;
 pub use error::StoreError;
+pub use handed_on::MEASURED_FILE;
 pub use note::Measured;
 pub use traces::{HTTP_FILE, INVITE_FILE, invited_to, own_invite};
 
+use crate::platform;
 use ledger::{Found, Ledger, advice};
 use note::{NEVER, SWARM, open_ledger};
 use state::{Notes, STATE_FILE};
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use tsnode_protocol::{Epoch, Invite, Life, PeerId, SwarmId, SwarmSetting, Term};
@@ -92,12 +94,13 @@ impl Store {
     /// What was remembered of a measurement.
     #[must_use]
     pub fn measured(&self, what: Measured) -> Option<Vec<u8>> {
-        self.get(&what.to_string())
+        self.get(&what.to_string()).or_else(|| handed_on::measured(&self.folder, what))
     }
 
     /// Remembers it.
     pub fn set_measured(&self, what: Measured, bytes: &[u8]) {
         self.set(&what.to_string(), bytes);
+        handed_on::note(&self.folder, what, bytes);
     }
 
     /// The swarm this peer was in last; none where it was in none.
@@ -282,14 +285,9 @@ const LOCK_AGAIN: std::time::Duration = std::time::Duration::from_millis(20);
 fn lock(folder: &Path) -> Result<File, StoreError> {
     let path = folder.join("lock");
     let io = |error| StoreError::Io { path: path.clone(), error };
-    let mut file = fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(&path)
-        .map_err(io)?;
+    let mut options = fs::OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    let mut file = platform::for_owner(&mut options).open(&path).map_err(io)?;
     let mut tried = 0;
     let locked = loop {
         match file.try_lock() {

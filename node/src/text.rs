@@ -38,5 +38,4 @@ pub use stop::{Passed, StopStrings};
 pub use templates::Templates;
 pub use tools::{Callable, ToolFormat, ToolParser};
 pub use vocabulary::{VocabularyError, speak_alike};
-pub(crate) use workers::give_way;
 pub use workers::{Unfinished, Workers};

@@ -329,6 +329,10 @@ pub struct PeerView {
     /// Since this peer last heard anything of it (seconds): most heartbeats go to its group's leader and to those who listen
     /// for all.
     pub silent_for: f64,
+    /// It is missed: it should have been heard by now, and has not answered those who ask for it yet. One that stays silent is
+    /// given up seconds later, and listed no more.
+    #[serde(default)]
+    pub silent: bool,
     /// The plan it follows.
     pub plan: Option<PlanId>,
     /// It has said that it is leaving.

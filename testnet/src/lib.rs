@@ -9,6 +9,7 @@ pub mod client;
 mod faults;
 mod load;
 mod peer;
+mod platform;
 mod state;
 mod watch;
 
@@ -26,12 +27,21 @@ use std::time::Duration;
 /// other and load on the same processors.
 const UP: Duration = Duration::from_secs(30);
 const UP_EACH: Duration = Duration::from_secs(4);
+/// Peers that start at the same time, for each core and at least: each takes a second of one, and where all started together none
+/// would be in before the last, while others wait for its answers.
+const AT_ONCE_EACH: usize = 4;
+const AT_ONCE: usize = 8;
 /// How long peers may take to leave by themselves.
 const DOWN: Duration = Duration::from_secs(5);
 
 /// How long a swarm of so many peers may take.
 fn patience(peers: usize) -> Duration {
     UP + UP_EACH.saturating_mul(u32::try_from(peers).unwrap_or(u32::MAX))
+}
+
+/// Peers that start at the same time.
+fn at_once() -> usize {
+    std::thread::available_parallelism().map_or(AT_ONCE, |cores| AT_ONCE.max(cores.get() * AT_ONCE_EACH))
 }
 
 /// What to launch.
@@ -167,16 +177,24 @@ impl Testnet {
         std::fs::create_dir_all(&config.folder).map_err(io)?;
         let mut net = Self { config: config.clone(), processes: Vec::new(), detached: false };
         let mut invite = None;
-        for index in 0..config.peers.len() {
-            let mut process = Process::launch(config, index, invite.as_deref())?;
+        let (at_once, mut started) = (at_once(), 0);
+        for index in 0..all {
+            // In the order of their launch: one that is slower than those behind it is waited for a little longer.
+            while index - started >= at_once {
+                net.processes[started].invite(patience).await?;
+                started += 1;
+                tell(&format!("{started} of {all} peers have started"));
+            }
+            let handed_on = net.processes.first().map(|first| first.info.data_dir.clone());
+            let mut process = Process::launch(config, index, invite.as_deref(), handed_on.as_deref())?;
             if invite.is_none() {
                 invite = Some(process.invite(patience).await?);
             }
             net.processes.push(process);
         }
         for (n, process) in net.processes.iter_mut().enumerate() {
-            tell(&format!("{n} of {all} peers have started"));
             process.await_http(patience).await?;
+            tell(&format!("{} of {all} peers have started", (n + 1).max(started)));
         }
         net.await_mind(all, tell).await?;
         net.name_peers().await;
@@ -245,7 +263,7 @@ impl Testnet {
     /// # Errors
     /// When the system does not let it.
     pub fn signal(&self, index: usize, signal: &str) -> Result<(), TestnetError> {
-        peer::signal(self.processes[index].info.pid, signal)
+        platform::signal(self.processes[index].info.pid, signal)
     }
 
     /// Memory a peer has in use (bytes), and processor time it has used (seconds), as the system counts them.

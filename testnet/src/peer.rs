@@ -1,6 +1,6 @@
 //! One peer of a testnet: its process and its files.
 
-use crate::{PeerConfig, TestnetConfig, TestnetError};
+use crate::{PeerConfig, TestnetConfig, TestnetError, platform};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -13,9 +13,6 @@ use tokio::time::{Instant, sleep, timeout};
 const LOOK: Duration = Duration::from_millis(25);
 /// What is shown of a log.
 const LOG_LINES: usize = 15;
-/// Ticks of the processor clock a second, as Linux reports times (fixed for programs).
-const TICKS: f64 = 100.0;
-const PAGE: u64 = 4096;
 
 /// Where a peer is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,7 +39,7 @@ impl PeerInfo {
     /// Whether the process is still that peer: numbers are used again.
     #[must_use]
     pub fn is_alive(&self) -> bool {
-        let line = std::fs::read(format!("/proc/{}/cmdline", self.pid)).unwrap_or_default();
+        let line = platform::command_line(self.pid);
         let folder = self.data_dir.to_string_lossy();
         line.split(|b| *b == 0).any(|arg| arg == folder.as_bytes())
     }
@@ -78,6 +75,8 @@ pub(crate) fn invite_of<'p>(peers: impl Iterator<Item = &'p PeerInfo>) -> Option
 const HTTP_FILE: &str = "http.addr";
 const INVITE_FILE: &str = "invite";
 const TOKEN_FILE: &str = "http.token";
+/// What a peer has measured of the machine that all of them run on.
+const MEASURED_FILE: &str = "measured.json";
 /// By which a peer is told of its invite.
 const INVITE_VARIABLE: &str = "TSNODE_INVITE";
 
@@ -85,6 +84,13 @@ pub(crate) struct Process {
     pub info: PeerInfo,
     child: Child,
     killed: bool,
+}
+
+/// Puts what was measured into another peer's folder. One that has measured nothing, as a gateway, has nothing to hand on.
+fn hand_on(from: &Path, to: &Path) -> Result<(), TestnetError> {
+    let io = |error| TestnetError::Io { what: to.display().to_string(), error };
+    let Ok(measured) = std::fs::read(from.join(MEASURED_FILE)) else { return Ok(()) };
+    platform::make_folder_for_owner(to).and_then(|()| std::fs::write(to.join(MEASURED_FILE), measured)).map_err(io)
 }
 
 /// What peers are called, in their order.
@@ -128,10 +134,20 @@ fn planned(config: &TestnetConfig, index: usize) -> PeerInfo {
 }
 
 impl Process {
-    /// Starts a peer for the first time: the first founds the swarm, the others are invited.
-    pub fn launch(config: &TestnetConfig, index: usize, invite: Option<&str>) -> Result<Self, TestnetError> {
+    /// Starts a peer for the first time: the first founds the swarm, the others are invited. What was measured by the peer of that
+    /// folder they need not measure, all at once on the same processors.
+    pub fn launch(
+        config: &TestnetConfig,
+        index: usize,
+        invite: Option<&str>,
+        measured_in: Option<&Path>,
+    ) -> Result<Self, TestnetError> {
         let into: &[&str] = if invite.is_none() { &["--private"] } else { &[] };
-        Self::start(&config.executable, planned(config, index), into, invite)
+        let info = planned(config, index);
+        if let Some(folder) = measured_in {
+            hand_on(folder, &info.data_dir)?;
+        }
+        Self::start(&config.executable, info, into, invite)
     }
 
     /// Starts it again, with its files. Where nobody is there to invite it, it remembers its swarm itself.
@@ -225,35 +241,18 @@ impl Process {
     }
 
     pub fn usage(&self) -> Option<(u64, f64)> {
-        usage(&self.info.pid.to_string())
+        platform::usage(&self.info.pid.to_string())
     }
 }
 
 /// Processor time that this process has used (s), as the system counts it.
 #[must_use]
 pub fn own_processor_time() -> Option<f64> {
-    usage("self").map(|(_, seconds)| seconds)
-}
-
-/// Memory that a process has in use (bytes), and processor time it has used (s).
-fn usage(process: &str) -> Option<(u64, f64)> {
-    let read = |file: &str| std::fs::read_to_string(format!("/proc/{process}/{file}")).ok();
-    let pages: u64 = read("statm")?.split_whitespace().nth(1)?.parse().ok()?;
-    let stat = read("stat")?;
-    // The name in parentheses may hold spaces; times are the 12th and 13th field behind it.
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    let ticks = |i: usize| fields.get(i).and_then(|t| t.parse::<f64>().ok());
-    Some((pages * PAGE, (ticks(11)? + ticks(12)?) / TICKS))
+    platform::usage("self").map(|(_, seconds)| seconds)
 }
 
 /// Asks a process to leave.
 pub(crate) fn terminate(pid: u32) {
     // One that has ended needs no telling.
-    let _ = signal(pid, "-TERM");
-}
-
-/// Sends a signal, by the command every system has: `unsafe` system calls are not for this crate.
-pub(crate) fn signal(pid: u32, signal: &str) -> Result<(), TestnetError> {
-    let sent = std::process::Command::new("kill").args([signal, &pid.to_string()]).stderr(Stdio::null()).status();
-    sent.map(drop).map_err(|error| TestnetError::Io { what: format!("kill {signal} {pid}"), error })
+    let _ = platform::signal(pid, "-TERM");
 }

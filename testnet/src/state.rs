@@ -2,7 +2,8 @@
 
 use crate::{
     PeerInfo, TestnetError,
-    peer::{Process, invite_of, signal, terminate},
+    peer::{Process, invite_of, terminate},
+    platform::signal,
 };
 use serde::{Deserialize, Serialize};
 use std::fs::File;

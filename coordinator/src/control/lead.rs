@@ -3,7 +3,7 @@
 use super::{
     Action, Control, Member,
     adoption::{FAR_EPOCHS, TERMS_AHEAD},
-    planning::Planning,
+    planning::{Planning, Rest},
 };
 use crate::{Time, planner::Draft};
 use std::time::Duration;
@@ -30,6 +30,8 @@ pub(super) struct Turn {
     pub needed_since: Option<Time>,
     pub proposed_at: Option<Time>,
     pub planning: Planning,
+    /// What links that are measured all the time may ask of the planner.
+    pub rest: Rest,
 }
 
 impl Control {
@@ -52,6 +54,7 @@ impl Control {
         if self.own.advert.is_none() || self.awaits_adverts() {
             return;
         }
+        self.end_rest();
         let disputed = self.is_disputed();
         let settled = self.turn.planning.is_settled();
         let pressing = disputed || (!settled && self.derive().pressing);

@@ -3,6 +3,7 @@
 
 use super::{Action, Control, Infeasible, check, reload::Judge};
 use crate::{
+    Time,
     members::Members,
     planner::{Draft, Planner, Wish},
     settings::Settings,
@@ -11,6 +12,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tsnode_protocol::{Advert, PeerId, Plan};
+
+/// How long the planner rests at least before it searches again for links alone, and how many times as long as it has searched: on a
+/// large swarm a search takes seconds of a core, and what it found for links of a moment ago is hardly worse.
+const REST: Duration = Duration::from_secs(3);
+const REST_SHARE: u32 = 20;
 
 /// What the planner is asked: the swarm as it was then.
 #[derive(Clone, Debug)]
@@ -98,7 +104,48 @@ impl Planning {
     }
 }
 
+/// When links that were measured anew are reason enough to search again: they are all the time, wherever something runs beside.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Rest {
+    /// When the planner was asked last.
+    asked: Time,
+    /// Until when it rests.
+    until: Time,
+    /// Links were measured anew since its answer.
+    is_stale: bool,
+}
+
+impl Rest {
+    fn asked(&mut self, now: Time) {
+        *self = Self { asked: now, is_stale: false, ..*self };
+    }
+
+    fn answered(&mut self, now: Time) {
+        let took = now.saturating_sub(self.asked);
+        self.until = now + REST.max(took * REST_SHARE);
+    }
+
+    /// Whether an answer is to be forgotten for what was measured since.
+    fn is_over(&self, now: Time) -> bool {
+        self.is_stale && now >= self.until
+    }
+}
+
 impl Control {
+    /// Links were measured anew: what follows is found out by and by.
+    pub(super) fn links_changed(&mut self) {
+        self.derived = None;
+        self.turn.rest.is_stale = true;
+    }
+
+    /// Forgets an answer for new links, once the planner has rested.
+    pub(super) fn end_rest(&mut self) {
+        if self.turn.rest.is_over(self.now) {
+            self.turn.rest.is_stale = false;
+            self.view_changed();
+        }
+    }
+
     /// What there is to propose. Asks the planner where that is not known.
     pub(super) fn draft(&mut self, disputed: bool, out: &mut Vec<Action>) -> Option<Draft> {
         match &mut self.turn.planning {
@@ -111,6 +158,7 @@ impl Control {
             Planning::Idle => {}
         }
         let question = Arc::new(self.question(disputed));
+        self.turn.rest.asked(self.now);
         self.turn.planning = Planning::Asked(question.clone());
         out.push(Action::AskPlanner(question));
         None
@@ -131,6 +179,7 @@ impl Control {
     /// The planner's answer. The swarm may be another by now.
     pub(super) fn planned_this(&mut self, draft: Option<Draft>) {
         let Planning::Asked(question) = std::mem::take(&mut self.turn.planning) else { return };
+        self.turn.rest.answered(self.now);
         self.next_look = self.now;
         if self.still_answers(&question, draft.as_ref()) {
             self.turn.planning = Planning::Found { draft, disputed: question.disputed, due: true };
@@ -190,5 +239,21 @@ mod tests {
         assert_eq!(told(found(None)), (true, false));
         assert_eq!(told(found(Some(draft()))), (false, true));
         assert_eq!(told(Planning::Found { draft: Some(draft()), disputed: true, due: false }), (false, false));
+    }
+
+    #[test]
+    fn the_planner_rests_as_long_as_it_searched_many_times() {
+        let (at, mut rest) = (Time::from_secs, Rest::default());
+        rest.is_stale = true;
+        assert!(rest.is_over(at(0)), "nothing was asked yet");
+        rest.asked(at(10));
+        rest.answered(at(10));
+        assert!(!rest.is_over(at(20)), "links are as they were");
+        rest.is_stale = true;
+        assert_eq!([12, 13].map(|now| rest.is_over(at(now))), [false, true]);
+        rest.asked(at(20));
+        rest.answered(at(22));
+        rest.is_stale = true;
+        assert_eq!([61, 62].map(|now| rest.is_over(at(now))), [false, true]);
     }
 }

@@ -141,9 +141,12 @@ impl Control {
             // A measured link is no reason to wait; a device that comes or goes is.
             let moved = member.advert.as_ref().is_none_or(|a| a.devices != advert.devices || a.models != advert.models);
             let moved = moved && member.stirs(self.now);
+            let only_links = member.advert.as_ref().is_some_and(|old| differ_in_links(old, &advert));
             member.advert = Some(advert);
             if moved {
                 self.members_changed();
+            } else if only_links {
+                self.links_changed();
             } else {
                 self.view_changed();
             }
@@ -330,4 +333,25 @@ impl Control {
 /// Whether a peer is nowhere any more where it was.
 fn has_moved(before: &Advert, now: &Advert) -> bool {
     !before.data_addresses.is_empty() && !before.data_addresses.iter().any(|a| now.data_addresses.contains(a))
+}
+
+/// Whether nothing but measured links makes it another.
+fn differ_in_links(before: &Advert, now: &Advert) -> bool {
+    let Advert {
+        name,
+        version,
+        addresses,
+        data_addresses,
+        devices,
+        models,
+        encoders,
+        links: _,
+        reachable,
+        invites,
+        traffic,
+        settings,
+    } = before;
+    (name, version, addresses, data_addresses) == (&now.name, &now.version, &now.addresses, &now.data_addresses)
+        && (devices, models, encoders, reachable) == (&now.devices, &now.models, &now.encoders, &now.reachable)
+        && (invites, traffic, settings) == (&now.invites, &now.traffic, &now.settings)
 }

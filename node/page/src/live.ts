@@ -2,7 +2,7 @@
 
 import { useEffect, useState } from "preact/hooks";
 import { Refusal, ask, events, get } from "./api";
-import type { Plan, Running, Short, View } from "./types";
+import type { Peer, Plan, Running, Short, View } from "./types";
 
 /** Requests that the page remembers. */
 const KEPT = 256;
@@ -54,6 +54,21 @@ function take(view: View) {
   if (isNew) get<{ plans: Followed[] }>("/api/plans").then(({ plans }) => change({ plans }), () => undefined);
 }
 
+/** A peer whose advert is as it was has none. */
+interface Changes {
+  swarm: View;
+  peers: (Omit<Peer, "advert"> & Partial<Peer>)[];
+}
+
+function takeChanges({ swarm, peers }: Changes) {
+  const known = new Map(state.view?.peers.map((peer) => [peer.id, peer.advert]));
+  const whole = peers.flatMap((peer) => {
+    const advert = peer.advert ?? known.get(peer.id);
+    return advert ? [{ ...peer, advert }] : [];
+  });
+  take({ ...swarm, peers: whole });
+}
+
 /** Whether those that ended before the page was opened have been told. */
 let caughtUp = false;
 
@@ -69,9 +84,10 @@ let following: AbortController | null = null;
 let again: number | undefined;
 
 async function follow(stop: AbortSignal) {
-  const stream = await ask("/api/events", { signal: stop });
+  const stream = await ask("/api/events?changes", { signal: stop });
   for await (const { event, data } of events(stream)) {
     if (event === "swarm") take(JSON.parse(data) as View);
+    if (event === "changes") takeChanges(JSON.parse(data) as Changes);
     if (event === "requests") takeRequests(JSON.parse(data) as Requests);
   }
   throw new Refusal(0, "This peer has ended the stream of events: it stops, or the network to it is down.", 1);

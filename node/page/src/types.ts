@@ -72,6 +72,8 @@ export interface Peer {
   };
   load: Load;
   silent_for: number;
+  /** It is missed, and not given up yet. */
+  silent?: boolean;
   leaving: boolean;
 }
 

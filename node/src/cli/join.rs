@@ -17,13 +17,13 @@ use crate::{
     data_plane::listening,
     hardware::memory::Size,
     node::{self, Membering},
+    platform::Signals,
     telemetry,
     view::{Readiness, SwarmView, Trouble},
 };
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -97,15 +97,12 @@ fn fixed(settings: &Settings, name: String) -> Fixed {
 
 /// The first signal drains, the second ends at once.
 async fn handle_signals(stop: CancellationToken) {
-    let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) else {
+    let Ok(mut signals) = Signals::to_end() else {
         return tracing::warn!("signals are not heard: stop this peer with kill -9");
     };
     let mut first = true;
     loop {
-        tokio::select! {
-            _ = term.recv() => {}
-            _ = int.recv() => {}
-        }
+        signals.next().await;
         if !first {
             std::process::exit(130);
         }

@@ -297,7 +297,16 @@ mod tests {
             ..tsnode_coordinator::sample::gateway(0)
         };
         let load = Load { running: 1, free_pages: 75, total_pages: 100, ..Load::default() };
-        PeerView { id: PeerId([n; 32]), advert, load, groups: vec![], silent_for: 0.0, plan: None, leaving: false }
+        PeerView {
+            id: PeerId([n; 32]),
+            advert,
+            load,
+            groups: vec![],
+            silent_for: 0.0,
+            silent: false,
+            plan: None,
+            leaving: false,
+        }
     }
 
     fn gpu() -> ModelCard {

@@ -194,9 +194,8 @@ impl Settings {
     }
 
     fn name(&self) -> String {
-        let own = || std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
         let name = match self.text("name") {
-            "" => own(),
+            "" => hosts::host_name(),
             name => name.to_owned(),
         };
         name.chars().take(60).collect()

@@ -1,7 +1,7 @@
 //! The doors of a peer: how many connections each lets in, and the places they have there. Who has one and who loses it is decided
 //! in `coordinator`'s `places`.
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use crate::platform;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,21 +23,11 @@ const LIFELINES_EACH: usize = 4;
 /// Files that are taken to be allowed where the system sets no limit.
 const UNLIMITED: u64 = 1 << 20;
 
-/// What macOS gives, though it says that there is no limit.
-const MACOS: u64 = 10_240;
-
 /// Lets this process have as many files open as the system allows it, and says how many that are: shells and service managers
 /// give 1,024 for the sake of programs that could not do with more.
 #[must_use]
 pub fn raise_files() -> u64 {
-    let limit = getrlimit(Resource::Nofile);
-    // What the first of these gives; a limit that was higher stays.
-    let wishes = [limit.maximum, Some(MACOS)].into_iter().filter(|wish| more(*wish, limit.current));
-    let raised = wishes
-        .into_iter()
-        .find(|wish| setrlimit(Resource::Nofile, Rlimit { current: *wish, maximum: limit.maximum }).is_ok());
-    let files = raised.unwrap_or(limit.current);
-    let files = files.unwrap_or(UNLIMITED);
+    let files = platform::most_files().unwrap_or(UNLIMITED);
     if files < FILES_LEAST {
         tracing::warn!(
             files,
@@ -46,11 +36,6 @@ pub fn raise_files() -> u64 {
         );
     }
     files
-}
-
-/// Whether one limit is higher than another; none is the highest.
-fn more(one: Option<u64>, other: Option<u64>) -> bool {
-    other.is_some_and(|other| one.is_none_or(|one| one > other))
 }
 
 /// All doors of a peer.
@@ -342,8 +327,6 @@ mod tests {
     #[test]
     fn as_many_files_as_the_system_allows_may_be_open() {
         let files = raise_files();
-        let limit = getrlimit(Resource::Nofile);
-        assert_eq!(limit.current, limit.maximum);
-        assert_eq!(files, limit.current.unwrap_or(UNLIMITED));
+        assert_eq!((files, platform::most_files().unwrap_or(UNLIMITED)), (raise_files(), files));
     }
 }

@@ -18,6 +18,10 @@ const EVERY: Duration = Duration::from_secs(60);
 const AGAIN: Duration = Duration::from_secs(10);
 /// Between two probes of a round, at least.
 const PAUSE: Duration = Duration::from_millis(200);
+/// Between two words about links, at least, and so much more for each link: everybody hears of every one, so that of all
+/// peers together no more than ten a second are said.
+const WORD: Duration = Duration::from_secs(1);
+const WORD_SHARE: Duration = Duration::from_millis(100);
 /// How often what traffic shows is looked at between rounds.
 const LOOK: Duration = Duration::from_secs(2);
 /// A number that has moved by less than this part is no news after a round.
@@ -35,7 +39,7 @@ pub(crate) async fn run(
     news: mpsc::Sender<Vec<Link>>,
     stop: CancellationToken,
 ) {
-    let rounds = Prober { links, news, measured: BTreeSet::new(), told: Vec::new() };
+    let rounds = Prober { links, news, measured: BTreeSet::new(), told: Told::default() };
     tokio::select! {
         () = stop.cancelled() => {}
         () = rounds.run(me, roster) => {}
@@ -47,8 +51,33 @@ struct Prober {
     news: mpsc::Sender<Vec<Link>>,
     /// Peers whose links have been measured at least once.
     measured: BTreeSet<PeerId>,
-    /// What was last said.
-    told: Vec<Link>,
+    told: Told,
+}
+
+/// What was said of links, and when.
+#[derive(Default)]
+struct Told {
+    links: Vec<Link>,
+    at: Option<Instant>,
+    /// There was news, too soon to say it.
+    owes: bool,
+}
+
+impl Told {
+    /// When the next word may be said.
+    fn free(&self) -> Option<Instant> {
+        let share = WORD_SHARE * u32::try_from(self.links.len()).unwrap_or(u32::MAX);
+        self.at.map(|at| at + WORD.max(share))
+    }
+
+    /// Whether this is to be said now.
+    fn is_due(&mut self, now: Instant, links: &[Link], news: f64) -> bool {
+        let news = if self.owes { NEWS } else { news };
+        let is_news = is_news(&self.links, links, news);
+        let is_free = self.free().is_none_or(|free| now >= free);
+        self.owes = is_news && !is_free;
+        is_news && is_free
+    }
 }
 
 impl Prober {
@@ -72,7 +101,7 @@ impl Prober {
             }
             // A link that has taken another way is another link, and one that has lost its way is to find another.
             let until = Instant::now() + wait;
-            while Instant::now() < until && timeout(LOOK, turns.changed()).await.is_err() {
+            while Instant::now() < until && timeout(self.look(), turns.changed()).await.is_err() {
                 if !self.tell(SUDDEN).await {
                     return;
                 }
@@ -95,14 +124,21 @@ impl Prober {
         }
     }
 
-    /// Says what is known now if it is news; false when nobody listens any more.
+    /// Until what is known is looked at again: what is owed is said as soon as it may be.
+    fn look(&self) -> Duration {
+        let free = self.told.free().filter(|_| self.told.owes);
+        free.map_or(LOOK, |free| free.saturating_duration_since(Instant::now()).min(LOOK))
+    }
+
+    /// Says what is known now if it is news and not said too soon after the last word; false when nobody listens any more.
     async fn tell(&mut self, news: f64) -> bool {
-        let now: Vec<Link> = self.links.measured().into_iter().map(|measured| measured.link).collect();
-        if !is_news(&self.told, &now, news) {
+        let (measured, now) = (self.links.measured(), Instant::now());
+        let links: Vec<Link> = measured.into_iter().map(|measured| measured.link).collect();
+        if !self.told.is_due(now, &links, news) {
             return !self.news.is_closed();
         }
-        self.told.clone_from(&now);
-        self.news.send(now).await.is_ok()
+        self.told = Told { links: links.clone(), at: Some(now), owes: false };
+        self.news.send(links).await.is_ok()
     }
 }
 
@@ -123,14 +159,28 @@ mod tests {
     use super::*;
     use tsnode_protocol::{BytesPerSecond, PathKind, Seconds};
 
+    fn link(to: u8, latency: f64, bandwidth: f64) -> Link {
+        let (latency, bandwidth) = (Seconds(latency), BytesPerSecond(bandwidth));
+        Link { to: PeerId([to; 32]), latency, bandwidth, path: PathKind::Direct }
+    }
+
+    #[test]
+    fn words_about_links_are_as_seldom_as_there_are_many_and_none_is_lost() {
+        let start = Instant::now();
+        let links = |count: u8, bandwidth| (1..=count).map(|to| link(to, 0.01, bandwidth)).collect::<Vec<Link>>();
+        let at = |seconds: f64| start + Duration::from_secs_f64(seconds);
+        let mut told = Told::default();
+        assert!(told.is_due(at(0.0), &links(40, 1e6), NEWS) && !told.owes, "the first is said at once");
+        told = Told { links: links(40, 1e6), at: Some(at(0.0)), owes: false };
+        assert!(!told.is_due(at(3.9), &links(40, 1.1e6), NEWS) && told.owes);
+        assert!(told.is_due(at(4.0), &links(40, 1.1e6), SUDDEN), "what is owed is no news by a coarser measure");
+        told = Told { links: links(2, 1e6), at: Some(at(0.0)), owes: false };
+        assert!(!told.is_due(at(0.9), &links(2, 2e6), NEWS) && told.is_due(at(1.0), &links(2, 2e6), NEWS));
+        assert!(!told.is_due(at(1.0), &links(2, 1e6), NEWS) && !told.owes, "as it was said");
+    }
+
     #[test]
     fn what_has_hardly_moved_is_no_news() {
-        let link = |to, latency, bandwidth| Link {
-            to: PeerId([to; 32]),
-            latency: Seconds(latency),
-            bandwidth: BytesPerSecond(bandwidth),
-            path: PathKind::Direct,
-        };
         let told = [link(1, 0.01, 1e6), link(2, 0.01, 1e6)];
         let news = |now: &[Link]| is_news(&told, now, NEWS);
         assert!(!news(&[link(1, 0.0102, 1e6), link(2, 0.01, 1.02e6)]));

@@ -5,7 +5,7 @@ use crate::{
     data_plane::links::Stream,
     hardware::cores::Cores,
     history::{History, Work},
-    text::give_way,
+    platform::give_way,
 };
 use std::path::Path;
 use std::sync::{

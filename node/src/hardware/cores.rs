@@ -1,6 +1,7 @@
 //! Which processors this process uses, and which of them compute. All else, the network above all, keeps off these where there are
 //! others: a thread that sends is otherwise woken where the one runs whose result it sends, and takes its turn.
 
+use crate::platform;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
@@ -69,7 +70,7 @@ impl Cores {
     /// When this process may not run on one of them, or the system keeps threads nowhere.
     pub fn stay(&self) -> io::Result<()> {
         self.check()?;
-        system::stay(&self.0)
+        platform::set_processors(&self.0)
     }
 
     /// Whether this thread may run on all of them.
@@ -77,7 +78,7 @@ impl Cores {
     /// # Errors
     /// As [`Self::stay`].
     pub fn check(&self) -> io::Result<()> {
-        let Some(missing) = self.0.difference(&system::allowed()?).next().copied() else { return Ok(()) };
+        let Some(missing) = self.0.difference(&platform::allowed_processors()?).next().copied() else { return Ok(()) };
         let why = format!("there is no processor {missing} that this process may use");
         Err(io::Error::new(io::ErrorKind::NotFound, why))
     }
@@ -87,10 +88,10 @@ impl Cores {
     /// # Errors
     /// When the system refuses. This thread may be kept off them: whether they are there is asked before ([`Self::check`]).
     pub fn run<R>(&self, work: impl FnOnce() -> R) -> io::Result<R> {
-        let before = system::allowed()?;
-        system::stay(&self.0)?;
+        let before = platform::allowed_processors()?;
+        platform::set_processors(&self.0)?;
         let done = work();
-        system::stay(&before)?;
+        platform::set_processors(&before)?;
         Ok(done)
     }
 }
@@ -120,45 +121,11 @@ pub fn each_its_own(cores: Option<&Cores>) -> Starting {
     })
 }
 
-#[cfg(target_os = "linux")]
-mod system {
-    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-    use std::{collections::BTreeSet, io};
-
-    /// Where this thread may run.
-    pub fn allowed() -> io::Result<BTreeSet<usize>> {
-        let set = sched_getaffinity(None)?;
-        Ok((0..CpuSet::MAX_CPU).filter(|n| set.is_set(*n)).collect())
-    }
-
-    pub fn stay(cores: &BTreeSet<usize>) -> io::Result<()> {
-        let mut set = CpuSet::new();
-        cores.iter().filter(|n| **n < CpuSet::MAX_CPU).for_each(|n| set.set(*n));
-        Ok(sched_setaffinity(None, &set)?)
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-mod system {
-    use std::{collections::BTreeSet, io};
-
-    pub fn allowed() -> io::Result<BTreeSet<usize>> {
-        Err(io::Error::new(io::ErrorKind::Unsupported, "this system keeps no thread on a processor: leave cores unset"))
-    }
-
-    pub fn stay(_: &BTreeSet<usize>) -> io::Result<()> {
-        allowed().map(|_| ())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    #[cfg(target_os = "linux")]
     use std::{collections::BTreeMap, sync::Mutex};
-    #[cfg(target_os = "linux")]
     use tsnode_kernels::engine::{Engine, EngineConfig, Threads};
-    #[cfg(target_os = "linux")]
     use tsnode_protocol::KvDtype;
 
     #[test]
@@ -181,10 +148,9 @@ mod tests {
         assert_eq!(divided("4-7", 4), ("4,5,6,7".into(), "4,5,6,7".into()));
     }
 
-    #[cfg(target_os = "linux")]
     #[test]
     fn threads_stay_where_they_are_started() {
-        let here = || system::allowed().unwrap();
+        let here = || platform::allowed_processors().unwrap();
         let on_its_own = std::thread::spawn(move || {
             let (compute, rest) = Cores(here()).divided(1);
             rest.stay().unwrap();
@@ -199,13 +165,15 @@ mod tests {
     }
 
     /// Members' processors by number, in an engine with so many threads and ranks.
-    #[cfg(target_os = "linux")]
     fn members(cores: &Cores, threads: Threads) -> BTreeMap<usize, BTreeSet<usize>> {
         let places: Arc<Mutex<BTreeMap<usize, BTreeSet<usize>>>> = Arc::default();
         let (seen, stay) = (places.clone(), each_its_own(Some(cores)));
         let starting = move |number| {
             stay(number);
-            assert!(seen.lock().unwrap().insert(number, system::allowed().unwrap()).is_none(), "two are {number}");
+            assert!(
+                seen.lock().unwrap().insert(number, platform::allowed_processors().unwrap()).is_none(),
+                "two are {number}"
+            );
         };
         let config = EngineConfig { threads, pool_bytes: 1 << 20, kv_dtype: KvDtype::F16 };
         // When it has gone its threads have begun, and ended.
@@ -213,10 +181,9 @@ mod tests {
         std::mem::take(&mut places.lock().unwrap())
     }
 
-    #[cfg(target_os = "linux")]
     #[test]
     fn each_thread_that_computes_has_a_processor_of_its_own() {
-        let here = Cores(system::allowed().unwrap());
+        let here = Cores(platform::allowed_processors().unwrap());
         if here.len() < 2 {
             println!("one processor: no two threads can have one each");
             return;
@@ -232,9 +199,9 @@ mod tests {
             assert_eq!(compute.only(count), None);
             // The caller's is that of the thread which owns the engine.
             let first = compute.only(0);
-            let owner = || std::thread::spawn(|| system::allowed().unwrap()).join().unwrap();
+            let owner = || std::thread::spawn(|| platform::allowed_processors().unwrap()).join().unwrap();
             assert_eq!(Some(Cores(run_on(first.as_ref(), owner).unwrap())), first);
-            assert_eq!(here.0, system::allowed().unwrap());
+            assert_eq!(here.0, platform::allowed_processors().unwrap());
         });
         on_its_own.join().unwrap();
     }

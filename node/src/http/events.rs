@@ -1,19 +1,24 @@
 //! `/api/events`: what the page shows, as it changes, in one stream of server-sent events: `swarm`, as `/api/swarm` has it, and
-//! `requests`, as `/api/requests` has them, of which those that ended are told once.
+//! `requests`, as `/api/requests` has them, of which those that ended are told once. Who asks for changes (`?changes`) is told the
+//! swarm once, and then `changes` of it, without adverts that are as they were: these have all links, and are nearly all of it.
 
 use super::{ApiError, ApiState, sse, traces};
+use crate::view::{PeerView, SwarmView};
 use axum::{
     Extension,
-    extract::State,
+    extract::{Query, State},
     response::{Response, sse::Event},
 };
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
+use tsnode_protocol::{Advert, GroupLoad, Load, PeerId, PlanId};
 
 /// Most who listen at once: for each of them the peer writes down the swarm once a second.
 pub(super) const LISTENERS: usize = 16;
@@ -36,11 +41,80 @@ impl Default for Listeners {
 #[derive(Clone, Debug)]
 pub(super) struct Stop(pub CancellationToken);
 
+/// How a listener wants to be told.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Wanted {
+    /// Changes alone, whatever is said for it.
+    changes: Option<String>,
+}
+
+/// What has changed of the swarm.
+#[derive(Serialize)]
+struct Changes<'v> {
+    /// All but its peers.
+    swarm: &'v SwarmView,
+    /// All of them, in their order.
+    peers: Vec<Peer<'v>>,
+}
+
+/// A peer as a [`PeerView`] is, its advert left out where it was told before.
+#[derive(Serialize)]
+struct Peer<'v> {
+    id: PeerId,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    advert: Option<&'v Advert>,
+    load: Load,
+    groups: &'v [GroupLoad],
+    silent_for: f64,
+    silent: bool,
+    plan: Option<PlanId>,
+    leaving: bool,
+}
+
+/// What a listener knows of adverts; nothing of those who are told all.
+#[derive(Default)]
+struct Told(BTreeMap<PeerId, Advert>);
+
+impl Told {
+    /// The event for a view: `swarm` the first time, then `changes`.
+    fn event(&mut self, mut view: SwarmView) -> (&'static str, serde_json::Result<String>) {
+        let event = if self.0.is_empty() {
+            ("swarm", serde_json::to_string(&view))
+        } else {
+            let peers = std::mem::take(&mut view.peers);
+            let told = peers.iter().map(|peer| self.peer(peer)).collect();
+            let event = ("changes", serde_json::to_string(&Changes { swarm: &view, peers: told }));
+            view.peers = peers;
+            event
+        };
+        self.0.retain(|peer, _| view.peers.iter().any(|there| there.id == *peer));
+        let new = |peer: &PeerView| self.0.get(&peer.id) != Some(&peer.advert);
+        let new: Vec<PeerView> = view.peers.into_iter().filter(new).collect();
+        self.0.extend(new.into_iter().map(|peer| (peer.id, peer.advert)));
+        event
+    }
+
+    fn peer<'v>(&self, peer: &'v PeerView) -> Peer<'v> {
+        let PeerView { id, advert, load, groups, silent_for, silent, plan, leaving } = peer;
+        Peer {
+            id: *id,
+            advert: Some(advert).filter(|advert| self.0.get(id) != Some(*advert)),
+            load: *load,
+            groups,
+            silent_for: *silent_for,
+            silent: *silent,
+            plan: *plan,
+            leaving: *leaving,
+        }
+    }
+}
+
 type Events = mpsc::Sender<Result<Event, Infallible>>;
 
 pub(super) async fn stream(
     State(state): State<ApiState>,
     Extension(Stop(stop)): Extension<Stop>,
+    Query(wanted): Query<Wanted>,
 ) -> Result<Response, ApiError> {
     let place = state.listeners.0.clone().try_acquire_owned().map_err(|_| ApiError::Unserved {
         reason: format!(
@@ -53,7 +127,7 @@ pub(super) async fn stream(
         let _place = place;
         // Whatever it waits for, it ends with its listener or with HTTP.
         tokio::select! {
-            () = tell(&state, &events) => {}
+            () = tell(&state, &events, wanted.changes.map(|_| Told::default())) => {}
             () = stop.cancelled() => {}
         }
     });
@@ -61,7 +135,7 @@ pub(super) async fn stream(
 }
 
 /// Until nobody listens, or there is nothing to tell any more.
-async fn tell(state: &ApiState, events: &Events) {
+async fn tell(state: &ApiState, events: &Events, mut told: Option<Told>) {
     let mut view = state.view.clone();
     view.mark_changed();
     let mut beat = interval(PERIOD);
@@ -76,7 +150,11 @@ async fn tell(state: &ApiState, events: &Events) {
         if has_changed {
             view.mark_unchanged();
             let shown = state.shown();
-            if !send(events, "swarm", serde_json::to_string(&shown)).await {
+            let (name, text) = match &mut told {
+                Some(told) => told.event(shown),
+                None => ("swarm", serde_json::to_string(&shown)),
+            };
+            if !send(events, name, text).await {
                 return;
             }
         }

@@ -166,7 +166,7 @@ impl Sites {
 /// What this host is called; nothing where the system does not say.
 #[must_use]
 pub fn host_name() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default()
+    crate::platform::host_name()
 }
 
 /// An authority without its port.

@@ -4,11 +4,11 @@
 //! and its data folder; and it reaches that testnet's processes alone.
 
 use super::{ApiError, ApiState};
+use crate::platform;
 use axum::{Json, extract::State, http::StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tsnode_testnet::{Network, PeerInfo, STATE_FILE, State as Net, TestnetError};
@@ -162,7 +162,7 @@ async fn testnet(state: &ApiState) -> Result<(PathBuf, Net), ApiError> {
 fn find(data_dir: &Path) -> Option<(PathBuf, Net)> {
     let folder = data_dir.parent()?.parent()?.to_owned();
     // Whoever else may write there has no say: what is started again is what the file names.
-    let owner = |path: &Path| std::fs::metadata(path).ok().map(|about| about.uid());
+    let owner = |path: &Path| std::fs::metadata(path).ok().and_then(|about| platform::owner(&about));
     let is_ours = owner(&folder.join(STATE_FILE))? == owner(data_dir)?;
     let net = Net::read(&folder).ok().filter(|_| is_ours)?;
     let own = |peer: &PeerInfo| peer.pid == std::process::id() && peer.data_dir == data_dir;
@@ -170,12 +170,10 @@ fn find(data_dir: &Path) -> Option<(PathBuf, Net)> {
 }
 
 fn process(peer: &PeerInfo) -> Process {
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", peer.pid)).unwrap_or_default();
-    // The state is behind the name, which is in parentheses and may hold anything.
-    match stat.rsplit_once(')').map(|(_, rest)| rest.trim_start().as_bytes().first().copied()) {
-        _ if !peer.is_alive() => Process::Ended,
-        Some(Some(b'T' | b't')) => Process::Stopped,
-        _ => Process::Runs,
+    match () {
+        () if !peer.is_alive() => Process::Ended,
+        () if platform::is_stopped(peer.pid) => Process::Stopped,
+        () => Process::Runs,
     }
 }
 

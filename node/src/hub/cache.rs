@@ -6,11 +6,10 @@ use super::{
     hash::BlobHash,
     name::{ModelName, Quant, RepoId, Revision},
 };
-use crate::store::disk;
+use crate::{platform, store::disk};
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::symlink;
 use std::path::{Component, Path, PathBuf};
 
 /// Ending of what is not whole yet.
@@ -130,7 +129,7 @@ impl Cache {
         let linked = make_parents(&pointer).and_then(|()| {
             // Of a process that was killed.
             let _ = fs::remove_file(&draft);
-            symlink(format!("{up}blobs/{hash}"), &draft)?;
+            platform::symlink(format!("{up}blobs/{hash}"), &draft)?;
             fs::rename(&draft, &pointer)
         });
         linked.map_err(HubError::disk(&pointer))

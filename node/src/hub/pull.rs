@@ -9,6 +9,7 @@ use super::{
     name::{ModelName, RepoId},
     news::News,
 };
+use crate::platform;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -138,8 +139,8 @@ fn to_come(cache: &Cache, repo: &RepoId, info: &RepoInfo, missing: &[&str]) -> u
 fn room(cache: &Cache, name: &ModelName, needed: u64) -> Result<(), HubError> {
     let folder = cache.folder();
     let there = folder.ancestors().find(|path| path.exists()).unwrap_or(folder);
-    let about = rustix::fs::statvfs(there).map_err(|error| HubError::disk(there)(error.into()))?;
-    let free = about.f_bavail.saturating_mul(about.f_frsize);
+    // Where the system does not say it, the disk will.
+    let Some(free) = platform::free_bytes(there).map_err(HubError::disk(there))? else { return Ok(()) };
     match needed > free {
         true => Err(HubError::Room { name: name.clone(), folder: folder.to_owned(), needed, free }),
         false => Ok(()),

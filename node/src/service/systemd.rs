@@ -5,14 +5,13 @@ use super::{
     unit::{Level, Unit, folder_of, is_ours},
 };
 use crate::{
-    plain,
+    plain, platform,
     store::{disk, folders::xdg, identity::KEY_FILE},
 };
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -143,7 +142,7 @@ impl Systemd {
         let path = self.path();
         let written = disk::make_folder(&self.units)
             .and_then(|_| disk::write_whole(&path, text.as_bytes()))
-            .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o644)));
+            .and_then(|()| platform::let_all_read(&path));
         written.map_err(|error| self.denied(error, path))
     }
 
@@ -342,7 +341,7 @@ mod tests {
                 at.display()
             );
             fs::write(at.join("script"), script).unwrap();
-            fs::set_permissions(at.join("script"), fs::Permissions::from_mode(0o755)).unwrap();
+            platform::let_all_run(&at.join("script")).unwrap();
             // Written by another process: what this one has open another test's child may have open too, and then it cannot be run.
             assert!(Command::new("cp").args([at.join("script"), systemctl.clone()]).status().unwrap().success());
             let units = at.join("config/systemd/user");
@@ -383,8 +382,8 @@ mod tests {
         let (systemd, unit) = (&double.systemd, double.unit());
         assert_eq!(systemd.install(&unit, true).unwrap(), Installed::Written);
         assert_eq!(double.asked(), ["daemon-reload", "enable tsnode.service", "restart tsnode.service"]);
-        let mode = fs::metadata(systemd.path()).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o644);
+        let mode = platform::mode(&fs::metadata(systemd.path()).unwrap());
+        assert_eq!(mode, Some(0o644));
         assert_eq!(systemd.install(&unit, true).unwrap(), Installed::Unchanged);
         assert_eq!(double.asked(), ["enable tsnode.service", "start tsnode.service"]);
         let status = systemd.status().unwrap();

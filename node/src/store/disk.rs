@@ -1,9 +1,9 @@
 //! Files of a data folder: written whole or not at all, for their owner alone, and kept aside where they are damaged.
 
+use crate::platform;
 use std::ffi::OsString;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ const STALE: Duration = Duration::from_secs(60);
 pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let draft = path.with_file_name(format!(".{name}.{}.new", std::process::id()));
-    let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft);
+    let file = platform::for_owner(OpenOptions::new().write(true).create(true).truncate(true)).open(&draft);
     let written = file.and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()));
     let placed = written.and_then(|()| fs::rename(&draft, path)).and_then(|()| sync_folder(path));
     if placed.is_err() {
@@ -47,7 +47,7 @@ pub fn sync_folder(path: &Path) -> io::Result<()> {
 /// # Errors
 /// When the disk refuses.
 pub fn keep_aside(path: &Path) -> io::Result<PathBuf> {
-    let own = fs::metadata(path)?.ino();
+    let own = fs::metadata(path)?;
     let mut last = beside(path, "broken");
     for number in 1..=KEPT {
         if number > 1 {
@@ -55,7 +55,7 @@ pub fn keep_aside(path: &Path) -> io::Result<PathBuf> {
         }
         match fs::metadata(&last) {
             // As it was kept by a process that was killed before it could go on.
-            Ok(there) if there.ino() == own => return Ok(last),
+            Ok(there) if platform::is_same_file(&there, &own) => return Ok(last),
             Ok(_) => {}
             // No disk has to know of two names for a file.
             Err(_) if fs::hard_link(path, &last).is_ok() => return Ok(last),
@@ -93,7 +93,7 @@ pub fn beside(path: &Path, ending: &str) -> PathBuf {
 pub fn make_folder(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let lacking = folder.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
     let made = lacking.map(Path::to_owned).collect();
-    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    platform::make_folder_for_owner(folder)?;
     Ok(made)
 }
 
@@ -143,7 +143,7 @@ mod tests {
         write_whole(&path, b"first").unwrap();
         write_whole(&path, b"second").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"second");
-        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        assert_eq!(platform::mode(&fs::metadata(&path).unwrap()), Some(0o600));
         // A folder of that name cannot be replaced.
         let taken = folder.path().join("taken");
         fs::create_dir(&taken).unwrap();

@@ -5,14 +5,13 @@
 //! so it is created readable by its owner only and refused when anyone else can read it.
 
 use crate::{
-    plain,
+    plain, platform,
     store::{disk, ledger::advice},
 };
 use ed25519_dalek::SigningKey;
 use std::{
     fs::File,
     io::{self, Read as _},
-    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
 use tsnode_protocol::{PeerId, codec::CodecError, ledger};
@@ -176,8 +175,7 @@ fn read(path: &Path, before: Option<PeerId>) -> Result<Option<(Identity, Form)>,
         opened => opened.map_err(failed("open"))?,
     };
     let facts = file.metadata().map_err(failed("read"))?;
-    let mode = facts.permissions().mode() & 0o777;
-    if mode & OTHERS != 0 {
+    if let Some(mode) = platform::mode(&facts).filter(|mode| mode & OTHERS != 0) {
         return Err(IdentityError::Exposed { path: path.to_owned(), mode });
     }
     let mut bytes = Vec::new();
@@ -224,8 +222,8 @@ mod tests {
         let first = Identity::load_or_create(&nested).unwrap();
         let second = Identity::load_or_create(&nested).unwrap();
         assert_eq!(first.peer_id(), second.peer_id());
-        let mode = fs::metadata(nested.join(KEY_FILE)).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o600);
+        let mode = platform::mode(&fs::metadata(nested.join(KEY_FILE)).unwrap());
+        assert_eq!(mode, Some(0o600));
         assert_eq!(fs::read_dir(&nested).unwrap().count(), 1, "no draft is left behind");
     }
 
@@ -241,7 +239,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         Identity::load_or_create(folder.path()).unwrap();
         let path = folder.path().join(KEY_FILE);
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        platform::set_mode(&path, 0o640);
         let refusal = Identity::load_or_create(folder.path()).err().unwrap();
         assert!(matches!(refusal, IdentityError::Exposed { mode: 0o640, .. }));
         assert!(refusal.to_string().contains("chmod 600"), "{refusal}");

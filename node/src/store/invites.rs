@@ -4,13 +4,12 @@
 //! given away. Who came with an invite that is counted is written down before the newcomer hears the secret.
 
 use crate::{
-    plain,
+    plain, platform,
     store::{disk, ledger::advice, sealed},
 };
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -324,7 +323,7 @@ impl Invites {
     fn look(&self, known: &mut Known) {
         known.looked = Some(Instant::now());
         let found = fs::metadata(self.inner.folder.join(INVITES_FILE)).ok();
-        let edition = found.and_then(|f| Some((f.ino(), f.modified().ok()?)));
+        let edition = found.and_then(|found| platform::edition(&found));
         if edition != known.file {
             known.file = edition;
             match read(&self.inner.folder) {

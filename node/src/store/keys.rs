@@ -2,14 +2,14 @@
 
 use crate::{
     plain,
+    platform::{self, Edition},
     store::{disk, ledger::advice, sealed},
 };
 use serde::{Deserialize, Serialize};
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 /// File in the data folder.
 pub const KEYS_FILE: &str = "keys.json";
@@ -155,9 +155,6 @@ struct Known {
     file: Option<Edition>,
 }
 
-/// Tells a file from the one before it: dates alone may be the same for some milliseconds, and each is a new file.
-type Edition = (u64, SystemTime);
-
 impl KeyRing {
     /// The keys of a folder, and the one of the configuration, which may do everything.
     ///
@@ -218,8 +215,7 @@ impl KeyRing {
 pub struct WrongKey;
 
 fn edition(folder: &Path) -> Option<Edition> {
-    let found = fs::metadata(folder.join(KEYS_FILE)).ok()?;
-    Some((found.ino(), found.modified().ok()?))
+    platform::edition(&fs::metadata(folder.join(KEYS_FILE)).ok()?)
 }
 
 #[cfg(test)]

@@ -1,10 +1,9 @@
 //! A file that records are added to, on the disk: opened, added to and written anew such that what was written stays
 //! readable through kill -9, full disks, and damage to parts of it.
 
-use crate::store::disk;
+use crate::{platform, store::disk};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Read as _, Seek as _, SeekFrom, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use tsnode_protocol::ledger::{self, HEADER, OtherVersion};
 
@@ -184,7 +183,8 @@ fn place(path: &Path, records: impl IntoIterator<Item = Vec<u8>>) -> io::Result<
 }
 
 fn write_draft(draft: &Path, records: impl IntoIterator<Item = Vec<u8>>) -> io::Result<(File, u64)> {
-    let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(draft)?;
+    let file =
+        platform::for_owner(OpenOptions::new().read(true).write(true).create(true).truncate(true)).open(draft)?;
     let mut out = BufWriter::new(file);
     let (mut length, mut bytes) = (HEADER.len() as u64, Vec::new());
     out.write_all(&HEADER)?;

@@ -71,7 +71,6 @@ fn spelt(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn a_token_is_good_on_its_host_and_until_the_next_start() {
@@ -82,8 +81,8 @@ mod tests {
         let first = LocalToken::leave(&store, far.parse().unwrap()).unwrap();
         let token = read(folder.path(), far).unwrap();
         assert_eq!(read(folder.path(), "192.0.2.3:80"), None, "the address is damaged");
-        let mode = std::fs::metadata(folder.path().join(TOKEN_FILE)).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o600);
+        let mode = crate::platform::mode(&std::fs::metadata(folder.path().join(TOKEN_FILE)).unwrap());
+        assert_eq!(mode, Some(0o600));
         for (from, good) in [
             ("127.0.0.1", true),
             ("::1", true),

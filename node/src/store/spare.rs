@@ -3,8 +3,9 @@
 //! not come through is moved aside, and the peer goes on.
 
 use super::disk;
+use crate::platform;
 use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -84,13 +85,9 @@ fn is_locked(error: &sled::Error) -> bool {
 
 /// Has another process open it.
 async fn is_sound(folder: &Path) -> Result<(), String> {
-    let running = PathBuf::from("/proc/self/exe");
-    let program = if running.exists() { Ok(running) } else { std::env::current_exe() };
-    let mut command = Command::new(program.map_err(|e| e.to_string())?);
+    let mut command = Command::new(platform::own_program().map_err(|e| e.to_string())?);
     command.arg(VERB).arg(folder).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    #[cfg(unix)]
-    command.arg0("tsnode").process_group(0);
-    let mut child = command.kill_on_drop(true).spawn().map_err(|e| e.to_string())?;
+    let mut child = platform::of_its_own(&mut command).kill_on_drop(true).spawn().map_err(|e| e.to_string())?;
     let ended = timeout(PATIENCE, child.wait()).await;
     match ended {
         Ok(Ok(status)) if status.success() => Ok(()),

@@ -1,8 +1,8 @@
 //! A log file that stays small: one that is full becomes the one before, and the one before that goes.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use crate::platform;
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::PathBuf;
 
 /// Most that is written into one file (bytes); there are two.
@@ -40,9 +40,9 @@ impl LogFile {
 
 fn open(path: &std::path::Path) -> io::Result<(File, u64)> {
     if let Some(folder) = path.parent() {
-        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        platform::make_folder_for_owner(folder)?;
     }
-    let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
+    let file = platform::for_owner(OpenOptions::new().append(true).create(true)).open(path)?;
     let size = file.metadata()?.len();
     Ok((file, size))
 }
@@ -64,7 +64,6 @@ impl Write for LogFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     static FAILED: AtomicUsize = AtomicUsize::new(0);
@@ -86,7 +85,7 @@ mod tests {
         assert!(newest.len() <= 100 && before.len() <= 100, "{} and {}", newest.len(), before.len());
         let expected: String = (45..60).map(|n| format!("line {n:03}\n")).collect();
         assert!(format!("{before}{newest}").ends_with(&expected), "{before}{newest}");
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(platform::mode(&fs::metadata(&path).unwrap()), Some(0o600));
     }
 
     #[test]

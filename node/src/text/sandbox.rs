@@ -6,8 +6,8 @@
 //!
 //! Parent and child say JSON, one value a line: the template, which is answered as a rendering is; then conversations.
 
-use super::{ChatTemplate, Conversation, TemplateText, TextError, clock, workers::give_way};
-use rustix::process::{Resource, Rlimit, setrlimit};
+use super::{ChatTemplate, Conversation, TemplateText, TextError, clock};
+use crate::platform::{self, give_way};
 use serde::{Serialize, de::DeserializeOwned};
 use std::io::{BufRead, Write};
 use std::path::{Path, PathBuf};
@@ -143,9 +143,7 @@ impl Worker {
         let failed = |why: String| TextError::NoProcess { program: program.into(), why };
         let mut command = Command::new(program);
         command.arg(VERB).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        // Ctrl-C is for the peer, which may have conversations to end.
-        #[cfg(unix)]
-        command.arg0("tsnode").process_group(0);
+        platform::of_its_own(&mut command);
         let mut child = command.kill_on_drop(true).spawn().map_err(|e| failed(e.to_string()))?;
         let (Some(to), Some(from)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(failed("it has no pipes".into()));
@@ -173,19 +171,9 @@ impl Worker {
 /// # Errors
 /// When it cannot be given limits, or its pipes break.
 pub fn run() -> std::io::Result<()> {
-    confine()?;
+    // Not every system limits memory: there the parent's patience alone ends it.
+    platform::confine(MEMORY, PROCESSOR)?;
     serve(std::io::stdin().lock(), std::io::stdout().lock())
-}
-
-fn confine() -> std::io::Result<()> {
-    let most = |most| Rlimit { current: Some(most), maximum: Some(most) };
-    setrlimit(Resource::Core, most(0))?;
-    setrlimit(Resource::Cpu, most(PROCESSOR))?;
-    // Where memory is short it goes before anything else does.
-    let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
-    // Not every system can: there the parent's patience alone ends it.
-    let _ = setrlimit(Resource::As, most(MEMORY));
-    Ok(())
 }
 
 fn serve(mut questions: impl BufRead, mut answers: impl Write) -> std::io::Result<()> {

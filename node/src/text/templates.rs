@@ -18,9 +18,7 @@ impl Templates {
     /// # Errors
     /// When the system does not say which that is.
     pub fn apart() -> std::io::Result<Self> {
-        // Also where its file was replaced by a newer one meanwhile.
-        let running = PathBuf::from("/proc/self/exe");
-        Ok(Self::Sandboxed(if running.exists() { running } else { std::env::current_exe()? }))
+        Ok(Self::Sandboxed(crate::platform::own_program()?))
     }
 
     pub(super) fn renderer(&self, template: TemplateText) -> Result<Renderer, TextError> {

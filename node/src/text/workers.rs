@@ -3,6 +3,7 @@
 //! A tokenizer takes up to 260 bytes of memory and a microsecond for every byte of a text. What is short is done at once or
 //! among others that are short; what is long has turns of its own, so that nobody waits for it who asks for little.
 
+use crate::platform::give_way;
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
@@ -14,8 +15,6 @@ const SHORT: usize = 64 << 10;
 const LONG_AT_ONCE: usize = 512 << 10;
 /// Threads for short texts.
 const SHORT_THREADS: usize = 4;
-/// How much more willingly than others long work gives way to whoever else wants the processor: as `nice` counts.
-const NICE: i32 = 10;
 
 /// Work that did not end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -82,13 +81,6 @@ fn done<T>(work: impl FnOnce() -> T, turn: OwnedSemaphorePermit) -> T {
     let done = work();
     drop(turn);
     done
-}
-
-/// Lets this thread run when no other wants to.
-pub(crate) fn give_way() {
-    // On Linux threads have priorities of their own; elsewhere it would be the process that gives way.
-    #[cfg(target_os = "linux")]
-    let _ = rustix::process::setpriority_process(None, NICE);
 }
 
 #[cfg(test)]

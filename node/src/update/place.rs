@@ -1,10 +1,12 @@
 //! Where the program is: whose it is, and how another takes its place.
 
 use super::{Archive, UpdateError};
-use crate::store::disk::{beside, sync_folder};
+use crate::{
+    platform,
+    store::disk::{beside, sync_folder},
+};
 use std::fs;
 use std::io;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -100,7 +102,7 @@ impl Place {
         if !fs::symlink_metadata(&program).is_ok_and(|about| about.is_file()) {
             return Err(wrong(format!("{inside} is no file")));
         }
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).map_err(UpdateError::disk(&program))?;
+        platform::let_all_run(&program).map_err(UpdateError::disk(&program))?;
         let said = Command::new(&program).arg("version").stdin(Stdio::null()).output();
         let said = match said {
             Ok(done) if done.status.success() => String::from_utf8_lossy(&done.stdout).trim().to_owned(),

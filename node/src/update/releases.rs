@@ -146,11 +146,13 @@ impl Releases {
     }
 }
 
-/// What archives for this machine are called.
+/// What archives for this machine are called: a static program is followed by static ones, since its system may run no others.
 fn target() -> Option<&'static str> {
-    match (std::env::consts::OS, std::env::consts::ARCH) {
-        ("linux", "x86_64") => Some("x86_64-linux"),
-        ("linux", "aarch64") => Some("aarch64-linux"),
+    match (std::env::consts::OS, std::env::consts::ARCH, cfg!(target_env = "musl")) {
+        ("linux", "x86_64", false) => Some("x86_64-linux"),
+        ("linux", "aarch64", false) => Some("aarch64-linux"),
+        ("linux", "x86_64", true) => Some("x86_64-linux-musl"),
+        ("linux", "aarch64", true) => Some("aarch64-linux-musl"),
         _ => None,
     }
 }
@@ -190,6 +192,7 @@ mod tests {
         assert_eq!(of(&format!("{hash} *tsnode-1.2.3-rc.1-x86_64-linux.tar.gz")).as_deref(), Some("1.2.3-rc.1"));
         for wrong in [
             format!("{hash}  tsnode-1.2.3-aarch64-linux.tar.gz"),
+            format!("{hash}  tsnode-1.2.3-x86_64-linux-musl.tar.gz"),
             format!("{hash}  tsnode-../../x-x86_64-linux.tar.gz"),
             format!("{}  tsnode-1.2.3-x86_64-linux.tar.gz", "g".repeat(64)),
             format!("{}é tsnode-1.2.3-x86_64-linux.tar.gz", "0".repeat(63)),

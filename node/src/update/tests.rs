@@ -11,7 +11,6 @@ use data_encoding::HEXLOWER;
 use semver::Version;
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 use std::sync::Arc;
 
@@ -110,7 +109,7 @@ async fn serve(State(files): State<Files>, UrlPath(path): UrlPath<String>) -> Re
 
 fn write_program(path: &Path, text: &str) {
     fs::write(path, text).unwrap();
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    crate::platform::let_all_run(path).unwrap();
 }
 
 #[tokio::test]

@@ -3,10 +3,8 @@
 //! All of it can be made again from the files, so it may be damaged, lost or wrong ([`Spare`]). An entry counts only with its
 //! checksum, and only for the very file that it was made of.
 
-use crate::store::spare::Spare;
+use crate::{platform, store::spare::Spare};
 use std::fs;
-use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use tsnode_protocol::weights::{ChunkHash, HASH_BYTES, chunks};
 
@@ -54,21 +52,19 @@ impl Index {
 
 /// Longer names than databases like.
 fn key(path: &Path) -> ChunkHash {
-    *blake3::hash(path.as_os_str().as_bytes()).as_bytes()
+    *blake3::hash(path.as_os_str().as_encoded_bytes()).as_bytes()
 }
 
 fn checksum(path: &Path, rest: &[u8]) -> ChunkHash {
-    *blake3::Hasher::new().update(path.as_os_str().as_bytes()).update(rest).finalize().as_bytes()
+    *blake3::Hasher::new().update(path.as_os_str().as_encoded_bytes()).update(rest).finalize().as_bytes()
 }
 
 /// A file's own path, what tells it from any other, and its size.
 fn stamped(path: &Path) -> Option<(PathBuf, [u8; STAMP], u64)> {
     let path = path.canonicalize().ok()?;
     let about = fs::metadata(&path).ok().filter(fs::Metadata::is_file)?;
-    let parts =
-        [about.dev(), about.ino(), about.len(), about.mtime().cast_unsigned(), about.mtime_nsec().cast_unsigned()];
     let mut stamp = [0; STAMP];
-    stamp.copy_from_slice(parts.map(u64::to_le_bytes).as_flattened());
+    stamp.copy_from_slice(platform::stamp(&about).map(u64::to_le_bytes).as_flattened());
     Some((path, stamp, about.len()))
 }
 
@@ -92,7 +88,7 @@ mod tests {
         index.set(&path, &[[7; 32]]);
         assert_eq!(index.get(&path), Some(vec![[7; 32]]));
         let link = folder.path().join("link");
-        std::os::unix::fs::symlink(&path, &link).unwrap();
+        platform::symlink(&path, &link).unwrap();
         assert_eq!(index.get(&link), Some(vec![[7; 32]]));
         drop(index);
         let again = Index { db: Some(spare::open(&folder.path().join(INDEX.folder)).unwrap()) };

@@ -1,11 +1,10 @@
 //! What is left to fetch of a model: its files as far as they are here, and who takes which chunk.
 
 use super::{error::FetchError, identify::place, index::Index};
-use crate::store::disk;
+use crate::{platform, store::disk};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -63,7 +62,7 @@ fn missing(file: &File, about: &WeightsFile, hashes: &[ChunkHash]) -> io::Result
     for (chunk, hash) in (0..chunks(about.bytes)).zip(hashes) {
         let at = place(about.bytes, chunk);
         let content = &mut content[..at.len()];
-        let is_there = at.end as u64 <= there && file.read_exact_at(content, at.start as u64).is_ok();
+        let is_there = at.end as u64 <= there && platform::read_exact_at(file, content, at.start as u64).is_ok();
         if !is_there || weights::chunk_hash(about.bytes, chunk, content) != *hash {
             // A file has fewer than 2³² chunks: the manifest was checked.
             missing.push(chunk as u32);
@@ -196,7 +195,7 @@ impl Turn {
         let writer = work.clone();
         let write = move || {
             let draft = &writer.drafts[usize::from(file)];
-            draft.file.write_all_at(&content, u64::from(chunk) * CHUNK_BYTES)
+            platform::write_all_at(&draft.file, &content, u64::from(chunk) * CHUNK_BYTES)
         };
         let written = tokio::task::spawn_blocking(write).await.map_err(io::Error::other).and_then(|written| written);
         written.map_err(|error| Ended::Disk(draft.path.clone(), error))?;

@@ -1,7 +1,7 @@
 //! The compute thread: the one owner of the engine. Everything that touches tensors is handed to it as a closure.
 
 use super::turns::Turns;
-use crate::faults::Faults;
+use crate::{faults::Faults, platform};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{
     Arc,
@@ -46,10 +46,8 @@ struct Busy(Arc<AtomicU64>);
 impl Busy {
     /// A job is done; this thread tells of itself.
     fn tell(&self) {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-        // Neither is below zero for a thread's own time.
-        let now = u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0);
-        self.0.store(now, Ordering::Relaxed);
+        let now = platform::thread_time().as_nanos();
+        self.0.store(u64::try_from(now).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 }
 
@@ -173,10 +171,7 @@ mod tests {
         compute.call(move |_| std::thread::sleep(long)).await.unwrap();
         let waited = compute.busy().unwrap();
         assert!(waited < long / 2, "{waited:?}");
-        let own = || {
-            let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-            Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
-        };
+        let own = platform::thread_time;
         let spun = move |_: &mut Engine| {
             let until = own() + long;
             while own() < until {}

@@ -149,7 +149,7 @@ function Peers({ view }: { view: View }) {
                 <td class="number">{load.running}</td>
                 <td class="number">{load.waiting}</td>
                 <td>{load.total_pages ? <Meter part={used} label={`KV pages used: ${nameOf(view, peer.id)}`} /> : "–"}</td>
-                <td class="number">{peer.id === view.me ? "–" : seconds(peer.silent_for)}</td>
+                <td class="number">{peer.id === view.me ? "–" : `${seconds(peer.silent_for)}${peer.silent ? ", missed" : ""}`}</td>
               </tr>
             );
           })}

@@ -6,7 +6,7 @@ use crate::{
     config::Settings,
     hardware::memory::Size,
     node::NodeConfig,
-    plain,
+    plain, platform,
     reachability::{observation::Own, probe},
     store::{invites, keys},
     view::SwarmView,
@@ -25,15 +25,18 @@ const SELF: Duration = Duration::from_secs(1);
 /// Room on the disk of the data folder, or of the folder it will be made in.
 pub(super) fn disk(folder: &Path) -> Finding {
     let there = folder.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("."));
-    let space = rustix::fs::statvfs(there).map(|s| s.f_bavail.saturating_mul(s.f_frsize));
-    let writable = rustix::fs::access(there, rustix::fs::Access::WRITE_OK);
-    let refused = writable.as_ref().err().copied().or_else(|| space.as_ref().err().copied());
-    if let Some(error) = refused {
-        let said =
-            format!("{}: {}; name another folder with --data-dir", there.display(), plain::io_error(&error.into()));
-        return finding("disk", State::Fail, said);
+    match platform::may_write(there).and_then(|()| platform::free_bytes(there)) {
+        Ok(Some(free)) => room(folder, free),
+        Ok(None) => finding(
+            "disk",
+            State::Ok,
+            format!("{} can be written to; this system does not say how much is free", there.display()),
+        ),
+        Err(error) => {
+            let said = format!("{}: {}; name another folder with --data-dir", there.display(), plain::io_error(&error));
+            finding("disk", State::Fail, said)
+        }
     }
-    room(folder, space.unwrap_or_default())
 }
 
 fn room(folder: &Path, free: u64) -> Finding {

@@ -218,6 +218,7 @@ mod tests {
             load: Load { running: 2, ..Load::default() },
             groups: vec![],
             silent_for: 0.0,
+            silent: false,
             plan: None,
             leaving: false,
         };

@@ -6,11 +6,13 @@ use crate::{
         ask::{Peer, unanswered},
         exit::{Exit, Kind},
     },
-    view::SwarmView,
+    view::{PeerView, SwarmView},
 };
+use serde::Deserialize;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
+use tsnode_protocol::{Advert, GroupLoad, Load, PeerId, PlanId};
 
 /// How long a peer may take to begin.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -55,7 +57,7 @@ pub(super) async fn follow(peer: Peer, every: Duration, shown: watch::Sender<Sna
 
 /// Takes in what the peer tells.
 async fn listen(peer: &Peer, shown: &watch::Sender<Snapshot>) -> Unheard {
-    let asked = timeout(PATIENCE, peer.send(peer.request("/api/events"))).await;
+    let asked = timeout(PATIENCE, peer.send(peer.request("/api/events?changes"))).await;
     let mut response = match asked {
         Ok(Ok(response)) => response,
         Ok(Err(exit)) if exit.kind == Kind::Unreachable => return Unheard::Lost(exit.message),
@@ -83,13 +85,55 @@ async fn is_there(peer: &Peer) -> bool {
     timeout(ASKED, peer.request("/healthz").send()).await.is_ok_and(|asked| asked.is_ok())
 }
 
+/// What has changed of a swarm that was told before.
+#[derive(Deserialize)]
+struct Changes {
+    swarm: SwarmView,
+    peers: Vec<ChangedPeer>,
+}
+
+/// A peer whose advert is as it was, unless it is told.
+#[derive(Deserialize)]
+struct ChangedPeer {
+    id: PeerId,
+    advert: Option<Advert>,
+    load: Load,
+    groups: Vec<GroupLoad>,
+    silent_for: f64,
+    silent: bool,
+    plan: Option<PlanId>,
+    leaving: bool,
+}
+
+impl Changes {
+    /// The swarm as it is now; none where something is missing.
+    fn of(self, before: &SwarmView) -> Option<SwarmView> {
+        let known = |id: PeerId| Some(before.peers.iter().find(|peer| peer.id == id)?.advert.clone());
+        let whole = |told: ChangedPeer| {
+            let ChangedPeer { id, advert, load, groups, silent_for, silent, plan, leaving } = told;
+            let advert = advert.or_else(|| known(id))?;
+            Some(PeerView { id, advert, load, groups, silent_for, silent, plan, leaving })
+        };
+        let peers = self.peers.into_iter().map(whole).collect::<Option<_>>()?;
+        Some(SwarmView { peers, ..self.swarm })
+    }
+}
+
 /// None where an event is not understood.
 fn take_in((name, data): &(String, String), shown: &watch::Sender<Snapshot>) -> Option<()> {
     match name.as_str() {
         "swarm" => {
             let view: SwarmView = serde_json::from_str(data).ok()?;
             shown.send_modify(|snapshot| {
-                snapshot.view = view;
+                snapshot.see(view, Instant::now());
+                is_live(snapshot);
+            });
+        }
+        "changes" => {
+            let changes: Changes = serde_json::from_str(data).ok()?;
+            let view = changes.of(&shown.borrow().view)?;
+            shown.send_modify(|snapshot| {
+                snapshot.see(view, Instant::now());
                 is_live(snapshot);
             });
         }
@@ -115,7 +159,11 @@ async fn poll(peer: &Peer, every: Duration, why: String, shown: &watch::Sender<S
     let why = in_short(peer, &why);
     for _ in 0..QUESTIONS {
         let (view, requests) = ask(peer).await?;
-        shown.send_replace(Snapshot::new(view, requests, Feed::Polled { why: why.clone() }));
+        shown.send_modify(|snapshot| {
+            snapshot.see(view, Instant::now());
+            snapshot.take_in(requests);
+            snapshot.feed = Feed::Polled { why: why.clone() };
+        });
         sleep(every).await;
     }
     Ok(())
@@ -174,7 +222,7 @@ impl Events {
 mod tests {
     use super::*;
     use crate::view::tests::view;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     #[test]
     fn events_are_whole_however_they_come() {
@@ -210,5 +258,25 @@ mod tests {
         assert_eq!(shown.borrow().running.len(), 1);
         assert!(tell("news of a later version", "?".into()).is_some());
         assert!(tell("swarm", "{}".into()).is_none());
+    }
+
+    #[test]
+    fn what_changes_is_told_without_adverts_that_are_known() {
+        let [one, other] = [1, 2].map(|n| {
+            json!({ "id": PeerId([n; 32]), "load": Load::default(), "groups": [],
+            "silent_for": 0.5, "silent": false, "plan": null, "leaving": false })
+        });
+        let shown = watch::Sender::new(Snapshot::new(view(), Requests::default(), Feed::Live));
+        let advert = tsnode_coordinator::sample::advert(0);
+        let tell = |peers: Value| {
+            let changes = json!({ "swarm": view(), "peers": peers }).to_string();
+            take_in(&("changes".into(), changes), &shown)
+        };
+        let mut with = one.clone();
+        with["advert"] = serde_json::to_value(&advert).unwrap();
+        assert!(tell(json!([with])).is_some() && tell(json!([one])).is_some());
+        let shown_now = shown.borrow().view.peers.clone();
+        assert!(shown_now.len() == 1 && shown_now[0].advert == advert, "{shown_now:?}");
+        assert!(tell(json!([one, other])).is_none(), "of the other nothing was told");
     }
 }

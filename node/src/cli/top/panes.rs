@@ -59,7 +59,7 @@ impl Pane {
     /// What it lists of a snapshot, unsorted.
     pub fn table(self, snapshot: &Snapshot) -> Table {
         match self {
-            Self::Peers => peers(&snapshot.view),
+            Self::Peers => peers(snapshot),
             Self::Groups => groups(&snapshot.view),
             Self::Requests => requests(snapshot),
             Self::Links => links(&snapshot.view),
@@ -72,7 +72,8 @@ fn columns<const N: usize>(columns: [(&'static str, Fit); N]) -> Vec<Column> {
 }
 
 /// Who is there, what each lends and does, and how busy it is.
-fn peers(view: &SwarmView) -> Table {
+fn peers(snapshot: &Snapshot) -> Table {
+    let view = &snapshot.view;
     let columns = columns([
         ("NAME", Fit::Text),
         ("STATE", Fit::Words),
@@ -85,7 +86,31 @@ fn peers(view: &SwarmView) -> Table {
         ("HEARD", Fit::Spare),
     ]);
     let names = names(view);
-    Table { columns, rows: view.peers.iter().map(|peer| peer_row(view, &names, peer)).collect() }
+    let there = view.peers.iter().map(|peer| peer_row(view, &names, peer));
+    let gone = snapshot.gone.iter().map(|(peer, since)| {
+        gone_row(peer, snapshot.heard.saturating_duration_since(*since).as_secs_f64() + peer.silent_for)
+    });
+    Table { columns, rows: there.chain(gone).collect() }
+}
+
+/// One that was given up: its last word, and nothing that it does.
+fn gone_row(peer: &PeerView, silent: f64) -> Row {
+    let name = Some(&peer.advert.name).filter(|name| !name.is_empty());
+    let nothing = || Cell::known(None, |_: f64| String::new());
+    Row {
+        cells: vec![
+            Cell::text(name.map_or_else(|| format!("…{}", peer.id.short()), Clone::clone)),
+            Cell::text("gone"),
+            Cell::text("-"),
+            Cell::text(devices(peer)),
+            nothing(),
+            nothing(),
+            nothing(),
+            nothing(),
+            Cell::number(silent, format!("{silent:.0} s ago")),
+        ],
+        mood: Mood::Bad,
+    }
 }
 
 fn peer_row(view: &SwarmView, names: &BTreeMap<PeerId, String>, peer: &PeerView) -> Row {
@@ -117,6 +142,7 @@ fn state(view: &SwarmView, peer: &PeerView, groups: &[&Group]) -> (&'static str,
     let is_lost = !peer.advert.devices.is_empty() && peer.advert.devices.iter().all(|d| d.memory_bytes == 0);
     match () {
         () if peer.leaving => ("leaves", Mood::Waiting),
+        () if peer.silent => ("silent", Mood::Bad),
         () if peer.id == view.me && view.readiness != Readiness::Ready => (own_state(&view.readiness), Mood::Waiting),
         () if is_lost => ("lost", Mood::Bad),
         () if !groups.is_empty() && groups.iter().all(is_up) => ("serves", Mood::Good),

@@ -1,13 +1,16 @@
 //! What `tsnode top` knows of a swarm at one moment: all that a frame is made of.
 
-use crate::view::SwarmView;
+use crate::view::{PeerView, SwarmView};
 use serde::Deserialize;
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tsnode_protocol::{ModelId, PeerId, RequestId};
 
 /// Ended requests that are shown; peers remember more.
 const ENDED: usize = 64;
+/// How long a peer is shown that has gone without a word, and how many of these.
+const GONE_FOR: Duration = Duration::from_secs(60);
+const GONE: usize = 64;
 
 /// A peer's view, its requests, and how it is asked.
 #[derive(Clone, Debug)]
@@ -19,6 +22,8 @@ pub(in crate::cli) struct Snapshot {
     pub feed: Feed,
     /// When anything of it was last told.
     pub heard: Instant,
+    /// Peers that the swarm has given up while this looked on, and when: they did not say that they leave.
+    pub gone: Vec<(PeerView, Instant)>,
 }
 
 /// How the peer is asked.
@@ -74,9 +79,22 @@ pub(in crate::cli) struct Requests {
 
 impl Snapshot {
     pub(super) fn new(view: SwarmView, Requests { requests, running }: Requests, feed: Feed) -> Self {
-        let mut new = Self { view, running, ended: requests, feed, heard: Instant::now() };
+        let mut new = Self { view, running, ended: requests, feed, heard: Instant::now(), gone: Vec::new() };
         new.ended.truncate(ENDED);
         new
+    }
+
+    /// Takes in the swarm as it is now.
+    pub(super) fn see(&mut self, view: SwarmView, now: Instant) {
+        let is_there = |peer: &PeerView| view.peers.iter().any(|other| other.id == peer.id);
+        let before = std::mem::take(&mut self.view.peers);
+        // Whoever asks another peer than before has lost nobody.
+        let missing = before.into_iter().filter(|peer| self.view.me == view.me && !peer.leaving && !is_there(peer));
+        let missing: Vec<(PeerView, Instant)> = missing.map(|peer| (peer, now)).collect();
+        self.gone.retain(|(peer, since)| !is_there(peer) && now.saturating_duration_since(*since) < GONE_FOR);
+        self.gone.extend(missing);
+        self.gone.drain(..self.gone.len().saturating_sub(GONE));
+        (self.view, self.heard) = (view, now);
     }
 
     /// Takes in those that ended since the last time, newest first, and those under way now.

@@ -8,13 +8,13 @@ use super::{
 use crate::{
     cli::exit::{Exit, Kind},
     plain,
+    platform::Signals,
 };
 use crossterm::event::{Event, EventStream, KeyEvent, KeyEventKind};
 use futures::StreamExt;
 use ratatui::DefaultTerminal;
 use std::io;
 use std::time::{Duration, Instant};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -34,8 +34,7 @@ fn failed(error: &io::Error) -> Exit {
 
 /// Until a key or a signal ends it.
 pub(super) async fn show(mut snapshots: watch::Receiver<Snapshot>, every: Duration, theme: Theme) -> Result<(), Exit> {
-    let listens = |kind| signal(kind).map_err(|e| failed(&e));
-    let (mut ended, mut hung_up) = (listens(SignalKind::terminate())?, listens(SignalKind::hangup())?);
+    let mut ended = Signals::beside_keys().map_err(|e| failed(&e))?;
     let _restored = Restored;
     let mut terminal = ratatui::try_init().map_err(|e| failed(&e))?;
     let (mut screen, mut keys, mut beat) = (Screen::default(), EventStream::new(), interval(every));
@@ -43,8 +42,7 @@ pub(super) async fn show(mut snapshots: watch::Receiver<Snapshot>, every: Durati
     loop {
         tokio::select! {
             _ = beat.tick() => {}
-            _ = ended.recv() => return Ok(()),
-            _ = hung_up.recv() => return Ok(()),
+            () = ended.next() => return Ok(()),
             key = keys.next() => match key {
                 Some(Ok(Event::Key(key))) if key.kind != KeyEventKind::Release => {
                     if press(&mut screen, key, &snapshots.borrow()) == After::Quit {

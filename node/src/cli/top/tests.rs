@@ -179,3 +179,39 @@ fn what_is_printed_has_every_row_in_80_columns() {
     assert!(!frame.contains("q end") && frame.contains("LINKS 20"), "{frame}");
     assert!(printed(&many(50)).len() <= 400);
 }
+
+#[test]
+fn a_peer_that_falls_silent_is_said_to_be_and_one_that_is_given_up_stays_in_sight() {
+    let mut shown_is = three();
+    let (now, me) = (shown_is.heard, shown_is.view.me);
+    let at = shown_is.view.peers.iter().position(|peer| peer.id != me).unwrap();
+    let name = shown_is.view.peers[at].advert.name.clone();
+    let row = |snapshot: &Snapshot| {
+        let frame = shown(snapshot, &Screen::default(), 160, 40);
+        frame.lines().find(|line| line.starts_with(&name)).unwrap_or_default().to_owned()
+    };
+    let mut late = shown_is.view.clone();
+    (late.peers[at].silent, late.peers[at].silent_for) = (true, 2.0);
+    shown_is.see(late.clone(), now + Duration::from_secs(2));
+    let said = row(&shown_is);
+    assert!(said.contains("silent") && said.contains("2 s ago"), "{said}");
+    let (mut without, mut back) = (late.clone(), late);
+    without.peers.remove(at);
+    shown_is.see(without.clone(), now + Duration::from_secs(5));
+    shown_is.see(without.clone(), now + Duration::from_secs(15));
+    let said = row(&shown_is);
+    assert!(said.contains("gone") && said.contains("12 s ago"), "{said}");
+    let mut forgotten = shown_is.clone();
+    forgotten.see(without, now + Duration::from_secs(70));
+    assert_eq!(row(&forgotten), "", "nobody looks for it any more");
+    back.peers[at].silent = false;
+    shown_is.see(back.clone(), now + Duration::from_secs(16));
+    let said = row(&shown_is);
+    assert!(!said.contains("gone") && !said.contains("silent"), "{said}");
+    // Who says that it leaves is not missed.
+    back.peers[at].leaving = true;
+    shown_is.see(back.clone(), now + Duration::from_secs(17));
+    back.peers.remove(at);
+    shown_is.see(back, now + Duration::from_secs(18));
+    assert!(shown_is.gone.is_empty());
+}

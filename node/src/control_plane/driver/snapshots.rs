@@ -10,8 +10,13 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tsnode_coordinator::{
-    control::Member, default_model::default_model, fallback::Fallback, gateway::View, lending::Lending,
-    settings::Settings, trust::CutOff,
+    control::{Member, Presence},
+    default_model::default_model,
+    fallback::Fallback,
+    gateway::View,
+    lending::Lending,
+    settings::Settings,
+    trust::CutOff,
 };
 use tsnode_protocol::{Advert, GroupId, Load, ModelId, PeerId};
 
@@ -19,17 +24,31 @@ impl Driver {
     /// Replaces the snapshots others look at, where they have changed.
     pub(super) fn show(&mut self, leaving: bool) {
         self.add_up();
-        let advert = |(peer, m): (&PeerId, &Member)| Some((*peer, (**m.advert.as_ref()?).clone()));
-        let adverts: BTreeMap<PeerId, Advert> = self.control.members().filter_map(advert).collect();
+        let adverts = self.adverts();
         let me = self.control.me();
         self.invites.heard(adverts.iter().filter(|(peer, _)| **peer != me).map(|(peer, a)| (*peer, &a.invites[..])));
         replace(&self.going, self.control.going());
         let followed = self.changeover.routed();
         let up = self.control.ready_of(followed.map_or(&[][..], |plan| &plan.groups));
         let (up, reachable) = self.served(up, &adverts);
-        replace(&self.roster, adverts.clone());
+        self.roster.send_if_modified(|old| {
+            let changed = !Arc::ptr_eq(old, &adverts);
+            old.clone_from(&adverts);
+            changed
+        });
         self.show_gateway(&up, reachable);
         self.show_everyone(&up, &adverts, leaving);
+    }
+
+    /// Everybody's advert: those that are shown already, where nobody says another, since this is asked several times a second and
+    /// adverts have all links.
+    fn adverts(&self) -> Adverts {
+        let said = || self.control.members().filter_map(|(peer, m)| Some((peer, &**m.advert.as_ref()?)));
+        let shown = self.roster.borrow().clone();
+        if shown.iter().eq(said()) {
+            return shown;
+        }
+        Arc::new(said().map(|(peer, advert)| (*peer, advert.clone())).collect())
     }
 
     /// What requests are routed by.
@@ -37,7 +56,8 @@ impl Driver {
         let (followed, barred) = (self.changeover.routed(), self.trust.barred(self.started.elapsed()));
         self.routes.send_if_modified(|old| {
             let same_plan = old.plan.as_ref() == followed;
-            let changed = !same_plan || old.up != *up || old.adverts != reachable || *old.barred != barred;
+            let same_adverts = Arc::ptr_eq(&old.adverts, &reachable) || old.adverts == reachable;
+            let changed = !same_plan || old.up != *up || !same_adverts || *old.barred != barred;
             if changed {
                 *old = View { plan: followed.cloned(), up: up.clone(), adverts: reachable, barred: Arc::new(barred) };
             }
@@ -82,7 +102,12 @@ impl Driver {
                 view.plan = control.plan().cloned();
             }
             view.ready_groups = up.keys().copied().collect();
-            view.peers = control.members().filter_map(|(peer, m)| peer_view(*peer, m, now)).collect();
+            let members: Vec<Seen> =
+                control.members().filter_map(|(peer, m)| Some((*peer, m, adverts.get(peer)?))).collect();
+            if !view.peers.iter().map(|peer| peer.id).eq(members.iter().map(|(peer, ..)| *peer)) {
+                view.peers = members.iter().map(|seen| peer_view(*seen, now)).collect();
+            }
+            view.peers.iter_mut().zip(members).for_each(|(shown, seen)| look_again(shown, seen, now));
             view.link_ages = ages;
             view.link_ends = ends;
             view.cut_off = cut_off;
@@ -96,22 +121,16 @@ impl Driver {
     }
 
     /// What requests may be routed to: nothing that a peer has a part in which is cut off.
-    fn served(
-        &self,
-        mut up: BTreeMap<GroupId, Load>,
-        adverts: &BTreeMap<PeerId, Advert>,
-    ) -> (BTreeMap<GroupId, Load>, Adverts) {
-        let known = self.roster.borrow().clone();
-        let known = if *known == *adverts { known } else { Arc::new(adverts.clone()) };
+    fn served(&self, mut up: BTreeMap<GroupId, Load>, known: &Adverts) -> (BTreeMap<GroupId, Load>, Adverts) {
         if self.trust.cut_off().next().is_none() {
-            return (up, known);
+            return (up, known.clone());
         }
         let plans = || self.changeover.routed().map(|plan| &**plan).into_iter().chain(self.control.plan());
         let group = |id: &GroupId| plans().find_map(|plan| plan.group(*id));
         let is_sound =
             |id: &GroupId| group(id).is_some_and(|g| !g.stages.iter().any(|s| self.trust.is_cut_off(s.peer)));
         up.retain(|id, _| is_sound(id));
-        let mut reachable = (*known).clone();
+        let mut reachable = (**known).clone();
         reachable.retain(|peer, _| !self.trust.is_cut_off(*peer));
         (up, Arc::new(reachable))
     }
@@ -135,17 +154,34 @@ fn default_for(wanted: Option<&str>, adverts: &BTreeMap<PeerId, Advert>) -> Opti
     wanted.or_else(|| default_model(adverts.values())).map(|card| card.id)
 }
 
-/// A peer that has said what it is.
-fn peer_view(peer: PeerId, member: &Member, now: Duration) -> Option<PeerView> {
-    Some(PeerView {
+/// A peer that has said what it is, as it is known here.
+type Seen<'a> = (PeerId, &'a Member, &'a Advert);
+
+fn peer_view((peer, member, advert): Seen<'_>, now: Duration) -> PeerView {
+    PeerView {
         id: peer,
-        advert: (**member.advert.as_ref()?).clone(),
+        advert: advert.clone(),
         load: member.heartbeat.load,
         groups: member.heartbeat.ready.clone(),
         silent_for: now.saturating_sub(member.last_heard).as_secs_f64(),
+        silent: member.presence == Presence::Suspect,
         plan: member.heartbeat.plan,
         leaving: member.heartbeat.leaving,
-    })
+    }
+}
+
+/// What has changed of it: adverts are long, and seldom others.
+fn look_again(shown: &mut PeerView, (_, member, advert): Seen<'_>, now: Duration) {
+    if shown.advert != *advert {
+        shown.advert = advert.clone();
+    }
+    if shown.groups != member.heartbeat.ready {
+        shown.groups.clone_from(&member.heartbeat.ready);
+    }
+    shown.load = member.heartbeat.load;
+    shown.silent_for = now.saturating_sub(member.last_heard).as_secs_f64();
+    shown.silent = member.presence == Presence::Suspect;
+    (shown.plan, shown.leaving) = (member.heartbeat.plan, member.heartbeat.leaving);
 }
 
 /// What adverts name, each once, in the order of `key`.

@@ -16,6 +16,9 @@ use tsnode_protocol::{BytesPerSecond, Link, PathKind, PeerId, Seconds, limits};
 /// How often the meters are read: windows follow a link within that time.
 const LOOK: Duration = Duration::from_millis(300);
 
+/// How long one link within this host stands for all of them: they are one loopback.
+const WITHIN_FOR: Duration = Duration::from_secs(600);
+
 /// A link from here, and how old the knowledge of its bandwidth is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Measured {
@@ -50,6 +53,8 @@ pub(super) struct Known {
     peers: Mutex<BTreeMap<PeerId, Peer>>,
     /// Counts the links that have taken another way, or lost theirs.
     turns: watch::Sender<u64>,
+    /// What trains within this host were carried at last, and when. Held for a copy.
+    within: Mutex<Option<(Instant, BytesPerSecond)>>,
 }
 
 #[derive(Debug, Default)]
@@ -83,7 +88,7 @@ impl Peer {
 
 impl Known {
     pub fn new() -> Self {
-        Self { started: Instant::now(), peers: Mutex::default(), turns: watch::channel(0).0 }
+        Self { started: Instant::now(), peers: Mutex::default(), turns: watch::channel(0).0, within: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<PeerId, Peer>> {
@@ -165,6 +170,17 @@ impl Known {
         let now = self.started.elapsed();
         let known = self.lock().get(&peer).and_then(|known| known.ways.known(path).copied());
         known.is_none_or(|known| known.wants_probe(now))
+    }
+
+    /// What a probe of a link within this host found.
+    pub fn probed_within(&self, rate: BytesPerSecond) {
+        *self.within.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), rate));
+    }
+
+    /// What links within this host carry, where one of them was probed not long ago.
+    pub fn within(&self) -> Option<BytesPerSecond> {
+        let within = *self.within.lock().unwrap_or_else(PoisonError::into_inner);
+        within.filter(|(at, _)| at.elapsed() < WITHIN_FOR).map(|(_, rate)| rate)
     }
 
     /// The link to a peer, once both latency and bandwidth are known.

@@ -5,6 +5,7 @@ mod others;
 use super::{Connections, IncomingStream, LinkError, Links, LinksConfig, Shaping, Stream};
 use crate::{
     data_plane::{doors::Doors, offences::OffenceReporter},
+    platform,
     store::identity::Identity,
 };
 use bytes::Bytes;
@@ -102,22 +103,13 @@ pub(super) struct Watch {
 
 impl Watch {
     pub fn start() -> Self {
-        Self { started: Instant::now(), cpu: cpu_seconds() }
+        Self { started: Instant::now(), cpu: platform::processor_time() }
     }
 
     pub fn stop(&self) -> Moved {
-        let cpu_seconds = self.cpu.zip(cpu_seconds()).map(|(before, after)| after - before);
+        let cpu_seconds = self.cpu.zip(platform::processor_time()).map(|(before, after)| after - before);
         Moved { seconds: self.started.elapsed().as_secs_f64(), cpu_seconds }
     }
-}
-
-/// Processor time of this process. Linux counts it in hundredths of a second, whatever its own clock does.
-fn cpu_seconds() -> Option<f64> {
-    let text = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // The name in parentheses may hold anything; user and system time are the 14th and 15th field of the line.
-    let (_, fields) = text.rsplit_once(')')?;
-    let ticks: Vec<f64> = fields.split_whitespace().skip(11).take(2).filter_map(|f| f.parse().ok()).collect();
-    (ticks.len() == 2).then(|| ticks.iter().sum::<f64>() / 100.0)
 }
 
 struct End {

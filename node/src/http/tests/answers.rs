@@ -122,7 +122,7 @@ fn with_a_card() -> PeerView {
     };
     let advert = Advert { devices: vec![card], ..tsnode_coordinator::sample::gateway(0) };
     let (id, load) = (PeerId([9; 32]), Load::default());
-    PeerView { id, advert, load, groups: vec![], silent_for: 0.0, plan: None, leaving: false }
+    PeerView { id, advert, load, groups: vec![], silent_for: 0.0, silent: false, plan: None, leaving: false }
 }
 
 #[tokio::test]

@@ -12,7 +12,11 @@ struct Listener {
 
 impl Listener {
     async fn to(api: &Api) -> Self {
-        let stream = api.get("/api/events").await.error_for_status().unwrap().bytes_stream();
+        Self::at(api, "/api/events").await
+    }
+
+    async fn at(api: &Api, path: &str) -> Self {
+        let stream = api.get(path).await.error_for_status().unwrap().bytes_stream();
         Self { stream: stream.boxed(), rest: String::new() }
     }
 
@@ -44,6 +48,36 @@ async fn the_page_says_nothing_without_a_key_and_lets_nothing_else_in() {
         assert!(!file.text().await.unwrap().contains(&api.view.borrow().swarm.to_string()));
     }
     assert_eq!(api.get("/api/events").await.status(), 401);
+}
+
+#[tokio::test]
+async fn who_asks_for_changes_is_told_an_advert_once() {
+    let api = Api::up(said(End::Stop)).await;
+    let peer = |n| PeerView {
+        id: PeerId([n; 32]),
+        advert: tsnode_coordinator::sample::advert(0),
+        load: Default::default(),
+        groups: vec![],
+        silent_for: 0.0,
+        silent: false,
+        plan: None,
+        leaving: false,
+    };
+    api.view.send_modify(|view| view.peers = vec![peer(1), peer(2)]);
+    let mut events = Listener::at(&api, "/api/events?changes").await;
+    let (name, swarm) = events.next().await;
+    assert!(name == "swarm" && swarm["peers"][1]["advert"]["devices"].is_array(), "{name} {swarm}");
+    assert_eq!(events.next().await.0, "requests");
+    api.view.send_modify(|view| {
+        view.peers[0].load.running = 7;
+        view.peers[1].advert.name = "another".into();
+    });
+    let (name, changes) = events.next().await;
+    assert_eq!((name.as_str(), &changes["swarm"]["me"]), ("changes", &swarm["me"]));
+    assert_eq!((&changes["peers"][0]["load"]["running"], &changes["peers"][0]["advert"]), (&json!(7), &Value::Null));
+    assert_eq!(changes["peers"][1]["advert"]["name"], "another");
+    let whole = serde_json::from_value::<SwarmView>(swarm).unwrap();
+    assert!(whole.peers.len() == 2 && changes["swarm"]["peers"] == json!([]));
 }
 
 #[tokio::test]

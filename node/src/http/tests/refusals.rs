@@ -228,6 +228,7 @@ async fn the_list_says_who_has_a_model_whether_it_is_loaded_and_which_one_is_the
         load: Default::default(),
         groups: vec![],
         silent_for: 0.0,
+        silent: false,
         plan: None,
         leaving: false,
     };
