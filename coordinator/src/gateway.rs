@@ -233,7 +233,8 @@ impl Gateway {
                 deliveries.retain(|d| is_between(plan, pick, d));
                 deliveries.truncate(2 * limits::STAGES);
                 if let Some(shape) = shape(&self.view, r.ask.model) {
-                    self.observed.note(&deliveries, r.codec.codec, &shape, self.config.element_bytes);
+                    let element_bytes = self.config.element_bytes(r.ask.model);
+                    self.observed.note(&deliveries, r.codec.codec, &shape, element_bytes);
                 }
                 r.line.arrived(now, deliveries);
             }

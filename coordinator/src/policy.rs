@@ -10,4 +10,5 @@ mod places;
 pub mod prefill_first;
 pub mod routing;
 pub mod shares;
+pub mod sharing;
 pub mod shortest;

@@ -2,7 +2,8 @@
 //! (ThunderServe §3.4: "the inference workload is constantly monitored and reported to the scheduling algorithm").
 //!
 //! An advert changes with it when enough has come to say something, when the [`crate::profiler`] notices a shift, and when
-//! nothing has come for long: so plans are made anew for requests of another kind, and not for each request.
+//! nothing has come for long: so plans are made anew for requests of another kind, and not for each request. A profiler hears of
+//! nothing that does not come: where requests stay away, the rate that was said falls by halves, a few times in all.
 
 use crate::{
     Time,
@@ -18,6 +19,12 @@ use tsnode_protocol::{
 
 /// Prompts, and answers, before anything is said of a model's requests.
 const ENOUGH: u32 = 100;
+/// Between two words about a model: plans are not made anew more often for what gateways are asked for.
+const AGAIN: Duration = Duration::from_secs(30);
+/// Requests stay away once none has come for so long, and for as long as so many would have taken to come: a burst is followed by
+/// such a lull as well.
+const LULL: Duration = Duration::from_secs(30);
+const MISSED: f64 = 50.0;
 /// After so long without a request what there was is no longer said.
 const QUIET: Duration = Duration::from_secs(600);
 
@@ -34,6 +41,11 @@ struct Watched {
     answers: u32,
     latest: Time,
     said: Option<Traffic>,
+    /// Something is to be said once enough has come: nothing was yet, or requests come again that had stayed away.
+    begins: bool,
+    /// What is said holds no longer, and may be said anew from then on.
+    is_stale: bool,
+    next: Time,
 }
 
 impl Watch {
@@ -50,16 +62,35 @@ impl Watch {
     /// What is to be said of it.
     pub fn said(&mut self, now: Time) -> Vec<Traffic> {
         self.models.retain(|_, watched| now < watched.latest + QUIET);
-        self.models.values().filter_map(|watched| watched.said).collect()
+        self.models.iter_mut().for_each(|(model, watched)| watched.say(now, *model));
+        self.models.values().filter_map(|watched| watched.said_at(now)).collect()
     }
 }
 
 impl Watched {
     fn new(now: Time) -> Self {
-        Self { profiler: Profiler::new(ProfilerConfig::default()), prompts: 0, answers: 0, latest: now, said: None }
+        let profiler = Profiler::new(ProfilerConfig::default());
+        let (begins, is_stale) = (true, false);
+        Self { profiler, prompts: 0, answers: 0, latest: now, said: None, begins, is_stale, next: Time::ZERO }
+    }
+
+    /// What is said of it: of requests that stay away, that there are no more than one in that time.
+    fn said_at(&self, now: Time) -> Option<Traffic> {
+        let said = self.said?;
+        let (silent, lull) = (now.saturating_sub(self.latest).as_secs_f64(), lull(said.rate));
+        if silent < lull {
+            return Some(said);
+        }
+        let halvings = (silent / lull).log2().floor();
+        Some(Traffic { rate: said.rate.min(1.0 / (lull * halvings.exp2())), ..said })
     }
 
     fn on_event(&mut self, now: Time, model: ModelId, event: Event) {
+        let said = self.said_at(now);
+        if said != self.said {
+            // How many come from now on is another matter: until enough have, it is as few.
+            *self = Self { said, next: self.next, ..Self::new(now) };
+        }
         self.latest = now;
         let count = match event {
             Event::Arrived { .. } => &mut self.prompts,
@@ -67,13 +98,26 @@ impl Watched {
         };
         *count = count.saturating_add(1);
         let shift = self.profiler.on_event(now, event);
-        let is_first = self.said.is_none() && self.prompts.min(self.answers) >= ENOUGH;
-        if shift.is_some() || is_first {
+        let is_enough = self.begins && self.prompts.min(self.answers) >= ENOUGH;
+        self.begins &= !is_enough;
+        self.is_stale |= shift.is_some() || is_enough;
+        self.say(now, model);
+    }
+
+    /// Says anew what is stale, as soon as that may be.
+    fn say(&mut self, now: Time, model: ModelId) {
+        if self.is_stale && now >= self.next {
             // Of a shift of prompts alone no answer may have come yet: what was said of answers holds.
             let profile = self.profiler.profile();
             self.said = stated(model, &profile, self.said.as_ref()).or(self.said);
+            (self.is_stale, self.next) = (false, now + AGAIN);
         }
     }
+}
+
+/// How long requests that came at this rate must stay away until that says anything (s).
+fn lull(rate: f64) -> f64 {
+    (MISSED / rate.max(f64::MIN_POSITIVE)).max(LULL.as_secs_f64()).min(QUIET.as_secs_f64())
 }
 
 /// A profile in short. Where it has no prompts or no answers yet, those said before.
@@ -165,6 +209,53 @@ mod tests {
         let last = said.last().unwrap()[0];
         assert!(last.answers == [200; LENGTHS] && last.prompts[15] < 110, "{last:?}");
         assert_eq!(watch.said(at(now + 601.0)), []);
+    }
+
+    #[test]
+    fn what_is_said_of_requests_that_stay_away_falls_and_rises_when_enough_have_come_again() {
+        let mut watch = Watch::default();
+        let come = |watch: &mut Watch, from: f64, many: u32| {
+            for n in 0..many {
+                let now = at(from + 0.5 * f64::from(n));
+                watch.on_event(now, MODEL, Event::Arrived { prompt: 100 });
+                watch.on_event(now, MODEL, Event::Answered { answer: 10 });
+            }
+            from + 0.5 * f64::from(many - 1)
+        };
+        let rate = |watch: &mut Watch, now: f64| watch.said(at(now)).first().map(|t| t.rate);
+        let last = come(&mut watch, 0.0, 200);
+        assert_eq!(rate(&mut watch, last + 29.0), Some(2.0), "two a second, and a lull");
+        let mut said: Vec<f64> = (0..600).filter_map(|s| rate(&mut watch, last + f64::from(s))).collect();
+        said.dedup();
+        let expected = [2.0, 1.0 / 30.0, 1.0 / 60.0, 1.0 / 120.0, 1.0 / 240.0, 1.0 / 480.0];
+        assert_eq!(said, expected, "a few changes in all");
+        // One that comes after two minutes changes nothing, nor do some: a hundred do.
+        let again = come(&mut watch, last + 125.0, 1);
+        assert_eq!(rate(&mut watch, again), Some(1.0 / 120.0));
+        let again = come(&mut watch, again + 0.5, 98);
+        assert_eq!(rate(&mut watch, again), Some(1.0 / 120.0));
+        let again = come(&mut watch, again + 0.5, 1);
+        assert_eq!(rate(&mut watch, again), Some(2.0));
+        assert_eq!(watch.models.values().filter(|w| w.begins).count(), 0);
+    }
+
+    #[test]
+    fn however_often_requests_change_something_else_is_said_twice_a_minute_at_most() {
+        let (mut watch, mut now, mut said) = (Watch::default(), 0.0, Vec::new());
+        for n in 0..20_000u32 {
+            // Every ten seconds of another kind, and much more or much less often.
+            let kind = f64::from(n % 2) + 1.0;
+            let is_one = (now as u32 / 10).is_multiple_of(2);
+            now += if is_one { 0.02 } else { 0.005 * kind };
+            let (prompt, answer) = if is_one { (4000, 10) } else { (20, 900) };
+            watch.on_event(at(now), MODEL, Event::Arrived { prompt });
+            watch.on_event(at(now), MODEL, Event::Answered { answer });
+            let word = watch.said(at(now));
+            if said.last() != Some(&word) {
+                said.push(word);
+            }
+        }
+        assert!(said.len() > 3 && said.len() as f64 <= 2.0 + now / 30.0, "{} in {now:.0} s", said.len());
     }
 
     #[test]

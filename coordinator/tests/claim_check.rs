@@ -8,6 +8,13 @@ use std::time::Duration;
 use tsnode_coordinator::{
     claim_check::{ClaimCheck, Seen, Work},
     gateway::View,
+    policy::{
+        batching::ServiceNo,
+        sharing::{
+            TurnOrder,
+            arbiter::{self, Arbitration, Share},
+        },
+    },
     rng::Rng,
     sample,
     trust::{Offence, Trust},
@@ -87,9 +94,49 @@ struct Answer {
     stood: f64,
 }
 
+/// Another model on a lender's device, which always has work: steps of both go by turns.
+struct Neighbour {
+    arbiter: Box<dyn Arbitration<u32>>,
+    /// What its steps take.
+    takes: f64,
+}
+
+impl Neighbour {
+    const OWN: ServiceNo = ServiceNo(0);
+    const OTHER: ServiceNo = ServiceNo(1);
+
+    fn new(order: TurnOrder, takes: f64) -> Self {
+        let mut arbiter = order.arbiter::<u32>();
+        for service in [Self::OWN, Self::OTHER] {
+            arbiter.enters(service, 0, PROMPT);
+        }
+        let mut new = Self { arbiter, takes };
+        new.asks(Self::OTHER);
+        new
+    }
+
+    fn asks(&mut self, service: ServiceNo) {
+        self.arbiter.asks(service, arbiter::Work::Step(vec![Share { request: 0, prompt_tokens: 0 }]));
+    }
+
+    /// How long a step waits for its turn, which takes so long.
+    fn waited_for(&mut self, work: f64) -> f64 {
+        self.asks(Self::OWN);
+        let mut waited = 0.0;
+        while self.arbiter.next() == Some(Self::OTHER) {
+            self.arbiter.over(Seconds(self.takes));
+            waited += self.takes;
+            self.asks(Self::OTHER);
+        }
+        self.arbiter.over(Seconds(work));
+        waited
+    }
+}
+
 /// A lender, and what it really is.
 struct Lender {
     host: Host,
+    beside: Option<Neighbour>,
     /// What a step takes, and each sequence and each token of a prompt in it (s).
     costs: [f64; 3],
     free: f64,
@@ -114,11 +161,12 @@ impl Lender {
         self.running.extend(new);
         let [step, answer, prompt] = self.costs;
         let work = step + answer * f64::from(answers) + prompt * f64::from(prompts);
-        self.free = self.host.done(begun, work) + OVERHEAD;
+        let turn = begun + self.beside.as_mut().map_or(0.0, |neighbour| neighbour.waited_for(work));
+        self.free = self.host.done(turn, work) + OVERHEAD;
         let context = u64::from(answers) * u64::from(PROMPT + ANSWER / 2);
         let size = StepSize { prompts, pairs: u64::from(PROMPT * prompts), answers, context };
         if prompts == 0 {
-            self.steps.push_back(TimedStep { took: Seconds(self.free - begun), size });
+            self.steps.push_back(TimedStep { took: Seconds(self.free - turn), size });
             if self.steps.len() > 64 {
                 self.steps.pop_front();
             }
@@ -222,6 +270,7 @@ impl Swarm {
         let lenders: Vec<Lender> = (0..count)
             .map(|_| Lender {
                 host: Host::new(&mut rng, share),
+                beside: None,
                 costs: costs(&mut rng),
                 free: 0.0,
                 waiting: Vec::new(),
@@ -238,6 +287,16 @@ impl Swarm {
         let gateway = Host::new(&mut rng, share);
         let clients = [1, 2, 6, 6, 16, 64][rng.below(6)];
         Self { lenders, gateway, view, clients, by, rng }
+    }
+
+    /// The same where every other lender's device has another model too, whose steps take from a third to thirty times as long.
+    fn beside_others(mut self, order: TurnOrder) -> Self {
+        let mut rng = Rng::new(self.clients as u64);
+        for lender in self.lenders.iter_mut().step_by(2) {
+            let takes = lender.costs[0] * 10f64.powf(2.0 * rng.unit() - 0.5);
+            lender.beside = Some(Neighbour::new(order, takes));
+        }
+        self
     }
 
     /// Clients ask without pause for so long, or until somebody is cut off where one is to be. Whom the gateway cuts off, and after
@@ -298,6 +357,26 @@ impl Swarm {
         };
         let lender = shares.iter().position(is_drawn).unwrap_or(shares.len() - 1);
         self.lenders[lender].waiting.push(Answer { asked, tokens: 0, second: 0.0, last: 0.0, stood: 0.0 });
+    }
+}
+
+/// Who lends several models waits for turns, and computes no more slowly for that: the gateway's clock sees it, and its own steps
+/// do not say so. Who claims five times its speed is found behind a neighbour as well.
+#[test]
+fn who_waits_for_its_turn_is_not_slow_and_who_claims_too_much_is_found_all_the_same() {
+    for (name, order) in TurnOrder::ALL {
+        for by in [By::Lot, By::Claim] {
+            let honest = |seed| Swarm::new(seed, None, by).beside_others(order).run(SPAN, &mut ClaimCheck::default());
+            let cut: Vec<_> = (0..DRAWN_SEEDS).map(honest).filter(|cut| !cut.is_empty()).collect();
+            assert_eq!(cut, Vec::<Vec<_>>::new(), "{name}");
+        }
+        let boasts =
+            |seed| Swarm::new(seed, Some(5.0), By::Lot).beside_others(order).run(LONG, &mut ClaimCheck::default());
+        let all: Vec<_> = (0..DRAWN_SEEDS).map(boasts).collect();
+        assert!(all.iter().flatten().all(|(who, _)| *who == 0), "{name}: {all:?}");
+        let found = all.iter().filter(|cut| !cut.is_empty()).count();
+        println!("{name}: found in {found} of {DRAWN_SEEDS}");
+        assert!(found as u64 * 10 >= DRAWN_SEEDS * 8, "{name}: found in {found} of {DRAWN_SEEDS}");
     }
 }
 

@@ -58,7 +58,7 @@ use crate::{
     worker::{WorkerHandle, WorkerSetup},
 };
 use libp2p::Multiaddr;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -77,7 +77,7 @@ use tsnode_coordinator::{
     settings::Settings,
     trust::Trust,
 };
-use tsnode_protocol::{Advert, Invite, PeerId, Traffic, proof::Membership};
+use tsnode_protocol::{Advert, Invite, ModelId, PeerId, Traffic, proof::Membership};
 
 /// How long a leaving peer waits for what runs here.
 const DRAIN: Duration = Duration::from_secs(30);
@@ -143,6 +143,7 @@ pub async fn run(
     let response_log = ground.response_log(&links, &roster)?;
     let (going, gone) = watch::channel(Arc::default());
     let memory = resources.advert.devices.iter().map(|device| device.memory_bytes).sum();
+    let elements = resources.models.iter().map(|model| (model.source.card().id, model.dtype.bytes() as u64)).collect();
     let inside = resources.models.first().map(|model| model.source.card().id);
     let worker = ground.worker(
         (resources, shelf.clone(), lenders.clone(), giver.clone()),
@@ -188,7 +189,7 @@ pub async fn run(
     let (open, still_open) = watch::channel(0);
     let (traffic, asked_for) = watch::channel(Vec::new());
     let ways = Ways { worker: &worker, links: &links, roster: &roster, response_log: &response_log, guard: &guard };
-    tasks.spawn(ground.drive(&ways, view, front.submissions, (open, traffic)).run(ends.clone()));
+    tasks.spawn(ground.drive(&ways, elements, (view, front.submissions), (open, traffic)).run(ends.clone()));
     tasks.spawn(measure::run(wishes, links.clone(), roster.clone(), ends.clone()));
     let (link_news, link_changes) = mpsc::channel(LINK_NEWS);
     tasks.spawn(prober::run(ground.identity.peer_id(), links.clone(), roster, link_news, ends.clone()));
@@ -465,8 +466,8 @@ impl Ground {
     fn drive(
         &self,
         ways: &Ways<'_>,
-        view: watch::Receiver<View>,
-        submissions: mpsc::Receiver<Submission>,
+        elements: BTreeMap<ModelId, u64>,
+        (view, submissions): (watch::Receiver<View>, mpsc::Receiver<Submission>),
         (open, traffic): (watch::Sender<usize>, watch::Sender<Vec<Traffic>>),
     ) -> Drive {
         let settings = GatewayConfig {
@@ -475,6 +476,7 @@ impl Ground {
             pace: self.config.kv_pace,
             split: self.config.split,
             element_bytes: self.config.kv_dtype.bytes() as u64,
+            model_element_bytes: elements,
             ..GatewayConfig::default()
         };
         Drive {

@@ -323,6 +323,7 @@ async fn several_models_on_one_peer_answer_as_each_does_alone_and_outlive_it() {
     });
     futures::future::join_all(answers).await;
 
+    overloaded(&net, &expected).await;
     let mut running = Vec::new();
     for name in SEVERAL {
         running.push(stream(&net, 2, called(name)).await);
@@ -335,6 +336,33 @@ async fn several_models_on_one_peer_answer_as_each_does_alone_and_outlive_it() {
         assert_eq!(reading.await.unwrap(), expected[n], "{name}, whose peer was killed");
     }
     net.down().await;
+}
+
+/// One model is asked for by many at once: the others' answers come meanwhile, and all are the same as ever.
+async fn overloaded(net: &Net, expected: &[Vec<u64>]) {
+    let busy = called(SEVERAL[0]);
+    let mut load = Vec::new();
+    for _ in 0..8 {
+        load.push(stream(net, 2, busy).await);
+    }
+    for (count, _) in &mut load {
+        count.wait_for(|tokens| *tokens > 0).await.unwrap();
+    }
+    let mut others = Vec::new();
+    for name in &SEVERAL[1..] {
+        others.push(stream(net, 2, called(name)).await);
+    }
+    for (count, _) in &mut others {
+        count.wait_for(|tokens| *tokens >= 8).await.unwrap();
+    }
+    let ended = load.iter().filter(|(count, _)| *count.borrow() == expected[0].len()).count();
+    assert!(ended < load.len(), "the others waited until all of {busy}'s answers had ended");
+    for (n, (_, reading)) in (1..).zip(others) {
+        assert_eq!(reading.await.unwrap(), expected[n], "{}, beside a load on {busy}", SEVERAL[n]);
+    }
+    for (_, reading) in load {
+        assert_eq!(reading.await.unwrap(), expected[0], "{busy}, asked for by many");
+    }
 }
 
 /// Prompts with what transformers goes on with, of models that have them.

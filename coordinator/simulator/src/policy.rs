@@ -18,4 +18,5 @@ pub mod repurposing;
 pub mod round_robin;
 pub mod sharing;
 pub mod shortest_queue;
+pub mod turns;
 pub mod weighted;

@@ -9,6 +9,7 @@ use crate::{
         round_robin::{FirstCome, RoundRobin},
         sharing::order::Rules,
         shortest_queue::ShortestQueue,
+        turns::Turns,
     },
     summary::normalised,
     trace::{Arriving, beside, drawn},
@@ -16,8 +17,10 @@ use crate::{
 use std::sync::Arc;
 use tsnode_coordinator::{
     policy::{
-        batching::{Batching, Limits, ServiceNo},
+        batching::{Batch, Batching, Limits, ServiceNo},
+        choice::{Batches, Room},
         routing::Asked,
+        sharing::TurnOrder,
     },
     replay::{
         cost::IterationCost,
@@ -38,6 +41,8 @@ pub const LIMITS: Limits = Limits { tasks: 32, tokens: 4096 };
 /// First quantum and queues of the queues with feedback: from an iteration to a minute.
 const QUANTUM: Seconds = Seconds(0.02);
 const QUEUES: u32 = 12;
+/// Tokens of a peer's step, where nothing was measured.
+const CHUNK: u32 = 512;
 
 /// In which order requests are taken.
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +55,8 @@ pub enum Order {
     RoundRobin,
     /// By queues with feedback, which a request enters by its prompt's time.
     Feedback,
+    /// As peers do: each model forms its steps for itself, with memory of its own, and they take turns in this order.
+    Peers(TurnOrder),
 }
 
 /// What the doubling budget knows of a request.
@@ -61,12 +68,15 @@ pub enum Known {
     Prompt,
 }
 
-/// Those that nodes and comparisons have, by name: ours first.
-pub const ORDERS: [(&str, Order); 4] = [
+/// Those of one batcher for all models, by name: ours first; then those of peers.
+pub const ORDERS: [(&str, Order); 7] = [
     ("doubling", Order::Doubling(Doubling::RULES, Known::Prompt)),
     ("first-come", Order::FirstCome),
     ("round-robin", Order::RoundRobin),
     ("feedback", Order::Feedback),
+    ("peers-doubling", Order::Peers(TurnOrder::Doubling)),
+    ("peers-round-robin", Order::Peers(TurnOrder::RoundRobin)),
+    ("peers-first-come", Order::Peers(TurnOrder::FirstCome)),
 ];
 
 /// Why models do not share a GPU.
@@ -108,6 +118,21 @@ pub struct SharedGpu {
     prompt: Vec<SecondsPerToken>,
 }
 
+/// A model on the GPU. A step with prompts and answers reads the weights once.
+#[derive(Debug)]
+struct Mixed(Fit);
+
+impl IterationCost for Mixed {
+    fn iteration(&self, batch: &Batch) -> Seconds {
+        if batch.prompts == 0 || batch.answers == 0 {
+            return self.0.iteration(batch);
+        }
+        let prompts = Batch { answers: 0, context: 0, ..*batch };
+        let answers = Batch::answers(batch.answers, batch.context);
+        self.0.iteration(&prompts) + self.0.iteration(&answers) - self.0.few.fixed
+    }
+}
+
 /// Closed forms of a model alone on the GPU.
 fn fit(model: &Model, gpu: &Figures) -> Fit {
     let inside = Path { latency: Seconds(0.0), bandwidth: BytesPerSecond(1e12) };
@@ -132,7 +157,7 @@ impl SharedGpu {
     /// None or too many, or what the GPU cannot hold.
     pub fn new(gpu: &Figures, services: &[(Model, Workload)]) -> Result<Self, SharedGpuError> {
         let costs: Vec<Fit> = services.iter().map(|(model, _)| fit(model, gpu)).collect();
-        let cost = Several::new(costs.iter().map(|f| Arc::new(*f) as Arc<dyn IterationCost>).collect());
+        let cost = Several::new(costs.iter().map(|f| Arc::new(Mixed(*f)) as Arc<dyn IterationCost>).collect());
         let cost = cost.filter(|_| services.len() <= MOST).ok_or(SharedGpuError::Services(services.len()))?;
         let pages = pages(gpu, services)?;
         let mut own = Self {
@@ -215,6 +240,16 @@ impl SharedGpu {
         self.run_by(order, self.profiles(order.knows()), arrivals)
     }
 
+    /// Pages divided evenly, as peers divide what the models' owner did not.
+    fn rooms(&self) -> Vec<Room> {
+        let services = self.workloads.len();
+        let room = |n: usize| {
+            let tokens = self.pages.tokens(ServiceNo(n as u16)) * (self.pages.all() / services as u64);
+            Room { places: LIMITS.tasks, tokens, stages: 1 }
+        };
+        (0..services).map(room).collect()
+    }
+
     fn policy(&self, order: Order, profiles: &[Profile]) -> Box<dyn Batching> {
         let pages = self.pages.clone();
         match order {
@@ -225,6 +260,7 @@ impl SharedGpu {
                 let (prompt, patience) = (self.prompt.clone(), Seconds(f64::INFINITY));
                 Box::new(Feedback::new(Queues { quantum: QUANTUM, levels: QUEUES, prompt, patience }, LIMITS, pages))
             }
+            Order::Peers(order) => Box::new(Turns::new(order.arbiter(), Batches::Chunked(CHUNK), &self.rooms())),
         }
     }
 }
@@ -235,7 +271,7 @@ impl Order {
     pub fn knows(self) -> Known {
         match self {
             Self::Doubling(_, known) => known,
-            Self::FirstCome | Self::RoundRobin | Self::Feedback => Known::Service,
+            Self::FirstCome | Self::RoundRobin | Self::Feedback | Self::Peers(_) => Known::Service,
         }
     }
 }
@@ -292,8 +328,11 @@ mod tests {
         let gpu = SharedGpu::new(&gpu, &services).unwrap();
         let arrivals = gpu.requests(1.2, 300, Arriving::Bursty(16.0), 11);
         let mean = |order: Order| gpu.run(order, &arrivals).mean;
-        let [doubling, first_come, ..] = ORDERS.map(|(_, order)| mean(order));
+        let all = ORDERS.map(|(_, order)| mean(order));
+        let [doubling, first_come, _, _, peers_doubling, peers_in_turn, peers_first_come] = all;
         assert!(doubling >= 1.0 && doubling < 0.8 * first_come, "{doubling} to {first_come}");
+        // By what was measured, with a bound on every wait, and without telling one request of a model from another.
+        assert!(peers_doubling < 0.9 * peers_in_turn && peers_doubling < 0.9 * peers_first_come, "{all:?}");
         assert!((280..=300).contains(&arrivals.len()));
     }
 

@@ -8,6 +8,7 @@
 //! | when messages arrive, if they do | [`net`] |
 //! | time, and everything in it | [`world`] |
 //! | what goes wrong when | [`faults`] |
+//! | which model clients ask for | `demand` |
 //! | what byzantine peers say | [`byzantine`] |
 //! | clients' requests, and who serves them | [`requests`] |
 //! | what must hold, as sentences | [`checks`] |
@@ -22,6 +23,7 @@ pub mod byzantine;
 pub mod cast;
 pub mod checks;
 pub mod chronicle;
+mod demand;
 pub mod faults;
 mod memo;
 pub mod net;

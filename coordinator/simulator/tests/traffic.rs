@@ -1,4 +1,5 @@
-//! Requests become of another kind: groups change what they do and nobody loads anything (ThunderServe §3.4).
+//! Requests become of another kind: groups change what they do and nobody loads anything (ThunderServe §3.4). Or they become
+//! requests for another model: devices change hands, while there are faults too.
 #![expect(clippy::unwrap_used, reason = "a scenario that cannot run fails")]
 
 use std::collections::BTreeMap;
@@ -10,7 +11,7 @@ use tsnode_coordinator::{
     planner::{Draft, Planner, Scheduler, Wish},
     sample,
 };
-use tsnode_protocol::{Advert, GroupId, Phase, Plan, Traffic, traffic::LENGTHS};
+use tsnode_protocol::{Advert, GroupId, ModelId, PeerId, Phase, Plan, Traffic, traffic::LENGTHS};
 use tsnode_simulator::simulation::World;
 
 /// The scheduler, of groups that do one thing only.
@@ -80,4 +81,79 @@ fn when_prompts_become_short_and_answers_long_phases_flip_and_no_stage_changes()
     world.agreement().unwrap();
     assert!(before.keys().eq(phases(&world).keys()) && prefilling(&phases(&world)) > prefilling(&after));
     assert_eq!(world.checks.broken, None);
+}
+
+const HOSTS: usize = 4;
+
+/// Models of the hosts, each lent by all.
+fn models() -> [ModelId; 2] {
+    [1, 2].map(|n| ModelId([n; 16]))
+}
+
+/// A gateway whose clients ask for so much of what all hosts would carry of each model alone.
+fn asks(parts: [f64; 2]) -> Advert {
+    let adverts: Vec<Advert> = (0..HOSTS).map(|n| sample::lends_several(n, sample::cards(1))).collect();
+    let members = (0..).map(|n| PeerId([n; 32])).zip(&adverts).collect();
+    let all = tsnode_coordinator::planner::live::scenes(&members, SplitChoice::Auto).remove(0).problem.rate / 0.6;
+    let traffic = |(model, part): (ModelId, f64)| Traffic {
+        model,
+        rate: part * all,
+        prompts: [200; LENGTHS],
+        answers: [50; LENGTHS],
+    };
+    let traffic = models().into_iter().zip(parts).filter(|(_, part)| *part > 0.0).map(traffic);
+    Advert { traffic: traffic.collect(), ..sample::gateway(9) }
+}
+
+/// Devices that each model's groups have in the plan that all follow.
+fn devices(world: &World) -> [usize; 2] {
+    let plan = world.common_plan().unwrap();
+    let of = |model: ModelId| plan.groups.iter().filter(|g| g.model == model).map(|g| g.stages.len()).sum();
+    models().map(of)
+}
+
+fn settled(world: &mut World) -> [usize; 2] {
+    for _ in 0..60 {
+        world.wait(Duration::from_secs(1));
+        if world.agreement().is_ok() {
+            break;
+        }
+    }
+    world.agreement().unwrap();
+    assert_eq!(world.checks.broken, None);
+    devices(world)
+}
+
+#[test]
+fn when_clients_ask_for_another_model_devices_change_hands_once_and_a_wish_that_wavers_moves_none() {
+    let mut world = World::new(4);
+    for n in 0..HOSTS {
+        let n = world.add(sample::lends_several(n, sample::cards(2)));
+        world.start(n);
+    }
+    let gateway = world.add(asks([1.1, 0.05]));
+    world.start(gateway);
+    world.wait(Duration::from_secs(20));
+    let [first, second] = settled(&mut world);
+    assert!(first > second && second > 0, "{first} and {second} devices");
+    // Nobody says anything of the second model: no more is asked of it.
+    let plans = world.checks.figures.plans;
+    for parts in [[1.0, 0.06], [1.2, 0.05], [0.9, 0.04], [1.1, 0.0]] {
+        world.tell(gateway, Event::Advertise(asks(parts)));
+        world.wait(Duration::from_secs(10));
+        assert_eq!(settled(&mut world), [first, second], "{parts:?}");
+    }
+    assert_eq!(world.checks.figures.plans, plans, "what wavers moves nothing");
+    world.tell(gateway, Event::Advertise(asks([0.05, 1.1])));
+    world.wait(Duration::from_secs(10));
+    let turned = settled(&mut world);
+    assert!(turned[1] > turned[0] && turned[0] > 0, "{turned:?}");
+    assert!(world.checks.figures.plans <= plans + 2, "{} plans, and {plans} before", world.checks.figures.plans);
+    // And back, while a host dies.
+    world.tell(gateway, Event::Advertise(asks([1.1, 0.05])));
+    world.wait(Duration::from_millis(300));
+    world.kill(1);
+    world.wait(Duration::from_secs(20));
+    let [first, second] = settled(&mut world);
+    assert!(first > second && second > 0, "{first} and {second} devices");
 }

@@ -8,7 +8,7 @@ use crate::{
     trust::Offence,
     view::View,
 };
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tsnode_protocol::{
     GroupId, KvCodec, ModelId, PeerId, PromptCodec, PromptLogprob, RequestId, Sampled, Token,
@@ -39,8 +39,10 @@ pub struct GatewayConfig {
     pub pace: Option<KvPace>,
     /// Whether the cost gate is asked.
     pub split: SplitChoice,
-    /// Bytes of a KV element in pages.
+    /// Bytes of a KV element in pages; of a model that is not among [`Self::model_element_bytes`].
     pub element_bytes: u64,
+    /// The same of models that this peer keeps otherwise: of what others keep theirs in nothing is said.
+    pub model_element_bytes: BTreeMap<ModelId, u64>,
     /// How requests are routed.
     pub dispatch: Dispatch,
 }
@@ -58,8 +60,17 @@ impl Default for GatewayConfig {
             pace: None,
             split: SplitChoice::Auto,
             element_bytes: 2,
+            model_element_bytes: BTreeMap::new(),
             dispatch: Dispatch::Live,
         }
+    }
+}
+
+impl GatewayConfig {
+    /// Bytes of an element of a model's KV in pages.
+    #[must_use]
+    pub fn element_bytes(&self, model: ModelId) -> u64 {
+        self.model_element_bytes.get(&model).copied().unwrap_or(self.element_bytes)
     }
 }
 

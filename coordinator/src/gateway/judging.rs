@@ -116,7 +116,7 @@ impl Judging<'_> {
             answered: r.next_index(),
             latency,
             bandwidth,
-            element_bytes: self.config.element_bytes,
+            element_bytes: self.config.element_bytes(r.ask.model),
             packed: seen(packed),
             raw: seen(KvCodec::Raw),
             pace: r.told_pace(self.config),

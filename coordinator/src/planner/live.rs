@@ -121,7 +121,7 @@ struct Service<'a> {
     whole: Problem,
     /// Requests a second that all its devices carry.
     carries: f64,
-    /// Requests a second that gateways say they are asked for.
+    /// Requests a second that gateways say they are asked for. Where they say that of other models alone, none.
     asked: Option<f64>,
 }
 
@@ -147,7 +147,9 @@ impl<'a> Service<'a> {
         let mut whole = first.under(wanted(card.id, members));
         whole.noise = NOISE;
         whole.prompts = Batches::measured(profiles(&places, members, card.id)).into();
-        Some(Self { card, places, whole, carries, asked: traffic.map(|profile| profile.rate) })
+        let said = || members.values().any(|advert| advert.traffic.iter().any(|traffic| traffic.rate > 0.0));
+        let asked = traffic.map(|profile| profile.rate).or_else(|| said().then_some(0.0));
+        Some(Self { card, places, whole, carries, asked })
     }
 
     /// Part of all its devices' time that it is taken to be asked for.

@@ -14,7 +14,7 @@ pub struct Knob {
 }
 
 /// Every setting.
-pub const KNOBS: [Knob; 52] = [
+pub const KNOBS: [Knob; 53] = [
     knob("data-dir", "", "Folder for identity and state [default: $XDG_DATA_HOME/tsnode]"),
     knob("name", "", "Name people see [default: the host's name]"),
     knob("http", "127.0.0.1:7448", "Where HTTP listens"),
@@ -113,6 +113,11 @@ pub const KNOBS: [Knob; 52] = [
         "Cross-encoder to lend for /v1/rerank, as ms-marco-MiniLM-L6-v2: a folder with safetensors [default: none]",
     ),
     knob("spot-check", "auto", "Have others compute a token of some answers again (auto), or trust every peer (never)"),
+    knob(
+        "sharing",
+        "doubling",
+        "Whose step is next on a device with several models: by what requests are measured to take, short ones first (doubling), each model in turn (round-robin), or as requests came (first-come)",
+    ),
     knob("layout", "", "Groups to form, as prefill=2,decode=3 [default: the planner's choice]"),
     knob("api-key", "", "Key that HTTP clients must show, beside those of tsnode keys; - reads it from standard input"),
     knob("api-key-file", "", "File with that key: other users can read what is on a command line"),

@@ -22,6 +22,7 @@ use tsnode_coordinator::{
     batcher::Speculation,
     gate::{KvChoice, SplitChoice},
     kv_streams::KvStreams,
+    policy::sharing::TurnOrder,
     spot_check::SpotChecks,
     wanted::Glob,
 };
@@ -86,6 +87,7 @@ impl Settings {
             spot_checks: self.choice("spot-check", &[("auto", SpotChecks::Auto), ("never", SpotChecks::Never)])?,
             speculation: self
                 .choice("speculative-decoding", &[("auto", Speculation::Measured), ("never", Speculation::Never)])?,
+            sharing: self.choice("sharing", &TurnOrder::ALL)?,
             layout: self.parse("layout")?,
             parsers: Parsers { tools: self.tool_format()?, reasoning: self.reasoning_format()? },
             special_text: if self.flag("guard-special-tokens")? { SpecialText::Plain } else { SpecialText::Control },

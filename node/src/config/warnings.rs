@@ -56,6 +56,7 @@ impl Settings {
                 "hours",
                 "speculative-decoding",
                 "draft",
+                "sharing",
             ];
             // An encoder is lent for itself.
             let encodes = ["embedding-model", "rerank-model"].iter().any(|name| !is(name, ""));

@@ -70,13 +70,13 @@ impl Resources {
         let first = config.cores.as_ref().and_then(|cores| cores.only(0));
         let start = |turns: &Turns, engine: Engine| {
             let on = first.as_ref().filter(|_| !engine.is_on_gpu());
-            let (turns, faults) = (turns.clone(), faults.cloned());
+            let faults = faults.cloned();
             let started = cores::run_on(on, || Compute::start_beside(turns, engine, faults));
             started.and_then(|started| started).map_err(|e| NodeError::System(e.to_string()))
         };
         let mut computes: Vec<Vec<Compute>> = self.models.iter().map(|_| Vec::new()).collect();
         for engines in self.engines {
-            let turns = Turns::default();
+            let turns = Turns::new(config.sharing);
             for (computes, engine) in computes.iter_mut().zip(engines) {
                 computes.push(start(&turns, engine)?);
             }

@@ -20,6 +20,7 @@ use tsnode_coordinator::{
     kv_streams::KvStreams,
     layout::Layout,
     lending::Hours,
+    policy::sharing::TurnOrder,
     spot_check::SpotChecks,
 };
 use tsnode_kernels::{
@@ -138,6 +139,8 @@ pub struct NodeConfig {
     pub spot_checks: SpotChecks,
     /// Whether groups that this peer leads propose answers' next tokens.
     pub speculation: Speculation,
+    /// In which order models on one device take turns.
+    pub sharing: TurnOrder,
     /// How models are computed, where their files do not say it.
     pub computed: Computed,
     /// Encoders to lend, each a folder and what it is to be.

@@ -1,6 +1,6 @@
 //! The compute thread: the one owner of the engine. Everything that touches tensors is handed to it as a closure.
 
-use super::turns::Turns;
+use super::turns::{Seat, Turns};
 use crate::{faults::Faults, platform};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{
@@ -14,7 +14,12 @@ use tokio::sync::{
     mpsc::{self, error::TryRecvError},
     oneshot, watch,
 };
+use tsnode_coordinator::policy::sharing::{
+    TurnOrder,
+    arbiter::{Share, Work},
+};
 use tsnode_kernels::engine::Engine;
+use tsnode_protocol::RequestId;
 
 /// Jobs waiting for the compute thread. A full queue makes callers wait, which is what slows admission down.
 const JOBS: usize = 256;
@@ -25,7 +30,11 @@ const RESTED: Duration = Duration::from_millis(50);
 /// How often a thread that hangs on purpose looks whether it still should.
 const HANG_LOOK: Duration = Duration::from_millis(20);
 
-type Job = Box<dyn FnOnce(&mut Engine) + Send>;
+/// What is to be done, and as what it asks for its turn.
+struct Job {
+    work: Work<RequestId>,
+    run: Box<dyn FnOnce(&mut Engine) + Send>,
+}
 
 /// The compute thread is gone, or the job made it panic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -36,18 +45,27 @@ pub struct ComputeError;
 #[derive(Clone)]
 pub struct Compute {
     jobs: mpsc::Sender<Job>,
-    busy: Option<Busy>,
+    busy: Busy,
+    seat: Seat,
 }
 
-/// How long the thread has had a processor for its jobs (ns): what others on this host take of the processors is not in it.
-#[derive(Clone, Debug, Default)]
-struct Busy(Arc<AtomicU64>);
+/// How long the thread has computed (ns). Of a processor's, how long it had one: what others on this host take of the processors
+/// is not in it. Of a GPU's, which computes while its thread waits, how long its jobs took. Turns of others are in neither.
+#[derive(Clone, Debug)]
+struct Busy {
+    on_gpu: bool,
+    so_far: Arc<AtomicU64>,
+}
 
 impl Busy {
-    /// A job is done; this thread tells of itself.
-    fn tell(&self) {
+    /// A job is done that took so long; this thread tells of itself.
+    fn tell(&self, took: Duration) {
+        if self.on_gpu {
+            self.so_far.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+            return;
+        }
         let now = platform::thread_time().as_nanos();
-        self.0.store(u64::try_from(now).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.so_far.store(u64::try_from(now).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 }
 
@@ -57,7 +75,7 @@ impl Compute {
     /// # Errors
     /// When the system gives no thread.
     pub fn start(engine: Engine, faults: Option<watch::Receiver<Faults>>) -> std::io::Result<Self> {
-        Self::start_beside(Turns::default(), engine, faults)
+        Self::start_beside(&Turns::new(TurnOrder::default()), engine, faults)
     }
 
     /// The same beside other threads of its device, which take turns.
@@ -65,23 +83,46 @@ impl Compute {
     /// # Errors
     /// As [`Self::start`].
     pub fn start_beside(
-        turns: Turns,
+        turns: &Turns,
         engine: Engine,
         faults: Option<watch::Receiver<Faults>>,
     ) -> std::io::Result<Self> {
         let (jobs, receiver) = mpsc::channel(JOBS);
-        // A GPU computes while its thread waits.
-        let busy = (!engine.is_on_gpu()).then(Busy::default);
-        std::thread::Builder::new().name("compute".into()).spawn(move || work(engine, receiver, faults, &turns))?;
-        Ok(Self { jobs, busy })
+        let busy = Busy { on_gpu: engine.is_on_gpu(), so_far: Arc::default() };
+        let seat = turns.join();
+        let own = seat.clone();
+        std::thread::Builder::new().name("compute".into()).spawn(move || work(engine, receiver, faults, &own))?;
+        Ok(Self { jobs, busy, seat })
     }
 
-    /// How long the thread has had a processor since it began, by its last job; nothing where a GPU computes.
-    pub fn busy(&self) -> Option<Duration> {
-        self.busy.as_ref().map(|busy| Duration::from_nanos(busy.0.load(Ordering::Relaxed)))
+    /// How long the thread has computed since it began, by its last job: waiting for turns is not in it.
+    pub fn busy(&self) -> Duration {
+        Duration::from_nanos(self.busy.so_far.load(Ordering::Relaxed))
     }
 
-    /// Runs `job` on the engine and waits for its result.
+    /// A request comes that has so many prompt tokens to compute: its steps have turns accordingly.
+    pub fn enters(&self, request: RequestId, prompt: u32) {
+        self.seat.enters(request, prompt);
+    }
+
+    /// A request has no more steps.
+    pub fn leaves(&self, request: RequestId) {
+        self.seat.leaves(request);
+    }
+
+    /// Runs a step of these requests on the engine when it is its turn, and waits for its result.
+    ///
+    /// # Errors
+    /// When the thread is gone or the job panicked.
+    pub async fn step<R: Send + 'static>(
+        &self,
+        shares: Vec<Share<RequestId>>,
+        job: impl FnOnce(&mut Engine) -> R + Send + 'static,
+    ) -> Result<R, ComputeError> {
+        self.ask(Work::Step(shares), job).await
+    }
+
+    /// Runs what is no step on the engine, before steps that wait for their turn, and waits for its result.
     ///
     /// # Errors
     /// When the thread is gone or the job panicked.
@@ -89,18 +130,25 @@ impl Compute {
         &self,
         job: impl FnOnce(&mut Engine) -> R + Send + 'static,
     ) -> Result<R, ComputeError> {
+        self.ask(Work::Errand, job).await
+    }
+
+    async fn ask<R: Send + 'static>(
+        &self,
+        work: Work<RequestId>,
+        job: impl FnOnce(&mut Engine) -> R + Send + 'static,
+    ) -> Result<R, ComputeError> {
         let (answer, result) = oneshot::channel();
         let busy = self.busy.clone();
-        let job: Job = Box::new(move |engine| {
+        let run = Box::new(move |engine: &mut Engine| {
+            let since = Instant::now();
             let result = job(engine);
             // Before the answer, which is what somebody waits for who then asks for this.
-            if let Some(busy) = busy {
-                busy.tell();
-            }
+            busy.tell(since.elapsed());
             // Whoever asked may have gone; then nobody wants the result.
             let _ = answer.send(result);
         });
-        self.jobs.send(job).await.map_err(|_| ComputeError)?;
+        self.jobs.send(Job { work, run }).await.map_err(|_| ComputeError)?;
         result.await.map_err(|_| ComputeError)
     }
 }
@@ -143,15 +191,15 @@ fn within(time: Duration, jobs: &mut mpsc::Receiver<Job>) -> Option<Option<Job>>
     }
 }
 
-fn work(mut engine: Engine, mut jobs: mpsc::Receiver<Job>, faults: Option<watch::Receiver<Faults>>, turns: &Turns) {
+fn work(mut engine: Engine, mut jobs: mpsc::Receiver<Job>, faults: Option<watch::Receiver<Faults>>, seat: &Seat) {
     let hangs = || faults.as_ref().is_some_and(|faults| faults.borrow().wedge);
-    while let Some(job) = next(&mut engine, &mut jobs) {
+    while let Some(Job { work, run }) = next(&mut engine, &mut jobs) {
         while hangs() {
             std::thread::sleep(HANG_LOOK);
         }
-        let _turn = turns.take();
+        let _turn = seat.take(work);
         // A panic here is a bug, but one sequence's bug must not end everybody's.
-        if catch_unwind(AssertUnwindSafe(|| job(&mut engine))).is_err() {
+        if catch_unwind(AssertUnwindSafe(|| run(&mut engine))).is_err() {
             tracing::error!("a compute job panicked; what waited for it fails");
         }
     }
@@ -169,7 +217,7 @@ mod tests {
         let compute = Compute::start(Engine::new(config).unwrap(), None).unwrap();
         let long = Duration::from_millis(200);
         compute.call(move |_| std::thread::sleep(long)).await.unwrap();
-        let waited = compute.busy().unwrap();
+        let waited = compute.busy();
         assert!(waited < long / 2, "{waited:?}");
         let own = platform::thread_time;
         let spun = move |_: &mut Engine| {
@@ -177,6 +225,6 @@ mod tests {
             while own() < until {}
         };
         compute.call(spun).await.unwrap();
-        assert!(compute.busy().unwrap() >= long, "{:?}", compute.busy());
+        assert!(compute.busy() >= long, "{:?}", compute.busy());
     }
 }

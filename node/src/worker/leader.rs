@@ -551,7 +551,7 @@ fn from_ring(frame: RingFrame, compute: &Compute) -> Option<Event> {
     Some(match frame {
         RingFrame::Admitted { request, refused } => Event::Admitted { request, refused },
         RingFrame::Grown { request, refused } => Event::Grown { request, refused },
-        RingFrame::Sampled { step, tokens } => Event::Sampled { step, tokens, busy: compute.busy() },
+        RingFrame::Sampled { step, tokens } => Event::Sampled { step, tokens, busy: Some(compute.busy()) },
         RingFrame::PromptLogprobs { request, from, logprobs } => Event::PromptLogprobs { request, from, logprobs },
         RingFrame::KvArrived { request, position, arrived } => Event::KvArrived { request, position, arrived },
         RingFrame::KvSent { request, position, bytes, failed } => Event::KvSent { request, position, bytes, failed },

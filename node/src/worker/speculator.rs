@@ -13,7 +13,10 @@ use std::sync::{
 };
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
-use tsnode_coordinator::batcher::{Event, Wanted};
+use tsnode_coordinator::{
+    batcher::{Event, Wanted},
+    policy::sharing::arbiter::Share,
+};
 use tsnode_kernels::engine::{Engine, EngineError, Input, Pick, Slice, StageKey};
 use tsnode_protocol::{ModelShape, RequestId, Sampling, Token};
 
@@ -240,11 +243,13 @@ impl Reader {
 
     async fn compute_turns(&self, mut turns: Vec<Turn>) -> Result<Vec<Turn>, ComputeError> {
         let (model, vocab) = (self.model.clone(), self.vocab);
+        // It is for them that it computes: it counts as an answer's step does.
+        let shares = turns.iter().map(|turn| Share { request: turn.request, prompt_tokens: 0 }).collect();
         let job = move |engine: &mut Engine| {
             take_turns(engine, &model, vocab, &mut turns);
             turns
         };
-        self.compute.call(job).await
+        self.compute.step(shares, job).await
     }
 
     fn take_back(&mut self, turn: Turn) -> (RequestId, Vec<Token>) {

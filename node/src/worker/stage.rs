@@ -28,6 +28,7 @@ use std::sync::{
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
+use tsnode_coordinator::policy::sharing::arbiter::Share;
 use tsnode_kernels::{
     engine::{Engine, EngineError, Input, Output, Prefix, PrefixKey, Slice, StageKey},
     pages::PagesError,
@@ -230,6 +231,7 @@ impl Worker {
         let held = Held::one(&self.context.held);
         let sequence = Sequence { admission, sampler, export, prompt_tokens, for_others, counted, _held: held };
         self.sequences.insert(request, sequence);
+        self.context.compute.enters(request, to_compute(admit));
         Ok(None)
     }
 
@@ -340,7 +342,7 @@ impl Worker {
 
     async fn compute_hidden(&mut self, step: Step, hidden: Vec<f32>) -> Result<(Step, Vec<f32>), StageError> {
         let (key, first) = (self.context.key, self.context.is_first());
-        let mut taps = self.taps(&step.entries);
+        let (mut taps, shares) = (self.taps(&step.entries), shares(&step.entries));
         let run = move |engine: &mut Engine| {
             let tokens: Vec<Token>;
             let input = if first {
@@ -355,7 +357,7 @@ impl Worker {
             });
             (step, out)
         };
-        let (step, out) = self.context.compute.call(run).await?;
+        let (step, out) = self.context.compute.step(shares, run).await?;
         Ok((step, out.map_err(|e| StageError::Protocol(e.to_string()))?))
     }
 
@@ -370,7 +372,7 @@ impl Worker {
             let sampler = self.sequences.get_mut(&entry.request).and_then(|s| s.sampler.take_if(|s| is_needed(s)));
             samplers.extend(sampler.map(|s| (entry.request, s)));
         }
-        let mut taps = self.taps(&step.entries);
+        let (mut taps, shares) = (self.taps(&step.entries), shares(&step.entries));
         let run = move |engine: &mut Engine| {
             let tokens: Vec<Token>;
             let input = if first {
@@ -383,7 +385,7 @@ impl Worker {
                 .and_then(|()| compute_and_judge(engine, key, &step, input, (widths, &mut samplers), &mut taps));
             (step, samplers, chosen.map_err(|e| e.to_string()))
         };
-        let (step, samplers, chosen) = self.context.compute.call(run).await?;
+        let (step, samplers, chosen) = self.context.compute.step(shares, run).await?;
         for (request, sampler) in samplers {
             if let Some(sequence) = self.sequences.get_mut(&request) {
                 sequence.sampler = Some(sampler);
@@ -451,6 +453,7 @@ impl Worker {
         self.kv_receiver.forget(request, self.context.key);
         if let Some(sequence) = self.sequences.remove(&request) {
             self.note(&sequence);
+            self.context.compute.leaves(request);
             let key = self.context.key;
             let kept = self.context.compute.call(move |engine| engine.keep(key, request, tokens)).await?;
             self.kept.extend(kept.map(|key| (prefix, key)));
@@ -470,6 +473,7 @@ impl Worker {
         if let Some(sequence) = self.sequences.remove(&request) {
             tracing::trace!(%request, tokens = sequence.prompt_tokens, "pages given back");
             self.note(&sequence);
+            self.context.compute.leaves(request);
             // Dropping the sequence ends its export, which may still wait for the far side.
             drop(sequence);
             let key = self.context.key;
@@ -541,6 +545,20 @@ pub(super) async fn read_ring(mut stream: FrameReceiver, worker: mpsc::Sender<Ar
 
 fn all_tokens(step: &Step) -> Vec<Token> {
     step.entries.iter().flat_map(|e| e.tokens.iter().copied()).collect()
+}
+
+/// Of what is admitted, tokens that are computed here before an answer's next one: all but those whose KV is here or comes.
+fn to_compute(admit: &Admit) -> u32 {
+    let shared = admit.shared.map_or(0, |shared| shared.tokens);
+    let comes = admit.await_kv.map_or(0, |kv| kv.tokens);
+    (admit.tokens.len() as u32).saturating_sub(shared.max(comes))
+}
+
+/// What each request has of a step, for whoever says whose turn it is.
+fn shares(entries: &[StepEntry]) -> Vec<Share<RequestId>> {
+    let share =
+        |e: &StepEntry| Share { request: e.request, prompt_tokens: if e.prompt { e.tokens.len() as u32 } else { 0 } };
+    entries.iter().map(share).collect()
 }
 
 fn slices(step: &Step) -> Vec<Slice> {

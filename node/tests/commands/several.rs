@@ -29,13 +29,14 @@ fn models_share_a_gpu_in_orders_over_loads_and_at_a_traces_times() {
     let drawn = ["sharing", "--requests", "200", "--loads", "0.3,1.2", "--svg", svg.to_str().unwrap()];
     let answer = json(&drawn);
     let runs = answer["runs"].as_array().unwrap();
-    assert_eq!((runs.len(), answer["services"].as_array().unwrap().len()), (8, 2));
+    assert_eq!((runs.len(), answer["services"].as_array().unwrap().len()), (14, 2));
     let of = |order: &str, load: f64| {
         let run = runs.iter().find(|run| run["order"] == order && run["load"] == load).unwrap();
         run["normalised"]["mean"].as_f64().unwrap()
     };
     assert!(of("doubling", 1.2) < of("first-come", 1.2) && of("doubling", 0.3) < of("doubling", 1.2), "{answer}");
-    assert_eq!(std::fs::read_to_string(svg).unwrap().matches("<polyline").count(), 4);
+    assert!(of("peers-doubling", 1.2) < of("peers-round-robin", 1.2), "{answer}");
+    assert_eq!(std::fs::read_to_string(svg).unwrap().matches("<polyline").count(), 7);
     // One of each at once: whoever is second waits.
     let trace = folder.path().join("trace.csv");
     std::fs::write(&trace, format!("{HEAD}0,100,10\n")).unwrap();

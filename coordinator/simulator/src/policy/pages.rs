@@ -34,8 +34,14 @@ impl Pages {
     /// Pages for so many tokens of a service; of one that is not known, as if it were the largest.
     #[must_use]
     pub fn of(&self, service: ServiceNo, tokens: u64) -> u64 {
+        tokens.div_ceil(self.tokens(service))
+    }
+
+    /// Tokens of a service in a page; of one that is not known, as if it were the largest.
+    #[must_use]
+    pub fn tokens(&self, service: ServiceNo) -> u64 {
         let page = self.tokens.get(usize::from(service.0)).copied();
-        tokens.div_ceil(page.unwrap_or_else(|| self.tokens.iter().copied().min().unwrap_or(1)))
+        page.unwrap_or_else(|| self.tokens.iter().copied().min().unwrap_or(1))
     }
 
     /// Whether so many are free.

@@ -1,5 +1,6 @@
 //! Several services on one machine: a batch holds prompts or answers of one service, and an order says whose turn it is
-//! (SeaLLM §4.2 and Algorithm 2). Orders: [`super::doubling`], [`super::round_robin`], [`super::feedback`].
+//! (SeaLLM §4.2 and Algorithm 2). Orders: [`super::doubling`], [`super::round_robin`], [`super::feedback`]. Peers, whose models
+//! form their batches for themselves, give turns to steps by the same orders ([`super::turns`]).
 //!
 //! The first request in the order brings its service's batch with it, filled up in the same order; who has been here too
 //! long is first whatever the order says. It is looked at anew before each iteration. Memory for all of a request is set
@@ -107,7 +108,7 @@ impl<O: Order> Sharing<O> {
             all == tokens || all <= u64::from(self.limits.tokens)
         };
         let ranks = queues.of(part).iter().take(self.limits.tasks).take_while(fits);
-        Rank(1.0 / ranks.map(|(rank, _)| 1.0 / rank.0).sum::<f64>())
+        Rank::together(ranks.map(|(rank, _)| *rank))
     }
 
     fn first_of_all(&self, part: Part) -> Option<Turn> {

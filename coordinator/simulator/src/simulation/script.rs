@@ -1,6 +1,9 @@
 //! A scenario from its seed to its verdict: peers start, faults, quiet, agreement, and some time in which it lasts.
 
-use super::{Broken, Fault, Figures, World, cast, checks::ghost, chronicle::Note, requests::Planted, sketch::Sketch};
+use super::{
+    Broken, Fault, Figures, World, cast, checks::ghost, chronicle::Note, demand::Demand, requests::Planted,
+    sketch::Sketch,
+};
 use crate::simulation::byzantine::Lie;
 use std::time::Duration;
 use tsnode_coordinator::{Time, planner::Scheduler};
@@ -40,7 +43,8 @@ pub struct Script {
     pub planning: Planning,
     /// Clients that come in a second; with none there are no requests.
     pub clients: f64,
-    /// Models of the swarm, of which each peer lends some.
+    /// Models of the swarm, of which each peer lends some; where there are several, what clients ask for turns over while there
+    /// are faults.
     pub models: u8,
     /// What is broken on purpose.
     pub planted: Option<Planted>,
@@ -133,11 +137,15 @@ fn opening(script: &Script) -> World {
 
 fn disturb(world: &mut World, script: &Script) {
     let end = world.now + script.faulty;
+    let mut demand = Demand::new(script.seed, script.models, world.now, script.faulty);
     let mean = (script.faulty.as_secs_f64() / 14.0).max(0.1);
     while world.now < end && world.checks.broken.is_none() {
         let gap = world.rng.exponential(mean).clamp(0.05, 5.0);
         world.wait(Duration::from_secs_f64(gap).min(end - world.now));
         world.strike(&script.faults);
+        if let Some(demand) = &mut demand {
+            world.follow_demand(demand);
+        }
     }
 }
 

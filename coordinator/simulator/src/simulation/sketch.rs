@@ -1,5 +1,6 @@
-//! A planner for scenarios that are not about plans: for each model groups of one to three peers in order of their ids, all of them
-//! used, in microseconds. What it has in common with the scheduler is what the control plane relies on: one view, one plan.
+//! A planner for scenarios that are not about plans: for each model groups of one to three peers in order of their ids, all of
+//! them used, and of one for the model that is asked for most; in microseconds. What it has in common with the scheduler is what
+//! the control plane relies on: one view, one plan.
 
 use std::collections::{BTreeMap, BTreeSet};
 use tsnode_coordinator::{
@@ -30,8 +31,20 @@ impl Planner for Sketch {
     }
 
     fn value(&self, plan: &Plan, members: &Members<'_>, _: &Wish) -> f64 {
-        used(&plan.groups).iter().filter(|(_, peer)| members.contains_key(peer)).count() as f64
+        let there = used(&plan.groups).iter().filter(|(_, peer)| members.contains_key(peer)).count();
+        let most = asked_most(members);
+        let quick = plan.groups.iter().filter(|g| Some(g.model) == most && g.stages.len() == 1);
+        (there + quick.count()) as f64
     }
+}
+
+/// The model that gateways say they are asked for most, if they say anything.
+fn asked_most(members: &Members<'_>) -> Option<ModelId> {
+    let mut rates: BTreeMap<ModelId, f64> = BTreeMap::new();
+    for traffic in members.values().flat_map(|a| &a.traffic) {
+        *rates.entry(traffic.model).or_default() += traffic.rate;
+    }
+    rates.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).map(|(model, _)| model)
 }
 
 /// Who has a part in a model's groups.
@@ -43,12 +56,12 @@ fn used(groups: &[Group]) -> BTreeSet<(ModelId, PeerId)> {
 fn grouped(members: &Members<'_>, may: impl Fn(ModelId, PeerId) -> bool) -> Vec<Group> {
     let all = members.values().filter(|a| !a.devices.is_empty()).flat_map(|a| &a.models);
     let cards: BTreeMap<ModelId, &ModelCard> = all.map(|card| (card.id, card)).collect();
-    let mut groups = Vec::new();
+    let (mut groups, most) = (Vec::new(), asked_most(members));
     for (model, card) in cards {
         let lends = |a: &Advert| a.devices.first().is_some_and(|d| d.served(model).is_some());
         let mut lenders = members.iter().filter(|(peer, a)| lends(a) && may(model, **peer)).map(|(peer, _)| *peer);
         while let Some(first) = lenders.next() {
-            let more = usize::from(first.0[0] % 3);
+            let more = if Some(model) == most { 0 } else { usize::from(first.0[0] % 3) };
             let peers: Vec<PeerId> = std::iter::once(first).chain(lenders.by_ref().take(more)).collect();
             groups.push(group(&peers, card));
         }

@@ -22,6 +22,8 @@ const LOOKS: usize = 40_000;
 const LOOKS_BOUNDS: (usize, usize) = (16, 256);
 /// Dealings that are searched in full, the best of those looked at.
 const FINALISTS: usize = 2;
+/// By such a part of the best one's worth another may be worse at a look: a search makes up for no more, and takes its time.
+const NEAR: f64 = 0.1;
 
 /// Which devices are for which models.
 type Deal = BTreeSet<(ModelId, Place)>;
@@ -159,6 +161,8 @@ fn finalists(scenes: &[Scene], able: &BTreeMap<Place, BTreeSet<ModelId>>) -> Vec
     }
     found.sort_by(|a, b| b.0.total_cmp(&a.0));
     found.truncate(FINALISTS);
+    let best = found.first().map_or(0.0, |(value, _)| *value);
+    found.retain(|(value, _)| *value >= best - NEAR * best.abs());
     found.into_iter().map(|(_, deal)| deal).collect()
 }
 

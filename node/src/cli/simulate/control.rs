@@ -48,7 +48,7 @@ pub(super) fn command() -> Command {
             "Of loss, partition, crash, pause, disk, clock, lie, leave; or none [default: all]",
         ))
         .arg(value("planner", "NAME", "sketch (quick) or scheduler (the node's own) [default: sketch]"))
-        .arg(value("models", "N", "Models of the swarm, of which each peer lends some [default: 1]"))
+        .arg(value("models", "N", "Models of the swarm, of which each peer lends some; with several, what clients ask for turns over [default: 1]"))
         .arg(value("clients", "N", "Clients that ask in a second, whose answers are checked [default: 0]"))
         .arg(json())
 }

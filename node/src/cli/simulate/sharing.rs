@@ -43,7 +43,7 @@ pub(super) fn command() -> Command {
                 .action(ArgAction::Append),
         )
         .arg(value("gpu", "NAME", "The GPU [default: A800]"))
-        .arg(value("orders", "A,B,…", "Of doubling, first-come, round-robin, feedback [default: all]"))
+        .arg(value("orders", "A,B,…", "Of doubling, first-come, round-robin, feedback, and peers-doubling, peers-round-robin, peers-first-come: as peers take turns by --sharing [default: all]"))
         .arg(value("loads", "L,M,…", "Run at these loads: each service's requests, one by one, would take so much of the GPU's time [default: 0.6,1.2]"))
         .arg(value("trace", "FILE,FILE,…", "A trace of requests at their times for each service, instead of drawn ones").conflicts_with_all(["loads", "requests", "bursty", "seed", "svg"]))
         .args(Seeded::args("Draw so many of all services together [default: 1500]", "Gaps with this squared coefficient of variation [default: 16]"))
