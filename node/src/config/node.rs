@@ -228,7 +228,7 @@ impl Settings {
             _ => self.parse::<Bytes>("model-budget")?.map_or(0, |bytes| bytes.0),
         };
         let globs = self.text("allow-models").split(',').map(str::trim).filter(|glob| !glob.is_empty());
-        Ok(weights::Limits { budget, allowed: globs.map(Glob::new).collect() })
+        Ok(weights::Limits { budget, allowed: globs.map(Glob::new).collect(), named: None })
     }
 
     /// Encoders to lend, each a folder and what it is to be.

@@ -15,8 +15,9 @@ use crate::{
     worker::{LentModel, Turns, compute::Compute},
 };
 use std::path::PathBuf;
+use std::sync::Arc;
 use tokio::sync::watch;
-use tsnode_kernels::{device::Host as Hardware, engine::Engine, load::Progress};
+use tsnode_kernels::{device::Host as Hardware, engine::Engine, load::Progress, source::ModelSource};
 use tsnode_protocol::{Advert, Device, EncoderCard, EncoderTask};
 
 /// A peer's models, what it computes with, and its advert.
@@ -42,6 +43,11 @@ impl Resources {
             let how = (config.threads.count, config.computed);
             models.push(Opened::find(wanted, how, index, progress).await?);
         }
+        Self::of(config, store, models)
+    }
+
+    /// The same of models that are open and have their names.
+    pub fn of(config: &NodeConfig, store: &Store, models: Vec<Opened>) -> Result<Self, NodeError> {
         refuse_alike(&config.models, &models)?;
         // Some tenths of a second of computing, seconds with a large model, once: nothing else of this peer runs yet.
         let lent = if models.is_empty() {
@@ -57,7 +63,12 @@ impl Resources {
 
     /// The models' small files.
     pub fn shelf(&self) -> Shelf {
-        Shelf::new(self.models.iter().map(|model| model.source.clone()).collect())
+        Shelf::new(self.sources())
+    }
+
+    /// The models.
+    pub fn sources(&self) -> Vec<Arc<ModelSource>> {
+        self.models.iter().map(|model| model.source.clone()).collect()
     }
 
     /// Starts the threads that compute: what the worker lends, and what gives the weights to others.

@@ -9,7 +9,7 @@ use crate::{
     http::{Limits, hosts::Sites},
     store::{Store, StoreError, identity::IdentityError, invites::InvitesError, keys::KeysError},
     text::{Parsers, SpecialText, TextError, VocabularyError},
-    weights,
+    weights::{self, FetchError},
 };
 use std::fmt;
 use std::net::SocketAddr;
@@ -60,6 +60,8 @@ pub enum ModelChoice {
     Embedded,
     /// One on disk.
     Path(PathBuf),
+    /// One that peers of the swarm call so, fetched from them. Until it is here it is not lent.
+    Named(String),
 }
 
 /// How a model is computed, as its owner chooses: whoever chooses otherwise has another model.
@@ -76,6 +78,7 @@ impl fmt::Display for ModelChoice {
         match self {
             Self::Fallback | Self::Embedded => f.write_str("the embedded model"),
             Self::Path(path) => write!(f, "{}", path.display()),
+            Self::Named(name) => f.write_str(name),
         }
     }
 }
@@ -241,6 +244,9 @@ pub enum NodeError {
         /// Why not.
         error: VocabularyError,
     },
+    /// A model that comes from peers.
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
     /// An encoder.
     #[error(transparent)]
     Encoder(#[from] EncoderError),
