@@ -14,7 +14,7 @@ pub struct Knob {
 }
 
 /// Every setting.
-pub const KNOBS: [Knob; 52] = [
+pub const KNOBS: [Knob; 53] = [
     knob("data-dir", "", "Folder for identity and state [default: $XDG_DATA_HOME/tsnode]"),
     knob("name", "", "Name people see [default: the host's name]"),
     knob("http", "127.0.0.1:7448", "Where HTTP listens"),
@@ -39,6 +39,7 @@ pub const KNOBS: [Knob; 52] = [
         "",
         "Without --model: names of models that may be fetched, as meta-llama/*,*qwen* [default: any]",
     ),
+    knob("give-gated", "false", "Give peers weights of repositories whose terms have to be accepted on the hub"),
     knob(
         "default-model",
         "",

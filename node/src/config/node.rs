@@ -57,6 +57,7 @@ impl Settings {
             models: self.models()?,
             computed: self.computed()?,
             weights: self.weights_limits()?,
+            give_gated: self.flag("give-gated")?,
             default_model: Some(self.text("default-model").to_owned()).filter(|name| !name.is_empty()),
             devices: self.parse("device")?.unwrap_or_default(),
             threads: self.threads()?,

@@ -21,6 +21,8 @@ pub(super) struct Opened {
     pub draft: Option<Arc<ModelSource>>,
     /// Its weights, for others.
     pub holding: Holding,
+    /// Whether its terms have to be accepted by whoever has it.
+    pub is_gated: bool,
     /// Elements of its KV pages.
     pub dtype: KvDtype,
 }
@@ -37,7 +39,8 @@ impl Opened {
         // Once for each file: a gigabyte a second and thread, where the disk gives it.
         let named = tokio::task::block_in_place(|| identify(source, index, threads, progress));
         let (source, holding) = Holding::new(named);
-        Self::read(wanted, source, holding).await
+        let is_gated = matches!(&wanted.choice, ModelChoice::Path(path) if hub::is_gated(path));
+        Ok(Self { is_gated, ..Self::read(wanted, source, holding).await? })
     }
 
     /// The same of a model of which layers are fetched when they are wanted.
@@ -54,7 +57,7 @@ impl Opened {
     async fn read(wanted: &WantedModel, source: Arc<ModelSource>, holding: Holding) -> Result<Self, NodeError> {
         check_text(&source).await?;
         let draft = tokio::task::block_in_place(|| open_draft(wanted, &source))?;
-        Ok(Self { source, draft, holding, dtype: wanted.kv_dtype })
+        Ok(Self { source, draft, holding, is_gated: false, dtype: wanted.kv_dtype })
     }
 }
 

@@ -92,10 +92,19 @@ impl Resources {
                 computes.push(start(&turns, engine)?);
             }
         }
-        let lent = |(Opened { source, draft, holding, dtype }, computes)| {
-            (LentModel { source, draft, dtype, computes }, holding)
+        let lent = |(Opened { source, draft, holding, is_gated, dtype }, computes)| {
+            let given = Some(holding).filter(|_| !is_gated || config.give_gated);
+            if given.is_none() {
+                let model = &source.card().name;
+                tracing::warn!(
+                    model,
+                    "its repository is gated: its weights are not given to peers; where its terms allow it, --give-gated gives them"
+                );
+            }
+            (LentModel { source, draft, dtype, computes }, given)
         };
-        Ok(self.models.into_iter().zip(computes).map(lent).unzip())
+        let (lent, given): (_, Vec<_>) = self.models.into_iter().zip(computes).map(lent).unzip();
+        Ok((lent, given.into_iter().flatten().collect()))
     }
 }
 

@@ -113,6 +113,8 @@ pub struct NodeConfig {
     pub models: Vec<WantedModel>,
     /// What it may fetch by itself where none is named.
     pub weights: weights::Limits,
+    /// Whether weights of gated repositories are given to peers.
+    pub give_gated: bool,
     /// The model of its clients' requests that name none, by name or id, where somebody has it.
     pub default_model: Option<String>,
     /// What computes.

@@ -125,7 +125,7 @@ impl Talk for Stream {
     async fn ask(&mut self, query: WeightsQuery, most: usize) -> Result<Vec<u8>, String> {
         self.sender.send(&query).await.map_err(|e| e.to_string())?;
         let answer = self.receiver.recv_bytes(most).await.map_err(|e| e.to_string())?;
-        answer.ok_or_else(|| "it does not give it".into())
+        answer.ok_or_else(|| "it does not give it (weights of gated repositories need --give-gated there)".into())
     }
 }
 

@@ -64,6 +64,8 @@ pub struct Provision {
     fetched: Arc<AtomicU64>,
     /// Models that turned out to be larger than said.
     refused: BTreeSet<ModelId>,
+    /// Models that nobody gave: others are taken first.
+    not_given: BTreeSet<ModelId>,
 }
 
 impl Provision {
@@ -86,6 +88,7 @@ impl Provision {
             own,
             fetched: Arc::default(),
             refused: BTreeSet::new(),
+            not_given: BTreeSet::new(),
         }
     }
 
@@ -124,8 +127,14 @@ impl Provision {
                         }
                         Err(error) => {
                             tracing::warn!(model = wanted.card.name, %error, "not fetched");
-                            if let FetchError::Budget { .. } | FetchError::Unusable { .. } = error {
-                                self.refused.insert(wanted.card.id);
+                            match error {
+                                FetchError::Budget { .. } | FetchError::Unusable { .. } => {
+                                    self.refused.insert(wanted.card.id);
+                                }
+                                FetchError::NotGiven { .. } => {
+                                    self.not_given.insert(wanted.card.id);
+                                }
+                                FetchError::Room { .. } | FetchError::Disk { .. } | FetchError::Starved { .. } => {}
                             }
                             let (model, why) = (wanted.card.name, Some(error.to_string()));
                             let fetched = self.fetched.load(Ordering::Relaxed);
@@ -175,9 +184,15 @@ impl Provision {
     }
 
     fn choose(&self) -> Result<Wanted, Unwanted> {
+        let first = self.choose_without(&self.not_given);
+        if self.not_given.is_empty() { first } else { first.or_else(|_| self.choose_without(&BTreeSet::new())) }
+    }
+
+    fn choose_without(&self, others: &BTreeSet<ModelId>) -> Result<Wanted, Unwanted> {
+        let is_wanted = |card: &ModelCard| !self.refused.contains(&card.id) && !others.contains(&card.id);
         let me = self.fetcher.places.me;
         let adverts = self.fetcher.places.roster.adverts();
-        let foreign = |card: &ModelCard| card.id != self.own && !self.refused.contains(&card.id);
+        let foreign = |card: &ModelCard| card.id != self.own && is_wanted(card);
         let strip = |advert: &Advert| {
             let models = advert.models.iter().filter(|card| foreign(card)).cloned().collect();
             Advert { models, ..advert.clone() }
