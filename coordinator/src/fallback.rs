@@ -27,6 +27,8 @@ enum State {
     Serves,
     /// Another is served, or was at that time.
     Yields { at: Time },
+    /// It was told another.
+    Never,
 }
 
 impl Fallback {
@@ -35,6 +37,12 @@ impl Fallback {
     pub fn new(own: ModelCard, now: Time, company: bool) -> Self {
         let state = if company { State::Listening { since: now, heard: None } } else { State::Serves };
         Self { own, state }
+    }
+
+    /// Of a peer that was told another model, which has to come first: it lends nothing until then.
+    #[must_use]
+    pub fn never(own: ModelCard) -> Self {
+        Self { own, state: State::Never }
     }
 
     /// What others have said of themselves. Says whether what this peer lends has changed by that.
@@ -47,6 +55,7 @@ impl Fallback {
             another |= advert.models.iter().any(|card| self.gives_way_to(card));
         }
         self.state = match self.state {
+            State::Never => State::Never,
             _ if another => State::Yields { at: now },
             State::Listening { since, heard } => {
                 let heard = heard.or(anybody.then_some(now));
@@ -68,7 +77,7 @@ impl Fallback {
     /// Whether another model is served.
     #[must_use]
     pub fn yields(&self) -> bool {
-        matches!(self.state, State::Yields { .. })
+        matches!(self.state, State::Yields { .. } | State::Never)
     }
 
     /// Any other; of the models inside two versions of the program one gives way.
@@ -95,6 +104,14 @@ mod tests {
 
     fn after(seconds: f64) -> Time {
         START + Duration::from_secs_f64(seconds)
+    }
+
+    #[test]
+    fn who_was_told_another_never_lends_its_own() {
+        let mut peer = Fallback::never(own());
+        for others in [&[][..], &[sample::gateway(1)], &[with(5, "inside")], &[with(9, "real")]] {
+            assert!(!peer.look(after(100.0), others) && !peer.lends() && peer.yields());
+        }
     }
 
     #[test]

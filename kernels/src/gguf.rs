@@ -123,10 +123,18 @@ impl<'a> Gguf<'a> {
     /// # Errors
     /// When a count, a length, a place or a type is not what it can be.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, GgufError> {
+        Self::parse_start(bytes, bytes.len() as u64)
+    }
+
+    /// The same by the first bytes of a file of so many.
+    ///
+    /// # Errors
+    /// As [`Self::parse`]; [`GgufError::CutShort`] where that is not all it says of itself.
+    pub fn parse_start(bytes: &'a [u8], file: u64) -> Result<Self, GgufError> {
         let mut reader = Reader::new(bytes);
         let (tensors, entries) = header(&mut reader)?;
         let metadata = metadata::read(&mut reader, entries)?;
-        let tensors = tensors::read(&mut reader, tensors, metadata.alignment()?)?;
+        let tensors = tensors::read(&mut reader, (tensors, file), metadata.alignment()?)?;
         Ok(Self { metadata, tensors, bytes })
     }
 

@@ -100,7 +100,7 @@ pub fn measure(
     let Some(groups) = groups(source) else { return Ok(None) };
     let pool_bytes = pool_bytes(source, threads.ranks, kv_dtype, &groups.concat())?;
     let mut engine = Engine::new(EngineConfig { threads, pool_bytes, kv_dtype })?;
-    let first = source.load_stage_by(threads, FIRST, &mut |_| ())?.0;
+    let first = source.outlined(FIRST, threads)?;
     measured(&mut engine, source, first, (Output::Hidden, groups)).map(Some)
 }
 
@@ -113,7 +113,7 @@ pub fn measure(
 pub fn measure_on(engine: &mut Engine, source: &ModelSource) -> Result<Option<LayerProfile>, ProfileError> {
     let Some(groups) = groups(source) else { return Ok(None) };
     let few = LayerRange { end: ON_GPU.min(source.card().shape.layers - 1), ..FIRST };
-    let first = source.load_stage_for_gpus(few, Threads { count: 1, ranks: engine.gpus() })?;
+    let first = source.outlined_for_gpus(few, Threads { count: 1, ranks: engine.gpus() })?;
     measured(engine, source, first, (Output::Logits { rows: &[] }, groups)).map(Some)
 }
 

@@ -3,7 +3,7 @@
 //! Kernels are the same on every GPU, drivers and GPUs are not; and an owner's GPU may be broken. So the model that is to be
 //! served is tried itself, in the format of its weights: its first layer and its last, a prompt and single tokens behind
 //! it, KV that leaves packed and as it is, and the choice of a token. That takes a fraction of a second and the memory of two
-//! layers.
+//! layers. Of a model that is still fetched the numbers are zeros: then only that everything runs is looked at.
 
 use crate::{
     cuda::GpuError,
@@ -136,9 +136,9 @@ impl<'e> Pair<'e> {
         source: &ModelSource,
         layers: LayerRange,
     ) -> Result<Self, ProofError> {
-        let on_processor = processor.load(source.load_stage(layers)?)?;
+        let on_processor = processor.load(source.outlined(layers, Threads::together(1))?)?;
         let on_gpu = gpu
-            .load(source.load_stage_for_gpus(layers, Threads { count: 1, ranks: gpu.gpus() })?)
+            .load(source.outlined_for_gpus(layers, Threads { count: 1, ranks: gpu.gpus() })?)
             .inspect_err(|_| processor.unload(on_processor))?;
         let last = layers.end == source.card().shape.layers;
         Ok(Self { processor, gpu, keys: (on_processor, on_gpu), layers, last })

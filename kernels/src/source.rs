@@ -2,6 +2,7 @@
 
 mod chosen;
 mod gguf_model;
+mod parts;
 
 pub use chosen::Precision;
 
@@ -13,10 +14,12 @@ use crate::{
     load::{self, Largest, LoadReport, Progress, StageMemory},
     models::{self, Share, Stage, StageBytes},
     ranks::Rank,
-    weights::{Checkpoint, WeightsError},
+    weights::{Checkpoint, Storage, WeightsError},
 };
+pub use parts::{PartFile, Start, start_of};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use tsnode_protocol::{
     LayerRange, ModelCard, ModelFile, ModelId, ModelShape, limits,
@@ -176,6 +179,26 @@ impl ModelSource {
         Err(SourceError::NotAModel(path.to_owned()))
     }
 
+    /// A model of which not all has to be there: files as long as they are to be, called whatever they are, the small files of
+    /// safetensors in the folder. What is to be there before is said by [`start_of`], what before some layers are loaded by
+    /// [`Self::places`]: layers of which a tensor is not there are not loaded. What is there is not looked at: other bytes make
+    /// another model of it.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_parts(folder: &Path, files: &[PartFile], form: WeightsForm) -> Result<Self, SourceError> {
+        let mapped =
+            || files.iter().map(|file| Storage::map_part(&file.path, &file.there)).collect::<Result<Vec<_>, _>>();
+        match form {
+            WeightsForm::Safetensors => Self::open_folder(folder, folder, |_| Checkpoint::open_all(mapped()?)),
+            WeightsForm::Gguf => {
+                let paths: Vec<&Path> = files.iter().map(|file| file.path.as_path()).collect();
+                let opened = mapped().and_then(|maps| gguf_model::open_all(&paths, &maps));
+                Self::assemble_gguf(folder, opened.map_err(SourceError::Gguf)?)
+            }
+        }
+    }
+
     fn open_folder(
         path: &Path,
         folder: &Path,
@@ -189,7 +212,11 @@ impl ModelSource {
     }
 
     fn open_gguf(path: &Path) -> Result<Self, SourceError> {
-        let gguf_model::Opened { checkpoint, files } = gguf_model::open(path).map_err(SourceError::Gguf)?;
+        Self::assemble_gguf(path, gguf_model::open(path).map_err(SourceError::Gguf)?)
+    }
+
+    fn assemble_gguf(path: &Path, opened: gguf_model::Opened) -> Result<Self, SourceError> {
+        let gguf_model::Opened { checkpoint, files } = opened;
         for (name, bytes) in &files {
             refuse_large(&path.join(name), bytes.len() as u64)?;
         }
@@ -300,7 +327,7 @@ impl ModelSource {
     /// # Errors
     /// When there are more ranks than heads; when a tensor is missing or misshapen, which [`Self::open`] has found before.
     pub fn stage_memory(&self, layers: LayerRange, ranks: usize) -> Result<StageMemory, WeightsError> {
-        Ok(StageMemory::of(load::each(&self.cut(layers, ranks)?)))
+        Ok(StageMemory::of(load::each(&self.cut(&self.checkpoint, layers, ranks)?)))
     }
 
     /// Memory that the weights of some layers take on so many cards, all together (bytes).
@@ -308,7 +335,7 @@ impl ModelSource {
     /// # Errors
     /// As [`Self::stage_memory`].
     pub fn gpu_bytes(&self, layers: LayerRange, cards: usize) -> Result<u64, WeightsError> {
-        Ok(load::on_gpus(load::each(&self.cut(layers, cards)?)))
+        Ok(load::on_gpus(load::each(&self.cut(&self.checkpoint, layers, cards)?)))
     }
 
     /// Memory for computing steps with some layers, all but that for KV and weights (bytes). Buffers grow to the largest
@@ -330,13 +357,22 @@ impl ModelSource {
         4 * (largest.tokens * (cut + ranks * whole + tables) as u64 + few + largest.logits * head as u64)
     }
 
+    /// What a stage of some layers reads of the files of [`Self::weights`]: for each its tensors' places.
+    ///
+    /// # Errors
+    /// As [`Self::stage_memory`].
+    pub fn places(&self, layers: LayerRange) -> Result<Vec<(usize, Range<usize>)>, WeightsError> {
+        let (stages, places) = self.checkpoint.asked_for(|noting| self.cut(noting, layers, 1));
+        stages.map(|_| places)
+    }
+
     /// Some layers, as each of `ranks` has them.
-    fn cut(&self, layers: LayerRange, ranks: usize) -> Result<Vec<Box<dyn Stage>>, WeightsError> {
+    fn cut(&self, from: &Checkpoint, layers: LayerRange, ranks: usize) -> Result<Vec<Box<dyn Stage>>, WeightsError> {
         let heads = self.config.kv_heads;
         if ranks > heads {
             return Err(WeightsError::Ranks { ranks, heads });
         }
-        let load = |rank| models::load(&self.config, &self.checkpoint, Share { layers, rank });
+        let load = |rank| models::load(&self.config, from, Share { layers, rank });
         Rank::all(ranks.max(1)).map(load).collect()
     }
 
@@ -368,17 +404,14 @@ impl ModelSource {
     /// is laid out for the processor. `progress` is told after each tensor.
     ///
     /// # Errors
-    /// When a number is not finite, there are more ranks than heads of keys and values, or the system gives no threads.
+    /// When a number is not finite or not there, there are more ranks than heads of keys and values, or the system gives no threads.
     pub fn load_stage_for_gpus_by(
         &self,
         threads: Threads,
         layers: LayerRange,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<(StageModel, LoadReport), WeightsError> {
-        let stages = self.cut(layers, threads.ranks)?;
-        let cpu = Cpu::new(Simd::detect(), threads.count.max(1)).map_err(WeightsError::Threads)?;
-        let report = load::look(&stages, &cpu, progress)?;
-        Ok((StageModel { stages, shape: self.card.shape, layers }, report))
+        self.laid_out(&self.checkpoint.needed(), (layers, threads), |stages, cpu| load::look(stages, cpu, progress))
     }
 
     /// Some layers, ready for an engine with so many ranks, by threads that end with it. Every number is looked at, the first
@@ -386,17 +419,38 @@ impl ModelSource {
     /// copied. `progress` is told after each tensor.
     ///
     /// # Errors
-    /// When a number is not finite, there are more ranks than heads, or the system gives no threads; tensors missing or misshapen [`Self::open`] has found
-    /// before.
+    /// When a number is not finite or not there, there are more ranks than heads, or the system gives no threads; tensors missing or
+    /// misshapen [`Self::open`] has found before.
     pub fn load_stage_by(
         &self,
         threads: Threads,
         layers: LayerRange,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<(StageModel, LoadReport), WeightsError> {
-        let stages = self.cut(layers, threads.ranks)?;
+        self.laid_out(&self.checkpoint.needed(), (layers, threads), |stages, cpu| load::run(stages, cpu, progress))
+    }
+
+    /// Layers to measure steps with, as [`Self::load_stage_by`] has them: numbers that are not there are zeros.
+    pub(crate) fn outlined(&self, layers: LayerRange, threads: Threads) -> Result<StageModel, WeightsError> {
+        let run = |stages: &[Box<dyn Stage>], cpu: &Cpu| load::run(stages, cpu, &mut |_| ());
+        self.laid_out(&self.checkpoint, (layers, threads), run).map(|(stage, _)| stage)
+    }
+
+    /// The same as [`Self::load_stage_for_gpus_by`] has them.
+    pub(crate) fn outlined_for_gpus(&self, layers: LayerRange, threads: Threads) -> Result<StageModel, WeightsError> {
+        let look = |stages: &[Box<dyn Stage>], cpu: &Cpu| load::look(stages, cpu, &mut |_| ());
+        self.laid_out(&self.checkpoint, (layers, threads), look).map(|(stage, _)| stage)
+    }
+
+    fn laid_out(
+        &self,
+        from: &Checkpoint,
+        (layers, threads): (LayerRange, Threads),
+        lay: impl FnOnce(&[Box<dyn Stage>], &Cpu) -> Result<LoadReport, WeightsError>,
+    ) -> Result<(StageModel, LoadReport), WeightsError> {
+        let stages = self.cut(from, layers, threads.ranks)?;
         let cpu = Cpu::new(Simd::detect(), threads.count.max(1)).map_err(WeightsError::Threads)?;
-        let report = load::run(&stages, &cpu, progress)?;
+        let report = lay(&stages, &cpu)?;
         Ok((StageModel { stages, shape: self.card.shape, layers }, report))
     }
 }

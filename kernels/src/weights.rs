@@ -5,6 +5,7 @@ mod error;
 mod files;
 mod storage;
 mod tensor;
+mod tensors;
 
 pub use self::{
     error::WeightsError,
@@ -16,14 +17,16 @@ pub use crate::stored::Stored;
 pub use coded::CodedView;
 pub(crate) use storage::Storage;
 
-use self::tensor::{Apart, Entry};
+use self::{
+    tensor::{Apart, Entry},
+    tensors::Tensors,
+};
 use crate::{cpu::Dtype, gguf::Architecture, quant::QuantType, stored::Coding};
 use safetensors::SafeTensors;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 /// Bytes hashed in one place of a file for a model's id.
@@ -49,7 +52,7 @@ pub(crate) struct Part {
 #[derive(Default)]
 pub struct Checkpoint {
     shards: Vec<Storage>,
-    tensors: BTreeMap<String, Arc<Entry>>,
+    tensors: Tensors,
     /// Which file has a tensor, by the index of a folder with several.
     index: BTreeMap<String, String>,
     /// Tensors of which other files hold copies that do not count.
@@ -108,6 +111,15 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
+    /// Opens files that are all of a model, whatever they are called.
+    pub(crate) fn open_all(files: Vec<Storage>) -> Result<Self, WeightsError> {
+        let mut checkpoint = Self::default();
+        for file in files {
+            checkpoint.add("", file)?;
+        }
+        Ok(checkpoint)
+    }
+
     /// Says that the index decided between copies of tensors.
     fn note_copies(&mut self) {
         if let Some(first) = self.copied.first() {
@@ -134,14 +146,13 @@ impl Checkpoint {
         let shard = self.shards.len();
         for (name, view) in parsed.iter() {
             let read_as = text_name(name);
-            match (self.index.get(name), self.tensors.get(&*read_as)) {
+            match (self.index.get(name), self.tensors.file(&read_as)) {
                 (Some(other), _) if other != file => {
                     self.copied.insert(name.to_owned());
                     continue;
                 }
                 (None, Some(first)) => {
-                    let (first, second) = (first.storage.file.to_string(), storage.file.to_string());
-                    return Err(WeightsError::Twice { name: name.to_owned(), first, second });
+                    return Err(WeightsError::Twice { name: name.to_owned(), first, second: storage.file.to_string() });
                 }
                 _ => {}
             }
@@ -157,7 +168,7 @@ impl Checkpoint {
                 shift: 0.0,
                 finite: AtomicBool::new(false),
             };
-            self.tensors.insert(read_as.into_owned(), Arc::new(entry));
+            self.tensors.insert(read_as.into_owned(), entry);
         }
         drop(parsed);
         self.shards.push(storage);
@@ -187,7 +198,7 @@ impl Checkpoint {
             }
             let (storage, stored, finite) = (storage.clone(), Ok(stored), AtomicBool::new(false));
             let entry = Entry { called, storage, shard, stored, shape, range, shift, finite };
-            self.tensors.insert(name, Arc::new(entry));
+            self.tensors.insert(name, entry);
         }
         self.shards.push(storage);
         Ok(())
@@ -204,7 +215,7 @@ impl Checkpoint {
     /// Whether there is a tensor of that name, or others that stand for it.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
-        self.tensors.contains_key(name) || self.stands_in(name)
+        self.tensors.has(name) || self.stands_in(name)
     }
 
     /// The matrix `name` of `rows` × `cols`.
@@ -224,7 +235,7 @@ impl Checkpoint {
     /// them, and their powers of two in one with `_scales`.
     pub(crate) fn apart(&self, name: &str, count: usize, rows: usize, cols: usize) -> Result<Tensor, WeightsError> {
         let of = |name: String, expected: Vec<usize>| {
-            let entry = self.tensors.get(&name).ok_or_else(|| self.missing(&name))?;
+            let entry = self.tensors.get(&name)?.ok_or_else(|| self.missing(&name))?;
             let found = entry.shape.clone();
             match &entry.stored {
                 _ if found != expected => Err(WeightsError::Shape { name, found, expected }),
@@ -248,7 +259,7 @@ impl Checkpoint {
     /// The matrix `name` of one row, which some files have as a vector.
     pub(crate) fn row(&self, name: &str, cols: usize) -> Result<Tensor, WeightsError> {
         let expected = [1, cols];
-        let vector = self.tensors.get(name).is_some_and(|entry| entry.shape.len() == 1);
+        let vector = self.tensors.shape(name).is_some_and(|shape| shape.len() == 1);
         self.tensor(name, if vector { &expected[1..] } else { &expected }, 1, cols)
     }
 
@@ -280,7 +291,7 @@ impl Checkpoint {
         if let Some(coded) = self.coded(name, expected)? {
             return Ok(Tensor { exact: self.exact, ..coded });
         }
-        let entry = self.tensors.get(name).ok_or_else(|| self.missing(name))?;
+        let entry = self.tensors.get(name)?.ok_or_else(|| self.missing(name))?;
         if entry.shape != expected {
             let (found, expected) = (entry.shape.clone(), expected.to_vec());
             return Err(WeightsError::Shape { name: self.called(name), found, expected });
@@ -297,6 +308,32 @@ impl Checkpoint {
             coded: None,
             exact: self.exact,
         })
+    }
+
+    /// What is read of which file where something is loaded: all of each tensor that `load` asks for.
+    pub(crate) fn asked_for<T>(&self, load: impl FnOnce(&Self) -> T) -> (T, Vec<(usize, Range<usize>)>) {
+        let noting = self.with(self.tensors.noting());
+        let loaded = load(&noting);
+        (loaded, noting.tensors.noted())
+    }
+
+    /// The same checkpoint, of which nothing is had that is not there. Else numbers of files that are still fetched are zeros.
+    pub(crate) fn needed(&self) -> Self {
+        self.with(self.tensors.needed())
+    }
+
+    fn with(&self, tensors: Tensors) -> Self {
+        let Self { shards, index, copied, notes, names, coding, exact, .. } = self;
+        Self {
+            shards: shards.clone(),
+            tensors,
+            index: index.clone(),
+            copied: copied.clone(),
+            notes: notes.clone(),
+            names: *names,
+            coding: *coding,
+            exact: *exact,
+        }
     }
 
     fn missing(&self, name: &str) -> WeightsError {
@@ -319,8 +356,7 @@ impl Checkpoint {
     /// Of copies of tensors, those that the index says are the model's, if there are any.
     pub(crate) fn choice(&self) -> Option<[u8; 32]> {
         let mut hasher = blake3::Hasher::new();
-        let copied = self.tensors.iter().filter(|(name, _)| self.copied.contains(*name));
-        copied.for_each(|(name, entry)| entry.fingerprint(name, &mut hasher));
+        self.tensors.fingerprint(&mut hasher, |name| self.copied.contains(name));
         (!self.copied.is_empty()).then(|| *hasher.finalize().as_bytes())
     }
 
@@ -336,12 +372,7 @@ impl Checkpoint {
             hasher.update(&bytes[bytes.len().saturating_sub(SAMPLE)..]);
         }
         // Of GGUF files not all names need be in what was hashed; of copies, the index says which are the model's.
-        let named = |(name, entry): (&String, &Arc<Entry>)| {
-            if self.names.is_some() || self.copied.contains(name) {
-                entry.fingerprint(name, hasher);
-            }
-        };
-        self.tensors.iter().for_each(named);
+        self.tensors.fingerprint(hasher, |name| self.names.is_some() || self.copied.contains(name));
     }
 }
 

@@ -11,9 +11,9 @@ use tsnode_kernels::{
     engine::{Engine, EngineConfig, Input, Output, Slice, Threads},
     gguf::Gguf,
     quant::QuantType,
-    source::{ModelSource, Precision},
+    source::{ModelSource, PartFile, Precision, Start, start_of},
 };
-use tsnode_protocol::{KvDtype, RequestId, Token};
+use tsnode_protocol::{KvDtype, LayerRange, RequestId, Token, weights::WeightsForm};
 
 /// Between logits of F32 weights and Hugging Face's.
 const TOLERANCE: f32 = 1e-3;
@@ -296,6 +296,66 @@ fn a_model_may_lie_in_several_files_and_in_a_folder_of_its_own() {
     std::fs::write(folder.path().join("other.gguf"), b"").unwrap();
     let error = ModelSource::open(folder.path()).err().unwrap().to_string();
     assert!(error.contains("other.gguf") && error.contains("tiny-00001-of-00002.gguf"), "{error}");
+}
+
+#[test]
+fn layers_load_of_a_file_that_has_nothing_else() {
+    use std::os::unix::fs::FileExt as _;
+    for (name, layers) in [("llama3-rope", 0..1), ("llama-gqa", 1..2)] {
+        let whole = convert(&reference(name), Form::F32, "gpt-2").bytes();
+        let folder = tempfile::tempdir().unwrap();
+        let [part, all] = ["model.gguf.incomplete", "model.gguf"].map(|name| folder.path().join(name));
+        std::fs::write(&all, &whole).unwrap();
+        let all = ModelSource::open(&all).unwrap();
+        let file = std::fs::File::options().create_new(true).write(true).open(&part).unwrap();
+        file.set_len(whole.len() as u64).unwrap();
+        let mut first = 0;
+        let places = loop {
+            match start_of(WeightsForm::Gguf, &whole[..first], whole.len() as u64).unwrap() {
+                Start::More(more) => first = more as usize,
+                Start::Places(places) => break places,
+            }
+        };
+        assert!(places.len() > 1, "the last norm, and factors of positions");
+        let there = std::cell::RefCell::new(Vec::new());
+        let write = |from: usize, to: usize| {
+            file.write_all_at(&whole[from..to], from as u64).unwrap();
+            there.borrow_mut().push(from as u64..to as u64);
+        };
+        places.iter().for_each(|place| write(place.start as usize, place.end as usize));
+        let open = || {
+            let part = PartFile { path: part.clone(), there: there.borrow().clone() };
+            ModelSource::open_parts(folder.path(), &[part], WeightsForm::Gguf).unwrap()
+        };
+        let source = open();
+        assert_eq!((&source.card().files, source.card().shape), (&all.card().files, all.card().shape));
+        let layers = LayerRange { start: layers.start, end: layers.end };
+        let places = source.places(layers).unwrap();
+        assert_eq!(places, all.places(layers).unwrap());
+        assert!(places.iter().map(|(_, place)| place.len()).sum::<usize>() < whole.len() / 2 + first);
+        places.into_iter().for_each(|(_, place)| write(place.start, place.end));
+        assert_eq!(hidden(&open(), layers), hidden(&all, layers), "{name}");
+        let everything = all.card().shape.all_layers();
+        let rest = open().load_stage(everything).map(drop).unwrap_err().to_string();
+        assert!(rest.contains("is not here yet") && rest.contains("tensor "), "{rest}");
+        source.places(everything).unwrap().into_iter().for_each(|(_, place)| write(place.start, place.end));
+        assert_eq!(logits(&open(), &[5, 6]), logits(&all, &[5, 6]), "{name}");
+    }
+}
+
+/// What some layers make of some numbers, or of tokens where they are the first.
+fn hidden(source: &ModelSource, layers: LayerRange) -> Vec<f32> {
+    let threads = Threads::together(1);
+    let mut engine = Engine::new(EngineConfig { threads, pool_bytes: 16 << 20, kv_dtype: KvDtype::F32 }).unwrap();
+    let stage = engine.load(source.load_stage(layers).unwrap()).unwrap();
+    let request = RequestId([1; 16]);
+    engine.admit(stage, request, 2).unwrap();
+    let rows: Vec<f32> = (0..2 * source.card().shape.hidden).map(|n| (n as f32 * 0.37).sin()).collect();
+    let tokens = [Token(5), Token(6)];
+    let input = if layers.start == 0 { Input::Tokens(&tokens) } else { Input::Hidden(&rows) };
+    let is_last = layers.end == source.card().shape.layers;
+    let output = if is_last { Output::Logits { rows: &[0, 1] } } else { Output::Hidden };
+    engine.forward(stage, &[Slice { request, start: 0, len: 2 }], input, output).unwrap().to_vec()
 }
 
 #[test]

@@ -1,4 +1,9 @@
-//! PyTorch pickles become safetensors: read by candle, which runs nothing of them, and written whole or not at all.
+//! PyTorch pickles become safetensors: read by candle, which runs nothing of them, and written whole or not at all. Safetensors of
+//! eight bits become others that are served.
+
+mod eight_bit;
+
+pub use eight_bit::EightBit;
 
 use crate::{plain, store::disk};
 use candle_core::{DType, Tensor, pickle::PthTensors};
@@ -216,7 +221,7 @@ impl Pickles {
         }
         fs::create_dir_all(to).map_err(disk(to))?;
         let draft = to.join(format!(".{OUT}.{}.new", std::process::id()));
-        let placed = self.draft(&draft, &mut written).and_then(|()| self.take_along(to)).and_then(|()| {
+        let placed = self.draft(&draft, &mut written).and_then(|()| small_files(&self.folder, to)).and_then(|()| {
             let placed = fs::rename(&draft, &out).and_then(|()| disk::sync_folder(&out));
             placed.map_err(disk(&out))
         });
@@ -230,7 +235,8 @@ impl Pickles {
     fn draft(&self, draft: &Path, written: &mut impl FnMut(u64)) -> Result<(), ImportError> {
         let file = File::create(draft).map_err(disk(draft))?;
         let mut out = BufWriter::with_capacity(1 << 20, file);
-        out.write_all(&self.header()).map_err(disk(draft))?;
+        let entries = self.tensors.iter().map(|(name, place)| (name, place.kept.name(), &place.shape[..], place.bytes));
+        out.write_all(&header(entries)).map_err(disk(draft))?;
         for (name, place) in &self.tensors {
             let (path, tensors) = &self.files[place.file];
             let wrong = |why: String| ImportError::Tensor { path: path.clone(), name: name.clone(), why };
@@ -245,36 +251,35 @@ impl Pickles {
         let synced = out.into_inner().map_err(io::IntoInnerError::into_error).and_then(|file| file.sync_all());
         synced.map_err(disk(draft))
     }
+}
 
-    /// What says where the tensors lie: its length, and JSON.
-    fn header(&self) -> Vec<u8> {
-        let (mut at, mut entries) = (0, Map::new());
-        entries.insert("__metadata__".into(), json!({ "format": "pt" }));
-        for (name, place) in &self.tensors {
-            let end = at + place.bytes;
-            let entry = json!({ "dtype": place.kept.name(), "shape": place.shape, "data_offsets": [at, end] });
-            entries.insert(name.clone(), entry);
-            at = end;
-        }
-        let mut json = Value::Object(entries).to_string().into_bytes();
-        json.resize(json.len().next_multiple_of(ALIGNED), b' ');
-        [&(json.len() as u64).to_le_bytes()[..], &json].concat()
+/// What says where tensors lie, one after the other: its length, and JSON.
+fn header<'a>(tensors: impl Iterator<Item = (&'a String, &'static str, &'a [usize], u64)>) -> Vec<u8> {
+    let (mut at, mut entries) = (0, Map::new());
+    entries.insert("__metadata__".into(), json!({ "format": "pt" }));
+    for (name, dtype, shape, bytes) in tensors {
+        let end = at + bytes;
+        entries.insert(name.clone(), json!({ "dtype": dtype, "shape": shape, "data_offsets": [at, end] }));
+        at = end;
     }
+    let mut json = Value::Object(entries).to_string().into_bytes();
+    json.resize(json.len().next_multiple_of(ALIGNED), b' ');
+    [&(json.len() as u64).to_le_bytes()[..], &json].concat()
+}
 
-    /// Settings, tokenizers and templates, where they are not in that folder yet.
-    fn take_along(&self, to: &Path) -> Result<(), ImportError> {
-        let names = fs::read_dir(&self.folder).map_err(disk(&self.folder))?.flatten();
-        for entry in names {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let is_meant = (name.ends_with(".json") && !name.ends_with(".index.json")) || name.ends_with(".jinja");
-            let (from, place) = (entry.path(), to.join(&name));
-            let is_small = fs::metadata(&from).is_ok_and(|about| about.is_file() && about.len() <= SMALL_BYTES);
-            if is_meant && is_small && !place.exists() {
-                fs::read(&from).and_then(|bytes| disk::write_whole(&place, &bytes)).map_err(disk(&place))?;
-            }
+/// Settings, tokenizers and templates of a folder, where they are not in that other folder yet.
+fn small_files(folder: &Path, to: &Path) -> Result<(), ImportError> {
+    let names = fs::read_dir(folder).map_err(disk(folder))?.flatten();
+    for entry in names {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let is_meant = (name.ends_with(".json") && !name.ends_with(".index.json")) || name.ends_with(".jinja");
+        let (from, place) = (entry.path(), to.join(&name));
+        let is_small = fs::metadata(&from).is_ok_and(|about| about.is_file() && about.len() <= SMALL_BYTES);
+        if is_meant && is_small && !place.exists() {
+            fs::read(&from).and_then(|bytes| disk::write_whole(&place, &bytes)).map_err(disk(&place))?;
         }
-        Ok(())
     }
+    Ok(())
 }
 
 /// The pickles of a folder: one, or those that its index names.

@@ -54,7 +54,7 @@ use crate::{
     },
     text::Templates,
     view::{SwarmView, Trouble},
-    weights::{Giver, Index, Peers, Provision},
+    weights::{Giver, Index, Peers, Stocks},
     worker::{WorkerHandle, WorkerSetup},
 };
 use libp2p::Multiaddr;
@@ -121,8 +121,9 @@ pub async fn run(
     let index = Index::open(&ground.config.data_dir).await;
     let hashing = front.view.clone();
     let mut tell = move |far| hashing.send_modify(|view| view.loading = Some(far));
-    let resources = resources::Resources::find(&ground.config, &ground.store, &index, &mut tell).await?;
-    let giver = Giver::default();
+    let first = volunteer::at_first(&ground.config);
+    let resources = resources::Resources::find(&first, &ground.store, &index, &mut tell).await?;
+    let (giver, stocks) = (Giver::default(), Stocks::default());
     let planner_thread = PlannerThread::start(Arc::new(Scheduler)).map_err(|e| NodeError::System(e.to_string()))?;
     let (guard, bench) = OffenceReporter::channel();
     let (inbox, heartbeats) = Inbox::channel(ground.invite.swarm);
@@ -146,7 +147,7 @@ pub async fn run(
     let elements = resources.models.iter().map(|model| (model.source.card().id, model.dtype.bytes() as u64)).collect();
     let inside = resources.models.first().map(|model| model.source.card().id);
     let worker = ground.worker(
-        (resources, shelf.clone(), lenders.clone(), giver.clone()),
+        (resources, shelf.clone(), lenders.clone(), giver.clone(), stocks.clone()),
         planes.incoming,
         (&links, &roster, &response_log),
         (owner.moving(), gone),
@@ -163,15 +164,16 @@ pub async fn run(
     let (late, now_lent) = mpsc::channel(1);
     if let Some(inside) = inside.filter(|_| volunteer::may_fetch(&ground.config)) {
         let (me, guard) = (ground.identity.peer_id(), guard.clone());
-        let places = Peers { me, links: links.clone(), roster: roster.clone(), guard };
-        let limits = ground.config.weights.clone();
         let volunteer = Volunteer {
-            provision: Provision::new(places, &ground.config.data_dir, index.clone(), limits, (memory, inside)),
+            places: Peers { me, links: links.clone(), roster: roster.clone(), guard },
+            index,
+            memory,
+            own: inside,
             config: ground.config.clone(),
             store: ground.store.clone(),
-            index,
             worker: worker.clone(),
             giver,
+            stocks,
             shelf: shelf.clone(),
             view: front.view.clone(),
             lent: late,
@@ -435,7 +437,7 @@ impl Ground {
 
     fn worker(
         &self,
-        (resources, shelf, lenders, giver): (resources::Resources, Shelf, Lenders, Giver),
+        (resources, shelf, lenders, giver, stocks): (resources::Resources, Shelf, Lenders, Giver, Stocks),
         incoming: Incoming,
         (links, roster, response_log): (&Links, &Roster, &ResponseLog),
         (moving, going): (watch::Receiver<bool>, watch::Receiver<Arc<BTreeSet<PeerId>>>),
@@ -451,6 +453,7 @@ impl Ground {
             roster: roster.clone(),
             shelf,
             giver,
+            stocks,
             lenders,
             batcher: BatcherConfig { speculation: self.config.speculation, ..BatcherConfig::default() },
             threads: self.config.threads,
@@ -500,9 +503,12 @@ impl Ground {
 
     /// Whether and when the model inside the program is lent, where no other is named.
     fn fallback(&self, advert: &Advert) -> Option<Fallback> {
+        let own = advert.models.first()?.clone();
+        if volunteer::has_none(&self.config.models) {
+            return Some(Fallback::never(own));
+        }
         let is_fallback = self.config.models.iter().any(|model| model.choice == ModelChoice::Fallback);
-        let own = advert.models.first().filter(|_| is_fallback)?;
-        Some(Fallback::new(own.clone(), self.started.elapsed(), !self.bootstrap().is_empty()))
+        is_fallback.then(|| Fallback::new(own, self.started.elapsed(), !self.bootstrap().is_empty()))
     }
 
     fn control(&self) -> Control {

@@ -15,8 +15,8 @@ use unix as system;
 
 pub(crate) use system::{
     Signals, allowed_processors, confine, edition, for_owner, free_bytes, give_way, host_name, is_same_file,
-    is_stopped, let_all_read, let_all_run, make_folder_for_owner, may_write, mode, most_files, of_its_own, own_program,
-    owner, processor_time, read_exact_at, set_processors, stamp, symlink, thread_time, write_all_at,
+    is_stopped, let_all_read, let_all_run, make_folder_for_owner, may_write, mode, most_files, next_data, of_its_own,
+    own_program, owner, processor_time, read_exact_at, set_processors, stamp, symlink, thread_time, write_all_at,
 };
 
 #[cfg(test)]

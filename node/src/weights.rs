@@ -1,18 +1,27 @@
 //! Models' weights between peers: named by all of their bytes, given to whoever asks, fetched from whoever has them, chunk by chunk.
 
+mod drafts;
 mod error;
 mod fetch;
+mod fetching;
 mod give;
 mod identify;
 mod index;
+mod notes;
 mod provision;
 mod room;
+mod stock;
+mod stocks;
 mod work;
 
+pub use drafts::Drafts;
 pub use error::FetchError;
-pub use fetch::{Fetcher, Patience, Peers, Places, Talk};
+pub use fetch::{Bad, Fetcher, Patience, Peers, Places, Talk};
+pub use fetching::{Fetching, Several};
 pub use give::{Giver, Holding};
 pub use identify::{Identified, identify};
 pub use index::Index;
-pub use provision::{Fetching, Limits, Provision};
+pub use provision::{Limits, Provision};
+pub use stock::{Stock, Tell};
+pub use stocks::Stocks;
 pub use work::Tally;

@@ -38,7 +38,7 @@ use crate::{
     history::History,
     response_log::ResponseLog,
     view::Weights,
-    weights::Giver,
+    weights::{Giver, Stocks},
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -81,6 +81,8 @@ pub struct WorkerSetup {
     pub shelf: Shelf,
     /// What gives weights to others.
     pub giver: Giver,
+    /// Models of which layers are brought when a plan gives this peer them.
+    pub stocks: Stocks,
     /// Encoders that this peer lends.
     pub lenders: Lenders,
     /// How leaders batch.
@@ -155,7 +157,8 @@ impl WorkerHandle {
         let (loaded, arrivals) = mpsc::channel(LOADED);
         let (progress, far) = watch::channel(None);
         let tally = Arc::<Tally>::default();
-        let loader = Loader { threads: setup.threads, progress, tally: tally.clone(), loaded };
+        let loader =
+            Loader { stocks: setup.stocks.clone(), threads: setup.threads, progress, tally: tally.clone(), loaded };
         tasks.spawn(loader.run(ordered));
         let (stage_manager, losses) = StageManager::new(setup, Parts { tally, orders, far, tasks: tasks.clone() });
         tasks.spawn(stage_manager.run(receiver, arrivals, losses));

@@ -265,7 +265,8 @@ async fn who_asks_is_shown_to_the_hub_and_to_nobody_else() {
     let said = pull_by(&place.hub_with(&[("HF_TOKEN", "hf_bad")]), "org/tiny").await.unwrap_err();
     assert!(said.contains("the one that is set may not read it") && !said.contains("hf_bad"), "{said}");
     place.double.account();
-    pull_by(&place.hub_with(&[("HF_TOKEN", TOKEN)]), "org/tiny").await.unwrap();
+    let pulled = pull_by(&place.hub_with(&[("HF_TOKEN", TOKEN)]), "org/tiny").await.unwrap();
+    assert!(tsnode::hub::is_gated(&pulled.model.path), "it is not given to peers");
     let (_, heard) = place.double.account();
     let (cdn, hub): (Vec<_>, Vec<_>) = heard.iter().partition(|heard| heard.cdn);
     assert!(!cdn.is_empty() && cdn.iter().all(|heard| heard.token.is_none()), "{cdn:?}");

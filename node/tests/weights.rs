@@ -18,8 +18,11 @@ const LONG: Duration = Duration::from_secs(60);
 const CHUNK: u64 = 1 << 20;
 /// Chunks that may be on their way from one holder.
 const STREAMS: u64 = 3;
-/// Beside what the model is made of, so that a fetch takes a while (bytes).
-const PADDING: usize = 24 << 20;
+/// Rows and columns more of MLPs: six megabytes a layer.
+const WIDER: usize = 4096;
+/// What each of two peers lends that together have room for that.
+const LITTLE: &str = "40MiB";
+const LITTLE_KV: &str = "8MiB";
 
 fn number(name: &str, usual: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
@@ -41,23 +44,70 @@ impl Draw {
     }
 }
 
-/// A model that is real and not the one inside the program: with a tensor more that nobody reads.
+/// Where it lies in a folder, as in the Hugging Face cache: it is called by its repository.
+const INSIDE: &str = "models--org--brought/snapshots/0123456789abcdef0123456789abcdef01234567";
+const NAME: &str = "org/brought";
+
+/// A model that is real and not the one inside the program: its layers are larger, their MLPs wider by numbers that are all zero.
 fn model(folder: &Path) -> PathBuf {
+    changed(folder, "intermediate_size", WIDER, |name, tensor| {
+        if name.ends_with("gate_proj.weight") || name.ends_with("up_proj.weight") {
+            let row = tensor.bytes.len() / tensor.shape[0];
+            tensor.bytes.resize(tensor.bytes.len() + row * WIDER, 0);
+            tensor.shape[0] += WIDER;
+        } else if name.ends_with("down_proj.weight") {
+            let row = tensor.bytes.len() / tensor.shape[0];
+            let size = row / tensor.shape[1];
+            let wider = |row: &[u8]| [row, &vec![0; size * WIDER]].concat();
+            tensor.bytes = tensor.bytes.chunks(row).flat_map(wider).collect();
+            tensor.shape[1] += WIDER;
+        }
+    })
+}
+
+struct Changed {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+/// The model inside the program, with a size that is larger and tensors that are changed alike.
+fn changed(folder: &Path, size: &str, more: usize, change: impl Fn(&str, &mut Changed)) -> PathBuf {
     let (from, to) =
-        (Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels/models/gutenberg-tiny"), folder.join("brought"));
-    fs::create_dir(&to).unwrap();
+        (Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels/models/gutenberg-tiny"), folder.join(INSIDE));
+    fs::create_dir_all(&to).unwrap();
     for name in ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
         fs::copy(from.join(name), to.join(name)).unwrap();
     }
     let own = fs::read(from.join("model.safetensors")).unwrap();
-    let mut padding = vec![0; PADDING];
-    blake3::Hasher::new().finalize_xof().fill(&mut padding);
-    let parsed = SafeTensors::deserialize(&own).unwrap();
-    let mut tensors = parsed.tensors();
-    tensors.push(("padding".into(), TensorView::new(Dtype::U8, vec![PADDING], &padding).unwrap()));
-    let whole = safetensors::serialize(tensors, None).unwrap();
-    fs::write(to.join("model.safetensors"), whole).unwrap();
+    let mut tensors = Vec::new();
+    for (name, view) in SafeTensors::deserialize(&own).unwrap().tensors() {
+        let (dtype, shape, bytes) = (view.dtype(), view.shape().to_vec(), view.data().to_vec());
+        let mut tensor = Changed { dtype, shape, bytes };
+        change(&name, &mut tensor);
+        tensors.push((name, tensor));
+    }
+    let mut views = Vec::new();
+    for (name, tensor) in &tensors {
+        views.push((name.clone(), TensorView::new(tensor.dtype, tensor.shape.clone(), &tensor.bytes).unwrap()));
+    }
+    fs::write(to.join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
+    let mut config: Value = serde_json::from_slice(&fs::read(from.join("config.json")).unwrap()).unwrap();
+    config[size] = json!(config[size].as_u64().unwrap() + more as u64);
+    fs::write(to.join("config.json"), config.to_string()).unwrap();
     to
+}
+
+/// Bytes of the tensors that a stage of these layers has, by what a file says of itself.
+fn stage_bytes(model: &Path, layers: &std::ops::Range<u64>, all: u64) -> u64 {
+    let file = fs::read(model.join("model.safetensors")).unwrap();
+    let parsed = SafeTensors::deserialize(&file).unwrap();
+    let is_held = |name: &str| match name.strip_prefix("model.layers.") {
+        Some(rest) => layers.contains(&rest.split('.').next().unwrap().parse().unwrap()),
+        None if name.contains("embed_tokens") => layers.start == 0 || layers.end == all,
+        None => layers.end == all,
+    };
+    parsed.tensors().iter().filter(|(name, _)| is_held(name)).map(|(_, view)| view.data().len() as u64).sum()
 }
 
 /// A process of its own, killed when it is dropped.
@@ -70,11 +120,12 @@ struct Peer {
 impl Peer {
     fn start(data: &Path, words: &[&str]) -> Self {
         fs::remove_file(data.join("http.addr")).ok();
-        let usual =
-            ["--mdns=false", "--http", "127.0.0.1:0", "--listen", "127.0.0.1:0", "--device", "cpu", "--threads", "1"];
+        let usual = ["--mdns=false", "--http", "127.0.0.1:0", "--device", "cpu", "--threads", "1"];
+        let anywhere = ["--listen", "127.0.0.1:0"];
+        let anywhere = anywhere.iter().filter(|_| !words.contains(&"--listen"));
         let mut command = Command::new(env!("CARGO_BIN_EXE_tsnode"));
-        command.arg("join").args(usual).args(words).arg("--data-dir").arg(data).kill_on_drop(true);
-        command.env("HOME", data).env_remove("HF_HOME");
+        command.arg("join").args(usual).args(anywhere).args(words).arg("--data-dir").arg(data).kill_on_drop(true);
+        command.env("HOME", data).env_remove("HF_HOME").env("HF_HUB_OFFLINE", "1");
         let log = fs::File::options().create(true).append(true).open(data.with_extension("log")).unwrap();
         let child = command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
         let client = reqwest::Client::builder().timeout(LONG).build().unwrap();
@@ -140,12 +191,22 @@ impl Peer {
         loop {
             let answer = self.client.post(&url).json(&body).send().await.unwrap().json::<Value>().await.unwrap();
             if answer["choices"][0]["token_ids"].is_array() {
-                assert_eq!(answer["model"], "brought");
+                assert_eq!(answer["model"], NAME);
                 return answer["choices"][0]["token_ids"].clone();
             }
             assert!(begun.elapsed() < LONG, "{answer}\n{}", self.log());
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
+    }
+
+    /// The same as soon as it has a model to answer with.
+    async fn tokens_of_whom_starts(&self) -> Value {
+        let begun = Instant::now();
+        while self.view().await.is_none_or(|view| !is_ready(&view)) {
+            assert!(begun.elapsed() < LONG, "{}", self.log());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        self.tokens().await
     }
 
     async fn kill(mut self) {
@@ -155,7 +216,17 @@ impl Peer {
 
 fn is_lent(view: &Value) -> bool {
     let own = view["peers"].as_array().and_then(|peers| peers.iter().find(|peer| peer["id"] == view["me"]));
-    own.is_some_and(|own| own["advert"]["models"][0]["name"] == "brought" && own["advert"]["devices"][0].is_object())
+    own.is_some_and(|own| own["advert"]["models"][0]["name"] == NAME && own["advert"]["devices"][0].is_object())
+}
+
+/// All that a plan gives it is here.
+fn has_its_layers(view: &Value) -> bool {
+    let far = &view["fetching"];
+    is_lent(view) && far["layers"].is_object() && far["done"] == far["bytes"] && far["holders"] == 0
+}
+
+fn is_ready(view: &Value) -> bool {
+    view["ready_groups"].as_array().is_some_and(|groups| !groups.is_empty())
 }
 
 fn fetched(view: &Value) -> u64 {
@@ -175,7 +246,20 @@ fn files_equal(model: &Path, data: &Path) {
     assert!(!folder.join("model.safetensors.incomplete").exists());
 }
 
-/// A volunteer with an invite and nothing else: it fetches, is killed meanwhile, goes on, and serves when the other has gone.
+/// An address whose port, and the one above it, nobody has.
+fn free_address() -> String {
+    use std::net::{TcpListener, UdpSocket};
+    let is_free = |port: u16| {
+        let data = UdpSocket::bind(("127.0.0.1", port + 1));
+        data.is_ok() && UdpSocket::bind(("127.0.0.1", port)).is_ok()
+    };
+    let draw = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = std::iter::repeat_with(draw).take(100).find(|port| *port < u16::MAX && is_free(*port)).unwrap();
+    format!("127.0.0.1:{port}")
+}
+
+/// A volunteer with an invite and nothing else: it fetches, is killed meanwhile, and so is whoever gives; it goes on, and serves when the
+/// other has gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_peer_with_nothing_but_an_invite_fetches_and_serves() {
     let _turn = common::turn().await;
@@ -183,31 +267,43 @@ async fn a_peer_with_nothing_but_an_invite_fetches_and_serves() {
     let model = model(home.path());
     let all = fs::metadata(model.join("model.safetensors")).unwrap().len();
     let (kills, mut draw) = (number("TSNODE_TEST_KILLS", 2), Draw(number("TSNODE_SEED", 41)));
-    let words = ["--private", "--upload-mbit", "100", "--memory", "256MiB", "--model", model.to_str().unwrap()];
-    let mut a = Peer::start(&home.path().join("a"), &words);
+    let (from, listen) = (home.path().join("a"), free_address());
+    let path = model.to_str().unwrap();
+    let words = ["--listen", &listen, "--upload-mbit", "100", "--memory", "256MiB", "--model", path];
+    let mut a = Peer::start(&from, &[&words[..], &["--private"]].concat());
     a.until("it lends", is_lent).await;
     let (invite, tokens) = (a.invite().await, a.tokens().await);
     let data = home.path().join("b");
-    let words = ["--memory", "256MiB", "--invite", invite.as_str()];
-    let mut b = Peer::start(&data, &words);
-    let mut sum = 0;
+    let invited = ["--memory", "256MiB", "--invite", invite.as_str()];
+    let mut b = Peer::start(&data, &invited);
+    let (mut given, mut came) = (0, 0);
     for kill in 0..kills {
         let at = all / (kills + 1) * kill + draw.below(all / (kills + 1));
         let seen = b
             .until("it fetches", |view| {
-                view["fetching"]["done"].as_u64().is_some_and(|done| done >= at) || is_lent(view)
+                view["fetching"]["layers"].is_object()
+                    && view["fetching"]["done"].as_u64().is_some_and(|done| done >= at)
             })
             .await;
-        b.kill().await;
-        println!("kill {kill}: {} of {all} were there", seen["fetching"]["done"]);
-        sum += fetched(&seen);
-        b = Peer::start(&data, &words);
+        if kill % 2 == 0 {
+            b.kill().await;
+            came += fetched(&seen);
+            b = Peer::start(&data, &invited);
+        } else {
+            given += a.view().await.unwrap()["weights_given"].as_u64().unwrap();
+            a.kill().await;
+            a = Peer::start(&from, &words);
+        }
+        let who = if kill % 2 == 0 { "who fetches" } else { "who gives" };
+        println!("kill {kill}, of {who}: {} of {all} were there", seen["fetching"]["done"]);
     }
-    let view = b.until("it lends what it fetched", is_lent).await;
-    let given = a.until("it has given", |view| view["weights_given"].as_u64() >= Some(all)).await;
-    let given = given["weights_given"].as_u64().unwrap();
-    println!("{all} bytes: {given} were given, {} seen to come", sum + fetched(&view));
-    assert!(given <= all + kills * STREAMS * CHUNK, "{given} of {all} were given");
+    let view = b.until("it has what it serves", has_its_layers).await;
+    // What a peer that is killed gave since it was looked at is not counted.
+    let (again, unseen) = (kills * STREAMS * CHUNK, kills / 2 * STREAMS * CHUNK);
+    let is_given = |view: &Value| view["weights_given"].as_u64() >= Some(all.saturating_sub(given + unseen));
+    given += a.until("it has given", is_given).await["weights_given"].as_u64().unwrap();
+    println!("{all} bytes: {given} were given, {} seen to come", came + fetched(&view));
+    assert!(given <= all + again, "{given} of {all} were given");
     files_equal(&model, &data);
     // It serves alone, and says the same.
     a.kill().await;
@@ -221,7 +317,36 @@ async fn a_peer_with_nothing_but_an_invite_fetches_and_serves() {
     b.kill().await;
 }
 
-/// One holder sends something else than was asked for, of another the file is damaged: all comes from whoever has it right.
+/// Two peers that together have room for a model, of which one has it: the other fetches the layers that it holds and no others,
+/// and both compute what one alone would.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_fetches_the_layers_that_it_holds_and_no_others() {
+    let _turn = common::turn().await;
+    let home = tempfile::tempdir().unwrap();
+    let model = model(home.path());
+    let file = fs::metadata(model.join("model.safetensors")).unwrap().len();
+    let path = model.to_str().unwrap();
+    let alone = Peer::start(&home.path().join("alone"), &["--private", "--memory", "256MiB", "--model", path]);
+    let tokens = alone.tokens_of_whom_starts().await;
+    alone.kill().await;
+    let some = ["--memory", LITTLE, "--kv-memory", LITTLE_KV];
+    let mut a = Peer::start(&home.path().join("a"), &[&some[..], &["--private", "--model", path]].concat());
+    let invite = a.invite().await;
+    let mut b = Peer::start(&home.path().join("b"), &[&some[..], &["--invite", &invite]].concat());
+    let view = b.until("it has its layers and they serve", |view| has_its_layers(view) && is_ready(view)).await;
+    let (layers, all) = (&view["fetching"]["layers"], view["models"][0]["shape"]["layers"].as_u64().unwrap());
+    let layers = layers["start"].as_u64().unwrap()..layers["end"].as_u64().unwrap();
+    let (held, came) = (stage_bytes(&model, &layers, all), fetched(&view));
+    println!("layers {layers:?} of {all}: {came} bytes came, {held} are held, {file} are in the file");
+    // What the file says of itself is in its first chunk; what is held lies in two places at most.
+    assert!(layers.end - layers.start < all);
+    assert!(came <= held + held / 50 + 5 * CHUNK && came < file * 3 / 4, "{came} for {held}");
+    assert_eq!(b.tokens().await, tokens);
+    b.kill().await;
+    a.kill().await;
+}
+
+/// One holder sends something else than was asked for, of another the file is damaged in many places: all comes from whoever has it right.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_not_what_its_hash_says_comes_from_elsewhere() {
     let _turn = common::turn().await;
@@ -230,7 +355,7 @@ async fn what_is_not_what_its_hash_says_comes_from_elsewhere() {
     let all = fs::metadata(model.join("model.safetensors")).unwrap().len();
     let place = |name: &str| home.path().join(name);
     let copy = |name: &str| {
-        let to = place(name).join("brought");
+        let to = place(name).join(INSIDE);
         fs::create_dir_all(&to).unwrap();
         fs::read_dir(&model)
             .unwrap()
@@ -252,9 +377,11 @@ async fn what_is_not_what_its_hash_says_comes_from_elsewhere() {
     a.until("all are there", |view| view["peers"].as_array().is_some_and(|peers| peers.len() == 3)).await;
     a.faults(json!({ "corrupt": 1.0 })).await;
     let damaged = Path::new(&files[1]).join("model.safetensors");
-    damage_in_place(&damaged, all / 2);
-    let mut d = Peer::start(&place("d"), &["--memory", "256MiB", "--invite", &invite]);
-    let view = d.until("it lends what it fetched", is_lent).await;
+    let places = number("TSNODE_TEST_CORRUPTIONS", 20);
+    (1..=places).for_each(|place| damage_in_place(&damaged, all / (places + 1) * place));
+    // By its name, as the swarm has it: the hub is not asked.
+    let mut d = Peer::start(&place("d"), &["--memory", "256MiB", "--invite", &invite, "--model", NAME]);
+    let view = d.until("it has what it serves", has_its_layers).await;
     let came = fetched(&view);
     println!("{all} bytes: {came} came");
     files_equal(&model, &place("d"));

@@ -10,6 +10,7 @@ use crate::{
 };
 use bincode::{Decode, Encode};
 use blake3::hazmat::{HasherExt as _, Mode, merge_subtrees_non_root, merge_subtrees_root};
+use std::ops::Range;
 
 /// Bytes of a chunk, but for a file's last: what a link of 100 Mbit/s carries in 84 ms, and a list of hashes 32,768 times smaller than
 /// its file. A power of two, as subtrees are.
@@ -68,6 +69,70 @@ pub enum WeightsQuery {
         /// Place in the file.
         chunk: u32,
     },
+    /// Answer: one frame with a file's [`Bitfield`], by which chunks can be had there now.
+    Bitfield {
+        /// Place in the manifest.
+        file: u16,
+    },
+}
+
+/// Which chunks of a file are there: a bit for each, the first in the lowest bit of the first byte, as they are sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bitfield(Vec<u8>);
+
+impl Bitfield {
+    /// None of a file of so many bytes.
+    #[must_use]
+    pub fn none(file: u64) -> Self {
+        Self(vec![0; Self::bytes_of(file)])
+    }
+
+    /// All of it.
+    #[must_use]
+    pub fn all(file: u64) -> Self {
+        let mut bits = Self(vec![0xff; Self::bytes_of(file)]);
+        (chunks(file)..bits.0.len() as u64 * 8).for_each(|beyond| bits.set(beyond, false));
+        bits
+    }
+
+    /// As it came, if it is one of such a file.
+    #[must_use]
+    pub fn read(file: u64, bytes: &[u8]) -> Option<Self> {
+        let bits = Self(bytes.to_vec());
+        let is_whole = bytes.len() == Self::bytes_of(file);
+        (is_whole && (chunks(file)..bytes.len() as u64 * 8).all(|beyond| !bits.has(beyond))).then_some(bits)
+    }
+
+    /// Bytes of such a file's.
+    #[must_use]
+    pub fn bytes_of(file: u64) -> usize {
+        chunks(file).div_ceil(8) as usize
+    }
+
+    /// As it is sent.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Whether a chunk is there.
+    #[must_use]
+    pub fn has(&self, chunk: u64) -> bool {
+        self.0.get((chunk / 8) as usize).is_some_and(|byte| byte >> (chunk % 8) & 1 == 1)
+    }
+
+    /// From now on it is, or is not. One that the file does not have stays away.
+    pub fn set(&mut self, chunk: u64, is_there: bool) {
+        if let Some(byte) = self.0.get_mut((chunk / 8) as usize) {
+            *byte = *byte & !(1 << (chunk % 8)) | u8::from(is_there) << (chunk % 8);
+        }
+    }
+}
+
+/// Chunks of which some bytes are in a place of their file.
+#[must_use]
+pub fn chunks_at(place: &Range<u64>) -> Range<u64> {
+    place.start / CHUNK_BYTES..place.end.div_ceil(CHUNK_BYTES)
 }
 
 /// Chunks of a file of so many bytes: one at least.
@@ -219,6 +284,27 @@ mod tests {
         assert_eq!(hashes_of(&file, &list[..list.len() - 1]), None);
         assert_eq!(hashes_of(&file, &[&list[..], &[0; 32]].concat()), None);
         assert_eq!(hashes_of(&WeightsFile { bytes: CHUNK_BYTES * 2, ..file }, &list), None, "a length that lies");
+    }
+
+    #[test]
+    fn a_bitfield_has_a_bit_for_each_chunk_and_no_other() {
+        for count in [1, 7, 8, 9, 17] {
+            let file = (count - 1) * CHUNK_BYTES + 1;
+            let (all, mut none) = (Bitfield::all(file), Bitfield::none(file));
+            assert!((0..count).all(|chunk| all.has(chunk) && !none.has(chunk)) && !all.has(count));
+            assert_eq!(Bitfield::read(file, all.bytes()), Some(all.clone()));
+            assert_eq!(Bitfield::read(file + 8 * CHUNK_BYTES, all.bytes()), None);
+            (0..count).rev().for_each(|chunk| none.set(chunk, true));
+            assert_eq!(none, all);
+            none.set(count / 2, false);
+            assert!((0..count).all(|chunk| none.has(chunk) == (chunk != count / 2)));
+            let mut beyond = all.bytes().to_vec();
+            beyond[(count / 8) as usize % all.bytes().len()] = 0xff;
+            assert_eq!(Bitfield::read(file, &beyond).is_some(), count % 8 == 0, "{count}");
+        }
+        assert_eq!(chunks_at(&(0..1)), 0..1);
+        assert_eq!(chunks_at(&(CHUNK_BYTES - 1..2 * CHUNK_BYTES)), 0..2);
+        assert_eq!(chunks_at(&(CHUNK_BYTES..CHUNK_BYTES + 1)), 1..2);
     }
 
     #[test]

@@ -406,6 +406,7 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
         ("weights query", codec::encode(&WeightsQuery::Manifest)),
         ("weights query hashes", codec::encode(&WeightsQuery::Hashes { file: 1 })),
         ("weights query chunk", codec::encode(&WeightsQuery::Chunk { file: 1, chunk: 300 })),
+        ("weights query bitfield", codec::encode(&WeightsQuery::Bitfield { file: 1 })),
     ]);
     all
 }

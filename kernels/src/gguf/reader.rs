@@ -18,7 +18,7 @@ impl<'a> Reader<'a> {
         self.at
     }
 
-    /// Bytes of the whole file.
+    /// Bytes there are to read, all together.
     pub(super) fn len(&self) -> usize {
         self.bytes.len()
     }

@@ -23,8 +23,12 @@ pub struct TensorInfo<'a> {
     pub range: Range<usize>,
 }
 
-/// Reads what `count` tensors are; their bytes follow, each at a multiple of `alignment`.
-pub(super) fn read<'a>(reader: &mut Reader<'a>, count: u64, alignment: u64) -> Result<Vec<TensorInfo<'a>>, GgufError> {
+/// Reads what `count` tensors of a file of `len` bytes are; their bytes follow, each at a multiple of `alignment`.
+pub(super) fn read<'a>(
+    reader: &mut Reader<'a>,
+    (count, len): (u64, u64),
+    alignment: u64,
+) -> Result<Vec<TensorInfo<'a>>, GgufError> {
     let mut heads = Vec::new();
     let mut names = BTreeSet::new();
     for _ in 0..count {
@@ -35,7 +39,7 @@ pub(super) fn read<'a>(reader: &mut Reader<'a>, count: u64, alignment: u64) -> R
         heads.push(head);
     }
     let start = (reader.at() as u64).next_multiple_of(alignment);
-    let place = |head: Head<'a>| head.place(start, alignment, reader.len() as u64);
+    let place = |head: Head<'a>| head.place(start, alignment, len);
     let tensors = heads.into_iter().map(place).collect::<Result<Vec<_>, _>>()?;
     refuse_overlaps(&tensors)?;
     Ok(tensors)

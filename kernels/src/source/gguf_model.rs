@@ -19,16 +19,23 @@ pub(super) struct Opened {
 pub(super) fn open(path: &Path) -> Result<Opened, WeightsError> {
     let paths = files_of(path)?;
     let maps = paths.iter().map(|path| Storage::map(path)).collect::<Result<Vec<_>, _>>()?;
+    open_all(&paths, &maps)
+}
+
+/// Opens a model by all of its files, whatever they are called.
+pub(super) fn open_all<P: AsRef<Path>>(paths: &[P], maps: &[Storage]) -> Result<Opened, WeightsError> {
+    let paths: Vec<&Path> = paths.iter().map(AsRef::as_ref).collect();
+    let path = paths.first().copied().unwrap_or(Path::new(""));
     let mut heads = Vec::new();
     for (map, path) in maps.iter().zip(&paths) {
         heads.push(Gguf::parse(map.bytes()).map_err(because(path))?);
     }
-    let metadata = &heads[0].metadata;
+    let metadata = &heads.first().ok_or_else(|| because(path)(GgufError::Split("no file of a model".into())))?.metadata;
     let architecture = Architecture::of(metadata).map_err(because(path))?;
     complete(&heads).map_err(because(path))?;
     let files = small_files(metadata, &heads).map_err(because(path))?;
     let mut checkpoint = Checkpoint::of_gguf(architecture);
-    for ((head, map), path) in heads.iter().zip(&maps).zip(&paths) {
+    for ((head, map), path) in heads.iter().zip(maps).zip(&paths) {
         let parts = parts(architecture, head).map_err(because(path))?;
         checkpoint.add_parts(map.clone(), parts).map_err(|name| because(path)(GgufError::Twice(name)))?;
     }

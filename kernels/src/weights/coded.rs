@@ -136,10 +136,20 @@ impl Coded {
         bytes as u64
     }
 
+    /// Whether all of its tensors are there: of zeros in their place nothing is to be said.
+    fn is_here(&self) -> bool {
+        let Parts { codes, scales, how, .. } = &*self.parts;
+        let beside = match how {
+            How::Eights { .. } => [None, None],
+            How::Fours { zeros, index, .. } => [zeros.as_ref(), index.as_ref()],
+        };
+        [codes, scales].into_iter().chain(beside.into_iter().flatten()).all(|entry| entry.storage.has(&entry.range))
+    }
+
     /// Looks at all of the matrix, the first time it is asked to.
     pub fn check(&self, cpu: &Cpu) -> Result<(), WeightsError> {
         let Parts { codes, scales, how, .. } = &*self.parts;
-        if codes.finite.load(Ordering::Relaxed) {
+        if codes.finite.load(Ordering::Relaxed) || !self.is_here() {
             return Ok(());
         }
         match how {
@@ -227,7 +237,7 @@ impl Checkpoint {
     pub(super) fn stands_in(&self, name: &str) -> bool {
         let Some(Coding::Int4(int4)) = self.coding else { return false };
         let stem = name.strip_suffix("weight");
-        stem.is_some_and(|stem| self.tensors.contains_key(&format!("{stem}{}", names(int4.layout)[0])))
+        stem.is_some_and(|stem| self.tensors.has(&format!("{stem}{}", names(int4.layout)[0])))
     }
 
     /// The matrix `name`, if it is stored in another way than usual.
@@ -236,7 +246,8 @@ impl Checkpoint {
         let size = (*outputs, *inputs);
         match coding {
             Coding::Fp8(fp8) => {
-                let codes = self.tensors.get(name).filter(|entry| entry.stored.as_ref().is_err_and(|d| d == "F8_E4M3"));
+                let of_eight = |entry: &&Arc<Entry>| entry.stored.as_ref().is_err_and(|dtype| dtype == "F8_E4M3");
+                let codes = self.tensors.get(name)?.filter(of_eight);
                 codes.map(|codes| self.eights(name, codes, fp8, size)).transpose()
             }
             Coding::Int4(int4) if self.stands_in(name) => {
@@ -259,8 +270,8 @@ impl Checkpoint {
             return Err(WeightsError::Shape { name: name.to_owned(), found, expected });
         }
         let named = [format!("{name}_scale_inv"), format!("{name}_scale")];
-        let scale = named.iter().find(|name| self.tensors.contains_key(*name)).unwrap_or(&named[0]);
-        let scales = self.tensors.get(scale).ok_or_else(|| self.missing(scale))?;
+        let scale = named.iter().find(|name| self.tensors.has(name)).unwrap_or(&named[0]);
+        let scales = self.tensors.get(scale)?.ok_or_else(|| self.missing(scale))?;
         let stored = match &scales.stored {
             Ok(Stored::Dense(dtype)) => Scales::Numbers(*dtype),
             Err(dtype) if dtype == "F8_E8M0" => Scales::Powers,
@@ -320,7 +331,7 @@ impl Checkpoint {
 
     /// The tensor `name`, which must be of that shape.
     fn sized(&self, name: &str, expected: &[usize]) -> Result<&Arc<Entry>, WeightsError> {
-        let entry = self.tensors.get(name).ok_or_else(|| self.missing(name))?;
+        let entry = self.tensors.get(name)?.ok_or_else(|| self.missing(name))?;
         if entry.shape != expected {
             let (found, expected) = (entry.shape.clone(), expected.to_vec());
             return Err(WeightsError::Shape { name: name.to_owned(), found, expected });

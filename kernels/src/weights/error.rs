@@ -82,6 +82,14 @@ pub enum WeightsError {
         /// The file that should have it.
         file: String,
     },
+    /// A tensor of a file that is still fetched is not there, or not all of it.
+    #[error("{file}: tensor {name} is not here yet: it has not been fetched, or was lost since")]
+    NotHere {
+        /// The file.
+        file: String,
+        /// Which.
+        name: String,
+    },
     /// A tensor has other sizes than config.json says.
     #[error("tensor {name} has shape {found:?}, config.json asks for {expected:?}")]
     Shape {

@@ -11,6 +11,8 @@ use std::sync::Arc;
 pub(crate) struct Storage {
     pub(super) file: Arc<str>,
     held: Held,
+    /// Which of its bytes are there, in order and none beside another; all of them where it is not said.
+    there: Option<Arc<[Range<usize>]>>,
 }
 
 #[derive(Clone)]
@@ -28,10 +30,32 @@ impl Storage {
         }
         let file = File::open(path).map_err(io)?;
         // SAFETY: the map is read only. Someone who shortens the file while it is served can make reads fail with
-        // SIGBUS, as with any program that maps its data; weights are not files people edit.
+        // SIGBUS, as with any program that maps its data; weights are not files people edit. Of one that is still fetched
+        // nothing is loaded before it was written, and files are mapped anew then.
         #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
-        Ok(Self { file: path.display().to_string().into(), held: Held::Map(Arc::new(map)) })
+        Ok(Self { file: path.display().to_string().into(), held: Held::Map(Arc::new(map)), there: None })
+    }
+
+    /// The same of a file of which only these places are there: the rest of it is zeros.
+    pub(crate) fn map_part(path: &Path, there: &[Range<u64>]) -> Result<Self, WeightsError> {
+        let mut sorted: Vec<Range<usize>> = there.iter().map(|of| of.start as usize..of.end as usize).collect();
+        sorted.sort_by_key(|place| place.start);
+        let mut merged: Vec<Range<usize>> = Vec::new();
+        for place in sorted {
+            match merged.last_mut().filter(|last| place.start <= last.end) {
+                Some(last) => last.end = last.end.max(place.end),
+                None => merged.push(place),
+            }
+        }
+        Ok(Self { there: Some(merged.into()), ..Self::map(path)? })
+    }
+
+    /// Whether all of these bytes are there.
+    pub(super) fn has(&self, range: &Range<usize>) -> bool {
+        let Some(there) = &self.there else { return true };
+        let at = there.partition_point(|place| place.end < range.end);
+        range.is_empty() || there.get(at).is_some_and(|place| place.start <= range.start)
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
@@ -56,6 +80,6 @@ impl Storage {
 
     /// Bytes inside the program.
     pub(super) fn embedded(file: &str, bytes: &'static [u8]) -> Self {
-        Self { file: file.into(), held: Held::Static(bytes) }
+        Self { file: file.into(), held: Held::Static(bytes), there: None }
     }
 }

@@ -209,7 +209,7 @@ fn models_of(host: &Host, config: &NodeConfig) -> Vec<Finding> {
 /// A model: whether it fits, and how well plans can foretell its times here.
 fn model(host: &Host, config: &NodeConfig, wanted: &WantedModel) -> Vec<Finding> {
     let source = match &wanted.choice {
-        ModelChoice::Fallback | ModelChoice::Embedded => ModelSource::embedded(),
+        ModelChoice::Fallback | ModelChoice::Embedded | ModelChoice::Named(_) => ModelSource::embedded(),
         ModelChoice::Path(path) => open_named(path),
     };
     let source = match source {

@@ -78,7 +78,7 @@ impl From<NodeError> for Exit {
         let kind = match &error {
             NodeError::Store(_) | NodeError::Keys(_) | NodeError::Invites(_) => Kind::DataDir,
             NodeError::Identity(_) => Kind::Identity,
-            NodeError::Model(_) | NodeError::Text { .. } | NodeError::Encoder(_) => Kind::Model,
+            NodeError::Model(_) | NodeError::Text { .. } | NodeError::Fetch(_) | NodeError::Encoder(_) => Kind::Model,
             NodeError::Listen { in_use: true, .. } => Kind::PortInUse,
             NodeError::Lend(_)
             | NodeError::Draft { .. }

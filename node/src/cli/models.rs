@@ -13,7 +13,7 @@ use crate::{
     config::Settings,
     hardware::memory::Size,
     hub::{self, Hub, HubError, HubSettings, ModelName, NameError, Use},
-    node::{ModelChoice, NodeConfig, WantedModel},
+    node::{Computed, Membering, ModelChoice, NodeConfig, WantedModel},
 };
 use clap::{Arg, ArgMatches, Command};
 use serde_json::json;
@@ -168,14 +168,31 @@ async fn pull(matches: &ArgMatches) -> Result<(), Exit> {
 
 /// Models that a peer is told by their names become folders and files of this disk, fetched if they were not there.
 pub(super) async fn fetch(config: &mut NodeConfig) -> Result<(), Exit> {
+    // Who was invited comes to peers that may have it.
+    let asks_peers = matches!(config.membering, Membering::Invited(_)) && config.computed == Computed::default();
+    for model in config.models.iter_mut().filter(|_| asks_peers) {
+        let ModelChoice::Path(path) = &model.choice else { continue };
+        let Some(name) = by_name(path)? else { continue };
+        model.choice = match obtain(&name).await {
+            Ok(path) => ModelChoice::Path(path),
+            Err(error) if error.is_out_of_reach() => {
+                note!("tsnode: note: {error}; {name} is fetched from peers of the swarm that have it");
+                ModelChoice::Named(name.to_string())
+            }
+            Err(error) => return Err(exit(error)),
+        };
+    }
     for path in paths(config) {
         let Some(name) = by_name(path)? else { continue };
-        let hub = Hub::new(hub_settings()).map_err(exit)?;
-        let mut bars = Bars::new(&name);
-        let model = hub::obtain(&hub, &name, &mut |news| bars.show(news)).await;
-        *path = model.map_err(exit)?.path;
+        *path = obtain(&name).await.map_err(exit)?;
     }
     Ok(())
+}
+
+async fn obtain(name: &ModelName) -> Result<PathBuf, HubError> {
+    let hub = Hub::new(hub_settings())?;
+    let mut bars = Bars::new(name);
+    Ok(hub::obtain(&hub, name, &mut |news| bars.show(news)).await?.path)
 }
 
 /// The same without fetching anything.
@@ -198,7 +215,7 @@ fn paths(config: &mut NodeConfig) -> impl Iterator<Item = &mut PathBuf> {
 fn paths_of(model: &mut WantedModel) -> impl Iterator<Item = &mut PathBuf> {
     let path = match &mut model.choice {
         ModelChoice::Path(path) => Some(path),
-        ModelChoice::Fallback | ModelChoice::Embedded => None,
+        ModelChoice::Fallback | ModelChoice::Embedded | ModelChoice::Named(_) => None,
     };
     path.into_iter().chain(&mut model.draft)
 }

@@ -39,6 +39,7 @@ pub const KNOBS: [Knob; 53] = [
         "",
         "Without --model: names of models that may be fetched, as meta-llama/*,*qwen* [default: any]",
     ),
+    knob("give-gated", "false", "Give peers weights of repositories whose terms have to be accepted on the hub"),
     knob(
         "default-model",
         "",

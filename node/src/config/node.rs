@@ -58,6 +58,7 @@ impl Settings {
             models: self.models()?,
             computed: self.computed()?,
             weights: self.weights_limits()?,
+            give_gated: self.flag("give-gated")?,
             default_model: Some(self.text("default-model").to_owned()).filter(|name| !name.is_empty()),
             devices: self.parse("device")?.unwrap_or_default(),
             threads: self.threads()?,
@@ -229,7 +230,7 @@ impl Settings {
             _ => self.parse::<Bytes>("model-budget")?.map_or(0, |bytes| bytes.0),
         };
         let globs = self.text("allow-models").split(',').map(str::trim).filter(|glob| !glob.is_empty());
-        Ok(weights::Limits { budget, allowed: globs.map(Glob::new).collect() })
+        Ok(weights::Limits { budget, allowed: globs.map(Glob::new).collect(), named: None })
     }
 
     /// Encoders to lend, each a folder and what it is to be.

@@ -32,6 +32,13 @@ impl Shelf {
         *self.sources.lock().unwrap_or_else(PoisonError::into_inner) = sources;
     }
 
+    /// Cards of those models.
+    #[must_use]
+    pub fn cards(&self) -> Vec<ModelCard> {
+        let sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner);
+        sources.iter().map(|source| source.card().clone()).collect()
+    }
+
     fn source(&self, model: ModelId) -> Option<Arc<ModelSource>> {
         let sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner);
         sources.iter().find(|source| source.card().id == model).cloned()

@@ -18,6 +18,8 @@ const INCOMPLETE: &str = "incomplete";
 const INDEX_BYTES: u64 = 64 << 20;
 /// Largest file that names a commit (bytes).
 const REF_BYTES: u64 = 256;
+/// Says of a repository that its terms have to be accepted by whoever has it. Beside what others know of the cache.
+const GATED: &str = ".gated";
 /// Folders within folders of a snapshot.
 const DEPTH: usize = 8;
 
@@ -114,6 +116,19 @@ impl Cache {
             fs::write(&draft, commit.as_str()).and_then(|()| fs::rename(&draft, &path))
         });
         written.map_err(HubError::disk(&path))
+    }
+
+    /// Keeps whether terms have to be accepted by whoever has a repository.
+    pub(super) fn mark_gated(&self, repo: &RepoId, gated: bool) -> Result<(), HubError> {
+        let path = self.repo(repo).join(GATED);
+        let marked = match gated {
+            true => make_parents(&path).and_then(|()| fs::write(&path, [])),
+            false => fs::remove_file(&path).or_else(|error| match error.kind() {
+                io::ErrorKind::NotFound => Ok(()),
+                _ => Err(error),
+            }),
+        };
+        marked.map_err(HubError::disk(&path))
     }
 
     /// Whether a file of a snapshot is there; a link to nothing is not.
@@ -299,6 +314,15 @@ impl std::fmt::Display for Damage {
             Self::Unreadable(path, why) => write!(f, "{}: {why}", path.display()),
         }
     }
+}
+
+/// Whether the hub said of a model at a path in such a cache that its terms have to be accepted by whoever has it. Of what other
+/// programs fetched it is not known.
+#[must_use]
+pub fn is_gated(path: &Path) -> bool {
+    let full = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let repo = full.ancestors().find(|folder| folder.ends_with("snapshots")).and_then(Path::parent);
+    repo.is_some_and(|repo| repo.join(GATED).exists())
 }
 
 /// What a model at a path in such a cache is called: by its repository, where its folder is called after a commit.

@@ -46,6 +46,8 @@ pub struct RepoInfo {
     pub files: Vec<RepoFile>,
     /// Its licence, as the hub calls it.
     pub licence: Option<String>,
+    /// Whether terms have to be accepted first.
+    pub gated: bool,
 }
 
 /// A file as the hub lists it.
@@ -94,6 +96,8 @@ struct RawInfo {
     siblings: Vec<RawFile>,
     #[serde(default)]
     tags: Vec<String>,
+    #[serde(default)]
+    gated: Value,
 }
 
 #[derive(Deserialize)]
@@ -181,6 +185,7 @@ impl Hub {
             commit,
             files: raw.siblings.into_iter().map(RepoFile::of).collect(),
             licence: licence(&raw.tags),
+            gated: is_gated(&raw.gated),
         })
     }
 
@@ -256,7 +261,7 @@ impl Hub {
         }
         let raw: Vec<RawFound> = read(response, &url).await?;
         let found = |raw: RawFound| {
-            let gated = !matches!(raw.gated, Value::Null | Value::Bool(false));
+            let gated = is_gated(&raw.gated);
             // Some old ones have no owner, and no name that we could ask by.
             Some(Found { repo: raw.id.parse().ok()?, downloads: raw.downloads, licence: licence(&raw.tags), gated })
         };
@@ -419,6 +424,11 @@ pub(super) fn deepest(error: &reqwest::Error) -> String {
         e if e.is_timeout() => "no answer in time".into(),
         _ => crate::plain::without_numbers(&cause.to_string()),
     }
+}
+
+/// It says how access is granted, or `false`.
+fn is_gated(said: &Value) -> bool {
+    !matches!(said, Value::Null | Value::Bool(false))
 }
 
 fn licence(tags: &[String]) -> Option<String> {

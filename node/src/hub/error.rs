@@ -167,6 +167,12 @@ pub enum HubError {
 const HINT_OFFLINE: &str = "look at the network and HF_ENDPOINT; with HF_HUB_OFFLINE=1 only what is here is used";
 
 impl HubError {
+    /// Whether the hub could not be asked at all, so that somebody else may have what was asked for.
+    #[must_use]
+    pub fn is_out_of_reach(&self) -> bool {
+        matches!(self, Self::Unreachable { .. } | Self::NotAHub { .. } | Self::Offline { .. })
+    }
+
     /// An error of the disk, said of a path.
     pub(super) fn disk(path: &Path) -> impl FnOnce(io::Error) -> Self + '_ {
         |error| Self::Disk { path: path.to_owned(), error }

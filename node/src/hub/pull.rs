@@ -72,6 +72,8 @@ pub async fn pull(
         return here(&cache, name);
     }
     let info = hub.info(name).await?;
+    // Before anything of it is here that could be given to others.
+    cache.mark_gated(&name.repo, info.gated)?;
     let files = chosen(&info, name, intent)?;
     let missing: Vec<&str> =
         files.iter().map(String::as_str).filter(|file| !cache.has(&name.repo, &info.commit, file)).collect();

@@ -5,7 +5,7 @@ use crate::{
     data_plane::library::files_of,
     hub,
     text::{Templates, TextError, TextModel, speak_alike},
-    weights::{Holding, Index, identify},
+    weights::{Holding, Index, Peers, Stock, identify},
 };
 use std::{path::Path, sync::Arc};
 use tsnode_kernels::{
@@ -21,6 +21,8 @@ pub(super) struct Opened {
     pub draft: Option<Arc<ModelSource>>,
     /// Its weights, for others.
     pub holding: Holding,
+    /// Whether its terms have to be accepted by whoever has it.
+    pub is_gated: bool,
     /// Elements of its KV pages.
     pub dtype: KvDtype,
 }
@@ -37,9 +39,25 @@ impl Opened {
         // Once for each file: a gigabyte a second and thread, where the disk gives it.
         let named = tokio::task::block_in_place(|| identify(source, index, threads, progress));
         let (source, holding) = Holding::new(named);
+        let is_gated = matches!(&wanted.choice, ModelChoice::Path(path) if hub::is_gated(path));
+        Ok(Self { is_gated, ..Self::read(wanted, source, holding).await? })
+    }
+
+    /// The same of a model of which layers are fetched when they are wanted.
+    pub async fn part(wanted: &WantedModel, stock: &Stock<Peers>) -> Result<Self, NodeError> {
+        let source = stock.source().await?;
+        let source = match &wanted.name {
+            Some(name) => source.called(name),
+            None => source,
+        };
+        let holding = Holding::part(source.card().id, stock.drafts().clone());
+        Self::read(wanted, Arc::new(source), holding).await
+    }
+
+    async fn read(wanted: &WantedModel, source: Arc<ModelSource>, holding: Holding) -> Result<Self, NodeError> {
         check_text(&source).await?;
         let draft = tokio::task::block_in_place(|| open_draft(wanted, &source))?;
-        Ok(Self { source, draft, holding, dtype: wanted.kv_dtype })
+        Ok(Self { source, draft, holding, is_gated: false, dtype: wanted.kv_dtype })
     }
 }
 
@@ -63,7 +81,7 @@ pub(super) fn refuse_alike(wanted: &[WantedModel], models: &[Opened]) -> Result<
 fn open(wanted: &WantedModel, computed: Computed) -> Result<ModelSource, NodeError> {
     let choice = &wanted.choice;
     let source = match choice {
-        ModelChoice::Fallback | ModelChoice::Embedded => ModelSource::embedded()?,
+        ModelChoice::Fallback | ModelChoice::Embedded | ModelChoice::Named(_) => ModelSource::embedded()?,
         ModelChoice::Path(path) => open_named(path)?,
     };
     let source = if computed.long_context {

@@ -15,8 +15,9 @@ use crate::{
     worker::{LentModel, Turns, compute::Compute},
 };
 use std::path::PathBuf;
+use std::sync::Arc;
 use tokio::sync::watch;
-use tsnode_kernels::{device::Host as Hardware, engine::Engine, load::Progress};
+use tsnode_kernels::{device::Host as Hardware, engine::Engine, load::Progress, source::ModelSource};
 use tsnode_protocol::{Advert, Device, EncoderCard, EncoderTask};
 
 /// A peer's models, what it computes with, and its advert.
@@ -42,6 +43,11 @@ impl Resources {
             let how = (config.threads.count, config.computed);
             models.push(Opened::find(wanted, how, index, progress).await?);
         }
+        Self::of(config, store, models)
+    }
+
+    /// The same of models that are open and have their names.
+    pub fn of(config: &NodeConfig, store: &Store, models: Vec<Opened>) -> Result<Self, NodeError> {
         refuse_alike(&config.models, &models)?;
         // Some tenths of a second of computing, seconds with a large model, once: nothing else of this peer runs yet.
         let lent = if models.is_empty() {
@@ -57,7 +63,12 @@ impl Resources {
 
     /// The models' small files.
     pub fn shelf(&self) -> Shelf {
-        Shelf::new(self.models.iter().map(|model| model.source.clone()).collect())
+        Shelf::new(self.sources())
+    }
+
+    /// The models.
+    pub fn sources(&self) -> Vec<Arc<ModelSource>> {
+        self.models.iter().map(|model| model.source.clone()).collect()
     }
 
     /// Starts the threads that compute: what the worker lends, and what gives the weights to others.
@@ -81,10 +92,19 @@ impl Resources {
                 computes.push(start(&turns, engine)?);
             }
         }
-        let lent = |(Opened { source, draft, holding, dtype }, computes)| {
-            (LentModel { source, draft, dtype, computes }, holding)
+        let lent = |(Opened { source, draft, holding, is_gated, dtype }, computes)| {
+            let given = Some(holding).filter(|_| !is_gated || config.give_gated);
+            if given.is_none() {
+                let model = &source.card().name;
+                tracing::warn!(
+                    model,
+                    "its repository is gated: its weights are not given to peers; where its terms allow it, --give-gated gives them"
+                );
+            }
+            (LentModel { source, draft, dtype, computes }, given)
         };
-        Ok(self.models.into_iter().zip(computes).map(lent).unzip())
+        let (lent, given): (_, Vec<_>) = self.models.into_iter().zip(computes).map(lent).unzip();
+        Ok((lent, given.into_iter().flatten().collect()))
     }
 }
 

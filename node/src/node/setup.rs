@@ -9,7 +9,7 @@ use crate::{
     http::{Limits, hosts::Sites},
     store::{Store, StoreError, identity::IdentityError, invites::InvitesError, keys::KeysError},
     text::{Parsers, SpecialText, TextError, VocabularyError},
-    weights,
+    weights::{self, FetchError},
 };
 use std::fmt;
 use std::net::SocketAddr;
@@ -61,6 +61,8 @@ pub enum ModelChoice {
     Embedded,
     /// One on disk.
     Path(PathBuf),
+    /// One that peers of the swarm call so, fetched from them. Until it is here it is not lent.
+    Named(String),
 }
 
 /// How a model is computed, as its owner chooses: whoever chooses otherwise has another model.
@@ -77,6 +79,7 @@ impl fmt::Display for ModelChoice {
         match self {
             Self::Fallback | Self::Embedded => f.write_str("the embedded model"),
             Self::Path(path) => write!(f, "{}", path.display()),
+            Self::Named(name) => f.write_str(name),
         }
     }
 }
@@ -111,6 +114,8 @@ pub struct NodeConfig {
     pub models: Vec<WantedModel>,
     /// What it may fetch by itself where none is named.
     pub weights: weights::Limits,
+    /// Whether weights of gated repositories are given to peers.
+    pub give_gated: bool,
     /// The model of its clients' requests that name none, by name or id, where somebody has it.
     pub default_model: Option<String>,
     /// What computes.
@@ -244,6 +249,9 @@ pub enum NodeError {
         /// Why not.
         error: VocabularyError,
     },
+    /// A model that comes from peers.
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
     /// An encoder.
     #[error(transparent)]
     Encoder(#[from] EncoderError),

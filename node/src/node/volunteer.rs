@@ -1,81 +1,251 @@
-//! A peer that was told no model: what it fetches from others it lends, beside what runs.
+//! Models that come from peers: one where this peer was told none, or those that it was told by their names and has not on its disk.
+//! They are lent beside what runs, as soon as there is enough of them to be planned for.
 
-use super::{ModelChoice, NodeConfig, NodeError, WantedModel, resources::Resources};
+use super::{Computed, ModelChoice, NodeConfig, NodeError, WantedModel, opened::Opened, resources::Resources};
 use crate::{
     control_plane::driver::NowLent,
     data_plane::library::Shelf,
     store::Store,
     view::SwarmView,
-    weights::{Fetching, Giver, Index, Provision},
-    worker::WorkerHandle,
+    weights::{Fetching, Giver, Index, Limits, Peers, Provision, Several, Stock, Stocks, Tell},
+    worker::{WorkerGone, WorkerHandle},
 };
+use futures::{StreamExt as _, stream::FuturesUnordered};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
+use tsnode_protocol::ModelId;
 
-/// How long the threads of the model inside the program may take to give their memory back; what they still have then is not lent.
+/// How long the threads of the models before may take to give their memory back; what they still have then is not lent.
 const RELEASE: Duration = Duration::from_millis(300);
+/// Models that are found within so long are lent together: each time that others are added, those before are loaded anew.
+const TOGETHER: Duration = Duration::from_secs(3);
+/// How long others have to go on with what this peer serves, before it is loaded anew beside another model.
+const HANDING_OVER: Duration = Duration::from_secs(40);
+/// How often it is looked whether they have.
+const LOOK: Duration = Duration::from_millis(100);
 
-/// What it takes to lend a model later than at the start.
+/// Models by their places in the configuration, as far as they are here.
+type Here = BTreeMap<usize, Arc<Stock<Peers>>>;
+
+/// What it takes to lend models later than at the start.
 pub(super) struct Volunteer {
-    pub provision: Provision,
+    /// Where they come from and to.
+    pub places: Peers,
+    pub index: Index,
+    /// Memory that is lent (bytes).
+    pub memory: u64,
+    /// A model that is here from the start: nobody has to fetch it.
+    pub own: ModelId,
     pub config: NodeConfig,
     pub store: Store,
-    pub index: Index,
     pub worker: WorkerHandle,
     pub giver: Giver,
+    pub stocks: Stocks,
     pub shelf: Shelf,
     pub view: watch::Sender<SwarmView>,
     /// To the driver.
     pub lent: mpsc::Sender<NowLent>,
 }
 
-/// Whether a peer fetches at all: who names a model, or wants none, has what he wants.
+/// What a peer starts with: the models that it has. Where none is, the one inside the program is measured in their place.
+pub(super) fn at_first(config: &NodeConfig) -> NodeConfig {
+    let mut models = config.models.clone();
+    if has_none(&models) {
+        models.push(WantedModel::new(ModelChoice::Fallback, config.kv_dtype));
+    }
+    models.retain(|model| !matches!(model.choice, ModelChoice::Named(_)));
+    NodeConfig { models, ..config.clone() }
+}
+
+/// Whether none of those that a peer was told is here, so that nothing is lent before one of them comes.
+pub(super) fn has_none(models: &[WantedModel]) -> bool {
+    !models.is_empty() && models.iter().all(|model| matches!(model.choice, ModelChoice::Named(_)))
+}
+
+/// Whether something is fetched at all: who has a model on disk, or wants none, has what he wants.
 pub(super) fn may_fetch(config: &NodeConfig) -> bool {
-    let is_fallback = |model: &WantedModel| model.choice == ModelChoice::Fallback && model.draft.is_none();
-    config.models.iter().any(is_fallback) && config.weights.budget > 0
+    config.models.iter().any(|model| limits(model, config.computed, &config.weights).is_some())
+}
+
+/// What may be fetched for it: who names a model allows it. None for one that is not fetched.
+fn limits(model: &WantedModel, computed: Computed, usual: &Limits) -> Option<Limits> {
+    let usual = usual.clone();
+    match &model.choice {
+        // Computed otherwise it would be another model than the one that others have.
+        _ if computed != Computed::default() => None,
+        ModelChoice::Fallback => (model.draft.is_none() && usual.budget > 0).then_some(usual),
+        ModelChoice::Named(name) => Some(Limits { named: Some(name.clone()), allowed: Vec::new(), ..usual }),
+        ModelChoice::Embedded | ModelChoice::Path(_) => None,
+    }
 }
 
 impl Volunteer {
     pub async fn run(self, stop: CancellationToken) {
-        let Self { provision, config, store, index, worker, giver, shelf, view, lent } = self;
-        let tell = |fetching: Fetching| {
+        stop.run_until_cancelled(self.provide()).await;
+    }
+
+    /// Lends every model that comes, until all have.
+    async fn provide(self) {
+        let several = Arc::<Mutex<Several>>::default();
+        let mut coming = FuturesUnordered::new();
+        for (place, model) in self.config.models.iter().enumerate() {
+            let Some(limits) = limits(model, self.config.computed, &self.config.weights) else { continue };
+            let (from, index) = (self.places.clone(), self.index.clone());
+            let provision = Provision::new(from, &self.config.data_dir, index, limits, (self.memory, self.own));
+            let tell = self.teller(place, several.clone());
+            coming.push(async move { (place, Arc::new(provision.run(tell).await)) });
+        }
+        let (mut here, mut lent) = (Here::new(), Here::new());
+        while let Some((place, stock)) = coming.next().await {
+            here.insert(place, stock);
+            let until = Instant::now() + TOGETHER;
+            while let Ok(Some((place, stock))) = timeout_at(until, coming.next()).await {
+                here.insert(place, stock);
+            }
+            match self.lend(&here, &lent).await {
+                Ok(true) => lent.clone_from(&here),
+                Ok(false) => here.clone_from(&lent),
+                Err(WorkerGone) => return,
+            }
+        }
+    }
+
+    /// What hears how far a model is.
+    fn teller(&self, place: usize, several: Arc<Mutex<Several>>) -> Tell {
+        let view = self.view.clone();
+        Arc::new(move |far: Fetching| {
+            let shown = several.lock().unwrap_or_else(PoisonError::into_inner).told(place, far);
             view.send_if_modified(|view| {
-                let changed = view.fetching.as_ref() != Some(&fetching);
-                view.fetching = Some(fetching);
+                let changed = view.fetching.as_ref() != Some(&shown);
+                view.fetching = Some(shown);
                 changed
             });
-        };
-        let Some((name, path)) = stop.run_until_cancelled(provision.run(tell)).await else { return };
-        // What the model inside the program had is free for the other.
-        if worker.lend(Vec::new()).await.is_err() {
-            return;
+        })
+    }
+
+    /// Lends what was there from the start and what has come. Where that cannot be done together, it goes on with what it had, and says
+    /// so.
+    async fn lend(&self, here: &Here, before: &Here) -> Result<bool, WorkerGone> {
+        let new = here.iter().filter(|(place, _)| !before.contains_key(place));
+        let names: Vec<&str> = new.map(|(_, stock)| stock.card().name.as_str()).collect();
+        let names = names.join(", ");
+        if before.is_empty() && self.models(before).is_empty() {
+            // Only the model inside the program was here, which nobody misses.
+            self.worker.lend(Vec::new()).await?;
+        } else {
+            tracing::info!(model = names, "comes beside what this peer lends: others go on with that meanwhile");
+            self.hand_over().await?;
         }
-        tokio::time::sleep(RELEASE).await;
-        let opened = async {
-            let wanted = WantedModel::new(ModelChoice::Path(path.clone()), config.kv_dtype);
-            let config = NodeConfig { models: vec![WantedModel { name: Some(name.clone()), ..wanted }], ..config };
-            let late = Resources::find(&config, &store, &index, &mut |_| ()).await?;
-            let (files, advert) = (late.models.iter().map(|model| model.source.clone()).collect(), late.advert.clone());
-            let (models, holdings) = late.start(&config, None)?;
-            Ok::<_, NodeError>((files, holdings, advert, models))
+        sleep(RELEASE).await;
+        let Err(error) = self.open(here).await? else {
+            tracing::info!(model = names, "lends layers of it, which are fetched when a plan gives this peer some");
+            return Ok(true);
         };
-        let (files, holdings, advert, models) = match opened.await {
+        self.say(format!("{names} cannot be served here: {error}"));
+        if !self.models(before).is_empty()
+            && let Err(error) = self.open(before).await?
+        {
+            self.say(format!("what this peer lent before cannot be served any more: {error}"));
+        }
+        Ok(false)
+    }
+
+    fn say(&self, why: String) {
+        tracing::error!(%why);
+        self.view.send_modify(|view| view.fetching = Some(Fetching { why: Some(why), ..Fetching::default() }));
+    }
+
+    /// The models that there are, with their places: those on disk and those that have come.
+    fn models(&self, here: &Here) -> Vec<(usize, WantedModel)> {
+        let is_here = |(place, model): &(usize, &WantedModel)| match model.choice {
+            ModelChoice::Path(_) | ModelChoice::Embedded => true,
+            ModelChoice::Fallback | ModelChoice::Named(_) => here.contains_key(place),
+        };
+        self.config.models.iter().enumerate().filter(is_here).map(|(place, model)| (place, model.clone())).collect()
+    }
+
+    /// Lends nothing for a while, as a peer that is paused, until plans go on without it and its memory is free.
+    async fn hand_over(&self) -> Result<(), WorkerGone> {
+        let models = self.shelf.cards();
+        // Its end is the process's.
+        let _ = self.lent.send(NowLent { models, devices: Vec::new() }).await;
+        let until = Instant::now() + HANDING_OVER;
+        while Instant::now() < until && self.worker.report().await?.in_use.weights > 0 {
+            sleep(LOOK).await;
+        }
+        self.worker.rest().await?;
+        self.worker.lend(Vec::new()).await
+    }
+
+    /// Opens these models, measures what computes them, and lends them all.
+    async fn open(&self, here: &Here) -> Result<Result<(), NodeError>, WorkerGone> {
+        let opened = match self.resources(here).await {
             Ok(opened) => opened,
-            Err(error) => {
-                let why = format!("{name} was fetched and cannot be served here: {error}");
-                tracing::error!(%why);
-                view.send_modify(|view| view.fetching = Some(Fetching { why: Some(why), ..Fetching::default() }));
-                return;
-            }
+            Err(error) => return Ok(Err(error)),
         };
-        tracing::info!(model = name, path = %path.display(), "lends what it fetched");
-        shelf.set(files);
-        giver.hold(holdings);
-        // Either being gone, the process ends.
-        if worker.lend(models).await.is_ok() {
-            let _ = lent.send(NowLent { models: advert.models, devices: advert.devices }).await;
+        let (files, advert) = (opened.sources(), opened.advert.clone());
+        let (models, holdings) = match opened.start(&self.config, None) {
+            Ok(started) => started,
+            Err(error) => return Ok(Err(error)),
+        };
+        self.shelf.set(files);
+        self.giver.hold(holdings);
+        here.values().for_each(|stock| self.stocks.keep(stock.clone()));
+        self.worker.lend(models).await?;
+        let _ = self.lent.send(NowLent { models: advert.models, devices: advert.devices }).await;
+        Ok(Ok(()))
+    }
+
+    async fn resources(&self, here: &Here) -> Result<Resources, NodeError> {
+        let (mut wanted, mut opened) = (Vec::new(), Vec::new());
+        for (place, model) in self.models(here) {
+            opened.push(match here.get(&place) {
+                Some(stock) => Opened::part(&model, stock).await?,
+                None => {
+                    let how = (self.config.threads.count, self.config.computed);
+                    Opened::find(&model, how, &self.index, &mut |_| ()).await?
+                }
+            });
+            wanted.push(model);
         }
-        view.send_modify(|view| view.fetching = view.fetching.take().map(|far| Fetching { holders: 0, ..far }));
+        let config = NodeConfig { models: wanted, ..self.config.clone() };
+        Resources::of(&config, &self.store, opened)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tsnode_coordinator::wanted::Glob;
+    use tsnode_kernels::source::Precision;
+    use tsnode_protocol::KvDtype;
+
+    fn model(choice: ModelChoice) -> WantedModel {
+        WantedModel::new(choice, KvDtype::F16)
+    }
+
+    fn usual(budget: u64) -> Limits {
+        Limits { budget, allowed: vec![Glob::new("other/*")], named: None }
+    }
+
+    #[test]
+    fn only_what_is_named_and_not_here_or_is_not_named_at_all_is_fetched() {
+        let named = model(ModelChoice::Named("org/a".into()));
+        let may = limits(&named, Computed::default(), &usual(0)).unwrap();
+        assert_eq!((may.named.as_deref(), may.allowed.len()), (Some("org/a"), 0), "who names it allows it");
+        let fallback = model(ModelChoice::Fallback);
+        assert_eq!(limits(&fallback, Computed::default(), &usual(1)).unwrap().allowed.len(), 1);
+        assert!(limits(&fallback, Computed::default(), &usual(0)).is_none());
+        let exact = Computed { precision: Precision::Exact, long_context: false };
+        let path = model(ModelChoice::Path("here".into()));
+        for (model, computed) in [(&named, exact), (&fallback, exact), (&path, Computed::default())] {
+            assert!(limits(model, computed, &usual(1)).is_none());
+        }
+        assert!(limits(&model(ModelChoice::Embedded), Computed::default(), &usual(1)).is_none());
+        assert!(has_none(&[named.clone(), named.clone()]) && !has_none(&[named, path]) && !has_none(&[]));
     }
 }

@@ -78,6 +78,15 @@ pub(crate) fn write_all_at(file: &File, bytes: &[u8], at: u64) -> io::Result<()>
     file.write_all_at(bytes, at)
 }
 
+/// Where something was written to the file, from a place on: what was not is not read. Where the disk does not say, all was.
+pub(crate) fn next_data(file: &File, from: u64) -> u64 {
+    match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(from)) {
+        Ok(at) => at,
+        Err(rustix::io::Errno::NXIO) => u64::MAX,
+        Err(_) => from,
+    }
+}
+
 /// Makes `link` stand for a file whose path is told from the folder of the link.
 pub(crate) fn symlink(to: impl AsRef<Path>, link: &Path) -> io::Result<()> {
     std::os::unix::fs::symlink(to, link)

@@ -47,6 +47,14 @@ pub enum FetchError {
         /// What it says.
         error: std::io::Error,
     },
+    /// What came is no model, or another.
+    #[error("{model} cannot be used: {why}")]
+    Unusable {
+        /// Which.
+        model: String,
+        /// Why.
+        why: String,
+    },
     /// Nobody gives anything any more.
     #[error("{model}: nothing came for {} s, {} of {} are here; it goes on when a peer has it", .waited.as_secs(), Size(*.done), Size(*.bytes))]
     Starved {

@@ -1,14 +1,15 @@
-//! Fetches a model's weights from all who have them, chunk by chunk.
+//! Fetches a model's weights from all who have some of them, chunk by chunk.
 //!
 //! What a chunk should be is known before it is asked for: the card's id is made of the manifest, the manifest has the files' roots, a
 //! root is made of its chunks' hashes. So nothing is believed that anybody says, and what came before a break is known again by its
 //! hash alone: the file itself is the record of what is there.
 
 use super::{
+    drafts::{Chunk, Drafts},
     error::FetchError,
     index::Index,
-    room,
-    work::{Draft, Ended, Tally, Work},
+    notes, room,
+    work::{Ended, Tally, Work},
 };
 use crate::{
     data_plane::{
@@ -22,8 +23,8 @@ use crate::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
@@ -31,11 +32,13 @@ use tsnode_coordinator::trust::Offence;
 use tsnode_protocol::{
     ModelCard, ModelFile, ModelId, PeerId, limits, stream,
     stream::Opening,
-    weights::{self, WeightsForm, WeightsManifest, WeightsQuery},
+    weights::{self, Bitfield, ChunkHash, WeightsForm, WeightsManifest, WeightsQuery},
 };
 
-/// Holders that are asked at once.
+/// Holders that chunks are asked of at once.
 const HOLDERS: usize = 8;
+/// Holders that are asked what they have.
+const KNOWN: usize = 64;
 /// Chunks on their way from one holder: while one is written the next is coming.
 const STREAMS: usize = 3;
 /// How long an answer may take: a chunk in three streams over 1 Mbit/s takes 25 s.
@@ -122,11 +125,12 @@ impl Talk for Stream {
     async fn ask(&mut self, query: WeightsQuery, most: usize) -> Result<Vec<u8>, String> {
         self.sender.send(&query).await.map_err(|e| e.to_string())?;
         let answer = self.receiver.recv_bytes(most).await.map_err(|e| e.to_string())?;
-        answer.ok_or_else(|| "it does not give it".into())
+        answer.ok_or_else(|| "it does not give it (weights of gated repositories need --give-gated there)".into())
     }
 }
 
 /// Fetches models into a folder.
+#[derive(Clone)]
 pub struct Fetcher<P> {
     /// Where from.
     pub places: P,
@@ -138,70 +142,101 @@ pub struct Fetcher<P> {
     pub budget: u64,
     /// How long others are waited for.
     pub patience: Patience,
+    /// Who gave what it cannot have taken for right: not asked again.
+    pub bad: Bad,
+}
+
+/// Peers that nothing is asked of. Clones are of the same. Held for operations on the set alone.
+#[derive(Clone, Debug, Default)]
+pub struct Bad(Arc<Mutex<BTreeSet<PeerId>>>);
+
+impl Bad {
+    fn set(&self) -> MutexGuard<'_, BTreeSet<PeerId>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn has(&self, peer: PeerId) -> bool {
+        self.set().contains(&peer)
+    }
+
+    /// Where nobody else is left they are asked again.
+    pub(super) fn forget(&self) {
+        self.set().clear();
+    }
 }
 
 impl<P: Places> Fetcher<P> {
-    /// Fetches what is not here of a model, and says what to open. What came so far stays when that breaks.
+    /// The folder of a model.
+    #[must_use]
+    pub fn folder_of(&self, model: ModelId) -> PathBuf {
+        self.folder.join(model.to_string())
+    }
+
+    /// What a model is made of, its small files, and how much of its weights is here from before.
     ///
     /// # Errors
     /// When it cannot be had, or is not to be.
-    pub async fn fetch(&self, card: &ModelCard, tally: &Arc<Tally>) -> Result<PathBuf, FetchError> {
-        let mut bad = BTreeSet::new();
-        let manifest = self.manifest(card, &mut bad).await?;
-        let (bytes, model) = (manifest.bytes(), card.name.clone());
+    pub async fn begin(&self, card: &ModelCard) -> Result<Drafts, FetchError> {
+        let folder = self.folder_of(card.id);
+        let known = notes::read(&folder).filter(|(manifest, _)| manifest.fits(card));
+        let is_known = known.is_some();
+        let (manifest, hashes) = match known {
+            Some(known) => known,
+            None => self.outline(card).await?,
+        };
+        let bytes = manifest.bytes();
         if bytes > self.budget {
-            return Err(FetchError::Budget { model, bytes, budget: self.budget });
+            return Err(FetchError::Budget { model: card.name.clone(), bytes, budget: self.budget });
         }
-        tally.bytes.store(bytes, Ordering::Relaxed);
-        let folder = self.folder.join(card.id.to_string());
         disk::make_folder(&folder).map_err(FetchError::disk(&folder))?;
-        let drafts = self.drafts(card, &manifest, &folder, &mut bad).await?;
-        let work = Arc::new(Work::new(drafts, tally.clone()));
-        let (needed, free) = (work.missing_bytes(), room::free(&folder).map_err(FetchError::disk(&folder))?);
-        if needed > free {
-            return Err(FetchError::Room { model, folder, needed, free });
-        }
         if manifest.form == WeightsForm::Safetensors {
-            self.small(card, &folder, &mut bad).await?;
+            self.small(card, &folder).await?;
         }
-        self.chunks(card, &work, bad).await?;
-        let (index, last) = (self.index.clone(), folder.clone());
-        let placed = tokio::task::spawn_blocking(move || work.place(&index)).await;
-        placed.map_err(|e| FetchError::disk(&last)(std::io::Error::other(e)))??;
-        Ok(match manifest.form {
-            WeightsForm::Safetensors => folder,
-            WeightsForm::Gguf => folder.join(name(WeightsForm::Gguf, 0, manifest.files.len())),
-        })
+        if !is_known {
+            notes::write(&folder, &manifest, &hashes).map_err(FetchError::disk(&folder))?;
+        }
+        let (index, place) = (self.index.clone(), folder.clone());
+        let opened = tokio::task::spawn_blocking(move || Drafts::open(&place, manifest, hashes, &index)).await;
+        opened.map_err(|e| FetchError::disk(&folder)(std::io::Error::other(e)))?
     }
 
-    async fn manifest(&self, card: &ModelCard, bad: &mut BTreeSet<PeerId>) -> Result<WeightsManifest, FetchError> {
+    /// Fetches of these chunks what is not here. What came stays when that breaks.
+    ///
+    /// # Errors
+    /// When they cannot be had, or there is no room for them.
+    pub async fn get(
+        &self,
+        card: &ModelCard,
+        drafts: &Arc<Drafts>,
+        wanted: &BTreeSet<Chunk>,
+        tally: &Arc<Tally>,
+    ) -> Result<(), FetchError> {
+        let work = Arc::new(Work::new(drafts.clone(), wanted, tally.clone()));
+        let folder = self.folder_of(card.id);
+        let (needed, free) = (work.missing_bytes(), room::free(&folder).map_err(FetchError::disk(&folder))?);
+        if needed > free {
+            return Err(FetchError::Room { model: card.name.clone(), folder, needed, free });
+        }
+        let came = if work.is_done() { Ok(()) } else { self.chunks(card, &work).await };
+        let (index, kept) = (self.index.clone(), drafts.clone());
+        let kept = tokio::task::spawn_blocking(move || kept.keep(&index)).await;
+        came.and(kept.map_err(|e| FetchError::disk(&folder)(std::io::Error::other(e)))?)
+    }
+
+    /// The manifest, and the hashes of all chunks.
+    async fn outline(&self, card: &ModelCard) -> Result<(WeightsManifest, Vec<Vec<ChunkHash>>), FetchError> {
         let read = |answer: &[u8]| {
             let manifest = stream::decode_frame::<WeightsManifest>(answer).ok()?;
             (manifest.check().is_ok() && manifest.fits(card)).then_some(manifest)
         };
-        self.ask_any(card, "the manifest", WeightsQuery::Manifest, bad, read).await
-    }
-
-    /// Every file as far as it is here, with what its chunks should be.
-    async fn drafts(
-        &self,
-        card: &ModelCard,
-        manifest: &WeightsManifest,
-        folder: &Path,
-        bad: &mut BTreeSet<PeerId>,
-    ) -> Result<Vec<Draft>, FetchError> {
-        let mut drafts = Vec::new();
+        let manifest = self.ask_any(card, "the manifest", WeightsQuery::Manifest, read).await?;
+        let mut hashes = Vec::new();
         for (n, file) in manifest.files.iter().enumerate() {
             let query = WeightsQuery::Hashes { file: n as u16 };
             let read = |answer: &[u8]| weights::hashes_of(file, answer);
-            let hashes = self.ask_any(card, "the hashes", query, bad, read).await?;
-            let (to, file) = (folder.join(name(manifest.form, n, manifest.files.len())), *file);
-            let (index, path) = (self.index.clone(), to.clone());
-            let opened = tokio::task::spawn_blocking(move || Draft::open(&to, file, hashes, &index)).await;
-            let opened = opened.map_err(std::io::Error::other).and_then(|opened| opened);
-            drafts.push(opened.map_err(FetchError::disk(&path))?);
+            hashes.push(self.ask_any(card, "the hashes", query, read).await?);
         }
-        Ok(drafts)
+        Ok((manifest, hashes))
     }
 
     /// Asks one holder after the other, until one gives what can be read. Who gives something else is not asked again.
@@ -210,12 +245,11 @@ impl<P: Places> Fetcher<P> {
         card: &ModelCard,
         what: &'static str,
         query: WeightsQuery,
-        bad: &mut BTreeSet<PeerId>,
         read: impl Fn(&[u8]) -> Option<T>,
     ) -> Result<T, FetchError> {
         let mut why = "nobody has it".to_owned();
         for peer in self.places.holders(card.id) {
-            if bad.contains(&peer) {
+            if self.bad.has(peer) {
                 continue;
             }
             let asked = async {
@@ -227,8 +261,7 @@ impl<P: Places> Fetcher<P> {
                     Some(read) => return Ok(read),
                     None => {
                         why = format!("what …{} gives is not what its hash says", peer.short());
-                        self.places.blame(peer);
-                        bad.insert(peer);
+                        self.blame(peer);
                     }
                 },
                 Err(error) => why = format!("…{}: {error}", peer.short()),
@@ -237,8 +270,13 @@ impl<P: Places> Fetcher<P> {
         Err(FetchError::NotGiven { model: card.name.clone(), what, why })
     }
 
+    fn blame(&self, peer: PeerId) {
+        self.places.blame(peer);
+        self.bad.set().insert(peer);
+    }
+
     /// The small files beside the weights.
-    async fn small(&self, card: &ModelCard, folder: &Path, bad: &mut BTreeSet<PeerId>) -> Result<(), FetchError> {
+    async fn small(&self, card: &ModelCard, folder: &Path) -> Result<(), FetchError> {
         for file in &card.files {
             let path = folder.join(&file.name);
             if fs::read(&path).is_ok_and(|there| *blake3::hash(&there).as_bytes() == file.hash) {
@@ -246,7 +284,7 @@ impl<P: Places> Fetcher<P> {
             }
             let mut why = "nobody has it".to_owned();
             let mut given = None;
-            for peer in self.places.holders(card.id).into_iter().filter(|peer| !bad.contains(peer)) {
+            for peer in self.places.holders(card.id).into_iter().filter(|peer| !self.bad.has(*peer)) {
                 let asked = timeout(PATIENCE, self.places.small(peer, card.id, file)).await;
                 match asked.unwrap_or_else(|_| Err("no answer in time".into())) {
                     Ok(bytes) => {
@@ -264,7 +302,7 @@ impl<P: Places> Fetcher<P> {
     }
 
     /// Has all missing chunks fetched, by some streams from each of several holders. The nearer one is, the more it gives.
-    async fn chunks(&self, card: &ModelCard, work: &Arc<Work>, mut bad: BTreeSet<PeerId>) -> Result<(), FetchError> {
+    async fn chunks(&self, card: &ModelCard, work: &Arc<Work>) -> Result<(), FetchError> {
         let mut streams = JoinSet::new();
         let mut open = BTreeMap::<PeerId, Vec<AbortHandle>>::new();
         let mut resting = BTreeMap::<PeerId, Instant>::new();
@@ -277,11 +315,19 @@ impl<P: Places> Fetcher<P> {
                 !handles.is_empty()
             });
             let holders = self.places.holders(card.id).into_iter();
-            for peer in holders.filter(|peer| !bad.contains(peer) && !resting.contains_key(peer)).take(HOLDERS) {
-                let handles = open.entry(peer).or_default();
-                while handles.len() < STREAMS && work.has_some_for(peer) {
-                    let (places, work, model) = (self.places.clone(), work.clone(), card.id);
-                    handles.push(streams.spawn(async move { (peer, take(places, &work, peer, model).await) }));
+            for peer in holders.filter(|peer| !self.bad.has(*peer) && !resting.contains_key(peer)).take(KNOWN) {
+                let (places, work, model) = (self.places.clone(), work.clone(), card.id);
+                let is_one_more = open.contains_key(&peer) || open.len() < HOLDERS;
+                if !open.contains_key(&peer) && work.asks(peer) {
+                    let said = async move { (peer, ask(places, &work, peer, model).await) };
+                    open.entry(peer).or_default().push(streams.spawn(said));
+                } else if is_one_more && work.has_some_for(peer) {
+                    let handles = open.entry(peer).or_default();
+                    while handles.len() < STREAMS && work.has_some_for(peer) {
+                        let (places, work) = (places.clone(), work.clone());
+                        let took = async move { (peer, take(places, &work, peer, model).await) };
+                        handles.push(streams.spawn(took));
+                    }
                 }
             }
             work.tally().holders.store(open.values().filter(|handles| !handles.is_empty()).count(), Ordering::Relaxed);
@@ -294,8 +340,7 @@ impl<P: Places> Fetcher<P> {
                     }
                     Ok((peer, Err(Ended::Wrong { file, chunk }))) => {
                         tracing::warn!(%peer, file, chunk, "gave weights that are not what their hash says: not asked again");
-                        self.places.blame(peer);
-                        bad.insert(peer);
+                        self.blame(peer);
                         open.remove(&peer).into_iter().flatten().for_each(|handle| handle.abort());
                     }
                     Ok((_, Err(Ended::Disk(path, error)))) => return Err(FetchError::Disk { path, error }),
@@ -306,16 +351,29 @@ impl<P: Places> Fetcher<P> {
                 (last, since) = (work.done(), Instant::now());
             } else if since.elapsed() > self.patience.starved {
                 let (bytes, done) = (work.tally().bytes.load(Ordering::Relaxed), work.done());
-                return Err(FetchError::Starved {
-                    model: card.name.clone(),
-                    waited: self.patience.starved,
-                    done,
-                    bytes,
-                });
+                let (model, waited) = (card.name.clone(), self.patience.starved);
+                return Err(FetchError::Starved { model, waited, done, bytes });
             }
         }
         Ok(())
     }
+}
+
+/// Asks a holder which of the chunks that are wanted it has.
+async fn ask<P: Places>(places: P, work: &Arc<Work>, peer: PeerId, model: ModelId) -> Result<(), Ended> {
+    let asked = async {
+        let mut talk = places.open(peer, model).await?;
+        let mut said = BTreeMap::new();
+        for (file, bytes) in work.files() {
+            let answer = talk.ask(WeightsQuery::Bitfield { file }, Bitfield::bytes_of(bytes)).await?;
+            let bits = Bitfield::read(bytes, &answer).ok_or("it says to have chunks that the file has not")?;
+            said.insert(file, bits);
+        }
+        Ok::<_, String>(said)
+    };
+    let said = timeout(PATIENCE, asked).await.unwrap_or_else(|_| Err("no answer in time".into()));
+    work.say(peer, said.map_err(Ended::Broke)?);
+    Ok(())
 }
 
 /// One stream: asks for a chunk after the other, as long as there are some to take.
@@ -323,22 +381,14 @@ async fn take<P: Places>(places: P, work: &Arc<Work>, peer: PeerId, model: Model
     let opened = timeout(PATIENCE, places.open(peer, model)).await;
     let mut talk = opened.unwrap_or_else(|_| Err("no answer in time".into())).map_err(Ended::Broke)?;
     while let Some(turn) = work.take(peer) {
-        let query = WeightsQuery::Chunk { file: turn.file, chunk: turn.chunk };
-        let answer = timeout(PATIENCE, talk.ask(query, weights::CHUNK_BYTES as usize)).await;
+        let (file, chunk) = turn.chunk;
+        let answer =
+            timeout(PATIENCE, talk.ask(WeightsQuery::Chunk { file, chunk }, weights::CHUNK_BYTES as usize)).await;
         let content = answer.unwrap_or_else(|_| Err("no answer in time".into())).map_err(Ended::Broke)?;
         turn.give(content).await?;
     }
     Ok(())
 }
 
-/// What a file of weights is called here: as those that read models expect it.
-fn name(form: WeightsForm, n: usize, files: usize) -> String {
-    let ending = match form {
-        WeightsForm::Safetensors => "safetensors",
-        WeightsForm::Gguf => "gguf",
-    };
-    if files == 1 { format!("model.{ending}") } else { format!("model-{:05}-of-{files:05}.{ending}", n + 1) }
-}
-
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

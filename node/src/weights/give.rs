@@ -1,7 +1,11 @@
-//! Gives the weights of this peer's models to others of its swarm.
+//! Gives the weights of this peer's models to others of its swarm: all of them, or what it has of those that it fetches itself.
 
-use super::identify::{Identified, place};
+use super::{
+    drafts::Drafts,
+    identify::{Identified, place},
+};
 use crate::data_plane::links::{LinkError, Links, Stream};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -10,7 +14,7 @@ use tokio::time::timeout;
 use tsnode_kernels::source::ModelSource;
 use tsnode_protocol::{
     ModelId, limits,
-    weights::{self, CHUNK_BYTES, ChunkHash, WeightsQuery},
+    weights::{self, Bitfield, CHUNK_BYTES, ChunkHash, WeightsManifest, WeightsQuery},
 };
 
 /// Streams that are answered at once; others are closed, and whoever opened them goes elsewhere or comes again. Each holds a chunk.
@@ -19,9 +23,13 @@ const STREAMS: usize = 32;
 const IDLE: Duration = Duration::from_secs(30);
 
 /// A model that others may have from here.
-pub struct Holding {
-    source: Arc<ModelSource>,
-    hashes: Vec<Vec<ChunkHash>>,
+pub struct Holding(Held);
+
+enum Held {
+    /// All of it.
+    Whole { source: Arc<ModelSource>, hashes: Vec<Vec<ChunkHash>> },
+    /// What is here of it, from the first chunk on.
+    Part { model: ModelId, drafts: Arc<Drafts> },
 }
 
 impl Holding {
@@ -29,25 +37,71 @@ impl Holding {
     #[must_use]
     pub fn new(identified: Identified) -> (Arc<ModelSource>, Self) {
         let source = Arc::new(identified.source);
-        (source.clone(), Self { source, hashes: identified.hashes })
+        (source.clone(), Self(Held::Whole { source, hashes: identified.hashes }))
+    }
+
+    /// Of one that is fetched.
+    #[must_use]
+    pub fn part(model: ModelId, drafts: Arc<Drafts>) -> Self {
+        Self(Held::Part { model, drafts })
+    }
+
+    fn model(&self) -> ModelId {
+        match &self.0 {
+            Held::Whole { source, .. } => source.card().id,
+            Held::Part { model, .. } => *model,
+        }
+    }
+
+    fn manifest(&self) -> Option<&WeightsManifest> {
+        match &self.0 {
+            Held::Whole { source, .. } => source.manifest(),
+            Held::Part { drafts, .. } => Some(drafts.manifest()),
+        }
+    }
+
+    fn hashes(&self, file: u16) -> Option<&[ChunkHash]> {
+        match &self.0 {
+            Held::Whole { hashes, .. } => hashes.get(usize::from(file)).map(Vec::as_slice),
+            Held::Part { drafts, .. } => drafts.hashes(file),
+        }
+    }
+
+    fn bitfield(&self, file: u16) -> Option<Bitfield> {
+        match &self.0 {
+            Held::Whole { source, .. } => {
+                let (_, bytes) = source.weights().nth(usize::from(file))?;
+                Some(Bitfield::all(bytes.len() as u64))
+            }
+            Held::Part { drafts, .. } => drafts.bitfield(file),
+        }
     }
 
     /// A chunk, as it lies on the disk.
     fn chunk(&self, file: u16, chunk: u32) -> Option<Vec<u8>> {
-        let (path, bytes) = self.source.weights().nth(usize::from(file))?;
-        let hash = self.hashes.get(usize::from(file))?.get(chunk as usize)?;
-        let (size, chunk) = (bytes.len() as u64, u64::from(chunk));
-        let content = bytes[place(size, chunk)].to_vec();
-        // Who is asked for what it has lost says so: others would take it for a liar.
-        if weights::chunk_hash(size, chunk, &content) != *hash {
-            tracing::error!(
-                file = %path.display(), chunk,
-                "the file has changed since it was hashed: it is damaged, or somebody writes to it; get it again"
-            );
-            return None;
+        match &self.0 {
+            Held::Whole { source, hashes } => {
+                let hash = hashes.get(usize::from(file))?.get(chunk as usize)?;
+                let (path, bytes) = source.weights().nth(usize::from(file))?;
+                whole_chunk((path, bytes), chunk, hash)
+            }
+            Held::Part { drafts, .. } => drafts.read((file, chunk)),
         }
-        Some(content)
     }
+}
+
+fn whole_chunk((path, bytes): (&Path, &[u8]), chunk: u32, hash: &ChunkHash) -> Option<Vec<u8>> {
+    let (size, chunk) = (bytes.len() as u64, u64::from(chunk));
+    let content = bytes[place(size, chunk)].to_vec();
+    // Who is asked for what it has lost says so: others would take it for a liar.
+    if weights::chunk_hash(size, chunk, &content) != *hash {
+        tracing::error!(
+            file = %path.display(), chunk,
+            "the file has changed since it was hashed: it is damaged, or somebody writes to it; get it again"
+        );
+        return None;
+    }
+    Some(content)
 }
 
 /// Gives chunks of what it holds. Clones are equal.
@@ -80,7 +134,7 @@ impl Giver {
     /// Answers one stream until whoever opened it has enough. Who asks for another model is told by its end.
     pub(crate) async fn give(&self, model: ModelId, mut stream: Stream, links: &Links) {
         let Ok(_turn) = self.turns.try_acquire() else { return };
-        let is_asked_for = |held: &&Arc<Holding>| held.source.card().id == model;
+        let is_asked_for = |held: &&Arc<Holding>| held.model() == model;
         let held = self.holdings.lock().unwrap_or_else(PoisonError::into_inner).iter().find(is_asked_for).cloned();
         let Some(held) = held else { return };
         while let Ok(Ok(Some(query))) = timeout(IDLE, stream.receiver.recv::<WeightsQuery>()).await {
@@ -101,10 +155,14 @@ impl Giver {
     ) -> Result<(), LinkError> {
         let lost = || LinkError::Lost("nothing of the kind is here".into());
         match query {
-            WeightsQuery::Manifest => stream.sender.send(held.source.manifest().ok_or_else(lost)?).await,
+            WeightsQuery::Manifest => stream.sender.send(held.manifest().ok_or_else(lost)?).await,
             WeightsQuery::Hashes { file } => {
-                let list = held.hashes.get(usize::from(file)).ok_or_else(lost)?;
+                let list = held.hashes(file).ok_or_else(lost)?;
                 stream.sender.send_bytes(list.as_flattened(), limits::FRAME_BYTES).await
+            }
+            WeightsQuery::Bitfield { file } => {
+                let bits = held.bitfield(file).ok_or_else(lost)?;
+                stream.sender.send_bytes(bits.bytes(), limits::FRAME_BYTES).await
             }
             WeightsQuery::Chunk { file, chunk } => {
                 let held = held.clone();

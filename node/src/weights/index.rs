@@ -26,6 +26,12 @@ impl Index {
         Self { db: INDEX.open(data_dir).await }
     }
 
+    /// One that nothing has to be looked at of, for tests.
+    #[cfg(test)]
+    pub(super) fn open_here(data_dir: &Path) -> Self {
+        Self { db: Some(crate::store::spare::open(&data_dir.join(INDEX.folder)).unwrap()) }
+    }
+
     /// Hashes of a file's chunks, if they are known of just this file.
     #[must_use]
     pub fn get(&self, path: &Path) -> Option<Vec<ChunkHash>> {

@@ -2,22 +2,22 @@
 
 use super::{
     error::FetchError,
-    fetch::{Fetcher, Patience, Peers},
+    fetch::{Bad, Fetcher, Patience, Peers},
+    fetching::Fetching,
     index::Index,
-    work::Tally,
+    stock::{Stock, Tell},
 };
-use crate::{hardware::memory::Size, store::disk};
+use crate::store::disk;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+use tokio::time::{Instant, sleep};
 use tsnode_coordinator::wanted::{self, Glob, Unwanted, Wanted};
-use tsnode_protocol::{Advert, ModelCard, ModelId};
+use tsnode_protocol::{Advert, ModelCard, ModelId, limits};
 
 /// Folder of fetched models in the data folder.
 const FOLDER: &str = "models";
@@ -27,12 +27,10 @@ const LISTENING: Duration = Duration::from_millis(1500);
 const AGAIN: Duration = Duration::from_secs(5);
 /// How long others are waited for that have a model, by a peer that fetched one before: then it lends that again.
 const ALONE: Duration = Duration::from_secs(4);
-/// Which model that was.
+/// Which models that was.
 const LAST: &str = "last.json";
 /// Longest such note (bytes).
-const LAST_BYTES: u64 = 4096;
-/// How often it is said how far it is.
-const TELL: Duration = Duration::from_millis(250);
+const LAST_BYTES: u64 = 64 << 10;
 
 /// What a peer may fetch by itself.
 #[derive(Clone, Debug)]
@@ -41,41 +39,15 @@ pub struct Limits {
     pub budget: u64,
     /// Names that are allowed; all where there are none.
     pub allowed: Vec<Glob>,
+    /// The only one that is wanted, by its name.
+    pub named: Option<String>,
 }
 
-/// A model on its way here, or why none is.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Fetching {
-    /// Its name.
-    pub model: String,
-    /// All its files (bytes).
-    pub bytes: u64,
-    /// Verified and on disk (bytes).
-    pub done: u64,
-    /// What came over the network for it, right or wrong (bytes).
-    pub fetched: u64,
-    /// Peers that give it just now.
-    pub holders: usize,
-    /// What keeps it from coming.
-    pub why: Option<String>,
-}
-
-impl fmt::Display for Fetching {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(why) = &self.why {
-            return f.write_str(why);
-        }
-        let s = if self.holders == 1 { "" } else { "s" };
-        let Self { model, bytes, done, holders, .. } = self;
-        write!(f, "fetching {model} from {holders} peer{s}: {} of {}", Size(*done), Size(*bytes))
-    }
-}
-
-/// The model that was fetched last.
+/// A model that was fetched.
 #[derive(Debug, Serialize, Deserialize)]
 struct Last {
     name: String,
-    /// What to open, in the folder of fetched models.
+    /// Its folder, in that of fetched models.
     path: PathBuf,
 }
 
@@ -83,14 +55,17 @@ struct Last {
 pub struct Provision {
     fetcher: Fetcher<Peers>,
     allowed: Vec<Glob>,
+    named: Option<String>,
     /// Memory that is lent (bytes).
     memory: u64,
     /// The model inside the program: nobody has to fetch it.
     own: ModelId,
-    /// What came over the network in attempts before this one (bytes).
-    fetched: u64,
+    /// What came over the network (bytes).
+    fetched: Arc<AtomicU64>,
     /// Models that turned out to be larger than said.
     refused: BTreeSet<ModelId>,
+    /// Models that nobody gave: others are taken first.
+    not_given: BTreeSet<ModelId>,
 }
 
 impl Provision {
@@ -103,39 +78,66 @@ impl Provision {
             index,
             budget: limits.budget,
             patience: Patience::default(),
+            bad: Bad::default(),
         };
-        Self { fetcher, allowed: limits.allowed, memory, own, fetched: 0, refused: BTreeSet::new() }
+        Self {
+            fetcher,
+            allowed: limits.allowed,
+            named: limits.named,
+            memory,
+            own,
+            fetched: Arc::default(),
+            refused: BTreeSet::new(),
+            not_given: BTreeSet::new(),
+        }
     }
 
-    /// Resolves when a model is here: what it is called, and what to open.
-    pub async fn run(mut self, tell: impl Fn(Fetching)) -> (String, PathBuf) {
+    /// Resolves when there is a model that can be lent: its layers are fetched once a plan gives this peer some.
+    pub async fn run(mut self, tell: Tell) -> Stock<Peers> {
         let (mut roster, begun) = (self.fetcher.places.roster.clone(), Instant::now());
         let mut last = self.last();
         loop {
-            let fetched = self.fetched;
+            let fetched = self.fetched.load(Ordering::Relaxed);
             match self.choose() {
                 Err(Unwanted::None) if begun.elapsed() >= ALONE && last.is_some() => {
-                    if let Some(Last { name, path }) = last.take() {
-                        tracing::info!(model = name, "nobody has a model: lends the one that was fetched last");
-                        return (name, path);
+                    if let Some(Last { name, path }) = last.take()
+                        && let Some(stock) = Stock::reopen(self.fetcher.clone(), &path, &name, tell.clone()).await
+                    {
+                        tracing::info!(model = name, "nobody has a model: lends what was fetched last");
+                        return stock;
                     }
                 }
-                Err(Unwanted::None) => {}
-                Err(why) => tell(Fetching { why: Some(why.to_string()), fetched, ..Fetching::default() }),
+                Err(Unwanted::None) => {
+                    if let Some(name) = &self.named {
+                        let why = Some(format!("no peer of this swarm has {name}: it is waited for"));
+                        tell(Fetching { model: name.clone(), why, fetched, ..Fetching::default() });
+                    }
+                }
+                Err(why) => {
+                    let model = self.named.clone().unwrap_or_default();
+                    tell(Fetching { model, why: Some(why.to_string()), fetched, ..Fetching::default() });
+                }
                 Ok(_) => {
                     sleep(LISTENING).await;
                     let Ok(wanted) = self.choose() else { continue };
-                    match self.fetch(&wanted, &tell).await {
-                        Ok(path) => {
-                            self.remember(&wanted.card.name, &path);
-                            return (wanted.card.name, path);
+                    match self.open(&wanted, &tell).await {
+                        Ok(stock) => {
+                            self.remember(&wanted.card);
+                            return stock;
                         }
                         Err(error) => {
                             tracing::warn!(model = wanted.card.name, %error, "not fetched");
-                            if let FetchError::Budget { .. } = error {
-                                self.refused.insert(wanted.card.id);
+                            match error {
+                                FetchError::Budget { .. } | FetchError::Unusable { .. } => {
+                                    self.refused.insert(wanted.card.id);
+                                }
+                                FetchError::NotGiven { .. } => {
+                                    self.not_given.insert(wanted.card.id);
+                                }
+                                FetchError::Room { .. } | FetchError::Disk { .. } | FetchError::Starved { .. } => {}
                             }
-                            let (model, why, fetched) = (wanted.card.name, Some(error.to_string()), self.fetched);
+                            let (model, why) = (wanted.card.name, Some(error.to_string()));
+                            let fetched = self.fetched.load(Ordering::Relaxed);
                             tell(Fetching { model, why, fetched, ..Fetching::default() });
                             sleep(AGAIN).await;
                             continue;
@@ -153,29 +155,44 @@ impl Provision {
         }
     }
 
-    /// What was fetched last, if it is still there.
+    /// What was fetched last, if it is still there; of one that is named, that.
     fn last(&self) -> Option<Last> {
-        let (folder, path) = (&self.fetcher.folder, self.fetcher.folder.join(LAST));
-        fs::metadata(&path).ok().filter(|about| about.is_file() && about.len() <= LAST_BYTES)?;
-        let last: Last = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+        let is_meant = |last: &Last| self.named.as_ref().is_none_or(|name| *name == last.name);
+        let last = self.remembered().into_iter().rfind(is_meant)?;
         let is_inside = last.path.components().all(|part| matches!(part, Component::Normal(_)));
-        let path = folder.join(&last.path);
+        let path = self.fetcher.folder.join(&last.path);
         (is_inside && path.exists()).then_some(Last { path, ..last })
     }
 
-    fn remember(&self, name: &str, path: &Path) {
-        let Ok(inside) = path.strip_prefix(&self.fetcher.folder) else { return };
-        let last = Last { name: name.to_owned(), path: inside.to_owned() };
-        let written = serde_json::to_vec(&last).map_err(std::io::Error::other);
+    /// All that were fetched, the last one at the end. A note that cannot be read is none.
+    fn remembered(&self) -> Vec<Last> {
+        let path = self.fetcher.folder.join(LAST);
+        let is_note = fs::metadata(&path).is_ok_and(|about| about.is_file() && about.len() <= LAST_BYTES);
+        let note = is_note.then(|| fs::read(path).ok()).flatten();
+        note.and_then(|note| serde_json::from_slice(&note).ok()).unwrap_or_default()
+    }
+
+    fn remember(&self, card: &ModelCard) {
+        let mut all = self.remembered();
+        all.retain(|last| last.name != card.name);
+        all.push(Last { name: card.name.clone(), path: PathBuf::from(card.id.to_string()) });
+        let few = &all[all.len().saturating_sub(limits::MODELS)..];
+        let written = serde_json::to_vec(few).map_err(std::io::Error::other);
         if let Err(error) = written.and_then(|note| disk::write_whole(&self.fetcher.folder.join(LAST), &note)) {
             tracing::info!(%error, "what was fetched is not remembered");
         }
     }
 
     fn choose(&self) -> Result<Wanted, Unwanted> {
+        let first = self.choose_without(&self.not_given);
+        if self.not_given.is_empty() { first } else { first.or_else(|_| self.choose_without(&BTreeSet::new())) }
+    }
+
+    fn choose_without(&self, others: &BTreeSet<ModelId>) -> Result<Wanted, Unwanted> {
+        let is_wanted = |card: &ModelCard| !self.refused.contains(&card.id) && !others.contains(&card.id);
         let me = self.fetcher.places.me;
         let adverts = self.fetcher.places.roster.adverts();
-        let foreign = |card: &ModelCard| card.id != self.own && !self.refused.contains(&card.id);
+        let foreign = |card: &ModelCard| card.id != self.own && is_wanted(card);
         let strip = |advert: &Advert| {
             let models = advert.models.iter().filter(|card| foreign(card)).cloned().collect();
             Advert { models, ..advert.clone() }
@@ -184,35 +201,15 @@ impl Provision {
             adverts.iter().filter(|(peer, _)| **peer != me).map(|(peer, advert)| (*peer, strip(advert))).collect();
         let others = others.iter().map(|(peer, advert)| (*peer, advert)).collect();
         let limits = wanted::Limits { budget: self.fetcher.budget, memory: self.memory, allowed: &self.allowed };
-        wanted::choose(&others, &limits, None)
+        wanted::choose(&others, &limits, self.named.as_deref())
     }
 
-    async fn fetch(&mut self, wanted: &Wanted, tell: &impl Fn(Fetching)) -> Result<PathBuf, FetchError> {
+    async fn open(&self, wanted: &Wanted, tell: &Tell) -> Result<Stock<Peers>, FetchError> {
         let Wanted { card, bytes, holders } = wanted;
         tracing::info!(
             model = card.name, id = %card.id, bytes, holders = holders.len(), folder = %self.fetcher.folder.display(),
-            "fetches the model that this swarm serves, to serve it too"
+            "takes up the model that this swarm serves, to serve layers of it"
         );
-        let tally = Arc::new(Tally::default());
-        let before = self.fetched;
-        let seen = || {
-            let [all, done, fetched] =
-                [&tally.bytes, &tally.done, &tally.fetched].map(|count| count.load(Ordering::Relaxed));
-            let bytes = if all == 0 { *bytes } else { all };
-            let holders = tally.holders.load(Ordering::Relaxed).max(usize::from(all == 0) * holders.len());
-            Fetching { model: card.name.clone(), bytes, done, fetched: before + fetched, holders, why: None }
-        };
-        let mut ticks = interval(TELL);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut fetching = std::pin::pin!(self.fetcher.fetch(card, &tally));
-        let came = loop {
-            tokio::select! {
-                came = &mut fetching => break came,
-                _ = ticks.tick() => tell(seen()),
-            }
-        };
-        tell(seen());
-        self.fetched = seen().fetched;
-        came
+        Stock::open(self.fetcher.clone(), card.clone(), self.fetched.clone(), tell.clone()).await
     }
 }

@@ -1,17 +1,22 @@
-//! Plan flow 6: loads stages, one after the other and beside what runs.
+//! Plan flow 6: loads stages, one after the other and beside what runs; layers that are not here are fetched first.
 //!
 //! Loading reads every weight, which takes seconds to minutes: meanwhile the host answers, heartbeats go out, and stages
 //! loaded before compute. One at a time, because each takes every thread it may, and must see what memory the one before it
-//! has left.
+//! has left. Layers on their way hold nobody up.
 
 use super::{compute::Compute, lent::Lent, speculator::DraftModel};
-use crate::{hardware::memory::Need, view::Weights};
+use crate::{
+    hardware::memory::Need,
+    view::Weights,
+    weights::{Peers, Stock, Stocks},
+};
 use std::collections::BTreeMap;
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering},
 };
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tsnode_kernels::{
     cuda::GpuError,
@@ -43,6 +48,12 @@ pub(super) struct Loaded {
     pub stage: Result<StageKey, NotLoaded>,
     /// What drafts for the groups that this peer leads, once it is loaded.
     pub draft: Option<DraftModel>,
+}
+
+/// An order, and the model to load its layers of.
+struct Fetched {
+    order: Order,
+    source: Result<Arc<ModelSource>, NotLoaded>,
 }
 
 /// Why there is no stage.
@@ -89,6 +100,8 @@ impl Tally {
 
 /// Loads what is ordered until nobody can order any more.
 pub(super) struct Loader {
+    /// What brings layers of models that are not here yet.
+    pub stocks: Stocks,
     /// Threads that may be used.
     pub threads: Threads,
     /// How far it is, while it loads.
@@ -103,12 +116,35 @@ impl Loader {
     pub(super) async fn run(self, mut orders: mpsc::Receiver<Order>) {
         // By what they draft for, and the device that is on.
         let mut drafts = BTreeMap::new();
-        while let Some(order) = orders.recv().await {
+        // Layers on their way: what is here already is loaded meanwhile.
+        let mut coming = JoinSet::new();
+        loop {
+            let Fetched { order, source } = tokio::select! {
+                Some(came) = coming.join_next() => match came {
+                    Ok(came) => came,
+                    Err(error) => {
+                        tracing::error!(%error, "a stage's layers were not fetched");
+                        continue;
+                    }
+                },
+                order = orders.recv() => {
+                    let Some(order) = order else { return };
+                    if let Some(stock) = self.stocks.of(order.group.model) {
+                        coming.spawn(bring(order, stock));
+                        continue;
+                    }
+                    Fetched { source: Ok(order.model.source.clone()), order }
+                }
+            };
             let place = (order.group.model, order.group.stages[order.position].device);
             if order.position == 0 && !drafts.contains_key(&place) && !order.given_up.is_cancelled() {
                 drafts.extend(self.load_draft(&order).await.map(|draft| (place, draft)));
             }
-            let stage = if order.given_up.is_cancelled() { Err(NotLoaded::Unwanted) } else { self.load(&order).await };
+            let stage = match source {
+                Ok(source) if !order.given_up.is_cancelled() => self.load(&order, source).await,
+                Ok(_) => Err(NotLoaded::Unwanted),
+                Err(why) => Err(why),
+            };
             self.progress.send_replace(None);
             let draft = drafts.get(&place).cloned();
             if self.loaded.send(Loaded { order, stage, draft }).await.is_err() {
@@ -117,9 +153,8 @@ impl Loader {
         }
     }
 
-    async fn load(&self, order: &Order) -> Result<StageKey, NotLoaded> {
+    async fn load(&self, order: &Order, source: Arc<ModelSource>) -> Result<StageKey, NotLoaded> {
         let (group, Stage { layers, device, .. }) = (&order.group, order.group.stages[order.position]);
-        let source = order.model.source.clone();
         self.tally.stages.fetch_add(1, Ordering::Relaxed);
         let (stage, report) = self.read_layers(&order.compute, source, layers).await?;
         let key = order.compute.call(move |engine| engine.take(stage)).await.map_err(NotLoaded::failed)?;
@@ -187,6 +222,16 @@ impl Loader {
         };
         on_a_thread(load).await.map_err(NotLoaded::Failed)?
     }
+}
+
+/// The model with an order's layers, which are fetched as far as they are not here.
+async fn bring(order: Order, stock: Arc<Stock<Peers>>) -> Fetched {
+    let layers = order.group.stages[order.position].layers;
+    let source = tokio::select! {
+        () = order.given_up.cancelled() => Err(NotLoaded::Unwanted),
+        brought = stock.bring(layers) => brought.map_err(NotLoaded::failed),
+    };
+    Fetched { order, source }
 }
 
 /// Runs `work` on a thread that does not keep a peer from leaving, as a runtime's own would.

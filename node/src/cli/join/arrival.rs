@@ -1,6 +1,7 @@
 //! How far a model is that is fetched from peers, in few lines.
 
 use crate::weights::Fetching;
+use tsnode_protocol::LayerRange;
 
 /// Lines about one model.
 const LINES: u64 = 10;
@@ -9,6 +10,7 @@ const LINES: u64 = 10;
 #[derive(Default)]
 pub(super) struct Arrival {
     model: String,
+    layers: Option<LayerRange>,
     told: Option<u64>,
 }
 
@@ -18,8 +20,8 @@ impl Arrival {
         if far.why.is_some() || far.bytes == 0 {
             return None;
         }
-        if self.model != far.model {
-            *self = Self { model: far.model.clone(), told: None };
+        if self.model != far.model || self.layers != far.layers {
+            *self = Self { model: far.model.clone(), layers: far.layers, told: None };
         }
         let part = far.done.saturating_mul(LINES) / far.bytes;
         (self.told < Some(part)).then(|| {

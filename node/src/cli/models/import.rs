@@ -1,4 +1,4 @@
-//! `tsnode models import`: PyTorch pickles become safetensors.
+//! `tsnode models import`: PyTorch pickles and safetensors of eight bits become safetensors that are served.
 
 use crate::{
     cli::{
@@ -7,7 +7,7 @@ use crate::{
     },
     hardware::memory::Size,
     hub::name_of,
-    import::{ImportError, Imported, Pickles},
+    import::{EightBit, ImportError, Imported, Pickles},
     plain,
 };
 use clap::{Arg, ArgMatches, Command, value_parser};
@@ -19,7 +19,7 @@ use tsnode_kernels::source::ModelSource;
 pub(super) fn command() -> Command {
     verb(
         "import",
-        "Make safetensors of PyTorch pickles; nothing that is in them is run",
+        "Make safetensors of PyTorch pickles, of which nothing is run, or of safetensors in FP8",
         "tsnode models import ~/models/old-model --to ~/models/new-model",
     )
     .arg(
@@ -27,7 +27,7 @@ pub(super) fn command() -> Command {
             .value_name("FILE|FOLDER")
             .required(true)
             .value_parser(value_parser!(PathBuf))
-            .help("A folder with pytorch_model.bin, also in parts, or one such file"),
+            .help("A folder with pytorch_model.bin, also in parts, or one such file; or one with safetensors in FP8"),
     )
     .arg(
         Arg::new("to")
@@ -65,10 +65,17 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(), Exit> {
 }
 
 fn import(from: &Path, to: &Path) -> Result<Imported, ImportError> {
-    let pickles = Pickles::open(from)?;
+    let eight_bit = EightBit::open(from)?;
+    let pickles = if eight_bit.is_none() { Some(Pickles::open(from)?) } else { None };
+    let total = eight_bit.as_ref().map(EightBit::bytes).or(pickles.as_ref().map(Pickles::bytes));
     let style = ProgressStyle::with_template("importing {bar:30} {binary_bytes} of {binary_total_bytes}, {eta} left");
-    let bar = ProgressBar::new(pickles.bytes()).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    let imported = pickles.write(to, |bytes| bar.inc(bytes));
+    let bar =
+        ProgressBar::new(total.unwrap_or_default()).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let imported = match (&eight_bit, &pickles) {
+        (Some(eight_bit), _) => eight_bit.write(to, |bytes| bar.inc(bytes)),
+        (None, Some(pickles)) => pickles.write(to, |bytes| bar.inc(bytes)),
+        (None, None) => Err(ImportError::Nothing(from.to_owned())),
+    };
     bar.finish_and_clear();
     imported
 }

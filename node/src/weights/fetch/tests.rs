@@ -1,8 +1,10 @@
 //! Holders who lie in every way, and what becomes of it.
 
 use super::*;
+use std::ops::Range;
 use std::sync::Mutex;
 use tsnode_coordinator::sample;
+use tsnode_kernels::source::ModelSource;
 use tsnode_protocol::{
     codec,
     weights::{CHUNK_BYTES, WeightsFile},
@@ -10,7 +12,7 @@ use tsnode_protocol::{
 
 /// What a holder does with a chunk that it is asked for.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Way {
+pub(crate) enum Way {
     Honest,
     /// A bit of every chunk is another.
     Corrupt,
@@ -18,8 +20,14 @@ enum Way {
     Short,
     /// More than was asked for.
     Long,
-    /// It has lost this chunk.
+    /// It has lost this chunk, and does not know it.
     Lacks(u32),
+    /// It has the chunks before this one, and says so.
+    Before(u32),
+    /// It has this chunk and those after it, and says so.
+    From(u32),
+    /// It says to have more chunks than there are.
+    Beyond,
     /// It breaks off after so many chunks, each time.
     Breaks(u32),
     /// What it says its chunks are is something else.
@@ -29,9 +37,10 @@ enum Way {
 }
 
 #[derive(Clone)]
-struct World(Arc<Inside>);
+pub(crate) struct World(Arc<Inside>);
 
 struct Inside {
+    smalls: BTreeMap<String, Vec<u8>>,
     content: Vec<u8>,
     card: ModelCard,
     manifest: WeightsManifest,
@@ -41,7 +50,7 @@ struct Inside {
     given: Mutex<Vec<(PeerId, u32)>>,
 }
 
-struct OneTalk {
+pub(crate) struct OneTalk {
     world: World,
     peer: PeerId,
     way: Way,
@@ -62,7 +71,36 @@ impl World {
         let files = vec![small("config.json"), small("tokenizer.json")];
         let card = ModelCard { id: manifest.id(&[1; 32], &[1; 32], None), files, ..sample::card() };
         let holders = (1..).zip(ways).map(|(n, way)| (peer(n), *way)).collect();
-        Self(Arc::new(Inside { content, card, manifest, holders, blamed: Mutex::default(), given: Mutex::default() }))
+        Self::with(Inside {
+            smalls: BTreeMap::new(),
+            content,
+            card,
+            manifest,
+            holders,
+            blamed: Mutex::default(),
+            given: Mutex::default(),
+        })
+    }
+
+    fn with(inside: Inside) -> Self {
+        Self(Arc::new(inside))
+    }
+
+    /// Holders of the model inside the program.
+    pub fn of_model(ways: &[Way]) -> Self {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels/models/gutenberg-tiny");
+        let source = ModelSource::open(&folder).unwrap();
+        let content = source.weights().next().unwrap().1.to_vec();
+        let source = source.identified(&[*blake3::hash(&content).as_bytes()]);
+        let (card, manifest) = (source.card().clone(), source.manifest().unwrap().clone());
+        let smalls = card.files.iter().map(|file| (file.name.clone(), source.file(&file.name).unwrap().to_vec()));
+        let holders = (1..).zip(ways).map(|(n, way)| (peer(n), *way)).collect();
+        let (blamed, given) = (Mutex::default(), Mutex::default());
+        Self::with(Inside { smalls: smalls.collect(), content, card, manifest, holders, blamed, given })
+    }
+
+    pub fn card(&self) -> &ModelCard {
+        &self.0.card
     }
 
     fn blamed(&self) -> BTreeSet<PeerId> {
@@ -76,6 +114,18 @@ impl World {
     fn chunk(&self, chunk: u32) -> Vec<u8> {
         let start = chunk as usize * CHUNK_BYTES as usize;
         self.0.content[start..self.0.content.len().min(start + CHUNK_BYTES as usize)].to_vec()
+    }
+
+    fn bitfield(&self, way: Way) -> Vec<u8> {
+        let mut bits = Bitfield::all(self.0.content.len() as u64);
+        let without = match way {
+            Way::Before(end) => u64::from(end)..CHUNKS as u64,
+            Way::From(start) => 0..u64::from(start),
+            Way::Beyond => return vec![0xff; bits.bytes().len() + 1],
+            _ => 0..0,
+        };
+        without.for_each(|chunk| bits.set(chunk, false));
+        bits.bytes().to_vec()
     }
 
     fn hashes(&self) -> Vec<u8> {
@@ -97,8 +147,8 @@ impl Places for World {
         Ok(OneTalk { world: self.clone(), peer, way, given: 0 })
     }
 
-    async fn small(&self, _: PeerId, _: ModelId, _: &ModelFile) -> Result<Vec<u8>, String> {
-        Err("GGUF has them inside".into())
+    async fn small(&self, _: PeerId, _: ModelId, file: &ModelFile) -> Result<Vec<u8>, String> {
+        self.0.smalls.get(&file.name).cloned().ok_or_else(|| "GGUF has them inside".into())
     }
 
     fn blame(&self, peer: PeerId) {
@@ -115,6 +165,7 @@ impl Talk for OneTalk {
             }
             WeightsQuery::Manifest => codec::encode(&self.world.0.manifest),
             WeightsQuery::Hashes { .. } => self.world.hashes(),
+            WeightsQuery::Bitfield { .. } => self.world.bitfield(self.way),
             WeightsQuery::Chunk { chunk, .. } => {
                 self.given += 1;
                 self.world.0.given.lock().unwrap().push((self.peer, chunk));
@@ -136,19 +187,23 @@ impl Talk for OneTalk {
 
 struct Home {
     folder: tempfile::TempDir,
+    wanted: Range<u32>,
     tally: Arc<Tally>,
 }
 
 impl Home {
     fn new() -> Self {
-        Self { folder: tempfile::tempdir().unwrap(), tally: Arc::default() }
+        Self { folder: tempfile::tempdir().unwrap(), wanted: 0..u32::MAX, tally: Arc::default() }
     }
 
     async fn fetch(&mut self, world: &World, budget: u64) -> Result<Vec<u8>, FetchError> {
         self.tally = Arc::default();
         let (places, folder) = (world.clone(), self.folder.path().to_owned());
-        let fetcher = Fetcher { places, folder, index: Index::default(), budget, patience: SHORT };
-        fetcher.fetch(&world.0.card, &self.tally).await.map(|path| fs::read(path).unwrap())
+        let fetcher = Fetcher { places, folder, index: Index::default(), budget, patience: SHORT, bad: Bad::default() };
+        let drafts = Arc::new(fetcher.begin(&world.0.card).await?);
+        let wanted = drafts.all().filter(|(_, chunk)| self.wanted.contains(chunk)).collect();
+        fetcher.get(&world.0.card, &drafts, &wanted, &self.tally).await?;
+        Ok(fs::read(&drafts.parts()[0].path).unwrap())
     }
 
     fn fetched(&self) -> u64 {
@@ -160,7 +215,7 @@ impl Home {
     }
 }
 
-const SHORT: Patience = Patience { rest: Duration::from_millis(20), starved: Duration::from_secs(1) };
+pub(crate) const SHORT: Patience = Patience { rest: Duration::from_millis(20), starved: Duration::from_secs(1) };
 const CHUNKS: usize = 9;
 const BYTES: usize = CHUNKS * CHUNK_BYTES as usize - 100;
 
@@ -240,4 +295,92 @@ async fn what_is_too_large_is_not_begun() {
     assert_eq!(world.given_by(1), 0);
     let none = World::of(BYTES, &[]);
     assert!(matches!(Home::new().fetch(&none, u64::MAX).await, Err(FetchError::NotGiven { .. })));
+}
+
+#[tokio::test]
+async fn what_is_not_wanted_is_not_fetched_and_no_file_is_whole_before_all_is() {
+    let world = World::of(BYTES, &[Way::Honest; 2]);
+    let mut home = Home { wanted: 2..5, ..Home::new() };
+    let there = home.fetch(&world, u64::MAX).await.unwrap();
+    assert_eq!(home.fetched(), 3 * CHUNK_BYTES);
+    let place = 2 * CHUNK_BYTES as usize..5 * CHUNK_BYTES as usize;
+    assert!(there.len() == BYTES && there[place.clone()] == world.0.content[place.clone()]);
+    assert!(there[..place.start].iter().chain(&there[place.end..]).all(|byte| *byte == 0));
+    let chunks: BTreeSet<u32> = world.0.given.lock().unwrap().iter().map(|(_, chunk)| *chunk).collect();
+    assert_eq!(chunks, BTreeSet::from([2, 3, 4]));
+    assert!(home.draft(&world).exists() && !home.draft(&world).with_extension("").exists());
+    // Others: only what is not there of them.
+    home.wanted = 4..7;
+    home.fetch(&world, u64::MAX).await.unwrap();
+    assert_eq!(home.fetched(), 2 * CHUNK_BYTES);
+    home.wanted = 0..u32::MAX;
+    assert!(home.fetch(&world, u64::MAX).await.unwrap() == world.0.content);
+    assert_eq!(home.fetched(), BYTES as u64 - 5 * CHUNK_BYTES);
+    assert!(!home.draft(&world).exists() && home.draft(&world).with_extension("").exists());
+}
+
+#[tokio::test]
+async fn who_has_some_gives_some_and_is_not_asked_for_more() {
+    let world = World::of(BYTES, &[Way::Before(6), Way::From(3), Way::Beyond]);
+    let mut home = Home::new();
+    assert!(home.fetch(&world, u64::MAX).await.unwrap() == world.0.content);
+    assert_eq!((home.fetched(), world.blamed().len()), (BYTES as u64, 0));
+    let given = world.0.given.lock().unwrap();
+    let by =
+        |n: u8| given.iter().filter(|(giver, _)| *giver == peer(n)).map(|(_, chunk)| *chunk).collect::<BTreeSet<_>>();
+    assert!(by(1).iter().all(|chunk| *chunk < 6) && by(2).iter().all(|chunk| *chunk >= 3) && by(3).is_empty());
+    assert_eq!(given.len(), CHUNKS);
+}
+
+#[tokio::test]
+async fn what_is_rare_comes_first() {
+    // The second has the last chunks alone among two, the first has all.
+    let world = World::of(BYTES, &[Way::Honest, Way::Before(7)]);
+    let drafts = {
+        let (places, folder) = (world.clone(), tempfile::tempdir().unwrap());
+        let fetcher = Fetcher {
+            places,
+            folder: folder.path().to_owned(),
+            index: Index::default(),
+            budget: u64::MAX,
+            patience: SHORT,
+            bad: Bad::default(),
+        };
+        Arc::new(fetcher.begin(&world.0.card).await.unwrap())
+    };
+    let work = Arc::new(Work::new(drafts.clone(), &drafts.all().collect(), Arc::default()));
+    for (n, way) in [(1, Way::Honest), (2, Way::Before(7))] {
+        let bits = Bitfield::read(BYTES as u64, &world.bitfield(way)).unwrap();
+        work.say(peer(n), BTreeMap::from([(0, bits)]));
+    }
+    let turns: Vec<_> = (0..CHUNKS).map(|_| work.take(peer(1)).unwrap()).collect();
+    let first: BTreeSet<u32> = turns[..2].iter().map(|turn| turn.chunk.1).collect();
+    assert_eq!(first, BTreeSet::from([7, 8]));
+    assert!(work.take(peer(1)).is_none());
+    drop(turns);
+    assert!(work.take(peer(2)).is_some_and(|turn| turn.chunk.1 < 7));
+}
+
+#[tokio::test]
+async fn a_file_that_is_half_there_is_known_by_its_hashes_or_by_the_index() {
+    let world = World::of(BYTES, &[Way::Honest]);
+    let mut home = Home { wanted: 2..5, ..Home::new() };
+    home.fetch(&world, u64::MAX).await.unwrap();
+    let data = tempfile::tempdir().unwrap();
+    let index = Index::open_here(data.path());
+    let folder = home.draft(&world).parent().unwrap().to_owned();
+    let open = || {
+        let (manifest, hashes) = notes::read(&folder).unwrap();
+        Drafts::open(&folder, manifest, hashes, &index).unwrap()
+    };
+    let there = |drafts: &Drafts| drafts.all().filter(|chunk| drafts.has(*chunk)).map(|(_, n)| n).collect::<Vec<_>>();
+    assert_eq!(there(&open()), [2, 3, 4], "by their hashes");
+    open().keep(&index).unwrap();
+    assert_eq!(there(&open()), [2, 3, 4], "by the index");
+    // Somebody writes to it: another file for the index, and a chunk less by its hash.
+    let path = home.draft(&world);
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[3 * CHUNK_BYTES as usize] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    assert_eq!(there(&open()), [2, 4]);
 }

@@ -1,0 +1,228 @@
+//! A model of which a peer has what it serves: layers are fetched when a plan gives it them.
+
+use super::{
+    drafts::{Chunk, Drafts},
+    error::FetchError,
+    fetch::{Fetcher, Places},
+    fetching::Fetching,
+    index::Index,
+    notes,
+    work::Tally,
+};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+use tsnode_kernels::source::{ModelSource, Start, start_of};
+use tsnode_protocol::{LayerRange, ModelCard, weights::chunks_at};
+
+/// How often it is said how far it is.
+const TELL: Duration = Duration::from_millis(250);
+/// Before what did not come is asked for again.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// Hears how far it is.
+pub type Tell = Arc<dyn Fn(Fetching) + Send + Sync>;
+
+/// The model, as far as it is here.
+pub struct Stock<P> {
+    fetcher: Fetcher<P>,
+    card: ModelCard,
+    folder: PathBuf,
+    drafts: Arc<Drafts>,
+    /// What came over the network for it (bytes).
+    fetched: Arc<AtomicU64>,
+    tell: Tell,
+    /// Layers come for one stage after the other: what two need is fetched once.
+    turn: Semaphore,
+}
+
+impl<P: Places> Stock<P> {
+    /// Fetches what has to be there before the model can be opened: what its tensors are, and its small files. What comes over the
+    /// network for it is added to `fetched` (bytes).
+    ///
+    /// # Errors
+    /// When that cannot be had, or is not to be.
+    pub async fn open(
+        fetcher: Fetcher<P>,
+        card: ModelCard,
+        fetched: Arc<AtomicU64>,
+        tell: Tell,
+    ) -> Result<Self, FetchError> {
+        let drafts = Arc::new(fetcher.begin(&card).await?);
+        let folder = fetcher.folder_of(card.id);
+        let stock = Self { fetcher, card, folder, drafts, fetched, tell, turn: Semaphore::new(1) };
+        stock.fetch_starts().await?;
+        Ok(stock)
+    }
+
+    /// What is here of a model by itself, where nobody is there to ask; none where that cannot even be opened.
+    pub async fn reopen(fetcher: Fetcher<P>, folder: &Path, name: &str, tell: Tell) -> Option<Self> {
+        let (at, index, called) = (folder.to_owned(), fetcher.index.clone(), name.to_owned());
+        let (drafts, card) = tokio::task::spawn_blocking(move || here(&at, &index, &called)).await.ok()??;
+        let (folder, drafts) = (folder.to_owned(), Arc::new(drafts));
+        Some(Self { fetcher, card, folder, drafts, fetched: Arc::default(), tell, turn: Semaphore::new(1) })
+    }
+
+    /// Its card.
+    #[must_use]
+    pub fn card(&self) -> &ModelCard {
+        &self.card
+    }
+
+    /// What others may have of it.
+    #[must_use]
+    pub fn drafts(&self) -> &Arc<Drafts> {
+        &self.drafts
+    }
+
+    /// What came over the network for it (bytes).
+    #[must_use]
+    pub fn fetched(&self) -> u64 {
+        self.fetched.load(Ordering::Relaxed)
+    }
+
+    /// The model, anew: of the files as they are now. Reads what they say of themselves.
+    ///
+    /// # Errors
+    /// When it is not the model that it should be.
+    pub async fn source(&self) -> Result<ModelSource, FetchError> {
+        let (folder, drafts, card) = (self.folder.clone(), self.drafts.clone(), self.card.clone());
+        let opened = tokio::task::spawn_blocking(move || open(&folder, &drafts, &card.name)).await;
+        let unusable = |why: String| FetchError::Unusable { model: self.card.name.clone(), why };
+        let source = opened.map_err(|e| unusable(e.to_string()))?.map_err(unusable)?;
+        if source.card().id != self.card.id {
+            return Err(unusable("what came is another model".into()));
+        }
+        Ok(source)
+    }
+
+    /// The model with some of its layers, which are fetched as far as they are not here. Waits for holders as long as it takes.
+    ///
+    /// # Errors
+    /// When the disk has no room for them or fails, or the model cannot be used.
+    pub async fn bring(&self, layers: LayerRange) -> Result<Arc<ModelSource>, FetchError> {
+        let _turn = self.turn.acquire().await;
+        let source = self.source().await?;
+        let unusable = |why: String| FetchError::Unusable { model: self.card.name.clone(), why };
+        let places = source.places(layers).map_err(|e| unusable(e.to_string()))?;
+        let of = |(file, place): (usize, std::ops::Range<usize>)| {
+            chunks_at(&(place.start as u64..place.end as u64)).map(move |chunk| (file as u16, chunk as u32))
+        };
+        let wanted: BTreeSet<Chunk> = places.into_iter().flat_map(of).collect();
+        if wanted.iter().all(|chunk| self.drafts.has(*chunk)) {
+            return Ok(Arc::new(source));
+        }
+        tracing::info!(model = self.card.name, %layers, chunks = wanted.len(), "fetches layers that a plan gives this peer");
+        while let Err(error) = self.get(&wanted, Some(layers)).await {
+            match error {
+                FetchError::Starved { .. } | FetchError::NotGiven { .. } => {
+                    tracing::warn!(model = self.card.name, %layers, %error, "layers do not come");
+                    let (model, fetched) = (self.card.name.clone(), self.fetched());
+                    (self.tell)(Fetching { model, fetched, why: Some(error.to_string()), ..Fetching::default() });
+                    self.fetcher.bad.forget();
+                    sleep(AGAIN).await;
+                }
+                other => return Err(other),
+            }
+        }
+        // Anew: what was looked at before is not what is there now.
+        self.source().await.map(Arc::new)
+    }
+
+    /// What the files say of themselves.
+    async fn fetch_starts(&self) -> Result<(), FetchError> {
+        let manifest = self.drafts.manifest();
+        let unusable = |why: String| FetchError::Unusable { model: self.card.name.clone(), why };
+        let mut first = vec![1; manifest.files.len()];
+        loop {
+            let starts = (0..).zip(&first).flat_map(|(file, bytes)| of_file(file, &(0..*bytes))).collect();
+            self.get(&starts, None).await?;
+            let (mut more, mut places) = (false, BTreeSet::new());
+            for (file, (about, bytes)) in (0..).zip(manifest.files.iter().zip(&mut first)) {
+                let there =
+                    first_bytes(&self.drafts, file, *bytes).ok_or_else(|| unusable("a chunk was lost".into()))?;
+                match start_of(manifest.form, &there, about.bytes).map_err(unusable)? {
+                    Start::More(needed) => (more, *bytes) = (true, needed.min(about.bytes)),
+                    Start::Places(of) => places.extend(of.iter().flat_map(|place| of_file(file, place))),
+                }
+            }
+            if !more {
+                return self.get(&places, None).await;
+            }
+        }
+    }
+
+    /// Fetches chunks, saying how far it is.
+    async fn get(&self, wanted: &BTreeSet<Chunk>, layers: Option<LayerRange>) -> Result<(), FetchError> {
+        let (tally, before) = (Arc::new(Tally::default()), self.fetched());
+        let seen = || {
+            let [bytes, done, fetched] =
+                [&tally.bytes, &tally.done, &tally.fetched].map(|count| count.load(Ordering::Relaxed));
+            self.fetched.store(before + fetched, Ordering::Relaxed);
+            let (model, holders) = (self.card.name.clone(), tally.holders.load(Ordering::Relaxed));
+            Fetching { model, layers, bytes, done, fetched: before + fetched, holders, why: None }
+        };
+        let mut ticks = interval(TELL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut getting = std::pin::pin!(self.fetcher.get(&self.card, &self.drafts, wanted, &tally));
+        let came = loop {
+            tokio::select! {
+                came = &mut getting => break came,
+                _ = ticks.tick() => (self.tell)(seen()),
+            }
+        };
+        (self.tell)(Fetching { holders: 0, ..seen() });
+        came
+    }
+}
+
+fn of_file(file: u16, place: &std::ops::Range<u64>) -> impl Iterator<Item = Chunk> + use<> {
+    // A file has fewer than 2³² chunks: the manifest was checked.
+    chunks_at(place).map(move |chunk| (file, chunk as u32))
+}
+
+/// So many of a file's first bytes at least, by whole chunks.
+fn first_bytes(drafts: &Drafts, file: u16, bytes: u64) -> Option<Vec<u8>> {
+    let chunks = of_file(file, &(0..bytes)).map(|chunk| drafts.read(chunk));
+    Some(chunks.collect::<Option<Vec<_>>>()?.concat())
+}
+
+fn open(folder: &Path, drafts: &Drafts, name: &str) -> Result<ModelSource, String> {
+    let manifest = drafts.manifest();
+    let source = ModelSource::open_parts(folder, &drafts.parts(), manifest.form).map_err(|e| e.to_string())?;
+    let roots: Vec<_> = manifest.files.iter().map(|file| file.root).collect();
+    Ok(source.called(name).identified(&roots))
+}
+
+/// What a folder has of the model that it is called after.
+fn here(folder: &Path, index: &Index, name: &str) -> Option<(Drafts, ModelCard)> {
+    let (manifest, hashes) = notes::read(folder)?;
+    let drafts = Drafts::open(folder, manifest, hashes, index).ok()?;
+    let starts_here = |(file, about): (u16, &tsnode_protocol::weights::WeightsFile)| {
+        let mut bytes = 1;
+        loop {
+            let there = first_bytes(&drafts, file, bytes)?;
+            match start_of(drafts.manifest().form, &there, about.bytes).ok()? {
+                Start::More(needed) => bytes = needed.min(about.bytes),
+                Start::Places(places) => {
+                    return places
+                        .iter()
+                        .flat_map(|place| of_file(file, place))
+                        .all(|chunk| drafts.has(chunk))
+                        .then_some(());
+                }
+            }
+        }
+    };
+    (0..).zip(&drafts.manifest().files).try_for_each(starts_here)?;
+    let source = open(folder, &drafts, name).ok()?;
+    let is_it = folder.file_name().is_some_and(|own| *own == *source.card().id.to_string());
+    is_it.then(|| (drafts, source.card().clone()))
+}
+
+#[cfg(test)]
+mod tests;

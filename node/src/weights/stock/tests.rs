@@ -1,0 +1,92 @@
+//! Layers of a real model that are fetched when they are wanted, and loaded of files that have nothing else.
+
+use super::*;
+use crate::weights::{
+    Bad, Patience,
+    fetch::tests::{SHORT, Way, World},
+};
+use std::fs;
+use std::sync::Mutex;
+use tsnode_kernels::engine::Threads;
+use tsnode_protocol::weights::CHUNK_BYTES;
+
+const FILE_CHUNKS: usize = 7;
+
+fn fetcher(world: &World, folder: &Path) -> Fetcher<World> {
+    let (places, folder, index) = (world.clone(), folder.to_owned(), Index::default());
+    Fetcher { places, folder, index, budget: u64::MAX, patience: SHORT, bad: Bad::default() }
+}
+
+fn layers(start: u32, end: u32) -> LayerRange {
+    LayerRange { start, end }
+}
+
+/// All numbers of some layers, as an engine gets them.
+fn bytes_of(source: &ModelSource, layers: LayerRange) -> u64 {
+    source.load_stage_by(Threads::together(1), layers, &mut |_| ()).unwrap().1.bytes
+}
+
+fn chunks_there(stock: &Stock<World>) -> usize {
+    stock.drafts.all().filter(|chunk| stock.drafts.has(*chunk)).count()
+}
+
+#[tokio::test]
+async fn layers_come_when_they_are_wanted_and_no_others() {
+    let (world, folder) = (World::of_model(&[Way::Honest; 2]), tempfile::tempdir().unwrap());
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let heard = told.clone();
+    let tell: Tell = Arc::new(move |far| heard.lock().unwrap().push(far));
+    let fetched = Arc::new(AtomicU64::new(0));
+    let stock = Stock::open(fetcher(&world, folder.path()), world.card().clone(), fetched, tell).await.unwrap();
+    assert_eq!((chunks_there(&stock), stock.fetched()), (1, CHUNK_BYTES), "what the file says of itself");
+    assert_eq!(stock.source().await.unwrap().card(), world.card());
+    // Two layers of four: about a third of the file.
+    let some = stock.bring(layers(1, 3)).await.unwrap();
+    let held = bytes_of(&some, layers(1, 3));
+    assert!((3..=4).contains(&chunks_there(&stock)), "{}", chunks_there(&stock));
+    assert_eq!(stock.drafts.held(), stock.fetched());
+    assert!(stock.fetched() <= held + 3 * CHUNK_BYTES, "{} for {held}", stock.fetched());
+    let last = told.lock().unwrap().last().cloned().unwrap();
+    assert_eq!((last.layers, last.done == last.bytes, last.fetched), (Some(layers(1, 3)), true, stock.fetched()));
+    // What is there is not fetched again, and of other layers only the rest.
+    let before = stock.fetched();
+    stock.bring(layers(2, 3)).await.unwrap();
+    assert_eq!(stock.fetched(), before);
+    let all = stock.bring(layers(0, 4)).await.unwrap();
+    assert_eq!((chunks_there(&stock), all.card()), (FILE_CHUNKS, world.card()));
+    let file = folder.path().join(world.card().id.to_string()).join("model.safetensors");
+    assert_eq!(fs::metadata(&file).unwrap().len(), stock.fetched());
+    // It is a model as any other from then on.
+    assert_eq!(ModelSource::open(file.parent().unwrap()).unwrap().card().files, world.card().files);
+}
+
+#[tokio::test]
+async fn what_is_here_is_lent_by_itself_and_what_is_not_is_waited_for() {
+    let (world, folder) = (World::of_model(&[Way::Honest]), tempfile::tempdir().unwrap());
+    let (fetched, quiet): (Arc<AtomicU64>, Tell) = (Arc::default(), Arc::new(|_| ()));
+    let stock =
+        Stock::open(fetcher(&world, folder.path()), world.card().clone(), fetched, quiet.clone()).await.unwrap();
+    stock.bring(layers(0, 1)).await.unwrap();
+    let place = folder.path().join(world.card().id.to_string());
+    drop(stock);
+    // Nobody is there any more.
+    let nobody = World::of_model(&[]);
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let heard = told.clone();
+    let tell: Tell = Arc::new(move |far: Fetching| heard.lock().unwrap().extend(far.why));
+    let again = Fetcher {
+        patience: Patience { starved: Duration::from_millis(50), ..SHORT },
+        ..fetcher(&nobody, folder.path())
+    };
+    let stock = Stock::reopen(again, &place, &world.card().name, tell).await.unwrap();
+    assert_eq!(stock.card(), world.card());
+    stock.bring(layers(0, 1)).await.unwrap();
+    assert_eq!(stock.fetched(), 0);
+    let more = tokio::time::timeout(Duration::from_millis(500), stock.bring(layers(1, 2))).await;
+    assert!(more.is_err(), "there is nobody to bring it");
+    assert!(told.lock().unwrap()[0].contains("nothing came for"), "{:?}", told.lock().unwrap());
+    // Of a folder that is another model's, nothing is.
+    let other = folder.path().join("0123");
+    fs::rename(&place, &other).unwrap();
+    assert!(Stock::reopen(fetcher(&nobody, folder.path()), &other, "x", quiet).await.is_none());
+}
