@@ -1,7 +1,5 @@
 //! The fuzz targets' bodies for a fixed number of inputs, within memory: no file and no peer costs more than it sends.
 
-#![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
-
 use crate::counting::{Meter, alone};
 use crate::fuzzing;
 use crate::mutate::{self, Mutator};

@@ -1,6 +1,4 @@
 //! No bytes make the GGUF reader panic, or take memory that the file does not pay for.
-#![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
-
 use crate::counting::{Meter, alone};
 use crate::gguf_writer::{Form, Writer, convert};
 use proptest::prelude::*;

@@ -1,7 +1,5 @@
 //! The fuzz targets' bodies for a fixed number of inputs, within memory: no bytes of a peer cost more than their limit says.
 
-#![expect(clippy::unwrap_used, reason = "a committed file that cannot be read fails the test")]
-
 use crate::examples::examples;
 use crate::fuzzing::{self, CONTROL, DATA};
 use crate::mutate::{self, Mutator};

@@ -7,7 +7,7 @@ use crate::simulator::arrivals;
 use proptest::prelude::*;
 use std::sync::Arc;
 use tsnode_coordinator::{
-    policy::routing::{Asked, MachineNo},
+    policy::routing::MachineNo,
     replay::{
         cost::IterationCost,
         machines::{Alike, Arrival, Machine, Outcome, Simulation, Trace},

@@ -1,6 +1,7 @@
 //! What has to be there of a file of weights before a model can be opened of which nothing else is there yet.
 
 use crate::gguf::{Gguf, GgufError};
+use std::iter;
 use std::ops::Range;
 use std::path::PathBuf;
 use tsnode_protocol::weights::WeightsForm;
@@ -47,7 +48,7 @@ fn safetensors(first: &[u8], file: u64) -> Result<Start, String> {
     if end > file.min(HEADER) {
         return Err(format!("its header is said to have {end} bytes, the file has {file}"));
     }
-    Ok(Start::Places(vec![0..end]))
+    Ok(Start::Places(iter::once(0..end).collect()))
 }
 
 fn gguf(first: &[u8], file: u64) -> Result<Start, String> {

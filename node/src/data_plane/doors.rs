@@ -317,14 +317,6 @@ mod tests {
     }
 
     #[test]
-    fn no_limit_is_the_highest() {
-        let higher = |one, other| (more(one, other), more(other, one));
-        assert_eq!(higher(Some(2), Some(1)), (true, false));
-        assert_eq!(higher(None, Some(1)), (true, false));
-        assert_eq!((more(None, None), more(Some(1), Some(1))), (false, false));
-    }
-
-    #[test]
     fn as_many_files_as_the_system_allows_may_be_open() {
         let files = raise_files();
         assert_eq!((files, platform::most_files().unwrap_or(UNLIMITED)), (raise_files(), files));

@@ -155,7 +155,7 @@ fn steps_are_measured_before_anything_is_there() {
 fn a_start_that_lies_is_refused() {
     let of = |first: &[u8]| start_of(WeightsForm::Safetensors, first, 1000);
     assert_eq!(of(&[0; 7]), Ok(Start::More(8)));
-    assert_eq!(of(&92_u64.to_le_bytes()), Ok(Start::Places(vec![0..100])));
+    assert_eq!(of(&92_u64.to_le_bytes()), Ok(Start::Places(iter::once(0..100).collect())));
     assert!(of(&993_u64.to_le_bytes()).is_err() && of(&u64::MAX.to_le_bytes()).is_err());
     assert!(start_of(WeightsForm::Gguf, b"<html>", 1000).is_err());
     // All of it is there, and it still asks for more.

@@ -94,7 +94,7 @@ impl Task {
     /// Runs until `stop`, or until nobody takes events any more; a network that panics is made again.
     pub(super) async fn run(mut self, mut inputs: Inputs, maker: Maker, stop: CancellationToken) {
         while let Err(panic) = AssertUnwindSafe(self.serve(&mut inputs, &stop)).catch_unwind().await {
-            match self.with_another_network(panic.as_ref(), &maker, &stop).await {
+            match self.with_another_network(panic, &maker, &stop).await {
                 Some(task) => self = task,
                 None => return,
             }

@@ -18,7 +18,11 @@ use libp2p::{
     ping,
     swarm::SwarmEvent as NetEvent,
 };
-use std::time::{Duration, Instant};
+use std::{
+    io,
+    net::{TcpListener, UdpSocket},
+    time::{Duration, Instant},
+};
 use tsnode_protocol::{Advert, Heartbeat, Life, PathKind, Secret, codec, limits, proof::Side};
 
 const SWARM: SwarmId = SwarmId([1; 16]);

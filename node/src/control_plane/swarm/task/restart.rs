@@ -17,11 +17,15 @@ impl Task {
     /// The same with another network, whose connections are all to come; none once `stop` is cancelled.
     pub(super) async fn with_another_network(
         mut self,
-        panic: &(dyn Any + Send),
+        panic: Box<dyn Any + Send>,
         maker: &Maker,
         stop: &CancellationToken,
     ) -> Option<Self> {
-        tracing::error!(reason = said(panic), "the network has panicked, and is made again: please report this");
+        tracing::error!(
+            reason = said(panic.as_ref()),
+            "the network has panicked, and is made again: please report this"
+        );
+        drop(panic);
         for peer in std::mem::take(&mut self.hearing) {
             self.outbox.push(SwarmEvent::Disconnected(peer));
         }
@@ -51,7 +55,7 @@ impl Task {
 }
 
 /// What a panic says.
-fn said(panic: &(dyn Any + Send)) -> &str {
+fn said(panic: &dyn Any) -> &str {
     let owned = || panic.downcast_ref::<String>().map(String::as_str);
     panic.downcast_ref::<&str>().copied().or_else(owned).unwrap_or("it does not say why")
 }
