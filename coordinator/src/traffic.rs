@@ -242,10 +242,10 @@ mod tests {
     #[test]
     fn however_often_requests_change_something_else_is_said_twice_a_minute_at_most() {
         let (mut watch, mut now, mut said) = (Watch::default(), 0.0, Vec::new());
-        for n in 0..20_000u32 {
-            // Every ten seconds of another kind, and much more or much less often.
+        for n in 0..40_000u32 {
+            // Every forty seconds of another kind, and much more or much less often.
             let kind = f64::from(n % 2) + 1.0;
-            let is_one = (now as u32 / 10).is_multiple_of(2);
+            let is_one = (now as u32 / 40).is_multiple_of(2);
             now += if is_one { 0.02 } else { 0.005 * kind };
             let (prompt, answer) = if is_one { (4000, 10) } else { (20, 900) };
             watch.on_event(at(now), MODEL, Event::Arrived { prompt });

@@ -17,6 +17,8 @@ use tsnode_protocol::{Advert, PeerId, Plan};
 /// large swarm a search takes seconds of a core, and what it found for links of a moment ago is hardly worse.
 const REST: Duration = Duration::from_secs(3);
 const REST_SHARE: u32 = 20;
+/// And at most: a link may have become another for good.
+const REST_MOST: Duration = Duration::from_secs(60);
 
 /// What the planner is asked: the swarm as it was then.
 #[derive(Clone, Debug)]
@@ -122,7 +124,7 @@ impl Rest {
 
     fn answered(&mut self, now: Time) {
         let took = now.saturating_sub(self.asked);
-        self.until = now + REST.max(took * REST_SHARE);
+        self.until = now + (took * REST_SHARE).clamp(REST, REST_MOST);
     }
 
     /// Whether an answer is to be forgotten for what was measured since.

@@ -345,7 +345,7 @@ fn differ_in_links(before: &Advert, now: &Advert) -> bool {
         devices,
         models,
         encoders,
-        links: _,
+        links,
         reachable,
         invites,
         traffic,
@@ -354,4 +354,6 @@ fn differ_in_links(before: &Advert, now: &Advert) -> bool {
     (name, version, addresses, data_addresses) == (&now.name, &now.version, &now.addresses, &now.data_addresses)
         && (devices, models, encoders, reachable) == (&now.devices, &now.models, &now.encoders, &now.reachable)
         && (invites, traffic, settings) == (&now.invites, &now.traffic, &now.settings)
+        // One that goes another way is another link.
+        && !links.iter().any(|was| now.links.iter().any(|is| is.to == was.to && is.path != was.path))
 }

@@ -171,7 +171,7 @@ mod tests {
         let (order, service) = (order(), ServiceNo(9));
         let mut budget = order.enters(service, 1);
         order.executed(service, &mut budget, Seconds(5.0));
-        assert_eq!(order.rank(service, &budget), Rank(-0.0));
+        assert_eq!(order.rank(service, &budget), Rank(0.0));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use tsnode_protocol::{BytesPerSecond, Link, PathKind, PeerId, Seconds, limits};
 const LOOK: Duration = Duration::from_millis(300);
 
 /// How long one link within this host stands for all of them: they are one loopback.
-const WITHIN_FOR: Duration = Duration::from_secs(600);
+const WITHIN_FOR: Duration = Duration::from_secs(60);
 
 /// A link from here, and how old the knowledge of its bandwidth is.
 #[derive(Clone, Copy, Debug, PartialEq)]

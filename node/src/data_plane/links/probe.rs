@@ -55,7 +55,8 @@ impl Links {
                         rate
                     }
                 };
-                if is_within && sent > 0 {
+                // A fault may have come meanwhile.
+                if is_within && sent > 0 && self.is_within(&connection) {
                     known.probed_within(rate);
                 }
                 known.probed(peer, path, rate);
