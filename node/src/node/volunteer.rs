@@ -94,6 +94,10 @@ impl Volunteer {
         let mut coming = FuturesUnordered::new();
         for (place, model) in self.config.models.iter().enumerate() {
             let Some(limits) = limits(model, self.config.computed, &self.config.weights) else { continue };
+            if self.config.models[..place].iter().any(|other| other.choice == model.choice) {
+                tracing::warn!(model = ?model.choice, "a model that is named twice is lent once");
+                continue;
+            }
             let (from, index) = (self.places.clone(), self.index.clone());
             let provision = Provision::new(from, &self.config.data_dir, index, limits, (self.memory, self.own));
             let tell = self.teller(place, several.clone());

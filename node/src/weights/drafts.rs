@@ -77,8 +77,9 @@ impl Draft {
 
     /// Waits until the disk has what came, and remembers what that is.
     fn keep(&self, index: &Index) -> io::Result<()> {
-        self.file.sync_all()?;
         let there = self.there().clone();
+        // What comes from now on may not be on the disk: it counts the next time.
+        self.file.sync_all()?;
         let of = |(chunk, hash): (u64, &ChunkHash)| if there.has(chunk) { *hash } else { NOTHING };
         index.set(&self.path, &(0..).zip(&self.hashes).map(of).collect::<Vec<_>>());
         Ok(())
@@ -132,6 +133,8 @@ fn found(
 pub struct Drafts {
     manifest: WeightsManifest,
     drafts: Vec<Draft>,
+    /// Held while files get their names, and while they are opened by them.
+    naming: Mutex<()>,
 }
 
 impl Drafts {
@@ -148,13 +151,18 @@ impl Drafts {
             let opened = Draft::open(to.clone(), *file, hashes, index).map_err(FetchError::disk(&to))?;
             drafts.push(opened);
         }
-        Ok(Self { manifest, drafts })
+        Ok(Self { manifest, drafts, naming: Mutex::default() })
     }
 
     /// What they are.
     #[must_use]
     pub fn manifest(&self) -> &WeightsManifest {
         &self.manifest
+    }
+
+    /// Files keep their names as long as this is held. For threads that may wait.
+    pub(super) fn still(&self) -> MutexGuard<'_, ()> {
+        self.naming.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Where they are now, and what of them.
@@ -241,6 +249,7 @@ impl Drafts {
 
     /// Has the disk keep what came, and gives the files their names once all of them are whole.
     pub(super) fn keep(&self, index: &Index) -> Result<(), FetchError> {
+        let _naming = self.still();
         let is_whole = self.drafts.iter().all(Draft::is_whole);
         for draft in self.drafts.iter().filter(|draft| !draft.is_placed.load(Ordering::Acquire)) {
             let kept = if is_whole { draft.place(index) } else { draft.keep(index) };

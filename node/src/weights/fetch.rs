@@ -305,6 +305,8 @@ impl<P: Places> Fetcher<P> {
     async fn chunks(&self, card: &ModelCard, work: &Arc<Work>) -> Result<(), FetchError> {
         let mut streams = JoinSet::new();
         let mut open = BTreeMap::<PeerId, Vec<AbortHandle>>::new();
+        // Who is asked what it has takes no place from those that give: it may never answer.
+        let mut asking = BTreeMap::<PeerId, AbortHandle>::new();
         let mut resting = BTreeMap::<PeerId, Instant>::new();
         let (mut last, mut since) = (work.done(), Instant::now());
         while !work.is_done() {
@@ -314,13 +316,18 @@ impl<P: Places> Fetcher<P> {
                 handles.retain(|handle| !handle.is_finished());
                 !handles.is_empty()
             });
+            asking.retain(|_, handle| !handle.is_finished());
+            let may = |peer: &PeerId| !self.bad.has(*peer) && !resting.contains_key(peer) && !asking.contains_key(peer);
+            // Who is of no use now is passed over, else those behind it would never be asked where many lend the model.
+            let is_of_use = |peer: &PeerId| work.asks(*peer) || work.has_some_for(*peer);
             let holders = self.places.holders(card.id).into_iter();
-            for peer in holders.filter(|peer| !self.bad.has(*peer) && !resting.contains_key(peer)).take(KNOWN) {
+            let useful: Vec<PeerId> = holders.filter(may).filter(is_of_use).take(KNOWN).collect();
+            for peer in useful {
                 let (places, work, model) = (self.places.clone(), work.clone(), card.id);
                 let is_one_more = open.contains_key(&peer) || open.len() < HOLDERS;
                 if !open.contains_key(&peer) && work.asks(peer) {
                     let said = async move { (peer, ask(places, &work, peer, model).await) };
-                    open.entry(peer).or_default().push(streams.spawn(said));
+                    asking.insert(peer, streams.spawn(said));
                 } else if is_one_more && work.has_some_for(peer) {
                     let handles = open.entry(peer).or_default();
                     while handles.len() < STREAMS && work.has_some_for(peer) {

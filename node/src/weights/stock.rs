@@ -105,7 +105,6 @@ impl<P: Places> Stock<P> {
     /// # Errors
     /// When the disk has no room for them or fails, or the model cannot be used.
     pub async fn bring(&self, layers: LayerRange) -> Result<Arc<ModelSource>, FetchError> {
-        let _turn = self.turn.acquire().await;
         let source = self.source().await?;
         let unusable = |why: String| FetchError::Unusable { model: self.card.name.clone(), why };
         let places = source.places(layers).map_err(|e| unusable(e.to_string()))?;
@@ -114,8 +113,11 @@ impl<P: Places> Stock<P> {
         };
         let wanted: BTreeSet<Chunk> = places.into_iter().flat_map(of).collect();
         if wanted.iter().all(|chunk| self.drafts.has(*chunk)) {
-            return Ok(Arc::new(source));
+            // Anew: what was looked at before may not have all of them.
+            return self.source().await.map(Arc::new);
         }
+        drop(source);
+        let _turn = self.turn.acquire().await;
         tracing::info!(model = self.card.name, %layers, chunks = wanted.len(), "fetches layers that a plan gives this peer");
         while let Err(error) = self.get(&wanted, Some(layers)).await {
             match error {
@@ -126,11 +128,21 @@ impl<P: Places> Stock<P> {
                     self.fetcher.bad.forget();
                     sleep(AGAIN).await;
                 }
-                other => return Err(other),
+                other => {
+                    let (model, fetched) = (self.card.name.clone(), self.fetched());
+                    (self.tell)(Fetching { model, fetched, why: Some(other.to_string()), ..Fetching::default() });
+                    return Err(other);
+                }
             }
         }
         // Anew: what was looked at before is not what is there now.
         self.source().await.map(Arc::new)
+    }
+
+    /// Nobody waits for layers of it any more.
+    pub fn rests(&self) {
+        let (model, fetched) = (self.card.name.clone(), self.fetched());
+        (self.tell)(Fetching { model, fetched, ..Fetching::default() });
     }
 
     /// What the files say of themselves.
@@ -193,6 +205,7 @@ fn first_bytes(drafts: &Drafts, file: u16, bytes: u64) -> Option<Vec<u8>> {
 
 fn open(folder: &Path, drafts: &Drafts, name: &str) -> Result<ModelSource, String> {
     let manifest = drafts.manifest();
+    let _still = drafts.still();
     let source = ModelSource::open_parts(folder, &drafts.parts(), manifest.form).map_err(|e| e.to_string())?;
     let roots: Vec<_> = manifest.files.iter().map(|file| file.root).collect();
     Ok(source.called(name).identified(&roots))

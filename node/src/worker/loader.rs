@@ -228,7 +228,10 @@ impl Loader {
 async fn bring(order: Order, stock: Arc<Stock<Peers>>) -> Fetched {
     let layers = order.group.stages[order.position].layers;
     let source = tokio::select! {
-        () = order.given_up.cancelled() => Err(NotLoaded::Unwanted),
+        () = order.given_up.cancelled() => {
+            stock.rests();
+            Err(NotLoaded::Unwanted)
+        }
         brought = stock.bring(layers) => brought.map_err(NotLoaded::failed),
     };
     Fetched { order, source }
