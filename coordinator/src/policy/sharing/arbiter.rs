@@ -128,10 +128,10 @@ impl<O: Order, R: Copy + Ord + Debug> Arbiter<O, R> {
 
     fn place(&self, service: ServiceNo, waiting: &Waiting<R>) -> Place {
         let Waiting { work, since, nth } = waiting;
-        let Work::Step(shares) = work else { return Place::Errand(*nth) };
         if self.clock - *since >= self.patience {
             return Place::Starved(*nth);
         }
+        let Work::Step(shares) = work else { return Place::Errand(*nth) };
         let job = |share: &Share<R>| self.jobs.get(&(service, share.request));
         // One that nobody told of is as one that has just come.
         let standing = |share: &Share<R>| match job(share) {
@@ -359,14 +359,14 @@ mod tests {
         assert_eq!(arbiter.next(), Some(SHORT));
     }
 
-    /// Of several models that ask at any time for steps of any length, under every order: each step has its turn within the
-    /// patience and a turn for each model.
+    /// Of several models that ask at any time for steps of any length and for errands, under every order: each has its turn within
+    /// the patience and a turn for each model.
     #[test]
     fn a_step_waits_for_no_longer_than_the_patience_and_a_turn_of_each() {
         for (name, order) in TurnOrder::ALL {
             for seed in 0..200 {
                 let mut rng = Rng::new(seed);
-                let (models, longest) = (2 + rng.below(4) as u16, 0.3 * rng.unit());
+                let (models, longest) = (2 + rng.below(4) as u16, 2.0 * rng.unit());
                 let mut arbiter = order.arbiter::<u32>();
                 let (mut asked, mut clock, mut next) = (BTreeMap::<ServiceNo, f64>::new(), 0.0, 0);
                 for _ in 0..400 {
@@ -377,7 +377,8 @@ mod tests {
                         next += 1;
                         arbiter.enters(service, next, rng.below(500) as u32);
                         let prompt_tokens = rng.below(2) as u32 * 100;
-                        arbiter.asks(service, Work::Step(vec![Share { request: next, prompt_tokens }]));
+                        let step = Work::Step(vec![Share { request: next, prompt_tokens }]);
+                        arbiter.asks(service, if rng.below(3) == 0 { Work::Errand } else { step });
                         asked.insert(service, clock);
                     }
                     let Some(service) = arbiter.next() else { continue };

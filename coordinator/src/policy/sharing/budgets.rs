@@ -55,10 +55,12 @@ impl Profile {
     }
 
     fn budget(&self, tokens: u32) -> Seconds {
-        match self.expected {
+        let expected = match self.expected {
             Expected::AsAll(deviation) => self.mean + deviation,
             Expected::ByPrompt { prompt, answer, deviation } => prompt * Tokens(f64::from(tokens)) + answer + deviation,
-        }
+        };
+        // Requests so far may have had no answers here: none is free.
+        if expected > Seconds(0.0) { expected } else { self.mean }
     }
 }
 
