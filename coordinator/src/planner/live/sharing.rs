@@ -162,7 +162,7 @@ fn finalists(scenes: &[Scene], able: &BTreeMap<Place, BTreeSet<ModelId>>) -> Vec
     found.sort_by(|a, b| b.0.total_cmp(&a.0));
     found.truncate(FINALISTS);
     let best = found.first().map_or(0.0, |(value, _)| *value);
-    found.retain(|(value, _)| !(*value < best - NEAR * best.abs()));
+    found.retain(|(value, _)| *value >= best - NEAR * best.abs() || value.is_nan());
     found.into_iter().map(|(_, deal)| deal).collect()
 }
 
