@@ -94,10 +94,10 @@ impl Volunteer {
         let mut coming = FuturesUnordered::new();
         for (place, model) in self.config.models.iter().enumerate() {
             let Some(limits) = limits(model, self.config.computed, &self.config.weights) else { continue };
-            let (from, index) = (self.places.clone(), self.index.clone());
+            let (from, index) = ((self.places.clone(), self.stocks.clone()), self.index.clone());
             let provision = Provision::new(from, &self.config.data_dir, index, limits, (self.memory, self.own));
             let tell = self.teller(place, several.clone());
-            coming.push(async move { (place, Arc::new(provision.run(tell).await)) });
+            coming.push(async move { (place, provision.run(tell).await) });
         }
         let (mut here, mut lent) = (Here::new(), Here::new());
         while let Some((place, stock)) = coming.next().await {
@@ -194,7 +194,6 @@ impl Volunteer {
         };
         self.shelf.set(files);
         self.giver.hold(holdings);
-        here.values().for_each(|stock| self.stocks.keep(stock.clone()));
         self.worker.lend(models).await?;
         let _ = self.lent.send(NowLent { models: advert.models, devices: advert.devices }).await;
         Ok(Ok(()))

@@ -6,6 +6,7 @@ use super::{
     fetching::Fetching,
     index::Index,
     stock::{Stock, Tell},
+    stocks::Stocks,
 };
 use crate::store::disk;
 use serde::{Deserialize, Serialize};
@@ -20,7 +21,7 @@ use tsnode_coordinator::wanted::{self, Glob, Unwanted, Wanted};
 use tsnode_protocol::{Advert, ModelCard, ModelId, limits};
 
 /// Folder of fetched models in the data folder.
-const FOLDER: &str = "models";
+pub(super) const FOLDER: &str = "models";
 /// How long it is listened who else has a model, once somebody has.
 const LISTENING: Duration = Duration::from_millis(1500);
 /// Before what failed is tried again.
@@ -54,6 +55,7 @@ struct Last {
 /// Looks for a model to fetch, and fetches it.
 pub struct Provision {
     fetcher: Fetcher<Peers>,
+    stocks: Stocks,
     allowed: Vec<Glob>,
     named: Option<String>,
     /// Memory that is lent (bytes).
@@ -71,7 +73,13 @@ pub struct Provision {
 impl Provision {
     /// Into a data folder.
     #[must_use]
-    pub fn new(places: Peers, data_dir: &Path, index: Index, limits: Limits, (memory, own): (u64, ModelId)) -> Self {
+    pub fn new(
+        (places, stocks): (Peers, Stocks),
+        data_dir: &Path,
+        index: Index,
+        limits: Limits,
+        (memory, own): (u64, ModelId),
+    ) -> Self {
         let fetcher = Fetcher {
             places,
             folder: data_dir.join(FOLDER),
@@ -82,6 +90,7 @@ impl Provision {
         };
         Self {
             fetcher,
+            stocks,
             allowed: limits.allowed,
             named: limits.named,
             memory,
@@ -93,7 +102,7 @@ impl Provision {
     }
 
     /// Resolves when there is a model that can be lent: its layers are fetched once a plan gives this peer some.
-    pub async fn run(mut self, tell: Tell) -> Stock<Peers> {
+    pub async fn run(mut self, tell: Tell) -> Arc<Stock<Peers>> {
         let (mut roster, begun) = (self.fetcher.places.roster.clone(), Instant::now());
         let mut last = self.last();
         loop {
@@ -102,6 +111,7 @@ impl Provision {
                 Err(Unwanted::None) if begun.elapsed() >= ALONE && last.is_some() => {
                     if let Some(Last { name, path }) = last.take()
                         && let Some(stock) = Stock::reopen(self.fetcher.clone(), &path, &name, tell.clone()).await
+                        && let Ok(stock) = self.stocks.open(stock.card().id, || async { Ok(stock) }).await
                     {
                         tracing::info!(model = name, "nobody has a model: lends what was fetched last");
                         return stock;
@@ -204,12 +214,13 @@ impl Provision {
         wanted::choose(&others, &limits, self.named.as_deref())
     }
 
-    async fn open(&self, wanted: &Wanted, tell: &Tell) -> Result<Stock<Peers>, FetchError> {
+    async fn open(&self, wanted: &Wanted, tell: &Tell) -> Result<Arc<Stock<Peers>>, FetchError> {
         let Wanted { card, bytes, holders } = wanted;
         tracing::info!(
             model = card.name, id = %card.id, bytes, holders = holders.len(), folder = %self.fetcher.folder.display(),
             "takes up the model that this swarm serves, to serve layers of it"
         );
-        Stock::open(self.fetcher.clone(), card.clone(), self.fetched.clone(), tell.clone()).await
+        let open = || Stock::open(self.fetcher.clone(), card.clone(), self.fetched.clone(), tell.clone());
+        self.stocks.open(card.id, open).await
     }
 }

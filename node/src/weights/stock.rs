@@ -117,7 +117,7 @@ impl<P: Places> Stock<P> {
             return Ok(Arc::new(source));
         }
         tracing::info!(model = self.card.name, %layers, chunks = wanted.len(), "fetches layers that a plan gives this peer");
-        while let Err(error) = self.get(&wanted, Some(layers)).await {
+        while let Err(error) = self.get(&wanted, Some(layers), &self.tell).await {
             match error {
                 FetchError::Starved { .. } | FetchError::NotGiven { .. } => {
                     tracing::warn!(model = self.card.name, %layers, %error, "layers do not come");
@@ -133,6 +133,16 @@ impl<P: Places> Stock<P> {
         self.source().await.map(Arc::new)
     }
 
+    /// Fetches all of it, as far as it is not here, and says where it is: a model as any other.
+    ///
+    /// # Errors
+    /// When it cannot be had now, or there is no room for it.
+    pub async fn whole(&self, tell: &Tell) -> Result<PathBuf, FetchError> {
+        let _turn = self.turn.acquire().await;
+        self.get(&self.drafts.all().collect(), None, tell).await?;
+        Ok(self.folder.clone())
+    }
+
     /// What the files say of themselves.
     async fn fetch_starts(&self) -> Result<(), FetchError> {
         let manifest = self.drafts.manifest();
@@ -140,7 +150,7 @@ impl<P: Places> Stock<P> {
         let mut first = vec![1; manifest.files.len()];
         loop {
             let starts = (0..).zip(&first).flat_map(|(file, bytes)| of_file(file, &(0..*bytes))).collect();
-            self.get(&starts, None).await?;
+            self.get(&starts, None, &self.tell).await?;
             let (mut more, mut places) = (false, BTreeSet::new());
             for (file, (about, bytes)) in (0..).zip(manifest.files.iter().zip(&mut first)) {
                 let there =
@@ -151,13 +161,13 @@ impl<P: Places> Stock<P> {
                 }
             }
             if !more {
-                return self.get(&places, None).await;
+                return self.get(&places, None, &self.tell).await;
             }
         }
     }
 
     /// Fetches chunks, saying how far it is.
-    async fn get(&self, wanted: &BTreeSet<Chunk>, layers: Option<LayerRange>) -> Result<(), FetchError> {
+    async fn get(&self, wanted: &BTreeSet<Chunk>, layers: Option<LayerRange>, tell: &Tell) -> Result<(), FetchError> {
         let (tally, before) = (Arc::new(Tally::default()), self.fetched());
         let seen = || {
             let [bytes, done, fetched] =
@@ -172,10 +182,10 @@ impl<P: Places> Stock<P> {
         let came = loop {
             tokio::select! {
                 came = &mut getting => break came,
-                _ = ticks.tick() => (self.tell)(seen()),
+                _ = ticks.tick() => tell(seen()),
             }
         };
-        (self.tell)(Fetching { holders: 0, ..seen() });
+        tell(Fetching { holders: 0, ..seen() });
         came
     }
 }
