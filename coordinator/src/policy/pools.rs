@@ -274,7 +274,7 @@ fn takes(machine: MachineNo, asked: Asked, seen: Look<'_>) -> bool {
 /// taken to be so.
 fn fits(machine: MachineNo, asked: Asked, seen: Look<'_>) -> bool {
     let Seen { held, room, .. } = seen(machine);
-    let tokens = |tokens| i64::try_from(tokens).unwrap_or(i64::MAX);
+    let tokens = |tokens: u64| i64::try_from(tokens).unwrap_or(i64::MAX);
     room == 0 || has_room(tokens(held), tokens(asked.prompt_memory()), tokens(room))
 }
 
