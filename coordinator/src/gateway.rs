@@ -10,6 +10,7 @@ mod judging;
 mod observed;
 mod parting;
 mod patience;
+mod pools;
 mod prefix_cache;
 mod prompt_logprobs;
 mod queues;

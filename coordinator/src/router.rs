@@ -7,7 +7,7 @@ use crate::{
     policy::{
         batching::Seen,
         choice::Dispatch,
-        routing::{Asked, MachineNo, Routing},
+        routing::{Asked, MachineNo, Overflow, Routing},
         shares::{self, PhasePair},
     },
     settings::Settings,
@@ -51,12 +51,35 @@ pub struct Choice<'a> {
     pub weights: &'a BTreeMap<GroupId, f64>,
 }
 
+/// What a group has room for, beside what it says of its load.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GroupSize {
+    /// KV of its model (tokens); 0 where that is not known.
+    pub room: u64,
+    /// KV of requests that were sent there since the group last said how much it has (tokens).
+    pub sent: u64,
+    /// Prompt tokens of a batch where nothing is answered, at most; 0 where that is not known.
+    pub step: u32,
+}
+
+/// What pools are routed by, beside loads.
+#[derive(Clone, Debug, Default)]
+pub struct Sizes {
+    /// Of groups.
+    pub groups: BTreeMap<GroupId, GroupSize>,
+    /// Whether the next request stays on the plan's ways, whatever waits there.
+    pub stays: bool,
+}
+
 /// Picks routes, by one policy for each model.
 #[derive(Debug)]
 pub struct Router {
     dispatch: Dispatch,
     settings: Settings,
     models: BTreeMap<ModelId, Policy>,
+    sizes: Sizes,
+    /// Of the request that was routed last.
+    overflow: Option<Overflow>,
 }
 
 /// A model's policy, over the ways that were up when it was made.
@@ -73,7 +96,19 @@ impl Router {
     /// A router that dispatches so where members have set nothing else.
     #[must_use]
     pub fn new(dispatch: Dispatch) -> Self {
-        Self { dispatch, settings: Settings::default(), models: BTreeMap::new() }
+        let (settings, models, sizes) = (Settings::default(), BTreeMap::new(), Sizes::default());
+        Self { dispatch, settings, models, sizes, overflow: None }
+    }
+
+    /// What pools are routed by from now on.
+    pub fn look(&mut self, sizes: Sizes) {
+        self.sizes = sizes;
+    }
+
+    /// Of which pool the request that was routed last found no room.
+    #[must_use]
+    pub fn overflow(&self) -> Option<Overflow> {
+        self.overflow
     }
 
     /// Dispatches as members have set.
@@ -92,28 +127,39 @@ impl Router {
     /// # Errors
     /// When no group of the model is up.
     pub fn pick(&mut self, choice: Choice<'_>, model: ModelId, asked: Asked, seed: u64) -> Result<Pick, NoRoute> {
+        self.overflow = None;
         let plan = choice.plan.ok_or(NoRoute::NoPlan)?;
         let groups: Vec<GroupId> = plan.groups.iter().filter(|g| g.model == model).map(|g| g.id).collect();
         if groups.is_empty() {
             return Err(NoRoute::NoGroup);
         }
-        let ways = ways(plan, &groups, choice);
+        let mut ways = ways(plan, &groups, choice);
         if ways.is_empty() {
             // A group holds all layers whatever its phase: any that is up can do both.
             let usable = |id: &GroupId| choice.up.contains_key(id) && !choice.tried.contains(id);
-            let alone = groups.into_iter().filter(usable).min_by_key(|id| shares::work(seen(choice.up, *id)));
+            let alone =
+                groups.into_iter().filter(usable).min_by_key(|id| shares::work(seen(choice.up, &self.sizes, *id)));
             return alone.map(|id| Pick { prefill: id, decode: id }).ok_or(NoRoute::NoneUp);
         }
         let dispatch = self.dispatch(model);
-        if !choice.tried.is_empty() {
-            // A second try has fewer ways; the others keep their policy.
-            return Policy::new(dispatch, ways, seed).pick(choice.up, asked);
+        let pooled = dispatch == Dispatch::Pools;
+        if pooled {
+            // Queues alone say where requests go: what is on loan stays so where shares change.
+            ways.iter_mut().for_each(|way| way.share = 1.0);
+        }
+        if !choice.tried.is_empty() || (pooled && self.sizes.stays) {
+            // A second try has fewer ways; the others keep their policy. None is lent for it: it may have been tried.
+            let dispatch = if pooled { Dispatch::Shortest } else { dispatch };
+            return Policy::new(dispatch, ways, seed).pick(choice.up, &self.sizes, asked);
         }
         if self.models.get(&model).is_none_or(|p| p.ways != ways || p.dispatch != dispatch) {
             self.models.retain(|m, _| plan.groups.iter().any(|g| g.model == *m));
             self.models.insert(model, Policy::new(dispatch, ways, seed));
         }
-        self.models.get_mut(&model).ok_or(NoRoute::NoGroup)?.pick(choice.up, asked)
+        let policy = self.models.get_mut(&model).ok_or(NoRoute::NoGroup)?;
+        let pick = policy.pick(choice.up, &self.sizes, asked);
+        self.overflow = policy.routing.overflow();
+        pick
     }
 
     /// It is so late; said before a route is asked for.
@@ -158,10 +204,10 @@ impl Policy {
         Self { dispatch, ways, groups, routing }
     }
 
-    fn pick(&mut self, up: &BTreeMap<GroupId, Load>, asked: Asked) -> Result<Pick, NoRoute> {
+    fn pick(&mut self, up: &BTreeMap<GroupId, Load>, sizes: &Sizes, asked: Asked) -> Result<Pick, NoRoute> {
         let groups = &self.groups;
         let route =
-            self.routing.route(asked, &|m| groups.get(m.0 as usize).map_or(Seen::default(), |id| seen(up, *id)));
+            self.routing.route(asked, &|m| groups.get(m.0 as usize).map_or(Seen::default(), |id| seen(up, sizes, *id)));
         let group = |m: MachineNo| groups.get(m.0 as usize).copied().ok_or(NoRoute::NoneUp);
         let route = route.ok_or(NoRoute::NoneUp)?;
         Ok(Pick { prefill: group(route.prompt)?, decode: group(route.answer)? })
@@ -189,10 +235,15 @@ fn ways(plan: &Plan, groups: &[GroupId], choice: Choice<'_>) -> Vec<PhasePair<Gr
 }
 
 /// What a group has to do.
-fn seen(up: &BTreeMap<GroupId, Load>, id: GroupId) -> Seen {
-    let seen =
-        |l: &Load| Seen { waiting: l.waiting, running: l.running, pending_tokens: l.pending_tokens, ..Seen::default() };
-    up.get(&id).map_or(Seen::default(), seen)
+fn seen(up: &BTreeMap<GroupId, Load>, sizes: &Sizes, id: GroupId) -> Seen {
+    let Some(load) = up.get(&id) else { return Seen::default() };
+    let Load { waiting, running, pending_tokens, total_pages, .. } = *load;
+    let GroupSize { room, sent, step } = sizes.groups.get(&id).copied().unwrap_or_default();
+    // Who says nothing of its pages may have any number.
+    let room = if total_pages == 0 { 0 } else { room };
+    let taken = u64::from(total_pages.saturating_sub(load.free_pages));
+    let said = room.saturating_mul(taken) / u64::from(total_pages.max(1));
+    Seen { waiting, running, pending_tokens, held: said.saturating_add(sent), room, step, ..Seen::default() }
 }
 
 #[cfg(test)]
@@ -310,6 +361,63 @@ mod tests {
         assert_eq!(chosen(Some(RoutePolicy::Shortest), 2), 0);
         assert!(chosen(Some(RoutePolicy::Shares), 3).abs_diff(90) < 5);
         assert!(chosen(None, 4) > 80);
+    }
+
+    /// A burst that one gateway sends to a prefill and two decode groups: prompts overflow, in turn, until the queue is short again.
+    #[test]
+    fn pools_lend_a_decode_group_while_the_prefill_group_has_too_much() {
+        let plan = plan([0.9, 0.1]);
+        let [prefill, decode, other] = [0, 1, 2].map(|i: usize| plan.groups[i].id);
+        let mut router = pooled(Sizes::default());
+        let mut to = |pending: [u32; 3]| {
+            let load = |pending_tokens| Load { pending_tokens, ..Load::default() };
+            let up = plan.groups.iter().zip(pending).map(|(g, pending)| (g.id, load(pending))).collect();
+            let picked = pick(&mut router, Some(&plan), &up).unwrap();
+            (picked.prefill, picked.decode, router.overflow())
+        };
+        assert_eq!(to([0, 0, 0]), (prefill, decode, None));
+        assert_eq!(to([8182, 0, 0]), (prefill, decode, None), "8,192 tokens with this one");
+        assert_eq!(to([8183, 50, 0]), (other, other, Some(Overflow::Prompts)));
+        assert_eq!(to([8183, 0, 60]), (other, other, Some(Overflow::Prompts)), "on loan already");
+        assert_eq!(to([8000, 0, 60]), (prefill, decode, None));
+        assert_eq!(to([8000, 9, 0]), (prefill, other, None), "it went back when its prompts were done");
+    }
+
+    /// Of 1,000 tokens of KV the groups have half free; ten requests have been sent there since they said so.
+    #[test]
+    fn pools_look_at_the_memory_that_is_free_and_at_what_was_sent_since() {
+        let plan = plan([0.9, 0.1]);
+        let load = Load { free_pages: 50, total_pages: 100, ..Load::default() };
+        let up: BTreeMap<GroupId, Load> = plan.groups.iter().map(|g| (g.id, load)).collect();
+        let size = |sent| GroupSize { room: 1000, sent, step: 256 };
+        let sent = |sent: [u64; 3]| plan.groups.iter().zip(sent).map(|(g, sent)| (g.id, size(sent))).collect();
+        let to = |all: [u64; 3], stays| {
+            let mut router = pooled(Sizes { groups: sent(all), stays });
+            let picked = pick(&mut router, Some(&plan), &up).unwrap();
+            (picked.prefill, picked.decode, router.overflow())
+        };
+        let [prefill, decode, other] = [0, 1, 2].map(|i: usize| plan.groups[i].id);
+        assert_eq!(to([0; 3], false), (prefill, decode, None));
+        assert_eq!(to([0, 490, 0], false), (prefill, other, None), "a prompt of ten and its first token have no room");
+        assert_eq!(to([0, 490, 490], false), (prefill, prefill, Some(Overflow::Answers)));
+        assert_eq!(to([0, 490, 490], true), (prefill, decode, None), "it stays on the plan's ways");
+    }
+
+    fn pooled(sizes: Sizes) -> Router {
+        let mut router = Router::new(Dispatch::Pools);
+        router.look(sizes);
+        router
+    }
+
+    #[test]
+    fn a_second_try_lends_nothing() {
+        let plan = plan([0.9, 0.1]);
+        let up = plan.groups.iter().map(|g| (g.id, Load { pending_tokens: 9000, ..Load::default() })).collect();
+        let (tried, mut router) = ([plan.groups[1].id].into(), pooled(Sizes::default()));
+        let choice = Choice { plan: Some(&plan), up: &up, tried: &tried, weights: &BTreeMap::new() };
+        let picked = router.pick(choice, MODEL, Asked::new(10, 10), 0).unwrap();
+        assert_eq!((picked.prefill, picked.decode), (plan.groups[0].id, plan.groups[2].id));
+        assert_eq!(router.overflow(), None);
     }
 
     #[test]

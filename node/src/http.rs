@@ -164,7 +164,7 @@ impl ApiState {
 
     /// The swarm as it is shown.
     fn shown(&self) -> SwarmView {
-        SwarmView { attainment: self.metrics.attainment(), ..self.view() }
+        SwarmView { attainment: self.metrics.attainment(), overflows: self.metrics.overflows(), ..self.view() }
     }
 }
 

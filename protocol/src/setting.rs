@@ -126,11 +126,14 @@ pub enum RoutePolicy {
     /// As [`RoutePolicy::Live`], and of prompts of which the KV would go elsewhere only as many tokens are computed there as can be
     /// in time: the decode group computes the others beside its answers (Cronus §4).
     Cronus,
+    /// To the shortest queues of two pools, of groups that compute prompts and of groups that answer; where the queues of one are
+    /// too long, a group of the other does both meanwhile (Splitwise §IV-A).
+    Pools,
 }
 
 impl RoutePolicy {
     /// All there are.
-    pub const ALL: [Self; 4] = [Self::Live, Self::Shares, Self::Shortest, Self::Cronus];
+    pub const ALL: [Self; 5] = [Self::Live, Self::Shares, Self::Shortest, Self::Cronus, Self::Pools];
 }
 
 impl fmt::Display for RoutePolicy {
@@ -140,6 +143,7 @@ impl fmt::Display for RoutePolicy {
             Self::Shares => "shares",
             Self::Shortest => "shortest",
             Self::Cronus => "cronus",
+            Self::Pools => "pools",
         })
     }
 }
@@ -147,7 +151,8 @@ impl fmt::Display for RoutePolicy {
 impl FromStr for RoutePolicy {
     type Err = UnknownName;
     fn from_str(text: &str) -> Result<Self, UnknownName> {
-        let unknown = || UnknownName { said: text.chars().take(40).collect(), known: "live, shares, shortest, cronus" };
+        let known = "live, shares, shortest, cronus, pools";
+        let unknown = || UnknownName { said: text.chars().take(40).collect(), known };
         Self::ALL.into_iter().find(|policy| policy.to_string() == text).ok_or_else(unknown)
     }
 }

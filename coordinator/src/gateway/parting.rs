@@ -172,7 +172,7 @@ impl Parting<'_> {
 }
 
 /// What was measured of a group's stages, with their layers.
-fn profiles<'a>(view: &'a View, group: &'a Group) -> impl Iterator<Item = (&'a LayerProfile, u32)> {
+pub(super) fn profiles<'a>(view: &'a View, group: &'a Group) -> impl Iterator<Item = (&'a LayerProfile, u32)> {
     group.stages.iter().filter_map(|stage| {
         let device = view.adverts.get(&stage.peer)?.devices.get(usize::from(stage.device))?;
         let profile = device.profile(group.model)?;

@@ -288,6 +288,7 @@ impl Request {
             moves: self.moves.clone(),
             codec: self.codec.codec,
             first_part: self.first_part(),
+            overflow: at.overflow,
             kv_codec: (!deliveries.is_empty()).then_some(self.codec.codec),
             kv_bytes: deliveries.iter().map(|d| d.bytes).sum(),
             ttft: self.line.since(self.line.first.unwrap_or(now)),

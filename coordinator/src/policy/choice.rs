@@ -4,6 +4,7 @@ use super::{
     batching::Stepwise,
     caps,
     chunked::Chunked,
+    pools::LivePools,
     prefill_first::PrefillFirst,
     routing::{MachineNo, Routing},
     shares::{PhasePair, Shares},
@@ -25,6 +26,8 @@ pub enum Dispatch {
     Shortest,
     /// As live; the gateway then parts prompts between the two groups of a way (`gateway/cronus.rs`).
     Cronus,
+    /// To the shortest queues of two pools that lend each other machines (`pools.rs`).
+    Pools,
 }
 
 impl From<RoutePolicy> for Dispatch {
@@ -34,6 +37,7 @@ impl From<RoutePolicy> for Dispatch {
             RoutePolicy::Shares => Self::Shares,
             RoutePolicy::Shortest => Self::Shortest,
             RoutePolicy::Cronus => Self::Cronus,
+            RoutePolicy::Pools => Self::Pools,
         }
     }
 }
@@ -46,6 +50,7 @@ impl Dispatch {
             Self::Shares => Box::new(Shares::new(ways, false).starting_at(point)),
             Self::Live | Self::Cronus => Box::new(Shares::new(ways, true).starting_at(point)),
             Self::Shortest => Box::new(Shortest::new(ways)),
+            Self::Pools => Box::new(LivePools::new(ways)),
         }
     }
 }

@@ -305,6 +305,8 @@ impl Batching for Chunked {
             answers: self.answers.running() as u32,
             context: self.answers.context(),
             held: self.used,
+            room: self.capacity,
+            step: self.alone,
         }
     }
 

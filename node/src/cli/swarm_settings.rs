@@ -1,10 +1,10 @@
 //! What members have set for their swarm, in words: who set it, when, and what becomes of it.
 
 use super::{layout::harmless, output};
-use crate::view::{AttainmentView, SwarmView};
+use crate::view::{AttainmentView, OverflowView, SwarmView};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tsnode_coordinator::settings::Settings;
-use tsnode_protocol::{ModelId, RequestClass, SettingKey, SettingValue, SwarmSetting};
+use tsnode_protocol::{ModelId, Phase, RequestClass, RoutePolicy, SettingKey, SettingValue, SwarmSetting};
 
 /// The newest of each, as a view has them.
 pub(super) fn of(view: &SwarmView) -> Settings {
@@ -54,7 +54,15 @@ pub(super) fn lines(view: &SwarmView) -> Vec<(&'static str, String)> {
         }
     };
     let kept = view.attainment.iter().map(|a| ("in time", attained(a)));
-    view.settings.iter().filter_map(line).chain(kept).collect()
+    let overflows = view.overflows.iter().map(|o| ("overflow", overflowed(o)));
+    view.settings.iter().filter_map(line).chain(kept).chain(overflows).collect()
+}
+
+fn overflowed(o: &OverflowView) -> String {
+    let (prompts, answers, model) = (o.prompts, o.answers, harmless(&o.model));
+    format!(
+        "groups for prompts had no room for {model} {prompts} times, those for answers {answers}, since this peer started"
+    )
 }
 
 fn attained(a: &AttainmentView) -> String {
@@ -75,16 +83,27 @@ pub(super) fn held_against(view: &SwarmView, id: Option<ModelId>, slo: &str) -> 
 pub(super) fn routed(view: &SwarmView, id: Option<ModelId>) -> String {
     let settings = of(view);
     match id.and_then(|id| settings.route(id)) {
-        Some((policy, setting)) => format!("requests are routed by {policy}; {}", origin(view, setting)),
+        Some((policy, setting)) => {
+            let pools = id.filter(|_| policy == RoutePolicy::Pools).map_or_else(String::new, |id| pools(view, id));
+            format!("requests are routed by {policy}{pools}; {}", origin(view, setting))
+        }
         None => "requests are routed by live, as nobody has set anything else (tsnode route)".into(),
     }
+}
+
+/// How many groups each pool has of its own.
+fn pools(view: &SwarmView, id: ModelId) -> String {
+    let groups = || view.plan.iter().flat_map(|plan| &plan.groups).filter(move |group| group.model == id);
+    let [prompts, answers, both] = [Phase::Prefill, Phase::Decode, Phase::Mixed]
+        .map(|phase| groups().filter(|group| group.phase == phase).count());
+    format!(" (groups: {prompts} for prompts, {answers} for answers, {both} for both)")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::view::tests::view;
-    use tsnode_protocol::{PeerId, RoutePolicy, Seconds, Targets};
+    use tsnode_protocol::{PeerId, Seconds, Targets};
 
     #[test]
     fn what_is_set_is_said_with_who_and_what_was_taken_back_is_not() {
@@ -107,5 +126,15 @@ mod tests {
         assert_eq!(lines(&seen), []);
         let model = Some(ModelId([1; 16]));
         assert!(held_against(&seen, model, "e2e=10x").contains("e2e=10x"));
+        assert!(routed(&seen, model).starts_with("requests are routed by live"));
+        seen.settings = vec![set(route, SettingValue::Route(Some(RoutePolicy::Pools)), seen.me)];
+        seen.overflows = vec![OverflowView { model: "tiny".into(), prompts: 12, answers: 3 }];
+        let said = routed(&seen, model);
+        assert!(
+            said.starts_with("requests are routed by pools (groups: ") && said.contains("set by this peer"),
+            "{said}"
+        );
+        let (label, said) = lines(&seen).pop().unwrap();
+        assert!(label == "overflow" && said.contains("no room for tiny 12 times, those for answers 3"), "{said}");
     }
 }

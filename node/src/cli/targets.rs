@@ -36,7 +36,8 @@ pub(super) fn targets_command() -> Command {
 pub(super) fn route_command() -> Command {
     let policy = Arg::new("policy").value_name("POLICY").required(true).value_parser(clap::value_parser!(RoutePolicy)).help(
         "live: the plan's shares, corrected by queues; shares: these alone; shortest: the fewest pending prompt tokens; cronus: live, \
-         and prefill groups compute the first part of a prompt, as much as is in time",
+         and prefill groups compute the first part of a prompt, as much as is in time; pools: the shortest queues of groups for prompts \
+         and for answers, of which one does both where the others have no room",
     );
     asking("route", "How requests are routed on the plan, and who set it", "tsnode route")
         .subcommand(of_model(asking("set", "Set it for the whole swarm", "tsnode route set shortest")).arg(policy))
@@ -128,7 +129,7 @@ fn is_of(setting: &SwarmSetting, what: What) -> bool {
 fn lines(view: &SwarmView, what: What) -> Vec<String> {
     let all = swarm_settings::lines(view).into_iter();
     let lines: Vec<String> =
-        all.filter(|(label, _)| (*label == "routing") == (what == What::Route)).map(|(_, line)| line).collect();
+        all.filter(|(label, _)| is_routing(label) == (what == What::Route)).map(|(_, line)| line).collect();
     match what {
         _ if !lines.is_empty() => lines,
         What::Targets => {
@@ -136,6 +137,10 @@ fn lines(view: &SwarmView, what: What) -> Vec<String> {
         }
         What::Route => vec!["live: by the plan's shares, corrected by queues; nobody has set anything else".into()],
     }
+}
+
+fn is_routing(label: &str) -> bool {
+    matches!(label, "routing" | "overflow")
 }
 
 #[cfg(test)]

@@ -65,6 +65,12 @@ const POLICIES: &[Policy] = &[
         Batched::Mixed(MIXED),
         "as shortest; prompts and answers in one iteration",
     ),
+    policy(
+        "pools+chunked",
+        Dispatch::Pools,
+        Batched::Steps(Batches::Chunked(CHUNKS)),
+        "shortest queues of pools that lend each other groups (Splitwise), prompts in chunks",
+    ),
     ordered("live+first-come", Order::FirstCome, "as live; one phase at a time, requests as they came"),
     ordered("live+feedback", Order::Feedback, "as live; skip-join feedback queues (FastServe)"),
     ordered("live+doubling", Order::Doubling, "as live; doubling budgets, shortest expected first (SeaLLM)"),
