@@ -5,6 +5,7 @@ mod bars;
 mod demand;
 mod import;
 mod local;
+mod peers;
 
 use self::bars::Bars;
 use super::{asking, is_set, json as json_flag, output, show, switch, verb, whole};
@@ -46,12 +47,14 @@ pub(super) fn command() -> Command {
                 .default_value("10")
                 .help("Most repositories of the hub"),
         )))
-        .subcommand(one(verb(
-            "pull",
-            "Fetch a model into the Hugging Face cache, or what is missing of it",
-            "tsnode models pull llama3.2:1b",
+        .subcommand(
+            asking(
+                "pull",
+                "Fetch a model into the Hugging Face cache, or what is missing of it; from the swarm's peers where there is no hub",
+                "tsnode models pull llama3.2:1b",
+            )
+            .arg(name("An alias, org/repo, org/repo:Q4_K_M or org/repo@revision").required(true)),
         )
-        .arg(name("An alias, org/repo, org/repo:Q4_K_M or org/repo@revision").required(true))))
         .subcommand(one(verb("list", "Models in the Hugging Face cache", "tsnode models list")))
         .subcommand(one(verb("rm", "Remove a model from the cache", "tsnode models rm llama3.2:1b")
             .arg(name("As it is listed").required(true))))
@@ -66,7 +69,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     match verb {
         "demand" => demand::run(settings, matches).await,
         "search" => search(matches).await,
-        "pull" => pull(matches).await,
+        "pull" => pull(settings, matches).await,
         "list" => local::list(matches),
         "rm" => local::remove(matches),
         "verify" => local::verify(matches),
@@ -145,12 +148,19 @@ async fn ask(mut settings: HubSettings, words: &str, most: usize) -> Result<Vec<
     Hub::new(settings)?.search(words, most).await
 }
 
-async fn pull(matches: &ArgMatches) -> Result<(), Exit> {
+async fn pull(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     let Some(name) = named(matches)? else { return Ok(()) };
     let hub = Hub::new(hub_settings()).map_err(exit)?;
     let mut bars = Bars::new(&name);
     let pulled = hub::pull(&hub, &name, Use::Keep, &mut |news| bars.show(news)).await;
     drop(bars);
+    if let Err(error) = &pulled
+        && error.is_out_of_reach()
+        && peers::has(settings, matches, &name).await
+    {
+        note!("tsnode: note: {error}; {name} is fetched from peers of the swarm");
+        return peers::pull(settings, matches, &name).await;
+    }
     let hub::Pulled { model, fetched, licence } = pulled.map_err(exit)?;
     let path = model.path.display().to_string();
     if is_set(matches, "json") {
