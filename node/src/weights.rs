@@ -25,6 +25,7 @@ pub use identify::{Identified, identify};
 pub use index::Index;
 pub use provision::{Limits, Provision};
 pub use pulls::{Pull, Pulled, Puller, Pulls, TooMany, Wishes};
+pub use remembered::pulled;
 pub use stock::{Stock, Tell};
 pub use stocks::Stocks;
 pub use work::Tally;

@@ -360,6 +360,13 @@ async fn a_peer_fetches_the_layers_that_it_holds_and_no_others() {
     files_equal(&model, &b.data);
     assert_eq!(b.tokens().await, tokens);
     b.kill().await;
+    // Without weights and without an invite: the peers that it knew have them.
+    fs::remove_dir_all(home.path().join("b").join("models")).unwrap();
+    let mut b = Peer::start(&home.path().join("b"), &[&some[..], &["--model", NAME]].concat());
+    let view = b.until("it has its layers again", |view| has_its_layers(view) && is_ready(view)).await;
+    assert!(fetched(&view) > 0, "{view}");
+    assert_eq!(b.tokens().await, tokens);
+    b.kill().await;
     a.kill().await;
 }
 

@@ -14,7 +14,9 @@ use crate::{
     config::Settings,
     hardware::memory::Size,
     hub::{self, Hub, HubError, HubSettings, ModelName, NameError, Use},
-    node::{Computed, Membering, ModelChoice, NodeConfig, WantedModel},
+    node::{Computed, Membering, ModelChoice, NodeConfig, NodeError, WantedModel},
+    store::Store,
+    weights,
 };
 use clap::{Arg, ArgMatches, Command};
 use serde_json::json;
@@ -178,25 +180,48 @@ async fn pull(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
 
 /// Models that a peer is told by their names become folders and files of this disk, fetched if they were not there.
 pub(super) async fn fetch(config: &mut NodeConfig) -> Result<(), Exit> {
-    // Who was invited comes to peers that may have it.
-    let asks_peers = matches!(config.membering, Membering::Invited(_)) && config.computed == Computed::default();
-    for model in config.models.iter_mut().filter(|_| asks_peers) {
+    let mut models = std::mem::take(&mut config.models);
+    for model in &mut models {
         let ModelChoice::Path(path) = &model.choice else { continue };
         let Some(name) = by_name(path)? else { continue };
+        if let Some(folder) = pulled(&config.data_dir, &name) {
+            model.name.get_or_insert_with(|| name.to_string());
+            model.choice = ModelChoice::Path(folder);
+            continue;
+        }
         model.choice = match obtain(&name).await {
             Ok(path) => ModelChoice::Path(path),
-            Err(error) if error.is_out_of_reach() => {
+            Err(error) if error.is_out_of_reach() && comes_to_peers(config)? => {
                 note!("tsnode: note: {error}; {name} is fetched from peers of the swarm that have it");
                 ModelChoice::Named(name.to_string())
             }
             Err(error) => return Err(exit(error)),
         };
     }
+    config.models = models;
+    // What drafts and encodes is not given by peers.
     for path in paths(config) {
         let Some(name) = by_name(path)? else { continue };
         *path = obtain(&name).await.map_err(exit)?;
     }
     Ok(())
+}
+
+/// Whether there will be peers that may have what the hub does not give: who was invited comes to some, who starts again to those that it
+/// knew. Computed otherwise it would be another model than theirs.
+fn comes_to_peers(config: &NodeConfig) -> Result<bool, Exit> {
+    let comes = match config.membering {
+        Membering::Invited(_) => true,
+        Membering::NewPrivate => false,
+        Membering::Usual => Store::remembers_peers(&config.data_dir).map_err(NodeError::from)?,
+    };
+    Ok(comes && config.computed == Computed::default())
+}
+
+/// Where all of it came from peers before. What is in the hub's cache goes first.
+fn pulled(data_dir: &Path, name: &ModelName) -> Option<PathBuf> {
+    let is_cached = hub::find(&hub::Cache::new(hub_settings().cache), name).is_some();
+    weights::pulled(data_dir, &name.to_string()).filter(|_| !is_cached)
 }
 
 async fn obtain(name: &ModelName) -> Result<PathBuf, HubError> {
@@ -207,10 +232,10 @@ async fn obtain(name: &ModelName) -> Result<PathBuf, HubError> {
 
 /// The same without fetching anything.
 pub(super) fn find(config: &mut NodeConfig) -> Result<(), Exit> {
-    let cache = hub::Cache::new(hub_settings().cache);
+    let (cache, data_dir) = (hub::Cache::new(hub_settings().cache), config.data_dir.clone());
     for path in paths(config) {
         let Some(name) = by_name(path)? else { continue };
-        let found = hub::find(&cache, &name).map(|model| model.path);
+        let found = pulled(&data_dir, &name).or_else(|| hub::find(&cache, &name).map(|model| model.path));
         *path = found.ok_or_else(|| exit(HubError::Absent { name, folder: cache.folder().to_owned() }))?;
     }
     Ok(())

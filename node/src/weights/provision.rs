@@ -5,7 +5,7 @@ use super::{
     fetch::{Bad, Fetcher, Patience, Peers},
     fetching::Fetching,
     index::Index,
-    remembered::{self, Remembered},
+    remembered::{self, FOLDER, Remembered},
     stock::{Stock, Tell},
     stocks::Stocks,
 };
@@ -18,8 +18,6 @@ use tokio::time::{Instant, sleep};
 use tsnode_coordinator::wanted::{self, Glob, Unwanted, Wanted};
 use tsnode_protocol::{Advert, ModelCard, ModelId};
 
-/// Folder of fetched models in the data folder.
-pub(super) const FOLDER: &str = "models";
 /// How long it is listened who else has a model, once somebody has.
 const LISTENING: Duration = Duration::from_millis(1500);
 /// Before what failed is tried again.

@@ -5,8 +5,7 @@ use super::{
     fetch::{Bad, Fetcher, Patience, Peers},
     fetching::Fetching,
     index::Index,
-    provision::FOLDER,
-    remembered,
+    remembered::{self, FOLDER},
     stock::{Stock, Tell},
     stocks::Stocks,
 };

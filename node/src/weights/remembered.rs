@@ -1,11 +1,14 @@
 //! Which models were fetched into a folder: where nobody is there who has one, the last of them is lent again.
 
+use super::{drafts, notes};
 use crate::store::disk;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
-use tsnode_protocol::{ModelCard, ModelId, limits};
+use tsnode_protocol::{ModelCard, ModelId, limits, weights::WeightsFile};
 
+/// Folder of fetched models in the data folder.
+pub(super) const FOLDER: &str = "models";
 /// The note's name.
 const FILE: &str = "last.json";
 /// Longest note (bytes).
@@ -32,6 +35,20 @@ impl Remembered {
     fn is_inside(&self) -> bool {
         self.path.components().all(|part| matches!(part, Component::Normal(_)))
     }
+}
+
+/// The folder of a model of that name, where all of it came from peers before: a model as any other.
+#[must_use]
+pub fn pulled(data_dir: &Path, name: &str) -> Option<PathBuf> {
+    let models = data_dir.join(FOLDER);
+    let folder = models.join(last(&models, |other| other == name)?.path);
+    let (manifest, _) = notes::read(&folder)?;
+    // What is not whole is called otherwise.
+    let is_there = |(n, file): (usize, &WeightsFile)| {
+        let about = fs::metadata(folder.join(drafts::name(&manifest, n)));
+        about.is_ok_and(|about| about.is_file() && about.len() == file.bytes)
+    };
+    manifest.files.iter().enumerate().all(is_there).then_some(folder)
 }
 
 /// The last of a folder that is still there and whose name is one of those that are meant.
@@ -78,6 +95,7 @@ fn write(folder: &Path, all: &[Remembered]) {
 mod tests {
     use super::*;
     use tsnode_coordinator::sample;
+    use tsnode_protocol::weights::{self, WeightsForm, WeightsManifest};
 
     fn card(n: u8) -> ModelCard {
         ModelCard { id: ModelId([n; 16]), name: format!("org/{n}"), ..sample::card() }
@@ -110,5 +128,27 @@ mod tests {
         let outside = [Remembered { name: "org/5".into(), path: "../else".into() }];
         write(folder, &outside);
         assert_eq!(found(|_| true), None);
+    }
+
+    #[test]
+    fn what_was_pulled_is_a_model_once_all_of_its_files_are_whole() {
+        let data_dir = tempfile::tempdir().unwrap();
+        let models = data_dir.path().join(FOLDER);
+        let folder = models.join(card(1).id.to_string());
+        fs::create_dir_all(&folder).unwrap();
+        set_last(&models, &card(1));
+        let found = || pulled(data_dir.path(), "org/1");
+        assert_eq!(found(), None, "it is not known what it is made of");
+        let hashes = vec![vec![[1; 32]], vec![[2; 32]]];
+        let files = hashes.iter().map(|list| WeightsFile { bytes: 5, root: weights::root(list) }).collect();
+        notes::write(&folder, &WeightsManifest { form: WeightsForm::Safetensors, files }, &hashes).unwrap();
+        fs::write(folder.join("model-00001-of-00002.safetensors"), "12345").unwrap();
+        fs::write(folder.join("model-00002-of-00002.safetensors.incomplete"), "12345").unwrap();
+        assert_eq!(found(), None);
+        fs::write(folder.join("model-00002-of-00002.safetensors"), "1234").unwrap();
+        assert_eq!(found(), None);
+        fs::write(folder.join("model-00002-of-00002.safetensors"), "12345").unwrap();
+        assert_eq!(found(), Some(folder.clone()));
+        assert_eq!(pulled(data_dir.path(), "org/2"), None);
     }
 }

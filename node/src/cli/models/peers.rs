@@ -51,7 +51,7 @@ pub(super) async fn pull(settings: &Settings, matches: &ArgMatches, name: &Model
         );
     }
     say!("{name}: {} ({} fetched from peers) in {path}", Size(far.bytes), Size(far.fetched));
-    say!("serve it with: tsnode join --model {name}, in that swarm");
+    say!("serve it with: tsnode join --model {name}");
     Ok(())
 }
 
