@@ -178,7 +178,9 @@ impl<P: Places> Fetcher<P> {
     /// When it cannot be had, or is not to be.
     pub async fn begin(&self, card: &ModelCard) -> Result<Drafts, FetchError> {
         let folder = self.folder_of(card.id);
-        let known = notes::read(&folder).filter(|(manifest, _)| manifest.fits(card));
+        let place = folder.clone();
+        let known = tokio::task::spawn_blocking(move || notes::read(&place)).await.ok().flatten();
+        let known = known.filter(|(manifest, _)| manifest.fits(card));
         let is_known = known.is_some();
         let (manifest, hashes) = match known {
             Some(known) => known,

@@ -18,12 +18,17 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tsnode_kernels::source::{ModelSource, Start, start_of};
-use tsnode_protocol::{LayerRange, ModelCard, weights::chunks_at};
+use tsnode_protocol::{
+    LayerRange, ModelCard,
+    weights::{WeightsFile, chunks_at},
+};
 
 /// How often it is said how far it is.
 const TELL: Duration = Duration::from_millis(250);
 /// Before what did not come is asked for again.
 const AGAIN: Duration = Duration::from_secs(5);
+/// Before it is looked again whether the disk has room.
+const ROOM_AGAIN: Duration = Duration::from_secs(30);
 /// Chunks of a whole model that are fetched before others have their turn: eleven seconds at 100 Mbit/s.
 const AT_ONCE: usize = 128;
 
@@ -114,10 +119,11 @@ impl<P: Places> Stock<P> {
         Ok(source)
     }
 
-    /// The model with some of its layers, which are fetched as far as they are not here. Waits for holders as long as it takes.
+    /// The model with some of its layers, which are fetched as far as they are not here. Waits for holders, and for room on the disk, as
+    /// long as it takes.
     ///
     /// # Errors
-    /// When the disk has no room for them or fails, or the model cannot be used.
+    /// When the disk fails, or the model cannot be used.
     pub async fn bring(&self, layers: LayerRange) -> Result<Arc<ModelSource>, FetchError> {
         let source = self.source().await?;
         let places = source.places(layers).map_err(|e| self.unusable(e.to_string()))?;
@@ -135,12 +141,14 @@ impl<P: Places> Stock<P> {
         while let Err(error) = self.get(&wanted, Some(layers), &tell).await {
             let (model, fetched) = (self.card.name.clone(), self.fetched());
             tell(Fetching { model, fetched, why: Some(error.to_string()), ..Fetching::default() });
-            if !matches!(error, FetchError::Starved { .. } | FetchError::NotGiven { .. }) {
-                return Err(error);
-            }
+            let again = match error {
+                FetchError::Starved { .. } | FetchError::NotGiven { .. } => AGAIN,
+                FetchError::Room { .. } => ROOM_AGAIN,
+                FetchError::Budget { .. } | FetchError::Disk { .. } | FetchError::Unusable { .. } => return Err(error),
+            };
             tracing::warn!(model = self.card.name, %layers, %error, "layers do not come");
             self.fetcher.bad.forget();
-            sleep(AGAIN).await;
+            sleep(again).await;
         }
         // Anew: what was looked at before is not what is there now.
         self.source().await.map(Arc::new)
@@ -191,14 +199,16 @@ impl<P: Places> Stock<P> {
         let manifest = self.drafts.manifest();
         let mut first = vec![1; manifest.files.len()];
         loop {
-            let starts = (0..).zip(&first).flat_map(|(file, bytes)| of_file(file, &(0..*bytes))).collect();
-            self.get(&starts, None, tell).await?;
+            let wanted = (0..).zip(&first).flat_map(|(file, bytes)| of_file(file, &(0..*bytes))).collect();
+            self.get(&wanted, None, tell).await?;
+            let (drafts, there) = (self.drafts.clone(), first.clone());
+            // The disk may take its time.
+            let looked = tokio::task::spawn_blocking(move || starts(&drafts, &there)).await;
+            let starts = looked.map_err(|e| self.unusable(e.to_string()))?.map_err(|why| self.unusable(why))?;
             let (mut more, mut places) = (false, BTreeSet::new());
-            for (file, (about, bytes)) in (0..).zip(manifest.files.iter().zip(&mut first)) {
-                let there = first_bytes(&self.drafts, file, *bytes);
-                let there = there.ok_or_else(|| self.unusable("a chunk was lost".into()))?;
-                match start_of(manifest.form, &there, about.bytes).map_err(|why| self.unusable(why))? {
-                    Start::More(needed) => (more, *bytes) = (true, needed.min(about.bytes)),
+            for (file, (start, (about, bytes))) in (0..).zip(starts.iter().zip(manifest.files.iter().zip(&mut first))) {
+                match start {
+                    Start::More(needed) => (more, *bytes) = (true, about.bytes.min(*needed)),
                     Start::Places(of) => places.extend(of.iter().flat_map(|place| of_file(file, place))),
                 }
             }
@@ -243,6 +253,16 @@ fn first_bytes(drafts: &Drafts, file: u16, bytes: u64) -> Option<Vec<u8>> {
     Some(chunks.collect::<Option<Vec<_>>>()?.concat())
 }
 
+/// What the files say of themselves, by so many of the first bytes of each.
+fn starts(drafts: &Drafts, first: &[u64]) -> Result<Vec<Start>, String> {
+    let manifest = drafts.manifest();
+    let of = |(file, (about, bytes)): (u16, (&WeightsFile, &u64))| {
+        let there = first_bytes(drafts, file, *bytes).ok_or_else(|| "a chunk was lost".to_owned())?;
+        start_of(manifest.form, &there, about.bytes)
+    };
+    (0..).zip(manifest.files.iter().zip(first)).map(of).collect()
+}
+
 fn open(folder: &Path, drafts: &Drafts, name: &str) -> Result<ModelSource, String> {
     let manifest = drafts.manifest();
     let _still = drafts.still();
@@ -255,7 +275,7 @@ fn open(folder: &Path, drafts: &Drafts, name: &str) -> Result<ModelSource, Strin
 fn here(folder: &Path, index: &Index, name: &str) -> Option<(Drafts, ModelCard)> {
     let (manifest, hashes) = notes::read(folder)?;
     let drafts = Drafts::open(folder, manifest, hashes, index).ok()?;
-    let starts_here = |(file, about): (u16, &tsnode_protocol::weights::WeightsFile)| {
+    let starts_here = |(file, about): (u16, &WeightsFile)| {
         let mut bytes = 1;
         loop {
             let there = first_bytes(&drafts, file, bytes)?;

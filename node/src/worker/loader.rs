@@ -10,13 +10,17 @@ use crate::{
     view::Weights,
     weights::{Peers, Stock, Stocks},
 };
+use futures::FutureExt as _;
 use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering},
 };
+use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tsnode_kernels::{
     cuda::GpuError,
@@ -27,6 +31,11 @@ use tsnode_kernels::{
     source::ModelSource,
 };
 use tsnode_protocol::{Group, LayerRange, Stage};
+
+/// How often it is tried to fetch a stage's layers where that panics.
+const TRIES: u32 = 3;
+/// Before it is tried again.
+const AGAIN: Duration = Duration::from_secs(5);
 
 /// A stage that a plan gives this peer.
 pub(super) struct Order {
@@ -232,9 +241,28 @@ async fn bring(order: Order, stock: Arc<Stock<Peers>>) -> Fetched {
             stock.rests();
             Err(NotLoaded::Unwanted)
         }
-        brought = stock.bring(layers) => brought.map_err(NotLoaded::failed),
+        brought = answered(AGAIN, || async { stock.bring(layers).await.map_err(NotLoaded::failed) }) => brought,
     };
     Fetched { order, source }
+}
+
+/// What comes of work that may panic: then it is done again a few times, `again` later, and said to have failed after that. An order that
+/// nobody answers would be waited for as long as its plan holds.
+async fn answered<T, W: Future<Output = Result<T, NotLoaded>>>(
+    again: Duration,
+    work: impl Fn() -> W,
+) -> Result<T, NotLoaded> {
+    for tried in 1.. {
+        if let Ok(done) = AssertUnwindSafe(work()).catch_unwind().await {
+            return done;
+        }
+        if tried == TRIES {
+            break;
+        }
+        tracing::error!(tried, "fetching a stage's layers panicked: it is tried again");
+        sleep(again).await;
+    }
+    Err(NotLoaded::Failed(format!("fetching its layers panicked {TRIES} times: see what the log has before")))
 }
 
 /// Runs `work` on a thread that does not keep a peer from leaving, as a runtime's own would.
@@ -244,4 +272,25 @@ async fn on_a_thread<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'stati
     let run = move || drop(answer.send(work()));
     std::thread::Builder::new().name("load".into()).spawn(run).map_err(|e| format!("no thread to load with: {e}"))?;
     result.await.map_err(|_| "loading panicked".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_order_is_answered_whatever_panics() {
+        for (panics, is_done) in [(0, true), (2, true), (3, false)] {
+            let tried = AtomicU64::new(0);
+            let work = || async {
+                assert!(tried.fetch_add(1, Ordering::Relaxed) >= panics, "as it is meant to");
+                Ok(())
+            };
+            match answered(Duration::ZERO, work).await {
+                Ok(()) => assert!(is_done, "{panics}"),
+                Err(error) => assert!(!is_done && error.to_string().contains("panicked 3 times"), "{panics}: {error}"),
+            }
+            assert_eq!(tried.into_inner(), panics + u64::from(is_done));
+        }
+    }
 }
