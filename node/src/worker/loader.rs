@@ -11,7 +11,7 @@ use crate::{
     weights::{Peers, Stock, Stocks},
 };
 use futures::FutureExt as _;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::AssertUnwindSafe;
 use std::sync::{
     Arc,
@@ -28,6 +28,7 @@ use tsnode_kernels::{
     engine::{Carried, Engine, EngineError, StageKey, Threads},
     load::{LoadReport, Progress},
     pages::PAGE_BYTES,
+    proof::{self, ProofError},
     source::ModelSource,
 };
 use tsnode_protocol::{Group, LayerRange, Stage};
@@ -77,6 +78,9 @@ pub(super) enum NotLoaded {
     /// It cannot be loaded here.
     #[error("{0}")]
     Failed(String),
+    /// The GPU does not compute it as the processor does: nothing is loaded there any more.
+    #[error("{0}")]
+    Unfit(String),
 }
 
 impl From<EngineError> for NotLoaded {
@@ -125,6 +129,8 @@ impl Loader {
     pub(super) async fn run(self, mut orders: mpsc::Receiver<Order>) {
         // By what they draft for, and the device that is on.
         let mut drafts = BTreeMap::new();
+        // Models that devices were compared with the processor for, of those that were not here when they were lent.
+        let mut compared = BTreeSet::new();
         // Layers on their way: what is here already is loaded meanwhile.
         let mut coming = JoinSet::new();
         loop {
@@ -146,12 +152,20 @@ impl Loader {
                 }
             };
             let place = (order.group.model, order.group.stages[order.position].device);
+            let is_tried = order.model.source.is_whole() || compared.contains(&place);
             if order.position == 0 && !drafts.contains_key(&place) && !order.given_up.is_cancelled() {
                 drafts.extend(self.load_draft(&order).await.map(|draft| (place, draft)));
             }
+            let source = match source {
+                Ok(_) if order.given_up.is_cancelled() => Err(NotLoaded::Unwanted),
+                Ok(source) if !is_tried => self.compare(&order, &source).await.map(|()| source),
+                source => source,
+            };
             let stage = match source {
-                Ok(source) if !order.given_up.is_cancelled() => self.load(&order, source).await,
-                Ok(_) => Err(NotLoaded::Unwanted),
+                Ok(source) => {
+                    compared.insert(place);
+                    self.load(&order, source).await
+                }
                 Err(why) => Err(why),
             };
             self.progress.send_replace(None);
@@ -159,6 +173,23 @@ impl Loader {
             if self.loaded.send(Loaded { order, stage, draft }).await.is_err() {
                 return;
             }
+        }
+    }
+
+    /// Whether a GPU that was lent before these layers were here computes them as the processor does.
+    async fn compare(&self, order: &Order, source: &Arc<ModelSource>) -> Result<(), NotLoaded> {
+        let (source, threads, layers) = (source.clone(), self.threads.count, order.group.stages[order.position].layers);
+        let compare = move |engine: &mut Engine| match engine.is_on_gpu() {
+            true => proof::compare_layers(engine, &source, threads, layers),
+            false => Ok(()),
+        };
+        match order.compute.call(compare).await.map_err(NotLoaded::failed)? {
+            Ok(()) => Ok(()),
+            Err(ProofError::Engine(error)) => Err(error.into()),
+            Err(error @ (ProofError::Differs { .. } | ProofError::Choice { .. })) => {
+                Err(NotLoaded::Unfit(error.to_string()))
+            }
+            Err(error @ (ProofError::Threads(_) | ProofError::Weights(_))) => Err(NotLoaded::failed(error)),
         }
     }
 
