@@ -266,6 +266,12 @@ impl ModelSource {
         self.checkpoint.files()
     }
 
+    /// Whether all of its weights are there; else it is still fetched, and numbers that are not there are zeros wherever they need not be.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.checkpoint.is_whole()
+    }
+
     /// The same model, named by all of its content: `roots` are BLAKE3 of the files of [`Self::weights`]. Until then its id is made of
     /// samples, which is good for one host alone.
     #[must_use]

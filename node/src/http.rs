@@ -32,6 +32,7 @@ mod owner;
 mod page;
 mod params;
 mod prompt_logprobs;
+mod pulls;
 mod request;
 mod rerank;
 mod respond;
@@ -65,6 +66,7 @@ use crate::{
     gateway::GatewayHandle,
     history::History,
     view::SwarmView,
+    weights::Pulls,
 };
 use axum::{
     Extension, Router,
@@ -101,6 +103,8 @@ pub struct Controls {
     pub settings: mpsc::Sender<(SettingKey, SettingValue)>,
     /// What the owner has allowed.
     pub limits: Limits,
+    /// Fetches models whole.
+    pub pulls: Pulls,
 }
 
 /// What every handler works with.
@@ -207,6 +211,7 @@ pub fn router(state: ApiState) -> Router {
         .route("/api/links/measure", post(links::measure))
         .route("/api/settings", get(settings::show).post(settings::set))
         .route("/api/limits", get(limits::show).post(limits::set))
+        .route("/api/models/pulls", get(pulls::show).post(pulls::set))
         .route("/api/arrivals", get(arrivals::show))
         .route("/api/plans", get(arrivals::plans))
         .route("/api/pause", post(owner::pause))

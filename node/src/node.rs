@@ -54,7 +54,7 @@ use crate::{
     },
     text::Templates,
     view::{SwarmView, Trouble},
-    weights::{Giver, Index, Peers, Stocks},
+    weights::{Giver, Index, Peers, Puller, Pulls, Stocks},
     worker::{WorkerHandle, WorkerSetup},
 };
 use libp2p::Multiaddr;
@@ -111,8 +111,11 @@ pub async fn run(
     let (measurer, wishes) = Measurer::channel();
     let (asked, was_asked) = watch::channel(false);
     let (settings, to_set) = mpsc::channel(SETTINGS);
+    let (pulls, to_pull) = Pulls::channel();
     let limits = ground.config.limits();
-    let front = ground.front(Controls { owner: handle, measurer, faults, testnet, asked, settings, limits }).await?;
+    let front = ground
+        .front(Controls { owner: handle, measurer, faults, testnet, asked, settings, limits, pulls: pulls.clone() })
+        .await?;
     let arrivals = history::watch(ground.history.clone(), front.view.subscribe());
     ground.tasks.spawn(ground.ends.clone().run_until_cancelled_owned(arrivals));
     let began = ground.bootstrap().iter().map(ToString::to_string).collect();
@@ -162,10 +165,20 @@ pub async fn run(
         tasks.spawn(cut(broken.clone(), planes.swarm.clone(), ends.clone()));
     }
     let (late, now_lent) = mpsc::channel(1);
+    let places =
+        Peers { me: ground.identity.peer_id(), links: links.clone(), roster: roster.clone(), guard: guard.clone() };
+    let puller = Puller {
+        places: places.clone(),
+        index: index.clone(),
+        data_dir: ground.config.data_dir.clone(),
+        shelf: shelf.clone(),
+        stocks: stocks.clone(),
+        pulls,
+    };
+    tasks.spawn(puller.run(to_pull, ends.clone()));
     if let Some(inside) = inside.filter(|_| volunteer::may_fetch(&ground.config)) {
-        let (me, guard) = (ground.identity.peer_id(), guard.clone());
         let volunteer = Volunteer {
-            places: Peers { me, links: links.clone(), roster: roster.clone(), guard },
+            places,
             index,
             memory,
             own: inside,

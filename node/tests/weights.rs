@@ -342,6 +342,30 @@ async fn a_peer_fetches_the_layers_that_it_holds_and_no_others() {
     assert!(layers.end - layers.start < all);
     assert!(came <= held + held / 50 + 5 * CHUNK && came < file * 3 / 4, "{came} for {held}");
     assert_eq!(b.tokens().await, tokens);
+    // The rest of it, for later.
+    let pulled = Command::new(env!("CARGO_BIN_EXE_tsnode"))
+        .args(["models", "pull", NAME, "--json", "--data-dir"])
+        .arg(&b.data)
+        .env("HOME", &b.data)
+        .env_remove("HF_HOME")
+        .env("HF_HUB_OFFLINE", "1")
+        .output()
+        .await
+        .unwrap();
+    let said = String::from_utf8_lossy(&pulled.stderr).into_owned();
+    assert!(pulled.status.success() && said.contains("is fetched from peers of the swarm"), "{said}");
+    let pulled: Value = serde_json::from_slice(&pulled.stdout).unwrap();
+    println!("{} of {file} bytes came in all", pulled["fetched"]);
+    assert!(pulled["fetched"].as_u64().unwrap() <= file + STREAMS * CHUNK, "{pulled}");
+    files_equal(&model, &b.data);
+    assert_eq!(b.tokens().await, tokens);
+    b.kill().await;
+    // Without weights and without an invite: the peers that it knew have them.
+    fs::remove_dir_all(home.path().join("b").join("models")).unwrap();
+    let mut b = Peer::start(&home.path().join("b"), &[&some[..], &["--model", NAME]].concat());
+    let view = b.until("it has its layers again", |view| has_its_layers(view) && is_ready(view)).await;
+    assert!(fetched(&view) > 0, "{view}");
+    assert_eq!(b.tokens().await, tokens);
     b.kill().await;
     a.kill().await;
 }

@@ -98,10 +98,10 @@ impl Volunteer {
                 tracing::warn!(model = ?model.choice, "a model that is named twice is lent once");
                 continue;
             }
-            let (from, index) = (self.places.clone(), self.index.clone());
+            let (from, index) = ((self.places.clone(), self.stocks.clone()), self.index.clone());
             let provision = Provision::new(from, &self.config.data_dir, index, limits, (self.memory, self.own));
             let tell = self.teller(place, several.clone());
-            coming.push(async move { (place, Arc::new(provision.run(tell).await)) });
+            coming.push(async move { (place, provision.run(tell).await) });
         }
         let (mut here, mut lent) = (Here::new(), Here::new());
         while let Some((place, stock)) = coming.next().await {

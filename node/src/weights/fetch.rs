@@ -178,7 +178,9 @@ impl<P: Places> Fetcher<P> {
     /// When it cannot be had, or is not to be.
     pub async fn begin(&self, card: &ModelCard) -> Result<Drafts, FetchError> {
         let folder = self.folder_of(card.id);
-        let known = notes::read(&folder).filter(|(manifest, _)| manifest.fits(card));
+        let place = folder.clone();
+        let known = tokio::task::spawn_blocking(move || notes::read(&place)).await.ok().flatten();
+        let known = known.filter(|(manifest, _)| manifest.fits(card));
         let is_known = known.is_some();
         let (manifest, hashes) = match known {
             Some(known) => known,
@@ -213,14 +215,21 @@ impl<P: Places> Fetcher<P> {
     ) -> Result<(), FetchError> {
         let work = Arc::new(Work::new(drafts.clone(), wanted, tally.clone()));
         let folder = self.folder_of(card.id);
-        let (needed, free) = (work.missing_bytes(), room::free(&folder).map_err(FetchError::disk(&folder))?);
-        if needed > free {
-            return Err(FetchError::Room { model: card.name.clone(), folder, needed, free });
-        }
+        self.has_room(card, work.missing_bytes())?;
         let came = if work.is_done() { Ok(()) } else { self.chunks(card, &work).await };
         let (index, kept) = (self.index.clone(), drafts.clone());
         let kept = tokio::task::spawn_blocking(move || kept.keep(&index)).await;
         came.and(kept.map_err(|e| FetchError::disk(&folder)(std::io::Error::other(e)))?)
+    }
+
+    /// Whether the disk has room for so many bytes more of a model.
+    pub(super) fn has_room(&self, card: &ModelCard, needed: u64) -> Result<(), FetchError> {
+        let folder = self.folder_of(card.id);
+        let free = room::free(&folder).map_err(FetchError::disk(&folder))?;
+        if needed > free {
+            return Err(FetchError::Room { model: card.name.clone(), folder, needed, free });
+        }
+        Ok(())
     }
 
     /// The manifest, and the hashes of all chunks.

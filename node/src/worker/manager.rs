@@ -222,6 +222,11 @@ impl StageManager {
     /// What is on a GPU that is lost goes on elsewhere: steps fail there, the plan after this one has it no more.
     fn lose(&mut self, Lost { device, why }: Lost) {
         tracing::error!(device, error = %why, "a GPU does nothing any more: it is not lent until this peer starts again");
+        self.leave(device);
+    }
+
+    /// Computes nothing on a device any more.
+    fn leave(&mut self, device: u16) {
         self.lost.insert(device);
         let draining = &mut self.draining;
         self.groups.retain(|id, running| {
@@ -284,7 +289,14 @@ impl StageManager {
             return;
         }
         tracing::error!(group = %group.id, %layers, error = %why, "stage not loaded");
-        self.loading.remove(&order.group.id);
+        self.loading.remove(&group.id);
+        if let NotLoaded::Unfit(_) = why {
+            tracing::error!(
+                device,
+                "a GPU computes something else than the processor: it is not lent until this peer starts again"
+            );
+            self.leave(device);
+        }
     }
 
     /// Starts the task that serves a loaded stage, or drops the stage if the plan has changed meanwhile.

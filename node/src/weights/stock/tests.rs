@@ -90,3 +90,33 @@ async fn what_is_here_is_lent_by_itself_and_what_is_not_is_waited_for() {
     fs::rename(&place, &other).unwrap();
     assert!(Stock::reopen(fetcher(&nobody, folder.path()), &other, "x", quiet).await.is_none());
 }
+
+#[tokio::test]
+async fn the_rest_of_it_comes_when_all_is_wanted_and_only_who_wants_that_hears_of_it() {
+    let (world, folder) = (World::of_model(&[Way::Honest; 2]), tempfile::tempdir().unwrap());
+    let listener = || {
+        let told = Arc::new(Mutex::new(Vec::<Fetching>::new()));
+        let heard = told.clone();
+        let tell: Tell = Arc::new(move |far| heard.lock().unwrap().push(far));
+        (told, tell)
+    };
+    let ((first, of_opening), (second, of_layers), (third, of_all)) = (listener(), listener(), listener());
+    let opening = Stock::open(fetcher(&world, folder.path()), world.card().clone(), Arc::default(), of_opening);
+    let stock = opening.await.unwrap();
+    let opened = first.lock().unwrap().len();
+    stock.hear(of_layers);
+    stock.bring(layers(0, 1)).await.unwrap();
+    let some = chunks_there(&stock);
+    let whole = stock.whole(&of_all).await.unwrap();
+    assert!(some < FILE_CHUNKS && chunks_there(&stock) == FILE_CHUNKS, "{some}");
+    assert_eq!(whole, folder.path().join(world.card().id.to_string()));
+    assert_eq!(ModelSource::open(&whole).unwrap().card().files, world.card().files);
+    assert_eq!(first.lock().unwrap().len(), opened);
+    assert!(second.lock().unwrap().iter().all(|far| far.layers == Some(layers(0, 1))));
+    let last = third.lock().unwrap().last().cloned().unwrap();
+    assert_eq!((last.layers, last.done, last.bytes), (None, stock.drafts.held(), stock.fetched()));
+    // Nothing of it comes twice.
+    let before = stock.fetched();
+    stock.whole(&of_all).await.unwrap();
+    assert_eq!(stock.fetched(), before);
+}
