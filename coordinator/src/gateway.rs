@@ -51,7 +51,7 @@ use crate::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tsnode_protocol::{
-    Group, GroupId, PeerId, Plan, RequestId, Sampled, Traffic,
+    Group, GroupId, ModelId, PeerId, Plan, RequestId, Sampled, Traffic,
     kv::Delivery,
     limits,
     ring::KvTarget,
@@ -75,6 +75,8 @@ pub struct Gateway {
     /// Who gives no sign of life now.
     unresponsive: BTreeSet<PeerId>,
     traffic: traffic::Watch,
+    /// Models of which some device does not hold the weights beside those of all others that it serves.
+    yielding: BTreeSet<ModelId>,
 }
 
 impl Gateway {
@@ -101,6 +103,7 @@ impl Gateway {
             patience,
             unresponsive,
             traffic,
+            yielding: BTreeSet::new(),
         }
     }
 
@@ -112,7 +115,11 @@ impl Gateway {
 
     /// What this gateway's clients have asked for of late.
     pub fn traffic(&mut self, now: Time) -> Vec<Traffic> {
-        self.traffic.said(now)
+        if self.yielding.is_empty() {
+            return self.traffic.said(now);
+        }
+        let open = self.requests.values().map(|r| r.ask.model).collect();
+        self.traffic.said_now(now, &open)
     }
 
     /// When to wake if nothing else happens.
@@ -129,6 +136,7 @@ impl Gateway {
         match event {
             Event::View(view) => {
                 self.view = view.of_whole_groups();
+                self.yielding = self.view.yielding();
                 self.router.follow(Settings::of(self.view.adverts.values()));
                 self.speeds.hear(now, &self.view);
                 self.queues.hear(now, &self.view.up, &queues::parts(self.requests.values()));

@@ -8,8 +8,9 @@ pub use light::{flip, grow};
 
 use crate::{gate::SplitChoice, layout::Layout, members::Members};
 use live::Scene;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use tsnode_protocol::{Group, LayerRange, ModelCard, PeerId, Phase, Plan, Route, Stage};
+use tsnode_protocol::{Group, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan, Route, Stage};
 
 /// What a planner decides; the control machine adds epoch, term and parent.
 #[derive(Clone, Debug, PartialEq)]
@@ -85,7 +86,34 @@ pub fn plan(members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> Draf
         let part = as_laid_out(&scene, layout, members, standing);
         (scene, part)
     };
-    joined(scenes.into_iter().map(laid_out).collect())
+    joined(at_once(scenes.into_iter().map(laid_out).collect(), &[], members))
+}
+
+/// Those parts whose models devices have memory for at once: beside these groups, and then the first ones first.
+fn at_once(mut parts: Vec<(Scene, live::Part)>, beside: &[Group], members: &Members<'_>) -> Vec<(Scene, live::Part)> {
+    let places = |groups: &[Group]| -> BTreeSet<(PeerId, u16)> {
+        groups.iter().flat_map(|g| &g.stages).map(|s| (s.peer, s.device)).collect()
+    };
+    let mut models: BTreeMap<(PeerId, u16), BTreeSet<ModelId>> = BTreeMap::new();
+    for group in beside {
+        places(std::slice::from_ref(group))
+            .into_iter()
+            .for_each(|at| _ = models.entry(at).or_default().insert(group.model));
+    }
+    parts.retain(|(scene, part)| {
+        let (model, used) = (scene.card.id, places(&part.groups));
+        let fits = used.iter().all(|at| {
+            let device = members.get(&at.0).and_then(|advert| advert.devices.get(usize::from(at.1)));
+            let mut all = models.get(at).cloned().unwrap_or_default();
+            all.insert(model);
+            device.is_none_or(|device| device.holds(&all))
+        });
+        if fits {
+            used.into_iter().for_each(|at| _ = models.entry(at).or_default().insert(model));
+        }
+        fits
+    });
+    parts
 }
 
 fn joined(parts: Vec<(Scene, live::Part)>) -> Draft {
@@ -181,7 +209,6 @@ fn stage(place: &Place, layers: LayerRange) -> Stage {
 mod tests {
     use super::*;
     use crate::sample;
-    use std::collections::BTreeMap;
     use tsnode_protocol::{Advert, Epoch, Term};
 
     fn adverts() -> BTreeMap<PeerId, Advert> {

@@ -10,7 +10,7 @@ use crate::{
     members::Members,
     profiler::{Event, Profile, Profiler, ProfilerConfig},
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tsnode_protocol::{
     ModelId, Traffic, limits,
@@ -27,6 +27,11 @@ const LULL: Duration = Duration::from_secs(30);
 const MISSED: f64 = 50.0;
 /// After so long without a request what there was is no longer said.
 const QUIET: Duration = Duration::from_secs(600);
+
+/// Where not all models are in memory at once: after so long without a request a model is asked for no more.
+const RECENT: Duration = Duration::from_secs(20);
+/// Prompts and answers of a model of which too few requests have come to say of which kind they are (tokens).
+const FEW: (u32, u32) = (512, 128);
 
 /// Watches one gateway's requests, model by model.
 #[derive(Clone, Debug, Default)]
@@ -57,6 +62,19 @@ impl Watch {
         }
         let watched = self.models.entry(model).or_insert_with(|| Watched::new(now));
         watched.on_event(now, model, event);
+    }
+
+    /// What is to be said of it where not all models are in memory at once: of all that are asked for now, however few requests have
+    /// come, and of no others. `open` are models with requests that have not ended.
+    pub fn said_now(&mut self, now: Time, open: &BTreeSet<ModelId>) -> Vec<Traffic> {
+        self.models.retain(|model, watched| now < watched.latest + QUIET || open.contains(model));
+        self.models.iter_mut().for_each(|(model, watched)| watched.say(now, *model));
+        let is_asked = |(model, watched): &(&ModelId, &Watched)| open.contains(*model) || now < watched.latest + RECENT;
+        let asked = self.models.iter().filter(is_asked);
+        let said = asked.map(|(model, watched)| watched.said_at(now).unwrap_or_else(|| few(*model)));
+        // What goes on for a client that was served elsewhere before did not come here as a new request.
+        let resumed = open.iter().filter(|model| !self.models.contains_key(*model)).map(|model| few(*model));
+        said.chain(resumed).take(limits::MODELS).collect()
     }
 
     /// What is to be said of it.
@@ -113,6 +131,12 @@ impl Watched {
             (self.is_stale, self.next) = (false, now + AGAIN);
         }
     }
+}
+
+/// That some requests come for a model: the same whatever they are, so that plans are not made anew for each.
+fn few(model: ModelId) -> Traffic {
+    let (prompt, answer) = FEW;
+    Traffic { model, rate: 1.0 / RECENT.as_secs_f64(), prompts: [prompt; LENGTHS], answers: [answer; LENGTHS] }
 }
 
 /// How long requests that came at this rate must stay away until that says anything (s).
@@ -256,6 +280,25 @@ mod tests {
             }
         }
         assert!(said.len() > 3 && said.len() as f64 <= 2.0 + now / 30.0, "{} in {now:.0} s", said.len());
+    }
+
+    #[test]
+    fn where_not_all_are_in_memory_at_once_each_that_is_asked_for_is_said_and_no_other() {
+        let (other, mut watch) = (ModelId([2; 16]), Watch::default());
+        let models = |watch: &mut Watch, now: f64, open: &[ModelId]| {
+            let said = watch.said_now(at(now), &open.iter().copied().collect());
+            assert!(said.iter().all(|t| t.check().is_ok() && t.rate > 0.0), "{said:?}");
+            said.into_iter().map(|t| t.model).collect::<Vec<_>>()
+        };
+        watch.on_event(at(0.0), MODEL, Event::Arrived { prompt: 10 });
+        assert_eq!(models(&mut watch, 1.0, &[MODEL]), [MODEL], "one request");
+        assert_eq!(watch.said(at(1.0)), [], "too few to say how many come");
+        watch.on_event(at(5.0), other, Event::Arrived { prompt: 10 });
+        assert_eq!(models(&mut watch, 19.0, &[other]), [MODEL, other]);
+        assert_eq!(models(&mut watch, 20.0, &[other]), [other], "nothing came for a while");
+        assert_eq!(models(&mut watch, 900.0, &[other]), [other], "it waits");
+        assert_eq!(models(&mut watch, 900.0, &[]), []);
+        assert_eq!(models(&mut watch, 900.0, &[other]), [other], "it goes on here");
     }
 
     #[test]

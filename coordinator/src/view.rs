@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use tsnode_protocol::{Advert, Group, GroupId, Load, PeerId, Plan};
+use tsnode_protocol::{Advert, Group, GroupId, Load, ModelId, PeerId, Plan};
 
 /// What a gateway routes by.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -31,6 +31,17 @@ impl View {
     /// Whether every peer of a group is there.
     pub(crate) fn is_whole(&self, group: &Group) -> bool {
         group.stages.iter().all(|stage| self.adverts.contains_key(&stage.peer))
+    }
+
+    /// Models that may have to yield their memory to others, on some device.
+    pub(crate) fn yielding(&self) -> BTreeSet<ModelId> {
+        let devices = self.adverts.values().flat_map(|advert| &advert.devices).filter(|device| !device.holds_all());
+        devices.flat_map(|device| &device.serves).map(|served| served.model).collect()
+    }
+
+    /// Whether no group of a model takes requests.
+    pub(crate) fn is_down(&self, model: ModelId) -> bool {
+        !self.up.keys().any(|id| self.group(*id).is_some_and(|group| group.model == model))
     }
 
     /// Without the groups that have lost a peer: their leaders may not have noticed yet.

@@ -132,3 +132,44 @@ fn what_is_planned_is_worth_no_less_than_sharing_all_or_dividing_evenly() {
         assert!(found > 0.0 && found >= simple * 0.99, "{found}, and {simple} at {rates:?}");
     }
 }
+
+/// Such hosts, each of which holds one of its models at a time.
+fn crowded(hosts: usize, models: u8) -> BTreeMap<PeerId, Advert> {
+    let mut adverts = swarm(hosts, models);
+    for device in adverts.values_mut().flat_map(|advert| &mut advert.devices) {
+        let part = device.memory_bytes / 4 * 3;
+        device.serves.iter_mut().for_each(|served| served.memory_bytes = part);
+    }
+    adverts
+}
+
+#[test]
+fn models_that_are_not_in_memory_at_once_have_a_device_as_they_are_asked_for() {
+    let mut adverts = crowded(1, 2);
+    assert_eq!(planned(&adverts).groups.len(), 1, "nobody says what is asked for");
+    for (busy, idle) in [(2, 1), (1, 2)] {
+        asked(&mut adverts, &[(busy, 0.1 * carries(1))]);
+        let (groups, stands) = (planned(&adverts).groups, [whole(idle, 0)]);
+        assert_eq!(served(&groups), BTreeSet::from([model(busy)]));
+        let (better, good) = (value(&adverts, &groups), value(&adverts, &stands));
+        assert!(good > 0.0 && better > 1.5 * good, "{better} and {good}");
+        // Nothing is put beside what stands that has no memory there.
+        let grown = planner::grow(&plan(&stands), &members(&adverts), &Wish::default()).unwrap();
+        assert_eq!(served(&grown.groups), BTreeSet::from([model(idle)]));
+    }
+    // Of two that are asked for neither has to go for the other.
+    asked(&mut adverts, &[(1, 0.1 * carries(1)), (2, 0.1 * carries(1))]);
+    let alone = [1, 2].map(|n| value(&adverts, &[whole(n, 0)]));
+    assert!(alone[0] > 0.0 && (alone[0] - alone[1]).abs() < 0.05 * alone[0], "{alone:?}");
+}
+
+#[test]
+fn hosts_that_hold_one_model_at_a_time_divide_them() {
+    for models in [2, 3] {
+        let adverts = crowded(usize::from(models), models);
+        let groups = planned(&adverts).groups;
+        assert_eq!(served(&groups).len(), usize::from(models), "{groups:?}");
+        let stages: Vec<_> = groups.iter().flat_map(|g| &g.stages).map(|s| s.peer).collect();
+        assert_eq!(stages.len(), stages.iter().collect::<BTreeSet<_>>().len(), "no host has two: {groups:?}");
+    }
+}

@@ -92,6 +92,9 @@ pub enum LendError {
     /// Several models that together are too large.
     #[error(transparent)]
     Together(#[from] TooLargeTogether),
+    /// A draft model beside models that are not all in memory at once.
+    #[error("{0} has a draft model, which none may have of models that are not all in memory at once (--swap-models)")]
+    SwapsWithDraft(String),
     /// Several models where a GPU is to compute.
     #[error(
         "{0} models are named, and a GPU serves one: name one with --model, or have the processor serve all with --device cpu"

@@ -247,6 +247,12 @@ impl SwarmView {
         Some(self.waiting.clone().unwrap_or(by_stage))
     }
 
+    /// Whether models yield their memory to each other: some device does not hold all at once that it serves.
+    #[must_use]
+    pub fn swaps(&self) -> bool {
+        self.peers.iter().flat_map(|peer| &peer.advert.devices).any(|device| !device.holds_all())
+    }
+
     /// Why this machine lends nothing, and what would lend it; none where it does.
     #[must_use]
     pub fn lends_nothing(&self) -> Option<String> {

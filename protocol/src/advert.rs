@@ -59,7 +59,7 @@ pub struct Device {
     pub serves: Vec<Served>,
 }
 
-/// A model on a device: its part of the memory, which no other model gets, and its speed.
+/// A model on a device: its part of the memory, which no other model gets while its weights are there, and its speed.
 #[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
 pub struct Served {
     /// The model, one of its peer's.
@@ -92,7 +92,21 @@ impl Device {
         self.served(model)?.profile.as_ref()
     }
 
-    /// Whether every model is one of its peer's and said once, and their parts are no more than there is.
+    /// Whether it has memory for the weights of these models at once, beside the KV pages of all that it serves: parts may
+    /// be more together than there is, so that not all are in memory at one time.
+    #[must_use]
+    pub fn holds(&self, models: &BTreeSet<ModelId>) -> bool {
+        let kept = |served: &Served| if models.contains(&served.model) { served.memory_bytes } else { served.kv_bytes };
+        self.serves.iter().map(kept).fold(0, u64::saturating_add) <= self.memory_bytes
+    }
+
+    /// Whether it has memory for the weights of all models that it serves at once.
+    #[must_use]
+    pub fn holds_all(&self) -> bool {
+        self.serves.iter().map(|served| served.memory_bytes).fold(0, u64::saturating_add) <= self.memory_bytes
+    }
+
+    /// Whether every model is one of its peer's and said once, and no part is more than there is.
     fn serves_what_it_has(&self, models: &BTreeSet<ModelId>) -> bool {
         let mut said = BTreeSet::new();
         let sum = |of: fn(&Served) -> u64| self.serves.iter().map(of).fold(0, u64::saturating_add);
@@ -100,11 +114,10 @@ impl Device {
             models.contains(&served.model)
                 && said.insert(served.model)
                 && served.kv_bytes <= served.memory_bytes
+                && served.memory_bytes <= self.memory_bytes
                 && served.profile.is_none_or(|p| p.is_plausible() && p.model == served.model)
         };
-        self.serves.iter().all(each)
-            && sum(|served| served.memory_bytes) <= self.memory_bytes
-            && sum(|served| served.kv_bytes) <= self.kv_bytes
+        self.serves.iter().all(each) && sum(|served| served.kv_bytes) <= self.kv_bytes
     }
 }
 

@@ -157,3 +157,32 @@ fn a_wish_that_wavers_moves_nothing_and_one_that_turns_over_while_a_host_dies_le
     let [first, second] = settled(&mut world);
     assert!(first >= second && second > 0, "{first} and {second} devices");
 }
+
+/// What a peer says that lends two models and holds one at a time.
+fn crowded(n: usize) -> Advert {
+    let mut advert = sample::lends_several(n, sample::cards(2));
+    for device in &mut advert.devices {
+        let part = device.memory_bytes / 4 * 3;
+        device.serves.iter_mut().for_each(|served| served.memory_bytes = part);
+    }
+    advert
+}
+
+#[test]
+fn a_model_that_nobody_asks_for_yields_its_memory_to_one_that_is_asked_for_and_comes_back() {
+    let mut world = World::new(4);
+    let gateway = asks([0.05, 0.0]);
+    let all = [crowded(0), sample::gateway(8), gateway].map(|advert| world.add(advert));
+    all.iter().for_each(|n| world.start(*n));
+    world.wait(Duration::from_secs(20));
+    assert_eq!(settled(&mut world), [1, 0]);
+    for (parts, expected) in
+        [([0.05, 0.05], [1, 0]), ([0.0, 0.05], [0, 1]), ([0.05, 0.05], [0, 1]), ([0.05, 0.0], [1, 0])]
+    {
+        let plans = world.checks.figures.plans;
+        world.tell(all[2], Event::Advertise(asks(parts)));
+        world.wait(Duration::from_secs(10));
+        assert_eq!(settled(&mut world), expected, "asked for: {parts:?}");
+        assert!(world.checks.figures.plans <= plans + 1, "it is moved once");
+    }
+}

@@ -53,7 +53,7 @@ pub enum Event {
         step: u64,
         /// The tokens chosen.
         tokens: Vec<(RequestId, Sampled)>,
-        /// How long the leader's compute thread has had a processor, since it began; nothing where a processor does not compute.
+        /// How long the leader's compute thread has computed since it began; nothing where that is not what the group has.
         busy: Option<Duration>,
     },
     /// From the ring: what the last stage says of a prompt's tokens.

@@ -42,12 +42,13 @@ impl Question {
         let anew = || Some(full()).filter(|draft| !draft.groups.is_empty());
         let Some(standing) = self.standing.as_deref() else { return anew() };
         // After a loss, what stands goes on at once; what else could be done is looked for when that is in force.
+        let is_feasible = |draft: &Draft| check::feasible(&draft.groups, &members).is_ok();
         if check::feasible(&standing.groups, &members).is_err() {
-            return planner.flip(standing, &members, wish).or_else(anew);
+            return planner.flip(standing, &members, wish).filter(is_feasible).or_else(anew);
         }
         let (margin, horizon) = (self.margin, self.horizon);
         let judge = Judge { planner, members: &members, wish, standing, margin, horizon };
-        let light = planner.grow(standing, &members, wish);
+        let light = planner.grow(standing, &members, wish).filter(is_feasible);
         // So does what is better and loads nothing.
         let at_once = light.as_ref().filter(|draft| !self.disputed && judge.loads_nothing(draft));
         if let Some(flipped) = at_once.filter(|draft| judge.is_better(draft)) {

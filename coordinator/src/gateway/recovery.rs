@@ -80,17 +80,24 @@ impl Gateway {
         self.route(now, request, out);
     }
 
-    /// Nobody takes it: a request that was begun waits for somebody, any other is told so.
+    /// Nobody takes it: a request that was begun waits for somebody, one whose model is not in memory waits for that, any other is
+    /// told so.
     pub(super) fn unserved(&mut self, now: Time, request: RequestId, why: &str, out: &mut Vec<Action>) {
         let Some(r) = self.requests.get_mut(&request) else { return };
-        if r.accepted {
-            r.tried.clear();
-            let until = r.state.recover(now + self.config.homeless_patience);
-            r.deadline = until.min(now + HOMELESS_RETRY);
-            return;
+        let model = r.ask.model;
+        let is_asleep = self.view.plan.is_some() && self.yielding.contains(&model) && self.view.is_down(model);
+        if !r.accepted && !is_asleep {
+            return self.turn_away(request, why, out);
         }
+        r.tried.clear();
+        let patience = if r.accepted { self.config.homeless_patience } else { self.config.loading_patience };
+        let until = r.state.recover(now + patience);
+        r.deadline = until.min(now + HOMELESS_RETRY);
+    }
+
+    fn turn_away(&mut self, request: RequestId, why: &str, out: &mut Vec<Action>) {
+        let Some(mut r) = self.requests.remove(&request) else { return };
         let reason = r.refusal.take().unwrap_or_else(|| why.to_owned());
-        self.requests.remove(&request);
         out.push(Action::Unserved { request, reason, retry_after: self.config.retry_after });
     }
 
@@ -98,6 +105,10 @@ impl Gateway {
     pub(super) fn look_for_home(&mut self, now: Time, request: RequestId, until: Time, out: &mut Vec<Action>) {
         if now < until {
             return self.route(now, request, out);
+        }
+        if self.requests.get(&request).is_some_and(|r| !r.accepted) {
+            let why = "its model is not in memory, and devices that serve it were busy with others for too long";
+            return self.turn_away(request, why, out);
         }
         let refusal = self.requests.get_mut(&request).and_then(|r| r.refusal.take());
         let why = refusal.unwrap_or_else(|| "no group is up".into());

@@ -34,7 +34,7 @@ pub(super) enum State {
     },
     /// The decode group has pages, and nobody else owes it anything.
     Decoding { at: Placement, granted_at: Time, prompt: Prompt },
-    /// No group serves what was begun; one is waited for until then.
+    /// No group serves what was begun, or its model is not in memory; one is waited for until then.
     Recovering { until: Time },
 }
 

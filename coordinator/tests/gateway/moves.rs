@@ -1,9 +1,13 @@
 //! Answers outlive groups and gateways: each goes on elsewhere, with the tokens that its client has.
 
 use super::scenario::*;
-use tsnode_coordinator::gateway::{Action, Begun, Event, GatewayConfig};
+use std::{sync::Arc, time::Duration};
+use tsnode_coordinator::{
+    gateway::{Action, Begun, Event, GatewayConfig},
+    sample,
+};
 use tsnode_protocol::{
-    KvCodec, PeerId, Phase, Sampling, Token,
+    KvCodec, Load, PeerId, Phase, Sampling, Token,
     stream::{DecodeEvent, DecodeOrder, End, Generation},
 };
 
@@ -225,4 +229,63 @@ fn a_prefill_peer_that_goes_before_there_are_pages_is_not_asked() {
     let actions = scenario.decode(DecodeEvent::End(End::Length));
     let Some(Action::Trace(trace)) = actions.iter().find(|a| matches!(a, Action::Trace(_))) else { panic!() };
     assert_eq!((trace.prefill, trace.decode), (decode, decode));
+}
+
+/// A swarm whose groups are not up, and a peer that serves two models and holds one at a time, or both.
+fn without_groups(holds_both: bool) -> Scenario {
+    let mut scenario = Scenario::new();
+    let mut lender = sample::lends_several(0, sample::cards(2));
+    let device = &mut lender.devices[0];
+    let all = device.memory_bytes;
+    device.serves.iter_mut().filter(|_| !holds_both).for_each(|served| served.memory_bytes = all);
+    Arc::make_mut(&mut scenario.view.adverts).insert(PeerId([9; 32]), lender);
+    scenario.view.up.clear();
+    let view = scenario.view.clone();
+    scenario.tell(Event::View(view));
+    scenario
+}
+
+fn asks(scenario: &mut Scenario) -> Vec<Action> {
+    scenario.tell(Event::Submit {
+        request: REQUEST,
+        model: MODEL,
+        prompt: vec![Token(1); 4],
+        generation: Generation {
+            sampling: Sampling::greedy(),
+            max_new_tokens: 3,
+            stop_tokens: vec![],
+            class: Default::default(),
+        },
+        begun: None,
+        overrule: None,
+        codec: None,
+    })
+}
+
+#[test]
+fn a_request_for_a_model_that_yielded_its_memory_waits_until_it_is_loaded() {
+    let mut scenario = without_groups(false);
+    assert_eq!(scenario.gateway.traffic(scenario.now), []);
+    assert_eq!(asks(&mut scenario), []);
+    assert_eq!(scenario.gateway.traffic(scenario.now).len(), 1, "others hear of it at once");
+    scenario.now += Duration::from_secs(100);
+    assert_eq!(scenario.gateway.traffic(scenario.now).len(), 1, "for as long as it waits");
+    let loaded = scenario.view.plan.iter().flat_map(|plan| &plan.groups).map(|g| (g.id, Load::default())).collect();
+    scenario.view.up = loaded;
+    let view = scenario.view.clone();
+    let actions = scenario.tell(Event::View(view));
+    assert!(matches!(&actions[..], [Action::OpenDecode { .. }]), "{actions:?}");
+}
+
+#[test]
+fn a_request_waits_for_memory_no_longer_than_it_is_told() {
+    let mut scenario = without_groups(false);
+    assert_eq!(asks(&mut scenario), []);
+    let (actions, waited) = scenario.silence();
+    assert!(matches!(&actions[..], [Action::Unserved { .. }]), "{actions:?}");
+    assert_eq!(waited, GatewayConfig::default().loading_patience);
+    assert_eq!(scenario.gateway.traffic(scenario.now), []);
+
+    let actions = asks(&mut without_groups(true));
+    assert!(matches!(&actions[..], [Action::Unserved { .. }]), "it is not memory that is missing: {actions:?}");
 }

@@ -67,6 +67,7 @@ impl Settings {
             encoders: self.encoders(),
             hours: self.parse("hours")?,
             kv_bytes: self.parse::<Bytes>("kv-memory")?.map(|b| b.0),
+            swap_models: self.flag("swap-models")?,
             kv_dtype: self.kv_dtype()?,
             kv_codec: self.choice(
                 "kv-codec",

@@ -49,6 +49,7 @@ impl Settings {
             let of_lenders = [
                 "memory",
                 "kv-memory",
+                "swap-models",
                 "kv-dtype",
                 "device",
                 "threads",

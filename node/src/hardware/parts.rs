@@ -41,6 +41,8 @@ pub struct Shared {
     pub is_kv_told: bool,
     /// Ranks that hold each layer together.
     pub ranks: usize,
+    /// Whether weights of all models need not be in memory at once.
+    pub swaps: bool,
 }
 
 /// What a model takes, as it is added up.
@@ -84,7 +86,8 @@ impl fmt::Display for TooLargeTogether {
             write!(f, "; {} would fit", fit.join(" and "))?;
         }
         f.write_str(
-            "; lend more with --memory, less KV with --kv-memory, or give each a part with memory in its [[models]]",
+            "; lend more with --memory, less KV with --kv-memory, give each a part with memory in its [[models]], or have those \
+             loaded that are asked for with --swap-models",
         )
     }
 }
@@ -124,7 +127,7 @@ pub fn divide(shared: Shared, models: &[Sharer<'_>]) -> Result<Vec<Part>, LendEr
     }
     let sum = all.iter().fold(0u64, |sum, taken| sum.saturating_add(taken.bytes));
     let Some(left) = shared.lent.checked_sub(sum) else {
-        return Err(TooLargeTogether { all, lent: shared.lent }.into());
+        return by_turns(shared, models, parts, all);
     };
     let untold = models.iter().filter(|model| model.memory_bytes.is_none()).count();
     for (part, _) in parts.iter_mut().zip(models).filter(|(_, model)| model.memory_bytes.is_none()) {
@@ -137,6 +140,21 @@ pub fn divide(shared: Shared, models: &[Sharer<'_>]) -> Result<Vec<Part>, LendEr
             part.memory_bytes = part.memory_bytes.saturating_sub(beside).max(part.kv_bytes);
         }
     }
+    Ok(parts)
+}
+
+/// Parts of models that are not all in memory at once: what each needs, where there is as much beside the KV pages of all.
+fn by_turns(shared: Shared, models: &[Sharer<'_>], parts: Vec<Part>, all: Vec<Taken>) -> Result<Vec<Part>, LendError> {
+    let (lent, pages) = (shared.lent, parts.iter().map(|part| part.kv_bytes).fold(0, u64::saturating_add));
+    let largest = parts.iter().map(|part| part.memory_bytes.saturating_sub(part.kv_bytes)).max().unwrap_or_default();
+    if !shared.swaps || pages.saturating_add(largest) > lent {
+        return Err(TooLargeTogether { all, lent }.into());
+    }
+    // It would stay where the model that it drafts for goes.
+    if let Some(model) = models.iter().find(|model| model.draft.is_some()) {
+        return Err(LendError::SwapsWithDraft(model.source.card().name.clone()));
+    }
+    tracing::info!(models = parts.len(), lent = %Size(lent), "not all in memory at once: those that are asked for are loaded");
     Ok(parts)
 }
 
@@ -166,7 +184,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn shared(lent: u64, kv_bytes: u64) -> Shared {
-        Shared { lent: lent * MIB, kv_bytes: kv_bytes * MIB, is_kv_told: false, ranks: 1 }
+        Shared { lent: lent * MIB, kv_bytes: kv_bytes * MIB, is_kv_told: false, ranks: 1, swaps: false }
     }
 
     fn sharer(source: &ModelSource, memory: Option<u64>) -> Sharer<'_> {
@@ -201,6 +219,21 @@ mod tests {
         assert!(told.contains("other has 200 MiB of its own") && told.contains("gutenberg-tiny would fit"), "{told}");
         let least = divide(shared(500, 16), &[sharer(&one, Some(2)), sharer(&other, None)]).unwrap_err().to_string();
         assert!(least.contains("1 of 4 layers of gutenberg-tiny") && least.contains("[[models]]"), "{least}");
+    }
+
+    #[test]
+    fn what_does_not_fit_together_may_be_loaded_by_turns_as_far_as_each_fits_beside_all_pages() {
+        let source = ModelSource::embedded().unwrap();
+        let need = Need::of(&source, source.card().shape.all_layers(), 1, 8 * MIB).unwrap().total();
+        let (both, with) = ([sharer(&source, None); 2], |lent| Shared { lent, swaps: true, ..shared(0, 16) });
+        let parts = divide(with(2 * need - 1), &both).unwrap();
+        assert_eq!(parts, [Part { memory_bytes: need, kv_bytes: 8 * MIB }; 2]);
+        assert_eq!(divide(with(need + 8 * MIB), &both).unwrap(), parts, "one, and the pages of the other");
+        let refused = divide(with(need + 8 * MIB - 1), &both).unwrap_err().to_string();
+        assert!(refused.contains("2 models need"), "{refused}");
+        let drafted = [Sharer { draft: Some(&source), ..both[0] }, both[1]];
+        assert!(matches!(divide(with(2 * need), &drafted), Err(LendError::SwapsWithDraft(_))));
+        assert!(divide(with(4 * need), &both).unwrap()[0].memory_bytes > need, "there is room for all");
     }
 
     #[test]

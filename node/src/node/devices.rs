@@ -118,7 +118,8 @@ impl Devices<'_> {
             };
             let serves: Vec<Served> = self.models.iter().zip(&parts).map(served).collect();
             let kv_bytes = serves.iter().map(|served| served.kv_bytes).sum();
-            let memory_bytes = serves.iter().map(|served| served.memory_bytes).sum();
+            // Of models that are not all there at once the parts are more.
+            let memory_bytes = serves.iter().map(|served| served.memory_bytes).sum::<u64>().min(device.memory_bytes);
             Ok::<_, LendError>(Device { memory_bytes, kv_bytes, serves, ..device })
         });
         let system = |e: std::io::Error| NodeError::System(e.to_string());
@@ -149,7 +150,8 @@ impl Devices<'_> {
             sharers.push(Sharer { source: &model.source, draft, memory_bytes });
         }
         let is_kv_told = self.config.kv_bytes.is_some();
-        divide(Shared { lent: device.memory_bytes, kv_bytes: device.kv_bytes, is_kv_told, ranks }, &sharers)
+        let (lent, swaps) = (device.memory_bytes, self.config.swap_models);
+        divide(Shared { lent, kv_bytes: device.kv_bytes, is_kv_told, ranks, swaps }, &sharers)
     }
 
     /// A model alone has no more than its own part.

@@ -85,6 +85,7 @@ impl Resources {
             let started = cores::run_on(on, || Compute::start_beside(turns, engine, faults));
             started.and_then(|started| started).map_err(|e| NodeError::System(e.to_string()))
         };
+        let adverted: Arc<[Device]> = self.advert.devices.into();
         let mut computes: Vec<Vec<Compute>> = self.models.iter().map(|_| Vec::new()).collect();
         for engines in self.engines {
             let turns = Turns::new(config.sharing);
@@ -101,7 +102,7 @@ impl Resources {
                     "its repository is gated: its weights are not given to peers; where its terms allow it, --give-gated gives them"
                 );
             }
-            (LentModel { source, draft, dtype, computes }, given)
+            (LentModel { source, draft, dtype, computes, adverted: adverted.clone() }, given)
         };
         let (lent, given): (_, Vec<_>) = self.models.into_iter().zip(computes).map(lent).unzip();
         Ok((lent, given.into_iter().flatten().collect()))

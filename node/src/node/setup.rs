@@ -128,6 +128,8 @@ pub struct NodeConfig {
     pub memory_bytes: Option<u64>,
     /// KV pages (bytes), if told.
     pub kv_bytes: Option<u64>,
+    /// Whether models are lent that together need more memory than is lent.
+    pub swap_models: bool,
     /// Elements of KV pages, where a model has no others.
     pub kv_dtype: KvDtype,
     /// Packing of KV on the wire.

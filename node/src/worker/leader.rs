@@ -6,7 +6,6 @@
 use super::{
     checks::Checks,
     client::LeaderRequest,
-    compute::Compute,
     context::StageContext,
     kv_receiver::KvReceiver,
     member::{RingStream, open_onward},
@@ -247,7 +246,7 @@ impl Leader {
             let events: Heard = tokio::select! {
                 biased;
                 frame = ring.back.recv() => match frame {
-                    Some(frame) => [from_ring(frame, &self.context.compute), None],
+                    Some(frame) => [from_ring(frame, self.busy()), None],
                     None => return Ended::Broken((&mut ring.end).await.unwrap_or(StageError::Upstream)),
                 },
                 why = &mut ring.end => return Ended::Broken(why.unwrap_or(StageError::Upstream)),
@@ -285,6 +284,13 @@ impl Leader {
     /// One of the other stages that gives no sign of life while anything runs here.
     fn unresponsive_one(&self, unresponsive: &BTreeSet<PeerId>) -> Option<PeerId> {
         self.others().find(|peer| unresponsive.contains(peer)).filter(|_| !self.clients.is_empty())
+    }
+
+    /// How long the group has computed, as far as this peer knows: of several stages on GPUs its own is a part, and which part is
+    /// not known. Then a step counts from setting off to coming round.
+    fn busy(&self) -> Option<Duration> {
+        let compute = &self.context.compute;
+        (self.group.stages.len() == 1 || !compute.is_on_gpu()).then(|| compute.busy())
     }
 
     fn others(&self) -> impl Iterator<Item = PeerId> {
@@ -547,11 +553,11 @@ async fn come_round(rings: &mut mpsc::Receiver<RingStream>, ring: RingId) -> Res
 }
 
 #[deny(clippy::wildcard_enum_match_arm)]
-fn from_ring(frame: RingFrame, compute: &Compute) -> Option<Event> {
+fn from_ring(frame: RingFrame, busy: Option<Duration>) -> Option<Event> {
     Some(match frame {
         RingFrame::Admitted { request, refused } => Event::Admitted { request, refused },
         RingFrame::Grown { request, refused } => Event::Grown { request, refused },
-        RingFrame::Sampled { step, tokens } => Event::Sampled { step, tokens, busy: Some(compute.busy()) },
+        RingFrame::Sampled { step, tokens } => Event::Sampled { step, tokens, busy },
         RingFrame::PromptLogprobs { request, from, logprobs } => Event::PromptLogprobs { request, from, logprobs },
         RingFrame::KvArrived { request, position, arrived } => Event::KvArrived { request, position, arrived },
         RingFrame::KvSent { request, position, bytes, failed } => Event::KvSent { request, position, bytes, failed },

@@ -50,6 +50,15 @@ pub(super) struct Order {
     pub compute: Compute,
     /// Nobody wants it any more.
     pub given_up: CancellationToken,
+    /// Cancelled once it has no memory any more.
+    pub freed: CancellationToken,
+}
+
+impl Order {
+    /// The device that gets it.
+    pub fn device(&self) -> u16 {
+        self.group.stages[self.position].device
+    }
 }
 
 /// What became of an order.

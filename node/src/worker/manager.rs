@@ -27,7 +27,7 @@ use tsnode_coordinator::{
     policy::choice::Batches,
 };
 use tsnode_kernels::{engine::StageKey, load::Progress, pages::PageCount};
-use tsnode_protocol::{Group, GroupId, GroupLoad, Load, Stage};
+use tsnode_protocol::{Group, GroupId, GroupLoad, Load, ModelId, Stage};
 
 /// A group with a stage here.
 struct Running {
@@ -43,6 +43,13 @@ struct Running {
     evict: CancellationToken,
 }
 
+/// Memory of a device that a stage of a model has, until it is freed.
+struct Held {
+    device: u16,
+    model: ModelId,
+    freed: CancellationToken,
+}
+
 pub(super) struct StageManager {
     setup: WorkerSetup,
     kv_receiver: KvReceiver,
@@ -51,8 +58,12 @@ pub(super) struct StageManager {
     planned: BTreeSet<GroupId>,
     /// Groups whose stage here is ordered; cancelled where the plan has dropped them since.
     loading: BTreeMap<GroupId, CancellationToken>,
-    /// What ends retired groups that are not unloaded yet.
-    draining: Vec<CancellationToken>,
+    /// What ends retired groups that are not unloaded yet, and their models.
+    draining: Vec<(ModelId, CancellationToken)>,
+    /// Models of the plan.
+    served: BTreeSet<ModelId>,
+    /// What has memory of a device, or is about to get some.
+    held: Vec<Held>,
     /// Stages that wait for memory which others here still have.
     waiting: Vec<Order>,
     /// There were such since the plan was adopted.
@@ -98,6 +109,8 @@ impl StageManager {
             planned: BTreeSet::new(),
             loading: BTreeMap::new(),
             draining: Vec::new(),
+            served: BTreeSet::new(),
+            held: Vec::new(),
             waiting: Vec::new(),
             out_of_kv_pages: false,
             freed: Arc::default(),
@@ -168,6 +181,7 @@ impl StageManager {
 
     fn adopt(&mut self, groups: &[Group], beside: &BTreeSet<GroupId>) {
         self.planned = groups.iter().map(|g| g.id).collect();
+        self.served = groups.iter().map(|g| g.model).collect();
         self.out_of_kv_pages = false;
         self.retire_all_but(beside);
         self.loading.retain(|id, given_up| {
@@ -189,7 +203,7 @@ impl StageManager {
 
     /// Lets those groups drain that neither the plan has nor are to be kept beside it.
     fn retire_all_but(&mut self, beside: &BTreeSet<GroupId>) {
-        self.draining.retain(|evict| !evict.is_cancelled());
+        self.draining.retain(|(_, evict)| !evict.is_cancelled());
         let (planned, draining) = (&self.planned, &mut self.draining);
         let mut retired = Vec::new();
         self.groups.retain(|id, running| {
@@ -197,8 +211,8 @@ impl StageManager {
             if !kept {
                 tracing::info!(group = %id, "group leaves the plan: draining");
                 running.retire.cancel();
-                draining.push(running.evict.clone());
-                retired.push(running.evict.clone());
+                draining.push((running.group.model, running.evict.clone()));
+                retired.push((running.group.model, running.evict.clone()));
             }
             kept
         });
@@ -207,9 +221,10 @@ impl StageManager {
         }
     }
 
-    /// What drains is to be over before long: its memory is waited for.
-    fn hurry(&self, draining: Vec<CancellationToken>) {
-        for evict in draining {
+    /// What drains is to be over before long: its memory is waited for. What runs of a model that the plan has no more has nowhere
+    /// to go on, and comes to its end.
+    fn hurry(&self, draining: Vec<(ModelId, CancellationToken)>) {
+        for (_, evict) in draining.into_iter().filter(|(model, _)| self.served.contains(model)) {
             self.tasks.spawn(async move {
                 tokio::select! {
                     () = evict.cancelled() => {}
@@ -234,7 +249,7 @@ impl StageManager {
             if !kept {
                 tracing::info!(group = %id, "group loses its GPU");
                 running.retire.cancel();
-                draining.push(running.evict.clone());
+                draining.push((running.group.model, running.evict.clone()));
             }
             kept
         });
@@ -252,15 +267,42 @@ impl StageManager {
         };
         let given_up = self.setup.stop.child_token();
         self.loading.insert(group.id, given_up.clone());
-        self.send_order(Order { group, position, model, compute, given_up });
+        let freed = CancellationToken::new();
+        self.send_order(Order { group, position, model, compute, given_up, freed });
     }
 
+    /// Has a stage loaded, once there is memory for its model beside those that have some.
     fn send_order(&mut self, order: Order) {
-        if let Err(full) = self.orders.try_send(order) {
-            let id = full.into_inner().group.id;
-            tracing::info!(group = %id, "too many stages wait to be loaded; this one waits for the next plan");
-            self.loading.remove(&id);
+        if !self.has_room(&order) {
+            tracing::info!(group = %order.group.id, model = %order.group.model, "waits for the memory of another model");
+            return self.wait(order);
         }
+        let (freed, device, model) = (CancellationToken::new(), order.device(), order.group.model);
+        self.held.push(Held { device, model, freed: freed.clone() });
+        if let Err(full) = self.orders.try_send(Order { freed, ..order }) {
+            let Order { group, freed, .. } = full.into_inner();
+            tracing::info!(group = %group.id, "too many stages wait to be loaded; this one waits for the next plan");
+            self.loading.remove(&group.id);
+            freed.cancel();
+        }
+    }
+
+    fn has_room(&mut self, order: &Order) -> bool {
+        self.held.retain(|held| !held.freed.is_cancelled());
+        let device = order.device();
+        let mut models: BTreeSet<ModelId> =
+            self.held.iter().filter(|held| held.device == device).map(|held| held.model).collect();
+        models.insert(order.group.model);
+        order.model.adverted.get(usize::from(device)).is_none_or(|adverted| adverted.holds(&models))
+    }
+
+    /// A stage waits until others' memory is free.
+    fn wait(&mut self, order: Order) {
+        self.draining.retain(|(_, evict)| !evict.is_cancelled());
+        if !std::mem::replace(&mut self.out_of_kv_pages, true) {
+            self.hurry(self.draining.clone());
+        }
+        self.waiting.push(order);
     }
 
     /// A stage was unloaded: one that waited for memory may fit.
@@ -273,23 +315,22 @@ impl StageManager {
     /// A stage that cannot be loaded is logged and left out: its leader never gets ready. One that only has no room beside what
     /// else is here waits until that is gone.
     fn not_loaded(&mut self, order: Order, why: NotLoaded) {
+        order.freed.cancel();
         if order.given_up.is_cancelled() {
-            return;
+            // Others may wait for what it would have had.
+            return self.freed.notify_one();
         }
-        self.draining.retain(|evict| !evict.is_cancelled());
+        self.draining.retain(|(_, evict)| !evict.is_cancelled());
         let (group, Stage { layers, device, .. }) = (&order.group, order.group.stages[order.position]);
         let mut beside = self.groups.iter().filter(|(_, running)| running.device == device);
         let is_alone = self.draining.is_empty() && beside.all(|(id, _)| self.planned.contains(id));
         if let (NotLoaded::NoRoom(why), false) = (&why, is_alone) {
             tracing::info!(group = %group.id, %layers, why, "no room beside what the plan no longer has: that goes first");
-            if !std::mem::replace(&mut self.out_of_kv_pages, true) {
-                self.hurry(self.draining.clone());
-            }
-            self.waiting.push(order);
-            return;
+            return self.wait(order);
         }
         tracing::error!(group = %group.id, %layers, error = %why, "stage not loaded");
-        self.loading.remove(&group.id);
+        self.loading.remove(&order.group.id);
+        self.freed.notify_one();
         if let NotLoaded::Unfit(_) = why {
             tracing::error!(
                 device,
@@ -305,7 +346,7 @@ impl StageManager {
             Ok(key) => key,
             Err(why) => return self.not_loaded(order, why),
         };
-        let Order { group, position, model, compute, given_up } = order;
+        let Order { group, position, model, compute, given_up, freed: released } = order;
         if !given_up.is_cancelled() {
             self.loading.remove(&group.id);
         }
@@ -313,6 +354,7 @@ impl StageManager {
             let freed = self.freed.clone();
             self.tasks.spawn(async move {
                 unload(&compute, key).await;
+                released.cancel();
                 freed.notify_one();
             });
             return;
@@ -333,16 +375,22 @@ impl StageManager {
             history: self.setup.history.clone(),
             tasks: self.tasks.clone(),
         };
-        self.start_task(group, context, draft);
+        self.start_task(group, context, (draft, released));
     }
 
-    fn start_task(&mut self, group: Group, context: StageContext, draft: Option<DraftModel>) {
+    /// `released` is cancelled when the stage is unloaded.
+    fn start_task(
+        &mut self,
+        group: Group,
+        context: StageContext,
+        (draft, released): (Option<DraftModel>, CancellationToken),
+    ) {
         let (rings_in, rings) = mpsc::channel(RINGS);
         let (report, reported) = watch::channel(Report::default());
         let retire = self.setup.stop.child_token();
         let evict = self.setup.stop.child_token();
-        let end =
-            End { compute: context.compute.clone(), key: context.key, over: evict.clone(), freed: self.freed.clone() };
+        let (compute, freed, over) = (context.compute.clone(), self.freed.clone(), [evict.clone(), released]);
+        let end = End { compute, key: context.key, over, freed };
         let mut requests_in = None;
         let (id, device) = (group.id, group.stages[usize::from(context.position)].device);
         let WorkerSetup { me, moving, going: others, .. } = &self.setup;
@@ -436,14 +484,14 @@ impl StageManager {
 struct End {
     compute: Compute,
     key: StageKey,
-    over: CancellationToken,
+    over: [CancellationToken; 2],
     freed: Arc<Notify>,
 }
 
 impl End {
     async fn come(self) {
         unload(&self.compute, self.key).await;
-        self.over.cancel();
+        self.over.iter().for_each(CancellationToken::cancel);
         self.freed.notify_one();
     }
 }

@@ -1,11 +1,12 @@
 //! Several models on one device (SeaLLM §4.1): which devices are for which models, and what a plan is worth in which their
 //! steps share devices' time.
 //!
-//! Memory needs no dealing: hosts state each model's part of it. Time does. A model is planned for at a rate that is its fair part
+//! Hosts state each model's part of their memory. Where those are together more than there is, a dealing has so many models on a
+//! device as it holds at once; a model that nobody asks for yields to one that is asked for. Time is dealt everywhere. A model is planned for at a rate that is its fair part
 //! of what the devices could carry, whoever they are for; a device whose time others take for a part u is slower by 1/(1 − u).
 //! So models that share all devices, or divide them, are valued alike: by the requests that are in time.
 
-use super::{Part, Place, Scene};
+use super::{Part, Place, Room, Scene};
 use crate::{
     members::Members,
     scheduler::{cluster::InstanceId, evaluate::Evaluator, start},
@@ -111,9 +112,14 @@ pub(super) fn worth(scenes: &[Scene], groups: &[Group]) -> f64 {
         let here: Vec<Group> = groups.iter().filter(here).cloned().collect();
         if here.is_empty() { 0.0 } else { scene.share * scene.beside_others(&taken).value(&here) }
     };
-    let models: BTreeSet<ModelId> = scenes.iter().map(|s| s.card.id).collect();
-    let unserved = models.iter().filter(|model| groups.iter().all(|g| g.model != **model)).count();
-    (scenes.iter().map(value).sum::<f64>() - unserved as f64).max(0.0)
+    let models: BTreeMap<ModelId, Option<f64>> = scenes.iter().map(|s| (s.card.id, s.without)).collect();
+    let unserved = models.into_iter().filter(|(model, _)| groups.iter().all(|g| g.model != *model));
+    without(scenes.iter().map(value).sum(), unserved.map(|(_, without)| without)).max(0.0)
+}
+
+/// What is left of models' values where nobody serves some others.
+fn without(sum: f64, unserved: impl Iterator<Item = Option<f64>>) -> f64 {
+    unserved.fold(sum, |worth, part| part.map_or(worth - 1.0, |part| worth * part))
 }
 
 /// Plans for all models. Where devices can serve several of them, which ones are for which is searched first.
@@ -150,13 +156,14 @@ fn finalists(scenes: &[Scene], able: &BTreeMap<Place, BTreeSet<ModelId>>) -> Vec
     let devices = able.len().max(1);
     let mut looks = (LOOKS / (devices * devices)).clamp(LOOKS_BOUNDS.0, LOOKS_BOUNDS.1);
     let mut found: Vec<(f64, Deal)> = Vec::new();
-    for start in [shared.clone(), divided(scenes, able)] {
+    let fits = |deal: &Deal| able.keys().all(|place| fits_at(scenes, deal, place));
+    for start in [shared.clone(), divided(scenes, able)].into_iter().filter(fits) {
         let (value, deal) = improved(scenes, able, start, &mut looks);
         if found.iter().all(|(_, other)| *other != deal) {
             found.push((value, deal));
         }
     }
-    if found.iter().all(|(_, deal)| *deal != shared) {
+    if found.iter().all(|(_, deal)| *deal != shared) && fits(&shared) {
         found.push((guess(scenes, &shared), shared));
     }
     found.sort_by(|a, b| b.0.total_cmp(&a.0));
@@ -164,6 +171,15 @@ fn finalists(scenes: &[Scene], able: &BTreeMap<Place, BTreeSet<ModelId>>) -> Vec
     let best = found.first().map_or(0.0, |(value, _)| *value);
     found.retain(|(value, _)| *value >= best - NEAR * best.abs() || value.is_nan());
     found.into_iter().map(|(_, deal)| deal).collect()
+}
+
+/// Whether a device has memory for all models that it is for.
+fn fits_at(scenes: &[Scene], deal: &Deal, place: &Place) -> bool {
+    let mut models = BTreeSet::new();
+    let dealt = scenes.iter().filter(|s| deal.contains(&(s.card.id, *place)) && models.insert(s.card.id));
+    let sum = |(need, most): (u64, u64), room: &Room| (need.saturating_add(room.need), most.min(room.most));
+    let (need, most) = dealt.filter_map(|s| s.rooms.get(place)).fold((0, u64::MAX), sum);
+    need <= most
 }
 
 /// Each device for one model: the most able first, to the model that has least of what it could use.
@@ -212,6 +228,13 @@ fn improved(
                 let mut other = deal.clone();
                 if !other.remove(&(*model, *place)) {
                     other.insert((*model, *place));
+                    if !fits_at(scenes, &other, place) {
+                        // It comes instead of those that are there.
+                        other.retain(|(of, at)| at != place || of == model);
+                    }
+                }
+                if !fits_at(scenes, &other, place) {
+                    continue;
                 }
                 let worth = guess(scenes, &other);
                 if worth > value {
@@ -229,14 +252,14 @@ fn improved(
 /// What a dealing is worth before anything is searched in it.
 fn guess(scenes: &[Scene], deal: &Deal) -> f64 {
     let taken = Taken::by(scenes, deal);
-    let (mut sum, mut unserved) = (0.0, scenes.iter().map(|s| s.card.id).collect::<BTreeSet<_>>());
+    let (mut sum, mut unserved) = (0.0, scenes.iter().map(|s| (s.card.id, s.without)).collect::<BTreeMap<_, _>>());
     for scene in scenes {
         if let Some(value) = scene.beside_others(&taken).on(deal).and_then(|s| s.guess()) {
             sum += scene.share * value;
             unserved.remove(&scene.card.id);
         }
     }
-    sum - unserved.len() as f64
+    without(sum, unserved.into_values())
 }
 
 /// Part of each device's time that is fair to each model of those that it can serve, by what they are asked for.
