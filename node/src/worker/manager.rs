@@ -44,7 +44,7 @@ struct Running {
 }
 
 /// Memory of a device that a stage of a model has, until it is freed.
-struct Held {
+struct Reserved {
     device: u16,
     model: ModelId,
     freed: CancellationToken,
@@ -63,7 +63,7 @@ pub(super) struct StageManager {
     /// Models of the plan.
     served: BTreeSet<ModelId>,
     /// What has memory of a device, or is about to get some.
-    held: Vec<Held>,
+    reserved: Vec<Reserved>,
     /// Stages that wait for memory which others here still have.
     waiting: Vec<Order>,
     /// There were such since the plan was adopted.
@@ -110,7 +110,7 @@ impl StageManager {
             loading: BTreeMap::new(),
             draining: Vec::new(),
             served: BTreeSet::new(),
-            held: Vec::new(),
+            reserved: Vec::new(),
             waiting: Vec::new(),
             out_of_kv_pages: false,
             freed: Arc::default(),
@@ -278,7 +278,7 @@ impl StageManager {
             return self.wait(order);
         }
         let (freed, device, model) = (CancellationToken::new(), order.device(), order.group.model);
-        self.held.push(Held { device, model, freed: freed.clone() });
+        self.reserved.push(Reserved { device, model, freed: freed.clone() });
         if let Err(full) = self.orders.try_send(Order { freed, ..order }) {
             let Order { group, freed, .. } = full.into_inner();
             tracing::info!(group = %group.id, "too many stages wait to be loaded; this one waits for the next plan");
@@ -288,10 +288,10 @@ impl StageManager {
     }
 
     fn has_room(&mut self, order: &Order) -> bool {
-        self.held.retain(|held| !held.freed.is_cancelled());
+        self.reserved.retain(|reserved| !reserved.freed.is_cancelled());
         let device = order.device();
         let mut models: BTreeSet<ModelId> =
-            self.held.iter().filter(|held| held.device == device).map(|held| held.model).collect();
+            self.reserved.iter().filter(|reserved| reserved.device == device).map(|reserved| reserved.model).collect();
         models.insert(order.group.model);
         order.model.adverted.get(usize::from(device)).is_none_or(|adverted| adverted.holds(&models))
     }
