@@ -236,6 +236,7 @@ pub async fn run(
         accused: Vec::new(),
         remembered: ground.store.endorsed(),
         known: ground.store.known(ground.invite.swarm),
+        echo: None,
         started: ground.started,
     };
     driver.run(stop, drained(worker, still_open)).await;

@@ -196,6 +196,7 @@ impl Control {
         let (now, me, defer, listens) = (self.now, self.config.me, self.defer(), self.listens());
         let (rules, health, listeners) = (&self.config.silence, &self.health, &self.voice.listeners);
         let answer = ANSWER + health.grace() + self.unevenness();
+        let backlog = health.backlog();
         let (mut lost, mut bereft, mut missed) = (false, 0, Vec::new());
         for (peer, member) in self.members.iter_mut().filter(|(peer, m)| m.is_there() && **peer != me) {
             let leaves = member.heartbeat.leaving;
@@ -209,7 +210,7 @@ impl Control {
             }
             // Whom this peer should hear itself it knows: that one may be late as often as it is.
             let patience = if watched && sign != Sign::Dead { 2 * answer } else { answer };
-            let unanswered = member.called.is_some_and(|at| now >= at + patience);
+            let unanswered = member.called.is_some_and(|at| now >= at + patience + backlog);
             if left || member.is_gone() || unanswered {
                 member.give_up();
                 lost = true;

@@ -47,6 +47,8 @@ use tsnode_protocol::{
 
 /// How often what runs here is looked at, for heartbeats and the view.
 const LOOK: Duration = Duration::from_millis(250);
+/// A word through this peer's own queues that is so late is lost.
+const ECHO_LOST: Duration = Duration::from_secs(30);
 /// How often it is said who is there: well within the time after which somebody who is not heard of is looked for.
 const PRESENT: Duration = Duration::from_secs(5);
 /// Peers whose addresses are remembered, and how many of each.
@@ -142,6 +144,8 @@ pub struct Driver {
     pub going: watch::Sender<Arc<BTreeSet<PeerId>>>,
     /// The swarm, for everyone who looks.
     pub view: watch::Sender<SwarmView>,
+    /// When the word was said that is under way through this peer's own queues.
+    pub echo: Option<Instant>,
     /// The process's zero.
     pub started: Instant,
 }
@@ -196,7 +200,14 @@ impl Driver {
                     due = true;
                     self.forgive();
                     self.forget_twin();
-                    let turns = [self.apply_command().await, self.fall_back(), self.invite(), self.lie(), self.accuse()];
+                    let turns = [
+                        self.listen_to_itself(),
+                        self.apply_command().await,
+                        self.fall_back(),
+                        self.invite(),
+                        self.lie(),
+                        self.accuse(),
+                    ];
                     for event in turns.into_iter().flatten() {
                         self.step(event).await;
                     }
@@ -221,6 +232,10 @@ impl Driver {
             SwarmEvent::Gossip(message) => Some(Event::Gossip(message)),
             SwarmEvent::Connected(peer) => Some(Event::Connected(peer)),
             SwarmEvent::Disconnected(peer) => Some(Event::Disconnected(peer)),
+            SwarmEvent::Echo(said) => {
+                self.echo = self.echo.filter(|under_way| *under_way != said);
+                Some(Event::CameThrough(said.elapsed()))
+            }
             SwarmEvent::Listening(addresses) => self.listening(addresses),
             SwarmEvent::Reachable(reachable) => self.advertise(|advert| advert.reachable = reachable),
             SwarmEvent::Offence { peer, offence } => {
@@ -245,6 +260,17 @@ impl Driver {
                 None
             }
         }
+    }
+
+    /// Puts a word behind all that is to be heard here, or says how late the last one is already: where more comes than is taken in,
+    /// others seem silent who are not.
+    fn listen_to_itself(&mut self) -> Option<Event> {
+        if let Some(late) = self.echo.map(|said| said.elapsed()).filter(|late| *late < ECHO_LOST) {
+            return (late > LOOK).then_some(Event::CameThrough(late));
+        }
+        let now = Instant::now();
+        self.echo = self.swarm.echo(now).is_ok().then_some(now);
+        None
     }
 
     /// Lends a model that came later than this peer started, in the place of the one inside the program.

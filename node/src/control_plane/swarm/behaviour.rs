@@ -18,8 +18,9 @@ use tsnode_protocol::{SwarmId, limits};
 const FAMILY: &str = "tsnode/1";
 /// How often a connection is checked.
 const PING_EVERY: Duration = Duration::from_secs(5);
-/// How long an answer may take before the connection counts as dead.
-const PING_LIMIT: Duration = Duration::from_secs(10);
+/// How long an answer may take before the connection counts as dead: who is dead is known sooner by its silence, and where many peers
+/// share a full computer, connections that were only slow would have to be made again.
+const PING_LIMIT: Duration = Duration::from_secs(20);
 /// One gossip frame: the largest message and what gossipsub writes around it.
 const FRAME_BYTES: usize = limits::GOSSIP_BYTES + 4 * 1024;
 /// Messages waiting for one slow neighbour.

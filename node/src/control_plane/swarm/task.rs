@@ -141,6 +141,7 @@ impl Task {
             Command::Publish(bytes) => self.publish(bytes),
             Command::Dial(address) => self.attempt(Attempt::to(address)),
             Command::Disconnect(peer) => self.disconnect(peer),
+            Command::Echo(said) => self.outbox.push(SwarmEvent::Echo(said)),
             Command::Present(peers) => peers.into_iter().for_each(|peer| self.dialer.heard(peer, Instant::now())),
             Command::Allow(peer, why) => {
                 self.bans.remove(&(peer, why));
