@@ -47,6 +47,9 @@ use tsnode_protocol::{
 
 /// How often what runs here is looked at, for heartbeats and the view.
 const LOOK: Duration = Duration::from_millis(250);
+/// Up to how many peers others are shown what is new at each look; and after so many looks they are in any swarm.
+const EACH_LOOK: usize = 12;
+const MOST_LOOKS: usize = 4;
 /// A word through this peer's own queues that is so late is lost.
 const ECHO_LOST: Duration = Duration::from_secs(30);
 /// How often it is said who is there: well within the time after which somebody who is not heard of is looked for.
@@ -155,7 +158,7 @@ impl Driver {
     pub async fn run(mut self, stop: CancellationToken, drained: impl Future<Output = ()>) {
         let mut drained = std::pin::pin!(drained);
         let mut leaving = false;
-        let mut due = false;
+        let (mut due, mut looks) = (false, 0);
         let mut look = interval(LOOK);
         let mut present = interval(PRESENT);
         present.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -197,7 +200,8 @@ impl Driver {
                     None
                 }
                 _ = look.tick() => {
-                    due = true;
+                    looks += 1;
+                    due |= looks >= self.looks_a_show();
                     self.forgive();
                     self.forget_twin();
                     let turns = [
@@ -218,6 +222,7 @@ impl Driver {
                 due |= self.step(event).await;
             }
             if std::mem::take(&mut due) {
+                looks = 0;
                 self.remember();
                 self.change_over().await;
                 self.show(leaving);
@@ -260,6 +265,12 @@ impl Driver {
                 None
             }
         }
+    }
+
+    /// After how many looks at what runs here others are shown what is new where nothing else was a reason to: all adverts are compared
+    /// for that, with all their links, and of many peers each says something seldomer.
+    fn looks_a_show(&self) -> usize {
+        (self.roster.borrow().len() / EACH_LOOK).clamp(1, MOST_LOOKS)
     }
 
     /// Puts a word behind all that is to be heard here, or says how late the last one is already: where more comes than is taken in,

@@ -21,9 +21,9 @@ const AGAIN: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(200);
 const PAUSE_SHARE: Duration = Duration::from_millis(20);
 /// Between two words about links, at least, and so much more for each link: everybody hears of every one, so that of all
-/// peers together no more than ten a second are said.
+/// peers together no more than five a second are said.
 const WORD: Duration = Duration::from_secs(1);
-const WORD_SHARE: Duration = Duration::from_millis(100);
+const WORD_SHARE: Duration = Duration::from_millis(200);
 /// How often what traffic shows is looked at between rounds.
 const LOOK: Duration = Duration::from_secs(2);
 /// A number that has moved by less than this part is no news after a round.
@@ -182,8 +182,8 @@ mod tests {
         let mut told = Told::default();
         assert!(told.is_due(at(0.0), &links(40, 1e6), NEWS) && !told.owes, "the first is said at once");
         told = Told { links: links(40, 1e6), at: Some(at(0.0)), owes: false };
-        assert!(!told.is_due(at(3.9), &links(40, 1.1e6), NEWS) && told.owes);
-        assert!(told.is_due(at(4.0), &links(40, 1.1e6), SUDDEN), "what is owed is no news by a coarser measure");
+        assert!(!told.is_due(at(7.9), &links(40, 1.1e6), NEWS) && told.owes);
+        assert!(told.is_due(at(8.0), &links(40, 1.1e6), SUDDEN), "what is owed is no news by a coarser measure");
         told = Told { links: links(2, 1e6), at: Some(at(0.0)), owes: false };
         assert!(!told.is_due(at(0.9), &links(2, 2e6), NEWS) && told.is_due(at(1.0), &links(2, 2e6), NEWS));
         assert!(!told.is_due(at(1.0), &links(2, 1e6), NEWS) && !told.owes, "as it was said");
