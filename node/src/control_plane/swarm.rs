@@ -210,6 +210,7 @@ pub async fn start(
         unproven: Unproven::default(),
         moves: Moves::default(),
         doors: config.doors.clone(),
+        echo: None,
     };
     let inputs = Inputs { commands, rejections, asks: porter.asks };
     crate::tasks::spawn("swarm", task.run(inputs, maker, stop));
