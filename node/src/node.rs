@@ -236,6 +236,7 @@ pub async fn run(
         accused: Vec::new(),
         remembered: ground.store.endorsed(),
         known: ground.store.known(ground.invite.swarm),
+        shown: Vec::new(),
         echo: None,
         started: ground.started,
     };

@@ -147,6 +147,8 @@ pub struct Driver {
     pub going: watch::Sender<Arc<BTreeSet<PeerId>>>,
     /// The swarm, for everyone who looks.
     pub view: watch::Sender<SwarmView>,
+    /// The adverts that others were shown last, as they are known here.
+    pub shown: Vec<(PeerId, Arc<Advert>)>,
     /// When the word was said that is under way through this peer's own queues.
     pub echo: Option<Instant>,
     /// The process's zero.
