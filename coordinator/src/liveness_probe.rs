@@ -373,6 +373,15 @@ mod tests {
     }
 
     #[test]
+    fn a_connection_over_a_far_relay_may_take_longer_to_be_made() {
+        let mut scenario = Scenario::of(1);
+        let far = Duration::from_millis(400);
+        scenario.peers.values_mut().for_each(|seen| (seen.connected, seen.round_trip) = (false, far));
+        assert_eq!(scenario.on(3500, &[]), []);
+        assert_eq!(scenario.on(500, &[]).len(), 1);
+    }
+
+    #[test]
     fn a_connection_that_takes_long_is_waited_for_by_a_listener_that_slept() {
         let mut scenario = Scenario::of(1);
         scenario.peers.get_mut(&peer(1)).into_iter().for_each(|seen| seen.connected = false);
