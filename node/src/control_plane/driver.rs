@@ -269,8 +269,8 @@ impl Driver {
         }
     }
 
-    /// After how many looks at what runs here others are shown what is new where nothing else was a reason to: all adverts are compared
-    /// for that, with all their links, and of many peers each says something seldomer.
+    /// After how many looks at what runs here others are shown what is new where nothing else was a reason to: what is shown is made of
+    /// all peers, whoever watches takes all of it in, and of many peers each says something seldomer.
     fn looks_a_show(&self) -> usize {
         (self.roster.borrow().len() / EACH_LOOK).clamp(1, MOST_LOOKS)
     }
