@@ -1,6 +1,5 @@
 //! Plan flow 2: when a peer says what it is: quickly while somebody is new, and in a swarm of any size so seldom that what is
-//! heard of all adverts does not grow. Each is heard by all, with all its links: where many come together, what they say of that is
-//! most of what there is to hear.
+//! heard of all adverts does not grow. Each is heard by all, with all its links: that is much to hear where many come together.
 
 use crate::Time;
 use std::time::Duration;

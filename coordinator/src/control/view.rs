@@ -171,7 +171,7 @@ impl Control {
         if accuses && self.outlaws() != outlaws {
             self.members_changed();
         }
-        if behind && signer != self.config.me {
+        if behind && signer != self.config.me && self.may_repeat_advert(Duration::ZERO) {
             // It may have started again, too soon to have been missed, and lack the adverts it would judge us by.
             self.advertise_within(Duration::from_secs(1));
         }
