@@ -238,7 +238,8 @@ impl Control {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::ControlConfig, *};
+    use super::*;
+    use crate::control::ControlConfig;
     use tsnode_protocol::SwarmId;
 
     #[test]
