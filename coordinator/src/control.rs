@@ -155,7 +155,14 @@ impl Control {
                 peers.truncate(limits::CUT_OFF);
                 self.own.cut_off = peers;
             }
-            Event::Connected(_) => self.newcomer(),
+            Event::CameThrough(took) => self.health.came_through(took),
+            // Who was here all along has heard what others are, over whomever; what it missed shows in the digest, where there is one.
+            Event::Connected(peer) => {
+                let is_few = self.members.len() <= voice::LISTENERS;
+                if is_few || self.members.get(&peer).is_none_or(|m| !m.has_settled(now)) {
+                    self.newcomer();
+                }
+            }
             Event::Disconnected(peer) => {
                 if let Some(member) = self.members.get_mut(&peer) {
                     member.disconnected = true;

@@ -17,6 +17,8 @@ use tsnode_protocol::PeerId;
 
 /// How often to look.
 pub const LOOK: Duration = Duration::from_millis(50);
+/// How often to look while there is nothing to wait for: a peer that has a connection to each of a thousand is quiet when it is idle.
+pub const REST: Duration = Duration::from_secs(1);
 /// Who says nothing for so long is asked. Where tokens flow, nobody is.
 const USUAL: Duration = Duration::from_millis(200);
 /// Then again and again: a packet may be lost. And who is unresponsive, to hear when it is there again.
@@ -92,6 +94,8 @@ pub struct LivenessProbe {
     health: Health,
     /// When the next look is due.
     due: Option<Time>,
+    /// Whether there is nothing to wait for.
+    rests: bool,
 }
 
 impl LivenessProbe {
@@ -105,14 +109,21 @@ impl LivenessProbe {
         self.peers.keys().copied()
     }
 
-    /// Looks at those of whom something is expected, and at all others who are known. To be called every [`LOOK`].
+    /// Whether the next look may wait for [`REST`], or until something is expected of somebody: nothing is, nobody is to answer, and
+    /// nobody is unresponsive.
+    #[must_use]
+    pub fn rests(&self) -> bool {
+        self.rests
+    }
+
+    /// Looks at those of whom something is expected, and at all others who are known. To be called every [`LOOK`], unless it
+    /// [rests](Self::rests).
     pub fn look(&mut self, now: Time, seen: &BTreeMap<PeerId, Seen>) -> Look {
         let late = self.due.map_or(Duration::ZERO, |due| now.saturating_sub(due));
         // Who was stopped is not slow afterwards: only a listener with much else to do is.
         if late < SLEPT {
             self.health.woke(self.due.unwrap_or(now), now);
         }
-        self.due = Some(now + LOOK);
         let mut out = Look::default();
         for (id, peer) in &mut self.peers {
             if peer.listens(now, late, seen.get(id)) && std::mem::take(&mut peer.unresponsive) {
@@ -138,6 +149,8 @@ impl LivenessProbe {
             Some(seen) if seen.connected || (seen.owes && !peer.unresponsive) => true,
             _ => peer.unresponsive && now < peer.heard + MOST + GONE,
         });
+        self.rests = !seen.values().any(|seen| seen.owes) && !self.peers.values().any(Peer::is_waited_for);
+        self.due = Some(now + if self.rests { REST } else { LOOK });
         out
     }
 
@@ -154,6 +167,11 @@ impl Peer {
         // Whether it is there at all is asked at once.
         let heard = now.saturating_sub(USUAL);
         Self { packets, heard, asked: None, missing: None, slow: (0.0, now), unresponsive: false, returned: None }
+    }
+
+    /// Whether something is to come from it, or it is to be there again.
+    fn is_waited_for(&self) -> bool {
+        self.unresponsive || self.asked.is_some() || self.missing.is_some()
     }
 
     /// Takes in whether it has said something; the listener was `late`, and what came meanwhile may not be read yet.
@@ -355,12 +373,62 @@ mod tests {
     }
 
     #[test]
+    fn a_connection_over_a_far_relay_may_take_longer_to_be_made() {
+        let mut scenario = Scenario::of(1);
+        let far = Duration::from_millis(400);
+        scenario.peers.values_mut().for_each(|seen| (seen.connected, seen.round_trip) = (false, far));
+        assert_eq!(scenario.on(3500, &[]), []);
+        assert_eq!(scenario.on(500, &[]).len(), 1);
+    }
+
+    #[test]
     fn a_connection_that_takes_long_is_waited_for_by_a_listener_that_slept() {
         let mut scenario = Scenario::of(1);
         scenario.peers.get_mut(&peer(1)).into_iter().for_each(|seen| seen.connected = false);
         scenario.on(1500, &[]);
         scenario.now += Duration::from_secs(10);
         assert_eq!(scenario.on(300, &[]), []);
+    }
+
+    #[test]
+    fn where_nothing_is_expected_looks_are_rare_and_blame_nobody_afterwards() {
+        let mut scenario = Scenario::of(2);
+        let owe = |scenario: &mut Scenario, owes| scenario.peers.values_mut().for_each(|seen| seen.owes = owes);
+        scenario.on(1000, &[(1, 50), (2, 50)]);
+        assert!(!scenario.probe.rests());
+        owe(&mut scenario, false);
+        scenario.on(300, &[(1, 50), (2, 50)]);
+        assert!(scenario.probe.rests());
+        for _ in 0..10 {
+            scenario.now += REST;
+            assert_eq!(scenario.probe.look(scenario.now, &scenario.peers), Look::default());
+        }
+        // Something is expected long before the next look would have been.
+        owe(&mut scenario, true);
+        scenario.now += LOOK;
+        let look = scenario.probe.look(scenario.now, &scenario.peers);
+        assert_eq!(
+            (look.ask, look.unresponsive),
+            (vec![peer(1), peer(2)], vec![]),
+            "whether they are there is asked at once"
+        );
+        assert!(!scenario.probe.rests());
+        let (began, stopped) = (scenario.now, scenario.on(5000, &[(2, 50)]));
+        let soon = began + Duration::from_millis(800);
+        assert!(matches!(stopped[..], [(id, at)] if id == peer(1) && at <= soon), "{stopped:?}");
+        assert!(!scenario.probe.rests(), "it is to be there again");
+    }
+
+    #[test]
+    fn who_was_asked_last_is_looked_at_until_it_has_answered() {
+        let mut scenario = Scenario::of(1);
+        scenario.on(1000, &[(1, 50)]);
+        scenario.on(300, &[]);
+        scenario.peers.values_mut().for_each(|seen| seen.owes = false);
+        scenario.on(100, &[]);
+        assert!(!scenario.probe.rests(), "else what its answer took would be told by a rare look");
+        scenario.on(100, &[(1, 50)]);
+        assert!(scenario.probe.rests());
     }
 
     #[test]

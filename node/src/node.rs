@@ -249,6 +249,8 @@ pub async fn run(
         accused: Vec::new(),
         remembered: ground.store.endorsed(),
         known: ground.store.known(ground.invite.swarm),
+        shown: Vec::new(),
+        echo: None,
         started: ground.started,
     };
     driver.run(stop, drained(worker, still_open)).await;

@@ -114,13 +114,15 @@ impl Control {
 
     /// Quiet to wait for. Who starts alone has most likely company on its way: a plan made just before it comes would be
     /// one of two in its term, and seconds go by until that is settled. A client who asks meanwhile is not kept waiting,
-    /// least of all where no company is known of.
+    /// least of all where no company is known of. On a full computer all of that takes longer.
     fn settle(&self) -> Duration {
         let alone = self.own.lends() && self.adoption.adopted.is_none() && self.members().count() < 2;
+        let (settle, backlog) = (self.config.settle, self.health.backlog());
         match (alone, self.own.asked) {
             (true, true) if !self.config.company => Duration::ZERO,
-            (true, false) => self.config.settle * ALONE,
-            _ => self.config.settle,
+            (true, false) if self.config.company => settle * ALONE + backlog,
+            (true, false) => settle * ALONE,
+            _ => settle + backlog.min(settle * ALONE),
         }
     }
 

@@ -171,7 +171,7 @@ impl Control {
         if accuses && self.outlaws() != outlaws {
             self.members_changed();
         }
-        if behind && signer != self.config.me {
+        if behind && signer != self.config.me && self.may_repeat_advert(Duration::ZERO) {
             // It may have started again, too soon to have been missed, and lack the adverts it would judge us by.
             self.advertise_within(Duration::from_secs(1));
         }
@@ -196,6 +196,7 @@ impl Control {
         let (now, me, defer, listens) = (self.now, self.config.me, self.defer(), self.listens());
         let (rules, health, listeners) = (&self.config.silence, &self.health, &self.voice.listeners);
         let answer = ANSWER + health.grace() + self.unevenness();
+        let backlog = health.backlog();
         let (mut lost, mut bereft, mut missed) = (false, 0, Vec::new());
         for (peer, member) in self.members.iter_mut().filter(|(peer, m)| m.is_there() && **peer != me) {
             let leaves = member.heartbeat.leaving;
@@ -209,7 +210,7 @@ impl Control {
             }
             // Whom this peer should hear itself it knows: that one may be late as often as it is.
             let patience = if watched && sign != Sign::Dead { 2 * answer } else { answer };
-            let unanswered = member.called.is_some_and(|at| now >= at + patience);
+            let unanswered = member.called.is_some_and(|at| now >= at + patience + backlog);
             if left || member.is_gone() || unanswered {
                 member.give_up();
                 lost = true;

@@ -3,7 +3,7 @@
 use super::{all_is_well, control, coordinator, seconds};
 use std::collections::BTreeSet;
 use std::time::Duration;
-use tsnode_coordinator::sample;
+use tsnode_coordinator::{control::Event, sample};
 use tsnode_protocol::{PeerId, Plan};
 use tsnode_simulator::simulation::{World, process::Held, sketch::Sketch};
 
@@ -111,6 +111,34 @@ fn lateness_and_pauses_of_two_seconds_bury_nobody() {
         let figures = &world.checks.figures;
         assert_eq!((figures.false_deaths, figures.excused_deaths), (0, 0), "seed {seed}");
     }
+}
+
+/// Peers of a full computer: what they say waits for seconds, and each knows it by a word through its own queues.
+#[test]
+fn who_knows_that_words_wait_buries_nobody_for_six_seconds_of_silence_and_hears_of_a_kill_at_once() {
+    let run = |waits: Duration| {
+        let mut world = World::planned_by(Sketch, 11);
+        for n in 0..8 {
+            let n = world.add(sample::advert(n));
+            world.start(n);
+        }
+        world.wait(seconds(8));
+        for quarter in 0..80 {
+            (0..8).for_each(|n| world.tell(n, Event::CameThrough(waits)));
+            if quarter == 40 {
+                world.pause(3, seconds(6));
+            }
+            world.wait(Duration::from_millis(250));
+        }
+        let buried = world.checks.figures.false_deaths + world.checks.figures.excused_deaths;
+        world.kill(5);
+        world.wait(seconds(3));
+        (buried, world.checks.figures.noticed_at_once.len())
+    };
+    let ((late, at_once), (full, at_once_too)) = (run(Duration::from_millis(20)), run(seconds(1)));
+    assert!(late > 0, "else this shows nothing");
+    assert_eq!(full, 0);
+    assert!(at_once > 0 && at_once_too > 0, "{at_once} {at_once_too}");
 }
 
 #[test]
