@@ -151,7 +151,11 @@ impl Provision {
     /// What was fetched last, if it is still there and may still be lent; of one that is named, that.
     fn last(&self) -> Option<Remembered> {
         let is_allowed = |name: &str| self.allowed.is_empty() || self.allowed.iter().any(|glob| glob.fits(name));
-        let is_meant = |name: &str| self.named.as_deref().map_or_else(|| is_allowed(name), |named| named == name);
+        // What is only pulled is lent where it is named.
+        let is_meant = |fetched: &Remembered| match &self.named {
+            Some(named) => fetched.name == *named,
+            None => !fetched.only_pulled && is_allowed(&fetched.name),
+        };
         remembered::last(&self.fetcher.folder, is_meant)
     }
 
@@ -164,8 +168,23 @@ impl Provision {
             stock.ok_or_else(|| FetchError::Unusable { model: last.name.clone(), why })
         };
         let stock = self.stocks.open(last.model()?, reopen).await.ok()?;
+        if let Err(error) = self.within_budget(&stock) {
+            tracing::warn!(model = last.name, %error, "what was fetched last is not lent");
+            let why = Some(error.to_string());
+            tell(Fetching { model: last.name.clone(), why, ..Fetching::default() });
+            return None;
+        }
         stock.hear(tell.clone());
         Some(stock)
+    }
+
+    /// Who has opened it, or had it fetched, may have had another budget.
+    fn within_budget(&self, stock: &Stock<Peers>) -> Result<(), FetchError> {
+        let (bytes, budget) = (stock.drafts().manifest().bytes(), self.fetcher.budget);
+        if bytes > budget {
+            return Err(FetchError::Budget { model: stock.card().name.clone(), bytes, budget });
+        }
+        Ok(())
     }
 
     fn choose(&self) -> Result<Wanted, Unwanted> {
@@ -197,11 +216,7 @@ impl Provision {
         );
         let open = || Stock::open(self.fetcher.clone(), card.clone(), self.fetched.clone(), tell.clone());
         let stock = self.stocks.open(card.id, open).await?;
-        // Who has opened it may have had another budget.
-        let (bytes, budget) = (stock.drafts().manifest().bytes(), self.fetcher.budget);
-        if bytes > budget {
-            return Err(FetchError::Budget { model: card.name.clone(), bytes, budget });
-        }
+        self.within_budget(&stock)?;
         stock.hear(tell.clone());
         Ok(stock)
     }
