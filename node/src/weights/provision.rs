@@ -150,12 +150,7 @@ impl Provision {
 
     /// What was fetched last, if it is still there and may still be lent; of one that is named, that.
     fn last(&self) -> Option<Remembered> {
-        let is_allowed = |name: &str| self.allowed.is_empty() || self.allowed.iter().any(|glob| glob.fits(name));
-        // What is only pulled is lent where it is named.
-        let is_meant = |fetched: &Remembered| match &self.named {
-            Some(named) => fetched.name == *named,
-            None => !fetched.only_pulled && is_allowed(&fetched.name),
-        };
+        let is_meant = |fetched: &Remembered| may_lend(fetched, self.named.as_deref(), &self.allowed);
         remembered::last(&self.fetcher.folder, is_meant)
     }
 
@@ -219,5 +214,28 @@ impl Provision {
         self.within_budget(&stock)?;
         stock.hear(tell.clone());
         Ok(stock)
+    }
+}
+
+/// Whether what was fetched once may be lent again; what is only pulled where it is named.
+fn may_lend(fetched: &Remembered, named: Option<&str>, allowed: &[Glob]) -> bool {
+    match named {
+        Some(named) => fetched.name == named,
+        None => !fetched.only_pulled && (allowed.is_empty() || allowed.iter().any(|glob| glob.fits(&fetched.name))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_only_pulled_is_lent_where_it_is_named() {
+        let of = |only_pulled| Remembered { name: "org/1".into(), path: "1".into(), only_pulled };
+        let (lent, pulled) = (of(false), of(true));
+        let [own, other] = ["org/*", "other/*"].map(|glob| [Glob::new(glob)]);
+        assert!(may_lend(&lent, None, &[]) && may_lend(&lent, None, &own) && !may_lend(&lent, None, &other));
+        assert!(!may_lend(&pulled, None, &[]) && !may_lend(&pulled, None, &own));
+        assert!(may_lend(&pulled, Some("org/1"), &[]) && !may_lend(&pulled, Some("org/2"), &[]));
     }
 }
