@@ -54,8 +54,10 @@ pub struct Choice<'a> {
 /// What a group has room for, beside what it says of its load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GroupSize {
-    /// KV of its model (tokens); 0 where that is not known.
+    /// KV of its model (tokens), at the stage that has the least; 0 where that is not known.
     pub room: u64,
+    /// The same at its leader, whose free pages are those that a load says.
+    pub leads: u64,
     /// KV of requests that were sent there since the group last said how much it has (tokens).
     pub sent: u64,
     /// Prompt tokens of a batch where nothing is answered, at most; 0 where that is not known.
@@ -67,7 +69,7 @@ pub struct GroupSize {
 pub struct Sizes {
     /// Of groups.
     pub groups: BTreeMap<GroupId, GroupSize>,
-    /// Whether the next request stays on the plan's ways, whatever waits there.
+    /// Whether the next request stays on the plan's ways, whatever waits there: its KV is to be sent, or it was begun before.
     pub stays: bool,
 }
 
@@ -238,11 +240,11 @@ fn ways(plan: &Plan, groups: &[GroupId], choice: Choice<'_>) -> Vec<PhasePair<Gr
 fn seen(up: &BTreeMap<GroupId, Load>, sizes: &Sizes, id: GroupId) -> Seen {
     let Some(load) = up.get(&id) else { return Seen::default() };
     let Load { waiting, running, pending_tokens, total_pages, .. } = *load;
-    let GroupSize { room, sent, step } = sizes.groups.get(&id).copied().unwrap_or_default();
+    let GroupSize { room, leads, sent, step } = sizes.groups.get(&id).copied().unwrap_or_default();
     // Who says nothing of its pages may have any number.
     let room = if total_pages == 0 { 0 } else { room };
     let taken = u64::from(total_pages.saturating_sub(load.free_pages));
-    let said = room.saturating_mul(taken) / u64::from(total_pages.max(1));
+    let said = leads.saturating_mul(taken) / u64::from(total_pages.max(1));
     Seen { waiting, running, pending_tokens, held: said.saturating_add(sent), room, step, ..Seen::default() }
 }
 
@@ -389,7 +391,7 @@ mod tests {
         let plan = plan([0.9, 0.1]);
         let load = Load { free_pages: 50, total_pages: 100, ..Load::default() };
         let up: BTreeMap<GroupId, Load> = plan.groups.iter().map(|g| (g.id, load)).collect();
-        let size = |sent| GroupSize { room: 1000, sent, step: 256 };
+        let size = |sent| GroupSize { room: 1000, leads: 1000, sent, step: 256 };
         let sent = |sent: [u64; 3]| plan.groups.iter().zip(sent).map(|(g, sent)| (g.id, size(sent))).collect();
         let to = |all: [u64; 3], stays| {
             let mut router = pooled(Sizes { groups: sent(all), stays });
@@ -401,6 +403,24 @@ mod tests {
         assert_eq!(to([0, 490, 0], false), (prefill, other, None), "a prompt of ten and its first token have no room");
         assert_eq!(to([0, 490, 490], false), (prefill, prefill, Some(Overflow::Answers)));
         assert_eq!(to([0, 490, 490], true), (prefill, decode, None), "it stays on the plan's ways");
+    }
+
+    /// Of two pipelines for answers the second stage has a quarter of the tokens that the leader has, whose free pages are said.
+    #[test]
+    fn pools_hold_what_a_leader_says_against_the_stage_with_the_least_memory() {
+        let plan = plan([0.9, 0.1]);
+        let [prefill, decode] = [0, 1].map(|i: usize| plan.groups[i].id);
+        let size = |leads| GroupSize { room: 1000, leads, sent: 0, step: 256 };
+        let groups = plan.groups.iter().zip([1000, 4000, 4000]).map(|(g, leads)| (g.id, size(leads))).collect();
+        let mut router = pooled(Sizes { groups, stays: false });
+        let mut to = |free: [u32; 3]| {
+            let load = |free_pages| Load { free_pages, total_pages: 100, ..Load::default() };
+            let up = plan.groups.iter().zip(free).map(|(g, free)| (g.id, load(free))).collect();
+            let picked = pick(&mut router, Some(&plan), &up).unwrap();
+            (picked.prefill, picked.decode, router.overflow())
+        };
+        assert_eq!(to([100, 76, 70]), (prefill, decode, None), "960 tokens of 1,000, and eleven more");
+        assert_eq!(to([100, 75, 70]), (prefill, prefill, Some(Overflow::Answers)), "all of 1,000");
     }
 
     fn pooled(sizes: Sizes) -> Router {

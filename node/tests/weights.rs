@@ -343,15 +343,14 @@ async fn a_peer_fetches_the_layers_that_it_holds_and_no_others() {
     assert!(came <= held + held / 50 + 5 * CHUNK && came < file * 3 / 4, "{came} for {held}");
     assert_eq!(b.tokens().await, tokens);
     // The rest of it, for later.
-    let pulled = Command::new(env!("CARGO_BIN_EXE_tsnode"))
-        .args(["models", "pull", NAME, "--json", "--data-dir"])
+    let mut pull = Command::new(env!("CARGO_BIN_EXE_tsnode"));
+    pull.args(["models", "pull", NAME, "--json", "--data-dir"])
         .arg(&b.data)
         .env("HOME", &b.data)
         .env_remove("HF_HOME")
         .env("HF_HUB_OFFLINE", "1")
-        .output()
-        .await
-        .unwrap();
+        .kill_on_drop(true);
+    let pulled = tokio::time::timeout(LONG, pull.output()).await.unwrap().unwrap();
     let said = String::from_utf8_lossy(&pulled.stderr).into_owned();
     assert!(pulled.status.success() && said.contains("is fetched from peers of the swarm"), "{said}");
     let pulled: Value = serde_json::from_slice(&pulled.stdout).unwrap();

@@ -56,6 +56,18 @@ fn settings() -> Vec<SwarmSetting> {
     vec![set(key, SettingValue::Targets(targets)), set(route, SettingValue::Route(Some(RoutePolicy::Shortest)))]
 }
 
+/// Every policy, each for a model of its own.
+fn routed() -> Advert {
+    let set = |(n, policy): (u8, RoutePolicy)| {
+        let (key, value) = (SettingKey::Route { model: Some(ModelId([n; 16])) }, SettingValue::Route(Some(policy)));
+        SwarmSetting { key, value, at: 1_800_000_000_000, by: PeerId([3; 32]) }
+    };
+    let settings = (1..).zip(RoutePolicy::ALL).map(set).collect();
+    let (devices, models, encoders) = (vec![], vec![], vec![]);
+    let (links, invites, traffic) = (vec![], vec![], vec![]);
+    Advert { devices, models, encoders, links, invites, traffic, settings, ..advert() }
+}
+
 fn advert() -> Advert {
     let shape = ModelShape {
         layers: 5,
@@ -204,6 +216,7 @@ fn gossip() -> Vec<(&'static str, Gossip)> {
             Gossip::LivenessDigest(LivenessDigest { present: vec![present(Some(1 << 62)), present(None)] }),
         ),
         ("gossip certificate", Gossip::Certificate(certificate.into())),
+        ("gossip advert with routing policies", Gossip::Advert(routed().into())),
     ]
 }
 

@@ -16,9 +16,13 @@ impl Gateway {
     /// What a request for a model whose requests are pooled is routed by; nothing otherwise.
     pub(super) fn sizes(&self, request: RequestId) -> Sizes {
         let Some(r) = self.requests.get(&request) else { return Sizes::default() };
-        let shape = judging::shape(&self.view, r.ask.model);
-        let (Dispatch::Pools, Some(shape)) = (self.router.dispatch(r.ask.model), shape) else {
+        if self.router.dispatch(r.ask.model) != Dispatch::Pools {
             return Sizes::default();
+        }
+        // Of a second try the first token may have been there already: nobody would be told that what it was lent is done.
+        let stays = self.is_sent(r) || r.goes_on();
+        let Some(shape) = judging::shape(&self.view, r.ask.model) else {
+            return Sizes { stays, ..Sizes::default() };
         };
         let own = queues::parts(self.requests.values());
         let groups = self.view.plan.iter().flat_map(|plan| &plan.groups).filter(|group| group.model == r.ask.model);
@@ -26,7 +30,7 @@ impl Gateway {
             let own = own.get(&group.id).copied().unwrap_or_default();
             (group.id, self.size(group, &shape, own))
         };
-        Sizes { groups: groups.map(size).collect(), stays: self.is_sent(r) }
+        Sizes { groups: groups.map(size).collect(), stays }
     }
 
     /// Whether its client or this peer's owner wants its prompt computed elsewhere, which no group that does both does.
@@ -46,7 +50,8 @@ impl Gateway {
             Some(device.served(group.model)?.kv_bytes / token_layer.saturating_mul(layers))
         };
         let room = group.stages.iter().map(tokens).min().flatten().unwrap_or(0);
+        let leads = group.stages.first().and_then(tokens).unwrap_or(0);
         let step = caps::chunk(profiles).map_or(0, |tokens| tokens.saturating_mul(caps::LONG));
-        GroupSize { room, sent: self.queues.sent_since(group.id, own), step }
+        GroupSize { room, leads, sent: self.queues.sent_since(group.id, own), step }
     }
 }

@@ -358,8 +358,8 @@ mod tests {
         let mut scenario = Scenario::new().pending([2000, 2000, 0, 0]);
         assert_eq!(scenario.ask(), (A[0], A[0], Some(Overflow::Prompts)));
         scenario.set([0, 0, 300, 0]);
-        scenario.machines.get_mut(&A[1]).unwrap().running = 40;
-        assert_eq!(scenario.ask(), (P[0], A[1], None), "A1 is in its pool");
+        scenario.machines.get_mut(&A[1]).unwrap().running = 400;
+        assert_eq!(scenario.ask(), (P[0], A[1], None), "A1 is in its pool, though it has more to do");
         // Seen idle again, or this router's own prompt done: either ends a loan.
         let mut seen_idle = Scenario { pools: scenario.pools.clone(), machines: scenario.machines.clone() };
         seen_idle.set([0; 4]);
@@ -381,6 +381,7 @@ mod tests {
         assert_eq!(scenario.pools.members.lent(Pool::Prompt), 1, "prompts are its own work");
         assert_eq!(scenario.ask().0, P[0], "on loan already");
         scenario.machines.get_mut(&A[0]).unwrap().held = 3000;
+        scenario.machines.get_mut(&P[1]).unwrap().pending_tokens = 100;
         assert_eq!(scenario.ask(), (P[1], A[0], None), "there is room again, and P0 is on loan still");
         scenario.pools.answer_done(P[0], asked());
         assert_eq!(scenario.pools.members.lent(Pool::Prompt), 1, "one of two");

@@ -113,7 +113,7 @@ async fn show(settings: &Settings, matches: &ArgMatches, what: What) -> Result<(
         let shown: Vec<&SwarmSetting> = view.settings.iter().filter(|s| is_of(s, what)).collect();
         return print_json(&match what {
             What::Targets => json!({ "targets": shown, "attainment": view.attainment }),
-            What::Route => json!({ "route": shown }),
+            What::Route => json!({ "route": shown, "overflows": view.overflows }),
         });
     }
     for line in lines(&view, what) {
@@ -128,15 +128,19 @@ fn is_of(setting: &SwarmSetting, what: What) -> bool {
 
 fn lines(view: &SwarmView, what: What) -> Vec<String> {
     let all = swarm_settings::lines(view).into_iter();
-    let lines: Vec<String> =
-        all.filter(|(label, _)| is_routing(label) == (what == What::Route)).map(|(_, line)| line).collect();
-    match what {
-        _ if !lines.is_empty() => lines,
+    let (labels, mut lines): (Vec<&str>, Vec<String>) =
+        all.filter(|(label, _)| is_routing(label) == (what == What::Route)).unzip();
+    let (label, unset) = match what {
         What::Targets => {
-            vec!["none are set: plans are held against ten times what the swarm's fastest group takes".into()]
+            ("targets", "none are set: plans are held against ten times what the swarm's fastest group takes")
         }
-        What::Route => vec!["live: by the plan's shares, corrected by queues; nobody has set anything else".into()],
+        What::Route => ("routing", "live: by the plan's shares, corrected by queues; nobody has set anything else"),
+    };
+    // What became of it while it was set stays there after that.
+    if !labels.contains(&label) {
+        lines.insert(0, unset.into());
     }
+    lines
 }
 
 fn is_routing(label: &str) -> bool {
@@ -146,6 +150,22 @@ fn is_routing(label: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::view::{OverflowView, tests::view};
+    use tsnode_protocol::SettingValue;
+
+    #[test]
+    fn what_was_taken_back_is_said_to_be_so_whatever_became_of_it() {
+        let mut seen = view();
+        let said = |seen: &SwarmView| lines(seen, What::Route);
+        assert!(matches!(&said(&seen)[..], [unset] if unset.starts_with("live: ")), "{:?}", said(&seen));
+        seen.overflows = vec![OverflowView { model: "tiny".into(), prompts: 12, answers: 3 }];
+        let both = said(&seen);
+        assert!(both.len() == 2 && both[0].starts_with("live: ") && both[1].contains("12 times"), "{both:?}");
+        let (key, value) = (SettingKey::Route { model: None }, SettingValue::Route(Some(RoutePolicy::Pools)));
+        seen.settings = vec![SwarmSetting { key, value, at: 0, by: seen.me }];
+        let set = said(&seen);
+        assert!(set.len() == 2 && set[0].starts_with("pools for every model"), "{set:?}");
+    }
 
     #[test]
     fn times_are_read_with_their_units() {

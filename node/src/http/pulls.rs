@@ -31,5 +31,7 @@ pub(super) async fn set(
     let card = find_card(&state.view.borrow(), Some(&model))?.clone();
     let busy = |error: TooMany| ApiError::Refused { status: StatusCode::CONFLICT, message: error.to_string() };
     state.controls.pulls.want(&card).map_err(busy)?;
-    Ok((StatusCode::ACCEPTED, Json(json!({ "done": format!("{} is fetched from peers", card.name) }))))
+    let done = format!("{} is fetched from peers", card.name);
+    // Of one name there may be several: how far it is goes by the id.
+    Ok((StatusCode::ACCEPTED, Json(json!({ "done": done, "id": card.id }))))
 }

@@ -150,8 +150,7 @@ impl Provision {
 
     /// What was fetched last, if it is still there and may still be lent; of one that is named, that.
     fn last(&self) -> Option<Remembered> {
-        let is_allowed = |name: &str| self.allowed.is_empty() || self.allowed.iter().any(|glob| glob.fits(name));
-        let is_meant = |name: &str| self.named.as_deref().map_or_else(|| is_allowed(name), |named| named == name);
+        let is_meant = |fetched: &Remembered| may_lend(fetched, self.named.as_deref(), &self.allowed);
         remembered::last(&self.fetcher.folder, is_meant)
     }
 
@@ -164,8 +163,23 @@ impl Provision {
             stock.ok_or_else(|| FetchError::Unusable { model: last.name.clone(), why })
         };
         let stock = self.stocks.open(last.model()?, reopen).await.ok()?;
+        if let Err(error) = self.within_budget(&stock) {
+            tracing::warn!(model = last.name, %error, "what was fetched last is not lent");
+            let why = Some(error.to_string());
+            tell(Fetching { model: last.name.clone(), why, ..Fetching::default() });
+            return None;
+        }
         stock.hear(tell.clone());
         Some(stock)
+    }
+
+    /// Who has opened it, or had it fetched, may have had another budget.
+    fn within_budget(&self, stock: &Stock<Peers>) -> Result<(), FetchError> {
+        let (bytes, budget) = (stock.drafts().manifest().bytes(), self.fetcher.budget);
+        if bytes > budget {
+            return Err(FetchError::Budget { model: stock.card().name.clone(), bytes, budget });
+        }
+        Ok(())
     }
 
     fn choose(&self) -> Result<Wanted, Unwanted> {
@@ -197,12 +211,31 @@ impl Provision {
         );
         let open = || Stock::open(self.fetcher.clone(), card.clone(), self.fetched.clone(), tell.clone());
         let stock = self.stocks.open(card.id, open).await?;
-        // Who has opened it may have had another budget.
-        let (bytes, budget) = (stock.drafts().manifest().bytes(), self.fetcher.budget);
-        if bytes > budget {
-            return Err(FetchError::Budget { model: card.name.clone(), bytes, budget });
-        }
+        self.within_budget(&stock)?;
         stock.hear(tell.clone());
         Ok(stock)
+    }
+}
+
+/// Whether what was fetched once may be lent again; what is only pulled where it is named.
+fn may_lend(fetched: &Remembered, named: Option<&str>, allowed: &[Glob]) -> bool {
+    match named {
+        Some(named) => fetched.name == named,
+        None => !fetched.only_pulled && (allowed.is_empty() || allowed.iter().any(|glob| glob.fits(&fetched.name))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_only_pulled_is_lent_where_it_is_named() {
+        let of = |only_pulled| Remembered { name: "org/1".into(), path: "1".into(), only_pulled };
+        let (lent, pulled) = (of(false), of(true));
+        let [own, other] = ["org/*", "other/*"].map(|glob| [Glob::new(glob)]);
+        assert!(may_lend(&lent, None, &[]) && may_lend(&lent, None, &own) && !may_lend(&lent, None, &other));
+        assert!(!may_lend(&pulled, None, &[]) && !may_lend(&pulled, None, &own));
+        assert!(may_lend(&pulled, Some("org/1"), &[]) && !may_lend(&pulled, Some("org/2"), &[]));
     }
 }

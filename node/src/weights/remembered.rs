@@ -5,6 +5,7 @@ use crate::store::disk;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use tsnode_protocol::{ModelCard, ModelId, limits, weights::WeightsFile};
 
 /// Folder of fetched models in the data folder.
@@ -20,11 +21,14 @@ pub(super) struct Remembered {
     pub name: String,
     /// Its folder, in that of fetched models.
     pub path: PathBuf,
+    /// Whether it was never lent: its owner wanted it here, whatever its size, and has not said that others get it.
+    #[serde(default)]
+    pub only_pulled: bool,
 }
 
 impl Remembered {
     fn of(card: &ModelCard) -> Self {
-        Self { name: card.name.clone(), path: PathBuf::from(card.id.to_string()) }
+        Self { name: card.name.clone(), path: PathBuf::from(card.id.to_string()), only_pulled: false }
     }
 
     /// The model that its folder is called after.
@@ -41,7 +45,7 @@ impl Remembered {
 #[must_use]
 pub fn pulled(data_dir: &Path, name: &str) -> Option<PathBuf> {
     let models = data_dir.join(FOLDER);
-    let folder = models.join(last(&models, |other| other == name)?.path);
+    let folder = models.join(last(&models, |other| other.name == name)?.path);
     let (manifest, _) = notes::read(&folder)?;
     // What is not whole is called otherwise.
     let is_there = |(n, file): (usize, &WeightsFile)| {
@@ -51,28 +55,39 @@ pub fn pulled(data_dir: &Path, name: &str) -> Option<PathBuf> {
     manifest.files.iter().enumerate().all(is_there).then_some(folder)
 }
 
-/// The last of a folder that is still there and whose name is one of those that are meant.
-pub(super) fn last(folder: &Path, is_meant: impl Fn(&str) -> bool) -> Option<Remembered> {
-    let last = all(folder).into_iter().rfind(|fetched| is_meant(&fetched.name))?;
+/// The last of a folder that is one of those that are meant, if it is still there.
+pub(super) fn last(folder: &Path, is_meant: impl Fn(&Remembered) -> bool) -> Option<Remembered> {
+    let last = all(folder).into_iter().rfind(is_meant)?;
     (last.is_inside() && folder.join(&last.path).exists()).then_some(last)
 }
 
-/// From now on this one is the last.
+/// From now on this one is the last, and lent.
 pub(super) fn set_last(folder: &Path, card: &ModelCard) {
+    let _turn = turn();
     let mut fetched = all(folder);
     fetched.retain(|other| other.name != card.name);
     fetched.push(Remembered::of(card));
     write(folder, &fetched);
 }
 
-/// It is there too; which one is the last stays as it is.
+/// It was pulled; which one is the last stays as it is.
 pub(super) fn add(folder: &Path, card: &ModelCard) {
+    let _turn = turn();
     let mut fetched = all(folder);
     match fetched.iter_mut().find(|other| other.name == card.name) {
-        Some(known) => *known = Remembered::of(card),
-        None => fetched.insert(fetched.len().saturating_sub(1), Remembered::of(card)),
+        Some(known) => *known = Remembered { only_pulled: known.only_pulled, ..Remembered::of(card) },
+        None => {
+            let pulled = Remembered { only_pulled: true, ..Remembered::of(card) };
+            fetched.insert(fetched.len().saturating_sub(1), pulled);
+        }
     }
     write(folder, &fetched);
+}
+
+/// Who has it may read the note and write it anew: several tasks do.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// All of them, the last one at the end. A note that cannot be read is none.
@@ -105,7 +120,7 @@ mod tests {
     fn the_last_is_found_by_what_is_meant_and_what_is_added_does_not_become_it() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
-        let found = |is_meant: fn(&str) -> bool| last(folder, is_meant).and_then(|last| last.model());
+        let found = |is_meant: fn(&Remembered) -> bool| last(folder, is_meant).and_then(|last| last.model());
         assert_eq!(found(|_| true), None);
         for n in [1, 2, 3] {
             fs::create_dir(folder.join(card(n).id.to_string())).unwrap();
@@ -114,10 +129,18 @@ mod tests {
         set_last(folder, &card(2));
         add(folder, &card(3));
         assert_eq!(found(|_| true), Some(card(2).id));
-        assert_eq!(found(|name| name == "org/3"), Some(card(3).id));
-        assert_eq!(found(|name| name == "org/4"), None);
+        assert_eq!(found(|other| other.name == "org/3"), Some(card(3).id));
+        assert_eq!(found(|other| other.name == "org/4"), None);
         set_last(folder, &card(1));
         assert_eq!((found(|_| true), all(folder).len()), (Some(card(1).id), 3));
+        // What was pulled is known as such until it is lent, also where it is pulled again; what was lent stays so.
+        let pulled =
+            || -> Vec<_> { all(folder).iter().filter(|other| other.only_pulled).map(Remembered::model).collect() };
+        (1..=3).for_each(|n| add(folder, &card(n)));
+        assert_eq!(pulled(), [Some(card(3).id)]);
+        set_last(folder, &card(3));
+        assert_eq!(pulled(), []);
+        set_last(folder, &card(1));
         // One whose folder is gone is not there.
         fs::remove_dir(folder.join(card(1).id.to_string())).unwrap();
         assert_eq!(found(|_| true), None);
@@ -125,7 +148,7 @@ mod tests {
         (0..100).for_each(|n| add(folder, &card(n)));
         assert_eq!((all(folder).len(), all(folder).last().cloned()), (limits::MODELS, Some(Remembered::of(&card(1)))));
         // A note that leads elsewhere leads nowhere.
-        let outside = [Remembered { name: "org/5".into(), path: "../else".into() }];
+        let outside = [Remembered { name: "org/5".into(), path: "../else".into(), only_pulled: false }];
         write(folder, &outside);
         assert_eq!(found(|_| true), None);
     }

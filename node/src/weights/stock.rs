@@ -11,6 +11,7 @@ use super::{
 };
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher as _, RandomState};
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -136,14 +137,18 @@ impl<P: Places> Stock<P> {
             return self.source().await.map(Arc::new);
         }
         drop(source);
-        let (_turn, tell) = (self.turn.acquire().await, self.told());
         tracing::info!(model = self.card.name, %layers, chunks = wanted.len(), "fetches layers that a plan gives this peer");
-        while let Err(error) = self.get(&wanted, Some(layers), &tell).await {
+        loop {
+            let (turn, tell) = (self.turn.acquire().await, self.told());
+            let Err(error) = self.get(&wanted, Some(layers), &tell).await else { break };
+            // While it waits others have their turn.
+            drop(turn);
             let (model, fetched) = (self.card.name.clone(), self.fetched());
             tell(Fetching { model, fetched, why: Some(error.to_string()), ..Fetching::default() });
-            let again = match error {
+            let again = match &error {
                 FetchError::Starved { .. } | FetchError::NotGiven { .. } => AGAIN,
                 FetchError::Room { .. } => ROOM_AGAIN,
+                FetchError::Disk { error: disk, .. } if is_full(disk) => ROOM_AGAIN,
                 FetchError::Budget { .. } | FetchError::Disk { .. } | FetchError::Unusable { .. } => return Err(error),
             };
             tracing::warn!(model = self.card.name, %layers, %error, "layers do not come");
@@ -240,6 +245,11 @@ impl<P: Places> Stock<P> {
         tell(Fetching { holders: 0, ..seen() });
         came
     }
+}
+
+/// Whether a disk has no room, which may change.
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }
 
 fn of_file(file: u16, place: &std::ops::Range<u64>) -> impl Iterator<Item = Chunk> + use<> {

@@ -3,7 +3,7 @@
 use super::bars::Bars;
 use crate::{
     cli::{
-        ask::Peer,
+        ask::{Peer, unread},
         exit::{Exit, Kind},
         is_set, output,
     },
@@ -17,6 +17,7 @@ use serde::Deserialize;
 use serde_json::json;
 use std::time::Duration;
 use tokio::time::sleep;
+use tsnode_protocol::ModelId;
 
 /// Where a peer is asked for it, and how far it is.
 const PATH: &str = "/api/models/pulls";
@@ -25,7 +26,21 @@ const LOOK: Duration = Duration::from_millis(500);
 
 #[derive(Deserialize)]
 struct Pulls {
-    pulls: Vec<Pull>,
+    pulls: Vec<Named>,
+}
+
+/// One of them. Names may be the same.
+#[derive(Deserialize)]
+struct Named {
+    id: ModelId,
+    #[serde(flatten)]
+    pull: Pull,
+}
+
+/// What it says to have begun.
+#[derive(Deserialize)]
+struct Begun {
+    id: ModelId,
 }
 
 /// Whether a peer runs here, and one of its swarm has a model of that name.
@@ -38,8 +53,9 @@ pub(super) async fn has(settings: &Settings, matches: &ArgMatches, name: &ModelN
 /// Has it fetched, and waits for that.
 pub(super) async fn pull(settings: &Settings, matches: &ArgMatches, name: &ModelName) -> Result<(), Exit> {
     let peer = Peer::find(settings, matches)?;
-    peer.send(peer.post(PATH, &json!({ "model": name.to_string() }))).await?;
-    let Pull { far, path, .. } = wait(&peer, name).await?;
+    let begun = peer.send(peer.post(PATH, &json!({ "model": name.to_string() }))).await?;
+    let Begun { id } = begun.json().await.map_err(|e| Exit::new(Kind::Unreachable, unread(&e)))?;
+    let Pull { far, path, .. } = wait(&peer, name, id).await?;
     let Some(path) = path else {
         let why = far.why.unwrap_or_else(|| "the peer does not say why".into());
         return Err(Exit::new(Kind::Unreachable, format!("{name} was not fetched from peers: {why}")));
@@ -56,12 +72,12 @@ pub(super) async fn pull(settings: &Settings, matches: &ArgMatches, name: &Model
 }
 
 /// Shows how far it is until that is over.
-async fn wait(peer: &Peer, name: &ModelName) -> Result<Pull, Exit> {
-    let (mut bars, called) = (Bars::new(name), name.to_string());
+async fn wait(peer: &Peer, name: &ModelName, id: ModelId) -> Result<Pull, Exit> {
+    let mut bars = Bars::new(name);
     loop {
         let Pulls { pulls } = peer.get(PATH).await?;
         let gone = || Exit::new(Kind::Unreachable, "the peer has started anew meanwhile: ask again");
-        let pull = pulls.into_iter().find(|pull| pull.far.model == called).ok_or_else(gone)?;
+        let Named { pull, .. } = pulls.into_iter().find(|named| named.id == id).ok_or_else(gone)?;
         bars.stand(pull.far.done, pull.far.bytes);
         if pull.is_over {
             return Ok(pull);

@@ -200,6 +200,7 @@ pub(super) fn schemas() -> Value {
         "Settings": object(&["settings", "attainment"], json!({ "settings": list(json!({})), "attainment": list(json!({})) })),
         "Request": { "type": "object" },
         "Done": object(&["done"], json!({ "done": text })),
+        "Pulling": object(&["done", "id"], json!({ "done": text, "id": text })),
         "Transfer": { "type": "object" },
     })
 }

@@ -108,7 +108,7 @@ pub(super) const OPERATIONS: &[Operation] = &[
     of("/api/limits", "get", "Limits", "What the owner allows, and the hours"),
     owner("/api/limits", "Changes the hours until the peer starts again"),
     of("/api/models/pulls", "get", "Pulls", "Models that are fetched whole from peers, and how far each is"),
-    owner("/api/models/pulls", "Fetches a model whole from peers"),
+    Operation { answer: "Pulling", ..owner("/api/models/pulls", "Fetches a model whole from peers") },
     of("/api/arrivals", "get", "Arrivals", "Who was seen in the swarm, and since when"),
     of("/api/plans", "get", "Plans", "Plans that this peer has followed"),
     owner("/api/pause", "Lends nothing until it is to lend again"),

@@ -82,8 +82,21 @@ async fn what_is_here_is_lent_by_itself_and_what_is_not_is_waited_for() {
     assert_eq!(stock.card(), world.card());
     stock.bring(layers(0, 1)).await.unwrap();
     assert_eq!(stock.fetched(), 0);
-    let more = tokio::time::timeout(Duration::from_millis(500), stock.bring(layers(1, 2))).await;
-    assert!(more.is_err(), "there is nobody to bring it");
+    // Who wants all of it meanwhile has its turn, and is told that nobody has it.
+    let all = async {
+        while told.lock().unwrap().is_empty() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        stock.whole(&quiet).await
+    };
+    let all = async {
+        tokio::select! {
+            _ = stock.bring(layers(1, 2)) => None,
+            all = all => Some(all),
+        }
+    };
+    let all = tokio::time::timeout(Duration::from_secs(60), all).await.unwrap();
+    assert!(matches!(all, Some(Err(FetchError::Starved { .. }))), "there is nobody to bring it: {all:?}");
     assert!(told.lock().unwrap()[0].contains("nothing came for"), "{:?}", told.lock().unwrap());
     // Of a folder that is another model's, nothing is.
     let other = folder.path().join("0123");
