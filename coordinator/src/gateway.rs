@@ -75,7 +75,7 @@ pub struct Gateway {
     /// Who gives no sign of life now.
     unresponsive: BTreeSet<PeerId>,
     traffic: traffic::Watch,
-    /// Models of which some device does not hold the weights beside those of all others that it serves.
+    /// Models of which some device does not hold the weights beside those of all others that it serves, and that are waited for.
     yielding: BTreeSet<ModelId>,
 }
 
@@ -119,7 +119,7 @@ impl Gateway {
             return self.traffic.said(now);
         }
         let open = self.requests.values().map(|r| r.ask.model).collect();
-        self.traffic.said_now(now, &open)
+        self.traffic.said_now(now, &open, &self.yielding)
     }
 
     /// When to wake if nothing else happens.

@@ -89,8 +89,9 @@ pub fn plan(members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> Draf
     joined(at_once(scenes.into_iter().map(laid_out).collect(), &[], members))
 }
 
-/// Those parts whose models devices have memory for at once: beside these groups, and then the first ones first.
-fn at_once(mut parts: Vec<(Scene, live::Part)>, beside: &[Group], members: &Members<'_>) -> Vec<(Scene, live::Part)> {
+/// Those parts whose models devices have memory for at once: beside these groups, and then the first ones first. Where a model's
+/// new groups are too much, those of these that are its own stay.
+fn at_once(parts: Vec<(Scene, live::Part)>, beside: &[Group], members: &Members<'_>) -> Vec<(Scene, live::Part)> {
     let places = |groups: &[Group]| -> BTreeSet<(PeerId, u16)> {
         groups.iter().flat_map(|g| &g.stages).map(|s| (s.peer, s.device)).collect()
     };
@@ -100,20 +101,22 @@ fn at_once(mut parts: Vec<(Scene, live::Part)>, beside: &[Group], members: &Memb
             .into_iter()
             .for_each(|at| _ = models.entry(at).or_default().insert(group.model));
     }
-    parts.retain(|(scene, part)| {
-        let (model, used) = (scene.card.id, places(&part.groups));
-        let fits = used.iter().all(|at| {
+    let mut kept = Vec::with_capacity(parts.len());
+    for (scene, part) in parts {
+        let model = scene.card.id;
+        let has_room = |at: &(PeerId, u16)| {
             let device = members.get(&at.0).and_then(|advert| advert.devices.get(usize::from(at.1)));
             let mut all = models.get(at).cloned().unwrap_or_default();
             all.insert(model);
             device.is_none_or(|device| device.holds(&all))
-        });
-        if fits {
-            used.into_iter().for_each(|at| _ = models.entry(at).or_default().insert(model));
-        }
-        fits
-    });
-    parts
+        };
+        let fits = |part: &live::Part| places(&part.groups).iter().all(has_room);
+        let standing = || scene.flipped(beside).filter(fits);
+        let Some(part) = Some(part).filter(fits).or_else(standing) else { continue };
+        places(&part.groups).into_iter().for_each(|at| _ = models.entry(at).or_default().insert(model));
+        kept.push((scene, part));
+    }
+    kept
 }
 
 fn joined(parts: Vec<(Scene, live::Part)>) -> Draft {

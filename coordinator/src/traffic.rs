@@ -64,14 +64,20 @@ impl Watch {
         watched.on_event(now, model, event);
     }
 
-    /// What is to be said of it where not all models are in memory at once: of all that are asked for now, however few requests have
-    /// come, and of no others. `open` are models with requests that have not ended.
-    pub fn said_now(&mut self, now: Time, open: &BTreeSet<ModelId>) -> Vec<Traffic> {
+    /// What is to be said of it where not all models are in memory at once: of those that yield to others and are asked for now,
+    /// however few requests have come, and of no others that yield. `open` are models with requests that have not ended.
+    pub fn said_now(&mut self, now: Time, open: &BTreeSet<ModelId>, yielding: &BTreeSet<ModelId>) -> Vec<Traffic> {
+        let open: BTreeSet<ModelId> = open.intersection(yielding).copied().collect();
         self.models.retain(|model, watched| now < watched.latest + QUIET || open.contains(model));
         self.models.iter_mut().for_each(|(model, watched)| watched.say(now, *model));
-        let is_asked = |(model, watched): &(&ModelId, &Watched)| open.contains(*model) || now < watched.latest + RECENT;
-        let asked = self.models.iter().filter(is_asked);
-        let said = asked.map(|(model, watched)| watched.said_at(now).unwrap_or_else(|| few(*model)));
+        let of = |(model, watched): (&ModelId, &Watched)| {
+            if !yielding.contains(model) {
+                return watched.said_at(now);
+            }
+            let is_asked = open.contains(model) || now < watched.latest + RECENT;
+            is_asked.then(|| watched.said_at(now).unwrap_or_else(|| few(*model)))
+        };
+        let said = self.models.iter().filter_map(of);
         // What goes on for a client that was served elsewhere before did not come here as a new request.
         let resumed = open.iter().filter(|model| !self.models.contains_key(*model)).map(|model| few(*model));
         said.chain(resumed).take(limits::MODELS).collect()
@@ -286,7 +292,7 @@ mod tests {
     fn where_not_all_are_in_memory_at_once_each_that_is_asked_for_is_said_and_no_other() {
         let (other, mut watch) = (ModelId([2; 16]), Watch::default());
         let models = |watch: &mut Watch, now: f64, open: &[ModelId]| {
-            let said = watch.said_now(at(now), &open.iter().copied().collect());
+            let said = watch.said_now(at(now), &open.iter().copied().collect(), &[MODEL, other].into());
             assert!(said.iter().all(|t| t.check().is_ok() && t.rate > 0.0), "{said:?}");
             said.into_iter().map(|t| t.model).collect::<Vec<_>>()
         };
@@ -299,6 +305,9 @@ mod tests {
         assert_eq!(models(&mut watch, 900.0, &[other]), [other], "it waits");
         assert_eq!(models(&mut watch, 900.0, &[]), []);
         assert_eq!(models(&mut watch, 900.0, &[other]), [other], "it goes on here");
+        let rare = ModelId([3; 16]);
+        watch.on_event(at(901.0), rare, Event::Arrived { prompt: 10 });
+        assert_eq!(models(&mut watch, 902.0, &[rare]), [], "it yields to none, and too few requests came to say more");
     }
 
     #[test]

@@ -173,3 +173,14 @@ fn hosts_that_hold_one_model_at_a_time_divide_them() {
         assert_eq!(stages.len(), stages.iter().collect::<BTreeSet<_>>().len(), "no host has two: {groups:?}");
     }
 }
+
+#[test]
+fn groups_of_a_model_for_which_a_newcomer_has_no_room_go_on_as_without_it() {
+    let adverts = crowded(4, 2);
+    let apart = |host, phase| Group { phase, ..whole(2, host) };
+    let standing = plan(&[whole(1, 0), apart(1, Phase::Prefill), apart(2, Phase::Decode)]);
+    let grown = planner::grow(&standing, &members(&adverts), &Wish::default()).unwrap().groups;
+    let flipped = planner::flip(&standing, &members(&adverts), &Wish::default()).unwrap().groups;
+    assert_eq!((of(&grown, 1).len(), of(&flipped, 1).len()), (2, 1), "the newcomer is the first one's");
+    assert_eq!(of(&grown, 2), of(&flipped, 2));
+}

@@ -247,6 +247,17 @@ impl SwarmView {
         Some(self.waiting.clone().unwrap_or(by_stage))
     }
 
+    /// Whether this peer takes requests. Where one model may just have yielded its memory to another, what is asked for waits at the
+    /// gateway.
+    #[must_use]
+    pub fn takes_requests(&self) -> bool {
+        match self.readiness {
+            Readiness::Ready => true,
+            Readiness::Loading => self.swaps(),
+            Readiness::Probing | Readiness::Joining | Readiness::Planning | Readiness::Leaving => false,
+        }
+    }
+
     /// Whether models yield their memory to each other: some device does not hold all at once that it serves.
     #[must_use]
     pub fn swaps(&self) -> bool {

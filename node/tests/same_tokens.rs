@@ -383,7 +383,9 @@ async fn a_model_that_nobody_asks_for_yields_its_memory_to_one_that_somebody_doe
     std::fs::write(&settings, [part(SEVERAL[1]), part(SEVERAL[2])].concat()).unwrap();
     let model_flags = ["--config", settings.to_str().unwrap(), "--memory", "600MiB", "--swap-models"];
     let flags = ["--kv-dtype", "f32", "--split", "auto", "--kv-codec", "raw"];
-    let net = Net::up(Wish { peers: 1, gateways: 1, flags: &flags, model_flags: &model_flags }).await;
+    let mut net = Net::up(Wish { peers: 1, gateways: 1, flags: &flags, model_flags: &model_flags }).await;
+    // The first request waits until one model has gone and the other has come, which a busy machine takes its time for.
+    net.client = reqwest::Client::builder().timeout(Duration::from_secs(300)).build().unwrap();
     let before = loaded(&net, 1).await;
     assert_eq!(before.len(), 1, "{before:?}");
     let other = SEVERAL[1..].iter().find(|name| called(name) != before[0]).unwrap();

@@ -106,7 +106,7 @@ impl Device {
         self.serves.iter().map(|served| served.memory_bytes).fold(0, u64::saturating_add) <= self.memory_bytes
     }
 
-    /// Whether every model is one of its peer's and said once, and no part is more than there is.
+    /// Whether every model is one of its peer's and said once, and each has room beside the KV pages of the others.
     fn serves_what_it_has(&self, models: &BTreeSet<ModelId>) -> bool {
         let mut said = BTreeSet::new();
         let sum = |of: fn(&Served) -> u64| self.serves.iter().map(of).fold(0, u64::saturating_add);
@@ -114,7 +114,7 @@ impl Device {
             models.contains(&served.model)
                 && said.insert(served.model)
                 && served.kv_bytes <= served.memory_bytes
-                && served.memory_bytes <= self.memory_bytes
+                && self.holds(&BTreeSet::from([served.model]))
                 && served.profile.is_none_or(|p| p.is_plausible() && p.model == served.model)
         };
         self.serves.iter().all(each) && sum(|served| served.kv_bytes) <= self.kv_bytes
@@ -469,6 +469,27 @@ impl Heartbeat {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_model_fits_beside_the_pages_of_the_others() {
+        let models = [1, 2].map(|n| ModelId([n; 16]));
+        let serves = models.map(|model| Served { model, memory_bytes: 60, kv_bytes: 40, profile: None }).to_vec();
+        let device = Device {
+            kind: DeviceKind::Cpu { threads: 1 },
+            name: "cpu".into(),
+            memory_bytes: 100,
+            kv_bytes: 80,
+            flops: FlopsPerSecond(1e9),
+            bandwidth: BytesPerSecond(1e9),
+            serves,
+        };
+        assert!(device.serves_what_it_has(&models.into()));
+        assert!(!device.holds_all());
+        assert!(!Device { memory_bytes: 99, ..device.clone() }.serves_what_it_has(&models.into()));
+        assert!(!device.serves_what_it_has(&[models[0]].into()), "it has no such model");
+        let alone = Device { serves: vec![], ..device }.for_one(models[0], None);
+        assert!(alone.serves_what_it_has(&models.into()) && alone.holds_all());
+    }
 
     #[test]
     fn a_profile_is_a_measurement_or_nothing() {

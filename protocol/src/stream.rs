@@ -162,6 +162,11 @@ pub enum DecodeOrder {
     },
 }
 
+/// Why a leader refuses what comes for a group that the plan has dropped.
+pub const PLAN_CHANGED: &str = "the plan has changed";
+/// Why a peer refuses what comes for a group that it has not, or no more.
+pub const NOT_LED: &str = "this peer does not lead that group";
+
 /// Decode leader → gateway.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub enum DecodeEvent {

@@ -176,9 +176,15 @@ fn a_model_that_nobody_asks_for_yields_its_memory_to_one_that_is_asked_for_and_c
     all.iter().for_each(|n| world.start(*n));
     world.wait(Duration::from_secs(20));
     assert_eq!(settled(&mut world), [1, 0]);
-    for (parts, expected) in
-        [([0.05, 0.05], [1, 0]), ([0.0, 0.05], [0, 1]), ([0.05, 0.05], [0, 1]), ([0.05, 0.0], [1, 0])]
-    {
+    let cases = [
+        ([0.05, 0.05], [1, 0]),
+        // However busy the one that is loaded is.
+        ([1.1, 0.05], [1, 0]),
+        ([0.0, 0.05], [0, 1]),
+        ([0.05, 0.05], [0, 1]),
+        ([0.05, 0.0], [1, 0]),
+    ];
+    for (parts, expected) in cases {
         let plans = world.checks.figures.plans;
         world.tell(all[2], Event::Advertise(asks(parts)));
         world.wait(Duration::from_secs(10));

@@ -4,12 +4,13 @@
 
 use crate::{
     members::Members,
-    planner::{Draft, Planner, Wish},
+    planner::{Draft, Planner, Wish, live},
     scheduler::light,
+    traffic,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use tsnode_protocol::{Bytes, BytesPerSecond, Group, GroupId, PeerId, Plan, Seconds, Stage};
+use tsnode_protocol::{Bytes, BytesPerSecond, Group, GroupId, ModelId, PeerId, Plan, Seconds, Stage};
 
 /// Rate at which a host gets weights from its disk, of which adverts say nothing: ThunderServe's Table 4 has 103 s for
 /// reloading LLaMA-30B, 65 GB in 16 bit.
@@ -33,7 +34,18 @@ impl Judge<'_> {
     pub fn chosen(&self, light: Option<Draft>, full: Draft) -> Draft {
         let light = light.unwrap_or_else(|| self.as_it_stands());
         let laid_out = self.wish.layout.is_some();
-        if !full.groups.is_empty() && (laid_out || self.repays(&full, &light)) { full } else { light }
+        let repays = || !self.only_swaps(&full) && self.repays(&full, &light);
+        if !full.groups.is_empty() && (laid_out || repays()) { full } else { light }
+    }
+
+    /// Whether all that a draft does for models that are asked for is to put some into the place of others, where devices do not
+    /// hold all at once. Of a busy one fewer requests are in time: by values it would go whenever another is asked for at all.
+    fn only_swaps(&self, draft: &Draft) -> bool {
+        let is_asked = |model: &ModelId| traffic::together(*model, self.members).is_some();
+        let asked =
+            |groups: &[Group]| -> BTreeSet<ModelId> { groups.iter().map(|g| g.model).filter(is_asked).collect() };
+        let (before, after) = (asked(&self.standing.groups), asked(&draft.groups));
+        live::is_scarce(self.members) && after.len() <= before.len() && !before.is_subset(&after)
     }
 
     /// Whether a draft is better than what stands, by more than views differ.

@@ -5,11 +5,14 @@ use crate::Time;
 use std::time::Duration;
 use tsnode_protocol::{
     RequestId, Stage,
-    stream::{DecodeOrder, End},
+    stream::{DecodeOrder, End, NOT_LED, PLAN_CHANGED},
 };
 
 /// How often a request that nobody serves asks again, should no news of the swarm come.
 const HOMELESS_RETRY: Duration = Duration::from_millis(500);
+/// Why a request is turned away that waited for its model, and one that cannot wait for it.
+const OVERSLEPT: &str = "its model is not in memory, and devices that serve it were busy with others for too long";
+const TOO_MANY_ASLEEP: &str = "its model is not in memory, and too many requests wait here for such models";
 
 impl Gateway {
     pub(super) fn prefill_failed(&mut self, now: Time, request: RequestId, reason: String, out: &mut Vec<Action>) {
@@ -83,16 +86,43 @@ impl Gateway {
     /// Nobody takes it: a request that was begun waits for somebody, one whose model is not in memory waits for that, any other is
     /// told so.
     pub(super) fn unserved(&mut self, now: Time, request: RequestId, why: &str, out: &mut Vec<Action>) {
+        let asleep = || self.requests.values().filter(|r| r.is_asleep()).count();
+        let begins = self.requests.get(&request).is_some_and(|r| !r.accepted && !r.is_asleep());
+        // Requests for models that are in memory are to find room.
+        let is_crowded = begins && asleep() >= self.config.max_requests.div_ceil(4);
         let Some(r) = self.requests.get_mut(&request) else { return };
+        if r.accepted {
+            r.tried.clear();
+            let until = r.state.recover(now + self.config.homeless_patience);
+            r.deadline = until.min(now + HOMELESS_RETRY);
+            return;
+        }
         let model = r.ask.model;
-        let is_asleep = self.view.plan.is_some() && self.yielding.contains(&model) && self.view.is_down(model);
-        if !r.accepted && !is_asleep {
+        let may_sleep = self.view.plan.is_some() && self.yielding.contains(&model);
+        let is_down = self.view.is_down(model);
+        let has_left = r.refusal.as_deref().is_some_and(|said| [PLAN_CHANGED, NOT_LED].contains(&said));
+        if !(may_sleep && (is_down || has_left)) {
             return self.turn_away(request, why, out);
         }
+        let until = r.line.submitted + self.config.loading_patience;
+        if until <= now {
+            return self.turn_away_asleep(request, OVERSLEPT, out);
+        }
+        if is_crowded {
+            return self.turn_away_asleep(request, TOO_MANY_ASLEEP, out);
+        }
         r.tried.clear();
-        let patience = if r.accepted { self.config.homeless_patience } else { self.config.loading_patience };
-        let until = r.state.recover(now + patience);
-        r.deadline = until.min(now + HOMELESS_RETRY);
+        let until = r.state.recover(until);
+        // Every change of the view tries it again. Where its group is taken to be up still, that is about to change.
+        r.deadline = if is_down { until } else { until.min(now + HOMELESS_RETRY) };
+    }
+
+    /// What the last group said is not why it is turned away.
+    fn turn_away_asleep(&mut self, request: RequestId, why: &str, out: &mut Vec<Action>) {
+        if let Some(r) = self.requests.get_mut(&request) {
+            r.refusal = None;
+        }
+        self.turn_away(request, why, out);
     }
 
     fn turn_away(&mut self, request: RequestId, why: &str, out: &mut Vec<Action>) {
@@ -107,8 +137,7 @@ impl Gateway {
             return self.route(now, request, out);
         }
         if self.requests.get(&request).is_some_and(|r| !r.accepted) {
-            let why = "its model is not in memory, and devices that serve it were busy with others for too long";
-            return self.turn_away(request, why, out);
+            return self.turn_away_asleep(request, OVERSLEPT, out);
         }
         let refusal = self.requests.get_mut(&request).and_then(|r| r.refusal.take());
         let why = refusal.unwrap_or_else(|| "no group is up".into());

@@ -176,6 +176,11 @@ impl Request {
         (self.ask.prompt[..first as usize].to_vec(), generation)
     }
 
+    /// Whether it waits for its model, which is not in memory.
+    pub fn is_asleep(&self) -> bool {
+        !self.accepted && matches!(self.state, State::Recovering { .. })
+    }
+
     /// Tokens of prompt and answer that whoever decodes it has computed: what follows the last one nobody has asked for yet.
     pub fn computed(&self) -> usize {
         self.ask.prompt.len() + self.answer.tokens.len().saturating_sub(1)

@@ -135,7 +135,7 @@ pub fn scenes(members: &Members<'_>, split: SplitChoice) -> Vec<Scene> {
 }
 
 /// Whether some device does not hold all models at once that it serves.
-pub(super) fn is_scarce(members: &Members<'_>) -> bool {
+pub(crate) fn is_scarce(members: &Members<'_>) -> bool {
     members.values().flat_map(|advert| &advert.devices).any(|device| !device.holds_all())
 }
 

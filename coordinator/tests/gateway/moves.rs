@@ -3,12 +3,12 @@
 use super::scenario::*;
 use std::{sync::Arc, time::Duration};
 use tsnode_coordinator::{
-    gateway::{Action, Begun, Event, GatewayConfig},
+    gateway::{Action, Begun, Event, Gateway, GatewayConfig},
     sample,
 };
 use tsnode_protocol::{
-    KvCodec, Load, PeerId, Phase, Sampling, Token,
-    stream::{DecodeEvent, DecodeOrder, End, Generation},
+    KvCodec, Load, PeerId, Phase, RequestId, Sampling, Token,
+    stream::{DecodeEvent, DecodeOrder, End, Generation, PLAN_CHANGED},
 };
 
 #[test]
@@ -246,8 +246,12 @@ fn without_groups(holds_both: bool) -> Scenario {
 }
 
 fn asks(scenario: &mut Scenario) -> Vec<Action> {
+    asks_as(scenario, REQUEST)
+}
+
+fn asks_as(scenario: &mut Scenario, request: RequestId) -> Vec<Action> {
     scenario.tell(Event::Submit {
-        request: REQUEST,
+        request,
         model: MODEL,
         prompt: vec![Token(1); 4],
         generation: Generation {
@@ -286,6 +290,51 @@ fn a_request_waits_for_memory_no_longer_than_it_is_told() {
     assert_eq!(waited, GatewayConfig::default().loading_patience);
     assert_eq!(scenario.gateway.traffic(scenario.now), []);
 
+    // Nobody waits for what all of the swarm's memory together does not hold.
+    let mut scenario = without_groups(false);
+    let lender = Arc::make_mut(&mut scenario.view.adverts).get_mut(&PeerId([9; 32])).unwrap();
+    lender.devices[0].serves.iter_mut().for_each(|served| served.kv_bytes = served.memory_bytes);
+    let view = scenario.view.clone();
+    scenario.tell(Event::View(view));
+    let actions = asks(&mut scenario);
+    assert!(matches!(&actions[..], [Action::Unserved { .. }]), "{actions:?}");
+
     let actions = asks(&mut without_groups(true));
     assert!(matches!(&actions[..], [Action::Unserved { .. }]), "it is not memory that is missing: {actions:?}");
+}
+
+#[test]
+fn a_request_that_meets_its_model_as_it_is_swapped_out_waits_for_it() {
+    let mut scenario = without_groups(false);
+    let groups = scenario.view.plan.iter().flat_map(|plan| &plan.groups);
+    scenario.view.up = groups.map(|group| (group.id, Load::default())).collect();
+    let view = scenario.view.clone();
+    scenario.tell(Event::View(view));
+    let mut actions = asks(&mut scenario);
+    assert!(matches!(&actions[..], [Action::OpenDecode { .. }]), "{actions:?}");
+    while actions.iter().any(|action| matches!(action, Action::OpenDecode { .. })) {
+        actions = scenario.decode(DecodeEvent::Refused(PLAN_CHANGED.into()));
+        assert!(!actions.iter().any(|action| matches!(action, Action::Unserved { .. })), "{actions:?}");
+    }
+    scenario.view.up.clear();
+    let view = scenario.view.clone();
+    scenario.tell(Event::View(view));
+    let (actions, waited) = scenario.silence();
+    let [Action::Unserved { reason, .. }] = &actions[..] else { panic!("{actions:?}") };
+    assert!(reason.contains("not in memory"), "{reason}");
+    assert_eq!(waited, GatewayConfig::default().loading_patience);
+}
+
+#[test]
+fn requests_that_wait_for_memory_leave_room_for_others() {
+    let mut scenario = without_groups(false);
+    scenario.gateway = Gateway::new(GatewayConfig { max_requests: 8, ..GatewayConfig::default() });
+    let view = scenario.view.clone();
+    scenario.tell(Event::View(view));
+    for n in 0..2 {
+        assert_eq!(asks_as(&mut scenario, RequestId([n; 16])), []);
+    }
+    let actions = asks(&mut scenario);
+    let [Action::Unserved { reason, .. }] = &actions[..] else { panic!("{actions:?}") };
+    assert!(reason.contains("too many requests wait"), "{reason}");
 }

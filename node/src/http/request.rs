@@ -161,9 +161,7 @@ pub(super) fn overrule(headers: &HeaderMap) -> Result<Option<Overrule>, ApiError
 pub(super) fn ready(state: &ApiState) -> Result<(), ApiError> {
     let (readiness, reason) = {
         let view = state.view.borrow();
-        // One model may just have yielded its memory to another: what is asked for waits at the gateway.
-        let swaps = view.readiness == Readiness::Loading && view.swaps();
-        (view.readiness.clone(), view.why_not().filter(|_| !swaps))
+        (view.readiness.clone(), view.why_not().filter(|_| !view.takes_requests()))
     };
     if matches!(readiness, Readiness::Joining | Readiness::Planning) {
         state.controls.asked.send_if_modified(|asked| !std::mem::replace(asked, true));

@@ -24,7 +24,7 @@ use tsnode_coordinator::batcher::{Action, Batcher, BatcherConfig, Event, Kind, N
 use tsnode_protocol::{
     Group, KvCodec, Load, PeerId, PromptCodec, RequestId, RingId, Token,
     ring::{KvExport, RingFrame, RingHello},
-    stream::{DecodeEvent, DecodeOrder, DecodeRequest, PrefillEvent},
+    stream::{DecodeEvent, DecodeOrder, DecodeRequest, PLAN_CHANGED, PrefillEvent},
 };
 
 /// Requests waiting to be looked at by the leader; above it gateways wait.
@@ -321,7 +321,7 @@ impl Leader {
                 closing = &mut come => break closing,
                 // Nothing is ever said on it: the stage after this one has dropped the ring, or is gone.
                 _ = onward.recv::<RingFrame>() => return Err(StageError::Protocol("the next stage dropped the ring".into())),
-                () = retire.cancelled() => return Err(StageError::Protocol("the plan has changed".into())),
+                () = retire.cancelled() => return Err(StageError::Protocol(PLAN_CHANGED.into())),
                 // Who asks now is better served elsewhere than by a ring that may never come round.
                 Some(request) = self.requests.recv() => refuse(request, NOT_UP),
             }
@@ -352,7 +352,7 @@ impl Leader {
     fn take(&mut self, request: LeaderRequest, retiring: bool) -> Heard {
         let id = request.request();
         if retiring {
-            refuse(request, "the plan has changed");
+            refuse(request, PLAN_CHANGED);
             return Heard::default();
         }
         // Its gateway's stream being open is what shows that somebody still wants it. A gateway that dies or stops loses its

@@ -18,7 +18,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -50,8 +50,36 @@ pub(super) struct Order {
     pub compute: Compute,
     /// Nobody wants it any more.
     pub given_up: CancellationToken,
-    /// Cancelled once it has no memory any more.
-    pub freed: CancellationToken,
+    /// Its memory; none while it waits for some.
+    pub hold: Option<Hold>,
+}
+
+/// Memory of a device that a stage has, or is about to get: free once this is dropped, wherever an order gets lost.
+pub(super) struct Hold {
+    freed: CancellationToken,
+    told: Arc<Notify>,
+}
+
+impl Hold {
+    /// With what is cancelled when the memory is free, which `told` hears of.
+    pub fn new(told: Arc<Notify>) -> (Self, CancellationToken) {
+        let freed = CancellationToken::new();
+        (Self { freed: freed.clone(), told }, freed)
+    }
+
+    /// Free again, and nobody hears of it.
+    pub fn give_back(self) {
+        self.freed.cancel();
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if !self.freed.is_cancelled() {
+            self.freed.cancel();
+            self.told.notify_one();
+        }
+    }
 }
 
 impl Order {
@@ -317,6 +345,24 @@ async fn on_a_thread<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'stati
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    async fn lost(hold: Hold) {
+        assert!(hold.freed.is_cancelled(), "as it is meant to");
+        drop(hold);
+    }
+
+    #[tokio::test]
+    async fn memory_is_free_once_its_order_is_lost_and_who_gives_it_back_is_not_told() {
+        let told = Arc::new(Notify::new());
+        let (hold, freed) = Hold::new(told.clone());
+        assert!(!freed.is_cancelled());
+        hold.give_back();
+        assert!(freed.is_cancelled() && told.notified().now_or_never().is_none());
+        let (hold, freed) = Hold::new(told.clone());
+        assert!(AssertUnwindSafe(lost(hold)).catch_unwind().await.is_err());
+        assert!(freed.is_cancelled() && told.notified().now_or_never().is_some());
+        assert!(told.notified().now_or_never().is_none(), "once");
+    }
 
     #[tokio::test]
     async fn an_order_is_answered_whatever_panics() {

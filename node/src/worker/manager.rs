@@ -12,7 +12,7 @@ use super::{
     kv_receiver::KvReceiver,
     leader::{self, Going, LeaderSetup, REQUESTS, Report},
     lent::{self, LentModel, Models},
-    loader::{Loaded, NotLoaded, Order, Tally},
+    loader::{Hold, Loaded, NotLoaded, Order, Tally},
     member::{self, Over, RingStream},
     speculator::DraftModel,
 };
@@ -182,8 +182,6 @@ impl StageManager {
     fn adopt(&mut self, groups: &[Group], beside: &BTreeSet<GroupId>) {
         self.planned = groups.iter().map(|g| g.id).collect();
         self.served = groups.iter().map(|g| g.model).collect();
-        self.out_of_kv_pages = false;
-        self.retire_all_but(beside);
         self.loading.retain(|id, given_up| {
             let kept = self.planned.contains(id);
             if !kept {
@@ -192,6 +190,13 @@ impl StageManager {
             kept
         });
         self.waiting.retain(|order| !order.given_up.is_cancelled());
+        self.out_of_kv_pages = false;
+        self.retire_all_but(beside);
+        if !self.waiting.is_empty() {
+            // What the plans before had waits on.
+            self.out_of_kv_pages = true;
+            self.hurry(self.draining.clone());
+        }
         for group in groups {
             let position = group.stages.iter().position(|s| s.peer == self.setup.me);
             let is_new = !self.groups.contains_key(&group.id) && !self.loading.contains_key(&group.id);
@@ -267,8 +272,7 @@ impl StageManager {
         };
         let given_up = self.setup.stop.child_token();
         self.loading.insert(group.id, given_up.clone());
-        let freed = CancellationToken::new();
-        self.send_order(Order { group, position, model, compute, given_up, freed });
+        self.send_order(Order { group, position, model, compute, given_up, hold: None });
     }
 
     /// Has a stage loaded, once there is memory for its model beside those that have some.
@@ -277,13 +281,13 @@ impl StageManager {
             tracing::info!(group = %order.group.id, model = %order.group.model, "waits for the memory of another model");
             return self.wait(order);
         }
-        let (freed, device, model) = (CancellationToken::new(), order.device(), order.group.model);
-        self.reserved.push(Reserved { device, model, freed: freed.clone() });
-        if let Err(full) = self.orders.try_send(Order { freed, ..order }) {
-            let Order { group, freed, .. } = full.into_inner();
+        let (hold, freed) = Hold::new(self.freed.clone());
+        self.reserved.push(Reserved { device: order.device(), model: order.group.model, freed });
+        if let Err(full) = self.orders.try_send(Order { hold: Some(hold), ..order }) {
+            let Order { group, hold, .. } = full.into_inner();
             tracing::info!(group = %group.id, "too many stages wait to be loaded; this one waits for the next plan");
             self.loading.remove(&group.id);
-            freed.cancel();
+            hold.into_iter().for_each(Hold::give_back);
         }
     }
 
@@ -314,11 +318,11 @@ impl StageManager {
 
     /// A stage that cannot be loaded is logged and left out: its leader never gets ready. One that only has no room beside what
     /// else is here waits until that is gone.
-    fn not_loaded(&mut self, order: Order, why: NotLoaded) {
-        order.freed.cancel();
+    fn not_loaded(&mut self, mut order: Order, why: NotLoaded) {
+        // Others may wait for what it would have had: that is free at the end of this.
+        let hold = order.hold.take();
         if order.given_up.is_cancelled() {
-            // Others may wait for what it would have had.
-            return self.freed.notify_one();
+            return;
         }
         self.draining.retain(|(_, evict)| !evict.is_cancelled());
         let (group, Stage { layers, device, .. }) = (&order.group, order.group.stages[order.position]);
@@ -326,11 +330,12 @@ impl StageManager {
         let is_alone = self.draining.is_empty() && beside.all(|(id, _)| self.planned.contains(id));
         if let (NotLoaded::NoRoom(why), false) = (&why, is_alone) {
             tracing::info!(group = %group.id, %layers, why, "no room beside what the plan no longer has: that goes first");
+            // It would be the first to hear of it, and find no room again.
+            hold.into_iter().for_each(Hold::give_back);
             return self.wait(order);
         }
         tracing::error!(group = %group.id, %layers, error = %why, "stage not loaded");
         self.loading.remove(&order.group.id);
-        self.freed.notify_one();
         if let NotLoaded::Unfit(_) = why {
             tracing::error!(
                 device,
@@ -346,16 +351,14 @@ impl StageManager {
             Ok(key) => key,
             Err(why) => return self.not_loaded(order, why),
         };
-        let Order { group, position, model, compute, given_up, freed: released } = order;
+        let Order { group, position, model, compute, given_up, hold } = order;
         if !given_up.is_cancelled() {
             self.loading.remove(&group.id);
         }
         if given_up.is_cancelled() {
-            let freed = self.freed.clone();
             self.tasks.spawn(async move {
                 unload(&compute, key).await;
-                released.cancel();
-                freed.notify_one();
+                drop(hold);
             });
             return;
         }
@@ -375,22 +378,16 @@ impl StageManager {
             history: self.setup.history.clone(),
             tasks: self.tasks.clone(),
         };
-        self.start_task(group, context, (draft, released));
+        self.start_task(group, context, (draft, hold));
     }
 
-    /// `released` is cancelled when the stage is unloaded.
-    fn start_task(
-        &mut self,
-        group: Group,
-        context: StageContext,
-        (draft, released): (Option<DraftModel>, CancellationToken),
-    ) {
+    /// Its memory is held until the stage is unloaded.
+    fn start_task(&mut self, group: Group, context: StageContext, (draft, hold): (Option<DraftModel>, Option<Hold>)) {
         let (rings_in, rings) = mpsc::channel(RINGS);
         let (report, reported) = watch::channel(Report::default());
         let retire = self.setup.stop.child_token();
         let evict = self.setup.stop.child_token();
-        let (compute, freed, over) = (context.compute.clone(), self.freed.clone(), [evict.clone(), released]);
-        let end = End { compute, key: context.key, over, freed };
+        let end = End { compute: context.compute.clone(), key: context.key, evict: evict.clone(), hold };
         let mut requests_in = None;
         let (id, device) = (group.id, group.stages[usize::from(context.position)].device);
         let WorkerSetup { me, moving, going: others, .. } = &self.setup;
@@ -484,15 +481,15 @@ impl StageManager {
 struct End {
     compute: Compute,
     key: StageKey,
-    over: [CancellationToken; 2],
-    freed: Arc<Notify>,
+    evict: CancellationToken,
+    hold: Option<Hold>,
 }
 
 impl End {
     async fn come(self) {
         unload(&self.compute, self.key).await;
-        self.over.iter().for_each(CancellationToken::cancel);
-        self.freed.notify_one();
+        self.evict.cancel();
+        drop(self.hold);
     }
 }
 

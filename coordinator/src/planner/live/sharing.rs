@@ -2,9 +2,10 @@
 //! steps share devices' time.
 //!
 //! Hosts state each model's part of their memory. Where those are together more than there is, a dealing has so many models on a
-//! device as it holds at once; a model that nobody asks for yields to one that is asked for. Time is dealt everywhere. A model is planned for at a rate that is its fair part
-//! of what the devices could carry, whoever they are for; a device whose time others take for a part u is slower by 1/(1 − u).
-//! So models that share all devices, or divide them, are valued alike: by the requests that are in time.
+//! device as it holds at once; a model that nobody asks for yields to one that is asked for. Time is dealt everywhere. A model is
+//! planned for at a rate that is its fair part of what the devices could carry, whoever they are for; a device whose time others
+//! take for a part u is slower by 1/(1 − u). So models that share all devices, or divide them, are valued alike: by the requests
+//! that are in time.
 
 use super::{Part, Place, Room, Scene};
 use crate::{
@@ -150,20 +151,27 @@ fn able(scenes: &[Scene]) -> BTreeMap<Place, BTreeSet<ModelId>> {
     able
 }
 
-/// The best dealings found: from all devices shared by all, and from each for one model, by small changes.
+/// The best dealings found: from all devices shared by all, but for those that do not hold all at once, and from each for one
+/// model, by small changes.
 fn finalists(scenes: &[Scene], able: &BTreeMap<Place, BTreeSet<ModelId>>) -> Vec<Deal> {
-    let shared: Deal = able.iter().flat_map(|(place, models)| models.iter().map(|m| (*m, *place))).collect();
+    let alone = divided(scenes, able);
+    let mut shared: Deal = able.iter().flat_map(|(place, models)| models.iter().map(|m| (*m, *place))).collect();
+    for place in able.keys() {
+        if !fits_at(scenes, &shared, place) {
+            shared.retain(|(model, at)| at != place || alone.contains(&(*model, *at)));
+        }
+    }
     let devices = able.len().max(1);
     let mut looks = (LOOKS / (devices * devices)).clamp(LOOKS_BOUNDS.0, LOOKS_BOUNDS.1);
     let mut found: Vec<(f64, Deal)> = Vec::new();
-    let fits = |deal: &Deal| able.keys().all(|place| fits_at(scenes, deal, place));
-    for start in [shared.clone(), divided(scenes, able)].into_iter().filter(fits) {
+    let alone = Some(alone).filter(|alone| *alone != shared);
+    for start in [Some(shared.clone()), alone].into_iter().flatten() {
         let (value, deal) = improved(scenes, able, start, &mut looks);
         if found.iter().all(|(_, other)| *other != deal) {
             found.push((value, deal));
         }
     }
-    if found.iter().all(|(_, deal)| *deal != shared) && fits(&shared) {
+    if found.iter().all(|(_, deal)| *deal != shared) {
         found.push((guess(scenes, &shared), shared));
     }
     found.sort_by(|a, b| b.0.total_cmp(&a.0));

@@ -4,13 +4,16 @@
 //! wait, and with it they are chosen from. Where it would not, or where nobody else waits, nothing is kept.
 //!
 //! **What that costs.** A moment that others wait is time of the device, so who was passed over for long enough is first as soon as
-//! ever. A last user that leaves is not waited for, nor before errands. One that lets the moment pass, as a ring does that goes over
-//! other hosts, is not waited for after its next turn, then after two, four, eight: a device with only such users idles for a
-//! ninth of a moment a turn.
+//! ever. A last user that leaves is not waited for, nor one whose turn was an errand, nor is anybody before errands. One that lets
+//! the moment pass, as a ring does that goes over other hosts, is not waited for after its next step, then after two, four, eight: a
+//! device with only such users idles for a ninth of a moment a step.
 
 use super::arbiter::{Arbitration, Work};
 use crate::{policy::batching::ServiceNo, time::Time};
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 use tsnode_protocol::Seconds;
 
 /// For how long a device is kept. Between the end of a step and the asking for the next there are a batcher and the waking of three
@@ -56,6 +59,8 @@ pub struct TurnQueue<R> {
     turn: Option<ServiceNo>,
     /// Where it may be waited for.
     last: Option<Last>,
+    /// Of those who asked, who asked for a step last.
+    steps: BTreeSet<ServiceNo>,
     missed: BTreeMap<ServiceNo, Missed>,
 }
 
@@ -63,7 +68,7 @@ impl<R> TurnQueue<R> {
     /// Of an idle device.
     #[must_use]
     pub fn new(arbiter: Box<dyn Arbitration<R>>) -> Self {
-        Self { arbiter, grace: GRACE, turn: None, last: None, missed: BTreeMap::new() }
+        Self { arbiter, grace: GRACE, turn: None, last: None, steps: BTreeSet::new(), missed: BTreeMap::new() }
     }
 
     /// The same that keeps the device for so long.
@@ -84,11 +89,17 @@ impl<R> TurnQueue<R> {
 
     /// A service asks for its turn; it asks for one at a time.
     pub fn asks(&mut self, now: Time, service: ServiceNo, work: Work<R>) {
+        let is_step = matches!(work, Work::Step(_));
         if self.last.is_some_and(|last| last.service == service) {
             let in_time = self.end_grace(now).is_some_and(|last| now <= last.until);
-            if in_time {
+            if in_time && is_step {
                 self.missed.remove(&service);
             }
+        }
+        if is_step {
+            self.steps.insert(service);
+        } else {
+            self.steps.remove(&service);
         }
         self.arbiter.asks(service, work);
     }
@@ -118,6 +129,10 @@ impl<R> TurnQueue<R> {
     pub fn over(&mut self, now: Time, took: Seconds) {
         let Some(service) = self.turn.take() else { return };
         self.arbiter.over(took);
+        if !self.steps.contains(&service) {
+            self.last = None;
+            return;
+        }
         let is_waited_for = match self.missed.get_mut(&service) {
             Some(missed) if missed.left > 0 => {
                 missed.left -= 1;
@@ -256,6 +271,34 @@ mod tests {
         assert_eq!(errand.next(at(1_000)), Next::Kept(at(2_000)));
         errand.asks(at(1_100), THIRD, Work::Errand);
         assert_eq!(errand.next(at(1_100)), Next::Turn(THIRD), "errands go before steps");
+    }
+
+    /// Nobody goes through a batcher after an errand: a row of them, as where KV comes or goes, leaves the others' steps their turns.
+    #[test]
+    fn nobody_is_waited_for_after_an_errand() {
+        let mut queue = TurnQueue::new(TurnOrder::FirstCome.arbiter());
+        queue.enters(FIRST, 1, 0);
+        queue.enters(SECOND, 2, 0);
+        queue.asks(at(0), FIRST, Work::Errand);
+        assert_eq!(queue.next(at(0)), Next::Turn(FIRST));
+        queue.asks(at(0), SECOND, step(2));
+        queue.over(at(1_000), SHORT);
+        assert_eq!(queue.next(at(1_000)), Next::Turn(SECOND));
+        queue.over(at(2_000), SHORT);
+
+        // Nor is an errand one of the turns after which nobody waits for one that let a moment pass.
+        let mut queue = after_a_turn(TurnOrder::FirstCome, SHORT);
+        assert_eq!(queue.next(at(1_000)), Next::Kept(at(2_000)));
+        assert_eq!(queue.next(at(2_000)), Next::Turn(SECOND));
+        queue.asks(at(2_100), FIRST, Work::Errand);
+        queue.over(at(3_000), SHORT);
+        assert_eq!(queue.next(at(3_000)), Next::Turn(FIRST));
+        queue.over(at(3_100), SHORT);
+        queue.asks(at(3_200), FIRST, step(1));
+        assert_eq!(queue.next(at(3_200)), Next::Turn(FIRST));
+        queue.asks(at(3_300), SECOND, step(2));
+        queue.over(at(4_200), SHORT);
+        assert_eq!(queue.next(at(4_200)), Next::Turn(SECOND), "the first one is not waited for after its next step");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tsnode_protocol::{
     GroupId, PeerId,
     ring::RingHello,
-    stream::{DecodeEvent, Opening, PrefillEvent},
+    stream::{DecodeEvent, NOT_LED, Opening, PrefillEvent},
 };
 
 impl StageManager {
@@ -20,7 +20,7 @@ impl StageManager {
     pub(super) fn serve(&self, group: GroupId, request: LeaderRequest) {
         let leader = self.groups.get(&group).and_then(|r| r.requests.as_ref());
         let Some(leader) = leader else {
-            return refuse(request, "this peer does not lead that group");
+            return refuse(request, NOT_LED);
         };
         if let Err(full) = leader.try_send(request) {
             refuse(full.into_inner(), "too many requests wait here");
