@@ -420,14 +420,22 @@ fn with_lifelines(
     uplink: &Arc<Uplink>,
     stop: &CancellationToken,
 ) -> Result<(quinn::Endpoint, Option<tokio::net::TcpListener>), LinkError> {
-    for _ in 1..PORTS_TRIED {
+    let mut tries = 1..=PORTS_TRIED;
+    loop {
         let endpoint = endpoint(config, servers, uplink, stop)?;
-        let lifelines = endpoint.local_addr().ok().and_then(lifeline::listen);
-        if lifelines.is_some() || config.listen.port() != 0 {
-            return Ok((endpoint, lifelines));
+        let is_last = config.listen.port() != 0 || tries.next().is_none();
+        let address = endpoint.local_addr().unwrap_or(config.listen);
+        match lifeline::listen(address) {
+            Ok(lifelines) => return Ok((endpoint, Some(lifelines))),
+            Err(error) if is_last => {
+                let address = lifeline::beside(address);
+                tracing::warn!(%address, %error, "no lifelines: others will notice later if this peer dies");
+                return Ok((endpoint, None));
+            }
+            // Somebody has the next number, on which nothing depends: another port will do.
+            Err(_) => {}
         }
     }
-    Ok((endpoint(config, servers, uplink, stop)?, None))
 }
 
 fn endpoint(

@@ -240,14 +240,11 @@ pub(crate) fn beside(data_plane: SocketAddr) -> SocketAddr {
 }
 
 /// The listener for lifelines of a data plane; without one others do without.
-pub(super) fn listen(data_plane: SocketAddr) -> Option<TcpListener> {
-    let address = beside(data_plane);
-    let bound = socket(address).and_then(TcpListener::from_std);
-    bound
-        .inspect_err(
-            |error| tracing::warn!(%address, %error, "no lifelines: others will notice later if this peer dies"),
-        )
-        .ok()
+///
+/// # Errors
+/// When that address cannot be had.
+pub(super) fn listen(data_plane: SocketAddr) -> Result<TcpListener, Error> {
+    socket(beside(data_plane)).and_then(TcpListener::from_std)
 }
 
 fn socket(address: SocketAddr) -> std::io::Result<std::net::TcpListener> {
