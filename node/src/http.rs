@@ -177,7 +177,6 @@ pub fn router(state: ApiState) -> Router {
     let routes = Router::new()
         .route("/", get(page::index))
         .route("/page.js", get(page::script))
-        .route("/page.css", get(page::sheet))
         .route("/v1/models", get(api::models))
         .route("/v1/models/{id}", get(api::model))
         .route("/v1/chat/completions", post(chat::handle))

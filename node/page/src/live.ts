@@ -2,7 +2,7 @@
 
 import { useEffect, useState } from "preact/hooks";
 import { Refusal, ask, events, get } from "./api";
-import type { Peer, Plan, Running, Short, View } from "./types";
+import type { Link, Peer, Plan, Running, Short, View } from "./types";
 
 /** Requests that the page remembers. */
 const KEPT = 256;
@@ -54,17 +54,19 @@ function take(view: View) {
   if (isNew) get<{ plans: Followed[] }>("/api/plans").then(({ plans }) => change({ plans }), () => undefined);
 }
 
-/** A peer whose advert is as it was has none. */
+/** A peer whose advert is as it was has none, but those of its links that were measured anew. */
 interface Changes {
   swarm: View;
-  peers: (Omit<Peer, "advert"> & Partial<Peer>)[];
+  peers: (Omit<Peer, "advert"> & Partial<Peer> & { links?: Link[] })[];
 }
 
 function takeChanges({ swarm, peers }: Changes) {
   const known = new Map(state.view?.peers.map((peer) => [peer.id, peer.advert]));
-  const whole = peers.flatMap((peer) => {
+  const whole = peers.flatMap(({ links, ...peer }) => {
     const advert = peer.advert ?? known.get(peer.id);
-    return advert ? [{ ...peer, advert }] : [];
+    if (!advert) return [];
+    const measured = (link: Link) => links?.find((one) => one.to === link.to) ?? link;
+    return [{ ...peer, advert: links ? { ...advert, links: advert.links.map(measured) } : advert }];
   });
   take({ ...swarm, peers: whole });
 }
