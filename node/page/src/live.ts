@@ -14,18 +14,31 @@ export interface Followed {
   plan: Plan;
 }
 
+/** A prompt's KV went from who leads its prefill to who leads its decoding. */
+export interface Move {
+  /** Counts them. */
+  n: number;
+  /** When this page heard of it (ms). */
+  at: number;
+  prefill: string;
+  decode: string;
+}
+
+/** Moves that are shown at once, at most: of more that came together people see as much. */
+const MOVES = 8;
+
 export interface State {
   view: View | null;
   requests: Short[];
   running: Running[];
   /** Plans that the peer has followed since it started, newest first. */
   plans: Followed[];
-  /** Counts requests that ended while this page was open: the map shows each. */
-  ended: number;
+  /** The last that went on while this page was open. */
+  moves: Move[];
   problem: Refusal | null;
 }
 
-let state: State = { view: null, requests: [], running: [], plans: [], ended: 0, problem: null };
+let state: State = { view: null, requests: [], running: [], plans: [], moves: [], problem: null };
 const listeners = new Set<(state: State) => void>();
 
 function change(part: Partial<State>) {
@@ -73,13 +86,21 @@ function takeChanges({ swarm, peers }: Changes) {
 
 /** Whether those that ended before the page was opened have been told. */
 let caughtUp = false;
+let counted = 0;
 
-function takeRequests({ requests, running }: Requests) {
+/** Prompts that are computed by now, and were not when the peer told last: of short ones nothing is heard before they have ended. */
+function movedNow(fresh: Short[], running: Running[]): Move[] {
+  const decoded = new Set(state.running.filter((one) => one.stage === "decode").map((one) => one.request));
+  const went = [...running.filter((one) => one.stage === "decode"), ...fresh].filter((one) => !decoded.has(one.request));
+  return went.flatMap(({ prefill, decode }) => (prefill && decode ? [{ n: ++counted, at: Date.now(), prefill, decode }] : []));
+}
+
+function takeRequests({ requests, running = state.running }: Requests) {
   const known = new Set(state.requests.map((one) => one.request));
   const fresh = requests.filter((one) => !known.has(one.request));
-  const ended = state.ended + (caughtUp ? fresh.length : 0);
+  const moves = caughtUp ? [...state.moves, ...movedNow(fresh, running)].slice(-MOVES) : [];
   caughtUp = true;
-  change({ requests: [...fresh, ...state.requests].slice(0, KEPT), running: running ?? state.running, ended });
+  change({ requests: [...fresh, ...state.requests].slice(0, KEPT), running, moves });
 }
 
 let following: AbortController | null = null;

@@ -147,6 +147,8 @@ export interface Running {
   model: string;
   seconds: number;
   stage: "queue" | "prefill" | "decode";
+  /** Seconds in each so far. */
+  parts?: Record<"queue" | "prefill" | "decode", number>;
   prompt_tokens: number;
   new_tokens: number;
   prefill: string | null;
