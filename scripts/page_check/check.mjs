@@ -19,7 +19,7 @@ const WIDTHS = [
   ["wide", { width: 1280, height: 800 }],
 ];
 const VIEWS = { chat: "Chat", swarm: "Swarm", requests: "Requests", machine: "My machine", join: "Join", testnet: "Testnet" };
-/** What the page may weigh (bytes), and how long the first paint may take (ms): the best of a few, since others use the processors. */
+/** What the page may weigh (bytes), and how long the first paint may take (ms): the middle of a few, since others use the processors. */
 const MOST_BYTES = 300_000;
 const FIRST_PAINT = 300;
 const LOADS = 5;
@@ -115,10 +115,10 @@ async function weight() {
     bytes = sizes.reduce((a, b) => a + b, 0);
     await page.context().close();
   }
-  const best = Math.min(...paints);
+  const middle = [...paints].sort((a, b) => a - b)[LOADS >> 1];
   told(`${bytes} bytes in all; first paint after ${paints.map((ms) => ms.toFixed(0)).join(", ")} ms`);
   if (bytes === 0 || bytes > MOST_BYTES) complain(`the page weighs ${bytes} bytes`);
-  if (best > FIRST_PAINT) complain(`the first paint came after ${best.toFixed(0)} ms`);
+  if (middle > FIRST_PAINT) complain(`the first paint came after ${middle.toFixed(0)} ms`);
 }
 
 async function say(page, text, most) {
