@@ -388,6 +388,22 @@ async function everyView() {
   }
 }
 
+/** On a wall, where text and all else are larger. */
+async function wall() {
+  const page = await open(gateway.http, { width: 3840, height: 2160 }, "dark");
+  for (const view of Object.keys(VIEWS)) {
+    if (view === "testnet") await page.getByRole("link", { name: "Testnet" }).waitFor();
+    await show(page, view);
+    const [over, text] = await page.evaluate(() => [
+      document.documentElement.scrollWidth - innerWidth,
+      parseFloat(getComputedStyle(document.querySelector("main")).fontSize),
+    ]);
+    if (over > 0 || text < 20) complain(`${view}, 4K: ${over} px wider than the window, text of ${text} px`);
+  }
+  await page.context().close();
+  told("every view, 4K");
+}
+
 /** A peer that computes, as its owner sees it. */
 async function lends() {
   const page = await open(peers.find((peer) => !peer.gateway).http, WIDTHS[0][1]);
@@ -421,6 +437,7 @@ try {
   await joins(page);
   await breaks(page);
   await everyView();
+  await wall();
   await lends();
   await survives(page);
   await network(page);

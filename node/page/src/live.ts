@@ -106,12 +106,35 @@ function takeRequests({ requests, running = state.running }: Requests) {
 let following: AbortController | null = null;
 let again: number | undefined;
 
+/** A peer keeps a stream awake every 15 s: one that is silent for longer hangs (ms). */
+const SILENCE = 25_000;
+
+/** Until the stream ends or nothing comes any more: what is shown would be taken for what is. */
 async function follow(stop: AbortSignal) {
-  const stream = await ask("/api/events?changes", { signal: stop });
-  for await (const { event, data } of events(stream)) {
-    if (event === "swarm") take(JSON.parse(data) as View);
-    if (event === "changes") takeChanges(JSON.parse(data) as Changes);
-    if (event === "requests") takeRequests(JSON.parse(data) as Requests);
+  const own = new AbortController();
+  const end = () => own.abort();
+  stop.addEventListener("abort", end);
+  let silence: number | undefined;
+  let lost = false;
+  const heard = () => {
+    clearTimeout(silence);
+    silence = window.setTimeout(() => ((lost = true), end()), SILENCE);
+  };
+  try {
+    heard();
+    const stream = await ask("/api/events?changes", { signal: own.signal });
+    for await (const { event, data } of events(stream, heard)) {
+      if (event === "swarm") take(JSON.parse(data) as View);
+      if (event === "changes") takeChanges(JSON.parse(data) as Changes);
+      if (event === "requests") takeRequests(JSON.parse(data) as Requests);
+    }
+  } catch (error) {
+    if (lost) throw new Refusal(0, `This peer has said nothing for ${SILENCE / 1000} s: it hangs, or the network to it is down.`, 1);
+    throw error;
+  } finally {
+    clearTimeout(silence);
+    stop.removeEventListener("abort", end);
+    end();
   }
   throw new Refusal(0, "This peer has ended the stream of events: it stops, or the network to it is down.", 1);
 }
