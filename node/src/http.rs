@@ -19,6 +19,7 @@ mod fields;
 mod fingerprint;
 mod guests;
 pub mod hosts;
+mod invite;
 mod limits;
 mod links;
 mod logprobs;
@@ -212,6 +213,7 @@ pub fn router(state: ApiState) -> Router {
         .route("/api/limits", get(limits::show).post(limits::set))
         .route("/api/models/pulls", get(pulls::show).post(pulls::set))
         .route("/api/arrivals", get(arrivals::show))
+        .route("/api/invite", get(invite::show))
         .route("/api/plans", get(arrivals::plans))
         .route("/api/pause", post(owner::pause))
         .route("/api/resume", post(owner::resume))

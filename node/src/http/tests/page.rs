@@ -51,6 +51,23 @@ async fn the_page_says_nothing_without_a_key_and_lets_nothing_else_in() {
 }
 
 #[tokio::test]
+async fn the_invite_of_an_open_swarm_is_told_and_of_a_private_one_why_it_is_not() {
+    let api = Api::up(said(End::Stop)).await;
+    let told = || async { api.get("/api/invite").await.json::<Value>().await.unwrap() };
+    let here = "/ip4/192.0.2.1/tcp/7447".to_owned();
+    api.view.send_modify(|view| (view.private, view.addresses) = (false, vec![here.clone()]));
+    let text = told().await["invite"].as_str().unwrap().to_owned();
+    let invite: tsnode_protocol::Invite = text.parse().unwrap();
+    let swarm = api.view.borrow().swarm;
+    assert_eq!((invite.swarm, invite.ticket, invite.addresses), (swarm, None, vec![here]));
+    api.view.send_modify(|view| view.private = true);
+    let answer = told().await;
+    assert!(answer["invite"].is_null() && answer["why"].as_str().unwrap().contains("private"), "{answer}");
+    api.view.send_modify(|view| (view.private, view.addresses) = (false, vec![]));
+    assert!(told().await["why"].as_str().unwrap().contains("no address"));
+}
+
+#[tokio::test]
 async fn who_asks_for_changes_is_told_an_advert_once() {
     let api = Api::up(said(End::Stop)).await;
     let peer = |n| PeerView {
