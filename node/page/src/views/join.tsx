@@ -52,7 +52,7 @@ function Open({ swarm, addresses }: { swarm: string; addresses: string }) {
         The swarm <strong>{swarm}</strong> is open: whoever finds it is let in. On the same network this is all, on the new machine:
       </p>
       <Line text="tsnode join" label="Copy the line for this network" />
-      {known?.why && <p class="quiet">From elsewhere an invite says where peers are: {known.why}.</p>}
+      {known?.why && <p class="quiet">For an invite, by which it is joined from elsewhere: {known.why}.</p>}
       {known?.invite && (
         <section>
           <h2>For another machine</h2>

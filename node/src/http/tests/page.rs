@@ -56,10 +56,15 @@ async fn the_invite_of_an_open_swarm_is_told_and_of_a_private_one_why_it_is_not(
     let told = || async { api.get("/api/invite").await.json::<Value>().await.unwrap() };
     let here = "/ip4/192.0.2.1/tcp/7447".to_owned();
     api.view.send_modify(|view| (view.private, view.addresses) = (false, vec![here.clone()]));
-    let text = told().await["invite"].as_str().unwrap().to_owned();
+    let answer = told().await;
+    let text = answer["invite"].as_str().unwrap().to_owned();
+    assert!(answer["why"].is_null(), "{answer}");
     let invite: tsnode_protocol::Invite = text.parse().unwrap();
     let swarm = api.view.borrow().swarm;
     assert_eq!((invite.swarm, invite.ticket, invite.addresses), (swarm, None, vec![here]));
+    api.view.send_modify(|view| view.addresses = vec!["/ip4/127.0.0.1/tcp/7447".into()]);
+    let answer = told().await;
+    assert!(answer["invite"].is_string() && answer["why"].as_str().unwrap().contains("of this host"), "{answer}");
     api.view.send_modify(|view| view.private = true);
     let answer = told().await;
     assert!(answer["invite"].is_null() && answer["why"].as_str().unwrap().contains("private"), "{answer}");
