@@ -39,6 +39,7 @@ mod targets;
 mod testnet;
 mod top;
 mod update;
+mod ways;
 
 use crate::{
     cli::exit::{Exit, Kind},

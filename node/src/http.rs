@@ -19,6 +19,7 @@ mod fields;
 mod fingerprint;
 mod guests;
 pub mod hosts;
+mod invite;
 mod limits;
 mod links;
 mod logprobs;
@@ -177,7 +178,6 @@ pub fn router(state: ApiState) -> Router {
     let routes = Router::new()
         .route("/", get(page::index))
         .route("/page.js", get(page::script))
-        .route("/page.css", get(page::sheet))
         .route("/v1/models", get(api::models))
         .route("/v1/models/{id}", get(api::model))
         .route("/v1/chat/completions", post(chat::handle))
@@ -213,6 +213,7 @@ pub fn router(state: ApiState) -> Router {
         .route("/api/limits", get(limits::show).post(limits::set))
         .route("/api/models/pulls", get(pulls::show).post(pulls::set))
         .route("/api/arrivals", get(arrivals::show))
+        .route("/api/invite", get(invite::show))
         .route("/api/plans", get(arrivals::plans))
         .route("/api/pause", post(owner::pause))
         .route("/api/resume", post(owner::resume))

@@ -120,6 +120,7 @@ export interface View {
   cut_off: { id: string; name: string; reason: string; offences: number; seconds_left: number }[];
   spec_decode: { proposed?: number; accepted?: number };
   link_ages: Record<string, number>;
+  link_ends?: Record<string, string>;
   fetching?: { model: string; bytes: number; done: number; holders: number; why: string | null } | null;
   weights_given: number;
   troubles: { kind: string; at?: string | null; address?: string; said?: string }[];
@@ -146,6 +147,8 @@ export interface Running {
   model: string;
   seconds: number;
   stage: "queue" | "prefill" | "decode";
+  /** Seconds in each so far. */
+  parts?: Record<"queue" | "prefill" | "decode", number>;
   prompt_tokens: number;
   new_tokens: number;
   prefill: string | null;

@@ -195,6 +195,7 @@ pub(super) fn schemas() -> Value {
         ),
         "Limits": object(&["limits", "hours", "lending"], json!({ "limits": { "type": "object" }, "hours": {}, "lending": text })),
         "Arrivals": object(&["watched_since", "arrivals"], json!({ "watched_since": {}, "arrivals": list(json!({})) })),
+        "Invite": object(&["invite"], json!({ "invite": maybe_text, "why": text })),
         "Pulls": object(&["pulls"], json!({ "pulls": list(json!({})) })),
         "Plans": object(&["plans"], json!({ "plans": list(json!({})) })),
         "Settings": object(&["settings", "attainment"], json!({ "settings": list(json!({})), "attainment": list(json!({})) })),

@@ -110,6 +110,7 @@ pub(super) const OPERATIONS: &[Operation] = &[
     of("/api/models/pulls", "get", "Pulls", "Models that are fetched whole from peers, and how far each is"),
     Operation { answer: "Pulling", ..owner("/api/models/pulls", "Fetches a model whole from peers") },
     of("/api/arrivals", "get", "Arrivals", "Who was seen in the swarm, and since when"),
+    of("/api/invite", "get", "Invite", "What others join with, where the swarm is open"),
     of("/api/plans", "get", "Plans", "Plans that this peer has followed"),
     owner("/api/pause", "Lends nothing until it is to lend again"),
     owner("/api/resume", "Lends again"),
