@@ -1,0 +1,307 @@
+//! Plan flow 4: models that are asked for where devices do not hold all of them at once. Each has memory by turns: the one that
+//! has waited longest comes into the place of what nobody asks for, or of what has been there longest, once that has had its
+//! turn.
+//!
+//! A turn is as long as the replacement interval (SeaLLM Eq. 8), and no shorter than pays for loading ([`super::reload`]). So of
+//! n models that are asked for all the time, and of which one is in memory, each waits for n − 1 turns at most, and for answers
+//! that are under way to end and weights to come. Which models go is a matter of right and not of values: of a busy model fewer
+//! requests are in time, and it would never come.
+
+use super::{Control, reload};
+use crate::{
+    Time,
+    members::Members,
+    planner::live,
+    replacement_interval::{Bounds, ReplacementInterval},
+    traffic,
+};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+use tsnode_protocol::{Advert, Group, ModelCard, ModelId, PeerId, Plan, Seconds};
+
+/// How long the first turn is, and between which lengths turns stay where loading takes no longer: requests for a model that is
+/// not there wait meanwhile.
+const TURN: Bounds = Bounds { start: Seconds(60.0), least: Seconds(30.0), most: Seconds(120.0), beta: 0.1 };
+/// How long a model waits before others are moved for it: planning may find a place without that.
+const FIRST: Duration = Duration::from_secs(5);
+
+/// Models that are asked for, as far as devices have memory for them at all: requests a second, and how long loading takes.
+pub(super) type Asked = BTreeMap<ModelId, (f64, Seconds)>;
+
+/// What is asked for; `None` where all models are in memory at once, or nobody has any.
+pub(super) fn asked(members: &Members<'_>) -> Option<Asked> {
+    if !live::is_scarce(members) {
+        return None;
+    }
+    let cards: BTreeMap<ModelId, &ModelCard> =
+        members.values().flat_map(|advert| &advert.models).map(|card| (card.id, card)).collect();
+    let of = |(model, card): (ModelId, &ModelCard)| {
+        let rate = traffic::together(model, members)?.rate;
+        let room = members.values().flat_map(|advert| &advert.devices).filter_map(|device| device.served(model));
+        let room = room.map(|served| served.memory_bytes.saturating_sub(served.kv_bytes)).fold(0, u64::saturating_add);
+        let bytes = card.shape.stage_bytes(card.shape.all_layers());
+        (bytes <= room).then(|| (model, (rate, reload::loading(bytes))))
+    };
+    Some(cards.into_iter().filter_map(of).collect())
+}
+
+/// Who waits, and whose memory may be had for that.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Swap {
+    /// Models that are asked for and that nobody serves, the one that has waited longest first.
+    pub waits: Vec<ModelId>,
+    /// Models that may go for one of them: as few as may do first.
+    pub yields: Vec<BTreeSet<ModelId>>,
+}
+
+/// Since when models are served, or wait for that.
+#[derive(Clone, Debug)]
+pub(super) struct Swapping {
+    interval: ReplacementInterval,
+    served: BTreeMap<ModelId, Time>,
+    waits: BTreeMap<ModelId, Time>,
+    asked: Asked,
+    /// What was asked for when the present turn began.
+    expected: Asked,
+    /// What planning was told last.
+    told: Option<Swap>,
+}
+
+impl Default for Swapping {
+    fn default() -> Self {
+        let (served, waits) = (BTreeMap::new(), BTreeMap::new());
+        let (asked, expected) = (Asked::new(), Asked::new());
+        Self { interval: ReplacementInterval::new(TURN), served, waits, asked, expected, told: None }
+    }
+}
+
+impl Swapping {
+    /// What is asked for now, and what the plan in force serves.
+    fn look(&mut self, now: Time, asked: Option<Asked>, served: &BTreeSet<ModelId>) {
+        self.asked = asked.unwrap_or_default();
+        let is_here = |model: &ModelId| served.contains(model);
+        let came = self.waits.keys().any(is_here);
+        let went = self.served.keys().any(|model| !is_here(model) && self.asked.contains_key(model));
+        if came && went {
+            self.turned();
+        }
+        self.served.retain(|model, _| served.contains(model));
+        served.iter().for_each(|model| _ = self.served.entry(*model).or_insert(now));
+        self.waits.retain(|model, _| !served.contains(model) && self.asked.contains_key(model));
+        for model in self.asked.keys().filter(|model| !served.contains(model)) {
+            self.waits.entry(*model).or_insert(now);
+        }
+    }
+
+    /// A turn is over: how long the next one is. Peers know what is asked for; what was attained only gateways do.
+    fn turned(&mut self) {
+        let off = |(model, &(expected, _)): (&ModelId, &(f64, Seconds))| {
+            let real = self.asked.get(model).map_or(0.0, |(rate, _)| *rate);
+            (real - expected).abs() / expected.max(f64::MIN_POSITIVE)
+        };
+        if !self.expected.is_empty() {
+            let off = self.expected.iter().map(off).fold(0.0, f64::max);
+            self.interval.over(off);
+        }
+        self.expected.clone_from(&self.asked);
+    }
+
+    /// The least time for which a model stays for which another waits, whatever intervals are: it has to pay for the loading of
+    /// both.
+    fn least(&self, stays: ModelId, waits: ModelId) -> Duration {
+        let loading = |model| self.asked.get(&model).map_or(Seconds(0.0), |(_, loading)| *loading);
+        let least = TURN.least.max(reload::least_turn(loading(stays).max(loading(waits))));
+        Duration::try_from_secs_f64(least.0).unwrap_or(Duration::MAX)
+    }
+
+    /// How long it stays.
+    fn turn(&self, stays: ModelId, waits: ModelId) -> Duration {
+        let interval = Duration::try_from_secs_f64(self.interval.length().0).unwrap_or(Duration::MAX);
+        self.least(stays, waits).max(interval)
+    }
+
+    /// Who may come now, and for whom.
+    fn due(&self, now: Time) -> Option<Swap> {
+        let has_waited = |since: Time| now >= since + FIRST;
+        let mut waits: Vec<(Time, ModelId)> =
+            self.waits.iter().filter(|(_, since)| has_waited(**since)).map(|(model, since)| (*since, *model)).collect();
+        waits.sort_unstable();
+        let first = waits.first()?.1;
+        let idle: BTreeSet<ModelId> = self.served.keys().filter(|m| !self.asked.contains_key(*m)).copied().collect();
+        let is_over = |(model, since): &(&ModelId, &Time)| {
+            self.asked.contains_key(*model) && now >= since.saturating_add(self.turn(**model, first))
+        };
+        let mut over: Vec<(Time, ModelId)> =
+            self.served.iter().filter(is_over).map(|(model, since)| (*since, *model)).collect();
+        over.sort_unstable();
+        let one: BTreeSet<ModelId> = idle.iter().copied().chain(over.first().map(|(_, model)| *model)).collect();
+        let all: BTreeSet<ModelId> = idle.iter().copied().chain(over.iter().map(|(_, model)| *model)).collect();
+        let mut yields = vec![idle, one, all];
+        yields.dedup();
+        yields.retain(|models| !models.is_empty());
+        let waits = waits.into_iter().map(|(_, model)| model).collect();
+        (!yields.is_empty()).then_some(Swap { waits, yields })
+    }
+
+    /// Whether a plan does no more than give a model that waits its turn, by this peer's own view, which may be a little late.
+    fn allows(&self, now: Time, before: &BTreeSet<ModelId>, after: &BTreeSet<ModelId>, late: Duration) -> bool {
+        let came: Vec<ModelId> = after.difference(before).copied().filter(|m| self.waits.contains_key(m)).collect();
+        let may_go = |model: &ModelId| {
+            let since = self.served.get(model).copied().unwrap_or(now);
+            let is_over = |comes: &ModelId| now + late >= since.saturating_add(self.least(*model, *comes));
+            !self.asked.contains_key(model) || came.iter().any(is_over)
+        };
+        !came.is_empty() && before.difference(after).all(may_go)
+    }
+}
+
+impl Control {
+    /// Notes who is asked for and who is served, and has plans made where somebody's turn has come.
+    pub(super) fn look_at_swaps(&mut self) {
+        let asked = self.derive().asked.clone();
+        if asked.is_none() && self.swapping.told.is_none() && self.swapping.served.is_empty() {
+            return;
+        }
+        let served = match asked {
+            Some(_) => self.plan().map(models).unwrap_or_default(),
+            None => BTreeSet::new(),
+        };
+        let now = self.now;
+        self.swapping.look(now, asked, &served);
+        let due = self.swapping.due(now).filter(|_| self.config.wish.layout.is_none());
+        if due != self.swapping.told {
+            self.swapping.told = due;
+            self.view_changed();
+        }
+    }
+
+    /// Whose turn it is.
+    pub(super) fn swap(&self) -> Option<Swap> {
+        self.swapping.told.clone()
+    }
+
+    /// Whether a plan that is worth less than the present one is to be had all the same: it gives a model its turn, and those that
+    /// both serve lose nothing.
+    pub(super) fn is_turn(&self, plan: &Plan, present: &Plan, members: &Members<'_>) -> bool {
+        let (before, after) = (models(present), models(plan));
+        if !self.swapping.allows(self.now, &before, &after, self.config.patience / 2) {
+            return false;
+        }
+        let both = |plan: &Plan| {
+            let is_in_both = |group: &&Group| before.contains(&group.model) && after.contains(&group.model);
+            let groups = plan.groups.iter().filter(is_in_both).cloned().collect();
+            let part = Plan { groups, ..plan.clone() };
+            self.config.planner.value(&part, members, &self.config.wish)
+        };
+        both(plan) >= both(present) * (1.0 - self.config.margin)
+    }
+}
+
+fn models(plan: &Plan) -> BTreeSet<ModelId> {
+    plan.groups.iter().map(|group| group.model).collect()
+}
+
+/// The same peers as if devices that do not hold all models at once did not serve these, but where they are kept. Their KV pages
+/// stay.
+pub(super) fn without(members: &Members<'_>, hidden: &BTreeSet<ModelId>) -> BTreeMap<PeerId, Advert> {
+    let of = |(peer, advert): (&PeerId, &&Advert)| {
+        let mut advert = Advert::clone(advert);
+        for device in advert.devices.iter_mut().filter(|device| !device.holds_all()) {
+            let goes = |model: &ModelId, is_kept: bool| hidden.contains(model) && !is_kept;
+            let gone = device.serves.iter().filter(|served| goes(&served.model, served.is_kept));
+            let pages = gone.map(|served| served.kv_bytes).fold(0, u64::saturating_add);
+            device.memory_bytes = device.memory_bytes.saturating_sub(pages);
+            device.serves.retain(|served| !goes(&served.model, served.is_kept));
+        }
+        (*peer, advert)
+    };
+    members.iter().map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Time {
+        Time::from_secs(seconds)
+    }
+
+    fn set(models: &[u8]) -> BTreeSet<ModelId> {
+        models.iter().map(|n| ModelId([*n; 16])).collect()
+    }
+
+    /// Each once a second, and a second to load.
+    fn asks(models: &[u8]) -> Asked {
+        set(models).into_iter().map(|model| (model, (1.0, Seconds(1.0)))).collect()
+    }
+
+    #[test]
+    fn each_of_three_that_are_asked_for_all_the_time_has_its_turn() {
+        let (mut swapping, mut served, mut turns) = (Swapping::default(), set(&[1]), vec![(0, ModelId([1; 16]))]);
+        for now in 0..3600 {
+            swapping.look(at(now), Some(asks(&[1, 2, 3])), &served);
+            if let Some(swap) = swapping.due(at(now)) {
+                assert_eq!(swap.yields, std::slice::from_ref(&served));
+                turns.push((now, swap.waits[0]));
+                served = [swap.waits[0]].into();
+            }
+        }
+        assert!(turns.len() > 25, "{}", turns.len());
+        for (n, (began, model)) in turns.iter().enumerate() {
+            assert_eq!(*model, ModelId([n as u8 % 3 + 1; 16]), "in turn");
+            let lasted = turns.get(n + 1).map_or(60, |(end, _)| end - began);
+            assert!(
+                (60..=122).contains(&lasted),
+                "as asked for turns get longer, and no longer than two minutes: {lasted}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_nobody_asks_for_goes_at_once_and_what_somebody_does_after_its_turn() {
+        let mut swapping = Swapping::default();
+        let due = |swapping: &Swapping, now: u64| swapping.due(at(now)).map(|swap| (swap.waits, swap.yields));
+        let two = vec![ModelId([2; 16])];
+        swapping.look(at(0), Some(asks(&[2])), &set(&[1]));
+        assert_eq!([due(&swapping, 4), due(&swapping, 5)], [None, Some((two.clone(), vec![set(&[1])]))]);
+        swapping.look(at(6), Some(asks(&[1, 2])), &set(&[1]));
+        assert_eq!([due(&swapping, 59), due(&swapping, 60)], [None, Some((two.clone(), vec![set(&[1])]))]);
+        // Of several those that are asked for are the last to go.
+        swapping.look(at(61), Some(asks(&[1, 2, 3])), &set(&[1, 3, 4]));
+        assert_eq!(due(&swapping, 65), Some((two.clone(), vec![set(&[4]), set(&[1, 4])])));
+        let all = vec![set(&[4]), set(&[1, 4]), set(&[1, 3, 4])];
+        assert_eq!(due(&swapping, 125), Some((two, all)));
+        swapping.look(at(130), None, &set(&[]));
+        assert_eq!(due(&swapping, 500), None, "all are in memory");
+    }
+
+    #[test]
+    fn turns_follow_what_is_asked_for_and_pay_for_loading() {
+        let [one, two] = [1, 2].map(|n| ModelId([n; 16]));
+        let mut swapping = Swapping::default();
+        let mut turn = |rate: f64, served: &[u8], loading: f64| {
+            let asked = [one, two].map(|model| (model, (rate, Seconds(loading))));
+            swapping.look(at(0), Some(asked.into()), &set(served));
+            swapping.turn(one, two).as_secs_f64()
+        };
+        let close = |found: f64, expected: f64| assert!((found - expected).abs() < 1e-6, "{found}, not {expected}");
+        close(turn(1.0, &[1], 1.0), 60.0);
+        close(turn(1.0, &[2], 1.0), 60.0);
+        close(turn(1.0, &[1], 1.0), 66.0);
+        close(turn(2.0, &[2], 1.0), 59.4);
+        close(turn(2.0, &[2], 8.0), 80.0);
+        close(turn(2.0, &[2], 50.0), 300.0);
+        close(turn(2.0, &[2], 200.0), 400.0);
+    }
+
+    #[test]
+    fn a_plan_is_allowed_that_gives_a_model_its_turn_and_no_other_that_takes_what_is_asked_for() {
+        let mut swapping = Swapping::default();
+        swapping.look(at(0), Some(asks(&[1, 2])), &set(&[1, 4]));
+        let allows =
+            |now: u64, after: &[u8]| swapping.allows(at(now), &set(&[1, 4]), &set(after), Duration::from_secs(1));
+        assert!(!allows(28, &[2, 4]) && allows(29, &[2, 4]), "half a minute, and views differ");
+        assert!(allows(1, &[1, 2]), "nobody asks for what goes");
+        assert!(!allows(29, &[3, 4]) && !allows(29, &[4]), "who comes waits for nothing, or nobody comes");
+    }
+}
