@@ -212,7 +212,7 @@ fn models_that_are_asked_for_all_the_time_take_turns_in_memory() {
     for _ in 0..600 {
         world.wait(Duration::from_secs(1));
         lasted += 1;
-        let Some(plan) = world.common_plan() else { continue };
+        let Ok(plan) = world.common_plan() else { continue };
         assert!(!plan.groups.is_empty());
         let then = served(&world, 2);
         if then != now {
@@ -220,7 +220,8 @@ fn models_that_are_asked_for_all_the_time_take_turns_in_memory() {
             (now, lasted) = (then, 0);
         }
     }
-    assert_eq!((world.checks.broken.as_ref(), now.len()), (None, 1));
+    assert_eq!(world.checks.broken, None);
+    assert_eq!(now.len(), 1, "there is room for one");
     assert!(turns.len() >= 5, "turns: {turns:?} s");
     assert!(turns.iter().skip(1).all(|lasted| (25..=130).contains(lasted)), "turns: {turns:?} s");
 }

@@ -2,9 +2,9 @@
 //! has waited longest comes into the place of what nobody asks for, or of what has been there longest, once that has had its
 //! turn.
 //!
-//! A turn is as long as the replacement interval (SeaLLM Eq. 8), and no shorter than pays for loading ([`super::reload`]). So of
-//! n models that are asked for all the time, and of which one is in memory, each waits for n − 1 turns at most, and for answers
-//! that are under way to end and weights to come. Which models go is a matter of right and not of values: of a busy model fewer
+//! A turn begins when a model takes requests. It is as long as the replacement interval (SeaLLM Eq. 8), and no shorter than pays
+//! for loading ([`super::reload`]). So of n models that are asked for all the time, and of which one is in memory, each waits for
+//! n − 1 turns at most, and for as many times answers that are under way to end and weights to come. Which models go is a matter of right and not of values: of a busy model fewer
 //! requests are in time, and it would never come.
 
 use super::{Control, reload};
@@ -24,6 +24,8 @@ use tsnode_protocol::{Advert, Group, ModelCard, ModelId, PeerId, Plan, Seconds};
 const TURN: Bounds = Bounds { start: Seconds(60.0), least: Seconds(30.0), most: Seconds(120.0), beta: 0.1 };
 /// How long a model waits before others are moved for it: planning may find a place without that.
 const FIRST: Duration = Duration::from_secs(5);
+/// How long a model may be on its way before its turn is taken to have begun: answers of those before it may be long.
+const LATE: Duration = Duration::from_secs(300);
 
 /// Models that are asked for, as far as devices have memory for them at all: requests a second, and how long loading takes.
 pub(super) type Asked = BTreeMap<ModelId, (f64, Seconds)>;
@@ -54,11 +56,27 @@ pub(super) struct Swap {
     pub yields: Vec<BTreeSet<ModelId>>,
 }
 
+/// A model of the plan in force.
+#[derive(Clone, Copy, Debug)]
+struct Served {
+    /// Since when it is planned.
+    planned: Time,
+    /// Since when it takes requests.
+    up: Option<Time>,
+}
+
+impl Served {
+    /// When its turn began, or will be taken to have begun.
+    fn began(self) -> Time {
+        self.up.unwrap_or_else(|| self.planned.saturating_add(LATE))
+    }
+}
+
 /// Since when models are served, or wait for that.
 #[derive(Clone, Debug)]
 pub(super) struct Swapping {
     interval: ReplacementInterval,
-    served: BTreeMap<ModelId, Time>,
+    served: BTreeMap<ModelId, Served>,
     waits: BTreeMap<ModelId, Time>,
     asked: Asked,
     /// What was asked for when the present turn began.
@@ -76,19 +94,22 @@ impl Default for Swapping {
 }
 
 impl Swapping {
-    /// What is asked for now, and what the plan in force serves.
-    fn look(&mut self, now: Time, asked: Option<Asked>, served: &BTreeSet<ModelId>) {
+    /// What is asked for now, and what the plan in force serves: whether a group of each takes requests.
+    fn look(&mut self, now: Time, asked: Option<Asked>, served: &BTreeMap<ModelId, bool>) {
         self.asked = asked.unwrap_or_default();
-        let is_here = |model: &ModelId| served.contains(model);
+        let is_here = |model: &ModelId| served.contains_key(model);
         let came = self.waits.keys().any(is_here);
         let went = self.served.keys().any(|model| !is_here(model) && self.asked.contains_key(model));
         if came && went {
             self.turned();
         }
-        self.served.retain(|model, _| served.contains(model));
-        served.iter().for_each(|model| _ = self.served.entry(*model).or_insert(now));
-        self.waits.retain(|model, _| !served.contains(model) && self.asked.contains_key(model));
-        for model in self.asked.keys().filter(|model| !served.contains(model)) {
+        self.served.retain(|model, _| is_here(model));
+        for (model, is_up) in served {
+            let served = self.served.entry(*model).or_insert(Served { planned: now, up: None });
+            served.up = served.up.or_else(|| is_up.then_some(now));
+        }
+        self.waits.retain(|model, _| !is_here(model) && self.asked.contains_key(model));
+        for model in self.asked.keys().filter(|model| !is_here(model)) {
             self.waits.entry(*model).or_insert(now);
         }
     }
@@ -109,7 +130,7 @@ impl Swapping {
     /// The least time for which a model stays for which another waits, whatever intervals are: it has to pay for the loading of
     /// both.
     fn least(&self, stays: ModelId, waits: ModelId) -> Duration {
-        let loading = |model| self.asked.get(&model).map_or(Seconds(0.0), |(_, loading)| *loading);
+        let loading = |model: ModelId| self.asked.get(&model).map_or(Seconds(0.0), |(_, loading)| *loading);
         let least = TURN.least.max(reload::least_turn(loading(stays).max(loading(waits))));
         Duration::try_from_secs_f64(least.0).unwrap_or(Duration::MAX)
     }
@@ -128,11 +149,11 @@ impl Swapping {
         waits.sort_unstable();
         let first = waits.first()?.1;
         let idle: BTreeSet<ModelId> = self.served.keys().filter(|m| !self.asked.contains_key(*m)).copied().collect();
-        let is_over = |(model, since): &(&ModelId, &Time)| {
-            self.asked.contains_key(*model) && now >= since.saturating_add(self.turn(**model, first))
+        let is_over = |(began, model): &(Time, ModelId)| {
+            self.asked.contains_key(model) && now >= began.saturating_add(self.turn(*model, first))
         };
-        let mut over: Vec<(Time, ModelId)> =
-            self.served.iter().filter(is_over).map(|(model, since)| (*since, *model)).collect();
+        let began = self.served.iter().map(|(model, served)| (served.began(), *model));
+        let mut over: Vec<(Time, ModelId)> = began.filter(is_over).collect();
         over.sort_unstable();
         let one: BTreeSet<ModelId> = idle.iter().copied().chain(over.first().map(|(_, model)| *model)).collect();
         let all: BTreeSet<ModelId> = idle.iter().copied().chain(over.iter().map(|(_, model)| *model)).collect();
@@ -147,8 +168,8 @@ impl Swapping {
     fn allows(&self, now: Time, before: &BTreeSet<ModelId>, after: &BTreeSet<ModelId>, late: Duration) -> bool {
         let came: Vec<ModelId> = after.difference(before).copied().filter(|m| self.waits.contains_key(m)).collect();
         let may_go = |model: &ModelId| {
-            let since = self.served.get(model).copied().unwrap_or(now);
-            let is_over = |comes: &ModelId| now + late >= since.saturating_add(self.least(*model, *comes));
+            let began = self.served.get(model).map_or(now, |served| served.began());
+            let is_over = |comes: &ModelId| now + late >= began.saturating_add(self.least(*model, *comes));
             !self.asked.contains_key(model) || came.iter().any(is_over)
         };
         !came.is_empty() && before.difference(after).all(may_go)
@@ -162,10 +183,13 @@ impl Control {
         if asked.is_none() && self.swapping.told.is_none() && self.swapping.served.is_empty() {
             return;
         }
-        let served = match asked {
-            Some(_) => self.plan().map(models).unwrap_or_default(),
-            None => BTreeSet::new(),
-        };
+        let mut served = BTreeMap::new();
+        if let Some(plan) = self.plan().filter(|_| asked.is_some()) {
+            let up = self.said_ready();
+            for group in &plan.groups {
+                *served.entry(group.model).or_insert(false) |= up.contains_key(&group.id);
+            }
+        }
         let now = self.now;
         self.swapping.look(now, asked, &served);
         let due = self.swapping.due(now).filter(|_| self.config.wish.layout.is_none());
@@ -230,6 +254,10 @@ mod tests {
         models.iter().map(|n| ModelId([*n; 16])).collect()
     }
 
+    fn up(models: &[u8]) -> BTreeMap<ModelId, bool> {
+        set(models).into_iter().map(|model| (model, true)).collect()
+    }
+
     /// Each once a second, and a second to load.
     fn asks(models: &[u8]) -> Asked {
         set(models).into_iter().map(|model| (model, (1.0, Seconds(1.0)))).collect()
@@ -237,13 +265,13 @@ mod tests {
 
     #[test]
     fn each_of_three_that_are_asked_for_all_the_time_has_its_turn() {
-        let (mut swapping, mut served, mut turns) = (Swapping::default(), set(&[1]), vec![(0, ModelId([1; 16]))]);
+        let (mut swapping, mut served, mut turns) = (Swapping::default(), up(&[1]), vec![(0, ModelId([1; 16]))]);
         for now in 0..3600 {
             swapping.look(at(now), Some(asks(&[1, 2, 3])), &served);
             if let Some(swap) = swapping.due(at(now)) {
-                assert_eq!(swap.yields, std::slice::from_ref(&served));
+                assert_eq!(swap.yields, [served.into_keys().collect::<BTreeSet<_>>()]);
                 turns.push((now, swap.waits[0]));
-                served = [swap.waits[0]].into();
+                served = [(swap.waits[0], true)].into();
             }
         }
         assert!(turns.len() > 25, "{}", turns.len());
@@ -252,7 +280,7 @@ mod tests {
             let lasted = turns.get(n + 1).map_or(60, |(end, _)| end - began);
             assert!(
                 (60..=122).contains(&lasted),
-                "as asked for turns get longer, and no longer than two minutes: {lasted}"
+                "turns get longer where all is as expected, up to two minutes: {lasted}"
             );
         }
     }
@@ -262,17 +290,30 @@ mod tests {
         let mut swapping = Swapping::default();
         let due = |swapping: &Swapping, now: u64| swapping.due(at(now)).map(|swap| (swap.waits, swap.yields));
         let two = vec![ModelId([2; 16])];
-        swapping.look(at(0), Some(asks(&[2])), &set(&[1]));
+        swapping.look(at(0), Some(asks(&[2])), &up(&[1]));
         assert_eq!([due(&swapping, 4), due(&swapping, 5)], [None, Some((two.clone(), vec![set(&[1])]))]);
-        swapping.look(at(6), Some(asks(&[1, 2])), &set(&[1]));
+        swapping.look(at(6), Some(asks(&[1, 2])), &up(&[1]));
         assert_eq!([due(&swapping, 59), due(&swapping, 60)], [None, Some((two.clone(), vec![set(&[1])]))]);
         // Of several those that are asked for are the last to go.
-        swapping.look(at(61), Some(asks(&[1, 2, 3])), &set(&[1, 3, 4]));
+        swapping.look(at(61), Some(asks(&[1, 2, 3])), &up(&[1, 3, 4]));
         assert_eq!(due(&swapping, 65), Some((two.clone(), vec![set(&[4]), set(&[1, 4])])));
         let all = vec![set(&[4]), set(&[1, 4]), set(&[1, 3, 4])];
         assert_eq!(due(&swapping, 125), Some((two, all)));
-        swapping.look(at(130), None, &set(&[]));
+        swapping.look(at(130), None, &up(&[]));
         assert_eq!(due(&swapping, 500), None, "all are in memory");
+    }
+
+    #[test]
+    fn a_turn_begins_when_a_model_takes_requests() {
+        let mut swapping = Swapping::default();
+        let mut due = |now: u64, is_up: bool| {
+            swapping.look(at(now), Some(asks(&[1, 2])), &[(ModelId([1; 16]), is_up)].into());
+            swapping.due(at(now)).is_some()
+        };
+        assert!(!due(0, false) && !due(100, true) && !due(159, false) && due(160, true), "a minute");
+        let mut late = Swapping::default();
+        late.look(at(0), Some(asks(&[1, 2])), &[(ModelId([1; 16]), false)].into());
+        assert!(late.due(at(359)).is_none() && late.due(at(360)).is_some(), "it may never come");
     }
 
     #[test]
@@ -281,7 +322,7 @@ mod tests {
         let mut swapping = Swapping::default();
         let mut turn = |rate: f64, served: &[u8], loading: f64| {
             let asked = [one, two].map(|model| (model, (rate, Seconds(loading))));
-            swapping.look(at(0), Some(asked.into()), &set(served));
+            swapping.look(at(0), Some(asked.into()), &up(served));
             swapping.turn(one, two).as_secs_f64()
         };
         let close = |found: f64, expected: f64| assert!((found - expected).abs() < 1e-6, "{found}, not {expected}");
@@ -297,7 +338,7 @@ mod tests {
     #[test]
     fn a_plan_is_allowed_that_gives_a_model_its_turn_and_no_other_that_takes_what_is_asked_for() {
         let mut swapping = Swapping::default();
-        swapping.look(at(0), Some(asks(&[1, 2])), &set(&[1, 4]));
+        swapping.look(at(0), Some(asks(&[1, 2])), &up(&[1, 4]));
         let allows =
             |now: u64, after: &[u8]| swapping.allows(at(now), &set(&[1, 4]), &set(after), Duration::from_secs(1));
         assert!(!allows(28, &[2, 4]) && allows(29, &[2, 4]), "half a minute, and views differ");
