@@ -73,16 +73,18 @@ impl Question {
     /// groups as they stand, or with groups made anew.
     fn swapped(&self, planner: &dyn Planner, members: &Members<'_>, standing: &Plan) -> Option<Draft> {
         let swap = self.swap.as_ref()?;
+        let here: BTreeSet<ModelId> = standing.groups.iter().map(|group| group.model).collect();
+        let served = || members.values().flat_map(|advert| &advert.devices).flat_map(|device| &device.serves);
         let tries = swap.waits.iter().flat_map(|comes| swap.yields.iter().map(move |go| (*comes, go)));
         tries.take(SWAPS_TRIED).find_map(|(comes, go)| {
-            let others = swap.waits.iter().filter(|model| **model != comes);
-            let hidden: BTreeSet<ModelId> = go.iter().chain(others).copied().collect();
+            let others = served().map(|served| served.model).filter(|model| !here.contains(model) && *model != comes);
+            let hidden: BTreeSet<ModelId> = go.iter().copied().chain(others).collect();
             let adverts = swapping::without(members, &hidden);
             let view: Members<'_> = adverts.iter().map(|(peer, advert)| (*peer, advert)).collect();
             let is_right = |draft: &Draft| {
                 let serves = |model: ModelId| draft.groups.iter().any(|group| group.model == model);
-                let mut stay = standing.groups.iter().map(|group| group.model).filter(|model| !go.contains(model));
-                serves(comes) && stay.all(serves) && check::feasible(&draft.groups, members).is_ok()
+                let stay = here.difference(go).all(|model| serves(*model));
+                serves(comes) && stay && check::feasible(&draft.groups, members).is_ok()
             };
             let light = planner.grow(standing, &view, &self.wish).filter(is_right);
             light.or_else(|| Some(planner.plan(&view, &self.wish, Some(standing))).filter(is_right))

@@ -28,13 +28,24 @@ const FIRST: Duration = Duration::from_secs(5);
 const LATE: Duration = Duration::from_secs(300);
 
 /// Models that are asked for, as far as devices have memory for them at all: requests a second, and how long loading takes.
-pub(super) type Asked = BTreeMap<ModelId, (f64, Seconds)>;
+type Asked = BTreeMap<ModelId, (f64, Seconds)>;
+
+/// What there is to choose from where not all models are in memory at once.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Demand {
+    asked: Asked,
+    /// Models that may give their place on some device: there it does not hold all, and they are not kept.
+    may_go: BTreeSet<ModelId>,
+}
 
 /// What is asked for; `None` where all models are in memory at once, or nobody has any.
-pub(super) fn asked(members: &Members<'_>) -> Option<Asked> {
+pub(super) fn demand(members: &Members<'_>) -> Option<Demand> {
     if !live::is_scarce(members) {
         return None;
     }
+    let devices = members.values().flat_map(|advert| &advert.devices);
+    let served = devices.filter(|device| !device.holds_all()).flat_map(|device| &device.serves);
+    let may_go = served.filter(|served| !served.is_kept).map(|served| served.model).collect();
     let cards: BTreeMap<ModelId, &ModelCard> =
         members.values().flat_map(|advert| &advert.models).map(|card| (card.id, card)).collect();
     let of = |(model, card): (ModelId, &ModelCard)| {
@@ -44,7 +55,7 @@ pub(super) fn asked(members: &Members<'_>) -> Option<Asked> {
         let bytes = card.shape.stage_bytes(card.shape.all_layers());
         (bytes <= room).then(|| (model, (rate, reload::loading(bytes))))
     };
-    Some(cards.into_iter().filter_map(of).collect())
+    Some(Demand { asked: cards.into_iter().filter_map(of).collect(), may_go })
 }
 
 /// Who waits, and whose memory may be had for that.
@@ -78,7 +89,7 @@ pub(super) struct Swapping {
     interval: ReplacementInterval,
     served: BTreeMap<ModelId, Served>,
     waits: BTreeMap<ModelId, Time>,
-    asked: Asked,
+    demand: Demand,
     /// What was asked for when the present turn began.
     expected: Asked,
     /// What planning was told last.
@@ -88,18 +99,19 @@ pub(super) struct Swapping {
 impl Default for Swapping {
     fn default() -> Self {
         let (served, waits) = (BTreeMap::new(), BTreeMap::new());
-        let (asked, expected) = (Asked::new(), Asked::new());
-        Self { interval: ReplacementInterval::new(TURN), served, waits, asked, expected, told: None }
+        let (demand, expected) = (Demand::default(), Asked::new());
+        Self { interval: ReplacementInterval::new(TURN), served, waits, demand, expected, told: None }
     }
 }
 
 impl Swapping {
     /// What is asked for now, and what the plan in force serves: whether a group of each takes requests.
-    fn look(&mut self, now: Time, asked: Option<Asked>, served: &BTreeMap<ModelId, bool>) {
-        self.asked = asked.unwrap_or_default();
+    fn look(&mut self, now: Time, demand: Option<Demand>, served: &BTreeMap<ModelId, bool>) {
+        self.demand = demand.unwrap_or_default();
+        let asked = &self.demand.asked;
         let is_here = |model: &ModelId| served.contains_key(model);
         let came = self.waits.keys().any(is_here);
-        let went = self.served.keys().any(|model| !is_here(model) && self.asked.contains_key(model));
+        let went = self.served.keys().any(|model| !is_here(model) && asked.contains_key(model));
         if came && went {
             self.turned();
         }
@@ -108,8 +120,9 @@ impl Swapping {
             let served = self.served.entry(*model).or_insert(Served { planned: now, up: None });
             served.up = served.up.or_else(|| is_up.then_some(now));
         }
-        self.waits.retain(|model, _| !is_here(model) && self.asked.contains_key(model));
-        for model in self.asked.keys().filter(|model| !is_here(model)) {
+        let asked = &self.demand.asked;
+        self.waits.retain(|model, _| !is_here(model) && asked.contains_key(model));
+        for model in asked.keys().filter(|model| !is_here(model)) {
             self.waits.entry(*model).or_insert(now);
         }
     }
@@ -117,20 +130,20 @@ impl Swapping {
     /// A turn is over: how long the next one is. Peers know what is asked for; what was attained only gateways do.
     fn turned(&mut self) {
         let off = |(model, &(expected, _)): (&ModelId, &(f64, Seconds))| {
-            let real = self.asked.get(model).map_or(0.0, |(rate, _)| *rate);
+            let real = self.demand.asked.get(model).map_or(0.0, |(rate, _)| *rate);
             (real - expected).abs() / expected.max(f64::MIN_POSITIVE)
         };
         if !self.expected.is_empty() {
             let off = self.expected.iter().map(off).fold(0.0, f64::max);
             self.interval.over(off);
         }
-        self.expected.clone_from(&self.asked);
+        self.expected.clone_from(&self.demand.asked);
     }
 
     /// The least time for which a model stays for which another waits, whatever intervals are: it has to pay for the loading of
     /// both.
     fn least(&self, stays: ModelId, waits: ModelId) -> Duration {
-        let loading = |model: ModelId| self.asked.get(&model).map_or(Seconds(0.0), |(_, loading)| *loading);
+        let loading = |model: ModelId| self.demand.asked.get(&model).map_or(Seconds(0.0), |(_, loading)| *loading);
         let least = TURN.least.max(reload::least_turn(loading(stays).max(loading(waits))));
         Duration::try_from_secs_f64(least.0).unwrap_or(Duration::MAX)
     }
@@ -148,11 +161,14 @@ impl Swapping {
             self.waits.iter().filter(|(_, since)| has_waited(**since)).map(|(model, since)| (*since, *model)).collect();
         waits.sort_unstable();
         let first = waits.first()?.1;
-        let idle: BTreeSet<ModelId> = self.served.keys().filter(|m| !self.asked.contains_key(*m)).copied().collect();
+        let Demand { asked, may_go } = &self.demand;
+        let movable = || self.served.iter().filter(move |(model, _)| may_go.contains(*model));
+        let idle: BTreeSet<ModelId> =
+            movable().map(|(model, _)| *model).filter(|model| !asked.contains_key(model)).collect();
         let is_over = |(began, model): &(Time, ModelId)| {
-            self.asked.contains_key(model) && now >= began.saturating_add(self.turn(*model, first))
+            asked.contains_key(model) && now >= began.saturating_add(self.turn(*model, first))
         };
-        let began = self.served.iter().map(|(model, served)| (served.began(), *model));
+        let began = movable().map(|(model, served)| (served.began(), *model));
         let mut over: Vec<(Time, ModelId)> = began.filter(is_over).collect();
         over.sort_unstable();
         let one: BTreeSet<ModelId> = idle.iter().copied().chain(over.first().map(|(_, model)| *model)).collect();
@@ -170,7 +186,7 @@ impl Swapping {
         let may_go = |model: &ModelId| {
             let began = self.served.get(model).map_or(now, |served| served.began());
             let is_over = |comes: &ModelId| now + late >= began.saturating_add(self.least(*model, *comes));
-            !self.asked.contains_key(model) || came.iter().any(is_over)
+            !self.demand.asked.contains_key(model) || came.iter().any(is_over)
         };
         !came.is_empty() && before.difference(after).all(may_go)
     }
@@ -179,19 +195,19 @@ impl Swapping {
 impl Control {
     /// Notes who is asked for and who is served, and has plans made where somebody's turn has come.
     pub(super) fn look_at_swaps(&mut self) {
-        let asked = self.derive().asked.clone();
-        if asked.is_none() && self.swapping.told.is_none() && self.swapping.served.is_empty() {
+        let demand = self.derive().demand.clone();
+        if demand.is_none() && self.swapping.told.is_none() && self.swapping.served.is_empty() {
             return;
         }
         let mut served = BTreeMap::new();
-        if let Some(plan) = self.plan().filter(|_| asked.is_some()) {
+        if let Some(plan) = self.plan().filter(|_| demand.is_some()) {
             let up = self.said_ready();
             for group in &plan.groups {
                 *served.entry(group.model).or_insert(false) |= up.contains_key(&group.id);
             }
         }
         let now = self.now;
-        self.swapping.look(now, asked, &served);
+        self.swapping.look(now, demand, &served);
         let due = self.swapping.due(now).filter(|_| self.config.wish.layout.is_none());
         if due != self.swapping.told {
             self.swapping.told = due;
@@ -259,8 +275,9 @@ mod tests {
     }
 
     /// Each once a second, and a second to load.
-    fn asks(models: &[u8]) -> Asked {
-        set(models).into_iter().map(|model| (model, (1.0, Seconds(1.0)))).collect()
+    fn asks(models: &[u8]) -> Demand {
+        let asked = set(models).into_iter().map(|model| (model, (1.0, Seconds(1.0)))).collect();
+        Demand { asked, may_go: set(&[1, 2, 3, 4]) }
     }
 
     #[test]
@@ -299,6 +316,8 @@ mod tests {
         assert_eq!(due(&swapping, 65), Some((two.clone(), vec![set(&[4]), set(&[1, 4])])));
         let all = vec![set(&[4]), set(&[1, 4]), set(&[1, 3, 4])];
         assert_eq!(due(&swapping, 125), Some((two, all)));
+        swapping.look(at(126), Some(Demand { may_go: set(&[3]), ..asks(&[1, 2, 3]) }), &up(&[1, 3, 4]));
+        assert_eq!(due(&swapping, 126).map(|(_, yields)| yields), Some(vec![set(&[3])]), "others are kept");
         swapping.look(at(130), None, &up(&[]));
         assert_eq!(due(&swapping, 500), None, "all are in memory");
     }
@@ -322,7 +341,7 @@ mod tests {
         let mut swapping = Swapping::default();
         let mut turn = |rate: f64, served: &[u8], loading: f64| {
             let asked = [one, two].map(|model| (model, (rate, Seconds(loading))));
-            swapping.look(at(0), Some(asked.into()), &up(served));
+            swapping.look(at(0), Some(Demand { asked: asked.into(), ..Demand::default() }), &up(served));
             swapping.turn(one, two).as_secs_f64()
         };
         let close = |found: f64, expected: f64| assert!((found - expected).abs() < 1e-6, "{found}, not {expected}");
