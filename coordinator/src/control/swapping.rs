@@ -261,6 +261,7 @@ pub(super) fn without(members: &Members<'_>, hidden: &BTreeSet<ModelId>) -> BTre
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sample;
 
     fn at(seconds: u64) -> Time {
         Time::from_secs(seconds)
@@ -352,6 +353,26 @@ mod tests {
         close(turn(2.0, &[2], 8.0), 80.0);
         close(turn(2.0, &[2], 50.0), 300.0);
         close(turn(2.0, &[2], 200.0), 400.0);
+    }
+
+    #[test]
+    fn what_is_hidden_is_where_it_is_kept_or_all_are_and_its_pages_stay_elsewhere() {
+        let peer = PeerId([0; 32]);
+        let seen = |advert: &Advert| {
+            let device = without(&[(peer, advert)].into(), &set(&[1])).remove(&peer).unwrap().devices.remove(0);
+            let taken = advert.devices[0].memory_bytes - device.memory_bytes;
+            (device.serves.iter().map(|served| served.model).collect::<BTreeSet<_>>(), taken)
+        };
+        let mut advert = sample::lends_several(0, sample::cards(2));
+        assert_eq!(seen(&advert), (set(&[1, 2]), 0), "there is memory for both");
+        let device = &mut advert.devices[0];
+        let (pages, part) = (device.serves[0].kv_bytes, device.memory_bytes / 4 * 3);
+        device.serves.iter_mut().for_each(|served| served.memory_bytes = part);
+        assert_eq!(seen(&advert), (set(&[2]), pages));
+        assert_eq!(demand(&[(peer, &advert)].into()).unwrap().may_go, set(&[1, 2]));
+        advert.devices[0].serves[0].is_kept = true;
+        assert_eq!(seen(&advert), (set(&[1, 2]), 0));
+        assert_eq!(demand(&[(peer, &advert)].into()).unwrap().may_go, set(&[2]));
     }
 
     #[test]
