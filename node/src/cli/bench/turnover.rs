@@ -110,10 +110,10 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         ended[n].store(count, Ordering::Relaxed);
         bar.set_position(ended.iter().map(|count| count.load(Ordering::Relaxed) as u64).sum());
     };
-    let ([one, other], [its, others]) = (targets, planned);
+    let [one, other] = targets;
     let served = tokio::join!(
-        wish.served(one, its, 0, |count, _| watch(0, count)),
-        wish.served(other, others, 1, |count, _| watch(1, count)),
+        wish.served(one, &planned[0], 0, |count, _| watch(0, count)),
+        wish.served(other, &planned[1], 1, |count, _| watch(1, count)),
     );
     bar.finish_and_clear();
     let served: [Served; 2] = served.into();
@@ -192,7 +192,7 @@ impl Wish {
         all
     }
 
-    async fn served(&self, target: Target, planned: Vec<Planned>, n: usize, watch: impl Fn(usize, usize)) -> Served {
+    async fn served(&self, target: Target, planned: &[Planned], n: usize, watch: impl Fn(usize, usize)) -> Served {
         let prompts = Prompts { form: Form::Tokens, shared: 0, seed: self.seed.wrapping_add(n as u64) };
         let bounds = Bounds { concurrency: self.concurrency, longest: 3 * self.part + WAIT };
         let stop = async {
@@ -202,8 +202,8 @@ impl Wish {
             }
         };
         let target = Arc::new(target);
-        let run = load(&target, prompts, &planned, bounds, stop, watch).await;
-        Served::new(target.model.clone(), &planned, &run, &self.targets)
+        let run = load(&target, prompts, planned, bounds, stop, watch).await;
+        Served::new(target.model.clone(), planned, &run, &self.targets)
     }
 
     fn rows(&self, served: &[Served]) -> Vec<Vec<String>> {
