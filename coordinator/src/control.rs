@@ -24,6 +24,7 @@ mod own;
 mod planning;
 mod reload;
 mod settings;
+mod swapping;
 mod view;
 mod voice;
 
@@ -40,7 +41,7 @@ use crate::{
     Time,
     control::{
         adoption::Adoption, adverts::Adverts, ballot::Ballot, detector::Health, lead::Turn, leader_rank::LeaderRanks,
-        member::Audience, own::Own, view::Derived, voice::Voice,
+        member::Audience, own::Own, swapping::Swapping, view::Derived, voice::Voice,
     },
 };
 use std::collections::{BTreeMap, btree_map::Entry};
@@ -67,6 +68,7 @@ pub struct Control {
     ballot: Ballot,
     adoption: Adoption,
     turn: Turn,
+    swapping: Swapping,
     /// What follows from the members and the plan, until they change.
     derived: Option<Derived>,
     /// What peers drew for their turns, and for listening.
@@ -98,6 +100,7 @@ impl Control {
             members: BTreeMap::new(),
             adoption: Adoption::default(),
             turn: Turn::default(),
+            swapping: Swapping::default(),
             derived: None,
             leader_ranks: Default::default(),
             common_epoch: None,

@@ -27,6 +27,7 @@ pub mod planner;
 pub mod policy;
 pub mod profiler;
 pub mod rate_limit;
+pub mod replacement_interval;
 pub mod replay;
 pub mod replicas;
 pub mod rng;

@@ -85,6 +85,7 @@ pub fn lends_several(n: usize, cards: Vec<ModelCard>) -> Advert {
         model: card.id,
         memory_bytes: device.memory_bytes / parts,
         kv_bytes: device.kv_bytes / parts,
+        is_kept: false,
         profile: None,
     };
     let several = |device: Device| Device { serves: cards.iter().map(|card| part(&device, card)).collect(), ..device };

@@ -476,7 +476,7 @@ fn knobs(names: &[&str]) -> Vec<Arg> {
             let arg = Arg::new(knob.name).long(knob.name).aliases(knob.former).help(help(knob.help, knob.default));
             if is_switch(knob.default) {
                 arg.num_args(0..=1).require_equals(true).default_missing_value("true").value_name("BOOL")
-            } else if knob.name == "model" {
+            } else if ["model", "keep"].contains(&knob.name) {
                 arg.value_name("VALUE").action(ArgAction::Append)
             } else {
                 arg.value_name("VALUE")

@@ -419,6 +419,9 @@ fn models_that_cannot_be_lent_together_are_refused_by_name() {
     let (code, said) = join(&["--model", &tiny, "--model", &other, "--model", &tiny]);
     assert_eq!(code, Some(3), "{said}");
     assert!(said.contains("are the same model, gutenberg-tiny; name it once"), "{said}");
+    let (code, said) = join(&["--model", &tiny, "--model", &other, "--keep", "third"]);
+    assert_eq!(code, Some(3), "{said}");
+    assert!(said.contains("--keep third: no model that is lent here is named or called so; they are called"), "{said}");
     let settings = folder.path().join("config.toml");
     let named = |of: &str, more: &str| format!("[[models]]\nmodel = \"{of}\"\n{more}\n");
     let with = |text: String| {

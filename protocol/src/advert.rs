@@ -68,6 +68,9 @@ pub struct Served {
     pub memory_bytes: u64,
     /// Of that, the pool of KV pages (bytes).
     pub kv_bytes: u64,
+    /// Whether its owner keeps its weights in memory: no other model gets their place, whoever asks for it.
+    #[serde(default)]
+    pub is_kept: bool,
     /// What a layer of it takes here with the device to itself, if that was measured.
     pub profile: Option<LayerProfile>,
 }
@@ -77,7 +80,7 @@ impl Device {
     #[must_use]
     pub fn for_one(self, model: ModelId, profile: Option<LayerProfile>) -> Self {
         let (memory_bytes, kv_bytes) = (self.memory_bytes, self.kv_bytes);
-        Self { serves: vec![Served { model, memory_bytes, kv_bytes, profile }], ..self }
+        Self { serves: vec![Served { model, memory_bytes, kv_bytes, is_kept: false, profile }], ..self }
     }
 
     /// What it has for a model, if it computes that.
@@ -92,12 +95,13 @@ impl Device {
         self.served(model)?.profile.as_ref()
     }
 
-    /// Whether it has memory for the weights of these models at once, beside the KV pages of all that it serves: parts may
-    /// be more together than there is, so that not all are in memory at one time.
+    /// Whether it has memory for the weights of these models at once, beside those that are kept there and the KV pages of all
+    /// that it serves: parts may be more together than there is, so that not all are in memory at one time.
     #[must_use]
     pub fn holds(&self, models: &BTreeSet<ModelId>) -> bool {
-        let kept = |served: &Served| if models.contains(&served.model) { served.memory_bytes } else { served.kv_bytes };
-        self.serves.iter().map(kept).fold(0, u64::saturating_add) <= self.memory_bytes
+        let is_there = |served: &Served| served.is_kept || models.contains(&served.model);
+        let takes = |served: &Served| if is_there(served) { served.memory_bytes } else { served.kv_bytes };
+        self.serves.iter().map(takes).fold(0, u64::saturating_add) <= self.memory_bytes
     }
 
     /// Whether it has memory for the weights of all models that it serves at once.
@@ -106,7 +110,8 @@ impl Device {
         self.serves.iter().map(|served| served.memory_bytes).fold(0, u64::saturating_add) <= self.memory_bytes
     }
 
-    /// Whether every model is one of its peer's and said once, and each has room beside the KV pages of the others.
+    /// Whether every model is one of its peer's and said once, and each has room beside those that are kept and the KV pages of
+    /// the others.
     fn serves_what_it_has(&self, models: &BTreeSet<ModelId>) -> bool {
         let mut said = BTreeSet::new();
         let sum = |of: fn(&Served) -> u64| self.serves.iter().map(of).fold(0, u64::saturating_add);
@@ -473,7 +478,8 @@ mod tests {
     #[test]
     fn each_model_fits_beside_the_pages_of_the_others() {
         let models = [1, 2].map(|n| ModelId([n; 16]));
-        let serves = models.map(|model| Served { model, memory_bytes: 60, kv_bytes: 40, profile: None }).to_vec();
+        let part = |model| Served { model, memory_bytes: 60, kv_bytes: 40, is_kept: false, profile: None };
+        let serves = models.map(part).to_vec();
         let device = Device {
             kind: DeviceKind::Cpu { threads: 1 },
             name: "cpu".into(),
@@ -487,6 +493,9 @@ mod tests {
         assert!(!device.holds_all());
         assert!(!Device { memory_bytes: 99, ..device.clone() }.serves_what_it_has(&models.into()));
         assert!(!device.serves_what_it_has(&[models[0]].into()), "it has no such model");
+        let mut kept = device.clone();
+        kept.serves[0].is_kept = true;
+        assert!(!kept.serves_what_it_has(&models.into()), "what is kept leaves no room for the other");
         let alone = Device { serves: vec![], ..device }.for_one(models[0], None);
         assert!(alone.serves_what_it_has(&models.into()) && alone.holds_all());
     }

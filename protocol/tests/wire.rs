@@ -106,6 +106,7 @@ fn advert() -> Advert {
                 model: ModelId([5; 16]),
                 memory_bytes: 16 << 30,
                 kv_bytes: 6 << 30,
+                is_kept: true,
                 profile: Some(LayerProfile {
                     model: ModelId([5; 16]),
                     prefill: [1e-4, 2e-6, 3e-10],
@@ -115,7 +116,7 @@ fn advert() -> Advert {
                     mixed: misfit(-0.5, 0.2),
                 }),
             },
-            Served { model: ModelId([7; 16]), memory_bytes: 8 << 30, kv_bytes: 2 << 30, profile: None },
+            Served { model: ModelId([7; 16]), memory_bytes: 8 << 30, kv_bytes: 2 << 30, is_kept: false, profile: None },
         ],
     };
     let link =
@@ -456,6 +457,7 @@ fn an_advert_serves_what_it_has_within_what_there_is() {
         model: ModelId([model; 16]),
         memory_bytes: gib << 30,
         kv_bytes: 0,
+        is_kept: false,
         profile: None,
     };
     assert!(!refused(&|_| ()) && !refused(&|a| a.devices[0].serves.clear()));
@@ -472,13 +474,23 @@ fn an_advert_serves_what_it_has_within_what_there_is() {
 fn a_device_holds_models_at_once_as_far_as_its_memory_goes() {
     let mut device = advert().devices.remove(0);
     let model = |n: u8| ModelId([n; 16]);
-    let part = |n: u8, gib: u64| Served { model: model(n), memory_bytes: gib << 30, kv_bytes: 1 << 30, profile: None };
+    let part = |n: u8, gib: u64| Served {
+        model: model(n),
+        memory_bytes: gib << 30,
+        kv_bytes: 1 << 30,
+        is_kept: false,
+        profile: None,
+    };
     device.memory_bytes = 8 << 30;
     device.serves = vec![part(1, 5), part(2, 4), part(3, 2)];
     let holds = |models: &[u8]| device.holds(&models.iter().map(|n| model(*n)).collect());
     // Five, four and two, of which one each is kept anyway.
     assert!(holds(&[]) && holds(&[1]) && holds(&[2]) && holds(&[1, 3]) && holds(&[2, 3]));
     assert!(!holds(&[1, 2]) && !holds(&[1, 2, 3]));
+    // What is kept counts whether or not it is asked about.
+    device.serves[2].is_kept = true;
+    let holds = |models: &[u8]| device.holds(&models.iter().map(|n| model(*n)).collect());
+    assert!(holds(&[]) && holds(&[1]) && holds(&[2, 3]) && !holds(&[1, 2]));
 }
 
 /// Reads bytes as every kind of message; true where at least one reading was possible.

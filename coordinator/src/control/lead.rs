@@ -38,6 +38,7 @@ impl Control {
     /// Finds out whose turn it is; proposes if it is this peer's and a plan is needed.
     pub(super) fn lead(&mut self, out: &mut Vec<Action>) {
         self.count_epochs();
+        self.look_at_swaps();
         let first = self.derive().ranks.first().copied();
         if first != self.turn.coordinator {
             self.turn.coordinator = first;

@@ -1,17 +1,21 @@
 //! Plan flow 4: what the planner is asked, and whether its answer still fits when it comes. Searching takes seconds in a
 //! large swarm, in which a peer goes on hearing and speaking: whoever drives the machine has the planner asked elsewhere.
 
-use super::{Action, Control, Infeasible, check, reload::Judge};
+use super::{
+    Action, Control, Infeasible, check,
+    reload::Judge,
+    swapping::{self, Swap},
+};
 use crate::{
     Time,
     members::Members,
     planner::{Draft, Planner, Wish},
     settings::Settings,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use tsnode_protocol::{Advert, PeerId, Plan};
+use tsnode_protocol::{Advert, ModelId, PeerId, Plan};
 
 /// How long the planner rests at least before it searches again for links alone, and how many times as long as it has searched: on a
 /// large swarm a search takes seconds of a core, and what it found for links of a moment ago is hardly worse.
@@ -19,6 +23,8 @@ const REST: Duration = Duration::from_secs(3);
 const REST_SHARE: u32 = 20;
 /// And at most: a link may have become another for good.
 const REST_MOST: Duration = Duration::from_secs(60);
+/// How many plans are looked for in which a model has its turn.
+const SWAPS_TRIED: usize = 4;
 
 /// What the planner is asked: the swarm as it was then.
 #[derive(Clone, Debug)]
@@ -30,6 +36,8 @@ pub struct Question {
     horizon: Duration,
     /// A plan is wanted even if what stands is as good: another one is to be settled.
     disputed: bool,
+    /// A model's turn in memory has come.
+    swap: Option<Swap>,
 }
 
 impl Question {
@@ -46,6 +54,9 @@ impl Question {
         if check::feasible(&standing.groups, &members).is_err() {
             return planner.flip(standing, &members, wish).filter(is_feasible).or_else(anew);
         }
+        if let Some(swapped) = self.swapped(planner, &members, standing) {
+            return Some(swapped);
+        }
         let (margin, horizon) = (self.margin, self.horizon);
         let judge = Judge { planner, members: &members, wish, standing, margin, horizon };
         let light = planner.grow(standing, &members, wish).filter(is_feasible);
@@ -56,6 +67,28 @@ impl Question {
         }
         let chosen = judge.chosen(light, full());
         (self.disputed || judge.takes_in(&chosen) || judge.is_better(&chosen)).then_some(chosen)
+    }
+
+    /// The draft in which a model whose turn has come is served where others were that may go, and none else goes: with all other
+    /// groups as they stand, or with groups made anew.
+    fn swapped(&self, planner: &dyn Planner, members: &Members<'_>, standing: &Plan) -> Option<Draft> {
+        let swap = self.swap.as_ref()?;
+        let here: BTreeSet<ModelId> = standing.groups.iter().map(|group| group.model).collect();
+        let served = || members.values().flat_map(|advert| &advert.devices).flat_map(|device| &device.serves);
+        let tries = swap.waits.iter().flat_map(|comes| swap.yields.iter().map(move |go| (*comes, go)));
+        tries.take(SWAPS_TRIED).find_map(|(comes, go)| {
+            let others = served().map(|served| served.model).filter(|model| !here.contains(model) && *model != comes);
+            let hidden: BTreeSet<ModelId> = go.iter().copied().chain(others).collect();
+            let adverts = swapping::without(members, &hidden);
+            let view: Members<'_> = adverts.iter().map(|(peer, advert)| (*peer, advert)).collect();
+            let is_right = |draft: &Draft| {
+                let serves = |model: ModelId| draft.groups.iter().any(|group| group.model == model);
+                let stay = here.difference(go).all(|model| serves(*model));
+                serves(comes) && stay && check::feasible(&draft.groups, members).is_ok()
+            };
+            let light = planner.grow(standing, &view, &self.wish).filter(is_right);
+            light.or_else(|| Some(planner.plan(&view, &self.wish, Some(standing))).filter(is_right))
+        })
     }
 
     /// Whether the same devices are there for the same models, and the same is set; links are measured anew all the time.
@@ -176,6 +209,7 @@ impl Control {
             margin: self.config.margin,
             horizon: self.config.horizon,
             disputed,
+            swap: self.swap(),
         }
     }
 
@@ -192,7 +226,7 @@ impl Control {
     /// Whether an answer is one to what would be asked now. Where no plan fits any more, one that does is not thrown away
     /// for leaving newcomers out.
     fn still_answers(&self, question: &Question, draft: Option<&Draft>) -> bool {
-        if question.standing.as_ref().map(|p| p.id()) != self.plan_id() {
+        if question.standing.as_ref().map(|p| p.id()) != self.plan_id() || question.swap != self.swap() {
             return false;
         }
         let members = self.planned_members();
@@ -212,7 +246,7 @@ mod tests {
 
     fn question() -> Arc<Question> {
         let (members, wish, horizon) = (BTreeMap::new(), Wish::default(), Duration::ZERO);
-        Arc::new(Question { members, standing: None, wish, margin: 0.0, horizon, disputed: false })
+        Arc::new(Question { members, standing: None, wish, margin: 0.0, horizon, disputed: false, swap: None })
     }
 
     fn draft() -> Draft {

@@ -16,6 +16,23 @@ use tsnode_protocol::{Bytes, BytesPerSecond, Group, GroupId, ModelId, PeerId, Pl
 /// reloading LLaMA-30B, 65 GB in 16 bit.
 const LOADS: BytesPerSecond = BytesPerSecond(0.6e9);
 
+/// So many times as long as loading takes a model stays that takes turns with others in a device's memory ([`super::swapping`]): a
+/// tenth of the time goes into that. But no longer than this for it, since gateways wait ten minutes for a model to come, unless
+/// half of the time went into it.
+const TIMES: f64 = 10.0;
+const LONG: Seconds = Seconds(300.0);
+const TIMES_AT_LEAST: f64 = 2.0;
+
+/// What loading weights takes.
+pub(super) fn loading(bytes: u64) -> Seconds {
+    Bytes(bytes as f64) / LOADS
+}
+
+/// The shortest turn of a model that takes so long to load.
+pub(super) fn least_turn(loading: Seconds) -> Seconds {
+    (loading * TIMES).min(LONG).max(loading * TIMES_AT_LEAST)
+}
+
 /// Drafts held against the plan that stands.
 pub(super) struct Judge<'a> {
     pub planner: &'a dyn Planner,
@@ -39,7 +56,8 @@ impl Judge<'_> {
     }
 
     /// Whether all that a draft does for models that are asked for is to put some into the place of others, where devices do not
-    /// hold all at once. Of a busy one fewer requests are in time: by values it would go whenever another is asked for at all.
+    /// hold all at once. Of a busy one fewer requests are in time: by values it would go whenever another is asked for at all. When it
+    /// goes, its turn says ([`super::swapping`]).
     fn only_swaps(&self, draft: &Draft) -> bool {
         let is_asked = |model: &ModelId| traffic::together(*model, self.members).is_some();
         let asked =
@@ -89,7 +107,7 @@ impl Judge<'_> {
                 *bytes.entry(stage.peer).or_default() += self.bytes(group, stage);
             }
         }
-        Bytes(bytes.into_values().max().unwrap_or_default() as f64) / LOADS
+        loading(bytes.into_values().max().unwrap_or_default())
     }
 
     fn bytes(&self, group: &Group, stage: &Stage) -> u64 {

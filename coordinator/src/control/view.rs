@@ -6,6 +6,7 @@ use super::{
     leader_rank::LeaderRanks,
     liveness::ANSWER,
     member::{Audience, Presence},
+    swapping::{self, Demand},
     voice::LISTENERS,
 };
 use crate::{Time, members::Members};
@@ -38,6 +39,8 @@ pub(super) struct Derived {
     pub electorate: BTreeSet<PeerId>,
     /// Whether a plan is needed that anybody can see: there is none, it does not fit any more, or a peer has no part in it.
     pub pressing: bool,
+    /// What is asked for, where not all models are in memory at once.
+    pub demand: Option<Demand>,
 }
 
 impl Control {
@@ -271,7 +274,8 @@ impl Control {
         };
         let ranks = self.ranks((epoch, self.plan_id()), turns);
         let listeners = self.listeners(ranks.first().copied(), listening);
-        Derived { epoch, ranks, listeners, electorate, pressing }
+        let demand = swapping::demand(&members);
+        Derived { epoch, ranks, listeners, electorate, pressing, demand }
     }
 
     /// The coordinator, and the first of ranks that follow from the epoch alone: these are the same for all, whatever plan

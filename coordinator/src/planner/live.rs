@@ -41,7 +41,7 @@ use crate::{
 use std::{collections::BTreeMap, sync::Arc};
 use tsnode_protocol::{
     Bytes, BytesPerSecond, Group, LayerProfile, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan, RequestClass,
-    Route, Seconds, Stage, Tokens,
+    Route, Seconds, Served, Stage, Tokens,
 };
 
 /// Part of what mixed groups alone would carry that is planned for.
@@ -106,10 +106,12 @@ pub struct Scene {
 /// Memory for a model's weights on a device (bytes).
 #[derive(Clone, Copy, Debug)]
 struct Room {
-    /// What its part needs.
+    /// What its part needs; nothing of one that is kept there.
     need: u64,
-    /// What all models that are there at once may have together.
+    /// What all models that are there at once may have together, beside those that are kept.
     most: u64,
+    /// Whether it stays in memory there, whoever is asked for, where not all are at once.
+    is_kept: bool,
 }
 
 /// A plan for one model.
@@ -143,9 +145,12 @@ fn rooms(places: &[Place], members: &Members<'_>, model: ModelId) -> BTreeMap<Pl
     let room = |place: &Place| {
         let device = members.get(&place.0)?.devices.get(usize::from(place.1))?;
         let served = device.served(model)?;
-        let pages = device.serves.iter().map(|served| served.kv_bytes).fold(0, u64::saturating_add);
-        let need = served.memory_bytes.saturating_sub(served.kv_bytes);
-        Some((*place, Room { need, most: device.memory_bytes.saturating_sub(pages) }))
+        let stays = |served: &Served| if served.is_kept { served.memory_bytes } else { served.kv_bytes };
+        let kept = device.serves.iter().map(stays).fold(0, u64::saturating_add);
+        let weights = served.memory_bytes.saturating_sub(served.kv_bytes);
+        let need = if served.is_kept { 0 } else { weights };
+        let is_kept = served.is_kept && !device.holds_all();
+        Some((*place, Room { need, most: device.memory_bytes.saturating_sub(kept), is_kept }))
     };
     places.iter().filter_map(room).collect()
 }
@@ -207,7 +212,9 @@ impl<'a> Service<'a> {
         let planned = |scene: &Scene| scene.carries * scene.mean(|place| fair.part(demand, place));
         let fair: f64 = scenes.iter().map(planned).sum();
         let (regions, wanted) = (scenes.len(), self.asked.map_or(0.0, |rate| rate / fair));
-        let is_unasked = self.asked.is_some_and(|rate| rate <= 0.0);
+        // What its owner keeps in memory is missed like what is asked for.
+        let is_kept = self.rooms.values().any(|room| room.is_kept);
+        let is_unasked = !is_kept && self.asked.is_some_and(|rate| rate <= 0.0);
         let without = scarce.then_some(if is_unasked { WITHOUT_UNASKED } else { WITHOUT_ASKED });
         for scene in &mut scenes {
             scene.problem.rate = wanted.clamp(BUSY, BUSIEST) * planned(scene);

@@ -19,6 +19,8 @@ pub struct Sharer<'a> {
     pub draft: Option<&'a ModelSource>,
     /// Its part (bytes), where its owner says it.
     pub memory_bytes: Option<u64>,
+    /// Whether it stays in memory where not all are there at once.
+    pub is_kept: bool,
 }
 
 /// A model's part of a device's memory (bytes).
@@ -146,9 +148,20 @@ pub fn divide(shared: Shared, models: &[Sharer<'_>]) -> Result<Vec<Part>, LendEr
 /// Parts of models that are not all in memory at once: what each needs, where there is as much beside the KV pages of all.
 fn by_turns(shared: Shared, models: &[Sharer<'_>], parts: Vec<Part>, all: Vec<Taken>) -> Result<Vec<Part>, LendError> {
     let (lent, pages) = (shared.lent, parts.iter().map(|part| part.kv_bytes).fold(0, u64::saturating_add));
-    let largest = parts.iter().map(|part| part.memory_bytes.saturating_sub(part.kv_bytes)).max().unwrap_or_default();
+    let weights: Vec<u64> = parts.iter().map(|part| part.memory_bytes.saturating_sub(part.kv_bytes)).collect();
+    let largest = weights.iter().copied().max().unwrap_or_default();
     if !shared.swaps || pages.saturating_add(largest) > lent {
         return Err(TooLargeTogether { all, lent }.into());
+    }
+    let (kept, others): (Vec<(&Sharer<'_>, u64)>, Vec<_>) =
+        models.iter().zip(weights).partition(|(model, _)| model.is_kept);
+    let stays = kept.iter().map(|(_, weights)| *weights).fold(pages, u64::saturating_add);
+    let Some((model, needs)) = others.into_iter().max_by_key(|(_, weights)| *weights) else {
+        return Err(TooLargeTogether { all, lent }.into());
+    };
+    if stays.saturating_add(needs) > lent {
+        let (model, left) = (model.source.card().name.clone(), lent.saturating_sub(stays));
+        return Err(LendError::KeepsTooMuch { model, needs, left });
     }
     // It would stay where the model that it drafts for goes.
     if let Some(model) = models.iter().find(|model| model.draft.is_some()) {
@@ -188,7 +201,7 @@ mod tests {
     }
 
     fn sharer(source: &ModelSource, memory: Option<u64>) -> Sharer<'_> {
-        Sharer { source, draft: None, memory_bytes: memory.map(|mib| mib * MIB) }
+        Sharer { source, draft: None, memory_bytes: memory.map(|mib| mib * MIB), is_kept: false }
     }
 
     #[test]
@@ -231,6 +244,13 @@ mod tests {
         assert_eq!(divide(with(need + 8 * MIB), &both).unwrap(), parts, "one, and the pages of the other");
         let refused = divide(with(need + 8 * MIB - 1), &both).unwrap_err().to_string();
         assert!(refused.contains("2 models need"), "{refused}");
+        let kept = [Sharer { is_kept: true, ..both[0] }, both[1]];
+        let refused = divide(with(2 * need - 1), &kept).unwrap_err().to_string();
+        assert!(refused.contains("leaves") && refused.contains("--keep"), "{refused}");
+        let three =
+            |models: [Sharer<'_>; 3]| divide(Shared { kv_bytes: 24 * MIB, ..with(2 * need + 8 * MIB) }, &models);
+        assert_eq!(three([kept[0], both[0], both[1]]).unwrap(), [parts[0]; 3], "one of the others beside it");
+        assert!(matches!(three([kept[0], kept[0], both[1]]), Err(LendError::KeepsTooMuch { .. })));
         let drafted = [Sharer { draft: Some(&source), ..both[0] }, both[1]];
         assert!(matches!(divide(with(2 * need), &drafted), Err(LendError::SwapsWithDraft(_))));
         assert!(divide(with(4 * need), &both).unwrap()[0].memory_bytes > need, "there is room for all");

@@ -25,6 +25,8 @@ pub(super) struct Opened {
     pub is_gated: bool,
     /// Elements of its KV pages.
     pub dtype: KvDtype,
+    /// Whether its owner named it as one that stays in memory.
+    pub is_kept: bool,
 }
 
 impl Opened {
@@ -57,7 +59,7 @@ impl Opened {
     async fn read(wanted: &WantedModel, source: Arc<ModelSource>, holding: Holding) -> Result<Self, NodeError> {
         check_text(&source).await?;
         let draft = tokio::task::block_in_place(|| open_draft(wanted, &source))?;
-        Ok(Self { source, draft, holding, is_gated: false, dtype: wanted.kv_dtype })
+        Ok(Self { source, draft, holding, is_gated: false, dtype: wanted.kv_dtype, is_kept: wanted.keep })
     }
 }
 
@@ -76,6 +78,15 @@ pub(super) fn refuse_alike(wanted: &[WantedModel], models: &[Opened]) -> Result<
         }
     }
     Ok(())
+}
+
+/// What is to stay in memory has to be here.
+pub(super) fn refuse_unknown(keep: &[String], models: &[Opened]) -> Result<(), NodeError> {
+    let called: Vec<String> = models.iter().map(|model| model.source.card().name.clone()).collect();
+    match keep.iter().find(|name| !called.contains(name)) {
+        Some(keep) if !models.is_empty() => Err(NodeError::KeepsNone { keep: keep.clone(), called }),
+        _ => Ok(()),
+    }
 }
 
 fn open(wanted: &WantedModel, computed: Computed) -> Result<ModelSource, NodeError> {

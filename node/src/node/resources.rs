@@ -3,7 +3,7 @@
 use super::{
     NodeConfig, NodeError,
     devices::Devices,
-    opened::{Opened, refuse_alike},
+    opened::{Opened, refuse_alike, refuse_unknown},
 };
 use crate::{
     data_plane::library::Shelf,
@@ -49,6 +49,7 @@ impl Resources {
     /// The same of models that are open and have their names.
     pub fn of(config: &NodeConfig, store: &Store, models: Vec<Opened>) -> Result<Self, NodeError> {
         refuse_alike(&config.models, &models)?;
+        refuse_unknown(&config.keep, &models)?;
         // Some tenths of a second of computing, seconds with a large model, once: nothing else of this peer runs yet.
         let lent = if models.is_empty() {
             Vec::new()
@@ -93,7 +94,7 @@ impl Resources {
                 computes.push(start(&turns, engine)?);
             }
         }
-        let lent = |(Opened { source, draft, holding, is_gated, dtype }, computes)| {
+        let lent = |(Opened { source, draft, holding, is_gated, dtype, .. }, computes)| {
             let given = Some(holding).filter(|_| !is_gated || config.give_gated);
             if given.is_none() {
                 let model = &source.card().name;

@@ -2,7 +2,8 @@
 //! steps share devices' time.
 //!
 //! Hosts state each model's part of their memory. Where those are together more than there is, a dealing has so many models on a
-//! device as it holds at once; a model that nobody asks for yields to one that is asked for. Time is dealt everywhere. A model is
+//! device as it holds at once; a model that nobody asks for yields to one that is asked for, unless its owner keeps it in memory.
+//! Time is dealt everywhere. A model is
 //! planned for at a rate that is its fair part of what the devices could carry, whoever they are for; a device whose time others
 //! take for a part u is slower by 1/(1 − u). So models that share all devices, or divide them, are valued alike: by the requests
 //! that are in time.
@@ -154,7 +155,9 @@ fn able(scenes: &[Scene]) -> BTreeMap<Place, BTreeSet<ModelId>> {
 /// The best dealings found: from all devices shared by all, but for those that do not hold all at once, and from each for one
 /// model, by small changes.
 fn finalists(scenes: &[Scene], able: &BTreeMap<Place, BTreeSet<ModelId>>) -> Vec<Deal> {
-    let alone = divided(scenes, able);
+    let kept = kept(scenes);
+    let mut alone = divided(scenes, able);
+    alone.extend(&kept);
     let mut shared: Deal = able.iter().flat_map(|(place, models)| models.iter().map(|m| (*m, *place))).collect();
     for place in able.keys() {
         if !fits_at(scenes, &shared, place) {
@@ -166,7 +169,7 @@ fn finalists(scenes: &[Scene], able: &BTreeMap<Place, BTreeSet<ModelId>>) -> Vec
     let mut found: Vec<(f64, Deal)> = Vec::new();
     let alone = Some(alone).filter(|alone| *alone != shared);
     for start in [Some(shared.clone()), alone].into_iter().flatten() {
-        let (value, deal) = improved(scenes, able, start, &mut looks);
+        let (value, deal) = improved(scenes, (able, &kept), start, &mut looks);
         if found.iter().all(|(_, other)| *other != deal) {
             found.push((value, deal));
         }
@@ -217,10 +220,19 @@ fn divided(scenes: &[Scene], able: &BTreeMap<Place, BTreeSet<ModelId>>) -> Deal 
     deal
 }
 
-/// A dealing, made better device by device as long as that is seen to help.
+/// Devices that keep a model in memory, whatever else is dealt to them.
+fn kept(scenes: &[Scene]) -> Deal {
+    let of = |scene: &Scene| {
+        let stays = |place: &&Place| scene.rooms.get(*place).is_some_and(|room| room.is_kept);
+        scene.places.iter().filter(stays).map(|place| (scene.card.id, *place)).collect::<Vec<_>>()
+    };
+    scenes.iter().flat_map(of).collect()
+}
+
+/// A dealing, made better device by device as long as that is seen to help. What is kept stays.
 fn improved(
     scenes: &[Scene],
-    able: &BTreeMap<Place, BTreeSet<ModelId>>,
+    (able, kept): (&BTreeMap<Place, BTreeSet<ModelId>>, &Deal),
     mut deal: Deal,
     looks: &mut usize,
 ) -> (f64, Deal) {
@@ -228,7 +240,7 @@ fn improved(
     for _ in 0..ROUNDS {
         let before = value;
         for (place, models) in able.iter().filter(|(_, models)| models.len() > 1) {
-            for model in models {
+            for model in models.iter().filter(|model| !kept.contains(&(**model, *place))) {
                 if *looks == 0 {
                     return (value, deal);
                 }
@@ -238,7 +250,7 @@ fn improved(
                     other.insert((*model, *place));
                     if !fits_at(scenes, &other, place) {
                         // It comes instead of those that are there.
-                        other.retain(|(of, at)| at != place || of == model);
+                        other.retain(|dealt| dealt.1 != *place || dealt.0 == *model || kept.contains(dealt));
                     }
                 }
                 if !fits_at(scenes, &other, place) {
