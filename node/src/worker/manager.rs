@@ -66,6 +66,8 @@ pub(super) struct StageManager {
     reserved: Vec<Reserved>,
     /// Stages that wait for memory which others here still have.
     waiting: Vec<Order>,
+    /// Stages of the plan whose model is not lent here, or not yet: groups, and which of their stages.
+    unlent: Vec<(Group, usize)>,
     /// There were such since the plan was adopted.
     out_of_kv_pages: bool,
     /// A stage was unloaded.
@@ -112,6 +114,7 @@ impl StageManager {
             served: BTreeSet::new(),
             reserved: Vec::new(),
             waiting: Vec::new(),
+            unlent: Vec::new(),
             out_of_kv_pages: false,
             freed: Arc::default(),
             tally,
@@ -176,6 +179,10 @@ impl StageManager {
         self.asking = self.setup.stop.child_token();
         let (models, losses) = lent::lend(models, &self.tasks, &self.asking);
         (self.models, self.lost) = (models, BTreeSet::new());
+        // A peer that starts again may find the plan in which it was before it has the plan's model: no other plan need follow.
+        for (group, position) in std::mem::take(&mut self.unlent) {
+            self.order(group, position);
+        }
         losses
     }
 
@@ -190,6 +197,7 @@ impl StageManager {
             kept
         });
         self.waiting.retain(|order| !order.given_up.is_cancelled());
+        self.unlent.clear();
         self.out_of_kv_pages = false;
         self.retire_all_but(beside);
         if !self.waiting.is_empty() {
@@ -265,9 +273,10 @@ impl StageManager {
         let model = self.models.get(&group.model).filter(|_| !self.lost.contains(&device)).cloned();
         let place = model.and_then(|model| Some((model.devices.compute(device)?.clone(), model)));
         let Some((compute, model)) = place else {
-            // It was lent when the plan was made: the next one knows better.
+            // It was lent when the plan was made: it is lent again before long, or the next plan knows better.
             let of = group.model;
             tracing::info!(group = %group.id, model = %of, device, "the plan gives this peer a stage that it does not lend");
+            self.unlent.push((group, position));
             return;
         };
         let given_up = self.setup.stop.child_token();
