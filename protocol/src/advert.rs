@@ -1,8 +1,8 @@
 //! What a peer says of itself: the advert when something changes, the heartbeat all the time.
 
 use crate::{
-    BytesPerSecond, EncoderCard, Epoch, FlopsPerSecond, Gpus, GroupId, ModelCard, ModelId, PeerId, PlanId, Seconds,
-    SwarmSetting, Term, TicketNotice, Traffic, codec::CodecError, limits,
+    BytesPerSecond, EncoderCard, Epoch, FlopsPerSecond, Gpus, GroupId, ModelCard, ModelId, PartialModel, PeerId,
+    PlanId, Seconds, SwarmSetting, Term, TicketNotice, Traffic, codec::CodecError, limits,
 };
 use bincode::{Decode, Encode};
 use serde::{Deserialize, Serialize};
@@ -21,8 +21,11 @@ pub struct Advert {
     pub data_addresses: Vec<SocketAddr>,
     /// Devices lent to the swarm; empty for a peer that is a gateway only.
     pub devices: Vec<Device>,
-    /// Models this peer has the weights of.
+    /// Models this peer has the weights of, or fetches them as it is given layers.
     pub models: Vec<ModelCard>,
+    /// Of these, those that it does not have whole, and what it has of them.
+    #[serde(default)]
+    pub partial: Vec<PartialModel>,
     /// Encoders that this peer lends now.
     #[serde(default)]
     pub encoders: Vec<EncoderCard>,
@@ -245,6 +248,12 @@ impl fmt::Display for PathKind {
 }
 
 impl Advert {
+    /// What it has of a model that it does not have whole.
+    #[must_use]
+    pub fn partial(&self, model: ModelId) -> Option<&PartialModel> {
+        self.partial.iter().find(|partial| partial.model == model)
+    }
+
     /// Refuses adverts whose counts, texts or numbers are out of bounds.
     ///
     /// # Errors
@@ -288,9 +297,22 @@ impl Advert {
             return Err(CodecError::Invalid("link figures out of range"));
         }
         SwarmSetting::check_all(&self.settings)?;
+        self.check_partial()?;
         self.traffic.iter().try_for_each(Traffic::check)?;
         self.encoders.iter().try_for_each(EncoderCard::check)?;
         self.models.iter().try_for_each(ModelCard::check)
+    }
+
+    /// Each is one of its models, and said once.
+    fn check_partial(&self) -> Result<(), CodecError> {
+        let mut said = BTreeSet::new();
+        for partial in &self.partial {
+            let card = self.models.iter().find(|card| card.id == partial.model);
+            let card =
+                card.filter(|card| said.insert(card.id)).ok_or(CodecError::Invalid("part of no model, or twice"))?;
+            partial.check(card.shape.layers)?;
+        }
+        Ok(())
     }
 }
 

@@ -336,7 +336,7 @@ fn has_moved(before: &Advert, now: &Advert) -> bool {
     !before.data_addresses.is_empty() && !before.data_addresses.iter().any(|a| now.data_addresses.contains(a))
 }
 
-/// Whether nothing but measured links makes it another.
+/// Whether nothing but measured links makes it another, and what has come of models: plans that fetch are worth something else then.
 fn differ_in_links(before: &Advert, now: &Advert) -> bool {
     let Advert {
         name,
@@ -345,6 +345,7 @@ fn differ_in_links(before: &Advert, now: &Advert) -> bool {
         data_addresses,
         devices,
         models,
+        partial: _,
         encoders,
         links,
         reachable,

@@ -24,6 +24,7 @@ use crate::{
     faults::Faults,
     store::{HTTP_FILE, Store, invites::Invites, local::TOKEN_FILE},
     view::{SwarmView, Trouble},
+    weights::Stocks,
     worker::{WorkerHandle, WorkerReport},
 };
 use std::collections::{BTreeSet, VecDeque};
@@ -83,6 +84,8 @@ pub struct Driver {
     pub changeover: Changeover,
     /// Groups that the worker was told to serve beside those of the plan.
     pub beside: BTreeSet<GroupId>,
+    /// Models of which what is wanted is fetched.
+    pub stocks: Stocks,
     /// Connections to others.
     pub data_plane: Links,
     /// Whose process it found gone.
@@ -210,6 +213,7 @@ impl Driver {
                         self.listen_to_itself(),
                         self.apply_command().await,
                         self.fall_back(),
+                        self.hold(),
                         self.invite(),
                         self.lie(),
                         self.accuse(),
@@ -291,7 +295,9 @@ impl Driver {
         self.fallback = None;
         self.owner.set_devices(devices.clone());
         let devices = if self.owner.lending() == Lending::Lends { devices } else { Vec::new() };
-        self.advertise(|advert| (advert.models, advert.devices) = (models, devices))
+        // As it is with them: what is not here must not look as if it were.
+        let partial = self.stocks.partial();
+        self.advertise(|advert| (advert.models, advert.partial, advert.devices) = (models, partial, devices))
     }
 
     /// Another process with this peer's identity looks for it all the time; one that does no more has ended.
@@ -381,6 +387,8 @@ impl Driver {
                         let (up, staying, now) = (self.control.said_ready(), self.staying(), self.started.elapsed());
                         let scene = changeover::Scene { up: &up, staying: &staying };
                         self.changeover.adopt(now, plan.clone(), scene);
+                        let takes = self.fetching_for(&plan);
+                        self.changeover.waits_for_weights(now, takes);
                         self.beside = self.changeover.standing().clone();
                         if self.worker.adopt(plan, self.beside.clone()).await.is_err() {
                             return visible;

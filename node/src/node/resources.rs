@@ -131,6 +131,7 @@ fn advert(config: &NodeConfig, models: &[Opened], devices: Vec<Device>) -> Adver
         data_addresses: Vec::new(),
         devices,
         models: models.iter().map(|model| model.source.card().clone()).collect(),
+        partial: Vec::new(),
         links: Vec::new(),
         reachable: true,
         encoders: vec![],

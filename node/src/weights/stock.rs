@@ -20,7 +20,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tsnode_kernels::source::{ModelSource, Start, start_of};
 use tsnode_protocol::{
-    LayerRange, ModelCard,
+    LayerRange, ModelCard, PartialModel,
     weights::{WeightsFile, chunks_at},
 };
 
@@ -48,6 +48,8 @@ pub struct Stock<P> {
     tell: Mutex<Tell>,
     /// Layers come for one stage after the other: what two need is fetched once.
     turn: Semaphore,
+    /// Layers that are here, as they were looked for last.
+    layers: Mutex<PartialModel>,
 }
 
 impl<P: Places> Stock<P> {
@@ -65,8 +67,10 @@ impl<P: Places> Stock<P> {
         let drafts = Arc::new(fetcher.begin(&card).await?);
         let folder = fetcher.folder_of(card.id);
         let (heard, turn) = (Mutex::new(tell.clone()), Semaphore::new(1));
-        let stock = Self { fetcher, card, folder, drafts, fetched, tell: heard, turn };
+        let layers = Mutex::new(PartialModel::of(card.id, []));
+        let stock = Self { fetcher, card, folder, drafts, fetched, tell: heard, turn, layers };
         stock.fetch_starts(&tell).await?;
+        stock.look().await;
         Ok(stock)
     }
 
@@ -76,7 +80,10 @@ impl<P: Places> Stock<P> {
         let (drafts, card) = tokio::task::spawn_blocking(move || here(&at, &index, &called)).await.ok()??;
         let (folder, drafts) = (folder.to_owned(), Arc::new(drafts));
         let (tell, turn) = (Mutex::new(tell), Semaphore::new(1));
-        Some(Self { fetcher, card, folder, drafts, fetched: Arc::default(), tell, turn })
+        let layers = Mutex::new(PartialModel::of(card.id, []));
+        let stock = Self { fetcher, card, folder, drafts, fetched: Arc::default(), tell, turn, layers };
+        stock.look().await;
+        Some(stock)
     }
 
     /// Who hears from now on how far layers are that are brought.
@@ -98,6 +105,13 @@ impl<P: Places> Stock<P> {
     #[must_use]
     pub fn drafts(&self) -> &Arc<Drafts> {
         &self.drafts
+    }
+
+    /// The layers that are here, as they were when it was opened and whenever some had come; none where all are.
+    #[must_use]
+    pub fn partial(&self) -> Option<PartialModel> {
+        let layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
+        (layers.layers != [self.card.shape.all_layers()]).then(|| layers.clone())
     }
 
     /// What came over the network for it (bytes).
@@ -134,7 +148,7 @@ impl<P: Places> Stock<P> {
         let wanted: BTreeSet<Chunk> = places.into_iter().flat_map(of).collect();
         if wanted.iter().all(|chunk| self.drafts.has(*chunk)) {
             // Anew: what was looked at before may not have all of them.
-            return self.source().await.map(Arc::new);
+            return self.opened().await;
         }
         drop(source);
         tracing::info!(model = self.card.name, %layers, chunks = wanted.len(), "fetches layers that a plan gives this peer");
@@ -156,7 +170,24 @@ impl<P: Places> Stock<P> {
             sleep(again).await;
         }
         // Anew: what was looked at before is not what is there now.
-        self.source().await.map(Arc::new)
+        self.opened().await
+    }
+
+    /// Sees which layers are here. Where that cannot be seen, none are said to be.
+    async fn look(&self) {
+        if let Err(error) = self.opened().await {
+            tracing::warn!(model = self.card.name, %error, "it is not known which of its layers are here");
+        }
+    }
+
+    /// The model, anew, and which of its layers are here.
+    async fn opened(&self) -> Result<Arc<ModelSource>, FetchError> {
+        let source = Arc::new(self.source().await?);
+        let (looked, drafts) = (source.clone(), self.drafts.clone());
+        let here = tokio::task::spawn_blocking(move || layers_here(&looked, &drafts)).await;
+        let here = here.map_err(|e| self.unusable(e.to_string()))?.map_err(|why| self.unusable(why))?;
+        *self.layers.lock().unwrap_or_else(PoisonError::into_inner) = PartialModel::of(self.card.id, here);
+        Ok(source)
     }
 
     /// Nobody waits for layers of it any more.
@@ -192,6 +223,7 @@ impl<P: Places> Stock<P> {
         if self.drafts.held() < bytes {
             return Err(self.unusable("what came does not stay on the disk: is it damaged?".into()));
         }
+        self.look().await;
         Ok(self.folder.clone())
     }
 
@@ -279,6 +311,20 @@ fn open(folder: &Path, drafts: &Drafts, name: &str) -> Result<ModelSource, Strin
     let source = ModelSource::open_parts(folder, &drafts.parts(), manifest.form).map_err(|e| e.to_string())?;
     let roots: Vec<_> = manifest.files.iter().map(|file| file.root).collect();
     Ok(source.called(name).identified(&roots))
+}
+
+/// Layers of which all is here that a stage of each alone reads.
+fn layers_here(source: &ModelSource, drafts: &Drafts) -> Result<Vec<u32>, String> {
+    let mut here = Vec::new();
+    for layer in source.card().shape.all_layers().iter() {
+        let places = source.places(LayerRange { start: layer, end: layer + 1 }).map_err(|e| e.to_string())?;
+        let chunks =
+            |(file, at): (usize, std::ops::Range<usize>)| of_file(file as u16, &(at.start as u64..at.end as u64));
+        if places.into_iter().flat_map(chunks).all(|chunk| drafts.has(chunk)) {
+            here.push(layer);
+        }
+    }
+    Ok(here)
 }
 
 /// What a folder has of the model that it is called after.

@@ -7,7 +7,7 @@
 //! take for a part u is slower by 1/(1 − u). So models that share all devices, or divide them, are valued alike: by the requests
 //! that are in time.
 
-use super::{Part, Place, Room, Scene};
+use super::{Part, Place, Room, Scene, delayed};
 use crate::{
     members::Members,
     scheduler::{cluster::InstanceId, evaluate::Evaluator, start},
@@ -135,7 +135,7 @@ pub(super) fn planned(scenes: Vec<Scene>) -> Vec<(Scene, Part)> {
     };
     let of = |parts: Vec<Part>| {
         let groups: Vec<Group> = parts.iter().flat_map(|p| p.groups.clone()).collect();
-        (worth(&scenes, &groups), parts)
+        (delayed::worth(&scenes, &groups), parts)
     };
     let all = finalists(&scenes, &able).into_iter().map(|deal| of(on_deal(&deal)));
     let best = all.reduce(|best, other| if other.0 > best.0 { other } else { best });
