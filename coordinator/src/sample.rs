@@ -51,6 +51,7 @@ pub fn advert(n: usize) -> Advert {
         devices: vec![device.for_one(card().id, None)],
         models: vec![card()],
         partial: vec![],
+        origins: vec![],
         links: vec![],
         reachable: true,
         encoders: vec![],

@@ -1,8 +1,8 @@
 //! What a peer says of itself: the advert when something changes, the heartbeat all the time.
 
 use crate::{
-    BytesPerSecond, EncoderCard, Epoch, FlopsPerSecond, Gpus, GroupId, ModelCard, ModelId, PartialModel, PeerId,
-    PlanId, Seconds, SwarmSetting, Term, TicketNotice, Traffic, codec::CodecError, limits,
+    BytesPerSecond, EncoderCard, Epoch, FlopsPerSecond, Gpus, GroupId, ModelCard, ModelId, ModelOrigin, PartialModel,
+    PeerId, PlanId, Seconds, SwarmSetting, Term, TicketNotice, Traffic, codec::CodecError, limits,
 };
 use bincode::{Decode, Encode};
 use serde::{Deserialize, Serialize};
@@ -26,6 +26,9 @@ pub struct Advert {
     /// Of these, those that it does not have whole, and what it has of them.
     #[serde(default)]
     pub partial: Vec<PartialModel>,
+    /// Where it has them from, as far as it knows.
+    #[serde(default)]
+    pub origins: Vec<ModelOrigin>,
     /// Encoders that this peer lends now.
     #[serde(default)]
     pub encoders: Vec<EncoderCard>,
@@ -254,6 +257,19 @@ impl Advert {
         self.partial.iter().find(|partial| partial.model == model)
     }
 
+    /// Where it has a model from, if it says so.
+    #[must_use]
+    pub fn origin(&self, model: ModelId) -> Option<&ModelOrigin> {
+        self.origins.iter().find(|origin| origin.model == model)
+    }
+
+    /// Whether members who ask get a model's weights here, as far as they are here.
+    #[must_use]
+    pub fn gives(&self, model: ModelId) -> bool {
+        let has = self.models.iter().any(|card| card.id == model);
+        has && self.origin(model).is_none_or(|origin| origin.is_given)
+    }
+
     /// Refuses adverts whose counts, texts or numbers are out of bounds.
     ///
     /// # Errors
@@ -298,9 +314,20 @@ impl Advert {
         }
         SwarmSetting::check_all(&self.settings)?;
         self.check_partial()?;
+        self.check_origins()?;
         self.traffic.iter().try_for_each(Traffic::check)?;
         self.encoders.iter().try_for_each(EncoderCard::check)?;
         self.models.iter().try_for_each(ModelCard::check)
+    }
+
+    /// Each is of one of its models, and said once.
+    fn check_origins(&self) -> Result<(), CodecError> {
+        let mut said = BTreeSet::new();
+        let is_of_one = |origin: &ModelOrigin| self.models.iter().any(|card| card.id == origin.model);
+        if !self.origins.iter().all(|origin| is_of_one(origin) && said.insert(origin.model)) {
+            return Err(CodecError::Invalid("origin of no model, or twice"));
+        }
+        self.origins.iter().try_for_each(ModelOrigin::check)
     }
 
     /// Each is one of its models, and said once.

@@ -8,11 +8,11 @@ use tsnode_protocol::{
     Advert, BytesPerSecond, Call, Constraint, Device, DeviceKind, DriverVersion, EncodeEvent, EncodeRefusal,
     EncodeRequest, Encoded, EncoderCard, EncoderInput, EncoderTask, Endorsement, Epoch, Experts, FlopsPerSecond,
     Gossip, Gpus, Grammar, Group, GroupLoad, Heartbeat, Invite, InviteId, KvCodec, KvDtype, KvStream, LayerProfile,
-    LayerRange, Link, LivenessDigest, Load, Manifest, Misfit, Missed, ModelCard, ModelFile, ModelId, ModelShape,
-    PartialModel, PathKind, PeerId, Phase, Plan, PlanId, PromptCodec, PromptLogprob, Quickest, RequestClass, RequestId,
-    RingId, Route, RoutePolicy, Sampled, Sampling, Seconds, Secret, Served, SettingKey, SettingValue, Signed, Stage,
-    StepSize, SwarmId, SwarmSetting, Targets, Term, Ticket, TicketKey, TicketNotice, TileHeader, TimedStep, Token,
-    TokenLogprob, Traffic,
+    LayerRange, Link, LivenessDigest, Load, Manifest, Misfit, Missed, ModelCard, ModelFile, ModelId, ModelOrigin,
+    ModelShape, PartialModel, PathKind, PeerId, Phase, Plan, PlanId, PromptCodec, PromptLogprob, Quickest,
+    RequestClass, RequestId, RingId, Route, RoutePolicy, Sampled, Sampling, Seconds, Secret, Served, SettingKey,
+    SettingValue, Signed, Stage, StepSize, SwarmId, SwarmSetting, Targets, Term, Ticket, TicketKey, TicketNotice,
+    TileHeader, TimedStep, Token, TokenLogprob, Traffic,
     codec::{self, CodecError, Wire},
     gossip::Certificate,
     kv::{Delivery, KvAnswer, KvHeader, KvPace, KvPart, Packing},
@@ -63,9 +63,9 @@ fn routed() -> Advert {
         SwarmSetting { key, value, at: 1_800_000_000_000, by: PeerId([3; 32]) }
     };
     let settings = (1..).zip(RoutePolicy::ALL).map(set).collect();
-    let (devices, models, partial, encoders) = (vec![], vec![], vec![], vec![]);
+    let (devices, models, partial, origins, encoders) = (vec![], vec![], vec![], vec![], vec![]);
     let (links, invites, traffic) = (vec![], vec![], vec![]);
-    Advert { devices, models, partial, encoders, links, invites, traffic, settings, ..advert() }
+    Advert { devices, models, partial, origins, encoders, links, invites, traffic, settings, ..advert() }
 }
 
 fn advert() -> Advert {
@@ -138,6 +138,12 @@ fn advert() -> Advert {
             ModelCard { id: ModelId([7; 16]), name: "other".into(), shape, files: vec![] },
         ],
         partial: vec![PartialModel { model: ModelId([7; 16]), layers: vec![layers(0, 2), layers(3, 5)] }],
+        origins: vec![ModelOrigin {
+            model: ModelId([5; 16]),
+            source: "org/tiny@0123456789abcdef0123456789abcdef01234567".into(),
+            licence: Some("apache-2.0".into()),
+            is_given: true,
+        }],
         encoders: vec![EncoderCard {
             id: ModelId([6; 16]),
             name: "encoder".into(),
@@ -464,6 +470,9 @@ fn an_advert_serves_what_it_has_within_what_there_is() {
     assert!(refused(&|a| a.partial.push(a.partial[0].clone())), "a part of one said twice");
     assert!(refused(&|a| a.partial[0].model = ModelId([8; 16])), "of one that it has not");
     assert!(refused(&|a| a.partial[0].layers[1].end = 6), "layers that there are not");
+    assert!(refused(&|a| a.origins.push(a.origins[0].clone())), "one that came from two places");
+    assert!(refused(&|a| a.origins[0].model = ModelId([8; 16])), "the origin of one that it has not");
+    assert!(refused(&|a| a.origins[0].source = "a\nb".into()), "an origin in two lines");
     assert!(refused(&|a| a.devices[0].serves = vec![part(7, 0); 10_000]), "on a device");
     assert!(refused(&|a| a.devices[0].serves.push(part(7, 0))), "one twice");
     assert!(refused(&|a| a.devices[0].serves[1] = part(8, 1)), "one that it has not");

@@ -346,6 +346,7 @@ fn differ_in_links(before: &Advert, now: &Advert) -> bool {
         devices,
         models,
         partial: _,
+        origins,
         encoders,
         links,
         reachable,
@@ -355,6 +356,7 @@ fn differ_in_links(before: &Advert, now: &Advert) -> bool {
     } = before;
     (name, version, addresses, data_addresses) == (&now.name, &now.version, &now.addresses, &now.data_addresses)
         && (devices, models, encoders, reachable) == (&now.devices, &now.models, &now.encoders, &now.reachable)
+        && origins == &now.origins
         && (invites, traffic, settings) == (&now.invites, &now.traffic, &now.settings)
         // One that goes another way is another link.
         && !links.iter().any(|was| now.links.iter().any(|is| is.to == was.to && is.path != was.path))

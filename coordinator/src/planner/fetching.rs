@@ -101,7 +101,9 @@ impl Holdings {
                 });
                 match advert.partial(card.id) {
                     Some(partial) => _ = held.partial.insert(*peer, partial.clone()),
-                    None => _ = held.whole.insert(*peer),
+                    // What a gated repository's terms keep from others is not there for them.
+                    None if advert.gives(card.id) => _ = held.whole.insert(*peer),
+                    None => {}
                 }
             }
         }

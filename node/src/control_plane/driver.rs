@@ -42,8 +42,8 @@ use tsnode_coordinator::{
     trust::Trust,
 };
 use tsnode_protocol::{
-    Advert, EncoderCard, Epoch, Gossip, GroupId, Heartbeat, Invite, ModelCard, PeerId, SettingKey, SettingValue,
-    Signed, Term, Traffic, Verified,
+    Advert, EncoderCard, Epoch, Gossip, GroupId, Heartbeat, Invite, ModelCard, ModelOrigin, PeerId, SettingKey,
+    SettingValue, Signed, Term, Traffic, Verified,
 };
 
 /// How often what runs here is looked at, for heartbeats and the view.
@@ -66,6 +66,8 @@ pub struct NowLent {
     pub models: Vec<ModelCard>,
     /// The devices that compute it.
     pub devices: Vec<tsnode_protocol::Device>,
+    /// Where they came from; what was said of others stays.
+    pub origins: Vec<ModelOrigin>,
 }
 
 /// Everything the loop works with.
@@ -291,13 +293,17 @@ impl Driver {
     }
 
     /// Lends a model that came later than this peer started, in the place of the one inside the program.
-    fn lend(&mut self, NowLent { models, devices }: NowLent) -> Option<Event> {
+    fn lend(&mut self, NowLent { models, devices, origins }: NowLent) -> Option<Event> {
         self.fallback = None;
         self.owner.set_devices(devices.clone());
         let devices = if self.owner.lending() == Lending::Lends { devices } else { Vec::new() };
         // As it is with them: what is not here must not look as if it were.
         let partial = self.stocks.partial();
-        self.advertise(|advert| (advert.models, advert.partial, advert.devices) = (models, partial, devices))
+        self.advertise(|advert| {
+            (advert.models, advert.partial, advert.devices) = (models, partial, devices);
+            advert.origins.retain(|said| origins.iter().all(|origin| origin.model != said.model));
+            advert.origins.extend(origins);
+        })
     }
 
     /// Another process with this peer's identity looks for it all the time; one that does no more has ended.

@@ -13,6 +13,7 @@ use crate::platform;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use tsnode_protocol::ModelOrigin;
 
 /// What a model is fetched for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +75,9 @@ pub async fn pull(
     let info = hub.info(name).await?;
     // Before anything of it is here that could be given to others.
     cache.mark_gated(&name.repo, info.gated)?;
+    if let Some(licence) = info.licence.as_ref().filter(|licence| ModelOrigin::is_plain(licence)) {
+        cache.mark_licence(&name.repo, licence)?;
+    }
     let files = chosen(&info, name, intent)?;
     let missing: Vec<&str> =
         files.iter().map(String::as_str).filter(|file| !cache.has(&name.repo, &info.commit, file)).collect();

@@ -37,8 +37,9 @@ impl Driver {
         if self.fallback.as_ref().is_some_and(|fallback| !fallback.lends()) {
             (advert.models, advert.devices) = (Vec::new(), Vec::new());
         }
-        let Advert { models, partial, .. } = &mut advert;
+        let Advert { models, partial, origins, .. } = &mut advert;
         partial.retain(|partial| models.iter().any(|card| card.id == partial.model));
+        origins.retain(|origin| models.iter().any(|card| card.id == origin.model));
         match &self.faults {
             Some(faults) => faults.borrow().boasted(advert),
             None => advert,
