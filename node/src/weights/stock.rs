@@ -4,7 +4,7 @@ use super::{
     drafts::{Chunk, Drafts},
     error::FetchError,
     fetch::{Fetcher, Places},
-    fetching::Fetching,
+    fetching::{Fetching, seconds_left},
     index::Index,
     notes,
     work::Tally,
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::Semaphore;
-use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tsnode_kernels::source::{ModelSource, Start, start_of};
 use tsnode_protocol::{
     LayerRange, ModelCard, PartialModel,
@@ -209,10 +209,16 @@ impl<P: Places> Stock<P> {
         let size = |chunks: &[Chunk]| chunks.iter().map(|chunk| self.drafts.bytes_of(*chunk)).sum::<u64>();
         let mut left = size(&missing);
         self.fetcher.has_room(&self.card, left)?;
+        let (begun, first) = (Instant::now(), bytes.saturating_sub(left));
         // The last part, of nothing, has the files get their names.
         for part in missing.chunks(AT_ONCE).chain(std::iter::once::<&[Chunk]>(&[])) {
             let (tell, before) = (tell.clone(), bytes.saturating_sub(left));
-            let tell: Tell = Arc::new(move |far: Fetching| tell(Fetching { bytes, done: before + far.done, ..far }));
+            let tell: Tell = Arc::new(move |far: Fetching| {
+                let done = before + far.done;
+                let seconds_left =
+                    seconds_left(bytes.saturating_sub(done), done.saturating_sub(first), begun.elapsed());
+                tell(Fetching { bytes, done, seconds_left, ..far });
+            });
             let _turn = self.turn.acquire().await;
             if let Err(error) = self.get(&part.iter().copied().collect(), None, &tell).await {
                 self.fetcher.bad.forget();
@@ -257,13 +263,14 @@ impl<P: Places> Stock<P> {
 
     /// Fetches chunks, saying how far it is.
     async fn get(&self, wanted: &BTreeSet<Chunk>, layers: Option<LayerRange>, tell: &Tell) -> Result<(), FetchError> {
-        let (tally, before) = (Arc::new(Tally::default()), self.fetched());
+        let (tally, before, begun) = (Arc::new(Tally::default()), self.fetched(), Instant::now());
         let seen = || {
             let [bytes, done, fetched] =
                 [&tally.bytes, &tally.done, &tally.fetched].map(|count| count.load(Ordering::Relaxed));
             self.fetched.store(before + fetched, Ordering::Relaxed);
             let (model, holders) = (self.card.name.clone(), tally.holders.load(Ordering::Relaxed));
-            Fetching { model, layers, bytes, done, fetched: before + fetched, holders, why: None }
+            let seconds_left = seconds_left(bytes.saturating_sub(done), fetched, begun.elapsed());
+            Fetching { model, layers, bytes, done, fetched: before + fetched, holders, seconds_left, why: None }
         };
         let mut ticks = interval(TELL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
