@@ -63,8 +63,7 @@ fn routed() -> Advert {
         SwarmSetting { key, value, at: 1_800_000_000_000, by: PeerId([3; 32]) }
     };
     let settings = (1..).zip(RoutePolicy::ALL).map(set).collect();
-    let (devices, models, partial, origins, encoders) = (vec![], vec![], vec![], vec![], vec![]);
-    let (links, invites, traffic) = (vec![], vec![], vec![]);
+    let (devices, models, partial, origins, encoders, links, invites, traffic) = Default::default();
     Advert { devices, models, partial, origins, encoders, links, invites, traffic, settings, ..advert() }
 }
 
@@ -127,6 +126,8 @@ fn advert() -> Advert {
         prompts: std::array::from_fn(|i| 100 << i.min(9)),
         answers: [1; 16],
     };
+    let (source, licence) = ("org/tiny@0123456789".into(), Some("apache-2.0".into()));
+    let origin = ModelOrigin { model: ModelId([5; 16]), source, licence, is_given: true };
     Advert {
         name: "peer".into(),
         version: "0.1.0".into(),
@@ -138,12 +139,7 @@ fn advert() -> Advert {
             ModelCard { id: ModelId([7; 16]), name: "other".into(), shape, files: vec![] },
         ],
         partial: vec![PartialModel { model: ModelId([7; 16]), layers: vec![layers(0, 2), layers(3, 5)] }],
-        origins: vec![ModelOrigin {
-            model: ModelId([5; 16]),
-            source: "org/tiny@0123456789abcdef0123456789abcdef01234567".into(),
-            licence: Some("apache-2.0".into()),
-            is_given: true,
-        }],
+        origins: vec![origin],
         encoders: vec![EncoderCard {
             id: ModelId([6; 16]),
             name: "encoder".into(),
@@ -467,12 +463,9 @@ fn an_advert_serves_what_it_has_within_what_there_is() {
     };
     assert!(!refused(&|_| ()) && !refused(&|a| a.devices[0].serves.clear()));
     assert!(refused(&|a| a.models = vec![a.models[1].clone(); 10_000]), "ten thousand models");
-    assert!(refused(&|a| a.partial.push(a.partial[0].clone())), "a part of one said twice");
-    assert!(refused(&|a| a.partial[0].model = ModelId([8; 16])), "of one that it has not");
-    assert!(refused(&|a| a.partial[0].layers[1].end = 6), "layers that there are not");
-    assert!(refused(&|a| a.origins.push(a.origins[0].clone())), "one that came from two places");
-    assert!(refused(&|a| a.origins[0].model = ModelId([8; 16])), "the origin of one that it has not");
-    assert!(refused(&|a| a.origins[0].source = "a\nb".into()), "an origin in two lines");
+    assert!(refused(&|a| a.partial.push(a.partial[0].clone())) && refused(&|a| a.partial[0].layers[1].end = 6));
+    assert!(refused(&|a| a.origins.push(a.origins[0].clone())) && refused(&|a| a.origins[0].source.push('\n')));
+    assert!(refused(&|a| a.partial[0].model.0 = [8; 16]) && refused(&|a| a.origins[0].model.0 = [8; 16]), "of none");
     assert!(refused(&|a| a.devices[0].serves = vec![part(7, 0); 10_000]), "on a device");
     assert!(refused(&|a| a.devices[0].serves.push(part(7, 0))), "one twice");
     assert!(refused(&|a| a.devices[0].serves[1] = part(8, 1)), "one that it has not");
