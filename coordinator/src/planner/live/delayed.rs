@@ -65,3 +65,53 @@ pub(super) fn worth(scenes: &[Scene], groups: &[Group]) -> f64 {
     let Some(scene) = scenes.first().filter(|scene| scene.holdings.is_some()) else { return worth };
     fetching::delayed(worth, sharing::worth(scenes, &scene.standing), fetching::takes(&scene.fetches(groups)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        gate::SplitChoice,
+        planner::live::scenes,
+        sample,
+        scheduler::{cluster::InstanceId, evaluate::Evaluation, moves::Part},
+    };
+    use tsnode_protocol::{
+        Advert, BytesPerSecond, Epoch, LayerRange, Link, PartialModel, PathKind, PeerId, Phase, Seconds, Stage, Term,
+    };
+
+    const HOSTS: [PeerId; 2] = [PeerId([0; 32]), PeerId([1; 32])];
+
+    fn fresh() -> Advert {
+        Advert { partial: vec![PartialModel::of(sample::card().id, [])], ..sample::advert(0) }
+    }
+
+    /// How many hosts serve after a search that prefers both, each with the whole model, to the first alone; it sends at that rate.
+    fn serve(second: &Advert, bandwidth: f64, standing: Option<&Plan>) -> usize {
+        let bandwidth = BytesPerSecond(bandwidth);
+        let link = Link { to: HOSTS[1], latency: Seconds(0.01), bandwidth, path: PathKind::Direct };
+        let first = Advert { links: vec![link], ..sample::advert(0) };
+        let members = [(HOSTS[0], &first), (HOSTS[1], second)].into();
+        let scene = scenes(&members, SplitChoice::Auto).remove(0).under(standing);
+        let of = |hosts: &[PeerId]| {
+            let place = |host: &PeerId| scene.places.iter().position(|(peer, _)| peer == host).unwrap();
+            let part = |host: &PeerId| Part { members: vec![(InstanceId(place(host) as u32), 1)], phase: Phase::Mixed };
+            Grouping::new(hosts.iter().map(part).collect())
+        };
+        let (grouping, runners_up) = (of(&HOSTS), vec![(of(&HOSTS[..1]), 0.0)]);
+        let found = Found { grouping, evaluation: Evaluation::default(), runners_up, evaluations: 0 };
+        scene.soonest(found).grouping.parts.len()
+    }
+
+    #[test]
+    fn of_a_searchs_last_candidates_one_that_fetches_for_too_long_is_left_for_one_that_does_not() {
+        assert_eq!(serve(&sample::advert(0), 1e3, None), 2, "nothing is fetched");
+        assert_eq!(serve(&fresh(), 125e6, None), 2, "a tenth of a second");
+        assert_eq!(serve(&fresh(), 1e3, None), 1, "more than two hours");
+        // What is in force fetches anyway.
+        let layers = LayerRange { start: 0, end: 4 };
+        let group = |peer: PeerId| Group::new(sample::card().id, Phase::Mixed, vec![Stage { peer, device: 0, layers }]);
+        let (epoch, term, groups) = (Epoch(0), Term(0), HOSTS.map(group).to_vec());
+        let plan = Plan { epoch, term, parent: None, groups, routes: vec![], reason: String::new() };
+        assert_eq!(serve(&fresh(), 1e3, Some(&plan)), 2);
+    }
+}
