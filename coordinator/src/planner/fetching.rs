@@ -4,8 +4,7 @@
 //! What serves goes on until what comes instead is up ([`crate::changeover`]), so that fetching stops nobody: it delays what a plan is
 //! better by. Loading, which may stop somebody, is reckoned beside it.
 
-use super::live::UNMEASURED;
-use crate::members::Members;
+use crate::{links::UNMEASURED, members::Members};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -147,10 +146,11 @@ impl Holdings {
     fn fetch(&self, (peer, model): (PeerId, ModelId), held: &Held, layers: &BTreeSet<u32>, at_once: usize) -> Fetch {
         let links = self.into.get(&peer);
         let down = links.and_then(|links| links.values().map(|b| b.0).reduce(f64::max));
-        let down = down.unwrap_or(UNMEASURED.bandwidth.0);
+        let (_, unmeasured) = UNMEASURED;
+        let down = down.unwrap_or(unmeasured.0);
         let rate = |from: &PeerId| {
-            let link = links.and_then(|links| links.get(from)).unwrap_or(&UNMEASURED.bandwidth).0;
-            link.min(self.up.get(from).unwrap_or(&UNMEASURED.bandwidth).0 / at_once as f64)
+            let link = links.and_then(|links| links.get(from)).unwrap_or(&unmeasured).0;
+            link.min(self.up.get(from).unwrap_or(&unmeasured).0 / at_once as f64)
         };
         let others = held.whole.iter().chain(held.partial.keys()).filter(|holder| **holder != peer);
         let mut known: Vec<(PeerId, f64)> = others.map(|holder| (*holder, rate(holder))).collect();

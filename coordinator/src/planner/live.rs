@@ -18,7 +18,7 @@ use self::sharing::{Fair, Taken};
 use super::{fetching::Holdings, reranking};
 use crate::{
     gate::SplitChoice,
-    links::WITHIN_PEER,
+    links::{self, WITHIN_PEER},
     members::Members,
     policy::choice::Batches,
     replay::Replay,
@@ -70,8 +70,8 @@ const LEAST_DEMAND: f64 = 0.05;
 /// that nobody asks for. However many other models are served, the first is reason enough for another plan, and the second is not.
 const WITHOUT_ASKED: f64 = 0.5;
 const WITHOUT_UNASKED: f64 = 0.98;
-/// A link nobody has measured: a gigabit a millisecond away.
-pub(super) const UNMEASURED: Path = Path { latency: Seconds(1e-3), bandwidth: BytesPerSecond(125e6) };
+/// A link nobody has measured.
+const UNMEASURED: Path = Path { latency: links::UNMEASURED.0, bandwidth: links::UNMEASURED.1 };
 /// Between two devices of one host.
 const INSIDE: Path = Path { latency: Seconds(50e-6), bandwidth: BytesPerSecond(10e9) };
 /// Bytes of an element of KV pages.

@@ -1,7 +1,6 @@
-//! What fetching takes off the plans of a search, and of a dealing of devices: the same as when one is held against the plan in force
-//! (`control/reload.rs`).
+//! What fetching takes off the plans of a search: the same as when one is held against the plan in force (`control/reload.rs`).
 
-use super::{NOISE, Scene, sharing};
+use super::{NOISE, Scene};
 use crate::{
     planner::fetching::{self, Fetch},
     scheduler::{
@@ -57,13 +56,6 @@ impl Scene {
         }
         found
     }
-}
-
-/// What groups of all models are worth when what their hosts have to fetch is counted.
-pub(super) fn worth(scenes: &[Scene], groups: &[Group]) -> f64 {
-    let worth = sharing::worth(scenes, groups);
-    let Some(scene) = scenes.first().filter(|scene| scene.holdings.is_some()) else { return worth };
-    fetching::delayed(worth, sharing::worth(scenes, &scene.standing), fetching::takes(&scene.fetches(groups)))
 }
 
 #[cfg(test)]
