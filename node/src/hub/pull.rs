@@ -75,9 +75,6 @@ pub async fn pull(
     let info = hub.info(name).await?;
     // Before anything of it is here that could be given to others.
     cache.mark_gated(&name.repo, info.gated)?;
-    if let Some(licence) = info.licence.as_ref().filter(|licence| ModelOrigin::is_plain(licence)) {
-        cache.mark_licence(&name.repo, licence)?;
-    }
     let files = chosen(&info, name, intent)?;
     let missing: Vec<&str> =
         files.iter().map(String::as_str).filter(|file| !cache.has(&name.repo, &info.commit, file)).collect();
@@ -89,6 +86,9 @@ pub async fn pull(
     let mut fetched = 0;
     for file in missing {
         fetched += job.fetch(file, news).await?;
+    }
+    if let Some(licence) = info.licence.as_ref().filter(|licence| ModelOrigin::is_plain(licence)) {
+        cache.mark_licence(&name.repo, licence)?;
     }
     // Only now the name means these files.
     cache.remember(&name.repo, &name.revision, &info.commit)?;
