@@ -1,5 +1,6 @@
 //! Plan flow 4: makes a plan from a view of the swarm: the scheduler's, or the groups a person laid out.
 
+pub mod fetching;
 mod light;
 pub mod live;
 pub mod reranking;
@@ -81,7 +82,7 @@ const REASON_CHARS: usize = 250;
 #[must_use]
 pub fn plan(members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> Draft {
     let scenes = live::scenes(members, wish.split);
-    let Some(layout) = &wish.layout else { return joined(live::planned(scenes)) };
+    let Some(layout) = &wish.layout else { return joined(live::planned(scenes, standing)) };
     let laid_out = |scene: Scene| {
         let part = as_laid_out(&scene, layout, members, standing);
         (scene, part)

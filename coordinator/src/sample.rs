@@ -50,6 +50,8 @@ pub fn advert(n: usize) -> Advert {
         data_addresses: vec![],
         devices: vec![device.for_one(card().id, None)],
         models: vec![card()],
+        partial: vec![],
+        origins: vec![],
         links: vec![],
         reachable: true,
         encoders: vec![],

@@ -115,6 +115,22 @@ fn the_old_groups_serve_until_the_new_ones_are_up_and_linger_for_those_who_hear_
 }
 
 #[test]
+fn what_has_to_be_fetched_is_waited_for_as_much_longer() {
+    let (old, new) = ([group(&[1]), group(&[2])], [group(&[1, 2]), group(&[3])]);
+    for (fetching, is_late) in [(0, true), (900, false)] {
+        let mut scenario = Scenario::under(&old);
+        scenario.adopts(2, &new);
+        scenario.changeover.waits_for_weights(scenario.now, Duration::from_secs(fetching));
+        scenario.comes_up(&new[1]);
+        scenario.waits(301.0);
+        let followed = if is_late { &new } else { &old };
+        assert!(scenario.follows(&[&followed[0], &followed[1]]), "{fetching}");
+        scenario.waits(900.0);
+        assert!(scenario.follows(&[&new[0], &new[1]]), "it may never come");
+    }
+}
+
+#[test]
 fn who_goes_is_let_go_at_once() {
     let (a, b, c) = (group(&[1, 2]), group(&[3, 4]), group(&[2, 5]));
     let mut scenario = Scenario::under(&[a.clone(), b.clone()]);

@@ -27,7 +27,7 @@ use tsnode_protocol::{
 };
 
 /// Small files a gateway needs, as far as a model has them; the first two it must have.
-const SMALL_FILES: [&str; 6] = [
+pub const SMALL_FILES: [&str; 6] = [
     "config.json",
     "tokenizer.json",
     "tokenizer_config.json",

@@ -1,8 +1,8 @@
 //! What a peer says of itself: the advert when something changes, the heartbeat all the time.
 
 use crate::{
-    BytesPerSecond, EncoderCard, Epoch, FlopsPerSecond, Gpus, GroupId, ModelCard, ModelId, PeerId, PlanId, Seconds,
-    SwarmSetting, Term, TicketNotice, Traffic, codec::CodecError, limits,
+    BytesPerSecond, EncoderCard, Epoch, FlopsPerSecond, Gpus, GroupId, ModelCard, ModelId, ModelOrigin, PartialModel,
+    PeerId, PlanId, Seconds, SwarmSetting, Term, TicketNotice, Traffic, codec::CodecError, limits,
 };
 use bincode::{Decode, Encode};
 use serde::{Deserialize, Serialize};
@@ -21,8 +21,14 @@ pub struct Advert {
     pub data_addresses: Vec<SocketAddr>,
     /// Devices lent to the swarm; empty for a peer that is a gateway only.
     pub devices: Vec<Device>,
-    /// Models this peer has the weights of.
+    /// Models this peer has the weights of, or fetches them as it is given layers.
     pub models: Vec<ModelCard>,
+    /// Of these, those that it does not have whole, and what it has of them.
+    #[serde(default)]
+    pub partial: Vec<PartialModel>,
+    /// Where it has them from, as far as it knows.
+    #[serde(default)]
+    pub origins: Vec<ModelOrigin>,
     /// Encoders that this peer lends now.
     #[serde(default)]
     pub encoders: Vec<EncoderCard>,
@@ -250,6 +256,25 @@ impl fmt::Display for PathKind {
 }
 
 impl Advert {
+    /// What it has of a model that it does not have whole.
+    #[must_use]
+    pub fn partial(&self, model: ModelId) -> Option<&PartialModel> {
+        self.partial.iter().find(|partial| partial.model == model)
+    }
+
+    /// Where it has a model from, if it says so.
+    #[must_use]
+    pub fn origin(&self, model: ModelId) -> Option<&ModelOrigin> {
+        self.origins.iter().find(|origin| origin.model == model)
+    }
+
+    /// Whether members who ask get a model's weights here, as far as they are here.
+    #[must_use]
+    pub fn gives(&self, model: ModelId) -> bool {
+        let has = self.models.iter().any(|card| card.id == model);
+        has && self.origin(model).is_none_or(|origin| origin.is_given)
+    }
+
     /// Refuses adverts whose counts, texts or numbers are out of bounds.
     ///
     /// # Errors
@@ -293,9 +318,33 @@ impl Advert {
             return Err(CodecError::Invalid("link figures out of range"));
         }
         SwarmSetting::check_all(&self.settings)?;
+        self.check_partial()?;
+        self.check_origins()?;
         self.traffic.iter().try_for_each(Traffic::check)?;
         self.encoders.iter().try_for_each(EncoderCard::check)?;
         self.models.iter().try_for_each(ModelCard::check)
+    }
+
+    /// Each is of one of its models, and said once.
+    fn check_origins(&self) -> Result<(), CodecError> {
+        let mut said = BTreeSet::new();
+        let is_of_one = |origin: &ModelOrigin| self.models.iter().any(|card| card.id == origin.model);
+        if !self.origins.iter().all(|origin| is_of_one(origin) && said.insert(origin.model)) {
+            return Err(CodecError::Invalid("origin of no model, or twice"));
+        }
+        self.origins.iter().try_for_each(ModelOrigin::check)
+    }
+
+    /// Each is one of its models, and said once.
+    fn check_partial(&self) -> Result<(), CodecError> {
+        let mut said = BTreeSet::new();
+        for partial in &self.partial {
+            let card = self.models.iter().find(|card| card.id == partial.model);
+            let card =
+                card.filter(|card| said.insert(card.id)).ok_or(CodecError::Invalid("part of no model, or twice"))?;
+            partial.check(card.shape.layers)?;
+        }
+        Ok(())
     }
 }
 

@@ -8,11 +8,11 @@ use tsnode_protocol::{
     Advert, BytesPerSecond, Call, Constraint, Device, DeviceKind, DriverVersion, EncodeEvent, EncodeRefusal,
     EncodeRequest, Encoded, EncoderCard, EncoderInput, EncoderTask, Endorsement, Epoch, Experts, FlopsPerSecond,
     Gossip, Gpus, Grammar, Group, GroupLoad, Heartbeat, Invite, InviteId, KvCodec, KvDtype, KvStream, LayerProfile,
-    LayerRange, Link, LivenessDigest, Load, Manifest, Misfit, Missed, ModelCard, ModelFile, ModelId, ModelShape,
-    PathKind, PeerId, Phase, Plan, PlanId, PromptCodec, PromptLogprob, Quickest, RequestClass, RequestId, RingId,
-    Route, RoutePolicy, Sampled, Sampling, Seconds, Secret, Served, SettingKey, SettingValue, Signed, Stage, StepSize,
-    SwarmId, SwarmSetting, Targets, Term, Ticket, TicketKey, TicketNotice, TileHeader, TimedStep, Token, TokenLogprob,
-    Traffic,
+    LayerRange, Link, LivenessDigest, Load, Manifest, Misfit, Missed, ModelCard, ModelFile, ModelId, ModelOrigin,
+    ModelShape, PartialModel, PathKind, PeerId, Phase, Plan, PlanId, PromptCodec, PromptLogprob, Quickest,
+    RequestClass, RequestId, RingId, Route, RoutePolicy, Sampled, Sampling, Seconds, Secret, Served, SettingKey,
+    SettingValue, Signed, Stage, StepSize, SwarmId, SwarmSetting, Targets, Term, Ticket, TicketKey, TicketNotice,
+    TileHeader, TimedStep, Token, TokenLogprob, Traffic,
     codec::{self, CodecError, Wire},
     gossip::Certificate,
     kv::{Delivery, KvAnswer, KvHeader, KvPace, KvPart, Packing},
@@ -63,9 +63,8 @@ fn routed() -> Advert {
         SwarmSetting { key, value, at: 1_800_000_000_000, by: PeerId([3; 32]) }
     };
     let settings = (1..).zip(RoutePolicy::ALL).map(set).collect();
-    let (devices, models, encoders) = (vec![], vec![], vec![]);
-    let (links, invites, traffic) = (vec![], vec![], vec![]);
-    Advert { devices, models, encoders, links, invites, traffic, settings, ..advert() }
+    let (devices, models, partial, origins, encoders, links, invites, traffic) = Default::default();
+    Advert { devices, models, partial, origins, encoders, links, invites, traffic, settings, ..advert() }
 }
 
 fn advert() -> Advert {
@@ -128,6 +127,8 @@ fn advert() -> Advert {
         prompts: std::array::from_fn(|i| 100 << i.min(9)),
         answers: [1; 16],
     };
+    let (source, licence) = ("org/tiny@0123456789".into(), Some("apache-2.0".into()));
+    let origin = ModelOrigin { model: ModelId([5; 16]), source, licence, is_given: true };
     Advert {
         name: "peer".into(),
         version: "0.1.0".into(),
@@ -138,6 +139,8 @@ fn advert() -> Advert {
             ModelCard { id: ModelId([5; 16]), name: "tiny".into(), shape, files: vec![file] },
             ModelCard { id: ModelId([7; 16]), name: "other".into(), shape, files: vec![] },
         ],
+        partial: vec![PartialModel { model: ModelId([7; 16]), layers: vec![layers(0, 2), layers(3, 5)] }],
+        origins: vec![origin],
         encoders: vec![EncoderCard {
             id: ModelId([6; 16]),
             name: "encoder".into(),
@@ -462,6 +465,9 @@ fn an_advert_serves_what_it_has_within_what_there_is() {
     };
     assert!(!refused(&|_| ()) && !refused(&|a| a.devices[0].serves.clear()));
     assert!(refused(&|a| a.models = vec![a.models[1].clone(); 10_000]), "ten thousand models");
+    assert!(refused(&|a| a.partial.push(a.partial[0].clone())) && refused(&|a| a.partial[0].layers[1].end = 6));
+    assert!(refused(&|a| a.origins.push(a.origins[0].clone())) && refused(&|a| a.origins[0].source.push('\n')));
+    assert!(refused(&|a| a.partial[0].model.0 = [8; 16]) && refused(&|a| a.origins[0].model.0 = [8; 16]), "of none");
     assert!(refused(&|a| a.devices[0].serves = vec![part(7, 0); 10_000]), "on a device");
     assert!(refused(&|a| a.devices[0].serves.push(part(7, 0))), "one twice");
     assert!(refused(&|a| a.devices[0].serves[1] = part(8, 1)), "one that it has not");

@@ -1,10 +1,15 @@
 //! Plan flow 4: whether a plan is worth changing to. It is reckoned as if who serves in a group that goes served nothing until
 //! what comes instead has been loaded (ThunderServe §3.4: "it would lead to severe interruption"): hosts that have room for both
-//! stages serve on ([`crate::changeover`]), but that they have is not known here.
+//! stages serve on ([`crate::changeover`]), but that they have is not known here. Fetching what is not on a host's disk stops nobody: it
+//! delays what the plan is better by ([`fetching`]).
 
 use crate::{
     members::Members,
-    planner::{Draft, Planner, Wish, live},
+    planner::{
+        Draft, Planner, Wish,
+        fetching::{self, Holdings},
+        live,
+    },
     scheduler::light,
     traffic,
 };
@@ -70,7 +75,8 @@ impl Judge<'_> {
     pub fn is_better(&self, draft: &Draft) -> bool {
         let Plan { groups, routes, .. } = self.standing;
         let same = draft.groups == *groups && draft.routes == *routes;
-        !same && self.worth(draft) > self.worth(&self.as_it_stands()) * (1.0 + self.margin)
+        let good = self.worth(&self.as_it_stands());
+        !same && self.delayed(draft, good) > good * (1.0 + self.margin)
     }
 
     /// Whether a draft gives work to a peer that has none.
@@ -85,7 +91,8 @@ impl Judge<'_> {
     }
 
     fn repays(&self, full: &Draft, light: &Draft) -> bool {
-        let (better, good) = (self.worth(full), self.worth(light));
+        let good = self.worth(light);
+        let better = self.delayed(full, good);
         let horizon = Seconds(self.horizon.as_secs_f64());
         let (changing, loading) = (self.changing(full), self.loading(full));
         better > good * (1.0 + self.margin) && light::repays(better, good, changing, loading, horizon)
@@ -115,6 +122,15 @@ impl Judge<'_> {
         card.map_or(0, |card| card.shape.stage_bytes(stage.layers))
     }
 
+    /// What a draft is worth that hosts have to fetch, while what is worth `good` is served. Who laid groups out wants them, however
+    /// long they take.
+    fn delayed(&self, draft: &Draft, good: f64) -> f64 {
+        let worth = self.worth(draft);
+        let Some(holdings) = Holdings::of(self.members).filter(|_| self.wish.layout.is_none()) else { return worth };
+        let new: Vec<Group> = new_groups(self.standing, draft).cloned().collect();
+        fetching::delayed(worth, good, fetching::takes(&holdings.fetches(&new)))
+    }
+
     fn worth(&self, draft: &Draft) -> f64 {
         let plan = Plan { groups: draft.groups.clone(), routes: draft.routes.clone(), ..self.standing.clone() };
         self.planner.value(&plan, self.members, self.wish)
@@ -129,4 +145,79 @@ impl Judge<'_> {
 fn new_groups<'d>(standing: &Plan, draft: &'d Draft) -> impl Iterator<Item = &'d Group> {
     let there: BTreeSet<GroupId> = standing.groups.iter().map(|g| g.id).collect();
     draft.groups.iter().filter(move |g| !there.contains(&g.id))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+    use tsnode_protocol::{Advert, Epoch, LayerRange, Link, PartialModel, PathKind, Phase, Term};
+
+    /// Values a plan by how many peers it has.
+    #[derive(Debug)]
+    struct ByPeers;
+
+    impl Planner for ByPeers {
+        fn plan(&self, _: &Members<'_>, _: &Wish, _: Option<&Plan>) -> Draft {
+            drafted(vec![])
+        }
+
+        fn flip(&self, _: &Plan, _: &Members<'_>, _: &Wish) -> Option<Draft> {
+            None
+        }
+
+        fn grow(&self, _: &Plan, _: &Members<'_>, _: &Wish) -> Option<Draft> {
+            None
+        }
+
+        fn value(&self, plan: &Plan, _: &Members<'_>, _: &Wish) -> f64 {
+            plan.peers().len() as f64
+        }
+    }
+
+    fn drafted(groups: Vec<Group>) -> Draft {
+        Draft { groups, routes: vec![], reason: String::new() }
+    }
+
+    /// A group of these peers, which have equal parts of the four layers.
+    fn group(peers: &[u8]) -> Group {
+        let each = 4 / peers.len() as u32;
+        let layers = |n: u32| LayerRange { start: each * n, end: each * (n + 1) };
+        let stage = |(n, peer): (u32, &u8)| Stage { peer: PeerId([*peer; 32]), device: 0, layers: layers(n) };
+        Group::new(sample::card().id, Phase::Mixed, (0..).zip(peers).map(stage).collect())
+    }
+
+    /// Whether the second of two peers is given half of what the first has, when it has to fetch that in so many seconds.
+    fn moves(seconds: f64, wish: &Wish) -> bool {
+        let bytes = sample::card().shape.stage_bytes(LayerRange { start: 2, end: 4 }) as f64;
+        let link = Link {
+            to: PeerId([1; 32]),
+            latency: Seconds(0.01),
+            bandwidth: BytesPerSecond(bytes / seconds),
+            path: PathKind::Direct,
+        };
+        let holder = Advert { links: vec![link], ..sample::advert(0) };
+        let fetcher = Advert { partial: vec![PartialModel::of(sample::card().id, [0])], ..sample::advert(1) };
+        let members: Members<'_> = [(PeerId([0; 32]), &holder), (PeerId([1; 32]), &fetcher)].into();
+        let (epoch, term, groups) = (Epoch(0), Term(0), vec![group(&[0])]);
+        let standing = Plan { epoch, term, parent: None, groups, routes: vec![], reason: String::new() };
+        let (planner, horizon) = (&ByPeers, Duration::from_secs(600));
+        let judge = Judge { planner, members: &members, wish, standing: &standing, margin: 0.1, horizon };
+        let full = drafted(vec![group(&[0, 1])]);
+        let is_better = judge.is_better(&full);
+        let chosen = judge.chosen(None, full.clone());
+        assert_eq!(chosen == full, is_better || wish.layout.is_some());
+        is_better
+    }
+
+    #[test]
+    fn layers_move_to_who_has_to_fetch_them_where_that_pays_within_the_horizon() {
+        let wish = Wish::default();
+        // Twice as good, but for the time that it fetches.
+        for (seconds, pays) in [(1.0, true), (600.0, true), (3000.0, true), (3300.0, false), (36_000.0, false)] {
+            assert_eq!(moves(seconds, &wish), pays, "{seconds}");
+        }
+        let laid_out = Wish { layout: Some("mixed=2".parse().unwrap()), ..wish };
+        assert!(moves(36_000.0, &laid_out), "who wants it so waits");
+    }
 }

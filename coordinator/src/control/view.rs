@@ -340,7 +340,7 @@ fn has_moved(before: &Advert, now: &Advert) -> bool {
     !before.data_addresses.is_empty() && !before.data_addresses.iter().any(|a| now.data_addresses.contains(a))
 }
 
-/// Whether nothing but measured links makes it another.
+/// Whether nothing but measured links makes it another, and what has come of models: plans that fetch are worth something else then.
 fn differ_in_links(before: &Advert, now: &Advert) -> bool {
     let Advert {
         name,
@@ -349,6 +349,8 @@ fn differ_in_links(before: &Advert, now: &Advert) -> bool {
         data_addresses,
         devices,
         models,
+        partial: _,
+        origins,
         encoders,
         links,
         reachable,
@@ -358,6 +360,7 @@ fn differ_in_links(before: &Advert, now: &Advert) -> bool {
     } = before;
     (name, version, addresses, data_addresses) == (&now.name, &now.version, &now.addresses, &now.data_addresses)
         && (devices, models, encoders, reachable) == (&now.devices, &now.models, &now.encoders, &now.reachable)
+        && origins == &now.origins
         && (invites, traffic, settings) == (&now.invites, &now.traffic, &now.settings)
         // One that goes another way is another link.
         && !links.iter().any(|was| now.links.iter().any(|is| is.to == was.to && is.path != was.path))

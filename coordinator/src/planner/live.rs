@@ -5,6 +5,7 @@
 //! no gateway has had enough of them; a rate that keeps the swarm busy; and where members have set no targets, deadlines as
 //! multiples of what the swarm's fastest group takes.
 
+mod delayed;
 mod sharing;
 mod shortfall;
 mod standing;
@@ -14,10 +15,10 @@ pub use shortfall::{Lack, Shortfall, shortfalls};
 pub use why::{Other, SharedDevice, Why, why};
 
 use self::sharing::{Fair, Taken};
-use super::reranking;
+use super::{fetching::Holdings, reranking};
 use crate::{
     gate::SplitChoice,
-    links::WITHIN_PEER,
+    links::{self, WITHIN_PEER},
     members::Members,
     policy::choice::Batches,
     replay::Replay,
@@ -69,8 +70,8 @@ const LEAST_DEMAND: f64 = 0.05;
 /// that nobody asks for. However many other models are served, the first is reason enough for another plan, and the second is not.
 const WITHOUT_ASKED: f64 = 0.5;
 const WITHOUT_UNASKED: f64 = 0.98;
-/// A link nobody has measured: a gigabit a millisecond away.
-const UNMEASURED: Path = Path { latency: Seconds(1e-3), bandwidth: BytesPerSecond(125e6) };
+/// A link nobody has measured.
+const UNMEASURED: Path = Path { latency: links::UNMEASURED.0, bandwidth: links::UNMEASURED.1 };
 /// Between two devices of one host.
 const INSIDE: Path = Path { latency: Seconds(50e-6), bandwidth: BytesPerSecond(10e9) };
 /// Bytes of an element of KV pages.
@@ -101,6 +102,10 @@ pub struct Scene {
     /// The part of a plan's worth that is left where nobody serves it. Where there is memory for all of the swarm's models, it takes
     /// 1 off instead.
     without: Option<f64>,
+    /// By which it is known what plans have to fetch; none where every host has what it lends.
+    holdings: Option<Arc<Holdings>>,
+    /// Groups of the plan in force, which serve meanwhile.
+    standing: Arc<[Group]>,
 }
 
 /// Memory for a model's weights on a device (bytes).
@@ -133,7 +138,9 @@ pub fn scenes(members: &Members<'_>, split: SplitChoice) -> Vec<Scene> {
     let services: Vec<Service<'_>> = services.collect();
     let fair = Fair::of(services.iter().map(|service| (service.demand(), &*service.places)));
     let scarce = is_scarce(members);
-    services.iter().flat_map(|service| service.scenes(&fair, scarce)).collect()
+    let holdings = Holdings::of(members).map(Arc::new);
+    let scenes = services.iter().flat_map(|service| service.scenes(&fair, scarce));
+    scenes.map(|scene| Scene { holdings: holdings.clone(), ..scene }).collect()
 }
 
 /// Whether some device does not hold all models at once that it serves.
@@ -231,7 +238,19 @@ impl<'a> Service<'a> {
         let power = |i| problem.layer_cost(i, 1).map_or(0.0, |cost| 1.0 / cost.decode.time(1.0, context).0.max(1e-12));
         let power = problem.cluster.ids().map(power).collect();
         let (card, rooms) = (self.card.clone(), self.rooms.clone());
-        Some(Scene { card, places, problem, share: 1.0, regions: 1, carries, power, rooms, without: None })
+        Some(Scene {
+            card,
+            places,
+            problem,
+            share: 1.0,
+            regions: 1,
+            carries,
+            power,
+            rooms,
+            without: None,
+            holdings: None,
+            standing: Vec::new().into(),
+        })
     }
 }
 
@@ -339,7 +358,7 @@ impl Scene {
             // One group alone has nobody to split with.
             return plan(&self.problem.within(Space { mixed: true, phases: false, ..self.problem.space }));
         }
-        found
+        self.soonest(found)
     }
 
     fn part(&self, found: &Found) -> Part {
@@ -454,10 +473,10 @@ impl Scene {
     }
 }
 
-/// Plans for all models of these scenes.
+/// Plans for all models of these scenes, made while `standing` is in force.
 #[must_use]
-pub fn planned(scenes: Vec<Scene>) -> Vec<(Scene, Part)> {
-    sharing::planned(scenes)
+pub fn planned(scenes: Vec<Scene>, standing: Option<&Plan>) -> Vec<(Scene, Part)> {
+    sharing::planned(scenes.into_iter().map(|scene| scene.under(standing)).collect())
 }
 
 /// The same scenes where these groups take their part of the devices' time.

@@ -66,6 +66,8 @@ export interface Peer {
     data_addresses: string[];
     devices: Device[];
     models: Card[];
+    /** Where it has them from, as far as it knows. */
+    origins?: { model: string; source: string; licence: string | null }[];
     encoders?: { name: string; task: string }[];
     links: Link[];
     reachable: boolean;

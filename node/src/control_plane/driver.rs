@@ -24,6 +24,7 @@ use crate::{
     faults::Faults,
     store::{HTTP_FILE, Store, invites::Invites, local::TOKEN_FILE},
     view::{SwarmView, Trouble},
+    weights::Stocks,
     worker::{WorkerHandle, WorkerReport},
 };
 use std::collections::{BTreeSet, VecDeque};
@@ -41,8 +42,8 @@ use tsnode_coordinator::{
     trust::Trust,
 };
 use tsnode_protocol::{
-    Advert, EncoderCard, Epoch, Gossip, GroupId, Heartbeat, Invite, ModelCard, PeerId, SettingKey, SettingValue,
-    Signed, Term, Traffic, Verified,
+    Advert, EncoderCard, Epoch, Gossip, GroupId, Heartbeat, Invite, ModelCard, ModelOrigin, PeerId, SettingKey,
+    SettingValue, Signed, Term, Traffic, Verified,
 };
 
 /// How often what runs here is looked at, for heartbeats and the view.
@@ -65,6 +66,8 @@ pub struct NowLent {
     pub models: Vec<ModelCard>,
     /// The devices that compute it.
     pub devices: Vec<tsnode_protocol::Device>,
+    /// Where they came from; what was said of others stays.
+    pub origins: Vec<ModelOrigin>,
 }
 
 /// Everything the loop works with.
@@ -83,6 +86,8 @@ pub struct Driver {
     pub changeover: Changeover,
     /// Groups that the worker was told to serve beside those of the plan.
     pub beside: BTreeSet<GroupId>,
+    /// Models of which what is wanted is fetched.
+    pub stocks: Stocks,
     /// Connections to others.
     pub data_plane: Links,
     /// Whose process it found gone.
@@ -210,6 +215,7 @@ impl Driver {
                         self.listen_to_itself(),
                         self.apply_command().await,
                         self.fall_back(),
+                        self.hold(),
                         self.invite(),
                         self.lie(),
                         self.accuse(),
@@ -287,11 +293,17 @@ impl Driver {
     }
 
     /// Lends a model that came later than this peer started, in the place of the one inside the program.
-    fn lend(&mut self, NowLent { models, devices }: NowLent) -> Option<Event> {
+    fn lend(&mut self, NowLent { models, devices, origins }: NowLent) -> Option<Event> {
         self.fallback = None;
         self.owner.set_devices(devices.clone());
         let devices = if self.owner.lending() == Lending::Lends { devices } else { Vec::new() };
-        self.advertise(|advert| (advert.models, advert.devices) = (models, devices))
+        // As it is with them: what is not here must not look as if it were.
+        let partial = self.stocks.partial();
+        self.advertise(|advert| {
+            (advert.models, advert.partial, advert.devices) = (models, partial, devices);
+            advert.origins.retain(|said| origins.iter().all(|origin| origin.model != said.model));
+            advert.origins.extend(origins);
+        })
     }
 
     /// Another process with this peer's identity looks for it all the time; one that does no more has ended.
@@ -381,6 +393,8 @@ impl Driver {
                         let (up, staying, now) = (self.control.said_ready(), self.staying(), self.started.elapsed());
                         let scene = changeover::Scene { up: &up, staying: &staying };
                         self.changeover.adopt(now, plan.clone(), scene);
+                        let takes = self.fetching_for(&plan);
+                        self.changeover.waits_for_weights(now, takes);
                         self.beside = self.changeover.standing().clone();
                         if self.worker.adopt(plan, self.beside.clone()).await.is_err() {
                             return visible;

@@ -23,6 +23,8 @@ pub(super) struct Opened {
     pub holding: Holding,
     /// Whether its terms have to be accepted by whoever has it.
     pub is_gated: bool,
+    /// Where it came from, if that is known.
+    pub origin: Option<hub::Origin>,
     /// Elements of its KV pages.
     pub dtype: KvDtype,
     /// Whether its owner named it as one that stays in memory.
@@ -42,7 +44,11 @@ impl Opened {
         let named = tokio::task::block_in_place(|| identify(source, index, threads, progress));
         let (source, holding) = Holding::new(named);
         let is_gated = matches!(&wanted.choice, ModelChoice::Path(path) if hub::is_gated(path));
-        Ok(Self { is_gated, ..Self::read(wanted, source, holding).await? })
+        let origin = match &wanted.choice {
+            ModelChoice::Path(path) => hub::origin_of(path),
+            ModelChoice::Fallback | ModelChoice::Embedded | ModelChoice::Named(_) => None,
+        };
+        Ok(Self { is_gated, origin, ..Self::read(wanted, source, holding).await? })
     }
 
     /// The same of a model of which layers are fetched when they are wanted.
@@ -59,7 +65,8 @@ impl Opened {
     async fn read(wanted: &WantedModel, source: Arc<ModelSource>, holding: Holding) -> Result<Self, NodeError> {
         check_text(&source).await?;
         let draft = tokio::task::block_in_place(|| open_draft(wanted, &source))?;
-        Ok(Self { source, draft, holding, is_gated: false, dtype: wanted.kv_dtype, is_kept: wanted.keep })
+        let (is_gated, origin) = (false, None);
+        Ok(Self { source, draft, holding, is_gated, origin, dtype: wanted.kv_dtype, is_kept: wanted.keep })
     }
 }
 

@@ -10,6 +10,7 @@ use crate::{
     embedding::{Computing, Lender, Lenders},
     faults::Faults,
     hardware::cores,
+    hub::Origin,
     store::Store,
     weights::{Holding, Index},
     worker::{LentModel, Turns, compute::Compute},
@@ -18,7 +19,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::watch;
 use tsnode_kernels::{device::Host as Hardware, engine::Engine, load::Progress, source::ModelSource};
-use tsnode_protocol::{Advert, Device, EncoderCard, EncoderTask};
+use tsnode_protocol::{Advert, Device, EncoderCard, EncoderTask, ModelOrigin};
 
 /// A peer's models, what it computes with, and its advert.
 pub(super) struct Resources {
@@ -124,6 +125,14 @@ pub(super) fn lenders(config: &NodeConfig, moving: &watch::Receiver<bool>) -> Re
     Ok(Lenders::new(started?))
 }
 
+/// Where a model came from, as it is told to others.
+fn origin(config: &NodeConfig, model: &Opened) -> Option<ModelOrigin> {
+    let Origin { source, licence } = model.origin.clone().filter(|origin| ModelOrigin::is_plain(&origin.source))?;
+    let licence = licence.filter(|licence| ModelOrigin::is_plain(licence));
+    let is_given = !model.is_gated || config.give_gated;
+    Some(ModelOrigin { model: model.source.card().id, source, licence, is_given })
+}
+
 fn advert(config: &NodeConfig, models: &[Opened], devices: Vec<Device>) -> Advert {
     Advert {
         name: config.name.clone(),
@@ -132,6 +141,8 @@ fn advert(config: &NodeConfig, models: &[Opened], devices: Vec<Device>) -> Adver
         data_addresses: Vec::new(),
         devices,
         models: models.iter().map(|model| model.source.card().clone()).collect(),
+        partial: Vec::new(),
+        origins: models.iter().filter_map(|model| origin(config, model)).collect(),
         links: Vec::new(),
         reachable: true,
         encoders: vec![],

@@ -17,7 +17,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
-use tsnode_protocol::ModelId;
+use tsnode_protocol::{Advert, ModelId};
 
 /// How long the threads of the models before may take to give their memory back; what they still have then is not lent.
 const RELEASE: Duration = Duration::from_millis(300);
@@ -176,7 +176,7 @@ impl Volunteer {
     async fn hand_over(&self) -> Result<(), WorkerGone> {
         let models = self.shelf.cards();
         // Its end is the process's.
-        let _ = self.lent.send(NowLent { models, devices: Vec::new() }).await;
+        let _ = self.lent.send(NowLent { models, devices: Vec::new(), origins: Vec::new() }).await;
         let until = Instant::now() + HANDING_OVER;
         while Instant::now() < until && self.worker.report().await?.in_use.weights > 0 {
             sleep(LOOK).await;
@@ -200,7 +200,8 @@ impl Volunteer {
         self.giver.hold(holdings);
         here.values().for_each(|stock| self.stocks.keep(stock.clone()));
         self.worker.lend(models).await?;
-        let _ = self.lent.send(NowLent { models: advert.models, devices: advert.devices }).await;
+        let Advert { models, devices, origins, .. } = advert;
+        let _ = self.lent.send(NowLent { models, devices, origins }).await;
         Ok(Ok(()))
     }
 

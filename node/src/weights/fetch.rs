@@ -29,6 +29,7 @@ use std::time::Duration;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
 use tsnode_coordinator::trust::Offence;
+use tsnode_kernels::source::SMALL_FILES;
 use tsnode_protocol::{
     ModelCard, ModelFile, ModelId, PeerId, limits, stream,
     stream::Opening,
@@ -284,9 +285,9 @@ impl<P: Places> Fetcher<P> {
         self.bad.set().insert(peer);
     }
 
-    /// The small files beside the weights.
+    /// The small files beside the weights. A card may name others than a model has, and so what lies here already.
     async fn small(&self, card: &ModelCard, folder: &Path) -> Result<(), FetchError> {
-        for file in &card.files {
+        for file in card.files.iter().filter(|file| SMALL_FILES.contains(&file.name.as_str())) {
             let path = folder.join(&file.name);
             if fs::read(&path).is_ok_and(|there| *blake3::hash(&there).as_bytes() == file.hash) {
                 continue;

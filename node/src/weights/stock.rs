@@ -4,7 +4,7 @@ use super::{
     drafts::{Chunk, Drafts},
     error::FetchError,
     fetch::{Fetcher, Places},
-    fetching::Fetching,
+    fetching::{Fetching, seconds_left},
     index::Index,
     notes,
     work::Tally,
@@ -17,10 +17,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::Semaphore;
-use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tsnode_kernels::source::{ModelSource, Start, start_of};
 use tsnode_protocol::{
-    LayerRange, ModelCard,
+    LayerRange, ModelCard, PartialModel,
     weights::{WeightsFile, chunks_at},
 };
 
@@ -48,6 +48,8 @@ pub struct Stock<P> {
     tell: Mutex<Tell>,
     /// Layers come for one stage after the other: what two need is fetched once.
     turn: Semaphore,
+    /// Layers that are here, as they were looked for last.
+    layers: Mutex<PartialModel>,
 }
 
 impl<P: Places> Stock<P> {
@@ -65,8 +67,10 @@ impl<P: Places> Stock<P> {
         let drafts = Arc::new(fetcher.begin(&card).await?);
         let folder = fetcher.folder_of(card.id);
         let (heard, turn) = (Mutex::new(tell.clone()), Semaphore::new(1));
-        let stock = Self { fetcher, card, folder, drafts, fetched, tell: heard, turn };
+        let layers = Mutex::new(PartialModel::of(card.id, []));
+        let stock = Self { fetcher, card, folder, drafts, fetched, tell: heard, turn, layers };
         stock.fetch_starts(&tell).await?;
+        stock.look().await;
         Ok(stock)
     }
 
@@ -76,7 +80,10 @@ impl<P: Places> Stock<P> {
         let (drafts, card) = tokio::task::spawn_blocking(move || here(&at, &index, &called)).await.ok()??;
         let (folder, drafts) = (folder.to_owned(), Arc::new(drafts));
         let (tell, turn) = (Mutex::new(tell), Semaphore::new(1));
-        Some(Self { fetcher, card, folder, drafts, fetched: Arc::default(), tell, turn })
+        let layers = Mutex::new(PartialModel::of(card.id, []));
+        let stock = Self { fetcher, card, folder, drafts, fetched: Arc::default(), tell, turn, layers };
+        stock.look().await;
+        Some(stock)
     }
 
     /// Who hears from now on how far layers are that are brought.
@@ -98,6 +105,13 @@ impl<P: Places> Stock<P> {
     #[must_use]
     pub fn drafts(&self) -> &Arc<Drafts> {
         &self.drafts
+    }
+
+    /// The layers that are here, as they were when it was opened and whenever some had come; none where all are.
+    #[must_use]
+    pub fn partial(&self) -> Option<PartialModel> {
+        let layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
+        (layers.layers != [self.card.shape.all_layers()]).then(|| layers.clone())
     }
 
     /// What came over the network for it (bytes).
@@ -134,7 +148,7 @@ impl<P: Places> Stock<P> {
         let wanted: BTreeSet<Chunk> = places.into_iter().flat_map(of).collect();
         if wanted.iter().all(|chunk| self.drafts.has(*chunk)) {
             // Anew: what was looked at before may not have all of them.
-            return self.source().await.map(Arc::new);
+            return self.opened().await;
         }
         drop(source);
         tracing::info!(model = self.card.name, %layers, chunks = wanted.len(), "fetches layers that a plan gives this peer");
@@ -156,7 +170,24 @@ impl<P: Places> Stock<P> {
             sleep(again).await;
         }
         // Anew: what was looked at before is not what is there now.
-        self.source().await.map(Arc::new)
+        self.opened().await
+    }
+
+    /// Sees which layers are here. Where that cannot be seen, none are said to be.
+    async fn look(&self) {
+        if let Err(error) = self.opened().await {
+            tracing::warn!(model = self.card.name, %error, "it is not known which of its layers are here");
+        }
+    }
+
+    /// The model, anew, and which of its layers are here.
+    async fn opened(&self) -> Result<Arc<ModelSource>, FetchError> {
+        let source = Arc::new(self.source().await?);
+        let (looked, drafts) = (source.clone(), self.drafts.clone());
+        let here = tokio::task::spawn_blocking(move || layers_here(&looked, &drafts)).await;
+        let here = here.map_err(|e| self.unusable(e.to_string()))?.map_err(|why| self.unusable(why))?;
+        *self.layers.lock().unwrap_or_else(PoisonError::into_inner) = PartialModel::of(self.card.id, here);
+        Ok(source)
     }
 
     /// Nobody waits for layers of it any more.
@@ -178,10 +209,16 @@ impl<P: Places> Stock<P> {
         let size = |chunks: &[Chunk]| chunks.iter().map(|chunk| self.drafts.bytes_of(*chunk)).sum::<u64>();
         let mut left = size(&missing);
         self.fetcher.has_room(&self.card, left)?;
+        let (begun, first) = (Instant::now(), bytes.saturating_sub(left));
         // The last part, of nothing, has the files get their names.
         for part in missing.chunks(AT_ONCE).chain(std::iter::once::<&[Chunk]>(&[])) {
             let (tell, before) = (tell.clone(), bytes.saturating_sub(left));
-            let tell: Tell = Arc::new(move |far: Fetching| tell(Fetching { bytes, done: before + far.done, ..far }));
+            let tell: Tell = Arc::new(move |far: Fetching| {
+                let done = before + far.done;
+                let seconds_left =
+                    seconds_left(bytes.saturating_sub(done), done.saturating_sub(first), begun.elapsed());
+                tell(Fetching { bytes, done, seconds_left, ..far });
+            });
             let _turn = self.turn.acquire().await;
             if let Err(error) = self.get(&part.iter().copied().collect(), None, &tell).await {
                 self.fetcher.bad.forget();
@@ -192,6 +229,7 @@ impl<P: Places> Stock<P> {
         if self.drafts.held() < bytes {
             return Err(self.unusable("what came does not stay on the disk: is it damaged?".into()));
         }
+        self.look().await;
         Ok(self.folder.clone())
     }
 
@@ -225,13 +263,14 @@ impl<P: Places> Stock<P> {
 
     /// Fetches chunks, saying how far it is.
     async fn get(&self, wanted: &BTreeSet<Chunk>, layers: Option<LayerRange>, tell: &Tell) -> Result<(), FetchError> {
-        let (tally, before) = (Arc::new(Tally::default()), self.fetched());
+        let (tally, before, begun) = (Arc::new(Tally::default()), self.fetched(), Instant::now());
         let seen = || {
             let [bytes, done, fetched] =
                 [&tally.bytes, &tally.done, &tally.fetched].map(|count| count.load(Ordering::Relaxed));
             self.fetched.store(before + fetched, Ordering::Relaxed);
             let (model, holders) = (self.card.name.clone(), tally.holders.load(Ordering::Relaxed));
-            Fetching { model, layers, bytes, done, fetched: before + fetched, holders, why: None }
+            let seconds_left = seconds_left(bytes.saturating_sub(done), fetched, begun.elapsed());
+            Fetching { model, layers, bytes, done, fetched: before + fetched, holders, seconds_left, why: None }
         };
         let mut ticks = interval(TELL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -279,6 +318,20 @@ fn open(folder: &Path, drafts: &Drafts, name: &str) -> Result<ModelSource, Strin
     let source = ModelSource::open_parts(folder, &drafts.parts(), manifest.form).map_err(|e| e.to_string())?;
     let roots: Vec<_> = manifest.files.iter().map(|file| file.root).collect();
     Ok(source.called(name).identified(&roots))
+}
+
+/// Layers of which all is here that a stage of each alone reads.
+fn layers_here(source: &ModelSource, drafts: &Drafts) -> Result<Vec<u32>, String> {
+    let mut here = Vec::new();
+    for layer in source.card().shape.all_layers().iter() {
+        let places = source.places(LayerRange { start: layer, end: layer + 1 }).map_err(|e| e.to_string())?;
+        let chunks =
+            |(file, at): (usize, std::ops::Range<usize>)| of_file(file as u16, &(at.start as u64..at.end as u64));
+        if places.into_iter().flat_map(chunks).all(|chunk| drafts.has(chunk)) {
+            here.push(layer);
+        }
+    }
+    Ok(here)
 }
 
 /// What a folder has of the model that it is called after.

@@ -5,7 +5,7 @@ use super::{error::FetchError, fetch::Peers, stock::Stock};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::OnceCell;
-use tsnode_protocol::ModelId;
+use tsnode_protocol::{ModelId, PartialModel};
 
 /// One that is open, or will be.
 type Place = Arc<OnceCell<Arc<Stock<Peers>>>>;
@@ -48,5 +48,11 @@ impl Stocks {
     #[must_use]
     pub fn of(&self, model: ModelId) -> Option<Arc<Stock<Peers>>> {
         self.kept().lent.get(&model).cloned()
+    }
+
+    /// What is here of those that are lent and are not here whole.
+    #[must_use]
+    pub fn partial(&self) -> Vec<PartialModel> {
+        self.kept().lent.values().filter_map(|stock| stock.partial()).collect()
     }
 }

@@ -11,6 +11,7 @@
 use super::{Part, Place, Room, Scene};
 use crate::{
     members::Members,
+    planner::fetching,
     scheduler::{cluster::InstanceId, evaluate::Evaluator, start},
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -119,6 +120,13 @@ pub(super) fn worth(scenes: &[Scene], groups: &[Group]) -> f64 {
     without(scenes.iter().map(value).sum(), unserved.map(|(_, without)| without)).max(0.0)
 }
 
+/// The same when what hosts have to fetch for it is counted.
+fn delayed(scenes: &[Scene], groups: &[Group]) -> f64 {
+    let worth_of = |groups: &[Group]| worth(scenes, groups);
+    let Some(scene) = scenes.first().filter(|scene| scene.holdings.is_some()) else { return worth_of(groups) };
+    fetching::delayed(worth_of(groups), worth_of(&scene.standing), fetching::takes(&scene.fetches(groups)))
+}
+
 /// What is left of models' values where nobody serves some others.
 fn without(sum: f64, unserved: impl Iterator<Item = Option<f64>>) -> f64 {
     unserved.fold(sum, |worth, part| part.map_or(worth - 1.0, |part| worth * part))
@@ -136,7 +144,7 @@ pub(super) fn planned(scenes: Vec<Scene>) -> Vec<(Scene, Part)> {
     };
     let of = |parts: Vec<Part>| {
         let groups: Vec<Group> = parts.iter().flat_map(|p| p.groups.clone()).collect();
-        (worth(&scenes, &groups), parts)
+        (delayed(&scenes, &groups), parts)
     };
     let all = finalists(&scenes, &able).into_iter().map(|deal| of(on_deal(&deal)));
     let best = all.reduce(|best, other| if other.0 > best.0 { other } else { best });

@@ -212,6 +212,7 @@ function Matrix({ view }: { view: View }) {
 
 function Models({ view }: { view: View }) {
   const groups = (id: string) => view.plan?.groups.filter((group) => group.model === id).length ?? 0;
+  const origin = (id: string) => view.peers.flatMap((peer) => peer.advert.origins ?? []).find((one) => one.model === id);
   return (
     <section>
       <h2>Models</h2>
@@ -221,6 +222,7 @@ function Models({ view }: { view: View }) {
             <strong>{card.name}</strong>: {card.shape.layers} layers, context {card.shape.context} tokens,{" "}
             {groups(card.id) ? `${groups(card.id)} groups` : "in no group"}
             {card.id === view.default_model && ", answers where none is named"}
+            {origin(card.id) && `; from ${origin(card.id)?.source}, licence ${origin(card.id)?.licence ?? "not known"}`}
           </li>
         ))}
       </ul>

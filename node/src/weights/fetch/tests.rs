@@ -256,6 +256,21 @@ async fn it_comes_from_all_who_have_it_and_no_chunk_twice() {
 }
 
 #[tokio::test]
+async fn a_card_that_names_other_files_than_a_models_overwrites_none() {
+    let mut inside = Arc::into_inner(World::of_model(&[Way::Honest]).0).unwrap();
+    for name in ["model.safetensors", "outline"] {
+        let (content, name) = (b"something else".to_vec(), name.to_owned());
+        let hash = *blake3::hash(&content).as_bytes();
+        inside.card.files.push(ModelFile { name: name.clone(), bytes: content.len() as u64, hash });
+        inside.smalls.insert(name, content);
+    }
+    let (world, mut home) = (World::with(inside), Home::new());
+    assert!(home.fetch(&world, u64::MAX).await.unwrap() == world.0.content);
+    assert!(home.fetch(&world, u64::MAX).await.unwrap() == world.0.content);
+    assert_eq!(home.fetched(), 0, "what was here is here");
+}
+
+#[tokio::test]
 async fn who_gives_something_else_is_blamed_and_not_asked_again() {
     for way in [Way::Corrupt, Way::Short, Way::Hashes, Way::Manifest] {
         let world = World::of(BYTES, &[way, Way::Second]);

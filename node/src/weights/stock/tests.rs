@@ -40,9 +40,11 @@ async fn layers_come_when_they_are_wanted_and_no_others() {
     let stock = Stock::open(fetcher(&world, folder.path()), world.card().clone(), fetched, tell).await.unwrap();
     assert_eq!((chunks_there(&stock), stock.fetched()), (1, CHUNK_BYTES), "what the file says of itself");
     assert_eq!(stock.source().await.unwrap().card(), world.card());
+    assert_eq!(stock.partial().unwrap().layers, []);
     // Two layers of four: about a third of the file.
     let some = stock.bring(layers(1, 3)).await.unwrap();
     let held = bytes_of(&some, layers(1, 3));
+    assert_eq!(stock.partial().unwrap().layers, [layers(1, 3)]);
     assert!((3..=4).contains(&chunks_there(&stock)), "{}", chunks_there(&stock));
     assert_eq!(stock.drafts.held(), stock.fetched());
     assert!(stock.fetched() <= held + 3 * CHUNK_BYTES, "{} for {held}", stock.fetched());
@@ -54,6 +56,7 @@ async fn layers_come_when_they_are_wanted_and_no_others() {
     assert_eq!(stock.fetched(), before);
     let all = stock.bring(layers(0, 4)).await.unwrap();
     assert_eq!((chunks_there(&stock), all.card()), (FILE_CHUNKS, world.card()));
+    assert_eq!(stock.partial(), None, "all of it is here");
     let file = folder.path().join(world.card().id.to_string()).join("model.safetensors");
     assert_eq!(fs::metadata(&file).unwrap().len(), stock.fetched());
     // It is a model as any other from then on.
@@ -80,6 +83,7 @@ async fn what_is_here_is_lent_by_itself_and_what_is_not_is_waited_for() {
     };
     let stock = Stock::reopen(again, &place, &world.card().name, tell).await.unwrap();
     assert_eq!(stock.card(), world.card());
+    assert_eq!(stock.partial().unwrap().layers, [layers(0, 1)], "as it was left");
     stock.bring(layers(0, 1)).await.unwrap();
     assert_eq!(stock.fetched(), 0);
     // Who wants all of it meanwhile has its turn, and is told that nobody has it.
