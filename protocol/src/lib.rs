@@ -50,7 +50,7 @@ pub use kv::{KvCodec, KvDtype, Manifest, TileHeader};
 pub use kv_stream::KvStream;
 pub use liveness_digest::{Call, LivenessDigest, Missed};
 pub use model::{Experts, LayerRange, ModelCard, ModelFile, ModelShape};
-pub use plan::{Endorsement, Group, Phase, Plan, Route, Stage};
+pub use plan::{Endorsement, Group, Phase, Plan, Replayed, Route, RouteChoice, Stage};
 pub use prompt_codec::PromptCodec;
 pub use sampling::{PromptLogprob, Sampled, Sampling, TokenLogprob};
 pub use setting::{RequestClass, RoutePolicy, SettingKey, SettingValue, SwarmSetting, Targets};

@@ -129,11 +129,14 @@ pub enum RoutePolicy {
     /// To the shortest queues of two pools, of groups that compute prompts and of groups that answer; where the queues of one are
     /// too long, a group of the other does both meanwhile (Splitwise §IV-A).
     Pools,
+    /// By whichever of the others does best when the requests of late are replayed on the plan's groups: the plan says by which
+    /// ([`crate::RouteChoice`]).
+    Auto,
 }
 
 impl RoutePolicy {
     /// All there are.
-    pub const ALL: [Self; 5] = [Self::Live, Self::Shares, Self::Shortest, Self::Cronus, Self::Pools];
+    pub const ALL: [Self; 6] = [Self::Live, Self::Shares, Self::Shortest, Self::Cronus, Self::Pools, Self::Auto];
 }
 
 impl fmt::Display for RoutePolicy {
@@ -144,6 +147,7 @@ impl fmt::Display for RoutePolicy {
             Self::Shortest => "shortest",
             Self::Cronus => "cronus",
             Self::Pools => "pools",
+            Self::Auto => "auto",
         })
     }
 }
@@ -151,7 +155,7 @@ impl fmt::Display for RoutePolicy {
 impl FromStr for RoutePolicy {
     type Err = UnknownName;
     fn from_str(text: &str) -> Result<Self, UnknownName> {
-        let known = "live, shares, shortest, cronus, pools";
+        let known = "live, shares, shortest, cronus, pools, auto";
         let unknown = || UnknownName { said: text.chars().take(40).collect(), known };
         Self::ALL.into_iter().find(|policy| policy.to_string() == text).ok_or_else(unknown)
     }

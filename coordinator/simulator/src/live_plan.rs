@@ -139,7 +139,7 @@ impl<'a> LivePlan<'a> {
             Machine { batching, cost: Arc::new(Stepped { cost, again, step: how.step }) }
         };
         let parts = Parts::new(&mut evaluator, &groups, &evaluation, &machine);
-        let simulation = parts.simulation(|ways| how.dispatch.routing(ways, 0.0)).recorded();
+        let simulation = parts.dispatched(how.dispatch).recorded();
         simulation.on(self.shared(how)).run(arrivals, &|_| false)
     }
 

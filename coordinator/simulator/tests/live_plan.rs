@@ -27,7 +27,7 @@ fn planned(adverts: &BTreeMap<PeerId, Advert>) -> Plan {
     let members = adverts.iter().map(|(id, advert)| (*id, advert)).collect();
     let part = live::scenes(&members, SplitChoice::Auto).remove(0).plan();
     let (groups, routes) = (part.groups, part.routes);
-    Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, reason: String::new() }
+    Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, chosen: vec![], reason: String::new() }
 }
 
 fn run(adverts: &BTreeMap<PeerId, Advert>, plan: &Plan, requests: &[(f64, u32, u32)], how: &Run) -> Outcome {

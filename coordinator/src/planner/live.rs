@@ -5,11 +5,13 @@
 //! no gateway has had enough of them; a rate that keeps the swarm busy; and where members have set no targets, deadlines as
 //! multiples of what the swarm's fastest group takes.
 
+mod route_choice;
 mod sharing;
 mod shortfall;
 mod standing;
 mod why;
 
+pub use route_choice::route;
 pub use shortfall::{Lack, Shortfall, shortfalls};
 pub use why::{Other, SharedDevice, Why, why};
 

@@ -33,7 +33,8 @@ pub enum Dispatch {
 impl From<RoutePolicy> for Dispatch {
     fn from(policy: RoutePolicy) -> Self {
         match policy {
-            RoutePolicy::Live => Self::Live,
+            // What is chosen by measurement is as it was until something was.
+            RoutePolicy::Live | RoutePolicy::Auto => Self::Live,
             RoutePolicy::Shares => Self::Shares,
             RoutePolicy::Shortest => Self::Shortest,
             RoutePolicy::Cronus => Self::Cronus,

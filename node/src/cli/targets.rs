@@ -37,7 +37,8 @@ pub(super) fn route_command() -> Command {
     let policy = Arg::new("policy").value_name("POLICY").required(true).value_parser(clap::value_parser!(RoutePolicy)).help(
         "live: the plan's shares, corrected by queues; shares: these alone; shortest: the fewest pending prompt tokens; cronus: live, \
          and prefill groups compute the first part of a prompt, as much as is in time; pools: the shortest queues of groups for prompts \
-         and for answers, of which one does both where the others have no room",
+         and for answers, of which one does both where the others have no room; auto: whichever of these does best when the requests \
+         of late are replayed on the plan's groups",
     );
     asking("route", "How requests are routed on the plan, and who set it", "tsnode route")
         .subcommand(of_model(asking("set", "Set it for the whole swarm", "tsnode route set shortest")).arg(policy))
@@ -113,7 +114,10 @@ async fn show(settings: &Settings, matches: &ArgMatches, what: What) -> Result<(
         let shown: Vec<&SwarmSetting> = view.settings.iter().filter(|s| is_of(s, what)).collect();
         return print_json(&match what {
             What::Targets => json!({ "targets": shown, "attainment": view.attainment }),
-            What::Route => json!({ "route": shown, "overflows": view.overflows }),
+            What::Route => {
+                let chosen = view.plan.as_ref().map_or(&[][..], |plan| &plan.chosen);
+                json!({ "route": shown, "chosen": chosen, "overflows": view.overflows })
+            }
         });
     }
     for line in lines(&view, what) {
