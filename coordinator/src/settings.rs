@@ -4,7 +4,8 @@
 use crate::scheduler::slo::{Slo, Target};
 use std::collections::BTreeMap;
 use tsnode_protocol::{
-    Advert, ModelId, PeerId, Plan, RequestClass, RoutePolicy, SettingKey, SettingValue, SwarmSetting, Targets, limits,
+    Advert, BatchPolicy, ModelId, PeerId, Plan, RequestClass, RoutePolicy, SettingKey, SettingValue, SwarmSetting,
+    Targets, limits,
 };
 
 /// The newest settings that are known.
@@ -69,6 +70,18 @@ impl Settings {
             let setting = self.0.get(&SettingKey::Route { model })?;
             match setting.value {
                 SettingValue::Route(Some(policy)) => Some((policy, setting)),
+                _ => None,
+            }
+        })
+    }
+
+    /// How groups of a model form their steps, and who set it.
+    #[must_use]
+    pub fn batch(&self, model: ModelId) -> Option<(BatchPolicy, &SwarmSetting)> {
+        [Some(model), None].into_iter().find_map(|model| {
+            let setting = self.0.get(&SettingKey::Batch { model })?;
+            match setting.value {
+                SettingValue::Batch(Some(policy)) => Some((policy, setting)),
                 _ => None,
             }
         })

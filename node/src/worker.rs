@@ -10,6 +10,7 @@ pub mod compute;
 mod context;
 mod devices;
 mod export;
+mod going;
 mod kv_receiver;
 mod leader;
 mod lent;

@@ -5,14 +5,14 @@
 use ed25519_dalek::SigningKey;
 use proptest::prelude::*;
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Call, Constraint, Device, DeviceKind, DriverVersion, EncodeEvent, EncodeRefusal,
-    EncodeRequest, Encoded, EncoderCard, EncoderInput, EncoderTask, Endorsement, Epoch, Experts, FlopsPerSecond,
-    Gossip, Gpus, Grammar, Group, GroupLoad, Heartbeat, Invite, InviteId, KvCodec, KvDtype, KvStream, LayerProfile,
-    LayerRange, Link, LivenessDigest, Load, Manifest, Misfit, Missed, ModelCard, ModelFile, ModelId, ModelShape,
-    PathKind, PeerId, Phase, Plan, PlanId, PromptCodec, PromptLogprob, Quickest, Replayed, RequestClass, RequestId,
-    RingId, Route, RouteChoice, RoutePolicy, Sampled, Sampling, Seconds, Secret, Served, SettingKey, SettingValue,
-    Signed, Stage, StepSize, SwarmId, SwarmSetting, Targets, Term, Ticket, TicketKey, TicketNotice, TileHeader,
-    TimedStep, Token, TokenLogprob, Traffic,
+    Advert, BatchPolicy, BytesPerSecond, Call, Constraint, Device, DeviceKind, DriverVersion, EncodeEvent,
+    EncodeRefusal, EncodeRequest, Encoded, EncoderCard, EncoderInput, EncoderTask, Endorsement, Epoch, Experts,
+    FlopsPerSecond, Gossip, Gpus, Grammar, Group, GroupLoad, Heartbeat, Invite, InviteId, KvCodec, KvDtype, KvStream,
+    LayerProfile, LayerRange, Link, LivenessDigest, Load, Manifest, Misfit, Missed, ModelCard, ModelFile, ModelId,
+    ModelShape, PathKind, PeerId, Phase, Plan, PlanId, PromptCodec, PromptLogprob, Quickest, Replayed, RequestClass,
+    RequestId, RingId, Route, RouteChoice, RoutePolicy, Sampled, Sampling, Seconds, Secret, Served, SettingKey,
+    SettingValue, Signed, Stage, StepSize, SwarmId, SwarmSetting, Targets, Term, Ticket, TicketKey, TicketNotice,
+    TileHeader, TimedStep, Token, TokenLogprob, Traffic,
     codec::{self, CodecError, Wire},
     gossip::Certificate,
     kv::{Delivery, KvAnswer, KvHeader, KvPace, KvPart, Packing},
@@ -52,8 +52,12 @@ fn settings() -> Vec<SwarmSetting> {
     let (at, by) = (1_800_000_000_000, PeerId([3; 32]));
     let set = |key, value| SwarmSetting { key, value, at, by };
     let key = SettingKey::Targets { model: Some(ModelId([5; 16])), class: RequestClass::Batch };
-    let route = SettingKey::Route { model: None };
-    vec![set(key, SettingValue::Targets(targets)), set(route, SettingValue::Route(Some(RoutePolicy::Shortest)))]
+    let (route, batch) = (SettingKey::Route { model: None }, SettingKey::Batch { model: None });
+    vec![
+        set(key, SettingValue::Targets(targets)),
+        set(route, SettingValue::Route(Some(RoutePolicy::Shortest))),
+        set(batch, SettingValue::Batch(Some(BatchPolicy::Mixed))),
+    ]
 }
 
 /// Every policy, each for a model of its own.

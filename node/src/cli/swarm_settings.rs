@@ -53,6 +53,9 @@ pub(super) fn lines(view: &SwarmView) -> Vec<(&'static str, String)> {
                 let now = if policy == RoutePolicy::Auto { now_routed(view, id) } else { String::new() };
                 Some(("routing", format!("{policy} for {}{now}; {origin}", model(view, id))))
             }
+            (SettingKey::Batch { model: id }, SettingValue::Batch(Some(policy))) => {
+                Some(("batching", format!("{policy} for {}; {origin}", model(view, id))))
+            }
             _ => None,
         }
     };

@@ -17,7 +17,9 @@ use crate::{
     traffic,
 };
 use std::collections::BTreeSet;
-use tsnode_protocol::{Group, GroupId, ModelId, Replayed, Route, RouteChoice, RoutePolicy, limits, plan::MOST_STATED};
+use tsnode_protocol::{
+    BatchPolicy, Group, GroupId, ModelId, Replayed, Route, RouteChoice, RoutePolicy, limits, plan::MOST_STATED,
+};
 
 /// Shares of requests in time are told apart in steps of this size, and another policy is taken for no smaller gain: of the requests that
 /// are replayed so many are chance.
@@ -47,7 +49,8 @@ pub fn route(
     let choice = |model: ModelId| {
         let before = before.iter().find(|choice| choice.model == model);
         let scenes = scenes.iter().filter(|scene| scene.card.id == model).collect();
-        let ground = Ground { members, split, scenes, groups, routes };
+        let batch = settings.batch(model).map_or_else(BatchPolicy::default, |(policy, _)| policy);
+        let ground = Ground { members, split, batch, scenes, groups, routes };
         ground.choose(model, before.map(|choice| choice.policy)).or_else(|| before.cloned())
     };
     models.into_iter().take(limits::MODELS).filter_map(choice).collect()
@@ -57,6 +60,7 @@ pub fn route(
 struct Ground<'a> {
     members: &'a Members<'a>,
     split: SplitChoice,
+    batch: BatchPolicy,
     /// The model's alone.
     scenes: Vec<&'a Scene>,
     groups: &'a [Group],
@@ -130,7 +134,7 @@ impl Ground<'_> {
     fn machine(&self, scene: &Scene, problem: &Problem, config: &Config, room: Room) -> Machine {
         let place = |stage: &parallel::Stage| scene.places.get(stage.instance.0 as usize).copied();
         let places: Vec<Place> = config.stages.iter().filter_map(place).collect();
-        let batches = Batches::measured(profiles(&places, self.members, scene.card.id));
+        let batches = Batches::measured(profiles(&places, self.members, scene.card.id)).by(self.batch);
         let places = BatcherConfig::default().max_running;
         replay::stepping(batches, problem, config, Room { places, ..room })
     }
