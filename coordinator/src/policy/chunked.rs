@@ -408,8 +408,7 @@ mod tests {
     }
 
     /// Prompt tokens and answers of each step, in steps of ten tokens, where an answer runs and two prompts wait.
-    fn steps(machine: Chunked, prompt: u32, steps: usize) -> Vec<(u64, u32)> {
-        let mut machine = machine;
+    fn steps(mut machine: Chunked, prompt: u32, steps: usize) -> Vec<(u64, u32)> {
         assert!(machine.reserve(RequestNo(0), 5));
         machine.add(task(0, Part::Answer, 100, Answered::Here));
         (1..3).for_each(|n| _ = machine.add(task(n, Part::Prompt, prompt, Answered::Elsewhere)));
