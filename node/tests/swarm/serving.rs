@@ -251,6 +251,11 @@ async fn what_one_member_sets_all_follow_and_no_request_is_lost(net: &Net) {
     }
     until_said(net, 3, &["batch"], |said| said.starts_with("chunked: ")).await;
     until_said(net, 4, &["route"], |said| said.starts_with("live")).await;
+    done(&talk(net, 1, &["route", "set", "auto"], "").await);
+    until_said(net, 4, &["route"], |said| said.starts_with("auto for every model")).await;
+    until_said(net, 3, &["plan", "--why"], |said| said.contains("auto was set by")).await;
+    assert_eq!(net.complete(4, body(5)).await.0, 200);
+    done(&talk(net, 4, &["route", "clear"], "").await);
     until_said(net, 0, &["plan", "--why"], |said| said.contains("no targets are set")).await;
     let (code, _, why) = talk(net, 0, &["targets", "set", "--ttft", "1ms", "--model", "nothing"], "").await;
     assert!(code == Some(9) && why.contains("gutenberg-tiny"), "{code:?} {why}");
