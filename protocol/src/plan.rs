@@ -244,3 +244,40 @@ pub struct Endorsement {
     /// The plan.
     pub plan: PlanId,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn choosing(chosen: Vec<RouteChoice>) -> Plan {
+        let (epoch, term, reason) = (Epoch(1), Term(0), String::new());
+        Plan { epoch, term, parent: None, groups: vec![], routes: vec![], chosen, reason }
+    }
+
+    #[test]
+    fn what_is_chosen_is_one_policy_for_each_model_by_figures_that_can_be() {
+        let tried = vec![Replayed { policy: RoutePolicy::Live, in_time: 0.5, slowness: 3.0 }];
+        let good = RouteChoice { model: ModelId([2; 16]), policy: RoutePolicy::Live, requests: 300, rate: 0.5, tried };
+        assert_eq!(choosing(vec![good.clone()]).check(), Ok(()));
+        assert_eq!(good.of_chosen().map(|replayed| replayed.in_time), Some(0.5));
+        let with = |in_time: f64, slowness: f64| {
+            let tried = vec![Replayed { policy: RoutePolicy::Live, in_time, slowness }];
+            vec![RouteChoice { tried, ..good.clone() }]
+        };
+        let of = |model: u8| RouteChoice { model: ModelId([model; 16]), ..good.clone() };
+        let many = good.tried.repeat(RoutePolicy::ALL.len() + 1);
+        for wrong in [
+            with(1.5, 3.0),
+            with(f64::NAN, 3.0),
+            with(0.5, f64::INFINITY),
+            vec![RouteChoice { policy: RoutePolicy::Auto, ..good.clone() }],
+            vec![RouteChoice { rate: -1.0, ..good.clone() }],
+            vec![RouteChoice { tried: many, ..good.clone() }],
+            vec![of(2), of(2)],
+            vec![of(2), of(1)],
+            (0..=limits::MODELS as u8).map(of).collect(),
+        ] {
+            assert!(choosing(wrong.clone()).check().is_err(), "{wrong:?}");
+        }
+    }
+}
