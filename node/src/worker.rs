@@ -11,6 +11,7 @@ mod context;
 mod devices;
 mod export;
 mod going;
+mod heard;
 mod kv_receiver;
 mod leader;
 mod lent;

@@ -8,6 +8,7 @@ use super::{
     client::LeaderRequest,
     context::StageContext,
     going::Going,
+    heard::from_ring,
     kv_receiver::KvReceiver,
     member::{RingStream, open_onward},
     speculator::{DraftModel, Order, Speculator, SpeculatorGone},
@@ -553,27 +554,6 @@ async fn come_round(rings: &mut mpsc::Receiver<RingStream>, ring: RingId) -> Res
         }
     }
     Err(StageError::Upstream)
-}
-
-#[deny(clippy::wildcard_enum_match_arm)]
-fn from_ring(frame: RingFrame, busy: Option<Duration>) -> Option<Event> {
-    Some(match frame {
-        RingFrame::Admitted { request, refused } => Event::Admitted { request, refused },
-        RingFrame::Grown { request, refused } => Event::Grown { request, refused },
-        RingFrame::Sampled { step, tokens } => Event::Sampled { step, tokens, busy },
-        RingFrame::PromptLogprobs { request, from, logprobs } => Event::PromptLogprobs { request, from, logprobs },
-        RingFrame::KvArrived { request, position, arrived } => Event::KvArrived { request, position, arrived },
-        RingFrame::KvSent { request, position, bytes, failed } => Event::KvSent { request, position, bytes, failed },
-        RingFrame::Failed { request, reason } => Event::Failed { request, reason },
-        // What a leader says is not for a leader to hear.
-        RingFrame::Admit(_)
-        | RingFrame::Grow(_)
-        | RingFrame::Step(_)
-        | RingFrame::Release(_)
-        | RingFrame::FakeQuantise { .. }
-        | RingFrame::Keep { .. }
-        | RingFrame::Forget(_) => return None,
-    })
 }
 
 fn refuse(request: LeaderRequest, why: &str) {
