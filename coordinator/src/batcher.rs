@@ -11,6 +11,7 @@ mod events;
 mod giving_way;
 mod growth;
 mod pace;
+mod policy_change;
 mod prefixes;
 mod prompt_logprobs;
 mod sequence;
@@ -91,6 +92,8 @@ pub struct Batcher {
     queue: Queue,
     /// Sequences with pages that compute.
     steps: Steps,
+    /// How steps are to be formed once none is on its way.
+    wanted: Option<Batches>,
     prefixes: Prefixes,
     strategies: StrategyTuner,
     pace: Pace,
@@ -110,6 +113,7 @@ impl Batcher {
             sequences: BTreeMap::new(),
             queue: Queue::default(),
             steps,
+            wanted: None,
             prefixes,
             strategies: StrategyTuner::default(),
             pace: Pace::default(),
@@ -147,6 +151,7 @@ impl Batcher {
             Event::Failed { request, reason } => self.fail(request, reason, &mut out),
             Event::Drafted { step, drafts } => self.drafted(now, step, drafts, &mut out),
             Event::RingBroken { reason } => self.ring_broken(&reason, &mut out),
+            Event::BatchBy(batches) => self.batch_by(batches),
             Event::Deadline => self.expire(now, &mut out),
         }
         self.admit_waiting(now, &mut out);

@@ -137,7 +137,7 @@ impl Gateway {
             Event::View(view) => {
                 self.view = view.of_whole_groups();
                 self.yielding = self.view.yielding();
-                self.router.follow(Settings::of(self.view.adverts.values()));
+                self.router.follow(Settings::of(self.view.adverts.values()), self.view.plan.clone());
                 self.speeds.hear(now, &self.view);
                 self.queues.hear(now, &self.view.up, &queues::parts(self.requests.values()));
                 self.observed.retain(|peer| self.view.adverts.contains_key(peer));

@@ -11,7 +11,7 @@ use crate::{gate::SplitChoice, layout::Layout, members::Members};
 use live::Scene;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use tsnode_protocol::{Group, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan, Route, Stage};
+use tsnode_protocol::{Group, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan, Route, RouteChoice, Stage};
 
 /// What a planner decides; the control machine adds epoch, term and parent.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,6 +20,8 @@ pub struct Draft {
     pub groups: Vec<Group>,
     /// Who sends to whom.
     pub routes: Vec<Route>,
+    /// How requests are routed for models of which that is chosen by measurement.
+    pub chosen: Vec<RouteChoice>,
     /// Why.
     pub reason: String,
 }
@@ -43,9 +45,15 @@ pub trait Planner: fmt::Debug + Send + Sync {
     fn grow(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft>;
     /// What a plan is worth.
     fn value(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> f64;
+    /// How requests are to be routed on a draft, for models of which members have left that to measurement; `before` is what was
+    /// chosen until now.
+    fn route(&self, draft: &Draft, members: &Members<'_>, wish: &Wish, before: &[RouteChoice]) -> Vec<RouteChoice> {
+        let _ = (draft, members, wish, before);
+        Vec::new()
+    }
 }
 
-/// The scheduler of this crate: [`plan`], [`flip`], [`grow`] and [`value`].
+/// The scheduler of this crate: [`plan`], [`flip`], [`grow`], [`value`] and [`live::route`].
 #[derive(Clone, Copy, Debug)]
 pub struct Scheduler;
 
@@ -64,6 +72,10 @@ impl Planner for Scheduler {
 
     fn value(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> f64 {
         value(plan, members, wish)
+    }
+
+    fn route(&self, draft: &Draft, members: &Members<'_>, wish: &Wish, before: &[RouteChoice]) -> Vec<RouteChoice> {
+        live::route(&draft.groups, &draft.routes, members, wish.split, before)
     }
 }
 
@@ -121,7 +133,7 @@ fn at_once(parts: Vec<(Scene, live::Part)>, beside: &[Group], members: &Members<
 }
 
 fn joined(parts: Vec<(Scene, live::Part)>) -> Draft {
-    let mut draft = Draft { groups: Vec::new(), routes: Vec::new(), reason: String::new() };
+    let mut draft = Draft { groups: Vec::new(), routes: Vec::new(), chosen: Vec::new(), reason: String::new() };
     for (scene, part) in parts {
         draft.routes.extend(part.routes);
         draft.groups.extend(part.groups);
@@ -227,9 +239,9 @@ mod tests {
     fn laid(there: &[u8], standing: Option<&Plan>) -> (Vec<Vec<u8>>, Plan) {
         let all = adverts();
         let members = all.iter().filter(|(peer, _)| there.contains(&peer.0[0])).map(|(peer, a)| (*peer, a)).collect();
-        let Draft { groups, routes, reason } = plan(&members, &wish(), standing);
+        let Draft { groups, routes, chosen, reason } = plan(&members, &wish(), standing);
         let numbers = groups.iter().map(|g| g.stages.iter().map(|s| s.peer.0[0]).collect()).collect();
-        (numbers, Plan { epoch: Epoch(0), term: Term(0), parent: None, groups, routes, reason })
+        (numbers, Plan { epoch: Epoch(0), term: Term(0), parent: None, groups, routes, chosen, reason })
     }
 
     #[test]

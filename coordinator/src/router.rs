@@ -13,6 +13,7 @@ use crate::{
     settings::Settings,
 };
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use tsnode_protocol::{GroupId, Load, ModelId, Plan, Route, Seconds};
 
 /// A pair of groups; the same one twice where it does both.
@@ -78,6 +79,8 @@ pub struct Sizes {
 pub struct Router {
     dispatch: Dispatch,
     settings: Settings,
+    /// It says what was chosen where members have left that to measurement.
+    plan: Option<Arc<Plan>>,
     models: BTreeMap<ModelId, Policy>,
     sizes: Sizes,
     /// Of the request that was routed last.
@@ -99,7 +102,7 @@ impl Router {
     #[must_use]
     pub fn new(dispatch: Dispatch) -> Self {
         let (settings, models, sizes) = (Settings::default(), BTreeMap::new(), Sizes::default());
-        Self { dispatch, settings, models, sizes, overflow: None }
+        Self { dispatch, settings, plan: None, models, sizes, overflow: None }
     }
 
     /// What pools are routed by from now on.
@@ -113,15 +116,15 @@ impl Router {
         self.overflow
     }
 
-    /// Dispatches as members have set.
-    pub fn follow(&mut self, settings: Settings) {
-        self.settings = settings;
+    /// Dispatches as members have set, and as the plan has chosen where they left that to it.
+    pub fn follow(&mut self, settings: Settings, plan: Option<Arc<Plan>>) {
+        (self.settings, self.plan) = (settings, plan);
     }
 
     /// How requests for a model are dispatched: as members have set, or else as this peer does.
     #[must_use]
     pub fn dispatch(&self, model: ModelId) -> Dispatch {
-        self.settings.route(model).map_or(self.dispatch, |(policy, _)| policy.into())
+        self.settings.routed(model, self.plan.as_deref()).map_or(self.dispatch, Dispatch::from)
     }
 
     /// Picks a route for a request of `model`. `seed` is where draws begin when the policy is made anew.
@@ -252,7 +255,8 @@ fn seen(up: &BTreeMap<GroupId, Load>, sizes: &Sizes, id: GroupId) -> Seen {
 mod tests {
     use super::*;
     use tsnode_protocol::{
-        Epoch, Group, LayerRange, PeerId, Phase, RoutePolicy, SettingKey, SettingValue, Stage, SwarmSetting, Term,
+        Epoch, Group, LayerRange, PeerId, Phase, RouteChoice, RoutePolicy, SettingKey, SettingValue, Stage,
+        SwarmSetting, Term,
     };
 
     const MODEL: ModelId = ModelId([1; 16]);
@@ -266,7 +270,7 @@ mod tests {
         let groups = vec![group(1, Phase::Prefill), group(2, Phase::Decode), group(3, Phase::Decode)];
         let route = |i: usize, share| Route { prefill: groups[0].id, decode: groups[i].id, share };
         let routes = vec![route(1, shares[0]), route(2, shares[1])];
-        Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, reason: String::new() }
+        Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, chosen: vec![], reason: String::new() }
     }
 
     fn up(plan: &Plan, running: [u32; 3]) -> BTreeMap<GroupId, Load> {
@@ -356,13 +360,30 @@ mod tests {
             let (key, value) = (SettingKey::Route { model: None }, SettingValue::Route(policy));
             let mut settings = Settings::default();
             settings.take_in(&[SwarmSetting { key, value, at, by: PeerId([1; 32]) }]);
-            router.follow(settings);
+            router.follow(settings, None);
             (0..100).filter(|_| pick(&mut router, Some(&plan), &up).unwrap().decode == plan.groups[1].id).count()
         };
         assert!(chosen(None, 1) > 80);
         assert_eq!(chosen(Some(RoutePolicy::Shortest), 2), 0);
         assert!(chosen(Some(RoutePolicy::Shares), 3).abs_diff(90) < 5);
         assert!(chosen(None, 4) > 80);
+    }
+
+    #[test]
+    fn where_that_is_left_to_measurement_the_plan_says_how_requests_are_routed() {
+        let (key, value) = (SettingKey::Route { model: None }, SettingValue::Route(Some(RoutePolicy::Auto)));
+        let mut settings = Settings::default();
+        settings.take_in(&[SwarmSetting { key, value, at: 1, by: PeerId([1; 32]) }]);
+        let choice = |policy| RouteChoice { model: MODEL, policy, requests: 300, rate: 1.0, tried: vec![] };
+        let planned = |policy| Plan { chosen: vec![choice(policy)], ..plan([0.9, 0.1]) };
+        let mut router = router();
+        let mut by = |settings: &Settings, plan: Plan| {
+            router.follow(settings.clone(), Some(Arc::new(plan)));
+            router.dispatch(MODEL)
+        };
+        assert_eq!(by(&settings, plan([0.9, 0.1])), Dispatch::Live, "nothing was chosen yet");
+        assert_eq!(by(&settings, planned(RoutePolicy::Pools)), Dispatch::Pools);
+        assert_eq!(by(&Settings::default(), planned(RoutePolicy::Pools)), Dispatch::Live, "nobody asked for it");
     }
 
     /// A burst that one gateway sends to a prefill and two decode groups: prompts overflow, in turn, until the queue is short again.

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tsnode_protocol::{
     ModelId, Traffic, limits,
-    traffic::{LENGTHS, LONGEST, MOST_A_SECOND},
+    traffic::{LENGTHS, LONGEST, MOST_A_SECOND, MOST_VARIATION},
 };
 
 /// Prompts, and answers, before anything is said of a model's requests.
@@ -142,7 +142,8 @@ impl Watched {
 /// That some requests come for a model: the same whatever they are, so that plans are not made anew for each.
 fn few(model: ModelId) -> Traffic {
     let (prompt, answer) = FEW;
-    Traffic { model, rate: 1.0 / RECENT.as_secs_f64(), prompts: [prompt; LENGTHS], answers: [answer; LENGTHS] }
+    let (rate, prompts, answers) = (1.0 / RECENT.as_secs_f64(), [prompt; LENGTHS], [answer; LENGTHS]);
+    Traffic { model, rate, variation: 1.0, prompts, answers }
 }
 
 /// How long requests that came at this rate must stay away until that says anything (s).
@@ -155,7 +156,8 @@ fn stated(model: ModelId, profile: &Profile, before: Option<&Traffic>) -> Option
     let prompts = sixteen(&profile.prompts).or(before.map(|b| b.prompts))?;
     let answers = sixteen(&profile.answers).or(before.map(|b| b.answers))?;
     let rate = if profile.rate > 0.0 { profile.rate } else { before.map_or(0.0, |b| b.rate) };
-    Some(Traffic { model, rate: rate.min(MOST_A_SECOND), prompts, answers })
+    let variation = profile.variation.min(MOST_VARIATION);
+    Some(Traffic { model, rate: rate.min(MOST_A_SECOND), variation, prompts, answers })
 }
 
 /// The middles of sixteen equal parts.
@@ -166,7 +168,7 @@ fn sixteen(sorted: &[u32]) -> Option<[u32; LENGTHS]> {
 
 /// What a model's gateways are asked for together; `None` where none says anything of it.
 ///
-/// Lengths are medians by requests a second, of which none counts for more than the one at the lower third by its rate: two
+/// Lengths and variation are medians by requests a second, of which none counts for more than the one at the lower third by its rate: two
 /// thirds of the gateways and more count alike, so that fewer than a third that lie take the medians nowhere that no other is.
 #[must_use]
 pub fn together(model: ModelId, members: &Members<'_>) -> Option<Profile> {
@@ -180,19 +182,20 @@ pub fn together(model: ModelId, members: &Members<'_>) -> Option<Profile> {
     let most = *rates.get(rates.len().checked_sub(1)? / 3)?;
     let weight = |t: &Traffic| t.rate.min(most);
     let rate = all.iter().map(|t| weight(t)).sum();
-    let median = |of: &dyn Fn(&Traffic) -> u32| {
-        let mut lengths: Vec<(u32, f64)> = all.iter().map(|t| (of(t), weight(t))).collect();
-        lengths.sort_by_key(|(length, _)| *length);
+    let median = |of: &dyn Fn(&Traffic) -> f64| {
+        let mut values: Vec<(f64, f64)> = all.iter().map(|t| (of(t), weight(t))).collect();
+        values.sort_by(|a, b| a.0.total_cmp(&b.0));
         let mut below = 0.0;
-        let reaches = |(_, weight): &&(u32, f64)| {
+        let reaches = |(_, weight): &&(f64, f64)| {
             below += weight;
             2.0 * below >= rate
         };
-        lengths.iter().find(reaches).or(lengths.last()).map_or(1, |(length, _)| *length)
+        values.iter().find(reaches).or(values.last()).map_or(1.0, |(value, _)| *value)
     };
-    let prompts = (0..LENGTHS).map(|i| median(&|t| t.prompts[i])).collect();
-    let answers = (0..LENGTHS).map(|i| median(&|t| t.answers[i])).collect();
-    Some(Profile { rate, prompts, answers })
+    let length = |of: &dyn Fn(&Traffic) -> u32| median(&|t| f64::from(of(t))) as u32;
+    let prompts = (0..LENGTHS).map(|i| length(&|t| t.prompts[i])).collect();
+    let answers = (0..LENGTHS).map(|i| length(&|t| t.answers[i])).collect();
+    Some(Profile { rate, variation: median(&|t| t.variation), prompts, answers })
 }
 
 #[cfg(test)]
@@ -208,7 +211,7 @@ mod tests {
     }
 
     fn traffic(rate: f64, prompt: u32, answer: u32) -> Traffic {
-        Traffic { model: MODEL, rate, prompts: [prompt; LENGTHS], answers: [answer; LENGTHS] }
+        Traffic { model: MODEL, rate, variation: 1.0, prompts: [prompt; LENGTHS], answers: [answer; LENGTHS] }
     }
 
     fn merged(all: &[Traffic]) -> Option<Profile> {

@@ -30,8 +30,16 @@ fn plan(term: u32, groups: &[Group]) -> Arc<Plan> {
     let of_model = |model| groups.iter().filter(|g| g.model == model).count() as f64;
     let route = |g: &Group| Route { prefill: g.id, decode: g.id, share: 1.0 / of_model(g.model) };
     let routes = groups.iter().map(route).collect();
-    Plan { epoch: Epoch(1), term: Term(term), parent: None, groups: groups.to_vec(), routes, reason: String::new() }
-        .into()
+    Plan {
+        epoch: Epoch(1),
+        term: Term(term),
+        parent: None,
+        groups: groups.to_vec(),
+        routes,
+        chosen: vec![],
+        reason: String::new(),
+    }
+    .into()
 }
 
 /// One peer through a change of plans.

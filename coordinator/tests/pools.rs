@@ -38,7 +38,8 @@ fn view(free: [u32; 3], pending: [u32; 3]) -> View {
     let load = |free_pages, pending_tokens| Load { free_pages, pending_tokens, total_pages: 100, ..Load::default() };
     let loads = free.into_iter().zip(pending).map(|(free, pending)| load(free, pending));
     let up = groups.iter().map(|group| group.id).zip(loads).collect();
-    let plan = Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, reason: String::new() };
+    let plan =
+        Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, chosen: vec![], reason: String::new() };
     let adverts = [(1, 1.0), (2, 3.0), (3, 3.0)].map(|(n, token)| (peer(n), advert(token)));
     View { plan: Some(Arc::new(plan)), up, adverts: Arc::new(adverts.into()), ..View::default() }
 }

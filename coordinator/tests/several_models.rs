@@ -35,7 +35,7 @@ fn value(adverts: &BTreeMap<PeerId, Advert>, groups: &[Group]) -> f64 {
 
 fn plan(groups: &[Group]) -> Plan {
     let (groups, routes) = (groups.to_vec(), Vec::new());
-    Plan { epoch: Epoch(1), term: Term(1), parent: None, groups, routes, reason: String::new() }
+    Plan { epoch: Epoch(1), term: Term(1), parent: None, groups, routes, chosen: vec![], reason: String::new() }
 }
 
 fn served(groups: &[Group]) -> BTreeSet<ModelId> {
@@ -48,8 +48,13 @@ fn of(groups: &[Group], of: u8) -> Vec<Group> {
 
 /// So many requests a second for a model, said by a gateway.
 fn asked(adverts: &mut BTreeMap<PeerId, Advert>, rates: &[(u8, f64)]) {
-    let traffic =
-        |(n, rate): &(u8, f64)| Traffic { model: model(*n), rate: *rate, prompts: [200; 16], answers: [50; 16] };
+    let traffic = |(n, rate): &(u8, f64)| Traffic {
+        model: model(*n),
+        rate: *rate,
+        variation: 1.0,
+        prompts: [200; 16],
+        answers: [50; 16],
+    };
     let gateway = Advert { traffic: rates.iter().map(traffic).collect(), ..sample::gateway(99) };
     adverts.insert(id(99), gateway);
 }

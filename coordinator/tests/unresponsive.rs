@@ -55,7 +55,15 @@ impl Scenario {
         let up = groups.iter().map(|g| (g.id, Load::default())).collect();
         let peers: BTreeSet<PeerId> = groups.iter().flat_map(|g| &g.stages).map(|s| s.peer).collect();
         let adverts = peers.iter().map(|peer| (*peer, sample::gateway(0))).collect();
-        let plan = Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, reason: String::new() };
+        let plan = Plan {
+            epoch: Epoch(1),
+            term: Term(0),
+            parent: None,
+            groups,
+            routes,
+            chosen: vec![],
+            reason: String::new(),
+        };
         let config = GatewayConfig { split: SplitChoice::Always, ..GatewayConfig::default() };
         let mut scenario = Self {
             gateway: Gateway::new(config),

@@ -172,6 +172,7 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
             "plan" => plan::run(&settings, matches).await,
             "targets" => targets::targets(&settings, matches).await,
             "route" => targets::route(&settings, matches).await,
+            "batch" => targets::batch(&settings, matches).await,
             "requests" => requests::run(&settings, matches).await,
             "earnings" => earnings::run(&settings, matches).await,
             "models" => models::run(&settings, matches).await,
@@ -344,6 +345,7 @@ pub fn command() -> Command {
         .subcommand(plan::command())
         .subcommand(targets::targets_command())
         .subcommand(targets::route_command())
+        .subcommand(targets::batch_command())
         .subcommand(requests::command())
         .subcommand(earnings::command())
         .subcommand(models::command())

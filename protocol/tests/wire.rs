@@ -5,14 +5,14 @@
 use ed25519_dalek::SigningKey;
 use proptest::prelude::*;
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Call, Constraint, Device, DeviceKind, DriverVersion, EncodeEvent, EncodeRefusal,
-    EncodeRequest, Encoded, EncoderCard, EncoderInput, EncoderTask, Endorsement, Epoch, Experts, FlopsPerSecond,
-    Gossip, Gpus, Grammar, Group, GroupLoad, Heartbeat, Invite, InviteId, KvCodec, KvDtype, KvStream, LayerProfile,
-    LayerRange, Link, LivenessDigest, Load, Manifest, Misfit, Missed, ModelCard, ModelFile, ModelId, ModelOrigin,
-    ModelShape, PartialModel, PathKind, PeerId, Phase, Plan, PlanId, PromptCodec, PromptLogprob, Quickest,
-    RequestClass, RequestId, RingId, Route, RoutePolicy, Sampled, Sampling, Seconds, Secret, Served, SettingKey,
-    SettingValue, Signed, Stage, StepSize, SwarmId, SwarmSetting, Targets, Term, Ticket, TicketKey, TicketNotice,
-    TileHeader, TimedStep, Token, TokenLogprob, Traffic,
+    Advert, BatchPolicy, BytesPerSecond, Call, Constraint, Device, DeviceKind, DriverVersion, EncodeEvent,
+    EncodeRefusal, EncodeRequest, Encoded, EncoderCard, EncoderInput, EncoderTask, Endorsement, Epoch, Experts,
+    FlopsPerSecond, Gossip, Gpus, Grammar, Group, GroupLoad, Heartbeat, Invite, InviteId, KvCodec, KvDtype, KvStream,
+    LayerProfile, LayerRange, Link, LivenessDigest, Load, Manifest, Misfit, Missed, ModelCard, ModelFile, ModelId,
+    ModelOrigin, ModelShape, PartialModel, PathKind, PeerId, Phase, Plan, PlanId, PromptCodec, PromptLogprob, Quickest,
+    Replayed, RequestClass, RequestId, RingId, Route, RouteChoice, RoutePolicy, Sampled, Sampling, Seconds, Secret,
+    Served, SettingKey, SettingValue, Signed, Stage, StepSize, SwarmId, SwarmSetting, Targets, Term, Ticket, TicketKey,
+    TicketNotice, TileHeader, TimedStep, Token, TokenLogprob, Traffic,
     codec::{self, CodecError, Wire},
     gossip::Certificate,
     kv::{Delivery, KvAnswer, KvHeader, KvPace, KvPart, Packing},
@@ -52,8 +52,12 @@ fn settings() -> Vec<SwarmSetting> {
     let (at, by) = (1_800_000_000_000, PeerId([3; 32]));
     let set = |key, value| SwarmSetting { key, value, at, by };
     let key = SettingKey::Targets { model: Some(ModelId([5; 16])), class: RequestClass::Batch };
-    let route = SettingKey::Route { model: None };
-    vec![set(key, SettingValue::Targets(targets)), set(route, SettingValue::Route(Some(RoutePolicy::Shortest)))]
+    let (route, batch) = (SettingKey::Route { model: None }, SettingKey::Batch { model: None });
+    vec![
+        set(key, SettingValue::Targets(targets)),
+        set(route, SettingValue::Route(Some(RoutePolicy::Shortest))),
+        set(batch, SettingValue::Batch(Some(BatchPolicy::Mixed))),
+    ]
 }
 
 /// Every policy, each for a model of its own.
@@ -124,6 +128,7 @@ fn advert() -> Advert {
     let traffic = Traffic {
         model: ModelId([5; 16]),
         rate: 0.25,
+        variation: 2.5,
         prompts: std::array::from_fn(|i| 100 << i.min(9)),
         answers: [1; 16],
     };
@@ -165,8 +170,15 @@ fn plan() -> Plan {
         parent: Some(PlanId([4; 16])),
         groups: vec![group],
         routes: vec![route],
+        chosen: vec![chosen()],
         reason: "two hosts".into(),
     }
+}
+
+fn chosen() -> RouteChoice {
+    let replayed = |policy, in_time| Replayed { policy, in_time, slowness: 3.5 };
+    let tried = vec![replayed(RoutePolicy::Live, 0.75), replayed(RoutePolicy::Pools, 1.0)];
+    RouteChoice { model: ModelId([5; 16]), policy: RoutePolicy::Pools, requests: 300, rate: 0.5, tried }
 }
 
 fn endorsement() -> Gossip {

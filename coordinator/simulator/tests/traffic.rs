@@ -42,8 +42,13 @@ impl Planner for Apart {
 
 /// A gateway whose clients send so many tokens and get so many.
 fn asked_for(prompt: u32, answer: u32) -> Advert {
-    let traffic =
-        Traffic { model: sample::card().id, rate: 1.0, prompts: [prompt; LENGTHS], answers: [answer; LENGTHS] };
+    let traffic = Traffic {
+        model: sample::card().id,
+        rate: 1.0,
+        variation: 1.0,
+        prompts: [prompt; LENGTHS],
+        answers: [answer; LENGTHS],
+    };
     Advert { traffic: vec![traffic], ..sample::gateway(9) }
 }
 
@@ -98,6 +103,7 @@ fn asks<const N: usize>(parts: [f64; N]) -> Advert {
     let traffic = |(model, part): (ModelId, f64)| Traffic {
         model,
         rate: part * all,
+        variation: 1.0,
         prompts: [200; LENGTHS],
         answers: [50; LENGTHS],
     };

@@ -1,6 +1,7 @@
 //! What a batcher hears, and what it does.
 
 use super::{NewSequence, speculation::Wanted};
+use crate::policy::choice::Batches;
 use std::time::Duration;
 use tsnode_protocol::{
     PromptLogprob, RequestId, Sampled, Seconds, Token,
@@ -104,6 +105,8 @@ pub enum Event {
         /// Why.
         reason: String,
     },
+    /// Steps are to be formed so from now on.
+    BatchBy(Batches),
     /// The time [`Batcher::deadline`] asked for.
     Deadline,
 }

@@ -159,6 +159,7 @@ impl Control {
         let epoch = self.epoch().max(last.0);
         let used = [(last.0 == epoch).then_some(last.1), self.ballot.heard_in(epoch)];
         let term = Term(used.into_iter().flatten().max().map_or(0, |t| t.0.saturating_add(1)));
-        Plan { epoch, term, parent: self.plan_id(), groups: draft.groups, routes: draft.routes, reason: draft.reason }
+        let Draft { groups, routes, chosen, reason } = draft;
+        Plan { epoch, term, parent: self.plan_id(), groups, routes, chosen, reason }
     }
 }

@@ -15,7 +15,7 @@ use crate::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use tsnode_protocol::{Advert, ModelId, PeerId, Plan};
+use tsnode_protocol::{Advert, ModelId, PeerId, Plan, RouteChoice};
 
 /// How long the planner rests at least before it searches again for links alone, and how many times as long as it has searched: on a
 /// large swarm a search takes seconds of a core, and what it found for links of a moment ago is hardly worse.
@@ -45,21 +45,49 @@ impl Question {
     #[must_use]
     pub fn answer(&self, planner: &dyn Planner) -> Option<Draft> {
         let members = self.members.iter().map(|(peer, advert)| (*peer, &**advert)).collect();
+        let draft = self.regrouped(planner, &members);
+        self.with_routing(planner, &members, draft)
+    }
+
+    /// A draft with what is chosen to route requests by on it. Where groups stay as they are, another choice is reason enough for
+    /// another plan: nothing is loaded for it.
+    fn with_routing(&self, planner: &dyn Planner, members: &Members<'_>, draft: Option<Draft>) -> Option<Draft> {
+        let standing = self.standing.as_deref();
+        let before = standing.map_or(&[][..], |plan| &plan.chosen);
+        if standing.is_some_and(|plan| check::feasible(&plan.groups, members).is_err()) {
+            // After a loss what is left goes on at once, as it was.
+            return draft.map(|draft| Draft { chosen: before.to_vec(), ..draft });
+        }
+        if let Some(draft) = draft {
+            let chosen = planner.route(&draft, members, &self.wish, before);
+            return Some(Draft { chosen, ..draft });
+        }
+        let Plan { groups, routes, chosen, reason, .. } = standing?.clone();
+        let as_it_stands = Draft { groups, routes, chosen, reason };
+        let chosen = planner.route(&as_it_stands, members, &self.wish, before);
+        let is_there =
+            |choice: &RouteChoice| before.iter().any(|b| (b.model, b.policy) == (choice.model, choice.policy));
+        let is_news = !chosen.iter().all(is_there);
+        is_news.then_some(Draft { chosen, ..as_it_stands })
+    }
+
+    /// The draft whose groups and routes should replace those in force, if some should.
+    fn regrouped(&self, planner: &dyn Planner, members: &Members<'_>) -> Option<Draft> {
         let wish = &self.wish;
-        let full = || planner.plan(&members, wish, self.standing.as_deref());
+        let full = || planner.plan(members, wish, self.standing.as_deref());
         let anew = || Some(full()).filter(|draft| !draft.groups.is_empty());
         let Some(standing) = self.standing.as_deref() else { return anew() };
         // After a loss, what stands goes on at once; what else could be done is looked for when that is in force.
-        let is_feasible = |draft: &Draft| check::feasible(&draft.groups, &members).is_ok();
-        if check::feasible(&standing.groups, &members).is_err() {
-            return planner.flip(standing, &members, wish).filter(is_feasible).or_else(anew);
+        let is_feasible = |draft: &Draft| check::feasible(&draft.groups, members).is_ok();
+        if check::feasible(&standing.groups, members).is_err() {
+            return planner.flip(standing, members, wish).filter(is_feasible).or_else(anew);
         }
-        if let Some(swapped) = self.swapped(planner, &members, standing) {
+        if let Some(swapped) = self.swapped(planner, members, standing) {
             return Some(swapped);
         }
         let (margin, horizon) = (self.margin, self.horizon);
-        let judge = Judge { planner, members: &members, wish, standing, margin, horizon };
-        let light = planner.grow(standing, &members, wish).filter(is_feasible);
+        let judge = Judge { planner, members, wish, standing, margin, horizon };
+        let light = planner.grow(standing, members, wish).filter(is_feasible);
         // So does what is better and loads nothing.
         let at_once = light.as_ref().filter(|draft| !self.disputed && judge.loads_nothing(draft));
         if let Some(flipped) = at_once.filter(|draft| judge.is_better(draft)) {
@@ -250,7 +278,7 @@ mod tests {
     }
 
     fn draft() -> Draft {
-        Draft { groups: Vec::new(), routes: Vec::new(), reason: "a test".into() }
+        Draft { groups: Vec::new(), routes: Vec::new(), chosen: Vec::new(), reason: "a test".into() }
     }
 
     fn found(draft: Option<Draft>) -> Planning {

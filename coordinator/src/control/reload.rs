@@ -137,8 +137,8 @@ impl Judge<'_> {
     }
 
     fn as_it_stands(&self) -> Draft {
-        let Plan { groups, routes, reason, .. } = self.standing.clone();
-        Draft { groups, routes, reason }
+        let Plan { groups, routes, chosen, reason, .. } = self.standing.clone();
+        Draft { groups, routes, chosen, reason }
     }
 }
 

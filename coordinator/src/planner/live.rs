@@ -6,11 +6,13 @@
 //! multiples of what the swarm's fastest group takes.
 
 mod delayed;
+mod route_choice;
 mod sharing;
 mod shortfall;
 mod standing;
 mod why;
 
+pub use route_choice::route;
 pub use shortfall::{Lack, Shortfall, shortfalls};
 pub use why::{Other, SharedDevice, Why, why};
 

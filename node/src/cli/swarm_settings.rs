@@ -4,7 +4,9 @@ use super::{layout::harmless, output};
 use crate::view::{AttainmentView, OverflowView, SwarmView};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tsnode_coordinator::settings::Settings;
-use tsnode_protocol::{ModelId, Phase, RequestClass, RoutePolicy, SettingKey, SettingValue, SwarmSetting};
+use tsnode_protocol::{
+    ModelId, Phase, Replayed, RequestClass, RouteChoice, RoutePolicy, SettingKey, SettingValue, SwarmSetting,
+};
 
 /// The newest of each, as a view has them.
 pub(super) fn of(view: &SwarmView) -> Settings {
@@ -48,7 +50,11 @@ pub(super) fn lines(view: &SwarmView) -> Vec<(&'static str, String)> {
                 Some(("targets", format!("{targets} for {class} requests to {}; {origin}", model(view, id))))
             }
             (SettingKey::Route { model: id }, SettingValue::Route(Some(policy))) => {
-                Some(("routing", format!("{policy} for {}; {origin}", model(view, id))))
+                let now = if policy == RoutePolicy::Auto { now_routed(view, id) } else { String::new() };
+                Some(("routing", format!("{policy} for {}{now}; {origin}", model(view, id))))
+            }
+            (SettingKey::Batch { model: id }, SettingValue::Batch(Some(policy))) => {
+                Some(("batching", format!("{policy} for {}; {origin}", model(view, id))))
             }
             _ => None,
         }
@@ -79,16 +85,45 @@ pub(super) fn held_against(view: &SwarmView, id: Option<ModelId>, slo: &str) -> 
     }
 }
 
-/// How a model's requests are routed.
+/// How a model's requests are routed, and where that was chosen by measurement, by what.
 pub(super) fn routed(view: &SwarmView, id: Option<ModelId>) -> String {
     let settings = of(view);
-    match id.and_then(|id| settings.route(id)) {
-        Some((policy, setting)) => {
-            let pools = id.filter(|_| policy == RoutePolicy::Pools).map_or_else(String::new, |id| pools(view, id));
-            format!("requests are routed by {policy}{pools}; {}", origin(view, setting))
+    let Some((id, (policy, setting))) = id.and_then(|id| Some((id, settings.route(id)?))) else {
+        return "requests are routed by live, as nobody has set anything else (tsnode route)".into();
+    };
+    let choice = view.plan.as_ref().and_then(|plan| plan.choice(id)).filter(|_| policy == RoutePolicy::Auto);
+    let by = choice.map_or(policy, |choice| choice.policy);
+    let pools = if by == RoutePolicy::Pools { pools(view, id) } else { String::new() };
+    let origin = origin(view, setting);
+    match (policy, choice) {
+        (RoutePolicy::Auto, Some(choice)) => {
+            format!("requests are routed by {by}{pools}, chosen as auto was {origin}{}", replayed(choice))
         }
-        None => "requests are routed by live, as nobody has set anything else (tsnode route)".into(),
+        (RoutePolicy::Auto, None) => format!(
+            "requests are routed by live; auto was {origin}, and chooses once a hundred requests have come and ended, where the plan \
+             has more than one way for them"
+        ),
+        _ => format!("requests are routed by {policy}{pools}; {origin}"),
     }
+}
+
+/// What was chosen for models that this is about, where that is done by measurement.
+fn now_routed(view: &SwarmView, id: Option<ModelId>) -> String {
+    let chosen = view.plan.iter().flat_map(|plan| &plan.chosen).filter(|choice| id.is_none_or(|id| id == choice.model));
+    let now: Vec<String> =
+        chosen.map(|choice| format!("{} by {}", model(view, Some(choice.model)), choice.policy)).collect();
+    if now.is_empty() { ", which has chosen nothing yet".into() } else { format!(", now {}", now.join(", ")) }
+}
+
+/// What became of replayed requests by the policy that was chosen, and by the others.
+fn replayed(choice: &RouteChoice) -> String {
+    let told = |r: &Replayed| {
+        format!("{:.1} % in time and nine of ten within {:.1} times the fastest", 100.0 * r.in_time, r.slowness)
+    };
+    let Some(best) = choice.of_chosen() else { return String::new() };
+    let others = choice.tried.iter().filter(|tried| tried.policy != choice.policy);
+    let others: String = others.map(|tried| format!("; by {} {}", tried.policy, told(tried))).collect();
+    format!(": of {} requests like those of late, {:.2} a second, {}{others}", choice.requests, choice.rate, told(best))
 }
 
 /// How many groups each pool has of its own.
@@ -103,7 +138,7 @@ fn pools(view: &SwarmView, id: ModelId) -> String {
 mod tests {
     use super::*;
     use crate::view::tests::view;
-    use tsnode_protocol::{PeerId, Seconds, Targets};
+    use tsnode_protocol::{Epoch, PeerId, Plan, Seconds, Targets, Term};
 
     #[test]
     fn what_is_set_is_said_with_who_and_what_was_taken_back_is_not() {
@@ -136,5 +171,31 @@ mod tests {
         );
         let (label, said) = lines(&seen).pop().unwrap();
         assert!(label == "overflow" && said.contains("no room for tiny 12 times, those for answers 3"), "{said}");
+    }
+
+    #[test]
+    fn what_was_chosen_by_measurement_is_said_with_the_figures_it_was_chosen_by() {
+        let (route, id) = (SettingKey::Route { model: None }, ModelId([1; 16]));
+        let mut seen = view();
+        let value = SettingValue::Route(Some(RoutePolicy::Auto));
+        seen.settings = vec![SwarmSetting { key: route, value, at: 0, by: seen.me }];
+        let nothing_yet = routed(&seen, Some(id));
+        assert!(nothing_yet.starts_with("requests are routed by live; auto was set by this peer"), "{nothing_yet}");
+        assert!(
+            lines(&seen)[0].1.starts_with("auto for every model, which has chosen nothing yet; "),
+            "{:?}",
+            lines(&seen)
+        );
+        let tried = |policy, in_time, slowness| Replayed { policy, in_time, slowness };
+        let tried = vec![tried(RoutePolicy::Live, 0.8, 9.0), tried(RoutePolicy::Shortest, 0.975, 2.5)];
+        let chosen = vec![RouteChoice { model: id, policy: RoutePolicy::Shortest, requests: 300, rate: 0.5, tried }];
+        let (epoch, term, reason) = (Epoch(1), Term(0), String::new());
+        seen.plan = Some(Plan { epoch, term, parent: None, groups: vec![], routes: vec![], chosen, reason });
+        let said = routed(&seen, Some(id));
+        assert!(said.starts_with("requests are routed by shortest, chosen as auto was set by this peer"), "{said}");
+        let figures = ": of 300 requests like those of late, 0.50 a second, 97.5 % in time and nine of ten within 2.5 times the \
+                       fastest; by live 80.0 % in time and nine of ten within 9.0 times the fastest";
+        assert!(said.ends_with(figures), "{said}");
+        assert!(lines(&seen)[0].1.contains(" by shortest; set by this peer"), "{:?}", lines(&seen));
     }
 }

@@ -7,6 +7,8 @@ use super::{
     checks::Checks,
     client::LeaderRequest,
     context::StageContext,
+    going::Going,
+    heard::from_ring,
     kv_receiver::KvReceiver,
     member::{RingStream, open_onward},
     speculator::{DraftModel, Order, Speculator, SpeculatorGone},
@@ -20,7 +22,10 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
-use tsnode_coordinator::batcher::{Action, Batcher, BatcherConfig, Event, Kind, NewSequence};
+use tsnode_coordinator::{
+    batcher::{Action, Batcher, BatcherConfig, Event, Kind, NewSequence},
+    policy::choice::Batches,
+};
 use tsnode_protocol::{
     Group, KvCodec, Load, PeerId, PromptCodec, RequestId, RingId, Token,
     ring::{KvExport, RingFrame, RingHello},
@@ -69,24 +74,6 @@ pub(super) struct LeaderSetup {
     /// What is loaded next needs this stage's memory: what runs on a retired group goes on elsewhere.
     pub evict: CancellationToken,
     pub stop: CancellationToken,
-}
-
-/// Peers on their way out, as their host hears of them, this one among them.
-#[derive(Clone)]
-pub(super) struct Going {
-    pub me: PeerId,
-    /// Whether this peer is.
-    pub moving: watch::Receiver<bool>,
-    /// Which others are.
-    pub others: watch::Receiver<Arc<BTreeSet<PeerId>>>,
-}
-
-impl Going {
-    /// Whether a group has such a peer.
-    pub fn has_of(&self, group: &Group) -> bool {
-        let goes = |peer| if peer == self.me { *self.moving.borrow() } else { self.others.borrow().contains(&peer) };
-        group.stages.iter().any(|stage| goes(stage.peer))
-    }
 }
 
 /// What a gateway says of a running sequence.
@@ -166,6 +153,8 @@ struct Leader {
     context: StageContext,
     kv_receiver: KvReceiver,
     roster: Roster,
+    /// How its steps are formed.
+    batches: Batches,
     batcher: Batcher,
     draft: Option<DraftModel>,
     checks: Arc<Checks>,
@@ -196,6 +185,7 @@ impl Leader {
     fn new(setup: LeaderSetup) -> Self {
         let (speak, words) = mpsc::channel(WORDS);
         Self {
+            batches: setup.config.batches,
             batcher: Batcher::new(setup.config),
             draft: setup.draft,
             checks: setup.checks,
@@ -224,6 +214,8 @@ impl Leader {
             Err(error) => return Ended::Broken(error),
         };
         tracing::info!(group = %self.group.id, phase = %self.group.phase, stages = self.group.stages.len(), "group is up");
+        // What was said before this ring was there has not been looked at.
+        let mut roster = self.roster.clone();
         let mut unresponsive = self.context.links.unresponsive();
         let mut attended = Vec::new();
         loop {
@@ -255,6 +247,7 @@ impl Leader {
                     Err(gone) => return Ended::Broken(gone.into()),
                 },
                 Ok(()) = unresponsive.changed() => Heard::default(),
+                true = roster.changed() => [self.batching(), None],
                 Some(word) = self.words.recv() => [self.hear(word), None],
                 Some(request) = self.requests.recv() => self.take(request, retiring),
                 () = sleep_until(wake.unwrap_or_else(far)), if wake.is_some() => [Some(Event::Deadline), None],
@@ -270,6 +263,17 @@ impl Leader {
                 self.checks.add(self.batcher.take_checked());
             }
         }
+    }
+
+    /// What members have set of how steps are formed, if that is news.
+    fn batching(&mut self) -> Option<Event> {
+        let batches = self.batches.by(self.roster.batch_policy(self.group.model));
+        if batches == self.batches {
+            return None;
+        }
+        tracing::info!(group = %self.group.id, ?batches, "steps are formed otherwise, as members have set");
+        self.batches = batches;
+        Some(Event::BatchBy(batches))
     }
 
     /// Something is expected of the other stages while anything runs here.
@@ -550,27 +554,6 @@ async fn come_round(rings: &mut mpsc::Receiver<RingStream>, ring: RingId) -> Res
         }
     }
     Err(StageError::Upstream)
-}
-
-#[deny(clippy::wildcard_enum_match_arm)]
-fn from_ring(frame: RingFrame, busy: Option<Duration>) -> Option<Event> {
-    Some(match frame {
-        RingFrame::Admitted { request, refused } => Event::Admitted { request, refused },
-        RingFrame::Grown { request, refused } => Event::Grown { request, refused },
-        RingFrame::Sampled { step, tokens } => Event::Sampled { step, tokens, busy },
-        RingFrame::PromptLogprobs { request, from, logprobs } => Event::PromptLogprobs { request, from, logprobs },
-        RingFrame::KvArrived { request, position, arrived } => Event::KvArrived { request, position, arrived },
-        RingFrame::KvSent { request, position, bytes, failed } => Event::KvSent { request, position, bytes, failed },
-        RingFrame::Failed { request, reason } => Event::Failed { request, reason },
-        // What a leader says is not for a leader to hear.
-        RingFrame::Admit(_)
-        | RingFrame::Grow(_)
-        | RingFrame::Step(_)
-        | RingFrame::Release(_)
-        | RingFrame::FakeQuantise { .. }
-        | RingFrame::Keep { .. }
-        | RingFrame::Forget(_) => return None,
-    })
 }
 
 fn refuse(request: LeaderRequest, why: &str) {

@@ -9,8 +9,9 @@ use super::{
     compute::Compute,
     context::StageContext,
     devices::Lost,
+    going::Going,
     kv_receiver::KvReceiver,
-    leader::{self, Going, LeaderSetup, REQUESTS, Report},
+    leader::{self, LeaderSetup, REQUESTS, Report},
     lent::{self, LentModel, Models},
     loader::{Hold, Loaded, NotLoaded, Order, Tally},
     member::{self, Over, RingStream},
@@ -404,7 +405,8 @@ impl StageManager {
         if context.position == 0 {
             let (sender, requests) = mpsc::channel(REQUESTS);
             requests_in = Some(sender);
-            let batches = Batches::measured(self.setup.roster.profiles(&group).iter());
+            let roster = &self.setup.roster;
+            let batches = Batches::measured(roster.profiles(&group).iter()).by(roster.batch_policy(group.model));
             let drafts = match (self.setup.batcher.speculation, &draft) {
                 (Speculation::Measured, Some(_)) => Speculation::Drafted,
                 (drafts, _) => drafts,

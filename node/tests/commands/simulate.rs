@@ -30,6 +30,8 @@ fn every_request_is_accounted_for_and_policies_differ() {
         "live+feedback",
         "live+doubling",
         "pools+chunked",
+        "live+chunked-mixed",
+        "live+prefill-first",
     ];
     let compare = names.join(",");
     let answer = json(&[&CLOUD[..], &["--compare", &compare]].concat());

@@ -234,6 +234,7 @@ mod tests {
             parent: None,
             groups: vec![group],
             routes: vec![],
+            chosen: vec![],
             reason: "".into(),
         };
         SwarmView {

@@ -58,6 +58,18 @@ const POLICIES: &[Policy] = &[
         Batched::Steps(Batches::Chunked(CHUNKS)),
         "as live; answers, and prompts in chunks beside them",
     ),
+    policy(
+        "live+chunked-mixed",
+        Dispatch::Live,
+        Batched::Steps(Batches::Mixed(CHUNKS)),
+        "as live; prompts in chunks, and answers beside them as far as tokens reach",
+    ),
+    policy(
+        "live+prefill-first",
+        Dispatch::Live,
+        Batched::Steps(Batches::PromptsFirst(CHUNKS)),
+        "as live; prompts alone, in longer chunks, answers after them",
+    ),
     policy("live+mixed", Dispatch::Live, Batched::Mixed(MIXED), "as live; prompts and answers in one iteration"),
     policy(
         "shortest+mixed",
