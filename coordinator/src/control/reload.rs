@@ -176,7 +176,7 @@ mod tests {
     }
 
     fn drafted(groups: Vec<Group>) -> Draft {
-        Draft { groups, routes: vec![], reason: String::new() }
+        Draft { groups, routes: vec![], chosen: vec![], reason: String::new() }
     }
 
     /// A group of these peers, which have equal parts of the four layers.
@@ -200,7 +200,8 @@ mod tests {
         let fetcher = Advert { partial: vec![PartialModel::of(sample::card().id, [0])], ..sample::advert(1) };
         let members: Members<'_> = [(PeerId([0; 32]), &holder), (PeerId([1; 32]), &fetcher)].into();
         let (epoch, term, groups) = (Epoch(0), Term(0), vec![group(&[0])]);
-        let standing = Plan { epoch, term, parent: None, groups, routes: vec![], reason: String::new() };
+        let standing =
+            Plan { epoch, term, parent: None, groups, routes: vec![], chosen: vec![], reason: String::new() };
         let (planner, horizon) = (&ByPeers, Duration::from_secs(600));
         let judge = Judge { planner, members: &members, wish, standing: &standing, margin: 0.1, horizon };
         let full = drafted(vec![group(&[0, 1])]);

@@ -290,7 +290,8 @@ mod tests {
             let members = (0..).zip(adverts).map(|(n, advert)| (peer(n), advert)).collect();
             let (epoch, term) = (tsnode_protocol::Epoch(0), tsnode_protocol::Term(0));
             let groups = vec![group(&[1])];
-            let plan = Plan { epoch, term, parent: None, groups, routes: vec![], reason: String::new() };
+            let plan =
+                Plan { epoch, term, parent: None, groups, routes: vec![], chosen: vec![], reason: String::new() };
             patience(&plan, &members).as_secs_f64()
         };
         assert_eq!(of(&[has(None, &[]), has(None, &[])]), 0.0);

@@ -103,7 +103,7 @@ mod tests {
         let layers = LayerRange { start: 0, end: 4 };
         let group = |peer: PeerId| Group::new(sample::card().id, Phase::Mixed, vec![Stage { peer, device: 0, layers }]);
         let (epoch, term, groups) = (Epoch(0), Term(0), HOSTS.map(group).to_vec());
-        let plan = Plan { epoch, term, parent: None, groups, routes: vec![], reason: String::new() };
+        let plan = Plan { epoch, term, parent: None, groups, routes: vec![], chosen: vec![], reason: String::new() };
         assert_eq!(serve(&fresh(), 1e3, Some(&plan)), 2);
     }
 }
