@@ -206,6 +206,14 @@ fn who_is_unresponsive_gets_nothing_new_where_another_does_the_same() {
     let mut scenario = Scenario::of(&[group(&[1], Phase::Prefill), group(&[2, 4], Phase::Decode), decode(3)]);
     scenario.tell(Event::Unresponsive { peers: BTreeSet::from([peer(4)]) });
     assert_eq!(scenario.submit(), peer(3));
+    // So does who decodes for who does both, whichever of them the request would have gone to.
+    for (unresponsive, phases) in [(2, [Phase::Mixed, Phase::Decode]), (3, [Phase::Decode, Phase::Mixed])] {
+        let [second, third] = phases;
+        let groups = [group(&[1], Phase::Prefill), group(&[2], second), group(&[3], third)];
+        let mut scenario = Scenario::of(&groups);
+        scenario.tell(Event::Unresponsive { peers: BTreeSet::from([peer(unresponsive)]) });
+        assert_eq!(scenario.submit(), peer(5 - unresponsive));
+    }
 }
 
 #[test]
