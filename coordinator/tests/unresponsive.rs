@@ -130,7 +130,7 @@ impl Scenario {
             let round_trip = Duration::from_millis(1);
             let seen = |id: &PeerId| {
                 let packets = self.packets.get(id).copied().unwrap_or_default();
-                (*id, Seen { packets, round_trip, connected: true, owes: true })
+                (*id, Seen { packets, round_trip, connected: true, owes: true, unanswered: None })
             };
             let seen = self.owes.iter().map(seen).collect();
             let look = self.probe.look(self.now, &seen);

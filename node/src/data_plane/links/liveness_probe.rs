@@ -75,7 +75,8 @@ impl Links {
         let round_trip = answers.iter().max().copied().or_else(known).unwrap_or_default();
         // Who cannot be asked over the connections that there are is not judged.
         let owes = owes && (connections.is_empty() || !answers.is_empty());
-        Seen { packets, round_trip, connected: !answers.is_empty(), owes }
+        let unanswered = self.inner.caller.unanswered(peer);
+        Seen { packets, round_trip, connected: !answers.is_empty(), owes, unanswered }
     }
 
     /// Carries out what follows from a look.
