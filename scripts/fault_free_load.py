@@ -6,7 +6,7 @@
 Starts a swarm of so many lenders of one thread each and a gateway, and goes through rounds of 90 s. A round has 1 to 64 clients
 without pause, prompts and answers that are short, long or of both kinds, asked of the gateway or of all peers, none, one or two
 neighbours that take a processor in bursts, and peers that have one processor each (where there are fewer, they share them) or may
-use all. A seed fixes which; of eight rounds, which take twelve minutes, each has another number of clients, and all else was there.
+use all. A seed fixes which; of eight rounds, which take twelve minutes or longer, each has another number of clients, and all else was there.
 A round ends with one line of JSON: answers, what failed, who was cut off, and what the logs ask somebody to do. The last line is the
 verdict of the whole run; with --add it is that of several, by what they printed, nothing being run. It ends with 1 where anybody was
 cut off or a request failed. Linux only; everything it starts ends with it.
