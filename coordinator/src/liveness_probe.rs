@@ -3,8 +3,9 @@
 //! A peer that computes for long still answers: its transport acknowledges whatever comes, beside the work. One whose process is
 //! stopped, or whose way is cut, acknowledges nothing. So who is silent while something is expected of it is asked for a sign of
 //! life, and who gives none in good time is unresponsive: what it owes goes on elsewhere. Likewise who was stopped before there
-//! was a connection to it: it does not answer the first packet of one, for as long as the transport goes on trying. That is no
-//! offence, and no death either ([`crate::control`] decides on those): who speaks again is sent work again.
+//! was a connection to it: it does not answer the first packet of one, for as long as the transport goes on trying. Its system does
+//! take calls for it, and that tells it sooner from one that is only far away. That is no offence, and no death either
+//! ([`crate::control`] decides on those): who speaks again is sent work again.
 //!
 //! How long an answer may take follows from what was seen: a floor, several times what this peer's slowest answers took of late,
 //! the way there, and how late the listener itself is. A host with much else to do answers late now and then, and is given longer
@@ -42,6 +43,8 @@ const SLEPT: Duration = Duration::from_secs(1);
 /// The least time that making a connection may take: the straight way is tried alone at first, and the way around a NAT, where there
 /// is none, takes some round trips more.
 const CONNECTS: Duration = Duration::from_millis(HEAD_START.as_millis() as u64 + 1000);
+/// The same where its host has taken a call for it: then there is a way, and nobody but its process is waited for.
+const GREETS: Duration = Duration::from_millis(900);
 /// Where so many are expected to speak and none does, it may be the listener who is cut off: then all have the most time.
 const ALL: usize = 3;
 /// Who is unresponsive stays so for so long after its last connection has gone: whoever decides on deaths has noticed by then.
@@ -58,6 +61,8 @@ pub struct Seen {
     pub connected: bool,
     /// Whether something is expected of it.
     pub owes: bool,
+    /// For how long its host has held a call that its process has not answered, where there is one.
+    pub unanswered: Option<Duration>,
 }
 
 /// What follows from one look.
@@ -140,7 +145,7 @@ impl LivenessProbe {
             if seen.connected && (seen.owes || peer.unresponsive) && peer.is_to_be_asked(now) {
                 out.ask.push(*id);
             }
-            if seen.owes && !peer.unresponsive && peer.is_silent(now, seen.round_trip, grace, alone) {
+            if seen.owes && !peer.unresponsive && peer.is_silent(now, seen, grace, alone) {
                 peer.unresponsive = true;
                 out.unresponsive.push(*id);
             }
@@ -222,12 +227,13 @@ impl Peer {
         due
     }
 
-    fn is_silent(&self, now: Time, round_trip: Duration, grace: Duration, alone: bool) -> bool {
-        let more = SLOWER * self.slow(now) + ROUND_TRIPS * round_trip.as_secs_f64();
-        let (since, least) = match (self.missing, self.asked) {
-            (Some(since), _) => (since, CONNECTS),
-            (None, Some((since, _))) => (since, LEAST),
-            (None, None) => return false,
+    fn is_silent(&self, now: Time, seen: &Seen, grace: Duration, alone: bool) -> bool {
+        let more = SLOWER * self.slow(now) + ROUND_TRIPS * seen.round_trip.as_secs_f64();
+        let (since, least) = match (self.missing, self.asked, seen.unanswered) {
+            (Some(since), _, Some(held)) => (since.max(now.saturating_sub(held)), GREETS),
+            (Some(since), _, None) => (since, CONNECTS),
+            (None, Some((since, _)), _) => (since, LEAST),
+            (None, None, _) => return false,
         };
         let patience = least + grace + Duration::try_from_secs_f64(more).unwrap_or(MOST);
         now >= since + if alone { MOST } else { patience.min(MOST) }
@@ -252,7 +258,13 @@ mod tests {
 
     impl Scenario {
         fn of(peers: u8) -> Self {
-            let seen = Seen { packets: 0, round_trip: Duration::from_millis(1), connected: true, owes: true };
+            let seen = Seen {
+                packets: 0,
+                round_trip: Duration::from_millis(1),
+                connected: true,
+                owes: true,
+                unanswered: None,
+            };
             let peers = (1..=peers).map(|n| (peer(n), seen)).collect();
             Self { probe: LivenessProbe::default(), now: Time::ZERO, peers, spoke: BTreeMap::new() }
         }
@@ -370,6 +382,24 @@ mod tests {
         let unresponsive = scenario.on(5000, &[(2, 50)]);
         let soon = stopped + Duration::from_millis(800);
         assert!(matches!(unresponsive[..], [(_, at)] if at <= soon), "{unresponsive:?}");
+    }
+
+    #[test]
+    fn whose_host_takes_a_call_that_nobody_answers_is_left_within_a_second() {
+        let mut scenario = Scenario::of(1);
+        let seen = scenario.peers.get_mut(&peer(1)).unwrap();
+        seen.connected = false;
+        // The call began before anything was expected of it; that alone says nothing yet.
+        for held in (0..3).map(|n| Duration::from_millis(700 + 250 * n)) {
+            scenario.peers.get_mut(&peer(1)).unwrap().unanswered = Some(held);
+            assert_eq!(scenario.on(250, &[]), []);
+        }
+        scenario.peers.get_mut(&peer(1)).unwrap().unanswered = Some(Duration::from_millis(1450));
+        assert_eq!(scenario.on(250, &[]).len(), 1);
+        // One that is not even held is waited for as long as a connection takes.
+        let mut scenario = Scenario::of(1);
+        scenario.peers.get_mut(&peer(1)).unwrap().connected = false;
+        assert_eq!(scenario.on(1800, &[]), []);
     }
 
     #[test]

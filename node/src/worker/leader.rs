@@ -5,7 +5,7 @@
 
 use super::{
     checks::Checks,
-    client::LeaderRequest,
+    client::{LeaderRequest, NOT_UP, refusing},
     context::StageContext,
     going::Going,
     heard::from_ring,
@@ -38,8 +38,6 @@ pub(super) const REQUESTS: usize = 256;
 const WORDS: usize = 1024;
 /// How long a ring may take to come round once.
 const RING_PATIENCE: Duration = Duration::from_secs(5);
-/// Why nothing is taken while there is no ring.
-const NOT_UP: &str = "the group is not up";
 /// Pause before a ring is built again.
 const RING_PAUSE: Duration = Duration::from_millis(300);
 /// How often a drained group looks whether its last sequence has ended.
@@ -136,7 +134,7 @@ pub(super) async fn run(setup: LeaderSetup) {
         }
         tokio::select! {
             () = stop.cancelled() => return,
-            () = sleep(RING_PAUSE) => {}
+            () = refusing(&mut leader.requests, sleep(RING_PAUSE)) => {}
         }
     }
 }
@@ -316,22 +314,19 @@ impl Leader {
             stages: self.group.stages.clone(),
             position: 0,
         };
-        let Stream { sender, receiver: mut onward } =
-            open_onward(&self.group, &self.context, &self.roster, &hello).await?;
-        let retire = self.retire.clone();
-        let mut come = Box::pin(timeout(RING_PATIENCE, come_round(&mut self.rings, hello.ring)));
-        let closing = loop {
+        let onward = open_onward(&self.group, &self.context, &self.roster, &hello);
+        let Stream { sender, receiver: mut onward } = refusing(&mut self.requests, onward).await?;
+        let (rings, retire) = (&mut self.rings, &self.retire);
+        let come = async {
             tokio::select! {
-                closing = &mut come => break closing,
+                closing = timeout(RING_PATIENCE, come_round(rings, hello.ring)) => closing
+                    .unwrap_or_else(|_| Err(StageError::Protocol("the ring did not come round in time".into()))),
                 // Nothing is ever said on it: the stage after this one has dropped the ring, or is gone.
-                _ = onward.recv::<RingFrame>() => return Err(StageError::Protocol("the next stage dropped the ring".into())),
-                () = retire.cancelled() => return Err(StageError::Protocol(PLAN_CHANGED.into())),
-                // Who asks now is better served elsewhere than by a ring that may never come round.
-                Some(request) = self.requests.recv() => refuse(request, NOT_UP),
+                _ = onward.recv::<RingFrame>() => Err(StageError::Protocol("the next stage dropped the ring".into())),
+                () = retire.cancelled() => Err(StageError::Protocol(PLAN_CHANGED.into())),
             }
         };
-        drop(come);
-        let closing = closing.map_err(|_| StageError::Protocol("the ring did not come round in time".into()))??;
+        let closing = refusing(&mut self.requests, come).await?;
         // A task of its own: whatever breaks first, the worker runs on until it has given its pages back.
         let work = crate::tasks::spawn(
             "stage",
@@ -356,14 +351,14 @@ impl Leader {
     fn take(&mut self, request: LeaderRequest, retiring: bool) -> Heard {
         let id = request.request();
         if retiring {
-            refuse(request, PLAN_CHANGED);
+            request.refuse(PLAN_CHANGED);
             return Heard::default();
         }
         // Its gateway's stream being open is what shows that somebody still wants it. A gateway that dies or stops loses its
         // streams within seconds; until then its client, who has come back at another one, is served elsewhere, or asks again.
         if self.clients.get(&id).is_some_and(|before| before.gateway != request.gateway()) {
             tracing::debug!(request = %id, gateway = %request.gateway(), "runs here for another gateway: refused");
-            refuse(request, "another gateway has this request here");
+            request.refuse("another gateway has this request here");
             return Heard::default();
         }
         let gateway = request.gateway();
@@ -480,7 +475,7 @@ impl Leader {
         self.clients.clear();
         // Gateways that have not heard of it yet are not to wait for a ring that may never come round.
         while let Ok(request) = self.requests.try_recv() {
-            refuse(request, NOT_UP);
+            request.refuse(NOT_UP);
         }
     }
 
@@ -554,14 +549,6 @@ async fn come_round(rings: &mut mpsc::Receiver<RingStream>, ring: RingId) -> Res
         }
     }
     Err(StageError::Upstream)
-}
-
-fn refuse(request: LeaderRequest, why: &str) {
-    // A gateway that has gone need not be told.
-    match request {
-        LeaderRequest::Decode { events, .. } => drop(events.try_send(DecodeEvent::Refused(why.into()))),
-        LeaderRequest::Prefill { events, .. } => drop(events.try_send(PrefillEvent::Failed(why.into()))),
-    }
 }
 
 /// Frames of the last stage, to the leader.

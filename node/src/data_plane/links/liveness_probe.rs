@@ -65,6 +65,16 @@ impl Links {
         self.inner.attendance.unresponsive.subscribe()
     }
 
+    /// Resolves when `peer` gives no sign of life, or is not reached in good time, while something is expected of it.
+    pub async fn until_unresponsive(&self, peer: PeerId) {
+        let mut unresponsive = self.unresponsive();
+        let silent = unresponsive.wait_for(|peers| peers.contains(&peer)).await.is_ok();
+        if !silent {
+            // Nobody looks any more: this process is ending.
+            std::future::pending().await
+        }
+    }
+
     /// What the transport says of one peer.
     fn seen(&self, peer: PeerId, owes: bool) -> Seen {
         let connections = self.inner.known.connections(peer);
@@ -75,7 +85,8 @@ impl Links {
         let round_trip = answers.iter().max().copied().or_else(known).unwrap_or_default();
         // Who cannot be asked over the connections that there are is not judged.
         let owes = owes && (connections.is_empty() || !answers.is_empty());
-        Seen { packets, round_trip, connected: !answers.is_empty(), owes }
+        let unanswered = self.inner.caller.unanswered(peer);
+        Seen { packets, round_trip, connected: !answers.is_empty(), owes, unanswered }
     }
 
     /// Carries out what follows from a look.
