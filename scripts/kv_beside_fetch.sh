@@ -6,11 +6,11 @@
 #   cargo build --workspace --bins && scripts/kv_beside_fetch.sh [FOLDER]
 #
 # FOLDER keeps the model that is fetched, which is made where it is not there (1 GB; scripts/shaped_model.py). $RATE is what a link
-# carries (100mbit), $QUEUE for how long a packet waits for it at most (50ms), $UPLOAD what --upload-mbit says at the host that computes
-# prompts (nothing), $CODEC how KV is packed (raw), $PACE when it leaves (auto), $BLOCKS and $EACH how many blocks of how many requests
-# there are of each kind (4 of 20): without and with a fetch, with and without one, so that what changes meanwhile changes both. It
-# needs python3 and tc beside what scripts/namespaces.sh needs. It ends with 1 where the median beside a fetch is later by more than
-# 1.05.
+# carries (100mbit), $FETCHER_RATE what that of the third host does (the same), $QUEUE for how long a packet waits for it at most
+# (50ms), $UPLOAD what --upload-mbit says at the host that computes prompts (nothing), $CODEC how KV is packed (raw), $PACE when it
+# leaves (auto), $BLOCKS and $EACH how many blocks of how many requests there are of each kind (4 of 20): without and with a fetch, with
+# and without one, so that what changes meanwhile changes both. It needs python3 and tc beside what scripts/namespaces.sh needs. It ends
+# with 1 where the median beside a fetch is later by more than 1.05.
 set -eu
 # shellcheck source-path=SCRIPTDIR source=namespaces.sh
 . "$(dirname "$0")/namespaces.sh"
@@ -23,9 +23,11 @@ tiny=$root/kernels/models/gutenberg-tiny
 "$root/scripts/shaped_model.py" "$model" 8
 for host in a:1 b:2 c:3; do
     public "${host%:*}" "9.9.9.${host#*:}"
+    link=$rate
+    [ "$host" != c:3 ] || link=${FETCHER_RATE:-$rate}
     # Out of a host, and into it.
-    inside "${host%:*}" tc qdisc add dev wan root tbf rate "$rate" burst 64k latency "$queue"
-    tc qdisc add dev "w-${host%:*}" root tbf rate "$rate" burst 64k latency "$queue"
+    inside "${host%:*}" tc qdisc add dev wan root tbf rate "$link" burst 64k latency "$queue"
+    tc qdisc add dev "w-${host%:*}" root tbf rate "$link" burst 64k latency "$queue"
 done
 flags="--mdns=false --threads 1 --http 127.0.0.1:7448 --device cpu --log ${LOG:-info}"
 # The host whose name is first computes prompts. A check or a draft would be computed beside what is measured.
