@@ -167,9 +167,9 @@ impl Meter {
         self.floor.store(bytes, Ordering::Relaxed);
     }
 
-    /// Whether the connection is busy with more than it can send.
+    /// Whether the connection is busy with more than it can send, or may.
     pub fn is_busy(&self) -> bool {
-        self.lock().busy.lasts().is_some_and(|lasts| lasts < SPAN * 4)
+        self.leaving.gives_way() || self.lock().busy.lasts().is_some_and(|lasts| lasts < SPAN * 4)
     }
 }
 
