@@ -5,6 +5,7 @@
 //! the window says what may be in flight at once, until something is lost. Cubic then goes on from what was in flight, since
 //! its own window never had a reason to grow: from ten packets it would feel its way up for many seconds.
 
+use super::scavenger::{self, Leaving};
 use quinn::congestion::{Controller, ControllerFactory, CubicConfig};
 use quinn_proto::RttEstimator;
 use std::any::Any;
@@ -29,6 +30,8 @@ pub(super) struct Meter {
     now: Mutex<Run>,
     /// Bytes that may be in flight whatever Cubic thinks; 0 where nothing is known.
     floor: AtomicU64,
+    /// What leaves by it, which may have to give way.
+    pub leaving: Leaving,
 }
 
 /// What is being acknowledged.
@@ -164,9 +167,9 @@ impl Meter {
         self.floor.store(bytes, Ordering::Relaxed);
     }
 
-    /// Whether the connection is busy with more than it can send.
+    /// Whether the connection is busy with more than it can send, or may.
     pub fn is_busy(&self) -> bool {
-        self.lock().busy.lasts().is_some_and(|lasts| lasts < SPAN * 4)
+        self.leaving.gives_way() || self.lock().busy.lasts().is_some_and(|lasts| lasts < SPAN * 4)
     }
 }
 
@@ -229,7 +232,16 @@ pub(super) struct Metered;
 impl ControllerFactory for Metered {
     fn build(self: Arc<Self>, now: Instant, mtu: u16) -> Box<dyn Controller> {
         let cubic = Arc::new(CubicConfig::default()).build(now, mtu);
-        Box::new(Watching { cubic, meter: Arc::default(), mtu, flying: 0, rtt: Duration::ZERO })
+        let acknowledged = Acknowledged::default();
+        Box::new(Watching {
+            cubic,
+            meter: Arc::default(),
+            mtu,
+            flying: 0,
+            rtt: Duration::ZERO,
+            acknowledged,
+            room: None,
+        })
     }
 }
 
@@ -240,9 +252,37 @@ struct Watching {
     /// Bytes on their way, about.
     flying: u64,
     rtt: Duration,
+    acknowledged: Acknowledged,
+    /// Bytes that may be on their way while it gives way to others.
+    room: Option<u64>,
+}
+
+/// By the acknowledgement that is being read.
+#[derive(Clone, Copy, Debug, Default)]
+struct Acknowledged {
+    bytes: u64,
+    /// When the last of it was sent, and the shortest round trip so far.
+    newest: Option<(Instant, Duration)>,
+}
+
+impl Acknowledged {
+    /// Whether it waited in the link's queue, as far as is known: this one alone, where a smoothed round trip is of the past.
+    fn waited(&self, now: Instant) -> bool {
+        self.newest.is_none_or(|(sent, shortest)| {
+            now.saturating_duration_since(sent) > shortest.mul_f64(QUEUED) + QUEUED_AT_LEAST
+        })
+    }
 }
 
 impl Watching {
+    /// After an acknowledgement: what may be on its way, if it is to give way.
+    fn give_way(&mut self, now: Instant) {
+        let acknowledged = std::mem::take(&mut self.acknowledged);
+        let (bytes, waited) = (acknowledged.bytes, acknowledged.waited(now));
+        let gives_way = self.meter.leaving.gives_way();
+        self.room = gives_way.then(|| scavenger::room(self.room, bytes, waited, self.mtu));
+    }
+
     /// Something was lost while the floor let more be in flight than Cubic would have: it takes over from there.
     fn take_over(&mut self, now: Instant) {
         let floor = self.meter.floor.swap(0, Ordering::Relaxed);
@@ -262,16 +302,22 @@ impl Controller for Watching {
     }
 
     fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, idle: bool, rtt: &RttEstimator) {
+        // Who gives way shows neither Cubic nor the meter what the link carries.
+        let idle = idle || self.room.is_some();
         self.cubic.on_ack(now, sent, bytes, idle, rtt);
         self.rtt = rtt.get();
+        let newest = self.acknowledged.newest.map_or(sent, |(before, _)| before.max(sent));
+        self.acknowledged = Acknowledged { bytes: self.acknowledged.bytes + bytes, newest: Some((newest, rtt.min())) };
         let waited = rtt.get() > rtt.min().mul_f64(QUEUED) + QUEUED_AT_LEAST;
         self.meter.lock().acknowledged(Mark { came: now, sent }, bytes, idle, waited);
     }
 
     fn on_end_acks(&mut self, now: Instant, in_flight: u64, idle: bool, largest: Option<u64>) {
+        let idle = idle || self.room.is_some();
         self.cubic.on_end_acks(now, in_flight, idle, largest);
         self.flying = in_flight;
         self.meter.lock().look(idle, SPAN.max(2 * self.rtt));
+        self.give_way(now);
     }
 
     fn on_congestion_event(&mut self, now: Instant, sent: Instant, persistent: bool, lost: u64) {
@@ -286,7 +332,10 @@ impl Controller for Watching {
     }
 
     fn window(&self) -> u64 {
-        self.cubic.window().max(self.meter.floor.load(Ordering::Relaxed))
+        let window = self.cubic.window().max(self.meter.floor.load(Ordering::Relaxed));
+        // One that had to give way before its last acknowledgement may not have to now.
+        let room = self.room.filter(|_| self.meter.leaving.gives_way());
+        room.map_or(window, |room| window.min(room))
     }
 
     fn metrics(&self) -> quinn::congestion::ControllerMetrics {
@@ -295,8 +344,16 @@ impl Controller for Watching {
 
     /// Of the same connection: what is found by either is found.
     fn clone_box(&self) -> Box<dyn Controller> {
-        let Self { mtu, flying, rtt, .. } = *self;
-        Box::new(Self { cubic: self.cubic.clone_box(), meter: self.meter.clone(), mtu, flying, rtt })
+        let Self { mtu, flying, rtt, acknowledged, room, .. } = *self;
+        Box::new(Self {
+            cubic: self.cubic.clone_box(),
+            meter: self.meter.clone(),
+            mtu,
+            flying,
+            rtt,
+            acknowledged,
+            room,
+        })
     }
 
     fn initial_window(&self) -> u64 {
