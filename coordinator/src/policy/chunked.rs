@@ -7,7 +7,6 @@
 //! A request has a place and memory from the first chunk of its prompt to its end, or from when its KV begins to come from
 //! elsewhere; with it may come the prompt's rest (Cronus §4.2). One whose answer is generated elsewhere keeps its memory,
 //! but not its place, until its KV has gone.
-
 //!
 //! Prompts may go first instead ([`Chunked::prompts_first`]), with answers beside them as far as tokens are left or not at all. Answers
 //! are then passed over so many times at most: nobody starves (Splitwise §IV-B ages and bounds preemption for the same reason).

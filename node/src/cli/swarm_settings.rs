@@ -107,9 +107,16 @@ pub(super) fn routed(view: &SwarmView, id: Option<ModelId>) -> String {
     }
 }
 
+/// What the plan has chosen, of models that it is left to now: one for which members have set a policy since is routed by that.
+pub(super) fn chosen(view: &SwarmView) -> Vec<&RouteChoice> {
+    let settings = of(view);
+    let is_left = |choice: &&RouteChoice| settings.route(choice.model).is_some_and(|(by, _)| by == RoutePolicy::Auto);
+    view.plan.iter().flat_map(|plan| &plan.chosen).filter(is_left).collect()
+}
+
 /// What was chosen for models that this is about, where that is done by measurement.
 fn now_routed(view: &SwarmView, id: Option<ModelId>) -> String {
-    let chosen = view.plan.iter().flat_map(|plan| &plan.chosen).filter(|choice| id.is_none_or(|id| id == choice.model));
+    let chosen = chosen(view).into_iter().filter(|choice| id.is_none_or(|id| id == choice.model));
     let now: Vec<String> =
         chosen.map(|choice| format!("{} by {}", model(view, Some(choice.model)), choice.policy)).collect();
     if now.is_empty() { ", which has chosen nothing yet".into() } else { format!(", now {}", now.join(", ")) }
@@ -188,14 +195,24 @@ mod tests {
         );
         let tried = |policy, in_time, slowness| Replayed { policy, in_time, slowness };
         let tried = vec![tried(RoutePolicy::Live, 0.8, 9.0), tried(RoutePolicy::Shortest, 0.975, 2.5)];
-        let chosen = vec![RouteChoice { model: id, policy: RoutePolicy::Shortest, requests: 300, rate: 0.5, tried }];
+        let made = vec![RouteChoice { model: id, policy: RoutePolicy::Shortest, requests: 300, rate: 0.5, tried }];
         let (epoch, term, reason) = (Epoch(1), Term(0), String::new());
-        seen.plan = Some(Plan { epoch, term, parent: None, groups: vec![], routes: vec![], chosen, reason });
+        seen.plan = Some(Plan { epoch, term, parent: None, groups: vec![], routes: vec![], chosen: made, reason });
         let said = routed(&seen, Some(id));
         assert!(said.starts_with("requests are routed by shortest, chosen as auto was set by this peer"), "{said}");
         let figures = ": of 300 requests like those of late, 0.50 a second, 97.5 % in time and nine of ten within 2.5 times the \
                        fastest; by live 80.0 % in time and nine of ten within 9.0 times the fastest";
         assert!(said.ends_with(figures), "{said}");
         assert!(lines(&seen)[0].1.contains(" by shortest; set by this peer"), "{:?}", lines(&seen));
+        assert_eq!(chosen(&seen).len(), 1);
+        // The plan says so until there is another, and the model is routed by what was set for it since.
+        let (key, value) = (SettingKey::Route { model: Some(id) }, SettingValue::Route(Some(RoutePolicy::Pools)));
+        seen.settings.push(SwarmSetting { key, value, at: 1, by: seen.me });
+        assert!(
+            lines(&seen)[0].1.starts_with("auto for every model, which has chosen nothing yet; "),
+            "{:?}",
+            lines(&seen)
+        );
+        assert_eq!(chosen(&seen), Vec::<&RouteChoice>::new());
     }
 }

@@ -146,8 +146,7 @@ async fn show(settings: &Settings, matches: &ArgMatches, what: What) -> Result<(
         return print_json(&match what {
             What::Targets => json!({ "targets": shown, "attainment": view.attainment }),
             What::Route => {
-                let chosen = view.plan.as_ref().map_or(&[][..], |plan| &plan.chosen);
-                json!({ "route": shown, "chosen": chosen, "overflows": view.overflows })
+                json!({ "route": shown, "chosen": swarm_settings::chosen(&view), "overflows": view.overflows })
             }
             What::Batch => json!({ "batch": shown }),
         });

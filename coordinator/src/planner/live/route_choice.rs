@@ -6,12 +6,16 @@ use crate::{
     batcher::BatcherConfig,
     gate::SplitChoice,
     members::Members,
-    policy::choice::{Batches, Dispatch, Room},
+    policy::{
+        caps,
+        choice::{Batches, Dispatch, Room},
+    },
     replay::{self, Parts, Replay, machines::Machine},
     scheduler::{
         Evaluation, Evaluator, Problem,
         evaluate::Share,
         parallel::{self, Config},
+        workload::Means,
     },
     settings::Settings,
     traffic,
@@ -28,6 +32,13 @@ const STEP: f64 = 0.02;
 const FASTER: f64 = 0.9;
 /// What slowness is told of: nine of ten take no longer.
 const NINE_OF_TEN: f64 = 0.9;
+/// The least that is replayed, as a part of what devices carry, however rarely a gateway says that requests come: nothing waits there, and
+/// times stay such as can be counted with.
+const IDLEST: f64 = 1e-3;
+/// Steps that a replay's requests take one after the other, all together: where answers are long, fewer requests are replayed, so
+/// that the planner is soon done. And the fewest.
+const MOST_STEPS: f64 = 500_000.0;
+const FEWEST: usize = 50;
 
 /// What is chosen for each model of these groups that it is left to: as before, where there is nothing to choose by, or nothing is
 /// clearly better.
@@ -77,18 +88,17 @@ impl Ground<'_> {
         let profile = traffic::together(model, self.members)?;
         let carries: f64 = self.scenes.iter().map(|scene| scene.carries).sum();
         // Where all are late, policies cannot be told apart.
-        let rate = profile.rate.min(BUSIEST * carries).min(MOST_STATED);
+        let rate = profile.rate.max(IDLEST * carries).min(BUSIEST * carries).min(MOST_STATED);
         let problem = self.scenes.first()?.problem.at_rate(rate);
-        let how = Replay { seed: SEED, requests: REPLAYED };
+        let how = Replay { seed: SEED, requests: requests(&problem.workload.mean) };
         let replayed = |policy: RoutePolicy| {
             let dispatch = Dispatch::from(policy);
             let report = replay::replay_routed(self.parts()?, &problem, dispatch, how, profile.variation);
-            let (in_time, slowness) = (report.attainment, report.scale_at(NINE_OF_TEN).clamp(0.0, MOST_STATED));
-            Some(Replayed { policy, in_time, slowness })
+            Some(Replayed { policy, in_time: report.attainment, slowness: stated(report.scale_at(NINE_OF_TEN)) })
         };
         let tried: Vec<Replayed> = policies.into_iter().filter_map(replayed).collect();
         let policy = best(&tried, before.unwrap_or(RoutePolicy::Live))?;
-        Some(RouteChoice { model, policy, requests: REPLAYED as u32, rate, tried })
+        Some(RouteChoice { model, policy, requests: how.requests as u32, rate, tried })
     }
 
     /// Policies that differ on these routes.
@@ -140,25 +150,41 @@ impl Ground<'_> {
     }
 }
 
+/// How many requests like these are replayed.
+fn requests(mean: &Means) -> usize {
+    let steps = mean.steps + mean.prompt.0 / f64::from(caps::SHORTEST);
+    ((MOST_STEPS / steps.max(1.0)) as usize).clamp(FEWEST, REPLAYED)
+}
+
+/// As a plan may state it; what is no number is as slow as can be.
+fn stated(slowness: f64) -> f64 {
+    if slowness < MOST_STATED { slowness.max(0.0) } else { MOST_STATED }
+}
+
 /// What requests are routed by now, unless another of these is clearly better. Who is best is an order of all, so that no two take turns
-/// while requests stay as they are.
+/// while requests stay as they are: it alone is ever changed to.
 fn best(tried: &[Replayed], now: RoutePolicy) -> Option<RoutePolicy> {
     let level = |r: &Replayed| (r.in_time / STEP) as u32;
     let order = |a: &&Replayed, b: &&Replayed| level(b).cmp(&level(a)).then(a.slowness.total_cmp(&b.slowness));
     let best = tried.iter().min_by(order)?;
     let Some(present) = tried.iter().find(|r| r.policy == now) else { return Some(best.policy) };
-    let keeps_more = level(best) > level(present) && best.in_time >= present.in_time + STEP;
-    let is_faster = level(best) == level(present) && best.slowness <= present.slowness * FASTER;
+    let keeps_more = best.in_time >= present.in_time + STEP;
+    // As many are in time by it, or more.
+    let is_faster = best.slowness <= present.slowness * FASTER;
     Some(if keeps_more || is_faster { best.policy } else { now })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sample::{self, card};
+    use crate::{
+        sample::{self, card},
+        scheduler::workload::Workload,
+    };
     use RoutePolicy::{Auto, Cronus, Live, Pools, Shares, Shortest};
     use tsnode_protocol::{
-        Advert, LayerRange, PeerId, Phase, SettingKey, SettingValue, Stage, SwarmSetting, Traffic, traffic::LENGTHS,
+        Advert, Epoch, LayerRange, PeerId, Phase, Plan, SettingKey, SettingValue, Stage, SwarmSetting, Term, Tokens,
+        Traffic, traffic::LENGTHS,
     };
 
     fn told(policy: RoutePolicy, in_time: f64, slowness: f64) -> Replayed {
@@ -175,6 +201,12 @@ mod tests {
         let faster = [told(Live, 1.0, 3.0), told(Cronus, 1.0, 2.0)];
         assert_eq!([Live, Cronus].map(|now| by(now, &faster)), [Cronus, Cronus]);
         assert_eq!(by(Pools, &faster), Cronus, "what is there no more is not kept");
+        let both = [told(Live, 0.99, 5.0), told(Shortest, 1.0, 1.5)];
+        assert_eq!(
+            [Live, Shortest].map(|now| by(now, &both)),
+            [Shortest, Shortest],
+            "a few more are in time, and all faster"
+        );
         assert_eq!(best(&[], Live), None);
         // Each is better than the next by another measure: from wherever it begins, it comes to rest.
         let round = [told(Live, 0.99, 9.0), told(Shares, 0.97, 5.0), told(Pools, 0.95, 1.0)];
@@ -228,6 +260,32 @@ mod tests {
         assert_ne!(Uneven::new(Auto, 8.0).chosen(&by_shares)[0].policy, Shares, "{choice:?}");
         // What was chosen stays while nothing changes.
         assert_eq!(Uneven::new(Auto, 8.0).chosen(&chosen), chosen);
+    }
+
+    /// Nor is any of it more than a plan may state, or what it is endorsed by would be none.
+    #[test]
+    fn however_rarely_requests_come_what_is_stated_can_be() {
+        for rate in [f64::from_bits(1), 1e-300, 1e-9, 1e6] {
+            let uneven = Uneven::new(Auto, rate);
+            let chosen = uneven.chosen(&[]);
+            let [choice] = &chosen[..] else { panic!("{rate}: {chosen:?}") };
+            assert!(
+                choice.rate > 0.0 && choice.tried.iter().all(|r| r.in_time <= 1.0 && r.slowness > 0.0),
+                "{choice:?}"
+            );
+            let (groups, routes) = (uneven.groups, uneven.routes);
+            let (epoch, term, reason) = (Epoch(1), Term(0), String::new());
+            let plan = Plan { epoch, term, parent: None, groups, routes, chosen, reason };
+            assert_eq!(plan.check(), Ok(()), "{rate}");
+        }
+        assert_eq!([f64::NAN, f64::INFINITY, -1.0, 2.5].map(stated), [MOST_STATED, MOST_STATED, 0.0, 2.5]);
+    }
+
+    #[test]
+    fn of_long_answers_fewer_are_replayed() {
+        let mean = |prompt, answer| Workload::uniform(Tokens(prompt), Tokens(answer)).mean;
+        let replayed = [(200.0, 50.0), (1_000.0, 5_001.0), (1e6, 1e6)].map(|(p, a)| requests(&mean(p, a)));
+        assert_eq!(replayed, [REPLAYED, 99, FEWEST]);
     }
 
     /// The group for prompts alone would do it on average, and is swamped by bursts in which the other has nothing to do.
