@@ -212,7 +212,7 @@ fn models_that_are_asked_for_all_the_time_take_turns_in_memory() {
     let mut world = World::new(4);
     let all = [crowded(0), sample::gateway(8), asks([1.1, 0.05])].map(|advert| world.add(advert));
     all.iter().for_each(|n| world.start(*n));
-    world.wait(Duration::from_secs(10));
+    world.wait(Duration::from_secs(20));
     let (mut now, mut turns) = (served(&world, 2), Vec::new());
     let mut lasted = 0;
     for _ in 0..600 {

@@ -24,7 +24,7 @@ const REST_SHARE: u32 = 20;
 /// And at most: a link may have become another for good.
 const REST_MOST: Duration = Duration::from_secs(60);
 /// How many plans are looked for in which a model has its turn.
-const SWAPS_TRIED: usize = 4;
+const SWAPS_TRIED: usize = 6;
 
 /// What the planner is asked: the swarm as it was then.
 #[derive(Clone, Debug)]
@@ -103,16 +103,22 @@ impl Question {
         let swap = self.swap.as_ref()?;
         let here: BTreeSet<ModelId> = standing.groups.iter().map(|group| group.model).collect();
         let served = || members.values().flat_map(|advert| &advert.devices).flat_map(|device| &device.serves);
-        let tries = swap.waits.iter().flat_map(|comes| swap.yields.iter().map(move |go| (*comes, go)));
-        tries.take(SWAPS_TRIED).find_map(|(comes, go)| {
+        let tries = swap.tries(members, &standing.groups);
+        tries.into_iter().take(SWAPS_TRIED).find_map(|(comes, go)| {
             let others = served().map(|served| served.model).filter(|model| !here.contains(model) && *model != comes);
             let hidden: BTreeSet<ModelId> = go.iter().copied().chain(others).collect();
             let adverts = swapping::without(members, &hidden);
             let view: Members<'_> = adverts.iter().map(|(peer, advert)| (*peer, advert)).collect();
+            // Others judge it by views of their own, and would refuse one that takes from those that stay.
+            let value = |plan: &Plan| planner.value(plan, members, &self.wish);
+            let takes_nothing = |draft: &Draft| {
+                let plan = Plan { groups: draft.groups.clone(), ..standing.clone() };
+                swapping::is_as_good(&plan, standing, self.margin / 2.0, value)
+            };
             let is_right = |draft: &Draft| {
                 let serves = |model: ModelId| draft.groups.iter().any(|group| group.model == model);
-                let stay = here.difference(go).all(|model| serves(*model));
-                serves(comes) && stay && check::feasible(&draft.groups, members).is_ok()
+                let stay = here.difference(&go).all(|model| serves(*model));
+                serves(comes) && stay && check::feasible(&draft.groups, members).is_ok() && takes_nothing(draft)
             };
             let light = planner.grow(standing, &view, &self.wish).filter(is_right);
             light.or_else(|| Some(planner.plan(&view, &self.wish, Some(standing))).filter(is_right))
@@ -254,7 +260,9 @@ impl Control {
     /// Whether an answer is one to what would be asked now. Where no plan fits any more, one that does is not thrown away
     /// for leaving newcomers out.
     fn still_answers(&self, question: &Question, draft: Option<&Draft>) -> bool {
-        if question.standing.as_ref().map(|p| p.id()) != self.plan_id() || question.swap != self.swap() {
+        // Turns come and end while the planner is at work: what it found holds where all that goes may still go.
+        let holds = question.swap == self.swap() || draft.is_some_and(|draft| self.may_go_now(draft));
+        if question.standing.as_ref().map(|p| p.id()) != self.plan_id() || !holds {
             return false;
         }
         let members = self.planned_members();

@@ -56,19 +56,19 @@ impl Judge<'_> {
     pub fn chosen(&self, light: Option<Draft>, full: Draft) -> Draft {
         let light = light.unwrap_or_else(|| self.as_it_stands());
         let laid_out = self.wish.layout.is_some();
-        let repays = || !self.only_swaps(&full) && self.repays(&full, &light);
+        let repays = || !self.takes_places(&full) && self.repays(&full, &light);
         if !full.groups.is_empty() && (laid_out || repays()) { full } else { light }
     }
 
-    /// Whether all that a draft does for models that are asked for is to put some into the place of others, where devices do not
-    /// hold all at once. Of a busy one fewer requests are in time: by values it would go whenever another is asked for at all. When it
-    /// goes, its turn says ([`super::swapping`]).
-    fn only_swaps(&self, draft: &Draft) -> bool {
+    /// Whether a draft takes its place from a model that is asked for, where devices do not hold all at once, be it for several
+    /// others. Of a busy one fewer requests are in time: by values it would go whenever another is asked for at all. When it goes,
+    /// its turn says ([`super::swapping`]).
+    fn takes_places(&self, draft: &Draft) -> bool {
         let is_asked = |model: &ModelId| traffic::together(*model, self.members).is_some();
         let asked =
             |groups: &[Group]| -> BTreeSet<ModelId> { groups.iter().map(|g| g.model).filter(is_asked).collect() };
         let (before, after) = (asked(&self.standing.groups), asked(&draft.groups));
-        live::is_scarce(self.members) && after.len() <= before.len() && !before.is_subset(&after)
+        live::is_scarce(self.members) && !before.is_subset(&after)
     }
 
     /// Whether a draft is better than what stands, by more than views differ.

@@ -11,7 +11,7 @@ use super::{Control, reload};
 use crate::{
     Time,
     members::Members,
-    planner::live,
+    planner::{Draft, live},
     replacement_interval::{Bounds, ReplacementInterval},
     traffic,
 };
@@ -26,6 +26,8 @@ const TURN: Bounds = Bounds { start: Seconds(60.0), least: Seconds(30.0), most: 
 const FIRST: Duration = Duration::from_secs(5);
 /// How long a model may be on its way before its turn is taken to have begun: answers of those before it may be long.
 const LATE: Duration = Duration::from_secs(300);
+/// How long what stands where a model waits is left to it alone, if it needs more than may go yet. Who has waited longer may never come.
+const CLAIM: Duration = Duration::from_secs(900);
 
 /// Models that are asked for, as far as devices have memory for them at all: requests a second, and how long loading takes.
 type Asked = BTreeMap<ModelId, (f64, Seconds)>;
@@ -63,8 +65,84 @@ pub(super) fn demand(members: &Members<'_>) -> Option<Demand> {
 pub(super) struct Swap {
     /// Models that are asked for and that nobody serves, the one that has waited longest first.
     pub waits: Vec<ModelId>,
-    /// Models that may go for one of them: as few as may do first.
-    pub yields: Vec<BTreeSet<ModelId>>,
+    /// Those of them to whom is left what stands on their devices.
+    pub claims: BTreeSet<ModelId>,
+    /// Models that nobody asks for.
+    pub idle: BTreeSet<ModelId>,
+    /// Models whose turns are over, the one that has been there longest first.
+    pub over: Vec<ModelId>,
+}
+
+/// Models by the devices that they have stages on.
+type There = BTreeMap<(PeerId, u16), BTreeSet<ModelId>>;
+
+impl Swap {
+    /// For whom a place is to be looked for, and what goes for that: who has waited longest first, and of what stands on its devices
+    /// as little as there is room without; where that does not help, all that may go there.
+    pub fn tries(&self, members: &Members<'_>, standing: &[Group]) -> Vec<(ModelId, BTreeSet<ModelId>)> {
+        let mut there = There::new();
+        for group in standing {
+            for stage in &group.stages {
+                there.entry((stage.peer, stage.device)).or_default().insert(group.model);
+            }
+        }
+        let (mut tries, mut claimed) = (Vec::new(), BTreeSet::new());
+        for comes in &self.waits {
+            let beside = neighbours(*comes, members, &there);
+            let yields = self.yields(&beside.difference(&claimed).copied().collect());
+            let enough = yields.iter().find(|go| has_room(*comes, go, members, &there));
+            let all = yields.last().filter(|all| Some(*all) != enough);
+            tries.extend(enough.into_iter().chain(all).map(|go| (*comes, go.clone())));
+            // A large one would never come if each place that it waits for were given away before the others are free.
+            if enough.is_none() && self.claims.contains(comes) && has_room(*comes, &beside, members, &there) {
+                claimed.extend(beside);
+            }
+        }
+        tries
+    }
+
+    /// Which of these may go: those that nobody asks for, and then one more each time.
+    fn yields(&self, among: &BTreeSet<ModelId>) -> Vec<BTreeSet<ModelId>> {
+        let mut go: BTreeSet<ModelId> = self.idle.intersection(among).copied().collect();
+        let mut yields = vec![go.clone()];
+        for model in self.over.iter().filter(|model| among.contains(*model)) {
+            go.insert(*model);
+            yields.push(go.clone());
+        }
+        yields.retain(|models| !models.is_empty());
+        yields
+    }
+}
+
+/// What stands on devices that serve a model, do not hold all, and do not keep it.
+fn neighbours(model: ModelId, members: &Members<'_>, there: &There) -> BTreeSet<ModelId> {
+    let mut beside = BTreeSet::new();
+    for ((peer, device), models) in there {
+        let device = members.get(peer).and_then(|advert| advert.devices.get(usize::from(*device)));
+        let Some(device) = device.filter(|device| !device.holds_all() && device.served(model).is_some()) else {
+            continue;
+        };
+        let may_go = |other: &&ModelId| device.served(**other).is_some_and(|served| !served.is_kept);
+        beside.extend(models.iter().filter(may_go));
+    }
+    beside
+}
+
+/// Whether devices have memory for the whole of a model beside what stands on them, were it not for these.
+fn has_room(model: ModelId, go: &BTreeSet<ModelId>, members: &Members<'_>, there: &There) -> bool {
+    let mut room = 0_u64;
+    for (peer, advert) in members {
+        for (n, device) in (0..).zip(&advert.devices) {
+            let Some(served) = device.served(model) else { continue };
+            let stays = there.get(&(*peer, n)).into_iter().flatten().filter(|other| !go.contains(*other));
+            let models: BTreeSet<ModelId> = stays.copied().chain([model]).collect();
+            if device.holds(&models) {
+                room = room.saturating_add(served.memory_bytes.saturating_sub(served.kv_bytes));
+            }
+        }
+    }
+    let card = members.values().flat_map(|advert| &advert.models).find(|card| card.id == model);
+    card.is_some_and(|card| card.shape.stage_bytes(card.shape.all_layers()) <= room)
 }
 
 /// A model of the plan in force.
@@ -74,6 +152,8 @@ struct Served {
     planned: Time,
     /// Since when it takes requests.
     up: Option<Time>,
+    /// It was there when this peer first looked: since when is for others to say.
+    is_older: bool,
 }
 
 impl Served {
@@ -94,19 +174,24 @@ pub(super) struct Swapping {
     expected: Asked,
     /// What planning was told last.
     told: Option<Swap>,
+    /// Whether there was a choice when this peer looked last.
+    has_looked: bool,
 }
 
 impl Default for Swapping {
     fn default() -> Self {
         let (served, waits) = (BTreeMap::new(), BTreeMap::new());
         let (demand, expected) = (Demand::default(), Asked::new());
-        Self { interval: ReplacementInterval::new(TURN), served, waits, demand, expected, told: None }
+        let interval = ReplacementInterval::new(TURN);
+        Self { interval, served, waits, demand, expected, told: None, has_looked: false }
     }
 }
 
 impl Swapping {
     /// What is asked for now, and what the plan in force serves: whether a group of each takes requests.
     fn look(&mut self, now: Time, demand: Option<Demand>, served: &BTreeMap<ModelId, bool>) {
+        let is_older = demand.is_some() && !self.has_looked;
+        self.has_looked = demand.is_some();
         self.demand = demand.unwrap_or_default();
         let asked = &self.demand.asked;
         let is_here = |model: &ModelId| served.contains_key(model);
@@ -117,7 +202,7 @@ impl Swapping {
         }
         self.served.retain(|model, _| is_here(model));
         for (model, is_up) in served {
-            let served = self.served.entry(*model).or_insert(Served { planned: now, up: None });
+            let served = self.served.entry(*model).or_insert(Served { planned: now, up: None, is_older });
             served.up = served.up.or_else(|| is_up.then_some(now));
         }
         let asked = &self.demand.asked;
@@ -171,22 +256,22 @@ impl Swapping {
         let began = movable().map(|(model, served)| (served.began(), *model));
         let mut over: Vec<(Time, ModelId)> = began.filter(is_over).collect();
         over.sort_unstable();
-        let one: BTreeSet<ModelId> = idle.iter().copied().chain(over.first().map(|(_, model)| *model)).collect();
-        let all: BTreeSet<ModelId> = idle.iter().copied().chain(over.iter().map(|(_, model)| *model)).collect();
-        let mut yields = vec![idle, one, all];
-        yields.dedup();
-        yields.retain(|models| !models.is_empty());
+        let claims = waits.iter().filter(|(since, _)| now < *since + CLAIM).map(|(_, model)| *model).collect();
         let waits = waits.into_iter().map(|(_, model)| model).collect();
-        (!yields.is_empty()).then_some(Swap { waits, yields })
+        let over: Vec<ModelId> = over.into_iter().map(|(_, model)| model).collect();
+        (!idle.is_empty() || !over.is_empty()).then_some(Swap { waits, claims, idle, over })
     }
 
     /// Whether a plan does no more than give a model that waits its turn, by this peer's own view, which may be a little late.
     fn allows(&self, now: Time, before: &BTreeSet<ModelId>, after: &BTreeSet<ModelId>, late: Duration) -> bool {
         let came: Vec<ModelId> = after.difference(before).copied().filter(|m| self.waits.contains_key(m)).collect();
         let may_go = |model: &ModelId| {
-            let began = self.served.get(model).map_or(now, |served| served.began());
+            let served = self.served.get(model);
+            let began = served.map_or(now, |served| served.began());
             let is_over = |comes: &ModelId| now + late >= began.saturating_add(self.least(*model, *comes));
-            !self.demand.asked.contains_key(model) || came.iter().any(is_over)
+            let is_older = served.is_some_and(|served| served.is_older);
+            let is_asked = self.demand.asked.contains_key(model);
+            self.demand.may_go.contains(model) && (!is_asked || is_older || came.iter().any(is_over))
         };
         !came.is_empty() && before.difference(after).all(may_go)
     }
@@ -223,18 +308,28 @@ impl Control {
     /// Whether a plan that is worth less than the present one is to be had all the same: it gives a model its turn, and those that
     /// both serve lose nothing.
     pub(super) fn is_turn(&self, plan: &Plan, present: &Plan, members: &Members<'_>) -> bool {
-        let (before, after) = (models(present), models(plan));
-        if !self.swapping.allows(self.now, &before, &after, self.config.patience / 2) {
-            return false;
-        }
-        let both = |plan: &Plan| {
-            let is_in_both = |group: &&Group| before.contains(&group.model) && after.contains(&group.model);
-            let groups = plan.groups.iter().filter(is_in_both).cloned().collect();
-            let part = Plan { groups, ..plan.clone() };
-            self.config.planner.value(&part, members, &self.config.wish)
-        };
-        both(plan) >= both(present) * (1.0 - self.config.margin)
+        let value = |plan: &Plan| self.config.planner.value(plan, members, &self.config.wish);
+        self.swapping.allows(self.now, &models(present), &models(plan), self.config.patience / 2)
+            && is_as_good(plan, present, self.config.margin, value)
     }
+
+    /// Whether all that a draft does not serve any more may go by what is known now.
+    pub(super) fn may_go_now(&self, draft: &Draft) -> bool {
+        let Some(Swap { idle, over, .. }) = &self.swapping.told else { return false };
+        let stays = |model: &ModelId| draft.groups.iter().any(|group| group.model == *model);
+        self.swapping.served.keys().all(|model| stays(model) || idle.contains(model) || over.contains(model))
+    }
+}
+
+/// Whether models that both plans serve are worth as much in the first, but for such a part.
+pub(super) fn is_as_good(plan: &Plan, present: &Plan, margin: f64, value: impl Fn(&Plan) -> f64) -> bool {
+    let (before, after) = (models(present), models(plan));
+    let both = |plan: &Plan| {
+        let is_in_both = |group: &&Group| before.contains(&group.model) && after.contains(&group.model);
+        let groups = plan.groups.iter().filter(is_in_both).cloned().collect();
+        value(&Plan { groups, ..plan.clone() })
+    };
+    both(plan) >= both(present) * (1.0 - margin)
 }
 
 fn models(plan: &Plan) -> BTreeSet<ModelId> {
@@ -262,6 +357,7 @@ pub(super) fn without(members: &Members<'_>, hidden: &BTreeSet<ModelId>) -> BTre
 mod tests {
     use super::*;
     use crate::sample;
+    use tsnode_protocol::{Epoch, LayerRange, Phase, Stage, Term};
 
     fn at(seconds: u64) -> Time {
         Time::from_secs(seconds)
@@ -287,7 +383,7 @@ mod tests {
         for now in 0..3600 {
             swapping.look(at(now), Some(asks(&[1, 2, 3])), &served);
             if let Some(swap) = swapping.due(at(now)) {
-                assert_eq!(swap.yields, [served.into_keys().collect::<BTreeSet<_>>()]);
+                assert_eq!(swap.over, served.into_keys().collect::<Vec<_>>());
                 turns.push((now, swap.waits[0]));
                 served = [(swap.waits[0], true)].into();
             }
@@ -306,7 +402,10 @@ mod tests {
     #[test]
     fn what_nobody_asks_for_goes_at_once_and_what_somebody_does_after_its_turn() {
         let mut swapping = Swapping::default();
-        let due = |swapping: &Swapping, now: u64| swapping.due(at(now)).map(|swap| (swap.waits, swap.yields));
+        let due = |swapping: &Swapping, now: u64| {
+            let among = set(&[1, 2, 3, 4]);
+            swapping.due(at(now)).map(|swap| (swap.waits.clone(), swap.yields(&among)))
+        };
         let two = vec![ModelId([2; 16])];
         swapping.look(at(0), Some(asks(&[2])), &up(&[1]));
         assert_eq!([due(&swapping, 4), due(&swapping, 5)], [None, Some((two.clone(), vec![set(&[1])]))]);
@@ -319,6 +418,8 @@ mod tests {
         assert_eq!(due(&swapping, 125), Some((two, all)));
         swapping.look(at(126), Some(Demand { may_go: set(&[3]), ..asks(&[1, 2, 3]) }), &up(&[1, 3, 4]));
         assert_eq!(due(&swapping, 126).map(|(_, yields)| yields), Some(vec![set(&[3])]), "others are kept");
+        let claims = |now: u64| swapping.due(at(now)).map(|swap| swap.claims.len());
+        assert_eq!([claims(899), claims(900)], [Some(1), Some(0)], "it may never come");
         swapping.look(at(130), None, &up(&[]));
         assert_eq!(due(&swapping, 500), None, "all are in memory");
     }
@@ -377,12 +478,89 @@ mod tests {
 
     #[test]
     fn a_plan_is_allowed_that_gives_a_model_its_turn_and_no_other_that_takes_what_is_asked_for() {
-        let mut swapping = Swapping::default();
+        let mut new = Swapping::default();
+        let mut swapping = new.clone();
+        swapping.look(at(0), Some(asks(&[1, 2])), &up(&[]));
         swapping.look(at(0), Some(asks(&[1, 2])), &up(&[1, 4]));
         let allows =
             |now: u64, after: &[u8]| swapping.allows(at(now), &set(&[1, 4]), &set(after), Duration::from_secs(1));
         assert!(!allows(28, &[2, 4]) && allows(29, &[2, 4]), "half a minute, and views differ");
         assert!(allows(1, &[1, 2]), "nobody asks for what goes");
         assert!(!allows(29, &[3, 4]) && !allows(29, &[4]), "who comes waits for nothing, or nobody comes");
+        // Who has just come knows of no turn when it began.
+        new.look(at(1), Some(asks(&[1, 2])), &up(&[1, 4]));
+        assert!(new.allows(at(2), &set(&[1, 4]), &set(&[2, 4]), Duration::ZERO));
+        new.look(at(2), Some(Demand { may_go: set(&[4]), ..asks(&[1, 2]) }), &up(&[1, 4]));
+        assert!(!new.allows(at(99), &set(&[1, 4]), &set(&[2, 4]), Duration::ZERO), "it is kept");
+    }
+
+    /// A device with room for so many of these models' parts at once, each of all of which a model needs half.
+    fn device(peer: u8, models: &[u8], at_once: u64) -> (PeerId, Advert) {
+        let cards: Vec<_> = sample::cards(9).into_iter().filter(|card| models.contains(&card.id.0[0])).collect();
+        let half = cards[0].shape.stage_bytes(cards[0].shape.all_layers()).div_ceil(2);
+        let mut advert = sample::lends_several(0, cards);
+        let device = &mut advert.devices[0];
+        device.serves.iter_mut().for_each(|served| (served.memory_bytes, served.kv_bytes) = (half, 0));
+        device.memory_bytes = at_once * half;
+        (PeerId([peer; 32]), advert)
+    }
+
+    fn group(model: u8, peers: &[u8]) -> Group {
+        let layers = LayerRange { start: 0, end: 4 };
+        let stages = peers.iter().map(|peer| Stage { peer: PeerId([*peer; 32]), device: 0, layers }).collect();
+        Group::new(ModelId([model; 16]), Phase::Mixed, stages)
+    }
+
+    fn tried(devices: &[(PeerId, Advert)], standing: &[Group], swap: &Swap) -> Vec<(u8, BTreeSet<ModelId>)> {
+        let members: Members<'_> = devices.iter().map(|(peer, advert)| (*peer, advert)).collect();
+        swap.tries(&members, standing).into_iter().map(|(comes, go)| (comes.0[0], go)).collect()
+    }
+
+    fn swap(waits: &[u8], idle: &[u8], over: &[u8]) -> Swap {
+        let all = |models: &[u8]| models.iter().map(|n| ModelId([*n; 16])).collect::<Vec<_>>();
+        Swap { waits: all(waits), claims: set(waits), idle: set(idle), over: all(over) }
+    }
+
+    #[test]
+    fn a_model_comes_into_the_place_of_those_alone_that_stand_on_its_devices() {
+        let pair = |first: u8, models: &[u8]| [device(first, models, 1), device(first + 1, models, 1)];
+        let devices = [pair(1, &[1, 2]), pair(3, &[3, 4])].concat();
+        let standing = [group(1, &[1, 2]), group(3, &[3, 4])];
+        let swap = swap(&[2, 4], &[], &[3, 1]);
+        assert_eq!(tried(&devices, &standing, &swap), [(2, set(&[1])), (4, set(&[3]))], "though 3 came before 1");
+        let idle = Swap { idle: set(&[3]), over: Vec::new(), ..swap };
+        assert_eq!(tried(&devices, &standing, &idle), [(4, set(&[3]))], "1 has its turn still");
+    }
+
+    #[test]
+    fn what_a_large_model_waits_for_goes_to_no_other_meanwhile() {
+        // The fifth needs both devices; on each two others take turns.
+        let devices = [device(1, &[1, 2, 5], 1), device(2, &[3, 4, 5], 1)];
+        let standing = [group(1, &[1]), group(3, &[2])];
+        let waits = swap(&[5, 2, 4], &[], &[1]);
+        assert_eq!(tried(&devices, &standing, &waits), [(5, set(&[1]))]);
+        let both = swap(&[5, 2, 4], &[], &[1, 3]);
+        assert_eq!(tried(&devices, &standing, &both)[0], (5, set(&[1, 3])));
+        let late = Swap { claims: set(&[]), ..waits };
+        assert_eq!(tried(&devices, &standing, &late), [(5, set(&[1])), (2, set(&[1]))], "it may never come");
+    }
+
+    #[test]
+    fn those_that_stay_lose_nothing_by_anothers_turn() {
+        let plan = |groups: Vec<Group>| Plan {
+            epoch: Epoch(0),
+            term: Term(0),
+            parent: None,
+            groups,
+            routes: Vec::new(),
+            chosen: Vec::new(),
+            reason: String::new(),
+        };
+        let value = |plan: &Plan| plan.groups.iter().map(|group| group.stages.len()).sum::<usize>() as f64;
+        let before = plan(vec![group(1, &[1, 2]), group(3, &[3, 4])]);
+        for (stays, is_good) in [(&[3, 4][..], true), (&[4][..], false)] {
+            let after = plan(vec![group(2, &[1, 2, 3]), group(3, stays)]);
+            assert_eq!(is_as_good(&after, &before, 0.1, value), is_good, "{stays:?}");
+        }
     }
 }

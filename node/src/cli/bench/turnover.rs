@@ -124,8 +124,11 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         output::print_json(&wish.json(&served, &base))?;
     } else {
         output::table(&wish.rows(&served))?;
-        for Served { model, reasons, .. } in &served {
+        for Served { model, reasons, cut, unsent, .. } in &served {
             reasons.iter().for_each(|(why, count)| say!("  {count} of {model} failed: {why}"));
+            if cut + unsent > 0 {
+                say!("  the run was ended early: {cut} of {model} were under way, {unsent} not sent");
+            }
         }
     }
     match served.iter().find(|served| served.answered == 0) {
@@ -211,7 +214,7 @@ impl Wish {
         for served in served {
             let mut row = vec![served.model.clone(), served.requests.len().to_string()];
             row.extend(self.parts(served).map(|part| part.map_or("-".into(), |part| format!("{:.1} %", part * 100.0))));
-            row.push((served.requests.len() - served.answered).to_string());
+            row.push(served.failed.to_string());
             rows.push(row);
         }
         rows
@@ -228,6 +231,7 @@ impl Wish {
             let errors = served.reasons.iter().map(|(why, count)| json!({ "reason": why, "requests": count }));
             json!({
                 "model_id": served.model, "num_prompts": served.requests.len(), "completed": served.answered,
+                "failed": served.failed, "cut_short": served.cut, "not_sent": served.unsent,
                 "attainment": Value::Object(parts.collect()), "errors": errors.collect::<Value>(),
             })
         };
@@ -256,24 +260,32 @@ impl Wish {
 /// What became of a model's requests.
 struct Served {
     model: String,
-    /// When each was due, and whether it kept all targets.
+    /// When each was due that was before the run ended, and whether it kept all targets.
     requests: Vec<(Duration, bool)>,
     answered: usize,
+    failed: usize,
+    /// Those that were under way when the run ended, and those that were not sent.
+    cut: usize,
+    unsent: usize,
     /// Why others failed, the likeliest first.
     reasons: Vec<(String, usize)>,
 }
 
 impl Served {
     fn new(model: String, planned: &[Planned], run: &Run, targets: &[report::Target]) -> Self {
-        let mut requests: Vec<(Duration, bool)> = planned.iter().map(|request| (request.at, false)).collect();
+        // Of what somebody would have asked for who ended the run nothing is known.
+        let due = planned.iter().take_while(|request| request.at <= run.took);
+        let mut requests: Vec<(Duration, bool)> = due.map(|request| (request.at, false)).collect();
         let mut answered = 0;
         for outcome in &run.outcomes {
             if let (Ok(answer), Some((_, is_kept))) = (&outcome.answer, requests.get_mut(outcome.index)) {
-                *is_kept = targets.iter().all(|target| target.is_kept(answer));
+                // Who finds all places taken waits as well.
+                *is_kept = targets.iter().all(|target| target.is_kept_by(answer, outcome.late));
                 answered += 1;
             }
         }
-        Self { model, requests, answered, reasons: reasons(&run.outcomes) }
+        let failed = run.outcomes.len() - answered;
+        Self { model, requests, answered, failed, cut: run.cut, unsent: run.unsent, reasons: reasons(&run.outcomes) }
     }
 
     /// Part in time of the requests that were due from then to before then; none where there were none.
@@ -322,19 +334,23 @@ mod tests {
     #[test]
     fn what_is_late_fails_or_never_ends_is_not_in_time() {
         let planned: Vec<Planned> =
-            (0..4).map(|n| Planned { at: Duration::from_secs(100 * n), prompt: 8, answer: 4 }).collect();
+            (0..7).map(|n| Planned { at: Duration::from_secs(50 * n), prompt: 8, answer: 4 }).collect();
         let took = |seconds| Ok(Answer { whole: Duration::from_secs(seconds), ..Answer::default() });
-        let outcome = |(index, answer)| Outcome { index, late: Duration::ZERO, answer };
-        let outcomes = [(0, took(1)), (1, took(2)), (2, Err(Failure::NoEnd))].map(outcome).into_iter().collect();
-        let run = Run { outcomes, cut: 1, ..Run::default() };
+        let outcome = |(index, late, answer)| Outcome { index, late: Duration::from_millis(late), answer };
+        let outcomes = [(0, 0, took(1)), (1, 1, took(1)), (2, 0, took(2)), (3, 0, Err(Failure::NoEnd))];
+        let outcomes = outcomes.map(outcome).into_iter().collect();
+        // Somebody ended it when five had been due.
+        let run = Run { outcomes, cut: 1, unsent: 2, took: Duration::from_secs(220), ..Run::default() };
         let served = Served::new("a".into(), &planned, &run, &wish().targets);
-        assert_eq!((served.answered, served.reasons.len()), (2, 1));
-        assert_eq!(wish().parts(&served), [Some(1.0), Some(0.0), Some(0.0)]);
-        assert_eq!(served.attainment(Duration::from_secs(1), Duration::from_secs(99)), None);
+        assert_eq!((served.answered, served.failed, served.reasons.len(), served.requests.len()), (3, 1, 1, 5));
+        assert_eq!(wish().parts(&served), [Some(0.5), Some(0.0), Some(0.0)], "late for want of a place is late");
+        let ended = Run { took: Duration::from_secs(190), ..Run::default() };
+        assert_eq!(wish().parts(&Served::new("a".into(), &planned, &ended, &[]))[2], None, "nothing was due");
+        assert_eq!(served.attainment(Duration::from_secs(1), Duration::from_secs(49)), None);
         let served = [served];
-        assert_eq!(wish().rows(&served)[1], ["a", "4", "100.0 %", "0.0 %", "0.0 %", "2"]);
+        assert_eq!(wish().rows(&served)[1], ["a", "5", "50.0 %", "0.0 %", "0.0 %", "1"]);
         let document = wish().json(&served, "http://a");
-        assert_eq!(document["models"][0]["attainment"]["before"], 1.0);
+        assert_eq!(document["models"][0]["attainment"]["before"], 0.5);
         assert!(wish().svg(&served, "http://a").contains(">a<"));
     }
 }

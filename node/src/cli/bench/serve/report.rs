@@ -60,9 +60,14 @@ pub(in crate::cli) struct Target {
 impl Target {
     /// Whether an answer keeps it.
     pub fn is_kept(&self, answer: &Answer) -> bool {
+        self.is_kept_by(answer, Duration::ZERO)
+    }
+
+    /// The same of a request that was sent so long after it was due.
+    pub fn is_kept_by(&self, answer: &Answer, late: Duration) -> bool {
         match self.metric {
-            Metric::Ttft => answer.first <= self.most,
-            Metric::E2el => answer.whole <= self.most,
+            Metric::Ttft => late + answer.first <= self.most,
+            Metric::E2el => late + answer.whole <= self.most,
             Metric::Tpot | Metric::Itl => answer.per_token().is_none_or(|time| time <= self.most),
         }
     }
