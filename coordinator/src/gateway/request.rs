@@ -176,7 +176,7 @@ impl Request {
         (self.ask.prompt[..first as usize].to_vec(), generation)
     }
 
-    /// Whether it waits for its model, which is not in memory.
+    /// Whether it waits for its model, which is not in memory, or for its group's ring.
     pub fn is_asleep(&self) -> bool {
         !self.accepted && matches!(self.state, State::Recovering { .. })
     }

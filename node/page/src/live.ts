@@ -167,6 +167,8 @@ async function run(stop: AbortSignal) {
 /** Begins anew, as with another key. */
 export function restart() {
   pause();
+  // What went on meanwhile is not shown as if it went on now.
+  caughtUp = false;
   following = new AbortController();
   void run(following.signal);
 }

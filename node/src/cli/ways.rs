@@ -3,7 +3,7 @@
 use super::output::{name, names};
 use crate::{
     reachability::observation::{Path, Way},
-    view::SwarmView,
+    view::{PeerView, SwarmView},
 };
 use std::collections::BTreeMap;
 use tsnode_protocol::{Link, PeerId};
@@ -14,10 +14,12 @@ const NAMED: usize = 6;
 /// Each link that the peer of a view has measured, and to whom.
 pub(super) fn of(view: &SwarmView) -> Vec<(PeerId, Path)> {
     let all = names(view);
-    let own = view.peers.iter().find(|peer| peer.id == view.me);
+    // A large swarm has as many links as peers, and is looked at whenever anybody is heard.
+    let peers: BTreeMap<PeerId, &PeerView> = view.peers.iter().map(|peer| (peer.id, peer)).collect();
+    let own = peers.get(&view.me);
     let is_reachable = own.is_none_or(|own| own.advert.reachable);
     let path = |link: &Link| {
-        let there = view.peers.iter().find(|peer| peer.id == link.to)?;
+        let there = peers.get(&link.to)?;
         let is_told = view.link_ends.get(&link.to).is_none_or(|at| there.advert.data_addresses.contains(at));
         let is_hole = !is_reachable && !there.advert.reachable && !is_told;
         let way = Way::of(link.path, |relay| name(&all, relay), is_hole);
@@ -52,7 +54,7 @@ pub(super) fn told(view: &SwarmView) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::view::{PeerView, tests::view};
+    use crate::view::tests::view;
     use tsnode_protocol::{Advert, BytesPerSecond, Load, PathKind, Seconds};
 
     fn peer(n: u8, reachable: bool, links: &[(u8, PathKind)]) -> PeerView {

@@ -6,14 +6,11 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tsnode_protocol::{
     PeerId, RequestId, limits,
-    stream::{DecodeEvent, DecodeOrder, DecodeRequest, PrefillEvent, PrefillRequest},
+    stream::{DecodeEvent, DecodeOrder, DecodeRequest, NOT_UP, PrefillEvent, PrefillRequest},
 };
 
 /// Orders to one sequence that its leader has not read yet; a gateway sends at most three in a request's life.
 pub const ORDERS: usize = 8;
-
-/// Why nothing is taken while there is no ring.
-pub(super) const NOT_UP: &str = "the group is not up";
 
 /// How long a sequence's last event may be on its way.
 const LAST_WORD: Duration = Duration::from_secs(1);

@@ -5,7 +5,7 @@
 
 use super::{
     checks::Checks,
-    client::{LeaderRequest, NOT_UP, refusing},
+    client::{LeaderRequest, refusing},
     context::StageContext,
     going::Going,
     heard::from_ring,
@@ -29,7 +29,7 @@ use tsnode_coordinator::{
 use tsnode_protocol::{
     Group, KvCodec, Load, PeerId, PromptCodec, RequestId, RingId, Token,
     ring::{KvExport, RingFrame, RingHello},
-    stream::{DecodeEvent, DecodeOrder, DecodeRequest, PLAN_CHANGED, PrefillEvent},
+    stream::{DecodeEvent, DecodeOrder, DecodeRequest, NOT_UP, PLAN_CHANGED, PrefillEvent},
 };
 
 /// Requests waiting to be looked at by the leader; above it gateways wait.
