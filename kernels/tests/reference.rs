@@ -14,7 +14,7 @@ use tsnode_kernels::{
 use tsnode_protocol::{KvCodec, KvDtype, LayerRange, RequestId, Sampling, TileHeader, Token, TokenLogprob};
 
 /// Folders of `models/reference`: one for each family, and for what families do otherwise.
-pub const MODELS: [&str; 24] = [
+pub const MODELS: [&str; 27] = [
     "llama-gqa",
     "llama3-rope",
     "qwen2-bias",
@@ -23,6 +23,9 @@ pub const MODELS: [&str; 24] = [
     "qwen3-norms",
     "gemma2-caps",
     "gemma3-local",
+    "gemma4-wide",
+    "gemma4-values",
+    "gemma4-experts",
     "phi3-longrope",
     "qwen3moe-dense-between",
     "qwen3moe-fused",
