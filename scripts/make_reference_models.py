@@ -113,55 +113,6 @@ MODELS = {
             "head norms": "self_attn.k_norm.weight",
         },
     ),
-    # Heads of layers without a window are twice as wide, and fewer; their values are their keys before norms and turning.
-    "gemma4-wide": (
-        transformers.Gemma4TextConfig(
-            hidden_size=32, intermediate_size=80, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=8,
-            head_dim=16, num_global_key_value_heads=2, global_head_dim=32, attention_k_eq_v=True, sliding_window=24,
-            layer_types=list(LAYER_TYPES) * 2, final_logit_softcapping=6.0, rope_parameters=GEMMA4, **GEMMA4_SIZES,
-        ),
-        torch.float16,
-        {
-            "window": dict(sliding_window=512),
-            "cap of logits": dict(final_logit_softcapping=None),
-            "local frequencies": dict(rope_parameters=GEMMA4 | dict(sliding_attention=GEMMA4["full_attention"])),
-            "frequencies over the whole width": dict(
-                rope_parameters=GEMMA4 | dict(full_attention=dict(rope_type="default", rope_theta=1e6))
-            ),
-            "scale of layers": "layer_scalar",
-            "norm of queries": "self_attn.q_norm.weight",
-            "norm of keys": "self_attn.k_norm.weight",
-            "norm behind the MLP": "post_feedforward_layernorm.weight",
-        },
-    ),
-    # As many heads everywhere, so that those of layers with a window take fewer places than there are; matrices for values.
-    "gemma4-values": (
-        transformers.Gemma4TextConfig(
-            hidden_size=32, intermediate_size=80, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-            head_dim=16, global_head_dim=32, sliding_window=24, attention_bias=True, tie_word_embeddings=False,
-            layer_types=["sliding_attention", "sliding_attention", "full_attention"], rope_parameters=GEMMA4,
-            **GEMMA4_SIZES,
-        ),
-        torch.float16,
-        {"window": dict(sliding_window=512), "bias": "self_attn.v_proj.bias"},
-    ),
-    "gemma4-experts": (
-        transformers.Gemma4TextConfig(
-            hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=4,
-            head_dim=16, num_global_key_value_heads=2, global_head_dim=32, attention_k_eq_v=True, sliding_window=24,
-            layer_types=["full_attention", "sliding_attention", "full_attention"], rope_parameters=GEMMA4,
-            enable_moe_block=True, num_experts=6, top_k_experts=2, moe_intermediate_size=16, **GEMMA4_SIZES,
-        ),
-        torch.float16,
-        {
-            "second expert": dict(top_k_experts=1),
-            "scale of the router": "router.scale",
-            "scale of experts": "router.per_expert_scale",
-            "norm before experts": "pre_feedforward_layernorm_2.weight",
-            "norm behind experts": "post_feedforward_layernorm_2.weight",
-            "norm behind the MLP beside them": "post_feedforward_layernorm_1.weight",
-        },
-    ),
     "phi3-longrope": (
         transformers.Phi3Config(
             hidden_size=64, intermediate_size=160, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
@@ -374,6 +325,55 @@ MODELS = {
             ),
         },
     ),
+    # Heads of layers without a window are twice as wide, and fewer; their values are their keys before norms and turning.
+    "gemma4-wide": (
+        transformers.Gemma4TextConfig(
+            hidden_size=32, intermediate_size=80, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=8,
+            head_dim=16, num_global_key_value_heads=2, global_head_dim=32, attention_k_eq_v=True, sliding_window=24,
+            layer_types=list(LAYER_TYPES) * 2, final_logit_softcapping=6.0, rope_parameters=GEMMA4, **GEMMA4_SIZES,
+        ),
+        torch.float16,
+        {
+            "window": dict(sliding_window=512),
+            "cap of logits": dict(final_logit_softcapping=None),
+            "local frequencies": dict(rope_parameters=GEMMA4 | dict(sliding_attention=GEMMA4["full_attention"])),
+            "frequencies over the whole width": dict(
+                rope_parameters=GEMMA4 | dict(full_attention=dict(rope_type="default", rope_theta=1e6))
+            ),
+            "scale of layers": "layer_scalar",
+            "norm of queries": "self_attn.q_norm.weight",
+            "norm of keys": "self_attn.k_norm.weight",
+            "norm behind the MLP": "post_feedforward_layernorm.weight",
+        },
+    ),
+    # As many heads everywhere, so that those of layers with a window take fewer places than there are; matrices for values.
+    "gemma4-values": (
+        transformers.Gemma4UnifiedTextConfig(
+            hidden_size=32, intermediate_size=80, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+            head_dim=16, global_head_dim=32, sliding_window=24, tie_word_embeddings=False,
+            layer_types=["sliding_attention", "sliding_attention", "full_attention"], rope_parameters=GEMMA4,
+            max_position_embeddings=512, **TOKENS,
+        ),
+        torch.float16,
+        {"window": dict(sliding_window=512), "scale of layers": "layer_scalar"},
+    ),
+    "gemma4-experts": (
+        transformers.Gemma4TextConfig(
+            hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=4,
+            head_dim=16, num_global_key_value_heads=2, global_head_dim=32, attention_k_eq_v=True, sliding_window=24,
+            layer_types=["full_attention", "sliding_attention", "full_attention"], rope_parameters=GEMMA4,
+            enable_moe_block=True, num_experts=6, top_k_experts=2, moe_intermediate_size=16, **GEMMA4_SIZES,
+        ),
+        torch.float16,
+        {
+            "second expert": dict(top_k_experts=1),
+            "scale of the router": "router.scale",
+            "scale of experts": "router.per_expert_scale",
+            "norm before experts": "pre_feedforward_layernorm_2.weight",
+            "norm behind experts": "post_feedforward_layernorm_2.weight",
+            "norm behind the MLP beside them": "post_feedforward_layernorm_1.weight",
+        },
+    ),
     "gptoss-sinks": (
         transformers.GptOssConfig(
             hidden_size=32, intermediate_size=32, num_hidden_layers=4, head_dim=16, num_local_experts=6,
@@ -470,7 +470,7 @@ def random_weights(config, seed):
         new = torch.randn(old.shape, generator=random)
         if "norm" in name:
             new = new * 0.3 + shift
-            if config.model_type == "gemma4_text" and re.search("[qk]_norm", name):
+            if config.model_type.startswith("gemma4") and re.search("[qk]_norm", name):
                 # Scores are not divided by anything.
                 new *= 0.5
         elif name.endswith(("layer_scalar", "per_expert_scale")):

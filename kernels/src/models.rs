@@ -40,7 +40,7 @@ use std::fmt;
 use tsnode_protocol::{LayerRange, Token};
 
 /// All that is read.
-static FAMILIES: [&Family; 23] = [
+static FAMILIES: [&Family; 24] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &qwen2::FAMILY,
@@ -52,6 +52,7 @@ static FAMILIES: [&Family; 23] = [
     &gemma2::FAMILY,
     &gemma3::FAMILY,
     &gemma4::FAMILY,
+    &gemma4::UNIFIED,
     &phi3::FAMILY,
     &smollm3::FAMILY,
     &granite::FAMILY,

@@ -23,9 +23,6 @@ pub const MODELS: [&str; 27] = [
     "qwen3-norms",
     "gemma2-caps",
     "gemma3-local",
-    "gemma4-wide",
-    "gemma4-values",
-    "gemma4-experts",
     "phi3-longrope",
     "qwen3moe-dense-between",
     "qwen3moe-fused",
@@ -41,6 +38,9 @@ pub const MODELS: [&str; 27] = [
     "glm4-neighbours",
     "glm-neighbours",
     "glm4moe-sigmoid",
+    "gemma4-wide",
+    "gemma4-values",
+    "gemma4-experts",
     QUANTISED,
 ];
 /// It is published in MXFP4, by which products round rows to 8 bits: in single precision it is compared as a GGUF file.

@@ -18,31 +18,52 @@ use crate::{
     weights::WeightsError,
 };
 
-pub(super) static FAMILY: Family = Family {
+/// The 12B's, which is called otherwise.
+pub(super) static UNIFIED: Family =
+    Family { model_type: "gemma4_unified_text", class: "Gemma4UnifiedForCausalLM", configure: unified, ..FAMILY_OF };
+
+pub(super) static FAMILY: Family = FAMILY_OF;
+
+const FAMILY_OF: Family = Family {
     model_type: "gemma4_text",
     class: "Gemma4ForCausalLM",
     // Of layers that have the keys and values of others, of embeddings for every layer, and what another key says.
     ignores: &["use_double_wide_mlp", "vocab_size_per_layer_input", "global_head_dim", "num_global_key_value_heads"],
     reads_quantised: None,
-    configure,
+    configure: usual,
     load: |c, checkpoint, share| decoder::load(c, checkpoint, share, layer),
 };
 
-/// Tokens, where `config.json` has nothing about it.
+/// Tokens of a window, where `config.json` has nothing about it.
 const WINDOW: usize = 512;
+const UNIFIED_WINDOW: usize = 1024;
 /// One layer of so many has no window, where `config.json` has nothing about it.
 const EVERY: usize = 6;
 /// Part of a wide head that turns, where `config.json` has nothing about it.
 const TURNING: f32 = 0.25;
 
-fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
+fn usual(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
+    // As many as 256 where it is not said.
+    let width = keys.number_or("hidden_size_per_layer_input", 256.0)?;
+    if let Some(width) = width.filter(|width| *width != 0.0) {
+        let value = format!("{width}, embeddings for every layer (E2B, E4B),");
+        return Err(ModelConfigError::Unsupported { what: "hidden_size_per_layer_input", value });
+    }
+    configure(config, keys, WINDOW)
+}
+
+fn unified(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
+    configure(config, keys, UNIFIED_WINDOW)
+}
+
+fn configure(config: &mut ModelConfig, keys: &Keys, window: usize) -> Result<(), ModelConfigError> {
     refuse_variants(keys)?;
     config.activation = keys.gate("hidden_activation", Activation::GeluTanh)?;
     config.embed_scale = (config.hidden as f32).sqrt();
     config.attention_scale = 1.0;
     config.tied = keys.flag("tie_word_embeddings")?.unwrap_or(true);
     config.logit_cap = keys.number("final_logit_softcapping")?;
-    config.windows = keys.windows(config.layers, Some(WINDOW), |i| !(i + 1).is_multiple_of(EVERY))?;
+    config.windows = keys.windows(config.layers, Some(window), |i| !(i + 1).is_multiple_of(EVERY))?;
     // The last never has one, whatever is said.
     config.windows.iter_mut().last().into_iter().for_each(|last| *last = None);
     WideHeads::read(config, keys)?;
@@ -54,24 +75,12 @@ fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigErr
     rope(config, keys)
 }
 
-/// What small models have, and what changes who sees whom.
+/// Layers with others' keys and values, and what changes who sees whom.
 fn refuse_variants(keys: &Keys) -> Result<(), ModelConfigError> {
-    let refuse = |what, value: String| Err(ModelConfigError::Unsupported { what, value });
-    // As many as 256 where it is not said.
-    match keys.number_or("hidden_size_per_layer_input", 256.0)?.filter(|width| *width != 0.0) {
-        Some(width) => {
-            return refuse("hidden_size_per_layer_input", format!("{width}, embeddings for every layer (E2B, E4B),"));
-        }
-        None => {}
-    }
-    match keys.number("num_kv_shared_layers")?.filter(|layers| *layers != 0.0) {
-        Some(layers) => {
-            return refuse(
-                "num_kv_shared_layers",
-                format!("{layers}, layers with keys and values of others (E2B, E4B),"),
-            );
-        }
-        None => {}
+    const SHARED: &str = "num_kv_shared_layers";
+    if let Some(layers) = keys.number(SHARED)?.filter(|layers| *layers != 0.0) {
+        let value = format!("{layers}, layers with keys and values of others (E2B, E4B),");
+        return Err(ModelConfigError::Unsupported { what: SHARED, value });
     }
     // Of pictures, which are not read.
     const BOTH_WAYS: &str = "use_bidirectional_attention";
@@ -84,6 +93,10 @@ fn refuse_variants(keys: &Keys) -> Result<(), ModelConfigError> {
 /// Layers with a window turn as others' do; of wide heads, a part of the frequencies is that of heads that turn whole, and the
 /// rest is 0.
 fn rope(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
+    // What is said of all layers alike would be of neither kind.
+    if !keys.is_null("rope_scaling") || config.rope_dim != config.head_dim {
+        return Err(keys.refusal("rope_scaling"));
+    }
     let by_type = keys.within("rope_parameters")?.unwrap_or_default();
     let local = by_type.within("sliding_attention")?.unwrap_or_default();
     let whole = local.number("partial_rotary_factor")?.is_none_or(|part| part == 1.0);
@@ -93,13 +106,14 @@ fn rope(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
     let layers = config.windows.iter().map(Option::is_some).collect();
     config.other_rope = Some(OtherRope { theta: Some(local.number("rope_theta")?.unwrap_or(10_000.0)), layers });
 
-    let full = by_type.within("full_attention")?.unwrap_or_default();
-    let usual = if full.is_null("rope_type") { TURNING } else { 1.0 };
+    let said = by_type.within("full_attention")?;
+    let usual = if said.is_some() { 1.0 } else { TURNING };
+    let full = said.unwrap_or_default();
     let (part, factor) = match full.text("rope_type")? {
-        None | Some("proportional") => {
-            (full.number("partial_rotary_factor")?.unwrap_or(usual), full.number("factor")?.unwrap_or(1.0))
+        None | Some("default") => (usual, 1.0),
+        Some("proportional") => {
+            (full.number("partial_rotary_factor")?.unwrap_or(1.0), full.number("factor")?.unwrap_or(1.0))
         }
-        Some("default") => (1.0, 1.0),
         Some(_) => return Err(keys.refusal("rope_parameters")),
     };
     if !(0.0..=1.0).contains(&part) || !(1e-6..=1e6).contains(&factor) {
@@ -196,6 +210,40 @@ impl decoder::Layer for Layer {
             mlp_norm: Some(self.mlp_norm.outline()),
             mlp: if self.beside.is_some() { MlpOutline::Experts } else { MlpOutline::Gated(self.mlp.outline()) },
             mlp_post_norm: Some(self.mlp_post_norm.outline()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::{ModelConfig, ModelConfigError};
+
+    const LARGE: &str = r#"{"model_type":"gemma4_text","num_hidden_layers":6,"hidden_size":32,"intermediate_size":64,
+        "num_attention_heads":4,"num_key_value_heads":4,"num_global_key_value_heads":2,"head_dim":16,"global_head_dim":32,
+        "attention_k_eq_v":true,"vocab_size":64,"max_position_embeddings":64"#;
+
+    fn with(more: &str) -> Result<ModelConfig, ModelConfigError> {
+        ModelConfig::parse(format!("{LARGE}{more}}}").as_bytes())
+    }
+
+    #[test]
+    fn what_small_models_have_is_refused_by_its_name() {
+        const NONE: &str = r#","hidden_size_per_layer_input":0"#;
+        let config = with(NONE).unwrap();
+        assert_eq!((config.notes.len(), config.windows[4], config.windows[5]), (0, Some(512), None));
+        let more = |more: &str| format!("{NONE}{more}");
+        for (more, named) in [
+            // As many as 256 where it is not said.
+            (String::new(), "hidden_size_per_layer_input = 256, embeddings"),
+            (NONE.replace(":0", ":128"), "hidden_size_per_layer_input = 128"),
+            (more(r#","num_kv_shared_layers":2"#), "num_kv_shared_layers = 2, layers with keys"),
+            (more(r#","use_bidirectional_attention":"all""#), "use_bidirectional_attention"),
+            (more(r#","rope_scaling":{"rope_type":"yarn","factor":2.0}"#), "rope_scaling"),
+            (more(r#","rope_parameters":{"full_attention":{"rope_type":"yarn"}}"#), "rope_parameters"),
+            (more(r#","enable_moe_block":true,"num_experts":4"#), "num_experts_per_tok"),
+        ] {
+            let error = with(&more).unwrap_err().to_string();
+            assert!(error.contains(named), "{more}: {error}");
         }
     }
 }
