@@ -351,8 +351,9 @@ impl ModelSource {
         let (c, ranks) = (&self.config, ranks.max(1));
         // Cut up over ranks: queries, keys, values. Whole on each: the residual stream, its norm and a part's output, what
         // attention mixes. Of the MLP between its matrices few rows at a time, the half that gates cut up, the other whole.
-        let cut = (c.heads + 2 * c.kv_heads) * c.head_dim;
-        let whole = 3 * c.hidden + c.heads * c.head_dim;
+        let widest = c.widest_heads() * c.head_dim;
+        let cut = c.heads * widest + 2 * c.kv_heads * c.head_dim;
+        let whole = 3 * c.hidden + c.heads * widest;
         let between = 1 + ranks + if ranks > 1 { 2 } else { 0 };
         // With a mixture also rows once more for each expert that they pass, what that made of them, and chances.
         let mixed = c.mixture.as_ref().map_or(0, |m| ranks * (2 * m.used * c.hidden + m.experts));
@@ -374,8 +375,7 @@ impl ModelSource {
 
     /// Some layers, as each of `ranks` has them.
     fn cut(&self, from: &Checkpoint, layers: LayerRange, ranks: usize) -> Result<Vec<Box<dyn Stage>>, WeightsError> {
-        let heads = self.config.kv_heads;
-        if ranks > heads {
+        if let Some(heads) = self.config.not_shared(ranks) {
             return Err(WeightsError::Ranks { ranks, heads });
         }
         let load = |rank| models::load(&self.config, from, Share { layers, rank });
