@@ -7,6 +7,7 @@
 #![deny(missing_docs, clippy::allow_attributes_without_reason, clippy::iter_over_hash_type)]
 
 pub mod batcher;
+pub mod cards;
 pub mod changeover;
 pub mod claim_check;
 pub mod control;

@@ -1,6 +1,6 @@
 //! Which model a peer fetches that was told none: one that the swarm serves, that its owner allows, and that fits.
 
-use crate::default_model::default_model;
+use crate::{cards, default_model::default_model};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -101,15 +101,21 @@ pub fn choose(
             holders.extend(Some(*peer).filter(|_| advert.gives(card.id)));
         }
     }
+    // Of several cards of one id, what most say: another would be fetched in vain.
+    let agreed = |(card, holders): (&ModelCard, Vec<PeerId>)| {
+        let said = cards::said(card.id, others.iter().map(|(peer, advert)| (peer, *advert))).into_iter().next();
+        (ModelCard { name: card.name.clone(), ..said.map_or_else(|| card.clone(), |said| said.card) }, holders)
+    };
     let weights = |card: &ModelCard| card.shape.stage_bytes(card.shape.all_layers());
     let first = default_model(others.values().copied()).map(|card| card.id);
-    let mut sorted: Vec<_> = known.into_values().collect();
+    let mut sorted: Vec<(ModelCard, Vec<PeerId>)> = known.into_values().map(agreed).collect();
     sorted.sort_by_key(|(card, _)| (Reverse(Some(card.id) == first), Reverse(weights(card)), card.id));
     let mut why = Unwanted::None;
     for (card, holders) in sorted {
-        match fits(card, weights(card), limits) {
-            Ok(()) if holders.is_empty() => why = Unwanted::NotGiven { model: card.name.clone() },
-            Ok(()) => return Ok(Wanted { card: card.clone(), bytes: weights(card), holders }),
+        let bytes = weights(&card);
+        match fits(&card, bytes, limits) {
+            Ok(()) if holders.is_empty() => why = Unwanted::NotGiven { model: card.name },
+            Ok(()) => return Ok(Wanted { card, bytes, holders }),
             Err(because) => why = because,
         }
     }
@@ -216,6 +222,18 @@ mod tests {
         let said = chosen(&swarm[..1], &ALL, None).unwrap_err().to_string();
         assert!(said.contains("--give-gated"), "{said}");
         assert_eq!(chosen(&[gated(false), gated(true)], &ALL, None), Ok(("org/large".into(), 1)));
+    }
+
+    #[test]
+    fn of_two_cards_of_one_id_what_most_say_is_fetched() {
+        let false_one = |mut advert: Advert| {
+            advert.models[0].files = vec![tsnode_protocol::ModelFile { name: "a".into(), bytes: 1, hash: [1; 32] }];
+            advert
+        };
+        let swarm = [false_one(has(1, "a", 1 << 20)), has(1, "b", 1 << 20), has(1, "c", 1 << 20)];
+        let others = (0..).zip(&swarm).map(|(n, advert)| (PeerId([n; 32]), advert)).collect();
+        let wanted = choose(&others, &ALL, None).unwrap();
+        assert_eq!((wanted.card.files.len(), wanted.card.name.as_str(), wanted.holders.len()), (0, "a", 3));
     }
 
     #[test]

@@ -280,10 +280,8 @@ impl ModelSource {
             self.weights().zip(roots).map(|((_, bytes), root)| WeightsFile { bytes: bytes.len() as u64, root: *root });
         let form = if self.checkpoint.is_gguf() { WeightsForm::Gguf } else { WeightsForm::Safetensors };
         let manifest = WeightsManifest { form, files: files.collect() };
-        let [config, tokenizer] =
-            [0, 1].map(|n| *blake3::hash(self.file(SMALL_FILES[n]).unwrap_or_default()).as_bytes());
         let choice = self.checkpoint.choice();
-        let id = manifest.id(&config, &tokenizer, choice.as_ref());
+        let id = manifest.id(&self.card.files, choice.as_ref());
         self.card.id = self.chosen(id);
         // Nobody else could tell which copies count, nor how it is computed where its files do not say it.
         let plain = choice.is_none() && self.card.id == id;

@@ -91,8 +91,9 @@ impl Judge<'_> {
     }
 
     fn repays(&self, full: &Draft, light: &Draft) -> bool {
-        let good = self.worth(light);
-        let better = self.delayed(full, good);
+        // Either comes as late as it is fetched: what would be there tomorrow is no reason to leave what is there now.
+        let stands = self.worth(&self.as_it_stands());
+        let (good, better) = (self.delayed(light, stands), self.delayed(full, stands));
         let horizon = Seconds(self.horizon.as_secs_f64());
         let (changing, loading) = (self.changing(full), self.loading(full));
         better > good * (1.0 + self.margin) && light::repays(better, good, changing, loading, horizon)

@@ -75,11 +75,14 @@ struct Held {
     shape: ModelShape,
     whole: BTreeSet<PeerId>,
     partial: BTreeMap<PeerId, PartialModel>,
+    /// Who gives nothing of it, as of a gated repository: it is there for them alone.
+    keep: BTreeSet<PeerId>,
 }
 
 impl Held {
-    fn has(&self, peer: &PeerId, layer: u32) -> bool {
-        self.whole.contains(peer) || self.partial.get(peer).is_some_and(|partial| partial.has(layer))
+    fn gives(&self, peer: &PeerId, layer: u32) -> bool {
+        let has = self.whole.contains(peer) || self.partial.get(peer).is_some_and(|partial| partial.has(layer));
+        has && !self.keep.contains(peer)
     }
 }
 
@@ -97,12 +100,14 @@ impl Holdings {
                     shape: card.shape,
                     whole: BTreeSet::new(),
                     partial: BTreeMap::new(),
+                    keep: BTreeSet::new(),
                 });
                 match advert.partial(card.id) {
                     Some(partial) => _ = held.partial.insert(*peer, partial.clone()),
-                    // What a gated repository's terms keep from others is not there for them.
-                    None if advert.gives(card.id) => _ = held.whole.insert(*peer),
-                    None => {}
+                    None => _ = held.whole.insert(*peer),
+                }
+                if !advert.gives(card.id) {
+                    held.keep.insert(*peer);
                 }
             }
         }
@@ -158,7 +163,7 @@ impl Holdings {
         let (mut bytes, mut takes, mut holders) = (0, 0.0, BTreeSet::new());
         for layer in layers {
             let of_layer = held.shape.stage_bytes(LayerRange { start: *layer, end: layer + 1 });
-            let givers = known.iter().filter(|(holder, _)| held.has(holder, *layer)).take(HOLDERS);
+            let givers = known.iter().filter(|(holder, _)| held.gives(holder, *layer)).take(HOLDERS);
             let sum: f64 = givers.inspect(|(holder, _)| _ = holders.insert(*holder)).map(|(_, rate)| rate).sum();
             bytes += of_layer;
             // Nothing where nobody has it: that takes forever.
@@ -272,6 +277,21 @@ mod tests {
         let all = fetches(&[has(Some(&[0, 1]), &[]), has(Some(&[0, 1, 2]), &[])], &[group(&[0])]);
         assert_eq!((all[0].takes, takes(&all)), (None, Seconds(f64::INFINITY)));
         assert_eq!(all[0].layers, [LayerRange { start: 2, end: 4 }]);
+    }
+
+    #[test]
+    fn who_gives_nothing_is_no_holder_and_fetches_only_what_it_lacks() {
+        let kept = |advert: Advert| {
+            let model = sample::card().id;
+            let origin =
+                tsnode_protocol::ModelOrigin { model, source: "org/gated@0".into(), licence: None, is_given: false };
+            Advert { origins: vec![origin], ..advert }
+        };
+        let all = [kept(has(None, &[])), kept(has(Some(&[0, 1]), &[])), has(Some(&[]), &[])];
+        let fresh = fetches(&all, &[group(&[2])]);
+        assert_eq!((fresh[0].takes, fresh[0].holders.len()), (None, 0), "two have it, and none gives it");
+        assert_eq!(fetches(&all, &[group(&[0])]), [], "its own is there for itself");
+        assert_eq!(fetches(&all, &[group(&[1])])[0].layers, [LayerRange { start: 2, end: 4 }]);
     }
 
     #[test]

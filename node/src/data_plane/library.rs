@@ -3,15 +3,27 @@
 use crate::data_plane::links::{Links, Stream};
 use crate::data_plane::models::{FilesQuery, ModelFiles, ModelFilesError};
 use crate::data_plane::roster::Roster;
+use futures::{StreamExt as _, stream::FuturesUnordered};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
+use tsnode_coordinator::cards::{self, Said};
 use tsnode_kernels::source::ModelSource;
-use tsnode_protocol::{ModelCard, ModelFile, ModelId, PeerId, limits, stream::Opening};
+use tsnode_protocol::{
+    ModelCard, ModelFile, ModelId, PeerId, limits,
+    stream::Opening,
+    weights::{WeightsManifest, WeightsQuery},
+};
 
 /// Fetched models kept in memory; the one asked for longest ago goes first.
 const KEPT: usize = 8;
+/// Holders that are asked which card is the model's own: so many of those who say the same, and in all.
+const ASKED: (usize, usize) = (2, 16);
+/// How long they are waited for.
+const PROOF: Duration = Duration::from_secs(3);
 
 /// This peer's own models' small files.
 #[derive(Clone, Default)]
@@ -109,15 +121,58 @@ pub async fn run(
 }
 
 async fn fetch(model: ModelId, links: &Links, roster: &Roster) -> Result<ModelFiles, ModelFilesError> {
-    let card = roster.card(model).ok_or(ModelFilesError::Unknown)?;
+    let said = roster.cards(model);
+    if said.is_empty() {
+        return Err(ModelFilesError::Unknown);
+    }
+    let Some(Said { card, by }) = believed(model, said, links, roster).await else {
+        return Err(ModelFilesError::Fetch("what members say of the model is not what its id stands for".into()));
+    };
     let mut why = String::from("no peer has it");
-    for peer in roster.holders(model) {
+    for peer in by {
         match fetch_all(&card, peer, links, roster).await {
             Ok(files) => return Ok(ModelFiles { card, files: Arc::new(files) }),
             Err(error) => why = format!("{peer}: {error}"),
         }
     }
     Err(ModelFilesError::Fetch(why))
+}
+
+/// The card that is the model's own, where a holder's manifest shows which that is: the id is made of both, and nobody can make another
+/// manifest for a card of his own. Where none gives one, as of gated models, what most of those say who were not found to lie; that
+/// they differ is said.
+async fn believed(model: ModelId, mut said: Vec<Said>, links: &Links, roster: &Roster) -> Option<Said> {
+    let (each, all) = ASKED;
+    let asked: Vec<PeerId> = said.iter().flat_map(|said| said.by.iter().take(each).copied()).take(all).collect();
+    let mut answers = FuturesUnordered::new();
+    for peer in asked {
+        answers.push(async move { (peer, manifest(model, peer, links, roster).await) });
+    }
+    let proof = async {
+        while let Some((peer, manifest)) = answers.next().await {
+            let Some(manifest) = manifest else { continue };
+            if cards::heard(&mut said, peer, |card| manifest.fits(card)) {
+                return;
+            }
+            tracing::warn!(%model, %peer, "gives a manifest that fits nothing that is said of the model: it is not believed");
+        }
+    };
+    // Who does not answer in time has said nothing.
+    let _ = timeout(PROOF, proof).await;
+    if let [first, _, ..] = &said[..] {
+        let (cards, agree) = (said.len(), first.by.len());
+        tracing::warn!(%model, cards, agree, "members name different files for one model, and none shows that his are its own: most are believed");
+    }
+    said.into_iter().next()
+}
+
+/// What a peer says that the model's weights are.
+async fn manifest(model: ModelId, peer: PeerId, links: &Links, roster: &Roster) -> Option<WeightsManifest> {
+    let addresses = roster.data_addresses(peer);
+    let mut stream = links.open(peer, &addresses, &Opening::Weights(model)).await.ok()?;
+    stream.sender.send(&WeightsQuery::Manifest).await.ok()?;
+    let manifest: WeightsManifest = stream.receiver.recv().await.ok()??;
+    manifest.check().is_ok().then_some(manifest)
 }
 
 async fn fetch_all(

@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::sync::watch;
-use tsnode_coordinator::settings::Settings;
+use tsnode_coordinator::{
+    cards::{self, Said},
+    settings::Settings,
+};
 use tsnode_protocol::{Advert, BatchPolicy, Group, LayerProfile, ModelId, PeerId, Stage};
 
 /// The latest adverts by peer.
@@ -78,9 +81,9 @@ impl Roster {
         self.adverts.borrow().iter().filter(|(_, a)| lends(a)).map(|(peer, _)| *peer).collect()
     }
 
-    /// The card of `model`, from the first peer that has it.
+    /// What peers say that `model` is, what most say first.
     #[must_use]
-    pub fn card(&self, model: ModelId) -> Option<tsnode_protocol::ModelCard> {
-        self.adverts.borrow().values().flat_map(|a| &a.models).find(|m| m.id == model).cloned()
+    pub fn cards(&self, model: ModelId) -> Vec<Said> {
+        cards::said(model, self.adverts.borrow().iter())
     }
 }

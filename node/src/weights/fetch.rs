@@ -130,6 +130,15 @@ impl Talk for Stream {
     }
 }
 
+/// What any holder can be asked.
+#[derive(Clone, Copy)]
+struct Asked {
+    what: &'static str,
+    query: WeightsQuery,
+    /// Whether it is known that the card is that of the model.
+    is_card_proven: bool,
+}
+
 /// Fetches models into a folder.
 #[derive(Clone)]
 pub struct Fetcher<P> {
@@ -239,25 +248,26 @@ impl<P: Places> Fetcher<P> {
             let manifest = stream::decode_frame::<WeightsManifest>(answer).ok()?;
             (manifest.check().is_ok() && manifest.fits(card)).then_some(manifest)
         };
-        let manifest = self.ask_any(card, "the manifest", WeightsQuery::Manifest, read).await?;
+        let what = Asked { what: "the manifest", query: WeightsQuery::Manifest, is_card_proven: false };
+        let manifest = self.ask_any(card, what, read).await?;
         let mut hashes = Vec::new();
         for (n, file) in manifest.files.iter().enumerate() {
             let query = WeightsQuery::Hashes { file: n as u16 };
             let read = |answer: &[u8]| weights::hashes_of(file, answer);
-            hashes.push(self.ask_any(card, "the hashes", query, read).await?);
+            hashes.push(self.ask_any(card, Asked { what: "the hashes", query, is_card_proven: true }, read).await?);
         }
         Ok((manifest, hashes))
     }
 
-    /// Asks one holder after the other, until one gives what can be read. Who gives something else is not asked again.
+    /// Asks one holder after the other, until one gives what can be read. Who gives something else is not asked again. Before anybody
+    /// gave what fits the card it may be the card that is false, and whoever gives the model's own would be blamed for it.
     async fn ask_any<T>(
         &self,
         card: &ModelCard,
-        what: &'static str,
-        query: WeightsQuery,
+        Asked { what, query, is_card_proven }: Asked,
         read: impl Fn(&[u8]) -> Option<T>,
     ) -> Result<T, FetchError> {
-        let mut why = "nobody has it".to_owned();
+        let (mut why, mut others) = ("nobody has it".to_owned(), Vec::new());
         for peer in self.places.holders(card.id) {
             if self.bad.has(peer) {
                 continue;
@@ -268,10 +278,17 @@ impl<P: Places> Fetcher<P> {
             };
             match timeout(PATIENCE, asked).await.unwrap_or_else(|_| Err("no answer in time".into())) {
                 Ok(answer) => match read(&answer) {
-                    Some(read) => return Ok(read),
-                    None => {
+                    Some(read) => {
+                        others.into_iter().for_each(|peer| self.blame(peer));
+                        return Ok(read);
+                    }
+                    None if is_card_proven => {
                         why = format!("what …{} gives is not what its hash says", peer.short());
                         self.blame(peer);
+                    }
+                    None => {
+                        why = format!("what …{} gives does not fit what members say of the model", peer.short());
+                        others.push(peer);
                     }
                 },
                 Err(error) => why = format!("…{}: {error}", peer.short()),

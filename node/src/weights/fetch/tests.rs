@@ -73,7 +73,7 @@ impl World {
         let manifest = WeightsManifest { form: WeightsForm::Gguf, files: vec![file] };
         let small = |name: &str| ModelFile { name: name.into(), bytes: 1, hash: [1; 32] };
         let files = vec![small("config.json"), small("tokenizer.json")];
-        let card = ModelCard { id: manifest.id(&[1; 32], &[1; 32], None), files, ..sample::card() };
+        let card = ModelCard { id: manifest.id(&files, None), files, ..sample::card() };
         let holders = (1..).zip(ways).map(|(n, way)| (peer(n), *way)).collect();
         Self::with(Inside {
             smalls: BTreeMap::new(),
@@ -280,6 +280,19 @@ async fn who_gives_something_else_is_blamed_and_not_asked_again() {
         assert!(world.given_by(1) <= STREAMS, "{way:?}: asked {} times", world.given_by(1));
         assert!(home.fetched() <= (BYTES + STREAMS * CHUNK_BYTES as usize) as u64);
     }
+}
+
+#[tokio::test]
+async fn for_a_card_that_is_false_nobody_is_blamed_who_has_the_model() {
+    let world = World::of(1000, &[Way::Honest, Way::Honest]);
+    let mut inside = Arc::into_inner(world.0).unwrap();
+    // Its id, and a template that it does not have.
+    inside.card.files.push(ModelFile { name: "chat_template.jinja".into(), bytes: 1, hash: [9; 32] });
+    let world = World(Arc::new(inside));
+    let error = Home::new().fetch(&world, u64::MAX).await.unwrap_err();
+    assert!(matches!(&error, FetchError::NotGiven { what: "the manifest", .. }), "{error}");
+    assert!(error.to_string().contains("does not fit what members say"), "{error}");
+    assert!(world.blamed().is_empty());
 }
 
 #[tokio::test]
