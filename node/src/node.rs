@@ -124,8 +124,7 @@ pub async fn run(
     let index = Index::open(&ground.config.data_dir).await;
     let hashing = front.view.clone();
     let mut tell = move |far| hashing.send_modify(|view| view.loading = Some(far));
-    let first = volunteer::at_first(&ground.config);
-    let resources = resources::Resources::find(&first, &ground.store, &index, &mut tell).await?;
+    let resources = resources::Resources::find(&ground.config, &ground.store, &index, &mut tell).await?;
     let (giver, stocks) = (Giver::default(), Stocks::default());
     let planner_thread = PlannerThread::start(Arc::new(Scheduler)).map_err(|e| NodeError::System(e.to_string()))?;
     let (guard, bench) = OffenceReporter::channel();

@@ -87,13 +87,20 @@ pub(super) fn refuse_alike(wanted: &[WantedModel], models: &[Opened]) -> Result<
     Ok(())
 }
 
-/// What is to stay in memory has to be here.
-pub(super) fn refuse_unknown(keep: &[String], models: &[Opened]) -> Result<(), NodeError> {
-    let called: Vec<String> = models.iter().map(|model| model.source.card().name.clone()).collect();
-    match keep.iter().find(|name| !called.contains(name)) {
-        Some(keep) if !models.is_empty() => Err(NodeError::KeepsNone { keep: keep.clone(), called }),
+/// What is to stay in memory has to be one of these, which are called so, unless one of those that are wanted is still to come.
+pub(super) fn refuse_unknown(keep: &[String], wanted: &[WantedModel], called: Vec<String>) -> Result<(), NodeError> {
+    let comes = |model: &WantedModel| matches!(model.choice, ModelChoice::Named(_));
+    match unknown(keep, &called) {
+        Some(keep) if !called.is_empty() && !wanted.iter().any(comes) => {
+            Err(NodeError::KeepsNone { keep: keep.clone(), called })
+        }
         _ => Ok(()),
     }
+}
+
+/// What is to stay in memory and is none of those that are called so.
+pub(super) fn unknown<'k>(keep: &'k [String], called: &[String]) -> Option<&'k String> {
+    keep.iter().find(|name| !called.contains(name))
 }
 
 fn open(wanted: &WantedModel, computed: Computed) -> Result<ModelSource, NodeError> {
@@ -178,5 +185,27 @@ async fn check_text(source: &ModelSource) -> Result<(), NodeError> {
             Ok(())
         }
         tried => tried.map_err(failed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_to_stay_in_memory_may_be_a_model_that_is_still_to_come() {
+        let wanted = |choices: &[ModelChoice]| -> Vec<WantedModel> {
+            choices.iter().map(|choice| WantedModel::new(choice.clone(), KvDtype::F16)).collect()
+        };
+        let (path, named) = (ModelChoice::Path("here".into()), ModelChoice::Named("org/a".into()));
+        let is_refused = |keep: &str, wanted: &[WantedModel], called: &[&str]| {
+            let called = called.iter().map(|name| (*name).to_owned()).collect();
+            refuse_unknown(&[keep.to_owned()], wanted, called).is_err()
+        };
+        let (one, both) = (wanted(&[path.clone()]), wanted(&[path, named.clone()]));
+        assert!(!is_refused("here", &one, &["here"]) && is_refused("there", &one, &["here"]));
+        assert!(!is_refused("there", &both, &["here"]), "it may be what the second is called");
+        assert!(!is_refused("there", &wanted(&[named]), &["inside"]), "it is there in the place of what comes");
+        assert!(!is_refused("there", &[], &[]), "a gateway keeps nothing");
     }
 }

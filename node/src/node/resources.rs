@@ -4,6 +4,7 @@ use super::{
     NodeConfig, NodeError,
     devices::Devices,
     opened::{Opened, refuse_alike, refuse_unknown},
+    volunteer,
 };
 use crate::{
     data_plane::library::Shelf,
@@ -32,25 +33,26 @@ pub(super) struct Resources {
 }
 
 impl Resources {
-    /// Opens the models, names them by their content and measures the host. Whoever waits is told how far the hashing is.
+    /// Opens the models that are here, names them by their content and measures the host. Whoever waits is told how far the hashing is.
     pub async fn find(
         config: &NodeConfig,
         store: &Store,
         index: &Index,
         progress: &mut (dyn FnMut(Progress) + Send),
     ) -> Result<Self, NodeError> {
-        let mut models = Vec::with_capacity(config.models.len());
-        for wanted in &config.models {
+        let first = volunteer::at_first(config);
+        let mut models = Vec::with_capacity(first.models.len());
+        for wanted in &first.models {
             let how = (config.threads.count, config.computed);
             models.push(Opened::find(wanted, how, index, progress).await?);
         }
-        Self::of(config, store, models)
+        refuse_unknown(&config.keep, &config.models, called(&models))?;
+        Self::of(&first, store, models)
     }
 
     /// The same of models that are open and have their names.
     pub fn of(config: &NodeConfig, store: &Store, models: Vec<Opened>) -> Result<Self, NodeError> {
         refuse_alike(&config.models, &models)?;
-        refuse_unknown(&config.keep, &models)?;
         // Some tenths of a second of computing, seconds with a large model, once: nothing else of this peer runs yet.
         let lent = if models.is_empty() {
             Vec::new()
@@ -66,6 +68,11 @@ impl Resources {
     /// The models' small files.
     pub fn shelf(&self) -> Shelf {
         Shelf::new(self.sources())
+    }
+
+    /// What the models are called.
+    pub fn called(&self) -> Vec<String> {
+        called(&self.models)
     }
 
     /// The models.
@@ -123,6 +130,10 @@ pub(super) fn lenders(config: &NodeConfig, moving: &watch::Receiver<bool>) -> Re
     let started: Result<Vec<Lender>, NodeError> =
         tokio::task::block_in_place(|| config.encoders.iter().map(start).collect());
     Ok(Lenders::new(started?))
+}
+
+fn called(models: &[Opened]) -> Vec<String> {
+    models.iter().map(|model| model.source.card().name.clone()).collect()
 }
 
 /// Where a model came from, as it is told to others.

@@ -1,7 +1,11 @@
 //! Models that come from peers: one where this peer was told none, or those that it was told by their names and has not on its disk.
 //! They are lent beside what runs, as soon as there is enough of them to be planned for.
 
-use super::{Computed, ModelChoice, NodeConfig, NodeError, WantedModel, opened::Opened, resources::Resources};
+use super::{
+    Computed, ModelChoice, NodeConfig, NodeError, WantedModel,
+    opened::{self, Opened},
+    resources::Resources,
+};
 use crate::{
     control_plane::driver::NowLent,
     data_plane::library::Shelf,
@@ -218,7 +222,14 @@ impl Volunteer {
             wanted.push(model);
         }
         let config = NodeConfig { models: wanted, ..self.config.clone() };
-        Resources::of(&config, &self.store, opened)
+        let resources = Resources::of(&config, &self.store, opened)?;
+        // What was served until now goes on being served, whatever a flag calls it.
+        if config.models.len() == self.config.models.len()
+            && let Some(keep) = opened::unknown(&config.keep, &resources.called())
+        {
+            tracing::warn!(keep, called = ?resources.called(), "--keep: no model that is lent here is named or called so");
+        }
+        Ok(resources)
     }
 }
 
