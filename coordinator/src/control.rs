@@ -24,6 +24,7 @@ mod own;
 mod planning;
 mod reload;
 mod settings;
+mod swap;
 mod swapping;
 mod view;
 mod voice;

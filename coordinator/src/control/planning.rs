@@ -4,7 +4,8 @@
 use super::{
     Action, Control, Infeasible, check,
     reload::Judge,
-    swapping::{self, Swap},
+    swap::{self, Swap},
+    swapping,
 };
 use crate::{
     Time,
@@ -107,7 +108,7 @@ impl Question {
         tries.into_iter().take(SWAPS_TRIED).find_map(|(comes, go)| {
             let others = served().map(|served| served.model).filter(|model| !here.contains(model) && *model != comes);
             let hidden: BTreeSet<ModelId> = go.iter().copied().chain(others).collect();
-            let adverts = swapping::without(members, &hidden);
+            let adverts = swap::without(members, &hidden);
             let view: Members<'_> = adverts.iter().map(|(peer, advert)| (*peer, advert)).collect();
             // Others judge it by views of their own, and would refuse one that takes from those that stay.
             let value = |plan: &Plan| planner.value(plan, members, &self.wish);
