@@ -126,6 +126,17 @@ impl Question {
         })
     }
 
+    /// Who waits first, if no place was found for it, though there is nothing that it could wait for.
+    fn waits_in_vain(&self, draft: Option<&Draft>) -> Option<ModelId> {
+        let (swap, standing) = (self.swap.as_ref()?, self.standing.as_deref()?);
+        let first = *swap.waits.first()?;
+        let members: Members<'_> = self.members.iter().map(|(peer, advert)| (*peer, &**advert)).collect();
+        // After a loss nobody's turn was looked at.
+        let stands = check::feasible(&standing.groups, &members).is_ok();
+        let is_served = draft.is_some_and(|draft| draft.groups.iter().any(|group| group.model == first));
+        (stands && !is_served && swap.is_in_vain(first, &members, &standing.groups)).then_some(first)
+    }
+
     /// Whether the same devices are there for the same models, and the same is set; links are measured anew all the time.
     fn is_of(&self, now: &Members<'_>) -> bool {
         if Settings::of(self.members.values().map(|a| &**a)) != Settings::of(now.values().copied()) {
@@ -253,6 +264,9 @@ impl Control {
         let Planning::Asked(question) = std::mem::take(&mut self.turn.planning) else { return };
         self.turn.rest.answered(self.now);
         self.next_look = self.now;
+        if let Some(model) = question.waits_in_vain(draft.as_ref()) {
+            self.swapping.was_in_vain(self.now, model);
+        }
         if self.still_answers(&question, draft.as_ref()) {
             self.turn.planning = Planning::Found { draft, disputed: question.disputed, due: true };
         }

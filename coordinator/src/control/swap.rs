@@ -8,7 +8,8 @@ use tsnode_protocol::{Advert, Group, ModelId, PeerId};
 /// Who waits, and whose memory may be had for that.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Swap {
-    /// Models that are asked for and that nobody serves, the one that has waited longest first.
+    /// Models that are asked for and that nobody serves, the one that has waited longest first; but last those for which no place was
+    /// found a while ago.
     pub waits: Vec<ModelId>,
     /// Those of them to whom is left what stands on their devices.
     pub claims: BTreeSet<ModelId>,
@@ -25,12 +26,7 @@ impl Swap {
     /// For whom a place is to be looked for, and what goes for that: who has waited longest first, and of what stands on its devices
     /// as little as there is room without; where that does not help, all that may go there.
     pub fn tries(&self, members: &Members<'_>, standing: &[Group]) -> Vec<(ModelId, BTreeSet<ModelId>)> {
-        let mut there = There::new();
-        for group in standing {
-            for stage in &group.stages {
-                there.entry((stage.peer, stage.device)).or_default().insert(group.model);
-            }
-        }
+        let there = there(standing);
         let (mut tries, mut claimed) = (Vec::new(), BTreeSet::new());
         for comes in &self.waits {
             let beside = neighbours(*comes, members, &there);
@@ -46,6 +42,15 @@ impl Swap {
         tries
     }
 
+    /// Whether nothing is left to wait for by a model for which no place was found: all may go that its devices need room of, or that
+    /// would not be enough.
+    pub fn is_in_vain(&self, comes: ModelId, members: &Members<'_>, standing: &[Group]) -> bool {
+        let there = there(standing);
+        let beside = neighbours(comes, members, &there);
+        let has_room = |go: &BTreeSet<ModelId>| has_room(comes, go, members, &there);
+        !has_room(&beside) || has_room(&BTreeSet::new()) || self.yields(&beside).iter().any(has_room)
+    }
+
     /// Which of these may go: those that nobody asks for, and then one more each time.
     pub fn yields(&self, among: &BTreeSet<ModelId>) -> Vec<BTreeSet<ModelId>> {
         let mut go: BTreeSet<ModelId> = self.idle.intersection(among).copied().collect();
@@ -57,6 +62,16 @@ impl Swap {
         yields.retain(|models| !models.is_empty());
         yields
     }
+}
+
+fn there(standing: &[Group]) -> There {
+    let mut there = There::new();
+    for group in standing {
+        for stage in &group.stages {
+            there.entry((stage.peer, stage.device)).or_default().insert(group.model);
+        }
+    }
+    there
 }
 
 /// What stands on devices that serve a model, do not hold all, and do not keep it.
@@ -182,6 +197,12 @@ mod tests {
         assert_eq!(tried(&devices, &standing, &waits), [(5, set(&[1]))]);
         let both = swap(&[5, 2, 4], &[], &[1, 3]);
         assert_eq!(tried(&devices, &standing, &both)[0], (5, set(&[1, 3])));
+        let is_in_vain = |swap: &Swap, model: u8| {
+            let members: Members<'_> = devices.iter().map(|(peer, advert)| (*peer, advert)).collect();
+            swap.is_in_vain(ModelId([model; 16]), &members, &standing)
+        };
+        assert!(!is_in_vain(&waits, 5) && is_in_vain(&both, 5), "for the third's turn to end, and then for nothing");
+        assert!(is_in_vain(&waits, 2), "half of it has room at most");
         let late = Swap { claims: set(&[]), ..waits };
         assert_eq!(tried(&devices, &standing, &late), [(5, set(&[1])), (2, set(&[1]))], "it may never come");
     }

@@ -28,6 +28,9 @@ const FIRST: Duration = Duration::from_secs(5);
 const LATE: Duration = Duration::from_secs(300);
 /// How long what stands where a model waits is left to it alone, if it needs more than may go yet. Who has waited longer may never come.
 const CLAIM: Duration = Duration::from_secs(900);
+/// How long a model for which no place was found lets others go first: there may never be one, and turns are longer for the sake of
+/// who waits first. Half as long as gateways wait for a model.
+const VAIN: Duration = Duration::from_secs(300);
 
 /// Models that are asked for, as far as devices have memory for them at all: requests a second, and how long loading takes.
 type Asked = BTreeMap<ModelId, (f64, Seconds)>;
@@ -84,6 +87,8 @@ pub(super) struct Swapping {
     interval: ReplacementInterval,
     served: BTreeMap<ModelId, Served>,
     waits: BTreeMap<ModelId, Time>,
+    /// Those of them that let others go first, and until when.
+    vain: BTreeMap<ModelId, Time>,
     demand: Demand,
     /// What was asked for when the present turn began.
     expected: Asked,
@@ -95,10 +100,10 @@ pub(super) struct Swapping {
 
 impl Default for Swapping {
     fn default() -> Self {
-        let (served, waits) = (BTreeMap::new(), BTreeMap::new());
+        let (served, waits, vain) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let (demand, expected) = (Demand::default(), Asked::new());
         let interval = ReplacementInterval::new(TURN);
-        Self { interval, served, waits, demand, expected, told: None, has_looked: false }
+        Self { interval, served, waits, vain, demand, expected, told: None, has_looked: false }
     }
 }
 
@@ -125,6 +130,12 @@ impl Swapping {
         for model in asked.keys().filter(|model| !is_here(model)) {
             self.waits.entry(*model).or_insert(now);
         }
+        self.vain.retain(|model, until| now < *until && self.waits.contains_key(model));
+    }
+
+    /// No place was found for a model, and there is nothing that it could wait for.
+    pub(super) fn was_in_vain(&mut self, now: Time, model: ModelId) {
+        self.vain.insert(model, now + VAIN);
     }
 
     /// A turn is over: how long the next one is. Peers know what is asked for; what was attained only gateways do.
@@ -157,10 +168,11 @@ impl Swapping {
     /// Who may come now, and for whom.
     fn due(&self, now: Time) -> Option<Swap> {
         let has_waited = |since: Time| now >= since + FIRST;
-        let mut waits: Vec<(Time, ModelId)> =
-            self.waits.iter().filter(|(_, since)| has_waited(**since)).map(|(model, since)| (*since, *model)).collect();
+        let waits = self.waits.iter().filter(|(_, since)| has_waited(**since));
+        let mut waits: Vec<(bool, Time, ModelId)> =
+            waits.map(|(model, since)| (self.vain.contains_key(model), *since, *model)).collect();
         waits.sort_unstable();
-        let first = waits.first()?.1;
+        let first = waits.first()?.2;
         let Demand { asked, may_go } = &self.demand;
         let movable = || self.served.iter().filter(move |(model, _)| may_go.contains(*model));
         let idle: BTreeSet<ModelId> =
@@ -171,8 +183,9 @@ impl Swapping {
         let began = movable().map(|(model, served)| (served.began(), *model));
         let mut over: Vec<(Time, ModelId)> = began.filter(is_over).collect();
         over.sort_unstable();
-        let claims = waits.iter().filter(|(since, _)| now < *since + CLAIM).map(|(_, model)| *model).collect();
-        let waits = waits.into_iter().map(|(_, model)| model).collect();
+        let may_claim = |(is_vain, since, _): &&(bool, Time, ModelId)| !is_vain && now < *since + CLAIM;
+        let claims = waits.iter().filter(may_claim).map(|(.., model)| *model).collect();
+        let waits = waits.into_iter().map(|(.., model)| model).collect();
         let over: Vec<ModelId> = over.into_iter().map(|(_, model)| model).collect();
         (!idle.is_empty() || !over.is_empty()).then_some(Swap { waits, claims, idle, over })
     }
@@ -320,6 +333,23 @@ mod tests {
         assert_eq!([claims(899), claims(900)], [Some(1), Some(0)], "it may never come");
         swapping.look(at(130), None, &up(&[]));
         assert_eq!(due(&swapping, 500), None, "all are in memory");
+    }
+
+    #[test]
+    fn who_has_no_place_lets_others_go_first_for_a_while() {
+        let mut swapping = Swapping::default();
+        swapping.look(at(0), Some(asks(&[2, 3])), &up(&[1]));
+        let waits = |swapping: &Swapping, now: u64| {
+            let swap = swapping.due(at(now)).unwrap();
+            (swap.waits.iter().map(|model| model.0[0]).collect::<Vec<_>>(), swap.claims.len())
+        };
+        assert_eq!(waits(&swapping, 5), (vec![2, 3], 2));
+        swapping.was_in_vain(at(5), ModelId([2; 16]));
+        assert_eq!(waits(&swapping, 5), (vec![3, 2], 1));
+        swapping.look(at(304), Some(asks(&[2, 3])), &up(&[1]));
+        assert_eq!(waits(&swapping, 304), (vec![3, 2], 1));
+        swapping.look(at(305), Some(asks(&[2, 3])), &up(&[1]));
+        assert_eq!(waits(&swapping, 305), (vec![2, 3], 2));
     }
 
     #[test]
