@@ -275,15 +275,19 @@ impl Control {
     /// Whether an answer is one to what would be asked now. Where no plan fits any more, one that does is not thrown away
     /// for leaving newcomers out.
     fn still_answers(&self, question: &Question, draft: Option<&Draft>) -> bool {
-        // Turns come and end while the planner is at work: what it found holds where all that goes may still go.
-        let holds = question.swap == self.swap() || draft.is_some_and(|draft| self.may_go_now(draft));
-        if question.standing.as_ref().map(|p| p.id()) != self.plan_id() || !holds {
+        if question.standing.as_ref().map(|p| p.id()) != self.plan_id() {
             return false;
         }
         let members = self.planned_members();
         let same_devices = question.is_of(&members);
         let feasible = |groups: &[_]| -> Result<(), Infeasible> { check::feasible(groups, &members) };
         let stands = self.adoption.adopted.as_ref().is_some_and(|a| feasible(&a.plan.groups).is_ok());
+        // Turns come and end while the planner is at work: what it found holds where all that goes may still go, and after a loss
+        // whoever's turn it is.
+        let holds = || question.swap == self.swap() || draft.is_some_and(|draft| self.may_go_now(draft));
+        if stands && !holds() {
+            return false;
+        }
         match draft {
             Some(draft) => feasible(&draft.groups).is_ok() && (same_devices || !stands),
             None => same_devices && stands == question.standing.is_some(),
