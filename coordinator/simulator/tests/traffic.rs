@@ -170,9 +170,9 @@ fn served(world: &World, models: u8) -> Vec<u8> {
     (1..=models).filter(|n| plan.groups.iter().any(|group| group.model == ModelId([*n; 16]))).collect()
 }
 
-/// What a peer says that lends two models and holds one at a time.
-fn crowded(n: usize) -> Advert {
-    let mut advert = sample::lends_several(n, sample::cards(2));
+/// What a peer says that lends so many models and holds one at a time.
+fn crowded(n: usize, models: u8) -> Advert {
+    let mut advert = sample::lends_several(n, sample::cards(models));
     for device in &mut advert.devices {
         let part = device.memory_bytes / 4 * 3;
         device.serves.iter_mut().for_each(|served| served.memory_bytes = part);
@@ -184,7 +184,7 @@ fn crowded(n: usize) -> Advert {
 fn a_model_that_nobody_asks_for_yields_its_memory_to_one_that_is_asked_for_and_comes_back() {
     let mut world = World::new(4);
     let gateway = asks([0.05, 0.0]);
-    let all = [crowded(0), sample::gateway(8), gateway].map(|advert| world.add(advert));
+    let all = [crowded(0, 2), sample::gateway(8), gateway].map(|advert| world.add(advert));
     all.iter().for_each(|n| world.start(*n));
     world.wait(Duration::from_secs(20));
     assert_eq!(settled(&mut world), [1, 0]);
@@ -210,7 +210,7 @@ fn a_model_that_nobody_asks_for_yields_its_memory_to_one_that_is_asked_for_and_c
 #[test]
 fn models_that_are_asked_for_all_the_time_take_turns_in_memory() {
     let mut world = World::new(4);
-    let all = [crowded(0), sample::gateway(8), asks([1.1, 0.05])].map(|advert| world.add(advert));
+    let all = [crowded(0, 2), sample::gateway(8), asks([1.1, 0.05])].map(|advert| world.add(advert));
     all.iter().for_each(|n| world.start(*n));
     world.wait(Duration::from_secs(20));
     let (mut now, mut turns) = (served(&world, 2), Vec::new());
@@ -255,4 +255,20 @@ fn a_model_that_is_kept_stays_while_others_take_its_neighbours_place() {
         settled(&mut world);
         assert_eq!(served(&world, 3), expected, "asked for: {parts:?}, and nobody asks for the first");
     }
+}
+
+/// Three models that are asked for all the time, and two hosts, each of which holds one.
+#[test]
+fn a_loss_is_planned_for_whoever_has_its_turn_in_memory() {
+    let mut world = World::new(4);
+    let adverts = [crowded(0, 3), crowded(1, 3), sample::gateway(8), asks([0.5, 0.5, 0.5])];
+    let all = adverts.map(|advert| world.add(advert));
+    all.iter().for_each(|n| world.start(*n));
+    // As the first turns end.
+    world.wait(Duration::from_secs(70));
+    world.kill(all[1]);
+    world.wait(Duration::from_secs(20));
+    settled(&mut world);
+    assert_eq!(world.common_plan().unwrap().peers().len(), 1);
+    assert_eq!(served(&world, 3).len(), 1, "there is room for one");
 }
