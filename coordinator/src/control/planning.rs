@@ -3,20 +3,23 @@
 
 use super::{
     Action, Control, Infeasible, check,
-    reload::Judge,
+    reload::{Judge, new_groups},
     swap::{self, Swap},
     swapping,
 };
 use crate::{
     Time,
     members::Members,
-    planner::{Draft, Planner, Wish},
+    planner::{
+        Draft, Planner, Wish,
+        fetching::{self, HORIZON, Holdings},
+    },
     settings::Settings,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use tsnode_protocol::{Advert, ModelId, PeerId, Plan, RouteChoice};
+use tsnode_protocol::{Advert, Group, ModelId, PeerId, Plan, RouteChoice};
 
 /// How long the planner rests at least before it searches again for links alone, and how many times as long as it has searched: on a
 /// large swarm a search takes seconds of a core, and what it found for links of a moment ago is hardly worse.
@@ -105,6 +108,12 @@ impl Question {
         let here: BTreeSet<ModelId> = standing.groups.iter().map(|group| group.model).collect();
         let served = || members.values().flat_map(|advert| &advert.devices).flat_map(|device| &device.serves);
         let tries = swap.tries(members, &standing.groups);
+        // What nobody gives, or is fetched for too long, would take others' places and serve nobody.
+        let holdings = Holdings::of(members);
+        let comes_in_time = |draft: &Draft| {
+            let new: Vec<Group> = new_groups(standing, draft).cloned().collect();
+            holdings.as_ref().is_none_or(|holdings| fetching::takes(&holdings.fetches(&new)).0 < HORIZON.0)
+        };
         tries.into_iter().take(SWAPS_TRIED).find_map(|(comes, go)| {
             let others = served().map(|served| served.model).filter(|model| !here.contains(model) && *model != comes);
             let hidden: BTreeSet<ModelId> = go.iter().copied().chain(others).collect();
@@ -119,7 +128,8 @@ impl Question {
             let is_right = |draft: &Draft| {
                 let serves = |model: ModelId| draft.groups.iter().any(|group| group.model == model);
                 let stay = here.difference(&go).all(|model| serves(*model));
-                serves(comes) && stay && check::feasible(&draft.groups, members).is_ok() && takes_nothing(draft)
+                let fits = check::feasible(&draft.groups, members).is_ok();
+                serves(comes) && stay && fits && comes_in_time(draft) && takes_nothing(draft)
             };
             let light = planner.grow(standing, &view, &self.wish).filter(is_right);
             light.or_else(|| Some(planner.plan(&view, &self.wish, Some(standing))).filter(is_right))
@@ -298,6 +308,8 @@ impl Control {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sample;
+    use tsnode_protocol::{Epoch, LayerRange, PartialModel, Phase, Stage, Term};
 
     fn question() -> Arc<Question> {
         let (members, wish, horizon) = (BTreeMap::new(), Wish::default(), Duration::ZERO);
@@ -321,6 +333,63 @@ mod tests {
             assert_eq!(matches!(planning, Planning::Asked(_)), stays);
             assert_eq!(matches!(planning, Planning::Idle), !stays);
         }
+    }
+
+    /// Has the second model in the first one's place; any plan is worth as much.
+    #[derive(Debug)]
+    struct Second;
+
+    impl Planner for Second {
+        fn plan(&self, _: &Members<'_>, _: &Wish, _: Option<&Plan>) -> Draft {
+            Draft { groups: vec![group(2)], ..draft() }
+        }
+
+        fn flip(&self, _: &Plan, _: &Members<'_>, _: &Wish) -> Option<Draft> {
+            None
+        }
+
+        fn grow(&self, _: &Plan, _: &Members<'_>, _: &Wish) -> Option<Draft> {
+            None
+        }
+
+        fn value(&self, _: &Plan, _: &Members<'_>, _: &Wish) -> f64 {
+            1.0
+        }
+    }
+
+    fn group(model: u8) -> Group {
+        let stage = Stage { peer: PeerId([0; 32]), device: 0, layers: LayerRange { start: 0, end: 4 } };
+        Group::new(ModelId([model; 16]), Phase::Mixed, vec![stage])
+    }
+
+    #[test]
+    fn no_model_gives_its_place_to_one_that_nobody_gives() {
+        let [one, two] = [1, 2].map(|n| ModelId([n; 16]));
+        let mut whole = sample::lends_several(0, sample::cards(2));
+        let device = &mut whole.devices[0];
+        let part = device.memory_bytes / 4 * 3;
+        device.serves.iter_mut().for_each(|served| served.memory_bytes = part);
+        let fetches = Advert { partial: vec![PartialModel::of(two, [])], ..whole.clone() };
+        let gives = Advert { devices: vec![], ..whole.clone() };
+        let swaps = |adverts: &[&Advert]| {
+            let members = (0..).map(|n| PeerId([n; 32])).zip(adverts.iter().map(|a| Arc::new(Advert::clone(a))));
+            let (epoch, term, groups) = (Epoch(0), Term(0), vec![group(1)]);
+            let standing =
+                Plan { epoch, term, parent: None, groups, routes: vec![], chosen: vec![], reason: String::new() };
+            let (waits, claims, idle, over) = (vec![two], BTreeSet::new(), BTreeSet::from([one]), vec![]);
+            let question = Question {
+                members: members.collect(),
+                standing: Some(Arc::new(standing)),
+                swap: Some(Swap { waits, claims, idle, over }),
+                ..Question::clone(&question())
+            };
+            let answer = question.answer(&Second);
+            let in_vain = question.waits_in_vain(answer.as_ref()).is_some();
+            assert_ne!(answer.is_some(), in_vain);
+            answer.is_some()
+        };
+        assert!(swaps(&[&whole]) && swaps(&[&fetches, &gives]));
+        assert!(!swaps(&[&fetches]));
     }
 
     #[test]

@@ -143,7 +143,8 @@ impl Judge<'_> {
     }
 }
 
-fn new_groups<'d>(standing: &Plan, draft: &'d Draft) -> impl Iterator<Item = &'d Group> {
+/// Groups of a draft that are not there.
+pub(super) fn new_groups<'d>(standing: &Plan, draft: &'d Draft) -> impl Iterator<Item = &'d Group> {
     let there: BTreeSet<GroupId> = standing.groups.iter().map(|g| g.id).collect();
     draft.groups.iter().filter(move |g| !there.contains(&g.id))
 }
