@@ -64,11 +64,14 @@ impl Judge<'_> {
     /// others. Of a busy one fewer requests are in time: by values it would go whenever another is asked for at all. When it goes,
     /// its turn says ([`super::swapping`]).
     fn takes_places(&self, draft: &Draft) -> bool {
+        if !live::is_scarce(self.members) {
+            return false;
+        }
         let is_asked = |model: &ModelId| traffic::together(*model, self.members).is_some();
         let asked =
             |groups: &[Group]| -> BTreeSet<ModelId> { groups.iter().map(|g| g.model).filter(is_asked).collect() };
         let (before, after) = (asked(&self.standing.groups), asked(&draft.groups));
-        live::is_scarce(self.members) && !before.is_subset(&after)
+        !before.is_subset(&after)
     }
 
     /// Whether a draft is better than what stands, by more than views differ.
