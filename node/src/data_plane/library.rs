@@ -24,6 +24,9 @@ const KEPT: usize = 8;
 const ASKED: (usize, usize) = (2, 16);
 /// How long they are waited for.
 const PROOF: Duration = Duration::from_secs(3);
+/// How long a file may take: to reach its holder and to begin, and then at what so slow a link carries (bytes/s), 1 Mbit/s.
+const BEGUN: Duration = Duration::from_secs(10);
+const SLOWEST: u64 = 125_000;
 
 /// This peer's own models' small files.
 #[derive(Clone, Default)]
@@ -106,7 +109,10 @@ pub async fn run(
             Some(at) => Ok(kept.remove(at)),
             None => match shelf.find(query.model) {
                 Some(files) => Ok(files),
-                None => fetch(query.model, &links, &roster).await,
+                None => tokio::select! {
+                    () = stop.cancelled() => return,
+                    fetched = fetch(query.model, &links, &roster) => fetched,
+                },
             },
         };
         if let Ok(files) = &found {
@@ -183,10 +189,16 @@ async fn fetch_all(
 ) -> Result<BTreeMap<String, Vec<u8>>, String> {
     let mut files = BTreeMap::new();
     for file in &card.files {
-        let bytes = fetch_one(card.id, file, peer, links, roster).await?;
+        let fetched = timeout(patience(file), fetch_one(card.id, file, peer, links, roster)).await;
+        let bytes = fetched.map_err(|_| format!("{} did not come in time", file.name))??;
         files.insert(file.name.clone(), bytes);
     }
     Ok(files)
+}
+
+/// How long a file is waited for from one holder. One that hangs keeps nobody from asking the next.
+fn patience(file: &ModelFile) -> Duration {
+    BEGUN + Duration::from_secs(file.bytes.min(limits::MODEL_FILE_BYTES as u64) / SLOWEST)
 }
 
 pub(crate) async fn fetch_one(
@@ -206,4 +218,17 @@ pub(crate) async fn fetch_one(
         return Err(format!("{} is not what its hash says", file.name));
     }
     Ok(bytes.to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_files_may_take_longer_and_none_for_ever() {
+        let of = |bytes| patience(&ModelFile { name: "tokenizer.json".into(), bytes, hash: [0; 32] });
+        assert_eq!(of(0), Duration::from_secs(10));
+        assert_eq!(of(12_500_000), Duration::from_secs(110));
+        assert!(of(u64::MAX) < Duration::from_secs(600));
+    }
 }
