@@ -115,7 +115,9 @@ impl Gateway {
             return self.turn_away_asleep(request, TOO_MANY_ASLEEP, out);
         }
         r.tried.clear();
-        let until = r.state.recover(until);
+        // It may have waited for a ring before, and for less long.
+        r.without_ring = None;
+        r.state = State::Recovering { until };
         // Every change of the view tries it again. Where its group is taken to be up still, that is about to change.
         r.deadline = if is_down { until } else { until.min(now + HOMELESS_RETRY) };
     }
