@@ -425,8 +425,10 @@ impl Batcher {
     }
 
     fn ring_broken(&mut self, reason: &str, out: &mut Vec<Action>) {
-        for request in std::mem::take(&mut self.sequences).into_keys() {
-            out.push(Action::End { request, end: End::Failed(reason.to_owned()) });
+        for (request, sequence) in std::mem::take(&mut self.sequences) {
+            // One that was granted nothing has lost nothing. What exports is told of no grant, nor of a refusal.
+            let granted = sequence.granted.is_some() || sequence.exports();
+            out.push(admission::no_room(request, granted, reason.to_owned()));
         }
         self.queue = Queue::default();
         self.steps = steps(&self.config);

@@ -31,11 +31,16 @@ pub fn said<'a>(model: ModelId, members: impl IntoIterator<Item = (&'a PeerId, &
 }
 
 /// Somebody gave a manifest, and this is what fits it: with a card that does, no other is the model's own, and that is known now. Who
-/// gives one that fits none is not believed in what he says either.
+/// gives one that fits none is not believed in what he says either. Who gave it comes first among those who say so.
 pub fn heard(all: &mut Vec<Said>, from: PeerId, fits: impl Fn(&ModelCard) -> bool) -> bool {
     if let Some(own) = all.iter().position(|said| fits(&said.card)) {
         all.swap(0, own);
         all.truncate(1);
+        // Who has just answered is there.
+        let by = &mut all[0].by;
+        if let Some(at) = by.iter().position(|peer| *peer == from) {
+            by[..=at].rotate_right(1);
+        }
         return true;
     }
     all.iter_mut().for_each(|said| said.by.retain(|by| *by != from));
@@ -90,6 +95,9 @@ mod tests {
         let mut all = by(&[9, 9, 9, 1]);
         assert!(heard(&mut all, peer(3), has(1)));
         assert!(all.len() == 1 && has(1)(&all[0].card));
+        // The first of them may hang; this one does not.
+        let mut all = by(&[1, 9, 1, 1]);
+        assert!(heard(&mut all, peer(2), has(1)) && all[0].by == [peer(2), peer(0), peer(3)], "{all:?}");
     }
 
     #[test]

@@ -55,7 +55,7 @@ use tsnode_protocol::{
     kv::Delivery,
     limits,
     ring::KvTarget,
-    stream::{DecodeEvent, DecodeOrder, End, PrefillEvent, PrefillRequest},
+    stream::{DecodeEvent, DecodeOrder, End, NOT_UP, PrefillEvent, PrefillRequest},
 };
 
 /// The requests of one peer's clients.
@@ -234,6 +234,10 @@ impl Gateway {
                 self.granted(now, request, out);
             }
             DecodeEvent::Refused(reason) => {
+                if reason == NOT_UP {
+                    // What it kept went with its ring.
+                    self.kept.lost(pick.decode);
+                }
                 r.refusal = Some(reason);
                 self.elsewhere(now, request, out);
             }

@@ -115,7 +115,9 @@ impl Gateway {
             return self.turn_away_asleep(request, TOO_MANY_ASLEEP, out);
         }
         r.tried.clear();
-        let until = r.state.recover(until);
+        // It may have waited for a ring before, and for less long.
+        r.without_ring = None;
+        r.state = State::Recovering { until };
         // Every change of the view tries it again. Where its group is taken to be up still, that is about to change.
         r.deadline = if is_down { until } else { until.min(now + HOMELESS_RETRY) };
     }
@@ -123,8 +125,11 @@ impl Gateway {
     /// A ring that broke is built again at once: who asked in between waits for it, any other is turned away.
     fn wait_for_ring(&mut self, now: Time, request: RequestId, why: &str, out: &mut Vec<Action>) {
         let Some(r) = self.requests.get_mut(&request) else { return };
-        let until = r.line.submitted + RING_PATIENCE;
-        if r.refusal.as_deref() != Some(NOT_UP) || until <= now {
+        if r.refusal.as_deref() != Some(NOT_UP) {
+            return self.turn_away(request, why, out);
+        }
+        let until = *r.without_ring.get_or_insert(now) + RING_PATIENCE;
+        if until <= now {
             return self.turn_away(request, why, out);
         }
         r.tried.clear();
@@ -152,8 +157,8 @@ impl Gateway {
             return self.route(now, request, out);
         }
         if let Some(r) = self.requests.get(&request).filter(|r| !r.accepted) {
-            let overslept = now >= r.line.submitted + self.config.loading_patience;
-            if !overslept && r.refusal.as_deref() == Some(NOT_UP) {
+            let is_for_ring = r.without_ring.is_some_and(|since| until <= since + RING_PATIENCE);
+            if is_for_ring && r.refusal.as_deref() == Some(NOT_UP) {
                 return self.turn_away(request, NOT_UP, out);
             }
             return self.turn_away_asleep(request, OVERSLEPT, out);

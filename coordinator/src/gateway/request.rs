@@ -78,6 +78,8 @@ pub(super) struct Request {
     pub tried: BTreeSet<GroupId>,
     /// What the last of them said.
     pub refusal: Option<String>,
+    /// Since when it waits for a group's ring, if it ever did: it may have waited at the group before.
+    pub without_ring: Option<Time>,
 }
 
 impl Request {
@@ -97,6 +99,7 @@ impl Request {
             moves: Vec::new(),
             tried: BTreeSet::new(),
             refusal: None,
+            without_ring: None,
         }
     }
 

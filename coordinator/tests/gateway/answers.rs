@@ -102,8 +102,10 @@ fn a_ring_that_broke_is_waited_for_where_no_other_group_is_left_and_not_for_ever
         }
     };
     let mut scenario = Scenario::new();
-    let since = scenario.now;
     scenario.submit();
+    // However long it waited there for pages.
+    scenario.now += Duration::from_secs(7);
+    let since = scenario.now;
     let refused = loop {
         assert_eq!(nobody(&mut scenario), [Action::CloseDecode { request: REQUEST }], "its client waits");
         let (actions, waited) = scenario.silence();

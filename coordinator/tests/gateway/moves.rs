@@ -8,7 +8,7 @@ use tsnode_coordinator::{
 };
 use tsnode_protocol::{
     KvCodec, Load, PeerId, Phase, RequestId, Sampling, Token,
-    stream::{DecodeEvent, DecodeOrder, End, Generation, PLAN_CHANGED},
+    stream::{DecodeEvent, DecodeOrder, End, Generation, NOT_UP, PLAN_CHANGED},
 };
 
 #[test]
@@ -305,24 +305,27 @@ fn a_request_waits_for_memory_no_longer_than_it_is_told() {
 
 #[test]
 fn a_request_that_meets_its_model_as_it_is_swapped_out_waits_for_it() {
-    let mut scenario = without_groups(false);
-    let groups = scenario.view.plan.iter().flat_map(|plan| &plan.groups);
-    scenario.view.up = groups.map(|group| (group.id, Load::default())).collect();
-    let view = scenario.view.clone();
-    scenario.tell(Event::View(view));
-    let mut actions = asks(&mut scenario);
-    assert!(matches!(&actions[..], [Action::OpenDecode { .. }]), "{actions:?}");
-    while actions.iter().any(|action| matches!(action, Action::OpenDecode { .. })) {
-        actions = scenario.decode(DecodeEvent::Refused(PLAN_CHANGED.into()));
-        assert!(!actions.iter().any(|action| matches!(action, Action::Unserved { .. })), "{actions:?}");
+    // Who only waited there hears that there is no ring.
+    for said in [PLAN_CHANGED, NOT_UP] {
+        let mut scenario = without_groups(false);
+        let groups = scenario.view.plan.iter().flat_map(|plan| &plan.groups);
+        scenario.view.up = groups.map(|group| (group.id, Load::default())).collect();
+        let view = scenario.view.clone();
+        scenario.tell(Event::View(view));
+        let mut actions = asks(&mut scenario);
+        assert!(matches!(&actions[..], [Action::OpenDecode { .. }]), "{actions:?}");
+        while actions.iter().any(|action| matches!(action, Action::OpenDecode { .. })) {
+            actions = scenario.decode(DecodeEvent::Refused(said.into()));
+            assert!(!actions.iter().any(|action| matches!(action, Action::Unserved { .. })), "{actions:?}");
+        }
+        scenario.view.up.clear();
+        let view = scenario.view.clone();
+        scenario.tell(Event::View(view));
+        let (actions, waited) = scenario.silence();
+        let [Action::Unserved { reason, .. }] = &actions[..] else { panic!("{actions:?}") };
+        assert!(reason.contains("not in memory"), "{reason}");
+        assert_eq!(waited, GatewayConfig::default().loading_patience);
     }
-    scenario.view.up.clear();
-    let view = scenario.view.clone();
-    scenario.tell(Event::View(view));
-    let (actions, waited) = scenario.silence();
-    let [Action::Unserved { reason, .. }] = &actions[..] else { panic!("{actions:?}") };
-    assert!(reason.contains("not in memory"), "{reason}");
-    assert_eq!(waited, GatewayConfig::default().loading_patience);
 }
 
 #[test]

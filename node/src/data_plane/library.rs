@@ -3,11 +3,11 @@
 use crate::data_plane::links::{Links, Stream};
 use crate::data_plane::models::{FilesQuery, ModelFiles, ModelFilesError};
 use crate::data_plane::roster::Roster;
-use futures::{StreamExt as _, stream::FuturesUnordered};
+use futures::{StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::cards::{self, Said};
@@ -20,10 +20,18 @@ use tsnode_protocol::{
 
 /// Fetched models kept in memory; the one asked for longest ago goes first.
 const KEPT: usize = 8;
+/// Models that are fetched at once: above it who asks for more waits.
+const FETCHED_AT_ONCE: usize = 16;
 /// Holders that are asked which card is the model's own: so many of those who say the same, and in all.
 const ASKED: (usize, usize) = (2, 16);
 /// How long they are waited for.
 const PROOF: Duration = Duration::from_secs(3);
+/// How long a file may take: to reach its holder and to begin, and then at what so slow a link carries (bytes/s), 1 Mbit/s.
+const BEGUN: Duration = Duration::from_secs(10);
+const SLOWEST: u64 = 125_000;
+
+type Fetched = Result<ModelFiles, ModelFilesError>;
+type Answer = oneshot::Sender<Fetched>;
 
 /// This peer's own models' small files.
 #[derive(Clone, Default)]
@@ -88,7 +96,7 @@ fn listed<'s>(source: &'s ModelSource, name: &str) -> Option<&'s [u8]> {
     source.file(name)
 }
 
-/// Answers questions for models' files until `stop`.
+/// Answers questions for models' files until `stop`. Each model is fetched once at a time, and none waits for another's holders.
 pub async fn run(
     shelf: Shelf,
     links: Links,
@@ -96,18 +104,28 @@ pub async fn run(
     mut queries: mpsc::Receiver<FilesQuery>,
     stop: CancellationToken,
 ) {
+    let (links, roster) = (&links, &roster);
     let mut kept: Vec<ModelFiles> = Vec::new();
+    let mut waiting: BTreeMap<ModelId, Vec<Answer>> = BTreeMap::new();
+    let mut fetching: FuturesUnordered<BoxFuture<'_, (ModelId, Fetched)>> = FuturesUnordered::new();
     loop {
-        let query = tokio::select! {
+        let (answers, found) = tokio::select! {
             () = stop.cancelled() => return,
-            query = queries.recv() => match query { Some(query) => query, None => return },
-        };
-        let found = match kept.iter().position(|m| m.card.id == query.model) {
-            Some(at) => Ok(kept.remove(at)),
-            None => match shelf.find(query.model) {
-                Some(files) => Ok(files),
-                None => fetch(query.model, &links, &roster).await,
-            },
+            Some((model, fetched)) = fetching.next() => (waiting.remove(&model).unwrap_or_default(), fetched),
+            query = queries.recv(), if waiting.len() < FETCHED_AT_ONCE => {
+                let Some(FilesQuery { model, answer }) = query else { return };
+                let at = kept.iter().position(|files| files.card.id == model);
+                let here = at.map(|at| kept.remove(at)).or_else(|| shelf.find(model));
+                let Some(files) = here else {
+                    let asked = waiting.entry(model).or_default();
+                    if asked.is_empty() {
+                        fetching.push(Box::pin(async move { (model, fetch(model, links, roster).await) }));
+                    }
+                    asked.push(answer);
+                    continue;
+                };
+                (vec![answer], Ok(files))
+            }
         };
         if let Ok(files) = &found {
             kept.push(files.clone());
@@ -115,8 +133,10 @@ pub async fn run(
                 kept.remove(0);
             }
         }
-        // An asker that has gone needs no answer.
-        let _ = query.answer.send(found);
+        for answer in answers {
+            // An asker that has gone needs no answer.
+            let _ = answer.send(found.clone());
+        }
     }
 }
 
@@ -183,10 +203,16 @@ async fn fetch_all(
 ) -> Result<BTreeMap<String, Vec<u8>>, String> {
     let mut files = BTreeMap::new();
     for file in &card.files {
-        let bytes = fetch_one(card.id, file, peer, links, roster).await?;
+        let fetched = timeout(patience(file), fetch_one(card.id, file, peer, links, roster)).await;
+        let bytes = fetched.map_err(|_| format!("{} did not come in time", file.name))??;
         files.insert(file.name.clone(), bytes);
     }
     Ok(files)
+}
+
+/// How long a file is waited for from one holder. One that hangs keeps nobody from asking the next.
+fn patience(file: &ModelFile) -> Duration {
+    BEGUN + Duration::from_secs(file.bytes.min(limits::MODEL_FILE_BYTES as u64) / SLOWEST)
 }
 
 pub(crate) async fn fetch_one(
@@ -206,4 +232,17 @@ pub(crate) async fn fetch_one(
         return Err(format!("{} is not what its hash says", file.name));
     }
     Ok(bytes.to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_files_may_take_longer_and_none_for_ever() {
+        let of = |bytes| patience(&ModelFile { name: "tokenizer.json".into(), bytes, hash: [0; 32] });
+        assert_eq!(of(0), Duration::from_secs(10));
+        assert_eq!(of(12_500_000), Duration::from_secs(110));
+        assert!(of(u64::MAX) < Duration::from_secs(600));
+    }
 }

@@ -470,7 +470,11 @@ impl Leader {
 
     fn broken(&mut self, reason: String) {
         for action in self.batcher.on_event(self.started.elapsed(), Event::RingBroken { reason }) {
-            self.answer(action);
+            self.answer(match action {
+                // It only waited: its gateway asks again, as one does that comes now.
+                Action::Refused { request, .. } => Action::Refused { request, reason: NOT_UP.into() },
+                other => other,
+            });
         }
         self.clients.clear();
         // Gateways that have not heard of it yet are not to wait for a ring that may never come round.

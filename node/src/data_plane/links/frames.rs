@@ -121,6 +121,9 @@ impl FrameSender {
     }
 
     async fn write(&mut self, piece: Bytes) -> Result<(), LinkError> {
+        if self.kind.ahead() > 0 {
+            self.tuning.meter.leaving.hurry(piece.len());
+        }
         let mut left = [piece];
         while !left[0].is_empty() {
             let (tuning, ahead) = (self.tuning.clone(), self.kind.ahead());

@@ -279,8 +279,13 @@ impl Watching {
     fn give_way(&mut self, now: Instant) {
         let acknowledged = std::mem::take(&mut self.acknowledged);
         let (bytes, waited) = (acknowledged.bytes, acknowledged.waited(now));
-        let gives_way = self.meter.leaving.gives_way();
-        self.room = gives_way.then(|| scavenger::room(self.room, bytes, waited, self.mtu));
+        let (gives_way, least) = (self.meter.leaving.gives_way(), scavenger::least(self.mtu, self.rtt));
+        self.room = gives_way.then(|| scavenger::room(self.room, bytes, waited, least));
+    }
+
+    /// What may be on its way, if it is to give way: one that had to before its last acknowledgement may not have to now.
+    fn room_now(&self) -> Option<u64> {
+        self.room.filter(|_| self.meter.leaving.gives_way())
     }
 
     /// Something was lost while the floor let more be in flight than Cubic would have: it takes over from there.
@@ -302,9 +307,11 @@ impl Controller for Watching {
     }
 
     fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, idle: bool, rtt: &RttEstimator) {
-        // Who gives way shows neither Cubic nor the meter what the link carries.
-        let idle = idle || self.room.is_some();
-        self.cubic.on_ack(now, sent, bytes, idle, rtt);
+        // Who gives way shows neither Cubic nor the meter what the link carries, but Cubic where somebody waits for what leaves.
+        let gives_way = self.room.is_some();
+        self.cubic.on_ack(now, sent, bytes, idle || (gives_way && self.meter.leaving.urgent() == 0), rtt);
+        self.meter.leaving.acknowledged(bytes);
+        let idle = idle || gives_way;
         self.rtt = rtt.get();
         let newest = self.acknowledged.newest.map_or(sent, |(before, _)| before.max(sent));
         self.acknowledged = Acknowledged { bytes: self.acknowledged.bytes + bytes, newest: Some((newest, rtt.min())) };
@@ -321,6 +328,11 @@ impl Controller for Watching {
     }
 
     fn on_congestion_event(&mut self, now: Instant, sent: Instant, persistent: bool, lost: u64) {
+        if self.room_now().is_some() && self.meter.leaving.urgent() == 0 && !persistent {
+            // What gives way to others' KV is lost in the queue that this fills: that is no reason to send its own as slowly later.
+            self.room = Some(scavenger::least(self.mtu, self.rtt));
+            return;
+        }
         self.take_over(now);
         self.cubic.on_congestion_event(now, sent, persistent, lost);
         self.meter.lock().lost = true;
@@ -333,9 +345,7 @@ impl Controller for Watching {
 
     fn window(&self) -> u64 {
         let window = self.cubic.window().max(self.meter.floor.load(Ordering::Relaxed));
-        // One that had to give way before its last acknowledgement may not have to now.
-        let room = self.room.filter(|_| self.meter.leaving.gives_way());
-        room.map_or(window, |room| window.min(room))
+        self.room_now().map_or(window, |room| window.min(room.saturating_add(self.meter.leaving.urgent())))
     }
 
     fn metrics(&self) -> quinn::congestion::ControllerMetrics {
@@ -422,5 +432,38 @@ mod tests {
         let burst =
             (0..=2).map(|k| Ack { came: 20 + 50 * k, sent: 100 * k, bytes: 100 * KB, idle: false, waited: false });
         assert_eq!(found(burst), [Evidence::AtLeast(BytesPerSecond(1e6))]);
+    }
+
+    #[test]
+    fn weights_give_way_but_what_is_urgent_does_not_and_what_is_lost_meanwhile_slows_nothing_later() {
+        let (all, other, now) = (scavenger::Streams::default(), Leaving::default(), Instant::now());
+        let cubic = Arc::new(CubicConfig::default()).build(now, 1000);
+        let acknowledged = Acknowledged::default();
+        let (meter, rtt) = (Arc::new(Meter::default()), Duration::ZERO);
+        let mut watching =
+            Watching { cubic, meter: meter.clone(), mtu: 1000, flying: 0, rtt, acknowledged, room: Some(6000) };
+        meter.leaving.beside(&all);
+        other.beside(&all);
+        let _weights = meter.leaving.weights();
+        let whole = watching.window();
+        assert!(whole > 8000, "{whole}");
+        let kv = other.kv();
+        assert_eq!(watching.window(), 6000);
+        // Activations have room beside what weights have, until they are there.
+        meter.leaving.hurry(2000);
+        assert_eq!(watching.window(), 8000);
+        meter.leaving.acknowledged(1500);
+        assert_eq!(watching.window(), 6500);
+        meter.leaving.acknowledged(1500);
+        watching.on_congestion_event(now, now, false, 1000);
+        assert_eq!(watching.window(), 4000);
+        drop(kv);
+        assert_eq!(watching.window(), whole, "nothing is felt out again");
+        // Of what is urgent a loss counts as ever.
+        let kv = other.kv();
+        meter.leaving.hurry(2000);
+        watching.on_congestion_event(now, now, false, 1000);
+        drop(kv);
+        assert!(watching.window() < whole);
     }
 }
