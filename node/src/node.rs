@@ -519,7 +519,7 @@ impl Ground {
     /// Whether and when the model inside the program is lent, where no other is named.
     fn fallback(&self, advert: &Advert) -> Option<Fallback> {
         let own = advert.models.first()?.clone();
-        if volunteer::has_none(&self.config.models) {
+        if opened::has_none(&self.config.models) {
             return Some(Fallback::never(own));
         }
         let is_fallback = self.config.models.iter().any(|model| model.choice == ModelChoice::Fallback);

@@ -1,6 +1,6 @@
 //! The models of this peer as they are opened: named by their content, read once, and refused where they cannot be lent together.
 
-use super::{Computed, ModelChoice, NodeError, WantedModel};
+use super::{Computed, ModelChoice, NodeConfig, NodeError, WantedModel};
 use crate::{
     data_plane::library::files_of,
     hub,
@@ -68,6 +68,21 @@ impl Opened {
         let (is_gated, origin) = (false, None);
         Ok(Self { source, draft, holding, is_gated, origin, dtype: wanted.kv_dtype, is_kept: wanted.keep })
     }
+}
+
+/// What a peer starts with: the models that it has. Where none is, the one inside the program is measured in their place.
+pub(super) fn at_first(config: &NodeConfig) -> NodeConfig {
+    let mut models = config.models.clone();
+    if has_none(&models) {
+        models.push(WantedModel::new(ModelChoice::Fallback, config.kv_dtype));
+    }
+    models.retain(|model| !matches!(model.choice, ModelChoice::Named(_)));
+    NodeConfig { models, ..config.clone() }
+}
+
+/// Whether none of those that a peer was told is here, so that nothing is lent before one of them comes.
+pub(super) fn has_none(models: &[WantedModel]) -> bool {
+    !models.is_empty() && models.iter().all(|model| matches!(model.choice, ModelChoice::Named(_)))
 }
 
 /// One model twice, or two that have one name, are no wish that can be met.
@@ -202,7 +217,7 @@ mod tests {
             let called = called.iter().map(|name| (*name).to_owned()).collect();
             refuse_unknown(&[keep.to_owned()], wanted, called).is_err()
         };
-        let (one, both) = (wanted(&[path.clone()]), wanted(&[path, named.clone()]));
+        let (one, both) = (wanted(std::slice::from_ref(&path)), wanted(&[path.clone(), named.clone()]));
         assert!(!is_refused("here", &one, &["here"]) && is_refused("there", &one, &["here"]));
         assert!(!is_refused("there", &both, &["here"]), "it may be what the second is called");
         assert!(!is_refused("there", &wanted(&[named]), &["inside"]), "it is there in the place of what comes");

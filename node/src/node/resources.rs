@@ -3,8 +3,7 @@
 use super::{
     NodeConfig, NodeError,
     devices::Devices,
-    opened::{Opened, refuse_alike, refuse_unknown},
-    volunteer,
+    opened::{Opened, at_first, refuse_alike, refuse_unknown},
 };
 use crate::{
     data_plane::library::Shelf,
@@ -40,7 +39,7 @@ impl Resources {
         index: &Index,
         progress: &mut (dyn FnMut(Progress) + Send),
     ) -> Result<Self, NodeError> {
-        let first = volunteer::at_first(config);
+        let first = at_first(config);
         let mut models = Vec::with_capacity(first.models.len());
         for wanted in &first.models {
             let how = (config.threads.count, config.computed);

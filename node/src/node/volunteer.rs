@@ -55,21 +55,6 @@ pub(super) struct Volunteer {
     pub lent: mpsc::Sender<NowLent>,
 }
 
-/// What a peer starts with: the models that it has. Where none is, the one inside the program is measured in their place.
-pub(super) fn at_first(config: &NodeConfig) -> NodeConfig {
-    let mut models = config.models.clone();
-    if has_none(&models) {
-        models.push(WantedModel::new(ModelChoice::Fallback, config.kv_dtype));
-    }
-    models.retain(|model| !matches!(model.choice, ModelChoice::Named(_)));
-    NodeConfig { models, ..config.clone() }
-}
-
-/// Whether none of those that a peer was told is here, so that nothing is lent before one of them comes.
-pub(super) fn has_none(models: &[WantedModel]) -> bool {
-    !models.is_empty() && models.iter().all(|model| matches!(model.choice, ModelChoice::Named(_)))
-}
-
 /// Whether something is fetched at all: who has a model on disk, or wants none, has what he wants.
 pub(super) fn may_fetch(config: &NodeConfig) -> bool {
     config.models.iter().any(|model| limits(model, config.computed, &config.weights).is_some())
@@ -262,6 +247,7 @@ mod tests {
             assert!(limits(model, computed, &usual(1)).is_none());
         }
         assert!(limits(&model(ModelChoice::Embedded), Computed::default(), &usual(1)).is_none());
+        let has_none = opened::has_none;
         assert!(has_none(&[named.clone(), named.clone()]) && !has_none(&[named, path]) && !has_none(&[]));
     }
 }
