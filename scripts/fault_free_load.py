@@ -1,12 +1,15 @@
 """Whether anybody honest is cut off, or warned of, while a swarm without any fault has all kinds of load.
 
-    python3 scripts/fault_free_load.py [--tsnode target/debug/tsnode] [--minutes 60] [--seed 1] [--lenders 4]
+    python3 scripts/fault_free_load.py [--tsnode target/debug/tsnode] [--minutes 60] [--seed 1] [--lenders 4] > one.log
+    python3 scripts/fault_free_load.py --add one.log two.log
 
 Starts a swarm of so many lenders of one thread each and a gateway, and goes through rounds of 90 s. A round has 1 to 64 clients
-without pause, prompts and answers that are short, long or of both kinds, asked of the gateway or of all peers, and none, one or two
-neighbours that take a processor in bursts; a seed fixes which. With more processors than lenders each lender gets one of its own.
-A round ends with one line: answers, what failed, who was cut off, and what the logs ask somebody to do. Whole runs add up: each
-ends with its sum, and with 1 where anybody was cut off or a request failed. Linux only; everything it starts ends with it.
+without pause, prompts and answers that are short, long or of both kinds, asked of the gateway or of all peers, none, one or two
+neighbours that take a processor in bursts, and peers that have one processor each (where there are fewer, they share them) or may
+use all. A seed fixes which; of eight rounds, which take twelve minutes or longer, each has another number of clients, and all else was there.
+A round ends with one line of JSON: answers, what failed, who was cut off, and what the logs ask somebody to do. The last line is the
+verdict of the whole run; with --add it is that of several, by what they printed, nothing being run. It ends with 1 where anybody was
+cut off or a request failed. Linux only; everything it starts ends with it.
 """
 
 import argparse
@@ -26,14 +29,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROUND = 90.0
+# Of eight rounds each has one of each list, in an order of its own.
 CLIENTS = [1, 2, 4, 6, 8, 16, 32, 64]
+NEIGHBOURS = [0, 0, 0, 0, 1, 1, 2, 2]
+PINNED = [True] * 4 + [False] * 4
+EVERYWHERE = [True] * 2 + [False] * 6
 # Words of a prompt and tokens of an answer, least and most.
-KINDS = {
+LENGTHS = {
     "short": ((2, 12), (4, 24)),
     "chatty": ((15, 60), (30, 80)),
     "long answers": ((5, 20), (200, 400)),
     "long prompts": ((300, 700), (4, 40)),
 }
+KINDS = [*LENGTHS, "mixed"]
 WORDS = "it was a dark night and all of the people in town had gone to old house on hill when wind blew over sea".split()
 # A client that was told to come again does so after this long (seconds).
 AGAIN = 1.0
@@ -48,6 +56,7 @@ class Round:
     kind: str
     everywhere: bool
     neighbours: int
+    pinned: bool
     answers: int = 0
     busy: int = 0
     failed: Counter = field(default_factory=Counter)
@@ -55,13 +64,15 @@ class Round:
 
     @classmethod
     def of(cls, seed: int, number: int) -> "Round":
-        rng = random.Random(f"{seed} {number}")
-        kind = rng.choice([*KINDS, "mixed"])
-        return cls(number, rng.choice(CLIENTS), kind, rng.random() < 0.3, rng.choice([0, 0, 1, 2]))
+        block, place = divmod(number, len(CLIENTS))
+        rng = random.Random(f"{seed} {block}")
+        lists = [rng.sample(each, len(each)) for each in (CLIENTS, NEIGHBOURS, PINNED, EVERYWHERE)]
+        clients, neighbours, pinned, everywhere = (each[place] for each in lists)
+        kinds = [kind for _ in range(2) for kind in rng.sample(KINDS, len(KINDS))]
+        return cls(number, clients, kinds[place], everywhere, neighbours, pinned)
 
     def body(self, rng: random.Random) -> dict:
-        kind = rng.choice(list(KINDS)) if self.kind == "mixed" else self.kind
-        words, tokens = KINDS[kind]
+        words, tokens = LENGTHS[rng.choice(list(LENGTHS)) if self.kind == "mixed" else self.kind]
         prompt = " ".join(rng.choice(WORDS) for _ in range(rng.randint(*words)))
         return {"prompt": prompt, "max_tokens": rng.randint(*tokens), "ignore_eos": True, "stream": rng.random() < 0.5}
 
@@ -119,7 +130,21 @@ class Log:
         return [line for line in lines if " WARN " in line or " ERROR " in line]
 
 
+def place(peers: list[dict], pinned: bool) -> None:
+    """Gives each peer one processor, or all of them; threads that it starts later have what those have that start them."""
+    every = sorted(os.sched_getaffinity(0))
+    for number, peer in enumerate(peers):
+        processors = {every[number % len(every)]} if pinned else set(every)
+        for thread in os.listdir(f"/proc/{peer['pid']}/task"):
+            try:
+                os.sched_setaffinity(int(thread), processors)
+            except ProcessLookupError:
+                pass  # It has ended meanwhile.
+
+
 def play(this: Round, peers: list[dict], logs: list[Log], seconds: float) -> dict:
+    place(peers, this.pinned)
+    started = time.monotonic()
     urls = [peer["http"] for peer in peers if this.everywhere or peer["gateway"]]
     busy = [multiprocessing.Process(target=neighbour, args=(f"{this.number} {n}",), daemon=True) for n in range(this.neighbours)]
     for process in busy:
@@ -142,6 +167,8 @@ def play(this: Round, peers: list[dict], logs: list[Log], seconds: float) -> dic
         "kind": this.kind,
         "everywhere": this.everywhere,
         "neighbours": this.neighbours,
+        "pinned": this.pinned,
+        "seconds": round(time.monotonic() - started, 1),
         "answers": this.answers,
         "told to come again": this.busy,
         "failed": dict(this.failed),
@@ -157,10 +184,6 @@ def run(options: argparse.Namespace) -> int:
         up = [options.tsnode, "testnet", "up", "--peers", str(options.lenders), "--gateways", "1", "--dir", folder]
         peers = json.loads(subprocess.run([*up, "--detach", "--json"], check=True, capture_output=True, text=True).stdout)["peers"]
         try:
-            if (os.cpu_count() or 1) > options.lenders:
-                for core, peer in enumerate(peers):
-                    for thread in os.listdir(f"/proc/{peer['pid']}/task"):
-                        os.sched_setaffinity(int(thread), {core % (os.cpu_count() or 1)})
             return rounds(options, peers)
         finally:
             subprocess.run([options.tsnode, "testnet", "down", "--dir", folder], capture_output=True)
@@ -168,20 +191,43 @@ def run(options: argparse.Namespace) -> int:
 
 def rounds(options: argparse.Namespace, peers: list[dict]) -> int:
     logs = [Log(peer["log"]) for peer in peers]
-    started, sums, number = time.monotonic(), Counter(), 0
+    started, seen = time.monotonic(), []
     while (left := options.minutes * 60 - (time.monotonic() - started)) > 0:
-        seen = play(Round.of(options.seed, number), peers, logs, min(ROUND, left))
-        print(json.dumps(seen), flush=True)
-        sums["answers"] += seen["answers"]
-        sums["told to come again"] += seen["told to come again"]
-        sums["failed"] += sum(seen["failed"].values())
-        sums["cut off"] += len(seen["cut off"])
-        sums["warned"] += seen["warned"]
-        number += 1
-    minutes = round((time.monotonic() - started) / 60, 1)
-    names = ["answers", "told to come again", "failed", "cut off", "warned"]
-    print(json.dumps({"seed": options.seed, "minutes": minutes, "rounds": number, **{name: sums[name] for name in names}}))
-    return 1 if sums["cut off"] or sums["failed"] else 0
+        seen.append(play(Round.of(options.seed, len(seen)), peers, logs, min(ROUND, left)))
+        print(json.dumps(seen[-1]), flush=True)
+    return verdict(f"seed {options.seed}", seen)
+
+
+def verdict(of: str, seen: list[dict]) -> int:
+    """Says in one line what became of these rounds, and whether all kinds of load were among them."""
+    sums = Counter()
+    for each in seen:
+        for name in ("answers", "told to come again", "warned", "seconds"):
+            sums[name] += each[name]
+        sums["failed"] += sum(each["failed"].values())
+        sums["cut off"] += len(each["cut off"])
+    wanted = {"clients": CLIENTS, "kind": KINDS, "neighbours": NEIGHBOURS, "pinned": PINNED, "everywhere": EVERYWHERE}
+    lacks = [
+        f"{name} {value}"
+        for name, values in wanted.items()
+        for value in dict.fromkeys(values)
+        if value not in {each[name] for each in seen}
+    ]
+    fails = bool(sums["failed"] or sums["cut off"] or not sums["answers"])
+    said = [
+        f"{'DOES NOT HOLD' if fails else 'HOLDS'}: {of}, {sums['seconds'] / 60:.1f} min in {len(seen)} rounds",
+        f"{sums['cut off']} cut off, {sums['failed']} failed, {sums['warned']} warnings",
+        f"{sums['answers']} answers, {sums['told to come again']} told to come again",
+        "no load of " + ", ".join(lacks) if lacks else "every kind of load",
+    ]
+    print("; ".join(said), flush=True)
+    return 1 if fails else 0
+
+
+def add(files: list[Path]) -> int:
+    """The verdict of runs that have been, by the rounds that they printed."""
+    lines = [line for file in files for line in file.read_text().splitlines() if line.startswith("{")]
+    return verdict(f"{len(files)} runs", [each for each in map(json.loads, lines) if "pinned" in each])
 
 
 def main() -> None:
@@ -190,7 +236,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60, help="for how long")
     parser.add_argument("--seed", type=int, default=1, help="fixes what each round asks for")
     parser.add_argument("--lenders", type=int, default=4, help="peers with a model")
-    sys.exit(run(parser.parse_args()))
+    parser.add_argument("--add", type=Path, nargs="+", metavar="LOG", help="what runs have printed: says the verdict of all of them")
+    options = parser.parse_args()
+    sys.exit(add(options.add) if options.add else run(options))
 
 
 if __name__ == "__main__":

@@ -16,52 +16,7 @@ model=${1:-$FOLDER}/shaped-1b
 rate=${RATE:-100mbit}
 root=$(cd "$(dirname "$0")/.." && pwd)
 
-python3 - "$root/kernels/models/gutenberg-tiny" "$model" <<'MAKE'
-import json, os, random, shutil, struct, sys
-source, to = sys.argv[1:]
-if os.path.exists(to + "/model.safetensors"):
-    sys.exit()
-os.makedirs(to, exist_ok=True)
-config = json.load(open(source + "/config.json"))
-hidden, mlp, layers, heads, kv, width = 2048, 8192, 16, 32, 8, 64
-# The tokenizer knows no more.
-vocab = config["vocab_size"]
-config.update(hidden_size=hidden, intermediate_size=mlp, num_hidden_layers=layers, num_attention_heads=heads,
-              num_key_value_heads=kv, head_dim=width)
-json.dump(config, open(to + "/config.json", "w"))
-for name in ["tokenizer.json", "tokenizer_config.json", "generation_config.json", "special_tokens_map.json"]:
-    shutil.copy(source + "/" + name, to)
-shapes = {"model.embed_tokens.weight": [vocab, hidden], "model.norm.weight": [hidden]}
-for n in range(layers):
-    at = f"model.layers.{n}."
-    shapes |= {at + "self_attn.q_proj.weight": [heads * width, hidden], at + "self_attn.k_proj.weight": [kv * width, hidden],
-               at + "self_attn.v_proj.weight": [kv * width, hidden], at + "self_attn.o_proj.weight": [hidden, heads * width],
-               at + "mlp.gate_proj.weight": [mlp, hidden], at + "mlp.up_proj.weight": [mlp, hidden],
-               at + "mlp.down_proj.weight": [hidden, mlp],
-               at + "input_layernorm.weight": [hidden], at + "post_attention_layernorm.weight": [hidden]}
-header, end = {}, 0
-for name in sorted(shapes):
-    numbers = 1
-    for size in shapes[name]:
-        numbers *= size
-    header[name] = {"dtype": "BF16", "shape": shapes[name], "data_offsets": [end, end + 2 * numbers]}
-    end += 2 * numbers
-text = json.dumps(header).encode()
-text += b" " * (-len(text) % 8)
-# Small numbers of either sign: the low byte is drawn, the high one is that of 1/128.
-draw = random.Random(41)
-low, sign = draw.randbytes(1 << 20), draw.randbytes(1 << 20)
-block = bytearray(2 << 20)
-block[0::2], block[1::2] = low, bytes(0x3c | (byte & 0x80) for byte in sign)
-with open(to + "/model.safetensors.new", "wb") as out:
-    out.write(struct.pack("<Q", len(text)) + text)
-    left = end
-    while left > 0:
-        turn = 2 * draw.randrange(1 << 20)
-        part = (bytes(block[turn:]) + bytes(block[:turn]))[:left]
-        left -= out.write(part)
-os.rename(to + "/model.safetensors.new", to + "/model.safetensors")
-MAKE
+"$root/scripts/shaped_model.py" "$model"
 
 for host in a:1 b:2 c:3 d:4; do
     public "${host%:*}" "9.9.9.${host#*:}"

@@ -51,6 +51,12 @@ YARN = dict(
 )
 LAYER_TYPES = ("sliding_attention", "full_attention")
 OSS = YARN | dict(rope_theta=5e3, truncate=False)
+# Of Gemma 4: what does not turn lies behind what does in each half of a head.
+GEMMA4 = dict(
+    sliding_attention=dict(rope_type="default", rope_theta=5e2),
+    full_attention=dict(rope_type="proportional", partial_rotary_factor=0.5, rope_theta=1e4),
+)
+GEMMA4_SIZES = dict(hidden_size_per_layer_input=0, max_position_embeddings=512, **TOKENS)
 GROWING = YARN | dict(rope_theta=5e3, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.4)
 
 # name: configuration, stored as, and what to leave out to see that it matters.
@@ -319,6 +325,55 @@ MODELS = {
             ),
         },
     ),
+    # Heads of layers without a window are twice as wide, and fewer; their values are their keys before norms and turning.
+    "gemma4-wide": (
+        transformers.Gemma4TextConfig(
+            hidden_size=32, intermediate_size=80, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=8,
+            head_dim=16, num_global_key_value_heads=2, global_head_dim=32, attention_k_eq_v=True, sliding_window=24,
+            layer_types=list(LAYER_TYPES) * 2, final_logit_softcapping=6.0, rope_parameters=GEMMA4, **GEMMA4_SIZES,
+        ),
+        torch.float16,
+        {
+            "window": dict(sliding_window=512),
+            "cap of logits": dict(final_logit_softcapping=None),
+            "local frequencies": dict(rope_parameters=GEMMA4 | dict(sliding_attention=GEMMA4["full_attention"])),
+            "frequencies over the whole width": dict(
+                rope_parameters=GEMMA4 | dict(full_attention=dict(rope_type="default", rope_theta=1e6))
+            ),
+            "scale of layers": "layer_scalar",
+            "norm of queries": "self_attn.q_norm.weight",
+            "norm of keys": "self_attn.k_norm.weight",
+            "norm behind the MLP": "post_feedforward_layernorm.weight",
+        },
+    ),
+    # As many heads everywhere, so that those of layers with a window take fewer places than there are; matrices for values.
+    "gemma4-values": (
+        transformers.Gemma4UnifiedTextConfig(
+            hidden_size=32, intermediate_size=80, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+            head_dim=16, global_head_dim=32, sliding_window=24, tie_word_embeddings=False,
+            layer_types=["sliding_attention", "sliding_attention", "full_attention"], rope_parameters=GEMMA4,
+            max_position_embeddings=512, **TOKENS,
+        ),
+        torch.float16,
+        {"window": dict(sliding_window=512), "scale of layers": "layer_scalar"},
+    ),
+    "gemma4-experts": (
+        transformers.Gemma4TextConfig(
+            hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=4,
+            head_dim=16, num_global_key_value_heads=2, global_head_dim=32, attention_k_eq_v=True, sliding_window=24,
+            layer_types=["full_attention", "sliding_attention", "full_attention"], rope_parameters=GEMMA4,
+            enable_moe_block=True, num_experts=6, top_k_experts=2, moe_intermediate_size=16, **GEMMA4_SIZES,
+        ),
+        torch.float16,
+        {
+            "second expert": dict(top_k_experts=1),
+            "scale of the router": "router.scale",
+            "scale of experts": "router.per_expert_scale",
+            "norm before experts": "pre_feedforward_layernorm_2.weight",
+            "norm behind experts": "post_feedforward_layernorm_2.weight",
+            "norm behind the MLP beside them": "post_feedforward_layernorm_1.weight",
+        },
+    ),
     "gptoss-sinks": (
         transformers.GptOssConfig(
             hidden_size=32, intermediate_size=32, num_hidden_layers=4, head_dim=16, num_local_experts=6,
@@ -409,18 +464,27 @@ def random_weights(config, seed):
     random = torch.Generator().manual_seed(seed)
     weights = {}
     model = transformers.AutoModelForCausalLM.from_config(config)
-    shift = 0.0 if config.model_type.startswith("gemma") else 1.0
+    # Gemma 2 and 3 store differences from 1.
+    shift = 0.0 if config.model_type in ("gemma2", "gemma3_text") else 1.0
     for name, old in model.state_dict().items():
         new = torch.randn(old.shape, generator=random)
         if "norm" in name:
             new = new * 0.3 + shift
+            if config.model_type.startswith("gemma4") and re.search("[qk]_norm", name):
+                # Scores are not divided by anything.
+                new *= 0.5
+        elif name.endswith(("layer_scalar", "per_expert_scale")):
+            new = new * 0.3 + 1.0
+        elif name.endswith("router.scale"):
+            # It is divided by the root of the width.
+            new = (new * 0.3 + 1.0) * config.hidden_size**0.5
         elif "embed_tokens" in name or "lm_head" in name:
             new *= 1.5 / config.hidden_size**0.5
         elif old.dim() == 1:
             new *= 0.3
         elif any(part in name for part in ("q_proj", "k_proj", "qkv_proj")):
             new *= 1.3 / old.shape[1] ** 0.5
-        elif name.endswith(("mlp.gate.weight", "mlp.router.weight")):
+        elif name.endswith(("mlp.gate.weight", "mlp.router.weight", "router.proj.weight")):
             new *= 2.0 / old.shape[1] ** 0.5
         else:
             new *= 1.2 / old.shape[-1] ** 0.5

@@ -11,6 +11,7 @@ mod events;
 mod giving_way;
 mod growth;
 mod pace;
+mod policy_change;
 mod prefixes;
 mod prompt_logprobs;
 mod sequence;
@@ -91,6 +92,8 @@ pub struct Batcher {
     queue: Queue,
     /// Sequences with pages that compute.
     steps: Steps,
+    /// How steps are to be formed once none is on its way.
+    wanted: Option<Batches>,
     prefixes: Prefixes,
     strategies: StrategyTuner,
     pace: Pace,
@@ -110,6 +113,7 @@ impl Batcher {
             sequences: BTreeMap::new(),
             queue: Queue::default(),
             steps,
+            wanted: None,
             prefixes,
             strategies: StrategyTuner::default(),
             pace: Pace::default(),
@@ -147,6 +151,7 @@ impl Batcher {
             Event::Failed { request, reason } => self.fail(request, reason, &mut out),
             Event::Drafted { step, drafts } => self.drafted(now, step, drafts, &mut out),
             Event::RingBroken { reason } => self.ring_broken(&reason, &mut out),
+            Event::BatchBy(batches) => self.batch_by(batches),
             Event::Deadline => self.expire(now, &mut out),
         }
         self.admit_waiting(now, &mut out);
@@ -420,8 +425,10 @@ impl Batcher {
     }
 
     fn ring_broken(&mut self, reason: &str, out: &mut Vec<Action>) {
-        for request in std::mem::take(&mut self.sequences).into_keys() {
-            out.push(Action::End { request, end: End::Failed(reason.to_owned()) });
+        for (request, sequence) in std::mem::take(&mut self.sequences) {
+            // One that was granted nothing has lost nothing. What exports is told of no grant, nor of a refusal.
+            let granted = sequence.granted.is_some() || sequence.exports();
+            out.push(admission::no_room(request, granted, reason.to_owned()));
         }
         self.queue = Queue::default();
         self.steps = steps(&self.config);

@@ -110,6 +110,12 @@ impl Changeover {
         self.look(now, scene);
     }
 
+    /// Hosts have to fetch for the plan that was adopted now, and that takes them so long: it is late as much later.
+    pub fn waits_for_weights(&mut self, now: Time, takes: Duration) {
+        let late = now + LATE + takes;
+        self.before.values_mut().filter(|_| !takes.is_zero()).for_each(|before| before.late = before.late.max(late));
+    }
+
     /// Time has gone by, or the swarm has changed.
     pub fn look(&mut self, now: Time, scene: Scene<'_>) {
         let Some(adopted) = self.adopted.clone() else { return };

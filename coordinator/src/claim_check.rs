@@ -337,7 +337,15 @@ mod tests {
         let adverts = (1..).map(peer).zip(boasts.iter().map(|b| advert(*b))).collect();
         let stage = |n: usize| Stage { peer: peer(n as u8), device: 0, layers: LayerRange { start: 0, end: 4 } };
         let groups = (1..=boasts.len()).map(|n| Group::new(MODEL, Phase::Decode, vec![stage(n)])).collect();
-        let plan = Plan { epoch: Epoch(0), term: Term(0), parent: None, groups, routes: vec![], reason: String::new() };
+        let plan = Plan {
+            epoch: Epoch(0),
+            term: Term(0),
+            parent: None,
+            groups,
+            routes: vec![],
+            chosen: vec![],
+            reason: String::new(),
+        };
         View { plan: Some(Arc::new(plan)), adverts: Arc::new(adverts), ..View::default() }
     }
 

@@ -24,6 +24,8 @@ mod own;
 mod planning;
 mod reload;
 mod settings;
+mod swap;
+mod swapping;
 mod view;
 mod voice;
 
@@ -40,7 +42,7 @@ use crate::{
     Time,
     control::{
         adoption::Adoption, adverts::Adverts, ballot::Ballot, detector::Health, lead::Turn, leader_rank::LeaderRanks,
-        member::Audience, own::Own, view::Derived, voice::Voice,
+        member::Audience, own::Own, swapping::Swapping, view::Derived, voice::Voice,
     },
 };
 use std::collections::{BTreeMap, btree_map::Entry};
@@ -67,6 +69,7 @@ pub struct Control {
     ballot: Ballot,
     adoption: Adoption,
     turn: Turn,
+    swapping: Swapping,
     /// What follows from the members and the plan, until they change.
     derived: Option<Derived>,
     /// What peers drew for their turns, and for listening.
@@ -98,6 +101,7 @@ impl Control {
             members: BTreeMap::new(),
             adoption: Adoption::default(),
             turn: Turn::default(),
+            swapping: Swapping::default(),
             derived: None,
             leader_ranks: Default::default(),
             common_epoch: None,
@@ -155,7 +159,14 @@ impl Control {
                 peers.truncate(limits::CUT_OFF);
                 self.own.cut_off = peers;
             }
-            Event::Connected(_) => self.newcomer(),
+            Event::CameThrough(took) => self.health.came_through(took),
+            // Who was here all along has heard what others are, over whomever; what it missed shows in the digest, where there is one.
+            Event::Connected(peer) => {
+                let is_few = self.members.len() <= voice::LISTENERS;
+                if is_few || self.members.get(&peer).is_none_or(|m| !m.has_settled(now)) {
+                    self.newcomer();
+                }
+            }
             Event::Disconnected(peer) => {
                 if let Some(member) = self.members.get_mut(&peer) {
                     member.disconnected = true;

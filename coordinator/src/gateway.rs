@@ -10,6 +10,7 @@ mod judging;
 mod observed;
 mod parting;
 mod patience;
+mod pools;
 mod prefix_cache;
 mod prompt_logprobs;
 mod queues;
@@ -50,11 +51,11 @@ use crate::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tsnode_protocol::{
-    Group, GroupId, PeerId, Plan, RequestId, Sampled, Traffic,
+    Group, GroupId, ModelId, PeerId, Plan, RequestId, Sampled, Traffic,
     kv::Delivery,
     limits,
     ring::KvTarget,
-    stream::{DecodeEvent, DecodeOrder, End, PrefillEvent, PrefillRequest},
+    stream::{DecodeEvent, DecodeOrder, End, NOT_UP, PrefillEvent, PrefillRequest},
 };
 
 /// The requests of one peer's clients.
@@ -74,6 +75,8 @@ pub struct Gateway {
     /// Who gives no sign of life now.
     unresponsive: BTreeSet<PeerId>,
     traffic: traffic::Watch,
+    /// Models of which some device does not hold the weights beside those of all others that it serves, and that are waited for.
+    yielding: BTreeSet<ModelId>,
 }
 
 impl Gateway {
@@ -100,6 +103,7 @@ impl Gateway {
             patience,
             unresponsive,
             traffic,
+            yielding: BTreeSet::new(),
         }
     }
 
@@ -111,7 +115,11 @@ impl Gateway {
 
     /// What this gateway's clients have asked for of late.
     pub fn traffic(&mut self, now: Time) -> Vec<Traffic> {
-        self.traffic.said(now)
+        if self.yielding.is_empty() {
+            return self.traffic.said(now);
+        }
+        let open = self.requests.values().map(|r| r.ask.model).collect();
+        self.traffic.said_now(now, &open, &self.yielding)
     }
 
     /// When to wake if nothing else happens.
@@ -128,7 +136,8 @@ impl Gateway {
         match event {
             Event::View(view) => {
                 self.view = view.of_whole_groups();
-                self.router.follow(Settings::of(self.view.adverts.values()));
+                self.yielding = self.view.yielding();
+                self.router.follow(Settings::of(self.view.adverts.values()), self.view.plan.clone());
                 self.speeds.hear(now, &self.view);
                 self.queues.hear(now, &self.view.up, &queues::parts(self.requests.values()));
                 self.observed.retain(|peer| self.view.adverts.contains_key(peer));
@@ -225,6 +234,10 @@ impl Gateway {
                 self.granted(now, request, out);
             }
             DecodeEvent::Refused(reason) => {
+                if reason == NOT_UP {
+                    // What it kept went with its ring.
+                    self.kept.lost(pick.decode);
+                }
                 r.refusal = Some(reason);
                 self.elsewhere(now, request, out);
             }

@@ -7,6 +7,7 @@
 #![deny(missing_docs, clippy::allow_attributes_without_reason, clippy::iter_over_hash_type)]
 
 pub mod batcher;
+pub mod cards;
 pub mod changeover;
 pub mod claim_check;
 pub mod control;
@@ -27,6 +28,7 @@ pub mod planner;
 pub mod policy;
 pub mod profiler;
 pub mod rate_limit;
+pub mod replacement_interval;
 pub mod replay;
 pub mod replicas;
 pub mod rng;

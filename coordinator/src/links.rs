@@ -44,6 +44,8 @@ const FRESH: Duration = Duration::from_secs(60);
 /// Between two devices of one peer, which nobody measures: KV goes over the host's loopback as it does over a network, and one core
 /// packs, encrypts and unpacks it (`docs/research/kv-transfer.md`).
 pub const WITHIN_PEER: (Seconds, BytesPerSecond) = (Seconds(1e-4), BytesPerSecond(1e9));
+/// A link nobody has measured: a gigabit a millisecond away.
+pub const UNMEASURED: (Seconds, BytesPerSecond) = (Seconds(1e-3), BytesPerSecond(125e6));
 
 /// What was seen of a link's bandwidth.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -3,8 +3,9 @@
 //! A peer that computes for long still answers: its transport acknowledges whatever comes, beside the work. One whose process is
 //! stopped, or whose way is cut, acknowledges nothing. So who is silent while something is expected of it is asked for a sign of
 //! life, and who gives none in good time is unresponsive: what it owes goes on elsewhere. Likewise who was stopped before there
-//! was a connection to it: it does not answer the first packet of one, for as long as the transport goes on trying. That is no
-//! offence, and no death either ([`crate::control`] decides on those): who speaks again is sent work again.
+//! was a connection to it: it does not answer the first packet of one, for as long as the transport goes on trying. Its system does
+//! take calls for it, and that tells it sooner from one that is only far away. That is no offence, and no death either
+//! ([`crate::control`] decides on those): who speaks again is sent work again.
 //!
 //! How long an answer may take follows from what was seen: a floor, several times what this peer's slowest answers took of late,
 //! the way there, and how late the listener itself is. A host with much else to do answers late now and then, and is given longer
@@ -17,6 +18,8 @@ use tsnode_protocol::PeerId;
 
 /// How often to look.
 pub const LOOK: Duration = Duration::from_millis(50);
+/// How often to look while there is nothing to wait for: a peer that has a connection to each of a thousand is quiet when it is idle.
+pub const REST: Duration = Duration::from_secs(1);
 /// Who says nothing for so long is asked. Where tokens flow, nobody is.
 const USUAL: Duration = Duration::from_millis(200);
 /// Then again and again: a packet may be lost. And who is unresponsive, to hear when it is there again.
@@ -40,6 +43,8 @@ const SLEPT: Duration = Duration::from_secs(1);
 /// The least time that making a connection may take: the straight way is tried alone at first, and the way around a NAT, where there
 /// is none, takes some round trips more.
 const CONNECTS: Duration = Duration::from_millis(HEAD_START.as_millis() as u64 + 1000);
+/// The same where its host has taken a call for it: then there is a way, and nobody but its process is waited for.
+const GREETS: Duration = Duration::from_millis(900);
 /// Where so many are expected to speak and none does, it may be the listener who is cut off: then all have the most time.
 const ALL: usize = 3;
 /// Who is unresponsive stays so for so long after its last connection has gone: whoever decides on deaths has noticed by then.
@@ -56,6 +61,8 @@ pub struct Seen {
     pub connected: bool,
     /// Whether something is expected of it.
     pub owes: bool,
+    /// For how long its host has held a call that its process has not answered, where there is one.
+    pub unanswered: Option<Duration>,
 }
 
 /// What follows from one look.
@@ -92,6 +99,8 @@ pub struct LivenessProbe {
     health: Health,
     /// When the next look is due.
     due: Option<Time>,
+    /// Whether there is nothing to wait for.
+    rests: bool,
 }
 
 impl LivenessProbe {
@@ -105,14 +114,21 @@ impl LivenessProbe {
         self.peers.keys().copied()
     }
 
-    /// Looks at those of whom something is expected, and at all others who are known. To be called every [`LOOK`].
+    /// Whether the next look may wait for [`REST`], or until something is expected of somebody: nothing is, nobody is to answer, and
+    /// nobody is unresponsive.
+    #[must_use]
+    pub fn rests(&self) -> bool {
+        self.rests
+    }
+
+    /// Looks at those of whom something is expected, and at all others who are known. To be called every [`LOOK`], unless it
+    /// [rests](Self::rests).
     pub fn look(&mut self, now: Time, seen: &BTreeMap<PeerId, Seen>) -> Look {
         let late = self.due.map_or(Duration::ZERO, |due| now.saturating_sub(due));
         // Who was stopped is not slow afterwards: only a listener with much else to do is.
         if late < SLEPT {
             self.health.woke(self.due.unwrap_or(now), now);
         }
-        self.due = Some(now + LOOK);
         let mut out = Look::default();
         for (id, peer) in &mut self.peers {
             if peer.listens(now, late, seen.get(id)) && std::mem::take(&mut peer.unresponsive) {
@@ -129,7 +145,7 @@ impl LivenessProbe {
             if seen.connected && (seen.owes || peer.unresponsive) && peer.is_to_be_asked(now) {
                 out.ask.push(*id);
             }
-            if seen.owes && !peer.unresponsive && peer.is_silent(now, seen.round_trip, grace, alone) {
+            if seen.owes && !peer.unresponsive && peer.is_silent(now, seen, grace, alone) {
                 peer.unresponsive = true;
                 out.unresponsive.push(*id);
             }
@@ -138,6 +154,8 @@ impl LivenessProbe {
             Some(seen) if seen.connected || (seen.owes && !peer.unresponsive) => true,
             _ => peer.unresponsive && now < peer.heard + MOST + GONE,
         });
+        self.rests = !seen.values().any(|seen| seen.owes) && !self.peers.values().any(Peer::is_waited_for);
+        self.due = Some(now + if self.rests { REST } else { LOOK });
         out
     }
 
@@ -154,6 +172,11 @@ impl Peer {
         // Whether it is there at all is asked at once.
         let heard = now.saturating_sub(USUAL);
         Self { packets, heard, asked: None, missing: None, slow: (0.0, now), unresponsive: false, returned: None }
+    }
+
+    /// Whether something is to come from it, or it is to be there again.
+    fn is_waited_for(&self) -> bool {
+        self.unresponsive || self.asked.is_some() || self.missing.is_some()
     }
 
     /// Takes in whether it has said something; the listener was `late`, and what came meanwhile may not be read yet.
@@ -204,12 +227,13 @@ impl Peer {
         due
     }
 
-    fn is_silent(&self, now: Time, round_trip: Duration, grace: Duration, alone: bool) -> bool {
-        let more = SLOWER * self.slow(now) + ROUND_TRIPS * round_trip.as_secs_f64();
-        let (since, least) = match (self.missing, self.asked) {
-            (Some(since), _) => (since, CONNECTS),
-            (None, Some((since, _))) => (since, LEAST),
-            (None, None) => return false,
+    fn is_silent(&self, now: Time, seen: &Seen, grace: Duration, alone: bool) -> bool {
+        let more = SLOWER * self.slow(now) + ROUND_TRIPS * seen.round_trip.as_secs_f64();
+        let (since, least) = match (self.missing, self.asked, seen.unanswered) {
+            (Some(since), _, Some(held)) => (since.max(now.saturating_sub(held)), GREETS),
+            (Some(since), _, None) => (since, CONNECTS),
+            (None, Some((since, _)), _) => (since, LEAST),
+            (None, None, _) => return false,
         };
         let patience = least + grace + Duration::try_from_secs_f64(more).unwrap_or(MOST);
         now >= since + if alone { MOST } else { patience.min(MOST) }
@@ -234,7 +258,13 @@ mod tests {
 
     impl Scenario {
         fn of(peers: u8) -> Self {
-            let seen = Seen { packets: 0, round_trip: Duration::from_millis(1), connected: true, owes: true };
+            let seen = Seen {
+                packets: 0,
+                round_trip: Duration::from_millis(1),
+                connected: true,
+                owes: true,
+                unanswered: None,
+            };
             let peers = (1..=peers).map(|n| (peer(n), seen)).collect();
             Self { probe: LivenessProbe::default(), now: Time::ZERO, peers, spoke: BTreeMap::new() }
         }
@@ -355,12 +385,81 @@ mod tests {
     }
 
     #[test]
+    fn whose_host_takes_a_call_that_nobody_answers_is_left_within_a_second() {
+        let mut scenario = Scenario::of(1);
+        let seen = scenario.peers.get_mut(&peer(1)).unwrap();
+        seen.connected = false;
+        // The call began before anything was expected of it; that alone says nothing yet.
+        for held in (0..3).map(|n| Duration::from_millis(700 + 250 * n)) {
+            scenario.peers.get_mut(&peer(1)).unwrap().unanswered = Some(held);
+            assert_eq!(scenario.on(250, &[]), []);
+        }
+        // Since the look at which it was missed: the second.
+        scenario.peers.get_mut(&peer(1)).unwrap().unanswered = Some(Duration::from_millis(1450));
+        assert_eq!(scenario.on(300, &[]).len(), 1);
+        // One that is not even held is waited for as long as a connection takes.
+        let mut scenario = Scenario::of(1);
+        scenario.peers.get_mut(&peer(1)).unwrap().connected = false;
+        assert_eq!(scenario.on(1800, &[]), []);
+    }
+
+    #[test]
+    fn a_connection_over_a_far_relay_may_take_longer_to_be_made() {
+        let mut scenario = Scenario::of(1);
+        let far = Duration::from_millis(400);
+        scenario.peers.values_mut().for_each(|seen| (seen.connected, seen.round_trip) = (false, far));
+        assert_eq!(scenario.on(3500, &[]), []);
+        assert_eq!(scenario.on(500, &[]).len(), 1);
+    }
+
+    #[test]
     fn a_connection_that_takes_long_is_waited_for_by_a_listener_that_slept() {
         let mut scenario = Scenario::of(1);
         scenario.peers.get_mut(&peer(1)).into_iter().for_each(|seen| seen.connected = false);
         scenario.on(1500, &[]);
         scenario.now += Duration::from_secs(10);
         assert_eq!(scenario.on(300, &[]), []);
+    }
+
+    #[test]
+    fn where_nothing_is_expected_looks_are_rare_and_blame_nobody_afterwards() {
+        let mut scenario = Scenario::of(2);
+        let owe = |scenario: &mut Scenario, owes| scenario.peers.values_mut().for_each(|seen| seen.owes = owes);
+        scenario.on(1000, &[(1, 50), (2, 50)]);
+        assert!(!scenario.probe.rests());
+        owe(&mut scenario, false);
+        scenario.on(300, &[(1, 50), (2, 50)]);
+        assert!(scenario.probe.rests());
+        for _ in 0..10 {
+            scenario.now += REST;
+            assert_eq!(scenario.probe.look(scenario.now, &scenario.peers), Look::default());
+        }
+        // Something is expected long before the next look would have been.
+        owe(&mut scenario, true);
+        scenario.now += LOOK;
+        let look = scenario.probe.look(scenario.now, &scenario.peers);
+        assert_eq!(
+            (look.ask, look.unresponsive),
+            (vec![peer(1), peer(2)], vec![]),
+            "whether they are there is asked at once"
+        );
+        assert!(!scenario.probe.rests());
+        let (began, stopped) = (scenario.now, scenario.on(5000, &[(2, 50)]));
+        let soon = began + Duration::from_millis(800);
+        assert!(matches!(stopped[..], [(id, at)] if id == peer(1) && at <= soon), "{stopped:?}");
+        assert!(!scenario.probe.rests(), "it is to be there again");
+    }
+
+    #[test]
+    fn who_was_asked_last_is_looked_at_until_it_has_answered() {
+        let mut scenario = Scenario::of(1);
+        scenario.on(1000, &[(1, 50)]);
+        scenario.on(300, &[]);
+        scenario.peers.values_mut().for_each(|seen| seen.owes = false);
+        scenario.on(100, &[]);
+        assert!(!scenario.probe.rests(), "else what its answer took would be told by a rare look");
+        scenario.on(100, &[(1, 50)]);
+        assert!(scenario.probe.rests());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Plan flow 4: makes a plan from a view of the swarm: the scheduler's, or the groups a person laid out.
 
+pub mod fetching;
 mod light;
 pub mod live;
 pub mod reranking;
@@ -8,8 +9,9 @@ pub use light::{flip, grow};
 
 use crate::{gate::SplitChoice, layout::Layout, members::Members};
 use live::Scene;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use tsnode_protocol::{Group, LayerRange, ModelCard, PeerId, Phase, Plan, Route, Stage};
+use tsnode_protocol::{Group, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan, Route, RouteChoice, Stage};
 
 /// What a planner decides; the control machine adds epoch, term and parent.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,6 +20,8 @@ pub struct Draft {
     pub groups: Vec<Group>,
     /// Who sends to whom.
     pub routes: Vec<Route>,
+    /// How requests are routed for models of which that is chosen by measurement.
+    pub chosen: Vec<RouteChoice>,
     /// Why.
     pub reason: String,
 }
@@ -41,9 +45,15 @@ pub trait Planner: fmt::Debug + Send + Sync {
     fn grow(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft>;
     /// What a plan is worth.
     fn value(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> f64;
+    /// How requests are to be routed on a draft, for models of which members have left that to measurement; `before` is what was
+    /// chosen until now.
+    fn route(&self, draft: &Draft, members: &Members<'_>, wish: &Wish, before: &[RouteChoice]) -> Vec<RouteChoice> {
+        let _ = (draft, members, wish, before);
+        Vec::new()
+    }
 }
 
-/// The scheduler of this crate: [`plan`], [`flip`], [`grow`] and [`value`].
+/// The scheduler of this crate: [`plan`], [`flip`], [`grow`], [`value`] and [`live::route`].
 #[derive(Clone, Copy, Debug)]
 pub struct Scheduler;
 
@@ -63,6 +73,10 @@ impl Planner for Scheduler {
     fn value(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> f64 {
         value(plan, members, wish)
     }
+
+    fn route(&self, draft: &Draft, members: &Members<'_>, wish: &Wish, before: &[RouteChoice]) -> Vec<RouteChoice> {
+        live::route(&draft.groups, &draft.routes, members, wish.split, before)
+    }
 }
 
 /// A device with a model.
@@ -80,16 +94,46 @@ const REASON_CHARS: usize = 250;
 #[must_use]
 pub fn plan(members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> Draft {
     let scenes = live::scenes(members, wish.split);
-    let Some(layout) = &wish.layout else { return joined(live::planned(scenes)) };
+    let Some(layout) = &wish.layout else { return joined(live::planned(scenes, standing)) };
     let laid_out = |scene: Scene| {
         let part = as_laid_out(&scene, layout, members, standing);
         (scene, part)
     };
-    joined(scenes.into_iter().map(laid_out).collect())
+    joined(at_once(scenes.into_iter().map(laid_out).collect(), &[], members))
+}
+
+/// Those parts whose models devices have memory for at once: beside these groups, and then the first ones first. Where a model's
+/// new groups are too much, those of these that are its own stay.
+fn at_once(parts: Vec<(Scene, live::Part)>, beside: &[Group], members: &Members<'_>) -> Vec<(Scene, live::Part)> {
+    let places = |groups: &[Group]| -> BTreeSet<(PeerId, u16)> {
+        groups.iter().flat_map(|g| &g.stages).map(|s| (s.peer, s.device)).collect()
+    };
+    let mut models: BTreeMap<(PeerId, u16), BTreeSet<ModelId>> = BTreeMap::new();
+    for group in beside {
+        places(std::slice::from_ref(group))
+            .into_iter()
+            .for_each(|at| _ = models.entry(at).or_default().insert(group.model));
+    }
+    let mut kept = Vec::with_capacity(parts.len());
+    for (scene, part) in parts {
+        let model = scene.card.id;
+        let has_room = |at: &(PeerId, u16)| {
+            let device = members.get(&at.0).and_then(|advert| advert.devices.get(usize::from(at.1)));
+            let mut all = models.get(at).cloned().unwrap_or_default();
+            all.insert(model);
+            device.is_none_or(|device| device.holds(&all))
+        };
+        let fits = |part: &live::Part| places(&part.groups).iter().all(has_room);
+        let standing = || scene.flipped(beside).filter(fits);
+        let Some(part) = Some(part).filter(fits).or_else(standing) else { continue };
+        places(&part.groups).into_iter().for_each(|at| _ = models.entry(at).or_default().insert(model));
+        kept.push((scene, part));
+    }
+    kept
 }
 
 fn joined(parts: Vec<(Scene, live::Part)>) -> Draft {
-    let mut draft = Draft { groups: Vec::new(), routes: Vec::new(), reason: String::new() };
+    let mut draft = Draft { groups: Vec::new(), routes: Vec::new(), chosen: Vec::new(), reason: String::new() };
     for (scene, part) in parts {
         draft.routes.extend(part.routes);
         draft.groups.extend(part.groups);
@@ -181,7 +225,6 @@ fn stage(place: &Place, layers: LayerRange) -> Stage {
 mod tests {
     use super::*;
     use crate::sample;
-    use std::collections::BTreeMap;
     use tsnode_protocol::{Advert, Epoch, Term};
 
     fn adverts() -> BTreeMap<PeerId, Advert> {
@@ -196,9 +239,9 @@ mod tests {
     fn laid(there: &[u8], standing: Option<&Plan>) -> (Vec<Vec<u8>>, Plan) {
         let all = adverts();
         let members = all.iter().filter(|(peer, _)| there.contains(&peer.0[0])).map(|(peer, a)| (*peer, a)).collect();
-        let Draft { groups, routes, reason } = plan(&members, &wish(), standing);
+        let Draft { groups, routes, chosen, reason } = plan(&members, &wish(), standing);
         let numbers = groups.iter().map(|g| g.stages.iter().map(|s| s.peer.0[0]).collect()).collect();
-        (numbers, Plan { epoch: Epoch(0), term: Term(0), parent: None, groups, routes, reason })
+        (numbers, Plan { epoch: Epoch(0), term: Term(0), parent: None, groups, routes, chosen, reason })
     }
 
     #[test]

@@ -7,6 +7,7 @@ pub mod caps;
 pub mod choice;
 pub mod chunked;
 mod places;
+pub mod pools;
 pub mod prefill_first;
 pub mod routing;
 pub mod shares;

@@ -87,6 +87,8 @@ pub struct Shift {
 pub struct Profile {
     /// Requests a second; 0 while too few have come.
     pub rate: f64,
+    /// Square of the coefficient of variation of the time between the last ones; 0 while too few have come.
+    pub variation: f64,
     /// Lengths of the last prompts (tokens), the shortest first.
     pub prompts: Vec<u32>,
     /// Lengths of the last answers (tokens), the shortest first.
@@ -160,6 +162,7 @@ impl Profiler {
     pub fn profile(&self) -> Profile {
         Profile {
             rate: self.arrived.rate().unwrap_or(0.0),
+            variation: self.arrived.variation().unwrap_or_default(),
             prompts: self.arrived.sorted(),
             answers: self.answered.sorted(),
         }

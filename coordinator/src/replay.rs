@@ -9,11 +9,13 @@
 //! | how long does an iteration take | [`cost`] |
 //! | machines, KV between them, requests | [`machines`], driving [`crate::policy`] |
 //! | a pipeline with several batches on their way | `ring`; a plan's group as one: [`pipeline`] |
+//! | prompts of which a part is computed elsewhere | `parted` |
 //! | what machines did when | [`timeline`], if it is asked for |
 
 pub mod agenda;
 pub mod cost;
 pub mod machines;
+mod parted;
 pub mod pipeline;
 mod ring;
 pub mod timeline;
@@ -34,6 +36,7 @@ use crate::{
     },
 };
 use machines::{Arrival, Links, Machine, Outcome, Simulation, Trace};
+use parted::Parted;
 use pipeline::Pipeline;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -87,9 +90,18 @@ pub fn replay_by(
     how: Replay,
 ) -> Report {
     let problem = evaluator.problem();
-    let (arrivals, kinds) = requests(problem, how);
+    let (arrivals, kinds) = requests(problem, how, 1.0);
     let parts = Parts::new(evaluator, groups, plan, &|problem, config, room| stepping(batches, problem, config, room));
     let outcome = parts.simulation(|ways| Dispatch::Shares.routing(ways, 0.0)).run(&arrivals, &|_| false);
+    report(problem, &outcome, &kinds)
+}
+
+/// Replays requests of a problem's workload on a plan's groups, routed as gateways route them by this policy. Where they come in
+/// bursts, `variation` is the square of the coefficient of variation of the time between them.
+#[must_use]
+pub fn replay_routed(parts: Parts, problem: &Problem, dispatch: Dispatch, how: Replay, variation: f64) -> Report {
+    let (arrivals, kinds) = requests(problem, how, variation);
+    let outcome = parts.dispatched(dispatch).run(&arrivals, &|_| false);
     report(problem, &outcome, &kinds)
 }
 
@@ -162,6 +174,21 @@ impl Parts {
         self
     }
 
+    /// Ready to run, requests routed as gateways route them by this policy: who turn nobody away.
+    #[must_use]
+    pub fn dispatched(mut self, dispatch: Dispatch) -> Simulation {
+        let whole: f64 = self.ways.iter().map(|way| way.share).sum();
+        if whole > 0.0 {
+            self.ways.iter_mut().for_each(|way| way.share /= whole);
+        }
+        if dispatch != Dispatch::Cronus {
+            return self.simulation(|ways| dispatch.routing(ways, 0.0));
+        }
+        let costs = self.machines.iter().map(|machine| machine.cost.clone()).collect();
+        let paths = self.links.ways.iter().map(|(pair, way)| (*pair, (way.latency, way.per_token))).collect();
+        self.simulation(|ways| Box::new(Parted::new(ways, costs, paths)))
+    }
+
     /// Ready to run, requests routed by a policy over the plan's ways.
     #[must_use]
     pub fn simulation(self, routing: impl FnOnce(Vec<Share<MachineNo>>) -> Box<dyn Routing>) -> Simulation {
@@ -173,17 +200,29 @@ fn machine(place: usize) -> MachineNo {
     MachineNo(place as u32)
 }
 
-/// Requests of the workload, Poisson, and which of its kinds each is.
-fn requests(problem: &Problem, how: Replay) -> (Vec<Arrival>, Vec<usize>) {
+/// Requests of the workload, and which of its kinds each is.
+fn requests(problem: &Problem, how: Replay, variation: f64) -> (Vec<Arrival>, Vec<usize>) {
     let (mut rng, mut at) = (Rng::new(how.seed), Seconds(0.0));
     let mut next = || {
-        at += Seconds(rng.exponential(1.0 / problem.rate));
+        at += gap(&mut rng, 1.0 / problem.rate, variation);
         let kind = rng.below(problem.workload.requests.len());
         let request = problem.workload.requests[kind];
         let asked = Asked::new(request.prompt.0.max(1.0) as u32, request.answer.0.max(1.0) as u32);
         (Arrival { at, asked }, kind)
     };
     (0..how.requests).map(|_| next()).unzip()
+}
+
+/// Time to the next request: exponential where requests come independently, as many short gaps beside few long ones as make it vary so
+/// much where they come in bursts (hyperexponential with balanced means).
+fn gap(rng: &mut Rng, mean: f64, variation: f64) -> Seconds {
+    let has_bursts = variation > 1.0 && variation.is_finite();
+    if !has_bursts {
+        return Seconds(rng.exponential(mean));
+    }
+    let short = 0.5 * (1.0 + ((variation - 1.0) / (variation + 1.0)).sqrt());
+    let part = if rng.unit() < short { short } else { 1.0 - short };
+    Seconds(rng.exponential(mean / (2.0 * part)))
 }
 
 /// KV follows its prompt layer by layer; on each link one prompt's after the other's.
@@ -234,5 +273,26 @@ fn report(problem: &Problem, outcome: &Outcome, kinds: &[usize]) -> Report {
         scales,
         tokens_per_second: if outcome.end.0 > 0.0 { tokens / outcome.end.0 } else { 0.0 },
         ttft: ttft / taken.max(1) as f64,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gaps_between_requests_vary_as_much_as_is_said() {
+        for variation in [1.0, 4.0, 25.0] {
+            let mut rng = Rng::new(3);
+            let gaps: Vec<f64> = (0..200_000).map(|_| gap(&mut rng, 0.5, variation).0).collect();
+            let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
+            let squares = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
+            // Of the heaviest tail the standard error of the second moment is about 3 %.
+            let found = squares / mean.powi(2);
+            assert!((mean / 0.5 - 1.0).abs() < 0.05 && (found / variation - 1.0).abs() < 0.15, "{variation}: {found}");
+        }
+        for odd in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            assert!(gap(&mut Rng::new(1), 1.0, odd).0.is_finite(), "{odd}");
+        }
     }
 }

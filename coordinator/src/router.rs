@@ -7,12 +7,13 @@ use crate::{
     policy::{
         batching::Seen,
         choice::Dispatch,
-        routing::{Asked, MachineNo, Routing},
+        routing::{Asked, MachineNo, Overflow, Routing},
         shares::{self, PhasePair},
     },
     settings::Settings,
 };
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use tsnode_protocol::{GroupId, Load, ModelId, Plan, Route, Seconds};
 
 /// A pair of groups; the same one twice where it does both.
@@ -51,12 +52,39 @@ pub struct Choice<'a> {
     pub weights: &'a BTreeMap<GroupId, f64>,
 }
 
+/// What a group has room for, beside what it says of its load.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GroupSize {
+    /// KV of its model (tokens), at the stage that has the least; 0 where that is not known.
+    pub room: u64,
+    /// The same at its leader, whose free pages are those that a load says.
+    pub leads: u64,
+    /// KV of requests that were sent there since the group last said how much it has (tokens).
+    pub sent: u64,
+    /// Prompt tokens of a batch where nothing is answered, at most; 0 where that is not known.
+    pub step: u32,
+}
+
+/// What pools are routed by, beside loads.
+#[derive(Clone, Debug, Default)]
+pub struct Sizes {
+    /// Of groups.
+    pub groups: BTreeMap<GroupId, GroupSize>,
+    /// Whether the next request stays on the plan's ways, whatever waits there: its KV is to be sent, or it was begun before.
+    pub stays: bool,
+}
+
 /// Picks routes, by one policy for each model.
 #[derive(Debug)]
 pub struct Router {
     dispatch: Dispatch,
     settings: Settings,
+    /// It says what was chosen where members have left that to measurement.
+    plan: Option<Arc<Plan>>,
     models: BTreeMap<ModelId, Policy>,
+    sizes: Sizes,
+    /// Of the request that was routed last.
+    overflow: Option<Overflow>,
 }
 
 /// A model's policy, over the ways that were up when it was made.
@@ -73,18 +101,30 @@ impl Router {
     /// A router that dispatches so where members have set nothing else.
     #[must_use]
     pub fn new(dispatch: Dispatch) -> Self {
-        Self { dispatch, settings: Settings::default(), models: BTreeMap::new() }
+        let (settings, models, sizes) = (Settings::default(), BTreeMap::new(), Sizes::default());
+        Self { dispatch, settings, plan: None, models, sizes, overflow: None }
     }
 
-    /// Dispatches as members have set.
-    pub fn follow(&mut self, settings: Settings) {
-        self.settings = settings;
+    /// What pools are routed by from now on.
+    pub fn look(&mut self, sizes: Sizes) {
+        self.sizes = sizes;
+    }
+
+    /// Of which pool the request that was routed last found no room.
+    #[must_use]
+    pub fn overflow(&self) -> Option<Overflow> {
+        self.overflow
+    }
+
+    /// Dispatches as members have set, and as the plan has chosen where they left that to it.
+    pub fn follow(&mut self, settings: Settings, plan: Option<Arc<Plan>>) {
+        (self.settings, self.plan) = (settings, plan);
     }
 
     /// How requests for a model are dispatched: as members have set, or else as this peer does.
     #[must_use]
     pub fn dispatch(&self, model: ModelId) -> Dispatch {
-        self.settings.route(model).map_or(self.dispatch, |(policy, _)| policy.into())
+        self.settings.routed(model, self.plan.as_deref()).map_or(self.dispatch, Dispatch::from)
     }
 
     /// Picks a route for a request of `model`. `seed` is where draws begin when the policy is made anew.
@@ -92,28 +132,39 @@ impl Router {
     /// # Errors
     /// When no group of the model is up.
     pub fn pick(&mut self, choice: Choice<'_>, model: ModelId, asked: Asked, seed: u64) -> Result<Pick, NoRoute> {
+        self.overflow = None;
         let plan = choice.plan.ok_or(NoRoute::NoPlan)?;
         let groups: Vec<GroupId> = plan.groups.iter().filter(|g| g.model == model).map(|g| g.id).collect();
         if groups.is_empty() {
             return Err(NoRoute::NoGroup);
         }
-        let ways = ways(plan, &groups, choice);
+        let mut ways = ways(plan, &groups, choice);
         if ways.is_empty() {
             // A group holds all layers whatever its phase: any that is up can do both.
             let usable = |id: &GroupId| choice.up.contains_key(id) && !choice.tried.contains(id);
-            let alone = groups.into_iter().filter(usable).min_by_key(|id| shares::work(seen(choice.up, *id)));
+            let alone =
+                groups.into_iter().filter(usable).min_by_key(|id| shares::work(seen(choice.up, &self.sizes, *id)));
             return alone.map(|id| Pick { prefill: id, decode: id }).ok_or(NoRoute::NoneUp);
         }
         let dispatch = self.dispatch(model);
-        if !choice.tried.is_empty() {
-            // A second try has fewer ways; the others keep their policy.
-            return Policy::new(dispatch, ways, seed).pick(choice.up, asked);
+        let pooled = dispatch == Dispatch::Pools;
+        if pooled {
+            // Queues alone say where requests go: what is on loan stays so where shares change.
+            ways.iter_mut().for_each(|way| way.share = 1.0);
+        }
+        if !choice.tried.is_empty() || (pooled && self.sizes.stays) {
+            // A second try has fewer ways; the others keep their policy. None is lent for it: it may have been tried.
+            let dispatch = if pooled { Dispatch::Shortest } else { dispatch };
+            return Policy::new(dispatch, ways, seed).pick(choice.up, &self.sizes, asked);
         }
         if self.models.get(&model).is_none_or(|p| p.ways != ways || p.dispatch != dispatch) {
             self.models.retain(|m, _| plan.groups.iter().any(|g| g.model == *m));
             self.models.insert(model, Policy::new(dispatch, ways, seed));
         }
-        self.models.get_mut(&model).ok_or(NoRoute::NoGroup)?.pick(choice.up, asked)
+        let policy = self.models.get_mut(&model).ok_or(NoRoute::NoGroup)?;
+        let pick = policy.pick(choice.up, &self.sizes, asked);
+        self.overflow = policy.routing.overflow();
+        pick
     }
 
     /// It is so late; said before a route is asked for.
@@ -158,10 +209,10 @@ impl Policy {
         Self { dispatch, ways, groups, routing }
     }
 
-    fn pick(&mut self, up: &BTreeMap<GroupId, Load>, asked: Asked) -> Result<Pick, NoRoute> {
+    fn pick(&mut self, up: &BTreeMap<GroupId, Load>, sizes: &Sizes, asked: Asked) -> Result<Pick, NoRoute> {
         let groups = &self.groups;
         let route =
-            self.routing.route(asked, &|m| groups.get(m.0 as usize).map_or(Seen::default(), |id| seen(up, *id)));
+            self.routing.route(asked, &|m| groups.get(m.0 as usize).map_or(Seen::default(), |id| seen(up, sizes, *id)));
         let group = |m: MachineNo| groups.get(m.0 as usize).copied().ok_or(NoRoute::NoneUp);
         let route = route.ok_or(NoRoute::NoneUp)?;
         Ok(Pick { prefill: group(route.prompt)?, decode: group(route.answer)? })
@@ -189,17 +240,23 @@ fn ways(plan: &Plan, groups: &[GroupId], choice: Choice<'_>) -> Vec<PhasePair<Gr
 }
 
 /// What a group has to do.
-fn seen(up: &BTreeMap<GroupId, Load>, id: GroupId) -> Seen {
-    let seen =
-        |l: &Load| Seen { waiting: l.waiting, running: l.running, pending_tokens: l.pending_tokens, ..Seen::default() };
-    up.get(&id).map_or(Seen::default(), seen)
+fn seen(up: &BTreeMap<GroupId, Load>, sizes: &Sizes, id: GroupId) -> Seen {
+    let Some(load) = up.get(&id) else { return Seen::default() };
+    let Load { waiting, running, pending_tokens, total_pages, .. } = *load;
+    let GroupSize { room, leads, sent, step } = sizes.groups.get(&id).copied().unwrap_or_default();
+    // Who says nothing of its pages may have any number.
+    let room = if total_pages == 0 { 0 } else { room };
+    let taken = u64::from(total_pages.saturating_sub(load.free_pages));
+    let said = leads.saturating_mul(taken) / u64::from(total_pages.max(1));
+    Seen { waiting, running, pending_tokens, held: said.saturating_add(sent), room, step, ..Seen::default() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use tsnode_protocol::{
-        Epoch, Group, LayerRange, PeerId, Phase, RoutePolicy, SettingKey, SettingValue, Stage, SwarmSetting, Term,
+        Epoch, Group, LayerRange, PeerId, Phase, RouteChoice, RoutePolicy, SettingKey, SettingValue, Stage,
+        SwarmSetting, Term,
     };
 
     const MODEL: ModelId = ModelId([1; 16]);
@@ -213,7 +270,7 @@ mod tests {
         let groups = vec![group(1, Phase::Prefill), group(2, Phase::Decode), group(3, Phase::Decode)];
         let route = |i: usize, share| Route { prefill: groups[0].id, decode: groups[i].id, share };
         let routes = vec![route(1, shares[0]), route(2, shares[1])];
-        Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, reason: String::new() }
+        Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, chosen: vec![], reason: String::new() }
     }
 
     fn up(plan: &Plan, running: [u32; 3]) -> BTreeMap<GroupId, Load> {
@@ -303,13 +360,105 @@ mod tests {
             let (key, value) = (SettingKey::Route { model: None }, SettingValue::Route(policy));
             let mut settings = Settings::default();
             settings.take_in(&[SwarmSetting { key, value, at, by: PeerId([1; 32]) }]);
-            router.follow(settings);
+            router.follow(settings, None);
             (0..100).filter(|_| pick(&mut router, Some(&plan), &up).unwrap().decode == plan.groups[1].id).count()
         };
         assert!(chosen(None, 1) > 80);
         assert_eq!(chosen(Some(RoutePolicy::Shortest), 2), 0);
         assert!(chosen(Some(RoutePolicy::Shares), 3).abs_diff(90) < 5);
         assert!(chosen(None, 4) > 80);
+    }
+
+    #[test]
+    fn where_that_is_left_to_measurement_the_plan_says_how_requests_are_routed() {
+        let (key, value) = (SettingKey::Route { model: None }, SettingValue::Route(Some(RoutePolicy::Auto)));
+        let mut settings = Settings::default();
+        settings.take_in(&[SwarmSetting { key, value, at: 1, by: PeerId([1; 32]) }]);
+        let choice = |policy| RouteChoice { model: MODEL, policy, requests: 300, rate: 1.0, tried: vec![] };
+        let planned = |policy| Plan { chosen: vec![choice(policy)], ..plan([0.9, 0.1]) };
+        let mut router = router();
+        let mut by = |settings: &Settings, plan: Plan| {
+            router.follow(settings.clone(), Some(Arc::new(plan)));
+            router.dispatch(MODEL)
+        };
+        assert_eq!(by(&settings, plan([0.9, 0.1])), Dispatch::Live, "nothing was chosen yet");
+        assert_eq!(by(&settings, planned(RoutePolicy::Pools)), Dispatch::Pools);
+        assert_eq!(by(&Settings::default(), planned(RoutePolicy::Pools)), Dispatch::Live, "nobody asked for it");
+    }
+
+    /// A burst that one gateway sends to a prefill and two decode groups: prompts overflow, in turn, until the queue is short again.
+    #[test]
+    fn pools_lend_a_decode_group_while_the_prefill_group_has_too_much() {
+        let plan = plan([0.9, 0.1]);
+        let [prefill, decode, other] = [0, 1, 2].map(|i: usize| plan.groups[i].id);
+        let mut router = pooled(Sizes::default());
+        let mut to = |pending: [u32; 3]| {
+            let load = |pending_tokens| Load { pending_tokens, ..Load::default() };
+            let up = plan.groups.iter().zip(pending).map(|(g, pending)| (g.id, load(pending))).collect();
+            let picked = pick(&mut router, Some(&plan), &up).unwrap();
+            (picked.prefill, picked.decode, router.overflow())
+        };
+        assert_eq!(to([0, 0, 0]), (prefill, decode, None));
+        assert_eq!(to([8182, 0, 0]), (prefill, decode, None), "8,192 tokens with this one");
+        assert_eq!(to([8183, 50, 0]), (other, other, Some(Overflow::Prompts)));
+        assert_eq!(to([8183, 0, 60]), (other, other, Some(Overflow::Prompts)), "on loan already");
+        assert_eq!(to([8000, 0, 60]), (prefill, decode, None));
+        assert_eq!(to([8000, 9, 0]), (prefill, other, None), "it went back when its prompts were done");
+    }
+
+    /// Of 1,000 tokens of KV the groups have half free; ten requests have been sent there since they said so.
+    #[test]
+    fn pools_look_at_the_memory_that_is_free_and_at_what_was_sent_since() {
+        let plan = plan([0.9, 0.1]);
+        let load = Load { free_pages: 50, total_pages: 100, ..Load::default() };
+        let up: BTreeMap<GroupId, Load> = plan.groups.iter().map(|g| (g.id, load)).collect();
+        let size = |sent| GroupSize { room: 1000, leads: 1000, sent, step: 256 };
+        let sent = |sent: [u64; 3]| plan.groups.iter().zip(sent).map(|(g, sent)| (g.id, size(sent))).collect();
+        let to = |all: [u64; 3], stays| {
+            let mut router = pooled(Sizes { groups: sent(all), stays });
+            let picked = pick(&mut router, Some(&plan), &up).unwrap();
+            (picked.prefill, picked.decode, router.overflow())
+        };
+        let [prefill, decode, other] = [0, 1, 2].map(|i: usize| plan.groups[i].id);
+        assert_eq!(to([0; 3], false), (prefill, decode, None));
+        assert_eq!(to([0, 490, 0], false), (prefill, other, None), "a prompt of ten and its first token have no room");
+        assert_eq!(to([0, 490, 490], false), (prefill, prefill, Some(Overflow::Answers)));
+        assert_eq!(to([0, 490, 490], true), (prefill, decode, None), "it stays on the plan's ways");
+    }
+
+    /// Of two pipelines for answers the second stage has a quarter of the tokens that the leader has, whose free pages are said.
+    #[test]
+    fn pools_hold_what_a_leader_says_against_the_stage_with_the_least_memory() {
+        let plan = plan([0.9, 0.1]);
+        let [prefill, decode] = [0, 1].map(|i: usize| plan.groups[i].id);
+        let size = |leads| GroupSize { room: 1000, leads, sent: 0, step: 256 };
+        let groups = plan.groups.iter().zip([1000, 4000, 4000]).map(|(g, leads)| (g.id, size(leads))).collect();
+        let mut router = pooled(Sizes { groups, stays: false });
+        let mut to = |free: [u32; 3]| {
+            let load = |free_pages| Load { free_pages, total_pages: 100, ..Load::default() };
+            let up = plan.groups.iter().zip(free).map(|(g, free)| (g.id, load(free))).collect();
+            let picked = pick(&mut router, Some(&plan), &up).unwrap();
+            (picked.prefill, picked.decode, router.overflow())
+        };
+        assert_eq!(to([100, 76, 70]), (prefill, decode, None), "960 tokens of 1,000, and eleven more");
+        assert_eq!(to([100, 75, 70]), (prefill, prefill, Some(Overflow::Answers)), "all of 1,000");
+    }
+
+    fn pooled(sizes: Sizes) -> Router {
+        let mut router = Router::new(Dispatch::Pools);
+        router.look(sizes);
+        router
+    }
+
+    #[test]
+    fn a_second_try_lends_nothing() {
+        let plan = plan([0.9, 0.1]);
+        let up = plan.groups.iter().map(|g| (g.id, Load { pending_tokens: 9000, ..Load::default() })).collect();
+        let (tried, mut router) = ([plan.groups[1].id].into(), pooled(Sizes::default()));
+        let choice = Choice { plan: Some(&plan), up: &up, tried: &tried, weights: &BTreeMap::new() };
+        let picked = router.pick(choice, MODEL, Asked::new(10, 10), 0).unwrap();
+        assert_eq!((picked.prefill, picked.decode), (plan.groups[0].id, plan.groups[2].id));
+        assert_eq!(router.overflow(), None);
     }
 
     #[test]

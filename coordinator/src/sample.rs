@@ -50,6 +50,8 @@ pub fn advert(n: usize) -> Advert {
         data_addresses: vec![],
         devices: vec![device.for_one(card().id, None)],
         models: vec![card()],
+        partial: vec![],
+        origins: vec![],
         links: vec![],
         reachable: true,
         encoders: vec![],
@@ -85,6 +87,7 @@ pub fn lends_several(n: usize, cards: Vec<ModelCard>) -> Advert {
         model: card.id,
         memory_bytes: device.memory_bytes / parts,
         kv_bytes: device.kv_bytes / parts,
+        is_kept: false,
         profile: None,
     };
     let several = |device: Device| Device { serves: cards.iter().map(|card| part(&device, card)).collect(), ..device };

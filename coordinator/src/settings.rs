@@ -4,7 +4,8 @@
 use crate::scheduler::slo::{Slo, Target};
 use std::collections::BTreeMap;
 use tsnode_protocol::{
-    Advert, ModelId, PeerId, RequestClass, RoutePolicy, SettingKey, SettingValue, SwarmSetting, Targets, limits,
+    Advert, BatchPolicy, ModelId, PeerId, Plan, RequestClass, RoutePolicy, SettingKey, SettingValue, SwarmSetting,
+    Targets, limits,
 };
 
 /// The newest settings that are known.
@@ -72,6 +73,26 @@ impl Settings {
                 _ => None,
             }
         })
+    }
+
+    /// How groups of a model form their steps, and who set it.
+    #[must_use]
+    pub fn batch(&self, model: ModelId) -> Option<(BatchPolicy, &SwarmSetting)> {
+        [Some(model), None].into_iter().find_map(|model| {
+            let setting = self.0.get(&SettingKey::Batch { model })?;
+            match setting.value {
+                SettingValue::Batch(Some(policy)) => Some((policy, setting)),
+                _ => None,
+            }
+        })
+    }
+
+    /// The policy that requests for a model are routed by on this plan; nothing where members have set none.
+    #[must_use]
+    pub fn routed(&self, model: ModelId, plan: Option<&Plan>) -> Option<RoutePolicy> {
+        let (policy, _) = self.route(model)?;
+        let chosen = || plan.and_then(|plan| plan.choice(model)).map_or(RoutePolicy::Live, |choice| choice.policy);
+        Some(if policy == RoutePolicy::Auto { chosen() } else { policy })
     }
 }
 

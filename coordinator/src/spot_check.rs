@@ -365,7 +365,8 @@ mod tests {
         let groups: Vec<Group> = (1..=groups).map(|n| Group::new(MODEL, phase(n), vec![stage(n)])).collect();
         let up = groups.iter().map(|g| (g.id, Load::default())).collect();
         let reason = String::new();
-        let plan = Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes: vec![], reason };
+        let plan =
+            Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes: vec![], chosen: vec![], reason };
         View { plan: Some(Arc::new(plan)), up, ..View::default() }
     }
 

@@ -10,11 +10,11 @@ use crate::{
     members::Members,
     profiler::{Event, Profile, Profiler, ProfilerConfig},
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tsnode_protocol::{
     ModelId, Traffic, limits,
-    traffic::{LENGTHS, LONGEST, MOST_A_SECOND},
+    traffic::{LENGTHS, LONGEST, MOST_A_SECOND, MOST_VARIATION},
 };
 
 /// Prompts, and answers, before anything is said of a model's requests.
@@ -27,6 +27,11 @@ const LULL: Duration = Duration::from_secs(30);
 const MISSED: f64 = 50.0;
 /// After so long without a request what there was is no longer said.
 const QUIET: Duration = Duration::from_secs(600);
+
+/// Where not all models are in memory at once: after so long without a request a model is asked for no more.
+const RECENT: Duration = Duration::from_secs(20);
+/// Prompts and answers of a model of which too few requests have come to say of which kind they are (tokens).
+const FEW: (u32, u32) = (512, 128);
 
 /// Watches one gateway's requests, model by model.
 #[derive(Clone, Debug, Default)]
@@ -57,6 +62,25 @@ impl Watch {
         }
         let watched = self.models.entry(model).or_insert_with(|| Watched::new(now));
         watched.on_event(now, model, event);
+    }
+
+    /// What is to be said of it where not all models are in memory at once: of those that yield to others and are asked for now,
+    /// however few requests have come, and of no others that yield. `open` are models with requests that have not ended.
+    pub fn said_now(&mut self, now: Time, open: &BTreeSet<ModelId>, yielding: &BTreeSet<ModelId>) -> Vec<Traffic> {
+        let open: BTreeSet<ModelId> = open.intersection(yielding).copied().collect();
+        self.models.retain(|model, watched| now < watched.latest + QUIET || open.contains(model));
+        self.models.iter_mut().for_each(|(model, watched)| watched.say(now, *model));
+        let of = |(model, watched): (&ModelId, &Watched)| {
+            if !yielding.contains(model) {
+                return watched.said_at(now);
+            }
+            let is_asked = open.contains(model) || now < watched.latest + RECENT;
+            is_asked.then(|| watched.said_at(now).unwrap_or_else(|| few(*model)))
+        };
+        let said = self.models.iter().filter_map(of);
+        // What goes on for a client that was served elsewhere before did not come here as a new request.
+        let resumed = open.iter().filter(|model| !self.models.contains_key(*model)).map(|model| few(*model));
+        said.chain(resumed).take(limits::MODELS).collect()
     }
 
     /// What is to be said of it.
@@ -115,6 +139,13 @@ impl Watched {
     }
 }
 
+/// That some requests come for a model: the same whatever they are, so that plans are not made anew for each.
+fn few(model: ModelId) -> Traffic {
+    let (prompt, answer) = FEW;
+    let (rate, prompts, answers) = (1.0 / RECENT.as_secs_f64(), [prompt; LENGTHS], [answer; LENGTHS]);
+    Traffic { model, rate, variation: 1.0, prompts, answers }
+}
+
 /// How long requests that came at this rate must stay away until that says anything (s).
 fn lull(rate: f64) -> f64 {
     (MISSED / rate.max(f64::MIN_POSITIVE)).max(LULL.as_secs_f64()).min(QUIET.as_secs_f64())
@@ -125,7 +156,8 @@ fn stated(model: ModelId, profile: &Profile, before: Option<&Traffic>) -> Option
     let prompts = sixteen(&profile.prompts).or(before.map(|b| b.prompts))?;
     let answers = sixteen(&profile.answers).or(before.map(|b| b.answers))?;
     let rate = if profile.rate > 0.0 { profile.rate } else { before.map_or(0.0, |b| b.rate) };
-    Some(Traffic { model, rate: rate.min(MOST_A_SECOND), prompts, answers })
+    let variation = profile.variation.min(MOST_VARIATION);
+    Some(Traffic { model, rate: rate.min(MOST_A_SECOND), variation, prompts, answers })
 }
 
 /// The middles of sixteen equal parts.
@@ -136,7 +168,7 @@ fn sixteen(sorted: &[u32]) -> Option<[u32; LENGTHS]> {
 
 /// What a model's gateways are asked for together; `None` where none says anything of it.
 ///
-/// Lengths are medians by requests a second, of which none counts for more than the one at the lower third by its rate: two
+/// Lengths and variation are medians by requests a second, of which none counts for more than the one at the lower third by its rate: two
 /// thirds of the gateways and more count alike, so that fewer than a third that lie take the medians nowhere that no other is.
 #[must_use]
 pub fn together(model: ModelId, members: &Members<'_>) -> Option<Profile> {
@@ -150,19 +182,20 @@ pub fn together(model: ModelId, members: &Members<'_>) -> Option<Profile> {
     let most = *rates.get(rates.len().checked_sub(1)? / 3)?;
     let weight = |t: &Traffic| t.rate.min(most);
     let rate = all.iter().map(|t| weight(t)).sum();
-    let median = |of: &dyn Fn(&Traffic) -> u32| {
-        let mut lengths: Vec<(u32, f64)> = all.iter().map(|t| (of(t), weight(t))).collect();
-        lengths.sort_by_key(|(length, _)| *length);
+    let median = |of: &dyn Fn(&Traffic) -> f64| {
+        let mut values: Vec<(f64, f64)> = all.iter().map(|t| (of(t), weight(t))).collect();
+        values.sort_by(|a, b| a.0.total_cmp(&b.0));
         let mut below = 0.0;
-        let reaches = |(_, weight): &&(u32, f64)| {
+        let reaches = |(_, weight): &&(f64, f64)| {
             below += weight;
             2.0 * below >= rate
         };
-        lengths.iter().find(reaches).or(lengths.last()).map_or(1, |(length, _)| *length)
+        values.iter().find(reaches).or(values.last()).map_or(1.0, |(value, _)| *value)
     };
-    let prompts = (0..LENGTHS).map(|i| median(&|t| t.prompts[i])).collect();
-    let answers = (0..LENGTHS).map(|i| median(&|t| t.answers[i])).collect();
-    Some(Profile { rate, prompts, answers })
+    let length = |of: &dyn Fn(&Traffic) -> u32| median(&|t| f64::from(of(t))) as u32;
+    let prompts = (0..LENGTHS).map(|i| length(&|t| t.prompts[i])).collect();
+    let answers = (0..LENGTHS).map(|i| length(&|t| t.answers[i])).collect();
+    Some(Profile { rate, variation: median(&|t| t.variation), prompts, answers })
 }
 
 #[cfg(test)]
@@ -178,7 +211,7 @@ mod tests {
     }
 
     fn traffic(rate: f64, prompt: u32, answer: u32) -> Traffic {
-        Traffic { model: MODEL, rate, prompts: [prompt; LENGTHS], answers: [answer; LENGTHS] }
+        Traffic { model: MODEL, rate, variation: 1.0, prompts: [prompt; LENGTHS], answers: [answer; LENGTHS] }
     }
 
     fn merged(all: &[Traffic]) -> Option<Profile> {
@@ -256,6 +289,28 @@ mod tests {
             }
         }
         assert!(said.len() > 3 && said.len() as f64 <= 2.0 + now / 30.0, "{} in {now:.0} s", said.len());
+    }
+
+    #[test]
+    fn where_not_all_are_in_memory_at_once_each_that_is_asked_for_is_said_and_no_other() {
+        let (other, mut watch) = (ModelId([2; 16]), Watch::default());
+        let models = |watch: &mut Watch, now: f64, open: &[ModelId]| {
+            let said = watch.said_now(at(now), &open.iter().copied().collect(), &[MODEL, other].into());
+            assert!(said.iter().all(|t| t.check().is_ok() && t.rate > 0.0), "{said:?}");
+            said.into_iter().map(|t| t.model).collect::<Vec<_>>()
+        };
+        watch.on_event(at(0.0), MODEL, Event::Arrived { prompt: 10 });
+        assert_eq!(models(&mut watch, 1.0, &[MODEL]), [MODEL], "one request");
+        assert_eq!(watch.said(at(1.0)), [], "too few to say how many come");
+        watch.on_event(at(5.0), other, Event::Arrived { prompt: 10 });
+        assert_eq!(models(&mut watch, 19.0, &[other]), [MODEL, other]);
+        assert_eq!(models(&mut watch, 20.0, &[other]), [other], "nothing came for a while");
+        assert_eq!(models(&mut watch, 900.0, &[other]), [other], "it waits");
+        assert_eq!(models(&mut watch, 900.0, &[]), []);
+        assert_eq!(models(&mut watch, 900.0, &[other]), [other], "it goes on here");
+        let rare = ModelId([3; 16]);
+        watch.on_event(at(901.0), rare, Event::Arrived { prompt: 10 });
+        assert_eq!(models(&mut watch, 902.0, &[rare]), [], "it yields to none, and too few requests came to say more");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use tsnode_protocol::{Advert, Group, GroupId, Load, PeerId, Plan};
+use tsnode_protocol::{Advert, Group, GroupId, Load, ModelId, PeerId, Plan};
 
 /// What a gateway routes by.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -31,6 +31,28 @@ impl View {
     /// Whether every peer of a group is there.
     pub(crate) fn is_whole(&self, group: &Group) -> bool {
         group.stages.iter().all(|stage| self.adverts.contains_key(&stage.peer))
+    }
+
+    /// Models that may have to yield their memory to others, on some device. Those for which all devices together have too little
+    /// are not waited for.
+    pub(crate) fn yielding(&self) -> BTreeSet<ModelId> {
+        let devices = || self.adverts.values().flat_map(|advert| &advert.devices);
+        let room = |model: ModelId| {
+            let served = devices().filter_map(|device| device.served(model));
+            served.map(|served| served.memory_bytes.saturating_sub(served.kv_bytes)).fold(0, u64::saturating_add)
+        };
+        let may_fit = |model: &ModelId| {
+            let card = self.adverts.values().flat_map(|advert| &advert.models).find(|card| card.id == *model);
+            card.is_some_and(|card| card.shape.stage_bytes(card.shape.all_layers()) <= room(*model))
+        };
+        let scarce = devices().filter(|device| !device.holds_all());
+        let models: BTreeSet<ModelId> = scarce.flat_map(|device| &device.serves).map(|served| served.model).collect();
+        models.into_iter().filter(may_fit).collect()
+    }
+
+    /// Whether no group of a model takes requests.
+    pub(crate) fn is_down(&self, model: ModelId) -> bool {
+        !self.up.keys().any(|id| self.group(*id).is_some_and(|group| group.model == model))
     }
 
     /// Without the groups that have lost a peer: their leaders may not have noticed yet.

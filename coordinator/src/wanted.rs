@@ -1,6 +1,6 @@
 //! Which model a peer fetches that was told none: one that the swarm serves, that its owner allows, and that fits.
 
-use crate::default_model::default_model;
+use crate::{cards, default_model::default_model};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -33,6 +33,11 @@ pub struct Wanted {
 pub enum Unwanted {
     /// No peer has one.
     None,
+    /// Peers have it, and none gives it.
+    NotGiven {
+        /// One of those.
+        model: String,
+    },
     /// The owner allows none of those there are.
     NotAllowed {
         /// One of them.
@@ -62,6 +67,12 @@ impl fmt::Display for Unwanted {
         };
         match self {
             Self::None => f.write_str("no peer has a model"),
+            Self::NotGiven { model } => {
+                write!(
+                    f,
+                    "nobody gives {model}, which is gated: --give-gated at a peer that has it, if its terms allow that"
+                )
+            }
             Self::NotAllowed { model } => write!(f, "--allow-models does not allow {model}"),
             Self::OverBudget { model, bytes } => {
                 write!(f, "{model} has {}, more than --model-budget", size(*bytes))
@@ -86,17 +97,25 @@ pub fn choose(
     let mut known = BTreeMap::<ModelId, (&ModelCard, Vec<PeerId>)>::new();
     for (peer, advert) in others {
         for card in advert.models.iter().filter(|card| named.is_none_or(|name| card.name == name)) {
-            known.entry(card.id).or_insert((card, Vec::new())).1.push(*peer);
+            let (_, holders) = known.entry(card.id).or_insert((card, Vec::new()));
+            holders.extend(Some(*peer).filter(|_| advert.gives(card.id)));
         }
     }
+    // Of several cards of one id, what most say: another would be fetched in vain.
+    let agreed = |(card, holders): (&ModelCard, Vec<PeerId>)| {
+        let said = cards::said(card.id, others.iter().map(|(peer, advert)| (peer, *advert))).into_iter().next();
+        (ModelCard { name: card.name.clone(), ..said.map_or_else(|| card.clone(), |said| said.card) }, holders)
+    };
     let weights = |card: &ModelCard| card.shape.stage_bytes(card.shape.all_layers());
     let first = default_model(others.values().copied()).map(|card| card.id);
-    let mut sorted: Vec<_> = known.into_values().collect();
+    let mut sorted: Vec<(ModelCard, Vec<PeerId>)> = known.into_values().map(agreed).collect();
     sorted.sort_by_key(|(card, _)| (Reverse(Some(card.id) == first), Reverse(weights(card)), card.id));
     let mut why = Unwanted::None;
     for (card, holders) in sorted {
-        match fits(card, weights(card), limits) {
-            Ok(()) => return Ok(Wanted { card: card.clone(), bytes: weights(card), holders }),
+        let bytes = weights(&card);
+        match fits(&card, bytes, limits) {
+            Ok(()) if holders.is_empty() => why = Unwanted::NotGiven { model: card.name },
+            Ok(()) => return Ok(Wanted { card, bytes, holders }),
             Err(because) => why = because,
         }
     }
@@ -153,7 +172,7 @@ impl Glob {
 mod tests {
     use super::*;
     use crate::sample;
-    use tsnode_protocol::ModelShape;
+    use tsnode_protocol::{ModelOrigin, ModelShape};
 
     const ALL: Limits<'_> = Limits { budget: u64::MAX, memory: u64::MAX, allowed: &[] };
 
@@ -190,6 +209,31 @@ mod tests {
         let allowed = Limits { allowed: &org, ..ALL };
         assert_eq!(chosen(&swarm, &allowed, None), Ok(("org/large".into(), 1)));
         assert!(matches!(chosen(&swarm[1..], &allowed, None), Err(Unwanted::NotAllowed { .. })));
+    }
+
+    #[test]
+    fn what_nobody_gives_is_left_for_what_somebody_does_and_said() {
+        let gated = |is_given| {
+            let origin = ModelOrigin { model: ModelId([1; 16]), source: "org/large@0".into(), licence: None, is_given };
+            Advert { origins: vec![origin], ..has(1, "org/large", 4 << 20) }
+        };
+        let swarm = [gated(false), has(2, "small", 1 << 20)];
+        assert_eq!(chosen(&swarm, &ALL, None), Ok(("small".into(), 1)));
+        let said = chosen(&swarm[..1], &ALL, None).unwrap_err().to_string();
+        assert!(said.contains("--give-gated"), "{said}");
+        assert_eq!(chosen(&[gated(false), gated(true)], &ALL, None), Ok(("org/large".into(), 1)));
+    }
+
+    #[test]
+    fn of_two_cards_of_one_id_what_most_say_is_fetched() {
+        let false_one = |mut advert: Advert| {
+            advert.models[0].files = vec![tsnode_protocol::ModelFile { name: "a".into(), bytes: 1, hash: [1; 32] }];
+            advert
+        };
+        let swarm = [false_one(has(1, "a", 1 << 20)), has(1, "b", 1 << 20), has(1, "c", 1 << 20)];
+        let others = (0..).zip(&swarm).map(|(n, advert)| (PeerId([n; 32]), advert)).collect();
+        let wanted = choose(&others, &ALL, None).unwrap();
+        assert_eq!((wanted.card.files.len(), wanted.card.name.as_str(), wanted.holders.len()), (0, "a", 3));
     }
 
     #[test]

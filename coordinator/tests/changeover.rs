@@ -30,8 +30,16 @@ fn plan(term: u32, groups: &[Group]) -> Arc<Plan> {
     let of_model = |model| groups.iter().filter(|g| g.model == model).count() as f64;
     let route = |g: &Group| Route { prefill: g.id, decode: g.id, share: 1.0 / of_model(g.model) };
     let routes = groups.iter().map(route).collect();
-    Plan { epoch: Epoch(1), term: Term(term), parent: None, groups: groups.to_vec(), routes, reason: String::new() }
-        .into()
+    Plan {
+        epoch: Epoch(1),
+        term: Term(term),
+        parent: None,
+        groups: groups.to_vec(),
+        routes,
+        chosen: vec![],
+        reason: String::new(),
+    }
+    .into()
 }
 
 /// One peer through a change of plans.
@@ -112,6 +120,22 @@ fn the_old_groups_serve_until_the_new_ones_are_up_and_linger_for_those_who_hear_
     assert!(scenario.keeps(&[&old[0], &old[1]]));
     scenario.waits(0.1);
     assert!(scenario.keeps(&[]));
+}
+
+#[test]
+fn what_has_to_be_fetched_is_waited_for_as_much_longer() {
+    let (old, new) = ([group(&[1]), group(&[2])], [group(&[1, 2]), group(&[3])]);
+    for (fetching, is_late) in [(0, true), (900, false)] {
+        let mut scenario = Scenario::under(&old);
+        scenario.adopts(2, &new);
+        scenario.changeover.waits_for_weights(scenario.now, Duration::from_secs(fetching));
+        scenario.comes_up(&new[1]);
+        scenario.waits(301.0);
+        let followed = if is_late { &new } else { &old };
+        assert!(scenario.follows(&[&followed[0], &followed[1]]), "{fetching}");
+        scenario.waits(900.0);
+        assert!(scenario.follows(&[&new[0], &new[1]]), "it may never come");
+    }
 }
 
 #[test]

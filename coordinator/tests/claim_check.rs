@@ -282,7 +282,15 @@ impl Swarm {
         let adverts = lenders.iter().enumerate().map(|(n, l)| (peer(n), advert(l.costs, boast(n, &mut rng)))).collect();
         let stage = |n| Stage { peer: peer(n), device: 0, layers: LayerRange { start: 0, end: LAYERS } };
         let groups = (0..count).map(|n| Group::new(MODEL, Phase::Mixed, vec![stage(n)])).collect();
-        let plan = Plan { epoch: Epoch(0), term: Term(0), parent: None, groups, routes: vec![], reason: String::new() };
+        let plan = Plan {
+            epoch: Epoch(0),
+            term: Term(0),
+            parent: None,
+            groups,
+            routes: vec![],
+            chosen: vec![],
+            reason: String::new(),
+        };
         let view = View { plan: Some(Arc::new(plan)), adverts: Arc::new(adverts), ..View::default() };
         let gateway = Host::new(&mut rng, share);
         let clients = [1, 2, 6, 6, 16, 64][rng.below(6)];

@@ -48,7 +48,15 @@ impl Scenario {
         let up = [(0, 0), (1, pending_tokens), (2, 0)];
         let load = |pending_tokens| Load { pending_tokens, ..Load::default() };
         let up = up.map(|(i, pending): (usize, u32)| (groups[i].id, load(pending))).into();
-        let plan = Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, reason: String::new() };
+        let plan = Plan {
+            epoch: Epoch(1),
+            term: Term(0),
+            parent: None,
+            groups,
+            routes,
+            chosen: vec![],
+            reason: String::new(),
+        };
         let view = View { plan: Some(Arc::new(plan)), up, ..View::default() };
         let mut scenario = Self { gateway: Gateway::new(config), view, now: Duration::ZERO };
         scenario.sets(Some(RoutePolicy::Cronus), 1);

@@ -54,8 +54,15 @@ fn in_a_large_swarm_a_loss_and_a_newcomer_leave_every_other_group_as_it_is() {
     let pair = |n: usize| Group::new(card().id, Phase::Mixed, vec![stage(n, 0, 2), stage(43 - n, 2, LAYERS)]);
     let groups: Vec<Group> = (0..22).map(pair).collect();
     let routes = groups.iter().map(|g| Route { prefill: g.id, decode: g.id, share: 1.0 / 22.0 }).collect();
-    let plan =
-        Plan { epoch: Epoch(0), term: Term(0), parent: None, groups: groups.clone(), routes, reason: String::new() };
+    let plan = Plan {
+        epoch: Epoch(0),
+        term: Term(0),
+        parent: None,
+        groups: groups.clone(),
+        routes,
+        chosen: vec![],
+        reason: String::new(),
+    };
     let (left, wish) = (there(1), Wish::default());
     assert!(live::scenes(&left, wish.split).len() > 1, "it is no large swarm");
     let stood: Vec<_> = groups[1..].iter().map(|g| g.id).collect();
@@ -88,6 +95,7 @@ fn after_a_loss_32_devices_are_scheduled_anew_with_what_they_have_loaded() {
         parent: None,
         groups: draft.groups,
         routes: draft.routes,
+        chosen: draft.chosen,
         reason: draft.reason,
     };
     assert_eq!(plan.peers().len(), 32, "all have a part");

@@ -9,6 +9,7 @@ mod cronus;
 mod gateway;
 mod lenders;
 mod live;
+mod pools;
 mod prompt_logprobs;
 mod recovery;
 mod several_models;

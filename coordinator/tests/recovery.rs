@@ -39,7 +39,15 @@ impl Scenario {
         let pair = |p: &Group, d: &Group| Route { prefill: p.id, decode: d.id, share: 1.0 / 6.0 };
         let routes = prefill.iter().flat_map(|p| decode.iter().map(move |d| pair(p, d))).collect();
         let groups: Vec<Group> = prefill.iter().chain(&decode).cloned().collect();
-        let plan = Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, reason: String::new() };
+        let plan = Plan {
+            epoch: Epoch(1),
+            term: Term(0),
+            parent: None,
+            groups,
+            routes,
+            chosen: vec![],
+            reason: String::new(),
+        };
         let adverts = (1..6).map(|n| (peer(n), advert(FAST))).collect();
         let view = View { plan: Some(Arc::new(plan)), adverts: Arc::new(adverts), ..View::default() };
         let mut scenario = Self { gateway: Gateway::new(GatewayConfig::default()), view };

@@ -35,7 +35,7 @@ fn value(adverts: &BTreeMap<PeerId, Advert>, groups: &[Group]) -> f64 {
 
 fn plan(groups: &[Group]) -> Plan {
     let (groups, routes) = (groups.to_vec(), Vec::new());
-    Plan { epoch: Epoch(1), term: Term(1), parent: None, groups, routes, reason: String::new() }
+    Plan { epoch: Epoch(1), term: Term(1), parent: None, groups, routes, chosen: vec![], reason: String::new() }
 }
 
 fn served(groups: &[Group]) -> BTreeSet<ModelId> {
@@ -48,8 +48,13 @@ fn of(groups: &[Group], of: u8) -> Vec<Group> {
 
 /// So many requests a second for a model, said by a gateway.
 fn asked(adverts: &mut BTreeMap<PeerId, Advert>, rates: &[(u8, f64)]) {
-    let traffic =
-        |(n, rate): &(u8, f64)| Traffic { model: model(*n), rate: *rate, prompts: [200; 16], answers: [50; 16] };
+    let traffic = |(n, rate): &(u8, f64)| Traffic {
+        model: model(*n),
+        rate: *rate,
+        variation: 1.0,
+        prompts: [200; 16],
+        answers: [50; 16],
+    };
     let gateway = Advert { traffic: rates.iter().map(traffic).collect(), ..sample::gateway(99) };
     adverts.insert(id(99), gateway);
 }
@@ -131,4 +136,56 @@ fn what_is_planned_is_worth_no_less_than_sharing_all_or_dividing_evenly() {
         let simple = value(&adverts, &shared).max(value(&adverts, &divided));
         assert!(found > 0.0 && found >= simple * 0.99, "{found}, and {simple} at {rates:?}");
     }
+}
+
+/// Such hosts, each of which holds one of its models at a time.
+fn crowded(hosts: usize, models: u8) -> BTreeMap<PeerId, Advert> {
+    let mut adverts = swarm(hosts, models);
+    for device in adverts.values_mut().flat_map(|advert| &mut advert.devices) {
+        let part = device.memory_bytes / 4 * 3;
+        device.serves.iter_mut().for_each(|served| served.memory_bytes = part);
+    }
+    adverts
+}
+
+#[test]
+fn models_that_are_not_in_memory_at_once_have_a_device_as_they_are_asked_for() {
+    let mut adverts = crowded(1, 2);
+    assert_eq!(planned(&adverts).groups.len(), 1, "nobody says what is asked for");
+    for (busy, idle) in [(2, 1), (1, 2)] {
+        asked(&mut adverts, &[(busy, 0.1 * carries(1))]);
+        let (groups, stands) = (planned(&adverts).groups, [whole(idle, 0)]);
+        assert_eq!(served(&groups), BTreeSet::from([model(busy)]));
+        let (better, good) = (value(&adverts, &groups), value(&adverts, &stands));
+        assert!(good > 0.0 && better > 1.5 * good, "{better} and {good}");
+        // Nothing is put beside what stands that has no memory there.
+        let grown = planner::grow(&plan(&stands), &members(&adverts), &Wish::default()).unwrap();
+        assert_eq!(served(&grown.groups), BTreeSet::from([model(idle)]));
+    }
+    // Of two that are asked for neither has to go for the other.
+    asked(&mut adverts, &[(1, 0.1 * carries(1)), (2, 0.1 * carries(1))]);
+    let alone = [1, 2].map(|n| value(&adverts, &[whole(n, 0)]));
+    assert!(alone[0] > 0.0 && (alone[0] - alone[1]).abs() < 0.05 * alone[0], "{alone:?}");
+}
+
+#[test]
+fn hosts_that_hold_one_model_at_a_time_divide_them() {
+    for models in [2, 3] {
+        let adverts = crowded(usize::from(models), models);
+        let groups = planned(&adverts).groups;
+        assert_eq!(served(&groups).len(), usize::from(models), "{groups:?}");
+        let stages: Vec<_> = groups.iter().flat_map(|g| &g.stages).map(|s| s.peer).collect();
+        assert_eq!(stages.len(), stages.iter().collect::<BTreeSet<_>>().len(), "no host has two: {groups:?}");
+    }
+}
+
+#[test]
+fn groups_of_a_model_for_which_a_newcomer_has_no_room_go_on_as_without_it() {
+    let adverts = crowded(4, 2);
+    let apart = |host, phase| Group { phase, ..whole(2, host) };
+    let standing = plan(&[whole(1, 0), apart(1, Phase::Prefill), apart(2, Phase::Decode)]);
+    let grown = planner::grow(&standing, &members(&adverts), &Wish::default()).unwrap().groups;
+    let flipped = planner::flip(&standing, &members(&adverts), &Wish::default()).unwrap().groups;
+    assert_eq!((of(&grown, 1).len(), of(&flipped, 1).len()), (2, 1), "the newcomer is the first one's");
+    assert_eq!(of(&grown, 2), of(&flipped, 2));
 }

@@ -3,7 +3,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
-use tsnode_coordinator::batcher::{Action, Batcher, BatcherConfig, Event, Kind, NewSequence};
+use tsnode_coordinator::{
+    batcher::{Action, Batcher, BatcherConfig, Event, Kind, NewSequence},
+    policy::choice::Batches,
+};
 use tsnode_protocol::{
     KvCodec, RequestClass, RequestId, Sampled, Sampling, Token,
     ring::{Grow, Refusal, RingFrame},
@@ -61,8 +64,13 @@ struct Scenario {
 
 impl Scenario {
     fn new(pages: u32) -> Self {
+        Self::by(Batches::default(), pages)
+    }
+
+    /// Steps are formed by this policy.
+    fn by(batches: Batches, pages: u32) -> Self {
         Self {
-            batcher: Batcher::new(BatcherConfig::default()),
+            batcher: Batcher::new(BatcherConfig { batches, ..BatcherConfig::default() }),
             pages,
             held: BTreeMap::new(),
             on_the_way: VecDeque::new(),
@@ -258,4 +266,27 @@ fn a_batch_request_gives_way_for_a_bounded_time() {
     let waited = scenario.now - since;
     assert!(waited > Duration::from_secs(10) && waited < Duration::from_secs(15), "{waited:?}");
     assert_eq!(scenario.tokens[&batch], 50);
+}
+
+/// Prompts come without end, and under two of these policies they go first: an answer is passed over four or sixteen steps in a row, and
+/// then it has its token.
+#[test]
+fn an_answer_ends_though_prompts_that_go_first_come_without_end() {
+    for (batches, each) in [(Batches::Chunked(512), 1), (Batches::Mixed(512), 5), (Batches::PromptsFirst(512), 17)] {
+        let mut scenario = Scenario::by(batches, 10_000_000);
+        let answer = scenario.comes((60, 40));
+        while !scenario.tokens.contains_key(&answer) {
+            assert!(scenario.turn());
+        }
+        let before = scenario.steps;
+        while !scenario.ended.contains_key(&answer) {
+            if scenario.batcher.load().pending_tokens < 20_000 {
+                scenario.comes((20_000, 1));
+            }
+            assert!(scenario.turn());
+        }
+        let steps = scenario.steps - before;
+        assert!(steps > 35 * each && steps <= 40 * each, "{batches:?}: {steps} steps for 39 tokens");
+        assert_eq!(scenario.tokens[&answer], 40);
+    }
 }

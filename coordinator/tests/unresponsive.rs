@@ -55,7 +55,15 @@ impl Scenario {
         let up = groups.iter().map(|g| (g.id, Load::default())).collect();
         let peers: BTreeSet<PeerId> = groups.iter().flat_map(|g| &g.stages).map(|s| s.peer).collect();
         let adverts = peers.iter().map(|peer| (*peer, sample::gateway(0))).collect();
-        let plan = Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, reason: String::new() };
+        let plan = Plan {
+            epoch: Epoch(1),
+            term: Term(0),
+            parent: None,
+            groups,
+            routes,
+            chosen: vec![],
+            reason: String::new(),
+        };
         let config = GatewayConfig { split: SplitChoice::Always, ..GatewayConfig::default() };
         let mut scenario = Self {
             gateway: Gateway::new(config),
@@ -130,7 +138,7 @@ impl Scenario {
             let round_trip = Duration::from_millis(1);
             let seen = |id: &PeerId| {
                 let packets = self.packets.get(id).copied().unwrap_or_default();
-                (*id, Seen { packets, round_trip, connected: true, owes: true })
+                (*id, Seen { packets, round_trip, connected: true, owes: true, unanswered: None })
             };
             let seen = self.owes.iter().map(seen).collect();
             let look = self.probe.look(self.now, &seen);
@@ -206,6 +214,14 @@ fn who_is_unresponsive_gets_nothing_new_where_another_does_the_same() {
     let mut scenario = Scenario::of(&[group(&[1], Phase::Prefill), group(&[2, 4], Phase::Decode), decode(3)]);
     scenario.tell(Event::Unresponsive { peers: BTreeSet::from([peer(4)]) });
     assert_eq!(scenario.submit(), peer(3));
+    // So does who decodes for who does both, whichever of them the request would have gone to.
+    for (unresponsive, phases) in [(2, [Phase::Mixed, Phase::Decode]), (3, [Phase::Decode, Phase::Mixed])] {
+        let [second, third] = phases;
+        let groups = [group(&[1], Phase::Prefill), group(&[2], second), group(&[3], third)];
+        let mut scenario = Scenario::of(&groups);
+        scenario.tell(Event::Unresponsive { peers: BTreeSet::from([peer(unresponsive)]) });
+        assert_eq!(scenario.submit(), peer(5 - unresponsive));
+    }
 }
 
 #[test]

@@ -6,9 +6,11 @@ mod mixture;
 mod rope;
 mod text_model;
 mod unread;
+mod wide_heads;
 
 pub(crate) use keys::Keys;
 pub use mixture::{Clamped, Mixture};
+pub use wide_heads::{KvHeads, WideHeads};
 
 use crate::{
     models::{self, Family},
@@ -44,8 +46,10 @@ pub struct ModelConfig {
     pub mixture: Option<Mixture>,
     /// Query heads.
     pub heads: usize,
-    /// Key and value heads.
+    /// Key and value heads, as many as pages have.
     pub kv_heads: usize,
+    /// Heads by layer, where those of some are wider than those of others.
+    pub wide_heads: Option<WideHeads>,
     /// Width of one head.
     pub head_dim: usize,
     /// Entries in the vocabulary.
@@ -182,7 +186,8 @@ impl ModelConfig {
     pub fn layer_numbers(&self) -> u64 {
         let router = self.mixture.as_ref().map_or(0.0, |m| m.part() * m.experts as f64);
         let mlps = self.matrices() * self.passed_width() + router as usize;
-        (self.hidden * ((2 * self.heads + 2 * self.kv_heads) * self.head_dim + mlps)) as u64
+        let attention = (0..self.layers).map(|layer| self.attention_width(layer)).sum::<usize>();
+        (self.hidden * (attention.div_ceil(self.layers) + mlps)) as u64
     }
 
     /// Numbers in the matrices of all experts of a layer, on average over layers.
@@ -245,6 +250,7 @@ impl ModelConfig {
             mixture: None,
             heads: heads as usize,
             kv_heads: keys.optional("num_key_value_heads")?.unwrap_or(heads) as usize,
+            wide_heads: None,
             head_dim,
             vocab: keys.needed("vocab_size")? as usize,
             context: context(keys, &mut notes)?,

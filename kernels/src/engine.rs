@@ -461,7 +461,7 @@ impl Engine {
         let loaded = self.stages.get_mut(&stage).ok_or(EngineError::NoStage)?;
         self.hall.open();
         let (ranks, hall, sequences, positions) = (self.devices.len(), &self.hall, &self.sequences, &self.positions);
-        let (width, group) = (loaded.shape.hidden as usize, (loaded.shape.heads / loaded.shape.kv_heads) as usize);
+        let width = loaded.shape.hidden as usize;
         let (first, turns, scratch) = (loaded.layers.start, &loaded.turns, &mut self.wire);
         let tapped = tap.filter(|_| ranks == 1).map(|tap| Tapped { tap, first, turns, scratch });
         // A tap is the only rank's, if there is but one.
@@ -474,7 +474,7 @@ impl Engine {
             // `check` has seen every sequence of the batch.
             let kvs = batch.iter().filter_map(|s| Some(sequences.get(&(stage, s.request))?.of(rank)));
             let runs = Run::all(std::mem::take(&mut device.runs), batch, kvs, device.cpu.has_chunks(layout.dim));
-            let mut attend = Attend { pool, sequences, stage, positions, others, group, layout, tap, runs };
+            let mut attend = Attend { pool, sequences, stage, positions, others, layout, tap, runs };
             part.stage.layers(&device.cpu, &mut device.hidden, &mut attend);
             device.runs = attend::emptied(attend.runs);
             if let Output::Logits { rows } = output {

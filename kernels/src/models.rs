@@ -3,6 +3,7 @@
 mod decoder;
 mod gemma2;
 mod gemma3;
+mod gemma4;
 mod glm;
 mod glm4;
 mod glm4_moe;
@@ -39,7 +40,7 @@ use std::fmt;
 use tsnode_protocol::{LayerRange, Token};
 
 /// All that is read.
-static FAMILIES: [&Family; 22] = [
+static FAMILIES: [&Family; 24] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &qwen2::FAMILY,
@@ -50,6 +51,8 @@ static FAMILIES: [&Family; 22] = [
     &olmoe::FAMILY,
     &gemma2::FAMILY,
     &gemma3::FAMILY,
+    &gemma4::FAMILY,
+    &gemma4::UNIFIED,
     &phi3::FAMILY,
     &smollm3::FAMILY,
     &granite::FAMILY,

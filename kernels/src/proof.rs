@@ -3,7 +3,8 @@
 //! Kernels are the same on every GPU, drivers and GPUs are not; and an owner's GPU may be broken. So the model that is to be
 //! served is tried itself, in the format of its weights: its first layer and its last, a prompt and single tokens behind
 //! it, KV that leaves packed and as it is, and the choice of a token. That takes a fraction of a second and the memory of two
-//! layers. Of a model that is still fetched the numbers are zeros: then only that everything runs is looked at.
+//! layers. Of a model that is still fetched the numbers are zeros: then only that everything runs is looked at, and layers are
+//! compared once they are there.
 
 use crate::{
     cuda::GpuError,
@@ -80,17 +81,49 @@ pub fn refuse_unwritten(source: &ModelSource) -> Result<(), ProofError> {
 /// # Errors
 /// When the GPU does not compute the model, or not as the processor does.
 pub fn compare(gpu: &mut Engine, source: &ModelSource, threads: usize) -> Result<(), ProofError> {
+    compare_layers(gpu, source, threads, source.card().shape.all_layers())
+}
+
+/// The same with the first and the last of some layers. Rows that enter layers behind the model's first are made up.
+///
+/// # Errors
+/// As [`compare`].
+pub fn compare_layers(
+    gpu: &mut Engine,
+    source: &ModelSource,
+    threads: usize,
+    layers: LayerRange,
+) -> Result<(), ProofError> {
     refuse_unwritten(source)?;
     let config = EngineConfig { threads: Threads::together(threads), pool_bytes: POOL, kv_dtype: gpu.kv_dtype() };
     let mut processor = Engine::new(config)?;
-    let shape = source.card().shape;
-    let first = LayerRange { start: 0, end: 1 };
-    let rows = Pair::load(&mut processor, gpu, source, first)?.compare(source, None)?;
-    if shape.layers > 1 {
-        let last = LayerRange { start: shape.layers - 1, end: shape.layers };
-        Pair::load(&mut processor, gpu, source, last)?.compare(source, Some(rows))?;
+    let one = |layer| LayerRange { start: layer, end: layer + 1 };
+    let entering = (layers.start > 0).then(|| made_up(source));
+    let rows = Pair::load(&mut processor, gpu, source, one(layers.start))?.compare(source, entering)?;
+    if layers.end > layers.start + 1 {
+        Pair::load(&mut processor, gpu, source, one(layers.end - 1))?.compare(source, Some(rows))?;
     }
     Ok(())
+}
+
+/// Tokens of the prompt and single ones behind it, as the model's context allows.
+fn lengths(source: &ModelSource) -> (u32, u32) {
+    let context = source.card().shape.context;
+    let after = AFTER.min(context.saturating_sub(1));
+    (PROMPT.min(context - after), after)
+}
+
+/// Rows as a layer may get them, the same every time: numbers between -1 and 1.
+fn made_up(source: &ModelSource) -> Vec<f32> {
+    let (prompt, after) = lengths(source);
+    let numbers = u64::from(prompt + after) * u64::from(source.card().shape.hidden);
+    let number = |n: u64| {
+        // Bits are mixed as SplitMix64 does it.
+        let mixed = (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed = (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        (mixed >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..numbers).map(number).collect()
 }
 
 /// Refuses rows that are further apart than rounding leaves them.
@@ -146,9 +179,7 @@ impl<'e> Pair<'e> {
 
     /// Compares a prompt's rows and single tokens'; the processor's rows, which enter the next layer.
     fn compare(mut self, source: &ModelSource, entering: Option<Vec<f32>>) -> Result<Vec<f32>, ProofError> {
-        let shape = source.card().shape;
-        let after = AFTER.min(shape.context.saturating_sub(1));
-        let prompt = PROMPT.min(shape.context - after);
+        let (shape, (prompt, after)) = (source.card().shape, lengths(source));
         let width = shape.hidden as usize;
         let tokens: Vec<Token> = (0..prompt + after).map(|i| Token((i * 37 + 11) % shape.vocab)).collect();
         self.processor.admit(self.keys.0, REQUEST, prompt + after)?;
@@ -225,5 +256,16 @@ mod tests {
             assert!(said.to_string().starts_with("rows on the GPU"), "{said}");
         }
         assert!(within("rows", &[0.0; 3], &[1e-3, 0.0, 0.0], APART).is_err());
+    }
+
+    #[test]
+    fn rows_that_are_made_up_are_as_large_as_others_and_differ() {
+        let source = ModelSource::embedded().unwrap();
+        let rows = made_up(&source);
+        assert_eq!(rows.len(), (PROMPT + AFTER) as usize * source.card().shape.hidden as usize);
+        assert!(rows.iter().all(|x| (-1.0..1.0).contains(x)));
+        let mean = rows.iter().sum::<f32>() / rows.len() as f32;
+        let square = rows.iter().map(|x| x * x).sum::<f32>() / rows.len() as f32;
+        assert!(mean.abs() < 0.05 && (square - 1.0 / 3.0).abs() < 0.05, "{mean} {square}");
     }
 }

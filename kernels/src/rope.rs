@@ -46,6 +46,13 @@ pub enum RopeScaling {
         /// What sines and cosines are multiplied by.
         amplitude: f32,
     },
+    /// Gemma 4: the first frequencies divided by `factor`, the others 0, so that their channels stay as they are.
+    Proportional {
+        /// How many turn.
+        turning: usize,
+        /// Stretch.
+        factor: f32,
+    },
     /// LongRoPE (Phi-3): every frequency divided by its own factor, sines and cosines made larger.
     Long {
         /// A factor for each frequency: those for sequences no longer than the first training's, where contexts end, or, for
@@ -70,7 +77,10 @@ impl Rope {
         let base = |i: usize| 1.0 / libm::powf(theta, (2 * i) as f32 / dim as f32);
         let amplitude = match scaling {
             RopeScaling::Long { amplitude, .. } | RopeScaling::Yarn { amplitude, .. } => *amplitude,
-            RopeScaling::None | RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } => 1.0,
+            RopeScaling::None
+            | RopeScaling::Linear { .. }
+            | RopeScaling::Llama3 { .. }
+            | RopeScaling::Proportional { .. } => 1.0,
         };
         Self { frequencies: (0..dim / 2).map(|i| scale(base(i), i, scaling)).collect(), amplitude }
     }
@@ -110,6 +120,13 @@ fn scale(frequency: f32, index: usize, scaling: &RopeScaling) -> f32 {
     match *scaling {
         RopeScaling::None => frequency,
         RopeScaling::Linear { factor } => frequency / factor,
+        RopeScaling::Proportional { turning, factor } => {
+            if index < turning {
+                frequency / factor
+            } else {
+                0.0
+            }
+        }
         RopeScaling::Long { ref factors, .. } => frequency / factors.get(index).copied().unwrap_or(1.0),
         RopeScaling::Yarn { factor, kept, stretched, .. } => {
             let part = ((index as f32 - kept) / (stretched - kept)).clamp(0.0, 1.0);

@@ -27,7 +27,7 @@ use tsnode_protocol::{
 };
 
 /// Small files a gateway needs, as far as a model has them; the first two it must have.
-const SMALL_FILES: [&str; 6] = [
+pub const SMALL_FILES: [&str; 6] = [
     "config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -266,6 +266,12 @@ impl ModelSource {
         self.checkpoint.files()
     }
 
+    /// Whether all of its weights are there; else it is still fetched, and numbers that are not there are zeros wherever they need not be.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.checkpoint.is_whole()
+    }
+
     /// The same model, named by all of its content: `roots` are BLAKE3 of the files of [`Self::weights`]. Until then its id is made of
     /// samples, which is good for one host alone.
     #[must_use]
@@ -274,10 +280,8 @@ impl ModelSource {
             self.weights().zip(roots).map(|((_, bytes), root)| WeightsFile { bytes: bytes.len() as u64, root: *root });
         let form = if self.checkpoint.is_gguf() { WeightsForm::Gguf } else { WeightsForm::Safetensors };
         let manifest = WeightsManifest { form, files: files.collect() };
-        let [config, tokenizer] =
-            [0, 1].map(|n| *blake3::hash(self.file(SMALL_FILES[n]).unwrap_or_default()).as_bytes());
         let choice = self.checkpoint.choice();
-        let id = manifest.id(&config, &tokenizer, choice.as_ref());
+        let id = manifest.id(&self.card.files, choice.as_ref());
         self.card.id = self.chosen(id);
         // Nobody else could tell which copies count, nor how it is computed where its files do not say it.
         let plain = choice.is_none() && self.card.id == id;
@@ -345,8 +349,9 @@ impl ModelSource {
         let (c, ranks) = (&self.config, ranks.max(1));
         // Cut up over ranks: queries, keys, values. Whole on each: the residual stream, its norm and a part's output, what
         // attention mixes. Of the MLP between its matrices few rows at a time, the half that gates cut up, the other whole.
-        let cut = (c.heads + 2 * c.kv_heads) * c.head_dim;
-        let whole = 3 * c.hidden + c.heads * c.head_dim;
+        let widest = c.widest_heads() * c.head_dim;
+        let cut = c.heads * widest + 2 * c.kv_heads * c.head_dim;
+        let whole = 3 * c.hidden + c.heads * widest;
         let between = 1 + ranks + if ranks > 1 { 2 } else { 0 };
         // With a mixture also rows once more for each expert that they pass, what that made of them, and chances.
         let mixed = c.mixture.as_ref().map_or(0, |m| ranks * (2 * m.used * c.hidden + m.experts));
@@ -368,8 +373,7 @@ impl ModelSource {
 
     /// Some layers, as each of `ranks` has them.
     fn cut(&self, from: &Checkpoint, layers: LayerRange, ranks: usize) -> Result<Vec<Box<dyn Stage>>, WeightsError> {
-        let heads = self.config.kv_heads;
-        if ranks > heads {
+        if let Some(heads) = self.config.not_shared(ranks) {
             return Err(WeightsError::Ranks { ranks, heads });
         }
         let load = |rank| models::load(&self.config, from, Share { layers, rank });

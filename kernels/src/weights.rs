@@ -317,6 +317,11 @@ impl Checkpoint {
         (loaded, noting.tensors.noted())
     }
 
+    /// Whether all of its files are there.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.shards.iter().all(Storage::is_whole)
+    }
+
     /// The same checkpoint, of which nothing is had that is not there. Else numbers of files that are still fetched are zeros.
     pub(crate) fn needed(&self) -> Self {
         self.with(self.tensors.needed())

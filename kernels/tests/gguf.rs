@@ -274,6 +274,20 @@ fn pieces_are_merged_by_their_scores() {
     let mut gemma = pieces();
     gemma.flag("tokenizer.ggml.add_space_prefix", false).flag("tokenizer.ggml.add_bos_token", false);
     assert_eq!(tokens(&gemma, "abc abc"), told("abc ▁abc", "abc abc"));
+    // Gemma 4's files say in which order.
+    let mut given = Writer::default();
+    let texts = ["<unk>", "<bos>", "▁", "a", "b", "c", "ab", "bc", "▁a", "▁abc", "<0xC3>", "<0xA9>", "\n", "\n\n"];
+    given
+        .text("general.architecture", "gemma4")
+        .text("tokenizer.ggml.model", "gemma4")
+        .texts("tokenizer.ggml.tokens", &texts)
+        .integers("tokenizer.ggml.token_type", &[2, 3, 1, 1, 1, 1, 1, 1, 1, 1, 6, 6, 1, 1])
+        .texts("tokenizer.ggml.merges", &["b c", "a b", "▁ a", "▁a bc", "\n \n"])
+        .count("tokenizer.ggml.bos_token_id", 1)
+        .count("tokenizer.ggml.unknown_token_id", 0)
+        .flag("tokenizer.ggml.add_space_prefix", false);
+    assert_eq!(tokens(&given, "abc abc"), told("<bos> a bc ▁abc", "abc abc"), "bc before ab, whatever their scores");
+    assert_eq!(tokens(&given, "\n\n\né"), told("<bos> \n\n \n <0xC3> <0xA9>", "\n\n\né"));
 }
 
 #[test]

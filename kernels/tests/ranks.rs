@@ -176,33 +176,64 @@ fn what_cannot_be_cut_so_is_refused() {
     assert_eq!(Engine::new(config).unwrap().load(whole), Err(EngineError::Ranks { found: 1, expected: 2 }));
 }
 
+/// Bits of logits behind a prompt whose KV went from so many ranks to so many others.
+fn handed(source: &ModelSource, [from, to]: [usize; 2], codec: KvCodec) -> Vec<u32> {
+    let (shape, tokens) = (source.card().shape, prompt(source));
+    let [mut from, mut to] = [from, to].map(|ranks| Pipeline::new(source, &[], ranks));
+    from.admit(ONE, 64);
+    to.admit(ONE, 64);
+    from.run(ONE, 0, &tokens);
+    for layer in 0..shape.layers {
+        // Heads in two tiles, neither of them a rank's own.
+        for (head_start, head_end) in [(0, 1), (1, shape.kv_heads)] {
+            let token_end = tokens.len() as u32;
+            let tile = TileHeader { layer, head_start, head_end, token_start: 0, token_end, bytes: 0 };
+            let mut payload = Vec::new();
+            from.engine.export(from.stages[0], ONE, &tile, codec, &mut payload).unwrap();
+            to.engine.import(to.stages[0], ONE, &tile, codec, &payload).unwrap();
+        }
+    }
+    to.engine.set_len(to.stages[0], ONE, tokens.len() as u32).unwrap();
+    bits(&to.run(ONE, tokens.len() as u32, &REST))
+}
+
+/// What comes behind it.
+const REST: [Token; 2] = [Token(5), Token(77)];
+
+fn not_handed(source: &ModelSource) -> Vec<u32> {
+    let (mut alone, tokens) = (Pipeline::new(source, &[], 1), prompt(source));
+    alone.admit(ONE, 64);
+    alone.run(ONE, 0, &tokens);
+    bits(&alone.run(ONE, tokens.len() as u32, &REST))
+}
+
 #[test]
 fn kv_goes_from_any_number_of_ranks_to_any_other() {
     let source = ModelSource::embedded().unwrap();
-    let (shape, tokens) = (source.card().shape, prompt(&source));
-    let rest = [Token(5), Token(77)];
-    let mut expected = Pipeline::new(&source, &[], 1);
-    expected.admit(ONE, 64);
-    expected.run(ONE, 0, &tokens);
-    let expected = expected.run(ONE, tokens.len() as u32, &rest);
-    for (from, to) in [(1, 2), (2, 3), (4, 1), (3, 4)] {
-        let [mut from, mut to] = [from, to].map(|ranks| Pipeline::new(&source, &[], ranks));
-        from.admit(ONE, 64);
-        to.admit(ONE, 64);
-        from.run(ONE, 0, &tokens);
-        for layer in 0..shape.layers {
-            // Heads in two tiles, neither of them a rank's own.
-            for (head_start, head_end) in [(0, 1), (1, shape.kv_heads)] {
-                let token_end = tokens.len() as u32;
-                let tile = TileHeader { layer, head_start, head_end, token_start: 0, token_end, bytes: 0 };
-                let mut payload = Vec::new();
-                from.engine.export(from.stages[0], ONE, &tile, KvCodec::Raw, &mut payload).unwrap();
-                to.engine.import(to.stages[0], ONE, &tile, KvCodec::Raw, &payload).unwrap();
-            }
-        }
-        to.engine.set_len(to.stages[0], ONE, tokens.len() as u32).unwrap();
-        assert_eq!(bits(&to.run(ONE, tokens.len() as u32, &rest)), bits(&expected));
+    let expected = not_handed(&source);
+    for ranks in [[1, 2], [2, 3], [4, 1], [3, 4]] {
+        assert_eq!(handed(&source, ranks, KvCodec::Raw), expected);
     }
+}
+
+/// Gemma 4: a wide head is several of the pages', which all ranks deal out alike.
+#[test]
+fn so_does_kv_of_wide_heads() {
+    for name in ["gemma4-wide", "gemma4-values"] {
+        let source = ModelSource::open(&reference(name)).unwrap();
+        let expected = not_handed(&source);
+        let packed = handed(&source, [1, 1], KvCodec::Int4);
+        assert_ne!(packed, expected, "four bits are fewer");
+        for ranks in [[1, 2], [2, 1], [2, 2]] {
+            assert_eq!(handed(&source, ranks, KvCodec::Raw), expected, "{name}, {ranks:?}");
+            assert_eq!(handed(&source, ranks, KvCodec::Int4), packed, "{name}, {ranks:?}");
+        }
+    }
+    // Eight heads of pages, of which a wide one takes four.
+    let source = ModelSource::open(&reference("gemma4-wide")).unwrap();
+    let threads = Threads { count: 4, ranks: 4 };
+    let refused = source.load_stage_by(threads, source.card().shape.all_layers(), &mut |_| ()).err();
+    assert!(matches!(refused, Some(WeightsError::Ranks { ranks: 4, heads: 2 })), "{refused:?}");
 }
 
 #[test]

@@ -14,7 +14,7 @@ use tsnode_kernels::{
 use tsnode_protocol::{KvCodec, KvDtype, LayerRange, RequestId, Sampling, TileHeader, Token, TokenLogprob};
 
 /// Folders of `models/reference`: one for each family, and for what families do otherwise.
-pub const MODELS: [&str; 24] = [
+pub const MODELS: [&str; 27] = [
     "llama-gqa",
     "llama3-rope",
     "qwen2-bias",
@@ -38,6 +38,9 @@ pub const MODELS: [&str; 24] = [
     "glm4-neighbours",
     "glm-neighbours",
     "glm4moe-sigmoid",
+    "gemma4-wide",
+    "gemma4-values",
+    "gemma4-experts",
     QUANTISED,
 ];
 /// It is published in MXFP4, by which products round rows to 8 bits: in single precision it is compared as a GGUF file.

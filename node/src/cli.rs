@@ -39,6 +39,7 @@ mod targets;
 mod testnet;
 mod top;
 mod update;
+mod ways;
 
 use crate::{
     cli::exit::{Exit, Kind},
@@ -171,6 +172,7 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
             "plan" => plan::run(&settings, matches).await,
             "targets" => targets::targets(&settings, matches).await,
             "route" => targets::route(&settings, matches).await,
+            "batch" => targets::batch(&settings, matches).await,
             "requests" => requests::run(&settings, matches).await,
             "earnings" => earnings::run(&settings, matches).await,
             "models" => models::run(&settings, matches).await,
@@ -343,6 +345,7 @@ pub fn command() -> Command {
         .subcommand(plan::command())
         .subcommand(targets::targets_command())
         .subcommand(targets::route_command())
+        .subcommand(targets::batch_command())
         .subcommand(requests::command())
         .subcommand(earnings::command())
         .subcommand(models::command())
@@ -475,7 +478,7 @@ fn knobs(names: &[&str]) -> Vec<Arg> {
             let arg = Arg::new(knob.name).long(knob.name).aliases(knob.former).help(help(knob.help, knob.default));
             if is_switch(knob.default) {
                 arg.num_args(0..=1).require_equals(true).default_missing_value("true").value_name("BOOL")
-            } else if knob.name == "model" {
+            } else if ["model", "keep"].contains(&knob.name) {
                 arg.value_name("VALUE").action(ArgAction::Append)
             } else {
                 arg.value_name("VALUE")

@@ -92,6 +92,22 @@ pub enum LendError {
     /// Several models that together are too large.
     #[error(transparent)]
     Together(#[from] TooLargeTogether),
+    /// A draft model beside models that are not all in memory at once.
+    #[error("{0} has a draft model, which none may have of models that are not all in memory at once (--swap-models)")]
+    SwapsWithDraft(String),
+    /// Models that stay in memory leave too little for another.
+    #[error(
+        "what --keep holds in memory leaves {} beside the KV pages of all models, where {model} needs {}; keep fewer, or lend more with --memory",
+        Size(*.left), Size(*.needs)
+    )]
+    KeepsTooMuch {
+        /// The largest of the others.
+        model: String,
+        /// Its weights (bytes).
+        needs: u64,
+        /// What is left (bytes).
+        left: u64,
+    },
     /// Several models where a GPU is to compute.
     #[error(
         "{0} models are named, and a GPU serves one: name one with --model, or have the processor serve all with --device cpu"

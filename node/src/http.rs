@@ -19,6 +19,7 @@ mod fields;
 mod fingerprint;
 mod guests;
 pub mod hosts;
+mod invite;
 mod limits;
 mod links;
 mod logprobs;
@@ -32,6 +33,7 @@ mod owner;
 mod page;
 mod params;
 mod prompt_logprobs;
+mod pulls;
 mod request;
 mod rerank;
 mod respond;
@@ -65,6 +67,7 @@ use crate::{
     gateway::GatewayHandle,
     history::History,
     view::SwarmView,
+    weights::Pulls,
 };
 use axum::{
     Extension, Router,
@@ -101,6 +104,8 @@ pub struct Controls {
     pub settings: mpsc::Sender<(SettingKey, SettingValue)>,
     /// What the owner has allowed.
     pub limits: Limits,
+    /// Fetches models whole.
+    pub pulls: Pulls,
 }
 
 /// What every handler works with.
@@ -164,7 +169,7 @@ impl ApiState {
 
     /// The swarm as it is shown.
     fn shown(&self) -> SwarmView {
-        SwarmView { attainment: self.metrics.attainment(), ..self.view() }
+        SwarmView { attainment: self.metrics.attainment(), overflows: self.metrics.overflows(), ..self.view() }
     }
 }
 
@@ -173,7 +178,6 @@ pub fn router(state: ApiState) -> Router {
     let routes = Router::new()
         .route("/", get(page::index))
         .route("/page.js", get(page::script))
-        .route("/page.css", get(page::sheet))
         .route("/v1/models", get(api::models))
         .route("/v1/models/{id}", get(api::model))
         .route("/v1/chat/completions", post(chat::handle))
@@ -207,7 +211,9 @@ pub fn router(state: ApiState) -> Router {
         .route("/api/links/measure", post(links::measure))
         .route("/api/settings", get(settings::show).post(settings::set))
         .route("/api/limits", get(limits::show).post(limits::set))
+        .route("/api/models/pulls", get(pulls::show).post(pulls::set))
         .route("/api/arrivals", get(arrivals::show))
+        .route("/api/invite", get(invite::show))
         .route("/api/plans", get(arrivals::plans))
         .route("/api/pause", post(owner::pause))
         .route("/api/resume", post(owner::resume))

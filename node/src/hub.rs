@@ -17,7 +17,7 @@ mod pull;
 mod settings;
 
 pub use asked::{Asked, model};
-pub use cache::{Cache, CachedModel, Damage, is_gated, name_of};
+pub use cache::{Cache, CachedModel, Damage, Origin, is_gated, name_of, origin_of};
 pub use catalogue::{Alias, aliases};
 pub use client::{Found, Hub};
 pub use error::HubError;

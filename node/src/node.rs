@@ -54,7 +54,7 @@ use crate::{
     },
     text::Templates,
     view::{SwarmView, Trouble},
-    weights::{Giver, Index, Peers, Stocks},
+    weights::{Giver, Index, Peers, Puller, Pulls, Stocks},
     worker::{WorkerHandle, WorkerSetup},
 };
 use libp2p::Multiaddr;
@@ -111,8 +111,11 @@ pub async fn run(
     let (measurer, wishes) = Measurer::channel();
     let (asked, was_asked) = watch::channel(false);
     let (settings, to_set) = mpsc::channel(SETTINGS);
+    let (pulls, to_pull) = Pulls::channel();
     let limits = ground.config.limits();
-    let front = ground.front(Controls { owner: handle, measurer, faults, testnet, asked, settings, limits }).await?;
+    let front = ground
+        .front(Controls { owner: handle, measurer, faults, testnet, asked, settings, limits, pulls: pulls.clone() })
+        .await?;
     let arrivals = history::watch(ground.history.clone(), front.view.subscribe());
     ground.tasks.spawn(ground.ends.clone().run_until_cancelled_owned(arrivals));
     let began = ground.bootstrap().iter().map(ToString::to_string).collect();
@@ -121,8 +124,7 @@ pub async fn run(
     let index = Index::open(&ground.config.data_dir).await;
     let hashing = front.view.clone();
     let mut tell = move |far| hashing.send_modify(|view| view.loading = Some(far));
-    let first = volunteer::at_first(&ground.config);
-    let resources = resources::Resources::find(&first, &ground.store, &index, &mut tell).await?;
+    let resources = resources::Resources::find(&ground.config, &ground.store, &index, &mut tell).await?;
     let (giver, stocks) = (Giver::default(), Stocks::default());
     let planner_thread = PlannerThread::start(Arc::new(Scheduler)).map_err(|e| NodeError::System(e.to_string()))?;
     let (guard, bench) = OffenceReporter::channel();
@@ -162,10 +164,20 @@ pub async fn run(
         tasks.spawn(cut(broken.clone(), planes.swarm.clone(), ends.clone()));
     }
     let (late, now_lent) = mpsc::channel(1);
+    let places =
+        Peers { me: ground.identity.peer_id(), links: links.clone(), roster: roster.clone(), guard: guard.clone() };
+    let puller = Puller {
+        places: places.clone(),
+        index: index.clone(),
+        data_dir: ground.config.data_dir.clone(),
+        shelf: shelf.clone(),
+        stocks: stocks.clone(),
+        pulls,
+    };
+    tasks.spawn(puller.run(to_pull, ends.clone()));
     if let Some(inside) = inside.filter(|_| volunteer::may_fetch(&ground.config)) {
-        let (me, guard) = (ground.identity.peer_id(), guard.clone());
         let volunteer = Volunteer {
-            places: Peers { me, links: links.clone(), roster: roster.clone(), guard },
+            places,
             index,
             memory,
             own: inside,
@@ -173,7 +185,7 @@ pub async fn run(
             store: ground.store.clone(),
             worker: worker.clone(),
             giver,
-            stocks,
+            stocks: stocks.clone(),
             shelf: shelf.clone(),
             view: front.view.clone(),
             lent: late,
@@ -204,6 +216,7 @@ pub async fn run(
         worker: worker.clone(),
         changeover: Default::default(),
         beside: Default::default(),
+        stocks,
         data_plane: links.clone(),
         gone: planes.gone,
         heartbeats,
@@ -236,6 +249,8 @@ pub async fn run(
         accused: Vec::new(),
         remembered: ground.store.endorsed(),
         known: ground.store.known(ground.invite.swarm),
+        shown: Vec::new(),
+        echo: None,
         started: ground.started,
     };
     driver.run(stop, drained(worker, still_open)).await;
@@ -504,7 +519,7 @@ impl Ground {
     /// Whether and when the model inside the program is lent, where no other is named.
     fn fallback(&self, advert: &Advert) -> Option<Fallback> {
         let own = advert.models.first()?.clone();
-        if volunteer::has_none(&self.config.models) {
+        if opened::has_none(&self.config.models) {
             return Some(Fallback::never(own));
         }
         let is_fallback = self.config.models.iter().any(|model| model.choice == ModelChoice::Fallback);

@@ -137,7 +137,14 @@ impl ResponseLog {
         if best.as_ref().is_some_and(suffices) {
             return best;
         }
-        let ask = |replica| async move { self.ask(replica, head).await.ok()? };
+        let ask = |replica| async move {
+            // One that is stopped says nothing, and the client waits.
+            let _attended = self.links.attend(replica);
+            tokio::select! {
+                said = self.ask(replica, head) => said.ok().flatten(),
+                () = self.links.until_unresponsive(replica) => None,
+            }
+        };
         let replicas = self.replicas(request).into_iter().take(REPLICAS);
         let mut answers: FuturesUnordered<_> = replicas.map(ask).collect();
         let asking = async {

@@ -153,6 +153,19 @@ impl Store {
         self.set("peer", peer.to_string().as_bytes());
     }
 
+    /// Whether the peer of a folder knows others by whom it finds its swarm again, or was on its way to some. Nothing is made where no
+    /// peer was.
+    ///
+    /// # Errors
+    /// When the folder cannot be used, or another process does.
+    pub fn remembers_peers(folder: &Path) -> Result<bool, StoreError> {
+        if !folder.join(STATE_FILE).exists() {
+            return Ok(false);
+        }
+        let store = Self::open(folder)?;
+        Ok(store.joining().is_some() || store.swarm()?.is_some_and(|swarm| !store.known(swarm.swarm).is_empty()))
+    }
+
     /// Where members of `swarm` were seen last, as multiaddresses with their ids.
     #[must_use]
     pub fn known(&self, swarm: SwarmId) -> Vec<String> {

@@ -120,6 +120,9 @@ pub struct SwarmView {
     /// How many of the requests that ended at this gateway in the last ten minutes kept their targets.
     #[serde(default)]
     pub attainment: Vec<AttainmentView>,
+    /// How often pools had no room for this gateway's requests since its start, where requests are pooled.
+    #[serde(default)]
+    pub overflows: Vec<OverflowView>,
     /// What clients of this gateway asked of each model in the last ten minutes, and how they were served.
     #[serde(default)]
     pub services: Vec<ServiceView>,
@@ -204,6 +207,7 @@ impl SwarmView {
             split: Default::default(),
             settings: Vec::new(),
             attainment: Vec::new(),
+            overflows: Vec::new(),
             services: Vec::new(),
             ready_groups: Vec::new(),
             peers: Vec::new(),
@@ -241,6 +245,23 @@ impl SwarmView {
             Readiness::Leaving => NotReady::Leaving,
         };
         Some(self.waiting.clone().unwrap_or(by_stage))
+    }
+
+    /// Whether this peer takes requests. Where one model may just have yielded its memory to another, what is asked for waits at the
+    /// gateway.
+    #[must_use]
+    pub fn takes_requests(&self) -> bool {
+        match self.readiness {
+            Readiness::Ready => true,
+            Readiness::Loading => self.swaps(),
+            Readiness::Probing | Readiness::Joining | Readiness::Planning | Readiness::Leaving => false,
+        }
+    }
+
+    /// Whether models yield their memory to each other: some device does not hold all at once that it serves.
+    #[must_use]
+    pub fn swaps(&self) -> bool {
+        self.peers.iter().flat_map(|peer| &peer.advert.devices).any(|device| !device.holds_all())
     }
 
     /// Why this machine lends nothing, and what would lend it; none where it does.
@@ -287,6 +308,17 @@ pub struct AttainmentView {
     pub requests: usize,
     /// Of them, those that kept every target.
     pub in_time: usize,
+}
+
+/// How often pools had no room for answers of one model, which a group of the other pool computed and gave.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OverflowView {
+    /// The model's name.
+    pub model: String,
+    /// The queues of all groups for prompts were too long.
+    pub prompts: u64,
+    /// No group for answers had memory.
+    pub answers: u64,
 }
 
 /// What is asked of one model at a gateway.

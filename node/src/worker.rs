@@ -10,6 +10,8 @@ pub mod compute;
 mod context;
 mod devices;
 mod export;
+mod going;
+mod heard;
 mod kv_receiver;
 mod leader;
 mod lent;

@@ -428,6 +428,11 @@ async fn the_program_keeps_the_cache() {
         listed.contains("org/tiny ") && listed.contains("org/more:Q8_0 ") && !listed.contains("Q4_K_M"),
         "{listed}"
     );
+    assert_eq!(listed.matches("apache-2.0").count(), 2, "{listed}");
+    let whole = find(&place.cache(), &named("org/tiny")).unwrap();
+    let origin = tsnode::hub::origin_of(&whole.path).unwrap();
+    assert_eq!(origin.source, format!("org/tiny@{}", whole.commit));
+    assert_eq!(origin.licence.as_deref(), Some("apache-2.0"));
     let (code, said, _) = place.run(&["models", "verify"]).await;
     assert!(code == 0 && said.contains("2 repositories: every file is what its name says"), "{said}");
     let config = find(&place.cache(), &named("org/tiny")).unwrap().path.join("config.json").canonicalize().unwrap();

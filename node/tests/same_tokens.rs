@@ -365,6 +365,39 @@ async fn overloaded(net: &Net, expected: &[Vec<u64>]) {
     }
 }
 
+/// What models the swarm has groups of that take requests, as a peer sees it.
+async fn loaded(net: &Net, peer: usize) -> Vec<String> {
+    let url = format!("{}/api/swarm", net.peer(peer).http);
+    let view: Value = net.client.get(url).send().await.unwrap().json().await.unwrap();
+    let is_loaded = |model: &&Value| view["loaded"].as_array().unwrap().contains(&model["id"]);
+    let models = view["models"].as_array().unwrap().iter().filter(is_loaded);
+    models.map(|model| model["name"].as_str().unwrap().to_owned()).collect()
+}
+
+/// Of two models a peer holds one at a time: a request for the other waits until that has come into its place.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_that_nobody_asks_for_yields_its_memory_to_one_that_somebody_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = folder.path().join("config.toml");
+    let part = |name: &str| format!("[[models]]\nmodel = \"{}\"\nmemory = \"400MiB\"\n", models().join(name).display());
+    std::fs::write(&settings, [part(SEVERAL[1]), part(SEVERAL[2])].concat()).unwrap();
+    let model_flags = ["--config", settings.to_str().unwrap(), "--memory", "600MiB", "--swap-models"];
+    let flags = ["--kv-dtype", "f32", "--split", "auto", "--kv-codec", "raw"];
+    let mut net = Net::up(Wish { peers: 1, gateways: 1, flags: &flags, model_flags: &model_flags }).await;
+    // The first request waits until one model has gone and the other has come, which a busy machine takes its time for.
+    net.client = reqwest::Client::builder().timeout(Duration::from_secs(300)).build().unwrap();
+    let before = loaded(&net, 1).await;
+    assert_eq!(before.len(), 1, "{before:?}");
+    let other = SEVERAL[1..].iter().find(|name| called(name) != before[0]).unwrap();
+    for case in cases_of(other) {
+        let body = json!({ "model": called(other), "prompt": case.prompt, "max_tokens": case.greedy.len(),
+            "temperature": 0, "ignore_eos": true });
+        assert_eq!(net.tokens(1, body).await.0, case.greedy, "{other}");
+    }
+    assert_eq!(loaded(&net, 1).await, [called(other)]);
+    net.down().await;
+}
+
 /// Prompts with what transformers goes on with, of models that have them.
 fn cases_of(name: &str) -> Vec<Case> {
     let folder = models().join(name);
@@ -386,6 +419,9 @@ fn models_that_cannot_be_lent_together_are_refused_by_name() {
     let (code, said) = join(&["--model", &tiny, "--model", &other, "--model", &tiny]);
     assert_eq!(code, Some(3), "{said}");
     assert!(said.contains("are the same model, gutenberg-tiny; name it once"), "{said}");
+    let (code, said) = join(&["--model", &tiny, "--model", &other, "--keep", "third"]);
+    assert_eq!(code, Some(3), "{said}");
+    assert!(said.contains("--keep third: no model that is lent here is named or called so; they are called"), "{said}");
     let settings = folder.path().join("config.toml");
     let named = |of: &str, more: &str| format!("[[models]]\nmodel = \"{of}\"\n{more}\n");
     let with = |text: String| {

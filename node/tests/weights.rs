@@ -317,6 +317,12 @@ async fn a_peer_with_nothing_but_an_invite_fetches_and_serves() {
     b.kill().await;
 }
 
+/// Models that a peer says to have in part, and which layers.
+fn partial(view: &Value) -> Vec<Value> {
+    let own = view["peers"].as_array().unwrap().iter().find(|peer| peer["id"] == view["me"]);
+    own.map_or_else(Vec::new, |own| own["advert"]["partial"].as_array().unwrap().clone())
+}
+
 /// Two peers that together have room for a model, of which one has it: the other fetches the layers that it holds and no others,
 /// and both compute what one alone would.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -341,6 +347,34 @@ async fn a_peer_fetches_the_layers_that_it_holds_and_no_others() {
     // What the file says of itself is in its first chunk; what is held lies in two places at most.
     assert!(layers.end - layers.start < all);
     assert!(came <= held + held / 50 + 5 * CHUNK && came < file * 3 / 4, "{came} for {held}");
+    assert_eq!(b.tokens().await, tokens);
+    let covers =
+        |piece: &Value| piece["start"].as_u64() <= Some(layers.start) && piece["end"].as_u64() >= Some(layers.end);
+    let says_which = |view: &Value| partial(view).iter().any(|of| of["layers"].as_array().unwrap().iter().any(covers));
+    b.until("its advert says which layers it has", says_which).await;
+    // The rest of it, for later.
+    let mut pull = Command::new(env!("CARGO_BIN_EXE_tsnode"));
+    pull.args(["models", "pull", NAME, "--json", "--data-dir"])
+        .arg(&b.data)
+        .env("HOME", &b.data)
+        .env_remove("HF_HOME")
+        .env("HF_HUB_OFFLINE", "1")
+        .kill_on_drop(true);
+    let pulled = tokio::time::timeout(LONG, pull.output()).await.unwrap().unwrap();
+    let said = String::from_utf8_lossy(&pulled.stderr).into_owned();
+    assert!(pulled.status.success() && said.contains("is fetched from peers of the swarm"), "{said}");
+    let pulled: Value = serde_json::from_slice(&pulled.stdout).unwrap();
+    println!("{} of {file} bytes came in all", pulled["fetched"]);
+    assert!(pulled["fetched"].as_u64().unwrap() <= file + STREAMS * CHUNK, "{pulled}");
+    files_equal(&model, &b.data);
+    b.until("its advert says that it has all", |view| partial(view).is_empty()).await;
+    assert_eq!(b.tokens().await, tokens);
+    b.kill().await;
+    // Without weights and without an invite: the peers that it knew have them.
+    fs::remove_dir_all(home.path().join("b").join("models")).unwrap();
+    let mut b = Peer::start(&home.path().join("b"), &[&some[..], &["--model", NAME]].concat());
+    let view = b.until("it has its layers again", |view| has_its_layers(view) && is_ready(view)).await;
+    assert!(fetched(&view) > 0, "{view}");
     assert_eq!(b.tokens().await, tokens);
     b.kill().await;
     a.kill().await;

@@ -1,8 +1,8 @@
 //! What a peer says of itself: the advert when something changes, the heartbeat all the time.
 
 use crate::{
-    BytesPerSecond, EncoderCard, Epoch, FlopsPerSecond, Gpus, GroupId, ModelCard, ModelId, PeerId, PlanId, Seconds,
-    SwarmSetting, Term, TicketNotice, Traffic, codec::CodecError, limits,
+    BytesPerSecond, EncoderCard, Epoch, FlopsPerSecond, Gpus, GroupId, ModelCard, ModelId, ModelOrigin, PartialModel,
+    PeerId, PlanId, Seconds, SwarmSetting, Term, TicketNotice, Traffic, codec::CodecError, limits,
 };
 use bincode::{Decode, Encode};
 use serde::{Deserialize, Serialize};
@@ -21,8 +21,14 @@ pub struct Advert {
     pub data_addresses: Vec<SocketAddr>,
     /// Devices lent to the swarm; empty for a peer that is a gateway only.
     pub devices: Vec<Device>,
-    /// Models this peer has the weights of.
+    /// Models this peer has the weights of, or fetches them as it is given layers.
     pub models: Vec<ModelCard>,
+    /// Of these, those that it does not have whole, and what it has of them.
+    #[serde(default)]
+    pub partial: Vec<PartialModel>,
+    /// Where it has them from, as far as it knows.
+    #[serde(default)]
+    pub origins: Vec<ModelOrigin>,
     /// Encoders that this peer lends now.
     #[serde(default)]
     pub encoders: Vec<EncoderCard>,
@@ -59,7 +65,7 @@ pub struct Device {
     pub serves: Vec<Served>,
 }
 
-/// A model on a device: its part of the memory, which no other model gets, and its speed.
+/// A model on a device: its part of the memory, which no other model gets while its weights are there, and its speed.
 #[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
 pub struct Served {
     /// The model, one of its peer's.
@@ -68,6 +74,9 @@ pub struct Served {
     pub memory_bytes: u64,
     /// Of that, the pool of KV pages (bytes).
     pub kv_bytes: u64,
+    /// Whether its owner keeps its weights in memory: no other model gets their place, whoever asks for it.
+    #[serde(default)]
+    pub is_kept: bool,
     /// What a layer of it takes here with the device to itself, if that was measured.
     pub profile: Option<LayerProfile>,
 }
@@ -77,7 +86,7 @@ impl Device {
     #[must_use]
     pub fn for_one(self, model: ModelId, profile: Option<LayerProfile>) -> Self {
         let (memory_bytes, kv_bytes) = (self.memory_bytes, self.kv_bytes);
-        Self { serves: vec![Served { model, memory_bytes, kv_bytes, profile }], ..self }
+        Self { serves: vec![Served { model, memory_bytes, kv_bytes, is_kept: false, profile }], ..self }
     }
 
     /// What it has for a model, if it computes that.
@@ -92,7 +101,23 @@ impl Device {
         self.served(model)?.profile.as_ref()
     }
 
-    /// Whether every model is one of its peer's and said once, and their parts are no more than there is.
+    /// Whether it has memory for the weights of these models at once, beside those that are kept there and the KV pages of all
+    /// that it serves: parts may be more together than there is, so that not all are in memory at one time.
+    #[must_use]
+    pub fn holds(&self, models: &BTreeSet<ModelId>) -> bool {
+        let is_there = |served: &Served| served.is_kept || models.contains(&served.model);
+        let takes = |served: &Served| if is_there(served) { served.memory_bytes } else { served.kv_bytes };
+        self.serves.iter().map(takes).fold(0, u64::saturating_add) <= self.memory_bytes
+    }
+
+    /// Whether it has memory for the weights of all models that it serves at once.
+    #[must_use]
+    pub fn holds_all(&self) -> bool {
+        self.serves.iter().map(|served| served.memory_bytes).fold(0, u64::saturating_add) <= self.memory_bytes
+    }
+
+    /// Whether every model is one of its peer's and said once, and each has room beside those that are kept and the KV pages of
+    /// the others.
     fn serves_what_it_has(&self, models: &BTreeSet<ModelId>) -> bool {
         let mut said = BTreeSet::new();
         let sum = |of: fn(&Served) -> u64| self.serves.iter().map(of).fold(0, u64::saturating_add);
@@ -100,11 +125,10 @@ impl Device {
             models.contains(&served.model)
                 && said.insert(served.model)
                 && served.kv_bytes <= served.memory_bytes
+                && self.holds(&BTreeSet::from([served.model]))
                 && served.profile.is_none_or(|p| p.is_plausible() && p.model == served.model)
         };
-        self.serves.iter().all(each)
-            && sum(|served| served.memory_bytes) <= self.memory_bytes
-            && sum(|served| served.kv_bytes) <= self.kv_bytes
+        self.serves.iter().all(each) && sum(|served| served.kv_bytes) <= self.kv_bytes
     }
 }
 
@@ -232,6 +256,25 @@ impl fmt::Display for PathKind {
 }
 
 impl Advert {
+    /// What it has of a model that it does not have whole.
+    #[must_use]
+    pub fn partial(&self, model: ModelId) -> Option<&PartialModel> {
+        self.partial.iter().find(|partial| partial.model == model)
+    }
+
+    /// Where it has a model from, if it says so.
+    #[must_use]
+    pub fn origin(&self, model: ModelId) -> Option<&ModelOrigin> {
+        self.origins.iter().find(|origin| origin.model == model)
+    }
+
+    /// Whether members who ask get a model's weights here, as far as they are here.
+    #[must_use]
+    pub fn gives(&self, model: ModelId) -> bool {
+        let has = self.models.iter().any(|card| card.id == model);
+        has && self.origin(model).is_none_or(|origin| origin.is_given)
+    }
+
     /// Refuses adverts whose counts, texts or numbers are out of bounds.
     ///
     /// # Errors
@@ -275,9 +318,33 @@ impl Advert {
             return Err(CodecError::Invalid("link figures out of range"));
         }
         SwarmSetting::check_all(&self.settings)?;
+        self.check_partial()?;
+        self.check_origins()?;
         self.traffic.iter().try_for_each(Traffic::check)?;
         self.encoders.iter().try_for_each(EncoderCard::check)?;
         self.models.iter().try_for_each(ModelCard::check)
+    }
+
+    /// Each is of one of its models, and said once.
+    fn check_origins(&self) -> Result<(), CodecError> {
+        let mut said = BTreeSet::new();
+        let is_of_one = |origin: &ModelOrigin| self.models.iter().any(|card| card.id == origin.model);
+        if !self.origins.iter().all(|origin| is_of_one(origin) && said.insert(origin.model)) {
+            return Err(CodecError::Invalid("origin of no model, or twice"));
+        }
+        self.origins.iter().try_for_each(ModelOrigin::check)
+    }
+
+    /// Each is one of its models, and said once.
+    fn check_partial(&self) -> Result<(), CodecError> {
+        let mut said = BTreeSet::new();
+        for partial in &self.partial {
+            let card = self.models.iter().find(|card| card.id == partial.model);
+            let card =
+                card.filter(|card| said.insert(card.id)).ok_or(CodecError::Invalid("part of no model, or twice"))?;
+            partial.check(card.shape.layers)?;
+        }
+        Ok(())
     }
 }
 
@@ -456,6 +523,31 @@ impl Heartbeat {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_model_fits_beside_the_pages_of_the_others() {
+        let models = [1, 2].map(|n| ModelId([n; 16]));
+        let part = |model| Served { model, memory_bytes: 60, kv_bytes: 40, is_kept: false, profile: None };
+        let serves = models.map(part).to_vec();
+        let device = Device {
+            kind: DeviceKind::Cpu { threads: 1 },
+            name: "cpu".into(),
+            memory_bytes: 100,
+            kv_bytes: 80,
+            flops: FlopsPerSecond(1e9),
+            bandwidth: BytesPerSecond(1e9),
+            serves,
+        };
+        assert!(device.serves_what_it_has(&models.into()));
+        assert!(!device.holds_all());
+        assert!(!Device { memory_bytes: 99, ..device.clone() }.serves_what_it_has(&models.into()));
+        assert!(!device.serves_what_it_has(&[models[0]].into()), "it has no such model");
+        let mut kept = device.clone();
+        kept.serves[0].is_kept = true;
+        assert!(!kept.serves_what_it_has(&models.into()), "what is kept leaves no room for the other");
+        let alone = Device { serves: vec![], ..device }.for_one(models[0], None);
+        assert!(alone.serves_what_it_has(&models.into()) && alone.holds_all());
+    }
 
     #[test]
     fn a_profile_is_a_measurement_or_nothing() {

@@ -29,6 +29,8 @@ pub const DEVICES: usize = 64;
 pub const CUT_OFF: usize = 64;
 /// Models in one advert.
 pub const MODELS: usize = 64;
+/// Pieces in which an advert says what of a model is there.
+pub const LAYER_PIECES: usize = 64;
 /// Encoders in one advert.
 pub const ENCODERS: usize = 16;
 /// Values of an encoder's vector.

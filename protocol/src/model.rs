@@ -3,6 +3,7 @@
 use crate::{ModelId, codec::CodecError, limits};
 use bincode::{Decode, Encode};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 
 /// What a peer must know of a model to plan for it and to take requests for it.
 #[derive(Clone, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
@@ -207,6 +208,41 @@ impl ModelCard {
         if self.files.len() > 16 || !self.files.iter().all(plain) {
             return Err(CodecError::Invalid("model file name or size out of bounds"));
         }
+        let names: BTreeSet<&str> = self.files.iter().map(|f| f.name.as_str()).collect();
+        if names.len() < self.files.len() {
+            // Which of two counts nobody could tell.
+            return Err(CodecError::Invalid("a model's file is named twice"));
+        }
         self.shape.check()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_card_names_a_file_once() {
+        let sizes = ModelShape {
+            layers: 1,
+            hidden: 1,
+            intermediate: 1,
+            heads: 1,
+            kv_heads: 1,
+            head_dim: 1,
+            vocab: 1,
+            context: 1,
+            layer_bytes: 1,
+            embed_bytes: 1,
+            head_bytes: 1,
+            experts: None,
+        };
+        let of = |names: &[&str]| {
+            let file = |(n, name): (u8, &&str)| ModelFile { name: (*name).into(), bytes: 1, hash: [n; 32] };
+            let files = (0..).zip(names).map(file).collect();
+            ModelCard { id: ModelId([1; 16]), name: "tiny".into(), shape: sizes, files }.check()
+        };
+        assert_eq!(of(&["config.json", "tokenizer.json"]), Ok(()));
+        assert!(of(&["config.json", "config.json"]).is_err());
     }
 }

@@ -1,6 +1,6 @@
 //! A plan: groups, their phases and stages, and who sends to whom.
 
-use crate::{Epoch, GroupId, LayerRange, ModelId, PeerId, PlanId, Term, codec, codec::CodecError, limits};
+use crate::{Epoch, GroupId, LayerRange, ModelId, PeerId, PlanId, RoutePolicy, Term, codec, codec::CodecError, limits};
 use bincode::{Decode, Encode};
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +17,10 @@ pub struct Plan {
     pub groups: Vec<Group>,
     /// Who sends to whom; the shares of one model's routes sum to 1.
     pub routes: Vec<Route>,
+    /// How requests are routed for models of which members have set that this is chosen by measurement ([`RoutePolicy::Auto`]); of
+    /// others this says nothing.
+    #[serde(default)]
+    pub chosen: Vec<RouteChoice>,
     /// Why this plan, in a sentence for people.
     pub reason: String,
 }
@@ -80,6 +84,59 @@ pub struct Route {
     pub share: f64,
 }
 
+/// How requests for a model are routed on a plan, as whoever made the plan chose, and by what.
+#[derive(Clone, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
+pub struct RouteChoice {
+    /// The model.
+    pub model: ModelId,
+    /// What was chosen: never [`RoutePolicy::Auto`].
+    pub policy: RoutePolicy,
+    /// Requests that were replayed by each policy.
+    pub requests: u32,
+    /// How many of them came in a second.
+    pub rate: f64,
+    /// What became of them by each policy that was tried.
+    pub tried: Vec<Replayed>,
+}
+
+/// What became of replayed requests by one policy.
+#[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
+pub struct Replayed {
+    /// The policy.
+    pub policy: RoutePolicy,
+    /// Share of them that kept their deadlines.
+    pub in_time: f64,
+    /// Nine of ten took no more than so many times what the fastest group takes alone.
+    pub slowness: f64,
+}
+
+/// The highest [`Replayed::slowness`] and [`RouteChoice::rate`] that are stated.
+pub const MOST_STATED: f64 = 1e6;
+
+impl RouteChoice {
+    /// What became of requests by the policy that was chosen.
+    #[must_use]
+    pub fn of_chosen(&self) -> Option<&Replayed> {
+        self.tried.iter().find(|tried| tried.policy == self.policy)
+    }
+
+    fn check(&self) -> Result<(), CodecError> {
+        let is_policy = |policy: RoutePolicy| policy != RoutePolicy::Auto;
+        let is_stated = |x: f64| (0.0..=MOST_STATED).contains(&x);
+        let is_replayed = |tried: &Replayed| {
+            is_policy(tried.policy) && (0.0..=1.0).contains(&tried.in_time) && is_stated(tried.slowness)
+        };
+        if self.tried.len() > RoutePolicy::ALL.len()
+            || !is_policy(self.policy)
+            || !is_stated(self.rate)
+            || !self.tried.iter().all(is_replayed)
+        {
+            return Err(CodecError::Invalid("choice of a routing policy out of range"));
+        }
+        Ok(())
+    }
+}
+
 impl Group {
     /// A group whose id follows from model and stages, so that changing its phase does not rename it.
     #[must_use]
@@ -130,6 +187,12 @@ impl Plan {
         self.groups.iter().find(|g| g.id == id)
     }
 
+    /// How requests for a model are routed, where that was left to whoever makes plans.
+    #[must_use]
+    pub fn choice(&self, model: ModelId) -> Option<&RouteChoice> {
+        self.chosen.iter().find(|choice| choice.model == model)
+    }
+
     /// Every peer the plan gives work to, once, in order.
     #[must_use]
     pub fn peers(&self) -> std::collections::BTreeSet<PeerId> {
@@ -145,6 +208,10 @@ impl Plan {
         if self.groups.len() > limits::GROUPS || self.routes.len() > limits::ROUTES {
             return Err(CodecError::Invalid("plan too large"));
         }
+        if self.chosen.len() > limits::MODELS || !self.chosen.is_sorted_by(|a, b| a.model < b.model) {
+            return Err(CodecError::Invalid("choices of routing policies too many or out of order"));
+        }
+        self.chosen.iter().try_for_each(RouteChoice::check)?;
         if self.reason.len() > 4 * limits::TEXT_BYTES {
             return Err(CodecError::Invalid("reason too long"));
         }
@@ -176,4 +243,41 @@ pub struct Endorsement {
     pub term: Term,
     /// The plan.
     pub plan: PlanId,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn choosing(chosen: Vec<RouteChoice>) -> Plan {
+        let (epoch, term, reason) = (Epoch(1), Term(0), String::new());
+        Plan { epoch, term, parent: None, groups: vec![], routes: vec![], chosen, reason }
+    }
+
+    #[test]
+    fn what_is_chosen_is_one_policy_for_each_model_by_figures_that_can_be() {
+        let tried = vec![Replayed { policy: RoutePolicy::Live, in_time: 0.5, slowness: 3.0 }];
+        let good = RouteChoice { model: ModelId([2; 16]), policy: RoutePolicy::Live, requests: 300, rate: 0.5, tried };
+        assert_eq!(choosing(vec![good.clone()]).check(), Ok(()));
+        assert_eq!(good.of_chosen().map(|replayed| replayed.in_time), Some(0.5));
+        let with = |in_time: f64, slowness: f64| {
+            let tried = vec![Replayed { policy: RoutePolicy::Live, in_time, slowness }];
+            vec![RouteChoice { tried, ..good.clone() }]
+        };
+        let of = |model: u8| RouteChoice { model: ModelId([model; 16]), ..good.clone() };
+        let many = good.tried.repeat(RoutePolicy::ALL.len() + 1);
+        for wrong in [
+            with(1.5, 3.0),
+            with(f64::NAN, 3.0),
+            with(0.5, f64::INFINITY),
+            vec![RouteChoice { policy: RoutePolicy::Auto, ..good.clone() }],
+            vec![RouteChoice { rate: -1.0, ..good.clone() }],
+            vec![RouteChoice { tried: many, ..good.clone() }],
+            vec![of(2), of(2)],
+            vec![of(2), of(1)],
+            (0..=limits::MODELS as u8).map(of).collect(),
+        ] {
+            assert!(choosing(wrong.clone()).check().is_err(), "{wrong:?}");
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! What the members of a swarm set for all of it: targets for latency, and how requests are routed. Part of adverts: each peer says
+//! What the members of a swarm set for all of it: targets for latency, and how requests are routed and batched. Part of adverts: each peer says
 //! the newest it knows, so that what was set stays when whoever set it goes.
 
 use crate::{ModelId, PeerId, Seconds, codec::CodecError, limits};
@@ -126,11 +126,17 @@ pub enum RoutePolicy {
     /// As [`RoutePolicy::Live`], and of prompts of which the KV would go elsewhere only as many tokens are computed there as can be
     /// in time: the decode group computes the others beside its answers (Cronus §4).
     Cronus,
+    /// To the shortest queues of two pools, of groups that compute prompts and of groups that answer; where the queues of one are
+    /// too long, a group of the other does both meanwhile (Splitwise §IV-A).
+    Pools,
+    /// By whichever of the others does best when the requests of late are replayed on the plan's groups: the plan says by which
+    /// ([`crate::RouteChoice`]).
+    Auto,
 }
 
 impl RoutePolicy {
     /// All there are.
-    pub const ALL: [Self; 4] = [Self::Live, Self::Shares, Self::Shortest, Self::Cronus];
+    pub const ALL: [Self; 6] = [Self::Live, Self::Shares, Self::Shortest, Self::Cronus, Self::Pools, Self::Auto];
 }
 
 impl fmt::Display for RoutePolicy {
@@ -140,6 +146,8 @@ impl fmt::Display for RoutePolicy {
             Self::Shares => "shares",
             Self::Shortest => "shortest",
             Self::Cronus => "cronus",
+            Self::Pools => "pools",
+            Self::Auto => "auto",
         })
     }
 }
@@ -147,7 +155,45 @@ impl fmt::Display for RoutePolicy {
 impl FromStr for RoutePolicy {
     type Err = UnknownName;
     fn from_str(text: &str) -> Result<Self, UnknownName> {
-        let unknown = || UnknownName { said: text.chars().take(40).collect(), known: "live, shares, shortest, cronus" };
+        let known = "live, shares, shortest, cronus, pools, auto";
+        let unknown = || UnknownName { said: text.chars().take(40).collect(), known };
+        Self::ALL.into_iter().find(|policy| policy.to_string() == text).ok_or_else(unknown)
+    }
+}
+
+/// How a group's leader forms steps of the requests that it has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Encode, Decode, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BatchPolicy {
+    /// Answers in every step, and prompts in chunks beside them.
+    #[default]
+    Chunked,
+    /// Prompts in chunks, and answers beside them as far as a step's tokens reach; after a few such steps answers go first.
+    Mixed,
+    /// Prompts alone, in longer steps; answers when none is left, or after many such steps.
+    PrefillFirst,
+}
+
+impl BatchPolicy {
+    /// All there are.
+    pub const ALL: [Self; 3] = [Self::Chunked, Self::Mixed, Self::PrefillFirst];
+}
+
+impl fmt::Display for BatchPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Chunked => "chunked",
+            Self::Mixed => "mixed",
+            Self::PrefillFirst => "prefill-first",
+        })
+    }
+}
+
+impl FromStr for BatchPolicy {
+    type Err = UnknownName;
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        let known = "chunked, mixed, prefill-first";
+        let unknown = || UnknownName { said: text.chars().take(40).collect(), known };
         Self::ALL.into_iter().find(|policy| policy.to_string() == text).ok_or_else(unknown)
     }
 }
@@ -168,6 +214,11 @@ pub enum SettingKey {
         /// This one; else all that have none of their own.
         model: Option<ModelId>,
     },
+    /// How groups of a model form their steps.
+    Batch {
+        /// This one; else all that have none of their own.
+        model: Option<ModelId>,
+    },
 }
 
 /// What was set. Nothing takes back what was set before.
@@ -178,6 +229,8 @@ pub enum SettingValue {
     Targets(Targets),
     /// Of [`SettingKey::Route`].
     Route(Option<RoutePolicy>),
+    /// Of [`SettingKey::Batch`].
+    Batch(Option<BatchPolicy>),
 }
 
 /// Something that a member set for the whole swarm.
@@ -208,7 +261,9 @@ impl SwarmSetting {
     pub fn check(&self) -> Result<(), CodecError> {
         match (&self.key, &self.value) {
             (SettingKey::Targets { .. }, SettingValue::Targets(targets)) => targets.check(),
-            (SettingKey::Route { .. }, SettingValue::Route(_)) => Ok(()),
+            (SettingKey::Route { .. }, SettingValue::Route(_)) | (SettingKey::Batch { .. }, SettingValue::Batch(_)) => {
+                Ok(())
+            }
             _ => Err(CodecError::Invalid("setting of another kind than its key")),
         }
     }
@@ -245,8 +300,9 @@ mod tests {
         for wrong in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e6] {
             assert!(set(wrong).check().is_err(), "{wrong}");
         }
-        let mixed = SwarmSetting { value: SettingValue::Route(None), ..set(1.0) };
-        assert!(mixed.check().is_err());
+        for value in [SettingValue::Route(None), SettingValue::Batch(None)] {
+            assert!(SwarmSetting { value, ..set(1.0) }.check().is_err(), "{value:?}");
+        }
         assert!(SwarmSetting::check_all(&[set(1.0), set(1.0)]).is_err(), "two of one key");
     }
 
@@ -264,6 +320,7 @@ mod tests {
     fn names_are_read_as_they_are_written() {
         assert!(RequestClass::ALL.iter().all(|c| c.to_string().parse() == Ok(*c)));
         assert!(RoutePolicy::ALL.iter().all(|p| p.to_string().parse() == Ok(*p)));
-        assert!("fast".parse::<RoutePolicy>().is_err());
+        assert!(BatchPolicy::ALL.iter().all(|p| p.to_string().parse() == Ok(*p)));
+        assert!("fast".parse::<RoutePolicy>().is_err() && "fast".parse::<BatchPolicy>().is_err());
     }
 }

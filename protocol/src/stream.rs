@@ -162,6 +162,13 @@ pub enum DecodeOrder {
     },
 }
 
+/// Why a leader refuses what comes for a group that the plan has dropped.
+pub const PLAN_CHANGED: &str = "the plan has changed";
+/// Why a peer refuses what comes for a group that it has not, or no more.
+pub const NOT_LED: &str = "this peer does not lead that group";
+/// Why a leader refuses what comes while its group has no ring: it builds one.
+pub const NOT_UP: &str = "the group is not up";
+
 /// Decode leader → gateway.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub enum DecodeEvent {

@@ -4,7 +4,7 @@
 //! their hashes can show that they belong to the root, and a chunk to its hash, without any other byte of the file.
 
 use crate::{
-    ModelCard, ModelId,
+    ModelCard, ModelFile, ModelId,
     codec::{self, CodecError},
     limits,
 };
@@ -19,8 +19,11 @@ pub const CHUNK_BYTES: u64 = 1 << 20;
 pub const FILE_BYTES: u64 = (limits::FRAME_BYTES as u64 / HASH_BYTES as u64) * CHUNK_BYTES;
 /// Bytes of a hash.
 pub const HASH_BYTES: usize = 32;
-/// The two small files by which a model is another model.
-const NAMING: [&str; 2] = ["config.json", "tokenizer.json"];
+/// The small files by which a model is another model: what it computes, how text becomes tokens, how messages become text, and how
+/// tokens are chosen where a request leaves that open. Without the first two there is none.
+const NAMING: [&str; 5] =
+    ["config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"];
+const NEEDED: usize = 2;
 
 /// The hash of a chunk, or of a whole file: a file of one chunk is its chunk.
 pub type ChunkHash = [u8; HASH_BYTES];
@@ -43,7 +46,7 @@ pub struct WeightsFile {
     pub root: ChunkHash,
 }
 
-/// What a model's weights are: with the two files that its card names, all that its id is made of.
+/// What a model's weights are: with the small files that its card names, all that its id is made of.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct WeightsManifest {
     /// How they are stored.
@@ -203,12 +206,18 @@ impl WeightsManifest {
         self.files.iter().fold(0, |sum, file| sum.saturating_add(file.bytes))
     }
 
-    /// The model that these weights are with the two small files that have these hashes. What else they need to be the same model, as
-    /// which of two copies of a tensor counts, is `choice`.
+    /// The model that these weights are with these small files, of which others than those that answers depend on do not count. What
+    /// else they need to be the same model, as which of two copies of a tensor counts, is `choice`.
     #[must_use]
-    pub fn id(&self, config: &ChunkHash, tokenizer: &ChunkHash, choice: Option<&ChunkHash>) -> ModelId {
-        let mut hasher = blake3::Hasher::new_derive_key("tsnode 2026 model");
-        hasher.update(config).update(tokenizer);
+    pub fn id(&self, small: &[ModelFile], choice: Option<&ChunkHash>) -> ModelId {
+        let mut hasher = blake3::Hasher::new_derive_key("tsnode 2026 model with all that its answers depend on");
+        for name in NAMING {
+            // One that a model does not have is told from any that it has.
+            match small.iter().find(|file| file.name == name) {
+                Some(file) => hasher.update(&[1]).update(&file.hash),
+                None => hasher.update(&[0]),
+            };
+        }
         // One way to write it.
         hasher.update(&codec::encode(self)[size_of_val(&codec::VERSION)..]);
         if let Some(choice) = choice {
@@ -219,12 +228,11 @@ impl WeightsManifest {
         ModelId(id)
     }
 
-    /// Whether these are the weights of that model.
+    /// Whether these are the weights of that model, and the files that its card names are its own.
     #[must_use]
     pub fn fits(&self, card: &ModelCard) -> bool {
-        let hash = |name: &str| card.files.iter().find(|file| file.name == name).map(|file| &file.hash);
-        let [Some(config), Some(tokenizer)] = NAMING.map(hash) else { return false };
-        self.id(config, tokenizer, None) == card.id
+        let has = |name: &&str| card.files.iter().any(|file| file.name == **name);
+        NAMING[..NEEDED].iter().all(has) && self.id(&card.files, None) == card.id
     }
 
     /// Refuses what is out of bounds.
@@ -311,7 +319,9 @@ mod tests {
     fn a_model_is_another_by_any_part_of_it() {
         let file = WeightsFile { bytes: 5, root: [1; 32] };
         let manifest = WeightsManifest { form: WeightsForm::Gguf, files: vec![file; 2] };
-        let id = |manifest: &WeightsManifest| manifest.id(&[2; 32], &[3; 32], None);
+        let small = |name: &str, hash: u8| ModelFile { name: name.into(), bytes: 1, hash: [hash; 32] };
+        let own_files = [small("config.json", 2), small("tokenizer.json", 3)];
+        let id = |manifest: &WeightsManifest| manifest.id(&own_files, None);
         let own = id(&manifest);
         for other in [
             WeightsManifest { form: WeightsForm::Safetensors, ..manifest.clone() },
@@ -321,8 +331,15 @@ mod tests {
         ] {
             assert_ne!(id(&other), own, "{other:?}");
         }
-        assert_ne!(manifest.id(&[3; 32], &[2; 32], None), own);
-        assert_ne!(manifest.id(&[2; 32], &[3; 32], Some(&[0; 32])), own);
+        assert_ne!(manifest.id(&[small("config.json", 3), small("tokenizer.json", 2)], None), own);
+        assert_ne!(manifest.id(&own_files, Some(&[0; 32])), own);
+        // Nobody gives another template, or other settings, for it.
+        let with = |more: ModelFile| manifest.id(&[&own_files[..], &[more]].concat(), None);
+        let more = ["tokenizer_config.json", "chat_template.jinja", "generation_config.json"];
+        let ids = more.map(|name| [with(small(name, 4)), with(small(name, 5))]);
+        let all: std::collections::BTreeSet<ModelId> = ids.into_iter().flatten().chain([own]).collect();
+        assert_eq!(all.len(), 7);
+        assert_eq!(with(small("README.md", 4)), own, "nothing is made of it");
     }
 
     #[test]

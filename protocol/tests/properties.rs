@@ -53,6 +53,7 @@ fn plan() -> impl Strategy<Value = Plan> {
                 parent: parent.map(PlanId),
                 routes: groups.iter().map(route).collect(),
                 groups: groups.into_iter().map(|(group, _)| group).collect(),
+                chosen: vec![],
                 reason,
             }
         },

@@ -5,14 +5,14 @@
 use ed25519_dalek::SigningKey;
 use proptest::prelude::*;
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Call, Constraint, Device, DeviceKind, DriverVersion, EncodeEvent, EncodeRefusal,
-    EncodeRequest, Encoded, EncoderCard, EncoderInput, EncoderTask, Endorsement, Epoch, Experts, FlopsPerSecond,
-    Gossip, Gpus, Grammar, Group, GroupLoad, Heartbeat, Invite, InviteId, KvCodec, KvDtype, KvStream, LayerProfile,
-    LayerRange, Link, LivenessDigest, Load, Manifest, Misfit, Missed, ModelCard, ModelFile, ModelId, ModelShape,
-    PathKind, PeerId, Phase, Plan, PlanId, PromptCodec, PromptLogprob, Quickest, RequestClass, RequestId, RingId,
-    Route, RoutePolicy, Sampled, Sampling, Seconds, Secret, Served, SettingKey, SettingValue, Signed, Stage, StepSize,
-    SwarmId, SwarmSetting, Targets, Term, Ticket, TicketKey, TicketNotice, TileHeader, TimedStep, Token, TokenLogprob,
-    Traffic,
+    Advert, BatchPolicy, BytesPerSecond, Call, Constraint, Device, DeviceKind, DriverVersion, EncodeEvent,
+    EncodeRefusal, EncodeRequest, Encoded, EncoderCard, EncoderInput, EncoderTask, Endorsement, Epoch, Experts,
+    FlopsPerSecond, Gossip, Gpus, Grammar, Group, GroupLoad, Heartbeat, Invite, InviteId, KvCodec, KvDtype, KvStream,
+    LayerProfile, LayerRange, Link, LivenessDigest, Load, Manifest, Misfit, Missed, ModelCard, ModelFile, ModelId,
+    ModelOrigin, ModelShape, PartialModel, PathKind, PeerId, Phase, Plan, PlanId, PromptCodec, PromptLogprob, Quickest,
+    Replayed, RequestClass, RequestId, RingId, Route, RouteChoice, RoutePolicy, Sampled, Sampling, Seconds, Secret,
+    Served, SettingKey, SettingValue, Signed, Stage, StepSize, SwarmId, SwarmSetting, Targets, Term, Ticket, TicketKey,
+    TicketNotice, TileHeader, TimedStep, Token, TokenLogprob, Traffic,
     codec::{self, CodecError, Wire},
     gossip::Certificate,
     kv::{Delivery, KvAnswer, KvHeader, KvPace, KvPart, Packing},
@@ -52,8 +52,23 @@ fn settings() -> Vec<SwarmSetting> {
     let (at, by) = (1_800_000_000_000, PeerId([3; 32]));
     let set = |key, value| SwarmSetting { key, value, at, by };
     let key = SettingKey::Targets { model: Some(ModelId([5; 16])), class: RequestClass::Batch };
-    let route = SettingKey::Route { model: None };
-    vec![set(key, SettingValue::Targets(targets)), set(route, SettingValue::Route(Some(RoutePolicy::Shortest)))]
+    let (route, batch) = (SettingKey::Route { model: None }, SettingKey::Batch { model: None });
+    vec![
+        set(key, SettingValue::Targets(targets)),
+        set(route, SettingValue::Route(Some(RoutePolicy::Shortest))),
+        set(batch, SettingValue::Batch(Some(BatchPolicy::Mixed))),
+    ]
+}
+
+/// Every policy, each for a model of its own.
+fn routed() -> Advert {
+    let set = |(n, policy): (u8, RoutePolicy)| {
+        let (key, value) = (SettingKey::Route { model: Some(ModelId([n; 16])) }, SettingValue::Route(Some(policy)));
+        SwarmSetting { key, value, at: 1_800_000_000_000, by: PeerId([3; 32]) }
+    };
+    let settings = (1..).zip(RoutePolicy::ALL).map(set).collect();
+    let (devices, models, partial, origins, encoders, links, invites, traffic) = Default::default();
+    Advert { devices, models, partial, origins, encoders, links, invites, traffic, settings, ..advert() }
 }
 
 fn advert() -> Advert {
@@ -94,6 +109,7 @@ fn advert() -> Advert {
                 model: ModelId([5; 16]),
                 memory_bytes: 16 << 30,
                 kv_bytes: 6 << 30,
+                is_kept: true,
                 profile: Some(LayerProfile {
                     model: ModelId([5; 16]),
                     prefill: [1e-4, 2e-6, 3e-10],
@@ -103,7 +119,7 @@ fn advert() -> Advert {
                     mixed: misfit(-0.5, 0.2),
                 }),
             },
-            Served { model: ModelId([7; 16]), memory_bytes: 8 << 30, kv_bytes: 2 << 30, profile: None },
+            Served { model: ModelId([7; 16]), memory_bytes: 8 << 30, kv_bytes: 2 << 30, is_kept: false, profile: None },
         ],
     };
     let link =
@@ -112,9 +128,12 @@ fn advert() -> Advert {
     let traffic = Traffic {
         model: ModelId([5; 16]),
         rate: 0.25,
+        variation: 2.5,
         prompts: std::array::from_fn(|i| 100 << i.min(9)),
         answers: [1; 16],
     };
+    let (source, licence) = ("org/tiny@0123456789".into(), Some("apache-2.0".into()));
+    let origin = ModelOrigin { model: ModelId([5; 16]), source, licence, is_given: true };
     Advert {
         name: "peer".into(),
         version: "0.1.0".into(),
@@ -125,6 +144,8 @@ fn advert() -> Advert {
             ModelCard { id: ModelId([5; 16]), name: "tiny".into(), shape, files: vec![file] },
             ModelCard { id: ModelId([7; 16]), name: "other".into(), shape, files: vec![] },
         ],
+        partial: vec![PartialModel { model: ModelId([7; 16]), layers: vec![layers(0, 2), layers(3, 5)] }],
+        origins: vec![origin],
         encoders: vec![EncoderCard {
             id: ModelId([6; 16]),
             name: "encoder".into(),
@@ -149,8 +170,15 @@ fn plan() -> Plan {
         parent: Some(PlanId([4; 16])),
         groups: vec![group],
         routes: vec![route],
+        chosen: vec![chosen()],
         reason: "two hosts".into(),
     }
+}
+
+fn chosen() -> RouteChoice {
+    let replayed = |policy, in_time| Replayed { policy, in_time, slowness: 3.5 };
+    let tried = vec![replayed(RoutePolicy::Live, 0.75), replayed(RoutePolicy::Pools, 1.0)];
+    RouteChoice { model: ModelId([5; 16]), policy: RoutePolicy::Pools, requests: 300, rate: 0.5, tried }
 }
 
 fn endorsement() -> Gossip {
@@ -204,6 +232,7 @@ fn gossip() -> Vec<(&'static str, Gossip)> {
             Gossip::LivenessDigest(LivenessDigest { present: vec![present(Some(1 << 62)), present(None)] }),
         ),
         ("gossip certificate", Gossip::Certificate(certificate.into())),
+        ("gossip advert with routing policies", Gossip::Advert(routed().into())),
     ]
 }
 
@@ -443,16 +472,43 @@ fn an_advert_serves_what_it_has_within_what_there_is() {
         model: ModelId([model; 16]),
         memory_bytes: gib << 30,
         kv_bytes: 0,
+        is_kept: false,
         profile: None,
     };
     assert!(!refused(&|_| ()) && !refused(&|a| a.devices[0].serves.clear()));
     assert!(refused(&|a| a.models = vec![a.models[1].clone(); 10_000]), "ten thousand models");
+    assert!(refused(&|a| a.partial.push(a.partial[0].clone())) && refused(&|a| a.partial[0].layers[1].end = 6));
+    assert!(refused(&|a| a.origins.push(a.origins[0].clone())) && refused(&|a| a.origins[0].source.push('\n')));
+    assert!(refused(&|a| a.partial[0].model.0 = [8; 16]) && refused(&|a| a.origins[0].model.0 = [8; 16]), "of none");
     assert!(refused(&|a| a.devices[0].serves = vec![part(7, 0); 10_000]), "on a device");
     assert!(refused(&|a| a.devices[0].serves.push(part(7, 0))), "one twice");
     assert!(refused(&|a| a.devices[0].serves[1] = part(8, 1)), "one that it has not");
-    assert!(refused(&|a| a.devices[0].serves[1] = part(7, 9)), "more memory than there is");
+    assert!(refused(&|a| a.devices[0].serves[1] = part(7, 25)), "more memory than there is");
     assert!(refused(&|a| a.devices[0].serves[1].kv_bytes = 3 << 30), "more pages than there are");
     assert!(refused(&|a| a.devices[0].serves[1].profile = a.devices[0].serves[0].profile), "another's times");
+}
+
+#[test]
+fn a_device_holds_models_at_once_as_far_as_its_memory_goes() {
+    let mut device = advert().devices.remove(0);
+    let model = |n: u8| ModelId([n; 16]);
+    let part = |n: u8, gib: u64| Served {
+        model: model(n),
+        memory_bytes: gib << 30,
+        kv_bytes: 1 << 30,
+        is_kept: false,
+        profile: None,
+    };
+    device.memory_bytes = 8 << 30;
+    device.serves = vec![part(1, 5), part(2, 4), part(3, 2)];
+    let holds = |models: &[u8]| device.holds(&models.iter().map(|n| model(*n)).collect());
+    // Five, four and two, of which one each is kept anyway.
+    assert!(holds(&[]) && holds(&[1]) && holds(&[2]) && holds(&[1, 3]) && holds(&[2, 3]));
+    assert!(!holds(&[1, 2]) && !holds(&[1, 2, 3]));
+    // What is kept counts whether or not it is asked about.
+    device.serves[2].is_kept = true;
+    let holds = |models: &[u8]| device.holds(&models.iter().map(|n| model(*n)).collect());
+    assert!(holds(&[]) && holds(&[1]) && holds(&[2, 3]) && !holds(&[1, 2]));
 }
 
 /// Reads bytes as every kind of message; true where at least one reading was possible.

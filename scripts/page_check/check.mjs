@@ -19,7 +19,7 @@ const WIDTHS = [
   ["wide", { width: 1280, height: 800 }],
 ];
 const VIEWS = { chat: "Chat", swarm: "Swarm", requests: "Requests", machine: "My machine", join: "Join", testnet: "Testnet" };
-/** What the page may weigh (bytes), and how long the first paint may take (ms): the best of a few, since others use the processors. */
+/** What the page may weigh (bytes), and how long the first paint may take (ms): the middle of a few, since others use the processors. */
 const MOST_BYTES = 300_000;
 const FIRST_PAINT = 300;
 const LOADS = 5;
@@ -115,10 +115,10 @@ async function weight() {
     bytes = sizes.reduce((a, b) => a + b, 0);
     await page.context().close();
   }
-  const best = Math.min(...paints);
+  const middle = [...paints].sort((a, b) => a - b)[LOADS >> 1];
   told(`${bytes} bytes in all; first paint after ${paints.map((ms) => ms.toFixed(0)).join(", ")} ms`);
   if (bytes === 0 || bytes > MOST_BYTES) complain(`the page weighs ${bytes} bytes`);
-  if (best > FIRST_PAINT) complain(`the first paint came after ${best.toFixed(0)} ms`);
+  if (middle > FIRST_PAINT) complain(`the first paint came after ${middle.toFixed(0)} ms`);
 }
 
 async function say(page, text, most) {
@@ -388,6 +388,22 @@ async function everyView() {
   }
 }
 
+/** On a wall, where text and all else are larger. */
+async function wall() {
+  const page = await open(gateway.http, { width: 3840, height: 2160 }, "dark");
+  for (const view of Object.keys(VIEWS)) {
+    if (view === "testnet") await page.getByRole("link", { name: "Testnet" }).waitFor();
+    await show(page, view);
+    const [over, text] = await page.evaluate(() => [
+      document.documentElement.scrollWidth - innerWidth,
+      parseFloat(getComputedStyle(document.querySelector("main")).fontSize),
+    ]);
+    if (over > 0 || text < 20) complain(`${view}, 4K: ${over} px wider than the window, text of ${text} px`);
+  }
+  await page.context().close();
+  told("every view, 4K");
+}
+
 /** A peer that computes, as its owner sees it. */
 async function lends() {
   const page = await open(peers.find((peer) => !peer.gateway).http, WIDTHS[0][1]);
@@ -421,6 +437,7 @@ try {
   await joins(page);
   await breaks(page);
   await everyView();
+  await wall();
   await lends();
   await survives(page);
   await network(page);

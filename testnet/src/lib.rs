@@ -22,6 +22,7 @@ pub use watch::{SeenModel, SeenPath, SeenPeer, Sight, Swarm};
 use peer::Process;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tokio::time::Instant;
 
 /// How long a swarm may take to be of one mind, and how much longer for each of its peers: they measure their hardware, find each
 /// other and load on the same processors.
@@ -178,10 +179,12 @@ impl Testnet {
         let mut net = Self { config: config.clone(), processes: Vec::new(), detached: false };
         let mut invite = None;
         let (at_once, mut started) = (at_once(), 0);
+        let gather_until = Instant::now() + patience / 2;
         for index in 0..all {
             // In the order of their launch: one that is slower than those behind it is waited for a little longer.
             while index - started >= at_once {
                 net.processes[started].invite(patience).await?;
+                net.await_company(started, patience, gather_until).await?;
                 started += 1;
                 tell(&format!("{started} of {all} peers have started"));
             }
@@ -199,6 +202,20 @@ impl Testnet {
         net.await_mind(all, tell).await?;
         net.name_peers().await;
         Ok(net)
+    }
+
+    /// Waits until a peer has met most of those before it, or it is time for the rest to start. Where all came at once, those who are
+    /// in would be busy with newcomers, and too late for each other.
+    async fn await_company(&mut self, index: usize, patience: Duration, until: Instant) -> Result<(), TestnetError> {
+        self.processes[index].await_http(patience).await?;
+        let swarm = Swarm::of(std::iter::once(&self.processes[index].info));
+        let met = |sights: &[Option<Sight>]| match sights {
+            [Some(sight)] if 2 * sight.peers.len() > index => Ok(()),
+            _ => Err(format!("peer {index} has met few")),
+        };
+        // Who has met few by then is waited for with all others.
+        let _ = swarm.await_that(until.saturating_duration_since(Instant::now()), met).await;
+        self.processes[index].check()
     }
 
     /// Waits until every living peer sees `peers` peers and follows the same plan, with all its groups up.

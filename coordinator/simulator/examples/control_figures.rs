@@ -118,6 +118,7 @@ fn planning(most: usize) {
             parent: None,
             groups: draft.groups,
             routes: draft.routes,
+            chosen: draft.chosen,
             reason: draft.reason,
         };
         let mut rest = members.clone();

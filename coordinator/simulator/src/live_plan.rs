@@ -23,8 +23,9 @@ use tsnode_coordinator::{
         evaluate::{Evaluation, GroupNo, Share},
         parallel::{self, Config},
     },
+    settings::Settings,
 };
-use tsnode_protocol::{Group, LayerProfile, ModelId, PeerId, Plan, Seconds};
+use tsnode_protocol::{BatchPolicy, Group, LayerProfile, ModelId, PeerId, Plan, Seconds};
 
 /// Why a plan cannot be simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -130,16 +131,18 @@ impl<'a> LivePlan<'a> {
         let mut evaluator = Evaluator::new(&self.scene.problem);
         let groups = self.shelved(&mut evaluator).unwrap_or_default();
         let evaluation = Evaluation { shares: self.shares.clone(), ..Evaluation::default() };
+        let settings = Settings::of(self.members.values().copied());
+        let batch = settings.batch(self.scene.card.id).map_or_else(BatchPolicy::default, |(policy, _)| policy);
         let machine = |problem: &Problem, config: &Config, room: Room| {
             let places = BatcherConfig::default().max_running;
-            let batches = Batches::measured(self.profiles(config));
+            let batches = Batches::measured(self.profiles(config)).by(batch);
             let Machine { batching, cost } = replay::stepping(batches, problem, config, Room { places, ..room });
             // A group of one peer reads its weights once for all prompts of a step.
             let again = if config.stages.len() == 1 { config.busy.fixed } else { Seconds(0.0) };
             Machine { batching, cost: Arc::new(Stepped { cost, again, step: how.step }) }
         };
         let parts = Parts::new(&mut evaluator, &groups, &evaluation, &machine);
-        let simulation = parts.simulation(|ways| how.dispatch.routing(ways, 0.0)).recorded();
+        let simulation = parts.dispatched(how.dispatch).recorded();
         simulation.on(self.shared(how)).run(arrivals, &|_| false)
     }
 

@@ -9,7 +9,9 @@ use tsnode_coordinator::{
     replay::machines::{Arrival, Outcome},
     sample,
 };
-use tsnode_protocol::{Advert, Epoch, GroupId, ModelId, PeerId, Phase, Plan, Route, Seconds, Term};
+use tsnode_protocol::{
+    Advert, Epoch, Group, GroupId, LayerRange, ModelId, PeerId, Phase, Plan, Route, Seconds, Stage, Term,
+};
 use tsnode_simulator::live_plan::{LivePlan, LivePlanError, Run};
 
 const PREFILL: [f64; 3] = [1e-3, 2e-5, 1e-8];
@@ -27,7 +29,7 @@ fn planned(adverts: &BTreeMap<PeerId, Advert>) -> Plan {
     let members = adverts.iter().map(|(id, advert)| (*id, advert)).collect();
     let part = live::scenes(&members, SplitChoice::Auto).remove(0).plan();
     let (groups, routes) = (part.groups, part.routes);
-    Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, reason: String::new() }
+    Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, chosen: vec![], reason: String::new() }
 }
 
 fn run(adverts: &BTreeMap<PeerId, Advert>, plan: &Plan, requests: &[(f64, u32, u32)], how: &Run) -> Outcome {
@@ -60,6 +62,29 @@ fn a_request_alone_takes_what_profiles_say() {
         let whole = first + step(101.0) + step(102.0) + 3.0 * overhead;
         assert!((trace.end.0 / whole - 1.0).abs() < 1e-9, "{trace:?}, not {whole}");
     }
+}
+
+/// A group for prompts and one for answers that is asked for more than both can do: prompts are parted as gateways part them.
+#[test]
+fn where_members_have_set_cronus_prompts_are_parted() {
+    let adverts = swarm(2);
+    let layers = LayerRange { start: 0, end: sample::card().shape.layers };
+    let group =
+        |n, phase| Group::new(sample::card().id, phase, vec![Stage { peer: PeerId([n; 32]), device: 0, layers }]);
+    let groups = vec![group(0, Phase::Prefill), group(1, Phase::Decode)];
+    let routes = vec![Route { prefill: groups[0].id, decode: groups[1].id, share: 1.0 }];
+    let plan =
+        Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, chosen: vec![], reason: String::new() };
+    let requests: Vec<(f64, u32, u32)> = (0..100).map(|n| (f64::from(n) * 0.02, 400, 20)).collect();
+    let of = |dispatch| run(&adverts, &plan, &requests, &Run { dispatch, ..usual() });
+    let (live, cronus) = (of(Dispatch::Live), of(Dispatch::Cronus));
+    let parted = |outcome: &Outcome| outcome.traces.iter().filter(|t| t.route.unwrap().split.is_some()).count();
+    assert!(parted(&live) == 0 && parted(&cronus) > 10, "{}", parted(&cronus));
+    for outcome in [&live, &cronus] {
+        assert!(outcome.traces.iter().all(|t| t.end.is_finite()) && outcome.turned_away == 0);
+    }
+    let last = |outcome: &Outcome| outcome.traces.iter().map(|t| t.end.0).fold(0.0, f64::max);
+    assert!(last(&cronus) < last(&live), "{} and {}", last(&cronus), last(&live));
 }
 
 #[test]

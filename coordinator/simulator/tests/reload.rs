@@ -24,7 +24,7 @@ impl Planner for AllInOne {
         let stages = (0..).zip(members.keys()).map(|(k, peer)| Stage { peer: *peer, device: 0, layers: layers(k) });
         let group = Group::new(card.id, Phase::Mixed, stages.collect());
         let routes = vec![Route { prefill: group.id, decode: group.id, share: 1.0 }];
-        Draft { groups: vec![group], routes, reason: "all in one".into() }
+        Draft { groups: vec![group], routes, chosen: vec![], reason: "all in one".into() }
     }
 
     fn flip(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft> {

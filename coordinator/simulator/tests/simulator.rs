@@ -7,6 +7,7 @@ use tsnode_coordinator::{
     policy::{
         batching::{Batch, Batching, Limits, Part, RequestNo, Seen, Task},
         chunked::Chunked,
+        pools::LivePools,
         prefill_first::PrefillFirst,
         routing::{Asked, MachineNo, Routing},
         shares::{PhasePair, Shares},
@@ -129,6 +130,7 @@ enum Routes {
     Live,
     Anywhere,
     Queues,
+    LivePools,
 }
 
 fn simulation(machines: usize, batches: Batches, routes: Routes, capacity: u64, stages: usize) -> Simulation {
@@ -156,6 +158,12 @@ fn simulation(machines: usize, batches: Batches, routes: Routes, capacity: u64, 
         Routes::Live => Box::new(Shares::new(ways, true)),
         Routes::Anywhere => Box::new(Anywhere::new(ways, 7)),
         Routes::Queues => Box::new(Shortest::new(ways)),
+        Routes::LivePools => {
+            // The first half computes prompts for all others; one machine alone does both.
+            let (first, of) = (0..machines.div_ceil(2), machines / 2..machines);
+            let way = |prefill, decode| PhasePair { prefill: place(prefill), decode: place(decode), share };
+            Box::new(LivePools::new(first.flat_map(|p| of.clone().map(move |a| way(p, a))).collect()))
+        }
     };
     Simulation::new(all, routing, Box::new(Alike { per_token: SecondsPerToken(1e-5) }))
 }
@@ -197,6 +205,7 @@ proptest! {
         batches in prop::sample::select(vec![Batches::Ageing, Batches::PrefillFirst, Batches::Greedy, Batches::Chunked]),
         routes in prop::sample::select(vec![
             Routes::Shortest, Routes::Pools, Routes::Shares, Routes::Live, Routes::Anywhere, Routes::Queues,
+            Routes::LivePools,
         ]),
     ) {
         let run = || simulation(machines, batches, routes, AMPLE, stages).run(&arrivals, &|_| false);
@@ -211,7 +220,7 @@ proptest! {
     fn tight_memory_is_never_overdrawn(
         arrivals in arrivals(),
         machines in 1usize..6,
-        routes in prop::sample::select(vec![Routes::Shortest, Routes::Pools, Routes::Shares]),
+        routes in prop::sample::select(vec![Routes::Shortest, Routes::Pools, Routes::Shares, Routes::LivePools]),
     ) {
         let outcome = simulation(machines, Batches::Ageing, routes, TIGHT, 1).run(&arrivals, &|_| false);
         prop_assert_eq!(outcome.arrived, arrivals.len());

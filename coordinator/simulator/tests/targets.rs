@@ -19,15 +19,15 @@ use tsnode_coordinator::{
     settings::Settings,
 };
 use tsnode_protocol::{
-    Advert, Gossip, PeerId, Phase, RequestClass, Seconds, SettingKey, SettingValue, SwarmSetting, Targets, Traffic,
-    traffic::LENGTHS,
+    Advert, Gossip, PeerId, Phase, RequestClass, RoutePolicy, Seconds, SettingKey, SettingValue, SwarmSetting, Targets,
+    Traffic, traffic::LENGTHS,
 };
 use tsnode_simulator::simulation::{World, tally::Tally};
 
 const KEY: SettingKey = SettingKey::Targets { model: None, class: RequestClass::Interactive };
 
 fn traffic() -> Traffic {
-    Traffic { model: sample::card().id, rate: 1.0, prompts: [400; LENGTHS], answers: [100; LENGTHS] }
+    Traffic { model: sample::card().id, rate: 1.0, variation: 1.0, prompts: [400; LENGTHS], answers: [100; LENGTHS] }
 }
 
 fn set(targets: Targets) -> SwarmSetting {
@@ -89,6 +89,32 @@ fn tighter_and_looser_targets_change_the_plan_as_the_simulator_says() {
     println!("loose {loose_mixed} {loose_apart}, tight {tight_mixed} {tight_apart}");
     assert!(loose_mixed >= loose_apart && loose_mixed > 0.95, "{loose_mixed} {loose_apart}");
     assert!(tight_apart > tight_mixed + 0.1, "{tight_apart} {tight_mixed}");
+}
+
+/// Groups stay as they are, nothing is loaded, and no two policies take turns.
+#[test]
+fn a_routing_policy_that_is_left_to_measurement_is_chosen_for_all_and_stays() {
+    let mut world = World::new(6);
+    for n in 0..8 {
+        let n = world.add(sample::advert(n));
+        world.start(n);
+    }
+    let setter = world.add(Advert { traffic: vec![traffic()], ..sample::gateway(9) });
+    world.start(setter);
+    world.wait(Duration::from_secs(25));
+    world.agreement().unwrap();
+    let before = world.common_plan().unwrap().clone();
+    assert_eq!(before.chosen, []);
+    let (key, value) = (SettingKey::Route { model: None }, SettingValue::Route(Some(RoutePolicy::Auto)));
+    world.tell(setter, Event::Set { key, value });
+    world.wait(Duration::from_secs(15));
+    world.agreement().unwrap();
+    let plan = world.common_plan().unwrap().clone();
+    let chosen = plan.choice(sample::card().id).unwrap().clone();
+    assert!(chosen.of_chosen().is_some_and(|replayed| replayed.in_time > 0.5) && chosen.tried.len() > 2, "{chosen:?}");
+    assert_eq!(plan.groups, before.groups);
+    world.wait(Duration::from_secs(60));
+    assert_eq!(world.common_plan().unwrap().choice(sample::card().id).map(|c| c.policy), Some(chosen.policy));
 }
 
 #[test]

@@ -42,8 +42,13 @@ impl Planner for Apart {
 
 /// A gateway whose clients send so many tokens and get so many.
 fn asked_for(prompt: u32, answer: u32) -> Advert {
-    let traffic =
-        Traffic { model: sample::card().id, rate: 1.0, prompts: [prompt; LENGTHS], answers: [answer; LENGTHS] };
+    let traffic = Traffic {
+        model: sample::card().id,
+        rate: 1.0,
+        variation: 1.0,
+        prompts: [prompt; LENGTHS],
+        answers: [answer; LENGTHS],
+    };
     Advert { traffic: vec![traffic], ..sample::gateway(9) }
 }
 
@@ -91,17 +96,18 @@ fn models() -> [ModelId; 2] {
 }
 
 /// A gateway whose clients ask for so much of what all hosts would carry of each model alone.
-fn asks(parts: [f64; 2]) -> Advert {
+fn asks<const N: usize>(parts: [f64; N]) -> Advert {
     let adverts: Vec<Advert> = (0..HOSTS).map(|n| sample::lends_several(n, sample::cards(1))).collect();
     let members = (0..).map(|n| PeerId([n; 32])).zip(&adverts).collect();
     let all = tsnode_coordinator::planner::live::scenes(&members, SplitChoice::Auto).remove(0).problem.rate / 0.6;
     let traffic = |(model, part): (ModelId, f64)| Traffic {
         model,
         rate: part * all,
+        variation: 1.0,
         prompts: [200; LENGTHS],
         answers: [50; LENGTHS],
     };
-    let traffic = models().into_iter().zip(parts).filter(|(_, part)| *part > 0.0).map(traffic);
+    let traffic = (1..).map(|n| ModelId([n; 16])).zip(parts).filter(|(_, part)| *part > 0.0).map(traffic);
     Advert { traffic: traffic.collect(), ..sample::gateway(9) }
 }
 
@@ -156,4 +162,113 @@ fn a_wish_that_wavers_moves_nothing_and_one_that_turns_over_while_a_host_dies_le
     world.wait(Duration::from_secs(20));
     let [first, second] = settled(&mut world);
     assert!(first >= second && second > 0, "{first} and {second} devices");
+}
+
+/// Those models that anybody serves, of so many.
+fn served(world: &World, models: u8) -> Vec<u8> {
+    let plan = world.common_plan().unwrap();
+    (1..=models).filter(|n| plan.groups.iter().any(|group| group.model == ModelId([*n; 16]))).collect()
+}
+
+/// What a peer says that lends so many models and holds one at a time.
+fn crowded(n: usize, models: u8) -> Advert {
+    let mut advert = sample::lends_several(n, sample::cards(models));
+    for device in &mut advert.devices {
+        let part = device.memory_bytes / 4 * 3;
+        device.serves.iter_mut().for_each(|served| served.memory_bytes = part);
+    }
+    advert
+}
+
+#[test]
+fn a_model_that_nobody_asks_for_yields_its_memory_to_one_that_is_asked_for_and_comes_back() {
+    let mut world = World::new(4);
+    let gateway = asks([0.05, 0.0]);
+    let all = [crowded(0, 2), sample::gateway(8), gateway].map(|advert| world.add(advert));
+    all.iter().for_each(|n| world.start(*n));
+    world.wait(Duration::from_secs(20));
+    assert_eq!(settled(&mut world), [1, 0]);
+    let cases = [
+        ([0.05, 0.05], [1, 0]),
+        // However busy the one that is loaded is.
+        ([1.1, 0.05], [1, 0]),
+        ([0.0, 0.05], [0, 1]),
+        ([0.05, 0.05], [0, 1]),
+        ([0.05, 0.0], [1, 0]),
+    ];
+    for (parts, expected) in cases {
+        let plans = world.checks.figures.plans;
+        world.tell(all[2], Event::Advertise(asks(parts)));
+        world.wait(Duration::from_secs(10));
+        assert_eq!(settled(&mut world), expected, "asked for: {parts:?}");
+        assert!(world.checks.figures.plans <= plans + 1, "it is moved once");
+    }
+}
+
+/// Two models that are asked for all the time, of which devices hold one: neither waits longer than a turn, which is at least half
+/// a minute and at most two, whichever is busier.
+#[test]
+fn models_that_are_asked_for_all_the_time_take_turns_in_memory() {
+    let mut world = World::new(4);
+    let all = [crowded(0, 2), sample::gateway(8), asks([1.1, 0.05])].map(|advert| world.add(advert));
+    all.iter().for_each(|n| world.start(*n));
+    world.wait(Duration::from_secs(20));
+    let (mut now, mut turns) = (served(&world, 2), Vec::new());
+    let mut lasted = 0;
+    for _ in 0..600 {
+        world.wait(Duration::from_secs(1));
+        lasted += 1;
+        let Ok(plan) = world.common_plan() else { continue };
+        assert!(!plan.groups.is_empty());
+        let then = served(&world, 2);
+        if then != now {
+            turns.push(lasted);
+            (now, lasted) = (then, 0);
+        }
+    }
+    assert_eq!(world.checks.broken, None);
+    assert_eq!(now.len(), 1, "there is room for one");
+    assert!(turns.len() >= 5, "turns: {turns:?} s");
+    assert!(turns.iter().skip(1).all(|lasted| (25..=130).contains(lasted)), "turns: {turns:?} s");
+}
+
+#[test]
+fn a_model_that_is_kept_stays_while_others_take_its_neighbours_place() {
+    let keeps = || {
+        let mut advert = sample::lends_several(0, sample::cards(3));
+        for device in &mut advert.devices {
+            let part = device.memory_bytes / 5 * 2;
+            device.serves.iter_mut().for_each(|served| served.memory_bytes = part);
+            device.serves[0].is_kept = true;
+        }
+        advert
+    };
+    let mut world = World::new(4);
+    let all = [keeps(), sample::gateway(8), asks([0.0, 0.05])].map(|advert| world.add(advert));
+    all.iter().for_each(|n| world.start(*n));
+    world.wait(Duration::from_secs(20));
+    settled(&mut world);
+    assert_eq!(served(&world, 3), [1, 2]);
+    for (parts, expected) in [([0.0, 0.0, 0.05], [1, 3]), ([0.0, 0.05, 0.0], [1, 2])] {
+        world.tell(all[2], Event::Advertise(asks(parts)));
+        world.wait(Duration::from_secs(10));
+        settled(&mut world);
+        assert_eq!(served(&world, 3), expected, "asked for: {parts:?}, and nobody asks for the first");
+    }
+}
+
+/// Three models that are asked for all the time, and two hosts, each of which holds one.
+#[test]
+fn a_loss_is_planned_for_whoever_has_its_turn_in_memory() {
+    let mut world = World::new(4);
+    let adverts = [crowded(0, 3), crowded(1, 3), sample::gateway(8), asks([0.5, 0.5, 0.5])];
+    let all = adverts.map(|advert| world.add(advert));
+    all.iter().for_each(|n| world.start(*n));
+    // As the first turns end.
+    world.wait(Duration::from_secs(70));
+    world.kill(all[1]);
+    world.wait(Duration::from_secs(20));
+    settled(&mut world);
+    assert_eq!(world.common_plan().unwrap().peers().len(), 1);
+    assert_eq!(served(&world, 3).len(), 1, "there is room for one");
 }

@@ -18,6 +18,9 @@ use tsnode_protocol::{
 impl Batcher {
     /// Sets off the steps that may, or asks for their draft tokens first.
     pub(super) fn form_steps(&mut self, now: Time, out: &mut Vec<Action>) {
+        if !self.has_its_policy() {
+            return;
+        }
         while let Some((step, shares)) = self.steps.next() {
             match self.way(now, step, &shares) {
                 Strategy::Draft => self.ask(step, &shares, out),

@@ -1,6 +1,7 @@
 //! What a batcher hears, and what it does.
 
 use super::{NewSequence, speculation::Wanted};
+use crate::policy::choice::Batches;
 use std::time::Duration;
 use tsnode_protocol::{
     PromptLogprob, RequestId, Sampled, Seconds, Token,
@@ -53,7 +54,7 @@ pub enum Event {
         step: u64,
         /// The tokens chosen.
         tokens: Vec<(RequestId, Sampled)>,
-        /// How long the leader's compute thread has had a processor, since it began; nothing where a processor does not compute.
+        /// How long the leader's compute thread has computed since it began; nothing where that is not what the group has.
         busy: Option<Duration>,
     },
     /// From the ring: what the last stage says of a prompt's tokens.
@@ -104,6 +105,8 @@ pub enum Event {
         /// Why.
         reason: String,
     },
+    /// Steps are to be formed so from now on.
+    BatchBy(Batches),
     /// The time [`Batcher::deadline`] asked for.
     Deadline,
 }

@@ -63,6 +63,18 @@ impl Steps {
         }
     }
 
+    /// Whether some step is not done.
+    pub fn are_on_the_way(&self) -> bool {
+        !self.on_the_way.is_empty()
+    }
+
+    /// Another policy, to which no sequence has come yet; steps are counted on.
+    pub fn form_by(&mut self, batches: Batches, places: usize) {
+        self.policy = batches.batching(Room { places, tokens: u64::MAX, stages: self.stages });
+        self.numbers.clear();
+        self.requests.clear();
+    }
+
     /// A sequence computes so many tokens of its prompt, after some that are there; if it then answers here, with so many
     /// tokens at most.
     pub fn prompt(&mut self, request: RequestId, before: u32, tokens: u32, answer: Option<u32>) {

@@ -318,7 +318,8 @@ impl Control {
         if let Some(present) = present {
             let worth = |plan| self.config.planner.value(plan, &members, &self.config.wish);
             let (new, old) = (worth(plan), worth(&present.plan));
-            if new < old * (1.0 - self.config.margin) {
+            let is_worse = new < old * (1.0 - self.config.margin);
+            if is_worse && !self.is_turn(plan, &present.plan, &members) {
                 return Err(Reject::Worse);
             }
         }

@@ -1,13 +1,16 @@
 //! Plan flow 2: when a peer says what it is: quickly while somebody is new, and in a swarm of any size so seldom that what is
-//! heard of all adverts does not grow.
+//! heard of all adverts does not grow. Each is heard by all, with all its links: that is much to hear where many come together.
 
 use crate::Time;
 use std::time::Duration;
 
 /// Between adverts when nobody is new: whoever missed them all hears them at last.
 const EVERY: Duration = Duration::from_secs(60);
-/// Of the time, what one peer's adverts take up while they are repeated: a hundred adverts a second from all.
-const SHARE: Duration = Duration::from_millis(10);
+/// Of the time, what one peer's adverts take up while they are repeated: twenty-five adverts a second from all.
+const SHARE: Duration = Duration::from_millis(40);
+/// But no newcomer is to know the others later than this, as long as that takes no more than a hundred a second.
+const KNOWN_WITHIN: Duration = Duration::from_secs(2);
+const LEAST_SHARE: Duration = Duration::from_millis(10);
 /// The same where nobody is new: two adverts a second from all.
 const REST_SHARE: Duration = Duration::from_millis(500);
 /// After somebody new has come.
@@ -62,7 +65,7 @@ impl Adverts {
 
 /// Between two adverts of one peer: everybody hears everybody's, at a rate that does not grow with the swarm.
 fn spacing(peers: usize) -> Duration {
-    SHARE * many(peers)
+    (SHARE * many(peers)).min(KNOWN_WITHIN).max(LEAST_SHARE * many(peers))
 }
 
 fn many(peers: usize) -> u32 {
@@ -93,6 +96,7 @@ mod tests {
 
     #[test]
     fn in_a_large_swarm_they_are_said_seldomer() {
+        assert_eq!(said(60, 50), [2000, 4000]);
         assert_eq!(said(60, 1000), [10_000, 20_000]);
         assert_eq!(said(600, 1000), [10_000, 20_000, 520_000]);
     }

@@ -3,7 +3,7 @@
 use crate::members::Members;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use tsnode_protocol::{Group, PeerId};
+use tsnode_protocol::{Group, ModelId, PeerId};
 
 /// Why a plan cannot be carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -18,7 +18,7 @@ pub enum Infeasible {
     NoModel(PeerId),
     /// It gives a device more than one stage of a model.
     Twice(PeerId),
-    /// It gives a device more weights than it has memory, for one model or for all together.
+    /// It gives a device more weights than a model's part of its memory, or models of which it does not hold all at once.
     Memory(PeerId),
     /// A group's stages end before the model's last layer, or after.
     Layers,
@@ -43,7 +43,7 @@ pub(super) fn feasible(groups: &[Group], members: &Members<'_>) -> Result<(), In
     if groups.is_empty() {
         return Err(Infeasible::Empty);
     }
-    let (mut used, mut weights) = (BTreeSet::new(), BTreeMap::<_, u64>::new());
+    let (mut used, mut models) = (BTreeSet::new(), BTreeMap::<_, BTreeSet<ModelId>>::new());
     for group in groups {
         let mut end = 0;
         let mut layers = 0;
@@ -57,9 +57,9 @@ pub(super) fn feasible(groups: &[Group], members: &Members<'_>) -> Result<(), In
                 return Err(Infeasible::Twice(peer));
             }
             let bytes = card.shape.stage_bytes(stage.layers);
-            let sum = weights.entry((peer, stage.device)).or_default();
-            *sum = sum.saturating_add(bytes);
-            if bytes > served.memory_bytes || *sum > device.memory_bytes {
+            let beside = models.entry((peer, stage.device)).or_default();
+            beside.insert(group.model);
+            if bytes > served.memory_bytes || !device.holds(beside) {
                 return Err(Infeasible::Memory(peer));
             }
             end = stage.layers.end;
@@ -76,7 +76,7 @@ pub(super) fn feasible(groups: &[Group], members: &Members<'_>) -> Result<(), In
 mod tests {
     use super::*;
     use crate::sample;
-    use tsnode_protocol::{Advert, LayerRange, ModelId, Phase, Stage};
+    use tsnode_protocol::{Advert, LayerRange, Phase, Stage};
 
     fn on(model: u8, layers: std::ops::Range<u32>) -> Group {
         let layers = LayerRange { start: layers.start, end: layers.end };
@@ -94,16 +94,20 @@ mod tests {
         assert_eq!(found(&both, &groups), Ok(()));
         assert_eq!(found(&both, &[on(1, 0..4), on(1, 0..4)]), Err(Infeasible::Twice(peer)));
         assert_eq!(found(&both, &[on(3, 0..4)]), Err(Infeasible::NoModel(peer)));
-        // Each model has eight MiB of weights: its part, and then the sum.
+        // Each model has eight MiB of weights: its part, and then both at once, beside two of pages.
         let with = |device: u64, part: u64| {
             let mut advert = both.clone();
             advert.devices[0].memory_bytes = device << 20;
-            advert.devices[0].serves.iter_mut().for_each(|served| served.memory_bytes = part << 20);
+            for served in &mut advert.devices[0].serves {
+                (served.memory_bytes, served.kv_bytes) = (part << 20, 2 << 20);
+            }
             advert
         };
         assert_eq!(found(&with(20, 10), &groups), Ok(()));
         assert_eq!(found(&with(20, 7), &groups), Err(Infeasible::Memory(peer)));
         assert_eq!(found(&with(15, 10), &groups), Err(Infeasible::Memory(peer)));
+        assert_eq!(found(&with(15, 10), &groups[..1]), Ok(()), "one at a time");
+        assert_eq!(found(&with(11, 10), &groups[1..]), Err(Infeasible::Memory(peer)), "the other's pages stay");
     }
 
     #[test]

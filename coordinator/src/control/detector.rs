@@ -5,7 +5,8 @@
 //! still on its way grows with silence. φ = 1 makes a suspect, φ = 8 a death. Two bounds of our own: silence below a
 //! floor never counts, since a busy computer delays anything by a second or two, and above a ceiling always does.
 //! From Lifeguard (Dadgar, Phillips, Currey 2018) it has local health: a listener that was itself not run for a while
-//! has no right to an opinion about others' silence in that while, and one that is often late is slow to judge.
+//! has no right to an opinion about others' silence in that while, and one that is often late is slow to judge. So is one in which
+//! what others say waits: where many peers share a full computer, all are late, and none is dead.
 
 use crate::Time;
 use std::time::Duration;
@@ -28,6 +29,15 @@ const STRAINED: f64 = 1.0;
 const PUNCTUAL: f64 = 0.05;
 /// Lateness above this means that the listener slept (s): what came meanwhile waits to be heard.
 const SLEPT: f64 = 0.5;
+/// What comes through the listener's own queues in so long did not wait (s).
+const NIMBLE: f64 = 0.1;
+/// Weight of what took longer to come through than was usual of late, and of what took less: a pause is no rule.
+const SLOWER: f64 = 0.25;
+const QUICKER: f64 = 1.0 / 16.0;
+/// Most of one such wait that counts (s).
+const WAITED: f64 = 1.0;
+/// So many queues as long as its own a word passes: a call and its answer go over several peers, and through several tasks of each.
+const QUEUES: f64 = 8.0;
 
 /// Bounds of the silence that is a death, whatever was seen.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -116,7 +126,7 @@ impl ArrivalWindow {
     /// Silence that makes a suspect, and a death (s).
     fn bounds(&self, stays: bool, health: &Health, rules: &Silence) -> (f64, f64) {
         let (least, most) = (rules.least.as_secs_f64(), rules.most.as_secs_f64());
-        let grace = STRAIN * health.strain;
+        let grace = (health.grace() + health.backlog()).as_secs_f64();
         let dead = (self.mean + DEAD * self.deviation).clamp(least, most.max(least)) + grace;
         let suspect = (self.mean + SUSPECT * self.deviation).clamp(least * rules.suspect.min(1.0), least) + grace;
         let dead = if stays { dead } else { dead.min(rules.disconnected.as_secs_f64() + grace) };
@@ -130,6 +140,8 @@ pub struct Health {
     /// Lateness, as it fades (s).
     strain: f64,
     judged: Time,
+    /// How long what is to be heard waits here, as a mean (s).
+    wait: f64,
 }
 
 impl Health {
@@ -137,6 +149,20 @@ impl Health {
     #[must_use]
     pub fn grace(&self) -> Duration {
         Duration::from_secs_f64(STRAIN * self.strain)
+    }
+
+    /// How much longer others may take beside that, since words wait: here, and most likely where others share this computer. Eight
+    /// seconds at most, and none on a computer that has time.
+    #[must_use]
+    pub fn backlog(&self) -> Duration {
+        Duration::from_secs_f64(QUEUES * self.wait)
+    }
+
+    /// A word that was put behind all that is to be heard here took so long to come through.
+    pub fn came_through(&mut self, took: Duration) {
+        let wait = (took.as_secs_f64() - NIMBLE).clamp(0.0, WAITED);
+        let weight = if wait > self.wait { SLOWER } else { QUICKER };
+        self.wait += weight * (wait - self.wait);
     }
 
     /// The listener wanted to wake at `due` and woke `now`. Says how long it slept, if it did: what others said in that
@@ -218,5 +244,34 @@ mod tests {
         }
         // Its health comes back by halves: what is left of them is next to nothing.
         assert!((3.35..3.55).contains(&patience(&arrivals, &health)));
+    }
+
+    #[test]
+    fn a_listener_in_which_words_wait_is_slow_to_judge_within_bounds_and_a_quick_one_is_not() {
+        let arrivals = beaten([1.0; 50]);
+        let after = |waits: &[(usize, f64)]| {
+            let mut health = Health::default();
+            for (times, took) in waits {
+                (0..*times).for_each(|_| health.came_through(seconds(*took)));
+            }
+            (patience(&arrivals, &health), health.backlog().as_secs_f64())
+        };
+        assert_eq!(after(&[(1000, 0.09)]), (3.4, 0.0), "a computer that has time");
+        let (one_pause, _) = after(&[(100, 0.01), (1, 30.0)]);
+        assert!((4.5..5.6).contains(&one_pause), "{one_pause}");
+        let (soon_after, _) = after(&[(1, 30.0), (40, 0.01)]);
+        assert!(soon_after < 3.7, "{soon_after}");
+        let (full, backlog) = after(&[(100, 0.6)]);
+        assert!((7.3..7.6).contains(&full) && (3.9..4.1).contains(&backlog), "{full} {backlog}");
+        let (most, backlog) = after(&[(1000, 3600.0)]);
+        assert!((11.3..11.6).contains(&most) && backlog <= 8.0, "{most} {backlog}");
+    }
+
+    #[test]
+    fn where_words_wait_a_lost_connection_is_no_death_yet() {
+        let (arrivals, mut health) = (beaten([1.0; 50]), Health::default());
+        (0..100).for_each(|_| health.came_through(seconds(0.6)));
+        let lost = |silent| arrivals.sign(seconds(silent), false, &health, &Silence::default());
+        assert_eq!([lost(4.0), lost(6.0)].map(|sign| sign == Sign::Dead), [false, true]);
     }
 }

@@ -4,6 +4,7 @@ use super::{check::Infeasible, planning::Question};
 use crate::{planner::Draft, trust::Offence};
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 use tsnode_protocol::{
     Advert, Epoch, Gossip, GroupLoad, Heartbeat, Load, PeerId, Plan, SettingKey, SettingValue, SwarmSetting, Term,
     Verified,
@@ -25,6 +26,8 @@ pub enum Event {
     },
     /// This peer's advert is new or has changed.
     Advertise(Advert),
+    /// A word that was put behind all that is to be heard here took so long to come through.
+    CameThrough(Duration),
     /// What runs here.
     Load {
         /// Its amount, in all.

@@ -38,6 +38,7 @@ impl Control {
     /// Finds out whose turn it is; proposes if it is this peer's and a plan is needed.
     pub(super) fn lead(&mut self, out: &mut Vec<Action>) {
         self.count_epochs();
+        self.look_at_swaps();
         let first = self.derive().ranks.first().copied();
         if first != self.turn.coordinator {
             self.turn.coordinator = first;
@@ -114,13 +115,15 @@ impl Control {
 
     /// Quiet to wait for. Who starts alone has most likely company on its way: a plan made just before it comes would be
     /// one of two in its term, and seconds go by until that is settled. A client who asks meanwhile is not kept waiting,
-    /// least of all where no company is known of.
+    /// least of all where no company is known of. On a full computer all of that takes longer.
     fn settle(&self) -> Duration {
         let alone = self.own.lends() && self.adoption.adopted.is_none() && self.members().count() < 2;
+        let (settle, backlog) = (self.config.settle, self.health.backlog());
         match (alone, self.own.asked) {
             (true, true) if !self.config.company => Duration::ZERO,
-            (true, false) => self.config.settle * ALONE,
-            _ => self.config.settle,
+            (true, false) if self.config.company => settle * ALONE + backlog,
+            (true, false) => settle * ALONE,
+            _ => settle + backlog.min(settle * ALONE),
         }
     }
 
@@ -156,6 +159,7 @@ impl Control {
         let epoch = self.epoch().max(last.0);
         let used = [(last.0 == epoch).then_some(last.1), self.ballot.heard_in(epoch)];
         let term = Term(used.into_iter().flatten().max().map_or(0, |t| t.0.saturating_add(1)));
-        Plan { epoch, term, parent: self.plan_id(), groups: draft.groups, routes: draft.routes, reason: draft.reason }
+        let Draft { groups, routes, chosen, reason } = draft;
+        Plan { epoch, term, parent: self.plan_id(), groups, routes, chosen, reason }
     }
 }

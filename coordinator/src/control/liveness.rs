@@ -40,6 +40,11 @@ pub fn digest_every(peers: usize) -> Duration {
 }
 
 impl Member {
+    /// Whether it has been there for so long that a digest has to know it, and nothing is wrong with it.
+    pub(super) fn has_settled(&self, now: Time) -> bool {
+        self.is_there() && !self.disconnected && !self.is_gone() && now >= self.first_heard + SETTLED
+    }
+
     /// Whether it is time to call it: it seems gone, and nobody has called it just now.
     pub(super) fn is_to_be_called(&mut self, sign: Sign, now: Time, defer: Duration) -> bool {
         if sign == Sign::Fine && !self.disconnected && !self.is_gone() {

@@ -1,17 +1,25 @@
 //! Plan flow 4: what the planner is asked, and whether its answer still fits when it comes. Searching takes seconds in a
 //! large swarm, in which a peer goes on hearing and speaking: whoever drives the machine has the planner asked elsewhere.
 
-use super::{Action, Control, Infeasible, check, reload::Judge};
+use super::{
+    Action, Control, Infeasible, check,
+    reload::{Judge, new_groups},
+    swap::{self, Swap},
+    swapping,
+};
 use crate::{
     Time,
     members::Members,
-    planner::{Draft, Planner, Wish},
+    planner::{
+        Draft, Planner, Wish,
+        fetching::{self, HORIZON, Holdings},
+    },
     settings::Settings,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use tsnode_protocol::{Advert, PeerId, Plan};
+use tsnode_protocol::{Advert, Group, ModelId, PeerId, Plan, RouteChoice};
 
 /// How long the planner rests at least before it searches again for links alone, and how many times as long as it has searched: on a
 /// large swarm a search takes seconds of a core, and what it found for links of a moment ago is hardly worse.
@@ -19,6 +27,8 @@ const REST: Duration = Duration::from_secs(3);
 const REST_SHARE: u32 = 20;
 /// And at most: a link may have become another for good.
 const REST_MOST: Duration = Duration::from_secs(60);
+/// How many plans are looked for in which a model has its turn.
+const SWAPS_TRIED: usize = 6;
 
 /// What the planner is asked: the swarm as it was then.
 #[derive(Clone, Debug)]
@@ -30,6 +40,8 @@ pub struct Question {
     horizon: Duration,
     /// A plan is wanted even if what stands is as good: another one is to be settled.
     disputed: bool,
+    /// A model's turn in memory has come.
+    swap: Option<Swap>,
 }
 
 impl Question {
@@ -37,17 +49,49 @@ impl Question {
     #[must_use]
     pub fn answer(&self, planner: &dyn Planner) -> Option<Draft> {
         let members = self.members.iter().map(|(peer, advert)| (*peer, &**advert)).collect();
+        let draft = self.regrouped(planner, &members);
+        self.with_routing(planner, &members, draft)
+    }
+
+    /// A draft with what is chosen to route requests by on it. Where groups stay as they are, another choice is reason enough for
+    /// another plan: nothing is loaded for it.
+    fn with_routing(&self, planner: &dyn Planner, members: &Members<'_>, draft: Option<Draft>) -> Option<Draft> {
+        let standing = self.standing.as_deref();
+        let before = standing.map_or(&[][..], |plan| &plan.chosen);
+        if standing.is_some_and(|plan| check::feasible(&plan.groups, members).is_err()) {
+            // After a loss what is left goes on at once, as it was.
+            return draft.map(|draft| Draft { chosen: before.to_vec(), ..draft });
+        }
+        if let Some(draft) = draft {
+            let chosen = planner.route(&draft, members, &self.wish, before);
+            return Some(Draft { chosen, ..draft });
+        }
+        let Plan { groups, routes, chosen, reason, .. } = standing?.clone();
+        let as_it_stands = Draft { groups, routes, chosen, reason };
+        let chosen = planner.route(&as_it_stands, members, &self.wish, before);
+        let is_there =
+            |choice: &RouteChoice| before.iter().any(|b| (b.model, b.policy) == (choice.model, choice.policy));
+        let is_news = !chosen.iter().all(is_there);
+        is_news.then_some(Draft { chosen, ..as_it_stands })
+    }
+
+    /// The draft whose groups and routes should replace those in force, if some should.
+    fn regrouped(&self, planner: &dyn Planner, members: &Members<'_>) -> Option<Draft> {
         let wish = &self.wish;
-        let full = || planner.plan(&members, wish, self.standing.as_deref());
+        let full = || planner.plan(members, wish, self.standing.as_deref());
         let anew = || Some(full()).filter(|draft| !draft.groups.is_empty());
         let Some(standing) = self.standing.as_deref() else { return anew() };
         // After a loss, what stands goes on at once; what else could be done is looked for when that is in force.
-        if check::feasible(&standing.groups, &members).is_err() {
-            return planner.flip(standing, &members, wish).or_else(anew);
+        let is_feasible = |draft: &Draft| check::feasible(&draft.groups, members).is_ok();
+        if check::feasible(&standing.groups, members).is_err() {
+            return planner.flip(standing, members, wish).filter(is_feasible).or_else(anew);
+        }
+        if let Some(swapped) = self.swapped(planner, members, standing) {
+            return Some(swapped);
         }
         let (margin, horizon) = (self.margin, self.horizon);
-        let judge = Judge { planner, members: &members, wish, standing, margin, horizon };
-        let light = planner.grow(standing, &members, wish);
+        let judge = Judge { planner, members, wish, standing, margin, horizon };
+        let light = planner.grow(standing, members, wish).filter(is_feasible);
         // So does what is better and loads nothing.
         let at_once = light.as_ref().filter(|draft| !self.disputed && judge.loads_nothing(draft));
         if let Some(flipped) = at_once.filter(|draft| judge.is_better(draft)) {
@@ -55,6 +99,52 @@ impl Question {
         }
         let chosen = judge.chosen(light, full());
         (self.disputed || judge.takes_in(&chosen) || judge.is_better(&chosen)).then_some(chosen)
+    }
+
+    /// The draft in which a model whose turn has come is served where others were that may go, and none else goes: with all other
+    /// groups as they stand, or with groups made anew.
+    fn swapped(&self, planner: &dyn Planner, members: &Members<'_>, standing: &Plan) -> Option<Draft> {
+        let swap = self.swap.as_ref()?;
+        let here: BTreeSet<ModelId> = standing.groups.iter().map(|group| group.model).collect();
+        let served = || members.values().flat_map(|advert| &advert.devices).flat_map(|device| &device.serves);
+        let tries = swap.tries(members, &standing.groups);
+        // What nobody gives, or is fetched for too long, would take others' places and serve nobody.
+        let holdings = Holdings::of(members);
+        let comes_in_time = |draft: &Draft| {
+            let new: Vec<Group> = new_groups(standing, draft).cloned().collect();
+            holdings.as_ref().is_none_or(|holdings| fetching::takes(&holdings.fetches(&new)).0 < HORIZON.0)
+        };
+        tries.into_iter().take(SWAPS_TRIED).find_map(|(comes, go)| {
+            let others = served().map(|served| served.model).filter(|model| !here.contains(model) && *model != comes);
+            let hidden: BTreeSet<ModelId> = go.iter().copied().chain(others).collect();
+            let adverts = swap::without(members, &hidden);
+            let view: Members<'_> = adverts.iter().map(|(peer, advert)| (*peer, advert)).collect();
+            // Others judge it by views of their own, and would refuse one that takes from those that stay.
+            let value = |plan: &Plan| planner.value(plan, members, &self.wish);
+            let takes_nothing = |draft: &Draft| {
+                let plan = Plan { groups: draft.groups.clone(), ..standing.clone() };
+                swapping::is_as_good(&plan, standing, self.margin / 2.0, value)
+            };
+            let is_right = |draft: &Draft| {
+                let serves = |model: ModelId| draft.groups.iter().any(|group| group.model == model);
+                let stay = here.difference(&go).all(|model| serves(*model));
+                let fits = check::feasible(&draft.groups, members).is_ok();
+                serves(comes) && stay && fits && comes_in_time(draft) && takes_nothing(draft)
+            };
+            let light = planner.grow(standing, &view, &self.wish).filter(is_right);
+            light.or_else(|| Some(planner.plan(&view, &self.wish, Some(standing))).filter(is_right))
+        })
+    }
+
+    /// Who waits first, if no place was found for it, though there is nothing that it could wait for.
+    fn waits_in_vain(&self, draft: Option<&Draft>) -> Option<ModelId> {
+        let (swap, standing) = (self.swap.as_ref()?, self.standing.as_deref()?);
+        let first = *swap.waits.first()?;
+        let members: Members<'_> = self.members.iter().map(|(peer, advert)| (*peer, &**advert)).collect();
+        // After a loss nobody's turn was looked at.
+        let stands = check::feasible(&standing.groups, &members).is_ok();
+        let is_served = draft.is_some_and(|draft| draft.groups.iter().any(|group| group.model == first));
+        (stands && !is_served && swap.is_in_vain(first, &members, &standing.groups)).then_some(first)
     }
 
     /// Whether the same devices are there for the same models, and the same is set; links are measured anew all the time.
@@ -175,6 +265,7 @@ impl Control {
             margin: self.config.margin,
             horizon: self.config.horizon,
             disputed,
+            swap: self.swap(),
         }
     }
 
@@ -183,6 +274,9 @@ impl Control {
         let Planning::Asked(question) = std::mem::take(&mut self.turn.planning) else { return };
         self.turn.rest.answered(self.now);
         self.next_look = self.now;
+        if let Some(model) = question.waits_in_vain(draft.as_ref()) {
+            self.swapping.was_in_vain(self.now, model);
+        }
         if self.still_answers(&question, draft.as_ref()) {
             self.turn.planning = Planning::Found { draft, disputed: question.disputed, due: true };
         }
@@ -198,6 +292,12 @@ impl Control {
         let same_devices = question.is_of(&members);
         let feasible = |groups: &[_]| -> Result<(), Infeasible> { check::feasible(groups, &members) };
         let stands = self.adoption.adopted.as_ref().is_some_and(|a| feasible(&a.plan.groups).is_ok());
+        // Turns come and end while the planner is at work: what it found holds where all that goes may still go, and after a loss
+        // whoever's turn it is.
+        let holds = || question.swap == self.swap() || draft.is_some_and(|draft| self.may_go_now(draft));
+        if stands && !holds() {
+            return false;
+        }
         match draft {
             Some(draft) => feasible(&draft.groups).is_ok() && (same_devices || !stands),
             None => same_devices && stands == question.standing.is_some(),
@@ -208,14 +308,16 @@ impl Control {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sample;
+    use tsnode_protocol::{Epoch, LayerRange, PartialModel, Phase, Stage, Term};
 
     fn question() -> Arc<Question> {
         let (members, wish, horizon) = (BTreeMap::new(), Wish::default(), Duration::ZERO);
-        Arc::new(Question { members, standing: None, wish, margin: 0.0, horizon, disputed: false })
+        Arc::new(Question { members, standing: None, wish, margin: 0.0, horizon, disputed: false, swap: None })
     }
 
     fn draft() -> Draft {
-        Draft { groups: Vec::new(), routes: Vec::new(), reason: "a test".into() }
+        Draft { groups: Vec::new(), routes: Vec::new(), chosen: Vec::new(), reason: "a test".into() }
     }
 
     fn found(draft: Option<Draft>) -> Planning {
@@ -231,6 +333,63 @@ mod tests {
             assert_eq!(matches!(planning, Planning::Asked(_)), stays);
             assert_eq!(matches!(planning, Planning::Idle), !stays);
         }
+    }
+
+    /// Has the second model in the first one's place; any plan is worth as much.
+    #[derive(Debug)]
+    struct Second;
+
+    impl Planner for Second {
+        fn plan(&self, _: &Members<'_>, _: &Wish, _: Option<&Plan>) -> Draft {
+            Draft { groups: vec![group(2)], ..draft() }
+        }
+
+        fn flip(&self, _: &Plan, _: &Members<'_>, _: &Wish) -> Option<Draft> {
+            None
+        }
+
+        fn grow(&self, _: &Plan, _: &Members<'_>, _: &Wish) -> Option<Draft> {
+            None
+        }
+
+        fn value(&self, _: &Plan, _: &Members<'_>, _: &Wish) -> f64 {
+            1.0
+        }
+    }
+
+    fn group(model: u8) -> Group {
+        let stage = Stage { peer: PeerId([0; 32]), device: 0, layers: LayerRange { start: 0, end: 4 } };
+        Group::new(ModelId([model; 16]), Phase::Mixed, vec![stage])
+    }
+
+    #[test]
+    fn no_model_gives_its_place_to_one_that_nobody_gives() {
+        let [one, two] = [1, 2].map(|n| ModelId([n; 16]));
+        let mut whole = sample::lends_several(0, sample::cards(2));
+        let device = &mut whole.devices[0];
+        let part = device.memory_bytes / 4 * 3;
+        device.serves.iter_mut().for_each(|served| served.memory_bytes = part);
+        let fetches = Advert { partial: vec![PartialModel::of(two, [])], ..whole.clone() };
+        let gives = Advert { devices: vec![], ..whole.clone() };
+        let swaps = |adverts: &[&Advert]| {
+            let members = (0..).map(|n| PeerId([n; 32])).zip(adverts.iter().map(|a| Arc::new(Advert::clone(a))));
+            let (epoch, term, groups) = (Epoch(0), Term(0), vec![group(1)]);
+            let standing =
+                Plan { epoch, term, parent: None, groups, routes: vec![], chosen: vec![], reason: String::new() };
+            let (waits, claims, idle, over) = (vec![two], BTreeSet::new(), BTreeSet::from([one]), vec![]);
+            let question = Question {
+                members: members.collect(),
+                standing: Some(Arc::new(standing)),
+                swap: Some(Swap { waits, claims, idle, over }),
+                ..Question::clone(&question())
+            };
+            let answer = question.answer(&Second);
+            let in_vain = question.waits_in_vain(answer.as_ref()).is_some();
+            assert_ne!(answer.is_some(), in_vain);
+            answer.is_some()
+        };
+        assert!(swaps(&[&whole]) && swaps(&[&fetches, &gives]));
+        assert!(!swaps(&[&fetches]));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use super::{
     leader_rank::LeaderRanks,
     liveness::ANSWER,
     member::{Audience, Presence},
+    swapping::{self, Demand},
     voice::LISTENERS,
 };
 use crate::{Time, members::Members};
@@ -38,6 +39,8 @@ pub(super) struct Derived {
     pub electorate: BTreeSet<PeerId>,
     /// Whether a plan is needed that anybody can see: there is none, it does not fit any more, or a peer has no part in it.
     pub pressing: bool,
+    /// What is asked for, where not all models are in memory at once.
+    pub demand: Option<Demand>,
 }
 
 impl Control {
@@ -171,7 +174,7 @@ impl Control {
         if accuses && self.outlaws() != outlaws {
             self.members_changed();
         }
-        if behind && signer != self.config.me {
+        if behind && signer != self.config.me && self.may_repeat_advert(Duration::ZERO) {
             // It may have started again, too soon to have been missed, and lack the adverts it would judge us by.
             self.advertise_within(Duration::from_secs(1));
         }
@@ -196,6 +199,7 @@ impl Control {
         let (now, me, defer, listens) = (self.now, self.config.me, self.defer(), self.listens());
         let (rules, health, listeners) = (&self.config.silence, &self.health, &self.voice.listeners);
         let answer = ANSWER + health.grace() + self.unevenness();
+        let backlog = health.backlog();
         let (mut lost, mut bereft, mut missed) = (false, 0, Vec::new());
         for (peer, member) in self.members.iter_mut().filter(|(peer, m)| m.is_there() && **peer != me) {
             let leaves = member.heartbeat.leaving;
@@ -209,7 +213,7 @@ impl Control {
             }
             // Whom this peer should hear itself it knows: that one may be late as often as it is.
             let patience = if watched && sign != Sign::Dead { 2 * answer } else { answer };
-            let unanswered = member.called.is_some_and(|at| now >= at + patience);
+            let unanswered = member.called.is_some_and(|at| now >= at + patience + backlog);
             if left || member.is_gone() || unanswered {
                 member.give_up();
                 lost = true;
@@ -270,7 +274,8 @@ impl Control {
         };
         let ranks = self.ranks((epoch, self.plan_id()), turns);
         let listeners = self.listeners(ranks.first().copied(), listening);
-        Derived { epoch, ranks, listeners, electorate, pressing }
+        let demand = swapping::demand(&members);
+        Derived { epoch, ranks, listeners, electorate, pressing, demand }
     }
 
     /// The coordinator, and the first of ranks that follow from the epoch alone: these are the same for all, whatever plan
@@ -335,7 +340,7 @@ fn has_moved(before: &Advert, now: &Advert) -> bool {
     !before.data_addresses.is_empty() && !before.data_addresses.iter().any(|a| now.data_addresses.contains(a))
 }
 
-/// Whether nothing but measured links makes it another.
+/// Whether nothing but measured links makes it another, and what has come of models: plans that fetch are worth something else then.
 fn differ_in_links(before: &Advert, now: &Advert) -> bool {
     let Advert {
         name,
@@ -344,6 +349,8 @@ fn differ_in_links(before: &Advert, now: &Advert) -> bool {
         data_addresses,
         devices,
         models,
+        partial: _,
+        origins,
         encoders,
         links,
         reachable,
@@ -353,6 +360,7 @@ fn differ_in_links(before: &Advert, now: &Advert) -> bool {
     } = before;
     (name, version, addresses, data_addresses) == (&now.name, &now.version, &now.addresses, &now.data_addresses)
         && (devices, models, encoders, reachable) == (&now.devices, &now.models, &now.encoders, &now.reachable)
+        && origins == &now.origins
         && (invites, traffic, settings) == (&now.invites, &now.traffic, &now.settings)
         // One that goes another way is another link.
         && !links.iter().any(|was| now.links.iter().any(|is| is.to == was.to && is.path != was.path))

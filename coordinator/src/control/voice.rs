@@ -31,6 +31,8 @@ const LOUD: Duration = Duration::from_secs(10);
 const DIRECT: Duration = Duration::from_secs(60);
 /// Adverts are not said again for a call that comes so soon after one.
 const ADVERT_FRESH: Duration = Duration::from_secs(5);
+/// Where words wait so long in this peer's own queues, it is missed for that: telling all would make them longer.
+const BUSY: Duration = Duration::from_secs(1);
 /// Of the time, what one peer's word of its load takes up: fifty a second from all.
 const LOAD_SHARE: Duration = Duration::from_millis(20);
 
@@ -161,7 +163,14 @@ impl Control {
     fn is_loud(&self) -> bool {
         let listeners = &self.voice.listeners;
         let knows_nobody = !listeners.iter().any(|l| *l != self.config.me);
-        knows_nobody || self.listens() || self.own.leaving || self.now < self.voice.loud_until
+        let is_missed = self.now < self.voice.loud_until && self.health.backlog() < BUSY;
+        knows_nobody || self.listens() || self.own.leaving || is_missed
+    }
+
+    /// Whether this peer's advert may be said again so soon after the last: on a full computer it is most likely only late.
+    pub(super) fn may_repeat_advert(&self, fresh: Duration) -> bool {
+        let rest = fresh + 2 * self.health.backlog();
+        self.voice.advertised.is_none_or(|at| self.now >= at + rest)
     }
 
     /// Whether this peer listens for all, by its own view.
@@ -221,7 +230,7 @@ impl Control {
     pub(super) fn called(&mut self) {
         let now = self.now;
         self.voice.missed(now);
-        if self.voice.advertised.is_none_or(|at| now >= at + ADVERT_FRESH) {
+        if self.may_repeat_advert(ADVERT_FRESH) {
             self.advertise_within(Duration::from_millis(200));
         }
     }
@@ -230,6 +239,22 @@ impl Control {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control::ControlConfig;
+    use tsnode_protocol::SwarmId;
+
+    #[test]
+    fn who_knows_its_own_queues_to_be_full_does_not_make_them_longer() {
+        let config = ControlConfig::new(PeerId([1; 32]), SwarmId([1; 16]));
+        let mut control = Control::new(config, Time::ZERO, Duration::ZERO);
+        control.now = Time::from_secs(10);
+        control.voice.listeners = vec![PeerId([2; 32])];
+        control.voice.loud_until = Time::from_secs(20);
+        control.voice.advertised = Some(Time::from_secs(4));
+        let says = |control: &Control| (control.is_loud(), control.may_repeat_advert(ADVERT_FRESH));
+        assert_eq!(says(&control), (true, true));
+        (0..100).for_each(|_| control.health.came_through(Duration::from_millis(600)));
+        assert_eq!(says(&control), (false, false));
+    }
 
     #[test]
     fn who_is_missed_answers_at_once_but_does_not_repeat_what_was_just_said() {

@@ -94,6 +94,7 @@ mod tests {
             total: 99.0,
             alone: None,
             first_part: None,
+            overflow: None,
             parts: Parts::default(),
             deliveries: vec![],
             moves: vec![],

@@ -8,13 +8,15 @@ use super::{
     parting::Parting,
     state::{Planned, State},
 };
-use crate::{Time, gate::SplitChoice, policy::choice::Dispatch};
+use crate::{
+    Time,
+    gate::SplitChoice,
+    policy::{balancer::AT_ONCE, choice::Dispatch},
+};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 use tsnode_protocol::{Group, GroupId, ModelId, Phase, RequestId, stream::Computed};
 
-/// First parts that a prefill group has before others wait at the gate: one that is computed, and one that is next.
-const AT_ONCE: usize = 2;
 /// A request that waits at the gate is looked at so often, should nothing else happen.
 const LOOK: Duration = Duration::from_millis(500);
 

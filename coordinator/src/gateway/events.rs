@@ -30,6 +30,9 @@ pub struct GatewayConfig {
     pub retry_after: Duration,
     /// How long a request that was begun waits for a group that can go on with it.
     pub homeless_patience: Duration,
+    /// How long any other waits for its model, where that is not in memory since devices serve more than they hold at once: for
+    /// others' answers to end, and for its weights to be read.
+    pub loading_patience: Duration,
     /// Packing of KV that is sent.
     pub kv: KvChoice,
     /// What every prompt's KV goes through, sent or not, where its client does not say: the same request is then answered with the
@@ -55,6 +58,7 @@ impl Default for GatewayConfig {
             progress_patience: Duration::from_secs(60),
             retry_after: Duration::from_secs(2),
             homeless_patience: Duration::from_secs(60),
+            loading_patience: Duration::from_secs(600),
             kv: KvChoice::Auto,
             fixed: None,
             pace: None,

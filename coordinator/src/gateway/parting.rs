@@ -5,7 +5,7 @@
 use crate::{
     gate::{PromptCost, Side, Verdict},
     policy::{
-        balancer::{Ahead, ChunkFit, PromptFit, ready_part},
+        balancer::{Ahead, ChunkFit, PromptFit, SPARED, ready_part},
         caps,
         choice::CHUNK,
     },
@@ -16,8 +16,6 @@ use tsnode_protocol::{
     BytesPerSecond, Group, GroupId, LayerProfile, PromptCodec, Seconds, SecondsPerToken, stream::Computed,
 };
 
-/// Iterations of work that the decode group is left with where the prefill group is just in time (docs/research/cronus.md).
-const SPARED: f64 = 1.5;
 /// Measured parts that a fit is made of: the last ones, and no fewer than these.
 const MEASURED: usize = 32;
 const TELLING: usize = 8;
@@ -172,7 +170,7 @@ impl Parting<'_> {
 }
 
 /// What was measured of a group's stages, with their layers.
-fn profiles<'a>(view: &'a View, group: &'a Group) -> impl Iterator<Item = (&'a LayerProfile, u32)> {
+pub(super) fn profiles<'a>(view: &'a View, group: &'a Group) -> impl Iterator<Item = (&'a LayerProfile, u32)> {
     group.stages.iter().filter_map(|stage| {
         let device = view.adverts.get(&stage.peer)?.devices.get(usize::from(stage.device))?;
         let profile = device.profile(group.model)?;

@@ -23,6 +23,8 @@ pub(super) struct Part {
     sequences: u32,
     /// Tokens of prompts that are not computed yet, as far as the gateway knows.
     pending_tokens: u32,
+    /// Tokens whose KV answers there begin with, or will.
+    kv: u64,
 }
 
 impl Part {
@@ -30,6 +32,7 @@ impl Part {
         Self {
             sequences: self.sequences.saturating_add(other.sequences),
             pending_tokens: self.pending_tokens.saturating_add(other.pending_tokens),
+            kv: self.kv.saturating_add(other.kv),
         }
     }
 
@@ -37,6 +40,7 @@ impl Part {
         Self {
             sequences: self.sequences.saturating_sub(other.sequences),
             pending_tokens: self.pending_tokens.saturating_sub(other.pending_tokens),
+            kv: self.kv.saturating_sub(other.kv),
         }
     }
 }
@@ -89,11 +93,21 @@ impl Queues {
 
     /// What a group has to do, where the gateway has this there now.
     pub fn now(&self, id: GroupId, said: &Load, own: Part) -> Load {
-        let before = self.said.get(&id).map(|(_, before)| *before).unwrap_or_default();
-        let others = Part { sequences: said.running.saturating_add(said.waiting), pending_tokens: said.pending_tokens };
-        let Part { sequences, pending_tokens } = others.less(before).and(own);
+        let before = self.before(id);
+        let sequences = said.running.saturating_add(said.waiting);
+        let others = Part { sequences, pending_tokens: said.pending_tokens, kv: 0 };
+        let Part { sequences, pending_tokens, .. } = others.less(before).and(own);
         let waiting = said.waiting.min(sequences);
         Load { running: sequences - waiting, waiting, pending_tokens, ..*said }
+    }
+
+    /// KV of what the gateway has sent a group since it last said how much it has (tokens), where it has this there now.
+    pub fn sent_since(&self, id: GroupId, own: Part) -> u64 {
+        own.less(self.before(id)).kv
+    }
+
+    fn before(&self, id: GroupId) -> Part {
+        self.said.get(&id).map(|(_, before)| *before).unwrap_or_default()
     }
 }
 
@@ -101,14 +115,15 @@ impl Queues {
 pub(super) fn shares(r: &Request) -> Shares {
     let Some(at) = r.state.placement() else { return [None; 2] };
     let prompt = (r.ask.prompt.len() as u32).saturating_sub(r.cached);
-    let part = |computes: bool| Part { sequences: 1, pending_tokens: if computes { prompt } else { 0 } };
+    let kv = r.asked().prompt_memory();
+    let part = |computes: bool| Part { sequences: 1, pending_tokens: if computes { prompt } else { 0 }, kv };
     let is_open = at.last_token.is_none();
     // Of a prompt that is parted each of the two groups has a part to compute.
     let first = r.first_part();
     let rest = first.map_or(0, |first| prompt.saturating_sub(first));
-    let here = Part { sequences: 1, pending_tokens: if is_open { rest } else { 0 } };
+    let here = Part { sequences: 1, pending_tokens: if is_open { rest } else { 0 }, kv };
     let decode = (at.pick.decode, if first.is_some() { here } else { part(r.state.computes_here() && is_open) });
-    let part = |computes: bool| Part { sequences: 1, pending_tokens: if computes { prompt - rest } else { 0 } };
+    let part = |computes: bool| Part { sequences: 1, pending_tokens: if computes { prompt - rest } else { 0 }, kv };
     let prefill = match &r.state {
         State::AwaitingGrant { prompt: Planned::By { .. }, .. } => Some(part(true)),
         State::Prefilling { first, .. } => Some(part(first.is_none())),
@@ -138,7 +153,7 @@ mod tests {
     }
 
     fn part(sequences: u32, pending_tokens: u32) -> Part {
-        Part { sequences, pending_tokens }
+        Part { sequences, pending_tokens, kv: 0 }
     }
 
     /// Said so while the gateway had `before` there, and seen so by it with `own` there now.
@@ -161,6 +176,16 @@ mod tests {
         assert_eq!(seen(load(3, 2, 700), part(0, 0), part(1, 10)), load(4, 2, 710));
         // More of its own have ended than the group says it runs: it spoke of some that waited.
         assert_eq!(seen(load(1, 3, 0), part(3, 0), part(0, 0)), load(0, 1, 0));
+    }
+
+    #[test]
+    fn kv_that_was_sent_counts_until_the_group_says_what_it_has() {
+        let (mut queues, part) = (Queues::default(), |kv| Part { sequences: 1, kv, ..Part::default() });
+        assert_eq!(queues.sent_since(GROUP, part(700)), 700);
+        queues.hear(Time::ZERO, &[(GROUP, load(1, 0, 0))].into(), &[(GROUP, part(700))].into());
+        assert_eq!(queues.sent_since(GROUP, part(700)), 0);
+        assert_eq!(queues.sent_since(GROUP, part(900)), 200);
+        assert_eq!(queues.sent_since(GROUP, part(0)), 0, "what has ended since was in what it said");
     }
 
     #[test]

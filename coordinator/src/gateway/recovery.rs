@@ -5,11 +5,17 @@ use crate::Time;
 use std::time::Duration;
 use tsnode_protocol::{
     RequestId, Stage,
-    stream::{DecodeOrder, End},
+    stream::{DecodeOrder, End, NOT_LED, NOT_UP, PLAN_CHANGED},
 };
 
 /// How often a request that nobody serves asks again, should no news of the swarm come.
 const HOMELESS_RETRY: Duration = Duration::from_millis(500);
+/// How long one waits that has not begun, where a group lacks its ring: as long as a ring may take to come round. One that has not
+/// come back by then has lost a peer for longer.
+const RING_PATIENCE: Duration = Duration::from_secs(5);
+/// Why a request is turned away that waited for its model, and one that cannot wait for it.
+const OVERSLEPT: &str = "its model is not in memory, and devices that serve it were busy with others for too long";
+const TOO_MANY_ASLEEP: &str = "its model is not in memory, and too many requests wait here for such models";
 
 impl Gateway {
     pub(super) fn prefill_failed(&mut self, now: Time, request: RequestId, reason: String, out: &mut Vec<Action>) {
@@ -80,8 +86,13 @@ impl Gateway {
         self.route(now, request, out);
     }
 
-    /// Nobody takes it: a request that was begun waits for somebody, any other is told so.
+    /// Nobody takes it: a request that was begun waits for somebody, one whose model is not in memory waits for that, one whose group
+    /// has lost its ring for a moment waits for that, any other is told so.
     pub(super) fn unserved(&mut self, now: Time, request: RequestId, why: &str, out: &mut Vec<Action>) {
+        let asleep = || self.requests.values().filter(|r| r.is_asleep()).count();
+        let begins = self.requests.get(&request).is_some_and(|r| !r.accepted && !r.is_asleep());
+        // Requests for models that are in memory are to find room.
+        let is_crowded = begins && asleep() >= self.config.max_requests.div_ceil(4);
         let Some(r) = self.requests.get_mut(&request) else { return };
         if r.accepted {
             r.tried.clear();
@@ -89,8 +100,54 @@ impl Gateway {
             r.deadline = until.min(now + HOMELESS_RETRY);
             return;
         }
+        let model = r.ask.model;
+        let may_sleep = self.view.plan.is_some() && self.yielding.contains(&model);
+        let is_down = self.view.is_down(model);
+        let has_left = r.refusal.as_deref().is_some_and(|said| [PLAN_CHANGED, NOT_LED].contains(&said));
+        if !(may_sleep && (is_down || has_left)) {
+            return self.wait_for_ring(now, request, why, out);
+        }
+        let until = r.line.submitted + self.config.loading_patience;
+        if until <= now {
+            return self.turn_away_asleep(request, OVERSLEPT, out);
+        }
+        if is_crowded {
+            return self.turn_away_asleep(request, TOO_MANY_ASLEEP, out);
+        }
+        r.tried.clear();
+        // It may have waited for a ring before, and for less long.
+        r.without_ring = None;
+        r.state = State::Recovering { until };
+        // Every change of the view tries it again. Where its group is taken to be up still, that is about to change.
+        r.deadline = if is_down { until } else { until.min(now + HOMELESS_RETRY) };
+    }
+
+    /// A ring that broke is built again at once: who asked in between waits for it, any other is turned away.
+    fn wait_for_ring(&mut self, now: Time, request: RequestId, why: &str, out: &mut Vec<Action>) {
+        let Some(r) = self.requests.get_mut(&request) else { return };
+        if r.refusal.as_deref() != Some(NOT_UP) {
+            return self.turn_away(request, why, out);
+        }
+        let until = *r.without_ring.get_or_insert(now) + RING_PATIENCE;
+        if until <= now {
+            return self.turn_away(request, why, out);
+        }
+        r.tried.clear();
+        let until = r.state.recover(until);
+        r.deadline = until.min(now + HOMELESS_RETRY);
+    }
+
+    /// What the last group said is not why it is turned away.
+    fn turn_away_asleep(&mut self, request: RequestId, why: &str, out: &mut Vec<Action>) {
+        if let Some(r) = self.requests.get_mut(&request) {
+            r.refusal = None;
+        }
+        self.turn_away(request, why, out);
+    }
+
+    fn turn_away(&mut self, request: RequestId, why: &str, out: &mut Vec<Action>) {
+        let Some(mut r) = self.requests.remove(&request) else { return };
         let reason = r.refusal.take().unwrap_or_else(|| why.to_owned());
-        self.requests.remove(&request);
         out.push(Action::Unserved { request, reason, retry_after: self.config.retry_after });
     }
 
@@ -98,6 +155,13 @@ impl Gateway {
     pub(super) fn look_for_home(&mut self, now: Time, request: RequestId, until: Time, out: &mut Vec<Action>) {
         if now < until {
             return self.route(now, request, out);
+        }
+        if let Some(r) = self.requests.get(&request).filter(|r| !r.accepted) {
+            let is_for_ring = r.without_ring.is_some_and(|since| until <= since + RING_PATIENCE);
+            if is_for_ring && r.refusal.as_deref() == Some(NOT_UP) {
+                return self.turn_away(request, NOT_UP, out);
+            }
+            return self.turn_away_asleep(request, OVERSLEPT, out);
         }
         let refusal = self.requests.get_mut(&request).and_then(|r| r.refusal.take());
         let why = refusal.unwrap_or_else(|| "no group is up".into());

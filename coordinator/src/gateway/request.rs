@@ -78,6 +78,8 @@ pub(super) struct Request {
     pub tried: BTreeSet<GroupId>,
     /// What the last of them said.
     pub refusal: Option<String>,
+    /// Since when it waits for a group's ring, if it ever did: it may have waited at the group before.
+    pub without_ring: Option<Time>,
 }
 
 impl Request {
@@ -97,6 +99,7 @@ impl Request {
             moves: Vec::new(),
             tried: BTreeSet::new(),
             refusal: None,
+            without_ring: None,
         }
     }
 
@@ -174,6 +177,11 @@ impl Request {
         let (sampling, stop_tokens, class) = (Sampling::greedy(), Vec::new(), self.ask.generation.class);
         let generation = Generation { sampling, max_new_tokens: 1, stop_tokens, class };
         (self.ask.prompt[..first as usize].to_vec(), generation)
+    }
+
+    /// Whether it waits for its model, which is not in memory, or for its group's ring.
+    pub fn is_asleep(&self) -> bool {
+        !self.accepted && matches!(self.state, State::Recovering { .. })
     }
 
     /// Tokens of prompt and answer that whoever decodes it has computed: what follows the last one nobody has asked for yet.
@@ -288,6 +296,7 @@ impl Request {
             moves: self.moves.clone(),
             codec: self.codec.codec,
             first_part: self.first_part(),
+            overflow: at.overflow,
             kv_codec: (!deliveries.is_empty()).then_some(self.codec.codec),
             kv_bytes: deliveries.iter().map(|d| d.bytes).sum(),
             ttft: self.line.since(self.line.first.unwrap_or(now)),

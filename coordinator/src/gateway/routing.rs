@@ -18,6 +18,7 @@ impl Gateway {
     pub(super) fn route(&mut self, now: Time, request: RequestId, out: &mut Vec<Action>) {
         let (up, weights) = (self.live_queues(now), self.weights());
         let parts = self.requests.get(&request).is_some_and(|r| self.parts_prompts(r.ask.model));
+        self.router.look(self.sizes(request));
         let Some(r) = self.requests.get_mut(&request) else { return };
         let plan = self.view.plan.as_deref();
         // Names are random: gateways begin their draws anywhere.
@@ -25,6 +26,7 @@ impl Gateway {
         let choice = Choice { plan, up: &up, tried: &r.tried, weights: &weights };
         self.router.at(Seconds(now.as_secs_f64()));
         let picked = self.router.pick(choice, r.ask.model, r.asked(), seed);
+        let overflow = self.router.overflow();
         let judging = Judging {
             config: &self.config,
             view: &self.view,
@@ -47,6 +49,8 @@ impl Gateway {
         };
         let verdict = judging.verdict(r, prefill, decode, &up);
         let (elsewhere, reason) = judging.elsewhere(r, (prefill, decode), verdict.as_ref(), &up);
+        // One that goes on with what somebody has of it may have gone there.
+        let overflow = overflow.filter(|_| (prefill.id, decode.id) == (routed.prefill, routed.decode));
         let split = elsewhere.is_some();
         let unknown = || self.config.kv.codec().unwrap_or(KvCodec::Int4);
         let codec = || verdict.map_or_else(unknown, |v| v.codec);
@@ -61,7 +65,8 @@ impl Gateway {
             last_token: None,
             learnt: false,
             predicted: verdict.map(|v| Predicted { elsewhere: v.remote, here: v.local }),
-            reason,
+            reason: overflow.map_or(reason, |overflow| overflow.to_string()),
+            overflow,
         };
         let prompt = if split {
             // A first part's KV leaves while it is computed: the rest waits for it.

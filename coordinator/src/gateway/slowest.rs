@@ -241,6 +241,7 @@ mod tests {
             new_tokens: 11,
             codec: KvCodec::Raw,
             first_part: None,
+            overflow: None,
             kv_codec: None,
             kv_bytes: 0,
             ttft: 0.1,

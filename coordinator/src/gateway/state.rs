@@ -7,7 +7,7 @@
 //! ```
 
 use super::Predicted;
-use crate::{Time, router::Pick};
+use crate::{Time, policy::routing::Overflow, router::Pick};
 use tsnode_protocol::{GroupId, PeerId, Stage, Token, kv::KvPace};
 
 /// The states of a request that has not ended.
@@ -34,7 +34,7 @@ pub(super) enum State {
     },
     /// The decode group has pages, and nobody else owes it anything.
     Decoding { at: Placement, granted_at: Time, prompt: Prompt },
-    /// No group serves what was begun; one is waited for until then.
+    /// No group serves what was begun, or its model is not in memory; one is waited for until then.
     Recovering { until: Time },
 }
 
@@ -57,6 +57,8 @@ pub(super) struct Placement {
     pub predicted: Option<Predicted>,
     /// Why the prompt is computed where it is.
     pub reason: String,
+    /// Of which pool it found no room, where requests are pooled.
+    pub overflow: Option<Overflow>,
 }
 
 /// A group that prefills for another.
@@ -227,6 +229,7 @@ mod tests {
             learnt: false,
             predicted: None,
             reason: "it pays".into(),
+            overflow: None,
         }
     }
 

@@ -1,7 +1,7 @@
 //! Prompt flow 9: what ran where in one request, and where its client's time went.
 
 use super::Slowest;
-use crate::Time;
+use crate::{Time, policy::routing::Overflow};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use tsnode_protocol::{Advert, KvCodec, ModelId, PeerId, RequestId, Seconds, Stage, kv::Delivery, stream::Computed};
@@ -39,6 +39,9 @@ pub struct Trace {
     /// all of it.
     #[serde(default)]
     pub first_part: Option<u32>,
+    /// Of which pool it found no room, so that one group computed and answered it; none where requests are not pooled.
+    #[serde(default)]
+    pub overflow: Option<Overflow>,
     /// Packing of the KV, where it crossed the network.
     pub kv_codec: Option<KvCodec>,
     /// KV payload that crossed the network (bytes).

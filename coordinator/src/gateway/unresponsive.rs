@@ -23,7 +23,8 @@ impl Gateway {
     /// Whether one of these other groups does what it does, for the same model.
     pub(super) fn has_substitute(&self, id: GroupId, among: &BTreeSet<GroupId>) -> bool {
         let Some(group) = self.view.group(id) else { return false };
-        let stands_in = |phase: Phase| phase == group.phase || (group.phase, phase) == (Phase::Decode, Phase::Mixed);
+        // Who decodes computes prompts as well where nobody else does.
+        let stands_in = |phase: Phase| (phase == Phase::Prefill) == (group.phase == Phase::Prefill);
         let same = |other: &Group| other.id != id && other.model == group.model && stands_in(other.phase);
         among.iter().filter_map(|other| self.view.group(*other)).any(same)
     }

@@ -1,6 +1,6 @@
 //! Plan flow 4: what can be had of a plan that stands with nothing of it loaded anew (ThunderServe §3.4).
 
-use super::{Draft, Wish, joined};
+use super::{Draft, Wish, at_once, joined};
 use crate::{
     members::Members,
     planner::live::{self, Scene},
@@ -16,7 +16,7 @@ pub fn flip(plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft> {
 }
 
 /// The same, and beside it groups of those devices that have no part in the plan: who serves goes on serving, and only
-/// newcomers load. `None` as for [`flip`].
+/// newcomers load; a model that no group serves gets one where there is memory for it. `None` as for [`flip`].
 #[must_use]
 pub fn grow(plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft> {
     lightly(plan, members, wish, Scene::grown)
@@ -39,10 +39,13 @@ fn lightly(
     let models: BTreeSet<ModelId> = scenes.iter().map(|s| s.card.id).collect();
     let scenes = live::beside(scenes, &standing);
     let parts = scenes.into_iter().filter_map(|scene| light(&scene, &standing).map(|part| (scene, part)));
-    let mut draft = joined(parts.collect());
+    let mut draft = joined(at_once(parts.collect(), &standing, members));
     models.iter().for_each(|model| complete(&mut draft, *model, &standing));
     let is_served = |model: &ModelId| draft.groups.iter().any(|g| g.model == *model);
-    (!draft.groups.is_empty() && models.iter().all(is_served)).then_some(draft)
+    // Where not all are in memory at once, one that nobody served may stay so.
+    let scarce = live::is_scarce(members);
+    let may_miss = |model: &ModelId| scarce && plan.groups.iter().all(|g| g.model != *model);
+    (!draft.groups.is_empty() && models.iter().all(|model| is_served(model) || may_miss(model))).then_some(draft)
 }
 
 /// Groups of a model that no region has whole, or that would be of no use in theirs, go on by themselves: each does both, and

@@ -5,19 +5,22 @@
 //! no gateway has had enough of them; a rate that keeps the swarm busy; and where members have set no targets, deadlines as
 //! multiples of what the swarm's fastest group takes.
 
+mod delayed;
+mod route_choice;
 mod sharing;
 mod shortfall;
 mod standing;
 mod why;
 
+pub use route_choice::route;
 pub use shortfall::{Lack, Shortfall, shortfalls};
 pub use why::{Other, SharedDevice, Why, why};
 
 use self::sharing::{Fair, Taken};
-use super::reranking;
+use super::{fetching::Holdings, reranking};
 use crate::{
     gate::SplitChoice,
-    links::WITHIN_PEER,
+    links::{self, WITHIN_PEER},
     members::Members,
     policy::choice::Batches,
     replay::Replay,
@@ -38,9 +41,10 @@ use crate::{
     settings::{self, Settings},
     traffic,
 };
+use std::{collections::BTreeMap, sync::Arc};
 use tsnode_protocol::{
     Bytes, BytesPerSecond, Group, LayerProfile, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan, RequestClass,
-    Route, Seconds, Stage, Tokens,
+    Route, Seconds, Served, Stage, Tokens,
 };
 
 /// Part of what mixed groups alone would carry that is planned for.
@@ -64,8 +68,12 @@ const FLIPS: usize = 256;
 const REPLAYED: usize = 300;
 /// The least of all its devices' time that a model is taken to be asked for, beside others.
 const LEAST_DEMAND: f64 = 0.05;
-/// A link nobody has measured: a gigabit a millisecond away.
-const UNMEASURED: Path = Path { latency: Seconds(1e-3), bandwidth: BytesPerSecond(125e6) };
+/// Where devices do not hold all models at once: what a plan is still worth in which nobody serves one that is asked for, and one
+/// that nobody asks for. However many other models are served, the first is reason enough for another plan, and the second is not.
+const WITHOUT_ASKED: f64 = 0.5;
+const WITHOUT_UNASKED: f64 = 0.98;
+/// A link nobody has measured.
+const UNMEASURED: Path = Path { latency: links::UNMEASURED.0, bandwidth: links::UNMEASURED.1 };
 /// Between two devices of one host.
 const INSIDE: Path = Path { latency: Seconds(50e-6), bandwidth: BytesPerSecond(10e9) };
 /// Bytes of an element of KV pages.
@@ -91,6 +99,26 @@ pub struct Scene {
     carries: f64,
     /// What of that each device does, in one measure for all.
     power: Vec<f64>,
+    /// Room for it on all devices that can serve it.
+    rooms: Arc<BTreeMap<Place, Room>>,
+    /// The part of a plan's worth that is left where nobody serves it. Where there is memory for all of the swarm's models, it takes
+    /// 1 off instead.
+    without: Option<f64>,
+    /// By which it is known what plans have to fetch; none where every host has what it lends.
+    holdings: Option<Arc<Holdings>>,
+    /// Groups of the plan in force, which serve meanwhile.
+    standing: Arc<[Group]>,
+}
+
+/// Memory for a model's weights on a device (bytes).
+#[derive(Clone, Copy, Debug)]
+struct Room {
+    /// What its part needs; nothing of one that is kept there.
+    need: u64,
+    /// What all models that are there at once may have together, beside those that are kept.
+    most: u64,
+    /// Whether it stays in memory there, whoever is asked for, where not all are at once.
+    is_kept: bool,
 }
 
 /// A plan for one model.
@@ -111,7 +139,29 @@ pub fn scenes(members: &Members<'_>, split: SplitChoice) -> Vec<Scene> {
     let services = sharing::lent(members).filter_map(|(card, places)| Service::of(card, places, members, split));
     let services: Vec<Service<'_>> = services.collect();
     let fair = Fair::of(services.iter().map(|service| (service.demand(), &*service.places)));
-    services.iter().flat_map(|service| service.scenes(&fair)).collect()
+    let scarce = is_scarce(members);
+    let holdings = Holdings::of(members).map(Arc::new);
+    let scenes = services.iter().flat_map(|service| service.scenes(&fair, scarce));
+    scenes.map(|scene| Scene { holdings: holdings.clone(), ..scene }).collect()
+}
+
+/// Whether some device does not hold all models at once that it serves.
+pub(crate) fn is_scarce(members: &Members<'_>) -> bool {
+    members.values().flat_map(|advert| &advert.devices).any(|device| !device.holds_all())
+}
+
+fn rooms(places: &[Place], members: &Members<'_>, model: ModelId) -> BTreeMap<Place, Room> {
+    let room = |place: &Place| {
+        let device = members.get(&place.0)?.devices.get(usize::from(place.1))?;
+        let served = device.served(model)?;
+        let stays = |served: &Served| if served.is_kept { served.memory_bytes } else { served.kv_bytes };
+        let kept = device.serves.iter().map(stays).fold(0, u64::saturating_add);
+        let weights = served.memory_bytes.saturating_sub(served.kv_bytes);
+        let need = if served.is_kept { 0 } else { weights };
+        let is_kept = served.is_kept && !device.holds_all();
+        Some((*place, Room { need, most: device.memory_bytes.saturating_sub(kept), is_kept }))
+    };
+    places.iter().filter_map(room).collect()
 }
 
 /// A model, the devices that can serve it, and what it is asked for.
@@ -123,6 +173,7 @@ struct Service<'a> {
     carries: f64,
     /// Requests a second that gateways say they are asked for. Where they say that of other models alone, none.
     asked: Option<f64>,
+    rooms: Arc<BTreeMap<Place, Room>>,
 }
 
 impl<'a> Service<'a> {
@@ -149,7 +200,8 @@ impl<'a> Service<'a> {
         whole.prompts = Batches::measured(profiles(&places, members, card.id)).into();
         let said = || members.values().any(|advert| advert.traffic.iter().any(|traffic| traffic.rate > 0.0));
         let asked = traffic.map(|profile| profile.rate).or_else(|| said().then_some(0.0));
-        Some(Self { card, places, whole, carries, asked })
+        let rooms = Arc::new(rooms(&places, members, card.id));
+        Some(Self { card, places, whole, carries, asked, rooms })
     }
 
     /// Part of all its devices' time that it is taken to be asked for.
@@ -157,7 +209,7 @@ impl<'a> Service<'a> {
         self.asked.map_or(BUSY, |rate| (rate / self.carries).clamp(LEAST_DEMAND, BUSIEST))
     }
 
-    fn scenes(&self, fair: &Fair) -> Vec<Scene> {
+    fn scenes(&self, fair: &Fair, scarce: bool) -> Vec<Scene> {
         let mut scenes: Vec<Scene> =
             regions::split(&self.whole, regions::MOST).into_iter().filter_map(|region| self.scene(region)).collect();
         if scenes.is_empty() {
@@ -169,9 +221,13 @@ impl<'a> Service<'a> {
         let planned = |scene: &Scene| scene.carries * scene.mean(|place| fair.part(demand, place));
         let fair: f64 = scenes.iter().map(planned).sum();
         let (regions, wanted) = (scenes.len(), self.asked.map_or(0.0, |rate| rate / fair));
+        // What its owner keeps in memory is missed like what is asked for.
+        let is_kept = self.rooms.values().any(|room| room.is_kept);
+        let is_unasked = !is_kept && self.asked.is_some_and(|rate| rate <= 0.0);
+        let without = scarce.then_some(if is_unasked { WITHOUT_UNASKED } else { WITHOUT_ASKED });
         for scene in &mut scenes {
             scene.problem.rate = wanted.clamp(BUSY, BUSIEST) * planned(scene);
-            (scene.share, scene.regions) = (scene.carries / total, regions);
+            (scene.share, scene.regions, scene.without) = (scene.carries / total, regions, without);
         }
         scenes
     }
@@ -183,7 +239,20 @@ impl<'a> Service<'a> {
         let context = problem.workload.mean.context;
         let power = |i| problem.layer_cost(i, 1).map_or(0.0, |cost| 1.0 / cost.decode.time(1.0, context).0.max(1e-12));
         let power = problem.cluster.ids().map(power).collect();
-        Some(Scene { card: self.card.clone(), places, problem, share: 1.0, regions: 1, carries, power })
+        let (card, rooms) = (self.card.clone(), self.rooms.clone());
+        Some(Scene {
+            card,
+            places,
+            problem,
+            share: 1.0,
+            regions: 1,
+            carries,
+            power,
+            rooms,
+            without: None,
+            holdings: None,
+            standing: Vec::new().into(),
+        })
     }
 }
 
@@ -291,7 +360,7 @@ impl Scene {
             // One group alone has nobody to split with.
             return plan(&self.problem.within(Space { mixed: true, phases: false, ..self.problem.space }));
         }
-        found
+        self.soonest(found)
     }
 
     fn part(&self, found: &Found) -> Part {
@@ -406,10 +475,10 @@ impl Scene {
     }
 }
 
-/// Plans for all models of these scenes.
+/// Plans for all models of these scenes, made while `standing` is in force.
 #[must_use]
-pub fn planned(scenes: Vec<Scene>) -> Vec<(Scene, Part)> {
-    sharing::planned(scenes)
+pub fn planned(scenes: Vec<Scene>, standing: Option<&Plan>) -> Vec<(Scene, Part)> {
+    sharing::planned(scenes.into_iter().map(|scene| scene.under(standing)).collect())
 }
 
 /// The same scenes where these groups take their part of the devices' time.

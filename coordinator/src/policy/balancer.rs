@@ -3,6 +3,11 @@
 
 use tsnode_protocol::{Seconds, SecondsPerToken};
 
+/// Iterations of work that the fast machine is left with where the slow one is just in time (docs/research/cronus.md).
+pub(crate) const SPARED: f64 = 1.5;
+/// First parts that a slow machine has before other requests wait: one that is computed, and one that is next.
+pub(crate) const AT_ONCE: usize = 2;
+
 /// What computing a prompt takes on the slow machine: `fixed + per_token·L` (Equation 2: b_p, k_p).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PromptFit {

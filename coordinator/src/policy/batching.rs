@@ -249,4 +249,16 @@ pub struct Seen {
     pub context: u64,
     /// KV that is set aside there (tokens).
     pub held: u64,
+    /// KV that there is memory for (tokens); 0 where it does not say.
+    pub room: u64,
+    /// Prompt tokens of a batch where nothing is answered, at most; 0 where it does not say.
+    pub step: u32,
+}
+
+impl Seen {
+    /// Whether it has nothing to do.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        Self { room: 0, step: 0, ..*self } == Self::default()
+    }
 }

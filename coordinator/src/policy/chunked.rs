@@ -7,6 +7,9 @@
 //! A request has a place and memory from the first chunk of its prompt to its end, or from when its KV begins to come from
 //! elsewhere; with it may come the prompt's rest (Cronus §4.2). One whose answer is generated elsewhere keeps its memory,
 //! but not its place, until its KV has gone.
+//!
+//! Prompts may go first instead ([`Chunked::prompts_first`]), with answers beside them as far as tokens are left or not at all. Answers
+//! are then passed over so many times at most: nobody starves (Splitwise §IV-B ages and bounds preemption for the same reason).
 
 use super::{
     batching::{Answered, Batch, Batching, Member, Part, RequestNo, Seen, Stepwise, Task},
@@ -25,6 +28,22 @@ enum Counted {
     All,
     /// Prompts: iterations grow with the answers, and prompts lose nothing to them.
     Prompts,
+}
+
+/// What goes beside prompts that go first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beside {
+    /// Answers, as far as an iteration's tokens are left (Splitwise's mixed machines).
+    Answers,
+    /// Nothing: iterations of prompts are as long as those where nothing is answered.
+    Nothing,
+}
+
+/// Prompts go first, and answers are passed over so many iterations in a row at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct PromptsFirst {
+    beside: Beside,
+    patience: u32,
 }
 
 /// A request on this machine.
@@ -52,6 +71,9 @@ pub struct Chunked {
     tokens: u32,
     alone: u32,
     counted: Counted,
+    prompts_first: Option<PromptsFirst>,
+    /// Iterations in a row that had answers left over for which there was a share.
+    passed_over: u32,
     places: usize,
     capacity: u64,
     used: u64,
@@ -82,6 +104,8 @@ impl Chunked {
             tokens: tokens.max(1),
             alone: tokens.max(1),
             counted: Counted::All,
+            prompts_first: None,
+            passed_over: 0,
             places: places.max(1),
             capacity,
             used: 0,
@@ -104,6 +128,12 @@ impl Chunked {
     #[must_use]
     pub fn for_prompts(self) -> Self {
         Self { counted: Counted::Prompts, ..self }
+    }
+
+    /// The same, with prompts before answers, which are passed over so many times in a row at most.
+    #[must_use]
+    pub fn prompts_first(self, beside: Beside, patience: u32) -> Self {
+        Self { prompts_first: Some(PromptsFirst { beside, patience }), ..self }
     }
 
     /// The same, with up to so many tokens while nothing is answered here and much waits.
@@ -145,13 +175,39 @@ impl Chunked {
         }
     }
 
-    /// Chunks of prompts that have places, and of others as far as there are places.
-    fn cut(&mut self, batch: &mut Batch) {
-        let mut room = match self.counted {
+    /// All answers that have a place, and prompts beside them.
+    fn answers_then_prompts(&mut self) -> Batch {
+        let (answers, context) = self.answers.share();
+        let mut batch = Batch { answers, context, iterations: 1, ..Batch::default() };
+        let room = match self.counted {
             Counted::All if self.answering == 0 => self.long(),
             Counted::All => self.tokens.saturating_sub(batch.answers).max(1),
             Counted::Prompts => self.tokens,
         };
+        self.cut(&mut batch, room);
+        self.passed_over = 0;
+        batch
+    }
+
+    /// Prompts, and what may go beside them; answers alone where there are no prompts.
+    fn prompts_then_answers(&mut self, beside: Beside) -> Batch {
+        let due = self.answers.next_share();
+        let mut batch = Batch { iterations: 1, ..Batch::default() };
+        let is_long = self.answering == 0 || beside == Beside::Nothing;
+        self.cut(&mut batch, if is_long { self.long() } else { self.tokens });
+        let left = u64::from(self.tokens).saturating_sub(batch.prompt_tokens) as usize;
+        let most = match beside {
+            _ if batch.prompts == 0 => usize::MAX,
+            Beside::Answers => left,
+            Beside::Nothing => 0,
+        };
+        (batch.answers, batch.context) = self.answers.share_up_to(most);
+        self.passed_over = if (batch.answers as usize) < due { self.passed_over + 1 } else { 0 };
+        batch
+    }
+
+    /// Chunks of prompts that have places, and of others as far as there are places; so many tokens.
+    fn cut(&mut self, batch: &mut Batch, mut room: u32) {
         for place in 0.. {
             if room == 0 || (place == self.begun.len() && !self.begin_one()) {
                 return;
@@ -274,9 +330,10 @@ impl Batching for Chunked {
     fn select(&mut self) -> Batch {
         self.starting.clear();
         self.admit();
-        let (answers, context) = self.answers.share();
-        let mut batch = Batch { answers, context, iterations: 1, ..Batch::default() };
-        self.cut(&mut batch);
+        let batch = match self.prompts_first {
+            Some(PromptsFirst { beside, patience }) if self.passed_over < patience => self.prompts_then_answers(beside),
+            _ => self.answers_then_prompts(),
+        };
         if !batch.is_empty() {
             self.batches.push_back(batch);
         }
@@ -305,6 +362,8 @@ impl Batching for Chunked {
             answers: self.answers.running() as u32,
             context: self.answers.context(),
             held: self.used,
+            room: self.capacity,
+            step: self.alone,
         }
     }
 
@@ -334,5 +393,53 @@ impl Stepwise for Chunked {
         self.begun.retain(|r| *r != request);
         self.waiting.retain(|r| *r != request);
         self.answers.withdraw(request);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::batching::ServiceNo;
+
+    fn task(request: u32, part: Part, tokens: u32, answered: Answered) -> Task {
+        let (request, memory) = (RequestNo(request), u64::from(tokens));
+        Task { request, part, service: ServiceNo::default(), tokens, before: 0, memory, answered }
+    }
+
+    /// Prompt tokens and answers of each step, in steps of ten tokens, where an answer runs and two prompts wait.
+    fn steps(mut machine: Chunked, prompt: u32, steps: usize) -> Vec<(u64, u32)> {
+        assert!(machine.reserve(RequestNo(0), 5));
+        machine.add(task(0, Part::Answer, 100, Answered::Here));
+        (1..3).for_each(|n| _ = machine.add(task(n, Part::Prompt, prompt, Answered::Elsewhere)));
+        let mut next = || {
+            let batch = machine.select();
+            machine.ran(1, &mut Vec::new());
+            (batch.prompt_tokens, batch.answers)
+        };
+        (0..steps).map(|_| next()).collect()
+    }
+
+    fn machine() -> Chunked {
+        Chunked::new(10, 8, 10_000).alone(20)
+    }
+
+    #[test]
+    fn answers_are_in_every_step_unless_prompts_go_first() {
+        assert_eq!(steps(machine(), 40, 3), [(9, 1); 3]);
+        let mixed = steps(machine().prompts_first(Beside::Answers, 4), 40, 10);
+        assert_eq!(mixed[..4], [(10, 0); 4]);
+        assert_eq!(mixed[4], (9, 1), "passed over four times");
+        assert_eq!(mixed[5..], [(10, 0), (10, 0), (10, 0), (1, 1), (0, 1)], "beside what leaves tokens");
+        let apart = steps(machine().prompts_first(Beside::Nothing, 16), 40, 5);
+        assert_eq!(apart, [(20, 0), (20, 0), (20, 0), (20, 0), (0, 1)]);
+    }
+
+    #[test]
+    fn answers_are_passed_over_so_many_times_at_most() {
+        for (beside, patience) in [(Beside::Answers, 4), (Beside::Nothing, 16)] {
+            let steps = steps(machine().prompts_first(beside, patience), 2000, 100);
+            let longest = steps.split(|(_, answers)| *answers > 0).map(<[_]>::len).max();
+            assert_eq!(longest, Some(patience as usize), "{beside:?}");
+        }
     }
 }

@@ -84,9 +84,19 @@ impl Places {
         }
     }
 
-    /// A batch's share of the answers, alike for each stage: how many, and the tokens they have before them.
+    /// Answers that the next batch's share has, alike for each stage.
+    pub(super) fn next_share(&self) -> usize {
+        self.running().div_ceil(self.stages).min(self.resting.len())
+    }
+
+    /// A batch's share of the answers: how many, and the tokens they have before them.
     pub(super) fn share(&mut self) -> (u32, u64) {
-        let share = self.running().div_ceil(self.stages).min(self.resting.len());
+        self.share_up_to(usize::MAX)
+    }
+
+    /// The same, of no more than so many: those that were in a batch last are left out.
+    pub(super) fn share_up_to(&mut self, most: usize) -> (u32, u64) {
+        let share = self.next_share().min(most);
         let mut context = 0;
         for answer in self.resting.drain(..share) {
             context += answer.context;

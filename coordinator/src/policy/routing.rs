@@ -1,6 +1,8 @@
 //! Which machines get a request: the seam between routing policies and whoever drives them.
 
 use super::batching::{Seen, ServiceNo};
+use serde::{Deserialize, Serialize};
+use std::fmt;
 use tsnode_protocol::Seconds;
 
 /// A machine's place in the cluster.
@@ -73,6 +75,25 @@ impl RoutingDecision {
     }
 }
 
+/// Of which pool a request found no room, so that a machine of the other computes and answers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Overflow {
+    /// Of those that compute prompts: their queues are too long.
+    Prompts,
+    /// Of those that answer: their memory is taken.
+    Answers,
+}
+
+impl fmt::Display for Overflow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Prompts => "overflow: the queues of all groups for prompts are too long, so another does both",
+            Self::Answers => "overflow: no group for answers has room, so another does both",
+        })
+    }
+}
+
 /// Chooses machines, and hears what becomes of what it sent them.
 pub trait Routing: std::fmt::Debug + Send {
     /// It is so late; said before each of the others.
@@ -87,6 +108,11 @@ pub trait Routing: std::fmt::Debug + Send {
     fn holds(&self, asked: Asked, seen: &dyn Fn(MachineNo) -> Seen) -> bool {
         let _ = (asked, seen);
         false
+    }
+
+    /// Why the request that was routed last went to a machine of another pool than its own.
+    fn overflow(&self) -> Option<Overflow> {
+        None
     }
 
     /// A prompt is done, or what of it this machine computes.

@@ -6,6 +6,7 @@ pub mod budgets;
 pub mod measured;
 pub mod order;
 pub mod rounds;
+pub mod turn_queue;
 
 use arbiter::{Arbiter, Arbitration};
 use measured::MeasuredBudgets;

@@ -11,7 +11,7 @@ pub use cores::SharedCores;
 
 use super::{agenda::Agenda, cost::IterationCost, ring::Ring, timeline::Timeline};
 use crate::policy::{
-    batching::{Answered, Batch, Batching, Part, RequestNo, Seen, Task},
+    batching::{Answered, Batch, Batching, Part, RequestNo, Task},
     routing::{Asked, MachineNo, Routing, RoutingDecision},
 };
 use stages::Stages;
@@ -378,7 +378,7 @@ impl Simulation {
         }
         let batch = self.machines[m].batching.select();
         if batch.is_empty() {
-            if self.machines[m].batching.seen() == Seen::default() {
+            if self.machines[m].batching.seen().is_idle() {
                 self.routing.idle(machine);
             }
             return;

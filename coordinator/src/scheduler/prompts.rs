@@ -18,7 +18,10 @@ impl From<Batches> for Prompts {
     /// How prompts are computed so, as closed forms have it.
     fn from(batches: Batches) -> Self {
         match batches {
-            Batches::Chunked(chunk) => Self::Chunks(Tokens(f64::from(chunk))),
+            // Closed forms do not tell these apart: replays do.
+            Batches::Chunked(chunk) | Batches::Mixed(chunk) | Batches::PromptsFirst(chunk) => {
+                Self::Chunks(Tokens(f64::from(chunk)))
+            }
             Batches::PrefillFirst => Self::Whole,
         }
     }

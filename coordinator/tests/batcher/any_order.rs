@@ -8,11 +8,12 @@ use tsnode_coordinator::{
 };
 use tsnode_protocol::{KvCodec, PromptCodec, Token};
 
-/// What nodes do, and the other policy that a batcher can drive.
-const POLICIES: [Batches; 2] = [Batches::Chunked(8), Batches::PrefillFirst];
+/// What nodes can be told to do, and the other policy that a batcher can drive.
+const POLICIES: [Batches; 4] =
+    [Batches::Chunked(8), Batches::PrefillFirst, Batches::Mixed(8), Batches::PromptsFirst(8)];
 
 /// Requests of every kind, cancelled, begun and fed at random moments: each ends once, indices have no gap, and every
-/// page comes back; whatever the policy.
+/// page comes back; whatever the policy, also where that changes meanwhile.
 #[test]
 fn every_request_ends_once_whatever_the_order() {
     let seeds = std::env::var("TSNODE_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(600u64);
@@ -23,7 +24,7 @@ fn every_request_ends_once_whatever_the_order() {
             (state >> 33) % n
         };
         let stages = 1 + rng(3) as u16;
-        let batches = POLICIES[(seed % 2) as usize];
+        let batches = POLICIES[(seed % 4) as usize];
         let growth = 1 + rng(12) as u32;
         let max_kept = rng(4) as usize;
         let drafts =
@@ -93,6 +94,7 @@ fn every_request_ends_once_whatever_the_order() {
                         scenario.tell(event);
                     }
                 }
+                6 if rng(6) == 0 => drop(scenario.tell(Event::BatchBy(POLICIES[rng(4) as usize]))),
                 _ => {
                     if let Some(event) = scenario.ring.turn() {
                         scenario.tell(event);

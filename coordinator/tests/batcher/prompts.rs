@@ -96,6 +96,22 @@ fn a_broken_ring_ends_everything_once() {
     assert_eq!(scenario.batcher.deadline(), None);
 }
 
+#[test]
+fn a_broken_ring_refuses_what_only_waited_for_it() {
+    let mut scenario = Scenario::new(2, 100);
+    scenario.tell(Event::Submit(new(1, 3, 3, Kind::AwaitKv))).settle();
+    scenario.tell(Event::Submit(new(2, 3, 3, Kind::Local)));
+    scenario.heard.clear();
+    scenario.tell(Event::RingBroken { reason: "gone".into() });
+    // The first was granted pages, which are gone; the second was told nothing yet.
+    assert!(
+        matches!(&scenario.heard[..], [Action::End { request: one, .. }, Action::Refused { request: other, .. }]
+            if (*one, *other) == (request(1), request(2))),
+        "{:?}",
+        scenario.heard
+    );
+}
+
 fn growing(growth: u32) -> BatcherConfig {
     BatcherConfig { batches: Batches::Chunked(8), growth, ..BatcherConfig::default() }
 }

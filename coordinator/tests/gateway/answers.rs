@@ -11,7 +11,7 @@ use tsnode_coordinator::{
 use tsnode_protocol::{
     Advert, Group, KvCodec, LayerRange, Load, PeerId, Phase, Plan, RequestId, Route, Sampling, Seconds, Stage, Token,
     kv::{Delivery, KvPace},
-    stream::{DecodeEvent, DecodeOrder, End, Generation},
+    stream::{DecodeEvent, DecodeOrder, End, Generation, NOT_UP},
 };
 
 #[test]
@@ -89,6 +89,39 @@ fn a_refusal_is_taken_elsewhere_until_nobody_is_left() {
     let actions = scenario.decode(DecodeEvent::Refused("full".into()));
     assert!(matches!(actions.last(), Some(Action::Unserved { reason, .. }) if reason == "full"), "{actions:?}");
     assert_eq!(scenario.gateway.open_requests(), 0);
+}
+
+#[test]
+fn a_ring_that_broke_is_waited_for_where_no_other_group_is_left_and_not_for_ever() {
+    let opens = |actions: &[Action]| actions.iter().any(|action| matches!(action, Action::OpenDecode { .. }));
+    // All that are up lack their rings; what the last of them leads to.
+    let nobody = |scenario: &mut Scenario| loop {
+        let actions = scenario.decode(DecodeEvent::Refused(NOT_UP.into()));
+        if !opens(&actions) {
+            return actions;
+        }
+    };
+    let mut scenario = Scenario::new();
+    scenario.submit();
+    // However long it waited there for pages.
+    scenario.now += Duration::from_secs(7);
+    let since = scenario.now;
+    let refused = loop {
+        assert_eq!(nobody(&mut scenario), [Action::CloseDecode { request: REQUEST }], "its client waits");
+        let (actions, waited) = scenario.silence();
+        assert!(waited < Duration::from_secs(1), "{waited:?}");
+        if !opens(&actions) {
+            break actions;
+        }
+    };
+    assert!(matches!(&refused[..], [Action::Unserved { reason, .. }] if reason == NOT_UP), "{refused:?}");
+    assert_eq!(scenario.now - since, Duration::from_secs(5));
+    // One that comes back serves what waited for it.
+    scenario.submit();
+    nobody(&mut scenario);
+    assert!(opens(&scenario.silence().0));
+    let actions = scenario.decode(DecodeEvent::Granted { cached: 0 });
+    assert!(matches!(actions[0], Action::Accepted { request: REQUEST, .. }), "{actions:?}");
 }
 
 #[test]

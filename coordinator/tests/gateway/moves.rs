@@ -1,10 +1,14 @@
 //! Answers outlive groups and gateways: each goes on elsewhere, with the tokens that its client has.
 
 use super::scenario::*;
-use tsnode_coordinator::gateway::{Action, Begun, Event, GatewayConfig};
+use std::{sync::Arc, time::Duration};
+use tsnode_coordinator::{
+    gateway::{Action, Begun, Event, Gateway, GatewayConfig},
+    sample,
+};
 use tsnode_protocol::{
-    KvCodec, PeerId, Phase, Sampling, Token,
-    stream::{DecodeEvent, DecodeOrder, End, Generation},
+    KvCodec, Load, PeerId, Phase, RequestId, Sampling, Token,
+    stream::{DecodeEvent, DecodeOrder, End, Generation, NOT_UP, PLAN_CHANGED},
 };
 
 #[test]
@@ -225,4 +229,115 @@ fn a_prefill_peer_that_goes_before_there_are_pages_is_not_asked() {
     let actions = scenario.decode(DecodeEvent::End(End::Length));
     let Some(Action::Trace(trace)) = actions.iter().find(|a| matches!(a, Action::Trace(_))) else { panic!() };
     assert_eq!((trace.prefill, trace.decode), (decode, decode));
+}
+
+/// A swarm whose groups are not up, and a peer that serves two models and holds one at a time, or both.
+fn without_groups(holds_both: bool) -> Scenario {
+    let mut scenario = Scenario::new();
+    let mut lender = sample::lends_several(0, sample::cards(2));
+    let device = &mut lender.devices[0];
+    let all = device.memory_bytes;
+    device.serves.iter_mut().filter(|_| !holds_both).for_each(|served| served.memory_bytes = all);
+    Arc::make_mut(&mut scenario.view.adverts).insert(PeerId([9; 32]), lender);
+    scenario.view.up.clear();
+    let view = scenario.view.clone();
+    scenario.tell(Event::View(view));
+    scenario
+}
+
+fn asks(scenario: &mut Scenario) -> Vec<Action> {
+    asks_as(scenario, REQUEST)
+}
+
+fn asks_as(scenario: &mut Scenario, request: RequestId) -> Vec<Action> {
+    scenario.tell(Event::Submit {
+        request,
+        model: MODEL,
+        prompt: vec![Token(1); 4],
+        generation: Generation {
+            sampling: Sampling::greedy(),
+            max_new_tokens: 3,
+            stop_tokens: vec![],
+            class: Default::default(),
+        },
+        begun: None,
+        overrule: None,
+        codec: None,
+    })
+}
+
+#[test]
+fn a_request_for_a_model_that_yielded_its_memory_waits_until_it_is_loaded() {
+    let mut scenario = without_groups(false);
+    assert_eq!(scenario.gateway.traffic(scenario.now), []);
+    assert_eq!(asks(&mut scenario), []);
+    assert_eq!(scenario.gateway.traffic(scenario.now).len(), 1, "others hear of it at once");
+    scenario.now += Duration::from_secs(100);
+    assert_eq!(scenario.gateway.traffic(scenario.now).len(), 1, "for as long as it waits");
+    let loaded = scenario.view.plan.iter().flat_map(|plan| &plan.groups).map(|g| (g.id, Load::default())).collect();
+    scenario.view.up = loaded;
+    let view = scenario.view.clone();
+    let actions = scenario.tell(Event::View(view));
+    assert!(matches!(&actions[..], [Action::OpenDecode { .. }]), "{actions:?}");
+}
+
+#[test]
+fn a_request_waits_for_memory_no_longer_than_it_is_told() {
+    let mut scenario = without_groups(false);
+    assert_eq!(asks(&mut scenario), []);
+    let (actions, waited) = scenario.silence();
+    assert!(matches!(&actions[..], [Action::Unserved { .. }]), "{actions:?}");
+    assert_eq!(waited, GatewayConfig::default().loading_patience);
+    assert_eq!(scenario.gateway.traffic(scenario.now), []);
+
+    // Nobody waits for what all of the swarm's memory together does not hold.
+    let mut scenario = without_groups(false);
+    let lender = Arc::make_mut(&mut scenario.view.adverts).get_mut(&PeerId([9; 32])).unwrap();
+    lender.devices[0].serves.iter_mut().for_each(|served| served.kv_bytes = served.memory_bytes);
+    let view = scenario.view.clone();
+    scenario.tell(Event::View(view));
+    let actions = asks(&mut scenario);
+    assert!(matches!(&actions[..], [Action::Unserved { .. }]), "{actions:?}");
+
+    let actions = asks(&mut without_groups(true));
+    assert!(matches!(&actions[..], [Action::Unserved { .. }]), "it is not memory that is missing: {actions:?}");
+}
+
+#[test]
+fn a_request_that_meets_its_model_as_it_is_swapped_out_waits_for_it() {
+    // Who only waited there hears that there is no ring.
+    for said in [PLAN_CHANGED, NOT_UP] {
+        let mut scenario = without_groups(false);
+        let groups = scenario.view.plan.iter().flat_map(|plan| &plan.groups);
+        scenario.view.up = groups.map(|group| (group.id, Load::default())).collect();
+        let view = scenario.view.clone();
+        scenario.tell(Event::View(view));
+        let mut actions = asks(&mut scenario);
+        assert!(matches!(&actions[..], [Action::OpenDecode { .. }]), "{actions:?}");
+        while actions.iter().any(|action| matches!(action, Action::OpenDecode { .. })) {
+            actions = scenario.decode(DecodeEvent::Refused(said.into()));
+            assert!(!actions.iter().any(|action| matches!(action, Action::Unserved { .. })), "{actions:?}");
+        }
+        scenario.view.up.clear();
+        let view = scenario.view.clone();
+        scenario.tell(Event::View(view));
+        let (actions, waited) = scenario.silence();
+        let [Action::Unserved { reason, .. }] = &actions[..] else { panic!("{actions:?}") };
+        assert!(reason.contains("not in memory"), "{reason}");
+        assert_eq!(waited, GatewayConfig::default().loading_patience);
+    }
+}
+
+#[test]
+fn requests_that_wait_for_memory_leave_room_for_others() {
+    let mut scenario = without_groups(false);
+    scenario.gateway = Gateway::new(GatewayConfig { max_requests: 8, ..GatewayConfig::default() });
+    let view = scenario.view.clone();
+    scenario.tell(Event::View(view));
+    for n in 0..2 {
+        assert_eq!(asks_as(&mut scenario, RequestId([n; 16])), []);
+    }
+    let actions = asks(&mut scenario);
+    let [Action::Unserved { reason, .. }] = &actions[..] else { panic!("{actions:?}") };
+    assert!(reason.contains("too many requests wait"), "{reason}");
 }

@@ -52,7 +52,15 @@ impl Scenario {
         let routes = vec![route(1), route(2)];
         let up = groups.iter().map(|g| (g.id, Load::default())).collect();
         let adverts = groups.iter().flat_map(|g| &g.stages).map(|s| (s.peer, sample::gateway(0))).collect();
-        let plan = Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, reason: String::new() };
+        let plan = Plan {
+            epoch: Epoch(1),
+            term: Term(0),
+            parent: None,
+            groups,
+            routes,
+            chosen: vec![],
+            reason: String::new(),
+        };
         let config = GatewayConfig { split: SplitChoice::Always, ..GatewayConfig::default() };
         let view = View { plan: Some(Arc::new(plan)), up, adverts: Arc::new(adverts), ..View::default() };
         let mut scenario = Self { gateway: Gateway::new(config), now: Duration::ZERO, view: view.clone() };

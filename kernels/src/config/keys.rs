@@ -184,6 +184,17 @@ impl Keys {
         Ok((0..layers).map(|i| window.filter(|_| has_one(i))).collect())
     }
 
+    /// Keys within `key`, which may be any.
+    pub(super) fn part(&self, key: &str) -> Result<Option<Keys>, ModelConfigError> {
+        let part = |v: &Value| v.as_object().cloned().map(Self::of).ok_or_else(|| unsupported("per_layer_config", v));
+        self.value(key).map(part).transpose()
+    }
+
+    /// Whether something is said beside these.
+    pub(super) fn has_more_than(&self, keys: &[&str]) -> bool {
+        self.said.keys().any(|key| !keys.contains(&key.as_str()))
+    }
+
     /// Says that the value of `key` is not written.
     pub(crate) fn refusal(&self, key: &'static str) -> ModelConfigError {
         unsupported(key, self.value(key).unwrap_or(&Value::Null))

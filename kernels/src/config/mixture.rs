@@ -36,8 +36,8 @@ pub struct Clamped {
 
 /// Experts of a layer.
 const EXPERTS: &str = "num_experts";
-/// Experts that a row passes.
-const USED: &str = "num_experts_per_tok";
+/// Experts that a row passes; Gemma 4 calls them otherwise.
+const USED: [&str; 2] = ["num_experts_per_tok", "top_k_experts"];
 
 impl Mixture {
     /// Widest MLP.
@@ -51,12 +51,13 @@ impl Mixture {
             .find(|key| !keys.is_null(key))
             .unwrap_or(EXPERTS);
         let needed = |key| keys.count(key)?.ok_or(ModelConfigError::Missing(key));
-        let (experts, used) = (needed(said)?, needed(USED)?);
+        let of_row = USED.into_iter().find(|key| !keys.is_null(key)).unwrap_or(USED[0]);
+        let (experts, used) = (needed(said)?, needed(of_row)?);
         if experts > limits::EXPERTS as usize {
             return Err(keys.refusal(said));
         }
         if used > experts {
-            return Err(keys.refusal(USED));
+            return Err(keys.refusal(of_row));
         }
         let width = Self::width(keys, width)?.ok_or(ModelConfigError::Missing(width))?;
         let layers = vec![true; layers];

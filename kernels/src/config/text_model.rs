@@ -4,7 +4,7 @@ use super::{Keys, ModelConfigError, coding::QUANTISED};
 use serde_json::json;
 
 /// `model_type` of the whole, and keys that its files leave out of the text's part.
-const WHOLE: [(&str, &[(&str, u32)]); 2] = [
+const WHOLE: [(&str, &[(&str, u32)]); 4] = [
     (
         "gemma3",
         &[
@@ -15,7 +15,17 @@ const WHOLE: [(&str, &[(&str, u32)]); 2] = [
             ("max_position_embeddings", 131_072),
         ],
     ),
+    ("gemma4", &GEMMA4),
+    ("gemma4_unified", &GEMMA4),
     ("mistral3", &[]),
+];
+
+const GEMMA4: [(&str, u32); 5] = [
+    ("vocab_size", 262_144),
+    ("num_attention_heads", 8),
+    ("num_key_value_heads", 4),
+    ("head_dim", 256),
+    ("max_position_embeddings", 131_072),
 ];
 
 /// What of the whole's keys counts for the text too, beside how weights are stored.

@@ -26,6 +26,30 @@ pub(crate) struct Look {
     pub cap: Option<f32>,
     /// Tokens a row sees, itself included; all without one.
     pub window: Option<usize>,
+    /// Heads of the pages' width that one of the layer's is as wide as.
+    pub parts: usize,
+}
+
+/// Heads of a layer, as a rank has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Heads {
+    /// Of keys and values.
+    count: usize,
+    /// Query heads that share one of these.
+    group: usize,
+    /// Heads of the pages that each takes.
+    parts: usize,
+    /// Heads of the pages from the first of one to the first of the next. Those between, if there are any, are zeros: as ranks
+    /// share out a page's heads, they share out a layer's, and so KV goes from any number of them to any other.
+    every: usize,
+}
+
+impl Heads {
+    /// By so many numbers of queries and keys in `rows` rows.
+    fn of(layout: Layout, parts: usize, rows: usize, (queries, keys): (usize, usize)) -> Self {
+        let count = keys / (rows * layout.dim * parts).max(1);
+        Self { count, group: queries / keys.max(1), parts, every: layout.heads / count.max(1) }
+    }
 }
 
 /// How the heads of every row turn with its position: cosines and sines `[row][half]`.
@@ -53,8 +77,6 @@ pub(crate) struct Attend<'a> {
     pub(super) stage: StageKey,
     pub(super) positions: &'a [u32],
     pub(super) others: &'a dyn Gather,
-    /// Query heads that share one of keys and values.
-    pub(super) group: usize,
     pub(super) layout: Layout,
     pub(super) tap: Option<&'a mut dyn Stored>,
     /// Of the batch; the same for every layer.
@@ -131,21 +153,22 @@ impl<'a> Attend<'a> {
         (q, k, v): (&mut [f32], &mut [f32], &[f32]),
         out: &mut [f32],
     ) {
-        let Layout { heads: kv_heads, dim, .. } = self.layout;
-        self.store(cpu, layer, turn, q, k, v);
+        let heads = Heads::of(self.layout, look.parts, self.positions.len(), (q.len(), k.len()));
+        let Heads { count: kv_heads, group, parts, every } = heads;
+        self.store(cpu, layer, heads, turn, (q, k, v));
         self.tap(layer);
         let q = &*q;
         let pool = &*self.pool;
-        let part = self.group * dim;
+        let part = group * parts * self.layout.dim;
         let runs = &self.runs;
         let work: usize = runs.iter().map(|run| run.work(look.window)).sum();
         let out = Outputs::new(out, self.positions.len(), kv_heads * part);
         cpu.share(runs.len() * kv_heads, work * kv_heads * part * 2, |i| {
             let (run, head) = (&runs[i / kv_heads], i % kv_heads);
-            let sinks = if sinks.is_empty() { sinks } else { &sinks[head * self.group..][..self.group] };
-            let at = Place { layer, head, start: run.start, window: look.window, sinks };
+            let sinks = if sinks.is_empty() { sinks } else { &sinks[head * group..][..group] };
+            let at = Place { layer, head: head * every, start: run.start, window: look.window, sinks };
             if run.len > 1 {
-                let rows = Rows { q, out: &out, first: run.row, len: run.len, kv_heads, group: self.group };
+                let rows = Rows { q, out: &out, first: run.row, len: run.len, kv_heads, head, group };
                 return chunk::attend(cpu, run.kv, pool, at, rows, look);
             }
             let q = &q[(run.row * kv_heads + head) * part..][..part];
@@ -162,13 +185,21 @@ impl<'a> Attend<'a> {
     }
 
     /// Turns a head of keys with the queries that share it and stores it with its values, for some rows at a time.
-    fn store(&mut self, cpu: &Cpu, layer: usize, turn: Option<Turn<'_>>, q: &mut [f32], k: &mut [f32], v: &[f32]) {
-        let Layout { heads, dim, .. } = self.layout;
-        let (rows, part, work) = (self.positions.len(), self.group * dim, 4 * (q.len() + 2 * k.len()));
-        let (q, k) = (Outputs::new(q, rows, heads * part), Outputs::new(k, rows, heads * dim));
+    fn store(
+        &mut self,
+        cpu: &Cpu,
+        layer: usize,
+        heads: Heads,
+        turn: Option<Turn<'_>>,
+        (q, k, v): (&mut [f32], &mut [f32], &[f32]),
+    ) {
+        let (Layout { dim: narrow, .. }, Heads { count, group, parts, every }) = (self.layout, heads);
+        let dim = parts * narrow;
+        let (rows, part, work) = (self.positions.len(), group * dim, 4 * (q.len() + 2 * k.len()));
+        let (q, k) = (Outputs::new(q, rows, count * part), Outputs::new(k, rows, count * dim));
         let (runs, memory) = (&self.runs, self.pool.cut());
-        cpu.share(runs.len() * heads, work, |i| {
-            let (&Run { kv, row, start, len }, head) = (&runs[i / heads], i % heads);
+        cpu.share(runs.len() * count, work, |i| {
+            let (&Run { kv, row, start, len }, head) = (&runs[i / count], i % count);
             for (row, position) in (row..row + len).zip(start..) {
                 // SAFETY: every row and head is in one run, and each run is handed out once for each head; rows of a
                 // sequence have positions of their own, and sequences pages of their own where they write.
@@ -179,9 +210,15 @@ impl<'a> Attend<'a> {
                         turn.row(cpu, row, dim, key);
                         turn.row(cpu, row, dim, q.some(row, head * part..(head + 1) * part));
                     }
-                    kv.write_beside(&memory, layer, Side::Keys, (head, position), key);
-                    let value = &v[(row * heads + head) * dim..][..dim];
-                    kv.write_beside(&memory, layer, Side::Values, (head, position), value);
+                    let value = &v[(row * count + head) * dim..][..dim];
+                    for (side, numbers) in [(Side::Keys, &*key), (Side::Values, value)] {
+                        for (n, numbers) in numbers.chunks_exact(narrow).enumerate() {
+                            kv.write_beside(&memory, layer, side, (head * every + n, position), numbers);
+                        }
+                        for n in parts..every {
+                            kv.clear_beside(&memory, layer, side, (head * every + n, position));
+                        }
+                    }
                 }
             }
         });
@@ -200,6 +237,7 @@ impl<'a> Attend<'a> {
 #[derive(Clone, Copy)]
 struct Place<'a> {
     layer: usize,
+    /// The first of the pages' heads that the keys are.
     head: usize,
     /// Position of the first row.
     start: usize,
@@ -224,6 +262,8 @@ struct Rows<'a> {
     first: usize,
     len: usize,
     kv_heads: usize,
+    /// Which of these.
+    head: usize,
     group: usize,
 }
 
@@ -234,32 +274,78 @@ thread_local! {
     static BESIDE: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
     /// What they mix.
     static MIXED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    /// Queries of wide heads by their parts, and what these mix.
+    static PARTS: RefCell<[Vec<f32>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
+    /// Scores by a part of wide heads.
+    static MORE: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Attention of the query heads that share one KV head, for the first row. Scores, sums and mixing run in token order.
+/// Attention of the query heads that share one KV head, for the first row.
 fn mix(cpu: &Cpu, kv: &SequenceKv, pool: &PagePool, at: Place<'_>, q: &[f32], look: Look, out: &mut [f32]) {
-    let group = q.len() / kv.layout().dim;
+    let (parts, dim) = (look.parts, kv.layout().dim);
+    if parts == 1 {
+        return mix_parts(cpu, kv, pool, at, q, look, out);
+    }
+    let group = q.len() / (parts * dim);
+    // `[head][part]` becomes `[part][head]`, and what is mixed the other way round.
+    let pairs = || (0..parts).flat_map(|part| (0..group).map(move |head| (head * parts + part) * dim));
+    PARTS.with_borrow_mut(|[queries, mixed]| {
+        queries.clear();
+        pairs().for_each(|from| queries.extend_from_slice(&q[from..][..dim]));
+        mixed.resize(q.len(), 0.0);
+        mix_parts(cpu, kv, pool, at, queries, look, mixed);
+        for (to, mixed) in pairs().zip(mixed.chunks_exact(dim)) {
+            out[to..][..dim].copy_from_slice(mixed);
+        }
+    });
+}
+
+/// The same, queries and what is mixed being `[part][head of the group][channel]`. Scores, sums and mixing run in token order;
+/// a score is the sum of those by each part.
+fn mix_parts(cpu: &Cpu, kv: &SequenceKv, pool: &PagePool, at: Place<'_>, q: &[f32], look: Look, out: &mut [f32]) {
+    let part = q.len() / look.parts;
+    let group = part / kv.layout().dim;
     let tokens = at.tokens(0);
     let context = tokens.len();
-    SCORES.with_borrow_mut(|scores| {
-        scores.resize(group * context, 0.0);
+    let score = |n: usize, q: &[f32], scores: &mut [f32]| {
         let mut done = 0;
-        read_ahead(cpu, kv.blocks(pool, at.layer, Side::Keys, at.head, tokens.clone()), |keys| {
+        read_ahead(cpu, kv.blocks(pool, at.layer, Side::Keys, at.head + n, tokens.clone()), |keys| {
             cpu.scores(q, keys, context, &mut scores[done..]);
             done += keys.rows();
         });
+    };
+    SCORES.with_borrow_mut(|scores| {
+        scores.resize(group * context, 0.0);
+        for (n, q) in q.chunks_exact(part).enumerate() {
+            if n == 0 {
+                score(n, q, scores);
+                continue;
+            }
+            MORE.with_borrow_mut(|more| {
+                more.resize(group * context, 0.0);
+                score(n, q, more);
+                add(scores, more);
+            });
+        }
         scores.iter_mut().for_each(|score| *score *= look.scale);
         if let Some(cap) = look.cap {
             cpu.simd().soft_cap(scores, cap);
         }
         scores.chunks_exact_mut(context).enumerate().for_each(|(i, p)| softmax(cpu, p, at.sinks.get(i)));
         out.fill(0.0);
-        let mut from = 0;
-        read_ahead(cpu, kv.blocks(pool, at.layer, Side::Values, at.head, tokens.clone()), |values| {
-            cpu.weighted_rows(&scores[from..], context, values, out);
-            from += values.rows();
-        });
+        for (n, out) in out.chunks_exact_mut(part).enumerate() {
+            let mut from = 0;
+            read_ahead(cpu, kv.blocks(pool, at.layer, Side::Values, at.head + n, tokens.clone()), |values| {
+                cpu.weighted_rows(&scores[from..], context, values, out);
+                from += values.rows();
+            });
+        }
     });
+}
+
+/// `scores[i] += more[i]`.
+fn add(scores: &mut [f32], more: &[f32]) {
+    scores.iter_mut().zip(more).for_each(|(score, more)| *score += more);
 }
 
 /// Softmax of a query head's scores, which its sink takes part in, if it has one.

@@ -1,12 +1,16 @@
 //! How the keys of each layer of a stage turn.
 
-use crate::{models::Stage, wire::Turn};
+use crate::{
+    models::{LayerOutline, Stage},
+    wire::Turn,
+};
 
 /// Turns of all layers; layers that turn alike share one.
 pub(super) struct Turns {
     all: Vec<Turn>,
-    /// Which of them, layer by layer; none for models whose keys do not turn.
-    of: Vec<usize>,
+    /// Which of them, layer by layer; none for models whose keys do not turn, and for layers of which a head lies in pages as
+    /// several: pairs of channels are not in the same one.
+    of: Vec<Option<usize>>,
 }
 
 impl Turns {
@@ -15,11 +19,12 @@ impl Turns {
         // All layers of a model have their pairs alike.
         let pairs = outline.layers.first().map(|layer| layer.attention.pairs).unwrap_or_default();
         let all = outline.ropes.iter().map(|rope| Turn::new(rope, pairs)).collect();
-        Self { all, of: outline.layers.iter().map(|layer| layer.attention.rope).collect() }
+        let of = |layer: &LayerOutline<'_>| (layer.attention.look.parts == 1).then_some(layer.attention.rope);
+        Self { all, of: outline.layers.iter().map(of).collect() }
     }
 
     /// That of a layer, counted over the stage.
     pub fn of(&self, layer: usize) -> Option<&Turn> {
-        self.of.get(layer).and_then(|turn| self.all.get(*turn))
+        self.all.get((*self.of.get(layer)?)?)
     }
 }

@@ -77,6 +77,25 @@ const FOUR_NORMS: &[Named] = &[
     ("post_ffw_norm", "post_feedforward_layernorm"),
 ];
 
+/// Gemma 4's, its layers' factors, and the mixture that stands beside an MLP.
+const GEMMA4: &[Named] = &[
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("ffn_norm", "pre_feedforward_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
+    ("layer_output_scale", "layer_scalar"),
+    ("post_ffw_norm_1", "post_feedforward_layernorm_1"),
+    ("pre_ffw_norm_2", "pre_feedforward_layernorm_2"),
+    ("post_ffw_norm_2", "post_feedforward_layernorm_2"),
+    ("ffn_gate_inp", "router.proj"),
+    ("ffn_gate_up_exps", "experts.gate_up_proj"),
+    ("ffn_gate_exps", "experts.gate_proj"),
+    ("ffn_up_exps", "experts.up_proj"),
+    ("ffn_down_exps", "experts.down_proj"),
+];
+/// What its router and its experts are multiplied by.
+const GEMMA4_SCALES: [Named; 2] =
+    [("ffn_gate_inp.scale", "router.scale"), ("ffn_down_exps.scale", "router.per_expert_scale")];
+
 /// Norms after both halves of a layer.
 const POST_NORMS: &[Named] =
     &[("post_attention_norm", "post_attention_layernorm"), ("post_ffw_norm", "post_feedforward_layernorm")];
@@ -133,7 +152,7 @@ const GEMMA: Architecture = Architecture {
 };
 
 /// All that are known; whether their forward pass is written, `ModelConfig` says.
-const ALL: [Architecture; 18] = [
+const ALL: [Architecture; 20] = [
     LLAMA,
     // Mixtral: Llama with experts, by llama.cpp's names.
     Architecture { model_type: "mixtral", neighbours: true, normed: true, ..MIXED },
@@ -168,7 +187,19 @@ const ALL: [Architecture; 18] = [
     GEMMA,
     Architecture { name: "gemma2", model_type: "gemma2", parts: FOUR_NORMS, ..GEMMA },
     Architecture { name: "gemma3", model_type: "gemma3_text", parts: FOUR_NORMS, ..GEMMA },
+    Architecture { name: GEMMA_4, model_type: "gemma4_text", parts: GEMMA4, norm_shift: 0.0, ..GEMMA },
+    Architecture {
+        name: GEMMA_4,
+        model_type: "gemma4_text",
+        parts: GEMMA4,
+        norm_shift: 0.0,
+        mixture: true,
+        normed: true,
+        ..GEMMA
+    },
 ];
+/// Its name there.
+pub(super) const GEMMA_4: &str = "gemma4";
 
 impl Architecture {
     /// The one a file names.
@@ -197,7 +228,7 @@ impl Architecture {
             return Some((*theirs).to_owned());
         }
         let factors = match name {
-            ROPE_FACTORS => self.name == "llama",
+            ROPE_FACTORS => ["llama", GEMMA_4].contains(&self.name),
             LONG_FACTORS | SHORT_FACTORS => self.name == "phi3",
             _ => false,
         };
@@ -206,6 +237,9 @@ impl Architecture {
         }
         let (layer, part) = name.strip_prefix("blk.")?.split_once('.')?;
         let layer: u32 = layer.parse().ok()?;
+        if let Some((_, theirs)) = GEMMA4_SCALES.iter().find(|(ours, _)| self.name == GEMMA_4 && *ours == part) {
+            return Some(format!("model.layers.{layer}.{theirs}"));
+        }
         let (part, kind) = part.rsplit_once('.')?;
         if kind != "weight" && (kind != "bias" || !self.biased.contains(&part)) {
             return None;

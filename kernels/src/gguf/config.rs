@@ -1,8 +1,10 @@
 //! config.json from metadata and shapes. Whether such a model can be run, `ModelConfig` decides, as for any folder.
 
+mod gemma4;
+
 use super::{
     GgufError, Metadata, Value,
-    architecture::{Architecture, LONG_FACTORS, SHORT_FACTORS},
+    architecture::{Architecture, GEMMA_4, LONG_FACTORS, SHORT_FACTORS},
     shapes::Shapes,
     tokenizer::special::Special,
 };
@@ -69,6 +71,8 @@ struct Optional {
     logits_scaling: Option<f32>,
     #[serde(flatten)]
     mixture: Option<Mixture>,
+    #[serde(flatten)]
+    gemma4: Option<gemma4::Keys>,
 }
 
 /// What models with experts have, under the names that their families read.
@@ -204,7 +208,8 @@ pub(super) fn json(
     let keys = Keys { metadata, architecture };
     let heads = keys.needed("attention.head_count")?;
     let hidden = keys.needed("embedding_length")?;
-    let head_dim = match keys.count("attention.key_length")? {
+    let width = if architecture.name == GEMMA_4 { gemma4::NARROW } else { "attention.key_length" };
+    let head_dim = match keys.count(width)? {
         Some(width) => width,
         None => hidden / heads.max(1),
     };
@@ -219,7 +224,10 @@ pub(super) fn json(
         hidden_size: hidden,
         intermediate_size: intermediate(&keys)?,
         num_attention_heads: heads,
-        num_key_value_heads: keys.count("attention.head_count_kv")?.unwrap_or(heads),
+        num_key_value_heads: match architecture.name {
+            GEMMA_4 => gemma4::narrow_heads(&keys, heads)?,
+            _ => keys.count("attention.head_count_kv")?.unwrap_or(heads),
+        },
         head_dim,
         vocab_size: shapes.rows("token_embd.weight")?,
         max_position_embeddings: keys.needed("context_length")?,
@@ -253,7 +261,8 @@ fn refuse_variants(keys: &Keys<'_, '_>, head_dim: u32) -> Result<(), GgufError> 
         let supported = if experts > 0 { "models of this architecture without experts are" } else { "a number is" };
         keys.refuse("expert_count", experts, supported)?;
     }
-    if let Some(width) = keys.count("attention.value_length")?.filter(|n| *n != head_dim) {
+    let other = |n: &u32| *n != head_dim && keys.architecture.name != GEMMA_4;
+    if let Some(width) = keys.count("attention.value_length")?.filter(other) {
         keys.refuse("attention.value_length", width, "values as wide as keys are")?;
     }
     let others = UNREAD_BUT_IN.into_iter().filter(|(.., but)| *but != keys.architecture.name);
@@ -320,7 +329,8 @@ fn shown(value: &Value<'_>) -> String {
 
 fn optional(keys: &Keys<'_, '_>, shapes: &Shapes<'_, '_>, head_dim: u32) -> Result<Optional, GgufError> {
     // GLM's configuration would have another width where nothing is said.
-    let said = |n: &u32| (*n != head_dim || keys.architecture.name == GLM) && head_dim > 0;
+    let whole = |n: &u32| *n == head_dim && keys.architecture.name != GLM || keys.architecture.name == GEMMA_4;
+    let said = |n: &u32| !whole(n) && head_dim > 0;
     let turned = keys.count("rope.dimension_count")?.filter(said);
     let common = Optional {
         rope_scaling: scaling(keys, shapes)?,
@@ -335,6 +345,11 @@ fn optional(keys: &Keys<'_, '_>, shapes: &Shapes<'_, '_>, head_dim: u32) -> Resu
     match keys.architecture.name {
         GRANITE => granite(keys, common, head_dim),
         OLMO => Ok(Optional { layer_types: listed(keys)?, ..common }),
+        GEMMA_4 => {
+            let layer_types = listed(keys)?.ok_or_else(|| GgufError::Missing(keys.key(PATTERN)))?;
+            let gemma4 = Some(gemma4::keys(keys, shapes, &layer_types)?);
+            Ok(Optional { layer_types: Some(layer_types), gemma4, ..common })
+        }
         _ => gemma(keys, common, head_dim),
     }
 }
@@ -364,7 +379,7 @@ fn intermediate(keys: &Keys<'_, '_>) -> Result<u32, GgufError> {
 
 /// Whether configurations of the family have the width of MLPs beside that of experts.
 fn has_both(keys: &Keys<'_, '_>) -> bool {
-    keys.architecture.name.starts_with("qwen") || keys.architecture.name == GLM
+    keys.architecture.name.starts_with("qwen") || [GLM, GEMMA_4].contains(&keys.architecture.name)
 }
 
 fn mixture(keys: &Keys<'_, '_>, shapes: &Shapes<'_, '_>) -> Result<Option<Mixture>, GgufError> {
@@ -377,7 +392,7 @@ fn mixture(keys: &Keys<'_, '_>, shapes: &Shapes<'_, '_>) -> Result<Option<Mixtur
     let (experts, used) = (keys.needed("expert_count")?, keys.needed("expert_used_count")?);
     let normed = keys.metadata.flag(&keys.key(NORMED))?.unwrap_or(keys.architecture.normed);
     let qwen = keys.architecture.name.starts_with("qwen");
-    let always = ["mixtral", "gpt_oss"].contains(&keys.architecture.model_type);
+    let always = ["mixtral", "gpt_oss", "gemma4_text"].contains(&keys.architecture.model_type);
     if always && !normed {
         keys.refuse(NORMED, normed, "models that divide by the sum are")?;
     }

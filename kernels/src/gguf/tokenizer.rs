@@ -76,7 +76,7 @@ fn tokenizer<'v>(
 ) -> Result<Tokenizer<'v>, GgufError> {
     let parts = match vocabulary.model {
         vocabulary::Model::Bytes => bpe::parts(metadata, vocabulary)?,
-        vocabulary::Model::Pieces => pieces::parts(metadata, vocabulary, special)?,
+        vocabulary::Model::Pieces | vocabulary::Model::MergedPieces => pieces::parts(metadata, vocabulary, special)?,
     };
     let added = added(metadata, vocabulary)?;
     Ok(Tokenizer::new(parts, added, post_processor(vocabulary, special)))

@@ -55,6 +55,9 @@ pub(super) struct Scratch {
     gate: Vec<f32>,
     up: Vec<f32>,
     work: experts::Work,
+    /// What a mixture is chosen by, where that is not what its experts get, and what stands beside it: `[row][hidden]`.
+    pub routed: Vec<f32>,
+    pub beside: Vec<f32>,
     /// By which of the stack's ropes a layer turns.
     angles: [Angles; 2],
 }
@@ -68,7 +71,8 @@ struct Angles {
 }
 
 impl Angles {
-    fn fill(&mut self, rope: &Rope, half: usize, positions: &[u32]) {
+    fn fill(&mut self, rope: &Rope, positions: &[u32]) {
+        let half = rope.frequencies().0.len();
         self.half = half;
         let cos = sized(&mut self.cos, positions.len() * half).chunks_exact_mut(half);
         let sin = sized(&mut self.sin, positions.len() * half).chunks_exact_mut(half);
@@ -143,9 +147,11 @@ pub(super) fn load<L: Layer + 'static>(
 
 /// GGUF files have Llama 3's stretch as a factor for each frequency.
 fn ropes(c: &ModelConfig, checkpoint: &Checkpoint) -> Result<Vec<Rope>, WeightsError> {
-    let mut everywhere = Rope::new(c.rope_dim, c.rope_theta, &c.rope_scaling);
+    // Wide heads turn as a whole.
+    let dim = c.rope_dim * c.widest_heads();
+    let mut everywhere = Rope::new(dim, c.rope_theta, &c.rope_scaling);
     if checkpoint.has(ROPE_FACTORS) {
-        everywhere = everywhere.divided(&checkpoint.vector(ROPE_FACTORS, c.rope_dim / 2)?);
+        everywhere = everywhere.divided(&checkpoint.vector(ROPE_FACTORS, dim / 2)?);
     }
     let unstretched = |theta| Rope::new(c.rope_dim, theta, &RopeScaling::None);
     let other = c.other_rope.as_ref().map(|other| other.theta.map_or_else(|| Rope::still(c.rope_dim), unstretched));
@@ -164,7 +170,7 @@ impl<L: Layer> Stage for Decoder<L> {
     fn layers(&mut self, cpu: &Cpu, hidden: &mut [f32], attend: &mut Attend<'_>) {
         let s = &mut self.scratch;
         for (rope, angles) in self.ropes.iter().zip(&mut s.angles) {
-            angles.fill(rope, self.config.rope_dim / 2, attend.positions());
+            angles.fill(rope, attend.positions());
         }
         let rows = hidden.len() / self.config.hidden;
         for (index, layer) in self.layers.iter().enumerate() {

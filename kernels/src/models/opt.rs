@@ -200,7 +200,7 @@ impl Layer {
         self.query.forward(cpu, rows, normed, &mut s.q);
         self.key.forward(cpu, rows, normed, &mut s.k);
         self.value.forward(cpu, rows, normed, &mut s.v);
-        let look = Look { scale: c.attention_scale, cap: None, window: None };
+        let look = Look { scale: c.attention_scale, cap: None, window: None, parts: 1 };
         let mixed = sized(&mut s.mixed, s.q.len());
         attend.attend(cpu, index, (look, &[]), None, (&mut s.q, &mut s.k, &s.v), mixed);
         attend.gather(rows, &mut s.mixed);

@@ -193,6 +193,22 @@ impl SequenceKv {
         store(self.layout.dtype, bytes, values);
     }
 
+    /// Makes them zeros.
+    ///
+    /// # Safety
+    /// As for [`Self::write_beside`].
+    #[expect(unsafe_code, reason = "each block says why it is sound")]
+    pub(crate) unsafe fn clear_beside(
+        &self,
+        memory: &Cut<'_, u8>,
+        layer: usize,
+        side: Side,
+        (head, token): (usize, usize),
+    ) {
+        // SAFETY: the caller's promise: elements of a page lie apart.
+        unsafe { memory.range(self.place(layer, side, head, token)) }.fill(0);
+    }
+
     /// Where in the pool's memory one head's channels of one token lie.
     fn place(&self, layer: usize, side: Side, head: usize, token: usize) -> Range<usize> {
         let l = &self.layout;

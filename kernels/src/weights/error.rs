@@ -126,8 +126,11 @@ pub enum WeightsError {
         /// What is in it first that is no number.
         bad: Bad,
     },
-    /// More ranks than heads to share among them.
-    #[error("tensor parallelism of {ranks} needs as many KV heads, and the model has {heads}: set --tensor-parallel")]
+    /// More ranks than heads to share among them, or a number that wide heads cannot be shared among.
+    #[error(
+        "tensor parallelism of {ranks} cannot share {heads} KV heads, as many as layers of the model have: set --tensor-parallel \
+         to a number that can"
+    )]
     Ranks {
         /// Asked for.
         ranks: usize,

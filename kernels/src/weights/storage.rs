@@ -58,6 +58,11 @@ impl Storage {
         range.is_empty() || there.get(at).is_some_and(|place| place.start <= range.start)
     }
 
+    /// Whether all of the file is there.
+    pub(super) fn is_whole(&self) -> bool {
+        self.has(&(0..self.bytes().len()))
+    }
+
     pub(crate) fn bytes(&self) -> &[u8] {
         match &self.held {
             Held::Map(map) => map,

@@ -1,6 +1,8 @@
 //! Writes GGUF files for tests, and models of Hugging Face folders as llama.cpp's converter does.
 #![allow(dead_code, reason = "not every test writes everything")]
 
+mod experts;
+mod gemma4;
 pub mod large;
 pub mod made;
 mod oss;
@@ -192,13 +194,16 @@ fn metadata(writer: &mut Writer, config: &Value) {
         .count(&key("embedding_length"), of("hidden_size"))
         .count(&key("feed_forward_length"), width)
         .count(&key("attention.head_count"), of("num_attention_heads"))
-        .count(&key("attention.head_count_kv"), of("num_key_value_heads"))
         .real(&key("attention.layer_norm_rms_epsilon"), config["rms_norm_eps"].as_f64().unwrap() as f32)
-        .real(&key("rope.freq_base"), theta.unwrap() as f32)
-        .count(&key("rope.dimension_count"), turning(config) as u32);
+        .real(&key("rope.freq_base"), theta.unwrap() as f32);
+    if name != gemma4::NAME {
+        writer.count(&key("attention.head_count_kv"), of("num_key_value_heads"));
+        writer.count(&key("rope.dimension_count"), turning(config) as u32);
+    }
     let experts = ["num_experts", "num_local_experts", "n_routed_experts"].iter().find_map(|key| number(config, key));
     if let Some(experts) = experts.filter(|experts| *experts > 0) {
-        writer.count(&key("expert_count"), experts).count(&key("expert_used_count"), of("num_experts_per_tok"));
+        let used = ["num_experts_per_tok", "top_k_experts"].iter().find_map(|key| number(config, key)).unwrap();
+        writer.count(&key("expert_count"), experts).count(&key("expert_used_count"), used);
         if let Some(normed) = config["norm_topk_prob"].as_bool() {
             writer.flag(&key("expert_weights_norm"), normed);
         }
@@ -211,7 +216,9 @@ fn metadata(writer: &mut Writer, config: &Value) {
             writer.count(&key(ours), width);
         }
     }
-    if let Some(width) = number(config, "head_dim") {
+    if name == gemma4::NAME {
+        gemma4::heads(writer, config);
+    } else if let Some(width) = number(config, "head_dim") {
         writer.count(&key("attention.key_length"), width).count(&key("attention.value_length"), width);
     }
 }
@@ -226,6 +233,7 @@ fn rope(config: &Value) -> &Value {
 fn architecture(config: &Value) -> &str {
     match config["model_type"].as_str().unwrap() {
         "gemma3_text" => "gemma3",
+        "gemma4_text" | "gemma4_unified_text" => gemma4::NAME,
         "qwen2_moe" => "qwen2moe",
         "qwen3_moe" => "qwen3moe",
         "mixtral" => "llama",
@@ -387,8 +395,11 @@ fn tensors(writer: &mut Writer, folder: &Path, config: &Value, form: Form) {
         }
     }
     let blocks = oss::experts(&mut all, &packed);
-    stack_experts(&mut all);
-    split_shared(&mut all);
+    if architecture(config) == gemma4::NAME {
+        gemma4::tensors(writer, &mut all, config);
+    }
+    experts::stack(&mut all);
+    experts::split_shared(&mut all);
     let name = architecture(config);
     let (llama, gemma) = (
         ["llama", "smollm3", "granite", "mistral3"].contains(&name),
@@ -403,7 +414,7 @@ fn tensors(writer: &mut Writer, folder: &Path, config: &Value, form: Form) {
         if let Some(heads) = heads.filter(|_| llama) {
             numbers = neighbours(&numbers, heads as usize, shape[0]);
         }
-        if architecture(config).starts_with("gemma") && name.ends_with("norm.weight") {
+        if ["gemma2", "gemma3"].contains(&architecture(config)) && name.ends_with("norm.weight") {
             numbers.iter_mut().for_each(|x| *x += 1.0);
         }
         let shape = if name.contains("shared_expert_gate") { vec![shape[1]] } else { shape };
@@ -427,57 +438,6 @@ fn tensors(writer: &mut Writer, folder: &Path, config: &Value, form: Form) {
 
 /// Shape and numbers of tensors by name.
 type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
-
-/// The experts of a layer in one tensor for each of their matrices, by llama.cpp's names.
-fn stack_experts(all: &mut Tensors) {
-    const PARTS: [(&str, &str); 6] =
-        [("gate_proj", "gate"), ("up_proj", "up"), ("down_proj", "down"), ("w1", "gate"), ("w3", "up"), ("w2", "down")];
-    let (experts, others): (Tensors, Tensors) =
-        std::mem::take(all).into_iter().partition(|(name, _)| name.contains(".experts."));
-    *all = others;
-    let mut put = |layer: &str, part: &str, expert: usize, (shape, numbers): (&[usize], &[f32])| {
-        let name = format!("{layer}.ffn_{part}_exps.weight");
-        let (stacked, both) = all.entry(name).or_insert_with(|| (vec![0, shape[0], shape[1]], Vec::new()));
-        both.resize(both.len().max((expert + 1) * numbers.len()), 0.0);
-        both[expert * numbers.len()..][..numbers.len()].copy_from_slice(numbers);
-        stacked[0] = stacked[0].max(expert + 1);
-    };
-    for (name, (shape, numbers)) in experts {
-        let (block, part) = name.split_once(".experts.").unwrap();
-        let (layer, _) = block.rsplit_once('.').unwrap();
-        let parts: Vec<&str> = part.split('.').collect();
-        if let [expert, part, "weight"] = parts[..] {
-            let (_, part) = PARTS.iter().find(|(theirs, _)| *theirs == part).unwrap();
-            put(layer, part, expert.parse().unwrap(), (&shape, &numbers));
-            continue;
-        }
-        for (expert, numbers) in numbers.chunks_exact(shape[1] * shape[2]).enumerate() {
-            if part == "down_proj" {
-                put(layer, "down", expert, (&shape[1..], numbers));
-                continue;
-            }
-            let (gate, up) = numbers.split_at(numbers.len() / 2);
-            for (part, half) in [("gate", gate), ("up", up)] {
-                put(layer, part, expert, (&[shape[1] / 2, shape[2]], half));
-            }
-        }
-    }
-}
-
-/// Granite 4's one matrix for gate and up, in two.
-fn split_shared(all: &mut Tensors) {
-    const BOTH: &str = ".shared_mlp.input_linear.weight";
-    let (both, others): (Tensors, Tensors) =
-        std::mem::take(all).into_iter().partition(|(name, _)| name.ends_with(BOTH));
-    *all = others;
-    for (name, (shape, numbers)) in both {
-        let (gate, up) = numbers.split_at(numbers.len() / 2);
-        for (part, half) in [("gate_proj", gate), ("up_proj", up)] {
-            let name = name.replace(BOTH, &format!(".mlp.{part}.weight"));
-            all.insert(name, (vec![shape[0] / 2, shape[1]], half.to_vec()));
-        }
-    }
-}
 
 /// GLM-4's names for norms, where they would be taken for others'.
 fn glm4(name: &str) -> String {

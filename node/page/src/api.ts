@@ -87,8 +87,8 @@ export interface ServerEvent {
 /** Longest line of a stream that is waited for (characters). */
 const LINE = 16 << 20;
 
-/** The events of a stream, as they come. */
-export async function* events(answer: Response): AsyncGenerator<ServerEvent> {
+/** The events of a stream, as they come; `heard` is called for whatever comes, also for what only keeps it awake. */
+export async function* events(answer: Response, heard?: () => void): AsyncGenerator<ServerEvent> {
   const reader = answer.body?.pipeThrough(new TextDecoderStream()).getReader();
   if (!reader) return;
   let rest = "";
@@ -98,6 +98,7 @@ export async function* events(answer: Response): AsyncGenerator<ServerEvent> {
     for (;;) {
       const { done, value } = await reader.read();
       if (done) return;
+      heard?.();
       rest += value;
       if (rest.length > LINE) throw new Refusal(0, "The answer has a line without an end.", 2);
       const lines = rest.split("\n");

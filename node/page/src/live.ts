@@ -2,7 +2,7 @@
 
 import { useEffect, useState } from "preact/hooks";
 import { Refusal, ask, events, get } from "./api";
-import type { Peer, Plan, Running, Short, View } from "./types";
+import type { Link, Peer, Plan, Running, Short, View } from "./types";
 
 /** Requests that the page remembers. */
 const KEPT = 256;
@@ -14,18 +14,31 @@ export interface Followed {
   plan: Plan;
 }
 
+/** A prompt's KV went from who leads its prefill to who leads its decoding. */
+export interface Move {
+  /** Counts them. */
+  n: number;
+  /** When this page heard of it (ms). */
+  at: number;
+  prefill: string;
+  decode: string;
+}
+
+/** Moves that are shown at once, at most: of more that came together people see as much. */
+const MOVES = 8;
+
 export interface State {
   view: View | null;
   requests: Short[];
   running: Running[];
   /** Plans that the peer has followed since it started, newest first. */
   plans: Followed[];
-  /** Counts requests that ended while this page was open: the map shows each. */
-  ended: number;
+  /** The last that went on while this page was open. */
+  moves: Move[];
   problem: Refusal | null;
 }
 
-let state: State = { view: null, requests: [], running: [], plans: [], ended: 0, problem: null };
+let state: State = { view: null, requests: [], running: [], plans: [], moves: [], problem: null };
 const listeners = new Set<(state: State) => void>();
 
 function change(part: Partial<State>) {
@@ -54,41 +67,74 @@ function take(view: View) {
   if (isNew) get<{ plans: Followed[] }>("/api/plans").then(({ plans }) => change({ plans }), () => undefined);
 }
 
-/** A peer whose advert is as it was has none. */
+/** A peer whose advert is as it was has none, but those of its links that were measured anew. */
 interface Changes {
   swarm: View;
-  peers: (Omit<Peer, "advert"> & Partial<Peer>)[];
+  peers: (Omit<Peer, "advert"> & Partial<Peer> & { links?: Link[] })[];
 }
 
 function takeChanges({ swarm, peers }: Changes) {
   const known = new Map(state.view?.peers.map((peer) => [peer.id, peer.advert]));
-  const whole = peers.flatMap((peer) => {
+  const whole = peers.flatMap(({ links, ...peer }) => {
     const advert = peer.advert ?? known.get(peer.id);
-    return advert ? [{ ...peer, advert }] : [];
+    if (!advert) return [];
+    const measured = (link: Link) => links?.find((one) => one.to === link.to) ?? link;
+    return [{ ...peer, advert: links ? { ...advert, links: advert.links.map(measured) } : advert }];
   });
   take({ ...swarm, peers: whole });
 }
 
 /** Whether those that ended before the page was opened have been told. */
 let caughtUp = false;
+let counted = 0;
 
-function takeRequests({ requests, running }: Requests) {
+/** Prompts that are computed by now, and were not when the peer told last: of short ones nothing is heard before they have ended. */
+function movedNow(fresh: Short[], running: Running[]): Move[] {
+  const decoded = new Set(state.running.filter((one) => one.stage === "decode").map((one) => one.request));
+  const went = [...running.filter((one) => one.stage === "decode"), ...fresh].filter((one) => !decoded.has(one.request));
+  return went.flatMap(({ prefill, decode }) => (prefill && decode ? [{ n: ++counted, at: Date.now(), prefill, decode }] : []));
+}
+
+function takeRequests({ requests, running = state.running }: Requests) {
   const known = new Set(state.requests.map((one) => one.request));
   const fresh = requests.filter((one) => !known.has(one.request));
-  const ended = state.ended + (caughtUp ? fresh.length : 0);
+  const moves = caughtUp ? [...state.moves, ...movedNow(fresh, running)].slice(-MOVES) : [];
   caughtUp = true;
-  change({ requests: [...fresh, ...state.requests].slice(0, KEPT), running: running ?? state.running, ended });
+  change({ requests: [...fresh, ...state.requests].slice(0, KEPT), running, moves });
 }
 
 let following: AbortController | null = null;
 let again: number | undefined;
 
+/** A peer keeps a stream awake every 15 s: one that is silent for longer hangs (ms). */
+const SILENCE = 25_000;
+
+/** Until the stream ends or nothing comes any more: what is shown would be taken for what is. */
 async function follow(stop: AbortSignal) {
-  const stream = await ask("/api/events?changes", { signal: stop });
-  for await (const { event, data } of events(stream)) {
-    if (event === "swarm") take(JSON.parse(data) as View);
-    if (event === "changes") takeChanges(JSON.parse(data) as Changes);
-    if (event === "requests") takeRequests(JSON.parse(data) as Requests);
+  const own = new AbortController();
+  const end = () => own.abort();
+  stop.addEventListener("abort", end);
+  let silence: number | undefined;
+  let lost = false;
+  const heard = () => {
+    clearTimeout(silence);
+    silence = window.setTimeout(() => ((lost = true), end()), SILENCE);
+  };
+  try {
+    heard();
+    const stream = await ask("/api/events?changes", { signal: own.signal });
+    for await (const { event, data } of events(stream, heard)) {
+      if (event === "swarm") take(JSON.parse(data) as View);
+      if (event === "changes") takeChanges(JSON.parse(data) as Changes);
+      if (event === "requests") takeRequests(JSON.parse(data) as Requests);
+    }
+  } catch (error) {
+    if (lost) throw new Refusal(0, `This peer has said nothing for ${SILENCE / 1000} s: it hangs, or the network to it is down.`, 1);
+    throw error;
+  } finally {
+    clearTimeout(silence);
+    stop.removeEventListener("abort", end);
+    end();
   }
   throw new Refusal(0, "This peer has ended the stream of events: it stops, or the network to it is down.", 1);
 }
@@ -121,6 +167,8 @@ async function run(stop: AbortSignal) {
 /** Begins anew, as with another key. */
 export function restart() {
   pause();
+  // What went on meanwhile is not shown as if it went on now.
+  caughtUp = false;
   following = new AbortController();
   void run(following.signal);
 }

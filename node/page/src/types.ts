@@ -66,6 +66,8 @@ export interface Peer {
     data_addresses: string[];
     devices: Device[];
     models: Card[];
+    /** Where it has them from, as far as it knows. */
+    origins?: { model: string; source: string; licence: string | null }[];
     encoders?: { name: string; task: string }[];
     links: Link[];
     reachable: boolean;
@@ -120,6 +122,7 @@ export interface View {
   cut_off: { id: string; name: string; reason: string; offences: number; seconds_left: number }[];
   spec_decode: { proposed?: number; accepted?: number };
   link_ages: Record<string, number>;
+  link_ends?: Record<string, string>;
   fetching?: { model: string; bytes: number; done: number; holders: number; why: string | null } | null;
   weights_given: number;
   troubles: { kind: string; at?: string | null; address?: string; said?: string }[];
@@ -146,6 +149,8 @@ export interface Running {
   model: string;
   seconds: number;
   stage: "queue" | "prefill" | "decode";
+  /** Seconds in each so far. */
+  parts?: Record<"queue" | "prefill" | "decode", number>;
   prompt_tokens: number;
   new_tokens: number;
   prefill: string | null;

@@ -5,6 +5,7 @@ mod engine;
 mod kv_transfer;
 mod link;
 pub(super) mod serve;
+mod turnover;
 
 use super::loading::Loading;
 use crate::{
@@ -30,6 +31,7 @@ pub(super) fn command() -> Command {
         .subcommand(kv_transfer::command())
         .subcommand(link::command())
         .subcommand(serve::command())
+        .subcommand(turnover::command())
 }
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
@@ -38,6 +40,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         Some(("kv-transfer", matches)) => kv_transfer::run(matches).await,
         Some(("codec", matches)) => codec::run(matches),
         Some(("serve", matches)) => serve::run(settings, matches).await,
+        Some(("turnover", matches)) => turnover::run(settings, matches).await,
         Some((_, matches)) => link::run(settings, matches).await,
         None => Ok(()),
     }

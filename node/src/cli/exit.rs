@@ -83,6 +83,7 @@ impl From<NodeError> for Exit {
             NodeError::Lend(_)
             | NodeError::Draft { .. }
             | NodeError::NoLongContext(_)
+            | NodeError::KeepsNone { .. }
             | NodeError::SameModel { .. }
             | NodeError::SameName { .. } => Kind::Config,
             NodeError::Redeem(RedeemError::Unreachable(_)) => Kind::Unreachable,

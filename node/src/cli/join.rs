@@ -10,7 +10,7 @@ use self::{
     board::{Board, Fixed},
     phases::Phases,
 };
-use super::{loading::Loading, models, verb};
+use super::{layout::harmless, loading::Loading, models, verb, ways};
 use crate::{
     cli::exit::{Exit, Kind},
     config::Settings,
@@ -136,7 +136,8 @@ async fn summarise(mut view: watch::Receiver<SwarmView>, fixed: Fixed, proved: O
 async fn narrate(mut view: watch::Receiver<SwarmView>) {
     let mut last = String::new();
     let mut worth = None;
-    let (mut alone, mut named) = (None, Vec::<Trouble>::new());
+    let (mut alone, mut named, mut linked) = (None, Vec::<Trouble>::new(), None);
+    let mut looked = None::<Instant>;
     let (mut loading, mut fetching) = (Loading::default(), Arrival::default());
     loop {
         if worth.is_none() {
@@ -156,6 +157,15 @@ async fn narrate(mut view: watch::Receiver<SwarmView>) {
         if line != last {
             say!("{line}");
             last = line;
+        }
+        // While it joins, links are measured one after the other; of a thousand peers somebody is heard all the time.
+        if looked.is_none_or(|at| at.elapsed() >= BEAT) && view.borrow().readiness == Readiness::Ready {
+            looked = Some(Instant::now());
+            let told = ways::told(&view.borrow());
+            if told.is_some() && told != linked {
+                told.iter().for_each(|told| say!("links: {}", harmless(told)));
+                linked = told;
+            }
         }
         let news = view.borrow().fetching.as_ref().and_then(|far| fetching.news(far));
         news.iter().for_each(|line| say!("{line}"));

@@ -5,6 +5,7 @@ mod bars;
 mod demand;
 mod import;
 mod local;
+mod peers;
 
 use self::bars::Bars;
 use super::{asking, is_set, json as json_flag, output, show, switch, verb, whole};
@@ -13,7 +14,9 @@ use crate::{
     config::Settings,
     hardware::memory::Size,
     hub::{self, Hub, HubError, HubSettings, ModelName, NameError, Use},
-    node::{Computed, Membering, ModelChoice, NodeConfig, WantedModel},
+    node::{Computed, Membering, ModelChoice, NodeConfig, NodeError, WantedModel},
+    store::Store,
+    weights,
 };
 use clap::{Arg, ArgMatches, Command};
 use serde_json::json;
@@ -46,12 +49,14 @@ pub(super) fn command() -> Command {
                 .default_value("10")
                 .help("Most repositories of the hub"),
         )))
-        .subcommand(one(verb(
-            "pull",
-            "Fetch a model into the Hugging Face cache, or what is missing of it",
-            "tsnode models pull llama3.2:1b",
+        .subcommand(
+            asking(
+                "pull",
+                "Fetch a model into the Hugging Face cache, or what is missing of it; from the swarm's peers where there is no hub",
+                "tsnode models pull llama3.2:1b",
+            )
+            .arg(name("An alias, org/repo, org/repo:Q4_K_M or org/repo@revision").required(true)),
         )
-        .arg(name("An alias, org/repo, org/repo:Q4_K_M or org/repo@revision").required(true))))
         .subcommand(one(verb("list", "Models in the Hugging Face cache", "tsnode models list")))
         .subcommand(one(verb("rm", "Remove a model from the cache", "tsnode models rm llama3.2:1b")
             .arg(name("As it is listed").required(true))))
@@ -66,7 +71,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     match verb {
         "demand" => demand::run(settings, matches).await,
         "search" => search(matches).await,
-        "pull" => pull(matches).await,
+        "pull" => pull(settings, matches).await,
         "list" => local::list(matches),
         "rm" => local::remove(matches),
         "verify" => local::verify(matches),
@@ -145,12 +150,19 @@ async fn ask(mut settings: HubSettings, words: &str, most: usize) -> Result<Vec<
     Hub::new(settings)?.search(words, most).await
 }
 
-async fn pull(matches: &ArgMatches) -> Result<(), Exit> {
+async fn pull(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     let Some(name) = named(matches)? else { return Ok(()) };
     let hub = Hub::new(hub_settings()).map_err(exit)?;
     let mut bars = Bars::new(&name);
     let pulled = hub::pull(&hub, &name, Use::Keep, &mut |news| bars.show(news)).await;
     drop(bars);
+    if let Err(error) = &pulled
+        && error.is_out_of_reach()
+        && peers::has(settings, matches, &name).await
+    {
+        note!("tsnode: note: {error}; {name} is fetched from peers of the swarm");
+        return peers::pull(settings, matches, &name).await;
+    }
     let hub::Pulled { model, fetched, licence } = pulled.map_err(exit)?;
     let path = model.path.display().to_string();
     if is_set(matches, "json") {
@@ -168,25 +180,48 @@ async fn pull(matches: &ArgMatches) -> Result<(), Exit> {
 
 /// Models that a peer is told by their names become folders and files of this disk, fetched if they were not there.
 pub(super) async fn fetch(config: &mut NodeConfig) -> Result<(), Exit> {
-    // Who was invited comes to peers that may have it.
-    let asks_peers = matches!(config.membering, Membering::Invited(_)) && config.computed == Computed::default();
-    for model in config.models.iter_mut().filter(|_| asks_peers) {
+    let mut models = std::mem::take(&mut config.models);
+    for model in &mut models {
         let ModelChoice::Path(path) = &model.choice else { continue };
         let Some(name) = by_name(path)? else { continue };
+        if let Some(folder) = pulled(&config.data_dir, &name) {
+            model.name.get_or_insert_with(|| name.to_string());
+            model.choice = ModelChoice::Path(folder);
+            continue;
+        }
         model.choice = match obtain(&name).await {
             Ok(path) => ModelChoice::Path(path),
-            Err(error) if error.is_out_of_reach() => {
+            Err(error) if error.is_out_of_reach() && comes_to_peers(config)? => {
                 note!("tsnode: note: {error}; {name} is fetched from peers of the swarm that have it");
                 ModelChoice::Named(name.to_string())
             }
             Err(error) => return Err(exit(error)),
         };
     }
+    config.models = models;
+    // What drafts and encodes is not given by peers.
     for path in paths(config) {
         let Some(name) = by_name(path)? else { continue };
         *path = obtain(&name).await.map_err(exit)?;
     }
     Ok(())
+}
+
+/// Whether there will be peers that may have what the hub does not give: who was invited comes to some, who starts again to those that it
+/// knew. Computed otherwise it would be another model than theirs.
+fn comes_to_peers(config: &NodeConfig) -> Result<bool, Exit> {
+    let comes = match config.membering {
+        Membering::Invited(_) => true,
+        Membering::NewPrivate => false,
+        Membering::Usual => Store::remembers_peers(&config.data_dir).map_err(NodeError::from)?,
+    };
+    Ok(comes && config.computed == Computed::default())
+}
+
+/// Where all of it came from peers before. What is in the hub's cache goes first.
+fn pulled(data_dir: &Path, name: &ModelName) -> Option<PathBuf> {
+    let is_cached = hub::find(&hub::Cache::new(hub_settings().cache), name).is_some();
+    weights::pulled(data_dir, &name.to_string()).filter(|_| !is_cached)
 }
 
 async fn obtain(name: &ModelName) -> Result<PathBuf, HubError> {
@@ -197,10 +232,10 @@ async fn obtain(name: &ModelName) -> Result<PathBuf, HubError> {
 
 /// The same without fetching anything.
 pub(super) fn find(config: &mut NodeConfig) -> Result<(), Exit> {
-    let cache = hub::Cache::new(hub_settings().cache);
+    let (cache, data_dir) = (hub::Cache::new(hub_settings().cache), config.data_dir.clone());
     for path in paths(config) {
         let Some(name) = by_name(path)? else { continue };
-        let found = hub::find(&cache, &name).map(|model| model.path);
+        let found = pulled(&data_dir, &name).or_else(|| hub::find(&cache, &name).map(|model| model.path));
         *path = found.ok_or_else(|| exit(HubError::Absent { name, folder: cache.folder().to_owned() }))?;
     }
     Ok(())

@@ -317,6 +317,7 @@ pub(super) mod tests {
             new_tokens: 41,
             codec: KvCodec::Int4,
             first_part: None,
+            overflow: None,
             kv_codec: Some(KvCodec::Int4),
             kv_bytes: 124_928,
             ttft: 0.04,

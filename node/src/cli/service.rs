@@ -3,7 +3,7 @@
 use super::{ALL, is_set, json as json_flag, knobs, output, switch, verb};
 use crate::{
     cli::exit::{Exit, Kind},
-    config::{ConfigError, Origin, Settings, secrets::SECRETS},
+    config::{BETWEEN, ConfigError, Origin, Settings, secrets::SECRETS},
     service::{Credential, Installed, Level, Purged, ServiceError, Status, Systemd, Unit, UnitError, launchd, windows},
 };
 use clap::{Arg, ArgMatches, Command};
@@ -17,6 +17,8 @@ use std::path::{Path, PathBuf, absolute};
 const PATHS: [&str; 3] = ["data-dir", "invite-file", "api-key-file"];
 /// Settings that are paths if there is something.
 const MODELS: [&str; 4] = ["model", "draft", "embedding-model", "rerank-model"];
+/// Settings that may be said several times, by a flag each.
+const SEVERAL: [&str; 2] = ["model", "keep"];
 /// The settings file of a service of the system, if there is one.
 const SYSTEM_FILE: &str = "/etc/tsnode/config.toml";
 
@@ -176,9 +178,13 @@ fn unit(settings: &Settings, level: Level, matches: &ArgMatches) -> Result<Unit,
     let sees = |path: &Path| unit.sees(path).map_err(|e| exit(e.into()));
     config.iter().try_for_each(|path| sees(path))?;
     let (mut flags, mut credentials) = (Vec::new(), Vec::new());
-    for (name, value) in &said {
+    let each = each(&said);
+    // It is named as its model is.
+    let is_kept = |name: &str, value: &str| name == "keep" && each.contains(&("model", value));
+    for (name, value) in &each {
         let path = Path::new(value);
-        let is_path = PATHS.contains(name) || MODELS.contains(name) && path.exists();
+        let may_be_path = MODELS.contains(name) || is_kept(name, value);
+        let is_path = PATHS.contains(name) || may_be_path && path.exists();
         let value = if is_path { whole(path)?.display().to_string() } else { (*value).to_owned() };
         if is_path {
             sees(Path::new(&value))?;
@@ -194,6 +200,18 @@ fn unit(settings: &Settings, level: Level, matches: &ArgMatches) -> Result<Unit,
     unit.flags.extend(flags);
     unit.credentials = credentials;
     Ok(unit)
+}
+
+/// What was said, flag by flag.
+fn each<'a>(said: &BTreeMap<&'a str, &'a str>) -> Vec<(&'a str, &'a str)> {
+    let flags = |(name, value): (&&'a str, &&'a str)| -> Vec<(&'a str, &'a str)> {
+        let (name, value) = (*name, *value);
+        match SEVERAL.contains(&name) {
+            true => value.split(BETWEEN).map(|value| (name, value)).collect(),
+            false => vec![(name, value)],
+        }
+    };
+    said.iter().flat_map(flags).collect()
 }
 
 /// Whether a peer can use the settings that the service will find: flags and a file, and none of this shell's variables.
@@ -328,6 +346,17 @@ mod tests {
         assert_eq!(unit.data, data);
         let unit = asked(&["--data-dir", "here"]).unwrap();
         assert!(unit.data.is_absolute() && unit.data.ends_with("here"), "{unit:?}");
+    }
+
+    #[test]
+    fn each_of_several_models_has_a_flag_and_is_kept_by_what_it_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().display().to_string();
+        let words = ["--model", &path, "--model", "org/other", "--swap-models", "--keep", "tiny", "--keep", &path];
+        let unit = asked(&words).unwrap();
+        let flags = ["--keep=tiny", &format!("--keep={path}"), &format!("--model={path}"), "--model=org/other"];
+        assert_eq!(unit.flags[..4], flags.map(String::from));
+        assert!(unit.text().is_ok(), "{unit:?}");
     }
 
     #[test]

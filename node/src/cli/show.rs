@@ -15,7 +15,7 @@ use crate::{
 use clap::ArgMatches;
 use serde_json::json;
 use std::collections::BTreeMap;
-use tsnode_protocol::{Device, EncoderTask, Group, LayerProfile, ModelShape, Phase, Stage};
+use tsnode_protocol::{Device, EncoderTask, Group, LayerProfile, ModelCard, ModelShape, Phase, Stage};
 
 pub(super) async fn peers(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     let view = look(settings, matches).await?;
@@ -97,10 +97,18 @@ fn off_by(profile: Option<LayerProfile>) -> String {
 
 pub(super) async fn models(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     let view = look(settings, matches).await?;
+    let origin = |card: &ModelCard| view.peers.iter().find_map(|peer| peer.advert.origin(card.id));
     if is_set(matches, "json") {
-        return print_json(&view.models);
+        let shown = |card: &ModelCard| {
+            let mut shown = json!(card);
+            shown["source"] = json!(origin(card).map(|origin| &origin.source));
+            shown["licence"] = json!(origin(card).and_then(|origin| origin.licence.as_ref()));
+            shown
+        };
+        return print_json(&view.models.iter().map(shown).collect::<Vec<_>>());
     }
-    let mut rows = vec![["MODEL", "ID", "LAYERS", "CONTEXT", "WEIGHTS", "PEERS", "LOADED"].map(String::from).to_vec()];
+    let titles = ["MODEL", "ID", "LAYERS", "CONTEXT", "WEIGHTS", "PEERS", "LOADED", "LICENCE", "SOURCE"];
+    let mut rows = vec![titles.map(String::from).to_vec()];
     for card in &view.models {
         let holders = view.peers.iter().filter(|p| p.advert.models.iter().any(|m| m.id == card.id)).count();
         rows.push(vec![
@@ -111,6 +119,8 @@ pub(super) async fn models(settings: &Settings, matches: &ArgMatches) -> Result<
             weights(&card.shape),
             holders.to_string(),
             if view.loaded.contains(&card.id) { "yes" } else { "no" }.into(),
+            origin(card).and_then(|origin| origin.licence.clone()).unwrap_or_else(|| "-".into()),
+            origin(card).map_or_else(|| "-".into(), |origin| origin.source.clone()),
         ]);
     }
     table(&rows)?;

@@ -344,6 +344,7 @@ mod tests {
                 parent: None,
                 groups: vec![prefill, decode],
                 routes,
+                chosen: vec![],
                 reason: "1 prefill, 1 decode".into(),
             }),
             peers: vec![peer(1, "attic"), peer(2, "desk"), peer(3, "机器")],

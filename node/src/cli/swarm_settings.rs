@@ -1,10 +1,12 @@
 //! What members have set for their swarm, in words: who set it, when, and what becomes of it.
 
 use super::{layout::harmless, output};
-use crate::view::{AttainmentView, SwarmView};
+use crate::view::{AttainmentView, OverflowView, SwarmView};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tsnode_coordinator::settings::Settings;
-use tsnode_protocol::{ModelId, RequestClass, SettingKey, SettingValue, SwarmSetting};
+use tsnode_protocol::{
+    ModelId, Phase, Replayed, RequestClass, RouteChoice, RoutePolicy, SettingKey, SettingValue, SwarmSetting,
+};
 
 /// The newest of each, as a view has them.
 pub(super) fn of(view: &SwarmView) -> Settings {
@@ -48,13 +50,25 @@ pub(super) fn lines(view: &SwarmView) -> Vec<(&'static str, String)> {
                 Some(("targets", format!("{targets} for {class} requests to {}; {origin}", model(view, id))))
             }
             (SettingKey::Route { model: id }, SettingValue::Route(Some(policy))) => {
-                Some(("routing", format!("{policy} for {}; {origin}", model(view, id))))
+                let now = if policy == RoutePolicy::Auto { now_routed(view, id) } else { String::new() };
+                Some(("routing", format!("{policy} for {}{now}; {origin}", model(view, id))))
+            }
+            (SettingKey::Batch { model: id }, SettingValue::Batch(Some(policy))) => {
+                Some(("batching", format!("{policy} for {}; {origin}", model(view, id))))
             }
             _ => None,
         }
     };
     let kept = view.attainment.iter().map(|a| ("in time", attained(a)));
-    view.settings.iter().filter_map(line).chain(kept).collect()
+    let overflows = view.overflows.iter().map(|o| ("overflow", overflowed(o)));
+    view.settings.iter().filter_map(line).chain(kept).chain(overflows).collect()
+}
+
+fn overflowed(o: &OverflowView) -> String {
+    let (prompts, answers, model) = (o.prompts, o.answers, harmless(&o.model));
+    format!(
+        "groups for prompts had no room for {model} {prompts} times, those for answers {answers}, since this peer started"
+    )
 }
 
 fn attained(a: &AttainmentView) -> String {
@@ -71,20 +85,67 @@ pub(super) fn held_against(view: &SwarmView, id: Option<ModelId>, slo: &str) -> 
     }
 }
 
-/// How a model's requests are routed.
+/// How a model's requests are routed, and where that was chosen by measurement, by what.
 pub(super) fn routed(view: &SwarmView, id: Option<ModelId>) -> String {
     let settings = of(view);
-    match id.and_then(|id| settings.route(id)) {
-        Some((policy, setting)) => format!("requests are routed by {policy}; {}", origin(view, setting)),
-        None => "requests are routed by live, as nobody has set anything else (tsnode route)".into(),
+    let Some((id, (policy, setting))) = id.and_then(|id| Some((id, settings.route(id)?))) else {
+        return "requests are routed by live, as nobody has set anything else (tsnode route)".into();
+    };
+    let choice = view.plan.as_ref().and_then(|plan| plan.choice(id)).filter(|_| policy == RoutePolicy::Auto);
+    let by = choice.map_or(policy, |choice| choice.policy);
+    let pools = if by == RoutePolicy::Pools { pools(view, id) } else { String::new() };
+    let origin = origin(view, setting);
+    match (policy, choice) {
+        (RoutePolicy::Auto, Some(choice)) => {
+            format!("requests are routed by {by}{pools}, chosen as auto was {origin}{}", replayed(choice))
+        }
+        (RoutePolicy::Auto, None) => format!(
+            "requests are routed by live; auto was {origin}, and chooses once a hundred requests have come and ended, where the plan \
+             has more than one way for them"
+        ),
+        _ => format!("requests are routed by {policy}{pools}; {origin}"),
     }
+}
+
+/// What the plan has chosen, of models that it is left to now: one for which members have set a policy since is routed by that.
+pub(super) fn chosen(view: &SwarmView) -> Vec<&RouteChoice> {
+    let settings = of(view);
+    let is_left = |choice: &&RouteChoice| settings.route(choice.model).is_some_and(|(by, _)| by == RoutePolicy::Auto);
+    view.plan.iter().flat_map(|plan| &plan.chosen).filter(is_left).collect()
+}
+
+/// What was chosen for models that this is about, where that is done by measurement.
+fn now_routed(view: &SwarmView, id: Option<ModelId>) -> String {
+    let chosen = chosen(view).into_iter().filter(|choice| id.is_none_or(|id| id == choice.model));
+    let now: Vec<String> =
+        chosen.map(|choice| format!("{} by {}", model(view, Some(choice.model)), choice.policy)).collect();
+    if now.is_empty() { ", which has chosen nothing yet".into() } else { format!(", now {}", now.join(", ")) }
+}
+
+/// What became of replayed requests by the policy that was chosen, and by the others.
+fn replayed(choice: &RouteChoice) -> String {
+    let told = |r: &Replayed| {
+        format!("{:.1} % in time and nine of ten within {:.1} times the fastest", 100.0 * r.in_time, r.slowness)
+    };
+    let Some(best) = choice.of_chosen() else { return String::new() };
+    let others = choice.tried.iter().filter(|tried| tried.policy != choice.policy);
+    let others: String = others.map(|tried| format!("; by {} {}", tried.policy, told(tried))).collect();
+    format!(": of {} requests like those of late, {:.2} a second, {}{others}", choice.requests, choice.rate, told(best))
+}
+
+/// How many groups each pool has of its own.
+fn pools(view: &SwarmView, id: ModelId) -> String {
+    let groups = || view.plan.iter().flat_map(|plan| &plan.groups).filter(move |group| group.model == id);
+    let [prompts, answers, both] = [Phase::Prefill, Phase::Decode, Phase::Mixed]
+        .map(|phase| groups().filter(|group| group.phase == phase).count());
+    format!(" (groups: {prompts} for prompts, {answers} for answers, {both} for both)")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::view::tests::view;
-    use tsnode_protocol::{PeerId, RoutePolicy, Seconds, Targets};
+    use tsnode_protocol::{Epoch, PeerId, Plan, Seconds, Targets, Term};
 
     #[test]
     fn what_is_set_is_said_with_who_and_what_was_taken_back_is_not() {
@@ -107,5 +168,51 @@ mod tests {
         assert_eq!(lines(&seen), []);
         let model = Some(ModelId([1; 16]));
         assert!(held_against(&seen, model, "e2e=10x").contains("e2e=10x"));
+        assert!(routed(&seen, model).starts_with("requests are routed by live"));
+        seen.settings = vec![set(route, SettingValue::Route(Some(RoutePolicy::Pools)), seen.me)];
+        seen.overflows = vec![OverflowView { model: "tiny".into(), prompts: 12, answers: 3 }];
+        let said = routed(&seen, model);
+        assert!(
+            said.starts_with("requests are routed by pools (groups: ") && said.contains("set by this peer"),
+            "{said}"
+        );
+        let (label, said) = lines(&seen).pop().unwrap();
+        assert!(label == "overflow" && said.contains("no room for tiny 12 times, those for answers 3"), "{said}");
+    }
+
+    #[test]
+    fn what_was_chosen_by_measurement_is_said_with_the_figures_it_was_chosen_by() {
+        let (route, id) = (SettingKey::Route { model: None }, ModelId([1; 16]));
+        let mut seen = view();
+        let value = SettingValue::Route(Some(RoutePolicy::Auto));
+        seen.settings = vec![SwarmSetting { key: route, value, at: 0, by: seen.me }];
+        let nothing_yet = routed(&seen, Some(id));
+        assert!(nothing_yet.starts_with("requests are routed by live; auto was set by this peer"), "{nothing_yet}");
+        assert!(
+            lines(&seen)[0].1.starts_with("auto for every model, which has chosen nothing yet; "),
+            "{:?}",
+            lines(&seen)
+        );
+        let tried = |policy, in_time, slowness| Replayed { policy, in_time, slowness };
+        let tried = vec![tried(RoutePolicy::Live, 0.8, 9.0), tried(RoutePolicy::Shortest, 0.975, 2.5)];
+        let made = vec![RouteChoice { model: id, policy: RoutePolicy::Shortest, requests: 300, rate: 0.5, tried }];
+        let (epoch, term, reason) = (Epoch(1), Term(0), String::new());
+        seen.plan = Some(Plan { epoch, term, parent: None, groups: vec![], routes: vec![], chosen: made, reason });
+        let said = routed(&seen, Some(id));
+        assert!(said.starts_with("requests are routed by shortest, chosen as auto was set by this peer"), "{said}");
+        let figures = ": of 300 requests like those of late, 0.50 a second, 97.5 % in time and nine of ten within 2.5 times the \
+                       fastest; by live 80.0 % in time and nine of ten within 9.0 times the fastest";
+        assert!(said.ends_with(figures), "{said}");
+        assert!(lines(&seen)[0].1.contains(" by shortest; set by this peer"), "{:?}", lines(&seen));
+        assert_eq!(chosen(&seen).len(), 1);
+        // The plan says so until there is another, and the model is routed by what was set for it since.
+        let (key, value) = (SettingKey::Route { model: Some(id) }, SettingValue::Route(Some(RoutePolicy::Pools)));
+        seen.settings.push(SwarmSetting { key, value, at: 1, by: seen.me });
+        assert!(
+            lines(&seen)[0].1.starts_with("auto for every model, which has chosen nothing yet; "),
+            "{:?}",
+            lines(&seen)
+        );
+        assert_eq!(chosen(&seen), Vec::<&RouteChoice>::new());
     }
 }

@@ -1,4 +1,4 @@
-//! `tsnode targets` and `tsnode route`: what members set for their swarm.
+//! `tsnode targets`, `tsnode route` and `tsnode batch`: what members set for their swarm.
 
 use super::{
     ask::{Peer, unread},
@@ -13,7 +13,9 @@ use crate::{
 };
 use clap::{Arg, ArgGroup, ArgMatches, Command};
 use serde_json::{Value, json};
-use tsnode_protocol::{RequestClass, RoutePolicy, Seconds, SettingKey, SwarmSetting, setting::LONGEST_TARGET};
+use tsnode_protocol::{
+    BatchPolicy, RequestClass, RoutePolicy, Seconds, SettingKey, SwarmSetting, setting::LONGEST_TARGET,
+};
 
 pub(super) fn targets_command() -> Command {
     let target = |name: &'static str, help: &'static str| {
@@ -36,11 +38,24 @@ pub(super) fn targets_command() -> Command {
 pub(super) fn route_command() -> Command {
     let policy = Arg::new("policy").value_name("POLICY").required(true).value_parser(clap::value_parser!(RoutePolicy)).help(
         "live: the plan's shares, corrected by queues; shares: these alone; shortest: the fewest pending prompt tokens; cronus: live, \
-         and prefill groups compute the first part of a prompt, as much as is in time",
+         and prefill groups compute the first part of a prompt, as much as is in time; pools: the shortest queues of groups for prompts \
+         and for answers, of which one does both where the others have no room; auto: whichever of these does best when the requests \
+         of late are replayed on the plan's groups",
     );
     asking("route", "How requests are routed on the plan, and who set it", "tsnode route")
         .subcommand(of_model(asking("set", "Set it for the whole swarm", "tsnode route set shortest")).arg(policy))
         .subcommand(of_model(asking("clear", "Take it back", "tsnode route clear")))
+}
+
+pub(super) fn batch_command() -> Command {
+    let policy = Arg::new("policy").value_name("POLICY").required(true).value_parser(clap::value_parser!(BatchPolicy)).help(
+        "chunked: answers in every step, and prompts in chunks beside them; mixed: prompts in chunks, and answers beside them as far as a \
+         step's tokens reach, passed over four times at most; prefill-first: prompts alone, in longer steps, and answers after them, \
+         passed over sixteen times at most",
+    );
+    asking("batch", "How groups form their steps, and who set it", "tsnode batch")
+        .subcommand(of_model(asking("set", "Set it for the whole swarm", "tsnode batch set mixed")).arg(policy))
+        .subcommand(of_model(asking("clear", "Take it back", "tsnode batch clear")))
 }
 
 fn of_model(command: Command) -> Command {
@@ -89,6 +104,12 @@ pub(super) async fn route(settings: &Settings, matches: &ArgMatches) -> Result<(
     set(settings, of, &json!({ "about": "route", "model": of.get_one::<String>("of-model"), "policy": policy })).await
 }
 
+pub(super) async fn batch(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
+    let Some((_, of)) = matches.subcommand() else { return show(settings, matches, What::Batch).await };
+    let policy = of.try_get_one::<BatchPolicy>("policy").ok().flatten();
+    set(settings, of, &json!({ "about": "batch", "model": of.get_one::<String>("of-model"), "policy": policy })).await
+}
+
 async fn set(settings: &Settings, matches: &ArgMatches, wish: &Value) -> Result<(), Exit> {
     let peer = Peer::find(settings, matches)?;
     let answer = peer.send(peer.post("/api/settings", wish)).await?;
@@ -104,6 +125,18 @@ async fn set(settings: &Settings, matches: &ArgMatches, wish: &Value) -> Result<
 enum What {
     Targets,
     Route,
+    Batch,
+}
+
+impl What {
+    /// What the swarm's settings call it, and what became of it.
+    fn of(label: &str) -> Self {
+        match label {
+            "routing" | "overflow" => Self::Route,
+            "batching" => Self::Batch,
+            _ => Self::Targets,
+        }
+    }
 }
 
 async fn show(settings: &Settings, matches: &ArgMatches, what: What) -> Result<(), Exit> {
@@ -112,7 +145,10 @@ async fn show(settings: &Settings, matches: &ArgMatches, what: What) -> Result<(
         let shown: Vec<&SwarmSetting> = view.settings.iter().filter(|s| is_of(s, what)).collect();
         return print_json(&match what {
             What::Targets => json!({ "targets": shown, "attainment": view.attainment }),
-            What::Route => json!({ "route": shown }),
+            What::Route => {
+                json!({ "route": shown, "chosen": swarm_settings::chosen(&view), "overflows": view.overflows })
+            }
+            What::Batch => json!({ "batch": shown }),
         });
     }
     for line in lines(&view, what) {
@@ -122,25 +158,65 @@ async fn show(settings: &Settings, matches: &ArgMatches, what: What) -> Result<(
 }
 
 fn is_of(setting: &SwarmSetting, what: What) -> bool {
-    matches!(setting.key, SettingKey::Targets { .. }) == (what == What::Targets)
+    let about = match setting.key {
+        SettingKey::Targets { .. } => What::Targets,
+        SettingKey::Route { .. } => What::Route,
+        SettingKey::Batch { .. } => What::Batch,
+    };
+    about == what
 }
 
 fn lines(view: &SwarmView, what: What) -> Vec<String> {
     let all = swarm_settings::lines(view).into_iter();
-    let lines: Vec<String> =
-        all.filter(|(label, _)| (*label == "routing") == (what == What::Route)).map(|(_, line)| line).collect();
-    match what {
-        _ if !lines.is_empty() => lines,
+    let (labels, mut lines): (Vec<&str>, Vec<String>) = all.filter(|(label, _)| What::of(label) == what).unzip();
+    let (label, unset) = match what {
         What::Targets => {
-            vec!["none are set: plans are held against ten times what the swarm's fastest group takes".into()]
+            ("targets", "none are set: plans are held against ten times what the swarm's fastest group takes")
         }
-        What::Route => vec!["live: by the plan's shares, corrected by queues; nobody has set anything else".into()],
+        What::Route => ("routing", "live: by the plan's shares, corrected by queues; nobody has set anything else"),
+        What::Batch => (
+            "batching",
+            "chunked: answers in every step, and prompts in chunks beside them; nobody has set anything else",
+        ),
+    };
+    // What became of it while it was set stays there after that.
+    if !labels.contains(&label) {
+        lines.insert(0, unset.into());
     }
+    lines
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::view::{OverflowView, tests::view};
+    use tsnode_protocol::SettingValue;
+
+    #[test]
+    fn what_was_taken_back_is_said_to_be_so_whatever_became_of_it() {
+        let mut seen = view();
+        let said = |seen: &SwarmView| lines(seen, What::Route);
+        assert!(matches!(&said(&seen)[..], [unset] if unset.starts_with("live: ")), "{:?}", said(&seen));
+        seen.overflows = vec![OverflowView { model: "tiny".into(), prompts: 12, answers: 3 }];
+        let both = said(&seen);
+        assert!(both.len() == 2 && both[0].starts_with("live: ") && both[1].contains("12 times"), "{both:?}");
+        let (key, value) = (SettingKey::Route { model: None }, SettingValue::Route(Some(RoutePolicy::Pools)));
+        seen.settings = vec![SwarmSetting { key, value, at: 0, by: seen.me }];
+        let set = said(&seen);
+        assert!(set.len() == 2 && set[0].starts_with("pools for every model"), "{set:?}");
+    }
+
+    #[test]
+    fn how_steps_are_formed_is_said_apart_from_the_rest() {
+        let mut seen = view();
+        assert!(matches!(&lines(&seen, What::Batch)[..], [unset] if unset.starts_with("chunked: ")));
+        let (key, value) = (SettingKey::Batch { model: None }, SettingValue::Batch(Some(BatchPolicy::PrefillFirst)));
+        seen.settings = vec![SwarmSetting { key, value, at: 0, by: seen.me }];
+        let said = lines(&seen, What::Batch);
+        assert!(said.len() == 1 && said[0].starts_with("prefill-first for every model; set by this peer"), "{said:?}");
+        assert!(matches!(&lines(&seen, What::Route)[..], [unset] if unset.starts_with("live: ")));
+        assert!(is_of(&seen.settings[0], What::Batch) && !is_of(&seen.settings[0], What::Targets));
+    }
 
     #[test]
     fn times_are_read_with_their_units() {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use tsnode_protocol::limits;
 
 /// What is said of a model in its table; dashes may be underscores, as in the names of settings.
-pub(super) const OF_A_MODEL: [&str; 5] = ["model", "name", "memory", "kv-dtype", "draft"];
+pub(super) const OF_A_MODEL: [&str; 6] = ["model", "name", "memory", "kv-dtype", "draft", "keep"];
 
 /// What a file says.
 #[derive(Debug, Default)]

@@ -14,7 +14,7 @@ pub struct Knob {
 }
 
 /// Every setting.
-pub const KNOBS: [Knob; 54] = [
+pub const KNOBS: [Knob; 56] = [
     knob("data-dir", "", "Folder for identity and state [default: $XDG_DATA_HOME/tsnode]"),
     knob("name", "", "Name people see [default: the host's name]"),
     knob("http", "127.0.0.1:7448", "Where HTTP listens"),
@@ -63,6 +63,12 @@ pub const KNOBS: [Knob; 54] = [
     knob("tensor-parallel", "1", "Ranks that share the threads, each with its part of every layer's heads and columns"),
     knob("memory", "", "Most memory to lend, for weights and KV pages, as 8GiB [default: half of what is free]"),
     knob("kv-memory", "", "Memory for KV pages, as 512MiB or 2GiB [default: an eighth of free memory]"),
+    knob("swap-models", "false", "Lend models that together need more memory than is lent: those asked for are loaded"),
+    knob(
+        "keep",
+        "",
+        "With --swap-models: model that stays in memory whatever others are asked for, as --model names it or as it is called; may be said several times [default: none]",
+    ),
     knob(
         "precision",
         "stored",

@@ -43,7 +43,23 @@ impl Settings {
             }
         };
         self.draft(&mut wanted)?;
+        let kept = self.kept();
+        for model in &mut wanted {
+            let is_kept = kept.iter().any(|name| is_named(model, name));
+            model.keep |= is_kept;
+        }
         Ok(wanted)
+    }
+
+    /// Models that stay in memory, by the names that one is lent by or called: what is known once they are open.
+    pub(super) fn kept_by_name(&self) -> Result<Vec<String>, ConfigError> {
+        let models = self.models()?;
+        let is_known = |name: &&str| models.iter().any(|model| is_named(model, name));
+        Ok(self.kept().into_iter().filter(|name| !is_known(name)).map(ToOwned::to_owned).collect())
+    }
+
+    fn kept(&self) -> Vec<&str> {
+        self.text("keep").split(BETWEEN).filter(|text| !text.is_empty()).collect()
     }
 
     /// What drafts, where it is said for all: for the only model. Who never speculates has no use for one.
@@ -84,6 +100,11 @@ impl Settings {
             Some(text) => dtype(text)?,
             None => self.kv_dtype()?,
         };
+        let keep = match text(table, "keep")? {
+            None | Some("false") => false,
+            Some("true") => true,
+            Some(_) => return Err(wrong(table, "keep", "choose one of true, false".into())),
+        };
         let name = text(table, "name")?;
         if name.is_some_and(|name| name.chars().count() > NAME_CHARS || name.chars().any(char::is_control)) {
             return Err(wrong(table, "name", format!("write at most {NAME_CHARS} letters, on one line")));
@@ -94,8 +115,14 @@ impl Settings {
             memory_bytes: memory.transpose()?.map(|bytes| bytes.0),
             kv_dtype,
             draft: text(table, "draft")?.map(PathBuf::from),
+            keep,
         })
     }
+}
+
+/// Whether a model was named so: as `--model` or its table names it.
+fn is_named(model: &WantedModel, text: &str) -> bool {
+    model.name.as_deref() == Some(text) || model.choice == choice(text)
 }
 
 fn choice(text: &str) -> ModelChoice {
@@ -174,6 +201,23 @@ mod tests {
         assert!(refused(&both).contains("the file has [[models]] as well"), "{}", refused(&both));
         let many = "[[models]]\nmodel = \"x\"\n".repeat(limits::MODELS + 1);
         assert!(refused(&many).contains("65 models are more than the 64"), "{}", refused(&many));
+    }
+
+    #[test]
+    fn models_are_kept_by_what_they_are_named_or_called() {
+        let kept = |flags: &[(&str, &str)], file: &str| {
+            let node = gather(flags, &[], file).and_then(|settings| settings.node()).unwrap();
+            (node.models.iter().map(|model| model.keep).collect::<Vec<_>>(), node.keep)
+        };
+        assert_eq!(kept(&[("model", "a\nb")], ""), (vec![false, false], vec![]));
+        assert_eq!(kept(&[("model", "a\nb"), ("keep", "b")], ""), (vec![false, true], vec![]));
+        // What none is named so may be what one is called.
+        assert_eq!(kept(&[("model", "a\nb"), ("keep", "a\nc")], ""), (vec![true, false], vec!["c".to_owned()]));
+        assert_eq!(kept(&[("keep", "small")], FILE), (vec![false, true], vec![]));
+        let file = FILE.replace("draft = \"d\"", "keep = true");
+        assert_eq!(kept(&[], &file), (vec![false, true], vec![]));
+        let wrong = wanted(&[], &file.replace("true", "\"maybe\"")).unwrap_err();
+        assert!(wrong.contains("keep = maybe: choose one of true, false"), "{wrong}");
     }
 
     #[test]

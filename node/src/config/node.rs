@@ -67,6 +67,8 @@ impl Settings {
             encoders: self.encoders(),
             hours: self.parse("hours")?,
             kv_bytes: self.parse::<Bytes>("kv-memory")?.map(|b| b.0),
+            swap_models: self.flag("swap-models")?,
+            keep: self.kept_by_name()?,
             kv_dtype: self.kv_dtype()?,
             kv_codec: self.choice(
                 "kv-codec",

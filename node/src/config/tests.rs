@@ -186,6 +186,7 @@ fn a_bad_value_is_refused_in_our_words() {
         "name",
         "model",
         "allow-models",
+        "keep",
         "default-model",
         "draft",
         "embedding-model",

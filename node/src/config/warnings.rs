@@ -49,6 +49,8 @@ impl Settings {
             let of_lenders = [
                 "memory",
                 "kv-memory",
+                "swap-models",
+                "keep",
                 "kv-dtype",
                 "device",
                 "threads",
@@ -62,6 +64,9 @@ impl Settings {
             let encodes = ["embedding-model", "rerank-model"].iter().any(|name| !is(name, ""));
             let of_lenders = of_lenders.into_iter().filter(|name| !encodes || !["threads", "hours"].contains(name));
             idle.extend(of_lenders.map(|name| (name, "a gateway lends nothing (--no-model)".to_owned())));
+        }
+        if !on("no-model") && !on("swap-models") {
+            idle.push(("keep", "all models stay in memory (without --swap-models)".into()));
         }
         if is("speculative-decoding", "never") {
             idle.push(("draft", "nothing is proposed (--speculative-decoding never)".into()));
@@ -133,6 +138,7 @@ mod tests {
             (&[("no-model", "true"), ("hours", "22:00-07:00")], "--hours"),
             (&[("speculative-decoding", "never"), draft], "--draft"),
             (&[("allow-remote-http", "true")], "--allow-remote-http"),
+            (&[("keep", "a")], "--keep"),
         ] {
             let said = warnings(flags, "");
             assert_eq!(said.len(), 1, "{said:?}");

@@ -24,6 +24,7 @@ use crate::{
     faults::Faults,
     store::{HTTP_FILE, Store, invites::Invites, local::TOKEN_FILE},
     view::{SwarmView, Trouble},
+    weights::Stocks,
     worker::{WorkerHandle, WorkerReport},
 };
 use std::collections::{BTreeSet, VecDeque};
@@ -41,12 +42,17 @@ use tsnode_coordinator::{
     trust::Trust,
 };
 use tsnode_protocol::{
-    Advert, EncoderCard, Epoch, Gossip, GroupId, Heartbeat, Invite, ModelCard, PeerId, SettingKey, SettingValue,
-    Signed, Term, Traffic, Verified,
+    Advert, EncoderCard, Epoch, Gossip, GroupId, Heartbeat, Invite, ModelCard, ModelOrigin, PeerId, SettingKey,
+    SettingValue, Signed, Term, Traffic, Verified,
 };
 
 /// How often what runs here is looked at, for heartbeats and the view.
 const LOOK: Duration = Duration::from_millis(250);
+/// Up to how many peers others are shown what is new at each look; and after so many looks they are in any swarm.
+const EACH_LOOK: usize = 12;
+const MOST_LOOKS: usize = 4;
+/// A word through this peer's own queues that is so late is lost.
+const ECHO_LOST: Duration = Duration::from_secs(30);
 /// How often it is said who is there: well within the time after which somebody who is not heard of is looked for.
 const PRESENT: Duration = Duration::from_secs(5);
 /// Peers whose addresses are remembered, and how many of each.
@@ -60,6 +66,8 @@ pub struct NowLent {
     pub models: Vec<ModelCard>,
     /// The devices that compute it.
     pub devices: Vec<tsnode_protocol::Device>,
+    /// Where they came from; what was said of others stays.
+    pub origins: Vec<ModelOrigin>,
 }
 
 /// Everything the loop works with.
@@ -78,6 +86,8 @@ pub struct Driver {
     pub changeover: Changeover,
     /// Groups that the worker was told to serve beside those of the plan.
     pub beside: BTreeSet<GroupId>,
+    /// Models of which what is wanted is fetched.
+    pub stocks: Stocks,
     /// Connections to others.
     pub data_plane: Links,
     /// Whose process it found gone.
@@ -142,6 +152,10 @@ pub struct Driver {
     pub going: watch::Sender<Arc<BTreeSet<PeerId>>>,
     /// The swarm, for everyone who looks.
     pub view: watch::Sender<SwarmView>,
+    /// The adverts that others were shown last, as they are known here.
+    pub shown: Vec<(PeerId, Arc<Advert>)>,
+    /// When the word was said that is under way through this peer's own queues.
+    pub echo: Option<Instant>,
     /// The process's zero.
     pub started: Instant,
 }
@@ -151,7 +165,7 @@ impl Driver {
     pub async fn run(mut self, stop: CancellationToken, drained: impl Future<Output = ()>) {
         let mut drained = std::pin::pin!(drained);
         let mut leaving = false;
-        let mut due = false;
+        let (mut due, mut looks) = (false, 0);
         let mut look = interval(LOOK);
         let mut present = interval(PRESENT);
         present.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -193,10 +207,19 @@ impl Driver {
                     None
                 }
                 _ = look.tick() => {
-                    due = true;
+                    looks += 1;
+                    due |= looks >= self.looks_a_show();
                     self.forgive();
                     self.forget_twin();
-                    let turns = [self.apply_command().await, self.fall_back(), self.invite(), self.lie(), self.accuse()];
+                    let turns = [
+                        self.listen_to_itself(),
+                        self.apply_command().await,
+                        self.fall_back(),
+                        self.hold(),
+                        self.invite(),
+                        self.lie(),
+                        self.accuse(),
+                    ];
                     for event in turns.into_iter().flatten() {
                         self.step(event).await;
                     }
@@ -207,6 +230,7 @@ impl Driver {
                 due |= self.step(event).await;
             }
             if std::mem::take(&mut due) {
+                looks = 0;
                 self.remember();
                 self.change_over().await;
                 self.show(leaving);
@@ -221,6 +245,10 @@ impl Driver {
             SwarmEvent::Gossip(message) => Some(Event::Gossip(message)),
             SwarmEvent::Connected(peer) => Some(Event::Connected(peer)),
             SwarmEvent::Disconnected(peer) => Some(Event::Disconnected(peer)),
+            SwarmEvent::Echo(said) => {
+                self.echo = self.echo.filter(|under_way| *under_way != said);
+                Some(Event::CameThrough(said.elapsed()))
+            }
             SwarmEvent::Listening(addresses) => self.listening(addresses),
             SwarmEvent::Reachable(reachable) => self.advertise(|advert| advert.reachable = reachable),
             SwarmEvent::Offence { peer, offence } => {
@@ -247,12 +275,35 @@ impl Driver {
         }
     }
 
+    /// After how many looks at what runs here others are shown what is new where nothing else was a reason to: what is shown is made of
+    /// all peers, whoever watches takes all of it in, and of many peers each says something seldomer.
+    fn looks_a_show(&self) -> usize {
+        (self.roster.borrow().len() / EACH_LOOK).clamp(1, MOST_LOOKS)
+    }
+
+    /// Puts a word behind all that is to be heard here, or says how late the last one is already: where more comes than is taken in,
+    /// others seem silent who are not.
+    fn listen_to_itself(&mut self) -> Option<Event> {
+        if let Some(late) = self.echo.map(|said| said.elapsed()).filter(|late| *late < ECHO_LOST) {
+            return (late > LOOK).then_some(Event::CameThrough(late));
+        }
+        let now = Instant::now();
+        self.echo = self.swarm.echo(now).is_ok().then_some(now);
+        None
+    }
+
     /// Lends a model that came later than this peer started, in the place of the one inside the program.
-    fn lend(&mut self, NowLent { models, devices }: NowLent) -> Option<Event> {
+    fn lend(&mut self, NowLent { models, devices, origins }: NowLent) -> Option<Event> {
         self.fallback = None;
         self.owner.set_devices(devices.clone());
         let devices = if self.owner.lending() == Lending::Lends { devices } else { Vec::new() };
-        self.advertise(|advert| (advert.models, advert.devices) = (models, devices))
+        // As it is with them: what is not here must not look as if it were.
+        let partial = self.stocks.partial();
+        self.advertise(|advert| {
+            (advert.models, advert.partial, advert.devices) = (models, partial, devices);
+            advert.origins.retain(|said| origins.iter().all(|origin| origin.model != said.model));
+            advert.origins.extend(origins);
+        })
     }
 
     /// Another process with this peer's identity looks for it all the time; one that does no more has ended.
@@ -342,6 +393,8 @@ impl Driver {
                         let (up, staying, now) = (self.control.said_ready(), self.staying(), self.started.elapsed());
                         let scene = changeover::Scene { up: &up, staying: &staying };
                         self.changeover.adopt(now, plan.clone(), scene);
+                        let takes = self.fetching_for(&plan);
+                        self.changeover.waits_for_weights(now, takes);
                         self.beside = self.changeover.standing().clone();
                         if self.worker.adopt(plan, self.beside.clone()).await.is_err() {
                             return visible;

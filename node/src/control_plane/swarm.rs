@@ -114,6 +114,8 @@ pub enum SwarmEvent {
     Connected(PeerId),
     /// The last connection to a peer has closed.
     Disconnected(PeerId),
+    /// What [`SwarmHandle::echo`] was told, once all that came before it was taken.
+    Echo(tokio::time::Instant),
     /// Where others can reach us has changed: multiaddrs ending in `/p2p/<peer id>`, best first.
     Listening(Vec<String>),
     /// Whether others can open connections to us; they are taken to be able to until several could not.
@@ -208,6 +210,7 @@ pub async fn start(
         unproven: Unproven::default(),
         moves: Moves::default(),
         doors: config.doors.clone(),
+        echo: None,
     };
     let inputs = Inputs { commands, rejections, asks: porter.asks };
     crate::tasks::spawn("swarm", task.run(inputs, maker, stop));

@@ -3,15 +3,35 @@
 use crate::data_plane::links::{Links, Stream};
 use crate::data_plane::models::{FilesQuery, ModelFiles, ModelFilesError};
 use crate::data_plane::roster::Roster;
+use futures::{StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use tokio::sync::mpsc;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
+use tsnode_coordinator::cards::{self, Said};
 use tsnode_kernels::source::ModelSource;
-use tsnode_protocol::{ModelCard, ModelFile, ModelId, PeerId, limits, stream::Opening};
+use tsnode_protocol::{
+    ModelCard, ModelFile, ModelId, PeerId, limits,
+    stream::Opening,
+    weights::{WeightsManifest, WeightsQuery},
+};
 
 /// Fetched models kept in memory; the one asked for longest ago goes first.
 const KEPT: usize = 8;
+/// Models that are fetched at once: above it who asks for more waits.
+const FETCHED_AT_ONCE: usize = 16;
+/// Holders that are asked which card is the model's own: so many of those who say the same, and in all.
+const ASKED: (usize, usize) = (2, 16);
+/// How long they are waited for.
+const PROOF: Duration = Duration::from_secs(3);
+/// How long a file may take: to reach its holder and to begin, and then at what so slow a link carries (bytes/s), 1 Mbit/s.
+const BEGUN: Duration = Duration::from_secs(10);
+const SLOWEST: u64 = 125_000;
+
+type Fetched = Result<ModelFiles, ModelFilesError>;
+type Answer = oneshot::Sender<Fetched>;
 
 /// This peer's own models' small files.
 #[derive(Clone, Default)]
@@ -76,7 +96,7 @@ fn listed<'s>(source: &'s ModelSource, name: &str) -> Option<&'s [u8]> {
     source.file(name)
 }
 
-/// Answers questions for models' files until `stop`.
+/// Answers questions for models' files until `stop`. Each model is fetched once at a time, and none waits for another's holders.
 pub async fn run(
     shelf: Shelf,
     links: Links,
@@ -84,18 +104,28 @@ pub async fn run(
     mut queries: mpsc::Receiver<FilesQuery>,
     stop: CancellationToken,
 ) {
+    let (links, roster) = (&links, &roster);
     let mut kept: Vec<ModelFiles> = Vec::new();
+    let mut waiting: BTreeMap<ModelId, Vec<Answer>> = BTreeMap::new();
+    let mut fetching: FuturesUnordered<BoxFuture<'_, (ModelId, Fetched)>> = FuturesUnordered::new();
     loop {
-        let query = tokio::select! {
+        let (answers, found) = tokio::select! {
             () = stop.cancelled() => return,
-            query = queries.recv() => match query { Some(query) => query, None => return },
-        };
-        let found = match kept.iter().position(|m| m.card.id == query.model) {
-            Some(at) => Ok(kept.remove(at)),
-            None => match shelf.find(query.model) {
-                Some(files) => Ok(files),
-                None => fetch(query.model, &links, &roster).await,
-            },
+            Some((model, fetched)) = fetching.next() => (waiting.remove(&model).unwrap_or_default(), fetched),
+            query = queries.recv(), if waiting.len() < FETCHED_AT_ONCE => {
+                let Some(FilesQuery { model, answer }) = query else { return };
+                let at = kept.iter().position(|files| files.card.id == model);
+                let here = at.map(|at| kept.remove(at)).or_else(|| shelf.find(model));
+                let Some(files) = here else {
+                    let asked = waiting.entry(model).or_default();
+                    if asked.is_empty() {
+                        fetching.push(Box::pin(async move { (model, fetch(model, links, roster).await) }));
+                    }
+                    asked.push(answer);
+                    continue;
+                };
+                (vec![answer], Ok(files))
+            }
         };
         if let Ok(files) = &found {
             kept.push(files.clone());
@@ -103,21 +133,66 @@ pub async fn run(
                 kept.remove(0);
             }
         }
-        // An asker that has gone needs no answer.
-        let _ = query.answer.send(found);
+        for answer in answers {
+            // An asker that has gone needs no answer.
+            let _ = answer.send(found.clone());
+        }
     }
 }
 
 async fn fetch(model: ModelId, links: &Links, roster: &Roster) -> Result<ModelFiles, ModelFilesError> {
-    let card = roster.card(model).ok_or(ModelFilesError::Unknown)?;
+    let said = roster.cards(model);
+    if said.is_empty() {
+        return Err(ModelFilesError::Unknown);
+    }
+    let Some(Said { card, by }) = believed(model, said, links, roster).await else {
+        return Err(ModelFilesError::Fetch("what members say of the model is not what its id stands for".into()));
+    };
     let mut why = String::from("no peer has it");
-    for peer in roster.holders(model) {
+    for peer in by {
         match fetch_all(&card, peer, links, roster).await {
             Ok(files) => return Ok(ModelFiles { card, files: Arc::new(files) }),
             Err(error) => why = format!("{peer}: {error}"),
         }
     }
     Err(ModelFilesError::Fetch(why))
+}
+
+/// The card that is the model's own, where a holder's manifest shows which that is: the id is made of both, and nobody can make another
+/// manifest for a card of his own. Where none gives one, as of gated models, what most of those say who were not found to lie; that
+/// they differ is said.
+async fn believed(model: ModelId, mut said: Vec<Said>, links: &Links, roster: &Roster) -> Option<Said> {
+    let (each, all) = ASKED;
+    let asked: Vec<PeerId> = said.iter().flat_map(|said| said.by.iter().take(each).copied()).take(all).collect();
+    let mut answers = FuturesUnordered::new();
+    for peer in asked {
+        answers.push(async move { (peer, manifest(model, peer, links, roster).await) });
+    }
+    let proof = async {
+        while let Some((peer, manifest)) = answers.next().await {
+            let Some(manifest) = manifest else { continue };
+            if cards::heard(&mut said, peer, |card| manifest.fits(card)) {
+                return;
+            }
+            tracing::warn!(%model, %peer, "gives a manifest that fits nothing that is said of the model: it is not believed");
+        }
+    };
+    // Who does not answer in time has said nothing.
+    let _ = timeout(PROOF, proof).await;
+    if let [first, _, ..] = &said[..] {
+        let (cards, agree) = (said.len(), first.by.len());
+        tracing::warn!(%model, cards, agree, "members name different files for one model, and none shows that his are its own: most are believed");
+    }
+    said.into_iter().next()
+}
+
+/// What a peer says that the model's weights are.
+async fn manifest(model: ModelId, peer: PeerId, links: &Links, roster: &Roster) -> Option<WeightsManifest> {
+    let addresses = roster.data_addresses(peer);
+    let mut stream = links.open(peer, &addresses, &Opening::Weights(model)).await.ok()?;
+    stream.sender.send(&WeightsQuery::Manifest).await.ok()?;
+    let manifest: WeightsManifest = stream.receiver.recv().await.ok()??;
+    manifest.check().is_ok().then_some(manifest)
 }
 
 async fn fetch_all(
@@ -128,10 +203,16 @@ async fn fetch_all(
 ) -> Result<BTreeMap<String, Vec<u8>>, String> {
     let mut files = BTreeMap::new();
     for file in &card.files {
-        let bytes = fetch_one(card.id, file, peer, links, roster).await?;
+        let fetched = timeout(patience(file), fetch_one(card.id, file, peer, links, roster)).await;
+        let bytes = fetched.map_err(|_| format!("{} did not come in time", file.name))??;
         files.insert(file.name.clone(), bytes);
     }
     Ok(files)
+}
+
+/// How long a file is waited for from one holder. One that hangs keeps nobody from asking the next.
+fn patience(file: &ModelFile) -> Duration {
+    BEGUN + Duration::from_secs(file.bytes.min(limits::MODEL_FILE_BYTES as u64) / SLOWEST)
 }
 
 pub(crate) async fn fetch_one(
@@ -151,4 +232,17 @@ pub(crate) async fn fetch_one(
         return Err(format!("{} is not what its hash says", file.name));
     }
     Ok(bytes.to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_files_may_take_longer_and_none_for_ever() {
+        let of = |bytes| patience(&ModelFile { name: "tokenizer.json".into(), bytes, hash: [0; 32] });
+        assert_eq!(of(0), Duration::from_secs(10));
+        assert_eq!(of(12_500_000), Duration::from_secs(110));
+        assert!(of(u64::MAX) < Duration::from_secs(600));
+    }
 }

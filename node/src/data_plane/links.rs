@@ -14,6 +14,7 @@ mod priority;
 mod probe;
 mod prove;
 mod rates;
+mod scavenger;
 mod shaping;
 mod tls;
 mod transfer;
@@ -242,6 +243,8 @@ struct Inner {
     carrier: Option<Carrier>,
     around: NatTraversal,
     kv_streams: KvStreams,
+    /// KV that leaves by any connection.
+    kv: scavenger::Streams,
     beside: Beside,
     attendance: Attendance,
     /// Takes streams that others open, as long as this peer takes any.
@@ -295,6 +298,7 @@ impl Links {
             carrier,
             around: NatTraversal::default(),
             kv_streams: config.kv_streams,
+            kv: scavenger::Streams::default(),
             beside: Beside::default(),
             attendance: Attendance::default(),
             streams: sender.downgrade(),

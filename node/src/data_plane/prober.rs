@@ -16,12 +16,14 @@ const FIRST: Duration = Duration::from_secs(3);
 const EVERY: Duration = Duration::from_secs(60);
 /// After one in which a peer was not reached: it may be about to find a way.
 const AGAIN: Duration = Duration::from_secs(10);
-/// Between two probes of a round, at least.
+/// Between two probes of a round, at least, and so much for each other peer of this host: the first probe of a link makes a connection,
+/// and of all peers of one host together no more than fifty a second are to do so.
 const PAUSE: Duration = Duration::from_millis(200);
+const PAUSE_SHARE: Duration = Duration::from_millis(20);
 /// Between two words about links, at least, and so much more for each link: everybody hears of every one, so that of all
-/// peers together no more than ten a second are said.
+/// peers together no more than five a second are said.
 const WORD: Duration = Duration::from_secs(1);
-const WORD_SHARE: Duration = Duration::from_millis(100);
+const WORD_SHARE: Duration = Duration::from_millis(200);
 /// How often what traffic shows is looked at between rounds.
 const LOOK: Duration = Duration::from_secs(2);
 /// A number that has moved by less than this part is no news after a round.
@@ -88,8 +90,10 @@ impl Prober {
             turns.mark_unchanged();
             let others = roster.others(me);
             self.measured.retain(|peer| others.iter().any(|(other, _)| other == peer));
-            let mut wait = EVERY;
+            let here = others.iter().filter(|(_, addresses)| addresses.iter().any(|at| at.ip().is_loopback())).count();
+            let (mut wait, least) = (EVERY, pause(here));
             for (peer, addresses) in others {
+                let began = Instant::now();
                 let measured = self.probe(peer, &addresses).await;
                 if measured.is_none() {
                     wait = AGAIN;
@@ -97,7 +101,8 @@ impl Prober {
                 if !self.tell(NEWS).await {
                     return;
                 }
-                sleep(measured.unwrap_or(PAUSE).max(PAUSE)).await;
+                // What takes long has taken it from others, here or there.
+                sleep(measured.map_or(least, |rest| rest.max(began.elapsed()).max(least))).await;
             }
             // A link that has taken another way is another link, and one that has lost its way is to find another.
             let until = Instant::now() + wait;
@@ -142,6 +147,11 @@ impl Prober {
     }
 }
 
+/// Between two probes of a round where so many others share this host.
+fn pause(here: usize) -> Duration {
+    PAUSE.max(PAUSE_SHARE.saturating_mul(u32::try_from(here).unwrap_or(u32::MAX)))
+}
+
 /// Whether a link has come, gone, or changed by more than this part of it.
 fn is_news(told: &[Link], now: &[Link], news: f64) -> bool {
     let moved = |a: f64, b: f64| (a - b).abs() > news * a.abs().max(b.abs());
@@ -172,11 +182,16 @@ mod tests {
         let mut told = Told::default();
         assert!(told.is_due(at(0.0), &links(40, 1e6), NEWS) && !told.owes, "the first is said at once");
         told = Told { links: links(40, 1e6), at: Some(at(0.0)), owes: false };
-        assert!(!told.is_due(at(3.9), &links(40, 1.1e6), NEWS) && told.owes);
-        assert!(told.is_due(at(4.0), &links(40, 1.1e6), SUDDEN), "what is owed is no news by a coarser measure");
+        assert!(!told.is_due(at(7.9), &links(40, 1.1e6), NEWS) && told.owes);
+        assert!(told.is_due(at(8.0), &links(40, 1.1e6), SUDDEN), "what is owed is no news by a coarser measure");
         told = Told { links: links(2, 1e6), at: Some(at(0.0)), owes: false };
         assert!(!told.is_due(at(0.9), &links(2, 2e6), NEWS) && told.is_due(at(1.0), &links(2, 2e6), NEWS));
         assert!(!told.is_due(at(1.0), &links(2, 1e6), NEWS) && !told.owes, "as it was said");
+    }
+
+    #[test]
+    fn many_peers_of_one_host_probe_no_more_than_fifty_links_a_second() {
+        assert_eq!([0, 10, 49].map(|here| pause(here).as_millis()), [200, 200, 980]);
     }
 
     #[test]

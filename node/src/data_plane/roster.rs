@@ -4,7 +4,11 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::sync::watch;
-use tsnode_protocol::{Advert, Group, LayerProfile, PeerId, Stage};
+use tsnode_coordinator::{
+    cards::{self, Said},
+    settings::Settings,
+};
+use tsnode_protocol::{Advert, BatchPolicy, Group, LayerProfile, ModelId, PeerId, Stage};
 
 /// The latest adverts by peer.
 pub type Adverts = Arc<BTreeMap<PeerId, Advert>>;
@@ -48,6 +52,13 @@ impl Roster {
         group.stages.iter().filter_map(|stage| device(stage)?.profile(group.model).copied()).collect()
     }
 
+    /// How groups of a model form their steps, as members have set.
+    #[must_use]
+    pub fn batch_policy(&self, model: ModelId) -> BatchPolicy {
+        let settings = Settings::of(self.adverts.borrow().values());
+        settings.batch(model).map_or_else(BatchPolicy::default, |(policy, _)| policy)
+    }
+
     /// All peers but `me` with a data plane, and where it listens.
     #[must_use]
     pub fn others(&self, me: PeerId) -> Vec<(PeerId, Vec<SocketAddr>)> {
@@ -58,21 +69,21 @@ impl Roster {
 
     /// Peers that say they have `model`.
     #[must_use]
-    pub fn holders(&self, model: tsnode_protocol::ModelId) -> Vec<PeerId> {
+    pub fn holders(&self, model: ModelId) -> Vec<PeerId> {
         let has = |a: &Advert| a.models.iter().any(|m| m.id == model);
         self.adverts.borrow().iter().filter(|(_, a)| has(a)).map(|(peer, _)| *peer).collect()
     }
 
     /// Peers that say they lend this encoder now.
     #[must_use]
-    pub fn encoding(&self, model: tsnode_protocol::ModelId) -> Vec<PeerId> {
+    pub fn encoding(&self, model: ModelId) -> Vec<PeerId> {
         let lends = |a: &Advert| a.encoders.iter().any(|card| card.id == model);
         self.adverts.borrow().iter().filter(|(_, a)| lends(a)).map(|(peer, _)| *peer).collect()
     }
 
-    /// The card of `model`, from the first peer that has it.
+    /// What peers say that `model` is, what most say first.
     #[must_use]
-    pub fn card(&self, model: tsnode_protocol::ModelId) -> Option<tsnode_protocol::ModelCard> {
-        self.adverts.borrow().values().flat_map(|a| &a.models).find(|m| m.id == model).cloned()
+    pub fn cards(&self, model: ModelId) -> Vec<Said> {
+        cards::said(model, self.adverts.borrow().iter())
     }
 }

@@ -243,19 +243,14 @@ impl Asker {
         }
         let addresses = self.roster.data_addresses(peer);
         let _attended = self.links.attend(peer);
-        let mut unresponsive = self.links.unresponsive();
         let answered = async {
             let mut stream = self.links.open(peer, &addresses, &Opening::Encode(request)).await?;
             follow(&mut stream, card, inputs).await
         };
-        let silent = async {
-            let silent = unresponsive.wait_for(|peers| peers.contains(&peer)).await.map(drop);
-            silent.is_ok()
-        };
         tokio::select! {
             answered = answered => answered,
             // It hangs, or is cut off from here.
-            true = silent => Err(Ended::Silent),
+            () = self.links.until_unresponsive(peer) => Err(Ended::Silent),
         }
     }
 

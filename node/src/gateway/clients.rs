@@ -98,6 +98,12 @@ impl ClientTable {
         self.lines
     }
 
+    /// Requests whose clients went before anything was accepted for them.
+    pub fn left_early(&self) -> Vec<RequestId> {
+        let has_left = |client: &Client| client.answer.as_ref().is_some_and(|answer| answer.is_closed());
+        self.clients.iter().filter(|(_, client)| has_left(client)).map(|(request, _)| *request).collect()
+    }
+
     /// What was said, unless that line has been hung up on meanwhile.
     pub fn still_counts(&self, heard: Heard) -> Option<Event> {
         let open = match &heard.event {

@@ -101,8 +101,15 @@ impl Drive {
                 }
                 () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => Some(Event::Deadline),
             };
+            let is_view = matches!(event, Some(Event::View(_)));
             if let Some(event) = event {
                 self.step(event, &mut clients);
+            }
+            if is_view {
+                // A request may wait for minutes, for its model to be loaded: whose client has gone asks for nothing.
+                for request in clients.left_early() {
+                    self.step(Event::Cancel { request }, &mut clients);
+                }
             }
             let open = self.machine.open_requests();
             self.open.send_if_modified(|known| std::mem::replace(known, open) != open);

@@ -61,6 +61,9 @@ struct Found {
     speeds: Speeds,
     /// None where the model cannot be measured.
     profile: Option<LayerProfile>,
+    /// Whether what it computes was compared with the processor's: not of weights that were not there yet.
+    #[serde(default)]
+    compared: bool,
 }
 
 /// What it holds for.
@@ -149,16 +152,21 @@ pub fn lend(numbers: GpuNumbers, wanted: Wanted<'_>) -> Result<(Device, Engine),
     let known = known.filter(|known| known.of == of && known.profile.is_none_or(|p| p.is_plausible()));
     let speeds = known.as_ref().map_or_else(|| gpus[0].speeds().map(Speeds::from), |known| Ok(known.speeds))?;
     let mut engine = Engine::on_gpus(gpus, shared.kv as usize, kv_dtype)?;
+    let compared = source.is_whole();
     let profile = match known {
-        Some(known) => known.profile,
-        None => {
-            let profile = tried(&mut engine, source, lend.threads)?;
-            if let Ok(bytes) = serde_json::to_vec(&Found { of, speeds, profile }) {
+        Some(known) if known.compared || !compared => known.profile,
+        known => {
+            proof::compare(&mut engine, source, lend.threads)?;
+            let profile = known.map_or_else(|| measured(&mut engine, source), |known| known.profile);
+            if let Ok(bytes) = serde_json::to_vec(&Found { of, speeds, profile, compared }) {
                 store.set_measured(place, &bytes);
             }
             profile
         }
     };
+    if !compared {
+        tracing::info!(gpus = %numbers, "the model is still fetched: the GPU is compared with the processor once layers are here");
+    }
     tell(numbers, &about, shared, speeds);
     if let Some(way) = engine.gathers() {
         tracing::info!(gpus = %numbers, %way, "how they exchange columns");
@@ -224,18 +232,17 @@ pub fn try_gpus(
     Ok(about)
 }
 
-/// Compares the GPU with the processor, then measures it.
-fn tried(engine: &mut Engine, source: &ModelSource, threads: usize) -> Result<Option<LayerProfile>, GpuUnfit> {
-    proof::compare(engine, source, threads)?;
+/// What a layer takes on the GPU.
+fn measured(engine: &mut Engine, source: &ModelSource) -> Option<LayerProfile> {
     match profile::measure_on(engine, source) {
         Ok(profile) => {
             let profile = profile.filter(LayerProfile::is_plausible);
             profile.iter().for_each(|profile| log(profile, "a layer was measured on a GPU"));
-            Ok(profile)
+            profile
         }
         Err(error) => {
             tracing::warn!(%error, "the model was not measured on a GPU; plans count with the GPU's speeds alone");
-            Ok(None)
+            None
         }
     }
 }

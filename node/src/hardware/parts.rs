@@ -19,6 +19,8 @@ pub struct Sharer<'a> {
     pub draft: Option<&'a ModelSource>,
     /// Its part (bytes), where its owner says it.
     pub memory_bytes: Option<u64>,
+    /// Whether it stays in memory where not all are there at once.
+    pub is_kept: bool,
 }
 
 /// A model's part of a device's memory (bytes).
@@ -41,6 +43,8 @@ pub struct Shared {
     pub is_kv_told: bool,
     /// Ranks that hold each layer together.
     pub ranks: usize,
+    /// Whether weights of all models need not be in memory at once.
+    pub swaps: bool,
 }
 
 /// What a model takes, as it is added up.
@@ -84,7 +88,8 @@ impl fmt::Display for TooLargeTogether {
             write!(f, "; {} would fit", fit.join(" and "))?;
         }
         f.write_str(
-            "; lend more with --memory, less KV with --kv-memory, or give each a part with memory in its [[models]]",
+            "; lend more with --memory, less KV with --kv-memory, give each a part with memory in its [[models]], or have those \
+             loaded that are asked for with --swap-models",
         )
     }
 }
@@ -124,7 +129,7 @@ pub fn divide(shared: Shared, models: &[Sharer<'_>]) -> Result<Vec<Part>, LendEr
     }
     let sum = all.iter().fold(0u64, |sum, taken| sum.saturating_add(taken.bytes));
     let Some(left) = shared.lent.checked_sub(sum) else {
-        return Err(TooLargeTogether { all, lent: shared.lent }.into());
+        return by_turns(shared, models, parts, all);
     };
     let untold = models.iter().filter(|model| model.memory_bytes.is_none()).count();
     for (part, _) in parts.iter_mut().zip(models).filter(|(_, model)| model.memory_bytes.is_none()) {
@@ -137,6 +142,32 @@ pub fn divide(shared: Shared, models: &[Sharer<'_>]) -> Result<Vec<Part>, LendEr
             part.memory_bytes = part.memory_bytes.saturating_sub(beside).max(part.kv_bytes);
         }
     }
+    Ok(parts)
+}
+
+/// Parts of models that are not all in memory at once: what each needs, where there is as much beside the KV pages of all.
+fn by_turns(shared: Shared, models: &[Sharer<'_>], parts: Vec<Part>, all: Vec<Taken>) -> Result<Vec<Part>, LendError> {
+    let (lent, pages) = (shared.lent, parts.iter().map(|part| part.kv_bytes).fold(0, u64::saturating_add));
+    let weights: Vec<u64> = parts.iter().map(|part| part.memory_bytes.saturating_sub(part.kv_bytes)).collect();
+    let largest = weights.iter().copied().max().unwrap_or_default();
+    if !shared.swaps || pages.saturating_add(largest) > lent {
+        return Err(TooLargeTogether { all, lent }.into());
+    }
+    let (kept, others): (Vec<(&Sharer<'_>, u64)>, Vec<_>) =
+        models.iter().zip(weights).partition(|(model, _)| model.is_kept);
+    let stays = kept.iter().map(|(_, weights)| *weights).fold(pages, u64::saturating_add);
+    let Some((model, needs)) = others.into_iter().max_by_key(|(_, weights)| *weights) else {
+        return Err(TooLargeTogether { all, lent }.into());
+    };
+    if stays.saturating_add(needs) > lent {
+        let (model, left) = (model.source.card().name.clone(), lent.saturating_sub(stays));
+        return Err(LendError::KeepsTooMuch { model, needs, left });
+    }
+    // It would stay where the model that it drafts for goes.
+    if let Some(model) = models.iter().find(|model| model.draft.is_some()) {
+        return Err(LendError::SwapsWithDraft(model.source.card().name.clone()));
+    }
+    tracing::info!(models = parts.len(), lent = %Size(lent), "not all in memory at once: those that are asked for are loaded");
     Ok(parts)
 }
 
@@ -166,11 +197,11 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn shared(lent: u64, kv_bytes: u64) -> Shared {
-        Shared { lent: lent * MIB, kv_bytes: kv_bytes * MIB, is_kv_told: false, ranks: 1 }
+        Shared { lent: lent * MIB, kv_bytes: kv_bytes * MIB, is_kv_told: false, ranks: 1, swaps: false }
     }
 
     fn sharer(source: &ModelSource, memory: Option<u64>) -> Sharer<'_> {
-        Sharer { source, draft: None, memory_bytes: memory.map(|mib| mib * MIB) }
+        Sharer { source, draft: None, memory_bytes: memory.map(|mib| mib * MIB), is_kept: false }
     }
 
     #[test]
@@ -201,6 +232,28 @@ mod tests {
         assert!(told.contains("other has 200 MiB of its own") && told.contains("gutenberg-tiny would fit"), "{told}");
         let least = divide(shared(500, 16), &[sharer(&one, Some(2)), sharer(&other, None)]).unwrap_err().to_string();
         assert!(least.contains("1 of 4 layers of gutenberg-tiny") && least.contains("[[models]]"), "{least}");
+    }
+
+    #[test]
+    fn what_does_not_fit_together_may_be_loaded_by_turns_as_far_as_each_fits_beside_all_pages() {
+        let source = ModelSource::embedded().unwrap();
+        let need = Need::of(&source, source.card().shape.all_layers(), 1, 8 * MIB).unwrap().total();
+        let (both, with) = ([sharer(&source, None); 2], |lent| Shared { lent, swaps: true, ..shared(0, 16) });
+        let parts = divide(with(2 * need - 1), &both).unwrap();
+        assert_eq!(parts, [Part { memory_bytes: need, kv_bytes: 8 * MIB }; 2]);
+        assert_eq!(divide(with(need + 8 * MIB), &both).unwrap(), parts, "one, and the pages of the other");
+        let refused = divide(with(need + 8 * MIB - 1), &both).unwrap_err().to_string();
+        assert!(refused.contains("2 models need"), "{refused}");
+        let kept = [Sharer { is_kept: true, ..both[0] }, both[1]];
+        let refused = divide(with(2 * need - 1), &kept).unwrap_err().to_string();
+        assert!(refused.contains("leaves") && refused.contains("--keep"), "{refused}");
+        let three =
+            |models: [Sharer<'_>; 3]| divide(Shared { kv_bytes: 24 * MIB, ..with(2 * need + 8 * MIB) }, &models);
+        assert_eq!(three([kept[0], both[0], both[1]]).unwrap(), [parts[0]; 3], "one of the others beside it");
+        assert!(matches!(three([kept[0], kept[0], both[1]]), Err(LendError::KeepsTooMuch { .. })));
+        let drafted = [Sharer { draft: Some(&source), ..both[0] }, both[1]];
+        assert!(matches!(divide(with(2 * need), &drafted), Err(LendError::SwapsWithDraft(_))));
+        assert!(divide(with(4 * need), &both).unwrap()[0].memory_bytes > need, "there is room for all");
     }
 
     #[test]

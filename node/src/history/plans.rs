@@ -54,6 +54,7 @@ mod tests {
             parent: None,
             groups: vec![],
             routes: vec![],
+            chosen: vec![],
             reason: "".into(),
         };
         let mut plans = Plans::default();

@@ -32,6 +32,7 @@ fn trace(n: u16, prefill: &[Stage], decode: &[Stage]) -> Trace {
         new_tokens: 12,
         codec: KvCodec::Raw,
         first_part: None,
+        overflow: None,
         kv_codec: None,
         kv_bytes: 0,
         ttft: 0.1,

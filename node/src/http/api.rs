@@ -5,7 +5,7 @@ use super::{
     metrics::{Format, Names},
     texts::find_card,
 };
-use crate::view::{PeerView, Readiness, SwarmView};
+use crate::view::{PeerView, SwarmView};
 use axum::{
     Json,
     extract::{Path, Query, State},
@@ -65,11 +65,11 @@ pub(super) async fn health() -> Json<Value> {
 }
 
 pub(super) async fn ready(State(state): State<ApiState>) -> impl IntoResponse {
-    let (readiness, waits) = {
+    let (readiness, waits, takes_requests) = {
         let view = state.view.borrow();
-        (view.readiness.clone(), view.why_not())
+        (view.readiness.clone(), view.why_not(), view.takes_requests())
     };
-    let status = if readiness == Readiness::Ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let status = if takes_requests { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let mut answer = json!(readiness);
     if let Some(why) = waits {
         answer["reason"] = json!(why.to_string());

@@ -17,7 +17,7 @@ use std::time::Instant;
 use tsnode_coordinator::rate_limit::{RateLimit, TokenBucket};
 
 /// Paths that say nothing but whether the peer is alive, and the page, which has nothing in it until it shows a key itself.
-const OPEN: [&str; 7] = ["/healthz", "/health", "/readyz", "/", "/page.js", "/page.css", "/openapi.json"];
+const OPEN: [&str; 6] = ["/healthz", "/health", "/readyz", "/", "/page.js", "/openapi.json"];
 /// What a key for inference is good for, beside all under `/v1/`.
 const INFERENCE: [&str; 7] =
     ["/api/chat", "/api/generate", "/api/tags", "/api/show", "/api/version", "/tokenize", "/detokenize"];

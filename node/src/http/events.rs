@@ -1,9 +1,13 @@
 //! `/api/events`: what the page shows, as it changes, in one stream of server-sent events: `swarm`, as `/api/swarm` has it, and
 //! `requests`, as `/api/requests` has them, of which those that ended are told once. Who asks for changes (`?changes`) is told the
-//! swarm once, and then `changes` of it, without adverts that are as they were: these have all links, and are nearly all of it.
+//! swarm once, and then `changes` of it, of adverts what is another than before: these have all links, and are nearly all of it.
+//! Where nobody does anything, what only grows older or was measured anew waits for some seconds.
 
 use super::{ApiError, ApiState, sse, traces};
-use crate::view::{PeerView, SwarmView};
+use crate::{
+    view::{PeerView, Readiness, SwarmView, Trouble},
+    weights::Fetching,
+};
 use axum::{
     Extension,
     extract::{Query, State},
@@ -11,19 +15,23 @@ use axum::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc};
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
-use tsnode_protocol::{Advert, GroupLoad, Load, PeerId, PlanId};
+use tsnode_coordinator::lending::Lending;
+use tsnode_kernels::load::Progress;
+use tsnode_protocol::{Advert, GroupId, GroupLoad, Link, Load, PeerId, PlanId};
 
 /// Most who listen at once: for each of them the peer writes down the swarm once a second.
 pub(super) const LISTENERS: usize = 16;
 /// Between two looks at what has changed: people read no faster, and peers say more often that they live.
 const PERIOD: Duration = Duration::from_secs(1);
+/// How long changes wait while nobody does anything: when peers were heard, how fast links are.
+const QUIET: Duration = Duration::from_secs(5);
 /// Events that a listener has not read; above it the next look waits, and tells what is then.
 const UNREAD: usize = 2;
 
@@ -57,18 +65,43 @@ struct Changes<'v> {
     peers: Vec<Peer<'v>>,
 }
 
-/// A peer as a [`PeerView`] is, its advert left out where it was told before.
+/// A peer as a [`PeerView`] is, of its advert what was not told before.
 #[derive(Serialize)]
 struct Peer<'v> {
     id: PeerId,
     #[serde(skip_serializing_if = "Option::is_none")]
     advert: Option<&'v Advert>,
+    /// Of an advert that is as it was otherwise, those that were measured anew.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    links: Vec<Link>,
     load: Load,
     groups: &'v [GroupLoad],
     silent_for: f64,
     silent: bool,
     plan: Option<PlanId>,
     leaving: bool,
+}
+
+/// What is new of an advert.
+enum News {
+    Nothing,
+    Links(Vec<Link>),
+    All,
+}
+
+impl News {
+    fn of(told: Option<&Advert>, now: &Advert) -> Self {
+        let Some(told) = told else { return Self::All };
+        if told == now {
+            return Self::Nothing;
+        }
+        let ends = |advert: &Advert| advert.links.iter().map(|link| link.to).collect::<Vec<_>>();
+        if ends(told) != ends(now) || *told != (Advert { links: told.links.clone(), ..now.clone() }) {
+            return Self::All;
+        }
+        let measured = now.links.iter().zip(&told.links).filter(|(now, told)| now != told);
+        Self::Links(measured.map(|(link, _)| *link).collect())
+    }
 }
 
 /// What a listener knows of adverts; nothing of those who are told all.
@@ -78,33 +111,74 @@ struct Told(BTreeMap<PeerId, Advert>);
 impl Told {
     /// The event for a view: `swarm` the first time, then `changes`.
     fn event(&mut self, mut view: SwarmView) -> (&'static str, serde_json::Result<String>) {
-        let event = if self.0.is_empty() {
-            ("swarm", serde_json::to_string(&view))
-        } else {
-            let peers = std::mem::take(&mut view.peers);
-            let told = peers.iter().map(|peer| self.peer(peer)).collect();
-            let event = ("changes", serde_json::to_string(&Changes { swarm: &view, peers: told }));
+        let peers = std::mem::take(&mut view.peers);
+        let news: Vec<News> = peers.iter().map(|peer| News::of(self.0.get(&peer.id), &peer.advert)).collect();
+        let there: BTreeSet<PeerId> = peers.iter().map(|peer| peer.id).collect();
+        self.0.retain(|peer, _| there.contains(peer));
+        let is_first = self.0.is_empty();
+        let new = peers.iter().zip(&news).filter(|(_, news)| !matches!(news, News::Nothing));
+        self.0.extend(new.map(|(peer, _)| (peer.id, peer.advert.clone())));
+        if is_first {
             view.peers = peers;
-            event
-        };
-        self.0.retain(|peer, _| view.peers.iter().any(|there| there.id == *peer));
-        let new = |peer: &PeerView| self.0.get(&peer.id) != Some(&peer.advert);
-        let new: Vec<PeerView> = view.peers.into_iter().filter(new).collect();
-        self.0.extend(new.into_iter().map(|peer| (peer.id, peer.advert)));
-        event
+            return ("swarm", serde_json::to_string(&view));
+        }
+        let told = peers.iter().zip(news).map(|(peer, news)| changed(peer, news)).collect();
+        ("changes", serde_json::to_string(&Changes { swarm: &view, peers: told }))
     }
+}
 
-    fn peer<'v>(&self, peer: &'v PeerView) -> Peer<'v> {
-        let PeerView { id, advert, load, groups, silent_for, silent, plan, leaving } = peer;
-        Peer {
-            id: *id,
-            advert: Some(advert).filter(|advert| self.0.get(id) != Some(*advert)),
-            load: *load,
-            groups,
-            silent_for: *silent_for,
-            silent: *silent,
-            plan: *plan,
-            leaving: *leaving,
+/// A peer, and what is new of its advert.
+fn changed(peer: &PeerView, news: News) -> Peer<'_> {
+    let PeerView { id, advert, load, groups, silent_for, silent, plan, leaving } = peer;
+    let (advert, links) = match news {
+        News::Nothing => (None, Vec::new()),
+        News::Links(links) => (None, links),
+        News::All => (Some(advert), Vec::new()),
+    };
+    Peer {
+        id: *id,
+        advert,
+        links,
+        load: *load,
+        groups,
+        silent_for: *silent_for,
+        silent: *silent,
+        plan: *plan,
+        leaving: *leaving,
+    }
+}
+
+/// What somebody waits to see, and is told at the next look.
+#[derive(PartialEq)]
+struct Glance {
+    readiness: Readiness,
+    lending: Lending,
+    loading: Option<Progress>,
+    fetching: Option<Fetching>,
+    troubles: Vec<Trouble>,
+    plan: Option<PlanId>,
+    ready_groups: Vec<GroupId>,
+    peers: Vec<Doing>,
+}
+
+/// What a peer does: its load, the plan it follows, for how many seconds it is missed, whether it leaves.
+type Doing = (PeerId, Load, Option<PlanId>, Option<u64>, bool);
+
+impl Glance {
+    fn of(view: &SwarmView) -> Self {
+        let doing = |peer: &PeerView| {
+            let missed = peer.silent.then_some(peer.silent_for as u64);
+            (peer.id, peer.load, peer.plan, missed, peer.leaving)
+        };
+        Self {
+            readiness: view.readiness.clone(),
+            lending: view.lending,
+            loading: view.loading,
+            fetching: view.fetching.clone(),
+            troubles: view.troubles.clone(),
+            plan: view.plan_id,
+            ready_groups: view.ready_groups.clone(),
+            peers: view.peers.iter().map(doing).collect(),
         }
     }
 }
@@ -141,6 +215,8 @@ async fn tell(state: &ApiState, events: &Events, mut told: Option<Told>) {
     let mut beat = interval(PERIOD);
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut noted, mut ran) = (None, Value::Null);
+    // When the swarm was told last, and what went on in it.
+    let mut last: Option<(Instant, Glance)> = None;
     loop {
         tokio::select! {
             _ = beat.tick() => {}
@@ -148,14 +224,20 @@ async fn tell(state: &ApiState, events: &Events, mut told: Option<Told>) {
         }
         let Ok(has_changed) = view.has_changed() else { return };
         if has_changed {
-            view.mark_unchanged();
-            let shown = state.shown();
-            let (name, text) = match &mut told {
-                Some(told) => told.event(shown),
-                None => ("swarm", serde_json::to_string(&shown)),
-            };
-            if !send(events, name, text).await {
-                return;
+            let glance = Glance::of(&view.borrow());
+            let waits = |(at, before): &(Instant, Glance)| at.elapsed() < QUIET && *before == glance;
+            let is_due = told.is_none() || !last.as_ref().is_some_and(waits);
+            if is_due {
+                view.mark_unchanged();
+                last = Some((Instant::now(), glance));
+                let shown = state.shown();
+                let (name, text) = match &mut told {
+                    Some(told) => told.event(shown),
+                    None => ("swarm", serde_json::to_string(&shown)),
+                };
+                if !send(events, name, text).await {
+                    return;
+                }
             }
         }
         let (ended, now) = state.history.since(noted);
@@ -175,4 +257,68 @@ async fn tell(state: &ApiState, events: &Events, mut told: Option<Told>) {
 async fn send(events: &Events, name: &str, text: serde_json::Result<String>) -> bool {
     let Ok(text) = text else { return false };
     events.send(Ok(Event::default().event(name).data(text))).await.is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::view::tests::view;
+    use tsnode_protocol::{BytesPerSecond, PathKind, Seconds};
+
+    fn peer(n: u8) -> PeerView {
+        PeerView {
+            id: PeerId([n; 32]),
+            advert: tsnode_coordinator::sample::advert(0),
+            load: Load::default(),
+            groups: vec![],
+            silent_for: 0.0,
+            silent: false,
+            plan: None,
+            leaving: false,
+        }
+    }
+
+    #[test]
+    fn what_grows_older_waits_and_what_somebody_does_is_told_at_once() {
+        let at_rest = || SwarmView { peers: vec![peer(1), peer(2)], ..view() };
+        let is_told = |change: &dyn Fn(&mut SwarmView)| {
+            let mut changed = at_rest();
+            change(&mut changed);
+            Glance::of(&changed) != Glance::of(&at_rest())
+        };
+        assert!(!is_told(&|view| view.peers[0].silent_for = 2.5));
+        assert!(!is_told(&|view| _ = view.link_ages.insert(PeerId([2; 32]), 3.0)));
+        assert!(is_told(&|view| view.peers[0].silent = true));
+        assert!(is_told(&|view| view.peers[1].load.running = 1));
+        assert!(is_told(&|view| view.plan_id = Some(PlanId([1; 16]))));
+        assert!(is_told(&|view| _ = view.peers.pop()));
+    }
+
+    #[test]
+    fn of_an_advert_that_was_told_the_links_are_told_that_were_measured_anew() {
+        let link = |to: u8, latency: f64| Link {
+            to: PeerId([to; 32]),
+            latency: Seconds(latency),
+            bandwidth: BytesPerSecond(1e9),
+            path: PathKind::Direct,
+        };
+        let with = |links: &[Link]| {
+            let mut one = peer(1);
+            one.advert.links = links.to_vec();
+            SwarmView { peers: vec![one, peer(2)], ..view() }
+        };
+        let mut told = Told::default();
+        let mut tell = |view: SwarmView| {
+            let (name, text) = told.event(view);
+            (name, serde_json::from_str::<Value>(&text.unwrap()).unwrap()["peers"].take())
+        };
+        assert_eq!(tell(with(&[link(2, 0.1), link(3, 0.1)])).0, "swarm");
+        let (name, peers) = tell(with(&[link(2, 0.1), link(3, 0.2)]));
+        assert_eq!((name, &peers[0]["advert"], &peers[1]["links"]), ("changes", &Value::Null, &Value::Null));
+        assert_eq!(peers[0]["links"], json!([link(3, 0.2)]));
+        let (_, peers) = tell(with(&[link(2, 0.1)]));
+        assert_eq!(peers[0]["advert"]["links"], json!([link(2, 0.1)]), "one is gone");
+        let (_, peers) = tell(with(&[link(2, 0.1)]));
+        assert_eq!((&peers[0]["advert"], &peers[0]["links"]), (&Value::Null, &Value::Null));
+    }
 }

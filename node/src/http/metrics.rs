@@ -3,6 +3,7 @@
 //! What vLLM counts too has its name there beside ours, so that dashboards and load generators made for it find what they expect.
 
 mod attainment;
+mod overflows;
 mod request;
 mod services;
 mod text;
@@ -13,6 +14,7 @@ pub(super) use text::Format;
 
 use crate::view::SwarmView;
 use attainment::Kept;
+use overflows::Overflows;
 use prometheus_client::{
     encoding::{EncodeLabelSet, EncodeMetric},
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
@@ -99,6 +101,7 @@ pub struct Metrics {
     generation_lengths: Histograms,
     longest_choices: Histograms,
     kept: Arc<Kept>,
+    overflows: Arc<Overflows>,
     services: Arc<Services>,
     /// Held for set operations only.
     models: Mutex<BTreeSet<String>>,
@@ -134,6 +137,7 @@ impl Default for Metrics {
             generation_lengths: tokens(),
             longest_choices: tokens(),
             kept: Arc::default(),
+            overflows: Arc::default(),
             services: Arc::default(),
             models: Mutex::default(),
         }
@@ -175,6 +179,8 @@ impl Metrics {
         let help = "Requests that ended while there were targets for them (tsnode targets)";
         page.add("tsnode_requests_with_targets", help, &self.kept.judged);
         page.add("tsnode_requests_in_time", "Of those, requests that kept every target", &self.kept.in_time);
+        let help = "Answers that one group computed and gave since a pool had no room, by pool (tsnode route)";
+        page.add("tsnode_pool_overflows", help, &self.overflows.counted);
         let help = "Answers that came to their end, several of a request with n, by how";
         page.add("tsnode_choices_finished", help, &self.choices);
         page.add("vllm:request_success", help, &self.choices);

@@ -8,10 +8,13 @@ use axum::{
     response::IntoResponse,
 };
 
-/// Nothing but what this peer sends, as files: no text becomes code, no page of others has this one inside, and nothing that it
-/// shows can be sent elsewhere.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; \
-                      form-action 'none'; frame-ancestors 'none'";
+/// Nothing but what this peer sends, its script as a file and the one sheet that is inside the page: no text becomes code, no page of
+/// others has this one inside, and nothing that it shows can be sent elsewhere.
+const POLICY: &str = concat!(
+    "default-src 'none'; script-src 'self'; style-src 'sha256-",
+    include_str!("../../page/built/sheet.sha256"),
+    "'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+);
 
 const HEADERS: [(HeaderName, &str); 4] = [
     (header::CONTENT_SECURITY_POLICY, POLICY),
@@ -29,16 +32,14 @@ pub(super) async fn script() -> impl IntoResponse {
     sent("text/javascript; charset=utf-8", include_str!("../../page/built/page.js"))
 }
 
-pub(super) async fn sheet() -> impl IntoResponse {
-    sent("text/css; charset=utf-8", include_str!("../../page/built/page.css"))
-}
-
 fn sent(kind: &'static str, text: &'static str) -> impl IntoResponse {
     (HEADERS, [(header::CONTENT_TYPE, kind)], text)
 }
 
 #[cfg(test)]
 mod tests {
+    use aws_lc_rs::digest::{SHA256, digest};
+    use data_encoding::BASE64;
     use std::collections::BTreeSet;
     use std::fs;
     use std::path::{Path, PathBuf};
@@ -78,13 +79,15 @@ mod tests {
 
     #[test]
     fn the_page_is_small_and_asks_nobody_else() {
-        let [index, script, sheet] = ["index.html", "page.js", "page.css"]
-            .map(|name| fs::read_to_string(folder().join("built").join(name)).unwrap());
-        assert!(index.len() + script.len() + sheet.len() <= MOST);
-        // What the policy would refuse.
-        assert!(!index.contains("<style") && !index.contains(" style=") && !index.contains("<script>"), "{index}");
-        let elsewhere = |text: &str| text.matches("https://").count();
-        assert_eq!(elsewhere(&index) + elsewhere(&sheet), 0);
+        let [index, script] =
+            ["index.html", "page.js"].map(|name| fs::read_to_string(folder().join("built").join(name)).unwrap());
+        assert!(index.len() + script.len() <= MOST);
+        // What the policy would refuse: all styles but the one that it knows.
+        assert!(!index.contains(" style=") && !index.contains("<script>"), "{index}");
+        let sheet = index.split_once("<style>").and_then(|(_, rest)| rest.split_once("</style>")).unwrap().0;
+        let hash = BASE64.encode(digest(&SHA256, sheet.as_bytes()).as_ref());
+        assert!(super::POLICY.contains(&format!("style-src 'sha256-{hash}';")), "{hash}");
+        assert_eq!((index.matches("<style").count(), index.matches("https://").count()), (1, 0));
         assert_eq!(script.matches("fetch(").count(), 1, "one place asks, and shows the key");
     }
 }

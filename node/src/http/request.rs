@@ -161,7 +161,7 @@ pub(super) fn overrule(headers: &HeaderMap) -> Result<Option<Overrule>, ApiError
 pub(super) fn ready(state: &ApiState) -> Result<(), ApiError> {
     let (readiness, reason) = {
         let view = state.view.borrow();
-        (view.readiness.clone(), view.why_not())
+        (view.readiness.clone(), view.why_not().filter(|_| !view.takes_requests()))
     };
     if matches!(readiness, Readiness::Joining | Readiness::Planning) {
         state.controls.asked.send_if_modified(|asked| !std::mem::replace(asked, true));

@@ -41,19 +41,30 @@ struct Entry {
 pub(super) struct Progress {
     prompt_tokens: u32,
     new_tokens: AtomicU32,
-    /// Who leads its prefill, and its decoding.
-    routed: OnceLock<(PeerId, PeerId)>,
+    /// Who leads its prefill, and its decoding, and since when that is known.
+    routed: OnceLock<(PeerId, PeerId, Instant)>,
+    /// When its first token came.
+    first: OnceLock<Instant>,
 }
 
 impl Progress {
     /// A token has come.
     pub fn token(&self) {
+        self.first.get_or_init(Instant::now);
         self.new_tokens.fetch_add(1, Ordering::Relaxed);
     }
 
     /// It has a route. What a request has several of are computed where the first one is, or not far from there.
     pub fn routed(&self, prefill: PeerId, decode: PeerId) {
-        let _ = self.routed.set((prefill, decode));
+        let _ = self.routed.set((prefill, decode, Instant::now()));
+    }
+
+    /// How long each of its stages has taken by `now` (seconds, in thousandths), of one that came at `since`.
+    fn parts(&self, since: Instant, now: Instant) -> Value {
+        let first = self.first.get().copied().unwrap_or(now);
+        let routed = self.routed.get().map_or(first, |(.., at)| *at);
+        let took = |from: Instant, to: Instant| to.saturating_duration_since(from).as_millis() as f64 / 1e3;
+        json!({ "queue": took(since, routed), "prefill": took(routed, first), "decode": took(first, now) })
     }
 
     /// What it waits for: a route, its prompt, or the end of its answer.
@@ -94,11 +105,13 @@ impl Running {
     /// Those that are, with their models' names, for how long (seconds) and how far, by id.
     pub fn list(&self) -> Value {
         let requests = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
         let shown = |(request, entry): (&RequestId, &Entry)| {
             let far = &entry.progress;
-            let (prefill, decode) = far.routed.get().copied().unzip();
+            let (prefill, decode) = far.routed.get().map(|(prefill, decode, _)| (prefill, decode)).unzip();
             json!({
                 "request": request, "model": entry.model, "seconds": entry.since.elapsed().as_secs(), "stage": far.stage(),
+                "parts": far.parts(entry.since, now),
                 "prompt_tokens": far.prompt_tokens, "new_tokens": far.new_tokens.load(Ordering::Relaxed),
                 "prefill": prefill, "decode": decode,
             })
@@ -172,8 +185,16 @@ mod tests {
         assert_eq!(far(), json!(["queue", 7, 0]));
         later.progress.routed(PeerId([1; 32]), PeerId([2; 32]));
         assert_eq!((far(), &running.list()[0]["decode"]), (json!(["prefill", 7, 0]), &json!(PeerId([2; 32]))));
+        assert_eq!(running.list()[0]["parts"]["decode"], json!(0.0), "no token has come");
         later.progress.token();
         assert_eq!(far(), json!(["decode", 7, 1]));
+        let (since, far) = (Instant::now(), Progress::default());
+        let at = |seconds| since + std::time::Duration::from_secs(seconds);
+        assert_eq!(far.parts(since, at(2)), json!({ "queue": 2.0, "prefill": 0.0, "decode": 0.0 }));
+        far.routed.set((PeerId([1; 32]), PeerId([2; 32]), at(1))).unwrap();
+        assert_eq!(far.parts(since, at(3)), json!({ "queue": 1.0, "prefill": 2.0, "decode": 0.0 }));
+        far.first.set(at(4)).unwrap();
+        assert_eq!(far.parts(since, at(9)), json!({ "queue": 1.0, "prefill": 3.0, "decode": 5.0 }));
         assert!(running.cancel(&request.to_string()) && later.cancelled.is_cancelled());
     }
 }

@@ -1,11 +1,13 @@
-//! What members set for their swarm: targets for latency, and how requests are routed.
+//! What members set for their swarm: targets for latency, and how requests are routed and batched.
 
 use super::{ApiError, ApiState, texts::find_card};
 use crate::view::SwarmView;
 use axum::{Json, extract::State, http::StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tsnode_protocol::{RequestClass, RoutePolicy, Seconds, SettingKey, SettingValue, SwarmSetting, Targets};
+use tsnode_protocol::{
+    BatchPolicy, RequestClass, RoutePolicy, Seconds, SettingKey, SettingValue, SwarmSetting, Targets,
+};
 
 /// What may be set in one request; nothing takes back what was set.
 #[derive(Debug, Deserialize)]
@@ -32,6 +34,13 @@ pub(super) enum Wish {
         #[serde(default)]
         policy: Option<RoutePolicy>,
     },
+    /// How groups form their steps.
+    Batch {
+        #[serde(default)]
+        model: Option<String>,
+        #[serde(default)]
+        policy: Option<BatchPolicy>,
+    },
 }
 
 impl Wish {
@@ -45,6 +54,7 @@ impl Wish {
                 (key, SettingValue::Targets(Targets { ttft, tpot, e2e }))
             }
             Self::Route { model, policy } => (SettingKey::Route { model: named(model)? }, SettingValue::Route(policy)),
+            Self::Batch { model, policy } => (SettingKey::Batch { model: named(model)? }, SettingValue::Batch(policy)),
         })
     }
 }

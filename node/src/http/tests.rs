@@ -7,6 +7,7 @@ mod keys;
 mod limits;
 mod metrics;
 mod page;
+mod pulls;
 mod refusals;
 mod settings;
 mod sites;
@@ -147,6 +148,7 @@ impl Api {
             asked: wanted,
             settings,
             limits: Limits::default(),
+            pulls: crate::weights::Pulls::channel().0,
         };
         let state = ApiState::new(gateway, texts, watched, controls, gatekeeper);
         crate::tasks::spawn("test", serve(listener, Doors::default().http, state, stop.clone()));

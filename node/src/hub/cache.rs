@@ -1,6 +1,7 @@
 //! The Hugging Face cache of this host, in its own layout: `models--org--repo/{blobs,snapshots,refs}`.
 
 use super::{
+    catalogue,
     choose::{self, Choice, Form, INDEX},
     error::HubError,
     hash::BlobHash,
@@ -20,6 +21,8 @@ const INDEX_BYTES: u64 = 64 << 20;
 const REF_BYTES: u64 = 256;
 /// Says of a repository that its terms have to be accepted by whoever has it. Beside what others know of the cache.
 const GATED: &str = ".gated";
+/// Says of a repository what the hub says of its licence, and is there as the other is.
+const LICENCE: &str = ".licence";
 /// Folders within folders of a snapshot.
 const DEPTH: usize = 8;
 
@@ -129,6 +132,21 @@ impl Cache {
             }),
         };
         marked.map_err(HubError::disk(&path))
+    }
+
+    /// Keeps a repository's licence, as the hub calls it.
+    pub(super) fn mark_licence(&self, repo: &RepoId, licence: &str) -> Result<(), HubError> {
+        let path = self.repo(repo).join(LICENCE);
+        make_parents(&path).and_then(|()| fs::write(&path, licence)).map_err(HubError::disk(&path))
+    }
+
+    /// A repository's licence: as the hub said it when something of it was fetched, or else as the catalogue has it.
+    #[must_use]
+    pub fn licence(&self, repo: &RepoId) -> Option<String> {
+        let path = self.repo(repo).join(LICENCE);
+        let is_short = fs::metadata(&path).is_ok_and(|about| about.is_file() && about.len() <= REF_BYTES);
+        let said = is_short.then(|| fs::read_to_string(path).ok()).flatten();
+        said.or_else(|| Some(catalogue::aliases().iter().find(|alias| alias.model.repo == *repo)?.licence.clone()))
     }
 
     /// Whether a file of a snapshot is there; a link to nothing is not.
@@ -323,6 +341,28 @@ pub fn is_gated(path: &Path) -> bool {
     let full = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let repo = full.ancestors().find(|folder| folder.ends_with("snapshots")).and_then(Path::parent);
     repo.is_some_and(|repo| repo.join(GATED).exists())
+}
+
+/// Where a model at a path in such a cache came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// Its repository and commit: `org/repo@0123…`.
+    pub source: String,
+    /// Its licence, as far as it is known.
+    pub licence: Option<String>,
+}
+
+/// Where a model at a path in such a cache came from; none of one that is not in such a cache.
+#[must_use]
+pub fn origin_of(path: &Path) -> Option<Origin> {
+    let full = std::path::absolute(path).ok()?;
+    let snapshots = full.ancestors().find(|folder| folder.ends_with("snapshots"))?;
+    let commit = full.strip_prefix(snapshots).ok()?.components().next()?.as_os_str().to_str()?;
+    let commit = commit.parse::<Revision>().ok().filter(Revision::is_commit)?;
+    let folder = snapshots.parent()?;
+    let repo = RepoId::of_folder(folder.file_name()?.to_str()?)?;
+    let licence = Cache::new(folder.parent()?).licence(&repo);
+    Some(Origin { source: format!("{repo}@{commit}"), licence })
 }
 
 /// What a model at a path in such a cache is called: by its repository, where its folder is called after a commit.

@@ -13,6 +13,7 @@ use crate::platform;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use tsnode_protocol::ModelOrigin;
 
 /// What a model is fetched for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +86,9 @@ pub async fn pull(
     let mut fetched = 0;
     for file in missing {
         fetched += job.fetch(file, news).await?;
+    }
+    if let Some(licence) = info.licence.as_ref().filter(|licence| ModelOrigin::is_plain(licence)) {
+        cache.mark_licence(&name.repo, licence)?;
     }
     // Only now the name means these files.
     cache.remember(&name.repo, &name.revision, &info.commit)?;

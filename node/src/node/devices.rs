@@ -113,12 +113,13 @@ impl Devices<'_> {
             let served = |(model, part): (&Opened, &Part)| {
                 let source: &ModelSource = &model.source;
                 let profile = hardware::profile(host, source, threads, model.dtype, store);
-                let Part { memory_bytes, kv_bytes } = *part;
-                Served { model: source.card().id, memory_bytes, kv_bytes, profile }
+                let (Part { memory_bytes, kv_bytes }, is_kept) = (*part, self.is_kept(model));
+                Served { model: source.card().id, memory_bytes, kv_bytes, is_kept, profile }
             };
             let serves: Vec<Served> = self.models.iter().zip(&parts).map(served).collect();
             let kv_bytes = serves.iter().map(|served| served.kv_bytes).sum();
-            let memory_bytes = serves.iter().map(|served| served.memory_bytes).sum();
+            // Of models that are not all there at once the parts are more.
+            let memory_bytes = serves.iter().map(|served| served.memory_bytes).sum::<u64>().min(device.memory_bytes);
             Ok::<_, LendError>(Device { memory_bytes, kv_bytes, serves, ..device })
         });
         let system = |e: std::io::Error| NodeError::System(e.to_string());
@@ -146,10 +147,15 @@ impl Devices<'_> {
         let mut sharers = Vec::with_capacity(self.models.len());
         for (model, wanted) in self.models.iter().zip(&self.config.models) {
             let (draft, memory_bytes) = (model.draft.as_deref(), wanted.memory_bytes);
-            sharers.push(Sharer { source: &model.source, draft, memory_bytes });
+            sharers.push(Sharer { source: &model.source, draft, memory_bytes, is_kept: self.is_kept(model) });
         }
         let is_kv_told = self.config.kv_bytes.is_some();
-        divide(Shared { lent: device.memory_bytes, kv_bytes: device.kv_bytes, is_kv_told, ranks }, &sharers)
+        let (lent, swaps) = (device.memory_bytes, self.config.swap_models);
+        divide(Shared { lent, kv_bytes: device.kv_bytes, is_kv_told, ranks, swaps }, &sharers)
+    }
+
+    fn is_kept(&self, model: &Opened) -> bool {
+        model.is_kept || self.config.keep.contains(&model.source.card().name)
     }
 
     /// A model alone has no more than its own part.

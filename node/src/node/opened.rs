@@ -1,6 +1,6 @@
 //! The models of this peer as they are opened: named by their content, read once, and refused where they cannot be lent together.
 
-use super::{Computed, ModelChoice, NodeError, WantedModel};
+use super::{Computed, ModelChoice, NodeConfig, NodeError, WantedModel};
 use crate::{
     data_plane::library::files_of,
     hub,
@@ -23,8 +23,12 @@ pub(super) struct Opened {
     pub holding: Holding,
     /// Whether its terms have to be accepted by whoever has it.
     pub is_gated: bool,
+    /// Where it came from, if that is known.
+    pub origin: Option<hub::Origin>,
     /// Elements of its KV pages.
     pub dtype: KvDtype,
+    /// Whether its owner named it as one that stays in memory.
+    pub is_kept: bool,
 }
 
 impl Opened {
@@ -40,7 +44,11 @@ impl Opened {
         let named = tokio::task::block_in_place(|| identify(source, index, threads, progress));
         let (source, holding) = Holding::new(named);
         let is_gated = matches!(&wanted.choice, ModelChoice::Path(path) if hub::is_gated(path));
-        Ok(Self { is_gated, ..Self::read(wanted, source, holding).await? })
+        let origin = match &wanted.choice {
+            ModelChoice::Path(path) => hub::origin_of(path),
+            ModelChoice::Fallback | ModelChoice::Embedded | ModelChoice::Named(_) => None,
+        };
+        Ok(Self { is_gated, origin, ..Self::read(wanted, source, holding).await? })
     }
 
     /// The same of a model of which layers are fetched when they are wanted.
@@ -57,8 +65,24 @@ impl Opened {
     async fn read(wanted: &WantedModel, source: Arc<ModelSource>, holding: Holding) -> Result<Self, NodeError> {
         check_text(&source).await?;
         let draft = tokio::task::block_in_place(|| open_draft(wanted, &source))?;
-        Ok(Self { source, draft, holding, is_gated: false, dtype: wanted.kv_dtype })
+        let (is_gated, origin) = (false, None);
+        Ok(Self { source, draft, holding, is_gated, origin, dtype: wanted.kv_dtype, is_kept: wanted.keep })
     }
+}
+
+/// What a peer starts with: the models that it has. Where none is, the one inside the program is measured in their place.
+pub(super) fn at_first(config: &NodeConfig) -> NodeConfig {
+    let mut models = config.models.clone();
+    if has_none(&models) {
+        models.push(WantedModel::new(ModelChoice::Fallback, config.kv_dtype));
+    }
+    models.retain(|model| !matches!(model.choice, ModelChoice::Named(_)));
+    NodeConfig { models, ..config.clone() }
+}
+
+/// Whether none of those that a peer was told is here, so that nothing is lent before one of them comes.
+pub(super) fn has_none(models: &[WantedModel]) -> bool {
+    !models.is_empty() && models.iter().all(|model| matches!(model.choice, ModelChoice::Named(_)))
 }
 
 /// One model twice, or two that have one name, are no wish that can be met.
@@ -76,6 +100,22 @@ pub(super) fn refuse_alike(wanted: &[WantedModel], models: &[Opened]) -> Result<
         }
     }
     Ok(())
+}
+
+/// What is to stay in memory has to be one of these, which are called so, unless one of those that are wanted is still to come.
+pub(super) fn refuse_unknown(keep: &[String], wanted: &[WantedModel], called: Vec<String>) -> Result<(), NodeError> {
+    let comes = |model: &WantedModel| matches!(model.choice, ModelChoice::Named(_));
+    match unknown(keep, &called) {
+        Some(keep) if !called.is_empty() && !wanted.iter().any(comes) => {
+            Err(NodeError::KeepsNone { keep: keep.clone(), called })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What is to stay in memory and is none of those that are called so.
+pub(super) fn unknown<'k>(keep: &'k [String], called: &[String]) -> Option<&'k String> {
+    keep.iter().find(|name| !called.contains(name))
 }
 
 fn open(wanted: &WantedModel, computed: Computed) -> Result<ModelSource, NodeError> {
@@ -160,5 +200,27 @@ async fn check_text(source: &ModelSource) -> Result<(), NodeError> {
             Ok(())
         }
         tried => tried.map_err(failed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_to_stay_in_memory_may_be_a_model_that_is_still_to_come() {
+        let wanted = |choices: &[ModelChoice]| -> Vec<WantedModel> {
+            choices.iter().map(|choice| WantedModel::new(choice.clone(), KvDtype::F16)).collect()
+        };
+        let (path, named) = (ModelChoice::Path("here".into()), ModelChoice::Named("org/a".into()));
+        let is_refused = |keep: &str, wanted: &[WantedModel], called: &[&str]| {
+            let called = called.iter().map(|name| (*name).to_owned()).collect();
+            refuse_unknown(&[keep.to_owned()], wanted, called).is_err()
+        };
+        let (one, both) = (wanted(std::slice::from_ref(&path)), wanted(&[path.clone(), named.clone()]));
+        assert!(!is_refused("here", &one, &["here"]) && is_refused("there", &one, &["here"]));
+        assert!(!is_refused("there", &both, &["here"]), "it may be what the second is called");
+        assert!(!is_refused("there", &wanted(&[named]), &["inside"]), "it is there in the place of what comes");
+        assert!(!is_refused("there", &[], &[]), "a gateway keeps nothing");
     }
 }

@@ -3,13 +3,14 @@
 use super::{
     NodeConfig, NodeError,
     devices::Devices,
-    opened::{Opened, refuse_alike},
+    opened::{Opened, at_first, refuse_alike, refuse_unknown},
 };
 use crate::{
     data_plane::library::Shelf,
     embedding::{Computing, Lender, Lenders},
     faults::Faults,
     hardware::cores,
+    hub::Origin,
     store::Store,
     weights::{Holding, Index},
     worker::{LentModel, Turns, compute::Compute},
@@ -18,7 +19,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::watch;
 use tsnode_kernels::{device::Host as Hardware, engine::Engine, load::Progress, source::ModelSource};
-use tsnode_protocol::{Advert, Device, EncoderCard, EncoderTask};
+use tsnode_protocol::{Advert, Device, EncoderCard, EncoderTask, ModelOrigin};
 
 /// A peer's models, what it computes with, and its advert.
 pub(super) struct Resources {
@@ -31,19 +32,21 @@ pub(super) struct Resources {
 }
 
 impl Resources {
-    /// Opens the models, names them by their content and measures the host. Whoever waits is told how far the hashing is.
+    /// Opens the models that are here, names them by their content and measures the host. Whoever waits is told how far the hashing is.
     pub async fn find(
         config: &NodeConfig,
         store: &Store,
         index: &Index,
         progress: &mut (dyn FnMut(Progress) + Send),
     ) -> Result<Self, NodeError> {
-        let mut models = Vec::with_capacity(config.models.len());
-        for wanted in &config.models {
+        let first = at_first(config);
+        let mut models = Vec::with_capacity(first.models.len());
+        for wanted in &first.models {
             let how = (config.threads.count, config.computed);
             models.push(Opened::find(wanted, how, index, progress).await?);
         }
-        Self::of(config, store, models)
+        refuse_unknown(&config.keep, &config.models, called(&models))?;
+        Self::of(&first, store, models)
     }
 
     /// The same of models that are open and have their names.
@@ -66,6 +69,11 @@ impl Resources {
         Shelf::new(self.sources())
     }
 
+    /// What the models are called.
+    pub fn called(&self) -> Vec<String> {
+        called(&self.models)
+    }
+
     /// The models.
     pub fn sources(&self) -> Vec<Arc<ModelSource>> {
         self.models.iter().map(|model| model.source.clone()).collect()
@@ -85,6 +93,7 @@ impl Resources {
             let started = cores::run_on(on, || Compute::start_beside(turns, engine, faults));
             started.and_then(|started| started).map_err(|e| NodeError::System(e.to_string()))
         };
+        let adverted: Arc<[Device]> = self.advert.devices.into();
         let mut computes: Vec<Vec<Compute>> = self.models.iter().map(|_| Vec::new()).collect();
         for engines in self.engines {
             let turns = Turns::new(config.sharing);
@@ -92,7 +101,7 @@ impl Resources {
                 computes.push(start(&turns, engine)?);
             }
         }
-        let lent = |(Opened { source, draft, holding, is_gated, dtype }, computes)| {
+        let lent = |(Opened { source, draft, holding, is_gated, dtype, .. }, computes)| {
             let given = Some(holding).filter(|_| !is_gated || config.give_gated);
             if given.is_none() {
                 let model = &source.card().name;
@@ -101,7 +110,7 @@ impl Resources {
                     "its repository is gated: its weights are not given to peers; where its terms allow it, --give-gated gives them"
                 );
             }
-            (LentModel { source, draft, dtype, computes }, given)
+            (LentModel { source, draft, dtype, computes, adverted: adverted.clone() }, given)
         };
         let (lent, given): (_, Vec<_>) = self.models.into_iter().zip(computes).map(lent).unzip();
         Ok((lent, given.into_iter().flatten().collect()))
@@ -122,6 +131,18 @@ pub(super) fn lenders(config: &NodeConfig, moving: &watch::Receiver<bool>) -> Re
     Ok(Lenders::new(started?))
 }
 
+fn called(models: &[Opened]) -> Vec<String> {
+    models.iter().map(|model| model.source.card().name.clone()).collect()
+}
+
+/// Where a model came from, as it is told to others.
+fn origin(config: &NodeConfig, model: &Opened) -> Option<ModelOrigin> {
+    let Origin { source, licence } = model.origin.clone().filter(|origin| ModelOrigin::is_plain(&origin.source))?;
+    let licence = licence.filter(|licence| ModelOrigin::is_plain(licence));
+    let is_given = !model.is_gated || config.give_gated;
+    Some(ModelOrigin { model: model.source.card().id, source, licence, is_given })
+}
+
 fn advert(config: &NodeConfig, models: &[Opened], devices: Vec<Device>) -> Advert {
     Advert {
         name: config.name.clone(),
@@ -130,6 +151,8 @@ fn advert(config: &NodeConfig, models: &[Opened], devices: Vec<Device>) -> Adver
         data_addresses: Vec::new(),
         devices,
         models: models.iter().map(|model| model.source.card().clone()).collect(),
+        partial: Vec::new(),
+        origins: models.iter().filter_map(|model| origin(config, model)).collect(),
         links: Vec::new(),
         reachable: true,
         encoders: vec![],

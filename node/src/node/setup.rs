@@ -42,13 +42,15 @@ pub struct WantedModel {
     pub kv_dtype: KvDtype,
     /// A small model that drafts for it.
     pub draft: Option<PathBuf>,
+    /// Whether it stays in memory where not all are there at once.
+    pub keep: bool,
 }
 
 impl WantedModel {
     /// A model of which nothing else is said.
     #[must_use]
     pub fn new(choice: ModelChoice, kv_dtype: KvDtype) -> Self {
-        Self { choice, name: None, memory_bytes: None, kv_dtype, draft: None }
+        Self { choice, name: None, memory_bytes: None, kv_dtype, draft: None, keep: false }
     }
 }
 
@@ -128,6 +130,10 @@ pub struct NodeConfig {
     pub memory_bytes: Option<u64>,
     /// KV pages (bytes), if told.
     pub kv_bytes: Option<u64>,
+    /// Whether models are lent that together need more memory than is lent.
+    pub swap_models: bool,
+    /// What models are called that stay in memory then, beside those of which it is said where they are named.
+    pub keep: Vec<String>,
     /// Elements of KV pages, where a model has no others.
     pub kv_dtype: KvDtype,
     /// Packing of KV on the wire.
@@ -238,6 +244,14 @@ pub enum NodeError {
         second: String,
         /// What both are called.
         name: String,
+    },
+    /// A model that is to stay in memory, and is none of those that are lent.
+    #[error("--keep {keep}: no model that is lent here is named or called so; they are called {}", .called.join(", "))]
+    KeepsNone {
+        /// What it was called.
+        keep: String,
+        /// What they are called.
+        called: Vec<String>,
     },
     /// A draft model that speaks of other tokens.
     #[error("{draft} cannot draft for {model}: {error}; --draft wants a model with the same tokenizer")]

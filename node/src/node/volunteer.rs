@@ -1,7 +1,11 @@
 //! Models that come from peers: one where this peer was told none, or those that it was told by their names and has not on its disk.
 //! They are lent beside what runs, as soon as there is enough of them to be planned for.
 
-use super::{Computed, ModelChoice, NodeConfig, NodeError, WantedModel, opened::Opened, resources::Resources};
+use super::{
+    Computed, ModelChoice, NodeConfig, NodeError, WantedModel,
+    opened::{self, Opened},
+    resources::Resources,
+};
 use crate::{
     control_plane::driver::NowLent,
     data_plane::library::Shelf,
@@ -17,7 +21,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
-use tsnode_protocol::ModelId;
+use tsnode_protocol::{Advert, ModelId};
 
 /// How long the threads of the models before may take to give their memory back; what they still have then is not lent.
 const RELEASE: Duration = Duration::from_millis(300);
@@ -49,21 +53,6 @@ pub(super) struct Volunteer {
     pub view: watch::Sender<SwarmView>,
     /// To the driver.
     pub lent: mpsc::Sender<NowLent>,
-}
-
-/// What a peer starts with: the models that it has. Where none is, the one inside the program is measured in their place.
-pub(super) fn at_first(config: &NodeConfig) -> NodeConfig {
-    let mut models = config.models.clone();
-    if has_none(&models) {
-        models.push(WantedModel::new(ModelChoice::Fallback, config.kv_dtype));
-    }
-    models.retain(|model| !matches!(model.choice, ModelChoice::Named(_)));
-    NodeConfig { models, ..config.clone() }
-}
-
-/// Whether none of those that a peer was told is here, so that nothing is lent before one of them comes.
-pub(super) fn has_none(models: &[WantedModel]) -> bool {
-    !models.is_empty() && models.iter().all(|model| matches!(model.choice, ModelChoice::Named(_)))
 }
 
 /// Whether something is fetched at all: who has a model on disk, or wants none, has what he wants.
@@ -98,10 +87,10 @@ impl Volunteer {
                 tracing::warn!(model = ?model.choice, "a model that is named twice is lent once");
                 continue;
             }
-            let (from, index) = (self.places.clone(), self.index.clone());
+            let (from, index) = ((self.places.clone(), self.stocks.clone()), self.index.clone());
             let provision = Provision::new(from, &self.config.data_dir, index, limits, (self.memory, self.own));
             let tell = self.teller(place, several.clone());
-            coming.push(async move { (place, Arc::new(provision.run(tell).await)) });
+            coming.push(async move { (place, provision.run(tell).await) });
         }
         let (mut here, mut lent) = (Here::new(), Here::new());
         while let Some((place, stock)) = coming.next().await {
@@ -176,7 +165,7 @@ impl Volunteer {
     async fn hand_over(&self) -> Result<(), WorkerGone> {
         let models = self.shelf.cards();
         // Its end is the process's.
-        let _ = self.lent.send(NowLent { models, devices: Vec::new() }).await;
+        let _ = self.lent.send(NowLent { models, devices: Vec::new(), origins: Vec::new() }).await;
         let until = Instant::now() + HANDING_OVER;
         while Instant::now() < until && self.worker.report().await?.in_use.weights > 0 {
             sleep(LOOK).await;
@@ -200,7 +189,8 @@ impl Volunteer {
         self.giver.hold(holdings);
         here.values().for_each(|stock| self.stocks.keep(stock.clone()));
         self.worker.lend(models).await?;
-        let _ = self.lent.send(NowLent { models: advert.models, devices: advert.devices }).await;
+        let Advert { models, devices, origins, .. } = advert;
+        let _ = self.lent.send(NowLent { models, devices, origins }).await;
         Ok(Ok(()))
     }
 
@@ -217,7 +207,14 @@ impl Volunteer {
             wanted.push(model);
         }
         let config = NodeConfig { models: wanted, ..self.config.clone() };
-        Resources::of(&config, &self.store, opened)
+        let resources = Resources::of(&config, &self.store, opened)?;
+        // What was served until now goes on being served, whatever a flag calls it.
+        if config.models.len() == self.config.models.len()
+            && let Some(keep) = opened::unknown(&config.keep, &resources.called())
+        {
+            tracing::warn!(keep, called = ?resources.called(), "--keep: no model that is lent here is named or called so");
+        }
+        Ok(resources)
     }
 }
 
@@ -250,6 +247,7 @@ mod tests {
             assert!(limits(model, computed, &usual(1)).is_none());
         }
         assert!(limits(&model(ModelChoice::Embedded), Computed::default(), &usual(1)).is_none());
+        let has_none = opened::has_none;
         assert!(has_none(&[named.clone(), named.clone()]) && !has_none(&[named, path]) && !has_none(&[]));
     }
 }

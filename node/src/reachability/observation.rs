@@ -197,6 +197,16 @@ pub enum Way {
     },
 }
 
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Direct => f.write_str("direct"),
+            Self::HolePunched => f.write_str("hole-punched"),
+            Self::Relayed { via } => write!(f, "relayed over {via}"),
+        }
+    }
+}
+
 impl Way {
     /// Of a link between two: straight between hosts that nobody can call, by addresses that neither lets be known, is by a hole.
     #[must_use]

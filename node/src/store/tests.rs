@@ -30,6 +30,23 @@ fn one_process_at_a_time_and_what_is_set_stays() {
 }
 
 #[test]
+fn who_knows_others_is_told_from_who_was_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    assert!(!Store::remembers_peers(&data).unwrap() && !data.exists());
+    let store = Store::open(&data).unwrap();
+    store.set_swarm(&belonging()).unwrap();
+    store.set_known(SwarmId([9; 16]), &["/ip4/10.0.0.1/tcp/1".into()]);
+    drop(store);
+    assert!(!Store::remembers_peers(&data).unwrap(), "those are of another swarm");
+    let store = Store::open(&data).unwrap();
+    store.set_known(belonging().swarm, &["/ip4/10.0.0.1/tcp/1".into()]);
+    assert!(Store::remembers_peers(&data).is_err(), "another has the folder");
+    drop(store);
+    assert!(Store::remembers_peers(&data).unwrap());
+}
+
+#[test]
 fn an_open_swarm_of_an_older_version_goes_on_and_a_private_one_is_joined_again() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path()).unwrap();

@@ -4,7 +4,7 @@ use super::{
     Conversation, SpecialText, TextError,
     fewest::{Fewest, said},
     short,
-    specials::OffenceReporter,
+    specials::SpecialTextGuard,
     tokenizer_guard,
 };
 use tokenizers::Tokenizer;
@@ -27,7 +27,7 @@ const LEFT_OUT: usize = 16;
 pub(super) struct Reader {
     tokenizer: Tokenizer,
     /// Where clients' texts must not become control tokens.
-    guard: Option<OffenceReporter>,
+    guard: Option<SpecialTextGuard>,
     fewest: Option<Fewest>,
     vocab: u32,
     /// Tokens that a prompt may have.
@@ -43,7 +43,7 @@ impl Reader {
 
     /// Reads special tokens' texts in messages as told.
     pub fn read_specials(&mut self, special: SpecialText) {
-        self.guard = (special == SpecialText::Plain).then(|| OffenceReporter::new(&self.tokenizer));
+        self.guard = (special == SpecialText::Plain).then(|| SpecialTextGuard::new(&self.tokenizer));
     }
 
     pub fn tokenizer(&self) -> &Tokenizer {
@@ -75,7 +75,7 @@ impl Reader {
         let Some(guard) = &self.guard else { return Ok((said.clone(), Conversation::default())) };
         let short = |text: &str| self.refuse_long(text).map(|()| String::new());
         said.map(short, short)?;
-        Ok((guard.hidden(&self.tokenizer, said)?, OffenceReporter::blotted(said)))
+        Ok((guard.hidden(&self.tokenizer, said)?, SpecialTextGuard::blotted(said)))
     }
 
     /// Tokens of a conversation that was rendered from such messages.

@@ -26,7 +26,7 @@ pub enum SpecialText {
 }
 
 /// Keeps clients' texts from becoming control tokens.
-pub(super) struct OffenceReporter {
+pub(super) struct SpecialTextGuard {
     /// Reads special tokens' texts as any other.
     plain: Tokenizer,
     /// Special tokens' texts, the longest first.
@@ -34,7 +34,7 @@ pub(super) struct OffenceReporter {
     ids: BTreeSet<u32>,
 }
 
-impl OffenceReporter {
+impl SpecialTextGuard {
     /// For a tokenizer's special tokens; a text that it does not know has a token too, which controls nothing.
     pub fn new(tokenizer: &Tokenizer) -> Self {
         let mut plain = tokenizer.clone();

@@ -260,7 +260,7 @@ impl Drafts {
 }
 
 /// What a file of weights is called here: as those that read models expect it.
-fn name(manifest: &WeightsManifest, n: usize) -> String {
+pub(super) fn name(manifest: &WeightsManifest, n: usize) -> String {
     let files = manifest.files.len();
     let ending = match manifest.form {
         weights::WeightsForm::Safetensors => "safetensors",

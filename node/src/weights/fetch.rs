@@ -29,6 +29,7 @@ use std::time::Duration;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
 use tsnode_coordinator::trust::Offence;
+use tsnode_kernels::source::SMALL_FILES;
 use tsnode_protocol::{
     ModelCard, ModelFile, ModelId, PeerId, limits, stream,
     stream::Opening,
@@ -129,6 +130,15 @@ impl Talk for Stream {
     }
 }
 
+/// What any holder can be asked.
+#[derive(Clone, Copy)]
+struct Asked {
+    what: &'static str,
+    query: WeightsQuery,
+    /// Whether it is known that the card is that of the model.
+    is_card_proven: bool,
+}
+
 /// Fetches models into a folder.
 #[derive(Clone)]
 pub struct Fetcher<P> {
@@ -178,7 +188,9 @@ impl<P: Places> Fetcher<P> {
     /// When it cannot be had, or is not to be.
     pub async fn begin(&self, card: &ModelCard) -> Result<Drafts, FetchError> {
         let folder = self.folder_of(card.id);
-        let known = notes::read(&folder).filter(|(manifest, _)| manifest.fits(card));
+        let place = folder.clone();
+        let known = tokio::task::spawn_blocking(move || notes::read(&place)).await.ok().flatten();
+        let known = known.filter(|(manifest, _)| manifest.fits(card));
         let is_known = known.is_some();
         let (manifest, hashes) = match known {
             Some(known) => known,
@@ -213,14 +225,21 @@ impl<P: Places> Fetcher<P> {
     ) -> Result<(), FetchError> {
         let work = Arc::new(Work::new(drafts.clone(), wanted, tally.clone()));
         let folder = self.folder_of(card.id);
-        let (needed, free) = (work.missing_bytes(), room::free(&folder).map_err(FetchError::disk(&folder))?);
-        if needed > free {
-            return Err(FetchError::Room { model: card.name.clone(), folder, needed, free });
-        }
+        self.has_room(card, work.missing_bytes())?;
         let came = if work.is_done() { Ok(()) } else { self.chunks(card, &work).await };
         let (index, kept) = (self.index.clone(), drafts.clone());
         let kept = tokio::task::spawn_blocking(move || kept.keep(&index)).await;
         came.and(kept.map_err(|e| FetchError::disk(&folder)(std::io::Error::other(e)))?)
+    }
+
+    /// Whether the disk has room for so many bytes more of a model.
+    pub(super) fn has_room(&self, card: &ModelCard, needed: u64) -> Result<(), FetchError> {
+        let folder = self.folder_of(card.id);
+        let free = room::free(&folder).map_err(FetchError::disk(&folder))?;
+        if needed > free {
+            return Err(FetchError::Room { model: card.name.clone(), folder, needed, free });
+        }
+        Ok(())
     }
 
     /// The manifest, and the hashes of all chunks.
@@ -229,25 +248,26 @@ impl<P: Places> Fetcher<P> {
             let manifest = stream::decode_frame::<WeightsManifest>(answer).ok()?;
             (manifest.check().is_ok() && manifest.fits(card)).then_some(manifest)
         };
-        let manifest = self.ask_any(card, "the manifest", WeightsQuery::Manifest, read).await?;
+        let what = Asked { what: "the manifest", query: WeightsQuery::Manifest, is_card_proven: false };
+        let manifest = self.ask_any(card, what, read).await?;
         let mut hashes = Vec::new();
         for (n, file) in manifest.files.iter().enumerate() {
             let query = WeightsQuery::Hashes { file: n as u16 };
             let read = |answer: &[u8]| weights::hashes_of(file, answer);
-            hashes.push(self.ask_any(card, "the hashes", query, read).await?);
+            hashes.push(self.ask_any(card, Asked { what: "the hashes", query, is_card_proven: true }, read).await?);
         }
         Ok((manifest, hashes))
     }
 
-    /// Asks one holder after the other, until one gives what can be read. Who gives something else is not asked again.
+    /// Asks one holder after the other, until one gives what can be read. Who gives something else is not asked again. Before anybody
+    /// gave what fits the card it may be the card that is false, and whoever gives the model's own would be blamed for it.
     async fn ask_any<T>(
         &self,
         card: &ModelCard,
-        what: &'static str,
-        query: WeightsQuery,
+        Asked { what, query, is_card_proven }: Asked,
         read: impl Fn(&[u8]) -> Option<T>,
     ) -> Result<T, FetchError> {
-        let mut why = "nobody has it".to_owned();
+        let (mut why, mut others) = ("nobody has it".to_owned(), Vec::new());
         for peer in self.places.holders(card.id) {
             if self.bad.has(peer) {
                 continue;
@@ -258,10 +278,17 @@ impl<P: Places> Fetcher<P> {
             };
             match timeout(PATIENCE, asked).await.unwrap_or_else(|_| Err("no answer in time".into())) {
                 Ok(answer) => match read(&answer) {
-                    Some(read) => return Ok(read),
-                    None => {
+                    Some(read) => {
+                        others.into_iter().for_each(|peer| self.blame(peer));
+                        return Ok(read);
+                    }
+                    None if is_card_proven => {
                         why = format!("what …{} gives is not what its hash says", peer.short());
                         self.blame(peer);
+                    }
+                    None => {
+                        why = format!("what …{} gives does not fit what members say of the model", peer.short());
+                        others.push(peer);
                     }
                 },
                 Err(error) => why = format!("…{}: {error}", peer.short()),
@@ -275,9 +302,9 @@ impl<P: Places> Fetcher<P> {
         self.bad.set().insert(peer);
     }
 
-    /// The small files beside the weights.
+    /// The small files beside the weights. A card may name others than a model has, and so what lies here already.
     async fn small(&self, card: &ModelCard, folder: &Path) -> Result<(), FetchError> {
-        for file in &card.files {
+        for file in card.files.iter().filter(|file| SMALL_FILES.contains(&file.name.as_str())) {
             let path = folder.join(&file.name);
             if fs::read(&path).is_ok_and(|there| *blake3::hash(&there).as_bytes() == file.hash) {
                 continue;

@@ -4,7 +4,11 @@ use crate::hardware::memory::Size;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::time::Duration;
 use tsnode_protocol::LayerRange;
+
+/// What comes in less time says little of what will.
+const TELLING: Duration = Duration::from_secs(1);
 
 /// A model on its way here, or why none is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +26,9 @@ pub struct Fetching {
     pub fetched: u64,
     /// Peers that give it just now.
     pub holders: usize,
+    /// How long the rest should take, once some has come (s).
+    #[serde(default)]
+    pub seconds_left: Option<u64>,
     /// What keeps it from coming.
     pub why: Option<String>,
 }
@@ -34,8 +41,20 @@ impl fmt::Display for Fetching {
         let s = if self.holders == 1 { "" } else { "s" };
         let Self { model, bytes, done, holders, .. } = self;
         let layers = self.layers.map_or_else(String::new, |layers| format!(" (layers {layers})"));
-        write!(f, "fetching {model}{layers} from {holders} peer{s}: {} of {}", Size(*done), Size(*bytes))
+        write!(f, "fetching {model}{layers} from {holders} peer{s}: {} of {}", Size(*done), Size(*bytes))?;
+        match self.seconds_left {
+            None => Ok(()),
+            Some(s @ ..120) => write!(f, ", about {s} s left"),
+            Some(s @ ..7200) => write!(f, ", about {} min left", s / 60),
+            Some(s) => write!(f, ", about {} h left", s / 3600),
+        }
     }
+}
+
+/// How long the rest takes (s), when so much came in that time; nothing before that says much.
+pub(super) fn seconds_left(rest: u64, came: u64, took: Duration) -> Option<u64> {
+    let says_much = rest > 0 && came > 0 && took >= TELLING;
+    says_much.then(|| (rest as f64 / came as f64 * took.as_secs_f64()).ceil() as u64)
 }
 
 /// Several that are fetched beside each other, by places of their own: one of them is shown, with the bytes that came for all.
@@ -61,6 +80,16 @@ mod tests {
     fn far(model: &str, done: u64, fetched: u64, why: Option<&str>) -> Fetching {
         let why = why.map(ToOwned::to_owned);
         Fetching { model: model.into(), bytes: 10, done, fetched, why, ..Fetching::default() }
+    }
+
+    #[test]
+    fn how_long_the_rest_takes_is_said_once_it_is_known() {
+        let left = |rest, came, took| seconds_left(rest, came, Duration::from_millis(took));
+        assert_eq!((left(100, 0, 5000), left(100, 50, 900), left(0, 50, 5000)), (None, None, None));
+        assert_eq!((left(100, 50, 5000), left(1, 1000, 5000)), (Some(10), Some(1)));
+        let said = |seconds_left| Fetching { seconds_left, ..far("m", 4, 4, None) }.to_string();
+        assert!(!said(None).contains("left") && said(Some(119)).ends_with(", about 119 s left"));
+        assert!(said(Some(7199)).ends_with(", about 119 min left") && said(Some(7200)).ends_with(", about 2 h left"));
     }
 
     #[test]

@@ -5,32 +5,25 @@ use super::{
     fetch::{Bad, Fetcher, Patience, Peers},
     fetching::Fetching,
     index::Index,
+    remembered::{self, FOLDER, Remembered},
     stock::{Stock, Tell},
+    stocks::Stocks,
 };
-use crate::store::disk;
-use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::{Component, Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use tsnode_coordinator::wanted::{self, Glob, Unwanted, Wanted};
-use tsnode_protocol::{Advert, ModelCard, ModelId, limits};
+use tsnode_protocol::{Advert, ModelCard, ModelId};
 
-/// Folder of fetched models in the data folder.
-const FOLDER: &str = "models";
 /// How long it is listened who else has a model, once somebody has.
 const LISTENING: Duration = Duration::from_millis(1500);
 /// Before what failed is tried again.
 const AGAIN: Duration = Duration::from_secs(5);
 /// How long others are waited for that have a model, by a peer that fetched one before: then it lends that again.
 const ALONE: Duration = Duration::from_secs(4);
-/// Which models that was.
-const LAST: &str = "last.json";
-/// Longest such note (bytes).
-const LAST_BYTES: u64 = 64 << 10;
 
 /// What a peer may fetch by itself.
 #[derive(Clone, Debug)]
@@ -43,17 +36,10 @@ pub struct Limits {
     pub named: Option<String>,
 }
 
-/// A model that was fetched.
-#[derive(Debug, Serialize, Deserialize)]
-struct Last {
-    name: String,
-    /// Its folder, in that of fetched models.
-    path: PathBuf,
-}
-
 /// Looks for a model to fetch, and fetches it.
 pub struct Provision {
     fetcher: Fetcher<Peers>,
+    stocks: Stocks,
     allowed: Vec<Glob>,
     named: Option<String>,
     /// Memory that is lent (bytes).
@@ -71,7 +57,13 @@ pub struct Provision {
 impl Provision {
     /// Into a data folder.
     #[must_use]
-    pub fn new(places: Peers, data_dir: &Path, index: Index, limits: Limits, (memory, own): (u64, ModelId)) -> Self {
+    pub fn new(
+        (places, stocks): (Peers, Stocks),
+        data_dir: &Path,
+        index: Index,
+        limits: Limits,
+        (memory, own): (u64, ModelId),
+    ) -> Self {
         let fetcher = Fetcher {
             places,
             folder: data_dir.join(FOLDER),
@@ -82,6 +74,7 @@ impl Provision {
         };
         Self {
             fetcher,
+            stocks,
             allowed: limits.allowed,
             named: limits.named,
             memory,
@@ -93,17 +86,17 @@ impl Provision {
     }
 
     /// Resolves when there is a model that can be lent: its layers are fetched once a plan gives this peer some.
-    pub async fn run(mut self, tell: Tell) -> Stock<Peers> {
+    pub async fn run(mut self, tell: Tell) -> Arc<Stock<Peers>> {
         let (mut roster, begun) = (self.fetcher.places.roster.clone(), Instant::now());
         let mut last = self.last();
         loop {
             let fetched = self.fetched.load(Ordering::Relaxed);
             match self.choose() {
                 Err(Unwanted::None) if begun.elapsed() >= ALONE && last.is_some() => {
-                    if let Some(Last { name, path }) = last.take()
-                        && let Some(stock) = Stock::reopen(self.fetcher.clone(), &path, &name, tell.clone()).await
+                    if let Some(last) = last.take()
+                        && let Some(stock) = self.reopen(&last, &tell).await
                     {
-                        tracing::info!(model = name, "nobody has a model: lends what was fetched last");
+                        tracing::info!(model = last.name, "nobody has a model: lends what was fetched last");
                         return stock;
                     }
                 }
@@ -122,7 +115,7 @@ impl Provision {
                     let Ok(wanted) = self.choose() else { continue };
                     match self.open(&wanted, &tell).await {
                         Ok(stock) => {
-                            self.remember(&wanted.card);
+                            remembered::set_last(&self.fetcher.folder, &wanted.card);
                             return stock;
                         }
                         Err(error) => {
@@ -155,32 +148,38 @@ impl Provision {
         }
     }
 
-    /// What was fetched last, if it is still there; of one that is named, that.
-    fn last(&self) -> Option<Last> {
-        let is_meant = |last: &Last| self.named.as_ref().is_none_or(|name| *name == last.name);
-        let last = self.remembered().into_iter().rfind(is_meant)?;
-        let is_inside = last.path.components().all(|part| matches!(part, Component::Normal(_)));
+    /// What was fetched last, if it is still there and may still be lent; of one that is named, that.
+    fn last(&self) -> Option<Remembered> {
+        let is_meant = |fetched: &Remembered| may_lend(fetched, self.named.as_deref(), &self.allowed);
+        remembered::last(&self.fetcher.folder, is_meant)
+    }
+
+    /// What was fetched last, as far as it is here.
+    async fn reopen(&self, last: &Remembered, tell: &Tell) -> Option<Arc<Stock<Peers>>> {
         let path = self.fetcher.folder.join(&last.path);
-        (is_inside && path.exists()).then_some(Last { path, ..last })
-    }
-
-    /// All that were fetched, the last one at the end. A note that cannot be read is none.
-    fn remembered(&self) -> Vec<Last> {
-        let path = self.fetcher.folder.join(LAST);
-        let is_note = fs::metadata(&path).is_ok_and(|about| about.is_file() && about.len() <= LAST_BYTES);
-        let note = is_note.then(|| fs::read(path).ok()).flatten();
-        note.and_then(|note| serde_json::from_slice(&note).ok()).unwrap_or_default()
-    }
-
-    fn remember(&self, card: &ModelCard) {
-        let mut all = self.remembered();
-        all.retain(|last| last.name != card.name);
-        all.push(Last { name: card.name.clone(), path: PathBuf::from(card.id.to_string()) });
-        let few = &all[all.len().saturating_sub(limits::MODELS)..];
-        let written = serde_json::to_vec(few).map_err(std::io::Error::other);
-        if let Err(error) = written.and_then(|note| disk::write_whole(&self.fetcher.folder.join(LAST), &note)) {
-            tracing::info!(%error, "what was fetched is not remembered");
+        let reopen = || async {
+            let stock = Stock::reopen(self.fetcher.clone(), &path, &last.name, tell.clone()).await;
+            let why = "what is here of it is not enough to open it".into();
+            stock.ok_or_else(|| FetchError::Unusable { model: last.name.clone(), why })
+        };
+        let stock = self.stocks.open(last.model()?, reopen).await.ok()?;
+        if let Err(error) = self.within_budget(&stock) {
+            tracing::warn!(model = last.name, %error, "what was fetched last is not lent");
+            let why = Some(error.to_string());
+            tell(Fetching { model: last.name.clone(), why, ..Fetching::default() });
+            return None;
         }
+        stock.hear(tell.clone());
+        Some(stock)
+    }
+
+    /// Who has opened it, or had it fetched, may have had another budget.
+    fn within_budget(&self, stock: &Stock<Peers>) -> Result<(), FetchError> {
+        let (bytes, budget) = (stock.drafts().manifest().bytes(), self.fetcher.budget);
+        if bytes > budget {
+            return Err(FetchError::Budget { model: stock.card().name.clone(), bytes, budget });
+        }
+        Ok(())
     }
 
     fn choose(&self) -> Result<Wanted, Unwanted> {
@@ -204,12 +203,39 @@ impl Provision {
         wanted::choose(&others, &limits, self.named.as_deref())
     }
 
-    async fn open(&self, wanted: &Wanted, tell: &Tell) -> Result<Stock<Peers>, FetchError> {
+    async fn open(&self, wanted: &Wanted, tell: &Tell) -> Result<Arc<Stock<Peers>>, FetchError> {
         let Wanted { card, bytes, holders } = wanted;
         tracing::info!(
             model = card.name, id = %card.id, bytes, holders = holders.len(), folder = %self.fetcher.folder.display(),
             "takes up the model that this swarm serves, to serve layers of it"
         );
-        Stock::open(self.fetcher.clone(), card.clone(), self.fetched.clone(), tell.clone()).await
+        let open = || Stock::open(self.fetcher.clone(), card.clone(), self.fetched.clone(), tell.clone());
+        let stock = self.stocks.open(card.id, open).await?;
+        self.within_budget(&stock)?;
+        stock.hear(tell.clone());
+        Ok(stock)
+    }
+}
+
+/// Whether what was fetched once may be lent again; what is only pulled where it is named.
+fn may_lend(fetched: &Remembered, named: Option<&str>, allowed: &[Glob]) -> bool {
+    match named {
+        Some(named) => fetched.name == named,
+        None => !fetched.only_pulled && (allowed.is_empty() || allowed.iter().any(|glob| glob.fits(&fetched.name))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_only_pulled_is_lent_where_it_is_named() {
+        let of = |only_pulled| Remembered { name: "org/1".into(), path: "1".into(), only_pulled };
+        let (lent, pulled) = (of(false), of(true));
+        let [own, other] = ["org/*", "other/*"].map(|glob| [Glob::new(glob)]);
+        assert!(may_lend(&lent, None, &[]) && may_lend(&lent, None, &own) && !may_lend(&lent, None, &other));
+        assert!(!may_lend(&pulled, None, &[]) && !may_lend(&pulled, None, &own));
+        assert!(may_lend(&pulled, Some("org/1"), &[]) && !may_lend(&pulled, Some("org/2"), &[]));
     }
 }

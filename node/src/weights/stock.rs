@@ -4,25 +4,34 @@ use super::{
     drafts::{Chunk, Drafts},
     error::FetchError,
     fetch::{Fetcher, Places},
-    fetching::Fetching,
+    fetching::{Fetching, seconds_left},
     index::Index,
     notes,
     work::Tally,
 };
 use std::collections::BTreeSet;
+use std::hash::{BuildHasher as _, RandomState};
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::Semaphore;
-use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tsnode_kernels::source::{ModelSource, Start, start_of};
-use tsnode_protocol::{LayerRange, ModelCard, weights::chunks_at};
+use tsnode_protocol::{
+    LayerRange, ModelCard, PartialModel,
+    weights::{WeightsFile, chunks_at},
+};
 
 /// How often it is said how far it is.
 const TELL: Duration = Duration::from_millis(250);
 /// Before what did not come is asked for again.
 const AGAIN: Duration = Duration::from_secs(5);
+/// Before it is looked again whether the disk has room.
+const ROOM_AGAIN: Duration = Duration::from_secs(30);
+/// Chunks of a whole model that are fetched before others have their turn: eleven seconds at 100 Mbit/s.
+const AT_ONCE: usize = 128;
 
 /// Hears how far it is.
 pub type Tell = Arc<dyn Fn(Fetching) + Send + Sync>;
@@ -35,9 +44,12 @@ pub struct Stock<P> {
     drafts: Arc<Drafts>,
     /// What came over the network for it (bytes).
     fetched: Arc<AtomicU64>,
-    tell: Tell,
+    /// Hears how far layers are that are brought.
+    tell: Mutex<Tell>,
     /// Layers come for one stage after the other: what two need is fetched once.
     turn: Semaphore,
+    /// Layers that are here, as they were looked for last.
+    layers: Mutex<PartialModel>,
 }
 
 impl<P: Places> Stock<P> {
@@ -54,8 +66,11 @@ impl<P: Places> Stock<P> {
     ) -> Result<Self, FetchError> {
         let drafts = Arc::new(fetcher.begin(&card).await?);
         let folder = fetcher.folder_of(card.id);
-        let stock = Self { fetcher, card, folder, drafts, fetched, tell, turn: Semaphore::new(1) };
-        stock.fetch_starts().await?;
+        let (heard, turn) = (Mutex::new(tell.clone()), Semaphore::new(1));
+        let layers = Mutex::new(PartialModel::of(card.id, []));
+        let stock = Self { fetcher, card, folder, drafts, fetched, tell: heard, turn, layers };
+        stock.fetch_starts(&tell).await?;
+        stock.look().await;
         Ok(stock)
     }
 
@@ -64,7 +79,20 @@ impl<P: Places> Stock<P> {
         let (at, index, called) = (folder.to_owned(), fetcher.index.clone(), name.to_owned());
         let (drafts, card) = tokio::task::spawn_blocking(move || here(&at, &index, &called)).await.ok()??;
         let (folder, drafts) = (folder.to_owned(), Arc::new(drafts));
-        Some(Self { fetcher, card, folder, drafts, fetched: Arc::default(), tell, turn: Semaphore::new(1) })
+        let (tell, turn) = (Mutex::new(tell), Semaphore::new(1));
+        let layers = Mutex::new(PartialModel::of(card.id, []));
+        let stock = Self { fetcher, card, folder, drafts, fetched: Arc::default(), tell, turn, layers };
+        stock.look().await;
+        Some(stock)
+    }
+
+    /// Who hears from now on how far layers are that are brought.
+    pub fn hear(&self, tell: Tell) {
+        *self.tell.lock().unwrap_or_else(PoisonError::into_inner) = tell;
+    }
+
+    fn told(&self) -> Tell {
+        self.tell.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Its card.
@@ -77,6 +105,13 @@ impl<P: Places> Stock<P> {
     #[must_use]
     pub fn drafts(&self) -> &Arc<Drafts> {
         &self.drafts
+    }
+
+    /// The layers that are here, as they were when it was opened and whenever some had come; none where all are.
+    #[must_use]
+    pub fn partial(&self) -> Option<PartialModel> {
+        let layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
+        (layers.layers != [self.card.shape.all_layers()]).then(|| layers.clone())
     }
 
     /// What came over the network for it (bytes).
@@ -92,91 +127,150 @@ impl<P: Places> Stock<P> {
     pub async fn source(&self) -> Result<ModelSource, FetchError> {
         let (folder, drafts, card) = (self.folder.clone(), self.drafts.clone(), self.card.clone());
         let opened = tokio::task::spawn_blocking(move || open(&folder, &drafts, &card.name)).await;
-        let unusable = |why: String| FetchError::Unusable { model: self.card.name.clone(), why };
-        let source = opened.map_err(|e| unusable(e.to_string()))?.map_err(unusable)?;
+        let source = opened.map_err(|e| self.unusable(e.to_string()))?.map_err(|why| self.unusable(why))?;
         if source.card().id != self.card.id {
-            return Err(unusable("what came is another model".into()));
+            return Err(self.unusable("what came is another model".into()));
         }
         Ok(source)
     }
 
-    /// The model with some of its layers, which are fetched as far as they are not here. Waits for holders as long as it takes.
+    /// The model with some of its layers, which are fetched as far as they are not here. Waits for holders, and for room on the disk, as
+    /// long as it takes.
     ///
     /// # Errors
-    /// When the disk has no room for them or fails, or the model cannot be used.
+    /// When the disk fails, or the model cannot be used.
     pub async fn bring(&self, layers: LayerRange) -> Result<Arc<ModelSource>, FetchError> {
         let source = self.source().await?;
-        let unusable = |why: String| FetchError::Unusable { model: self.card.name.clone(), why };
-        let places = source.places(layers).map_err(|e| unusable(e.to_string()))?;
+        let places = source.places(layers).map_err(|e| self.unusable(e.to_string()))?;
         let of = |(file, place): (usize, std::ops::Range<usize>)| {
             chunks_at(&(place.start as u64..place.end as u64)).map(move |chunk| (file as u16, chunk as u32))
         };
         let wanted: BTreeSet<Chunk> = places.into_iter().flat_map(of).collect();
         if wanted.iter().all(|chunk| self.drafts.has(*chunk)) {
             // Anew: what was looked at before may not have all of them.
-            return self.source().await.map(Arc::new);
+            return self.opened().await;
         }
         drop(source);
-        let _turn = self.turn.acquire().await;
         tracing::info!(model = self.card.name, %layers, chunks = wanted.len(), "fetches layers that a plan gives this peer");
-        while let Err(error) = self.get(&wanted, Some(layers)).await {
-            match error {
-                FetchError::Starved { .. } | FetchError::NotGiven { .. } => {
-                    tracing::warn!(model = self.card.name, %layers, %error, "layers do not come");
-                    let (model, fetched) = (self.card.name.clone(), self.fetched());
-                    (self.tell)(Fetching { model, fetched, why: Some(error.to_string()), ..Fetching::default() });
-                    self.fetcher.bad.forget();
-                    sleep(AGAIN).await;
-                }
-                other => {
-                    let (model, fetched) = (self.card.name.clone(), self.fetched());
-                    (self.tell)(Fetching { model, fetched, why: Some(other.to_string()), ..Fetching::default() });
-                    return Err(other);
-                }
-            }
+        loop {
+            let (turn, tell) = (self.turn.acquire().await, self.told());
+            let Err(error) = self.get(&wanted, Some(layers), &tell).await else { break };
+            // While it waits others have their turn.
+            drop(turn);
+            let (model, fetched) = (self.card.name.clone(), self.fetched());
+            tell(Fetching { model, fetched, why: Some(error.to_string()), ..Fetching::default() });
+            let again = match &error {
+                FetchError::Starved { .. } | FetchError::NotGiven { .. } => AGAIN,
+                FetchError::Room { .. } => ROOM_AGAIN,
+                FetchError::Disk { error: disk, .. } if is_full(disk) => ROOM_AGAIN,
+                FetchError::Budget { .. } | FetchError::Disk { .. } | FetchError::Unusable { .. } => return Err(error),
+            };
+            tracing::warn!(model = self.card.name, %layers, %error, "layers do not come");
+            self.fetcher.bad.forget();
+            sleep(again).await;
         }
         // Anew: what was looked at before is not what is there now.
-        self.source().await.map(Arc::new)
+        self.opened().await
+    }
+
+    /// Sees which layers are here. Where that cannot be seen, none are said to be.
+    async fn look(&self) {
+        if let Err(error) = self.opened().await {
+            tracing::warn!(model = self.card.name, %error, "it is not known which of its layers are here");
+        }
+    }
+
+    /// The model, anew, and which of its layers are here.
+    async fn opened(&self) -> Result<Arc<ModelSource>, FetchError> {
+        let source = Arc::new(self.source().await?);
+        let (looked, drafts) = (source.clone(), self.drafts.clone());
+        let here = tokio::task::spawn_blocking(move || layers_here(&looked, &drafts)).await;
+        let here = here.map_err(|e| self.unusable(e.to_string()))?.map_err(|why| self.unusable(why))?;
+        *self.layers.lock().unwrap_or_else(PoisonError::into_inner) = PartialModel::of(self.card.id, here);
+        Ok(source)
     }
 
     /// Nobody waits for layers of it any more.
     pub fn rests(&self) {
         let (model, fetched) = (self.card.name.clone(), self.fetched());
-        (self.tell)(Fetching { model, fetched, ..Fetching::default() });
+        self.told()(Fetching { model, fetched, ..Fetching::default() });
+    }
+
+    /// Fetches all of it, as far as it is not here, and says where it is: a model as any other. Stages that wait for layers of it come
+    /// between.
+    ///
+    /// # Errors
+    /// When it cannot be had now, or there is no room for it.
+    pub async fn whole(&self, tell: &Tell) -> Result<PathBuf, FetchError> {
+        let (bytes, own) = (self.drafts.manifest().bytes(), RandomState::new());
+        let mut missing: Vec<Chunk> = self.drafts.all().filter(|chunk| !self.drafts.has(*chunk)).collect();
+        // Others who fetch the same begin elsewhere.
+        missing.sort_by_cached_key(|chunk| own.hash_one(chunk));
+        let size = |chunks: &[Chunk]| chunks.iter().map(|chunk| self.drafts.bytes_of(*chunk)).sum::<u64>();
+        let mut left = size(&missing);
+        self.fetcher.has_room(&self.card, left)?;
+        let (begun, first) = (Instant::now(), bytes.saturating_sub(left));
+        // The last part, of nothing, has the files get their names.
+        for part in missing.chunks(AT_ONCE).chain(std::iter::once::<&[Chunk]>(&[])) {
+            let (tell, before) = (tell.clone(), bytes.saturating_sub(left));
+            let tell: Tell = Arc::new(move |far: Fetching| {
+                let done = before + far.done;
+                let seconds_left =
+                    seconds_left(bytes.saturating_sub(done), done.saturating_sub(first), begun.elapsed());
+                tell(Fetching { bytes, done, seconds_left, ..far });
+            });
+            let _turn = self.turn.acquire().await;
+            if let Err(error) = self.get(&part.iter().copied().collect(), None, &tell).await {
+                self.fetcher.bad.forget();
+                return Err(error);
+            }
+            left = left.saturating_sub(size(part));
+        }
+        if self.drafts.held() < bytes {
+            return Err(self.unusable("what came does not stay on the disk: is it damaged?".into()));
+        }
+        self.look().await;
+        Ok(self.folder.clone())
+    }
+
+    fn unusable(&self, why: String) -> FetchError {
+        FetchError::Unusable { model: self.card.name.clone(), why }
     }
 
     /// What the files say of themselves.
-    async fn fetch_starts(&self) -> Result<(), FetchError> {
+    async fn fetch_starts(&self, tell: &Tell) -> Result<(), FetchError> {
         let manifest = self.drafts.manifest();
-        let unusable = |why: String| FetchError::Unusable { model: self.card.name.clone(), why };
         let mut first = vec![1; manifest.files.len()];
         loop {
-            let starts = (0..).zip(&first).flat_map(|(file, bytes)| of_file(file, &(0..*bytes))).collect();
-            self.get(&starts, None).await?;
+            let wanted = (0..).zip(&first).flat_map(|(file, bytes)| of_file(file, &(0..*bytes))).collect();
+            self.get(&wanted, None, tell).await?;
+            let (drafts, there) = (self.drafts.clone(), first.clone());
+            // The disk may take its time.
+            let looked = tokio::task::spawn_blocking(move || starts(&drafts, &there)).await;
+            let starts = looked.map_err(|e| self.unusable(e.to_string()))?.map_err(|why| self.unusable(why))?;
             let (mut more, mut places) = (false, BTreeSet::new());
-            for (file, (about, bytes)) in (0..).zip(manifest.files.iter().zip(&mut first)) {
-                let there =
-                    first_bytes(&self.drafts, file, *bytes).ok_or_else(|| unusable("a chunk was lost".into()))?;
-                match start_of(manifest.form, &there, about.bytes).map_err(unusable)? {
-                    Start::More(needed) => (more, *bytes) = (true, needed.min(about.bytes)),
+            for (file, (start, (about, bytes))) in (0..).zip(starts.iter().zip(manifest.files.iter().zip(&mut first))) {
+                match start {
+                    Start::More(needed) => (more, *bytes) = (true, about.bytes.min(*needed)),
                     Start::Places(of) => places.extend(of.iter().flat_map(|place| of_file(file, place))),
                 }
             }
             if !more {
-                return self.get(&places, None).await;
+                return self.get(&places, None, tell).await;
             }
         }
     }
 
     /// Fetches chunks, saying how far it is.
-    async fn get(&self, wanted: &BTreeSet<Chunk>, layers: Option<LayerRange>) -> Result<(), FetchError> {
-        let (tally, before) = (Arc::new(Tally::default()), self.fetched());
+    async fn get(&self, wanted: &BTreeSet<Chunk>, layers: Option<LayerRange>, tell: &Tell) -> Result<(), FetchError> {
+        let (tally, before, begun) = (Arc::new(Tally::default()), self.fetched(), Instant::now());
         let seen = || {
             let [bytes, done, fetched] =
                 [&tally.bytes, &tally.done, &tally.fetched].map(|count| count.load(Ordering::Relaxed));
             self.fetched.store(before + fetched, Ordering::Relaxed);
             let (model, holders) = (self.card.name.clone(), tally.holders.load(Ordering::Relaxed));
-            Fetching { model, layers, bytes, done, fetched: before + fetched, holders, why: None }
+            let seconds_left = seconds_left(bytes.saturating_sub(done), fetched, begun.elapsed());
+            Fetching { model, layers, bytes, done, fetched: before + fetched, holders, seconds_left, why: None }
         };
         let mut ticks = interval(TELL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -184,12 +278,17 @@ impl<P: Places> Stock<P> {
         let came = loop {
             tokio::select! {
                 came = &mut getting => break came,
-                _ = ticks.tick() => (self.tell)(seen()),
+                _ = ticks.tick() => tell(seen()),
             }
         };
-        (self.tell)(Fetching { holders: 0, ..seen() });
+        tell(Fetching { holders: 0, ..seen() });
         came
     }
+}
+
+/// Whether a disk has no room, which may change.
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }
 
 fn of_file(file: u16, place: &std::ops::Range<u64>) -> impl Iterator<Item = Chunk> + use<> {
@@ -203,6 +302,16 @@ fn first_bytes(drafts: &Drafts, file: u16, bytes: u64) -> Option<Vec<u8>> {
     Some(chunks.collect::<Option<Vec<_>>>()?.concat())
 }
 
+/// What the files say of themselves, by so many of the first bytes of each.
+fn starts(drafts: &Drafts, first: &[u64]) -> Result<Vec<Start>, String> {
+    let manifest = drafts.manifest();
+    let of = |(file, (about, bytes)): (u16, (&WeightsFile, &u64))| {
+        let there = first_bytes(drafts, file, *bytes).ok_or_else(|| "a chunk was lost".to_owned())?;
+        start_of(manifest.form, &there, about.bytes)
+    };
+    (0..).zip(manifest.files.iter().zip(first)).map(of).collect()
+}
+
 fn open(folder: &Path, drafts: &Drafts, name: &str) -> Result<ModelSource, String> {
     let manifest = drafts.manifest();
     let _still = drafts.still();
@@ -211,11 +320,25 @@ fn open(folder: &Path, drafts: &Drafts, name: &str) -> Result<ModelSource, Strin
     Ok(source.called(name).identified(&roots))
 }
 
+/// Layers of which all is here that a stage of each alone reads.
+fn layers_here(source: &ModelSource, drafts: &Drafts) -> Result<Vec<u32>, String> {
+    let mut here = Vec::new();
+    for layer in source.card().shape.all_layers().iter() {
+        let places = source.places(LayerRange { start: layer, end: layer + 1 }).map_err(|e| e.to_string())?;
+        let chunks =
+            |(file, at): (usize, std::ops::Range<usize>)| of_file(file as u16, &(at.start as u64..at.end as u64));
+        if places.into_iter().flat_map(chunks).all(|chunk| drafts.has(chunk)) {
+            here.push(layer);
+        }
+    }
+    Ok(here)
+}
+
 /// What a folder has of the model that it is called after.
 fn here(folder: &Path, index: &Index, name: &str) -> Option<(Drafts, ModelCard)> {
     let (manifest, hashes) = notes::read(folder)?;
     let drafts = Drafts::open(folder, manifest, hashes, index).ok()?;
-    let starts_here = |(file, about): (u16, &tsnode_protocol::weights::WeightsFile)| {
+    let starts_here = |(file, about): (u16, &WeightsFile)| {
         let mut bytes = 1;
         loop {
             let there = first_bytes(&drafts, file, bytes)?;

@@ -6,7 +6,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tsnode_protocol::{
     PeerId, RequestId, limits,
-    stream::{DecodeEvent, DecodeOrder, DecodeRequest, PrefillEvent, PrefillRequest},
+    stream::{DecodeEvent, DecodeOrder, DecodeRequest, NOT_UP, PrefillEvent, PrefillRequest},
 };
 
 /// Orders to one sequence that its leader has not read yet; a gateway sends at most three in a request's life.
@@ -55,6 +55,25 @@ impl LeaderRequest {
     pub fn gateway(&self) -> PeerId {
         let (Self::Decode { gateway, .. } | Self::Prefill { gateway, .. }) = self;
         *gateway
+    }
+
+    /// Tells the gateway that nothing is taken, and why. One that has gone need not be told.
+    pub(super) fn refuse(self, why: &str) {
+        match self {
+            Self::Decode { events, .. } => drop(events.try_send(DecodeEvent::Refused(why.into()))),
+            Self::Prefill { events, .. } => drop(events.try_send(PrefillEvent::Failed(why.into()))),
+        }
+    }
+}
+
+/// Waits without a ring. Who asks meanwhile is better served elsewhere than by one that may never come round.
+pub(super) async fn refusing<T>(requests: &mut mpsc::Receiver<LeaderRequest>, until: impl Future<Output = T>) -> T {
+    let mut until = std::pin::pin!(until);
+    loop {
+        tokio::select! {
+            done = &mut until => return done,
+            Some(request) = requests.recv() => request.refuse(NOT_UP),
+        }
     }
 }
 
@@ -137,5 +156,41 @@ pub(crate) async fn follow_decode(
                 if events.send(event).await.is_err() || last { return Ok(()) }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::sync::oneshot;
+    use tsnode_protocol::{GroupId, KvCodec, Sampling, Token, kv::KvPace, stream::Generation};
+
+    fn prefill(events: mpsc::Sender<PrefillEvent>) -> LeaderRequest {
+        let (sampling, class) = (Sampling::greedy(), Default::default());
+        let request = PrefillRequest {
+            request: RequestId([1; 16]),
+            group: GroupId([1; 8]),
+            prompt: vec![Token(1)],
+            generation: Generation { sampling, max_new_tokens: 1, stop_tokens: vec![], class },
+            targets: vec![],
+            codec: KvCodec::Int4,
+            pace: KvPace::default(),
+        };
+        LeaderRequest::Prefill { gateway: PeerId([1; 32]), request, events }
+    }
+
+    #[tokio::test]
+    async fn who_asks_while_there_is_no_ring_is_told_before_there_is_one() {
+        let ((ask, mut requests), (end, ended)) = (mpsc::channel(1), oneshot::channel());
+        let asking = async {
+            let (events, mut told) = mpsc::channel(1);
+            ask.send(prefill(events)).await.unwrap();
+            let said = told.recv().await;
+            end.send(7).unwrap();
+            said
+        };
+        let (came, said) = tokio::join!(refusing(&mut requests, ended), asking);
+        assert!(matches!(said, Some(PrefillEvent::Failed(why)) if why == NOT_UP));
+        assert_eq!(came, Ok(7));
     }
 }

@@ -100,6 +100,11 @@ impl Compute {
         Duration::from_nanos(self.busy.so_far.load(Ordering::Relaxed))
     }
 
+    /// Whether its device is a GPU, or several.
+    pub fn is_on_gpu(&self) -> bool {
+        self.busy.on_gpu
+    }
+
     /// A request comes that has so many prompt tokens to compute: its steps have turns accordingly.
     pub fn enters(&self, request: RequestId, prompt: u32) {
         self.seat.enters(request, prompt);

@@ -5,9 +5,10 @@
 
 use super::{
     checks::Checks,
-    client::LeaderRequest,
-    compute::Compute,
+    client::{LeaderRequest, refusing},
     context::StageContext,
+    going::Going,
+    heard::from_ring,
     kv_receiver::KvReceiver,
     member::{RingStream, open_onward},
     speculator::{DraftModel, Order, Speculator, SpeculatorGone},
@@ -21,11 +22,14 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
-use tsnode_coordinator::batcher::{Action, Batcher, BatcherConfig, Event, Kind, NewSequence};
+use tsnode_coordinator::{
+    batcher::{Action, Batcher, BatcherConfig, Event, Kind, NewSequence},
+    policy::choice::Batches,
+};
 use tsnode_protocol::{
     Group, KvCodec, Load, PeerId, PromptCodec, RequestId, RingId, Token,
     ring::{KvExport, RingFrame, RingHello},
-    stream::{DecodeEvent, DecodeOrder, DecodeRequest, PrefillEvent},
+    stream::{DecodeEvent, DecodeOrder, DecodeRequest, NOT_UP, PLAN_CHANGED, PrefillEvent},
 };
 
 /// Requests waiting to be looked at by the leader; above it gateways wait.
@@ -34,8 +38,6 @@ pub(super) const REQUESTS: usize = 256;
 const WORDS: usize = 1024;
 /// How long a ring may take to come round once.
 const RING_PATIENCE: Duration = Duration::from_secs(5);
-/// Why nothing is taken while there is no ring.
-const NOT_UP: &str = "the group is not up";
 /// Pause before a ring is built again.
 const RING_PAUSE: Duration = Duration::from_millis(300);
 /// How often a drained group looks whether its last sequence has ended.
@@ -70,24 +72,6 @@ pub(super) struct LeaderSetup {
     /// What is loaded next needs this stage's memory: what runs on a retired group goes on elsewhere.
     pub evict: CancellationToken,
     pub stop: CancellationToken,
-}
-
-/// Peers on their way out, as their host hears of them, this one among them.
-#[derive(Clone)]
-pub(super) struct Going {
-    pub me: PeerId,
-    /// Whether this peer is.
-    pub moving: watch::Receiver<bool>,
-    /// Which others are.
-    pub others: watch::Receiver<Arc<BTreeSet<PeerId>>>,
-}
-
-impl Going {
-    /// Whether a group has such a peer.
-    pub fn has_of(&self, group: &Group) -> bool {
-        let goes = |peer| if peer == self.me { *self.moving.borrow() } else { self.others.borrow().contains(&peer) };
-        group.stages.iter().any(|stage| goes(stage.peer))
-    }
 }
 
 /// What a gateway says of a running sequence.
@@ -150,7 +134,7 @@ pub(super) async fn run(setup: LeaderSetup) {
         }
         tokio::select! {
             () = stop.cancelled() => return,
-            () = sleep(RING_PAUSE) => {}
+            () = refusing(&mut leader.requests, sleep(RING_PAUSE)) => {}
         }
     }
 }
@@ -167,6 +151,8 @@ struct Leader {
     context: StageContext,
     kv_receiver: KvReceiver,
     roster: Roster,
+    /// How its steps are formed.
+    batches: Batches,
     batcher: Batcher,
     draft: Option<DraftModel>,
     checks: Arc<Checks>,
@@ -197,6 +183,7 @@ impl Leader {
     fn new(setup: LeaderSetup) -> Self {
         let (speak, words) = mpsc::channel(WORDS);
         Self {
+            batches: setup.config.batches,
             batcher: Batcher::new(setup.config),
             draft: setup.draft,
             checks: setup.checks,
@@ -225,6 +212,8 @@ impl Leader {
             Err(error) => return Ended::Broken(error),
         };
         tracing::info!(group = %self.group.id, phase = %self.group.phase, stages = self.group.stages.len(), "group is up");
+        // What was said before this ring was there has not been looked at.
+        let mut roster = self.roster.clone();
         let mut unresponsive = self.context.links.unresponsive();
         let mut attended = Vec::new();
         loop {
@@ -247,7 +236,7 @@ impl Leader {
             let events: Heard = tokio::select! {
                 biased;
                 frame = ring.back.recv() => match frame {
-                    Some(frame) => [from_ring(frame, &self.context.compute), None],
+                    Some(frame) => [from_ring(frame, self.busy()), None],
                     None => return Ended::Broken((&mut ring.end).await.unwrap_or(StageError::Upstream)),
                 },
                 why = &mut ring.end => return Ended::Broken(why.unwrap_or(StageError::Upstream)),
@@ -256,6 +245,7 @@ impl Leader {
                     Err(gone) => return Ended::Broken(gone.into()),
                 },
                 Ok(()) = unresponsive.changed() => Heard::default(),
+                true = roster.changed() => [self.batching(), None],
                 Some(word) = self.words.recv() => [self.hear(word), None],
                 Some(request) = self.requests.recv() => self.take(request, retiring),
                 () = sleep_until(wake.unwrap_or_else(far)), if wake.is_some() => [Some(Event::Deadline), None],
@@ -273,6 +263,17 @@ impl Leader {
         }
     }
 
+    /// What members have set of how steps are formed, if that is news.
+    fn batching(&mut self) -> Option<Event> {
+        let batches = self.batches.by(self.roster.batch_policy(self.group.model));
+        if batches == self.batches {
+            return None;
+        }
+        tracing::info!(group = %self.group.id, ?batches, "steps are formed otherwise, as members have set");
+        self.batches = batches;
+        Some(Event::BatchBy(batches))
+    }
+
     /// Something is expected of the other stages while anything runs here.
     fn attend(&self, attended: &mut Vec<Attended>) {
         if self.clients.is_empty() {
@@ -285,6 +286,13 @@ impl Leader {
     /// One of the other stages that gives no sign of life while anything runs here.
     fn unresponsive_one(&self, unresponsive: &BTreeSet<PeerId>) -> Option<PeerId> {
         self.others().find(|peer| unresponsive.contains(peer)).filter(|_| !self.clients.is_empty())
+    }
+
+    /// How long the group has computed, as far as this peer knows: of several stages on GPUs its own is a part, and which part is
+    /// not known. Then a step counts from setting off to coming round.
+    fn busy(&self) -> Option<Duration> {
+        let compute = &self.context.compute;
+        (self.group.stages.len() == 1 || !compute.is_on_gpu()).then(|| compute.busy())
     }
 
     fn others(&self) -> impl Iterator<Item = PeerId> {
@@ -306,22 +314,19 @@ impl Leader {
             stages: self.group.stages.clone(),
             position: 0,
         };
-        let Stream { sender, receiver: mut onward } =
-            open_onward(&self.group, &self.context, &self.roster, &hello).await?;
-        let retire = self.retire.clone();
-        let mut come = Box::pin(timeout(RING_PATIENCE, come_round(&mut self.rings, hello.ring)));
-        let closing = loop {
+        let onward = open_onward(&self.group, &self.context, &self.roster, &hello);
+        let Stream { sender, receiver: mut onward } = refusing(&mut self.requests, onward).await?;
+        let (rings, retire) = (&mut self.rings, &self.retire);
+        let come = async {
             tokio::select! {
-                closing = &mut come => break closing,
+                closing = timeout(RING_PATIENCE, come_round(rings, hello.ring)) => closing
+                    .unwrap_or_else(|_| Err(StageError::Protocol("the ring did not come round in time".into()))),
                 // Nothing is ever said on it: the stage after this one has dropped the ring, or is gone.
-                _ = onward.recv::<RingFrame>() => return Err(StageError::Protocol("the next stage dropped the ring".into())),
-                () = retire.cancelled() => return Err(StageError::Protocol("the plan has changed".into())),
-                // Who asks now is better served elsewhere than by a ring that may never come round.
-                Some(request) = self.requests.recv() => refuse(request, NOT_UP),
+                _ = onward.recv::<RingFrame>() => Err(StageError::Protocol("the next stage dropped the ring".into())),
+                () = retire.cancelled() => Err(StageError::Protocol(PLAN_CHANGED.into())),
             }
         };
-        drop(come);
-        let closing = closing.map_err(|_| StageError::Protocol("the ring did not come round in time".into()))??;
+        let closing = refusing(&mut self.requests, come).await?;
         // A task of its own: whatever breaks first, the worker runs on until it has given its pages back.
         let work = crate::tasks::spawn(
             "stage",
@@ -346,14 +351,14 @@ impl Leader {
     fn take(&mut self, request: LeaderRequest, retiring: bool) -> Heard {
         let id = request.request();
         if retiring {
-            refuse(request, "the plan has changed");
+            request.refuse(PLAN_CHANGED);
             return Heard::default();
         }
         // Its gateway's stream being open is what shows that somebody still wants it. A gateway that dies or stops loses its
         // streams within seconds; until then its client, who has come back at another one, is served elsewhere, or asks again.
         if self.clients.get(&id).is_some_and(|before| before.gateway != request.gateway()) {
             tracing::debug!(request = %id, gateway = %request.gateway(), "runs here for another gateway: refused");
-            refuse(request, "another gateway has this request here");
+            request.refuse("another gateway has this request here");
             return Heard::default();
         }
         let gateway = request.gateway();
@@ -465,12 +470,16 @@ impl Leader {
 
     fn broken(&mut self, reason: String) {
         for action in self.batcher.on_event(self.started.elapsed(), Event::RingBroken { reason }) {
-            self.answer(action);
+            self.answer(match action {
+                // It only waited: its gateway asks again, as one does that comes now.
+                Action::Refused { request, .. } => Action::Refused { request, reason: NOT_UP.into() },
+                other => other,
+            });
         }
         self.clients.clear();
         // Gateways that have not heard of it yet are not to wait for a ring that may never come round.
         while let Ok(request) = self.requests.try_recv() {
-            refuse(request, NOT_UP);
+            request.refuse(NOT_UP);
         }
     }
 
@@ -544,35 +553,6 @@ async fn come_round(rings: &mut mpsc::Receiver<RingStream>, ring: RingId) -> Res
         }
     }
     Err(StageError::Upstream)
-}
-
-#[deny(clippy::wildcard_enum_match_arm)]
-fn from_ring(frame: RingFrame, compute: &Compute) -> Option<Event> {
-    Some(match frame {
-        RingFrame::Admitted { request, refused } => Event::Admitted { request, refused },
-        RingFrame::Grown { request, refused } => Event::Grown { request, refused },
-        RingFrame::Sampled { step, tokens } => Event::Sampled { step, tokens, busy: Some(compute.busy()) },
-        RingFrame::PromptLogprobs { request, from, logprobs } => Event::PromptLogprobs { request, from, logprobs },
-        RingFrame::KvArrived { request, position, arrived } => Event::KvArrived { request, position, arrived },
-        RingFrame::KvSent { request, position, bytes, failed } => Event::KvSent { request, position, bytes, failed },
-        RingFrame::Failed { request, reason } => Event::Failed { request, reason },
-        // What a leader says is not for a leader to hear.
-        RingFrame::Admit(_)
-        | RingFrame::Grow(_)
-        | RingFrame::Step(_)
-        | RingFrame::Release(_)
-        | RingFrame::FakeQuantise { .. }
-        | RingFrame::Keep { .. }
-        | RingFrame::Forget(_) => return None,
-    })
-}
-
-fn refuse(request: LeaderRequest, why: &str) {
-    // A gateway that has gone need not be told.
-    match request {
-        LeaderRequest::Decode { events, .. } => drop(events.try_send(DecodeEvent::Refused(why.into()))),
-        LeaderRequest::Prefill { events, .. } => drop(events.try_send(PrefillEvent::Failed(why.into()))),
-    }
 }
 
 /// Frames of the last stage, to the leader.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tsnode_kernels::source::ModelSource;
-use tsnode_protocol::{KvDtype, ModelId};
+use tsnode_protocol::{Device, KvDtype, ModelId};
 
 /// A model to lend, and what computes it.
 #[derive(Clone)]
@@ -23,6 +23,8 @@ pub struct LentModel {
     pub dtype: KvDtype,
     /// Compute threads, one for each device of the advert.
     pub computes: Vec<Compute>,
+    /// Those devices.
+    pub adverted: Arc<[Device]>,
 }
 
 /// One that is lent.
@@ -33,6 +35,8 @@ pub(super) struct Lent {
     /// Over its tokens.
     pub grammars: Arc<Grammars>,
     pub devices: Devices,
+    /// As the advert has them.
+    pub adverted: Arc<[Device]>,
 }
 
 /// All of them, by their ids.
@@ -46,13 +50,14 @@ pub(super) fn lend(
 ) -> (Models, mpsc::Receiver<Lost>) {
     let threads = models.iter().map(|model| model.computes.len()).sum::<usize>();
     let (losses, lost) = mpsc::channel(threads.max(1));
-    let lent = |LentModel { source, draft, dtype, computes }: LentModel| {
+    let lent = |LentModel { source, draft, dtype, computes, adverted }: LentModel| {
         let lent = Lent {
             grammars: Grammars::new(vocabulary(source.clone())),
             devices: Devices::start(computes, tasks, asking, &losses),
             source,
             draft,
             dtype,
+            adverted,
         };
         (lent.source.card().id, Arc::new(lent))
     };

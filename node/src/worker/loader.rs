@@ -10,13 +10,17 @@ use crate::{
     view::Weights,
     weights::{Peers, Stock, Stocks},
 };
-use std::collections::BTreeMap;
+use futures::FutureExt as _;
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::AssertUnwindSafe;
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering},
 };
-use tokio::sync::{mpsc, oneshot, watch};
+use std::time::Duration;
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tsnode_kernels::{
     cuda::GpuError,
@@ -24,9 +28,15 @@ use tsnode_kernels::{
     engine::{Carried, Engine, EngineError, StageKey, Threads},
     load::{LoadReport, Progress},
     pages::PAGE_BYTES,
+    proof::{self, ProofError},
     source::ModelSource,
 };
 use tsnode_protocol::{Group, LayerRange, Stage};
+
+/// How often it is tried to fetch a stage's layers where that panics.
+const TRIES: u32 = 3;
+/// Before it is tried again.
+const AGAIN: Duration = Duration::from_secs(5);
 
 /// A stage that a plan gives this peer.
 pub(super) struct Order {
@@ -40,6 +50,43 @@ pub(super) struct Order {
     pub compute: Compute,
     /// Nobody wants it any more.
     pub given_up: CancellationToken,
+    /// Its memory; none while it waits for some.
+    pub hold: Option<Hold>,
+}
+
+/// Memory of a device that a stage has, or is about to get: free once this is dropped, wherever an order gets lost.
+pub(super) struct Hold {
+    freed: CancellationToken,
+    told: Arc<Notify>,
+}
+
+impl Hold {
+    /// With what is cancelled when the memory is free, which `told` hears of.
+    pub fn new(told: Arc<Notify>) -> (Self, CancellationToken) {
+        let freed = CancellationToken::new();
+        (Self { freed: freed.clone(), told }, freed)
+    }
+
+    /// Free again, and nobody hears of it.
+    pub fn give_back(self) {
+        self.freed.cancel();
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if !self.freed.is_cancelled() {
+            self.freed.cancel();
+            self.told.notify_one();
+        }
+    }
+}
+
+impl Order {
+    /// The device that gets it.
+    pub fn device(&self) -> u16 {
+        self.group.stages[self.position].device
+    }
 }
 
 /// What became of an order.
@@ -68,6 +115,9 @@ pub(super) enum NotLoaded {
     /// It cannot be loaded here.
     #[error("{0}")]
     Failed(String),
+    /// The GPU does not compute it as the processor does: nothing is loaded there any more.
+    #[error("{0}")]
+    Unfit(String),
 }
 
 impl From<EngineError> for NotLoaded {
@@ -116,6 +166,8 @@ impl Loader {
     pub(super) async fn run(self, mut orders: mpsc::Receiver<Order>) {
         // By what they draft for, and the device that is on.
         let mut drafts = BTreeMap::new();
+        // Models that devices were compared with the processor for, of those that were not here when they were lent.
+        let mut compared = BTreeSet::new();
         // Layers on their way: what is here already is loaded meanwhile.
         let mut coming = JoinSet::new();
         loop {
@@ -137,12 +189,20 @@ impl Loader {
                 }
             };
             let place = (order.group.model, order.group.stages[order.position].device);
+            let is_tried = order.model.source.is_whole() || compared.contains(&place);
             if order.position == 0 && !drafts.contains_key(&place) && !order.given_up.is_cancelled() {
                 drafts.extend(self.load_draft(&order).await.map(|draft| (place, draft)));
             }
+            let source = match source {
+                Ok(_) if order.given_up.is_cancelled() => Err(NotLoaded::Unwanted),
+                Ok(source) if !is_tried => self.compare(&order, &source).await.map(|()| source),
+                source => source,
+            };
             let stage = match source {
-                Ok(source) if !order.given_up.is_cancelled() => self.load(&order, source).await,
-                Ok(_) => Err(NotLoaded::Unwanted),
+                Ok(source) => {
+                    compared.insert(place);
+                    self.load(&order, source).await
+                }
                 Err(why) => Err(why),
             };
             self.progress.send_replace(None);
@@ -150,6 +210,23 @@ impl Loader {
             if self.loaded.send(Loaded { order, stage, draft }).await.is_err() {
                 return;
             }
+        }
+    }
+
+    /// Whether a GPU that was lent before these layers were here computes them as the processor does.
+    async fn compare(&self, order: &Order, source: &Arc<ModelSource>) -> Result<(), NotLoaded> {
+        let (source, threads, layers) = (source.clone(), self.threads.count, order.group.stages[order.position].layers);
+        let compare = move |engine: &mut Engine| match engine.is_on_gpu() {
+            true => proof::compare_layers(engine, &source, threads, layers),
+            false => Ok(()),
+        };
+        match order.compute.call(compare).await.map_err(NotLoaded::failed)? {
+            Ok(()) => Ok(()),
+            Err(ProofError::Engine(error)) => Err(error.into()),
+            Err(error @ (ProofError::Differs { .. } | ProofError::Choice { .. })) => {
+                Err(NotLoaded::Unfit(error.to_string()))
+            }
+            Err(error @ (ProofError::Threads(_) | ProofError::Weights(_))) => Err(NotLoaded::failed(error)),
         }
     }
 
@@ -232,9 +309,28 @@ async fn bring(order: Order, stock: Arc<Stock<Peers>>) -> Fetched {
             stock.rests();
             Err(NotLoaded::Unwanted)
         }
-        brought = stock.bring(layers) => brought.map_err(NotLoaded::failed),
+        brought = answered(AGAIN, || async { stock.bring(layers).await.map_err(NotLoaded::failed) }) => brought,
     };
     Fetched { order, source }
+}
+
+/// What comes of work that may panic: then it is done again a few times, `again` later, and said to have failed after that. An order that
+/// nobody answers would be waited for as long as its plan holds.
+async fn answered<T, W: Future<Output = Result<T, NotLoaded>>>(
+    again: Duration,
+    work: impl Fn() -> W,
+) -> Result<T, NotLoaded> {
+    for tried in 1.. {
+        if let Ok(done) = AssertUnwindSafe(work()).catch_unwind().await {
+            return done;
+        }
+        if tried == TRIES {
+            break;
+        }
+        tracing::error!(tried, "fetching a stage's layers panicked: it is tried again");
+        sleep(again).await;
+    }
+    Err(NotLoaded::Failed(format!("fetching its layers panicked {TRIES} times: see what the log has before")))
 }
 
 /// Runs `work` on a thread that does not keep a peer from leaving, as a runtime's own would.
@@ -244,4 +340,43 @@ async fn on_a_thread<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'stati
     let run = move || drop(answer.send(work()));
     std::thread::Builder::new().name("load".into()).spawn(run).map_err(|e| format!("no thread to load with: {e}"))?;
     result.await.map_err(|_| "loading panicked".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn lost(hold: Hold) {
+        assert!(hold.freed.is_cancelled(), "as it is meant to");
+        drop(hold);
+    }
+
+    #[tokio::test]
+    async fn memory_is_free_once_its_order_is_lost_and_who_gives_it_back_is_not_told() {
+        let told = Arc::new(Notify::new());
+        let (hold, freed) = Hold::new(told.clone());
+        assert!(!freed.is_cancelled());
+        hold.give_back();
+        assert!(freed.is_cancelled() && told.notified().now_or_never().is_none());
+        let (hold, freed) = Hold::new(told.clone());
+        assert!(AssertUnwindSafe(lost(hold)).catch_unwind().await.is_err());
+        assert!(freed.is_cancelled() && told.notified().now_or_never().is_some());
+        assert!(told.notified().now_or_never().is_none(), "once");
+    }
+
+    #[tokio::test]
+    async fn an_order_is_answered_whatever_panics() {
+        for (panics, is_done) in [(0, true), (2, true), (3, false)] {
+            let tried = AtomicU64::new(0);
+            let work = || async {
+                assert!(tried.fetch_add(1, Ordering::Relaxed) >= panics, "as it is meant to");
+                Ok(())
+            };
+            match answered(Duration::ZERO, work).await {
+                Ok(()) => assert!(is_done, "{panics}"),
+                Err(error) => assert!(!is_done && error.to_string().contains("panicked 3 times"), "{panics}: {error}"),
+            }
+            assert_eq!(tried.into_inner(), panics + u64::from(is_done));
+        }
+    }
 }

@@ -9,10 +9,11 @@ use super::{
     compute::Compute,
     context::StageContext,
     devices::Lost,
+    going::Going,
     kv_receiver::KvReceiver,
-    leader::{self, Going, LeaderSetup, REQUESTS, Report},
+    leader::{self, LeaderSetup, REQUESTS, Report},
     lent::{self, LentModel, Models},
-    loader::{Loaded, NotLoaded, Order, Tally},
+    loader::{Hold, Loaded, NotLoaded, Order, Tally},
     member::{self, Over, RingStream},
     speculator::DraftModel,
 };
@@ -27,7 +28,7 @@ use tsnode_coordinator::{
     policy::choice::Batches,
 };
 use tsnode_kernels::{engine::StageKey, load::Progress, pages::PageCount};
-use tsnode_protocol::{Group, GroupId, GroupLoad, Load, Stage};
+use tsnode_protocol::{Group, GroupId, GroupLoad, Load, ModelId, Stage};
 
 /// A group with a stage here.
 struct Running {
@@ -43,6 +44,13 @@ struct Running {
     evict: CancellationToken,
 }
 
+/// Memory of a device that a stage of a model has, until it is freed.
+struct Reserved {
+    device: u16,
+    model: ModelId,
+    freed: CancellationToken,
+}
+
 pub(super) struct StageManager {
     setup: WorkerSetup,
     kv_receiver: KvReceiver,
@@ -51,10 +59,16 @@ pub(super) struct StageManager {
     planned: BTreeSet<GroupId>,
     /// Groups whose stage here is ordered; cancelled where the plan has dropped them since.
     loading: BTreeMap<GroupId, CancellationToken>,
-    /// What ends retired groups that are not unloaded yet.
-    draining: Vec<CancellationToken>,
+    /// What ends retired groups that are not unloaded yet, and their models.
+    draining: Vec<(ModelId, CancellationToken)>,
+    /// Models of the plan.
+    served: BTreeSet<ModelId>,
+    /// What has memory of a device, or is about to get some.
+    reserved: Vec<Reserved>,
     /// Stages that wait for memory which others here still have.
     waiting: Vec<Order>,
+    /// Stages of the plan whose model is not lent here, or not yet: groups, and which of their stages.
+    unlent: Vec<(Group, usize)>,
     /// There were such since the plan was adopted.
     out_of_kv_pages: bool,
     /// A stage was unloaded.
@@ -98,7 +112,10 @@ impl StageManager {
             planned: BTreeSet::new(),
             loading: BTreeMap::new(),
             draining: Vec::new(),
+            served: BTreeSet::new(),
+            reserved: Vec::new(),
             waiting: Vec::new(),
+            unlent: Vec::new(),
             out_of_kv_pages: false,
             freed: Arc::default(),
             tally,
@@ -163,13 +180,16 @@ impl StageManager {
         self.asking = self.setup.stop.child_token();
         let (models, losses) = lent::lend(models, &self.tasks, &self.asking);
         (self.models, self.lost) = (models, BTreeSet::new());
+        // A peer that starts again may find the plan in which it was before it has the plan's model: no other plan need follow.
+        for (group, position) in std::mem::take(&mut self.unlent) {
+            self.order(group, position);
+        }
         losses
     }
 
     fn adopt(&mut self, groups: &[Group], beside: &BTreeSet<GroupId>) {
         self.planned = groups.iter().map(|g| g.id).collect();
-        self.out_of_kv_pages = false;
-        self.retire_all_but(beside);
+        self.served = groups.iter().map(|g| g.model).collect();
         self.loading.retain(|id, given_up| {
             let kept = self.planned.contains(id);
             if !kept {
@@ -178,6 +198,14 @@ impl StageManager {
             kept
         });
         self.waiting.retain(|order| !order.given_up.is_cancelled());
+        self.unlent.clear();
+        self.out_of_kv_pages = false;
+        self.retire_all_but(beside);
+        if !self.waiting.is_empty() {
+            // What the plans before had waits on.
+            self.out_of_kv_pages = true;
+            self.hurry(self.draining.clone());
+        }
         for group in groups {
             let position = group.stages.iter().position(|s| s.peer == self.setup.me);
             let is_new = !self.groups.contains_key(&group.id) && !self.loading.contains_key(&group.id);
@@ -189,7 +217,7 @@ impl StageManager {
 
     /// Lets those groups drain that neither the plan has nor are to be kept beside it.
     fn retire_all_but(&mut self, beside: &BTreeSet<GroupId>) {
-        self.draining.retain(|evict| !evict.is_cancelled());
+        self.draining.retain(|(_, evict)| !evict.is_cancelled());
         let (planned, draining) = (&self.planned, &mut self.draining);
         let mut retired = Vec::new();
         self.groups.retain(|id, running| {
@@ -197,8 +225,8 @@ impl StageManager {
             if !kept {
                 tracing::info!(group = %id, "group leaves the plan: draining");
                 running.retire.cancel();
-                draining.push(running.evict.clone());
-                retired.push(running.evict.clone());
+                draining.push((running.group.model, running.evict.clone()));
+                retired.push((running.group.model, running.evict.clone()));
             }
             kept
         });
@@ -207,9 +235,10 @@ impl StageManager {
         }
     }
 
-    /// What drains is to be over before long: its memory is waited for.
-    fn hurry(&self, draining: Vec<CancellationToken>) {
-        for evict in draining {
+    /// What drains is to be over before long: its memory is waited for. What runs of a model that the plan has no more has nowhere
+    /// to go on, and comes to its end.
+    fn hurry(&self, draining: Vec<(ModelId, CancellationToken)>) {
+        for (_, evict) in draining.into_iter().filter(|(model, _)| self.served.contains(model)) {
             self.tasks.spawn(async move {
                 tokio::select! {
                     () = evict.cancelled() => {}
@@ -222,6 +251,11 @@ impl StageManager {
     /// What is on a GPU that is lost goes on elsewhere: steps fail there, the plan after this one has it no more.
     fn lose(&mut self, Lost { device, why }: Lost) {
         tracing::error!(device, error = %why, "a GPU does nothing any more: it is not lent until this peer starts again");
+        self.leave(device);
+    }
+
+    /// Computes nothing on a device any more.
+    fn leave(&mut self, device: u16) {
         self.lost.insert(device);
         let draining = &mut self.draining;
         self.groups.retain(|id, running| {
@@ -229,7 +263,7 @@ impl StageManager {
             if !kept {
                 tracing::info!(group = %id, "group loses its GPU");
                 running.retire.cancel();
-                draining.push(running.evict.clone());
+                draining.push((running.group.model, running.evict.clone()));
             }
             kept
         });
@@ -240,22 +274,49 @@ impl StageManager {
         let model = self.models.get(&group.model).filter(|_| !self.lost.contains(&device)).cloned();
         let place = model.and_then(|model| Some((model.devices.compute(device)?.clone(), model)));
         let Some((compute, model)) = place else {
-            // It was lent when the plan was made: the next one knows better.
+            // It was lent when the plan was made: it is lent again before long, or the next plan knows better.
             let of = group.model;
             tracing::info!(group = %group.id, model = %of, device, "the plan gives this peer a stage that it does not lend");
+            self.unlent.push((group, position));
             return;
         };
         let given_up = self.setup.stop.child_token();
         self.loading.insert(group.id, given_up.clone());
-        self.send_order(Order { group, position, model, compute, given_up });
+        self.send_order(Order { group, position, model, compute, given_up, hold: None });
     }
 
+    /// Has a stage loaded, once there is memory for its model beside those that have some.
     fn send_order(&mut self, order: Order) {
-        if let Err(full) = self.orders.try_send(order) {
-            let id = full.into_inner().group.id;
-            tracing::info!(group = %id, "too many stages wait to be loaded; this one waits for the next plan");
-            self.loading.remove(&id);
+        if !self.has_room(&order) {
+            tracing::info!(group = %order.group.id, model = %order.group.model, "waits for the memory of another model");
+            return self.wait(order);
         }
+        let (hold, freed) = Hold::new(self.freed.clone());
+        self.reserved.push(Reserved { device: order.device(), model: order.group.model, freed });
+        if let Err(full) = self.orders.try_send(Order { hold: Some(hold), ..order }) {
+            let Order { group, hold, .. } = full.into_inner();
+            tracing::info!(group = %group.id, "too many stages wait to be loaded; this one waits for the next plan");
+            self.loading.remove(&group.id);
+            hold.into_iter().for_each(Hold::give_back);
+        }
+    }
+
+    fn has_room(&mut self, order: &Order) -> bool {
+        self.reserved.retain(|reserved| !reserved.freed.is_cancelled());
+        let device = order.device();
+        let mut models: BTreeSet<ModelId> =
+            self.reserved.iter().filter(|reserved| reserved.device == device).map(|reserved| reserved.model).collect();
+        models.insert(order.group.model);
+        order.model.adverted.get(usize::from(device)).is_none_or(|adverted| adverted.holds(&models))
+    }
+
+    /// A stage waits until others' memory is free.
+    fn wait(&mut self, order: Order) {
+        self.draining.retain(|(_, evict)| !evict.is_cancelled());
+        if !std::mem::replace(&mut self.out_of_kv_pages, true) {
+            self.hurry(self.draining.clone());
+        }
+        self.waiting.push(order);
     }
 
     /// A stage was unloaded: one that waited for memory may fit.
@@ -267,24 +328,31 @@ impl StageManager {
 
     /// A stage that cannot be loaded is logged and left out: its leader never gets ready. One that only has no room beside what
     /// else is here waits until that is gone.
-    fn not_loaded(&mut self, order: Order, why: NotLoaded) {
+    fn not_loaded(&mut self, mut order: Order, why: NotLoaded) {
+        // Others may wait for what it would have had: that is free at the end of this.
+        let hold = order.hold.take();
         if order.given_up.is_cancelled() {
             return;
         }
-        self.draining.retain(|evict| !evict.is_cancelled());
+        self.draining.retain(|(_, evict)| !evict.is_cancelled());
         let (group, Stage { layers, device, .. }) = (&order.group, order.group.stages[order.position]);
         let mut beside = self.groups.iter().filter(|(_, running)| running.device == device);
         let is_alone = self.draining.is_empty() && beside.all(|(id, _)| self.planned.contains(id));
         if let (NotLoaded::NoRoom(why), false) = (&why, is_alone) {
             tracing::info!(group = %group.id, %layers, why, "no room beside what the plan no longer has: that goes first");
-            if !std::mem::replace(&mut self.out_of_kv_pages, true) {
-                self.hurry(self.draining.clone());
-            }
-            self.waiting.push(order);
-            return;
+            // It would be the first to hear of it, and find no room again.
+            hold.into_iter().for_each(Hold::give_back);
+            return self.wait(order);
         }
         tracing::error!(group = %group.id, %layers, error = %why, "stage not loaded");
         self.loading.remove(&order.group.id);
+        if let NotLoaded::Unfit(_) = why {
+            tracing::error!(
+                device,
+                "a GPU computes something else than the processor: it is not lent until this peer starts again"
+            );
+            self.leave(device);
+        }
     }
 
     /// Starts the task that serves a loaded stage, or drops the stage if the plan has changed meanwhile.
@@ -293,15 +361,14 @@ impl StageManager {
             Ok(key) => key,
             Err(why) => return self.not_loaded(order, why),
         };
-        let Order { group, position, model, compute, given_up } = order;
+        let Order { group, position, model, compute, given_up, hold } = order;
         if !given_up.is_cancelled() {
             self.loading.remove(&group.id);
         }
         if given_up.is_cancelled() {
-            let freed = self.freed.clone();
             self.tasks.spawn(async move {
                 unload(&compute, key).await;
-                freed.notify_one();
+                drop(hold);
             });
             return;
         }
@@ -321,16 +388,16 @@ impl StageManager {
             history: self.setup.history.clone(),
             tasks: self.tasks.clone(),
         };
-        self.start_task(group, context, draft);
+        self.start_task(group, context, (draft, hold));
     }
 
-    fn start_task(&mut self, group: Group, context: StageContext, draft: Option<DraftModel>) {
+    /// Its memory is held until the stage is unloaded.
+    fn start_task(&mut self, group: Group, context: StageContext, (draft, hold): (Option<DraftModel>, Option<Hold>)) {
         let (rings_in, rings) = mpsc::channel(RINGS);
         let (report, reported) = watch::channel(Report::default());
         let retire = self.setup.stop.child_token();
         let evict = self.setup.stop.child_token();
-        let end =
-            End { compute: context.compute.clone(), key: context.key, over: evict.clone(), freed: self.freed.clone() };
+        let end = End { compute: context.compute.clone(), key: context.key, evict: evict.clone(), hold };
         let mut requests_in = None;
         let (id, device) = (group.id, group.stages[usize::from(context.position)].device);
         let WorkerSetup { me, moving, going: others, .. } = &self.setup;
@@ -338,7 +405,8 @@ impl StageManager {
         if context.position == 0 {
             let (sender, requests) = mpsc::channel(REQUESTS);
             requests_in = Some(sender);
-            let batches = Batches::measured(self.setup.roster.profiles(&group).iter());
+            let roster = &self.setup.roster;
+            let batches = Batches::measured(roster.profiles(&group).iter()).by(roster.batch_policy(group.model));
             let drafts = match (self.setup.batcher.speculation, &draft) {
                 (Speculation::Measured, Some(_)) => Speculation::Drafted,
                 (drafts, _) => drafts,
@@ -424,15 +492,15 @@ impl StageManager {
 struct End {
     compute: Compute,
     key: StageKey,
-    over: CancellationToken,
-    freed: Arc<Notify>,
+    evict: CancellationToken,
+    hold: Option<Hold>,
 }
 
 impl End {
     async fn come(self) {
         unload(&self.compute, self.key).await;
-        self.over.cancel();
-        self.freed.notify_one();
+        self.evict.cancel();
+        drop(self.hold);
     }
 }
 

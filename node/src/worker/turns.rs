@@ -1,27 +1,36 @@
 //! Turns on a device that computes several models: each has a thread with an engine of its own, and they compute one after the
-//! other. Whose turn it is an arbiter says, the same that the simulator drives ([`tsnode_coordinator::policy::sharing`]); here it
-//! meets threads and the clock. A turn is over with its job, and waits for nothing beyond this device, so that no ring waits for
-//! another for ever.
+//! other. Whose turn it is, and whether the device is kept for its last user for a moment, a queue says by an arbiter, the same that
+//! the simulator drives ([`tsnode_coordinator::policy::sharing`]); here it meets threads and the clock. A turn is over with its job,
+//! and waits for nothing beyond this device, so that no ring waits for another for ever.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
-use tsnode_coordinator::policy::{
-    batching::ServiceNo,
-    sharing::{
-        TurnOrder,
-        arbiter::{Arbitration, Work},
+use tsnode_coordinator::{
+    policy::{
+        batching::ServiceNo,
+        sharing::{
+            TurnOrder,
+            arbiter::Work,
+            turn_queue::{Next, TurnQueue},
+        },
     },
+    time::Time,
 };
 use tsnode_protocol::{RequestId, Seconds};
 
 /// Shared by the threads of a device.
 #[derive(Clone)]
-pub struct Turns(Arc<(Mutex<Table>, Condvar)>);
+pub struct Turns(Arc<Shared>);
+
+struct Shared {
+    table: Mutex<Table>,
+    /// It may be somebody else's turn, or nobody's any more.
+    changed: Condvar,
+    began: Instant,
+}
 
 struct Table {
-    arbiter: Box<dyn Arbitration<RequestId>>,
-    /// Whose turn it is.
-    now: Option<ServiceNo>,
+    queue: TurnQueue<RequestId>,
     /// For whoever comes next.
     next: u16,
 }
@@ -43,7 +52,12 @@ impl Turns {
     /// A device whose models take turns in this order.
     #[must_use]
     pub fn new(order: TurnOrder) -> Self {
-        Self(Arc::new((Mutex::new(Table { arbiter: order.arbiter(), now: None, next: 0 }), Condvar::new())))
+        Self::of(TurnQueue::new(order.arbiter()))
+    }
+
+    fn of(queue: TurnQueue<RequestId>) -> Self {
+        let table = Mutex::new(Table { queue, next: 0 });
+        Self(Arc::new(Shared { table, changed: Condvar::new(), began: Instant::now() }))
     }
 
     /// A place for one more model.
@@ -57,49 +71,68 @@ impl Turns {
 
     fn table(&self) -> MutexGuard<'_, Table> {
         // The table is whole whenever the lock is free.
-        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> Time {
+        self.0.began.elapsed()
     }
 }
 
 impl Seat {
     /// A request comes that has so many prompt tokens to compute.
     pub fn enters(&self, request: RequestId, prompt: u32) {
-        self.turns.table().arbiter.enters(self.service, request, prompt);
+        self.turns.table().queue.enters(self.service, request, prompt);
     }
 
     /// A request is gone.
     pub fn leaves(&self, request: RequestId) {
-        self.turns.table().arbiter.leaves(self.service, request);
+        let mut table = self.turns.table();
+        table.queue.leaves(self.service, request);
+        let is_free = table.queue.is_free();
+        drop(table);
+        if is_free {
+            // Others may wait for a step of it.
+            self.turns.0.changed.notify_all();
+        }
     }
 
     /// Waits for a turn.
     pub fn take(&self, work: Work<RequestId>) -> Turn<'_> {
+        let changed = &self.turns.0.changed;
         let mut table = self.turns.table();
-        table.arbiter.asks(self.service, work);
+        table.queue.asks(self.turns.now(), self.service, work);
         loop {
-            if table.now.is_none() {
-                table.now = table.arbiter.next();
-                if table.now != Some(self.service) {
-                    // Whose turn it is may have slept through the end of the last one.
-                    self.turns.0.1.notify_all();
+            let (now, was_free) = (self.turns.now(), table.queue.is_free());
+            let next = table.queue.next(now);
+            table = match next {
+                Next::Turn(service) if service == self.service => return Turn { seat: self, since: Instant::now() },
+                Next::Kept(until) => {
+                    let left = until.saturating_sub(now);
+                    changed.wait_timeout(table, left).unwrap_or_else(PoisonError::into_inner).0
                 }
-            }
-            if table.now == Some(self.service) {
-                return Turn { seat: self, since: Instant::now() };
-            }
-            table = self.turns.0.1.wait(table).unwrap_or_else(PoisonError::into_inner);
+                Next::Turn(_) | Next::Nobody => {
+                    if was_free {
+                        // Whose turn it is since now sleeps.
+                        changed.notify_all();
+                    }
+                    changed.wait(table).unwrap_or_else(PoisonError::into_inner)
+                }
+            };
         }
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let took = self.since.elapsed();
-        let mut table = self.seat.turns.table();
-        table.arbiter.over(Seconds(took.as_secs_f64()));
-        table.now = table.arbiter.next();
+        let (took, turns) = (self.since.elapsed(), &self.seat.turns);
+        let mut table = turns.table();
+        let now = turns.now();
+        table.queue.over(now, Seconds(took.as_secs_f64()));
+        // Given before the others wake, so that only one of them goes on.
+        table.queue.next(now);
         drop(table);
-        self.seat.turns.0.1.notify_all();
+        turns.0.changed.notify_all();
     }
 }
 
@@ -107,11 +140,16 @@ impl Drop for Turn<'_> {
 mod tests {
     use super::*;
     use std::{thread, time::Duration};
-    use tsnode_coordinator::policy::sharing::arbiter::Share;
+    use tsnode_coordinator::policy::sharing::{
+        arbiter::{Arbiter, Share},
+        order::Lead,
+        rounds::AsTheyCame,
+    };
 
-    /// Three threads that always have work, all there before the first turn is over: who has had which turn.
-    fn turns_of(order: TurnOrder, each: usize) -> Vec<usize> {
-        let (turns, had) = (Turns::new(order), Arc::new(Mutex::new(Vec::new())));
+    /// Three threads that have so much work, all there before the first turn is over, and their requests, the earliest first: who
+    /// has had which turn.
+    fn turns_of(turns: &Turns, each: usize) -> Vec<usize> {
+        let had = Arc::new(Mutex::new(Vec::new()));
         let beside = turns.join();
         let first = beside.take(Work::Errand);
         let work = |who: usize| {
@@ -125,10 +163,11 @@ mod tests {
                     thread::sleep(Duration::from_micros(200));
                     drop(turn);
                 }
+                seat.leaves(request);
             })
         };
         let threads = [0, 1, 2].map(work);
-        while turns.table().arbiter.waiting() < 3 {
+        while turns.table().queue.waiting() < 3 {
             thread::yield_now();
         }
         drop(first);
@@ -140,11 +179,23 @@ mod tests {
     fn each_turn_is_ones_alone_and_none_is_lost() {
         const EACH: usize = 50;
         for (name, order) in TurnOrder::ALL {
-            let had = turns_of(order, EACH);
+            let had = turns_of(&Turns::new(order), EACH);
             assert_eq!([0, 1, 2].map(|who| had.iter().filter(|had| **had == who).count()), [EACH; 3], "{name}");
         }
-        let had = turns_of(TurnOrder::RoundRobin, EACH);
+        let had = turns_of(&Turns::new(TurnOrder::RoundRobin), EACH);
         let twice = had.windows(2).take(2 * EACH).filter(|pair| pair[0] == pair[1]).count();
         assert!(twice <= EACH / 5, "one goes again before others who wait: {twice} of {}", 2 * EACH);
+    }
+
+    /// Of those who wait and the one that asks again, the order's first; whoever waited for one that leaves hears of it.
+    #[test]
+    fn who_has_computed_is_chosen_from_as_well() {
+        const EACH: usize = 20;
+        let kept = Duration::from_secs(60);
+        let order = Arbiter::new(AsTheyCame, Lead::First).patient(Seconds(f64::INFINITY));
+        let since = Instant::now();
+        let had = turns_of(&Turns::of(TurnQueue::new(Box::new(order)).keeping(kept)), EACH);
+        assert_eq!(had, [[0; EACH], [1; EACH], [2; EACH]].concat());
+        assert!(since.elapsed() < kept, "a device was kept for one that had left");
     }
 }

@@ -29,6 +29,9 @@ fn every_request_is_accounted_for_and_policies_differ() {
         "live+first-come",
         "live+feedback",
         "live+doubling",
+        "pools+chunked",
+        "live+chunked-mixed",
+        "live+prefill-first",
     ];
     let compare = names.join(",");
     let answer = json(&[&CLOUD[..], &["--compare", &compare]].concat());

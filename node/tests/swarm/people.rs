@@ -5,6 +5,10 @@ use crate::terminal::{self, Terminal};
 use std::collections::BTreeSet;
 use std::fs;
 use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+/// All that could come near a prompt, as loud as it gets.
+const LOUD: &str = "info,tsnode=trace,tsnode_coordinator=trace,tsnode_kernels=trace,axum=trace,hyper=trace";
 
 /// `tsnode join` and `chat` at a terminal: who one is, what one does and one line that changes, in 80 columns, and no log.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -18,8 +22,8 @@ async fn a_person_at_a_terminal_sees_what_matters() {
     };
     let join =
         ["join", "--private", "--mdns=false", "--http", "127.0.0.1:0", "--listen", "127.0.0.1:0", "--threads", "1"];
-    let peer =
-        Terminal::run(command(&[&join[..], &["--device", "cpu", "--memory", "64MiB", "--name", "attic"]].concat()));
+    let attic = ["--device", "cpu", "--memory", "64MiB", "--name", "attic", "--log", LOUD];
+    let peer = Terminal::run(command(&[&join[..], &attic].concat()));
     peer.until("role     ");
     peer.until("ready: ");
     // The port beside one that was free may be somebody else's: that is said, and is not what this is about.
@@ -69,6 +73,16 @@ async fn a_person_at_a_terminal_sees_what_matters() {
     chat.until("first after ");
     chat.type_in("/exit\r");
     assert_eq!(chat.ended(), Some(0));
+    // However loud the log is, up to the end of the answer, not a word of what was said.
+    let log = || fs::read_to_string(home.path().join("join.log")).unwrap();
+    let begun = Instant::now();
+    while !log().contains("pages given back") {
+        assert!(begun.elapsed() < Duration::from_secs(20), "the log is not loud: {}", log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let log = log();
+    let told: Vec<&str> = log.lines().filter(|line| line.contains("Good day")).collect();
+    assert!(told.is_empty(), "{told:#?}");
 }
 
 /// A detached swarm is found by who asks elsewhere, its dead are shown, and its end is told.

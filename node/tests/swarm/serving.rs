@@ -202,7 +202,7 @@ async fn a_link_is_measured_twice_in_a_row_and_no_oftener(net: &Net) {
     assert!((1..=120).contains(&wait), "{wait} s");
 }
 
-/// Targets and a routing policy are set at a gateway and at a lender, change, and are taken back while requests run: every peer
+/// Targets and policies of routing and batching are set at a gateway and at a lender, change, and are taken back while requests run: every peer
 /// has the newest, plans are held against them, and how many requests keep them is counted.
 async fn what_one_member_sets_all_follow_and_no_request_is_lost(net: &Net) {
     let body = |n: u64| json!({ "prompt": PROMPT, "max_tokens": 20, "seed": n, "priority": n % 2, "ignore_eos": true });
@@ -214,10 +214,14 @@ async fn what_one_member_sets_all_follow_and_no_request_is_lost(net: &Net) {
         done(&talk(net, 1, &["targets", "set", "--e2e", "2m"], "").await);
         done(&talk(net, 2, &["targets", "set", "--e2e", "60m", "--class", "batch"], "").await);
         done(&talk(net, 0, &["route", "set", "shortest"], "").await);
+        done(&talk(net, 1, &["batch", "set", "prefill-first"], "").await);
+        until_said(net, 3, &["batch"], |said| said.starts_with("prefill-first for every model")).await;
+        done(&talk(net, 0, &["batch", "set", "mixed"], "").await);
         let both = |said: &str| said.contains("e2e 120 s for interactive") && said.contains("e2e 3600 s for batch");
         for index in [0, 3, 4] {
             until_said(net, index, &["targets"], both).await;
             until_said(net, index, &["route"], |said| said.starts_with("shortest for every model")).await;
+            until_said(net, index, &["batch"], |said| said.starts_with("mixed for every model")).await;
         }
     };
     let (answers, ()) = tokio::join!(load, change);
@@ -236,10 +240,22 @@ async fn what_one_member_sets_all_follow_and_no_request_is_lost(net: &Net) {
         let line = format!("tsnode_requests_in_time_total{{model_name=\"gutenberg-tiny\",class=\"{class}\"}}");
         assert!(metrics.lines().any(|l| l.starts_with(&line) && !l.ends_with(" 0")), "{metrics}");
     }
-    for words in [&["targets", "clear"][..], &["targets", "clear", "--class", "batch"], &["route", "clear"]] {
+    let clear = [
+        &["targets", "clear"][..],
+        &["targets", "clear", "--class", "batch"],
+        &["route", "clear"],
+        &["batch", "clear"],
+    ];
+    for words in clear {
         done(&talk(net, 2, words, "").await);
     }
+    until_said(net, 3, &["batch"], |said| said.starts_with("chunked: ")).await;
     until_said(net, 4, &["route"], |said| said.starts_with("live")).await;
+    done(&talk(net, 1, &["route", "set", "auto"], "").await);
+    until_said(net, 4, &["route"], |said| said.starts_with("auto for every model")).await;
+    until_said(net, 3, &["plan", "--why"], |said| said.contains("auto was set by")).await;
+    assert_eq!(net.complete(4, body(5)).await.0, 200);
+    done(&talk(net, 4, &["route", "clear"], "").await);
     until_said(net, 0, &["plan", "--why"], |said| said.contains("no targets are set")).await;
     let (code, _, why) = talk(net, 0, &["targets", "set", "--ttft", "1ms", "--model", "nothing"], "").await;
     assert!(code == Some(9) && why.contains("gutenberg-tiny"), "{code:?} {why}");

@@ -3,7 +3,10 @@
 //! Beyond the paper, where the rule says so: an interval also ends when the services' rates are plainly not those it was
 //! planned for, and a new placement is only taken if it gains.
 
-use tsnode_coordinator::service_monitor::Performance;
+use tsnode_coordinator::{
+    replacement_interval::{Bounds, ReplacementInterval},
+    service_monitor::Performance,
+};
 use tsnode_protocol::Seconds;
 
 /// How often, and how much of a difference matters.
@@ -114,7 +117,7 @@ pub enum Decision {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Replacement {
     rule: Rule,
-    interval: Seconds,
+    interval: ReplacementInterval,
     began: Seconds,
     due: Seconds,
     looks: Seconds,
@@ -126,14 +129,15 @@ impl Replacement {
     /// The first interval begins now, with a placement for these requests; what is expected of it may be known.
     #[must_use]
     pub fn new(rule: Rule, now: Seconds, expected: Option<Performance>, counts: Counts) -> Self {
-        let interval = rule.start.max(rule.least).min(rule.most);
+        let Rule { start, least, most, beta, .. } = rule;
+        let interval = ReplacementInterval::new(Bounds { start, least, most, beta });
         let mut new = Self { rule, interval, began: now, due: now, looks: now, expected, counts };
         new.begin(now);
         new
     }
 
     fn begin(&mut self, now: Seconds) {
-        (self.began, self.due) = (now, now + self.interval);
+        (self.began, self.due) = (now, now + self.interval.length());
         self.looks = self.rule.look.map_or(self.due, |look| now + look).min(self.due);
     }
 
@@ -151,7 +155,7 @@ impl Replacement {
         }
         if counts.differ(&self.counts) {
             // What was before the shift is nothing to plan for, and what came since is little: sooner again.
-            self.interval = self.rule.least;
+            self.interval.cut();
             return Some(now - counts.time);
         }
         self.looks = self.rule.look.map_or(self.due, |look| now + look).min(self.due);
@@ -161,14 +165,13 @@ impl Replacement {
     /// How long intervals are now.
     #[must_use]
     pub fn interval(&self) -> Seconds {
-        self.interval
+        self.interval.length()
     }
 
     /// An interval is over: how long the next one is, and whether it begins with another placement.
     pub fn over(&mut self, now: Seconds, seen: Seen) -> Decision {
         if let Some(expected) = self.expected {
-            let factor = if differs(&seen.real, &expected) > self.rule.beta { -self.rule.beta } else { self.rule.beta };
-            self.interval = (self.interval * (1.0 + factor)).max(self.rule.least).min(self.rule.most);
+            self.interval.over(differs(&seen.real, &expected));
         }
         self.counts = seen.counts;
         self.begin(now);

@@ -21,6 +21,8 @@ pub enum Dispatch {
     Random,
     /// To the prefill group with the fewest pending tokens, and from there where the fewest sequences are.
     Shortest,
+    /// To the shortest queues of two pools that lend each other groups.
+    Pools,
 }
 
 impl Dispatch {
@@ -32,6 +34,7 @@ impl Dispatch {
             Self::Live => choice::Dispatch::Live.routing(ways, 0.0),
             Self::Random => Box::new(Anywhere::new(ways, seed)),
             Self::Shortest => choice::Dispatch::Shortest.routing(ways, 0.0),
+            Self::Pools => choice::Dispatch::Pools.routing(ways, 0.0),
         }
     }
 }

@@ -5,9 +5,10 @@
 //! window, where machines of one pool were on loan for half a machine's time and more, and for twice as long as those of
 //! the other, one in [`PART`] of what was on loan on average changes sides, at least one. No pool gives its last machine.
 
-use super::pools::{Pool, Pools};
+use super::pools::Pools;
 use tsnode_coordinator::policy::{
     batching::Seen,
+    pools::Pool,
     routing::{Asked, MachineNo, Routing, RoutingDecision},
 };
 use tsnode_protocol::Seconds;

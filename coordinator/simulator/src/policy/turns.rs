@@ -128,6 +128,9 @@ impl Batching for Turns {
             answers: sum.answers + seen.answers,
             context: sum.context + seen.context,
             held: sum.held + seen.held,
+            // Of each model's own.
+            room: 0,
+            step: 0,
         })
     }
 

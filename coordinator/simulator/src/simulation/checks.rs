@@ -208,7 +208,7 @@ mod tests {
     /// The `n`th peer adopts a plan of one term, at that second, in an electorate, undisturbed since that second.
     fn adopts(checks: &mut Checks, n: u8, plan: &str, at: u64, electorate: std::ops::Range<u8>, calm_since: u64) {
         let (epoch, term, reason) = (Epoch(1), Term(1), plan.into());
-        let plan = Plan { epoch, term, parent: None, groups: vec![], routes: vec![], reason };
+        let plan = Plan { epoch, term, parent: None, groups: vec![], routes: vec![], chosen: vec![], reason };
         let electorate = Arc::new(electorate.map(|n| PeerId([n; 32])).collect());
         let (at, calm_since) = (Duration::from_secs(at), Duration::from_secs(calm_since));
         let adoption = Adoption { peer: n.into(), at, electorate, calm_since };

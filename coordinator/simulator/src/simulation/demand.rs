@@ -43,7 +43,7 @@ impl Demand {
     fn said(&self, most: ModelId, rate: f64) -> Vec<Traffic> {
         let of = |card: &ModelCard| {
             let rate = if card.id == most { rate } else { rate / LESS };
-            Traffic { model: card.id, rate, prompts: [200; LENGTHS], answers: [50; LENGTHS] }
+            Traffic { model: card.id, rate, variation: 1.0, prompts: [200; LENGTHS], answers: [50; LENGTHS] }
         };
         self.models.iter().map(of).collect()
     }

@@ -6,7 +6,7 @@ use tsnode_coordinator::{
     members::Members,
     planner::{Draft, Planner, Wish},
 };
-use tsnode_protocol::Plan;
+use tsnode_protocol::{Plan, RouteChoice};
 
 type Key = [u8; 32];
 
@@ -69,5 +69,9 @@ impl<P: Planner> Planner for Memo<P> {
     fn value(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> f64 {
         let mut answers = self.answers();
         *answers.values.entry(view(members, Some(plan))).or_insert_with(|| self.planner.value(plan, members, wish))
+    }
+
+    fn route(&self, draft: &Draft, members: &Members<'_>, wish: &Wish, before: &[RouteChoice]) -> Vec<RouteChoice> {
+        self.planner.route(draft, members, wish, before)
     }
 }

@@ -87,5 +87,5 @@ fn group(peers: &[PeerId], card: &ModelCard) -> Group {
 fn drafted(groups: Vec<Group>, reason: &str) -> Draft {
     let share = |g: &Group| 1.0 / groups.iter().filter(|other| other.model == g.model).count().max(1) as f64;
     let routes = groups.iter().map(|g| Route { prefill: g.id, decode: g.id, share: share(g) }).collect();
-    Draft { groups, routes, reason: reason.into() }
+    Draft { groups, routes, chosen: vec![], reason: reason.into() }
 }

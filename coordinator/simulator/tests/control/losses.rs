@@ -3,7 +3,7 @@
 use super::{all_is_well, control, coordinator, seconds};
 use std::collections::BTreeSet;
 use std::time::Duration;
-use tsnode_coordinator::sample;
+use tsnode_coordinator::{control::Event, sample};
 use tsnode_protocol::{PeerId, Plan};
 use tsnode_simulator::simulation::{World, process::Held, sketch::Sketch};
 
@@ -113,24 +113,59 @@ fn lateness_and_pauses_of_two_seconds_bury_nobody() {
     }
 }
 
+/// Peers of a full computer: what they say waits for seconds, and each knows it by a word through its own queues.
 #[test]
-fn a_dead_peer_is_noticed_within_four_seconds_where_all_is_quiet() {
-    let mut world = World::planned_by(Sketch, 3);
-    for n in 0..12 {
-        let n = world.add(sample::advert(n));
-        world.start(n);
+fn who_knows_that_words_wait_buries_nobody_for_six_seconds_of_silence_and_hears_of_a_kill_at_once() {
+    let run = |waits: Duration| {
+        let mut world = World::planned_by(Sketch, 11);
+        for n in 0..8 {
+            let n = world.add(sample::advert(n));
+            world.start(n);
+        }
+        world.wait(seconds(8));
+        for quarter in 0..80 {
+            (0..8).for_each(|n| world.tell(n, Event::CameThrough(waits)));
+            if quarter == 40 {
+                world.pause(3, seconds(6));
+            }
+            world.wait(Duration::from_millis(250));
+        }
+        let buried = world.checks.figures.false_deaths + world.checks.figures.excused_deaths;
+        world.kill(5);
+        world.wait(seconds(3));
+        (buried, world.checks.figures.noticed_at_once.len())
+    };
+    let ((late, at_once), (full, at_once_too)) = (run(Duration::from_millis(20)), run(seconds(1)));
+    assert!(late > 0, "else this shows nothing");
+    assert_eq!(full, 0);
+    assert!(at_once > 0 && at_once_too > 0, "{at_once} {at_once_too}");
+}
+
+#[test]
+fn a_dead_peer_is_noticed_within_four_seconds_as_a_rule_where_all_is_quiet() {
+    let mut silences = Vec::new();
+    for seed in 0..10 {
+        let mut world = World::planned_by(Sketch, seed);
+        for n in 0..12 {
+            let n = world.add(sample::advert(n));
+            world.start(n);
+        }
+        world.wait(seconds(20));
+        world.cut_power(5);
+        world.wait(seconds(6));
+        let by_silence = &mut world.checks.figures.noticed_by_silence;
+        assert_eq!(by_silence.len(), 11);
+        silences.append(by_silence);
+        world.checks.figures.noticed_at_once.clear();
+        world.kill(6);
+        // Whom its system's word does not reach notices by silence: as long as above. Who that is changes with the protocol's version.
+        world.wait(seconds(6));
+        let figures = &world.checks.figures;
+        assert_eq!(figures.noticed_at_once.len() + figures.noticed_by_silence.len(), 10);
+        all_is_well(&mut world);
     }
-    world.wait(seconds(20));
-    world.cut_power(5);
-    world.wait(seconds(6));
-    let by_silence = &world.checks.figures.noticed_by_silence;
-    assert_eq!(by_silence.len(), 11);
-    assert!(by_silence.iter().all(|s| (2.4..4.0).contains(s)), "{by_silence:?}");
-    world.checks.figures.noticed_at_once.clear();
-    world.kill(6);
-    // Whom its system's word does not reach notices by silence: as long as above. Who that is changes with the protocol's version.
-    world.wait(seconds(6));
-    let figures = &world.checks.figures;
-    assert_eq!(figures.noticed_at_once.len() + figures.noticed_by_silence.len(), 11 + 10);
-    all_is_well(&mut world);
+    silences.sort_by(f64::total_cmp);
+    // By its last heartbeat's time in the second, and by who calls it: a quarter of them take up to half a second longer.
+    assert!(silences.iter().all(|s| (2.4..5.0).contains(s)), "{silences:?}");
+    assert!(silences[silences.len() * 2 / 3] < 4.0, "{silences:?}");
 }

@@ -1,13 +1,17 @@
 //! Several models on one device (SeaLLM §4.1): which devices are for which models, and what a plan is worth in which their
 //! steps share devices' time.
 //!
-//! Memory needs no dealing: hosts state each model's part of it. Time does. A model is planned for at a rate that is its fair part
-//! of what the devices could carry, whoever they are for; a device whose time others take for a part u is slower by 1/(1 − u).
-//! So models that share all devices, or divide them, are valued alike: by the requests that are in time.
+//! Hosts state each model's part of their memory. Where those are together more than there is, a dealing has so many models on a
+//! device as it holds at once; a model that nobody asks for yields to one that is asked for, unless its owner keeps it in memory.
+//! Time is dealt everywhere. A model is
+//! planned for at a rate that is its fair part of what the devices could carry, whoever they are for; a device whose time others
+//! take for a part u is slower by 1/(1 − u). So models that share all devices, or divide them, are valued alike: by the requests
+//! that are in time.
 
-use super::{Part, Place, Scene};
+use super::{Part, Place, Room, Scene};
 use crate::{
     members::Members,
+    planner::fetching,
     scheduler::{cluster::InstanceId, evaluate::Evaluator, start},
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -111,9 +115,21 @@ pub(super) fn worth(scenes: &[Scene], groups: &[Group]) -> f64 {
         let here: Vec<Group> = groups.iter().filter(here).cloned().collect();
         if here.is_empty() { 0.0 } else { scene.share * scene.beside_others(&taken).value(&here) }
     };
-    let models: BTreeSet<ModelId> = scenes.iter().map(|s| s.card.id).collect();
-    let unserved = models.iter().filter(|model| groups.iter().all(|g| g.model != **model)).count();
-    (scenes.iter().map(value).sum::<f64>() - unserved as f64).max(0.0)
+    let models: BTreeMap<ModelId, Option<f64>> = scenes.iter().map(|s| (s.card.id, s.without)).collect();
+    let unserved = models.into_iter().filter(|(model, _)| groups.iter().all(|g| g.model != *model));
+    without(scenes.iter().map(value).sum(), unserved.map(|(_, without)| without)).max(0.0)
+}
+
+/// The same when what hosts have to fetch for it is counted.
+fn delayed(scenes: &[Scene], groups: &[Group]) -> f64 {
+    let worth_of = |groups: &[Group]| worth(scenes, groups);
+    let Some(scene) = scenes.first().filter(|scene| scene.holdings.is_some()) else { return worth_of(groups) };
+    fetching::delayed(worth_of(groups), worth_of(&scene.standing), fetching::takes(&scene.fetches(groups)))
+}
+
+/// What is left of models' values where nobody serves some others.
+fn without(sum: f64, unserved: impl Iterator<Item = Option<f64>>) -> f64 {
+    unserved.fold(sum, |worth, part| part.map_or(worth - 1.0, |part| worth * part))
 }
 
 /// Plans for all models. Where devices can serve several of them, which ones are for which is searched first.
@@ -128,7 +144,7 @@ pub(super) fn planned(scenes: Vec<Scene>) -> Vec<(Scene, Part)> {
     };
     let of = |parts: Vec<Part>| {
         let groups: Vec<Group> = parts.iter().flat_map(|p| p.groups.clone()).collect();
-        (worth(&scenes, &groups), parts)
+        (delayed(&scenes, &groups), parts)
     };
     let all = finalists(&scenes, &able).into_iter().map(|deal| of(on_deal(&deal)));
     let best = all.reduce(|best, other| if other.0 > best.0 { other } else { best });
@@ -144,14 +160,24 @@ fn able(scenes: &[Scene]) -> BTreeMap<Place, BTreeSet<ModelId>> {
     able
 }
 
-/// The best dealings found: from all devices shared by all, and from each for one model, by small changes.
+/// The best dealings found: from all devices shared by all, but for those that do not hold all at once, and from each for one
+/// model, by small changes.
 fn finalists(scenes: &[Scene], able: &BTreeMap<Place, BTreeSet<ModelId>>) -> Vec<Deal> {
-    let shared: Deal = able.iter().flat_map(|(place, models)| models.iter().map(|m| (*m, *place))).collect();
+    let kept = kept(scenes);
+    let mut alone = divided(scenes, able);
+    alone.extend(&kept);
+    let mut shared: Deal = able.iter().flat_map(|(place, models)| models.iter().map(|m| (*m, *place))).collect();
+    for place in able.keys() {
+        if !fits_at(scenes, &shared, place) {
+            shared.retain(|(model, at)| at != place || alone.contains(&(*model, *at)));
+        }
+    }
     let devices = able.len().max(1);
     let mut looks = (LOOKS / (devices * devices)).clamp(LOOKS_BOUNDS.0, LOOKS_BOUNDS.1);
     let mut found: Vec<(f64, Deal)> = Vec::new();
-    for start in [shared.clone(), divided(scenes, able)] {
-        let (value, deal) = improved(scenes, able, start, &mut looks);
+    let alone = Some(alone).filter(|alone| *alone != shared);
+    for start in [Some(shared.clone()), alone].into_iter().flatten() {
+        let (value, deal) = improved(scenes, (able, &kept), start, &mut looks);
         if found.iter().all(|(_, other)| *other != deal) {
             found.push((value, deal));
         }
@@ -164,6 +190,15 @@ fn finalists(scenes: &[Scene], able: &BTreeMap<Place, BTreeSet<ModelId>>) -> Vec
     let best = found.first().map_or(0.0, |(value, _)| *value);
     found.retain(|(value, _)| *value >= best - NEAR * best.abs() || value.is_nan());
     found.into_iter().map(|(_, deal)| deal).collect()
+}
+
+/// Whether a device has memory for all models that it is for.
+fn fits_at(scenes: &[Scene], deal: &Deal, place: &Place) -> bool {
+    let mut models = BTreeSet::new();
+    let dealt = scenes.iter().filter(|s| deal.contains(&(s.card.id, *place)) && models.insert(s.card.id));
+    let sum = |(need, most): (u64, u64), room: &Room| (need.saturating_add(room.need), most.min(room.most));
+    let (need, most) = dealt.filter_map(|s| s.rooms.get(place)).fold((0, u64::MAX), sum);
+    need <= most
 }
 
 /// Each device for one model: the most able first, to the model that has least of what it could use.
@@ -193,10 +228,19 @@ fn divided(scenes: &[Scene], able: &BTreeMap<Place, BTreeSet<ModelId>>) -> Deal 
     deal
 }
 
-/// A dealing, made better device by device as long as that is seen to help.
+/// Devices that keep a model in memory, whatever else is dealt to them.
+fn kept(scenes: &[Scene]) -> Deal {
+    let of = |scene: &Scene| {
+        let stays = |place: &&Place| scene.rooms.get(*place).is_some_and(|room| room.is_kept);
+        scene.places.iter().filter(stays).map(|place| (scene.card.id, *place)).collect::<Vec<_>>()
+    };
+    scenes.iter().flat_map(of).collect()
+}
+
+/// A dealing, made better device by device as long as that is seen to help. What is kept stays.
 fn improved(
     scenes: &[Scene],
-    able: &BTreeMap<Place, BTreeSet<ModelId>>,
+    (able, kept): (&BTreeMap<Place, BTreeSet<ModelId>>, &Deal),
     mut deal: Deal,
     looks: &mut usize,
 ) -> (f64, Deal) {
@@ -204,7 +248,7 @@ fn improved(
     for _ in 0..ROUNDS {
         let before = value;
         for (place, models) in able.iter().filter(|(_, models)| models.len() > 1) {
-            for model in models {
+            for model in models.iter().filter(|model| !kept.contains(&(**model, *place))) {
                 if *looks == 0 {
                     return (value, deal);
                 }
@@ -212,6 +256,13 @@ fn improved(
                 let mut other = deal.clone();
                 if !other.remove(&(*model, *place)) {
                     other.insert((*model, *place));
+                    if !fits_at(scenes, &other, place) {
+                        // It comes instead of those that are there.
+                        other.retain(|dealt| dealt.1 != *place || dealt.0 == *model || kept.contains(dealt));
+                    }
+                }
+                if !fits_at(scenes, &other, place) {
+                    continue;
                 }
                 let worth = guess(scenes, &other);
                 if worth > value {
@@ -229,14 +280,14 @@ fn improved(
 /// What a dealing is worth before anything is searched in it.
 fn guess(scenes: &[Scene], deal: &Deal) -> f64 {
     let taken = Taken::by(scenes, deal);
-    let (mut sum, mut unserved) = (0.0, scenes.iter().map(|s| s.card.id).collect::<BTreeSet<_>>());
+    let (mut sum, mut unserved) = (0.0, scenes.iter().map(|s| (s.card.id, s.without)).collect::<BTreeMap<_, _>>());
     for scene in scenes {
         if let Some(value) = scene.beside_others(&taken).on(deal).and_then(|s| s.guess()) {
             sum += scene.share * value;
             unserved.remove(&scene.card.id);
         }
     }
-    sum - unserved.len() as f64
+    without(sum, unserved.into_values())
 }
 
 /// Part of each device's time that is fair to each model of those that it can serve, by what they are asked for.

@@ -4,6 +4,7 @@ use super::{Place, Scene, scenes, sharing::Taken};
 use crate::{
     gate::SplitChoice,
     members::Members,
+    planner::fetching::Fetch,
     scheduler::{Evaluator, moves::Grouping, search, slo::Slo},
 };
 use std::collections::BTreeSet;
@@ -14,8 +15,10 @@ use tsnode_protocol::{Group, PeerId, Plan};
 pub struct Other {
     /// Its groups.
     pub groups: Vec<Group>,
-    /// What it is worth on this view.
+    /// What it is worth on this view, once it is up.
     pub value: f64,
+    /// What hosts would have to fetch for it first.
+    pub fetches: Vec<Fetch>,
 }
 
 /// A model's adopted groups against others; of a large swarm, one region's.
@@ -29,6 +32,8 @@ pub struct Why {
     pub slo: Slo,
     /// What the adopted groups are worth on this view; nothing, if some of their devices are gone.
     pub adopted: f64,
+    /// What hosts still have to fetch for them.
+    pub fetches: Vec<Fetch>,
     /// Its devices that other models' groups use too.
     pub shared: Vec<SharedDevice>,
     /// Others, the best first.
@@ -51,7 +56,7 @@ pub struct SharedDevice {
 pub fn why(plan: &Plan, members: &Members<'_>, split: SplitChoice) -> Vec<Why> {
     let scenes = scenes(members, split);
     let taken = Taken::by_groups(&scenes, &plan.groups);
-    scenes.iter().map(|scene| scene.beside_others(&taken).why(plan, &taken)).collect()
+    scenes.iter().map(|scene| scene.beside_others(&taken).under(Some(plan)).why(plan, &taken)).collect()
 }
 
 impl Scene {
@@ -72,7 +77,8 @@ impl Scene {
             SharedDevice { peer: place.0, device: place.1, taken }
         };
         let shared = used.iter().map(shared).filter(|device| device.taken > 0.0).collect();
-        Why { model: self.card.name.clone(), rate, slo, adopted: self.value(&adopted), shared, others }
+        let fetches = self.holdings.as_ref().map_or_else(Vec::new, |holdings| holdings.fetches(&adopted));
+        Why { model: self.card.name.clone(), rate, slo, adopted: self.value(&adopted), fetches, shared, others }
     }
 
     fn other(&self, grouping: &Grouping) -> Option<Other> {
@@ -81,6 +87,7 @@ impl Scene {
         let mut groups: Vec<Group> = numbers.iter().map(|g| self.named(&evaluator, *g)).collect();
         let value = evaluator.evaluate(&numbers).value;
         groups.sort_by_key(|g| g.id);
-        (!groups.is_empty()).then_some(Other { groups, value })
+        let fetches = self.fetches(&groups);
+        (!groups.is_empty()).then_some(Other { groups, value, fetches })
     }
 }

@@ -11,7 +11,7 @@ use crate::policy::batching::ServiceNo;
 use std::{collections::BTreeMap, fmt::Debug};
 use tsnode_protocol::Seconds;
 
-/// Busy time of the device after which a step has been passed over for long enough.
+/// Time of the device, busy or kept, after which a step has been passed over for long enough.
 pub const PATIENCE: Seconds = Seconds(0.5);
 
 /// What a model asks for.
@@ -49,8 +49,14 @@ pub trait Arbitration<R>: Debug + Send {
     /// The turn is over after so long.
     fn over(&mut self, took: Seconds);
 
+    /// The device was kept idle for so long while others waited: time of the device, as if it had been busy.
+    fn kept(&mut self, time: Seconds);
+
     /// How many ask for theirs.
     fn waiting(&self) -> usize;
+
+    /// Whether this one, which asks for nothing yet, would go before all who do if it asked for a step of all its requests.
+    fn would_be_first(&self, service: ServiceNo) -> bool;
 }
 
 /// A request, as it stands.
@@ -68,7 +74,7 @@ struct Job<S> {
 #[derive(Clone, Debug)]
 struct Waiting<R> {
     work: Work<R>,
-    /// The device's busy time when it asked, and which one it was of all that asked.
+    /// The device's time when it asked, and which one it was of all that asked.
     since: Seconds,
     nth: u64,
 }
@@ -94,7 +100,7 @@ pub struct Arbiter<O: Order, R> {
     order: O,
     lead: Lead,
     patience: Seconds,
-    /// Busy time so far.
+    /// Busy time so far, and time for which the device was kept.
     clock: Seconds,
     jobs: BTreeMap<(ServiceNo, R), Job<O::Standing>>,
     waiting: BTreeMap<ServiceNo, Waiting<R>>,
@@ -139,13 +145,22 @@ impl<O: Order, R: Copy + Ord + Debug> Arbiter<O, R> {
             None => self.order.enters(service, share.prompt_tokens),
         };
         let ranks = shares.iter().map(|share| self.order.rank(service, &standing(share)));
-        let rank = match self.lead {
-            _ if shares.is_empty() => Rank(f64::INFINITY),
-            Lead::First => ranks.min().unwrap_or_default(),
-            Lead::Together => Rank::together(ranks),
-        };
+        let rank = if shares.is_empty() { Rank(f64::INFINITY) } else { self.of_step(ranks) };
         let request = shares.iter().filter_map(job).map(|job| job.nth).min().unwrap_or(u64::MAX);
         Place::Ranked { turn: self.order.turn(service), rank, request, nth: *nth }
+    }
+
+    /// The rank of a step of requests that have these.
+    fn of_step(&self, ranks: impl Iterator<Item = Rank>) -> Rank {
+        match self.lead {
+            Lead::First => ranks.min().unwrap_or_default(),
+            Lead::Together => Rank::together(ranks),
+        }
+    }
+
+    /// Who is first of all who wait.
+    fn first(&self) -> Option<(Place, ServiceNo)> {
+        self.waiting.iter().map(|(service, waiting)| (self.place(*service, waiting), *service)).min()
     }
 
     /// What each request of a step has been executed for: an answer all of it, prompts their tokens' parts.
@@ -201,8 +216,7 @@ impl<O: Order, R: Copy + Ord + Debug + Send> Arbitration<R> for Arbiter<O, R> {
         if self.running.is_some() {
             return None;
         }
-        let places = self.waiting.iter().map(|(service, waiting)| (self.place(*service, waiting), *service));
-        let (_, service) = places.min()?;
+        let (_, service) = self.first()?;
         let waiting = self.waiting.remove(&service)?;
         if matches!(waiting.work, Work::Step(_)) {
             self.order.serves(service);
@@ -218,8 +232,20 @@ impl<O: Order, R: Copy + Ord + Debug + Send> Arbitration<R> for Arbiter<O, R> {
         }
     }
 
+    fn kept(&mut self, time: Seconds) {
+        self.clock += time;
+    }
+
     fn waiting(&self) -> usize {
         self.waiting.len()
+    }
+
+    fn would_be_first(&self, service: ServiceNo) -> bool {
+        let own = || self.jobs.iter().filter(move |((of, _), _)| *of == service).map(|(_, job)| job);
+        let Some(request) = own().map(|job| job.nth).min() else { return false };
+        let rank = self.of_step(own().map(|job| self.order.rank(service, &job.standing)));
+        let best = Place::Ranked { turn: self.order.turn(service), rank, request, nth: u64::MAX };
+        self.first().is_some_and(|(place, _)| best < place)
     }
 }
 

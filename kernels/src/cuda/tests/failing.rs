@@ -179,6 +179,15 @@ fn a_gpu_is_proved_with_the_model_and_one_that_computes_something_else_is_not() 
             assert_eq!(refused, "on a GPU a mixture of experts is not supported", "{name}");
         }
         assert!(matches!(prove("opt-relu", None), Err(ProofError::Engine(EngineError::Gpu(_)))));
+        // Layers behind the first, by rows that are made up.
+        let source = ModelSource::open(&here().join("models/reference/llama-gqa")).unwrap();
+        let later = LayerRange { start: 1, end: source.card().shape.layers };
+        for (forgets, is_fine) in [(None, true), (Some("rms_norm"), false)] {
+            let gpu = Gpu::on(Failing::that_forgets(&inner, forgets));
+            let mut engine = Engine::on_gpu(gpu, POOL, KvDtype::F16).unwrap();
+            let proved = proof::compare_layers(&mut engine, &source, 1, later);
+            assert_eq!(proved.is_ok(), is_fine, "{forgets:?}: {proved:?}");
+        }
     }
 }
 

@@ -42,7 +42,8 @@ fn pre_tokenizer(split: Split) -> PreTokenizer {
     PreTokenizer::Sequence { pretokenizers: split.patterns.iter().map(cut).chain([bytes]).collect() }
 }
 
-fn merges<'v>(metadata: &Metadata<'v>, texts: &[&str]) -> Result<Vec<(&'v str, &'v str)>, GgufError> {
+/// Those that the file gives, of parts that are tokens.
+pub(super) fn merges<'v>(metadata: &Metadata<'v>, texts: &[&str]) -> Result<Vec<(&'v str, &'v str)>, GgufError> {
     const KEY: &str = "tokenizer.ggml.merges";
     let list = metadata.array(KEY)?.ok_or_else(|| GgufError::Missing(KEY.to_owned()))?;
     at_most("merges", list.len() as u64, MERGES)?;

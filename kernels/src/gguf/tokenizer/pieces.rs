@@ -1,11 +1,11 @@
-//! SentencePiece's byte pairs: merges follow from the scores of what they make, and spaces are written `▁`.
+//! SentencePiece's byte pairs: spaces are written `▁`, and merges follow from the scores of what they make, or are given.
 
 use super::{
     super::{GgufError, Metadata, at_most},
-    bpe::MERGES,
+    bpe::{self, MERGES},
     json::{Decoder, Ids, Model, Normalizer, Parts, Pattern},
     special::Special,
-    vocabulary::{Kind, Vocabulary},
+    vocabulary::{self, Kind, Vocabulary},
 };
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -15,10 +15,11 @@ use tsnode_protocol::limits;
 const SPACE: &str = "▁";
 
 pub(super) fn parts<'v>(
-    metadata: &Metadata<'_>,
+    metadata: &Metadata<'v>,
     vocabulary: &'v Vocabulary<'v>,
     special: &Special,
 ) -> Result<Parts<'v>, GgufError> {
+    let texts: Vec<&str> = vocabulary.iter().map(|(text, _)| text).collect();
     let prefix = metadata.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
     Ok(Parts {
         normalizer: Some(normalizer(prefix)),
@@ -32,8 +33,11 @@ pub(super) fn parts<'v>(
             fuse_unk: true,
             byte_fallback: true,
             ignore_merges: false,
-            vocab: Ids(vocabulary.iter().map(|(text, _)| text).collect()),
-            merges: merges(vocabulary)?,
+            merges: match vocabulary.model {
+                vocabulary::Model::MergedPieces => bpe::merges(metadata, &texts)?,
+                vocabulary::Model::Pieces | vocabulary::Model::Bytes => merges(vocabulary)?,
+            },
+            vocab: Ids(texts),
         },
     })
 }

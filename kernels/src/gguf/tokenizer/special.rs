@@ -40,7 +40,7 @@ impl Special {
         ends.dedup();
         ends.iter().copied().chain(bos).for_each(|id| vocabulary.set_control(id));
         let adds = match vocabulary.model {
-            Model::Pieces => true,
+            Model::Pieces | Model::MergedPieces => true,
             Model::Bytes => Split::of(metadata)?.adds_bos,
         };
         Ok(Self {

@@ -16,6 +16,8 @@ pub(in super::super) enum Model {
     Bytes,
     /// Characters merged by the scores of what they become, as SentencePiece does.
     Pieces,
+    /// The same in a given order, as Gemma 4 does.
+    MergedPieces,
 }
 
 /// What a token is for.
@@ -44,11 +46,12 @@ pub(in super::super) struct Vocabulary<'a> {
 }
 
 /// Texts that end an answer in some model, whatever its file says of them.
-const ENDS: [&str; 13] = [
+const ENDS: [&str; 14] = [
     "<|eot_id|>",
     "<|im_end|>",
     "<|end|>",
     "<end_of_turn>",
+    "<turn|>",
     "<|endoftext|>",
     "<|eom_id|>",
     "<EOT>",
@@ -69,9 +72,10 @@ impl<'a> Vocabulary<'a> {
         let model = match metadata.text(MODEL)?.ok_or_else(|| missing(MODEL))? {
             "gpt2" => Model::Bytes,
             "llama" => Model::Pieces,
+            "gemma4" => Model::MergedPieces,
             other => {
                 let (key, value) = (MODEL.to_owned(), other.chars().take(64).collect());
-                return Err(GgufError::Unsupported { key, value, supported: "gpt2 and llama are".to_owned() });
+                return Err(GgufError::Unsupported { key, value, supported: "gpt2, llama and gemma4 are".to_owned() });
             }
         };
         let list = metadata.array(LIST)?.ok_or_else(|| missing(LIST))?;

@@ -65,6 +65,12 @@ pub(in crate::models) struct Experts {
     shared: Option<Shared>,
     used: usize,
     normed: bool,
+    /// What the parts of those used are multiplied by in the end, expert by expert.
+    factors: Option<Vec<f32>>,
+    /// Whether it is chosen by other rows than experts get.
+    apart: bool,
+    /// How experts' gates bend, where they do not end anywhere.
+    act: Gate,
     /// Of an expert's gate, as all are.
     width: Outputs,
     /// Of what comes out.
@@ -147,20 +153,47 @@ impl Experts {
             shared,
             used,
             normed,
+            factors: None,
+            apart: false,
+            act: part.gate(),
+            width: outputs[0].clone(),
+            hidden: outputs[2].clone(),
+        })
+    }
+
+    /// Gemma 4's, which stand beside an MLP: chosen by rows of their own, with a factor of what each makes.
+    pub(in crate::models) fn load_apart(part: &Part<'_>, mixture: &Mixture) -> Result<Self, WeightsError> {
+        let Mixture { experts, used, width, normed, .. } = *mixture;
+        let hidden = part.hidden();
+        let outputs = [width, width, hidden].map(|all| part.outputs(all));
+        Ok(Self {
+            router: part.exact("router.proj.weight", experts, hidden)?,
+            router_bias: None,
+            sigmoid: None,
+            experts: Expert::load_all(part, "experts", NAMES[0].1, experts, &outputs)?,
+            clamped: None,
+            shared: None,
+            used,
+            normed,
+            factors: Some(part.whole_vector("router.per_expert_scale", experts)?),
+            apart: true,
+            act: part.gate(),
             width: outputs[0].clone(),
             hidden: outputs[2].clone(),
         })
     }
 
     /// Some rows at a time, as MLPs have them.
-    fn forward(&self, step: &Step<'_, '_>, s: &mut Scratch) {
+    pub(in crate::models) fn forward(&self, step: &Step<'_, '_>, s: &mut Scratch) {
         let (rows, width) = (step.rows, self.hidden.mine.len());
         let inputs = s.normed.len() / rows.max(1);
-        let Scratch { normed, out, gate, up, work, .. } = s;
+        let Scratch { normed, routed, out, gate, up, work, .. } = s;
+        let (normed, routed) = (&*normed, if self.apart { &*routed } else { &*normed });
         let together = rows.clamp(1, ROWS_OF_MLP);
-        let each = normed.chunks(together * inputs).zip(sized(out, rows * width).chunks_mut(together * width));
-        for (x, out) in each {
-            self.choose(step.cpu, x, x.len() / inputs, work);
+        let some = together * inputs;
+        let each = normed.chunks(some).zip(routed.chunks(some));
+        for ((x, by), out) in each.zip(sized(out, rows * width).chunks_mut(together * width)) {
+            self.choose(step.cpu, by, x.len() / inputs, work);
             self.mix(step, (inputs, x), out, (&mut *gate, &mut *up, &mut *work));
             if let Some(shared) = &self.shared {
                 shared.add(step, x, out, (&mut *gate, &mut *up, &mut *work));
@@ -204,6 +237,9 @@ impl Experts {
             if let Some((_, scale)) = self.sigmoid {
                 work.passed[from..].iter_mut().for_each(|passed| passed.part *= scale);
             }
+            if let Some(factors) = &self.factors {
+                work.passed[from..].iter_mut().for_each(|passed| passed.part *= factors[passed.expert as usize]);
+            }
         }
         work.passed.sort_unstable_by_key(|passed| (passed.expert, passed.row));
     }
@@ -232,7 +268,7 @@ impl Experts {
             for (passed, row) in group.iter().zip(some.chunks_exact_mut(inputs)) {
                 row.copy_from_slice(&x[passed.row as usize * inputs..][..inputs]);
             }
-            self.experts[group[0].expert as usize].gate(cpu, some, (gated, up), self.clamped);
+            self.experts[group[0].expert as usize].gate(cpu, some, (gated, up), self.act, self.clamped);
         });
         drop(tasks);
         // Once for all experts: their gates are side by side like rows.
@@ -319,11 +355,11 @@ impl Expert {
     }
 
     /// What goes into its last matrix, in place of what its gate makes of the rows.
-    fn gate(&self, cpu: &Cpu, x: &[f32], (gate, up): (&mut [f32], &mut [f32]), clamped: Option<Clamped>) {
+    fn gate(&self, cpu: &Cpu, x: &[f32], (gate, up): (&mut [f32], &mut [f32]), act: Gate, clamped: Option<Clamped>) {
         let operands = [&self.gate, &self.up].map(|weight| weight.operand(cpu));
         let [first, second] = operands;
         if let (None, None) = (&self.biases, clamped) {
-            return cpu.gated(x, (first, gate), (second, up), Gate::Silu);
+            return cpu.gated(x, (first, gate), (second, up), act);
         }
         cpu.products(x, [(first, &mut *gate), (second, &mut *up)]);
         if let Some([of_gate, of_up, _]) = &self.biases {
@@ -331,7 +367,7 @@ impl Expert {
             add_bias(up, of_up);
         }
         match clamped {
-            None => cpu.gate_mul(Gate::Silu, gate, up),
+            None => cpu.gate_mul(act, gate, up),
             Some(Clamped { sharpness, limit }) => {
                 for (gate, up) in gate.iter_mut().zip(up) {
                     let (open, up) = (gate.min(limit), up.clamp(-limit, limit));
@@ -378,11 +414,13 @@ impl Stack {
     ) -> Result<Option<[Self; 3]>, WeightsError> {
         let ([width, _, hidden], inputs) = (outputs.each_ref().map(|outputs| outputs.all), inputs(outputs));
         let fused = format!("{block}.gate_up_proj");
-        if part.has(&fused) {
+        // GGUF files have another ending.
+        let ending = ["", ".weight"].into_iter().find(|ending| part.has(&format!("{fused}{ending}")));
+        if let Some(ending) = ending {
             // Gate and up of an expert are one below the other.
-            let both = part.stack(&fused, count, 2 * width, hidden)?;
+            let both = part.stack(&format!("{fused}{ending}"), count, 2 * width, hidden)?;
             let half = |first| Self { tensor: both.clone(), every: 2 * width, first };
-            let tensor = part.stack(&format!("{block}.down_proj"), count, hidden, width)?;
+            let tensor = part.stack(&format!("{block}.down_proj{ending}"), count, hidden, width)?;
             return Ok(Some([half(0), half(width), Self { tensor, every: hidden, first: 0 }]));
         }
         let both = format!("{block}.gate_up_proj");

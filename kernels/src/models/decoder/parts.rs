@@ -2,7 +2,7 @@
 
 use super::{Angles, Scratch, Step};
 use crate::{
-    config::{Activation, Growth, Mixture, ModelConfig},
+    config::{Activation, Growth, KvHeads, Mixture, ModelConfig},
     cpu::{Cpu, Gate},
     engine::{Look, Turn},
     linear::Weight,
@@ -67,8 +67,18 @@ impl<'a> Part<'a> {
         self.config.hidden
     }
 
+    /// The root of that width.
+    pub(in crate::models) fn root(&self) -> f32 {
+        (self.config.hidden as f32).sqrt()
+    }
+
+    /// How the gates of experts bend.
+    pub(super) fn gate(&self) -> Gate {
+        act(self.config.activation)
+    }
+
     /// The mixture that the layer has in place of an MLP, if it has one.
-    pub(super) fn mixture(&self) -> Option<&'a Mixture> {
+    pub(in crate::models) fn mixture(&self) -> Option<&'a Mixture> {
         self.config.mixture.as_ref().filter(|mixture| mixture.layers.get(self.layer) == Some(&true))
     }
 
@@ -144,6 +154,24 @@ impl<'a> Part<'a> {
     /// The norm `name` over the residual stream.
     pub(in crate::models) fn norm(&self, name: &str) -> Result<Norm, WeightsError> {
         self.norm_over(name, self.config.hidden)
+    }
+
+    /// A norm without weights, over so many numbers.
+    fn plain_norm(&self, width: usize) -> Norm {
+        Norm { weight: vec![1.0; width], eps: self.config.norm_eps }
+    }
+
+    /// The norm whose weights are the vector `name`, each multiplied by `factor`.
+    pub(in crate::models) fn norm_by(&self, name: &str, factor: f32) -> Result<Norm, WeightsError> {
+        let weight = self.vector(name, self.config.hidden, 0..self.config.hidden)?;
+        Ok(Norm { weight, eps: self.config.norm_eps }.scaled(factor))
+    }
+
+    /// A number that is stored as a vector of one, with `.weight` behind its name in GGUF files.
+    pub(in crate::models) fn number(&self, name: &str) -> Result<f32, WeightsError> {
+        let other = format!("{name}.weight");
+        let name = if self.has(&other) { &other } else { name };
+        Ok(self.vector(name, 1, 0..1)?[0])
     }
 
     fn norm_over(&self, name: &str, width: usize) -> Result<Norm, WeightsError> {
@@ -278,10 +306,13 @@ impl Linear {
 pub(in crate::models) struct Attention {
     query: Linear,
     key: Linear,
-    value: Linear,
+    /// None where values are keys, before norms and turning.
+    value: Option<Linear>,
     output: Linear,
     /// Of queries and keys, before they turn.
     norms: Option<Norms>,
+    /// Of each head's values.
+    value_norm: Option<Norm>,
     head_dim: usize,
     look: Look,
     /// Which of the stack's ropes turns it.
@@ -305,22 +336,25 @@ impl Attention {
     pub(in crate::models) fn load(part: &Part<'_>) -> Result<Self, WeightsError> {
         let [query, key, value] = Self::inputs(part);
         let linear = |name: &str, outputs| part.linear(name, outputs, part.config.hidden);
-        let inputs =
-            [linear("self_attn.q_proj", query)?, linear("self_attn.k_proj", key)?, linear("self_attn.v_proj", value)?];
-        Self::with_inputs(part, inputs)
+        let inputs = [linear("self_attn.q_proj", query)?, linear("self_attn.k_proj", key)?];
+        let has_matrix = !part.config.values_are_keys(part.layer);
+        let value = if has_matrix { Some(linear("self_attn.v_proj", value)?) } else { None };
+        Self::with_inputs(part, inputs, value)
     }
 
     /// From one matrix with the rows of queries, keys and values.
     pub(in crate::models) fn load_fused(part: &Part<'_>) -> Result<Self, WeightsError> {
-        let inputs = part.fused("self_attn.qkv_proj", Self::inputs(part), part.config.hidden)?;
-        Self::with_inputs(part, inputs)
+        let [query, key, value] = part.fused("self_attn.qkv_proj", Self::inputs(part), part.config.hidden)?;
+        Self::with_inputs(part, [query, key], Some(value))
     }
 
-    fn with_inputs(part: &Part<'_>, [query, key, value]: [Linear; 3]) -> Result<Self, WeightsError> {
+    fn with_inputs(part: &Part<'_>, [query, key]: [Linear; 2], value: Option<Linear>) -> Result<Self, WeightsError> {
         let c = part.config;
-        let output = part.linear("self_attn.o_proj", part.outputs(c.hidden), c.heads * c.head_dim)?;
+        let parts = c.heads_of(part.layer).parts;
+        let head_dim = parts * c.head_dim;
+        let output = part.linear("self_attn.o_proj", part.outputs(c.hidden), c.heads * head_dim)?;
         let window = c.windows[part.layer];
-        let look = Look { scale: c.attention_scale, cap: c.attention_cap, window };
+        let look = Look { scale: c.attention_scale, cap: c.attention_cap, window, parts };
         let other = c.other_rope.as_ref().is_some_and(|other| other.layers.get(part.layer) == Some(&true));
         let (rope, pairs, growth) = (usize::from(other), c.rope_pairs, c.growth);
         Ok(Self {
@@ -329,7 +363,8 @@ impl Attention {
             value,
             output,
             norms: None,
-            head_dim: c.head_dim,
+            value_norm: None,
+            head_dim,
             look,
             rope,
             pairs,
@@ -340,8 +375,14 @@ impl Attention {
 
     /// With norms over each head's queries and keys.
     pub(in crate::models) fn with_head_norms(self, part: &Part<'_>) -> Result<Self, WeightsError> {
-        let norm = |name| part.norm_over(name, part.config.head_dim);
-        Ok(Self { norms: Some(Norms::Heads([norm("self_attn.q_norm")?, norm("self_attn.k_norm")?])), ..self })
+        let norm = |name| part.norm_over(name, self.head_dim);
+        let norms = Some(Norms::Heads([norm("self_attn.q_norm")?, norm("self_attn.k_norm")?]));
+        Ok(Self { norms, ..self })
+    }
+
+    /// With norms over each head's values, without weights.
+    pub(in crate::models) fn with_value_norms(self, part: &Part<'_>) -> Self {
+        Self { value_norm: Some(part.plain_norm(self.head_dim)), ..self }
     }
 
     /// With norms over the queries of all heads, and over their keys.
@@ -363,17 +404,29 @@ impl Attention {
     /// Queries, keys and values: those of the rank's KV heads and of the query heads that share them.
     fn inputs(part: &Part<'_>) -> [Outputs; 3] {
         let c = part.config;
-        let heads = part.rank.heads(c.kv_heads);
-        [c.heads / c.kv_heads, 1, 1].map(|each| {
-            let width = each * c.head_dim;
-            Outputs { all: c.kv_heads * width, mine: heads.start * width..heads.end * width }
+        let KvHeads { count, parts } = c.heads_of(part.layer);
+        let heads = part.rank.heads(count);
+        [c.heads / count, 1, 1].map(|each| {
+            let width = each * parts * c.head_dim;
+            Outputs { all: count * width, mine: heads.start * width..heads.end * width }
         })
     }
 
     pub(in crate::models) fn forward(&self, step: &mut Step<'_, '_>, s: &mut Scratch) {
         let Step { cpu, rows, layer, .. } = *step;
-        let inputs = [(&self.query, &mut s.q), (&self.key, &mut s.k), (&self.value, &mut s.v)];
-        Linear::forward_all(cpu, rows, &s.normed, inputs);
+        let (query, key) = ((&self.query, &mut s.q), (&self.key, &mut s.k));
+        match &self.value {
+            Some(value) => Linear::forward_all(cpu, rows, &s.normed, [query, key, (value, &mut s.v)]),
+            None => {
+                Linear::forward_all(cpu, rows, &s.normed, [query, key]);
+                s.v.clear();
+                s.v.extend_from_slice(&s.k);
+            }
+        }
+        if let Some(norm) = &self.value_norm {
+            norm.forward(cpu, &s.v, &mut s.mixed);
+            swap(&mut s.v, &mut s.mixed);
+        }
         match &self.norms {
             None => {}
             Some(Norms::Heads([query, key])) => {
@@ -418,7 +471,8 @@ impl Attention {
 
     pub(in crate::models) fn outline(&self) -> AttentionOutline<'_> {
         AttentionOutline {
-            inputs: [&self.query, &self.key, &self.value].map(Linear::outline),
+            // Families whose values are keys are computed by no device that takes outlines.
+            inputs: [&self.query, &self.key, self.value.as_ref().unwrap_or(&self.key)].map(Linear::outline),
             output: self.output.outline(),
             head_norms: match &self.norms {
                 Some(Norms::Heads(norms)) => Some(norms.each_ref().map(Norm::outline)),
@@ -483,14 +537,6 @@ impl Gated {
         }
     }
 
-    fn act(&self) -> Gate {
-        match self.activation {
-            Activation::Silu => Gate::Silu,
-            // `Keys::gate` lets no gated MLP have the latter.
-            Activation::GeluTanh | Activation::Relu => Gate::Gelu,
-        }
-    }
-
     /// Some rows at a time: what lies between the matrices is the widest of all, and is not kept for more.
     pub(in crate::models) fn forward(&self, step: &Step<'_, '_>, s: &mut Scratch) {
         let (rows, width) = (step.rows, self.down.outputs.mine.len());
@@ -527,10 +573,19 @@ impl Gated {
         if self.gate.bias.is_none() && self.up.bias.is_none() {
             let [gate, up] = [(&self.gate, gate), (&self.up, up)]
                 .map(|(linear, out)| (linear.weight.operand(cpu), sized(out, rows * linear.outputs.mine.len())));
-            cpu.gated(x, gate, up, self.act());
+            cpu.gated(x, gate, up, act(self.activation));
         } else {
             Linear::forward_all(cpu, rows, x, [(&self.gate, &mut *gate), (&self.up, &mut *up)]);
-            cpu.gate_mul(self.act(), gate, up);
+            cpu.gate_mul(act(self.activation), gate, up);
         }
+    }
+}
+
+/// How the one half of a gated MLP bends.
+fn act(activation: Activation) -> Gate {
+    match activation {
+        Activation::Silu => Gate::Silu,
+        // `Keys::gate` lets no gated MLP have the latter.
+        Activation::GeluTanh | Activation::Relu => Gate::Gelu,
     }
 }

@@ -1,10 +1,13 @@
 // The map: peers as buttons, groups as chains of their stages, routes and links as lines under them.
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import type { Link, Peer, Short, View } from "../types";
+import type { Move } from "../live";
+import type { Link, Peer, View } from "../types";
 import { bytes, layers, modelName, nameOf, percent, rate, seconds } from "../words";
 import { NODE, curve, layout, middle, type Box, type Node } from "./layout";
 
+/** How long a move is seen (ms), as the sheet has it. */
+const SEEN = 1600;
 /** With more peers, only the links of the chosen one are drawn. */
 const FEW = 8;
 
@@ -29,7 +32,7 @@ function useWidth() {
   return [at, width] as const;
 }
 
-export function SwarmMap({ view, latest, ended }: { view: View; latest: Short | undefined; ended: number }) {
+export function SwarmMap({ view, moves }: { view: View; moves: Move[] }) {
   const [at, width] = useWidth();
   const [chosen, choose] = useState<string | null>(null);
   const peer = view.peers.find((one) => one.id === chosen);
@@ -37,7 +40,7 @@ export function SwarmMap({ view, latest, ended }: { view: View; latest: Short | 
   return (
     <>
       <div class="map" ref={at} style={{ height: `${height}px` }} role="group" aria-label="Map of peers">
-        {width > 0 && <Lines view={view} boxes={boxes} width={width} height={height} chosen={chosen} latest={latest} ended={ended} />}
+        {width > 0 && <Lines view={view} boxes={boxes} width={width} height={height} chosen={chosen} moves={moves} />}
         {boxes.map((box) => (
           <Frame key={box.key} box={box} view={view} chosen={chosen} choose={choose} />
         ))}
@@ -104,19 +107,16 @@ interface LinesProps {
   width: number;
   height: number;
   chosen: string | null;
-  latest: Short | undefined;
-  ended: number;
+  moves: Move[];
 }
 
-function Lines({ view, boxes, width, height, chosen, latest, ended }: LinesProps) {
+function Lines({ view, boxes, width, height, chosen, moves }: LinesProps) {
   const boxOf = (id: string) => boxes.find((box) => box.group?.id === id);
   const nodes = boxes.flatMap((box) => box.nodes);
   const led = (leader: string, phases: string[]) =>
     boxes.find((box) => box.group?.stages[0]?.peer === leader && phases.includes(box.group.phase));
-  const moved = latest && {
-    from: led(latest.prefill, ["prefill", "mixed", "decode"]),
-    to: led(latest.decode, ["decode", "mixed"]),
-  };
+  // Whoever comes back to the map is not shown again what was.
+  const moving = moves.filter((move) => Date.now() - move.at < SEEN);
   const routes = (view.plan?.routes ?? []).filter((route) => route.prefill !== route.decode && route.share > 0.001);
   return (
     <svg width={width} height={height} aria-hidden="true">
@@ -138,14 +138,10 @@ function Lines({ view, boxes, width, height, chosen, latest, ended }: LinesProps
         const [from, to] = [boxOf(route.prefill), boxOf(route.decode)];
         return from && to && <path key={`${route.prefill}-${route.decode}`} class="route" d={curve(from, to)} stroke-width={1 + 4 * route.share} />;
       })}
-      {ended > 0 && moved?.from && moved.to && (
-        <path
-          key={`${ended}`}
-          class="moves"
-          pathLength={1}
-          d={moved.from === moved.to ? around(moved.from) : curve(moved.from, moved.to)}
-        />
-      )}
+      {moving.map(({ n, prefill, decode }) => {
+        const [from, to] = [led(prefill, ["prefill", "mixed", "decode"]), led(decode, ["decode", "mixed"])];
+        return from && to && <path key={`moves-${n}`} class="moves" pathLength={1} d={from === to ? around(from) : curve(from, to)} />;
+      })}
     </svg>
   );
 }

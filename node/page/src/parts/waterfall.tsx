@@ -1,7 +1,7 @@
 // Where a request's time went: its parts, one behind the other, as the gateway cut them.
 
 import { nameOf, percent, seconds } from "../words";
-import type { PartName, Trace, View } from "../types";
+import type { PartName, Running, Trace, View } from "../types";
 
 const PARTS: [PartName, string][] = [
   ["queue", "queue: for pages and its turn"],
@@ -46,6 +46,23 @@ export function Waterfall({ trace }: { trace: Trace }) {
         ))}
       </tbody>
     </table>
+  );
+}
+
+/** Of one that is under way, as far as it is: so long as `most` is all of the width. */
+export function Underway({ parts, most }: { parts: Running["parts"]; most: number }) {
+  if (!parts) return null;
+  const whole = Math.max(most, 1e-9);
+  let from = 0;
+  return (
+    <div class="track underway" aria-hidden="true">
+      {(["queue", "prefill", "decode"] as const).map((name) => {
+        const left = from;
+        from += parts[name];
+        const style = { left: `${(100 * left) / whole}%`, width: `${(100 * parts[name]) / whole}%` };
+        return parts[name] > 0 && <i key={name} class={`part ${name}`} style={style} />;
+      })}
+    </div>
   );
 }
 

@@ -1,7 +1,8 @@
 // Join: the one line for the next machine, and an invite as a picture for a telephone's camera.
 
 import { renderSVG } from "uqr";
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
+import { get } from "../api";
 import { useLive } from "../live";
 import { Heading, Line } from "../parts/small";
 import { Arrivals } from "./arrivals";
@@ -13,31 +14,68 @@ const MOST = 2900;
 
 export function JoinView() {
   const { view } = useLive();
-  const [given, set] = useState("");
-  const invite = given.trim();
-  const good = INVITE.test(invite);
   if (!view) return <Heading title="Join">Join</Heading>;
   return (
     <>
       <Heading title="Join">Join</Heading>
-      {view.private ? (
-        <p>
-          The swarm <strong>{view.swarm}</strong> is private: it takes in who has an invite. Invites are secrets, so no peer gives them
-          over HTTP; one is made on this peer's host:
-        </p>
-      ) : (
-        <p>
-          The swarm <strong>{view.swarm}</strong> is open. On the same network a machine finds it by itself; from elsewhere it needs an
-          invite, which says where peers are, and is made on this peer's host:
-        </p>
+      {view.private ? <Private swarm={view.swarm} /> : <Open swarm={view.swarm} addresses={view.addresses.join()} />}
+      <Arrivals />
+      <section>
+        <h2>Where this peer is found</h2>
+        {view.addresses.length ? (
+          <ul class="plain">
+            {view.addresses.map((address) => (
+              <li key={address}>
+                <code>{address}</code>
+              </li>
+            ))}
+          </ul>
+        ) : (
+          <p class="quiet">It has no address that others could dial.</p>
+        )}
+      </section>
+    </>
+  );
+}
+
+/** An open swarm's invite says where peers are, and nothing that is secret: the peer gives it. */
+function Open({ swarm, addresses }: { swarm: string; addresses: string }) {
+  const [known, set] = useState<{ invite: string | null; why?: string } | null>(null);
+  useEffect(() => {
+    const stop = new AbortController();
+    get<{ invite: string | null; why?: string }>("/api/invite", stop.signal).then(set, () => undefined);
+    return () => stop.abort();
+  }, [addresses]);
+  return (
+    <>
+      <p>
+        The swarm <strong>{swarm}</strong> is open: whoever finds it is let in. On the same network this is all, on the new machine:
+      </p>
+      <Line text="tsnode join" label="Copy the line for this network" />
+      {known?.why && <p class="quiet">For an invite, by which it is joined from elsewhere: {known.why}.</p>}
+      {known?.invite && (
+        <section>
+          <h2>For another machine</h2>
+          <p>From elsewhere this invite says where peers are:</p>
+          <Line text={`tsnode join --invite ${known.invite}`} label="Copy the line with the invite" />
+          {known.invite.length <= MOST && <Code text={known.invite} says="The invite. It has no secret in it." />}
+        </section>
       )}
+    </>
+  );
+}
+
+function Private({ swarm }: { swarm: string }) {
+  const [given, set] = useState("");
+  const invite = given.trim();
+  const good = INVITE.test(invite);
+  return (
+    <>
+      <p>
+        The swarm <strong>{swarm}</strong> is private: it takes in who has an invite. Invites are secrets, so no peer gives them over
+        HTTP; one is made on this peer's host:
+      </p>
       <Line text="tsnode invite" label="Copy the line that makes an invite" />
-      {!view.private && (
-        <>
-          <p>On the same network this is all, on the new machine:</p>
-          <Line text="tsnode join" label="Copy the line for this network" />
-        </>
-      )}
       <section>
         <h2>For another machine</h2>
         <label>
@@ -60,35 +98,20 @@ export function JoinView() {
             <Line text="tsnode join --invite -" label="Copy the line" />
             <p>Where nobody else uses that machine, all in one:</p>
             <Line text={`tsnode join --invite ${invite}`} label="Copy the line with the invite" />
-            {invite.length <= MOST && <Code text={invite} />}
+            {invite.length <= MOST && <Code text={invite} says="The invite. Whoever sees it can come in." />}
           </>
-        )}
-      </section>
-      <Arrivals />
-      <section>
-        <h2>Where this peer is found</h2>
-        {view.addresses.length ? (
-          <ul class="plain">
-            {view.addresses.map((address) => (
-              <li key={address}>
-                <code>{address}</code>
-              </li>
-            ))}
-          </ul>
-        ) : (
-          <p class="quiet">It has no address that others could dial.</p>
         )}
       </section>
     </>
   );
 }
 
-function Code({ text }: { text: string }) {
+function Code({ text, says }: { text: string; says: string }) {
   const svg = renderSVG(text, { ecc: "L", border: 2 });
   return (
     <figure class="qr">
       <img src={`data:image/svg+xml,${encodeURIComponent(svg)}`} alt="The invite as a QR code" width={260} height={260} />
-      <figcaption class="quiet small">The invite. Whoever sees it can come in.</figcaption>
+      <figcaption class="quiet small">{says}</figcaption>
     </figure>
   );
 }

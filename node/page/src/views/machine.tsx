@@ -100,7 +100,7 @@ function Owner({ view }: { view: View }) {
         </button>
       </div>
       <Said text={said} />
-      <p class="quiet small">Either way what runs here goes on elsewhere first. A pause outlives a restart.</p>
+      <p class="quiet small">Either way it is drained first: what runs here goes on elsewhere. A pause outlives a restart.</p>
       <dialog ref={asks} aria-labelledby="leaves">
         <h2 id="leaves">Leave the swarm?</h2>
         <p>What runs here goes on elsewhere, and then this peer ends, this page with it. It comes back with:</p>

@@ -4,13 +4,16 @@ import { useEffect, useState } from "preact/hooks";
 import { Refusal, get, post } from "../api";
 import { useLive } from "../live";
 import { Heading, Said, useDeed } from "../parts/small";
-import { Shares, Waterfall } from "../parts/waterfall";
-import type { Trace, View } from "../types";
+import { Shares, Underway, Waterfall } from "../parts/waterfall";
+import type { Running, Trace, View } from "../types";
 import { bytes, layers, modelName, nameOf, seconds, tokens } from "../words";
 
 export function RequestsView({ id }: { id: string }) {
   const { view, requests, running } = useLive();
   const [said, run, busy] = useDeed();
+  const took = ({ parts }: Running) => (parts ? parts.queue + parts.prefill + parts.decode : 0);
+  const by = (one: Running) => (one.stage === "prefill" ? one.prefill : one.decode);
+  const most = Math.max(0, ...running.map(took));
   return (
     <>
       <Heading title="Requests">Requests</Heading>
@@ -22,7 +25,8 @@ export function RequestsView({ id }: { id: string }) {
             <li key={one.request} class="row">
               <code>{one.request}</code> <span>{one.model}</span> <span>
                 {one.stage}, {one.prompt_tokens} of prompt, {one.new_tokens} of answer
-                {one.decode && `, by ${nameOf(view, one.decode)}`}
+                {one.parts && one.stage === "decode" && `, the prompt in ${seconds(one.parts.queue + one.parts.prefill)}`}
+                {by(one) && `, by ${nameOf(view, by(one) ?? "")}`}
               </span>{" "}
               <span class="number">{one.seconds} s</span>
               <button
@@ -33,6 +37,7 @@ export function RequestsView({ id }: { id: string }) {
               >
                 Cancel
               </button>
+              <Underway parts={one.parts} most={most} />
             </li>
           ))}
         </ul>

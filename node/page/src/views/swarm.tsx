@@ -3,11 +3,11 @@
 import { useLive } from "../live";
 import { Heading, Meter } from "../parts/small";
 import { SwarmMap, linkOf, strength } from "../parts/map";
-import type { View } from "../types";
+import type { Link, View } from "../types";
 import { bytes, layers, modelName, nameOf, percent, rate, seconds, short } from "../words";
 
 export function SwarmView() {
-  const { view, requests, ended, plans } = useLive();
+  const { view, moves, plans } = useLive();
   if (!view) return <Heading title="Swarm">Swarm</Heading>;
   const waits = view.peers.reduce((sum, peer) => sum + peer.load.waiting, 0);
   const runs = view.peers.reduce((sum, peer) => sum + peer.load.running, 0);
@@ -19,7 +19,7 @@ export function SwarmView() {
         waiting; epoch {view.epoch}, term {view.term}
         {view.coordinator && <>; {nameOf(view, view.coordinator)} coordinates</>}.
       </p>
-      <SwarmMap view={view} latest={requests[0]} ended={ended} />
+      <SwarmMap view={view} moves={moves} />
       <section>
         <h2>Plan</h2>
         <p>{view.plan ? view.plan.reason : "There is no plan yet."}</p>
@@ -159,6 +159,15 @@ function Peers({ view }: { view: View }) {
   );
 }
 
+/** Straight, by a hole punched from both sides (known of this peer's links alone), or over another peer. */
+function wayOf(view: View, from: string, link: Link): "direct" | "hole-punched" | "relayed" {
+  if (link.path !== "direct") return "relayed";
+  const [here, there] = [from, link.to].map((id) => view.peers.find((peer) => peer.id === id)?.advert);
+  const end = view.link_ends?.[link.to];
+  const called = !here || !there || here.reachable || there.reachable || !end || there.data_addresses.includes(end);
+  return from !== view.me || called ? "direct" : "hole-punched";
+}
+
 function Matrix({ view }: { view: View }) {
   if (view.peers.length < 2) return <p class="quiet">Nobody else is here.</p>;
   return (
@@ -188,7 +197,7 @@ function Matrix({ view }: { view: View }) {
                     <td key={to.id} style={{ "--strength": `${Math.round(100 * strength(link.bandwidth))}%` }}>
                       {rate(link.bandwidth)}
                       <span class="small"> {seconds(link.latency)}</span>
-                      {link.path !== "direct" && <span class="small"> relayed</span>}
+                      {wayOf(view, from.id, link) !== "direct" && <span class="small"> {wayOf(view, from.id, link)}</span>}
                     </td>
                   );
                 })}
@@ -203,6 +212,7 @@ function Matrix({ view }: { view: View }) {
 
 function Models({ view }: { view: View }) {
   const groups = (id: string) => view.plan?.groups.filter((group) => group.model === id).length ?? 0;
+  const origin = (id: string) => view.peers.flatMap((peer) => peer.advert.origins ?? []).find((one) => one.model === id);
   return (
     <section>
       <h2>Models</h2>
@@ -212,6 +222,7 @@ function Models({ view }: { view: View }) {
             <strong>{card.name}</strong>: {card.shape.layers} layers, context {card.shape.context} tokens,{" "}
             {groups(card.id) ? `${groups(card.id)} groups` : "in no group"}
             {card.id === view.default_model && ", answers where none is named"}
+            {origin(card.id) && `; from ${origin(card.id)?.source}, licence ${origin(card.id)?.licence ?? "not known"}`}
           </li>
         ))}
       </ul>

@@ -5,13 +5,14 @@ use crate::{
     cli::{
         ask::Peer,
         output::{name, names},
+        ways,
     },
     config::Settings,
     control_plane::swarm::{self, ProcessId},
     node::{Membering, NodeConfig, former_addresses},
     reachability::{
         self, Observations, conclude,
-        observation::{Path, Running, Way},
+        observation::Running,
         probe::{self, Target, targets},
     },
     store::{
@@ -150,22 +151,13 @@ async fn twin(settings: &Settings, view: Option<&SwarmView>) -> Option<String> {
 
 /// What the peer that runs here knows of its place.
 fn known(view: &SwarmView, port: u16) -> Running {
-    let all = names(view);
     let own = view.peers.iter().find(|peer| peer.id == view.me);
-    let is_reachable = own.is_none_or(|own| own.advert.reachable);
-    let path = |link: &tsnode_protocol::Link| {
-        let there = view.peers.iter().find(|peer| peer.id == link.to)?;
-        let is_told = view.link_ends.get(&link.to).is_none_or(|at| there.advert.data_addresses.contains(at));
-        let is_hole = !is_reachable && !there.advert.reachable && !is_told;
-        let way = Way::of(link.path, |relay| name(&all, relay), is_hole);
-        Some(Path { name: name(&all, link.to), is_reachable: there.advert.reachable, way })
-    };
     let met_strangers = view.rejected.keys().any(|reason| reason.contains("does not know this swarm's secret"));
     Running {
-        is_reachable,
+        is_reachable: own.is_none_or(|own| own.advert.reachable),
         others: view.peers.iter().filter(|peer| peer.id != view.me).count(),
         port,
         met_strangers,
-        paths: own.iter().flat_map(|own| &own.advert.links).filter_map(path).collect(),
+        paths: ways::of(view).into_iter().map(|(_, path)| path).collect(),
     }
 }

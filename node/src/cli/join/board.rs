@@ -4,7 +4,7 @@ use super::{count, describe};
 use crate::{
     cli::{
         layout::{COLUMNS, fitted, harmless, padded, width, wrapped},
-        rates,
+        rates, ways,
     },
     hardware::memory::Size,
     view::{Readiness, SwarmView},
@@ -40,7 +40,7 @@ impl Board {
             if self.0.get(&(label, nth)) != Some(&text) {
                 // Sentences go on below; what is to be copied stays whole.
                 match label {
-                    "lends" | "waits" | "trouble" => lines.extend(wrapped(label, LABELS, &text)),
+                    "lends" | "links" | "waits" | "trouble" => lines.extend(wrapped(label, LABELS, &text)),
                     _ => lines.push(format!("{}{text}", padded(label, LABELS))),
                 }
                 self.0.insert((label, nth), text);
@@ -78,7 +78,10 @@ fn rows(view: &SwarmView, fixed: &Fixed) -> Vec<(&'static str, String)> {
         rows.push(("model", short(models.join(", "))));
     }
     match view.readiness {
-        Readiness::Ready => rows.push(("role", short(role(view)))),
+        Readiness::Ready => {
+            rows.push(("role", short(role(view))));
+            rows.extend(ways::told(view).map(|told| ("links", harmless(&told))));
+        }
         // The line that changes has no room for it.
         _ if width(&waits(view)) > COLUMNS => rows.push(("waits", waits(view))),
         _ => {}
@@ -231,6 +234,7 @@ mod tests {
             parent: None,
             groups: vec![group],
             routes: vec![],
+            chosen: vec![],
             reason: "".into(),
         };
         SwarmView {

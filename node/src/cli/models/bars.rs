@@ -40,18 +40,34 @@ impl Bars {
         }
     }
 
+    /// How far it is, of how much: where it is not told piece by piece.
+    pub fn stand(&mut self, done: u64, total: u64) {
+        if self.total != total {
+            self.draw(total);
+        }
+        self.done = done;
+        self.bar.set_position(done);
+        if self.bar.is_hidden() {
+            self.line();
+        }
+    }
+
     fn begin(&mut self, bytes: u64, files: usize) {
-        self.total = bytes;
         if files == 0 {
             return;
         }
-        let template = "{prefix} {bar:30} {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}, {eta} left";
-        let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-        self.bar = ProgressBar::new(bytes).with_style(style).with_prefix(self.name.clone());
+        self.draw(bytes);
         if self.bar.is_hidden() {
             let s = if files == 1 { "" } else { "s" };
             note!("{}: fetching {} in {files} file{s}", self.name, Size(bytes));
         }
+    }
+
+    fn draw(&mut self, total: u64) {
+        self.total = total;
+        let template = "{prefix} {bar:30} {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}, {eta} left";
+        let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+        self.bar = ProgressBar::new(total).with_style(style).with_prefix(self.name.clone());
     }
 
     fn line(&mut self) {

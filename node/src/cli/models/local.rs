@@ -19,7 +19,8 @@ pub(super) fn list(matches: &ArgMatches) -> Result<(), Exit> {
     if is_set(matches, "json") {
         let shown = |model: &CachedModel| {
             json!({ "model": model.name.to_string(), "commit": model.commit.as_str(), "bytes": model.bytes,
-                "path": model.path, "missing": model.lacking, "pickles": model.pickles })
+                "path": model.path, "missing": model.lacking, "pickles": model.pickles,
+                "licence": cache.licence(&model.name.repo) })
         };
         return output::print_json(&models.iter().map(shown).collect::<Vec<_>>());
     }
@@ -27,10 +28,11 @@ pub(super) fn list(matches: &ArgMatches) -> Result<(), Exit> {
         say!("no model is in {}; fetch one with: tsnode models pull llama3.2:1b", cache.folder().display());
         return Ok(());
     }
-    let mut rows = vec![["MODEL", "SIZE", "COMMIT", "STATE"].map(String::from).to_vec()];
+    let mut rows = vec![["MODEL", "SIZE", "COMMIT", "LICENCE", "STATE"].map(String::from).to_vec()];
     rows.extend(models.iter().map(|model| {
         let commit = model.commit.as_str().chars().take(8).collect();
-        vec![model.name.to_string(), Size(model.bytes).to_string(), commit, state(model)]
+        let licence = cache.licence(&model.name.repo).unwrap_or_else(|| "-".into());
+        vec![model.name.to_string(), Size(model.bytes).to_string(), commit, licence, state(model)]
     }));
     output::table(&rows)
 }

@@ -5,7 +5,7 @@ use crate::{
         ask::look,
         exit::Exit,
         is_set,
-        layout::harmless,
+        layout::{bytes, harmless},
         output::{name, names, print_json, table},
         status::in_words,
         swarm_settings,
@@ -16,8 +16,11 @@ use crate::{
 use clap::ArgMatches;
 use serde_json::json;
 use std::collections::BTreeMap;
-use tsnode_coordinator::planner::live::{self, Why};
-use tsnode_protocol::{Group, PeerId, Plan, Stage};
+use tsnode_coordinator::planner::{
+    fetching::{self, Fetch},
+    live::{self, Why},
+};
+use tsnode_protocol::{Group, PeerId, Plan, Seconds, Stage};
 
 pub(super) async fn plan(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     let view = look(settings, matches).await?;
@@ -80,6 +83,8 @@ fn stages(group: &Group, view: &SwarmView, names: &BTreeMap<PeerId, String>) -> 
     group.stages.iter().map(stage).collect::<Vec<_>>().join(" → ")
 }
 
+/// Holders that are named of those who give something.
+const NAMED: usize = 3;
 /// Other ways that are worth as much within this part of requests are no reason for or against anything.
 const TELLING: f64 = 1e-3;
 
@@ -103,6 +108,7 @@ fn explained(why: &Why, view: &SwarmView, verbose: bool) -> Vec<String> {
             device.device
         ));
     }
+    lines.extend(fetched(&why.fetches, names).map(|line| format!("  {line}")));
     if why.others.is_empty() {
         lines.push("  there is no other way to form groups of these devices".into());
     }
@@ -116,6 +122,8 @@ fn explained(why: &Why, view: &SwarmView, verbose: bool) -> Vec<String> {
         };
         lines.push(format!("  instead, {worth}:"));
         lines.extend(other.groups.iter().map(|g| format!("    {} {}", stages(g, view, names), in_words(g.phase))));
+        lines.extend(fetched(&other.fetches, names).map(|line| format!("    {line}")));
+        lines.extend(delayed(other, why.adopted).map(|line| format!("    {line}")));
     }
     let alike = why.others.len() - why.others.iter().filter(telling).count();
     if alike > 0 {
@@ -125,13 +133,68 @@ fn explained(why: &Why, view: &SwarmView, verbose: bool) -> Vec<String> {
     lines
 }
 
+/// What hosts fetch, from whom, and how long that takes: a line each.
+fn fetched(fetches: &[Fetch], names: &BTreeMap<PeerId, String>) -> impl Iterator<Item = String> {
+    fetches.iter().map(|fetch| {
+        let layers: Vec<String> = fetch.layers.iter().map(ToString::to_string).collect();
+        let from: Vec<String> = fetch.holders.iter().take(NAMED).map(|holder| name(names, *holder)).collect();
+        let more = match fetch.holders.len().saturating_sub(NAMED) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let (host, from) = (name(names, fetch.peer), from.join(", "));
+        let how = match fetch.takes {
+            Some(takes) => format!("from {from}{more}, about {}", about(takes)),
+            None => "of which nobody has all".into(),
+        };
+        format!("{host} fetches layers {} ({}), {how}", layers.join(", "), bytes(fetch.bytes))
+    })
+}
+
+/// What fetching takes off another plan's worth, where that is why it is not taken.
+fn delayed(other: &live::Other, adopted: f64) -> Option<String> {
+    let takes = fetching::takes(&other.fetches);
+    let (hour, gains) = (about(fetching::HORIZON), other.value > adopted);
+    match takes.0 {
+        t if t <= 0.0 || !gains => None,
+        t if t.is_infinite() => Some("not taken: nobody gives all that it needs".into()),
+        t if t >= fetching::HORIZON.0 => Some(format!(
+            "not taken: a plan must be worth its fetching within {hour}, and it would not be there by then"
+        )),
+        _ => {
+            let worth = fetching::delayed(other.value, adopted, takes) * 100.0;
+            Some(format!("with that, {worth:.1} % in time over {hour}"))
+        }
+    }
+}
+
+/// A time as people say it.
+fn about(Seconds(seconds): Seconds) -> String {
+    match seconds {
+        s if s < 119.5 => format!("{s:.0} s"),
+        s if s < 7170.0 => format!("{:.0} min", s / 60.0),
+        s => format!("{:.1} h", s / 3600.0),
+    }
+}
+
 fn as_json(why: &Why) -> serde_json::Value {
-    let other = |o: &live::Other| json!({ "groups": o.groups, "value": o.value, "loses": why.adopted - o.value });
+    let other = |o: &live::Other| {
+        let fetches: Vec<_> = o.fetches.iter().map(fetch_as_json).collect();
+        json!({ "groups": o.groups, "value": o.value, "loses": why.adopted - o.value, "fetches": fetches })
+    };
     let shared = |d: &live::SharedDevice| json!({ "peer": d.peer, "device": d.device, "taken": d.taken });
     json!({
         "shared": why.shared.iter().map(shared).collect::<Vec<_>>(),
+        "fetches": why.fetches.iter().map(fetch_as_json).collect::<Vec<_>>(),
         "model": why.model, "rate": why.rate, "value": why.adopted, "slo": why.slo.to_string(),
         "runners_up": why.others.iter().map(other).collect::<Vec<_>>(),
+    })
+}
+
+fn fetch_as_json(fetch: &Fetch) -> serde_json::Value {
+    json!({
+        "peer": fetch.peer, "model": fetch.model, "layers": fetch.layers, "bytes": fetch.bytes,
+        "holders": fetch.holders, "seconds": fetch.takes.map(|takes| takes.0),
     })
 }
 
@@ -143,12 +206,13 @@ mod tests {
 
     #[test]
     fn ways_that_differ_by_next_to_nothing_are_no_reason() {
-        let other = |value| Other { groups: vec![], value };
+        let other = |value| Other { groups: vec![], value, fetches: vec![] };
         let why = |values: &[f64]| Why {
             model: "tiny".into(),
             rate: 0.05,
             slo: tsnode_coordinator::scheduler::Slo::e2e(10.0),
             adopted: 0.98,
+            fetches: vec![],
             shared: vec![],
             others: values.iter().map(|v| other(*v)).collect(),
         };
@@ -161,5 +225,31 @@ mod tests {
         assert_eq!(told(&[0.9799], false), "  one other way is as good within 0.1 %: no reason to change");
         assert_eq!(told(&[0.9799], true), "  instead, 0.010 % fewer in time:");
         assert!(told(&[0.99], false).starts_with("  instead, 1.0 % more by links as they are now"));
+    }
+
+    #[test]
+    fn what_is_fetched_is_said_with_from_whom_and_how_long() {
+        let peer = |n: u8| PeerId([n; 32]);
+        let (names, [host, a, b, c]) = (BTreeMap::new(), [1, 2, 3, 4].map(|n| format!("…{}", peer(n).short())));
+        let fetch = |takes: Option<f64>| Fetch {
+            peer: peer(1),
+            model: tsnode_protocol::ModelId([1; 16]),
+            layers: vec![tsnode_protocol::LayerRange { start: 2, end: 8 }],
+            bytes: 1_500_000_000,
+            holders: (2..=5).map(peer).collect(),
+            takes: takes.map(Seconds),
+        };
+        let told = |takes| fetched(&[fetch(takes)], &names).next().unwrap();
+        assert_eq!(
+            told(Some(90.0)),
+            format!("{host} fetches layers 2..8 (1.5 GB), from {a}, {b}, {c} and 1 more, about 90 s")
+        );
+        assert!(told(Some(600.0)).ends_with("about 10 min") && told(Some(9000.0)).ends_with("about 2.5 h"));
+        assert_eq!(told(None), format!("{host} fetches layers 2..8 (1.5 GB), of which nobody has all"));
+        let other = |value, takes| delayed(&Other { groups: vec![], value, fetches: vec![fetch(takes)] }, 0.5);
+        assert_eq!(other(0.9, Some(1800.0)).unwrap(), "with that, 70.0 % in time over 60 min");
+        assert!(other(0.9, Some(3600.0)).unwrap().starts_with("not taken: a plan must be worth its fetching within"));
+        assert!(other(0.9, None).unwrap().starts_with("not taken: nobody"));
+        assert_eq!(other(0.4, Some(1800.0)), None, "it would not be taken anyway");
     }
 }

@@ -100,7 +100,7 @@ pub(super) fn command() -> Command {
             Arg::new("route")
                 .long("route")
                 .value_name("POLICY")
-                .value_parser(["live", "shares", "shortest"])
+                .value_parser(["live", "shares", "shortest", "cronus", "pools"])
                 .help("How requests are routed, as tsnode route set [default: live]"),
         )
         .arg(

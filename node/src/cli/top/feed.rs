@@ -12,11 +12,12 @@ use serde::Deserialize;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
-use tsnode_protocol::{Advert, GroupLoad, Load, PeerId, PlanId};
+use tsnode_protocol::{Advert, GroupLoad, Link, Load, PeerId, PlanId};
 
 /// How long a peer may take to begin.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// A peer that says nothing for so long is asked whether it is there: in a swarm something changes every second.
+/// A peer that says nothing for so long is asked whether it is there: where nobody does anything, it tells every five seconds what has
+/// grown older.
 const QUIET: Duration = Duration::from_secs(2);
 /// How long it may take to say so.
 const ASKED: Duration = Duration::from_secs(3);
@@ -92,11 +93,13 @@ struct Changes {
     peers: Vec<ChangedPeer>,
 }
 
-/// A peer whose advert is as it was, unless it is told.
+/// A peer whose advert is as it was, unless it is told, but for links that were measured anew.
 #[derive(Deserialize)]
 struct ChangedPeer {
     id: PeerId,
     advert: Option<Advert>,
+    #[serde(default)]
+    links: Vec<Link>,
     load: Load,
     groups: Vec<GroupLoad>,
     silent_for: f64,
@@ -110,8 +113,11 @@ impl Changes {
     fn of(self, before: &SwarmView) -> Option<SwarmView> {
         let known = |id: PeerId| Some(before.peers.iter().find(|peer| peer.id == id)?.advert.clone());
         let whole = |told: ChangedPeer| {
-            let ChangedPeer { id, advert, load, groups, silent_for, silent, plan, leaving } = told;
-            let advert = advert.or_else(|| known(id))?;
+            let ChangedPeer { id, advert, links, load, groups, silent_for, silent, plan, leaving } = told;
+            let mut advert = advert.or_else(|| known(id))?;
+            for link in links {
+                *advert.links.iter_mut().find(|known| known.to == link.to)? = link;
+            }
             Some(PeerView { id, advert, load, groups, silent_for, silent, plan, leaving })
         };
         let peers = self.peers.into_iter().map(whole).collect::<Option<_>>()?;
@@ -223,6 +229,7 @@ mod tests {
     use super::*;
     use crate::view::tests::view;
     use serde_json::{Value, json};
+    use tsnode_protocol::{BytesPerSecond, PathKind, Seconds};
 
     #[test]
     fn events_are_whole_however_they_come() {
@@ -267,7 +274,13 @@ mod tests {
             "silent_for": 0.5, "silent": false, "plan": null, "leaving": false })
         });
         let shown = watch::Sender::new(Snapshot::new(view(), Requests::default(), Feed::Live));
-        let advert = tsnode_coordinator::sample::advert(0);
+        let link = |latency: f64| Link {
+            to: PeerId([2; 32]),
+            latency: Seconds(latency),
+            bandwidth: BytesPerSecond(1e9),
+            path: PathKind::Direct,
+        };
+        let advert = Advert { links: vec![link(0.5)], ..tsnode_coordinator::sample::advert(0) };
         let tell = |peers: Value| {
             let changes = json!({ "swarm": view(), "peers": peers }).to_string();
             take_in(&("changes".into(), changes), &shown)
@@ -277,6 +290,13 @@ mod tests {
         assert!(tell(json!([with])).is_some() && tell(json!([one])).is_some());
         let shown_now = shown.borrow().view.peers.clone();
         assert!(shown_now.len() == 1 && shown_now[0].advert == advert, "{shown_now:?}");
+        let mut measured = one.clone();
+        measured["links"] = json!([link(0.25)]);
+        assert!(tell(json!([measured])).is_some());
+        assert_eq!(shown.borrow().view.peers[0].advert.links, [link(0.25)]);
+        let mut stranger = one.clone();
+        stranger["links"] = json!([Link { to: PeerId([9; 32]), ..link(0.25) }]);
+        assert!(tell(json!([stranger])).is_none(), "a link that was not known");
         assert!(tell(json!([one, other])).is_none(), "of the other nothing was told");
     }
 }

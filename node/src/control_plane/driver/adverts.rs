@@ -4,8 +4,9 @@ use super::Driver;
 use crate::store::INVITE_FILE;
 use libp2p::{Multiaddr, multiaddr::Protocol};
 use std::net::{IpAddr, SocketAddr};
-use tsnode_coordinator::control::Event;
-use tsnode_protocol::Advert;
+use std::time::Duration;
+use tsnode_coordinator::{control::Event, planner::fetching};
+use tsnode_protocol::{Advert, Plan};
 
 impl Driver {
     /// Addresses are known: the invite can be written, and the advert says where the data plane is.
@@ -36,6 +37,9 @@ impl Driver {
         if self.fallback.as_ref().is_some_and(|fallback| !fallback.lends()) {
             (advert.models, advert.devices) = (Vec::new(), Vec::new());
         }
+        let Advert { models, partial, origins, .. } = &mut advert;
+        partial.retain(|partial| models.iter().any(|card| card.id == partial.model));
+        origins.retain(|origin| models.iter().any(|card| card.id == origin.model));
         match &self.faults {
             Some(faults) => faults.borrow().boasted(advert),
             None => advert,
@@ -52,6 +56,19 @@ impl Driver {
             tracing::info!(lends, "the embedded model is lent only where no other is served");
             Event::Advertise(self.said())
         })
+    }
+
+    /// Says what is here of models that are not here whole, when that has changed.
+    pub(super) fn hold(&mut self) -> Option<Event> {
+        let partial = self.stocks.partial();
+        self.advertise(|advert| advert.partial = partial)
+    }
+
+    /// How long hosts fetch for a plan, by what is known of them.
+    pub(super) fn fetching_for(&self, plan: &Plan) -> Duration {
+        let members = self.control.members();
+        let members = members.filter_map(|(peer, m)| Some((*peer, m.advert.as_deref()?))).collect();
+        fetching::patience(plan, &members)
     }
 
     /// Says which invites are out, when that has changed.

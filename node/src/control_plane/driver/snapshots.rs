@@ -31,24 +31,30 @@ impl Driver {
         let followed = self.changeover.routed();
         let up = self.control.ready_of(followed.map_or(&[][..], |plan| &plan.groups));
         let (up, reachable) = self.served(up, &adverts);
-        self.roster.send_if_modified(|old| {
+        let changed = self.roster.send_if_modified(|old| {
             let changed = !Arc::ptr_eq(old, &adverts);
             old.clone_from(&adverts);
             changed
         });
         self.show_gateway(&up, reachable);
-        self.show_everyone(&up, &adverts, leaving);
+        self.show_everyone(&up, &adverts, changed, leaving);
     }
 
-    /// Everybody's advert: those that are shown already, where nobody says another, since this is asked several times a second and
-    /// adverts have all links.
-    fn adverts(&self) -> Adverts {
-        let said = || self.control.members().filter_map(|(peer, m)| Some((peer, &**m.advert.as_ref()?)));
-        let shown = self.roster.borrow().clone();
-        if shown.iter().eq(said()) {
-            return shown;
+    /// Everybody's advert: those that are shown already, where nobody says another. This is asked several times a second, and adverts
+    /// have all links: that they are the same is seen by where they are, since whoever says another has another.
+    fn adverts(&mut self) -> Adverts {
+        let said = || self.control.members().filter_map(|(peer, m)| Some((*peer, m.advert.as_ref()?)));
+        let is_shown = said().count() == self.shown.len()
+            && self
+                .shown
+                .iter()
+                .zip(said())
+                .all(|((one, shown), (other, now))| *one == other && Arc::ptr_eq(shown, now));
+        if is_shown {
+            return self.roster.borrow().clone();
         }
-        Arc::new(said().map(|(peer, advert)| (*peer, advert.clone())).collect())
+        self.shown = said().map(|(peer, advert)| (peer, advert.clone())).collect();
+        Arc::new(self.shown.iter().map(|(peer, advert)| (*peer, (**advert).clone())).collect())
     }
 
     /// What requests are routed by.
@@ -66,7 +72,13 @@ impl Driver {
     }
 
     /// The swarm as HTTP shows it.
-    fn show_everyone(&self, up: &BTreeMap<GroupId, Load>, adverts: &BTreeMap<PeerId, Advert>, leaving: bool) {
+    fn show_everyone(
+        &self,
+        up: &BTreeMap<GroupId, Load>,
+        adverts: &BTreeMap<PeerId, Advert>,
+        changed: bool,
+        leaving: bool,
+    ) {
         let (control, now) = (&self.control, self.started.elapsed());
         let name = |peer: PeerId| adverts.get(&peer).map(|a| a.name.clone()).unwrap_or_default();
         let cut_off = |(id, cut): (PeerId, &CutOff)| CutOffView {
@@ -107,7 +119,7 @@ impl Driver {
             if !view.peers.iter().map(|peer| peer.id).eq(members.iter().map(|(peer, ..)| *peer)) {
                 view.peers = members.iter().map(|seen| peer_view(*seen, now)).collect();
             }
-            view.peers.iter_mut().zip(members).for_each(|(shown, seen)| look_again(shown, seen, now));
+            view.peers.iter_mut().zip(members).for_each(|(shown, seen)| look_again(shown, seen, changed, now));
             view.link_ages = ages;
             view.link_ends = ends;
             view.cut_off = cut_off;
@@ -171,8 +183,8 @@ fn peer_view((peer, member, advert): Seen<'_>, now: Duration) -> PeerView {
 }
 
 /// What has changed of it: adverts are long, and seldom others.
-fn look_again(shown: &mut PeerView, (_, member, advert): Seen<'_>, now: Duration) {
-    if shown.advert != *advert {
+fn look_again(shown: &mut PeerView, (_, member, advert): Seen<'_>, changed: bool, now: Duration) {
+    if changed && shown.advert != *advert {
         shown.advert = advert.clone();
     }
     if shown.groups != member.heartbeat.ready {

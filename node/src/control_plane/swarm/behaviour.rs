@@ -18,12 +18,16 @@ use tsnode_protocol::{SwarmId, limits};
 const FAMILY: &str = "tsnode/1";
 /// How often a connection is checked.
 const PING_EVERY: Duration = Duration::from_secs(5);
-/// How long an answer may take before the connection counts as dead.
-const PING_LIMIT: Duration = Duration::from_secs(10);
+/// How long an answer may take before the connection counts as dead: who is dead is known sooner by its silence, and where many peers
+/// share a full computer, connections that were only slow would have to be made again.
+const PING_LIMIT: Duration = Duration::from_secs(20);
 /// One gossip frame: the largest message and what gossipsub writes around it.
 const FRAME_BYTES: usize = limits::GOSSIP_BYTES + 4 * 1024;
 /// Messages waiting for one slow neighbour.
 const NEIGHBOUR_QUEUE: usize = 512;
+/// Of a larger message each who has it tells its neighbours so, that they need not send it. Copies of a smaller one, as an advert is, are
+/// on their way before that is heard: it would be as many words as it saves.
+const LARGE_MESSAGE: usize = 16 * 1024;
 /// Copies of a message are recognised for so long.
 const DUPLICATES_FOR: Duration = Duration::from_secs(120);
 /// An invalid message stops counting against its sender after about so long.
@@ -180,6 +184,7 @@ fn gossipsub(swarm: SwarmId) -> Result<gossipsub::Behaviour, SwarmError> {
         .max_transmit_size(FRAME_BYTES)
         .duplicate_cache_time(DUPLICATES_FOR)
         .connection_handler_queue_len(NEIGHBOUR_QUEUE)
+        .idontwant_message_size_threshold(LARGE_MESSAGE)
         .flood_publish(true)
         .build()
         .map_err(|e| SwarmError::Setup(e.to_string()))?;

@@ -3,9 +3,12 @@
 use super::gossip::Sealer;
 use libp2p::Multiaddr;
 use std::sync::Arc;
-use tokio::sync::{
-    mpsc::{self, error::TrySendError},
-    watch,
+use tokio::{
+    sync::{
+        mpsc::{self, error::TrySendError},
+        watch,
+    },
+    time::Instant,
 };
 use tsnode_protocol::{Gossip, PeerId, Verified, envelope::EnvelopeError};
 
@@ -27,6 +30,8 @@ pub(super) enum Command {
     Present(Vec<PeerId>),
     /// Allow them again, should nothing else keep the peer away.
     Allow(PeerId, Ban),
+    /// Say this behind all that is to be heard.
+    Echo(Instant),
     /// Do as the network's library does where its books do not agree.
     #[cfg(test)]
     Panic,
@@ -115,6 +120,14 @@ impl SwarmHandle {
     /// When the task cannot take the order.
     pub fn present(&self, peers: Vec<PeerId>) -> Result<(), CommandError> {
         self.order(Command::Present(peers))
+    }
+
+    /// Has [`SwarmEvent::Echo`](super::SwarmEvent::Echo) come behind all that is to be heard here.
+    ///
+    /// # Errors
+    /// When the task cannot take the order.
+    pub fn echo(&self, now: Instant) -> Result<(), CommandError> {
+        self.order(Command::Echo(now))
     }
 
     /// Connects to an address; a failure is only logged.

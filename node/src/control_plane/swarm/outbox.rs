@@ -67,7 +67,8 @@ fn is_droppable(event: &SwarmEvent) -> bool {
         SwarmEvent::Connected(_)
         | SwarmEvent::Disconnected(_)
         | SwarmEvent::Listening(_)
-        | SwarmEvent::Reachable(_) => false,
+        | SwarmEvent::Reachable(_)
+        | SwarmEvent::Echo(_) => false,
     }
 }
 

@@ -81,6 +81,8 @@ pub(super) struct Task {
     pub(super) moves: Moves<ConnectionId>,
     /// They know where members are.
     pub(super) doors: Doors,
+    /// What is to be said behind all that is to be heard.
+    pub(super) echo: Option<tokio::time::Instant>,
 }
 
 /// What the task is told by others.
@@ -102,7 +104,7 @@ impl Task {
         let _ = AssertUnwindSafe(self.end(inputs)).catch_unwind().await;
     }
 
-    /// Local orders go before remote traffic.
+    /// Local orders go before remote traffic, and an echo of one behind it.
     async fn serve(&mut self, Inputs { commands, rejections, asks }: &mut Inputs, stop: &CancellationToken) {
         let mut dial = interval(DIAL_EVERY);
         let mut search = interval(SEARCH_EVERY);
@@ -123,7 +125,16 @@ impl Task {
                 }
                 _ = search.tick() => self.search(),
                 event = self.net.select_next_some(), if !self.outbox.is_waiting() => self.on_event(event),
+                // The last of them: nothing else is ready.
+                () = std::future::ready(()), if self.echo.is_some() && !self.outbox.is_waiting() => self.answer_echo(),
             }
+        }
+    }
+
+    /// What was to be heard has been heard.
+    fn answer_echo(&mut self) {
+        if let Some(said) = self.echo.take() {
+            self.outbox.push(SwarmEvent::Echo(said));
         }
     }
 
@@ -141,6 +152,7 @@ impl Task {
             Command::Publish(bytes) => self.publish(bytes),
             Command::Dial(address) => self.attempt(Attempt::to(address)),
             Command::Disconnect(peer) => self.disconnect(peer),
+            Command::Echo(said) => self.echo = Some(said),
             Command::Present(peers) => peers.into_iter().for_each(|peer| self.dialer.heard(peer, Instant::now())),
             Command::Allow(peer, why) => {
                 self.bans.remove(&(peer, why));

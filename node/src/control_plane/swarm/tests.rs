@@ -403,6 +403,17 @@ async fn a_network_that_panics_is_made_again_where_it_was() {
 }
 
 #[tokio::test]
+async fn a_word_to_itself_comes_back_once_nothing_else_is_to_be_heard() {
+    let (mut a, mut b) = (member(1).await, member(2).await);
+    meet(&mut a, &mut b, "/tcp/").await;
+    let said = tokio::time::Instant::now();
+    a.handle.echo(said).unwrap();
+    a.until(|event| *event == SwarmEvent::Echo(said)).await;
+    b.handle.publish(&heartbeat()).unwrap();
+    a.until(|event| matches!(event, SwarmEvent::Gossip(_))).await;
+}
+
+#[tokio::test]
 async fn last_words_are_heard() {
     let (mut a, mut b) = (member(1).await, member(2).await);
     meet(&mut a, &mut b, "/tcp/").await;

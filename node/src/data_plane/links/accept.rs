@@ -133,7 +133,7 @@ impl<P: Send> Newcomer<P> {
         if let Transport::Open(from) = way {
             links.inner.doors.meet(from.ip());
         }
-        connection.proven(peer, &links.inner.guard);
+        connection.proven(peer, &links.inner.guard, &links.inner.kv);
         connection.open_up();
         links.inner.known.join(peer, &connection);
         // A parallel stream stands and falls with the connection beside it.
@@ -210,6 +210,9 @@ async fn welcome(
         return tracing::debug!(%peer, %error, "stream refused");
     }
     stream.sender.become_kind(Kind::of(&opening));
+    if matches!(opening, Opening::Weights(_)) {
+        stream.sender.count(connection.meter.leaving.weights());
+    }
     match opening {
         Opening::Probe { bytes } => {
             if let Err(error) = probe::answer(stream, &links.inner.known.connections(peer), bytes).await {

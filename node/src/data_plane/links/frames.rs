@@ -5,6 +5,7 @@
 
 use super::LinkError;
 use super::priority::Kind;
+use super::scavenger::Counted;
 use super::tuning::Tuning;
 use bytes::Bytes;
 use std::sync::Arc;
@@ -35,7 +36,7 @@ impl Stream {
         kind: Kind,
         tuning: &Arc<Tuning>,
     ) -> Self {
-        let mut sender = FrameSender { stream: sender, kind, tuning: tuning.clone(), finished: false };
+        let mut sender = FrameSender { stream: sender, kind, tuning: tuning.clone(), _counted: None, finished: false };
         sender.become_kind(kind);
         let tuning = tuning.clone();
         let header = [0; FRAME_HEADER];
@@ -50,6 +51,8 @@ pub struct FrameSender {
     stream: quinn::SendStream,
     kind: Kind,
     tuning: Arc<Tuning>,
+    /// Among those that others give way to, or that give way.
+    _counted: Option<Counted>,
     finished: bool,
 }
 
@@ -58,6 +61,11 @@ impl FrameSender {
     pub(super) fn become_kind(&mut self, kind: Kind) {
         self.kind = kind;
         self.set_urgency(0);
+    }
+
+    /// It counts as long as it lives.
+    pub(super) fn count(&mut self, counted: Counted) {
+        self._counted = Some(counted);
     }
 
     /// What waits on this stream goes before what waits on streams of the same kind that are less urgent. Kinds keep their
@@ -113,6 +121,9 @@ impl FrameSender {
     }
 
     async fn write(&mut self, piece: Bytes) -> Result<(), LinkError> {
+        if self.kind.ahead() > 0 {
+            self.tuning.meter.leaving.hurry(piece.len());
+        }
         let mut left = [piece];
         while !left[0].is_empty() {
             let (tuning, ahead) = (self.tuning.clone(), self.kind.ahead());

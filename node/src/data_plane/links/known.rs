@@ -16,8 +16,11 @@ use tsnode_protocol::{BytesPerSecond, Link, PathKind, PeerId, Seconds, limits};
 /// How often the meters are read: windows follow a link within that time.
 const LOOK: Duration = Duration::from_millis(300);
 
-/// How long one link within this host stands for all of them: they are one loopback.
+/// How long one link within this host stands for all of them, at least, for each of them, and at most: they are one loopback, and where
+/// many peers share it each of them measures it.
 const WITHIN_FOR: Duration = Duration::from_secs(60);
+const WITHIN_EACH: Duration = Duration::from_secs(6);
+const WITHIN_MOST: Duration = Duration::from_secs(600);
 
 /// A link from here, and how old the knowledge of its bandwidth is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -179,8 +182,10 @@ impl Known {
 
     /// What links within this host carry, where one of them was probed not long ago.
     pub fn within(&self) -> Option<BytesPerSecond> {
+        let links = u32::try_from(self.lock().len()).unwrap_or(u32::MAX);
+        let lasts = WITHIN_EACH.saturating_mul(links).clamp(WITHIN_FOR, WITHIN_MOST);
         let within = *self.within.lock().unwrap_or_else(PoisonError::into_inner);
-        within.filter(|(at, _)| at.elapsed() < WITHIN_FOR).map(|(_, rate)| rate)
+        within.filter(|(at, _)| at.elapsed() < lasts).map(|(_, rate)| rate)
     }
 
     /// The link to a peer, once both latency and bandwidth are known.

@@ -11,14 +11,15 @@ use super::Links;
 use crate::data_plane::doors::{Doors, Place};
 use crate::data_plane::offences::OffenceReporter;
 use crate::faults::{Faults, Wall};
+use std::collections::BTreeSet;
 use std::io::{Error, ErrorKind};
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::places::{Origin, Regard};
 use tsnode_protocol::PeerId;
@@ -115,6 +116,35 @@ pub(super) struct Caller {
     me: PeerId,
     membership: Membership,
     calls: Arc<Semaphore>,
+    unanswered: Unanswered,
+}
+
+/// Calls that others' systems have taken for processes that have not answered them yet, and since when. Held for set operations only.
+type Unanswered = Arc<Mutex<BTreeSet<(PeerId, Instant)>>>;
+
+/// One of them, until it is answered, or nobody waits for that any more.
+struct Call {
+    peer: PeerId,
+    taken: Instant,
+    unanswered: Unanswered,
+}
+
+impl Call {
+    fn taken(peer: PeerId, unanswered: &Unanswered) -> Self {
+        let (taken, unanswered) = (Instant::now(), unanswered.clone());
+        lock(&unanswered).insert((peer, taken));
+        Self { peer, taken, unanswered }
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        lock(&self.unanswered).remove(&(self.peer, self.taken));
+    }
+}
+
+fn lock(unanswered: &Unanswered) -> MutexGuard<'_, BTreeSet<(PeerId, Instant)>> {
+    unanswered.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A lifeline at another.
@@ -149,7 +179,14 @@ impl Links {
 impl Caller {
     /// For this member.
     pub fn new(me: PeerId, membership: Membership, calls: usize) -> Self {
-        Self { me, membership, calls: Arc::new(Semaphore::new(calls)) }
+        Self { me, membership, calls: Arc::new(Semaphore::new(calls)), unanswered: Unanswered::default() }
+    }
+
+    /// For how long a peer's system has held a call that its process has not answered, where there is one: stopped processes answer
+    /// none, and busy ones soon.
+    pub fn unanswered(&self, peer: PeerId) -> Option<Duration> {
+        let calls = lock(&self.unanswered);
+        calls.iter().find(|(called, _)| *called == peer).map(|(_, taken)| taken.elapsed())
     }
 
     /// Holds a lifeline until the far end refuses another (true), or there is none to be had (false). Where the first is refused
@@ -213,6 +250,7 @@ impl Caller {
         let call = self.calls.clone().try_acquire_owned().map_err(|_| Error::from(ErrorKind::QuotaExceeded))?;
         let greeted = async {
             let mut stream = TcpStream::connect(address).await?;
+            let _unanswered = Call::taken(peer, &self.unanswered);
             let mut id = [0; 32];
             stream.read_exact(&mut id).await?;
             if id == peer.0 { Ok(Line { stream, peer, _call: call }) } else { Err(Error::from(ErrorKind::InvalidData)) }
@@ -327,6 +365,24 @@ mod tests {
         assert_eq!(caller.dial(peer, address).await.err().unwrap().kind(), ErrorKind::QuotaExceeded);
         lines.pop();
         caller.dial(peer, address).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_call_that_a_system_takes_for_a_stopped_process_is_unanswered_until_that_goes_on() {
+        let (peer, listener) = (PeerId([1; 32]), TcpListener::bind("127.0.0.1:0").await.unwrap());
+        let (address, caller) = (listener.local_addr().unwrap(), caller());
+        assert_eq!(caller.unanswered(peer), None);
+        let goes_on = async {
+            while caller.unanswered(peer).is_none() {
+                sleep(Duration::from_millis(1)).await;
+            }
+            let (mut line, _) = listener.accept().await.unwrap();
+            line.write_all(&peer.0).await.unwrap();
+            line
+        };
+        let both = async { tokio::join!(caller.dial(peer, address), goes_on) };
+        let (called, _line) = timeout(2 * PATIENCE, both).await.unwrap();
+        assert!(called.is_ok() && caller.unanswered(peer).is_none());
     }
 
     #[tokio::test]

@@ -6,10 +6,11 @@
 use super::{Links, tuning::Tuning};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use std::time::Duration;
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
-use tsnode_coordinator::liveness_probe::{LOOK, LivenessProbe, Look, Seen};
+use tsnode_coordinator::liveness_probe::{LOOK, LivenessProbe, Look, REST, Seen};
 use tsnode_protocol::PeerId;
 
 /// Who gives no sign of life now.
@@ -20,6 +21,8 @@ pub type Unresponsive = Arc<BTreeSet<PeerId>>;
 pub(super) struct Attendance {
     /// By how many. Held for map operations only.
     owing: Arc<Mutex<BTreeMap<PeerId, usize>>>,
+    /// Something is expected of somebody.
+    begun: Notify,
     unresponsive: watch::Sender<Unresponsive>,
 }
 
@@ -52,6 +55,7 @@ impl Links {
     pub fn attend(&self, peer: PeerId) -> Attended {
         let owing = self.inner.attendance.owing.clone();
         *lock(&owing).entry(peer).or_default() += 1;
+        self.inner.attendance.begun.notify_one();
         Attended { peer, owing }
     }
 
@@ -61,15 +65,28 @@ impl Links {
         self.inner.attendance.unresponsive.subscribe()
     }
 
+    /// Resolves when `peer` gives no sign of life, or is not reached in good time, while something is expected of it.
+    pub async fn until_unresponsive(&self, peer: PeerId) {
+        let mut unresponsive = self.unresponsive();
+        let silent = unresponsive.wait_for(|peers| peers.contains(&peer)).await.is_ok();
+        if !silent {
+            // Nobody looks any more: this process is ending.
+            std::future::pending().await
+        }
+    }
+
     /// What the transport says of one peer.
     fn seen(&self, peer: PeerId, owes: bool) -> Seen {
         let connections = self.inner.known.connections(peer);
         let packets = connections.iter().map(|connection| connection.heard()).fold(0, u64::wrapping_add);
         let answers: Vec<_> = connections.iter().filter_map(|connection| connection.answers_within()).collect();
-        let round_trip = answers.iter().max().copied().unwrap_or_default();
+        // To whom there is no connection yet, it takes as long as one did: over a relay, some time.
+        let known = || Duration::try_from_secs_f64(2.0 * self.inner.known.link(peer)?.latency.0).ok();
+        let round_trip = answers.iter().max().copied().or_else(known).unwrap_or_default();
         // Who cannot be asked over the connections that there are is not judged.
         let owes = owes && (connections.is_empty() || !answers.is_empty());
-        Seen { packets, round_trip, connected: !answers.is_empty(), owes }
+        let unanswered = self.inner.caller.unanswered(peer);
+        Seen { packets, round_trip, connected: !answers.is_empty(), owes, unanswered }
     }
 
     /// Carries out what follows from a look.
@@ -104,7 +121,12 @@ pub(super) async fn watch(links: Links, stop: CancellationToken) {
     let (started, mut probe) = (Instant::now(), LivenessProbe::default());
     let looks = async {
         loop {
-            sleep(LOOK).await;
+            if probe.rests() {
+                // Whether in time or woken: it is time to look.
+                let _ = timeout(REST, links.inner.attendance.begun.notified()).await;
+            } else {
+                sleep(LOOK).await;
+            }
             let owing: BTreeSet<PeerId> = lock(&links.inner.attendance.owing).keys().copied().collect();
             let peers: BTreeSet<PeerId> = owing.iter().copied().chain(probe.known()).collect();
             let seen = peers.into_iter().map(|peer| (peer, links.seen(peer, owing.contains(&peer)))).collect();

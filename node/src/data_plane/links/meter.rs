@@ -5,6 +5,7 @@
 //! the window says what may be in flight at once, until something is lost. Cubic then goes on from what was in flight, since
 //! its own window never had a reason to grow: from ten packets it would feel its way up for many seconds.
 
+use super::scavenger::{self, Leaving};
 use quinn::congestion::{Controller, ControllerFactory, CubicConfig};
 use quinn_proto::RttEstimator;
 use std::any::Any;
@@ -29,6 +30,8 @@ pub(super) struct Meter {
     now: Mutex<Run>,
     /// Bytes that may be in flight whatever Cubic thinks; 0 where nothing is known.
     floor: AtomicU64,
+    /// What leaves by it, which may have to give way.
+    pub leaving: Leaving,
 }
 
 /// What is being acknowledged.
@@ -164,9 +167,9 @@ impl Meter {
         self.floor.store(bytes, Ordering::Relaxed);
     }
 
-    /// Whether the connection is busy with more than it can send.
+    /// Whether the connection is busy with more than it can send, or may.
     pub fn is_busy(&self) -> bool {
-        self.lock().busy.lasts().is_some_and(|lasts| lasts < SPAN * 4)
+        self.leaving.gives_way() || self.lock().busy.lasts().is_some_and(|lasts| lasts < SPAN * 4)
     }
 }
 
@@ -229,7 +232,16 @@ pub(super) struct Metered;
 impl ControllerFactory for Metered {
     fn build(self: Arc<Self>, now: Instant, mtu: u16) -> Box<dyn Controller> {
         let cubic = Arc::new(CubicConfig::default()).build(now, mtu);
-        Box::new(Watching { cubic, meter: Arc::default(), mtu, flying: 0, rtt: Duration::ZERO })
+        let acknowledged = Acknowledged::default();
+        Box::new(Watching {
+            cubic,
+            meter: Arc::default(),
+            mtu,
+            flying: 0,
+            rtt: Duration::ZERO,
+            acknowledged,
+            room: None,
+        })
     }
 }
 
@@ -240,9 +252,42 @@ struct Watching {
     /// Bytes on their way, about.
     flying: u64,
     rtt: Duration,
+    acknowledged: Acknowledged,
+    /// Bytes that may be on their way while it gives way to others.
+    room: Option<u64>,
+}
+
+/// By the acknowledgement that is being read.
+#[derive(Clone, Copy, Debug, Default)]
+struct Acknowledged {
+    bytes: u64,
+    /// When the last of it was sent, and the shortest round trip so far.
+    newest: Option<(Instant, Duration)>,
+}
+
+impl Acknowledged {
+    /// Whether it waited in the link's queue, as far as is known: this one alone, where a smoothed round trip is of the past.
+    fn waited(&self, now: Instant) -> bool {
+        self.newest.is_none_or(|(sent, shortest)| {
+            now.saturating_duration_since(sent) > shortest.mul_f64(QUEUED) + QUEUED_AT_LEAST
+        })
+    }
 }
 
 impl Watching {
+    /// After an acknowledgement: what may be on its way, if it is to give way.
+    fn give_way(&mut self, now: Instant) {
+        let acknowledged = std::mem::take(&mut self.acknowledged);
+        let (bytes, waited) = (acknowledged.bytes, acknowledged.waited(now));
+        let (gives_way, least) = (self.meter.leaving.gives_way(), scavenger::least(self.mtu, self.rtt));
+        self.room = gives_way.then(|| scavenger::room(self.room, bytes, waited, least));
+    }
+
+    /// What may be on its way, if it is to give way: one that had to before its last acknowledgement may not have to now.
+    fn room_now(&self) -> Option<u64> {
+        self.room.filter(|_| self.meter.leaving.gives_way())
+    }
+
     /// Something was lost while the floor let more be in flight than Cubic would have: it takes over from there.
     fn take_over(&mut self, now: Instant) {
         let floor = self.meter.floor.swap(0, Ordering::Relaxed);
@@ -262,19 +307,32 @@ impl Controller for Watching {
     }
 
     fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, idle: bool, rtt: &RttEstimator) {
-        self.cubic.on_ack(now, sent, bytes, idle, rtt);
+        // Who gives way shows neither Cubic nor the meter what the link carries, but Cubic where somebody waits for what leaves.
+        let gives_way = self.room.is_some();
+        self.cubic.on_ack(now, sent, bytes, idle || (gives_way && self.meter.leaving.urgent() == 0), rtt);
+        self.meter.leaving.acknowledged(bytes);
+        let idle = idle || gives_way;
         self.rtt = rtt.get();
+        let newest = self.acknowledged.newest.map_or(sent, |(before, _)| before.max(sent));
+        self.acknowledged = Acknowledged { bytes: self.acknowledged.bytes + bytes, newest: Some((newest, rtt.min())) };
         let waited = rtt.get() > rtt.min().mul_f64(QUEUED) + QUEUED_AT_LEAST;
         self.meter.lock().acknowledged(Mark { came: now, sent }, bytes, idle, waited);
     }
 
     fn on_end_acks(&mut self, now: Instant, in_flight: u64, idle: bool, largest: Option<u64>) {
+        let idle = idle || self.room.is_some();
         self.cubic.on_end_acks(now, in_flight, idle, largest);
         self.flying = in_flight;
         self.meter.lock().look(idle, SPAN.max(2 * self.rtt));
+        self.give_way(now);
     }
 
     fn on_congestion_event(&mut self, now: Instant, sent: Instant, persistent: bool, lost: u64) {
+        if self.room_now().is_some() && self.meter.leaving.urgent() == 0 && !persistent {
+            // What gives way to others' KV is lost in the queue that this fills: that is no reason to send its own as slowly later.
+            self.room = Some(scavenger::least(self.mtu, self.rtt));
+            return;
+        }
         self.take_over(now);
         self.cubic.on_congestion_event(now, sent, persistent, lost);
         self.meter.lock().lost = true;
@@ -286,7 +344,8 @@ impl Controller for Watching {
     }
 
     fn window(&self) -> u64 {
-        self.cubic.window().max(self.meter.floor.load(Ordering::Relaxed))
+        let window = self.cubic.window().max(self.meter.floor.load(Ordering::Relaxed));
+        self.room_now().map_or(window, |room| window.min(room.saturating_add(self.meter.leaving.urgent())))
     }
 
     fn metrics(&self) -> quinn::congestion::ControllerMetrics {
@@ -295,8 +354,16 @@ impl Controller for Watching {
 
     /// Of the same connection: what is found by either is found.
     fn clone_box(&self) -> Box<dyn Controller> {
-        let Self { mtu, flying, rtt, .. } = *self;
-        Box::new(Self { cubic: self.cubic.clone_box(), meter: self.meter.clone(), mtu, flying, rtt })
+        let Self { mtu, flying, rtt, acknowledged, room, .. } = *self;
+        Box::new(Self {
+            cubic: self.cubic.clone_box(),
+            meter: self.meter.clone(),
+            mtu,
+            flying,
+            rtt,
+            acknowledged,
+            room,
+        })
     }
 
     fn initial_window(&self) -> u64 {
@@ -365,5 +432,38 @@ mod tests {
         let burst =
             (0..=2).map(|k| Ack { came: 20 + 50 * k, sent: 100 * k, bytes: 100 * KB, idle: false, waited: false });
         assert_eq!(found(burst), [Evidence::AtLeast(BytesPerSecond(1e6))]);
+    }
+
+    #[test]
+    fn weights_give_way_but_what_is_urgent_does_not_and_what_is_lost_meanwhile_slows_nothing_later() {
+        let (all, other, now) = (scavenger::Streams::default(), Leaving::default(), Instant::now());
+        let cubic = Arc::new(CubicConfig::default()).build(now, 1000);
+        let acknowledged = Acknowledged::default();
+        let (meter, rtt) = (Arc::new(Meter::default()), Duration::ZERO);
+        let mut watching =
+            Watching { cubic, meter: meter.clone(), mtu: 1000, flying: 0, rtt, acknowledged, room: Some(6000) };
+        meter.leaving.beside(&all);
+        other.beside(&all);
+        let _weights = meter.leaving.weights();
+        let whole = watching.window();
+        assert!(whole > 8000, "{whole}");
+        let kv = other.kv();
+        assert_eq!(watching.window(), 6000);
+        // Activations have room beside what weights have, until they are there.
+        meter.leaving.hurry(2000);
+        assert_eq!(watching.window(), 8000);
+        meter.leaving.acknowledged(1500);
+        assert_eq!(watching.window(), 6500);
+        meter.leaving.acknowledged(1500);
+        watching.on_congestion_event(now, now, false, 1000);
+        assert_eq!(watching.window(), 4000);
+        drop(kv);
+        assert_eq!(watching.window(), whole, "nothing is felt out again");
+        // Of what is urgent a loss counts as ever.
+        let kv = other.kv();
+        meter.leaving.hurry(2000);
+        watching.on_congestion_event(now, now, false, 1000);
+        drop(kv);
+        assert!(watching.window() < whole);
     }
 }

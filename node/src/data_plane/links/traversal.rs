@@ -194,7 +194,7 @@ impl Links {
             connection.become_kv_stream();
         }
         prove::as_dialer(&connection, &self.inner.membership, self.inner.me, peer).await?;
-        connection.proven(peer, &self.inner.guard);
+        connection.proven(peer, &self.inner.guard, &self.inner.kv);
         tracing::debug!(%peer, ?way, ?used, "data connection opened");
         Ok(connection)
     }
@@ -423,6 +423,9 @@ impl Links {
         let opened = timeout(PATIENCE, connection.connection.open_bi()).await.map_err(|_| LinkError::TimedOut)?;
         let halves = opened.map_err(|e| LinkError::Lost(e.to_string()))?;
         let mut stream = Stream::new(halves, Kind::of(opening), connection);
+        if matches!(opening, Opening::Kv(_)) {
+            stream.sender.count(connection.meter.leaving.kv());
+        }
         stream.sender.send(opening).await?;
         Ok(stream)
     }

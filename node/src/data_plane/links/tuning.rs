@@ -1,6 +1,7 @@
 //! How much may be on its way: windows, datagram sizes, and the first burst, by what is known of a link.
 
 use super::meter::{Meter, Metered};
+use super::scavenger::Streams;
 use super::{IDLE, KEEP_ALIVE};
 use crate::data_plane::offences::OffenceReporter;
 use bytes::Bytes;
@@ -130,10 +131,12 @@ impl Tuning {
         })
     }
 
-    /// The far end, which called or was called, has shown that it belongs here: from now on it answers for what it says.
-    pub fn proven(&self, peer: PeerId, guard: &OffenceReporter) {
+    /// The far end, which called or was called, has shown that it belongs here: from now on it answers for what it says. This
+    /// KV leaves by all connections of this peer.
+    pub fn proven(&self, peer: PeerId, guard: &OffenceReporter, kv: &Streams) {
         // Proven once.
         let _ = self.far_end.set((peer, guard.clone()));
+        self.meter.leaving.beside(kv);
     }
 
     /// What came over it is no message that an honest peer says.

@@ -1,6 +1,6 @@
 //! One request of a client, counted from when it arrives until it ends, whichever way it does.
 
-use super::{ByEnd, ByModel, Judged, Metrics, attainment::Kept, services::Services};
+use super::{ByEnd, ByModel, Judged, Metrics, attainment::Kept, overflows::Overflows, services::Services};
 use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram};
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,6 +17,7 @@ pub(in crate::http) struct RequestStats {
     by: ByModel,
     judged: Judged,
     kept: Arc<Kept>,
+    overflows: Arc<Overflows>,
     services: Arc<Services>,
     arrived: Instant,
     /// When the first token of all came, if it came while its client waited.
@@ -116,6 +117,7 @@ impl RequestStats {
             by,
             judged,
             kept: all.kept.clone(),
+            overflows: all.overflows.clone(),
             services: all.services.clone(),
             arrived,
             first: None,
@@ -179,6 +181,7 @@ impl RequestStats {
         if choice.is_multiple_of(self.each) {
             self.of.cached_tokens.inc_by(trace.cached_tokens.into());
         }
+        trace.overflow.iter().for_each(|overflow| self.overflows.note(&self.by.model_name, *overflow));
         // Answers of one request are computed side by side.
         self.alone = [self.alone, trace.alone].into_iter().flatten().max_by(|a, b| a.0.total_cmp(&b.0));
         if !std::mem::replace(&mut self.is_traced, true) {
@@ -313,6 +316,7 @@ mod tests {
             total: 0.75,
             alone: Some(Seconds(alone)),
             first_part: None,
+            overflow: None,
             parts,
             deliveries: vec![],
             moves: vec![],

@@ -90,12 +90,27 @@ pub(super) fn reading(path: &str, schema: &str, summary: &str) -> Value {
 
 /// What answers are made of. An answer may have more than is named here.
 pub(super) fn schemas() -> Value {
+    let mut schemas = of_models();
+    if let (Value::Object(all), Value::Object(more)) = (&mut schemas, of_peers()) {
+        all.extend(more);
+    }
+    schemas
+}
+
+/// An object that has these properties, the needed ones always.
+fn object(needed: &[&str], properties: Value) -> Value {
+    json!({ "type": "object", "required": needed, "properties": properties })
+}
+
+fn list(items: Value) -> Value {
+    json!({ "type": "array", "items": items })
+}
+
+/// What is answered about models and by them.
+fn of_models() -> Value {
     let text = json!({ "type": "string" });
     let maybe_text = json!({ "type": ["string", "null"] });
     let count = json!({ "type": "integer", "minimum": 0 });
-    let object =
-        |needed: &[&str], properties: Value| json!({ "type": "object", "required": needed, "properties": properties });
-    let list = |items: Value| json!({ "type": "array", "items": items });
     let finish = json!({ "type": ["string", "null"] });
     let whole = |object_name: &str, choice: &str| {
         let properties = json!({
@@ -178,6 +193,15 @@ pub(super) fn schemas() -> Value {
             json!({ "count": count, "max_model_len": count, "tokens": list(count.clone()) }),
         ),
         "Text": object(&["prompt"], json!({ "prompt": text })),
+    })
+}
+
+/// What is told of peers, of what they did, and of what was set.
+fn of_peers() -> Value {
+    let text = json!({ "type": "string" });
+    let maybe_text = json!({ "type": ["string", "null"] });
+    let count = json!({ "type": "integer", "minimum": 0 });
+    json!({
         "Swarm": object(&["me", "peers", "models"], json!({ "peers": list(json!({})), "models": list(json!({})) })),
         "Event": { "type": "object" },
         "Requests": object(&["requests", "running"], json!({ "requests": list(json!({})), "running": list(json!({})) })),
@@ -195,10 +219,13 @@ pub(super) fn schemas() -> Value {
         ),
         "Limits": object(&["limits", "hours", "lending"], json!({ "limits": { "type": "object" }, "hours": {}, "lending": text })),
         "Arrivals": object(&["watched_since", "arrivals"], json!({ "watched_since": {}, "arrivals": list(json!({})) })),
+        "Invite": object(&["invite"], json!({ "invite": maybe_text, "why": text })),
+        "Pulls": object(&["pulls"], json!({ "pulls": list(json!({})) })),
         "Plans": object(&["plans"], json!({ "plans": list(json!({})) })),
         "Settings": object(&["settings", "attainment"], json!({ "settings": list(json!({})), "attainment": list(json!({})) })),
         "Request": { "type": "object" },
         "Done": object(&["done"], json!({ "done": text })),
+        "Pulling": object(&["done", "id"], json!({ "done": text, "id": text })),
         "Transfer": { "type": "object" },
     })
 }

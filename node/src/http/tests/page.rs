@@ -37,7 +37,7 @@ impl Listener {
 #[tokio::test]
 async fn the_page_says_nothing_without_a_key_and_lets_nothing_else_in() {
     let api = Api::with(said(End::Stop), keys(Some("sesame"), None)).await;
-    for (path, kind) in [("/", "text/html"), ("/page.js", "text/javascript"), ("/page.css", "text/css")] {
+    for (path, kind) in [("/", "text/html"), ("/page.js", "text/javascript")] {
         let file = api.get(path).await;
         let header = |name: &str| file.headers()[name].to_str().unwrap().to_owned();
         assert!(file.status() == 200 && header("content-type").starts_with(kind), "{path}");
@@ -48,6 +48,28 @@ async fn the_page_says_nothing_without_a_key_and_lets_nothing_else_in() {
         assert!(!file.text().await.unwrap().contains(&api.view.borrow().swarm.to_string()));
     }
     assert_eq!(api.get("/api/events").await.status(), 401);
+}
+
+#[tokio::test]
+async fn the_invite_of_an_open_swarm_is_told_and_of_a_private_one_why_it_is_not() {
+    let api = Api::up(said(End::Stop)).await;
+    let told = || async { api.get("/api/invite").await.json::<Value>().await.unwrap() };
+    let here = "/ip4/192.0.2.1/tcp/7447".to_owned();
+    api.view.send_modify(|view| (view.private, view.addresses) = (false, vec![here.clone()]));
+    let answer = told().await;
+    let text = answer["invite"].as_str().unwrap().to_owned();
+    assert!(answer["why"].is_null(), "{answer}");
+    let invite: tsnode_protocol::Invite = text.parse().unwrap();
+    let swarm = api.view.borrow().swarm;
+    assert_eq!((invite.swarm, invite.ticket, invite.addresses), (swarm, None, vec![here]));
+    api.view.send_modify(|view| view.addresses = vec!["/ip4/127.0.0.1/tcp/7447".into()]);
+    let answer = told().await;
+    assert!(answer["invite"].is_string() && answer["why"].as_str().unwrap().contains("of this host"), "{answer}");
+    api.view.send_modify(|view| view.private = true);
+    let answer = told().await;
+    assert!(answer["invite"].is_null() && answer["why"].as_str().unwrap().contains("private"), "{answer}");
+    api.view.send_modify(|view| (view.private, view.addresses) = (false, vec![]));
+    assert!(told().await["why"].as_str().unwrap().contains("no address"));
 }
 
 #[tokio::test]

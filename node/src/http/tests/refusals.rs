@@ -250,6 +250,34 @@ async fn the_list_says_who_has_a_model_whether_it_is_loaded_and_which_one_is_the
     }
 }
 
+/// While one model comes into another's place requests wait for it, while the first one is loaded they are refused: whoever asks for
+/// readiness is told the same.
+#[tokio::test]
+async fn ready_is_who_takes_requests() {
+    let api = Api::up(said(End::Stop)).await;
+    for (holds_all, status) in [(false, 200), (true, 503)] {
+        let mut advert = tsnode_coordinator::sample::lends_several(0, tsnode_coordinator::sample::cards(2));
+        let device = &mut advert.devices[0];
+        let memory = device.memory_bytes;
+        device.serves.iter_mut().filter(|_| !holds_all).for_each(|served| served.memory_bytes = memory);
+        let peer = PeerView {
+            id: PeerId([1; 32]),
+            advert,
+            load: Default::default(),
+            groups: vec![],
+            silent_for: 0.0,
+            silent: false,
+            plan: None,
+            leaving: false,
+        };
+        api.view.send_modify(|view| (view.readiness, view.peers) = (Readiness::Loading, vec![peer]));
+        let ready = api.get("/readyz").await;
+        assert_eq!(ready.status(), status);
+        assert_eq!(ready.json::<Value>().await.unwrap()["stage"], json!("loading"));
+        assert_eq!(api.post(CHAT, json!({ "messages": hello() })).await.0, status);
+    }
+}
+
 /// Whatever goes wrong and wherever: JSON in OpenAI's form, and an id to ask about.
 #[tokio::test]
 async fn every_error_is_json_and_has_an_id() {

@@ -2,7 +2,9 @@
 
 use super::{Api, TEXT, said};
 use serde_json::{Value, json};
-use tsnode_protocol::{RequestClass, Seconds, SettingKey, SettingValue, Targets, stream::End};
+use tsnode_protocol::{
+    BatchPolicy, RequestClass, RoutePolicy, Seconds, SettingKey, SettingValue, Targets, stream::End,
+};
 
 #[tokio::test]
 async fn what_is_for_nobody_yet_is_said_to_be_a_batch_and_nonsense_is_refused() {
@@ -35,7 +37,20 @@ async fn members_set_what_can_be_meant_and_in_an_open_swarm_nobody_does() {
     for wrong in [targets(json!(0.0)), targets(json!(-1)), targets(json!(1e9))] {
         assert_eq!(api.post("/api/settings", wrong).await.0, 400);
     }
-    for wrong in [json!({}), json!({ "about": "route", "policy": "fast" }), json!({ "about": "route", "x": 1 })] {
+    let (status, said) = api.post("/api/settings", json!({ "about": "batch", "policy": "prefill-first" })).await;
+    assert_eq!(status, 202, "{said}");
+    let first = SettingValue::Batch(Some(BatchPolicy::PrefillFirst));
+    assert_eq!(api.set.recv().await, Some((SettingKey::Batch { model: None }, first)));
+    let (status, said) = api.post("/api/settings", json!({ "about": "route", "policy": "auto" })).await;
+    assert_eq!(status, 202, "{said}");
+    let auto = SettingValue::Route(Some(RoutePolicy::Auto));
+    assert_eq!(api.set.recv().await, Some((SettingKey::Route { model: None }, auto)));
+    for wrong in [
+        json!({}),
+        json!({ "about": "route", "policy": "fast" }),
+        json!({ "about": "route", "x": 1 }),
+        json!({ "about": "batch", "policy": "live" }),
+    ] {
         assert!(matches!(api.post("/api/settings", wrong).await.0, 400 | 422));
     }
 }

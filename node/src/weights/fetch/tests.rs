@@ -73,7 +73,7 @@ impl World {
         let manifest = WeightsManifest { form: WeightsForm::Gguf, files: vec![file] };
         let small = |name: &str| ModelFile { name: name.into(), bytes: 1, hash: [1; 32] };
         let files = vec![small("config.json"), small("tokenizer.json")];
-        let card = ModelCard { id: manifest.id(&[1; 32], &[1; 32], None), files, ..sample::card() };
+        let card = ModelCard { id: manifest.id(&files, None), files, ..sample::card() };
         let holders = (1..).zip(ways).map(|(n, way)| (peer(n), *way)).collect();
         Self::with(Inside {
             smalls: BTreeMap::new(),
@@ -207,17 +207,20 @@ struct Home {
     folder: tempfile::TempDir,
     wanted: Range<u32>,
     tally: Arc<Tally>,
+    patience: Patience,
 }
 
 impl Home {
     fn new() -> Self {
-        Self { folder: tempfile::tempdir().unwrap(), wanted: 0..u32::MAX, tally: Arc::default() }
+        let (folder, tally) = (tempfile::tempdir().unwrap(), Arc::default());
+        Self { folder, wanted: 0..u32::MAX, tally, patience: SHORT }
     }
 
     async fn fetch(&mut self, world: &World, budget: u64) -> Result<Vec<u8>, FetchError> {
         self.tally = Arc::default();
         let (places, folder) = (world.clone(), self.folder.path().to_owned());
-        let fetcher = Fetcher { places, folder, index: Index::default(), budget, patience: SHORT, bad: Bad::default() };
+        let (index, patience) = (Index::default(), self.patience);
+        let fetcher = Fetcher { places, folder, index, budget, patience, bad: Bad::default() };
         let drafts = Arc::new(fetcher.begin(&world.0.card).await?);
         let wanted = drafts.all().filter(|(_, chunk)| self.wanted.contains(chunk)).collect();
         fetcher.get(&world.0.card, &drafts, &wanted, &self.tally).await?;
@@ -233,7 +236,8 @@ impl Home {
     }
 }
 
-pub(crate) const SHORT: Patience = Patience { rest: Duration::from_millis(20), starved: Duration::from_secs(1) };
+/// Who broke off is asked again soon; what comes slowly on a full computer is still waited for.
+pub(crate) const SHORT: Patience = Patience { rest: Duration::from_millis(20), starved: Duration::from_secs(60) };
 const CHUNKS: usize = 9;
 const BYTES: usize = CHUNKS * CHUNK_BYTES as usize - 100;
 
@@ -252,6 +256,21 @@ async fn it_comes_from_all_who_have_it_and_no_chunk_twice() {
 }
 
 #[tokio::test]
+async fn a_card_that_names_other_files_than_a_models_overwrites_none() {
+    let mut inside = Arc::into_inner(World::of_model(&[Way::Honest]).0).unwrap();
+    for name in ["model.safetensors", "outline"] {
+        let (content, name) = (b"something else".to_vec(), name.to_owned());
+        let hash = *blake3::hash(&content).as_bytes();
+        inside.card.files.push(ModelFile { name: name.clone(), bytes: content.len() as u64, hash });
+        inside.smalls.insert(name, content);
+    }
+    let (world, mut home) = (World::with(inside), Home::new());
+    assert!(home.fetch(&world, u64::MAX).await.unwrap() == world.0.content);
+    assert!(home.fetch(&world, u64::MAX).await.unwrap() == world.0.content);
+    assert_eq!(home.fetched(), 0, "what was here is here");
+}
+
+#[tokio::test]
 async fn who_gives_something_else_is_blamed_and_not_asked_again() {
     for way in [Way::Corrupt, Way::Short, Way::Hashes, Way::Manifest] {
         let world = World::of(BYTES, &[way, Way::Second]);
@@ -261,6 +280,19 @@ async fn who_gives_something_else_is_blamed_and_not_asked_again() {
         assert!(world.given_by(1) <= STREAMS, "{way:?}: asked {} times", world.given_by(1));
         assert!(home.fetched() <= (BYTES + STREAMS * CHUNK_BYTES as usize) as u64);
     }
+}
+
+#[tokio::test]
+async fn for_a_card_that_is_false_nobody_is_blamed_who_has_the_model() {
+    let world = World::of(1000, &[Way::Honest, Way::Honest]);
+    let mut inside = Arc::into_inner(world.0).unwrap();
+    // Its id, and a template that it does not have.
+    inside.card.files.push(ModelFile { name: "chat_template.jinja".into(), bytes: 1, hash: [9; 32] });
+    let world = World(Arc::new(inside));
+    let error = Home::new().fetch(&world, u64::MAX).await.unwrap_err();
+    assert!(matches!(&error, FetchError::NotGiven { what: "the manifest", .. }), "{error}");
+    assert!(error.to_string().contains("does not fit what members say"), "{error}");
+    assert!(world.blamed().is_empty());
 }
 
 #[tokio::test]
@@ -281,11 +313,12 @@ async fn what_one_has_lost_another_gives_and_nobody_is_blamed() {
 #[tokio::test]
 async fn a_lost_chunk_that_nobody_has_is_waited_for_and_said() {
     let world = World::of(BYTES, &[Way::Lacks(4)]);
-    let mut home = Home::new();
+    let mut home = Home { patience: Patience { starved: Duration::from_secs(1), ..SHORT }, ..Home::new() };
     let said = home.fetch(&world, u64::MAX).await.unwrap_err().to_string();
     assert!(said.contains("nothing came for 1 s"), "{said}");
     assert_eq!(home.tally.done.load(Ordering::Relaxed), BYTES as u64 - CHUNK_BYTES);
     // Another has it.
+    home.patience = SHORT;
     let other = World::of(BYTES, &[Way::Honest]);
     assert!(home.fetch(&other, u64::MAX).await.unwrap() == world.0.content);
     assert_eq!(home.fetched(), CHUNK_BYTES, "only that one");

@@ -40,9 +40,11 @@ async fn layers_come_when_they_are_wanted_and_no_others() {
     let stock = Stock::open(fetcher(&world, folder.path()), world.card().clone(), fetched, tell).await.unwrap();
     assert_eq!((chunks_there(&stock), stock.fetched()), (1, CHUNK_BYTES), "what the file says of itself");
     assert_eq!(stock.source().await.unwrap().card(), world.card());
+    assert_eq!(stock.partial().unwrap().layers, []);
     // Two layers of four: about a third of the file.
     let some = stock.bring(layers(1, 3)).await.unwrap();
     let held = bytes_of(&some, layers(1, 3));
+    assert_eq!(stock.partial().unwrap().layers, [layers(1, 3)]);
     assert!((3..=4).contains(&chunks_there(&stock)), "{}", chunks_there(&stock));
     assert_eq!(stock.drafts.held(), stock.fetched());
     assert!(stock.fetched() <= held + 3 * CHUNK_BYTES, "{} for {held}", stock.fetched());
@@ -54,6 +56,7 @@ async fn layers_come_when_they_are_wanted_and_no_others() {
     assert_eq!(stock.fetched(), before);
     let all = stock.bring(layers(0, 4)).await.unwrap();
     assert_eq!((chunks_there(&stock), all.card()), (FILE_CHUNKS, world.card()));
+    assert_eq!(stock.partial(), None, "all of it is here");
     let file = folder.path().join(world.card().id.to_string()).join("model.safetensors");
     assert_eq!(fs::metadata(&file).unwrap().len(), stock.fetched());
     // It is a model as any other from then on.
@@ -80,13 +83,57 @@ async fn what_is_here_is_lent_by_itself_and_what_is_not_is_waited_for() {
     };
     let stock = Stock::reopen(again, &place, &world.card().name, tell).await.unwrap();
     assert_eq!(stock.card(), world.card());
+    assert_eq!(stock.partial().unwrap().layers, [layers(0, 1)], "as it was left");
     stock.bring(layers(0, 1)).await.unwrap();
     assert_eq!(stock.fetched(), 0);
-    let more = tokio::time::timeout(Duration::from_millis(500), stock.bring(layers(1, 2))).await;
-    assert!(more.is_err(), "there is nobody to bring it");
+    // Who wants all of it meanwhile has its turn, and is told that nobody has it.
+    let all = async {
+        while told.lock().unwrap().is_empty() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        stock.whole(&quiet).await
+    };
+    let all = async {
+        tokio::select! {
+            _ = stock.bring(layers(1, 2)) => None,
+            all = all => Some(all),
+        }
+    };
+    let all = tokio::time::timeout(Duration::from_secs(60), all).await.unwrap();
+    assert!(matches!(all, Some(Err(FetchError::Starved { .. }))), "there is nobody to bring it: {all:?}");
     assert!(told.lock().unwrap()[0].contains("nothing came for"), "{:?}", told.lock().unwrap());
     // Of a folder that is another model's, nothing is.
     let other = folder.path().join("0123");
     fs::rename(&place, &other).unwrap();
     assert!(Stock::reopen(fetcher(&nobody, folder.path()), &other, "x", quiet).await.is_none());
+}
+
+#[tokio::test]
+async fn the_rest_of_it_comes_when_all_is_wanted_and_only_who_wants_that_hears_of_it() {
+    let (world, folder) = (World::of_model(&[Way::Honest; 2]), tempfile::tempdir().unwrap());
+    let listener = || {
+        let told = Arc::new(Mutex::new(Vec::<Fetching>::new()));
+        let heard = told.clone();
+        let tell: Tell = Arc::new(move |far| heard.lock().unwrap().push(far));
+        (told, tell)
+    };
+    let ((first, of_opening), (second, of_layers), (third, of_all)) = (listener(), listener(), listener());
+    let opening = Stock::open(fetcher(&world, folder.path()), world.card().clone(), Arc::default(), of_opening);
+    let stock = opening.await.unwrap();
+    let opened = first.lock().unwrap().len();
+    stock.hear(of_layers);
+    stock.bring(layers(0, 1)).await.unwrap();
+    let some = chunks_there(&stock);
+    let whole = stock.whole(&of_all).await.unwrap();
+    assert!(some < FILE_CHUNKS && chunks_there(&stock) == FILE_CHUNKS, "{some}");
+    assert_eq!(whole, folder.path().join(world.card().id.to_string()));
+    assert_eq!(ModelSource::open(&whole).unwrap().card().files, world.card().files);
+    assert_eq!(first.lock().unwrap().len(), opened);
+    assert!(second.lock().unwrap().iter().all(|far| far.layers == Some(layers(0, 1))));
+    let last = third.lock().unwrap().last().cloned().unwrap();
+    assert_eq!((last.layers, last.done, last.bytes), (None, stock.drafts.held(), stock.fetched()));
+    // Nothing of it comes twice.
+    let before = stock.fetched();
+    stock.whole(&of_all).await.unwrap();
+    assert_eq!(stock.fetched(), before);
 }

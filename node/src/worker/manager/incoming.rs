@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tsnode_protocol::{
     GroupId, PeerId,
     ring::RingHello,
-    stream::{DecodeEvent, Opening, PrefillEvent},
+    stream::{NOT_LED, Opening},
 };
 
 impl StageManager {
@@ -20,10 +20,10 @@ impl StageManager {
     pub(super) fn serve(&self, group: GroupId, request: LeaderRequest) {
         let leader = self.groups.get(&group).and_then(|r| r.requests.as_ref());
         let Some(leader) = leader else {
-            return refuse(request, "this peer does not lead that group");
+            return request.refuse(NOT_LED);
         };
         if let Err(full) = leader.try_send(request) {
-            refuse(full.into_inner(), "too many requests wait here");
+            full.into_inner().refuse("too many requests wait here");
         }
     }
 
@@ -97,13 +97,5 @@ impl StageManager {
         }
         // A full queue means rings are built faster than they are used; the leader tries again.
         let _ = running.rings.try_send(RingStream { hello, stream });
-    }
-}
-
-fn refuse(request: LeaderRequest, why: &str) {
-    // A gateway that has gone need not be told.
-    match request {
-        LeaderRequest::Decode { events, .. } => drop(events.try_send(DecodeEvent::Refused(why.into()))),
-        LeaderRequest::Prefill { events, .. } => drop(events.try_send(PrefillEvent::Failed(why.into()))),
     }
 }

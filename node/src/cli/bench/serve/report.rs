@@ -1,6 +1,9 @@
 //! What came of a run, for people and programs; names are those of vLLM's `bench serve`.
 
-use super::client::{Outcome, Run};
+use super::{
+    answer::Answer,
+    client::{Outcome, Run},
+};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -52,6 +55,22 @@ impl Metric {
 pub(in crate::cli) struct Target {
     metric: Metric,
     most: Duration,
+}
+
+impl Target {
+    /// Whether an answer keeps it.
+    pub fn is_kept(&self, answer: &Answer) -> bool {
+        self.is_kept_by(answer, Duration::ZERO)
+    }
+
+    /// The same of a request that was sent so long after it was due.
+    pub fn is_kept_by(&self, answer: &Answer, late: Duration) -> bool {
+        match self.metric {
+            Metric::Ttft => late + answer.first <= self.most,
+            Metric::E2el => late + answer.whole <= self.most,
+            Metric::Tpot | Metric::Itl => answer.per_token().is_none_or(|time| time <= self.most),
+        }
+    }
 }
 
 impl FromStr for Target {
@@ -119,13 +138,7 @@ impl Report {
             let all: Vec<f64> = all.map(|time| time.as_secs_f64()).collect();
             (!all.is_empty()).then(|| (metric, Sorted::new(all.into_iter())))
         };
-        let keeps = |answer: &super::answer::Answer| {
-            targets.iter().all(|target| match target.metric {
-                Metric::Ttft => answer.first <= target.most,
-                Metric::E2el => answer.whole <= target.most,
-                Metric::Tpot | Metric::Itl => answer.per_token().is_none_or(|time| time <= target.most),
-            })
-        };
+        let keeps = |answer: &Answer| targets.iter().all(|target| target.is_kept(answer));
         Self {
             times: Metric::ALL.into_iter().filter_map(seconds).collect(),
             duration: run.took,
@@ -252,7 +265,7 @@ impl Report {
 }
 
 /// Why requests failed, the likeliest first.
-fn reasons(outcomes: &[Outcome]) -> Vec<(String, usize)> {
+pub(in crate::cli) fn reasons(outcomes: &[Outcome]) -> Vec<(String, usize)> {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     for failure in outcomes.iter().filter_map(|o| o.answer.as_ref().err()) {
         let why = failure.to_string();
@@ -271,7 +284,7 @@ pub(in crate::cli) fn time(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::bench::serve::answer::{Answer, Failure};
+    use crate::cli::bench::serve::answer::Failure;
 
     const MS: Duration = Duration::from_millis(1);
 

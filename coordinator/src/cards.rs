@@ -1,0 +1,110 @@
+//! What members say that a model is. An id is made of a model's weights and of the files that its answers depend on, but who does not
+//! have the weights cannot tell by it which of two cards is the model's own: a holder's manifest tells, and until then what most say.
+
+use std::cmp::Reverse;
+use tsnode_protocol::{Advert, ModelCard, ModelId, PeerId};
+
+/// A card of a model, and who says so. Names are everybody's own: it has the first one's.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Said {
+    /// What it says.
+    pub card: ModelCard,
+    /// Who.
+    pub by: Vec<PeerId>,
+}
+
+/// What members say that a model is, what most say first; of others the first member's.
+#[must_use]
+pub fn said<'a>(model: ModelId, members: impl IntoIterator<Item = (&'a PeerId, &'a Advert)>) -> Vec<Said> {
+    let mut all: Vec<Said> = Vec::new();
+    for (peer, advert) in members {
+        // Nobody says it twice.
+        let Some(card) = advert.models.iter().find(|card| card.id == model) else { continue };
+        let is_same = |said: &&mut Said| said.card.shape == card.shape && said.card.files == card.files;
+        match all.iter_mut().find(is_same) {
+            Some(said) => said.by.push(*peer),
+            None => all.push(Said { card: card.clone(), by: vec![*peer] }),
+        }
+    }
+    sort(&mut all);
+    all
+}
+
+/// Somebody gave a manifest, and this is what fits it: with a card that does, no other is the model's own, and that is known now. Who
+/// gives one that fits none is not believed in what he says either. Who gave it comes first among those who say so.
+pub fn heard(all: &mut Vec<Said>, from: PeerId, fits: impl Fn(&ModelCard) -> bool) -> bool {
+    if let Some(own) = all.iter().position(|said| fits(&said.card)) {
+        all.swap(0, own);
+        all.truncate(1);
+        // Who has just answered is there.
+        let by = &mut all[0].by;
+        if let Some(at) = by.iter().position(|peer| *peer == from) {
+            by[..=at].rotate_right(1);
+        }
+        return true;
+    }
+    all.iter_mut().for_each(|said| said.by.retain(|by| *by != from));
+    all.retain(|said| !said.by.is_empty());
+    sort(all);
+    false
+}
+
+fn sort(all: &mut [Said]) {
+    all.sort_by_key(|said| Reverse(said.by.len()));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+    use tsnode_protocol::ModelFile;
+
+    /// An advert of the model with this template.
+    fn with(template: u8) -> Advert {
+        let file = ModelFile { name: "chat_template.jinja".into(), bytes: 1, hash: [template; 32] };
+        let card = ModelCard { files: vec![file], ..sample::card() };
+        // Who says it more than once counts once.
+        Advert { models: vec![card; usize::from(template)], ..sample::advert(0) }
+    }
+
+    fn peer(n: u8) -> PeerId {
+        PeerId([n; 32])
+    }
+
+    /// Who says what, by the templates of peers 0, 1 and so on.
+    fn by(templates: &[u8]) -> Vec<Said> {
+        let members: Vec<(PeerId, Advert)> = (0..).zip(templates).map(|(n, t)| (peer(n), with(*t))).collect();
+        said(sample::card().id, members.iter().map(|(peer, advert)| (peer, advert)))
+    }
+
+    fn has(template: u8) -> impl Fn(&ModelCard) -> bool {
+        move |card| card.files[0].hash == [template; 32]
+    }
+
+    #[test]
+    fn what_most_say_comes_before_what_the_first_says() {
+        assert_eq!(by(&[]), []);
+        let all = by(&[9, 1, 1]);
+        assert_eq!(all.iter().map(|said| said.by.len()).collect::<Vec<_>>(), [2, 1]);
+        assert!(has(1)(&all[0].card) && all[0].by == [peer(1), peer(2)]);
+        assert!(has(9)(&by(&[9, 1])[0].card), "where as many say both, the first");
+    }
+
+    #[test]
+    fn one_manifest_that_fits_is_worth_more_than_all_who_say_something_else() {
+        let mut all = by(&[9, 9, 9, 1]);
+        assert!(heard(&mut all, peer(3), has(1)));
+        assert!(all.len() == 1 && has(1)(&all[0].card));
+        // The first of them may hang; this one does not.
+        let mut all = by(&[1, 9, 1, 1]);
+        assert!(heard(&mut all, peer(2), has(1)) && all[0].by == [peer(2), peer(0), peer(3)], "{all:?}");
+    }
+
+    #[test]
+    fn who_gives_a_manifest_that_fits_nothing_is_not_believed() {
+        let mut all = by(&[9, 9, 1]);
+        assert!(!heard(&mut all, peer(0), |_| false) && all[0].by == [peer(1)], "{all:?}");
+        assert!(!heard(&mut all, peer(1), |_| false) && has(1)(&all[0].card), "{all:?}");
+        assert!(!heard(&mut all, peer(2), |_| false) && all.is_empty());
+    }
+}

@@ -1,0 +1,367 @@
+//! When a device's next turn is given. Who has just computed asks again only when what it computed has gone through its batcher:
+//! were the turn given on at once, it would never be among those that an order chooses from, and two busy models would alternate
+//! under every order. So the device is kept for its last user for a moment, where the order would have it go before all others who
+//! wait, and with it they are chosen from. Where it would not, or where nobody else waits, nothing is kept.
+//!
+//! **What that costs.** A moment that others wait is time of the device, so who was passed over for long enough is first as soon as
+//! ever. A last user that leaves is not waited for, nor one whose turn was an errand, nor is anybody before errands. One that lets
+//! the moment pass, as a ring does that goes over other hosts, is not waited for after its next step, then after two, four, eight: a
+//! device with only such users idles for a ninth of a moment a step.
+
+use super::arbiter::{Arbitration, Work};
+use crate::{policy::batching::ServiceNo, time::Time};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+use tsnode_protocol::Seconds;
+
+/// For how long a device is kept. Between the end of a step and the asking for the next there are a batcher and the waking of three
+/// tasks of the same process: tenths of a millisecond. Steps that are worth ordering take many milliseconds.
+pub const GRACE: Duration = Duration::from_millis(1);
+
+/// Turns after which nobody waits for one that has let moments pass, at most.
+const LONGEST_PAUSE: u8 = 8;
+
+/// What follows for those who wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// It is this one's turn, until it is over.
+    Turn(ServiceNo),
+    /// The device is kept for its last user until then, or until that asks or its requests leave.
+    Kept(Time),
+    /// Nobody asks.
+    Nobody,
+}
+
+/// Who had the last turn.
+#[derive(Clone, Copy, Debug)]
+struct Last {
+    service: ServiceNo,
+    until: Time,
+    /// Since when others wait for it.
+    since: Option<Time>,
+}
+
+/// One that has let moments pass.
+#[derive(Clone, Copy, Debug, Default)]
+struct Missed {
+    /// So many turns it was not waited for, or is not.
+    pause: u8,
+    left: u8,
+}
+
+/// An arbiter, and whose turn it is.
+#[derive(Debug)]
+pub struct TurnQueue<R> {
+    arbiter: Box<dyn Arbitration<R>>,
+    grace: Duration,
+    turn: Option<ServiceNo>,
+    /// Where it may be waited for.
+    last: Option<Last>,
+    /// Of those who asked, who asked for a step last.
+    steps: BTreeSet<ServiceNo>,
+    missed: BTreeMap<ServiceNo, Missed>,
+}
+
+impl<R> TurnQueue<R> {
+    /// Of an idle device.
+    #[must_use]
+    pub fn new(arbiter: Box<dyn Arbitration<R>>) -> Self {
+        Self { arbiter, grace: GRACE, turn: None, last: None, steps: BTreeSet::new(), missed: BTreeMap::new() }
+    }
+
+    /// The same that keeps the device for so long.
+    #[must_use]
+    pub fn keeping(self, grace: Duration) -> Self {
+        Self { grace, ..self }
+    }
+
+    /// A request comes that has so many prompt tokens to compute.
+    pub fn enters(&mut self, service: ServiceNo, request: R, prompt: u32) {
+        self.arbiter.enters(service, request, prompt);
+    }
+
+    /// A request is gone. Who waits while nobody has the turn is to look again.
+    pub fn leaves(&mut self, service: ServiceNo, request: R) {
+        self.arbiter.leaves(service, request);
+    }
+
+    /// A service asks for its turn; it asks for one at a time.
+    pub fn asks(&mut self, now: Time, service: ServiceNo, work: Work<R>) {
+        let is_step = matches!(work, Work::Step(_));
+        if self.last.is_some_and(|last| last.service == service) {
+            let in_time = self.end_grace(now).is_some_and(|last| now <= last.until);
+            if in_time && is_step {
+                self.missed.remove(&service);
+            }
+        }
+        if is_step {
+            self.steps.insert(service);
+        } else {
+            self.steps.remove(&service);
+        }
+        self.arbiter.asks(service, work);
+    }
+
+    /// Whose turn it is; gives it where it is nobody's.
+    pub fn next(&mut self, now: Time) -> Next {
+        if let Some(service) = self.turn {
+            return Next::Turn(service);
+        }
+        if self.arbiter.waiting() == 0 {
+            return Next::Nobody;
+        }
+        if let Some(until) = self.kept_until(now) {
+            return Next::Kept(until);
+        }
+        let passed = |last: &Last| last.since.is_some() && now >= last.until;
+        if let Some(last) = self.end_grace(now).filter(passed) {
+            let missed = self.missed.entry(last.service).or_default();
+            missed.pause = (missed.pause * 2).clamp(1, LONGEST_PAUSE);
+            missed.left = missed.pause;
+        }
+        self.turn = self.arbiter.next();
+        self.turn.map_or(Next::Nobody, Next::Turn)
+    }
+
+    /// The turn is over after so long.
+    pub fn over(&mut self, now: Time, took: Seconds) {
+        let Some(service) = self.turn.take() else { return };
+        self.arbiter.over(took);
+        if !self.steps.contains(&service) {
+            self.last = None;
+            return;
+        }
+        let is_waited_for = match self.missed.get_mut(&service) {
+            Some(missed) if missed.left > 0 => {
+                missed.left -= 1;
+                false
+            }
+            _ => true,
+        };
+        self.last = is_waited_for.then(|| Last { service, until: now + self.grace, since: None });
+    }
+
+    /// Whether it is nobody's turn.
+    #[must_use]
+    pub fn is_free(&self) -> bool {
+        self.turn.is_none()
+    }
+
+    /// How many ask for theirs.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.arbiter.waiting()
+    }
+
+    /// Until when those who wait are to wait for the last user.
+    fn kept_until(&mut self, now: Time) -> Option<Time> {
+        let last = self.last.as_mut().filter(|last| now < last.until)?;
+        if !self.arbiter.would_be_first(last.service) {
+            return None;
+        }
+        last.since.get_or_insert(now);
+        Some(last.until)
+    }
+
+    fn end_grace(&mut self, now: Time) -> Option<Last> {
+        let last = self.last.take()?;
+        if let Some(since) = last.since {
+            self.arbiter.kept(Seconds(now.saturating_sub(since).as_secs_f64()));
+        }
+        Some(last)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        policy::sharing::{
+            TurnOrder,
+            arbiter::{PATIENCE, Share},
+        },
+        rng::Rng,
+    };
+
+    const FIRST: ServiceNo = ServiceNo(0);
+    const SECOND: ServiceNo = ServiceNo(1);
+    const THIRD: ServiceNo = ServiceNo(2);
+
+    fn at(us: u64) -> Time {
+        Time::from_micros(us)
+    }
+
+    fn step(request: u32) -> Work<u32> {
+        Work::Step(vec![Share { request, prompt_tokens: 0 }])
+    }
+
+    /// The first one's turn is over after a millisecond that took so long as the arbiter hears, and the second one waits. Each has
+    /// a request, the first one's came first.
+    fn after_a_turn(order: TurnOrder, took: Seconds) -> TurnQueue<u32> {
+        let mut queue = TurnQueue::new(order.arbiter());
+        queue.enters(FIRST, 1, 0);
+        queue.enters(SECOND, 2, 0);
+        queue.asks(at(0), FIRST, step(1));
+        assert_eq!(queue.next(at(0)), Next::Turn(FIRST));
+        queue.asks(at(0), SECOND, step(2));
+        queue.over(at(1_000), took);
+        queue
+    }
+
+    const SHORT: Seconds = Seconds(0.001);
+
+    #[test]
+    fn who_would_go_first_again_is_waited_for() {
+        let mut queue = after_a_turn(TurnOrder::FirstCome, SHORT);
+        assert_eq!(queue.next(at(1_000)), Next::Kept(at(2_000)));
+        queue.asks(at(1_200), FIRST, step(1));
+        assert_eq!(queue.next(at(1_200)), Next::Turn(FIRST));
+        queue.over(at(2_200), SHORT);
+        assert_eq!(queue.next(at(3_199)), Next::Kept(at(3_200)));
+        assert_eq!(queue.next(at(3_200)), Next::Turn(SECOND), "it does not ask");
+    }
+
+    #[test]
+    fn who_lets_moments_pass_is_waited_for_less_often() {
+        let mut queue = after_a_turn(TurnOrder::FirstCome, SHORT);
+        let (mut now, mut turns, mut kept) = (1_000, 0, Vec::new());
+        while turns < 30 {
+            match queue.next(at(now)) {
+                Next::Kept(until) => {
+                    kept.push(turns);
+                    now += 1_000;
+                    assert_eq!(until, at(now));
+                }
+                Next::Turn(SECOND) => {
+                    // The first one is too late, and the second one always asks at once.
+                    queue.asks(at(now + 500), FIRST, step(1));
+                    queue.over(at(now + 1_000), SHORT);
+                    queue.asks(at(now + 1_000), SECOND, step(2));
+                    now += 1_000;
+                }
+                Next::Turn(_) => {
+                    queue.over(at(now + 1_000), SHORT);
+                    now += 1_000;
+                    turns += 1;
+                }
+                Next::Nobody => unreachable!("the second one always asks"),
+            }
+        }
+        assert_eq!(kept, [0, 2, 5, 10, 19, 28], "pauses of 1, 2, 4, 8, 8 turns");
+    }
+
+    #[test]
+    fn nobody_waits_for_one_whose_turn_it_would_not_be() {
+        let next = |order, took| after_a_turn(order, took).next(at(1_000));
+        assert_eq!(next(TurnOrder::RoundRobin, SHORT), Next::Turn(SECOND), "the order has it go last");
+        assert_eq!(
+            next(TurnOrder::FirstCome, PATIENCE),
+            Next::Turn(SECOND),
+            "the other one was passed over for too long"
+        );
+
+        let mut left = after_a_turn(TurnOrder::FirstCome, SHORT);
+        assert_eq!(left.next(at(1_000)), Next::Kept(at(2_000)));
+        left.leaves(FIRST, 1);
+        assert_eq!(left.next(at(1_100)), Next::Turn(SECOND), "it has no requests any more");
+
+        let mut errand = after_a_turn(TurnOrder::FirstCome, SHORT);
+        assert_eq!(errand.next(at(1_000)), Next::Kept(at(2_000)));
+        errand.asks(at(1_100), THIRD, Work::Errand);
+        assert_eq!(errand.next(at(1_100)), Next::Turn(THIRD), "errands go before steps");
+    }
+
+    /// Nobody goes through a batcher after an errand: a row of them, as where KV comes or goes, leaves the others' steps their turns.
+    #[test]
+    fn nobody_is_waited_for_after_an_errand() {
+        let mut queue = TurnQueue::new(TurnOrder::FirstCome.arbiter());
+        queue.enters(FIRST, 1, 0);
+        queue.enters(SECOND, 2, 0);
+        queue.asks(at(0), FIRST, Work::Errand);
+        assert_eq!(queue.next(at(0)), Next::Turn(FIRST));
+        queue.asks(at(0), SECOND, step(2));
+        queue.over(at(1_000), SHORT);
+        assert_eq!(queue.next(at(1_000)), Next::Turn(SECOND));
+        queue.over(at(2_000), SHORT);
+
+        // Nor is an errand one of the turns after which nobody waits for one that let a moment pass.
+        let mut queue = after_a_turn(TurnOrder::FirstCome, SHORT);
+        assert_eq!(queue.next(at(1_000)), Next::Kept(at(2_000)));
+        assert_eq!(queue.next(at(2_000)), Next::Turn(SECOND));
+        queue.asks(at(2_100), FIRST, Work::Errand);
+        queue.over(at(3_000), SHORT);
+        assert_eq!(queue.next(at(3_000)), Next::Turn(FIRST));
+        queue.over(at(3_100), SHORT);
+        queue.asks(at(3_200), FIRST, step(1));
+        assert_eq!(queue.next(at(3_200)), Next::Turn(FIRST));
+        queue.asks(at(3_300), SECOND, step(2));
+        queue.over(at(4_200), SHORT);
+        assert_eq!(queue.next(at(4_200)), Next::Turn(SECOND), "the first one is not waited for after its next step");
+    }
+
+    #[test]
+    fn a_device_that_one_uses_is_never_kept() {
+        let mut queue = TurnQueue::new(TurnOrder::default().arbiter());
+        queue.enters(FIRST, 1, 0);
+        for ms in 0..10 {
+            queue.asks(at(ms * 1_000), FIRST, step(1));
+            assert_eq!(queue.next(at(ms * 1_000)), Next::Turn(FIRST));
+            queue.over(at(ms * 1_000 + 500), SHORT);
+            assert_eq!(queue.next(at(ms * 1_000 + 500)), Next::Nobody);
+        }
+    }
+
+    /// Models that ask again sooner or later than a device is kept, under every order: each has its turn within the patience, a turn
+    /// of each model and a moment, by the clock on the wall.
+    #[test]
+    fn moments_are_in_the_time_that_a_step_may_wait() {
+        for (name, order) in TurnOrder::ALL {
+            for seed in 0..50 {
+                let waits = longest_wait(order, &mut Rng::new(seed));
+                assert!(waits.0 <= waits.1, "{name}, seed {seed}: {} s of {}", waits.0, waits.1);
+            }
+        }
+    }
+
+    /// The longest that a step waited for its turn, and may have (s).
+    fn longest_wait(order: TurnOrder, rng: &mut Rng) -> (f64, f64) {
+        let models = 2 + rng.below(4) as u16;
+        let (longest, later) = (0.02 * rng.unit(), 0.003 * rng.unit());
+        let mut queue = TurnQueue::new(order.arbiter());
+        // When who asks, since when who waits, and who computes from when until when.
+        let mut asks: BTreeMap<ServiceNo, Time> = (0..models).map(|n| (ServiceNo(n), Time::ZERO)).collect();
+        let (mut waits, mut turn, mut longest_wait) = (BTreeMap::new(), None::<(ServiceNo, Time, Time)>, 0.0_f64);
+        asks.keys().for_each(|service| queue.enters(*service, u32::from(service.0), 100));
+        let mut now = Time::ZERO;
+        for _ in 0..2_000 {
+            let due: Vec<ServiceNo> = asks.iter().filter(|(_, at)| **at <= now).map(|(service, _)| *service).collect();
+            for service in due {
+                asks.remove(&service);
+                let errand = rng.below(8) == 0;
+                queue.asks(now, service, if errand { Work::Errand } else { step(u32::from(service.0)) });
+                waits.insert(service, now);
+            }
+            if let Some((service, since, until)) = turn
+                && until <= now
+            {
+                queue.over(now, Seconds((now - since).as_secs_f64()));
+                asks.insert(service, now + Time::from_secs_f64(later * rng.unit()));
+                turn = None;
+            }
+            let mut wake = asks.values().copied().min().unwrap_or(Time::MAX);
+            match (turn, queue.next(now)) {
+                (None, Next::Turn(service)) => {
+                    let since = waits.remove(&service).unwrap_or(now);
+                    longest_wait = longest_wait.max((now - since).as_secs_f64());
+                    turn = Some((service, now, now + Time::from_secs_f64(longest * rng.unit())));
+                }
+                (None, Next::Kept(until)) => wake = wake.min(until),
+                _ => {}
+            }
+            now = turn.map_or(wake, |(_, _, until)| wake.min(until));
+        }
+        (longest_wait, PATIENCE.0 + f64::from(models) * longest + GRACE.as_secs_f64() + 1e-6)
+    }
+}
