@@ -63,6 +63,8 @@ pub struct BatcherConfig {
     pub growth: u32,
     /// Sequences kept after their end, for others that begin alike.
     pub max_kept: usize,
+    /// Whether other models have pages of the same pools, so that some may come back that none of this group's gave.
+    pub shares_pages: bool,
     /// Whether answers' next tokens are proposed.
     pub speculation: Speculation,
 }
@@ -78,6 +80,7 @@ impl Default for BatcherConfig {
             kv_patience: KV_PATIENCE,
             growth: 256,
             max_kept: 64,
+            shares_pages: false,
             speculation: Speculation::default(),
         }
     }

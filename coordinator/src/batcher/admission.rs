@@ -193,9 +193,11 @@ impl Batcher {
         }
     }
 
-    /// Where none of this group's sequences has pages that could come back, another group's have: they are asked for again.
+    /// Where none of this group's sequences has pages that could come back, another group's have, as they may have wherever pools
+    /// are shared: they are asked for again.
     pub(super) fn see_to_retry(&mut self, now: Time) {
-        if self.queue.full && self.sequences.len() == self.queue.len() {
+        let others_give = self.config.shares_pages || self.sequences.len() == self.queue.len();
+        if self.queue.full && others_give {
             self.queue.retry_at.get_or_insert(now + RETRY);
         }
     }

@@ -166,3 +166,22 @@ fn pages_that_another_group_holds_are_waited_for() {
     scenario.tell(Event::Deadline).settle();
     assert_eq!(scenario.indices(1).len(), 20);
 }
+
+/// Another model may give pages back while this group has some: nobody waits for the group's own to come back first.
+#[test]
+fn pages_that_another_model_gives_back_are_had_beside_what_runs() {
+    for shares_pages in [false, true] {
+        let mut scenario = Scenario::of(BatcherConfig { shares_pages, ..growing(8) }, 100);
+        scenario.ring.held.insert(request(99), 70);
+        scenario.tell(Event::Submit(new(1, 10, 10, Kind::AwaitKv))).settle();
+        scenario.tell(Event::Submit(new(2, 10, 10, Kind::Local))).settle();
+        let again = scenario.batcher.deadline().unwrap();
+        assert_eq!(again < Duration::from_secs(1), shares_pages, "{again:?}");
+        if shares_pages {
+            scenario.ring.held.remove(&request(99));
+            scenario.now = again;
+            scenario.tell(Event::Deadline).settle();
+            assert_eq!(scenario.indices(2).len(), 10);
+        }
+    }
+}
