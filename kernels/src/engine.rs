@@ -8,6 +8,7 @@ mod beside;
 mod carded;
 mod carrier;
 mod choosing;
+mod device_pool;
 mod parts;
 mod prefix_cache;
 mod shards;
@@ -18,6 +19,7 @@ mod turns;
 pub use beside::Held;
 pub use carded::Pick;
 pub use carrier::{Carried, Carrier};
+pub use device_pool::DevicePool;
 pub use prefix_cache::{Prefix, PrefixKey};
 pub use tap::{Fresh, Tap};
 
@@ -33,6 +35,7 @@ use crate::{
     wire::{self, PayloadError},
 };
 use attend::Run;
+use device_pool::Sharing;
 use parts::{Device, Loaded, Part};
 use prefix_cache::PrefixCache;
 use shards::Shards;
@@ -205,6 +208,8 @@ pub struct Engine {
     sequences: BTreeMap<(StageKey, RequestId), Shards>,
     kept: PrefixCache,
     next_key: u64,
+    /// Where others have the pools as well.
+    sharing: Sharing,
     wire: wire::Scratch,
     out: Vec<f32>,
     /// Of the batch at hand: positions of all rows, and whose slices have been seen. Kept from step to step.
@@ -248,6 +253,7 @@ impl Engine {
             sequences: BTreeMap::new(),
             kept: PrefixCache::default(),
             next_key: 0,
+            sharing: Sharing::default(),
             wire: wire::Scratch::default(),
             out: Vec::new(),
             positions: Vec::new(),
@@ -389,7 +395,8 @@ impl Engine {
 
     /// Does a little of what the next sequences need, for when there is nothing else to do; says whether there may be more.
     pub fn make_ready(&mut self) -> bool {
-        !self.stages.is_empty() && self.pools.iter_mut().any(PagePool::make_ready)
+        let ready = |engine: &mut Self| !engine.stages.is_empty() && engine.pools.iter_mut().any(PagePool::make_ready);
+        self.turn_if_free(ready).unwrap_or(false)
     }
 
     /// Computes a batch: any mix of prompt chunks and single tokens, each slice's rows one after the other. The result

@@ -40,13 +40,27 @@ impl Engine {
     /// Sees to it that each rank has so many pages for a sequence of a stage, as far as others' may go for it.
     pub(super) fn make_room(&mut self, stage: StageKey, needs: &[usize], spared: Option<PrefixKey>) {
         let gives_way = self.gives_way(stage);
-        let out_of_reach = |rank| if gives_way { self.beside(rank) } else { 0 };
+        let own = |rank| if gives_way { self.beside(rank) } else { 0 };
+        let out_of_reach = |rank| own(rank) + self.sharing.beside(rank);
         let may_get = |(rank, pool): (usize, &PagePool)| pool.count().free >= needs[rank] + out_of_reach(rank);
         if !self.pools.iter().enumerate().all(may_get) {
+            let would_do = self.pools.iter().zip(needs).all(|(pool, need)| pool.count().free >= *need);
+            if would_do && !gives_way {
+                // What is out of reach are others' that give way, once it is their turn.
+                self.give_way(needs);
+                self.sharing.lacks(needs);
+            }
             return;
         }
         self.kept.make_room(&mut self.pools, |rank| needs[rank], spared);
-        while !gives_way && self.pools.iter().zip(needs).any(|(pool, need)| !pool.has(*need)) {
+        if !gives_way {
+            self.give_way(needs);
+        }
+    }
+
+    /// Lets sequences go that give way, the largest first, until each rank has so many free pages.
+    pub(super) fn give_way(&mut self, needs: &[usize]) {
+        while self.pools.iter().zip(needs).any(|(pool, need)| !pool.has(*need)) {
             let beside = self.sequences.iter().filter(|((stage, _), _)| self.gives_way(*stage));
             let Some((stage, request)) = beside.max_by_key(|(_, kv)| kv.pages(0)).map(|(key, _)| *key) else { return };
             self.release(stage, request);
@@ -54,9 +68,17 @@ impl Engine {
     }
 
     /// Pages of those that give way.
-    fn beside(&self, rank: usize) -> usize {
+    pub(super) fn beside(&self, rank: usize) -> usize {
+        if !self.stages.values().any(|loaded| loaded.page_use == PageUse::Cached) {
+            return 0;
+        }
         let beside = self.sequences.iter().filter(|((stage, _), _)| self.gives_way(*stage));
         beside.map(|(_, kv)| kv.pages(rank)).sum()
+    }
+
+    /// Whether any of them gives way.
+    pub(super) fn has_beside(&self) -> bool {
+        self.sequences.keys().any(|(stage, _)| self.gives_way(*stage))
     }
 
     pub(super) fn gives_way(&self, stage: StageKey) -> bool {

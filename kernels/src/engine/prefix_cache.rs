@@ -129,7 +129,13 @@ impl Engine {
     }
 
     /// The sequence to begin with, if it has so many tokens and they fit.
-    fn prefix(&self, stage: StageKey, prefix: Prefix, tokens: usize, room: usize) -> Result<&Shards, EngineError> {
+    pub(super) fn prefix(
+        &self,
+        stage: StageKey,
+        prefix: Prefix,
+        tokens: usize,
+        room: usize,
+    ) -> Result<&Shards, EngineError> {
         let kv = match prefix {
             Prefix::Running(other) => self.sequences.get(&(stage, other)),
             Prefix::Kept(key) => self.kept.get(stage, key),
