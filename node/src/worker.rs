@@ -2,7 +2,7 @@
 //!
 //! One task ([`manager`]) owns the models that are [`lent`] and the set of groups and brings streams to them, another ([`loader`]) loads stages for it. A group has a
 //! task of its own: a [`leader`] where this peer has the first stage, a [`member`] elsewhere; both run a [`stage`] worker, which talks to
-//! the [`compute`] thread of its model and device; threads of one device take [`turns`]. Where a draft model is lent a leader has a [`speculator`] beside it.
+//! the [`compute`] thread of its model and device; threads of one device take [`turns`] and share its pages ([`page_share`]). Where a draft model is lent a leader has a [`speculator`] beside it.
 
 mod checks;
 pub mod client;
@@ -18,11 +18,13 @@ mod lent;
 mod loader;
 mod manager;
 mod member;
+mod page_share;
 mod speculator;
 mod stage;
 mod turns;
 
 pub use lent::LentModel;
+pub use page_share::PageShare;
 pub use turns::Turns;
 
 use self::{

@@ -52,6 +52,14 @@ impl Roster {
         group.stages.iter().filter_map(|stage| device(stage)?.profile(group.model).copied()).collect()
     }
 
+    /// Whether a device of one of a group's stages serves other models as well.
+    #[must_use]
+    pub fn shares_devices(&self, group: &Group) -> bool {
+        let adverts = self.adverts.borrow();
+        let device = |stage: &Stage| adverts.get(&stage.peer)?.devices.get(usize::from(stage.device));
+        group.stages.iter().any(|stage| device(stage).is_some_and(|device| device.serves.len() > 1))
+    }
+
     /// How groups of a model form their steps, as members have set.
     #[must_use]
     pub fn batch_policy(&self, model: ModelId) -> BatchPolicy {

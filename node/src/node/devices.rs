@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use tsnode_kernels::{
     cuda,
     device::Host,
-    engine::{Engine, EngineConfig},
+    engine::{DevicePool, Engine, EngineConfig},
     source::ModelSource,
 };
 use tsnode_protocol::{Device, Served};
@@ -124,13 +124,17 @@ impl Devices<'_> {
         });
         let system = |e: std::io::Error| NodeError::System(e.to_string());
         let device = measured.map_err(system)??;
-        let engine = |(model, served): (&Opened, &Served)| {
-            let pool_bytes = served.kv_bytes as usize;
-            let engine = EngineConfig { threads, pool_bytes, kv_dtype: model.dtype };
-            let started = cores::run_on(cores, || Engine::started(engine, cores::each_its_own(cores)));
+        let pool_bytes = device.kv_bytes as usize;
+        let pool = (self.models.len() > 1).then(|| DevicePool::new(pool_bytes, threads.ranks));
+        let engine = |model: &Opened| {
+            let (kv_dtype, starting) = (model.dtype, cores::each_its_own(cores));
+            let started = cores::run_on(cores, || match &pool {
+                Some(pool) => Engine::started_in(pool, threads, kv_dtype, starting),
+                None => Engine::started(EngineConfig { threads, pool_bytes, kv_dtype }, starting),
+            });
             started.and_then(|started| started).map_err(system)
         };
-        let engines = self.models.iter().zip(&device.serves).map(engine).collect::<Result<_, _>>()?;
+        let engines = self.models.iter().map(engine).collect::<Result<_, _>>()?;
         Ok((device, engines))
     }
 

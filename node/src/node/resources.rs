@@ -13,13 +13,18 @@ use crate::{
     hub::Origin,
     store::Store,
     weights::{Holding, Index},
-    worker::{LentModel, Turns, compute::Compute},
+    worker::{LentModel, PageShare, Turns, compute::Compute},
 };
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::watch;
-use tsnode_kernels::{device::Host as Hardware, engine::Engine, load::Progress, source::ModelSource};
-use tsnode_protocol::{Advert, Device, EncoderCard, EncoderTask, ModelOrigin};
+use tsnode_kernels::{
+    device::Host as Hardware,
+    engine::{DevicePool, Engine},
+    load::Progress,
+    source::ModelSource,
+};
+use tsnode_protocol::{Advert, Device, EncoderCard, EncoderTask, ModelOrigin, Served};
 
 /// A peer's models, what it computes with, and its advert.
 pub(super) struct Resources {
@@ -87,18 +92,18 @@ impl Resources {
     ) -> Result<(Vec<LentModel>, Vec<Holding>), NodeError> {
         // The thread that owns the processor's engine is the first of those that compute.
         let first = config.cores.as_ref().and_then(|cores| cores.only(0));
-        let start = |turns: &Turns, engine: Engine| {
+        let start = |turns: &Turns, engine: Engine, share: Option<PageShare>| {
             let on = first.as_ref().filter(|_| !engine.is_on_gpu());
             let faults = faults.cloned();
-            let started = cores::run_on(on, || Compute::start_beside(turns, engine, faults));
+            let started = cores::run_on(on, || Compute::start_beside(turns, (engine, share), faults));
             started.and_then(|started| started).map_err(|e| NodeError::System(e.to_string()))
         };
         let adverted: Arc<[Device]> = self.advert.devices.into();
         let mut computes: Vec<Vec<Compute>> = self.models.iter().map(|_| Vec::new()).collect();
-        for engines in self.engines {
-            let turns = Turns::new(config.sharing);
+        for (engines, device) in self.engines.into_iter().zip(&*adverted) {
+            let (turns, mut shares) = (Turns::new(config.sharing), shares(device, config.threads.ranks).into_iter());
             for (computes, engine) in computes.iter_mut().zip(engines) {
-                computes.push(start(&turns, engine)?);
+                computes.push(start(&turns, engine, shares.next())?);
             }
         }
         let lent = |(Opened { source, draft, holding, is_gated, dtype, .. }, computes)| {
@@ -129,6 +134,15 @@ pub(super) fn lenders(config: &NodeConfig, moving: &watch::Receiver<bool>) -> Re
     let started: Result<Vec<Lender>, NodeError> =
         tokio::task::block_in_place(|| config.encoders.iter().map(start).collect());
     Ok(Lenders::new(started?))
+}
+
+/// What each model of a device has of its one pool of pages; nothing is said of one that is alone.
+fn shares(device: &Device, ranks: usize) -> Vec<PageShare> {
+    if device.serves.len() < 2 {
+        return Vec::new();
+    }
+    let quota = |served: &Served| DevicePool::pages(served.kv_bytes as usize, ranks) as u64;
+    PageShare::of_device(&device.serves.iter().map(quota).collect::<Vec<_>>())
 }
 
 fn called(models: &[Opened]) -> Vec<String> {

@@ -1,6 +1,9 @@
 //! The compute thread: the one owner of the engine. Everything that touches tensors is handed to it as a closure.
 
-use super::turns::{Seat, Turns};
+use super::{
+    page_share::PageShare,
+    turns::{Seat, Turns},
+};
 use crate::{faults::Faults, platform};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{
@@ -47,6 +50,7 @@ pub struct Compute {
     jobs: mpsc::Sender<Job>,
     busy: Busy,
     seat: Seat,
+    share: Option<PageShare>,
 }
 
 /// How long the thread has computed (ns). Of a processor's, how long it had one: what others on this host take of the processors
@@ -75,24 +79,24 @@ impl Compute {
     /// # Errors
     /// When the system gives no thread.
     pub fn start(engine: Engine, faults: Option<watch::Receiver<Faults>>) -> std::io::Result<Self> {
-        Self::start_beside(&Turns::new(TurnOrder::default()), engine, faults)
+        Self::start_beside(&Turns::new(TurnOrder::default()), (engine, None), faults)
     }
 
-    /// The same beside other threads of its device, which take turns.
+    /// The same beside other threads of its device, which take turns; where these have one pool of pages, with its share of them.
     ///
     /// # Errors
     /// As [`Self::start`].
     pub fn start_beside(
         turns: &Turns,
-        engine: Engine,
+        (engine, share): (Engine, Option<PageShare>),
         faults: Option<watch::Receiver<Faults>>,
     ) -> std::io::Result<Self> {
         let (jobs, receiver) = mpsc::channel(JOBS);
         let busy = Busy { on_gpu: engine.is_on_gpu(), so_far: Arc::default() };
         let seat = turns.join();
-        let own = seat.clone();
+        let own = (seat.clone(), share.clone());
         std::thread::Builder::new().name("compute".into()).spawn(move || work(engine, receiver, faults, &own))?;
-        Ok(Self { jobs, busy, seat })
+        Ok(Self { jobs, busy, seat, share })
     }
 
     /// How long the thread has computed since it began, by its last job: waiting for turns is not in it.
@@ -103,6 +107,11 @@ impl Compute {
     /// Whether its device is a GPU, or several.
     pub fn is_on_gpu(&self) -> bool {
         self.busy.on_gpu
+    }
+
+    /// Its model's share of the device's pages; none where it has all of them.
+    pub(super) fn share(&self) -> Option<PageShare> {
+        self.share.clone()
     }
 
     /// A request comes that has so many prompt tokens to compute: its steps have turns accordingly.
@@ -196,7 +205,12 @@ fn within(time: Duration, jobs: &mut mpsc::Receiver<Job>) -> Option<Option<Job>>
     }
 }
 
-fn work(mut engine: Engine, mut jobs: mpsc::Receiver<Job>, faults: Option<watch::Receiver<Faults>>, seat: &Seat) {
+fn work(
+    mut engine: Engine,
+    mut jobs: mpsc::Receiver<Job>,
+    faults: Option<watch::Receiver<Faults>>,
+    (seat, share): &(Seat, Option<PageShare>),
+) {
     let hangs = || faults.as_ref().is_some_and(|faults| faults.borrow().wedge);
     while let Some(Job { work, run }) = next(&mut engine, &mut jobs) {
         while hangs() {
@@ -204,8 +218,11 @@ fn work(mut engine: Engine, mut jobs: mpsc::Receiver<Job>, faults: Option<watch:
         }
         let _turn = seat.take(work);
         // A panic here is a bug, but one sequence's bug must not end everybody's.
-        if catch_unwind(AssertUnwindSafe(|| run(&mut engine))).is_err() {
+        if catch_unwind(AssertUnwindSafe(|| engine.turn(run))).is_err() {
             tracing::error!("a compute job panicked; what waited for it fails");
+        }
+        if let Some(share) = share {
+            share.uses(engine.pages_used());
         }
     }
 }
@@ -213,8 +230,46 @@ fn work(mut engine: Engine, mut jobs: mpsc::Receiver<Job>, faults: Option<watch:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tsnode_kernels::engine::{EngineConfig, Threads};
+    use tsnode_kernels::{
+        engine::{DevicePool, EngineConfig, Threads},
+        pages::{PAGE_BYTES, PageCount},
+        source::ModelSource,
+    };
     use tsnode_protocol::KvDtype;
+
+    /// Takes and gives pages as fast as it can: one in each of four layers.
+    async fn takes_and_gives(compute: Compute, source: &ModelSource) -> Compute {
+        let loaded = source.load_stage(source.card().shape.all_layers()).unwrap();
+        let key = compute.call(move |engine| engine.load(loaded)).await.unwrap().unwrap();
+        for n in 0..100 {
+            let request = RequestId([n; 16]);
+            compute.call(move |engine| engine.admit(key, request, 128)).await.unwrap().unwrap();
+            let used = compute.call(move |engine| {
+                engine.release(key, request);
+                engine.pages_used()
+            });
+            assert_eq!(used.await.unwrap(), 0);
+        }
+        compute
+    }
+
+    #[tokio::test]
+    async fn models_of_a_device_have_its_pages_one_after_the_other() {
+        let (pool, turns) = (DevicePool::new(12 * PAGE_BYTES, 1), Turns::new(TurnOrder::default()));
+        let start = |share: PageShare| {
+            let threads = Threads::together(1);
+            let engine = Engine::started_in(&pool, threads, KvDtype::F16, Arc::new(|_| ())).unwrap();
+            Compute::start_beside(&turns, (engine, Some(share)), None).unwrap()
+        };
+        let mut computes = PageShare::of_device(&[6, 6]).into_iter().map(start);
+        let (one, other) = (computes.next().unwrap(), computes.next().unwrap());
+        let source = ModelSource::embedded().unwrap();
+        let (one, other) = tokio::join!(takes_and_gives(one, &source), takes_and_gives(other, &source));
+        for compute in [one, other] {
+            let pages = compute.call(|engine| engine.pages()).await.unwrap();
+            assert_eq!(pages, PageCount { free: 12, total: 12 });
+        }
+    }
 
     #[tokio::test]
     async fn who_waits_is_not_busy_and_who_computes_is() {

@@ -1,4 +1,4 @@
-//! A model that this peer lends, and the threads that compute it: one for each device, with pages of its own.
+//! A model that this peer lends, and the threads that compute it: one for each device, whose pages are those of all its models.
 
 use super::{
     compute::Compute,

@@ -420,6 +420,7 @@ impl StageManager {
                 config: BatcherConfig {
                     stages: group.stages.len(),
                     batches,
+                    shares_pages: roster.shares_devices(&group),
                     speculation: drafts,
                     ..self.setup.batcher.clone()
                 },
@@ -477,12 +478,15 @@ impl StageManager {
             report.load.waiting += load.waiting;
             report.load.pending_tokens += load.pending_tokens;
         }
-        for model in self.models.values() {
+        for (n, model) in self.models.values().enumerate() {
             let (pages, in_use) = model.devices.pages();
             report.in_use.weights += in_use.weights;
-            report.in_use.kv += in_use.kv;
-            report.load.free_pages += pages.free as u32;
-            report.load.total_pages += pages.total as u32;
+            if n == 0 {
+                // All have the same pools: what one says of them is said for all.
+                report.in_use.kv += in_use.kv;
+                report.load.free_pages += pages.free as u32;
+                report.load.total_pages += pages.total as u32;
+            }
         }
         report
     }

@@ -13,6 +13,7 @@ use super::{
     context::{Admission, Beside, Side, StageContext},
     export::{self, Exporter, Taps},
     kv_receiver::{Expected, KvReceiver},
+    page_share::NoPages,
     speculator::SpeculatorGone,
 };
 use crate::data_plane::links::{FrameReceiver, FrameSender, LinkError};
@@ -257,12 +258,17 @@ impl Worker {
             },
         };
         let (key, request, room, most) = (self.context.key, admit.request, admit.room, admit.most);
-        let reserve = move |engine: &mut Engine| {
+        let share = self.context.compute.share();
+        let reserve = move |engine: &mut Engine| -> Result<(), NoPages> {
             engine.could_hold(key, most)?;
-            match shared {
+            let admit = |engine: &mut Engine| match shared {
                 Some((prefix, tokens)) => engine.admit_after(key, request, room, prefix, tokens),
                 None => engine.admit(key, request, room),
-            }
+            };
+            let Some(share) = share else { return admit(engine).map_err(NoPages::from) };
+            share.could_hold(engine.admit_pages(key, most, None)?)?;
+            let wanted = engine.admit_pages(key, room, shared)?;
+            share.take(engine, wanted, admit)
         };
         Ok(self.context.compute.call(reserve).await?.err().map(refusal))
     }
@@ -270,9 +276,13 @@ impl Worker {
     async fn grow(&mut self, mut grow: Grow) -> Result<(), StageError> {
         let Grow { request, room, .. } = grow;
         if grow.refused.is_none() {
-            let key = self.context.key;
-            let grown = self.context.compute.call(move |engine| engine.grow(key, request, room)).await?;
-            grow.refused = grown.err().map(refusal);
+            let (key, share) = (self.context.key, self.context.compute.share());
+            let more = move |engine: &mut Engine| -> Result<(), NoPages> {
+                let Some(share) = share else { return engine.grow(key, request, room).map_err(NoPages::from) };
+                let wanted = engine.grow_pages(key, request, room)?;
+                share.take(engine, wanted, |engine| engine.grow(key, request, room))
+            };
+            grow.refused = self.context.compute.call(more).await?.err().map(refusal);
         }
         if self.context.is_last() {
             return self.pass(RingFrame::Grown { request, refused: grow.refused }).await;
@@ -516,14 +526,15 @@ impl Worker {
     }
 }
 
-/// Why the engine has no pages, as leaders are told.
-fn refusal(error: EngineError) -> Refusal {
+/// Why there are no pages, as leaders are told.
+fn refusal(error: NoPages) -> Refusal {
     match error {
-        EngineError::NoPrefix => Refusal::PrefixGone,
-        EngineError::Pages(PagesError::Full { wanted, total, .. }) if wanted <= total => {
+        NoPages::Engine(EngineError::NoPrefix) => Refusal::PrefixGone,
+        NoPages::Engine(EngineError::Pages(PagesError::Full { wanted, total, .. })) if wanted <= total => {
             Refusal::Full(error.to_string())
         }
-        _ => Refusal::Never(error.to_string()),
+        NoPages::SetAside { .. } => Refusal::Full(error.to_string()),
+        NoPages::Engine(_) | NoPages::TooLong { .. } => Refusal::Never(error.to_string()),
     }
 }
 
