@@ -55,7 +55,7 @@ pub struct Device {
     pub name: String,
     /// Memory lent for weights and KV pages (bytes).
     pub memory_bytes: u64,
-    /// Of that, the pools of KV pages of all models (bytes).
+    /// Of that, the pool of KV pages of all models (bytes).
     pub kv_bytes: u64,
     /// Measured rate of matrix products.
     pub flops: FlopsPerSecond,
@@ -65,14 +65,14 @@ pub struct Device {
     pub serves: Vec<Served>,
 }
 
-/// A model on a device: its part of the memory, which no other model gets while its weights are there, and its speed.
+/// A model on a device: its part of the memory, which is its own while its weights are there, and its speed.
 #[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
 pub struct Served {
     /// The model, one of its peer's.
     pub model: ModelId,
     /// Of the device's memory, what is for this model's weights and KV pages (bytes).
     pub memory_bytes: u64,
-    /// Of that, the pool of KV pages (bytes).
+    /// Of that, its quota of the device's pool of KV pages: others have it only while it does not need it (bytes).
     pub kv_bytes: u64,
     /// Whether its owner keeps its weights in memory: no other model gets their place, whoever asks for it.
     #[serde(default)]

@@ -28,7 +28,7 @@ pub struct Sharer<'a> {
 pub struct Part {
     /// For weights and KV pages.
     pub memory_bytes: u64,
-    /// Of that, for KV pages.
+    /// Of that, its quota of the KV pages.
     pub kv_bytes: u64,
 }
 
