@@ -3,7 +3,8 @@
 //! An answer's length is not known before it ends, so pages are reserved for a part at a time, ahead of need. Where a
 //! stage has none left the sequence that came last gives its own back and waits: its tokens are computed anew when there
 //! is room, and since arithmetic does not depend on batches it goes on with the tokens it would have had. What it had is
-//! kept while nobody needs it. One that had to give way twice reserves all it may need (`sequence.rs`).
+//! kept while nobody needs it. One that had to give way twice reserves all it may need (`sequence.rs`). Where other models share the
+//! pages nobody gives way before room is used up: until then others may give back what is this model's.
 
 use super::{Action, Batcher, Role, State};
 use crate::Time;
@@ -53,6 +54,11 @@ impl Batcher {
         if let Refusal::Never(reason) = why {
             self.drop_sequence(request, out);
             return out.push(Action::End { request, end: End::Failed(reason) });
+        }
+        let has_room = self.sequences.get(&request).is_some_and(|s| matches!(s.state, State::Decoding { .. }));
+        if self.config.shares_pages && has_room {
+            // It is asked for again with the next token.
+            return;
         }
         let those_that_may = self.sequences.iter().filter(|(_, s)| s.may_be_pushed_out());
         let youngest = those_that_may.max_by_key(|(request, s)| s.place(**request));

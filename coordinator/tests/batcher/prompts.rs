@@ -185,3 +185,26 @@ fn pages_that_another_model_gives_back_are_had_beside_what_runs() {
         }
     }
 }
+
+/// Where another model has the pages, an answer with room left goes on, and gets more once they are back; none is computed anew.
+#[test]
+fn who_shares_pages_with_another_model_gives_way_only_when_its_room_is_used_up() {
+    for shares_pages in [false, true] {
+        let mut scenario = Scenario::of(BatcherConfig { shares_pages, ..growing(8) }, 40);
+        scenario.tell(Event::Submit(new(1, 10, 20, Kind::Local)));
+        // Its prompt and eight tokens have room. It asks for more when it has six, and there is none before it has seven.
+        scenario.ring.held.insert(request(99), 22);
+        while scenario.tokens(1).len() < 7 {
+            let Some(event) = scenario.next() else { break };
+            scenario.tell(event);
+        }
+        scenario.ring.held.remove(&request(99));
+        scenario.settle();
+        if let Some(again) = scenario.batcher.deadline() {
+            scenario.now = again;
+            scenario.tell(Event::Deadline).settle();
+        }
+        assert_eq!(scenario.indices(1), (0..20).collect::<Vec<u32>>());
+        assert_eq!(scenario.ring.computed > 10, !shares_pages, "{} tokens of prompts", scenario.ring.computed);
+    }
+}
