@@ -4,9 +4,9 @@
 //!
 //! **Nobody waits for ever.** A quarter of each quota, its floor, is lent to nobody: up to there a model gets pages at once. Up to its
 //! quota it gets them as soon as others have given back what they have beyond theirs: who was refused has a claim, and until that is
-//! met no other gets a page beyond its own quota that the claim would lack. So a model waits for no longer than the sequences take
-//! that others ran when it asked, whose answers end or, refused more room, give way. Beyond its quota nothing is promised, but who
-//! asked first is first. A claim that is not made again lapses ([`STANDS`]).
+//! met no other gets a page beyond its own quota that the claim would lack. So a model's first request waits for no longer than the
+//! sequences take that others ran when it asked, whose answers end or, refused more room, give way. Beyond its quota nothing is
+//! promised, but who asked first is first. A claim that is not made again lapses ([`STANDS`]).
 
 use crate::{policy::batching::ServiceNo, time::Time};
 use std::time::Duration;
