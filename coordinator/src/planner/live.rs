@@ -43,8 +43,8 @@ use crate::{
 };
 use std::{collections::BTreeMap, sync::Arc};
 use tsnode_protocol::{
-    Bytes, BytesPerSecond, Group, LayerProfile, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan, RequestClass,
-    Route, Seconds, Served, Stage, Tokens,
+    BatchPolicy, Bytes, BytesPerSecond, Group, LayerProfile, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan,
+    RequestClass, Route, Seconds, Served, Stage, Tokens,
 };
 
 /// Part of what mixed groups alone would carry that is planned for.
@@ -197,7 +197,7 @@ impl<'a> Service<'a> {
         first.reference = reference;
         let mut whole = first.under(wanted(card.id, members));
         whole.noise = NOISE;
-        whole.prompts = Batches::measured(profiles(&places, members, card.id)).into();
+        whole.prompts = Batches::measured(profiles(&places, members, card.id)).by(formed(card.id, members)).into();
         let said = || members.values().any(|advert| advert.traffic.iter().any(|traffic| traffic.rate > 0.0));
         let asked = traffic.map(|profile| profile.rate).or_else(|| said().then_some(0.0));
         let rooms = Arc::new(rooms(&places, members, card.id));
@@ -261,6 +261,12 @@ fn wanted(model: ModelId, members: &Members<'_>) -> Slo {
     let settings = Settings::of(members.values().copied());
     let targets = settings.targets(model, RequestClass::Interactive);
     targets.map_or_else(|| Slo::e2e(SCALE), |(targets, _)| settings::slo(targets))
+}
+
+/// How members have set that groups form their steps.
+fn formed(model: ModelId, members: &Members<'_>) -> BatchPolicy {
+    let settings = Settings::of(members.values().copied());
+    settings.batch(model).map_or_else(BatchPolicy::default, |(policy, _)| policy)
 }
 
 /// Requests a second that mixed groups carry, and the fastest of them as the reference.
