@@ -19,7 +19,7 @@ use crate::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use tsnode_protocol::{Advert, Group, ModelId, PeerId, Plan, RouteChoice};
+use tsnode_protocol::{Advert, Group, ModelId, PeerId, Plan, PolicyChoice};
 
 /// How long the planner rests at least before it searches again for links alone, and how many times as long as it has searched: on a
 /// large swarm a search takes seconds of a core, and what it found for links of a moment ago is hardly worse.
@@ -53,7 +53,7 @@ impl Question {
         self.with_routing(planner, &members, draft)
     }
 
-    /// A draft with what is chosen to route requests by on it. Where groups stay as they are, another choice is reason enough for
+    /// A draft with what is chosen to route requests and form steps by on it. Where groups stay as they are, another choice is reason enough for
     /// another plan: nothing is loaded for it.
     fn with_routing(&self, planner: &dyn Planner, members: &Members<'_>, draft: Option<Draft>) -> Option<Draft> {
         let standing = self.standing.as_deref();
@@ -63,14 +63,14 @@ impl Question {
             return draft.map(|draft| Draft { chosen: before.to_vec(), ..draft });
         }
         if let Some(draft) = draft {
-            let chosen = planner.route(&draft, members, &self.wish, before);
+            let chosen = planner.choose(&draft, members, &self.wish, before);
             return Some(Draft { chosen, ..draft });
         }
         let Plan { groups, routes, chosen, reason, .. } = standing?.clone();
         let as_it_stands = Draft { groups, routes, chosen, reason };
-        let chosen = planner.route(&as_it_stands, members, &self.wish, before);
+        let chosen = planner.choose(&as_it_stands, members, &self.wish, before);
         let is_there =
-            |choice: &RouteChoice| before.iter().any(|b| (b.model, b.policy) == (choice.model, choice.policy));
+            |choice: &PolicyChoice| before.iter().any(|b| (b.model, b.policy) == (choice.model, choice.policy));
         let is_news = !chosen.iter().all(is_there);
         is_news.then_some(Draft { chosen, ..as_it_stands })
     }
