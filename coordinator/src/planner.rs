@@ -4,6 +4,7 @@ pub mod fetching;
 mod light;
 pub mod live;
 pub mod reranking;
+pub mod spare;
 
 pub use light::{flip, grow};
 

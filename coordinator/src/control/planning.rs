@@ -13,6 +13,7 @@ use crate::{
     planner::{
         Draft, Planner, Wish,
         fetching::{self, HORIZON, Holdings},
+        spare,
     },
     settings::Settings,
 };
@@ -53,29 +54,31 @@ impl Question {
         self.with_routing(planner, &members, draft)
     }
 
-    /// A draft with what is chosen to route requests and form steps by on it. Where groups stay as they are, another choice is reason enough for
-    /// another plan: nothing is loaded for it.
+    /// A draft with what is chosen to route requests and form steps by on it. Where groups stay as they are, another choice, or
+    /// other ways for it, is reason enough for another plan: nothing is loaded for it.
     fn with_routing(&self, planner: &dyn Planner, members: &Members<'_>, draft: Option<Draft>) -> Option<Draft> {
         let standing = self.standing.as_deref();
         let before = standing.map_or(&[][..], |plan| &plan.chosen);
         if standing.is_some_and(|plan| check::feasible(&plan.groups, members).is_err()) {
             // After a loss what is left goes on at once, as it was.
-            return draft.map(|draft| Draft { chosen: before.to_vec(), ..draft });
+            return draft.map(|draft| spared(Draft { chosen: before.to_vec(), ..draft }, members));
         }
         if let Some(draft) = draft {
             let chosen = planner.choose(&draft, members, &self.wish, before);
-            return Some(Draft { chosen, ..draft });
+            return Some(spared(Draft { chosen, ..draft }, members));
         }
-        let Plan { groups, routes, chosen, reason, .. } = standing?.clone();
+        let standing = standing?;
+        let Plan { groups, routes, chosen, reason, .. } = standing.clone();
         let as_it_stands = Draft { groups, routes, chosen, reason };
         let chosen = planner.choose(&as_it_stands, members, &self.wish, before);
         let is_there =
             |choice: &PolicyChoice| before.iter().any(|b| (b.model, b.policy) == (choice.model, choice.policy));
-        let is_news = !chosen.iter().all(is_there);
-        is_news.then_some(Draft { chosen, ..as_it_stands })
+        let is_chosen_anew = !chosen.iter().all(is_there);
+        let draft = spared(Draft { chosen, ..as_it_stands }, members);
+        (is_chosen_anew || draft.routes != standing.routes).then_some(draft)
     }
 
-    /// The draft whose groups and routes should replace those in force, if some should.
+    /// The draft whose groups and routes should replace those in force, if some should, ways for queues alone left out.
     fn regrouped(&self, planner: &dyn Planner, members: &Members<'_>) -> Option<Draft> {
         let wish = &self.wish;
         let full = || planner.plan(members, wish, self.standing.as_deref());
@@ -157,6 +160,12 @@ impl Question {
         let now = now.iter().map(|(peer, a)| (peer, *a)).filter(|(_, a)| lends(a));
         then.map(|(peer, a)| (peer, &a.devices, &a.models)).eq(now.map(|(peer, a)| (peer, &a.devices, &a.models)))
     }
+}
+
+/// A draft with the ways that are there for queues alone.
+fn spared(draft: Draft, members: &Members<'_>) -> Draft {
+    let routes = spare::routes(&draft.groups, &draft.routes, &draft.chosen, members);
+    Draft { routes, ..draft }
 }
 
 /// How far this peer is with a plan of its own.

@@ -8,6 +8,7 @@ use crate::{
     batcher::BatcherConfig,
     gate::SplitChoice,
     members::Members,
+    planner::spare,
     policy::{
         caps,
         choice::{Batches, Dispatch, Room},
@@ -62,7 +63,7 @@ pub fn choose(
     let scenes = beside(scenes_under(members, split, before), groups);
     let choices = |model: ModelId| {
         let scenes = scenes.iter().filter(|scene| scene.card.id == model).collect();
-        let ground = Ground { members, split, scenes, groups, routes };
+        let ground = Ground { members, split, scenes, groups, routes: spare::planned(routes) };
         ground.choices(model, &settings, before)
     };
     models.into_iter().take(limits::MODELS).flat_map(choices).collect()
@@ -99,7 +100,8 @@ struct Ground<'a> {
     /// The model's alone.
     scenes: Vec<&'a Scene>,
     groups: &'a [Group],
-    routes: &'a [Route],
+    /// Those that shares take.
+    routes: Vec<Route>,
 }
 
 impl Ground<'_> {
@@ -132,9 +134,9 @@ impl Ground<'_> {
         let problem = self.scenes.first()?.problem.at_rate(rate);
         let how = Replay { seed: SEED, requests: requests(&problem.workload.mean) };
         let replayed = |policy: &ChosenPolicy| {
-            let By { route, batch } = by.with(*policy);
-            let dispatch = Dispatch::from(route);
-            let report = replay::replay_routed(self.parts(batch)?, &problem, dispatch, how, profile.variation);
+            let by = by.with(*policy);
+            let dispatch = Dispatch::from(by.route);
+            let report = replay::replay_routed(self.parts(by)?, &problem, dispatch, how, profile.variation);
             let slowness = stated(report.scale_at(NINE_OF_TEN));
             Some(Replayed { policy: *policy, in_time: report.attainment, slowness })
         };
@@ -174,18 +176,20 @@ impl Ground<'_> {
     }
 
     /// The groups as machines, of all regions.
-    fn parts(&self, batch: BatchPolicy) -> Option<Parts> {
-        let parts = self.scenes.iter().filter_map(|scene| self.parts_of(scene, batch));
+    fn parts(&self, by: By) -> Option<Parts> {
+        let parts = self.scenes.iter().filter_map(|scene| self.parts_of(scene, by));
         parts.reduce(|all, more| all.beside(more, 1.0))
     }
 
-    fn parts_of(&self, scene: &Scene, batch: BatchPolicy) -> Option<Parts> {
+    fn parts_of(&self, scene: &Scene, by: By) -> Option<Parts> {
         let is_here = |g: &&Group| g.model == scene.card.id && g.stages.iter().all(|stage| scene.has(stage));
         let groups: Vec<Group> = self.groups.iter().filter(is_here).cloned().collect();
         let place = |id: GroupId| groups.iter().position(|g| g.id == id);
         let share =
             |r: &Route| Some(Share { prefill: place(r.prefill)?, decode: place(r.decode)?, share: r.share, kept: 0.0 });
-        let shares: Vec<Share> = self.routes.iter().filter_map(share).filter(|s| s.share > 0.0).collect();
+        let is_pooled = by.route == RoutePolicy::Pools;
+        let spare = if is_pooled { spare::beside(self.groups, &self.routes, scene.card.id) } else { Vec::new() };
+        let shares: Vec<Share> = self.routes.iter().chain(&spare).filter_map(share).filter(|s| s.share > 0.0).collect();
         if shares.is_empty() {
             return None;
         }
@@ -193,7 +197,7 @@ impl Ground<'_> {
         let numbers = scene.shelve(&mut evaluator, &groups)?;
         let plan = Evaluation { shares, ..Evaluation::default() };
         let machine = |problem: &Problem, config: &Config, room: Room| {
-            let batches = Batches::measured(self.profiles(scene, config).iter()).by(batch);
+            let batches = Batches::measured(self.profiles(scene, config).iter()).by(by.batch);
             // As its leader's batcher has it.
             let places = BatcherConfig::default().max_running;
             replay::stepping(batches, problem, config, Room { places, ..room })

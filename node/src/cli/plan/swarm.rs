@@ -19,6 +19,7 @@ use std::collections::BTreeMap;
 use tsnode_coordinator::planner::{
     fetching::{self, Fetch},
     live::{self, Why},
+    spare::is_spare,
 };
 use tsnode_protocol::{Group, PeerId, Plan, Seconds, Stage};
 
@@ -65,7 +66,9 @@ fn print(view: &SwarmView, plan: &Plan) -> Result<(), Exit> {
     say!("");
     let mut rows = vec![["PREFILL", "DECODE", "SHARE"].map(String::from).to_vec()];
     for route in &plan.routes {
-        rows.push(vec![route.prefill.to_string(), route.decode.to_string(), format!("{:.0} %", route.share * 100.0)]);
+        // One that queues alone may send requests.
+        let share = if is_spare(route) { "spare".into() } else { format!("{:.0} %", route.share * 100.0) };
+        rows.push(vec![route.prefill.to_string(), route.decode.to_string(), share]);
     }
     table(&rows)
 }
