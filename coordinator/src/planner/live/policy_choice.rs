@@ -187,15 +187,18 @@ impl Ground<'_> {
         let place = |id: GroupId| groups.iter().position(|g| g.id == id);
         let share =
             |r: &Route| Some(Share { prefill: place(r.prefill)?, decode: place(r.decode)?, share: r.share, kept: 0.0 });
-        let is_pooled = by.route == RoutePolicy::Pools;
-        let spare = if is_pooled { spare::beside(self.groups, &self.routes, scene.card.id) } else { Vec::new() };
-        let shares: Vec<Share> = self.routes.iter().chain(&spare).filter_map(share).filter(|s| s.share > 0.0).collect();
+        let shares: Vec<Share> = self.routes.iter().filter_map(share).filter(|s| s.share > 0.0).collect();
         if shares.is_empty() {
             return None;
         }
         let mut evaluator = Evaluator::new(&scene.problem);
         let numbers = scene.shelve(&mut evaluator, &groups)?;
-        let plan = Evaluation { shares, ..Evaluation::default() };
+        let mut plan = Evaluation { shares, ..Evaluation::default() };
+        if by.route == RoutePolicy::Pools {
+            let is_open = |s: &Share| evaluator.way(numbers[s.prefill], numbers[s.decode]).is_open();
+            let spare = spare::beside(&groups, &self.routes, scene.card.id);
+            plan.shares.extend(spare.iter().filter_map(share).filter(is_open));
+        }
         let machine = |problem: &Problem, config: &Config, room: Room| {
             let batches = Batches::measured(self.profiles(scene, config).iter()).by(by.batch);
             // As its leader's batcher has it.
