@@ -3,17 +3,18 @@
 
 mod compared;
 mod simulated;
+mod terms;
 
 use super::{config, exit, swarm_args};
 use crate::{
     cli::{
-        ask::Peer,
+        ask::{Peer, unread},
         bench::serve::{
             self,
             arrivals::{Changed, Planned, traced},
             client::{Bounds, Endpoint, Run, Target, load},
             prompts::{Form, Prompts},
-            report::Report,
+            report::{Metric, Report},
         },
         decimal,
         exit::{Exit, Kind},
@@ -31,6 +32,7 @@ use simulated::{Alone, Hosts, Simulated};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use terms::{Counted, Terms};
 use tsnode_protocol::ModelCard;
 use tsnode_simulator::trace;
 use tsnode_testnet::{PeerConfig, PeerInfo, Testnet, TestnetConfig};
@@ -167,6 +169,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         compared.lines().iter().for_each(|line| say!("{line}"));
         output::table(&compared.rows())?;
         say!("{}", compared.verdict());
+        compared.reasons().iter().for_each(|line| say!("{line}"));
     }
     compared.held(matches.get_one::<f64>("most-off").map(|percent| percent / 100.0))
 }
@@ -252,14 +255,17 @@ async fn replayed(
     spinner.finish_and_clear();
     let alone = alone?;
     let before = asking.target.peer.view().await?;
+    let counted_before = counted(&asking.target.peer).await?;
     let bar = serve::bar(trace.planned.len(), is_set(matches, "json"));
     let replayed = asking.trace(&trace.planned, &bar).await;
     bar.finish_and_clear();
     let (live, processor) = replayed?;
     let after = asking.target.peer.view().await?;
+    let counted_after = counted(&asking.target.peer).await?;
+    let terms = Terms::live(counted_before, counted_after, live.mean(Metric::E2el).unwrap_or_default());
     let simulated = Simulated::new(&before, &peers, hosts, &alone, &trace.planned)?;
     let replanned = before.plan_id != after.plan_id;
-    Ok(Compared { trace: trace.name, cut: trace.cut, live, simulated, replanned, processor })
+    Ok(Compared { trace: trace.name, cut: trace.cut, live, terms, simulated, replanned, processor })
 }
 
 /// Whom requests are sent to, and with prompts of which seed.
@@ -327,6 +333,13 @@ fn answered(report: &Report, what: &str) -> Result<(), Exit> {
     }
     let why = report.reasons.first().map_or("none ended in time", |(why, _)| why.as_str());
     Err(Exit::new(Kind::Request, format!("{what}: {why}")))
+}
+
+/// What the peer that is asked has counted of its requests.
+async fn counted(peer: &Peer) -> Result<Counted, Exit> {
+    let response = peer.send(peer.request("/metrics").timeout(PATIENCE)).await?;
+    let text = response.text().await.map_err(|e| Exit::new(Kind::Unreachable, unread(&e)))?;
+    Ok(Counted::of(&text))
 }
 
 /// Sets how requests are routed, and waits until the peer that is asked knows it.
