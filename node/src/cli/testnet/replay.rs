@@ -106,6 +106,13 @@ pub(super) fn command() -> Command {
                 .help("How requests are routed, as tsnode route set [default: live]"),
         )
         .arg(
+            Arg::new("batch")
+                .long("batch")
+                .value_name("POLICY")
+                .value_parser(["chunked", "mixed", "prefill-first"])
+                .help("How groups form their steps, as tsnode batch set [default: chunked]"),
+        )
+        .arg(
             Arg::new("seed")
                 .long("seed")
                 .value_name("N")
@@ -242,8 +249,10 @@ async fn replayed(
     // The last is a gateway, if there is one.
     let asked = peers.last().ok_or_else(|| Exit::new(Kind::Other, "no peers to ask"))?;
     let peer = Peer::of(settings, asked.http.clone(), &asked.data_dir)?;
-    if let Some(policy) = matches.get_one::<String>("route") {
-        routed(&peer, policy).await?;
+    for about in ["route", "batch"] {
+        if let Some(policy) = matches.get_one::<String>(about) {
+            set(&peer, about, policy).await?;
+        }
     }
     let card = only_model(&peer.view().await?)?;
     let trace = trace.within(card.shape.context);
@@ -342,18 +351,23 @@ async fn counted(peer: &Peer) -> Result<Counted, Exit> {
     Ok(Counted::of(&text))
 }
 
-/// Sets how requests are routed, and waits until the peer that is asked knows it.
-async fn routed(peer: &Peer, policy: &str) -> Result<(), Exit> {
-    peer.send(peer.post("/api/settings", &json!({ "about": "route", "policy": policy }))).await?;
+/// Sets how requests are routed or steps formed, and waits until the peer that is asked knows it.
+async fn set(peer: &Peer, about: &str, policy: &str) -> Result<(), Exit> {
+    peer.send(peer.post("/api/settings", &json!({ "about": about, "policy": policy }))).await?;
     let until = Instant::now() + PATIENCE;
     loop {
         let view = peer.view().await?;
-        let said = swarm_settings::of(&view).route(only_model(&view)?.id).map(|(policy, _)| policy.to_string());
+        let (settings, model) = (swarm_settings::of(&view), only_model(&view)?.id);
+        let said = match about {
+            "batch" => settings.batch(model).map(|(policy, _)| policy.to_string()),
+            _ => settings.route(model).map(|(policy, _)| policy.to_string()),
+        };
         if said.as_deref() == Some(policy) {
             return Ok(());
         }
         if Instant::now() > until {
-            return Err(Exit::new(Kind::Other, format!("--route {policy} is not set after {} s", PATIENCE.as_secs())));
+            let what = format!("--{about} {policy} is not set after {} s", PATIENCE.as_secs());
+            return Err(Exit::new(Kind::Other, what));
         }
         tokio::time::sleep(LOOK).await;
     }
