@@ -318,7 +318,9 @@ impl Control {
 mod tests {
     use super::*;
     use crate::sample;
-    use tsnode_protocol::{Epoch, LayerRange, PartialModel, Phase, Stage, Term};
+    use tsnode_protocol::{
+        Epoch, LayerRange, PartialModel, Phase, Route, RoutePolicy, SettingKey, SettingValue, Stage, SwarmSetting, Term,
+    };
 
     fn question() -> Arc<Question> {
         let (members, wish, horizon) = (BTreeMap::new(), Wish::default(), Duration::ZERO);
@@ -399,6 +401,30 @@ mod tests {
         };
         assert!(swaps(&[&whole]) && swaps(&[&fetches, &gives]));
         assert!(!swaps(&[&fetches]));
+    }
+
+    #[test]
+    fn where_requests_are_pooled_from_now_on_another_plan_has_ways_for_that_and_is_the_same_but_for_them() {
+        let layers = LayerRange { start: 0, end: 4 };
+        let on = |(n, phase): (u8, Phase)| {
+            Group::new(sample::card().id, phase, vec![Stage { peer: PeerId([n; 32]), device: 0, layers }])
+        };
+        let phases = [Phase::Prefill, Phase::Prefill, Phase::Decode, Phase::Decode];
+        let groups: Vec<Group> = (0..).zip(phases).map(on).collect();
+        let route = |a: usize, b: usize| Route { prefill: groups[a].id, decode: groups[b].id, share: 0.5 };
+        let routes = vec![route(0, 2), route(1, 3)];
+        let answer = |settings: &[SwarmSetting]| {
+            let (epoch, term, groups, routes) = (Epoch(0), Term(0), groups.clone(), routes.clone());
+            let standing = Plan { epoch, term, parent: None, groups, routes, chosen: vec![], reason: String::new() };
+            let advert = |n: u8| Advert { settings: settings.to_vec(), ..sample::advert(n.into()) };
+            let members = (0..4).map(|n| (PeerId([n; 32]), Arc::new(advert(n)))).collect();
+            let standing = Some(Arc::new(standing));
+            Question { members, standing, ..Question::clone(&question()) }.answer(&Second)
+        };
+        assert_eq!(answer(&[]), None);
+        let (key, value) = (SettingKey::Route { model: None }, SettingValue::Route(Some(RoutePolicy::Pools)));
+        let pooled = answer(&[SwarmSetting { key, value, at: 1, by: PeerId([0; 32]) }]).unwrap();
+        assert_eq!((&pooled.groups, &pooled.routes[..2], pooled.routes.len()), (&groups, &routes[..], 4));
     }
 
     #[test]
