@@ -13,7 +13,7 @@ use crate::{
         caps,
         choice::{Batches, Dispatch, Room},
     },
-    replay::{self, Parts, Replay},
+    replay::{self, Parts, Replay, machines::Machine, pipeline::Pipeline},
     scheduler::{
         Evaluation, Evaluator, Problem,
         evaluate::Share,
@@ -24,6 +24,7 @@ use crate::{
     traffic,
 };
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use tsnode_protocol::{
     BatchPolicy, ChosenPolicy, Group, GroupId, LayerProfile, ModelId, PolicyChoice, Replayed, Route, RoutePolicy,
     limits, plan::MOST_STATED,
@@ -203,7 +204,8 @@ impl Ground<'_> {
             let batches = Batches::measured(self.profiles(scene, config).iter()).by(by.batch);
             // As its leader's batcher has it.
             let places = BatcherConfig::default().max_running;
-            replay::stepping(batches, problem, config, Room { places, ..room })
+            let batching = batches.batching(Room { places, ..room });
+            Machine { batching, cost: Arc::new(Pipeline::new(problem, config).reading_once()) }
         };
         Some(Parts::new(&mut evaluator, &numbers, &plan, &machine))
     }
