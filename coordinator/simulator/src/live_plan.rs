@@ -13,9 +13,10 @@ use tsnode_coordinator::{
         choice::{Batches, Dispatch, Room},
     },
     replay::{
-        self, Parts,
+        Parts,
         cost::IterationCost,
         machines::{Arrival, Machine, Outcome, SharedCores},
+        pipeline::Pipeline,
     },
     scheduler::{
         Evaluator, Problem,
@@ -138,10 +139,9 @@ impl<'a> LivePlan<'a> {
         let machine = |problem: &Problem, config: &Config, room: Room| {
             let places = BatcherConfig::default().max_running;
             let batches = Batches::measured(self.profiles(config)).by(self.batch);
-            let Machine { batching, cost } = replay::stepping(batches, problem, config, Room { places, ..room });
-            // A group of one peer reads its weights once for all prompts of a step.
-            let again = if config.stages.len() == 1 { config.busy.fixed } else { Seconds(0.0) };
-            Machine { batching, cost: Arc::new(Stepped { cost, again, step: how.step }) }
+            let batching = batches.batching(Room { places, ..room });
+            let cost = Pipeline::new(problem, config).reading_once();
+            Machine { batching, cost: Arc::new(Stepped { cost, step: how.step }) }
         };
         let parts = Parts::new(&mut evaluator, &groups, &evaluation, &machine);
         let simulation = parts.dispatched(how.dispatch).recorded();
@@ -187,15 +187,13 @@ impl<'a> LivePlan<'a> {
 /// Steps that take a while beside what they compute.
 #[derive(Debug)]
 struct Stepped {
-    cost: Arc<dyn IterationCost>,
-    /// What `cost` counts for each prompt of a step after the first, and a step takes once.
-    again: Seconds,
+    cost: Pipeline,
     step: Seconds,
 }
 
 impl IterationCost for Stepped {
     fn iteration(&self, batch: &Batch) -> Seconds {
-        self.cost.iteration(batch) - self.again * f64::from(batch.prompts.saturating_sub(1)) + self.step
+        self.cost.iteration(batch) + self.step
     }
 
     fn delay(&self, batch: &Batch) -> Seconds {
