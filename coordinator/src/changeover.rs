@@ -68,7 +68,8 @@ impl Part {
         let (open_share, whole) = (shares(&open.routes), shares(&self.routes));
         match open.groups.is_empty() {
             true => 0.0,
-            false if open_share > 0.0 => open_share / whole,
+            // Ways that are there for queues alone count for no less than none.
+            false if open_share > 0.0 => (open_share / whole).max(LITTLE),
             false => LITTLE,
         }
     }

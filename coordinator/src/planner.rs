@@ -4,6 +4,7 @@ pub mod fetching;
 mod light;
 pub mod live;
 pub mod reranking;
+pub mod spare;
 
 pub use light::{flip, grow};
 
@@ -11,7 +12,7 @@ use crate::{gate::SplitChoice, layout::Layout, members::Members};
 use live::Scene;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use tsnode_protocol::{Group, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan, Route, RouteChoice, Stage};
+use tsnode_protocol::{Group, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan, PolicyChoice, Route, Stage};
 
 /// What a planner decides; the control machine adds epoch, term and parent.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,8 +21,8 @@ pub struct Draft {
     pub groups: Vec<Group>,
     /// Who sends to whom.
     pub routes: Vec<Route>,
-    /// How requests are routed for models of which that is chosen by measurement.
-    pub chosen: Vec<RouteChoice>,
+    /// How requests are routed and steps formed for models of which that is chosen by measurement.
+    pub chosen: Vec<PolicyChoice>,
     /// Why.
     pub reason: String,
 }
@@ -45,15 +46,15 @@ pub trait Planner: fmt::Debug + Send + Sync {
     fn grow(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft>;
     /// What a plan is worth.
     fn value(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> f64;
-    /// How requests are to be routed on a draft, for models of which members have left that to measurement; `before` is what was
-    /// chosen until now.
-    fn route(&self, draft: &Draft, members: &Members<'_>, wish: &Wish, before: &[RouteChoice]) -> Vec<RouteChoice> {
+    /// How requests are to be routed and steps formed on a draft, for models of which members have left that to measurement;
+    /// `before` is what was chosen until now.
+    fn choose(&self, draft: &Draft, members: &Members<'_>, wish: &Wish, before: &[PolicyChoice]) -> Vec<PolicyChoice> {
         let _ = (draft, members, wish, before);
         Vec::new()
     }
 }
 
-/// The scheduler of this crate: [`plan`], [`flip`], [`grow`], [`value`] and [`live::route`].
+/// The scheduler of this crate: [`plan`], [`flip`], [`grow`], [`value`] and [`live::choose`].
 #[derive(Clone, Copy, Debug)]
 pub struct Scheduler;
 
@@ -74,8 +75,8 @@ impl Planner for Scheduler {
         value(plan, members, wish)
     }
 
-    fn route(&self, draft: &Draft, members: &Members<'_>, wish: &Wish, before: &[RouteChoice]) -> Vec<RouteChoice> {
-        live::route(&draft.groups, &draft.routes, members, wish.split, before)
+    fn choose(&self, draft: &Draft, members: &Members<'_>, wish: &Wish, before: &[PolicyChoice]) -> Vec<PolicyChoice> {
+        live::choose(&draft.groups, &draft.routes, members, wish.split, before)
     }
 }
 
@@ -93,7 +94,7 @@ const REASON_CHARS: usize = 250;
 /// left alone.
 #[must_use]
 pub fn plan(members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> Draft {
-    let scenes = live::scenes(members, wish.split);
+    let scenes = live::scenes_under(members, wish.split, standing.map_or(&[][..], |plan| &plan.chosen));
     let Some(layout) = &wish.layout else { return joined(live::planned(scenes, standing)) };
     let laid_out = |scene: Scene| {
         let part = as_laid_out(&scene, layout, members, standing);

@@ -124,7 +124,8 @@ impl Router {
     /// How requests for a model are dispatched: as members have set, or else as this peer does.
     #[must_use]
     pub fn dispatch(&self, model: ModelId) -> Dispatch {
-        self.settings.routed(model, self.plan.as_deref()).map_or(self.dispatch, Dispatch::from)
+        let chosen = self.plan.as_ref().map_or(&[][..], |plan| &plan.chosen);
+        self.settings.routed(model, chosen).map_or(self.dispatch, Dispatch::from)
     }
 
     /// Picks a route for a request of `model`. `seed` is where draws begin when the policy is made anew.
@@ -255,8 +256,8 @@ fn seen(up: &BTreeMap<GroupId, Load>, sizes: &Sizes, id: GroupId) -> Seen {
 mod tests {
     use super::*;
     use tsnode_protocol::{
-        Epoch, Group, LayerRange, PeerId, Phase, RouteChoice, RoutePolicy, SettingKey, SettingValue, Stage,
-        SwarmSetting, Term,
+        ChosenPolicy, Epoch, Group, LayerRange, PeerId, Phase, PolicyChoice, RoutePolicy, SettingKey, SettingValue,
+        Stage, SwarmSetting, Term,
     };
 
     const MODEL: ModelId = ModelId([1; 16]);
@@ -374,7 +375,10 @@ mod tests {
         let (key, value) = (SettingKey::Route { model: None }, SettingValue::Route(Some(RoutePolicy::Auto)));
         let mut settings = Settings::default();
         settings.take_in(&[SwarmSetting { key, value, at: 1, by: PeerId([1; 32]) }]);
-        let choice = |policy| RouteChoice { model: MODEL, policy, requests: 300, rate: 1.0, tried: vec![] };
+        let choice = |policy| {
+            let policy = ChosenPolicy::Route(policy);
+            PolicyChoice { model: MODEL, policy, requests: 300, rate: 1.0, tried: vec![] }
+        };
         let planned = |policy| Plan { chosen: vec![choice(policy)], ..plan([0.9, 0.1]) };
         let mut router = router();
         let mut by = |settings: &Settings, plan: Plan| {

@@ -54,7 +54,7 @@ pub use liveness_digest::{Call, LivenessDigest, Missed};
 pub use model::{Experts, LayerRange, ModelCard, ModelFile, ModelShape};
 pub use origin::ModelOrigin;
 pub use partial::PartialModel;
-pub use plan::{Endorsement, Group, Phase, Plan, Replayed, Route, RouteChoice, Stage};
+pub use plan::{ChosenPolicy, Endorsement, Group, Phase, Plan, PolicyChoice, Replayed, Route, Stage};
 pub use prompt_codec::PromptCodec;
 pub use sampling::{PromptLogprob, Sampled, Sampling, TokenLogprob};
 pub use setting::{BatchPolicy, RequestClass, RoutePolicy, SettingKey, SettingValue, SwarmSetting, Targets};

@@ -130,7 +130,7 @@ pub enum RoutePolicy {
     /// too long, a group of the other does both meanwhile (Splitwise §IV-A).
     Pools,
     /// By whichever of the others does best when the requests of late are replayed on the plan's groups: the plan says by which
-    /// ([`crate::RouteChoice`]).
+    /// ([`crate::PolicyChoice`]).
     Auto,
 }
 
@@ -172,11 +172,14 @@ pub enum BatchPolicy {
     Mixed,
     /// Prompts alone, in longer steps; answers when none is left, or after many such steps.
     PrefillFirst,
+    /// By whichever of the others does best when the requests of late are replayed on the plan's groups: the plan says by which
+    /// ([`crate::PolicyChoice`]).
+    Auto,
 }
 
 impl BatchPolicy {
     /// All there are.
-    pub const ALL: [Self; 3] = [Self::Chunked, Self::Mixed, Self::PrefillFirst];
+    pub const ALL: [Self; 4] = [Self::Chunked, Self::Mixed, Self::PrefillFirst, Self::Auto];
 }
 
 impl fmt::Display for BatchPolicy {
@@ -185,6 +188,7 @@ impl fmt::Display for BatchPolicy {
             Self::Chunked => "chunked",
             Self::Mixed => "mixed",
             Self::PrefillFirst => "prefill-first",
+            Self::Auto => "auto",
         })
     }
 }
@@ -192,7 +196,7 @@ impl fmt::Display for BatchPolicy {
 impl FromStr for BatchPolicy {
     type Err = UnknownName;
     fn from_str(text: &str) -> Result<Self, UnknownName> {
-        let known = "chunked, mixed, prefill-first";
+        let known = "chunked, mixed, prefill-first, auto";
         let unknown = || UnknownName { said: text.chars().take(40).collect(), known };
         Self::ALL.into_iter().find(|policy| policy.to_string() == text).ok_or_else(unknown)
     }

@@ -13,9 +13,10 @@ use tsnode_coordinator::{
         choice::{Batches, Dispatch, Room},
     },
     replay::{
-        self, Parts,
+        Parts,
         cost::IterationCost,
         machines::{Arrival, Machine, Outcome, SharedCores},
+        pipeline::Pipeline,
     },
     scheduler::{
         Evaluator, Problem,
@@ -82,6 +83,8 @@ pub struct Run {
 pub struct LivePlan<'a> {
     members: &'a Members<'a>,
     scene: Scene,
+    /// How its groups form steps.
+    batch: BatchPolicy,
     groups: Vec<Group>,
     shares: Vec<Share>,
 }
@@ -113,8 +116,10 @@ impl<'a> LivePlan<'a> {
             let stages = || groups.iter().flat_map(|g| &g.stages);
             s.card.id == model && stages().all(|stage| s.places().contains(&(stage.peer, stage.device)))
         };
-        let scene = live::scenes(members, split).into_iter().find(holds).ok_or(LivePlanError::Unknown)?;
-        let plan = Self { members, scene, groups, shares };
+        let scene =
+            live::scenes_under(members, split, &plan.chosen).into_iter().find(holds).ok_or(LivePlanError::Unknown)?;
+        let batch = Settings::of(members.values().copied()).batched(model, &plan.chosen);
+        let plan = Self { members, scene, batch, groups, shares };
         let known = plan.shelved(&mut Evaluator::new(&plan.scene.problem)).is_some();
         if known { Ok(plan) } else { Err(LivePlanError::Unknown) }
     }
@@ -131,15 +136,12 @@ impl<'a> LivePlan<'a> {
         let mut evaluator = Evaluator::new(&self.scene.problem);
         let groups = self.shelved(&mut evaluator).unwrap_or_default();
         let evaluation = Evaluation { shares: self.shares.clone(), ..Evaluation::default() };
-        let settings = Settings::of(self.members.values().copied());
-        let batch = settings.batch(self.scene.card.id).map_or_else(BatchPolicy::default, |(policy, _)| policy);
         let machine = |problem: &Problem, config: &Config, room: Room| {
             let places = BatcherConfig::default().max_running;
-            let batches = Batches::measured(self.profiles(config)).by(batch);
-            let Machine { batching, cost } = replay::stepping(batches, problem, config, Room { places, ..room });
-            // A group of one peer reads its weights once for all prompts of a step.
-            let again = if config.stages.len() == 1 { config.busy.fixed } else { Seconds(0.0) };
-            Machine { batching, cost: Arc::new(Stepped { cost, again, step: how.step }) }
+            let batches = Batches::measured(self.profiles(config)).by(self.batch);
+            let batching = batches.batching(Room { places, ..room });
+            let cost = Pipeline::new(problem, config).reading_once();
+            Machine { batching, cost: Arc::new(Stepped { cost, step: how.step }) }
         };
         let parts = Parts::new(&mut evaluator, &groups, &evaluation, &machine);
         let simulation = parts.dispatched(how.dispatch).recorded();
@@ -185,15 +187,13 @@ impl<'a> LivePlan<'a> {
 /// Steps that take a while beside what they compute.
 #[derive(Debug)]
 struct Stepped {
-    cost: Arc<dyn IterationCost>,
-    /// What `cost` counts for each prompt of a step after the first, and a step takes once.
-    again: Seconds,
+    cost: Pipeline,
     step: Seconds,
 }
 
 impl IterationCost for Stepped {
     fn iteration(&self, batch: &Batch) -> Seconds {
-        self.cost.iteration(batch) - self.again * f64::from(batch.prompts.saturating_sub(1)) + self.step
+        self.cost.iteration(batch) + self.step
     }
 
     fn delay(&self, batch: &Batch) -> Seconds {

@@ -19,8 +19,8 @@ use tsnode_coordinator::{
     settings::Settings,
 };
 use tsnode_protocol::{
-    Advert, Gossip, PeerId, Phase, RequestClass, RoutePolicy, Seconds, SettingKey, SettingValue, SwarmSetting, Targets,
-    Traffic, traffic::LENGTHS,
+    Advert, Gossip, PeerId, Phase, PolicyChoice, RequestClass, RoutePolicy, Seconds, SettingKey, SettingValue,
+    SwarmSetting, Targets, Traffic, traffic::LENGTHS,
 };
 use tsnode_simulator::simulation::{World, tally::Tally};
 
@@ -110,11 +110,13 @@ fn a_routing_policy_that_is_left_to_measurement_is_chosen_for_all_and_stays() {
     world.wait(Duration::from_secs(15));
     world.agreement().unwrap();
     let plan = world.common_plan().unwrap().clone();
-    let chosen = plan.choice(sample::card().id).unwrap().clone();
+    let chosen = PolicyChoice::of_routes(&plan.chosen, sample::card().id).unwrap().0.clone();
     assert!(chosen.of_chosen().is_some_and(|replayed| replayed.in_time > 0.5) && chosen.tried.len() > 2, "{chosen:?}");
     assert_eq!(plan.groups, before.groups);
     world.wait(Duration::from_secs(60));
-    assert_eq!(world.common_plan().unwrap().choice(sample::card().id).map(|c| c.policy), Some(chosen.policy));
+    let later = &world.common_plan().unwrap().chosen;
+    let policy = PolicyChoice::of_routes(later, sample::card().id).map(|(choice, _)| choice.policy);
+    assert_eq!(policy, Some(chosen.policy));
 }
 
 #[test]

@@ -13,13 +13,14 @@ use crate::{
     planner::{
         Draft, Planner, Wish,
         fetching::{self, HORIZON, Holdings},
+        spare,
     },
     settings::Settings,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use tsnode_protocol::{Advert, Group, ModelId, PeerId, Plan, RouteChoice};
+use tsnode_protocol::{Advert, Group, ModelId, PeerId, Plan, PolicyChoice};
 
 /// How long the planner rests at least before it searches again for links alone, and how many times as long as it has searched: on a
 /// large swarm a search takes seconds of a core, and what it found for links of a moment ago is hardly worse.
@@ -53,29 +54,31 @@ impl Question {
         self.with_routing(planner, &members, draft)
     }
 
-    /// A draft with what is chosen to route requests by on it. Where groups stay as they are, another choice is reason enough for
-    /// another plan: nothing is loaded for it.
+    /// A draft with what is chosen to route requests and form steps by on it. Where groups stay as they are, another choice, or
+    /// other ways for it, is reason enough for another plan: nothing is loaded for it.
     fn with_routing(&self, planner: &dyn Planner, members: &Members<'_>, draft: Option<Draft>) -> Option<Draft> {
         let standing = self.standing.as_deref();
         let before = standing.map_or(&[][..], |plan| &plan.chosen);
         if standing.is_some_and(|plan| check::feasible(&plan.groups, members).is_err()) {
             // After a loss what is left goes on at once, as it was.
-            return draft.map(|draft| Draft { chosen: before.to_vec(), ..draft });
+            return draft.map(|draft| spared(Draft { chosen: before.to_vec(), ..draft }, members));
         }
         if let Some(draft) = draft {
-            let chosen = planner.route(&draft, members, &self.wish, before);
-            return Some(Draft { chosen, ..draft });
+            let chosen = planner.choose(&draft, members, &self.wish, before);
+            return Some(spared(Draft { chosen, ..draft }, members));
         }
-        let Plan { groups, routes, chosen, reason, .. } = standing?.clone();
+        let standing = standing?;
+        let Plan { groups, routes, chosen, reason, .. } = standing.clone();
         let as_it_stands = Draft { groups, routes, chosen, reason };
-        let chosen = planner.route(&as_it_stands, members, &self.wish, before);
+        let chosen = planner.choose(&as_it_stands, members, &self.wish, before);
         let is_there =
-            |choice: &RouteChoice| before.iter().any(|b| (b.model, b.policy) == (choice.model, choice.policy));
-        let is_news = !chosen.iter().all(is_there);
-        is_news.then_some(Draft { chosen, ..as_it_stands })
+            |choice: &PolicyChoice| before.iter().any(|b| (b.model, b.policy) == (choice.model, choice.policy));
+        let is_chosen_anew = !chosen.iter().all(is_there);
+        let draft = spared(Draft { chosen, ..as_it_stands }, members);
+        (is_chosen_anew || draft.routes != standing.routes).then_some(draft)
     }
 
-    /// The draft whose groups and routes should replace those in force, if some should.
+    /// The draft whose groups and routes should replace those in force, if some should, ways for queues alone left out.
     fn regrouped(&self, planner: &dyn Planner, members: &Members<'_>) -> Option<Draft> {
         let wish = &self.wish;
         let full = || planner.plan(members, wish, self.standing.as_deref());
@@ -157,6 +160,12 @@ impl Question {
         let now = now.iter().map(|(peer, a)| (peer, *a)).filter(|(_, a)| lends(a));
         then.map(|(peer, a)| (peer, &a.devices, &a.models)).eq(now.map(|(peer, a)| (peer, &a.devices, &a.models)))
     }
+}
+
+/// A draft with the ways that are there for queues alone.
+fn spared(draft: Draft, members: &Members<'_>) -> Draft {
+    let routes = spare::routes(&draft.groups, &draft.routes, &draft.chosen, members);
+    Draft { routes, ..draft }
 }
 
 /// How far this peer is with a plan of its own.
@@ -309,7 +318,9 @@ impl Control {
 mod tests {
     use super::*;
     use crate::sample;
-    use tsnode_protocol::{Epoch, LayerRange, PartialModel, Phase, Stage, Term};
+    use tsnode_protocol::{
+        Epoch, LayerRange, PartialModel, Phase, Route, RoutePolicy, SettingKey, SettingValue, Stage, SwarmSetting, Term,
+    };
 
     fn question() -> Arc<Question> {
         let (members, wish, horizon) = (BTreeMap::new(), Wish::default(), Duration::ZERO);
@@ -390,6 +401,30 @@ mod tests {
         };
         assert!(swaps(&[&whole]) && swaps(&[&fetches, &gives]));
         assert!(!swaps(&[&fetches]));
+    }
+
+    #[test]
+    fn where_requests_are_pooled_from_now_on_another_plan_has_ways_for_that_and_is_the_same_but_for_them() {
+        let layers = LayerRange { start: 0, end: 4 };
+        let on = |(n, phase): (u8, Phase)| {
+            Group::new(sample::card().id, phase, vec![Stage { peer: PeerId([n; 32]), device: 0, layers }])
+        };
+        let phases = [Phase::Prefill, Phase::Prefill, Phase::Decode, Phase::Decode];
+        let groups: Vec<Group> = (0..).zip(phases).map(on).collect();
+        let route = |a: usize, b: usize| Route { prefill: groups[a].id, decode: groups[b].id, share: 0.5 };
+        let routes = vec![route(0, 2), route(1, 3)];
+        let answer = |settings: &[SwarmSetting]| {
+            let (epoch, term, groups, routes) = (Epoch(0), Term(0), groups.clone(), routes.clone());
+            let standing = Plan { epoch, term, parent: None, groups, routes, chosen: vec![], reason: String::new() };
+            let advert = |n: u8| Advert { settings: settings.to_vec(), ..sample::advert(n.into()) };
+            let members = (0..4).map(|n| (PeerId([n; 32]), Arc::new(advert(n)))).collect();
+            let standing = Some(Arc::new(standing));
+            Question { members, standing, ..Question::clone(&question()) }.answer(&Second)
+        };
+        assert_eq!(answer(&[]), None);
+        let (key, value) = (SettingKey::Route { model: None }, SettingValue::Route(Some(RoutePolicy::Pools)));
+        let pooled = answer(&[SwarmSetting { key, value, at: 1, by: PeerId([0; 32]) }]).unwrap();
+        assert_eq!((&pooled.groups, &pooled.routes[..2], pooled.routes.len()), (&groups, &routes[..], 4));
     }
 
     #[test]

@@ -31,7 +31,7 @@ fn lightly(
     if wish.layout.is_some() {
         return None;
     }
-    let scenes = live::scenes(members, wish.split);
+    let scenes = live::scenes_under(members, wish.split, &plan.chosen);
     let places: BTreeSet<_> =
         scenes.iter().flat_map(|s| s.places().iter().map(|(peer, device)| (s.card.id, *peer, *device))).collect();
     let stands = |g: &&Group| g.stages.iter().all(|s| places.contains(&(g.model, s.peer, s.device)));

@@ -6,13 +6,13 @@
 //! multiples of what the swarm's fastest group takes.
 
 mod delayed;
-mod route_choice;
+mod policy_choice;
 mod sharing;
 mod shortfall;
 mod standing;
 mod why;
 
-pub use route_choice::route;
+pub use policy_choice::choose;
 pub use shortfall::{Lack, Shortfall, shortfalls};
 pub use why::{Other, SharedDevice, Why, why};
 
@@ -43,8 +43,8 @@ use crate::{
 };
 use std::{collections::BTreeMap, sync::Arc};
 use tsnode_protocol::{
-    Bytes, BytesPerSecond, Group, LayerProfile, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan, RequestClass,
-    Route, Seconds, Served, Stage, Tokens,
+    BatchPolicy, Bytes, BytesPerSecond, Group, LayerProfile, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan,
+    PolicyChoice, RequestClass, Route, Seconds, Served, Stage, Tokens,
 };
 
 /// Part of what mixed groups alone would carry that is planned for.
@@ -136,7 +136,15 @@ pub struct Part {
 /// devices. Models that the swarm's devices cannot hold are left out.
 #[must_use]
 pub fn scenes(members: &Members<'_>, split: SplitChoice) -> Vec<Scene> {
-    let services = sharing::lent(members).filter_map(|(card, places)| Service::of(card, places, members, split));
+    scenes_under(members, split, &[])
+}
+
+/// The same where this was chosen until now, of what members have left to measurement.
+#[must_use]
+pub fn scenes_under(members: &Members<'_>, split: SplitChoice, chosen: &[PolicyChoice]) -> Vec<Scene> {
+    let settings = Settings::of(members.values().copied());
+    let services = sharing::lent(members)
+        .filter_map(|(card, places)| Service::of(card, places, members, (split, settings.batched(card.id, chosen))));
     let services: Vec<Service<'_>> = services.collect();
     let fair = Fair::of(services.iter().map(|service| (service.demand(), &*service.places)));
     let scarce = is_scarce(members);
@@ -177,7 +185,12 @@ struct Service<'a> {
 }
 
 impl<'a> Service<'a> {
-    fn of(card: &'a ModelCard, places: Vec<Place>, members: &Members<'_>, split: SplitChoice) -> Option<Self> {
+    fn of(
+        card: &'a ModelCard,
+        places: Vec<Place>,
+        members: &Members<'_>,
+        (split, batch): (SplitChoice, BatchPolicy),
+    ) -> Option<Self> {
         let cluster = cluster(&places, members, card.id)?;
         let model = Model::of_shape(card.name.clone(), card.shape, ELEMENT);
         let traffic = traffic::together(card.id, members);
@@ -197,7 +210,7 @@ impl<'a> Service<'a> {
         first.reference = reference;
         let mut whole = first.under(wanted(card.id, members));
         whole.noise = NOISE;
-        whole.prompts = Batches::measured(profiles(&places, members, card.id)).into();
+        whole.prompts = Batches::measured(profiles(&places, members, card.id)).by(batch).into();
         let said = || members.values().any(|advert| advert.traffic.iter().any(|traffic| traffic.rate > 0.0));
         let asked = traffic.map(|profile| profile.rate).or_else(|| said().then_some(0.0));
         let rooms = Arc::new(rooms(&places, members, card.id));
@@ -491,5 +504,5 @@ pub fn beside(scenes: Vec<Scene>, groups: &[Group]) -> Vec<Scene> {
 /// What a whole plan is worth on a view.
 #[must_use]
 pub fn value(plan: &Plan, members: &Members<'_>, split: SplitChoice) -> f64 {
-    sharing::worth(&scenes(members, split), &plan.groups)
+    sharing::worth(&scenes_under(members, split, &plan.chosen), &plan.groups)
 }

@@ -106,7 +106,8 @@ impl Batches {
     pub fn by(self, policy: BatchPolicy) -> Self {
         let (Self::Chunked(tokens) | Self::Mixed(tokens) | Self::PromptsFirst(tokens)) = self else { return self };
         match policy {
-            BatchPolicy::Chunked => Self::Chunked(tokens),
+            // What is chosen by measurement is as it was until something was.
+            BatchPolicy::Chunked | BatchPolicy::Auto => Self::Chunked(tokens),
             BatchPolicy::Mixed => Self::Mixed(tokens),
             BatchPolicy::PrefillFirst => Self::PromptsFirst(tokens),
         }

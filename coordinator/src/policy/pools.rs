@@ -410,6 +410,17 @@ mod tests {
         assert_eq!(to(3000, 2000), Some((0, 1)), "neither takes more: as the plan has it");
     }
 
+    /// Shares pair groups; ways beside them lead past one that is full (`planner/spare.rs`).
+    #[test]
+    fn a_full_group_for_answers_is_passed_by_where_there_is_a_way_to_another() {
+        let mut all = Scenario::new().pending([0, 3000, 0, 0]).held([0, 0, 3900, 0]);
+        let pair = |prefill, decode| PhasePair { prefill, decode, share: 0.5 };
+        let pools = LivePools::new(vec![pair(P[0], A[0]), pair(P[1], A[1])]);
+        let mut paired = Scenario { pools, machines: all.machines.clone() };
+        assert_eq!(paired.ask(), (P[0], P[0], Some(Overflow::Answers)), "A1 has room, and P1 alone leads there");
+        assert_eq!(all.ask(), (P[0], A[1], None));
+    }
+
     #[test]
     fn a_group_that_does_both_is_a_way_of_its_own_and_never_on_loan() {
         let way = |m| PhasePair { prefill: MachineNo(m), decode: MachineNo(m), share: 0.5 };

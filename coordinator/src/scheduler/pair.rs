@@ -223,8 +223,10 @@ pub fn mixed_value(problem: &Problem, group: &Rated, step: u8) -> f64 {
     let rate = load(step) * group.rate();
     let rho = (rate * group.busy.0).min(0.99);
     let steps = steps(&group.config, rate * m.steps, m.context, rho);
-    // A prompt waits for the iteration that runs, half of one on average, then for the prompts before it.
-    let wait = Wait { share: rho, mean: group.residual / (1.0 - rho) + steps[1].1 * 0.5 };
+    // A prompt waits for the iteration that runs, half of one on average, then for the prompts before it. Where prompts go first
+    // that is one of answers alone.
+    let runs = if problem.prompts.go_first() { steps[1].1 * (1.0 - rho) } else { steps[1].1 };
+    let wait = Wait { share: rho, mean: group.residual / (1.0 - rho) + runs * 0.5 };
     let send = Sending { layers: layers(problem), ..Sending::default() };
     let place = place(problem, group, load(step), rho);
     kept(problem, &group.prefill, &wait, &place, &send, &steps)

@@ -127,7 +127,7 @@ fn score(problem: &Problem, config: &Config, phase: Phase) -> f64 {
 fn alone(problem: &Problem, config: &Config) -> Seconds {
     match problem.prompts {
         Prompts::Whole => mean(problem, &config.latency),
-        chunks @ Prompts::Chunks(_) => chunks.alone(config, Phase::Prefill, problem.workload.mean.prompt),
+        chunks @ Prompts::Chunks { .. } => chunks.alone(config, Phase::Prefill, problem.workload.mean.prompt),
     }
 }
 

@@ -8,7 +8,7 @@ use super::{
     workload::Workload,
 };
 use std::fmt;
-use tsnode_protocol::{Bytes, Seconds, Tokens};
+use tsnode_protocol::{BatchPolicy, Bytes, Seconds, Tokens};
 
 /// What a step holds of prompts.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -16,8 +16,13 @@ pub enum Prompts {
     /// One, whole.
     #[default]
     Whole,
-    /// So many tokens.
-    Chunks(Tokens),
+    /// So many tokens, in steps that a policy forms: it says what goes beside them.
+    Chunks {
+        /// At most; where nothing is answered or prompts go alone, a few times as many.
+        tokens: Tokens,
+        /// How.
+        order: BatchPolicy,
+    },
 }
 
 /// Most devices side by side in a stage.

@@ -15,6 +15,7 @@ use crate::{
 };
 use clap::ArgMatches;
 use std::collections::BTreeMap;
+use tsnode_coordinator::planner::spare::is_spare;
 use tsnode_protocol::{Group, GroupId, LayerProfile, ModelCard, ModelId, PeerId, Phase, Plan, Seconds};
 
 /// Columns that labels take.
@@ -145,7 +146,7 @@ pub(super) fn in_words(phase: Phase) -> &'static str {
 fn clients(view: &SwarmView, plan: &Plan, group: &Group) -> String {
     let led = |id: GroupId| plan.group(id).and_then(Group::leader).map_or("a group".into(), |peer| shown(view, peer));
     let far = |mine: fn(&tsnode_protocol::Route) -> (GroupId, GroupId)| -> Vec<(String, f64)> {
-        let routes = plan.routes.iter().map(|r| (mine(r), r.share));
+        let routes = plan.routes.iter().filter(|r| !is_spare(r)).map(|r| (mine(r), r.share));
         routes
             .filter(|((own, far), share)| *own == group.id && far != own && *share > 0.0)
             .map(|((_, f), s)| (led(f), s))

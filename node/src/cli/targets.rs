@@ -51,7 +51,7 @@ pub(super) fn batch_command() -> Command {
     let policy = Arg::new("policy").value_name("POLICY").required(true).value_parser(clap::value_parser!(BatchPolicy)).help(
         "chunked: answers in every step, and prompts in chunks beside them; mixed: prompts in chunks, and answers beside them as far as a \
          step's tokens reach, passed over four times at most; prefill-first: prompts alone, in longer steps, and answers after them, \
-         passed over sixteen times at most",
+         passed over sixteen times at most; auto: whichever of these does best when the requests of late are replayed on the plan's groups",
     );
     asking("batch", "How groups form their steps, and who set it", "tsnode batch")
         .subcommand(of_model(asking("set", "Set it for the whole swarm", "tsnode batch set mixed")).arg(policy))
@@ -146,9 +146,9 @@ async fn show(settings: &Settings, matches: &ArgMatches, what: What) -> Result<(
         return print_json(&match what {
             What::Targets => json!({ "targets": shown, "attainment": view.attainment }),
             What::Route => {
-                json!({ "route": shown, "chosen": swarm_settings::chosen(&view), "overflows": view.overflows })
+                json!({ "route": shown, "chosen": swarm_settings::routes(&view), "overflows": view.overflows })
             }
-            What::Batch => json!({ "batch": shown }),
+            What::Batch => json!({ "batch": shown, "chosen": swarm_settings::batches(&view) }),
         });
     }
     for line in lines(&view, what) {

@@ -19,7 +19,7 @@ use crate::{
         heartbeats::Heartbeats,
         links::{Gone, Links},
         offences::OffenceReceiver,
-        roster::Adverts,
+        roster::{Adverts, Chosen},
     },
     faults::Faults,
     store::{HTTP_FILE, Store, invites::Invites, local::TOKEN_FILE},
@@ -148,6 +148,8 @@ pub struct Driver {
     pub known: Vec<String>,
     /// Who is where, for everyone who dials.
     pub roster: watch::Sender<Adverts>,
+    /// What the plan has chosen of what members have left to measurement, for leaders.
+    pub chosen: watch::Sender<Chosen>,
     /// Other peers on their way out, for leaders that have a stage of theirs.
     pub going: watch::Sender<Arc<BTreeSet<PeerId>>>,
     /// The swarm, for everyone who looks.

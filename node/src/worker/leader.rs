@@ -263,13 +263,13 @@ impl Leader {
         }
     }
 
-    /// What members have set of how steps are formed, if that is news.
+    /// How steps are to be formed by what members have set, or the plan has chosen for them, if that is news.
     fn batching(&mut self) -> Option<Event> {
         let batches = self.batches.by(self.roster.batch_policy(self.group.model));
         if batches == self.batches {
             return None;
         }
-        tracing::info!(group = %self.group.id, ?batches, "steps are formed otherwise, as members have set");
+        tracing::info!(group = %self.group.id, ?batches, "steps are formed otherwise, as members have set or left to the plan");
         self.batches = batches;
         Some(Event::BatchBy(batches))
     }

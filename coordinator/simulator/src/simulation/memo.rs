@@ -6,7 +6,7 @@ use tsnode_coordinator::{
     members::Members,
     planner::{Draft, Planner, Wish},
 };
-use tsnode_protocol::{Plan, RouteChoice};
+use tsnode_protocol::{ChosenPolicy, Plan, PolicyChoice};
 
 type Key = [u8; 32];
 
@@ -51,8 +51,9 @@ fn view(members: &Members<'_>, plan: Option<&Plan>) -> Key {
 impl<P: Planner> Planner for Memo<P> {
     fn plan(&self, members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> Draft {
         let mut answers = self.answers();
-        // What stands counts for what a person has laid out alone.
-        let key = view(members, standing.filter(|_| wish.layout.is_some()));
+        // What stands counts for what a person has laid out alone, and where it says how steps are formed.
+        let is_batched = |plan: &Plan| plan.chosen.iter().any(|c| matches!(c.policy, ChosenPolicy::Batch(_)));
+        let key = view(members, standing.filter(|plan| wish.layout.is_some() || is_batched(plan)));
         answers.plans.entry(key).or_insert_with(|| self.planner.plan(members, wish, standing)).clone()
     }
 
@@ -71,7 +72,7 @@ impl<P: Planner> Planner for Memo<P> {
         *answers.values.entry(view(members, Some(plan))).or_insert_with(|| self.planner.value(plan, members, wish))
     }
 
-    fn route(&self, draft: &Draft, members: &Members<'_>, wish: &Wish, before: &[RouteChoice]) -> Vec<RouteChoice> {
-        self.planner.route(draft, members, wish, before)
+    fn choose(&self, draft: &Draft, members: &Members<'_>, wish: &Wish, before: &[PolicyChoice]) -> Vec<PolicyChoice> {
+        self.planner.choose(draft, members, wish, before)
     }
 }

@@ -1,6 +1,6 @@
 //! Why a swarm's plan is what it is: the other plans of the same view, and what each loses.
 
-use super::{Place, Scene, scenes, sharing::Taken};
+use super::{Place, Scene, scenes_under, sharing::Taken};
 use crate::{
     gate::SplitChoice,
     members::Members,
@@ -54,7 +54,7 @@ pub struct SharedDevice {
 /// The adopted plan against what a search on this view finds: for each model, with the others' groups where they are.
 #[must_use]
 pub fn why(plan: &Plan, members: &Members<'_>, split: SplitChoice) -> Vec<Why> {
-    let scenes = scenes(members, split);
+    let scenes = scenes_under(members, split, &plan.chosen);
     let taken = Taken::by_groups(&scenes, &plan.groups);
     scenes.iter().map(|scene| scene.beside_others(&taken).under(Some(plan)).why(plan, &taken)).collect()
 }

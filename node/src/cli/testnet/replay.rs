@@ -3,17 +3,18 @@
 
 mod compared;
 mod simulated;
+mod terms;
 
 use super::{config, exit, swarm_args};
 use crate::{
     cli::{
-        ask::Peer,
+        ask::{Peer, unread},
         bench::serve::{
             self,
             arrivals::{Changed, Planned, traced},
             client::{Bounds, Endpoint, Run, Target, load},
             prompts::{Form, Prompts},
-            report::Report,
+            report::{Metric, Report},
         },
         decimal,
         exit::{Exit, Kind},
@@ -31,6 +32,7 @@ use simulated::{Alone, Hosts, Simulated};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use terms::{Counted, Terms};
 use tsnode_protocol::ModelCard;
 use tsnode_simulator::trace;
 use tsnode_testnet::{PeerConfig, PeerInfo, Testnet, TestnetConfig};
@@ -104,6 +106,13 @@ pub(super) fn command() -> Command {
                 .help("How requests are routed, as tsnode route set [default: live]"),
         )
         .arg(
+            Arg::new("batch")
+                .long("batch")
+                .value_name("POLICY")
+                .value_parser(["chunked", "mixed", "prefill-first"])
+                .help("How groups form their steps, as tsnode batch set [default: chunked]"),
+        )
+        .arg(
             Arg::new("seed")
                 .long("seed")
                 .value_name("N")
@@ -167,6 +176,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         compared.lines().iter().for_each(|line| say!("{line}"));
         output::table(&compared.rows())?;
         say!("{}", compared.verdict());
+        compared.reasons().iter().for_each(|line| say!("{line}"));
     }
     compared.held(matches.get_one::<f64>("most-off").map(|percent| percent / 100.0))
 }
@@ -239,8 +249,10 @@ async fn replayed(
     // The last is a gateway, if there is one.
     let asked = peers.last().ok_or_else(|| Exit::new(Kind::Other, "no peers to ask"))?;
     let peer = Peer::of(settings, asked.http.clone(), &asked.data_dir)?;
-    if let Some(policy) = matches.get_one::<String>("route") {
-        routed(&peer, policy).await?;
+    for about in ["route", "batch"] {
+        if let Some(policy) = matches.get_one::<String>(about) {
+            set(&peer, about, policy).await?;
+        }
     }
     let card = only_model(&peer.view().await?)?;
     let trace = trace.within(card.shape.context);
@@ -252,14 +264,17 @@ async fn replayed(
     spinner.finish_and_clear();
     let alone = alone?;
     let before = asking.target.peer.view().await?;
+    let counted_before = counted(&asking.target.peer).await?;
     let bar = serve::bar(trace.planned.len(), is_set(matches, "json"));
     let replayed = asking.trace(&trace.planned, &bar).await;
     bar.finish_and_clear();
     let (live, processor) = replayed?;
     let after = asking.target.peer.view().await?;
+    let counted_after = counted(&asking.target.peer).await?;
+    let terms = Terms::live(counted_before, counted_after, live.mean(Metric::E2el).unwrap_or_default());
     let simulated = Simulated::new(&before, &peers, hosts, &alone, &trace.planned)?;
     let replanned = before.plan_id != after.plan_id;
-    Ok(Compared { trace: trace.name, cut: trace.cut, live, simulated, replanned, processor })
+    Ok(Compared { trace: trace.name, cut: trace.cut, live, terms, simulated, replanned, processor })
 }
 
 /// Whom requests are sent to, and with prompts of which seed.
@@ -329,18 +344,30 @@ fn answered(report: &Report, what: &str) -> Result<(), Exit> {
     Err(Exit::new(Kind::Request, format!("{what}: {why}")))
 }
 
-/// Sets how requests are routed, and waits until the peer that is asked knows it.
-async fn routed(peer: &Peer, policy: &str) -> Result<(), Exit> {
-    peer.send(peer.post("/api/settings", &json!({ "about": "route", "policy": policy }))).await?;
+/// What the peer that is asked has counted of its requests.
+async fn counted(peer: &Peer) -> Result<Counted, Exit> {
+    let response = peer.send(peer.request("/metrics").timeout(PATIENCE)).await?;
+    let text = response.text().await.map_err(|e| Exit::new(Kind::Unreachable, unread(&e)))?;
+    Ok(Counted::of(&text))
+}
+
+/// Sets how requests are routed or steps formed, and waits until the peer that is asked knows it.
+async fn set(peer: &Peer, about: &str, policy: &str) -> Result<(), Exit> {
+    peer.send(peer.post("/api/settings", &json!({ "about": about, "policy": policy }))).await?;
     let until = Instant::now() + PATIENCE;
     loop {
         let view = peer.view().await?;
-        let said = swarm_settings::of(&view).route(only_model(&view)?.id).map(|(policy, _)| policy.to_string());
+        let (settings, model) = (swarm_settings::of(&view), only_model(&view)?.id);
+        let said = match about {
+            "batch" => settings.batch(model).map(|(policy, _)| policy.to_string()),
+            _ => settings.route(model).map(|(policy, _)| policy.to_string()),
+        };
         if said.as_deref() == Some(policy) {
             return Ok(());
         }
         if Instant::now() > until {
-            return Err(Exit::new(Kind::Other, format!("--route {policy} is not set after {} s", PATIENCE.as_secs())));
+            let what = format!("--{about} {policy} is not set after {} s", PATIENCE.as_secs());
+            return Err(Exit::new(Kind::Other, what));
         }
         tokio::time::sleep(LOOK).await;
     }

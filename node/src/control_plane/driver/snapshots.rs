@@ -29,6 +29,7 @@ impl Driver {
         self.invites.heard(adverts.iter().filter(|(peer, _)| **peer != me).map(|(peer, a)| (*peer, &a.invites[..])));
         replace(&self.going, self.control.going());
         let followed = self.changeover.routed();
+        replace(&self.chosen, followed.map_or_else(Vec::new, |plan| plan.chosen.clone()));
         let up = self.control.ready_of(followed.map_or(&[][..], |plan| &plan.groups));
         let (up, reachable) = self.served(up, &adverts);
         let changed = self.roster.send_if_modified(|old| {

@@ -162,6 +162,11 @@ impl Report {
         self.times.get(&metric).map(|times| times.at(share))
     }
 
+    /// The same on average (s).
+    pub fn mean(&self, metric: Metric) -> Option<f64> {
+        self.times.get(&metric).map(Sorted::mean)
+    }
+
     /// Requests and tokens of answers, in a second.
     pub fn throughput(&self) -> (f64, f64) {
         (self.per_second(self.completed as f64), self.per_second(self.output_tokens as f64))

@@ -139,7 +139,7 @@ impl Simulated {
         let plan: &Plan = view.plan.as_ref().ok_or_else(|| wrong("there is none"))?;
         let model = view.models.first().ok_or_else(|| wrong("it has no model"))?.id;
         let live = LivePlan::new(&members, plan, model, view.split).map_err(|e| wrong(&e.to_string()))?;
-        let dispatch = swarm_settings::of(view).routed(model, Some(plan)).map_or(Dispatch::Live, Dispatch::from);
+        let dispatch = swarm_settings::of(view).routed(model, &plan.chosen).map_or(Dispatch::Live, Dispatch::from);
         let shared = hosts.shared(peers, &members);
         let mut run = Run { dispatch, step: Seconds(0.0), cores: hosts.cores.clone(), hosts: shared };
         let apart = |n: usize, p: &Planned| arrival(n as f64 * APART, p.prompt, p.answer);

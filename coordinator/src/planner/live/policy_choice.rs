@@ -1,16 +1,19 @@
-//! Plan flow 4: which policy requests are routed by on a plan, where members have left that to measurement (`tsnode route set auto`).
-//! Requests like those of late are replayed on the plan's groups by each policy, and another one is taken where it does clearly better.
+//! Plan flow 4: by which policies requests are routed and steps formed on a plan, where members have left that to measurement
+//! (`tsnode route set auto`, `tsnode batch set auto`). Requests like those of late are replayed on the plan's groups by each policy, and
+//! another one is taken where it does clearly better. Where both are left to it, steps come first, by the routes of now, and routes are
+//! chosen by the steps of then: each choice is of one thing, and only ever for the better, so that none takes turns.
 
-use super::{BUSIEST, Place, REPLAYED, SEED, Scene, beside, profiles, scenes};
+use super::{BUSIEST, Place, REPLAYED, SEED, Scene, beside, profiles, scenes_under};
 use crate::{
     batcher::BatcherConfig,
     gate::SplitChoice,
     members::Members,
+    planner::spare,
     policy::{
         caps,
         choice::{Batches, Dispatch, Room},
     },
-    replay::{self, Parts, Replay, machines::Machine},
+    replay::{self, Parts, Replay, machines::Machine, pipeline::Pipeline},
     scheduler::{
         Evaluation, Evaluator, Problem,
         evaluate::Share,
@@ -21,8 +24,10 @@ use crate::{
     traffic,
 };
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use tsnode_protocol::{
-    BatchPolicy, Group, GroupId, ModelId, Replayed, Route, RouteChoice, RoutePolicy, limits, plan::MOST_STATED,
+    BatchPolicy, ChosenPolicy, Group, GroupId, LayerProfile, ModelId, PolicyChoice, Replayed, Route, RoutePolicy,
+    limits, plan::MOST_STATED,
 };
 
 /// Shares of requests in time are told apart in steps of this size, and another policy is taken for no smaller gain: of the requests that
@@ -43,45 +48,83 @@ const FEWEST: usize = 50;
 /// What is chosen for each model of these groups that it is left to: as before, where there is nothing to choose by, or nothing is
 /// clearly better.
 #[must_use]
-pub fn route(
+pub fn choose(
     groups: &[Group],
     routes: &[Route],
     members: &Members<'_>,
     split: SplitChoice,
-    before: &[RouteChoice],
-) -> Vec<RouteChoice> {
+    before: &[PolicyChoice],
+) -> Vec<PolicyChoice> {
     let settings = Settings::of(members.values().copied());
-    let is_left = |model: &ModelId| settings.route(*model).is_some_and(|(policy, _)| policy == RoutePolicy::Auto);
+    let is_left = |model: &ModelId| leaves_routes(&settings, *model) || leaves_batches(&settings, *model);
     let models: BTreeSet<ModelId> = groups.iter().map(|g| g.model).filter(is_left).collect();
     if models.is_empty() {
         return Vec::new();
     }
-    let scenes = beside(scenes(members, split), groups);
-    let choice = |model: ModelId| {
-        let before = before.iter().find(|choice| choice.model == model);
+    let scenes = beside(scenes_under(members, split, before), groups);
+    let choices = |model: ModelId| {
         let scenes = scenes.iter().filter(|scene| scene.card.id == model).collect();
-        let batch = settings.batch(model).map_or_else(BatchPolicy::default, |(policy, _)| policy);
-        let ground = Ground { members, split, batch, scenes, groups, routes };
-        ground.choose(model, before.map(|choice| choice.policy)).or_else(|| before.cloned())
+        let ground = Ground { members, split, scenes, groups, routes: spare::planned(routes) };
+        ground.choices(model, &settings, before)
     };
-    models.into_iter().take(limits::MODELS).filter_map(choice).collect()
+    models.into_iter().take(limits::MODELS).flat_map(choices).collect()
+}
+
+fn leaves_routes(settings: &Settings, model: ModelId) -> bool {
+    settings.route(model).is_some_and(|(policy, _)| policy == RoutePolicy::Auto)
+}
+
+fn leaves_batches(settings: &Settings, model: ModelId) -> bool {
+    settings.batch(model).is_some_and(|(policy, _)| policy == BatchPolicy::Auto)
+}
+
+/// By what requests are replayed.
+#[derive(Clone, Copy)]
+struct By {
+    route: RoutePolicy,
+    batch: BatchPolicy,
+}
+
+impl By {
+    fn with(self, policy: ChosenPolicy) -> Self {
+        match policy {
+            ChosenPolicy::Route(route) => Self { route, ..self },
+            ChosenPolicy::Batch(batch) => Self { batch, ..self },
+        }
+    }
 }
 
 /// A model's part of a plan, to replay requests on.
 struct Ground<'a> {
     members: &'a Members<'a>,
     split: SplitChoice,
-    batch: BatchPolicy,
     /// The model's alone.
     scenes: Vec<&'a Scene>,
     groups: &'a [Group],
-    routes: &'a [Route],
+    /// Those that shares take.
+    routes: Vec<Route>,
 }
 
 impl Ground<'_> {
+    fn choices(&self, model: ModelId, settings: &Settings, before: &[PolicyChoice]) -> Vec<PolicyChoice> {
+        let route = settings.routed(model, before).unwrap_or_default();
+        let mut by = By { route, batch: settings.batched(model, before) };
+        let mut batched = None;
+        if leaves_batches(settings, model) {
+            let made = self.choose(model, &self.batches(model, by.route), by, ChosenPolicy::Batch(by.batch));
+            batched = made.or_else(|| PolicyChoice::of_batches(before, model).map(|(choice, _)| choice.clone()));
+            by = batched.as_ref().map_or(by, |choice| by.with(choice.policy));
+        }
+        let mut routed = None;
+        if leaves_routes(settings, model) {
+            let made = self.choose(model, &self.policies(model), by, ChosenPolicy::Route(by.route));
+            routed = made.or_else(|| PolicyChoice::of_routes(before, model).map(|(choice, _)| choice.clone()));
+        }
+        [routed, batched].into_iter().flatten().collect()
+    }
+
     /// `None` where too few requests have come, or there is but one thing to do with them.
-    fn choose(&self, model: ModelId, before: Option<RoutePolicy>) -> Option<RouteChoice> {
-        let policies = self.policies(model);
+    fn choose(&self, model: ModelId, policies: &[ChosenPolicy], by: By, now: ChosenPolicy) -> Option<PolicyChoice> {
         if policies.len() < 2 {
             return None;
         }
@@ -91,20 +134,27 @@ impl Ground<'_> {
         let rate = profile.rate.max(IDLEST * carries).min(BUSIEST * carries).min(MOST_STATED);
         let problem = self.scenes.first()?.problem.at_rate(rate);
         let how = Replay { seed: SEED, requests: requests(&problem.workload.mean) };
-        let replayed = |policy: RoutePolicy| {
-            let dispatch = Dispatch::from(policy);
-            let report = replay::replay_routed(self.parts()?, &problem, dispatch, how, profile.variation);
-            Some(Replayed { policy, in_time: report.attainment, slowness: stated(report.scale_at(NINE_OF_TEN)) })
+        let replayed = |policy: &ChosenPolicy| {
+            let by = by.with(*policy);
+            let dispatch = Dispatch::from(by.route);
+            let report = replay::replay_routed(self.parts(by)?, &problem, dispatch, how, profile.variation);
+            let slowness = stated(report.scale_at(NINE_OF_TEN));
+            Some(Replayed { policy: *policy, in_time: report.attainment, slowness })
         };
-        let tried: Vec<Replayed> = policies.into_iter().filter_map(replayed).collect();
-        let policy = best(&tried, before.unwrap_or(RoutePolicy::Live))?;
-        Some(RouteChoice { model, policy, requests: how.requests as u32, rate, tried })
+        let tried: Vec<Replayed> = policies.iter().filter_map(replayed).collect();
+        let policy = best(&tried, now)?;
+        Some(PolicyChoice { model, policy, requests: how.requests as u32, rate, tried })
     }
 
-    /// Policies that differ on these routes.
-    fn policies(&self, model: ModelId) -> Vec<RoutePolicy> {
+    /// The model's routes that requests go.
+    fn ways(&self, model: ModelId) -> Vec<&Route> {
         let is_here = |id: GroupId| self.groups.iter().any(|g| g.id == id && g.model == model);
-        let ways: Vec<&Route> = self.routes.iter().filter(|r| r.share > 0.0 && is_here(r.prefill)).collect();
+        self.routes.iter().filter(|r| r.share > 0.0 && is_here(r.prefill)).collect()
+    }
+
+    /// Policies of routing that differ on these routes.
+    fn policies(&self, model: ModelId) -> Vec<ChosenPolicy> {
+        let ways = self.ways(model);
         let mut policies = vec![RoutePolicy::Live];
         if ways.len() > 1 {
             policies.extend([RoutePolicy::Shares, RoutePolicy::Shortest]);
@@ -114,16 +164,25 @@ impl Ground<'_> {
             policies.extend((self.split == SplitChoice::Auto).then_some(RoutePolicy::Cronus));
             policies.push(RoutePolicy::Pools);
         }
-        policies
+        policies.into_iter().map(ChosenPolicy::Route).collect()
+    }
+
+    /// Policies of forming steps, where some group has prompts and answers in them.
+    fn batches(&self, model: ModelId, route: RoutePolicy) -> Vec<ChosenPolicy> {
+        let does_both = self.ways(model).iter().any(|way| way.prefill == way.decode);
+        // Groups for answers compute prompts, or their rests, by these.
+        let lends = matches!(route, RoutePolicy::Cronus | RoutePolicy::Pools);
+        let is_one = |policy: &BatchPolicy| (does_both || lends) && *policy != BatchPolicy::Auto;
+        BatchPolicy::ALL.into_iter().filter(is_one).map(ChosenPolicy::Batch).collect()
     }
 
     /// The groups as machines, of all regions.
-    fn parts(&self) -> Option<Parts> {
-        let parts = self.scenes.iter().filter_map(|scene| self.parts_of(scene));
+    fn parts(&self, by: By) -> Option<Parts> {
+        let parts = self.scenes.iter().filter_map(|scene| self.parts_of(scene, by));
         parts.reduce(|all, more| all.beside(more, 1.0))
     }
 
-    fn parts_of(&self, scene: &Scene) -> Option<Parts> {
+    fn parts_of(&self, scene: &Scene, by: By) -> Option<Parts> {
         let is_here = |g: &&Group| g.model == scene.card.id && g.stages.iter().all(|stage| scene.has(stage));
         let groups: Vec<Group> = self.groups.iter().filter(is_here).cloned().collect();
         let place = |id: GroupId| groups.iter().position(|g| g.id == id);
@@ -135,18 +194,27 @@ impl Ground<'_> {
         }
         let mut evaluator = Evaluator::new(&scene.problem);
         let numbers = scene.shelve(&mut evaluator, &groups)?;
-        let plan = Evaluation { shares, ..Evaluation::default() };
-        let machine = |problem: &Problem, config: &Config, room: Room| self.machine(scene, problem, config, room);
+        let mut plan = Evaluation { shares, ..Evaluation::default() };
+        if by.route == RoutePolicy::Pools {
+            let is_open = |s: &Share| evaluator.way(numbers[s.prefill], numbers[s.decode]).is_open();
+            let spare = spare::beside(&groups, &self.routes, scene.card.id);
+            plan.shares.extend(spare.iter().filter_map(share).filter(is_open));
+        }
+        let machine = |problem: &Problem, config: &Config, room: Room| {
+            let batches = Batches::measured(self.profiles(scene, config).iter()).by(by.batch);
+            // As its leader's batcher has it.
+            let places = BatcherConfig::default().max_running;
+            let batching = batches.batching(Room { places, ..room });
+            Machine { batching, cost: Arc::new(Pipeline::new(problem, config).reading_once()) }
+        };
         Some(Parts::new(&mut evaluator, &numbers, &plan, &machine))
     }
 
-    /// A group that steps as its leader's batcher does.
-    fn machine(&self, scene: &Scene, problem: &Problem, config: &Config, room: Room) -> Machine {
+    /// What was measured of a group's stages.
+    fn profiles(&self, scene: &Scene, config: &Config) -> Vec<LayerProfile> {
         let place = |stage: &parallel::Stage| scene.places.get(stage.instance.0 as usize).copied();
         let places: Vec<Place> = config.stages.iter().filter_map(place).collect();
-        let batches = Batches::measured(profiles(&places, self.members, scene.card.id)).by(self.batch);
-        let places = BatcherConfig::default().max_running;
-        replay::stepping(batches, problem, config, Room { places, ..room })
+        profiles(&places, self.members, scene.card.id).copied().collect()
     }
 }
 
@@ -161,9 +229,9 @@ fn stated(slowness: f64) -> f64 {
     if slowness < MOST_STATED { slowness.max(0.0) } else { MOST_STATED }
 }
 
-/// What requests are routed by now, unless another of these is clearly better. Who is best is an order of all, so that no two take turns
+/// What is done now, unless another of these is clearly better. Who is best is an order of all, so that no two take turns
 /// while requests stay as they are: it alone is ever changed to.
-fn best(tried: &[Replayed], now: RoutePolicy) -> Option<RoutePolicy> {
+fn best(tried: &[Replayed], now: ChosenPolicy) -> Option<ChosenPolicy> {
     let level = |r: &Replayed| (r.in_time / STEP) as u32;
     let order = |a: &&Replayed, b: &&Replayed| level(b).cmp(&level(a)).then(a.slowness.total_cmp(&b.slowness));
     let best = tried.iter().min_by(order)?;
@@ -183,17 +251,31 @@ mod tests {
     };
     use RoutePolicy::{Auto, Cronus, Live, Pools, Shares, Shortest};
     use tsnode_protocol::{
-        Advert, Epoch, LayerRange, PeerId, Phase, Plan, SettingKey, SettingValue, Stage, SwarmSetting, Term, Tokens,
-        Traffic, traffic::LENGTHS,
+        Advert, Epoch, LayerRange, PeerId, Phase, Plan, RequestClass, Seconds, SettingKey, SettingValue, Stage,
+        SwarmSetting, Targets, Term, Tokens, Traffic, traffic::LENGTHS,
     };
 
     fn told(policy: RoutePolicy, in_time: f64, slowness: f64) -> Replayed {
-        Replayed { policy, in_time, slowness }
+        Replayed { policy: ChosenPolicy::Route(policy), in_time, slowness }
+    }
+
+    fn routed(policy: ChosenPolicy) -> RoutePolicy {
+        let ChosenPolicy::Route(policy) = policy else { panic!("{policy} is no policy of routing") };
+        policy
+    }
+
+    fn tried(choice: &PolicyChoice) -> Vec<RoutePolicy> {
+        choice.tried.iter().map(|replayed| routed(replayed.policy)).collect()
+    }
+
+    /// What became of requests by this policy.
+    fn of(choice: &PolicyChoice, policy: RoutePolicy) -> Replayed {
+        *choice.tried.iter().find(|replayed| replayed.policy == ChosenPolicy::Route(policy)).unwrap()
     }
 
     #[test]
     fn another_policy_is_taken_for_a_clear_gain_alone_and_none_takes_turns() {
-        let by = |now, all: &[Replayed]| best(all, now).unwrap();
+        let by = |now, all: &[Replayed]| routed(best(all, ChosenPolicy::Route(now)).unwrap());
         let alike = [told(Live, 0.97, 3.0), told(Pools, 0.975, 2.9), told(Shortest, 0.96, 3.1)];
         assert_eq!([Live, Pools, Shortest].map(|now| by(now, &alike)), [Live, Pools, Shortest]);
         let more = [told(Live, 0.90, 3.0), told(Pools, 0.95, 4.0)];
@@ -207,13 +289,23 @@ mod tests {
             [Shortest, Shortest],
             "a few more are in time, and all faster"
         );
-        assert_eq!(best(&[], Live), None);
+        assert_eq!(best(&[], ChosenPolicy::Route(Live)), None);
         // Each is better than the next by another measure: from wherever it begins, it comes to rest.
         let round = [told(Live, 0.99, 9.0), told(Shares, 0.97, 5.0), told(Pools, 0.95, 1.0)];
         for mut now in [Live, Shares, Pools] {
             (0..3).for_each(|_| now = by(now, &round));
             assert_eq!(by(now, &round), now);
         }
+    }
+
+    fn set(policy: RoutePolicy) -> SwarmSetting {
+        let (key, value) = (SettingKey::Route { model: None }, SettingValue::Route(Some(policy)));
+        SwarmSetting { key, value, at: 1, by: PeerId([1; 32]) }
+    }
+
+    fn formed(policy: BatchPolicy) -> SwarmSetting {
+        let (key, value) = (SettingKey::Batch { model: None }, SettingValue::Batch(Some(policy)));
+        SwarmSetting { key, value, at: 1, by: PeerId([1; 32]) }
     }
 
     /// Two peers alike, each a group that does both, of which the plan sends one nearly everything.
@@ -226,8 +318,7 @@ mod tests {
     impl Uneven {
         fn new(policy: RoutePolicy, rate: f64) -> Self {
             let peer = |n: u8| PeerId([n; 32]);
-            let (key, value) = (SettingKey::Route { model: None }, SettingValue::Route(Some(policy)));
-            let settings = vec![SwarmSetting { key, value, at: 1, by: peer(1) }];
+            let settings = vec![set(policy)];
             let (model, prompts, answers) = (card().id, [200; LENGTHS], [50; LENGTHS]);
             let traffic = vec![Traffic { model, rate, variation: 1.0, prompts, answers }];
             let lends = || sample::measured(0, [1e-3, 1e-4, 0.0], [1e-3, 0.0, 1e-4]);
@@ -240,9 +331,9 @@ mod tests {
             Self { adverts, groups, routes }
         }
 
-        fn chosen(&self, before: &[RouteChoice]) -> Vec<RouteChoice> {
+        fn chosen(&self, before: &[PolicyChoice]) -> Vec<PolicyChoice> {
             let members: Members<'_> = (0..).zip(&self.adverts).map(|(n, a)| (PeerId([n; 32]), a)).collect();
-            route(&self.groups, &self.routes, &members, SplitChoice::Auto, before)
+            choose(&self.groups, &self.routes, &members, SplitChoice::Auto, before)
         }
     }
 
@@ -250,14 +341,11 @@ mod tests {
     fn shares_that_overload_a_group_lose_to_queues() {
         let chosen = Uneven::new(Auto, 8.0).chosen(&[]);
         let [choice] = &chosen[..] else { panic!("{chosen:?}") };
-        let of = |policy| choice.tried.iter().find(|r| r.policy == policy).unwrap();
-        assert_eq!(choice.tried.iter().map(|r| r.policy).collect::<Vec<_>>(), [Live, Shares, Shortest]);
-        assert!(
-            of(Shares).in_time <= of(Shortest).in_time && of(Shares).slowness > of(Shortest).slowness,
-            "{choice:?}"
-        );
-        let by_shares = [RouteChoice { policy: Shares, ..choice.clone() }];
-        assert_ne!(Uneven::new(Auto, 8.0).chosen(&by_shares)[0].policy, Shares, "{choice:?}");
+        assert_eq!(tried(choice), [Live, Shares, Shortest]);
+        let (shares, shortest) = (of(choice, Shares), of(choice, Shortest));
+        assert!(shares.in_time <= shortest.in_time && shares.slowness > shortest.slowness, "{choice:?}");
+        let by_shares = [PolicyChoice { policy: ChosenPolicy::Route(Shares), ..choice.clone() }];
+        assert_ne!(routed(Uneven::new(Auto, 8.0).chosen(&by_shares)[0].policy), Shares, "{choice:?}");
         // What was chosen stays while nothing changes.
         assert_eq!(Uneven::new(Auto, 8.0).chosen(&chosen), chosen);
     }
@@ -298,10 +386,16 @@ mod tests {
         apart.routes = vec![Route { prefill: apart.groups[0].id, decode: apart.groups[1].id, share: 1.0 }];
         let chosen = apart.chosen(&[]);
         let [choice] = &chosen[..] else { panic!("{chosen:?}") };
-        assert_eq!(choice.tried.iter().map(|r| r.policy).collect::<Vec<_>>(), [Live, Cronus, Pools]);
-        let of = |policy| choice.tried.iter().find(|r| r.policy == policy).unwrap();
-        assert!(of(Pools).in_time > of(Live).in_time && of(Pools).slowness < of(Live).slowness, "{choice:?}");
-        assert_eq!(choice.policy, Pools, "{choice:?}");
+        assert_eq!(tried(choice), [Live, Cronus, Pools]);
+        let (live, pools) = (of(choice, Live), of(choice, Pools));
+        assert!(pools.in_time > live.in_time && pools.slowness < live.slowness, "{choice:?}");
+        assert_eq!(routed(choice.policy), Pools, "{choice:?}");
+        // Each group does one thing: how steps are formed is not looked at, but for what pools lend.
+        apart.adverts[0].settings = vec![formed(BatchPolicy::Auto)];
+        assert_eq!(apart.chosen(&[]), []);
+        apart.adverts[0].settings.push(set(Pools));
+        let chosen = apart.chosen(&[]);
+        assert_eq!(chosen.iter().map(|choice| choice.tried.len()).collect::<Vec<_>>(), [3], "{chosen:?}");
     }
 
     #[test]
@@ -310,10 +404,38 @@ mod tests {
         let mut silent = Uneven::new(Auto, 8.0);
         silent.adverts[0].traffic.clear();
         assert_eq!(silent.chosen(&[]), []);
-        let before = [RouteChoice { model: card().id, policy: Shortest, requests: 1, rate: 1.0, tried: vec![] }];
+        let policy = ChosenPolicy::Route(Shortest);
+        let before = [PolicyChoice { model: card().id, policy, requests: 1, rate: 1.0, tried: vec![] }];
         assert_eq!(silent.chosen(&before), before, "what was chosen before goes on");
         let mut alone = Uneven::new(Auto, 8.0);
         alone.routes.truncate(1);
         assert_eq!(alone.chosen(&[]), [], "there is one way");
+    }
+
+    /// A step takes five times as long for each answer in it as its weights, and a first token is to come within 125 ms: beside an
+    /// answer a prompt of 200 tokens takes two steps that are too long, and alone one that is not.
+    #[test]
+    fn prompts_go_alone_where_first_tokens_would_be_late_beside_answers() {
+        let mut slow = Uneven::new(Live, 0.6);
+        let lends = || sample::measured(0, [1e-3, 1e-4, 0.0], [1e-3, 0.0, 5e-3]);
+        slow.adverts = slow.adverts.into_iter().map(|a| Advert { devices: lends().devices, ..a }).collect();
+        let targets = Targets { ttft: Some(Seconds(0.125)), ..Targets::default() };
+        let key = SettingKey::Targets { model: None, class: RequestClass::Interactive };
+        let late = SwarmSetting { key, value: SettingValue::Targets(targets), ..set(Live) };
+        slow.adverts[0].settings = vec![late, formed(BatchPolicy::Auto)];
+        let chosen = slow.chosen(&[]);
+        let [choice] = &chosen[..] else { panic!("{chosen:?}") };
+        let all = [BatchPolicy::Chunked, BatchPolicy::Mixed, BatchPolicy::PrefillFirst].map(ChosenPolicy::Batch);
+        assert_eq!(choice.tried.iter().map(|replayed| replayed.policy).collect::<Vec<_>>(), all);
+        assert_eq!(choice.policy, all[2], "{choice:?}");
+        assert_eq!(slow.chosen(&chosen), chosen, "it stays while nothing changes");
+        // Where both are left to it there are two choices, and each stays.
+        slow.adverts[0].settings.push(set(Auto));
+        let both = (0..4).fold(chosen, |before, _| slow.chosen(&before));
+        assert_eq!(both.len(), 2, "{both:?}");
+        assert!(both[0].tried.len() == 3 && matches!(both[0].policy, ChosenPolicy::Route(_)), "{both:?}");
+        assert_eq!(slow.chosen(&both), both);
+        slow.adverts[0].traffic.clear();
+        assert_eq!(slow.chosen(&both), both, "what was chosen before goes on");
     }
 }
