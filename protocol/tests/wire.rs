@@ -11,8 +11,8 @@ use tsnode_protocol::{
     LayerProfile, LayerRange, Link, LivenessDigest, Load, Manifest, Misfit, Missed, ModelCard, ModelFile, ModelId,
     ModelOrigin, ModelShape, PartialModel, PathKind, PeerId, Phase, Plan, PlanId, PromptCodec, PromptLogprob, Quickest,
     Replayed, RequestClass, RequestId, RingId, Route, RouteChoice, RoutePolicy, Sampled, Sampling, Seconds, Secret,
-    Served, SettingKey, SettingValue, Signed, Stage, StepSize, SwarmId, SwarmSetting, Targets, Term, Ticket, TicketKey,
-    TicketNotice, TileHeader, TimedStep, Token, TokenLogprob, Traffic,
+    SeenSpeed, Served, SettingKey, SettingValue, Signed, Stage, StepSize, SwarmId, SwarmSetting, Targets, Term, Ticket,
+    TicketKey, TicketNotice, TileHeader, TimedStep, Token, TokenLogprob, Traffic,
     codec::{self, CodecError, Wire},
     gossip::Certificate,
     kv::{Delivery, KvAnswer, KvHeader, KvPace, KvPart, Packing},
@@ -216,6 +216,7 @@ fn gossip() -> Vec<(&'static str, Gossip)> {
         load,
         leaving: true,
         cut_off: vec![PeerId([4; 32])],
+        seen_speeds: vec![SeenSpeed { group: plan().groups[0].id, phase: Phase::Decode, doublings: 2 }],
     };
     let certificate = Certificate {
         plan: seal(&Gossip::Plan(plan().into())),
