@@ -52,7 +52,7 @@ use crate::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tsnode_protocol::{
-    Group, GroupId, ModelId, PeerId, Plan, RequestId, Sampled, Traffic,
+    Group, GroupId, ModelId, PeerId, Plan, RequestId, Sampled, SeenSpeed, Traffic,
     kv::Delivery,
     limits,
     ring::KvTarget,
@@ -124,6 +124,12 @@ impl Gateway {
         }
         let open = self.requests.values().map(|r| r.ask.model).collect();
         self.traffic.said_now(now, &open, &self.yielding)
+    }
+
+    /// What this gateway tells others of groups whose claims of speed are in doubt.
+    #[must_use]
+    pub fn seen_speeds(&self) -> Vec<SeenSpeed> {
+        self.speeds.seen_speeds()
     }
 
     /// When to wake if nothing else happens.

@@ -26,7 +26,7 @@ use tsnode_coordinator::{
     spot_check::SpotChecks,
 };
 use tsnode_protocol::{
-    PeerId, RequestId, Traffic,
+    PeerId, RequestId, SeenSpeed, Traffic,
     stream::{DecodeEvent, DecodeRequest, PrefillEvent, PrefillRequest},
 };
 
@@ -57,6 +57,8 @@ pub struct Drive {
     pub open: watch::Sender<usize>,
     /// What clients have asked for of late, for this peer's advert.
     pub traffic: watch::Sender<Vec<Traffic>>,
+    /// What was seen of groups whose claims of speed are in doubt, for this peer's heartbeats.
+    pub seen_speeds: watch::Sender<Vec<SeenSpeed>>,
     /// Is told of those who answer wrongly.
     pub guard: OffenceReporter,
     /// Whether that is looked for.
@@ -126,6 +128,12 @@ impl Drive {
             self.traffic.send_if_modified(|known| {
                 let changed = *known != traffic;
                 *known = traffic;
+                changed
+            });
+            let seen = self.machine.seen_speeds();
+            self.seen_speeds.send_if_modified(|known| {
+                let changed = *known != seen;
+                *known = seen;
                 changed
             });
         }
