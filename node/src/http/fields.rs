@@ -9,6 +9,7 @@ mod foreign;
 mod json_text;
 mod messages;
 mod prompt;
+mod read_on;
 mod shallow;
 
 pub(super) use messages::Messages;
@@ -18,9 +19,9 @@ use super::ApiError;
 use bounded::{Budget, Within};
 use messages::ReadMessages;
 use prompt::ReadPrompt;
+use read_on::Ending;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
-use std::cell::RefCell;
 use std::fmt;
 use tsnode_kernels::memory;
 
@@ -54,16 +55,16 @@ impl Fields {
         if let Err(error) = std::str::from_utf8(body) {
             return Err(wrong(format!("The body is not UTF-8: {error}")));
         }
-        let (mut budget, refusal) = (Budget::default(), RefCell::new(None));
+        let (mut budget, ending) = (Budget::default(), Ending::default());
         let mut json = serde_json::Deserializer::from_slice(body);
-        let read = Object { budget: &mut budget, tokens, lists, refusal: &refusal }
+        let read = Object { budget: &mut budget, tokens, lists, ending: &ending }
             .deserialize(&mut json)
             .and_then(|read| json.end().map(|()| read));
         match read {
             Ok(Some(fields)) => Ok(fields),
             Ok(None) => Err(wrong("The body must be a JSON object".into())),
             Err(error) => {
-                let refusal = refusal.into_inner().or_else(|| budget.exceeded());
+                let refusal = ending.refusal().or_else(|| budget.exceeded());
                 Err(refusal.unwrap_or_else(|| wrong(unparsed(&error))))
             }
         }
@@ -174,13 +175,12 @@ struct Object<'b> {
     budget: &'b mut Budget,
     tokens: usize,
     lists: Lists,
-    /// What to answer with, where a list of prompts ended reading.
-    refusal: &'b RefCell<Option<ApiError>>,
+    ending: &'b Ending,
 }
 
 impl<'b> Object<'b> {
     fn prompts(&self, name: &'static str, most: usize) -> ReadPrompt<'b> {
-        ReadPrompt { name, tokens: self.tokens, most, refusal: self.refusal }
+        ReadPrompt { name, tokens: self.tokens, most, ending: self.ending }
     }
 }
 
@@ -218,7 +218,7 @@ impl<'de> Visitor<'de> for Object<'_> {
                 "documents" if self.lists == Lists::OfInputs => {
                     fields.documents = map.next_value_seed(self.prompts("documents", INPUTS))?;
                 }
-                "messages" => fields.messages = map.next_value_seed(ReadMessages)?,
+                "messages" => fields.messages = map.next_value_seed(ReadMessages(self.ending))?,
                 _ => {
                     self.budget.field(&name)?;
                     let value = map.next_value_seed(Within(self.budget))?;
@@ -358,6 +358,8 @@ mod tests {
         for unit in ["7,", "[],", "1.5,"] {
             assert!(begins(unit, 1000).to_string().starts_with("The body could not be parsed as JSON: "), "{unit}");
         }
+        let long = format!(r#"{{"messages":[{}odd"#, r#"{"":0},"#.repeat(100_000));
+        assert_eq!(refused(&long), "a message has no 'role'");
         let counted = read(&format!(r#"{{"prompt":[{}7]}}"#, "7,".repeat(1000))).prompt();
         assert_eq!(counted, Some(Prompt::FixedPlan(vec![FixedPlan::Endless(1001)])));
     }

@@ -1,16 +1,16 @@
 //! `prompt`: a text, a list of texts, a list of token ids, or a list of such lists.
 
-use super::{ApiError, owned, skip_map};
-use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
-use std::cell::RefCell;
+use super::{
+    ApiError, owned,
+    read_on::{Ending, READ_ON},
+    skip_map,
+};
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use std::fmt;
 use tsnode_protocol::Token;
 
 /// Prompts of one request times answers to each.
 pub(in crate::http) const SUBMISSIONS: usize = 128;
-/// Of a list from which nothing more is taken so much is read on, for its length and for what follows it. Eight megabytes of token
-/// ids are four million numbers, and others' bodies wait while they are read.
-const READ_ON: usize = 64 << 10;
 
 /// What a client gives as prompts.
 #[derive(Debug, PartialEq, Eq)]
@@ -49,25 +49,17 @@ pub(super) struct ReadPrompt<'b> {
     pub tokens: usize,
     /// So many prompts at most.
     pub most: usize,
-    /// What to answer with, where reading ended here.
-    pub refusal: &'b RefCell<Option<ApiError>>,
+    pub ending: &'b Ending,
 }
 
 impl ReadPrompt<'_> {
-    /// Reads the rest of a list from which nothing more is taken, and says how much there was; or ends reading with this refusal,
-    /// where there is so much of it that the rest of the body is not worth it.
+    /// Reads the rest of a list from which nothing more is taken, or ends reading with this refusal.
     fn read_on<'de, A: SeqAccess<'de>>(
         self,
         seq: &mut A,
         refusal: impl FnOnce(Self) -> ApiError,
     ) -> Result<usize, A::Error> {
-        for passed in 0..READ_ON {
-            if seq.next_element::<IgnoredAny>()?.is_none() {
-                return Ok(passed);
-            }
-        }
-        *self.refusal.borrow_mut() = Some(refusal(self));
-        Err(A::Error::custom("far too long"))
+        self.ending.read_on(seq, || refusal(self))
     }
 
     fn far_too_long(self) -> ApiError {
