@@ -6,10 +6,16 @@
 //! took it sees without believing anybody, with all that held them up, which is why it alone cuts nobody off. Where it
 //! disagrees with the claim and the peer's words do not, the peer gets less to do.
 //!
+//! Other gateways have clocks of their own. Where they have seen such work as well, and none says what this one does, it takes
+//! three times as many answers (`witnesses.rs`).
+//!
 //! Both are held against what others of its kind show: nobody keeps quite to a measurement on an idle host. That others
 //! seem to keep more than they claim says nothing: their tokens have waited somewhere, and came all at once.
 
-use crate::{Time, trust::Offence, view::View};
+mod doubts;
+
+use crate::{Time, trust::Offence, view::View, witnesses::Doubted};
+use doubts::Doubts;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 use tsnode_protocol::{Group, GroupId, LayerProfile, PeerId, Phase, TimedStep};
@@ -208,6 +214,15 @@ fn per_token(step: &TimedStep) -> f64 {
     if step.size.prompts > 0 { step.took.0 / f64::from(step.size.prompts) } else { step.took.0 }
 }
 
+/// How many times further steps of each size are off than others' are; of the size where that is least.
+fn further(own: &BTreeMap<u32, f64>, others: &[&BTreeMap<u32, f64>]) -> Option<f64> {
+    let beside = |(size, off): (&u32, &f64)| {
+        let like = |other: &BTreeMap<u32, f64>| other.range(..=*size).next_back().map(|(_, off)| *off);
+        Some(off / usual(others.iter().filter_map(|other| like(other)).collect())?)
+    };
+    own.iter().filter_map(beside).min_by(f64::total_cmp)
+}
+
 /// How far others are off their claims: the median, where there are enough; the upper one of two in the middle, in doubt for whom
 /// it is about. Nobody is held to more than a claim.
 fn usual(mut others: Vec<f64>) -> Option<f64> {
@@ -220,6 +235,7 @@ fn usual(mut others: Vec<f64>) -> Option<f64> {
 #[derive(Debug, Default)]
 pub struct ClaimCheck {
     records: BTreeMap<(GroupId, Phase), Record>,
+    doubts: Doubts,
 }
 
 impl ClaimCheck {
@@ -234,6 +250,7 @@ impl ClaimCheck {
                 }
             }
         }
+        self.doubt(now, view);
     }
 
     /// A group did some work. Says what its leader is to blame for, if it is.
@@ -255,8 +272,12 @@ impl ClaimCheck {
         }
         let times = self.words(view, group, key)?;
         // Which stage of several is slow cannot be told from outside; such a group loses weight, and nobody is blamed.
-        let is_false = times >= FALSE && group.stages.len() == 1;
-        is_false.then(|| (leader, Offence::FalseSpeed { times: times.min(f64::from(u32::MAX)) as u32 }))
+        if times < FALSE || group.stages.len() > 1 {
+            return None;
+        }
+        let doubted = Doubted { key, model: group.model, leader, since: self.doubts.since(key) };
+        let is_seconded = view.witnesses.second(at, doubted);
+        Some((leader, Offence::FalseSpeed { times: times.min(f64::from(u32::MAX)) as u32, is_seconded }))
     }
 
     fn record(&mut self, view: &View, group: &Group, phase: Phase) -> Option<&mut Record> {
@@ -285,12 +306,7 @@ impl ClaimCheck {
     fn words(&self, view: &View, group: &Group, key: (GroupId, Phase)) -> Option<f64> {
         let others = self.others(key).filter_map(|(id, other)| Some(other.words(view, view.group(id)?)));
         let others: Vec<BTreeMap<u32, f64>> = others.collect();
-        let own = self.records.get(&key)?.words(view, group);
-        let beside = |(size, off): (&u32, &f64)| {
-            let like = |other: &BTreeMap<u32, f64>| other.range(..=*size).next_back().map(|(_, off)| *off);
-            Some(off / usual(others.iter().filter_map(like).collect())?)
-        };
-        own.iter().filter_map(beside).min_by(f64::total_cmp)
+        further(&self.records.get(&key)?.words(view, group), &others.iter().collect::<Vec<_>>())
     }
 
     /// Groups of the same kind that others lead.
@@ -327,12 +343,12 @@ mod tests {
     const MODEL: ModelId = ModelId([1; 16]);
     const WORK: Work = Work::Answer { tokens: 100, context: 50 };
 
-    fn peer(n: u8) -> PeerId {
+    pub(super) fn peer(n: u8) -> PeerId {
         PeerId([n; 32])
     }
 
     /// One decode group a peer; each claims a millisecond a token, over what it boasts.
-    fn view(boasts: &[f64]) -> View {
+    pub(super) fn view(boasts: &[f64]) -> View {
         let advert = |boast: f64| sample::measured(0, [1e-3 / boast; 3], [0.25e-3 / boast, 0.0, 0.0]);
         let adverts = (1..).map(peer).zip(boasts.iter().map(|b| advert(*b))).collect();
         let stage = |n: usize| Stage { peer: peer(n as u8), device: 0, layers: LayerRange { start: 0, end: 4 } };
@@ -350,13 +366,13 @@ mod tests {
     }
 
     /// An answer that ends at `at` (s).
-    fn answer(at: f64, took: f64) -> Seen {
+    pub(super) fn answer(at: f64, took: f64) -> Seen {
         let [at, took] = [at, took].map(Duration::from_secs_f64);
         Seen { work: WORK, at, took, stood: took / 50, sequences: 1 }
     }
 
     /// Steps of one sequence that take so long (s), as each peer's heartbeats say.
-    fn says(view: &mut View, steps: &[f64]) {
+    pub(super) fn says(view: &mut View, steps: &[f64]) {
         says_of(view, &steps.iter().map(|took| (*took, 1)).collect::<Vec<_>>());
     }
 

@@ -159,6 +159,10 @@ impl Control {
                 peers.truncate(limits::CUT_OFF);
                 self.own.cut_off = peers;
             }
+            Event::SeenSpeeds(mut seen) => {
+                seen.truncate(limits::SEEN_SPEEDS);
+                self.own.seen_speeds = seen;
+            }
             Event::CameThrough(took) => self.health.came_through(took),
             // Who was here all along has heard what others are, over whomever; what it missed shows in the digest, where there is one.
             Event::Connected(peer) => {

@@ -4,6 +4,7 @@
 //! Prefill and decode groups only help: what fails there is tried elsewhere, or ends the request with a stated error.
 
 mod alone;
+mod asleep;
 mod cronus;
 mod events;
 mod judging;
@@ -51,7 +52,7 @@ use crate::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tsnode_protocol::{
-    Group, GroupId, ModelId, PeerId, Plan, RequestId, Sampled, Traffic,
+    Group, GroupId, ModelId, PeerId, Plan, RequestId, Sampled, SeenSpeed, Traffic,
     kv::Delivery,
     limits,
     ring::KvTarget,
@@ -74,6 +75,8 @@ pub struct Gateway {
     patience: Patience,
     /// Who gives no sign of life now.
     unresponsive: BTreeSet<PeerId>,
+    /// When this gateway was last run again after it had not been for a while.
+    woke: Option<Time>,
     traffic: traffic::Watch,
     /// Models of which some device does not hold the weights beside those of all others that it serves, and that are waited for.
     yielding: BTreeSet<ModelId>,
@@ -102,6 +105,7 @@ impl Gateway {
             speeds,
             patience,
             unresponsive,
+            woke: None,
             traffic,
             yielding: BTreeSet::new(),
         }
@@ -120,6 +124,12 @@ impl Gateway {
         }
         let open = self.requests.values().map(|r| r.ask.model).collect();
         self.traffic.said_now(now, &open, &self.yielding)
+    }
+
+    /// What this gateway tells others of groups whose claims of speed are in doubt.
+    #[must_use]
+    pub fn seen_speeds(&self) -> Vec<SeenSpeed> {
+        self.speeds.seen_speeds()
     }
 
     /// When to wake if nothing else happens.
@@ -157,7 +167,7 @@ impl Gateway {
             }
             Event::Cancel { request } => self.hang_up(now, request, &mut out),
             Event::Decode { request, event } => self.decode(now, request, event, &mut out),
-            Event::DecodeLost { request, reason } => self.decode_lost(now, request, &reason, &mut out),
+            Event::DecodeLost { request, reason } => self.line_lost(now, request, &reason, &mut out),
             Event::Prefill { request, event } => self.prefill(now, request, event, &mut out),
             Event::PrefillLost { request, reason } => self.prefill_lost(now, request, reason, &mut out),
             Event::Unresponsive { peers } => {
@@ -165,6 +175,7 @@ impl Gateway {
                 self.leave_unresponsive(now, &mut out);
                 self.retry_unrouted(now, &mut out);
             }
+            Event::Woke => self.woke = Some(now),
             Event::Deadline => self.expire(now, &mut out),
         }
         self.let_through(now, &mut out);

@@ -1,5 +1,6 @@
 //! What a gateway knows of the swarm, and routes by.
 
+use crate::witnesses::Witnesses;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tsnode_protocol::{Advert, Group, GroupId, Load, ModelId, PeerId, Plan};
@@ -15,6 +16,8 @@ pub struct View {
     pub adverts: Arc<BTreeMap<PeerId, Advert>>,
     /// Who led prefill and decode where the KV between them was found wrong: such prompts are computed where they are decoded.
     pub barred: Arc<BTreeSet<(PeerId, PeerId)>>,
+    /// What other gateways say of groups whose claims are in doubt.
+    pub witnesses: Arc<Witnesses>,
 }
 
 impl View {

@@ -236,7 +236,7 @@ impl Judge for ByTheClock {
         let mut others: Vec<f64> = self.0.iter().filter(|(p, _)| **p != leader).filter_map(|(_, w)| best(w)).collect();
         others.sort_by(f64::total_cmp);
         let median = others.get(others.len() / 2).filter(|_| others.len() >= 2)?.max(f64::MIN_POSITIVE);
-        (own / median >= 16.0).then_some((leader, Offence::FalseSpeed { times: 16 }))
+        (own / median >= 16.0).then_some((leader, Offence::FalseSpeed { times: 16, is_seconded: true }))
     }
 }
 

@@ -4,6 +4,7 @@ mod checks;
 mod clients;
 mod drive;
 mod reach;
+mod sleep_watch;
 
 pub use drive::Drive;
 pub use tsnode_coordinator::gateway::Trace;

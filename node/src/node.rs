@@ -77,7 +77,7 @@ use tsnode_coordinator::{
     settings::Settings,
     trust::Trust,
 };
-use tsnode_protocol::{Advert, Invite, ModelId, PeerId, Traffic, proof::Membership};
+use tsnode_protocol::{Advert, Invite, ModelId, PeerId, SeenSpeed, Traffic, proof::Membership};
 
 /// How long a leaving peer waits for what runs here.
 const DRAIN: Duration = Duration::from_secs(30);
@@ -202,8 +202,10 @@ pub async fn run(
     }
     let (open, still_open) = watch::channel(0);
     let (traffic, asked_for) = watch::channel(Vec::new());
+    let (seen_speeds, speeds_to_tell) = watch::channel(Vec::new());
+    let words = GatewayWords { open, traffic, seen_speeds };
     let ways = Ways { worker: &worker, links: &links, roster: &roster, response_log: &response_log, guard: &guard };
-    tasks.spawn(ground.drive(&ways, elements, (view, front.submissions), (open, traffic)).run(ends.clone()));
+    tasks.spawn(ground.drive(&ways, elements, (view, front.submissions), words).run(ends.clone()));
     tasks.spawn(measure::run(wishes, links.clone(), roster.clone(), ends.clone()));
     let (link_news, link_changes) = mpsc::channel(LINK_NEWS);
     tasks.spawn(prober::run(ground.identity.peer_id(), links.clone(), roster, link_news, ends.clone()));
@@ -229,6 +231,7 @@ pub async fn run(
         data_port: planes.data_port,
         links: link_changes,
         traffic: asked_for,
+        seen_speeds: speeds_to_tell,
         asked: was_asked,
         settings: to_set,
         now_lent,
@@ -328,6 +331,13 @@ struct Ways<'w> {
     roster: &'w Roster,
     response_log: &'w ResponseLog,
     guard: &'w OffenceReporter,
+}
+
+/// What a gateway tells the peer it is of: how many requests are open, what is asked for, and whose claims of speed are in doubt.
+struct GatewayWords {
+    open: watch::Sender<usize>,
+    traffic: watch::Sender<Vec<Traffic>>,
+    seen_speeds: watch::Sender<Vec<SeenSpeed>>,
 }
 
 impl Ground {
@@ -487,7 +497,7 @@ impl Ground {
         ways: &Ways<'_>,
         elements: BTreeMap<ModelId, u64>,
         (view, submissions): (watch::Receiver<View>, mpsc::Receiver<Submission>),
-        (open, traffic): (watch::Sender<usize>, watch::Sender<Vec<Traffic>>),
+        GatewayWords { open, traffic, seen_speeds }: GatewayWords,
     ) -> Drive {
         let settings = GatewayConfig {
             kv: self.config.kv_codec,
@@ -512,6 +522,7 @@ impl Ground {
             history: self.history.clone(),
             open,
             traffic,
+            seen_speeds,
             tasks: self.tasks.clone(),
             started: self.started,
         }

@@ -38,8 +38,8 @@ pub mod units;
 pub mod weights;
 
 pub use advert::{
-    Advert, Device, DeviceKind, GroupLoad, Heartbeat, LayerProfile, Link, Load, Misfit, PathKind, Quickest, Served,
-    StepSize, TimedStep,
+    Advert, Device, DeviceKind, GroupLoad, Heartbeat, LayerProfile, Link, Load, Misfit, PathKind, Quickest, SeenSpeed,
+    Served, StepSize, TimedStep,
 };
 pub use constraint::{Constraint, Grammar};
 pub use encoder::{EncodeEvent, EncodeRefusal, EncodeRequest, Encoded, EncoderCard, EncoderInput, EncoderTask};

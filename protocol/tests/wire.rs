@@ -11,8 +11,8 @@ use tsnode_protocol::{
     KvStream, LayerProfile, LayerRange, Link, LivenessDigest, Load, Manifest, Misfit, Missed, ModelCard, ModelFile,
     ModelId, ModelOrigin, ModelShape, PartialModel, PathKind, PeerId, Phase, Plan, PlanId, PolicyChoice, PromptCodec,
     PromptLogprob, Quickest, Replayed, RequestClass, RequestId, RingId, Route, RoutePolicy, Sampled, Sampling, Seconds,
-    Secret, Served, SettingKey, SettingValue, Signed, Stage, StepSize, SwarmId, SwarmSetting, Targets, Term, Ticket,
-    TicketKey, TicketNotice, TileHeader, TimedStep, Token, TokenLogprob, Traffic,
+    Secret, SeenSpeed, Served, SettingKey, SettingValue, Signed, Stage, StepSize, SwarmId, SwarmSetting, Targets, Term,
+    Ticket, TicketKey, TicketNotice, TileHeader, TimedStep, Token, TokenLogprob, Traffic,
     codec::{self, CodecError, Wire},
     gossip::Certificate,
     kv::{Delivery, KvAnswer, KvHeader, KvPace, KvPart, Packing},
@@ -225,6 +225,7 @@ fn gossip() -> Vec<(&'static str, Gossip)> {
         load,
         leaving: true,
         cut_off: vec![PeerId([4; 32])],
+        seen_speeds: vec![SeenSpeed { group: plan().groups[0].id, phase: Phase::Decode, doublings: 2 }],
     };
     let certificate = Certificate {
         plan: seal(&Gossip::Plan(plan().into())),

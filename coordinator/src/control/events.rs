@@ -6,8 +6,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 use tsnode_protocol::{
-    Advert, Epoch, Gossip, GroupLoad, Heartbeat, Load, PeerId, Plan, SettingKey, SettingValue, SwarmSetting, Term,
-    Verified,
+    Advert, Epoch, Gossip, GroupLoad, Heartbeat, Load, PeerId, Plan, SeenSpeed, SettingKey, SettingValue, SwarmSetting,
+    Term, Verified,
 };
 
 /// What happens to a peer.
@@ -37,6 +37,8 @@ pub enum Event {
     },
     /// Whom this peer has cut off now.
     CutOff(Vec<PeerId>),
+    /// What its gateway saw of groups whose claims are in doubt.
+    SeenSpeeds(Vec<SeenSpeed>),
     /// The transport has a connection to a peer.
     Connected(PeerId),
     /// The transport has lost its last connection to a peer.

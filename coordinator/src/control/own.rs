@@ -2,7 +2,7 @@
 
 use crate::settings::Settings;
 use std::sync::Arc;
-use tsnode_protocol::{Advert, GroupLoad, Load, PeerId};
+use tsnode_protocol::{Advert, GroupLoad, Load, PeerId, SeenSpeed};
 
 /// This peer, by its own account.
 #[derive(Debug, Default)]
@@ -15,6 +15,8 @@ pub(super) struct Own {
     pub ready: Vec<GroupLoad>,
     /// Whom it has cut off.
     pub cut_off: Vec<PeerId>,
+    /// What its gateway saw of groups whose claims are in doubt.
+    pub seen_speeds: Vec<SeenSpeed>,
     /// A client has asked for something.
     pub asked: bool,
     pub leaving: bool,

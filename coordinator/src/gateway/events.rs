@@ -138,6 +138,8 @@ pub enum Event {
         /// Whom nothing is to be sent to where others are.
         peers: BTreeSet<PeerId>,
     },
+    /// This process was not run for a while, or its host slept, and is told so before anything else that has come of it.
+    Woke,
     /// The time [`Gateway::deadline`] asked for.
     Deadline,
 }
@@ -152,7 +154,7 @@ impl Event {
             | Self::DecodeLost { request, .. }
             | Self::Prefill { request, .. }
             | Self::PrefillLost { request, .. } => Some(*request),
-            Self::View(_) | Self::Unresponsive { .. } | Self::Deadline => None,
+            Self::View(_) | Self::Unresponsive { .. } | Self::Woke | Self::Deadline => None,
         }
     }
 }

@@ -61,6 +61,7 @@ impl Gateway {
             pick: Pick { prefill: if split { prefill.id } else { decode.id }, decode: decode.id },
             leader,
             stages: decode.stages.clone(),
+            since: now,
             heard: now,
             last_token: None,
             learnt: false,

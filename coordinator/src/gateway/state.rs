@@ -47,6 +47,8 @@ pub(super) struct Placement {
     pub leader: PeerId,
     /// The group's; the plan may have dropped it since.
     pub stages: Vec<Stage>,
+    /// When it was asked.
+    pub since: Time,
     /// When whoever owes it something last gave it a sign.
     pub heard: Time,
     /// When this group last gave it a token.
@@ -224,6 +226,7 @@ mod tests {
             pick,
             leader: PeerId([2; 32]),
             stages: Vec::new(),
+            since: Time::ZERO,
             heard: Time::ZERO,
             last_token: None,
             learnt: false,

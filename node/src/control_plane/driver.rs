@@ -42,8 +42,8 @@ use tsnode_coordinator::{
     trust::Trust,
 };
 use tsnode_protocol::{
-    Advert, EncoderCard, Epoch, Gossip, GroupId, Heartbeat, Invite, ModelCard, ModelOrigin, PeerId, SettingKey,
-    SettingValue, Signed, Term, Traffic, Verified,
+    Advert, EncoderCard, Epoch, Gossip, GroupId, Heartbeat, Invite, ModelCard, ModelOrigin, PeerId, SeenSpeed,
+    SettingKey, SettingValue, Signed, Term, Traffic, Verified,
 };
 
 /// How often what runs here is looked at, for heartbeats and the view.
@@ -110,6 +110,8 @@ pub struct Driver {
     pub links: mpsc::Receiver<Vec<tsnode_protocol::Link>>,
     /// The same: what this peer's clients have asked for of late.
     pub traffic: watch::Receiver<Vec<Traffic>>,
+    /// What this peer's gateway saw of groups whose claims of speed are in doubt.
+    pub seen_speeds: watch::Receiver<Vec<SeenSpeed>>,
     /// What this peer lends from now on, where that is another model than at its start.
     pub now_lent: mpsc::Receiver<NowLent>,
     /// Whether a client has asked for something while there was no plan.
@@ -200,6 +202,10 @@ impl Driver {
                 Ok(()) = self.traffic.changed() => {
                     let traffic = self.traffic.borrow_and_update().clone();
                     self.advertise(|advert| advert.traffic = traffic)
+                }
+                Ok(()) = self.seen_speeds.changed() => {
+                    let seen = self.seen_speeds.borrow_and_update().clone();
+                    Some(Event::SeenSpeeds(seen))
                 }
                 Ok(()) = self.asked.changed() => Some(Event::Asked),
                 Some((key, value)) = self.settings.recv() => Some(Event::Set { key, value }),

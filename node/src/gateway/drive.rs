@@ -5,6 +5,7 @@ use super::{
     checks::Examiner,
     clients::{Asked, Client, ClientTable, DecodeLine, Heard, Looked, PrefillLine, believed, finish, reply, tell},
     reach::Reach,
+    sleep_watch::{SleepWatch, TURN},
 };
 use crate::{
     data_plane::{links::Links, offences::OffenceReporter, roster::Roster},
@@ -16,15 +17,16 @@ use crate::{
     },
 };
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::SystemTime;
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tsnode_coordinator::{
     gateway::{Action, Begun, Event, Gateway, Trace, View},
     spot_check::SpotChecks,
 };
 use tsnode_protocol::{
-    PeerId, RequestId, Traffic,
+    PeerId, RequestId, SeenSpeed, Traffic,
     stream::{DecodeEvent, DecodeRequest, PrefillEvent, PrefillRequest},
 };
 
@@ -55,6 +57,8 @@ pub struct Drive {
     pub open: watch::Sender<usize>,
     /// What clients have asked for of late, for this peer's advert.
     pub traffic: watch::Sender<Vec<Traffic>>,
+    /// What was seen of groups whose claims of speed are in doubt, for this peer's heartbeats.
+    pub seen_speeds: watch::Sender<Vec<SeenSpeed>>,
     /// Is told of those who answer wrongly.
     pub guard: OffenceReporter,
     /// Whether that is looked for.
@@ -77,6 +81,8 @@ impl Drive {
         let (examiner, mut examined) = Examiner::new(self.spot_checks, self.guard.clone(), self.tasks.clone());
         let mut unresponsive = self.links.unresponsive();
         let mut clients = ClientTable { clients: BTreeMap::new(), heard, looked, examiner, lines: 0 };
+        let (mut turns, mut sleep_watch) = (interval(TURN), SleepWatch::new(Instant::now(), SystemTime::now()));
+        turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let wake = self.machine.deadline().map(|at| self.started + at);
             let event = tokio::select! {
@@ -100,7 +106,12 @@ impl Drive {
                     Some(Event::Unresponsive { peers })
                 }
                 () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => Some(Event::Deadline),
+                _ = turns.tick(), if self.machine.open_requests() > 0 => None,
             };
+            if sleep_watch.turn(Instant::now(), SystemTime::now()) && self.machine.open_requests() > 0 {
+                tracing::info!("this process was not run for a while: what breaks off now may be its own doing");
+                self.step(Event::Woke, &mut clients);
+            }
             let is_view = matches!(event, Some(Event::View(_)));
             if let Some(event) = event {
                 self.step(event, &mut clients);
@@ -117,6 +128,12 @@ impl Drive {
             self.traffic.send_if_modified(|known| {
                 let changed = *known != traffic;
                 *known = traffic;
+                changed
+            });
+            let seen = self.machine.seen_speeds();
+            self.seen_speeds.send_if_modified(|known| {
+                let changed = *known != seen;
+                *known = seen;
                 changed
             });
         }

@@ -17,6 +17,7 @@ use tsnode_coordinator::{
     lending::Lending,
     settings::Settings,
     trust::CutOff,
+    witnesses::Witnesses,
 };
 use tsnode_protocol::{Advert, GroupId, Load, ModelId, PeerId};
 
@@ -61,15 +62,25 @@ impl Driver {
     /// What requests are routed by.
     fn show_gateway(&self, up: &BTreeMap<GroupId, Load>, reachable: Adverts) {
         let (followed, barred) = (self.changeover.routed(), self.trust.barred(self.started.elapsed()));
+        let witnesses = self.witnesses();
         self.routes.send_if_modified(|old| {
             let same_plan = old.plan.as_ref() == followed;
             let same_adverts = Arc::ptr_eq(&old.adverts, &reachable) || old.adverts == reachable;
-            let changed = !same_plan || old.up != *up || !same_adverts || *old.barred != barred;
+            let changed =
+                !same_plan || old.up != *up || !same_adverts || *old.barred != barred || *old.witnesses != witnesses;
             if changed {
-                *old = View { plan: followed.cloned(), up: up.clone(), adverts: reachable, barred: Arc::new(barred) };
+                let (barred, witnesses) = (Arc::new(barred), Arc::new(witnesses));
+                *old = View { plan: followed.cloned(), up: up.clone(), adverts: reachable, barred, witnesses };
             }
             changed
         });
+    }
+
+    /// What other gateways say of groups whose claims are in doubt.
+    fn witnesses(&self) -> Witnesses {
+        let is_other = |peer: &PeerId| *peer != self.control.me() && !self.trust.is_cut_off(*peer);
+        let others = self.control.members().filter(|(peer, _)| is_other(peer));
+        Witnesses::of(others.filter_map(|(peer, m)| Some((*peer, m.advert.as_deref()?, &m.heartbeat))))
     }
 
     /// The swarm as HTTP shows it.

@@ -4,6 +4,7 @@ use super::{
     ApiError,
     calls::CallList,
     owned,
+    read_on::Ending,
     shallow::{Owned, Read, Shallow, Wanted},
     skip,
 };
@@ -38,13 +39,13 @@ impl Messages {
 }
 
 /// Reads a conversation; nothing for null.
-pub(super) struct ReadMessages;
+pub(super) struct ReadMessages<'b>(pub &'b Ending);
 
-impl<'de> DeserializeSeed<'de> for ReadMessages {
+impl<'de> DeserializeSeed<'de> for ReadMessages<'_> {
     type Value = Option<Messages>;
 
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Self::Value, D::Error> {
-        Ok(match from.deserialize_any(Shallow(MessageList))? {
+        Ok(match from.deserialize_any(Shallow(MessageList(self.0)))? {
             Read::Null => None,
             Read::Other => Some(Messages(Err(NO_LIST))),
             Read::Is(read) => Some(Messages(read)),
@@ -53,9 +54,9 @@ impl<'de> DeserializeSeed<'de> for ReadMessages {
 }
 
 /// The list of all messages.
-struct MessageList;
+struct MessageList<'b>(&'b Ending);
 
-impl<'de> Wanted<'de> for MessageList {
+impl<'de> Wanted<'de> for MessageList<'_> {
     type Value = Result<Vec<ChatMessage>, &'static str>;
 
     fn list<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Read<Self::Value>, A::Error> {
@@ -72,7 +73,7 @@ impl<'de> Wanted<'de> for MessageList {
                 Ok(_) => COUNT,
                 Err(why) => why,
             };
-            skip(&mut seq)?;
+            self.0.read_on(&mut seq, || ApiError::param("messages", unfit))?;
             return Ok(Read::Is(Err(unfit)));
         }
         Ok(Read::Is(if messages.is_empty() { Err(COUNT) } else { Ok(messages) }))

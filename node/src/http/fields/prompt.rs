@@ -1,6 +1,10 @@
 //! `prompt`: a text, a list of texts, a list of token ids, or a list of such lists.
 
-use super::{owned, skip, skip_map};
+use super::{
+    ApiError, owned,
+    read_on::{Ending, READ_ON},
+    skip_map,
+};
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use std::fmt;
 use tsnode_protocol::Token;
@@ -38,17 +42,49 @@ enum Item {
 }
 
 /// Reads what is given as prompts, of so many tokens each at most; nothing for null.
-pub(super) struct ReadPrompt {
+#[derive(Clone, Copy)]
+pub(super) struct ReadPrompt<'b> {
+    /// The field.
+    pub name: &'static str,
     pub tokens: usize,
     /// So many prompts at most.
     pub most: usize,
+    pub ending: &'b Ending,
 }
 
-impl<'de> DeserializeSeed<'de> for ReadPrompt {
+impl ReadPrompt<'_> {
+    /// Reads the rest of a list from which nothing more is taken, or ends reading with this refusal.
+    fn read_on<'de, A: SeqAccess<'de>>(
+        self,
+        seq: &mut A,
+        refusal: impl FnOnce(Self) -> ApiError,
+    ) -> Result<usize, A::Error> {
+        self.ending.read_on(seq, || refusal(self))
+    }
+
+    fn far_too_long(self) -> ApiError {
+        let (name, least, most) = (self.name, self.tokens + READ_ON, self.tokens);
+        let message = format!(
+            "'{name}' has a list of more than {least} token ids, and no model here takes more than {most}. Please shorten it."
+        );
+        ApiError::FarTooLong { message, param: name }
+    }
+
+    fn too_many(self) -> ApiError {
+        ApiError::param(self.name, format!("'{}' is a list of more than {}", self.name, self.most))
+    }
+
+    fn wrong(self) -> ApiError {
+        let why = "must be a string, a list of strings, a list of token ids, or a list of those";
+        ApiError::param(self.name, format!("'{}' {why}", self.name))
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for ReadPrompt<'_> {
     type Value = Option<Prompt>;
 
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Self::Value, D::Error> {
-        Ok(match from.deserialize_any(ReadItem { lists: 2, tokens: self.tokens, most: self.most })? {
+        Ok(match from.deserialize_any(ReadItem { lists: 2, given: self })? {
             Item::Null => None,
             Item::FixedPlan(one) => Some(Prompt::FixedPlan(vec![one])),
             Item::List(prompt) => Some(prompt),
@@ -59,13 +95,12 @@ impl<'de> DeserializeSeed<'de> for ReadPrompt {
 
 /// Reads one thing, which may be so many lists in each other.
 #[derive(Clone, Copy)]
-struct ReadItem {
+struct ReadItem<'b> {
     lists: u8,
-    tokens: usize,
-    most: usize,
+    given: ReadPrompt<'b>,
 }
 
-impl<'de> DeserializeSeed<'de> for ReadItem {
+impl<'de> DeserializeSeed<'de> for ReadItem<'_> {
     type Value = Item;
 
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Item, D::Error> {
@@ -73,7 +108,7 @@ impl<'de> DeserializeSeed<'de> for ReadItem {
     }
 }
 
-impl<'de> Visitor<'de> for ReadItem {
+impl<'de> Visitor<'de> for ReadItem<'_> {
     type Value = Item;
 
     fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
@@ -109,14 +144,20 @@ impl<'de> Visitor<'de> for ReadItem {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Item, A::Error> {
-        let Some(lists) = self.lists.checked_sub(1) else { return skip(&mut seq).map(|_| Item::Wrong) };
+        let given = self.given;
+        let Some(lists) = self.lists.checked_sub(1) else {
+            return given.read_on(&mut seq, ReadPrompt::wrong).map(|_| Item::Wrong);
+        };
         let mut read = List::default();
-        while let Some(item) = seq.next_element_seed(ReadItem { lists, ..self })? {
-            if let Err(prompt) = read.push(item, self.most) {
-                return skip(&mut seq).map(|_| if lists == 0 { Item::Wrong } else { Item::List(prompt) });
+        while let Some(item) = seq.next_element_seed(ReadItem { lists, given })? {
+            if let Err(prompt) = read.push(item, given.most) {
+                let is_many = lists > 0 && prompt == Prompt::TooMany;
+                given.read_on(&mut seq, if is_many { ReadPrompt::too_many } else { ReadPrompt::wrong })?;
+                return Ok(if lists == 0 { Item::Wrong } else { Item::List(prompt) });
             }
-            if read.tokens.len() > self.tokens {
-                return skip(&mut seq).map(|more| Item::FixedPlan(FixedPlan::Endless(read.tokens.len() + more)));
+            if read.tokens.len() > given.tokens {
+                let more = given.read_on(&mut seq, ReadPrompt::far_too_long)?;
+                return Ok(Item::FixedPlan(FixedPlan::Endless(read.tokens.len() + more)));
             }
         }
         Ok(read.end(lists))

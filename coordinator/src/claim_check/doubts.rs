@@ -1,0 +1,191 @@
+//! Claims that their leaders' own steps belie, and what this gateway's clock says of them: its heartbeats tell other gateways.
+
+use super::{ClaimCheck, FALSE, Record, further};
+use crate::{Time, view::View};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tsnode_protocol::{GroupId, Phase, SeenSpeed, limits};
+
+/// How often claims are looked at: steps are told of oftener.
+const LOOK: Duration = Duration::from_secs(1);
+/// Work that was done longer ago says nothing of how quick a group is now.
+const RECENT: Duration = Duration::from_secs(600);
+
+/// Of groups whose claims are in doubt.
+#[derive(Debug, Default)]
+pub(super) struct Doubts {
+    looked: Option<Time>,
+    groups: BTreeMap<(GroupId, Phase), Doubt>,
+}
+
+#[derive(Debug)]
+struct Doubt {
+    since: Time,
+    /// How often its claim is doubled, by the clock.
+    doublings: u8,
+}
+
+impl Doubts {
+    /// Since when a claim is in doubt, if it is.
+    pub fn since(&self, key: (GroupId, Phase)) -> Option<Time> {
+        self.groups.get(&key).map(|doubt| doubt.since)
+    }
+}
+
+impl ClaimCheck {
+    /// What this gateway tells others: how quick groups were for it whose leaders' own steps belie what they claim, be it quick or
+    /// not. Where they are too many, of those that were slowest.
+    #[must_use]
+    pub fn seen_speeds(&self) -> Vec<SeenSpeed> {
+        let groups = self.doubts.groups.iter();
+        let seen = groups.map(|((group, phase), doubt)| (*group, *phase, doubt.doublings));
+        let mut seen: Vec<SeenSpeed> =
+            seen.map(|(group, phase, doublings)| SeenSpeed { group, phase, doublings }).collect();
+        seen.sort_by_key(|seen| std::cmp::Reverse(seen.doublings));
+        seen.truncate(limits::SEEN_SPEEDS);
+        seen
+    }
+
+    /// Looks whose own steps belie their claims, of those of whose work this gateway's clock says something.
+    pub(super) fn doubt(&mut self, now: Time, view: &View) {
+        if self.doubts.looked.is_some_and(|at| now < at + LOOK) {
+            return;
+        }
+        let of = |(key, record): (&(GroupId, Phase), &Record)| Some((*key, record.words(view, view.group(key.0)?)));
+        let words: BTreeMap<(GroupId, Phase), BTreeMap<u32, f64>> = self.records.iter().filter_map(of).collect();
+        let mut groups = BTreeMap::new();
+        for (key, record) in &self.records {
+            let (Some(own), Some(clock)) = (words.get(key), record.clock()) else { continue };
+            // Which stage of several is slow cannot be told from outside.
+            if record.stages > 1 || now >= record.until + RECENT {
+                continue;
+            }
+            let others: Vec<_> = self.others(*key).filter_map(|(id, _)| words.get(&(id, key.1))).collect();
+            if further(own, &others).is_some_and(|times| times >= FALSE) {
+                let times = self.clock(*key).unwrap_or(clock).max(1.0);
+                let since = self.doubts.since(*key).unwrap_or(now);
+                groups.insert(*key, Doubt { since, doublings: times.log2() as u8 });
+            }
+        }
+        self.doubts = Doubts { looked: Some(now), groups };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{answer, peer, says, view};
+    use super::*;
+    use crate::{
+        sample,
+        trust::{Offence, Trust},
+        witnesses::Witnesses,
+    };
+    use std::sync::Arc;
+    use tsnode_protocol::{Advert, Heartbeat, PeerId, Traffic, traffic::LENGTHS};
+
+    /// One gateway: its clock, and what it holds against whom.
+    #[derive(Default)]
+    struct Gateway {
+        claims: ClaimCheck,
+        trust: Trust,
+        /// After how many works of the second group it has cut off its leader.
+        found: Option<u64>,
+    }
+
+    /// What somebody says whatever it sees.
+    type Liar = fn(GroupId) -> SeenSpeed;
+
+    fn says_quick(group: GroupId) -> SeenSpeed {
+        SeenSpeed { group, phase: Phase::Decode, doublings: 0 }
+    }
+
+    fn says_slow(group: GroupId) -> SeenSpeed {
+        SeenSpeed { group, phase: Phase::Decode, doublings: 8 }
+    }
+
+    /// Gateways beside liars, over three groups of which the second claims so many times its speed. Its works take so long at each
+    /// gateway (s), others' half a second. After how many of them each has cut it off; nobody else ever is.
+    fn found(boast: f64, took: &[f64], liars: &[Liar]) -> Vec<Option<u64>> {
+        let mut view = view(&[1.0, boast, 1.0]);
+        says(&mut view, &[0.002; 3]);
+        let groups = view.plan.clone().unwrap().groups.clone();
+        let model = groups[0].model;
+        let asked = Traffic { model, rate: 1.0, variation: 1.0, prompts: [1; LENGTHS], answers: [1; LENGTHS] };
+        let advert = Advert { traffic: vec![asked], ..sample::gateway(0) };
+        let mut gateways: Vec<Gateway> = took.iter().map(|_| Gateway::default()).collect();
+        for round in 1..=60 {
+            let at = Time::from_secs(2 * round);
+            let honest = gateways.iter().map(|gateway| gateway.claims.seen_speeds());
+            let said = honest.chain(liars.iter().map(|liar| vec![liar(groups[1].id)]));
+            let said = said.map(|seen_speeds| Heartbeat { seen_speeds, ..Heartbeat::default() });
+            let said: Vec<(PeerId, Heartbeat)> = (100..).map(peer).zip(said).collect();
+            for (n, (gateway, took)) in gateways.iter_mut().zip(took).enumerate() {
+                let others = said.iter().enumerate().filter(|(other, _)| *other != n);
+                let others = others.map(|(_, (peer, heartbeat))| (*peer, &advert, heartbeat));
+                view.witnesses = Arc::new(Witnesses::of(others));
+                gateway.claims.hear(at, &view);
+                for (group, took) in groups.iter().zip([0.5, *took, 0.5]) {
+                    let blamed = gateway.claims.saw(&view, group, answer(at.as_secs_f64(), took));
+                    let Some((who, offence)) = blamed else { continue };
+                    assert!(who == peer(2) && matches!(offence, Offence::FalseSpeed { .. }), "{offence}");
+                    if gateway.trust.offends(at, who, offence).is_some() {
+                        gateway.found = Some(round);
+                    }
+                }
+            }
+        }
+        gateways.into_iter().map(|gateway| gateway.found).collect()
+    }
+
+    #[test]
+    fn gateways_that_see_the_same_find_a_liar_about_as_soon_as_one_alone_does() {
+        assert_eq!(found(5.0, &[0.5], &[]), [Some(15)]);
+        assert_eq!(found(5.0, &[0.5; 3], &[]), [Some(17); 3], "in two answers none has heard of the others yet");
+    }
+
+    #[test]
+    fn who_is_slow_for_one_observer_alone_is_found_by_it_all_the_same_and_later() {
+        // For the other it is as quick as it claims, beside others: of that one's own clock nothing comes.
+        assert_eq!(found(5.0, &[0.5, 0.1], &[]), [Some(33), None]);
+    }
+
+    #[test]
+    fn who_says_of_a_liar_that_it_is_quick_wins_it_a_few_answers_and_no_more() {
+        assert_eq!(found(5.0, &[0.5], &[says_quick; 5]), [Some(33)]);
+        assert_eq!(
+            found(5.0, &[0.5, 0.5], &[says_quick; 5]),
+            [Some(17); 2],
+            "one honest witness outweighs all of them"
+        );
+    }
+
+    #[test]
+    fn who_says_of_an_honest_peer_that_it_is_slow_has_it_cut_off_by_nobody() {
+        assert_eq!(found(1.0, &[0.5, 0.5], &[says_slow; 5]), [None; 2]);
+        // Nor where a gateway's own clock says so as well: what the peer says of its steps is as others' are.
+        assert_eq!(found(1.0, &[1.5, 0.5], &[says_slow; 5]), [None; 2]);
+    }
+
+    #[test]
+    fn what_is_told_is_of_claims_in_doubt_and_not_of_long_ago() {
+        let told = |boast: f64| {
+            let (mut view, mut claims) = (view(&[1.0, boast, 1.0]), ClaimCheck::default());
+            says(&mut view, &[0.002; 3]);
+            let groups = view.plan.clone().unwrap().groups.clone();
+            for round in 1..=10 {
+                let at = Time::from_secs(10 * round);
+                claims.hear(at, &view);
+                for group in &groups {
+                    claims.saw(&view, group, answer(at.as_secs_f64(), 0.5));
+                }
+            }
+            let now = claims.seen_speeds();
+            claims.hear(Time::from_secs(100) + RECENT, &view);
+            (now, claims.seen_speeds())
+        };
+        assert_eq!(told(1.0), (vec![], vec![]));
+        let (now, late) = told(5.0);
+        assert_eq!(now.iter().map(|seen| (seen.phase, seen.doublings)).collect::<Vec<_>>(), [(Phase::Decode, 2)]);
+        assert_eq!(late, []);
+    }
+}
