@@ -2,7 +2,7 @@
 //! have the weights cannot tell by it which of two cards is the model's own: a holder's manifest tells, and until then what most say.
 
 use std::cmp::Reverse;
-use tsnode_protocol::{Advert, ModelCard, ModelId, PeerId};
+use tsnode_protocol::{Advert, ModelCard, ModelId, ModelOrigin, PeerId};
 
 /// A card of a model, and who says so. Names are everybody's own: it has the first one's.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,6 +49,27 @@ pub fn heard(all: &mut Vec<Said>, from: PeerId, fits: impl Fn(&ModelCard) -> boo
     false
 }
 
+/// Where those who have a model say that it is from, as most of them say it. It is gated where any of them says so: who has it from
+/// somebody that does not know is no reason to give on what may not be given on, and a mark that is false keeps it from nobody who has
+/// a giver.
+#[must_use]
+pub fn origin<'a>(model: ModelId, adverts: impl IntoIterator<Item = &'a Advert>) -> Option<ModelOrigin> {
+    let mut all: Vec<(&ModelOrigin, usize)> = Vec::new();
+    let mut is_gated = false;
+    for origin in adverts.into_iter().filter_map(|advert| advert.origin(model)) {
+        is_gated |= origin.is_gated;
+        let is_same =
+            |(known, _): &&mut (&ModelOrigin, usize)| known.source == origin.source && known.licence == origin.licence;
+        match all.iter_mut().find(is_same) {
+            Some((_, count)) => *count += 1,
+            None => all.push((origin, 1)),
+        }
+    }
+    // Of those that are said as often, the first.
+    let (most, _) = all.into_iter().rev().max_by_key(|(_, count)| *count)?;
+    Some(ModelOrigin { is_gated, is_given: false, ..most.clone() })
+}
+
 fn sort(all: &mut [Said]) {
     all.sort_by_key(|said| Reverse(said.by.len()));
 }
@@ -88,6 +109,23 @@ mod tests {
         assert_eq!(all.iter().map(|said| said.by.len()).collect::<Vec<_>>(), [2, 1]);
         assert!(has(1)(&all[0].card) && all[0].by == [peer(1), peer(2)]);
         assert!(has(9)(&by(&[9, 1])[0].card), "where as many say both, the first");
+    }
+
+    #[test]
+    fn an_origin_is_what_most_say_and_gated_where_anybody_says_so() {
+        let from = |source: &str, is_gated: bool| {
+            let (model, source) = (sample::card().id, source.to_owned());
+            let origin = ModelOrigin { model, source, licence: None, is_gated, is_given: true };
+            Advert { origins: vec![origin], ..sample::advert(0) }
+        };
+        let of = |adverts: &[Advert]| {
+            origin(sample::card().id, adverts).map(|origin| (origin.source, origin.is_gated, origin.is_given))
+        };
+        let [a, b, gated] = [from("org/a@0", false), from("org/b@0", false), from("org/b@0", true)];
+        assert_eq!(of(&[sample::advert(0)]), None);
+        assert_eq!(of(&[a.clone(), b.clone()]), Some(("org/a@0".into(), false, false)));
+        assert_eq!(of(&[a.clone(), b.clone(), b]), Some(("org/b@0".into(), false, false)));
+        assert_eq!(of(&[a.clone(), a, gated]), Some(("org/a@0".into(), true, false)));
     }
 
     #[test]

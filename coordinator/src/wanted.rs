@@ -214,7 +214,8 @@ mod tests {
     #[test]
     fn what_nobody_gives_is_left_for_what_somebody_does_and_said() {
         let gated = |is_given| {
-            let origin = ModelOrigin { model: ModelId([1; 16]), source: "org/large@0".into(), licence: None, is_given };
+            let (model, source) = (ModelId([1; 16]), "org/large@0".into());
+            let origin = ModelOrigin { model, source, licence: None, is_gated: true, is_given };
             Advert { origins: vec![origin], ..has(1, "org/large", 4 << 20) }
         };
         let swarm = [gated(false), has(2, "small", 1 << 20)];

@@ -283,8 +283,8 @@ mod tests {
     fn who_gives_nothing_is_no_holder_and_fetches_only_what_it_lacks() {
         let kept = |advert: Advert| {
             let model = sample::card().id;
-            let origin =
-                tsnode_protocol::ModelOrigin { model, source: "org/gated@0".into(), licence: None, is_given: false };
+            let (source, licence) = ("org/gated@0".into(), None);
+            let origin = tsnode_protocol::ModelOrigin { model, source, licence, is_gated: true, is_given: false };
             Advert { origins: vec![origin], ..advert }
         };
         let all = [kept(has(None, &[])), kept(has(Some(&[0, 1]), &[])), has(Some(&[]), &[])];

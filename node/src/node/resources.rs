@@ -140,7 +140,7 @@ fn origin(config: &NodeConfig, model: &Opened) -> Option<ModelOrigin> {
     let Origin { source, licence } = model.origin.clone().filter(|origin| ModelOrigin::is_plain(&origin.source))?;
     let licence = licence.filter(|licence| ModelOrigin::is_plain(licence));
     let is_given = !model.is_gated || config.give_gated;
-    Some(ModelOrigin { model: model.source.card().id, source, licence, is_given })
+    Some(ModelOrigin { model: model.source.card().id, source, licence, is_gated: model.is_gated, is_given })
 }
 
 fn advert(config: &NodeConfig, models: &[Opened], devices: Vec<Device>) -> Advert {

@@ -7,6 +7,7 @@ use super::{
     fetching::{Fetching, seconds_left},
     index::Index,
     notes,
+    origin::kept_origin,
     work::Tally,
 };
 use std::collections::BTreeSet;
@@ -20,7 +21,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tsnode_kernels::source::{ModelSource, Start, start_of};
 use tsnode_protocol::{
-    LayerRange, ModelCard, PartialModel,
+    LayerRange, ModelCard, ModelOrigin, PartialModel,
     weights::{WeightsFile, chunks_at},
 };
 
@@ -112,6 +113,12 @@ impl<P: Places> Stock<P> {
     pub fn partial(&self) -> Option<PartialModel> {
         let layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
         (layers.layers != [self.card.shape.all_layers()]).then(|| layers.clone())
+    }
+
+    /// Where it is from, as those said who gave it.
+    #[must_use]
+    pub fn origin(&self) -> Option<ModelOrigin> {
+        kept_origin(&self.folder)
     }
 
     /// What came over the network for it (bytes).

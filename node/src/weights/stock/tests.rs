@@ -84,6 +84,8 @@ async fn what_is_here_is_lent_by_itself_and_what_is_not_is_waited_for() {
     let stock = Stock::reopen(again, &place, &world.card().name, tell).await.unwrap();
     assert_eq!(stock.card(), world.card());
     assert_eq!(stock.partial().unwrap().layers, [layers(0, 1)], "as it was left");
+    let origin = stock.origin().unwrap();
+    assert_eq!((origin.source.as_str(), origin.is_gated, origin.is_given), ("org/gated@0", true, false));
     stock.bring(layers(0, 1)).await.unwrap();
     assert_eq!(stock.fetched(), 0);
     // Who wants all of it meanwhile has its turn, and is told that nobody has it.
