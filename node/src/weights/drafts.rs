@@ -16,7 +16,7 @@ use tsnode_protocol::weights::{
 };
 
 /// Ending of what is not whole yet.
-const INCOMPLETE: &str = "incomplete";
+pub(super) const INCOMPLETE: &str = "incomplete";
 /// What the index has for a chunk that is not there.
 const NOTHING: ChunkHash = [0; HASH_BYTES];
 
