@@ -25,6 +25,8 @@ pub(super) struct Opened {
     pub is_gated: bool,
     /// Where it came from, if that is known.
     pub origin: Option<hub::Origin>,
+    /// What plans may give of it to this peer (bytes), where its owner bounds what is fetched.
+    pub takes: Option<u64>,
     /// Elements of its KV pages.
     pub dtype: KvDtype,
     /// Whether its owner named it as one that stays in memory.
@@ -59,14 +61,15 @@ impl Opened {
         };
         let holding = Holding::part(source.card().id, stock.drafts().clone());
         let (is_gated, origin) = said_by_peers(stock.origin());
-        Ok(Self { is_gated, origin, ..Self::read(wanted, Arc::new(source), holding).await? })
+        let takes = stock.takes();
+        Ok(Self { is_gated, origin, takes, ..Self::read(wanted, Arc::new(source), holding).await? })
     }
 
     async fn read(wanted: &WantedModel, source: Arc<ModelSource>, holding: Holding) -> Result<Self, NodeError> {
         check_text(&source).await?;
         let draft = tokio::task::block_in_place(|| open_draft(wanted, &source))?;
-        let (is_gated, origin) = (false, None);
-        Ok(Self { source, draft, holding, is_gated, origin, dtype: wanted.kv_dtype, is_kept: wanted.keep })
+        let (is_gated, origin, takes) = (false, None, None);
+        Ok(Self { source, draft, holding, is_gated, origin, takes, dtype: wanted.kv_dtype, is_kept: wanted.keep })
     }
 }
 

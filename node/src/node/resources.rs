@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::watch;
 use tsnode_kernels::{device::Host as Hardware, engine::Engine, load::Progress, source::ModelSource};
-use tsnode_protocol::{Advert, Device, EncoderCard, EncoderTask, ModelOrigin};
+use tsnode_protocol::{Advert, Device, EncoderCard, EncoderTask, ModelId, ModelOrigin, Served};
 
 /// A peer's models, what it computes with, and its advert.
 pub(super) struct Resources {
@@ -59,7 +59,11 @@ impl Resources {
             let devices = Devices { config, models: &models, host: Hardware::detect(), store };
             tokio::task::block_in_place(|| devices.lend())?
         };
-        let (devices, engines) = lent.into_iter().unzip();
+        let (mut devices, engines): (Vec<Device>, Vec<Vec<Engine>>) = lent.into_iter().unzip();
+        for model in &models {
+            let id = model.source.card().id;
+            model.takes.into_iter().for_each(|takes| bound(&mut devices, id, takes));
+        }
         let advert = advert(config, &models, devices);
         Ok(Self { models, engines, advert })
     }
@@ -131,6 +135,24 @@ pub(super) fn lenders(config: &NodeConfig, moving: &watch::Receiver<bool>) -> Re
     Ok(Lenders::new(started?))
 }
 
+/// Has devices say no more memory for a model's weights than plans may give this peer of it (bytes): to each its part of that.
+fn bound(devices: &mut [Device], model: ModelId, takes: u64) {
+    let all: u128 = devices.iter().filter_map(|device| device.served(model)).map(weights_room).sum();
+    if all <= u128::from(takes) {
+        return;
+    }
+    for served in devices.iter_mut().flat_map(|device| &mut device.serves).filter(|served| served.model == model) {
+        // No more than it was.
+        let part = (weights_room(served) * u128::from(takes) / all) as u64;
+        served.memory_bytes = served.kv_bytes.saturating_add(part);
+    }
+}
+
+/// Memory for a model's weights (bytes).
+fn weights_room(served: &Served) -> u128 {
+    u128::from(served.memory_bytes.saturating_sub(served.kv_bytes))
+}
+
 fn called(models: &[Opened]) -> Vec<String> {
     models.iter().map(|model| model.source.card().name.clone()).collect()
 }
@@ -159,5 +181,31 @@ fn advert(config: &NodeConfig, models: &[Opened], devices: Vec<Device>) -> Adver
         invites: vec![],
         traffic: vec![],
         settings: vec![],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tsnode_coordinator::sample;
+
+    #[test]
+    fn devices_together_say_as_much_of_a_model_as_may_be_fetched() {
+        let (device, model) = (sample::advert(0).devices[0].clone(), sample::card().id);
+        let with = |memory_bytes: u64| {
+            let mut device = device.clone();
+            (device.serves[0].memory_bytes, device.serves[0].kv_bytes) = (memory_bytes, 10);
+            device
+        };
+        let bounded = |takes: u64| {
+            let mut devices = [with(110), with(310)];
+            bound(&mut devices, model, takes);
+            devices.map(|device| device.serves[0].memory_bytes)
+        };
+        assert_eq!((bounded(400), bounded(u64::MAX)), ([110, 310], [110, 310]));
+        assert_eq!((bounded(200), bounded(0)), ([60, 160], [10, 10]));
+        let mut others = [with(110)];
+        bound(&mut others, ModelId([99; 16]), 1);
+        assert_eq!(others[0].serves[0].memory_bytes, 110);
     }
 }

@@ -155,7 +155,7 @@ pub struct Fetcher<P> {
     pub folder: PathBuf,
     /// What is known of files here.
     pub index: Index,
-    /// Bytes of one model at most.
+    /// Bytes of a model's layers at most, where nothing else is said of it: whoever brings them holds to that.
     pub budget: u64,
     /// How long others are waited for.
     pub patience: Patience,
@@ -203,10 +203,6 @@ impl<P: Places> Fetcher<P> {
             Some(known) => known,
             None => self.outline(card).await?,
         };
-        let bytes = manifest.bytes();
-        if bytes > self.budget {
-            return Err(FetchError::Budget { model: card.name.clone(), bytes, budget: self.budget });
-        }
         disk::make_folder(&folder).map_err(FetchError::disk(&folder))?;
         if manifest.form == WeightsForm::Safetensors {
             self.small(card, &folder).await?;

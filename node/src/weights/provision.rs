@@ -28,7 +28,7 @@ const ALONE: Duration = Duration::from_secs(4);
 /// What a peer may fetch by itself.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Bytes of a model at most; none at all where it is 0.
+    /// Bytes of a model's layers at most; none at all where it is 0.
     pub budget: u64,
     /// Names that are allowed; all where there are none.
     pub allowed: Vec<Glob>,
@@ -173,11 +173,14 @@ impl Provision {
         Some(stock)
     }
 
-    /// Who has opened it, or had it fetched, may have had another budget.
+    /// Holds it to this peer's budget: who has opened it may have had another.
     fn within_budget(&self, stock: &Stock<Peers>) -> Result<(), FetchError> {
-        let (bytes, budget) = (stock.drafts().manifest().bytes(), self.fetcher.budget);
-        if bytes > budget {
-            return Err(FetchError::Budget { model: stock.card().name.clone(), bytes, budget });
+        let budget = self.fetcher.budget;
+        stock.bind(budget);
+        let ModelCard { name, shape, .. } = stock.card();
+        if stock.takes().is_some_and(|takes| takes < shape.layer_bytes) {
+            let (model, what, bytes) = (name.clone(), "a layer".into(), shape.layer_bytes);
+            return Err(FetchError::Budget { model, what, bytes, budget });
         }
         Ok(())
     }
