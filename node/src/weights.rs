@@ -28,7 +28,7 @@ pub use identify::{Identified, identify};
 pub use index::Index;
 pub use kept::{KeptDamage, KeptModel, kept, remove_kept};
 pub use origin::kept_origin;
-pub use provision::{Limits, Provision};
+pub use provision::{Limits, Measure, Provision};
 pub use pulls::{Pull, Pulled, Puller, Pulls, TooMany, Wishes};
 pub use remembered::pulled;
 pub use shed::LayersInUse;
