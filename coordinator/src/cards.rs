@@ -2,7 +2,8 @@
 //! have the weights cannot tell by it which of two cards is the model's own: a holder's manifest tells, and until then what most say.
 
 use std::cmp::Reverse;
-use tsnode_protocol::{Advert, ModelCard, ModelId, PeerId};
+use std::sync::Arc;
+use tsnode_protocol::{Advert, ModelCard, ModelId, ModelOrigin, PeerId};
 
 /// A card of a model, and who says so. Names are everybody's own: it has the first one's.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,6 +31,36 @@ pub fn said<'a>(model: ModelId, members: impl IntoIterator<Item = (&'a PeerId, &
     all
 }
 
+/// The card of a model whose sizes most members say, of those that say them the first's: by these is planned. Sizes are not in an id.
+#[must_use]
+pub fn agreed<'a>(model: ModelId, adverts: impl IntoIterator<Item = &'a Advert>) -> Option<&'a ModelCard> {
+    let mut all: Vec<(&ModelCard, usize)> = Vec::new();
+    // Nobody says it twice.
+    let own = |advert: &'a Advert| advert.models.iter().find(|card| card.id == model);
+    for card in adverts.into_iter().filter_map(own) {
+        match all.iter_mut().find(|(known, _)| known.shape == card.shape) {
+            Some((_, count)) => *count += 1,
+            None => all.push((card, 1)),
+        }
+    }
+    // Of those that are said as often, the first.
+    all.into_iter().rev().max_by_key(|(_, count)| *count).map(|(card, _)| card)
+}
+
+/// What somebody says, with the sizes of models that this peer has itself as their own files say them: of these it knows better, however
+/// many say otherwise. Says whether that makes it another.
+pub fn correct(said: &mut Arc<Advert>, own: &Advert) -> bool {
+    let known = |card: &ModelCard| own.models.iter().find(|known| known.id == card.id).map(|known| known.shape);
+    let is_other = |card: &ModelCard| known(card).is_some_and(|shape| shape != card.shape);
+    if !said.models.iter().any(is_other) {
+        return false;
+    }
+    for card in &mut Arc::make_mut(said).models {
+        card.shape = known(card).unwrap_or(card.shape);
+    }
+    true
+}
+
 /// Somebody gave a manifest, and this is what fits it: with a card that does, no other is the model's own, and that is known now. Who
 /// gives one that fits none is not believed in what he says either. Who gave it comes first among those who say so.
 pub fn heard(all: &mut Vec<Said>, from: PeerId, fits: impl Fn(&ModelCard) -> bool) -> bool {
@@ -47,6 +78,27 @@ pub fn heard(all: &mut Vec<Said>, from: PeerId, fits: impl Fn(&ModelCard) -> boo
     all.retain(|said| !said.by.is_empty());
     sort(all);
     false
+}
+
+/// Where those who have a model say that it is from, as most of them say it. It is gated where any of them says so: who has it from
+/// somebody that does not know is no reason to give on what may not be given on, and a mark that is false keeps it from nobody who has
+/// a giver.
+#[must_use]
+pub fn origin<'a>(model: ModelId, adverts: impl IntoIterator<Item = &'a Advert>) -> Option<ModelOrigin> {
+    let mut all: Vec<(&ModelOrigin, usize)> = Vec::new();
+    let mut is_gated = false;
+    for origin in adverts.into_iter().filter_map(|advert| advert.origin(model)) {
+        is_gated |= origin.is_gated;
+        let is_same =
+            |(known, _): &&mut (&ModelOrigin, usize)| known.source == origin.source && known.licence == origin.licence;
+        match all.iter_mut().find(is_same) {
+            Some((_, count)) => *count += 1,
+            None => all.push((origin, 1)),
+        }
+    }
+    // Of those that are said as often, the first.
+    let (most, _) = all.into_iter().rev().max_by_key(|(_, count)| *count)?;
+    Some(ModelOrigin { is_gated, is_given: false, ..most.clone() })
 }
 
 fn sort(all: &mut [Said]) {
@@ -88,6 +140,49 @@ mod tests {
         assert_eq!(all.iter().map(|said| said.by.len()).collect::<Vec<_>>(), [2, 1]);
         assert!(has(1)(&all[0].card) && all[0].by == [peer(1), peer(2)]);
         assert!(has(9)(&by(&[9, 1])[0].card), "where as many say both, the first");
+    }
+
+    /// An advert of the model with so many layers, said more than once.
+    fn sized(layers: u32) -> Advert {
+        let card = sample::card();
+        let shape = tsnode_protocol::ModelShape { layers, ..card.shape };
+        Advert { models: vec![ModelCard { shape, ..card }; layers as usize], ..sample::advert(0) }
+    }
+
+    #[test]
+    fn by_the_sizes_that_most_say_is_planned() {
+        let of = |layers: &[u32]| {
+            let adverts: Vec<Advert> = layers.iter().map(|layers| sized(*layers)).collect();
+            agreed(sample::card().id, &adverts).map(|card| card.shape.layers)
+        };
+        assert_eq!((of(&[]), of(&[9, 4, 4]), of(&[9, 4])), (None, Some(4), Some(9)));
+        assert_eq!(agreed(ModelId([99; 16]), &[sized(4)]), None);
+    }
+
+    #[test]
+    fn who_has_a_model_knows_its_sizes_better_than_all_who_say_otherwise() {
+        let (own, mut said) = (sized(4), Arc::new(sized(9)));
+        assert!(correct(&mut said, &own) && said.models.iter().all(|card| card.shape == own.models[0].shape));
+        assert!(!correct(&mut said, &own), "it is as it should be");
+        let mut other = Arc::new(sized(9));
+        assert!(!correct(&mut other, &sample::gateway(0)) && other.models[0].shape.layers == 9, "it has none");
+    }
+
+    #[test]
+    fn an_origin_is_what_most_say_and_gated_where_anybody_says_so() {
+        let from = |source: &str, is_gated: bool| {
+            let (model, source) = (sample::card().id, source.to_owned());
+            let origin = ModelOrigin { model, source, licence: None, is_gated, is_given: true };
+            Advert { origins: vec![origin], ..sample::advert(0) }
+        };
+        let of = |adverts: &[Advert]| {
+            origin(sample::card().id, adverts).map(|origin| (origin.source, origin.is_gated, origin.is_given))
+        };
+        let [a, b, gated] = [from("org/a@0", false), from("org/b@0", false), from("org/b@0", true)];
+        assert_eq!(of(&[sample::advert(0)]), None);
+        assert_eq!(of(&[a.clone(), b.clone()]), Some(("org/a@0".into(), false, false)));
+        assert_eq!(of(&[a.clone(), b.clone(), b]), Some(("org/b@0".into(), false, false)));
+        assert_eq!(of(&[a.clone(), a, gated]), Some(("org/a@0".into(), true, false)));
     }
 
     #[test]

@@ -150,6 +150,7 @@ impl Control {
             Event::Advertise(advert) => {
                 self.own.advert = Some(Arc::new(advert));
                 self.adverts.changed(now);
+                self.correct_sizes();
             }
             Event::Load { load, ready } => {
                 self.own.load = load;

@@ -1,5 +1,6 @@
 //! What a gateway knows of the swarm, and routes by.
 
+use crate::cards;
 use crate::witnesses::Witnesses;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -45,7 +46,7 @@ impl View {
             served.map(|served| served.memory_bytes.saturating_sub(served.kv_bytes)).fold(0, u64::saturating_add)
         };
         let may_fit = |model: &ModelId| {
-            let card = self.adverts.values().flat_map(|advert| &advert.models).find(|card| card.id == *model);
+            let card = cards::agreed(*model, self.adverts.values());
             card.is_some_and(|card| card.shape.stage_bytes(card.shape.all_layers()) <= room(*model))
         };
         let scarce = devices().filter(|device| !device.holds_all());

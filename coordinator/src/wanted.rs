@@ -4,12 +4,12 @@ use crate::{cards, default_model::default_model};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt;
-use tsnode_protocol::{Advert, ModelCard, ModelId, PeerId};
+use tsnode_protocol::{Advert, ModelCard, ModelId, ModelShape, PeerId, weights::CHUNK_BYTES};
 
 /// What a peer may fetch.
 #[derive(Clone, Debug)]
 pub struct Limits<'a> {
-    /// Bytes of weights at most.
+    /// Bytes of layers at most.
     pub budget: u64,
     /// Memory that it would lend (bytes): one layer of the model has to find room in it.
     pub memory: u64,
@@ -43,12 +43,12 @@ pub enum Unwanted {
         /// One of them.
         model: String,
     },
-    /// It is larger than the owner's budget.
+    /// Not even one layer of it is within the owner's budget.
     OverBudget {
         /// The smallest.
         model: String,
-        /// Its weights (bytes).
-        bytes: u64,
+        /// What a layer has (bytes).
+        layer: u64,
     },
     /// Not even one layer of it finds room in what is lent.
     OverMemory {
@@ -74,8 +74,8 @@ impl fmt::Display for Unwanted {
                 )
             }
             Self::NotAllowed { model } => write!(f, "--allow-models does not allow {model}"),
-            Self::OverBudget { model, bytes } => {
-                write!(f, "{model} has {}, more than --model-budget", size(*bytes))
+            Self::OverBudget { model, layer } => {
+                write!(f, "a layer of {model} has {}, and does not fit in --model-budget", size(*layer))
             }
             Self::OverMemory { model, layer } => {
                 write!(f, "a layer of {model} has {}, more than is lent: --memory", size(*layer))
@@ -113,7 +113,7 @@ pub fn choose(
     let mut why = Unwanted::None;
     for (card, holders) in sorted {
         let bytes = weights(&card);
-        match fits(&card, bytes, limits) {
+        match fits(&card, limits) {
             Ok(()) if holders.is_empty() => why = Unwanted::NotGiven { model: card.name },
             Ok(()) => return Ok(Wanted { card, bytes, holders }),
             Err(because) => why = because,
@@ -122,13 +122,21 @@ pub fn choose(
     Err(why)
 }
 
-fn fits(card: &ModelCard, bytes: u64, limits: &Limits<'_>) -> Result<(), Unwanted> {
+/// What plans may give of a model (bytes by its sizes) to a peer that is to have no more than its budget on its disk. A layer's tensors
+/// lie side by side in a file, as all write them, but come in whole chunks: with something of others at either end.
+#[must_use]
+pub fn takes(shape: &ModelShape, budget: u64) -> u64 {
+    let layer = u128::from(shape.layer_bytes);
+    (u128::from(budget) * layer / (layer + 2 * u128::from(CHUNK_BYTES))) as u64
+}
+
+fn fits(card: &ModelCard, limits: &Limits<'_>) -> Result<(), Unwanted> {
     let (model, layer) = (card.name.clone(), card.shape.layer_bytes);
     if !limits.allowed.is_empty() && !limits.allowed.iter().any(|glob| glob.fits(&model)) {
         return Err(Unwanted::NotAllowed { model });
     }
-    if bytes > limits.budget {
-        return Err(Unwanted::OverBudget { model, bytes });
+    if takes(&card.shape, limits.budget) < layer {
+        return Err(Unwanted::OverBudget { model, layer });
     }
     if layer > limits.memory { Err(Unwanted::OverMemory { model, layer }) } else { Ok(()) }
 }
@@ -172,7 +180,7 @@ impl Glob {
 mod tests {
     use super::*;
     use crate::sample;
-    use tsnode_protocol::{ModelOrigin, ModelShape};
+    use tsnode_protocol::ModelOrigin;
 
     const ALL: Limits<'_> = Limits { budget: u64::MAX, memory: u64::MAX, allowed: &[] };
 
@@ -200,7 +208,8 @@ mod tests {
     fn what_does_not_fit_or_is_not_allowed_is_left_and_said() {
         let swarm = [has(1, "org/large", 4 << 20), has(2, "other/small", 1 << 20)];
         let budget = |budget| Limits { budget, ..ALL };
-        assert_eq!(chosen(&swarm, &budget(5 << 20), None), Ok(("other/small".into(), 1)), "four layers each");
+        assert_eq!(chosen(&swarm, &budget(5 << 20), None), Ok(("other/small".into(), 1)), "with its chunks' ends");
+        assert_eq!(chosen(&swarm, &budget(7 << 20), None), Ok(("org/large".into(), 1)), "a layer of four");
         let said = chosen(&swarm, &budget(1 << 20), None).unwrap_err().to_string();
         assert!(said.contains("--model-budget"), "{said}");
         let memory = Limits { memory: 2 << 20, ..ALL };
@@ -212,9 +221,18 @@ mod tests {
     }
 
     #[test]
+    fn plans_give_what_fits_in_a_budget_with_the_ends_of_its_chunks() {
+        let shape = ModelShape { layer_bytes: 8 << 20, ..sample::card().shape };
+        assert_eq!((takes(&shape, 0), takes(&shape, 10 << 20), takes(&shape, 40 << 20)), (0, 8 << 20, 32 << 20));
+        assert!(takes(&shape, u64::MAX) > u64::MAX / 2);
+        assert_eq!(takes(&ModelShape { layer_bytes: 0, ..shape }, u64::MAX), 0);
+    }
+
+    #[test]
     fn what_nobody_gives_is_left_for_what_somebody_does_and_said() {
         let gated = |is_given| {
-            let origin = ModelOrigin { model: ModelId([1; 16]), source: "org/large@0".into(), licence: None, is_given };
+            let (model, source) = (ModelId([1; 16]), "org/large@0".into());
+            let origin = ModelOrigin { model, source, licence: None, is_gated: true, is_given };
             Advert { origins: vec![origin], ..has(1, "org/large", 4 << 20) }
         };
         let swarm = [gated(false), has(2, "small", 1 << 20)];

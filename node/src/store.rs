@@ -54,6 +54,22 @@ pub struct Store {
     _lock: Arc<File>,
 }
 
+/// A data folder that no peer uses as long as this is there.
+#[derive(Debug)]
+pub struct Unused {
+    _lock: File,
+}
+
+impl Unused {
+    /// Keeps peers out of it.
+    ///
+    /// # Errors
+    /// When it cannot be used, or one is in it.
+    pub fn hold(folder: &Path) -> Result<Self, StoreError> {
+        lock(folder).map(|lock| Self { _lock: lock })
+    }
+}
+
 impl Store {
     /// Makes the folder if need be (for its owner alone), locks it, and reads what is remembered.
     ///

@@ -97,6 +97,8 @@ impl Place {
     fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tsnode"));
         command.args(words).env_remove("HF_TOKEN").envs(self.variables()).kill_on_drop(true);
+        // What came from peers to somebody's own folder is none of these.
+        command.env("TSNODE_DATA_DIR", self.folder.path().join("data"));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }

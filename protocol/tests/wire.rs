@@ -137,7 +137,7 @@ fn advert() -> Advert {
         answers: [1; 16],
     };
     let (source, licence) = ("org/tiny@0123456789".into(), Some("apache-2.0".into()));
-    let origin = ModelOrigin { model: ModelId([5; 16]), source, licence, is_given: true };
+    let origin = ModelOrigin { model: ModelId([5; 16]), source, licence, is_gated: true, is_given: true };
     Advert {
         name: "peer".into(),
         version: "0.1.0".into(),

@@ -9,7 +9,7 @@
 
 use super::{Control, reload, swap::Swap};
 use crate::{
-    Time,
+    Time, cards,
     members::Members,
     planner::{Draft, live},
     replacement_interval::{Bounds, ReplacementInterval},
@@ -17,7 +17,7 @@ use crate::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use tsnode_protocol::{Group, ModelCard, ModelId, Plan, Seconds};
+use tsnode_protocol::{Group, ModelId, Plan, Seconds};
 
 /// How long the first turn is, and between which lengths turns stay where loading takes no longer: requests for a model that is
 /// not there wait meanwhile.
@@ -51,16 +51,16 @@ pub(super) fn demand(members: &Members<'_>) -> Option<Demand> {
     let devices = members.values().flat_map(|advert| &advert.devices);
     let served = devices.filter(|device| !device.holds_all()).flat_map(|device| &device.serves);
     let may_go = served.filter(|served| !served.is_kept).map(|served| served.model).collect();
-    let cards: BTreeMap<ModelId, &ModelCard> =
-        members.values().flat_map(|advert| &advert.models).map(|card| (card.id, card)).collect();
-    let of = |(model, card): (ModelId, &ModelCard)| {
+    let models: BTreeSet<ModelId> = members.values().flat_map(|advert| &advert.models).map(|card| card.id).collect();
+    let of = |model: ModelId| {
+        let card = cards::agreed(model, members.values().copied())?;
         let rate = traffic::together(model, members)?.rate;
         let room = members.values().flat_map(|advert| &advert.devices).filter_map(|device| device.served(model));
         let room = room.map(|served| served.memory_bytes.saturating_sub(served.kv_bytes)).fold(0, u64::saturating_add);
         let bytes = card.shape.stage_bytes(card.shape.all_layers());
         (bytes <= room).then(|| (model, (rate, reload::loading(bytes))))
     };
-    Some(Demand { asked: cards.into_iter().filter_map(of).collect(), may_go })
+    Some(Demand { asked: models.into_iter().filter_map(of).collect(), may_go })
 }
 
 /// A model of the plan in force.

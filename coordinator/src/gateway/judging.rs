@@ -11,6 +11,7 @@ use super::{
     unresponsive,
 };
 use crate::{
+    cards,
     gate::{self, KvChoice, Overrule, PromptCost, SplitChoice, Verdict},
     links::WITHIN_PEER,
     router::{self, Choice, Pick},
@@ -232,7 +233,7 @@ impl Judging<'_> {
     }
 }
 
-/// A model's shape, as its hosts say.
+/// A model's shape, as most of its hosts say.
 pub(super) fn shape(view: &View, model: ModelId) -> Option<ModelShape> {
-    view.adverts.values().flat_map(|a| &a.models).find(|m| m.id == model).map(|m| m.shape)
+    cards::agreed(model, view.adverts.values()).map(|card| card.shape)
 }

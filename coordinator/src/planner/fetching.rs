@@ -4,7 +4,7 @@
 //! What serves goes on until what comes instead is up ([`crate::changeover`]), so that fetching stops nobody: it delays what a plan is
 //! better by. Loading, which may stop somebody, is reckoned beside it.
 
-use crate::{links::UNMEASURED, members::Members};
+use crate::{cards, links::UNMEASURED, members::Members};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -97,7 +97,7 @@ impl Holdings {
         for (peer, advert) in members {
             for card in &advert.models {
                 let held = models.entry(card.id).or_insert_with(|| Held {
-                    shape: card.shape,
+                    shape: cards::agreed(card.id, members.values().copied()).unwrap_or(card).shape,
                     whole: BTreeSet::new(),
                     partial: BTreeMap::new(),
                     keep: BTreeSet::new(),
@@ -283,8 +283,8 @@ mod tests {
     fn who_gives_nothing_is_no_holder_and_fetches_only_what_it_lacks() {
         let kept = |advert: Advert| {
             let model = sample::card().id;
-            let origin =
-                tsnode_protocol::ModelOrigin { model, source: "org/gated@0".into(), licence: None, is_given: false };
+            let (source, licence) = ("org/gated@0".into(), None);
+            let origin = tsnode_protocol::ModelOrigin { model, source, licence, is_gated: true, is_given: false };
             Advert { origins: vec![origin], ..advert }
         };
         let all = [kept(has(None, &[])), kept(has(Some(&[0, 1]), &[])), has(Some(&[]), &[])];

@@ -32,7 +32,7 @@ pub const KNOBS: [Knob; 56] = [
     knob(
         "model-budget",
         "20GiB",
-        "Without --model: most to fetch from peers of the model that the swarm serves, to serve it too; 0 fetches none",
+        "Without --model: most layers to have here of the model that the swarm serves, fetched from peers to serve them too; 0 fetches none",
     ),
     knob(
         "allow-models",

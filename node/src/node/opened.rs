@@ -5,14 +5,14 @@ use crate::{
     data_plane::library::files_of,
     hub,
     text::{Templates, TextError, TextModel, speak_alike},
-    weights::{Holding, Index, Peers, Stock, identify},
+    weights::{Holding, Index, Peers, Stock, identify, kept_origin},
 };
 use std::{path::Path, sync::Arc};
 use tsnode_kernels::{
     load::Progress,
     source::{ModelSource, SourceError},
 };
-use tsnode_protocol::KvDtype;
+use tsnode_protocol::{KvDtype, ModelOrigin};
 
 /// A model of this peer.
 pub(super) struct Opened {
@@ -25,6 +25,8 @@ pub(super) struct Opened {
     pub is_gated: bool,
     /// Where it came from, if that is known.
     pub origin: Option<hub::Origin>,
+    /// What plans may give of it to this peer (bytes), where its owner bounds what is fetched.
+    pub takes: Option<u64>,
     /// Elements of its KV pages.
     pub dtype: KvDtype,
     /// Whether its owner named it as one that stays in memory.
@@ -43,10 +45,9 @@ impl Opened {
         // Once for each file: a gigabyte a second and thread, where the disk gives it.
         let named = tokio::task::block_in_place(|| identify(source, index, threads, progress));
         let (source, holding) = Holding::new(named);
-        let is_gated = matches!(&wanted.choice, ModelChoice::Path(path) if hub::is_gated(path));
-        let origin = match &wanted.choice {
-            ModelChoice::Path(path) => hub::origin_of(path),
-            ModelChoice::Fallback | ModelChoice::Embedded | ModelChoice::Named(_) => None,
+        let (is_gated, origin) = match &wanted.choice {
+            ModelChoice::Path(path) => from(path),
+            ModelChoice::Fallback | ModelChoice::Embedded | ModelChoice::Named(_) => (false, None),
         };
         Ok(Self { is_gated, origin, ..Self::read(wanted, source, holding).await? })
     }
@@ -59,14 +60,16 @@ impl Opened {
             None => source,
         };
         let holding = Holding::part(source.card().id, stock.drafts().clone());
-        Self::read(wanted, Arc::new(source), holding).await
+        let (is_gated, origin) = said_by_peers(stock.origin());
+        let takes = stock.takes();
+        Ok(Self { is_gated, origin, takes, ..Self::read(wanted, Arc::new(source), holding).await? })
     }
 
     async fn read(wanted: &WantedModel, source: Arc<ModelSource>, holding: Holding) -> Result<Self, NodeError> {
         check_text(&source).await?;
         let draft = tokio::task::block_in_place(|| open_draft(wanted, &source))?;
-        let (is_gated, origin) = (false, None);
-        Ok(Self { source, draft, holding, is_gated, origin, dtype: wanted.kv_dtype, is_kept: wanted.keep })
+        let (is_gated, origin, takes) = (false, None, None);
+        Ok(Self { source, draft, holding, is_gated, origin, takes, dtype: wanted.kv_dtype, is_kept: wanted.keep })
     }
 }
 
@@ -116,6 +119,18 @@ pub(super) fn refuse_unknown(keep: &[String], wanted: &[WantedModel], called: Ve
 /// What is to stay in memory and is none of those that are called so.
 pub(super) fn unknown<'k>(keep: &'k [String], called: &[String]) -> Option<&'k String> {
     keep.iter().find(|name| !called.contains(name))
+}
+
+/// Whether terms have to be accepted by whoever has the model at a path, and where it came from: by the hub's cache, or as peers said that
+/// gave it.
+fn from(path: &Path) -> (bool, Option<hub::Origin>) {
+    let (is_gated, origin) = said_by_peers(kept_origin(path));
+    (is_gated || hub::is_gated(path), hub::origin_of(path).or(origin))
+}
+
+fn said_by_peers(origin: Option<ModelOrigin>) -> (bool, Option<hub::Origin>) {
+    let is_gated = origin.as_ref().is_some_and(|origin| origin.is_gated);
+    (is_gated, origin.map(|ModelOrigin { source, licence, .. }| hub::Origin { source, licence }))
 }
 
 fn open(wanted: &WantedModel, computed: Computed) -> Result<ModelSource, NodeError> {

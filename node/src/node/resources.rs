@@ -24,7 +24,7 @@ use tsnode_kernels::{
     load::Progress,
     source::ModelSource,
 };
-use tsnode_protocol::{Advert, Device, EncoderCard, EncoderTask, ModelOrigin, Served};
+use tsnode_protocol::{Advert, Device, EncoderCard, EncoderTask, ModelId, ModelOrigin, Served};
 
 /// A peer's models, what it computes with, and its advert.
 pub(super) struct Resources {
@@ -64,7 +64,11 @@ impl Resources {
             let devices = Devices { config, models: &models, host: Hardware::detect(), store };
             tokio::task::block_in_place(|| devices.lend())?
         };
-        let (devices, engines) = lent.into_iter().unzip();
+        let (mut devices, engines): (Vec<Device>, Vec<Vec<Engine>>) = lent.into_iter().unzip();
+        for model in &models {
+            let id = model.source.card().id;
+            model.takes.into_iter().for_each(|takes| bound(&mut devices, id, takes));
+        }
         let advert = advert(config, &models, devices);
         Ok(Self { models, engines, advert })
     }
@@ -145,6 +149,24 @@ fn shares(device: &Device, ranks: usize) -> Vec<PageShare> {
     PageShare::of_device(&device.serves.iter().map(quota).collect::<Vec<_>>())
 }
 
+/// Has devices say no more memory for a model's weights than plans may give this peer of it (bytes): to each its part of that.
+fn bound(devices: &mut [Device], model: ModelId, takes: u64) {
+    let all: u128 = devices.iter().filter_map(|device| device.served(model)).map(weights_room).sum();
+    if all <= u128::from(takes) {
+        return;
+    }
+    for served in devices.iter_mut().flat_map(|device| &mut device.serves).filter(|served| served.model == model) {
+        // No more than it was.
+        let part = (weights_room(served) * u128::from(takes) / all) as u64;
+        served.memory_bytes = served.kv_bytes.saturating_add(part);
+    }
+}
+
+/// Memory for a model's weights (bytes).
+fn weights_room(served: &Served) -> u128 {
+    u128::from(served.memory_bytes.saturating_sub(served.kv_bytes))
+}
+
 fn called(models: &[Opened]) -> Vec<String> {
     models.iter().map(|model| model.source.card().name.clone()).collect()
 }
@@ -154,7 +176,7 @@ fn origin(config: &NodeConfig, model: &Opened) -> Option<ModelOrigin> {
     let Origin { source, licence } = model.origin.clone().filter(|origin| ModelOrigin::is_plain(&origin.source))?;
     let licence = licence.filter(|licence| ModelOrigin::is_plain(licence));
     let is_given = !model.is_gated || config.give_gated;
-    Some(ModelOrigin { model: model.source.card().id, source, licence, is_given })
+    Some(ModelOrigin { model: model.source.card().id, source, licence, is_gated: model.is_gated, is_given })
 }
 
 fn advert(config: &NodeConfig, models: &[Opened], devices: Vec<Device>) -> Advert {
@@ -173,5 +195,31 @@ fn advert(config: &NodeConfig, models: &[Opened], devices: Vec<Device>) -> Adver
         invites: vec![],
         traffic: vec![],
         settings: vec![],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tsnode_coordinator::sample;
+
+    #[test]
+    fn devices_together_say_as_much_of_a_model_as_may_be_fetched() {
+        let (device, model) = (sample::advert(0).devices[0].clone(), sample::card().id);
+        let with = |memory_bytes: u64| {
+            let mut device = device.clone();
+            (device.serves[0].memory_bytes, device.serves[0].kv_bytes) = (memory_bytes, 10);
+            device
+        };
+        let bounded = |takes: u64| {
+            let mut devices = [with(110), with(310)];
+            bound(&mut devices, model, takes);
+            devices.map(|device| device.serves[0].memory_bytes)
+        };
+        assert_eq!((bounded(400), bounded(u64::MAX)), ([110, 310], [110, 310]));
+        assert_eq!((bounded(200), bounded(0)), ([60, 160], [10, 10]));
+        let mut others = [with(110)];
+        bound(&mut others, ModelId([99; 16]), 1);
+        assert_eq!(others[0].serves[0].memory_bytes, 110);
     }
 }

@@ -9,9 +9,10 @@ use super::{
 use crate::{
     control_plane::driver::NowLent,
     data_plane::library::Shelf,
+    hardware::{self, DeviceChoice, DeviceName, cores},
     store::Store,
     view::SwarmView,
-    weights::{Fetching, Giver, Index, Limits, Peers, Provision, Several, Stock, Stocks, Tell},
+    weights::{Fetching, Giver, Index, Limits, Measure, Peers, Provision, Several, Stock, Stocks, Tell},
     worker::{WorkerGone, WorkerHandle},
 };
 use futures::{StreamExt as _, stream::FuturesUnordered};
@@ -21,6 +22,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
+use tsnode_kernels::{device::Host, source::ModelSource};
 use tsnode_protocol::{Advert, ModelId};
 
 /// How long the threads of the models before may take to give their memory back; what they still have then is not lent.
@@ -88,7 +90,8 @@ impl Volunteer {
                 continue;
             }
             let (from, index) = ((self.places.clone(), self.stocks.clone()), self.index.clone());
-            let provision = Provision::new(from, &self.config.data_dir, index, limits, (self.memory, self.own));
+            let (memory, measure) = ((self.memory, self.own), self.measurer(model));
+            let provision = Provision::new(from, &self.config.data_dir, index, limits, memory, measure);
             let tell = self.teller(place, several.clone());
             coming.push(async move { (place, provision.run(tell).await) });
         }
@@ -105,6 +108,28 @@ impl Volunteer {
                 Err(WorkerGone) => return,
             }
         }
+    }
+
+    /// What measures a layer on the processor, where that is to compute the model, and does nothing meanwhile that others would miss.
+    /// The store keeps it for when the model is lent.
+    fn measurer(&self, model: &WantedModel) -> Measure {
+        let NodeConfig { threads, cores, devices, models, .. } = self.config.clone();
+        let (store, dtype) = (self.store.clone(), model.kv_dtype);
+        let is_idle = models.len() == 1;
+        Arc::new(move |source: &ModelSource| {
+            let host = Host::detect();
+            let has_gpus = host.gpus.as_ref().is_ok_and(|gpus| !gpus.is_empty());
+            let is_computed_here = match &devices {
+                DeviceChoice::Auto => !has_gpus,
+                DeviceChoice::Named(names) => names.iter().any(|name| matches!(name, DeviceName::Processor)),
+            };
+            if is_idle && is_computed_here {
+                let measure = || hardware::profile(&host, source, threads, dtype, &store).is_some();
+                if let Err(error) = cores::run_on(cores.as_ref(), measure) {
+                    tracing::info!(%error, "a layer is measured later");
+                }
+            }
+        })
     }
 
     /// What hears how far a model is.

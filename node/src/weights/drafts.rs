@@ -5,6 +5,7 @@
 
 use super::{error::FetchError, identify::place, index::Index};
 use crate::{platform, store::disk};
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use tsnode_protocol::weights::{
 };
 
 /// Ending of what is not whole yet.
-const INCOMPLETE: &str = "incomplete";
+pub(super) const INCOMPLETE: &str = "incomplete";
 /// What the index has for a chunk that is not there.
 const NOTHING: ChunkHash = [0; HASH_BYTES];
 
@@ -239,12 +240,39 @@ impl Drafts {
         if read.is_ok() && self.fits((file, chunk), &content) {
             return Some(content);
         }
+        if !self.has((file, chunk)) {
+            // It has gone meanwhile, as it was meant to.
+            return None;
+        }
         draft.there().set(chunk.into(), false);
         tracing::error!(
             file = %draft.now_at().display(), chunk,
             "the file has changed since it was fetched: the disk is damaged, or somebody writes to it"
         );
         None
+    }
+
+    /// Whether all of a file is there, and it is called so.
+    pub(super) fn is_placed(&self, file: u16) -> bool {
+        self.draft(file).is_some_and(|draft| draft.is_placed.load(Ordering::Acquire))
+    }
+
+    /// Has these chunks go, of files that are not whole, and gives their room back to the disk.
+    pub(super) fn shed(&self, chunks: &[Chunk], index: &Index) -> Result<(), FetchError> {
+        // Nobody is given what is about to go, nor takes it for damage.
+        for (file, chunk) in chunks {
+            self.draft(*file).into_iter().for_each(|draft| draft.there().set(u64::from(*chunk), false));
+        }
+        for (file, chunk) in chunks {
+            let Some(draft) = self.draft(*file) else { continue };
+            let gone = platform::punch(&draft.file, u64::from(*chunk) * CHUNK_BYTES, self.bytes_of((*file, *chunk)));
+            gone.map_err(FetchError::disk(&draft.path))?;
+        }
+        let files: BTreeSet<u16> = chunks.iter().map(|(file, _)| *file).collect();
+        for draft in files.into_iter().filter_map(|file| self.draft(file)) {
+            draft.keep(index).map_err(FetchError::disk(&draft.path))?;
+        }
+        Ok(())
     }
 
     /// Has the disk keep what came, and gives the files their names once all of them are whole.

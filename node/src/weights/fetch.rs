@@ -8,7 +8,7 @@ use super::{
     drafts::{Chunk, Drafts},
     error::FetchError,
     index::Index,
-    notes, room,
+    notes, origin, room,
     work::{Ended, Tally, Work},
 };
 use crate::{
@@ -28,10 +28,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
-use tsnode_coordinator::trust::Offence;
+use tsnode_coordinator::{cards, trust::Offence};
 use tsnode_kernels::source::SMALL_FILES;
 use tsnode_protocol::{
-    ModelCard, ModelFile, ModelId, PeerId, limits, stream,
+    ModelCard, ModelFile, ModelId, ModelOrigin, PeerId, limits, stream,
     stream::Opening,
     weights::{self, Bitfield, ChunkHash, WeightsForm, WeightsManifest, WeightsQuery},
 };
@@ -77,6 +77,8 @@ pub trait Places: Clone + Send + Sync + 'static {
         model: ModelId,
         file: &ModelFile,
     ) -> impl Future<Output = Result<Vec<u8>, String>> + Send;
+    /// Where those who have it say that it is from.
+    fn origin(&self, model: ModelId) -> Option<ModelOrigin>;
     /// Somebody gave what he cannot have taken for right.
     fn blame(&self, peer: PeerId);
 }
@@ -117,6 +119,11 @@ impl Places for Peers {
         library::fetch_one(model, file, peer, &self.links, &self.roster).await
     }
 
+    fn origin(&self, model: ModelId) -> Option<ModelOrigin> {
+        let adverts = self.roster.adverts();
+        cards::origin(model, adverts.iter().filter(|(peer, _)| **peer != self.me).map(|(_, advert)| advert))
+    }
+
     fn blame(&self, peer: PeerId) {
         self.guard.blame(peer, Offence::WrongWeights);
     }
@@ -148,7 +155,7 @@ pub struct Fetcher<P> {
     pub folder: PathBuf,
     /// What is known of files here.
     pub index: Index,
-    /// Bytes of one model at most.
+    /// Bytes of a model's layers at most, where nothing else is said of it: whoever brings them holds to that.
     pub budget: u64,
     /// How long others are waited for.
     pub patience: Patience,
@@ -196,13 +203,13 @@ impl<P: Places> Fetcher<P> {
             Some(known) => known,
             None => self.outline(card).await?,
         };
-        let bytes = manifest.bytes();
-        if bytes > self.budget {
-            return Err(FetchError::Budget { model: card.name.clone(), bytes, budget: self.budget });
-        }
         disk::make_folder(&folder).map_err(FetchError::disk(&folder))?;
         if manifest.form == WeightsForm::Safetensors {
             self.small(card, &folder).await?;
+        }
+        // Before anything of it is here: whoever starts again knows whether it may be given on.
+        if let Some(said) = self.places.origin(card.id) {
+            origin::keep(&folder, said).map_err(FetchError::disk(&folder))?;
         }
         if !is_known {
             notes::write(&folder, &manifest, &hashes).map_err(FetchError::disk(&folder))?;

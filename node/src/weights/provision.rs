@@ -14,8 +14,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 use tsnode_coordinator::wanted::{self, Glob, Unwanted, Wanted};
+use tsnode_kernels::source::ModelSource;
 use tsnode_protocol::{Advert, ModelCard, ModelId};
 
 /// How long it is listened who else has a model, once somebody has.
@@ -28,13 +29,19 @@ const ALONE: Duration = Duration::from_secs(4);
 /// What a peer may fetch by itself.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Bytes of a model at most; none at all where it is 0.
+    /// Bytes of a model's layers at most; none at all where it is 0.
     pub budget: u64,
     /// Names that are allowed; all where there are none.
     pub allowed: Vec<Glob>,
     /// The only one that is wanted, by its name.
     pub named: Option<String>,
 }
+
+/// A model of which layers may be fetched, or why there is none.
+type Opened = Result<Arc<Stock<Peers>>, FetchError>;
+
+/// Measures what a layer of a model takes here, and keeps it for whoever lends the model. It computes for seconds.
+pub type Measure = Arc<dyn Fn(&ModelSource) + Send + Sync>;
 
 /// Looks for a model to fetch, and fetches it.
 pub struct Provision {
@@ -52,6 +59,7 @@ pub struct Provision {
     refused: BTreeSet<ModelId>,
     /// Models that nobody gave: others are taken first.
     not_given: BTreeSet<ModelId>,
+    measure: Measure,
 }
 
 impl Provision {
@@ -63,6 +71,7 @@ impl Provision {
         index: Index,
         limits: Limits,
         (memory, own): (u64, ModelId),
+        measure: Measure,
     ) -> Self {
         let fetcher = Fetcher {
             places,
@@ -82,6 +91,7 @@ impl Provision {
             fetched: Arc::default(),
             refused: BTreeSet::new(),
             not_given: BTreeSet::new(),
+            measure,
         }
     }
 
@@ -110,10 +120,9 @@ impl Provision {
                     let model = self.named.clone().unwrap_or_default();
                     tell(Fetching { model, why: Some(why.to_string()), fetched, ..Fetching::default() });
                 }
-                Ok(_) => {
-                    sleep(LISTENING).await;
-                    let Ok(wanted) = self.choose() else { continue };
-                    match self.open(&wanted, &tell).await {
+                Ok(first) => {
+                    let Some((wanted, opened)) = self.listen(&first, &tell).await else { continue };
+                    match opened {
                         Ok(stock) => {
                             remembered::set_last(&self.fetcher.folder, &wanted.card);
                             return stock;
@@ -173,11 +182,14 @@ impl Provision {
         Some(stock)
     }
 
-    /// Who has opened it, or had it fetched, may have had another budget.
+    /// Holds it to this peer's budget: who has opened it may have had another.
     fn within_budget(&self, stock: &Stock<Peers>) -> Result<(), FetchError> {
-        let (bytes, budget) = (stock.drafts().manifest().bytes(), self.fetcher.budget);
-        if bytes > budget {
-            return Err(FetchError::Budget { model: stock.card().name.clone(), bytes, budget });
+        let budget = self.fetcher.budget;
+        stock.bind(budget);
+        let ModelCard { name, shape, .. } = stock.card();
+        if stock.takes().is_some_and(|takes| takes < shape.layer_bytes) {
+            let (model, what, bytes) = (name.clone(), "a layer".into(), shape.layer_bytes);
+            return Err(FetchError::Budget { model, what, bytes, budget });
         }
         Ok(())
     }
@@ -203,7 +215,40 @@ impl Provision {
         wanted::choose(&others, &limits, self.named.as_deref())
     }
 
-    async fn open(&self, wanted: &Wanted, tell: &Tell) -> Result<Arc<Stock<Peers>>, FetchError> {
+    /// Which model is wanted once it has been listened, and it, opened and measured: the first one is meanwhile, since nothing else is to
+    /// be done, and seldom another is wanted then.
+    async fn listen(&self, first: &Wanted, tell: &Tell) -> Option<(Wanted, Opened)> {
+        let until = Instant::now() + LISTENING;
+        let mut early = Box::pin(self.prepared(first, tell));
+        let mut done = None;
+        tokio::select! {
+            opened = &mut early => {
+                done = Some(opened);
+                sleep_until(until).await;
+            }
+            () = sleep_until(until) => {}
+        }
+        let wanted = self.choose().ok()?;
+        let is_first = wanted.card.id == first.card.id;
+        let opened = match done {
+            Some(Ok(stock)) if is_first => Ok(stock),
+            None if is_first => early.await,
+            // Another is wanted, or those who were heard since may give what the first did not.
+            _ => Box::pin(self.prepared(&wanted, tell)).await,
+        };
+        Some((wanted, opened))
+    }
+
+    /// A model that can be lent, of which it is known what a layer takes here.
+    async fn prepared(&self, wanted: &Wanted, tell: &Tell) -> Opened {
+        let stock = self.open(wanted, tell).await?;
+        let (source, measure) = (stock.source().await?, self.measure.clone());
+        // What was not measured now is when it is lent.
+        let _ = tokio::task::spawn_blocking(move || measure(&source)).await;
+        Ok(stock)
+    }
+
+    async fn open(&self, wanted: &Wanted, tell: &Tell) -> Opened {
         let Wanted { card, bytes, holders } = wanted;
         tracing::info!(
             model = card.name, id = %card.id, bytes, holders = holders.len(), folder = %self.fetcher.folder.display(),

@@ -7,21 +7,24 @@ use super::{
     fetching::{Fetching, seconds_left},
     index::Index,
     notes,
+    origin::kept_origin,
+    shed::{self, LayersInUse, Uses},
     work::Tally,
 };
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher as _, RandomState};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+use tsnode_coordinator::wanted;
 use tsnode_kernels::source::{ModelSource, Start, start_of};
 use tsnode_protocol::{
-    LayerRange, ModelCard, PartialModel,
-    weights::{WeightsFile, chunks_at},
+    LayerRange, ModelCard, ModelOrigin, PartialModel,
+    weights::{CHUNK_BYTES, WeightsFile, chunks_at},
 };
 
 /// How often it is said how far it is.
@@ -50,6 +53,12 @@ pub struct Stock<P> {
     turn: Semaphore,
     /// Layers that are here, as they were looked for last.
     layers: Mutex<PartialModel>,
+    /// Layers of stages here, which stay.
+    uses: Uses,
+    /// What may be here of it while not all of it is wanted (bytes).
+    budget: AtomicU64,
+    /// Whether all of it is wanted here, whatever the budget.
+    is_wanted_whole: AtomicBool,
 }
 
 impl<P: Places> Stock<P> {
@@ -66,22 +75,43 @@ impl<P: Places> Stock<P> {
     ) -> Result<Self, FetchError> {
         let drafts = Arc::new(fetcher.begin(&card).await?);
         let folder = fetcher.folder_of(card.id);
-        let (heard, turn) = (Mutex::new(tell.clone()), Semaphore::new(1));
-        let layers = Mutex::new(PartialModel::of(card.id, []));
-        let stock = Self { fetcher, card, folder, drafts, fetched, tell: heard, turn, layers };
+        let mut stock = Self::of((fetcher, card), folder, drafts, fetched, tell.clone());
         stock.fetch_starts(&tell).await?;
         stock.look().await;
+        if let Ok(source) = stock.source().await {
+            // Sizes are not in an id: what members said of them is over once the files say it.
+            stock.card = source.card().clone();
+        }
         Ok(stock)
+    }
+
+    fn of(
+        (fetcher, card): (Fetcher<P>, ModelCard),
+        folder: PathBuf,
+        drafts: Arc<Drafts>,
+        fetched: Arc<AtomicU64>,
+        tell: Tell,
+    ) -> Self {
+        Self {
+            layers: Mutex::new(PartialModel::of(card.id, [])),
+            budget: AtomicU64::new(fetcher.budget),
+            fetcher,
+            card,
+            folder,
+            drafts,
+            fetched,
+            tell: Mutex::new(tell),
+            turn: Semaphore::new(1),
+            uses: Uses::default(),
+            is_wanted_whole: AtomicBool::new(false),
+        }
     }
 
     /// What is here of a model by itself, where nobody is there to ask; none where that cannot even be opened.
     pub async fn reopen(fetcher: Fetcher<P>, folder: &Path, name: &str, tell: Tell) -> Option<Self> {
         let (at, index, called) = (folder.to_owned(), fetcher.index.clone(), name.to_owned());
         let (drafts, card) = tokio::task::spawn_blocking(move || here(&at, &index, &called)).await.ok()??;
-        let (folder, drafts) = (folder.to_owned(), Arc::new(drafts));
-        let (tell, turn) = (Mutex::new(tell), Semaphore::new(1));
-        let layers = Mutex::new(PartialModel::of(card.id, []));
-        let stock = Self { fetcher, card, folder, drafts, fetched: Arc::default(), tell, turn, layers };
+        let stock = Self::of((fetcher, card), folder.to_owned(), Arc::new(drafts), Arc::default(), tell);
         stock.look().await;
         Some(stock)
     }
@@ -93,6 +123,26 @@ impl<P: Places> Stock<P> {
 
     fn told(&self) -> Tell {
         self.tell.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// No more of it is to be here than that from now on (bytes), but for what stages are made of; unless all of it is.
+    pub fn bind(&self, budget: u64) {
+        self.budget.store(budget, Ordering::Relaxed);
+    }
+
+    /// What plans may give this peer of it (bytes by its sizes); none where all of it may be here.
+    #[must_use]
+    pub fn takes(&self) -> Option<u64> {
+        let (manifest, budget) = (self.drafts.manifest(), self.budget.load(Ordering::Relaxed));
+        // What files say of themselves is a chunk of each, but for very many tensors.
+        let of_layers = budget.saturating_sub(manifest.files.len() as u64 * CHUNK_BYTES);
+        (manifest.bytes() > budget).then(|| wanted::takes(&self.card.shape, of_layers))
+    }
+
+    /// Keeps layers here that a stage is made of, or is about to be, as long as what is given back is there.
+    #[must_use]
+    pub fn hold(&self, layers: LayerRange) -> LayersInUse {
+        self.uses.hold(layers)
     }
 
     /// Its card.
@@ -112,6 +162,12 @@ impl<P: Places> Stock<P> {
     pub fn partial(&self) -> Option<PartialModel> {
         let layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
         (layers.layers != [self.card.shape.all_layers()]).then(|| layers.clone())
+    }
+
+    /// Where it is from, as those said who gave it.
+    #[must_use]
+    pub fn origin(&self) -> Option<ModelOrigin> {
+        kept_origin(&self.folder)
     }
 
     /// What came over the network for it (bytes).
@@ -140,21 +196,20 @@ impl<P: Places> Stock<P> {
     /// # Errors
     /// When the disk fails, or the model cannot be used.
     pub async fn bring(&self, layers: LayerRange) -> Result<Arc<ModelSource>, FetchError> {
-        let source = self.source().await?;
-        let places = source.places(layers).map_err(|e| self.unusable(e.to_string()))?;
-        let of = |(file, place): (usize, std::ops::Range<usize>)| {
-            chunks_at(&(place.start as u64..place.end as u64)).map(move |chunk| (file as u16, chunk as u32))
-        };
-        let wanted: BTreeSet<Chunk> = places.into_iter().flat_map(of).collect();
+        let source = Arc::new(self.source().await?);
+        let wanted = chunks_of(&source, layers).map_err(|why| self.unusable(why))?;
         if wanted.iter().all(|chunk| self.drafts.has(*chunk)) {
             // Anew: what was looked at before may not have all of them.
             return self.opened().await;
         }
-        drop(source);
         tracing::info!(model = self.card.name, %layers, chunks = wanted.len(), "fetches layers that a plan gives this peer");
         loop {
             let (turn, tell) = (self.turn.acquire().await, self.told());
-            let Err(error) = self.get(&wanted, Some(layers), &tell).await else { break };
+            let came = match self.make_room(&source, &wanted, layers).await {
+                Ok(()) => self.get(&wanted, Some(layers), &tell).await,
+                Err(error) => Err(error),
+            };
+            let Err(error) = came else { break };
             // While it waits others have their turn.
             drop(turn);
             let (model, fetched) = (self.card.name.clone(), self.fetched());
@@ -171,6 +226,42 @@ impl<P: Places> Stock<P> {
         }
         // Anew: what was looked at before is not what is there now.
         self.opened().await
+    }
+
+    /// Has chunks go that no stage here needs, as far as what is to come would be more than the budget.
+    async fn make_room(
+        &self,
+        source: &Arc<ModelSource>,
+        wanted: &BTreeSet<Chunk>,
+        layers: LayerRange,
+    ) -> Result<(), FetchError> {
+        let budget = self.budget.load(Ordering::Relaxed);
+        let missing = wanted.iter().filter(|chunk| !self.drafts.has(**chunk));
+        let missing: u64 = missing.map(|chunk| self.drafts.bytes_of(*chunk)).sum();
+        let bytes = self.drafts.held().saturating_add(missing);
+        if bytes <= budget || self.is_wanted_whole.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let (source, drafts, mut stay) = (source.clone(), self.drafts.clone(), wanted.clone());
+        let (used, index, model) = (self.uses.layers(), self.fetcher.index.clone(), self.card.name.clone());
+        let shed = move || {
+            for layers in used {
+                stay.extend(
+                    chunks_of(&source, layers).map_err(|why| FetchError::Unusable { model: model.clone(), why })?,
+                );
+            }
+            stay.extend(all_starts(&drafts).into_iter().flatten());
+            let Some(chosen) = shed::chosen(&drafts, &stay, bytes - budget) else {
+                let stays: u64 = stay.iter().map(|chunk| drafts.bytes_of(*chunk)).sum();
+                return Err(FetchError::Budget { model, what: format!("layers {layers}"), bytes: stays, budget });
+            };
+            drafts.shed(&chosen, &index).map(|()| chosen.len())
+        };
+        let gone = tokio::task::spawn_blocking(shed).await.map_err(|e| self.unusable(e.to_string()))??;
+        tracing::info!(model = self.card.name, %layers, chunks = gone, "layers that no plan gives this peer any more go, within --model-budget");
+        // Others hear at once what is not here any more.
+        self.look().await;
+        Ok(())
     }
 
     /// Sees which layers are here. Where that cannot be seen, none are said to be.
@@ -202,6 +293,14 @@ impl<P: Places> Stock<P> {
     /// # Errors
     /// When it cannot be had now, or there is no room for it.
     pub async fn whole(&self, tell: &Tell) -> Result<PathBuf, FetchError> {
+        self.is_wanted_whole.store(true, Ordering::Relaxed);
+        let came = self.rest(tell).await;
+        // Where not all of it came, the budget holds again.
+        self.is_wanted_whole.store(came.is_ok(), Ordering::Relaxed);
+        came
+    }
+
+    async fn rest(&self, tell: &Tell) -> Result<PathBuf, FetchError> {
         let (bytes, own) = (self.drafts.manifest().bytes(), RandomState::new());
         let mut missing: Vec<Chunk> = self.drafts.all().filter(|chunk| !self.drafts.has(*chunk)).collect();
         // Others who fetch the same begin elsewhere.
@@ -296,6 +395,13 @@ fn of_file(file: u16, place: &std::ops::Range<u64>) -> impl Iterator<Item = Chun
     chunks_at(place).map(move |chunk| (file, chunk as u32))
 }
 
+/// What a stage of some layers reads.
+fn chunks_of(source: &ModelSource, layers: LayerRange) -> Result<BTreeSet<Chunk>, String> {
+    let of =
+        |(file, place): (usize, std::ops::Range<usize>)| of_file(file as u16, &(place.start as u64..place.end as u64));
+    Ok(source.places(layers).map_err(|e| e.to_string())?.into_iter().flat_map(of).collect())
+}
+
 /// So many of a file's first bytes at least, by whole chunks.
 fn first_bytes(drafts: &Drafts, file: u16, bytes: u64) -> Option<Vec<u8>> {
     let chunks = of_file(file, &(0..bytes)).map(|chunk| drafts.read(chunk));
@@ -324,37 +430,39 @@ fn open(folder: &Path, drafts: &Drafts, name: &str) -> Result<ModelSource, Strin
 fn layers_here(source: &ModelSource, drafts: &Drafts) -> Result<Vec<u32>, String> {
     let mut here = Vec::new();
     for layer in source.card().shape.all_layers().iter() {
-        let places = source.places(LayerRange { start: layer, end: layer + 1 }).map_err(|e| e.to_string())?;
-        let chunks =
-            |(file, at): (usize, std::ops::Range<usize>)| of_file(file as u16, &(at.start as u64..at.end as u64));
-        if places.into_iter().flat_map(chunks).all(|chunk| drafts.has(chunk)) {
+        let own = LayerRange { start: layer, end: layer + 1 };
+        if chunks_of(source, own)?.into_iter().all(|chunk| drafts.has(chunk)) {
             here.push(layer);
         }
     }
     Ok(here)
 }
 
-/// What a folder has of the model that it is called after.
-fn here(folder: &Path, index: &Index, name: &str) -> Option<(Drafts, ModelCard)> {
-    let (manifest, hashes) = notes::read(folder)?;
-    let drafts = Drafts::open(folder, manifest, hashes, index).ok()?;
-    let starts_here = |(file, about): (u16, &WeightsFile)| {
+/// What has to be here for the files to be opened, by what is; none where that does not say it.
+fn all_starts(drafts: &Drafts) -> Option<BTreeSet<Chunk>> {
+    let of_one = |(file, about): (u16, &WeightsFile)| {
         let mut bytes = 1;
         loop {
-            let there = first_bytes(&drafts, file, bytes)?;
+            let there = first_bytes(drafts, file, bytes)?;
             match start_of(drafts.manifest().form, &there, about.bytes).ok()? {
                 Start::More(needed) => bytes = needed.min(about.bytes),
                 Start::Places(places) => {
-                    return places
-                        .iter()
-                        .flat_map(|place| of_file(file, place))
-                        .all(|chunk| drafts.has(chunk))
-                        .then_some(());
+                    let first = of_file(file, &(0..bytes));
+                    let all = first.chain(places.iter().flat_map(|place| of_file(file, place)));
+                    return Some(all.collect::<Vec<_>>());
                 }
             }
         }
     };
-    (0..).zip(&drafts.manifest().files).try_for_each(starts_here)?;
+    let all: Option<Vec<Vec<Chunk>>> = (0..).zip(&drafts.manifest().files).map(of_one).collect();
+    Some(all?.into_iter().flatten().collect())
+}
+
+/// What a folder has of the model that it is called after.
+fn here(folder: &Path, index: &Index, name: &str) -> Option<(Drafts, ModelCard)> {
+    let (manifest, hashes) = notes::read(folder)?;
+    let drafts = Drafts::open(folder, manifest, hashes, index).ok()?;
+    all_starts(&drafts)?.into_iter().all(|chunk| drafts.has(chunk)).then_some(())?;
     let source = open(folder, &drafts, name).ok()?;
     let is_it = folder.file_name().is_some_and(|own| *own == *source.card().id.to_string());
     is_it.then(|| (drafts, source.card().clone()))

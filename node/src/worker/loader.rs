@@ -8,7 +8,7 @@ use super::{compute::Compute, lent::Lent, speculator::DraftModel};
 use crate::{
     hardware::memory::Need,
     view::Weights,
-    weights::{Peers, Stock, Stocks},
+    weights::{FetchError, LayersInUse, Peers, Stock, Stocks},
 };
 use futures::FutureExt as _;
 use std::collections::{BTreeMap, BTreeSet};
@@ -58,13 +58,15 @@ pub(super) struct Order {
 pub(super) struct Hold {
     freed: CancellationToken,
     told: Arc<Notify>,
+    /// Its layers on the disk, where not all of its model are there.
+    layers: Option<LayersInUse>,
 }
 
 impl Hold {
     /// With what is cancelled when the memory is free, which `told` hears of.
     pub fn new(told: Arc<Notify>) -> (Self, CancellationToken) {
         let freed = CancellationToken::new();
-        (Self { freed: freed.clone(), told }, freed)
+        (Self { freed: freed.clone(), told, layers: None }, freed)
     }
 
     /// Free again, and nobody hears of it.
@@ -75,6 +77,8 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
+        // Before anybody hears that it is free: who waits may want the room of these.
+        self.layers = None;
         if !self.freed.is_cancelled() {
             self.freed.cancel();
             self.told.notify_one();
@@ -124,6 +128,16 @@ impl From<EngineError> for NotLoaded {
     fn from(error: EngineError) -> Self {
         match error {
             EngineError::Gpu(GpuError::Memory { .. }) => Self::NoRoom(error.to_string()),
+            error => Self::failed(error),
+        }
+    }
+}
+
+impl From<FetchError> for NotLoaded {
+    fn from(error: FetchError) -> Self {
+        match error {
+            // As of memory: what goes may make room for it.
+            FetchError::Budget { .. } => Self::NoRoom(error.to_string()),
             error => Self::failed(error),
         }
     }
@@ -302,14 +316,17 @@ impl Loader {
 }
 
 /// The model with an order's layers, which are fetched as far as they are not here.
-async fn bring(order: Order, stock: Arc<Stock<Peers>>) -> Fetched {
+async fn bring(mut order: Order, stock: Arc<Stock<Peers>>) -> Fetched {
     let layers = order.group.stages[order.position].layers;
+    if let Some(hold) = &mut order.hold {
+        hold.layers = Some(stock.hold(layers));
+    }
     let source = tokio::select! {
         () = order.given_up.cancelled() => {
             stock.rests();
             Err(NotLoaded::Unwanted)
         }
-        brought = answered(AGAIN, || async { stock.bring(layers).await.map_err(NotLoaded::failed) }) => brought,
+        brought = answered(AGAIN, || async { stock.bring(layers).await.map_err(NotLoaded::from) }) => brought,
     };
     Fetched { order, source }
 }

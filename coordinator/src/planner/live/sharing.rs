@@ -10,6 +10,7 @@
 
 use super::{Part, Place, Room, Scene};
 use crate::{
+    cards,
     members::Members,
     planner::fetching,
     scheduler::{cluster::InstanceId, evaluate::Evaluator, start},
@@ -309,7 +310,7 @@ impl Fair {
     }
 }
 
-/// Models with the devices that can serve them, in the order of their ids.
+/// Models, with the sizes that most say, and the devices that can serve them, in the order of their ids.
 pub(super) fn lent<'a>(members: &'a Members<'_>) -> impl Iterator<Item = (&'a tsnode_protocol::ModelCard, Vec<Place>)> {
     let mut by_model: BTreeMap<ModelId, (&tsnode_protocol::ModelCard, Vec<Place>)> = BTreeMap::new();
     for (peer, advert) in members {
@@ -318,7 +319,8 @@ pub(super) fn lent<'a>(members: &'a Members<'_>) -> impl Iterator<Item = (&'a ts
                 d.flops.0 > 0.0 && d.bandwidth.0 > 0.0 && d.served(card.id).is_some_and(|s| s.memory_bytes > 0)
             };
             let places = advert.devices.iter().enumerate().filter(|(_, d)| able(d)).map(|(n, _)| (*peer, n as u16));
-            by_model.entry(card.id).or_insert((card, Vec::new())).1.extend(places);
+            let agreed = || cards::agreed(card.id, members.values().copied()).unwrap_or(card);
+            by_model.entry(card.id).or_insert_with(|| (agreed(), Vec::new())).1.extend(places);
         }
     }
     by_model.into_values().filter(|(_, places)| !places.is_empty())

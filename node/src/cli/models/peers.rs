@@ -15,6 +15,7 @@ use crate::{
 use clap::ArgMatches;
 use serde::Deserialize;
 use serde_json::json;
+use std::collections::BTreeSet;
 use std::time::Duration;
 use tokio::time::sleep;
 use tsnode_protocol::ModelId;
@@ -69,6 +70,12 @@ pub(super) async fn pull(settings: &Settings, matches: &ArgMatches, name: &Model
     say!("{name}: {} ({} fetched from peers) in {path}", Size(far.bytes), Size(far.fetched));
     say!("serve it with: tsnode join --model {name}");
     Ok(())
+}
+
+/// Models that a peer was told to fetch whole since it started.
+pub(super) async fn pulled(peer: &Peer) -> Result<BTreeSet<ModelId>, Exit> {
+    let Pulls { pulls } = peer.get(PATH).await?;
+    Ok(pulls.into_iter().map(|named| named.id).collect())
 }
 
 /// Shows how far it is until that is over.

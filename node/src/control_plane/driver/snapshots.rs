@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tsnode_coordinator::{
+    cards,
     control::{Member, Presence},
     default_model::default_model,
     fallback::Fallback,
@@ -136,6 +137,9 @@ impl Driver {
             view.link_ends = ends;
             view.cut_off = cut_off;
             view.models = unique(adverts, |a| &a.models, |card| (card.name.clone(), card.id));
+            for card in &mut view.models {
+                card.shape = cards::agreed(card.id, adverts.values()).map_or(card.shape, |agreed| agreed.shape);
+            }
             view.encoders = unique(adverts, |a| &a.encoders, |card| (card.name.clone(), card.id));
             view.default_model = default_for(self.default_model.as_deref(), adverts);
             view.loaded = loaded;

@@ -1,0 +1,38 @@
+//! What the peer of a data folder has open: nobody takes its files away from under it.
+
+use super::peers;
+use crate::{
+    cli::{
+        ask::Peer,
+        exit::{Exit, Kind},
+    },
+    config::Settings,
+    weights::KeptModel,
+};
+use std::collections::BTreeSet;
+use tsnode_protocol::ModelId;
+
+/// Refuses where the peer that runs on the data folder serves one of these, or has had it fetched since it started; and where it does
+/// not say what it serves.
+pub(super) async fn refuse_open(settings: &Settings, models: &[KeptModel]) -> Result<(), Exit> {
+    let peer = Peer::own(settings)?;
+    let unsaid = |error: Exit| {
+        let message = format!("a peer runs on this data folder and does not say what it serves: {}", error.message);
+        Exit::new(Kind::DataDir, message)
+    };
+    let view = peer.view().await.map_err(unsaid)?;
+    let own = view.peers.iter().filter(|other| other.id == view.me).flat_map(|me| &me.advert.models);
+    let lent: BTreeSet<ModelId> = own.map(|card| card.id).collect();
+    let pulled = peers::pulled(&peer).await.map_err(unsaid)?;
+    let is_open = |model: &&KeptModel| lent.contains(&model.id) || pulled.contains(&model.id);
+    match models.iter().find(is_open) {
+        Some(model) => Err(Exit::new(
+            Kind::DataDir,
+            format!(
+                "{}: the peer of this data folder has it open; stop that first, as with Ctrl-C where it runs",
+                model.name
+            ),
+        )),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,82 @@
+//! What is in use of a model that is here in part, and what goes where other layers have to come within its owner's budget.
+
+use super::drafts::{Chunk, Drafts};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tsnode_protocol::LayerRange;
+
+/// Layers that stages here are made of, or are about to be. Clones are of the same; held for operations on the map alone.
+#[derive(Clone, Default)]
+pub(super) struct Uses(Arc<Mutex<Used>>);
+
+#[derive(Default)]
+struct Used {
+    next: u64,
+    layers: BTreeMap<u64, LayerRange>,
+}
+
+/// Keeps layers on the disk as long as it is there.
+pub struct LayersInUse {
+    uses: Uses,
+    key: u64,
+}
+
+impl Uses {
+    fn used(&self) -> MutexGuard<'_, Used> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on, until what is given back is dropped.
+    pub fn hold(&self, layers: LayerRange) -> LayersInUse {
+        let mut used = self.used();
+        let key = used.next;
+        used.next += 1;
+        used.layers.insert(key, layers);
+        LayersInUse { uses: self.clone(), key }
+    }
+
+    /// All of them.
+    pub fn layers(&self) -> Vec<LayerRange> {
+        self.used().layers.values().copied().collect()
+    }
+}
+
+impl Drop for LayersInUse {
+    fn drop(&mut self) {
+        self.uses.used().layers.remove(&self.key);
+    }
+}
+
+/// Chunks that go so that there are so many bytes less: none of those that stay, nor of a file of which all is there, whose name says so.
+/// None where that is not enough.
+pub(super) fn chosen(drafts: &Drafts, stay: &BTreeSet<Chunk>, bytes: u64) -> Option<Vec<Chunk>> {
+    let (mut chosen, mut over) = (Vec::new(), bytes);
+    // Side by side: then few layers lose something, and these all of it.
+    for chunk in drafts.all().filter(|chunk| drafts.has(*chunk) && !stay.contains(chunk) && !drafts.is_placed(chunk.0))
+    {
+        if over == 0 {
+            break;
+        }
+        over = over.saturating_sub(drafts.bytes_of(chunk));
+        chosen.push(chunk);
+    }
+    (over == 0).then_some(chosen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_are_in_use_as_long_as_somebody_holds_them() {
+        let (uses, layers) = (Uses::default(), |start, end| LayerRange { start, end });
+        let (one, other) = (uses.hold(layers(0, 4)), uses.clone().hold(layers(2, 6)));
+        assert_eq!(uses.layers(), [layers(0, 4), layers(2, 6)]);
+        drop(one);
+        let same = uses.hold(layers(2, 6));
+        drop(other);
+        assert_eq!(uses.layers(), [layers(2, 6)], "another has them as well");
+        drop(same);
+        assert_eq!(uses.layers(), []);
+    }
+}
