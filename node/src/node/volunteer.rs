@@ -31,6 +31,8 @@ const RELEASE: Duration = Duration::from_millis(300);
 const TOGETHER: Duration = Duration::from_secs(3);
 /// How long others have to go on with what this peer serves, before it is loaded anew beside another model.
 const HANDING_OVER: Duration = Duration::from_secs(40);
+/// How long where nothing runs here: who is alone has nobody to hand it to, and others plan anew meanwhile.
+const IDLE: Duration = Duration::from_secs(3);
 /// How often it is looked whether they have.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -202,9 +204,15 @@ impl Volunteer {
         let models = self.shelf.cards();
         // Its end is the process's.
         let _ = self.lent.send(NowLent { models, devices: Vec::new(), origins: Vec::new() }).await;
-        let until = Instant::now() + HANDING_OVER;
-        while Instant::now() < until && self.worker.report().await?.in_use.weights > 0 {
+        let (since, mut report) = (Instant::now(), self.worker.report().await?);
+        while report.in_use.weights > 0 {
+            let runs = report.load.running + report.load.waiting > 0 || report.held + report.talks > 0;
+            let patience = if runs { HANDING_OVER } else { IDLE };
+            if since.elapsed() > patience {
+                break;
+            }
             sleep(LOOK).await;
+            report = self.worker.report().await?;
         }
         self.worker.rest().await?;
         self.worker.lend(Vec::new()).await
