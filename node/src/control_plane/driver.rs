@@ -297,7 +297,10 @@ impl Driver {
         self.fallback = None;
         self.owner.set_devices(devices.clone());
         let devices = if self.owner.lending() == Lending::Lends { devices } else { Vec::new() };
-        self.take_up_again(&devices).await?;
+        // With other models there is another plan before long.
+        if self.advert.models == models {
+            self.take_up_again(&devices).await?;
+        }
         // As it is with them: what is not here must not look as if it were.
         let partial = self.stocks.partial();
         self.advertise(|advert| {
