@@ -48,7 +48,7 @@ async function open(url, size, colorScheme = "light", more = {}) {
   page.setDefaultTimeout(20_000);
   // What a policy refuses is an error of the console, too.
   page.on("console", (message) => {
-    if (message.type() === "error" && !/status of (401|403|404|503)/.test(message.text())) complain(`console: ${message.text()}`);
+    if (message.type() === "error" && !/status of (401|403|404|409|503)/.test(message.text())) complain(`console: ${message.text()}`);
   });
   page.on("pageerror", (error) => complain(`script: ${error.message}`));
   page.on("request", (request) => {
@@ -305,6 +305,20 @@ async function owner(page) {
   await page.getByRole("button", { name: "Lend at all hours" }).click();
   await page.getByText("at all hours", { exact: true }).waitFor();
   told("my machine: hours set, and all of them again");
+  const limits = page.getByRole("region", { name: "Limits and hours" });
+  await limits.getByLabel("Upload, Mbit/s").fill("2.5");
+  await limits.getByRole("button", { name: "Set these limits" }).click();
+  await limits.getByText("2.5 Mbit/s to all together", { exact: true }).waitFor();
+  const kept = run("limits", "--json", "--data-dir", gateway.data_dir);
+  if (JSON.parse(kept).kept["upload-mbit"] !== "2.5") complain(`what was set is not kept: ${kept}`);
+  await limits.getByLabel("Threads").fill("1000");
+  await limits.getByRole("button", { name: "Set these limits" }).click();
+  await limits.getByText("lends no model").waitFor();
+  await page.reload();
+  await limits.getByLabel("Upload, Mbit/s").fill("");
+  await limits.getByRole("button", { name: "Set these limits" }).click();
+  await limits.getByText("2.5 Mbit/s to all together", { exact: true }).waitFor({ state: "detached" });
+  told("my machine: uploads limited, kept, and not limited again; who lends nothing says so");
 }
 
 async function joins(page) {
