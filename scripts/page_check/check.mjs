@@ -336,6 +336,28 @@ async function joins(page) {
   told("join: the line, the code, and who joined when, after a reload too");
 }
 
+/** An open swarm's invite that the peer does not say: told so, and asked for again. This swarm is private, so what its peer says is changed. */
+async function invites() {
+  const page = await open(gateway.http, WIDTHS[1][1]);
+  await page.route("**/api/events*", (route) => route.fulfill({ status: 503, json: { error: { message: "all places are taken" } } }));
+  await page.route("**/api/swarm", async (route) => {
+    const answer = await route.fetch();
+    await route.fulfill({ response: answer, json: { ...(await answer.json()), private: false } });
+  });
+  let fails = true;
+  await page.route("**/api/invite", (route) =>
+    fails ? route.fulfill({ status: 503, json: { error: { message: "its disk is full" } } }) : route.fulfill({ json: { invite: `ts1${"a".repeat(40)}` } }),
+  );
+  await show(page, "join");
+  await page.reload();
+  await page.getByText("its disk is full").waitFor();
+  fails = false;
+  await page.getByRole("button", { name: "Ask again" }).click();
+  await page.getByText(`tsnode join --invite ts1${"a".repeat(40)}`).waitFor();
+  await page.context().close();
+  told("join: an invite that cannot be had is told, and asked for again");
+}
+
 async function breaks(page) {
   await show(page, "testnet");
   await page.getByLabel("Everything leaves later by (ms)").fill("5");
@@ -449,6 +471,7 @@ try {
   await keyboard(page);
   await owner(page);
   await joins(page);
+  await invites();
   await breaks(page);
   await everyView();
   await wall();

@@ -1,8 +1,8 @@
 // What the owner allows: how much of the machine, and when. It is changed here, for now and for the next start.
 
 import { useEffect, useState } from "preact/hooks";
-import { Refusal, get, post } from "../api";
-import { Said, useDeed } from "../parts/small";
+import { get, post } from "../api";
+import { Said, Trouble, useDeed, whyOf } from "../parts/small";
 import { bytes } from "../words";
 
 interface Limits {
@@ -42,7 +42,7 @@ export function LimitsSection() {
   const look = () =>
     get<Limits>("/api/limits").then(
       (limits) => (set(limits), setWhy("")),
-      (error: unknown) => setWhy(error instanceof Refusal ? error.message : String(error)),
+      (error: unknown) => setWhy(whyOf(error)),
     );
   useEffect(() => void look(), []);
   const anew = known?.relending.state === "under_way";
@@ -55,14 +55,7 @@ export function LimitsSection() {
   return (
     <section aria-labelledby="limits">
       <h2 id="limits">Limits and hours</h2>
-      {why && (
-        <p class="trouble" role="alert">
-          {why}{" "}
-          <button type="button" onClick={look}>
-            Ask again
-          </button>
-        </p>
-      )}
+      {why && <Trouble what="What it is limited to is not known" why={why} again={look} />}
       {known && <Rows known={known} />}
       {known && <Amounts known={known} busy={busy || anew} change={change} />}
       {known && <Times hours={known.hours} busy={busy} change={change} />}
