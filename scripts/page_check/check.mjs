@@ -321,6 +321,26 @@ async function owner(page) {
   told("my machine: uploads limited, kept, and not limited again; who lends nothing says so");
 }
 
+/** What nobody can compute is told where it is seen, and the message is not lost. */
+async function mistypes(page) {
+  await show(page, "chat");
+  await page.getByRole("button", { name: "New conversation" }).click();
+  const more = () => page.getByText("Sampling, system message, tools").click();
+  await more();
+  await page.getByLabel("Tools, as OpenAI's list").fill("[no");
+  await more();
+  await page.getByLabel("Message", { exact: true }).fill("It was a dark");
+  await page.getByRole("button", { name: "Send" }).click();
+  await page.getByText("The tools are no JSON").waitFor();
+  await more();
+  await page.getByLabel("Tools, as OpenAI's list").fill("");
+  await page.getByLabel("Most tokens").fill("5");
+  await more();
+  await page.getByRole("button", { name: "Answer again" }).click();
+  await answer(page).getByText("Who computed it").waitFor();
+  told("chat: tools that are no JSON are told, and the message is answered without them");
+}
+
 async function joins(page) {
   await show(page, "join");
   await page.getByLabel("Invite", { exact: true }).fill("ts1 no");
@@ -469,6 +489,7 @@ try {
   await chat(page);
   await stops(page);
   await keyboard(page);
+  await mistypes(page);
   await owner(page);
   await joins(page);
   await invites();
