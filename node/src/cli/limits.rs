@@ -38,7 +38,7 @@ pub(super) fn command() -> Command {
     )
     .args(knobs(&names))
     .group(ArgGroup::new("limits").args(names).required(true).multiple(true));
-    let which = Arg::new("which").value_name("LIMIT").num_args(1..).required(true).value_parser(names);
+    let which = Arg::new("which").value_name("LIMIT").num_args(1..).required(true).value_parser(names).help("Which");
     let unset = asking(
         "unset",
         "Say nothing of some: memory is half of what is free, threads as many as cores, upload and hours have no limit",
