@@ -297,8 +297,8 @@ impl Driver {
         self.fallback = None;
         self.owner.set_devices(devices.clone());
         let devices = if self.owner.lending() == Lending::Lends { devices } else { Vec::new() };
-        // With other models there is another plan before long.
-        if self.advert.models == models {
+        // Where another model comes, there is another plan before long.
+        if models.iter().all(|model| self.advert.models.contains(model)) {
             self.take_up_again(&devices).await?;
         }
         // As it is with them: what is not here must not look as if it were.
