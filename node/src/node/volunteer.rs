@@ -204,15 +204,17 @@ impl Volunteer {
         let models = self.shelf.cards();
         // Its end is the process's.
         let _ = self.lent.send(NowLent { models, devices: Vec::new(), origins: Vec::new() }).await;
-        let (since, mut report) = (Instant::now(), self.worker.report().await?);
-        while report.in_use.weights > 0 {
+        let since = Instant::now();
+        loop {
+            let report = self.worker.report().await?;
             let runs = report.load.running + report.load.waiting > 0 || report.held + report.talks > 0;
             let patience = if runs { HANDING_OVER } else { IDLE };
-            if since.elapsed() > patience {
+            // Weights on GPUs are not in that sum.
+            let has_none = report.in_use.weights == 0 && !runs;
+            if has_none || since.elapsed() > patience {
                 break;
             }
             sleep(LOOK).await;
-            report = self.worker.report().await?;
         }
         self.worker.rest().await?;
         self.worker.lend(Vec::new()).await
