@@ -24,7 +24,7 @@ const HOURS: &str = "hours";
 /// What settings take, so that a peer starts with what it was told: amounts of memory (bytes), threads, rates (Mbit/s).
 const MEMORIES: (u64, u64) = (MIB, 1 << 44);
 const MOST_THREADS: usize = 1024;
-const MOST_MBIT: f64 = 1e9;
+const RATES: (f64, f64) = (1e-3, 1e9);
 const MIB: u64 = 1 << 20;
 
 /// What the owner has allowed. Nothing where all is allowed.
@@ -331,9 +331,9 @@ impl LimitsHandle {
                 return wrong("memory_bytes", "less than --kv-memory takes of it: start with a smaller one".into());
             }
         }
-        let is_rate = |mbit: f64| mbit > 0.0 && mbit <= MOST_MBIT;
-        if matches!(upload_mbit, Said::To(mbit) if !is_rate(mbit)) {
-            return wrong("upload_mbit", "write a rate in Mbit/s above 0".into());
+        let (slowest, fastest) = RATES;
+        if matches!(upload_mbit, Said::To(mbit) if !(slowest..=fastest).contains(&mbit)) {
+            return wrong("upload_mbit", "write a rate in Mbit/s, from 0.001 on".into());
         }
         let Bounds { all_threads, ranks, has_cores, .. } = self.0.bounds;
         let most = if has_cores { all_threads } else { MOST_THREADS };

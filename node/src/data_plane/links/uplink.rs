@@ -7,6 +7,9 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 use tsnode_protocol::BytesPerSecond;
 
+/// The longest that anything waits for its turn, whatever the rate.
+const LONGEST: Duration = Duration::from_secs(24 * 3600);
+
 /// What leaves this host, no faster than its owner allows.
 #[derive(Debug)]
 pub(super) struct Uplink {
@@ -33,7 +36,7 @@ impl Uplink {
         let ahead = free.saturating_duration_since(now).as_secs_f64();
         // Nothing waits where nothing was limited, and for nothing where nothing is.
         let ahead = rate.filter(|_| before.is_finite()).map_or(0.0, |rate| ahead * before / rate.0);
-        *free = now + Duration::try_from_secs_f64(ahead).unwrap_or_default();
+        *free = now + within_a_day(ahead);
     }
 
     /// When what is given to it at `start` begins to leave.
@@ -45,7 +48,7 @@ impl Uplink {
     pub fn take(&self, start: Instant, bytes: usize) -> Instant {
         let Some(rate) = self.rate() else { return start };
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        *free = start.max(*free) + Duration::from_secs_f64(bytes as f64 / rate.0);
+        *free = start.max(*free) + within_a_day(bytes as f64 / rate.0);
         *free
     }
 
@@ -55,6 +58,11 @@ impl Uplink {
             sleep_until(self.take(Instant::now(), bytes)).await;
         }
     }
+}
+
+/// A time that may be beyond all that there are.
+fn within_a_day(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).map_or(LONGEST, |time| time.min(LONGEST))
 }
 
 fn bits(rate: Option<BytesPerSecond>) -> u64 {
@@ -76,6 +84,8 @@ mod tests {
         uplink.set(Some(BytesPerSecond(100e3)));
         let (turn, late) = (uplink.turn(start), start + Duration::from_secs(5));
         assert!(turn < late, "a second of the new rate waits, not a hundred of the old: {:?}", turn - start);
+        uplink.set(Some(BytesPerSecond(f64::MIN_POSITIVE)));
+        assert!(uplink.take(start, 1 << 30) > start, "next to nothing is a rate, too");
         uplink.set(None);
         let later = Instant::now();
         assert_eq!((uplink.rate(), uplink.turn(later)), (None, later));
