@@ -17,7 +17,10 @@ pub use knobs::{KNOBS, Knob};
 pub use models::BETWEEN;
 pub use warnings::{Machine, unknown_variables};
 
-use crate::store::folders::xdg;
+use crate::{
+    limits::{KEPT, LIMITS_FILE},
+    store::folders::xdg,
+};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
@@ -70,6 +73,44 @@ impl Settings {
             Some((name, ..)) => Err(settings.wrong(name, "nothing is said; leave it out, or give it a value".into())),
             None => Ok(settings),
         }
+    }
+
+    /// The same with what the owner has said while a peer of this data folder ran: above the settings file, below variables and flags.
+    ///
+    /// # Errors
+    /// When the file that keeps it cannot be read or holds what is not kept there.
+    pub fn with_kept_limits(mut self) -> Result<Self, ConfigError> {
+        let path = self.data_dir().join(LIMITS_FILE);
+        if !path.exists() {
+            return Ok(self);
+        }
+        let wrong = |line: usize, error: String| ConfigError::Value {
+            place: format!("{}:{line}", path.display()),
+            error: format!("{error}; remove the file, and say limits anew with: tsnode limits set"),
+        };
+        let found = file::read(&path).map_err(|error| match error {
+            ConfigError::Unreadable { error, .. } => wrong(1, error),
+            other => other,
+        })?;
+        if let Some(model) = found.models.first() {
+            return Err(wrong(model.line, "models are not kept there".into()));
+        }
+        for (name, (value, line)) in found.values {
+            let kept = KEPT.into_iter().find(|kept| *kept == name);
+            let kept = kept.ok_or_else(|| wrong(line, format!("{name} is not kept there")))?;
+            let below = matches!(self.origin(kept), None | Some(Origin::Default | Origin::File(..)));
+            if below {
+                self.0.insert(kept, (value, Origin::File(path.clone(), line)));
+            }
+        }
+        Ok(self)
+    }
+
+    /// What a flag or a variable says of the limits that are kept, which holds again at the next start.
+    fn fixed_limits(&self) -> BTreeMap<&'static str, String> {
+        let fixed =
+            KEPT.into_iter().filter(|name| matches!(self.origin(*name), Some(Origin::Flag | Origin::Variable(_))));
+        fixed.map(|name| (name, self.place(name))).collect()
     }
 
     /// Every setting with its value and origin.

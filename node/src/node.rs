@@ -43,6 +43,7 @@ use crate::{
     gateway::{Drive, GatewayHandle, Submission},
     history::{self, History},
     http::{self, ApiState, Controls, Gatekeeper, Texts},
+    limits::LimitsHandle,
     reachability,
     response_log::ResponseLog,
     store::{
@@ -112,7 +113,10 @@ pub async fn run(
     let (asked, was_asked) = watch::channel(false);
     let (settings, to_set) = mpsc::channel(SETTINGS);
     let (pulls, to_pull) = Pulls::channel();
-    let limits = ground.config.limits();
+    let (limits, relends) = LimitsHandle::new(&ground.config.data_dir, ground.config.limits(), ground.config.bounds());
+    // Who lends nothing has nothing to lend anew, and says so.
+    let relends = Some(relends).filter(|_| !ground.config.models.is_empty());
+    let allowed = limits.clone();
     let front = ground
         .front(Controls { owner: handle, measurer, faults, testnet, asked, settings, limits, pulls: pulls.clone() })
         .await?;
@@ -175,9 +179,13 @@ pub async fn run(
         pulls,
     };
     tasks.spawn(puller.run(to_pull, ends.clone()));
-    if let Some(inside) = inside.filter(|_| volunteer::may_fetch(&ground.config)) {
+    tasks.spawn(ends.clone().run_until_cancelled_owned(links.clone().limit_uploads(allowed.upload())));
+    if let (Some(inside), Some(relends)) = (inside, relends) {
         let volunteer = Volunteer {
             places,
+            limits: allowed,
+            relends,
+            faults: broken.clone(),
             index,
             memory,
             own: inside,

@@ -199,7 +199,7 @@ fn describe_alone(view: &SwarmView) -> Option<Option<&'static str>> {
     let known = !view.addresses.is_empty() && matches!(view.readiness, Readiness::Planning | Readiness::Ready);
     let alone = || !listening::is_found(&view.addresses);
     known.then(|| {
-        alone().then_some("only processes of this host can reach this peer: it has no address that others could use")
+        alone().then_some("only processes of this host can reach this peer: it has no address that others could use; tsnode doctor says why")
     })
 }
 

@@ -62,6 +62,8 @@ impl Settings {
             default_model: Some(self.text("default-model").to_owned()).filter(|name| !name.is_empty()),
             devices: self.parse("device")?.unwrap_or_default(),
             threads: self.threads()?,
+            all_threads: self.all_cores()?.min(MOST_THREADS),
+            fixed_limits: self.fixed_limits(),
             cores: self.cores()?.map(|(compute, _)| compute),
             memory_bytes: self.parse::<Bytes>("memory")?.map(|b| b.0),
             encoders: self.encoders(),

@@ -209,7 +209,7 @@ impl Driver {
                 }
                 Ok(()) = self.asked.changed() => Some(Event::Asked),
                 Some((key, value)) = self.settings.recv() => Some(Event::Set { key, value }),
-                Some(now) = self.now_lent.recv() => self.lend(now),
+                Some(now) = self.now_lent.recv() => self.lend(now).await,
                 _ = present.tick() => {
                     self.vouch();
                     None
@@ -300,11 +300,15 @@ impl Driver {
         None
     }
 
-    /// Lends a model that came later than this peer started, in the place of the one inside the program.
-    fn lend(&mut self, NowLent { models, devices, origins }: NowLent) -> Option<Event> {
+    /// Lends a model that came later than this peer started, in the place of the one inside the program, or the same within other limits.
+    async fn lend(&mut self, NowLent { models, devices, origins }: NowLent) -> Option<Event> {
         self.fallback = None;
         self.owner.set_devices(devices.clone());
         let devices = if self.owner.lending() == Lending::Lends { devices } else { Vec::new() };
+        // Where another model comes, there is another plan before long.
+        if models.iter().all(|model| self.advert.models.contains(model)) {
+            self.take_up_again(&devices).await?;
+        }
         // As it is with them: what is not here must not look as if it were.
         let partial = self.stocks.partial();
         self.advertise(|advert| {
@@ -362,10 +366,7 @@ impl Driver {
     async fn apply_command(&mut self) -> Option<Event> {
         match self.owner.look(Instant::now())? {
             Turn::Lend(devices) => {
-                // A worker that has rested takes its part in the plan up again, should it still have one.
-                if let Some(plan) = self.control.plan().filter(|_| !devices.is_empty()) {
-                    self.worker.adopt(Arc::new(plan.clone()), self.beside.clone()).await.ok()?;
-                }
+                self.take_up_again(&devices).await?;
                 let encoders = if self.owner.lending() == Lending::Lends { self.encoders.clone() } else { Vec::new() };
                 self.advertise(|advert| (advert.devices, advert.encoders) = (devices, encoders))
             }
@@ -373,6 +374,15 @@ impl Driver {
                 self.worker.rest().await.ok()?;
                 None
             }
+        }
+    }
+
+    /// A worker that has rested takes its part in the plan up again, where it lends something and should it still have one.
+    async fn take_up_again(&mut self, devices: &[tsnode_protocol::Device]) -> Option<()> {
+        let plan = self.control.plan().filter(|_| !devices.is_empty()).cloned();
+        match plan {
+            Some(plan) => self.worker.adopt(Arc::new(plan), self.beside.clone()).await.ok(),
+            None => Some(()),
         }
     }
 

@@ -33,7 +33,7 @@ impl OwnerHandle {
         *self.hours.borrow()
     }
 
-    /// It is lent in these hours from now on, until the peer starts again.
+    /// It is lent in these hours from now on.
     pub fn set_hours(&self, hours: Option<Hours>) {
         self.hours.send_replace(hours);
     }

@@ -61,7 +61,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use traversal::NatTraversal;
 use tsnode_coordinator::kv_streams::KvStreams;
-use tsnode_protocol::{PeerId, codec::CodecError, proof::Membership, stream};
+use tsnode_protocol::{BytesPerSecond, PeerId, codec::CodecError, proof::Membership, stream};
 use tuning::{Transport, Tuning};
 use uplink::Uplink;
 
@@ -411,6 +411,17 @@ impl Links {
         self.inner.known.turns()
     }
 
+    /// Holds what leaves to the owner's limit, whenever that changes.
+    pub async fn limit_uploads(self, mut rate: watch::Receiver<Option<BytesPerSecond>>) {
+        loop {
+            let now = *rate.borrow_and_update();
+            self.inner.uplink.set(now);
+            if rate.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
     /// Says goodbye to everyone.
     pub fn close(&self) {
         self.inner.endpoint.close(CODE_BYE.into(), b"leaving");
@@ -457,14 +468,10 @@ fn endpoint(
     let socket = socket(config.listen).map_err(bind)?;
     let runtime: Arc<dyn quinn::Runtime> = Arc::new(quinn::TokioRuntime);
     let settings = settings();
-    match config.shaping.or_else(|| config.faults.as_ref().map(|_| Shaping::default())) {
-        None => quinn::Endpoint::new(settings, server, socket, runtime).map_err(bind),
-        Some(shaping) => {
-            let socket = runtime.wrap_udp_socket(socket).map_err(bind)?;
-            let shaped = shaping::Shaped::start(socket, shaping, uplink.clone(), config.faults.clone(), stop.clone());
-            quinn::Endpoint::new_with_abstract_socket(settings, server, shaped, runtime).map_err(bind)
-        }
-    }
+    let socket = runtime.wrap_udp_socket(socket).map_err(bind)?;
+    let (shaping, faults) = (config.shaping.unwrap_or_default(), config.faults.clone());
+    let shaped = shaping::Shaped::start(socket, shaping, uplink.clone(), faults, stop.clone());
+    quinn::Endpoint::new_with_abstract_socket(settings, server, shaped, runtime).map_err(bind)
 }
 
 fn settings() -> quinn::EndpointConfig {

@@ -17,7 +17,7 @@ mod structured;
 mod tolerance;
 mod tools;
 
-use super::{ApiState, Controls, Gatekeeper, Limits, Texts, serve};
+use super::{ApiState, Controls, Gatekeeper, Texts, serve};
 use crate::data_plane::doors::Doors;
 use crate::{
     control_plane::owner::OwnerHandle,
@@ -26,6 +26,7 @@ use crate::{
         models::{ModelFiles, ModelLibrary},
     },
     gateway::{Accepted, GatewayHandle, Prompt, Reply, Submission, SubmitError},
+    limits::{Bounds, Limits, LimitsHandle},
     store::{
         Store,
         keys::{KeyRing, Scope, add},
@@ -83,6 +84,8 @@ pub(super) struct Api {
     dropped: mpsc::Receiver<()>,
     /// What was to be set for the swarm.
     set: mpsc::Receiver<(SettingKey, SettingValue)>,
+    /// Where limits are kept.
+    folder: tempfile::TempDir,
     stop: CancellationToken,
 }
 
@@ -140,6 +143,7 @@ impl Api {
         let (measurer, _) = Measurer::channel();
         let (wanted, waits) = watch::channel(false);
         let (settings, set) = mpsc::channel(4);
+        let folder = tempfile::tempdir().unwrap();
         let controls = Controls {
             owner,
             measurer,
@@ -147,13 +151,13 @@ impl Api {
             testnet: None,
             asked: wanted,
             settings,
-            limits: Limits::default(),
+            limits: LimitsHandle::new(folder.path(), Limits::default(), Bounds::default()).0,
             pulls: crate::weights::Pulls::channel().0,
         };
         let state = ApiState::new(gateway, texts, watched, controls, gatekeeper);
         crate::tasks::spawn("test", serve(listener, Doors::default().http, state, stop.clone()));
         let client = reqwest::Client::builder().timeout(Duration::from_secs(20)).build().unwrap();
-        Self { url, client, view, waits, asked, dropped, set, stop }
+        Self { url, client, view, waits, asked, dropped, set, folder, stop }
     }
 
     async fn send(&self, path: &str, body: &Value) -> Response {

@@ -6,11 +6,13 @@ use crate::{
     embedding::EncoderError,
     faults::Wall,
     hardware::{DeviceChoice, LendError, cores::Cores},
-    http::{Limits, hosts::Sites},
+    http::hosts::Sites,
+    limits::{Bounds, Limits},
     store::{Store, StoreError, identity::IdentityError, invites::InvitesError, keys::KeysError},
     text::{Parsers, SpecialText, TextError, VocabularyError},
     weights::{self, FetchError},
 };
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -124,6 +126,10 @@ pub struct NodeConfig {
     pub devices: DeviceChoice,
     /// Threads that compute, and the ranks that share them.
     pub threads: Threads,
+    /// Threads that would compute where no number were told.
+    pub all_threads: usize,
+    /// Limits that flags and variables told, as they were said: they hold at every start.
+    pub fixed_limits: BTreeMap<&'static str, String>,
     /// Processors they stay on.
     pub cores: Option<Cores>,
     /// Most memory to lend (bytes), if told.
@@ -193,6 +199,16 @@ impl NodeConfig {
             relay: self.relay,
             model_budget_bytes: self.weights.budget,
             requests_per_minute: self.http_rate,
+        }
+    }
+
+    /// What these are held against when they are changed.
+    pub(super) fn bounds(&self) -> Bounds {
+        Bounds {
+            fixed: self.fixed_limits.clone(),
+            all_threads: self.all_threads,
+            ranks: self.threads.ranks,
+            has_cores: self.cores.is_some(),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Models that come from peers: one where this peer was told none, or those that it was told by their names and has not on its disk.
-//! They are lent beside what runs, as soon as there is enough of them to be planned for.
+//! Models that are lent later than at the start: those that come from peers, since this peer was told none, or was told them by their names
+//! and has them not on its disk; and all of them anew, where their owner changes how much of the machine they may use.
 
 use super::{
     Computed, ModelChoice, NodeConfig, NodeError, WantedModel,
@@ -9,10 +9,12 @@ use super::{
 use crate::{
     control_plane::driver::NowLent,
     data_plane::library::Shelf,
+    faults::Faults,
     hardware::{self, DeviceChoice, DeviceName, cores},
+    limits::{LimitsHandle, Relend},
     store::Store,
     view::SwarmView,
-    weights::{Fetching, Giver, Index, Limits, Measure, Peers, Provision, Several, Stock, Stocks, Tell},
+    weights::{self, Fetching, Giver, Index, Measure, Peers, Provision, Several, Stock, Stocks, Tell},
     worker::{WorkerGone, WorkerHandle},
 };
 use futures::{StreamExt as _, stream::FuturesUnordered};
@@ -31,6 +33,8 @@ const RELEASE: Duration = Duration::from_millis(300);
 const TOGETHER: Duration = Duration::from_secs(3);
 /// How long others have to go on with what this peer serves, before it is loaded anew beside another model.
 const HANDING_OVER: Duration = Duration::from_secs(40);
+/// How long where nothing runs here: who is alone has nobody to hand it to, and others plan anew meanwhile.
+const IDLE: Duration = Duration::from_secs(3);
 /// How often it is looked whether they have.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -41,6 +45,11 @@ type Here = BTreeMap<usize, Arc<Stock<Peers>>>;
 pub(super) struct Volunteer {
     /// Where they come from and to.
     pub places: Peers,
+    /// What the owner allows, and what is to be lent anew since that has changed.
+    pub limits: LimitsHandle,
+    pub relends: mpsc::Receiver<Relend>,
+    /// What a testnet breaks.
+    pub faults: Option<watch::Receiver<Faults>>,
     pub index: Index,
     /// Memory that is lent (bytes).
     pub memory: u64,
@@ -57,19 +66,14 @@ pub(super) struct Volunteer {
     pub lent: mpsc::Sender<NowLent>,
 }
 
-/// Whether something is fetched at all: who has a model on disk, or wants none, has what he wants.
-pub(super) fn may_fetch(config: &NodeConfig) -> bool {
-    config.models.iter().any(|model| limits(model, config.computed, &config.weights).is_some())
-}
-
 /// What may be fetched for it: who names a model allows it. None for one that is not fetched.
-fn limits(model: &WantedModel, computed: Computed, usual: &Limits) -> Option<Limits> {
+fn limits(model: &WantedModel, computed: Computed, usual: &weights::Limits) -> Option<weights::Limits> {
     let usual = usual.clone();
     match &model.choice {
         // Computed otherwise it would be another model than the one that others have.
         _ if computed != Computed::default() => None,
         ModelChoice::Fallback => (model.draft.is_none() && usual.budget > 0).then_some(usual),
-        ModelChoice::Named(name) => Some(Limits { named: Some(name.clone()), allowed: Vec::new(), ..usual }),
+        ModelChoice::Named(name) => Some(weights::Limits { named: Some(name.clone()), allowed: Vec::new(), ..usual }),
         ModelChoice::Embedded | ModelChoice::Path(_) => None,
     }
 }
@@ -79,8 +83,8 @@ impl Volunteer {
         stop.run_until_cancelled(self.provide()).await;
     }
 
-    /// Lends every model that comes, until all have.
-    async fn provide(self) {
+    /// Lends every model that comes, and all anew whenever the owner changes what they may use.
+    async fn provide(mut self) {
         let several = Arc::<Mutex<Several>>::default();
         let mut coming = FuturesUnordered::new();
         for (place, model) in self.config.models.iter().enumerate() {
@@ -96,7 +100,15 @@ impl Volunteer {
             coming.push(async move { (place, provision.run(tell).await) });
         }
         let (mut here, mut lent) = (Here::new(), Here::new());
-        while let Some((place, stock)) = coming.next().await {
+        loop {
+            let (place, stock) = tokio::select! {
+                Some(came) = coming.next() => came,
+                Some(relend) = self.relends.recv() => match self.relend(relend, &lent).await {
+                    Ok(()) => continue,
+                    Err(WorkerGone) => return,
+                },
+                else => return,
+            };
             here.insert(place, stock);
             let until = Instant::now() + TOGETHER;
             while let Ok(Some((place, stock))) = timeout_at(until, coming.next()).await {
@@ -172,6 +184,32 @@ impl Volunteer {
         Ok(false)
     }
 
+    /// Lends what is lent within other limits; where that cannot be done, within those that held.
+    async fn relend(&mut self, relend: Relend, lent: &Here) -> Result<(), WorkerGone> {
+        let before = (self.config.memory_bytes, self.config.threads.count);
+        let (memory_bytes, threads) = relend.over(before);
+        (self.config.memory_bytes, self.config.threads.count) = (memory_bytes, threads);
+        if self.models(lent).is_empty() {
+            // The model inside the program takes next to nothing.
+            self.limits.settled(relend, Ok("holds for the next model that is lent here".into()));
+            return Ok(());
+        }
+        tracing::info!(?memory_bytes, threads, "models are lent anew within other limits");
+        self.hand_over().await?;
+        sleep(RELEASE).await;
+        let Err(error) = self.open(lent).await? else {
+            self.limits.settled(relend, Ok("its models are lent within these limits".into()));
+            return Ok(());
+        };
+        (self.config.memory_bytes, self.config.threads.count) = before;
+        if let Err(error) = self.open(lent).await? {
+            self.say(format!("what this peer lent before cannot be served any more: {error}"));
+        }
+        tracing::warn!(%error, "the limits are as before: models cannot be lent within the others");
+        self.limits.settled(relend, Err(error.to_string()));
+        Ok(())
+    }
+
     fn say(&self, why: String) {
         tracing::error!(%why);
         self.view.send_modify(|view| view.fetching = Some(Fetching { why: Some(why), ..Fetching::default() }));
@@ -191,8 +229,16 @@ impl Volunteer {
         let models = self.shelf.cards();
         // Its end is the process's.
         let _ = self.lent.send(NowLent { models, devices: Vec::new(), origins: Vec::new() }).await;
-        let until = Instant::now() + HANDING_OVER;
-        while Instant::now() < until && self.worker.report().await?.in_use.weights > 0 {
+        let since = Instant::now();
+        loop {
+            let report = self.worker.report().await?;
+            let runs = report.load.running + report.load.waiting > 0 || report.held + report.talks > 0;
+            let patience = if runs { HANDING_OVER } else { IDLE };
+            // Weights on GPUs are not in that sum.
+            let has_none = report.in_use.weights == 0 && !runs;
+            if has_none || since.elapsed() > patience {
+                break;
+            }
             sleep(LOOK).await;
         }
         self.worker.rest().await?;
@@ -206,7 +252,7 @@ impl Volunteer {
             Err(error) => return Ok(Err(error)),
         };
         let (files, advert) = (opened.sources(), opened.advert.clone());
-        let (models, holdings) = match opened.start(&self.config, None) {
+        let (models, holdings) = match opened.start(&self.config, self.faults.as_ref()) {
             Ok(started) => started,
             Err(error) => return Ok(Err(error)),
         };
@@ -254,8 +300,8 @@ mod tests {
         WantedModel::new(choice, KvDtype::F16)
     }
 
-    fn usual(budget: u64) -> Limits {
-        Limits { budget, allowed: vec![Glob::new("other/*")], named: None }
+    fn usual(budget: u64) -> weights::Limits {
+        weights::Limits { budget, allowed: vec![Glob::new("other/*")], named: None }
     }
 
     #[test]

@@ -109,7 +109,12 @@ fn role(view: &SwarmView) -> String {
             )
         })
         .collect();
-    if work.is_empty() { "gateway: takes requests, others compute them".into() } else { work.join("; ") }
+    let lends = view.peers.iter().any(|peer| peer.id == view.me && !peer.advert.devices.is_empty());
+    match work.is_empty() {
+        false => work.join("; "),
+        true if lends => "spare: the plan has no use for it yet; it takes requests".into(),
+        true => "gateway: takes requests, others compute them".into(),
+    }
 }
 
 /// What a peer that is not ready waits for.
@@ -270,6 +275,10 @@ role     decode, layers 0..2 of 4, leads"
         devices.push(Device { name: "Ryzen".into(), ..devices[0].clone() });
         assert_eq!(board.news(&two, &fixed), ["lends    cpu, 2.0 GiB (512 MiB of it for KV): Ryzen"]);
         let gateway = SwarmView { plan: None, ..view() };
+        let spare = board.news(&gateway, &fixed).concat();
+        assert!(spare.starts_with("role     spare: the plan has no use for it yet"), "{spare}");
+        let mut gateway = gateway;
+        gateway.peers[0].advert.devices.clear();
         assert_eq!(board.news(&gateway, &fixed), ["role     gateway: takes requests, others compute them"]);
     }
 

@@ -25,7 +25,13 @@ Enter           this list alone, and all again
 s, S            sort by the next column; the other way round
 /               only rows with a text in them; Esc shows all again
 ?               this; any key goes on
-q, Ctrl-C       end";
+q, Ctrl-C       end
+
+RUN, WAIT       requests that are computed, and that wait for their turn
+KV %            of the memory for requests under way, how much is used
+STEP, TOK/S     how long one step of all answers takes; tokens a second
+prefill         computes prompts; decode: answers; mixed: both
+spare, silent   lends, and no plan uses it; missed, and not given up yet";
 /// What keys do, in a line.
 const KEYS: &str = "q end  ? keys  Tab next  s sort  / filter  Enter alone";
 /// Lines of a list besides its rows.

@@ -43,7 +43,7 @@ impl Pane {
             Self::Peers => "nobody is known, this peer included: it has just started",
             Self::Groups => "no plan is adopted yet: tsnode status says what is waited for",
             Self::Requests => "none came to this peer since it started",
-            Self::Links => "none is measured yet",
+            Self::Links => "none is measured yet: it takes another peer, and a few seconds",
         }
     }
 
@@ -147,7 +147,9 @@ fn state(view: &SwarmView, peer: &PeerView, groups: &[&Group]) -> (&'static str,
         () if is_lost => ("lost", Mood::Bad),
         () if !groups.is_empty() && groups.iter().all(is_up) => ("serves", Mood::Good),
         () if !groups.is_empty() => ("loads", Mood::Waiting),
-        () if peer.advert.devices.is_empty() => ("gateway", Mood::Good),
+        () if peer.advert.devices.is_empty() && peer.advert.models.is_empty() => ("gateway", Mood::Good),
+        // Paused, outside its hours, or with models that are being lent anew.
+        () if peer.advert.devices.is_empty() => ("not lent", Mood::Quiet),
         () => ("spare", Mood::Quiet),
     }
 }
