@@ -8,8 +8,9 @@ use tsnode_testnet::{Flaw, Network, Swarm};
 
 /// The peer that clients ask.
 const GATEWAY: usize = 3;
-/// From the moment a peer hangs to what it owed: the least patience is 5 s, and grows with the machine's load.
-const BOUND: Duration = Duration::from_secs(10);
+/// From the moment a peer hangs to what it owed: the least patience is 5 s, and four times the longest gap of late beside, which on
+/// a machine that was busy elsewhere for two seconds are eight more.
+const BOUND: Duration = Duration::from_secs(20);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_hangs_is_left_though_its_heartbeats_go_on() {
