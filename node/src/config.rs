@@ -109,7 +109,7 @@ impl Settings {
     /// What a flag or a variable says of the limits that are kept, which holds again at the next start.
     fn fixed_limits(&self) -> BTreeMap<&'static str, String> {
         let fixed =
-            KEPT.into_iter().filter(|name| matches!(self.origin(*name), Some(Origin::Flag | Origin::Variable(_))));
+            KEPT.into_iter().filter(|name| matches!(self.origin(name), Some(Origin::Flag | Origin::Variable(_))));
         fixed.map(|name| (name, self.place(name))).collect()
     }
 

@@ -151,9 +151,9 @@ mod tests {
 
     #[test]
     fn who_says_of_a_liar_that_it_is_quick_wins_it_a_few_answers_and_no_more() {
-        assert_eq!(found(5.0, &[0.5], &[says_quick; 5]), [Some(33)]);
+        assert_eq!(found(5.0, &[0.5], &[says_quick as Liar; 5]), [Some(33)]);
         assert_eq!(
-            found(5.0, &[0.5, 0.5], &[says_quick; 5]),
+            found(5.0, &[0.5, 0.5], &[says_quick as Liar; 5]),
             [Some(17); 2],
             "one honest witness outweighs all of them"
         );
@@ -161,9 +161,9 @@ mod tests {
 
     #[test]
     fn who_says_of_an_honest_peer_that_it_is_slow_has_it_cut_off_by_nobody() {
-        assert_eq!(found(1.0, &[0.5, 0.5], &[says_slow; 5]), [None; 2]);
+        assert_eq!(found(1.0, &[0.5, 0.5], &[says_slow as Liar; 5]), [None; 2]);
         // Nor where a gateway's own clock says so as well: what the peer says of its steps is as others' are.
-        assert_eq!(found(1.0, &[1.5, 0.5], &[says_slow; 5]), [None; 2]);
+        assert_eq!(found(1.0, &[1.5, 0.5], &[says_slow as Liar; 5]), [None; 2]);
     }
 
     #[test]
