@@ -51,23 +51,37 @@ impl ClaimCheck {
         if self.doubts.looked.is_some_and(|at| now < at + LOOK) {
             return;
         }
-        let of = |(key, record): (&(GroupId, Phase), &Record)| Some((*key, record.words(view, view.group(key.0)?)));
-        let words: BTreeMap<(GroupId, Phase), BTreeMap<u32, f64>> = self.records.iter().filter_map(of).collect();
+        let words = |key: &(GroupId, Phase), record: &Record| Some(record.words(view, view.group(key.0)?));
+        // Nobody is held to more than a claim: whose steps keep to it is in no doubt, whatever others' are like.
+        let is_off = |own: &BTreeMap<u32, f64>| own.values().any(|off| *off >= FALSE);
+        // Which stage of several is slow cannot be told from outside.
+        let is_seen = |record: &Record| record.stages <= 1 && now < record.until + RECENT && record.clock().is_some();
+        let seen = self.records.iter().filter(|(_, record)| is_seen(record));
+        let suspects = seen.filter_map(|(key, record)| Some((*key, words(key, record).filter(is_off)?)));
+        let suspects: BTreeMap<(GroupId, Phase), BTreeMap<u32, f64>> = suspects.collect();
         let mut groups = BTreeMap::new();
-        for (key, record) in &self.records {
-            let (Some(own), Some(clock)) = (words.get(key), record.clock()) else { continue };
-            // Which stage of several is slow cannot be told from outside.
-            if record.stages > 1 || now >= record.until + RECENT {
-                continue;
-            }
-            let others: Vec<_> = self.others(*key).filter_map(|(id, _)| words.get(&(id, key.1))).collect();
-            if further(own, &others).is_some_and(|times| times >= FALSE) {
-                let times = self.clock(*key).unwrap_or(clock).max(1.0);
-                let since = self.doubts.since(*key).unwrap_or(now);
-                groups.insert(*key, Doubt { since, doublings: times.log2() as u8 });
+        if !suspects.is_empty() {
+            let all = self.records.iter().filter_map(|(key, record)| Some((*key, words(key, record)?)));
+            let all: BTreeMap<(GroupId, Phase), BTreeMap<u32, f64>> = all.collect();
+            for (key, own) in suspects {
+                let others: Vec<_> = self.others(key).filter_map(|(id, _)| all.get(&(id, key.1))).collect();
+                if further(&own, &others).is_some_and(|times| times >= FALSE) {
+                    groups.insert(key, self.doubted(now, key));
+                }
             }
         }
         self.doubts = Doubts { looked: Some(now), groups };
+    }
+
+    /// What the clock says of a claim in doubt. What is told goes to all, who act by no more than whether it is anything: a doubling
+    /// more or less than was told is not told.
+    fn doubted(&self, now: Time, key: (GroupId, Phase)) -> Doubt {
+        let own = || self.records.get(&key).and_then(Record::clock);
+        let times = self.clock(key).or_else(own).unwrap_or(1.0).max(1.0);
+        let doublings = times.log2() as u8;
+        let Some(told) = self.doubts.groups.get(&key) else { return Doubt { since: now, doublings } };
+        let is_alike = (told.doublings > 0) == (doublings > 0) && told.doublings.abs_diff(doublings) <= 1;
+        Doubt { since: told.since, doublings: if is_alike { told.doublings } else { doublings } }
     }
 }
 
@@ -187,5 +201,25 @@ mod tests {
         let (now, late) = told(5.0);
         assert_eq!(now.iter().map(|seen| (seen.phase, seen.doublings)).collect::<Vec<_>>(), [(Phase::Decode, 2)]);
         assert_eq!(late, []);
+    }
+
+    #[test]
+    fn what_is_told_stays_while_others_would_act_by_it_in_the_same_way() {
+        let (mut view, mut claims) = (view(&[1.0, 5.0, 1.0]), ClaimCheck::default());
+        says(&mut view, &[0.002; 3]);
+        let groups = view.plan.clone().unwrap().groups.clone();
+        let mut at = Time::ZERO;
+        let told = |took: f64| {
+            for _ in 0..9 {
+                at += Duration::from_secs(10);
+                for (group, took) in groups.iter().zip([0.5, took, 0.5]) {
+                    claims.saw(&view, group, answer(at.as_secs_f64(), took));
+                }
+                claims.hear(at, &view);
+            }
+            claims.seen_speeds().iter().map(|seen| seen.doublings).collect::<Vec<_>>()
+        };
+        // Beside others 5, 9, 20 times as long as is claimed, and as long.
+        assert_eq!([0.5, 0.9, 2.0, 0.1].map(told), [[2], [2], [4], [0]]);
     }
 }

@@ -121,6 +121,13 @@ impl Drive {
                 for request in clients.left_early() {
                     self.step(Event::Cancel { request }, &mut clients);
                 }
+                // Claims are looked at when the view changes, and not with every token.
+                let seen = self.machine.seen_speeds();
+                self.seen_speeds.send_if_modified(|known| {
+                    let changed = *known != seen;
+                    *known = seen;
+                    changed
+                });
             }
             let open = self.machine.open_requests();
             self.open.send_if_modified(|known| std::mem::replace(known, open) != open);
@@ -128,12 +135,6 @@ impl Drive {
             self.traffic.send_if_modified(|known| {
                 let changed = *known != traffic;
                 *known = traffic;
-                changed
-            });
-            let seen = self.machine.seen_speeds();
-            self.seen_speeds.send_if_modified(|known| {
-                let changed = *known != seen;
-                *known = seen;
                 changed
             });
         }

@@ -184,11 +184,14 @@ async fn the_slow_side_may_die(net: &mut Net) {
     for (prompt, codec) in prompts.iter().zip(codecs) {
         expected.push(ask(net, body(prompt, Some(codec)), Some("in-place")).await.tokens);
     }
+    // The slow side keeps what it computed, and would only send it again: what is timed is others, that are as long.
+    let timed: Vec<Vec<u32>> = (0..3).map(|n| prompt(700, 50 + n)).collect();
+    let most = if kills == 0 { 0 } else { kills + MORE_KILLS };
     let (mut made, mut came_home) = (0, 0);
-    while made < kills || (came_home == 0 && made < kills + MORE_KILLS) {
+    while made < kills || (came_home == 0 && made < most) {
         // How long they take where nobody is killed, now: a machine's other work comes and goes.
         let began = Instant::now();
-        all_at_once(net, &prompts, codecs).await;
+        all_at_once(net, &timed, codecs).await;
         let whole = began.elapsed();
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let after = whole.mul_f64((seed >> 33) as f64 / f64::from(1u32 << 31));
