@@ -11,6 +11,9 @@ const SPARE: f64 = 1e-12;
 /// The most ways that a group for prompts has to groups for answers so: pools are joined by the shortest queue, and the shortest of
 /// sixteen is hardly longer than that of hundreds.
 const MOST: usize = 16;
+/// And of all groups together, as far as each may have one: a plan goes in one message, beside which there has to be room for what
+/// proves it ([`limits::GOSSIP_BYTES`]). These are 24 KiB of it.
+const ALL: usize = 1024;
 
 /// These routes of a plan that has chosen this, with such ways for models whose requests are pooled now, and for no others.
 #[must_use]
@@ -48,8 +51,10 @@ pub(crate) fn beside(groups: &[Group], routes: &[Route], model: ModelId) -> Vec<
     };
     let (prompts, answers) = (of(Phase::Prefill), of(Phase::Decode));
     let there: BTreeSet<(GroupId, GroupId)> = routes.iter().map(|r| (r.prefill, r.decode)).collect();
+    // Other models' groups may be pooled as well.
+    let most = (ALL / groups.iter().filter(|g| g.phase == Phase::Prefill).count().max(1)).clamp(1, MOST);
     // Each begins with another, so that where not all are taken each is reached by as many.
-    let next = |n: usize| answers.iter().cycle().skip(n % answers.len().max(1)).take(answers.len().min(MOST));
+    let next = |n: usize| answers.iter().cycle().skip(n % answers.len().max(1)).take(answers.len().min(most));
     let mut more = Vec::new();
     for (n, prefill) in prompts.iter().enumerate() {
         let new = next(n).filter(|decode| !there.contains(&(*prefill, **decode)));
@@ -62,7 +67,9 @@ pub(crate) fn beside(groups: &[Group], routes: &[Route], model: ModelId) -> Vec<
 mod tests {
     use super::*;
     use crate::sample;
-    use tsnode_protocol::{Advert, LayerRange, PeerId, SettingKey, SettingValue, Stage, SwarmSetting};
+    use tsnode_protocol::{
+        Advert, Epoch, LayerRange, PeerId, Plan, SettingKey, SettingValue, Stage, SwarmSetting, Term, codec,
+    };
 
     fn group(n: u8, phase: Phase) -> Group {
         let stage = Stage { peer: PeerId([n; 32]), device: 0, layers: LayerRange { start: 0, end: 4 } };
@@ -107,5 +114,20 @@ mod tests {
         assert!(groups[..20].iter().all(|g| ways(&|r| r.prefill, g.id) == MOST));
         assert!(groups[20..].iter().all(|g| ways(&|r| r.decode, g.id) == MOST));
         assert_eq!(beside(&groups[..20], &[], sample::card().id), [], "nobody answers");
+    }
+
+    #[test]
+    fn a_plan_of_a_thousand_groups_fits_into_half_a_message_with_them() {
+        let on = |device: u16| {
+            let stage = Stage { peer: PeerId([0; 32]), device, layers: LayerRange { start: 0, end: 4 } };
+            let phase = if device < 500 { Phase::Prefill } else { Phase::Decode };
+            Group::new(sample::card().id, phase, vec![stage])
+        };
+        let groups: Vec<Group> = (0..1000).map(on).collect();
+        let routes = beside(&groups, &[], sample::card().id);
+        assert_eq!(routes.len(), 500 * (ALL / 500), "each has some");
+        let (epoch, term, reason) = (Epoch(1), Term(0), String::new());
+        let plan = Plan { epoch, term, parent: None, groups, routes, chosen: vec![], reason };
+        assert!(codec::encode(&plan).len() < limits::GOSSIP_BYTES / 2);
     }
 }

@@ -3,6 +3,7 @@
 
 use crate::cli::bench::serve::report::Metric;
 use tsnode_coordinator::replay::machines::{Outcome, Trace};
+use tsnode_protocol::Seconds;
 
 /// A part of a request's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,8 +110,8 @@ impl Terms {
         Self {
             queue: mean(|t| (t.prompt_start - t.arrival.at).0),
             prompt: mean(|t| (t.first - t.prompt_start).0),
-            kv: mean(|t| t.sending.0),
-            answer: mean(|t| (t.end - t.first - t.sending).0),
+            kv: mean(|t| sent_behind(t).0),
+            answer: mean(|t| (t.end - t.first - sent_behind(t)).0),
             beside,
         }
     }
@@ -135,9 +136,20 @@ impl Terms {
     }
 }
 
+/// What a request's KV takes after its first token. That of a prompt that was parted goes between its parts, and costs nothing then: so it
+/// is counted live.
+fn sent_behind(t: &Trace) -> Seconds {
+    let is_parted = t.route.is_some_and(|route| route.split.is_some());
+    if is_parted { Seconds(0.0) } else { t.sending }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tsnode_coordinator::{
+        policy::routing::{Asked, MachineNo, RoutingDecision},
+        replay::machines::Arrival,
+    };
 
     fn terms([queue, prompt, kv, answer, beside]: [f64; 5]) -> Terms {
         Terms { queue, prompt, kv, answer, beside }
@@ -167,6 +179,25 @@ mod tests {
         );
         assert_eq!(Terms::live(after, after, 8.5), None);
         assert_eq!(Counted::of("tsnode_request_queue_time_seconds_sums 5\n").queue, 0.0);
+    }
+
+    #[test]
+    fn simulated_terms_come_to_the_whole_time_where_prompts_are_parted_too() {
+        let of = |split: Option<u32>| {
+            let [start, first, answered, end] = [1.0, 3.0, 3.5, 7.5].map(Seconds);
+            let trace = Trace {
+                arrival: Arrival { at: Seconds(0.0), asked: Asked::new(100, 5) },
+                route: Some(RoutingDecision { prompt: MachineNo(0), answer: MachineNo(1), split }),
+                prompt_start: start,
+                first,
+                answer_start: answered,
+                end,
+                sending: Seconds(0.5),
+            };
+            Terms::simulated(&Outcome { traces: vec![trace], ..Outcome::default() }, 0.25)
+        };
+        assert_eq!(of(None), terms([1.0, 2.0, 0.5, 4.0, 0.25]));
+        assert_eq!(of(Some(64)), terms([1.0, 2.0, 0.0, 4.5, 0.25]), "its KV went before its first token");
     }
 
     #[test]
