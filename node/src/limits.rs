@@ -259,6 +259,12 @@ impl LimitsHandle {
             now.push((THREADS, threads.text(usize::to_string)));
         }
         self.keep(now)?;
+        // How the change before this one has ended is not said of this one.
+        self.0.state.send_modify(|state| {
+            if state.relending != Relending::UnderWay {
+                state.relending = Relending::None;
+            }
+        });
         let mut said = Vec::new();
         if upload_mbit != Said::Nothing {
             self.0.state.send_modify(|state| state.limits.upload_mbit = upload_mbit.over(None));
@@ -467,7 +473,12 @@ mod tests {
         assert!(text(folder.path()).ends_with("memory = \"2048MiB\"\nthreads = \"4\"\n"));
         let all = Change { threads: Said::Unlimited, ..Change::default() };
         handle.change(all).unwrap();
-        assert_eq!(relends.try_recv().unwrap().over((None, 4)), (None, 8), "as many as there are");
+        let relend = relends.try_recv().unwrap();
+        assert_eq!(relend.over((None, 4)), (None, 8), "as many as there are");
+        handle.settled(relend, Err("too little".into()));
+        assert_eq!(handle.relending(), Relending::Refused { why: "too little".into() });
+        handle.change(upload(Said::To(8.0))).unwrap();
+        assert_eq!(handle.relending(), Relending::None, "that was of the change before");
         drop(relends);
         assert_eq!(handle.change(change), Err(LimitError::LendsNothing));
     }
