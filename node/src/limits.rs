@@ -407,11 +407,24 @@ fn file(kept: &BTreeMap<&'static str, String>) -> String {
     kept.iter().fold(head, |file, (setting, text)| file + &format!("{} = \"{text}\"\n", setting.replace('-', "_")))
 }
 
-/// What a file says that was found good at the start; nothing where there is none.
+/// What a file says that was found good at the start, also where its owner has written it; nothing where there is none.
 fn read(path: &Path) -> BTreeMap<&'static str, String> {
     let table = fs::read_to_string(path).ok().and_then(|text| text.parse::<toml::Table>().ok()).unwrap_or_default();
-    let said = |setting: &'static str| Some((setting, table.get(&setting.replace('-', "_"))?.as_str()?.to_owned()));
+    let said = |setting: &'static str| {
+        let value = table.get(setting).or_else(|| table.get(&setting.replace('-', "_")))?;
+        Some((setting, written(value)?))
+    };
     KEPT.into_iter().filter_map(said).collect()
+}
+
+/// A value as settings files are read.
+fn written(value: &toml::Value) -> Option<String> {
+    match value {
+        toml::Value::String(text) => Some(text.clone()),
+        toml::Value::Integer(number) => Some(number.to_string()),
+        toml::Value::Float(number) => Some(number.to_string()),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -453,6 +466,16 @@ mod tests {
             "no limit is said, too"
         );
         assert_eq!(again.kept().len(), 2);
+    }
+
+    #[test]
+    fn what_its_owner_has_written_there_is_kept_too() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join(LIMITS_FILE), "threads = 2\nupload-mbit = 1.5\n").unwrap();
+        let (handle, _relends) = LimitsHandle::new(folder.path(), Limits::default(), bounds());
+        handle.change(Change { hours: Said::Unlimited, ..Change::default() }).unwrap();
+        let kept = text(folder.path());
+        assert!(kept.ends_with("hours = \"\"\nthreads = \"2\"\nupload_mbit = \"1.5\"\n"), "{kept}");
     }
 
     #[test]
