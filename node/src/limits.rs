@@ -259,6 +259,12 @@ impl LimitsHandle {
             now.push((THREADS, threads.text(usize::to_string)));
         }
         self.keep(now)?;
+        // How the change before this one has ended is not said of this one.
+        self.0.state.send_modify(|state| {
+            if state.relending != Relending::UnderWay {
+                state.relending = Relending::None;
+            }
+        });
         let mut said = Vec::new();
         if upload_mbit != Said::Nothing {
             self.0.state.send_modify(|state| state.limits.upload_mbit = upload_mbit.over(None));
@@ -401,11 +407,24 @@ fn file(kept: &BTreeMap<&'static str, String>) -> String {
     kept.iter().fold(head, |file, (setting, text)| file + &format!("{} = \"{text}\"\n", setting.replace('-', "_")))
 }
 
-/// What a file says that was found good at the start; nothing where there is none.
+/// What a file says that was found good at the start, also where its owner has written it; nothing where there is none.
 fn read(path: &Path) -> BTreeMap<&'static str, String> {
     let table = fs::read_to_string(path).ok().and_then(|text| text.parse::<toml::Table>().ok()).unwrap_or_default();
-    let said = |setting: &'static str| Some((setting, table.get(&setting.replace('-', "_"))?.as_str()?.to_owned()));
+    let said = |setting: &'static str| {
+        let value = table.get(setting).or_else(|| table.get(&setting.replace('-', "_")))?;
+        Some((setting, written(value)?))
+    };
     KEPT.into_iter().filter_map(said).collect()
+}
+
+/// A value as settings files are read.
+fn written(value: &toml::Value) -> Option<String> {
+    match value {
+        toml::Value::String(text) => Some(text.clone()),
+        toml::Value::Integer(number) => Some(number.to_string()),
+        toml::Value::Float(number) => Some(number.to_string()),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -450,6 +469,16 @@ mod tests {
     }
 
     #[test]
+    fn what_its_owner_has_written_there_is_kept_too() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join(LIMITS_FILE), "threads = 2\nupload-mbit = 1.5\n").unwrap();
+        let (handle, _relends) = LimitsHandle::new(folder.path(), Limits::default(), bounds());
+        handle.change(Change { hours: Said::Unlimited, ..Change::default() }).unwrap();
+        let kept = text(folder.path());
+        assert!(kept.ends_with("hours = \"\"\nthreads = \"2\"\nupload_mbit = \"1.5\"\n"), "{kept}");
+    }
+
+    #[test]
     fn what_does_not_hold_is_not_kept() {
         let folder = tempfile::tempdir().unwrap();
         let (handle, mut relends) =
@@ -467,7 +496,12 @@ mod tests {
         assert!(text(folder.path()).ends_with("memory = \"2048MiB\"\nthreads = \"4\"\n"));
         let all = Change { threads: Said::Unlimited, ..Change::default() };
         handle.change(all).unwrap();
-        assert_eq!(relends.try_recv().unwrap().over((None, 4)), (None, 8), "as many as there are");
+        let relend = relends.try_recv().unwrap();
+        assert_eq!(relend.over((None, 4)), (None, 8), "as many as there are");
+        handle.settled(relend, Err("too little".into()));
+        assert_eq!(handle.relending(), Relending::Refused { why: "too little".into() });
+        handle.change(upload(Said::To(8.0))).unwrap();
+        assert_eq!(handle.relending(), Relending::None, "that was of the change before");
         drop(relends);
         assert_eq!(handle.change(change), Err(LimitError::LendsNothing));
     }

@@ -82,11 +82,16 @@ fn wish(matches: &ArgMatches) -> Result<Map<String, Value>, Exit> {
 
 async fn change(settings: &Settings, matches: &ArgMatches, wish: Map<String, Value>) -> Result<(), Exit> {
     let peer = Peer::find(settings, matches)?;
+    let lends = ["memory_bytes", "threads"].into_iter().any(|field| wish.contains_key(field));
     let answer = peer.send(peer.post("/api/limits", &Value::Object(wish))).await?;
     let mut answer: Value = answer.json().await.map_err(|e| Exit::new(Kind::Unreachable, unread(&e)))?;
     let is_json = is_set(matches, "json");
     if !is_json {
         say!("{}", answer["done"].as_str().unwrap_or_default());
+    }
+    if !lends {
+        // Where models are lent anew, that is for another change.
+        return if is_json { print_json(&answer) } else { Ok(()) };
     }
     if answer["relending"]["state"] == "under_way" && !is_set(matches, "no-wait") {
         answer["relending"] = lent_anew(&peer).await?;

@@ -3,6 +3,7 @@
 mod adverts;
 mod offences;
 mod snapshots;
+mod taken_up;
 mod waiting;
 
 pub use waiting::Reasons;
@@ -374,15 +375,6 @@ impl Driver {
                 self.worker.rest().await.ok()?;
                 None
             }
-        }
-    }
-
-    /// A worker that has rested takes its part in the plan up again, where it lends something and should it still have one.
-    async fn take_up_again(&mut self, devices: &[tsnode_protocol::Device]) -> Option<()> {
-        let plan = self.control.plan().filter(|_| !devices.is_empty()).cloned();
-        match plan {
-            Some(plan) => self.worker.adopt(Arc::new(plan), self.beside.clone()).await.ok(),
-            None => Some(()),
         }
     }
 

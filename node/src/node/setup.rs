@@ -195,7 +195,7 @@ impl NodeConfig {
             memory_bytes: self.memory_bytes,
             kv_bytes: self.kv_bytes,
             threads: self.threads.count,
-            upload_mbit: self.shaping.and_then(|shaping| shaping.upload).map(|rate| rate.0 * 8e-6),
+            upload_mbit: self.shaping.and_then(|shaping| shaping.upload).map(|rate| rate.0 * 8.0 / 1e6),
             relay: self.relay,
             model_budget_bytes: self.weights.budget,
             requests_per_minute: self.http_rate,

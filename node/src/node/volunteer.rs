@@ -202,11 +202,14 @@ impl Volunteer {
             return Ok(());
         };
         (self.config.memory_bytes, self.config.threads.count) = before;
-        if let Err(error) = self.open(lent).await? {
-            self.say(format!("what this peer lent before cannot be served any more: {error}"));
-        }
         tracing::warn!(%error, "the limits are as before: models cannot be lent within the others");
-        self.limits.settled(relend, Err(error.to_string()));
+        let mut why = error.to_string();
+        if let Err(error) = self.open(lent).await? {
+            let gone = format!("what this peer lent before cannot be served any more: {error}");
+            why = format!("{why}; and {gone}");
+            self.say(gone);
+        }
+        self.limits.settled(relend, Err(why));
         Ok(())
     }
 

@@ -4,7 +4,7 @@
 //! The queue stands where a router's would, below QUIC, so that congestion control, acknowledgements and loss are real. Every peer's
 //! socket is behind it, since its owner may set a limit at any time; as long as nothing is limited, datagrams pass it by.
 
-use super::uplink::Uplink;
+use super::uplink::{Uplink, within_a_day};
 use crate::data_plane::listening::canonical;
 use crate::faults::{Faults, Wall};
 use quinn::udp::{EcnCodepoint, RecvMeta, Transmit};
@@ -267,14 +267,17 @@ impl ShapedPath {
         let Some(shaping) = self.shaping_to(datagram.to) else { return };
         let shaping = Shaping { upload: self.uplink.rate(), ..shaping };
         let Shaping { bandwidth, latency, .. } = shaping;
-        let link = self.links.entry(datagram.to).or_insert(now);
-        let start = self.uplink.turn(now.max(if bandwidth.is_some() { *link } else { now }));
-        let room = BUFFER.max(Duration::try_from_secs_f64(BUFFER_BYTES / shaping.slowest()).unwrap_or(Duration::MAX));
-        if start - now > room {
+        // Of links that are not limited there is nothing to remember: whoever says another address would have one.
+        let link = bandwidth.and_then(|_| self.links.get(&datagram.to).copied()).unwrap_or(now);
+        let start = self.uplink.turn(now.max(link));
+        if start - now > BUFFER.max(within_a_day(BUFFER_BYTES / shaping.slowest())) {
             return;
         }
-        *link = bandwidth.map_or(start, |rate| start + Duration::from_secs_f64(size as f64 / rate.0));
-        let arrival = self.uplink.take(start, size).max(*link) + latency;
+        let sent = bandwidth.map_or(start, |rate| start + within_a_day(size as f64 / rate.0));
+        if bandwidth.is_some() {
+            self.links.insert(datagram.to, sent);
+        }
+        let arrival = self.uplink.take(start, size).max(sent) + latency;
         let at = self.on_the_way.partition_point(|(other, _)| *other <= arrival);
         self.on_the_way.insert(at, (arrival, datagram));
     }

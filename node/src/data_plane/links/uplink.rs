@@ -29,13 +29,14 @@ impl Uplink {
         Some(BytesPerSecond(f64::from_bits(self.rate.load(Ordering::Relaxed)))).filter(|rate| rate.0.is_finite())
     }
 
-    /// It carries so much from now on. What waits for its turn has one by the new rate.
+    /// It carries so much from now on. What comes next waits no longer for what was given to it before than that takes by the new rate;
+    /// nor than by the old one, by which that leaves: on a slow line a fast one's queue would be a minute in which nothing is sent.
     pub fn set(&self, rate: Option<BytesPerSecond>) {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let (before, now) = (f64::from_bits(self.rate.swap(bits(rate), Ordering::Relaxed)), Instant::now());
         let ahead = free.saturating_duration_since(now).as_secs_f64();
         // Nothing waits where nothing was limited, and for nothing where nothing is.
-        let ahead = rate.filter(|_| before.is_finite()).map_or(0.0, |rate| ahead * before / rate.0);
+        let ahead = rate.filter(|_| before.is_finite()).map_or(0.0, |rate| ahead * (before / rate.0).min(1.0));
         *free = now + within_a_day(ahead);
     }
 
@@ -61,7 +62,7 @@ impl Uplink {
 }
 
 /// A time that may be beyond all that there are.
-fn within_a_day(seconds: f64) -> Duration {
+pub(super) fn within_a_day(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).map_or(LONGEST, |time| time.min(LONGEST))
 }
 
@@ -84,6 +85,11 @@ mod tests {
         uplink.set(Some(BytesPerSecond(100e3)));
         let (turn, late) = (uplink.turn(start), start + Duration::from_secs(5));
         assert!(turn < late, "a second of the new rate waits, not a hundred of the old: {:?}", turn - start);
+        uplink.set(Some(BytesPerSecond(1e3)));
+        assert!(
+            uplink.turn(start) < late,
+            "what waits leaves by the rate that it was given: a slower one stops nothing for minutes"
+        );
         uplink.set(Some(BytesPerSecond(f64::MIN_POSITIVE)));
         assert!(uplink.take(start, 1 << 30) > start, "next to nothing is a rate, too");
         uplink.set(None);

@@ -69,8 +69,10 @@ async fn a_key_for_prompts_is_good_for_nothing_else() {
     {
         assert_eq!(get(path).await.unwrap().status(), status, "{path}");
     }
-    let leave = api.client.post(format!("{}/api/leave", api.url)).bearer_auth(&key).json(&json!({})).send();
-    assert_eq!(leave.await.unwrap().status(), 403);
+    for path in ["/api/leave", "/api/limits"] {
+        let refused = api.client.post(format!("{}{path}", api.url)).bearer_auth(&key).json(&json!({})).send();
+        assert_eq!(refused.await.unwrap().status(), 403, "{path}");
+    }
 }
 
 #[tokio::test]
