@@ -257,12 +257,15 @@ impl Drafts {
         self.draft(file).is_some_and(|draft| draft.is_placed.load(Ordering::Acquire))
     }
 
-    /// Has these chunks go, of files that are not whole, and gives their room back to the disk.
-    pub(super) fn shed(&self, chunks: &[Chunk], index: &Index) -> Result<(), FetchError> {
-        // Nobody is given what is about to go, nor takes it for damage.
+    /// From now on these chunks count as not there: nobody is given what is about to go, nor takes it for damage.
+    pub(super) fn forget(&self, chunks: &[Chunk]) {
         for (file, chunk) in chunks {
             self.draft(*file).into_iter().for_each(|draft| draft.there().set(u64::from(*chunk), false));
         }
+    }
+
+    /// Gives the room of chunks that count as not there back to the disk, of files that are not whole.
+    pub(super) fn shed(&self, chunks: &[Chunk], index: &Index) -> Result<(), FetchError> {
         for (file, chunk) in chunks {
             let Some(draft) = self.draft(*file) else { continue };
             let gone = platform::punch(&draft.file, u64::from(*chunk) * CHUNK_BYTES, self.bytes_of((*file, *chunk)));

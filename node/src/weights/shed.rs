@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tsnode_protocol::LayerRange;
 
-/// Layers that stages here are made of, or are about to be. Clones are of the same; held for operations on the map alone.
+/// Layers that stages here are made of, or are about to be. Clones are of the same; held for operations on the map, and while it is
+/// settled what goes.
 #[derive(Clone, Default)]
 pub(super) struct Uses(Arc<Mutex<Used>>);
 
@@ -35,9 +36,11 @@ impl Uses {
         LayersInUse { uses: self.clone(), key }
     }
 
-    /// All of them.
-    pub fn layers(&self) -> Vec<LayerRange> {
-        self.used().layers.values().copied().collect()
+    /// Acts by all of them, and nobody begins to hold others meanwhile: whoever does so next sees what was done.
+    pub fn still<T>(&self, act: impl FnOnce(&[LayerRange]) -> T) -> T {
+        let used = self.used();
+        let layers: Vec<LayerRange> = used.layers.values().copied().collect();
+        act(&layers)
     }
 }
 
@@ -70,13 +73,15 @@ mod tests {
     #[test]
     fn layers_are_in_use_as_long_as_somebody_holds_them() {
         let (uses, layers) = (Uses::default(), |start, end| LayerRange { start, end });
+        let held = || uses.still(<[LayerRange]>::to_vec);
         let (one, other) = (uses.hold(layers(0, 4)), uses.clone().hold(layers(2, 6)));
-        assert_eq!(uses.layers(), [layers(0, 4), layers(2, 6)]);
+        assert_eq!(held(), [layers(0, 4), layers(2, 6)]);
         drop(one);
         let same = uses.hold(layers(2, 6));
         drop(other);
-        assert_eq!(uses.layers(), [layers(2, 6)], "another has them as well");
+        assert_eq!(held(), [layers(2, 6)], "another has them as well");
         drop(same);
-        assert_eq!(uses.layers(), []);
+        assert_eq!(held(), []);
+        uses.still(|_| assert!(uses.0.try_lock().is_err(), "nobody begins to hold some meanwhile"));
     }
 }

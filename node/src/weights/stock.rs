@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::Semaphore;
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tsnode_coordinator::wanted;
 use tsnode_kernels::source::{ModelSource, Start, start_of};
@@ -36,6 +36,9 @@ const ROOM_AGAIN: Duration = Duration::from_secs(30);
 /// Chunks of a whole model that are fetched before others have their turn: eleven seconds at 100 Mbit/s.
 const AT_ONCE: usize = 128;
 
+/// Whose turn it is to bring layers. Nobody ends that.
+type Turn = Result<OwnedSemaphorePermit, AcquireError>;
+
 /// Hears how far it is.
 pub type Tell = Arc<dyn Fn(Fetching) + Send + Sync>;
 
@@ -50,7 +53,7 @@ pub struct Stock<P> {
     /// Hears how far layers are that are brought.
     tell: Mutex<Tell>,
     /// Layers come for one stage after the other: what two need is fetched once.
-    turn: Semaphore,
+    turn: Arc<Semaphore>,
     /// Layers that are here, as they were looked for last.
     layers: Mutex<PartialModel>,
     /// Layers of stages here, which stay.
@@ -101,7 +104,7 @@ impl<P: Places> Stock<P> {
             drafts,
             fetched,
             tell: Mutex::new(tell),
-            turn: Semaphore::new(1),
+            turn: Arc::new(Semaphore::new(1)),
             uses: Uses::default(),
             is_wanted_whole: AtomicBool::new(false),
         }
@@ -204,14 +207,13 @@ impl<P: Places> Stock<P> {
         }
         tracing::info!(model = self.card.name, %layers, chunks = wanted.len(), "fetches layers that a plan gives this peer");
         loop {
-            let (turn, tell) = (self.turn.acquire().await, self.told());
-            let came = match self.make_room(&source, &wanted, layers).await {
-                Ok(()) => self.get(&wanted, Some(layers), &tell).await,
+            let (turn, tell) = (self.turn.clone().acquire_owned().await, self.told());
+            // While it waits, behind this, others have their turn.
+            let came = match self.make_room(&source, &wanted, layers, turn).await {
+                Ok(_turn) => self.get(&wanted, Some(layers), &tell).await,
                 Err(error) => Err(error),
             };
             let Err(error) = came else { break };
-            // While it waits others have their turn.
-            drop(turn);
             let (model, fetched) = (self.card.name.clone(), self.fetched());
             tell(Fetching { model, fetched, why: Some(error.to_string()), ..Fetching::default() });
             let again = match &error {
@@ -228,40 +230,48 @@ impl<P: Places> Stock<P> {
         self.opened().await
     }
 
-    /// Has chunks go that no stage here needs, as far as what is to come would be more than the budget.
+    /// Has chunks go that no stage here needs, as far as what is to come would be more than the budget. Gives the turn back: what has begun
+    /// to go is gone before another has it, also where nobody waits for this any more.
     async fn make_room(
         &self,
         source: &Arc<ModelSource>,
         wanted: &BTreeSet<Chunk>,
         layers: LayerRange,
-    ) -> Result<(), FetchError> {
+        turn: Turn,
+    ) -> Result<Turn, FetchError> {
         let budget = self.budget.load(Ordering::Relaxed);
         let missing = wanted.iter().filter(|chunk| !self.drafts.has(**chunk));
         let missing: u64 = missing.map(|chunk| self.drafts.bytes_of(*chunk)).sum();
         let bytes = self.drafts.held().saturating_add(missing);
         if bytes <= budget || self.is_wanted_whole.load(Ordering::Relaxed) {
-            return Ok(());
+            return Ok(turn);
         }
         let (source, drafts, mut stay) = (source.clone(), self.drafts.clone(), wanted.clone());
-        let (used, index, model) = (self.uses.layers(), self.fetcher.index.clone(), self.card.name.clone());
+        let (uses, index, model) = (self.uses.clone(), self.fetcher.index.clone(), self.card.name.clone());
         let shed = move || {
-            for layers in used {
-                stay.extend(
-                    chunks_of(&source, layers).map_err(|why| FetchError::Unusable { model: model.clone(), why })?,
-                );
-            }
             stay.extend(all_starts(&drafts).into_iter().flatten());
-            let Some(chosen) = shed::chosen(&drafts, &stay, bytes - budget) else {
-                let stays: u64 = stay.iter().map(|chunk| drafts.bytes_of(*chunk)).sum();
-                return Err(FetchError::Budget { model, what: format!("layers {layers}"), bytes: stays, budget });
-            };
-            drafts.shed(&chosen, &index).map(|()| chosen.len())
+            // Whoever holds layers later finds that these are not there.
+            let chosen = uses.still(|used| {
+                for layers in used {
+                    let needs = chunks_of(&source, *layers);
+                    stay.extend(needs.map_err(|why| FetchError::Unusable { model: model.clone(), why })?);
+                }
+                let Some(chosen) = shed::chosen(&drafts, &stay, bytes - budget) else {
+                    let stays: u64 = stay.iter().map(|chunk| drafts.bytes_of(*chunk)).sum();
+                    let (model, what) = (model.clone(), format!("layers {layers}"));
+                    return Err(FetchError::Budget { model, what, bytes: stays, budget });
+                };
+                drafts.forget(&chosen);
+                Ok(chosen)
+            })?;
+            drafts.shed(&chosen, &index).map(|()| (turn, chosen.len()))
         };
-        let gone = tokio::task::spawn_blocking(shed).await.map_err(|e| self.unusable(e.to_string()))??;
+        let shed = tokio::task::spawn_blocking(shed).await;
+        let (turn, gone) = shed.map_err(|e| self.unusable(e.to_string()))??;
         tracing::info!(model = self.card.name, %layers, chunks = gone, "layers that no plan gives this peer any more go, within --model-budget");
         // Others hear at once what is not here any more.
         self.look().await;
-        Ok(())
+        Ok(turn)
     }
 
     /// Sees which layers are here. Where that cannot be seen, none are said to be.
@@ -302,6 +312,8 @@ impl<P: Places> Stock<P> {
 
     async fn rest(&self, tell: &Tell) -> Result<PathBuf, FetchError> {
         let (bytes, own) = (self.drafts.manifest().bytes(), RandomState::new());
+        // What was about to go when all of it came to be wanted is gone: from now on nothing does.
+        drop(self.turn.acquire().await);
         let mut missing: Vec<Chunk> = self.drafts.all().filter(|chunk| !self.drafts.has(*chunk)).collect();
         // Others who fetch the same begin elsewhere.
         missing.sort_by_cached_key(|chunk| own.hash_one(chunk));
