@@ -24,7 +24,7 @@ use tsnode_coordinator::wanted;
 use tsnode_kernels::source::{ModelSource, Start, start_of};
 use tsnode_protocol::{
     LayerRange, ModelCard, ModelOrigin, PartialModel,
-    weights::{CHUNK_BYTES, WeightsFile, chunks_at},
+    weights::{WeightsFile, chunks_at},
 };
 
 /// How often it is said how far it is.
@@ -62,6 +62,8 @@ pub struct Stock<P> {
     budget: AtomicU64,
     /// Whether all of it is wanted here, whatever the budget.
     is_wanted_whole: AtomicBool,
+    /// What the files say of themselves, by whole chunks (bytes): of GGUF, with a vocabulary, some MiB.
+    starts: u64,
 }
 
 impl<P: Places> Stock<P> {
@@ -79,7 +81,7 @@ impl<P: Places> Stock<P> {
         let drafts = Arc::new(fetcher.begin(&card).await?);
         let folder = fetcher.folder_of(card.id);
         let mut stock = Self::of((fetcher, card), folder, drafts, fetched, tell.clone());
-        stock.fetch_starts(&tell).await?;
+        stock.starts = stock.fetch_starts(&tell).await?;
         stock.look().await;
         if let Ok(source) = stock.source().await {
             // Sizes are not in an id: what members said of them is over once the files say it.
@@ -107,14 +109,16 @@ impl<P: Places> Stock<P> {
             turn: Arc::new(Semaphore::new(1)),
             uses: Uses::default(),
             is_wanted_whole: AtomicBool::new(false),
+            starts: 0,
         }
     }
 
     /// What is here of a model by itself, where nobody is there to ask; none where that cannot even be opened.
     pub async fn reopen(fetcher: Fetcher<P>, folder: &Path, name: &str, tell: Tell) -> Option<Self> {
         let (at, index, called) = (folder.to_owned(), fetcher.index.clone(), name.to_owned());
-        let (drafts, card) = tokio::task::spawn_blocking(move || here(&at, &index, &called)).await.ok()??;
-        let stock = Self::of((fetcher, card), folder.to_owned(), Arc::new(drafts), Arc::default(), tell);
+        let (drafts, starts, card) = tokio::task::spawn_blocking(move || here(&at, &index, &called)).await.ok()??;
+        let mut stock = Self::of((fetcher, card), folder.to_owned(), Arc::new(drafts), Arc::default(), tell);
+        stock.starts = starts;
         stock.look().await;
         Some(stock)
     }
@@ -136,10 +140,9 @@ impl<P: Places> Stock<P> {
     /// What plans may give this peer of it (bytes by its sizes); none where all of it may be here.
     #[must_use]
     pub fn takes(&self) -> Option<u64> {
-        let (manifest, budget) = (self.drafts.manifest(), self.budget.load(Ordering::Relaxed));
-        // What files say of themselves is a chunk of each, but for very many tensors.
-        let of_layers = budget.saturating_sub(manifest.files.len() as u64 * CHUNK_BYTES);
-        (manifest.bytes() > budget).then(|| wanted::takes(&self.card.shape, of_layers))
+        let budget = self.budget.load(Ordering::Relaxed);
+        let of_layers = budget.saturating_sub(self.starts);
+        (self.drafts.manifest().bytes() > budget).then(|| wanted::takes(&self.card.shape, of_layers))
     }
 
     /// Keeps layers here that a stage is made of, or is about to be, as long as what is given back is there.
@@ -348,12 +351,13 @@ impl<P: Places> Stock<P> {
         FetchError::Unusable { model: self.card.name.clone(), why }
     }
 
-    /// What the files say of themselves.
-    async fn fetch_starts(&self, tell: &Tell) -> Result<(), FetchError> {
+    /// What the files say of themselves. Says how much that is (bytes).
+    async fn fetch_starts(&self, tell: &Tell) -> Result<u64, FetchError> {
         let manifest = self.drafts.manifest();
         let mut first = vec![1; manifest.files.len()];
         loop {
-            let wanted = (0..).zip(&first).flat_map(|(file, bytes)| of_file(file, &(0..*bytes))).collect();
+            let wanted: BTreeSet<Chunk> =
+                (0..).zip(&first).flat_map(|(file, bytes)| of_file(file, &(0..*bytes))).collect();
             self.get(&wanted, None, tell).await?;
             let (drafts, there) = (self.drafts.clone(), first.clone());
             // The disk may take its time.
@@ -367,7 +371,8 @@ impl<P: Places> Stock<P> {
                 }
             }
             if !more {
-                return self.get(&places, None, tell).await;
+                self.get(&places, None, tell).await?;
+                return Ok(wanted.union(&places).map(|chunk| self.drafts.bytes_of(*chunk)).sum());
             }
         }
     }
@@ -470,14 +475,16 @@ fn all_starts(drafts: &Drafts) -> Option<BTreeSet<Chunk>> {
     Some(all?.into_iter().flatten().collect())
 }
 
-/// What a folder has of the model that it is called after.
-fn here(folder: &Path, index: &Index, name: &str) -> Option<(Drafts, ModelCard)> {
+/// What a folder has of the model that it is called after, and how much its files say of themselves (bytes).
+fn here(folder: &Path, index: &Index, name: &str) -> Option<(Drafts, u64, ModelCard)> {
     let (manifest, hashes) = notes::read(folder)?;
     let drafts = Drafts::open(folder, manifest, hashes, index).ok()?;
-    all_starts(&drafts)?.into_iter().all(|chunk| drafts.has(chunk)).then_some(())?;
+    let starts = all_starts(&drafts)?;
+    starts.iter().all(|chunk| drafts.has(*chunk)).then_some(())?;
+    let starts: u64 = starts.iter().map(|chunk| drafts.bytes_of(*chunk)).sum();
     let source = open(folder, &drafts, name).ok()?;
     let is_it = folder.file_name().is_some_and(|own| *own == *source.card().id.to_string());
-    is_it.then(|| (drafts, source.card().clone()))
+    is_it.then(|| (drafts, starts, source.card().clone()))
 }
 
 #[cfg(test)]

@@ -39,6 +39,7 @@ async fn layers_come_when_they_are_wanted_and_no_others() {
     let fetched = Arc::new(AtomicU64::new(0));
     let stock = Stock::open(fetcher(&world, folder.path()), world.card().clone(), fetched, tell).await.unwrap();
     assert_eq!((chunks_there(&stock), stock.fetched()), (1, CHUNK_BYTES), "what the file says of itself");
+    assert_eq!(stock.starts, CHUNK_BYTES);
     assert_eq!(stock.source().await.unwrap().card(), world.card());
     assert_eq!(stock.partial().unwrap().layers, []);
     // Two layers of four: about a third of the file.
@@ -83,7 +84,7 @@ async fn what_is_here_is_lent_by_itself_and_what_is_not_is_waited_for() {
     };
     let stock = Stock::reopen(again, &place, &world.card().name, tell).await.unwrap();
     assert_eq!(stock.card(), world.card());
-    assert_eq!(stock.partial().unwrap().layers, [layers(0, 1)], "as it was left");
+    assert_eq!((stock.starts, stock.partial().unwrap().layers), (CHUNK_BYTES, vec![layers(0, 1)]), "as it was left");
     let origin = stock.origin().unwrap();
     assert_eq!((origin.source.as_str(), origin.is_gated, origin.is_given), ("org/gated@0", true, false));
     stock.bring(layers(0, 1)).await.unwrap();
