@@ -21,8 +21,10 @@ pub(super) async fn refuse_open(settings: &Settings, models: &[KeptModel]) -> Re
         Exit::new(Kind::DataDir, message)
     };
     let view = peer.view().await.map_err(unsaid)?;
-    let own = view.peers.iter().filter(|other| other.id == view.me).flat_map(|me| &me.advert.models);
-    let lent: BTreeSet<ModelId> = own.map(|card| card.id).collect();
+    // It answers before it has opened what it is to serve.
+    let starting = || unsaid(Exit::new(Kind::Other, "it starts; ask again when it is up"));
+    let me = view.peers.iter().find(|other| other.id == view.me).ok_or_else(starting)?;
+    let lent: BTreeSet<ModelId> = me.advert.models.iter().map(|card| card.id).collect();
     let pulled = peers::pulled(&peer).await.map_err(unsaid)?;
     let is_open = |model: &&KeptModel| lent.contains(&model.id) || pulled.contains(&model.id);
     match models.iter().find(is_open) {
