@@ -12,8 +12,8 @@ use crate::{
 use std::collections::BTreeSet;
 use tsnode_protocol::ModelId;
 
-/// Refuses where the peer that runs on the data folder serves one of these, or has had it fetched since it started; and where it does
-/// not say what it serves.
+/// Refuses where the peer that runs on the data folder serves one of these, fetches it, or has had it fetched since it started; and where
+/// it does not say what it serves.
 pub(super) async fn refuse_open(settings: &Settings, models: &[KeptModel]) -> Result<(), Exit> {
     let peer = Peer::own(settings)?;
     let unsaid = |error: Exit| {
@@ -26,7 +26,7 @@ pub(super) async fn refuse_open(settings: &Settings, models: &[KeptModel]) -> Re
     let me = view.peers.iter().find(|other| other.id == view.me).ok_or_else(starting)?;
     let lent: BTreeSet<ModelId> = me.advert.models.iter().map(|card| card.id).collect();
     let pulled = peers::pulled(&peer).await.map_err(unsaid)?;
-    let is_open = |model: &&KeptModel| lent.contains(&model.id) || pulled.contains(&model.id);
+    let is_open = |model: &&KeptModel| lent.contains(&model.id) || pulled.contains(&model.id) || model.is_open();
     match models.iter().find(is_open) {
         Some(model) => Err(Exit::new(
             Kind::DataDir,
