@@ -5,6 +5,7 @@ use crate::{
     cli::{
         ask::Peer,
         exit::{Exit, Kind},
+        layout::harmless,
     },
     config::Settings,
     weights::KeptModel,
@@ -32,7 +33,7 @@ pub(super) async fn refuse_open(settings: &Settings, models: &[KeptModel]) -> Re
             Kind::DataDir,
             format!(
                 "{}: the peer of this data folder has it open; stop that first, as with Ctrl-C where it runs",
-                model.name
+                harmless(&model.name)
             ),
         )),
         None => Ok(()),
