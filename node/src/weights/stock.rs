@@ -358,6 +358,7 @@ impl<P: Places> Stock<P> {
         loop {
             let wanted: BTreeSet<Chunk> =
                 (0..).zip(&first).flat_map(|(file, bytes)| of_file(file, &(0..*bytes))).collect();
+            self.size_within_budget(&wanted)?;
             self.get(&wanted, None, tell).await?;
             let (drafts, there) = (self.drafts.clone(), first.clone());
             // The disk may take its time.
@@ -371,10 +372,22 @@ impl<P: Places> Stock<P> {
                 }
             }
             if !more {
-                self.get(&places, None, tell).await?;
-                return Ok(wanted.union(&places).map(|chunk| self.drafts.bytes_of(*chunk)).sum());
+                places.extend(wanted);
+                let bytes = self.size_within_budget(&places)?;
+                return self.get(&places, None, tell).await.map(|()| bytes);
             }
         }
+    }
+
+    /// What the files say of themselves may be much, where somebody made them so.
+    fn size_within_budget(&self, starts: &BTreeSet<Chunk>) -> Result<u64, FetchError> {
+        let bytes: u64 = starts.iter().map(|chunk| self.drafts.bytes_of(*chunk)).sum();
+        let budget = self.budget.load(Ordering::Relaxed);
+        if bytes > budget {
+            let (model, what) = (self.card.name.clone(), "what its files say of themselves".into());
+            return Err(FetchError::Budget { model, what, bytes, budget });
+        }
+        Ok(bytes)
     }
 
     /// Fetches chunks, saying how far it is.

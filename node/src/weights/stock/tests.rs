@@ -170,6 +170,16 @@ async fn layers_that_no_stage_has_go_where_others_come_within_the_budget() {
 }
 
 #[tokio::test]
+async fn what_files_say_of_themselves_is_not_fetched_where_it_alone_is_more_than_the_budget() {
+    let (world, folder) = (World::of_model(&[Way::Honest]), tempfile::tempdir().unwrap());
+    let (fetched, quiet): (Arc<AtomicU64>, Tell) = (Arc::default(), Arc::new(|_| ()));
+    let tight = Fetcher { budget: CHUNK_BYTES - 1, ..fetcher(&world, folder.path()) };
+    let opened = Stock::open(tight, world.card().clone(), fetched.clone(), quiet).await;
+    assert!(matches!(opened.err(), Some(FetchError::Budget { bytes: CHUNK_BYTES, .. })));
+    assert_eq!(fetched.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test]
 async fn what_is_wanted_whole_is_not_bounded() {
     let (world, folder) = (World::of_model(&[Way::Honest]), tempfile::tempdir().unwrap());
     let (fetched, quiet): (Arc<AtomicU64>, Tell) = (Arc::default(), Arc::new(|_| ()));
