@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::wanted;
 use tsnode_kernels::source::{ModelSource, Start, start_of};
 use tsnode_protocol::{
@@ -145,10 +146,10 @@ impl<P: Places> Stock<P> {
         (self.drafts.manifest().bytes() > budget).then(|| wanted::takes(&self.card.shape, of_layers))
     }
 
-    /// Keeps layers here that a stage is made of, or is about to be, as long as what is given back is there.
+    /// Keeps layers here that a stage is made of, or is about to be, as long as what is given back is there, and that is not given up.
     #[must_use]
-    pub fn hold(&self, layers: LayerRange) -> LayersInUse {
-        self.uses.hold(layers)
+    pub fn hold(&self, layers: LayerRange, given_up: CancellationToken) -> LayersInUse {
+        self.uses.hold(layers, given_up)
     }
 
     /// Its card.
