@@ -2,6 +2,7 @@
 //! have the weights cannot tell by it which of two cards is the model's own: a holder's manifest tells, and until then what most say.
 
 use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tsnode_protocol::{Advert, ModelCard, ModelId, ModelOrigin, PeerId};
 
@@ -34,15 +35,38 @@ pub fn said<'a>(model: ModelId, members: impl IntoIterator<Item = (&'a PeerId, &
 /// The card of a model whose sizes most members say, of those that say them the first's: by these is planned. Sizes are not in an id.
 #[must_use]
 pub fn agreed<'a>(model: ModelId, adverts: impl IntoIterator<Item = &'a Advert>) -> Option<&'a ModelCard> {
-    let mut all: Vec<(&ModelCard, usize)> = Vec::new();
+    let mut all = Vec::new();
     // Nobody says it twice.
     let own = |advert: &'a Advert| advert.models.iter().find(|card| card.id == model);
-    for card in adverts.into_iter().filter_map(own) {
-        match all.iter_mut().find(|(known, _)| known.shape == card.shape) {
-            Some((_, count)) => *count += 1,
-            None => all.push((card, 1)),
+    adverts.into_iter().filter_map(own).for_each(|card| count(&mut all, card));
+    most(all)
+}
+
+/// The same of every model: what a member says is looked at once, however many models there are.
+#[must_use]
+pub fn all_agreed<'a>(adverts: impl IntoIterator<Item = &'a Advert>) -> BTreeMap<ModelId, &'a ModelCard> {
+    let mut all = BTreeMap::<ModelId, Vec<(&'a ModelCard, usize)>>::new();
+    for advert in adverts {
+        let mut said = BTreeSet::new();
+        for card in &advert.models {
+            // Nobody says it twice.
+            if said.insert(card.id) {
+                count(all.entry(card.id).or_default(), card);
+            }
         }
     }
+    all.into_iter().filter_map(|(model, said)| Some((model, most(said)?))).collect()
+}
+
+/// One more says so.
+fn count<'a>(all: &mut Vec<(&'a ModelCard, usize)>, card: &'a ModelCard) {
+    match all.iter_mut().find(|(known, _)| known.shape == card.shape) {
+        Some((_, count)) => *count += 1,
+        None => all.push((card, 1)),
+    }
+}
+
+fn most(all: Vec<(&ModelCard, usize)>) -> Option<&ModelCard> {
     // Of those that are said as often, the first.
     all.into_iter().rev().max_by_key(|(_, count)| *count).map(|(card, _)| card)
 }
@@ -153,7 +177,9 @@ mod tests {
     fn by_the_sizes_that_most_say_is_planned() {
         let of = |layers: &[u32]| {
             let adverts: Vec<Advert> = layers.iter().map(|layers| sized(*layers)).collect();
-            agreed(sample::card().id, &adverts).map(|card| card.shape.layers)
+            let one = agreed(sample::card().id, &adverts);
+            assert_eq!(one, all_agreed(&adverts).values().next().copied());
+            one.map(|card| card.shape.layers)
         };
         assert_eq!((of(&[]), of(&[9, 4, 4]), of(&[9, 4])), (None, Some(4), Some(9)));
         assert_eq!(agreed(ModelId([99; 16]), &[sized(4)]), None);

@@ -10,11 +10,12 @@ use tsnode_protocol::{Advert, ModelCard, ModelId};
 #[must_use]
 pub fn default_model<'a>(adverts: impl IntoIterator<Item = &'a Advert>) -> Option<&'a ModelCard> {
     let adverts: Vec<&Advert> = adverts.into_iter().collect();
+    let all_agreed = cards::all_agreed(adverts.iter().copied());
     let mut held = BTreeMap::<ModelId, (u64, &ModelCard)>::new();
     for advert in &adverts {
         for card in &advert.models {
-            let agreed = || cards::agreed(card.id, adverts.iter().copied()).unwrap_or(card);
-            let (held, agreed) = held.entry(card.id).or_insert_with(|| (0, agreed()));
+            let agreed = all_agreed.get(&card.id).copied().unwrap_or(card);
+            let (held, agreed) = held.entry(card.id).or_insert((0, agreed));
             let weights = agreed.shape.stage_bytes(agreed.shape.all_layers());
             let served = advert.devices.iter().filter_map(|d| d.served(card.id));
             *held = served.fold(*held, |sum, s| sum.saturating_add(s.memory_bytes.min(weights)));

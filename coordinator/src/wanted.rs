@@ -101,10 +101,16 @@ pub fn choose(
             holders.extend(Some(*peer).filter(|_| advert.gives(card.id)));
         }
     }
-    // Of several cards of one id, what most say: another would be fetched in vain.
+    // Of several cards of one id, what most say: another would be fetched in vain. But for sizes, which are not in an id, and which the
+    // files tell before any layer is fetched: who says that a model is too large keeps nobody from it, where others say that it is not.
     let agreed = |(card, holders): (&ModelCard, Vec<PeerId>)| {
-        let said = cards::said(card.id, others.iter().map(|(peer, advert)| (peer, *advert))).into_iter().next();
-        (ModelCard { name: card.name.clone(), ..said.map_or_else(|| card.clone(), |said| said.card) }, holders)
+        let said = cards::said(card.id, others.iter().map(|(peer, advert)| (peer, *advert)));
+        let files = said.first().map(|most| &most.card.files);
+        let alike = said.iter().filter(|said| Some(&said.card.files) == files);
+        let mut named = alike.map(|said| ModelCard { name: card.name.clone(), ..said.card.clone() });
+        let most = named.next().unwrap_or_else(|| card.clone());
+        let fitting = if fits(&most, limits).is_ok() { None } else { named.find(|other| fits(other, limits).is_ok()) };
+        (fitting.unwrap_or(most), holders)
     };
     let weights = |card: &ModelCard| card.shape.stage_bytes(card.shape.all_layers());
     let first = default_model(others.values().copied()).map(|card| card.id);
@@ -252,6 +258,18 @@ mod tests {
         let others = (0..).zip(&swarm).map(|(n, advert)| (PeerId([n; 32]), advert)).collect();
         let wanted = choose(&others, &ALL, None).unwrap();
         assert_eq!((wanted.card.files.len(), wanted.card.name.as_str(), wanted.holders.len()), (0, "a", 3));
+    }
+
+    #[test]
+    fn who_says_that_a_model_is_too_large_keeps_nobody_from_it() {
+        let swarm = [has(1, "a", 1 << 40), has(1, "a", 1 << 40), has(1, "a", 1 << 20)];
+        let others = (0..).zip(&swarm).map(|(n, advert)| (PeerId([n; 32]), advert)).collect();
+        let few = Limits { memory: 2 << 20, ..ALL };
+        let wanted = choose(&others, &few, None).unwrap();
+        assert_eq!((wanted.card.shape.layer_bytes, wanted.holders.len()), (1 << 20, 3));
+        let wanted = choose(&others, &ALL, None).unwrap();
+        assert_eq!(wanted.card.shape.layer_bytes, 1 << 40, "where all fit, what most say");
+        assert!(matches!(chosen(&swarm[..2], &few, None), Err(Unwanted::OverMemory { .. })));
     }
 
     #[test]

@@ -195,14 +195,16 @@ async fn believed(model: ModelId, mut said: Vec<Said>, links: &Links, roster: &R
     said.into_iter().next()
 }
 
-/// Whether a card has the sizes that the model's configuration gives, which is one of the files that its id is made of: neither what weights
-/// take, nor a context that its owner may have had it longer for. Of a family that this program does not know nothing is said.
+/// Whether a card has the sizes that the model's configuration gives, which is one of the files that its id is made of: not what weights
+/// take, and of contexts either, where it has another for long sequences. Of a family that this program does not know nothing is said.
 fn has_sizes_of(card: &ModelCard, files: &BTreeMap<String, Vec<u8>>) -> bool {
     let Some(config) = files.get("config.json").and_then(|json| ModelConfig::parse(json).ok()) else { return true };
     let said = card.shape;
     let own = config.shape(said.layer_bytes, said.embed_bytes, said.head_bytes);
     let experts = own.experts.map(|own| Experts { bytes: said.experts.map_or(0, |said| said.bytes), ..own });
-    ModelShape { context: said.context, experts, ..own } == said
+    let long = config.long.as_ref().map(|(_, context)| *context as u32);
+    let context = long.filter(|long| *long == said.context).unwrap_or(own.context);
+    ModelShape { context, experts, ..own } == said
 }
 
 /// What a peer says that the model's weights are.
@@ -269,6 +271,7 @@ mod tests {
         assert!(
             !with(|shape| shape.layers += 1) && !with(|shape| shape.vocab -= 1) && !with(|shape| shape.kv_heads = 1)
         );
+        assert!(!with(|shape| shape.context = 1) && !with(|shape| shape.context += 1));
         assert!(with(|shape| shape.layer_bytes += 1), "that is not in it");
         assert!(!with(|shape| shape.experts = Some(Experts { count: 2, used: 1, bytes: 0 })));
         assert!(has_sizes_of(&own.card, &BTreeMap::new()), "nothing is known");

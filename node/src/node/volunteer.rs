@@ -128,7 +128,10 @@ impl Volunteer {
         let NodeConfig { threads, cores, devices, models, .. } = self.config.clone();
         let (store, dtype) = (self.store.clone(), model.kv_dtype);
         let is_idle = models.len() == 1;
+        let turn = Mutex::new(());
         Arc::new(move |source: &ModelSource| {
+            // What is measured of one that is not wanted any more goes on to its end: beside it another would be measured wrongly.
+            let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
             let host = Host::detect();
             let has_gpus = host.gpus.as_ref().is_ok_and(|gpus| !gpus.is_empty());
             let is_computed_here = match &devices {

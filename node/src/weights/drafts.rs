@@ -18,6 +18,8 @@ use tsnode_protocol::weights::{
 
 /// Ending of what is not whole yet.
 pub(super) const INCOMPLETE: &str = "incomplete";
+/// Locked by all who have a model's files open, so that nobody takes these away meanwhile.
+const OPEN: &str = "open";
 /// What the index has for a chunk that is not there.
 const NOTHING: ChunkHash = [0; HASH_BYTES];
 
@@ -136,6 +138,7 @@ pub struct Drafts {
     drafts: Vec<Draft>,
     /// Held while files get their names, and while they are opened by them.
     naming: Mutex<()>,
+    _open: Option<File>,
 }
 
 impl Drafts {
@@ -152,7 +155,7 @@ impl Drafts {
             let opened = Draft::open(to.clone(), *file, hashes, index).map_err(FetchError::disk(&to))?;
             drafts.push(opened);
         }
-        Ok(Self { manifest, drafts, naming: Mutex::default() })
+        Ok(Self { manifest, drafts, naming: Mutex::default(), _open: say_open(folder) })
     }
 
     /// What they are.
@@ -257,12 +260,15 @@ impl Drafts {
         self.draft(file).is_some_and(|draft| draft.is_placed.load(Ordering::Acquire))
     }
 
-    /// Has these chunks go, of files that are not whole, and gives their room back to the disk.
-    pub(super) fn shed(&self, chunks: &[Chunk], index: &Index) -> Result<(), FetchError> {
-        // Nobody is given what is about to go, nor takes it for damage.
+    /// From now on these chunks count as not there: nobody is given what is about to go, nor takes it for damage.
+    pub(super) fn forget(&self, chunks: &[Chunk]) {
         for (file, chunk) in chunks {
             self.draft(*file).into_iter().for_each(|draft| draft.there().set(u64::from(*chunk), false));
         }
+    }
+
+    /// Gives the room of chunks that count as not there back to the disk, of files that are not whole.
+    pub(super) fn shed(&self, chunks: &[Chunk], index: &Index) -> Result<(), FetchError> {
         for (file, chunk) in chunks {
             let Some(draft) = self.draft(*file) else { continue };
             let gone = platform::punch(&draft.file, u64::from(*chunk) * CHUNK_BYTES, self.bytes_of((*file, *chunk)));
@@ -285,6 +291,18 @@ impl Drafts {
         }
         Ok(())
     }
+}
+
+/// Says that the files in a folder are open, as long as what is given back is there. A disk that knows no locks does not say it.
+fn say_open(folder: &Path) -> Option<File> {
+    let file = File::options().create(true).truncate(false).write(true).open(folder.join(OPEN)).ok()?;
+    file.try_lock_shared().ok().map(|()| file)
+}
+
+/// Whether somebody has the files in a folder open.
+pub(super) fn are_open(folder: &Path) -> bool {
+    let file = File::options().write(true).open(folder.join(OPEN));
+    file.is_ok_and(|file| matches!(file.try_lock(), Err(fs::TryLockError::WouldBlock)))
 }
 
 /// What a file of weights is called here: as those that read models expect it.

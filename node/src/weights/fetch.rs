@@ -18,6 +18,7 @@ use crate::{
         offences::OffenceReporter,
         roster::Roster,
     },
+    hardware::memory::Size,
     store::disk,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,6 +45,8 @@ const KNOWN: usize = 64;
 const STREAMS: usize = 3;
 /// How long an answer may take: a chunk in three streams over 1 Mbit/s takes 25 s.
 const PATIENCE: Duration = Duration::from_secs(40);
+/// Weights of a model at most (bytes), twice those of the largest there are: their chunks' hashes are kept in 128 MiB of memory.
+const MODEL_BYTES: u64 = 4 << 40;
 /// How often it is looked who else has the model.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -257,6 +260,10 @@ impl<P: Places> Fetcher<P> {
         };
         let what = Asked { what: "the manifest", query: WeightsQuery::Manifest, is_card_proven: false };
         let manifest = self.ask_any(card, what, read).await?;
+        if manifest.bytes() > MODEL_BYTES {
+            let why = format!("its weights are said to have {}", Size(manifest.bytes()));
+            return Err(FetchError::Unusable { model: card.name.clone(), why });
+        }
         let mut hashes = Vec::new();
         for (n, file) in manifest.files.iter().enumerate() {
             let query = WeightsQuery::Hashes { file: n as u16 };

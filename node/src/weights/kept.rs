@@ -89,6 +89,12 @@ impl KeptModel {
         model
     }
 
+    /// Whether a peer fetches it or serves layers of it.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        drafts::are_open(&self.folder)
+    }
+
     /// Whether all of it is here.
     #[must_use]
     pub fn is_whole(&self) -> bool {
@@ -241,6 +247,7 @@ fn small_files(folder: &Path) -> Vec<ModelFile> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::weights::Index;
     use tsnode_protocol::weights::WeightsFile;
 
     const BYTES: u64 = 3 * CHUNK_BYTES - 7;
@@ -299,6 +306,15 @@ mod tests {
         assert!(model.is_whole() && damage.len() == 1, "{damage:?}");
         damage[0].undo().unwrap();
         assert!(path.exists() && !whole.exists() && !again(&data_dir).is_whole(), "what fits of it stays");
+    }
+
+    #[test]
+    fn it_is_seen_that_somebody_has_it_open() {
+        let (data_dir, model, _) = home(&[0]);
+        assert!(!model.is_open());
+        let (manifest, hashes) = model.outline.clone().unwrap();
+        let _open = drafts::Drafts::open(&model.folder, manifest, hashes, &Index::default()).unwrap();
+        assert!(model.is_open() && again(&data_dir).is_open(), "whoever looks does not take it");
     }
 
     #[test]

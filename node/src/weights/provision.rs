@@ -9,6 +9,7 @@ use super::{
     stock::{Stock, Tell},
     stocks::Stocks,
 };
+use crate::hardware::memory::Size;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -172,7 +173,7 @@ impl Provision {
             stock.ok_or_else(|| FetchError::Unusable { model: last.name.clone(), why })
         };
         let stock = self.stocks.open(last.model()?, reopen).await.ok()?;
-        if let Err(error) = self.within_budget(&stock) {
+        if let Err(error) = self.within_limits(&stock) {
             tracing::warn!(model = last.name, %error, "what was fetched last is not lent");
             let why = Some(error.to_string());
             tell(Fetching { model: last.name.clone(), why, ..Fetching::default() });
@@ -182,16 +183,11 @@ impl Provision {
         Some(stock)
     }
 
-    /// Holds it to this peer's budget: who has opened it may have had another.
-    fn within_budget(&self, stock: &Stock<Peers>) -> Result<(), FetchError> {
-        let budget = self.fetcher.budget;
-        stock.bind(budget);
-        let ModelCard { name, shape, .. } = stock.card();
-        if stock.takes().is_some_and(|takes| takes < shape.layer_bytes) {
-            let (model, what, bytes) = (name.clone(), "a layer".into(), shape.layer_bytes);
-            return Err(FetchError::Budget { model, what, bytes, budget });
-        }
-        Ok(())
+    /// Holds it to this peer's budget and memory, by the sizes that its files say: who has opened it may have had another budget, and
+    /// members may have said other sizes.
+    fn within_limits(&self, stock: &Stock<Peers>) -> Result<(), FetchError> {
+        stock.bind(self.fetcher.budget);
+        one_layer_fits(stock.card(), stock.takes(), (self.fetcher.budget, self.memory))
     }
 
     fn choose(&self) -> Result<Wanted, Unwanted> {
@@ -256,10 +252,23 @@ impl Provision {
         );
         let open = || Stock::open(self.fetcher.clone(), card.clone(), self.fetched.clone(), tell.clone());
         let stock = self.stocks.open(card.id, open).await?;
-        self.within_budget(&stock)?;
+        self.within_limits(&stock)?;
         stock.hear(tell.clone());
         Ok(stock)
     }
+}
+
+/// Whether what plans may give of it, and the memory that is lent, is at least a layer.
+fn one_layer_fits(card: &ModelCard, takes: Option<u64>, (budget, memory): (u64, u64)) -> Result<(), FetchError> {
+    let (model, bytes) = (card.name.clone(), card.shape.layer_bytes);
+    if takes.is_some_and(|takes| takes < bytes) {
+        return Err(FetchError::Budget { model, what: "a layer".into(), bytes, budget });
+    }
+    if bytes > memory {
+        let why = format!("a layer of it has {}, more than is lent: --memory", Size(bytes));
+        return Err(FetchError::Unusable { model, why });
+    }
+    Ok(())
 }
 
 /// Whether what was fetched once may be lent again; what is only pulled where it is named.
@@ -273,6 +282,17 @@ fn may_lend(fetched: &Remembered, named: Option<&str>, allowed: &[Glob]) -> bool
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tsnode_coordinator::sample;
+
+    #[test]
+    fn a_model_of_which_no_layer_fits_by_what_its_files_say_is_refused() {
+        let card = sample::card();
+        let bytes = card.shape.layer_bytes;
+        let refused = |takes, memory| one_layer_fits(&card, takes, (1, memory)).err().map(|error| error.to_string());
+        assert_eq!((refused(None, bytes), refused(Some(bytes), bytes)), (None, None));
+        assert!(refused(Some(bytes - 1), bytes).unwrap().contains("--model-budget"));
+        assert!(refused(None, bytes - 1).unwrap().contains("--memory"));
+    }
 
     #[test]
     fn what_is_only_pulled_is_lent_where_it_is_named() {

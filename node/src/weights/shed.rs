@@ -3,16 +3,19 @@
 use super::drafts::{Chunk, Drafts};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio_util::sync::CancellationToken;
 use tsnode_protocol::LayerRange;
 
-/// Layers that stages here are made of, or are about to be. Clones are of the same; held for operations on the map alone.
+/// Layers that stages here are made of, or are about to be. Clones are of the same; held for operations on the map, and while it is
+/// settled what goes.
 #[derive(Clone, Default)]
 pub(super) struct Uses(Arc<Mutex<Used>>);
 
 #[derive(Default)]
 struct Used {
     next: u64,
-    layers: BTreeMap<u64, LayerRange>,
+    /// With what says that no stage will be made of them any more.
+    layers: BTreeMap<u64, (LayerRange, CancellationToken)>,
 }
 
 /// Keeps layers on the disk as long as it is there.
@@ -26,18 +29,21 @@ impl Uses {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on, until what is given back is dropped.
-    pub fn hold(&self, layers: LayerRange) -> LayersInUse {
+    /// From now on, until what is given back is dropped, or they are given up: whoever waits to load them may be the last to know.
+    pub fn hold(&self, layers: LayerRange, given_up: CancellationToken) -> LayersInUse {
         let mut used = self.used();
         let key = used.next;
         used.next += 1;
-        used.layers.insert(key, layers);
+        used.layers.insert(key, (layers, given_up));
         LayersInUse { uses: self.clone(), key }
     }
 
-    /// All of them.
-    pub fn layers(&self) -> Vec<LayerRange> {
-        self.used().layers.values().copied().collect()
+    /// Acts by all of them, and nobody begins to hold others meanwhile: whoever does so next sees what was done.
+    pub fn still<T>(&self, act: impl FnOnce(&[LayerRange]) -> T) -> T {
+        let used = self.used();
+        let held = used.layers.values().filter(|(_, given_up)| !given_up.is_cancelled());
+        let layers: Vec<LayerRange> = held.map(|(layers, _)| *layers).collect();
+        act(&layers)
     }
 }
 
@@ -70,13 +76,20 @@ mod tests {
     #[test]
     fn layers_are_in_use_as_long_as_somebody_holds_them() {
         let (uses, layers) = (Uses::default(), |start, end| LayerRange { start, end });
-        let (one, other) = (uses.hold(layers(0, 4)), uses.clone().hold(layers(2, 6)));
-        assert_eq!(uses.layers(), [layers(0, 4), layers(2, 6)]);
+        let held = || uses.still(<[LayerRange]>::to_vec);
+        let given_up = CancellationToken::new();
+        let hold = |layers| uses.clone().hold(layers, given_up.clone());
+        let (one, other) = (hold(layers(0, 4)), hold(layers(2, 6)));
+        assert_eq!(held(), [layers(0, 4), layers(2, 6)]);
         drop(one);
-        let same = uses.hold(layers(2, 6));
+        let same = hold(layers(2, 6));
         drop(other);
-        assert_eq!(uses.layers(), [layers(2, 6)], "another has them as well");
-        drop(same);
-        assert_eq!(uses.layers(), []);
+        assert_eq!(held(), [layers(2, 6)], "another has them as well");
+        let last = uses.hold(layers(0, 1), CancellationToken::new());
+        given_up.cancel();
+        assert_eq!(held(), [layers(0, 1)], "no stage will be made of the others");
+        drop((same, last));
+        assert_eq!(held(), []);
+        uses.still(|_| assert!(uses.0.try_lock().is_err(), "nobody begins to hold some meanwhile"));
     }
 }

@@ -18,13 +18,14 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::Semaphore;
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::wanted;
 use tsnode_kernels::source::{ModelSource, Start, start_of};
 use tsnode_protocol::{
     LayerRange, ModelCard, ModelOrigin, PartialModel,
-    weights::{CHUNK_BYTES, WeightsFile, chunks_at},
+    weights::{WeightsFile, chunks_at},
 };
 
 /// How often it is said how far it is.
@@ -35,6 +36,9 @@ const AGAIN: Duration = Duration::from_secs(5);
 const ROOM_AGAIN: Duration = Duration::from_secs(30);
 /// Chunks of a whole model that are fetched before others have their turn: eleven seconds at 100 Mbit/s.
 const AT_ONCE: usize = 128;
+
+/// Whose turn it is to bring layers. Nobody ends that.
+type Turn = Result<OwnedSemaphorePermit, AcquireError>;
 
 /// Hears how far it is.
 pub type Tell = Arc<dyn Fn(Fetching) + Send + Sync>;
@@ -50,7 +54,7 @@ pub struct Stock<P> {
     /// Hears how far layers are that are brought.
     tell: Mutex<Tell>,
     /// Layers come for one stage after the other: what two need is fetched once.
-    turn: Semaphore,
+    turn: Arc<Semaphore>,
     /// Layers that are here, as they were looked for last.
     layers: Mutex<PartialModel>,
     /// Layers of stages here, which stay.
@@ -59,6 +63,8 @@ pub struct Stock<P> {
     budget: AtomicU64,
     /// Whether all of it is wanted here, whatever the budget.
     is_wanted_whole: AtomicBool,
+    /// What the files say of themselves, by whole chunks (bytes): of GGUF, with a vocabulary, some MiB.
+    starts: u64,
 }
 
 impl<P: Places> Stock<P> {
@@ -76,7 +82,7 @@ impl<P: Places> Stock<P> {
         let drafts = Arc::new(fetcher.begin(&card).await?);
         let folder = fetcher.folder_of(card.id);
         let mut stock = Self::of((fetcher, card), folder, drafts, fetched, tell.clone());
-        stock.fetch_starts(&tell).await?;
+        stock.starts = stock.fetch_starts(&tell).await?;
         stock.look().await;
         if let Ok(source) = stock.source().await {
             // Sizes are not in an id: what members said of them is over once the files say it.
@@ -101,17 +107,19 @@ impl<P: Places> Stock<P> {
             drafts,
             fetched,
             tell: Mutex::new(tell),
-            turn: Semaphore::new(1),
+            turn: Arc::new(Semaphore::new(1)),
             uses: Uses::default(),
             is_wanted_whole: AtomicBool::new(false),
+            starts: 0,
         }
     }
 
     /// What is here of a model by itself, where nobody is there to ask; none where that cannot even be opened.
     pub async fn reopen(fetcher: Fetcher<P>, folder: &Path, name: &str, tell: Tell) -> Option<Self> {
         let (at, index, called) = (folder.to_owned(), fetcher.index.clone(), name.to_owned());
-        let (drafts, card) = tokio::task::spawn_blocking(move || here(&at, &index, &called)).await.ok()??;
-        let stock = Self::of((fetcher, card), folder.to_owned(), Arc::new(drafts), Arc::default(), tell);
+        let (drafts, starts, card) = tokio::task::spawn_blocking(move || here(&at, &index, &called)).await.ok()??;
+        let mut stock = Self::of((fetcher, card), folder.to_owned(), Arc::new(drafts), Arc::default(), tell);
+        stock.starts = starts;
         stock.look().await;
         Some(stock)
     }
@@ -133,16 +141,15 @@ impl<P: Places> Stock<P> {
     /// What plans may give this peer of it (bytes by its sizes); none where all of it may be here.
     #[must_use]
     pub fn takes(&self) -> Option<u64> {
-        let (manifest, budget) = (self.drafts.manifest(), self.budget.load(Ordering::Relaxed));
-        // What files say of themselves is a chunk of each, but for very many tensors.
-        let of_layers = budget.saturating_sub(manifest.files.len() as u64 * CHUNK_BYTES);
-        (manifest.bytes() > budget).then(|| wanted::takes(&self.card.shape, of_layers))
+        let budget = self.budget.load(Ordering::Relaxed);
+        let of_layers = budget.saturating_sub(self.starts);
+        (self.drafts.manifest().bytes() > budget).then(|| wanted::takes(&self.card.shape, of_layers))
     }
 
-    /// Keeps layers here that a stage is made of, or is about to be, as long as what is given back is there.
+    /// Keeps layers here that a stage is made of, or is about to be, as long as what is given back is there, and that is not given up.
     #[must_use]
-    pub fn hold(&self, layers: LayerRange) -> LayersInUse {
-        self.uses.hold(layers)
+    pub fn hold(&self, layers: LayerRange, given_up: CancellationToken) -> LayersInUse {
+        self.uses.hold(layers, given_up)
     }
 
     /// Its card.
@@ -204,14 +211,13 @@ impl<P: Places> Stock<P> {
         }
         tracing::info!(model = self.card.name, %layers, chunks = wanted.len(), "fetches layers that a plan gives this peer");
         loop {
-            let (turn, tell) = (self.turn.acquire().await, self.told());
-            let came = match self.make_room(&source, &wanted, layers).await {
-                Ok(()) => self.get(&wanted, Some(layers), &tell).await,
+            let (turn, tell) = (self.turn.clone().acquire_owned().await, self.told());
+            // While it waits, behind this, others have their turn.
+            let came = match self.make_room(&source, &wanted, layers, turn).await {
+                Ok(_turn) => self.get(&wanted, Some(layers), &tell).await,
                 Err(error) => Err(error),
             };
             let Err(error) = came else { break };
-            // While it waits others have their turn.
-            drop(turn);
             let (model, fetched) = (self.card.name.clone(), self.fetched());
             tell(Fetching { model, fetched, why: Some(error.to_string()), ..Fetching::default() });
             let again = match &error {
@@ -228,40 +234,48 @@ impl<P: Places> Stock<P> {
         self.opened().await
     }
 
-    /// Has chunks go that no stage here needs, as far as what is to come would be more than the budget.
+    /// Has chunks go that no stage here needs, as far as what is to come would be more than the budget. Gives the turn back: what has begun
+    /// to go is gone before another has it, also where nobody waits for this any more.
     async fn make_room(
         &self,
         source: &Arc<ModelSource>,
         wanted: &BTreeSet<Chunk>,
         layers: LayerRange,
-    ) -> Result<(), FetchError> {
+        turn: Turn,
+    ) -> Result<Turn, FetchError> {
         let budget = self.budget.load(Ordering::Relaxed);
         let missing = wanted.iter().filter(|chunk| !self.drafts.has(**chunk));
         let missing: u64 = missing.map(|chunk| self.drafts.bytes_of(*chunk)).sum();
         let bytes = self.drafts.held().saturating_add(missing);
         if bytes <= budget || self.is_wanted_whole.load(Ordering::Relaxed) {
-            return Ok(());
+            return Ok(turn);
         }
         let (source, drafts, mut stay) = (source.clone(), self.drafts.clone(), wanted.clone());
-        let (used, index, model) = (self.uses.layers(), self.fetcher.index.clone(), self.card.name.clone());
+        let (uses, index, model) = (self.uses.clone(), self.fetcher.index.clone(), self.card.name.clone());
         let shed = move || {
-            for layers in used {
-                stay.extend(
-                    chunks_of(&source, layers).map_err(|why| FetchError::Unusable { model: model.clone(), why })?,
-                );
-            }
             stay.extend(all_starts(&drafts).into_iter().flatten());
-            let Some(chosen) = shed::chosen(&drafts, &stay, bytes - budget) else {
-                let stays: u64 = stay.iter().map(|chunk| drafts.bytes_of(*chunk)).sum();
-                return Err(FetchError::Budget { model, what: format!("layers {layers}"), bytes: stays, budget });
-            };
-            drafts.shed(&chosen, &index).map(|()| chosen.len())
+            // Whoever holds layers later finds that these are not there.
+            let chosen = uses.still(|used| {
+                for layers in used {
+                    let needs = chunks_of(&source, *layers);
+                    stay.extend(needs.map_err(|why| FetchError::Unusable { model: model.clone(), why })?);
+                }
+                let Some(chosen) = shed::chosen(&drafts, &stay, bytes - budget) else {
+                    let stays: u64 = stay.iter().map(|chunk| drafts.bytes_of(*chunk)).sum();
+                    let (model, what) = (model.clone(), format!("layers {layers}"));
+                    return Err(FetchError::Budget { model, what, bytes: stays, budget });
+                };
+                drafts.forget(&chosen);
+                Ok(chosen)
+            })?;
+            drafts.shed(&chosen, &index).map(|()| (turn, chosen.len()))
         };
-        let gone = tokio::task::spawn_blocking(shed).await.map_err(|e| self.unusable(e.to_string()))??;
+        let shed = tokio::task::spawn_blocking(shed).await;
+        let (turn, gone) = shed.map_err(|e| self.unusable(e.to_string()))??;
         tracing::info!(model = self.card.name, %layers, chunks = gone, "layers that no plan gives this peer any more go, within --model-budget");
         // Others hear at once what is not here any more.
         self.look().await;
-        Ok(())
+        Ok(turn)
     }
 
     /// Sees which layers are here. Where that cannot be seen, none are said to be.
@@ -302,6 +316,8 @@ impl<P: Places> Stock<P> {
 
     async fn rest(&self, tell: &Tell) -> Result<PathBuf, FetchError> {
         let (bytes, own) = (self.drafts.manifest().bytes(), RandomState::new());
+        // What was about to go when all of it came to be wanted is gone: from now on nothing does.
+        drop(self.turn.acquire().await);
         let mut missing: Vec<Chunk> = self.drafts.all().filter(|chunk| !self.drafts.has(*chunk)).collect();
         // Others who fetch the same begin elsewhere.
         missing.sort_by_cached_key(|chunk| own.hash_one(chunk));
@@ -336,12 +352,14 @@ impl<P: Places> Stock<P> {
         FetchError::Unusable { model: self.card.name.clone(), why }
     }
 
-    /// What the files say of themselves.
-    async fn fetch_starts(&self, tell: &Tell) -> Result<(), FetchError> {
+    /// What the files say of themselves. Says how much that is (bytes).
+    async fn fetch_starts(&self, tell: &Tell) -> Result<u64, FetchError> {
         let manifest = self.drafts.manifest();
         let mut first = vec![1; manifest.files.len()];
         loop {
-            let wanted = (0..).zip(&first).flat_map(|(file, bytes)| of_file(file, &(0..*bytes))).collect();
+            let wanted: BTreeSet<Chunk> =
+                (0..).zip(&first).flat_map(|(file, bytes)| of_file(file, &(0..*bytes))).collect();
+            self.size_within_budget(&wanted)?;
             self.get(&wanted, None, tell).await?;
             let (drafts, there) = (self.drafts.clone(), first.clone());
             // The disk may take its time.
@@ -355,9 +373,22 @@ impl<P: Places> Stock<P> {
                 }
             }
             if !more {
-                return self.get(&places, None, tell).await;
+                places.extend(wanted);
+                let bytes = self.size_within_budget(&places)?;
+                return self.get(&places, None, tell).await.map(|()| bytes);
             }
         }
+    }
+
+    /// What the files say of themselves may be much, where somebody made them so.
+    fn size_within_budget(&self, starts: &BTreeSet<Chunk>) -> Result<u64, FetchError> {
+        let bytes: u64 = starts.iter().map(|chunk| self.drafts.bytes_of(*chunk)).sum();
+        let budget = self.budget.load(Ordering::Relaxed);
+        if bytes > budget {
+            let (model, what) = (self.card.name.clone(), "what its files say of themselves".into());
+            return Err(FetchError::Budget { model, what, bytes, budget });
+        }
+        Ok(bytes)
     }
 
     /// Fetches chunks, saying how far it is.
@@ -458,14 +489,16 @@ fn all_starts(drafts: &Drafts) -> Option<BTreeSet<Chunk>> {
     Some(all?.into_iter().flatten().collect())
 }
 
-/// What a folder has of the model that it is called after.
-fn here(folder: &Path, index: &Index, name: &str) -> Option<(Drafts, ModelCard)> {
+/// What a folder has of the model that it is called after, and how much its files say of themselves (bytes).
+fn here(folder: &Path, index: &Index, name: &str) -> Option<(Drafts, u64, ModelCard)> {
     let (manifest, hashes) = notes::read(folder)?;
     let drafts = Drafts::open(folder, manifest, hashes, index).ok()?;
-    all_starts(&drafts)?.into_iter().all(|chunk| drafts.has(chunk)).then_some(())?;
+    let starts = all_starts(&drafts)?;
+    starts.iter().all(|chunk| drafts.has(*chunk)).then_some(())?;
+    let starts: u64 = starts.iter().map(|chunk| drafts.bytes_of(*chunk)).sum();
     let source = open(folder, &drafts, name).ok()?;
     let is_it = folder.file_name().is_some_and(|own| *own == *source.card().id.to_string());
-    is_it.then(|| (drafts, source.card().clone()))
+    is_it.then(|| (drafts, starts, source.card().clone()))
 }
 
 #[cfg(test)]

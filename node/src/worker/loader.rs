@@ -319,7 +319,7 @@ impl Loader {
 async fn bring(mut order: Order, stock: Arc<Stock<Peers>>) -> Fetched {
     let layers = order.group.stages[order.position].layers;
     if let Some(hold) = &mut order.hold {
-        hold.layers = Some(stock.hold(layers));
+        hold.layers = Some(stock.hold(layers, order.given_up.clone()));
     }
     let source = tokio::select! {
         () = order.given_up.cancelled() => {

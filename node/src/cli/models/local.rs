@@ -4,7 +4,9 @@ use super::{exit, hub_settings, named, serving};
 use crate::{
     cli::{
         exit::{Exit, Kind},
-        is_set, output,
+        is_set,
+        layout::harmless,
+        output,
     },
     config::Settings,
     hardware::memory::Size,
@@ -42,7 +44,7 @@ pub(super) fn list(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit
         let commit = model.origin.as_ref().and_then(|origin| Some(short(origin.source.split_once('@')?.1)));
         let licence = model.origin.as_ref().and_then(|origin| origin.licence.clone());
         let [commit, licence] = [commit, licence].map(|said| said.unwrap_or_else(|| "-".into()));
-        vec![model.name.clone(), "peers".into(), Size(model.held).to_string(), commit, licence, kept_state(model)]
+        vec![harmless(&model.name), "peers".into(), Size(model.held).to_string(), commit, licence, kept_state(model)]
     }));
     output::table(&rows)
 }

@@ -137,8 +137,9 @@ impl Driver {
             view.link_ends = ends;
             view.cut_off = cut_off;
             view.models = unique(adverts, |a| &a.models, |card| (card.name.clone(), card.id));
+            let agreed = cards::all_agreed(adverts.values());
             for card in &mut view.models {
-                card.shape = cards::agreed(card.id, adverts.values()).map_or(card.shape, |agreed| agreed.shape);
+                card.shape = agreed.get(&card.id).map_or(card.shape, |agreed| agreed.shape);
             }
             view.encoders = unique(adverts, |a| &a.encoders, |card| (card.name.clone(), card.id));
             view.default_model = default_for(self.default_model.as_deref(), adverts);

@@ -39,6 +39,7 @@ async fn layers_come_when_they_are_wanted_and_no_others() {
     let fetched = Arc::new(AtomicU64::new(0));
     let stock = Stock::open(fetcher(&world, folder.path()), world.card().clone(), fetched, tell).await.unwrap();
     assert_eq!((chunks_there(&stock), stock.fetched()), (1, CHUNK_BYTES), "what the file says of itself");
+    assert_eq!(stock.starts, CHUNK_BYTES);
     assert_eq!(stock.source().await.unwrap().card(), world.card());
     assert_eq!(stock.partial().unwrap().layers, []);
     // Two layers of four: about a third of the file.
@@ -83,7 +84,7 @@ async fn what_is_here_is_lent_by_itself_and_what_is_not_is_waited_for() {
     };
     let stock = Stock::reopen(again, &place, &world.card().name, tell).await.unwrap();
     assert_eq!(stock.card(), world.card());
-    assert_eq!(stock.partial().unwrap().layers, [layers(0, 1)], "as it was left");
+    assert_eq!((stock.starts, stock.partial().unwrap().layers), (CHUNK_BYTES, vec![layers(0, 1)]), "as it was left");
     let origin = stock.origin().unwrap();
     assert_eq!((origin.source.as_str(), origin.is_gated, origin.is_given), ("org/gated@0", true, false));
     stock.bring(layers(0, 1)).await.unwrap();
@@ -151,13 +152,16 @@ async fn layers_that_no_stage_has_go_where_others_come_within_the_budget() {
     stock.bind(most);
     assert!(stock.takes().is_some_and(|takes| takes < most), "{:?}", stock.takes());
     // What serves stays, and what is to come is refused.
-    let serves = stock.hold(layers(0, 2));
+    let given_up = CancellationToken::new();
+    let serves = stock.hold(layers(0, 2), given_up.clone());
     let error = stock.bring(layers(2, 3)).await.err().unwrap();
     assert!(matches!(&error, FetchError::Budget { budget, .. } if *budget == most), "{error}");
     assert!(error.to_string().contains("--model-budget"), "{error}");
     assert_eq!((stock.drafts.held(), stock.partial().unwrap().layers), (most, vec![layers(0, 2)]));
-    drop(serves);
+    // It is still held where a plan has dropped it, but is in nobody's way.
+    given_up.cancel();
     let some = stock.bring(layers(2, 3)).await.unwrap();
+    drop(serves);
     assert!(bytes_of(&some, layers(2, 3)) > 0 && stock.drafts.held() <= most);
     let here = stock.partial().unwrap();
     assert!(here.has(2) && !(here.has(0) && here.has(1)), "{here:?}");
@@ -166,6 +170,16 @@ async fn layers_that_no_stage_has_go_where_others_come_within_the_budget() {
     stock.bring(layers(0, 4)).await.unwrap();
     assert!(stock.drafts.all().all(|chunk| stock.drafts.read(chunk).is_some()));
     assert!(stock.fetched() > stock.drafts.held(), "some came twice");
+}
+
+#[tokio::test]
+async fn what_files_say_of_themselves_is_not_fetched_where_it_alone_is_more_than_the_budget() {
+    let (world, folder) = (World::of_model(&[Way::Honest]), tempfile::tempdir().unwrap());
+    let (fetched, quiet): (Arc<AtomicU64>, Tell) = (Arc::default(), Arc::new(|_| ()));
+    let tight = Fetcher { budget: CHUNK_BYTES - 1, ..fetcher(&world, folder.path()) };
+    let opened = Stock::open(tight, world.card().clone(), fetched.clone(), quiet).await;
+    assert!(matches!(opened.err(), Some(FetchError::Budget { bytes: CHUNK_BYTES, .. })));
+    assert_eq!(fetched.load(Ordering::Relaxed), 0);
 }
 
 #[tokio::test]
