@@ -154,7 +154,11 @@ fn sequences_that_give_way_do_so_for_another_model_when_it_is_their_turn() {
     assert_eq!((second.pages().free, first.engine.pages_used()), (12, 0), "they count as free");
     second.admit(1, 512).unwrap();
     assert!(matches!(second.admit(2, 2 * 512), Err(EngineError::Pages(_))), "six of nine, eight of which give way");
-    first.engine.turn(|_| ());
+    let mut comes_back = || first.engine.turn(|engine| engine.admit(beside, id(2), 128));
+    assert!(matches!(comes_back(), Err(EngineError::Pages(_))), "six of nine are left to who asked for them");
+    second.admit(3, 1).unwrap();
+    assert!(matches!(comes_back(), Err(EngineError::Pages(_))), "it has asked for more than three");
+    second.release(3);
     assert_eq!(first.engine.held(beside, id(1)), None);
     second.admit(2, 2 * 512).unwrap();
     let full = first.engine.turn(|engine| engine.admit(beside, id(1), 128));

@@ -4,11 +4,25 @@
 //! sequences that ended, and out again when it is over: no page is copied, whatever models come and go. In its turn an engine works
 //! on the pool as on one of its own. A page that one gives back is the next one's; and what one keeps goes when another needs the
 //! memory, the longest unused first, as it does for its own sequences.
+//!
+//! Sequences that give way are their engine's to release. So whoever needs the pages of another's says so, is refused, and asks
+//! again; until then they are left to it.
 
 use super::{Engine, EngineConfig, EngineError, Prefix, PrefixCache, StageKey, Starting, Threads};
 use crate::pages::{PAGE_BYTES, PageCount, PagePool};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
 use tsnode_protocol::{KvDtype, RequestId};
+
+/// For how long pages are left to whoever lacks them and does not ask again. Whoever waits asks ten times as often.
+const LEFT: Duration = Duration::from_secs(1);
+
+/// Pages that a stage needs, by rank, where others have them in sequences that give way.
+struct Lack {
+    needs: Vec<usize>,
+    until: Instant,
+}
 
 /// What engines of a device have in their turns.
 struct KvMemory {
@@ -18,8 +32,8 @@ struct KvMemory {
     next_key: u64,
     /// Pages of all engines' sequences that give way, by rank.
     beside: Vec<usize>,
-    /// Pages that one needs, by rank, where others have them in sequences that give way.
-    lacking: Option<Vec<usize>>,
+    /// By who needs them.
+    lacking: BTreeMap<StageKey, Lack>,
 }
 
 /// The pool of a device.
@@ -37,7 +51,7 @@ impl DevicePool {
         let each = Self::pages(bytes, ranks) / ranks * PAGE_BYTES;
         let pools = (0..ranks).map(|_| PagePool::new(each)).collect();
         let (kept, beside) = (PrefixCache::default(), vec![0; ranks]);
-        let memory = KvMemory { pools, kept, next_key: 0, beside, lacking: None };
+        let memory = KvMemory { pools, kept, next_key: 0, beside, lacking: BTreeMap::new() };
         Self { ranks, memory: Arc::new(Mutex::new(memory)) }
     }
 
@@ -59,7 +73,7 @@ pub(super) struct Sharing {
     others: usize,
     /// In its turn: pages of others' sequences that give way, by rank.
     beside: Vec<usize>,
-    lacking: Option<Vec<usize>>,
+    lacking: BTreeMap<StageKey, Lack>,
 }
 
 impl Sharing {
@@ -68,9 +82,35 @@ impl Sharing {
         self.beside.get(rank).copied().unwrap_or_default()
     }
 
-    /// Others' sequences are to give way, when it is their turn, until there are so many free pages.
-    pub(super) fn lacks(&mut self, needs: &[usize]) {
-        self.lacking = Some(needs.to_vec());
+    /// Pages of a rank that sequences which give way leave to stages that lack them.
+    pub(super) fn lacking(&self, rank: usize) -> usize {
+        self.lacking.values().filter_map(|lack| lack.needs.get(rank)).sum()
+    }
+
+    /// Others' sequences are to give way, when it is their turn, until a stage can have so many pages. If it waits for more already,
+    /// that is as it was.
+    pub(super) fn lacks(&mut self, stage: StageKey, needs: &[usize]) {
+        let is_more = |lack: &Lack| lack.needs.iter().zip(needs).any(|(lacked, need)| lacked > need);
+        if self.lacking.get(&stage).is_some_and(is_more) {
+            return;
+        }
+        self.lacking.insert(stage, Lack { needs: needs.to_vec(), until: Instant::now() + LEFT });
+    }
+
+    /// A stage can have so many pages: it lacks no more than that.
+    pub(super) fn gets(&mut self, stage: StageKey, needs: &[usize]) {
+        let is_met = |lack: &Lack| lack.needs.iter().zip(needs).all(|(lacked, need)| lacked <= need);
+        if self.lacking.get(&stage).is_some_and(is_met) {
+            self.lacking.remove(&stage);
+        }
+    }
+
+    /// Who has not asked again for long asks no more.
+    fn forget_lapsed(&mut self) {
+        if !self.lacking.is_empty() {
+            let now = Instant::now();
+            self.lacking.retain(|_, lack| now < lack.until);
+        }
     }
 }
 
@@ -175,22 +215,19 @@ impl Engine {
 
     fn begin(&mut self, memory: &mut KvMemory) {
         self.swap(memory);
-        self.sharing.lacking = memory.lacking.take();
+        self.sharing.lacking = std::mem::take(&mut memory.lacking);
+        self.sharing.forget_lapsed();
         self.sharing.others = self.running().saturating_sub(self.sharing.used);
         let others = |(rank, all): (usize, &usize)| all.saturating_sub(self.beside(rank));
         self.sharing.beside = memory.beside.iter().enumerate().map(others).collect();
-        if self.has_beside()
-            && let Some(needs) = self.sharing.lacking.take()
-        {
-            self.give_way(&needs);
-        }
+        self.give_way_to_others();
     }
 
     fn end(&mut self, memory: &mut KvMemory) {
         self.sharing.used = self.pages_used();
         memory.beside.clear();
         memory.beside.extend((0..self.pools.len()).map(|rank| self.sharing.beside(rank) + self.beside(rank)));
-        memory.lacking = self.sharing.lacking.take();
+        memory.lacking = std::mem::take(&mut self.sharing.lacking);
         self.swap(memory);
     }
 
