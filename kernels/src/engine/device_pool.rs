@@ -15,8 +15,9 @@ use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 use tsnode_protocol::{KvDtype, RequestId};
 
-/// For how long pages are left to whoever lacks them and does not ask again. Whoever waits asks ten times as often.
-const LEFT: Duration = Duration::from_secs(1);
+/// For how long pages are left to whoever lacks them and does not ask again. Whoever waits asks more often, also where it has to wait
+/// for steps of several hosts first.
+const LEFT: Duration = Duration::from_secs(5);
 
 /// Pages that a stage needs, by rank, where others have them in sequences that give way.
 struct Lack {
