@@ -177,3 +177,19 @@ fn a_turn_that_ends_by_a_panic_gives_the_pool_back() {
     assert_eq!((second.pages().free, first.engine.pages_used()), (8, 4));
     assert!(!second.engine.is_on_gpu() && first.pages().total == 12);
 }
+
+/// One rank's pool may be full when others' are not: pages are counted as many of each as of the one that needs most.
+#[test]
+fn ranks_with_unlike_parts_of_a_model_are_counted_alike() {
+    let (source, pool) = (ModelSource::embedded().unwrap(), DevicePool::new(30 * PAGE_BYTES, 3));
+    let threads = Threads { count: 3, ranks: 3 };
+    let mut engine = Engine::started_in(&pool, threads, KvDtype::F16, Arc::new(|_| ())).unwrap();
+    let loaded = source.load_stage_by(threads, source.card().shape.all_layers(), &mut |_| ()).unwrap().0;
+    let stage = engine.turn(|engine| engine.load(loaded)).unwrap();
+    // Of four heads two ranks have one each, and the third has two: 512 tokens of a layer in a page, and 256.
+    let pages = engine.turn(|engine| engine.admit_pages(stage, 512, None));
+    engine.turn(|engine| engine.admit(stage, id(1), 512)).unwrap();
+    let more = engine.turn(|engine| engine.grow_pages(stage, id(1), 600));
+    let free = engine.turn(|engine| engine.pages().free);
+    assert_eq!((pages, engine.pages_used(), more, free), (Ok(24), 24, Ok(12), 30 - 16));
+}

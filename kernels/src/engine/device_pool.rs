@@ -68,10 +68,10 @@ impl DevicePool {
 #[derive(Default)]
 pub(super) struct Sharing {
     pool: Option<DevicePool>,
-    /// Pages that its running sequences used when its last turn was over.
-    used: usize,
-    /// In its turn: pages that others' running sequences use.
-    others: usize,
+    /// Pages that its running sequences used when its last turn was over, by rank.
+    used: Vec<usize>,
+    /// In its turn: pages that others' running sequences use, by rank.
+    others: Vec<usize>,
     /// In its turn: pages of others' sequences that give way, by rank.
     beside: Vec<usize>,
     lacking: BTreeMap<StageKey, Lack>,
@@ -174,15 +174,19 @@ impl Engine {
         Some(work(&mut *lease.engine))
     }
 
-    /// Pages that its running sequences use, of all ranks.
+    /// Pages that its running sequences use, of all ranks: as many of each as of the one that has most.
     #[must_use]
     pub fn pages_used(&self) -> usize {
         // Between its turns it has no pool.
-        if self.pools.is_empty() { self.sharing.used } else { self.running().saturating_sub(self.sharing.others) }
+        if self.pools.is_empty() {
+            of_each(self.sharing.used.iter().copied())
+        } else {
+            of_each((0..self.pools.len()).map(|rank| self.used(rank)))
+        }
     }
 
-    /// Pages, of all ranks, that a sequence takes from what is free which is admitted with so much room, and begins with the first
-    /// tokens of another if it does.
+    /// Pages, counted so, that a sequence takes from what is free which is admitted with so much room, and begins with the first tokens
+    /// of another if it does.
     ///
     /// # Errors
     /// As [`Engine::admit`] and [`Engine::admit_after`], but for pages.
@@ -192,25 +196,30 @@ impl Engine {
         Ok(match prefix {
             Some((prefix @ Prefix::Running(_), tokens)) => {
                 let from = self.prefix(stage, prefix, tokens as usize, room)?;
-                ranks.map(|rank| from.fork_pages(rank, tokens as usize, room)).sum()
+                of_each(ranks.map(|rank| from.fork_pages(rank, tokens as usize, room)))
             }
             // What is kept counts as free until somebody runs on it.
-            None | Some((Prefix::Kept(_), _)) => ranks.map(|rank| loaded.pages(rank, room)).sum(),
+            None | Some((Prefix::Kept(_), _)) => of_each(ranks.map(|rank| loaded.pages(rank, room))),
         })
     }
 
-    /// Pages, of all ranks, that more room takes.
+    /// Pages, counted so, that more room takes.
     ///
     /// # Errors
     /// When there is no such sequence.
     pub fn grow_pages(&self, stage: StageKey, request: RequestId, room: u32) -> Result<usize, EngineError> {
         let kv = self.sequence(stage, request)?;
-        Ok((0..self.pools.len()).map(|rank| kv.grow_pages(rank, room as usize)).sum())
+        Ok(of_each((0..self.pools.len()).map(|rank| kv.grow_pages(rank, room as usize))))
     }
 
-    /// Pages of all engines' running sequences.
-    fn running(&self) -> usize {
-        let PageCount { free, total } = self.pages();
+    /// In its turn: pages of a rank that its running sequences use.
+    fn used(&self, rank: usize) -> usize {
+        self.running(rank).saturating_sub(self.sharing.others.get(rank).copied().unwrap_or_default())
+    }
+
+    /// Pages of a rank that all engines' running sequences use.
+    fn running(&self, rank: usize) -> usize {
+        let PageCount { free, total } = self.pools[rank].count();
         total - free
     }
 
@@ -218,14 +227,16 @@ impl Engine {
         self.swap(memory);
         self.sharing.lacking = std::mem::take(&mut memory.lacking);
         self.sharing.forget_lapsed();
-        self.sharing.others = self.running().saturating_sub(self.sharing.used);
+        let before = |rank: usize| self.sharing.used.get(rank).copied().unwrap_or_default();
+        let running = (0..self.pools.len()).map(|rank| self.running(rank).saturating_sub(before(rank)));
+        self.sharing.others = running.collect();
         let others = |(rank, all): (usize, &usize)| all.saturating_sub(self.beside(rank));
         self.sharing.beside = memory.beside.iter().enumerate().map(others).collect();
         self.give_way_to_others();
     }
 
     fn end(&mut self, memory: &mut KvMemory) {
-        self.sharing.used = self.pages_used();
+        self.sharing.used = (0..self.pools.len()).map(|rank| self.used(rank)).collect();
         memory.beside.clear();
         memory.beside.extend((0..self.pools.len()).map(|rank| self.sharing.beside(rank) + self.beside(rank)));
         memory.lacking = std::mem::take(&mut self.sharing.lacking);
@@ -237,4 +248,9 @@ impl Engine {
         std::mem::swap(&mut self.kept, &mut memory.kept);
         std::mem::swap(&mut self.next_key, &mut memory.next_key);
     }
+}
+
+/// Pages where each rank has to have as many: what counts is the one with most, and all have pools of one size.
+fn of_each(ranks: impl ExactSizeIterator<Item = usize>) -> usize {
+    ranks.len() * ranks.max().unwrap_or_default()
 }
