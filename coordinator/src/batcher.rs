@@ -98,6 +98,8 @@ pub struct Batcher {
     /// How steps are to be formed once none is on its way.
     wanted: Option<Batches>,
     prefixes: Prefixes,
+    /// An answer that was refused more room while it had some: of those that have, it alone asks.
+    lacks_room: Option<RequestId>,
     strategies: StrategyTuner,
     pace: Pace,
     /// Steps that wait for the draft model.
@@ -118,6 +120,7 @@ impl Batcher {
             steps,
             wanted: None,
             prefixes,
+            lacks_room: None,
             strategies: StrategyTuner::default(),
             pace: Pace::default(),
             asked: BTreeSet::new(),
@@ -420,6 +423,7 @@ impl Batcher {
     /// Forgets a sequence; its pages go back, or are kept for others, if it has any.
     fn drop_sequence(&mut self, request: RequestId, out: &mut Vec<Action>) {
         let Some(sequence) = self.sequences.remove(&request) else { return };
+        self.lacks_no_room(request);
         self.steps.leave(request);
         self.let_go(request, &sequence, out);
         if matches!(sequence.state, State::Waiting(_)) {
@@ -434,6 +438,7 @@ impl Batcher {
             out.push(admission::no_room(request, granted, reason.to_owned()));
         }
         self.queue = Queue::default();
+        self.lacks_room = None;
         self.steps = steps(&self.config);
         self.prefixes = Prefixes::new(self.config.max_kept);
         // Steps are counted anew: what was on its way is not to be taken for one of those.

@@ -312,7 +312,7 @@ impl Engine {
         }
         let (layers, room) = (loaded.layers.len() as usize, room as usize);
         let needs: Vec<usize> = (0..self.pools.len()).map(|rank| loaded.pages(rank, room)).collect();
-        self.make_room(stage, &needs, None);
+        self.make_room(stage, &needs, None)?;
         let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
         let kv = Shards::reserve(&mut self.pools, loaded.layouts(), layers, room, loaded.page_use)?;
         self.sequences.insert((stage, request), kv);
@@ -341,7 +341,7 @@ impl Engine {
     pub fn grow(&mut self, stage: StageKey, request: RequestId, room: u32) -> Result<(), EngineError> {
         let kv = self.sequence(stage, request)?;
         let needs: Vec<usize> = (0..self.pools.len()).map(|rank| kv.grow_pages(rank, room as usize)).collect();
-        self.make_room(stage, &needs, None);
+        self.make_room(stage, &needs, None)?;
         let kv = self.sequences.get_mut(&(stage, request)).ok_or(EngineError::NoSequence(request))?;
         Ok(kv.grow(&mut self.pools, room as usize)?)
     }

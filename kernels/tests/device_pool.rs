@@ -154,7 +154,11 @@ fn sequences_that_give_way_do_so_for_another_model_when_it_is_their_turn() {
     assert_eq!((second.pages().free, first.engine.pages_used()), (12, 0), "they count as free");
     second.admit(1, 512).unwrap();
     assert!(matches!(second.admit(2, 2 * 512), Err(EngineError::Pages(_))), "six of nine, eight of which give way");
-    first.engine.turn(|_| ());
+    let mut comes_back = || first.engine.turn(|engine| engine.admit(beside, id(2), 128));
+    assert!(matches!(comes_back(), Err(EngineError::Pages(_))), "six of nine are left to who asked for them");
+    second.admit(3, 1).unwrap();
+    assert!(matches!(comes_back(), Err(EngineError::Pages(_))), "it has asked for more than three");
+    second.release(3);
     assert_eq!(first.engine.held(beside, id(1)), None);
     second.admit(2, 2 * 512).unwrap();
     let full = first.engine.turn(|engine| engine.admit(beside, id(1), 128));
@@ -172,4 +176,20 @@ fn a_turn_that_ends_by_a_panic_gives_the_pool_back() {
     assert!(std::panic::catch_unwind(broken).is_err());
     assert_eq!((second.pages().free, first.engine.pages_used()), (8, 4));
     assert!(!second.engine.is_on_gpu() && first.pages().total == 12);
+}
+
+/// One rank's pool may be full when others' are not: pages are counted as many of each as of the one that needs most.
+#[test]
+fn ranks_with_unlike_parts_of_a_model_are_counted_alike() {
+    let (source, pool) = (ModelSource::embedded().unwrap(), DevicePool::new(30 * PAGE_BYTES, 3));
+    let threads = Threads { count: 3, ranks: 3 };
+    let mut engine = Engine::started_in(&pool, threads, KvDtype::F16, Arc::new(|_| ())).unwrap();
+    let loaded = source.load_stage_by(threads, source.card().shape.all_layers(), &mut |_| ()).unwrap().0;
+    let stage = engine.turn(|engine| engine.load(loaded)).unwrap();
+    // Of four heads two ranks have one each, and the third has two: 512 tokens of a layer in a page, and 256.
+    let pages = engine.turn(|engine| engine.admit_pages(stage, 512, None));
+    engine.turn(|engine| engine.admit(stage, id(1), 512)).unwrap();
+    let more = engine.turn(|engine| engine.grow_pages(stage, id(1), 600));
+    let free = engine.turn(|engine| engine.pages().free);
+    assert_eq!((pages, engine.pages_used(), more, free), (Ok(24), 24, Ok(12), 30 - 16));
 }

@@ -208,3 +208,28 @@ fn who_shares_pages_with_another_model_gives_way_only_when_its_room_is_used_up()
         assert_eq!(scenario.ring.computed > 10, !shares_pages, "{} tokens of prompts", scenario.ring.computed);
     }
 }
+
+/// Where another model has the pages, those that have room left do not all ask for more with each of their tokens.
+#[test]
+fn one_that_lacks_room_asks_for_all_that_have_some_left() {
+    let mut scenario = Scenario::of(BatcherConfig { shares_pages: true, ..growing(32) }, 200);
+    scenario.ring.held.insert(request(99), 116);
+    for n in 1..=2 {
+        scenario.tell(Event::Submit(new(n, 10, 60, Kind::Local)));
+    }
+    // Their prompts and 32 tokens of each have room; more is asked for where eight are left, and is not there.
+    let mut asked = 0;
+    while scenario.tokens(1).len() < 31 {
+        let event = scenario.next().unwrap();
+        asked += usize::from(matches!(event, Event::Grown { .. }));
+        scenario.tell(event);
+    }
+    assert!((1..=8).contains(&asked), "they have asked {asked} times");
+    scenario.ring.held.remove(&request(99));
+    scenario.settle();
+    for n in 1..=2 {
+        assert_eq!(scenario.indices(n), (0..60).collect::<Vec<u32>>(), "request {n}");
+    }
+    assert_eq!(scenario.ring.computed, 20, "none is computed anew");
+    scenario.all_pages_are_free();
+}

@@ -6,7 +6,7 @@
 
 use super::{Engine, EngineError, PrefixKey, StageKey};
 use crate::{
-    pages::{PagePool, PageUse},
+    pages::{PageCount, PagePool, PageUse, PagesError},
     source::StageModel,
 };
 use tsnode_protocol::RequestId;
@@ -38,33 +38,67 @@ impl Engine {
     }
 
     /// Sees to it that each rank has so many pages for a sequence of a stage, as far as others' may go for it.
-    pub(super) fn make_room(&mut self, stage: StageKey, needs: &[usize], spared: Option<PrefixKey>) {
+    ///
+    /// # Errors
+    /// When the sequence would give way itself, and has to leave what there is to others.
+    pub(super) fn make_room(
+        &mut self,
+        stage: StageKey,
+        needs: &[usize],
+        spared: Option<PrefixKey>,
+    ) -> Result<(), PagesError> {
         let gives_way = self.gives_way(stage);
-        let own = |rank| if gives_way { self.beside(rank) } else { 0 };
+        let own = |rank| if gives_way { self.beside(rank) + self.sharing.lacking(rank) } else { 0 };
         let out_of_reach = |rank| own(rank) + self.sharing.beside(rank);
-        let may_get = |(rank, pool): (usize, &PagePool)| pool.count().free >= needs[rank] + out_of_reach(rank);
-        if !self.pools.iter().enumerate().all(may_get) {
+        let is_short = |(rank, pool): &(usize, &PagePool)| {
+            needs[*rank] > 0 && pool.count().free < needs[*rank] + out_of_reach(*rank)
+        };
+        if let Some((rank, pool)) = self.pools.iter().enumerate().find(is_short) {
+            if gives_way {
+                let PageCount { free, total } = pool.count();
+                return Err(PagesError::Full { wanted: needs[rank], free, total });
+            }
             let would_do = self.pools.iter().zip(needs).all(|(pool, need)| pool.count().free >= *need);
-            if would_do && !gives_way {
+            if would_do {
                 // What is out of reach are others' that give way, once it is their turn.
                 self.give_way(needs);
-                self.sharing.lacks(needs);
+                self.sharing.lacks(stage, needs);
             }
-            return;
+            return Ok(());
         }
         self.kept.make_room(&mut self.pools, |rank| needs[rank], spared);
         if !gives_way {
             self.give_way(needs);
+            self.sharing.gets(stage, needs);
         }
+        Ok(())
     }
 
-    /// Lets sequences go that give way, the largest first, until each rank has so many free pages.
-    pub(super) fn give_way(&mut self, needs: &[usize]) {
-        while self.pools.iter().zip(needs).any(|(pool, need)| !pool.has(*need)) {
-            let beside = self.sequences.iter().filter(|((stage, _), _)| self.gives_way(*stage));
-            let Some((stage, request)) = beside.max_by_key(|(_, kv)| kv.pages(0)).map(|(key, _)| *key) else { return };
-            self.release(stage, request);
-        }
+    /// Lets sequences go that give way until each rank has so many free pages.
+    fn give_way(&mut self, needs: &[usize]) {
+        while self.pools.iter().zip(needs).any(|(pool, need)| !pool.has(*need)) && self.release_largest() {}
+    }
+
+    /// The same until those have enough who lack what sequences here have that give way.
+    pub(super) fn give_way_to_others(&mut self) {
+        while self.others_lack() && self.release_largest() {}
+    }
+
+    fn others_lack(&self) -> bool {
+        self.pools.iter().enumerate().any(|(rank, pool)| {
+            let lacking = self.sharing.lacking(rank);
+            lacking > 0 && pool.count().free < lacking + self.beside(rank) + self.sharing.beside(rank)
+        })
+    }
+
+    /// Of the sequences that give way; whether there was one.
+    fn release_largest(&mut self) -> bool {
+        let beside = self.sequences.iter().filter(|((stage, _), _)| self.gives_way(*stage));
+        let Some((stage, request)) = beside.max_by_key(|(_, kv)| kv.pages(0)).map(|(key, _)| *key) else {
+            return false;
+        };
+        self.release(stage, request);
+        true
     }
 
     /// Pages of those that give way.
@@ -74,11 +108,6 @@ impl Engine {
         }
         let beside = self.sequences.iter().filter(|((stage, _), _)| self.gives_way(*stage));
         beside.map(|(_, kv)| kv.pages(rank)).sum()
-    }
-
-    /// Whether any of them gives way.
-    pub(super) fn has_beside(&self) -> bool {
-        self.sequences.keys().any(|(stage, _)| self.gives_way(*stage))
     }
 
     pub(super) fn gives_way(&self, stage: StageKey) -> bool {

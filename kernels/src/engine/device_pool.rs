@@ -4,11 +4,26 @@
 //! sequences that ended, and out again when it is over: no page is copied, whatever models come and go. In its turn an engine works
 //! on the pool as on one of its own. A page that one gives back is the next one's; and what one keeps goes when another needs the
 //! memory, the longest unused first, as it does for its own sequences.
+//!
+//! Sequences that give way are their engine's to release. So whoever needs the pages of another's says so, is refused, and asks
+//! again; until then they are left to it.
 
 use super::{Engine, EngineConfig, EngineError, Prefix, PrefixCache, StageKey, Starting, Threads};
 use crate::pages::{PAGE_BYTES, PageCount, PagePool};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
 use tsnode_protocol::{KvDtype, RequestId};
+
+/// For how long pages are left to whoever lacks them and does not ask again. Whoever waits asks more often, also where it has to wait
+/// for steps of several hosts first.
+const LEFT: Duration = Duration::from_secs(5);
+
+/// Pages that a stage needs, by rank, where others have them in sequences that give way.
+struct Lack {
+    needs: Vec<usize>,
+    until: Instant,
+}
 
 /// What engines of a device have in their turns.
 struct KvMemory {
@@ -18,8 +33,8 @@ struct KvMemory {
     next_key: u64,
     /// Pages of all engines' sequences that give way, by rank.
     beside: Vec<usize>,
-    /// Pages that one needs, by rank, where others have them in sequences that give way.
-    lacking: Option<Vec<usize>>,
+    /// By who needs them.
+    lacking: BTreeMap<StageKey, Lack>,
 }
 
 /// The pool of a device.
@@ -37,7 +52,7 @@ impl DevicePool {
         let each = Self::pages(bytes, ranks) / ranks * PAGE_BYTES;
         let pools = (0..ranks).map(|_| PagePool::new(each)).collect();
         let (kept, beside) = (PrefixCache::default(), vec![0; ranks]);
-        let memory = KvMemory { pools, kept, next_key: 0, beside, lacking: None };
+        let memory = KvMemory { pools, kept, next_key: 0, beside, lacking: BTreeMap::new() };
         Self { ranks, memory: Arc::new(Mutex::new(memory)) }
     }
 
@@ -53,13 +68,13 @@ impl DevicePool {
 #[derive(Default)]
 pub(super) struct Sharing {
     pool: Option<DevicePool>,
-    /// Pages that its running sequences used when its last turn was over.
-    used: usize,
-    /// In its turn: pages that others' running sequences use.
-    others: usize,
+    /// Pages that its running sequences used when its last turn was over, by rank.
+    used: Vec<usize>,
+    /// In its turn: pages that others' running sequences use, by rank.
+    others: Vec<usize>,
     /// In its turn: pages of others' sequences that give way, by rank.
     beside: Vec<usize>,
-    lacking: Option<Vec<usize>>,
+    lacking: BTreeMap<StageKey, Lack>,
 }
 
 impl Sharing {
@@ -68,9 +83,35 @@ impl Sharing {
         self.beside.get(rank).copied().unwrap_or_default()
     }
 
-    /// Others' sequences are to give way, when it is their turn, until there are so many free pages.
-    pub(super) fn lacks(&mut self, needs: &[usize]) {
-        self.lacking = Some(needs.to_vec());
+    /// Pages of a rank that sequences which give way leave to stages that lack them.
+    pub(super) fn lacking(&self, rank: usize) -> usize {
+        self.lacking.values().filter_map(|lack| lack.needs.get(rank)).sum()
+    }
+
+    /// Others' sequences are to give way, when it is their turn, until a stage can have so many pages. If it waits for more already,
+    /// that is as it was.
+    pub(super) fn lacks(&mut self, stage: StageKey, needs: &[usize]) {
+        let is_more = |lack: &Lack| lack.needs.iter().zip(needs).any(|(lacked, need)| lacked > need);
+        if self.lacking.get(&stage).is_some_and(is_more) {
+            return;
+        }
+        self.lacking.insert(stage, Lack { needs: needs.to_vec(), until: Instant::now() + LEFT });
+    }
+
+    /// A stage can have so many pages: it lacks no more than that.
+    pub(super) fn gets(&mut self, stage: StageKey, needs: &[usize]) {
+        let is_met = |lack: &Lack| lack.needs.iter().zip(needs).all(|(lacked, need)| lacked <= need);
+        if self.lacking.get(&stage).is_some_and(is_met) {
+            self.lacking.remove(&stage);
+        }
+    }
+
+    /// Who has not asked again for long asks no more.
+    fn forget_lapsed(&mut self) {
+        if !self.lacking.is_empty() {
+            let now = Instant::now();
+            self.lacking.retain(|_, lack| now < lack.until);
+        }
     }
 }
 
@@ -133,15 +174,19 @@ impl Engine {
         Some(work(&mut *lease.engine))
     }
 
-    /// Pages that its running sequences use, of all ranks.
+    /// Pages that its running sequences use, of all ranks: as many of each as of the one that has most.
     #[must_use]
     pub fn pages_used(&self) -> usize {
         // Between its turns it has no pool.
-        if self.pools.is_empty() { self.sharing.used } else { self.running().saturating_sub(self.sharing.others) }
+        if self.pools.is_empty() {
+            of_each(self.sharing.used.iter().copied())
+        } else {
+            of_each((0..self.pools.len()).map(|rank| self.used(rank)))
+        }
     }
 
-    /// Pages, of all ranks, that a sequence takes from what is free which is admitted with so much room, and begins with the first
-    /// tokens of another if it does.
+    /// Pages, counted so, that a sequence takes from what is free which is admitted with so much room, and begins with the first tokens
+    /// of another if it does.
     ///
     /// # Errors
     /// As [`Engine::admit`] and [`Engine::admit_after`], but for pages.
@@ -151,46 +196,50 @@ impl Engine {
         Ok(match prefix {
             Some((prefix @ Prefix::Running(_), tokens)) => {
                 let from = self.prefix(stage, prefix, tokens as usize, room)?;
-                ranks.map(|rank| from.fork_pages(rank, tokens as usize, room)).sum()
+                of_each(ranks.map(|rank| from.fork_pages(rank, tokens as usize, room)))
             }
             // What is kept counts as free until somebody runs on it.
-            None | Some((Prefix::Kept(_), _)) => ranks.map(|rank| loaded.pages(rank, room)).sum(),
+            None | Some((Prefix::Kept(_), _)) => of_each(ranks.map(|rank| loaded.pages(rank, room))),
         })
     }
 
-    /// Pages, of all ranks, that more room takes.
+    /// Pages, counted so, that more room takes.
     ///
     /// # Errors
     /// When there is no such sequence.
     pub fn grow_pages(&self, stage: StageKey, request: RequestId, room: u32) -> Result<usize, EngineError> {
         let kv = self.sequence(stage, request)?;
-        Ok((0..self.pools.len()).map(|rank| kv.grow_pages(rank, room as usize)).sum())
+        Ok(of_each((0..self.pools.len()).map(|rank| kv.grow_pages(rank, room as usize))))
     }
 
-    /// Pages of all engines' running sequences.
-    fn running(&self) -> usize {
-        let PageCount { free, total } = self.pages();
+    /// In its turn: pages of a rank that its running sequences use.
+    fn used(&self, rank: usize) -> usize {
+        self.running(rank).saturating_sub(self.sharing.others.get(rank).copied().unwrap_or_default())
+    }
+
+    /// Pages of a rank that all engines' running sequences use.
+    fn running(&self, rank: usize) -> usize {
+        let PageCount { free, total } = self.pools[rank].count();
         total - free
     }
 
     fn begin(&mut self, memory: &mut KvMemory) {
         self.swap(memory);
-        self.sharing.lacking = memory.lacking.take();
-        self.sharing.others = self.running().saturating_sub(self.sharing.used);
+        self.sharing.lacking = std::mem::take(&mut memory.lacking);
+        self.sharing.forget_lapsed();
+        let before = |rank: usize| self.sharing.used.get(rank).copied().unwrap_or_default();
+        let running = (0..self.pools.len()).map(|rank| self.running(rank).saturating_sub(before(rank)));
+        self.sharing.others = running.collect();
         let others = |(rank, all): (usize, &usize)| all.saturating_sub(self.beside(rank));
         self.sharing.beside = memory.beside.iter().enumerate().map(others).collect();
-        if self.has_beside()
-            && let Some(needs) = self.sharing.lacking.take()
-        {
-            self.give_way(&needs);
-        }
+        self.give_way_to_others();
     }
 
     fn end(&mut self, memory: &mut KvMemory) {
-        self.sharing.used = self.pages_used();
+        self.sharing.used = (0..self.pools.len()).map(|rank| self.used(rank)).collect();
         memory.beside.clear();
         memory.beside.extend((0..self.pools.len()).map(|rank| self.sharing.beside(rank) + self.beside(rank)));
-        memory.lacking = self.sharing.lacking.take();
+        memory.lacking = std::mem::take(&mut self.sharing.lacking);
         self.swap(memory);
     }
 
@@ -199,4 +248,9 @@ impl Engine {
         std::mem::swap(&mut self.kept, &mut memory.kept);
         std::mem::swap(&mut self.next_key, &mut memory.next_key);
     }
+}
+
+/// Pages where each rank has to have as many: what counts is the one with most, and all have pools of one size.
+fn of_each(ranks: impl ExactSizeIterator<Item = usize>) -> usize {
+    ranks.len() * ranks.max().unwrap_or_default()
 }

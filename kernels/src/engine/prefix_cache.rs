@@ -115,7 +115,7 @@ impl Engine {
         };
         let from = self.prefix(stage, prefix, tokens, room)?;
         let pages: Vec<usize> = (0..self.pools.len()).map(|rank| from.fork_pages(rank, tokens, room)).collect();
-        self.make_room(stage, &pages, spared);
+        self.make_room(stage, &pages, spared)?;
         if let Some(key) = spared {
             self.kept.touch(key);
         }

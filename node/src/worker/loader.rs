@@ -287,10 +287,10 @@ impl Loader {
         source: Arc<ModelSource>,
         layers: LayerRange,
     ) -> Result<(Carried, LoadReport), NotLoaded> {
-        let asked = |engine: &mut Engine| (engine.pages(), engine.gpus(), engine.carrier());
-        let (pages, cards, carrier) = compute.call(asked).await.map_err(NotLoaded::failed)?;
-        // Pages in use have their memory already.
-        let kv = (pages.free * PAGE_BYTES) as u64;
+        let asked = |engine: &mut Engine| (engine.pages(), engine.in_use(), engine.gpus(), engine.carrier());
+        let (pages, in_use, cards, carrier) = compute.call(asked).await.map_err(NotLoaded::failed)?;
+        // Pages that were ever written have their memory already, whichever model of the device wrote them.
+        let kv = ((pages.total * PAGE_BYTES) as u64).saturating_sub(in_use.kv);
         let (threads, progress, tally) = (self.threads, self.progress.clone(), self.tally.clone());
         let load = move || -> Result<(Carried, LoadReport), NotLoaded> {
             let mut before = 0;

@@ -407,6 +407,8 @@ impl StageManager {
             requests_in = Some(sender);
             let roster = &self.setup.roster;
             let batches = Batches::measured(roster.profiles(&group).iter()).by(roster.batch_policy(group.model));
+            // Of this host's device it is known at once, of others' by their adverts.
+            let shares_pages = context.compute.share().is_some() || roster.shares_devices(&group);
             let drafts = match (self.setup.batcher.speculation, &draft) {
                 (Speculation::Measured, Some(_)) => Speculation::Drafted,
                 (drafts, _) => drafts,
@@ -420,7 +422,7 @@ impl StageManager {
                 config: BatcherConfig {
                     stages: group.stages.len(),
                     batches,
-                    shares_pages: roster.shares_devices(&group),
+                    shares_pages,
                     speculation: drafts,
                     ..self.setup.batcher.clone()
                 },

@@ -56,13 +56,15 @@ impl PageShare {
         if wanted as u64 <= quota { Ok(()) } else { Err(NoPages::TooLong { wanted, quota }) }
     }
 
-    /// Has `take` take so many pages, if the model may have them now.
+    /// Has `take` take so many pages, if the model may have them now. What it can never have is no claim: another peer leads, and may
+    /// ask for anything.
     pub(super) fn take(
         &self,
         engine: &mut Engine,
         wanted: usize,
         take: impl FnOnce(&mut Engine) -> Result<(), EngineError>,
     ) -> Result<(), NoPages> {
+        self.could_hold(wanted)?;
         let may_take = self.quotas().asks(self.device.began.elapsed(), self.service, wanted as u64);
         if !may_take {
             return Err(NoPages::SetAside { wanted });
@@ -101,7 +103,11 @@ mod tests {
         shares[0].uses(11);
         assert_eq!(takes(0, 1), Err(NoPages::SetAside { wanted: 1 }), "the other one waits for four");
         shares[0].uses(10);
+        let too_long = Err(NoPages::TooLong { wanted: 9, quota: 8 });
+        assert_eq!(takes(0, 9), too_long, "and the other one's claim is not behind it");
         assert_eq!(takes(1, 4), Ok(()));
+        shares[0].uses(4);
+        assert_eq!(takes(1, 3), Ok(()), "nobody has claimed nine");
         assert_eq!(shares[1].could_hold(8), Ok(()));
         assert_eq!(shares[1].could_hold(9), Err(NoPages::TooLong { wanted: 9, quota: 8 }));
     }

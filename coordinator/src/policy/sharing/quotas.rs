@@ -11,8 +11,10 @@
 use crate::{policy::batching::ServiceNo, time::Time};
 use std::time::Duration;
 
-/// For how long a claim stands that is not made again. Whoever waits asks ten times as often.
-pub const STANDS: Duration = Duration::from_secs(1);
+/// For how long a claim stands that is not made again. Whoever waits asks again after a tenth of a second, once a step that has the
+/// device is over, and where its group has several hosts after a step of each: with a claim that lapsed meanwhile it would lose to a
+/// busy model of short steps again and again.
+pub const STANDS: Duration = Duration::from_secs(5);
 
 /// One part in so many of a quota is its floor.
 const FLOOR: u64 = 4;
