@@ -78,6 +78,17 @@ pub struct Run {
     pub hosts: BTreeMap<PeerId, (usize, f64)>,
 }
 
+/// A model where it is computed.
+#[derive(Clone, Debug)]
+pub struct Resident {
+    /// How its steps are formed.
+    pub batches: Batches,
+    /// Sequences and KV that there is room for.
+    pub room: Room,
+    /// What a step takes.
+    pub cost: Arc<dyn IterationCost>,
+}
+
 /// A plan with what is known of its peers.
 #[derive(Debug)]
 pub struct LivePlan<'a> {
@@ -137,15 +148,33 @@ impl<'a> LivePlan<'a> {
         let groups = self.shelved(&mut evaluator).unwrap_or_default();
         let evaluation = Evaluation { shares: self.shares.clone(), ..Evaluation::default() };
         let machine = |problem: &Problem, config: &Config, room: Room| {
-            let places = BatcherConfig::default().max_running;
-            let batches = Batches::measured(self.profiles(config)).by(self.batch);
-            let batching = batches.batching(Room { places, ..room });
-            let cost = Pipeline::new(problem, config).reading_once();
-            Machine { batching, cost: Arc::new(Stepped { cost, step: how.step }) }
+            let Resident { batches, room, cost } = self.computed(problem, config, room, how.step);
+            Machine { batching: batches.batching(room), cost }
         };
         let parts = Parts::new(&mut evaluator, &groups, &evaluation, &machine);
         let simulation = parts.dispatched(how.dispatch).recorded();
         simulation.on(self.shared(how)).run(arrivals, &|_| false)
+    }
+
+    /// What a device that computes all of its model, maybe beside others, does for it, where each step takes so much beside its
+    /// layers; none where several devices do.
+    #[must_use]
+    pub fn resident(&self, step: Seconds) -> Option<Resident> {
+        let mut evaluator = Evaluator::new(&self.scene.problem);
+        let groups = self.shelved(&mut evaluator)?;
+        let [group] = groups[..] else { return None };
+        let config = &evaluator.shelved(group).rated.config;
+        let (places, tokens) = (config.batch as usize, config.kv_tokens.0.max(0.0) as u64);
+        let room = Room { places, tokens, stages: 1 };
+        (config.stages.len() == 1).then(|| self.computed(&self.scene.problem, config, room, step))
+    }
+
+    /// A group's steps as nodes form them, and what they take.
+    fn computed(&self, problem: &Problem, config: &Config, room: Room, step: Seconds) -> Resident {
+        let places = BatcherConfig::default().max_running;
+        let batches = Batches::measured(self.profiles(config)).by(self.batch);
+        let cost = Pipeline::new(problem, config).reading_once();
+        Resident { batches, room: Room { places, ..room }, cost: Arc::new(Stepped { cost, step }) }
     }
 
     /// What was measured of a group's stages.
