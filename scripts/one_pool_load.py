@@ -22,6 +22,7 @@ import http.client
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -53,6 +54,9 @@ LOOK = 0.25
 # What a peer shows of its pages may be so old (seconds).
 STALE = 0.75
 PATIENCE = 120
+# A request that takes longer is lost, and how far a block is is said so often (seconds).
+LOST = 180
+FAR = 10
 
 
 @dataclass
@@ -97,7 +101,7 @@ class Client:
 
     def send(self, asked: Asked) -> None:
         if self.connection is None:
-            self.connection = http.client.HTTPConnection(self.at.hostname, self.at.port, timeout=600)
+            self.connection = http.client.HTTPConnection(self.at.hostname, self.at.port, timeout=LOST)
         headers = {"Content-Type": "application/json", "x-tsnode-trace": "1"}
         self.connection.request("POST", "/v1/completions", json.dumps(asked.body), headers)
         response = self.connection.getresponse()
@@ -181,8 +185,9 @@ class Peer:
     def all_free(self) -> bool:
         until = time.monotonic() + 10
         time.sleep(STALE)
-        while self.look()[0] > 0:
+        while (used := self.look()[0]) > 0:
             if time.monotonic() > until:
+                print(f"  {used} of {self.total} pages are in use though nothing is asked", file=sys.stderr)
                 return False
             time.sleep(LOOK)
         return True
@@ -258,10 +263,21 @@ def play(peer: Peer, models: list[Model], rng: random.Random, count: int, busy: 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
-    peer.is_there()
+        while thread.is_alive():
+            thread.join(FAR)
+            if thread.is_alive():
+                peer.is_there()
+                far(peer, lists)
     free = peer.all_free()
     return Block(busy, lists[0] + lists[1], free, most(peer, lists[1 - busy], begun), firsts(lists, slack))
+
+
+def far(peer: Peer, lists: list[list[Asked]]) -> None:
+    asked = [each for own in lists for each in own]
+    ended = sum(each.end > 0 for each in asked)
+    under_way = sum(each.start > 0 and each.end == 0 for each in asked)
+    used = peer.seen[-1][1] if peer.seen else 0
+    print(f"  {ended} of {len(asked)} have ended, {under_way} are under way; {used} of {peer.total} pages in use", file=sys.stderr)
 
 
 def most(peer: Peer, others: list[Asked], begun: float) -> int:
@@ -282,8 +298,10 @@ def firsts(lists: list[list[Asked]], slack: float) -> list[tuple[float, float]]:
 
 
 def served(options: argparse.Namespace, peer: Peer, models: list[Model]) -> dict:
+    started = time.monotonic()
     ready(peer, models)
     quotas(peer, models)
+    print(f"both models are served after {time.monotonic() - started:.1f} s", file=sys.stderr)
     rng = random.Random(options.seed)
     alone = Client(peer.url)
     for number, model in enumerate(models):
@@ -293,6 +311,7 @@ def served(options: argparse.Namespace, peer: Peer, models: list[Model]) -> dict
             if asked.error:
                 sys.exit(f"{model.name} alone: {asked.error}")
             model.known.append((asked.body, asked.tokens))
+    print(f"{2 * KNOWN} questions are answered alone after {time.monotonic() - started:.1f} s", file=sys.stderr)
     before, began, blocks = peer.metrics(), time.monotonic(), []
     watcher = threading.Thread(target=peer.watch)
     watcher.start()
@@ -393,7 +412,9 @@ def run(options: argparse.Namespace) -> int:
     flags = [flag for folder in options.models for flag in ("--model", str(folder))]
     with tempfile.TemporaryDirectory() as folder:
         up = [options.tsnode, "testnet", "up", "--devices", f"cpu:{options.threads}:{options.kv_memory}", *flags, "--dir", folder]
+        began = time.monotonic()
         document = subprocess.run([*up, "--detach", "--json"], check=True, capture_output=True, text=True).stdout
+        print(f"the peer is up after {time.monotonic() - began:.1f} s", file=sys.stderr)
         try:
             seen = served(options, Peer(json.loads(document)["peers"][0]), models)
         finally:
@@ -416,7 +437,10 @@ def main() -> None:
     parser.add_argument("--growth", type=float, default=32, help="of the peer's memory in the second half (MiB)")
     parser.add_argument("--models", type=Path, nargs=2, default=[MODELS / "gutenberg-tiny", MODELS / "reference/qwen3-norms"], metavar="FOLDER")
     parser.add_argument("--json", action="store_true", help="print a document instead of the line")
-    sys.exit(run(parser.parse_args()))
+    options = parser.parse_args()
+    # As if it had been interrupted: what it has started ends.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
+    sys.exit(run(options))
 
 
 if __name__ == "__main__":

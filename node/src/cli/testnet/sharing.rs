@@ -257,7 +257,10 @@ impl Wish {
         bar.set_message(name);
         let runs = self.live(&targets, planned, &bar).await;
         bar.finish_and_clear();
-        let lost = |run: &Run| run.cut + run.unsent + run.outcomes.iter().filter(|o| o.answer.is_err()).count();
+        if runs.iter().any(|run| run.cut + run.unsent > 0) {
+            return Err(Exit::new(Kind::Request, format!("{name}: it was ended before all requests had ended")));
+        }
+        let lost = |run: &Run| run.outcomes.iter().filter(|o| o.answer.is_err()).count();
         let why = runs.iter().flat_map(|run| reasons(&run.outcomes)).map(|(why, _)| why).next();
         Ok(Row {
             order: name,
