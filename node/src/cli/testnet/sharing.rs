@@ -278,8 +278,8 @@ impl Wish {
         let planned = vec![Planned { at: Duration::ZERO, prompt, answer }; ALONE];
         let one = Bounds { concurrency: 1, longest: DRAIN };
         // The first finds cold caches, and is not counted.
-        self.all(target, (!self.seed, n), &planned[..1], one, |_| {}).await;
-        let run = self.all(target, (self.seed ^ (1 << 32), n), &planned, one, |_| {}).await;
+        ask(target, (!self.seed, n), &planned[..1], one, |_| {}).await;
+        let run = ask(target, (self.seed ^ (1 << 32), n), &planned, one, |_| {}).await;
         let report = Report::new(&run, |_| prompt, Vec::new());
         if report.completed < ALONE {
             let why = report.reasons.first().map_or("it did not end in time", |(why, _)| why.as_str());
@@ -318,28 +318,28 @@ impl Wish {
                 ended[n].store(count as u64, Ordering::Relaxed);
                 bar.set_position(ended.iter().map(|count| count.load(Ordering::Relaxed)).sum());
             };
-            self.all(&targets[n], (self.seed, n), &planned[n], bounds, watch).await
+            ask(&targets[n], (self.seed, n), &planned[n], bounds, watch).await
         };
         futures::future::join_all((0..targets.len()).map(each)).await
     }
+}
 
-    async fn all(
-        &self,
-        target: &Arc<Target>,
-        (seed, n): (u64, usize),
-        planned: &[Planned],
-        bounds: Bounds,
-        watch: impl Fn(usize),
-    ) -> Run {
-        let stop = async {
-            // Where no signal can be waited for, only the time ends it.
-            if tokio::signal::ctrl_c().await.is_err() {
-                std::future::pending().await
-            }
-        };
-        let prompts = Prompts { form: Form::Tokens, shared: 0, seed: seed.wrapping_mul(64).wrapping_add(n as u64) };
-        load(target, prompts, planned, bounds, stop, |ended, _| watch(ended)).await
-    }
+/// These requests of the n-th model, to their ends.
+async fn ask(
+    target: &Arc<Target>,
+    (seed, n): (u64, usize),
+    planned: &[Planned],
+    bounds: Bounds,
+    watch: impl Fn(usize),
+) -> Run {
+    let stop = async {
+        // Where no signal can be waited for, only the time ends it.
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending().await
+        }
+    };
+    let prompts = Prompts { form: Form::Tokens, shared: 0, seed: seed.wrapping_mul(64).wrapping_add(n as u64) };
+    load(target, prompts, planned, bounds, stop, |ended, _| watch(ended)).await
 }
 
 /// Normalised latencies of each model's answers, from when their requests were due.
