@@ -1,6 +1,7 @@
 //! The plan that a live swarm follows, as machines: its groups by their peers' measured profiles, its routes and links by
 //! their adverts, steps and routes as nodes form and choose them. What a testnet's replay is held against.
 
+use crate::memory::{PAGE, Pages};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tsnode_coordinator::{
@@ -26,7 +27,7 @@ use tsnode_coordinator::{
     },
     settings::Settings,
 };
-use tsnode_protocol::{BatchPolicy, Group, LayerProfile, ModelId, PeerId, Plan, Seconds};
+use tsnode_protocol::{BatchPolicy, Bytes, Group, LayerProfile, ModelId, PeerId, Plan, Seconds};
 
 /// Why a plan cannot be simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -78,15 +79,19 @@ pub struct Run {
     pub hosts: BTreeMap<PeerId, (usize, f64)>,
 }
 
-/// A model where it is computed.
+/// A model on a device that computes all of it, maybe beside others.
 #[derive(Clone, Debug)]
 pub struct Resident {
     /// How its steps are formed.
     pub batches: Batches,
-    /// Sequences and KV that there is room for.
-    pub room: Room,
-    /// What a step takes.
+    /// Sequences at once.
+    pub places: usize,
+    /// What a step takes, by what was measured of its layers.
     pub cost: Arc<dyn IterationCost>,
+    /// How its KV lies in pages.
+    pub pages: Pages,
+    /// How many of the device's pages are its quota.
+    pub quota: u64,
 }
 
 /// A plan with what is known of its peers.
@@ -148,33 +153,40 @@ impl<'a> LivePlan<'a> {
         let groups = self.shelved(&mut evaluator).unwrap_or_default();
         let evaluation = Evaluation { shares: self.shares.clone(), ..Evaluation::default() };
         let machine = |problem: &Problem, config: &Config, room: Room| {
-            let Resident { batches, room, cost } = self.computed(problem, config, room, how.step);
-            Machine { batching: batches.batching(room), cost }
+            let places = BatcherConfig::default().max_running;
+            let batching = self.batches(config).batching(Room { places, ..room });
+            let cost = Pipeline::new(problem, config).reading_once();
+            Machine { batching, cost: Arc::new(Stepped { cost, step: how.step }) }
         };
         let parts = Parts::new(&mut evaluator, &groups, &evaluation, &machine);
         let simulation = parts.dispatched(how.dispatch).recorded();
         simulation.on(self.shared(how)).run(arrivals, &|_| false)
     }
 
-    /// What a device that computes all of its model, maybe beside others, does for it, where each step takes so much beside its
-    /// layers; none where several devices do.
+    /// Its model on a device that computes all of it; none where several devices do.
     #[must_use]
-    pub fn resident(&self, step: Seconds) -> Option<Resident> {
+    pub fn resident(&self) -> Option<Resident> {
         let mut evaluator = Evaluator::new(&self.scene.problem);
         let groups = self.shelved(&mut evaluator)?;
         let [group] = groups[..] else { return None };
         let config = &evaluator.shelved(group).rated.config;
-        let (places, tokens) = (config.batch as usize, config.kv_tokens.0.max(0.0) as u64);
-        let room = Room { places, tokens, stages: 1 };
-        (config.stages.len() == 1).then(|| self.computed(&self.scene.problem, config, room, step))
+        let [stage] = &config.stages[..] else { return None };
+        let (peer, device) = self.scene.places().get(stage.instance.0 as usize)?;
+        let served = self.members.get(peer)?.devices.get(usize::from(*device))?.served(self.scene.card.id)?;
+        let model = &self.scene.problem.model;
+        let layers = model.shape.layers;
+        Some(Resident {
+            batches: self.batches(config),
+            places: BatcherConfig::default().max_running,
+            cost: Arc::new(Pipeline::new(&self.scene.problem, config).reading_once()),
+            pages: Pages::new(layers, Bytes(model.kv().0 / f64::from(layers))),
+            quota: (served.kv_bytes as f64 / PAGE.0) as u64,
+        })
     }
 
-    /// A group's steps as nodes form them, and what they take.
-    fn computed(&self, problem: &Problem, config: &Config, room: Room, step: Seconds) -> Resident {
-        let places = BatcherConfig::default().max_running;
-        let batches = Batches::measured(self.profiles(config)).by(self.batch);
-        let cost = Pipeline::new(problem, config).reading_once();
-        Resident { batches, room: Room { places, ..room }, cost: Arc::new(Stepped { cost, step }) }
+    /// How nodes form the steps of a group.
+    fn batches(&self, config: &Config) -> Batches {
+        Batches::measured(self.profiles(config)).by(self.batch)
     }
 
     /// What was measured of a group's stages.

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use tsnode_coordinator::{
     members::Members,
     policy::{batching::ServiceNo, routing::Asked, sharing::TurnOrder},
-    replay::machines::{Arrival, Trace},
+    replay::machines::Arrival,
     service_monitor,
 };
 use tsnode_protocol::{Advert, ModelCard, PeerId, Plan, Seconds};
@@ -65,9 +65,10 @@ impl Simulated {
             .map(|card| LivePlan::new(&members, plan, card.id, view.split).map_err(|e| wrong(&e.to_string())))
             .collect::<Result<_, _>>()?;
         let with = |steps: &[f64]| {
-            let residents = plans.iter().zip(steps).map(|(plan, step)| plan.resident(Seconds(*step)));
-            let residents = residents.collect::<Option<Vec<_>>>().and_then(SharedPeer::new);
-            residents.ok_or_else(|| wrong("a model is on several devices"))
+            let models: Option<Vec<_>> = plans.iter().map(LivePlan::resident).collect();
+            let between = steps.iter().map(|step| Seconds(*step)).collect();
+            let peer = models.and_then(|models| SharedPeer::new(models, between));
+            peer.ok_or_else(|| wrong("a model is on several devices"))
         };
         let plain = with(&vec![0.0; plans.len()])?;
         let steps: Vec<f64> = alone.iter().enumerate().map(|(n, alone)| alone.step(&plain, n)).collect();
@@ -86,11 +87,11 @@ impl Simulated {
     pub fn run(&self, order: TurnOrder, planned: &[Vec<Planned>], means: &[f64]) -> Vec<Sorted> {
         let arrival = |p: &Planned| Arrival { at: Seconds(p.at.as_secs_f64()), asked: Asked::new(p.prompt, p.answer) };
         let arrivals = beside(planned.iter().map(|list| list.iter().map(arrival).collect()).collect());
-        let outcome = self.peer.run(order, &arrivals);
+        let whole = self.peer.run(order, &arrivals);
         let of = |(n, mean): (usize, &f64)| {
-            let own = |t: &&Trace| usize::from(t.arrival.asked.service.0) == n && t.end.is_finite();
-            let whole = |t: &Trace| (t.end - t.arrival.at).0 + self.overheads[n].request;
-            Sorted::new(outcome.traces.iter().filter(own).map(|t| normalised(whole(t), *mean)))
+            let all = arrivals.iter().zip(&whole);
+            let own = all.filter(|(arrival, whole)| usize::from(arrival.asked.service.0) == n && whole.is_finite());
+            Sorted::new(own.map(|(_, whole)| normalised(whole.0 + self.overheads[n].request, *mean)))
         };
         means.iter().enumerate().map(of).collect()
     }
