@@ -56,11 +56,8 @@ impl SharedPeer {
             driver.happens(now, event);
             driver.give(now);
         }
-        let whole = |(arrival, end): (&Arrival, &Option<Time>)| match end {
-            Some(end) => Seconds(end.as_secs_f64() - arrival.at.0),
-            None => Seconds(f64::INFINITY),
-        };
-        arrivals.iter().zip(&driver.ends).map(whole).collect()
+        let end = |end: Option<Time>| end.map_or(f64::INFINITY, |end| end.as_secs_f64());
+        arrivals.iter().zip(driver.ends).map(|(arrival, ended)| Seconds(end(ended) - arrival.at.0)).collect()
     }
 }
 
