@@ -1,6 +1,7 @@
 //! The plan that a live swarm follows, as machines: its groups by their peers' measured profiles, its routes and links by
 //! their adverts, steps and routes as nodes form and choose them. What a testnet's replay is held against.
 
+use crate::memory::{PAGE, Pages};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tsnode_coordinator::{
@@ -26,7 +27,7 @@ use tsnode_coordinator::{
     },
     settings::Settings,
 };
-use tsnode_protocol::{BatchPolicy, Group, LayerProfile, ModelId, PeerId, Plan, Seconds};
+use tsnode_protocol::{BatchPolicy, Bytes, Group, LayerProfile, ModelId, PeerId, Plan, Seconds};
 
 /// Why a plan cannot be simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -76,6 +77,21 @@ pub struct Run {
     pub cores: Vec<f64>,
     /// Who computes on which of these hosts, with so many threads; others share with nobody.
     pub hosts: BTreeMap<PeerId, (usize, f64)>,
+}
+
+/// A model on a device that computes all of it, maybe beside others.
+#[derive(Clone, Debug)]
+pub struct Resident {
+    /// How its steps are formed.
+    pub batches: Batches,
+    /// Sequences at once.
+    pub places: usize,
+    /// What a step takes, by what was measured of its layers.
+    pub cost: Arc<dyn IterationCost>,
+    /// How its KV lies in pages.
+    pub pages: Pages,
+    /// How many of the device's pages are its quota.
+    pub quota: u64,
 }
 
 /// A plan with what is known of its peers.
@@ -138,14 +154,39 @@ impl<'a> LivePlan<'a> {
         let evaluation = Evaluation { shares: self.shares.clone(), ..Evaluation::default() };
         let machine = |problem: &Problem, config: &Config, room: Room| {
             let places = BatcherConfig::default().max_running;
-            let batches = Batches::measured(self.profiles(config)).by(self.batch);
-            let batching = batches.batching(Room { places, ..room });
+            let batching = self.batches(config).batching(Room { places, ..room });
             let cost = Pipeline::new(problem, config).reading_once();
             Machine { batching, cost: Arc::new(Stepped { cost, step: how.step }) }
         };
         let parts = Parts::new(&mut evaluator, &groups, &evaluation, &machine);
         let simulation = parts.dispatched(how.dispatch).recorded();
         simulation.on(self.shared(how)).run(arrivals, &|_| false)
+    }
+
+    /// Its model on a device that computes all of it; none where several devices do.
+    #[must_use]
+    pub fn resident(&self) -> Option<Resident> {
+        let mut evaluator = Evaluator::new(&self.scene.problem);
+        let groups = self.shelved(&mut evaluator)?;
+        let [group] = groups[..] else { return None };
+        let config = &evaluator.shelved(group).rated.config;
+        let [stage] = &config.stages[..] else { return None };
+        let (peer, device) = self.scene.places().get(stage.instance.0 as usize)?;
+        let served = self.members.get(peer)?.devices.get(usize::from(*device))?.served(self.scene.card.id)?;
+        let model = &self.scene.problem.model;
+        let layers = model.shape.layers;
+        Some(Resident {
+            batches: self.batches(config),
+            places: BatcherConfig::default().max_running,
+            cost: Arc::new(Pipeline::new(&self.scene.problem, config).reading_once()),
+            pages: Pages::new(layers, Bytes(model.kv().0 / f64::from(layers))),
+            quota: (served.kv_bytes as f64 / PAGE.0) as u64,
+        })
+    }
+
+    /// How nodes form the steps of a group.
+    fn batches(&self, config: &Config) -> Batches {
+        Batches::measured(self.profiles(config)).by(self.batch)
     }
 
     /// What was measured of a group's stages.

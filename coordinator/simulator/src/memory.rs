@@ -10,7 +10,7 @@ use tsnode_coordinator::{
 use tsnode_protocol::{Bytes, Seconds};
 
 /// Bytes of a page, as nodes have them.
-const PAGE: Bytes = Bytes(65_536.0);
+pub(crate) const PAGE: Bytes = Bytes(65_536.0);
 
 /// How KV lies in pages: a page holds tokens of one sequence in one layer.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -260,7 +260,10 @@ impl SharedGpu {
                 let (prompt, patience) = (self.prompt.clone(), Seconds(f64::INFINITY));
                 Box::new(Feedback::new(Queues { quantum: QUANTUM, levels: QUEUES, prompt, patience }, LIMITS, pages))
             }
-            Order::Peers(order) => Box::new(Turns::new(order.arbiter(), Batches::Chunked(CHUNK), &self.rooms())),
+            Order::Peers(order) => {
+                let models = self.rooms().into_iter().map(|room| Batches::Chunked(CHUNK).batching(room)).collect();
+                Box::new(Turns::new(order.arbiter(), models))
+            }
         }
     }
 }

@@ -5,14 +5,18 @@ use std::collections::BTreeMap;
 use tsnode_coordinator::{
     gate::SplitChoice,
     planner::live,
-    policy::{choice::Dispatch, routing::Asked},
+    policy::{choice::Dispatch, routing::Asked, sharing::TurnOrder},
     replay::machines::{Arrival, Outcome},
     sample,
 };
 use tsnode_protocol::{
-    Advert, Epoch, Group, GroupId, LayerRange, ModelId, PeerId, Phase, Plan, Route, Seconds, Stage, Term,
+    Advert, Epoch, Group, GroupId, LayerProfile, LayerRange, ModelId, PeerId, Phase, Plan, Route, Seconds, Stage, Term,
 };
-use tsnode_simulator::live_plan::{LivePlan, LivePlanError, Run};
+use tsnode_simulator::{
+    live_plan::{LivePlan, LivePlanError, Resident, Run},
+    shared_peer::SharedPeer,
+    trace::beside,
+};
 
 const PREFILL: [f64; 3] = [1e-3, 2e-5, 1e-8];
 const DECODE: [f64; 3] = [9e-4, 3e-8, 5e-5];
@@ -100,6 +104,60 @@ fn peers_on_one_processor_take_turns() {
         assert!(outcome.traces.iter().all(|t| t.end.is_finite()) && outcome.turned_away == 0);
     }
     assert!(mean(&shared) > 1.5 * mean(&apart), "{} and {}", mean(&shared), mean(&apart));
+}
+
+/// A request of each at once: the device is never idle, and who comes first goes first where the order says so.
+#[test]
+fn models_of_one_peer_take_turns_on_its_device_by_their_profiles() {
+    let cards = sample::cards(2);
+    let mut advert = sample::lends_several(0, cards.clone());
+    let profile = *sample::measured(0, PREFILL, DECODE).devices[0].profile(sample::card().id).unwrap();
+    for served in &mut advert.devices[0].serves {
+        served.profile = Some(LayerProfile { model: served.model, ..profile });
+    }
+    let adverts = BTreeMap::from([(PeerId([0; 32]), advert)]);
+    let members = adverts.iter().map(|(id, advert)| (*id, advert)).collect();
+    let (mut groups, mut routes) = (Vec::new(), Vec::new());
+    for scene in live::scenes(&members, SplitChoice::Auto) {
+        let part = scene.plan();
+        groups.extend(part.groups);
+        routes.extend(part.routes);
+    }
+    let plan =
+        Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, chosen: vec![], reason: String::new() };
+    let resident = |model| LivePlan::new(&members, &plan, model, SplitChoice::Auto).unwrap().resident().unwrap();
+    let models: Vec<Resident> = cards.iter().map(|card| resident(card.id)).collect();
+    let peer = SharedPeer::new(models.clone(), vec![Seconds(0.0); 2]).unwrap();
+    let one = Arrival { at: Seconds(0.0), asked: Asked::new(100, 9) };
+    let arrivals = beside(vec![vec![one], vec![one]]);
+    let alone = peer.alone(one.asked).0;
+    for (name, order) in TurnOrder::ALL {
+        let ends: Vec<f64> = peer.run(order, &arrivals).iter().map(|whole| whole.0).collect();
+        let last = ends.iter().copied().fold(0.0, f64::max);
+        assert!((last / (2.0 * alone) - 1.0).abs() < 1e-6, "{name}: {ends:?}, {alone} alone");
+        match order {
+            TurnOrder::FirstCome => assert!((ends[0] / alone - 1.0).abs() < 1e-6, "{ends:?}, {alone} alone"),
+            TurnOrder::RoundRobin => assert!(ends[0] > 1.5 * alone, "{ends:?}, {alone} alone"),
+            TurnOrder::Doubling => {}
+        }
+    }
+    let handled = SharedPeer::new(models.clone(), vec![Seconds(0.005); 2]).unwrap();
+    let (alone, whole) = (handled.alone(one.asked).0, handled.run(TurnOrder::RoundRobin, &arrivals));
+    assert!(whole.iter().all(|whole| whole.0 < 1.5 * alone), "one computes while the other's tokens go out: {whole:?}");
+    one_pool_is_shared_by_the_quotas(models);
+}
+
+/// A request of 109 tokens has four pages, a layer's keys and values of 128 tokens in each.
+fn one_pool_is_shared_by_the_quotas(mut models: Vec<Resident>) {
+    let arrivals = beside(vec![vec![Arrival { at: Seconds(0.0), asked: Asked::new(100, 9) }; 4]]);
+    let mut longest = |quota| {
+        models.iter_mut().for_each(|model| model.quota = quota);
+        let whole = SharedPeer::new(models.clone(), vec![Seconds(0.0); 2]).unwrap().run(TurnOrder::Doubling, &arrivals);
+        whole.iter().map(|whole| whole.0).fold(0.0, f64::max)
+    };
+    let (all, three, none) = (longest(1000), longest(8), longest(3));
+    assert!(three > 1.1 * all && three < 1.6 * all, "three at once, of which two have the quota: {three}, {all}");
+    assert!(none.is_infinite(), "none ever has as many");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod broken;
 mod chaos;
 mod replay;
+mod sharing;
 
 use super::{
     ask::Peer, decimal, detached::usual_folder, is_set, json as json_flag, output::print_json, requests, submit,
@@ -51,6 +52,7 @@ pub(super) fn command() -> Command {
         )
         .subcommand(chaos::command())
         .subcommand(replay::command())
+        .subcommand(sharing::command())
         .subcommand(fault("kill", "Kill a peer of a detached swarm with -9").arg(dir()))
         .subcommand(fault("stop", "Stop a peer's process without ending it: its connections stay open").arg(dir()))
         .subcommand(fault("cont", "Let a stopped peer go on").arg(dir()))
@@ -71,6 +73,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         }
         Some(("chaos", matches)) => chaos::run(settings, matches).await,
         Some(("replay", matches)) => replay::run(settings, matches).await,
+        Some(("sharing", matches)) => sharing::run(settings, matches).await,
         _ => Ok(()),
     }
 }

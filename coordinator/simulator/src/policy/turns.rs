@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use tsnode_coordinator::policy::{
     batching::{Batch, Batching, Part, RequestNo, Seen, ServiceNo, Stepwise, Task},
-    choice::{Batches, Room},
     sharing::arbiter::{Arbitration, Share, Work},
 };
 use tsnode_protocol::Seconds;
@@ -29,11 +28,11 @@ pub struct Turns {
 }
 
 impl Turns {
-    /// An idle machine whose models have these rooms.
+    /// An idle machine whose models form their steps so, in order of their numbers.
     #[must_use]
-    pub fn new(arbiter: Box<dyn Arbitration<RequestNo>>, batches: Batches, rooms: &[Room]) -> Self {
-        let model = |room: &Room| Model { batching: batches.batching(*room), step: None, starting: Vec::new() };
-        Self { models: rooms.iter().map(model).collect(), arbiter, services: BTreeMap::new(), running: None }
+    pub fn new(arbiter: Box<dyn Arbitration<RequestNo>>, models: Vec<Box<dyn Stepwise>>) -> Self {
+        let model = |batching| Model { batching, step: None, starting: Vec::new() };
+        Self { models: models.into_iter().map(model).collect(), arbiter, services: BTreeMap::new(), running: None }
     }
 
     fn model(&mut self, service: ServiceNo) -> Option<&mut Model> {
