@@ -128,7 +128,12 @@ impl Settings {
     }
 
     fn reasoning_format(&self) -> Result<Option<ReasoningFormat>, ConfigError> {
-        let choices = [("auto", None), ("think", Some(ReasoningFormat::Think)), ("none", Some(ReasoningFormat::None))];
+        let choices = [
+            ("auto", None),
+            ("think", Some(ReasoningFormat::Think)),
+            ("gemma4", Some(ReasoningFormat::Gemma4)),
+            ("none", Some(ReasoningFormat::None)),
+        ];
         self.choice("reasoning-parser", &choices)
     }
 

@@ -46,12 +46,13 @@ pub(in super::super) struct Vocabulary<'a> {
 }
 
 /// Texts that end an answer in some model, whatever its file says of them.
-const ENDS: [&str; 14] = [
+const ENDS: [&str; 15] = [
     "<|eot_id|>",
     "<|im_end|>",
     "<|end|>",
     "<end_of_turn>",
     "<turn|>",
+    "<|tool_response>",
     "<|endoftext|>",
     "<|eom_id|>",
     "<EOT>",

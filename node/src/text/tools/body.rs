@@ -13,6 +13,22 @@ pub(super) struct Close {
     pub fence: &'static str,
 }
 
+impl Close {
+    /// After one more letter behind a call: `held` is what came there.
+    pub fn behind(self, held: &mut String, letter: char) -> Rest {
+        held.push(letter);
+        let said = held.trim_start();
+        let behind_fence = said.strip_prefix(self.fence).unwrap_or(said).trim_start();
+        if behind_fence == self.mark {
+            Rest::Closed
+        } else if self.mark.starts_with(behind_fence) || self.fence.starts_with(said) {
+            Rest::More
+        } else {
+            Rest::Before(std::mem::take(held))
+        }
+    }
+}
+
 /// How far a call is after a letter.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Rest {
@@ -69,16 +85,7 @@ impl Body {
 
     fn behind(&mut self, letter: char) -> Rest {
         let State::Behind(held) = &mut self.state else { return Rest::More };
-        held.push(letter);
-        let said = held.trim_start();
-        let behind_fence = said.strip_prefix(self.close.fence).unwrap_or(said).trim_start();
-        if behind_fence == self.close.mark {
-            Rest::Closed
-        } else if self.close.mark.starts_with(behind_fence) || self.close.fence.starts_with(said) {
-            Rest::More
-        } else {
-            Rest::Before(std::mem::take(held))
-        }
+        self.close.behind(held, letter)
     }
 
     /// Nothing follows: of what closes a call some may have been to come.

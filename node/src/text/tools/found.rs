@@ -1,6 +1,7 @@
 //! What a parser has found, in order.
 
 use crate::text::said::Said;
+use serde_json::Value;
 
 /// Pieces that belong together are one. White space before a call is no content, nor is what follows the last one.
 #[derive(Debug, Default)]
@@ -37,6 +38,14 @@ impl Found {
         match self.said.last_mut() {
             Some(Said::Arguments { piece: so_far, .. }) => so_far.push_str(piece),
             _ => self.said.push(Said::Arguments { index: self.calls.saturating_sub(1), piece: piece.to_owned() }),
+        }
+    }
+
+    /// More of a text within the arguments, as JSON writes it.
+    pub fn within_text(&mut self, text: &str) {
+        let quoted = Value::from(text).to_string();
+        if !text.is_empty() {
+            self.arguments(&quoted[1..quoted.len() - 1]);
         }
     }
 

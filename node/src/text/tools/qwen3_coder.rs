@@ -81,12 +81,12 @@ impl Parameter {
                 continue;
             }
             if self.kind.is_plain_text() && !self.held.is_empty() {
-                found.arguments(&inner(&std::mem::take(&mut self.held)));
+                found.within_text(&std::mem::take(&mut self.held));
             }
             match letter {
                 '\n' => self.held.push(letter),
                 _ if !self.kind.is_plain_text() => self.held.push(letter),
-                _ => found.arguments(&inner(letter.encode_utf8(&mut [0; 4]))),
+                _ => found.within_text(letter.encode_utf8(&mut [0; 4])),
             }
         }
     }
@@ -100,12 +100,6 @@ impl Parameter {
             false => found.arguments(&self.kind.json(self.held.strip_suffix('\n').unwrap_or(&self.held))),
         }
     }
-}
-
-/// A text as it stands within a JSON string.
-fn inner(text: &str) -> String {
-    let quoted = Value::from(text).to_string();
-    quoted[1..quoted.len() - 1].to_owned()
 }
 
 pub(super) struct Qwen3Coder {
