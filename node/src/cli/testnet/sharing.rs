@@ -113,7 +113,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     for (name, order) in &wish.orders {
         let config = wish.config(settings, matches, name)?;
         let spinner = wish.spinner(format!("{name}: starting the peer"));
-        let net = unless_interrupted(async { Testnet::up(&config).await.map_err(exit) }).await;
+        let net = unless_interrupted(Box::pin(async { Testnet::up(&config).await.map_err(exit) })).await;
         spinner.finish_and_clear();
         let net = net?;
         let row = unless_interrupted(Box::pin(wish.row(settings, &net, (*name, *order), &mut asked))).await;
