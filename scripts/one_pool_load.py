@@ -268,6 +268,8 @@ def play(peer: Peer, models: list[Model], rng: random.Random, count: int, busy: 
             if thread.is_alive():
                 peer.is_there()
                 far(peer, lists)
+    # One that ended refuses all that is left at once.
+    peer.is_there()
     free = peer.all_free()
     return Block(busy, lists[0] + lists[1], free, most(peer, lists[1 - busy], begun), firsts(lists, slack))
 
@@ -313,11 +315,13 @@ def served(options: argparse.Namespace, peer: Peer, models: list[Model]) -> dict
             model.known.append((asked.body, asked.tokens))
     print(f"{2 * KNOWN} questions are answered alone after {time.monotonic() - started:.1f} s", file=sys.stderr)
     before, began, blocks = peer.metrics(), time.monotonic(), []
+    # However few they are, each model is busy once.
+    block = min(BLOCK, -(-options.requests // 2))
     watcher = threading.Thread(target=peer.watch)
     watcher.start()
     try:
         while (left := options.requests - sum(len(block.requests) for block in blocks)) > 0:
-            this = play(peer, models, rng, min(BLOCK, left), len(blocks) % 2, options.clients, options.slack)
+            this = play(peer, models, rng, min(block, left), len(blocks) % 2, options.clients, options.slack)
             blocks.append(this)
             say(models, this, time.monotonic() - began)
     finally:
@@ -413,24 +417,37 @@ def run(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         up = [options.tsnode, "testnet", "up", "--devices", f"cpu:{options.threads}:{options.kv_memory}", *flags, "--dir", folder]
         began = time.monotonic()
-        document = subprocess.run([*up, "--detach", "--json"], check=True, capture_output=True, text=True).stdout
+        try:
+            document = subprocess.run([*up, "--detach", "--json"], check=True, capture_output=True, text=True).stdout
+        except OSError as missing:
+            sys.exit(f"{options.tsnode}: {missing.strerror}; build it (cargo build), or name it with --tsnode")
+        except subprocess.CalledProcessError as failed:
+            sys.exit(f"the peer did not come up:\n{failed.stderr.strip()}")
         print(f"the peer is up after {time.monotonic() - began:.1f} s", file=sys.stderr)
         try:
             seen = served(options, Peer(json.loads(document)["peers"][0]), models)
         finally:
-            subprocess.run([options.tsnode, "testnet", "down", "--dir", folder], capture_output=True)
+            down = subprocess.run([options.tsnode, "testnet", "down", "--dir", folder], capture_output=True, text=True)
+            if down.returncode != 0:
+                print(f"the peer may be up still: {down.stderr.strip()}", file=sys.stderr)
     wrongs = wrong(options, seen)
     line = verdict(seen, wrongs)
     print(json.dumps({**seen, "wrong": wrongs, "verdict": line}, indent=2) if options.json else line, flush=True)
     return 1 if wrongs else 0
 
 
+def above_0(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return number
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tsnode", default=os.environ.get("TSNODE", "target/debug/tsnode"), help="the program")
-    parser.add_argument("--requests", type=int, default=10_000, help="for both models together")
+    parser.add_argument("--requests", type=above_0, default=10_000, help="for both models together")
     parser.add_argument("--seed", type=int, default=1, help="fixes what is asked")
-    parser.add_argument("--clients", type=int, default=16, help="of the busy model")
+    parser.add_argument("--clients", type=above_0, default=16, help="of the busy model")
     parser.add_argument("--threads", type=int, default=1, help="of the peer")
     parser.add_argument("--kv-memory", default="4MiB", help="of the peer")
     parser.add_argument("--slack", type=float, default=1.0, help="beyond the other model's requests (seconds): half of one for a turn, steps, and asking again")

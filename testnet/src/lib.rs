@@ -189,11 +189,11 @@ impl Testnet {
                 tell(&format!("{started} of {all} peers have started"));
             }
             let handed_on = net.processes.first().map(|first| first.info.data_dir.clone());
-            let mut process = Process::launch(config, index, invite.as_deref(), handed_on.as_deref())?;
+            // Among those that end with this, before anything is waited for.
+            net.processes.push(Process::launch(config, index, invite.as_deref(), handed_on.as_deref())?);
             if invite.is_none() {
-                invite = Some(process.invite(patience).await?);
+                invite = Some(net.processes[index].invite(patience).await?);
             }
-            net.processes.push(process);
         }
         for (n, process) in net.processes.iter_mut().enumerate() {
             process.await_http(patience).await?;

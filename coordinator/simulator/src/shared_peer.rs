@@ -2,7 +2,7 @@
 //! steps, whose turn it is, for how long the device is kept for its last user, and how many of the shared pages a model may take, the
 //! nodes' own objects say; here they are driven by events in the order of their times.
 
-use crate::{cost::alone, live_plan::Resident};
+use crate::live_plan::Resident;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 use tsnode_coordinator::{
@@ -40,11 +40,16 @@ impl SharedPeer {
         (!models.is_empty() && models.len() == between.len()).then_some(Self { models, between })
     }
 
-    /// What a request takes with nobody else there.
+    /// What a request takes with nobody else there, in the steps in which it is then computed: a long prompt is cut into chunks here, too.
+    /// However many pages it has.
     #[must_use]
     pub fn alone(&self, asked: Asked) -> Seconds {
         let n = usize::from(asked.service.0).min(self.models.len() - 1);
-        alone(&*self.models[n].cost, asked) + self.between[n] * f64::from(asked.answer.max(1))
+        let model = Resident { quota: u64::MAX, ..self.models[n].clone() };
+        let device = Self { models: vec![model], between: vec![self.between[n]] };
+        let asked = Asked { service: ServiceNo(0), ..asked };
+        let whole = device.run(TurnOrder::FirstCome, &[Arrival { at: Seconds(0.0), asked }]);
+        whole.into_iter().sum()
     }
 
     /// Runs requests to their ends, steps of the models in this order; how long each took. Infinite is what never ended: its pages are
@@ -195,11 +200,12 @@ impl<'a> Driver<'a> {
             self.quotas.took(service, pages);
             let asked = self.asked(request);
             self.queue.enters(service, request, asked.prompt);
-            let answered = if asked.answer > 1 { Answered::Here } else { Answered::Elsewhere };
             let model = &mut self.models[n];
             model.used += pages;
             model.waiting.pop_front();
             let (part, memory) = (Part::Prompt, asked.prompt_memory());
+            // However short the answer is, as nodes say it: beside answers prompts are cut into other chunks than where there are none.
+            let answered = Answered::Here;
             model.batching.add(Task { request, part, service, tokens: asked.prompt, before: 0, memory, answered });
         }
     }

@@ -144,6 +144,12 @@ fn models_of_one_peer_take_turns_on_its_device_by_their_profiles() {
     let handled = SharedPeer::new(models.clone(), vec![Seconds(0.005); 2]).unwrap();
     let (alone, whole) = (handled.alone(one.asked).0, handled.run(TurnOrder::RoundRobin, &arrivals));
     assert!(whole.iter().all(|whole| whole.0 < 1.5 * alone), "one computes while the other's tokens go out: {whole:?}");
+    // A prompt of two chunks, and after its first token eight steps; alone it takes as long as where nobody else comes.
+    let long = Asked::new(300, 9);
+    let beside_steps = handled.alone(long).0 - peer.alone(long).0;
+    assert!((beside_steps / (10.0 * 0.005) - 1.0).abs() < 1e-6, "{beside_steps} s beside ten steps");
+    let whole = peer.run(TurnOrder::Doubling, &[Arrival { at: Seconds(0.0), asked: long }]);
+    assert_eq!(whole, [peer.alone(long)]);
     one_pool_is_shared_by_the_quotas(models);
 }
 

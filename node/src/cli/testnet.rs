@@ -188,12 +188,7 @@ fn exit(error: TestnetError) -> Exit {
 async fn up(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     let config = config(settings, matches)?;
     let started = Instant::now();
-    let bar = ProgressBar::new_spinner();
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} ({elapsed})") {
-        bar.set_style(style);
-    }
-    bar.enable_steady_tick(Duration::from_millis(120));
-    bar.set_message(format!("starting {} peers", config.peers.len()));
+    let bar = spinner(format!("starting {} peers", config.peers.len()));
     let net = Testnet::up_telling(&config, |far| bar.set_message(far.to_owned())).await;
     bar.finish_and_clear();
     let net = net.map_err(exit)?;
@@ -214,6 +209,16 @@ async fn up(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
         }
         None => stay(matches, net, took).await,
     }
+}
+
+/// Says what is waited for.
+fn spinner(message: String) -> ProgressBar {
+    let bar = ProgressBar::new_spinner();
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} ({elapsed})") {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(120));
+    bar.with_message(message)
 }
 
 /// Ends a swarm and removes its folder: logs of a run that ended well are of no use.

@@ -5,7 +5,7 @@ mod compared;
 mod simulated;
 mod terms;
 
-use super::{config, exit, swarm_args};
+use super::{config, exit, spinner, swarm_args};
 use crate::{
     cli::{
         ask::{Peer, unread},
@@ -26,7 +26,7 @@ use crate::{
 };
 use clap::{Arg, ArgMatches, Command, value_parser};
 use compared::Compared;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use serde_json::json;
 use simulated::{Alone, Hosts, Simulated};
 use std::path::PathBuf;
@@ -388,13 +388,4 @@ fn alone(planned: &[Planned], requests: usize) -> Vec<Planned> {
     };
     let (prompt, answer) = (median(&|p| p.prompt), median(&|p| p.answer).clamp(2, ANSWER_ALONE));
     vec![Planned { at: Duration::ZERO, prompt, answer }; requests]
-}
-
-fn spinner(message: String) -> ProgressBar {
-    let bar = ProgressBar::new_spinner();
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} ({elapsed})") {
-        bar.set_style(style);
-    }
-    bar.enable_steady_tick(Duration::from_millis(120));
-    bar.with_message(message)
 }

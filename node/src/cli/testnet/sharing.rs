@@ -4,7 +4,7 @@
 mod compared;
 mod simulated;
 
-use super::{dir, exit, folder};
+use super::{dir, exit, folder, spinner};
 use crate::{
     cli::{
         ask::Peer,
@@ -112,8 +112,11 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     let mut rows = Vec::new();
     for (name, order) in &wish.orders {
         let config = wish.config(settings, matches, name)?;
-        let net = Testnet::up(&config).await.map_err(exit)?;
-        let row = wish.row(settings, &net, (*name, *order), &mut asked).await;
+        let spinner = wish.spinner(format!("{name}: starting the peer"));
+        let net = unless_interrupted(Box::pin(async { Testnet::up(&config).await.map_err(exit) })).await;
+        spinner.finish_and_clear();
+        let net = net?;
+        let row = unless_interrupted(Box::pin(wish.row(settings, &net, (*name, *order), &mut asked))).await;
         net.down().await.map_err(exit)?;
         let folder = config.folder;
         match row {
@@ -184,7 +187,8 @@ impl Wish {
         }
         let list = |name: &str| -> Result<Vec<u32>, Exit> {
             let all: Vec<u32> = matches.get_many::<u32>(name).into_iter().flatten().copied().collect();
-            let wrong = || usage(format!("--{name} has {} numbers, and there are {} models", all.len(), models.len()));
+            let wrong =
+                || usage(format!("--{name} has {} numbers: name one for each of {} models", all.len(), models.len()));
             if all.len() == models.len() { Ok(all) } else { Err(wrong()) }
         };
         let lengths = list("input-len")?.into_iter().zip(list("output-len")?);
@@ -239,6 +243,7 @@ impl Wish {
         let info: PeerInfo = net.peers().first().map(|info| (*info).clone()).ok_or_else(missing)?;
         let peer = || Peer::of(settings, info.http.clone(), &info.data_dir);
         let (view, cards) = served(&peer()?, self.models.len()).await?;
+        self.within(&cards)?;
         let mut targets = Vec::with_capacity(cards.len());
         for card in &cards {
             let (peer, model) = (peer()?, card.name.clone());
@@ -246,11 +251,10 @@ impl Wish {
                 Target { peer, endpoint: Endpoint::Completions, model, temperature: Some(0.0), ignore_eos: true };
             targets.push(Arc::new(target));
         }
-        let mut alone = Vec::with_capacity(targets.len());
-        for (n, target) in targets.iter().enumerate() {
-            alone.push(self.alone(target, n).await?);
-        }
-        let simulated = Simulated::new(&view, &cards, &alone)?;
+        let spinner = self.spinner(format!("{name}: asking each model one request after another"));
+        let alone = self.each_alone(&targets).await;
+        spinner.finish_and_clear();
+        let simulated = Simulated::new(&view, &cards, &alone?)?;
         let asked: &Asked = asked.get_or_insert_with(|| self.asked(&cards, &simulated));
         let Asked { planned, means, .. } = asked;
         let bar = serve::bar(planned.iter().map(Vec::len).sum(), !self.shows_progress);
@@ -258,7 +262,8 @@ impl Wish {
         let runs = self.live(&targets, planned, &bar).await;
         bar.finish_and_clear();
         if runs.iter().any(|run| run.cut + run.unsent > 0) {
-            return Err(Exit::new(Kind::Request, format!("{name}: it was ended before all requests had ended")));
+            let what = format!("{name}: some requests had not ended {} s after the last came", DRAIN.as_secs());
+            return Err(Exit::new(Kind::Request, format!("{what}; ask for less: --load, --requests")));
         }
         let lost = |run: &Run| run.outcomes.iter().filter(|o| o.answer.is_err()).count();
         let why = runs.iter().flat_map(|run| reasons(&run.outcomes)).map(|(why, _)| why).next();
@@ -270,6 +275,35 @@ impl Wish {
             simulated: simulated.run(order, planned, means),
             overheads: simulated.overheads,
         })
+    }
+
+    /// Says what is waited for, to people.
+    fn spinner(&self, message: String) -> ProgressBar {
+        if self.shows_progress { spinner(message) } else { ProgressBar::hidden() }
+    }
+
+    /// The longest request that may be drawn of each model has room in its context.
+    fn within(&self, cards: &[ModelCard]) -> Result<(), Exit> {
+        for (card, Lengths { prompt, answer, ratio }) in cards.iter().zip(&self.lengths) {
+            let [prompt, answer] = [prompt, answer].map(|length| (f64::from(*length) * (1.0 + ratio)).ceil());
+            let (longest, context) = (prompt + answer, card.shape.context);
+            if longest > f64::from(context) {
+                let what =
+                    format!("{}: its context of {context} tokens is shorter than requests of {longest}", card.name);
+                let next = "ask for less with --input-len and --output-len, which vary by half";
+                return Err(Exit::new(Kind::Usage, format!("{what}; {next}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// What models take that are asked alone, one after the other.
+    async fn each_alone(&self, targets: &[Arc<Target>]) -> Result<Vec<Alone>, Exit> {
+        let mut all = Vec::with_capacity(targets.len());
+        for (n, target) in targets.iter().enumerate() {
+            all.push(self.alone(target, n).await?);
+        }
+        Ok(all)
     }
 
     /// A model's usual requests, one after another.
@@ -324,6 +358,21 @@ impl Wish {
     }
 }
 
+/// This, unless somebody interrupts it: what was begun for it ends, and its peer is let go of. Once a signal was waited for, no other
+/// would end the process.
+async fn unless_interrupted<T>(work: impl Future<Output = Result<T, Exit>>) -> Result<T, Exit> {
+    let interrupted = async {
+        // Where no signal can be waited for, it goes on to its end.
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending().await
+        }
+    };
+    tokio::select! {
+        done = work => done,
+        () = interrupted => Err(Exit::new(Kind::Other, "interrupted")),
+    }
+}
+
 /// These requests of the n-th model, to their ends.
 async fn ask(
     target: &Arc<Target>,
@@ -332,14 +381,9 @@ async fn ask(
     bounds: Bounds,
     watch: impl Fn(usize),
 ) -> Run {
-    let stop = async {
-        // Where no signal can be waited for, only the time ends it.
-        if tokio::signal::ctrl_c().await.is_err() {
-            std::future::pending().await
-        }
-    };
     let prompts = Prompts { form: Form::Tokens, shared: 0, seed: seed.wrapping_mul(64).wrapping_add(n as u64) };
-    load(target, prompts, planned, bounds, stop, |ended, _| watch(ended)).await
+    // Whoever interrupts it ends all of a row.
+    load(target, prompts, planned, bounds, std::future::pending(), |ended, _| watch(ended)).await
 }
 
 /// Normalised latencies of each model's answers, from when their requests were due.

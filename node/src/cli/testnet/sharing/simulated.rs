@@ -40,6 +40,8 @@ pub(super) struct Overheads {
 /// A peer's device in the simulator.
 pub(super) struct Simulated {
     peer: SharedPeer,
+    /// What was asked alone before all else: by then orders have measured what requests of each model take.
+    before: Vec<Asked>,
     /// Of each model.
     pub overheads: Vec<Overheads>,
 }
@@ -75,7 +77,10 @@ impl Simulated {
         let peer = with(&steps)?;
         let overhead = |(n, alone): (usize, &Alone)| alone.overheads(&peer, n, steps[n]);
         let overheads = alone.iter().enumerate().map(overhead).collect();
-        Ok(Self { peer, overheads })
+        let asked_alone =
+            |(n, alone): (usize, &Alone)| vec![asked(n, alone.prompt, alone.answer); alone.report.completed];
+        let before = alone.iter().enumerate().flat_map(asked_alone).collect();
+        Ok(Self { peer, before, overheads })
     }
 
     /// What a request of the n-th model takes with nobody else there (s).
@@ -85,11 +90,19 @@ impl Simulated {
 
     /// Normalised latencies of each model's requests, in this order of turns.
     pub fn run(&self, order: TurnOrder, planned: &[Vec<Planned>], means: &[f64]) -> Vec<Sorted> {
-        let arrival = |p: &Planned| Arrival { at: Seconds(p.at.as_secs_f64()), asked: Asked::new(p.prompt, p.answer) };
-        let arrivals = beside(planned.iter().map(|list| list.iter().map(arrival).collect()).collect());
+        let (mut arrivals, mut begun) = (Vec::new(), Seconds(0.0));
+        for asked in &self.before {
+            arrivals.push(Arrival { at: begun, asked: *asked });
+            begun += self.peer.alone(*asked);
+        }
+        let arrival = |p: &Planned| {
+            let at = begun + Seconds(p.at.as_secs_f64());
+            Arrival { at, asked: Asked::new(p.prompt, p.answer) }
+        };
+        arrivals.extend(beside(planned.iter().map(|list| list.iter().map(arrival).collect()).collect()));
         let whole = self.peer.run(order, &arrivals);
         let of = |(n, mean): (usize, &f64)| {
-            let all = arrivals.iter().zip(&whole);
+            let all = arrivals.iter().zip(&whole).skip(self.before.len());
             let own = all.filter(|(arrival, whole)| usize::from(arrival.asked.service.0) == n && whole.is_finite());
             Sorted::new(own.map(|(_, whole)| normalised(whole.0 + self.overheads[n].request, *mean)))
         };
