@@ -217,6 +217,7 @@ const TRANSCRIPTS: &[Transcript] = &[
     (ToolFormat::Gemma4, "<|tool_call>call:wind{}\n<tool_c", "", &[("wind", "{}")]),
     // Broken: what came stays, and what follows is read.
     (ToolFormat::Gemma4, "<|tool_call>call:wind{town:<tool_call|> So.", " So.", &[("wind", r#"{"town": "#)]),
+    (ToolFormat::Gemma4, "<|tool_call>call:wind{hour:7,<tool_call|> So.", " So.", &[("wind", r#"{"hour": 7"#)]),
     (ToolFormat::Gemma4, "<|tool_call>call:wind{days:[1}<tool_call|>", "}<tool_call|>", &[("wind", r#"{"days": [1"#)]),
     (
         ToolFormat::Gemma4,

@@ -119,7 +119,9 @@ impl Arguments {
         }
         said.push(letter);
         let is_marked = said.starts_with('"') || said.starts_with(QUOTE) || QUOTE.starts_with(said.as_str());
-        if (is_marked || !"{}[]<,:".contains(letter)) && said.len() <= KEY {
+        // Another mark, as that behind the call, is no key.
+        let is_bare = !said.starts_with('<') && !"{}[]<,:".contains(letter);
+        if (is_marked || is_bare) && said.len() <= KEY {
             Rest::More
         } else {
             Rest::Before(std::mem::take(said))
