@@ -210,6 +210,13 @@ const TRANSCRIPTS: &[Transcript] = &[
         "",
         &[("wind", r#"{"town": "B\"o{n:n", "days": [], "a": [[], "b"]}"#)],
     ),
+    // Lines in such a text, as they may stand in the family's own.
+    (
+        ToolFormat::Gemma4,
+        "<|tool_call>call:wind{\"town\":\"B\no\\n\"}<tool_call|>",
+        "",
+        &[("wind", r#"{"town": "B\no\n"}"#)],
+    ),
     // Cut off in a text, in a number, in a name, and behind the arguments.
     (ToolFormat::Gemma4, "<|tool_call>call:wind{town:<|\"|>Bo <|", "", &[("wind", r#"{"town": "Bo <|"#)]),
     (ToolFormat::Gemma4, "<|tool_call>call:wind{hour:1", "", &[("wind", r#"{"hour": "#)]),
