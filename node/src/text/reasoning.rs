@@ -78,6 +78,8 @@ impl ReasoningParser {
 
     fn letter(&mut self, letter: char, thought: &mut String, answer: &mut String) {
         match &mut self.0 {
+            // However much white space comes, it is not looked through again.
+            State::Before(held) if letter.is_whitespace() && held.ends_with(char::is_whitespace) => held.push(letter),
             State::Before(held) => {
                 held.push(letter);
                 let said = held.trim_start();

@@ -16,6 +16,11 @@ pub(super) struct Close {
 impl Close {
     /// After one more letter behind a call: `held` is what came there.
     pub fn behind(self, held: &mut String, letter: char) -> Rest {
+        if letter.is_whitespace() && held.ends_with(char::is_whitespace) {
+            // However much of it comes, it is not looked through again.
+            held.push(letter);
+            return Rest::More;
+        }
         held.push(letter);
         let said = held.trim_start();
         let behind_fence = said.strip_prefix(self.fence).unwrap_or(said).trim_start();

@@ -15,10 +15,11 @@ pub(super) struct Found {
 impl Found {
     pub fn content(&mut self, text: &str) {
         self.spaces.push_str(text);
-        let words = self.spaces.trim_end().len();
-        if words == 0 {
+        if text.trim_end().is_empty() {
+            // However much white space comes, it is not looked through again.
             return;
         }
+        let words = self.spaces.trim_end().len();
         let spaces = self.spaces.split_off(words);
         let words = std::mem::replace(&mut self.spaces, spaces);
         match self.said.last_mut() {

@@ -210,6 +210,13 @@ const TRANSCRIPTS: &[Transcript] = &[
         "",
         &[("wind", r#"{"town": "B\"o{n:n", "days": [], "a": [[], "b"]}"#)],
     ),
+    // Lines in such a text, as they may stand in the family's own.
+    (
+        ToolFormat::Gemma4,
+        "<|tool_call>call:wind{\"town\":\"B\no\\n\"}<tool_call|>",
+        "",
+        &[("wind", r#"{"town": "B\no\n"}"#)],
+    ),
     // Cut off in a text, in a number, in a name, and behind the arguments.
     (ToolFormat::Gemma4, "<|tool_call>call:wind{town:<|\"|>Bo <|", "", &[("wind", r#"{"town": "Bo <|"#)]),
     (ToolFormat::Gemma4, "<|tool_call>call:wind{hour:1", "", &[("wind", r#"{"hour": "#)]),
@@ -217,6 +224,7 @@ const TRANSCRIPTS: &[Transcript] = &[
     (ToolFormat::Gemma4, "<|tool_call>call:wind{}\n<tool_c", "", &[("wind", "{}")]),
     // Broken: what came stays, and what follows is read.
     (ToolFormat::Gemma4, "<|tool_call>call:wind{town:<tool_call|> So.", " So.", &[("wind", r#"{"town": "#)]),
+    (ToolFormat::Gemma4, "<|tool_call>call:wind{hour:7,<tool_call|> So.", " So.", &[("wind", r#"{"hour": 7"#)]),
     (ToolFormat::Gemma4, "<|tool_call>call:wind{days:[1}<tool_call|>", "}<tool_call|>", &[("wind", r#"{"days": [1"#)]),
     (
         ToolFormat::Gemma4,

@@ -76,7 +76,12 @@ impl Arguments {
                 Rest::More
             }
             Place::JsonText { is_escaped } => {
-                found.arguments(letter.encode_utf8(&mut [0; 4]));
+                if letter.is_ascii_control() {
+                    // As it stands in the family's own texts; JSON has it escaped only.
+                    found.within_text(letter.encode_utf8(&mut [0; 4]));
+                } else {
+                    found.arguments(letter.encode_utf8(&mut [0; 4]));
+                }
                 match letter {
                     _ if *is_escaped => *is_escaped = false,
                     '\\' => *is_escaped = true,
@@ -119,11 +124,9 @@ impl Arguments {
         }
         said.push(letter);
         let is_marked = said.starts_with('"') || said.starts_with(QUOTE) || QUOTE.starts_with(said.as_str());
-        if (is_marked || !"{}[]<,:".contains(letter)) && said.len() <= KEY {
-            Rest::More
-        } else {
-            Rest::Before(std::mem::take(said))
-        }
+        // Another mark, as that behind the call, is no key.
+        let is_bare = !said.starts_with('<') && !"{}[]<,:".contains(letter);
+        if (is_marked || is_bare) && said.len() <= KEY { Rest::More } else { Rest::Before(std::mem::take(said)) }
     }
 
     fn value(&mut self, letter: char, found: &mut Found) -> Rest {
