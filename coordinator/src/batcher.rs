@@ -22,7 +22,7 @@ mod strategy;
 
 pub use events::{Action, Event};
 pub use sequence::{Kind, NewSequence};
-pub use speculation::{Checked, Speculation, Tally, Wanted};
+pub use speculation::{Checked, DraftRequest, Speculation, SpeculationTally};
 
 use crate::{
     Time,
@@ -105,7 +105,7 @@ pub struct Batcher {
     /// Steps that wait for the draft model.
     asked: BTreeSet<u64>,
     /// Draft tokens checked that nobody has been told of.
-    checked: Tally,
+    checked: SpeculationTally,
 }
 
 impl Batcher {
@@ -124,7 +124,7 @@ impl Batcher {
             strategies: StrategyTuner::default(),
             pace: Pace::default(),
             asked: BTreeSet::new(),
-            checked: Tally::default(),
+            checked: SpeculationTally::default(),
         }
     }
 
@@ -195,7 +195,7 @@ impl Batcher {
     }
 
     /// Draft tokens that were checked since the last call.
-    pub fn take_checked(&mut self) -> Tally {
+    pub fn take_checked(&mut self) -> SpeculationTally {
         std::mem::take(&mut self.checked)
     }
 

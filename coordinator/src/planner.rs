@@ -16,7 +16,7 @@ use tsnode_protocol::{Group, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan
 
 /// What a planner decides; the control machine adds epoch, term and parent.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Draft {
+pub struct PlanDraft {
     /// The groups.
     pub groups: Vec<Group>,
     /// Who sends to whom.
@@ -39,16 +39,22 @@ pub struct Wish {
 /// Makes plans from views, and values them. Whoever has one view has one answer: peers must come to the same values.
 pub trait Planner: fmt::Debug + Send + Sync {
     /// A plan for everybody, made while `standing` is in force.
-    fn plan(&self, members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> Draft;
+    fn plan(&self, members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> PlanDraft;
     /// What stands of a plan after a loss, with nothing to load; `None` if that does not serve every model.
-    fn flip(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft>;
+    fn flip(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft>;
     /// The same with devices that have no part in the plan in groups of their own beside it.
-    fn grow(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft>;
+    fn grow(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft>;
     /// What a plan is worth.
     fn value(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> f64;
     /// How requests are to be routed and steps formed on a draft, for models of which members have left that to measurement;
     /// `before` is what was chosen until now.
-    fn choose(&self, draft: &Draft, members: &Members<'_>, wish: &Wish, before: &[PolicyChoice]) -> Vec<PolicyChoice> {
+    fn choose(
+        &self,
+        draft: &PlanDraft,
+        members: &Members<'_>,
+        wish: &Wish,
+        before: &[PolicyChoice],
+    ) -> Vec<PolicyChoice> {
         let _ = (draft, members, wish, before);
         Vec::new()
     }
@@ -59,15 +65,15 @@ pub trait Planner: fmt::Debug + Send + Sync {
 pub struct Scheduler;
 
 impl Planner for Scheduler {
-    fn plan(&self, members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> Draft {
+    fn plan(&self, members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> PlanDraft {
         plan(members, wish, standing)
     }
 
-    fn flip(&self, old: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft> {
+    fn flip(&self, old: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft> {
         flip(old, members, wish)
     }
 
-    fn grow(&self, old: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft> {
+    fn grow(&self, old: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft> {
         grow(old, members, wish)
     }
 
@@ -75,7 +81,13 @@ impl Planner for Scheduler {
         value(plan, members, wish)
     }
 
-    fn choose(&self, draft: &Draft, members: &Members<'_>, wish: &Wish, before: &[PolicyChoice]) -> Vec<PolicyChoice> {
+    fn choose(
+        &self,
+        draft: &PlanDraft,
+        members: &Members<'_>,
+        wish: &Wish,
+        before: &[PolicyChoice],
+    ) -> Vec<PolicyChoice> {
         live::choose(&draft.groups, &draft.routes, members, wish.split, before)
     }
 }
@@ -93,7 +105,7 @@ const REASON_CHARS: usize = 250;
 /// Plans for every model some device has; a device may have groups of several. Groups that a person laid out and that stand are
 /// left alone.
 #[must_use]
-pub fn plan(members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> Draft {
+pub fn plan(members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> PlanDraft {
     let scenes = live::scenes_under(members, wish.split, standing.map_or(&[][..], |plan| &plan.chosen));
     let Some(layout) = &wish.layout else { return joined(live::planned(scenes, standing)) };
     let laid_out = |scene: Scene| {
@@ -133,8 +145,8 @@ fn at_once(parts: Vec<(Scene, live::Part)>, beside: &[Group], members: &Members<
     kept
 }
 
-fn joined(parts: Vec<(Scene, live::Part)>) -> Draft {
-    let mut draft = Draft { groups: Vec::new(), routes: Vec::new(), chosen: Vec::new(), reason: String::new() };
+fn joined(parts: Vec<(Scene, live::Part)>) -> PlanDraft {
+    let mut draft = PlanDraft { groups: Vec::new(), routes: Vec::new(), chosen: Vec::new(), reason: String::new() };
     for (scene, part) in parts {
         draft.routes.extend(part.routes);
         draft.groups.extend(part.groups);
@@ -240,7 +252,7 @@ mod tests {
     fn laid(there: &[u8], standing: Option<&Plan>) -> (Vec<Vec<u8>>, Plan) {
         let all = adverts();
         let members = all.iter().filter(|(peer, _)| there.contains(&peer.0[0])).map(|(peer, a)| (*peer, a)).collect();
-        let Draft { groups, routes, chosen, reason } = plan(&members, &wish(), standing);
+        let PlanDraft { groups, routes, chosen, reason } = plan(&members, &wish(), standing);
         let numbers = groups.iter().map(|g| g.stages.iter().map(|s| s.peer.0[0]).collect()).collect();
         (numbers, Plan { epoch: Epoch(0), term: Term(0), parent: None, groups, routes, chosen, reason })
     }

@@ -201,14 +201,14 @@ fn adverts(card: &ModelCard, lenders: &[Lender]) -> Vec<Advert> {
 }
 
 /// What is planned of them.
-fn planned(card: &ModelCard, lenders: &[Lender], split: SplitChoice) -> planner::Draft {
+fn planned(card: &ModelCard, lenders: &[Lender], split: SplitChoice) -> planner::PlanDraft {
     let adverts = adverts(card, lenders);
     let members: BTreeMap<PeerId, &Advert> = (0..).map(id).zip(&adverts).collect();
     planner::plan(&members, &Wish { split, ..Wish::default() }, None)
 }
 
 /// Whether requests can be served: whole groups, and a way for every request.
-fn serves(draft: &planner::Draft) -> bool {
+fn serves(draft: &planner::PlanDraft) -> bool {
     let routed: f64 = draft.routes.iter().map(|r| r.share).sum();
     !draft.groups.is_empty() && (routed - 1.0).abs() < 1e-6
 }

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::SocketAddr;
 use tsnode_coordinator::{
-    batcher::Tally, gate::SplitChoice, lending::Lending, planner::live::Shortfall, service_monitor::ServiceReport,
-    waiting::NotReady,
+    batcher::SpeculationTally, gate::SplitChoice, lending::Lending, planner::live::Shortfall,
+    service_monitor::ServiceReport, waiting::NotReady,
 };
 use tsnode_kernels::load::{InUse, Progress};
 use tsnode_protocol::{
@@ -157,10 +157,10 @@ pub struct SwarmView {
     pub spot_checks: SpotChecked,
     /// Tokens proposed for answers of groups led here, and those accepted, since the start.
     #[serde(default, rename = "spec_decode")]
-    pub drafts: Tally,
+    pub drafts: SpeculationTally,
     /// The same by the name that it had in the version before.
     #[serde(default)]
-    pub guesses: Tally,
+    pub guesses: SpeculationTally,
     /// Since the bandwidths of links from here were last shown (seconds).
     #[serde(default)]
     pub link_ages: BTreeMap<PeerId, f64>,

@@ -19,7 +19,7 @@ mod stock;
 mod stocks;
 mod work;
 
-pub use drafts::Drafts;
+pub use drafts::PartialFiles;
 pub use error::FetchError;
 pub use fetch::{Bad, Fetcher, Patience, Peers, Places, Talk};
 pub use fetching::{Fetching, Several};

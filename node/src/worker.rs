@@ -49,7 +49,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tsnode_coordinator::batcher::{BatcherConfig, Tally as Checked};
+use tsnode_coordinator::batcher::{BatcherConfig, SpeculationTally as Checked};
 use tsnode_kernels::{
     engine::Threads,
     load::{InUse, Progress},

@@ -3,7 +3,7 @@
 use super::{
     BatcherConfig,
     prompt_logprobs::PromptLogprobs,
-    speculation::{Drafts, MOST, Wanted},
+    speculation::{DraftRequest, DraftTokens, MOST},
     state::{Admission, Pages, State},
     steps::Share,
     strategy::Strategy,
@@ -87,7 +87,7 @@ pub(super) struct Sequence {
     pub role: Role,
     pub state: State,
     /// What may follow its tokens.
-    pub drafts: Drafts,
+    pub drafts: DraftTokens,
     /// How many tokens of its prompt were there already when it first got pages; nothing before that.
     pub granted: Option<u32>,
     pub overtaken: Overtaken,
@@ -118,7 +118,7 @@ impl Sequence {
                 Kind::Export(export) => Role::Export { export, sent: BTreeMap::new() },
             },
             state: State::waiting(now),
-            drafts: Drafts::default(),
+            drafts: DraftTokens::default(),
             granted: None,
             overtaken: Overtaken::default(),
             pushed_out: 0,
@@ -273,12 +273,12 @@ impl Sequence {
     }
 
     /// What a draft model is asked about it, which so has been told all its tokens.
-    pub fn wanted(&mut self, request: RequestId) -> Option<Wanted> {
+    pub fn wanted(&mut self, request: RequestId) -> Option<DraftRequest> {
         let most = Some(self.draftable()).filter(|_| self.wants_drafts())? as u32;
         let (start, all) = (self.drafts.told, self.len());
         self.drafts.told = all;
         let (tokens, sampling) = (self.tokens[start as usize..].to_vec(), self.generation.sampling.clone());
-        Some(Wanted { request, start, tokens, most, sampling })
+        Some(DraftRequest { request, start, tokens, most, sampling })
     }
 
     /// What a draft model proposes; no more than it was asked for.

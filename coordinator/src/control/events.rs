@@ -1,7 +1,7 @@
 //! What happens to a peer, what it does, and why it refuses or gives up others.
 
 use super::{check::Infeasible, planning::Question};
-use crate::{planner::Draft, trust::Offence};
+use crate::{planner::PlanDraft, trust::Offence};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,7 +46,7 @@ pub enum Event {
     /// A peer's own system says that its process is no more.
     Gone(PeerId),
     /// The planner's answer to the last [`Action::AskPlanner`].
-    Planned(Option<Draft>),
+    Planned(Option<PlanDraft>),
     /// A client of this peer waits for a plan.
     Asked,
     /// A member sets something for the whole swarm, here.

@@ -5,7 +5,7 @@ use super::{
     adoption::{FAR_EPOCHS, TERMS_AHEAD},
     planning::{Planning, Rest},
 };
-use crate::{Time, planner::Draft};
+use crate::{Time, planner::PlanDraft};
 use std::time::Duration;
 use tsnode_protocol::{Epoch, Gossip, PeerId, Plan, Term};
 
@@ -151,7 +151,7 @@ impl Control {
     }
 
     /// A draft becomes a plan of the next free term, above whatever those follow with whom it is to settle a dispute.
-    fn number(&self, draft: Draft, disputed: bool) -> Plan {
+    fn number(&self, draft: PlanDraft, disputed: bool) -> Plan {
         let astray = self.members().filter(|(_, m)| disputed && self.is_astray(m));
         let theirs = astray.map(|(_, m)| (m.heartbeat.epoch, m.heartbeat.term)).max();
         let last =
@@ -159,7 +159,7 @@ impl Control {
         let epoch = self.epoch().max(last.0);
         let used = [(last.0 == epoch).then_some(last.1), self.ballot.heard_in(epoch)];
         let term = Term(used.into_iter().flatten().max().map_or(0, |t| t.0.saturating_add(1)));
-        let Draft { groups, routes, chosen, reason } = draft;
+        let PlanDraft { groups, routes, chosen, reason } = draft;
         Plan { epoch, term, parent: self.plan_id(), groups, routes, chosen, reason }
     }
 }

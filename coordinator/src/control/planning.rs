@@ -11,7 +11,7 @@ use crate::{
     Time,
     members::Members,
     planner::{
-        Draft, Planner, Wish,
+        PlanDraft, Planner, Wish,
         fetching::{self, HORIZON, Holdings},
         spare,
     },
@@ -48,7 +48,7 @@ pub struct Question {
 impl Question {
     /// The draft that should replace the plan in force, if one should. This is the search: it may take seconds.
     #[must_use]
-    pub fn answer(&self, planner: &dyn Planner) -> Option<Draft> {
+    pub fn answer(&self, planner: &dyn Planner) -> Option<PlanDraft> {
         let members = self.members.iter().map(|(peer, advert)| (*peer, &**advert)).collect();
         let draft = self.regrouped(planner, &members);
         self.with_routing(planner, &members, draft)
@@ -56,36 +56,41 @@ impl Question {
 
     /// A draft with what is chosen to route requests and form steps by on it. Where groups stay as they are, another choice, or
     /// other ways for it, is reason enough for another plan: nothing is loaded for it.
-    fn with_routing(&self, planner: &dyn Planner, members: &Members<'_>, draft: Option<Draft>) -> Option<Draft> {
+    fn with_routing(
+        &self,
+        planner: &dyn Planner,
+        members: &Members<'_>,
+        draft: Option<PlanDraft>,
+    ) -> Option<PlanDraft> {
         let standing = self.standing.as_deref();
         let before = standing.map_or(&[][..], |plan| &plan.chosen);
         if standing.is_some_and(|plan| check::feasible(&plan.groups, members).is_err()) {
             // After a loss what is left goes on at once, as it was.
-            return draft.map(|draft| spared(Draft { chosen: before.to_vec(), ..draft }, members));
+            return draft.map(|draft| spared(PlanDraft { chosen: before.to_vec(), ..draft }, members));
         }
         if let Some(draft) = draft {
             let chosen = planner.choose(&draft, members, &self.wish, before);
-            return Some(spared(Draft { chosen, ..draft }, members));
+            return Some(spared(PlanDraft { chosen, ..draft }, members));
         }
         let standing = standing?;
         let Plan { groups, routes, chosen, reason, .. } = standing.clone();
-        let as_it_stands = Draft { groups, routes, chosen, reason };
+        let as_it_stands = PlanDraft { groups, routes, chosen, reason };
         let chosen = planner.choose(&as_it_stands, members, &self.wish, before);
         let is_there =
             |choice: &PolicyChoice| before.iter().any(|b| (b.model, b.policy) == (choice.model, choice.policy));
         let is_chosen_anew = !chosen.iter().all(is_there);
-        let draft = spared(Draft { chosen, ..as_it_stands }, members);
+        let draft = spared(PlanDraft { chosen, ..as_it_stands }, members);
         (is_chosen_anew || draft.routes != standing.routes).then_some(draft)
     }
 
     /// The draft whose groups and routes should replace those in force, if some should, ways for queues alone left out.
-    fn regrouped(&self, planner: &dyn Planner, members: &Members<'_>) -> Option<Draft> {
+    fn regrouped(&self, planner: &dyn Planner, members: &Members<'_>) -> Option<PlanDraft> {
         let wish = &self.wish;
         let full = || planner.plan(members, wish, self.standing.as_deref());
         let anew = || Some(full()).filter(|draft| !draft.groups.is_empty());
         let Some(standing) = self.standing.as_deref() else { return anew() };
         // After a loss, what stands goes on at once; what else could be done is looked for when that is in force.
-        let is_feasible = |draft: &Draft| check::feasible(&draft.groups, members).is_ok();
+        let is_feasible = |draft: &PlanDraft| check::feasible(&draft.groups, members).is_ok();
         if check::feasible(&standing.groups, members).is_err() {
             return planner.flip(standing, members, wish).filter(is_feasible).or_else(anew);
         }
@@ -106,14 +111,14 @@ impl Question {
 
     /// The draft in which a model whose turn has come is served where others were that may go, and none else goes: with all other
     /// groups as they stand, or with groups made anew.
-    fn swapped(&self, planner: &dyn Planner, members: &Members<'_>, standing: &Plan) -> Option<Draft> {
+    fn swapped(&self, planner: &dyn Planner, members: &Members<'_>, standing: &Plan) -> Option<PlanDraft> {
         let swap = self.swap.as_ref()?;
         let here: BTreeSet<ModelId> = standing.groups.iter().map(|group| group.model).collect();
         let served = || members.values().flat_map(|advert| &advert.devices).flat_map(|device| &device.serves);
         let tries = swap.tries(members, &standing.groups);
         // What nobody gives, or is fetched for too long, would take others' places and serve nobody.
         let holdings = Holdings::of(members);
-        let comes_in_time = |draft: &Draft| {
+        let comes_in_time = |draft: &PlanDraft| {
             let new: Vec<Group> = new_groups(standing, draft).cloned().collect();
             holdings.as_ref().is_none_or(|holdings| fetching::takes(&holdings.fetches(&new)).0 < HORIZON.0)
         };
@@ -124,11 +129,11 @@ impl Question {
             let view: Members<'_> = adverts.iter().map(|(peer, advert)| (*peer, advert)).collect();
             // Others judge it by views of their own, and would refuse one that takes from those that stay.
             let value = |plan: &Plan| planner.value(plan, members, &self.wish);
-            let takes_nothing = |draft: &Draft| {
+            let takes_nothing = |draft: &PlanDraft| {
                 let plan = Plan { groups: draft.groups.clone(), ..standing.clone() };
                 swapping::is_as_good(&plan, standing, self.margin / 2.0, value)
             };
-            let is_right = |draft: &Draft| {
+            let is_right = |draft: &PlanDraft| {
                 let serves = |model: ModelId| draft.groups.iter().any(|group| group.model == model);
                 let stay = here.difference(&go).all(|model| serves(*model));
                 let fits = check::feasible(&draft.groups, members).is_ok();
@@ -140,7 +145,7 @@ impl Question {
     }
 
     /// Who waits first, if no place was found for it, though there is nothing that it could wait for.
-    fn waits_in_vain(&self, draft: Option<&Draft>) -> Option<ModelId> {
+    fn waits_in_vain(&self, draft: Option<&PlanDraft>) -> Option<ModelId> {
         let (swap, standing) = (self.swap.as_ref()?, self.standing.as_deref()?);
         let first = *swap.waits.first()?;
         let members: Members<'_> = self.members.iter().map(|(peer, advert)| (*peer, &**advert)).collect();
@@ -163,9 +168,9 @@ impl Question {
 }
 
 /// A draft with the ways that are there for queues alone.
-fn spared(draft: Draft, members: &Members<'_>) -> Draft {
+fn spared(draft: PlanDraft, members: &Members<'_>) -> PlanDraft {
     let routes = spare::routes(&draft.groups, &draft.routes, &draft.chosen, members);
-    Draft { routes, ..draft }
+    PlanDraft { routes, ..draft }
 }
 
 /// How far this peer is with a plan of its own.
@@ -178,7 +183,7 @@ pub(super) enum Planning {
     Asked(Arc<Question>),
     /// What it found for this view: none where what stands is as good.
     Found {
-        draft: Option<Draft>,
+        draft: Option<PlanDraft>,
         /// To settle a dispute.
         disputed: bool,
         /// The turn in which it was asked is not used up.
@@ -248,7 +253,7 @@ impl Control {
     }
 
     /// What there is to propose. Asks the planner where that is not known.
-    pub(super) fn draft(&mut self, disputed: bool, out: &mut Vec<Action>) -> Option<Draft> {
+    pub(super) fn draft(&mut self, disputed: bool, out: &mut Vec<Action>) -> Option<PlanDraft> {
         match &mut self.turn.planning {
             Planning::Asked(_) => return None,
             Planning::Found { draft: None, disputed: false, .. } if disputed => {}
@@ -279,7 +284,7 @@ impl Control {
     }
 
     /// The planner's answer. The swarm may be another by now.
-    pub(super) fn planned_this(&mut self, draft: Option<Draft>) {
+    pub(super) fn planned_this(&mut self, draft: Option<PlanDraft>) {
         let Planning::Asked(question) = std::mem::take(&mut self.turn.planning) else { return };
         self.turn.rest.answered(self.now);
         self.next_look = self.now;
@@ -293,7 +298,7 @@ impl Control {
 
     /// Whether an answer is one to what would be asked now. Where no plan fits any more, one that does is not thrown away
     /// for leaving newcomers out.
-    fn still_answers(&self, question: &Question, draft: Option<&Draft>) -> bool {
+    fn still_answers(&self, question: &Question, draft: Option<&PlanDraft>) -> bool {
         if question.standing.as_ref().map(|p| p.id()) != self.plan_id() {
             return false;
         }
@@ -327,11 +332,11 @@ mod tests {
         Arc::new(Question { members, standing: None, wish, margin: 0.0, horizon, disputed: false, swap: None })
     }
 
-    fn draft() -> Draft {
-        Draft { groups: Vec::new(), routes: Vec::new(), chosen: Vec::new(), reason: "a test".into() }
+    fn draft() -> PlanDraft {
+        PlanDraft { groups: Vec::new(), routes: Vec::new(), chosen: Vec::new(), reason: "a test".into() }
     }
 
-    fn found(draft: Option<Draft>) -> Planning {
+    fn found(draft: Option<PlanDraft>) -> Planning {
         Planning::Found { draft, disputed: false, due: true }
     }
 
@@ -351,15 +356,15 @@ mod tests {
     struct Second;
 
     impl Planner for Second {
-        fn plan(&self, _: &Members<'_>, _: &Wish, _: Option<&Plan>) -> Draft {
-            Draft { groups: vec![group(2)], ..draft() }
+        fn plan(&self, _: &Members<'_>, _: &Wish, _: Option<&Plan>) -> PlanDraft {
+            PlanDraft { groups: vec![group(2)], ..draft() }
         }
 
-        fn flip(&self, _: &Plan, _: &Members<'_>, _: &Wish) -> Option<Draft> {
+        fn flip(&self, _: &Plan, _: &Members<'_>, _: &Wish) -> Option<PlanDraft> {
             None
         }
 
-        fn grow(&self, _: &Plan, _: &Members<'_>, _: &Wish) -> Option<Draft> {
+        fn grow(&self, _: &Plan, _: &Members<'_>, _: &Wish) -> Option<PlanDraft> {
             None
         }
 

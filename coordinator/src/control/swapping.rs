@@ -11,7 +11,7 @@ use super::{Control, reload, swap::Swap};
 use crate::{
     Time, cards,
     members::Members,
-    planner::{Draft, live},
+    planner::{PlanDraft, live},
     replacement_interval::{Bounds, ReplacementInterval},
     traffic,
 };
@@ -242,7 +242,7 @@ impl Control {
     }
 
     /// Whether all that a draft does not serve any more may go by what is known now.
-    pub(super) fn may_go_now(&self, draft: &Draft) -> bool {
+    pub(super) fn may_go_now(&self, draft: &PlanDraft) -> bool {
         let Some(Swap { idle, over, .. }) = &self.swapping.told else { return false };
         let stays = |model: &ModelId| draft.groups.iter().any(|group| group.model == *model);
         self.swapping.served.keys().all(|model| stays(model) || idle.contains(model) || over.contains(model))

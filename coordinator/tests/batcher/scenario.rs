@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 use tsnode_coordinator::{
-    batcher::{Action, Batcher, BatcherConfig, Event, Kind, NewSequence, Speculation, Wanted},
+    batcher::{Action, Batcher, BatcherConfig, DraftRequest, Event, Kind, NewSequence, Speculation},
     policy::choice::Batches,
 };
 use tsnode_protocol::{
@@ -226,9 +226,9 @@ pub struct Draft {
 }
 
 impl Draft {
-    pub fn propose(&mut self, period: u32, step: u64, wanted: Vec<Wanted>) {
+    pub fn propose(&mut self, period: u32, step: u64, wanted: Vec<DraftRequest>) {
         let mut drafts = Vec::new();
-        for Wanted { request, start, tokens, most, .. } in wanted {
+        for DraftRequest { request, start, tokens, most, .. } in wanted {
             let told = self.told.entry(request).or_default();
             assert_eq!(told.len(), start as usize, "what it was told has no gap, and is told once");
             told.extend(tokens);

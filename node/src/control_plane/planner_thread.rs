@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tsnode_coordinator::{
     control::Question,
-    planner::{Draft, Planner},
+    planner::{PlanDraft, Planner},
 };
 
 /// Questions not yet looked at: the control machine has one open at a time.
@@ -15,7 +15,7 @@ const QUESTIONS: usize = 1;
 /// wait for it.
 pub struct PlannerThread {
     questions: mpsc::Sender<Arc<Question>>,
-    answers: mpsc::Receiver<Option<Draft>>,
+    answers: mpsc::Receiver<Option<PlanDraft>>,
 }
 
 impl PlannerThread {
@@ -44,7 +44,7 @@ impl PlannerThread {
     }
 
     /// The next answer; `None` when the planner has ended.
-    pub async fn answer(&mut self) -> Option<Option<Draft>> {
+    pub async fn answer(&mut self) -> Option<Option<PlanDraft>> {
         self.answers.recv().await
     }
 }

@@ -77,7 +77,7 @@ impl Job<'_> {
         let mut fetched = 0;
         // What was here before may be of no use: then all of it comes once more.
         for _ in 0..2 {
-            let mut draft = Draft::open(&path, meta).await?;
+            let mut draft = PartialDownload::open(&path, meta).await?;
             let resumed = draft.done > 0;
             news(News::Here(draft.done));
             fetched += self.rest(file, meta, &mut draft, news).await?;
@@ -98,7 +98,7 @@ impl Job<'_> {
         self,
         file: &str,
         meta: &FileMeta,
-        draft: &mut Draft,
+        draft: &mut PartialDownload,
         news: &mut (dyn FnMut(News<'_>) + Send),
     ) -> Result<u64, HubError> {
         let patience = self.hub.settings().patience;
@@ -129,14 +129,14 @@ fn is_whole(blob: &Path, meta: &FileMeta) -> bool {
 }
 
 /// A file that is not whole yet, under a name that nobody takes for a file's.
-struct Draft {
+struct PartialDownload {
     path: PathBuf,
     file: File,
     hasher: Hasher,
     done: u64,
 }
 
-impl Draft {
+impl PartialDownload {
     /// With what is there of it.
     async fn open(path: &Path, meta: &FileMeta) -> Result<Self, HubError> {
         let (own, hash, bytes) = (path.to_owned(), meta.hash.clone(), meta.bytes);

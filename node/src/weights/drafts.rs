@@ -27,7 +27,7 @@ const NOTHING: ChunkHash = [0; HASH_BYTES];
 pub(super) type Chunk = (u16, u32);
 
 /// One file.
-struct Draft {
+struct PartialFile {
     to: PathBuf,
     /// While it is not whole.
     path: PathBuf,
@@ -38,7 +38,7 @@ struct Draft {
     there: Mutex<Bitfield>,
 }
 
-impl Draft {
+impl PartialFile {
     fn open(to: PathBuf, about: WeightsFile, hashes: Vec<ChunkHash>, index: &Index) -> io::Result<Self> {
         let path = disk::beside(&to, INCOMPLETE);
         let is_whole = index.get(&to).is_some_and(|known| known == hashes);
@@ -133,15 +133,15 @@ fn found(
 }
 
 /// All files of a model.
-pub struct Drafts {
+pub struct PartialFiles {
     manifest: WeightsManifest,
-    drafts: Vec<Draft>,
+    drafts: Vec<PartialFile>,
     /// Held while files get their names, and while they are opened by them.
     naming: Mutex<()>,
     _open: Option<File>,
 }
 
-impl Drafts {
+impl PartialFiles {
     /// As far as they are in a folder, each called by its number there.
     pub(super) fn open(
         folder: &Path,
@@ -152,7 +152,7 @@ impl Drafts {
         let mut drafts = Vec::new();
         for (n, (file, hashes)) in manifest.files.iter().zip(hashes).enumerate() {
             let to = folder.join(name(&manifest, n));
-            let opened = Draft::open(to.clone(), *file, hashes, index).map_err(FetchError::disk(&to))?;
+            let opened = PartialFile::open(to.clone(), *file, hashes, index).map_err(FetchError::disk(&to))?;
             drafts.push(opened);
         }
         Ok(Self { manifest, drafts, naming: Mutex::default(), _open: say_open(folder) })
@@ -171,10 +171,10 @@ impl Drafts {
 
     /// Where they are now, and what of them.
     pub(super) fn parts(&self) -> Vec<PartFile> {
-        self.drafts.iter().map(Draft::part).collect()
+        self.drafts.iter().map(PartialFile::part).collect()
     }
 
-    fn draft(&self, file: u16) -> Option<&Draft> {
+    fn draft(&self, file: u16) -> Option<&PartialFile> {
         self.drafts.get(usize::from(file))
     }
 
@@ -190,7 +190,7 @@ impl Drafts {
 
     /// Every chunk there is.
     pub(super) fn all(&self) -> impl Iterator<Item = Chunk> {
-        let of = |(file, draft): (u16, &Draft)| {
+        let of = |(file, draft): (u16, &PartialFile)| {
             // A file has fewer than 2³² chunks: the manifest was checked.
             (0..chunks(draft.about.bytes) as u32).map(move |chunk| (file, chunk))
         };
@@ -284,7 +284,7 @@ impl Drafts {
     /// Has the disk keep what came, and gives the files their names once all of them are whole.
     pub(super) fn keep(&self, index: &Index) -> Result<(), FetchError> {
         let _naming = self.still();
-        let is_whole = self.drafts.iter().all(Draft::is_whole);
+        let is_whole = self.drafts.iter().all(PartialFile::is_whole);
         for draft in self.drafts.iter().filter(|draft| !draft.is_placed.load(Ordering::Acquire)) {
             let kept = if is_whole { draft.place(index) } else { draft.keep(index) };
             kept.map_err(FetchError::disk(&draft.path))?;

@@ -5,7 +5,7 @@
 //! hash alone: the file itself is the record of what is there.
 
 use super::{
-    drafts::{Chunk, Drafts},
+    drafts::{Chunk, PartialFiles},
     error::FetchError,
     index::Index,
     notes, origin, room,
@@ -196,7 +196,7 @@ impl<P: Places> Fetcher<P> {
     ///
     /// # Errors
     /// When it cannot be had, or is not to be.
-    pub async fn begin(&self, card: &ModelCard) -> Result<Drafts, FetchError> {
+    pub async fn begin(&self, card: &ModelCard) -> Result<PartialFiles, FetchError> {
         let folder = self.folder_of(card.id);
         let place = folder.clone();
         let known = tokio::task::spawn_blocking(move || notes::read(&place)).await.ok().flatten();
@@ -218,7 +218,7 @@ impl<P: Places> Fetcher<P> {
             notes::write(&folder, &manifest, &hashes).map_err(FetchError::disk(&folder))?;
         }
         let (index, place) = (self.index.clone(), folder.clone());
-        let opened = tokio::task::spawn_blocking(move || Drafts::open(&place, manifest, hashes, &index)).await;
+        let opened = tokio::task::spawn_blocking(move || PartialFiles::open(&place, manifest, hashes, &index)).await;
         opened.map_err(|e| FetchError::disk(&folder)(std::io::Error::other(e)))?
     }
 
@@ -229,7 +229,7 @@ impl<P: Places> Fetcher<P> {
     pub async fn get(
         &self,
         card: &ModelCard,
-        drafts: &Arc<Drafts>,
+        drafts: &Arc<PartialFiles>,
         wanted: &BTreeSet<Chunk>,
         tally: &Arc<Tally>,
     ) -> Result<(), FetchError> {

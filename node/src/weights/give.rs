@@ -1,7 +1,7 @@
 //! Gives the weights of this peer's models to others of its swarm: all of them, or what it has of those that it fetches itself.
 
 use super::{
-    drafts::Drafts,
+    drafts::PartialFiles,
     identify::{Identified, place},
 };
 use crate::data_plane::links::{LinkError, Links, Stream};
@@ -29,7 +29,7 @@ enum Held {
     /// All of it.
     Whole { source: Arc<ModelSource>, hashes: Vec<Vec<ChunkHash>> },
     /// What is here of it, from the first chunk on.
-    Part { model: ModelId, drafts: Arc<Drafts> },
+    Part { model: ModelId, drafts: Arc<PartialFiles> },
 }
 
 impl Holding {
@@ -42,7 +42,7 @@ impl Holding {
 
     /// Of one that is fetched.
     #[must_use]
-    pub fn part(model: ModelId, drafts: Arc<Drafts>) -> Self {
+    pub fn part(model: ModelId, drafts: Arc<PartialFiles>) -> Self {
         Self(Held::Part { model, drafts })
     }
 

@@ -313,7 +313,7 @@ mod tests {
         let (data_dir, model, _) = home(&[0]);
         assert!(!model.is_open());
         let (manifest, hashes) = model.outline.clone().unwrap();
-        let _open = drafts::Drafts::open(&model.folder, manifest, hashes, &Index::default()).unwrap();
+        let _open = drafts::PartialFiles::open(&model.folder, manifest, hashes, &Index::default()).unwrap();
         assert!(model.is_open() && again(&data_dir).is_open(), "whoever looks does not take it");
     }
 

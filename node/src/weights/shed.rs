@@ -1,6 +1,6 @@
 //! What is in use of a model that is here in part, and what goes where other layers have to come within its owner's budget.
 
-use super::drafts::{Chunk, Drafts};
+use super::drafts::{Chunk, PartialFiles};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio_util::sync::CancellationToken;
@@ -55,7 +55,7 @@ impl Drop for LayersInUse {
 
 /// Chunks that go so that there are so many bytes less: none of those that stay, nor of a file of which all is there, whose name says so.
 /// None where that is not enough.
-pub(super) fn chosen(drafts: &Drafts, stay: &BTreeSet<Chunk>, bytes: u64) -> Option<Vec<Chunk>> {
+pub(super) fn chosen(drafts: &PartialFiles, stay: &BTreeSet<Chunk>, bytes: u64) -> Option<Vec<Chunk>> {
     let (mut chosen, mut over) = (Vec::new(), bytes);
     // Side by side: then few layers lose something, and these all of it.
     for chunk in drafts.all().filter(|chunk| drafts.has(*chunk) && !stay.contains(chunk) && !drafts.is_placed(chunk.0))

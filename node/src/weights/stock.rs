@@ -1,7 +1,7 @@
 //! A model of which a peer has what it serves: layers are fetched when a plan gives it them.
 
 use super::{
-    drafts::{Chunk, Drafts},
+    drafts::{Chunk, PartialFiles},
     error::FetchError,
     fetch::{Fetcher, Places},
     fetching::{Fetching, seconds_left},
@@ -48,7 +48,7 @@ pub struct Stock<P> {
     fetcher: Fetcher<P>,
     card: ModelCard,
     folder: PathBuf,
-    drafts: Arc<Drafts>,
+    drafts: Arc<PartialFiles>,
     /// What came over the network for it (bytes).
     fetched: Arc<AtomicU64>,
     /// Hears how far layers are that are brought.
@@ -94,7 +94,7 @@ impl<P: Places> Stock<P> {
     fn of(
         (fetcher, card): (Fetcher<P>, ModelCard),
         folder: PathBuf,
-        drafts: Arc<Drafts>,
+        drafts: Arc<PartialFiles>,
         fetched: Arc<AtomicU64>,
         tell: Tell,
     ) -> Self {
@@ -160,7 +160,7 @@ impl<P: Places> Stock<P> {
 
     /// What others may have of it.
     #[must_use]
-    pub fn drafts(&self) -> &Arc<Drafts> {
+    pub fn drafts(&self) -> &Arc<PartialFiles> {
         &self.drafts
     }
 
@@ -434,13 +434,13 @@ fn chunks_of(source: &ModelSource, layers: LayerRange) -> Result<BTreeSet<Chunk>
 }
 
 /// So many of a file's first bytes at least, by whole chunks.
-fn first_bytes(drafts: &Drafts, file: u16, bytes: u64) -> Option<Vec<u8>> {
+fn first_bytes(drafts: &PartialFiles, file: u16, bytes: u64) -> Option<Vec<u8>> {
     let chunks = of_file(file, &(0..bytes)).map(|chunk| drafts.read(chunk));
     Some(chunks.collect::<Option<Vec<_>>>()?.concat())
 }
 
 /// What the files say of themselves, by so many of the first bytes of each.
-fn starts(drafts: &Drafts, first: &[u64]) -> Result<Vec<Start>, String> {
+fn starts(drafts: &PartialFiles, first: &[u64]) -> Result<Vec<Start>, String> {
     let manifest = drafts.manifest();
     let of = |(file, (about, bytes)): (u16, (&WeightsFile, &u64))| {
         let there = first_bytes(drafts, file, *bytes).ok_or_else(|| "a chunk was lost".to_owned())?;
@@ -449,7 +449,7 @@ fn starts(drafts: &Drafts, first: &[u64]) -> Result<Vec<Start>, String> {
     (0..).zip(manifest.files.iter().zip(first)).map(of).collect()
 }
 
-fn open(folder: &Path, drafts: &Drafts, name: &str) -> Result<ModelSource, String> {
+fn open(folder: &Path, drafts: &PartialFiles, name: &str) -> Result<ModelSource, String> {
     let manifest = drafts.manifest();
     let _still = drafts.still();
     let source = ModelSource::open_parts(folder, &drafts.parts(), manifest.form).map_err(|e| e.to_string())?;
@@ -458,7 +458,7 @@ fn open(folder: &Path, drafts: &Drafts, name: &str) -> Result<ModelSource, Strin
 }
 
 /// Layers of which all is here that a stage of each alone reads.
-fn layers_here(source: &ModelSource, drafts: &Drafts) -> Result<Vec<u32>, String> {
+fn layers_here(source: &ModelSource, drafts: &PartialFiles) -> Result<Vec<u32>, String> {
     let mut here = Vec::new();
     for layer in source.card().shape.all_layers().iter() {
         let own = LayerRange { start: layer, end: layer + 1 };
@@ -470,7 +470,7 @@ fn layers_here(source: &ModelSource, drafts: &Drafts) -> Result<Vec<u32>, String
 }
 
 /// What has to be here for the files to be opened, by what is; none where that does not say it.
-fn all_starts(drafts: &Drafts) -> Option<BTreeSet<Chunk>> {
+fn all_starts(drafts: &PartialFiles) -> Option<BTreeSet<Chunk>> {
     let of_one = |(file, about): (u16, &WeightsFile)| {
         let mut bytes = 1;
         loop {
@@ -490,9 +490,9 @@ fn all_starts(drafts: &Drafts) -> Option<BTreeSet<Chunk>> {
 }
 
 /// What a folder has of the model that it is called after, and how much its files say of themselves (bytes).
-fn here(folder: &Path, index: &Index, name: &str) -> Option<(Drafts, u64, ModelCard)> {
+fn here(folder: &Path, index: &Index, name: &str) -> Option<(PartialFiles, u64, ModelCard)> {
     let (manifest, hashes) = notes::read(folder)?;
-    let drafts = Drafts::open(folder, manifest, hashes, index).ok()?;
+    let drafts = PartialFiles::open(folder, manifest, hashes, index).ok()?;
     let starts = all_starts(&drafts)?;
     starts.iter().all(|chunk| drafts.has(*chunk)).then_some(())?;
     let starts: u64 = starts.iter().map(|chunk| drafts.bytes_of(*chunk)).sum();

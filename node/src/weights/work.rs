@@ -1,6 +1,6 @@
 //! What is left to fetch: who takes which chunk. What few holders have is taken first, so that it is with many soon.
 
-use super::drafts::{Chunk, Drafts};
+use super::drafts::{Chunk, PartialFiles};
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
@@ -84,14 +84,14 @@ impl Queue {
 
 /// All of it.
 pub(super) struct Work {
-    drafts: Arc<Drafts>,
+    drafts: Arc<PartialFiles>,
     queue: Mutex<Queue>,
     tally: Arc<Tally>,
 }
 
 impl Work {
     /// To fetch those of the wanted chunks that are not there.
-    pub fn new(drafts: Arc<Drafts>, wanted: &BTreeSet<Chunk>, tally: Arc<Tally>) -> Self {
+    pub fn new(drafts: Arc<PartialFiles>, wanted: &BTreeSet<Chunk>, tally: Arc<Tally>) -> Self {
         let own = RandomState::new();
         let mut waiting: Vec<Chunk> = wanted.iter().copied().filter(|chunk| !drafts.has(*chunk)).collect();
         waiting.sort_by_cached_key(|chunk| own.hash_one(chunk));

@@ -4,14 +4,14 @@
 //! builds it again whenever it breaks.
 
 use super::{
-    checks::Checks,
+    checks::SpeculationChecks,
     client::{LeaderRequest, refusing},
     context::StageContext,
     going::Going,
     heard::from_ring,
     kv_receiver::KvReceiver,
     member::{RingStream, open_onward},
-    speculator::{DraftModel, Order, Speculator, SpeculatorGone},
+    speculator::{DraftModel, Speculator, SpeculatorGone, SpeculatorOrder},
     stage::{Arrived, Downstream, FRAMES, StageError, Worker},
 };
 use crate::data_plane::links::{Attended, FrameReceiver, Stream};
@@ -60,7 +60,7 @@ pub(super) struct LeaderSetup {
     pub config: BatcherConfig,
     /// What proposes beside prompt lookup.
     pub draft: Option<DraftModel>,
-    pub checks: Arc<Checks>,
+    pub checks: Arc<SpeculationChecks>,
     pub requests: mpsc::Receiver<LeaderRequest>,
     pub rings: mpsc::Receiver<RingStream>,
     pub report: watch::Sender<Report>,
@@ -155,7 +155,7 @@ struct Leader {
     batches: Batches,
     batcher: Batcher,
     draft: Option<DraftModel>,
-    checks: Arc<Checks>,
+    checks: Arc<SpeculationChecks>,
     clients: BTreeMap<RequestId, Served>,
     turns: u64,
     requests: mpsc::Receiver<LeaderRequest>,
@@ -437,8 +437,8 @@ impl Leader {
                 .worker
                 .try_send(Arrived::from(frame))
                 .map_err(|_| StageError::Protocol("this stage no longer takes frames".into())),
-            Action::Propose { step, wanted } => Ok(ring.ask(Order::Propose { step, wanted })?),
-            Action::NoDrafts { request } => Ok(ring.ask(Order::Forget(request))?),
+            Action::Propose { step, wanted } => Ok(ring.ask(SpeculatorOrder::Propose { step, wanted })?),
+            Action::NoDrafts { request } => Ok(ring.ask(SpeculatorOrder::Forget(request))?),
             other => {
                 self.answer(other);
                 Ok(())
@@ -502,7 +502,7 @@ enum ToClient {
 }
 
 impl Ring {
-    fn ask(&self, order: Order) -> Result<(), SpeculatorGone> {
+    fn ask(&self, order: SpeculatorOrder) -> Result<(), SpeculatorGone> {
         self.speculator.as_ref().ok_or(SpeculatorGone)?.order(order)
     }
 }

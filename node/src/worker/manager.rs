@@ -4,7 +4,7 @@ mod incoming;
 
 use super::{
     Command, RINGS, ROOM, WorkerReport, WorkerSetup,
-    checks::Checks,
+    checks::SpeculationChecks,
     client::LeaderRequest,
     compute::Compute,
     context::StageContext,
@@ -74,7 +74,7 @@ pub(super) struct StageManager {
     /// A stage was unloaded.
     freed: Arc<Notify>,
     tally: Arc<Tally>,
-    checks: Arc<Checks>,
+    checks: Arc<SpeculationChecks>,
     /// Streams of gateways that have not ended.
     talks: TaskTracker,
     /// Sequences on all stages.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tsnode_coordinator::{
     members::Members,
-    planner::{Draft, Planner, Wish},
+    planner::{PlanDraft, Planner, Wish},
 };
 use tsnode_protocol::{ChosenPolicy, Plan, PolicyChoice};
 
@@ -19,9 +19,9 @@ pub(super) struct Memo<P> {
 
 #[derive(Debug, Default)]
 struct Answers {
-    plans: BTreeMap<Key, Draft>,
-    flips: BTreeMap<Key, Option<Draft>>,
-    grown: BTreeMap<Key, Option<Draft>>,
+    plans: BTreeMap<Key, PlanDraft>,
+    flips: BTreeMap<Key, Option<PlanDraft>>,
+    grown: BTreeMap<Key, Option<PlanDraft>>,
     values: BTreeMap<Key, f64>,
 }
 
@@ -49,7 +49,7 @@ fn view(members: &Members<'_>, plan: Option<&Plan>) -> Key {
 }
 
 impl<P: Planner> Planner for Memo<P> {
-    fn plan(&self, members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> Draft {
+    fn plan(&self, members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> PlanDraft {
         let mut answers = self.answers();
         // What stands counts for what a person has laid out alone, and where it says how steps are formed.
         let is_batched = |plan: &Plan| plan.chosen.iter().any(|c| matches!(c.policy, ChosenPolicy::Batch(_)));
@@ -57,12 +57,12 @@ impl<P: Planner> Planner for Memo<P> {
         answers.plans.entry(key).or_insert_with(|| self.planner.plan(members, wish, standing)).clone()
     }
 
-    fn flip(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft> {
+    fn flip(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft> {
         let mut answers = self.answers();
         answers.flips.entry(view(members, Some(plan))).or_insert_with(|| self.planner.flip(plan, members, wish)).clone()
     }
 
-    fn grow(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft> {
+    fn grow(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft> {
         let mut answers = self.answers();
         answers.grown.entry(view(members, Some(plan))).or_insert_with(|| self.planner.grow(plan, members, wish)).clone()
     }
@@ -72,7 +72,13 @@ impl<P: Planner> Planner for Memo<P> {
         *answers.values.entry(view(members, Some(plan))).or_insert_with(|| self.planner.value(plan, members, wish))
     }
 
-    fn choose(&self, draft: &Draft, members: &Members<'_>, wish: &Wish, before: &[PolicyChoice]) -> Vec<PolicyChoice> {
+    fn choose(
+        &self,
+        draft: &PlanDraft,
+        members: &Members<'_>,
+        wish: &Wish,
+        before: &[PolicyChoice],
+    ) -> Vec<PolicyChoice> {
         self.planner.choose(draft, members, wish, before)
     }
 }

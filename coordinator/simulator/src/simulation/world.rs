@@ -22,7 +22,7 @@ use std::time::Duration;
 use tsnode_coordinator::{
     Time,
     control::{Action, Event, Reject},
-    planner::{Draft, Planner, Scheduler},
+    planner::{PlanDraft, Planner, Scheduler},
     rng::Rng,
     sample,
 };
@@ -52,7 +52,7 @@ enum Due {
     End(usize, u64),
     Written(usize, u64),
     /// A process's planner has its answer.
-    Planned(usize, Life, Option<Draft>),
+    Planned(usize, Life, Option<PlanDraft>),
     /// A process has loaded what it leads.
     Loaded(usize, Life),
     GoesOn(usize, u64),

@@ -422,9 +422,10 @@ async fn a_file_that_is_half_there_is_known_by_its_hashes_or_by_the_index() {
     let folder = home.draft(&world).parent().unwrap().to_owned();
     let open = || {
         let (manifest, hashes) = notes::read(&folder).unwrap();
-        Drafts::open(&folder, manifest, hashes, &index).unwrap()
+        PartialFiles::open(&folder, manifest, hashes, &index).unwrap()
     };
-    let there = |drafts: &Drafts| drafts.all().filter(|chunk| drafts.has(*chunk)).map(|(_, n)| n).collect::<Vec<_>>();
+    let there =
+        |drafts: &PartialFiles| drafts.all().filter(|chunk| drafts.has(*chunk)).map(|(_, n)| n).collect::<Vec<_>>();
     assert_eq!(there(&open()), [2, 3, 4], "by their hashes");
     open().keep(&index).unwrap();
     assert_eq!(there(&open()), [2, 3, 4], "by the index");
