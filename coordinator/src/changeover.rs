@@ -42,12 +42,12 @@ impl Scene<'_> {
 
 /// A model's part of a plan.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Part {
+struct PlanPart {
     groups: Vec<Group>,
     routes: Vec<Route>,
 }
 
-impl Part {
+impl PlanPart {
     fn of(plan: &Plan, model: ModelId) -> Self {
         let groups = plan.groups.iter().filter(|g| g.model == model).cloned().collect();
         Self { groups, routes: plan.routes.clone() }.where_group(|_| true)
@@ -78,7 +78,7 @@ impl Part {
 /// A part of the plan before that is still followed.
 #[derive(Clone, Debug)]
 struct Before {
-    part: Part,
+    part: PlanPart,
     /// When what came instead is late.
     late: Time,
 }
@@ -102,7 +102,7 @@ impl Changeover {
         let models: BTreeSet<ModelId> = plan.groups.iter().map(|g| g.model).collect();
         let old = self.adopted.replace(plan);
         let late = now + LATE;
-        let of_old = |model: &ModelId| Some(Before { part: Part::of(old.as_deref()?, *model), late });
+        let of_old = |model: &ModelId| Some(Before { part: PlanPart::of(old.as_deref()?, *model), late });
         let mut before = std::mem::take(&mut self.before);
         let parts =
             models.into_iter().filter_map(|model| Some((model, before.remove(&model).or_else(|| of_old(&model))?)));
@@ -122,7 +122,7 @@ impl Changeover {
         let Some(adopted) = self.adopted.clone() else { return };
         let (over, before): (BTreeMap<_, _>, BTreeMap<_, _>) = std::mem::take(&mut self.before)
             .into_iter()
-            .partition(|(model, before)| is_over(now, before, &Part::of(&adopted, *model), scene));
+            .partition(|(model, before)| is_over(now, before, &PlanPart::of(&adopted, *model), scene));
         self.before = before;
         for group in over.into_values().flat_map(|b| b.part.groups) {
             self.lingering.insert(group.id, (group, now + LINGER));
@@ -172,7 +172,7 @@ impl Changeover {
         for model in models {
             let part = match self.before.get(&model) {
                 Some(before) => before.part.clone().where_group(|g| scene.is_sound(g)),
-                None => Part::of(&adopted, model),
+                None => PlanPart::of(&adopted, model),
             };
             plan.groups.extend(part.groups);
             plan.routes.extend(part.routes);
@@ -183,7 +183,7 @@ impl Changeover {
 
 /// Whether what came instead carries as much as what is left of the part before, or is late and carries something. Groups that
 /// are down for a moment are waited for, as long as nothing else is up.
-fn is_over(now: Time, before: &Before, new: &Part, scene: Scene<'_>) -> bool {
+fn is_over(now: Time, before: &Before, new: &PlanPart, scene: Scene<'_>) -> bool {
     let (old, new) = (before.part.carries(scene), new.carries(scene));
     let (is_left, is_late) = (before.part.groups.iter().any(|g| scene.is_sound(g)), now >= before.late);
     match new > 0.0 {

@@ -26,8 +26,8 @@ mod unresponsive;
 
 pub use crate::view::View;
 pub use events::{Action, Begun, Event, GatewayConfig};
-pub use slowest::{Cause, Part, Slowest};
-pub use trace::{Move, Parts, Predicted, Resumption, Trace};
+pub use slowest::{Cause, LatencyPart, Slowest};
+pub use trace::{LatencyBreakdown, Move, Predicted, Resumption, Trace};
 
 use crate::{
     Time,

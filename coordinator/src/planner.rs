@@ -117,7 +117,11 @@ pub fn plan(members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> Plan
 
 /// Those parts whose models devices have memory for at once: beside these groups, and then the first ones first. Where a model's
 /// new groups are too much, those of these that are its own stay.
-fn at_once(parts: Vec<(Scene, live::Part)>, beside: &[Group], members: &Members<'_>) -> Vec<(Scene, live::Part)> {
+fn at_once(
+    parts: Vec<(Scene, live::ModelPlan)>,
+    beside: &[Group],
+    members: &Members<'_>,
+) -> Vec<(Scene, live::ModelPlan)> {
     let places = |groups: &[Group]| -> BTreeSet<(PeerId, u16)> {
         groups.iter().flat_map(|g| &g.stages).map(|s| (s.peer, s.device)).collect()
     };
@@ -136,7 +140,7 @@ fn at_once(parts: Vec<(Scene, live::Part)>, beside: &[Group], members: &Members<
             all.insert(model);
             device.is_none_or(|device| device.holds(&all))
         };
-        let fits = |part: &live::Part| places(&part.groups).iter().all(has_room);
+        let fits = |part: &live::ModelPlan| places(&part.groups).iter().all(has_room);
         let standing = || scene.flipped(beside).filter(fits);
         let Some(part) = Some(part).filter(fits).or_else(standing) else { continue };
         places(&part.groups).into_iter().for_each(|at| _ = models.entry(at).or_default().insert(model));
@@ -145,7 +149,7 @@ fn at_once(parts: Vec<(Scene, live::Part)>, beside: &[Group], members: &Members<
     kept
 }
 
-fn joined(parts: Vec<(Scene, live::Part)>) -> PlanDraft {
+fn joined(parts: Vec<(Scene, live::ModelPlan)>) -> PlanDraft {
     let mut draft = PlanDraft { groups: Vec::new(), routes: Vec::new(), chosen: Vec::new(), reason: String::new() };
     for (scene, part) in parts {
         draft.routes.extend(part.routes);
@@ -169,13 +173,13 @@ pub fn value(plan: &Plan, members: &Members<'_>, wish: &Wish) -> f64 {
     }
 }
 
-fn as_laid_out(scene: &Scene, layout: &Layout, members: &Members<'_>, standing: Option<&Plan>) -> live::Part {
+fn as_laid_out(scene: &Scene, layout: &Layout, members: &Members<'_>, standing: Option<&Plan>) -> live::ModelPlan {
     let mut places: Vec<Place> = scene.places().iter().map(|&(peer, device)| Place { peer, device }).collect();
     places.sort_by_key(|p| (members.get(&p.peer).map(|a| a.name.clone()), p.peer, p.device));
     let repaired = standing.and_then(|plan| repaired(&scene.card, &places, layout, plan));
     let groups = repaired.unwrap_or_else(|| laid_out(&scene.card, places, layout));
     let routes = scene.routes(&groups);
-    live::Part { groups, routes, reason: format!("as laid out: {layout}") }
+    live::ModelPlan { groups, routes, reason: format!("as laid out: {layout}") }
 }
 
 /// A plan's groups where it had all that were asked for, the lost ones made anew of peers without a part: whoever has loaded

@@ -91,7 +91,8 @@ pub fn replay_by(
 ) -> Report {
     let problem = evaluator.problem();
     let (arrivals, kinds) = requests(problem, how, 1.0);
-    let parts = Parts::new(evaluator, groups, plan, &|problem, config, room| stepping(batches, problem, config, room));
+    let parts =
+        ReplayPlan::new(evaluator, groups, plan, &|problem, config, room| stepping(batches, problem, config, room));
     let outcome = parts.simulation(|ways| Dispatch::Shares.routing(ways, 0.0)).run(&arrivals, &|_| false);
     report(problem, &outcome, &kinds)
 }
@@ -99,7 +100,7 @@ pub fn replay_by(
 /// Replays requests of a problem's workload on a plan's groups, routed as gateways route them by this policy. Where they come in
 /// bursts, `variation` is the square of the coefficient of variation of the time between them.
 #[must_use]
-pub fn replay_routed(parts: Parts, problem: &Problem, dispatch: Dispatch, how: Replay, variation: f64) -> Report {
+pub fn replay_routed(parts: ReplayPlan, problem: &Problem, dispatch: Dispatch, how: Replay, variation: f64) -> Report {
     let (arrivals, kinds) = requests(problem, how, variation);
     let outcome = parts.dispatched(dispatch).run(&arrivals, &|_| false);
     report(problem, &outcome, &kinds)
@@ -118,13 +119,13 @@ pub fn stepping(batches: Batches, problem: &Problem, config: &Config, room: Room
 
 /// A plan's groups as machines, with its routes and its links.
 #[derive(Debug, Default)]
-pub struct Parts {
+pub struct ReplayPlan {
     machines: Vec<Machine>,
     ways: Vec<Share<MachineNo>>,
     links: Layered,
 }
 
-impl Parts {
+impl ReplayPlan {
     /// Of a plan; `of` makes a machine of a group's configuration, with room for so much.
     #[must_use]
     pub fn new(

@@ -7,7 +7,7 @@ pub mod hexgen;
 use tsnode_coordinator::scheduler::{
     cluster::InstanceId,
     evaluate::{Evaluation, Evaluator, GroupNo, Share},
-    moves::{Grouping, Part, may_be_group},
+    moves::{DeviceGroup, Grouping, may_be_group},
     parallel::{self, Members},
     problem::{Problem, Space},
     search::{self, Effort, Found},
@@ -20,7 +20,7 @@ use tsnode_protocol::Phase;
 pub fn replica_per_host(problem: &Problem) -> Grouping {
     let whole = |id: InstanceId| vec![(id, problem.cluster.instance(id).count)];
     let hosts = problem.cluster.ids().map(whole).filter(|m| may_be_group(problem, m));
-    Grouping::new(hosts.map(|members| Part { members, phase: Phase::Mixed }).collect())
+    Grouping::new(hosts.map(|members| DeviceGroup { members, phase: Phase::Mixed }).collect())
 }
 
 /// Uneven devices, asymmetric parallelism, no phases: what HexGen searches.
@@ -45,7 +45,7 @@ pub fn uniform(problem: &Problem) -> Found {
                 if left == 0 || !left.is_multiple_of(decode) {
                     continue;
                 }
-                let part = |n: u16, phase| Part { members: vec![(host, n)], phase };
+                let part = |n: u16, phase| DeviceGroup { members: vec![(host, n)], phase };
                 let parts = (0..groups).map(|_| part(prefill, Phase::Prefill));
                 let parts = parts.chain((0..left / decode).map(|_| part(decode, Phase::Decode)));
                 let grouping = Grouping::new(parts.collect());

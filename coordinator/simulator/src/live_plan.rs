@@ -14,7 +14,7 @@ use tsnode_coordinator::{
         choice::{Batches, Dispatch, Room},
     },
     replay::{
-        Parts,
+        ReplayPlan,
         cost::IterationCost,
         machines::{Arrival, Machine, Outcome, SharedCores},
         pipeline::Pipeline,
@@ -158,7 +158,7 @@ impl<'a> LivePlan<'a> {
             let cost = Pipeline::new(problem, config).reading_once();
             Machine { batching, cost: Arc::new(Stepped { cost, step: how.step }) }
         };
-        let parts = Parts::new(&mut evaluator, &groups, &evaluation, &machine);
+        let parts = ReplayPlan::new(&mut evaluator, &groups, &evaluation, &machine);
         let simulation = parts.dispatched(how.dispatch).recorded();
         simulation.on(self.shared(how)).run(arrivals, &|_| false)
     }

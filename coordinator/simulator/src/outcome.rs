@@ -3,7 +3,7 @@
 use serde::Serialize;
 use tsnode_coordinator::scheduler::{
     evaluate::{Evaluation, Evaluator, GroupNo},
-    moves::{Grouping, Part},
+    moves::{DeviceGroup, Grouping},
     parallel::Members,
     problem::Problem,
     regions::Region,
@@ -183,7 +183,7 @@ impl Outcome {
             RouteLine { prefill: s.prefill, decode: s.decode, share: s.share, of_prefill, kept: s.kept, kv_s }
         });
         let routes = routes.collect();
-        let part = |g: &GroupNo| Part {
+        let part = |g: &GroupNo| DeviceGroup {
             members: evaluator.shelved(*g).members.clone(),
             phase: evaluator.shelved(*g).rated.phase,
         };

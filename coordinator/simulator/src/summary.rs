@@ -45,7 +45,7 @@ impl Spread {
 
 /// A machine's part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Part {
+pub struct MachineSummary {
     /// Part of the time it was busy.
     pub busy: f64,
     /// Prompts it computed.
@@ -102,7 +102,7 @@ pub struct Summary {
     /// From the first token until the second's iteration begins.
     pub second_token_gap: Spread,
     /// The machines, in order.
-    pub machines: Vec<Part>,
+    pub machines: Vec<MachineSummary>,
     /// Events simulated.
     pub events: u64,
 }
@@ -169,8 +169,9 @@ struct Times {
     e2e: Vec<f64>,
 }
 
-fn parts(outcome: &Outcome, kv: BytesPerToken) -> Vec<Part> {
-    let mut parts: Vec<Part> = outcome.busy.iter().map(|b| Part { busy: *b, ..Part::default() }).collect();
+fn parts(outcome: &Outcome, kv: BytesPerToken) -> Vec<MachineSummary> {
+    let mut parts: Vec<MachineSummary> =
+        outcome.busy.iter().map(|b| MachineSummary { busy: *b, ..MachineSummary::default() }).collect();
     let mut times = vec![Times::default(); parts.len()];
     for trace in &outcome.traces {
         let Some(route) = trace.route.filter(|_| trace.first.is_finite()) else { continue };

@@ -3,7 +3,7 @@
 
 use super::{
     Gateway, Request, judging, parting,
-    queues::{self, Part},
+    queues::{self, QueuedLoad},
 };
 use crate::{
     gate::{Overrule, SplitChoice},
@@ -39,7 +39,7 @@ impl Gateway {
             || (r.ask.overrule.is_none() && self.config.split == SplitChoice::Always)
     }
 
-    fn size(&self, group: &Group, shape: &ModelShape, own: Part) -> GroupSize {
+    fn size(&self, group: &Group, shape: &ModelShape, own: QueuedLoad) -> GroupSize {
         let profiles = parting::profiles(&self.view, group).map(|(profile, _)| profile);
         let elements = shape.kv_elements_per_token_layer();
         let token_layer = elements.saturating_mul(self.config.element_bytes(group.model)).max(1);

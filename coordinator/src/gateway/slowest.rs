@@ -13,7 +13,7 @@ const EXPLAINED: f64 = 2.0;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Slowest {
     /// Which.
-    pub part: Part,
+    pub part: LatencyPart,
     /// All of it.
     pub took: Seconds,
     /// What held it up most.
@@ -23,7 +23,7 @@ pub struct Slowest {
 /// Parts of a request's time, as `Parts` has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Part {
+pub enum LatencyPart {
     /// For pages and for its turn.
     Queue,
     /// Steps of the prompt.
@@ -100,23 +100,23 @@ pub enum Cause {
 pub(super) fn of(trace: &Trace, adverts: &BTreeMap<PeerId, Advert>) -> Option<Slowest> {
     let p = trace.parts;
     let parts = [
-        (Part::Queue, p.queue),
-        (Part::Prefill, p.prefill),
-        (Part::Pack, p.pack),
-        (Part::Wire, p.wire),
-        (Part::Unpack, p.unpack),
-        (Part::Decode, p.decode),
-        (Part::Recovery, p.recovery),
+        (LatencyPart::Queue, p.queue),
+        (LatencyPart::Prefill, p.prefill),
+        (LatencyPart::Pack, p.pack),
+        (LatencyPart::Wire, p.wire),
+        (LatencyPart::Unpack, p.unpack),
+        (LatencyPart::Decode, p.decode),
+        (LatencyPart::Recovery, p.recovery),
     ];
     let (part, took) = parts.into_iter().filter(|(_, took)| took.0 > 0.0).max_by(|a, b| a.1.0.total_cmp(&b.1.0))?;
     let swarm = Swarm { adverts, model: trace.model };
     let cause = match part {
-        Part::Queue => Cause::Turn { at: trace.decode },
-        Part::Prefill => swarm.step(&trace.prefill_stages, trace.prefill, took, |profile, layers| {
+        LatencyPart::Queue => Cause::Turn { at: trace.decode },
+        LatencyPart::Prefill => swarm.step(&trace.prefill_stages, trace.prefill, took, |profile, layers| {
             let new = trace.prompt_tokens.saturating_sub(trace.cached_tokens);
             PromptCost::measured(profile, layers.len()).of(new, trace.cached_tokens)
         }),
-        Part::Decode => {
+        LatencyPart::Decode => {
             let steps = f64::from(trace.new_tokens.saturating_sub(1).max(1));
             let context = f64::from(trace.prompt_tokens) + f64::from(trace.new_tokens) / 2.0;
             swarm.step(&trace.decode_stages, trace.decode, Seconds(took.0 / steps), |profile, layers| {
@@ -124,10 +124,10 @@ pub(super) fn of(trace: &Trace, adverts: &BTreeMap<PeerId, Advert>) -> Option<Sl
                 Seconds((fixed + each * context + sequence) * f64::from(layers.len()))
             })
         }
-        Part::Pack => kv(trace, |d| d.pack)?,
-        Part::Wire => kv(trace, |d| d.wire)?,
-        Part::Unpack => kv(trace, |d| d.unpack)?,
-        Part::Recovery => {
+        LatencyPart::Pack => kv(trace, |d| d.pack)?,
+        LatencyPart::Wire => kv(trace, |d| d.wire)?,
+        LatencyPart::Unpack => kv(trace, |d| d.unpack)?,
+        LatencyPart::Recovery => {
             let last = trace.moves.last()?;
             Cause::Lost { leader: last.from, reason: last.reason.clone() }
         }
@@ -199,7 +199,7 @@ fn weight(cause: &Cause) -> f64 {
 mod tests {
     use super::*;
     use crate::{
-        gateway::{Move, Parts},
+        gateway::{LatencyBreakdown, Move},
         sample,
     };
     use tsnode_protocol::{BytesPerSecond, KvCodec, Link, PathKind, RequestId};
@@ -226,7 +226,7 @@ mod tests {
         Advert { name: name.into(), links, ..sample::measured(0, [0.0, 1e-3, 0.0], [1e-3, 0.0, 0.0]) }
     }
 
-    fn trace(parts: Parts) -> Trace {
+    fn trace(parts: LatencyBreakdown) -> Trace {
         Trace {
             request: RequestId([1; 16]),
             model: MODEL,
@@ -262,24 +262,24 @@ mod tests {
 
     #[test]
     fn the_slowest_link_of_a_ring_is_named_with_what_it_takes() {
-        let parts = Parts { decode: Seconds(0.5), prefill: Seconds(0.1), ..Parts::default() };
+        let parts = LatencyBreakdown { decode: Seconds(0.5), prefill: Seconds(0.1), ..LatencyBreakdown::default() };
         let slowest = of(&trace(parts), &adverts()).unwrap();
         let cause = Cause::Link { from: peer(2), to: peer(3), latency: Seconds(0.04) };
-        assert_eq!(slowest, Slowest { part: Part::Decode, took: Seconds(0.5), cause });
+        assert_eq!(slowest, Slowest { part: LatencyPart::Decode, took: Seconds(0.5), cause });
     }
 
     #[test]
     fn where_links_are_short_the_layers_that_take_longest_are_named() {
-        let parts = Parts { prefill: Seconds(0.04), ..Parts::default() };
+        let parts = LatencyBreakdown { prefill: Seconds(0.04), ..LatencyBreakdown::default() };
         let slowest = of(&trace(parts), &adverts()).unwrap();
         let Cause::Layers { peer: whose, layers, each: Some(each) } = slowest.cause else { panic!("{slowest:?}") };
-        assert_eq!((slowest.part, whose, layers), (Part::Prefill, peer(1), LayerRange { start: 0, end: 4 }));
+        assert_eq!((slowest.part, whose, layers), (LatencyPart::Prefill, peer(1), LayerRange { start: 0, end: 4 }));
         assert!((each.0 - 0.032).abs() < 1e-9, "four layers, eight tokens, a millisecond each: {each:?}");
     }
 
     #[test]
     fn no_link_is_blamed_for_what_links_and_layers_do_not_explain() {
-        let parts = Parts { decode: Seconds(5.0), ..Parts::default() };
+        let parts = LatencyBreakdown { decode: Seconds(5.0), ..LatencyBreakdown::default() };
         let slowest = of(&trace(parts), &adverts()).unwrap();
         let Cause::Busy { leader, step, expected } = slowest.cause else { panic!("{slowest:?}") };
         assert_eq!((leader, step), (peer(2), Seconds(0.5)));
@@ -288,10 +288,10 @@ mod tests {
 
     #[test]
     fn what_nobody_measured_is_put_down_to_nobody_s_link() {
-        let parts = Parts { decode: Seconds(0.5), ..Parts::default() };
+        let parts = LatencyBreakdown { decode: Seconds(0.5), ..LatencyBreakdown::default() };
         let slowest = of(&trace(parts), &BTreeMap::new()).unwrap();
         assert!(matches!(slowest.cause, Cause::Layers { each: None, .. }), "{slowest:?}");
-        assert_eq!(of(&trace(Parts::default()), &adverts()), None);
+        assert_eq!(of(&trace(LatencyBreakdown::default()), &adverts()), None);
     }
 
     #[test]
@@ -310,12 +310,15 @@ mod tests {
         };
         let sent = Trace {
             deliveries: vec![delivery(2, 0.1), delivery(3, 0.3)],
-            ..trace(Parts { wire: Seconds(0.3), ..Parts::default() })
+            ..trace(LatencyBreakdown { wire: Seconds(0.3), ..LatencyBreakdown::default() })
         };
         let cause = Cause::Kv { from: peer(1), to: peer(3), bytes: 1000, took: Seconds(0.3) };
         assert_eq!(of(&sent, &adverts()).unwrap().cause, cause);
         let left = Move { from: peer(3), reason: "gone".into(), answered: 3, at: 0.1, way: None };
-        let moved = Trace { moves: vec![left], ..trace(Parts { recovery: Seconds(0.3), ..Parts::default() }) };
+        let moved = Trace {
+            moves: vec![left],
+            ..trace(LatencyBreakdown { recovery: Seconds(0.3), ..LatencyBreakdown::default() })
+        };
         let cause = Cause::Lost { leader: peer(3), reason: "gone".into() };
         assert_eq!(of(&moved, &adverts()).unwrap().cause, cause);
     }
@@ -325,7 +328,7 @@ mod tests {
         let mut adverts = adverts();
         adverts.insert(peer(3), advert("peer2", &[]));
         adverts.remove(&peer(1));
-        let names = trace(Parts::default()).names(&adverts);
+        let names = trace(LatencyBreakdown::default()).names(&adverts);
         let end = |n: u8| format!("…{}", peer(n).short());
         let expected = [end(1), format!("peer2 {}", end(2)), format!("peer2 {}", end(3))];
         assert_eq!(names.into_values().collect::<Vec<_>>(), expected);

@@ -54,7 +54,7 @@ pub struct Trace {
     #[serde(default)]
     pub alone: Option<Seconds>,
     /// Where `total` went.
-    pub parts: Parts,
+    pub parts: LatencyBreakdown,
     /// KV that crossed the network, stream by stream: what each peer packed, sent and unpacked, hidden behind the prefill or
     /// not.
     pub deliveries: Vec<Delivery>,
@@ -140,7 +140,7 @@ impl Resumption {
 
 /// A request's time, cut where its gateway hears of the next thing: nothing is counted twice, and the sum is all of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Parts {
+pub struct LatencyBreakdown {
     /// For pages and for its turn, and on the way there.
     pub queue: Seconds,
     /// In steps of its prompt.
@@ -157,7 +157,7 @@ pub struct Parts {
     pub recovery: Seconds,
 }
 
-impl Parts {
+impl LatencyBreakdown {
     /// All of it.
     #[must_use]
     pub fn sum(&self) -> Seconds {
@@ -227,7 +227,7 @@ impl Timeline {
         at.saturating_sub(self.submitted).as_secs_f64()
     }
 
-    pub fn parts(&self, now: Time) -> Parts {
+    pub fn parts(&self, now: Time) -> LatencyBreakdown {
         let total = Seconds(self.since(now));
         let first = self.first.unwrap_or(now);
         let ttft = Seconds(self.since(first));
@@ -237,7 +237,7 @@ impl Timeline {
         let unpack = tail(|d| d.unpack_tail).min(handed_over);
         let pack = tail(|d| d.pack_tail).min(handed_over - unpack);
         let recovery = Seconds(self.recovery.as_secs_f64());
-        Parts {
+        LatencyBreakdown {
             queue: ttft - prefill,
             prefill,
             pack,

@@ -26,7 +26,7 @@ fn lightly(
     plan: &Plan,
     members: &Members<'_>,
     wish: &Wish,
-    light: impl Fn(&Scene, &[Group]) -> Option<live::Part>,
+    light: impl Fn(&Scene, &[Group]) -> Option<live::ModelPlan>,
 ) -> Option<PlanDraft> {
     if wish.layout.is_some() {
         return None;

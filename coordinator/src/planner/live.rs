@@ -123,7 +123,7 @@ struct Room {
 
 /// A plan for one model.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Part {
+pub struct ModelPlan {
     /// Its groups.
     pub groups: Vec<Group>,
     /// Who sends to whom; shares of this model's requests.
@@ -358,7 +358,7 @@ impl Scene {
 
     /// Searches for this model's plan.
     #[must_use]
-    pub fn plan(&self) -> Part {
+    pub fn plan(&self) -> ModelPlan {
         self.part(&self.search())
     }
 
@@ -376,9 +376,9 @@ impl Scene {
         self.soonest(found)
     }
 
-    fn part(&self, found: &Found) -> Part {
+    fn part(&self, found: &Found) -> ModelPlan {
         let mut evaluator = Evaluator::new(&self.problem);
-        let Some(groups) = search::shelved(&mut evaluator, &found.grouping) else { return Part::default() };
+        let Some(groups) = search::shelved(&mut evaluator, &found.grouping) else { return ModelPlan::default() };
         let named: Vec<Group> = groups.iter().map(|g| self.named(&evaluator, *g)).collect();
         let count = |phase| named.iter().filter(|g| g.phase == phase).count();
         let reason = format!(
@@ -390,7 +390,7 @@ impl Scene {
             found.evaluation.attainment * 100.0
         );
         let routes = self.carry(&mut evaluator, &named, &groups, &found.evaluation);
-        Part { groups: named, routes, reason }
+        ModelPlan { groups: named, routes, reason }
     }
 
     /// The routes of groups that somebody else chose.
@@ -490,7 +490,7 @@ impl Scene {
 
 /// Plans for all models of these scenes, made while `standing` is in force.
 #[must_use]
-pub fn planned(scenes: Vec<Scene>, standing: Option<&Plan>) -> Vec<(Scene, Part)> {
+pub fn planned(scenes: Vec<Scene>, standing: Option<&Plan>) -> Vec<(Scene, ModelPlan)> {
     sharing::planned(scenes.into_iter().map(|scene| scene.under(standing)).collect())
 }
 

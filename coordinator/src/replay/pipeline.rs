@@ -13,7 +13,7 @@ use tsnode_protocol::{Bytes, Seconds, SecondsPerToken, Tokens};
 
 /// A stage and the way to the next.
 #[derive(Clone, Copy, Debug)]
-struct Part {
+struct PipelineStage {
     prefill: Prefill,
     decode: Decode,
     /// Handing over: whatever the batch, and for each token in it.
@@ -24,7 +24,7 @@ struct Part {
 /// A group that may be at as many batches as it has stages.
 #[derive(Clone, Debug)]
 pub struct Pipeline {
-    parts: Vec<Part>,
+    parts: Vec<PipelineStage>,
     whole: Config,
     /// Whether a step reads a stage's weights once, whatever is in it.
     reads_once: bool,
@@ -39,7 +39,7 @@ impl Pipeline {
             let ends = Ends { first: place == 0, last: place + 1 == stages.len() };
             let cost = problem.layer_cost(stage.instance, stage.tp)?;
             let (prefill, decode) = (cost.stage_prefill(stage.layers, ends), cost.stage_decode(stage.layers, ends));
-            let mut part = Part { prefill, decode, latency: Seconds(0.0), per_token: SecondsPerToken(0.0) };
+            let mut part = PipelineStage { prefill, decode, latency: Seconds(0.0), per_token: SecondsPerToken(0.0) };
             if stages.len() > 1 {
                 let path = problem.cluster.path(stage.instance, stages[(place + 1) % stages.len()].instance);
                 let row = Bytes(f64::from(problem.model.shape.hidden) * problem.model.element);
@@ -78,7 +78,7 @@ impl IterationCost for Pipeline {
     }
 
     fn stage(&self, place: usize, batch: &Batch) -> Seconds {
-        let Part { prefill, decode, .. } = &self.parts[place];
+        let PipelineStage { prefill, decode, .. } = &self.parts[place];
         let mut time = Seconds(0.0);
         if batch.prompts > 0 {
             let (n, tokens) = (f64::from(batch.prompts), Tokens(batch.prompt_tokens as f64));
@@ -96,7 +96,7 @@ impl IterationCost for Pipeline {
     }
 
     fn kv_transfer(&self, place: usize, batch: &Batch) -> Seconds {
-        let Part { latency, per_token, .. } = self.parts[place];
+        let PipelineStage { latency, per_token, .. } = self.parts[place];
         // A prompt's first token leaves for the client, not for the first stage.
         let leaves = place + 1 == self.parts.len() && batch.answers == 0;
         if leaves { Seconds(0.0) } else { latency + per_token * Tokens(batch.tokens() as f64) }

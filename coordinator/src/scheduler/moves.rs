@@ -11,7 +11,7 @@ const FEW: usize = 12;
 
 /// Some devices and what they do together.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Part {
+pub struct DeviceGroup {
     /// Which devices, by instance, in order.
     pub members: Members,
     /// What they do.
@@ -22,13 +22,13 @@ pub struct Part {
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Grouping {
     /// In order, so that equal groupings are equal.
-    pub parts: Vec<Part>,
+    pub parts: Vec<DeviceGroup>,
 }
 
 impl Grouping {
     /// These groups, in order.
     #[must_use]
-    pub fn new(mut parts: Vec<Part>) -> Self {
+    pub fn new(mut parts: Vec<DeviceGroup>) -> Self {
         parts.sort();
         Self { parts }
     }
@@ -106,8 +106,8 @@ fn split(problem: &Problem, from: &Grouping, rng: &mut Rng) -> Option<Grouping> 
     }
     let keep = rng.below(2) == 0;
     let (a, b) = (if keep { part.phase } else { phase(problem, rng) }, phase(problem, rng));
-    parts.push(Part { members: one, phase: a });
-    parts.push(Part { members: two, phase: b });
+    parts.push(DeviceGroup { members: one, phase: a });
+    parts.push(DeviceGroup { members: two, phase: b });
     Some(Grouping::new(parts))
 }
 
@@ -122,7 +122,7 @@ fn merge(problem: &Problem, from: &Grouping, rng: &mut Rng) -> Option<Grouping> 
     let mut members = a.members;
     b.members.iter().for_each(|&(i, n)| add(&mut members, i, n));
     let phase = if rng.below(2) == 0 { a.phase } else { phase(problem, rng) };
-    parts.push(Part { members, phase });
+    parts.push(DeviceGroup { members, phase });
     Some(Grouping::new(parts))
 }
 
@@ -145,7 +145,7 @@ fn shift(problem: &Problem, from: &Grouping, rng: &mut Rng) -> Option<Grouping> 
         Some(part) => add(&mut part.members, instance, amount),
         None if target == from.parts.len() => {
             let phase = phase(problem, rng);
-            parts.push(Part { members: vec![(instance, amount)], phase });
+            parts.push(DeviceGroup { members: vec![(instance, amount)], phase });
         }
         None => {}
     }
@@ -160,7 +160,7 @@ fn swap(from: &Grouping, rng: &mut Rng) -> Option<Grouping> {
         return None;
     }
     let (a, b) = (rng.below(parts.len()), rng.below(parts.len()));
-    let pick = |part: &Part, rng: &mut Rng| {
+    let pick = |part: &DeviceGroup, rng: &mut Rng| {
         let (instance, n) = part.members[rng.below(part.members.len())];
         (instance, 1 + rng.below(usize::from(n)) as u16)
     };
@@ -197,7 +197,7 @@ fn regroup(problem: &Problem, from: &Grouping, rng: &mut Rng) -> Option<Grouping
     for members in [one, two] {
         let phase = phase(problem, rng);
         if may_be_group(problem, &members) {
-            parts.push(Part { members, phase });
+            parts.push(DeviceGroup { members, phase });
         }
     }
     Some(Grouping::new(parts))
@@ -215,7 +215,7 @@ pub fn crossed(problem: &Problem, one: &Grouping, other: &Grouping, rng: &mut Rn
         let members: Members = members.collect();
         if may_be_group(problem, &members) {
             members.iter().for_each(|&(i, n)| take(&mut left, i, n));
-            next.parts.push(Part { members, phase: part.phase });
+            next.parts.push(DeviceGroup { members, phase: part.phase });
         }
     }
     let next = Grouping::new(next.parts);
@@ -230,11 +230,11 @@ pub fn anew(problem: &Problem, rng: &mut Rng) -> Grouping {
     while !devices.is_empty() {
         add(&mut open, devices.swap_remove(rng.below(devices.len())), 1);
         if may_be_group(problem, &open) && rng.below(2) == 0 {
-            parts.push(Part { members: std::mem::take(&mut open), phase: phase(problem, rng) });
+            parts.push(DeviceGroup { members: std::mem::take(&mut open), phase: phase(problem, rng) });
         }
     }
     if may_be_group(problem, &open) {
-        parts.push(Part { members: open, phase: phase(problem, rng) });
+        parts.push(DeviceGroup { members: open, phase: phase(problem, rng) });
     }
     Grouping::new(parts)
 }

@@ -8,7 +8,7 @@
 
 use super::{
     evaluate::{Evaluation, Evaluator, GroupNo},
-    moves::{Grouping, Part, anew, crossed, is_small, may_be_group, neighbour, phases},
+    moves::{DeviceGroup, Grouping, anew, crossed, is_small, may_be_group, neighbour, phases},
     problem::Problem,
     start,
     symmetry::Symmetry,
@@ -245,7 +245,7 @@ impl<'p> Walk<'p> {
                 continue;
             }
             let with = |phase: &Phase| {
-                let part = Part { members: members.clone(), phase: *phase };
+                let part = DeviceGroup { members: members.clone(), phase: *phase };
                 Grouping::new(self.best.1.parts.iter().cloned().chain([part]).collect())
             };
             let all: Vec<Grouping> = choices.iter().rev().map(with).collect();

@@ -3,7 +3,7 @@
 use super::{
     cluster::InstanceId,
     evaluate::{Evaluator, GroupNo},
-    moves::{Grouping, Part, add, may_be_group, phases},
+    moves::{DeviceGroup, Grouping, add, may_be_group, phases},
     parallel::Members,
     problem::Problem,
     room,
@@ -20,7 +20,7 @@ pub fn clustered(problem: &Problem, rng: &mut Rng) -> Grouping {
     let split: Vec<Phase> = all.iter().copied().filter(|p| *p != Phase::Mixed).collect();
     let choices = if split.is_empty() { all.to_vec() } else { split };
     let parts = joined(problem, whole).into_iter().flat_map(|members| sized(problem, members));
-    Grouping::new(parts.map(|members| Part { members, phase: choices[rng.below(choices.len())] }).collect())
+    Grouping::new(parts.map(|members| DeviceGroup { members, phase: choices[rng.below(choices.len())] }).collect())
 }
 
 /// Groups of the fewest devices of a host that hold `slack` times the model; what is left over joins what is near. Where
@@ -109,7 +109,7 @@ fn bandwidth(problem: &Problem, a: &Members, b: &Members) -> f64 {
 pub fn with_phases(evaluator: &mut Evaluator<'_>, groups: &[Members]) -> Vec<Grouping> {
     let problem = evaluator.problem();
     let mut found = Vec::new();
-    let all = |phase: Phase| Grouping::new(groups.iter().map(|m| Part { members: m.clone(), phase }).collect());
+    let all = |phase: Phase| Grouping::new(groups.iter().map(|m| DeviceGroup { members: m.clone(), phase }).collect());
     if problem.space.mixed {
         found.push(all(Phase::Mixed));
     }
@@ -131,7 +131,7 @@ pub fn with_phases(evaluator: &mut Evaluator<'_>, groups: &[Members]) -> Vec<Gro
     let best = (1..rated.len()).max_by(|a, b| balance(*a).total_cmp(&balance(*b))).unwrap_or(1);
     for n in best.saturating_sub(1)..=best + 1 {
         if n >= 1 && n < rated.len() {
-            let part = |(k, r): (usize, &(f64, f64, &Members))| Part {
+            let part = |(k, r): (usize, &(f64, f64, &Members))| DeviceGroup {
                 members: r.2.clone(),
                 phase: if k < n { Phase::Prefill } else { Phase::Decode },
             };

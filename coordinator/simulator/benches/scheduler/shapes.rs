@@ -110,7 +110,7 @@ fn two_hosts() {
 
 fn words(problem: &Problem, grouping: &Grouping) -> String {
     let name = |i: InstanceId| problem.cluster.instance(i).name.as_str();
-    let part = |p: &tsnode_coordinator::scheduler::moves::Part| {
+    let part = |p: &tsnode_coordinator::scheduler::moves::DeviceGroup| {
         let members: Vec<String> = p.members.iter().map(|&(i, n)| format!("{n}×{}", name(i))).collect();
         format!("{}: {}", p.phase, members.join("+"))
     };
@@ -156,7 +156,7 @@ fn loss() {
             .zip(&flipped.phases)
             .filter(|(s, p)| s.phase != **p)
             .map(|(s, p)| {
-                let part = tsnode_coordinator::scheduler::moves::Part { members: s.members.clone(), phase: *p };
+                let part = tsnode_coordinator::scheduler::moves::DeviceGroup { members: s.members.clone(), phase: *p };
                 words(&problem, &Grouping::new(vec![part]))
             })
             .collect();

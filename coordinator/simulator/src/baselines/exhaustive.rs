@@ -3,7 +3,7 @@
 use tsnode_coordinator::scheduler::{
     cluster::InstanceId,
     evaluate::Evaluator,
-    moves::{Grouping, Part, may_be_group, phases},
+    moves::{DeviceGroup, Grouping, may_be_group, phases},
     parallel::Members,
     problem::Problem,
     search::{Found, shelved},
@@ -62,7 +62,7 @@ impl All<'_> {
     }
 
     fn weigh(&mut self, shapes: &[(Members, Phase)]) {
-        let part = |k: &usize| Part { members: shapes[*k].0.clone(), phase: shapes[*k].1 };
+        let part = |k: &usize| DeviceGroup { members: shapes[*k].0.clone(), phase: shapes[*k].1 };
         let grouping = Grouping::new(self.chosen.iter().map(part).collect());
         let Some(groups) = shelved(&mut self.evaluator, &grouping) else { return };
         let evaluation = self.evaluator.evaluate(&groups);

@@ -13,7 +13,7 @@ use crate::{
         caps,
         choice::{Batches, Dispatch, Room},
     },
-    replay::{self, Parts, Replay, machines::Machine, pipeline::Pipeline},
+    replay::{self, Replay, ReplayPlan, machines::Machine, pipeline::Pipeline},
     scheduler::{
         Evaluation, Evaluator, Problem,
         evaluate::Share,
@@ -177,12 +177,12 @@ impl Ground<'_> {
     }
 
     /// The groups as machines, of all regions.
-    fn parts(&self, by: By) -> Option<Parts> {
+    fn parts(&self, by: By) -> Option<ReplayPlan> {
         let parts = self.scenes.iter().filter_map(|scene| self.parts_of(scene, by));
         parts.reduce(|all, more| all.beside(more, 1.0))
     }
 
-    fn parts_of(&self, scene: &Scene, by: By) -> Option<Parts> {
+    fn parts_of(&self, scene: &Scene, by: By) -> Option<ReplayPlan> {
         let is_here = |g: &&Group| g.model == scene.card.id && g.stages.iter().all(|stage| scene.has(stage));
         let groups: Vec<Group> = self.groups.iter().filter(is_here).cloned().collect();
         let place = |id: GroupId| groups.iter().position(|g| g.id == id);
@@ -207,7 +207,7 @@ impl Ground<'_> {
             let batching = batches.batching(Room { places, ..room });
             Machine { batching, cost: Arc::new(Pipeline::new(problem, config).reading_once()) }
         };
-        Some(Parts::new(&mut evaluator, &numbers, &plan, &machine))
+        Some(ReplayPlan::new(&mut evaluator, &numbers, &plan, &machine))
     }
 
     /// What was measured of a group's stages.

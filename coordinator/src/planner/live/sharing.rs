@@ -8,7 +8,7 @@
 //! take for a part u is slower by 1/(1 − u). So models that share all devices, or divide them, are valued alike: by the requests
 //! that are in time.
 
-use super::{Part, Place, Room, Scene};
+use super::{ModelPlan, Place, Room, Scene};
 use crate::{
     cards,
     members::Members,
@@ -134,16 +134,16 @@ fn without(sum: f64, unserved: impl Iterator<Item = Option<f64>>) -> f64 {
 }
 
 /// Plans for all models. Where devices can serve several of them, which ones are for which is searched first.
-pub(super) fn planned(scenes: Vec<Scene>) -> Vec<(Scene, Part)> {
+pub(super) fn planned(scenes: Vec<Scene>) -> Vec<(Scene, ModelPlan)> {
     let able = able(&scenes);
     if able.values().all(|models| models.len() < 2) {
         return scenes.into_iter().map(|scene| (scene.plan(), scene)).map(|(part, scene)| (scene, part)).collect();
     }
-    let on_deal = |deal: &Deal| -> Vec<Part> {
+    let on_deal = |deal: &Deal| -> Vec<ModelPlan> {
         let taken = Taken::by(&scenes, deal);
-        scenes.iter().map(|s| s.beside_others(&taken).on(deal).map_or_else(Part::default, |s| s.plan())).collect()
+        scenes.iter().map(|s| s.beside_others(&taken).on(deal).map_or_else(ModelPlan::default, |s| s.plan())).collect()
     };
-    let of = |parts: Vec<Part>| {
+    let of = |parts: Vec<ModelPlan>| {
         let groups: Vec<Group> = parts.iter().flat_map(|p| p.groups.clone()).collect();
         (delayed(&scenes, &groups), parts)
     };

@@ -1,6 +1,6 @@
 //! What stands of a plan, its phases and routes made anew, alone or with newcomers beside it.
 
-use super::{BUSY, FLIPS, Part, Place, Scene, pace};
+use super::{BUSY, FLIPS, ModelPlan, Place, Scene, pace};
 use crate::scheduler::{
     cluster::InstanceId,
     evaluate::Evaluator,
@@ -13,13 +13,13 @@ impl Scene {
     /// The groups of a plan that lost none of their devices, with phases and routes made anew and nothing to load; `None`
     /// if none is left (ThunderServe §3.4).
     #[must_use]
-    pub fn flipped(&self, groups: &[Group]) -> Option<Part> {
+    pub fn flipped(&self, groups: &[Group]) -> Option<ModelPlan> {
         self.rephased(&self.standing(groups), 0)
     }
 
     /// The same with groups of the devices that none of these has, where they can hold the model.
     #[must_use]
-    pub fn grown(&self, groups: &[Group]) -> Option<Part> {
+    pub fn grown(&self, groups: &[Group]) -> Option<ModelPlan> {
         let mut all = self.standing(groups);
         let newcomers = self.beside(groups);
         let new = newcomers.len();
@@ -57,7 +57,7 @@ impl Scene {
     }
 
     /// These groups, of which so many are new, with the phases that serve best.
-    fn rephased(&self, groups: &[Group], new: usize) -> Option<Part> {
+    fn rephased(&self, groups: &[Group], new: usize) -> Option<ModelPlan> {
         let mut evaluator = Evaluator::new(&self.problem);
         let numbers = self.shelve(&mut evaluator, groups)?;
         let all: Vec<Standing> = numbers
@@ -77,6 +77,6 @@ impl Scene {
         let in_time = flipped.evaluation.attainment * 100.0;
         let reason = format!("{old} groups stand, {flips} of them flipped{newcomers}; {in_time:.0} % in time");
         let routes = self.carry(&mut evaluator, &named, &numbers, &flipped.evaluation);
-        Some(Part { groups: named, routes, reason })
+        Some(ModelPlan { groups: named, routes, reason })
     }
 }

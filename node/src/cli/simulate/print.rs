@@ -4,7 +4,7 @@ use super::{super::output, metric::time, run::Run};
 use crate::cli::exit::Exit;
 use tsnode_simulator::{
     outcome::Outcome,
-    summary::{Part, Spread},
+    summary::{MachineSummary, Spread},
 };
 
 /// Busier than this, a machine holds everything up.
@@ -53,7 +53,7 @@ pub(super) fn run(run: &Run, plan: &Outcome) -> Result<(), Exit> {
     Ok(())
 }
 
-fn groups(parts: &[Part], plan: &Outcome) -> Result<(), Exit> {
+fn groups(parts: &[MachineSummary], plan: &Outcome) -> Result<(), Exit> {
     let head = ["", "PHASE", "DEVICES", "BUSY", "PROMPTS", "ANSWERS", "KV SENT (16 BIT)", "KV HELD", "PAGES"];
     let mut rows = vec![head.map(String::from).to_vec()];
     for (i, (group, part)) in plan.groups.iter().zip(parts).enumerate() {
@@ -86,7 +86,7 @@ fn groups(parts: &[Part], plan: &Outcome) -> Result<(), Exit> {
 }
 
 /// Where queues grew.
-fn place(growing: &[usize], parts: &[Part]) -> String {
+fn place(growing: &[usize], parts: &[MachineSummary]) -> String {
     let list = |all: Vec<usize>| all.iter().map(|g| (g + 1).to_string()).collect::<Vec<_>>().join(", ");
     if !growing.is_empty() {
         return format!("queues grew at groups {}", list(growing.to_vec()));

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tsnode_coordinator::{
     policy::choice::Room,
     replay::{
-        Parts,
+        ReplayPlan,
         machines::{Arrival, Outcome, Trace},
     },
     scheduler::{Evaluation, Evaluator, Problem, evaluate::GroupNo, parallel::Config, regions::Region, search},
@@ -80,9 +80,9 @@ impl Run {
     ) -> Self {
         let machine = |problem: &Problem, config: &Config, room: Room| policy.batched.machine(problem, config, room);
         let part = |site: &mut Site<'_>| {
-            (Parts::new(&mut site.evaluator, &site.groups, &site.evaluation, &machine), site.share)
+            (ReplayPlan::new(&mut site.evaluator, &site.groups, &site.evaluation, &machine), site.share)
         };
-        let parts = sites.iter_mut().map(part).fold(Parts::default(), |all, (one, share)| all.beside(one, share));
+        let parts = sites.iter_mut().map(part).fold(ReplayPlan::default(), |all, (one, share)| all.beside(one, share));
         let bar = indicatif::ProgressBar::new(arrivals.len() as u64).with_message(policy.name);
         let style = indicatif::ProgressStyle::with_template("{msg} {bar:40} {pos} of {len} requests, {eta} left");
         bar.set_style(style.unwrap_or_else(|_| indicatif::ProgressStyle::default_bar()));

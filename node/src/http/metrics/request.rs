@@ -292,11 +292,11 @@ impl Drop for RequestStats {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tsnode_coordinator::gateway::Parts;
+    use tsnode_coordinator::gateway::LatencyBreakdown;
     use tsnode_protocol::{KvCodec, ModelId, PeerId, RequestClass, RequestId, Targets};
 
     fn trace(alone: f64) -> Trace {
-        let parts = Parts { queue: Seconds(0.5), ..Parts::default() };
+        let parts = LatencyBreakdown { queue: Seconds(0.5), ..LatencyBreakdown::default() };
         Trace {
             request: RequestId([1; 16]),
             model: ModelId([1; 16]),

@@ -9,7 +9,7 @@ use futures::StreamExt;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::time::Instant;
-use tsnode_coordinator::gateway::Parts;
+use tsnode_coordinator::gateway::LatencyBreakdown;
 
 /// What is asked for.
 pub(super) struct Ask {
@@ -111,7 +111,7 @@ impl Ask {
         let [Some(&first), Some(&second), Some(&all)] = [came.first(), came.get(1), came.last()] else {
             return Err(failed(&format!("{} tokens came of {}", came.len(), self.answer)));
         };
-        let Parts { queue, prefill, pack, wire, unpack, .. } = trace.parts;
+        let LatencyBreakdown { queue, prefill, pack, wire, unpack, .. } = trace.parts;
         let handed_over = (pack + wire + unpack).0;
         let (traced, queue, prefill) = (trace.parts.sum().0 / all, queue.0, prefill.0);
         Ok((Times { first, second, all, traced, queue, prefill, handed_over }, trace))
