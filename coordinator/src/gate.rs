@@ -280,10 +280,10 @@ pub fn kv_bytes(shape: &ModelShape, tokens: u32, codec: KvCodec, element_bytes: 
 pub fn weigh(case: &Case, choice: KvChoice) -> Verdict {
     let computed = case.remote.time(case.tokens, case.remote_has);
     let codec = choice.codec().unwrap_or_else(|| {
-        let there = |codec| Sending::of(case, codec).sent(case.pace, computed).0.0;
+        let there = |codec| KvTransferCost::of(case, codec).sent(case.pace, computed).0.0;
         if there(KvCodec::Raw) < there(KvCodec::Int4) { KvCodec::Raw } else { KvCodec::Int4 }
     });
-    let (remote, pace) = Sending::of(case, codec).sent(case.pace, computed);
+    let (remote, pace) = KvTransferCost::of(case, codec).sent(case.pace, computed);
     let held_up = f64::from(1 + case.local.running.min(HELD_UP_AT_MOST));
     let answer = if case.answered > 0 { case.local.cost.of(case.answered, case.tokens) } else { Seconds(0.0) };
     Verdict {
@@ -298,7 +298,7 @@ pub fn weigh(case: &Case, choice: KvChoice) -> Verdict {
 
 /// What it takes to bring a prompt's KV to the decode side, in the pieces that tiles are.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Sending {
+struct KvTransferCost {
     tiles: f64,
     latency: Seconds,
     pack: Seconds,
@@ -306,7 +306,7 @@ struct Sending {
     unpack: Seconds,
 }
 
-impl Sending {
+impl KvTransferCost {
     fn of(case: &Case, codec: KvCodec) -> Self {
         let bytes = |codec| kv_bytes(&case.shape, case.tokens, codec, case.element_bytes);
         let (seen, unseen) = if codec == KvCodec::Raw { (case.raw, COPY_RATE) } else { (case.packed, CODEC_RATE) };
@@ -408,7 +408,7 @@ mod tests {
     fn a_link_that_keeps_up_hides_all_but_the_last_layer() {
         let case = case(2000.0);
         let computed = case.remote.time(case.tokens, 0);
-        let sending = Sending::of(&case, KvCodec::Int4);
+        let sending = KvTransferCost::of(&case, KvCodec::Int4);
         assert!(sending.wire.0 < computed.0);
         let (there, pace) = sending.best(computed);
         assert_eq!(pace, KvPace::Layers);

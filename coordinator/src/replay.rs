@@ -32,7 +32,7 @@ use crate::{
         cluster::InstanceId,
         evaluate::{self, Evaluation, GroupNo},
         pair::KvPath,
-        parallel::Config,
+        parallel::ParallelConfig,
     },
 };
 use machines::{Arrival, Links, Machine, Outcome, Simulation, Trace};
@@ -108,7 +108,7 @@ pub fn replay_routed(parts: ReplayPlan, problem: &Problem, dispatch: Dispatch, h
 
 /// A group as a machine that batches as nodes can.
 #[must_use]
-pub fn stepping(batches: Batches, problem: &Problem, config: &Config, room: Room) -> Machine {
+pub fn stepping(batches: Batches, problem: &Problem, config: &ParallelConfig, room: Room) -> Machine {
     let batching = batches.batching(room);
     if batches.fill_pipelines() {
         Machine { batching, cost: Arc::new(Pipeline::new(problem, config)) }
@@ -132,7 +132,7 @@ impl ReplayPlan {
         evaluator: &mut Evaluator<'_>,
         groups: &[GroupNo],
         plan: &Evaluation,
-        of: &dyn Fn(&Problem, &Config, Room) -> Machine,
+        of: &dyn Fn(&Problem, &ParallelConfig, Room) -> Machine,
     ) -> Self {
         let layers = f64::from(evaluator.problem().model.shape.layers);
         let mut links = Layered { layers, ..Layered::default() };
@@ -148,7 +148,7 @@ impl ReplayPlan {
             of(problem, config, Room { places, tokens: capacity, stages })
         };
         let share =
-            |s: &evaluate::Share| Share { prefill: machine(s.prefill), decode: machine(s.decode), share: s.share };
+            |s: &evaluate::RouteShare| Share { prefill: machine(s.prefill), decode: machine(s.decode), share: s.share };
         let ways = plan.shares.iter().map(share).collect();
         Self { machines: groups.iter().map(group).collect(), ways, links }
     }

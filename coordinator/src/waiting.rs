@@ -2,7 +2,7 @@
 
 use crate::{
     lending::Lending,
-    planner::live::{Lack, Shortfall},
+    planner::live::{DeviceShortfall, Shortfall},
 };
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -233,8 +233,8 @@ impl From<&Shortfall> for NotReady {
     fn from(short: &Shortfall) -> Self {
         let model = short.model.clone();
         match short.lack {
-            Lack::Memory { needs, lent } => Self::TooLarge { model, needs, lent },
-            Lack::Kv { needs, holds } => Self::SmallKv { model, needs, holds },
+            DeviceShortfall::Memory { needs, lent } => Self::TooLarge { model, needs, lent },
+            DeviceShortfall::Kv { needs, holds } => Self::SmallKv { model, needs, holds },
         }
     }
 }
@@ -349,7 +349,7 @@ mod tests {
 
     #[test]
     fn a_plan_whose_other_half_has_left_is_not_loading() {
-        let lack = Lack::Memory { needs: 244 << 20, lent: 163 << 20 };
+        let lack = DeviceShortfall::Memory { needs: 244 << 20, lent: 163 << 20 };
         let short = [Shortfall { id: ModelId([1; 16]), model: "big".into(), lack }];
         let half = Scene { stage: Stage::Planned, short: &short, ..scene(&[]) };
         assert!(said(&half).contains("more peers are needed"), "{}", said(&half));
@@ -385,10 +385,10 @@ mod tests {
     #[test]
     fn what_is_too_little_is_said_in_numbers_unless_another_model_fits() {
         let short = |lack| [Shortfall { model: "llama".into(), id: ModelId([1; 16]), lack }];
-        let memory = short(Lack::Memory { needs: 16 << 30, lent: 9 << 29 });
+        let memory = short(DeviceShortfall::Memory { needs: 16 << 30, lent: 9 << 29 });
         let large = Scene { short: &memory, ..scene(&[]) };
         assert!(said(&large).contains("llama needs 16.0 GiB") && said(&large).contains("4.5 GiB is lent"));
-        let kv = short(Lack::Kv { needs: 1024, holds: 512 });
+        let kv = short(DeviceShortfall::Kv { needs: 1024, holds: 512 });
         let small = Scene { short: &kv, ..scene(&[]) };
         assert!(said(&small).contains("KV holds 512 tokens of llama, a plan needs 1024"), "{}", said(&small));
         assert!(matches!(why(&Scene { models: 2, ..small }), Some(NotReady::NoPeer { .. })));

@@ -263,7 +263,7 @@ fn experts_that_no_peer_holds_lie_over_four() {
     let adverts = adverts(&mixture(), &three);
     let members: BTreeMap<PeerId, &Advert> = (0..).map(id).zip(&adverts).collect();
     let [short] = &live::shortfalls(&members)[..] else { panic!("nothing is said") };
-    let live::Lack::Memory { needs, lent } = short.lack else { panic!("{short:?}") };
+    let live::DeviceShortfall::Memory { needs, lent } = short.lack else { panic!("{short:?}") };
     assert!(needs > shape.stage_bytes(shape.all_layers()) && lent < needs, "{needs} of {lent}");
 }
 

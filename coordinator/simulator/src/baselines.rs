@@ -6,9 +6,9 @@ pub mod hexgen;
 
 use tsnode_coordinator::scheduler::{
     cluster::InstanceId,
-    evaluate::{Evaluation, Evaluator, GroupNo, Share},
+    evaluate::{Evaluation, Evaluator, GroupNo, RouteShare},
     moves::{DeviceGroup, Grouping, may_be_group},
-    parallel::{self, Members},
+    parallel::{self, InstanceDevices},
     problem::{Problem, Space},
     search::{self, Effort, Found},
 };
@@ -71,11 +71,11 @@ pub fn dispatched_at_random(evaluator: &mut Evaluator<'_>, groups: &[GroupNo], p
     for &p in &first {
         let x = 1.0 / first.len() as f64;
         if phase(&p) == Phase::Mixed || decode.is_empty() {
-            shares.push(Share { prefill: p, decode: p, share: x, kept: 0.0 });
+            shares.push(RouteShare { prefill: p, decode: p, share: x, kept: 0.0 });
             continue;
         }
         let share = x / decode.len() as f64;
-        shares.extend(decode.iter().map(|&d| Share { prefill: p, decode: d, share, kept: 0.0 }));
+        shares.extend(decode.iter().map(|&d| RouteShare { prefill: p, decode: d, share, kept: 0.0 }));
     }
     Evaluation { shares, ..plan.clone() }
 }
@@ -127,7 +127,7 @@ pub fn thunderserve(evaluator: &mut Evaluator<'_>, workload: &str) -> Option<Vec
 fn shelve(evaluator: &mut Evaluator<'_>, &(phase, hosts, tp): &Replica) -> Option<GroupNo> {
     let problem = evaluator.problem();
     let place = |name: &str| problem.cluster.ids().find(|i| problem.cluster.instance(*i).name == name);
-    let members: Option<Members> = hosts.iter().map(|&(name, n)| Some((place(name)?, n))).collect();
+    let members: Option<InstanceDevices> = hosts.iter().map(|&(name, n)| Some((place(name)?, n))).collect();
     let mut members = members?;
     members.sort_unstable();
     let configs = parallel::all(problem, &members, phase);

@@ -11,11 +11,11 @@
 
 use tsnode_coordinator::scheduler::{
     cluster::KindId,
-    cost::{Decode, Ends, Prefill},
+    cost::{Decode, Prefill, StageEnds},
     pair::{LOAD_STEP, MOST_LOAD},
     problem::Problem,
     slo::Deadline,
-    workload::Request,
+    workload::WorkloadRequest,
 };
 use tsnode_protocol::{Bytes, Seconds, SecondsPerToken};
 
@@ -65,7 +65,7 @@ pub fn attainment(problem: &Problem) -> Option<f64> {
 fn kinds(problem: &Problem) -> Vec<Kind> {
     let mut kinds: Vec<(KindId, Kind)> = Vec::new();
     // Without the head: which stage has it is the plan's choice, and a bound must not be wrong for any.
-    let (layers, ends) = (problem.model.shape.layers, Ends { first: true, last: false });
+    let (layers, ends) = (problem.model.shape.layers, StageEnds { first: true, last: false });
     for id in problem.cluster.ids() {
         let instance = problem.cluster.instance(id);
         let place = kinds.iter().position(|(k, _)| *k == instance.kind).unwrap_or_else(|| {
@@ -144,7 +144,7 @@ impl<'p> Relaxed<'p> {
         let prefill = all().map(|k| k.1).reduce(|a, b| least_prefill(&a, &b)).unwrap_or_default();
         let decode = all().map(|k| k.2).reduce(|a, b| least_decode(&a, &b)).unwrap_or_default();
         let context = problem.workload.mean.context;
-        let time = |r: &Request| (prefill.time(r.prompt), decode.time(1.0, context) * r.steps());
+        let time = |r: &WorkloadRequest| (prefill.time(r.prompt), decode.time(1.0, context) * r.steps());
         let fastest = problem.workload.requests.iter().map(time).collect();
         Self { problem, kinds, fastest, kv_transfer: kv_transfer(problem) }
     }
@@ -207,13 +207,13 @@ impl<'p> Relaxed<'p> {
 
     fn prefills(&self, group: &Group<'_>) -> Curve {
         let requests = &self.problem.workload.requests;
-        let busy = |r: &Request| 1.0 / group.parts.iter().map(|(n, p, _)| n / p.time(r.prompt).0).sum::<f64>();
+        let busy = |r: &WorkloadRequest| 1.0 / group.parts.iter().map(|(n, p, _)| n / p.time(r.prompt).0).sum::<f64>();
         let n = requests.len() as f64;
         let mean = requests.iter().map(busy).sum::<f64>() / n;
         let share = |rho: f64| {
             // E[S²] is at least E[S]².
             let tau = mean / 2.0 / (1.0 - rho);
-            let kept = |((r, d), fast): ((&Request, &Deadline), &(Seconds, Seconds))| {
+            let kept = |((r, d), fast): ((&WorkloadRequest, &Deadline), &(Seconds, Seconds))| {
                 let over = (self.kv_transfer.0 + self.kv_transfer.1 * r.prompt) * group.kv_transfers;
                 let prompt = group.prefill.time(r.prompt) + over;
                 let slack = (d.ttft - prompt).min(d.e2e - prompt - fast.1).0;
@@ -244,7 +244,7 @@ impl<'p> Relaxed<'p> {
             }
             // Of the three sizes a plan is valued at, the first is one at least and the last no less than the middle.
             let steps = [(1.0 / 6.0, self.iteration(group, 1.0)), (5.0 / 6.0, self.iteration(group, n.max(1.0)))];
-            let kept = |((r, d), fast): ((&Request, &Deadline), &(Seconds, Seconds))| {
+            let kept = |((r, d), fast): ((&WorkloadRequest, &Deadline), &(Seconds, Seconds))| {
                 let later = r.steps();
                 let fits = |step: f64| later * step <= (d.tpot * later).min(d.e2e - fast.0).0 || later <= 0.0;
                 steps.iter().filter(|s| fits(s.1)).map(|s| s.0).sum::<f64>()

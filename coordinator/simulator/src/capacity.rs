@@ -15,9 +15,9 @@ use tsnode_coordinator::{
         machines::{Alike, Arrival, Machine, Simulation},
     },
     scheduler::{
-        cluster::Path,
-        cost::{Decode, Ends, LayerCost, Prefill},
-        figures::Figures,
+        cluster::ClusterLink,
+        cost::{Decode, LayerCost, Prefill, StageEnds},
+        figures::DeviceFigures,
         models::Model,
     },
 };
@@ -30,7 +30,7 @@ const FACTORS: (f64, f64) = (0.02, 8.0);
 /// A rate or a memory that is never short.
 const AMPLE: f64 = 1e30;
 /// Both ends of a model.
-const ALONE: Ends = Ends { first: true, last: true };
+const ALONE: StageEnds = StageEnds { first: true, last: true };
 
 /// Requests a second that a GPU alone carries.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -83,13 +83,13 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    fn new(model: &Model, figures: &Figures, compute: f64, bandwidth: f64) -> Self {
-        let rates = Figures {
+    fn new(model: &Model, figures: &DeviceFigures, compute: f64, bandwidth: f64) -> Self {
+        let rates = DeviceFigures {
             flops: FlopsPerSecond(figures.flops.0 * compute),
             bandwidth: BytesPerSecond(figures.bandwidth.0 * bandwidth),
             ..figures.clone()
         };
-        let alone = Path { latency: Seconds(0.0), bandwidth: BytesPerSecond(AMPLE) };
+        let alone = ClusterLink { latency: Seconds(0.0), bandwidth: BytesPerSecond(AMPLE) };
         let (layer, layers) = (LayerCost::new(model, &rates, alone, 1), model.shape.layers);
         let pass = Pass { prefill: layer.stage_prefill(layers, ALONE), decode: layer.stage_decode(layers, ALONE) };
         let capacity = layer.kv_tokens(layers, ALONE).0.max(0.0) as u64;
@@ -100,7 +100,7 @@ impl Gpu {
     #[must_use]
     pub fn calibrated(
         model: &Model,
-        figures: &Figures,
+        figures: &DeviceFigures,
         places: usize,
         lengths: &[Asked],
         goal: Capacity,

@@ -19,7 +19,7 @@ use tsnode_coordinator::{
         machines::{Alike, Arrival, Machine, Simulation},
     },
     scheduler::{
-        cost::Ends,
+        cost::StageEnds,
         figures::{self, Column},
         models::{self, Model},
     },
@@ -217,7 +217,7 @@ impl Pair {
     /// One of the two batches that are on their way through both stages.
     fn pipeline(&self) -> Machine {
         let all = self.model.shape.layers;
-        let ends = [Ends { first: true, last: false }, Ends { first: false, last: true }];
+        let ends = [StageEnds { first: true, last: false }, StageEnds { first: false, last: true }];
         let layers = [self.fast_layers, all - self.fast_layers];
         let gpus = [&self.fast.layer, &self.slow.layer];
         let stages = [0, 1].map(|s| Pass {

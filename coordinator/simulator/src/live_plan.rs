@@ -21,9 +21,9 @@ use tsnode_coordinator::{
     },
     scheduler::{
         Evaluator, Problem,
-        cluster::{InstanceId, Members as Devices},
-        evaluate::{Evaluation, GroupNo, Share},
-        parallel::{self, Config},
+        cluster::{InstanceDevices as Devices, InstanceId},
+        evaluate::{Evaluation, GroupNo, RouteShare},
+        parallel::{self, ParallelConfig},
     },
     settings::Settings,
 };
@@ -102,7 +102,7 @@ pub struct LivePlan<'a> {
     /// How its groups form steps.
     batch: BatchPolicy,
     groups: Vec<Group>,
-    shares: Vec<Share>,
+    shares: Vec<RouteShare>,
 }
 
 impl<'a> LivePlan<'a> {
@@ -119,9 +119,9 @@ impl<'a> LivePlan<'a> {
         let groups: Vec<Group> = plan.groups.iter().filter(|g| g.model == model).cloned().collect();
         let place = |id| groups.iter().position(|g| g.id == id);
         let share = |r: &tsnode_protocol::Route| {
-            Some(Share { prefill: place(r.prefill)?, decode: place(r.decode)?, share: r.share, kept: 0.0 })
+            Some(RouteShare { prefill: place(r.prefill)?, decode: place(r.decode)?, share: r.share, kept: 0.0 })
         };
-        let mut shares: Vec<Share> = plan.routes.iter().filter_map(share).filter(|s| s.share > 0.0).collect();
+        let mut shares: Vec<RouteShare> = plan.routes.iter().filter_map(share).filter(|s| s.share > 0.0).collect();
         let whole: f64 = shares.iter().map(|s| s.share).sum();
         if whole <= 0.0 {
             return Err(LivePlanError::NoGroups);
@@ -152,7 +152,7 @@ impl<'a> LivePlan<'a> {
         let mut evaluator = Evaluator::new(&self.scene.problem);
         let groups = self.shelved(&mut evaluator).unwrap_or_default();
         let evaluation = Evaluation { shares: self.shares.clone(), ..Evaluation::default() };
-        let machine = |problem: &Problem, config: &Config, room: Room| {
+        let machine = |problem: &Problem, config: &ParallelConfig, room: Room| {
             let places = BatcherConfig::default().max_running;
             let batching = self.batches(config).batching(Room { places, ..room });
             let cost = Pipeline::new(problem, config).reading_once();
@@ -185,13 +185,13 @@ impl<'a> LivePlan<'a> {
     }
 
     /// How nodes form the steps of a group.
-    fn batches(&self, config: &Config) -> Batches {
+    fn batches(&self, config: &ParallelConfig) -> Batches {
         Batches::measured(self.profiles(config)).by(self.batch)
     }
 
     /// What was measured of a group's stages.
-    fn profiles(&self, config: &Config) -> impl Iterator<Item = &LayerProfile> {
-        let of = |stage: &parallel::Stage| {
+    fn profiles(&self, config: &ParallelConfig) -> impl Iterator<Item = &LayerProfile> {
+        let of = |stage: &parallel::ParallelStage| {
             let (peer, device) = self.scene.places().get(stage.instance.0 as usize)?;
             self.members.get(peer)?.devices.get(usize::from(*device))?.profile(self.scene.card.id)
         };
@@ -213,9 +213,9 @@ impl<'a> LivePlan<'a> {
         let mut numbers = Vec::with_capacity(self.groups.len());
         for group in &self.groups {
             let stage = |s: &tsnode_protocol::Stage| {
-                Some(parallel::Stage { instance: place(s)?, tp: 1, layers: s.layers.len() })
+                Some(parallel::ParallelStage { instance: place(s)?, tp: 1, layers: s.layers.len() })
             };
-            let stages: Vec<parallel::Stage> = group.stages.iter().map(stage).collect::<Option<_>>()?;
+            let stages: Vec<parallel::ParallelStage> = group.stages.iter().map(stage).collect::<Option<_>>()?;
             let config = parallel::given(&self.scene.problem, &stages, group.phase)?;
             let mut devices: Devices = stages.iter().map(|s| (s.instance, 1)).collect();
             devices.sort_unstable();

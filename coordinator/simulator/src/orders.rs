@@ -17,7 +17,7 @@ use tsnode_coordinator::{
         routing::Asked,
     },
     replay::{self, cost::IterationCost, machines::Machine},
-    scheduler::{Problem, parallel::Config, prompts::Prompts, workload::Request},
+    scheduler::{Problem, parallel::ParallelConfig, prompts::PromptChunking, workload::WorkloadRequest},
 };
 use tsnode_protocol::{Seconds, SecondsPerToken};
 
@@ -42,7 +42,7 @@ pub enum Batched {
 impl Batched {
     /// A plan's group as a machine.
     #[must_use]
-    pub fn machine(self, problem: &Problem, config: &Config, room: Room) -> Machine {
+    pub fn machine(self, problem: &Problem, config: &ParallelConfig, room: Room) -> Machine {
         let batching: Box<dyn Batching> = match self {
             Self::Steps(batches) => return replay::stepping(batches, problem, config, room),
             Self::Mixed(limits) => {
@@ -56,10 +56,10 @@ impl Batched {
 
     /// How prompts are computed so, as closed forms have it.
     #[must_use]
-    pub fn prompts(self) -> Prompts {
+    pub fn prompts(self) -> PromptChunking {
         match self {
             Self::Steps(batches) => batches.into(),
-            Self::Mixed(_) | Self::Ordered(_) => Prompts::Whole,
+            Self::Mixed(_) | Self::Ordered(_) => PromptChunking::Whole,
         }
     }
 }
@@ -78,7 +78,7 @@ pub enum Order {
 impl Order {
     /// The policy on an idle machine of this speed, for requests like these.
     #[must_use]
-    pub fn batching(self, room: Room, cost: &dyn IterationCost, requests: &[Request]) -> Box<dyn Batching> {
+    pub fn batching(self, room: Room, cost: &dyn IterationCost, requests: &[WorkloadRequest]) -> Box<dyn Batching> {
         let limits = Limits { tasks: room.places.max(1), tokens: TOKENS };
         let pages = Pages::new(room.tokens / PAGE, vec![PAGE]);
         match self {
@@ -93,7 +93,7 @@ impl Order {
     }
 }
 
-fn asked(request: &Request) -> Asked {
+fn asked(request: &WorkloadRequest) -> Asked {
     Asked::new(request.prompt.0.max(1.0) as u32, request.answer.0.max(1.0) as u32)
 }
 
@@ -102,13 +102,13 @@ fn prompt_time(cost: &dyn IterationCost, prompt: u32) -> Seconds {
     cost.iteration(&batch) + cost.delay(&batch)
 }
 
-fn per_prompt_token(cost: &dyn IterationCost, requests: &[Request]) -> SecondsPerToken {
+fn per_prompt_token(cost: &dyn IterationCost, requests: &[WorkloadRequest]) -> SecondsPerToken {
     let prompts = || requests.iter().map(|r| asked(r).prompt);
     let tokens = prompts().map(f64::from).sum::<f64>().max(1.0);
     (prompts().map(|p| prompt_time(cost, p)).sum::<Seconds>() / tokens).per_token()
 }
 
-fn profile(cost: &dyn IterationCost, requests: &[Request]) -> Profile {
+fn profile(cost: &dyn IterationCost, requests: &[WorkloadRequest]) -> Profile {
     let whole: Vec<Seconds> = requests.iter().map(|r| alone(cost, asked(r))).collect();
     let prompts = requests.iter().map(|r| prompt_time(cost, asked(r).prompt));
     let answers: Vec<Seconds> = whole.iter().zip(prompts).map(|(w, p)| *w - p).collect();

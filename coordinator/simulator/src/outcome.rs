@@ -4,7 +4,7 @@ use serde::Serialize;
 use tsnode_coordinator::scheduler::{
     evaluate::{Evaluation, Evaluator, GroupNo},
     moves::{DeviceGroup, Grouping},
-    parallel::Members,
+    parallel::InstanceDevices,
     problem::Problem,
     regions::Region,
     search::{Found, shelved},
@@ -219,13 +219,13 @@ fn group_line(
     let shelved = evaluator.shelved(group);
     let (config, m) = (&shelved.rated.config, &problem.workload.mean);
     let mut start = 0;
-    let stage = |s: &tsnode_coordinator::scheduler::parallel::Stage| {
+    let stage = |s: &tsnode_coordinator::scheduler::parallel::ParallelStage| {
         let layers = LayerRange { start, end: start + s.layers };
         start += s.layers;
         let host = problem.cluster.instance(s.instance).name.clone();
         StageLine { host, gpu: problem.cluster.figures(s.instance).name.clone(), tp: s.tp, layers }
     };
-    let sum = |is: &dyn Fn(&tsnode_coordinator::scheduler::evaluate::Share) -> bool| {
+    let sum = |is: &dyn Fn(&tsnode_coordinator::scheduler::evaluate::RouteShare) -> bool| {
         evaluation.shares.iter().filter(|s| is(s)).fold(0.0, |sum, s| sum + s.share)
     };
     let decodes = sum(&|s| s.decode == place);
@@ -244,7 +244,7 @@ fn group_line(
     }
 }
 
-fn names(problem: &Problem, members: &Members) -> Vec<String> {
+fn names(problem: &Problem, members: &InstanceDevices) -> Vec<String> {
     let name = |&(i, n): &(tsnode_coordinator::scheduler::InstanceId, u16)| {
         format!("{n}×{} {}", problem.cluster.figures(i).name, problem.cluster.instance(i).name)
     };

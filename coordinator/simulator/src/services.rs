@@ -13,8 +13,8 @@ use tsnode_coordinator::{
     scheduler::{
         cluster::InstanceId,
         moves::{add, take},
-        parallel::Members,
-        problem::{Lack, Problem, ProblemError},
+        parallel::InstanceDevices,
+        problem::{ModelShortfall, Problem, ProblemError},
         regions::{self, Region},
         search::Effort,
     },
@@ -40,13 +40,13 @@ const DRAFTED_LOAD: f64 = 0.8;
 const ROOM: f64 = 0.02;
 
 /// Devices of each service, in the order of services.
-pub type Division = Vec<Members>;
+pub type Division = Vec<InstanceDevices>;
 
 /// A service with its devices and its plan.
 #[derive(Clone, Debug)]
 pub struct Served {
     /// Its devices, in terms of the whole cluster.
-    pub members: Members,
+    pub members: InstanceDevices,
     /// What there is to plan on them; instances are numbered anew.
     pub problem: Problem,
     /// Its plan, in one region or in several.
@@ -120,7 +120,7 @@ fn in_full(
     how: Replay,
     stop: &(dyn Fn() -> bool + Sync),
 ) -> Option<Vec<Served>> {
-    let plan = |(service, members): (&Problem, &Members)| {
+    let plan = |(service, members): (&Problem, &InstanceDevices)| {
         let problem = service.part(members)?;
         let mut regions = regions::search(&problem, seed, effort, stop);
         let report = match &mut regions[..] {
@@ -150,8 +150,8 @@ struct Walk<'p> {
     rng: Rng,
     seed: u64,
     effort: Effort,
-    planned: HashMap<(usize, Members), f64>,
-    guessed: HashMap<(usize, Members), f64>,
+    planned: HashMap<(usize, InstanceDevices), f64>,
+    guessed: HashMap<(usize, InstanceDevices), f64>,
     /// Best first.
     best: Vec<(Division, f64)>,
     seen: HashSet<Division>,
@@ -172,9 +172,9 @@ impl<'p> Walk<'p> {
         let memory = |i: &InstanceId| self.services[0].usable(*i, cluster.instance(*i).count);
         let mut order: Vec<InstanceId> = cluster.ids().collect();
         order.sort_by(|a, b| memory(b).0.total_cmp(&memory(a).0).then(a.cmp(b)));
-        let whole: Members = cluster.ids().map(|i| (i, cluster.instance(i).count)).collect();
+        let whole: InstanceDevices = cluster.ids().map(|i| (i, cluster.instance(i).count)).collect();
         let need: Vec<f64> = (0..self.services.len()).map(|s| 1.0 / self.guess(s, &whole).max(1e-9)).collect();
-        let mut division: Division = vec![Members::new(); self.services.len()];
+        let mut division: Division = vec![InstanceDevices::new(); self.services.len()];
         for instance in order {
             let lacks = |s: &usize| self.lacking(*s, &division[*s], need[*s]);
             let most = (0..self.services.len()).max_by(|a, b| lacks(a).total_cmp(&lacks(b)))?;
@@ -191,7 +191,7 @@ impl<'p> Walk<'p> {
 
     /// How far a service is from its part of the cluster; a service that cannot hold its model lacks more than any that
     /// can.
-    fn lacking(&self, service: usize, members: &Members, need: f64) -> f64 {
+    fn lacking(&self, service: usize, members: &InstanceDevices, need: f64) -> f64 {
         let problem = &self.services[service];
         let memory: Bytes = members.iter().map(|&(i, n)| problem.usable(i, n)).sum();
         let whole = memory / problem.least_memory();
@@ -199,7 +199,7 @@ impl<'p> Walk<'p> {
     }
 
     fn holds(&self, division: &Division) -> bool {
-        let fits = |(s, members): (&Problem, &Members)| {
+        let fits = |(s, members): (&Problem, &InstanceDevices)| {
             members.iter().map(|&(i, n)| s.usable(i, n)).sum::<Bytes>() >= s.least_memory() && s.part(members).is_some()
         };
         self.services.iter().zip(division).all(fits)
@@ -282,7 +282,7 @@ impl<'p> Walk<'p> {
     }
 
     /// Devices of one host: all, half, or any number.
-    fn some(&mut self, members: &Members) -> (InstanceId, u16) {
+    fn some(&mut self, members: &InstanceDevices) -> (InstanceId, u16) {
         let (instance, all) = members[self.rng.below(members.len())];
         let n = match self.rng.below(3) {
             0 => all,
@@ -293,7 +293,7 @@ impl<'p> Walk<'p> {
     }
 
     /// What a service's devices carry, in terms of what is asked of it; nothing if they do not hold its model.
-    fn guess(&mut self, service: usize, members: &Members) -> f64 {
+    fn guess(&mut self, service: usize, members: &InstanceDevices) -> f64 {
         if let Some(known) = self.guessed.get(&(service, members.clone())) {
             return *known;
         }
@@ -316,7 +316,7 @@ impl<'p> Walk<'p> {
         value
     }
 
-    fn worth(&mut self, service: usize, members: &Members) -> f64 {
+    fn worth(&mut self, service: usize, members: &InstanceDevices) -> f64 {
         let key = (service, members.clone());
         if let Some(known) = self.planned.get(&key) {
             return *known;
@@ -331,11 +331,11 @@ impl<'p> Walk<'p> {
 }
 
 /// What all models need together against what the cluster has.
-fn lack(services: &[Problem]) -> Lack {
+fn lack(services: &[Problem]) -> ModelShortfall {
     let names: Vec<&str> = services.iter().map(|s| s.model.name.as_str()).collect();
     let need = services.iter().map(Problem::least_memory).sum();
     let have = services
         .first()
         .map_or(Bytes(0.0), |s| s.cluster.ids().map(|i| s.usable(i, s.cluster.instance(i).count)).sum());
-    Lack { model: names.join(" and "), need, have, more: Vec::new() }
+    ModelShortfall { model: names.join(" and "), need, have, more: Vec::new() }
 }

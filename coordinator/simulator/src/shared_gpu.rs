@@ -28,9 +28,9 @@ use tsnode_coordinator::{
     },
     scheduler::{
         Workload,
-        cluster::Path,
-        cost::{Ends, LayerCost, USABLE},
-        figures::Figures,
+        cluster::ClusterLink,
+        cost::{LayerCost, StageEnds, USABLE},
+        figures::DeviceFigures,
         models::Model,
     },
 };
@@ -134,9 +134,9 @@ impl IterationCost for Mixed {
 }
 
 /// Closed forms of a model alone on the GPU.
-fn fit(model: &Model, gpu: &Figures) -> Fit {
-    let inside = Path { latency: Seconds(0.0), bandwidth: BytesPerSecond(1e12) };
-    let (layer, ends) = (LayerCost::new(model, gpu, inside, 1), Ends { first: true, last: true });
+fn fit(model: &Model, gpu: &DeviceFigures) -> Fit {
+    let inside = ClusterLink { latency: Seconds(0.0), bandwidth: BytesPerSecond(1e12) };
+    let (layer, ends) = (LayerCost::new(model, gpu, inside, 1), StageEnds { first: true, last: true });
     let decode = layer.stage_decode(model.shape.layers, ends);
     Fit {
         prefill: layer.stage_prefill(model.shape.layers, ends),
@@ -155,7 +155,7 @@ impl SharedGpu {
     ///
     /// # Errors
     /// None or too many, or what the GPU cannot hold.
-    pub fn new(gpu: &Figures, services: &[(Model, Workload)]) -> Result<Self, SharedGpuError> {
+    pub fn new(gpu: &DeviceFigures, services: &[(Model, Workload)]) -> Result<Self, SharedGpuError> {
         let costs: Vec<Fit> = services.iter().map(|(model, _)| fit(model, gpu)).collect();
         let cost = Several::new(costs.iter().map(|f| Arc::new(Mixed(*f)) as Arc<dyn IterationCost>).collect());
         let cost = cost.filter(|_| services.len() <= MOST).ok_or(SharedGpuError::Services(services.len()))?;
@@ -280,7 +280,7 @@ impl Order {
 }
 
 /// Pages of what the weights leave.
-fn pages(gpu: &Figures, services: &[(Model, Workload)]) -> Result<Pages, SharedGpuError> {
+fn pages(gpu: &DeviceFigures, services: &[(Model, Workload)]) -> Result<Pages, SharedGpuError> {
     let weights = Bytes(services.iter().map(|(model, _)| model.bytes().0).sum());
     let longest = |(model, workload): &(Model, Workload)| {
         let tokens = workload.requests.iter().map(|r| r.prompt.0 + r.answer.0);

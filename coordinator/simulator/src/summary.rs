@@ -12,7 +12,7 @@ use tsnode_coordinator::{
     },
     scheduler::{
         slo::{self, Reference, Slo},
-        workload::Request,
+        workload::WorkloadRequest,
     },
     service_monitor,
 };
@@ -202,7 +202,7 @@ fn parts(outcome: &Outcome, kv: BytesPerToken) -> Vec<MachineSummary> {
 #[must_use]
 pub fn keeps(trace: &Trace, slo: &Slo, reference: &Reference) -> bool {
     let asked = trace.arrival.asked;
-    let request = Request { prompt: Tokens(f64::from(asked.prompt)), answer: Tokens(f64::from(asked.answer)) };
+    let request = WorkloadRequest { prompt: Tokens(f64::from(asked.prompt)), answer: Tokens(f64::from(asked.answer)) };
     let deadline = slo::deadline(slo, reference, &request);
     trace.first - trace.arrival.at <= deadline.ttft
         && trace.end - trace.first <= deadline.answer(request.steps())

@@ -278,14 +278,14 @@ fn bounds_rule_out_nothing_that_is_kept() {
 #[test]
 fn deadlines_and_closed_forms_are_provisioned_for_and_drawn() {
     use tsnode_coordinator::scheduler::{
-        cluster::Path,
+        cluster::ClusterLink,
         figures::{Column, shipped},
     };
     use tsnode_simulator::provisioning::kinds::Host;
     let (model, workload) = (models::by_name("LLaMA-30B").unwrap(), Workload::named("conversation").unwrap());
     let reference = Reference::a100(&model, Column::Vendor).unwrap();
     let slo = Slo::e2e(5.0);
-    let inside = Path { latency: Seconds(1e-5), bandwidth: tsnode_protocol::BytesPerSecond(25.6e9) };
+    let inside = ClusterLink { latency: Seconds(1e-5), bandwidth: tsnode_protocol::BytesPerSecond(25.6e9) };
     let kind = |gpu: &str, devices: u16, cost: f64| {
         let device = shipped(Column::Vendor)[gpu].clone();
         let host = Host { name: gpu.to_owned(), device, devices, inside, cost: Some(cost), power: None };

@@ -13,7 +13,7 @@ mod standing;
 mod why;
 
 pub use policy_choice::choose;
-pub use shortfall::{Lack, Shortfall, shortfalls};
+pub use shortfall::{DeviceShortfall, Shortfall, shortfalls};
 pub use why::{Other, SharedDevice, Why, why};
 
 use self::sharing::{Fair, Taken};
@@ -25,12 +25,12 @@ use crate::{
     policy::choice::Batches,
     replay::Replay,
     scheduler::{
-        cluster::{Cluster, Instance, InstanceId, KindId, Path},
+        cluster::{Cluster, ClusterLink, Instance, InstanceId, KindId},
         cost::{Decode, Prefill},
         evaluate::{Evaluation, Evaluator, GroupNo},
-        figures::Figures,
+        figures::DeviceFigures,
         models::Model,
-        parallel::{self, Members as Devices},
+        parallel::{self, InstanceDevices as Devices},
         problem::{Problem, Space},
         regions, room,
         search::{self, Effort, Found},
@@ -73,9 +73,9 @@ const LEAST_DEMAND: f64 = 0.05;
 const WITHOUT_ASKED: f64 = 0.5;
 const WITHOUT_UNASKED: f64 = 0.98;
 /// A link nobody has measured.
-const UNMEASURED: Path = Path { latency: links::UNMEASURED.0, bandwidth: links::UNMEASURED.1 };
+const UNMEASURED: ClusterLink = ClusterLink { latency: links::UNMEASURED.0, bandwidth: links::UNMEASURED.1 };
 /// Between two devices of one host.
-const INSIDE: Path = Path { latency: Seconds(50e-6), bandwidth: BytesPerSecond(10e9) };
+const INSIDE: ClusterLink = ClusterLink { latency: Seconds(50e-6), bandwidth: BytesPerSecond(10e9) };
 /// Bytes of an element of KV pages.
 const ELEMENT: f64 = 2.0;
 
@@ -320,7 +320,7 @@ fn cluster(places: &[Place], members: &Members<'_>, model: ModelId) -> Option<Cl
     for (peer, device) in places {
         let d = members.get(peer)?.devices.get(usize::from(*device))?;
         let served = d.served(model)?;
-        kinds.push(Figures {
+        kinds.push(DeviceFigures {
             name: d.name.clone(),
             memory: Bytes(served.memory_bytes as f64),
             flops: d.flops,
@@ -337,11 +337,11 @@ fn cluster(places: &[Place], members: &Members<'_>, model: ModelId) -> Option<Cl
         let mut row = vec![UNMEASURED; peers.len()];
         if let Ok(own) = peers.binary_search(from) {
             let (latency, bandwidth) = WITHIN_PEER;
-            row[own] = Path { latency, bandwidth };
+            row[own] = ClusterLink { latency, bandwidth };
         }
         for link in members.get(from).map_or(&[][..], |a| &a.links) {
             if let Ok(place) = peers.binary_search(&link.to) {
-                row[place] = Path { latency: link.latency, bandwidth: link.bandwidth };
+                row[place] = ClusterLink { latency: link.latency, bandwidth: link.bandwidth };
             }
         }
         row
@@ -461,7 +461,7 @@ impl Scene {
     fn named(&self, evaluator: &Evaluator<'_>, group: GroupNo) -> Group {
         let shelved = evaluator.shelved(group);
         let mut start = 0;
-        let stage = |s: &parallel::Stage| {
+        let stage = |s: &parallel::ParallelStage| {
             let (peer, device) = self.places[s.instance.0 as usize];
             let layers = LayerRange { start, end: start + s.layers };
             start = layers.end;
@@ -475,9 +475,9 @@ impl Scene {
         for group in groups {
             let stage = |s: &Stage| {
                 let place = self.places.iter().position(|p| *p == (s.peer, s.device))?;
-                Some(parallel::Stage { instance: InstanceId(place as u32), tp: 1, layers: s.layers.len() })
+                Some(parallel::ParallelStage { instance: InstanceId(place as u32), tp: 1, layers: s.layers.len() })
             };
-            let stages: Option<Vec<parallel::Stage>> = group.stages.iter().map(stage).collect();
+            let stages: Option<Vec<parallel::ParallelStage>> = group.stages.iter().map(stage).collect();
             let stages = stages?;
             let config = parallel::given(&self.problem, &stages, group.phase)?;
             let mut devices: Devices = stages.iter().map(|s| (s.instance, 1)).collect();

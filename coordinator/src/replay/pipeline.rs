@@ -1,12 +1,12 @@
-//! A plan's group stage by stage: what its [`Config`] sums up as the slowest of them and the way through all.
+//! A plan's group stage by stage: what its [`ParallelConfig`] sums up as the slowest of them and the way through all.
 
 use super::cost::IterationCost;
 use crate::{
     policy::batching::Batch,
     scheduler::{
         Problem,
-        cost::{Decode, Ends, Prefill},
-        parallel::{Config, Stage},
+        cost::{Decode, Prefill, StageEnds},
+        parallel::{ParallelConfig, ParallelStage},
     },
 };
 use tsnode_protocol::{Bytes, Seconds, SecondsPerToken, Tokens};
@@ -25,7 +25,7 @@ struct PipelineStage {
 #[derive(Clone, Debug)]
 pub struct Pipeline {
     parts: Vec<PipelineStage>,
-    whole: Config,
+    whole: ParallelConfig,
     /// Whether a step reads a stage's weights once, whatever is in it.
     reads_once: bool,
 }
@@ -33,10 +33,10 @@ pub struct Pipeline {
 impl Pipeline {
     /// Of a configuration.
     #[must_use]
-    pub fn new(problem: &Problem, config: &Config) -> Self {
+    pub fn new(problem: &Problem, config: &ParallelConfig) -> Self {
         let stages = &config.stages;
-        let part = |(place, stage): (usize, &Stage)| {
-            let ends = Ends { first: place == 0, last: place + 1 == stages.len() };
+        let part = |(place, stage): (usize, &ParallelStage)| {
+            let ends = StageEnds { first: place == 0, last: place + 1 == stages.len() };
             let cost = problem.layer_cost(stage.instance, stage.tp)?;
             let (prefill, decode) = (cost.stage_prefill(stage.layers, ends), cost.stage_decode(stage.layers, ends));
             let mut part = PipelineStage { prefill, decode, latency: Seconds(0.0), per_token: SecondsPerToken(0.0) };

@@ -11,13 +11,13 @@
 //! Where prompts go first ([`BatchPolicy::Mixed`], [`BatchPolicy::PrefillFirst`]) a group that does both computes what has come of
 //! them before its next step of answers, and with nothing beside them in steps as long as a group for prompts alone has.
 
-pub use super::problem::Prompts;
+pub use super::problem::PromptChunking;
 
-use super::{cost::Prefill, parallel::Config};
+use super::{cost::Prefill, parallel::ParallelConfig};
 use crate::policy::{caps::LONG, choice::Batches, chunked::AHEAD};
 use tsnode_protocol::{BatchPolicy, Phase, Seconds, Tokens};
 
-impl From<Batches> for Prompts {
+impl From<Batches> for PromptChunking {
     /// How prompts are computed so, as closed forms have it.
     fn from(batches: Batches) -> Self {
         let chunks = |tokens: u32, order| Self::Chunks { tokens: Tokens(f64::from(tokens)), order };
@@ -30,7 +30,7 @@ impl From<Batches> for Prompts {
     }
 }
 
-impl Prompts {
+impl PromptChunking {
     /// What a group does that computes prompts so.
     #[must_use]
     pub fn batches(self) -> Batches {
@@ -48,7 +48,7 @@ impl Prompts {
 
     /// Time of a prompt alone on a group.
     #[must_use]
-    pub fn alone(self, config: &Config, phase: Phase, prompt: Tokens) -> Seconds {
+    pub fn alone(self, config: &ParallelConfig, phase: Phase, prompt: Tokens) -> Seconds {
         let Self::Chunks { tokens, order } = self else { return config.latency.time(prompt) };
         let chunks = Chunks::of(tokens, order, phase, config.stages.len());
         let (mut slowest, mut longest, mut at) = (Seconds(0.0), Step { of: 0.0, squares: 0.0 }, Tokens(0.0));
@@ -67,7 +67,7 @@ impl Prompts {
     /// What a prompt takes longer than alone when it comes behind others: it passes the other stages in or behind a full
     /// step, however short its own last one is.
     #[must_use]
-    pub fn behind(self, config: &Config, phase: Phase, prompt: Tokens) -> Seconds {
+    pub fn behind(self, config: &ParallelConfig, phase: Phase, prompt: Tokens) -> Seconds {
         let Self::Chunks { tokens, order } = self else { return Seconds(0.0) };
         let own = prompt.min(Chunks::of(tokens, order, phase, config.stages.len()).next(prompt));
         let step = |of: Tokens| Step { of: of.0, squares: of.0 * of.0 };
@@ -138,7 +138,7 @@ impl Step {
     }
 
     /// Time in all stages but the slowest, KV transfers included.
-    fn others(&self, config: &Config) -> Seconds {
+    fn others(&self, config: &ParallelConfig) -> Seconds {
         (self.time(&config.latency) - self.time(&config.busy)).max(Seconds(0.0))
     }
 }
@@ -146,25 +146,25 @@ impl Step {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{cluster::InstanceId, parallel::Stage},
+        super::{cluster::InstanceId, parallel::ParallelStage},
         *,
     };
     use tsnode_protocol::SecondsPerToken;
 
     /// Two stages alike: 10 ms for the weights, 1 ms a token.
-    fn config() -> Config {
+    fn config() -> ParallelConfig {
         let busy = Prefill { fixed: Seconds(0.01), per_token: SecondsPerToken(0.001), ..Prefill::default() };
         let latency = busy.then(&busy);
-        let stage = Stage { instance: InstanceId(0), tp: 1, layers: 1 };
+        let stage = ParallelStage { instance: InstanceId(0), tp: 1, layers: 1 };
         let (stages, rounds, kv_tokens) = (vec![stage; 2], Vec::new(), Tokens(1e6));
-        Config { stages, latency, busy, rounds, kv_tokens, batch: 1.0, rate: 1.0 }
+        ParallelConfig { stages, latency, busy, rounds, kv_tokens, batch: 1.0, rate: 1.0 }
     }
 
     #[test]
     fn chunks_follow_each_other_and_each_reads_the_weights() {
-        let chunks = Prompts::from(Batches::Chunked(100));
+        let chunks = PromptChunking::from(Batches::Chunked(100));
         let close = |a: Seconds, b: f64| assert!((a.0 - b).abs() < 1e-12, "{a:?} and {b}");
-        close(Prompts::Whole.alone(&config(), Phase::Mixed, Tokens(250.0)), 2.0 * 0.26);
+        close(PromptChunking::Whole.alone(&config(), Phase::Mixed, Tokens(250.0)), 2.0 * 0.26);
         // The first stage has its three chunks done at 0.28 s; the second has the second of them until 0.33 s, and takes
         // 0.06 s for the last, of 50 tokens.
         let alone = |phase, prompt| chunks.alone(&config(), phase, Tokens(prompt));
@@ -178,14 +178,14 @@ mod tests {
 
     #[test]
     fn prompts_that_go_alone_go_in_longer_steps() {
-        let one = Config { stages: config().stages[..1].to_vec(), latency: config().busy, ..config() };
-        let alone = |batches: Batches, config: &Config| {
-            let prompts = Prompts::from(batches);
+        let one = ParallelConfig { stages: config().stages[..1].to_vec(), latency: config().busy, ..config() };
+        let alone = |batches: Batches, config: &ParallelConfig| {
+            let prompts = PromptChunking::from(batches);
             assert_eq!(prompts.batches(), batches);
             prompts.alone(config, Phase::Mixed, Tokens(250.0)).0
         };
         let all = [Batches::Chunked(100), Batches::Mixed(100), Batches::PromptsFirst(100)];
-        let of = |config: &Config| all.map(|batches| alone(batches, config));
+        let of = |config: &ParallelConfig| all.map(|batches| alone(batches, config));
         let close = |found: [f64; 3], by_hand: [f64; 3]| {
             assert!(found.iter().zip(by_hand).all(|(a, b)| (a - b).abs() < 1e-12), "{found:?} and {by_hand:?}");
         };

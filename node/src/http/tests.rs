@@ -48,7 +48,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::{
     gate::Overrule,
-    planner::live::{Lack, Shortfall},
+    planner::live::{DeviceShortfall, Shortfall},
     waiting::NotReady,
 };
 use tsnode_kernels::source::ModelSource;

@@ -7,7 +7,7 @@ use tsnode_coordinator::{
     scheduler::{
         evaluate::{Evaluation, Evaluator},
         moves::{DeviceGroup, Grouping, add, may_be_group, take},
-        parallel::Members,
+        parallel::InstanceDevices,
         problem::Problem,
         search::{Effort, Found, shelved},
         start,
@@ -70,7 +70,7 @@ fn neighbour(problem: &Problem, from: &Grouping, rng: &mut Rng) -> Option<Groupi
             let part = parts.swap_remove(rng.below(from.parts.len()));
             let ratio = rng.unit();
             let first = |n: u16| (f64::from(n) * ratio).floor() as u16;
-            let (mut one, mut two) = (Members::new(), Members::new());
+            let (mut one, mut two) = (InstanceDevices::new(), InstanceDevices::new());
             for &(instance, n) in &part.members {
                 add(&mut one, instance, first(n));
                 add(&mut two, instance, n - first(n));

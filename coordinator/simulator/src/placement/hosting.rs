@@ -20,10 +20,10 @@ use tsnode_coordinator::{
     },
     replay::{cost::IterationCost, machines::Machine},
     scheduler::{
-        cost::Ends,
-        parallel::{self, Config},
+        cost::StageEnds,
+        parallel::{self, ParallelConfig},
         problem::Problem,
-        workload::Request,
+        workload::WorkloadRequest,
     },
 };
 use tsnode_protocol::{Bytes, BytesPerToken, Phase, Seconds, Tokens};
@@ -35,7 +35,7 @@ const LIMITS: Limits = Limits { tasks: 256, tokens: 2048 };
 #[derive(Clone, Debug)]
 pub struct Hosted {
     /// How the devices are used, and what that gives.
-    pub config: Config,
+    pub config: ParallelConfig,
     /// Its requests' times with nothing else there.
     pub profile: Profile,
     cost: Arc<dyn IterationCost>,
@@ -172,7 +172,7 @@ impl<'s> Hosting<'s> {
 fn hosted(problem: &Problem, group: &GpuGroup) -> Option<Hosted> {
     let mut degrees: Vec<(_, u16)> = group.stages.clone();
     degrees.sort_unstable();
-    let stages = |config: &Config| {
+    let stages = |config: &ParallelConfig| {
         let mut stages: Vec<_> = config.stages.iter().map(|s| (s.instance, s.tp)).collect();
         stages.sort_unstable();
         stages
@@ -184,14 +184,15 @@ fn hosted(problem: &Problem, group: &GpuGroup) -> Option<Hosted> {
     let mut rooms = Vec::with_capacity(config.stages.len());
     for (place, stage) in config.stages.iter().enumerate() {
         let cost = problem.layer_cost(stage.instance, stage.tp)?;
-        let ends = Ends { first: place == 0, last: place == last };
+        let ends = StageEnds { first: place == 0, last: place == last };
         let (weights, kv) = (cost.stage_weights(stage.layers, ends), cost.stage_kv(stage.layers));
         rooms.push(((stage.instance, stage.tp), Stage { weights, kv, room: cost.room() }));
     }
     // Another service's stages are those of the same devices.
     rooms.sort_by_key(|r| r.0);
-    let time =
-        |r: &Request| config.latency.time(r.prompt) + config.iteration(1.0, r.prompt + r.answer * 0.5) * r.steps();
+    let time = |r: &WorkloadRequest| {
+        config.latency.time(r.prompt) + config.iteration(1.0, r.prompt + r.answer * 0.5) * r.steps()
+    };
     let times: Vec<Seconds> = problem.workload.requests.iter().map(time).collect();
     let (profile, cost) = (Profile::of(&times), Arc::new(config.clone()));
     Some(Hosted { config, profile, cost, stages: rooms.into_iter().map(|r| r.1).collect() })

@@ -9,7 +9,7 @@ use tsnode_coordinator::{
     replay::machines::{Alike, Arrival, Simulation, Trace},
     scheduler::{
         slo::{self, Deadline},
-        workload::Request,
+        workload::WorkloadRequest,
     },
     service_monitor::{Performance, normalised},
 };
@@ -38,7 +38,7 @@ impl History {
         };
         let mean = |s: ServiceNo| {
             let problem = services.problem(s);
-            let time = |r: &Request| {
+            let time = |r: &WorkloadRequest| {
                 let (first, step) = problem.reference.times(r);
                 first + step * r.steps()
             };
@@ -141,9 +141,9 @@ fn keeps(trace: &Trace, deadline: &Deadline) -> bool {
     first.0 - arrival.at.0 <= deadline.ttft.0 && *end - *first <= rest && *end - arrival.at <= deadline.e2e
 }
 
-fn request(arrival: &Arrival) -> Request {
+fn request(arrival: &Arrival) -> WorkloadRequest {
     let tokens = |n: u32| Tokens(f64::from(n));
-    Request { prompt: tokens(arrival.asked.prompt), answer: tokens(arrival.asked.answer) }
+    WorkloadRequest { prompt: tokens(arrival.asked.prompt), answer: tokens(arrival.asked.answer) }
 }
 
 /// What became of a service's requests.

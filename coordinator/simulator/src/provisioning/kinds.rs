@@ -12,10 +12,10 @@ use tsnode_coordinator::{
     replay::cost::IterationCost,
     scheduler::{
         Cluster, InstanceId, Problem, Slo, Space, Workload,
-        cluster::{Instance, KindId, Path},
-        figures::Figures,
+        cluster::{ClusterLink, Instance, KindId},
+        figures::DeviceFigures,
         models::Model,
-        parallel::{self, Config},
+        parallel::{self, ParallelConfig},
         slo::Reference,
     },
 };
@@ -168,18 +168,18 @@ pub struct Host {
     /// The kind's name.
     pub name: String,
     /// Its devices' figures.
-    pub device: Figures,
+    pub device: DeviceFigures,
     /// How many.
     pub devices: u16,
     /// The link between two of them.
-    pub inside: Path,
+    pub inside: ClusterLink,
     /// $ an hour, where known.
     pub cost: Option<f64>,
     /// W, where known.
     pub power: Option<f64>,
 }
 
-fn role(config: Config) -> Role {
+fn role(config: ParallelConfig) -> Role {
     let tasks = LIMITS.tasks.min(config.batch as usize).max(1);
     let room = config.kv_tokens.0.max(0.0) as u64;
     Role { limits: Limits { tasks, ..LIMITS }, room, speed: Arc::new(config) }

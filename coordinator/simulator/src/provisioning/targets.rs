@@ -15,7 +15,7 @@ use tsnode_coordinator::{
     replay::machines::{Arrival, SoFar, Trace},
     scheduler::{
         slo::{self, Deadline, Reference, Slo},
-        workload::Request,
+        workload::WorkloadRequest,
     },
 };
 use tsnode_protocol::{Seconds, Tokens};
@@ -174,8 +174,8 @@ impl Judge {
     }
 }
 
-fn request(asked: Asked) -> Request {
-    Request { prompt: Tokens(f64::from(asked.prompt)), answer: Tokens(f64::from(asked.answer)) }
+fn request(asked: Asked) -> WorkloadRequest {
+    WorkloadRequest { prompt: Tokens(f64::from(asked.prompt)), answer: Tokens(f64::from(asked.answer)) }
 }
 
 /// To the first token, from there on, and in all (s): what it was, or at least is.

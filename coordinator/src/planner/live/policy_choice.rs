@@ -16,8 +16,8 @@ use crate::{
     replay::{self, Replay, ReplayPlan, machines::Machine, pipeline::Pipeline},
     scheduler::{
         Evaluation, Evaluator, Problem,
-        evaluate::Share,
-        parallel::{self, Config},
+        evaluate::RouteShare,
+        parallel::{self, ParallelConfig},
         workload::Means,
     },
     settings::Settings,
@@ -186,9 +186,10 @@ impl Ground<'_> {
         let is_here = |g: &&Group| g.model == scene.card.id && g.stages.iter().all(|stage| scene.has(stage));
         let groups: Vec<Group> = self.groups.iter().filter(is_here).cloned().collect();
         let place = |id: GroupId| groups.iter().position(|g| g.id == id);
-        let share =
-            |r: &Route| Some(Share { prefill: place(r.prefill)?, decode: place(r.decode)?, share: r.share, kept: 0.0 });
-        let shares: Vec<Share> = self.routes.iter().filter_map(share).filter(|s| s.share > 0.0).collect();
+        let share = |r: &Route| {
+            Some(RouteShare { prefill: place(r.prefill)?, decode: place(r.decode)?, share: r.share, kept: 0.0 })
+        };
+        let shares: Vec<RouteShare> = self.routes.iter().filter_map(share).filter(|s| s.share > 0.0).collect();
         if shares.is_empty() {
             return None;
         }
@@ -196,11 +197,11 @@ impl Ground<'_> {
         let numbers = scene.shelve(&mut evaluator, &groups)?;
         let mut plan = Evaluation { shares, ..Evaluation::default() };
         if by.route == RoutePolicy::Pools {
-            let is_open = |s: &Share| evaluator.way(numbers[s.prefill], numbers[s.decode]).is_open();
+            let is_open = |s: &RouteShare| evaluator.way(numbers[s.prefill], numbers[s.decode]).is_open();
             let spare = spare::beside(&groups, &self.routes, scene.card.id);
             plan.shares.extend(spare.iter().filter_map(share).filter(is_open));
         }
-        let machine = |problem: &Problem, config: &Config, room: Room| {
+        let machine = |problem: &Problem, config: &ParallelConfig, room: Room| {
             let batches = Batches::measured(self.profiles(scene, config).iter()).by(by.batch);
             // As its leader's batcher has it.
             let places = BatcherConfig::default().max_running;
@@ -211,8 +212,8 @@ impl Ground<'_> {
     }
 
     /// What was measured of a group's stages.
-    fn profiles(&self, scene: &Scene, config: &Config) -> Vec<LayerProfile> {
-        let place = |stage: &parallel::Stage| scene.places.get(stage.instance.0 as usize).copied();
+    fn profiles(&self, scene: &Scene, config: &ParallelConfig) -> Vec<LayerProfile> {
+        let place = |stage: &parallel::ParallelStage| scene.places.get(stage.instance.0 as usize).copied();
         let places: Vec<Place> = config.stages.iter().filter_map(place).collect();
         profiles(&places, self.members, scene.card.id).copied().collect()
     }

@@ -4,7 +4,7 @@ use super::{BUSY, FLIPS, ModelPlan, Place, Scene, pace};
 use crate::scheduler::{
     cluster::InstanceId,
     evaluate::Evaluator,
-    light::{self, Standing},
+    light::{self, StandingGroup},
 };
 use std::collections::BTreeSet;
 use tsnode_protocol::Group;
@@ -60,10 +60,10 @@ impl Scene {
     fn rephased(&self, groups: &[Group], new: usize) -> Option<ModelPlan> {
         let mut evaluator = Evaluator::new(&self.problem);
         let numbers = self.shelve(&mut evaluator, groups)?;
-        let all: Vec<Standing> = numbers
+        let all: Vec<StandingGroup> = numbers
             .iter()
             .map(|n| evaluator.shelved(*n))
-            .map(|s| Standing { members: s.members.clone(), config: s.rated.config.clone(), phase: s.rated.phase })
+            .map(|s| StandingGroup { members: s.members.clone(), config: s.rated.config.clone(), phase: s.rated.phase })
             .collect();
         let flipped = light::reschedule_within(&self.problem, &all, FLIPS / self.regions);
         if flipped.evaluation.shares.is_empty() {

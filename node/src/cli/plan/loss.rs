@@ -78,7 +78,7 @@ impl Asked {
 }
 
 /// The groups of a plan that lost none of their devices, in terms of what is left.
-fn standing(whole: &Problem, left: &Problem, found: &Found) -> Vec<light::Standing> {
+fn standing(whole: &Problem, left: &Problem, found: &Found) -> Vec<light::StandingGroup> {
     let mut evaluator = Evaluator::new(whole);
     let there = |id: InstanceId| {
         let instance = whole.cluster.instance(id);
@@ -98,7 +98,7 @@ fn standing(whole: &Problem, left: &Problem, found: &Found) -> Vec<light::Standi
                 stage.instance = instance;
             }
         }
-        all.push(light::Standing { members, config, phase: part.phase });
+        all.push(light::StandingGroup { members, config, phase: part.phase });
     }
     all
 }

@@ -4,7 +4,7 @@ use super::super::plan::asked::usage;
 use crate::cli::exit::Exit;
 use tsnode_coordinator::{
     policy::{batching::Limits, choice::Batches},
-    scheduler::prompts::Prompts,
+    scheduler::prompts::PromptChunking,
 };
 use tsnode_simulator::{
     orders::{Batched, Order},
@@ -33,7 +33,7 @@ pub(super) struct Policy {
 
 impl Policy {
     /// How it computes prompts, as closed forms have it.
-    pub(super) fn prompts(&self) -> Prompts {
+    pub(super) fn prompts(&self) -> PromptChunking {
         self.batched.prompts()
     }
 }

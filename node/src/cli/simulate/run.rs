@@ -11,7 +11,7 @@ use tsnode_coordinator::{
         ReplayPlan,
         machines::{Arrival, Outcome, Trace},
     },
-    scheduler::{Evaluation, Evaluator, Problem, evaluate::GroupNo, parallel::Config, regions::Region, search},
+    scheduler::{Evaluation, Evaluator, Problem, evaluate::GroupNo, parallel::ParallelConfig, regions::Region, search},
 };
 use tsnode_protocol::Bytes;
 use tsnode_simulator::{
@@ -78,7 +78,8 @@ impl Run {
         seed: u64,
         stopped: &AtomicBool,
     ) -> Self {
-        let machine = |problem: &Problem, config: &Config, room: Room| policy.batched.machine(problem, config, room);
+        let machine =
+            |problem: &Problem, config: &ParallelConfig, room: Room| policy.batched.machine(problem, config, room);
         let part = |site: &mut Site<'_>| {
             (ReplayPlan::new(&mut site.evaluator, &site.groups, &site.evaluation, &machine), site.share)
         };

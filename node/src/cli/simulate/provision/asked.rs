@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tsnode_coordinator::scheduler::{
     Slo, Workload,
-    cluster::Path,
-    figures::{self, Column, Figures, Upkeep},
+    cluster::ClusterLink,
+    figures::{self, Column, DeviceFigures, Upkeep},
     models,
     slo::Reference,
 };
@@ -208,7 +208,7 @@ impl Asked {
         let kind = |spec: &Spec| {
             let device = device(&known, &spec.device)?;
             let (cost, power) = spec.upkeep(upkeep.get(&device.name).copied().unwrap_or_default());
-            let inside = Path { latency: INSIDE, bandwidth: BytesPerSecond(inside(&device.name)) };
+            let inside = ClusterLink { latency: INSIDE, bandwidth: BytesPerSecond(inside(&device.name)) };
             let name = format!("{}x{}", spec.devices, device.name);
             let host = Host { name: name.clone(), device: device.clone(), devices: spec.devices, inside, cost, power };
             Kind::closed(&host, &model, &self.workload, slo, reference).ok_or_else(|| {
@@ -264,7 +264,7 @@ impl Asked {
             let (cost, power) = spec.upkeep(one);
             let table = read(&spec.device, spec.devices)?;
             // What is sold as GB is GiB.
-            let gib = |d: &Figures| d.memory / 1e9 * f64::from(1u32 << 30) * f64::from(spec.devices);
+            let gib = |d: &DeviceFigures| d.memory / 1e9 * f64::from(1u32 << 30) * f64::from(spec.devices);
             let memory = device.map(gib).unwrap_or(Bytes(8.0 * 80.0 * f64::from(1u32 << 30)));
             let room = ((memory - sizes.weights) / sizes.kv).0;
             if room < 1.0 {
@@ -319,13 +319,15 @@ fn demand(name: &str, workload: &Workload, is_independent: bool, seed: u64) -> O
 
 /// The figures of a GPU by its name or the beginning of it; of several memories the largest. Names of tables go on
 /// after that of the GPU.
-fn device<'a>(known: &'a BTreeMap<String, Figures>, asked: &str) -> Result<&'a Figures, Exit> {
+fn device<'a>(known: &'a BTreeMap<String, DeviceFigures>, asked: &str) -> Result<&'a DeviceFigures, Exit> {
     let lower = asked.to_lowercase();
     let family = |name: &str| name.to_lowercase().split('-').next().unwrap_or_default().to_owned();
     let exact = known.values().find(|f| f.name.to_lowercase() == lower);
     let of_family = || known.values().filter(|f| family(&f.name) == family(&lower));
-    let begins = |f: &&Figures| f.name.to_lowercase().starts_with(&lower) || lower.starts_with(&f.name.to_lowercase());
-    let largest = |all: &mut dyn Iterator<Item = &'a Figures>| all.max_by(|a, b| a.memory.0.total_cmp(&b.memory.0));
+    let begins =
+        |f: &&DeviceFigures| f.name.to_lowercase().starts_with(&lower) || lower.starts_with(&f.name.to_lowercase());
+    let largest =
+        |all: &mut dyn Iterator<Item = &'a DeviceFigures>| all.max_by(|a, b| a.memory.0.total_cmp(&b.memory.0));
     let found = exact.or_else(|| largest(&mut of_family().filter(begins))).or_else(|| largest(&mut of_family()));
     found.ok_or_else(|| {
         let names: Vec<&str> = known.keys().map(String::as_str).collect();
