@@ -23,14 +23,14 @@ const ROUNDING: f64 = 1e-9;
 
 /// What a peer sees of the swarm.
 #[derive(Clone, Copy, Debug)]
-pub struct Scene<'a> {
+pub struct ChangeoverView<'a> {
     /// Groups whose leaders say that they take requests.
     pub up: &'a BTreeMap<GroupId, Load>,
     /// Peers that are there, lend devices, and neither leave nor are cut off.
     pub staying: &'a BTreeSet<PeerId>,
 }
 
-impl Scene<'_> {
+impl ChangeoverView<'_> {
     fn is_sound(&self, group: &Group) -> bool {
         group.stages.iter().all(|stage| self.staying.contains(&stage.peer))
     }
@@ -62,7 +62,7 @@ impl PlanPart {
     }
 
     /// The part of its requests that groups can take which are up.
-    fn carries(&self, scene: Scene<'_>) -> f64 {
+    fn carries(&self, scene: ChangeoverView<'_>) -> f64 {
         let open = self.clone().where_group(|g| scene.is_up(g));
         let shares = |routes: &[Route]| routes.iter().map(|r| r.share).sum::<f64>();
         let (open_share, whole) = (shares(&open.routes), shares(&self.routes));
@@ -98,7 +98,7 @@ pub struct Changeover {
 
 impl Changeover {
     /// A plan has taken effect. What gateways follow until then stays in force, for every model that the plan has.
-    pub fn adopt(&mut self, now: Time, plan: Arc<Plan>, scene: Scene<'_>) {
+    pub fn adopt(&mut self, now: Time, plan: Arc<Plan>, scene: ChangeoverView<'_>) {
         let models: BTreeSet<ModelId> = plan.groups.iter().map(|g| g.model).collect();
         let old = self.adopted.replace(plan);
         let late = now + LATE;
@@ -118,7 +118,7 @@ impl Changeover {
     }
 
     /// Time has gone by, or the swarm has changed.
-    pub fn look(&mut self, now: Time, scene: Scene<'_>) {
+    pub fn look(&mut self, now: Time, scene: ChangeoverView<'_>) {
         let Some(adopted) = self.adopted.clone() else { return };
         let (over, before): (BTreeMap<_, _>, BTreeMap<_, _>) = std::mem::take(&mut self.before)
             .into_iter()
@@ -154,7 +154,7 @@ impl Changeover {
         &self.standing
     }
 
-    fn to_keep(&self, adopted: &Plan, scene: Scene<'_>) -> BTreeSet<GroupId> {
+    fn to_keep(&self, adopted: &Plan, scene: ChangeoverView<'_>) -> BTreeSet<GroupId> {
         if self.out_of_kv_pages {
             return BTreeSet::new();
         }
@@ -163,7 +163,7 @@ impl Changeover {
         all.filter(|g| scene.is_sound(g) && adopted.group(g.id).is_none()).map(|g| g.id).collect()
     }
 
-    fn to_follow(&self, adopted: Arc<Plan>, scene: Scene<'_>) -> Arc<Plan> {
+    fn to_follow(&self, adopted: Arc<Plan>, scene: ChangeoverView<'_>) -> Arc<Plan> {
         if self.before.is_empty() {
             return adopted;
         }
@@ -183,7 +183,7 @@ impl Changeover {
 
 /// Whether what came instead carries as much as what is left of the part before, or is late and carries something. Groups that
 /// are down for a moment are waited for, as long as nothing else is up.
-fn is_over(now: Time, before: &Before, new: &PlanPart, scene: Scene<'_>) -> bool {
+fn is_over(now: Time, before: &Before, new: &PlanPart, scene: ChangeoverView<'_>) -> bool {
     let (old, new) = (before.part.carries(scene), new.carries(scene));
     let (is_left, is_late) = (before.part.groups.iter().any(|g| scene.is_sound(g)), now >= before.late);
     match new > 0.0 {

@@ -94,7 +94,7 @@ impl Planner for Scheduler {
 
 /// A device with a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
+struct ModelPlace {
     peer: PeerId,
     device: u16,
 }
@@ -174,7 +174,8 @@ pub fn value(plan: &Plan, members: &Members<'_>, wish: &Wish) -> f64 {
 }
 
 fn as_laid_out(scene: &Scene, layout: &Layout, members: &Members<'_>, standing: Option<&Plan>) -> live::ModelPlan {
-    let mut places: Vec<Place> = scene.places().iter().map(|&(peer, device)| Place { peer, device }).collect();
+    let mut places: Vec<ModelPlace> =
+        scene.places().iter().map(|&(peer, device)| ModelPlace { peer, device }).collect();
     places.sort_by_key(|p| (members.get(&p.peer).map(|a| a.name.clone()), p.peer, p.device));
     let repaired = standing.and_then(|plan| repaired(&scene.card, &places, layout, plan));
     let groups = repaired.unwrap_or_else(|| laid_out(&scene.card, places, layout));
@@ -184,16 +185,16 @@ fn as_laid_out(scene: &Scene, layout: &Layout, members: &Members<'_>, standing: 
 
 /// A plan's groups where it had all that were asked for, the lost ones made anew of peers without a part: whoever has loaded
 /// something keeps it. `None` where that is not enough.
-fn repaired(card: &ModelCard, places: &[Place], layout: &Layout, plan: &Plan) -> Option<Vec<Group>> {
+fn repaired(card: &ModelCard, places: &[ModelPlace], layout: &Layout, plan: &Plan) -> Option<Vec<Group>> {
     let mut old: Vec<&Group> = plan.groups.iter().filter(|g| g.model == card.id).collect();
     let mut as_asked = |(phase, stages): &(Phase, usize)| {
         let place = old.iter().position(|g| g.phase == *phase && g.stages.len() == *stages)?;
         Some(old.remove(place))
     };
     let had: Vec<&Group> = layout.0.iter().map(&mut as_asked).collect::<Option<_>>()?;
-    let is_here = |s: &Stage| places.contains(&Place { peer: s.peer, device: s.device });
+    let is_here = |s: &Stage| places.contains(&ModelPlace { peer: s.peer, device: s.device });
     let stands = |g: &&Group| g.stages.iter().all(is_here);
-    let is_used = |p: &Place| {
+    let is_used = |p: &ModelPlace| {
         had.iter().filter(|g| stands(g)).flat_map(|g| &g.stages).any(|s| (s.peer, s.device) == (p.peer, p.device))
     };
     let mut free = places.iter().copied().filter(|p| !is_used(p));
@@ -201,18 +202,18 @@ fn repaired(card: &ModelCard, places: &[Place], layout: &Layout, plan: &Plan) ->
         if stands(group) {
             return Some((*group).clone());
         }
-        let stages: Vec<Place> = free.by_ref().take(group.stages.len()).collect();
+        let stages: Vec<ModelPlace> = free.by_ref().take(group.stages.len()).collect();
         (stages.len() == group.stages.len()).then(|| Group::new(card.id, group.phase, even(card, &stages)))
     };
     had.iter().map(kept_or_new).collect()
 }
 
 /// Groups as asked for, over these places in their order, as far as they and the layers suffice.
-fn laid_out(card: &ModelCard, places: Vec<Place>, layout: &Layout) -> Vec<Group> {
+fn laid_out(card: &ModelCard, places: Vec<ModelPlace>, layout: &Layout) -> Vec<Group> {
     let mut rest = places.into_iter();
     let mut groups = Vec::new();
     for (phase, stages) in &layout.0 {
-        let places: Vec<Place> = rest.by_ref().take(*stages).collect();
+        let places: Vec<ModelPlace> = rest.by_ref().take(*stages).collect();
         if places.len() < *stages || *stages > card.shape.layers as usize {
             break;
         }
@@ -222,7 +223,7 @@ fn laid_out(card: &ModelCard, places: Vec<Place>, layout: &Layout) -> Vec<Group>
 }
 
 /// Layers in equal parts; the first stages get what is left over.
-fn even(card: &ModelCard, places: &[Place]) -> Vec<Stage> {
+fn even(card: &ModelCard, places: &[ModelPlace]) -> Vec<Stage> {
     let (layers, n) = (card.shape.layers, places.len() as u32);
     let mut start = 0;
     let mut stages = Vec::new();
@@ -234,7 +235,7 @@ fn even(card: &ModelCard, places: &[Place]) -> Vec<Stage> {
     stages
 }
 
-fn stage(place: &Place, layers: LayerRange) -> Stage {
+fn stage(place: &ModelPlace, layers: LayerRange) -> Stage {
     Stage { peer: place.peer, device: place.device, layers }
 }
 

@@ -8,7 +8,7 @@ use tsnode_protocol::{Advert, ModelCard, ModelId, ModelShape, PeerId, weights::C
 
 /// What a peer may fetch.
 #[derive(Clone, Debug)]
-pub struct Limits<'a> {
+pub struct FetchLimits<'a> {
     /// Bytes of layers at most.
     pub budget: u64,
     /// Memory that it would lend (bytes): one layer of the model has to find room in it.
@@ -19,7 +19,7 @@ pub struct Limits<'a> {
 
 /// A model to fetch, and who has it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Wanted {
+pub struct FetchableModel {
     /// The model.
     pub card: ModelCard,
     /// Its weights as stored (bytes), by its card.
@@ -91,9 +91,9 @@ impl fmt::Display for Unwanted {
 /// Says what keeps all of them away.
 pub fn choose(
     others: &BTreeMap<PeerId, &Advert>,
-    limits: &Limits<'_>,
+    limits: &FetchLimits<'_>,
     named: Option<&str>,
-) -> Result<Wanted, Unwanted> {
+) -> Result<FetchableModel, Unwanted> {
     let mut known = BTreeMap::<ModelId, (&ModelCard, Vec<PeerId>)>::new();
     for (peer, advert) in others {
         for card in advert.models.iter().filter(|card| named.is_none_or(|name| card.name == name)) {
@@ -121,7 +121,7 @@ pub fn choose(
         let bytes = weights(&card);
         match fits(&card, limits) {
             Ok(()) if holders.is_empty() => why = Unwanted::NotGiven { model: card.name },
-            Ok(()) => return Ok(Wanted { card, bytes, holders }),
+            Ok(()) => return Ok(FetchableModel { card, bytes, holders }),
             Err(because) => why = because,
         }
     }
@@ -136,7 +136,7 @@ pub fn takes(shape: &ModelShape, budget: u64) -> u64 {
     (u128::from(budget) * layer / (layer + 2 * u128::from(CHUNK_BYTES))) as u64
 }
 
-fn fits(card: &ModelCard, limits: &Limits<'_>) -> Result<(), Unwanted> {
+fn fits(card: &ModelCard, limits: &FetchLimits<'_>) -> Result<(), Unwanted> {
     let (model, layer) = (card.name.clone(), card.shape.layer_bytes);
     if !limits.allowed.is_empty() && !limits.allowed.iter().any(|glob| glob.fits(&model)) {
         return Err(Unwanted::NotAllowed { model });
@@ -188,7 +188,7 @@ mod tests {
     use crate::sample;
     use tsnode_protocol::ModelOrigin;
 
-    const ALL: Limits<'_> = Limits { budget: u64::MAX, memory: u64::MAX, allowed: &[] };
+    const ALL: FetchLimits<'_> = FetchLimits { budget: u64::MAX, memory: u64::MAX, allowed: &[] };
 
     fn has(id: u8, name: &str, layer_bytes: u64) -> Advert {
         let card = sample::card();
@@ -196,7 +196,7 @@ mod tests {
         sample::lends(0, ModelCard { id: ModelId([id; 16]), name: name.into(), shape, ..card })
     }
 
-    fn chosen(adverts: &[Advert], limits: &Limits<'_>, named: Option<&str>) -> Result<(String, usize), Unwanted> {
+    fn chosen(adverts: &[Advert], limits: &FetchLimits<'_>, named: Option<&str>) -> Result<(String, usize), Unwanted> {
         let others = (0..).zip(adverts).map(|(n, advert)| (PeerId([n; 32]), advert)).collect();
         choose(&others, limits, named).map(|wanted| (wanted.card.name, wanted.holders.len()))
     }
@@ -213,15 +213,15 @@ mod tests {
     #[test]
     fn what_does_not_fit_or_is_not_allowed_is_left_and_said() {
         let swarm = [has(1, "org/large", 4 << 20), has(2, "other/small", 1 << 20)];
-        let budget = |budget| Limits { budget, ..ALL };
+        let budget = |budget| FetchLimits { budget, ..ALL };
         assert_eq!(chosen(&swarm, &budget(5 << 20), None), Ok(("other/small".into(), 1)), "with its chunks' ends");
         assert_eq!(chosen(&swarm, &budget(7 << 20), None), Ok(("org/large".into(), 1)), "a layer of four");
         let said = chosen(&swarm, &budget(1 << 20), None).unwrap_err().to_string();
         assert!(said.contains("--model-budget"), "{said}");
-        let memory = Limits { memory: 2 << 20, ..ALL };
+        let memory = FetchLimits { memory: 2 << 20, ..ALL };
         assert_eq!(chosen(&swarm, &memory, None), Ok(("other/small".into(), 1)));
         let org = [Glob::new("Org/*")];
-        let allowed = Limits { allowed: &org, ..ALL };
+        let allowed = FetchLimits { allowed: &org, ..ALL };
         assert_eq!(chosen(&swarm, &allowed, None), Ok(("org/large".into(), 1)));
         assert!(matches!(chosen(&swarm[1..], &allowed, None), Err(Unwanted::NotAllowed { .. })));
     }
@@ -264,7 +264,7 @@ mod tests {
     fn who_says_that_a_model_is_too_large_keeps_nobody_from_it() {
         let swarm = [has(1, "a", 1 << 40), has(1, "a", 1 << 40), has(1, "a", 1 << 20)];
         let others = (0..).zip(&swarm).map(|(n, advert)| (PeerId([n; 32]), advert)).collect();
-        let few = Limits { memory: 2 << 20, ..ALL };
+        let few = FetchLimits { memory: 2 << 20, ..ALL };
         let wanted = choose(&others, &few, None).unwrap();
         assert_eq!((wanted.card.shape.layer_bytes, wanted.holders.len()), (1 << 20, 3));
         let wanted = choose(&others, &ALL, None).unwrap();

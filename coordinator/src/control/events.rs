@@ -1,6 +1,6 @@
 //! What happens to a peer, what it does, and why it refuses or gives up others.
 
-use super::{check::Infeasible, planning::Question};
+use super::{check::Infeasible, planning::PlannerInput};
 use crate::{planner::PlanDraft, trust::Offence};
 use std::fmt;
 use std::sync::Arc;
@@ -79,7 +79,7 @@ pub enum Action {
     /// Follow this plan.
     Adopt(Arc<Plan>),
     /// Have the planner answer, without waiting for it, and say what it says. One question is open at a time.
-    AskPlanner(Arc<Question>),
+    AskPlanner(Arc<PlannerInput>),
     /// Remember that these are the newest settings of the swarm.
     Settings(Vec<SwarmSetting>),
     /// A message was refused.

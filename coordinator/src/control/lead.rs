@@ -3,7 +3,7 @@
 use super::{
     Action, Control, Member,
     adoption::{FAR_EPOCHS, TERMS_AHEAD},
-    planning::{Planning, Rest},
+    planning::{Planning, SearchPause},
 };
 use crate::{Time, planner::PlanDraft};
 use std::time::Duration;
@@ -23,7 +23,7 @@ fn whose(turn: usize, ranks: usize) -> usize {
 
 /// Who plans, and how far this peer is with a plan of its own.
 #[derive(Debug, Default)]
-pub(super) struct Turn {
+pub(super) struct PlanningTurn {
     /// The first of ranks.
     pub coordinator: Option<PeerId>,
     /// Since when the adopted plan no longer fits.
@@ -31,7 +31,7 @@ pub(super) struct Turn {
     pub proposed_at: Option<Time>,
     pub planning: Planning,
     /// What links that are measured all the time may ask of the planner.
-    pub rest: Rest,
+    pub rest: SearchPause,
 }
 
 impl Control {

@@ -3,7 +3,7 @@
 
 use super::{
     Action, Control, Infeasible, check,
-    reload::{Judge, new_groups},
+    reload::{PlanJudge, new_groups},
     swap::{self, Swap},
     swapping,
 };
@@ -33,7 +33,7 @@ const SWAPS_TRIED: usize = 6;
 
 /// What the planner is asked: the swarm as it was then.
 #[derive(Clone, Debug)]
-pub struct Question {
+pub struct PlannerInput {
     members: BTreeMap<PeerId, Arc<Advert>>,
     standing: Option<Arc<Plan>>,
     wish: Wish,
@@ -45,7 +45,7 @@ pub struct Question {
     swap: Option<Swap>,
 }
 
-impl Question {
+impl PlannerInput {
     /// The draft that should replace the plan in force, if one should. This is the search: it may take seconds.
     #[must_use]
     pub fn answer(&self, planner: &dyn Planner) -> Option<PlanDraft> {
@@ -98,7 +98,7 @@ impl Question {
             return Some(swapped);
         }
         let (margin, horizon) = (self.margin, self.horizon);
-        let judge = Judge { planner, members, wish, standing, margin, horizon };
+        let judge = PlanJudge { planner, members, wish, standing, margin, horizon };
         let light = planner.grow(standing, members, wish).filter(is_feasible);
         // So does what is better and loads nothing.
         let at_once = light.as_ref().filter(|draft| !self.disputed && judge.loads_nothing(draft));
@@ -180,7 +180,7 @@ pub(super) enum Planning {
     #[default]
     Idle,
     /// It is at work; its turn had come when it was asked.
-    Asked(Arc<Question>),
+    Asked(Arc<PlannerInput>),
     /// What it found for this view: none where what stands is as good.
     Found {
         draft: Option<PlanDraft>,
@@ -212,7 +212,7 @@ impl Planning {
 
 /// When links that were measured anew are reason enough to search again: they are all the time, wherever something runs beside.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Rest {
+pub(super) struct SearchPause {
     /// When the planner was asked last.
     asked: Time,
     /// Until when it rests.
@@ -221,7 +221,7 @@ pub(super) struct Rest {
     is_stale: bool,
 }
 
-impl Rest {
+impl SearchPause {
     fn asked(&mut self, now: Time) {
         *self = Self { asked: now, is_stale: false, ..*self };
     }
@@ -270,9 +270,9 @@ impl Control {
         None
     }
 
-    fn question(&self, disputed: bool) -> Question {
+    fn question(&self, disputed: bool) -> PlannerInput {
         let planned = self.planned().filter_map(|(peer, m)| Some((*peer, m.advert.clone()?)));
-        Question {
+        PlannerInput {
             members: planned.collect(),
             standing: self.adoption.adopted.as_ref().map(|a| a.plan.clone()),
             wish: self.config.wish.clone(),
@@ -298,7 +298,7 @@ impl Control {
 
     /// Whether an answer is one to what would be asked now. Where no plan fits any more, one that does is not thrown away
     /// for leaving newcomers out.
-    fn still_answers(&self, question: &Question, draft: Option<&PlanDraft>) -> bool {
+    fn still_answers(&self, question: &PlannerInput, draft: Option<&PlanDraft>) -> bool {
         if question.standing.as_ref().map(|p| p.id()) != self.plan_id() {
             return false;
         }
@@ -327,9 +327,9 @@ mod tests {
         Epoch, LayerRange, PartialModel, Phase, Route, RoutePolicy, SettingKey, SettingValue, Stage, SwarmSetting, Term,
     };
 
-    fn question() -> Arc<Question> {
+    fn question() -> Arc<PlannerInput> {
         let (members, wish, horizon) = (BTreeMap::new(), Wish::default(), Duration::ZERO);
-        Arc::new(Question { members, standing: None, wish, margin: 0.0, horizon, disputed: false, swap: None })
+        Arc::new(PlannerInput { members, standing: None, wish, margin: 0.0, horizon, disputed: false, swap: None })
     }
 
     fn draft() -> PlanDraft {
@@ -393,11 +393,11 @@ mod tests {
             let standing =
                 Plan { epoch, term, parent: None, groups, routes: vec![], chosen: vec![], reason: String::new() };
             let (waits, claims, idle, over) = (vec![two], BTreeSet::new(), BTreeSet::from([one]), vec![]);
-            let question = Question {
+            let question = PlannerInput {
                 members: members.collect(),
                 standing: Some(Arc::new(standing)),
                 swap: Some(Swap { waits, claims, idle, over }),
-                ..Question::clone(&question())
+                ..PlannerInput::clone(&question())
             };
             let answer = question.answer(&Second);
             let in_vain = question.waits_in_vain(answer.as_ref()).is_some();
@@ -424,7 +424,7 @@ mod tests {
             let advert = |n: u8| Advert { settings: settings.to_vec(), ..sample::advert(n.into()) };
             let members = (0..4).map(|n| (PeerId([n; 32]), Arc::new(advert(n)))).collect();
             let standing = Some(Arc::new(standing));
-            Question { members, standing, ..Question::clone(&question()) }.answer(&Second)
+            PlannerInput { members, standing, ..PlannerInput::clone(&question()) }.answer(&Second)
         };
         assert_eq!(answer(&[]), None);
         let (key, value) = (SettingKey::Route { model: None }, SettingValue::Route(Some(RoutePolicy::Pools)));
@@ -444,7 +444,7 @@ mod tests {
 
     #[test]
     fn the_planner_rests_as_long_as_it_searched_many_times() {
-        let (at, mut rest) = (Time::from_secs, Rest::default());
+        let (at, mut rest) = (Time::from_secs, SearchPause::default());
         rest.is_stale = true;
         assert!(rest.is_over(at(0)), "nothing was asked yet");
         rest.asked(at(10));

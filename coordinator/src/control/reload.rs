@@ -39,7 +39,7 @@ pub(super) fn least_turn(loading: Seconds) -> Seconds {
 }
 
 /// Drafts held against the plan that stands.
-pub(super) struct Judge<'a> {
+pub(super) struct PlanJudge<'a> {
     pub planner: &'a dyn Planner,
     pub members: &'a Members<'a>,
     pub wish: &'a Wish,
@@ -50,7 +50,7 @@ pub(super) struct Judge<'a> {
     pub horizon: Duration,
 }
 
-impl Judge<'_> {
+impl PlanJudge<'_> {
     /// The draft that is left of these: the light one unless the full one repays what it interrupts. Where there is no light
     /// one, the plan itself is that.
     pub fn chosen(&self, light: Option<PlanDraft>, full: PlanDraft) -> PlanDraft {
@@ -208,7 +208,7 @@ mod tests {
         let standing =
             Plan { epoch, term, parent: None, groups, routes: vec![], chosen: vec![], reason: String::new() };
         let (planner, horizon) = (&ByPeers, Duration::from_secs(600));
-        let judge = Judge { planner, members: &members, wish, standing: &standing, margin: 0.1, horizon };
+        let judge = PlanJudge { planner, members: &members, wish, standing: &standing, margin: 0.1, horizon };
         let full = drafted(vec![group(&[0, 1])]);
         let is_better = judge.is_better(&full);
         let chosen = judge.chosen(None, full.clone());

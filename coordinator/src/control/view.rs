@@ -6,7 +6,7 @@ use super::{
     leader_rank::LeaderRanks,
     liveness::ANSWER,
     member::{Audience, Presence},
-    swapping::{self, Demand},
+    swapping::{self, SwapDemand},
     voice::LISTENERS,
 };
 use crate::{Time, cards, members::Members};
@@ -40,7 +40,7 @@ pub(super) struct Derived {
     /// Whether a plan is needed that anybody can see: there is none, it does not fit any more, or a peer has no part in it.
     pub pressing: bool,
     /// What is asked for, where not all models are in memory at once.
-    pub demand: Option<Demand>,
+    pub demand: Option<SwapDemand>,
 }
 
 impl Control {

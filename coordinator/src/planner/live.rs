@@ -16,7 +16,7 @@ pub use policy_choice::choose;
 pub use shortfall::{DeviceShortfall, Shortfall, shortfalls};
 pub use why::{Other, SharedDevice, Why, why};
 
-use self::sharing::{Fair, Taken};
+use self::sharing::{DeviceTime, Fair};
 use super::{fetching::Holdings, reranking};
 use crate::{
     gate::SplitChoice,
@@ -80,7 +80,7 @@ const INSIDE: ClusterLink = ClusterLink { latency: Seconds(50e-6), bandwidth: By
 const ELEMENT: f64 = 2.0;
 
 /// A peer's device.
-type Place = (PeerId, u16);
+type DevicePlace = (PeerId, u16);
 
 /// One model's devices as a problem.
 #[derive(Clone, Debug)]
@@ -88,7 +88,7 @@ pub struct Scene {
     /// The model.
     pub card: ModelCard,
     /// Device of each instance.
-    places: Vec<Place>,
+    places: Vec<DevicePlace>,
     /// What there is to plan.
     pub problem: Problem,
     /// Its part of the model's requests: a large swarm is planned in regions.
@@ -100,7 +100,7 @@ pub struct Scene {
     /// What of that each device does, in one measure for all.
     power: Vec<f64>,
     /// Room for it on all devices that can serve it.
-    rooms: Arc<BTreeMap<Place, Room>>,
+    rooms: Arc<BTreeMap<DevicePlace, WeightRoom>>,
     /// The part of a plan's worth that is left where nobody serves it. Where there is memory for all of the swarm's models, it takes
     /// 1 off instead.
     without: Option<f64>,
@@ -112,7 +112,7 @@ pub struct Scene {
 
 /// Memory for a model's weights on a device (bytes).
 #[derive(Clone, Copy, Debug)]
-struct Room {
+struct WeightRoom {
     /// What its part needs; nothing of one that is kept there.
     need: u64,
     /// What all models that are there at once may have together, beside those that are kept.
@@ -143,9 +143,10 @@ pub fn scenes(members: &Members<'_>, split: SplitChoice) -> Vec<Scene> {
 #[must_use]
 pub fn scenes_under(members: &Members<'_>, split: SplitChoice, chosen: &[PolicyChoice]) -> Vec<Scene> {
     let settings = Settings::of(members.values().copied());
-    let services = sharing::lent(members)
-        .filter_map(|(card, places)| Service::of(card, places, members, (split, settings.batched(card.id, chosen))));
-    let services: Vec<Service<'_>> = services.collect();
+    let services = sharing::lent(members).filter_map(|(card, places)| {
+        ServedModel::of(card, places, members, (split, settings.batched(card.id, chosen)))
+    });
+    let services: Vec<ServedModel<'_>> = services.collect();
     let fair = Fair::of(services.iter().map(|service| (service.demand(), &*service.places)));
     let scarce = is_scarce(members);
     let holdings = Holdings::of(members).map(Arc::new);
@@ -158,8 +159,8 @@ pub(crate) fn is_scarce(members: &Members<'_>) -> bool {
     members.values().flat_map(|advert| &advert.devices).any(|device| !device.holds_all())
 }
 
-fn rooms(places: &[Place], members: &Members<'_>, model: ModelId) -> BTreeMap<Place, Room> {
-    let room = |place: &Place| {
+fn rooms(places: &[DevicePlace], members: &Members<'_>, model: ModelId) -> BTreeMap<DevicePlace, WeightRoom> {
+    let room = |place: &DevicePlace| {
         let device = members.get(&place.0)?.devices.get(usize::from(place.1))?;
         let served = device.served(model)?;
         let stays = |served: &Served| if served.is_kept { served.memory_bytes } else { served.kv_bytes };
@@ -167,27 +168,27 @@ fn rooms(places: &[Place], members: &Members<'_>, model: ModelId) -> BTreeMap<Pl
         let weights = served.memory_bytes.saturating_sub(served.kv_bytes);
         let need = if served.is_kept { 0 } else { weights };
         let is_kept = served.is_kept && !device.holds_all();
-        Some((*place, Room { need, most: device.memory_bytes.saturating_sub(kept), is_kept }))
+        Some((*place, WeightRoom { need, most: device.memory_bytes.saturating_sub(kept), is_kept }))
     };
     places.iter().filter_map(room).collect()
 }
 
 /// A model, the devices that can serve it, and what it is asked for.
-struct Service<'a> {
+struct ServedModel<'a> {
     card: &'a ModelCard,
-    places: Vec<Place>,
+    places: Vec<DevicePlace>,
     whole: Problem,
     /// Requests a second that all its devices carry.
     carries: f64,
     /// Requests a second that gateways say they are asked for. Where they say that of other models alone, none.
     asked: Option<f64>,
-    rooms: Arc<BTreeMap<Place, Room>>,
+    rooms: Arc<BTreeMap<DevicePlace, WeightRoom>>,
 }
 
-impl<'a> Service<'a> {
+impl<'a> ServedModel<'a> {
     fn of(
         card: &'a ModelCard,
-        places: Vec<Place>,
+        places: Vec<DevicePlace>,
         members: &Members<'_>,
         (split, batch): (SplitChoice, BatchPolicy),
     ) -> Option<Self> {
@@ -297,11 +298,11 @@ fn pace(problem: &Problem) -> Option<(f64, Reference)> {
 
 /// What was measured of a model on these devices.
 fn profiles<'a>(
-    places: &'a [Place],
+    places: &'a [DevicePlace],
     members: &'a Members<'_>,
     model: ModelId,
 ) -> impl Iterator<Item = &'a LayerProfile> {
-    let device = |(peer, device): &Place| members.get(peer)?.devices.get(usize::from(*device));
+    let device = |(peer, device): &DevicePlace| members.get(peer)?.devices.get(usize::from(*device));
     places.iter().filter_map(device).filter_map(move |d| d.profile(model))
 }
 
@@ -313,7 +314,7 @@ fn measured(profile: LayerProfile) -> (Prefill, Decode) {
     (prefill, Decode { fixed, per_context: context.per_token(), per_sequence })
 }
 
-fn cluster(places: &[Place], members: &Members<'_>, model: ModelId) -> Option<Cluster> {
+fn cluster(places: &[DevicePlace], members: &Members<'_>, model: ModelId) -> Option<Cluster> {
     let peers: Vec<PeerId> =
         places.iter().map(|p| p.0).collect::<std::collections::BTreeSet<_>>().into_iter().collect();
     let (mut kinds, mut instances) = (Vec::new(), Vec::new());
@@ -449,7 +450,7 @@ impl Scene {
     }
 
     /// The mean of something over its devices, by what each does.
-    fn mean(&self, of: impl Fn(&Place) -> f64) -> f64 {
+    fn mean(&self, of: impl Fn(&DevicePlace) -> f64) -> f64 {
         let sum = self.places.iter().zip(&self.power).map(|(place, power)| power * of(place)).sum::<f64>();
         sum / self.power.iter().sum::<f64>()
     }
@@ -497,7 +498,7 @@ pub fn planned(scenes: Vec<Scene>, standing: Option<&Plan>) -> Vec<(Scene, Model
 /// The same scenes where these groups take their part of the devices' time.
 #[must_use]
 pub fn beside(scenes: Vec<Scene>, groups: &[Group]) -> Vec<Scene> {
-    let taken = Taken::by_groups(&scenes, groups);
+    let taken = DeviceTime::by_groups(&scenes, groups);
     scenes.iter().map(|scene| scene.beside_others(&taken)).collect()
 }
 

@@ -401,7 +401,7 @@ impl Driver {
                     Action::Adopt(plan) => {
                         tracing::info!(plan = %plan.id(), epoch = plan.epoch.0, term = plan.term.0, reason = plan.reason, "plan adopted");
                         let (up, staying, now) = (self.control.said_ready(), self.staying(), self.started.elapsed());
-                        let scene = changeover::Scene { up: &up, staying: &staying };
+                        let scene = changeover::ChangeoverView { up: &up, staying: &staying };
                         self.changeover.adopt(now, plan.clone(), scene);
                         let takes = self.fetching_for(&plan);
                         self.changeover.waits_for_weights(now, takes);
@@ -443,7 +443,7 @@ impl Driver {
     /// Follows the adopted plan as soon as its groups are up; tells the worker which others to keep until then.
     async fn change_over(&mut self) {
         let (up, staying) = (self.control.said_ready(), self.staying());
-        self.changeover.look(self.started.elapsed(), changeover::Scene { up: &up, staying: &staying });
+        self.changeover.look(self.started.elapsed(), changeover::ChangeoverView { up: &up, staying: &staying });
         let standing = self.changeover.standing();
         if *standing != self.beside {
             self.beside.clone_from(standing);

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use tsnode_coordinator::{
-    control::Question,
+    control::PlannerInput,
     planner::{PlanDraft, Planner},
 };
 
@@ -14,7 +14,7 @@ const QUESTIONS: usize = 1;
 /// The way to the planner. Dropping it ends the thread, after the search that is under way: a process that ends does not
 /// wait for it.
 pub struct PlannerThread {
-    questions: mpsc::Sender<Arc<Question>>,
+    questions: mpsc::Sender<Arc<PlannerInput>>,
     answers: mpsc::Receiver<Option<PlanDraft>>,
 }
 
@@ -24,7 +24,7 @@ impl PlannerThread {
     /// # Errors
     /// When the system has no thread for it.
     pub fn start(planner: Arc<dyn Planner>) -> io::Result<Self> {
-        let (questions, mut asked) = mpsc::channel::<Arc<Question>>(QUESTIONS);
+        let (questions, mut asked) = mpsc::channel::<Arc<PlannerInput>>(QUESTIONS);
         let (answered, answers) = mpsc::channel(QUESTIONS);
         std::thread::Builder::new().name("planner".into()).spawn(move || {
             while let Some(question) = asked.blocking_recv() {
@@ -37,7 +37,7 @@ impl PlannerThread {
     }
 
     /// Has a question answered.
-    pub fn ask(&self, question: Arc<Question>) {
+    pub fn ask(&self, question: Arc<PlannerInput>) {
         if self.questions.try_send(question).is_err() {
             tracing::error!("the planner has ended: this peer makes no plans any more");
         }

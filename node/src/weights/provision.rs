@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until};
-use tsnode_coordinator::wanted::{self, Glob, Unwanted, Wanted};
+use tsnode_coordinator::wanted::{self, FetchableModel, Glob, Unwanted};
 use tsnode_kernels::source::ModelSource;
 use tsnode_protocol::{Advert, ModelCard, ModelId};
 
@@ -190,12 +190,12 @@ impl Provision {
         one_layer_fits(stock.card(), stock.takes(), (self.fetcher.budget, self.memory))
     }
 
-    fn choose(&self) -> Result<Wanted, Unwanted> {
+    fn choose(&self) -> Result<FetchableModel, Unwanted> {
         let first = self.choose_without(&self.not_given);
         if self.not_given.is_empty() { first } else { first.or_else(|_| self.choose_without(&BTreeSet::new())) }
     }
 
-    fn choose_without(&self, others: &BTreeSet<ModelId>) -> Result<Wanted, Unwanted> {
+    fn choose_without(&self, others: &BTreeSet<ModelId>) -> Result<FetchableModel, Unwanted> {
         let is_wanted = |card: &ModelCard| !self.refused.contains(&card.id) && !others.contains(&card.id);
         let me = self.fetcher.places.me;
         let adverts = self.fetcher.places.roster.adverts();
@@ -207,13 +207,13 @@ impl Provision {
         let others: BTreeMap<_, _> =
             adverts.iter().filter(|(peer, _)| **peer != me).map(|(peer, advert)| (*peer, strip(advert))).collect();
         let others = others.iter().map(|(peer, advert)| (*peer, advert)).collect();
-        let limits = wanted::Limits { budget: self.fetcher.budget, memory: self.memory, allowed: &self.allowed };
+        let limits = wanted::FetchLimits { budget: self.fetcher.budget, memory: self.memory, allowed: &self.allowed };
         wanted::choose(&others, &limits, self.named.as_deref())
     }
 
     /// Which model is wanted once it has been listened, and it, opened and measured: the first one is meanwhile, since nothing else is to
     /// be done, and seldom another is wanted then.
-    async fn listen(&self, first: &Wanted, tell: &Tell) -> Option<(Wanted, Opened)> {
+    async fn listen(&self, first: &FetchableModel, tell: &Tell) -> Option<(FetchableModel, Opened)> {
         let until = Instant::now() + LISTENING;
         let mut early = Box::pin(self.prepared(first, tell));
         let mut done = None;
@@ -236,7 +236,7 @@ impl Provision {
     }
 
     /// A model that can be lent, of which it is known what a layer takes here.
-    async fn prepared(&self, wanted: &Wanted, tell: &Tell) -> Opened {
+    async fn prepared(&self, wanted: &FetchableModel, tell: &Tell) -> Opened {
         let stock = self.open(wanted, tell).await?;
         let (source, measure) = (stock.source().await?, self.measure.clone());
         // What was not measured now is when it is lent.
@@ -244,8 +244,8 @@ impl Provision {
         Ok(stock)
     }
 
-    async fn open(&self, wanted: &Wanted, tell: &Tell) -> Opened {
-        let Wanted { card, bytes, holders } = wanted;
+    async fn open(&self, wanted: &FetchableModel, tell: &Tell) -> Opened {
+        let FetchableModel { card, bytes, holders } = wanted;
         tracing::info!(
             model = card.name, id = %card.id, bytes, holders = holders.len(), folder = %self.fetcher.folder.display(),
             "takes up the model that this swarm serves, to serve layers of it"

@@ -3,7 +3,7 @@
 //! another one is taken where it does clearly better. Where both are left to it, steps come first, by the routes of now, and routes are
 //! chosen by the steps of then: each choice is of one thing, and only ever for the better, so that none takes turns.
 
-use super::{BUSIEST, Place, REPLAYED, SEED, Scene, beside, profiles, scenes_under};
+use super::{BUSIEST, DevicePlace, REPLAYED, SEED, Scene, beside, profiles, scenes_under};
 use crate::{
     batcher::BatcherConfig,
     gate::SplitChoice,
@@ -214,7 +214,7 @@ impl Ground<'_> {
     /// What was measured of a group's stages.
     fn profiles(&self, scene: &Scene, config: &ParallelConfig) -> Vec<LayerProfile> {
         let place = |stage: &parallel::ParallelStage| scene.places.get(stage.instance.0 as usize).copied();
-        let places: Vec<Place> = config.stages.iter().filter_map(place).collect();
+        let places: Vec<DevicePlace> = config.stages.iter().filter_map(place).collect();
         profiles(&places, self.members, scene.card.id).copied().collect()
     }
 }

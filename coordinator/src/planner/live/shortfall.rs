@@ -1,6 +1,6 @@
 //! What the lent devices lack to hold a model: why there is no plan for it.
 
-use super::{ELEMENT, Model, Place, cluster, pace, sharing};
+use super::{DevicePlace, ELEMENT, Model, cluster, pace, sharing};
 use crate::{
     members::Members,
     scheduler::{
@@ -48,13 +48,13 @@ pub struct Shortfall {
 /// Every model that some device is lent for and no group could hold, in the order of their ids.
 #[must_use]
 pub fn shortfalls(members: &Members<'_>) -> Vec<Shortfall> {
-    let short = |(card, places): (&ModelCard, Vec<Place>)| {
+    let short = |(card, places): (&ModelCard, Vec<DevicePlace>)| {
         lack(card, &places, members).map(|lack| Shortfall { model: card.name.clone(), id: card.id, lack })
     };
     sharing::lent(members).filter_map(short).collect()
 }
 
-fn lack(card: &ModelCard, places: &[Place], members: &Members<'_>) -> Option<DeviceShortfall> {
+fn lack(card: &ModelCard, places: &[DevicePlace], members: &Members<'_>) -> Option<DeviceShortfall> {
     let model = Model::of_shape(card.name.clone(), card.shape, ELEMENT);
     let asked = traffic::together(card.id, members).and_then(|profile| profile.workload("as asked for"));
     let workload = asked.or_else(|| Workload::named("conversation"))?.within(Tokens(f64::from(card.shape.context)));
@@ -76,8 +76,8 @@ fn lack(card: &ModelCard, places: &[Place], members: &Members<'_>) -> Option<Dev
         }
         Err(_) => None,
         Ok(_) => {
-            let device = |(peer, n): &Place| members.get(peer)?.devices.get(usize::from(*n))?.served(card.id);
-            let pool = |place: &Place| device(place).map(|served| served.kv_bytes);
+            let device = |(peer, n): &DevicePlace| members.get(peer)?.devices.get(usize::from(*n))?.served(card.id);
+            let pool = |place: &DevicePlace| device(place).map(|served| served.kv_bytes);
             let pools: u64 = places.iter().filter_map(pool).fold(0, u64::saturating_add);
             Some(DeviceShortfall::Kv { needs: longest.0.ceil() as u64, holds: (pools as f64 / per_token) as u64 })
         }

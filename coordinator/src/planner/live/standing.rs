@@ -1,6 +1,6 @@
 //! What stands of a plan, its phases and routes made anew, alone or with newcomers beside it.
 
-use super::{BUSY, FLIPS, ModelPlan, Place, Scene, pace};
+use super::{BUSY, DevicePlace, FLIPS, ModelPlan, Scene, pace};
 use crate::scheduler::{
     cluster::InstanceId,
     evaluate::Evaluator,
@@ -42,7 +42,7 @@ impl Scene {
     }
 
     /// The best groups of these of its devices.
-    fn of_devices(&self, wanted: impl Fn(&Place) -> bool) -> Vec<Group> {
+    fn of_devices(&self, wanted: impl Fn(&DevicePlace) -> bool) -> Vec<Group> {
         let all = (0..).zip(&self.places).filter(|(_, place)| wanted(place));
         let idle: Vec<(InstanceId, u16)> = all.map(|(i, _)| (InstanceId(i), 1)).collect();
         let alone = || {

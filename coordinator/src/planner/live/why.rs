@@ -1,6 +1,6 @@
 //! Why a swarm's plan is what it is: the other plans of the same view, and what each loses.
 
-use super::{Place, Scene, scenes_under, sharing::Taken};
+use super::{DevicePlace, Scene, scenes_under, sharing::DeviceTime};
 use crate::{
     gate::SplitChoice,
     members::Members,
@@ -55,12 +55,12 @@ pub struct SharedDevice {
 #[must_use]
 pub fn why(plan: &Plan, members: &Members<'_>, split: SplitChoice) -> Vec<Why> {
     let scenes = scenes_under(members, split, &plan.chosen);
-    let taken = Taken::by_groups(&scenes, &plan.groups);
+    let taken = DeviceTime::by_groups(&scenes, &plan.groups);
     scenes.iter().map(|scene| scene.beside_others(&taken).under(Some(plan)).why(plan, &taken)).collect()
 }
 
 impl Scene {
-    fn why(&self, plan: &Plan, taken: &Taken) -> Why {
+    fn why(&self, plan: &Plan, taken: &DeviceTime) -> Why {
         let here = |g: &&Group| g.model == self.card.id && g.stages.iter().any(|s| self.has(s));
         let mut adopted: Vec<Group> = plan.groups.iter().filter(here).cloned().collect();
         adopted.sort_by_key(|g| g.id);
@@ -71,8 +71,8 @@ impl Scene {
         others.sort_by(|a, b| b.value.total_cmp(&a.value));
         let (rate, slo) = (self.problem.rate, self.problem.slo);
         let stages = adopted.iter().flat_map(|g| &g.stages).filter(|s| self.has(s));
-        let used: BTreeSet<Place> = stages.map(|s| (s.peer, s.device)).collect();
-        let shared = |place: &Place| {
+        let used: BTreeSet<DevicePlace> = stages.map(|s| (s.peer, s.device)).collect();
+        let shared = |place: &DevicePlace| {
             let taken = taken.beside(self.card.id, place);
             SharedDevice { peer: place.0, device: place.1, taken }
         };

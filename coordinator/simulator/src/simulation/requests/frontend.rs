@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tsnode_coordinator::{
     Time,
-    changeover::{Changeover, Scene},
+    changeover::{Changeover, ChangeoverView},
     control::{Control, Event as ControlEvent},
     gateway::{Action, Event, Gateway, GatewayConfig, View},
 };
@@ -108,7 +108,7 @@ impl Requests {
         let Some(control) = around.peers[n].control() else { return };
         let (up, staying) = (control.said_ready(), control.staying());
         let frontend = self.frontend(around, n);
-        frontend.changeover.adopt(around.now, plan, Scene { up: &up, staying: &staying });
+        frontend.changeover.adopt(around.now, plan, ChangeoverView { up: &up, staying: &staying });
         self.look_at(around, n);
     }
 
@@ -124,7 +124,7 @@ impl Requests {
         let Some(control) = around.peers[n].control() else { return };
         let (up, staying): (_, BTreeSet<PeerId>) = (control.said_ready(), control.staying());
         let frontend = self.frontend(around, n);
-        frontend.changeover.look(around.now, Scene { up: &up, staying: &staying });
+        frontend.changeover.look(around.now, ChangeoverView { up: &up, staying: &staying });
         frontend.retire(control);
         let (report, view) = (frontend.report(), frontend.new_view(control));
         self.out.extend(report.map(|event| Effect::Tell(n, event)));
