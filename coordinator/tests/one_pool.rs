@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 use tsnode_coordinator::{
-    batcher::{Action, Batcher, BatcherConfig, Event, Kind, NewSequence},
+    batcher::{Action, Batcher, BatcherConfig, Event, NewSequence, SequenceKind},
     policy::{batching::ServiceNo, sharing::quotas::PageQuotas},
     rng::Rng,
 };
@@ -91,7 +91,7 @@ impl Device {
                 stop_tokens: vec![],
                 class: Default::default(),
             },
-            kind: Kind::Local,
+            kind: SequenceKind::Local,
         };
         self.tell(n, Event::Submit(new));
     }

@@ -7,7 +7,7 @@
 //! pages nobody gives way before room is used up: until then others may give back what is this model's. Meanwhile one of those that
 //! have room left asks for all, with each of its tokens: each time that a stage is asked may cost a step of another model.
 
-use super::{Action, Batcher, Role, State};
+use super::{Action, Batcher, SequenceRole, State};
 use crate::Time;
 use tsnode_protocol::{
     RequestId,
@@ -100,7 +100,7 @@ impl Batcher {
         sequence.overtaken.growth += u32::from(sequence.state.growth().is_some_and(|(_, growing)| growing.is_some()));
         sequence.pushed_out += 1;
         sequence.drafts.told = 0;
-        (sequence.role, sequence.state) = (Role::Local, State::waiting(now));
+        (sequence.role, sequence.state) = (SequenceRole::Local, State::waiting(now));
         self.queue.push(sequence.place(request));
         self.sequences.insert(request, sequence);
     }

@@ -23,7 +23,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::{
-    batcher::{Action, Batcher, BatcherConfig, Event, Kind, NewSequence},
+    batcher::{Action, Batcher, BatcherConfig, Event, NewSequence, SequenceKind},
     policy::choice::Batches,
 };
 use tsnode_protocol::{
@@ -377,7 +377,7 @@ impl Leader {
                     }
                     let _ = speak.send(Word::Gone(turn)).await;
                 });
-                let kind = if request.await_kv { Kind::AwaitKv } else { Kind::Local };
+                let kind = if request.await_kv { SequenceKind::AwaitKv } else { SequenceKind::Local };
                 let DecodeRequest { prompt, answered, generation, codec, .. } = request;
                 let known = Known { answered, codec };
                 (self.sequence(id, prompt, known, generation, kind), Client::Decode(events))
@@ -389,7 +389,7 @@ impl Leader {
                     let _ = speak.send(Word::Gone(turn)).await;
                 });
                 let export = KvExport { targets: request.targets, codec: request.codec, pace: request.pace };
-                let kind = Kind::Export(export);
+                let kind = SequenceKind::Export(export);
                 // What is packed are copies: here the prompt's KV stays as it is.
                 let known = Known { answered: Vec::new(), codec: KvCodec::Raw.into() };
                 (self.sequence(id, request.prompt, known, request.generation, kind), Client::Prefill(events))
@@ -405,11 +405,11 @@ impl Leader {
         prompt: Vec<Token>,
         known: Known,
         generation: tsnode_protocol::stream::Generation,
-        kind: Kind,
+        kind: SequenceKind,
     ) -> NewSequence {
         let room = match kind {
             // Only the prompt's KV lives on the prefill side.
-            Kind::Export(_) => prompt.len() as u32,
+            SequenceKind::Export(_) => prompt.len() as u32,
             _ => (prompt.len() as u32).saturating_add(generation.max_new_tokens),
         };
         let Known { answered, codec } = known;
