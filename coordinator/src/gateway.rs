@@ -26,23 +26,23 @@ mod unresponsive;
 
 pub use crate::view::View;
 pub use events::{Action, Begun, Event, GatewayConfig};
-pub use slowest::{Cause, LatencyPart, Slowest};
+pub use slowest::{LatencyPart, SlowCause, Slowest};
 pub use trace::{LatencyBreakdown, Move, Predicted, Resumption, Trace};
 
 use crate::{
     Time,
     claim_check::{ClaimCheck, Seen, Work},
     gateway::{
-        cronus::Held,
+        cronus::HeldPrompts,
         judging::shape,
         observed::Observed,
         parting::Predictors,
         patience::Patience,
-        prefix_cache::PrefixCache,
-        queues::{Queues, Shares},
-        request::{Ask, Request, Steady},
+        prefix_cache::PrefixIndex,
+        queues::{GroupQueues, RequestLoads},
+        request::{ClientAsk, Request, Steady},
         silence::is_progress,
-        state::{Placement, State},
+        state::{RequestPlacement, State},
     },
     profiler,
     router::{Pick, Router},
@@ -66,11 +66,11 @@ pub struct Gateway {
     view: View,
     requests: BTreeMap<RequestId, Request>,
     router: Router,
-    queues: Queues,
+    queues: GroupQueues,
     observed: Observed,
-    kept: PrefixCache,
+    kept: PrefixIndex,
     predictors: Predictors,
-    held: Held,
+    held: HeldPrompts,
     speeds: ClaimCheck,
     patience: Patience,
     /// Who gives no sign of life now.
@@ -87,11 +87,11 @@ impl Gateway {
     #[must_use]
     pub fn new(config: GatewayConfig) -> Self {
         let router = Router::new(config.dispatch);
-        let (queues, observed, kept) = (Queues::default(), Observed::default(), PrefixCache::default());
+        let (queues, observed, kept) = (GroupQueues::default(), Observed::default(), PrefixIndex::default());
         let (speeds, patience) = (ClaimCheck::default(), Patience::default());
         let (view, requests, traffic) = (View::default(), BTreeMap::new(), traffic::Watch::default());
         let unresponsive = BTreeSet::new();
-        let (predictors, held) = (Predictors::default(), Held::default());
+        let (predictors, held) = (Predictors::default(), HeldPrompts::default());
         Self {
             config,
             view,
@@ -162,7 +162,7 @@ impl Gateway {
                     let arrived = profiler::Event::Arrived { prompt: tokens(prompt.len()) };
                     self.traffic.on_event(now, model, arrived);
                 }
-                let ask = Ask { model, prompt, generation, overrule, codec };
+                let ask = ClientAsk { model, prompt, generation, overrule, codec };
                 self.submit(now, request, Request::new(now, ask).with(begun), &mut out);
             }
             Event::Cancel { request } => self.hang_up(now, request, &mut out),
@@ -184,7 +184,7 @@ impl Gateway {
         out
     }
 
-    fn shares(&self, request: Option<RequestId>) -> Shares {
+    fn shares(&self, request: Option<RequestId>) -> RequestLoads {
         request.and_then(|request| self.requests.get(&request)).map_or([None; 2], queues::shares)
     }
 
@@ -214,7 +214,7 @@ impl Gateway {
     /// How many sequences share a group's steps: as many as it said, or more of this gateway's own; with one that just ended.
     fn sequences(&self, group: GroupId) -> u32 {
         let said = self.view.up.get(&group).map_or(0, |load| load.running);
-        let has = |at: &Placement| at.last_token.is_some() && at.pick.decode == group;
+        let has = |at: &RequestPlacement| at.last_token.is_some() && at.pick.decode == group;
         let is_there = |r: &&Request| r.state.placement().is_some_and(has);
         let own = tokens(self.requests.values().filter(is_there).count());
         said.max(own.saturating_add(1))

@@ -46,20 +46,20 @@ impl QueuedLoad {
 }
 
 /// The parts of one request: in the group that decodes, and in another that prefills.
-pub(super) type Shares = [Option<(GroupId, QueuedLoad)>; 2];
+pub(super) type RequestLoads = [Option<(GroupId, QueuedLoad)>; 2];
 
 /// The parts of some requests, by group.
 pub(super) type GroupLoads = BTreeMap<GroupId, QueuedLoad>;
 
 /// What groups last said, and what the gateway had given them by then.
 #[derive(Debug, Default)]
-pub(super) struct Queues {
+pub(super) struct GroupQueues {
     said: BTreeMap<GroupId, (Load, QueuedLoad)>,
     /// What was done of late, the oldest first.
     done: VecDeque<(Time, GroupId, QueuedLoad)>,
 }
 
-impl Queues {
+impl GroupQueues {
     /// Groups say this; `own` is what the gateway has there as they do.
     pub fn hear(&mut self, now: Time, up: &BTreeMap<GroupId, Load>, own: &GroupLoads) {
         self.forget(now);
@@ -74,7 +74,7 @@ impl Queues {
     }
 
     /// A request had these parts, and has those now.
-    pub fn moved(&mut self, now: Time, before: Shares, after: Shares) {
+    pub fn moved(&mut self, now: Time, before: RequestLoads, after: RequestLoads) {
         let still = |id: GroupId| after.iter().flatten().find(|(group, _)| *group == id).map(|(_, part)| *part);
         for (id, part) in before.into_iter().flatten() {
             let done = part.less(still(id).unwrap_or_default());
@@ -112,7 +112,7 @@ impl Queues {
 }
 
 /// What a request is to its groups.
-pub(super) fn shares(r: &Request) -> Shares {
+pub(super) fn shares(r: &Request) -> RequestLoads {
     let Some(at) = r.state.placement() else { return [None; 2] };
     let prompt = (r.ask.prompt.len() as u32).saturating_sub(r.cached);
     let kv = r.asked().prompt_memory();
@@ -159,7 +159,7 @@ mod tests {
 
     /// Said so while the gateway had `before` there, and seen so by it with `own` there now.
     fn seen(said: Load, before: QueuedLoad, own: QueuedLoad) -> Load {
-        let mut queues = Queues::default();
+        let mut queues = GroupQueues::default();
         queues.hear(Time::ZERO, &[(GROUP, said)].into(), &[(GROUP, before)].into());
         queues.now(GROUP, &said, own)
     }
@@ -181,7 +181,8 @@ mod tests {
 
     #[test]
     fn kv_that_was_sent_counts_until_the_group_says_what_it_has() {
-        let (mut queues, part) = (Queues::default(), |kv| QueuedLoad { sequences: 1, kv, ..QueuedLoad::default() });
+        let (mut queues, part) =
+            (GroupQueues::default(), |kv| QueuedLoad { sequences: 1, kv, ..QueuedLoad::default() });
         assert_eq!(queues.sent_since(GROUP, part(700)), 700);
         queues.hear(Time::ZERO, &[(GROUP, load(1, 0, 0))].into(), &[(GROUP, part(700))].into());
         assert_eq!(queues.sent_since(GROUP, part(700)), 0);
@@ -191,7 +192,7 @@ mod tests {
 
     #[test]
     fn what_is_said_again_is_no_news_and_who_is_down_is_forgotten() {
-        let mut queues = Queues::default();
+        let mut queues = GroupQueues::default();
         let up = [(GROUP, load(1, 0, 0))].into();
         queues.hear(Time::ZERO, &up, &[(GROUP, part(1, 0))].into());
         queues.hear(Time::ZERO, &up, &GroupLoads::new());
@@ -203,7 +204,7 @@ mod tests {
 
     #[test]
     fn what_was_done_a_moment_before_it_was_said_may_be_in_it() {
-        let (mut queues, up) = (Queues::default(), [(GROUP, load(1, 0, 210))].into());
+        let (mut queues, up) = (GroupQueues::default(), [(GROUP, load(1, 0, 210))].into());
         let (asked, prompted) = ([Some((GROUP, part(1, 512))), None], [Some((GROUP, part(1, 0))), None]);
         let ms = Duration::from_millis;
         queues.moved(ms(100), asked, prompted);

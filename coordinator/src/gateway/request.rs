@@ -2,7 +2,7 @@
 
 use super::{
     Begun, GatewayConfig, Move, Resumption, Trace, View, alone, patience::LEAST, prefix_cache::Trail, slowest,
-    state::State, trace::Timeline,
+    state::State, trace::RequestTimeline,
 };
 use crate::{
     Time,
@@ -21,7 +21,7 @@ use tsnode_protocol::{
 
 /// What a client asks for.
 #[derive(Debug)]
-pub(super) struct Ask {
+pub(super) struct ClientAsk {
     pub model: ModelId,
     pub prompt: Vec<Token>,
     pub generation: Generation,
@@ -33,7 +33,7 @@ pub(super) struct Ask {
 
 /// The answer, as far as the client has it.
 #[derive(Debug, Default)]
-pub(super) struct Answer {
+pub(super) struct ClientAnswer {
     pub tokens: Vec<Token>,
     /// Of its tokens, as whoever chose them said.
     pub logprobs: Vec<Option<f32>>,
@@ -54,14 +54,14 @@ pub(super) struct Steady {
 
 #[derive(Debug)]
 pub(super) struct Request {
-    pub ask: Ask,
+    pub ask: ClientAsk,
     /// Prompt and answer, for what groups have of them.
     pub trail: Trail,
-    pub line: Timeline,
+    pub line: RequestTimeline,
     /// When it is looked at again.
     pub deadline: Time,
     pub state: State,
-    pub answer: Answer,
+    pub answer: ClientAnswer,
     /// What the prompt's KV goes through; it stays so once the client has tokens that rest on it.
     pub codec: PromptCodec,
     /// Tokens of the prompt that were not computed: another request had begun with them.
@@ -83,14 +83,14 @@ pub(super) struct Request {
 }
 
 impl Request {
-    pub fn new(now: Time, ask: Ask) -> Self {
+    pub fn new(now: Time, ask: ClientAsk) -> Self {
         Self {
             trail: Trail::of(&ask.prompt),
             ask,
-            line: Timeline::new(now),
+            line: RequestTimeline::new(now),
             deadline: now,
             state: State::Routing,
-            answer: Answer::default(),
+            answer: ClientAnswer::default(),
             codec: KvCodec::Raw.into(),
             cached: 0,
             prefilled_by: None,

@@ -2,8 +2,8 @@
 
 use super::{
     Action, Gateway, Request,
-    patience::{Owes, Silence},
-    state::{Placement, Prompt, State},
+    patience::{Owes, SilenceVerdict},
+    state::{PromptSource, RequestPlacement, State},
 };
 use crate::{Time, claim_check::Work};
 use std::time::Duration;
@@ -30,7 +30,7 @@ impl Gateway {
         if before.is_some() {
             return self.patience.gap(decode, gap);
         }
-        let State::Decoding { granted_at, prompt: Prompt::Here, .. } = r.state else { return };
+        let State::Decoding { granted_at, prompt: PromptSource::Here, .. } = r.state else { return };
         let tokens = r.ask.prompt.len() as u32 + r.next_index();
         let group = self.view.plan.as_ref().and_then(|plan| plan.group(decode));
         let expected = group.and_then(|group| Work::Prompt { tokens }.claimed(&self.view, group));
@@ -45,7 +45,7 @@ impl Gateway {
         // Once the first token is there, a silence may be the far side's as well.
         let is_its_own = !matches!(r.state, State::Prefilling { first: Some(_), .. });
         let prefilling = r.state.is_prefilling();
-        if let Silence::Wait(until) = self.patience.judge(now, due, group, heard, owes) {
+        if let SilenceVerdict::Wait(until) = self.patience.judge(now, due, group, heard, owes) {
             if let Some(r) = self.requests.get_mut(&request) {
                 r.deadline = until.max(now + LOOK);
             }
@@ -72,7 +72,7 @@ impl Gateway {
     }
 
     /// What a group owes a request, by its adverts and its queue. Nothing is known where pages may be others' for long.
-    fn owes(&self, r: &Request, at: &Placement, group: GroupId) -> Owes {
+    fn owes(&self, r: &Request, at: &RequestPlacement, group: GroupId) -> Owes {
         let (most, is_known) = match r.state {
             State::AwaitingGrant { asked_idle, .. } => (self.config.grant_patience, asked_idle),
             _ => (self.config.progress_patience, true),

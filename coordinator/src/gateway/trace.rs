@@ -171,7 +171,7 @@ const DELIVERIES: usize = 1024;
 
 /// When what happened to a request.
 #[derive(Clone, Debug)]
-pub(super) struct Timeline {
+pub(super) struct RequestTimeline {
     pub submitted: Time,
     /// Its client's first token.
     pub first: Option<Time>,
@@ -184,7 +184,7 @@ pub(super) struct Timeline {
     recovery: Time,
 }
 
-impl Timeline {
+impl RequestTimeline {
     pub fn new(submitted: Time) -> Self {
         let (computed, recovery) = (Computed::default(), Time::ZERO);
         Self { submitted, first: None, computed, arrived: None, deliveries: Vec::new(), lost: None, recovery }
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn a_handed_over_request_is_cut_where_its_parts_meet() {
-        let mut line = Timeline::new(at(1000));
+        let mut line = RequestTimeline::new(at(1000));
         line.computed(Computed { queued: Seconds(0.02), took: Seconds(0.4) });
         assert!(line.token(at(1500)));
         line.arrived(at(1600), vec![delivery()]);
@@ -291,7 +291,7 @@ mod tests {
 
     #[test]
     fn kv_that_was_there_before_the_first_token_costs_nothing() {
-        let mut line = Timeline::new(at(0));
+        let mut line = RequestTimeline::new(at(0));
         line.computed(Computed { queued: Seconds(0.0), took: Seconds(0.3) });
         line.arrived(at(290), vec![delivery()]);
         line.token(at(300));
@@ -302,7 +302,7 @@ mod tests {
 
     #[test]
     fn time_without_a_group_is_neither_waiting_nor_decoding() {
-        let mut line = Timeline::new(at(0));
+        let mut line = RequestTimeline::new(at(0));
         line.token(at(100));
         line.lost(at(200));
         line.lost(at(250));
@@ -313,7 +313,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_is_not_counted() {
-        let mut line = Timeline::new(at(0));
+        let mut line = RequestTimeline::new(at(0));
         line.computed(Computed { queued: Seconds(0.0), took: Seconds(f64::NAN) });
         line.token(at(100));
         line.arrived(at(200), vec![Delivery { wire: Seconds(-1.0), ..delivery() }, delivery()]);
