@@ -8,7 +8,7 @@ use tsnode_protocol::{Advert, ModelCard, ModelId, ModelOrigin, PeerId};
 
 /// A card of a model, and who says so. Names are everybody's own: it has the first one's.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Said {
+pub struct SaidCard {
     /// What it says.
     pub card: ModelCard,
     /// Who.
@@ -17,15 +17,15 @@ pub struct Said {
 
 /// What members say that a model is, what most say first; of others the first member's.
 #[must_use]
-pub fn said<'a>(model: ModelId, members: impl IntoIterator<Item = (&'a PeerId, &'a Advert)>) -> Vec<Said> {
-    let mut all: Vec<Said> = Vec::new();
+pub fn said<'a>(model: ModelId, members: impl IntoIterator<Item = (&'a PeerId, &'a Advert)>) -> Vec<SaidCard> {
+    let mut all: Vec<SaidCard> = Vec::new();
     for (peer, advert) in members {
         // Nobody says it twice.
         let Some(card) = advert.models.iter().find(|card| card.id == model) else { continue };
-        let is_same = |said: &&mut Said| said.card.shape == card.shape && said.card.files == card.files;
+        let is_same = |said: &&mut SaidCard| said.card.shape == card.shape && said.card.files == card.files;
         match all.iter_mut().find(is_same) {
             Some(said) => said.by.push(*peer),
-            None => all.push(Said { card: card.clone(), by: vec![*peer] }),
+            None => all.push(SaidCard { card: card.clone(), by: vec![*peer] }),
         }
     }
     sort(&mut all);
@@ -87,7 +87,7 @@ pub fn correct(said: &mut Arc<Advert>, own: &Advert) -> bool {
 
 /// Somebody gave a manifest, and this is what fits it: with a card that does, no other is the model's own, and that is known now. Who
 /// gives one that fits none is not believed in what he says either. Who gave it comes first among those who say so.
-pub fn heard(all: &mut Vec<Said>, from: PeerId, fits: impl Fn(&ModelCard) -> bool) -> bool {
+pub fn heard(all: &mut Vec<SaidCard>, from: PeerId, fits: impl Fn(&ModelCard) -> bool) -> bool {
     if let Some(own) = all.iter().position(|said| fits(&said.card)) {
         all.swap(0, own);
         all.truncate(1);
@@ -125,7 +125,7 @@ pub fn origin<'a>(model: ModelId, adverts: impl IntoIterator<Item = &'a Advert>)
     Some(ModelOrigin { is_gated, is_given: false, ..most.clone() })
 }
 
-fn sort(all: &mut [Said]) {
+fn sort(all: &mut [SaidCard]) {
     all.sort_by_key(|said| Reverse(said.by.len()));
 }
 
@@ -148,7 +148,7 @@ mod tests {
     }
 
     /// Who says what, by the templates of peers 0, 1 and so on.
-    fn by(templates: &[u8]) -> Vec<Said> {
+    fn by(templates: &[u8]) -> Vec<SaidCard> {
         let members: Vec<(PeerId, Advert)> = (0..).zip(templates).map(|(n, t)| (peer(n), with(*t))).collect();
         said(sample::card().id, members.iter().map(|(peer, advert)| (peer, advert)))
     }

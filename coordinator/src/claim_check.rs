@@ -50,7 +50,7 @@ const GROUPS: usize = 4096;
 
 /// What was done.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Work {
+pub enum ClaimedWork {
     /// A prompt's tokens, up to the first of the answer.
     Prompt {
         /// Those that were computed.
@@ -65,7 +65,7 @@ pub enum Work {
     },
 }
 
-impl Work {
+impl ClaimedWork {
     /// Shorter ones say more of the network than of who does them.
     fn is_long_enough(self) -> bool {
         match self {
@@ -113,9 +113,9 @@ fn claimed(view: &View, group: &Group, layer: impl Fn(&LayerProfile) -> f64) -> 
 
 /// Work as a gateway's clock saw it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Seen {
+pub struct SeenWork {
     /// What was done.
-    pub work: Work,
+    pub work: ClaimedWork,
     /// When it was done.
     pub at: Time,
     /// How long it took.
@@ -126,7 +126,7 @@ pub struct Seen {
     pub sequences: u32,
 }
 
-impl Seen {
+impl SeenWork {
     /// Whether its tokens came as they were computed, and not all at once behind something that held them up.
     fn flowed(&self, claimed: f64) -> bool {
         let took = self.took.as_secs_f64();
@@ -136,7 +136,7 @@ impl Seen {
 
 /// A group in a phase, and what is known of its speed: its leader answers for it.
 #[derive(Clone, Debug)]
-struct Record {
+struct SpeedRecord {
     leader: PeerId,
     /// Stages: KV transfers between them take their time.
     stages: usize,
@@ -148,7 +148,7 @@ struct Record {
     words: VecDeque<(Time, TimedStep)>,
 }
 
-impl Record {
+impl SpeedRecord {
     fn of(leader: PeerId, group: &Group) -> Self {
         let (works, words) = (VecDeque::new(), VecDeque::new());
         Self { leader, stages: group.stages.len(), works, until: Time::ZERO, words }
@@ -234,7 +234,7 @@ fn usual(mut others: Vec<f64>) -> Option<f64> {
 /// Speeds as one gateway sees them.
 #[derive(Debug, Default)]
 pub struct ClaimCheck {
-    records: BTreeMap<(GroupId, Phase), Record>,
+    records: BTreeMap<(GroupId, Phase), SpeedRecord>,
     doubts: Doubts,
 }
 
@@ -254,8 +254,8 @@ impl ClaimCheck {
     }
 
     /// A group did some work. Says what its leader is to blame for, if it is.
-    pub fn saw(&mut self, view: &View, group: &Group, seen: Seen) -> Option<(PeerId, Offence)> {
-        let Seen { work, at, took, .. } = seen;
+    pub fn saw(&mut self, view: &View, group: &Group, seen: SeenWork) -> Option<(PeerId, Offence)> {
+        let SeenWork { work, at, took, .. } = seen;
         let sequences = seen.sequences.clamp(1, SHARED);
         let claimed = work.claimed_beside(view, group, sequences).filter(|_| work.is_long_enough())?;
         if !seen.flowed(claimed) {
@@ -280,12 +280,12 @@ impl ClaimCheck {
         Some((leader, Offence::FalseSpeed { times: times.min(f64::from(u32::MAX)) as u32, is_seconded }))
     }
 
-    fn record(&mut self, view: &View, group: &Group, phase: Phase) -> Option<&mut Record> {
+    fn record(&mut self, view: &View, group: &Group, phase: Phase) -> Option<&mut SpeedRecord> {
         let leader = group.leader()?;
         if self.records.len() >= GROUPS {
             self.records.retain(|(id, _), _| view.group(*id).is_some());
         }
-        Some(self.records.entry((group.id, phase)).or_insert_with(|| Record::of(leader, group)))
+        Some(self.records.entry((group.id, phase)).or_insert_with(|| SpeedRecord::of(leader, group)))
     }
 
     /// How many times further works are off their claim than others' are, by this gateway's clock.
@@ -296,7 +296,7 @@ impl ClaimCheck {
 
     /// Whether this gateway's clock says so as well: beside others, or while too few of them have worked, beside the claim.
     fn agrees(&self, key: (GroupId, Phase)) -> bool {
-        let own = self.records.get(&key).and_then(Record::clock);
+        let own = self.records.get(&key).and_then(SpeedRecord::clock);
         own.is_some_and(|own| self.clock(key).unwrap_or(own) >= AGREES)
     }
 
@@ -310,10 +310,10 @@ impl ClaimCheck {
     }
 
     /// Groups of the same kind that others lead.
-    fn others(&self, key: (GroupId, Phase)) -> impl Iterator<Item = (GroupId, &Record)> {
+    fn others(&self, key: (GroupId, Phase)) -> impl Iterator<Item = (GroupId, &SpeedRecord)> {
         let record = self.records.get(&key);
         let is_like =
-            move |other: &Record| record.is_some_and(|r| other.leader != r.leader && other.stages == r.stages);
+            move |other: &SpeedRecord| record.is_some_and(|r| other.leader != r.leader && other.stages == r.stages);
         let of_phase = self.records.iter().filter(move |((_, phase), other)| *phase == key.1 && is_like(other));
         of_phase.map(|((id, _), other)| (*id, other))
     }
@@ -324,7 +324,7 @@ impl ClaimCheck {
     /// works are held against its claim alone: others get work until they are known.
     #[must_use]
     pub fn weight(&self, group: GroupId, phase: Phase) -> f64 {
-        let own = || self.records.get(&(group, phase)).and_then(Record::clock);
+        let own = || self.records.get(&(group, phase)).and_then(SpeedRecord::clock);
         let (times, least) = match self.clock((group, phase)) {
             Some(times) => (times, LEAST),
             None => (own().unwrap_or(1.0), UNKNOWN),
@@ -341,7 +341,7 @@ mod tests {
     use tsnode_protocol::{Epoch, LayerRange, Load, ModelId, Plan, Quickest, Seconds, Stage, StepSize, Term};
 
     const MODEL: ModelId = ModelId([1; 16]);
-    const WORK: Work = Work::Answer { tokens: 100, context: 50 };
+    const WORK: ClaimedWork = ClaimedWork::Answer { tokens: 100, context: 50 };
 
     pub(super) fn peer(n: u8) -> PeerId {
         PeerId([n; 32])
@@ -366,9 +366,9 @@ mod tests {
     }
 
     /// An answer that ends at `at` (s).
-    pub(super) fn answer(at: f64, took: f64) -> Seen {
+    pub(super) fn answer(at: f64, took: f64) -> SeenWork {
         let [at, took] = [at, took].map(Duration::from_secs_f64);
-        Seen { work: WORK, at, took, stood: took / 50, sequences: 1 }
+        SeenWork { work: WORK, at, took, stood: took / 50, sequences: 1 }
     }
 
     /// Steps of one sequence that take so long (s), as each peer's heartbeats say.

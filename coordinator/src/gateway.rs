@@ -31,7 +31,7 @@ pub use trace::{LatencyBreakdown, Move, Predicted, Resumption, Trace};
 
 use crate::{
     Time,
-    claim_check::{ClaimCheck, Seen, Work},
+    claim_check::{ClaimCheck, ClaimedWork, SeenWork},
     gateway::{
         cronus::HeldPrompts,
         judging::shape,
@@ -46,7 +46,7 @@ use crate::{
     },
     profiler,
     router::{Pick, Router},
-    settings::Settings,
+    settings::SwarmSettings,
     traffic,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -77,7 +77,7 @@ pub struct Gateway {
     unresponsive: BTreeSet<PeerId>,
     /// When this gateway was last run again after it had not been for a while.
     woke: Option<Time>,
-    traffic: traffic::Watch,
+    traffic: traffic::TrafficWatch,
     /// Models of which some device does not hold the weights beside those of all others that it serves, and that are waited for.
     yielding: BTreeSet<ModelId>,
 }
@@ -89,7 +89,7 @@ impl Gateway {
         let router = Router::new(config.dispatch);
         let (queues, observed, kept) = (GroupQueues::default(), Observed::default(), PrefixIndex::default());
         let (speeds, patience) = (ClaimCheck::default(), Patience::default());
-        let (view, requests, traffic) = (View::default(), BTreeMap::new(), traffic::Watch::default());
+        let (view, requests, traffic) = (View::default(), BTreeMap::new(), traffic::TrafficWatch::default());
         let unresponsive = BTreeSet::new();
         let (predictors, held) = (Predictors::default(), HeldPrompts::default());
         Self {
@@ -147,7 +147,7 @@ impl Gateway {
             Event::View(view) => {
                 self.view = view.of_whole_groups();
                 self.yielding = self.view.yielding();
-                self.router.follow(Settings::of(self.view.adverts.values()), self.view.plan.clone());
+                self.router.follow(SwarmSettings::of(self.view.adverts.values()), self.view.plan.clone());
                 self.speeds.hear(now, &self.view);
                 self.queues.hear(now, &self.view.up, &queues::parts(self.requests.values()));
                 self.observed.retain(|peer| self.view.adverts.contains_key(peer));
@@ -200,13 +200,13 @@ impl Gateway {
     }
 
     /// How long a group took is held against what it claims.
-    fn saw(&mut self, group: GroupId, seen: Seen, out: &mut Vec<Action>) {
+    fn saw(&mut self, group: GroupId, seen: SeenWork, out: &mut Vec<Action>) {
         let group = self.view.group(group);
-        if let (Some(group), Work::Prompt { .. }) = (group, seen.work) {
+        if let (Some(group), ClaimedWork::Prompt { .. }) = (group, seen.work) {
             self.patience.prompt(group.id, seen.work.claimed(&self.view, group), seen.took);
         }
         let sequences = group.map_or(1, |group| self.sequences(group.id));
-        let seen = Seen { sequences, ..seen };
+        let seen = SeenWork { sequences, ..seen };
         let blame = group.and_then(|group| self.speeds.saw(&self.view, group, seen));
         out.extend(blame.map(|(peer, offence)| Action::Blame { peer, offence }));
     }
@@ -325,9 +325,9 @@ impl Gateway {
                 self.kept.found(group, &r.trail, cached);
                 let tokens = r.codec.tokens(r.ask.prompt.len() as u32);
                 self.kept.computed(group, &r.trail, tokens as usize);
-                let work = Work::Prompt { tokens: tokens.saturating_sub(cached) };
+                let work = ClaimedWork::Prompt { tokens: tokens.saturating_sub(cached) };
                 let took = now.saturating_sub(from);
-                let seen = Seen { work, at: now, took, stood: Duration::ZERO, sequences: 1 };
+                let seen = SeenWork { work, at: now, took, stood: Duration::ZERO, sequences: 1 };
                 if r.first_part().is_some() {
                     // What follows it is not what follows the prompt.
                     r.state.begins_with(sampled.token);

@@ -8,7 +8,7 @@ pub mod spare;
 
 pub use light::{flip, grow};
 
-use crate::{gate::SplitChoice, layout::Layout, members::Members};
+use crate::{gate::SplitChoice, layout::GroupLayout, members::Members};
 use live::Scene;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -31,7 +31,7 @@ pub struct PlanDraft {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Wish {
     /// Groups to form, if not the scheduler's choice.
-    pub layout: Option<Layout>,
+    pub layout: Option<GroupLayout>,
     /// Whether groups that do both may be.
     pub split: SplitChoice,
 }
@@ -173,7 +173,7 @@ pub fn value(plan: &Plan, members: &Members<'_>, wish: &Wish) -> f64 {
     }
 }
 
-fn as_laid_out(scene: &Scene, layout: &Layout, members: &Members<'_>, standing: Option<&Plan>) -> live::ModelPlan {
+fn as_laid_out(scene: &Scene, layout: &GroupLayout, members: &Members<'_>, standing: Option<&Plan>) -> live::ModelPlan {
     let mut places: Vec<ModelPlace> =
         scene.places().iter().map(|&(peer, device)| ModelPlace { peer, device }).collect();
     places.sort_by_key(|p| (members.get(&p.peer).map(|a| a.name.clone()), p.peer, p.device));
@@ -185,7 +185,7 @@ fn as_laid_out(scene: &Scene, layout: &Layout, members: &Members<'_>, standing: 
 
 /// A plan's groups where it had all that were asked for, the lost ones made anew of peers without a part: whoever has loaded
 /// something keeps it. `None` where that is not enough.
-fn repaired(card: &ModelCard, places: &[ModelPlace], layout: &Layout, plan: &Plan) -> Option<Vec<Group>> {
+fn repaired(card: &ModelCard, places: &[ModelPlace], layout: &GroupLayout, plan: &Plan) -> Option<Vec<Group>> {
     let mut old: Vec<&Group> = plan.groups.iter().filter(|g| g.model == card.id).collect();
     let mut as_asked = |(phase, stages): &(Phase, usize)| {
         let place = old.iter().position(|g| g.phase == *phase && g.stages.len() == *stages)?;
@@ -209,7 +209,7 @@ fn repaired(card: &ModelCard, places: &[ModelPlace], layout: &Layout, plan: &Pla
 }
 
 /// Groups as asked for, over these places in their order, as far as they and the layers suffice.
-fn laid_out(card: &ModelCard, places: Vec<ModelPlace>, layout: &Layout) -> Vec<Group> {
+fn laid_out(card: &ModelCard, places: Vec<ModelPlace>, layout: &GroupLayout) -> Vec<Group> {
     let mut rest = places.into_iter();
     let mut groups = Vec::new();
     for (phase, stages) in &layout.0 {

@@ -10,7 +10,7 @@ use crate::{
         routing::{Asked, MachineNo, Overflow, Routing},
         shares::{self, PhasePair},
     },
-    settings::Settings,
+    settings::SwarmSettings,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -78,7 +78,7 @@ pub struct PoolSizes {
 #[derive(Debug)]
 pub struct Router {
     dispatch: Dispatch,
-    settings: Settings,
+    settings: SwarmSettings,
     /// It says what was chosen where members have left that to measurement.
     plan: Option<Arc<Plan>>,
     models: BTreeMap<ModelId, ModelPolicy>,
@@ -101,7 +101,7 @@ impl Router {
     /// A router that dispatches so where members have set nothing else.
     #[must_use]
     pub fn new(dispatch: Dispatch) -> Self {
-        let (settings, models, sizes) = (Settings::default(), BTreeMap::new(), PoolSizes::default());
+        let (settings, models, sizes) = (SwarmSettings::default(), BTreeMap::new(), PoolSizes::default());
         Self { dispatch, settings, plan: None, models, sizes, overflow: None }
     }
 
@@ -117,7 +117,7 @@ impl Router {
     }
 
     /// Dispatches as members have set, and as the plan has chosen where they left that to it.
-    pub fn follow(&mut self, settings: Settings, plan: Option<Arc<Plan>>) {
+    pub fn follow(&mut self, settings: SwarmSettings, plan: Option<Arc<Plan>>) {
         (self.settings, self.plan) = (settings, plan);
     }
 
@@ -359,7 +359,7 @@ mod tests {
         let (up, mut router) = (up(&plan, [0, 2, 0]), router());
         let mut chosen = |policy: Option<RoutePolicy>, at| {
             let (key, value) = (SettingKey::Route { model: None }, SettingValue::Route(policy));
-            let mut settings = Settings::default();
+            let mut settings = SwarmSettings::default();
             settings.take_in(&[SwarmSetting { key, value, at, by: PeerId([1; 32]) }]);
             router.follow(settings, None);
             (0..100).filter(|_| pick(&mut router, Some(&plan), &up).unwrap().decode == plan.groups[1].id).count()
@@ -373,7 +373,7 @@ mod tests {
     #[test]
     fn where_that_is_left_to_measurement_the_plan_says_how_requests_are_routed() {
         let (key, value) = (SettingKey::Route { model: None }, SettingValue::Route(Some(RoutePolicy::Auto)));
-        let mut settings = Settings::default();
+        let mut settings = SwarmSettings::default();
         settings.take_in(&[SwarmSetting { key, value, at: 1, by: PeerId([1; 32]) }]);
         let choice = |policy| {
             let policy = ChosenPolicy::Route(policy);
@@ -381,13 +381,13 @@ mod tests {
         };
         let planned = |policy| Plan { chosen: vec![choice(policy)], ..plan([0.9, 0.1]) };
         let mut router = router();
-        let mut by = |settings: &Settings, plan: Plan| {
+        let mut by = |settings: &SwarmSettings, plan: Plan| {
             router.follow(settings.clone(), Some(Arc::new(plan)));
             router.dispatch(MODEL)
         };
         assert_eq!(by(&settings, plan([0.9, 0.1])), Dispatch::Live, "nothing was chosen yet");
         assert_eq!(by(&settings, planned(RoutePolicy::Pools)), Dispatch::Pools);
-        assert_eq!(by(&Settings::default(), planned(RoutePolicy::Pools)), Dispatch::Live, "nobody asked for it");
+        assert_eq!(by(&SwarmSettings::default(), planned(RoutePolicy::Pools)), Dispatch::Live, "nobody asked for it");
     }
 
     /// A burst that one gateway sends to a prefill and two decode groups: prompts overflow, in turn, until the queue is short again.

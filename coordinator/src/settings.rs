@@ -10,9 +10,9 @@ use tsnode_protocol::{
 
 /// The newest settings that are known.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Settings(BTreeMap<SettingKey, SwarmSetting>);
+pub struct SwarmSettings(BTreeMap<SettingKey, SwarmSetting>);
 
-impl Settings {
+impl SwarmSettings {
     /// Of all that these say.
     #[must_use]
     pub fn of<'a>(adverts: impl Iterator<Item = &'a Advert>) -> Self {
@@ -130,7 +130,7 @@ mod tests {
 
     fn e2e(all: &[SwarmSetting]) -> Option<f64> {
         let adverts: Vec<Advert> = all.iter().map(|s| Advert { settings: vec![*s], ..sample::gateway(0) }).collect();
-        let settings = Settings::of(adverts.iter());
+        let settings = SwarmSettings::of(adverts.iter());
         settings.targets(MODEL, RequestClass::Interactive).and_then(|(targets, _)| targets.e2e).map(|s| s.0)
     }
 
@@ -156,7 +156,7 @@ mod tests {
     fn what_is_left_to_measurement_is_as_the_plan_says_and_what_is_set_is_not() {
         let set = |policy| {
             let (key, value) = (SettingKey::Batch { model: None }, SettingValue::Batch(Some(policy)));
-            let mut settings = Settings::default();
+            let mut settings = SwarmSettings::default();
             settings.take_in(&[SwarmSetting { key, value, at: 1, by: PeerId([1; 32]) }]);
             settings
         };
@@ -165,13 +165,13 @@ mod tests {
         let (auto, first) = (set(BatchPolicy::Auto), set(BatchPolicy::PrefillFirst));
         assert_eq!([&auto, &first].map(|s| s.batched(MODEL, &chosen)), [BatchPolicy::Mixed, BatchPolicy::PrefillFirst]);
         assert_eq!(auto.batched(MODEL, &[]), BatchPolicy::Chunked, "nothing was chosen yet");
-        assert_eq!(Settings::default().batched(MODEL, &chosen), BatchPolicy::Chunked, "nobody asked for it");
+        assert_eq!(SwarmSettings::default().batched(MODEL, &chosen), BatchPolicy::Chunked, "nobody asked for it");
         assert_eq!(auto.routed(MODEL, &chosen), None);
     }
 
     #[test]
     fn what_is_set_is_newer_than_what_was_known_and_the_oldest_go() {
-        let mut settings = Settings::default();
+        let mut settings = SwarmSettings::default();
         let late = set(None, Some(9.0), 1000, 9);
         settings.take_in(&[late]);
         let next = settings.next(late.key, late.value, PeerId([1; 32]), 10);

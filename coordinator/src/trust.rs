@@ -114,11 +114,11 @@ pub struct CutOff {
 /// What is held against everybody.
 #[derive(Debug, Default)]
 pub struct Trust {
-    records: BTreeMap<PeerId, Record>,
+    records: BTreeMap<PeerId, OffenceRecord>,
 }
 
 #[derive(Debug)]
-struct Record {
+struct OffenceRecord {
     score: f64,
     at: Time,
     offences: u32,
@@ -131,7 +131,7 @@ impl Trust {
     /// Counts an offence; the answer is there if it is the one too many.
     pub fn offends(&mut self, now: Time, peer: PeerId, offence: Offence) -> Option<CutOff> {
         self.make_room(now, peer);
-        let record = self.records.entry(peer).or_insert_with(|| Record {
+        let record = self.records.entry(peer).or_insert_with(|| OffenceRecord {
             score: 0.0,
             at: now,
             offences: 0,
@@ -161,7 +161,7 @@ impl Trust {
 
     /// Those whose time is over: they start anew, but for their relapses.
     pub fn forgive(&mut self, now: Time) -> Vec<PeerId> {
-        let over = |r: &Record| r.cut.as_ref().is_some_and(|c| c.until <= now);
+        let over = |r: &OffenceRecord| r.cut.as_ref().is_some_and(|c| c.until <= now);
         let due = self.records.iter_mut().filter(|(_, r)| over(r));
         due.map(|(peer, record)| {
             (record.cut, record.score, record.offences) = (None, 0.0, 0);
@@ -175,13 +175,13 @@ impl Trust {
         if self.records.len() < PEERS || self.records.contains_key(&peer) {
             return;
         }
-        let blame = |r: &Record| if r.cut.is_some() { f64::INFINITY } else { r.faded(now) };
+        let blame = |r: &OffenceRecord| if r.cut.is_some() { f64::INFINITY } else { r.faded(now) };
         let least = self.records.iter().min_by(|a, b| blame(a.1).total_cmp(&blame(b.1))).map(|(peer, _)| *peer);
         least.map(|peer| self.records.remove(&peer));
     }
 }
 
-impl Record {
+impl OffenceRecord {
     fn faded(&self, now: Time) -> f64 {
         let halves = now.saturating_sub(self.at).as_secs_f64() / FADES.as_secs_f64();
         self.score * (-halves).exp2()

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 use tsnode_coordinator::{
-    claim_check::{ClaimCheck, Seen, Work},
+    claim_check::{ClaimCheck, ClaimedWork, SeenWork},
     gateway::View,
     policy::{
         batching::ServiceNo,
@@ -196,7 +196,7 @@ impl Lender {
 /// Who says that a claim is false.
 trait Judge {
     fn hear(&mut self, _: Duration, _: &View) {}
-    fn saw(&mut self, view: &View, group: &Group, seen: Seen) -> Option<(PeerId, Offence)>;
+    fn saw(&mut self, view: &View, group: &Group, seen: SeenWork) -> Option<(PeerId, Offence)>;
     /// What a group's share of the work is multiplied with.
     fn weight(&self, _: &Group) -> f64 {
         1.0
@@ -208,7 +208,7 @@ impl Judge for ClaimCheck {
         self.hear(now, view);
     }
 
-    fn saw(&mut self, view: &View, group: &Group, seen: Seen) -> Option<(PeerId, Offence)> {
+    fn saw(&mut self, view: &View, group: &Group, seen: SeenWork) -> Option<(PeerId, Offence)> {
         self.saw(view, group, seen)
     }
 
@@ -222,7 +222,7 @@ impl Judge for ClaimCheck {
 struct ByTheClock(BTreeMap<PeerId, VecDeque<f64>>);
 
 impl Judge for ByTheClock {
-    fn saw(&mut self, view: &View, group: &Group, seen: Seen) -> Option<(PeerId, Offence)> {
+    fn saw(&mut self, view: &View, group: &Group, seen: SeenWork) -> Option<(PeerId, Offence)> {
         let leader = group.leader()?;
         let [step, _, answer] = view.adverts[&leader].devices[0].profile(MODEL)?.decode;
         let claimed = (step + answer) * f64::from(LAYERS * (ANSWER - 2));
@@ -389,10 +389,10 @@ fn who_waits_for_its_turn_is_not_slow_and_who_claims_too_much_is_found_all_the_s
 }
 
 /// From the second token to the last, as a gateway counts.
-fn seen(answer: &Answer, sequences: u32) -> Seen {
+fn seen(answer: &Answer, sequences: u32) -> SeenWork {
     let [at, took, stood] = [answer.last, answer.last - answer.second, answer.stood].map(Duration::from_secs_f64);
-    let work = Work::Answer { tokens: ANSWER - 2, context: PROMPT + ANSWER / 2 };
-    Seen { work, at, took, stood, sequences }
+    let work = ClaimedWork::Answer { tokens: ANSWER - 2, context: PROMPT + ANSWER / 2 };
+    SeenWork { work, at, took, stood, sequences }
 }
 
 fn peer(n: usize) -> PeerId {

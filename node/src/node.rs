@@ -75,7 +75,7 @@ use tsnode_coordinator::{
     fallback::Fallback,
     gateway::{Gateway, GatewayConfig, View},
     planner::{Scheduler, Wish},
-    settings::Settings,
+    settings::SwarmSettings,
     trust::Trust,
 };
 use tsnode_protocol::{Advert, Invite, ModelId, PeerId, SeenSpeed, Traffic, proof::Membership};
@@ -547,7 +547,7 @@ impl Ground {
     }
 
     fn control(&self) -> Control {
-        let mut known = Settings::default();
+        let mut known = SwarmSettings::default();
         known.take_in(&self.store.settings(self.invite.swarm));
         let settings = ControlConfig {
             settings: known,

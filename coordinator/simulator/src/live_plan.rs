@@ -25,7 +25,7 @@ use tsnode_coordinator::{
         evaluate::{Evaluation, GroupNo, RouteShare},
         parallel::{self, ParallelConfig},
     },
-    settings::Settings,
+    settings::SwarmSettings,
 };
 use tsnode_protocol::{BatchPolicy, Bytes, Group, LayerProfile, ModelId, PeerId, Plan, Seconds};
 
@@ -134,7 +134,7 @@ impl<'a> LivePlan<'a> {
         };
         let scene =
             live::scenes_under(members, split, &plan.chosen).into_iter().find(holds).ok_or(LivePlanError::Unknown)?;
-        let batch = Settings::of(members.values().copied()).batched(model, &plan.chosen);
+        let batch = SwarmSettings::of(members.values().copied()).batched(model, &plan.chosen);
         let plan = Self { members, scene, batch, groups, shares };
         let known = plan.shelved(&mut Evaluator::new(&plan.scene.problem)).is_some();
         if known { Ok(plan) } else { Err(LivePlanError::Unknown) }

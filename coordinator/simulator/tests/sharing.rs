@@ -14,7 +14,7 @@ use tsnode_coordinator::{
         cost::IterationCost,
         machines::{Alike, Arrival, Machine, Outcome, Simulation, Trace},
     },
-    service_monitor::{Answered, Event, ServiceMonitor},
+    service_monitor::{AnsweredRequest, Event, ServiceMonitor},
 };
 use tsnode_protocol::{Seconds, SecondsPerToken};
 use tsnode_simulator::{
@@ -412,7 +412,8 @@ fn a_service_monitor_normalises_as_comparisons_do() {
         let mut monitor = ServiceMonitor::new(Time::ZERO);
         for trace in &ended {
             let (whole, alone) = (trace.end - trace.arrival.at, Some(mean));
-            let answered = Answered { whole, alone, in_time: Some(whole < mean * 2.0), ..Answered::default() };
+            let answered =
+                AnsweredRequest { whole, alone, in_time: Some(whole < mean * 2.0), ..AnsweredRequest::default() };
             monitor.on_event(Time::from_secs_f64(trace.end.0), Event::Answered(answered));
         }
         let report = monitor.report(Time::from_secs_f64(ended.last().unwrap().end.0)).unwrap();

@@ -16,7 +16,7 @@ use tsnode_coordinator::{
         moves::Grouping,
         search::{self, Effort},
     },
-    settings::Settings,
+    settings::SwarmSettings,
 };
 use tsnode_protocol::{
     Advert, Gossip, PeerId, Phase, PolicyChoice, RequestClass, RoutePolicy, Seconds, SettingKey, SettingValue,
@@ -141,7 +141,7 @@ fn a_shift_of_targets_is_adopted_loses_no_request_and_outlives_whoever_set_it() 
     world.agreement().unwrap();
     assert_eq!(does_both(&world), 0);
     let known = |world: &World, n: usize| {
-        let mut settings = Settings::default();
+        let mut settings = SwarmSettings::default();
         settings.take_in(&world.peers[n].disk.settings);
         settings.targets(sample::card().id, RequestClass::Interactive).map(|(targets, set)| (targets, set.by))
     };

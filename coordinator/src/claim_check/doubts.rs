@@ -1,6 +1,6 @@
 //! Claims that their leaders' own steps belie, and what this gateway's clock says of them: its heartbeats tell other gateways.
 
-use super::{ClaimCheck, FALSE, Record, further};
+use super::{ClaimCheck, FALSE, SpeedRecord, further};
 use crate::{Time, view::View};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -51,11 +51,12 @@ impl ClaimCheck {
         if self.doubts.looked.is_some_and(|at| now < at + LOOK) {
             return;
         }
-        let words = |key: &(GroupId, Phase), record: &Record| Some(record.words(view, view.group(key.0)?));
+        let words = |key: &(GroupId, Phase), record: &SpeedRecord| Some(record.words(view, view.group(key.0)?));
         // Nobody is held to more than a claim: whose steps keep to it is in no doubt, whatever others' are like.
         let is_off = |own: &BTreeMap<u32, f64>| own.values().any(|off| *off >= FALSE);
         // Which stage of several is slow cannot be told from outside.
-        let is_seen = |record: &Record| record.stages <= 1 && now < record.until + RECENT && record.clock().is_some();
+        let is_seen =
+            |record: &SpeedRecord| record.stages <= 1 && now < record.until + RECENT && record.clock().is_some();
         let seen = self.records.iter().filter(|(_, record)| is_seen(record));
         let suspects = seen.filter_map(|(key, record)| Some((*key, words(key, record).filter(is_off)?)));
         let suspects: BTreeMap<(GroupId, Phase), BTreeMap<u32, f64>> = suspects.collect();
@@ -76,7 +77,7 @@ impl ClaimCheck {
     /// What the clock says of a claim in doubt. What is told goes to all, who act by no more than whether it is anything: a doubling
     /// more or less than was told is not told.
     fn doubted(&self, now: Time, key: (GroupId, Phase)) -> Doubt {
-        let own = || self.records.get(&key).and_then(Record::clock);
+        let own = || self.records.get(&key).and_then(SpeedRecord::clock);
         let times = self.clock(key).or_else(own).unwrap_or(1.0).max(1.0);
         let doublings = times.log2() as u8;
         let Some(told) = self.doubts.groups.get(&key) else { return Doubt { since: now, doublings } };

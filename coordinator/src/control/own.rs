@@ -1,6 +1,6 @@
 //! Plan flow 2: what a peer says of itself, as its node tells it.
 
-use crate::settings::Settings;
+use crate::settings::SwarmSettings;
 use std::sync::Arc;
 use tsnode_protocol::{Advert, GroupLoad, Load, PeerId, SeenSpeed};
 
@@ -9,7 +9,7 @@ use tsnode_protocol::{Advert, GroupLoad, Load, PeerId, SeenSpeed};
 pub(super) struct Own {
     pub advert: Option<Arc<Advert>>,
     /// What it knows that members have set.
-    pub settings: Settings,
+    pub settings: SwarmSettings,
     pub load: Load,
     /// Groups that it leads, which take requests.
     pub ready: Vec<GroupLoad>,

@@ -15,7 +15,7 @@ use crate::{
         fetching::{self, HORIZON, Holdings},
         spare,
     },
-    settings::Settings,
+    settings::SwarmSettings,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -157,7 +157,7 @@ impl PlannerInput {
 
     /// Whether the same devices are there for the same models, and the same is set; links are measured anew all the time.
     fn is_of(&self, now: &Members<'_>) -> bool {
-        if Settings::of(self.members.values().map(|a| &**a)) != Settings::of(now.values().copied()) {
+        if SwarmSettings::of(self.members.values().map(|a| &**a)) != SwarmSettings::of(now.values().copied()) {
             return false;
         }
         let lends = |a: &Advert| !a.devices.is_empty();

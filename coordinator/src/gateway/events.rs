@@ -4,7 +4,7 @@ use super::Trace;
 use crate::{
     gate::{KvChoice, Overrule, SplitChoice},
     policy::choice::Dispatch,
-    spot_check::Served,
+    spot_check::CheckedAnswer,
     trust::Offence,
     view::View,
 };
@@ -260,7 +260,7 @@ pub enum Action {
         offence: Offence,
     },
     /// It ended well, all of it computed where it began; right before the end.
-    Served(Served),
+    Served(CheckedAnswer),
     /// What ran where; right before the end.
     Trace(Box<Trace>),
     /// What had run where for a client that hung up, as far as it came here.

@@ -6,10 +6,10 @@ use super::{
 };
 use crate::{
     Time,
-    claim_check::{Seen, Work},
+    claim_check::{ClaimedWork, SeenWork},
     gate::Overrule,
     policy::routing::Asked,
-    spot_check::Served,
+    spot_check::CheckedAnswer,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -247,24 +247,24 @@ impl Request {
     }
 
     /// How long one group took for the answer from its second token on, if it did all of it.
-    pub fn answered_at_once(&self, now: Time) -> Option<(GroupId, Seen)> {
+    pub fn answered_at_once(&self, now: Time) -> Option<(GroupId, SeenWork)> {
         if self.resumed || !self.moves.is_empty() {
             return None;
         }
         let Steady { since, stood } = self.answer.steady?;
         let tokens = self.next_index().checked_sub(2)?;
         let context = self.ask.prompt.len() as u32 + self.next_index() / 2;
-        let (work, took) = (Work::Answer { tokens, context }, now.saturating_sub(since));
-        Some((self.state.placement()?.pick.decode, Seen { work, at: now, took, stood, sequences: 1 }))
+        let (work, took) = (ClaimedWork::Answer { tokens, context }, now.saturating_sub(since));
+        Some((self.state.placement()?.pick.decode, SeenWork { work, at: now, took, stood, sequences: 1 }))
     }
 
     /// What was answered, if one group did it from the first token on.
-    pub fn served(self) -> Option<Served> {
+    pub fn served(self) -> Option<CheckedAnswer> {
         if self.resumed || !self.moves.is_empty() {
             return None;
         }
         let (prefill, decode) = self.state.leaders()?;
-        Some(Served {
+        Some(CheckedAnswer {
             model: self.ask.model,
             prompt: self.ask.prompt,
             answer: self.answer.tokens,

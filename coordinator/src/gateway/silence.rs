@@ -5,7 +5,7 @@ use super::{
     patience::{Owes, SilenceVerdict},
     state::{PromptSource, RequestPlacement, State},
 };
-use crate::{Time, claim_check::Work};
+use crate::{Time, claim_check::ClaimedWork};
 use std::time::Duration;
 use tsnode_protocol::{
     GroupId, Load, PeerId, RequestId,
@@ -33,7 +33,7 @@ impl Gateway {
         let State::Decoding { granted_at, prompt: PromptSource::Here, .. } = r.state else { return };
         let tokens = r.ask.prompt.len() as u32 + r.next_index();
         let group = self.view.plan.as_ref().and_then(|plan| plan.group(decode));
-        let expected = group.and_then(|group| Work::Prompt { tokens }.claimed(&self.view, group));
+        let expected = group.and_then(|group| ClaimedWork::Prompt { tokens }.claimed(&self.view, group));
         self.patience.prompt(decode, expected, now.saturating_sub(granted_at));
     }
 
@@ -101,8 +101,9 @@ impl Gateway {
         let waits = |other: &&Request| other.state.debtor() == Some(group) && other.state.is_granted() && !flows(other);
         let tokens = |r: &Request| r.ask.prompt.len() as u32 + r.next_index();
         let mine = self.requests.values().filter(waits).map(tokens).fold(0, u32::saturating_add);
-        let prompts = Work::Prompt { tokens: load.pending_tokens.max(mine).max(1) }.claimed(&self.view, known)?;
-        let step = Work::Answer { tokens: 1, context: tokens(r) }.claimed(&self.view, known)?;
+        let prompts =
+            ClaimedWork::Prompt { tokens: load.pending_tokens.max(mine).max(1) }.claimed(&self.view, known)?;
+        let step = ClaimedWork::Answer { tokens: 1, context: tokens(r) }.claimed(&self.view, known)?;
         // What its steps took of late says more than a claim where the host computes for other groups as well.
         let seen = load.step.map_or(0.0, |step| step.0.min(self.config.progress_patience.as_secs_f64()));
         Some(prompts + (step * f64::from(1 + load.running)).max(seen))

@@ -38,7 +38,7 @@ use crate::{
         start,
         workload::Workload,
     },
-    settings::{self, Settings},
+    settings::{self, SwarmSettings},
     traffic,
 };
 use std::{collections::BTreeMap, sync::Arc};
@@ -142,7 +142,7 @@ pub fn scenes(members: &Members<'_>, split: SplitChoice) -> Vec<Scene> {
 /// The same where this was chosen until now, of what members have left to measurement.
 #[must_use]
 pub fn scenes_under(members: &Members<'_>, split: SplitChoice, chosen: &[PolicyChoice]) -> Vec<Scene> {
-    let settings = Settings::of(members.values().copied());
+    let settings = SwarmSettings::of(members.values().copied());
     let services = sharing::lent(members).filter_map(|(card, places)| {
         ServedModel::of(card, places, members, (split, settings.batched(card.id, chosen)))
     });
@@ -272,7 +272,7 @@ impl<'a> ServedModel<'a> {
 
 /// What plans are held against: what members have set for those who wait for answers, or else what the swarm can do.
 fn wanted(model: ModelId, members: &Members<'_>) -> Slo {
-    let settings = Settings::of(members.values().copied());
+    let settings = SwarmSettings::of(members.values().copied());
     let targets = settings.targets(model, RequestClass::Interactive);
     targets.map_or_else(|| Slo::e2e(SCALE), |(targets, _)| settings::slo(targets))
 }

@@ -2,7 +2,7 @@
 //! than they have to: of two groups for prompts and two for answers each may have one partner. Pools join the shortest queue of each
 //! kind, whoever its partner is; and where one group for answers is full, those that have room are reached only if there is a way.
 
-use crate::{members::Members, settings::Settings};
+use crate::{members::Members, settings::SwarmSettings};
 use std::collections::BTreeSet;
 use tsnode_protocol::{Group, GroupId, ModelId, Phase, PolicyChoice, Route, RoutePolicy, limits};
 
@@ -18,7 +18,7 @@ const ALL: usize = 1024;
 /// These routes of a plan that has chosen this, with such ways for models whose requests are pooled now, and for no others.
 #[must_use]
 pub(crate) fn routes(groups: &[Group], routes: &[Route], chosen: &[PolicyChoice], members: &Members<'_>) -> Vec<Route> {
-    let settings = Settings::of(members.values().copied());
+    let settings = SwarmSettings::of(members.values().copied());
     let is_pooled = |model: &ModelId| settings.routed(*model, chosen) == Some(RoutePolicy::Pools);
     let models: BTreeSet<ModelId> = groups.iter().map(|g| g.model).filter(is_pooled).collect();
     let mut routes = planned(routes);

@@ -3,15 +3,15 @@
 use super::{layout::harmless, output};
 use crate::view::{AttainmentView, OverflowView, SwarmView};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tsnode_coordinator::settings::Settings;
+use tsnode_coordinator::settings::SwarmSettings;
 use tsnode_protocol::{
     BatchPolicy, ChosenPolicy, ModelId, Phase, PolicyChoice, Replayed, RequestClass, RoutePolicy, SettingKey,
     SettingValue, SwarmSetting,
 };
 
 /// The newest of each, as a view has them.
-pub(super) fn of(view: &SwarmView) -> Settings {
-    let mut settings = Settings::default();
+pub(super) fn of(view: &SwarmView) -> SwarmSettings {
+    let mut settings = SwarmSettings::default();
     settings.take_in(&view.settings);
     settings
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use tsnode_coordinator::cards::{self, Said};
+use tsnode_coordinator::cards::{self, SaidCard};
 use tsnode_kernels::{config::ModelConfig, source::ModelSource};
 use tsnode_protocol::{
     Experts, ModelCard, ModelFile, ModelId, ModelShape, PeerId, limits,
@@ -146,7 +146,7 @@ async fn fetch(model: ModelId, links: &Links, roster: &Roster) -> Result<ModelFi
         return Err(ModelFilesError::Unknown);
     }
     let cards: Vec<ModelCard> = said.iter().map(|said| said.card.clone()).collect();
-    let Some(Said { card, by }) = believed(model, said, links, roster).await else {
+    let Some(SaidCard { card, by }) = believed(model, said, links, roster).await else {
         return Err(ModelFilesError::Fetch("what members say of the model is not what its id stands for".into()));
     };
     let mut why = String::from("no peer has it");
@@ -170,7 +170,7 @@ async fn fetch(model: ModelId, links: &Links, roster: &Roster) -> Result<ModelFi
 /// The card that is the model's own, where a holder's manifest shows which that is: the id is made of both, and nobody can make another
 /// manifest for a card of his own. Where none gives one, as of gated models, what most of those say who were not found to lie; that
 /// they differ is said.
-async fn believed(model: ModelId, mut said: Vec<Said>, links: &Links, roster: &Roster) -> Option<Said> {
+async fn believed(model: ModelId, mut said: Vec<SaidCard>, links: &Links, roster: &Roster) -> Option<SaidCard> {
     let (each, all) = ASKED;
     let asked: Vec<PeerId> = said.iter().flat_map(|said| said.by.iter().take(each).copied()).take(all).collect();
     let mut answers = FuturesUnordered::new();

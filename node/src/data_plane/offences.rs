@@ -7,7 +7,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 use tokio::sync::{mpsc, watch};
-use tsnode_coordinator::{spot_check::Verdict, trust::Offence};
+use tsnode_coordinator::{spot_check::SpotCheckVerdict, trust::Offence};
 use tsnode_protocol::PeerId;
 
 /// Offences not yet looked at; above it they are not counted: their senders are many already.
@@ -37,12 +37,14 @@ pub struct SpotChecked {
 struct Counted([AtomicU64; 3]);
 
 impl Counted {
-    fn add(&self, verdict: &Verdict) {
+    fn add(&self, verdict: &SpotCheckVerdict) {
         let [passed, failed, unclear] = &self.0;
         let count = match verdict {
-            Verdict::Passed => passed,
-            Verdict::Unclear => unclear,
-            Verdict::WrongToken(_) | Verdict::WrongKv { .. } | Verdict::WrongCheck(_) => failed,
+            SpotCheckVerdict::Passed => passed,
+            SpotCheckVerdict::Unclear => unclear,
+            SpotCheckVerdict::WrongToken(_) | SpotCheckVerdict::WrongKv { .. } | SpotCheckVerdict::WrongCheck(_) => {
+                failed
+            }
         };
         count.fetch_add(1, Ordering::Relaxed);
     }
@@ -79,7 +81,7 @@ impl OffenceReporter {
     }
 
     /// A spot check is over: counts it, and what was done wrong.
-    pub fn examined(&self, verdict: &Verdict) {
+    pub fn examined(&self, verdict: &SpotCheckVerdict) {
         self.checks.add(verdict);
         for (peer, offence) in verdict.offences() {
             self.blame(peer, offence);

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::sync::watch;
 use tsnode_coordinator::{
-    cards::{self, Said},
-    settings::Settings,
+    cards::{self, SaidCard},
+    settings::SwarmSettings,
 };
 use tsnode_protocol::{Advert, BatchPolicy, Group, LayerProfile, ModelId, PeerId, PolicyChoice, Stage};
 
@@ -81,7 +81,7 @@ impl Roster {
     /// How groups of a model form their steps, as members have set, or as the plan has chosen where they left that to it.
     #[must_use]
     pub fn batch_policy(&self, model: ModelId) -> BatchPolicy {
-        let settings = Settings::of(self.adverts.borrow().values());
+        let settings = SwarmSettings::of(self.adverts.borrow().values());
         settings.batched(model, &self.chosen.borrow())
     }
 
@@ -109,7 +109,7 @@ impl Roster {
 
     /// What peers say that `model` is, what most say first.
     #[must_use]
-    pub fn cards(&self, model: ModelId) -> Vec<Said> {
+    pub fn cards(&self, model: ModelId) -> Vec<SaidCard> {
         cards::said(model, self.adverts.borrow().iter())
     }
 }

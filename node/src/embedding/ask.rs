@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tsnode_coordinator::encoding::{EncoderRouter, Lender, Outcome};
+use tsnode_coordinator::encoding::{EncodeOutcome, EncoderRouter, Lender};
 use tsnode_protocol::{
     EncodeEvent, EncodeRefusal, EncodeRequest, Encoded, EncoderCard, EncoderInput, ModelId, PeerId, Seconds,
     codec::CodecError, limits, stream::Opening,
@@ -195,15 +195,15 @@ impl Asker {
                         let tokens = read.fold(0, u32::saturating_add);
                         self.history.computed_by_others((card.id, &card.name), Work::of(tokens, 0, 1, 1));
                     }
-                    asked.ends(Outcome::Done { took, waiting });
+                    asked.ends(EncodeOutcome::Done { took, waiting });
                     return Ok(encoded);
                 }
                 Err(Ended::Refused(refusal)) if refusal.is_final() => {
-                    asked.ends(Outcome::Refused);
+                    asked.ends(EncodeOutcome::Refused);
                     return Err(EncodeError::Refused(refusal));
                 }
                 Err(Ended::Refused(EncodeRefusal::Busy { waiting })) => {
-                    asked.ends(Outcome::Busy { waiting });
+                    asked.ends(EncodeOutcome::Busy { waiting });
                     (last, patience) = (EncodeError::Busy, ROOM);
                 }
                 Err(ended) => {
@@ -212,7 +212,7 @@ impl Asker {
                     }
                     let why = ended.to_string();
                     tracing::info!(%peer, model = card.name, why, "a lender did not encode: another is asked");
-                    asked.ends(Outcome::Failed);
+                    asked.ends(EncodeOutcome::Failed);
                     if last != EncodeError::Busy {
                         last = EncodeError::Failed(why);
                     }
@@ -323,16 +323,16 @@ struct Asked<'a> {
     asker: &'a Asker,
     peer: PeerId,
     inputs: u32,
-    outcome: Outcome,
+    outcome: EncodeOutcome,
 }
 
 impl<'a> Asked<'a> {
     fn of(asker: &'a Asker, peer: PeerId, inputs: u32) -> Self {
         asker.router().asks(peer, inputs);
-        Self { asker, peer, inputs, outcome: Outcome::Refused }
+        Self { asker, peer, inputs, outcome: EncodeOutcome::Refused }
     }
 
-    fn ends(mut self, outcome: Outcome) {
+    fn ends(mut self, outcome: EncodeOutcome) {
         self.outcome = outcome;
     }
 }

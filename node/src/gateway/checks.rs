@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 use tsnode_coordinator::{
     gateway::View,
-    spot_check::{Ask, Checks, Served, SpotChecks, Step, Verdict},
+    spot_check::{CheckRequest, CheckStep, CheckedAnswer, Checks, SpotCheckVerdict, SpotChecks},
 };
 use tsnode_protocol::{RequestId, Sampled, stream::DecodeEvent};
 
@@ -38,7 +38,7 @@ impl Examiner {
     }
 
     /// An answer has ended well: it may be checked.
-    pub fn ended(&mut self, view: &View, served: Served, reach: &Reach) {
+    pub fn ended(&mut self, view: &View, served: CheckedAnswer, reach: &Reach) {
         let (check, roll) = (RequestId(crate::random_bytes()), u64::from_le_bytes(crate::random_bytes()));
         if let Some(ask) = self.checks.ended(view, served, check, roll) {
             self.ask(check, ask, reach);
@@ -48,11 +48,13 @@ impl Examiner {
     /// A group has answered.
     pub fn said(&mut self, view: &View, answer: Answer, reach: &Reach) {
         match self.checks.said(view, answer.check, answer.sampled) {
-            Some(Step::Ask(ask)) => self.ask(answer.check, ask, reach),
-            Some(Step::Over(verdict)) => {
+            Some(CheckStep::Ask(ask)) => self.ask(answer.check, ask, reach),
+            Some(CheckStep::Over(verdict)) => {
                 // Who does it again is cut off, and that is said; checks that nobody could decide are counted.
                 match verdict {
-                    Verdict::Passed | Verdict::Unclear => tracing::debug!(?verdict, "a spot check is over"),
+                    SpotCheckVerdict::Passed | SpotCheckVerdict::Unclear => {
+                        tracing::debug!(?verdict, "a spot check is over")
+                    }
                     _ => tracing::info!(?verdict, "a spot check did not pass"),
                 }
                 self.guard.examined(&verdict);
@@ -61,7 +63,7 @@ impl Examiner {
         }
     }
 
-    fn ask(&self, check: RequestId, ask: Ask, reach: &Reach) {
+    fn ask(&self, check: RequestId, ask: CheckRequest, reach: &Reach) {
         let (answers, reach) = (self.answers.clone(), reach.clone());
         self.tasks.spawn(async move {
             let sampled = timeout(PATIENCE, first_token(ask, reach)).await.ok().flatten();
@@ -72,7 +74,7 @@ impl Examiner {
 }
 
 /// The first token that a group gives; then it is hung up on.
-async fn first_token(ask: Ask, reach: Reach) -> Option<Sampled> {
+async fn first_token(ask: CheckRequest, reach: Reach) -> Option<Sampled> {
     let (_orders, apply_command) = mpsc::channel(1);
     let (events, mut told) = mpsc::channel(8);
     let asked = reach.decode(ask.leader, ask.open, apply_command, events);

@@ -330,7 +330,7 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::sync::Notify;
     use tokio::time::timeout;
-    use tsnode_coordinator::places::Rules;
+    use tsnode_coordinator::places::PlaceRules;
 
     const LONG: Duration = Duration::from_secs(20);
     /// More than a system holds for a client that does not read.
@@ -340,7 +340,7 @@ mod tests {
     async fn served(places: usize) -> (SocketAddr, Arc<Notify>, Arc<Notify>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let door = Door::new(Rules { places, reserve: 0, share: places });
+        let door = Door::new(PlaceRules { places, reserve: 0, share: places });
         let (asked, answers) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let (reached, told) = (asked.clone(), answers.clone());
         let waits = move || async move {

@@ -22,7 +22,7 @@ use axum::http::HeaderMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
-use tsnode_coordinator::{gate::Overrule, settings::Settings, waiting::NotReady};
+use tsnode_coordinator::{gate::Overrule, settings::SwarmSettings, waiting::NotReady};
 use tsnode_protocol::{
     ModelId, PeerId, PromptCodec, RequestClass, RequestId, Sampling, Token, kv::KvPace, limits, stream::Generation,
 };
@@ -126,7 +126,7 @@ impl Taken {
 
 /// What a request is held against: targets as they are when it comes.
 fn judged(state: &ApiState, model: &TextModel, wanted: &Wanted) -> Judged {
-    let mut settings = Settings::default();
+    let mut settings = SwarmSettings::default();
     settings.take_in(&state.view.borrow().settings);
     let targets = settings.targets(model.card().id, wanted.class).map(|(targets, _)| targets);
     Judged { class: wanted.class, targets }

@@ -20,7 +20,7 @@ use tsnode_coordinator::{
     batcher::Speculation,
     gate::{KvChoice, SplitChoice},
     kv_streams::KvStreams,
-    layout::Layout,
+    layout::GroupLayout,
     lending::Hours,
     policy::sharing::TurnOrder,
     spot_check::SpotChecks,
@@ -165,7 +165,7 @@ pub struct NodeConfig {
     /// Hours in which the host is lent; all of them where none are named.
     pub hours: Option<Hours>,
     /// Groups asked for.
-    pub layout: Option<Layout>,
+    pub layout: Option<GroupLayout>,
     /// How models write thoughts and calls of tools, where their files do not say it.
     pub parsers: Parsers,
     /// What becomes of special tokens' texts in clients' messages.

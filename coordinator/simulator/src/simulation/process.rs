@@ -10,7 +10,7 @@ use tsnode_coordinator::{
     Time,
     control::{Action, Control, ControlConfig, Event},
     planner::Planner,
-    settings::Settings,
+    settings::SwarmSettings,
 };
 use tsnode_protocol::{
     Advert, Epoch, Gossip, GroupId, Life, PeerId, SwarmSetting, Term, Verified, envelope::EnvelopeError,
@@ -128,7 +128,7 @@ impl Process {
         self.life = Life::after(self.disk.life, unix.as_secs());
         self.disk.life = Some(self.life);
         self.sequence = self.life.sequence();
-        let mut settings = Settings::default();
+        let mut settings = SwarmSettings::default();
         settings.take_in(&self.disk.settings);
         let endorsed = self.disk.endorsed;
         let config = ControlConfig { endorsed, settings, planner, ..ControlConfig::new(self.id, SWARM) };

@@ -20,7 +20,7 @@ use crate::{
         parallel::{self, ParallelConfig},
         workload::Means,
     },
-    settings::Settings,
+    settings::SwarmSettings,
     traffic,
 };
 use std::collections::BTreeSet;
@@ -55,7 +55,7 @@ pub fn choose(
     split: SplitChoice,
     before: &[PolicyChoice],
 ) -> Vec<PolicyChoice> {
-    let settings = Settings::of(members.values().copied());
+    let settings = SwarmSettings::of(members.values().copied());
     let is_left = |model: &ModelId| leaves_routes(&settings, *model) || leaves_batches(&settings, *model);
     let models: BTreeSet<ModelId> = groups.iter().map(|g| g.model).filter(is_left).collect();
     if models.is_empty() {
@@ -70,11 +70,11 @@ pub fn choose(
     models.into_iter().take(limits::MODELS).flat_map(choices).collect()
 }
 
-fn leaves_routes(settings: &Settings, model: ModelId) -> bool {
+fn leaves_routes(settings: &SwarmSettings, model: ModelId) -> bool {
     settings.route(model).is_some_and(|(policy, _)| policy == RoutePolicy::Auto)
 }
 
-fn leaves_batches(settings: &Settings, model: ModelId) -> bool {
+fn leaves_batches(settings: &SwarmSettings, model: ModelId) -> bool {
     settings.batch(model).is_some_and(|(policy, _)| policy == BatchPolicy::Auto)
 }
 
@@ -106,7 +106,7 @@ struct Ground<'a> {
 }
 
 impl Ground<'_> {
-    fn choices(&self, model: ModelId, settings: &Settings, before: &[PolicyChoice]) -> Vec<PolicyChoice> {
+    fn choices(&self, model: ModelId, settings: &SwarmSettings, before: &[PolicyChoice]) -> Vec<PolicyChoice> {
         let route = settings.routed(model, before).unwrap_or_default();
         let mut by = By { route, batch: settings.batched(model, before) };
         let mut batched = None;

@@ -16,7 +16,7 @@ use tsnode_coordinator::{
     fallback::Fallback,
     gateway::View,
     lending::Lending,
-    settings::Settings,
+    settings::SwarmSettings,
     trust::CutOff,
     witnesses::Witnesses,
 };
@@ -109,7 +109,7 @@ impl Driver {
         let yields = self.fallback.as_ref().is_some_and(Fallback::yields) && self.owner.lending() == Lending::Lends;
         let lending = if yields { Lending::OtherModel } else { self.owner.lending() };
         let waiting = self.waits(&readiness, lending);
-        let settings = Settings::of(control.members().filter_map(|(_, m)| m.advert.as_deref())).said();
+        let settings = SwarmSettings::of(control.members().filter_map(|(_, m)| m.advert.as_deref())).said();
         let spot_checks = self.bench.spot_checked();
         let groups = self.changeover.routed().map_or(&[][..], |plan| &plan.groups);
         let loaded = groups.iter().filter(|group| up.contains_key(&group.id)).map(|group| group.model).collect();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use tsnode_coordinator::{
     gateway::Trace,
-    service_monitor::{Answered, Event},
+    service_monitor::{AnsweredRequest, Event},
 };
 use tsnode_protocol::Seconds;
 
@@ -212,7 +212,7 @@ impl RequestStats {
         let between = self.tpot();
         between.iter().for_each(|tpot| self.of.time_per_output_token.observe(tpot.0));
         let in_time = self.was_in_time(whole);
-        let answered = Answered {
+        let answered = AnsweredRequest {
             prompt: self.prompt_tokens as u32,
             answer: longest as u32,
             first: self.first.map(|first| seconds(self.arrived, first)),

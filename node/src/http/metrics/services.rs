@@ -5,7 +5,7 @@ use crate::view::ServiceView;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use tsnode_coordinator::service_monitor::{Answered, Event, ServiceMonitor, normalised};
+use tsnode_coordinator::service_monitor::{AnsweredRequest, Event, ServiceMonitor, normalised};
 
 /// One monitor for each model that has a row of its own.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ impl Services {
     }
 
     /// A request was answered: its normalised latency, where it is known what requests take alone.
-    pub fn answered(&self, model_name: &str, answered: Answered) -> Option<f64> {
+    pub fn answered(&self, model_name: &str, answered: AnsweredRequest) -> Option<f64> {
         self.with(model_name, |monitor, now| {
             monitor.on_event(now, Event::Answered(answered));
             monitor.mean_alone().map(|mean| normalised(answered.whole, mean))
