@@ -12,7 +12,7 @@ use tsnode_coordinator::{
         batching::ServiceNo,
         sharing::{
             TurnOrder,
-            arbiter::{self, Arbitration, Share},
+            arbiter::{self, Arbitration, StepShare},
         },
     },
     rng::Rng,
@@ -116,7 +116,7 @@ impl Neighbour {
     }
 
     fn asks(&mut self, service: ServiceNo) {
-        self.arbiter.asks(service, arbiter::Work::Step(vec![Share { request: 0, prompt_tokens: 0 }]));
+        self.arbiter.asks(service, arbiter::DeviceWork::Step(vec![StepShare { request: 0, prompt_tokens: 0 }]));
     }
 
     /// How long a step waits for its turn, which takes so long.

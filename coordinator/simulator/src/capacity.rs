@@ -5,7 +5,7 @@ use crate::policy::ageing::Ageing;
 use std::sync::Arc;
 use tsnode_coordinator::{
     policy::{
-        batching::{Batch, Batching, Limits},
+        batching::{Batch, BatchLimits, Batching},
         chunked::Chunked,
         routing::{Asked, MachineNo},
         shares::{PhasePair, Shares},
@@ -137,7 +137,7 @@ fn prompts(gpu: &Gpu, lengths: &[Asked]) -> Seconds {
 
 /// Answers a second on a machine that gets all KV at once.
 fn answers_a_second(gpu: &Gpu, places: usize, lengths: &[Asked]) -> f64 {
-    let limits = Limits { tasks: 1, tokens: u32::MAX };
+    let limits = BatchLimits { tasks: 1, tokens: u32::MAX };
     let machines = vec![
         Machine { batching: Box::new(Ageing::new(limits, u64::MAX / 2)), cost: Arc::new(Instant) },
         Machine {

@@ -10,7 +10,7 @@ use crate::policy::{
 use std::sync::Arc;
 use tsnode_coordinator::{
     policy::{
-        batching::{Batch, Batching, Limits},
+        batching::{Batch, BatchLimits, Batching},
         chunked::Chunked,
         routing::{Asked, MachineNo, Routing},
     },
@@ -247,7 +247,7 @@ pub fn evenly(lengths: &[Asked], rate: f64) -> Vec<Arrival> {
 
 /// One prompt after the other.
 fn prompts(gpu: &Gpu) -> Machine {
-    let limits = Limits { tasks: 1, tokens: u32::MAX };
+    let limits = BatchLimits { tasks: 1, tokens: u32::MAX };
     Machine { batching: Box::new(Ageing::new(limits, gpu.capacity)), cost: Arc::new(gpu.pass) }
 }
 

@@ -11,7 +11,7 @@ use tsnode_coordinator::{
     planner::live::{self, Scene},
     policy::{
         batching::Batch,
-        choice::{Batches, Dispatch, Room},
+        choice::{Batches, Dispatch, MachineRoom},
     },
     replay::{
         ReplayPlan,
@@ -152,9 +152,9 @@ impl<'a> LivePlan<'a> {
         let mut evaluator = Evaluator::new(&self.scene.problem);
         let groups = self.shelved(&mut evaluator).unwrap_or_default();
         let evaluation = Evaluation { shares: self.shares.clone(), ..Evaluation::default() };
-        let machine = |problem: &Problem, config: &ParallelConfig, room: Room| {
+        let machine = |problem: &Problem, config: &ParallelConfig, room: MachineRoom| {
             let places = BatcherConfig::default().max_running;
-            let batching = self.batches(config).batching(Room { places, ..room });
+            let batching = self.batches(config).batching(MachineRoom { places, ..room });
             let cost = Pipeline::new(problem, config).reading_once();
             Machine { batching, cost: Arc::new(Stepped { cost, step: how.step }) }
         };

@@ -5,7 +5,7 @@
 
 use tsnode_coordinator::{
     policy::routing::MachineNo,
-    replay::machines::{Outcome, Trace},
+    replay::machines::{Outcome, ReplayTrace},
 };
 use tsnode_protocol::{Bytes, Seconds};
 
@@ -70,7 +70,7 @@ struct Change {
 }
 
 /// Where a request's KV lay, from when to when.
-fn stays(trace: &Trace, last: Seconds, stay: &mut dyn FnMut(MachineNo, Seconds, Seconds, u64)) {
+fn stays(trace: &ReplayTrace, last: Seconds, stay: &mut dyn FnMut(MachineNo, Seconds, Seconds, u64)) {
     let Some(route) = trace.route.filter(|_| trace.prompt_start.is_finite()) else { return };
     let (asked, end) = (trace.arrival.asked, trace.end.min(last));
     let landed =
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn kv_lies_where_it_was_computed_until_it_has_gone() {
         let route = Some(RoutingDecision { prompt: MachineNo(0), answer: MachineNo(1), split: None });
-        let trace = Trace {
+        let trace = ReplayTrace {
             arrival: Arrival { at: Seconds(0.0), asked: Asked::new(100, 11) },
             route,
             prompt_start: Seconds(1.0),

@@ -4,7 +4,7 @@
 use super::cost::alone;
 use crate::policy::{
     ageing::Ageing,
-    doubling::{Doubling, Profile},
+    doubling::{Doubling, ServiceProfile},
     feedback::{Feedback, Queues},
     pages::Pages,
     round_robin::FirstCome,
@@ -12,8 +12,8 @@ use crate::policy::{
 use std::sync::Arc;
 use tsnode_coordinator::{
     policy::{
-        batching::{Batch, Batching, Limits},
-        choice::{Batches, Room},
+        batching::{Batch, BatchLimits, Batching},
+        choice::{Batches, MachineRoom},
         routing::Asked,
     },
     replay::{self, cost::IterationCost, machines::Machine},
@@ -34,7 +34,7 @@ pub enum Batched {
     /// In steps that nodes form, too.
     Steps(Batches),
     /// Prompts and answers together, within a number of tokens (Splitwise §IV-B).
-    Mixed(Limits),
+    Mixed(BatchLimits),
     /// One phase at a time, requests in this order.
     Ordered(Order),
 }
@@ -42,12 +42,12 @@ pub enum Batched {
 impl Batched {
     /// A plan's group as a machine.
     #[must_use]
-    pub fn machine(self, problem: &Problem, config: &ParallelConfig, room: Room) -> Machine {
+    pub fn machine(self, problem: &Problem, config: &ParallelConfig, room: MachineRoom) -> Machine {
         let batching: Box<dyn Batching> = match self {
             Self::Steps(batches) => return replay::stepping(batches, problem, config, room),
             Self::Mixed(limits) => {
                 let tasks = limits.tasks.min(room.places).max(1);
-                Box::new(Ageing::new(Limits { tasks, ..limits }, room.tokens))
+                Box::new(Ageing::new(BatchLimits { tasks, ..limits }, room.tokens))
             }
             Self::Ordered(order) => order.batching(room, config, &problem.workload.requests),
         };
@@ -78,8 +78,13 @@ pub enum Order {
 impl Order {
     /// The policy on an idle machine of this speed, for requests like these.
     #[must_use]
-    pub fn batching(self, room: Room, cost: &dyn IterationCost, requests: &[WorkloadRequest]) -> Box<dyn Batching> {
-        let limits = Limits { tasks: room.places.max(1), tokens: TOKENS };
+    pub fn batching(
+        self,
+        room: MachineRoom,
+        cost: &dyn IterationCost,
+        requests: &[WorkloadRequest],
+    ) -> Box<dyn Batching> {
+        let limits = BatchLimits { tasks: room.places.max(1), tokens: TOKENS };
         let pages = Pages::new(room.tokens / PAGE, vec![PAGE]);
         match self {
             Self::FirstCome => Box::new(FirstCome::new(limits, pages)),
@@ -108,9 +113,9 @@ fn per_prompt_token(cost: &dyn IterationCost, requests: &[WorkloadRequest]) -> S
     (prompts().map(|p| prompt_time(cost, p)).sum::<Seconds>() / tokens).per_token()
 }
 
-fn profile(cost: &dyn IterationCost, requests: &[WorkloadRequest]) -> Profile {
+fn profile(cost: &dyn IterationCost, requests: &[WorkloadRequest]) -> ServiceProfile {
     let whole: Vec<Seconds> = requests.iter().map(|r| alone(cost, asked(r))).collect();
     let prompts = requests.iter().map(|r| prompt_time(cost, asked(r).prompt));
     let answers: Vec<Seconds> = whole.iter().zip(prompts).map(|(w, p)| *w - p).collect();
-    Profile::of(&whole).by_prompt(per_prompt_token(cost, requests), &answers)
+    ServiceProfile::of(&whole).by_prompt(per_prompt_token(cost, requests), &answers)
 }

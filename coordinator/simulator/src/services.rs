@@ -8,7 +8,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use tsnode_coordinator::{
     planner::reranking,
-    replay::{Replay, Report},
+    replay::{Replay, ReplayReport},
     rng::Rng,
     scheduler::{
         cluster::InstanceId,
@@ -52,7 +52,7 @@ pub struct Served {
     /// Its plan, in one region or in several.
     pub regions: Vec<Region>,
     /// The replay of a plan in one region.
-    pub report: Option<Report>,
+    pub report: Option<ReplayReport>,
 }
 
 impl Served {

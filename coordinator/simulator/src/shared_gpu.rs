@@ -3,7 +3,7 @@
 use crate::{
     cost::{Fit, Several, alone},
     policy::{
-        doubling::{Doubling, Profile},
+        doubling::{Doubling, ServiceProfile},
         feedback::{Feedback, Queues},
         pages::Pages,
         round_robin::{FirstCome, RoundRobin},
@@ -17,8 +17,8 @@ use crate::{
 use std::sync::Arc;
 use tsnode_coordinator::{
     policy::{
-        batching::{Batch, Batching, Limits, ServiceNo},
-        choice::{Batches, Room},
+        batching::{Batch, BatchLimits, Batching, ServiceNo},
+        choice::{Batches, MachineRoom},
         routing::Asked,
         sharing::TurnOrder,
     },
@@ -37,7 +37,7 @@ use tsnode_coordinator::{
 use tsnode_protocol::{Bytes, BytesPerSecond, Seconds, SecondsPerToken};
 
 /// What runs at once.
-pub const LIMITS: Limits = Limits { tasks: 32, tokens: 4096 };
+pub const LIMITS: BatchLimits = BatchLimits { tasks: 32, tokens: 4096 };
 /// First quantum and queues of the queues with feedback: from an iteration to a minute.
 const QUANTUM: Seconds = Seconds(0.02);
 const QUEUES: u32 = 12;
@@ -113,8 +113,8 @@ pub struct SharedGpu {
     workloads: Vec<Workload>,
     cost: Arc<Several>,
     pages: Pages,
-    by_service: Vec<Profile>,
-    by_prompt: Vec<Profile>,
+    by_service: Vec<ServiceProfile>,
+    by_prompt: Vec<ServiceProfile>,
     prompt: Vec<SecondsPerToken>,
 }
 
@@ -177,20 +177,20 @@ impl SharedGpu {
     }
 
     /// What is right of a service: as printed, and by prompt.
-    fn profiled(&self, n: usize, per_token: SecondsPerToken) -> (Profile, Profile) {
+    fn profiled(&self, n: usize, per_token: SecondsPerToken) -> (ServiceProfile, ServiceProfile) {
         let service = ServiceNo(n as u16);
         let all = self.workloads[n].requests.iter();
         let all = all.map(|r| Asked { service, ..Asked::new(r.prompt.0 as u32, r.answer.0 as u32) });
         let prompt = |a: Asked| alone(&*self.cost, Asked { answer: 1, ..a });
         let whole: Vec<Seconds> = all.clone().map(|a| alone(&*self.cost, a)).collect();
         let answers: Vec<Seconds> = all.map(|a| alone(&*self.cost, a) - prompt(a)).collect();
-        let profile = Profile::of(&whole);
+        let profile = ServiceProfile::of(&whole);
         (profile, profile.by_prompt(per_token, &answers))
     }
 
     /// What requests of each service are known to take.
     #[must_use]
-    pub fn profiles(&self, known: Known) -> &[Profile] {
+    pub fn profiles(&self, known: Known) -> &[ServiceProfile] {
         match known {
             Known::Service => &self.by_service,
             Known::Prompt => &self.by_prompt,
@@ -224,7 +224,7 @@ impl SharedGpu {
 
     /// Runs requests in that order, by profiles that may be wrong.
     #[must_use]
-    pub fn run_by(&self, order: Order, profiles: &[Profile], arrivals: &[Arrival]) -> Run {
+    pub fn run_by(&self, order: Order, profiles: &[ServiceProfile], arrivals: &[Arrival]) -> Run {
         let machine = Machine { batching: self.policy(order, profiles), cost: self.cost.clone() };
         let links = Alike { per_token: SecondsPerToken(0.0) };
         let simulation = Simulation::new(vec![machine], Box::new(ShortestQueue::new(1)), Box::new(links));
@@ -241,16 +241,16 @@ impl SharedGpu {
     }
 
     /// Pages divided evenly, as peers divide what the models' owner did not.
-    fn rooms(&self) -> Vec<Room> {
+    fn rooms(&self) -> Vec<MachineRoom> {
         let services = self.workloads.len();
         let room = |n: usize| {
             let tokens = self.pages.tokens(ServiceNo(n as u16)) * (self.pages.all() / services as u64);
-            Room { places: LIMITS.tasks, tokens, stages: 1 }
+            MachineRoom { places: LIMITS.tasks, tokens, stages: 1 }
         };
         (0..services).map(room).collect()
     }
 
-    fn policy(&self, order: Order, profiles: &[Profile]) -> Box<dyn Batching> {
+    fn policy(&self, order: Order, profiles: &[ServiceProfile]) -> Box<dyn Batching> {
         let pages = self.pages.clone();
         match order {
             Order::Doubling(rules, _) => Box::new(Doubling::new(profiles.to_vec(), LIMITS, pages).by(rules)),

@@ -9,11 +9,11 @@ use tsnode_coordinator::{
     Time,
     policy::{
         batching::{Answered, Batch, Part, RequestNo, ServiceNo, Stepwise, Task},
-        choice::Room,
+        choice::MachineRoom,
         routing::Asked,
         sharing::{
             TurnOrder,
-            arbiter::{Share, Work},
+            arbiter::{DeviceWork, StepShare},
             quotas::PageQuotas,
             turn_queue::{Next, TurnQueue},
         },
@@ -123,7 +123,7 @@ impl<'a> Driver<'a> {
     fn new(peer: &'a SharedPeer, order: TurnOrder, arrivals: &'a [Arrival]) -> Self {
         let model = |(resident, between): (&'a Resident, &Seconds)| {
             // Pages are granted before a request comes to its policy, which need not count KV.
-            let room = Room { places: resident.places, tokens: u64::MAX, stages: 1 };
+            let room = MachineRoom { places: resident.places, tokens: u64::MAX, stages: 1 };
             let batching = resident.batches.batching(room);
             let (state, between) = (State::Idle, duration(*between));
             Model { resident, between, batching, state, waiting: VecDeque::new(), asks_again: false, used: 0 }
@@ -224,9 +224,9 @@ impl<'a> Driver<'a> {
         let mut shares = Vec::new();
         model.batching.members(&mut |member| {
             let prompt_tokens = if member.part == Part::Prompt { member.tokens } else { 0 };
-            shares.push(Share { request: member.request, prompt_tokens });
+            shares.push(StepShare { request: member.request, prompt_tokens });
         });
-        self.queue.asks(now, service, Work::Step(shares));
+        self.queue.asks(now, service, DeviceWork::Step(shares));
     }
 
     /// Gives the device to whoever's turn it is, where nobody computes.

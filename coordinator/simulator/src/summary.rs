@@ -7,7 +7,7 @@ use super::{
 use serde::Serialize;
 use tsnode_coordinator::{
     replay::{
-        machines::{Outcome, Trace},
+        machines::{Outcome, ReplayTrace},
         timeline::Gaps,
     },
     scheduler::{
@@ -111,9 +111,9 @@ impl Summary {
     /// Sums up. `kv` is what a token's KV takes on the wire.
     #[must_use]
     pub fn new(outcome: &Outcome, slo: &Slo, reference: &Reference, kv: BytesPerToken) -> Self {
-        let ended: Vec<&Trace> = outcome.traces.iter().filter(|t| t.end.is_finite()).collect();
-        let times = |f: &dyn Fn(&Trace) -> f64| Spread::of(ended.iter().map(|t| f(t)));
-        let steps = |t: &Trace| f64::from(t.arrival.asked.answer - 1);
+        let ended: Vec<&ReplayTrace> = outcome.traces.iter().filter(|t| t.end.is_finite()).collect();
+        let times = |f: &dyn Fn(&ReplayTrace) -> f64| Spread::of(ended.iter().map(|t| f(t)));
+        let steps = |t: &ReplayTrace| f64::from(t.arrival.asked.answer - 1);
         let several = || ended.iter().filter(|t| t.arrival.asked.answer > 1);
         let start = outcome.traces.first().map_or(0.0, |t| t.arrival.at.0);
         let took = (outcome.end.0 - start).max(1e-9);
@@ -156,8 +156,8 @@ impl Summary {
 /// Normalised latencies (SeaLLM Equation 1): each request's whole time over the mean time that its service's requests take
 /// alone, `means` by service; infinite for those that never ended.
 #[must_use]
-pub fn normalised(traces: &[Trace], means: &[Seconds]) -> Sorted {
-    let mean = |t: &Trace| means.get(usize::from(t.arrival.asked.service.0)).map_or(Seconds(f64::NAN), |m| *m);
+pub fn normalised(traces: &[ReplayTrace], means: &[Seconds]) -> Sorted {
+    let mean = |t: &ReplayTrace| means.get(usize::from(t.arrival.asked.service.0)).map_or(Seconds(f64::NAN), |m| *m);
     Sorted::new(traces.iter().map(|t| service_monitor::normalised(t.end - t.arrival.at, mean(t))))
 }
 
@@ -200,7 +200,7 @@ fn parts(outcome: &Outcome, kv: BytesPerToken) -> Vec<MachineSummary> {
 
 /// Whether a request kept its deadlines.
 #[must_use]
-pub fn keeps(trace: &Trace, slo: &Slo, reference: &Reference) -> bool {
+pub fn keeps(trace: &ReplayTrace, slo: &Slo, reference: &Reference) -> bool {
     let asked = trace.arrival.asked;
     let request = WorkloadRequest { prompt: Tokens(f64::from(asked.prompt)), answer: Tokens(f64::from(asked.answer)) };
     let deadline = slo::deadline(slo, reference, &request);

@@ -10,7 +10,7 @@ use tsnode_coordinator::{
     policy::routing::MachineNo,
     replay::{
         cost::IterationCost,
-        machines::{Alike, Arrival, Machine, Outcome, Simulation, Trace},
+        machines::{Alike, Arrival, Machine, Outcome, ReplayTrace, Simulation},
     },
     scheduler::Workload,
 };
@@ -88,7 +88,7 @@ fn machines_change_sides_with_the_load() {
     arrivals.extend(seconds_of("coding", 90.0).into_iter().map(|a| Arrival { at: start + a.at, ..a }));
     let (machine, alone) = machine_and_alone();
     let outcome = cluster(Sizes::of("bloom-176b").unwrap(), &[(&machine, 40)], OURS).run(&arrivals, &|_| false);
-    let with_prompts = |traces: &[Trace]| {
+    let with_prompts = |traces: &[ReplayTrace]| {
         let mut more = [0i32; 40];
         for route in traces.iter().filter_map(|t| t.route) {
             more[route.prompt.0 as usize] += 1;

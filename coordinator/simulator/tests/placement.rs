@@ -9,7 +9,7 @@ use tsnode_coordinator::{
         batching::{RequestNo, ServiceNo},
         routing::{Asked, MachineNo},
     },
-    replay::machines::{Alike, Arrival, Opening, Simulation},
+    replay::machines::{Alike, Arrival, OpeningMachine, Simulation},
     rng::Rng,
     scheduler::{Cluster, Problem, Slo, Space, Workload, cluster_file, figures::Column, models, slo::Reference},
 };
@@ -349,7 +349,7 @@ fn requests_of_a_machine_that_closes_end_elsewhere() {
             simulation.until(Seconds(2.5));
             let machine = hosting.machine(&placement.groups[0]).unwrap();
             let holders = vec![vec![Holder { machine: MachineNo(1), speed: 1.0 }]];
-            let opening = vec![Opening { machine, loading: Seconds(loading) }];
+            let opening = vec![OpeningMachine { machine, loading: Seconds(loading) }];
             simulation.change(&[MachineNo(0)], opening, Box::new(LeastLoaded::new(holders)));
         }
         simulation.finish().traces

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use std::cell::Cell;
 use std::sync::Arc;
 use tsnode_coordinator::{
-    policy::{batching::Limits, routing::Asked},
+    policy::{batching::BatchLimits, routing::Asked},
     replay::machines::SoFar,
     scheduler::{Slo, Workload, models, slo::Reference},
 };
@@ -332,7 +332,7 @@ fn requests_are_the_same_at_every_rate() {
 /// A role is a table, limits and room: no kind needs more.
 #[test]
 fn a_machine_without_room_is_said_to_break_its_targets() {
-    let role = Role { speed: tables()[1].clone(), limits: Limits { tasks: 512, tokens: 2048 }, room: 100 };
+    let role = Role { speed: tables()[1].clone(), limits: BatchLimits { tasks: 512, tokens: 2048 }, room: 100 };
     let kinds = vec![Kind::alike("small", Some(1.0), None, &role)];
     let question = Question { kinds, designs: Design::all(1), ..question("coding", cheapest(1.0), Vec::new()) };
     let answer = found(&question);

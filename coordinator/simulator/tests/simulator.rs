@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use std::sync::Arc;
 use tsnode_coordinator::{
     policy::{
-        batching::{Batch, Batching, Limits, Part, RequestNo, Seen, Task},
+        batching::{Batch, BatchLimits, Batching, Part, RequestNo, Seen, Task},
         chunked::Chunked,
         pools::LivePools,
         prefill_first::PrefillFirst,
@@ -24,7 +24,7 @@ use tsnode_simulator::{
     policy::{ageing::Ageing, dispatch::Anywhere, greedy::Greedy, pools::Pools, shortest_queue::ShortestQueue},
 };
 
-const LIMITS: Limits = Limits { tasks: 8, tokens: 512 };
+const LIMITS: BatchLimits = BatchLimits { tasks: 8, tokens: 512 };
 /// KV that is never short, and KV that holds little more than the largest request of these tests.
 const AMPLE: u64 = 200_000;
 const TIGHT: u64 = 2000;
@@ -34,12 +34,12 @@ const TIGHT: u64 = 2000;
 struct Watched<B> {
     inner: B,
     /// Limits that a batch must keep.
-    limits: Option<Limits>,
+    limits: Option<BatchLimits>,
     under_way: usize,
 }
 
 impl<B: Batching> Watched<B> {
-    fn new(inner: B, limits: Option<Limits>) -> Box<Self> {
+    fn new(inner: B, limits: Option<BatchLimits>) -> Box<Self> {
         Box::new(Self { inner, limits, under_way: 0 })
     }
 }

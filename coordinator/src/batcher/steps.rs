@@ -5,8 +5,8 @@
 //! sequence that goes and comes back has another number, so that what is still on its way for the first is nobody's.
 
 use crate::policy::{
-    batching::{Answered, Member, Part, RequestNo, ServiceNo, Stepwise, Task},
-    choice::{Batches, Room},
+    batching::{Answered, BatchMember, Part, RequestNo, ServiceNo, Stepwise, Task},
+    choice::{Batches, MachineRoom},
     chunked::AHEAD,
 };
 use std::collections::{BTreeMap, VecDeque};
@@ -32,7 +32,7 @@ pub(super) struct SequenceStep {
 #[derive(Debug)]
 struct OnTheWay {
     step: u64,
-    members: Vec<Member>,
+    members: Vec<BatchMember>,
     /// What the last stage chose, once it is known; steps end in order.
     sampled: Option<Vec<(RequestId, Sampled)>>,
 }
@@ -53,7 +53,7 @@ impl Steps {
     /// No steps. Pages are granted before a sequence comes here: the policy need not count KV.
     pub fn new(batches: Batches, places: usize, stages: usize) -> Self {
         Self {
-            policy: batches.batching(Room { places, tokens: u64::MAX, stages }),
+            policy: batches.batching(MachineRoom { places, tokens: u64::MAX, stages }),
             stages: stages.max(1),
             numbers: BTreeMap::new(),
             requests: BTreeMap::new(),
@@ -70,7 +70,7 @@ impl Steps {
 
     /// Another policy, to which no sequence has come yet; steps are counted on.
     pub fn form_by(&mut self, batches: Batches, places: usize) {
-        self.policy = batches.batching(Room { places, tokens: u64::MAX, stages: self.stages });
+        self.policy = batches.batching(MachineRoom { places, tokens: u64::MAX, stages: self.stages });
         self.numbers.clear();
         self.requests.clear();
     }
@@ -162,7 +162,7 @@ impl Steps {
     }
 
     /// Of a sequence that is still here.
-    fn share(&self, member: &Member) -> Option<SequenceShare> {
+    fn share(&self, member: &BatchMember) -> Option<SequenceShare> {
         let request = *self.requests.get(&member.request)?;
         Some(SequenceShare { request, part: member.part, tokens: member.tokens })
     }

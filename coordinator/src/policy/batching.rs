@@ -49,7 +49,7 @@ pub struct Task {
 
 /// What one iteration may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct BatchLimits {
     /// Tasks.
     pub tasks: usize,
     /// Tokens: a prompt's, and one for each answer. A first task may have more.
@@ -216,7 +216,7 @@ pub trait Batching: std::fmt::Debug + Send {
 
 /// What a batch computes of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Member {
+pub struct BatchMember {
     /// Whose.
     pub request: RequestNo,
     /// Which part.
@@ -228,7 +228,7 @@ pub struct Member {
 /// A policy for those who run batches for real, a step at a time, and whose requests may go at any moment.
 pub trait Stepwise: Batching {
     /// What the batch just chosen computes.
-    fn members(&self, each: &mut dyn FnMut(Member));
+    fn members(&self, each: &mut dyn FnMut(BatchMember));
 
     /// A request goes before its end. What of it is in a batch on its way still counts there, and ends with it.
     fn withdraw(&mut self, request: RequestNo);

@@ -3,7 +3,7 @@
 use super::{
     batching::Stepwise,
     caps,
-    chunked::{Beside, Chunked},
+    chunked::{BesidePrompts, Chunked},
     pools::LivePools,
     prefill_first::PrefillFirst,
     routing::{MachineNo, Routing},
@@ -78,7 +78,7 @@ pub enum Batches {
 
 /// What a machine has room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct MachineRoom {
     /// Answers at once.
     pub places: usize,
     /// KV (tokens).
@@ -121,19 +121,21 @@ impl Batches {
 
     /// The policy, on an idle machine.
     #[must_use]
-    pub fn batching(self, room: Room) -> Box<dyn Stepwise> {
+    pub fn batching(self, room: MachineRoom) -> Box<dyn Stepwise> {
         match self {
             Self::PrefillFirst => Box::new(PrefillFirst::new(room.places, room.tokens)),
             Self::Chunked(tokens) => Box::new(chunked(tokens, room)),
-            Self::Mixed(tokens) => Box::new(chunked(tokens, room).prompts_first(Beside::Answers, MIXED_PATIENCE)),
+            Self::Mixed(tokens) => {
+                Box::new(chunked(tokens, room).prompts_first(BesidePrompts::Answers, MIXED_PATIENCE))
+            }
             Self::PromptsFirst(tokens) => {
-                Box::new(chunked(tokens, room).prompts_first(Beside::Nothing, PREFILL_FIRST_PATIENCE))
+                Box::new(chunked(tokens, room).prompts_first(BesidePrompts::Nothing, PREFILL_FIRST_PATIENCE))
             }
         }
     }
 }
 
-fn chunked(tokens: u32, room: Room) -> Chunked {
+fn chunked(tokens: u32, room: MachineRoom) -> Chunked {
     let chunked = Chunked::new(tokens, room.places, room.tokens).alone(tokens.saturating_mul(caps::LONG));
     chunked.in_stages(room.stages)
 }

@@ -16,7 +16,7 @@ use serde_json::json;
 use std::time::{Duration, Instant};
 use tsnode_coordinator::{
     planner::reranking,
-    replay::{Replay, Report},
+    replay::{Replay, ReplayReport},
     scheduler::{
         Problem, regions,
         search::{Effort, Found},
@@ -88,7 +88,7 @@ pub(super) struct Planned {
     pub(super) found: Found,
     pub(super) outcome: Outcome,
     /// Not of clusters planned in regions.
-    report: Option<Report>,
+    report: Option<ReplayReport>,
     took: Duration,
 }
 

@@ -19,7 +19,7 @@ use tokio::sync::{
 };
 use tsnode_coordinator::policy::sharing::{
     TurnOrder,
-    arbiter::{Share, Work},
+    arbiter::{DeviceWork, StepShare},
 };
 use tsnode_kernels::engine::Engine;
 use tsnode_protocol::RequestId;
@@ -35,7 +35,7 @@ const HANG_LOOK: Duration = Duration::from_millis(20);
 
 /// What is to be done, and as what it asks for its turn.
 struct Job {
-    work: Work<RequestId>,
+    work: DeviceWork<RequestId>,
     run: Box<dyn FnOnce(&mut Engine) + Send>,
 }
 
@@ -130,10 +130,10 @@ impl Compute {
     /// When the thread is gone or the job panicked.
     pub async fn step<R: Send + 'static>(
         &self,
-        shares: Vec<Share<RequestId>>,
+        shares: Vec<StepShare<RequestId>>,
         job: impl FnOnce(&mut Engine) -> R + Send + 'static,
     ) -> Result<R, ComputeError> {
-        self.ask(Work::Step(shares), job).await
+        self.ask(DeviceWork::Step(shares), job).await
     }
 
     /// Runs what is no step on the engine, before steps that wait for their turn, and waits for its result.
@@ -144,12 +144,12 @@ impl Compute {
         &self,
         job: impl FnOnce(&mut Engine) -> R + Send + 'static,
     ) -> Result<R, ComputeError> {
-        self.ask(Work::Errand, job).await
+        self.ask(DeviceWork::Errand, job).await
     }
 
     async fn ask<R: Send + 'static>(
         &self,
-        work: Work<RequestId>,
+        work: DeviceWork<RequestId>,
         job: impl FnOnce(&mut Engine) -> R + Send + 'static,
     ) -> Result<R, ComputeError> {
         let (answer, result) = oneshot::channel();

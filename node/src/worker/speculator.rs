@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 use tsnode_coordinator::{
     batcher::{DraftRequest, Event},
-    policy::sharing::arbiter::Share,
+    policy::sharing::arbiter::StepShare,
 };
 use tsnode_kernels::engine::{Engine, EngineError, Input, Pick, Slice, StageKey};
 use tsnode_protocol::{ModelShape, RequestId, Sampling, Token};
@@ -244,7 +244,7 @@ impl Reader {
     async fn compute_turns(&self, mut turns: Vec<DraftTurn>) -> Result<Vec<DraftTurn>, ComputeError> {
         let (model, vocab) = (self.model.clone(), self.vocab);
         // It is for them that it computes: it counts as an answer's step does.
-        let shares = turns.iter().map(|turn| Share { request: turn.request, prompt_tokens: 0 }).collect();
+        let shares = turns.iter().map(|turn| StepShare { request: turn.request, prompt_tokens: 0 }).collect();
         let job = move |engine: &mut Engine| {
             take_turns(engine, &model, vocab, &mut turns);
             turns

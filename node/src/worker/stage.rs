@@ -29,7 +29,7 @@ use std::sync::{
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use tsnode_coordinator::policy::sharing::arbiter::Share;
+use tsnode_coordinator::policy::sharing::arbiter::StepShare;
 use tsnode_kernels::{
     engine::{Engine, EngineError, Input, Output, Prefix, PrefixKey, Slice, StageKey},
     pages::PagesError,
@@ -566,9 +566,11 @@ fn to_compute(admit: &Admit) -> u32 {
 }
 
 /// What each request has of a step, for whoever says whose turn it is.
-fn shares(entries: &[StepEntry]) -> Vec<Share<RequestId>> {
-    let share =
-        |e: &StepEntry| Share { request: e.request, prompt_tokens: if e.prompt { e.tokens.len() as u32 } else { 0 } };
+fn shares(entries: &[StepEntry]) -> Vec<StepShare<RequestId>> {
+    let share = |e: &StepEntry| StepShare {
+        request: e.request,
+        prompt_tokens: if e.prompt { e.tokens.len() as u32 } else { 0 },
+    };
     entries.iter().map(share).collect()
 }
 

@@ -10,7 +10,7 @@ use tsnode_coordinator::{
         batching::ServiceNo,
         sharing::{
             TurnOrder,
-            arbiter::Work,
+            arbiter::DeviceWork,
             turn_queue::{Next, TurnQueue},
         },
     },
@@ -98,7 +98,7 @@ impl Seat {
     }
 
     /// Waits for a turn.
-    pub fn take(&self, work: Work<RequestId>) -> Turn<'_> {
+    pub fn take(&self, work: DeviceWork<RequestId>) -> Turn<'_> {
         let changed = &self.turns.0.changed;
         let mut table = self.turns.table();
         table.queue.asks(self.turns.now(), self.service, work);
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
     use std::{thread, time::Duration};
     use tsnode_coordinator::policy::sharing::{
-        arbiter::{Arbiter, Share},
+        arbiter::{Arbiter, StepShare},
         order::Lead,
         rounds::AsTheyCame,
     };
@@ -151,13 +151,13 @@ mod tests {
     fn turns_of(turns: &Turns, each: usize) -> Vec<usize> {
         let had = Arc::new(Mutex::new(Vec::new()));
         let beside = turns.join();
-        let first = beside.take(Work::Errand);
+        let first = beside.take(DeviceWork::Errand);
         let work = |who: usize| {
             let (seat, had, request) = (turns.join(), had.clone(), RequestId([who as u8; 16]));
             seat.enters(request, 0);
             thread::spawn(move || {
                 for _ in 0..each {
-                    let turn = seat.take(Work::Step(vec![Share { request, prompt_tokens: 0 }]));
+                    let turn = seat.take(DeviceWork::Step(vec![StepShare { request, prompt_tokens: 0 }]));
                     had.lock().unwrap().push(who);
                     // The others ask again meanwhile.
                     thread::sleep(Duration::from_micros(200));

@@ -79,7 +79,7 @@ fn run(pair: &Pair, approach: Approach, arrivals: &[Arrival]) -> Result {
         note(&gaps, wait, u64::from(wait > Seconds(0.0)));
     });
     // KV of whole prompts comes after the first token: the paper counts its way in.
-    let way = |t: &tsnode_coordinator::replay::machines::Trace| {
+    let way = |t: &tsnode_coordinator::replay::machines::ReplayTrace| {
         t.route.filter(|r| r.split.is_none()).map_or(Seconds(0.0), |_| t.sending)
     };
     let ttft = Sorted::new(outcome.traces.iter().map(|t| (t.first + way(t) - t.arrival.at).0)).at(0.99);

@@ -13,7 +13,7 @@ use tsnode_coordinator::{
 use tsnode_protocol::{Seconds, SecondsPerToken};
 use tsnode_simulator::{
     policy::{
-        doubling::{Doubling, Expected, Profile},
+        doubling::{Doubling, ExpectedTime, ServiceProfile},
         sharing::order::{Lead, Memory, Prompts, Rules},
     },
     shared_gpu::{Known, LIMITS, Order, SharedGpu},
@@ -61,7 +61,7 @@ impl Gpu {
     }
 
     /// What is right of the services, as printed and by prompt.
-    fn profiles(&self) -> [Vec<Profile>; 2] {
+    fn profiles(&self) -> [Vec<ServiceProfile>; 2] {
         [Known::Service, Known::Prompt].map(|known| self.0.profiles(known).to_vec())
     }
 
@@ -71,7 +71,7 @@ impl Gpu {
     }
 
     /// Mean and P99 of normalised latencies, and the part of the time the GPU was busy.
-    fn run(&self, order: Order, profiles: &[Vec<Profile>; 2], arrivals: &[Arrival]) -> [f64; 3] {
+    fn run(&self, order: Order, profiles: &[Vec<ServiceProfile>; 2], arrivals: &[Arrival]) -> [f64; 3] {
         let profiles = &profiles[usize::from(matches!(order.knows(), Known::Prompt))];
         let run = self.0.run_by(order, profiles, arrivals);
         [run.mean, run.p99, run.busy]
@@ -106,17 +106,17 @@ fn orders(gpu: &Gpu) {
 }
 
 /// A profile each of whose figures is off by up to this part, evenly.
-fn wrong(profile: &Profile, error: f64, rng: &mut Rng) -> Profile {
+fn wrong(profile: &ServiceProfile, error: f64, rng: &mut Rng) -> ServiceProfile {
     let mut off = || 1.0 + error * (2.0 * rng.unit() - 1.0);
     let expected = match profile.expected {
-        Expected::AsAll(deviation) => Expected::AsAll(deviation * off()),
-        Expected::ByPrompt { prompt, answer, deviation } => Expected::ByPrompt {
+        ExpectedTime::AsAll(deviation) => ExpectedTime::AsAll(deviation * off()),
+        ExpectedTime::ByPrompt { prompt, answer, deviation } => ExpectedTime::ByPrompt {
             prompt: SecondsPerToken(prompt.0 * off()),
             answer: answer * off(),
             deviation: deviation * off(),
         },
     };
-    Profile { mean: profile.mean * off(), expected, ..*profile }
+    ServiceProfile { mean: profile.mean * off(), expected, ..*profile }
 }
 
 /// Profiles that are wrong, and profiles of one service taken for the other's.
@@ -124,7 +124,7 @@ fn wrong_profiles(gpu: &Gpu, load: f64) {
     println!(
         "| profiles off by up to | as printed, prompts join, memory taken back: mean, P99 | ours: mean, P99 |\n|---|---|---|"
     );
-    let row = |name: &str, draws: u64, of: &dyn Fn(&[Profile], &mut Rng) -> Vec<Profile>| {
+    let row = |name: &str, draws: u64, of: &dyn Fn(&[ServiceProfile], &mut Rng) -> Vec<ServiceProfile>| {
         let cells = [ORDERS[2].1, OURS.1].map(|order| {
             let mut all = Vec::new();
             for (seed, draw) in SEEDS.iter().flat_map(|s| (0..draws).map(move |d| (*s, d))) {
@@ -170,9 +170,9 @@ fn wrong_lengths(gpu: &Gpu, load: f64) {
     }
 }
 
-fn profiled_deviation(profile: &Profile) -> Seconds {
+fn profiled_deviation(profile: &ServiceProfile) -> Seconds {
     match profile.expected {
-        Expected::AsAll(deviation) | Expected::ByPrompt { deviation, .. } => deviation,
+        ExpectedTime::AsAll(deviation) | ExpectedTime::ByPrompt { deviation, .. } => deviation,
     }
 }
 

@@ -5,7 +5,7 @@ use super::{Placement, Services, Sharing, gpu_group::GpuGroup};
 use crate::{
     cost::Several,
     policy::{
-        doubling::{Doubling, Profile},
+        doubling::{Doubling, ServiceProfile},
         least_loaded::Holder,
         pages::Pages,
         pool::TOKENS_A_PAGE,
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tsnode_coordinator::{
     policy::{
-        batching::{Limits, ServiceNo},
+        batching::{BatchLimits, ServiceNo},
         routing::MachineNo,
     },
     replay::{cost::IterationCost, machines::Machine},
@@ -29,7 +29,7 @@ use tsnode_coordinator::{
 use tsnode_protocol::{Bytes, BytesPerToken, Phase, Seconds, Tokens};
 
 /// What an iteration may hold.
-const LIMITS: Limits = Limits { tasks: 256, tokens: 2048 };
+const LIMITS: BatchLimits = BatchLimits { tasks: 256, tokens: 2048 };
 
 /// A service on a group, alone.
 #[derive(Clone, Debug)]
@@ -37,7 +37,7 @@ pub struct Hosted {
     /// How the devices are used, and what that gives.
     pub config: ParallelConfig,
     /// Its requests' times with nothing else there.
-    pub profile: Profile,
+    pub profile: ServiceProfile,
     cost: Arc<dyn IterationCost>,
     /// By stage, in the order of hosts.
     stages: Vec<Stage>,
@@ -194,6 +194,6 @@ fn hosted(problem: &Problem, group: &GpuGroup) -> Option<Hosted> {
         config.latency.time(r.prompt) + config.iteration(1.0, r.prompt + r.answer * 0.5) * r.steps()
     };
     let times: Vec<Seconds> = problem.workload.requests.iter().map(time).collect();
-    let (profile, cost) = (Profile::of(&times), Arc::new(config.clone()));
+    let (profile, cost) = (ServiceProfile::of(&times), Arc::new(config.clone()));
     Some(Hosted { config, profile, cost, stages: rooms.into_iter().map(|r| r.1).collect() })
 }

@@ -6,7 +6,7 @@ use crate::policy::least_loaded::LeastLoaded;
 use std::cmp::Ordering;
 use tsnode_coordinator::{
     policy::batching::ServiceNo,
-    replay::machines::{Alike, Arrival, Simulation, Trace},
+    replay::machines::{Alike, Arrival, ReplayTrace, Simulation},
     scheduler::{
         slo::{self, Deadline},
         workload::WorkloadRequest,
@@ -90,7 +90,7 @@ impl History {
 
     /// What became of those that ended in a part of the time; the traces are those of all.
     #[must_use]
-    pub fn ended_between(&self, traces: &[Trace], from: Seconds, to: Seconds) -> Judged {
+    pub fn ended_between(&self, traces: &[ReplayTrace], from: Seconds, to: Seconds) -> Judged {
         let (mut ended, mut deadlines) = (Vec::new(), Vec::new());
         for (trace, deadline) in traces.iter().zip(&self.deadlines).filter(|(t, _)| t.end >= from && t.end < to) {
             ended.push(*trace);
@@ -119,7 +119,7 @@ impl History {
 
     /// What became of them, request by request in the same order.
     #[must_use]
-    pub fn judged(&self, traces: &[Trace]) -> Judged {
+    pub fn judged(&self, traces: &[ReplayTrace]) -> Judged {
         let mut services = vec![Tally::default(); self.means.len()];
         for (trace, deadline) in traces.iter().zip(&self.deadlines) {
             let service = usize::from(trace.arrival.asked.service.0);
@@ -135,8 +135,8 @@ impl History {
     }
 }
 
-fn keeps(trace: &Trace, deadline: &Deadline) -> bool {
-    let Trace { arrival, first, end, .. } = trace;
+fn keeps(trace: &ReplayTrace, deadline: &Deadline) -> bool {
+    let ReplayTrace { arrival, first, end, .. } = trace;
     let rest = deadline.tpot * request(arrival).steps().max(1.0);
     first.0 - arrival.at.0 <= deadline.ttft.0 && *end - *first <= rest && *end - arrival.at <= deadline.e2e
 }

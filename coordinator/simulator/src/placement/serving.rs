@@ -12,7 +12,7 @@ use super::{
 use crate::policy::least_loaded::LeastLoaded;
 use tsnode_coordinator::{
     policy::routing::MachineNo,
-    replay::machines::{Alike, Opening, Simulation},
+    replay::machines::{Alike, OpeningMachine, Simulation},
     service_monitor::Performance,
 };
 use tsnode_protocol::{Bytes, BytesPerSecond, Seconds, SecondsPerToken};
@@ -117,7 +117,7 @@ impl Live<'_> {
             let bytes = moving::to_load(services, there.map_or(&[], |t| &t.0.services), &sharing.services);
             loaded += bytes;
             let number = MachineNo((self.simulation.machines() + opening.len()) as u32);
-            opening.push(Opening { machine, loading: bytes / bandwidth });
+            opening.push(OpeningMachine { machine, loading: bytes / bandwidth });
             present.push((sharing, number));
         }
         let stays = |m: MachineNo| present.iter().any(|(_, p)| *p == m);

@@ -9,7 +9,7 @@
 //! passed over, arrival), looked at when a task comes and not again, as the paper's simulator has it.
 
 use std::collections::{BTreeMap, VecDeque};
-use tsnode_coordinator::policy::batching::{Batch, Batching, Limits, Part, RequestNo, Seen, Task};
+use tsnode_coordinator::policy::batching::{Batch, BatchLimits, Batching, Part, RequestNo, Seen, Task};
 
 /// Times a task is passed over before it goes first.
 const PATIENCE: u32 = 4;
@@ -69,7 +69,7 @@ impl Job {
 /// The policy and its machine's state.
 #[derive(Debug)]
 pub struct Ageing {
-    limits: Limits,
+    limits: BatchLimits,
     /// KV that fits (tokens).
     capacity: u64,
     used: u64,
@@ -94,7 +94,7 @@ pub struct Ageing {
 impl Ageing {
     /// An idle machine with room for so many tokens of KV.
     #[must_use]
-    pub fn new(limits: Limits, capacity: u64) -> Self {
+    pub fn new(limits: BatchLimits, capacity: u64) -> Self {
         Self {
             limits,
             capacity,

@@ -7,9 +7,9 @@ use super::{
         order::{Lead, Memory, Prompts, Rules},
     },
 };
-use tsnode_coordinator::policy::{batching::Limits, sharing::budgets::Budgets};
+use tsnode_coordinator::policy::{batching::BatchLimits, sharing::budgets::Budgets};
 
-pub use tsnode_coordinator::policy::sharing::budgets::{Expected, Profile};
+pub use tsnode_coordinator::policy::sharing::budgets::{ExpectedTime, ServiceProfile};
 
 /// The policy.
 pub type Doubling = Sharing<Budgets>;
@@ -21,7 +21,7 @@ impl Sharing<Budgets> {
     /// An idle machine with services of these profiles, by [`Self::RULES`]; a service that has none counts as one that takes
     /// no time.
     #[must_use]
-    pub fn new(profiles: Vec<Profile>, limits: Limits, pages: Pages) -> Self {
+    pub fn new(profiles: Vec<ServiceProfile>, limits: BatchLimits, pages: Pages) -> Self {
         Self::ordered(Budgets::new(profiles), limits, pages).by(Self::RULES)
     }
 }

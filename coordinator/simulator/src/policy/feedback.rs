@@ -7,10 +7,10 @@ use super::{
     pages::Pages,
     sharing::{
         Sharing,
-        order::{Order, Rank},
+        order::{Order, OrderRank},
     },
 };
-use tsnode_coordinator::policy::batching::{Limits, ServiceNo};
+use tsnode_coordinator::policy::batching::{BatchLimits, ServiceNo};
 use tsnode_protocol::{Seconds, SecondsPerToken, Tokens};
 
 /// Queues, and what decides which one a request joins.
@@ -39,7 +39,7 @@ pub type Feedback = Sharing<Queues>;
 impl Sharing<Queues> {
     /// An idle machine.
     #[must_use]
-    pub fn new(queues: Queues, limits: Limits, pages: Pages) -> Self {
+    pub fn new(queues: Queues, limits: BatchLimits, pages: Pages) -> Self {
         Self::ordered(queues, limits, pages)
     }
 }
@@ -64,8 +64,8 @@ impl Order for Queues {
         Level { level, left: self.quantum(level) }
     }
 
-    fn rank(&self, _: ServiceNo, standing: &Level) -> Rank {
-        Rank(f64::from(standing.level))
+    fn rank(&self, _: ServiceNo, standing: &Level) -> OrderRank {
+        OrderRank(f64::from(standing.level))
     }
 
     fn executed(&self, _: ServiceNo, standing: &mut Level, time: Seconds) {
@@ -101,6 +101,6 @@ mod tests {
             queues.executed(service, &mut standing, Seconds(time));
             queues.rank(service, &standing)
         };
-        assert_eq!([1.5, 0.25, 0.25, 3.75, 0.25, 1e9].map(&mut after), [1.0, 1.0, 2.0, 2.0, 3.0, 3.0].map(Rank));
+        assert_eq!([1.5, 0.25, 0.25, 3.75, 0.25, 1e9].map(&mut after), [1.0, 1.0, 2.0, 2.0, 3.0, 3.0].map(OrderRank));
     }
 }

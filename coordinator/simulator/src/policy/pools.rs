@@ -4,14 +4,14 @@
 use super::shortest_queue::Pending;
 use tsnode_coordinator::policy::{
     batching::Seen,
-    pools::{BATCH, Membership, Pool, has_room, takes_prompt},
+    pools::{BATCH, Pool, PoolMembership, has_room, takes_prompt},
     routing::{Asked, MachineNo, Routing, RoutingDecision},
 };
 
 /// The pools and what was promised to their machines.
 #[derive(Clone, Debug)]
 pub struct Pools {
-    members: Membership,
+    members: PoolMembership,
     pending: Pending,
     /// KV promised (tokens).
     reserved: Vec<i64>,
@@ -24,7 +24,7 @@ impl Pools {
     pub fn new(prompts: usize, capacity: &[u64]) -> Self {
         let own = (0..capacity.len()).map(|m| if m < prompts { Pool::Prompt } else { Pool::Answer });
         Self {
-            members: Membership::new(own.collect()),
+            members: PoolMembership::new(own.collect()),
             pending: Pending::new(capacity.len()),
             reserved: vec![0; capacity.len()],
             capacity: capacity.iter().map(|c| *c as i64).collect(),

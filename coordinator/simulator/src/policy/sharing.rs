@@ -13,9 +13,9 @@ pub mod order;
 use super::pages::Pages;
 use crate::policy::sharing::{
     jobs::{Job, Jobs, Queues},
-    order::{Lead, Memory, Order, Prompts, Rank, Rules},
+    order::{Lead, Memory, Order, OrderRank, Prompts, Rules},
 };
-use tsnode_coordinator::policy::batching::{Batch, Batching, Limits, Part, RequestNo, Seen, ServiceNo, Task};
+use tsnode_coordinator::policy::batching::{Batch, BatchLimits, Batching, Part, RequestNo, Seen, ServiceNo, Task};
 use tsnode_protocol::Seconds;
 
 /// The policy and its machine's state.
@@ -23,7 +23,7 @@ use tsnode_protocol::Seconds;
 pub struct Sharing<O: Order> {
     order: O,
     rules: Rules,
-    limits: Limits,
+    limits: BatchLimits,
     jobs: Jobs<O::Standing>,
     /// Busy time, and what of it the last batch took.
     clock: Seconds,
@@ -44,7 +44,7 @@ enum Urgency {
 struct Turn {
     urgency: Urgency,
     turn: u64,
-    rank: Rank,
+    rank: OrderRank,
     request: RequestNo,
     service: ServiceNo,
 }
@@ -52,11 +52,11 @@ struct Turn {
 impl<O: Order> Sharing<O> {
     /// An idle machine.
     #[must_use]
-    pub fn ordered(order: O, limits: Limits, pages: Pages) -> Self {
+    pub fn ordered(order: O, limits: BatchLimits, pages: Pages) -> Self {
         Self {
             order,
             rules: Rules::default(),
-            limits: Limits { tasks: limits.tasks.max(1), ..limits },
+            limits: BatchLimits { tasks: limits.tasks.max(1), ..limits },
             jobs: Jobs::new(pages),
             clock: Seconds(0.0),
             elapsed: Seconds(0.0),
@@ -88,7 +88,7 @@ impl<O: Order> Sharing<O> {
         let oldest = queues.present.first().and_then(|r| Some((*r, self.jobs.get(*r)?)));
         let starved = oldest.filter(|(_, job)| job.part == part && self.is_starved(job));
         if let Some((request, _)) = starved.filter(|(r, _)| part == Part::Prompt || self.jobs.fits(*r)) {
-            return Some(Turn { urgency: Urgency::Starved, turn: 0, rank: Rank::default(), request, service });
+            return Some(Turn { urgency: Urgency::Starved, turn: 0, rank: OrderRank::default(), request, service });
         }
         let (rank, request) = match part {
             Part::Prompt => queues.prompts.first().copied()?,
@@ -99,16 +99,16 @@ impl<O: Order> Sharing<O> {
     }
 
     /// The rank of a batch: 1 / Σ 1/rank.
-    fn together(&self, queues: &Queues, part: Part) -> Rank {
+    fn together(&self, queues: &Queues, part: Part) -> OrderRank {
         let mut all = 0;
-        let fits = |(_, request): &&(Rank, RequestNo)| {
+        let fits = |(_, request): &&(OrderRank, RequestNo)| {
             let prompt = self.jobs.get(*request).map_or(0, |j| u64::from(j.prompt));
             let tokens = if part == Part::Prompt { prompt } else { 1 };
             all += tokens;
             all == tokens || all <= u64::from(self.limits.tokens)
         };
         let ranks = queues.of(part).iter().take(self.limits.tasks).take_while(fits);
-        Rank::together(ranks.map(|(rank, _)| *rank))
+        OrderRank::together(ranks.map(|(rank, _)| *rank))
     }
 
     fn first_of_all(&self, part: Part) -> Option<Turn> {

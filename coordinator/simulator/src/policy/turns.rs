@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use tsnode_coordinator::policy::{
     batching::{Batch, Batching, Part, RequestNo, Seen, ServiceNo, Stepwise, Task},
-    sharing::arbiter::{Arbitration, Share, Work},
+    sharing::arbiter::{Arbitration, DeviceWork, StepShare},
 };
 use tsnode_protocol::Seconds;
 
@@ -58,9 +58,9 @@ impl Turns {
             let mut shares = Vec::new();
             model.batching.members(&mut |m| {
                 let prompt_tokens = if m.part == Part::Prompt { m.tokens } else { 0 };
-                shares.push(Share { request: m.request, prompt_tokens });
+                shares.push(StepShare { request: m.request, prompt_tokens });
             });
-            self.arbiter.asks(service, Work::Step(shares));
+            self.arbiter.asks(service, DeviceWork::Step(shares));
         }
     }
 }

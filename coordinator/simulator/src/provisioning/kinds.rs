@@ -8,7 +8,7 @@ use serde::Serialize;
 use std::fmt;
 use std::sync::Arc;
 use tsnode_coordinator::{
-    policy::batching::Limits,
+    policy::batching::BatchLimits,
     replay::cost::IterationCost,
     scheduler::{
         Cluster, InstanceId, Problem, Slo, Space, Workload,
@@ -53,7 +53,7 @@ pub struct Role {
     /// Times of iterations.
     pub speed: Arc<dyn IterationCost>,
     /// What an iteration may hold.
-    pub limits: Limits,
+    pub limits: BatchLimits,
     /// KV that fits (tokens).
     pub room: u64,
 }
@@ -182,5 +182,5 @@ pub struct Host {
 fn role(config: ParallelConfig) -> Role {
     let tasks = LIMITS.tasks.min(config.batch as usize).max(1);
     let room = config.kv_tokens.0.max(0.0) as u64;
-    Role { limits: Limits { tasks, ..LIMITS }, room, speed: Arc::new(config) }
+    Role { limits: BatchLimits { tasks, ..LIMITS }, room, speed: Arc::new(config) }
 }

@@ -12,7 +12,7 @@ use serde::Serialize;
 use std::sync::Arc;
 use tsnode_coordinator::{
     policy::routing::Asked,
-    replay::machines::{Arrival, SoFar, Trace},
+    replay::machines::{Arrival, ReplayTrace, SoFar},
     scheduler::{
         slo::{self, Deadline, Reference, Slo},
         workload::WorkloadRequest,
@@ -139,7 +139,7 @@ impl Judge {
 
     /// The first target that all these requests together do not keep.
     #[must_use]
-    pub fn broken(&self, traces: &[Trace]) -> Option<Broken> {
+    pub fn broken(&self, traces: &[ReplayTrace]) -> Option<Broken> {
         let forever = Seconds(f64::INFINITY);
         match self {
             Self::TableVi(alone) => TIMES.iter().enumerate().find_map(|(i, time)| {
@@ -179,7 +179,7 @@ fn request(asked: Asked) -> WorkloadRequest {
 }
 
 /// To the first token, from there on, and in all (s): what it was, or at least is.
-fn at_least(trace: &Trace, now: Seconds) -> [f64; 3] {
+fn at_least(trace: &ReplayTrace, now: Seconds) -> [f64; 3] {
     let (at, first, end) = (trace.arrival.at.0, trace.first.0.min(now.0), trace.end.0.min(now.0));
     // What never began never ends.
     let rest = if first == f64::INFINITY { first } else { end - first };
@@ -187,12 +187,12 @@ fn at_least(trace: &Trace, now: Seconds) -> [f64; 3] {
 }
 
 /// Multiples of the times alone, tokens counted as Splitwise's simulator does ([`crate::splitwise::tbt`]).
-fn slowdowns(trace: &Trace, alone: &[f64; 3], now: Seconds) -> [f64; 3] {
+fn slowdowns(trace: &ReplayTrace, alone: &[f64; 3], now: Seconds) -> [f64; 3] {
     let [first, rest, whole] = at_least(trace, now);
     [first / alone[0], rest / f64::from(trace.arrival.asked.answer) / alone[1], whole / alone[2]]
 }
 
-fn is_late(trace: &Trace, deadline: &Deadline, now: Seconds) -> bool {
+fn is_late(trace: &ReplayTrace, deadline: &Deadline, now: Seconds) -> bool {
     let [first, rest, whole] = at_least(trace, now);
     let steps = f64::from(trace.arrival.asked.answer) - 1.0;
     // Without steps there is nothing that could be late.

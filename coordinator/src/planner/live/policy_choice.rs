@@ -11,7 +11,7 @@ use crate::{
     planner::spare,
     policy::{
         caps,
-        choice::{Batches, Dispatch, Room},
+        choice::{Batches, Dispatch, MachineRoom},
     },
     replay::{self, Replay, ReplayPlan, machines::Machine, pipeline::Pipeline},
     scheduler::{
@@ -201,11 +201,11 @@ impl Ground<'_> {
             let spare = spare::beside(&groups, &self.routes, scene.card.id);
             plan.shares.extend(spare.iter().filter_map(share).filter(is_open));
         }
-        let machine = |problem: &Problem, config: &ParallelConfig, room: Room| {
+        let machine = |problem: &Problem, config: &ParallelConfig, room: MachineRoom| {
             let batches = Batches::measured(self.profiles(scene, config).iter()).by(by.batch);
             // As its leader's batcher has it.
             let places = BatcherConfig::default().max_running;
-            let batching = batches.batching(Room { places, ..room });
+            let batching = batches.batching(MachineRoom { places, ..room });
             Machine { batching, cost: Arc::new(Pipeline::new(problem, config).reading_once()) }
         };
         Some(ReplayPlan::new(&mut evaluator, &numbers, &plan, &machine))

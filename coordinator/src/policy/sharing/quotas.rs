@@ -30,13 +30,13 @@ struct Claim {
 
 /// A model, and what it has.
 #[derive(Clone, Copy, Debug)]
-struct Member {
+struct QuotaHolder {
     quota: u64,
     used: u64,
     claim: Option<Claim>,
 }
 
-impl Member {
+impl QuotaHolder {
     fn standing(&self, now: Time) -> Option<Claim> {
         self.claim.filter(|claim| now < claim.until)
     }
@@ -60,7 +60,7 @@ impl Member {
 /// The models of a device, and the pages that each uses.
 #[derive(Clone, Debug)]
 pub struct PageQuotas {
-    members: Vec<Member>,
+    members: Vec<QuotaHolder>,
     claims: u64,
 }
 
@@ -68,7 +68,7 @@ impl PageQuotas {
     /// Models that use none yet, by their quotas. There are as many pages as these come to.
     #[must_use]
     pub fn new(quotas: impl IntoIterator<Item = u64>) -> Self {
-        let member = |quota| Member { quota, used: 0, claim: None };
+        let member = |quota| QuotaHolder { quota, used: 0, claim: None };
         Self { members: quotas.into_iter().map(member).collect(), claims: 0 }
     }
 
@@ -81,7 +81,7 @@ impl PageQuotas {
     /// Pages that nobody uses.
     #[must_use]
     pub fn free(&self) -> u64 {
-        let sum = |of: fn(&Member) -> u64| self.members.iter().map(of).fold(0, u64::saturating_add);
+        let sum = |of: fn(&QuotaHolder) -> u64| self.members.iter().map(of).fold(0, u64::saturating_add);
         sum(|member| member.quota).saturating_sub(sum(|member| member.used))
     }
 
@@ -104,7 +104,7 @@ impl PageQuotas {
         let left: u64 = if after <= asking.quota / FLOOR {
             0
         } else if after <= asking.quota {
-            others.map(Member::below_floor).fold(0, u64::saturating_add)
+            others.map(QuotaHolder::below_floor).fold(0, u64::saturating_add)
         } else {
             others.map(|other| other.left_for(now, nth)).fold(0, u64::saturating_add)
         };
@@ -119,7 +119,7 @@ impl PageQuotas {
         }
     }
 
-    fn member(&self, service: ServiceNo) -> Option<&Member> {
+    fn member(&self, service: ServiceNo) -> Option<&QuotaHolder> {
         self.members.get(usize::from(service.0))
     }
 

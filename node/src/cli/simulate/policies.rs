@@ -3,7 +3,7 @@
 use super::super::plan::asked::usage;
 use crate::cli::exit::Exit;
 use tsnode_coordinator::{
-    policy::{batching::Limits, choice::Batches},
+    policy::{batching::BatchLimits, choice::Batches},
     scheduler::prompts::PromptChunking,
 };
 use tsnode_simulator::{
@@ -12,7 +12,7 @@ use tsnode_simulator::{
 };
 
 /// Splitwise's limits of an iteration (§IV-B).
-const MIXED: Limits = Limits { tasks: 512, tokens: 2048 };
+const MIXED: BatchLimits = BatchLimits { tasks: 512, tokens: 2048 };
 /// Tokens of an iteration with chunks, as nodes have them.
 const CHUNKS: u32 = 512;
 

@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tsnode_coordinator::{
-    policy::choice::Room,
+    policy::choice::MachineRoom,
     replay::{
         ReplayPlan,
-        machines::{Arrival, Outcome, Trace},
+        machines::{Arrival, Outcome, ReplayTrace},
     },
     scheduler::{Evaluation, Evaluator, Problem, evaluate::GroupNo, parallel::ParallelConfig, regions::Region, search},
 };
@@ -78,8 +78,9 @@ impl Run {
         seed: u64,
         stopped: &AtomicBool,
     ) -> Self {
-        let machine =
-            |problem: &Problem, config: &ParallelConfig, room: Room| policy.batched.machine(problem, config, room);
+        let machine = |problem: &Problem, config: &ParallelConfig, room: MachineRoom| {
+            policy.batched.machine(problem, config, room)
+        };
         let part = |site: &mut Site<'_>| {
             (ReplayPlan::new(&mut site.evaluator, &site.groups, &site.evaluation, &machine), site.share)
         };
@@ -160,10 +161,10 @@ fn saturated(outcome: &Outcome) -> Option<Vec<usize>> {
     Some(waits.filter(|(_, wait)| *wait > long).map(|(group, _)| group).collect())
 }
 
-fn prompt_wait(trace: &Trace) -> f64 {
+fn prompt_wait(trace: &ReplayTrace) -> f64 {
     (trace.prompt_start - trace.arrival.at).0
 }
 
-fn answer_wait(trace: &Trace) -> f64 {
+fn answer_wait(trace: &ReplayTrace) -> f64 {
     if trace.arrival.asked.answer > 1 { (trace.answer_start - trace.first).0 } else { 0.0 }
 }

@@ -1,6 +1,6 @@
 //! The requests of a machine that services share: where they stand, in which order they wait, and what memory they hold.
 
-use super::order::Rank;
+use super::order::OrderRank;
 use crate::policy::pages::Pages;
 use std::collections::{BTreeMap, BTreeSet};
 use tsnode_coordinator::policy::batching::{Part, RequestNo, ServiceNo, Task};
@@ -11,7 +11,7 @@ use tsnode_protocol::Seconds;
 pub(super) struct Job<S> {
     pub service: ServiceNo,
     pub standing: S,
-    pub rank: Rank,
+    pub rank: OrderRank,
     /// The machine's busy time when it came.
     pub came: Seconds,
     /// What of it is computed now or next.
@@ -33,7 +33,7 @@ pub(super) struct Job<S> {
 }
 
 impl<S> Job<S> {
-    fn new(service: ServiceNo, standing: S, rank: Rank, came: Seconds, part: Part) -> Self {
+    fn new(service: ServiceNo, standing: S, rank: OrderRank, came: Seconds, part: Part) -> Self {
         let (prompt, answer, left, context, whole, held, pages) = (0, 0, 0, 0, 0, 0, 0);
         let (started, again) = (false, false);
         Self { service, standing, rank, came, part, prompt, answer, left, context, whole, held, pages, started, again }
@@ -44,15 +44,15 @@ impl<S> Job<S> {
 #[derive(Debug, Default)]
 pub(super) struct Queues {
     /// Prompts that have not started.
-    pub prompts: BTreeSet<(Rank, RequestNo)>,
+    pub prompts: BTreeSet<(OrderRank, RequestNo)>,
     /// Answers whose turn it may be, those that run included.
-    pub answers: BTreeSet<(Rank, RequestNo)>,
+    pub answers: BTreeSet<(OrderRank, RequestNo)>,
     /// All that have something to compute, what runs included.
     pub present: BTreeSet<RequestNo>,
 }
 
 impl Queues {
-    pub fn of(&self, part: Part) -> &BTreeSet<(Rank, RequestNo)> {
+    pub fn of(&self, part: Part) -> &BTreeSet<(OrderRank, RequestNo)> {
         match part {
             Part::Prompt => &self.prompts,
             Part::Answer => &self.answers,
@@ -85,7 +85,7 @@ impl<S: Copy> Jobs<S> {
     }
 
     /// A task, and how its request stands where it is new here.
-    pub fn add(&mut self, task: Task, standing: S, rank: Rank, came: Seconds) {
+    pub fn add(&mut self, task: Task, standing: S, rank: OrderRank, came: Seconds) {
         let request = task.request;
         let new = Job::new(task.service, standing, rank, came, task.part);
         let job = self.all.entry(request).or_insert(new);
@@ -120,7 +120,7 @@ impl<S: Copy> Jobs<S> {
             return false;
         }
         self.pages.take(pages);
-        let new = Job::new(service, standing, Rank::default(), Seconds(0.0), Part::Answer);
+        let new = Job::new(service, standing, OrderRank::default(), Seconds(0.0), Part::Answer);
         self.all.insert(request, Job { context: memory, held: memory, pages, ..new });
         true
     }
@@ -169,7 +169,7 @@ impl<S: Copy> Jobs<S> {
     pub fn take_back(&mut self, pages: u64, after: &dyn Fn(&Job<S>) -> bool) {
         let answers = self.queues.values().flat_map(|l| &l.answers);
         let jobs = answers.filter_map(|(rank, request)| Some((*rank, *request, self.all.get(request)?)));
-        let mut last: Vec<(Rank, RequestNo, u64)> =
+        let mut last: Vec<(OrderRank, RequestNo, u64)> =
             jobs.filter(|(_, _, job)| job.started && after(job)).map(|(rank, r, job)| (rank, r, job.pages)).collect();
         last.sort_unstable();
         let (mut free, mut losing) = (self.pages.free(), Vec::new());

@@ -1,6 +1,6 @@
 //! Rules that go with any order of requests ([`tsnode_coordinator::policy::sharing::order`]) on a machine that services share.
 
-pub use tsnode_coordinator::policy::sharing::order::{Lead, Order, Rank};
+pub use tsnode_coordinator::policy::sharing::order::{Lead, Order, OrderRank};
 
 /// What an order leaves open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

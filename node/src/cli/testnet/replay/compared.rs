@@ -232,7 +232,7 @@ mod tests {
     use std::time::Duration;
     use tsnode_coordinator::{
         policy::routing::Asked,
-        replay::machines::{self, Arrival, Trace},
+        replay::machines::{self, Arrival, ReplayTrace},
     };
     use tsnode_protocol::{Phase, Seconds};
     use tsnode_simulator::live_plan::Overheads;
@@ -259,7 +259,7 @@ mod tests {
             let (at, took) = (Seconds(0.0), Seconds(f64::from(n) * 1e-3 * times));
             let arrival = Arrival { at, asked: Asked::new(10, 5) };
             let (first, end) = (took, took * 2.0);
-            Trace { arrival, route: None, prompt_start: at, first, answer_start: first, end, sending: at }
+            ReplayTrace { arrival, route: None, prompt_start: at, first, answer_start: first, end, sending: at }
         };
         let outcome = |times: f64| machines::Outcome {
             traces: (1..=100).map(|n| trace(n, times)).collect(),

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tsnode_coordinator::{
     members::Members,
     policy::{choice::Dispatch, routing::Asked},
-    replay::machines::{Arrival, Outcome, Trace},
+    replay::machines::{Arrival, Outcome, ReplayTrace},
 };
 use tsnode_protocol::{Advert, DeviceKind, PeerId, Phase, Plan, Seconds};
 use tsnode_simulator::{
@@ -186,7 +186,7 @@ fn arrival(at: f64, prompt: u32, answer: u32) -> Arrival {
 /// A metric of every request that ended; gaps are the timeline's.
 fn sorted(outcome: &Outcome, metric: Metric, request: f64) -> Sorted {
     let ended = outcome.traces.iter().filter(|t| t.end.is_finite());
-    let of = |t: &Trace| match metric {
+    let of = |t: &ReplayTrace| match metric {
         Metric::Ttft => (t.first - t.arrival.at).0 + request,
         Metric::E2el => (t.end - t.arrival.at).0 + request,
         Metric::Tpot | Metric::Itl => match t.arrival.asked.answer {

@@ -2,7 +2,7 @@
 //! these it is most likely off by.
 
 use crate::cli::bench::serve::report::Metric;
-use tsnode_coordinator::replay::machines::{Outcome, Trace};
+use tsnode_coordinator::replay::machines::{Outcome, ReplayTrace};
 use tsnode_protocol::Seconds;
 
 /// A part of a request's time.
@@ -105,8 +105,8 @@ impl Terms {
 
     /// Of simulated requests that ended; so much (s) is added to each beside its steps.
     pub fn simulated(outcome: &Outcome, beside: f64) -> Self {
-        let ended: Vec<&Trace> = outcome.traces.iter().filter(|t| t.end.is_finite()).collect();
-        let mean = |of: fn(&Trace) -> f64| ended.iter().map(|t| of(t)).sum::<f64>() / ended.len().max(1) as f64;
+        let ended: Vec<&ReplayTrace> = outcome.traces.iter().filter(|t| t.end.is_finite()).collect();
+        let mean = |of: fn(&ReplayTrace) -> f64| ended.iter().map(|t| of(t)).sum::<f64>() / ended.len().max(1) as f64;
         Self {
             queue: mean(|t| (t.prompt_start - t.arrival.at).0),
             prompt: mean(|t| (t.first - t.prompt_start).0),
@@ -138,7 +138,7 @@ impl Terms {
 
 /// What a request's KV takes after its first token. That of a prompt that was parted goes between its parts, and costs nothing then: so it
 /// is counted live.
-fn sent_behind(t: &Trace) -> Seconds {
+fn sent_behind(t: &ReplayTrace) -> Seconds {
     let is_parted = t.route.is_some_and(|route| route.split.is_some());
     if is_parted { Seconds(0.0) } else { t.sending }
 }
@@ -185,7 +185,7 @@ mod tests {
     fn simulated_terms_come_to_the_whole_time_where_prompts_are_parted_too() {
         let of = |split: Option<u32>| {
             let [start, first, answered, end] = [1.0, 3.0, 3.5, 7.5].map(Seconds);
-            let trace = Trace {
+            let trace = ReplayTrace {
                 arrival: Arrival { at: Seconds(0.0), asked: Asked::new(100, 5) },
                 route: Some(RoutingDecision { prompt: MachineNo(0), answer: MachineNo(1), split }),
                 prompt_start: start,
