@@ -129,7 +129,7 @@ struct Relaxed<'p> {
 }
 
 /// A relaxed group: of each kind in it, how many stages side by side and what the model costs on one.
-struct Group<'k> {
+struct RelaxedGroup<'k> {
     parts: Vec<(f64, &'k Prefill, &'k Decode)>,
     prefill: Prefill,
     decode: Decode,
@@ -185,7 +185,7 @@ impl<'p> Relaxed<'p> {
     }
 
     /// A relaxed group for every choice of degrees.
-    fn groups(&self, counts: &[usize]) -> Vec<Group<'p>> {
+    fn groups(&self, counts: &[usize]) -> Vec<RelaxedGroup<'p>> {
         let mut all: Vec<Vec<(f64, &Prefill, &Decode)>> = vec![Vec::new()];
         for (n, kind) in counts.iter().zip(self.kinds).filter(|(n, _)| **n > 0) {
             let fits = kind.degrees.iter().filter(|(d, _, _)| n.is_multiple_of(*d));
@@ -195,7 +195,7 @@ impl<'p> Relaxed<'p> {
         let model = &self.problem.model;
         let tokens = (self.memory(counts) - model.bytes()) / model.kv();
         let batch = (tokens / self.problem.workload.mean.reserved).max(1.0);
-        let group = |parts: Vec<(f64, &'p Prefill, &'p Decode)>| Group {
+        let group = |parts: Vec<(f64, &'p Prefill, &'p Decode)>| RelaxedGroup {
             prefill: parts.iter().map(|p| *p.1).reduce(|a, b| least_prefill(&a, &b)).unwrap_or_default(),
             decode: parts.iter().map(|p| *p.2).reduce(|a, b| least_decode(&a, &b)).unwrap_or_default(),
             kv_transfers: (parts.len() - 1) as f64,
@@ -205,7 +205,7 @@ impl<'p> Relaxed<'p> {
         all.into_iter().map(group).collect()
     }
 
-    fn prefills(&self, group: &Group<'_>) -> Curve {
+    fn prefills(&self, group: &RelaxedGroup<'_>) -> Curve {
         let requests = &self.problem.workload.requests;
         let busy = |r: &WorkloadRequest| 1.0 / group.parts.iter().map(|(n, p, _)| n / p.time(r.prompt).0).sum::<f64>();
         let n = requests.len() as f64;
@@ -226,13 +226,13 @@ impl<'p> Relaxed<'p> {
     }
 
     /// Seconds of an iteration of `n` sequences: stages share it without waste, and none is faster than the way through all.
-    fn iteration(&self, group: &Group<'_>, n: f64) -> f64 {
+    fn iteration(&self, group: &RelaxedGroup<'_>, n: f64) -> f64 {
         let context = self.problem.workload.mean.context;
         let together = 1.0 / group.parts.iter().map(|(c, _, d)| c / d.time(n, context).0).sum::<f64>();
         together.max((group.decode.time(1.0, context) + self.kv_transfer.0 * group.kv_transfers).0)
     }
 
-    fn decodes(&self, group: &Group<'_>) -> Curve {
+    fn decodes(&self, group: &RelaxedGroup<'_>) -> Curve {
         let m = &self.problem.workload.mean;
         let most = group.batch / (m.steps * self.iteration(group, group.batch));
         let requests = &self.problem.workload.requests;
@@ -257,7 +257,7 @@ impl<'p> Relaxed<'p> {
     }
 
     /// Doing both: each side's share at the rate, the rate as if batches were full.
-    fn both(&self, group: &Group<'_>, prefills: &Curve, decodes: &Curve) -> Curve {
+    fn both(&self, group: &RelaxedGroup<'_>, prefills: &Curve, decodes: &Curve) -> Curve {
         let m = &self.problem.workload.mean;
         let prompt = LOAD_STEP / prefills[0].0;
         let most = group.batch / (m.steps * self.iteration(group, group.batch) + group.batch * prompt);

@@ -43,14 +43,14 @@ pub struct Capacity {
 
 /// Chunks of prompts and answers in one pass: weights are read once for both.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Pass {
+pub struct CapacityPass {
     /// Prompts.
     pub prefill: Prefill,
     /// Answers.
     pub decode: Decode,
 }
 
-impl IterationCost for Pass {
+impl IterationCost for CapacityPass {
     fn iteration(&self, batch: &Batch) -> Seconds {
         let mut time = Seconds(0.0);
         if batch.prompts > 0 {
@@ -69,11 +69,11 @@ impl IterationCost for Pass {
 
 /// A kind of GPU with a model on it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Gpu {
+pub struct LoadedGpu {
     /// A layer's cost on it.
     pub layer: LayerCost,
     /// What it does with the whole model.
-    pub pass: Pass,
+    pub pass: CapacityPass,
     /// KV that fits beside the weights (tokens).
     pub capacity: u64,
     /// FLOP/s, as a multiple of what the cost model assumes.
@@ -82,7 +82,7 @@ pub struct Gpu {
     pub bandwidth: f64,
 }
 
-impl Gpu {
+impl LoadedGpu {
     fn new(model: &Model, figures: &DeviceFigures, compute: f64, bandwidth: f64) -> Self {
         let rates = DeviceFigures {
             flops: FlopsPerSecond(figures.flops.0 * compute),
@@ -91,7 +91,8 @@ impl Gpu {
         };
         let alone = ClusterLink { latency: Seconds(0.0), bandwidth: BytesPerSecond(AMPLE) };
         let (layer, layers) = (LayerCost::new(model, &rates, alone, 1), model.shape.layers);
-        let pass = Pass { prefill: layer.stage_prefill(layers, ALONE), decode: layer.stage_decode(layers, ALONE) };
+        let pass =
+            CapacityPass { prefill: layer.stage_prefill(layers, ALONE), decode: layer.stage_decode(layers, ALONE) };
         let capacity = layer.kv_tokens(layers, ALONE).0.max(0.0) as u64;
         Self { layer, pass, capacity, compute, bandwidth }
     }
@@ -131,12 +132,12 @@ impl Gpu {
 }
 
 /// The time that prompts take one after the other.
-fn prompts(gpu: &Gpu, lengths: &[Asked]) -> Seconds {
+fn prompts(gpu: &LoadedGpu, lengths: &[Asked]) -> Seconds {
     lengths.iter().map(|a| gpu.pass.prefill.time(Tokens(f64::from(a.prompt)))).sum()
 }
 
 /// Answers a second on a machine that gets all KV at once.
-fn answers_a_second(gpu: &Gpu, places: usize, lengths: &[Asked]) -> f64 {
+fn answers_a_second(gpu: &LoadedGpu, places: usize, lengths: &[Asked]) -> f64 {
     let limits = BatchLimits { tasks: 1, tokens: u32::MAX };
     let machines = vec![
         Machine { batching: Box::new(Ageing::new(limits, u64::MAX / 2)), cost: Arc::new(Instant) },

@@ -1,7 +1,7 @@
 //! The plan that a live swarm follows, as machines: its groups by their peers' measured profiles, its routes and links by
 //! their adverts, steps and routes as nodes form and choose them. What a testnet's replay is held against.
 
-use crate::memory::{PAGE, Pages};
+use crate::memory::{PAGE, PagedKv};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tsnode_coordinator::{
@@ -68,7 +68,7 @@ const LEAST_LEFT: f64 = 0.1;
 
 /// How requests are run.
 #[derive(Clone, Debug)]
-pub struct Run {
+pub struct LivePlanRun {
     /// How they are routed.
     pub dispatch: Dispatch,
     /// What each step takes beside its layers.
@@ -89,7 +89,7 @@ pub struct Resident {
     /// What a step takes, by what was measured of its layers.
     pub cost: Arc<dyn IterationCost>,
     /// How its KV lies in pages.
-    pub pages: Pages,
+    pub pages: PagedKv,
     /// How many of the device's pages are its quota.
     pub quota: u64,
 }
@@ -148,7 +148,7 @@ impl<'a> LivePlan<'a> {
 
     /// Runs requests on it to their ends.
     #[must_use]
-    pub fn run(&self, arrivals: &[Arrival], how: &Run) -> Outcome {
+    pub fn run(&self, arrivals: &[Arrival], how: &LivePlanRun) -> Outcome {
         let mut evaluator = Evaluator::new(&self.scene.problem);
         let groups = self.shelved(&mut evaluator).unwrap_or_default();
         let evaluation = Evaluation { shares: self.shares.clone(), ..Evaluation::default() };
@@ -179,7 +179,7 @@ impl<'a> LivePlan<'a> {
             batches: self.batches(config),
             places: BatcherConfig::default().max_running,
             cost: Arc::new(Pipeline::new(&self.scene.problem, config).reading_once()),
-            pages: Pages::new(layers, Bytes(model.kv().0 / f64::from(layers))),
+            pages: PagedKv::new(layers, Bytes(model.kv().0 / f64::from(layers))),
             quota: (served.kv_bytes as f64 / PAGE.0) as u64,
         })
     }
@@ -198,7 +198,7 @@ impl<'a> LivePlan<'a> {
         config.stages.iter().filter_map(of).collect::<Vec<_>>().into_iter()
     }
 
-    fn shared(&self, how: &Run) -> SharedCores {
+    fn shared(&self, how: &LivePlanRun) -> SharedCores {
         let host = |group: &Group| match &group.stages[..] {
             [alone] => how.hosts.get(&alone.peer).copied(),
             _ => None,

@@ -36,7 +36,7 @@ pub enum Batched {
     /// Prompts and answers together, within a number of tokens (Splitwise §IV-B).
     Mixed(BatchLimits),
     /// One phase at a time, requests in this order.
-    Ordered(Order),
+    Ordered(RequestOrder),
 }
 
 impl Batched {
@@ -66,7 +66,7 @@ impl Batched {
 
 /// An order of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum RequestOrder {
     /// As they came.
     FirstCome,
     /// Skip-join feedback queues (FastServe).
@@ -75,7 +75,7 @@ pub enum Order {
     Doubling,
 }
 
-impl Order {
+impl RequestOrder {
     /// The policy on an idle machine of this speed, for requests like these.
     #[must_use]
     pub fn batching(

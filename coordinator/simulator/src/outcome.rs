@@ -13,7 +13,7 @@ use tsnode_protocol::{LayerRange, Phase};
 
 /// A plan and its numbers.
 #[derive(Clone, Debug, Serialize)]
-pub struct Outcome {
+pub struct PlanOutcome {
     /// The cluster's name.
     pub cluster: String,
     /// The model's name.
@@ -115,7 +115,7 @@ pub struct RunnerUp {
     pub loses: f64,
 }
 
-impl Outcome {
+impl PlanOutcome {
     /// Regions' plans as one: their groups one after the other, each region's shares as its part of all requests.
     #[must_use]
     pub fn together(problem: &Problem, regions: &[Region]) -> Self {

@@ -44,7 +44,7 @@ pub type Division = Vec<InstanceDevices>;
 
 /// A service with its devices and its plan.
 #[derive(Clone, Debug)]
-pub struct Served {
+pub struct ServedService {
     /// Its devices, in terms of the whole cluster.
     pub members: InstanceDevices,
     /// What there is to plan on them; instances are numbered anew.
@@ -55,7 +55,7 @@ pub struct Served {
     pub report: Option<ReplayReport>,
 }
 
-impl Served {
+impl ServedService {
     /// What its plan is worth.
     #[must_use]
     pub fn value(&self) -> f64 {
@@ -65,9 +65,9 @@ impl Served {
 
 /// What a search over divisions found.
 #[derive(Clone, Debug)]
-pub struct Shared {
+pub struct SharedCluster {
     /// The services, in the order given.
-    pub services: Vec<Served>,
+    pub services: Vec<ServedService>,
     /// Their values, weighed by their requests.
     pub value: f64,
     /// Divisions whose parts were planned.
@@ -88,27 +88,27 @@ pub fn search(
     how: Replay,
     dealt: &(dyn Fn() -> bool + Sync),
     stop: &(dyn Fn() -> bool + Sync),
-) -> Result<Shared, ProblemError> {
-    let mut walk = Walk::new(services, seed, effort);
+) -> Result<SharedCluster, ProblemError> {
+    let mut walk = DivisionWalk::new(services, seed, effort);
     let start = walk.start().ok_or_else(|| ProblemError::DoesNotFit(lack(services)))?;
     walk.go(start, dealt);
     let mut all: Vec<(Division, f64)> = std::mem::take(&mut walk.best);
     let divisions = walk.divisions;
     let finalists: Vec<Division> = all.iter().take(FINALISTS).map(|(d, _)| d.clone()).collect();
-    let mut best: Option<(f64, Division, Vec<Served>)> = None;
+    let mut best: Option<(f64, Division, Vec<ServedService>)> = None;
     for division in finalists {
         if best.is_some() && stop() {
             break;
         }
         let Some(served) = in_full(services, &division, seed, effort, how, stop) else { continue };
-        let value = weighed(services, served.iter().map(Served::value));
+        let value = weighed(services, served.iter().map(ServedService::value));
         if best.as_ref().is_none_or(|b| value > b.0) {
             best = Some((value, division, served));
         }
     }
     let (value, division, served) = best.ok_or_else(|| ProblemError::DoesNotFit(lack(services)))?;
     all.retain(|(d, _)| *d != division);
-    Ok(Shared { services: served, value, divisions, runners_up: all })
+    Ok(SharedCluster { services: served, value, divisions, runners_up: all })
 }
 
 /// Every service's plan on its part; `None` if a part cannot hold its model.
@@ -119,7 +119,7 @@ fn in_full(
     effort: Effort,
     how: Replay,
     stop: &(dyn Fn() -> bool + Sync),
-) -> Option<Vec<Served>> {
+) -> Option<Vec<ServedService>> {
     let plan = |(service, members): (&Problem, &InstanceDevices)| {
         let problem = service.part(members)?;
         let mut regions = regions::search(&problem, seed, effort, stop);
@@ -131,7 +131,7 @@ fn in_full(
             }
             _ => None,
         };
-        Some(Served { members: members.clone(), problem, regions, report })
+        Some(ServedService { members: members.clone(), problem, regions, report })
     };
     services.iter().zip(division).map(plan).collect()
 }
@@ -145,7 +145,7 @@ fn weighed(services: &[Problem], values: impl Iterator<Item = f64>) -> f64 {
     services.iter().zip(values).map(|(s, v)| s.rate / total * v).sum()
 }
 
-struct Walk<'p> {
+struct DivisionWalk<'p> {
     services: &'p [Problem],
     rng: Rng,
     seed: u64,
@@ -158,7 +158,7 @@ struct Walk<'p> {
     divisions: usize,
 }
 
-impl<'p> Walk<'p> {
+impl<'p> DivisionWalk<'p> {
     fn new(services: &'p [Problem], seed: u64, effort: Effort) -> Self {
         let rng = Rng::new(seed);
         let (planned, guessed) = (HashMap::new(), HashMap::new());

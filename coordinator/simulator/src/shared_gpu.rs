@@ -1,7 +1,7 @@
 //! One GPU that holds several models, and the orders in which it may take their requests (SeaLLM §4.2, §6.3).
 
 use crate::{
-    cost::{Fit, Several, alone},
+    cost::{Fit, ServiceCosts, alone},
     policy::{
         doubling::{Doubling, ServiceProfile},
         feedback::{Feedback, Queues},
@@ -9,7 +9,7 @@ use crate::{
         round_robin::{FirstCome, RoundRobin},
         sharing::order::Rules,
         shortest_queue::ShortestQueue,
-        turns::Turns,
+        turns::ModelTurns,
     },
     summary::normalised,
     trace::{Arriving, beside, drawn},
@@ -46,7 +46,7 @@ const CHUNK: u32 = 512;
 
 /// In which order requests are taken.
 #[derive(Clone, Copy, Debug)]
-pub enum Order {
+pub enum SharedGpuOrder {
     /// By doubling budgets, under these rules.
     Doubling(Rules, Known),
     /// As they came.
@@ -69,14 +69,14 @@ pub enum Known {
 }
 
 /// Those of one batcher for all models, by name: ours first; then those of peers.
-pub const ORDERS: [(&str, Order); 7] = [
-    ("doubling", Order::Doubling(Doubling::RULES, Known::Prompt)),
-    ("first-come", Order::FirstCome),
-    ("round-robin", Order::RoundRobin),
-    ("feedback", Order::Feedback),
-    ("peers-doubling", Order::Peers(TurnOrder::Doubling)),
-    ("peers-round-robin", Order::Peers(TurnOrder::RoundRobin)),
-    ("peers-first-come", Order::Peers(TurnOrder::FirstCome)),
+pub const ORDERS: [(&str, SharedGpuOrder); 7] = [
+    ("doubling", SharedGpuOrder::Doubling(Doubling::RULES, Known::Prompt)),
+    ("first-come", SharedGpuOrder::FirstCome),
+    ("round-robin", SharedGpuOrder::RoundRobin),
+    ("feedback", SharedGpuOrder::Feedback),
+    ("peers-doubling", SharedGpuOrder::Peers(TurnOrder::Doubling)),
+    ("peers-round-robin", SharedGpuOrder::Peers(TurnOrder::RoundRobin)),
+    ("peers-first-come", SharedGpuOrder::Peers(TurnOrder::FirstCome)),
 ];
 
 /// Why models do not share a GPU.
@@ -111,7 +111,7 @@ const MOST: usize = 64;
 #[derive(Debug)]
 pub struct SharedGpu {
     workloads: Vec<Workload>,
-    cost: Arc<Several>,
+    cost: Arc<ServiceCosts>,
     pages: Pages,
     by_service: Vec<ServiceProfile>,
     by_prompt: Vec<ServiceProfile>,
@@ -157,7 +157,7 @@ impl SharedGpu {
     /// None or too many, or what the GPU cannot hold.
     pub fn new(gpu: &DeviceFigures, services: &[(Model, Workload)]) -> Result<Self, SharedGpuError> {
         let costs: Vec<Fit> = services.iter().map(|(model, _)| fit(model, gpu)).collect();
-        let cost = Several::new(costs.iter().map(|f| Arc::new(Mixed(*f)) as Arc<dyn IterationCost>).collect());
+        let cost = ServiceCosts::new(costs.iter().map(|f| Arc::new(Mixed(*f)) as Arc<dyn IterationCost>).collect());
         let cost = cost.filter(|_| services.len() <= MOST).ok_or(SharedGpuError::Services(services.len()))?;
         let pages = pages(gpu, services)?;
         let mut own = Self {
@@ -224,19 +224,19 @@ impl SharedGpu {
 
     /// Runs requests in that order, by profiles that may be wrong.
     #[must_use]
-    pub fn run_by(&self, order: Order, profiles: &[ServiceProfile], arrivals: &[Arrival]) -> Run {
+    pub fn run_by(&self, order: SharedGpuOrder, profiles: &[ServiceProfile], arrivals: &[Arrival]) -> SharedGpuRun {
         let machine = Machine { batching: self.policy(order, profiles), cost: self.cost.clone() };
         let links = Alike { per_token: SecondsPerToken(0.0) };
         let simulation = Simulation::new(vec![machine], Box::new(ShortestQueue::new(1)), Box::new(links));
         let outcome = simulation.run(arrivals, &|_| false);
         let means: Vec<Seconds> = self.by_service.iter().map(|p| p.mean).collect();
         let all = normalised(&outcome.traces, &means);
-        Run { mean: all.mean(), p50: all.at(0.5), p99: all.at(0.99), busy: outcome.busy[0], outcome }
+        SharedGpuRun { mean: all.mean(), p50: all.at(0.5), p99: all.at(0.99), busy: outcome.busy[0], outcome }
     }
 
     /// The same by profiles that are right.
     #[must_use]
-    pub fn run(&self, order: Order, arrivals: &[Arrival]) -> Run {
+    pub fn run(&self, order: SharedGpuOrder, arrivals: &[Arrival]) -> SharedGpuRun {
         self.run_by(order, self.profiles(order.knows()), arrivals)
     }
 
@@ -250,25 +250,25 @@ impl SharedGpu {
         (0..services).map(room).collect()
     }
 
-    fn policy(&self, order: Order, profiles: &[ServiceProfile]) -> Box<dyn Batching> {
+    fn policy(&self, order: SharedGpuOrder, profiles: &[ServiceProfile]) -> Box<dyn Batching> {
         let pages = self.pages.clone();
         match order {
-            Order::Doubling(rules, _) => Box::new(Doubling::new(profiles.to_vec(), LIMITS, pages).by(rules)),
-            Order::FirstCome => Box::new(FirstCome::new(LIMITS, pages)),
-            Order::RoundRobin => Box::new(RoundRobin::new(LIMITS, pages)),
-            Order::Feedback => {
+            SharedGpuOrder::Doubling(rules, _) => Box::new(Doubling::new(profiles.to_vec(), LIMITS, pages).by(rules)),
+            SharedGpuOrder::FirstCome => Box::new(FirstCome::new(LIMITS, pages)),
+            SharedGpuOrder::RoundRobin => Box::new(RoundRobin::new(LIMITS, pages)),
+            SharedGpuOrder::Feedback => {
                 let (prompt, patience) = (self.prompt.clone(), Seconds(f64::INFINITY));
                 Box::new(Feedback::new(Queues { quantum: QUANTUM, levels: QUEUES, prompt, patience }, LIMITS, pages))
             }
-            Order::Peers(order) => {
+            SharedGpuOrder::Peers(order) => {
                 let models = self.rooms().into_iter().map(|room| Batches::Chunked(CHUNK).batching(room)).collect();
-                Box::new(Turns::new(order.arbiter(), models))
+                Box::new(ModelTurns::new(order.arbiter(), models))
             }
         }
     }
 }
 
-impl Order {
+impl SharedGpuOrder {
     /// By what requests are judged.
     #[must_use]
     pub fn knows(self) -> Known {
@@ -299,7 +299,7 @@ fn pages(gpu: &DeviceFigures, services: &[(Model, Workload)]) -> Result<Pages, S
 
 /// What came of requests in one order.
 #[derive(Clone, Debug)]
-pub struct Run {
+pub struct SharedGpuRun {
     /// Mean normalised latency.
     pub mean: f64,
     /// Its median.
@@ -330,7 +330,7 @@ mod tests {
         let services = [service("Llama-2-7B", "coding"), service("Llama-2-13B", "conversation")];
         let gpu = SharedGpu::new(&gpu, &services).unwrap();
         let arrivals = gpu.requests(1.2, 300, Arriving::Bursty(16.0), 11);
-        let mean = |order: Order| gpu.run(order, &arrivals).mean;
+        let mean = |order: SharedGpuOrder| gpu.run(order, &arrivals).mean;
         let all = ORDERS.map(|(_, order)| mean(order));
         let [doubling, first_come, _, _, peers_doubling, peers_in_turn, peers_first_come] = all;
         assert!(doubling >= 1.0 && doubling < 0.8 * first_come, "{doubling} to {first_come}");

@@ -3,7 +3,7 @@
 use super::{cost::Table, percentile::Sorted};
 use crate::policy::{
     ageing::Ageing,
-    packing::{Known, Packing, Rules},
+    packing::{MachineSpeed, PackingPolicy, PackingRules},
     piggybacked::Piggybacked,
     pools::Pools,
     repurposing::Repurposing,
@@ -69,7 +69,7 @@ pub enum System {
     /// The same, and machines change sides for good ([`crate::policy::repurposing`]).
     Repurposed(usize),
     /// No pools: answers are packed, prompts go where they slow requests least ([`crate::policy::packing`]).
-    Packed(Rules),
+    Packed(PackingRules),
 }
 
 /// A cluster: so many machines of each table, in this order.
@@ -95,8 +95,8 @@ pub fn cluster(sizes: Sizes, machines: &[(&Arc<Table>, usize)], system: System) 
             Box::new(Repurposing::new(Pools::new(prompts, &vec![capacity; all.len()]), WINDOW))
         }
         (System::Packed(rules), Some(alone)) => {
-            let known = tables().map(|table| Known { cost: table.clone(), capacity }).collect();
-            Box::new(Packing::new(alone.clone(), rules, LIMITS.tasks, known))
+            let known = tables().map(|table| MachineSpeed { cost: table.clone(), capacity }).collect();
+            Box::new(PackingPolicy::new(alone.clone(), rules, LIMITS.tasks, known))
         }
         _ => Box::new(ShortestQueue::new(all.len())),
     };

@@ -13,7 +13,7 @@ use tsnode_protocol::{
     Advert, Epoch, Group, GroupId, LayerProfile, LayerRange, ModelId, PeerId, Phase, Plan, Route, Seconds, Stage, Term,
 };
 use tsnode_simulator::{
-    live_plan::{LivePlan, LivePlanError, Resident, Run},
+    live_plan::{LivePlan, LivePlanError, LivePlanRun, Resident},
     shared_peer::SharedPeer,
     trace::beside,
 };
@@ -36,15 +36,15 @@ fn planned(adverts: &BTreeMap<PeerId, Advert>) -> Plan {
     Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, chosen: vec![], reason: String::new() }
 }
 
-fn run(adverts: &BTreeMap<PeerId, Advert>, plan: &Plan, requests: &[(f64, u32, u32)], how: &Run) -> Outcome {
+fn run(adverts: &BTreeMap<PeerId, Advert>, plan: &Plan, requests: &[(f64, u32, u32)], how: &LivePlanRun) -> Outcome {
     let members = adverts.iter().map(|(id, advert)| (*id, advert)).collect();
     let live = LivePlan::new(&members, plan, sample::card().id, SplitChoice::Auto).unwrap();
     let arrival = |&(at, prompt, answer)| Arrival { at: Seconds(at), asked: Asked::new(prompt, answer) };
     live.run(&requests.iter().map(arrival).collect::<Vec<_>>(), how)
 }
 
-fn usual() -> Run {
-    Run { dispatch: Dispatch::Live, step: Seconds(0.0), cores: vec![1.0], hosts: BTreeMap::new() }
+fn usual() -> LivePlanRun {
+    LivePlanRun { dispatch: Dispatch::Live, step: Seconds(0.0), cores: vec![1.0], hosts: BTreeMap::new() }
 }
 
 /// One request alone: four layers by their profile, and behind them the output head by the device's speeds.
@@ -60,7 +60,7 @@ fn a_request_alone_takes_what_profiles_say() {
     let first = 4.0 * (a + b * 100.0 + c * 1e4) + head + logits;
     let step = |context: f64| 4.0 * (DECODE[0] + DECODE[1] * context + DECODE[2]) + head + logits;
     for overhead in [0.0, 0.25] {
-        let how = Run { step: Seconds(overhead), ..usual() };
+        let how = LivePlanRun { step: Seconds(overhead), ..usual() };
         let trace = run(&adverts, &plan, &[(0.0, 100, 3)], &how).traces[0];
         assert!((trace.first.0 / (first + overhead) - 1.0).abs() < 1e-9, "{trace:?}, not {first}");
         let whole = first + step(101.0) + step(102.0) + 3.0 * overhead;
@@ -80,7 +80,7 @@ fn where_members_have_set_cronus_prompts_are_parted() {
     let plan =
         Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, chosen: vec![], reason: String::new() };
     let requests: Vec<(f64, u32, u32)> = (0..100).map(|n| (f64::from(n) * 0.02, 400, 20)).collect();
-    let of = |dispatch| run(&adverts, &plan, &requests, &Run { dispatch, ..usual() });
+    let of = |dispatch| run(&adverts, &plan, &requests, &LivePlanRun { dispatch, ..usual() });
     let (live, cronus) = (of(Dispatch::Live), of(Dispatch::Cronus));
     let parted = |outcome: &Outcome| outcome.traces.iter().filter(|t| t.route.unwrap().split.is_some()).count();
     assert!(parted(&live) == 0 && parted(&cronus) > 10, "{}", parted(&cronus));
@@ -98,7 +98,7 @@ fn peers_on_one_processor_take_turns() {
     let requests: Vec<(f64, u32, u32)> = (0..200).map(|n| (f64::from(n) * 0.02, 50 + n % 60, 10)).collect();
     let apart = run(&adverts, &plan, &requests, &usual());
     let hosts = adverts.keys().map(|id| (*id, (0, 1.0))).collect();
-    let shared = run(&adverts, &plan, &requests, &Run { hosts, ..usual() });
+    let shared = run(&adverts, &plan, &requests, &LivePlanRun { hosts, ..usual() });
     let mean = |outcome: &Outcome| outcome.traces.iter().map(|t| (t.end - t.arrival.at).0).sum::<f64>() / 200.0;
     for outcome in [&apart, &shared] {
         assert!(outcome.traces.iter().all(|t| t.end.is_finite()) && outcome.turned_away == 0);

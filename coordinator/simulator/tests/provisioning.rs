@@ -12,7 +12,7 @@ use tsnode_coordinator::{
 };
 use tsnode_protocol::{Seconds, SecondsPerToken};
 use tsnode_simulator::{
-    cost::{Line, Table},
+    cost::{CostLine, Table},
     provisioning::{
         Aim, Answer, Budget, Choice, Design, Question, QuestionError,
         demand::{Demand, Drawn},
@@ -88,7 +88,7 @@ proptest! {
 
 /// About what DGX-A100 and DGX-H100 take for bloom-176b.
 fn tables() -> [Arc<Table>; 2] {
-    let line = |knots: &[(f64, f64)]| Line::new(knots.to_vec()).unwrap();
+    let line = |knots: &[(f64, f64)]| CostLine::new(knots.to_vec()).unwrap();
     let table = |prompt: &[(f64, f64)], token: f64| {
         Arc::new(Table { prompt: line(prompt), answer: line(&[(1.0, token), (512.0, token * 1.02)]) })
     };

@@ -41,7 +41,7 @@ fn hexgens_formulas() {
     let all = cases("cost_model_cases.json");
     for case in all["stage"].as_array().unwrap() {
         let number = |name: &str| case[name].as_f64().unwrap();
-        let stage = hexgen::Stage {
+        let stage = hexgen::HexgenStage {
             layers: number("layers_on_stage"),
             hidden: number("hidden"),
             element: number("bytes_per_elem"),

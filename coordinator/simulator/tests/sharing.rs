@@ -18,7 +18,7 @@ use tsnode_coordinator::{
 };
 use tsnode_protocol::{Seconds, SecondsPerToken};
 use tsnode_simulator::{
-    cost::Several,
+    cost::ServiceCosts,
     policy::{
         doubling::{Doubling, ServiceProfile},
         feedback::{Feedback, Queues},
@@ -26,7 +26,7 @@ use tsnode_simulator::{
         round_robin::{FirstCome, RoundRobin},
         sharing::{
             Sharing,
-            order::{Lead, Memory, Order, Prompts, Rules},
+            order::{Lead, MemoryRule, Order, PromptStart, Rules},
         },
         shortest_queue::ShortestQueue,
     },
@@ -57,8 +57,8 @@ const ONE: BatchLimits = BatchLimits { tasks: 1, tokens: 1 << 20 };
 const AMPLE: u64 = 1 << 40;
 /// As printed, as we run it, and with one rule of the two.
 const RULES: [Rules; 3] = [
-    Rules { prompts: Prompts::Wait, memory: Memory::Kept, lead: Lead::First },
-    Rules { prompts: Prompts::Join, memory: Memory::Kept, lead: Lead::First },
+    Rules { prompts: PromptStart::Wait, memory: MemoryRule::Kept, lead: Lead::First },
+    Rules { prompts: PromptStart::Join, memory: MemoryRule::Kept, lead: Lead::First },
     Doubling::RULES,
 ];
 
@@ -109,7 +109,7 @@ fn exact(kinds: &[Kind], rules: Rules) -> (Box<dyn Batching>, Arc<dyn IterationC
     let pages = Pages::new(AMPLE, vec![16; kinds.len()]);
     let policy = Doubling::new(kinds.iter().map(profile).collect(), ONE, pages).by(rules);
     let speeds = kinds.iter().map(|k| Arc::new(k.speed) as Arc<dyn IterationCost>).collect();
-    (Box::new(policy), Arc::new(Several::new(speeds).unwrap()))
+    (Box::new(policy), Arc::new(ServiceCosts::new(speeds).unwrap()))
 }
 
 /// Least sum of latencies over means when what is left is done in one order or another, from `from` on.
@@ -231,7 +231,7 @@ fn nobody_waits_much_longer_than_patience() {
         let pages = Pages::new(AMPLE, vec![16; 2]);
         let policy = Doubling::new(kinds.iter().map(profile).collect(), ONE, pages).by(rules);
         let speeds = kinds.iter().map(|k| Arc::new(k.speed) as Arc<dyn IterationCost>).collect();
-        run(Box::new(policy), Arc::new(Several::new(speeds).unwrap()), &arrivals).traces[5].end.0
+        run(Box::new(policy), Arc::new(ServiceCosts::new(speeds).unwrap()), &arrivals).traces[5].end.0
     };
     for rules in RULES {
         assert!(end(f64::INFINITY, rules) > 200.0, "it waits until the stream ends");
@@ -340,7 +340,7 @@ fn policy(order: Orders, pages: Pages, patience: Seconds) -> Box<dyn Batching> {
 }
 
 fn orders() -> impl Strategy<Value = Orders> {
-    let taken_back = Rules { memory: Memory::TakenBack, ..RULES[0] };
+    let taken_back = Rules { memory: MemoryRule::TakenBack, ..RULES[0] };
     prop::sample::select(vec![
         Orders::Doubling(RULES[0]),
         Orders::Doubling(RULES[1]),
@@ -377,7 +377,7 @@ proptest! {
         patience in prop::sample::select(vec![0.0, 3.0, f64::INFINITY]),
     ) {
         let speeds = [Speed { token: 1e-4, step: 0.01 }, Speed { token: 2e-4, step: 0.02 }];
-        let cost = || Arc::new(Several::new(speeds.map(|s| Arc::new(s) as Arc<dyn IterationCost>).to_vec()).unwrap());
+        let cost = || Arc::new(ServiceCosts::new(speeds.map(|s| Arc::new(s) as Arc<dyn IterationCost>).to_vec()).unwrap());
         let again = || run(policy(order, Pages::new(pages, vec![25, 16]), Seconds(patience)), cost(), &arrivals);
         let outcome = again();
         for t in &outcome.traces {

@@ -20,7 +20,7 @@ use tsnode_coordinator::{
 };
 use tsnode_protocol::{Seconds, SecondsPerToken};
 use tsnode_simulator::{
-    cost::{Line, Table},
+    cost::{CostLine, Table},
     policy::{ageing::Ageing, dispatch::Anywhere, greedy::Greedy, pools::Pools, shortest_queue::ShortestQueue},
 };
 
@@ -134,7 +134,7 @@ enum Routes {
 }
 
 fn simulation(machines: usize, batches: Batches, routes: Routes, capacity: u64, stages: usize) -> Simulation {
-    let line = |y: f64| Line::new(vec![(1.0, y), (1000.0, 20.0 * y)]).unwrap();
+    let line = |y: f64| CostLine::new(vec![(1.0, y), (1000.0, 20.0 * y)]).unwrap();
     let cost = Arc::new(Cut { whole: Table { prompt: line(0.01), answer: line(0.02) }, stages });
     let batching = || -> Box<dyn Batching> {
         match batches {

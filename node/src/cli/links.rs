@@ -10,7 +10,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use tsnode_protocol::{Link, PathKind, PeerId};
-use tsnode_simulator::plot::heat::{Cell, Heat};
+use tsnode_simulator::plot::heat::{Heat, HeatCell};
 
 /// A link as it is shown.
 #[derive(Serialize)]
@@ -75,8 +75,8 @@ fn picture(view: &SwarmView) -> String {
         let (latency, mbit) = (row.link.latency.0 * 1e3, row.link.bandwidth.0 * 8e-6);
         let said = format!("{latency:.2} ms, {mbit:.0} Mbit/s, {}", path(&all, row.link.path));
         let shown = if mbit < 9.95 { format!("{mbit:.1}") } else { format!("{mbit:.0}") };
-        Some(Cell { row: place(row.from)?, column: place(row.link.to)?, value: mbit, shown, said })
+        Some(HeatCell { row: place(row.from)?, column: place(row.link.to)?, value: mbit, shown, said })
     };
-    let cells: Vec<Cell> = rows(view).iter().filter_map(cell).collect();
+    let cells: Vec<HeatCell> = rows(view).iter().filter_map(cell).collect();
     Heat { title: "Bandwidth from row to column (Mbit/s)", labels: &labels, cells: &cells }.svg()
 }

@@ -22,7 +22,7 @@ use tsnode_coordinator::{
         search::{Effort, Found},
     },
 };
-use tsnode_simulator::{bound, outcome::Outcome, plot};
+use tsnode_simulator::{bound, outcome::PlanOutcome, plot};
 
 /// Steps of the search when no budget is given: four times the paper's.
 const STEPS: usize = 400;
@@ -86,7 +86,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
 /// A plan with its numbers.
 pub(super) struct Planned {
     pub(super) found: Found,
-    pub(super) outcome: Outcome,
+    pub(super) outcome: PlanOutcome,
     /// Not of clusters planned in regions.
     report: Option<ReplayReport>,
     took: Duration,
@@ -107,7 +107,7 @@ impl Asked {
         let replay = Replay { seed: self.seed, requests: REPLAYED };
         let (found, report) = reranking::plan(problem, self.seed, effort, replay, &late);
         let took = started.elapsed();
-        let mut outcome = Outcome::new(problem, &found);
+        let mut outcome = PlanOutcome::new(problem, &found);
         outcome.bound = bound::attainment(problem).filter(|b| *b < 1.0);
         Planned { found, outcome, report: Some(report), took }
     }
@@ -125,7 +125,7 @@ impl Asked {
         let all = regions::search(problem, self.seed, effort, &late);
         bar.finish_and_clear();
         let took = started.elapsed();
-        Planned { found: Found::default(), outcome: Outcome::together(problem, &all), report: None, took }
+        Planned { found: Found::default(), outcome: PlanOutcome::together(problem, &all), report: None, took }
     }
 
     fn plan(&self, matches: &ArgMatches) -> Result<(), Exit> {
@@ -241,7 +241,7 @@ fn shortened(stages: &[String]) -> String {
     }
 }
 
-fn draw(outcomes: &[&Outcome], matches: &ArgMatches) -> Result<(), Exit> {
+fn draw(outcomes: &[&PlanOutcome], matches: &ArgMatches) -> Result<(), Exit> {
     let Some(path) = matches.get_one::<String>("svg") else { return Ok(()) };
     std::fs::write(path, plot::plan::svg(outcomes)).map_err(|e| Exit::file(Kind::Other, path, &e))
 }

@@ -28,7 +28,7 @@ use std::sync::{
 use std::time::Instant;
 use tsnode_coordinator::scheduler::regions;
 use tsnode_simulator::{
-    outcome::Outcome,
+    outcome::PlanOutcome,
     plot::timeline::{self, Label},
     summary::keeps,
 };
@@ -111,7 +111,7 @@ fn simulate(job: &Job, stopped: &AtomicBool) -> Result<(), Exit> {
             let (site, plan) = Site::given(&job.problem, written)?;
             (vec![site], plan)
         }
-        None => (Site::searched(&regions), Outcome::together(&job.problem, &regions)),
+        None => (Site::searched(&regions), PlanOutcome::together(&job.problem, &regions)),
     };
     too_large(&job.problem, &plan, &job.requests)?;
     let mut runs = Vec::new();
@@ -145,7 +145,7 @@ fn searched(job: &Job) -> Vec<regions::Region> {
     regions::search(problem, asked.seed, asked.effort(), &|| asked.budget.is_some_and(|b| started.elapsed() >= b))
 }
 
-fn print_all(job: &Job, plan: &Outcome, runs: &[Run], sweep: Option<&Sweep>) -> Result<(), Exit> {
+fn print_all(job: &Job, plan: &PlanOutcome, runs: &[Run], sweep: Option<&Sweep>) -> Result<(), Exit> {
     say!(
         "{} on {}, {} requests at {:.2}/s, planned for {}/s, {}: {:.1} % in time by closed forms\n",
         plan.model,
@@ -170,7 +170,7 @@ fn print_all(job: &Job, plan: &Outcome, runs: &[Run], sweep: Option<&Sweep>) -> 
 }
 
 /// The picture asked for: policies over rates, or what groups did under the first policy.
-fn draw(job: &Job, plan: &Outcome, runs: &[Run], sweep: Option<&Sweep>) -> Result<(), Exit> {
+fn draw(job: &Job, plan: &PlanOutcome, runs: &[Run], sweep: Option<&Sweep>) -> Result<(), Exit> {
     let (Some(path), Some(run)) = (&job.svg, runs.first()) else { return Ok(()) };
     let picture = match sweep {
         Some(sweep) => sweep.svg(job),
@@ -179,7 +179,7 @@ fn draw(job: &Job, plan: &Outcome, runs: &[Run], sweep: Option<&Sweep>) -> Resul
     std::fs::write(path, picture).map_err(|e| Exit::file(Kind::Other, path, &e))
 }
 
-fn timeline(job: &Job, plan: &Outcome, run: &Run) -> String {
+fn timeline(job: &Job, plan: &PlanOutcome, run: &Run) -> String {
     let label = |g: &tsnode_simulator::outcome::GroupLine| Label { phase: g.phase, name: g.devices.join(" + ") };
     let labels: Vec<Label> = plan.groups.iter().map(label).collect();
     let title = format!(

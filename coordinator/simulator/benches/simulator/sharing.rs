@@ -14,9 +14,9 @@ use tsnode_protocol::{Seconds, SecondsPerToken};
 use tsnode_simulator::{
     policy::{
         doubling::{Doubling, ExpectedTime, ServiceProfile},
-        sharing::order::{Lead, Memory, Prompts, Rules},
+        sharing::order::{Lead, MemoryRule, PromptStart, Rules},
     },
-    shared_gpu::{Known, LIMITS, Order, SharedGpu},
+    shared_gpu::{Known, LIMITS, SharedGpu, SharedGpuOrder},
     trace::Arriving,
 };
 
@@ -35,18 +35,18 @@ const PAIRS: [Pair; 2] = [
     [("Llama-2-7B", "coding"), ("Llama-2-13B", "conversation")],
     [("Llama-2-7B", "conversation"), ("Llama-2-13B", "coding")],
 ];
-const PRINTED: Rules = Rules { prompts: Prompts::Wait, memory: Memory::Kept, lead: Lead::First };
-const ORDERS: [(&str, Order); 8] = [
-    ("doubling as printed", Order::Doubling(PRINTED, Known::Service)),
-    ("+ prompts join", Order::Doubling(Rules { prompts: Prompts::Join, ..PRINTED }, Known::Service)),
-    ("+ memory taken back", Order::Doubling(Rules { lead: Lead::First, ..Doubling::RULES }, Known::Service)),
-    ("+ batches weighed", Order::Doubling(Doubling::RULES, Known::Service)),
+const PRINTED: Rules = Rules { prompts: PromptStart::Wait, memory: MemoryRule::Kept, lead: Lead::First };
+const ORDERS: [(&str, SharedGpuOrder); 8] = [
+    ("doubling as printed", SharedGpuOrder::Doubling(PRINTED, Known::Service)),
+    ("+ prompts join", SharedGpuOrder::Doubling(Rules { prompts: PromptStart::Join, ..PRINTED }, Known::Service)),
+    ("+ memory taken back", SharedGpuOrder::Doubling(Rules { lead: Lead::First, ..Doubling::RULES }, Known::Service)),
+    ("+ batches weighed", SharedGpuOrder::Doubling(Doubling::RULES, Known::Service)),
     OURS,
-    ("first come", Order::FirstCome),
-    ("round robin", Order::RoundRobin),
-    ("skip-join queues", Order::Feedback),
+    ("first come", SharedGpuOrder::FirstCome),
+    ("round robin", SharedGpuOrder::RoundRobin),
+    ("skip-join queues", SharedGpuOrder::Feedback),
 ];
-const OURS: (&str, Order) = ("+ prompts' lengths", Order::Doubling(Doubling::RULES, Known::Prompt));
+const OURS: (&str, SharedGpuOrder) = ("+ prompts' lengths", SharedGpuOrder::Doubling(Doubling::RULES, Known::Prompt));
 
 /// A GPU with two models on it.
 struct Gpu(SharedGpu);
@@ -71,14 +71,14 @@ impl Gpu {
     }
 
     /// Mean and P99 of normalised latencies, and the part of the time the GPU was busy.
-    fn run(&self, order: Order, profiles: &[Vec<ServiceProfile>; 2], arrivals: &[Arrival]) -> [f64; 3] {
+    fn run(&self, order: SharedGpuOrder, profiles: &[Vec<ServiceProfile>; 2], arrivals: &[Arrival]) -> [f64; 3] {
         let profiles = &profiles[usize::from(matches!(order.knows(), Known::Prompt))];
         let run = self.0.run_by(order, profiles, arrivals);
         [run.mean, run.p99, run.busy]
     }
 
     /// The same, averaged over seeds.
-    fn runs(&self, order: Order, load: f64) -> [f64; 3] {
+    fn runs(&self, order: SharedGpuOrder, load: f64) -> [f64; 3] {
         let all = SEEDS.map(|seed| self.run(order, &self.profiles(), &self.requests(load, seed)));
         average(&all)
     }
@@ -162,7 +162,7 @@ fn wrong_lengths(gpu: &Gpu, load: f64) {
             };
             gpu.requests(load, seed).into_iter().map(&mut change).collect::<Vec<_>>()
         };
-        let cell = |order: Order| {
+        let cell = |order: SharedGpuOrder| {
             let [mean, late, _] = average(&SEEDS.map(|seed| gpu.run(order, &gpu.profiles(), &changed(seed))));
             format!("{mean:.2}, {late:.0}")
         };

@@ -8,7 +8,7 @@ use tsnode_protocol::Bytes;
 
 /// A stage: layers on `tp` equal devices of one host.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Stage {
+pub struct HexgenStage {
     /// Layers l.
     pub layers: f64,
     /// Hidden size H.
@@ -25,7 +25,7 @@ pub struct Stage {
     pub inside: ClusterLink,
 }
 
-impl Stage {
+impl HexgenStage {
     /// Weights and products for `rows` rows through the stage: `[12H²B/(d·m) + 24·rows·H²/(d·c)]·l` (s).
     #[must_use]
     pub fn compute(&self, rows: f64) -> f64 {

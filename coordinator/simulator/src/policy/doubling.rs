@@ -4,7 +4,7 @@ use super::{
     pages::Pages,
     sharing::{
         Sharing,
-        order::{Lead, Memory, Prompts, Rules},
+        order::{Lead, MemoryRule, PromptStart, Rules},
     },
 };
 use tsnode_coordinator::policy::{batching::BatchLimits, sharing::budgets::Budgets};
@@ -16,7 +16,7 @@ pub type Doubling = Sharing<Budgets>;
 
 impl Sharing<Budgets> {
     /// The rules that do best: budgets are costs, so batches can be weighed and memory be taken back.
-    pub const RULES: Rules = Rules { prompts: Prompts::Join, memory: Memory::TakenBack, lead: Lead::Together };
+    pub const RULES: Rules = Rules { prompts: PromptStart::Join, memory: MemoryRule::TakenBack, lead: Lead::Together };
 
     /// An idle machine with services of these profiles, by [`Self::RULES`]; a service that has none counts as one that takes
     /// no time.

@@ -28,7 +28,7 @@ pub struct Queues {
 
 /// A request's queue, counted from 0, and what is left of its quantum.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Level {
+pub struct QueueLevel {
     level: u32,
     left: Seconds,
 }
@@ -55,20 +55,20 @@ impl Queues {
 }
 
 impl Order for Queues {
-    type Standing = Level;
+    type Standing = QueueLevel;
 
-    fn enters(&self, service: ServiceNo, prompt: u32) -> Level {
+    fn enters(&self, service: ServiceNo, prompt: u32) -> QueueLevel {
         let per_token = self.prompt.get(usize::from(service.0)).copied().unwrap_or_default();
         let takes = per_token * Tokens(f64::from(prompt));
         let level = (0..self.last()).find(|l| takes <= self.quantum(*l)).unwrap_or(self.last());
-        Level { level, left: self.quantum(level) }
+        QueueLevel { level, left: self.quantum(level) }
     }
 
-    fn rank(&self, _: ServiceNo, standing: &Level) -> OrderRank {
+    fn rank(&self, _: ServiceNo, standing: &QueueLevel) -> OrderRank {
         OrderRank(f64::from(standing.level))
     }
 
-    fn executed(&self, _: ServiceNo, standing: &mut Level, time: Seconds) {
+    fn executed(&self, _: ServiceNo, standing: &mut QueueLevel, time: Seconds) {
         standing.left -= time;
         while standing.left <= Seconds(0.0) && standing.level < self.last() {
             standing.level += 1;

@@ -1,7 +1,7 @@
 //! Splitwise's pools (§IV-A) as the paper's simulator runs them: one router for all requests, which keeps account of what it promised.
 //! Who takes more, who is lent and who returns are the rules that nodes follow too ([`tsnode_coordinator::policy::pools`]).
 
-use super::shortest_queue::Pending;
+use super::shortest_queue::PendingTokens;
 use tsnode_coordinator::policy::{
     batching::Seen,
     pools::{BATCH, Pool, PoolMembership, has_room, takes_prompt},
@@ -12,7 +12,7 @@ use tsnode_coordinator::policy::{
 #[derive(Clone, Debug)]
 pub struct Pools {
     members: PoolMembership,
-    pending: Pending,
+    pending: PendingTokens,
     /// KV promised (tokens).
     reserved: Vec<i64>,
     capacity: Vec<i64>,
@@ -25,7 +25,7 @@ impl Pools {
         let own = (0..capacity.len()).map(|m| if m < prompts { Pool::Prompt } else { Pool::Answer });
         Self {
             members: PoolMembership::new(own.collect()),
-            pending: Pending::new(capacity.len()),
+            pending: PendingTokens::new(capacity.len()),
             reserved: vec![0; capacity.len()],
             capacity: capacity.iter().map(|c| *c as i64).collect(),
         }

@@ -19,7 +19,7 @@ struct Model {
 
 /// The policy and its machine's state.
 #[derive(Debug)]
-pub struct Turns {
+pub struct ModelTurns {
     models: Vec<Model>,
     arbiter: Box<dyn Arbitration<RequestNo>>,
     /// Whose requests are which.
@@ -27,7 +27,7 @@ pub struct Turns {
     running: Option<ServiceNo>,
 }
 
-impl Turns {
+impl ModelTurns {
     /// An idle machine whose models form their steps so, in order of their numbers.
     #[must_use]
     pub fn new(arbiter: Box<dyn Arbitration<RequestNo>>, models: Vec<Box<dyn Stepwise>>) -> Self {
@@ -65,7 +65,7 @@ impl Turns {
     }
 }
 
-impl Batching for Turns {
+impl Batching for ModelTurns {
     fn add(&mut self, task: Task) -> bool {
         self.services.insert(task.request, task.service);
         if task.part == Part::Prompt {

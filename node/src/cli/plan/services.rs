@@ -11,8 +11,8 @@ use tsnode_coordinator::{
 };
 use tsnode_simulator::{
     bound,
-    outcome::Outcome,
-    services::{self, Division, Served, Shared},
+    outcome::PlanOutcome,
+    services::{self, Division, ServedService, SharedCluster},
 };
 
 impl Asked {
@@ -47,7 +47,7 @@ impl Asked {
         self.print_shared(&plans, &shared, attainment, is_set(matches, "why"))
     }
 
-    fn print_shared(&self, plans: &[Planned], shared: &Shared, attainment: f64, why: bool) -> Result<(), Exit> {
+    fn print_shared(&self, plans: &[Planned], shared: &SharedCluster, attainment: f64, why: bool) -> Result<(), Exit> {
         for plan in plans {
             plan.print(why)?;
             say!("");
@@ -73,15 +73,18 @@ impl Asked {
     }
 }
 
-fn planned(served: Served, took: Duration) -> Planned {
+fn planned(served: ServedService, took: Duration) -> Planned {
     match &served.regions[..] {
         [only] => {
-            let mut outcome = Outcome::new(&only.problem, &only.found);
+            let mut outcome = PlanOutcome::new(&only.problem, &only.found);
             outcome.bound = bound::attainment(&only.problem).filter(|b| *b < 1.0);
             Planned { found: only.found.clone(), outcome, report: served.report, took }
         }
-        many => {
-            Planned { found: Found::default(), outcome: Outcome::together(&served.problem, many), report: None, took }
-        }
+        many => Planned {
+            found: Found::default(),
+            outcome: PlanOutcome::together(&served.problem, many),
+            report: None,
+            took,
+        },
     }
 }

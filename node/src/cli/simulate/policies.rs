@@ -7,8 +7,8 @@ use tsnode_coordinator::{
     scheduler::prompts::PromptChunking,
 };
 use tsnode_simulator::{
-    orders::{Batched, Order},
-    policy::dispatch::Dispatch,
+    orders::{Batched, RequestOrder},
+    policy::dispatch::ComparedDispatch,
 };
 
 /// Splitwise's limits of an iteration (§IV-B).
@@ -26,7 +26,7 @@ pub(super) const USUAL: &str = "live+chunked";
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Policy {
     pub(super) name: &'static str,
-    pub(super) dispatch: Dispatch,
+    pub(super) dispatch: ComparedDispatch,
     pub(super) batched: Batched,
     what: &'static str,
 }
@@ -38,54 +38,59 @@ impl Policy {
     }
 }
 
-const fn policy(name: &'static str, dispatch: Dispatch, batched: Batched, what: &'static str) -> Policy {
+const fn policy(name: &'static str, dispatch: ComparedDispatch, batched: Batched, what: &'static str) -> Policy {
     Policy { name, dispatch, batched, what }
 }
 
 /// Routed as the plan's shares and live queues say.
-const fn ordered(name: &'static str, order: Order, what: &'static str) -> Policy {
-    Policy { name, dispatch: Dispatch::Live, batched: Batched::Ordered(order), what }
+const fn ordered(name: &'static str, order: RequestOrder, what: &'static str) -> Policy {
+    Policy { name, dispatch: ComparedDispatch::Live, batched: Batched::Ordered(order), what }
 }
 
 const POLICIES: &[Policy] = &[
-    policy("live", Dispatch::Live, WHOLE, "the plan's shares corrected by queues, prompts first"),
-    policy("shares", Dispatch::Shares, WHOLE, "the plan's shares alone"),
-    policy("shortest", Dispatch::Shortest, WHOLE, "the shortest queues, whatever the shares"),
-    policy("random", Dispatch::Random, WHOLE, "any route"),
+    policy("live", ComparedDispatch::Live, WHOLE, "the plan's shares corrected by queues, prompts first"),
+    policy("shares", ComparedDispatch::Shares, WHOLE, "the plan's shares alone"),
+    policy("shortest", ComparedDispatch::Shortest, WHOLE, "the shortest queues, whatever the shares"),
+    policy("random", ComparedDispatch::Random, WHOLE, "any route"),
     policy(
         "live+chunked",
-        Dispatch::Live,
+        ComparedDispatch::Live,
         Batched::Steps(Batches::Chunked(CHUNKS)),
         "as live; answers, and prompts in chunks beside them",
     ),
     policy(
         "live+chunked-mixed",
-        Dispatch::Live,
+        ComparedDispatch::Live,
         Batched::Steps(Batches::Mixed(CHUNKS)),
         "as live; prompts in chunks, and answers beside them as far as tokens reach",
     ),
     policy(
         "live+prefill-first",
-        Dispatch::Live,
+        ComparedDispatch::Live,
         Batched::Steps(Batches::PromptsFirst(CHUNKS)),
         "as live; prompts alone, in longer chunks, answers after them",
     ),
-    policy("live+mixed", Dispatch::Live, Batched::Mixed(MIXED), "as live; prompts and answers in one iteration"),
+    policy(
+        "live+mixed",
+        ComparedDispatch::Live,
+        Batched::Mixed(MIXED),
+        "as live; prompts and answers in one iteration",
+    ),
     policy(
         "shortest+mixed",
-        Dispatch::Shortest,
+        ComparedDispatch::Shortest,
         Batched::Mixed(MIXED),
         "as shortest; prompts and answers in one iteration",
     ),
     policy(
         "pools+chunked",
-        Dispatch::Pools,
+        ComparedDispatch::Pools,
         Batched::Steps(Batches::Chunked(CHUNKS)),
         "shortest queues of pools that lend each other groups (Splitwise), prompts in chunks",
     ),
-    ordered("live+first-come", Order::FirstCome, "as live; one phase at a time, requests as they came"),
-    ordered("live+feedback", Order::Feedback, "as live; skip-join feedback queues (FastServe)"),
-    ordered("live+doubling", Order::Doubling, "as live; doubling budgets, shortest expected first (SeaLLM)"),
+    ordered("live+first-come", RequestOrder::FirstCome, "as live; one phase at a time, requests as they came"),
+    ordered("live+feedback", RequestOrder::Feedback, "as live; skip-join feedback queues (FastServe)"),
+    ordered("live+doubling", RequestOrder::Doubling, "as live; doubling budgets, shortest expected first (SeaLLM)"),
 ];
 
 /// The policies of a list of names.

@@ -16,7 +16,7 @@ use tsnode_coordinator::{
 use tsnode_protocol::Bytes;
 use tsnode_simulator::{
     fixed_plan::{Written, given},
-    memory::Pages,
+    memory::PagedKv,
     outcome,
     percentile::Sorted,
     summary::Summary,
@@ -45,10 +45,10 @@ impl<'p> Site<'p> {
     }
 
     /// Of a plan that was written down.
-    pub(super) fn given(problem: &'p Problem, written: &Written) -> Result<(Self, outcome::Outcome), Exit> {
+    pub(super) fn given(problem: &'p Problem, written: &Written) -> Result<(Self, outcome::PlanOutcome), Exit> {
         let mut evaluator = Evaluator::new(problem);
         let plan = given(&mut evaluator, written).map_err(|e| usage(format!("the plan does not fit: {e}")))?;
-        let outcome = outcome::Outcome::of(&mut evaluator, &plan.groups, &plan.evaluation);
+        let outcome = outcome::PlanOutcome::of(&mut evaluator, &plan.groups, &plan.evaluation);
         Ok((Self { evaluator, groups: plan.groups, evaluation: plan.evaluation, share: 1.0 }, outcome))
     }
 }
@@ -110,7 +110,7 @@ impl Run {
             left: taken().filter(|t| t.end.0 > last).count(),
             saturated: saturated(&outcome),
             stuck,
-            summary: summary.with_kv(&outcome, kv, Pages::new(shape.layers, Bytes(token))),
+            summary: summary.with_kv(&outcome, kv, PagedKv::new(shape.layers, Bytes(token))),
             outcome,
             took,
             cut,
@@ -128,7 +128,7 @@ impl Run {
 }
 
 /// No group holds a request's KV: said before anything runs.
-pub(super) fn too_large(problem: &Problem, plan: &outcome::Outcome, requests: &Requests) -> Result<(), Exit> {
+pub(super) fn too_large(problem: &Problem, plan: &outcome::PlanOutcome, requests: &Requests) -> Result<(), Exit> {
     let most = plan.groups.iter().map(|g| g.kv_tokens).max().unwrap_or(0);
     let need = |a: &Arrival| a.asked.prompt_memory() + a.asked.answer_memory();
     match requests.arrivals.iter().position(|a| need(a) > most) {

@@ -20,7 +20,7 @@ use tsnode_coordinator::{
 };
 use tsnode_protocol::{Advert, DeviceKind, PeerId, Phase, Plan, Seconds};
 use tsnode_simulator::{
-    live_plan::{LivePlan, Overheads, Run},
+    live_plan::{LivePlan, LivePlanRun, Overheads},
     percentile::Sorted,
 };
 use tsnode_testnet::PeerInfo;
@@ -141,10 +141,10 @@ impl Simulated {
         let live = LivePlan::new(&members, plan, model, view.split).map_err(|e| wrong(&e.to_string()))?;
         let dispatch = swarm_settings::of(view).routed(model, &plan.chosen).map_or(Dispatch::Live, Dispatch::from);
         let shared = hosts.shared(peers, &members);
-        let mut run = Run { dispatch, step: Seconds(0.0), cores: hosts.cores.clone(), hosts: shared };
+        let mut run = LivePlanRun { dispatch, step: Seconds(0.0), cores: hosts.cores.clone(), hosts: shared };
         let apart = |n: usize, p: &Planned| arrival(n as f64 * APART, p.prompt, p.answer);
         let apart: Vec<Arrival> = alone.planned.iter().enumerate().map(|(n, p)| apart(n, p)).collect();
-        let overheads = alone.overheads(|step| live.run(&apart, &Run { step, ..run.clone() }));
+        let overheads = alone.overheads(|step| live.run(&apart, &LivePlanRun { step, ..run.clone() }));
         let arrivals: Vec<Arrival> = planned.iter().map(|p| arrival(p.at.as_secs_f64(), p.prompt, p.answer)).collect();
         let tokens: f64 = planned.iter().map(|p| f64::from(p.answer)).sum();
         let took = arrivals.last().map_or(1.0, |a| a.at.0.max(1.0));
