@@ -18,10 +18,10 @@ use tsnode_coordinator::scheduler::{
 use tsnode_protocol::{Bytes, BytesPerSecond, Seconds};
 use tsnode_simulator::{
     provisioning::{
-        Aim, Budget, Design, Question,
+        Aim, Design, MixBudget, Question,
         demand::{Demand, Drawn},
-        kinds::{Host, Kind, Measure, Role},
-        targets::{Alone, Targets},
+        kinds::{MachineHost, MachineKind, MachineRole, Measure},
+        targets::{AloneTimes, ProvisioningTargets},
         trial::Trial,
     },
     splitwise::{LIMITS, Sizes},
@@ -59,7 +59,7 @@ pub(super) struct Asked {
     share: f64,
     aim: Option<Aim>,
     step: Option<f64>,
-    budgets: Vec<Budget>,
+    budgets: Vec<MixBudget>,
     column: Column,
     link: BytesPerSecond,
     seconds: f64,
@@ -118,9 +118,9 @@ impl Asked {
         };
         let budgets =
             [("budget-cost", Measure::Cost), ("budget-power", Measure::Power), ("budget-machines", Measure::Machines)];
-        let budgets: Vec<Budget> = budgets
+        let budgets: Vec<MixBudget> = budgets
             .into_iter()
-            .filter_map(|(name, of)| positive(name).map(|b| b.map(|most| Budget { of, most })).transpose())
+            .filter_map(|(name, of)| positive(name).map(|b| b.map(|most| MixBudget { of, most })).transpose())
             .collect::<Result<_, _>>()?;
         let rate = positive("rate")?;
         let least = |of| Some(Aim::Least { of, rate: rate.unwrap_or(3.0) });
@@ -199,7 +199,7 @@ impl Asked {
     }
 
     /// By the cost model.
-    fn closed(&self) -> Result<(Vec<Kind>, Targets, tsnode_protocol::BytesPerToken), Exit> {
+    fn closed(&self) -> Result<(Vec<MachineKind>, ProvisioningTargets, tsnode_protocol::BytesPerToken), Exit> {
         let model = read_model(&self.model)?;
         let reference = Reference::a100(&model, self.column);
         let reference = reference.ok_or_else(|| Exit::new(Ending::Other, "no figures for the reference GPU"))?;
@@ -210,8 +210,9 @@ impl Asked {
             let (cost, power) = spec.upkeep(upkeep.get(&device.name).copied().unwrap_or_default());
             let inside = ClusterLink { latency: INSIDE, bandwidth: BytesPerSecond(inside(&device.name)) };
             let name = format!("{}x{}", spec.devices, device.name);
-            let host = Host { name: name.clone(), device: device.clone(), devices: spec.devices, inside, cost, power };
-            Kind::closed(&host, &model, &self.workload, slo, reference).ok_or_else(|| {
+            let host =
+                MachineHost { name: name.clone(), device: device.clone(), devices: spec.devices, inside, cost, power };
+            MachineKind::closed(&host, &model, &self.workload, slo, reference).ok_or_else(|| {
                 let have = device.memory.0 * f64::from(spec.devices) / 1e9;
                 usage(format!(
                     "{name} does not hold {} and its longest request: {have:.0} GB for {:.0} GB of weights; take more \
@@ -225,8 +226,8 @@ impl Asked {
         };
         let kinds = self.kinds.iter().map(kind).collect::<Result<Vec<_>, _>>()?;
         let targets = match self.wanted {
-            Wanted::Splitwise => Targets::TableVi(Alone::Reference(reference)),
-            Wanted::Slo(slo) => Targets::Deadlines { slo, reference, share: self.share },
+            Wanted::Splitwise => ProvisioningTargets::TableVi(AloneTimes::Reference(reference)),
+            Wanted::Slo(slo) => ProvisioningTargets::Deadlines { slo, reference, share: self.share },
         };
         Ok((kinds, targets, model.kv()))
     }
@@ -236,7 +237,7 @@ impl Asked {
         &self,
         file: &str,
         alone: Option<&str>,
-    ) -> Result<(Vec<Kind>, Targets, tsnode_protocol::BytesPerToken), Exit> {
+    ) -> Result<(Vec<MachineKind>, ProvisioningTargets, tsnode_protocol::BytesPerToken), Exit> {
         let text = std::fs::read_to_string(file).map_err(|e| Exit::file(Ending::Usage, file, &e))?;
         let known = models::by_name(&self.model);
         let sizes = Sizes::of(&self.model)
@@ -273,21 +274,21 @@ impl Asked {
                     spec.devices, spec.device, self.model
                 )));
             }
-            let role = Role { speed: table, limits: LIMITS, room: room as u64 };
-            Ok(Kind::alike(&format!("{}x{}", spec.devices, spec.device), cost, power, &role))
+            let role = MachineRole { speed: table, limits: LIMITS, room: room as u64 };
+            Ok(MachineKind::alike(&format!("{}x{}", spec.devices, spec.device), cost, power, &role))
         };
         let kinds = self.kinds.iter().map(kind).collect::<Result<Vec<_>, Exit>>()?;
         let targets = match (&self.wanted, known) {
             (Wanted::Splitwise, _) => {
                 let devices = self.kinds.first().map_or(8, |k| k.devices);
                 let first = self.kinds.first().map_or("", |k| k.device.as_str());
-                Targets::TableVi(Alone::Table(read(alone.unwrap_or(first), devices)?))
+                ProvisioningTargets::TableVi(AloneTimes::Table(read(alone.unwrap_or(first), devices)?))
             }
             (Wanted::Slo(slo), Some(model)) => {
                 let reference = Reference::a100(&model, self.column);
                 let reference =
                     reference.ok_or_else(|| Exit::new(Ending::Other, "no figures for the reference GPU"))?;
-                Targets::Deadlines { slo: *slo, reference, share: self.share }
+                ProvisioningTargets::Deadlines { slo: *slo, reference, share: self.share }
             }
             (Wanted::Slo(_), None) => {
                 return Err(usage(format!(
