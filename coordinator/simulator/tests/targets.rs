@@ -22,7 +22,7 @@ use tsnode_protocol::{
     Advert, Gossip, PeerId, Phase, PolicyChoice, RequestClass, RoutePolicy, Seconds, SettingKey, SettingValue,
     SwarmSetting, Targets, Traffic, traffic::LENGTHS,
 };
-use tsnode_simulator::simulation::{World, tally::Tally};
+use tsnode_simulator::simulation::{World, tally::ScenarioTally};
 
 const KEY: SettingKey = SettingKey::Targets { model: None, class: RequestClass::Interactive };
 
@@ -164,7 +164,7 @@ fn a_shift_of_targets_is_adopted_loses_no_request_and_outlives_whoever_set_it() 
 }
 
 /// How clients fare in a minute and a half, in which targets shift six times or never.
-fn served(shifts: bool) -> Tally {
+fn served(shifts: bool) -> ScenarioTally {
     let mut world = World::new(5);
     for n in 0..8 {
         let n = world.add(sample::advert(n));
@@ -186,14 +186,14 @@ fn served(shifts: bool) -> Tally {
     assert_eq!(world.checks.broken, None);
     // Before the first plan nobody is served.
     let all = world.checks.figures.requests;
-    Tally { unserved: all.unserved - early, asked: all.asked - early, ..all }
+    ScenarioTally { unserved: all.unserved - early, asked: all.asked - early, ..all }
 }
 
 #[test]
 fn requests_go_on_while_targets_shift() {
     let (plain, shifted) = (served(false), served(true));
     println!("{plain:?} {shifted:?}");
-    let open = |t: &Tally| t.asked - t.complete - t.cancelled - t.unserved;
+    let open = |t: &ScenarioTally| t.asked - t.complete - t.cancelled - t.unserved;
     assert!(shifted.asked > 300 && open(&shifted) < 40, "{shifted:?}");
     assert_eq!((shifted.failed, shifted.lost), (0, 0), "{shifted:?}");
     assert!(shifted.unserved <= plain.unserved, "{plain:?} {shifted:?}");

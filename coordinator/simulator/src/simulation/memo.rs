@@ -8,21 +8,21 @@ use tsnode_coordinator::{
 };
 use tsnode_protocol::{ChosenPolicy, Plan, PolicyChoice};
 
-type Key = [u8; 32];
+type MemoKey = [u8; 32];
 
 /// A planner that remembers what it answered.
 #[derive(Debug)]
 pub(super) struct Memo<P> {
     planner: P,
-    answers: Mutex<Answers>,
+    answers: Mutex<PlannerAnswers>,
 }
 
 #[derive(Debug, Default)]
-struct Answers {
-    plans: BTreeMap<Key, PlanDraft>,
-    flips: BTreeMap<Key, Option<PlanDraft>>,
-    grown: BTreeMap<Key, Option<PlanDraft>>,
-    values: BTreeMap<Key, f64>,
+struct PlannerAnswers {
+    plans: BTreeMap<MemoKey, PlanDraft>,
+    flips: BTreeMap<MemoKey, Option<PlanDraft>>,
+    grown: BTreeMap<MemoKey, Option<PlanDraft>>,
+    values: BTreeMap<MemoKey, f64>,
 }
 
 impl<P: Planner> Memo<P> {
@@ -30,14 +30,14 @@ impl<P: Planner> Memo<P> {
         Self { planner, answers: Mutex::default() }
     }
 
-    fn answers(&self) -> MutexGuard<'_, Answers> {
+    fn answers(&self) -> MutexGuard<'_, PlannerAnswers> {
         self.answers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A view's name. The world keeps every advert it ever sent and peers share it, so that its place in memory stands for
 /// what it says.
-fn view(members: &Members<'_>, plan: Option<&Plan>) -> Key {
+fn view(members: &Members<'_>, plan: Option<&Plan>) -> MemoKey {
     let mut hasher = blake3::Hasher::new();
     for (peer, advert) in members {
         hasher.update(&peer.0).update(&std::ptr::from_ref(*advert).addr().to_le_bytes());

@@ -42,7 +42,7 @@ pub enum Held {
 
 /// One peer's process, running or not.
 #[derive(Debug)]
-pub struct Process {
+pub struct SimulatedProcess {
     /// Who it is.
     pub id: PeerId,
     /// What it lends.
@@ -72,7 +72,7 @@ pub struct Process {
     doing: VecDeque<Action>,
 }
 
-impl Process {
+impl SimulatedProcess {
     pub(super) fn new(number: usize, advert: Advert) -> Self {
         let mut seed = [0; 32];
         seed[..8].copy_from_slice(&(number as u64 + 1).to_le_bytes());

@@ -19,7 +19,7 @@ use std::sync::{
     mpsc,
 };
 use std::time::{Duration, Instant};
-use tsnode_simulator::simulation::{Fault, Planning, Report, Script, cast::MOST_MODELS, simulate};
+use tsnode_simulator::simulation::{Fault, PlannerKind, ScenarioReport, Script, cast::MOST_MODELS, simulate};
 use verdict::{Summary, fared, verdict};
 
 /// Most peers of one scenario: memory grows with their square.
@@ -62,7 +62,7 @@ struct Asked {
     faulty: Duration,
     faults: Vec<Fault>,
     fault_names: Option<String>,
-    planning: Planning,
+    planning: PlannerKind,
     clients: f64,
     models: u8,
     json: bool,
@@ -90,8 +90,8 @@ impl Asked {
             Some(names) => names.split(',').map(fault).collect::<Result<_, _>>()?,
         };
         let planning = match matches.get_one::<String>("planner").map(String::as_str) {
-            None | Some("sketch") => Planning::Sketch,
-            Some("scheduler") => Planning::Scheduler,
+            None | Some("sketch") => PlannerKind::Sketch,
+            Some("scheduler") => PlannerKind::Scheduler,
             Some(other) => return Err(usage(format!("--planner {other}: sketch or scheduler"))),
         };
         let clients: f64 = number(matches, "clients")?.unwrap_or(0.0);
@@ -139,7 +139,7 @@ impl Asked {
         if let Some(names) = &self.fault_names {
             line.push_str(&format!(" --faults {names}"));
         }
-        if self.planning == Planning::Scheduler {
+        if self.planning == PlannerKind::Scheduler {
             line.push_str(" --planner scheduler");
         }
         if self.models > 1 {
@@ -225,7 +225,7 @@ fn series(asked: &Asked, stopped: &AtomicBool) -> Result<(), Exit> {
     let bar = ProgressBar::new(asked.seeds).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     let started = Instant::now();
     let next = AtomicU64::new(0);
-    let (send, told) = mpsc::sync_channel::<(Script, Report)>(64);
+    let (send, told) = mpsc::sync_channel::<(Script, ScenarioReport)>(64);
     let workers = std::thread::available_parallelism().map_or(1, NonZero::get);
     let mut sum = Summary::default();
     std::thread::scope(|scope| {
