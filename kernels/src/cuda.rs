@@ -68,7 +68,7 @@ use columns::Columns;
 use machine::{Machine, Memory};
 use ops::Ops;
 use recordings::Recordings;
-use stage::{Pass, Piece, Work};
+use stage::{GpuLayerPiece, GpuPass, GpuScratch};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use step::{Step, StepInput, Wanted};
@@ -87,7 +87,7 @@ pub struct Gpu {
     // Stages and memory go before the machine they are on.
     stages: BTreeMap<StageKey, GpuStage>,
     pages: Option<Memory>,
-    work: Work,
+    work: GpuScratch,
     input: StepInput,
     ops: Ops,
     tiles: Buffer,
@@ -186,7 +186,7 @@ impl Gpu {
         Self {
             stages: BTreeMap::new(),
             pages: None,
-            work: Work::new(&machine),
+            work: GpuScratch::new(&machine),
             input: StepInput::new(&machine),
             ops: Ops::new(machine.clone()),
             tiles: buffer(),
@@ -346,7 +346,7 @@ impl Gpu {
         if recording.embeds {
             self.embed(job.stage, step)?;
         }
-        let pass = Pass { step, layout: share.layout, marks: job.marks };
+        let pass = GpuPass { step, layout: share.layout, marks: job.marks };
         stage(&self.stages, job.stage)?.run(&mut self.ops, &mut self.work, pass)?;
         self.head(job.stage, step)?;
         if recording.chooses { self.choose(job.stage, step) } else { Ok(()) }

@@ -23,7 +23,7 @@ pub use device_pool::DevicePool;
 pub use prefix_cache::{Prefix, PrefixKey};
 pub use tap::{Fresh, Tap};
 
-pub(crate) use attend::{Attend, Look, Turn};
+pub(crate) use attend::{Attend, Look, RotaryTables};
 
 use crate::{
     cpu::{Cpu, Simd, Team},
@@ -43,7 +43,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tap::{Stored, Tapped};
 use tsnode_protocol::{KvDtype, LayerRange, RequestId, TileHeader, Token};
-use turns::Turns;
+use turns::StageRotations;
 
 /// Threads that compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -282,7 +282,7 @@ impl Engine {
                 weights = StageMemory::of(parts.iter().map(|part| part.stage.as_ref())).total();
             }
         }
-        let turns = Turns::new(parts[0].stage.as_ref());
+        let turns = StageRotations::new(parts[0].stage.as_ref());
         self.stages.insert(key, Loaded { parts, shape, layers, turns, page_use, weights });
         key
     }

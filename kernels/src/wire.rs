@@ -21,7 +21,7 @@
 //! bits they leave free, and the last quarter of their bytes goes into those bits of the others ([`threes`]). Nothing is padded but the last half byte of an odd number of either.
 //!
 //! Keys have been turned by their positions. Three and four bits have them turned back to where their block begins, in single precision
-//! and by cosines and sines that are the same on every host, and turned on when they are unpacked ([`Turn`]): then a channel
+//! and by cosines and sines that are the same on every host, and turned on when they are unpacked ([`KeyRotation`]): then a channel
 //! keeps to its own numbers, and its steps are smaller.
 //!
 //! A block of at most [`SHORT`] tokens has eight bits where others have three or four: it would spend more than another bit a number on
@@ -42,7 +42,7 @@ pub(crate) use plain::{decode, encode, low_high};
 pub(crate) use steps::choose;
 pub(crate) use tile::Strip;
 pub use tile::{Packing, Tile, export, import};
-pub use turn::Turn;
+pub use turn::KeyRotation;
 pub(crate) use turn::{turn_back, turn_on};
 
 use crate::{
@@ -240,7 +240,7 @@ pub(crate) fn pack(packing: Packing<'_>, form: Form, rows: Rows<'_>, scratch: &m
 pub(crate) struct Opened<'a> {
     simd: Simd,
     form: Form,
-    turn: Option<&'a Turn>,
+    turn: Option<&'a KeyRotation>,
     /// Steps and shifts.
     scales: (&'a [f32], &'a [f32]),
     turned: &'a mut Lines,

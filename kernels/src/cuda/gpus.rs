@@ -16,7 +16,7 @@ pub(in crate::cuda) use gathers::{Gathers, Patience};
 pub(crate) use tiles::{TilePart, TilePlace};
 
 use super::{
-    Chosen, Columns, GatherWay, Gpu, GpuError, GpuInput, GpuStage, Job, Pass, Piece, Share,
+    Chosen, Columns, GatherWay, Gpu, GpuError, GpuInput, GpuLayerPiece, GpuPass, GpuStage, Job, Share,
     machine::{Machine, Rectangle},
     stage,
     step::Step,
@@ -119,7 +119,7 @@ impl Gpus {
         }
         self.enter(job)?;
         for layer in 0..stage(&self.each[0].stages, job.stage)?.layers() {
-            for piece in Piece::ALL {
+            for piece in GpuLayerPiece::ALL {
                 self.columns.clear();
                 for ((gpu, share), step) in self.each.iter_mut().zip(job.shares).zip(&self.steps) {
                     self.columns.push(gpu.piece(job, share, step, layer, piece)?);
@@ -205,9 +205,9 @@ impl Gpu {
         share: &Share<'_>,
         step: &Step,
         layer: usize,
-        piece: Piece,
+        piece: GpuLayerPiece,
     ) -> Result<Columns, GpuError> {
-        let pass = Pass { step, layout: share.layout, marks: job.marks };
+        let pass = GpuPass { step, layout: share.layout, marks: job.marks };
         stage(&self.stages, job.stage)?.piece(&mut self.ops, &mut self.work, pass, layer, piece)
     }
 

@@ -2,7 +2,7 @@
 
 mod layer;
 
-pub(crate) use layer::Piece;
+pub(crate) use layer::GpuLayerPiece;
 
 use super::{
     buffers::Buffer,
@@ -19,9 +19,9 @@ use crate::{
     ranks::Outputs,
     rope::RopePairs,
     weights::Tensor,
-    wire::Turn,
+    wire::KeyRotation,
 };
-use layer::{Layer, Pages, Place};
+use layer::{GpuLayer, GpuLayerContext, GpuLayerPages};
 use std::sync::Arc;
 
 /// Channels of a head that kernels are written for.
@@ -29,7 +29,7 @@ const MOST_DIM: usize = 256;
 
 /// A step that goes through a stage on a GPU.
 #[derive(Clone, Copy)]
-pub(crate) struct Pass<'a> {
+pub(crate) struct GpuPass<'a> {
     pub step: &'a Step,
     pub layout: Layout,
     /// Whether the compute queue is marked by each layer's number once its keys and values are stored.
@@ -41,8 +41,8 @@ pub(crate) struct Pass<'a> {
 pub(crate) struct GpuStage {
     pub width: usize,
     embed: Option<(Matrix, f32)>,
-    layers: Vec<Layer>,
-    head: Option<Head>,
+    layers: Vec<GpuLayer>,
+    head: Option<GpuHead>,
     /// Frequencies and amplitude of each rope.
     ropes: Vec<(Memory, f32)>,
     half: usize,
@@ -51,21 +51,21 @@ pub(crate) struct GpuStage {
 }
 
 #[derive(Debug)]
-struct Head {
-    norm: Norm,
-    weight: Linear,
+struct GpuHead {
+    norm: GpuNorm,
+    weight: GpuLinear,
     cap: Option<f32>,
 }
 
 #[derive(Debug)]
-struct Norm {
+struct GpuNorm {
     weight: Memory,
     eps: f32,
 }
 
 /// Matrices whose outputs lie side by side, one where they could be put one below the other.
 #[derive(Debug)]
-struct Linear {
+struct GpuLinear {
     parts: Vec<Matrix>,
     bias: Option<Memory>,
     outs: usize,
@@ -75,7 +75,7 @@ struct Linear {
 
 /// Memory that a step's rows are in on their way; one for all stages of a GPU.
 #[derive(Debug)]
-pub(crate) struct Work {
+pub(crate) struct GpuScratch {
     pub hidden: Buffer,
     pub chosen: Buffer,
     pub logits: Buffer,
@@ -89,7 +89,7 @@ pub(crate) struct Work {
     logits_apart: Buffer,
 }
 
-impl Work {
+impl GpuScratch {
     pub fn new(machine: &Arc<dyn Machine>) -> Self {
         let buffer = || Buffer::new(machine.clone());
         let (hidden, chosen, logits) = (buffer(), buffer(), buffer());
@@ -109,13 +109,13 @@ fn floats(machine: &Arc<dyn Machine>, numbers: &[f32]) -> Result<Memory, GpuErro
     Memory::loaded(machine, bytemuck::cast_slice(numbers))
 }
 
-impl Norm {
+impl GpuNorm {
     fn load(machine: &Arc<dyn Machine>, norm: NormOutline<'_>) -> Result<Self, GpuError> {
         Ok(Self { weight: floats(machine, norm.weight)?, eps: norm.eps })
     }
 }
 
-impl Linear {
+impl GpuLinear {
     fn load(machine: &Arc<dyn Machine>, linears: &[LinearOutline<'_>]) -> Result<Self, GpuError> {
         let tensors: Vec<_> = linears.iter().map(|linear| linear.weight.tensor()).collect();
         let mut forms = tensors.iter().map(|tensor| Form::of(&tensor.view()));
@@ -178,20 +178,20 @@ impl GpuStage {
             return Err(GpuError::Unsupported(lacks.into()));
         }
         let table = |(table, scale): (_, f32)| Ok((Matrix::load(machine, &[table])?, scale));
-        let head = |head: &crate::models::HeadOutline<'_>| -> Result<Head, GpuError> {
-            let weight = Linear::load(machine, &[head.linear])?;
-            Ok(Head { norm: Norm::load(machine, head.norm)?, weight, cap: head.cap })
+        let head = |head: &crate::models::HeadOutline<'_>| -> Result<GpuHead, GpuError> {
+            let weight = GpuLinear::load(machine, &[head.linear])?;
+            Ok(GpuHead { norm: GpuNorm::load(machine, head.norm)?, weight, cap: head.cap })
         };
         let rope = |rope: &crate::rope::Rope| -> Result<(Memory, f32), GpuError> {
             let (frequencies, amplitude) = rope.frequencies();
             Ok((floats(machine, frequencies)?, amplitude))
         };
         let pairs = outline.layers.first().map(|layer| layer.attention.pairs).unwrap_or_default();
-        let turn = |rope: &crate::rope::Rope| floats(machine, Turn::new(rope, pairs).all_angles());
+        let turn = |rope: &crate::rope::Rope| floats(machine, KeyRotation::new(rope, pairs).all_angles());
         let stage = Self {
             width: outline.hidden,
             embed: outline.embed.map(table).transpose()?,
-            layers: outline.layers.iter().map(|layer| Layer::load(machine, layer)).collect::<Result<_, _>>()?,
+            layers: outline.layers.iter().map(|layer| GpuLayer::load(machine, layer)).collect::<Result<_, _>>()?,
             head: outline.head.as_ref().map(head).transpose()?,
             ropes: outline.ropes.iter().map(rope).collect::<Result<_, _>>()?,
             half: outline.ropes.first().map_or(0, |rope| rope.frequencies().0.len()),
@@ -220,16 +220,16 @@ impl GpuStage {
     }
 
     /// Rows of the step's tokens in `work.hidden`.
-    pub fn embed(&self, ops: &Ops, work: &mut Work, step: &Step) -> Result<(), GpuError> {
+    pub fn embed(&self, ops: &Ops, work: &mut GpuScratch, step: &Step) -> Result<(), GpuError> {
         let Some((table, scale)) = &self.embed else { return Ok(()) };
         let hidden = work.hidden.fit(step.rows * self.width * 4)?;
         ops.embed(table, step.tokens, step.rows, *scale, hidden)
     }
 
     /// Runs every layer over `work.hidden`, where the GPU has all of each.
-    pub fn run(&self, ops: &mut Ops, work: &mut Work, pass: Pass<'_>) -> Result<(), GpuError> {
+    pub fn run(&self, ops: &mut Ops, work: &mut GpuScratch, pass: GpuPass<'_>) -> Result<(), GpuError> {
         for layer in 0..self.layers.len() {
-            for piece in Piece::ALL {
+            for piece in GpuLayerPiece::ALL {
                 self.piece(ops, work, pass, layer, piece)?;
             }
         }
@@ -240,30 +240,30 @@ impl GpuStage {
     pub fn piece(
         &self,
         ops: &mut Ops,
-        work: &mut Work,
-        pass: Pass<'_>,
+        work: &mut GpuScratch,
+        pass: GpuPass<'_>,
         index: usize,
-        piece: Piece,
+        piece: GpuLayerPiece,
     ) -> Result<Columns, GpuError> {
-        let Pass { step, layout, marks } = pass;
+        let GpuPass { step, layout, marks } = pass;
         let layer = &self.layers[index];
-        if !matches!(piece, Piece::Attend) {
+        if !matches!(piece, GpuLayerPiece::Attend) {
             let place = self.place(ops, work, step);
             return match piece {
-                Piece::Output => layer.output(place),
-                Piece::Gate => layer.gate(place),
-                Piece::Attend | Piece::Down => layer.down(place),
+                GpuLayerPiece::Output => layer.output(place),
+                GpuLayerPiece::Gate => layer.gate(place),
+                GpuLayerPiece::Attend | GpuLayerPiece::Down => layer.down(place),
             };
         }
         // What the layer before adds to the rows is added by the next norm.
         let more = self.added_before(ops, work, step, index)?;
-        let pages = Pages { memory: step.memory, table: step.table(index), most: step.most, layout };
+        let pages = GpuLayerPages { memory: step.memory, table: step.table(index), most: step.most, layout };
         let place = self.place(ops, work, step);
         layer.mix(place, more, &self.ropes[layer.rope], self.half, pages, marks.then_some(index))
     }
 
     /// Adds what the last layer adds.
-    pub fn end(&self, ops: &mut Ops, work: &mut Work, step: &Step) -> Result<(), GpuError> {
+    pub fn end(&self, ops: &mut Ops, work: &mut GpuScratch, step: &Step) -> Result<(), GpuError> {
         match self.added_before(ops, work, step, self.layers.len())? {
             Some(more) => ops.add(work.hidden.at(), more, step.rows * self.width),
             None => Ok(()),
@@ -271,20 +271,26 @@ impl GpuStage {
     }
 
     /// What is still to be added to the rows before a layer.
-    fn added_before(&self, ops: &mut Ops, work: &mut Work, step: &Step, index: usize) -> Result<Option<u64>, GpuError> {
+    fn added_before(
+        &self,
+        ops: &mut Ops,
+        work: &mut GpuScratch,
+        step: &Step,
+        index: usize,
+    ) -> Result<Option<u64>, GpuError> {
         match index.checked_sub(1).and_then(|before| self.layers.get(before)) {
             Some(before) => before.end(self.place(ops, work, step)),
             None => Ok(None),
         }
     }
 
-    fn place<'a>(&self, ops: &'a mut Ops, work: &'a mut Work, step: &'a Step) -> Place<'a> {
+    fn place<'a>(&self, ops: &'a mut Ops, work: &'a mut GpuScratch, step: &'a Step) -> GpuLayerContext<'a> {
         let hidden = work.hidden.at();
-        Place { ops, work, step, width: self.width, hidden }
+        GpuLayerContext { ops, work, step, width: self.width, hidden }
     }
 
     /// The GPU's columns of the logits of the step's chosen rows; none if there are none.
-    pub fn logits(&self, ops: &mut Ops, work: &mut Work, step: &Step) -> Result<Option<Columns>, GpuError> {
+    pub fn logits(&self, ops: &mut Ops, work: &mut GpuScratch, step: &Step) -> Result<Option<Columns>, GpuError> {
         let (Some(head), rows) = (&self.head, step.chosen_rows) else { return Ok(None) };
         if rows == 0 {
             return Ok(None);

@@ -54,7 +54,7 @@ impl Heads {
 
 /// How the heads of every row turn with its position: cosines and sines `[row][half]`.
 #[derive(Clone, Copy)]
-pub(crate) struct Turn<'a> {
+pub(crate) struct RotaryTables<'a> {
     pub cos: &'a [f32],
     pub sin: &'a [f32],
     /// Pairs of channels that turn.
@@ -62,7 +62,7 @@ pub(crate) struct Turn<'a> {
     pub pairs: RopePairs,
 }
 
-impl Turn<'_> {
+impl RotaryTables<'_> {
     /// Turns some heads of `dim` channels of a row.
     fn row(&self, cpu: &Cpu, row: usize, dim: usize, heads: &mut [f32]) {
         let (cos, sin) = (&self.cos[row * self.half..][..self.half], &self.sin[row * self.half..][..self.half]);
@@ -149,7 +149,7 @@ impl<'a> Attend<'a> {
         cpu: &Cpu,
         layer: usize,
         (look, sinks): (Look, &[f32]),
-        turn: Option<Turn<'_>>,
+        turn: Option<RotaryTables<'_>>,
         (q, k, v): (&mut [f32], &mut [f32], &[f32]),
         out: &mut [f32],
     ) {
@@ -190,7 +190,7 @@ impl<'a> Attend<'a> {
         cpu: &Cpu,
         layer: usize,
         heads: Heads,
-        turn: Option<Turn<'_>>,
+        turn: Option<RotaryTables<'_>>,
         (q, k, v): (&mut [f32], &mut [f32], &[f32]),
     ) {
         let (Layout { dim: narrow, .. }, Heads { count, group, parts, every }) = (self.layout, heads);

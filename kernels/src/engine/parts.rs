@@ -1,9 +1,9 @@
 //! What ranks hold of a stage, and what each computes with.
 
-use super::{Input, attend::Run, turns::Turns};
+use super::{Input, attend::Run, turns::StageRotations};
 use crate::{
     cpu::Cpu,
-    models::Stage,
+    models::ModelStage,
     pages::{Layout, PageUse, PagesError},
     ranks::Rank,
 };
@@ -15,7 +15,7 @@ pub(super) struct Loaded {
     pub parts: Vec<Part>,
     pub shape: ModelShape,
     pub layers: LayerRange,
-    pub turns: Turns,
+    pub turns: StageRotations,
     /// Who owns its sequences' pages.
     pub page_use: PageUse,
     /// What its weights take here (bytes).
@@ -24,7 +24,7 @@ pub(super) struct Loaded {
 
 /// A rank's part of a stage.
 pub(super) struct Part {
-    pub stage: Box<dyn Stage>,
+    pub stage: Box<dyn ModelStage>,
     pub layout: Layout,
     /// Its heads of keys and values.
     pub heads: Range<usize>,
@@ -33,7 +33,7 @@ pub(super) struct Part {
 }
 
 impl Part {
-    pub fn new(rank: Rank, stage: Box<dyn Stage>, shape: &ModelShape, dtype: KvDtype) -> Result<Self, PagesError> {
+    pub fn new(rank: Rank, stage: Box<dyn ModelStage>, shape: &ModelShape, dtype: KvDtype) -> Result<Self, PagesError> {
         let heads = rank.heads(shape.kv_heads as usize);
         let layout = Layout::new(&ModelShape { kv_heads: heads.len() as u32, ..*shape }, dtype)?;
         Ok(Self { stage, layout, heads, vocab: rank.outputs(shape.vocab as usize) })

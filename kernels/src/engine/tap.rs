@@ -1,11 +1,11 @@
 //! KV that leaves while a step is still computing: a layer's can be packed as soon as its keys and values are stored.
 
-use super::{Shards, StageKey, carded, turns::Turns};
+use super::{Shards, StageKey, carded, turns::StageRotations};
 use crate::{
     cpu::Simd,
     cuda::{Gpus, TilePlace},
     pages::PagePool,
-    wire::{self, Packing, Tile, Turn},
+    wire::{self, KeyRotation, Packing, Tile},
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -29,7 +29,7 @@ pub struct Fresh<'a> {
     pub(super) layer: usize,
     pub(super) heads: usize,
     /// How its keys turn.
-    pub(super) turn: Option<&'a Turn>,
+    pub(super) turn: Option<&'a KeyRotation>,
     pub(super) scratch: &'a mut wire::Scratch,
     /// Where the pages are, if not here.
     pub(super) gpus: Option<&'a mut Gpus>,
@@ -73,7 +73,7 @@ pub(super) struct Tapped<'a> {
     pub tap: &'a mut dyn Tap,
     /// Where the stage's layers begin.
     pub first: u32,
-    pub turns: &'a Turns,
+    pub turns: &'a StageRotations,
     pub scratch: &'a mut wire::Scratch,
 }
 

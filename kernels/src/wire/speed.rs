@@ -1,6 +1,6 @@
 //! How fast one core packs and unpacks, beside how fast it copies the same numbers.
 
-use super::{Packing, Scratch, Tile, Turn, export, import};
+use super::{KeyRotation, Packing, Scratch, Tile, export, import};
 use crate::{
     cpu::Simd,
     pages::{Layout, PAGE_BYTES, PagePool, PagesError, SequenceKv, Side},
@@ -58,7 +58,7 @@ pub fn measure(simd: Simd, codec: KvCodec, load: Load, rounds: usize) -> Result<
         .map(|start| Tile { layer: 0, heads: 0..heads, tokens: *start..tokens.min(start + load.tile) })
         .collect();
     let mut payloads: Vec<Vec<u8>> = tiles.iter().map(|_| Vec::new()).collect();
-    let turn = Turn::new(&Rope::new(dim, 10_000.0, &RopeScaling::None), RopePairs::Halves);
+    let turn = KeyRotation::new(&Rope::new(dim, 10_000.0, &RopeScaling::None), RopePairs::Halves);
     let packing = Packing { simd, codec, turn: Some(&turn) };
     let mut scratch = Scratch::default();
     let mut seconds = [const { Vec::new() }; 3];

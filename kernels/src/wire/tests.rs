@@ -12,7 +12,7 @@ struct Scenario {
     kv: SequenceKv,
     tile: Tile,
     layout: Layout,
-    turn: Option<Turn>,
+    turn: Option<KeyRotation>,
 }
 
 impl Scenario {

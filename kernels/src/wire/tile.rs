@@ -1,6 +1,6 @@
 //! Tiles of pages: blocks of keys head by head, then blocks of values.
 
-use super::{BLOCK, Bits, Form, PayloadError, Rows, Scratch, Turn, open, pack, tile_bytes};
+use super::{BLOCK, Bits, Form, KeyRotation, PayloadError, Rows, Scratch, open, pack, tile_bytes};
 use crate::{
     cpu::Simd,
     pages::{PagePool, SequenceKv, Side},
@@ -16,12 +16,12 @@ pub struct Packing<'a> {
     /// As what.
     pub codec: KvCodec,
     /// How the layer's keys turn with their positions, if they do.
-    pub turn: Option<&'a Turn>,
+    pub turn: Option<&'a KeyRotation>,
 }
 
 impl<'a> Packing<'a> {
     /// The turn that numbers of such a block are packed without.
-    pub(crate) fn turn_of(&self, form: Form) -> Option<&'a Turn> {
+    pub(crate) fn turn_of(&self, form: Form) -> Option<&'a KeyRotation> {
         self.turn.filter(|_| form.bits != Bits::Eight && form.side == Side::Keys)
     }
 }

@@ -6,7 +6,7 @@ use crate::{
     cuda::{Gpu, GpuTurn, machine::Queue, tiles::GpuTile},
     pages::{Layout, PAGE_BYTES, PagePool, SequenceKv, Side},
     rope::{Rope, RopePairs, RopeScaling},
-    wire::{self, Packing, Scratch, Tile, Turn},
+    wire::{self, KeyRotation, Packing, Scratch, Tile},
 };
 use tsnode_protocol::{KvCodec, KvDtype};
 
@@ -58,8 +58,8 @@ impl Scenario {
 }
 
 /// Keys that do not turn, whose channels all do, and whose first half does.
-fn turns(dim: usize) -> [Option<Turn>; 3] {
-    let turn = |dim, pairs| Some(Turn::new(&Rope::new(dim, 10_000.0, &RopeScaling::None), pairs));
+fn turns(dim: usize) -> [Option<KeyRotation>; 3] {
+    let turn = |dim, pairs| Some(KeyRotation::new(&Rope::new(dim, 10_000.0, &RopeScaling::None), pairs));
     [None, turn(dim, RopePairs::Halves), turn(dim / 2, RopePairs::Neighbours)]
 }
 

@@ -4,7 +4,7 @@ use super::{Angles, Scratch, Step};
 use crate::{
     config::{Activation, Growth, KvHeads, Mixture, ModelConfig},
     cpu::{Cpu, Gate},
-    engine::{Look, Turn},
+    engine::{Look, RotaryTables},
     linear::Weight,
     models::{
         ROWS_OF_MLP, add_bias,
@@ -152,19 +152,19 @@ impl<'a> Part<'a> {
     }
 
     /// The norm `name` over the residual stream.
-    pub(in crate::models) fn norm(&self, name: &str) -> Result<Norm, WeightsError> {
+    pub(in crate::models) fn norm(&self, name: &str) -> Result<RmsNorm, WeightsError> {
         self.norm_over(name, self.config.hidden)
     }
 
     /// A norm without weights, over so many numbers.
-    fn plain_norm(&self, width: usize) -> Norm {
-        Norm { weight: vec![1.0; width], eps: self.config.norm_eps }
+    fn plain_norm(&self, width: usize) -> RmsNorm {
+        RmsNorm { weight: vec![1.0; width], eps: self.config.norm_eps }
     }
 
     /// The norm whose weights are the vector `name`, each multiplied by `factor`.
-    pub(in crate::models) fn norm_by(&self, name: &str, factor: f32) -> Result<Norm, WeightsError> {
+    pub(in crate::models) fn norm_by(&self, name: &str, factor: f32) -> Result<RmsNorm, WeightsError> {
         let weight = self.vector(name, self.config.hidden, 0..self.config.hidden)?;
-        Ok(Norm { weight, eps: self.config.norm_eps }.scaled(factor))
+        Ok(RmsNorm { weight, eps: self.config.norm_eps }.scaled(factor))
     }
 
     /// A number that is stored as a vector of one, with `.weight` behind its name in GGUF files.
@@ -174,10 +174,10 @@ impl<'a> Part<'a> {
         Ok(self.vector(name, 1, 0..1)?[0])
     }
 
-    fn norm_over(&self, name: &str, width: usize) -> Result<Norm, WeightsError> {
+    fn norm_over(&self, name: &str, width: usize) -> Result<RmsNorm, WeightsError> {
         let mut weight = self.vector(&format!("{name}.weight"), width, 0..width)?;
         weight.iter_mut().for_each(|w| *w += self.config.norm_shift);
-        Ok(Norm { weight, eps: self.config.norm_eps })
+        Ok(RmsNorm { weight, eps: self.config.norm_eps })
     }
 
     /// Outputs of a matrix, cut for ranks.
@@ -237,12 +237,12 @@ impl<'a> Part<'a> {
 }
 
 /// RMS norm.
-pub(in crate::models) struct Norm {
+pub(in crate::models) struct RmsNorm {
     weight: Vec<f32>,
     eps: f32,
 }
 
-impl Norm {
+impl RmsNorm {
     /// Of every row of `x`, of as many numbers as the norm has weights.
     pub(in crate::models) fn forward(&self, cpu: &Cpu, x: &[f32], out: &mut Vec<f32>) {
         cpu.rms_norm(x, &self.weight, self.eps, sized(out, x.len()));
@@ -312,7 +312,7 @@ pub(in crate::models) struct Attention {
     /// Of queries and keys, before they turn.
     norms: Option<Norms>,
     /// Of each head's values.
-    value_norm: Option<Norm>,
+    value_norm: Option<RmsNorm>,
     head_dim: usize,
     look: Look,
     /// Which of the stack's ropes turns it.
@@ -326,9 +326,9 @@ pub(in crate::models) struct Attention {
 /// Norms of queries and of keys.
 enum Norms {
     /// Of each head's.
-    Heads([Norm; 2]),
+    Heads([RmsNorm; 2]),
     /// Of all heads' together, those of other ranks too.
-    Rows([Norm; 2]),
+    Rows([RmsNorm; 2]),
 }
 
 impl Attention {
@@ -454,7 +454,7 @@ impl Attention {
             }
         }
         let Angles { cos, sin, half } = &s.angles[self.rope];
-        let turn = Turn { cos, sin, half: *half, pairs: self.pairs };
+        let turn = RotaryTables { cos, sin, half: *half, pairs: self.pairs };
         let mixed = sized(&mut s.mixed, s.q.len());
         step.attend.attend(
             cpu,
@@ -475,7 +475,7 @@ impl Attention {
             inputs: [&self.query, &self.key, self.value.as_ref().unwrap_or(&self.key)].map(Linear::outline),
             output: self.output.outline(),
             head_norms: match &self.norms {
-                Some(Norms::Heads(norms)) => Some(norms.each_ref().map(Norm::outline)),
+                Some(Norms::Heads(norms)) => Some(norms.each_ref().map(RmsNorm::outline)),
                 // In families that no device computes that takes outlines: these are in none.
                 None | Some(Norms::Rows(_)) => None,
             },
