@@ -27,7 +27,7 @@ pub(crate) use attend::{Attend, Look, RotaryTables};
 
 use crate::{
     cpu::{Cpu, Simd, Team},
-    cuda::{GpuError, Gpus},
+    cuda::{GpuError, GpuRanks},
     load::{InUse, StageMemory},
     pages::{PAGE_BYTES, PageCount, PagePool, PageUse, PagesError},
     ranks::{Alone, Gather, Hall},
@@ -198,7 +198,7 @@ pub struct Engine {
     hall: Hall,
     devices: Vec<Device>,
     /// What computes in place of the processor, if something does.
-    gpus: Option<Gpus>,
+    gpus: Option<GpuRanks>,
     /// Page tables of each GPU's last batch.
     tables: Vec<carded::Tables>,
     /// Pages of each rank.

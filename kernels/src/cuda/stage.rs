@@ -7,11 +7,11 @@ pub(crate) use layer::GpuLayerPiece;
 use super::{
     buffers::Buffer,
     columns::Columns,
-    machine::{GpuError, Machine, Memory, Queue},
-    ops::{Kind, Ops, Out, Rows, kind_for_all},
+    machine::{GpuError, GpuMemory, Machine, Queue},
+    ops::{GpuRows, Kind, Ops, Out, kind_for_all},
     step::Step,
     tiles::GpuTurn,
-    weights::{Form, Matrix, size},
+    weights::{Form, GpuMatrix, size},
 };
 use crate::{
     models::{LinearOutline, NormOutline, Outline},
@@ -40,14 +40,14 @@ pub(crate) struct GpuPass<'a> {
 #[derive(Debug)]
 pub(crate) struct GpuStage {
     pub width: usize,
-    embed: Option<(Matrix, f32)>,
+    embed: Option<(GpuMatrix, f32)>,
     layers: Vec<GpuLayer>,
     head: Option<GpuHead>,
     /// Frequencies and amplitude of each rope.
-    ropes: Vec<(Memory, f32)>,
+    ropes: Vec<(GpuMemory, f32)>,
     half: usize,
     /// Angles of each rope over a block of packed keys.
-    turns: Vec<Memory>,
+    turns: Vec<GpuMemory>,
 }
 
 #[derive(Debug)]
@@ -59,15 +59,15 @@ struct GpuHead {
 
 #[derive(Debug)]
 struct GpuNorm {
-    weight: Memory,
+    weight: GpuMemory,
     eps: f32,
 }
 
 /// Matrices whose outputs lie side by side, one where they could be put one below the other.
 #[derive(Debug)]
 struct GpuLinear {
-    parts: Vec<Matrix>,
-    bias: Option<Memory>,
+    parts: Vec<GpuMatrix>,
+    bias: Option<GpuMemory>,
     outs: usize,
     /// Of the first matrix.
     outputs: Outputs,
@@ -105,8 +105,8 @@ impl GpuScratch {
     }
 }
 
-fn floats(machine: &Arc<dyn Machine>, numbers: &[f32]) -> Result<Memory, GpuError> {
-    Memory::loaded(machine, bytemuck::cast_slice(numbers))
+fn floats(machine: &Arc<dyn Machine>, numbers: &[f32]) -> Result<GpuMemory, GpuError> {
+    GpuMemory::loaded(machine, bytemuck::cast_slice(numbers))
 }
 
 impl GpuNorm {
@@ -122,11 +122,11 @@ impl GpuLinear {
         let first = forms.next();
         let parts = if forms.all(|form| Some(form) == first) {
             let all = linears.iter().map(|linear| linear.outputs.all).sum();
-            vec![Matrix::load(machine, &tensors)?.part_of(all)]
+            vec![GpuMatrix::load(machine, &tensors)?.part_of(all)]
         } else {
             let each = tensors.iter().zip(linears);
-            let load = |(tensor, linear): (&&Tensor, &LinearOutline<'_>)| -> Result<Matrix, GpuError> {
-                Ok(Matrix::load(machine, &[tensor])?.part_of(linear.outputs.all))
+            let load = |(tensor, linear): (&&Tensor, &LinearOutline<'_>)| -> Result<GpuMatrix, GpuError> {
+                Ok(GpuMatrix::load(machine, &[tensor])?.part_of(linear.outputs.all))
             };
             each.map(load).collect::<Result<_, _>>()?
         };
@@ -150,7 +150,7 @@ impl GpuLinear {
     }
 
     /// `out` is `[row][outs]`.
-    fn run(&self, ops: &mut Ops, input: Rows, rows: usize, out: u64) -> Result<(), GpuError> {
+    fn run(&self, ops: &mut Ops, input: GpuRows, rows: usize, out: u64) -> Result<(), GpuError> {
         let mut from = out;
         let mut list = Vec::with_capacity(self.parts.len());
         for part in &self.parts {
@@ -177,12 +177,12 @@ impl GpuStage {
         if let Some(lacks) = outline.lacks {
             return Err(GpuError::Unsupported(lacks.into()));
         }
-        let table = |(table, scale): (_, f32)| Ok((Matrix::load(machine, &[table])?, scale));
+        let table = |(table, scale): (_, f32)| Ok((GpuMatrix::load(machine, &[table])?, scale));
         let head = |head: &crate::models::HeadOutline<'_>| -> Result<GpuHead, GpuError> {
             let weight = GpuLinear::load(machine, &[head.linear])?;
             Ok(GpuHead { norm: GpuNorm::load(machine, head.norm)?, weight, cap: head.cap })
         };
-        let rope = |rope: &crate::rope::Rope| -> Result<(Memory, f32), GpuError> {
+        let rope = |rope: &crate::rope::Rope| -> Result<(GpuMemory, f32), GpuError> {
             let (frequencies, amplitude) = rope.frequencies();
             Ok((floats(machine, frequencies)?, amplitude))
         };
@@ -301,7 +301,7 @@ impl GpuStage {
             ops.gather(from, chosen, rows, self.width, out)?;
             from = out;
         }
-        let normed = Rows { at: work.normed.fit(rows * self.width * 4)?, kind: head.weight.kind(rows) };
+        let normed = GpuRows { at: work.normed.fit(rows * self.width * 4)?, kind: head.weight.kind(rows) };
         ops.norm(from, None, head.norm.weight.at(), head.norm.eps, rows, self.width, normed)?;
         let outputs = &head.weight.outputs;
         // The GPU that has the first columns is to have all.

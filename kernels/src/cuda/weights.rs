@@ -1,6 +1,6 @@
 //! Weights on a GPU: laid out for it on the way from the file's memory map (`device/forms.cuh`).
 
-use super::machine::{GpuError, Machine, Memory, Queue};
+use super::machine::{GpuError, GpuMemory, Machine, Queue};
 use crate::{
     cpu::Dtype,
     quant::{Blocks, QuantType},
@@ -108,8 +108,8 @@ pub(crate) fn bytes_on_gpu(tensor: &Tensor) -> u64 {
 
 /// A matrix on a GPU, `[output][input]`: one tensor's, or several with as many inputs one below the other.
 #[derive(Debug)]
-pub(crate) struct Matrix {
-    pub memory: Memory,
+pub(crate) struct GpuMatrix {
+    pub memory: GpuMemory,
     pub form: Form,
     pub rows: usize,
     pub cols: usize,
@@ -118,7 +118,7 @@ pub(crate) struct Matrix {
     pub all: usize,
 }
 
-impl Matrix {
+impl GpuMatrix {
     /// Copies tensors to the GPU, which all have the same form and inputs; they are there once [`Queue::Load`] was waited for.
     pub fn load(machine: &Arc<dyn Machine>, tensors: &[&Tensor]) -> Result<Self, GpuError> {
         let views: Vec<View<'_>> = tensors.iter().map(|tensor| tensor.view()).collect();
@@ -137,7 +137,7 @@ impl Matrix {
         let (form, (_, cols)) = (Form::of(first), size(first));
         let rows = views.iter().map(|view| size(view).0).sum::<usize>();
         check_columns(form, cols)?;
-        let memory = Memory::take(machine, form.bytes(rows * cols))?;
+        let memory = GpuMemory::take(machine, form.bytes(rows * cols))?;
         let (mut first, mut second) = (memory.at(), memory.at() + form.planes(rows * cols).0 as u64);
         for view in views {
             let mut send = |a: &[u8], b: &[u8]| -> Result<(), GpuError> {

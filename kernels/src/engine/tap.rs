@@ -3,7 +3,7 @@
 use super::{Shards, StageKey, carded, turns::StageRotations};
 use crate::{
     cpu::Simd,
-    cuda::{Gpus, TilePlace},
+    cuda::{GpuRanks, TilePlace},
     pages::PagePool,
     wire::{self, KeyRotation, Packing, Tile},
 };
@@ -32,7 +32,7 @@ pub struct Fresh<'a> {
     pub(super) turn: Option<&'a KeyRotation>,
     pub(super) scratch: &'a mut wire::Scratch,
     /// Where the pages are, if not here.
-    pub(super) gpus: Option<&'a mut Gpus>,
+    pub(super) gpus: Option<&'a mut GpuRanks>,
 }
 
 impl Fresh<'_> {

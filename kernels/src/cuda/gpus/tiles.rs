@@ -1,6 +1,6 @@
 //! Tiles whose heads several GPUs have: their bytes are those of one GPU that had all of them.
 
-use super::Gpus;
+use super::GpuRanks;
 use crate::{
     cuda::{GpuError, GpuTile, Queue},
     engine::StageKey,
@@ -29,7 +29,7 @@ pub(crate) struct TilePlace {
     pub codec: KvCodec,
 }
 
-impl Gpus {
+impl GpuRanks {
     /// Copies pages of each rank, before anything else is written.
     pub fn copy_pages(&mut self, rank: usize, copies: &[(u32, u32)]) -> Result<(), GpuError> {
         self.each[rank].copy_pages(copies)

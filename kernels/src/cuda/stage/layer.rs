@@ -5,8 +5,8 @@ use crate::{
     config::Activation,
     cuda::{
         columns::Columns,
-        machine::{Arg, GpuError, Launch, Machine, Memory},
-        ops::{Kind, Ops, Rows},
+        machine::{Arg, GpuError, GpuMemory, Launch, Machine},
+        ops::{GpuRows, Kind, Ops},
         step::Step,
         weights::size,
     },
@@ -128,7 +128,7 @@ impl GpuLayer {
         &self,
         place: GpuLayerContext<'_>,
         more: Option<u64>,
-        rope: &(Memory, f32),
+        rope: &(GpuMemory, f32),
         half: usize,
         pages: GpuLayerPages,
         mark: Option<usize>,
@@ -137,7 +137,7 @@ impl GpuLayer {
         let rows = step.rows;
         let inputs = work.inputs.fit(rows * self.inputs.outs.max(self.gate_up.outs) * 4)?;
 
-        let normed = Rows { at: work.normed.fit(rows * width * 4)?, kind: self.inputs.kind(rows) };
+        let normed = GpuRows { at: work.normed.fit(rows * width * 4)?, kind: self.inputs.kind(rows) };
         ops.norm(hidden, more, self.attention_norm.weight.at(), self.attention_norm.eps, rows, width, normed)?;
         self.inputs.run(ops, normed, rows, inputs)?;
         self.turn_and_store(ops, step, inputs, rope, half, pages)?;
@@ -147,14 +147,14 @@ impl GpuLayer {
         let (kind, heads) = (self.output.kind(rows).unrounded(), &self.inputs.outputs);
         let whole = work.mixed.fit(rows * heads.all.max(self.gate_up.outputs.all) * 4)?;
         let mixed = Columns::place(heads, rows, kind.bytes(), whole, &mut work.mixed_apart)?;
-        self.attend(ops, step, inputs, pages, Rows { at: mixed.own, kind })?;
+        self.attend(ops, step, inputs, pages, GpuRows { at: mixed.own, kind })?;
         Ok(mixed)
     }
 
     /// Columns of what attention adds.
     pub fn output(&self, place: GpuLayerContext<'_>) -> Result<Columns, GpuError> {
         let GpuLayerContext { ops, work, step, width, .. } = place;
-        let mixed = Rows { at: work.mixed.at(), kind: self.output.kind(step.rows).unrounded() };
+        let mixed = GpuRows { at: work.mixed.at(), kind: self.output.kind(step.rows).unrounded() };
         product(&self.output, ops, mixed, step.rows, width, work)
     }
 
@@ -163,12 +163,12 @@ impl GpuLayer {
         let GpuLayerContext { ops, work, step, width, hidden } = place;
         let rows = step.rows;
         let more = added(ops, self.attention_post_norm.as_ref(), work.out.at(), rows, width, hidden)?;
-        let normed = Rows { at: work.normed.at(), kind: self.gate_up.kind(rows) };
+        let normed = GpuRows { at: work.normed.at(), kind: self.gate_up.kind(rows) };
         ops.norm(hidden, more, self.mlp_norm.weight.at(), self.mlp_norm.eps, rows, width, normed)?;
         self.gate_up.run(ops, normed, rows, work.inputs.at())?;
         let (kind, outputs) = (self.gated_kind(rows), &self.gate_up.outputs);
         let gated = Columns::place(outputs, rows, kind.bytes(), work.mixed.at(), &mut work.mixed_apart)?;
-        ops.gate(work.inputs.at(), rows, outputs.mine.len(), self.gelu, Rows { at: gated.own, kind })?;
+        ops.gate(work.inputs.at(), rows, outputs.mine.len(), self.gelu, GpuRows { at: gated.own, kind })?;
         Ok(gated)
     }
 
@@ -181,7 +181,7 @@ impl GpuLayer {
     /// Columns of what the MLP adds.
     pub fn down(&self, place: GpuLayerContext<'_>) -> Result<Columns, GpuError> {
         let GpuLayerContext { ops, work, step, width, .. } = place;
-        let gated = Rows { at: work.mixed.at(), kind: self.gated_kind(step.rows) };
+        let gated = GpuRows { at: work.mixed.at(), kind: self.gated_kind(step.rows) };
         product(&self.down, ops, gated, step.rows, width, work)
     }
 
@@ -196,7 +196,7 @@ impl GpuLayer {
         ops: &Ops,
         step: &Step,
         x: u64,
-        (frequencies, amplitude): &(Memory, f32),
+        (frequencies, amplitude): &(GpuMemory, f32),
         half: usize,
         pages: GpuLayerPages,
     ) -> Result<(), GpuError> {
@@ -229,7 +229,7 @@ impl GpuLayer {
         ops.attention(launch, &args)
     }
 
-    fn attend(&self, ops: &mut Ops, step: &Step, q: u64, pages: GpuLayerPages, out: Rows) -> Result<(), GpuError> {
+    fn attend(&self, ops: &mut Ops, step: &Step, q: u64, pages: GpuLayerPages, out: GpuRows) -> Result<(), GpuError> {
         if step.tiles_count > 0 {
             self.attend_chunks(ops, step, q, pages, out)?;
         }
@@ -254,7 +254,14 @@ impl GpuLayer {
         ]
     }
 
-    fn attend_chunks(&self, ops: &Ops, step: &Step, q: u64, pages: GpuLayerPages, out: Rows) -> Result<(), GpuError> {
+    fn attend_chunks(
+        &self,
+        ops: &Ops,
+        step: &Step,
+        q: u64,
+        pages: GpuLayerPages,
+        out: GpuRows,
+    ) -> Result<(), GpuError> {
         let Layout { heads: kv_heads, dim, dtype, .. } = pages.layout;
         let (kernel, wide) = match (dtype, dim) {
             (KvDtype::Bf16, ..=64) => ("chunk_64_bf16", 64),
@@ -283,7 +290,7 @@ impl GpuLayer {
         step: &Step,
         q: u64,
         pages: GpuLayerPages,
-        out: Rows,
+        out: GpuRows,
     ) -> Result<(), GpuError> {
         let Layout { heads: kv_heads, dim, dtype, .. } = pages.layout;
         let (rows, group) = (step.singles_count, self.heads / kv_heads);
@@ -352,7 +359,7 @@ fn added(
 fn product(
     linear: &GpuLinear,
     ops: &mut Ops,
-    input: Rows,
+    input: GpuRows,
     rows: usize,
     width: usize,
     work: &mut GpuScratch,
