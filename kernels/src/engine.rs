@@ -16,26 +16,26 @@ mod tap;
 mod tiles;
 mod turns;
 
-pub use beside::Held;
-pub use carded::Pick;
-pub use carrier::{Carried, Carrier};
+pub use beside::HeldSequence;
+pub use carded::RowToSample;
+pub use carrier::{CarriedStage, StageCarrier};
 pub use device_pool::DevicePool;
 pub use prefix_cache::{Prefix, PrefixKey};
 pub use tap::{Fresh, Tap};
 
-pub(crate) use attend::{Attend, Look, RotaryTables};
+pub(crate) use attend::{Attend, AttentionParams, RotaryTables};
 
 use crate::{
     cpu::{Cpu, Simd, Team},
     cuda::{GpuError, GpuRanks},
     load::{InUse, StageMemory},
     pages::{PAGE_BYTES, PageCount, PagePool, PageUse, PagesError},
-    ranks::{Alone, Gather, Hall},
+    ranks::{Gather, Hall, SingleRank},
     source::StageModel,
     wire::{self, PayloadError},
 };
-use attend::Run;
-use device_pool::Sharing;
+use attend::RowRun;
+use device_pool::PoolSharing;
 use parts::{Device, Loaded, Part};
 use prefix_cache::PrefixCache;
 use shards::Shards;
@@ -189,7 +189,7 @@ pub enum EngineError {
 }
 
 /// What a rank computes with, its pages, its part of a stage, and who takes KV out.
-type Place<'a> = (((&'a mut Device, &'a mut PagePool), &'a mut Part), Option<Tapped<'a>>);
+type RankContext<'a> = (((&'a mut Device, &'a mut PagePool), &'a mut Part), Option<Tapped<'a>>);
 
 /// Stages, pages and sequences of one host.
 pub struct Engine {
@@ -209,8 +209,8 @@ pub struct Engine {
     kept: PrefixCache,
     next_key: u64,
     /// Where others have the pools as well.
-    sharing: Sharing,
-    wire: wire::Scratch,
+    sharing: PoolSharing,
+    wire: wire::CodecScratch,
     out: Vec<f32>,
     /// Of the batch at hand: positions of all rows, and whose slices have been seen. Kept from step to step.
     positions: Vec<u32>,
@@ -253,8 +253,8 @@ impl Engine {
             sequences: BTreeMap::new(),
             kept: PrefixCache::default(),
             next_key: 0,
-            sharing: Sharing::default(),
-            wire: wire::Scratch::default(),
+            sharing: PoolSharing::default(),
+            wire: wire::CodecScratch::default(),
             out: Vec::new(),
             positions: Vec::new(),
             seen: Vec::new(),
@@ -270,8 +270,8 @@ impl Engine {
         Ok(self.take(carried))
     }
 
-    fn take_in(&mut self, carried: Carried, page_use: PageUse) -> StageKey {
-        let Carried { parts, shape, layers, there } = carried;
+    fn take_in(&mut self, carried: CarriedStage, page_use: PageUse) -> StageKey {
+        let CarriedStage { parts, shape, layers, there } = carried;
         let key = StageKey(self.next_key);
         self.next_key += 1;
         let mut weights = 0;
@@ -474,13 +474,13 @@ impl Engine {
         // A tap is the only rank's, if there is but one.
         let taps = std::iter::once(tapped).chain(std::iter::repeat_with(|| None));
         let mut places = self.devices.iter_mut().zip(&mut self.pools).zip(&mut loaded.parts).zip(taps);
-        let compute = |rank: usize, (((device, pool), part), tap): &mut Place<'_>| {
+        let compute = |rank: usize, (((device, pool), part), tap): &mut RankContext<'_>| {
             let (seat, layout) = (hall.seat(rank), part.layout);
-            let others: &dyn Gather = if ranks == 1 { &Alone } else { &seat };
+            let others: &dyn Gather = if ranks == 1 { &SingleRank } else { &seat };
             let tap = tap.as_mut().map(|tap| tap as &mut dyn Stored);
             // `check` has seen every sequence of the batch.
             let kvs = batch.iter().filter_map(|s| Some(sequences.get(&(stage, s.request))?.of(rank)));
-            let runs = Run::all(std::mem::take(&mut device.runs), batch, kvs, device.cpu.has_chunks(layout.dim));
+            let runs = RowRun::all(std::mem::take(&mut device.runs), batch, kvs, device.cpu.has_chunks(layout.dim));
             let mut attend = Attend { pool, sequences, stage, positions, others, layout, tap, runs };
             part.stage.layers(&device.cpu, &mut device.hidden, &mut attend);
             device.runs = attend::emptied(attend.runs);

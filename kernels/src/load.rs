@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// How far loading is (bytes as stored).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Progress {
+pub struct LoadProgress {
     /// Done.
     pub done: u64,
     /// In all.
@@ -114,7 +114,7 @@ pub(crate) fn on_gpus<'a>(stages: impl Iterator<Item = &'a dyn ModelStage> + Clo
 pub(crate) fn look(
     stages: &[Box<dyn ModelStage>],
     cpu: &Cpu,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<LoadReport, WeightsError> {
     through(stages, cpu, progress, |_, _| ())
 }
@@ -123,7 +123,7 @@ pub(crate) fn look(
 pub(crate) fn run(
     stages: &[Box<dyn ModelStage>],
     cpu: &Cpu,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<LoadReport, WeightsError> {
     through(stages, cpu, progress, |weight, report| {
         let at = Instant::now();
@@ -140,7 +140,7 @@ pub(crate) fn run(
 fn through(
     stages: &[Box<dyn ModelStage>],
     cpu: &Cpu,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(LoadProgress),
     mut then: impl FnMut(&Weight, &mut LoadReport),
 ) -> Result<LoadReport, WeightsError> {
     let started = Instant::now();
@@ -152,7 +152,7 @@ fn through(
     let mut done = 0;
     let mut step = |bytes: u64| {
         done += bytes;
-        progress(Progress { done, total });
+        progress(LoadProgress { done, total });
     };
     step(0);
     for table in tables {

@@ -11,7 +11,7 @@ use crate::{
     cpu::{Cpu, Simd},
     engine::Threads,
     json,
-    load::{self, Largest, LoadReport, Progress, StageMemory},
+    load::{self, Largest, LoadProgress, LoadReport, StageMemory},
     models::{self, ModelStage, StageBytes, StageShare},
     ranks::Rank,
     weights::{Checkpoint, Storage, WeightsError},
@@ -215,8 +215,8 @@ impl ModelSource {
         Self::assemble_gguf(path, gguf_model::open(path).map_err(SourceError::Gguf)?)
     }
 
-    fn assemble_gguf(path: &Path, opened: gguf_model::Opened) -> Result<Self, SourceError> {
-        let gguf_model::Opened { checkpoint, files } = opened;
+    fn assemble_gguf(path: &Path, opened: gguf_model::OpenedGguf) -> Result<Self, SourceError> {
+        let gguf_model::OpenedGguf { checkpoint, files } = opened;
         for (name, bytes) in &files {
             refuse_large(&path.join(name), bytes.len() as u64)?;
         }
@@ -418,7 +418,7 @@ impl ModelSource {
         &self,
         threads: Threads,
         layers: LayerRange,
-        progress: &mut dyn FnMut(Progress),
+        progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<(StageModel, LoadReport), WeightsError> {
         self.laid_out(&self.checkpoint.needed(), (layers, threads), |stages, cpu| load::look(stages, cpu, progress))
     }
@@ -434,7 +434,7 @@ impl ModelSource {
         &self,
         threads: Threads,
         layers: LayerRange,
-        progress: &mut dyn FnMut(Progress),
+        progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<(StageModel, LoadReport), WeightsError> {
         self.laid_out(&self.checkpoint.needed(), (layers, threads), |stages, cpu| load::run(stages, cpu, progress))
     }

@@ -9,7 +9,7 @@ use tsnode_coordinator::{
     batcher::SpeculationTally, gate::SplitChoice, lending::Lending, planner::live::Shortfall,
     service_monitor::ServiceReport, waiting::NotReady,
 };
-use tsnode_kernels::load::{InUse, Progress};
+use tsnode_kernels::load::{InUse, LoadProgress};
 use tsnode_protocol::{
     Advert, EncoderCard, Epoch, GroupId, GroupLoad, Load, ModelCard, ModelId, PeerId, Plan, PlanId, RequestClass,
     SwarmId, SwarmSetting, Term,
@@ -95,7 +95,7 @@ pub struct SwarmView {
     pub lending: Lending,
     /// How far the stage is that is being loaded here.
     #[serde(default)]
-    pub loading: Option<Progress>,
+    pub loading: Option<LoadProgress>,
     /// Weights that this peer has read to serve them, since it started.
     #[serde(default)]
     pub weights: Weights,

@@ -52,7 +52,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tsnode_coordinator::batcher::{BatcherConfig, SpeculationTally as Checked};
 use tsnode_kernels::{
     engine::Threads,
-    load::{InUse, Progress},
+    load::{InUse, LoadProgress},
 };
 use tsnode_protocol::{GroupId, GroupLoad, Load, PeerId, Plan};
 
@@ -115,7 +115,7 @@ pub struct WorkerReport {
     /// Gateways' streams to leaders here that have not ended.
     pub talks: usize,
     /// How far the stage is that is being loaded.
-    pub loading: Option<Progress>,
+    pub loading: Option<LoadProgress>,
     /// Weights read since the start.
     pub weights: Weights,
     /// What stages and pages take in memory.

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     models::{LinearOutline, NormOutline, Outline},
     pages::Layout,
-    ranks::Outputs,
+    ranks::RankOutputs,
     rope::RopePairs,
     weights::Tensor,
     wire::KeyRotation,
@@ -70,7 +70,7 @@ struct GpuLinear {
     bias: Option<GpuMemory>,
     outs: usize,
     /// Of the first matrix.
-    outputs: Outputs,
+    outputs: RankOutputs,
 }
 
 /// Memory that a step's rows are in on their way; one for all stages of a GPU.

@@ -13,7 +13,7 @@ use tsnode_protocol::RequestId;
 
 /// What there is of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct HeldSequence {
     /// Tokens present.
     pub present: u32,
     /// Tokens reserved for.
@@ -32,9 +32,9 @@ impl Engine {
 
     /// A sequence as it is here, if it is.
     #[must_use]
-    pub fn held(&self, stage: StageKey, request: RequestId) -> Option<Held> {
+    pub fn held(&self, stage: StageKey, request: RequestId) -> Option<HeldSequence> {
         let kv = self.sequences.get(&(stage, request))?;
-        Some(Held { present: kv.len() as u32, room: kv.room() as u32 })
+        Some(HeldSequence { present: kv.len() as u32, room: kv.room() as u32 })
     }
 
     /// Sees to it that each rank has so many pages for a sequence of a stage, as far as others' may go for it.

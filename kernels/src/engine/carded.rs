@@ -18,7 +18,7 @@ use tsnode_protocol::{KvDtype, RequestId, Sampled, Sampling};
 
 /// A row whose next token is chosen.
 #[derive(Clone, Copy, Debug)]
-pub struct Pick<'a> {
+pub struct RowToSample<'a> {
     /// Of the batch.
     pub row: usize,
     /// How; penalties see no tokens, since who chooses here has none.
@@ -88,7 +88,7 @@ impl Engine {
         stage: StageKey,
         batch: &[Slice],
         input: Input<'_>,
-        picks: &[Pick<'_>],
+        picks: &[RowToSample<'_>],
     ) -> Result<Vec<Sampled>, EngineError> {
         let rows: Vec<usize> = picks.iter().map(|pick| pick.row).collect();
         let output = Output::Logits { rows: &rows };

@@ -1,6 +1,6 @@
 //! Prompt flow 8: a step whose tokens are chosen where it was computed, so that no logits leave a GPU.
 
-use super::{Engine, EngineError, Input, Output, Pick, Slice, StageKey, Tap};
+use super::{Engine, EngineError, Input, Output, RowToSample, Slice, StageKey, Tap};
 use crate::cuda::RowChoice;
 use tsnode_protocol::Sampled;
 
@@ -16,7 +16,7 @@ impl Engine {
         stage: StageKey,
         batch: &[Slice],
         input: Input<'_>,
-        picks: &[Pick<'_>],
+        picks: &[RowToSample<'_>],
         tap: Option<&mut dyn Tap>,
     ) -> Result<Option<Vec<Sampled>>, EngineError> {
         if !self.is_on_gpu() || picks.is_empty() {

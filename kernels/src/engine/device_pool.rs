@@ -66,7 +66,7 @@ impl DevicePool {
 
 /// What an engine knows of a pool that others have as well.
 #[derive(Default)]
-pub(super) struct Sharing {
+pub(super) struct PoolSharing {
     pool: Option<DevicePool>,
     /// Pages that its running sequences used when its last turn was over, by rank.
     used: Vec<usize>,
@@ -77,7 +77,7 @@ pub(super) struct Sharing {
     lacking: BTreeMap<StageKey, Lack>,
 }
 
-impl Sharing {
+impl PoolSharing {
     /// Pages of others' sequences that give way.
     pub(super) fn beside(&self, rank: usize) -> usize {
         self.beside.get(rank).copied().unwrap_or_default()

@@ -1,6 +1,6 @@
 //! What ranks hold of a stage, and what each computes with.
 
-use super::{Input, attend::Run, turns::StageRotations};
+use super::{Input, attend::RowRun, turns::StageRotations};
 use crate::{
     cpu::Cpu,
     models::ModelStage,
@@ -67,7 +67,7 @@ pub(super) struct Device {
     pub chosen: Vec<f32>,
     pub logits: Vec<f32>,
     /// Memory for the runs of a batch; none are left in it.
-    pub runs: Vec<Run<'static>>,
+    pub runs: Vec<RowRun<'static>>,
 }
 
 /// What enters a stage, as every rank has it.

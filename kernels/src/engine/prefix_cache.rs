@@ -22,7 +22,7 @@ pub enum Prefix {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct PrefixCacheEntry {
     stage: StageKey,
     kv: Shards,
     used: u64,
@@ -31,7 +31,7 @@ struct Entry {
 /// All that is kept on a device.
 #[derive(Debug, Default)]
 pub(super) struct PrefixCache {
-    entries: BTreeMap<PrefixKey, Entry>,
+    entries: BTreeMap<PrefixKey, PrefixCacheEntry>,
     next_key: u64,
     uses: u64,
 }
@@ -41,7 +41,7 @@ impl PrefixCache {
         let key = PrefixKey(self.next_key);
         self.next_key += 1;
         self.uses += 1;
-        self.entries.insert(key, Entry { stage, kv, used: self.uses });
+        self.entries.insert(key, PrefixCacheEntry { stage, kv, used: self.uses });
         key
     }
 

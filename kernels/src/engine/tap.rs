@@ -5,7 +5,7 @@ use crate::{
     cpu::Simd,
     cuda::{GpuRanks, TilePlace},
     pages::PagePool,
-    wire::{self, KeyRotation, Packing, Tile},
+    wire::{self, KeyRotation, Tile, TileCodec},
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -30,7 +30,7 @@ pub struct Fresh<'a> {
     pub(super) heads: usize,
     /// How its keys turn.
     pub(super) turn: Option<&'a KeyRotation>,
-    pub(super) scratch: &'a mut wire::Scratch,
+    pub(super) scratch: &'a mut wire::CodecScratch,
     /// Where the pages are, if not here.
     pub(super) gpus: Option<&'a mut GpuRanks>,
 }
@@ -49,7 +49,7 @@ impl Fresh<'_> {
             return carded::export_beside(gpus, kv, &place, payload);
         }
         let tile = Tile { layer: self.layer, heads: 0..self.heads, tokens };
-        let packing = Packing { simd: Simd::detect(), codec, turn: self.turn };
+        let packing = TileCodec { simd: Simd::detect(), codec, turn: self.turn };
         wire::export(packing, kv.of(0), self.pool, &tile, self.scratch, payload);
         true
     }
@@ -74,7 +74,7 @@ pub(super) struct Tapped<'a> {
     /// Where the stage's layers begin.
     pub first: u32,
     pub turns: &'a StageRotations,
-    pub scratch: &'a mut wire::Scratch,
+    pub scratch: &'a mut wire::CodecScratch,
 }
 
 impl Stored for Tapped<'_> {

@@ -14,7 +14,7 @@ use crate::{
     engine::Attend,
     gguf::ROPE_FACTORS,
     linear::Weight,
-    ranks::Outputs,
+    ranks::RankOutputs,
     rope::{Rope, RopeScaling},
     weights::{Checkpoint, Tensor, WeightsError},
 };
@@ -99,7 +99,7 @@ struct DecoderStage<L> {
 struct Head {
     norm: RmsNorm,
     weight: Weight,
-    outputs: Outputs,
+    outputs: RankOutputs,
 }
 
 impl Head {
@@ -123,7 +123,7 @@ pub(super) fn load<L: DecoderLayer + 'static>(
         // A checkpoint may say nothing of tying and simply have no head.
         let tied = c.tied || !checkpoint.has("lm_head.weight");
         let all = matrix(if tied { "model.embed_tokens.weight" } else { "lm_head.weight" })?;
-        let outputs = Outputs { all: c.vocab, mine: rank.outputs(c.vocab) };
+        let outputs = RankOutputs { all: c.vocab, mine: rank.outputs(c.vocab) };
         let weight = Weight::new(all.rows(outputs.mine.clone()));
         let part = Part::new(c, checkpoint, rank, "model".to_owned(), 0);
         let norm = part.norm("norm")?.scaled(c.logit_scale);

@@ -4,7 +4,7 @@ use super::{Family, ModelStage, ROWS_OF_MLP, StageBytes, StageShare, add, add_bi
 use crate::{
     config::{Activation, Keys, ModelConfig, ModelConfigError},
     cpu::Cpu,
-    engine::{Attend, Look},
+    engine::{Attend, AttentionParams},
     linear::Weight,
     ranks::Rank,
     weights::{Checkpoint, Tensor, WeightsError},
@@ -201,7 +201,7 @@ impl OptLayer {
         self.query.forward(cpu, rows, normed, &mut s.q);
         self.key.forward(cpu, rows, normed, &mut s.k);
         self.value.forward(cpu, rows, normed, &mut s.v);
-        let look = Look { scale: c.attention_scale, cap: None, window: None, parts: 1 };
+        let look = AttentionParams { scale: c.attention_scale, cap: None, window: None, parts: 1 };
         let mixed = sized(&mut s.mixed, s.q.len());
         attend.attend(cpu, index, (look, &[]), None, (&mut s.q, &mut s.k, &s.v), mixed);
         attend.gather(rows, &mut s.mixed);

@@ -45,9 +45,9 @@ impl Scenario {
     fn export(&self, simd: Simd, codec: KvCodec) -> Vec<u8> {
         // What an earlier, longer tile left must not show.
         let mut payload = vec![0xaa; 100_000];
-        let mut scratch = Scratch::default();
+        let mut scratch = CodecScratch::default();
         export(
-            Packing { simd, codec, turn: self.turn.as_ref() },
+            TileCodec { simd, codec, turn: self.turn.as_ref() },
             &self.kv,
             &self.pool,
             &self.tile,
@@ -59,11 +59,11 @@ impl Scenario {
 
     fn import(&mut self, simd: Simd, codec: KvCodec, payload: &[u8]) -> Result<(), PayloadError> {
         import(
-            Packing { simd, codec, turn: self.turn.as_ref() },
+            TileCodec { simd, codec, turn: self.turn.as_ref() },
             &self.kv,
             &mut self.pool,
             &self.tile,
-            &mut Scratch::default(),
+            &mut CodecScratch::default(),
             payload,
         )
     }

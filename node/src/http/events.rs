@@ -23,7 +23,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::lending::Lending;
-use tsnode_kernels::load::Progress;
+use tsnode_kernels::load::LoadProgress;
 use tsnode_protocol::{Advert, GroupId, GroupLoad, Link, Load, PeerId, PlanId};
 
 /// Most who listen at once: for each of them the peer writes down the swarm once a second.
@@ -153,7 +153,7 @@ fn changed(peer: &PeerView, news: News) -> Peer<'_> {
 struct Glance {
     readiness: Readiness,
     lending: Lending,
-    loading: Option<Progress>,
+    loading: Option<LoadProgress>,
     fetching: Option<Fetching>,
     troubles: Vec<Trouble>,
     plan: Option<PlanId>,

@@ -9,7 +9,7 @@ use crate::{
 };
 use std::{path::Path, sync::Arc};
 use tsnode_kernels::{
-    load::Progress,
+    load::LoadProgress,
     source::{ModelSource, SourceError},
 };
 use tsnode_protocol::{KvDtype, ModelOrigin};
@@ -39,7 +39,7 @@ impl Opened {
         wanted: &WantedModel,
         (threads, computed): (usize, Computed),
         index: &Index,
-        progress: &mut (dyn FnMut(Progress) + Send),
+        progress: &mut (dyn FnMut(LoadProgress) + Send),
     ) -> Result<Self, NodeError> {
         let source = open(wanted, computed)?;
         // Once for each file: a gigabyte a second and thread, where the disk gives it.

@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use tsnode_kernels::{
     device::Host as Hardware,
     engine::{DevicePool, Engine},
-    load::Progress,
+    load::LoadProgress,
     source::ModelSource,
 };
 use tsnode_protocol::{Advert, Device, EncoderCard, EncoderTask, ModelId, ModelOrigin, Served};
@@ -42,7 +42,7 @@ impl Resources {
         config: &NodeConfig,
         store: &Store,
         index: &Index,
-        progress: &mut (dyn FnMut(Progress) + Send),
+        progress: &mut (dyn FnMut(LoadProgress) + Send),
     ) -> Result<Self, NodeError> {
         let first = at_first(config);
         let mut models = Vec::with_capacity(first.models.len());

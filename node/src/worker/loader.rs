@@ -25,8 +25,8 @@ use tokio_util::sync::CancellationToken;
 use tsnode_kernels::{
     cuda::GpuError,
     device,
-    engine::{Carried, Engine, EngineError, StageKey, Threads},
-    load::{LoadReport, Progress},
+    engine::{CarriedStage, Engine, EngineError, StageKey, Threads},
+    load::{LoadProgress, LoadReport},
     pages::PAGE_BYTES,
     proof::{self, ProofError},
     source::ModelSource,
@@ -169,7 +169,7 @@ pub(super) struct Loader {
     /// Threads that may be used.
     pub threads: Threads,
     /// How far it is, while it loads.
-    pub progress: watch::Sender<Option<Progress>>,
+    pub progress: watch::Sender<Option<LoadProgress>>,
     /// What was read.
     pub tally: Arc<Tally>,
     /// Where results go.
@@ -286,15 +286,15 @@ impl Loader {
         compute: &Compute,
         source: Arc<ModelSource>,
         layers: LayerRange,
-    ) -> Result<(Carried, LoadReport), NotLoaded> {
+    ) -> Result<(CarriedStage, LoadReport), NotLoaded> {
         let asked = |engine: &mut Engine| (engine.pages(), engine.in_use(), engine.gpus(), engine.carrier());
         let (pages, in_use, cards, carrier) = compute.call(asked).await.map_err(NotLoaded::failed)?;
         // Pages that were ever written have their memory already, whichever model of the device wrote them.
         let kv = ((pages.total * PAGE_BYTES) as u64).saturating_sub(in_use.kv);
         let (threads, progress, tally) = (self.threads, self.progress.clone(), self.tally.clone());
-        let load = move || -> Result<(Carried, LoadReport), NotLoaded> {
+        let load = move || -> Result<(CarriedStage, LoadReport), NotLoaded> {
             let mut before = 0;
-            let mut tell = |far: Progress| {
+            let mut tell = |far: LoadProgress| {
                 tally.bytes.fetch_add(far.done.saturating_sub(before), Ordering::Relaxed);
                 before = far.done;
                 progress.send_replace(Some(far));

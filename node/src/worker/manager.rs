@@ -27,7 +27,7 @@ use tsnode_coordinator::{
     batcher::{BatcherConfig, Speculation},
     policy::choice::Batches,
 };
-use tsnode_kernels::{engine::StageKey, load::Progress, pages::PageCount};
+use tsnode_kernels::{engine::StageKey, load::LoadProgress, pages::PageCount};
 use tsnode_protocol::{Group, GroupId, GroupLoad, Load, ModelId, Stage};
 
 /// A group with a stage here.
@@ -85,7 +85,7 @@ pub(super) struct StageManager {
     /// Devices that are lost.
     lost: BTreeSet<u16>,
     orders: mpsc::Sender<Order>,
-    far: watch::Receiver<Option<Progress>>,
+    far: watch::Receiver<Option<LoadProgress>>,
     tasks: TaskTracker,
 }
 
@@ -95,7 +95,7 @@ pub(super) struct Parts {
     /// To the loader.
     pub orders: mpsc::Sender<Order>,
     /// How far the loader is.
-    pub far: watch::Receiver<Option<Progress>>,
+    pub far: watch::Receiver<Option<LoadProgress>>,
     pub tasks: TaskTracker,
 }
 

@@ -17,7 +17,7 @@ use tsnode_coordinator::{
     batcher::{DraftRequest, Event},
     policy::sharing::arbiter::StepShare,
 };
-use tsnode_kernels::engine::{Engine, EngineError, Input, Pick, Slice, StageKey};
+use tsnode_kernels::engine::{Engine, EngineError, Input, RowToSample, Slice, StageKey};
 use tsnode_protocol::{ModelShape, RequestId, Sampling, Token};
 
 /// Orders on their way; as frames into a worker, bounded by the sequences a leader takes.
@@ -304,7 +304,7 @@ fn one_round(
         let start = turn.known.present();
         batch.push(Slice { request: turn.name, start, len: len as u32 });
         if len == next.len() {
-            picks.push(Pick { row: tokens.len() - 1, sampling: &turn.sampling, position: start + len as u32 });
+            picks.push(RowToSample { row: tokens.len() - 1, sampling: &turn.sampling, position: start + len as u32 });
         }
     }
     let chosen = engine.forward_choosing(model.key, &batch, Input::Tokens(&tokens), &picks)?;

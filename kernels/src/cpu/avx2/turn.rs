@@ -4,7 +4,7 @@
 
 use super::{
     Bf16, F16, F32, Stored,
-    wire::{Store, are_finite},
+    wire::{StoreNumbers, are_finite},
 };
 use crate::{
     cpu::Dtype,
@@ -100,7 +100,7 @@ unsafe fn back<S: Stored>(
             down::<S, 1, 2>(turn, dim, rows, out, ranges, i);
         }
         for c in (2 * half..dim).step_by(8) {
-            let mut range = Range::<1>::new();
+            let mut range = ChannelRange::<1>::new();
             for (t, row) in rows.iter().enumerate() {
                 let x = S::load(row.as_ptr().add(c * S::BYTES));
                 range.add(0, x);
@@ -128,7 +128,7 @@ unsafe fn down<S: Stored, const P: usize, const C: usize>(
     unsafe {
         let (half, angles) = (turn.half(), turn.all_angles().as_ptr());
         let neighbours = turn.pairs() == RopePairs::Neighbours;
-        let mut range = Range::<C>::new();
+        let mut range = ChannelRange::<C>::new();
         for (t, row) in rows.iter().enumerate() {
             let (angles, from, to) = (angles.add(2 * half * t), row.as_ptr(), out.add(t * dim * 4));
             for p in 0..P {
@@ -149,12 +149,12 @@ unsafe fn down<S: Stored, const P: usize, const C: usize>(
 }
 
 /// Least and largest numbers of `C` registers of channels.
-struct Range<const C: usize> {
+struct ChannelRange<const C: usize> {
     low: [__m256; C],
     high: [__m256; C],
 }
 
-impl<const C: usize> Range<C> {
+impl<const C: usize> ChannelRange<C> {
     /// # Safety
     /// The processor has AVX2.
     #[inline(always)]
@@ -191,7 +191,7 @@ impl<const C: usize> Range<C> {
 /// # Safety
 /// As for [`back`], of rows from the `first` on.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn on<S: Store>(turn: &KeyRotation, dim: usize, first: usize, numbers: &[u8], out: &mut [u8]) {
+unsafe fn on<S: StoreNumbers>(turn: &KeyRotation, dim: usize, first: usize, numbers: &[u8], out: &mut [u8]) {
     let (half, neighbours) = (turn.half(), turn.pairs() == RopePairs::Neighbours);
     for n in 0..numbers.len() / (dim * 4) {
         // SAFETY: as the caller promises.

@@ -6,7 +6,7 @@ use crate::{
     cuda::{Gpu, GpuTurn, machine::Queue, tiles::GpuTile},
     pages::{Layout, PAGE_BYTES, PagePool, SequenceKv, Side},
     rope::{Rope, RopePairs, RopeScaling},
-    wire::{self, KeyRotation, Packing, Scratch, Tile},
+    wire::{self, CodecScratch, KeyRotation, Tile, TileCodec},
 };
 use tsnode_protocol::{KvCodec, KvDtype};
 
@@ -50,9 +50,9 @@ impl Scenario {
         Self { pool, kv, gpu }
     }
 
-    fn packed(&self, packing: Packing<'_>, tile: &Tile) -> Vec<u8> {
+    fn packed(&self, packing: TileCodec<'_>, tile: &Tile) -> Vec<u8> {
         let mut out = Vec::new();
-        wire::export(packing, &self.kv, &self.pool, tile, &mut Scratch::default(), &mut out);
+        wire::export(packing, &self.kv, &self.pool, tile, &mut CodecScratch::default(), &mut out);
         out
     }
 }
@@ -84,7 +84,7 @@ fn packed_bytes_and_unpacked_numbers_are_the_processors() {
             let layout = Layout { heads, dim, dtype, tokens: (PAGE_BYTES / row).min(23) };
             let mut scenario = Scenario::new(&machine, layout, tokens);
             for (codec, turn) in CODECS.into_iter().flat_map(|codec| turns(dim).map(|turn| (codec, turn))) {
-                let packing = Packing { simd: Simd::detect(), codec, turn: turn.as_ref() };
+                let packing = TileCodec { simd: Simd::detect(), codec, turn: turn.as_ref() };
                 for (heads, range) in [(0..heads, 0..tokens), (heads - 1..heads, 0..tokens.min(33))] {
                     let tile = Tile { layer: 0, heads: heads.clone(), tokens: range.clone() };
                     let wanted = scenario.packed(packing, &tile);
@@ -106,8 +106,8 @@ fn packed_bytes_and_unpacked_numbers_are_the_processors() {
     }
 }
 
-fn unpacks_alike(scenario: &mut Scenario, packing: Packing<'_>, tile: &Tile, on_gpu: &GpuTile<'_>, payload: &[u8]) {
-    let mut scratch = Scratch::default();
+fn unpacks_alike(scenario: &mut Scenario, packing: TileCodec<'_>, tile: &Tile, on_gpu: &GpuTile<'_>, payload: &[u8]) {
+    let mut scratch = CodecScratch::default();
     wire::import(packing, &scenario.kv, &mut scenario.pool, tile, &mut scratch, payload).unwrap();
     scenario.gpu.import(on_gpu, payload).unwrap();
     let mut found = vec![0; scenario.pool.bytes().len()];

@@ -52,16 +52,16 @@ impl Case {
         let blocks = Blocks::new(&bytes, kind, outs, cols);
         let mut wide = vec![0.0; outs * cols];
         (0..outs).for_each(|o| blocks.widen_row(o, &mut wide[o * cols..][..cols]));
-        let form = Form::of(&crate::weights::View::Quantised(blocks));
+        let form = Form::of(&crate::weights::TensorData::Quantised(blocks));
         Self { form, quant: Some(kind), bytes, wide, outs, cols }
     }
 
     fn on(&self, machine: &Arc<dyn Machine>) -> GpuMatrix {
         let view = match self.quant {
-            Some(kind) => crate::weights::View::Quantised(Blocks::new(&self.bytes, kind, self.outs, self.cols)),
+            Some(kind) => crate::weights::TensorData::Quantised(Blocks::new(&self.bytes, kind, self.outs, self.cols)),
             None => {
                 let dtype = [Dtype::F32, Dtype::F16, Dtype::Bf16][self.form as usize];
-                crate::weights::View::Dense(crate::cpu::Matrix::new(&self.bytes, dtype, self.outs, self.cols))
+                crate::weights::TensorData::Dense(crate::cpu::Matrix::new(&self.bytes, dtype, self.outs, self.cols))
             }
         };
         GpuMatrix::of_view(machine, &view).unwrap()

@@ -1,6 +1,6 @@
 //! KV that leaves GPUs and comes to them: of each GPU its heads.
 
-use super::super::{Engine, EngineError, Shards, StageKey, tiles::Place};
+use super::super::{Engine, EngineError, Shards, StageKey, tiles::TileTarget};
 use crate::cuda::{GpuError, GpuRanks, Queue, TilePart, TilePlace};
 use std::ops::Range;
 use tsnode_protocol::{KvCodec, RequestId, TileHeader};
@@ -81,7 +81,7 @@ fn place_of(stage: StageKey, layer: usize, tile: &TileHeader, codec: KvCodec) ->
 }
 
 /// What each GPU has of a tile, if anything.
-fn parts(place: &Place<'_>, tile: &TileHeader) -> Vec<TilePart> {
+fn parts(place: &TileTarget<'_>, tile: &TileHeader) -> Vec<TilePart> {
     let (start, end) = (tile.head_start as usize, tile.head_end as usize);
     let mine = |(rank, heads): (usize, &Range<usize>)| {
         let here = start.max(heads.start)..end.min(heads.end);

@@ -13,7 +13,7 @@ use crate::{
     cpu::{Cpu, Gate, plain::exp},
     linear::Weight,
     models::{ROWS_OF_MLP, add, add_bias, outline::MlpOutline, sized},
-    ranks::Outputs,
+    ranks::RankOutputs,
     weights::{Tensor, WeightsError},
 };
 
@@ -72,9 +72,9 @@ pub(in crate::models) struct MoeBlock {
     /// How experts' gates bend, where they do not end anywhere.
     act: Gate,
     /// Of an expert's gate, as all are.
-    width: Outputs,
+    width: RankOutputs,
     /// Of what comes out.
-    hidden: Outputs,
+    hidden: RankOutputs,
 }
 
 /// The matrices of one.
@@ -299,7 +299,7 @@ impl Expert {
         block: &str,
         names: [&str; 3],
         count: usize,
-        outputs: &[Outputs; 3],
+        outputs: &[RankOutputs; 3],
     ) -> Result<Vec<Self>, WeightsError> {
         let inputs = inputs(outputs);
         let stacks = Stack::find(part, block, names, count, outputs)?;
@@ -327,7 +327,7 @@ impl Expert {
         block: &str,
         names: [&str; 3],
         count: usize,
-        (expert, outputs): (usize, &[Outputs; 3]),
+        (expert, outputs): (usize, &[RankOutputs; 3]),
     ) -> Result<Option<[Vec<f32>; 3]>, WeightsError> {
         let row = |name: &str, len: usize| -> Result<Vec<f32>, WeightsError> {
             let mut all = vec![0.0; len];
@@ -386,7 +386,7 @@ impl Expert {
 }
 
 /// Inputs of an expert's gate, up and down.
-fn inputs([width, _, hidden]: &[Outputs; 3]) -> [usize; 3] {
+fn inputs([width, _, hidden]: &[RankOutputs; 3]) -> [usize; 3] {
     [hidden.all, hidden.all, width.all]
 }
 
@@ -410,7 +410,7 @@ impl Stack {
         block: &str,
         names: [&str; 3],
         count: usize,
-        outputs: &[Outputs; 3],
+        outputs: &[RankOutputs; 3],
     ) -> Result<Option<[Self; 3]>, WeightsError> {
         let ([width, _, hidden], inputs) = (outputs.each_ref().map(|outputs| outputs.all), inputs(outputs));
         let fused = format!("{block}.gate_up_proj");

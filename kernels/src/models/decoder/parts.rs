@@ -4,14 +4,14 @@ use super::{Angles, Scratch, Step};
 use crate::{
     config::{Activation, Growth, KvHeads, Mixture, ModelConfig},
     cpu::{Cpu, Gate},
-    engine::{Look, RotaryTables},
+    engine::{AttentionParams, RotaryTables},
     linear::Weight,
     models::{
         ROWS_OF_MLP, add_bias,
         outline::{AttentionOutline, GatedOutline, LinearOutline, NormOutline},
         sized,
     },
-    ranks::{Outputs, Rank},
+    ranks::{Rank, RankOutputs},
     rope::RopePairs,
     weights::{Checkpoint, Tensor, WeightsError},
 };
@@ -140,7 +140,7 @@ impl<'a> Part<'a> {
     }
 
     /// The rank's outputs of an expert's matrix, whose rows are those of `tensor` from `first` on.
-    pub(super) fn expert(&self, tensor: &Tensor, first: usize, outputs: &Outputs) -> Weight {
+    pub(super) fn expert(&self, tensor: &Tensor, first: usize, outputs: &RankOutputs) -> Weight {
         let weight = Weight::new(tensor.rows(first + outputs.mine.start..first + outputs.mine.end));
         self.expert_bytes.set(self.expert_bytes.get() + weight.bytes());
         self.kept(weight)
@@ -181,13 +181,13 @@ impl<'a> Part<'a> {
     }
 
     /// Outputs of a matrix, cut for ranks.
-    pub(super) fn outputs(&self, all: usize) -> Outputs {
-        Outputs { all, mine: self.rank.outputs(all) }
+    pub(super) fn outputs(&self, all: usize) -> RankOutputs {
+        RankOutputs { all, mine: self.rank.outputs(all) }
     }
 
     /// The rank's outputs of the matrix `name` with `inputs` inputs, with their biases if there are any.
-    fn linear(&self, name: &str, outputs: Outputs, inputs: usize) -> Result<Linear, WeightsError> {
-        let Outputs { all, mine } = outputs.clone();
+    fn linear(&self, name: &str, outputs: RankOutputs, inputs: usize) -> Result<Linear, WeightsError> {
+        let RankOutputs { all, mine } = outputs.clone();
         let weight = self.checkpoint.matrix(&self.full(&format!("{name}.weight")), all, inputs)?;
         let bias = format!("{name}.bias");
         let bias =
@@ -199,14 +199,14 @@ impl<'a> Part<'a> {
     fn fused<const N: usize>(
         &self,
         name: &str,
-        outputs: [Outputs; N],
+        outputs: [RankOutputs; N],
         inputs: usize,
     ) -> Result<[Linear; N], WeightsError> {
         let rows = outputs.iter().map(|outputs| outputs.all).sum();
         let together = self.checkpoint.matrix(&self.full(&format!("{name}.weight")), rows, inputs)?;
         let mut from = 0;
         Ok(outputs.map(|outputs| {
-            let Outputs { all, mine } = &outputs;
+            let RankOutputs { all, mine } = &outputs;
             let weight = Weight::new(together.rows(from + mine.start..from + mine.end));
             from += all;
             self.counted(Linear { weight, bias: None, outputs })
@@ -269,7 +269,7 @@ impl RmsNorm {
 struct Linear {
     weight: Weight,
     bias: Option<Vec<f32>>,
-    outputs: Outputs,
+    outputs: RankOutputs,
 }
 
 impl Linear {
@@ -314,7 +314,7 @@ pub(in crate::models) struct Attention {
     /// Of each head's values.
     value_norm: Option<RmsNorm>,
     head_dim: usize,
-    look: Look,
+    look: AttentionParams,
     /// Which of the stack's ropes turns it.
     rope: usize,
     pairs: RopePairs,
@@ -354,7 +354,7 @@ impl Attention {
         let head_dim = parts * c.head_dim;
         let output = part.linear("self_attn.o_proj", part.outputs(c.hidden), c.heads * head_dim)?;
         let window = c.windows[part.layer];
-        let look = Look { scale: c.attention_scale, cap: c.attention_cap, window, parts };
+        let look = AttentionParams { scale: c.attention_scale, cap: c.attention_cap, window, parts };
         let other = c.other_rope.as_ref().is_some_and(|other| other.layers.get(part.layer) == Some(&true));
         let (rope, pairs, growth) = (usize::from(other), c.rope_pairs, c.growth);
         Ok(Self {
@@ -402,13 +402,13 @@ impl Attention {
     }
 
     /// Queries, keys and values: those of the rank's KV heads and of the query heads that share them.
-    fn inputs(part: &Part<'_>) -> [Outputs; 3] {
+    fn inputs(part: &Part<'_>) -> [RankOutputs; 3] {
         let c = part.config;
         let KvHeads { count, parts } = c.heads_of(part.layer);
         let heads = part.rank.heads(count);
         [c.heads / count, 1, 1].map(|each| {
             let width = each * parts * c.head_dim;
-            Outputs { all: count * width, mine: heads.start * width..heads.end * width }
+            RankOutputs { all: count * width, mine: heads.start * width..heads.end * width }
         })
     }
 
@@ -441,7 +441,7 @@ impl Attention {
                     step.attend.gather(rows, x);
                     norm.forward(cpu, x, mixed);
                     x.clear();
-                    let Outputs { all, mine } = &linear.outputs;
+                    let RankOutputs { all, mine } = &linear.outputs;
                     mixed.chunks_exact(*all).for_each(|row| x.extend_from_slice(&row[mine.clone()]));
                 }
             }
@@ -564,7 +564,7 @@ impl Gated {
     }
 
     /// What comes out.
-    pub(super) fn outputs(&self) -> &Outputs {
+    pub(super) fn outputs(&self) -> &RankOutputs {
         &self.down.outputs
     }
 

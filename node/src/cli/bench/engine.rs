@@ -21,9 +21,9 @@ use tsnode_kernels::{
     device::Host,
     engine::{Engine, EngineConfig, StageKey, Threads},
     load::LoadReport,
-    probe::{Limiter, Limits},
+    probe::{Limiter, ProcessorLimits},
     source::ModelSource,
-    speed::{Measured, Step, measure},
+    speed::{MeasuredStep, Step, measure},
 };
 use tsnode_protocol::KvDtype;
 
@@ -113,7 +113,7 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(), Exit> {
     let number = |name: &str, default| matches.get_one::<u16>(name).map_or(default, |n| usize::from(*n));
     let threads = Threads { count: number("threads", host.cpu.cores), ranks: number("tensor-parallel", 1) };
     let limiter = Limiter::new(threads.count).map_err(|e| failed(&e))?;
-    let mut limits = Limits { read: limiter.read(), multiply: limiter.multiply() };
+    let mut limits = ProcessorLimits { read: limiter.read(), multiply: limiter.multiply() };
     let steps = fitting(&source, asked::steps(matches).unwrap_or_else(usual))?;
     let watch = !is_set(matches, "json");
     let (mut engine, stage, ready) = ready(&source, threads, &steps, watch)?;
@@ -215,8 +215,8 @@ fn ready(
 }
 
 impl Line {
-    fn new(step: Step, measured: Measured, limits: Limits) -> Self {
-        let Measured { seconds, bytes, flops } = measured;
+    fn new(step: Step, measured: MeasuredStep, limits: ProcessorLimits) -> Self {
+        let MeasuredStep { seconds, bytes, flops } = measured;
         let tokens = f64::from(step.tokens());
         Self {
             phase: if step.new > 1 { "prefill" } else { "decode" },

@@ -6,7 +6,7 @@ use crate::{text::grammar::GrammarError, worker::export::Taps};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tsnode_kernels::{
-    engine::{Engine, EngineError, Input, Output, Pick, StageKey},
+    engine::{Engine, EngineError, Input, Output, RowToSample, StageKey},
     sampling::sample_allowed,
 };
 use tsnode_protocol::{
@@ -98,10 +98,10 @@ fn rows(entries: &[StepEntry]) -> Vec<Row> {
 }
 
 /// How each row's token is chosen; none where that is not known of one.
-fn picks<'s>(rows: &[Row], samplers: &'s Samplers) -> Option<Vec<Pick<'s>>> {
+fn picks<'s>(rows: &[Row], samplers: &'s Samplers) -> Option<Vec<RowToSample<'s>>> {
     let pick = |row: &Row| {
         let sampling = &samplers.get(&row.request)?.sampling;
-        Some(Pick { row: row.row, sampling, position: row.position })
+        Some(RowToSample { row: row.row, sampling, position: row.position })
     };
     rows.iter().map(pick).collect()
 }

@@ -8,7 +8,7 @@ use crate::{
         gather_way::{NoNccl, TimedGather},
         machine::{GpuError, GpuMemory, Machine, PeerGpu, Queue},
     },
-    ranks::Outputs,
+    ranks::RankOutputs,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -54,8 +54,8 @@ impl GatherSize {
         if self.even { self.all * rank / count } else { self.all * rank * (rank + 1) / (count * (count + 1)) }
     }
 
-    fn outputs(self, rank: usize, count: usize) -> Outputs {
-        Outputs { all: self.all, mine: self.start(rank, count)..self.start(rank + 1, count) }
+    fn outputs(self, rank: usize, count: usize) -> RankOutputs {
+        RankOutputs { all: self.all, mine: self.start(rank, count)..self.start(rank + 1, count) }
     }
 }
 

@@ -11,9 +11,9 @@ use tsnode_kernels::{
     cuda::{Gpu, GpuInfo, GpuSpeeds, PcieLink},
     device::Host,
     engine::{Engine, EngineError, StageKey, Threads},
-    probe::Limits,
+    probe::ProcessorLimits,
     source::ModelSource,
-    speed::{KvTransfer, Packing, Step, measure, measure_kv_transfer, measure_packing},
+    speed::{KvTransfer, PackingSpeed, Step, measure, measure_kv_transfer, measure_packing},
 };
 use tsnode_protocol::{BytesPerSecond, FlopsPerSecond, KvCodec};
 
@@ -127,7 +127,7 @@ fn measured(
     if watch {
         report.print_head();
     }
-    let limits = Limits { read: BytesPerSecond(speeds.copy), multiply: FlopsPerSecond(speeds.multiply) };
+    let limits = ProcessorLimits { read: BytesPerSecond(speeds.copy), multiply: FlopsPerSecond(speeds.multiply) };
     let mut broken = None;
     for &step in steps {
         match measure(&mut engine, stage, source, KV, step, EACH) {
@@ -182,8 +182,8 @@ fn usual() -> Vec<Step> {
 }
 
 impl Packed {
-    fn new(packing: Packing, speeds: GpuSpeeds) -> Self {
-        let Packing { tokens, bytes, pack, unpack } = packing;
+    fn new(packing: PackingSpeed, speeds: GpuSpeeds) -> Self {
+        let PackingSpeed { tokens, bytes, pack, unpack } = packing;
         let of_limit = |seconds: f64| bytes / seconds / speeds.copy;
         Self { tokens, bytes, pack_of_copy_limit: of_limit(pack), unpack_of_copy_limit: of_limit(unpack) }
     }
