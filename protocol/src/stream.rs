@@ -29,7 +29,7 @@ pub const FRAME_HEADER: usize = 4;
 
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
-pub enum Use {
+pub enum ConnectionUse {
     /// Whatever either end opens.
     Anything,
     /// A part of KV transfers, beside one for anything.
@@ -40,7 +40,7 @@ pub enum Use {
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub enum Opening {
     /// Proof of membership: the dialer's nonce, and what the connection is for. Answer: [`ProofAnswer`]; then the dialer's [`Code`].
-    Prove(Nonce, Use),
+    Prove(Nonce, ConnectionUse),
     /// Gateway → leader of a decode or mixed group.
     Decode(DecodeRequest),
     /// Gateway → leader of a prefill group.

@@ -24,8 +24,8 @@ use tsnode_protocol::{
         StepEntry,
     },
     stream::{
-        Computed, DecodeEvent, DecodeOrder, DecodeRequest, End, Generation, MEETING_ADDRESSES, Meeting, Opening,
-        PrefillEvent, PrefillRequest, ProofAnswer, SeenAt, TrainSeen, Use,
+        Computed, ConnectionUse, DecodeEvent, DecodeOrder, DecodeRequest, End, Generation, MEETING_ADDRESSES, Meeting,
+        Opening, PrefillEvent, PrefillRequest, ProofAnswer, SeenAt, TrainSeen,
     },
     weights::{WeightsFile, WeightsForm, WeightsManifest, WeightsQuery},
 };
@@ -314,7 +314,7 @@ fn openings() -> Vec<(&'static str, Opening)> {
         truncate: Some(256),
     };
     vec![
-        ("opening prove", Opening::Prove(Nonce([1; 32]), Use::KvStream)),
+        ("opening prove", Opening::Prove(Nonce([1; 32]), ConnectionUse::KvStream)),
         ("opening decode", Opening::Decode(decode)),
         ("opening prefill", Opening::Prefill(prefill)),
         ("opening ring", Opening::Ring(hello)),

@@ -27,7 +27,7 @@ use std::{
 use tokio::sync::mpsc;
 use tsnode_protocol::{
     PeerId, SwarmId, codec,
-    proof::{Code, Ends, Membership, Nonce, Side},
+    proof::{Code, ConnectionSide, Ends, Membership, Nonce},
 };
 
 /// How long who speaks another version may take to read which this one is.
@@ -89,7 +89,7 @@ impl Door {
         self,
         remote: libp2p::PeerId,
         muxer: StreamMuxerBox,
-        side: Side,
+        side: ConnectionSide,
         from: Option<SocketAddr>,
     ) -> Result<(libp2p::PeerId, StreamMuxerBox), AdmissionError> {
         let peer = to_own_id(&remote);
@@ -106,18 +106,20 @@ impl Door {
         &self,
         remote: PeerId,
         mut muxer: StreamMuxerBox,
-        side: Side,
+        side: ConnectionSide,
         from: Option<SocketAddr>,
     ) -> Result<StreamMuxerBox, AdmissionError> {
         let stream = first_stream(&mut muxer, side).await?;
-        if remote == self.own && side == Side::Listener {
+        if remote == self.own && side == ConnectionSide::Listener {
             return Err(twin::answer(self.process, &mut muxer, stream).await);
         }
         let only_looks = AtomicBool::new(false);
         let exchange = async {
             match side {
-                Side::Dialer => knock(self.own, &self.membership, remote, stream).await.map(|()| Arrival::Member),
-                Side::Listener => self.answer(remote, stream, from, &only_looks).await,
+                ConnectionSide::Dialer => {
+                    knock(self.own, &self.membership, remote, stream).await.map(|()| Arrival::Member)
+                }
+                ConnectionSide::Listener => self.answer(remote, stream, from, &only_looks).await,
             }
         };
         let arrival = driving(&mut muxer, exchange).await.map_err(AdmissionError::from).and_then(|arrival| arrival);
@@ -165,9 +167,9 @@ impl Door {
         let listener_nonce = draw_nonce()?;
         let ends = Ends { dialer, listener: self.own, dialer_nonce, listener_nonce };
         let mut reply = hello(listener_nonce).to_vec();
-        reply.extend_from_slice(&self.membership.code(Side::Listener, &ends).0);
+        reply.extend_from_slice(&self.membership.code(ConnectionSide::Listener, &ends).0);
         send(&mut stream, &reply).await?;
-        check_code(&self.membership, Side::Dialer, &ends, &mut stream).await?;
+        check_code(&self.membership, ConnectionSide::Dialer, &ends, &mut stream).await?;
         send(&mut stream, &[ADMITTED]).await?;
         let _ = stream.close().await;
         Ok(Arrival::Member)
@@ -199,8 +201,8 @@ pub(super) async fn knock(
     send(&mut stream, &hello(dialer_nonce)).await?;
     let listener_nonce = read_hello(&mut stream).await?;
     let ends = Ends { dialer: own, listener, dialer_nonce, listener_nonce };
-    check_code(membership, Side::Listener, &ends, &mut stream).await?;
-    send(&mut stream, &membership.code(Side::Dialer, &ends).0).await?;
+    check_code(membership, ConnectionSide::Listener, &ends, &mut stream).await?;
+    send(&mut stream, &membership.code(ConnectionSide::Dialer, &ends).0).await?;
     let [verdict] = receive(&mut stream).await?;
     // A peer that closes first makes this fail, and that is no reason to doubt the verdict.
     let _ = stream.close().await;
@@ -209,7 +211,7 @@ pub(super) async fn knock(
 
 async fn check_code(
     membership: &Membership,
-    side: Side,
+    side: ConnectionSide,
     ends: &Ends,
     stream: &mut SubstreamBox,
 ) -> Result<(), AdmissionError> {

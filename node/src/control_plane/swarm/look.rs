@@ -22,7 +22,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 use tsnode_protocol::{
     PeerId, SwarmId,
-    proof::{Membership, Side},
+    proof::{ConnectionSide, Membership},
 };
 
 /// How long a connection may take: QUIC's own limit, and a little.
@@ -117,7 +117,7 @@ impl Looker<'_> {
 
     /// A small question, and a large one where that was answered.
     async fn ask(&self, muxer: &mut StreamMuxerBox) -> (Option<Sight>, Option<bool>) {
-        let Ok(mut stream) = first_stream(muxer, Side::Dialer).await else { return (None, None) };
+        let Ok(mut stream) = first_stream(muxer, ConnectionSide::Dialer).await else { return (None, None) };
         let small = timeout(ANSWER, driving(muxer, sight::ask(&mut stream, self.swarm, 0))).await;
         let Ok(Ok(Ok(sight))) = small else { return (None, None) };
         let large = timeout(ANSWER, driving(muxer, sight::ask(&mut stream, self.swarm, sight::LARGE))).await;
@@ -135,7 +135,7 @@ impl Looker<'_> {
         let Ok((_, mut muxer)) = connected(call).await else { return Proof::Unknown };
         let anyone = Membership::new(self.swarm, None);
         let membership = self.membership.unwrap_or(&anyone);
-        let Ok(stream) = first_stream(&mut muxer, Side::Dialer).await else { return Proof::Unknown };
+        let Ok(stream) = first_stream(&mut muxer, ConnectionSide::Dialer).await else { return Proof::Unknown };
         let knocked = timeout(ANSWER, driving(&mut muxer, admission::knock(self.own, membership, peer, stream))).await;
         match knocked {
             Ok(Ok(Ok(()))) => Proof::Member,

@@ -30,7 +30,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 use tsnode_protocol::{
     Invite, InviteId, PeerId, Secret, SwarmId, Ticket, TicketKey, codec,
-    proof::{Code, Ends, Membership, Nonce, Side},
+    proof::{Code, ConnectionSide, Ends, Membership, Nonce},
 };
 
 /// What connections of newcomers begin with.
@@ -158,17 +158,17 @@ async fn knock(
     member: PeerId,
     (id, key): (InviteId, TicketKey),
 ) -> Result<Secret, AdmissionError> {
-    let mut stream = first_stream(muxer, Side::Dialer).await?;
+    let mut stream = first_stream(muxer, ConnectionSide::Dialer).await?;
     let exchange = async {
         let proof = Membership::by_ticket(key);
         let nonce = draw_nonce()?;
         let first = Ends { dialer: own, listener: member, dialer_nonce: nonce, listener_nonce: NO_NONCE };
         let mut knock = [&MAGIC[..], &codec::VERSION.to_le_bytes(), &nonce.0, &id.0].concat();
-        knock.extend_from_slice(&proof.code(Side::Dialer, &first).0);
+        knock.extend_from_slice(&proof.code(ConnectionSide::Dialer, &first).0);
         send(&mut stream, &knock).await?;
         let ends = Ends { listener_nonce: Nonce(receive(&mut stream).await?), ..first };
         let code = Code(receive(&mut stream).await?);
-        if !proof.accepts(Side::Listener, &ends, code) {
+        if !proof.accepts(ConnectionSide::Listener, &ends, code) {
             return Err(AdmissionError::Stranger);
         }
         let secret = Secret(receive(&mut stream).await?);
@@ -196,14 +196,14 @@ pub(super) async fn answer(
     // One that nobody knows takes as long as one that is wrong.
     let key = invites.key(id);
     let proof = Membership::by_ticket(key.unwrap_or(TicketKey(own.0)));
-    let proven = proof.accepts(Side::Dialer, &first, shown) && key.is_some();
+    let proven = proof.accepts(ConnectionSide::Dialer, &first, shown) && key.is_some();
     if !proven || version != codec::VERSION.to_le_bytes() {
         return Err(AdmissionError::Uninvited);
     }
     let secret = invites.admit(id, newcomer).ok_or(AdmissionError::Uninvited)?;
     let ends = Ends { listener_nonce: draw_nonce()?, ..first };
     let mut reply = ends.listener_nonce.0.to_vec();
-    reply.extend_from_slice(&proof.code(Side::Listener, &ends).0);
+    reply.extend_from_slice(&proof.code(ConnectionSide::Listener, &ends).0);
     reply.extend_from_slice(&secret.0);
     send(stream, &reply).await?;
     tracing::info!(peer = %newcomer, invite = %id, "let in by invite");

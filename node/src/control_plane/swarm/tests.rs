@@ -23,7 +23,7 @@ use std::{
     net::{TcpListener, UdpSocket},
     time::{Duration, Instant},
 };
-use tsnode_protocol::{Advert, Heartbeat, Life, PathKind, Secret, codec, limits, proof::Side};
+use tsnode_protocol::{Advert, Heartbeat, Life, PathKind, Secret, codec, limits, proof::ConnectionSide};
 
 const SWARM: SwarmId = SwarmId([1; 16]);
 const SECRET: Secret = Secret([2; 32]);
@@ -348,7 +348,7 @@ async fn who_speaks_another_version_is_told_which_this_one_is_and_the_other_way_
     let dial = transport.dial(dialer::without_peer(member.address("/tcp/")), options).unwrap();
     let (_, mut muxer) = dial.await.unwrap();
     let (theirs, ours) = (codec::VERSION + 1, codec::VERSION);
-    let mut stream = exchange::first_stream(&mut muxer, Side::Dialer).await.unwrap();
+    let mut stream = exchange::first_stream(&mut muxer, ConnectionSide::Dialer).await.unwrap();
     let knock = async {
         let hello = [&b"tsnode"[..], &theirs.to_le_bytes(), &[3; 32]].concat();
         exchange::send(&mut stream, &hello).await?;

@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::places::{Origin, Regard};
 use tsnode_protocol::PeerId;
-use tsnode_protocol::proof::{Code, Ends, Membership, Nonce, Side};
+use tsnode_protocol::proof::{Code, ConnectionSide, Ends, Membership, Nonce};
 
 /// How long one may take to say whose it is: a round trip over the slowest links we serve.
 const PROOF: Duration = Duration::from_secs(5);
@@ -105,7 +105,7 @@ impl Holder {
         line.read_exact(&mut peer.0).await?;
         line.read_exact(&mut code.0).await?;
         let ends = Ends::of_lifeline(peer, self.me, nonce);
-        let is_member = self.membership.accepts(Side::Dialer, &ends, code);
+        let is_member = self.membership.accepts(ConnectionSide::Dialer, &ends, code);
         is_member.then_some(peer).ok_or_else(|| Error::from(ErrorKind::PermissionDenied))
     }
 }
@@ -213,7 +213,7 @@ impl Caller {
         if line.stream.read_exact(&mut nonce.0).await.is_err() {
             return;
         }
-        let code = self.membership.code(Side::Dialer, &Ends::of_lifeline(self.me, line.peer, nonce));
+        let code = self.membership.code(ConnectionSide::Dialer, &Ends::of_lifeline(self.me, line.peer, nonce));
         if line.stream.write_all(&[self.me.0, code.0].concat()).await.is_ok() {
             let _ = line.stream.read(&mut [0]).await;
         }

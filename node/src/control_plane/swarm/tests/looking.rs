@@ -59,7 +59,7 @@ async fn of_another_version(theirs: u16) -> Multiaddr {
         loop {
             let TransportEvent::Incoming { upgrade, .. } = transport.select_next_some().await else { continue };
             let Ok((_, mut muxer)) = upgrade.await else { continue };
-            let Ok(mut stream) = first_stream(&mut muxer, Side::Listener).await else { continue };
+            let Ok(mut stream) = first_stream(&mut muxer, ConnectionSide::Listener).await else { continue };
             let answering = async {
                 if receive::<6>(&mut stream).await? == *b"tsnode" {
                     send(&mut stream, &[&b"tsnode"[..], &theirs.to_le_bytes(), &[3; 32]].concat()).await?;
