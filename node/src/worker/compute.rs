@@ -2,7 +2,7 @@
 
 use super::{
     page_share::PageShare,
-    turns::{Seat, Turns},
+    turns::{TurnSeat, Turns},
 };
 use crate::{faults::Faults, platform};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -34,7 +34,7 @@ const RESTED: Duration = Duration::from_millis(50);
 const HANG_LOOK: Duration = Duration::from_millis(20);
 
 /// What is to be done, and as what it asks for its turn.
-struct Job {
+struct ComputeJob {
     work: DeviceWork<RequestId>,
     run: Box<dyn FnOnce(&mut Engine) + Send>,
 }
@@ -47,21 +47,21 @@ pub struct ComputeError;
 /// The way to the compute thread.
 #[derive(Clone)]
 pub struct Compute {
-    jobs: mpsc::Sender<Job>,
-    busy: Busy,
-    seat: Seat,
+    jobs: mpsc::Sender<ComputeJob>,
+    busy: ComputeTime,
+    seat: TurnSeat,
     share: Option<PageShare>,
 }
 
 /// How long the thread has computed (ns). Of a processor's, how long it had one: what others on this host take of the processors
 /// is not in it. Of a GPU's, which computes while its thread waits, how long its jobs took. Turns of others are in neither.
 #[derive(Clone, Debug)]
-struct Busy {
+struct ComputeTime {
     on_gpu: bool,
     so_far: Arc<AtomicU64>,
 }
 
-impl Busy {
+impl ComputeTime {
     /// A job is done that took so long; this thread tells of itself.
     fn tell(&self, took: Duration) {
         if self.on_gpu {
@@ -92,7 +92,7 @@ impl Compute {
         faults: Option<watch::Receiver<Faults>>,
     ) -> std::io::Result<Self> {
         let (jobs, receiver) = mpsc::channel(JOBS);
-        let busy = Busy { on_gpu: engine.is_on_gpu(), so_far: Arc::default() };
+        let busy = ComputeTime { on_gpu: engine.is_on_gpu(), so_far: Arc::default() };
         let seat = turns.join();
         let own = (seat.clone(), share.clone());
         std::thread::Builder::new().name("compute".into()).spawn(move || work(engine, receiver, faults, &own))?;
@@ -162,14 +162,14 @@ impl Compute {
             // Whoever asked may have gone; then nobody wants the result.
             let _ = answer.send(result);
         });
-        self.jobs.send(Job { work, run }).await.map_err(|_| ComputeError)?;
+        self.jobs.send(ComputeJob { work, run }).await.map_err(|_| ComputeError)?;
         result.await.map_err(|_| ComputeError)
     }
 }
 
 /// The next job. A thread that has had none for a while makes the engine ready for some, a few hundredths of a millisecond at a
 /// time.
-fn next(engine: &mut Engine, jobs: &mut mpsc::Receiver<Job>) -> Option<Job> {
+fn next(engine: &mut Engine, jobs: &mut mpsc::Receiver<ComputeJob>) -> Option<ComputeJob> {
     if let Some(job) = within(RESTED, jobs) {
         return job;
     }
@@ -184,7 +184,7 @@ fn next(engine: &mut Engine, jobs: &mut mpsc::Receiver<Job>) -> Option<Job> {
 }
 
 /// What comes within that time: a job, or the end of them. The thread may outlive the runtime, whose clock it could not use then.
-fn within(time: Duration, jobs: &mut mpsc::Receiver<Job>) -> Option<Option<Job>> {
+fn within(time: Duration, jobs: &mut mpsc::Receiver<ComputeJob>) -> Option<Option<ComputeJob>> {
     struct Sleeper(Thread);
     impl Wake for Sleeper {
         fn wake(self: Arc<Self>) {
@@ -207,12 +207,12 @@ fn within(time: Duration, jobs: &mut mpsc::Receiver<Job>) -> Option<Option<Job>>
 
 fn work(
     mut engine: Engine,
-    mut jobs: mpsc::Receiver<Job>,
+    mut jobs: mpsc::Receiver<ComputeJob>,
     faults: Option<watch::Receiver<Faults>>,
-    (seat, share): &(Seat, Option<PageShare>),
+    (seat, share): &(TurnSeat, Option<PageShare>),
 ) {
     let hangs = || faults.as_ref().is_some_and(|faults| faults.borrow().wedge);
-    while let Some(Job { work, run }) = next(&mut engine, &mut jobs) {
+    while let Some(ComputeJob { work, run }) = next(&mut engine, &mut jobs) {
         while hangs() {
             std::thread::sleep(HANG_LOOK);
         }

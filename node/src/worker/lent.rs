@@ -2,7 +2,7 @@
 
 use super::{
     compute::Compute,
-    devices::{Devices, Lost},
+    devices::{Lost, ModelDevices},
 };
 use crate::text::grammar::{GrammarError, Grammars, Vocabulary};
 use std::collections::BTreeMap;
@@ -34,7 +34,7 @@ pub(super) struct Lent {
     pub dtype: KvDtype,
     /// Over its tokens.
     pub grammars: Arc<Grammars>,
-    pub devices: Devices,
+    pub devices: ModelDevices,
     /// As the advert has them.
     pub adverted: Arc<[Device]>,
 }
@@ -53,7 +53,7 @@ pub(super) fn lend(
     let lent = |LentModel { source, draft, dtype, computes, adverted }: LentModel| {
         let lent = Lent {
             grammars: Grammars::new(vocabulary(source.clone())),
-            devices: Devices::start(computes, tasks, asking, &losses),
+            devices: ModelDevices::start(computes, tasks, asking, &losses),
             source,
             draft,
             dtype,

@@ -39,7 +39,7 @@ const TRIES: u32 = 3;
 const AGAIN: Duration = Duration::from_secs(5);
 
 /// A stage that a plan gives this peer.
-pub(super) struct Order {
+pub(super) struct LoadOrder {
     /// Its group.
     pub group: Group,
     /// Its place in the ring.
@@ -86,7 +86,7 @@ impl Drop for Hold {
     }
 }
 
-impl Order {
+impl LoadOrder {
     /// The device that gets it.
     pub fn device(&self) -> u16 {
         self.group.stages[self.position].device
@@ -94,8 +94,8 @@ impl Order {
 }
 
 /// What became of an order.
-pub(super) struct Loaded {
-    pub order: Order,
+pub(super) struct LoadOutcome {
+    pub order: LoadOrder,
     pub stage: Result<StageKey, NotLoaded>,
     /// What drafts for the groups that this peer leads, once it is loaded.
     pub draft: Option<DraftModel>,
@@ -103,7 +103,7 @@ pub(super) struct Loaded {
 
 /// An order, and the model to load its layers of.
 struct Fetched {
-    order: Order,
+    order: LoadOrder,
     source: Result<Arc<ModelSource>, NotLoaded>,
 }
 
@@ -151,12 +151,12 @@ impl NotLoaded {
 
 /// Weights read since the start.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct LoadTally {
     stages: AtomicU64,
     bytes: AtomicU64,
 }
 
-impl Tally {
+impl LoadTally {
     pub fn so_far(&self) -> Weights {
         Weights { stages: self.stages.load(Ordering::Relaxed), bytes: self.bytes.load(Ordering::Relaxed) }
     }
@@ -171,13 +171,13 @@ pub(super) struct Loader {
     /// How far it is, while it loads.
     pub progress: watch::Sender<Option<LoadProgress>>,
     /// What was read.
-    pub tally: Arc<Tally>,
+    pub tally: Arc<LoadTally>,
     /// Where results go.
-    pub loaded: mpsc::Sender<Loaded>,
+    pub loaded: mpsc::Sender<LoadOutcome>,
 }
 
 impl Loader {
-    pub(super) async fn run(self, mut orders: mpsc::Receiver<Order>) {
+    pub(super) async fn run(self, mut orders: mpsc::Receiver<LoadOrder>) {
         // By what they draft for, and the device that is on.
         let mut drafts = BTreeMap::new();
         // Models that devices were compared with the processor for, of those that were not here when they were lent.
@@ -221,14 +221,14 @@ impl Loader {
             };
             self.progress.send_replace(None);
             let draft = drafts.get(&place).cloned();
-            if self.loaded.send(Loaded { order, stage, draft }).await.is_err() {
+            if self.loaded.send(LoadOutcome { order, stage, draft }).await.is_err() {
                 return;
             }
         }
     }
 
     /// Whether a GPU that was lent before these layers were here computes them as the processor does.
-    async fn compare(&self, order: &Order, source: &Arc<ModelSource>) -> Result<(), NotLoaded> {
+    async fn compare(&self, order: &LoadOrder, source: &Arc<ModelSource>) -> Result<(), NotLoaded> {
         let (source, threads, layers) = (source.clone(), self.threads.count, order.group.stages[order.position].layers);
         let compare = move |engine: &mut Engine| match engine.is_on_gpu() {
             true => proof::compare_layers(engine, &source, threads, layers),
@@ -244,7 +244,7 @@ impl Loader {
         }
     }
 
-    async fn load(&self, order: &Order, source: Arc<ModelSource>) -> Result<StageKey, NotLoaded> {
+    async fn load(&self, order: &LoadOrder, source: Arc<ModelSource>) -> Result<StageKey, NotLoaded> {
         let (group, Stage { layers, device, .. }) = (&order.group, order.group.stages[order.position]);
         self.tally.stages.fetch_add(1, Ordering::Relaxed);
         let (stage, report) = self.read_layers(&order.compute, source, layers).await?;
@@ -260,7 +260,7 @@ impl Loader {
 
     /// The draft model, whole and beside all stages. Without it groups are served as well, so that why it cannot be had now is
     /// only logged; the next group that is led there may find it can.
-    async fn load_draft(&self, order: &Order) -> Option<DraftModel> {
+    async fn load_draft(&self, order: &LoadOrder) -> Option<DraftModel> {
         let (compute, source) = (&order.compute, order.model.draft.clone()?);
         let (shape, name) = (source.card().shape, source.card().name.clone());
         let loaded = async {
@@ -316,7 +316,7 @@ impl Loader {
 }
 
 /// The model with an order's layers, which are fetched as far as they are not here.
-async fn bring(mut order: Order, stock: Arc<Stock<Peers>>) -> Fetched {
+async fn bring(mut order: LoadOrder, stock: Arc<Stock<Peers>>) -> Fetched {
     let layers = order.group.stages[order.position].layers;
     if let Some(hold) = &mut order.hold {
         hold.layers = Some(stock.hold(layers, order.given_up.clone()));

@@ -95,7 +95,7 @@ impl Speculator {
 
 /// A sequence as the speculator has it.
 #[derive(Debug, Default)]
-struct Known {
+struct SpeculatedSequence {
     tokens: Vec<Token>,
     /// Of those, as many have KV.
     read: usize,
@@ -103,7 +103,7 @@ struct Known {
     ahead: Vec<Token>,
 }
 
-impl Known {
+impl SpeculatedSequence {
     /// What was accepted need not be read again. The last token always is, for what follows it.
     fn hear(&mut self, tokens: &[Token]) {
         let drafted = std::mem::take(&mut self.ahead);
@@ -128,7 +128,7 @@ impl Known {
 struct DraftTurn {
     request: RequestId,
     name: RequestId,
-    known: Known,
+    known: SpeculatedSequence,
     most: usize,
     sampling: Sampling,
     drafts: Vec<Token>,
@@ -188,7 +188,7 @@ struct Reader {
     compute: Compute,
     /// Tokens of the model that it drafts for.
     vocab: u32,
-    known: BTreeMap<RequestId, (RequestId, Known)>,
+    known: BTreeMap<RequestId, (RequestId, SpeculatedSequence)>,
 }
 
 impl Reader {
@@ -234,7 +234,8 @@ impl Reader {
             tracing::debug!(%request, "not known to the draft model any more");
             return None;
         }
-        let (name, mut known) = self.known.remove(&request).unwrap_or_else(|| (self.model.name(), Known::default()));
+        let (name, mut known) =
+            self.known.remove(&request).unwrap_or_else(|| (self.model.name(), SpeculatedSequence::default()));
         known.hear(&tokens);
         // What is likely is nobody's question here.
         let sampling = Sampling { logprobs: None, min_tokens: 0, ..sampling };

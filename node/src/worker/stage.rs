@@ -10,17 +10,17 @@ mod prompt_logprobs;
 
 use super::{
     compute::ComputeError,
-    context::{Admission, Beside, Side, StageContext},
+    context::{AdmissionNo, AdmittedFrame, SideFrames, StageContext},
     export::{self, Exporter, Taps},
-    kv_receiver::{Expected, KvReceiver},
+    kv_receiver::{ExpectedKv, KvReceiver},
     page_share::NoPages,
     speculator::SpeculatorGone,
 };
 use crate::data_plane::links::{FrameReceiver, FrameSender, LinkError};
 use choosing::{Chosen, Sampler};
 use constrained::Constrained;
-use counted::Counted;
-use prompt_logprobs::{Judged, Widths, compute_and_judge};
+use counted::SequenceTokens;
+use prompt_logprobs::{StepResult, Widths, compute_and_judge};
 use std::collections::BTreeMap;
 use std::sync::{
     Arc,
@@ -81,29 +81,29 @@ pub(super) enum StageError {
 }
 
 /// What a stage knows of a sequence beside its pages.
-struct Sequence {
-    admission: Admission,
+struct StageSequence {
+    admission: AdmissionNo,
     /// Last stage only.
     sampler: Option<Sampler>,
     export: Option<Exporter>,
     prompt_tokens: u32,
     /// Whether another peer's gateway wants it.
     for_others: bool,
-    counted: Counted,
-    _held: Held,
+    counted: SequenceTokens,
+    _held: CountedSequence,
 }
 
 /// Counts a sequence for as long as it is here.
-struct Held(Arc<AtomicUsize>);
+struct CountedSequence(Arc<AtomicUsize>);
 
-impl Held {
+impl CountedSequence {
     fn one(all: &Arc<AtomicUsize>) -> Self {
         all.fetch_add(1, Ordering::Relaxed);
         Self(all.clone())
     }
 }
 
-impl Drop for Held {
+impl Drop for CountedSequence {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -114,11 +114,11 @@ pub(super) struct Worker {
     context: StageContext,
     kv_receiver: KvReceiver,
     downstream: Downstream,
-    sequences: BTreeMap<RequestId, Sequence>,
+    sequences: BTreeMap<RequestId, StageSequence>,
     /// What is kept of sequences that ended; the engine may have let go of it meanwhile.
     kept: BTreeMap<PrefixId, PrefixKey>,
-    side: Side,
-    admissions: Admission,
+    side: SideFrames,
+    admissions: AdmissionNo,
     /// Ends the exports and receptions of this ring.
     ring: CancellationToken,
 }
@@ -155,7 +155,7 @@ impl Worker {
     }
 
     /// What a task beside the ring says, unless it is about an earlier stay of the sequence.
-    fn still_counts(&self, Beside { admission, frame }: Beside) -> Option<RingFrame> {
+    fn still_counts(&self, AdmittedFrame { admission, frame }: AdmittedFrame) -> Option<RingFrame> {
         let (RingFrame::KvArrived { request, .. } | RingFrame::KvSent { request, .. }) = &frame else { return None };
         self.sequences.get(request).filter(|s| s.admission == admission).map(|_| frame)
     }
@@ -228,9 +228,9 @@ impl Worker {
         if let (Some(export), Some(shared)) = (&export, admit.shared) {
             export.computed(shared.tokens);
         }
-        let (for_others, counted) = (self.context.history.is_for_others(&request), Counted::default());
-        let held = Held::one(&self.context.held);
-        let sequence = Sequence { admission, sampler, export, prompt_tokens, for_others, counted, _held: held };
+        let (for_others, counted) = (self.context.history.is_for_others(&request), SequenceTokens::default());
+        let held = CountedSequence::one(&self.context.held);
+        let sequence = StageSequence { admission, sampler, export, prompt_tokens, for_others, counted, _held: held };
         self.sequences.insert(request, sequence);
         self.context.compute.enters(request, to_compute(admit));
         Ok(None)
@@ -290,8 +290,8 @@ impl Worker {
         self.pass(RingFrame::Grow(grow)).await
     }
 
-    fn expect_kv(&self, request: RequestId, admission: Admission, kv: AwaitKv) {
-        self.kv_receiver.expect(Expected {
+    fn expect_kv(&self, request: RequestId, admission: AdmissionNo, kv: AwaitKv) {
+        self.kv_receiver.expect(ExpectedKv {
             me: self.context.me,
             request,
             tokens: kv.tokens,
@@ -314,7 +314,7 @@ impl Worker {
         }
         if self.context.is_last() {
             let (step, judged) = self.compute_and_sample(step, hidden).await?;
-            let Judged { chosen: Chosen { tokens, failed }, prompts } = judged;
+            let StepResult { chosen: Chosen { tokens, failed }, prompts } = judged;
             self.export_prompts(&step.entries);
             self.count(&step.entries, &counted::chosen(&tokens));
             self.tell_of_prompts(prompts).await?;
@@ -343,7 +343,7 @@ impl Worker {
     }
 
     /// A sequence leaves: what was computed of it for another peer's gateway is known.
-    fn note(&self, sequence: &Sequence) {
+    fn note(&self, sequence: &StageSequence) {
         let StageContext { model, name, layers, shape, history, .. } = &self.context;
         if sequence.for_others {
             history.computed((*model, &**name), sequence.counted.work(*layers, shape.layers));
@@ -371,7 +371,7 @@ impl Worker {
         Ok((step, out.map_err(|e| StageError::Protocol(e.to_string()))?))
     }
 
-    async fn compute_and_sample(&mut self, step: Step, hidden: Vec<f32>) -> Result<(Step, Judged), StageError> {
+    async fn compute_and_sample(&mut self, step: Step, hidden: Vec<f32>) -> Result<(Step, StepResult), StageError> {
         self.note_generated(&step);
         let (key, first, shape) = (self.context.key, self.context.is_first(), &self.context.shape);
         let widths = Widths { hidden: shape.hidden as usize, vocab: shape.vocab as usize };

@@ -23,13 +23,13 @@ use tsnode_protocol::{RequestId, Seconds};
 pub struct Turns(Arc<Shared>);
 
 struct Shared {
-    table: Mutex<Table>,
+    table: Mutex<TurnTable>,
     /// It may be somebody else's turn, or nobody's any more.
     changed: Condvar,
     began: Instant,
 }
 
-struct Table {
+struct TurnTable {
     queue: TurnQueue<RequestId>,
     /// For whoever comes next.
     next: u16,
@@ -37,14 +37,14 @@ struct Table {
 
 /// A thread's place at a device.
 #[derive(Clone)]
-pub(super) struct Seat {
+pub(super) struct TurnSeat {
     turns: Turns,
     service: ServiceNo,
 }
 
 /// A turn; over when it is dropped.
 pub(super) struct Turn<'s> {
-    seat: &'s Seat,
+    seat: &'s TurnSeat,
     since: Instant,
 }
 
@@ -56,20 +56,20 @@ impl Turns {
     }
 
     fn of(queue: TurnQueue<RequestId>) -> Self {
-        let table = Mutex::new(Table { queue, next: 0 });
+        let table = Mutex::new(TurnTable { queue, next: 0 });
         Self(Arc::new(Shared { table, changed: Condvar::new(), began: Instant::now() }))
     }
 
     /// A place for one more model.
-    pub(super) fn join(&self) -> Seat {
+    pub(super) fn join(&self) -> TurnSeat {
         let mut table = self.table();
         let service = ServiceNo(table.next);
         table.next = table.next.saturating_add(1);
         drop(table);
-        Seat { turns: self.clone(), service }
+        TurnSeat { turns: self.clone(), service }
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, TurnTable> {
         // The table is whole whenever the lock is free.
         self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -79,7 +79,7 @@ impl Turns {
     }
 }
 
-impl Seat {
+impl TurnSeat {
     /// A request comes that has so many prompt tokens to compute.
     pub fn enters(&self, request: RequestId, prompt: u32) {
         self.turns.table().queue.enters(self.service, request, prompt);

@@ -6,14 +6,14 @@ use tsnode_protocol::{LayerRange, RequestId, Sampled, ring::StepEntry};
 
 /// Tokens of a sequence, since it was admitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counted {
+pub(super) struct SequenceTokens {
     /// Computed as a prompt's: those of an answer that another group began are among them.
     prompt: u32,
     /// Places of the first and the last token that were chosen here.
     chosen: Option<(u32, u32)>,
 }
 
-impl Counted {
+impl SequenceTokens {
     /// A step has computed this, and chosen so many tokens behind it.
     pub fn step(&mut self, entry: &StepEntry, chosen: u32) {
         let tokens = entry.tokens.len() as u32;
@@ -52,7 +52,7 @@ mod tests {
     }
 
     fn counted(steps: &[(StepEntry, u32)]) -> (u64, u64) {
-        let mut counted = Counted::default();
+        let mut counted = SequenceTokens::default();
         steps.iter().for_each(|(entry, chosen)| counted.step(entry, *chosen));
         let work = counted.work(LayerRange { start: 2, end: 5 }, 12);
         (work.prompt / 3, work.answer / 3)
