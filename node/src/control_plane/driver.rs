@@ -11,7 +11,7 @@ pub use waiting::Reasons;
 use crate::{
     control_plane::{
         heartbeat_sender::HeartbeatSender,
-        owner::{Owner, Turn},
+        owner::{Owner, OwnerChange},
         planner_thread::PlannerThread,
         swarm::{SwarmEvent, SwarmHandle},
         twins,
@@ -366,12 +366,12 @@ impl Driver {
     /// Lends what the owner wants lent.
     async fn apply_command(&mut self) -> Option<Event> {
         match self.owner.look(Instant::now())? {
-            Turn::Lend(devices) => {
+            OwnerChange::Lend(devices) => {
                 self.take_up_again(&devices).await?;
                 let encoders = if self.owner.lending() == Lending::Lends { self.encoders.clone() } else { Vec::new() };
                 self.advertise(|advert| (advert.devices, advert.encoders) = (devices, encoders))
             }
-            Turn::Rest => {
+            OwnerChange::Rest => {
                 self.worker.rest().await.ok()?;
                 None
             }

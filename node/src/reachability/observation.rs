@@ -1,6 +1,6 @@
 //! What was observed, and by what.
 
-use crate::control_plane::swarm::{PeerSeen, Seen, Sight};
+use crate::control_plane::swarm::{FarEndSight, LookOutcome, PeerSeen};
 use std::{
     fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -67,7 +67,7 @@ pub struct Port {
     /// What the network says of it.
     pub packets: Packets,
     /// What a peer's call came to; none where only the port was tried.
-    pub seen: Option<Seen>,
+    pub seen: Option<LookOutcome>,
 }
 
 /// What is spoken at a port.
@@ -127,12 +127,12 @@ impl Port {
     /// The peer that answered here.
     #[must_use]
     pub fn peer(&self) -> Option<&PeerSeen> {
-        if let Some(Seen::Peer(peer)) = &self.seen { Some(peer) } else { None }
+        if let Some(LookOutcome::Peer(peer)) = &self.seen { Some(peer) } else { None }
     }
 
     /// What it said of the call.
     #[must_use]
-    pub fn sight(&self) -> Option<&Sight> {
+    pub fn sight(&self) -> Option<&FarEndSight> {
         self.peer()?.sight.as_ref()
     }
 

@@ -2,7 +2,7 @@
 
 use super::observation::{Called, Own, Packets, Port, PortKind};
 use crate::{
-    control_plane::swarm::{self, Seen, names},
+    control_plane::swarm::{self, LookOutcome, names},
     data_plane::links::beside,
 };
 use futures::future::{join, join_all};
@@ -108,7 +108,7 @@ pub async fn call(targets: Vec<Target>, swarm: SwarmId, membership: Option<&Memb
     let mut seen = seen.into_iter();
     for ((peer, address, kind, at), packets) in doors.into_iter().zip(packets) {
         let seen = address.and_then(|_| seen.next());
-        let packets = if matches!(seen, Some(Seen::Peer(_))) { Packets::Answered } else { packets };
+        let packets = if matches!(seen, Some(LookOutcome::Peer(_))) { Packets::Answered } else { packets };
         if let Some(called) = calls.peers.get_mut(peer) {
             called.ports.push(Port { at, kind, packets, seen });
         }

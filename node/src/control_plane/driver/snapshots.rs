@@ -127,7 +127,7 @@ impl Driver {
                 view.plan = control.plan().cloned();
             }
             view.ready_groups = up.keys().copied().collect();
-            let members: Vec<Seen> =
+            let members: Vec<SeenMember> =
                 control.members().filter_map(|(peer, m)| Some((*peer, m, adverts.get(peer)?))).collect();
             if !view.peers.iter().map(|peer| peer.id).eq(members.iter().map(|(peer, ..)| *peer)) {
                 view.peers = members.iter().map(|seen| peer_view(*seen, now)).collect();
@@ -184,9 +184,9 @@ fn default_for(wanted: Option<&str>, adverts: &BTreeMap<PeerId, Advert>) -> Opti
 }
 
 /// A peer that has said what it is, as it is known here.
-type Seen<'a> = (PeerId, &'a Member, &'a Advert);
+type SeenMember<'a> = (PeerId, &'a Member, &'a Advert);
 
-fn peer_view((peer, member, advert): Seen<'_>, now: Duration) -> PeerView {
+fn peer_view((peer, member, advert): SeenMember<'_>, now: Duration) -> PeerView {
     PeerView {
         id: peer,
         advert: advert.clone(),
@@ -200,7 +200,7 @@ fn peer_view((peer, member, advert): Seen<'_>, now: Duration) -> PeerView {
 }
 
 /// What has changed of it: adverts are long, and seldom others.
-fn look_again(shown: &mut PeerView, (_, member, advert): Seen<'_>, changed: bool, now: Duration) {
+fn look_again(shown: &mut PeerView, (_, member, advert): SeenMember<'_>, changed: bool, now: Duration) {
     if changed && shown.advert != *advert {
         shown.advert = advert.clone();
     }

@@ -57,7 +57,7 @@ impl From<Rejection> for SwarmEvent {
 }
 
 /// Who has come.
-enum Arrival {
+enum AdmittedAs {
     /// One that has proven membership.
     Member,
     /// One that has proven an invite, and has been told the secret on this stream.
@@ -68,7 +68,7 @@ enum Arrival {
 
 /// The door: what it takes to prove membership, and where to say who failed.
 #[derive(Clone)]
-pub(super) struct Door {
+pub(super) struct AdmissionDoor {
     /// Our own id.
     pub(super) own: PeerId,
     /// The swarm.
@@ -83,7 +83,7 @@ pub(super) struct Door {
     pub(super) rejections: mpsc::Sender<Rejection>,
 }
 
-impl Door {
+impl AdmissionDoor {
     /// Passes the connection through once its far end has proven membership, and tells of it otherwise.
     pub(super) async fn admit(
         self,
@@ -117,19 +117,19 @@ impl Door {
         let exchange = async {
             match side {
                 ConnectionSide::Dialer => {
-                    knock(self.own, &self.membership, remote, stream).await.map(|()| Arrival::Member)
+                    knock(self.own, &self.membership, remote, stream).await.map(|()| AdmittedAs::Member)
                 }
                 ConnectionSide::Listener => self.answer(remote, stream, from, &only_looks).await,
             }
         };
         let arrival = driving(&mut muxer, exchange).await.map_err(AdmissionError::from).and_then(|arrival| arrival);
         match arrival.map_err(|error| error.of_one_who(only_looks.load(Ordering::Relaxed)))? {
-            Arrival::Member => Ok(muxer),
-            Arrival::Newcomer(stream) => {
+            AdmittedAs::Member => Ok(muxer),
+            AdmittedAs::Newcomer(stream) => {
                 redeem::until_read(&mut muxer, stream).await;
                 Err(AdmissionError::Redeemed)
             }
-            Arrival::Other { stream, theirs } => {
+            AdmittedAs::Other { stream, theirs } => {
                 until_hung_up(&mut muxer, stream).await;
                 Err(AdmissionError::Version { theirs })
             }
@@ -142,7 +142,7 @@ impl Door {
         mut stream: SubstreamBox,
         from: Option<SocketAddr>,
         only_looks: &AtomicBool,
-    ) -> Result<Arrival, AdmissionError> {
+    ) -> Result<AdmittedAs, AdmissionError> {
         let mut magic: [u8; 6] = receive(&mut stream).await?;
         for _ in 0..sight::QUESTIONS {
             if magic == sight::MAGIC {
@@ -154,13 +154,13 @@ impl Door {
         only_looks.store(false, Ordering::Relaxed);
         if magic == redeem::MAGIC {
             redeem::answer(self.own, dialer, &self.invites, &mut stream).await?;
-            return Ok(Arrival::Newcomer(stream));
+            return Ok(AdmittedAs::Newcomer(stream));
         }
         let dialer_nonce = match read_hello_after(magic, &mut stream).await {
             Err(AdmissionError::Version { theirs }) => {
                 // It is to know why, too.
                 send(&mut stream, &hello(draw_nonce()?)).await?;
-                return Ok(Arrival::Other { stream, theirs });
+                return Ok(AdmittedAs::Other { stream, theirs });
             }
             read => read?,
         };
@@ -172,7 +172,7 @@ impl Door {
         check_code(&self.membership, ConnectionSide::Dialer, &ends, &mut stream).await?;
         send(&mut stream, &[ADMITTED]).await?;
         let _ = stream.close().await;
-        Ok(Arrival::Member)
+        Ok(AdmittedAs::Member)
     }
 
     fn tell(&self, peer: Option<PeerId>, error: &AdmissionError) {

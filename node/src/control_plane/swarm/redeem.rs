@@ -110,9 +110,9 @@ async fn ask_all(
     for address in &addresses {
         match timeout(PATIENCE, ask(identity, address.clone(), swarm, ticket)).await {
             Ok(Ok(secret)) => return Ok(secret),
-            Ok(Err(Asked::OfAnother(error))) => last = format!("{address}: {error}"),
-            Ok(Err(Asked::Refused)) => (refused, is_final) = (true, false),
-            Ok(Err(Asked::NotReached(error))) => (last, is_final) = (format!("{address}: {error}"), false),
+            Ok(Err(RedeemFailure::OfAnother(error))) => last = format!("{address}: {error}"),
+            Ok(Err(RedeemFailure::Refused)) => (refused, is_final) = (true, false),
+            Ok(Err(RedeemFailure::NotReached(error))) => (last, is_final) = (format!("{address}: {error}"), false),
             Err(_) => (last, is_final) = (format!("{address}: no answer in time"), false),
         }
     }
@@ -125,15 +125,20 @@ async fn ask_all(
     Err(NotGiven { error, is_final })
 }
 
-enum Asked {
+enum RedeemFailure {
     /// Somebody else is there.
     OfAnother(String),
     Refused,
     NotReached(String),
 }
 
-async fn ask(identity: &Identity, address: Multiaddr, swarm: SwarmId, ticket: &Ticket) -> Result<Secret, Asked> {
-    let unreached = |error: String| Asked::NotReached(error);
+async fn ask(
+    identity: &Identity,
+    address: Multiaddr,
+    swarm: SwarmId,
+    ticket: &Ticket,
+) -> Result<Secret, RedeemFailure> {
+    let unreached = |error: String| RedeemFailure::NotReached(error);
     let mut transport = authenticated::plain(&identity.libp2p_keypair()).map_err(|e| unreached(e.to_string()))?;
     let options = DialOpts { role: Endpoint::Dialer, port_use: PortUse::New };
     let named = super::dialer::peer_of(&address);
@@ -142,14 +147,14 @@ async fn ask(identity: &Identity, address: Multiaddr, swarm: SwarmId, ticket: &T
     let member = to_own_id(&member).ok_or_else(|| unreached("not an ed25519 key".into()))?;
     if member == identity.peer_id() {
         let why = "another process runs there with this peer's own identity: was its data folder copied?";
-        return Err(Asked::OfAnother(why.into()));
+        return Err(RedeemFailure::OfAnother(why.into()));
     }
     if named.is_some_and(|named| named != member) {
-        return Err(Asked::OfAnother(format!("{member} is there instead")));
+        return Err(RedeemFailure::OfAnother(format!("{member} is there instead")));
     }
     let key = ticket.key(swarm);
     let exchange = knock(&mut muxer, identity.peer_id(), member, (ticket.id, key));
-    exchange.await.map_err(|_| Asked::Refused)
+    exchange.await.map_err(|_| RedeemFailure::Refused)
 }
 
 async fn knock(

@@ -5,7 +5,7 @@ mod looking;
 
 use super::*;
 use crate::{data_plane::carrier, faults::Wall};
-use admission::{Door, Rejection};
+use admission::{AdmissionDoor, Rejection};
 use futures::StreamExt as _;
 use libp2p::{
     Swarm, Transport as _,
@@ -261,7 +261,7 @@ impl Byzantine {
         let identity = Identity::from_seed(&[66; 32]);
         let keypair = identity.libp2p_keypair();
         let (rejections, _) = mpsc::channel::<Rejection>(1);
-        let door = Door {
+        let door = AdmissionDoor {
             process: ProcessId::draw(),
             own: identity.peer_id(),
             swarm: SWARM,
@@ -390,8 +390,8 @@ async fn a_network_that_panics_is_made_again_where_it_was() {
     let (mut a, mut b, banned) =
         (start_with(SwarmConfig { listen, ..config(1, SECRET) }).await, member(2).await, PeerId([3; 32]));
     meet(&mut a, &mut b, "/tcp/").await;
-    a.handle.commands.send(handle::Command::Ban(banned, Ban::Offence)).await.unwrap();
-    a.handle.commands.send(handle::Command::Panic).await.unwrap();
+    a.handle.commands.send(handle::SwarmCommand::Ban(banned, Ban::Offence)).await.unwrap();
+    a.handle.commands.send(handle::SwarmCommand::Panic).await.unwrap();
     let (id, other) = (a.id, b.id);
     a.until(|event| *event == SwarmEvent::Disconnected(other)).await;
     b.until(|event| *event == SwarmEvent::Disconnected(id)).await;

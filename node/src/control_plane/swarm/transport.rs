@@ -2,7 +2,7 @@
 
 use super::{
     SwarmError,
-    admission::Door,
+    admission::AdmissionDoor,
     authenticated::{noise, proven, yamux},
     connection::{Connection, SETUP_LIMIT},
     seated::{Seated, address},
@@ -27,7 +27,7 @@ use tsnode_protocol::proof::ConnectionSide;
 /// relay, which sees neither the proof nor anything else.
 pub(super) fn admitted(
     keypair: &Keypair,
-    door: Door,
+    door: AdmissionDoor,
     doors: Doors,
     circuits: relay::client::Transport,
 ) -> Result<Boxed<Connection>, SwarmError> {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    control_plane::swarm::{Seen, Sight},
+    control_plane::swarm::{FarEndSight, LookOutcome},
     reachability::observation::{Own, Path, Port, Running},
 };
 use tsnode_protocol::PeerId;
@@ -16,7 +16,7 @@ fn id(n: u8) -> PeerId {
 /// A member at 192.0.2.n that answers everywhere, and sees this host come from 198.51.100.1, port 4000.
 fn member(n: u8) -> Called {
     let at = |port| ([192, 0, 2, n], port).into();
-    let sight = Sight {
+    let sight = FarEndSight {
         version: codec::VERSION,
         is_same_swarm: true,
         seen: Some(([198, 51, 100, 1], 4000).into()),
@@ -25,8 +25,8 @@ fn member(n: u8) -> Called {
     let peer = PeerSeen { peer: Some(id(n)), sight: Some(sight), large: Some(true), proof: Proof::Member };
     let port = |number, kind, seen| Port { at: at(number), kind, packets: Packets::Answered, seen };
     let ports = vec![
-        port(7446, PortKind::Tcp, Some(Seen::Peer(peer.clone()))),
-        port(7446, PortKind::Udp, Some(Seen::Peer(peer))),
+        port(7446, PortKind::Tcp, Some(LookOutcome::Peer(peer.clone()))),
+        port(7446, PortKind::Udp, Some(LookOutcome::Peer(peer))),
         port(7447, PortKind::Data, None),
     ];
     Called { id: Some(id(n)), name: format!("p{n}"), is_alive: false, ports }
@@ -44,13 +44,13 @@ impl Called {
 
     fn each_peer(self, change: impl Fn(&mut PeerSeen)) -> Self {
         self.each(|port| {
-            if let Some(Seen::Peer(peer)) = &mut port.seen {
+            if let Some(LookOutcome::Peer(peer)) = &mut port.seen {
                 change(peer);
             }
         })
     }
 
-    fn each_sight(self, change: impl Fn(&mut Sight)) -> Self {
+    fn each_sight(self, change: impl Fn(&mut FarEndSight)) -> Self {
         self.each_peer(|peer| peer.sight.iter_mut().for_each(&change))
     }
 
@@ -59,7 +59,7 @@ impl Called {
         self.each(|port| {
             if fits(port) {
                 port.packets = packets.clone();
-                port.seen = port.seen.take().map(|_| Seen::Unanswered("no answer in time".into()));
+                port.seen = port.seen.take().map(|_| LookOutcome::Unanswered("no answer in time".into()));
             }
         })
     }
@@ -136,7 +136,7 @@ fn a_peer_that_lives_and_lets_nothing_in_has_a_firewall() {
 
 #[test]
 fn who_is_not_called_back_has_a_firewall_unless_it_is_translated() {
-    let own = |sight: &mut Sight| sight.seen = Some((HERE, 4000).into());
+    let own = |sight: &mut FarEndSight| sight.seen = Some((HERE, 4000).into());
     let walled =
         Observations { running: Some(running(false, Way::Direct)), ..observed(vec![member(1).each_sight(own)]) };
     assert_eq!(failing(&walled), [Cause::OwnFirewall]);
