@@ -30,7 +30,7 @@ use crate::{
         doors::{self, Doors},
         heartbeats::Inbox,
         library::{self, Shelf},
-        links::{Gone, Incoming, Links, LinksConfig},
+        links::{GonePeers, Incoming, Links, LinksConfig},
         listening,
         measure::{self, Measurer},
         models::{FilesQuery, ModelLibrary},
@@ -326,7 +326,7 @@ struct Front {
 struct Planes {
     links: Links,
     incoming: Incoming,
-    gone: Gone,
+    gone: GonePeers,
     data_port: u16,
     swarm: SwarmHandle,
     events: mpsc::Receiver<SwarmEvent>,

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 use tokio::process::{Child, Command};
-use tsnode::hub::{Cache, Hub, HubSettings, ModelName, News, Patience, Pulled, Use, find, obtain, pull};
+use tsnode::hub::{Cache, Hub, HubSettings, HubTimeouts, ModelName, PullNews, PulledModel, Use, find, obtain, pull};
 use tsnode_kernels::source::ModelSource;
 
 /// Longest wait for something that should be soon.
@@ -73,7 +73,7 @@ impl Place {
         variables.extend(more.iter().map(|(name, value)| (*name, (*value).to_owned())));
         let said = |name: &str| variables.iter().rev().find(|(n, _)| *n == name).map(|(_, value)| value.clone());
         let mut settings = HubSettings::gather(said);
-        settings.patience = Patience {
+        settings.patience = HubTimeouts {
             silence: Duration::from_millis(500),
             tries: 3,
             first_wait: Duration::from_millis(10),
@@ -90,7 +90,7 @@ impl Place {
         Cache::new(self.folder.path().join("hub"))
     }
 
-    async fn pull(&self, name: &str) -> Result<Pulled, String> {
+    async fn pull(&self, name: &str) -> Result<PulledModel, String> {
         pull_by(&self.hub(), name).await
     }
 
@@ -123,7 +123,7 @@ impl Place {
     }
 }
 
-async fn pull_by(hub: &Hub, name: &str) -> Result<Pulled, String> {
+async fn pull_by(hub: &Hub, name: &str) -> Result<PulledModel, String> {
     let pulled = pull(hub, &named(name), Use::Keep, &mut |_| ()).await;
     pulled.map_err(|error| {
         let said = error.to_string();
@@ -224,9 +224,9 @@ async fn a_server_without_ranges_begins_anew() {
     place.double.fail("m-Q4_K_M.gguf", Fault::Break(40_000), 1);
     place.double.fail("m-Q4_K_M.gguf", Fault::NoRanges, 1);
     let (mut shown, mut lost) = (0, 0);
-    let mut news = |news: News<'_>| match news {
-        News::Came(bytes) | News::Here(bytes) => shown += bytes,
-        News::Lost(bytes) => lost += bytes,
+    let mut news = |news: PullNews<'_>| match news {
+        PullNews::Came(bytes) | PullNews::Here(bytes) => shown += bytes,
+        PullNews::Lost(bytes) => lost += bytes,
         _ => {}
     };
     let pulled = pull(&place.hub(), &named("org/gguf"), Use::Serve, &mut news).await.unwrap();

@@ -163,7 +163,7 @@ async fn search(matches: &ArgMatches) -> Result<(), Exit> {
 }
 
 /// Who searches asks again by himself.
-async fn ask(mut settings: HubSettings, words: &str, most: usize) -> Result<Vec<hub::Found>, HubError> {
+async fn ask(mut settings: HubSettings, words: &str, most: usize) -> Result<Vec<hub::FoundRepo>, HubError> {
     settings.patience.tries = 1;
     Hub::new(settings)?.search(words, most).await
 }
@@ -181,7 +181,7 @@ async fn pull(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
         note!("tsnode: note: {error}; {name} is fetched from peers of the swarm");
         return peers::pull(settings, matches, &name).await;
     }
-    let hub::Pulled { model, fetched, licence } = pulled.map_err(exit)?;
+    let hub::PulledModel { model, fetched, licence } = pulled.map_err(exit)?;
     let path = model.path.display().to_string();
     if is_set(matches, "json") {
         return output::print_json(&json!({ "model": name.to_string(), "commit": model.commit.as_str(), "path": path,
@@ -275,9 +275,9 @@ fn paths_of(model: &mut WantedModel) -> impl Iterator<Item = &mut PathBuf> {
 
 fn by_name(path: &Path) -> Result<Option<ModelName>, Exit> {
     let Some(text) = path.to_str() else { return Ok(None) };
-    match hub::Asked::of(text).map_err(|error| exit(error.into()))? {
-        hub::Asked::Path(_) => Ok(None),
-        hub::Asked::Model(name) => Ok(Some(name)),
+    match hub::AskedModel::of(text).map_err(|error| exit(error.into()))? {
+        hub::AskedModel::Path(_) => Ok(None),
+        hub::AskedModel::Model(name) => Ok(Some(name)),
     }
 }
 

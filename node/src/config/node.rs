@@ -233,13 +233,13 @@ impl Settings {
     }
 
     /// What may be fetched where no model is named.
-    fn weights_limits(&self) -> Result<weights::Limits, ConfigError> {
+    fn weights_limits(&self) -> Result<weights::ProvisionLimits, ConfigError> {
         let budget = match self.text("model-budget") {
             "0" => 0,
             _ => self.parse::<Bytes>("model-budget")?.map_or(0, |bytes| bytes.0),
         };
         let globs = self.text("allow-models").split(',').map(str::trim).filter(|glob| !glob.is_empty());
-        Ok(weights::Limits { budget, allowed: globs.map(Glob::new).collect(), named: None })
+        Ok(weights::ProvisionLimits { budget, allowed: globs.map(Glob::new).collect(), named: None })
     }
 
     /// Encoders to lend, each a folder and what it is to be.

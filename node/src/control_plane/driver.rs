@@ -18,9 +18,9 @@ use crate::{
     },
     data_plane::{
         heartbeats::Heartbeats,
-        links::{Gone, Links},
+        links::{GonePeers, Links},
         offences::OffenceReceiver,
-        roster::{Adverts, Chosen},
+        roster::{Adverts, ChosenPolicies},
     },
     faults::Faults,
     store::{HTTP_FILE, Store, invites::Invites, local::TOKEN_FILE},
@@ -92,7 +92,7 @@ pub struct Driver {
     /// Connections to others.
     pub data_plane: Links,
     /// Whose process it found gone.
-    pub gone: Gone,
+    pub gone: GonePeers,
     /// Heartbeats that came straight here.
     pub heartbeats: mpsc::Receiver<Heartbeats>,
     /// Sends such.
@@ -152,7 +152,7 @@ pub struct Driver {
     /// Who is where, for everyone who dials.
     pub roster: watch::Sender<Adverts>,
     /// What the plan has chosen of what members have left to measurement, for leaders.
-    pub chosen: watch::Sender<Chosen>,
+    pub chosen: watch::Sender<ChosenPolicies>,
     /// Other peers on their way out, for leaders that have a stage of theirs.
     pub going: watch::Sender<Arc<BTreeSet<PeerId>>>,
     /// The swarm, for everyone who looks.

@@ -31,7 +31,7 @@ const BEGUN: Duration = Duration::from_secs(10);
 const SLOWEST: u64 = 125_000;
 
 type Fetched = Result<ModelFiles, ModelFilesError>;
-type Answer = oneshot::Sender<Fetched>;
+type FilesAnswer = oneshot::Sender<Fetched>;
 
 /// This peer's own models' small files.
 #[derive(Clone, Default)]
@@ -106,7 +106,7 @@ pub async fn run(
 ) {
     let (links, roster) = (&links, &roster);
     let mut kept: Vec<ModelFiles> = Vec::new();
-    let mut waiting: BTreeMap<ModelId, Vec<Answer>> = BTreeMap::new();
+    let mut waiting: BTreeMap<ModelId, Vec<FilesAnswer>> = BTreeMap::new();
     let mut fetching: FuturesUnordered<BoxFuture<'_, (ModelId, Fetched)>> = FuturesUnordered::new();
     loop {
         let (answers, found) = tokio::select! {

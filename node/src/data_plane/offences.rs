@@ -18,7 +18,7 @@ const OFFENCES: usize = 1024;
 pub struct OffenceReporter {
     offences: mpsc::Sender<(PeerId, Offence)>,
     cut_off: watch::Receiver<Arc<BTreeSet<PeerId>>>,
-    checks: Arc<Counted>,
+    checks: Arc<CheckCounts>,
 }
 
 /// What came of this peer's spot checks since it was started.
@@ -34,9 +34,9 @@ pub struct SpotChecked {
 
 /// The same while it is counted: passed, failed, unclear.
 #[derive(Debug, Default)]
-struct Counted([AtomicU64; 3]);
+struct CheckCounts([AtomicU64; 3]);
 
-impl Counted {
+impl CheckCounts {
     fn add(&self, verdict: &SpotCheckVerdict) {
         let [passed, failed, unclear] = &self.0;
         let count = match verdict {
@@ -57,7 +57,7 @@ pub struct OffenceReceiver {
     pub offences: mpsc::Receiver<(PeerId, Offence)>,
     /// Who is cut off now.
     pub cut_off: watch::Sender<Arc<BTreeSet<PeerId>>>,
-    checks: Arc<Counted>,
+    checks: Arc<CheckCounts>,
 }
 
 impl OffenceReceiver {
@@ -75,7 +75,7 @@ impl OffenceReporter {
     pub fn channel() -> (Self, OffenceReceiver) {
         let (offences, receiver) = mpsc::channel(OFFENCES);
         let (sender, cut_off) = watch::channel(Arc::default());
-        let checks = Arc::<Counted>::default();
+        let checks = Arc::<CheckCounts>::default();
         let bench = OffenceReceiver { offences: receiver, cut_off: sender, checks: checks.clone() };
         (Self { offences, cut_off, checks }, bench)
     }

@@ -14,13 +14,13 @@ use tsnode_protocol::{Advert, BatchPolicy, Group, LayerProfile, ModelId, PeerId,
 pub type Adverts = Arc<BTreeMap<PeerId, Advert>>;
 
 /// What the plan that requests are routed by has chosen, of what members have left to measurement.
-pub type Chosen = Arc<Vec<PolicyChoice>>;
+pub type ChosenPolicies = Arc<Vec<PolicyChoice>>;
 
 /// A reader of the latest adverts.
 #[derive(Clone, Debug)]
 pub struct Roster {
     adverts: watch::Receiver<Adverts>,
-    chosen: watch::Receiver<Chosen>,
+    chosen: watch::Receiver<ChosenPolicies>,
 }
 
 /// The ends that write a roster.
@@ -29,7 +29,7 @@ pub struct RosterWriter {
     /// All adverts.
     pub adverts: watch::Sender<Adverts>,
     /// What the plan has chosen.
-    pub chosen: watch::Sender<Chosen>,
+    pub chosen: watch::Sender<ChosenPolicies>,
 }
 
 impl Roster {
@@ -37,7 +37,7 @@ impl Roster {
     #[must_use]
     pub fn channel() -> (RosterWriter, Self) {
         let (said, adverts) = watch::channel(Adverts::default());
-        let (chose, chosen) = watch::channel(Chosen::default());
+        let (chose, chosen) = watch::channel(ChosenPolicies::default());
         (RosterWriter { adverts: said, chosen: chose }, Self { adverts, chosen })
     }
 

@@ -6,7 +6,7 @@ use crate::{
         links::{LinkError, Links, Stream},
         roster::Roster,
     },
-    history::{History, Work},
+    history::{History, TokenWork},
 };
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use std::collections::{BTreeMap, BTreeSet};
@@ -193,7 +193,7 @@ impl Asker {
                         // A lender says how many there were, and none takes more than its context.
                         let read = encoded.iter().map(|one| one.tokens.min(card.context));
                         let tokens = read.fold(0, u32::saturating_add);
-                        self.history.computed_by_others((card.id, &card.name), Work::of(tokens, 0, 1, 1));
+                        self.history.computed_by_others((card.id, &card.name), TokenWork::of(tokens, 0, 1, 1));
                     }
                     asked.ends(EncodeOutcome::Done { took, waiting });
                     return Ok(encoded);

@@ -4,7 +4,7 @@ use super::{Encoder, EncoderError};
 use crate::{
     data_plane::links::Stream,
     hardware::cores::Cores,
-    history::{History, Work},
+    history::{History, TokenWork},
     platform::give_way,
 };
 use std::path::Path;
@@ -61,7 +61,7 @@ impl Lenders {
         let card = self.0.iter().map(|lender| &lender.card).find(|card| card.id == request.model);
         let count = |event: &EncodeEvent| {
             if let (EncodeEvent::Encoded(encoded), Some(card)) = (event, card) {
-                history.computed((card.id, &card.name), Work::of(encoded.tokens, 0, 1, 1));
+                history.computed((card.id, &card.name), TokenWork::of(encoded.tokens, 0, 1, 1));
             }
         };
         let mut events = match self.encode(request) {

@@ -2,7 +2,7 @@
 
 use super::{ApiError, ApiState};
 use crate::http::hosts::Sites;
-use crate::store::keys::{KeyRing, Scope};
+use crate::store::keys::{KeyRing, KeyScope};
 use crate::store::local::LocalToken;
 use axum::{
     extract::{ConnectInfo, Request, State},
@@ -83,7 +83,7 @@ impl Gatekeeper {
             return Ok(());
         }
         let asker = match self.keys.check(shown) {
-            Ok(Some((_, Scope::Inference))) if !is_inference(path) => return Err(ApiError::Forbidden),
+            Ok(Some((_, KeyScope::Inference))) if !is_inference(path) => return Err(ApiError::Forbidden),
             Ok(Some((name, _))) => Asker::Key(name),
             Ok(None) => Asker::Address(from),
             Err(_) => {

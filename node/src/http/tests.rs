@@ -29,7 +29,7 @@ use crate::{
     limits::{Bounds, Limits, LimitsHandle},
     store::{
         Store,
-        keys::{KeyRing, Scope, add},
+        keys::{KeyRing, KeyScope, add},
         local::{self, LocalToken},
     },
     text::{Templates, TextModel},

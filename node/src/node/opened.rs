@@ -24,7 +24,7 @@ pub(super) struct Opened {
     /// Whether its terms have to be accepted by whoever has it.
     pub is_gated: bool,
     /// Where it came from, if that is known.
-    pub origin: Option<hub::Origin>,
+    pub origin: Option<hub::CachedOrigin>,
     /// What plans may give of it to this peer (bytes), where its owner bounds what is fetched.
     pub takes: Option<u64>,
     /// Elements of its KV pages.
@@ -123,14 +123,14 @@ pub(super) fn unknown<'k>(keep: &'k [String], called: &[String]) -> Option<&'k S
 
 /// Whether terms have to be accepted by whoever has the model at a path, and where it came from: by the hub's cache, or as peers said that
 /// gave it.
-fn from(path: &Path) -> (bool, Option<hub::Origin>) {
+fn from(path: &Path) -> (bool, Option<hub::CachedOrigin>) {
     let (is_gated, origin) = said_by_peers(kept_origin(path));
     (is_gated || hub::is_gated(path), hub::origin_of(path).or(origin))
 }
 
-fn said_by_peers(origin: Option<ModelOrigin>) -> (bool, Option<hub::Origin>) {
+fn said_by_peers(origin: Option<ModelOrigin>) -> (bool, Option<hub::CachedOrigin>) {
     let is_gated = origin.as_ref().is_some_and(|origin| origin.is_gated);
-    (is_gated, origin.map(|ModelOrigin { source, licence, .. }| hub::Origin { source, licence }))
+    (is_gated, origin.map(|ModelOrigin { source, licence, .. }| hub::CachedOrigin { source, licence }))
 }
 
 fn open(wanted: &WantedModel, computed: Computed) -> Result<ModelSource, NodeError> {

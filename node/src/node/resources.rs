@@ -10,7 +10,7 @@ use crate::{
     embedding::{Computing, Lender, Lenders},
     faults::Faults,
     hardware::cores,
-    hub::Origin,
+    hub::CachedOrigin,
     store::Store,
     weights::{Holding, Index},
     worker::{LentModel, PageShare, Turns, compute::Compute},
@@ -173,7 +173,8 @@ fn called(models: &[Opened]) -> Vec<String> {
 
 /// Where a model came from, as it is told to others.
 fn origin(config: &NodeConfig, model: &Opened) -> Option<ModelOrigin> {
-    let Origin { source, licence } = model.origin.clone().filter(|origin| ModelOrigin::is_plain(&origin.source))?;
+    let CachedOrigin { source, licence } =
+        model.origin.clone().filter(|origin| ModelOrigin::is_plain(&origin.source))?;
     let licence = licence.filter(|licence| ModelOrigin::is_plain(licence));
     let is_given = !model.is_gated || config.give_gated;
     Some(ModelOrigin { model: model.source.card().id, source, licence, is_gated: model.is_gated, is_given })

@@ -117,7 +117,7 @@ pub struct NodeConfig {
     /// The models; none on a gateway.
     pub models: Vec<WantedModel>,
     /// What it may fetch by itself where none is named.
-    pub weights: weights::Limits,
+    pub weights: weights::ProvisionLimits,
     /// Whether weights of gated repositories are given to peers.
     pub give_gated: bool,
     /// The model of its clients' requests that name none, by name or id, where somebody has it.

@@ -14,7 +14,7 @@ use crate::{
     limits::{LimitsHandle, Relend},
     store::Store,
     view::SwarmView,
-    weights::{self, Fetching, Giver, Index, Measure, Peers, Provision, Several, Stock, Stocks, Tell},
+    weights::{self, ConcurrentFetches, Fetching, Giver, Index, MeasureLayer, Peers, Provision, Stock, Stocks, Tell},
     worker::{WorkerGone, WorkerHandle},
 };
 use futures::{StreamExt as _, stream::FuturesUnordered};
@@ -67,13 +67,19 @@ pub(super) struct Volunteer {
 }
 
 /// What may be fetched for it: who names a model allows it. None for one that is not fetched.
-fn limits(model: &WantedModel, computed: Computed, usual: &weights::Limits) -> Option<weights::Limits> {
+fn limits(
+    model: &WantedModel,
+    computed: Computed,
+    usual: &weights::ProvisionLimits,
+) -> Option<weights::ProvisionLimits> {
     let usual = usual.clone();
     match &model.choice {
         // Computed otherwise it would be another model than the one that others have.
         _ if computed != Computed::default() => None,
         ModelChoice::Fallback => (model.draft.is_none() && usual.budget > 0).then_some(usual),
-        ModelChoice::Named(name) => Some(weights::Limits { named: Some(name.clone()), allowed: Vec::new(), ..usual }),
+        ModelChoice::Named(name) => {
+            Some(weights::ProvisionLimits { named: Some(name.clone()), allowed: Vec::new(), ..usual })
+        }
         ModelChoice::Embedded | ModelChoice::Path(_) => None,
     }
 }
@@ -85,7 +91,7 @@ impl Volunteer {
 
     /// Lends every model that comes, and all anew whenever the owner changes what they may use.
     async fn provide(mut self) {
-        let several = Arc::<Mutex<Several>>::default();
+        let several = Arc::<Mutex<ConcurrentFetches>>::default();
         let mut coming = FuturesUnordered::new();
         for (place, model) in self.config.models.iter().enumerate() {
             let Some(limits) = limits(model, self.config.computed, &self.config.weights) else { continue };
@@ -124,7 +130,7 @@ impl Volunteer {
 
     /// What measures a layer on the processor, where that is to compute the model, and does nothing meanwhile that others would miss.
     /// The store keeps it for when the model is lent.
-    fn measurer(&self, model: &WantedModel) -> Measure {
+    fn measurer(&self, model: &WantedModel) -> MeasureLayer {
         let NodeConfig { threads, cores, devices, models, .. } = self.config.clone();
         let (store, dtype) = (self.store.clone(), model.kv_dtype);
         let is_idle = models.len() == 1;
@@ -148,7 +154,7 @@ impl Volunteer {
     }
 
     /// What hears how far a model is.
-    fn teller(&self, place: usize, several: Arc<Mutex<Several>>) -> Tell {
+    fn teller(&self, place: usize, several: Arc<Mutex<ConcurrentFetches>>) -> Tell {
         let view = self.view.clone();
         Arc::new(move |far: Fetching| {
             let shown = several.lock().unwrap_or_else(PoisonError::into_inner).told(place, far);
@@ -306,8 +312,8 @@ mod tests {
         WantedModel::new(choice, KvDtype::F16)
     }
 
-    fn usual(budget: u64) -> weights::Limits {
-        weights::Limits { budget, allowed: vec![Glob::new("other/*")], named: None }
+    fn usual(budget: u64) -> weights::ProvisionLimits {
+        weights::ProvisionLimits { budget, allowed: vec![Glob::new("other/*")], named: None }
     }
 
     #[test]

@@ -2,13 +2,13 @@
 
 use super::{
     belonging::Belonging,
-    copy::{self, Copied, EDITION, Notes as Known, StateCopy, edition, is_copied, reconciled},
+    copy::{self, Copied, EDITION, NotesByName as Known, StateCopy, edition, is_copied, reconciled},
     disk,
     error::StoreError,
     identity::KEY_FILE,
     ledger::{Found, Ledger},
     note::{NEVER, SWARM, note, open_ledger, read_note},
-    traces::{self, Trace},
+    traces::{self, FolderTrace},
 };
 use std::{io, path::Path};
 
@@ -73,17 +73,17 @@ impl Notes {
         // Whoever was killed as it mended them had seen damage, too.
         let was_damaged = |file| disk::beside(&folder.join(file), "broken").exists();
         let is_doubted = match (&note, trace) {
-            (Some(text), Trace::Open(other) | Trace::Private(Some(other))) => {
+            (Some(text), FolderTrace::Open(other) | FolderTrace::Private(Some(other))) => {
                 !is_sure && Belonging::parse(text).is_some_and(|noted| noted.swarm != other)
             }
             (Some(_), _) => false,
-            (None, Trace::Nothing) => is_lost || was_damaged(STATE_FILE) || was_damaged(copy::COPY_FILE),
+            (None, FolderTrace::Nothing) => is_lost || was_damaged(STATE_FILE) || was_damaged(copy::COPY_FILE),
             (None, _) => true,
         };
         is_doubted.then(|| match trace {
-            Trace::Open(swarm) => Belonging { swarm, secret: None }.text(),
-            Trace::Private(Some(swarm)) => format!("{NEVER}{swarm}"),
-            Trace::Private(None) | Trace::Nothing => NEVER.to_owned(),
+            FolderTrace::Open(swarm) => Belonging { swarm, secret: None }.text(),
+            FolderTrace::Private(Some(swarm)) => format!("{NEVER}{swarm}"),
+            FolderTrace::Private(None) | FolderTrace::Nothing => NEVER.to_owned(),
         })
     }
 

@@ -9,7 +9,7 @@ use super::{
     error::FetchError,
     index::Index,
     notes, origin, room,
-    work::{Ended, Tally, Work},
+    work::{FetchTally, FetchWork, StreamEnded},
 };
 use crate::{
     data_plane::{
@@ -52,23 +52,23 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// How long others are waited for.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
+pub struct FetchTimeouts {
     /// A holder that broke off is left alone for so long.
     pub rest: Duration,
     /// Nothing came for so long: who waits is told.
     pub starved: Duration,
 }
 
-impl Default for Patience {
+impl Default for FetchTimeouts {
     fn default() -> Self {
         Self { rest: Duration::from_secs(3), starved: Duration::from_secs(60) }
     }
 }
 
 /// Where models are to be had.
-pub trait Places: Clone + Send + Sync + 'static {
+pub trait ModelHolders: Clone + Send + Sync + 'static {
     /// A conversation about one model.
-    type Talk: Talk;
+    type Talk: HolderTalk;
     /// Who says to have it.
     fn holders(&self, model: ModelId) -> Vec<PeerId>;
     /// Begins to ask one of them.
@@ -87,7 +87,7 @@ pub trait Places: Clone + Send + Sync + 'static {
 }
 
 /// Asks one holder.
-pub trait Talk: Send + 'static {
+pub trait HolderTalk: Send + 'static {
     /// The answer's bytes, at most so many.
     fn ask(&mut self, query: WeightsQuery, most: usize) -> impl Future<Output = Result<Vec<u8>, String>> + Send;
 }
@@ -105,7 +105,7 @@ pub struct Peers {
     pub guard: OffenceReporter,
 }
 
-impl Places for Peers {
+impl ModelHolders for Peers {
     type Talk = Stream;
 
     fn holders(&self, model: ModelId) -> Vec<PeerId> {
@@ -132,7 +132,7 @@ impl Places for Peers {
     }
 }
 
-impl Talk for Stream {
+impl HolderTalk for Stream {
     async fn ask(&mut self, query: WeightsQuery, most: usize) -> Result<Vec<u8>, String> {
         self.sender.send(&query).await.map_err(|e| e.to_string())?;
         let answer = self.receiver.recv_bytes(most).await.map_err(|e| e.to_string())?;
@@ -142,7 +142,7 @@ impl Talk for Stream {
 
 /// What any holder can be asked.
 #[derive(Clone, Copy)]
-struct Asked {
+struct HolderQuery {
     what: &'static str,
     query: WeightsQuery,
     /// Whether it is known that the card is that of the model.
@@ -161,16 +161,16 @@ pub struct Fetcher<P> {
     /// Bytes of a model's layers at most, where nothing else is said of it: whoever brings them holds to that.
     pub budget: u64,
     /// How long others are waited for.
-    pub patience: Patience,
+    pub patience: FetchTimeouts,
     /// Who gave what it cannot have taken for right: not asked again.
-    pub bad: Bad,
+    pub bad: BadPeers,
 }
 
 /// Peers that nothing is asked of. Clones are of the same. Held for operations on the set alone.
 #[derive(Clone, Debug, Default)]
-pub struct Bad(Arc<Mutex<BTreeSet<PeerId>>>);
+pub struct BadPeers(Arc<Mutex<BTreeSet<PeerId>>>);
 
-impl Bad {
+impl BadPeers {
     fn set(&self) -> MutexGuard<'_, BTreeSet<PeerId>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -185,7 +185,7 @@ impl Bad {
     }
 }
 
-impl<P: Places> Fetcher<P> {
+impl<P: ModelHolders> Fetcher<P> {
     /// The folder of a model.
     #[must_use]
     pub fn folder_of(&self, model: ModelId) -> PathBuf {
@@ -231,9 +231,9 @@ impl<P: Places> Fetcher<P> {
         card: &ModelCard,
         drafts: &Arc<PartialFiles>,
         wanted: &BTreeSet<Chunk>,
-        tally: &Arc<Tally>,
+        tally: &Arc<FetchTally>,
     ) -> Result<(), FetchError> {
-        let work = Arc::new(Work::new(drafts.clone(), wanted, tally.clone()));
+        let work = Arc::new(FetchWork::new(drafts.clone(), wanted, tally.clone()));
         let folder = self.folder_of(card.id);
         self.has_room(card, work.missing_bytes())?;
         let came = if work.is_done() { Ok(()) } else { self.chunks(card, &work).await };
@@ -258,7 +258,7 @@ impl<P: Places> Fetcher<P> {
             let manifest = stream::decode_frame::<WeightsManifest>(answer).ok()?;
             (manifest.check().is_ok() && manifest.fits(card)).then_some(manifest)
         };
-        let what = Asked { what: "the manifest", query: WeightsQuery::Manifest, is_card_proven: false };
+        let what = HolderQuery { what: "the manifest", query: WeightsQuery::Manifest, is_card_proven: false };
         let manifest = self.ask_any(card, what, read).await?;
         if manifest.bytes() > MODEL_BYTES {
             let why = format!("its weights are said to have {}", Size(manifest.bytes()));
@@ -268,7 +268,8 @@ impl<P: Places> Fetcher<P> {
         for (n, file) in manifest.files.iter().enumerate() {
             let query = WeightsQuery::Hashes { file: n as u16 };
             let read = |answer: &[u8]| weights::hashes_of(file, answer);
-            hashes.push(self.ask_any(card, Asked { what: "the hashes", query, is_card_proven: true }, read).await?);
+            hashes
+                .push(self.ask_any(card, HolderQuery { what: "the hashes", query, is_card_proven: true }, read).await?);
         }
         Ok((manifest, hashes))
     }
@@ -278,7 +279,7 @@ impl<P: Places> Fetcher<P> {
     async fn ask_any<T>(
         &self,
         card: &ModelCard,
-        Asked { what, query, is_card_proven }: Asked,
+        HolderQuery { what, query, is_card_proven }: HolderQuery,
         read: impl Fn(&[u8]) -> Option<T>,
     ) -> Result<T, FetchError> {
         let (mut why, mut others) = ("nobody has it".to_owned(), Vec::new());
@@ -343,7 +344,7 @@ impl<P: Places> Fetcher<P> {
     }
 
     /// Has all missing chunks fetched, by some streams from each of several holders. The nearer one is, the more it gives.
-    async fn chunks(&self, card: &ModelCard, work: &Arc<Work>) -> Result<(), FetchError> {
+    async fn chunks(&self, card: &ModelCard, work: &Arc<FetchWork>) -> Result<(), FetchError> {
         let mut streams = JoinSet::new();
         let mut open = BTreeMap::<PeerId, Vec<AbortHandle>>::new();
         // Who is asked what it has takes no place from those that give: it may never answer.
@@ -382,16 +383,16 @@ impl<P: Places> Fetcher<P> {
             tokio::select! {
                 Some(ended) = streams.join_next() => match ended {
                     Ok((_, Ok(()))) | Err(_) => sleep(Duration::from_millis(5)).await,
-                    Ok((peer, Err(Ended::Broke(why)))) => {
+                    Ok((peer, Err(StreamEnded::Broke(why)))) => {
                         tracing::info!(%peer, why, "a stream of weights broke");
                         resting.insert(peer, Instant::now() + self.patience.rest);
                     }
-                    Ok((peer, Err(Ended::Wrong { file, chunk }))) => {
+                    Ok((peer, Err(StreamEnded::Wrong { file, chunk }))) => {
                         tracing::warn!(%peer, file, chunk, "gave weights that are not what their hash says: not asked again");
                         self.blame(peer);
                         open.remove(&peer).into_iter().flatten().for_each(|handle| handle.abort());
                     }
-                    Ok((_, Err(Ended::Disk(path, error)))) => return Err(FetchError::Disk { path, error }),
+                    Ok((_, Err(StreamEnded::Disk(path, error)))) => return Err(FetchError::Disk { path, error }),
                 },
                 () = sleep(LOOK) => {}
             }
@@ -408,7 +409,12 @@ impl<P: Places> Fetcher<P> {
 }
 
 /// Asks a holder which of the chunks that are wanted it has.
-async fn ask<P: Places>(places: P, work: &Arc<Work>, peer: PeerId, model: ModelId) -> Result<(), Ended> {
+async fn ask<P: ModelHolders>(
+    places: P,
+    work: &Arc<FetchWork>,
+    peer: PeerId,
+    model: ModelId,
+) -> Result<(), StreamEnded> {
     let asked = async {
         let mut talk = places.open(peer, model).await?;
         let mut said = BTreeMap::new();
@@ -420,19 +426,24 @@ async fn ask<P: Places>(places: P, work: &Arc<Work>, peer: PeerId, model: ModelI
         Ok::<_, String>(said)
     };
     let said = timeout(PATIENCE, asked).await.unwrap_or_else(|_| Err("no answer in time".into()));
-    work.say(peer, said.map_err(Ended::Broke)?);
+    work.say(peer, said.map_err(StreamEnded::Broke)?);
     Ok(())
 }
 
 /// One stream: asks for a chunk after the other, as long as there are some to take.
-async fn take<P: Places>(places: P, work: &Arc<Work>, peer: PeerId, model: ModelId) -> Result<(), Ended> {
+async fn take<P: ModelHolders>(
+    places: P,
+    work: &Arc<FetchWork>,
+    peer: PeerId,
+    model: ModelId,
+) -> Result<(), StreamEnded> {
     let opened = timeout(PATIENCE, places.open(peer, model)).await;
-    let mut talk = opened.unwrap_or_else(|_| Err("no answer in time".into())).map_err(Ended::Broke)?;
+    let mut talk = opened.unwrap_or_else(|_| Err("no answer in time".into())).map_err(StreamEnded::Broke)?;
     while let Some(turn) = work.take(peer) {
         let (file, chunk) = turn.chunk;
         let answer =
             timeout(PATIENCE, talk.ask(WeightsQuery::Chunk { file, chunk }, weights::CHUNK_BYTES as usize)).await;
-        let content = answer.unwrap_or_else(|_| Err("no answer in time".into())).map_err(Ended::Broke)?;
+        let content = answer.unwrap_or_else(|_| Err("no answer in time".into())).map_err(StreamEnded::Broke)?;
         turn.give(content).await?;
     }
     Ok(())

@@ -35,11 +35,11 @@ pub struct KeptModel {
     pub bytes: u64,
     /// Of that, what lies here, by whole chunks (bytes).
     pub held: u64,
-    outline: Option<Outline>,
+    outline: Option<FilesOutline>,
 }
 
 /// What the files are to be, and their chunks' hashes.
-type Outline = (WeightsManifest, Vec<Vec<ChunkHash>>);
+type FilesOutline = (WeightsManifest, Vec<Vec<ChunkHash>>);
 
 /// What is wrong with one of them.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use super::{
     error::FetchError,
-    fetch::{Bad, Fetcher, Patience, Peers},
+    fetch::{BadPeers, FetchTimeouts, Fetcher, Peers},
     fetching::Fetching,
     index::Index,
     remembered::{self, FOLDER, Remembered},
@@ -29,7 +29,7 @@ const ALONE: Duration = Duration::from_secs(4);
 
 /// What a peer may fetch by itself.
 #[derive(Clone, Debug)]
-pub struct Limits {
+pub struct ProvisionLimits {
     /// Bytes of a model's layers at most; none at all where it is 0.
     pub budget: u64,
     /// Names that are allowed; all where there are none.
@@ -39,10 +39,10 @@ pub struct Limits {
 }
 
 /// A model of which layers may be fetched, or why there is none.
-type Opened = Result<Arc<Stock<Peers>>, FetchError>;
+type OpenedStock = Result<Arc<Stock<Peers>>, FetchError>;
 
 /// Measures what a layer of a model takes here, and keeps it for whoever lends the model. It computes for seconds.
-pub type Measure = Arc<dyn Fn(&ModelSource) + Send + Sync>;
+pub type MeasureLayer = Arc<dyn Fn(&ModelSource) + Send + Sync>;
 
 /// Looks for a model to fetch, and fetches it.
 pub struct Provision {
@@ -60,7 +60,7 @@ pub struct Provision {
     refused: BTreeSet<ModelId>,
     /// Models that nobody gave: others are taken first.
     not_given: BTreeSet<ModelId>,
-    measure: Measure,
+    measure: MeasureLayer,
 }
 
 impl Provision {
@@ -70,17 +70,17 @@ impl Provision {
         (places, stocks): (Peers, Stocks),
         data_dir: &Path,
         index: Index,
-        limits: Limits,
+        limits: ProvisionLimits,
         (memory, own): (u64, ModelId),
-        measure: Measure,
+        measure: MeasureLayer,
     ) -> Self {
         let fetcher = Fetcher {
             places,
             folder: data_dir.join(FOLDER),
             index,
             budget: limits.budget,
-            patience: Patience::default(),
-            bad: Bad::default(),
+            patience: FetchTimeouts::default(),
+            bad: BadPeers::default(),
         };
         Self {
             fetcher,
@@ -213,7 +213,7 @@ impl Provision {
 
     /// Which model is wanted once it has been listened, and it, opened and measured: the first one is meanwhile, since nothing else is to
     /// be done, and seldom another is wanted then.
-    async fn listen(&self, first: &FetchableModel, tell: &Tell) -> Option<(FetchableModel, Opened)> {
+    async fn listen(&self, first: &FetchableModel, tell: &Tell) -> Option<(FetchableModel, OpenedStock)> {
         let until = Instant::now() + LISTENING;
         let mut early = Box::pin(self.prepared(first, tell));
         let mut done = None;
@@ -236,7 +236,7 @@ impl Provision {
     }
 
     /// A model that can be lent, of which it is known what a layer takes here.
-    async fn prepared(&self, wanted: &FetchableModel, tell: &Tell) -> Opened {
+    async fn prepared(&self, wanted: &FetchableModel, tell: &Tell) -> OpenedStock {
         let stock = self.open(wanted, tell).await?;
         let (source, measure) = (stock.source().await?, self.measure.clone());
         // What was not measured now is when it is lent.
@@ -244,7 +244,7 @@ impl Provision {
         Ok(stock)
     }
 
-    async fn open(&self, wanted: &FetchableModel, tell: &Tell) -> Opened {
+    async fn open(&self, wanted: &FetchableModel, tell: &Tell) -> OpenedStock {
         let FetchableModel { card, bytes, holders } = wanted;
         tracing::info!(
             model = card.name, id = %card.id, bytes, holders = holders.len(), folder = %self.fetcher.folder.display(),

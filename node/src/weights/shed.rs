@@ -9,7 +9,7 @@ use tsnode_protocol::LayerRange;
 /// Layers that stages here are made of, or are about to be. Clones are of the same; held for operations on the map, and while it is
 /// settled what goes.
 #[derive(Clone, Default)]
-pub(super) struct Uses(Arc<Mutex<Used>>);
+pub(super) struct LayerUses(Arc<Mutex<Used>>);
 
 #[derive(Default)]
 struct Used {
@@ -20,11 +20,11 @@ struct Used {
 
 /// Keeps layers on the disk as long as it is there.
 pub struct LayersInUse {
-    uses: Uses,
+    uses: LayerUses,
     key: u64,
 }
 
-impl Uses {
+impl LayerUses {
     fn used(&self) -> MutexGuard<'_, Used> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn layers_are_in_use_as_long_as_somebody_holds_them() {
-        let (uses, layers) = (Uses::default(), |start, end| LayerRange { start, end });
+        let (uses, layers) = (LayerUses::default(), |start, end| LayerRange { start, end });
         let held = || uses.still(<[LayerRange]>::to_vec);
         let given_up = CancellationToken::new();
         let hold = |layers| uses.clone().hold(layers, given_up.clone());

@@ -3,13 +3,13 @@
 use super::{
     drafts::{Chunk, PartialFiles},
     error::FetchError,
-    fetch::{Fetcher, Places},
+    fetch::{Fetcher, ModelHolders},
     fetching::{Fetching, seconds_left},
     index::Index,
     notes,
     origin::kept_origin,
-    shed::{self, LayersInUse, Uses},
-    work::Tally,
+    shed::{self, LayerUses, LayersInUse},
+    work::FetchTally,
 };
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher as _, RandomState};
@@ -38,7 +38,7 @@ const ROOM_AGAIN: Duration = Duration::from_secs(30);
 const AT_ONCE: usize = 128;
 
 /// Whose turn it is to bring layers. Nobody ends that.
-type Turn = Result<OwnedSemaphorePermit, AcquireError>;
+type StockTurn = Result<OwnedSemaphorePermit, AcquireError>;
 
 /// Hears how far it is.
 pub type Tell = Arc<dyn Fn(Fetching) + Send + Sync>;
@@ -58,7 +58,7 @@ pub struct Stock<P> {
     /// Layers that are here, as they were looked for last.
     layers: Mutex<PartialModel>,
     /// Layers of stages here, which stay.
-    uses: Uses,
+    uses: LayerUses,
     /// What may be here of it while not all of it is wanted (bytes).
     budget: AtomicU64,
     /// Whether all of it is wanted here, whatever the budget.
@@ -67,7 +67,7 @@ pub struct Stock<P> {
     starts: u64,
 }
 
-impl<P: Places> Stock<P> {
+impl<P: ModelHolders> Stock<P> {
     /// Fetches what has to be there before the model can be opened: what its tensors are, and its small files. What comes over the
     /// network for it is added to `fetched` (bytes).
     ///
@@ -108,7 +108,7 @@ impl<P: Places> Stock<P> {
             fetched,
             tell: Mutex::new(tell),
             turn: Arc::new(Semaphore::new(1)),
-            uses: Uses::default(),
+            uses: LayerUses::default(),
             is_wanted_whole: AtomicBool::new(false),
             starts: 0,
         }
@@ -241,8 +241,8 @@ impl<P: Places> Stock<P> {
         source: &Arc<ModelSource>,
         wanted: &BTreeSet<Chunk>,
         layers: LayerRange,
-        turn: Turn,
-    ) -> Result<Turn, FetchError> {
+        turn: StockTurn,
+    ) -> Result<StockTurn, FetchError> {
         let budget = self.budget.load(Ordering::Relaxed);
         let missing = wanted.iter().filter(|chunk| !self.drafts.has(**chunk));
         let missing: u64 = missing.map(|chunk| self.drafts.bytes_of(*chunk)).sum();
@@ -393,7 +393,7 @@ impl<P: Places> Stock<P> {
 
     /// Fetches chunks, saying how far it is.
     async fn get(&self, wanted: &BTreeSet<Chunk>, layers: Option<LayerRange>, tell: &Tell) -> Result<(), FetchError> {
-        let (tally, before, begun) = (Arc::new(Tally::default()), self.fetched(), Instant::now());
+        let (tally, before, begun) = (Arc::new(FetchTally::default()), self.fetched(), Instant::now());
         let seen = || {
             let [bytes, done, fetched] =
                 [&tally.bytes, &tally.done, &tally.fetched].map(|count| count.load(Ordering::Relaxed));

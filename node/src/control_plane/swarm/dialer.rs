@@ -7,7 +7,7 @@
 //! The first attempt of two is made over TCP alone where there is a TCP address: when a process dies its host's
 //! kernel says so at once on TCP, while a QUIC connection is only missed after its idle limit.
 
-use crate::data_plane::listening::{Use, is_for};
+use crate::data_plane::listening::{AddressUse, is_for};
 use libp2p::{Multiaddr, multiaddr::Protocol};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -142,7 +142,7 @@ impl Dialer {
             return;
         }
         let known = self.entry(peer);
-        for address in addresses.into_iter().map(without_peer).filter(|a| is_for(a) != Use::Nobody) {
+        for address in addresses.into_iter().map(without_peer).filter(|a| is_for(a) != AddressUse::Nobody) {
             if !known.addresses.contains(&address) {
                 // The oldest is the likeliest to be out of date.
                 if known.addresses.len() == limits::ADDRESSES {

@@ -164,12 +164,12 @@ impl Shaped {
 
 /// Makes QUIC wait for the system alone: like a network card in front of a router, the queue takes everything.
 #[derive(Debug)]
-struct Room {
+struct ShapedPoller {
     shaped: Arc<Shaped>,
     system: Pin<Box<dyn UdpPoller>>,
 }
 
-impl UdpPoller for Room {
+impl UdpPoller for ShapedPoller {
     fn poll_writable(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Self { shaped, system } = self.get_mut();
         if shaped.is_passed_by() { system.as_mut().poll_writable(cx) } else { Poll::Ready(Ok(())) }
@@ -179,7 +179,7 @@ impl UdpPoller for Room {
 impl AsyncUdpSocket for Shaped {
     fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
         let system = self.socket.clone().create_io_poller();
-        Box::pin(Room { shaped: self, system })
+        Box::pin(ShapedPoller { shaped: self, system })
     }
 
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {

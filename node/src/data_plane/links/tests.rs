@@ -19,7 +19,7 @@ use tsnode_protocol::{codec::CodecError, limits, stream::DecodeOrder, stream::Op
 struct End {
     links: Links,
     incoming: Incoming,
-    gone: Gone,
+    gone: GonePeers,
     bench: OffenceReceiver,
     address: SocketAddr,
     id: PeerId,

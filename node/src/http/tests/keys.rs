@@ -61,7 +61,7 @@ async fn the_owners_token_opens_everything_and_at_any_rate() {
 #[tokio::test]
 async fn a_key_for_prompts_is_good_for_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
-    let key = add(folder.path(), "bob", Scope::Inference).unwrap();
+    let key = add(folder.path(), "bob", KeyScope::Inference).unwrap();
     let api = Api::with(said(End::Stop), Gatekeeper::new(KeyRing::open(folder.path(), None).unwrap(), None)).await;
     let get = |path: &str| api.client.get(format!("{}{path}", api.url)).bearer_auth(&key).send();
     for (path, status) in

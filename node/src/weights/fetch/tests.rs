@@ -152,7 +152,7 @@ impl World {
     }
 }
 
-impl Places for World {
+impl ModelHolders for World {
     type Talk = OneTalk;
 
     fn holders(&self, _: ModelId) -> Vec<PeerId> {
@@ -177,7 +177,7 @@ impl Places for World {
     }
 }
 
-impl Talk for OneTalk {
+impl HolderTalk for OneTalk {
     async fn ask(&mut self, query: WeightsQuery, most: usize) -> Result<Vec<u8>, String> {
         tokio::task::yield_now().await;
         let mut answer = match query {
@@ -210,8 +210,8 @@ impl Talk for OneTalk {
 struct Home {
     folder: tempfile::TempDir,
     wanted: Range<u32>,
-    tally: Arc<Tally>,
-    patience: Patience,
+    tally: Arc<FetchTally>,
+    patience: FetchTimeouts,
 }
 
 impl Home {
@@ -224,7 +224,7 @@ impl Home {
         self.tally = Arc::default();
         let (places, folder) = (world.clone(), self.folder.path().to_owned());
         let (index, patience, budget) = (Index::default(), self.patience, u64::MAX);
-        let fetcher = Fetcher { places, folder, index, budget, patience, bad: Bad::default() };
+        let fetcher = Fetcher { places, folder, index, budget, patience, bad: BadPeers::default() };
         let drafts = Arc::new(fetcher.begin(&world.0.card).await?);
         let wanted = drafts.all().filter(|(_, chunk)| self.wanted.contains(chunk)).collect();
         fetcher.get(&world.0.card, &drafts, &wanted, &self.tally).await?;
@@ -241,7 +241,8 @@ impl Home {
 }
 
 /// Who broke off is asked again soon; what comes slowly on a full computer is still waited for.
-pub(crate) const SHORT: Patience = Patience { rest: Duration::from_millis(20), starved: Duration::from_secs(60) };
+pub(crate) const SHORT: FetchTimeouts =
+    FetchTimeouts { rest: Duration::from_millis(20), starved: Duration::from_secs(60) };
 const CHUNKS: usize = 9;
 const BYTES: usize = CHUNKS * CHUNK_BYTES as usize - 100;
 
@@ -317,7 +318,7 @@ async fn what_one_has_lost_another_gives_and_nobody_is_blamed() {
 #[tokio::test]
 async fn a_lost_chunk_that_nobody_has_is_waited_for_and_said() {
     let world = World::of(BYTES, &[Way::Lacks(4)]);
-    let mut home = Home { patience: Patience { starved: Duration::from_secs(1), ..SHORT }, ..Home::new() };
+    let mut home = Home { patience: FetchTimeouts { starved: Duration::from_secs(1), ..SHORT }, ..Home::new() };
     let said = home.fetch(&world).await.unwrap_err().to_string();
     assert!(said.contains("nothing came for 1 s"), "{said}");
     assert_eq!(home.tally.done.load(Ordering::Relaxed), BYTES as u64 - CHUNK_BYTES);
@@ -395,11 +396,11 @@ async fn what_is_rare_comes_first() {
             index: Index::default(),
             budget: u64::MAX,
             patience: SHORT,
-            bad: Bad::default(),
+            bad: BadPeers::default(),
         };
         Arc::new(fetcher.begin(&world.0.card).await.unwrap())
     };
-    let work = Arc::new(Work::new(drafts.clone(), &drafts.all().collect(), Arc::default()));
+    let work = Arc::new(FetchWork::new(drafts.clone(), &drafts.all().collect(), Arc::default()));
     for (n, way) in [(1, Way::Honest), (2, Way::Before(7))] {
         let bits = Bitfield::read(BYTES as u64, &world.bitfield(way)).unwrap();
         work.say(peer(n), BTreeMap::from([(0, bits)]));

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::weights::{
-    Bad, Patience,
+    BadPeers, FetchTimeouts,
     fetch::tests::{SHORT, Way, World},
 };
 use std::fs;
@@ -14,7 +14,7 @@ const FILE_CHUNKS: usize = 7;
 
 fn fetcher(world: &World, folder: &Path) -> Fetcher<World> {
     let (places, folder, index) = (world.clone(), folder.to_owned(), Index::default());
-    Fetcher { places, folder, index, budget: u64::MAX, patience: SHORT, bad: Bad::default() }
+    Fetcher { places, folder, index, budget: u64::MAX, patience: SHORT, bad: BadPeers::default() }
 }
 
 fn layers(start: u32, end: u32) -> LayerRange {
@@ -79,7 +79,7 @@ async fn what_is_here_is_lent_by_itself_and_what_is_not_is_waited_for() {
     let heard = told.clone();
     let tell: Tell = Arc::new(move |far: Fetching| heard.lock().unwrap().extend(far.why));
     let again = Fetcher {
-        patience: Patience { starved: Duration::from_millis(50), ..SHORT },
+        patience: FetchTimeouts { starved: Duration::from_millis(50), ..SHORT },
         ..fetcher(&nobody, folder.path())
     };
     let stock = Stock::reopen(again, &place, &world.card().name, tell).await.unwrap();

@@ -1,6 +1,6 @@
 //! What a stage has computed of a sequence.
 
-use crate::history::Work;
+use crate::history::TokenWork;
 use std::collections::BTreeMap;
 use tsnode_protocol::{LayerRange, RequestId, Sampled, ring::StepEntry};
 
@@ -29,9 +29,9 @@ impl SequenceTokens {
     }
 
     /// In tokens times layers.
-    pub fn work(self, own: LayerRange, layers: u32) -> Work {
+    pub fn work(self, own: LayerRange, layers: u32) -> TokenWork {
         let answer = self.chosen.map_or(0, |(first, last)| last.saturating_sub(first).saturating_add(1));
-        Work::of(self.prompt, answer, own.len(), layers)
+        TokenWork::of(self.prompt, answer, own.len(), layers)
     }
 }
 

@@ -11,7 +11,7 @@ use crate::control_plane::swarm::{
 };
 use crate::data_plane::{
     carrier::{Ask, Carried},
-    listening::{self, Use},
+    listening::{self, AddressUse},
 };
 use libp2p::{
     Multiaddr, Swarm,
@@ -77,7 +77,7 @@ pub(in crate::control_plane::swarm) struct WaitingStreams {
 impl SwarmTask {
     /// One more place where this peer listens.
     pub(super) fn on_listening(&mut self, address: Multiaddr) {
-        if listening::is_for(&address) == Use::Nobody {
+        if listening::is_for(&address) == AddressUse::Nobody {
             return;
         }
         if self.reach.reachable && !is_circuit(&address) {
