@@ -45,7 +45,7 @@ mod ways;
 use crate::{
     cli::exit::{Exit, Kind},
     config::{
-        BETWEEN, KNOBS, Machine, Settings,
+        BETWEEN, HostSize, KNOBS, Settings,
         secrets::{API_KEY, INVITE, SECRETS, SecretSetting},
         unknown_variables, usual_file, values,
     },
@@ -228,10 +228,10 @@ fn warn(lines: Vec<String>) {
 }
 
 /// What settings are held against.
-fn machine() -> Machine {
+fn machine() -> HostSize {
     let Host { cpu, gpus } = Host::detect();
     let gpus = gpus.into_iter().flatten().map(|gpu| gpu.memory_bytes);
-    Machine { cores: cpu.cores, memory_bytes: gpus.fold(cpu.memory_bytes, u64::max) }
+    HostSize { cores: cpu.cores, memory_bytes: gpus.fold(cpu.memory_bytes, u64::max) }
 }
 
 /// An empty value is most often a script's variable that was not set. Settings say the same of theirs wherever they come from.

@@ -54,7 +54,7 @@ impl Limits {
 
 /// What limits are held against, as the peer was started.
 #[derive(Clone, Debug, Default)]
-pub struct Bounds {
+pub struct LimitBounds {
     /// Flags and variables, as they were said: they hold again at the next start.
     pub fixed: BTreeMap<&'static str, String>,
     /// Threads that compute where no number is said.
@@ -67,7 +67,7 @@ pub struct Bounds {
 
 /// What is said of a limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum Said<T> {
+pub enum LimitUpdate<T> {
     /// Nothing: it stays.
     #[default]
     Nothing,
@@ -77,7 +77,7 @@ pub enum Said<T> {
     To(T),
 }
 
-impl<T> Said<T> {
+impl<T> LimitUpdate<T> {
     fn over(self, before: Option<T>) -> Option<T> {
         match self {
             Self::Nothing => before,
@@ -97,7 +97,7 @@ impl<T> Said<T> {
 }
 
 /// `null` is no limit; what is left out is [`Said::Nothing`] where that is the default.
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Said<T> {
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for LimitUpdate<T> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         Ok(Option::<T>::deserialize(from)?.map_or(Self::Unlimited, Self::To))
     }
@@ -105,22 +105,22 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Said<T> {
 
 /// What is to be changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Change {
+pub struct LimitChange {
     /// Memory for weights and KV (bytes).
-    pub memory_bytes: Said<u64>,
+    pub memory_bytes: LimitUpdate<u64>,
     /// Threads that compute.
-    pub threads: Said<usize>,
+    pub threads: LimitUpdate<usize>,
     /// What leaves to all peers together (Mbit/s).
-    pub upload_mbit: Said<f64>,
+    pub upload_mbit: LimitUpdate<f64>,
     /// Hours of lending.
-    pub hours: Said<Hours>,
+    pub hours: LimitUpdate<Hours>,
 }
 
 /// Models are to be lent anew within these.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Relend {
-    memory_bytes: Said<u64>,
-    threads: Said<usize>,
+    memory_bytes: LimitUpdate<u64>,
+    threads: LimitUpdate<usize>,
     all_threads: usize,
 }
 
@@ -189,7 +189,7 @@ struct State {
 
 #[derive(Debug)]
 struct Inner {
-    bounds: Bounds,
+    bounds: LimitBounds,
     path: PathBuf,
     /// Settings that were said while a peer ran here. Held while they are written.
     kept: Mutex<BTreeMap<&'static str, String>>,
@@ -205,7 +205,7 @@ pub struct LimitsHandle(Arc<Inner>);
 impl LimitsHandle {
     /// Of a peer with this data folder that was started with these; and what is to be lent anew, which is answered by [`Self::settled`].
     #[must_use]
-    pub fn new(folder: &Path, limits: Limits, bounds: Bounds) -> (Self, mpsc::Receiver<Relend>) {
+    pub fn new(folder: &Path, limits: Limits, bounds: LimitBounds) -> (Self, mpsc::Receiver<Relend>) {
         let (relends, to_relend) = mpsc::channel(1);
         let path = folder.join(LIMITS_FILE);
         let (kept, upload) = (Mutex::new(read(&path)), watch::Sender::new(limits.upload()));
@@ -247,14 +247,14 @@ impl LimitsHandle {
     ///
     /// # Errors
     /// When it could not hold, or cannot be kept: then nothing is changed.
-    pub fn change(&self, change: Change) -> Result<Vec<String>, LimitError> {
+    pub fn change(&self, change: LimitChange) -> Result<Vec<String>, LimitError> {
         self.check(change)?;
-        let Change { memory_bytes, threads, upload_mbit, hours } = change;
-        let lends = (memory_bytes, threads) != (Said::Nothing, Said::Nothing);
+        let LimitChange { memory_bytes, threads, upload_mbit, hours } = change;
+        let lends = (memory_bytes, threads) != (LimitUpdate::Nothing, LimitUpdate::Nothing);
         let turn = if lends { Some(self.turn()?) } else { None };
         let mut now = vec![(HOURS, hours.text(Hours::to_string)), (UPLOAD, upload_mbit.text(f64::to_string))];
         // These are dealt out once.
-        let waits = self.0.bounds.has_cores && threads != Said::Nothing;
+        let waits = self.0.bounds.has_cores && threads != LimitUpdate::Nothing;
         if waits {
             now.push((THREADS, threads.text(usize::to_string)));
         }
@@ -266,22 +266,22 @@ impl LimitsHandle {
             }
         });
         let mut said = Vec::new();
-        if upload_mbit != Said::Nothing {
+        if upload_mbit != LimitUpdate::Nothing {
             self.0.state.send_modify(|state| state.limits.upload_mbit = upload_mbit.over(None));
             self.0.upload.send_replace(self.limits().upload());
             said.push(self.about_upload(upload_mbit));
         }
         match hours {
-            Said::Nothing => {}
-            Said::Unlimited => said.push("lends at all hours".into()),
-            Said::To(hours) => said.push(format!("lends from {hours}, by this machine's clock")),
+            LimitUpdate::Nothing => {}
+            LimitUpdate::Unlimited => said.push("lends at all hours".into()),
+            LimitUpdate::To(hours) => said.push(format!("lends from {hours}, by this machine's clock")),
         }
         if waits {
             said.push("has other threads from its next start on, since they stay on the processors of --cores".into());
         }
-        let threads = if waits { Said::Nothing } else { threads };
+        let threads = if waits { LimitUpdate::Nothing } else { threads };
         if let Some(turn) = turn
-            && (memory_bytes, threads) != (Said::Nothing, Said::Nothing)
+            && (memory_bytes, threads) != (LimitUpdate::Nothing, LimitUpdate::Nothing)
         {
             self.0.state.send_modify(|state| state.relending = Relending::UnderWay);
             turn.send(Relend { memory_bytes, threads, all_threads: self.0.bounds.all_threads });
@@ -326,9 +326,9 @@ impl LimitsHandle {
         if self.relending() == Relending::UnderWay { Err(LimitError::Busy) } else { Ok(turn) }
     }
 
-    fn check(&self, Change { memory_bytes, threads, upload_mbit, .. }: Change) -> Result<(), LimitError> {
+    fn check(&self, LimitChange { memory_bytes, threads, upload_mbit, .. }: LimitChange) -> Result<(), LimitError> {
         let wrong = |setting, why: String| Err(LimitError::Value { setting, why });
-        if let Said::To(bytes) = memory_bytes {
+        if let LimitUpdate::To(bytes) = memory_bytes {
             let (least, most) = MEMORIES;
             if !(least..=most).contains(&bytes) {
                 return wrong("memory_bytes", "write an amount of memory in bytes, from 1 MiB to 16 TiB".into());
@@ -338,15 +338,15 @@ impl LimitsHandle {
             }
         }
         let (slowest, fastest) = RATES;
-        if matches!(upload_mbit, Said::To(mbit) if !(slowest..=fastest).contains(&mbit)) {
+        if matches!(upload_mbit, LimitUpdate::To(mbit) if !(slowest..=fastest).contains(&mbit)) {
             return wrong("upload_mbit", "write a rate in Mbit/s, from 0.001 on".into());
         }
-        let Bounds { all_threads, ranks, has_cores, .. } = self.0.bounds;
+        let LimitBounds { all_threads, ranks, has_cores, .. } = self.0.bounds;
         let most = if has_cores { all_threads } else { MOST_THREADS };
         let count = match threads {
-            Said::Nothing => return Ok(()),
-            Said::Unlimited => all_threads,
-            Said::To(count) => count,
+            LimitUpdate::Nothing => return Ok(()),
+            LimitUpdate::Unlimited => all_threads,
+            LimitUpdate::To(count) => count,
         };
         if !(ranks.max(1)..=most).contains(&count) {
             let why = format!("write a number of threads from {} to {most}", ranks.max(1));
@@ -355,24 +355,24 @@ impl LimitsHandle {
         Ok(())
     }
 
-    fn about_upload(&self, said: Said<f64>) -> String {
+    fn about_upload(&self, said: LimitUpdate<f64>) -> String {
         match said {
-            Said::To(mbit) if self.limits().relay => format!(
+            LimitUpdate::To(mbit) if self.limits().relay => format!(
                 "sends at most {mbit} Mbit/s to other peers; what it carries between others (--relay) is not held to that"
             ),
-            Said::To(mbit) => format!("sends at most {mbit} Mbit/s to other peers"),
-            Said::Nothing | Said::Unlimited => "sends to other peers as much as the link carries".into(),
+            LimitUpdate::To(mbit) => format!("sends at most {mbit} Mbit/s to other peers"),
+            LimitUpdate::Nothing | LimitUpdate::Unlimited => "sends to other peers as much as the link carries".into(),
         }
     }
 
     /// What the next start makes of it: it is kept, unless something goes before it.
-    fn next_start(&self, Change { memory_bytes, threads, upload_mbit, hours }: Change) -> Vec<String> {
+    fn next_start(&self, LimitChange { memory_bytes, threads, upload_mbit, hours }: LimitChange) -> Vec<String> {
         let of = |setting: &'static str, is_said: bool| self.0.bounds.fixed.get(setting).filter(|_| is_said);
         let fixed = [
-            of(MEMORY, memory_bytes != Said::Nothing),
-            of(THREADS, threads != Said::Nothing),
-            of(UPLOAD, upload_mbit != Said::Nothing),
-            of(HOURS, hours != Said::Nothing),
+            of(MEMORY, memory_bytes != LimitUpdate::Nothing),
+            of(THREADS, threads != LimitUpdate::Nothing),
+            of(UPLOAD, upload_mbit != LimitUpdate::Nothing),
+            of(HOURS, hours != LimitUpdate::Nothing),
         ];
         let again = |place: &String| format!("at the next start {place} holds again, unless it is left out");
         fixed.into_iter().flatten().map(again).collect()
@@ -431,12 +431,12 @@ fn written(value: &toml::Value) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn bounds() -> Bounds {
-        Bounds { all_threads: 8, ranks: 2, ..Bounds::default() }
+    fn bounds() -> LimitBounds {
+        LimitBounds { all_threads: 8, ranks: 2, ..LimitBounds::default() }
     }
 
-    fn upload(mbit: Said<f64>) -> Change {
-        Change { upload_mbit: mbit, ..Change::default() }
+    fn upload(mbit: LimitUpdate<f64>) -> LimitChange {
+        LimitChange { upload_mbit: mbit, ..LimitChange::default() }
     }
 
     fn text(folder: &Path) -> String {
@@ -448,10 +448,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (handle, _relends) = LimitsHandle::new(folder.path(), Limits::default(), bounds());
         let rate = handle.upload();
-        let said = handle.change(upload(Said::To(8.0))).unwrap();
+        let said = handle.change(upload(LimitUpdate::To(8.0))).unwrap();
         assert_eq!((*rate.borrow(), handle.limits().upload_mbit), (Some(BytesPerSecond(1e6)), Some(8.0)));
         assert_eq!(said, ["sends at most 8 Mbit/s to other peers"]);
-        let hours = Change { hours: Said::To("22:00-07:00".parse().unwrap()), ..Change::default() };
+        let hours = LimitChange { hours: LimitUpdate::To("22:00-07:00".parse().unwrap()), ..LimitChange::default() };
         assert!(handle.change(hours).unwrap()[0].contains("22:00-07:00"));
         assert!(
             text(folder.path()).ends_with("hours = \"22:00-07:00\"\nupload_mbit = \"8\"\n"),
@@ -460,7 +460,7 @@ mod tests {
         );
         // A peer that starts again keeps what it does not change.
         let (again, _relends) = LimitsHandle::new(folder.path(), Limits::default(), bounds());
-        again.change(upload(Said::Unlimited)).unwrap();
+        again.change(upload(LimitUpdate::Unlimited)).unwrap();
         assert!(
             text(folder.path()).ends_with("hours = \"22:00-07:00\"\nupload_mbit = \"\"\n"),
             "no limit is said, too"
@@ -473,7 +473,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join(LIMITS_FILE), "threads = 2\nupload-mbit = 1.5\n").unwrap();
         let (handle, _relends) = LimitsHandle::new(folder.path(), Limits::default(), bounds());
-        handle.change(Change { hours: Said::Unlimited, ..Change::default() }).unwrap();
+        handle.change(LimitChange { hours: LimitUpdate::Unlimited, ..LimitChange::default() }).unwrap();
         let kept = text(folder.path());
         assert!(kept.ends_with("hours = \"\"\nthreads = \"2\"\nupload_mbit = \"1.5\"\n"), "{kept}");
     }
@@ -483,7 +483,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (handle, mut relends) =
             LimitsHandle::new(folder.path(), Limits { threads: 8, ..Limits::default() }, bounds());
-        let change = Change { memory_bytes: Said::To(2 << 30), threads: Said::To(4), ..Change::default() };
+        let change = LimitChange {
+            memory_bytes: LimitUpdate::To(2 << 30),
+            threads: LimitUpdate::To(4),
+            ..LimitChange::default()
+        };
         assert!(handle.change(change).unwrap()[0].starts_with("lends its models anew"));
         assert_eq!((handle.change(change), handle.relending()), (Err(LimitError::Busy), Relending::UnderWay));
         let relend = relends.try_recv().unwrap();
@@ -494,13 +498,13 @@ mod tests {
         handle.settled(relends.try_recv().unwrap(), Ok("lends".into()));
         assert_eq!((handle.limits().threads, handle.limits().memory_bytes), (4, Some(2 << 30)));
         assert!(text(folder.path()).ends_with("memory = \"2048MiB\"\nthreads = \"4\"\n"));
-        let all = Change { threads: Said::Unlimited, ..Change::default() };
+        let all = LimitChange { threads: LimitUpdate::Unlimited, ..LimitChange::default() };
         handle.change(all).unwrap();
         let relend = relends.try_recv().unwrap();
         assert_eq!(relend.over((None, 4)), (None, 8), "as many as there are");
         handle.settled(relend, Err("too little".into()));
         assert_eq!(handle.relending(), Relending::Refused { why: "too little".into() });
-        handle.change(upload(Said::To(8.0))).unwrap();
+        handle.change(upload(LimitUpdate::To(8.0))).unwrap();
         assert_eq!(handle.relending(), Relending::None, "that was of the change before");
         drop(relends);
         assert_eq!(handle.change(change), Err(LimitError::LendsNothing));
@@ -510,27 +514,27 @@ mod tests {
     fn what_no_start_would_take_is_refused_and_what_goes_before_it_is_said() {
         let folder = tempfile::tempdir().unwrap();
         let fixed = BTreeMap::from([(UPLOAD, "--upload-mbit 5".to_owned())]);
-        let bounds = Bounds { fixed, has_cores: true, ..bounds() };
+        let bounds = LimitBounds { fixed, has_cores: true, ..bounds() };
         let (handle, mut relends) = LimitsHandle::new(folder.path(), Limits::default(), bounds);
-        let nothing = Change::default();
+        let nothing = LimitChange::default();
         for wrong in [
-            upload(Said::To(0.0)),
-            upload(Said::To(f64::NAN)),
-            Change { memory_bytes: Said::To(1), ..nothing },
-            Change { threads: Said::To(1), ..nothing },
-            Change { threads: Said::To(9), ..nothing },
+            upload(LimitUpdate::To(0.0)),
+            upload(LimitUpdate::To(f64::NAN)),
+            LimitChange { memory_bytes: LimitUpdate::To(1), ..nothing },
+            LimitChange { threads: LimitUpdate::To(1), ..nothing },
+            LimitChange { threads: LimitUpdate::To(9), ..nothing },
         ] {
             assert!(matches!(handle.change(wrong), Err(LimitError::Value { .. })), "{wrong:?}");
         }
         assert_eq!(text(folder.path()), "");
-        let said = handle.change(upload(Said::To(1.5))).unwrap();
+        let said = handle.change(upload(LimitUpdate::To(1.5))).unwrap();
         assert!(said[1].contains("--upload-mbit 5 holds again"), "{said:?}");
-        let said = handle.change(Change { threads: Said::To(2), ..nothing }).unwrap();
+        let said = handle.change(LimitChange { threads: LimitUpdate::To(2), ..nothing }).unwrap();
         assert!(said[0].contains("next start") && relends.try_recv().is_err(), "{said:?}");
         assert!(text(folder.path()).contains("threads = \"2\""));
         let (full, _relends) =
             LimitsHandle::new(&folder.path().join("gone"), Limits::default(), super::tests::bounds());
-        assert!(matches!(full.change(upload(Said::To(1.0))), Err(LimitError::NotKept { .. })));
+        assert!(matches!(full.change(upload(LimitUpdate::To(1.0))), Err(LimitError::NotKept { .. })));
         assert_eq!(full.limits().upload_mbit, None, "what cannot be kept changes nothing");
     }
 }

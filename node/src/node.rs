@@ -13,7 +13,7 @@ use self::{
     volunteer::Volunteer,
 };
 pub use opened::{open_draft, open_named};
-pub use setup::{Computed, Membering, ModelChoice, NodeConfig, NodeError, WantedModel};
+pub use setup::{ComputeChoice, Membering, ModelChoice, NodeConfig, NodeError, WantedModel};
 
 use crate::{
     control_plane::{

@@ -10,7 +10,7 @@ use crate::{
     cli::exit::{Exit, Kind},
     config::{
         Settings,
-        values::{self, Bytes},
+        values::{self, ByteSize},
     },
     hardware::memory::Size,
 };
@@ -70,7 +70,7 @@ fn wish(matches: &ArgMatches) -> Result<Map<String, Value>, Exit> {
         let Some(text) = matches.get_one::<String>(name) else { continue };
         let wrong = |error: String| Exit::new(Kind::Usage, format!("--{name} {text}: {error}"));
         let value = match name {
-            "memory" => json!(text.parse::<Bytes>().map_err(wrong)?.0),
+            "memory" => json!(text.parse::<ByteSize>().map_err(wrong)?.0),
             "threads" => json!(values::whole(text, &(1..=MOST_THREADS)).map_err(wrong)?),
             "upload-mbit" => json!(values::above_0(text).map_err(wrong)?),
             _ => json!(text),

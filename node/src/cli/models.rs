@@ -15,7 +15,7 @@ use crate::{
     config::Settings,
     hardware::memory::Size,
     hub::{self, Hub, HubError, HubSettings, ModelName, NameError, Use},
-    node::{Computed, Membering, ModelChoice, NodeConfig, NodeError, WantedModel},
+    node::{ComputeChoice, Membering, ModelChoice, NodeConfig, NodeError, WantedModel},
     store::Store,
     weights,
 };
@@ -233,7 +233,7 @@ fn comes_to_peers(config: &NodeConfig) -> Result<bool, Exit> {
         Membering::NewPrivate => false,
         Membering::Usual => Store::remembers_peers(&config.data_dir).map_err(NodeError::from)?,
     };
-    Ok(comes && config.computed == Computed::default())
+    Ok(comes && config.computed == ComputeChoice::default())
 }
 
 /// Where all of it came from peers before. What is in the hub's cache goes first.

@@ -1,7 +1,7 @@
 //! `/api/limits`: what this machine may be used for, as its owner has said, and what they change while the peer runs.
 
 use super::{ApiError, ApiState};
-use crate::limits::{Change, LimitError, Said};
+use crate::limits::{LimitChange, LimitError, LimitUpdate};
 use axum::{Json, extract::State, http::StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -12,25 +12,25 @@ use tsnode_coordinator::lending::Hours;
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Wish {
     /// As `22:00-07:00`; an empty text, too, is all day.
-    hours: Said<String>,
-    upload_mbit: Said<f64>,
-    threads: Said<usize>,
-    memory_bytes: Said<u64>,
+    hours: LimitUpdate<String>,
+    upload_mbit: LimitUpdate<f64>,
+    threads: LimitUpdate<usize>,
+    memory_bytes: LimitUpdate<u64>,
 }
 
 impl Wish {
-    fn read(self) -> Result<Change, ApiError> {
+    fn read(self) -> Result<LimitChange, ApiError> {
         let Self { hours, upload_mbit, threads, memory_bytes } = self;
         let hours = match hours {
-            Said::Nothing => Said::Nothing,
-            Said::To(text) if !text.trim().is_empty() => {
+            LimitUpdate::Nothing => LimitUpdate::Nothing,
+            LimitUpdate::To(text) if !text.trim().is_empty() => {
                 let hours = text.trim().parse::<Hours>();
-                Said::To(hours.map_err(|error| ApiError::param("hours", error.to_string()))?)
+                LimitUpdate::To(hours.map_err(|error| ApiError::param("hours", error.to_string()))?)
             }
-            Said::Unlimited | Said::To(_) => Said::Unlimited,
+            LimitUpdate::Unlimited | LimitUpdate::To(_) => LimitUpdate::Unlimited,
         };
-        let change = Change { memory_bytes, threads, upload_mbit, hours };
-        if change == Change::default() {
+        let change = LimitChange { memory_bytes, threads, upload_mbit, hours };
+        if change == LimitChange::default() {
             let message = "say what is to be changed: hours, upload_mbit, threads or memory_bytes".into();
             return Err(ApiError::Invalid { message, param: None });
         }
@@ -55,9 +55,9 @@ pub(super) async fn set(
     let change = wish.read()?;
     let said = state.controls.limits.change(change).map_err(refusal)?;
     match change.hours {
-        Said::Nothing => {}
-        Said::Unlimited => state.controls.owner.set_hours(None),
-        Said::To(hours) => state.controls.owner.set_hours(Some(hours)),
+        LimitUpdate::Nothing => {}
+        LimitUpdate::Unlimited => state.controls.owner.set_hours(None),
+        LimitUpdate::To(hours) => state.controls.owner.set_hours(Some(hours)),
     }
     tracing::info!(?change, "limits were changed");
     Ok((StatusCode::ACCEPTED, Json(json!({ "done": said.join("; "), "relending": state.controls.limits.relending() }))))

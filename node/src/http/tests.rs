@@ -26,7 +26,7 @@ use crate::{
         models::{ModelFiles, ModelLibrary},
     },
     gateway::{Accepted, GatewayHandle, Prompt, Reply, Submission, SubmitError},
-    limits::{Bounds, Limits, LimitsHandle},
+    limits::{LimitBounds, Limits, LimitsHandle},
     store::{
         Store,
         keys::{KeyRing, KeyScope, add},
@@ -151,7 +151,7 @@ impl Api {
             testnet: None,
             asked: wanted,
             settings,
-            limits: LimitsHandle::new(folder.path(), Limits::default(), Bounds::default()).0,
+            limits: LimitsHandle::new(folder.path(), Limits::default(), LimitBounds::default()).0,
             pulls: crate::weights::Pulls::channel().0,
         };
         let state = ApiState::new(gateway, texts, watched, controls, gatekeeper);

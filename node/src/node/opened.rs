@@ -1,6 +1,6 @@
 //! The models of this peer as they are opened: named by their content, read once, and refused where they cannot be lent together.
 
-use super::{Computed, ModelChoice, NodeConfig, NodeError, WantedModel};
+use super::{ComputeChoice, ModelChoice, NodeConfig, NodeError, WantedModel};
 use crate::{
     data_plane::library::files_of,
     hub,
@@ -37,7 +37,7 @@ impl Opened {
     /// Opens a model to be computed so, and names it by its content, hashed by so many threads. Whoever waits is told how far that is.
     pub async fn find(
         wanted: &WantedModel,
-        (threads, computed): (usize, Computed),
+        (threads, computed): (usize, ComputeChoice),
         index: &Index,
         progress: &mut (dyn FnMut(LoadProgress) + Send),
     ) -> Result<Self, NodeError> {
@@ -133,7 +133,7 @@ fn said_by_peers(origin: Option<ModelOrigin>) -> (bool, Option<hub::CachedOrigin
     (is_gated, origin.map(|ModelOrigin { source, licence, .. }| hub::CachedOrigin { source, licence }))
 }
 
-fn open(wanted: &WantedModel, computed: Computed) -> Result<ModelSource, NodeError> {
+fn open(wanted: &WantedModel, computed: ComputeChoice) -> Result<ModelSource, NodeError> {
     let choice = &wanted.choice;
     let source = match choice {
         ModelChoice::Fallback | ModelChoice::Embedded | ModelChoice::Named(_) => ModelSource::embedded()?,

@@ -2,7 +2,7 @@
 
 use super::{
     NodeConfig, NodeError,
-    devices::Devices,
+    devices::DeviceSearch,
     opened::{Opened, at_first, refuse_alike, refuse_unknown},
 };
 use crate::{
@@ -61,7 +61,7 @@ impl Resources {
         let lent = if models.is_empty() {
             Vec::new()
         } else {
-            let devices = Devices { config, models: &models, host: Hardware::detect(), store };
+            let devices = DeviceSearch { config, models: &models, host: Hardware::detect(), store };
             tokio::task::block_in_place(|| devices.lend())?
         };
         let (mut devices, engines): (Vec<Device>, Vec<Vec<Engine>>) = lent.into_iter().unzip();

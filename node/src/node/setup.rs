@@ -7,7 +7,7 @@ use crate::{
     faults::Wall,
     hardware::{DeviceChoice, LendError, cores::Cores},
     http::hosts::Sites,
-    limits::{Bounds, Limits},
+    limits::{LimitBounds, Limits},
     store::{Store, StoreError, identity::IdentityError, invites::InvitesError, keys::KeysError},
     text::{Parsers, SpecialText, TextError, VocabularyError},
     weights::{self, FetchError},
@@ -71,7 +71,7 @@ pub enum ModelChoice {
 
 /// How a model is computed, as its owner chooses: whoever chooses otherwise has another model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Computed {
+pub struct ComputeChoice {
     /// What products with its matrices do with rows.
     pub precision: Precision,
     /// Whether sequences may be longer than the first training's of a model that turns otherwise for those.
@@ -159,7 +159,7 @@ pub struct NodeConfig {
     /// In which order models on one device take turns.
     pub sharing: TurnOrder,
     /// How models are computed, where their files do not say it.
-    pub computed: Computed,
+    pub computed: ComputeChoice,
     /// Encoders to lend, each a folder and what it is to be.
     pub encoders: Vec<(PathBuf, EncoderTask)>,
     /// Hours in which the host is lent; all of them where none are named.
@@ -203,8 +203,8 @@ impl NodeConfig {
     }
 
     /// What these are held against when they are changed.
-    pub(super) fn bounds(&self) -> Bounds {
-        Bounds {
+    pub(super) fn bounds(&self) -> LimitBounds {
+        LimitBounds {
             fixed: self.fixed_limits.clone(),
             all_threads: self.all_threads,
             ranks: self.threads.ranks,

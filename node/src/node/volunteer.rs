@@ -2,7 +2,7 @@
 //! and has them not on its disk; and all of them anew, where their owner changes how much of the machine they may use.
 
 use super::{
-    Computed, ModelChoice, NodeConfig, NodeError, WantedModel,
+    ComputeChoice, ModelChoice, NodeConfig, NodeError, WantedModel,
     opened::{self, Opened},
     resources::Resources,
 };
@@ -69,13 +69,13 @@ pub(super) struct Volunteer {
 /// What may be fetched for it: who names a model allows it. None for one that is not fetched.
 fn limits(
     model: &WantedModel,
-    computed: Computed,
+    computed: ComputeChoice,
     usual: &weights::ProvisionLimits,
 ) -> Option<weights::ProvisionLimits> {
     let usual = usual.clone();
     match &model.choice {
         // Computed otherwise it would be another model than the one that others have.
-        _ if computed != Computed::default() => None,
+        _ if computed != ComputeChoice::default() => None,
         ModelChoice::Fallback => (model.draft.is_none() && usual.budget > 0).then_some(usual),
         ModelChoice::Named(name) => {
             Some(weights::ProvisionLimits { named: Some(name.clone()), allowed: Vec::new(), ..usual })
@@ -319,17 +319,17 @@ mod tests {
     #[test]
     fn only_what_is_named_and_not_here_or_is_not_named_at_all_is_fetched() {
         let named = model(ModelChoice::Named("org/a".into()));
-        let may = limits(&named, Computed::default(), &usual(0)).unwrap();
+        let may = limits(&named, ComputeChoice::default(), &usual(0)).unwrap();
         assert_eq!((may.named.as_deref(), may.allowed.len()), (Some("org/a"), 0), "who names it allows it");
         let fallback = model(ModelChoice::Fallback);
-        assert_eq!(limits(&fallback, Computed::default(), &usual(1)).unwrap().allowed.len(), 1);
-        assert!(limits(&fallback, Computed::default(), &usual(0)).is_none());
-        let exact = Computed { precision: Precision::Exact, long_context: false };
+        assert_eq!(limits(&fallback, ComputeChoice::default(), &usual(1)).unwrap().allowed.len(), 1);
+        assert!(limits(&fallback, ComputeChoice::default(), &usual(0)).is_none());
+        let exact = ComputeChoice { precision: Precision::Exact, long_context: false };
         let path = model(ModelChoice::Path("here".into()));
-        for (model, computed) in [(&named, exact), (&fallback, exact), (&path, Computed::default())] {
+        for (model, computed) in [(&named, exact), (&fallback, exact), (&path, ComputeChoice::default())] {
             assert!(limits(model, computed, &usual(1)).is_none());
         }
-        assert!(limits(&model(ModelChoice::Embedded), Computed::default(), &usual(1)).is_none());
+        assert!(limits(&model(ModelChoice::Embedded), ComputeChoice::default(), &usual(1)).is_none());
         let has_none = opened::has_none;
         assert!(has_none(&[named.clone(), named.clone()]) && !has_none(&[named, path]) && !has_none(&[]));
     }

@@ -7,7 +7,7 @@ use crate::{
     hardware::memory::Size,
     node::NodeConfig,
     plain, platform,
-    reachability::{observation::Own, probe},
+    reachability::{observation::OwnAddresses, probe},
     store::{invites, keys},
     view::SwarmView,
 };
@@ -95,7 +95,7 @@ pub(super) async fn reach(settings: &Settings, config: &NodeConfig, running: boo
         let said = format!("--listen {} is reached from this machine alone", config.listen);
         return finding("reach", State::Note, said);
     }
-    let Own { v4, v6 } = probe::own(&[]);
+    let OwnAddresses { v4, v6 } = probe::own(&[]);
     let own: Vec<IpAddr> = v4.map(IpAddr::V4).into_iter().chain(v6.map(IpAddr::V6)).collect();
     if own.is_empty() {
         let said = "this machine has no address beyond itself: no other machine reaches a peer here";
