@@ -119,8 +119,8 @@ pub struct ApiState {
     bodies: bodies::Bodies,
     metrics: Arc<Metrics>,
     history: History,
-    responses: Arc<responses::Store>,
-    running: Arc<running::Running>,
+    responses: Arc<responses::ResponseStore>,
+    running: Arc<running::RunningRequests>,
     listeners: events::Listeners,
     gatekeeper: Arc<Gatekeeper>,
 }

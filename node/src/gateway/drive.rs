@@ -1,10 +1,13 @@
 //! Prompt flow 2 and 9: the loop where clients, streams and the gateway machine meet.
 
 use super::{
-    Prompt, Reply, SUBMISSIONS, Submission,
+    PreparedRequest, Reply, SUBMISSIONS, Submission,
     checks::Examiner,
-    clients::{Asked, Client, ClientTable, DecodeLine, Heard, Looked, PrefillLine, believed, finish, reply, tell},
-    reach::Reach,
+    clients::{
+        Client, ClientTable, DecodeLine, LineEvent, Looked, PrefillLine, SubmittedRequest, believed, finish, reply,
+        tell,
+    },
+    reach::LeaderReach,
     sleep_watch::{SleepWatch, TURN},
 };
 use crate::{
@@ -70,8 +73,8 @@ pub struct Drive {
 }
 
 impl Drive {
-    fn reach(&self) -> Reach {
-        Reach { me: self.me, worker: self.worker.clone(), links: self.links.clone(), roster: self.roster.clone() }
+    fn reach(&self) -> LeaderReach {
+        LeaderReach { me: self.me, worker: self.worker.clone(), links: self.links.clone(), roster: self.roster.clone() }
     }
 
     /// Serves requests until `stop`; what runs then ends with a stated error.
@@ -154,7 +157,7 @@ impl Drive {
     /// Takes a request in, or first asks whether its client was served elsewhere before.
     fn submitted(&mut self, submission: Submission, clients: &mut ClientTable) -> Option<Event> {
         let Submission { prompt, answer } = submission;
-        let Prompt { request, model, prompt, generation, comes_back, seen, overrule, codec } = prompt;
+        let PreparedRequest { request, model, prompt, generation, comes_back, seen, overrule, codec } = prompt;
         if clients.clients.contains_key(&request) {
             // Its client has lost the connection that it had here, and this is not known yet.
             self.step(Event::Cancel { request }, clients);
@@ -169,7 +172,7 @@ impl Drive {
             tokio::select! {
                 () = ended.cancelled() => {}
                 // The loop being gone, nothing is left to cancel.
-                () = gone.closed() => drop(heard.send(Heard { line, event: Event::Cancel { request } }).await),
+                () = gone.closed() => drop(heard.send(LineEvent { line, event: Event::Cancel { request } }).await),
             }
         });
         let client = Client {
@@ -183,7 +186,7 @@ impl Drive {
             _over: over.drop_guard(),
         };
         clients.clients.insert(request, client);
-        let asked = Asked { request, model, prompt, generation, overrule, codec };
+        let asked = SubmittedRequest { request, model, prompt, generation, overrule, codec };
         if !comes_back {
             return self.begun(Looked { line, asked, recalled: None }, clients);
         }
@@ -200,7 +203,7 @@ impl Drive {
     fn begun(&self, looked: Looked, clients: &mut ClientTable) -> Option<Event> {
         let Looked { line, asked, recalled } = looked;
         let fingerprint = asked.fingerprint();
-        let Asked { request, model, prompt, generation, overrule, codec } = asked;
+        let SubmittedRequest { request, model, prompt, generation, overrule, codec } = asked;
         let client = clients.clients.get_mut(&request).filter(|c| c.line == line)?;
         let begun = recalled.as_ref().map(|r| Begun {
             codec: r.codec,
@@ -290,7 +293,7 @@ impl Drive {
                 let relay = async {
                     while let Some(event) = told.recv().await {
                         over |= matches!(event, DecodeEvent::End(_) | DecodeEvent::Refused(_));
-                        if heard.send(Heard { line, event: Event::Decode { request, event } }).await.is_err() {
+                        if heard.send(LineEvent { line, event: Event::Decode { request, event } }).await.is_err() {
                             return;
                         }
                     }
@@ -300,7 +303,7 @@ impl Drive {
                     let reason = reached.err().unwrap_or_else(|| "the stream ended early".into());
                     // The loop being gone, nobody waits for this.
                     let event = Event::DecodeLost { request, reason };
-                    let _ = heard.send(Heard { line, event }).await;
+                    let _ = heard.send(LineEvent { line, event }).await;
                 }
             };
             tokio::select! {
@@ -325,7 +328,7 @@ impl Drive {
                 let mut over = false;
                 while let Some(event) = told.recv().await {
                     over |= matches!(event, PrefillEvent::KvSent { .. } | PrefillEvent::Failed(_));
-                    if heard.send(Heard { line, event: Event::Prefill { request, event } }).await.is_err() {
+                    if heard.send(LineEvent { line, event: Event::Prefill { request, event } }).await.is_err() {
                         return true;
                     }
                 }
@@ -336,7 +339,7 @@ impl Drive {
                 (reached, over) = async { tokio::join!(reach, relay) } => if !over {
                     let reason = reached.err().unwrap_or_else(|| "the stream ended early".into());
                     let event = Event::PrefillLost { request, reason };
-                    let _ = heard.send(Heard { line, event }).await;
+                    let _ = heard.send(LineEvent { line, event }).await;
                 },
             }
         });

@@ -13,13 +13,13 @@ mod read_on;
 mod shallow;
 
 pub(super) use messages::Messages;
-pub(super) use prompt::{FixedPlan, Prompt, SUBMISSIONS};
+pub(super) use prompt::{GivenPrompt, Prompt, SUBMISSIONS};
 
 use super::ApiError;
-use bounded::{Budget, Within};
+use bounded::{ParseBudget, Within};
 use messages::ReadMessages;
 use prompt::ReadPrompt;
-use read_on::Ending;
+use read_on::EarlyRefusal;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 use std::fmt;
@@ -55,7 +55,7 @@ impl Fields {
         if let Err(error) = std::str::from_utf8(body) {
             return Err(wrong(format!("The body is not UTF-8: {error}")));
         }
-        let (mut budget, ending) = (Budget::default(), Ending::default());
+        let (mut budget, ending) = (ParseBudget::default(), EarlyRefusal::default());
         let mut json = serde_json::Deserializer::from_slice(body);
         let read = Object { budget: &mut budget, tokens, lists, ending: &ending }
             .deserialize(&mut json)
@@ -172,10 +172,10 @@ fn unparsed(error: &serde_json::Error) -> String {
 
 /// Reads the whole of a body; nothing, if it is JSON and no object.
 struct Object<'b> {
-    budget: &'b mut Budget,
+    budget: &'b mut ParseBudget,
     tokens: usize,
     lists: Lists,
-    ending: &'b Ending,
+    ending: &'b EarlyRefusal,
 }
 
 impl<'b> Object<'b> {
@@ -317,14 +317,14 @@ mod tests {
     fn prompts_are_what_they_look_like() {
         let prompt = |json: &str| read(&format!(r#"{{"prompt":{json}}}"#)).prompt();
         let tokens = |ids: &[u32]| ids.iter().map(|id| Token(*id)).collect::<Vec<_>>();
-        let text = |text: &str| FixedPlan::Text(text.into());
+        let text = |text: &str| GivenPrompt::Text(text.into());
         assert_eq!(prompt(r#""a\u00e9""#), Some(Prompt::FixedPlan(vec![text("aé")])));
-        assert_eq!(prompt("[1, 2]"), Some(Prompt::FixedPlan(vec![FixedPlan::Tokens(tokens(&[1, 2]))])));
-        let mixed = Prompt::FixedPlan(vec![text("a"), FixedPlan::Tokens(tokens(&[3])), FixedPlan::Tokens(vec![])]);
+        assert_eq!(prompt("[1, 2]"), Some(Prompt::FixedPlan(vec![GivenPrompt::Tokens(tokens(&[1, 2]))])));
+        let mixed = Prompt::FixedPlan(vec![text("a"), GivenPrompt::Tokens(tokens(&[3])), GivenPrompt::Tokens(vec![])]);
         assert_eq!(prompt(r#"["a", [3], []]"#), Some(mixed));
-        let endless = Prompt::FixedPlan(vec![FixedPlan::Endless(6), FixedPlan::Tokens(tokens(&[1, 2, 3]))]);
+        let endless = Prompt::FixedPlan(vec![GivenPrompt::Endless(6), GivenPrompt::Tokens(tokens(&[1, 2, 3]))]);
         assert_eq!(prompt("[[1,2,3,4,5,6],[1,2,3]]"), Some(endless));
-        assert_eq!(prompt("[1,2,3,4]"), Some(Prompt::FixedPlan(vec![FixedPlan::Endless(4)])));
+        assert_eq!(prompt("[1,2,3,4]"), Some(Prompt::FixedPlan(vec![GivenPrompt::Endless(4)])));
         assert_eq!(prompt("null"), None);
         for wrong in
             ["1", "true", "{}", r#"{"a":[1]}"#, "[]", "[1.5]", "[-1]", "[1,[2]]", "[[2],1]", "[[[1]]]", "[[\"a\"]]"]
@@ -361,7 +361,7 @@ mod tests {
         let long = format!(r#"{{"messages":[{}odd"#, r#"{"":0},"#.repeat(100_000));
         assert_eq!(refused(&long), "a message has no 'role'");
         let counted = read(&format!(r#"{{"prompt":[{}7]}}"#, "7,".repeat(1000))).prompt();
-        assert_eq!(counted, Some(Prompt::FixedPlan(vec![FixedPlan::Endless(1001)])));
+        assert_eq!(counted, Some(Prompt::FixedPlan(vec![GivenPrompt::Endless(1001)])));
     }
 
     #[test]

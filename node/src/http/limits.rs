@@ -10,7 +10,7 @@ use tsnode_coordinator::lending::Hours;
 /// What is to be changed: what is left out stays, and `null` is no limit.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Wish {
+pub(super) struct LimitsWish {
     /// As `22:00-07:00`; an empty text, too, is all day.
     hours: LimitUpdate<String>,
     upload_mbit: LimitUpdate<f64>,
@@ -18,7 +18,7 @@ pub(super) struct Wish {
     memory_bytes: LimitUpdate<u64>,
 }
 
-impl Wish {
+impl LimitsWish {
     fn read(self) -> Result<LimitChange, ApiError> {
         let Self { hours, upload_mbit, threads, memory_bytes } = self;
         let hours = match hours {
@@ -50,7 +50,7 @@ pub(super) async fn show(State(state): State<ApiState>) -> Json<Value> {
 
 pub(super) async fn set(
     State(state): State<ApiState>,
-    Json(wish): Json<Wish>,
+    Json(wish): Json<LimitsWish>,
 ) -> Result<(StatusCode, Json<Value>), ApiError> {
     let change = wish.read()?;
     let said = state.controls.limits.change(change).map_err(refusal)?;

@@ -25,7 +25,7 @@ use crate::{
         measure::Measurer,
         models::{ModelFiles, ModelLibrary},
     },
-    gateway::{Accepted, GatewayHandle, Prompt, Reply, Submission, SubmitError},
+    gateway::{Accepted, GatewayHandle, PreparedRequest, Reply, Submission, SubmitError},
     limits::{LimitBounds, Limits, LimitsHandle},
     store::{
         Store,
@@ -79,7 +79,7 @@ pub(super) struct Api {
     /// Whether a client asked before there was a plan.
     waits: watch::Receiver<bool>,
     /// What the gateway was asked for.
-    asked: Arc<Mutex<Vec<Prompt>>>,
+    asked: Arc<Mutex<Vec<PreparedRequest>>>,
     /// Requests dropped by the HTTP side before their end.
     dropped: mpsc::Receiver<()>,
     /// What was to be set for the swarm.
@@ -179,7 +179,7 @@ impl Api {
         text.lines().filter_map(|l| l.strip_prefix("data: ")).map(str::to_owned).collect()
     }
 
-    fn last_asked(&self) -> Prompt {
+    fn last_asked(&self) -> PreparedRequest {
         self.asked.lock().unwrap().last().unwrap().clone()
     }
 }
@@ -189,7 +189,7 @@ async fn play(
     part: Part,
     text: TextModel,
     mut submissions: mpsc::Receiver<Submission>,
-    asked: Arc<Mutex<Vec<Prompt>>>,
+    asked: Arc<Mutex<Vec<PreparedRequest>>>,
     drops: mpsc::Sender<()>,
 ) {
     // Requests that hang end with the test.

@@ -2,7 +2,7 @@
 
 use super::{
     ApiError, owned,
-    read_on::{Ending, READ_ON},
+    read_on::{EarlyRefusal, READ_ON},
     skip_map,
 };
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
@@ -16,7 +16,7 @@ pub(in crate::http) const SUBMISSIONS: usize = 128;
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::http) enum Prompt {
     /// At least one.
-    FixedPlan(Vec<FixedPlan>),
+    FixedPlan(Vec<GivenPrompt>),
     /// More than can be asked for at once.
     TooMany,
     /// Something else.
@@ -25,7 +25,7 @@ pub(in crate::http) enum Prompt {
 
 /// One prompt.
 #[derive(Debug, PartialEq, Eq)]
-pub(in crate::http) enum FixedPlan {
+pub(in crate::http) enum GivenPrompt {
     Text(String),
     Tokens(Vec<Token>),
     /// More than any model takes: so many.
@@ -33,10 +33,10 @@ pub(in crate::http) enum FixedPlan {
 }
 
 /// What stands where a prompt may stand.
-enum Item {
+enum PromptItem {
     Null,
     Token(Token),
-    FixedPlan(FixedPlan),
+    FixedPlan(GivenPrompt),
     List(Prompt),
     Wrong,
 }
@@ -49,7 +49,7 @@ pub(super) struct ReadPrompt<'b> {
     pub tokens: usize,
     /// So many prompts at most.
     pub most: usize,
-    pub ending: &'b Ending,
+    pub ending: &'b EarlyRefusal,
 }
 
 impl ReadPrompt<'_> {
@@ -85,10 +85,10 @@ impl<'de> DeserializeSeed<'de> for ReadPrompt<'_> {
 
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Self::Value, D::Error> {
         Ok(match from.deserialize_any(ReadItem { lists: 2, given: self })? {
-            Item::Null => None,
-            Item::FixedPlan(one) => Some(Prompt::FixedPlan(vec![one])),
-            Item::List(prompt) => Some(prompt),
-            Item::Token(_) | Item::Wrong => Some(Prompt::Wrong),
+            PromptItem::Null => None,
+            PromptItem::FixedPlan(one) => Some(Prompt::FixedPlan(vec![one])),
+            PromptItem::List(prompt) => Some(prompt),
+            PromptItem::Token(_) | PromptItem::Wrong => Some(Prompt::Wrong),
         })
     }
 }
@@ -101,63 +101,63 @@ struct ReadItem<'b> {
 }
 
 impl<'de> DeserializeSeed<'de> for ReadItem<'_> {
-    type Value = Item;
+    type Value = PromptItem;
 
-    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Item, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<PromptItem, D::Error> {
         from.deserialize_any(self)
     }
 }
 
 impl<'de> Visitor<'de> for ReadItem<'_> {
-    type Value = Item;
+    type Value = PromptItem;
 
     fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
         f.write_str("a prompt")
     }
 
-    fn visit_str<E: Error>(self, text: &str) -> Result<Item, E> {
-        Ok(Item::FixedPlan(FixedPlan::Text(owned(text))))
+    fn visit_str<E: Error>(self, text: &str) -> Result<PromptItem, E> {
+        Ok(PromptItem::FixedPlan(GivenPrompt::Text(owned(text))))
     }
 
-    fn visit_u64<E: Error>(self, number: u64) -> Result<Item, E> {
-        Ok(u32::try_from(number).map_or(Item::Wrong, |id| Item::Token(Token(id))))
+    fn visit_u64<E: Error>(self, number: u64) -> Result<PromptItem, E> {
+        Ok(u32::try_from(number).map_or(PromptItem::Wrong, |id| PromptItem::Token(Token(id))))
     }
 
-    fn visit_i64<E: Error>(self, _: i64) -> Result<Item, E> {
-        Ok(Item::Wrong)
+    fn visit_i64<E: Error>(self, _: i64) -> Result<PromptItem, E> {
+        Ok(PromptItem::Wrong)
     }
 
-    fn visit_f64<E: Error>(self, _: f64) -> Result<Item, E> {
-        Ok(Item::Wrong)
+    fn visit_f64<E: Error>(self, _: f64) -> Result<PromptItem, E> {
+        Ok(PromptItem::Wrong)
     }
 
-    fn visit_bool<E: Error>(self, _: bool) -> Result<Item, E> {
-        Ok(Item::Wrong)
+    fn visit_bool<E: Error>(self, _: bool) -> Result<PromptItem, E> {
+        Ok(PromptItem::Wrong)
     }
 
-    fn visit_unit<E: Error>(self) -> Result<Item, E> {
-        Ok(Item::Null)
+    fn visit_unit<E: Error>(self) -> Result<PromptItem, E> {
+        Ok(PromptItem::Null)
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Item, A::Error> {
-        skip_map(&mut map).map(|()| Item::Wrong)
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<PromptItem, A::Error> {
+        skip_map(&mut map).map(|()| PromptItem::Wrong)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Item, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<PromptItem, A::Error> {
         let given = self.given;
         let Some(lists) = self.lists.checked_sub(1) else {
-            return given.read_on(&mut seq, ReadPrompt::wrong).map(|_| Item::Wrong);
+            return given.read_on(&mut seq, ReadPrompt::wrong).map(|_| PromptItem::Wrong);
         };
         let mut read = List::default();
         while let Some(item) = seq.next_element_seed(ReadItem { lists, given })? {
             if let Err(prompt) = read.push(item, given.most) {
                 let is_many = lists > 0 && prompt == Prompt::TooMany;
                 given.read_on(&mut seq, if is_many { ReadPrompt::too_many } else { ReadPrompt::wrong })?;
-                return Ok(if lists == 0 { Item::Wrong } else { Item::List(prompt) });
+                return Ok(if lists == 0 { PromptItem::Wrong } else { PromptItem::List(prompt) });
             }
             if read.tokens.len() > given.tokens {
                 let more = given.read_on(&mut seq, ReadPrompt::far_too_long)?;
-                return Ok(Item::FixedPlan(FixedPlan::Endless(read.tokens.len() + more)));
+                return Ok(PromptItem::FixedPlan(GivenPrompt::Endless(read.tokens.len() + more)));
             }
         }
         Ok(read.end(lists))
@@ -168,15 +168,15 @@ impl<'de> Visitor<'de> for ReadItem<'_> {
 #[derive(Default)]
 struct List {
     tokens: Vec<Token>,
-    prompts: Vec<FixedPlan>,
+    prompts: Vec<GivenPrompt>,
 }
 
 impl List {
     /// What the whole is, where this cannot be in it.
-    fn push(&mut self, item: Item, most: usize) -> Result<(), Prompt> {
+    fn push(&mut self, item: PromptItem, most: usize) -> Result<(), Prompt> {
         match item {
-            Item::Token(token) if self.prompts.is_empty() => self.tokens.push(token),
-            Item::FixedPlan(given) if self.tokens.is_empty() => {
+            PromptItem::Token(token) if self.prompts.is_empty() => self.tokens.push(token),
+            PromptItem::FixedPlan(given) if self.tokens.is_empty() => {
                 self.prompts.push(given);
                 if self.prompts.len() > most {
                     return Err(Prompt::TooMany);
@@ -188,13 +188,13 @@ impl List {
     }
 
     /// A list inside another is one prompt.
-    fn end(self, lists: u8) -> Item {
+    fn end(self, lists: u8) -> PromptItem {
         match (lists, self.prompts.is_empty(), self.tokens.is_empty()) {
-            (0, true, _) => Item::FixedPlan(FixedPlan::Tokens(self.tokens)),
-            (0, ..) => Item::Wrong,
-            (_, true, true) => Item::List(Prompt::Wrong),
-            (_, true, false) => Item::FixedPlan(FixedPlan::Tokens(self.tokens)),
-            _ => Item::List(Prompt::FixedPlan(self.prompts)),
+            (0, true, _) => PromptItem::FixedPlan(GivenPrompt::Tokens(self.tokens)),
+            (0, ..) => PromptItem::Wrong,
+            (_, true, true) => PromptItem::List(Prompt::Wrong),
+            (_, true, false) => PromptItem::FixedPlan(GivenPrompt::Tokens(self.tokens)),
+            _ => PromptItem::List(Prompt::FixedPlan(self.prompts)),
         }
     }
 }

@@ -10,9 +10,9 @@ pub(super) const READ_ON: usize = 64 << 10;
 
 /// What to answer with where a list has ended reading.
 #[derive(Debug, Default)]
-pub(super) struct Ending(RefCell<Option<ApiError>>);
+pub(super) struct EarlyRefusal(RefCell<Option<ApiError>>);
 
-impl Ending {
+impl EarlyRefusal {
     /// Reads the rest of a list from which nothing more is taken, and says how much there was; or ends reading with this refusal,
     /// where there is so much of it that the rest of the body is not worth it.
     pub fn read_on<'de, A: SeqAccess<'de>>(
