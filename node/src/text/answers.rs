@@ -57,14 +57,14 @@ pub struct Parsers {
 }
 
 /// What is looked for in a model's answers.
-pub(super) struct Answers {
+pub(super) struct AnswerFormats {
     pub tools: ToolFormat,
     /// Its template writes tools; others' are described in words.
     pub knows_tools: bool,
     reasoning: ReasoningFormat,
 }
 
-impl Answers {
+impl AnswerFormats {
     pub fn of(template: Option<&TemplateText>, tokenizer: &Tokenizer) -> Self {
         let mentions = |word: &str| template.is_some_and(|template| template.mentions(word));
         let knows_tools = mentions("tools");

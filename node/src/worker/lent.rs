@@ -4,7 +4,7 @@ use super::{
     compute::Compute,
     devices::{Lost, ModelDevices},
 };
-use crate::text::grammar::{GrammarError, Grammars, Vocabulary};
+use crate::text::grammar::{GrammarError, GrammarVocabulary, Grammars};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::mpsc;
@@ -65,9 +65,9 @@ pub(super) fn lend(
 }
 
 /// Reads the tokens of a model.
-fn vocabulary(source: Arc<ModelSource>) -> impl Fn() -> Result<Vocabulary, GrammarError> {
+fn vocabulary(source: Arc<ModelSource>) -> impl Fn() -> Result<GrammarVocabulary, GrammarError> {
     move || {
         let missing = || GrammarError::NoVocabulary("this peer has no tokenizer.json of the model".into());
-        Vocabulary::read(source.file("tokenizer.json").ok_or_else(missing)?, source.card().shape.vocab)
+        GrammarVocabulary::read(source.file("tokenizer.json").ok_or_else(missing)?, source.card().shape.vocab)
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{
     call::{CallScanner, Step},
-    found::Found,
+    found::FoundPieces,
 };
 
 /// What closes a call: its mark, perhaps behind a fence, with white space before either.
@@ -64,7 +64,7 @@ impl Body {
         Self { state: State::Within(call, raw), close }
     }
 
-    pub fn push(&mut self, letter: char, found: &mut Found) -> Rest {
+    pub fn push(&mut self, letter: char, found: &mut FoundPieces) -> Rest {
         match &mut self.state {
             State::Behind(_) => self.behind(letter),
             State::Within(call, raw) => match call.push(letter, None, found) {
@@ -94,7 +94,7 @@ impl Body {
     }
 
     /// Nothing follows: of what closes a call some may have been to come.
-    pub fn finish(self, found: &mut Found) {
+    pub fn finish(self, found: &mut FoundPieces) {
         if let State::Within(call, raw) = self.state
             && !call.is_begun()
         {

@@ -5,14 +5,14 @@ use serde_json::Value;
 
 /// Pieces that belong together are one. White space before a call is no content, nor is what follows the last one.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct FoundPieces {
     said: Vec<Said>,
     calls: usize,
     /// At the end of the content so far.
     spaces: String,
 }
 
-impl Found {
+impl FoundPieces {
     pub fn content(&mut self, text: &str) {
         self.spaces.push_str(text);
         if text.trim_end().is_empty() {

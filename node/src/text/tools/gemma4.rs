@@ -5,7 +5,7 @@ mod arguments;
 use super::{
     Markers, Said, ToolParser,
     body::{Close, Rest},
-    found::Found,
+    found::FoundPieces,
 };
 use arguments::Arguments;
 
@@ -35,12 +35,12 @@ impl State {
 
 pub(super) struct Gemma4 {
     state: State,
-    found: Found,
+    found: FoundPieces,
 }
 
 impl Default for Gemma4 {
     fn default() -> Self {
-        Self { state: State::outside(), found: Found::default() }
+        Self { state: State::outside(), found: FoundPieces::default() }
     }
 }
 

@@ -172,7 +172,7 @@ fn arguments(schema: &Value) -> Value {
 mod tests {
     use super::*;
     use crate::text::{
-        grammar::{Compiler, Vocabulary},
+        grammar::{GrammarCompiler, GrammarVocabulary},
         model::tests::embedded,
         tokenizer_guard,
     };
@@ -221,7 +221,7 @@ mod tests {
     /// Whether a text follows each of the grammars, and may end.
     fn follow<'t>(texts: impl IntoIterator<Item = (String, &'t str)>) -> Vec<bool> {
         let tokenizer = tokenizer_guard::read(&embedded().files["tokenizer.json"]).unwrap();
-        let compiler = Compiler::new(Vocabulary::new(&tokenizer, embedded().card.shape.vocab)).unwrap();
+        let compiler = GrammarCompiler::new(GrammarVocabulary::new(&tokenizer, embedded().card.shape.vocab)).unwrap();
         let follows = |(grammar, text): (String, &str)| {
             let mut follow = compiler.compile(&Grammar::Lark(grammar.clone()), &[Token(1)]).unwrap_or_else(|error| {
                 panic!("{error} in\n{grammar}");

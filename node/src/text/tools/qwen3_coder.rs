@@ -5,7 +5,7 @@ use super::{
     Callable, Markers, Said, ToolParser,
     body::{Body, Rest},
     call::CallScanner,
-    found::Found,
+    found::FoundPieces,
     hermes,
     parameter::Kind,
 };
@@ -72,7 +72,7 @@ impl Parameter {
     }
 
     /// Its next letters. A line's end behind the opening mark and one before the closing one are no part of it.
-    fn push(&mut self, text: &str, found: &mut Found) {
+    fn push(&mut self, text: &str, found: &mut FoundPieces) {
         for letter in text.chars() {
             if std::mem::take(&mut self.is_first) && letter == '\n' {
                 continue;
@@ -91,7 +91,7 @@ impl Parameter {
         }
     }
 
-    fn close(self, found: &mut Found) {
+    fn close(self, found: &mut FoundPieces) {
         if self.is_said {
             return;
         }
@@ -110,12 +110,19 @@ pub(super) struct Qwen3Coder {
     keys: Vec<String>,
     /// Its function is closed, and the call may yet be.
     is_open: bool,
-    found: Found,
+    found: FoundPieces,
 }
 
 impl Qwen3Coder {
     pub fn new(tools: Arc<[Callable]>) -> Self {
-        Self { state: State::outside(), tools, called: None, keys: Vec::new(), is_open: false, found: Found::default() }
+        Self {
+            state: State::outside(),
+            tools,
+            called: None,
+            keys: Vec::new(),
+            is_open: false,
+            found: FoundPieces::default(),
+        }
     }
 
     fn letter(&mut self, letter: char) {

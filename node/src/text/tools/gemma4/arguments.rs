@@ -1,7 +1,7 @@
 //! A call's arguments in Gemma 4's notation, letter by letter, as JSON: keys are bare, or between the marks that stand around
 //! texts; numbers, truths, lists and objects are as in JSON. JSON's own keys and texts are read too.
 
-use super::super::{Markers, body::Rest, found::Found};
+use super::super::{Markers, body::Rest, found::FoundPieces};
 use serde_json::{Number, Value};
 
 /// Stands before and behind a text.
@@ -42,13 +42,13 @@ pub(super) struct Arguments {
 
 impl Arguments {
     /// Behind their brace.
-    pub fn begin(found: &mut Found) -> Self {
+    pub fn begin(found: &mut FoundPieces) -> Self {
         let mut arguments = Self { place: Place::Behind, levels: Vec::new() };
         arguments.open("{", '}', Place::Key(String::new()), found);
         arguments
     }
 
-    pub fn push(&mut self, letter: char, found: &mut Found) -> Rest {
+    pub fn push(&mut self, letter: char, found: &mut FoundPieces) -> Rest {
         let is_space = letter.is_whitespace();
         match &mut self.place {
             Place::Value | Place::Behind if is_space => Rest::More,
@@ -103,13 +103,13 @@ impl Arguments {
     }
 
     /// Nothing follows: what could have been the mark behind a text is of the text.
-    pub fn finish(self, found: &mut Found) {
+    pub fn finish(self, found: &mut FoundPieces) {
         if let Place::Text(mut end) = self.place {
             found.within_text(&end.finish());
         }
     }
 
-    fn key(&mut self, letter: char, found: &mut Found) -> Rest {
+    fn key(&mut self, letter: char, found: &mut FoundPieces) -> Rest {
         let Place::Key(said) = &mut self.place else { return Rest::Before(letter.to_string()) };
         if letter == '}' && said.is_empty() {
             return self.close(letter, found);
@@ -129,7 +129,7 @@ impl Arguments {
         if (is_marked || is_bare) && said.len() <= KEY { Rest::More } else { Rest::Before(std::mem::take(said)) }
     }
 
-    fn value(&mut self, letter: char, found: &mut Found) -> Rest {
+    fn value(&mut self, letter: char, found: &mut FoundPieces) -> Rest {
         let is_list = self.is_list();
         match letter {
             ']' if is_list => return self.close(letter, found),
@@ -150,7 +150,7 @@ impl Arguments {
         Rest::More
     }
 
-    fn behind(&mut self, letter: char, found: &mut Found) -> Rest {
+    fn behind(&mut self, letter: char, found: &mut FoundPieces) -> Rest {
         if letter != ',' {
             return self.close(letter, found);
         }
@@ -158,13 +158,13 @@ impl Arguments {
         Rest::More
     }
 
-    fn open(&mut self, begin: &str, end: char, place: Place, found: &mut Found) {
+    fn open(&mut self, begin: &str, end: char, place: Place, found: &mut FoundPieces) {
         found.arguments(begin);
         self.levels.push(Level { end, is_empty: true });
         self.place = place;
     }
 
-    fn close(&mut self, letter: char, found: &mut Found) -> Rest {
+    fn close(&mut self, letter: char, found: &mut FoundPieces) -> Rest {
         if self.levels.last().is_none_or(|level| level.end != letter) {
             return Rest::Before(letter.to_string());
         }
