@@ -42,7 +42,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     if is_set(matches, "json") {
         return print_json(&answer);
     }
-    let Answer { earnings, total } = serde_json::from_value(answer)
+    let EarningsAnswer { earnings, total } = serde_json::from_value(answer)
         .map_err(|e| Exit::new(Kind::Unreachable, format!("the peer's answer is not understood: {e}")))?;
     rows(&earnings, total).iter().for_each(|line| say!("{line}"));
     Ok(())
@@ -50,7 +50,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
 
 /// What `/api/earnings` says.
 #[derive(Deserialize)]
-struct Answer {
+struct EarningsAnswer {
     earnings: Vec<DayLine>,
     total: Total,
 }

@@ -6,7 +6,7 @@ pub(super) mod live;
 mod phases;
 
 use self::{
-    arrival::Arrival,
+    arrival::ModelArrival,
     board::{Board, Fixed},
     phases::Phases,
 };
@@ -138,7 +138,7 @@ async fn narrate(mut view: watch::Receiver<SwarmView>) {
     let mut worth = None;
     let (mut alone, mut named, mut linked) = (None, Vec::<Trouble>::new(), None);
     let mut looked = None::<Instant>;
-    let (mut loading, mut fetching) = (Loading::default(), Arrival::default());
+    let (mut loading, mut fetching) = (Loading::default(), ModelArrival::default());
     loop {
         if worth.is_none() {
             worth = describe_worth(&view.borrow());

@@ -14,7 +14,7 @@ use tsnode_simulator::plot::heat::{Heat, HeatCell};
 
 /// A link as it is shown.
 #[derive(Serialize)]
-struct Row {
+struct LinkRow {
     from: PeerId,
     #[serde(flatten)]
     link: Link,
@@ -56,11 +56,11 @@ fn path(names: &BTreeMap<PeerId, String>, path: PathKind) -> String {
     }
 }
 
-fn rows(view: &SwarmView) -> Vec<Row> {
+fn rows(view: &SwarmView) -> Vec<LinkRow> {
     let stated = view.peers.iter().flat_map(|peer| peer.advert.links.iter().map(|link| (peer.id, *link)));
     let row = |(from, link): (PeerId, Link)| {
         let age = (from == view.me).then(|| view.link_ages.get(&link.to).copied()).flatten();
-        Row { from, link, age }
+        LinkRow { from, link, age }
     };
     stated.map(row).collect()
 }
@@ -71,7 +71,7 @@ fn picture(view: &SwarmView) -> String {
     let all = names(view);
     let labels: Vec<String> = peers.iter().map(|p| name(&all, *p)).collect();
     let place = |peer: PeerId| peers.iter().position(|p| *p == peer);
-    let cell = |row: &Row| {
+    let cell = |row: &LinkRow| {
         let (latency, mbit) = (row.link.latency.0 * 1e3, row.link.bandwidth.0 * 8e-6);
         let said = format!("{latency:.2} ms, {mbit:.0} Mbit/s, {}", path(&all, row.link.path));
         let shown = if mbit < 9.95 { format!("{mbit:.1}") } else { format!("{mbit:.0}") };

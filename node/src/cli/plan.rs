@@ -5,7 +5,7 @@ mod loss;
 mod services;
 mod swarm;
 
-use self::asked::Asked;
+use self::asked::PlanQuery;
 use super::{asking_args, is_set, output, switch, verb, verbose};
 use crate::{
     cli::exit::{Exit, Kind},
@@ -75,7 +75,7 @@ pub(super) fn problem_args() -> Vec<Arg> {
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     let Some(cluster) = matches.get_one::<String>("cluster") else { return swarm::plan(settings, matches).await };
-    let asked = Asked::read(cluster, matches)?;
+    let asked = PlanQuery::read(cluster, matches)?;
     match (asked.sharing.is_empty(), asked.lose.is_empty()) {
         (false, _) => asked.share(matches),
         (true, false) => asked.lose(matches),
@@ -84,7 +84,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
 }
 
 /// A plan with its numbers.
-pub(super) struct Planned {
+pub(super) struct ValuedPlan {
     pub(super) found: Found,
     pub(super) outcome: PlanOutcome,
     /// Not of clusters planned in regions.
@@ -92,13 +92,13 @@ pub(super) struct Planned {
     took: Duration,
 }
 
-impl Asked {
+impl PlanQuery {
     pub(super) fn effort(&self) -> Effort {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         Effort { steps: if self.budget.is_some() { ENDLESS } else { STEPS }, threads, ..Effort::default() }
     }
 
-    pub(super) fn search(&self, problem: &Problem) -> Planned {
+    pub(super) fn search(&self, problem: &Problem) -> ValuedPlan {
         let (started, effort) = (Instant::now(), self.effort());
         let late = || self.budget.is_some_and(|b| started.elapsed() >= b);
         if problem.cluster.devices() > regions::MOST {
@@ -109,11 +109,11 @@ impl Asked {
         let took = started.elapsed();
         let mut outcome = PlanOutcome::new(problem, &found);
         outcome.bound = bound::attainment(problem).filter(|b| *b < 1.0);
-        Planned { found, outcome, report: Some(report), took }
+        ValuedPlan { found, outcome, report: Some(report), took }
     }
 
     /// Region by region, with a bar while somebody watches.
-    fn in_regions(&self, problem: &Problem, effort: Effort, started: Instant) -> Planned {
+    fn in_regions(&self, problem: &Problem, effort: Effort, started: Instant) -> ValuedPlan {
         let effort = Effort { steps: effort.steps.min(STEPS), ..effort };
         let bar = indicatif::ProgressBar::new_spinner().with_message(format!(
             "planning {} devices in regions of {}",
@@ -125,7 +125,7 @@ impl Asked {
         let all = regions::search(problem, self.seed, effort, &late);
         bar.finish_and_clear();
         let took = started.elapsed();
-        Planned { found: Found::default(), outcome: PlanOutcome::together(problem, &all), report: None, took }
+        ValuedPlan { found: Found::default(), outcome: PlanOutcome::together(problem, &all), report: None, took }
     }
 
     fn plan(&self, matches: &ArgMatches) -> Result<(), Exit> {
@@ -139,7 +139,7 @@ impl Asked {
     }
 }
 
-impl Planned {
+impl ValuedPlan {
     fn json(&self) -> serde_json::Value {
         json!({
             "plan": self.outcome,

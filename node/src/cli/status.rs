@@ -42,10 +42,10 @@ pub(super) fn lines(view: &SwarmView, verbose: bool) -> Vec<String> {
     rows.into_iter().chain(details).flat_map(|(label, text)| wrapped(label, LABELS, &text)).collect()
 }
 
-type Row = (&'static str, String);
+type StatusRow = (&'static str, String);
 
 /// Which machine this is, whether it serves, and what it lends.
-fn owner(view: &SwarmView) -> Vec<Row> {
+fn owner(view: &SwarmView) -> Vec<StatusRow> {
     let others = view.peers.iter().filter(|p| p.id != view.me).count();
     let company = match others {
         0 => "nobody else is in it yet".into(),
@@ -94,7 +94,7 @@ pub(super) fn lent(view: &SwarmView) -> String {
 }
 
 /// What this machine does by the plan: for whom, how fast, and how much of it now.
-fn work(view: &SwarmView) -> Vec<Row> {
+fn work(view: &SwarmView) -> Vec<StatusRow> {
     let groups = view.plan.as_ref().map_or(&[][..], |plan| &plan.groups);
     let mine: Vec<&Group> = groups.iter().filter(|g| g.stages.iter().any(|s| s.peer == view.me)).collect();
     let mut rows = Vec::new();
@@ -194,7 +194,7 @@ fn seconds(view: &SwarmView, group: &Group, layer: impl Fn(&LayerProfile) -> f64
 }
 
 /// What the swarm serves, and who plans.
-fn swarm(view: &SwarmView) -> Vec<Row> {
+fn swarm(view: &SwarmView) -> Vec<StatusRow> {
     let named = |m: &ModelCard| {
         let is_default = view.models.len() > 1 && Some(m.id) == view.default_model;
         format!("{}{}", harmless(&m.name), if is_default { " (where a request names none)" } else { "" })
@@ -224,7 +224,7 @@ fn swarm(view: &SwarmView) -> Vec<Row> {
 }
 
 /// What engineers look at.
-fn details(view: &SwarmView) -> Vec<Row> {
+fn details(view: &SwarmView) -> Vec<StatusRow> {
     let mut rows = vec![
         ("id", view.me.to_string()),
         ("swarm id", view.swarm.to_string()),
@@ -243,7 +243,7 @@ fn details(view: &SwarmView) -> Vec<Row> {
     rows
 }
 
-fn counted(label: &'static str, refused: &BTreeMap<String, u64>) -> Vec<Row> {
+fn counted(label: &'static str, refused: &BTreeMap<String, u64>) -> Vec<StatusRow> {
     let labels = std::iter::once(label).chain(std::iter::repeat(""));
     labels.zip(refused).map(|(label, (reason, count))| (label, format!("{count} × {reason}"))).collect()
 }

@@ -76,12 +76,12 @@ pub(super) fn command() -> Command {
 struct Report {
     processor: String,
     instructions: String,
-    speed: Vec<Speed>,
+    speed: Vec<CodecSpeed>,
     quality: Vec<Quality>,
 }
 
 #[derive(Serialize)]
-struct Speed {
+struct CodecSpeed {
     instructions: String,
     codec: KvCodec,
     heads: usize,
@@ -204,10 +204,10 @@ fn failed(error: &dyn std::fmt::Display) -> Exit {
     Exit::new(Kind::Model, error.to_string())
 }
 
-fn speed(simd: Simd, codec: KvCodec, load: CodecLoad) -> Result<Speed, Exit> {
+fn speed(simd: Simd, codec: KvCodec, load: CodecLoad) -> Result<CodecSpeed, Exit> {
     let rounds = if simd == Simd::Plain { ROUNDS_PLAIN } else { ROUNDS };
     let rates = measure(simd, codec, load, rounds).map_err(|e| failed(&e))?;
-    Ok(Speed {
+    Ok(CodecSpeed {
         instructions: format!("{simd:?}"),
         codec,
         heads: load.heads,
@@ -222,7 +222,7 @@ fn speed(simd: Simd, codec: KvCodec, load: CodecLoad) -> Result<Speed, Exit> {
     })
 }
 
-impl Speed {
+impl CodecSpeed {
     fn print(&self) {
         let [copy, pack, unpack] = [self.copy, self.pack, self.unpack].map(|rate| rate / 1e9);
         let (name, dim, bits) = (name(self.codec), self.dim, self.bits_per_element);

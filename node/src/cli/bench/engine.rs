@@ -188,7 +188,7 @@ fn fitting(source: &ModelSource, steps: Vec<Step>) -> Result<Vec<Step>, Exit> {
 }
 
 /// What it took until the first step was done.
-struct Ready {
+struct ReadyTime {
     seconds: f64,
     load: LoadReport,
 }
@@ -199,7 +199,7 @@ fn ready(
     threads: Threads,
     steps: &[Step],
     watch: bool,
-) -> Result<(Engine, StageKey, Ready), Exit> {
+) -> Result<(Engine, StageKey, ReadyTime), Exit> {
     let largest = steps.iter().map(|s| s.kv_bytes(source, KV)).max().unwrap_or(0);
     // Every sequence rounds up to whole pages in every layer.
     let pages =
@@ -211,7 +211,7 @@ fn ready(
     let stage = engine.load(model).map_err(|e| failed(&e))?;
     let first = Step { batch: 1, context: 0, new: 1 };
     measure(&mut engine, stage, source, KV, first, Duration::ZERO).map_err(|e| failed(&e))?;
-    Ok((engine, stage, Ready { seconds: started.elapsed().as_secs_f64(), load }))
+    Ok((engine, stage, ReadyTime { seconds: started.elapsed().as_secs_f64(), load }))
 }
 
 impl Line {

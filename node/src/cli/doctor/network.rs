@@ -1,6 +1,6 @@
 //! What `tsnode doctor` says of the network: calls members, asks the peer that runs here what it knows, and concludes.
 
-use super::{Finding, State};
+use super::{DoctorFinding, State};
 use crate::{
     cli::{
         ask::Peer,
@@ -33,7 +33,7 @@ struct Sought {
     targets: Vec<ProbeTarget>,
 }
 
-pub(super) async fn examine(settings: &Settings, config: &NodeConfig) -> Vec<Finding> {
+pub(super) async fn examine(settings: &Settings, config: &NodeConfig) -> Vec<DoctorFinding> {
     let view = running(settings).await;
     let invite = if let Membering::Invited(invite) = &config.membering { Some(invite) } else { None };
     let sought = match (invite, &view) {
@@ -57,10 +57,10 @@ pub(super) async fn examine(settings: &Settings, config: &NodeConfig) -> Vec<Fin
         peers: calls.peers,
         running: view.as_ref().map(|view| known(view, config.listen.port())),
     };
-    conclude(&seen).into_iter().map(Finding::from).collect()
+    conclude(&seen).into_iter().map(DoctorFinding::from).collect()
 }
 
-impl From<reachability::Finding> for Finding {
+impl From<reachability::Finding> for DoctorFinding {
     fn from(found: reachability::Finding) -> Self {
         let state = match found.state {
             reachability::Severity::Ok => State::Ok,

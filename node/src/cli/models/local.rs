@@ -151,12 +151,12 @@ fn removed(matches: &ArgMatches, name: &str, bytes: u64) -> Result<(), Exit> {
 
 /// What is wrong with what is here.
 #[derive(Default)]
-struct Found {
+struct LocalDamage {
     cached: Vec<Damage>,
     kept: Vec<KeptDamage>,
 }
 
-impl Found {
+impl LocalDamage {
     /// What it is, and where: a line for each.
     fn lines(&self) -> Vec<(String, String)> {
         let cached = self.cached.iter().map(|damage| (damage.path().display().to_string(), damage.to_string()));
@@ -188,7 +188,7 @@ pub(super) fn verify(settings: &Settings, matches: &ArgMatches) -> Result<(), Ex
     let bytes: u64 = of_repos.chain(kept.iter().map(|model| model.held)).sum();
     let style = ProgressStyle::with_template("verifying {bar:30} {binary_bytes} of {binary_total_bytes}, {eta} left");
     let bar = ProgressBar::new(bytes).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    let found = Found {
+    let found = LocalDamage {
         cached: repos.iter().flat_map(|repo| cache.verify(repo, |read| bar.inc(read))).collect(),
         kept: kept.iter().flat_map(|model| model.verify(|read| bar.inc(read))).collect(),
     };

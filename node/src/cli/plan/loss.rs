@@ -1,6 +1,6 @@
 //! `tsnode plan --lose`: plans, loses hosts, and compares doing nothing, flipping phases and planning anew.
 
-use super::{Asked, asked::usage, draw};
+use super::{PlanQuery, asked::usage, draw};
 use crate::cli::{exit::Exit, is_set, output};
 use clap::ArgMatches;
 use serde_json::json;
@@ -13,7 +13,7 @@ const LOADING: BytesPerSecond = BytesPerSecond(1e9);
 /// Time until the next plan, over which a full plan must repay its loading.
 const HORIZON: Seconds = Seconds(3600.0);
 
-impl Asked {
+impl PlanQuery {
     /// Plans, loses hosts, and compares: nothing done, phases flipped, planned anew.
     pub(super) fn lose(&self, matches: &ArgMatches) -> Result<(), Exit> {
         if self.cluster.devices() > regions::MOST {

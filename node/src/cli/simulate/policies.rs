@@ -24,30 +24,35 @@ pub(super) const USUAL: &str = "live+chunked";
 
 /// A way to route and to batch.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Policy {
+pub(super) struct ComparedPolicy {
     pub(super) name: &'static str,
     pub(super) dispatch: ComparedDispatch,
     pub(super) batched: Batched,
     what: &'static str,
 }
 
-impl Policy {
+impl ComparedPolicy {
     /// How it computes prompts, as closed forms have it.
     pub(super) fn prompts(&self) -> PromptChunking {
         self.batched.prompts()
     }
 }
 
-const fn policy(name: &'static str, dispatch: ComparedDispatch, batched: Batched, what: &'static str) -> Policy {
-    Policy { name, dispatch, batched, what }
+const fn policy(
+    name: &'static str,
+    dispatch: ComparedDispatch,
+    batched: Batched,
+    what: &'static str,
+) -> ComparedPolicy {
+    ComparedPolicy { name, dispatch, batched, what }
 }
 
 /// Routed as the plan's shares and live queues say.
-const fn ordered(name: &'static str, order: RequestOrder, what: &'static str) -> Policy {
-    Policy { name, dispatch: ComparedDispatch::Live, batched: Batched::Ordered(order), what }
+const fn ordered(name: &'static str, order: RequestOrder, what: &'static str) -> ComparedPolicy {
+    ComparedPolicy { name, dispatch: ComparedDispatch::Live, batched: Batched::Ordered(order), what }
 }
 
-const POLICIES: &[Policy] = &[
+const POLICIES: &[ComparedPolicy] = &[
     policy("live", ComparedDispatch::Live, WHOLE, "the plan's shares corrected by queues, prompts first"),
     policy("shares", ComparedDispatch::Shares, WHOLE, "the plan's shares alone"),
     policy("shortest", ComparedDispatch::Shortest, WHOLE, "the shortest queues, whatever the shares"),
@@ -94,7 +99,7 @@ const POLICIES: &[Policy] = &[
 ];
 
 /// The policies of a list of names.
-pub(super) fn named(names: &str) -> Result<Vec<Policy>, Exit> {
+pub(super) fn named(names: &str) -> Result<Vec<ComparedPolicy>, Exit> {
     let known: Vec<&str> = POLICIES.iter().map(|p| p.name).collect();
     let find = |name: &str| {
         let found = POLICIES.iter().find(|p| p.name == name.trim()).copied();

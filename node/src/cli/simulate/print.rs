@@ -1,6 +1,6 @@
 //! What a run came to, for people.
 
-use super::{super::output, metric::time, run::Run};
+use super::{super::output, metric::time, run::PolicyRun};
 use crate::cli::exit::Exit;
 use tsnode_simulator::{
     outcome::PlanOutcome,
@@ -10,7 +10,7 @@ use tsnode_simulator::{
 /// Busier than this, a machine holds everything up.
 const FULL: f64 = 0.98;
 
-pub(super) fn run(run: &Run, plan: &PlanOutcome) -> Result<(), Exit> {
+pub(super) fn run(run: &PolicyRun, plan: &PlanOutcome) -> Result<(), Exit> {
     let s = &run.summary;
     if run.cut {
         say!("cut short: what the first {} requests came to\n", s.requests);

@@ -2,7 +2,7 @@
 
 mod asked;
 
-use self::asked::{Asked, Fleet};
+use self::asked::{Fleet, ProvisionQuery};
 use crate::cli::{
     exit::{Exit, Kind},
     is_set, joined, json, output,
@@ -64,7 +64,7 @@ pub(super) fn command() -> Command {
 }
 
 pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
-    let asked = Asked::read(matches)?;
+    let asked = ProvisionQuery::read(matches)?;
     let fleet = asked.fleet(matches)?;
     let svg = matches.get_one::<String>("svg").cloned();
     let is_json = is_set(matches, "json");

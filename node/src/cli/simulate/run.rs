@@ -1,6 +1,6 @@
 //! A policy's run on a plan, and what came of it.
 
-use super::{super::plan::asked::usage, args::Requests, policies::Policy};
+use super::{super::plan::asked::usage, args::TracedRequests, policies::ComparedPolicy};
 use crate::cli::exit::Exit;
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -54,7 +54,7 @@ impl<'p> Site<'p> {
 }
 
 /// One policy's result.
-pub(super) struct Run {
+pub(super) struct PolicyRun {
     pub(super) name: &'static str,
     pub(super) summary: Summary,
     pub(super) outcome: Outcome,
@@ -68,13 +68,13 @@ pub(super) struct Run {
     pub(super) cut: bool,
 }
 
-impl Run {
+impl PolicyRun {
     /// Runs requests under a policy.
     pub(super) fn new(
         problem: &Problem,
         sites: &mut [Site<'_>],
         arrivals: &[Arrival],
-        policy: &Policy,
+        policy: &ComparedPolicy,
         seed: u64,
         stopped: &AtomicBool,
     ) -> Self {
@@ -128,7 +128,7 @@ impl Run {
 }
 
 /// No group holds a request's KV: said before anything runs.
-pub(super) fn too_large(problem: &Problem, plan: &outcome::PlanOutcome, requests: &Requests) -> Result<(), Exit> {
+pub(super) fn too_large(problem: &Problem, plan: &outcome::PlanOutcome, requests: &TracedRequests) -> Result<(), Exit> {
     let most = plan.groups.iter().map(|g| g.kv_tokens).max().unwrap_or(0);
     let need = |a: &Arrival| a.asked.prompt_memory() + a.asked.answer_memory();
     match requests.arrivals.iter().position(|a| need(a) > most) {

@@ -53,7 +53,7 @@ pub(super) fn command() -> Command {
 }
 
 /// The command line, understood.
-struct Asked {
+struct SharingQuery {
     gpu: String,
     services: Vec<(Model, Workload)>,
     shared: SharedGpu,
@@ -65,11 +65,11 @@ struct Asked {
 }
 
 pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
-    let asked = Asked::read(matches)?;
+    let asked = SharingQuery::read(matches)?;
     joined(tokio::task::spawn_blocking(move || asked.run())).await?
 }
 
-impl Asked {
+impl SharingQuery {
     fn read(matches: &ArgMatches) -> Result<Self, Exit> {
         let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
         let given: Vec<&str> =

@@ -11,8 +11,8 @@ use crate::{
         ask::{Peer, unread},
         bench::serve::{
             self,
-            arrivals::{Changed, Planned, traced},
-            client::{Bounds, Endpoint, Run, Target, load},
+            arrivals::{PlannedRequest, TraceScaling, traced},
+            client::{BenchTarget, Endpoint, LoadBounds, Run, load},
             prompts::{Form, Prompts},
             report::{Metric, Report},
         },
@@ -32,7 +32,7 @@ use simulated::{Alone, Hosts, Simulated};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use terms::{Counted, Terms};
+use terms::{GatewayTotals, LatencyTerms};
 use tsnode_protocol::ModelCard;
 use tsnode_simulator::trace;
 use tsnode_testnet::{PeerConfig, PeerInfo, Testnet, TestnetConfig};
@@ -145,7 +145,7 @@ fn cores(text: &str) -> Result<Cores, String> {
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     let svg = matches.get_one::<PathBuf>("svg").map(|file| serve::drawable(file).map(|()| file)).transpose()?;
-    let trace = Trace::read(matches)?;
+    let trace = TestnetTrace::read(matches)?;
     let mut config = config(settings, matches)?;
     let hosts = stated(&mut config, matches)?;
     let spinner = spinner(format!("starting {} peers", config.peers.len()));
@@ -182,20 +182,20 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
 }
 
 /// What is replayed.
-struct Trace {
+struct TestnetTrace {
     name: String,
-    planned: Vec<Planned>,
+    planned: Vec<PlannedRequest>,
     /// Requests whose lengths were cut to the model's context.
     cut: usize,
 }
 
-impl Trace {
+impl TestnetTrace {
     fn read(matches: &ArgMatches) -> Result<Self, Exit> {
         let file = matches.get_one::<PathBuf>("trace").ok_or_else(|| Exit::new(Kind::Usage, "--trace FILE"))?;
         let name = file.display().to_string();
         let number = |name: &str| matches.get_one::<f64>(name).copied().unwrap_or(1.0);
         let arrivals = trace::read(&serve::text(file)?).map_err(|e| Exit::new(Kind::Usage, format!("{name}: {e}")))?;
-        let changed = Changed { speed: number("trace-speed"), lengths: number("trace-lengths") };
+        let changed = TraceScaling { speed: number("trace-speed"), lengths: number("trace-lengths") };
         let mut planned = traced(&arrivals, usize::MAX, changed);
         let longest = Duration::try_from_secs_f64(number("minutes") * 60.0).unwrap_or(Duration::MAX);
         planned.retain(|request| request.at < longest);
@@ -242,7 +242,7 @@ async fn replayed(
     settings: &Settings,
     matches: &ArgMatches,
     net: &Testnet,
-    trace: Trace,
+    trace: TestnetTrace,
     hosts: &Hosts,
 ) -> Result<Compared, Exit> {
     let peers: Vec<PeerInfo> = net.peers().into_iter().cloned().collect();
@@ -256,8 +256,13 @@ async fn replayed(
     }
     let card = only_model(&peer.view().await?)?;
     let trace = trace.within(card.shape.context);
-    let target =
-        Target { peer, endpoint: Endpoint::Completions, model: card.name, temperature: Some(0.0), ignore_eos: true };
+    let target = BenchTarget {
+        peer,
+        endpoint: Endpoint::Completions,
+        model: card.name,
+        temperature: Some(0.0),
+        ignore_eos: true,
+    };
     let asking = Asking { net, target: Arc::new(target), seed: matches.get_one::<u64>("seed").copied().unwrap_or(1) };
     let spinner = spinner("asking one request after another".into());
     let alone = asking.alone(&trace.planned, peers.iter().filter(|peer| !peer.gateway).count()).await;
@@ -271,7 +276,7 @@ async fn replayed(
     let (live, processor) = replayed?;
     let after = asking.target.peer.view().await?;
     let counted_after = counted(&asking.target.peer).await?;
-    let terms = Terms::live(counted_before, counted_after, live.mean(Metric::E2el).unwrap_or_default());
+    let terms = LatencyTerms::live(counted_before, counted_after, live.mean(Metric::E2el).unwrap_or_default());
     let simulated = Simulated::new(&before, &peers, hosts, &alone, &trace.planned)?;
     let replanned = before.plan_id != after.plan_id;
     Ok(Compared { trace: trace.name, cut: trace.cut, live, terms, simulated, replanned, processor })
@@ -280,15 +285,15 @@ async fn replayed(
 /// Whom requests are sent to, and with prompts of which seed.
 struct Asking<'n> {
     net: &'n Testnet,
-    target: Arc<Target>,
+    target: Arc<BenchTarget>,
     seed: u64,
 }
 
 impl Asking<'_> {
     /// Requests as long as the trace's median one, one after another, and then for a while nothing.
-    async fn alone(&self, trace: &[Planned], peers: usize) -> Result<Alone, Exit> {
+    async fn alone(&self, trace: &[PlannedRequest], peers: usize) -> Result<Alone, Exit> {
         let planned = alone(trace, (ALONE * peers).min(MOST_ALONE));
-        let one = Bounds { concurrency: 1, longest: DRAIN };
+        let one = LoadBounds { concurrency: 1, longest: DRAIN };
         // The first of each peer finds cold caches, and is not counted.
         self.all(self.seed ^ 1, &planned[..peers.min(planned.len())], one, |_, _| {}).await;
         let before = self.used();
@@ -302,9 +307,9 @@ impl Asking<'_> {
     }
 
     /// The trace's requests at their times, and how many processors were used.
-    async fn trace(&self, planned: &[Planned], bar: &ProgressBar) -> Result<(Report, f64), Exit> {
+    async fn trace(&self, planned: &[PlannedRequest], bar: &ProgressBar) -> Result<(Report, f64), Exit> {
         let last = planned.last().map_or(Duration::ZERO, |request| request.at);
-        let bounds = Bounds { concurrency: AT_ONCE, longest: last + DRAIN };
+        let bounds = LoadBounds { concurrency: AT_ONCE, longest: last + DRAIN };
         let before = self.used();
         let watch = |ended: usize, running: usize| {
             bar.set_position(ended as u64);
@@ -317,7 +322,13 @@ impl Asking<'_> {
         Ok((report, processors))
     }
 
-    async fn all(&self, seed: u64, planned: &[Planned], bounds: Bounds, watch: impl Fn(usize, usize)) -> Run {
+    async fn all(
+        &self,
+        seed: u64,
+        planned: &[PlannedRequest],
+        bounds: LoadBounds,
+        watch: impl Fn(usize, usize),
+    ) -> Run {
         let stop = async {
             // Where no signal can be waited for, only the time ends it.
             if tokio::signal::ctrl_c().await.is_err() {
@@ -345,10 +356,10 @@ fn answered(report: &Report, what: &str) -> Result<(), Exit> {
 }
 
 /// What the peer that is asked has counted of its requests.
-async fn counted(peer: &Peer) -> Result<Counted, Exit> {
+async fn counted(peer: &Peer) -> Result<GatewayTotals, Exit> {
     let response = peer.send(peer.request("/metrics").timeout(PATIENCE)).await?;
     let text = response.text().await.map_err(|e| Exit::new(Kind::Unreachable, unread(&e)))?;
-    Ok(Counted::of(&text))
+    Ok(GatewayTotals::of(&text))
 }
 
 /// Sets how requests are routed or steps formed, and waits until the peer that is asked knows it.
@@ -380,12 +391,12 @@ fn only_model(view: &SwarmView) -> Result<ModelCard, Exit> {
 }
 
 /// Requests as long as the trace's median one, to be asked one after another.
-fn alone(planned: &[Planned], requests: usize) -> Vec<Planned> {
-    let median = |of: &dyn Fn(&Planned) -> u32| {
+fn alone(planned: &[PlannedRequest], requests: usize) -> Vec<PlannedRequest> {
+    let median = |of: &dyn Fn(&PlannedRequest) -> u32| {
         let mut all: Vec<u32> = planned.iter().map(of).collect();
         all.sort_unstable();
         all.get(all.len() / 2).copied().unwrap_or(1)
     };
     let (prompt, answer) = (median(&|p| p.prompt), median(&|p| p.answer).clamp(2, ANSWER_ALONE));
-    vec![Planned { at: Duration::ZERO, prompt, answer }; requests]
+    vec![PlannedRequest { at: Duration::ZERO, prompt, answer }; requests]
 }

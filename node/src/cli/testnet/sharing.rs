@@ -10,8 +10,8 @@ use crate::{
         ask::Peer,
         bench::serve::{
             self,
-            arrivals::{Arrivals, Lengths, Planned, drawn},
-            client::{Bounds, Endpoint, Run, Target, load},
+            arrivals::{Arrivals, DrawnLengths, PlannedRequest, drawn},
+            client::{BenchTarget, Endpoint, LoadBounds, Run, load},
             prompts::{Form, Prompts},
             report::{Report, reasons},
         },
@@ -151,7 +151,7 @@ struct Wish {
     requests: usize,
     variation: f64,
     /// Of each model.
-    lengths: Vec<Lengths>,
+    lengths: Vec<DrawnLengths>,
     threads: u16,
     kv_memory: Option<String>,
     seed: u64,
@@ -161,7 +161,7 @@ struct Wish {
 /// What is asked of every peer: drawn once, by what the first one was measured to take.
 struct Asked {
     names: Vec<String>,
-    planned: Vec<Vec<Planned>>,
+    planned: Vec<Vec<PlannedRequest>>,
     /// What each model's requests take alone, on average: by these all latencies are normalised, live and simulated.
     means: Vec<f64>,
 }
@@ -169,7 +169,7 @@ struct Asked {
 impl Asked {
     fn models(&self) -> Vec<Model> {
         let all = self.names.iter().zip(&self.planned).zip(&self.means);
-        let model = |((name, planned), mean): ((&String, &Vec<Planned>), &f64)| Model {
+        let model = |((name, planned), mean): ((&String, &Vec<PlannedRequest>), &f64)| Model {
             name: name.clone(),
             requests: planned.len(),
             mean_alone: *mean,
@@ -192,7 +192,7 @@ impl Wish {
             if all.len() == models.len() { Ok(all) } else { Err(wrong()) }
         };
         let lengths = list("input-len")?.into_iter().zip(list("output-len")?);
-        let lengths = lengths.map(|(prompt, answer)| Lengths { prompt, answer, ratio: 0.5 }).collect();
+        let lengths = lengths.map(|(prompt, answer)| DrawnLengths { prompt, answer, ratio: 0.5 }).collect();
         let named: Vec<&String> = matches.get_many::<String>("sharing").into_iter().flatten().collect();
         let is_asked = |name: &str| named.is_empty() || named.iter().any(|asked| *asked == name);
         let number = |name: &str| matches.get_one::<f64>(name).copied().unwrap_or(1.0);
@@ -248,7 +248,7 @@ impl Wish {
         for card in &cards {
             let (peer, model) = (peer()?, card.name.clone());
             let target =
-                Target { peer, endpoint: Endpoint::Completions, model, temperature: Some(0.0), ignore_eos: true };
+                BenchTarget { peer, endpoint: Endpoint::Completions, model, temperature: Some(0.0), ignore_eos: true };
             targets.push(Arc::new(target));
         }
         let spinner = self.spinner(format!("{name}: asking each model one request after another"));
@@ -284,7 +284,7 @@ impl Wish {
 
     /// The longest request that may be drawn of each model has room in its context.
     fn within(&self, cards: &[ModelCard]) -> Result<(), Exit> {
-        for (card, Lengths { prompt, answer, ratio }) in cards.iter().zip(&self.lengths) {
+        for (card, DrawnLengths { prompt, answer, ratio }) in cards.iter().zip(&self.lengths) {
             let [prompt, answer] = [prompt, answer].map(|length| (f64::from(*length) * (1.0 + ratio)).ceil());
             let (longest, context) = (prompt + answer, card.shape.context);
             if longest > f64::from(context) {
@@ -298,7 +298,7 @@ impl Wish {
     }
 
     /// What models take that are asked alone, one after the other.
-    async fn each_alone(&self, targets: &[Arc<Target>]) -> Result<Vec<Alone>, Exit> {
+    async fn each_alone(&self, targets: &[Arc<BenchTarget>]) -> Result<Vec<Alone>, Exit> {
         let mut all = Vec::with_capacity(targets.len());
         for (n, target) in targets.iter().enumerate() {
             all.push(self.alone(target, n).await?);
@@ -307,10 +307,10 @@ impl Wish {
     }
 
     /// A model's usual requests, one after another.
-    async fn alone(&self, target: &Arc<Target>, n: usize) -> Result<Alone, Exit> {
-        let Lengths { prompt, answer, .. } = self.lengths[n];
-        let planned = vec![Planned { at: Duration::ZERO, prompt, answer }; ALONE];
-        let one = Bounds { concurrency: 1, longest: DRAIN };
+    async fn alone(&self, target: &Arc<BenchTarget>, n: usize) -> Result<Alone, Exit> {
+        let DrawnLengths { prompt, answer, .. } = self.lengths[n];
+        let planned = vec![PlannedRequest { at: Duration::ZERO, prompt, answer }; ALONE];
+        let one = LoadBounds { concurrency: 1, longest: DRAIN };
         // The first finds cold caches, and is not counted.
         ask(target, (!self.seed, n), &planned[..1], one, |_| {}).await;
         let run = ask(target, (self.seed ^ (1 << 32), n), &planned, one, |_| {}).await;
@@ -325,7 +325,7 @@ impl Wish {
 
     /// Requests of all models over one span, each model's so often that alone they would take `load` of the device's time.
     fn asked(&self, cards: &[ModelCard], simulated: &Simulated) -> Asked {
-        let usual = |(n, lengths): (usize, &Lengths)| simulated.alone(n, lengths.prompt, lengths.answer);
+        let usual = |(n, lengths): (usize, &DrawnLengths)| simulated.alone(n, lengths.prompt, lengths.answer);
         let rates: Vec<f64> = self.lengths.iter().enumerate().map(usual).map(|alone| self.load / alone).collect();
         let sum: f64 = rates.iter().sum();
         let list = |(n, rate): (usize, &f64)| {
@@ -333,8 +333,8 @@ impl Wish {
             let arrivals = Arrivals::Gamma { rate: *rate, shape: 1.0 / self.variation };
             drawn(arrivals, self.lengths[n], requests, self.seed.wrapping_mul(64).wrapping_add(n as u64))
         };
-        let planned: Vec<Vec<Planned>> = rates.iter().enumerate().map(list).collect();
-        let mean = |(n, list): (usize, &Vec<Planned>)| {
+        let planned: Vec<Vec<PlannedRequest>> = rates.iter().enumerate().map(list).collect();
+        let mean = |(n, list): (usize, &Vec<PlannedRequest>)| {
             list.iter().map(|p| simulated.alone(n, p.prompt, p.answer)).sum::<f64>() / list.len() as f64
         };
         let means = planned.iter().enumerate().map(mean).collect();
@@ -342,9 +342,9 @@ impl Wish {
     }
 
     /// All models' requests at their times.
-    async fn live(&self, targets: &[Arc<Target>], planned: &[Vec<Planned>], bar: &ProgressBar) -> Vec<Run> {
+    async fn live(&self, targets: &[Arc<BenchTarget>], planned: &[Vec<PlannedRequest>], bar: &ProgressBar) -> Vec<Run> {
         let last = planned.iter().filter_map(|list| list.last()).map(|request| request.at).max();
-        let bounds = Bounds { concurrency: AT_ONCE, longest: last.unwrap_or_default() + DRAIN };
+        let bounds = LoadBounds { concurrency: AT_ONCE, longest: last.unwrap_or_default() + DRAIN };
         let ended: Vec<AtomicU64> = targets.iter().map(|_| AtomicU64::new(0)).collect();
         let ended = &ended;
         let each = |n: usize| async move {
@@ -375,10 +375,10 @@ async fn unless_interrupted<T>(work: impl Future<Output = Result<T, Exit>>) -> R
 
 /// These requests of the n-th model, to their ends.
 async fn ask(
-    target: &Arc<Target>,
+    target: &Arc<BenchTarget>,
     (seed, n): (u64, usize),
-    planned: &[Planned],
-    bounds: Bounds,
+    planned: &[PlannedRequest],
+    bounds: LoadBounds,
     watch: impl Fn(usize),
 ) -> Run {
     let prompts = Prompts { form: Form::Tokens, shared: 0, seed: seed.wrapping_mul(64).wrapping_add(n as u64) };

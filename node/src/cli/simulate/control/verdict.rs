@@ -1,6 +1,6 @@
 //! What scenarios came to: one verdict, and the sum of many.
 
-use super::Asked;
+use super::ControlQuery;
 use crate::cli::{
     exit::{Exit, Kind},
     output,
@@ -50,7 +50,7 @@ pub(super) fn fared(of: &ScenarioTally) -> String {
 
 /// What came of many scenarios.
 #[derive(Default)]
-pub(super) struct Summary {
+pub(super) struct ScenariosSummary {
     runs: u64,
     broken: Vec<Value>,
     agreed: Vec<f64>,
@@ -62,7 +62,7 @@ pub(super) struct Summary {
     plans: u64,
 }
 
-impl Summary {
+impl ScenariosSummary {
     pub(super) fn add(&mut self, script: &Script, report: ScenarioReport) {
         self.runs += 1;
         if report.broken.is_some() {
@@ -78,7 +78,7 @@ impl Summary {
         self.plans += figures.plans;
     }
 
-    pub(super) fn print(mut self, asked: &Asked, took: Duration) -> Result<(), Exit> {
+    pub(super) fn print(mut self, asked: &ControlQuery, took: Duration) -> Result<(), Exit> {
         self.broken.sort_by_key(|b| b["seed"].as_u64());
         let times = [
             ("agreed", &mut self.agreed),

@@ -44,18 +44,18 @@ const PCIE_4: f64 = 25.6e9;
 const STEPS: f64 = 50.0;
 
 /// What a request must keep.
-enum Wanted {
+enum WantedTargets {
     Splitwise,
     Slo(Slo),
 }
 
 /// The command line, understood.
-pub(super) struct Asked {
+pub(super) struct ProvisionQuery {
     model: String,
-    kinds: Vec<Spec>,
+    kinds: Vec<KindSpec>,
     workload: Workload,
     demand: Demand,
-    wanted: Wanted,
+    wanted: WantedTargets,
     share: f64,
     aim: Option<Aim>,
     step: Option<f64>,
@@ -74,14 +74,14 @@ pub(super) struct Fleet {
 }
 
 /// `8xA100:17.6:3200`.
-struct Spec {
+struct KindSpec {
     devices: u16,
     device: String,
     cost: Option<f64>,
     power: Option<f64>,
 }
 
-impl Spec {
+impl KindSpec {
     fn parse(text: &str) -> Result<Self, Exit> {
         let wrong =
             || usage(format!("--kinds {text:?}: devices, GPU, $/h and W, as in 8xA100, 4xA40:1.6 or 4xA40:1.6:1200"));
@@ -106,7 +106,7 @@ impl Spec {
     }
 }
 
-impl Asked {
+impl ProvisionQuery {
     pub(super) fn read(matches: &ArgMatches) -> Result<Self, Exit> {
         let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
         let positive = |name: &str| match text(name) {
@@ -152,12 +152,12 @@ impl Asked {
         let demand = demand(name, &workload, is_set(matches, "independent"), seed);
         Ok(Self {
             model: text("plan-model").unwrap_or(MODEL).to_owned(),
-            kinds: text("kinds").unwrap_or(KINDS).split(',').map(Spec::parse).collect::<Result<_, _>>()?,
+            kinds: text("kinds").unwrap_or(KINDS).split(',').map(KindSpec::parse).collect::<Result<_, _>>()?,
             demand: demand.ok_or_else(|| usage(format!("{name}: no requests in it")))?,
             workload,
             wanted: match text("slo") {
-                Some("splitwise") => Wanted::Splitwise,
-                slo => Wanted::Slo(
+                Some("splitwise") => WantedTargets::Splitwise,
+                slo => WantedTargets::Slo(
                     slo.unwrap_or("e2e=5x").parse().map_err(|e| usage(format!("--slo: {e}, or splitwise")))?,
                 ),
             },
@@ -177,8 +177,8 @@ impl Asked {
             Some(file) => self.measured(file, matches.get_one::<String>("alone").map(String::as_str))?,
         };
         let words = match &self.wanted {
-            Wanted::Splitwise => "Splitwise's nine targets".to_owned(),
-            Wanted::Slo(slo) => format!("{slo} for {} % of requests", self.share * 100.0),
+            WantedTargets::Splitwise => "Splitwise's nine targets".to_owned(),
+            WantedTargets::Slo(slo) => format!("{slo} for {} % of requests", self.share * 100.0),
         };
         let mut question = Question {
             designs: Design::all(kinds.len()),
@@ -205,7 +205,7 @@ impl Asked {
         let reference = reference.ok_or_else(|| Exit::new(Ending::Other, "no figures for the reference GPU"))?;
         let slo = self.slo()?;
         let (known, upkeep) = (figures::shipped(self.column), figures::upkeep());
-        let kind = |spec: &Spec| {
+        let kind = |spec: &KindSpec| {
             let device = device(&known, &spec.device)?;
             let (cost, power) = spec.upkeep(upkeep.get(&device.name).copied().unwrap_or_default());
             let inside = ClusterLink { latency: INSIDE, bandwidth: BytesPerSecond(inside(&device.name)) };
@@ -226,8 +226,8 @@ impl Asked {
         };
         let kinds = self.kinds.iter().map(kind).collect::<Result<Vec<_>, _>>()?;
         let targets = match self.wanted {
-            Wanted::Splitwise => ProvisioningTargets::TableVi(AloneTimes::Reference(reference)),
-            Wanted::Slo(slo) => ProvisioningTargets::Deadlines { slo, reference, share: self.share },
+            WantedTargets::Splitwise => ProvisioningTargets::TableVi(AloneTimes::Reference(reference)),
+            WantedTargets::Slo(slo) => ProvisioningTargets::Deadlines { slo, reference, share: self.share },
         };
         Ok((kinds, targets, model.kv()))
     }
@@ -257,7 +257,7 @@ impl Asked {
             })
         };
         let (shipped, upkeep) = (figures::shipped(self.column), figures::upkeep());
-        let kind = |spec: &Spec| {
+        let kind = |spec: &KindSpec| {
             let device = device(&shipped, &spec.device).ok();
             let mut one = device.and_then(|d| upkeep.get(&d.name)).copied().unwrap_or_default();
             // Splitwise's power-capped machines: 70 % of what they would take.
@@ -279,18 +279,18 @@ impl Asked {
         };
         let kinds = self.kinds.iter().map(kind).collect::<Result<Vec<_>, Exit>>()?;
         let targets = match (&self.wanted, known) {
-            (Wanted::Splitwise, _) => {
+            (WantedTargets::Splitwise, _) => {
                 let devices = self.kinds.first().map_or(8, |k| k.devices);
                 let first = self.kinds.first().map_or("", |k| k.device.as_str());
                 ProvisioningTargets::TableVi(AloneTimes::Table(read(alone.unwrap_or(first), devices)?))
             }
-            (Wanted::Slo(slo), Some(model)) => {
+            (WantedTargets::Slo(slo), Some(model)) => {
                 let reference = Reference::a100(&model, self.column);
                 let reference =
                     reference.ok_or_else(|| Exit::new(Ending::Other, "no figures for the reference GPU"))?;
                 ProvisioningTargets::Deadlines { slo: *slo, reference, share: self.share }
             }
-            (Wanted::Slo(_), None) => {
+            (WantedTargets::Slo(_), None) => {
                 return Err(usage(format!(
                     "what an A100 takes for {} is not known: choose --slo splitwise",
                     self.model
@@ -302,8 +302,8 @@ impl Asked {
 
     fn slo(&self) -> Result<Slo, Exit> {
         match self.wanted {
-            Wanted::Slo(slo) => Ok(slo),
-            Wanted::Splitwise => MIDDLE.parse().map_err(|e| Exit::new(Ending::Other, format!("{e}"))),
+            WantedTargets::Slo(slo) => Ok(slo),
+            WantedTargets::Splitwise => MIDDLE.parse().map_err(|e| Exit::new(Ending::Other, format!("{e}"))),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{
     simulated::Simulated,
-    terms::{Term, Terms},
+    terms::{LatencyTerm, LatencyTerms},
 };
 use crate::cli::{
     bench::serve::report::{DRAWN, Metric, Report, time},
@@ -22,7 +22,7 @@ pub(super) struct Compared {
     pub cut: usize,
     pub live: Report,
     /// Where live requests' time went; nothing where their gateway has counted none.
-    pub terms: Option<Terms>,
+    pub terms: Option<LatencyTerms>,
     pub simulated: Simulated,
     /// Another plan was adopted meanwhile.
     pub replanned: bool,
@@ -106,22 +106,23 @@ impl Compared {
             self.processor
         ));
         if let Some((live, simulated)) = self.both() {
-            let term =
-                |term: Term| format!("{} {} and {}", term.words(), time(live.of(term)), time(simulated.of(term)));
-            let all: Vec<String> = Term::ALL.into_iter().map(term).collect();
+            let term = |term: LatencyTerm| {
+                format!("{} {} and {}", term.words(), time(live.of(term)), time(simulated.of(term)))
+            };
+            let all: Vec<String> = LatencyTerm::ALL.into_iter().map(term).collect();
             lines.push(format!("on average a request's time went, live and simulated, into {}", all.join(", ")));
         }
         lines
     }
 
     /// Where requests' time went, live and simulated.
-    fn both(&self) -> Option<(Terms, Terms)> {
+    fn both(&self) -> Option<(LatencyTerms, LatencyTerms)> {
         let Simulated { outcome, overheads, .. } = &self.simulated;
-        Some((self.terms?, Terms::simulated(outcome, overheads.request.0)))
+        Some((self.terms?, LatencyTerms::simulated(outcome, overheads.request.0)))
     }
 
     /// By which term a figure is most likely off.
-    fn likely(&self, f: &Figure) -> Option<Term> {
+    fn likely(&self, f: &Figure) -> Option<LatencyTerm> {
         let (live, simulated) = self.both()?;
         live.likely(&simulated, f.metric, f.ratio())
     }
@@ -184,16 +185,16 @@ impl Compared {
             json!({
                 "figure": f.name, "live": f.live, "simulated": f.simulated, "ratio": f.ratio(),
                 "unit": if f.metric.is_some() { "s" } else { "1/s" }, "most_off": f.most,
-                "likely": self.beyond(None).contains(f).then(|| self.likely(f).map(Term::name)).flatten(),
+                "likely": self.beyond(None).contains(f).then(|| self.likely(f).map(LatencyTerm::name)).flatten(),
             })
         };
         let figures: Vec<Value> = self.figures().iter().map(figure).collect();
         let terms = self.both().map(|(live, simulated)| {
-            let both = |term: Term| {
+            let both = |term: LatencyTerm| {
                 let (live, simulated) = (live.of(term), simulated.of(term));
                 json!({ "term": term.name(), "live_ms": live * 1e3, "simulated_ms": simulated * 1e3 })
             };
-            Term::ALL.map(both)
+            LatencyTerm::ALL.map(both)
         });
         let groups: Vec<Value> =
             self.simulated.groups.iter().map(|(phase, count)| json!({ "phase": phase, "groups": count })).collect();
@@ -226,8 +227,8 @@ impl Compared {
 mod tests {
     use super::*;
     use crate::cli::bench::serve::{
-        answer::Answer,
-        client::{Outcome, Run},
+        answer::TimedAnswer,
+        client::{RequestOutcome, Run},
     };
     use std::time::Duration;
     use tsnode_coordinator::{
@@ -241,14 +242,14 @@ mod tests {
 
     /// A hundred answers of five tokens, the n-th with its first token after n ms; in the simulator after so many times n.
     fn compared(times: f64) -> Compared {
-        let answer = |n: u32| Answer {
+        let answer = |n: u32| TimedAnswer {
             first: n * MS,
             whole: 2 * n * MS,
             gaps: vec![n * MS / 4; 4],
             prompt_tokens: Some(10),
             answer_tokens: Some(5),
         };
-        let outcome = |n: u32| Outcome { index: n as usize, late: MS, answer: Ok(answer(n)) };
+        let outcome = |n: u32| RequestOutcome { index: n as usize, late: MS, answer: Ok(answer(n)) };
         let run = Run {
             outcomes: (1..=100).map(outcome).collect(),
             took: Duration::from_secs(10),
@@ -267,7 +268,7 @@ mod tests {
             end: Seconds(10.0),
             ..machines::Outcome::default()
         };
-        let (terms, outcome) = (Some(Terms::simulated(&outcome(1.0), 0.0)), outcome(times));
+        let (terms, outcome) = (Some(LatencyTerms::simulated(&outcome(1.0), 0.0)), outcome(times));
         let groups = vec![(Phase::Mixed, 2), (Phase::Decode, 0)];
         let simulated = Simulated { overheads: Overheads::default(), groups, processors: 2.0, busy: 0.5, outcome };
         let live = Report::new(&run, |_| 10, Vec::new());

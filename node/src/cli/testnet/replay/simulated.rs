@@ -3,7 +3,7 @@
 use crate::{
     cli::{
         bench::serve::{
-            arrivals::Planned,
+            arrivals::PlannedRequest,
             report::{Metric, Report},
         },
         exit::{Exit, Kind},
@@ -87,7 +87,7 @@ fn overlapping<'c>(hosts: &[&'c Cores]) -> Option<(&'c Cores, &'c Cores)> {
 
 /// Requests that were asked one after another.
 pub(super) struct Alone {
-    pub planned: Vec<Planned>,
+    pub planned: Vec<PlannedRequest>,
     pub report: Report,
     /// Processor time that all processes used meanwhile (s).
     pub used: f64,
@@ -131,7 +131,7 @@ impl Simulated {
         peers: &[PeerInfo],
         hosts: &Hosts,
         alone: &Alone,
-        planned: &[Planned],
+        planned: &[PlannedRequest],
     ) -> Result<Self, Exit> {
         let wrong = |why: &str| Exit::new(Kind::Other, format!("the swarm's plan cannot be simulated: {why}"));
         let adverts: BTreeMap<PeerId, Advert> = view.peers.iter().map(|p| (p.id, p.advert.clone())).collect();
@@ -142,7 +142,7 @@ impl Simulated {
         let dispatch = swarm_settings::of(view).routed(model, &plan.chosen).map_or(Dispatch::Live, Dispatch::from);
         let shared = hosts.shared(peers, &members);
         let mut run = LivePlanRun { dispatch, step: Seconds(0.0), cores: hosts.cores.clone(), hosts: shared };
-        let apart = |n: usize, p: &Planned| arrival(n as f64 * APART, p.prompt, p.answer);
+        let apart = |n: usize, p: &PlannedRequest| arrival(n as f64 * APART, p.prompt, p.answer);
         let apart: Vec<Arrival> = alone.planned.iter().enumerate().map(|(n, p)| apart(n, p)).collect();
         let overheads = alone.overheads(|step| live.run(&apart, &LivePlanRun { step, ..run.clone() }));
         let arrivals: Vec<Arrival> = planned.iter().map(|p| arrival(p.at.as_secs_f64(), p.prompt, p.answer)).collect();

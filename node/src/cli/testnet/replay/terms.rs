@@ -7,7 +7,7 @@ use tsnode_protocol::Seconds;
 
 /// A part of a request's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Term {
+pub(super) enum LatencyTerm {
     Queue,
     Prompt,
     Kv,
@@ -15,7 +15,7 @@ pub(super) enum Term {
     Beside,
 }
 
-impl Term {
+impl LatencyTerm {
     pub const ALL: [Self; 5] = [Self::Queue, Self::Prompt, Self::Kv, Self::Answer, Self::Beside];
 
     pub fn words(self) -> &'static str {
@@ -50,7 +50,7 @@ impl Term {
 
 /// What a gateway has counted of all its requests: how many, and their times (s).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Counted {
+pub(super) struct GatewayTotals {
     requests: f64,
     queue: f64,
     prompt: f64,
@@ -59,7 +59,7 @@ pub(super) struct Counted {
     inference: f64,
 }
 
-impl Counted {
+impl GatewayTotals {
     /// By its metrics, as text.
     pub fn of(metrics: &str) -> Self {
         let sum = |name: &str| sum(metrics, &format!("tsnode_request_{name}"));
@@ -84,7 +84,7 @@ fn sum(metrics: &str, name: &str) -> f64 {
 
 /// The mean of each term (s).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Terms {
+pub(super) struct LatencyTerms {
     queue: f64,
     prompt: f64,
     kv: f64,
@@ -92,11 +92,11 @@ pub(super) struct Terms {
     beside: f64,
 }
 
-impl Terms {
+impl LatencyTerms {
     /// Of the requests that a gateway has counted since, which took their clients so long on average (s); `None` if it has none.
-    pub fn live(before: Counted, after: Counted, whole: f64) -> Option<Self> {
+    pub fn live(before: GatewayTotals, after: GatewayTotals, whole: f64) -> Option<Self> {
         let requests = after.requests - before.requests;
-        let mean = |of: fn(&Counted) -> f64| ((of(&after) - of(&before)) / requests).max(0.0);
+        let mean = |of: fn(&GatewayTotals) -> f64| ((of(&after) - of(&before)) / requests).max(0.0);
         let (queue, prompt, answer) = (mean(|c| c.queue), mean(|c| c.prompt), mean(|c| c.answer));
         let inference = mean(|c| c.inference);
         let (kv, beside) = ((inference - prompt - answer).max(0.0), (whole - queue - inference).max(0.0));
@@ -116,22 +116,22 @@ impl Terms {
         }
     }
 
-    pub fn of(&self, term: Term) -> f64 {
+    pub fn of(&self, term: LatencyTerm) -> f64 {
         match term {
-            Term::Queue => self.queue,
-            Term::Prompt => self.prompt,
-            Term::Kv => self.kv,
-            Term::Answer => self.answer,
-            Term::Beside => self.beside,
+            LatencyTerm::Queue => self.queue,
+            LatencyTerm::Prompt => self.prompt,
+            LatencyTerm::Kv => self.kv,
+            LatencyTerm::Answer => self.answer,
+            LatencyTerm::Beside => self.beside,
         }
     }
 
     /// By which of its terms a figure is most likely off that the simulator has so many times as large: the one that differs most
     /// the same way. Where requests take longer, fewer are done in a second. `None` where none differs that way.
-    pub fn likely(&self, simulated: &Self, metric: Option<Metric>, ratio: f64) -> Option<Term> {
+    pub fn likely(&self, simulated: &Self, metric: Option<Metric>, ratio: f64) -> Option<LatencyTerm> {
         let is_longer = if metric.is_some() { ratio > 1.0 } else { ratio < 1.0 };
-        let off = |term: Term| (simulated.of(term) - self.of(term)) * if is_longer { 1.0 } else { -1.0 };
-        let own = Term::ALL.into_iter().filter(|term| metric.is_none_or(|metric| term.is_in(metric)));
+        let off = |term: LatencyTerm| (simulated.of(term) - self.of(term)) * if is_longer { 1.0 } else { -1.0 };
+        let own = LatencyTerm::ALL.into_iter().filter(|term| metric.is_none_or(|metric| term.is_in(metric)));
         own.max_by(|a, b| off(*a).total_cmp(&off(*b))).filter(|term| off(*term) > 0.0)
     }
 }
@@ -151,8 +151,8 @@ mod tests {
         replay::machines::Arrival,
     };
 
-    fn terms([queue, prompt, kv, answer, beside]: [f64; 5]) -> Terms {
-        Terms { queue, prompt, kv, answer, beside }
+    fn terms([queue, prompt, kv, answer, beside]: [f64; 5]) -> LatencyTerms {
+        LatencyTerms { queue, prompt, kv, answer, beside }
     }
 
     fn metrics(requests: u32, each: f64) -> String {
@@ -169,16 +169,16 @@ mod tests {
 
     #[test]
     fn what_a_gateway_counts_is_cut_into_terms() {
-        let (before, after) = (Counted::of(&metrics(10, 1.0)), Counted::of(&metrics(30, 1.0)));
+        let (before, after) = (GatewayTotals::of(&metrics(10, 1.0)), GatewayTotals::of(&metrics(30, 1.0)));
         assert_eq!(before.requests, 10.0);
         // 20 requests of a second in the queue, two and four in steps, one for KV, and half a one beside all that.
-        let live = Terms::live(before, after, 8.5).unwrap();
+        let live = LatencyTerms::live(before, after, 8.5).unwrap();
         assert!(
-            Term::ALL.iter().zip([1.0, 2.0, 1.0, 4.0, 0.5]).all(|(term, s)| (live.of(*term) - s).abs() < 1e-9),
+            LatencyTerm::ALL.iter().zip([1.0, 2.0, 1.0, 4.0, 0.5]).all(|(term, s)| (live.of(*term) - s).abs() < 1e-9),
             "{live:?}"
         );
-        assert_eq!(Terms::live(after, after, 8.5), None);
-        assert_eq!(Counted::of("tsnode_request_queue_time_seconds_sums 5\n").queue, 0.0);
+        assert_eq!(LatencyTerms::live(after, after, 8.5), None);
+        assert_eq!(GatewayTotals::of("tsnode_request_queue_time_seconds_sums 5\n").queue, 0.0);
     }
 
     #[test]
@@ -194,7 +194,7 @@ mod tests {
                 end,
                 sending: Seconds(0.5),
             };
-            Terms::simulated(&Outcome { traces: vec![trace], ..Outcome::default() }, 0.25)
+            LatencyTerms::simulated(&Outcome { traces: vec![trace], ..Outcome::default() }, 0.25)
         };
         assert_eq!(of(None), terms([1.0, 2.0, 0.5, 4.0, 0.25]));
         assert_eq!(of(Some(64)), terms([1.0, 2.0, 0.0, 4.5, 0.25]), "its KV went before its first token");
@@ -205,11 +205,11 @@ mod tests {
         let live = terms([1.0, 2.0, 0.1, 4.0, 0.5]);
         let simulated = terms([1.5, 1.8, 0.9, 4.1, 0.4]);
         let of = |metric, ratio| live.likely(&simulated, metric, ratio);
-        assert_eq!(of(Some(Metric::Ttft), 1.2), Some(Term::Queue));
-        assert_eq!(of(Some(Metric::Ttft), 0.8), Some(Term::Prompt));
-        assert_eq!(of(Some(Metric::Tpot), 1.2), Some(Term::Kv));
+        assert_eq!(of(Some(Metric::Ttft), 1.2), Some(LatencyTerm::Queue));
+        assert_eq!(of(Some(Metric::Ttft), 0.8), Some(LatencyTerm::Prompt));
+        assert_eq!(of(Some(Metric::Tpot), 1.2), Some(LatencyTerm::Kv));
         assert_eq!(of(Some(Metric::Tpot), 0.8), None, "neither is shorter");
-        assert_eq!(of(Some(Metric::E2el), 1.2), Some(Term::Kv));
-        assert_eq!(of(None, 0.9), Some(Term::Kv), "longer requests are fewer in a second");
+        assert_eq!(of(Some(Metric::E2el), 1.2), Some(LatencyTerm::Kv));
+        assert_eq!(of(None, 0.9), Some(LatencyTerm::Kv), "longer requests are fewer in a second");
     }
 }

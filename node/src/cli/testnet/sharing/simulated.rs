@@ -3,7 +3,7 @@
 use crate::{
     cli::{
         bench::serve::{
-            arrivals::Planned,
+            arrivals::PlannedRequest,
             report::{Metric, Report},
         },
         exit::{Exit, Kind},
@@ -89,13 +89,13 @@ impl Simulated {
     }
 
     /// Normalised latencies of each model's requests, in this order of turns.
-    pub fn run(&self, order: TurnOrder, planned: &[Vec<Planned>], means: &[f64]) -> Vec<Sorted> {
+    pub fn run(&self, order: TurnOrder, planned: &[Vec<PlannedRequest>], means: &[f64]) -> Vec<Sorted> {
         let (mut arrivals, mut begun) = (Vec::new(), Seconds(0.0));
         for asked in &self.before {
             arrivals.push(Arrival { at: begun, asked: *asked });
             begun += self.peer.alone(*asked);
         }
-        let arrival = |p: &Planned| {
+        let arrival = |p: &PlannedRequest| {
             let at = begun + Seconds(p.at.as_secs_f64());
             Arrival { at, asked: Asked::new(p.prompt, p.answer) }
         };
