@@ -16,7 +16,7 @@ mod watch;
 pub use answers::Answers;
 pub use faults::{Flaw, Network, Noise, Wall};
 pub use peer::{PeerInfo, own_processor_time};
-pub use state::{Down, STATE_FILE, State};
+pub use state::{EndedPeers, STATE_FILE, TestnetState};
 pub use watch::{SeenModel, SeenPath, SeenPeer, Sight, Swarm};
 
 use peer::Process;
@@ -138,7 +138,7 @@ pub enum TestnetError {
     },
     /// It answers wrongly.
     #[error(transparent)]
-    Wrong(client::Wrong),
+    Wrong(client::BadStream),
     /// The note of one that was launched is damaged.
     #[error("{}: {error}; its peers may still run: end them by hand, and remove this file", path.display())]
     Broken {
@@ -305,9 +305,10 @@ impl Testnet {
     ///
     /// # Errors
     /// When that cannot be written.
-    pub fn detach(mut self, folder: &Path) -> Result<State, TestnetError> {
+    pub fn detach(mut self, folder: &Path) -> Result<TestnetState, TestnetError> {
         let peers = self.processes.iter().map(|p| p.info.clone()).collect();
-        let state = State { folder: self.config.folder.clone(), executable: self.config.executable.clone(), peers };
+        let state =
+            TestnetState { folder: self.config.folder.clone(), executable: self.config.executable.clone(), peers };
         state.write(folder)?;
         self.detached = true;
         Ok(state)

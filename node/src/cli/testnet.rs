@@ -20,7 +20,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use tsnode_testnet::{PeerConfig, PeerInfo, Sight, State, Swarm, Testnet, TestnetConfig, TestnetError};
+use tsnode_testnet::{PeerConfig, PeerInfo, Sight, Swarm, Testnet, TestnetConfig, TestnetError, TestnetState};
 
 /// How long `down` waits for peers to leave.
 const DOWN: Duration = Duration::from_secs(35);
@@ -145,7 +145,7 @@ fn asked_peer(matches: &ArgMatches) -> &str {
 }
 
 fn disturb(fault: &str, matches: &ArgMatches) -> Result<(), Exit> {
-    let state = State::read(&folder(matches)).map_err(exit)?;
+    let state = TestnetState::read(&folder(matches)).map_err(exit)?;
     let (signal, done) = match fault {
         "kill" => ("-KILL", "killed"),
         "stop" => ("-STOP", "stopped"),
@@ -161,7 +161,7 @@ fn disturb(fault: &str, matches: &ArgMatches) -> Result<(), Exit> {
 
 async fn restart(matches: &ArgMatches) -> Result<(), Exit> {
     let folder = folder(matches);
-    let mut state = State::read(&folder).map_err(exit)?;
+    let mut state = TestnetState::read(&folder).map_err(exit)?;
     let peer = state.restart(asked_peer(matches), &folder, DOWN).await.map_err(exit)?;
     say_peer(matches, peer, "started")
 }
@@ -230,7 +230,7 @@ async fn leave(net: Testnet) -> Result<(), Exit> {
 
 fn config(settings: &Settings, matches: &ArgMatches) -> Result<TestnetConfig, Exit> {
     let folder = folder(matches);
-    match State::read(&folder) {
+    match TestnetState::read(&folder) {
         Ok(state) if state.alive().next().is_some() => {
             let what = format!("{}: a testnet is up here already; stop it with: tsnode testnet down", folder.display());
             return Err(Exit::new(Kind::DataDir, what));
@@ -360,7 +360,12 @@ fn document(peers: &[&PeerInfo], answer: Option<(&str, &Trace)>, took: Duration)
     document
 }
 
-fn detached(matches: &ArgMatches, state: &State, answer: Option<(String, Trace)>, took: Duration) -> Result<(), Exit> {
+fn detached(
+    matches: &ArgMatches,
+    state: &TestnetState,
+    answer: Option<(String, Trace)>,
+    took: Duration,
+) -> Result<(), Exit> {
     let peers: Vec<&PeerInfo> = state.peers.iter().collect();
     let told = match &answer {
         Some((text, trace)) => tell(matches, &peers, text, trace, took),
@@ -400,7 +405,7 @@ fn list(peers: &[&PeerInfo]) {
 }
 
 async fn status(matches: &ArgMatches) -> Result<(), Exit> {
-    let state = State::read(&folder(matches)).map_err(exit)?;
+    let state = TestnetState::read(&folder(matches)).map_err(exit)?;
     let alive: Vec<&PeerInfo> = state.alive().collect();
     let sights = Swarm::of(alive.iter().copied()).look().await;
     let ended: Vec<&PeerInfo> = state.peers.iter().filter(|peer| !alive.iter().any(|a| a.name == peer.name)).collect();
@@ -431,7 +436,7 @@ async fn status(matches: &ArgMatches) -> Result<(), Exit> {
 
 async fn down(matches: &ArgMatches) -> Result<(), Exit> {
     let folder = folder(matches);
-    let state = State::read(&folder).map_err(exit)?;
+    let state = TestnetState::read(&folder).map_err(exit)?;
     let down = state.down(&folder, DOWN).await;
     if !down.stayed.is_empty() {
         let first = down.stayed.first().map_or("", String::as_str);

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tsnode_testnet::{Network, PeerInfo, STATE_FILE, State as Net, TestnetError};
+use tsnode_testnet::{Network, PeerInfo, STATE_FILE, TestnetError, TestnetState as Net};
 
 const PATH: &str = "/api/testnet";
 /// How long a peer that is started again may take until its HTTP listens.
