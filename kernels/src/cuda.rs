@@ -61,7 +61,7 @@ pub(crate) use weights::bytes_on_gpu;
 
 use crate::{
     engine::{Slice, StageKey},
-    pages::{Layout, PAGE_BYTES},
+    pages::{PAGE_BYTES, PageLayout},
 };
 use buffers::Buffer;
 use columns::Columns;
@@ -151,7 +151,7 @@ pub(crate) struct GpuKv<'a> {
     /// A number that only these tables of this GPU have had.
     pub edition: u64,
     pub most: usize,
-    pub layout: Layout,
+    pub layout: PageLayout,
 }
 
 /// What enters a stage.

@@ -24,7 +24,7 @@ use super::{
 use crate::{
     engine::StageKey,
     models::Outline,
-    pages::{Layout, PAGE_BYTES},
+    pages::{PAGE_BYTES, PageLayout},
 };
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ pub(crate) struct GpuCarrier(Vec<Arc<dyn Machine>>);
 
 impl GpuCarrier {
     /// Copies a stage to the GPUs, a part of it to each, and waits until it is there; if one cannot take it none has it.
-    pub fn carry<'a>(&self, parts: impl Iterator<Item = (Outline<'a>, Layout)>) -> Result<Vec<GpuStage>, GpuError> {
+    pub fn carry<'a>(&self, parts: impl Iterator<Item = (Outline<'a>, PageLayout)>) -> Result<Vec<GpuStage>, GpuError> {
         let gpus = self.0.iter().zip(parts);
         gpus.map(|(machine, (outline, layout))| GpuStage::load(machine, &outline, &layout)).collect()
     }

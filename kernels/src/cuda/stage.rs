@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     models::{LinearOutline, NormOutline, Outline},
-    pages::Layout,
+    pages::PageLayout,
     ranks::RankOutputs,
     rope::RopePairs,
     weights::Tensor,
@@ -31,7 +31,7 @@ const MOST_DIM: usize = 256;
 #[derive(Clone, Copy)]
 pub(crate) struct GpuPass<'a> {
     pub step: &'a Step,
-    pub layout: Layout,
+    pub layout: PageLayout,
     /// Whether the compute queue is marked by each layer's number once its keys and values are stored.
     pub marks: bool,
 }
@@ -170,7 +170,7 @@ impl GpuStage {
     ///
     /// # Errors
     /// When the GPU has no memory for it, or kernels are not written for it.
-    pub fn load(machine: &Arc<dyn Machine>, outline: &Outline<'_>, layout: &Layout) -> Result<Self, GpuError> {
+    pub fn load(machine: &Arc<dyn Machine>, outline: &Outline<'_>, layout: &PageLayout) -> Result<Self, GpuError> {
         if !layout.dim.is_multiple_of(8) || layout.dim > MOST_DIM {
             return Err(GpuError::Unsupported(format!("a head of {} channels", layout.dim)));
         }

@@ -7,7 +7,7 @@ use super::{
     probe::best,
 };
 use crate::{
-    pages::{Layout, Side},
+    pages::{PageLayout, Side},
     rope::RopePairs,
     wire::{BLOCK, block_bytes},
 };
@@ -44,7 +44,7 @@ pub(crate) struct GpuTurn {
 pub(crate) struct GpuTile<'a> {
     /// The layer's pages of the sequence.
     pub pages: &'a [u32],
-    pub layout: Layout,
+    pub layout: PageLayout,
     pub heads: Range<usize>,
     pub tokens: Range<usize>,
     pub codec: KvCodec,
@@ -85,7 +85,7 @@ impl GpuTile<'_> {
     fn kernels(&self) -> (&'static str, &'static str) {
         // Keys are read in words of two channels that turn together.
         let whole = self.turn.is_none_or(|turn| turn.pairs == RopePairs::Neighbours || turn.half.is_multiple_of(2));
-        let Layout { dim, dtype, .. } = self.layout;
+        let PageLayout { dim, dtype, .. } = self.layout;
         if self.codec != KvCodec::Int4 || !dim.is_multiple_of(GROUP) || !whole {
             return ("pack_tiles", "unpack_tiles");
         }
@@ -108,7 +108,7 @@ impl GpuTile<'_> {
             KvCodec::Int8 => 8,
             KvCodec::Int3 => return Err(GpuError::Unsupported("packing in three bits".into())),
         };
-        let Layout { heads, dim, dtype, tokens } = self.layout;
+        let PageLayout { heads, dim, dtype, tokens } = self.layout;
         let [tokens, heads, dim] = [tokens, heads, dim].map(|x| Arg::Whole(x as u32));
         let kind = Arg::Whole(Kind::from(dtype) as u32);
         let (angles, half, pairs) =

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     cpu::{Cpu, Matrix, Outputs},
-    pages::{Layout, PagePool, SequenceKv, Side},
+    pages::{PageLayout, PagePool, SequenceKv, Side},
     ranks::Gather,
     rope::RopePairs,
 };
@@ -46,7 +46,7 @@ struct Heads {
 
 impl Heads {
     /// By so many numbers of queries and keys in `rows` rows.
-    fn of(layout: Layout, parts: usize, rows: usize, (queries, keys): (usize, usize)) -> Self {
+    fn of(layout: PageLayout, parts: usize, rows: usize, (queries, keys): (usize, usize)) -> Self {
         let count = keys / (rows * layout.dim * parts).max(1);
         Self { count, group: queries / keys.max(1), parts, every: layout.heads / count.max(1) }
     }
@@ -77,7 +77,7 @@ pub(crate) struct Attend<'a> {
     pub(super) stage: StageKey,
     pub(super) positions: &'a [u32],
     pub(super) others: &'a dyn Gather,
-    pub(super) layout: Layout,
+    pub(super) layout: PageLayout,
     pub(super) tap: Option<&'a mut dyn Stored>,
     /// Of the batch; the same for every layer.
     pub(super) runs: Vec<RowRun<'a>>,
@@ -193,7 +193,7 @@ impl<'a> Attend<'a> {
         turn: Option<RotaryTables<'_>>,
         (q, k, v): (&mut [f32], &mut [f32], &[f32]),
     ) {
-        let (Layout { dim: narrow, .. }, Heads { count, group, parts, every }) = (self.layout, heads);
+        let (PageLayout { dim: narrow, .. }, Heads { count, group, parts, every }) = (self.layout, heads);
         let dim = parts * narrow;
         let (rows, part, work) = (self.positions.len(), group * dim, 4 * (q.len() + 2 * k.len()));
         let (q, k) = (Outputs::new(q, rows, count * part), Outputs::new(k, rows, count * dim));

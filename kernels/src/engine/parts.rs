@@ -4,7 +4,7 @@ use super::{Input, attend::RowRun, turns::StageRotations};
 use crate::{
     cpu::Cpu,
     models::ModelStage,
-    pages::{Layout, PageUse, PagesError},
+    pages::{PageLayout, PageUse, PagesError},
     ranks::Rank,
 };
 use std::ops::Range;
@@ -25,7 +25,7 @@ pub(super) struct Loaded {
 /// A rank's part of a stage.
 pub(super) struct Part {
     pub stage: Box<dyn ModelStage>,
-    pub layout: Layout,
+    pub layout: PageLayout,
     /// Its heads of keys and values.
     pub heads: Range<usize>,
     /// Tokens whose logits it computes.
@@ -35,13 +35,13 @@ pub(super) struct Part {
 impl Part {
     pub fn new(rank: Rank, stage: Box<dyn ModelStage>, shape: &ModelShape, dtype: KvDtype) -> Result<Self, PagesError> {
         let heads = rank.heads(shape.kv_heads as usize);
-        let layout = Layout::new(&ModelShape { kv_heads: heads.len() as u32, ..*shape }, dtype)?;
+        let layout = PageLayout::new(&ModelShape { kv_heads: heads.len() as u32, ..*shape }, dtype)?;
         Ok(Self { stage, layout, heads, vocab: rank.outputs(shape.vocab as usize) })
     }
 }
 
 impl Loaded {
-    pub fn layouts(&self) -> impl Iterator<Item = &Layout> {
+    pub fn layouts(&self) -> impl Iterator<Item = &PageLayout> {
         self.parts.iter().map(|part| &part.layout)
     }
 

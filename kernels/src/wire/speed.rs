@@ -3,7 +3,7 @@
 use super::{CodecScratch, KeyRotation, Tile, TileCodec, export, import};
 use crate::{
     cpu::Simd,
-    pages::{Layout, PAGE_BYTES, PagePool, PagesError, SequenceKv, Side},
+    pages::{PAGE_BYTES, PageLayout, PagePool, PagesError, SequenceKv, Side},
     rope::{Rope, RopePairs, RopeScaling},
 };
 use std::hint::black_box;
@@ -46,7 +46,7 @@ pub fn measure(simd: Simd, codec: KvCodec, load: CodecLoad, rounds: usize) -> Re
     if page == 0 {
         return Err(PagesError::TokenTooLarge { bytes: 4 * heads * dim });
     }
-    let layout = Layout { heads, dim, dtype: KvDtype::F16, tokens: page };
+    let layout = PageLayout { heads, dim, dtype: KvDtype::F16, tokens: page };
     let mut pool = PagePool::new(layout.pages(tokens) * PAGE_BYTES);
     let kv = SequenceKv::reserve(&mut pool, layout, 1, tokens)?;
     fill(&mut pool, &kv, load);

@@ -1,7 +1,7 @@
 mod turned;
 
 use super::*;
-use crate::pages::{Layout, PAGE_BYTES, PagePool, SequenceKv};
+use crate::pages::{PAGE_BYTES, PageLayout, PagePool, SequenceKv};
 use half::{bf16, f16};
 use proptest::prelude::*;
 use turned::{check_turned, turn};
@@ -11,13 +11,13 @@ struct Scenario {
     pool: PagePool,
     kv: SequenceKv,
     tile: Tile,
-    layout: Layout,
+    layout: PageLayout,
     turn: Option<KeyRotation>,
 }
 
 impl Scenario {
     fn new(tokens: usize, heads: usize, dim: usize, dtype: KvDtype) -> Self {
-        let layout = Layout { heads, dim, dtype, tokens: PAGE_BYTES / (2 * heads * dim * dtype.bytes()) };
+        let layout = PageLayout { heads, dim, dtype, tokens: PAGE_BYTES / (2 * heads * dim * dtype.bytes()) };
         let mut pool = PagePool::new(layout.pages(tokens) * PAGE_BYTES);
         let kv = SequenceKv::reserve(&mut pool, layout, 1, tokens).unwrap();
         Self { pool, kv, tile: Tile { layer: 0, heads: 0..heads, tokens: 0..tokens }, layout, turn: None }

@@ -4,7 +4,7 @@ use super::GpuRanks;
 use crate::{
     cuda::{GpuError, GpuTile, Queue},
     engine::StageKey,
-    pages::Layout,
+    pages::PageLayout,
 };
 use std::ops::Range;
 use tsnode_protocol::KvCodec;
@@ -14,7 +14,7 @@ pub(crate) struct TilePart {
     pub rank: usize,
     /// The layer's pages of the sequence there.
     pub pages: Vec<u32>,
-    pub layout: Layout,
+    pub layout: PageLayout,
     /// As the GPU counts them.
     pub heads: Range<usize>,
 }

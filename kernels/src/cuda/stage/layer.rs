@@ -12,7 +12,7 @@ use crate::{
     },
     engine::AttentionParams,
     models::{LayerOutline, MlpOutline, NormOutline},
-    pages::Layout,
+    pages::PageLayout,
     rope::RopePairs,
 };
 use std::sync::Arc;
@@ -47,7 +47,7 @@ pub(super) struct GpuLayerPages {
     pub memory: u64,
     pub table: u64,
     pub most: usize,
-    pub layout: Layout,
+    pub layout: PageLayout,
 }
 
 fn whole(x: usize) -> Arg {
@@ -200,7 +200,7 @@ impl GpuLayer {
         half: usize,
         pages: GpuLayerPages,
     ) -> Result<(), GpuError> {
-        let Layout { heads: kv_heads, dim, dtype, tokens } = pages.layout;
+        let PageLayout { heads: kv_heads, dim, dtype, tokens } = pages.layout;
         let norm = |which: usize| self.head_norms.as_ref().map_or(0, |norms| norms[which].weight.at());
         let eps = self.head_norms.as_ref().map_or(0.0, |norms| norms[0].eps);
         let args = [
@@ -241,7 +241,7 @@ impl GpuLayer {
 
     /// What both kernels of attention are told of scores and pages.
     fn common(&self, pages: GpuLayerPages) -> [Arg; 8] {
-        let Layout { heads, tokens, .. } = pages.layout;
+        let PageLayout { heads, tokens, .. } = pages.layout;
         [
             self.look.scale.into(),
             self.look.cap.unwrap_or(0.0).into(),
@@ -262,7 +262,7 @@ impl GpuLayer {
         pages: GpuLayerPages,
         out: GpuRows,
     ) -> Result<(), GpuError> {
-        let Layout { heads: kv_heads, dim, dtype, .. } = pages.layout;
+        let PageLayout { heads: kv_heads, dim, dtype, .. } = pages.layout;
         let (kernel, wide) = match (dtype, dim) {
             (KvDtype::Bf16, ..=64) => ("chunk_64_bf16", 64),
             (KvDtype::Bf16, ..=128) => ("chunk_128_bf16", 128),
@@ -292,7 +292,7 @@ impl GpuLayer {
         pages: GpuLayerPages,
         out: GpuRows,
     ) -> Result<(), GpuError> {
-        let Layout { heads: kv_heads, dim, dtype, .. } = pages.layout;
+        let PageLayout { heads: kv_heads, dim, dtype, .. } = pages.layout;
         let (rows, group) = (step.singles_count, self.heads / kv_heads);
         let across = kv_heads * group.div_ceil(8);
         // As on one GPU that had all heads, so that sums are the same.

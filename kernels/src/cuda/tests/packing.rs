@@ -4,7 +4,7 @@ use super::{Draw, machines, with};
 use crate::{
     cpu::Simd,
     cuda::{Gpu, GpuTurn, machine::Queue, tiles::GpuTile},
-    pages::{Layout, PAGE_BYTES, PagePool, SequenceKv, Side},
+    pages::{PAGE_BYTES, PageLayout, PagePool, SequenceKv, Side},
     rope::{Rope, RopePairs, RopeScaling},
     wire::{self, CodecScratch, KeyRotation, Tile, TileCodec},
 };
@@ -19,12 +19,12 @@ struct Scenario {
 
 const PAGES: usize = 12;
 
-fn pages(layout: Layout, room: usize) -> usize {
+fn pages(layout: PageLayout, room: usize) -> usize {
     room.div_ceil(layout.tokens)
 }
 
 impl Scenario {
-    fn new(machine: &std::sync::Arc<dyn crate::cuda::machine::Machine>, layout: Layout, tokens: usize) -> Self {
+    fn new(machine: &std::sync::Arc<dyn crate::cuda::machine::Machine>, layout: PageLayout, tokens: usize) -> Self {
         let mut pool = PagePool::new(PAGES * PAGE_BYTES);
         let kv = SequenceKv::reserve(&mut pool, layout, 1, tokens).unwrap();
         assert!(pages(layout, tokens) <= PAGES);
@@ -81,7 +81,7 @@ fn packed_bytes_and_unpacked_numbers_are_the_processors() {
         ] {
             let row = 2 * heads * dim * dtype.bytes();
             // Pages that end inside blocks, and less memory than a page has.
-            let layout = Layout { heads, dim, dtype, tokens: (PAGE_BYTES / row).min(23) };
+            let layout = PageLayout { heads, dim, dtype, tokens: (PAGE_BYTES / row).min(23) };
             let mut scenario = Scenario::new(&machine, layout, tokens);
             for (codec, turn) in CODECS.into_iter().flat_map(|codec| turns(dim).map(|turn| (codec, turn))) {
                 let packing = TileCodec { simd: Simd::detect(), codec, turn: turn.as_ref() };

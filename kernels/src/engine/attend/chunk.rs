@@ -213,7 +213,7 @@ mod tests {
     use super::*;
     use crate::{
         cpu::{Outputs, Simd},
-        pages::{Layout, PAGE_BYTES},
+        pages::{PAGE_BYTES, PageLayout},
     };
     use tsnode_protocol::KvDtype;
 
@@ -233,7 +233,7 @@ mod tests {
         sinks: &[f32],
     ) -> [Vec<u32>; 2] {
         let parts = look.parts;
-        let layout = Layout { heads: KV_HEADS * parts, dim, dtype: KvDtype::F16, tokens: 24 };
+        let layout = PageLayout { heads: KV_HEADS * parts, dim, dtype: KvDtype::F16, tokens: 24 };
         let mut pool = PagePool::new(16 * PAGE_BYTES);
         let kv = SequenceKv::reserve(&mut pool, layout, 1, start + len).unwrap();
         for token in 0..start + len {
