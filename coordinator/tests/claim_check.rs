@@ -86,7 +86,7 @@ impl Host {
 }
 
 /// An answer, as its gateway sees it come.
-struct Answer {
+struct ArrivingAnswer {
     asked: f64,
     tokens: u32,
     second: f64,
@@ -140,8 +140,8 @@ struct Lender {
     /// What a step takes, and each sequence and each token of a prompt in it (s).
     costs: [f64; 3],
     free: f64,
-    waiting: Vec<Answer>,
-    running: Vec<Answer>,
+    waiting: Vec<ArrivingAnswer>,
+    running: Vec<ArrivingAnswer>,
     steps: VecDeque<TimedStep>,
 }
 
@@ -152,9 +152,9 @@ impl Lender {
     }
 
     /// A step; its tokens are in the gateway's hands when that is run next. Answers that are complete.
-    fn step(&mut self, gateway: &Host) -> Vec<Answer> {
+    fn step(&mut self, gateway: &Host) -> Vec<ArrivingAnswer> {
         let begun = self.next();
-        let (new, later): (Vec<Answer>, _) = self.waiting.drain(..).partition(|a| a.asked <= begun);
+        let (new, later): (Vec<ArrivingAnswer>, _) = self.waiting.drain(..).partition(|a| a.asked <= begun);
         self.waiting = later;
         let prompts = PROMPT * new.len() as u32;
         let answers = self.running.len() as u32;
@@ -364,7 +364,7 @@ impl Swarm {
             drawn < 0.0
         };
         let lender = shares.iter().position(is_drawn).unwrap_or(shares.len() - 1);
-        self.lenders[lender].waiting.push(Answer { asked, tokens: 0, second: 0.0, last: 0.0, stood: 0.0 });
+        self.lenders[lender].waiting.push(ArrivingAnswer { asked, tokens: 0, second: 0.0, last: 0.0, stood: 0.0 });
     }
 }
 
@@ -389,7 +389,7 @@ fn who_waits_for_its_turn_is_not_slow_and_who_claims_too_much_is_found_all_the_s
 }
 
 /// From the second token to the last, as a gateway counts.
-fn seen(answer: &Answer, sequences: u32) -> SeenWork {
+fn seen(answer: &ArrivingAnswer, sequences: u32) -> SeenWork {
     let [at, took, stood] = [answer.last, answer.last - answer.second, answer.stood].map(Duration::from_secs_f64);
     let work = ClaimedWork::Answer { tokens: ANSWER - 2, context: PROMPT + ANSWER / 2 };
     SeenWork { work, at, took, stood, sequences }

@@ -28,7 +28,7 @@ pub use note::Measured;
 pub use traces::{HTTP_FILE, INVITE_FILE, invited_to, own_invite};
 
 use crate::platform;
-use ledger::{Found, Ledger, advice};
+use ledger::{Ledger, LedgerCondition, advice};
 use note::{NEVER, SWARM, open_ledger};
 use state::{Notes, STATE_FILE};
 use std::fs::{self, File};
@@ -95,7 +95,7 @@ impl Store {
             fs::rename(&former, &path).map_err(|error| StoreError::Io { path: former, error })?;
         }
         let ledger = open_ledger(&path, record)?;
-        if ledger.found() == Found::Emptied {
+        if ledger.found() == LedgerCondition::Emptied {
             tracing::info!(file = %path.display(), "empty: clients of before that come back are answered anew");
         }
         Ok(ledger)

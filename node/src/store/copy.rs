@@ -5,7 +5,7 @@ use super::{
     error::StoreError,
     note::{NEVER, SWARM, is_measured, note, open_ledger, read_note},
 };
-use crate::store::ledger::{Found, Ledger};
+use crate::store::ledger::{Ledger, LedgerCondition};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
@@ -25,7 +25,7 @@ pub(super) struct StateCopy(Ledger);
 /// What was read of it.
 pub(super) struct Copied {
     /// How its file was found.
-    pub found: Found,
+    pub found: LedgerCondition,
     /// Its notes, where its record is whole.
     pub notes: Option<NotesByName>,
 }

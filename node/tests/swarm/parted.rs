@@ -44,13 +44,13 @@ fn body(prompt: &[u32], codec: Option<&str>) -> Value {
 
 /// Tokens, what they rest on, and what ran where.
 #[derive(Clone, Debug)]
-struct Answer {
+struct PartedAnswer {
     tokens: Vec<u64>,
     codec: String,
     trace: Value,
 }
 
-async fn ask(net: &Net, mut body: Value, way: Option<&str>) -> Answer {
+async fn ask(net: &Net, mut body: Value, way: Option<&str>) -> PartedAnswer {
     body["return_token_ids"] = json!(true);
     let request = net.client.post(format!("{}/v1/completions", net.peer(GATEWAY).http)).header("x-tsnode-trace", "1");
     let request = way.map_or(request.try_clone().unwrap(), |way| request.header("x-tsnode-kv", way));
@@ -59,7 +59,7 @@ async fn ask(net: &Net, mut body: Value, way: Option<&str>) -> Answer {
     let tokens: Vec<u64> = ids.iter().filter_map(Value::as_u64).collect();
     assert_eq!(tokens.len() as u64, body["max_tokens"].as_u64().unwrap(), "{said}");
     let codec = said["system_fingerprint"].as_str().unwrap().rsplit_once('_').unwrap().1.to_owned();
-    Answer { tokens, codec, trace: said["tsnode"].clone() }
+    PartedAnswer { tokens, codec, trace: said["tsnode"].clone() }
 }
 
 /// At every multiple of 64 tokens, as numbers are and in four bits; a codec loses the same bits wherever the first part is computed.
@@ -216,7 +216,7 @@ async fn the_slow_side_may_die(net: &mut Net) {
 }
 
 /// The answers to prompts that are asked together, each parted as its codec says.
-async fn all_at_once(net: &Net, prompts: &[Vec<u32>], codecs: [&str; 3]) -> Vec<Answer> {
+async fn all_at_once(net: &Net, prompts: &[Vec<u32>], codecs: [&str; 3]) -> Vec<PartedAnswer> {
     let asked = prompts.iter().zip(codecs).map(|(prompt, codec)| ask(net, body(prompt, Some(codec)), Some("layers")));
     futures::future::join_all(asked).await
 }

@@ -57,7 +57,7 @@ fn note(gaps: &Mutex<BTreeMap<u64, u64>>, time: Seconds, tokens: u64) {
 }
 
 /// What came of a run.
-struct Result {
+struct CronusResult {
     outcome: Outcome,
     rate: f64,
     /// The 99th percentile of times to the first token, KV's way included, and between tokens (s).
@@ -65,7 +65,7 @@ struct Result {
     tbt: f64,
 }
 
-fn run(pair: &GpuPair, approach: Approach, arrivals: &[Arrival]) -> Result {
+fn run(pair: &GpuPair, approach: Approach, arrivals: &[Arrival]) -> CronusResult {
     let (mut machines, routing) = pair.parts(approach);
     let gaps = Arc::new(Mutex::new(BTreeMap::new()));
     for machine in &mut machines {
@@ -91,7 +91,7 @@ fn run(pair: &GpuPair, approach: Approach, arrivals: &[Arrival]) -> Result {
         found
     });
     let tbt = tbt.map_or(0.0, |(t, _)| *t as f64 / 1e6);
-    Result { rate: arrivals.len() as f64 / outcome.end.0, outcome, ttft, tbt }
+    CronusResult { rate: arrivals.len() as f64 / outcome.end.0, outcome, ttft, tbt }
 }
 
 /// The trace's first requests, whose means are the paper's; without the trace, some like them.

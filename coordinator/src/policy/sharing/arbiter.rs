@@ -61,7 +61,7 @@ pub trait Arbitration<R>: Debug + Send {
 
 /// A request, as it stands.
 #[derive(Clone, Copy, Debug)]
-struct Job<S> {
+struct ArbitratedJob<S> {
     /// Of all requests, which one it was.
     nth: u64,
     /// How often it is here: it may go on in another group before the one that it leaves has let go of it.
@@ -102,7 +102,7 @@ pub struct Arbiter<O: Order, R> {
     patience: Seconds,
     /// Busy time so far, and time for which the device was kept.
     clock: Seconds,
-    jobs: BTreeMap<(ServiceNo, R), Job<O::Standing>>,
+    jobs: BTreeMap<(ServiceNo, R), ArbitratedJob<O::Standing>>,
     waiting: BTreeMap<ServiceNo, Waiting<R>>,
     running: Option<(ServiceNo, DeviceWork<R>)>,
     entered: u64,
@@ -193,7 +193,7 @@ impl<O: Order, R: Copy + Ord + Debug + Send> Arbitration<R> for Arbiter<O, R> {
         }
         self.entered += 1;
         let standing = self.order.enters(service, prompt);
-        let job = Job { nth: self.entered, stays: 1, standing, spent: Spent::default() };
+        let job = ArbitratedJob { nth: self.entered, stays: 1, standing, spent: Spent::default() };
         self.jobs.insert((service, request), job);
     }
 

@@ -286,7 +286,7 @@ mod tests {
 
     /// A request of a model: pages, and for how many ticks it has them.
     #[derive(Clone, Copy)]
-    struct Request {
+    struct QuotaRequest {
         pages: u64,
         ticks: u64,
     }
@@ -294,7 +294,7 @@ mod tests {
     /// What a model has to do.
     #[derive(Default)]
     struct Model {
-        waiting: VecDeque<Request>,
+        waiting: VecDeque<QuotaRequest>,
         /// When each ends, and its pages.
         running: Vec<(u64, u64)>,
         /// Since when its first waits for pages that are within its quota.
@@ -316,7 +316,7 @@ mod tests {
             (model.running, model.done) = (running, model.done + ended.len());
         }
         for (n, model) in models.iter_mut().enumerate() {
-            while let Some(Request { pages, ticks }) = model.waiting.front().copied() {
+            while let Some(QuotaRequest { pages, ticks }) = model.waiting.front().copied() {
                 if device.used[n] + pages <= device.all[n] {
                     let since = *model.since.get_or_insert(at);
                     assert!(at - since <= TICKS + 1, "model {n} has waited for its own since {since}, it is {at}");
@@ -347,7 +347,7 @@ mod tests {
                     if came < ALL && rng.unit() < rate {
                         let drawn = |rng: &mut Rng, most: u64| 1 + rng.below(most as usize) as u64;
                         let (pages, ticks) = (drawn(&mut rng, PAGES), drawn(&mut rng, TICKS));
-                        model.waiting.push_back(Request { pages, ticks });
+                        model.waiting.push_back(QuotaRequest { pages, ticks });
                         came += 1;
                     }
                 }
