@@ -96,7 +96,7 @@ impl<T> LimitUpdate<T> {
     }
 }
 
-/// `null` is no limit; what is left out is [`Said::Nothing`] where that is the default.
+/// `null` is no limit; what is left out is [`LimitUpdate::Nothing`] where that is the default.
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for LimitUpdate<T> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         Ok(Option::<T>::deserialize(from)?.map_or(Self::Unlimited, Self::To))

@@ -20,7 +20,7 @@ pub struct Slowest {
     pub cause: SlowCause,
 }
 
-/// Parts of a request's time, as `Parts` has them.
+/// Parts of a request's time, as `LatencyBreakdown` has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LatencyPart {

@@ -74,7 +74,7 @@ pub(super) struct Block<'a, X = f32> {
     pub w: Matrix<'a>,
     /// First column.
     pub from: usize,
-    /// Columns, a multiple of [`Number::GROUP`].
+    /// Columns, a multiple of [`RowElement::GROUP`].
     pub len: usize,
 }
 

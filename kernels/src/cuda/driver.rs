@@ -1,7 +1,7 @@
 //! A GPU, by the driver's library. Every call is the driver's own; what they have in common is said once:
 //!
 //! SAFETY of all of them: handles are those that the driver gave and that this GPU keeps until it is dropped; addresses
-//! are of memory that callers hold while work on it is under way ([`Memory`](super::machine::Memory) is given back only
+//! are of memory that callers hold while work on it is under way ([`GpuMemory`](super::machine::GpuMemory) is given back only
 //! after that); arguments are those of the kernel, which the emulator's tests run with the same bytes.
 #![expect(unsafe_code, reason = "calls of a library of others; each block says why it is sound")]
 

@@ -5,7 +5,7 @@
 //! columns beside its own, once those are computed, or takes them by NCCL ([`gathers`]). GPUs wait for each other by marks in
 //! their queues, and nobody waits for a GPU before a step's results are wanted.
 //!
-//! Nothing is overwritten that another still copies from: a GPU writes where it wrote two pieces ago ([`Piece::ALL`]), and
+//! Nothing is overwritten that another still copies from: a GPU writes where it wrote two pieces ago ([`GpuLayerPiece::ALL`]), and
 //! when others offered what they computed since, they had been asked to copy that before. By the same a GPU that grows its
 //! memory, which waits for all it was asked, gives none back that is copied from.
 

@@ -30,7 +30,7 @@ struct TileBlock {
 }
 const _: () = assert!(size_of::<TileBlock>() == 24);
 
-/// How a layer's keys turn over a block, as kernels are told: [`wire::Turn`](crate::wire::Turn) on the GPU.
+/// How a layer's keys turn over a block, as kernels are told: [`wire::KeyRotation`](crate::wire::KeyRotation) on the GPU.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GpuTurn {
     /// Where its angles are.

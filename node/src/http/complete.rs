@@ -127,7 +127,7 @@ pub(super) fn bounded_prompt_logprobs(prompts: &[Vec<Token>], wanted: &Completio
 
 async fn prompts(given: Prompt, model: &TextModel) -> Result<Vec<Vec<Token>>, ApiError> {
     let given = match given {
-        Prompt::FixedPlan(given) => given,
+        Prompt::Given(given) => given,
         Prompt::TooMany => return Err(request::too_many()),
         Prompt::Wrong => return Err(wrong()),
     };

@@ -77,7 +77,7 @@ pub(super) fn find(view: &SwarmView, name: Option<&str>, task: EncoderTask) -> R
 pub(super) fn inputs(given: Prompt, param: &str) -> Result<Vec<EncoderInput>, ApiError> {
     let wrong = |message: String| ApiError::param(param, message);
     let given = match given {
-        Prompt::FixedPlan(given) => given,
+        Prompt::Given(given) => given,
         Prompt::TooMany => return Err(wrong(format!("'{param}' has more than {INPUTS} inputs"))),
         Prompt::Wrong => {
             return Err(wrong(format!(

@@ -318,13 +318,13 @@ mod tests {
         let prompt = |json: &str| read(&format!(r#"{{"prompt":{json}}}"#)).prompt();
         let tokens = |ids: &[u32]| ids.iter().map(|id| Token(*id)).collect::<Vec<_>>();
         let text = |text: &str| GivenPrompt::Text(text.into());
-        assert_eq!(prompt(r#""a\u00e9""#), Some(Prompt::FixedPlan(vec![text("aé")])));
-        assert_eq!(prompt("[1, 2]"), Some(Prompt::FixedPlan(vec![GivenPrompt::Tokens(tokens(&[1, 2]))])));
-        let mixed = Prompt::FixedPlan(vec![text("a"), GivenPrompt::Tokens(tokens(&[3])), GivenPrompt::Tokens(vec![])]);
+        assert_eq!(prompt(r#""a\u00e9""#), Some(Prompt::Given(vec![text("aé")])));
+        assert_eq!(prompt("[1, 2]"), Some(Prompt::Given(vec![GivenPrompt::Tokens(tokens(&[1, 2]))])));
+        let mixed = Prompt::Given(vec![text("a"), GivenPrompt::Tokens(tokens(&[3])), GivenPrompt::Tokens(vec![])]);
         assert_eq!(prompt(r#"["a", [3], []]"#), Some(mixed));
-        let endless = Prompt::FixedPlan(vec![GivenPrompt::Endless(6), GivenPrompt::Tokens(tokens(&[1, 2, 3]))]);
+        let endless = Prompt::Given(vec![GivenPrompt::Endless(6), GivenPrompt::Tokens(tokens(&[1, 2, 3]))]);
         assert_eq!(prompt("[[1,2,3,4,5,6],[1,2,3]]"), Some(endless));
-        assert_eq!(prompt("[1,2,3,4]"), Some(Prompt::FixedPlan(vec![GivenPrompt::Endless(4)])));
+        assert_eq!(prompt("[1,2,3,4]"), Some(Prompt::Given(vec![GivenPrompt::Endless(4)])));
         assert_eq!(prompt("null"), None);
         for wrong in
             ["1", "true", "{}", r#"{"a":[1]}"#, "[]", "[1.5]", "[-1]", "[1,[2]]", "[[2],1]", "[[[1]]]", "[[\"a\"]]"]
@@ -334,7 +334,7 @@ mod tests {
         assert_eq!(prompt(&format!("[{}[1]]", "[1],".repeat(128))), Some(Prompt::TooMany));
         assert_eq!(
             read(r#"{"prompt":"a","prompt":"b"}"#).prompt(),
-            Some(Prompt::FixedPlan(vec![text("b")])),
+            Some(Prompt::Given(vec![text("b")])),
             "the last one"
         );
     }
@@ -361,7 +361,7 @@ mod tests {
         let long = format!(r#"{{"messages":[{}odd"#, r#"{"":0},"#.repeat(100_000));
         assert_eq!(refused(&long), "a message has no 'role'");
         let counted = read(&format!(r#"{{"prompt":[{}7]}}"#, "7,".repeat(1000))).prompt();
-        assert_eq!(counted, Some(Prompt::FixedPlan(vec![GivenPrompt::Endless(1001)])));
+        assert_eq!(counted, Some(Prompt::Given(vec![GivenPrompt::Endless(1001)])));
     }
 
     #[test]

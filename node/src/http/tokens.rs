@@ -34,7 +34,7 @@ pub(super) async fn tokenize(
 /// A text's tokens, with what the tokenizer puts around one unless that is not wanted.
 async fn plain(state: &ApiState, asked: ReadBody, prompt: Prompt) -> Result<(Arc<TextModel>, Vec<Token>), ApiError> {
     let ReadBody { place: _place, naming: _, mut fields } = asked;
-    let Prompt::FixedPlan(mut given) = prompt else { return Err(wrong()) };
+    let Prompt::Given(mut given) = prompt else { return Err(wrong()) };
     let (Some(GivenPrompt::Text(text)), true) = (given.pop(), given.is_empty()) else { return Err(wrong()) };
     let name = fields.text("model")?;
     let is_bare = fields.peek("add_special_tokens").is_some() && !fields.flag("add_special_tokens")?;

@@ -16,7 +16,7 @@ pub(in crate::http) const SUBMISSIONS: usize = 128;
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::http) enum Prompt {
     /// At least one.
-    FixedPlan(Vec<GivenPrompt>),
+    Given(Vec<GivenPrompt>),
     /// More than can be asked for at once.
     TooMany,
     /// Something else.
@@ -36,7 +36,7 @@ pub(in crate::http) enum GivenPrompt {
 enum PromptItem {
     Null,
     Token(Token),
-    FixedPlan(GivenPrompt),
+    One(GivenPrompt),
     List(Prompt),
     Wrong,
 }
@@ -86,7 +86,7 @@ impl<'de> DeserializeSeed<'de> for ReadPrompt<'_> {
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Self::Value, D::Error> {
         Ok(match from.deserialize_any(ReadItem { lists: 2, given: self })? {
             PromptItem::Null => None,
-            PromptItem::FixedPlan(one) => Some(Prompt::FixedPlan(vec![one])),
+            PromptItem::One(one) => Some(Prompt::Given(vec![one])),
             PromptItem::List(prompt) => Some(prompt),
             PromptItem::Token(_) | PromptItem::Wrong => Some(Prompt::Wrong),
         })
@@ -116,7 +116,7 @@ impl<'de> Visitor<'de> for ReadItem<'_> {
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<PromptItem, E> {
-        Ok(PromptItem::FixedPlan(GivenPrompt::Text(owned(text))))
+        Ok(PromptItem::One(GivenPrompt::Text(owned(text))))
     }
 
     fn visit_u64<E: Error>(self, number: u64) -> Result<PromptItem, E> {
@@ -157,7 +157,7 @@ impl<'de> Visitor<'de> for ReadItem<'_> {
             }
             if read.tokens.len() > given.tokens {
                 let more = given.read_on(&mut seq, ReadPrompt::far_too_long)?;
-                return Ok(PromptItem::FixedPlan(GivenPrompt::Endless(read.tokens.len() + more)));
+                return Ok(PromptItem::One(GivenPrompt::Endless(read.tokens.len() + more)));
             }
         }
         Ok(read.end(lists))
@@ -176,7 +176,7 @@ impl List {
     fn push(&mut self, item: PromptItem, most: usize) -> Result<(), Prompt> {
         match item {
             PromptItem::Token(token) if self.prompts.is_empty() => self.tokens.push(token),
-            PromptItem::FixedPlan(given) if self.tokens.is_empty() => {
+            PromptItem::One(given) if self.tokens.is_empty() => {
                 self.prompts.push(given);
                 if self.prompts.len() > most {
                     return Err(Prompt::TooMany);
@@ -190,11 +190,11 @@ impl List {
     /// A list inside another is one prompt.
     fn end(self, lists: u8) -> PromptItem {
         match (lists, self.prompts.is_empty(), self.tokens.is_empty()) {
-            (0, true, _) => PromptItem::FixedPlan(GivenPrompt::Tokens(self.tokens)),
+            (0, true, _) => PromptItem::One(GivenPrompt::Tokens(self.tokens)),
             (0, ..) => PromptItem::Wrong,
             (_, true, true) => PromptItem::List(Prompt::Wrong),
-            (_, true, false) => PromptItem::FixedPlan(GivenPrompt::Tokens(self.tokens)),
-            _ => PromptItem::List(Prompt::FixedPlan(self.prompts)),
+            (_, true, false) => PromptItem::One(GivenPrompt::Tokens(self.tokens)),
+            _ => PromptItem::List(Prompt::Given(self.prompts)),
         }
     }
 }
