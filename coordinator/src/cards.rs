@@ -11,7 +11,7 @@ use tsnode_protocol::{Advert, ModelCard, ModelId, ModelOrigin, PeerId};
 pub struct SaidCard {
     /// What it says.
     pub card: ModelCard,
-    /// Who.
+    /// Peers whose adverts have this card.
     pub by: Vec<PeerId>,
 }
 

@@ -216,7 +216,7 @@ impl Control {
         self.turn.coordinator
     }
 
-    /// This peer.
+    /// The id of this peer.
     #[must_use]
     pub fn me(&self) -> PeerId {
         self.config.me
@@ -228,7 +228,7 @@ impl Control {
         self.adoption.adopted.as_ref().map(|a| &*a.plan)
     }
 
-    /// Its name.
+    /// Hash of the adopted plan.
     #[must_use]
     pub fn plan_id(&self) -> Option<PlanId> {
         self.adoption.adopted.as_ref().map(|a| a.id)

@@ -20,7 +20,7 @@ const NEWEST: f64 = 0.3;
 /// A peer that lends the encoder.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Lender {
-    /// Who.
+    /// The peer that has the encoder loaded.
     pub peer: PeerId,
     /// One way to it; nothing to the gateway's own peer.
     pub latency: Seconds,

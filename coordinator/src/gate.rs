@@ -44,11 +44,11 @@ pub enum KvChoice {
     Auto,
     /// The pages' own elements.
     Raw,
-    /// Four bits.
+    /// Four bits an element, as ThunderServe sends KV.
     Int4,
-    /// Eight bits.
+    /// Eight bits an element.
     Int8,
-    /// Three bits.
+    /// Three bits an element.
     Int3,
 }
 
@@ -186,7 +186,7 @@ impl GateSide {
 /// What the gate looks at.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GateCase {
-    /// The model.
+    /// Sizes of the model: how many bytes its KV has.
     pub shape: ModelShape,
     /// Tokens of the prompt.
     pub tokens: u32,
@@ -275,7 +275,7 @@ pub fn kv_bytes(shape: &ModelShape, tokens: u32, codec: KvCodec, element_bytes: 
     }
 }
 
-/// Compares.
+/// Compares a remote prefill and the transfer of its KV with a local prefill, in predicted time.
 #[must_use]
 pub fn weigh(case: &GateCase, choice: KvChoice) -> GateVerdict {
     let computed = case.remote.time(case.tokens, case.remote_has);

@@ -11,7 +11,7 @@ const DAY: u16 = 24 * 60;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Lending {
-    /// It does.
+    /// It lends what its owner allows.
     #[default]
     Lends,
     /// Its owner wants them back for now.

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 /// How many places there are, and for whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlaceRules {
-    /// In all.
+    /// Connections at once, of all together.
     pub places: usize,
     /// Of these, for whom is known alone.
     pub reserve: usize,
@@ -94,7 +94,7 @@ struct TakenPlace<K> {
 }
 
 impl<K: Copy + Ord> Places<K> {
-    /// All free.
+    /// All places free.
     #[must_use]
     pub fn new(rules: PlaceRules) -> Self {
         Self { rules, next: 0, taken: BTreeMap::new() }
@@ -180,7 +180,7 @@ impl<K: Copy + Ord> Places<K> {
         late
     }
 
-    /// Places taken.
+    /// How many places are taken.
     #[must_use]
     pub fn len(&self) -> usize {
         self.taken.len()
@@ -258,7 +258,7 @@ pub struct FileShares {
     pub neighbours_incoming: usize,
     /// Connections over TCP that have to prove themselves to the control plane.
     pub door: PlaceRules,
-    /// Members' lifelines.
+    /// Lifelines of members that have proven themselves.
     pub lifelines: usize,
     /// Lifelines of which nobody knows yet whose they are.
     pub lifelines_unproven: PlaceRules,

@@ -17,13 +17,13 @@ use tsnode_protocol::{Group, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan
 /// What a planner decides; the control machine adds epoch, term and parent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlanDraft {
-    /// The groups.
+    /// Groups of all models.
     pub groups: Vec<Group>,
     /// Who sends to whom.
     pub routes: Vec<Route>,
     /// How requests are routed and steps formed for models of which that is chosen by measurement.
     pub chosen: Vec<PolicyChoice>,
-    /// Why.
+    /// Why this plan, for people.
     pub reason: String,
 }
 

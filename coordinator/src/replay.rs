@@ -47,7 +47,7 @@ use tsnode_protocol::{Seconds, Tokens};
 pub struct Replay {
     /// Of arrivals, lengths and routes.
     pub seed: u64,
-    /// Requests sent.
+    /// How many requests are sent.
     pub requests: usize,
 }
 

@@ -19,9 +19,9 @@ use tsnode_protocol::{GroupId, Load, ModelId, Plan, Route, Seconds};
 /// A pair of groups; the same one twice where it does both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Pick {
-    /// Prefills.
+    /// The group that prefills.
     pub prefill: GroupId,
-    /// Decodes.
+    /// The group that decodes, and owns the request's pages.
     pub decode: GroupId,
 }
 
@@ -68,7 +68,7 @@ pub struct GroupSize {
 /// What pools are routed by, beside loads.
 #[derive(Clone, Debug, Default)]
 pub struct PoolSizes {
-    /// Of groups.
+    /// What each group has room for.
     pub groups: BTreeMap<GroupId, GroupSize>,
     /// Whether the next request stays on the plan's ways, whatever waits there: its KV is to be sent, or it was begun before.
     pub stays: bool,

@@ -32,7 +32,7 @@ pub struct Performance {
 /// What a monitor is told of a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event {
-    /// It came.
+    /// It came to the gateway.
     Arrived,
     /// It was answered to the end.
     Answered(AnsweredRequest),
@@ -143,7 +143,7 @@ impl ServiceMonitor {
         Self { since: now, arrived: VecDeque::new(), ended: VecDeque::new() }
     }
 
-    /// Something happened.
+    /// Counts what happened to a request.
     pub fn on_event(&mut self, now: Time, event: Event) {
         self.forget(now);
         match event {

@@ -44,11 +44,11 @@ pub enum SpotChecks {
 /// An answer that ended well.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CheckedAnswer {
-    /// The model.
+    /// The model that answered.
     pub model: ModelId,
-    /// The prompt.
+    /// All tokens of the prompt.
     pub prompt: Vec<Token>,
-    /// The answer.
+    /// All tokens of the answer.
     pub answer: Vec<Token>,
     /// Its tokens' log-probabilities, as whoever chose them said.
     pub logprobs: Vec<Option<f32>>,
@@ -65,9 +65,9 @@ pub struct CheckedAnswer {
 /// A request to a group, of which the first token is wanted.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CheckRequest {
-    /// Whom.
+    /// The leader of the group that is asked.
     pub leader: PeerId,
-    /// What.
+    /// The request to send there.
     pub open: DecodeRequest,
 }
 
@@ -109,7 +109,7 @@ impl SpotCheckVerdict {
     }
 }
 
-/// What follows.
+/// What the gateway is to do next.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CheckStep {
     /// Ask this, and say what came of it.
@@ -172,7 +172,7 @@ impl Word {
 }
 
 impl Checks {
-    /// None yet.
+    /// No check is open.
     #[must_use]
     pub fn new(which: SpotChecks) -> Self {
         Self { which, ..Self::default() }

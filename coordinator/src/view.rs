@@ -13,7 +13,7 @@ pub struct View {
     pub plan: Option<Arc<Plan>>,
     /// Groups whose leaders say they take requests, with what they have to do.
     pub up: BTreeMap<GroupId, Load>,
-    /// Everyone's adverts.
+    /// Adverts of all members, by peer.
     pub adverts: Arc<BTreeMap<PeerId, Advert>>,
     /// Who led prefill and decode where the KV between them was found wrong: such prompts are computed where they are decoded.
     pub barred: Arc<BTreeSet<(PeerId, PeerId)>>,

@@ -103,7 +103,7 @@ pub enum PeerStage {
     Planned,
     /// It takes requests.
     Ready,
-    /// It leaves.
+    /// It leaves the swarm.
     Leaving,
 }
 

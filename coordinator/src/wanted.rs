@@ -20,7 +20,7 @@ pub struct FetchLimits<'a> {
 /// A model to fetch, and who has it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FetchableModel {
-    /// The model.
+    /// The model to fetch.
     pub card: ModelCard,
     /// Its weights as stored (bytes), by its card.
     pub bytes: u64,

@@ -135,7 +135,7 @@ impl Device {
 /// What one layer of a model takes on a device: seconds, as measured.
 #[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
 pub struct LayerProfile {
-    /// The model.
+    /// The model whose layer was timed.
     pub model: ModelId,
     /// a, b, c: L tokens of a prompt behind P others of it take `a + b·L + c·((P + L)² − P²)`.
     pub prefill: [f64; 3],
@@ -206,7 +206,7 @@ pub enum DeviceKind {
         /// Threads used for computing.
         threads: u16,
     },
-    /// NVIDIA GPUs.
+    /// NVIDIA GPUs that compute as one device.
     Cuda(Gpus),
 }
 
@@ -226,7 +226,7 @@ pub struct Link {
     pub to: PeerId,
     /// Latency α, one way.
     pub latency: Seconds,
-    /// Bandwidth β.
+    /// Bandwidth β, as measured towards the far end (bytes a second).
     pub bandwidth: BytesPerSecond,
     /// How packets travel.
     pub path: PathKind,
@@ -376,7 +376,7 @@ pub struct Heartbeat {
 /// How quick a group was by the clock of a gateway that it has worked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
 pub struct SeenSpeed {
-    /// Which.
+    /// The group whose speed the gateway saw.
     pub group: GroupId,
     /// What it did: prompts, or answers.
     pub phase: Phase,
@@ -416,7 +416,7 @@ impl PartialEq for Ready<'_> {
 /// A group, and what it has to do: its leader may lead others that have more or less, and are faster or slower.
 #[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
 pub struct GroupLoad {
-    /// Which.
+    /// The group, as the adopted plan names it.
     pub group: GroupId,
     /// What waits and runs there; pages of its leader's device.
     pub load: Load,
@@ -427,7 +427,7 @@ pub struct GroupLoad {
 pub struct Load {
     /// Sequences in batches.
     pub running: u32,
-    /// Sequences waiting.
+    /// Sequences that wait for pages or for their first step.
     pub waiting: u32,
     /// Prompt tokens not yet computed.
     pub pending_tokens: u32,

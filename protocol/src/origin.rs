@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Where a peer has a model from, by its own account.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
 pub struct ModelOrigin {
-    /// The model.
+    /// The model that is described.
     pub model: ModelId,
     /// The hub's repository, and its commit: `org/repo@0123…`.
     pub source: String,

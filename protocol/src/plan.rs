@@ -46,11 +46,11 @@ pub struct Group {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Encode, Decode, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
-    /// Prompts.
+    /// Computes prompts, and sends their KV to another group.
     Prefill,
-    /// All tokens but the first.
+    /// Generates all tokens but the first.
     Decode,
-    /// Both.
+    /// Computes prompts and answers.
     Mixed,
 }
 
@@ -71,7 +71,7 @@ pub struct Stage {
     pub peer: PeerId,
     /// Which of the peer's devices, by its place in the advert.
     pub device: u16,
-    /// Which layers.
+    /// Layers that it holds and computes.
     pub layers: LayerRange,
 }
 
@@ -121,7 +121,7 @@ impl fmt::Display for ChosenPolicy {
 /// How requests for a model are routed on a plan, or its steps formed, as whoever made the plan chose, and by what.
 #[derive(Clone, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
 pub struct PolicyChoice {
-    /// The model.
+    /// The model whose requests it is for.
     pub model: ModelId,
     /// What was chosen: never that it is to be chosen.
     pub policy: ChosenPolicy,
@@ -136,7 +136,7 @@ pub struct PolicyChoice {
 /// What became of replayed requests by one policy.
 #[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
 pub struct Replayed {
-    /// The policy.
+    /// The policy by which they were replayed.
     pub policy: ChosenPolicy,
     /// Share of them that kept their deadlines.
     pub in_time: f64,
@@ -293,7 +293,7 @@ pub struct Endorsement {
     pub epoch: Epoch,
     /// Term of the plan.
     pub term: Term,
-    /// The plan.
+    /// Hash of the plan that is endorsed.
     pub plan: PlanId,
 }
 

@@ -14,7 +14,7 @@ pub const LONGEST_TARGET: Seconds = Seconds(86_400.0);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Encode, Decode, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RequestClass {
-    /// Somebody waits.
+    /// Somebody waits for the answer.
     #[default]
     Interactive,
     /// Gives way to those for whom somebody waits, for a bounded time.
@@ -231,9 +231,9 @@ pub enum SettingKey {
 pub enum SettingValue {
     /// Of [`SettingKey::Targets`]; none takes them back.
     Targets(Targets),
-    /// Of [`SettingKey::Route`].
+    /// Of [`SettingKey::Route`]: how requests are routed; none takes back what was set.
     Route(Option<RoutePolicy>),
-    /// Of [`SettingKey::Batch`].
+    /// Of [`SettingKey::Batch`]: how steps are formed; none takes back what was set.
     Batch(Option<BatchPolicy>),
 }
 

@@ -132,11 +132,11 @@ pub struct ProofAnswer {
 /// Asks a decode group to take a sequence.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct DecodeRequest {
-    /// The request.
+    /// Names the request at gateway and groups alike.
     pub request: RequestId,
     /// The group, as the gateway's plan names it.
     pub group: GroupId,
-    /// The prompt.
+    /// All tokens of the prompt.
     pub prompt: Vec<Token>,
     /// Tokens of the answer that the client has already: another group began it, and could not end it.
     pub answered: Vec<Token>,
@@ -245,11 +245,11 @@ pub enum End {
 /// Asks a prefill group for the first token, and to send the KV.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct PrefillRequest {
-    /// The request.
+    /// Names the request at gateway and groups alike.
     pub request: RequestId,
     /// The group, as the gateway's plan names it.
     pub group: GroupId,
-    /// The prompt.
+    /// Tokens of the prompt, as far as this group computes it.
     pub prompt: Vec<Token>,
     /// How the first token is chosen.
     pub generation: Generation,

@@ -26,9 +26,9 @@ const PUSHED_OUT_AT_MOST: u32 = 2;
 /// A sequence that enters a group.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewSequence {
-    /// Its name.
+    /// Names the sequence in events and actions.
     pub request: RequestId,
-    /// Its prompt.
+    /// All tokens of its prompt.
     pub prompt: Vec<Token>,
     /// Tokens of its answer that are known: another group began it.
     pub answered: Vec<Token>,

@@ -24,14 +24,14 @@ pub enum Speculation {
     Measured,
     /// By a draft model too, where that is measured to give more still.
     Drafted,
-    /// Never.
+    /// Never: each step gives a sequence one token.
     Never,
 }
 
 /// What a draft model is asked about an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DraftRequest {
-    /// Whose.
+    /// The sequence whose answer it is.
     pub request: RequestId,
     /// Tokens of the sequence that it was told before; 0 for one it is to read anew.
     pub start: u32,
@@ -46,7 +46,7 @@ pub struct DraftRequest {
 /// Draft tokens that were checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checked {
-    /// All.
+    /// Draft tokens that were checked, right or not.
     pub made: u64,
     /// Those that were right.
     pub right: u64,

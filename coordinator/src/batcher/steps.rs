@@ -17,7 +17,7 @@ use tsnode_protocol::{RequestId, Sampled};
 pub(super) struct SequenceShare {
     pub request: RequestId,
     pub part: Part,
-    /// Tokens computed.
+    /// Tokens that the step computes of it.
     pub tokens: u32,
 }
 

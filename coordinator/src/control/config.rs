@@ -12,11 +12,11 @@ use tsnode_protocol::{Epoch, PeerId, SwarmId, Term};
 /// How a peer takes part.
 #[derive(Clone, Debug)]
 pub struct ControlConfig {
-    /// This peer.
+    /// The id that this peer signs by.
     pub me: PeerId,
-    /// The swarm.
+    /// The swarm whose gossip counts.
     pub swarm: SwarmId,
-    /// Between heartbeats.
+    /// Time from one heartbeat to the next.
     pub heartbeat: Duration,
     /// How long silence may last.
     pub silence: Silence,

@@ -24,7 +24,7 @@ const RESTLESS: Time = Time::from_secs(5);
 /// How a message came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Audience {
-    /// To everybody.
+    /// To everybody, by gossip.
     ToAll,
     /// To this peer, and a few others.
     Straight,
@@ -36,7 +36,7 @@ pub enum Presence {
     /// Not yet, or no longer.
     #[default]
     Absent,
-    /// It is.
+    /// It was heard of late enough.
     Present,
     /// It is late: nothing new for it.
     Suspect,

@@ -333,7 +333,7 @@ impl Control {
         votes.into_iter().filter(|(peer, votes)| 2 * votes > others(peer)).map(|(peer, _)| peer).collect()
     }
 
-    /// Their adverts.
+    /// Adverts of the members that plans may name.
     pub(super) fn planned_members(&self) -> Members<'_> {
         self.planned().filter_map(|(peer, m)| Some((*peer, &**m.advert.as_ref()?))).collect()
     }

@@ -8,7 +8,7 @@ use tsnode_protocol::{GroupId, LayerProfile, ModelId, Quickest, Seconds, Stage, 
 pub(super) struct By {
     /// That computed its prompt.
     pub prefill: GroupId,
-    /// That decoded.
+    /// The one that decoded its answer.
     pub decode: GroupId,
 }
 

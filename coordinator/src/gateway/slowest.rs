@@ -12,7 +12,7 @@ const EXPLAINED: f64 = 2.0;
 /// The part of a request that took longest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Slowest {
-    /// Which.
+    /// The part that took longest.
     pub part: LatencyPart,
     /// All of it.
     pub took: Seconds,

@@ -9,7 +9,7 @@ use tsnode_protocol::{Advert, KvCodec, ModelId, PeerId, RequestId, Seconds, Stag
 /// What ran where in one request, with times and bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Trace {
-    /// The request.
+    /// The request that is told of.
     pub request: RequestId,
     /// The model that answered.
     pub model: ModelId,
@@ -27,11 +27,11 @@ pub struct Trace {
     pub reason: String,
     /// What the gate expected, where there were two ways.
     pub predicted: Option<Predicted>,
-    /// Prompt tokens.
+    /// Tokens of the prompt.
     pub prompt_tokens: u32,
     /// Of those, tokens that were not computed: another request had begun with them.
     pub cached_tokens: u32,
-    /// Tokens generated.
+    /// Tokens of the answer.
     pub new_tokens: u32,
     /// What the prompt's KV went through, wherever it was computed: the answer's tokens rest on that.
     pub codec: KvCodec,
@@ -99,7 +99,7 @@ impl Trace {
 pub struct Predicted {
     /// Computed elsewhere and sent.
     pub elsewhere: Seconds,
-    /// Computed there.
+    /// Computed where it is decoded.
     pub here: Seconds,
 }
 
@@ -108,7 +108,7 @@ pub struct Predicted {
 pub struct Move {
     /// Whom it leaves: the leader of the group that decoded it.
     pub from: PeerId,
-    /// Why.
+    /// Why it left, for people.
     pub reason: String,
     /// Tokens that its client had.
     pub answered: u32,

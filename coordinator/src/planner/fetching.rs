@@ -21,9 +21,9 @@ const HOLDERS: usize = 8;
 /// What one host has to fetch of one model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fetch {
-    /// The host.
+    /// The host that fetches.
     pub peer: PeerId,
-    /// The model.
+    /// The model whose layers it lacks.
     pub model: ModelId,
     /// Layers that it does not have.
     pub layers: Vec<LayerRange>,

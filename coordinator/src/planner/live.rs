@@ -85,7 +85,7 @@ type DevicePlace = (PeerId, u16);
 /// One model's devices as a problem.
 #[derive(Clone, Debug)]
 pub struct Scene {
-    /// The model.
+    /// The model that is planned for.
     pub card: ModelCard,
     /// Device of each instance.
     places: Vec<DevicePlace>,
@@ -124,11 +124,11 @@ struct WeightRoom {
 /// A plan for one model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelPlan {
-    /// Its groups.
+    /// Groups that serve the model.
     pub groups: Vec<Group>,
     /// Who sends to whom; shares of this model's requests.
     pub routes: Vec<Route>,
-    /// Why.
+    /// Why these groups, for people.
     pub reason: String,
 }
 
@@ -351,7 +351,7 @@ fn cluster(places: &[DevicePlace], members: &Members<'_>, model: ModelId) -> Opt
 }
 
 impl Scene {
-    /// Its devices.
+    /// The devices it may use: peer, and place in its advert.
     #[must_use]
     pub fn places(&self) -> &[(PeerId, u16)] {
         &self.places

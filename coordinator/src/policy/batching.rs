@@ -31,9 +31,9 @@ pub enum Answered {
 /// A part of a request that has come to a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Task {
-    /// Whose.
+    /// The request it belongs to.
     pub request: RequestNo,
-    /// Which part.
+    /// Whether its prompt or its answer.
     pub part: Part,
     /// Of which model.
     pub service: ServiceNo,
@@ -50,7 +50,7 @@ pub struct Task {
 /// What one iteration may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchLimits {
-    /// Tasks.
+    /// Tasks at once: prompts and answers together.
     pub tasks: usize,
     /// Tokens: a prompt's, and one for each answer. A first task may have more.
     pub tokens: u32,
@@ -63,7 +63,7 @@ pub struct Batch {
     pub service: ServiceNo,
     /// Prompts in it.
     pub prompts: u32,
-    /// Their tokens.
+    /// Tokens of those prompts, all together.
     pub prompt_tokens: u64,
     /// Their squared lengths, summed.
     pub prompt_squares: u64,
@@ -101,7 +101,7 @@ impl Batch {
         self.prompts + self.answers == 0
     }
 
-    /// Tasks.
+    /// Prompts and answers in it.
     #[must_use]
     pub fn tasks(&self) -> usize {
         (self.prompts + self.answers) as usize
@@ -217,9 +217,9 @@ pub trait Batching: std::fmt::Debug + Send {
 /// What a batch computes of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchMember {
-    /// Whose.
+    /// The request it belongs to.
     pub request: RequestNo,
-    /// Which part.
+    /// Whether its prompt or its answer.
     pub part: Part,
     /// Tokens: of a prompt as many as are computed now, of an answer one.
     pub tokens: u32,

@@ -81,7 +81,7 @@ pub enum Batches {
 pub struct MachineRoom {
     /// Answers at once.
     pub places: usize,
-    /// KV (tokens).
+    /// KV of all requests together (tokens).
     pub tokens: u64,
     /// Batches that are on their way at once, where the policy can have several.
     pub stages: usize,

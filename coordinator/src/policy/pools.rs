@@ -20,9 +20,9 @@ pub const BATCH: u32 = 2048;
 /// What a machine is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pool {
-    /// Prompts.
+    /// Computes prompts; on loan, answers too.
     Prompt,
-    /// Answers.
+    /// Generates answers; on loan, computes prompts too.
     Answer,
     /// Both, for good.
     Mixed,

@@ -19,9 +19,9 @@ const STEP: f64 = 0.618_033_988_749_894_9;
 /// A way that requests may go.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PhasePair<K> {
-    /// Prefills.
+    /// The group that prefills.
     pub prefill: K,
-    /// Decodes.
+    /// The group that decodes: the same where one does both.
     pub decode: K,
     /// Its share of requests.
     pub share: f64,

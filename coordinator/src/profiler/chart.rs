@@ -32,7 +32,7 @@ pub fn threshold(values: f64) -> f64 {
     high - OVERSHOOT
 }
 
-/// A chart.
+/// A cumulative-sum (CUSUM) chart: raises an alarm when values have moved from what is usual.
 #[derive(Clone, Debug)]
 pub struct Chart {
     threshold: f64,

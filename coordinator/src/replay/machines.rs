@@ -27,7 +27,7 @@ const TRIES: usize = 100;
 /// Events after which whoever watches is asked again whether to go on.
 const LOOK: u64 = 1024;
 
-/// A machine.
+/// A machine: a group, as replays and simulations run it.
 #[derive(Debug)]
 pub struct Machine {
     /// What it runs next.
@@ -39,16 +39,16 @@ pub struct Machine {
 /// A request that comes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Arrival {
-    /// When.
+    /// When it comes, since the start.
     pub at: Seconds,
-    /// Its lengths.
+    /// Lengths of its prompt and answer.
     pub asked: Asked,
 }
 
 /// When what happened to a request; infinite where it never did.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ReplayTrace {
-    /// Its arrival.
+    /// When it came, and its lengths.
     pub arrival: Arrival,
     /// Where it went; nowhere, if it was turned away.
     pub route: Option<RoutingDecision>,
@@ -104,7 +104,7 @@ enum ReplayEvent {
 #[derive(Debug)]
 enum State {
     Idle,
-    /// One batch.
+    /// One batch at a time.
     Runs(BatchRun),
     /// As many as are on their way.
     Ring(ReplayRing),
@@ -148,9 +148,9 @@ pub struct Outcome {
     pub turned_away: usize,
     /// Requests that had come when the simulation ended.
     pub arrived: usize,
-    /// Batches begun.
+    /// Batches that were begun, on all machines.
     pub runs: u64,
-    /// Events.
+    /// Events handled: what a simulation costs.
     pub events: u64,
     /// The last event.
     pub end: Seconds,
@@ -161,7 +161,7 @@ pub struct Outcome {
 /// A simulation under way.
 #[derive(Clone, Copy, Debug)]
 pub struct SoFar<'a> {
-    /// The present.
+    /// Time since the start.
     pub now: Seconds,
     /// Requests that have come.
     pub arrived: usize,
@@ -169,7 +169,7 @@ pub struct SoFar<'a> {
     pub traces: &'a [ReplayTrace],
 }
 
-/// A simulation.
+/// Requests on machines, event by event, by the policies that nodes run.
 #[derive(Debug)]
 pub struct Simulation {
     machines: Vec<Machine>,

@@ -28,7 +28,7 @@ pub struct BusyTime {
 }
 
 impl BusyTime {
-    /// With anything.
+    /// Time busy with prompts, answers or both.
     #[must_use]
     pub fn all(&self) -> f64 {
         self.prompts + self.answers + self.both
@@ -209,7 +209,7 @@ impl Gaps {
         Seconds(self.sum / self.count.max(1) as f64)
     }
 
-    /// The longest.
+    /// The longest gap; 0 of none.
     #[must_use]
     pub fn longest(&self) -> Seconds {
         Seconds(self.longest)

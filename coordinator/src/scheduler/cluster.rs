@@ -21,7 +21,7 @@ pub struct Instance {
     pub name: String,
     /// What they are.
     pub kind: KindId,
-    /// How many.
+    /// How many devices there are.
     pub count: u16,
     /// Where the host is: hosts of one site have the same links to everyone.
     pub site: u32,
@@ -32,7 +32,7 @@ pub struct Instance {
 /// Latency α and bandwidth β of a directed link.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ClusterLink {
-    /// α.
+    /// α, one way.
     pub latency: Seconds,
     /// β; zero where nothing gets through.
     pub bandwidth: BytesPerSecond,
@@ -58,10 +58,10 @@ impl ClusterLink {
     }
 }
 
-/// A cluster.
+/// Hosts with their devices, and the links between them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cluster {
-    /// Its name.
+    /// What tables and reports call it.
     pub name: String,
     /// Kinds of devices in it.
     pub kinds: Vec<DeviceFigures>,
@@ -152,7 +152,7 @@ impl Cluster {
         self.instances.iter().map(|i| usize::from(i.count)).sum()
     }
 
-    /// An instance.
+    /// The instance with this id.
     #[must_use]
     pub fn instance(&self, id: InstanceId) -> &Instance {
         &self.instances[id.0 as usize]

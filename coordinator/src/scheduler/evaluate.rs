@@ -86,7 +86,7 @@ pub struct GroupNo(pub u32);
 /// A group with its devices.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shelved {
-    /// Its devices.
+    /// How many devices of which instances.
     pub members: InstanceDevices,
     /// How they work.
     pub rated: Rated,
@@ -112,7 +112,7 @@ pub struct Evaluation {
     pub value: f64,
     /// Share of requests that keep their deadlines.
     pub attainment: f64,
-    /// Orchestration.
+    /// Orchestration (ThunderServe §3.3): who sends which share of requests to whom.
     pub shares: Vec<RouteShare>,
     /// Ceiling of the load of groups that prefill, and of those that decode.
     pub loads: (f64, f64),
@@ -182,7 +182,7 @@ impl<'p> Evaluator<'p> {
         }
     }
 
-    /// The problem.
+    /// The problem that plans are evaluated for.
     #[must_use]
     pub fn problem(&self) -> &'p Problem {
         self.problem

@@ -13,9 +13,9 @@ const DECODE_SHARE: f64 = 0.75;
 /// One kind of device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceFigures {
-    /// Its name.
+    /// What the vendor calls it.
     pub name: String,
-    /// Its memory.
+    /// Memory for weights and KV.
     pub memory: Bytes,
     /// Rate of matrix products it reaches.
     pub flops: FlopsPerSecond,
@@ -32,7 +32,7 @@ pub struct DeviceFigures {
 /// Which column of the table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Column {
-    /// The vendor's.
+    /// The vendor's figures.
     #[default]
     Vendor,
     /// ThunderServe's Table 1, where it has the GPU; the vendor's otherwise.

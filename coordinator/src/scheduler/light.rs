@@ -12,7 +12,7 @@ use tsnode_protocol::{Phase, Seconds};
 /// A group that stands.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StandingGroup {
-    /// Its devices.
+    /// How many devices of which instances.
     pub members: InstanceDevices,
     /// How they are used.
     pub config: ParallelConfig,

@@ -14,9 +14,9 @@ enum MlpKind {
 /// A model as the cost model sees it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Model {
-    /// Its name.
+    /// What tables and reports call it.
     pub name: String,
-    /// Its sizes.
+    /// Sizes of its layers.
     pub shape: ModelShape,
     /// Weights in the matrices of one block, each used once a token.
     pub layer_weights: f64,
@@ -100,7 +100,7 @@ impl Model {
         Self { name, shape, layer_weights: weights as f64, element }
     }
 
-    /// All weights.
+    /// All weights, as stored.
     #[must_use]
     pub fn bytes(&self) -> Bytes {
         Bytes(self.shape.stage_bytes(self.shape.all_layers()) as f64)

@@ -66,7 +66,7 @@ struct PromptTime {
 pub struct Rated {
     /// What it does.
     pub phase: Phase,
-    /// How.
+    /// How its devices are used.
     pub config: ParallelConfig,
     /// Time each prompt of the workload takes.
     prefill: Vec<PromptTime>,
@@ -130,7 +130,7 @@ impl Rated {
 /// How KV gets from one group to another.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KvPath {
-    /// Latency.
+    /// Latency α of the slowest of its links.
     pub latency: Seconds,
     /// Time for each token of a prompt, by the slowest of its links.
     pub per_token: SecondsPerToken,

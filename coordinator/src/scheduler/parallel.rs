@@ -26,11 +26,11 @@ const KV_RESERVES: [f64; 4] = [1.0, 4.0, 16.0, 48.0];
 /// A stage of a group.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ParallelStage {
-    /// Where.
+    /// The instance whose devices it is on.
     pub instance: InstanceId,
     /// Devices side by side.
     pub tp: u16,
-    /// Layers here.
+    /// How many layers it has.
     pub layers: u32,
 }
 

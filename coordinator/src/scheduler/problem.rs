@@ -13,7 +13,7 @@ use tsnode_protocol::{BatchPolicy, Bytes, Seconds, Tokens};
 /// What a step holds of prompts.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum PromptChunking {
-    /// One, whole.
+    /// One prompt, whole.
     #[default]
     Whole,
     /// So many tokens, in steps that a policy forms: it says what goes beside them.
@@ -52,9 +52,9 @@ impl Default for Space {
 /// Everything a plan depends on.
 #[derive(Clone, Debug)]
 pub struct Problem {
-    /// The devices.
+    /// The devices and links there are.
     pub cluster: Cluster,
-    /// The model.
+    /// The model that is to be served.
     pub model: Model,
     /// What requests look like.
     pub workload: Workload,

@@ -23,7 +23,7 @@ pub struct Region {
     pub problem: Problem,
     /// Its part of all requests.
     pub share: f64,
-    /// Its plan.
+    /// The best plan that was found for it.
     pub found: Found,
 }
 

@@ -14,12 +14,12 @@ use tsnode_protocol::{BytesPerSecond, Seconds};
 /// What a time is held against.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Target {
-    /// Nothing.
+    /// Nothing: any time will do.
     #[default]
     None,
     /// So many times what the reference device takes for the same request, alone on it.
     Scale(f64),
-    /// A time.
+    /// The same time for every request.
     Seconds(Seconds),
 }
 
@@ -96,9 +96,9 @@ impl fmt::Display for Slo {
 /// What one request would take alone on the reference device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reference {
-    /// A prompt.
+    /// What a prompt takes.
     pub prefill: Prefill,
-    /// A step.
+    /// What a decode step takes.
     pub decode: Decode,
 }
 

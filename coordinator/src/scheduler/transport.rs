@@ -12,7 +12,7 @@ const NOTHING: f64 = 1e-12;
 /// A problem of `rows` × `columns` pairs, row by row.
 #[derive(Clone, Copy, Debug)]
 pub struct TransportProblem<'a> {
-    /// D_ij.
+    /// D_ij: what each pair is worth for a unit of flow.
     pub value: &'a [f64],
     /// The most each pair carries; zero where two groups cannot work together.
     pub arc: &'a [f64],

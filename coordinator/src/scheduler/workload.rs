@@ -12,7 +12,7 @@ const MOST_TOKENS: Tokens = Tokens((1 << 20) as f64);
 /// Shortest.
 const ONE: Tokens = Tokens(1.0);
 
-/// One request.
+/// Lengths of one request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WorkloadRequest {
     /// Tokens of the prompt.
@@ -32,9 +32,9 @@ impl WorkloadRequest {
 /// Equally likely requests.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Workload {
-    /// Its name.
+    /// What tables and reports call it.
     pub name: String,
-    /// The requests.
+    /// The requests, each as likely as any other.
     pub requests: Vec<WorkloadRequest>,
     /// Averages of them.
     pub mean: Means,
@@ -43,11 +43,11 @@ pub struct Workload {
 /// Averages over a workload's requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Means {
-    /// E[L].
+    /// E[L], of prompts.
     pub prompt: Tokens,
-    /// E[L²] (tokens²).
+    /// E[L²], of prompts (tokens²).
     pub prompt_squared: f64,
-    /// E[o].
+    /// E[o], of answers.
     pub answer: Tokens,
     /// Decode steps: E[o − 1], at least a little.
     pub steps: f64,

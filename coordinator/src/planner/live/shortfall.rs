@@ -37,9 +37,9 @@ pub enum DeviceShortfall {
 /// A model for which the lent devices do not suffice.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Shortfall {
-    /// Its name.
+    /// What people call the model.
     pub model: String,
-    /// Which.
+    /// The model's id: names need not differ.
     pub id: ModelId,
     /// What is missing.
     pub lack: DeviceShortfall,

@@ -13,7 +13,7 @@ use tsnode_protocol::{Group, PeerId, Plan};
 /// A plan for a model that was not adopted.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Other {
-    /// Its groups.
+    /// The groups it would have had.
     pub groups: Vec<Group>,
     /// What it is worth on this view, once it is up.
     pub value: f64,

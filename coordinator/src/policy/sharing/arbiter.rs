@@ -19,14 +19,14 @@ pub const PATIENCE: Seconds = Seconds(0.5);
 pub enum DeviceWork<R> {
     /// A step of these requests.
     Step(Vec<StepShare<R>>),
-    /// Anything else.
+    /// Work that is no step, such as packing KV or loading.
     Errand,
 }
 
 /// A request's share of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepShare<R> {
-    /// Whose.
+    /// The request that has this share.
     pub request: R,
     /// Tokens of its prompt; none of an answer.
     pub prompt_tokens: u32,

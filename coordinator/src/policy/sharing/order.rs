@@ -86,7 +86,7 @@ pub struct Spent {
 }
 
 impl Spent {
-    /// In all.
+    /// Time spent on prompt and answer together.
     #[must_use]
     pub fn whole(&self) -> Seconds {
         self.prompt + self.answer

@@ -30,7 +30,7 @@ pub enum Next {
     Turn(ServiceNo),
     /// The device is kept for its last user until then, or until that asks or its requests leave.
     Kept(Time),
-    /// Nobody asks.
+    /// Nobody asks for the device.
     Nobody,
 }
 

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 /// A machine that is to open.
 #[derive(Debug)]
 pub struct OpeningMachine {
-    /// It.
+    /// What it is once it has opened.
     pub machine: Machine,
     /// What loading its weights takes; requests wait for it.
     pub loading: Seconds,
