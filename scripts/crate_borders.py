@@ -21,6 +21,7 @@ BORDERS = {
             "node/src/cli/plan",
             "node/src/cli/simulate",
             "node/src/cli/testnet/replay",
+            "node/src/cli/testnet/sharing",
             "node/tests/fuzzing",
         ],
     ),

@@ -1,7 +1,7 @@
 //! Prompt flow 3, 4 and 8: forms a group's batches. Requests join and leave between iterations (continuous batching).
 //!
 //! The machine runs in the leader of a group and speaks to its stages through the ring ([`RingFrame`]). One path
-//! serves prefill, decode and mixed groups alike: what a sequence needs is its [`Kind`]. Pages are reserved for a part of
+//! serves prefill, decode and mixed groups alike: what a sequence needs is its [`SequenceKind`]. Pages are reserved for a part of
 //! an answer at a time; where they run out the youngest sequence gives its pages back and computes its tokens anew later
 //! (`growth.rs`). Sequences that begin alike share pages (`prefixes.rs`).
 
@@ -21,18 +21,18 @@ mod steps;
 mod strategy;
 
 pub use events::{Action, Event};
-pub use sequence::{Kind, NewSequence};
-pub use speculation::{Checked, Speculation, Tally, Wanted};
+pub use sequence::{NewSequence, SequenceKind};
+pub use speculation::{Checked, DraftRequest, Speculation, SpeculationTally};
 
 use crate::{
     Time,
     batcher::{
-        admission::Queue,
+        admission::AdmissionQueue,
         pace::Pace,
         prefixes::Prefixes,
-        sequence::{Role, Sequence},
-        state::{Admission, State, Wait},
-        steps::{Done, Steps},
+        sequence::{Sequence, SequenceRole},
+        state::{Admission, PageWait, State},
+        steps::{SequenceStep, Steps},
         strategy::StrategyTuner,
     },
     policy::choice::Batches,
@@ -63,6 +63,8 @@ pub struct BatcherConfig {
     pub growth: u32,
     /// Sequences kept after their end, for others that begin alike.
     pub max_kept: usize,
+    /// Whether other models have pages of the same pools, so that some may come back that none of this group's gave.
+    pub shares_pages: bool,
     /// Whether answers' next tokens are proposed.
     pub speculation: Speculation,
 }
@@ -78,6 +80,7 @@ impl Default for BatcherConfig {
             kv_patience: KV_PATIENCE,
             growth: 256,
             max_kept: 64,
+            shares_pages: false,
             speculation: Speculation::default(),
         }
     }
@@ -89,18 +92,20 @@ pub struct Batcher {
     config: BatcherConfig,
     sequences: BTreeMap<RequestId, Sequence>,
     /// Sequences without pages.
-    queue: Queue,
+    queue: AdmissionQueue,
     /// Sequences with pages that compute.
     steps: Steps,
     /// How steps are to be formed once none is on its way.
     wanted: Option<Batches>,
     prefixes: Prefixes,
+    /// An answer that was refused more room while it had some: of those that have, it alone asks.
+    lacks_room: Option<RequestId>,
     strategies: StrategyTuner,
     pace: Pace,
     /// Steps that wait for the draft model.
     asked: BTreeSet<u64>,
     /// Draft tokens checked that nobody has been told of.
-    checked: Tally,
+    checked: SpeculationTally,
 }
 
 impl Batcher {
@@ -111,14 +116,15 @@ impl Batcher {
         Self {
             config,
             sequences: BTreeMap::new(),
-            queue: Queue::default(),
+            queue: AdmissionQueue::default(),
             steps,
             wanted: None,
             prefixes,
+            lacks_room: None,
             strategies: StrategyTuner::default(),
             pace: Pace::default(),
             asked: BTreeSet::new(),
-            checked: Tally::default(),
+            checked: SpeculationTally::default(),
         }
     }
 
@@ -189,7 +195,7 @@ impl Batcher {
     }
 
     /// Draft tokens that were checked since the last call.
-    pub fn take_checked(&mut self) -> Tally {
+    pub fn take_checked(&mut self) -> SpeculationTally {
         std::mem::take(&mut self.checked)
     }
 
@@ -266,7 +272,7 @@ impl Batcher {
         out: &mut Vec<Action>,
     ) {
         let Some(sequence) = self.sequences.get_mut(&request).filter(|s| s.awaits_kv()) else { return };
-        sequence.role = Role::Local;
+        sequence.role = SequenceRole::Local;
         if sequence.generated() == 0 {
             sequence.first = sequence.first.or(known);
         }
@@ -277,7 +283,7 @@ impl Batcher {
             // The admission under way expects KV: its answer is overtaken by the release that follows it.
             State::Admitting(Admission { wait, .. }) => {
                 sequence.overtaken.admissions += 1;
-                sequence.state = State::Waiting(Wait { since: now, ..wait });
+                sequence.state = State::Waiting(PageWait { since: now, ..wait });
             }
             State::AwaitingKv { .. } => sequence.state = State::waiting(now),
             _ => return,
@@ -290,7 +296,7 @@ impl Batcher {
 
     fn step_done(&mut self, now: Time, step: u64, tokens: Vec<(RequestId, Sampled)>, out: &mut Vec<Action>) {
         self.strategies.done(step, now, tokens.len() as u32);
-        for Done { share, sampled } in self.steps.done(step, tokens) {
+        for SequenceStep { share, sampled } in self.steps.done(step, tokens) {
             let request = share.request;
             let Some(sequence) = self.sequences.get_mut(&request) else { continue };
             let all = sequence.len();
@@ -391,7 +397,7 @@ impl Batcher {
         if let Some(reason) = failed {
             return self.fail(request, reason, out);
         }
-        if let Role::Export { sent, .. } = &mut sequence.role {
+        if let SequenceRole::Export { sent, .. } = &mut sequence.role {
             sent.insert(position, bytes);
         }
         self.finish_export(now, request, out);
@@ -406,7 +412,9 @@ impl Batcher {
 
     fn finish_export(&mut self, now: Time, request: RequestId, out: &mut Vec<Action>) {
         let Some(sequence) = self.sequences.get(&request) else { return };
-        let (Role::Export { sent, .. }, State::Sending { .. }) = (&sequence.role, &sequence.state) else { return };
+        let (SequenceRole::Export { sent, .. }, State::Sending { .. }) = (&sequence.role, &sequence.state) else {
+            return;
+        };
         if sent.len() == self.config.stages {
             let (bytes, after) = (sent.values().sum(), sequence.age(now));
             self.drop_sequence(request, out);
@@ -417,6 +425,7 @@ impl Batcher {
     /// Forgets a sequence; its pages go back, or are kept for others, if it has any.
     fn drop_sequence(&mut self, request: RequestId, out: &mut Vec<Action>) {
         let Some(sequence) = self.sequences.remove(&request) else { return };
+        self.lacks_no_room(request);
         self.steps.leave(request);
         self.let_go(request, &sequence, out);
         if matches!(sequence.state, State::Waiting(_)) {
@@ -430,7 +439,8 @@ impl Batcher {
             let granted = sequence.granted.is_some() || sequence.exports();
             out.push(admission::no_room(request, granted, reason.to_owned()));
         }
-        self.queue = Queue::default();
+        self.queue = AdmissionQueue::default();
+        self.lacks_room = None;
         self.steps = steps(&self.config);
         self.prefixes = Prefixes::new(self.config.max_kept);
         // Steps are counted anew: what was on its way is not to be taken for one of those.

@@ -23,14 +23,14 @@ const ROUNDING: f64 = 1e-9;
 
 /// What a peer sees of the swarm.
 #[derive(Clone, Copy, Debug)]
-pub struct Scene<'a> {
+pub struct ChangeoverView<'a> {
     /// Groups whose leaders say that they take requests.
     pub up: &'a BTreeMap<GroupId, Load>,
     /// Peers that are there, lend devices, and neither leave nor are cut off.
     pub staying: &'a BTreeSet<PeerId>,
 }
 
-impl Scene<'_> {
+impl ChangeoverView<'_> {
     fn is_sound(&self, group: &Group) -> bool {
         group.stages.iter().all(|stage| self.staying.contains(&stage.peer))
     }
@@ -42,12 +42,12 @@ impl Scene<'_> {
 
 /// A model's part of a plan.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Part {
+struct PlanPart {
     groups: Vec<Group>,
     routes: Vec<Route>,
 }
 
-impl Part {
+impl PlanPart {
     fn of(plan: &Plan, model: ModelId) -> Self {
         let groups = plan.groups.iter().filter(|g| g.model == model).cloned().collect();
         Self { groups, routes: plan.routes.clone() }.where_group(|_| true)
@@ -62,13 +62,14 @@ impl Part {
     }
 
     /// The part of its requests that groups can take which are up.
-    fn carries(&self, scene: Scene<'_>) -> f64 {
+    fn carries(&self, scene: ChangeoverView<'_>) -> f64 {
         let open = self.clone().where_group(|g| scene.is_up(g));
         let shares = |routes: &[Route]| routes.iter().map(|r| r.share).sum::<f64>();
         let (open_share, whole) = (shares(&open.routes), shares(&self.routes));
         match open.groups.is_empty() {
             true => 0.0,
-            false if open_share > 0.0 => open_share / whole,
+            // Ways that are there for queues alone count for no less than none.
+            false if open_share > 0.0 => (open_share / whole).max(LITTLE),
             false => LITTLE,
         }
     }
@@ -77,7 +78,7 @@ impl Part {
 /// A part of the plan before that is still followed.
 #[derive(Clone, Debug)]
 struct Before {
-    part: Part,
+    part: PlanPart,
     /// When what came instead is late.
     late: Time,
 }
@@ -97,11 +98,11 @@ pub struct Changeover {
 
 impl Changeover {
     /// A plan has taken effect. What gateways follow until then stays in force, for every model that the plan has.
-    pub fn adopt(&mut self, now: Time, plan: Arc<Plan>, scene: Scene<'_>) {
+    pub fn adopt(&mut self, now: Time, plan: Arc<Plan>, scene: ChangeoverView<'_>) {
         let models: BTreeSet<ModelId> = plan.groups.iter().map(|g| g.model).collect();
         let old = self.adopted.replace(plan);
         let late = now + LATE;
-        let of_old = |model: &ModelId| Some(Before { part: Part::of(old.as_deref()?, *model), late });
+        let of_old = |model: &ModelId| Some(Before { part: PlanPart::of(old.as_deref()?, *model), late });
         let mut before = std::mem::take(&mut self.before);
         let parts =
             models.into_iter().filter_map(|model| Some((model, before.remove(&model).or_else(|| of_old(&model))?)));
@@ -117,11 +118,11 @@ impl Changeover {
     }
 
     /// Time has gone by, or the swarm has changed.
-    pub fn look(&mut self, now: Time, scene: Scene<'_>) {
+    pub fn look(&mut self, now: Time, scene: ChangeoverView<'_>) {
         let Some(adopted) = self.adopted.clone() else { return };
         let (over, before): (BTreeMap<_, _>, BTreeMap<_, _>) = std::mem::take(&mut self.before)
             .into_iter()
-            .partition(|(model, before)| is_over(now, before, &Part::of(&adopted, *model), scene));
+            .partition(|(model, before)| is_over(now, before, &PlanPart::of(&adopted, *model), scene));
         self.before = before;
         for group in over.into_values().flat_map(|b| b.part.groups) {
             self.lingering.insert(group.id, (group, now + LINGER));
@@ -153,7 +154,7 @@ impl Changeover {
         &self.standing
     }
 
-    fn to_keep(&self, adopted: &Plan, scene: Scene<'_>) -> BTreeSet<GroupId> {
+    fn to_keep(&self, adopted: &Plan, scene: ChangeoverView<'_>) -> BTreeSet<GroupId> {
         if self.out_of_kv_pages {
             return BTreeSet::new();
         }
@@ -162,7 +163,7 @@ impl Changeover {
         all.filter(|g| scene.is_sound(g) && adopted.group(g.id).is_none()).map(|g| g.id).collect()
     }
 
-    fn to_follow(&self, adopted: Arc<Plan>, scene: Scene<'_>) -> Arc<Plan> {
+    fn to_follow(&self, adopted: Arc<Plan>, scene: ChangeoverView<'_>) -> Arc<Plan> {
         if self.before.is_empty() {
             return adopted;
         }
@@ -171,7 +172,7 @@ impl Changeover {
         for model in models {
             let part = match self.before.get(&model) {
                 Some(before) => before.part.clone().where_group(|g| scene.is_sound(g)),
-                None => Part::of(&adopted, model),
+                None => PlanPart::of(&adopted, model),
             };
             plan.groups.extend(part.groups);
             plan.routes.extend(part.routes);
@@ -182,7 +183,7 @@ impl Changeover {
 
 /// Whether what came instead carries as much as what is left of the part before, or is late and carries something. Groups that
 /// are down for a moment are waited for, as long as nothing else is up.
-fn is_over(now: Time, before: &Before, new: &Part, scene: Scene<'_>) -> bool {
+fn is_over(now: Time, before: &Before, new: &PlanPart, scene: ChangeoverView<'_>) -> bool {
     let (old, new) = (before.part.carries(scene), new.carries(scene));
     let (is_left, is_late) = (before.part.groups.iter().any(|g| scene.is_sound(g)), now >= before.late);
     match new > 0.0 {

@@ -6,10 +6,16 @@
 //! took it sees without believing anybody, with all that held them up, which is why it alone cuts nobody off. Where it
 //! disagrees with the claim and the peer's words do not, the peer gets less to do.
 //!
+//! Other gateways have clocks of their own. Where they have seen such work as well, and none says what this one does, it takes
+//! three times as many answers (`witnesses.rs`).
+//!
 //! Both are held against what others of its kind show: nobody keeps quite to a measurement on an idle host. That others
 //! seem to keep more than they claim says nothing: their tokens have waited somewhere, and came all at once.
 
-use crate::{Time, trust::Offence, view::View};
+mod doubts;
+
+use crate::{Time, trust::Offence, view::View, witnesses::Doubted};
+use doubts::Doubts;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 use tsnode_protocol::{Group, GroupId, LayerProfile, PeerId, Phase, TimedStep};
@@ -44,7 +50,7 @@ const GROUPS: usize = 4096;
 
 /// What was done.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Work {
+pub enum ClaimedWork {
     /// A prompt's tokens, up to the first of the answer.
     Prompt {
         /// Those that were computed.
@@ -59,7 +65,7 @@ pub enum Work {
     },
 }
 
-impl Work {
+impl ClaimedWork {
     /// Shorter ones say more of the network than of who does them.
     fn is_long_enough(self) -> bool {
         match self {
@@ -107,9 +113,9 @@ fn claimed(view: &View, group: &Group, layer: impl Fn(&LayerProfile) -> f64) -> 
 
 /// Work as a gateway's clock saw it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Seen {
+pub struct SeenWork {
     /// What was done.
-    pub work: Work,
+    pub work: ClaimedWork,
     /// When it was done.
     pub at: Time,
     /// How long it took.
@@ -120,7 +126,7 @@ pub struct Seen {
     pub sequences: u32,
 }
 
-impl Seen {
+impl SeenWork {
     /// Whether its tokens came as they were computed, and not all at once behind something that held them up.
     fn flowed(&self, claimed: f64) -> bool {
         let took = self.took.as_secs_f64();
@@ -130,7 +136,7 @@ impl Seen {
 
 /// A group in a phase, and what is known of its speed: its leader answers for it.
 #[derive(Clone, Debug)]
-struct Record {
+struct SpeedRecord {
     leader: PeerId,
     /// Stages: KV transfers between them take their time.
     stages: usize,
@@ -142,7 +148,7 @@ struct Record {
     words: VecDeque<(Time, TimedStep)>,
 }
 
-impl Record {
+impl SpeedRecord {
     fn of(leader: PeerId, group: &Group) -> Self {
         let (works, words) = (VecDeque::new(), VecDeque::new());
         Self { leader, stages: group.stages.len(), works, until: Time::ZERO, words }
@@ -208,6 +214,15 @@ fn per_token(step: &TimedStep) -> f64 {
     if step.size.prompts > 0 { step.took.0 / f64::from(step.size.prompts) } else { step.took.0 }
 }
 
+/// How many times further steps of each size are off than others' are; of the size where that is least.
+fn further(own: &BTreeMap<u32, f64>, others: &[&BTreeMap<u32, f64>]) -> Option<f64> {
+    let beside = |(size, off): (&u32, &f64)| {
+        let like = |other: &BTreeMap<u32, f64>| other.range(..=*size).next_back().map(|(_, off)| *off);
+        Some(off / usual(others.iter().filter_map(|other| like(other)).collect())?)
+    };
+    own.iter().filter_map(beside).min_by(f64::total_cmp)
+}
+
 /// How far others are off their claims: the median, where there are enough; the upper one of two in the middle, in doubt for whom
 /// it is about. Nobody is held to more than a claim.
 fn usual(mut others: Vec<f64>) -> Option<f64> {
@@ -219,7 +234,8 @@ fn usual(mut others: Vec<f64>) -> Option<f64> {
 /// Speeds as one gateway sees them.
 #[derive(Debug, Default)]
 pub struct ClaimCheck {
-    records: BTreeMap<(GroupId, Phase), Record>,
+    records: BTreeMap<(GroupId, Phase), SpeedRecord>,
+    doubts: Doubts,
 }
 
 impl ClaimCheck {
@@ -234,11 +250,12 @@ impl ClaimCheck {
                 }
             }
         }
+        self.doubt(now, view);
     }
 
     /// A group did some work. Says what its leader is to blame for, if it is.
-    pub fn saw(&mut self, view: &View, group: &Group, seen: Seen) -> Option<(PeerId, Offence)> {
-        let Seen { work, at, took, .. } = seen;
+    pub fn saw(&mut self, view: &View, group: &Group, seen: SeenWork) -> Option<(PeerId, Offence)> {
+        let SeenWork { work, at, took, .. } = seen;
         let sequences = seen.sequences.clamp(1, SHARED);
         let claimed = work.claimed_beside(view, group, sequences).filter(|_| work.is_long_enough())?;
         if !seen.flowed(claimed) {
@@ -255,16 +272,20 @@ impl ClaimCheck {
         }
         let times = self.words(view, group, key)?;
         // Which stage of several is slow cannot be told from outside; such a group loses weight, and nobody is blamed.
-        let is_false = times >= FALSE && group.stages.len() == 1;
-        is_false.then(|| (leader, Offence::FalseSpeed { times: times.min(f64::from(u32::MAX)) as u32 }))
+        if times < FALSE || group.stages.len() > 1 {
+            return None;
+        }
+        let doubted = Doubted { key, model: group.model, leader, since: self.doubts.since(key) };
+        let is_seconded = view.witnesses.second(at, doubted);
+        Some((leader, Offence::FalseSpeed { times: times.min(f64::from(u32::MAX)) as u32, is_seconded }))
     }
 
-    fn record(&mut self, view: &View, group: &Group, phase: Phase) -> Option<&mut Record> {
+    fn record(&mut self, view: &View, group: &Group, phase: Phase) -> Option<&mut SpeedRecord> {
         let leader = group.leader()?;
         if self.records.len() >= GROUPS {
             self.records.retain(|(id, _), _| view.group(*id).is_some());
         }
-        Some(self.records.entry((group.id, phase)).or_insert_with(|| Record::of(leader, group)))
+        Some(self.records.entry((group.id, phase)).or_insert_with(|| SpeedRecord::of(leader, group)))
     }
 
     /// How many times further works are off their claim than others' are, by this gateway's clock.
@@ -275,7 +296,7 @@ impl ClaimCheck {
 
     /// Whether this gateway's clock says so as well: beside others, or while too few of them have worked, beside the claim.
     fn agrees(&self, key: (GroupId, Phase)) -> bool {
-        let own = self.records.get(&key).and_then(Record::clock);
+        let own = self.records.get(&key).and_then(SpeedRecord::clock);
         own.is_some_and(|own| self.clock(key).unwrap_or(own) >= AGREES)
     }
 
@@ -285,19 +306,14 @@ impl ClaimCheck {
     fn words(&self, view: &View, group: &Group, key: (GroupId, Phase)) -> Option<f64> {
         let others = self.others(key).filter_map(|(id, other)| Some(other.words(view, view.group(id)?)));
         let others: Vec<BTreeMap<u32, f64>> = others.collect();
-        let own = self.records.get(&key)?.words(view, group);
-        let beside = |(size, off): (&u32, &f64)| {
-            let like = |other: &BTreeMap<u32, f64>| other.range(..=*size).next_back().map(|(_, off)| *off);
-            Some(off / usual(others.iter().filter_map(like).collect())?)
-        };
-        own.iter().filter_map(beside).min_by(f64::total_cmp)
+        further(&self.records.get(&key)?.words(view, group), &others.iter().collect::<Vec<_>>())
     }
 
     /// Groups of the same kind that others lead.
-    fn others(&self, key: (GroupId, Phase)) -> impl Iterator<Item = (GroupId, &Record)> {
+    fn others(&self, key: (GroupId, Phase)) -> impl Iterator<Item = (GroupId, &SpeedRecord)> {
         let record = self.records.get(&key);
         let is_like =
-            move |other: &Record| record.is_some_and(|r| other.leader != r.leader && other.stages == r.stages);
+            move |other: &SpeedRecord| record.is_some_and(|r| other.leader != r.leader && other.stages == r.stages);
         let of_phase = self.records.iter().filter(move |((_, phase), other)| *phase == key.1 && is_like(other));
         of_phase.map(|((id, _), other)| (*id, other))
     }
@@ -308,7 +324,7 @@ impl ClaimCheck {
     /// works are held against its claim alone: others get work until they are known.
     #[must_use]
     pub fn weight(&self, group: GroupId, phase: Phase) -> f64 {
-        let own = || self.records.get(&(group, phase)).and_then(Record::clock);
+        let own = || self.records.get(&(group, phase)).and_then(SpeedRecord::clock);
         let (times, least) = match self.clock((group, phase)) {
             Some(times) => (times, LEAST),
             None => (own().unwrap_or(1.0), UNKNOWN),
@@ -325,14 +341,14 @@ mod tests {
     use tsnode_protocol::{Epoch, LayerRange, Load, ModelId, Plan, Quickest, Seconds, Stage, StepSize, Term};
 
     const MODEL: ModelId = ModelId([1; 16]);
-    const WORK: Work = Work::Answer { tokens: 100, context: 50 };
+    const WORK: ClaimedWork = ClaimedWork::Answer { tokens: 100, context: 50 };
 
-    fn peer(n: u8) -> PeerId {
+    pub(super) fn peer(n: u8) -> PeerId {
         PeerId([n; 32])
     }
 
     /// One decode group a peer; each claims a millisecond a token, over what it boasts.
-    fn view(boasts: &[f64]) -> View {
+    pub(super) fn view(boasts: &[f64]) -> View {
         let advert = |boast: f64| sample::measured(0, [1e-3 / boast; 3], [0.25e-3 / boast, 0.0, 0.0]);
         let adverts = (1..).map(peer).zip(boasts.iter().map(|b| advert(*b))).collect();
         let stage = |n: usize| Stage { peer: peer(n as u8), device: 0, layers: LayerRange { start: 0, end: 4 } };
@@ -350,13 +366,13 @@ mod tests {
     }
 
     /// An answer that ends at `at` (s).
-    fn answer(at: f64, took: f64) -> Seen {
+    pub(super) fn answer(at: f64, took: f64) -> SeenWork {
         let [at, took] = [at, took].map(Duration::from_secs_f64);
-        Seen { work: WORK, at, took, stood: took / 50, sequences: 1 }
+        SeenWork { work: WORK, at, took, stood: took / 50, sequences: 1 }
     }
 
     /// Steps of one sequence that take so long (s), as each peer's heartbeats say.
-    fn says(view: &mut View, steps: &[f64]) {
+    pub(super) fn says(view: &mut View, steps: &[f64]) {
         says_of(view, &steps.iter().map(|took| (*took, 1)).collect::<Vec<_>>());
     }
 

@@ -36,13 +36,13 @@ pub use detector::Silence;
 pub use events::{Action, Down, Event, Reject};
 pub use liveness::digest_every;
 pub use member::{Member, Presence};
-pub use planning::Question;
+pub use planning::PlannerInput;
 
 use crate::{
     Time,
     control::{
-        adoption::Adoption, adverts::Adverts, ballot::Ballot, detector::Health, lead::Turn, leader_rank::LeaderRanks,
-        member::Audience, own::Own, swapping::Swapping, view::Derived, voice::Voice,
+        adoption::Adoption, adverts::AdvertSchedule, ballot::Ballot, detector::Health, lead::PlanningTurn,
+        leader_rank::LeaderRanks, member::Audience, own::Own, swapping::Swapping, view::Derived, voice::Voice,
     },
 };
 use std::collections::{BTreeMap, btree_map::Entry};
@@ -68,7 +68,7 @@ pub struct Control {
     own: Own,
     ballot: Ballot,
     adoption: Adoption,
-    turn: Turn,
+    turn: PlanningTurn,
     swapping: Swapping,
     /// What follows from the members and the plan, until they change.
     derived: Option<Derived>,
@@ -80,7 +80,7 @@ pub struct Control {
     next_look: Time,
     next_clearing: Time,
     next_heartbeat: Time,
-    adverts: Adverts,
+    adverts: AdvertSchedule,
     voice: Voice,
     /// When this peer says the digest next, if that is for it to say.
     next_digest: Option<Time>,
@@ -100,7 +100,7 @@ impl Control {
             now,
             members: BTreeMap::new(),
             adoption: Adoption::default(),
-            turn: Turn::default(),
+            turn: PlanningTurn::default(),
             swapping: Swapping::default(),
             derived: None,
             leader_ranks: Default::default(),
@@ -109,7 +109,7 @@ impl Control {
             next_look: now,
             next_clearing: now,
             next_heartbeat: now,
-            adverts: Adverts::new(now),
+            adverts: AdvertSchedule::new(now),
             voice: Voice::default(),
             next_digest: None,
             changed: now,
@@ -150,6 +150,7 @@ impl Control {
             Event::Advertise(advert) => {
                 self.own.advert = Some(Arc::new(advert));
                 self.adverts.changed(now);
+                self.correct_sizes();
             }
             Event::Load { load, ready } => {
                 self.own.load = load;
@@ -158,6 +159,10 @@ impl Control {
             Event::CutOff(mut peers) => {
                 peers.truncate(limits::CUT_OFF);
                 self.own.cut_off = peers;
+            }
+            Event::SeenSpeeds(mut seen) => {
+                seen.truncate(limits::SEEN_SPEEDS);
+                self.own.seen_speeds = seen;
             }
             Event::CameThrough(took) => self.health.came_through(took),
             // Who was here all along has heard what others are, over whomever; what it missed shows in the digest, where there is one.
@@ -211,7 +216,7 @@ impl Control {
         self.turn.coordinator
     }
 
-    /// This peer.
+    /// The id of this peer.
     #[must_use]
     pub fn me(&self) -> PeerId {
         self.config.me
@@ -223,7 +228,7 @@ impl Control {
         self.adoption.adopted.as_ref().map(|a| &*a.plan)
     }
 
-    /// Its name.
+    /// Hash of the adopted plan.
     #[must_use]
     pub fn plan_id(&self) -> Option<PlanId> {
         self.adoption.adopted.as_ref().map(|a| a.id)
@@ -232,7 +237,7 @@ impl Control {
     #[deny(clippy::wildcard_enum_match_arm)]
     fn on_gossip(&mut self, message: Verified<Gossip>, way: Audience, out: &mut Vec<Action>) {
         let (signer, sequence) = (message.signer(), message.sequence());
-        let kind = member::Kind::of(message.message());
+        let kind = member::MessageKind::of(message.message());
         let (now, me) = (self.now, self.config.me);
         let is_full = self.members.len() >= self.config.max_peers;
         let (member, is_new) = match self.members.entry(signer) {

@@ -1,5 +1,6 @@
 //! Which model a request gets that names none: one for the whole swarm, since it follows from what all have heard.
 
+use crate::cards;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use tsnode_protocol::{Advert, ModelCard, ModelId};
@@ -8,12 +9,15 @@ use tsnode_protocol::{Advert, ModelCard, ModelId};
 /// model outweighs many with a small one. Of two that are alike, the first by name and then by id.
 #[must_use]
 pub fn default_model<'a>(adverts: impl IntoIterator<Item = &'a Advert>) -> Option<&'a ModelCard> {
+    let adverts: Vec<&Advert> = adverts.into_iter().collect();
+    let all_agreed = cards::all_agreed(adverts.iter().copied());
     let mut held = BTreeMap::<ModelId, (u64, &ModelCard)>::new();
-    for advert in adverts {
+    for advert in &adverts {
         for card in &advert.models {
-            let weights = card.shape.stage_bytes(card.shape.all_layers());
+            let agreed = all_agreed.get(&card.id).copied().unwrap_or(card);
+            let (held, agreed) = held.entry(card.id).or_insert((0, agreed));
+            let weights = agreed.shape.stage_bytes(agreed.shape.all_layers());
             let served = advert.devices.iter().filter_map(|d| d.served(card.id));
-            let held = &mut held.entry(card.id).or_insert((0, card)).0;
             *held = served.fold(*held, |sum, s| sum.saturating_add(s.memory_bytes.min(weights)));
         }
     }

@@ -20,7 +20,7 @@ const NEWEST: f64 = 0.3;
 /// A peer that lends the encoder.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Lender {
-    /// Who.
+    /// The peer that has the encoder loaded.
     pub peer: PeerId,
     /// One way to it; nothing to the gateway's own peer.
     pub latency: Seconds,
@@ -28,7 +28,7 @@ pub struct Lender {
 
 /// How a piece of work ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Outcome {
+pub enum EncodeOutcome {
     /// Encoded, in this time; so many inputs of others wait there now.
     Done {
         /// From asking to the last answer.
@@ -50,11 +50,11 @@ pub enum Outcome {
 /// What a gateway knows of lenders.
 #[derive(Clone, Debug, Default)]
 pub struct EncoderRouter {
-    known: BTreeMap<PeerId, Standing>,
+    known: BTreeMap<PeerId, LenderStanding>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Standing {
+struct LenderStanding {
     /// Inputs asked for and not answered.
     asked: u32,
     /// Inputs of others, and when that was said.
@@ -88,12 +88,12 @@ impl EncoderRouter {
     }
 
     /// What came of them.
-    pub fn ended(&mut self, now: Time, peer: PeerId, inputs: u32, outcome: Outcome) {
+    pub fn ended(&mut self, now: Time, peer: PeerId, inputs: u32, outcome: EncodeOutcome) {
         let standing = self.known.entry(peer).or_default();
         let ahead = standing.asked;
         standing.asked = standing.asked.saturating_sub(inputs);
         match outcome {
-            Outcome::Done { took, waiting } => {
+            EncodeOutcome::Done { took, waiting } => {
                 // What was asked before took its time as well.
                 let each = took.0 / f64::from(ahead.max(inputs).max(1));
                 let before = standing.takes.map_or(each, |takes| takes.0);
@@ -101,9 +101,9 @@ impl EncoderRouter {
                 standing.waiting = Some((waiting, now));
                 standing.failed = None;
             }
-            Outcome::Busy { waiting } => standing.waiting = Some((waiting, now)),
-            Outcome::Refused => {}
-            Outcome::Failed => standing.failed = Some(now),
+            EncodeOutcome::Busy { waiting } => standing.waiting = Some((waiting, now)),
+            EncodeOutcome::Refused => {}
+            EncodeOutcome::Failed => standing.failed = Some(now),
         }
     }
 
@@ -113,7 +113,7 @@ impl EncoderRouter {
     }
 }
 
-impl Standing {
+impl LenderStanding {
     /// When one more input would be done there.
     fn soonest(&self, now: Time) -> Seconds {
         let others = self.waiting.filter(|(_, at)| now < *at + BELIEVED).map_or(0, |(waiting, _)| waiting);
@@ -145,7 +145,7 @@ mod tests {
         assert_eq!(router.choose(NOW, &both, &none()), Some(A));
         router.asks(A, 8);
         assert_eq!(router.choose(NOW, &both, &none()), Some(B), "eight inputs take longer than the way");
-        router.ended(NOW, A, 8, Outcome::Done { took: Seconds(0.08), waiting: 0 });
+        router.ended(NOW, A, 8, EncodeOutcome::Done { took: Seconds(0.08), waiting: 0 });
         assert_eq!(router.choose(NOW, &both, &none()), Some(A));
     }
 
@@ -154,7 +154,7 @@ mod tests {
         let mut router = EncoderRouter::default();
         let both = lenders(0.001, 0.05);
         router.asks(A, 1);
-        router.ended(NOW, A, 1, Outcome::Busy { waiting: 100 });
+        router.ended(NOW, A, 1, EncodeOutcome::Busy { waiting: 100 });
         assert_eq!(router.choose(NOW, &both, &none()), Some(B));
         assert_eq!(router.choose(NOW + BELIEVED, &both, &none()), Some(A));
     }
@@ -165,7 +165,7 @@ mod tests {
         let both = lenders(0.0, 0.0);
         for (peer, took) in [(A, 1.0), (B, 0.1)] {
             router.asks(peer, 10);
-            router.ended(NOW, peer, 10, Outcome::Done { took: Seconds(took), waiting: 0 });
+            router.ended(NOW, peer, 10, EncodeOutcome::Done { took: Seconds(took), waiting: 0 });
         }
         let mut got = [0, 0];
         for _ in 0..22 {
@@ -181,7 +181,7 @@ mod tests {
         let mut router = EncoderRouter::default();
         let both = lenders(0.0, 0.1);
         router.asks(A, 1);
-        router.ended(NOW, A, 1, Outcome::Failed);
+        router.ended(NOW, A, 1, EncodeOutcome::Failed);
         assert_eq!(router.choose(NOW, &both, &none()), Some(B));
         assert_eq!(router.choose(NOW, &both, &BTreeSet::from([B])), Some(A), "there is no other");
         assert_eq!(router.choose(NOW, &both, &BTreeSet::from([A, B])), None);

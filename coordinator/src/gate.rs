@@ -44,11 +44,11 @@ pub enum KvChoice {
     Auto,
     /// The pages' own elements.
     Raw,
-    /// Four bits.
+    /// Four bits an element, as ThunderServe sends KV.
     Int4,
-    /// Eight bits.
+    /// Eight bits an element.
     Int8,
-    /// Three bits.
+    /// Three bits an element.
     Int3,
 }
 
@@ -166,7 +166,7 @@ impl std::ops::Add for PromptCost {
 
 /// One side of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Side {
+pub struct GateSide {
     /// What all its stages take, one after the other.
     pub cost: PromptCost,
     /// Prompt tokens waiting there.
@@ -175,7 +175,7 @@ pub struct Side {
     pub running: u32,
 }
 
-impl Side {
+impl GateSide {
     /// Until a prompt that comes now is computed, of which `has` tokens are there.
     fn time(&self, tokens: u32, has: u32) -> Seconds {
         let has = has.min(tokens.saturating_sub(1));
@@ -185,17 +185,17 @@ impl Side {
 
 /// What the gate looks at.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Case {
-    /// The model.
+pub struct GateCase {
+    /// Sizes of the model: how many bytes its KV has.
     pub shape: ModelShape,
     /// Tokens of the prompt.
     pub tokens: u32,
     /// Who would prefill it elsewhere.
-    pub remote: Side,
+    pub remote: GateSide,
     /// Tokens of it whose KV is there from before.
     pub remote_has: u32,
     /// Who decodes it, and could prefill it.
-    pub local: Side,
+    pub local: GateSide,
     /// Tokens of prompt and answer whose KV is there from before, and may be decoded from.
     pub local_has: u32,
     /// Tokens of the answer that the client has already: their KV is computed where it goes on.
@@ -225,7 +225,7 @@ pub struct Codec {
 
 /// What the gate says, with its numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Verdict {
+pub struct GateVerdict {
     /// Predicted time if prefilled elsewhere.
     pub remote: Seconds,
     /// Predicted time if prefilled where it is decoded.
@@ -240,7 +240,7 @@ pub struct Verdict {
     pub pace: KvPace,
 }
 
-impl Verdict {
+impl GateVerdict {
     /// Whether sending pays.
     #[must_use]
     pub fn splits(&self) -> bool {
@@ -254,7 +254,7 @@ impl Verdict {
     }
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for GateVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (remote, local) = (self.remote.0 * 1e3, self.local.0 * 1e3);
         let there = |has: u32| if has > 0 { format!(", {has} tokens being there") } else { String::new() };
@@ -275,18 +275,18 @@ pub fn kv_bytes(shape: &ModelShape, tokens: u32, codec: KvCodec, element_bytes: 
     }
 }
 
-/// Compares.
+/// Compares a remote prefill and the transfer of its KV with a local prefill, in predicted time.
 #[must_use]
-pub fn weigh(case: &Case, choice: KvChoice) -> Verdict {
+pub fn weigh(case: &GateCase, choice: KvChoice) -> GateVerdict {
     let computed = case.remote.time(case.tokens, case.remote_has);
     let codec = choice.codec().unwrap_or_else(|| {
-        let there = |codec| Sending::of(case, codec).sent(case.pace, computed).0.0;
+        let there = |codec| KvTransferCost::of(case, codec).sent(case.pace, computed).0.0;
         if there(KvCodec::Raw) < there(KvCodec::Int4) { KvCodec::Raw } else { KvCodec::Int4 }
     });
-    let (remote, pace) = Sending::of(case, codec).sent(case.pace, computed);
+    let (remote, pace) = KvTransferCost::of(case, codec).sent(case.pace, computed);
     let held_up = f64::from(1 + case.local.running.min(HELD_UP_AT_MOST));
     let answer = if case.answered > 0 { case.local.cost.of(case.answered, case.tokens) } else { Seconds(0.0) };
-    Verdict {
+    GateVerdict {
         remote: remote + Seconds(answer.0 * held_up),
         local: Seconds(case.local.time(case.tokens + case.answered, case.local_has).0 * held_up),
         has: [case.remote_has, case.local_has],
@@ -298,7 +298,7 @@ pub fn weigh(case: &Case, choice: KvChoice) -> Verdict {
 
 /// What it takes to bring a prompt's KV to the decode side, in the pieces that tiles are.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Sending {
+struct KvTransferCost {
     tiles: f64,
     latency: Seconds,
     pack: Seconds,
@@ -306,8 +306,8 @@ struct Sending {
     unpack: Seconds,
 }
 
-impl Sending {
-    fn of(case: &Case, codec: KvCodec) -> Self {
+impl KvTransferCost {
+    fn of(case: &GateCase, codec: KvCodec) -> Self {
         let bytes = |codec| kv_bytes(&case.shape, case.tokens, codec, case.element_bytes);
         let (seen, unseen) = if codec == KvCodec::Raw { (case.raw, COPY_RATE) } else { (case.packed, CODEC_RATE) };
         let time = |rate: Option<BytesPerSecond>| rate.unwrap_or(unseen).time_for(bytes(KvCodec::Raw));
@@ -373,13 +373,13 @@ mod tests {
         }
     }
 
-    fn case(mbit: f64) -> Case {
-        let side = |flops| Side {
+    fn case(mbit: f64) -> GateCase {
+        let side = |flops| GateSide {
             cost: PromptCost::at_rate(&llama3_8b(), 32, FlopsPerSecond(flops)),
             pending_tokens: 0,
             running: 0,
         };
-        Case {
+        GateCase {
             shape: llama3_8b(),
             tokens: 4096,
             remote: side(50e12),
@@ -408,7 +408,7 @@ mod tests {
     fn a_link_that_keeps_up_hides_all_but_the_last_layer() {
         let case = case(2000.0);
         let computed = case.remote.time(case.tokens, 0);
-        let sending = Sending::of(&case, KvCodec::Int4);
+        let sending = KvTransferCost::of(&case, KvCodec::Int4);
         assert!(sending.wire.0 < computed.0);
         let (there, pace) = sending.best(computed);
         assert_eq!(pace, KvPace::Layers);
@@ -419,7 +419,7 @@ mod tests {
 
     #[test]
     fn a_short_prompt_leaves_in_one_piece() {
-        let short = Case { tokens: 1, ..case(10_000.0) };
+        let short = GateCase { tokens: 1, ..case(10_000.0) };
         assert_eq!(weigh(&short, KvChoice::Int4).pace, KvPace::Whole);
         assert_eq!(weigh(&case(1000.0), KvChoice::Int4).pace, KvPace::Layers);
     }
@@ -436,7 +436,7 @@ mod tests {
     fn what_the_owner_says_of_the_pace_is_counted_with() {
         // A wire that carries all of it while the prompt is computed, and half of it while that is packed.
         let case = case(8000.0);
-        let told = |pace| weigh(&Case { pace: Some(pace), ..case }, KvChoice::Auto);
+        let told = |pace| weigh(&GateCase { pace: Some(pace), ..case }, KvChoice::Auto);
         let (layers, whole) = (told(KvPace::Layers), told(KvPace::Whole));
         assert_eq!([layers.pace, whole.pace], [KvPace::Layers, KvPace::Whole]);
         assert_eq!([layers.codec, whole.codec], [KvCodec::Raw, KvCodec::Int4], "{layers:?} {whole:?}");
@@ -449,7 +449,7 @@ mod tests {
         let cost = PromptCost { fixed: 1.0, token: 0.1, square: 0.01 };
         assert!((cost.of(100, 0).0 - (1.0 + 10.0 + 100.0)).abs() < 1e-9);
         assert!((cost.of(40, 60).0 - (1.0 + 4.0 + 100.0 - 36.0)).abs() < 1e-9);
-        let side = Side { cost, pending_tokens: 10, running: 0 };
+        let side = GateSide { cost, pending_tokens: 10, running: 0 };
         assert!((side.time(100, 60).0 - (cost.of(40, 60).0 + 1.0)).abs() < 1e-9);
         assert!((side.time(100, 100).0 - (cost.of(1, 99).0 + 1.0)).abs() < 1e-9, "the last token's logits are wanted");
     }
@@ -472,24 +472,24 @@ mod tests {
     fn what_either_side_has_decides_where_the_rest_is_computed() {
         let fast = case(10_000.0);
         assert!(weigh(&fast, KvChoice::Auto).splits());
-        let cached = Case { local_has: 4000, ..fast };
+        let cached = GateCase { local_has: 4000, ..fast };
         assert!(!weigh(&cached, KvChoice::Auto).splits());
         assert!(weigh(&cached, KvChoice::Auto).to_string().ends_with("ms, 4000 tokens being there"));
         // A device slower than the one that decodes is of use for what it has.
         let cost = PromptCost::at_rate(&llama3_8b(), 32, FlopsPerSecond(10e12));
-        let slow = Case { remote: Side { cost, ..fast.remote }, ..case(1000.0) };
+        let slow = GateCase { remote: GateSide { cost, ..fast.remote }, ..case(1000.0) };
         assert!(!weigh(&slow, KvChoice::Auto).splits());
-        assert!(weigh(&Case { remote_has: 4096, ..slow }, KvChoice::Auto).splits());
+        assert!(weigh(&GateCase { remote_has: 4096, ..slow }, KvChoice::Auto).splits());
     }
 
     #[test]
     fn an_answer_is_computed_anew_on_both_ways() {
-        let [before, after] = [0, 1000].map(|answered| weigh(&Case { answered, ..case(1000.0) }, KvChoice::Int4));
+        let [before, after] = [0, 1000].map(|answered| weigh(&GateCase { answered, ..case(1000.0) }, KvChoice::Int4));
         let more = case(1000.0).local.cost.of(1000, 4096).0;
         assert!((after.remote.0 - before.remote.0 - more).abs() < 1e-9);
         assert!((after.local.0 - before.local.0 - more).abs() < 1e-9);
         // It may be there as well: whoever decoded it first keeps it.
-        let all = weigh(&Case { answered: 1000, local_has: 5096, ..case(1000.0) }, KvChoice::Int4);
+        let all = weigh(&GateCase { answered: 1000, local_has: 5096, ..case(1000.0) }, KvChoice::Int4);
         assert!(all.local.0 < 0.01 * before.local.0, "{all}");
     }
 
@@ -500,15 +500,15 @@ mod tests {
         let mbits = [1.0, 100.0, 2000.0, 10_000.0, 400_000.0];
         let seen = mbits.into_iter().flat_map(|mbit| rates.map(|unpack| (mbit, unpack)));
         let cases = seen.flat_map(|(mbit, unpack)| {
-            [(0, 0), (4, 0), (0, 4000)].map(|(running, local_has)| Case {
-                local: Side { running, ..case(mbit).local },
+            [(0, 0), (4, 0), (0, 4000)].map(|(running, local_has)| GateCase {
+                local: GateSide { running, ..case(mbit).local },
                 local_has,
                 packed: Codec { pack: None, unpack },
                 ..case(mbit)
             })
         });
-        let cases: Vec<Case> = cases.collect();
-        let went_through = |case: &Case, fixed: Option<KvCodec>| {
+        let cases: Vec<GateCase> = cases.collect();
+        let went_through = |case: &GateCase, fixed: Option<KvCodec>| {
             let verdict = weigh(case, fixed.map_or(KvChoice::Auto, KvChoice::from));
             kv_codec(fixed.map(Into::into), verdict.splits().then(|| verdict.codec.into())).codec
         };

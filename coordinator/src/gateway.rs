@@ -4,6 +4,7 @@
 //! Prefill and decode groups only help: what fails there is tried elsewhere, or ends the request with a stated error.
 
 mod alone;
+mod asleep;
 mod cronus;
 mod events;
 mod judging;
@@ -25,33 +26,33 @@ mod unresponsive;
 
 pub use crate::view::View;
 pub use events::{Action, Begun, Event, GatewayConfig};
-pub use slowest::{Cause, Part, Slowest};
-pub use trace::{Move, Parts, Predicted, Resumption, Trace};
+pub use slowest::{LatencyPart, SlowCause, Slowest};
+pub use trace::{LatencyBreakdown, Move, Predicted, Resumption, Trace};
 
 use crate::{
     Time,
-    claim_check::{ClaimCheck, Seen, Work},
+    claim_check::{ClaimCheck, ClaimedWork, SeenWork},
     gateway::{
-        cronus::Held,
+        cronus::HeldPrompts,
         judging::shape,
         observed::Observed,
         parting::Predictors,
         patience::Patience,
-        prefix_cache::PrefixCache,
-        queues::{Queues, Shares},
-        request::{Ask, Request, Steady},
+        prefix_cache::PrefixIndex,
+        queues::{GroupQueues, RequestLoads},
+        request::{ClientAsk, Request, Steady},
         silence::is_progress,
-        state::{Placement, State},
+        state::{RequestPlacement, State},
     },
     profiler,
     router::{Pick, Router},
-    settings::Settings,
+    settings::SwarmSettings,
     traffic,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tsnode_protocol::{
-    Group, GroupId, ModelId, PeerId, Plan, RequestId, Sampled, Traffic,
+    Group, GroupId, ModelId, PeerId, Plan, RequestId, Sampled, SeenSpeed, Traffic,
     kv::Delivery,
     limits,
     ring::KvTarget,
@@ -65,16 +66,18 @@ pub struct Gateway {
     view: View,
     requests: BTreeMap<RequestId, Request>,
     router: Router,
-    queues: Queues,
+    queues: GroupQueues,
     observed: Observed,
-    kept: PrefixCache,
+    kept: PrefixIndex,
     predictors: Predictors,
-    held: Held,
+    held: HeldPrompts,
     speeds: ClaimCheck,
     patience: Patience,
     /// Who gives no sign of life now.
     unresponsive: BTreeSet<PeerId>,
-    traffic: traffic::Watch,
+    /// When this gateway was last run again after it had not been for a while.
+    woke: Option<Time>,
+    traffic: traffic::TrafficWatch,
     /// Models of which some device does not hold the weights beside those of all others that it serves, and that are waited for.
     yielding: BTreeSet<ModelId>,
 }
@@ -84,11 +87,11 @@ impl Gateway {
     #[must_use]
     pub fn new(config: GatewayConfig) -> Self {
         let router = Router::new(config.dispatch);
-        let (queues, observed, kept) = (Queues::default(), Observed::default(), PrefixCache::default());
+        let (queues, observed, kept) = (GroupQueues::default(), Observed::default(), PrefixIndex::default());
         let (speeds, patience) = (ClaimCheck::default(), Patience::default());
-        let (view, requests, traffic) = (View::default(), BTreeMap::new(), traffic::Watch::default());
+        let (view, requests, traffic) = (View::default(), BTreeMap::new(), traffic::TrafficWatch::default());
         let unresponsive = BTreeSet::new();
-        let (predictors, held) = (Predictors::default(), Held::default());
+        let (predictors, held) = (Predictors::default(), HeldPrompts::default());
         Self {
             config,
             view,
@@ -102,6 +105,7 @@ impl Gateway {
             speeds,
             patience,
             unresponsive,
+            woke: None,
             traffic,
             yielding: BTreeSet::new(),
         }
@@ -122,6 +126,12 @@ impl Gateway {
         self.traffic.said_now(now, &open, &self.yielding)
     }
 
+    /// What this gateway tells others of groups whose claims of speed are in doubt.
+    #[must_use]
+    pub fn seen_speeds(&self) -> Vec<SeenSpeed> {
+        self.speeds.seen_speeds()
+    }
+
     /// When to wake if nothing else happens.
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {
@@ -137,7 +147,7 @@ impl Gateway {
             Event::View(view) => {
                 self.view = view.of_whole_groups();
                 self.yielding = self.view.yielding();
-                self.router.follow(Settings::of(self.view.adverts.values()), self.view.plan.clone());
+                self.router.follow(SwarmSettings::of(self.view.adverts.values()), self.view.plan.clone());
                 self.speeds.hear(now, &self.view);
                 self.queues.hear(now, &self.view.up, &queues::parts(self.requests.values()));
                 self.observed.retain(|peer| self.view.adverts.contains_key(peer));
@@ -152,12 +162,12 @@ impl Gateway {
                     let arrived = profiler::Event::Arrived { prompt: tokens(prompt.len()) };
                     self.traffic.on_event(now, model, arrived);
                 }
-                let ask = Ask { model, prompt, generation, overrule, codec };
+                let ask = ClientAsk { model, prompt, generation, overrule, codec };
                 self.submit(now, request, Request::new(now, ask).with(begun), &mut out);
             }
             Event::Cancel { request } => self.hang_up(now, request, &mut out),
             Event::Decode { request, event } => self.decode(now, request, event, &mut out),
-            Event::DecodeLost { request, reason } => self.decode_lost(now, request, &reason, &mut out),
+            Event::DecodeLost { request, reason } => self.line_lost(now, request, &reason, &mut out),
             Event::Prefill { request, event } => self.prefill(now, request, event, &mut out),
             Event::PrefillLost { request, reason } => self.prefill_lost(now, request, reason, &mut out),
             Event::Unresponsive { peers } => {
@@ -165,6 +175,7 @@ impl Gateway {
                 self.leave_unresponsive(now, &mut out);
                 self.retry_unrouted(now, &mut out);
             }
+            Event::Woke => self.woke = Some(now),
             Event::Deadline => self.expire(now, &mut out),
         }
         self.let_through(now, &mut out);
@@ -173,7 +184,7 @@ impl Gateway {
         out
     }
 
-    fn shares(&self, request: Option<RequestId>) -> Shares {
+    fn shares(&self, request: Option<RequestId>) -> RequestLoads {
         request.and_then(|request| self.requests.get(&request)).map_or([None; 2], queues::shares)
     }
 
@@ -189,13 +200,13 @@ impl Gateway {
     }
 
     /// How long a group took is held against what it claims.
-    fn saw(&mut self, group: GroupId, seen: Seen, out: &mut Vec<Action>) {
+    fn saw(&mut self, group: GroupId, seen: SeenWork, out: &mut Vec<Action>) {
         let group = self.view.group(group);
-        if let (Some(group), Work::Prompt { .. }) = (group, seen.work) {
+        if let (Some(group), ClaimedWork::Prompt { .. }) = (group, seen.work) {
             self.patience.prompt(group.id, seen.work.claimed(&self.view, group), seen.took);
         }
         let sequences = group.map_or(1, |group| self.sequences(group.id));
-        let seen = Seen { sequences, ..seen };
+        let seen = SeenWork { sequences, ..seen };
         let blame = group.and_then(|group| self.speeds.saw(&self.view, group, seen));
         out.extend(blame.map(|(peer, offence)| Action::Blame { peer, offence }));
     }
@@ -203,7 +214,7 @@ impl Gateway {
     /// How many sequences share a group's steps: as many as it said, or more of this gateway's own; with one that just ended.
     fn sequences(&self, group: GroupId) -> u32 {
         let said = self.view.up.get(&group).map_or(0, |load| load.running);
-        let has = |at: &Placement| at.last_token.is_some() && at.pick.decode == group;
+        let has = |at: &RequestPlacement| at.last_token.is_some() && at.pick.decode == group;
         let is_there = |r: &&Request| r.state.placement().is_some_and(has);
         let own = tokens(self.requests.values().filter(is_there).count());
         said.max(own.saturating_add(1))
@@ -314,9 +325,9 @@ impl Gateway {
                 self.kept.found(group, &r.trail, cached);
                 let tokens = r.codec.tokens(r.ask.prompt.len() as u32);
                 self.kept.computed(group, &r.trail, tokens as usize);
-                let work = Work::Prompt { tokens: tokens.saturating_sub(cached) };
+                let work = ClaimedWork::Prompt { tokens: tokens.saturating_sub(cached) };
                 let took = now.saturating_sub(from);
-                let seen = Seen { work, at: now, took, stood: Duration::ZERO, sequences: 1 };
+                let seen = SeenWork { work, at: now, took, stood: Duration::ZERO, sequences: 1 };
                 if r.first_part().is_some() {
                     // What follows it is not what follows the prompt.
                     r.state.begins_with(sampled.token);

@@ -9,14 +9,14 @@ use tsnode_protocol::{Group, ModelId, Phase, limits};
 
 /// Groups in the order they get their peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Layout(pub Vec<(Phase, usize)>);
+pub struct GroupLayout(pub Vec<(Phase, usize)>);
 
 /// A text that is no layout.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no group: write phase=stages, as in prefill=1,decode=2; phases are prefill, decode and mixed")]
 pub struct ParseLayoutError(String);
 
-impl Layout {
+impl GroupLayout {
     /// How many of the groups asked for there are, over all models.
     #[must_use]
     pub fn found_in(&self, groups: &[Group]) -> usize {
@@ -29,7 +29,7 @@ impl Layout {
     }
 }
 
-impl FromStr for Layout {
+impl FromStr for GroupLayout {
     type Err = ParseLayoutError;
     fn from_str(text: &str) -> Result<Self, ParseLayoutError> {
         let group = |part: &str| {
@@ -48,7 +48,7 @@ impl FromStr for Layout {
     }
 }
 
-impl fmt::Display for Layout {
+impl fmt::Display for GroupLayout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, (phase, stages)) in self.0.iter().enumerate() {
             write!(f, "{}{phase}={stages}", if i == 0 { "" } else { "," })?;
@@ -63,11 +63,11 @@ mod tests {
 
     #[test]
     fn is_read_and_written() {
-        let layout: Layout = "prefill=2, decode=3".parse().unwrap();
+        let layout: GroupLayout = "prefill=2, decode=3".parse().unwrap();
         assert_eq!(layout.0, [(Phase::Prefill, 2), (Phase::Decode, 3)]);
         assert_eq!(layout.to_string(), "prefill=2,decode=3");
         for wrong in ["", "prefill", "prefill=0", "encode=1", "decode=9999"] {
-            assert!(wrong.parse::<Layout>().is_err(), "{wrong}");
+            assert!(wrong.parse::<GroupLayout>().is_err(), "{wrong}");
         }
     }
 }

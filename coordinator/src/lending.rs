@@ -11,7 +11,7 @@ const DAY: u16 = 24 * 60;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Lending {
-    /// It does.
+    /// It lends what its owner allows.
     #[default]
     Lends,
     /// Its owner wants them back for now.
@@ -39,7 +39,7 @@ impl fmt::Display for Lending {
         f.write_str(match self {
             Self::Lends => "lends",
             Self::Paused => "paused by its owner until tsnode resume",
-            Self::OutsideHours => "it is not the time of day",
+            Self::OutsideHours => "it is outside its hours, which tsnode limits changes",
             Self::OtherModel => "this swarm serves another model: tsnode join --model PATH lends this machine to it",
         })
     }

@@ -45,5 +45,6 @@ pub mod urgency;
 pub mod view;
 pub mod waiting;
 pub mod wanted;
+pub mod witnesses;
 
 pub use time::Time;

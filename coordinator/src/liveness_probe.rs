@@ -52,7 +52,7 @@ const GONE: Duration = Duration::from_secs(6);
 
 /// What the transport says of a peer of which something is expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct TransportSign {
     /// Packets that have come from it, over all connections that there are: fewer than before where one is no more.
     pub packets: u64,
     /// How long one takes to be acknowledged when nothing holds it up.
@@ -67,7 +67,7 @@ pub struct Seen {
 
 /// What follows from one look.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Look {
+pub struct ProbeActions {
     /// Who is to be asked for a sign of life.
     pub ask: Vec<PeerId>,
     /// Who gives none, from now on.
@@ -78,7 +78,7 @@ pub struct Look {
 
 /// One peer's silence.
 #[derive(Clone, Copy, Debug)]
-struct Peer {
+struct PeerSilence {
     packets: u64,
     heard: Time,
     /// Since when an answer is due, and when it was last asked for.
@@ -95,7 +95,7 @@ struct Peer {
 /// Those of whom something is expected.
 #[derive(Debug, Default)]
 pub struct LivenessProbe {
-    peers: BTreeMap<PeerId, Peer>,
+    peers: BTreeMap<PeerId, PeerSilence>,
     health: Health,
     /// When the next look is due.
     due: Option<Time>,
@@ -123,20 +123,20 @@ impl LivenessProbe {
 
     /// Looks at those of whom something is expected, and at all others who are known. To be called every [`LOOK`], unless it
     /// [rests](Self::rests).
-    pub fn look(&mut self, now: Time, seen: &BTreeMap<PeerId, Seen>) -> Look {
+    pub fn look(&mut self, now: Time, seen: &BTreeMap<PeerId, TransportSign>) -> ProbeActions {
         let late = self.due.map_or(Duration::ZERO, |due| now.saturating_sub(due));
         // Who was stopped is not slow afterwards: only a listener with much else to do is.
         if late < SLEPT {
             self.health.woke(self.due.unwrap_or(now), now);
         }
-        let mut out = Look::default();
+        let mut out = ProbeActions::default();
         for (id, peer) in &mut self.peers {
             if peer.listens(now, late, seen.get(id)) && std::mem::take(&mut peer.unresponsive) {
                 out.responsive.push(*id);
             }
         }
         for (id, seen) in seen.iter().filter(|(_, seen)| seen.owes || seen.connected) {
-            self.peers.entry(*id).or_insert_with(|| Peer::new(now, seen.packets));
+            self.peers.entry(*id).or_insert_with(|| PeerSilence::new(now, seen.packets));
         }
         let alone = self.hears_nobody(seen);
         let grace = self.health.grace();
@@ -154,20 +154,20 @@ impl LivenessProbe {
             Some(seen) if seen.connected || (seen.owes && !peer.unresponsive) => true,
             _ => peer.unresponsive && now < peer.heard + MOST + GONE,
         });
-        self.rests = !seen.values().any(|seen| seen.owes) && !self.peers.values().any(Peer::is_waited_for);
+        self.rests = !seen.values().any(|seen| seen.owes) && !self.peers.values().any(PeerSilence::is_waited_for);
         self.due = Some(now + if self.rests { REST } else { LOOK });
         out
     }
 
     /// Whether nobody at all answers, of enough to tell.
-    fn hears_nobody(&self, seen: &BTreeMap<PeerId, Seen>) -> bool {
+    fn hears_nobody(&self, seen: &BTreeMap<PeerId, TransportSign>) -> bool {
         let owe = seen.iter().filter(|(_, seen)| seen.owes);
-        let owe: Vec<&Peer> = owe.filter_map(|(id, _)| self.peers.get(id)).collect();
+        let owe: Vec<&PeerSilence> = owe.filter_map(|(id, _)| self.peers.get(id)).collect();
         owe.len() >= ALL && owe.iter().all(|peer| peer.asked.is_some() || peer.missing.is_some())
     }
 }
 
-impl Peer {
+impl PeerSilence {
     fn new(now: Time, packets: u64) -> Self {
         // Whether it is there at all is asked at once.
         let heard = now.saturating_sub(USUAL);
@@ -180,7 +180,7 @@ impl Peer {
     }
 
     /// Takes in whether it has said something; the listener was `late`, and what came meanwhile may not be read yet.
-    fn listens(&mut self, now: Time, late: Duration, seen: Option<&Seen>) -> bool {
+    fn listens(&mut self, now: Time, late: Duration, seen: Option<&TransportSign>) -> bool {
         let Some(seen) = seen.filter(|seen| seen.connected) else {
             let owes = seen.is_some_and(|seen| seen.owes);
             self.missing = owes.then(|| self.missing.map_or(now, |since| since + late));
@@ -227,7 +227,7 @@ impl Peer {
         due
     }
 
-    fn is_silent(&self, now: Time, seen: &Seen, grace: Duration, alone: bool) -> bool {
+    fn is_silent(&self, now: Time, seen: &TransportSign, grace: Duration, alone: bool) -> bool {
         let more = SLOWER * self.slow(now) + ROUND_TRIPS * seen.round_trip.as_secs_f64();
         let (since, least) = match (self.missing, self.asked, seen.unanswered) {
             (Some(since), _, Some(held)) => (since.max(now.saturating_sub(held)), GREETS),
@@ -252,13 +252,13 @@ mod tests {
     struct Scenario {
         probe: LivenessProbe,
         now: Time,
-        peers: BTreeMap<PeerId, Seen>,
+        peers: BTreeMap<PeerId, TransportSign>,
         spoke: BTreeMap<PeerId, Time>,
     }
 
     impl Scenario {
         fn of(peers: u8) -> Self {
-            let seen = Seen {
+            let seen = TransportSign {
                 packets: 0,
                 round_trip: Duration::from_millis(1),
                 connected: true,
@@ -432,7 +432,7 @@ mod tests {
         assert!(scenario.probe.rests());
         for _ in 0..10 {
             scenario.now += REST;
-            assert_eq!(scenario.probe.look(scenario.now, &scenario.peers), Look::default());
+            assert_eq!(scenario.probe.look(scenario.now, &scenario.peers), ProbeActions::default());
         }
         // Something is expected long before the next look would have been.
         owe(&mut scenario, true);
@@ -469,7 +469,7 @@ mod tests {
         scenario.peers.get_mut(&peer(1)).into_iter().for_each(|seen| seen.owes = false);
         for _ in 0..40 {
             scenario.now += LOOK;
-            assert_eq!(scenario.probe.look(scenario.now, &scenario.peers), Look::default());
+            assert_eq!(scenario.probe.look(scenario.now, &scenario.peers), ProbeActions::default());
         }
     }
 }

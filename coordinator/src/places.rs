@@ -7,8 +7,8 @@ use std::net::IpAddr;
 
 /// How many places there are, and for whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rules {
-    /// In all.
+pub struct PlaceRules {
+    /// Connections at once, of all together.
     pub places: usize,
     /// Of these, for whom is known alone.
     pub reserve: usize,
@@ -16,7 +16,7 @@ pub struct Rules {
     pub share: usize,
 }
 
-impl Rules {
+impl PlaceRules {
     /// So many: a quarter for whom is known, and no more than a quarter for any one address.
     #[must_use]
     pub const fn quarters(places: usize) -> Self {
@@ -63,7 +63,7 @@ pub struct Seat(u64);
 
 /// What becomes of one who comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Entry {
+pub enum PlaceEntry {
     /// It has a place.
     Free(Seat),
     /// It has the place of another, which is to go.
@@ -80,13 +80,13 @@ pub enum Entry {
 /// The places at one door, by where those come from who have them.
 #[derive(Clone, Debug)]
 pub struct Places<K> {
-    rules: Rules,
+    rules: PlaceRules,
     next: u64,
-    taken: BTreeMap<Seat, Taken<K>>,
+    taken: BTreeMap<Seat, TakenPlace<K>>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Taken<K> {
+struct TakenPlace<K> {
     from: K,
     regard: Regard,
     /// Since when it has been idle, and when it must have done something; none while it is served.
@@ -94,25 +94,25 @@ struct Taken<K> {
 }
 
 impl<K: Copy + Ord> Places<K> {
-    /// All free.
+    /// All places free.
     #[must_use]
-    pub fn new(rules: Rules) -> Self {
+    pub fn new(rules: PlaceRules) -> Self {
         Self { rules, next: 0, taken: BTreeMap::new() }
     }
 
     /// Somebody comes, idle, and must have done something after `patience`.
-    pub fn come(&mut self, now: Time, from: K, regard: Regard, patience: Time) -> Entry {
+    pub fn come(&mut self, now: Time, from: K, regard: Regard, patience: Time) -> PlaceEntry {
         let entry = match self.obstacle(from, regard) {
-            None => Entry::Free(Seat(self.next)),
+            None => PlaceEntry::Free(Seat(self.next)),
             Some(crowd) => match self.longest_idle(crowd) {
-                Some(of) => Entry::Instead { of, seat: Seat(self.next) },
-                None => return Entry::Full,
+                Some(of) => PlaceEntry::Instead { of, seat: Seat(self.next) },
+                None => return PlaceEntry::Full,
             },
         };
-        if let Entry::Instead { of, .. } = entry {
+        if let PlaceEntry::Instead { of, .. } = entry {
             self.taken.remove(&of);
         }
-        self.taken.insert(Seat(self.next), Taken { from, regard, idle: Some((now, now + patience)) });
+        self.taken.insert(Seat(self.next), TakenPlace { from, regard, idle: Some((now, now + patience)) });
         self.next += 1;
         entry
     }
@@ -120,7 +120,7 @@ impl<K: Copy + Ord> Places<K> {
     /// Who keeps one who comes from having a place.
     fn obstacle(&self, from: K, regard: Regard) -> Option<Crowd<K>> {
         let unknown = self.taken.values().filter(|taken| taken.regard == Regard::Unknown);
-        let Rules { places, reserve, share } = self.rules;
+        let PlaceRules { places, reserve, share } = self.rules;
         match regard {
             Regard::Unknown if unknown.clone().filter(|t| t.from == from).count() >= share => Some(Crowd::Of(from)),
             Regard::Unknown if unknown.clone().count() + reserve >= places => Some(Crowd::Unknown),
@@ -153,7 +153,7 @@ impl<K: Copy + Ord> Places<K> {
 
     /// It has done a part of what it has to do: it has until then for the next, and is as old as before.
     pub fn progress(&mut self, seat: Seat, due: Time) {
-        if let Some(Taken { idle: Some((_, before)), .. }) = self.taken.get_mut(&seat) {
+        if let Some(TakenPlace { idle: Some((_, before)), .. }) = self.taken.get_mut(&seat) {
             *before = due;
         }
     }
@@ -180,7 +180,7 @@ impl<K: Copy + Ord> Places<K> {
         late
     }
 
-    /// Places taken.
+    /// How many places are taken.
     #[must_use]
     pub fn len(&self) -> usize {
         self.taken.len()
@@ -209,7 +209,7 @@ enum Crowd<K> {
 }
 
 impl<K: Copy + Eq> Crowd<K> {
-    fn has(self, taken: &Taken<K>) -> bool {
+    fn has(self, taken: &TakenPlace<K>) -> bool {
         match self {
             Self::All => true,
             Self::Unknown => taken.regard == Regard::Unknown,
@@ -220,7 +220,7 @@ impl<K: Copy + Eq> Crowd<K> {
 
 /// Addresses from which members have proven themselves, those of late.
 #[derive(Clone, Debug, Default)]
-pub struct Known {
+pub struct KnownAddresses {
     last: BTreeMap<Origin, Time>,
 }
 
@@ -229,7 +229,7 @@ const KNOWN_FOR: Time = Time::from_secs(12 * 3600);
 /// Addresses remembered; above it the one that was there longest ago is forgotten.
 const KNOWN: usize = 1024;
 
-impl Known {
+impl KnownAddresses {
     /// A member was at this address.
     pub fn meet(&mut self, now: Time, origin: Origin) {
         self.last.insert(origin, now);
@@ -249,19 +249,19 @@ impl Known {
 
 /// What the files that a process may have open are for. A connection of TCP is one; those of QUIC share a socket, and cost memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shares {
+pub struct FileShares {
     /// Clients of HTTP.
-    pub http: Rules,
+    pub http: PlaceRules,
     /// Connections of the control plane to members, in all.
     pub neighbours: usize,
     /// Of these, such as others opened.
     pub neighbours_incoming: usize,
     /// Connections over TCP that have to prove themselves to the control plane.
-    pub door: Rules,
-    /// Members' lifelines.
+    pub door: PlaceRules,
+    /// Lifelines of members that have proven themselves.
     pub lifelines: usize,
     /// Lifelines of which nobody knows yet whose they are.
-    pub lifelines_unproven: Rules,
+    pub lifelines_unproven: PlaceRules,
     /// Lifelines that are held at others.
     pub calls: usize,
     /// What is left for models, response logs, the log, and all else.
@@ -269,12 +269,12 @@ pub struct Shares {
 }
 
 /// Connections over QUIC that have to prove themselves, at the control plane's port and at that of data: each is some 50 KB.
-pub const QUIC_UNPROVEN: Rules = Rules { places: 256, reserve: 64, share: 48 };
+pub const QUIC_UNPROVEN: PlaceRules = PlaceRules { places: 256, reserve: 64, share: 48 };
 
 /// With fewer files than that a peer cannot hold what it needs even alone.
 pub const FILES_LEAST: u64 = 256;
 
-impl Shares {
+impl FileShares {
     /// Of so many files: by sixteenths where they are few, and no more than each can use where they are many.
     #[must_use]
     pub fn of(files: u64) -> Self {
@@ -284,15 +284,15 @@ impl Shares {
         let (lifelines, unproven, calls) = (part(2, 1024), part(1, 128), part(1, 1024));
         // A client's connection has no reserve: its clients are known by what they ask, after they have come.
         let clients = part(3, 4096);
-        let http = Rules { places: clients, reserve: 0, share: clients / 4 };
+        let http = PlaceRules { places: clients, reserve: 0, share: clients / 4 };
         let used = clients + neighbours + door + lifelines + unproven + calls;
         Self {
             http,
             neighbours,
             neighbours_incoming: neighbours * 3 / 4,
-            door: Rules::quarters(door),
+            door: PlaceRules::quarters(door),
             lifelines,
-            lifelines_unproven: Rules::quarters(unproven),
+            lifelines_unproven: PlaceRules::quarters(unproven),
             calls,
             files: all - used,
         }
@@ -305,7 +305,7 @@ mod tests {
     use proptest::prelude::*;
 
     const PATIENCE: Time = Time::from_secs(10);
-    const RULES: Rules = Rules { places: 8, reserve: 2, share: 4 };
+    const RULES: PlaceRules = PlaceRules { places: 8, reserve: 2, share: 4 };
 
     fn at(n: u8) -> Origin {
         Origin::V4([10, 0, 0, n])
@@ -316,15 +316,15 @@ mod tests {
     }
 
     /// One after the other, a second apart; which of them are there in the end.
-    fn come(places: &mut Places<Origin>, from: &[u8]) -> Vec<Entry> {
+    fn come(places: &mut Places<Origin>, from: &[u8]) -> Vec<PlaceEntry> {
         let enter = |(second, n): (usize, &u8)| places.come(seconds(second as u64), at(*n), Regard::Unknown, PATIENCE);
         from.iter().enumerate().map(enter).collect()
     }
 
-    fn seat(entry: Entry) -> Seat {
+    fn seat(entry: PlaceEntry) -> Seat {
         match entry {
-            Entry::Free(seat) | Entry::Instead { seat, .. } => seat,
-            Entry::Full => panic!("it has none"),
+            PlaceEntry::Free(seat) | PlaceEntry::Instead { seat, .. } => seat,
+            PlaceEntry::Full => panic!("it has none"),
         }
     }
 
@@ -332,7 +332,7 @@ mod tests {
     fn who_has_its_share_loses_its_oldest() {
         let mut places = Places::new(RULES);
         let entered = come(&mut places, &[1, 1, 1, 1, 1]);
-        assert_eq!(entered[4], Entry::Instead { of: seat(entered[0]), seat: Seat(4) });
+        assert_eq!(entered[4], PlaceEntry::Instead { of: seat(entered[0]), seat: Seat(4) });
         assert_eq!(places.len(), 4);
     }
 
@@ -340,11 +340,11 @@ mod tests {
     fn the_reserve_is_for_whom_is_known() {
         let mut places = Places::new(RULES);
         let entered = come(&mut places, &[1, 1, 1, 2, 2, 2, 3]);
-        assert_eq!(entered[6], Entry::Instead { of: seat(entered[0]), seat: Seat(6) });
+        assert_eq!(entered[6], PlaceEntry::Instead { of: seat(entered[0]), seat: Seat(6) });
         assert_eq!(places.len(), 6);
         for free in [true, true, false] {
             let entry = places.come(seconds(9), at(9), Regard::Known, PATIENCE);
-            assert_eq!(matches!(entry, Entry::Free(_)), free, "{entry:?}");
+            assert_eq!(matches!(entry, PlaceEntry::Free(_)), free, "{entry:?}");
         }
         assert_eq!(places.len(), 8);
         // The third had the place of one that nobody knows.
@@ -355,7 +355,7 @@ mod tests {
     fn whoever_has_most_gives_way_before_who_has_been_idle_longer() {
         let mut places = Places::new(RULES);
         let entered = come(&mut places, &[1, 2, 2, 3, 2, 4, 5]);
-        assert_eq!(entered[6], Entry::Instead { of: seat(entered[1]), seat: Seat(6) });
+        assert_eq!(entered[6], PlaceEntry::Instead { of: seat(entered[1]), seat: Seat(6) });
     }
 
     #[test]
@@ -363,12 +363,12 @@ mod tests {
         let mut places = Places::new(RULES);
         let entered = come(&mut places, &[1, 1, 1, 2, 2, 2]);
         entered.iter().for_each(|entry| places.busy(seat(*entry)));
-        assert_eq!(places.come(seconds(9), at(3), Regard::Unknown, PATIENCE), Entry::Full);
+        assert_eq!(places.come(seconds(9), at(3), Regard::Unknown, PATIENCE), PlaceEntry::Full);
         places.idle(seconds(10), seat(entered[4]), PATIENCE);
         let entry = places.come(seconds(11), at(3), Regard::Unknown, PATIENCE);
-        assert_eq!(entry, Entry::Instead { of: seat(entered[4]), seat: Seat(6) });
+        assert_eq!(entry, PlaceEntry::Instead { of: seat(entered[4]), seat: Seat(6) });
         places.leave(seat(entered[0]));
-        assert!(matches!(places.come(seconds(11), at(3), Regard::Unknown, PATIENCE), Entry::Free(_)));
+        assert!(matches!(places.come(seconds(11), at(3), Regard::Unknown, PATIENCE), PlaceEntry::Free(_)));
     }
 
     #[test]
@@ -394,7 +394,7 @@ mod tests {
 
     #[test]
     fn addresses_are_known_for_hours_and_few_of_them() {
-        let (mut known, start) = (Known::default(), Time::ZERO);
+        let (mut known, start) = (KnownAddresses::default(), Time::ZERO);
         known.meet(start, at(1));
         assert_eq!(known.regard(start + KNOWN_FOR, at(1)), Regard::Known);
         assert_eq!(known.regard(start + 2 * KNOWN_FOR, at(1)), Regard::Unknown);
@@ -405,10 +405,10 @@ mod tests {
 
     #[test]
     fn what_a_thousand_files_are_for() {
-        let few = Shares::of(1024);
+        let few = FileShares::of(1024);
         assert_eq!((few.http.places, few.neighbours, few.door.places, few.lifelines), (192, 256, 128, 128));
         assert_eq!((few.lifelines_unproven.places, few.calls, few.files), (64, 64, 192));
-        let many = Shares::of(1 << 19);
+        let many = FileShares::of(1 << 19);
         assert_eq!((many.http.places, many.neighbours, many.lifelines), (4096, 256, 1024));
         assert!(many.files > 1 << 18);
     }
@@ -416,8 +416,8 @@ mod tests {
     proptest! {
         #[test]
         fn shares_are_no_more_than_there_is(files in 0_u64..2_000_000) {
-            let shares = Shares::of(files);
-            let Shares { http, neighbours, door, lifelines, lifelines_unproven, calls, .. } = shares;
+            let shares = FileShares::of(files);
+            let FileShares { http, neighbours, door, lifelines, lifelines_unproven, calls, .. } = shares;
             let sockets = http.places + neighbours + door.places + lifelines + lifelines_unproven.places + calls;
             prop_assert_eq!(sockets + shares.files, files.max(FILES_LEAST) as usize);
             prop_assert!(shares.files >= 48);
@@ -442,7 +442,7 @@ mod tests {
                         let before = places.clone();
                         let regard = if what == 1 { Regard::Known } else { Regard::Unknown };
                         match places.come(now, at(from), regard, PATIENCE) {
-                            Entry::Instead { of, .. } => {
+                            PlaceEntry::Instead { of, .. } => {
                                 let gone = before.taken[&of];
                                 let held = |origin| before.taken.values().filter(|t| t.from == origin).count();
                                 prop_assert!(gone.idle.is_some(), "it was served");
@@ -454,8 +454,8 @@ mod tests {
                                 prop_assert!(regard == Regard::Known || gone.regard == Regard::Unknown
                                     || before.len() == RULES.places);
                             }
-                            Entry::Full => prop_assert!(before.taken.values().any(|t| t.idle.is_none())),
-                            Entry::Free(_) => prop_assert!(before.len() < RULES.places),
+                            PlaceEntry::Full => prop_assert!(before.taken.values().any(|t| t.idle.is_none())),
+                            PlaceEntry::Free(_) => prop_assert!(before.len() < RULES.places),
                         }
                     }
                 }

@@ -4,25 +4,26 @@ pub mod fetching;
 mod light;
 pub mod live;
 pub mod reranking;
+pub mod spare;
 
 pub use light::{flip, grow};
 
-use crate::{gate::SplitChoice, layout::Layout, members::Members};
+use crate::{gate::SplitChoice, layout::GroupLayout, members::Members};
 use live::Scene;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use tsnode_protocol::{Group, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan, Route, RouteChoice, Stage};
+use tsnode_protocol::{Group, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan, PolicyChoice, Route, Stage};
 
 /// What a planner decides; the control machine adds epoch, term and parent.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Draft {
-    /// The groups.
+pub struct PlanDraft {
+    /// Groups of all models.
     pub groups: Vec<Group>,
     /// Who sends to whom.
     pub routes: Vec<Route>,
-    /// How requests are routed for models of which that is chosen by measurement.
-    pub chosen: Vec<RouteChoice>,
-    /// Why.
+    /// How requests are routed and steps formed for models of which that is chosen by measurement.
+    pub chosen: Vec<PolicyChoice>,
+    /// Why this plan, for people.
     pub reason: String,
 }
 
@@ -30,7 +31,7 @@ pub struct Draft {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Wish {
     /// Groups to form, if not the scheduler's choice.
-    pub layout: Option<Layout>,
+    pub layout: Option<GroupLayout>,
     /// Whether groups that do both may be.
     pub split: SplitChoice,
 }
@@ -38,35 +39,41 @@ pub struct Wish {
 /// Makes plans from views, and values them. Whoever has one view has one answer: peers must come to the same values.
 pub trait Planner: fmt::Debug + Send + Sync {
     /// A plan for everybody, made while `standing` is in force.
-    fn plan(&self, members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> Draft;
+    fn plan(&self, members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> PlanDraft;
     /// What stands of a plan after a loss, with nothing to load; `None` if that does not serve every model.
-    fn flip(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft>;
+    fn flip(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft>;
     /// The same with devices that have no part in the plan in groups of their own beside it.
-    fn grow(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft>;
+    fn grow(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft>;
     /// What a plan is worth.
     fn value(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> f64;
-    /// How requests are to be routed on a draft, for models of which members have left that to measurement; `before` is what was
-    /// chosen until now.
-    fn route(&self, draft: &Draft, members: &Members<'_>, wish: &Wish, before: &[RouteChoice]) -> Vec<RouteChoice> {
+    /// How requests are to be routed and steps formed on a draft, for models of which members have left that to measurement;
+    /// `before` is what was chosen until now.
+    fn choose(
+        &self,
+        draft: &PlanDraft,
+        members: &Members<'_>,
+        wish: &Wish,
+        before: &[PolicyChoice],
+    ) -> Vec<PolicyChoice> {
         let _ = (draft, members, wish, before);
         Vec::new()
     }
 }
 
-/// The scheduler of this crate: [`plan`], [`flip`], [`grow`], [`value`] and [`live::route`].
+/// The scheduler of this crate: [`plan`], [`flip`], [`grow`], [`value`] and [`live::choose`].
 #[derive(Clone, Copy, Debug)]
 pub struct Scheduler;
 
 impl Planner for Scheduler {
-    fn plan(&self, members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> Draft {
+    fn plan(&self, members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> PlanDraft {
         plan(members, wish, standing)
     }
 
-    fn flip(&self, old: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft> {
+    fn flip(&self, old: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft> {
         flip(old, members, wish)
     }
 
-    fn grow(&self, old: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft> {
+    fn grow(&self, old: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft> {
         grow(old, members, wish)
     }
 
@@ -74,14 +81,20 @@ impl Planner for Scheduler {
         value(plan, members, wish)
     }
 
-    fn route(&self, draft: &Draft, members: &Members<'_>, wish: &Wish, before: &[RouteChoice]) -> Vec<RouteChoice> {
-        live::route(&draft.groups, &draft.routes, members, wish.split, before)
+    fn choose(
+        &self,
+        draft: &PlanDraft,
+        members: &Members<'_>,
+        wish: &Wish,
+        before: &[PolicyChoice],
+    ) -> Vec<PolicyChoice> {
+        live::choose(&draft.groups, &draft.routes, members, wish.split, before)
     }
 }
 
 /// A device with a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
+struct ModelPlace {
     peer: PeerId,
     device: u16,
 }
@@ -92,8 +105,8 @@ const REASON_CHARS: usize = 250;
 /// Plans for every model some device has; a device may have groups of several. Groups that a person laid out and that stand are
 /// left alone.
 #[must_use]
-pub fn plan(members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> Draft {
-    let scenes = live::scenes(members, wish.split);
+pub fn plan(members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> PlanDraft {
+    let scenes = live::scenes_under(members, wish.split, standing.map_or(&[][..], |plan| &plan.chosen));
     let Some(layout) = &wish.layout else { return joined(live::planned(scenes, standing)) };
     let laid_out = |scene: Scene| {
         let part = as_laid_out(&scene, layout, members, standing);
@@ -104,7 +117,11 @@ pub fn plan(members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> Draf
 
 /// Those parts whose models devices have memory for at once: beside these groups, and then the first ones first. Where a model's
 /// new groups are too much, those of these that are its own stay.
-fn at_once(parts: Vec<(Scene, live::Part)>, beside: &[Group], members: &Members<'_>) -> Vec<(Scene, live::Part)> {
+fn at_once(
+    parts: Vec<(Scene, live::ModelPlan)>,
+    beside: &[Group],
+    members: &Members<'_>,
+) -> Vec<(Scene, live::ModelPlan)> {
     let places = |groups: &[Group]| -> BTreeSet<(PeerId, u16)> {
         groups.iter().flat_map(|g| &g.stages).map(|s| (s.peer, s.device)).collect()
     };
@@ -123,7 +140,7 @@ fn at_once(parts: Vec<(Scene, live::Part)>, beside: &[Group], members: &Members<
             all.insert(model);
             device.is_none_or(|device| device.holds(&all))
         };
-        let fits = |part: &live::Part| places(&part.groups).iter().all(has_room);
+        let fits = |part: &live::ModelPlan| places(&part.groups).iter().all(has_room);
         let standing = || scene.flipped(beside).filter(fits);
         let Some(part) = Some(part).filter(fits).or_else(standing) else { continue };
         places(&part.groups).into_iter().for_each(|at| _ = models.entry(at).or_default().insert(model));
@@ -132,8 +149,8 @@ fn at_once(parts: Vec<(Scene, live::Part)>, beside: &[Group], members: &Members<
     kept
 }
 
-fn joined(parts: Vec<(Scene, live::Part)>) -> Draft {
-    let mut draft = Draft { groups: Vec::new(), routes: Vec::new(), chosen: Vec::new(), reason: String::new() };
+fn joined(parts: Vec<(Scene, live::ModelPlan)>) -> PlanDraft {
+    let mut draft = PlanDraft { groups: Vec::new(), routes: Vec::new(), chosen: Vec::new(), reason: String::new() };
     for (scene, part) in parts {
         draft.routes.extend(part.routes);
         draft.groups.extend(part.groups);
@@ -156,27 +173,28 @@ pub fn value(plan: &Plan, members: &Members<'_>, wish: &Wish) -> f64 {
     }
 }
 
-fn as_laid_out(scene: &Scene, layout: &Layout, members: &Members<'_>, standing: Option<&Plan>) -> live::Part {
-    let mut places: Vec<Place> = scene.places().iter().map(|&(peer, device)| Place { peer, device }).collect();
+fn as_laid_out(scene: &Scene, layout: &GroupLayout, members: &Members<'_>, standing: Option<&Plan>) -> live::ModelPlan {
+    let mut places: Vec<ModelPlace> =
+        scene.places().iter().map(|&(peer, device)| ModelPlace { peer, device }).collect();
     places.sort_by_key(|p| (members.get(&p.peer).map(|a| a.name.clone()), p.peer, p.device));
     let repaired = standing.and_then(|plan| repaired(&scene.card, &places, layout, plan));
     let groups = repaired.unwrap_or_else(|| laid_out(&scene.card, places, layout));
     let routes = scene.routes(&groups);
-    live::Part { groups, routes, reason: format!("as laid out: {layout}") }
+    live::ModelPlan { groups, routes, reason: format!("as laid out: {layout}") }
 }
 
 /// A plan's groups where it had all that were asked for, the lost ones made anew of peers without a part: whoever has loaded
 /// something keeps it. `None` where that is not enough.
-fn repaired(card: &ModelCard, places: &[Place], layout: &Layout, plan: &Plan) -> Option<Vec<Group>> {
+fn repaired(card: &ModelCard, places: &[ModelPlace], layout: &GroupLayout, plan: &Plan) -> Option<Vec<Group>> {
     let mut old: Vec<&Group> = plan.groups.iter().filter(|g| g.model == card.id).collect();
     let mut as_asked = |(phase, stages): &(Phase, usize)| {
         let place = old.iter().position(|g| g.phase == *phase && g.stages.len() == *stages)?;
         Some(old.remove(place))
     };
     let had: Vec<&Group> = layout.0.iter().map(&mut as_asked).collect::<Option<_>>()?;
-    let is_here = |s: &Stage| places.contains(&Place { peer: s.peer, device: s.device });
+    let is_here = |s: &Stage| places.contains(&ModelPlace { peer: s.peer, device: s.device });
     let stands = |g: &&Group| g.stages.iter().all(is_here);
-    let is_used = |p: &Place| {
+    let is_used = |p: &ModelPlace| {
         had.iter().filter(|g| stands(g)).flat_map(|g| &g.stages).any(|s| (s.peer, s.device) == (p.peer, p.device))
     };
     let mut free = places.iter().copied().filter(|p| !is_used(p));
@@ -184,18 +202,18 @@ fn repaired(card: &ModelCard, places: &[Place], layout: &Layout, plan: &Plan) ->
         if stands(group) {
             return Some((*group).clone());
         }
-        let stages: Vec<Place> = free.by_ref().take(group.stages.len()).collect();
+        let stages: Vec<ModelPlace> = free.by_ref().take(group.stages.len()).collect();
         (stages.len() == group.stages.len()).then(|| Group::new(card.id, group.phase, even(card, &stages)))
     };
     had.iter().map(kept_or_new).collect()
 }
 
 /// Groups as asked for, over these places in their order, as far as they and the layers suffice.
-fn laid_out(card: &ModelCard, places: Vec<Place>, layout: &Layout) -> Vec<Group> {
+fn laid_out(card: &ModelCard, places: Vec<ModelPlace>, layout: &GroupLayout) -> Vec<Group> {
     let mut rest = places.into_iter();
     let mut groups = Vec::new();
     for (phase, stages) in &layout.0 {
-        let places: Vec<Place> = rest.by_ref().take(*stages).collect();
+        let places: Vec<ModelPlace> = rest.by_ref().take(*stages).collect();
         if places.len() < *stages || *stages > card.shape.layers as usize {
             break;
         }
@@ -205,7 +223,7 @@ fn laid_out(card: &ModelCard, places: Vec<Place>, layout: &Layout) -> Vec<Group>
 }
 
 /// Layers in equal parts; the first stages get what is left over.
-fn even(card: &ModelCard, places: &[Place]) -> Vec<Stage> {
+fn even(card: &ModelCard, places: &[ModelPlace]) -> Vec<Stage> {
     let (layers, n) = (card.shape.layers, places.len() as u32);
     let mut start = 0;
     let mut stages = Vec::new();
@@ -217,7 +235,7 @@ fn even(card: &ModelCard, places: &[Place]) -> Vec<Stage> {
     stages
 }
 
-fn stage(place: &Place, layers: LayerRange) -> Stage {
+fn stage(place: &ModelPlace, layers: LayerRange) -> Stage {
     Stage { peer: place.peer, device: place.device, layers }
 }
 
@@ -239,7 +257,7 @@ mod tests {
     fn laid(there: &[u8], standing: Option<&Plan>) -> (Vec<Vec<u8>>, Plan) {
         let all = adverts();
         let members = all.iter().filter(|(peer, _)| there.contains(&peer.0[0])).map(|(peer, a)| (*peer, a)).collect();
-        let Draft { groups, routes, chosen, reason } = plan(&members, &wish(), standing);
+        let PlanDraft { groups, routes, chosen, reason } = plan(&members, &wish(), standing);
         let numbers = groups.iter().map(|g| g.stages.iter().map(|s| s.peer.0[0]).collect()).collect();
         (numbers, Plan { epoch: Epoch(0), term: Term(0), parent: None, groups, routes, chosen, reason })
     }

@@ -15,7 +15,7 @@ use self::{
 use crate::{
     Time,
     rng::Rng,
-    scheduler::{Workload, workload::Request},
+    scheduler::{Workload, workload::WorkloadRequest},
 };
 use tsnode_protocol::Tokens;
 
@@ -109,7 +109,7 @@ impl Profile {
         for i in (1..SET).rev() {
             order.swap(i, rng.below(i + 1));
         }
-        let request = |(i, j)| Request { prompt: at(&self.prompts, i), answer: at(&self.answers, j) };
+        let request = |(i, j)| WorkloadRequest { prompt: at(&self.prompts, i), answer: at(&self.answers, j) };
         Some(Workload::new(name.to_owned(), order.into_iter().enumerate().map(request).collect()))
     }
 }

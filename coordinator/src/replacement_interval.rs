@@ -31,7 +31,7 @@ impl ReplacementInterval {
         Self { bounds, length: bounds.start.max(bounds.least).min(bounds.most) }
     }
 
-    /// Its length.
+    /// How long the present interval is.
     #[must_use]
     pub fn length(&self) -> Seconds {
         self.length

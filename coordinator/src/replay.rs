@@ -22,7 +22,7 @@ pub mod timeline;
 
 use crate::{
     policy::{
-        choice::{Batches, Dispatch, Room},
+        choice::{Batches, Dispatch, MachineRoom},
         routing::{Asked, MachineNo, Routing, RoutingDecision},
         shares::PhasePair as Share,
     },
@@ -32,10 +32,10 @@ use crate::{
         cluster::InstanceId,
         evaluate::{self, Evaluation, GroupNo},
         pair::KvPath,
-        parallel::Config,
+        parallel::ParallelConfig,
     },
 };
-use machines::{Arrival, Links, Machine, Outcome, Simulation, Trace};
+use machines::{Arrival, KvLinks, Machine, Outcome, ReplayTrace, Simulation};
 use parted::Parted;
 use pipeline::Pipeline;
 use std::collections::BTreeMap;
@@ -47,13 +47,13 @@ use tsnode_protocol::{Seconds, Tokens};
 pub struct Replay {
     /// Of arrivals, lengths and routes.
     pub seed: u64,
-    /// Requests sent.
+    /// How many requests are sent.
     pub requests: usize,
 }
 
 /// What became of the requests.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Report {
+pub struct ReplayReport {
     /// Share that kept its deadlines; requests that no route takes keep none.
     pub attainment: f64,
     /// Whole times as multiples of the reference's, in order; infinite for requests not taken.
@@ -64,7 +64,7 @@ pub struct Report {
     pub ttft: f64,
 }
 
-impl Report {
+impl ReplayReport {
     /// The SLO scale that this share of requests keeps: the deadline ThunderServe §5.1 compares by.
     #[must_use]
     pub fn scale_at(&self, share: f64) -> f64 {
@@ -75,7 +75,7 @@ impl Report {
 
 /// Replays requests of a problem's workload on a plan, prompts computed as the problem says.
 #[must_use]
-pub fn replay(evaluator: &mut Evaluator<'_>, groups: &[GroupNo], plan: &Evaluation, how: Replay) -> Report {
+pub fn replay(evaluator: &mut Evaluator<'_>, groups: &[GroupNo], plan: &Evaluation, how: Replay) -> ReplayReport {
     let batches = evaluator.problem().prompts.batches();
     replay_by(evaluator, groups, plan, batches, how)
 }
@@ -88,10 +88,11 @@ pub fn replay_by(
     plan: &Evaluation,
     batches: Batches,
     how: Replay,
-) -> Report {
+) -> ReplayReport {
     let problem = evaluator.problem();
     let (arrivals, kinds) = requests(problem, how, 1.0);
-    let parts = Parts::new(evaluator, groups, plan, &|problem, config, room| stepping(batches, problem, config, room));
+    let parts =
+        ReplayPlan::new(evaluator, groups, plan, &|problem, config, room| stepping(batches, problem, config, room));
     let outcome = parts.simulation(|ways| Dispatch::Shares.routing(ways, 0.0)).run(&arrivals, &|_| false);
     report(problem, &outcome, &kinds)
 }
@@ -99,7 +100,13 @@ pub fn replay_by(
 /// Replays requests of a problem's workload on a plan's groups, routed as gateways route them by this policy. Where they come in
 /// bursts, `variation` is the square of the coefficient of variation of the time between them.
 #[must_use]
-pub fn replay_routed(parts: Parts, problem: &Problem, dispatch: Dispatch, how: Replay, variation: f64) -> Report {
+pub fn replay_routed(
+    parts: ReplayPlan,
+    problem: &Problem,
+    dispatch: Dispatch,
+    how: Replay,
+    variation: f64,
+) -> ReplayReport {
     let (arrivals, kinds) = requests(problem, how, variation);
     let outcome = parts.dispatched(dispatch).run(&arrivals, &|_| false);
     report(problem, &outcome, &kinds)
@@ -107,7 +114,7 @@ pub fn replay_routed(parts: Parts, problem: &Problem, dispatch: Dispatch, how: R
 
 /// A group as a machine that batches as nodes can.
 #[must_use]
-pub fn stepping(batches: Batches, problem: &Problem, config: &Config, room: Room) -> Machine {
+pub fn stepping(batches: Batches, problem: &Problem, config: &ParallelConfig, room: MachineRoom) -> Machine {
     let batching = batches.batching(room);
     if batches.fill_pipelines() {
         Machine { batching, cost: Arc::new(Pipeline::new(problem, config)) }
@@ -118,20 +125,20 @@ pub fn stepping(batches: Batches, problem: &Problem, config: &Config, room: Room
 
 /// A plan's groups as machines, with its routes and its links.
 #[derive(Debug, Default)]
-pub struct Parts {
+pub struct ReplayPlan {
     machines: Vec<Machine>,
     ways: Vec<Share<MachineNo>>,
     links: Layered,
 }
 
-impl Parts {
+impl ReplayPlan {
     /// Of a plan; `of` makes a machine of a group's configuration, with room for so much.
     #[must_use]
     pub fn new(
         evaluator: &mut Evaluator<'_>,
         groups: &[GroupNo],
         plan: &Evaluation,
-        of: &dyn Fn(&Problem, &Config, Room) -> Machine,
+        of: &dyn Fn(&Problem, &ParallelConfig, MachineRoom) -> Machine,
     ) -> Self {
         let layers = f64::from(evaluator.problem().model.shape.layers);
         let mut links = Layered { layers, ..Layered::default() };
@@ -144,10 +151,10 @@ impl Parts {
             let config = &evaluator.shelved(*g).rated.config;
             let (places, stages) = (config.batch as usize, config.stages.len());
             let capacity = config.kv_tokens.0.max(0.0) as u64;
-            of(problem, config, Room { places, tokens: capacity, stages })
+            of(problem, config, MachineRoom { places, tokens: capacity, stages })
         };
         let share =
-            |s: &evaluate::Share| Share { prefill: machine(s.prefill), decode: machine(s.decode), share: s.share };
+            |s: &evaluate::RouteShare| Share { prefill: machine(s.prefill), decode: machine(s.decode), share: s.share };
         let ways = plan.shares.iter().map(share).collect();
         Self { machines: groups.iter().map(group).collect(), ways, links }
     }
@@ -233,7 +240,7 @@ struct Layered {
     free: BTreeMap<(InstanceId, InstanceId), Seconds>,
 }
 
-impl Links for Layered {
+impl KvLinks for Layered {
     fn land(&mut self, route: RoutingDecision, prompt: Tokens, start: Seconds, done: Seconds) -> Seconds {
         let Some(way) = self.ways.get(&(route.prompt, route.answer)) else { return done };
         let mut landed = done + way.latency + way.per_token * prompt / self.layers;
@@ -248,13 +255,13 @@ impl Links for Layered {
     }
 }
 
-fn report(problem: &Problem, outcome: &Outcome, kinds: &[usize]) -> Report {
+fn report(problem: &Problem, outcome: &Outcome, kinds: &[usize]) -> ReplayReport {
     let (mut kept, mut tokens, mut ttft, mut taken) = (0usize, 0.0, 0.0, 0usize);
     let mut scales = Vec::with_capacity(kinds.len());
     for (trace, kind) in outcome.traces.iter().zip(kinds) {
         let (request, deadline) = (problem.workload.requests[*kind], problem.deadlines[*kind]);
         let (first, rest) = problem.reference.times(&request);
-        let Trace { arrival, first: got, end, .. } = *trace;
+        let ReplayTrace { arrival, first: got, end, .. } = *trace;
         let whole = end - arrival.at;
         scales.push(whole / (first + rest * request.steps()));
         if !end.is_finite() {
@@ -268,7 +275,7 @@ fn report(problem: &Problem, outcome: &Outcome, kinds: &[usize]) -> Report {
         tokens += request.answer.0;
     }
     scales.sort_by(f64::total_cmp);
-    Report {
+    ReplayReport {
         attainment: kept as f64 / kinds.len().max(1) as f64,
         scales,
         tokens_per_second: if outcome.end.0 > 0.0 { tokens / outcome.end.0 } else { 0.0 },

@@ -10,7 +10,7 @@ use crate::{
         routing::{Asked, MachineNo, Overflow, Routing},
         shares::{self, PhasePair},
     },
-    settings::Settings,
+    settings::SwarmSettings,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,9 +19,9 @@ use tsnode_protocol::{GroupId, Load, ModelId, Plan, Route, Seconds};
 /// A pair of groups; the same one twice where it does both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Pick {
-    /// Prefills.
+    /// The group that prefills.
     pub prefill: GroupId,
-    /// Decodes.
+    /// The group that decodes, and owns the request's pages.
     pub decode: GroupId,
 }
 
@@ -41,7 +41,7 @@ pub enum NoRoute {
 
 /// What there is to choose from at the moment.
 #[derive(Clone, Copy, Debug)]
-pub struct Choice<'a> {
+pub struct RouterView<'a> {
     /// The adopted plan.
     pub plan: Option<&'a Plan>,
     /// Groups that are up, and what they have to do.
@@ -67,8 +67,8 @@ pub struct GroupSize {
 
 /// What pools are routed by, beside loads.
 #[derive(Clone, Debug, Default)]
-pub struct Sizes {
-    /// Of groups.
+pub struct PoolSizes {
+    /// What each group has room for.
     pub groups: BTreeMap<GroupId, GroupSize>,
     /// Whether the next request stays on the plan's ways, whatever waits there: its KV is to be sent, or it was begun before.
     pub stays: bool,
@@ -78,18 +78,18 @@ pub struct Sizes {
 #[derive(Debug)]
 pub struct Router {
     dispatch: Dispatch,
-    settings: Settings,
+    settings: SwarmSettings,
     /// It says what was chosen where members have left that to measurement.
     plan: Option<Arc<Plan>>,
-    models: BTreeMap<ModelId, Policy>,
-    sizes: Sizes,
+    models: BTreeMap<ModelId, ModelPolicy>,
+    sizes: PoolSizes,
     /// Of the request that was routed last.
     overflow: Option<Overflow>,
 }
 
 /// A model's policy, over the ways that were up when it was made.
 #[derive(Debug)]
-struct Policy {
+struct ModelPolicy {
     dispatch: Dispatch,
     ways: Vec<PhasePair<GroupId>>,
     /// Groups in the policy's numbering.
@@ -101,12 +101,12 @@ impl Router {
     /// A router that dispatches so where members have set nothing else.
     #[must_use]
     pub fn new(dispatch: Dispatch) -> Self {
-        let (settings, models, sizes) = (Settings::default(), BTreeMap::new(), Sizes::default());
+        let (settings, models, sizes) = (SwarmSettings::default(), BTreeMap::new(), PoolSizes::default());
         Self { dispatch, settings, plan: None, models, sizes, overflow: None }
     }
 
     /// What pools are routed by from now on.
-    pub fn look(&mut self, sizes: Sizes) {
+    pub fn look(&mut self, sizes: PoolSizes) {
         self.sizes = sizes;
     }
 
@@ -117,21 +117,22 @@ impl Router {
     }
 
     /// Dispatches as members have set, and as the plan has chosen where they left that to it.
-    pub fn follow(&mut self, settings: Settings, plan: Option<Arc<Plan>>) {
+    pub fn follow(&mut self, settings: SwarmSettings, plan: Option<Arc<Plan>>) {
         (self.settings, self.plan) = (settings, plan);
     }
 
     /// How requests for a model are dispatched: as members have set, or else as this peer does.
     #[must_use]
     pub fn dispatch(&self, model: ModelId) -> Dispatch {
-        self.settings.routed(model, self.plan.as_deref()).map_or(self.dispatch, Dispatch::from)
+        let chosen = self.plan.as_ref().map_or(&[][..], |plan| &plan.chosen);
+        self.settings.routed(model, chosen).map_or(self.dispatch, Dispatch::from)
     }
 
     /// Picks a route for a request of `model`. `seed` is where draws begin when the policy is made anew.
     ///
     /// # Errors
     /// When no group of the model is up.
-    pub fn pick(&mut self, choice: Choice<'_>, model: ModelId, asked: Asked, seed: u64) -> Result<Pick, NoRoute> {
+    pub fn pick(&mut self, choice: RouterView<'_>, model: ModelId, asked: Asked, seed: u64) -> Result<Pick, NoRoute> {
         self.overflow = None;
         let plan = choice.plan.ok_or(NoRoute::NoPlan)?;
         let groups: Vec<GroupId> = plan.groups.iter().filter(|g| g.model == model).map(|g| g.id).collect();
@@ -155,11 +156,11 @@ impl Router {
         if !choice.tried.is_empty() || (pooled && self.sizes.stays) {
             // A second try has fewer ways; the others keep their policy. None is lent for it: it may have been tried.
             let dispatch = if pooled { Dispatch::Shortest } else { dispatch };
-            return Policy::new(dispatch, ways, seed).pick(choice.up, &self.sizes, asked);
+            return ModelPolicy::new(dispatch, ways, seed).pick(choice.up, &self.sizes, asked);
         }
         if self.models.get(&model).is_none_or(|p| p.ways != ways || p.dispatch != dispatch) {
             self.models.retain(|m, _| plan.groups.iter().any(|g| g.model == *m));
-            self.models.insert(model, Policy::new(dispatch, ways, seed));
+            self.models.insert(model, ModelPolicy::new(dispatch, ways, seed));
         }
         let policy = self.models.get_mut(&model).ok_or(NoRoute::NoGroup)?;
         let pick = policy.pick(choice.up, &self.sizes, asked);
@@ -193,7 +194,7 @@ impl Router {
     }
 }
 
-impl Policy {
+impl ModelPolicy {
     fn new(dispatch: Dispatch, ways: Vec<PhasePair<GroupId>>, seed: u64) -> Self {
         let groups: BTreeSet<GroupId> = ways.iter().flat_map(|w| [w.prefill, w.decode]).collect();
         let groups: Vec<GroupId> = groups.into_iter().collect();
@@ -209,7 +210,7 @@ impl Policy {
         Self { dispatch, ways, groups, routing }
     }
 
-    fn pick(&mut self, up: &BTreeMap<GroupId, Load>, sizes: &Sizes, asked: Asked) -> Result<Pick, NoRoute> {
+    fn pick(&mut self, up: &BTreeMap<GroupId, Load>, sizes: &PoolSizes, asked: Asked) -> Result<Pick, NoRoute> {
         let groups = &self.groups;
         let route =
             self.routing.route(asked, &|m| groups.get(m.0 as usize).map_or(Seen::default(), |id| seen(up, sizes, *id)));
@@ -220,7 +221,7 @@ impl Policy {
 }
 
 /// Pairs of groups of a model that a request may go to now.
-pub(crate) fn open(choice: Choice<'_>, model: ModelId) -> Vec<Pick> {
+pub(crate) fn open(choice: RouterView<'_>, model: ModelId) -> Vec<Pick> {
     let Some(plan) = choice.plan else { return Vec::new() };
     let groups: Vec<GroupId> = plan.groups.iter().filter(|g| g.model == model).map(|g| g.id).collect();
     let ways = ways(plan, &groups, choice);
@@ -228,7 +229,7 @@ pub(crate) fn open(choice: Choice<'_>, model: ModelId) -> Vec<Pick> {
 }
 
 /// The plan's routes whose groups are up.
-fn ways(plan: &Plan, groups: &[GroupId], choice: Choice<'_>) -> Vec<PhasePair<GroupId>> {
+fn ways(plan: &Plan, groups: &[GroupId], choice: RouterView<'_>) -> Vec<PhasePair<GroupId>> {
     let usable = |id: &GroupId| choice.up.contains_key(id) && !choice.tried.contains(id);
     let open = |r: &&Route| {
         groups.contains(&r.prefill) && r.share > 0.0 && usable(&r.decode) && choice.up.contains_key(&r.prefill)
@@ -240,7 +241,7 @@ fn ways(plan: &Plan, groups: &[GroupId], choice: Choice<'_>) -> Vec<PhasePair<Gr
 }
 
 /// What a group has to do.
-fn seen(up: &BTreeMap<GroupId, Load>, sizes: &Sizes, id: GroupId) -> Seen {
+fn seen(up: &BTreeMap<GroupId, Load>, sizes: &PoolSizes, id: GroupId) -> Seen {
     let Some(load) = up.get(&id) else { return Seen::default() };
     let Load { waiting, running, pending_tokens, total_pages, .. } = *load;
     let GroupSize { room, leads, sent, step } = sizes.groups.get(&id).copied().unwrap_or_default();
@@ -255,8 +256,8 @@ fn seen(up: &BTreeMap<GroupId, Load>, sizes: &Sizes, id: GroupId) -> Seen {
 mod tests {
     use super::*;
     use tsnode_protocol::{
-        Epoch, Group, LayerRange, PeerId, Phase, RouteChoice, RoutePolicy, SettingKey, SettingValue, Stage,
-        SwarmSetting, Term,
+        ChosenPolicy, Epoch, Group, LayerRange, PeerId, Phase, PolicyChoice, RoutePolicy, SettingKey, SettingValue,
+        Stage, SwarmSetting, Term,
     };
 
     const MODEL: ModelId = ModelId([1; 16]);
@@ -283,7 +284,7 @@ mod tests {
 
     fn pick(router: &mut Router, plan: Option<&Plan>, up: &BTreeMap<GroupId, Load>) -> Result<Pick, NoRoute> {
         router.pick(
-            Choice { plan, up, tried: &BTreeSet::new(), weights: &BTreeMap::new() },
+            RouterView { plan, up, tried: &BTreeSet::new(), weights: &BTreeMap::new() },
             MODEL,
             Asked::new(10, 10),
             0,
@@ -334,7 +335,7 @@ mod tests {
         assert_eq!(pick(&mut router, None, &up), Err(NoRoute::NoPlan));
         let none = BTreeSet::new();
         let other = router.pick(
-            Choice { plan: Some(&plan), up: &up, tried: &none, weights: &BTreeMap::new() },
+            RouterView { plan: Some(&plan), up: &up, tried: &none, weights: &BTreeMap::new() },
             ModelId([2; 16]),
             Asked::new(1, 1),
             0,
@@ -347,7 +348,7 @@ mod tests {
         let plan = plan([0.9, 0.1]);
         let (up, mut router) = (up(&plan, [0, 0, 0]), router());
         let tried = [plan.groups[1].id].into();
-        let choice = Choice { plan: Some(&plan), up: &up, tried: &tried, weights: &BTreeMap::new() };
+        let choice = RouterView { plan: Some(&plan), up: &up, tried: &tried, weights: &BTreeMap::new() };
         assert_eq!(router.pick(choice, MODEL, Asked::new(1, 1), 0).unwrap().decode, plan.groups[2].id);
     }
 
@@ -358,7 +359,7 @@ mod tests {
         let (up, mut router) = (up(&plan, [0, 2, 0]), router());
         let mut chosen = |policy: Option<RoutePolicy>, at| {
             let (key, value) = (SettingKey::Route { model: None }, SettingValue::Route(policy));
-            let mut settings = Settings::default();
+            let mut settings = SwarmSettings::default();
             settings.take_in(&[SwarmSetting { key, value, at, by: PeerId([1; 32]) }]);
             router.follow(settings, None);
             (0..100).filter(|_| pick(&mut router, Some(&plan), &up).unwrap().decode == plan.groups[1].id).count()
@@ -372,18 +373,21 @@ mod tests {
     #[test]
     fn where_that_is_left_to_measurement_the_plan_says_how_requests_are_routed() {
         let (key, value) = (SettingKey::Route { model: None }, SettingValue::Route(Some(RoutePolicy::Auto)));
-        let mut settings = Settings::default();
+        let mut settings = SwarmSettings::default();
         settings.take_in(&[SwarmSetting { key, value, at: 1, by: PeerId([1; 32]) }]);
-        let choice = |policy| RouteChoice { model: MODEL, policy, requests: 300, rate: 1.0, tried: vec![] };
+        let choice = |policy| {
+            let policy = ChosenPolicy::Route(policy);
+            PolicyChoice { model: MODEL, policy, requests: 300, rate: 1.0, tried: vec![] }
+        };
         let planned = |policy| Plan { chosen: vec![choice(policy)], ..plan([0.9, 0.1]) };
         let mut router = router();
-        let mut by = |settings: &Settings, plan: Plan| {
+        let mut by = |settings: &SwarmSettings, plan: Plan| {
             router.follow(settings.clone(), Some(Arc::new(plan)));
             router.dispatch(MODEL)
         };
         assert_eq!(by(&settings, plan([0.9, 0.1])), Dispatch::Live, "nothing was chosen yet");
         assert_eq!(by(&settings, planned(RoutePolicy::Pools)), Dispatch::Pools);
-        assert_eq!(by(&Settings::default(), planned(RoutePolicy::Pools)), Dispatch::Live, "nobody asked for it");
+        assert_eq!(by(&SwarmSettings::default(), planned(RoutePolicy::Pools)), Dispatch::Live, "nobody asked for it");
     }
 
     /// A burst that one gateway sends to a prefill and two decode groups: prompts overflow, in turn, until the queue is short again.
@@ -391,7 +395,7 @@ mod tests {
     fn pools_lend_a_decode_group_while_the_prefill_group_has_too_much() {
         let plan = plan([0.9, 0.1]);
         let [prefill, decode, other] = [0, 1, 2].map(|i: usize| plan.groups[i].id);
-        let mut router = pooled(Sizes::default());
+        let mut router = pooled(PoolSizes::default());
         let mut to = |pending: [u32; 3]| {
             let load = |pending_tokens| Load { pending_tokens, ..Load::default() };
             let up = plan.groups.iter().zip(pending).map(|(g, pending)| (g.id, load(pending))).collect();
@@ -415,7 +419,7 @@ mod tests {
         let size = |sent| GroupSize { room: 1000, leads: 1000, sent, step: 256 };
         let sent = |sent: [u64; 3]| plan.groups.iter().zip(sent).map(|(g, sent)| (g.id, size(sent))).collect();
         let to = |all: [u64; 3], stays| {
-            let mut router = pooled(Sizes { groups: sent(all), stays });
+            let mut router = pooled(PoolSizes { groups: sent(all), stays });
             let picked = pick(&mut router, Some(&plan), &up).unwrap();
             (picked.prefill, picked.decode, router.overflow())
         };
@@ -433,7 +437,7 @@ mod tests {
         let [prefill, decode] = [0, 1].map(|i: usize| plan.groups[i].id);
         let size = |leads| GroupSize { room: 1000, leads, sent: 0, step: 256 };
         let groups = plan.groups.iter().zip([1000, 4000, 4000]).map(|(g, leads)| (g.id, size(leads))).collect();
-        let mut router = pooled(Sizes { groups, stays: false });
+        let mut router = pooled(PoolSizes { groups, stays: false });
         let mut to = |free: [u32; 3]| {
             let load = |free_pages| Load { free_pages, total_pages: 100, ..Load::default() };
             let up = plan.groups.iter().zip(free).map(|(g, free)| (g.id, load(free))).collect();
@@ -444,7 +448,7 @@ mod tests {
         assert_eq!(to([100, 75, 70]), (prefill, prefill, Some(Overflow::Answers)), "all of 1,000");
     }
 
-    fn pooled(sizes: Sizes) -> Router {
+    fn pooled(sizes: PoolSizes) -> Router {
         let mut router = Router::new(Dispatch::Pools);
         router.look(sizes);
         router
@@ -454,8 +458,8 @@ mod tests {
     fn a_second_try_lends_nothing() {
         let plan = plan([0.9, 0.1]);
         let up = plan.groups.iter().map(|g| (g.id, Load { pending_tokens: 9000, ..Load::default() })).collect();
-        let (tried, mut router) = ([plan.groups[1].id].into(), pooled(Sizes::default()));
-        let choice = Choice { plan: Some(&plan), up: &up, tried: &tried, weights: &BTreeMap::new() };
+        let (tried, mut router) = ([plan.groups[1].id].into(), pooled(PoolSizes::default()));
+        let choice = RouterView { plan: Some(&plan), up: &up, tried: &tried, weights: &BTreeMap::new() };
         let picked = router.pick(choice, MODEL, Asked::new(10, 10), 0).unwrap();
         assert_eq!((picked.prefill, picked.decode), (plan.groups[0].id, plan.groups[2].id));
         assert_eq!(router.overflow(), None);

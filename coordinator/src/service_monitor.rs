@@ -32,10 +32,10 @@ pub struct Performance {
 /// What a monitor is told of a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event {
-    /// It came.
+    /// It came to the gateway.
     Arrived,
     /// It was answered to the end.
-    Answered(Answered),
+    Answered(AnsweredRequest),
     /// It was not: nobody served it, or its answer broke off.
     Lost {
         /// Whether there were targets for it.
@@ -45,7 +45,7 @@ pub enum Event {
 
 /// A request that was answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Answered {
+pub struct AnsweredRequest {
     /// Tokens of its prompt.
     pub prompt: u32,
     /// Tokens of its answer.
@@ -67,12 +67,12 @@ pub struct Answered {
 pub struct ServiceMonitor {
     since: Time,
     arrived: VecDeque<Time>,
-    ended: VecDeque<(Time, Ended)>,
+    ended: VecDeque<(Time, EndedRequest)>,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Ended {
-    Answered(Answered),
+enum EndedRequest {
+    Answered(AnsweredRequest),
     Lost { had_targets: bool },
 }
 
@@ -143,13 +143,13 @@ impl ServiceMonitor {
         Self { since: now, arrived: VecDeque::new(), ended: VecDeque::new() }
     }
 
-    /// Something happened.
+    /// Counts what happened to a request.
     pub fn on_event(&mut self, now: Time, event: Event) {
         self.forget(now);
         match event {
             Event::Arrived => push(&mut self.arrived, now),
-            Event::Answered(answered) => push(&mut self.ended, (now, Ended::Answered(answered))),
-            Event::Lost { had_targets } => push(&mut self.ended, (now, Ended::Lost { had_targets })),
+            Event::Answered(answered) => push(&mut self.ended, (now, EndedRequest::Answered(answered))),
+            Event::Lost { had_targets } => push(&mut self.ended, (now, EndedRequest::Lost { had_targets })),
         }
     }
 
@@ -160,11 +160,11 @@ impl ServiceMonitor {
     }
 
     fn reported(&self, now: Time) -> ServiceReport {
-        let spread = |of: &dyn Fn(&Answered) -> Option<f64>| Distribution::of(self.answered().filter_map(of));
+        let spread = |of: &dyn Fn(&AnsweredRequest) -> Option<f64>| Distribution::of(self.answered().filter_map(of));
         let mean_alone = self.mean_alone();
         let judged = self.ended.iter().filter_map(|(_, ended)| match ended {
-            Ended::Answered(answered) => answered.in_time,
-            Ended::Lost { had_targets } => had_targets.then_some(false),
+            EndedRequest::Answered(answered) => answered.in_time,
+            EndedRequest::Lost { had_targets } => had_targets.then_some(false),
         });
         let answered = self.answered().count();
         ServiceReport {
@@ -191,10 +191,10 @@ impl ServiceMonitor {
         (count > 0).then(|| alone().sum::<Seconds>() / count as f64)
     }
 
-    fn answered(&self) -> impl Iterator<Item = &Answered> {
+    fn answered(&self) -> impl Iterator<Item = &AnsweredRequest> {
         self.ended.iter().filter_map(|(_, ended)| match ended {
-            Ended::Answered(answered) => Some(answered),
-            Ended::Lost { .. } => None,
+            EndedRequest::Answered(answered) => Some(answered),
+            EndedRequest::Lost { .. } => None,
         })
     }
 
@@ -234,8 +234,14 @@ mod tests {
         Time::from_secs_f64(seconds)
     }
 
-    fn answered(whole: f64, alone: f64) -> Answered {
-        Answered { prompt: 10, answer: 5, whole: Seconds(whole), alone: Some(Seconds(alone)), ..Answered::default() }
+    fn answered(whole: f64, alone: f64) -> AnsweredRequest {
+        AnsweredRequest {
+            prompt: 10,
+            answer: 5,
+            whole: Seconds(whole),
+            alone: Some(Seconds(alone)),
+            ..AnsweredRequest::default()
+        }
     }
 
     #[test]
@@ -257,7 +263,7 @@ mod tests {
     #[test]
     fn what_is_lost_kept_no_target_and_has_no_latency() {
         let mut monitor = ServiceMonitor::new(at(0.0));
-        let kept = |in_time| Event::Answered(Answered { in_time: Some(in_time), ..answered(2.0, 1.0) });
+        let kept = |in_time| Event::Answered(AnsweredRequest { in_time: Some(in_time), ..answered(2.0, 1.0) });
         for event in [kept(true), kept(true), kept(false), Event::Lost { had_targets: true }] {
             monitor.on_event(at(1.0), event);
         }

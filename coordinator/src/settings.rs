@@ -4,15 +4,15 @@
 use crate::scheduler::slo::{Slo, Target};
 use std::collections::BTreeMap;
 use tsnode_protocol::{
-    Advert, BatchPolicy, ModelId, PeerId, Plan, RequestClass, RoutePolicy, SettingKey, SettingValue, SwarmSetting,
-    Targets, limits,
+    Advert, BatchPolicy, ModelId, PeerId, PolicyChoice, RequestClass, RoutePolicy, SettingKey, SettingValue,
+    SwarmSetting, Targets, limits,
 };
 
 /// The newest settings that are known.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Settings(BTreeMap<SettingKey, SwarmSetting>);
+pub struct SwarmSettings(BTreeMap<SettingKey, SwarmSetting>);
 
-impl Settings {
+impl SwarmSettings {
     /// Of all that these say.
     #[must_use]
     pub fn of<'a>(adverts: impl Iterator<Item = &'a Advert>) -> Self {
@@ -87,12 +87,23 @@ impl Settings {
         })
     }
 
-    /// The policy that requests for a model are routed by on this plan; nothing where members have set none.
+    /// The policy that requests for a model are routed by on a plan that has chosen this; nothing where members have set none.
     #[must_use]
-    pub fn routed(&self, model: ModelId, plan: Option<&Plan>) -> Option<RoutePolicy> {
+    pub fn routed(&self, model: ModelId, chosen: &[PolicyChoice]) -> Option<RoutePolicy> {
         let (policy, _) = self.route(model)?;
-        let chosen = || plan.and_then(|plan| plan.choice(model)).map_or(RoutePolicy::Live, |choice| choice.policy);
-        Some(if policy == RoutePolicy::Auto { chosen() } else { policy })
+        let of_plan = || PolicyChoice::of_routes(chosen, model).map_or(RoutePolicy::Live, |(_, policy)| policy);
+        Some(if policy == RoutePolicy::Auto { of_plan() } else { policy })
+    }
+
+    /// The policy that groups of a model form their steps by under a plan that has chosen this.
+    #[must_use]
+    pub fn batched(&self, model: ModelId, chosen: &[PolicyChoice]) -> BatchPolicy {
+        let of_plan = || PolicyChoice::of_batches(chosen, model).map(|(_, policy)| policy).unwrap_or_default();
+        match self.batch(model) {
+            Some((BatchPolicy::Auto, _)) => of_plan(),
+            Some((policy, _)) => policy,
+            None => BatchPolicy::default(),
+        }
     }
 }
 
@@ -107,7 +118,7 @@ pub fn slo(targets: Targets) -> Slo {
 mod tests {
     use super::*;
     use crate::sample;
-    use tsnode_protocol::Seconds;
+    use tsnode_protocol::{ChosenPolicy, Seconds};
 
     const MODEL: ModelId = ModelId([1; 16]);
 
@@ -119,7 +130,7 @@ mod tests {
 
     fn e2e(all: &[SwarmSetting]) -> Option<f64> {
         let adverts: Vec<Advert> = all.iter().map(|s| Advert { settings: vec![*s], ..sample::gateway(0) }).collect();
-        let settings = Settings::of(adverts.iter());
+        let settings = SwarmSettings::of(adverts.iter());
         settings.targets(MODEL, RequestClass::Interactive).and_then(|(targets, _)| targets.e2e).map(|s| s.0)
     }
 
@@ -142,8 +153,25 @@ mod tests {
     }
 
     #[test]
+    fn what_is_left_to_measurement_is_as_the_plan_says_and_what_is_set_is_not() {
+        let set = |policy| {
+            let (key, value) = (SettingKey::Batch { model: None }, SettingValue::Batch(Some(policy)));
+            let mut settings = SwarmSettings::default();
+            settings.take_in(&[SwarmSetting { key, value, at: 1, by: PeerId([1; 32]) }]);
+            settings
+        };
+        let policy = ChosenPolicy::Batch(BatchPolicy::Mixed);
+        let chosen = [PolicyChoice { model: MODEL, policy, requests: 300, rate: 1.0, tried: vec![] }];
+        let (auto, first) = (set(BatchPolicy::Auto), set(BatchPolicy::PrefillFirst));
+        assert_eq!([&auto, &first].map(|s| s.batched(MODEL, &chosen)), [BatchPolicy::Mixed, BatchPolicy::PrefillFirst]);
+        assert_eq!(auto.batched(MODEL, &[]), BatchPolicy::Chunked, "nothing was chosen yet");
+        assert_eq!(SwarmSettings::default().batched(MODEL, &chosen), BatchPolicy::Chunked, "nobody asked for it");
+        assert_eq!(auto.routed(MODEL, &chosen), None);
+    }
+
+    #[test]
     fn what_is_set_is_newer_than_what_was_known_and_the_oldest_go() {
-        let mut settings = Settings::default();
+        let mut settings = SwarmSettings::default();
         let late = set(None, Some(9.0), 1000, 9);
         settings.take_in(&[late]);
         let next = settings.next(late.key, late.value, PeerId([1; 32]), 10);

@@ -43,12 +43,12 @@ pub enum SpotChecks {
 
 /// An answer that ended well.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Served {
-    /// The model.
+pub struct CheckedAnswer {
+    /// The model that answered.
     pub model: ModelId,
-    /// The prompt.
+    /// All tokens of the prompt.
     pub prompt: Vec<Token>,
-    /// The answer.
+    /// All tokens of the answer.
     pub answer: Vec<Token>,
     /// Its tokens' log-probabilities, as whoever chose them said.
     pub logprobs: Vec<Option<f32>>,
@@ -64,16 +64,16 @@ pub struct Served {
 
 /// A request to a group, of which the first token is wanted.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Ask {
-    /// Whom.
+pub struct CheckRequest {
+    /// The leader of the group that is asked.
     pub leader: PeerId,
-    /// What.
+    /// The request to send there.
     pub open: DecodeRequest,
 }
 
 /// What a check found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum SpotCheckVerdict {
     /// Another group gets the same token.
     Passed,
     /// Two others agree on another one: these peers, together, answered wrongly.
@@ -91,7 +91,7 @@ pub enum Verdict {
     Unclear,
 }
 
-impl Verdict {
+impl SpotCheckVerdict {
     /// Who did what, by this verdict.
     #[must_use]
     pub fn offences(&self) -> Vec<(PeerId, Offence)> {
@@ -109,13 +109,13 @@ impl Verdict {
     }
 }
 
-/// What follows.
+/// What the gateway is to do next.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Step {
+pub enum CheckStep {
     /// Ask this, and say what came of it.
-    Ask(Ask),
+    Ask(CheckRequest),
     /// The check is over.
-    Over(Verdict),
+    Over(SpotCheckVerdict),
 }
 
 /// The checks of one gateway.
@@ -123,11 +123,11 @@ pub enum Step {
 pub struct Checks {
     which: SpotChecks,
     open: BTreeMap<RequestId, Check>,
-    leaders: BTreeMap<PeerId, Known>,
+    leaders: BTreeMap<PeerId, GroupChecks>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Known {
+struct GroupChecks {
     passes: u32,
     /// Answers until the next block of them begins, and until the one of this block that is checked.
     block: u64,
@@ -136,18 +136,18 @@ struct Known {
 
 #[derive(Debug)]
 struct Check {
-    served: Served,
+    served: CheckedAnswer,
     /// Place in the answer of the token that is checked.
     index: usize,
     /// Peers of the group that answered.
     answered: Vec<PeerId>,
-    asked: Vec<Asked>,
+    asked: Vec<CheckAnswer>,
     /// Peers of groups that gave no answer, by group.
     silent: Vec<Vec<PeerId>>,
 }
 
 #[derive(Debug)]
-struct Asked {
+struct CheckAnswer {
     peers: Vec<PeerId>,
     said: Option<Word>,
 }
@@ -172,14 +172,14 @@ impl Word {
 }
 
 impl Checks {
-    /// None yet.
+    /// No check is open.
     #[must_use]
     pub fn new(which: SpotChecks) -> Self {
         Self { which, ..Self::default() }
     }
 
     /// An answer has ended; `roll` is random. If it is to be checked, the first group to ask, under the name `check`.
-    pub fn ended(&mut self, view: &View, served: Served, check: RequestId, roll: u64) -> Option<Ask> {
+    pub fn ended(&mut self, view: &View, served: CheckedAnswer, check: RequestId, roll: u64) -> Option<CheckRequest> {
         if self.which == SpotChecks::Never
             || !self.is_due(served.decode, roll)
             || served.answer.is_empty()
@@ -196,19 +196,19 @@ impl Checks {
     }
 
     /// What a group said first to such a question; nothing if it did not answer.
-    pub fn said(&mut self, view: &View, check: RequestId, sampled: Option<Sampled>) -> Option<Step> {
+    pub fn said(&mut self, view: &View, check: RequestId, sampled: Option<Sampled>) -> Option<CheckStep> {
         let mut begun = self.open.remove(&check)?;
         let step = match sampled {
             Some(sampled) => begun.heard(view, check, &sampled),
             None => begun.not_heard(view, check),
         };
         match &step {
-            Step::Ask(_) => drop(self.open.insert(check, begun)),
-            Step::Over(Verdict::Passed) => {
+            CheckStep::Ask(_) => drop(self.open.insert(check, begun)),
+            CheckStep::Over(SpotCheckVerdict::Passed) => {
                 let leader = self.leaders.entry(begun.served.decode).or_default();
                 leader.passes = leader.passes.saturating_add(1);
             }
-            Step::Over(_) => {}
+            CheckStep::Over(_) => {}
         }
         Some(step)
     }
@@ -245,43 +245,47 @@ impl Check {
         Word::new(self.served.answer[self.index], said)
     }
 
-    fn heard(&mut self, view: &View, check: RequestId, sampled: &Sampled) -> Step {
+    fn heard(&mut self, view: &View, check: RequestId, sampled: &Sampled) -> CheckStep {
         let (claimed, found) = (self.claimed(), Word::new(sampled.token, sampled.logprob));
         let agrees = found.agrees(claimed) || is_tie(&self.served.generation, claimed, sampled);
-        let Some(last) = self.asked.last_mut() else { return Step::Over(Verdict::Unclear) };
+        let Some(last) = self.asked.last_mut() else { return CheckStep::Over(SpotCheckVerdict::Unclear) };
         last.said = Some(if agrees { claimed } else { found });
-        let alike = |a: &Asked, b: &Asked| a.said.zip(b.said).is_some_and(|(a, b)| a.agrees(b));
+        let alike = |a: &CheckAnswer, b: &CheckAnswer| a.said.zip(b.said).is_some_and(|(a, b)| a.agrees(b));
         match (&self.asked[..], agrees) {
-            ([_], true) => Step::Over(Verdict::Passed),
-            ([_], false) => self.ask_another(view, check).map_or(Step::Over(Verdict::Unclear), Step::Ask),
-            ([first, _], true) => Step::Over(Verdict::WrongCheck(first.peers.clone())),
-            ([first, second], false) if !alike(first, second) => Step::Over(Verdict::Unclear),
+            ([_], true) => CheckStep::Over(SpotCheckVerdict::Passed),
+            ([_], false) => {
+                self.ask_another(view, check).map_or(CheckStep::Over(SpotCheckVerdict::Unclear), CheckStep::Ask)
+            }
+            ([first, _], true) => CheckStep::Over(SpotCheckVerdict::WrongCheck(first.peers.clone())),
+            ([first, second], false) if !alike(first, second) => CheckStep::Over(SpotCheckVerdict::Unclear),
             ([_, _], false) if self.served.prefill == self.served.decode => self.wrong_token(),
-            ([_, _], false) => self.ask_again(view, check).map_or(Step::Over(Verdict::Unclear), Step::Ask),
+            ([_, _], false) => {
+                self.ask_again(view, check).map_or(CheckStep::Over(SpotCheckVerdict::Unclear), CheckStep::Ask)
+            }
             ([first, _, alone], _) if alike(first, alone) => {
-                let Served { prefill, decode, .. } = self.served;
-                Step::Over(Verdict::WrongKv { prefill, decode })
+                let CheckedAnswer { prefill, decode, .. } = self.served;
+                CheckStep::Over(SpotCheckVerdict::WrongKv { prefill, decode })
             }
             _ => self.wrong_token(),
         }
     }
 
     /// A group gave no answer: another may, but for the one whose answer it is.
-    fn not_heard(&mut self, view: &View, check: RequestId) -> Step {
-        let is_its_own = |asked: &Asked| asked.peers == self.answered;
+    fn not_heard(&mut self, view: &View, check: RequestId) -> CheckStep {
+        let is_its_own = |asked: &CheckAnswer| asked.peers == self.answered;
         let Some(asked) = self.asked.pop().filter(|a| !is_its_own(a) && self.silent.len() < SILENT) else {
-            return Step::Over(Verdict::Unclear);
+            return CheckStep::Over(SpotCheckVerdict::Unclear);
         };
         self.silent.push(asked.peers);
-        self.ask_another(view, check).map_or(Step::Over(Verdict::Unclear), Step::Ask)
+        self.ask_another(view, check).map_or(CheckStep::Over(SpotCheckVerdict::Unclear), CheckStep::Ask)
     }
 
-    fn wrong_token(&self) -> Step {
-        Step::Over(Verdict::WrongToken(self.answered.clone()))
+    fn wrong_token(&self) -> CheckStep {
+        CheckStep::Over(SpotCheckVerdict::WrongToken(self.answered.clone()))
     }
 
     /// The next group that has had no part in this, if there is one.
-    fn ask_another(&mut self, view: &View, check: RequestId) -> Option<Ask> {
+    fn ask_another(&mut self, view: &View, check: RequestId) -> Option<CheckRequest> {
         let plan = view.plan.as_ref()?;
         let mut had_part: BTreeSet<PeerId> = self.asked.iter().flat_map(|a| &a.peers).copied().collect();
         had_part.extend(self.silent.iter().flatten());
@@ -297,14 +301,14 @@ impl Check {
         self.ask(group, check)
     }
 
-    fn ask_again(&mut self, view: &View, check: RequestId) -> Option<Ask> {
+    fn ask_again(&mut self, view: &View, check: RequestId) -> Option<CheckRequest> {
         let group = group_of(view, self.served.decode).filter(|g| view.up.contains_key(&g.id))?;
         self.ask(group, check)
     }
 
-    fn ask(&mut self, group: &Group, check: RequestId) -> Option<Ask> {
+    fn ask(&mut self, group: &Group, check: RequestId) -> Option<CheckRequest> {
         let leader = group.leader()?;
-        self.asked.push(Asked { peers: peers(group), said: None });
+        self.asked.push(CheckAnswer { peers: peers(group), said: None });
         let mut generation = self.served.generation.clone();
         // Only a token is compared.
         generation.sampling.prompt_logprobs = None;
@@ -318,7 +322,7 @@ impl Check {
             await_kv: false,
             codec: self.served.codec,
         };
-        Some(Ask { leader, open })
+        Some(CheckRequest { leader, open })
     }
 }
 
@@ -370,7 +374,7 @@ mod tests {
         View { plan: Some(Arc::new(plan)), up, ..View::default() }
     }
 
-    fn served(prefill: u8, decode: u8, answer: Token) -> Served {
+    fn served(prefill: u8, decode: u8, answer: Token) -> CheckedAnswer {
         let generation = Generation {
             sampling: Sampling::greedy(),
             max_new_tokens: 3,
@@ -380,11 +384,20 @@ mod tests {
         let (prompt, answer) = (vec![Token(1); 4], vec![answer; 3]);
         let (prefill, decode) = (peer(prefill), peer(decode));
         let logprobs = vec![LIKELY; 3];
-        Served { model: MODEL, prompt, answer, logprobs, generation, codec: KvCodec::Int4.into(), decode, prefill }
+        CheckedAnswer {
+            model: MODEL,
+            prompt,
+            answer,
+            logprobs,
+            generation,
+            codec: KvCodec::Int4.into(),
+            decode,
+            prefill,
+        }
     }
 
     /// Checks an answer at once; peers in `wrong` always lie, and from wrong KV nobody gets the truth.
-    fn verdict(groups: u8, served: Served, wrong: &[u8]) -> Verdict {
+    fn verdict(groups: u8, served: CheckedAnswer, wrong: &[u8]) -> SpotCheckVerdict {
         let (view, mut checks) = (view(groups), Checks::default());
         let mut ask = (0..NEW).find_map(|_| checks.ended(&view, served.clone(), CHECK, 5 << 32)).unwrap();
         loop {
@@ -392,16 +405,16 @@ mod tests {
             let lies = wrong.iter().any(|n| peer(*n) == ask.leader);
             let sampled = Sampled { token: if lies { LIE } else { TRUTH }, logprob: LIKELY, top: vec![] };
             match checks.said(&view, CHECK, Some(sampled)).unwrap() {
-                Step::Ask(next) => ask = next,
-                Step::Over(verdict) => return verdict,
+                CheckStep::Ask(next) => ask = next,
+                CheckStep::Over(verdict) => return verdict,
             }
         }
     }
 
     #[test]
     fn honest_answers_pass() {
-        assert_eq!(verdict(3, served(1, 2, TRUTH), &[]), Verdict::Passed);
-        assert_eq!(verdict(3, served(2, 2, TRUTH), &[]), Verdict::Passed);
+        assert_eq!(verdict(3, served(1, 2, TRUTH), &[]), SpotCheckVerdict::Passed);
+        assert_eq!(verdict(3, served(2, 2, TRUTH), &[]), SpotCheckVerdict::Passed);
     }
 
     /// Chosen for its likelihood though the grammar forbids it: no tie, but a grammar that was not followed.
@@ -426,41 +439,44 @@ mod tests {
 
     #[test]
     fn who_says_what_two_others_do_not_is_found() {
-        assert_eq!(verdict(4, served(2, 2, LIE), &[2]), Verdict::WrongToken(vec![peer(2)]));
-        assert_eq!(verdict(4, served(1, 2, LIE), &[2]), Verdict::WrongToken(vec![peer(2)]));
+        assert_eq!(verdict(4, served(2, 2, LIE), &[2]), SpotCheckVerdict::WrongToken(vec![peer(2)]));
+        assert_eq!(verdict(4, served(1, 2, LIE), &[2]), SpotCheckVerdict::WrongToken(vec![peer(2)]));
         let found = verdict(4, served(2, 2, LIE), &[2]).offences();
         assert_eq!(found, [(peer(2), Offence::WrongToken)]);
     }
 
     #[test]
     fn who_got_wrong_kv_is_not_to_blame() {
-        let kv = Verdict::WrongKv { prefill: peer(1), decode: peer(2) };
+        let kv = SpotCheckVerdict::WrongKv { prefill: peer(1), decode: peer(2) };
         assert_eq!(verdict(4, served(1, 2, LIE), &[]), kv);
         assert_eq!(kv.offences(), [(peer(1), Offence::WrongKv { with: peer(2) })]);
     }
 
     #[test]
     fn a_lying_check_is_found_by_a_third() {
-        assert_eq!(verdict(3, served(3, 3, TRUTH), &[1]), Verdict::WrongCheck(vec![peer(1)]));
+        assert_eq!(verdict(3, served(3, 3, TRUTH), &[1]), SpotCheckVerdict::WrongCheck(vec![peer(1)]));
     }
 
     #[test]
     fn a_group_that_gives_no_answer_leaves_the_check_to_another() {
         let (view, mut checks) = (view(5), Checks::default());
         let first = (0..NEW).find_map(|_| checks.ended(&view, served(2, 2, TRUTH), CHECK, 0)).unwrap();
-        let Some(Step::Ask(second)) = checks.said(&view, CHECK, None) else { panic!("nobody else is asked") };
+        let Some(CheckStep::Ask(second)) = checks.said(&view, CHECK, None) else { panic!("nobody else is asked") };
         assert_ne!(first.leader, second.leader);
         let sampled = Sampled { token: TRUTH, logprob: LIKELY, top: vec![] };
-        assert_eq!(checks.said(&view, CHECK, Some(sampled)), Some(Step::Over(Verdict::Passed)));
+        assert_eq!(checks.said(&view, CHECK, Some(sampled)), Some(CheckStep::Over(SpotCheckVerdict::Passed)));
         // Not for ever.
         (0..2 * NEW).find_map(|_| checks.ended(&view, served(2, 2, TRUTH), CHECK, 0)).unwrap();
-        let steps: Vec<Step> = std::iter::from_fn(|| checks.said(&view, CHECK, None)).collect();
-        assert!(matches!(&steps[..], [Step::Ask(_), Step::Ask(_), Step::Over(Verdict::Unclear)]), "{steps:?}");
+        let steps: Vec<CheckStep> = std::iter::from_fn(|| checks.said(&view, CHECK, None)).collect();
+        assert!(
+            matches!(&steps[..], [CheckStep::Ask(_), CheckStep::Ask(_), CheckStep::Over(SpotCheckVerdict::Unclear)]),
+            "{steps:?}"
+        );
     }
 
     #[test]
     fn without_a_third_nobody_can_say() {
-        assert_eq!(verdict(2, served(2, 2, LIE), &[2]), Verdict::Unclear);
+        assert_eq!(verdict(2, served(2, 2, LIE), &[2]), SpotCheckVerdict::Unclear);
     }
 
     #[test]
@@ -469,17 +485,17 @@ mod tests {
         let (top, logprob) = (vec![TokenLogprob { token: LIE, logprob: -0.51 }], Some(-0.50));
         (0..NEW).find_map(|_| checks.ended(&view, served(2, 2, LIE), CHECK, 0)).unwrap();
         let said = checks.said(&view, CHECK, Some(Sampled { token: TRUTH, logprob, top }));
-        assert_eq!(said, Some(Step::Over(Verdict::Passed)));
+        assert_eq!(said, Some(CheckStep::Over(SpotCheckVerdict::Passed)));
     }
 
     /// What a check says of the right token with this log-probability, where the others get another.
-    fn of_logprob(claimed: Option<f32>, right: f32) -> Verdict {
+    fn of_logprob(claimed: Option<f32>, right: f32) -> SpotCheckVerdict {
         let (view, mut checks) = (view(4), Checks::default());
-        let served = Served { logprobs: vec![claimed; 3], ..served(2, 2, TRUTH) };
+        let served = CheckedAnswer { logprobs: vec![claimed; 3], ..served(2, 2, TRUTH) };
         (0..NEW).find_map(|_| checks.ended(&view, served.clone(), CHECK, 0)).unwrap();
         loop {
             let said = Sampled { token: TRUTH, logprob: Some(right), top: vec![] };
-            if let Step::Over(verdict) = checks.said(&view, CHECK, Some(said)).unwrap() {
+            if let CheckStep::Over(verdict) = checks.said(&view, CHECK, Some(said)).unwrap() {
                 return verdict;
             }
         }
@@ -487,10 +503,10 @@ mod tests {
 
     #[test]
     fn who_gets_the_token_from_other_logits_is_found() {
-        assert_eq!(of_logprob(Some(-0.5), -0.5), Verdict::Passed);
-        assert_eq!(of_logprob(Some(-0.5), -0.8), Verdict::Passed);
+        assert_eq!(of_logprob(Some(-0.5), -0.5), SpotCheckVerdict::Passed);
+        assert_eq!(of_logprob(Some(-0.5), -0.8), SpotCheckVerdict::Passed);
         for wrong in [Some(-0.5), Some(f32::NAN), Some(f32::INFINITY), None] {
-            assert_eq!(of_logprob(wrong, -1.5), Verdict::WrongToken(vec![peer(2)]), "{wrong:?}");
+            assert_eq!(of_logprob(wrong, -1.5), SpotCheckVerdict::WrongToken(vec![peer(2)]), "{wrong:?}");
         }
     }
 

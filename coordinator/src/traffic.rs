@@ -35,7 +35,7 @@ const FEW: (u32, u32) = (512, 128);
 
 /// Watches one gateway's requests, model by model.
 #[derive(Clone, Debug, Default)]
-pub struct Watch {
+pub struct TrafficWatch {
     models: BTreeMap<ModelId, Watched>,
 }
 
@@ -53,7 +53,7 @@ struct Watched {
     next: Time,
 }
 
-impl Watch {
+impl TrafficWatch {
     /// A request for a model came, or its answer ended.
     pub fn on_event(&mut self, now: Time, model: ModelId, event: Event) {
         if !self.models.contains_key(&model) && self.models.len() >= limits::MODELS {
@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn what_is_said_changes_with_a_shift_and_ends_with_the_requests() {
-        let mut watch = Watch::default();
+        let mut watch = TrafficWatch::default();
         let mut now = 0.0;
         let mut said = Vec::new();
         for n in 0..2000 {
@@ -246,8 +246,8 @@ mod tests {
 
     #[test]
     fn what_is_said_of_requests_that_stay_away_falls_and_rises_when_enough_have_come_again() {
-        let mut watch = Watch::default();
-        let come = |watch: &mut Watch, from: f64, many: u32| {
+        let mut watch = TrafficWatch::default();
+        let come = |watch: &mut TrafficWatch, from: f64, many: u32| {
             for n in 0..many {
                 let now = at(from + 0.5 * f64::from(n));
                 watch.on_event(now, MODEL, Event::Arrived { prompt: 100 });
@@ -255,7 +255,7 @@ mod tests {
             }
             from + 0.5 * f64::from(many - 1)
         };
-        let rate = |watch: &mut Watch, now: f64| watch.said(at(now)).first().map(|t| t.rate);
+        let rate = |watch: &mut TrafficWatch, now: f64| watch.said(at(now)).first().map(|t| t.rate);
         let last = come(&mut watch, 0.0, 200);
         assert_eq!(rate(&mut watch, last + 29.0), Some(2.0), "two a second, and a lull");
         let mut said: Vec<f64> = (0..600).filter_map(|s| rate(&mut watch, last + f64::from(s))).collect();
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn however_often_requests_change_something_else_is_said_twice_a_minute_at_most() {
-        let (mut watch, mut now, mut said) = (Watch::default(), 0.0, Vec::new());
+        let (mut watch, mut now, mut said) = (TrafficWatch::default(), 0.0, Vec::new());
         for n in 0..40_000u32 {
             // Every forty seconds of another kind, and much more or much less often.
             let kind = f64::from(n % 2) + 1.0;
@@ -293,8 +293,8 @@ mod tests {
 
     #[test]
     fn where_not_all_are_in_memory_at_once_each_that_is_asked_for_is_said_and_no_other() {
-        let (other, mut watch) = (ModelId([2; 16]), Watch::default());
-        let models = |watch: &mut Watch, now: f64, open: &[ModelId]| {
+        let (other, mut watch) = (ModelId([2; 16]), TrafficWatch::default());
+        let models = |watch: &mut TrafficWatch, now: f64, open: &[ModelId]| {
             let said = watch.said_now(at(now), &open.iter().copied().collect(), &[MODEL, other].into());
             assert!(said.iter().all(|t| t.check().is_ok() && t.rate > 0.0), "{said:?}");
             said.into_iter().map(|t| t.model).collect::<Vec<_>>()
@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn models_are_bounded_and_the_one_that_is_asked_for_stays() {
-        let mut watch = Watch::default();
+        let mut watch = TrafficWatch::default();
         for n in 0..200u8 {
             watch.on_event(at(f64::from(n)), MODEL, Event::Arrived { prompt: 1 });
             watch.on_event(at(f64::from(n)), ModelId([n; 16]), Event::Arrived { prompt: 1 });

@@ -2,7 +2,7 @@
 //!
 //! An offence is worth a part of what is tolerated; a peer whose offences reach the whole within some minutes is cut off
 //! for a time that doubles with every relapse. Nobody is believed about a third party: every peer judges by what it saw
-//! itself, so that no byzantine peer can have an honest peer cut off.
+//! itself, so that no byzantine peer can have an honest peer cut off. What others saw of a claim of speed can make it slower to.
 
 use crate::Time;
 use serde::{Deserialize, Serialize};
@@ -48,6 +48,8 @@ pub enum Offence {
     FalseSpeed {
         /// How many times further off its claim its quickest steps are than others' are off theirs.
         times: u32,
+        /// Whether another gateway saw so, too, or none could have.
+        is_seconded: bool,
     },
     /// KV from which a decode peer, honest by itself, gets wrong tokens.
     WrongKv {
@@ -61,8 +63,10 @@ impl Offence {
     fn weight(self) -> f64 {
         match self {
             Self::Garbage | Self::FalseCertificate | Self::WrongWeights => 0.34,
-            // Every answer after the first eight says it again.
-            Self::FalseSpeed { .. } => 0.13,
+            // Every answer after the first eight says it again. What others have measured and do not see takes three times as many:
+            // they may be the byzantine ones.
+            Self::FalseSpeed { is_seconded: true, .. } => 0.13,
+            Self::FalseSpeed { is_seconded: false, .. } => 0.04,
             Self::Flood => 0.05,
             Self::Replay => 0.005,
             Self::SecondPlan | Self::WrongToken => 0.51,
@@ -84,10 +88,11 @@ impl fmt::Display for Offence {
             Self::WrongWeights => f.write_str("sends weights that do not fit their hash"),
             Self::WrongToken => f.write_str("answers with tokens that other groups do not get"),
             Self::WrongPipeline { .. } => f.write_str("is in pipelines whose tokens other groups do not get"),
-            Self::FalseSpeed { times } => {
+            Self::FalseSpeed { times, is_seconded } => {
+                let but = if *is_seconded { "" } else { ", though no other gateway says that it saw so" };
                 write!(
                     f,
-                    "claims to be faster than it is: its own steps are {times} times further off than others' are"
+                    "claims to be faster than it is: its own steps are {times} times further off than others' are{but}"
                 )
             }
             Self::WrongKv { with } => write!(f, "sends KV that gives wrong tokens, last at …{}", with.short()),
@@ -109,11 +114,11 @@ pub struct CutOff {
 /// What is held against everybody.
 #[derive(Debug, Default)]
 pub struct Trust {
-    records: BTreeMap<PeerId, Record>,
+    records: BTreeMap<PeerId, OffenceRecord>,
 }
 
 #[derive(Debug)]
-struct Record {
+struct OffenceRecord {
     score: f64,
     at: Time,
     offences: u32,
@@ -126,7 +131,7 @@ impl Trust {
     /// Counts an offence; the answer is there if it is the one too many.
     pub fn offends(&mut self, now: Time, peer: PeerId, offence: Offence) -> Option<CutOff> {
         self.make_room(now, peer);
-        let record = self.records.entry(peer).or_insert_with(|| Record {
+        let record = self.records.entry(peer).or_insert_with(|| OffenceRecord {
             score: 0.0,
             at: now,
             offences: 0,
@@ -156,7 +161,7 @@ impl Trust {
 
     /// Those whose time is over: they start anew, but for their relapses.
     pub fn forgive(&mut self, now: Time) -> Vec<PeerId> {
-        let over = |r: &Record| r.cut.as_ref().is_some_and(|c| c.until <= now);
+        let over = |r: &OffenceRecord| r.cut.as_ref().is_some_and(|c| c.until <= now);
         let due = self.records.iter_mut().filter(|(_, r)| over(r));
         due.map(|(peer, record)| {
             (record.cut, record.score, record.offences) = (None, 0.0, 0);
@@ -170,13 +175,13 @@ impl Trust {
         if self.records.len() < PEERS || self.records.contains_key(&peer) {
             return;
         }
-        let blame = |r: &Record| if r.cut.is_some() { f64::INFINITY } else { r.faded(now) };
+        let blame = |r: &OffenceRecord| if r.cut.is_some() { f64::INFINITY } else { r.faded(now) };
         let least = self.records.iter().min_by(|a, b| blame(a.1).total_cmp(&blame(b.1))).map(|(peer, _)| *peer);
         least.map(|peer| self.records.remove(&peer));
     }
 }
 
-impl Record {
+impl OffenceRecord {
     fn faded(&self, now: Time) -> f64 {
         let halves = now.saturating_sub(self.at).as_secs_f64() / FADES.as_secs_f64();
         self.score * (-halves).exp2()
@@ -224,7 +229,9 @@ mod tests {
     fn each_kind_has_its_bound() {
         let bounds = [Offence::Garbage, Offence::Flood, Offence::Replay, Offence::SecondPlan, Offence::WrongToken];
         assert_eq!(bounds.map(tolerated), [2, 20, 227, 1, 1]);
-        assert_eq!((tolerated(Offence::FalseCertificate), tolerated(Offence::FalseSpeed { times: 20 })), (2, 7));
+        assert_eq!(tolerated(Offence::FalseCertificate), 2);
+        let claims = [true, false].map(|is_seconded| tolerated(Offence::FalseSpeed { times: 20, is_seconded }));
+        assert_eq!(claims, [7, 25]);
     }
 
     #[test]

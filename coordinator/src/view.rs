@@ -1,5 +1,7 @@
 //! What a gateway knows of the swarm, and routes by.
 
+use crate::cards;
+use crate::witnesses::Witnesses;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tsnode_protocol::{Advert, Group, GroupId, Load, ModelId, PeerId, Plan};
@@ -11,10 +13,12 @@ pub struct View {
     pub plan: Option<Arc<Plan>>,
     /// Groups whose leaders say they take requests, with what they have to do.
     pub up: BTreeMap<GroupId, Load>,
-    /// Everyone's adverts.
+    /// Adverts of all members, by peer.
     pub adverts: Arc<BTreeMap<PeerId, Advert>>,
     /// Who led prefill and decode where the KV between them was found wrong: such prompts are computed where they are decoded.
     pub barred: Arc<BTreeSet<(PeerId, PeerId)>>,
+    /// What other gateways say of groups whose claims are in doubt.
+    pub witnesses: Arc<Witnesses>,
 }
 
 impl View {
@@ -42,7 +46,7 @@ impl View {
             served.map(|served| served.memory_bytes.saturating_sub(served.kv_bytes)).fold(0, u64::saturating_add)
         };
         let may_fit = |model: &ModelId| {
-            let card = self.adverts.values().flat_map(|advert| &advert.models).find(|card| card.id == *model);
+            let card = cards::agreed(*model, self.adverts.values());
             card.is_some_and(|card| card.shape.stage_bytes(card.shape.all_layers()) <= room(*model))
         };
         let scarce = devices().filter(|device| !device.holds_all());

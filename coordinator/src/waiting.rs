@@ -2,7 +2,7 @@
 
 use crate::{
     lending::Lending,
-    planner::live::{Lack, Shortfall},
+    planner::live::{DeviceShortfall, Shortfall},
 };
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -94,7 +94,7 @@ pub enum NotReady {
 
 /// How far a peer has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum PeerStage {
     /// It looks at its own machine.
     Probing,
     /// It follows no plan.
@@ -103,13 +103,13 @@ pub enum Stage {
     Planned,
     /// It takes requests.
     Ready,
-    /// It leaves.
+    /// It leaves the swarm.
     Leaving,
 }
 
 /// A peer that is there, as another sees it.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct PeerSighting {
     /// What people call it.
     pub name: String,
     /// Whether it lends a device with a model.
@@ -124,9 +124,9 @@ pub struct Seen {
 
 /// What a peer knows of itself and of others.
 #[derive(Clone, Debug)]
-pub struct Scene<'a> {
+pub struct WaitingView<'a> {
     /// How far it is.
-    pub stage: Stage,
+    pub stage: PeerStage,
     /// Whether its owner lends it.
     pub lending: Lending,
     /// Minute of the day at which its hours begin, if it has any.
@@ -136,7 +136,7 @@ pub struct Scene<'a> {
     /// Whether it is the one to plan next.
     pub plans: bool,
     /// Everybody else who is there.
-    pub others: &'a [Seen],
+    pub others: &'a [PeerSighting],
     /// Addresses of others that it knows.
     pub addresses: usize,
     /// The protocol of somebody it could not talk to, and its own.
@@ -149,19 +149,19 @@ pub struct Scene<'a> {
 
 /// The one reason that is to be dealt with first; none where the peer is ready.
 #[must_use]
-pub fn why(scene: &Scene<'_>) -> Option<NotReady> {
+pub fn why(scene: &WaitingView<'_>) -> Option<NotReady> {
     match scene.stage {
-        Stage::Ready => None,
-        Stage::Probing => Some(NotReady::Probing),
-        Stage::Leaving => Some(NotReady::Leaving),
+        PeerStage::Ready => None,
+        PeerStage::Probing => Some(NotReady::Probing),
+        PeerStage::Leaving => Some(NotReady::Leaving),
         // A plan whose peers have gone stands until there is another, and there may never be one.
-        Stage::Planned => Some(lacking(scene).unwrap_or(NotReady::Loading)),
-        Stage::Planless => Some(planless(scene)),
+        PeerStage::Planned => Some(lacking(scene).unwrap_or(NotReady::Loading)),
+        PeerStage::Planless => Some(planless(scene)),
     }
 }
 
 /// What no plan could be made without, if it is not there.
-fn lacking(scene: &Scene<'_>) -> Option<NotReady> {
+fn lacking(scene: &WaitingView<'_>) -> Option<NotReady> {
     if !scene.lends && !scene.others.iter().any(|o| o.lends) {
         return Some(nothing_lent(scene));
     }
@@ -169,7 +169,7 @@ fn lacking(scene: &Scene<'_>) -> Option<NotReady> {
     scene.short.first().filter(|_| all_short).map(NotReady::from)
 }
 
-fn planless(scene: &Scene<'_>) -> NotReady {
+fn planless(scene: &WaitingView<'_>) -> NotReady {
     if let Some(lack) = lacking(scene) {
         return lack;
     }
@@ -191,7 +191,7 @@ fn planless(scene: &Scene<'_>) -> NotReady {
     }
 }
 
-fn nothing_lent(scene: &Scene<'_>) -> NotReady {
+fn nothing_lent(scene: &WaitingView<'_>) -> NotReady {
     match (scene.lending, scene.opens) {
         (Lending::OutsideHours, Some(opens)) => NotReady::Hours { opens },
         (Lending::Paused, _) => NotReady::Paused,
@@ -200,7 +200,7 @@ fn nothing_lent(scene: &Scene<'_>) -> NotReady {
     }
 }
 
-fn nobody(scene: &Scene<'_>) -> NotReady {
+fn nobody(scene: &WaitingView<'_>) -> NotReady {
     match scene.versions {
         Some((theirs, ours)) => NotReady::OtherVersion { theirs, ours },
         None => NotReady::NoPeer { addresses: scene.addresses },
@@ -208,11 +208,11 @@ fn nobody(scene: &Scene<'_>) -> NotReady {
 }
 
 /// Whose clock is wrong: of three or more, the one that most others disagree with.
-fn clocks(others: &[Seen]) -> Option<NotReady> {
+fn clocks(others: &[PeerSighting]) -> Option<NotReady> {
     let mut ahead: Vec<i64> = others.iter().filter_map(|o| o.clock).collect();
     let is_off = |by: i64| by.unsigned_abs() > CLOCKS;
     let farthest = |from: i64| {
-        let by = |o: &&Seen| o.clock.map_or(0, |clock| (clock - from).unsigned_abs());
+        let by = |o: &&PeerSighting| o.clock.map_or(0, |clock| (clock - from).unsigned_abs());
         others.iter().filter(|o| o.clock.is_some()).max_by_key(by).map(|o| (o, o.clock.unwrap_or(from) - from))
     };
     if ahead.len() < 2 {
@@ -233,8 +233,8 @@ impl From<&Shortfall> for NotReady {
     fn from(short: &Shortfall) -> Self {
         let model = short.model.clone();
         match short.lack {
-            Lack::Memory { needs, lent } => Self::TooLarge { model, needs, lent },
-            Lack::Kv { needs, holds } => Self::SmallKv { model, needs, holds },
+            DeviceShortfall::Memory { needs, lent } => Self::TooLarge { model, needs, lent },
+            DeviceShortfall::Kv { needs, holds } => Self::SmallKv { model, needs, holds },
         }
     }
 }
@@ -267,13 +267,13 @@ impl fmt::Display for NotReady {
                 write!(f, "KV holds {holds} tokens of {model}, a plan needs {needs}: lend more with --kv-memory")
             }
             Self::Clock { whose: None, minutes } => {
-                write!(f, "the clock of this host is {} most others': set it", Apart(*minutes))
+                write!(f, "the clock of this host is {} most others': set it", ClockSkew(*minutes))
             }
             Self::Clock { whose: Some(name), minutes } => {
-                write!(f, "the clock of {name} is {} most others': it has to be set", Apart(*minutes))
+                write!(f, "the clock of {name} is {} most others': it has to be set", ClockSkew(*minutes))
             }
             Self::Clocks { with, minutes } => {
-                write!(f, "the clock of this host is {} that of {with}: set the wrong one", Apart(*minutes))
+                write!(f, "the clock of this host is {} that of {with}: set the wrong one", ClockSkew(*minutes))
             }
             Self::NoPlanner => f.write_str("no peer here can be reached from outside, so that none may plan"),
             Self::Silent { who, seconds } => {
@@ -297,9 +297,9 @@ impl fmt::Display for Mib {
 }
 
 /// Minutes between two clocks.
-struct Apart(i64);
+struct ClockSkew(i64);
 
-impl fmt::Display for Apart {
+impl fmt::Display for ClockSkew {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let side = if self.0 < 0 { "behind" } else { "ahead of" };
         match self.0.unsigned_abs() {
@@ -315,14 +315,14 @@ mod tests {
     use super::*;
     use tsnode_protocol::ModelId;
 
-    fn seen(name: &str) -> Seen {
+    fn seen(name: &str) -> PeerSighting {
         let silent = Duration::from_millis(200);
-        Seen { name: name.into(), lends: true, clock: Some(0), silent, plans: false }
+        PeerSighting { name: name.into(), lends: true, clock: Some(0), silent, plans: false }
     }
 
-    fn scene(others: &[Seen]) -> Scene<'_> {
-        Scene {
-            stage: Stage::Planless,
+    fn scene(others: &[PeerSighting]) -> WaitingView<'_> {
+        WaitingView {
+            stage: PeerStage::Planless,
             lending: Lending::Lends,
             opens: None,
             lends: true,
@@ -335,25 +335,25 @@ mod tests {
         }
     }
 
-    fn said(scene: &Scene<'_>) -> String {
+    fn said(scene: &WaitingView<'_>) -> String {
         why(scene).unwrap().to_string()
     }
 
     #[test]
     fn stages_speak_for_themselves() {
-        let at = |stage| why(&Scene { stage, ..scene(&[]) });
-        assert_eq!(at(Stage::Ready), None);
-        let reasons = [Stage::Probing, Stage::Planned, Stage::Leaving].map(at);
+        let at = |stage| why(&WaitingView { stage, ..scene(&[]) });
+        assert_eq!(at(PeerStage::Ready), None);
+        let reasons = [PeerStage::Probing, PeerStage::Planned, PeerStage::Leaving].map(at);
         assert_eq!(reasons, [NotReady::Probing, NotReady::Loading, NotReady::Leaving].map(Some));
     }
 
     #[test]
     fn a_plan_whose_other_half_has_left_is_not_loading() {
-        let lack = Lack::Memory { needs: 244 << 20, lent: 163 << 20 };
+        let lack = DeviceShortfall::Memory { needs: 244 << 20, lent: 163 << 20 };
         let short = [Shortfall { id: ModelId([1; 16]), model: "big".into(), lack }];
-        let half = Scene { stage: Stage::Planned, short: &short, ..scene(&[]) };
+        let half = WaitingView { stage: PeerStage::Planned, short: &short, ..scene(&[]) };
         assert!(said(&half).contains("more peers are needed"), "{}", said(&half));
-        let gateway = Scene { stage: Stage::Planned, lends: false, addresses: 0, ..scene(&[]) };
+        let gateway = WaitingView { stage: PeerStage::Planned, lends: false, addresses: 0, ..scene(&[]) };
         assert_eq!(why(&gateway), Some(NotReady::NoPeer { addresses: 0 }));
     }
 
@@ -361,43 +361,43 @@ mod tests {
     fn who_finds_nobody_says_so_and_what_it_has_tried() {
         assert!(said(&scene(&[])).contains("3 known addresses"));
         let (theirs, ours) = (9, 8);
-        let other = Scene { versions: Some((theirs, ours)), ..scene(&[]) };
+        let other = WaitingView { versions: Some((theirs, ours)), ..scene(&[]) };
         assert!(said(&other).contains("protocol version 9, this one 8"));
         // Whoever it can talk to counts for more.
-        let others = [Seen { plans: true, ..seen("p2") }];
-        let found = Scene { versions: Some((theirs, ours)), ..scene(&others) };
+        let others = [PeerSighting { plans: true, ..seen("p2") }];
+        let found = WaitingView { versions: Some((theirs, ours)), ..scene(&others) };
         assert!(said(&found).contains("p2 is to make it"));
     }
 
     #[test]
     fn hours_and_pauses_are_reasons_where_nobody_else_lends() {
         let (lending, opens) = (Lending::OutsideHours, Some(22 * 60));
-        let night = Scene { lending, opens, lends: false, ..scene(&[]) };
+        let night = WaitingView { lending, opens, lends: false, ..scene(&[]) };
         assert!(said(&night).contains("lending begins at 22:00"), "{}", said(&night));
-        let others = [Seen { plans: true, ..seen("p2") }];
-        assert!(said(&Scene { others: &others, ..night.clone() }).contains("p2"));
-        assert_eq!(why(&Scene { lending: Lending::Paused, ..night.clone() }), Some(NotReady::Paused));
-        let gateways = [Seen { lends: false, ..seen("g") }];
-        let gateway = Scene { lending: Lending::Lends, others: &gateways, ..night };
+        let others = [PeerSighting { plans: true, ..seen("p2") }];
+        assert!(said(&WaitingView { others: &others, ..night.clone() }).contains("p2"));
+        assert_eq!(why(&WaitingView { lending: Lending::Paused, ..night.clone() }), Some(NotReady::Paused));
+        let gateways = [PeerSighting { lends: false, ..seen("g") }];
+        let gateway = WaitingView { lending: Lending::Lends, others: &gateways, ..night };
         assert_eq!(why(&gateway), Some(NotReady::NothingLent));
     }
 
     #[test]
     fn what_is_too_little_is_said_in_numbers_unless_another_model_fits() {
         let short = |lack| [Shortfall { model: "llama".into(), id: ModelId([1; 16]), lack }];
-        let memory = short(Lack::Memory { needs: 16 << 30, lent: 9 << 29 });
-        let large = Scene { short: &memory, ..scene(&[]) };
+        let memory = short(DeviceShortfall::Memory { needs: 16 << 30, lent: 9 << 29 });
+        let large = WaitingView { short: &memory, ..scene(&[]) };
         assert!(said(&large).contains("llama needs 16.0 GiB") && said(&large).contains("4.5 GiB is lent"));
-        let kv = short(Lack::Kv { needs: 1024, holds: 512 });
-        let small = Scene { short: &kv, ..scene(&[]) };
+        let kv = short(DeviceShortfall::Kv { needs: 1024, holds: 512 });
+        let small = WaitingView { short: &kv, ..scene(&[]) };
         assert!(said(&small).contains("KV holds 512 tokens of llama, a plan needs 1024"), "{}", said(&small));
-        assert!(matches!(why(&Scene { models: 2, ..small }), Some(NotReady::NoPeer { .. })));
+        assert!(matches!(why(&WaitingView { models: 2, ..small }), Some(NotReady::NoPeer { .. })));
     }
 
     #[test]
     fn a_wrong_clock_is_named_with_its_owner() {
-        let clock = |name: &str, minutes| Seen { clock: Some(minutes), ..seen(name) };
-        let reason = |others: &[Seen]| why(&scene(others)).unwrap();
+        let clock = |name: &str, minutes| PeerSighting { clock: Some(minutes), ..seen(name) };
+        let reason = |others: &[PeerSighting]| why(&scene(others)).unwrap();
         let two = reason(&[clock("p2", -60)]);
         assert_eq!(two, NotReady::Clocks { with: "p2".into(), minutes: 60 });
         assert!(two.to_string().contains("this host is about 60 minutes ahead of that of p2"), "{two}");
@@ -413,11 +413,11 @@ mod tests {
 
     #[test]
     fn who_is_to_plan_is_named() {
-        let planner = |silent| [Seen { plans: true, silent: Duration::from_secs(silent), ..seen("p7") }];
+        let planner = |silent| [PeerSighting { plans: true, silent: Duration::from_secs(silent), ..seen("p7") }];
         assert_eq!(why(&scene(&planner(1))), Some(NotReady::Planning { who: Some("p7".into()) }));
         assert_eq!(why(&scene(&planner(13))), Some(NotReady::Silent { who: "p7".into(), seconds: 8 }));
         let others = [seen("p2")];
-        assert_eq!(why(&Scene { plans: true, ..scene(&others) }), Some(NotReady::Planning { who: None }));
+        assert_eq!(why(&WaitingView { plans: true, ..scene(&others) }), Some(NotReady::Planning { who: None }));
         assert_eq!(why(&scene(&others)), Some(NotReady::NoPlanner));
     }
 }

@@ -4,12 +4,12 @@ use crate::{cards, default_model::default_model};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt;
-use tsnode_protocol::{Advert, ModelCard, ModelId, PeerId};
+use tsnode_protocol::{Advert, ModelCard, ModelId, ModelShape, PeerId, weights::CHUNK_BYTES};
 
 /// What a peer may fetch.
 #[derive(Clone, Debug)]
-pub struct Limits<'a> {
-    /// Bytes of weights at most.
+pub struct FetchLimits<'a> {
+    /// Bytes of layers at most.
     pub budget: u64,
     /// Memory that it would lend (bytes): one layer of the model has to find room in it.
     pub memory: u64,
@@ -19,8 +19,8 @@ pub struct Limits<'a> {
 
 /// A model to fetch, and who has it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Wanted {
-    /// The model.
+pub struct FetchableModel {
+    /// The model to fetch.
     pub card: ModelCard,
     /// Its weights as stored (bytes), by its card.
     pub bytes: u64,
@@ -43,12 +43,12 @@ pub enum Unwanted {
         /// One of them.
         model: String,
     },
-    /// It is larger than the owner's budget.
+    /// Not even one layer of it is within the owner's budget.
     OverBudget {
         /// The smallest.
         model: String,
-        /// Its weights (bytes).
-        bytes: u64,
+        /// What a layer has (bytes).
+        layer: u64,
     },
     /// Not even one layer of it finds room in what is lent.
     OverMemory {
@@ -74,8 +74,8 @@ impl fmt::Display for Unwanted {
                 )
             }
             Self::NotAllowed { model } => write!(f, "--allow-models does not allow {model}"),
-            Self::OverBudget { model, bytes } => {
-                write!(f, "{model} has {}, more than --model-budget", size(*bytes))
+            Self::OverBudget { model, layer } => {
+                write!(f, "a layer of {model} has {}, and does not fit in --model-budget", size(*layer))
             }
             Self::OverMemory { model, layer } => {
                 write!(f, "a layer of {model} has {}, more than is lent: --memory", size(*layer))
@@ -91,9 +91,9 @@ impl fmt::Display for Unwanted {
 /// Says what keeps all of them away.
 pub fn choose(
     others: &BTreeMap<PeerId, &Advert>,
-    limits: &Limits<'_>,
+    limits: &FetchLimits<'_>,
     named: Option<&str>,
-) -> Result<Wanted, Unwanted> {
+) -> Result<FetchableModel, Unwanted> {
     let mut known = BTreeMap::<ModelId, (&ModelCard, Vec<PeerId>)>::new();
     for (peer, advert) in others {
         for card in advert.models.iter().filter(|card| named.is_none_or(|name| card.name == name)) {
@@ -101,10 +101,16 @@ pub fn choose(
             holders.extend(Some(*peer).filter(|_| advert.gives(card.id)));
         }
     }
-    // Of several cards of one id, what most say: another would be fetched in vain.
+    // Of several cards of one id, what most say: another would be fetched in vain. But for sizes, which are not in an id, and which the
+    // files tell before any layer is fetched: who says that a model is too large keeps nobody from it, where others say that it is not.
     let agreed = |(card, holders): (&ModelCard, Vec<PeerId>)| {
-        let said = cards::said(card.id, others.iter().map(|(peer, advert)| (peer, *advert))).into_iter().next();
-        (ModelCard { name: card.name.clone(), ..said.map_or_else(|| card.clone(), |said| said.card) }, holders)
+        let said = cards::said(card.id, others.iter().map(|(peer, advert)| (peer, *advert)));
+        let files = said.first().map(|most| &most.card.files);
+        let alike = said.iter().filter(|said| Some(&said.card.files) == files);
+        let mut named = alike.map(|said| ModelCard { name: card.name.clone(), ..said.card.clone() });
+        let most = named.next().unwrap_or_else(|| card.clone());
+        let fitting = if fits(&most, limits).is_ok() { None } else { named.find(|other| fits(other, limits).is_ok()) };
+        (fitting.unwrap_or(most), holders)
     };
     let weights = |card: &ModelCard| card.shape.stage_bytes(card.shape.all_layers());
     let first = default_model(others.values().copied()).map(|card| card.id);
@@ -113,22 +119,30 @@ pub fn choose(
     let mut why = Unwanted::None;
     for (card, holders) in sorted {
         let bytes = weights(&card);
-        match fits(&card, bytes, limits) {
+        match fits(&card, limits) {
             Ok(()) if holders.is_empty() => why = Unwanted::NotGiven { model: card.name },
-            Ok(()) => return Ok(Wanted { card, bytes, holders }),
+            Ok(()) => return Ok(FetchableModel { card, bytes, holders }),
             Err(because) => why = because,
         }
     }
     Err(why)
 }
 
-fn fits(card: &ModelCard, bytes: u64, limits: &Limits<'_>) -> Result<(), Unwanted> {
+/// What plans may give of a model (bytes by its sizes) to a peer that is to have no more than its budget on its disk. A layer's tensors
+/// lie side by side in a file, as all write them, but come in whole chunks: with something of others at either end.
+#[must_use]
+pub fn takes(shape: &ModelShape, budget: u64) -> u64 {
+    let layer = u128::from(shape.layer_bytes);
+    (u128::from(budget) * layer / (layer + 2 * u128::from(CHUNK_BYTES))) as u64
+}
+
+fn fits(card: &ModelCard, limits: &FetchLimits<'_>) -> Result<(), Unwanted> {
     let (model, layer) = (card.name.clone(), card.shape.layer_bytes);
     if !limits.allowed.is_empty() && !limits.allowed.iter().any(|glob| glob.fits(&model)) {
         return Err(Unwanted::NotAllowed { model });
     }
-    if bytes > limits.budget {
-        return Err(Unwanted::OverBudget { model, bytes });
+    if takes(&card.shape, limits.budget) < layer {
+        return Err(Unwanted::OverBudget { model, layer });
     }
     if layer > limits.memory { Err(Unwanted::OverMemory { model, layer }) } else { Ok(()) }
 }
@@ -172,9 +186,9 @@ impl Glob {
 mod tests {
     use super::*;
     use crate::sample;
-    use tsnode_protocol::{ModelOrigin, ModelShape};
+    use tsnode_protocol::ModelOrigin;
 
-    const ALL: Limits<'_> = Limits { budget: u64::MAX, memory: u64::MAX, allowed: &[] };
+    const ALL: FetchLimits<'_> = FetchLimits { budget: u64::MAX, memory: u64::MAX, allowed: &[] };
 
     fn has(id: u8, name: &str, layer_bytes: u64) -> Advert {
         let card = sample::card();
@@ -182,7 +196,7 @@ mod tests {
         sample::lends(0, ModelCard { id: ModelId([id; 16]), name: name.into(), shape, ..card })
     }
 
-    fn chosen(adverts: &[Advert], limits: &Limits<'_>, named: Option<&str>) -> Result<(String, usize), Unwanted> {
+    fn chosen(adverts: &[Advert], limits: &FetchLimits<'_>, named: Option<&str>) -> Result<(String, usize), Unwanted> {
         let others = (0..).zip(adverts).map(|(n, advert)| (PeerId([n; 32]), advert)).collect();
         choose(&others, limits, named).map(|wanted| (wanted.card.name, wanted.holders.len()))
     }
@@ -199,22 +213,32 @@ mod tests {
     #[test]
     fn what_does_not_fit_or_is_not_allowed_is_left_and_said() {
         let swarm = [has(1, "org/large", 4 << 20), has(2, "other/small", 1 << 20)];
-        let budget = |budget| Limits { budget, ..ALL };
-        assert_eq!(chosen(&swarm, &budget(5 << 20), None), Ok(("other/small".into(), 1)), "four layers each");
+        let budget = |budget| FetchLimits { budget, ..ALL };
+        assert_eq!(chosen(&swarm, &budget(5 << 20), None), Ok(("other/small".into(), 1)), "with its chunks' ends");
+        assert_eq!(chosen(&swarm, &budget(7 << 20), None), Ok(("org/large".into(), 1)), "a layer of four");
         let said = chosen(&swarm, &budget(1 << 20), None).unwrap_err().to_string();
         assert!(said.contains("--model-budget"), "{said}");
-        let memory = Limits { memory: 2 << 20, ..ALL };
+        let memory = FetchLimits { memory: 2 << 20, ..ALL };
         assert_eq!(chosen(&swarm, &memory, None), Ok(("other/small".into(), 1)));
         let org = [Glob::new("Org/*")];
-        let allowed = Limits { allowed: &org, ..ALL };
+        let allowed = FetchLimits { allowed: &org, ..ALL };
         assert_eq!(chosen(&swarm, &allowed, None), Ok(("org/large".into(), 1)));
         assert!(matches!(chosen(&swarm[1..], &allowed, None), Err(Unwanted::NotAllowed { .. })));
     }
 
     #[test]
+    fn plans_give_what_fits_in_a_budget_with_the_ends_of_its_chunks() {
+        let shape = ModelShape { layer_bytes: 8 << 20, ..sample::card().shape };
+        assert_eq!((takes(&shape, 0), takes(&shape, 10 << 20), takes(&shape, 40 << 20)), (0, 8 << 20, 32 << 20));
+        assert!(takes(&shape, u64::MAX) > u64::MAX / 2);
+        assert_eq!(takes(&ModelShape { layer_bytes: 0, ..shape }, u64::MAX), 0);
+    }
+
+    #[test]
     fn what_nobody_gives_is_left_for_what_somebody_does_and_said() {
         let gated = |is_given| {
-            let origin = ModelOrigin { model: ModelId([1; 16]), source: "org/large@0".into(), licence: None, is_given };
+            let (model, source) = (ModelId([1; 16]), "org/large@0".into());
+            let origin = ModelOrigin { model, source, licence: None, is_gated: true, is_given };
             Advert { origins: vec![origin], ..has(1, "org/large", 4 << 20) }
         };
         let swarm = [gated(false), has(2, "small", 1 << 20)];
@@ -234,6 +258,18 @@ mod tests {
         let others = (0..).zip(&swarm).map(|(n, advert)| (PeerId([n; 32]), advert)).collect();
         let wanted = choose(&others, &ALL, None).unwrap();
         assert_eq!((wanted.card.files.len(), wanted.card.name.as_str(), wanted.holders.len()), (0, "a", 3));
+    }
+
+    #[test]
+    fn who_says_that_a_model_is_too_large_keeps_nobody_from_it() {
+        let swarm = [has(1, "a", 1 << 40), has(1, "a", 1 << 40), has(1, "a", 1 << 20)];
+        let others = (0..).zip(&swarm).map(|(n, advert)| (PeerId([n; 32]), advert)).collect();
+        let few = FetchLimits { memory: 2 << 20, ..ALL };
+        let wanted = choose(&others, &few, None).unwrap();
+        assert_eq!((wanted.card.shape.layer_bytes, wanted.holders.len()), (1 << 20, 3));
+        let wanted = choose(&others, &ALL, None).unwrap();
+        assert_eq!(wanted.card.shape.layer_bytes, 1 << 40, "where all fit, what most say");
+        assert!(matches!(chosen(&swarm[..2], &few, None), Err(Unwanted::OverMemory { .. })));
     }
 
     #[test]

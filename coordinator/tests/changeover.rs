@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use tsnode_coordinator::changeover::{Changeover, Scene};
+use tsnode_coordinator::changeover::{Changeover, ChangeoverView};
 use tsnode_protocol::{Epoch, Group, GroupId, LayerRange, Load, ModelId, PeerId, Phase, Plan, Route, Stage, Term};
 
 const MODEL: ModelId = ModelId([1; 16]);
@@ -62,12 +62,12 @@ impl Scenario {
     }
 
     fn adopts(&mut self, term: u32, groups: &[Group]) {
-        let scene = Scene { up: &self.up, staying: &self.staying };
+        let scene = ChangeoverView { up: &self.up, staying: &self.staying };
         self.changeover.adopt(self.now, plan(term, groups), scene);
     }
 
     fn look(&mut self) {
-        self.changeover.look(self.now, Scene { up: &self.up, staying: &self.staying });
+        self.changeover.look(self.now, ChangeoverView { up: &self.up, staying: &self.staying });
     }
 
     fn comes_up(&mut self, group: &Group) {

@@ -6,13 +6,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 use tsnode_coordinator::{
-    claim_check::{ClaimCheck, Seen, Work},
+    claim_check::{ClaimCheck, ClaimedWork, SeenWork},
     gateway::View,
     policy::{
         batching::ServiceNo,
         sharing::{
             TurnOrder,
-            arbiter::{self, Arbitration, Share},
+            arbiter::{self, Arbitration, StepShare},
         },
     },
     rng::Rng,
@@ -86,7 +86,7 @@ impl Host {
 }
 
 /// An answer, as its gateway sees it come.
-struct Answer {
+struct ArrivingAnswer {
     asked: f64,
     tokens: u32,
     second: f64,
@@ -116,7 +116,7 @@ impl Neighbour {
     }
 
     fn asks(&mut self, service: ServiceNo) {
-        self.arbiter.asks(service, arbiter::Work::Step(vec![Share { request: 0, prompt_tokens: 0 }]));
+        self.arbiter.asks(service, arbiter::DeviceWork::Step(vec![StepShare { request: 0, prompt_tokens: 0 }]));
     }
 
     /// How long a step waits for its turn, which takes so long.
@@ -140,8 +140,8 @@ struct Lender {
     /// What a step takes, and each sequence and each token of a prompt in it (s).
     costs: [f64; 3],
     free: f64,
-    waiting: Vec<Answer>,
-    running: Vec<Answer>,
+    waiting: Vec<ArrivingAnswer>,
+    running: Vec<ArrivingAnswer>,
     steps: VecDeque<TimedStep>,
 }
 
@@ -152,9 +152,9 @@ impl Lender {
     }
 
     /// A step; its tokens are in the gateway's hands when that is run next. Answers that are complete.
-    fn step(&mut self, gateway: &Host) -> Vec<Answer> {
+    fn step(&mut self, gateway: &Host) -> Vec<ArrivingAnswer> {
         let begun = self.next();
-        let (new, later): (Vec<Answer>, _) = self.waiting.drain(..).partition(|a| a.asked <= begun);
+        let (new, later): (Vec<ArrivingAnswer>, _) = self.waiting.drain(..).partition(|a| a.asked <= begun);
         self.waiting = later;
         let prompts = PROMPT * new.len() as u32;
         let answers = self.running.len() as u32;
@@ -196,7 +196,7 @@ impl Lender {
 /// Who says that a claim is false.
 trait Judge {
     fn hear(&mut self, _: Duration, _: &View) {}
-    fn saw(&mut self, view: &View, group: &Group, seen: Seen) -> Option<(PeerId, Offence)>;
+    fn saw(&mut self, view: &View, group: &Group, seen: SeenWork) -> Option<(PeerId, Offence)>;
     /// What a group's share of the work is multiplied with.
     fn weight(&self, _: &Group) -> f64 {
         1.0
@@ -208,7 +208,7 @@ impl Judge for ClaimCheck {
         self.hear(now, view);
     }
 
-    fn saw(&mut self, view: &View, group: &Group, seen: Seen) -> Option<(PeerId, Offence)> {
+    fn saw(&mut self, view: &View, group: &Group, seen: SeenWork) -> Option<(PeerId, Offence)> {
         self.saw(view, group, seen)
     }
 
@@ -222,7 +222,7 @@ impl Judge for ClaimCheck {
 struct ByTheClock(BTreeMap<PeerId, VecDeque<f64>>);
 
 impl Judge for ByTheClock {
-    fn saw(&mut self, view: &View, group: &Group, seen: Seen) -> Option<(PeerId, Offence)> {
+    fn saw(&mut self, view: &View, group: &Group, seen: SeenWork) -> Option<(PeerId, Offence)> {
         let leader = group.leader()?;
         let [step, _, answer] = view.adverts[&leader].devices[0].profile(MODEL)?.decode;
         let claimed = (step + answer) * f64::from(LAYERS * (ANSWER - 2));
@@ -236,7 +236,7 @@ impl Judge for ByTheClock {
         let mut others: Vec<f64> = self.0.iter().filter(|(p, _)| **p != leader).filter_map(|(_, w)| best(w)).collect();
         others.sort_by(f64::total_cmp);
         let median = others.get(others.len() / 2).filter(|_| others.len() >= 2)?.max(f64::MIN_POSITIVE);
-        (own / median >= 16.0).then_some((leader, Offence::FalseSpeed { times: 16 }))
+        (own / median >= 16.0).then_some((leader, Offence::FalseSpeed { times: 16, is_seconded: true }))
     }
 }
 
@@ -364,7 +364,7 @@ impl Swarm {
             drawn < 0.0
         };
         let lender = shares.iter().position(is_drawn).unwrap_or(shares.len() - 1);
-        self.lenders[lender].waiting.push(Answer { asked, tokens: 0, second: 0.0, last: 0.0, stood: 0.0 });
+        self.lenders[lender].waiting.push(ArrivingAnswer { asked, tokens: 0, second: 0.0, last: 0.0, stood: 0.0 });
     }
 }
 
@@ -389,10 +389,10 @@ fn who_waits_for_its_turn_is_not_slow_and_who_claims_too_much_is_found_all_the_s
 }
 
 /// From the second token to the last, as a gateway counts.
-fn seen(answer: &Answer, sequences: u32) -> Seen {
+fn seen(answer: &ArrivingAnswer, sequences: u32) -> SeenWork {
     let [at, took, stood] = [answer.last, answer.last - answer.second, answer.stood].map(Duration::from_secs_f64);
-    let work = Work::Answer { tokens: ANSWER - 2, context: PROMPT + ANSWER / 2 };
-    Seen { work, at, took, stood, sequences }
+    let work = ClaimedWork::Answer { tokens: ANSWER - 2, context: PROMPT + ANSWER / 2 };
+    SeenWork { work, at, took, stood, sequences }
 }
 
 fn peer(n: usize) -> PeerId {

@@ -9,8 +9,9 @@ use tsnode_coordinator::{
     sample::{self, card},
 };
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Device, Epoch, Experts, Group, LayerRange, Link, ModelCard, ModelShape, PathKind, PeerId,
-    Phase, Plan, Route, Seconds, Stage, Term,
+    Advert, BatchPolicy, BytesPerSecond, Device, Epoch, Experts, Group, LayerRange, Link, ModelCard, ModelShape,
+    PathKind, PeerId, Phase, Plan, RequestClass, Route, Seconds, SettingKey, SettingValue, Stage, SwarmSetting,
+    Targets, Term, Traffic, traffic::LENGTHS,
 };
 
 const LAYERS: u32 = 4;
@@ -40,6 +41,44 @@ fn a_group_that_the_plan_has_no_use_for_can_still_be_sent_work() {
     assert!(to(&groups[1]) > 0.98, "{routes:?}");
     assert!((to(&groups[2]) > 0.0) && (to(&groups[3]) > 0.0), "{routes:?}");
     assert!((routes.iter().map(|r| r.share).sum::<f64>() - 1.0).abs() < 1e-9, "{routes:?}");
+}
+
+/// What two peers are worth with these phases, where steps are formed so and a first token is to come within this time (s).
+fn worth(phases: [Phase; 2], policy: BatchPolicy, ttft: f64) -> f64 {
+    let peer = |n: u8| PeerId([n; 32]);
+    let set = |key, value| SwarmSetting { key, value, at: 1, by: peer(0) };
+    let targets = Targets { ttft: Some(Seconds(ttft)), ..Targets::default() };
+    let settings = vec![
+        set(SettingKey::Targets { model: None, class: RequestClass::Interactive }, SettingValue::Targets(targets)),
+        set(SettingKey::Batch { model: None }, SettingValue::Batch(Some(policy))),
+    ];
+    let (model, prompts, answers) = (card().id, [200; LENGTHS], [50; LENGTHS]);
+    let traffic = vec![Traffic { model, rate: 4.0, variation: 1.0, prompts, answers }];
+    let lends = || sample::measured(0, [1e-3, 1e-4, 0.0], [1e-3, 0.0, 1e-4]);
+    let adverts = [Advert { settings, traffic, ..lends() }, lends()];
+    let members: BTreeMap<PeerId, &Advert> = (0..).zip(&adverts).map(|(n, advert)| (peer(n), advert)).collect();
+    let layers = LayerRange { start: 0, end: LAYERS };
+    let group = |(n, phase)| Group::new(model, phase, vec![Stage { peer: peer(n), device: 0, layers }]);
+    let groups = (0..).zip(phases).map(group).collect();
+    let (epoch, term, reason) = (Epoch(0), Term(0), String::new());
+    let plan = Plan { epoch, term, parent: None, groups, routes: vec![], chosen: vec![], reason };
+    planner::value(&plan, &members, &Wish::default())
+}
+
+/// Prompts of 200 tokens take two steps of 128 at most, or one where they go alone.
+#[test]
+fn groups_that_do_both_are_valued_by_how_steps_are_formed_and_others_are_not() {
+    let all = [BatchPolicy::Chunked, BatchPolicy::Mixed, BatchPolicy::PrefillFirst];
+    let by = |phases, ttft| all.map(|policy| worth(phases, policy, ttft));
+    let mut gained: f64 = 0.0;
+    for ttft in (40..160).step_by(2).map(|ms| f64::from(ms) * 1e-3) {
+        let apart = by([Phase::Prefill, Phase::Decode], ttft);
+        assert!(apart.iter().all(|worth| (worth - apart[0]).abs() < 1e-9), "{ttft}: {apart:?}");
+        let [chunked, mixed, prefill_first] = by([Phase::Mixed; 2], ttft);
+        assert!(chunked <= mixed + 1e-3 && mixed <= prefill_first + 1e-3, "{ttft}: {chunked} {mixed} {prefill_first}");
+        gained = gained.max(prefill_first - chunked);
+    }
+    assert!(gained > 0.1, "{gained}");
 }
 
 /// Large swarms are planned in regions, and a loss moves their borders: groups over a border stand all the same.
@@ -162,14 +201,14 @@ fn adverts(card: &ModelCard, lenders: &[Lender]) -> Vec<Advert> {
 }
 
 /// What is planned of them.
-fn planned(card: &ModelCard, lenders: &[Lender], split: SplitChoice) -> planner::Draft {
+fn planned(card: &ModelCard, lenders: &[Lender], split: SplitChoice) -> planner::PlanDraft {
     let adverts = adverts(card, lenders);
     let members: BTreeMap<PeerId, &Advert> = (0..).map(id).zip(&adverts).collect();
     planner::plan(&members, &Wish { split, ..Wish::default() }, None)
 }
 
 /// Whether requests can be served: whole groups, and a way for every request.
-fn serves(draft: &planner::Draft) -> bool {
+fn serves(draft: &planner::PlanDraft) -> bool {
     let routed: f64 = draft.routes.iter().map(|r| r.share).sum();
     !draft.groups.is_empty() && (routed - 1.0).abs() < 1e-6
 }
@@ -224,7 +263,7 @@ fn experts_that_no_peer_holds_lie_over_four() {
     let adverts = adverts(&mixture(), &three);
     let members: BTreeMap<PeerId, &Advert> = (0..).map(id).zip(&adverts).collect();
     let [short] = &live::shortfalls(&members)[..] else { panic!("nothing is said") };
-    let live::Lack::Memory { needs, lent } = short.lack else { panic!("{short:?}") };
+    let live::DeviceShortfall::Memory { needs, lent } = short.lack else { panic!("{short:?}") };
     assert!(needs > shape.stage_bytes(shape.all_layers()) && lent < needs, "{needs} of {lent}");
 }
 

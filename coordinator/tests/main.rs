@@ -9,6 +9,7 @@ mod cronus;
 mod gateway;
 mod lenders;
 mod live;
+mod one_pool;
 mod pools;
 mod prompt_logprobs;
 mod recovery;

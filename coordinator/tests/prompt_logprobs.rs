@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::time::Duration;
-use tsnode_coordinator::batcher::{Action, Batcher, BatcherConfig, Event, Kind, NewSequence};
+use tsnode_coordinator::batcher::{Action, Batcher, BatcherConfig, Event, NewSequence, SequenceKind};
 use tsnode_protocol::{
     KvCodec, PromptLogprob, RequestId, Sampled, Sampling, Token,
     ring::{Admit, RingFrame},
@@ -36,7 +36,7 @@ impl Scenario {
                 stop_tokens: vec![Token(PROMPT - 1)],
                 class: Default::default(),
             },
-            kind: Kind::Local,
+            kind: SequenceKind::Local,
         };
         self.tell(batcher, Event::Submit(sequence));
         while let Some(frame) = self.frames.pop_front() {

@@ -30,6 +30,7 @@ fn advert(bandwidth: BytesPerSecond) -> Advert {
 struct Scenario {
     gateway: Gateway,
     view: View,
+    now: Duration,
 }
 
 impl Scenario {
@@ -50,7 +51,7 @@ impl Scenario {
         };
         let adverts = (1..6).map(|n| (peer(n), advert(FAST))).collect();
         let view = View { plan: Some(Arc::new(plan)), adverts: Arc::new(adverts), ..View::default() };
-        let mut scenario = Self { gateway: Gateway::new(GatewayConfig::default()), view };
+        let mut scenario = Self { gateway: Gateway::new(GatewayConfig::default()), view, now: Duration::ZERO };
         scenario.up(&[1, 2, 3, 4, 5], 0);
         scenario
     }
@@ -70,7 +71,7 @@ impl Scenario {
     }
 
     fn tell(&mut self, event: Event) -> Vec<Action> {
-        self.gateway.on_event(Duration::ZERO, event)
+        self.gateway.on_event(self.now, event)
     }
 
     fn submit(&mut self, request: RequestId, begun: Option<Begun>) -> (PeerId, DecodeRequest) {
@@ -240,6 +241,47 @@ fn a_prefill_group_that_breaks_off_is_not_counted_with() {
     scenario.tell(Event::PrefillLost { request: id(1), reason: "reset".into() });
     scenario.up(&[1, 3, 4, 5], 0);
     assert!(!scenario.lost(id(1)).1.await_kv);
+}
+
+/// Groups give up a gateway that is stopped, or whose host sleeps, and keep what they computed for it.
+#[test]
+fn a_gateway_that_slept_goes_back_to_the_group_that_has_its_answer() {
+    let awake = Duration::from_secs(20);
+    for (slept, lost_after) in [(false, 0), (true, 0), (true, 9), (true, 10)] {
+        let mut scenario = Scenario::new();
+        scenario.served_by(id(1), 2);
+        scenario.up(&[1, 2, 3, 4, 5], 0);
+        scenario.now = awake;
+        if slept {
+            scenario.tell(Event::Woke);
+        }
+        scenario.now = awake + Duration::from_secs(lost_after);
+        let (leader, open) = scenario.lost(id(1));
+        let goes_back = slept && lost_after < 10;
+        assert_eq!((leader == peer(2), open.answered.len()), (goes_back, 2), "{slept}, {lost_after} s");
+        if goes_back {
+            assert!(!open.await_kv);
+            assert_ne!(scenario.lost(id(1)).0, peer(2), "once: now it is the group's doing");
+        }
+    }
+}
+
+#[test]
+fn a_gateway_that_slept_counts_with_what_a_prefill_group_has_and_not_with_one_that_is_gone() {
+    for is_gone in [false, true] {
+        let mut scenario = Scenario::new();
+        scenario.split(id(1), 1, 2);
+        scenario.now = Duration::from_secs(20);
+        scenario.tell(Event::Woke);
+        if is_gone {
+            Arc::make_mut(&mut scenario.view.adverts).remove(&peer(1));
+            scenario.tell(Event::View(scenario.view.clone()));
+        } else {
+            scenario.tell(Event::PrefillLost { request: id(1), reason: "timed out".into() });
+        }
+        scenario.up(&[1, 3, 4, 5], 0);
+        assert_eq!(scenario.lost(id(1)).1.await_kv, !is_gone);
+    }
 }
 
 #[test]

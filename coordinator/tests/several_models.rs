@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use tsnode_coordinator::{
     gate::SplitChoice,
-    planner::{self, Draft, Wish},
+    planner::{self, PlanDraft, Wish},
     sample,
 };
 use tsnode_protocol::{Advert, Epoch, Group, LayerRange, ModelId, PeerId, Phase, Plan, Stage, Term, Traffic};
@@ -21,7 +21,7 @@ fn swarm(hosts: usize, models: u8) -> BTreeMap<PeerId, Advert> {
     (0..hosts).map(|n| (id(n), sample::lends_several(n, sample::cards(models)))).collect()
 }
 
-fn planned(adverts: &BTreeMap<PeerId, Advert>) -> Draft {
+fn planned(adverts: &BTreeMap<PeerId, Advert>) -> PlanDraft {
     planner::plan(&members(adverts), &Wish::default(), None)
 }
 

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 use tsnode_coordinator::{
-    batcher::{Action, Batcher, BatcherConfig, Event, Kind, NewSequence},
+    batcher::{Action, Batcher, BatcherConfig, Event, NewSequence, SequenceKind},
     policy::choice::Batches,
 };
 use tsnode_protocol::{
@@ -40,7 +40,7 @@ fn new(n: u32, (prompt, answer): (usize, u32)) -> NewSequence {
             stop_tokens: vec![],
             class: Default::default(),
         },
-        kind: Kind::Local,
+        kind: SequenceKind::Local,
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tsnode_coordinator::{
     gate::SplitChoice,
     gateway::{Action, Event, Gateway, GatewayConfig, View},
-    liveness_probe::{LOOK, LivenessProbe, Seen},
+    liveness_probe::{LOOK, LivenessProbe, TransportSign},
     sample,
 };
 use tsnode_protocol::{
@@ -138,7 +138,7 @@ impl Scenario {
             let round_trip = Duration::from_millis(1);
             let seen = |id: &PeerId| {
                 let packets = self.packets.get(id).copied().unwrap_or_default();
-                (*id, Seen { packets, round_trip, connected: true, owes: true, unanswered: None })
+                (*id, TransportSign { packets, round_trip, connected: true, owes: true, unanswered: None })
             };
             let seen = self.owes.iter().map(seen).collect();
             let look = self.probe.look(self.now, &seen);

@@ -52,7 +52,7 @@ pub(crate) use dense::{Cut, Outputs};
 pub use matrix::{Dtype, Matrix};
 pub use packed::Packed;
 pub use product::Operand;
-use product::Task;
+use product::ProductTask;
 use simd::by_simd;
 pub use simd::{Gate, Simd};
 use std::ops::Range;
@@ -146,7 +146,7 @@ impl Cpu {
             return self.gate_mul(act, gate.1, up.1);
         }
         let simd = self.simd;
-        let then = |tasks: &[Task<'_>], range: Range<usize>| {
+        let then = |tasks: &[ProductTask<'_>], range: Range<usize>| {
             let [gate, up] = tasks else { return };
             for row in 0..gate.out().rows() {
                 // SAFETY: both are cut alike, and who multiplied a part has its outputs alone.

@@ -45,11 +45,11 @@ mod tests;
 mod tiles;
 mod weights;
 
-pub(crate) use choose::{Choice, Chosen};
+pub(crate) use choose::{ChosenToken, RowChoice};
 pub use driver::usable;
 pub use gather_way::{GatherWay, NoNccl, TimedGather};
-pub(crate) use gpus::{GpuCarrier, Gpus, TilePart, TilePlace};
-pub use jit::{Kept, KernelCache, Kernels, NotCompiled, Timed, TimedFile};
+pub(crate) use gpus::{GpuCarrier, GpuRanks, TilePart, TilePlace};
+pub use jit::{CacheState, KernelCache, Kernels, NotCompiled, TimedFile, TimedKernels};
 pub use libraries::{Libraries, Library};
 pub use machine::GpuError;
 pub(crate) use machine::Queue;
@@ -61,17 +61,17 @@ pub(crate) use weights::bytes_on_gpu;
 
 use crate::{
     engine::{Slice, StageKey},
-    pages::{Layout, PAGE_BYTES},
+    pages::{PAGE_BYTES, PageLayout},
 };
 use buffers::Buffer;
 use columns::Columns;
-use machine::{Machine, Memory};
+use machine::{GpuMemory, Machine};
 use ops::Ops;
 use recordings::Recordings;
-use stage::{Pass, Piece, Work};
+use stage::{GpuLayerPiece, GpuPass, GpuScratch};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use step::{Step, StepInput, Wanted};
+use step::{GpuStepInput, Step, StepInput};
 use tsnode_protocol::Token;
 
 /// Of a GPU's free memory, what weights and pages leave for what is between kernels and for the driver.
@@ -86,8 +86,8 @@ const RECORDED_ROWS: usize = 256;
 pub struct Gpu {
     // Stages and memory go before the machine they are on.
     stages: BTreeMap<StageKey, GpuStage>,
-    pages: Option<Memory>,
-    work: Work,
+    pages: Option<GpuMemory>,
+    work: GpuScratch,
     input: StepInput,
     ops: Ops,
     tiles: Buffer,
@@ -128,16 +128,16 @@ struct Recording {
 }
 
 /// What a GPU is to compute.
-pub(crate) struct Job<'a> {
+pub(crate) struct GpuJob<'a> {
     pub stage: StageKey,
     pub batch: &'a [Slice],
     pub rows: GpuInput<'a>,
     /// Rows that logits are wanted of.
     pub chosen: &'a [usize],
     /// How their tokens are chosen, if they are chosen there.
-    pub choices: &'a [Choice],
+    pub choices: &'a [RowChoice],
     /// By GPU.
-    pub shares: &'a [Share<'a>],
+    pub shares: &'a [GpuKv<'a>],
     /// Query heads that share one of keys and values.
     pub group: usize,
     /// Whether each layer is marked once its keys and values are stored.
@@ -145,13 +145,13 @@ pub(crate) struct Job<'a> {
 }
 
 /// Where a GPU has the keys and values of a step.
-pub(crate) struct Share<'a> {
+pub(crate) struct GpuKv<'a> {
     /// Pages of every layer and sequence, `most` each.
     pub tables: &'a [u32],
     /// A number that only these tables of this GPU have had.
     pub edition: u64,
     pub most: usize,
-    pub layout: Layout,
+    pub layout: PageLayout,
 }
 
 /// What enters a stage.
@@ -186,7 +186,7 @@ impl Gpu {
         Self {
             stages: BTreeMap::new(),
             pages: None,
-            work: Work::new(&machine),
+            work: GpuScratch::new(&machine),
             input: StepInput::new(&machine),
             ops: Ops::new(machine.clone()),
             tiles: buffer(),
@@ -240,7 +240,7 @@ impl Gpu {
 
     /// Takes memory for pages.
     pub(crate) fn reserve(&mut self, bytes: usize) -> Result<(), GpuError> {
-        self.pages = Some(Memory::take(&self.machine, bytes / PAGE_BYTES * PAGE_BYTES)?);
+        self.pages = Some(GpuMemory::take(&self.machine, bytes / PAGE_BYTES * PAGE_BYTES)?);
         Ok(())
     }
 
@@ -268,7 +268,7 @@ impl Gpu {
     }
 
     /// Computes a step; it is under way when this returns.
-    pub(crate) fn start(&mut self, job: &Job<'_>, share: &Share<'_>) -> Result<(), GpuError> {
+    pub(crate) fn start(&mut self, job: &GpuJob<'_>, share: &GpuKv<'_>) -> Result<(), GpuError> {
         stage(&self.stages, job.stage)?;
         let step = self.send(job, share)?;
         self.take_rows(job)?;
@@ -298,13 +298,13 @@ impl Gpu {
     }
 
     /// Tells the GPU of a step.
-    fn send(&mut self, job: &Job<'_>, share: &Share<'_>) -> Result<Step, GpuError> {
+    fn send(&mut self, job: &GpuJob<'_>, share: &GpuKv<'_>) -> Result<Step, GpuError> {
         check_rows(job)?;
         let tokens = match job.rows {
             GpuInput::Tokens(tokens) => tokens,
             GpuInput::Hidden(_) => &[],
         };
-        let wanted = Wanted {
+        let wanted = GpuStepInput {
             batch: job.batch,
             tokens,
             chosen: job.chosen,
@@ -320,14 +320,14 @@ impl Gpu {
     }
 
     /// Copies rows of the stage before to the GPU, if such enter.
-    fn take_rows(&mut self, job: &Job<'_>) -> Result<(), GpuError> {
+    fn take_rows(&mut self, job: &GpuJob<'_>) -> Result<(), GpuError> {
         let GpuInput::Hidden(rows) = job.rows else { return Ok(()) };
         let at = self.work.hidden.fit(rows.len() * 4)?;
         self.machine.upload(Queue::Compute, at, bytemuck::cast_slice(rows))
     }
 
     /// Records a run that was just found, and runs it; where that is not done or fails, nothing has run.
-    fn record(&mut self, recording: Recording, job: &Job<'_>, share: &Share<'_>) -> Result<bool, GpuError> {
+    fn record(&mut self, recording: Recording, job: &GpuJob<'_>, share: &GpuKv<'_>) -> Result<bool, GpuError> {
         if !self.machine.record()? {
             return Ok(false);
         }
@@ -342,11 +342,11 @@ impl Gpu {
     }
 
     /// Launches all of a step.
-    fn run(&mut self, step: &Step, job: &Job<'_>, share: &Share, recording: Recording) -> Result<(), GpuError> {
+    fn run(&mut self, step: &Step, job: &GpuJob<'_>, share: &GpuKv, recording: Recording) -> Result<(), GpuError> {
         if recording.embeds {
             self.embed(job.stage, step)?;
         }
-        let pass = Pass { step, layout: share.layout, marks: job.marks };
+        let pass = GpuPass { step, layout: share.layout, marks: job.marks };
         stage(&self.stages, job.stage)?.run(&mut self.ops, &mut self.work, pass)?;
         self.head(job.stage, step)?;
         if recording.chooses { self.choose(job.stage, step) } else { Ok(()) }
@@ -364,7 +364,7 @@ impl Gpu {
     /// Chooses tokens by logits of which the GPU has all.
     fn choose(&mut self, key: StageKey, step: &Step) -> Result<(), GpuError> {
         let vocab = stage(&self.stages, key)?.vocab();
-        let out = self.tokens.fit(step.chosen_rows * size_of::<Chosen>())?;
+        let out = self.tokens.fit(step.chosen_rows * size_of::<ChosenToken>())?;
         self.ops.choose(self.work.logits.at(), step.chosen_rows, vocab, step.choices, out)
     }
 
@@ -388,22 +388,22 @@ impl Gpu {
     }
 
     /// Waits for a step's logits, `[row][vocab]`.
-    pub(crate) fn logits(&mut self, job: &Job<'_>, out: &mut Vec<f32>) -> Result<(), GpuError> {
+    pub(crate) fn logits(&mut self, job: &GpuJob<'_>, out: &mut Vec<f32>) -> Result<(), GpuError> {
         let vocab = self.stages.get(&job.stage).map_or(0, GpuStage::vocab);
         out.resize(job.chosen.len() * vocab, 0.0);
         self.machine.download(Queue::Compute, self.work.logits.at(), bytemuck::cast_slice_mut(out))
     }
 
     /// Waits for a step's rows, for the next stage.
-    pub(crate) fn hidden(&mut self, job: &Job<'_>, rows: usize, out: &mut Vec<f32>) -> Result<(), GpuError> {
+    pub(crate) fn hidden(&mut self, job: &GpuJob<'_>, rows: usize, out: &mut Vec<f32>) -> Result<(), GpuError> {
         let width = self.stages.get(&job.stage).map_or(0, |stage| stage.width);
         out.resize(rows * width, 0.0);
         self.machine.download(Queue::Compute, self.work.hidden.at(), bytemuck::cast_slice_mut(out))
     }
 
     /// Waits for the tokens chosen.
-    pub(crate) fn tokens(&mut self, job: &Job<'_>) -> Result<Vec<Chosen>, GpuError> {
-        let mut out = vec![Chosen::default(); job.chosen.len()];
+    pub(crate) fn tokens(&mut self, job: &GpuJob<'_>) -> Result<Vec<ChosenToken>, GpuError> {
+        let mut out = vec![ChosenToken::default(); job.chosen.len()];
         self.machine.download(Queue::Compute, self.tokens.at(), bytemuck::cast_slice_mut(&mut out))?;
         Ok(out)
     }
@@ -414,7 +414,7 @@ impl Gpu {
     }
 
     fn pool(&self) -> u64 {
-        self.pages.as_ref().map_or(0, Memory::at)
+        self.pages.as_ref().map_or(0, GpuMemory::at)
     }
 }
 
@@ -423,7 +423,7 @@ fn stage(stages: &BTreeMap<StageKey, GpuStage>, key: StageKey) -> Result<&GpuSta
 }
 
 /// Refuses a step that a GPU would refuse to launch, and not in words.
-fn check_rows(job: &Job<'_>) -> Result<(), GpuError> {
+fn check_rows(job: &GpuJob<'_>) -> Result<(), GpuError> {
     let (rows, most) = (job.batch.iter().map(|slice| slice.len as usize).sum(), MOST_ROWS);
     if rows <= most { Ok(()) } else { Err(GpuError::Rows { rows, most }) }
 }

@@ -10,7 +10,7 @@ pub struct Host {
     /// Its processor.
     pub cpu: CpuInfo,
     /// Its NVIDIA GPUs, or why there are none.
-    pub gpus: Result<Vec<GpuInfo>, String>,
+    pub gpus: Result<Vec<HostGpu>, String>,
 }
 
 /// A processor.
@@ -30,7 +30,7 @@ pub struct CpuInfo {
 
 /// A GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GpuInfo {
+pub struct HostGpu {
     /// Its number.
     pub ordinal: u16,
     /// Vendor's name.
@@ -47,7 +47,7 @@ impl Host {
             .with_cpu(CpuRefreshKind::nothing())
             .with_memory(MemoryRefreshKind::nothing().with_ram());
         let system = System::new_with_specifics(what);
-        let memory = Memory::of(&system);
+        let memory = HostMemory::of(&system);
         let name = system.cpus().first().map(|c| c.brand().trim().to_owned()).filter(|n| !n.is_empty());
         let cpu = CpuInfo {
             name: name.unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
@@ -61,12 +61,12 @@ impl Host {
 }
 
 /// Memory as far as this process can have it (bytes).
-struct Memory {
+struct HostMemory {
     total: u64,
     free: u64,
 }
 
-impl Memory {
+impl HostMemory {
     /// The host's, or that of the container the process is in where it is less: whoever takes more than that is ended,
     /// however much the host has. What a container keeps of files is free, as it is of the host.
     fn of(system: &System) -> Self {
@@ -84,11 +84,11 @@ impl Memory {
 #[must_use]
 pub fn free_memory() -> u64 {
     let what = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
-    Memory::of(&System::new_with_specifics(what)).free
+    HostMemory::of(&System::new_with_specifics(what)).free
 }
 
 /// NVIDIA GPUs by the driver's own count.
-fn gpus() -> Result<Vec<GpuInfo>, String> {
+fn gpus() -> Result<Vec<HostGpu>, String> {
     // SAFETY: only looks whether the driver's library can be opened.
     #[expect(unsafe_code, reason = "the lines above say why it is sound")]
     let present = unsafe { cudarc::driver::sys::is_culib_present() };
@@ -99,7 +99,7 @@ fn gpus() -> Result<Vec<GpuInfo>, String> {
     catch_unwind(AssertUnwindSafe(ask_driver)).unwrap_or_else(|_| Err("the NVIDIA driver is too old".into()))
 }
 
-fn ask_driver() -> Result<Vec<GpuInfo>, String> {
+fn ask_driver() -> Result<Vec<HostGpu>, String> {
     use cudarc::driver::result;
     let failed = |e: cudarc::driver::DriverError| format!("the NVIDIA driver answers: {e}");
     result::init().map_err(failed)?;
@@ -111,7 +111,7 @@ fn ask_driver() -> Result<Vec<GpuInfo>, String> {
         // SAFETY: `device` is a handle the driver gave a line above.
         #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         let memory = unsafe { result::device::total_mem(device) }.map_err(failed)?;
-        found.push(GpuInfo { ordinal: ordinal as u16, name, memory_bytes: memory as u64 });
+        found.push(HostGpu { ordinal: ordinal as u16, name, memory_bytes: memory as u64 });
     }
     if found.is_empty() { Err("the NVIDIA driver finds no GPU".into()) } else { Ok(found) }
 }

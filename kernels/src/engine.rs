@@ -8,6 +8,7 @@ mod beside;
 mod carded;
 mod carrier;
 mod choosing;
+mod device_pool;
 mod parts;
 mod prefix_cache;
 mod shards;
@@ -15,24 +16,26 @@ mod tap;
 mod tiles;
 mod turns;
 
-pub use beside::Held;
-pub use carded::Pick;
-pub use carrier::{Carried, Carrier};
+pub use beside::HeldSequence;
+pub use carded::RowToSample;
+pub use carrier::{CarriedStage, StageCarrier};
+pub use device_pool::DevicePool;
 pub use prefix_cache::{Prefix, PrefixKey};
 pub use tap::{Fresh, Tap};
 
-pub(crate) use attend::{Attend, Look, Turn};
+pub(crate) use attend::{Attend, AttentionParams, RotaryTables};
 
 use crate::{
     cpu::{Cpu, Simd, Team},
-    cuda::{GpuError, Gpus},
+    cuda::{GpuError, GpuRanks},
     load::{InUse, StageMemory},
     pages::{PAGE_BYTES, PageCount, PagePool, PageUse, PagesError},
-    ranks::{Alone, Gather, Hall},
+    ranks::{Gather, Hall, SingleRank},
     source::StageModel,
     wire::{self, PayloadError},
 };
-use attend::Run;
+use attend::RowRun;
+use device_pool::PoolSharing;
 use parts::{Device, Loaded, Part};
 use prefix_cache::PrefixCache;
 use shards::Shards;
@@ -40,7 +43,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tap::{Stored, Tapped};
 use tsnode_protocol::{KvDtype, LayerRange, RequestId, TileHeader, Token};
-use turns::Turns;
+use turns::StageRotations;
 
 /// Threads that compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,7 +189,7 @@ pub enum EngineError {
 }
 
 /// What a rank computes with, its pages, its part of a stage, and who takes KV out.
-type Place<'a> = (((&'a mut Device, &'a mut PagePool), &'a mut Part), Option<Tapped<'a>>);
+type RankContext<'a> = (((&'a mut Device, &'a mut PagePool), &'a mut Part), Option<Tapped<'a>>);
 
 /// Stages, pages and sequences of one host.
 pub struct Engine {
@@ -195,7 +198,7 @@ pub struct Engine {
     hall: Hall,
     devices: Vec<Device>,
     /// What computes in place of the processor, if something does.
-    gpus: Option<Gpus>,
+    gpus: Option<GpuRanks>,
     /// Page tables of each GPU's last batch.
     tables: Vec<carded::Tables>,
     /// Pages of each rank.
@@ -205,7 +208,9 @@ pub struct Engine {
     sequences: BTreeMap<(StageKey, RequestId), Shards>,
     kept: PrefixCache,
     next_key: u64,
-    wire: wire::Scratch,
+    /// Where others have the pools as well.
+    sharing: PoolSharing,
+    wire: wire::CodecScratch,
     out: Vec<f32>,
     /// Of the batch at hand: positions of all rows, and whose slices have been seen. Kept from step to step.
     positions: Vec<u32>,
@@ -248,7 +253,8 @@ impl Engine {
             sequences: BTreeMap::new(),
             kept: PrefixCache::default(),
             next_key: 0,
-            wire: wire::Scratch::default(),
+            sharing: PoolSharing::default(),
+            wire: wire::CodecScratch::default(),
             out: Vec::new(),
             positions: Vec::new(),
             seen: Vec::new(),
@@ -264,8 +270,8 @@ impl Engine {
         Ok(self.take(carried))
     }
 
-    fn take_in(&mut self, carried: Carried, page_use: PageUse) -> StageKey {
-        let Carried { parts, shape, layers, there } = carried;
+    fn take_in(&mut self, carried: CarriedStage, page_use: PageUse) -> StageKey {
+        let CarriedStage { parts, shape, layers, there } = carried;
         let key = StageKey(self.next_key);
         self.next_key += 1;
         let mut weights = 0;
@@ -276,7 +282,7 @@ impl Engine {
                 weights = StageMemory::of(parts.iter().map(|part| part.stage.as_ref())).total();
             }
         }
-        let turns = Turns::new(parts[0].stage.as_ref());
+        let turns = StageRotations::new(parts[0].stage.as_ref());
         self.stages.insert(key, Loaded { parts, shape, layers, turns, page_use, weights });
         key
     }
@@ -306,7 +312,7 @@ impl Engine {
         }
         let (layers, room) = (loaded.layers.len() as usize, room as usize);
         let needs: Vec<usize> = (0..self.pools.len()).map(|rank| loaded.pages(rank, room)).collect();
-        self.make_room(stage, &needs, None);
+        self.make_room(stage, &needs, None)?;
         let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
         let kv = Shards::reserve(&mut self.pools, loaded.layouts(), layers, room, loaded.page_use)?;
         self.sequences.insert((stage, request), kv);
@@ -335,7 +341,7 @@ impl Engine {
     pub fn grow(&mut self, stage: StageKey, request: RequestId, room: u32) -> Result<(), EngineError> {
         let kv = self.sequence(stage, request)?;
         let needs: Vec<usize> = (0..self.pools.len()).map(|rank| kv.grow_pages(rank, room as usize)).collect();
-        self.make_room(stage, &needs, None);
+        self.make_room(stage, &needs, None)?;
         let kv = self.sequences.get_mut(&(stage, request)).ok_or(EngineError::NoSequence(request))?;
         Ok(kv.grow(&mut self.pools, room as usize)?)
     }
@@ -389,7 +395,8 @@ impl Engine {
 
     /// Does a little of what the next sequences need, for when there is nothing else to do; says whether there may be more.
     pub fn make_ready(&mut self) -> bool {
-        !self.stages.is_empty() && self.pools.iter_mut().any(PagePool::make_ready)
+        let ready = |engine: &mut Self| !engine.stages.is_empty() && engine.pools.iter_mut().any(PagePool::make_ready);
+        self.turn_if_free(ready).unwrap_or(false)
     }
 
     /// Computes a batch: any mix of prompt chunks and single tokens, each slice's rows one after the other. The result
@@ -467,13 +474,13 @@ impl Engine {
         // A tap is the only rank's, if there is but one.
         let taps = std::iter::once(tapped).chain(std::iter::repeat_with(|| None));
         let mut places = self.devices.iter_mut().zip(&mut self.pools).zip(&mut loaded.parts).zip(taps);
-        let compute = |rank: usize, (((device, pool), part), tap): &mut Place<'_>| {
+        let compute = |rank: usize, (((device, pool), part), tap): &mut RankContext<'_>| {
             let (seat, layout) = (hall.seat(rank), part.layout);
-            let others: &dyn Gather = if ranks == 1 { &Alone } else { &seat };
+            let others: &dyn Gather = if ranks == 1 { &SingleRank } else { &seat };
             let tap = tap.as_mut().map(|tap| tap as &mut dyn Stored);
             // `check` has seen every sequence of the batch.
             let kvs = batch.iter().filter_map(|s| Some(sequences.get(&(stage, s.request))?.of(rank)));
-            let runs = Run::all(std::mem::take(&mut device.runs), batch, kvs, device.cpu.has_chunks(layout.dim));
+            let runs = RowRun::all(std::mem::take(&mut device.runs), batch, kvs, device.cpu.has_chunks(layout.dim));
             let mut attend = Attend { pool, sequences, stage, positions, others, layout, tap, runs };
             part.stage.layers(&device.cpu, &mut device.hidden, &mut attend);
             device.runs = attend::emptied(attend.runs);

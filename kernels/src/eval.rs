@@ -3,7 +3,7 @@
 mod quality;
 mod reference;
 
-pub use quality::{Change, LayerError, Predicted, SideError, Subject, rouge_l};
+pub use quality::{LayerError, PrefixChange, PrefixQuality, SideError, Subject, rouge_l};
 pub use reference::{as_reference, reference_bits};
 
 use crate::{

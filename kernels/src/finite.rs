@@ -18,7 +18,7 @@ const PART: usize = 1 << 20;
 
 /// Something in a tensor that nothing can be computed with.
 #[derive(Clone, Copy, Debug)]
-pub struct Bad {
+pub struct NonFinite {
     /// NaN or an infinity.
     pub value: f32,
     /// The number's place in the tensor, row after row; of a block's scale, that of the block's first number.
@@ -27,7 +27,7 @@ pub struct Bad {
     pub numbers: usize,
 }
 
-impl fmt::Display for Bad {
+impl fmt::Display for NonFinite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { value, index, numbers } = self;
         match numbers {
@@ -37,7 +37,7 @@ impl fmt::Display for Bad {
     }
 }
 
-impl Bad {
+impl NonFinite {
     /// The first of `numbers` that is not finite.
     pub(crate) fn of(numbers: &[f32]) -> Option<Self> {
         let index = numbers.iter().position(|x| !x.is_finite())?;
@@ -46,7 +46,7 @@ impl Bad {
 }
 
 /// The first bad number of a tensor's `bytes`, or the first block with a bad scale.
-pub(crate) fn first_bad(cpu: &Cpu, bytes: &[u8], stored: Stored) -> Option<Bad> {
+pub(crate) fn first_bad(cpu: &Cpu, bytes: &[u8], stored: Stored) -> Option<NonFinite> {
     let unit = match stored {
         Stored::Dense(dtype) => dtype.bytes(),
         Stored::Quantised(kind) => kind.bytes(),
@@ -61,10 +61,10 @@ pub(crate) fn first_bad(cpu: &Cpu, bytes: &[u8], stored: Stored) -> Option<Bad> 
 }
 
 /// The first power of two of MXFP4 that is none, of those that lie by themselves.
-pub(crate) fn first_bad_power(powers: &[u8]) -> Option<Bad> {
+pub(crate) fn first_bad_power(powers: &[u8]) -> Option<NonFinite> {
     let at = powers.iter().position(|power| *power >= TOO_LARGE)?;
     let numbers = QuantType::Mxfp4.numbers();
-    Some(Bad { value: 2.0 * half_power(powers[at]), index: at * numbers, numbers })
+    Some(NonFinite { value: 2.0 * half_power(powers[at]), index: at * numbers, numbers })
 }
 
 /// Numbers are bad whose exponent is all ones. No branch inside: compilers make vector instructions of it.
@@ -98,12 +98,12 @@ fn bad_scale(block: &[u8], kind: QuantType) -> Option<f32> {
 }
 
 /// What is bad about one number or block, its index left open.
-fn bad(one: &[u8], stored: Stored) -> Option<Bad> {
+fn bad(one: &[u8], stored: Stored) -> Option<NonFinite> {
     let (value, numbers) = match stored {
         Stored::Dense(dtype) => (Some(dtype.get(one, 0)).filter(|x| !x.is_finite()), 1),
         Stored::Quantised(kind) => (bad_scale(one, kind), kind.numbers()),
     };
-    Some(Bad { value: value?, index: 0, numbers })
+    Some(NonFinite { value: value?, index: 0, numbers })
 }
 
 #[cfg(test)]
@@ -207,7 +207,7 @@ mod tests {
                 block[at..at + 2].copy_from_slice(&f16::INFINITY.to_le_bytes());
                 let mut numbers = vec![0.0; kind.numbers()];
                 crate::quant::Blocks::new(&block, kind, 1, kind.numbers()).widen_row(0, &mut numbers);
-                assert_eq!(bad_scale(&block, kind).is_some(), Bad::of(&numbers).is_some(), "{kind:?} at {at}");
+                assert_eq!(bad_scale(&block, kind).is_some(), NonFinite::of(&numbers).is_some(), "{kind:?} at {at}");
             }
         }
     }

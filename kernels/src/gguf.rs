@@ -13,7 +13,7 @@ mod tensors;
 mod tokenizer;
 
 pub(crate) use architecture::{Architecture, ROPE_FACTORS};
-pub use metadata::{Array, Metadata, Value};
+pub use metadata::{Array, Metadata, MetadataValue};
 pub(crate) use small_files::small_files;
 pub use tensors::TensorInfo;
 

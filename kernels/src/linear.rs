@@ -3,7 +3,7 @@
 use crate::{
     cpu::{Cpu, Dtype, Matrix, Operand, Packed},
     memory::Memory,
-    weights::{Tensor, View},
+    weights::{Tensor, TensorData},
 };
 use std::sync::{Arc, OnceLock};
 
@@ -44,8 +44,8 @@ impl Weight {
             return (dtype.bytes() * rows * cols) as u64;
         }
         match self.0.tensor.view() {
-            View::Dense(_) | View::Coded(_) => 0,
-            View::Quantised(blocks) => Packed::size(&blocks) as u64,
+            TensorData::Dense(_) | TensorData::Coded(_) => 0,
+            TensorData::Quantised(blocks) => Packed::size(&blocks) as u64,
         }
     }
 
@@ -56,7 +56,7 @@ impl Weight {
             self.widened(cpu, dtype);
             return self.0.tensor.forget();
         }
-        if let View::Quantised(blocks) = self.0.tensor.view() {
+        if let TensorData::Quantised(blocks) = self.0.tensor.view() {
             self.0.packed.get_or_init(|| cpu.pack(blocks));
             self.0.tensor.forget();
         }
@@ -73,9 +73,9 @@ impl Weight {
             return self.widened(cpu, dtype);
         }
         match self.0.tensor.view() {
-            View::Dense(matrix) => Operand::Dense(matrix),
-            View::Quantised(blocks) => Operand::Packed(self.0.packed.get_or_init(|| cpu.pack(blocks))),
-            View::Coded(coded) => self.widened(cpu, coded.dtype()),
+            TensorData::Dense(matrix) => Operand::Dense(matrix),
+            TensorData::Quantised(blocks) => Operand::Packed(self.0.packed.get_or_init(|| cpu.pack(blocks))),
+            TensorData::Coded(coded) => self.widened(cpu, coded.dtype()),
         }
     }
 
@@ -84,9 +84,9 @@ impl Weight {
     fn widened_to(&self) -> Option<Dtype> {
         let exact = self.0.exact.then_some(Dtype::F32);
         match self.0.tensor.view() {
-            View::Dense(matrix) => exact.filter(|_| matrix.dtype() == Dtype::Bf16),
-            View::Quantised(_) => exact,
-            View::Coded(coded) => exact.or(Some(coded.dtype())),
+            TensorData::Dense(matrix) => exact.filter(|_| matrix.dtype() == Dtype::Bf16),
+            TensorData::Quantised(_) => exact,
+            TensorData::Coded(coded) => exact.or(Some(coded.dtype())),
         }
     }
 
@@ -102,7 +102,7 @@ impl Weight {
     pub(crate) fn bytes(&self) -> u64 {
         let stored = self.0.tensor.bytes();
         match self.0.tensor.view() {
-            View::Quantised(blocks) if !self.0.exact => stored.max(Packed::share(&blocks) as u64),
+            TensorData::Quantised(blocks) if !self.0.exact => stored.max(Packed::share(&blocks) as u64),
             _ => stored,
         }
     }

@@ -8,7 +8,7 @@ use crate::{
     cuda::bytes_on_gpu,
     linear::Weight,
     memory,
-    models::Stage,
+    models::ModelStage,
     weights::{Tensor, WeightsError},
 };
 use serde::{Deserialize, Serialize};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// How far loading is (bytes as stored).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Progress {
+pub struct LoadProgress {
     /// Done.
     pub done: u64,
     /// In all.
@@ -66,9 +66,9 @@ impl StageMemory {
     }
 
     /// Of all ranks together.
-    pub(crate) fn of<'a>(stages: impl Iterator<Item = &'a dyn Stage> + Clone) -> Self {
+    pub(crate) fn of<'a>(stages: impl Iterator<Item = &'a dyn ModelStage> + Clone) -> Self {
         let (weights, tables) = all_of(stages.clone());
-        let bytes: u64 = stages.map(Stage::bytes).map(|bytes| bytes.layers + bytes.head).sum();
+        let bytes: u64 = stages.map(ModelStage::bytes).map(|bytes| bytes.layers + bytes.head).sum();
         let matrices: u64 = weights.iter().map(|w| w.bytes()).sum();
         let mapped = |tensor: &Tensor| weights.iter().any(|w| w.packed_bytes() == 0 && w.tensor().meets(tensor));
         let once = tables.iter().filter(|table| !mapped(table)).map(|table| table.bytes());
@@ -91,20 +91,20 @@ pub struct InUse {
 }
 
 /// What all ranks have: matrices that rows are multiplied by, and tensors that rows are taken out of.
-fn all_of<'a>(stages: impl Iterator<Item = &'a dyn Stage> + Clone) -> (Vec<&'a Weight>, Vec<&'a Tensor>) {
+fn all_of<'a>(stages: impl Iterator<Item = &'a dyn ModelStage> + Clone) -> (Vec<&'a Weight>, Vec<&'a Tensor>) {
     let weights = stages.clone().flat_map(|stage| stage.weights()).collect();
     (weights, stages.flat_map(|stage| stage.tables()).collect())
 }
 
 /// Stages, looked at only.
-pub(crate) fn each(stages: &[Box<dyn Stage>]) -> impl Iterator<Item = &dyn Stage> + Clone {
+pub(crate) fn each(stages: &[Box<dyn ModelStage>]) -> impl Iterator<Item = &dyn ModelStage> + Clone {
     stages.iter().map(|stage| stage.as_ref())
 }
 
 /// Memory that stages' weights take on GPUs (bytes), where formats without kernels are widened.
-pub(crate) fn on_gpus<'a>(stages: impl Iterator<Item = &'a dyn Stage> + Clone) -> u64 {
+pub(crate) fn on_gpus<'a>(stages: impl Iterator<Item = &'a dyn ModelStage> + Clone) -> u64 {
     let (weights, tables) = all_of(stages.clone());
-    let bytes: u64 = stages.map(Stage::bytes).map(|bytes| bytes.layers + bytes.head).sum();
+    let bytes: u64 = stages.map(ModelStage::bytes).map(|bytes| bytes.layers + bytes.head).sum();
     let matrices: u64 = weights.iter().map(|w| w.bytes()).sum();
     let there = tables.into_iter().chain(weights.iter().map(|w| w.tensor())).map(bytes_on_gpu);
     there.sum::<u64>() + bytes.saturating_sub(matrices)
@@ -112,18 +112,18 @@ pub(crate) fn on_gpus<'a>(stages: impl Iterator<Item = &'a dyn Stage> + Clone) -
 
 /// Looks at all of a stage's weights and leaves them as they lie, saying after each how far it is.
 pub(crate) fn look(
-    stages: &[Box<dyn Stage>],
+    stages: &[Box<dyn ModelStage>],
     cpu: &Cpu,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<LoadReport, WeightsError> {
     through(stages, cpu, progress, |_, _| ())
 }
 
 /// Looks at all of a stage's weights and packs those that are quantised, saying after each how far it is.
 pub(crate) fn run(
-    stages: &[Box<dyn Stage>],
+    stages: &[Box<dyn ModelStage>],
     cpu: &Cpu,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<LoadReport, WeightsError> {
     through(stages, cpu, progress, |weight, report| {
         let at = Instant::now();
@@ -138,9 +138,9 @@ pub(crate) fn run(
 
 /// Looks at all of a stage's weights, and does something with each matrix while what was just read of it is still in memory.
 fn through(
-    stages: &[Box<dyn Stage>],
+    stages: &[Box<dyn ModelStage>],
     cpu: &Cpu,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(LoadProgress),
     mut then: impl FnMut(&Weight, &mut LoadReport),
 ) -> Result<LoadReport, WeightsError> {
     let started = Instant::now();
@@ -152,7 +152,7 @@ fn through(
     let mut done = 0;
     let mut step = |bytes: u64| {
         done += bytes;
-        progress(Progress { done, total });
+        progress(LoadProgress { done, total });
     };
     step(0);
     for table in tables {

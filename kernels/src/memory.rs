@@ -16,7 +16,7 @@ const ALIGN: usize = 64;
 
 /// Bytes, zero at first.
 pub(crate) struct Memory {
-    piece: Arc<Piece>,
+    piece: Arc<Allocation>,
     from: usize,
     len: usize,
 }
@@ -24,7 +24,7 @@ pub(crate) struct Memory {
 impl Memory {
     /// So many, for themselves.
     pub fn zeroed(len: usize) -> Self {
-        let piece = Arc::new(Piece::new(len));
+        let piece = Arc::new(Allocation::new(len));
         Self { piece, from: 0, len }
     }
 }
@@ -32,7 +32,7 @@ impl Memory {
 /// Hands out memory one after the other. A piece goes back to the system when nothing that lies in it is left.
 #[derive(Default)]
 pub(crate) struct Arena {
-    piece: Option<Arc<Piece>>,
+    piece: Option<Arc<Allocation>>,
     used: usize,
 }
 
@@ -42,12 +42,12 @@ impl Arena {
         if len > PIECE / 2 {
             return Memory::zeroed(len);
         }
-        let fits = |piece: &&Arc<Piece>| len <= piece.len - self.used;
+        let fits = |piece: &&Arc<Allocation>| len <= piece.len - self.used;
         let piece = match self.piece.as_ref().filter(fits) {
             Some(piece) => piece.clone(),
             None => {
                 self.used = 0;
-                self.piece.insert(Arc::new(Piece::new(PIECE))).clone()
+                self.piece.insert(Arc::new(Allocation::new(PIECE))).clone()
             }
         };
         let from = self.used;
@@ -84,13 +84,13 @@ pub fn room(bytes: usize) -> usize {
 }
 
 /// What the system gave.
-struct Piece {
+struct Allocation {
     start: *mut u8,
     len: usize,
     _given: Given,
 }
 
-/// Held until the last [`Memory`] of it is dropped, and not looked at: [`Piece::start`] points into it.
+/// Held until the last [`Memory`] of it is dropped, and not looked at: [`Allocation::start`] points into it.
 enum Given {
     Mapped {
         _map: MmapMut,
@@ -103,12 +103,12 @@ enum Given {
 
 #[expect(unsafe_code, reason = "the line below says why it is sound")]
 // SAFETY: a piece's bytes are reached through `Memory` alone, and no two of these share any; nothing else changes.
-unsafe impl Send for Piece {}
+unsafe impl Send for Allocation {}
 #[expect(unsafe_code, reason = "the line below says why it is sound")]
 // SAFETY: as above.
-unsafe impl Sync for Piece {}
+unsafe impl Sync for Allocation {}
 
-impl Piece {
+impl Allocation {
     fn new(len: usize) -> Self {
         // Huge pages begin where their size divides the address.
         let Some(Ok(mut map)) = len.checked_add(HUGE).map(MmapMut::map_anon) else {

@@ -80,18 +80,18 @@ pub struct Family {
     /// Puts what is special of the family into a configuration read the usual way, and refuses what is not written.
     pub(crate) configure: fn(&mut ModelConfig, &Keys) -> Result<(), ModelConfigError>,
     /// Loads layers.
-    load: fn(&ModelConfig, &Checkpoint, Share) -> Loaded,
+    load: fn(&ModelConfig, &Checkpoint, StageShare) -> LoadedStage,
 }
 
 /// What of a model a stage is: some layers, and of their matrices and heads a rank's part.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Share {
+pub(crate) struct StageShare {
     pub layers: LayerRange,
     pub rank: Rank,
 }
 
 /// A stage, or why there is none.
-type Loaded = Result<Box<dyn Stage>, WeightsError>;
+type LoadedStage = Result<Box<dyn ModelStage>, WeightsError>;
 
 impl Family {
     /// Its class in transformers.
@@ -134,7 +134,7 @@ pub(crate) fn types() -> [&'static str; FAMILIES.len()] {
 
 /// Some consecutive layers of a model, or a rank's part of them; embedding with the first, on the first rank only, output
 /// head with the last.
-pub(crate) trait Stage: Send {
+pub(crate) trait ModelStage: Send {
     /// Embeds tokens at their positions, one row each.
     fn embed(&self, tokens: &[Token], positions: &[u32], out: &mut [f32]);
 
@@ -175,7 +175,7 @@ pub(crate) struct StageBytes {
 }
 
 /// Loads a share of a model.
-pub(crate) fn load(config: &ModelConfig, checkpoint: &Checkpoint, share: Share) -> Loaded {
+pub(crate) fn load(config: &ModelConfig, checkpoint: &Checkpoint, share: StageShare) -> LoadedStage {
     (config.family.load)(config, checkpoint, share)
 }
 

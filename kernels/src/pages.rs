@@ -1,7 +1,7 @@
 //! KV pages: one pool for every model on a device, in pages of one size whatever the model (SeaLLM §4.4).
 //!
 //! A page holds one layer's keys and values of a block of tokens: keys `[kv_head][token][channel]`, then values in the
-//! same order. How many tokens fit follows from the model ([`Layout`]). A page may have several users: sequences that
+//! same order. How many tokens fit follows from the model ([`PageLayout`]). A page may have several users: sequences that
 //! begin alike, and what is kept of sequences that ended. Shared pages are full or were copied, and never written.
 
 mod table;
@@ -37,7 +37,7 @@ pub enum PagesError {
 
 /// How a model's KV lies in pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct PageLayout {
     /// KV heads.
     pub heads: usize,
     /// Channels of a head.
@@ -48,7 +48,7 @@ pub struct Layout {
     pub tokens: usize,
 }
 
-impl Layout {
+impl PageLayout {
     /// For a model's shape.
     ///
     /// # Errors
@@ -311,8 +311,8 @@ mod tests {
     use super::*;
     use half::f16;
 
-    fn layout() -> Layout {
-        Layout { heads: 2, dim: 4, dtype: KvDtype::F16, tokens: PAGE_BYTES / (2 * 2 * 4 * 2) }
+    fn layout() -> PageLayout {
+        PageLayout { heads: 2, dim: 4, dtype: KvDtype::F16, tokens: PAGE_BYTES / (2 * 2 * 4 * 2) }
     }
 
     #[test]

@@ -58,7 +58,7 @@ fn bandwidth(cpu: &Cpu) -> BytesPerSecond {
 
 /// What the processor could do at most: reading memory and multiplying, with nothing else in the way.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Limits {
+pub struct ProcessorLimits {
     /// Reading memory that no cache holds.
     pub read: BytesPerSecond,
     /// Single-precision fused multiply-adds on registers, two operations each.
@@ -69,9 +69,9 @@ pub struct Limits {
 ///
 /// # Errors
 /// When the system gives no threads.
-pub fn limits(threads: usize) -> std::io::Result<Limits> {
+pub fn limits(threads: usize) -> std::io::Result<ProcessorLimits> {
     let limiter = Limiter::new(threads)?;
-    Ok(Limits { read: limiter.read(), multiply: limiter.multiply() })
+    Ok(ProcessorLimits { read: limiter.read(), multiply: limiter.multiply() })
 }
 
 /// What limits are measured with, as often as they are asked for: where memory is shared with other machines they are others

@@ -10,7 +10,7 @@ mod fit;
 
 use crate::{
     engine::{Engine, EngineConfig, EngineError, Input, Output, Slice, StageKey, Threads},
-    pages::{Layout, PAGE_BYTES},
+    pages::{PAGE_BYTES, PageLayout},
     source::{ModelSource, StageModel},
     weights::WeightsError,
 };
@@ -166,7 +166,7 @@ fn rooms(steps: &[Step]) -> BTreeMap<RequestId, u32> {
 
 /// Memory for pages of all sequences (bytes).
 fn pool_bytes(source: &ModelSource, ranks: usize, kv_dtype: KvDtype, steps: &[Step]) -> Result<usize, EngineError> {
-    let layout = Layout::new(&source.card().shape, kv_dtype)?;
+    let layout = PageLayout::new(&source.card().shape, kv_dtype)?;
     // A rank's pages hold more tokens of its fewer heads; each rounds up for itself.
     let pages = |room: &u32| layout.pages(*room as usize) + ranks;
     let pages: usize = rooms(steps).values().map(pages).sum();

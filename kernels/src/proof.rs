@@ -8,7 +8,7 @@
 
 use crate::{
     cuda::GpuError,
-    engine::{Engine, EngineConfig, EngineError, Input, Output, Pick, Slice, StageKey, Threads},
+    engine::{Engine, EngineConfig, EngineError, Input, Output, RowToSample, Slice, StageKey, Threads},
     source::ModelSource,
     weights::WeightsError,
 };
@@ -99,9 +99,9 @@ pub fn compare_layers(
     let mut processor = Engine::new(config)?;
     let one = |layer| LayerRange { start: layer, end: layer + 1 };
     let entering = (layers.start > 0).then(|| made_up(source));
-    let rows = Pair::load(&mut processor, gpu, source, one(layers.start))?.compare(source, entering)?;
+    let rows = LayerPair::load(&mut processor, gpu, source, one(layers.start))?.compare(source, entering)?;
     if layers.end > layers.start + 1 {
-        Pair::load(&mut processor, gpu, source, one(layers.end - 1))?.compare(source, Some(rows))?;
+        LayerPair::load(&mut processor, gpu, source, one(layers.end - 1))?.compare(source, Some(rows))?;
     }
     Ok(())
 }
@@ -147,7 +147,7 @@ fn numbers(bytes: &[u8], dtype: KvDtype) -> Vec<f32> {
 }
 
 /// One layer on both.
-struct Pair<'e> {
+struct LayerPair<'e> {
     processor: &'e mut Engine,
     gpu: &'e mut Engine,
     keys: (StageKey, StageKey),
@@ -155,14 +155,14 @@ struct Pair<'e> {
     last: bool,
 }
 
-impl Drop for Pair<'_> {
+impl Drop for LayerPair<'_> {
     fn drop(&mut self) {
         self.processor.unload(self.keys.0);
         self.gpu.unload(self.keys.1);
     }
 }
 
-impl<'e> Pair<'e> {
+impl<'e> LayerPair<'e> {
     fn load(
         processor: &'e mut Engine,
         gpu: &'e mut Engine,
@@ -215,7 +215,7 @@ impl<'e> Pair<'e> {
     fn choose(&mut self, slice: Slice, input: Input<'_>, logits: &[f32]) -> Result<(), ProofError> {
         self.gpu.set_len(self.keys.1, slice.request, slice.start)?;
         let greedy = Sampling::greedy();
-        let picks = [Pick { row: slice.len as usize - 1, sampling: &greedy, position: slice.start + slice.len }];
+        let picks = [RowToSample { row: slice.len as usize - 1, sampling: &greedy, position: slice.start + slice.len }];
         let chosen = self.gpu.choose_on_gpu(self.keys.1, &[slice], input, &picks, None)?;
         let Some([Sampled { token: chosen, .. }]) = chosen.as_deref() else { return Ok(()) };
         let (chosen, likeliest) = (*chosen, crate::sampling::greedy(logits));

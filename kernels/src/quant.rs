@@ -4,7 +4,7 @@ pub(crate) mod fours;
 pub mod large;
 pub mod small;
 
-pub use fours::Packing;
+pub use fours::WordPacking;
 
 use fours::Fours;
 use half::f16;
@@ -159,14 +159,14 @@ pub struct Blocks<'a> {
 enum Lay<'a> {
     /// Together, as in GGUF files.
     Together,
-    Apart(Apart<'a>),
+    Apart(ApartScales<'a>),
     /// In tensors of another layout; the first row is that output.
     Fours(Fours<'a>, usize),
 }
 
 /// Powers of two that lie apart from the numbers (MXFP4 in safetensors files).
 #[derive(Clone, Copy, Debug)]
-struct Apart<'a> {
+struct ApartScales<'a> {
     powers: &'a [u8],
     /// Where the first row lies, and how many rows further each next one.
     first: usize,
@@ -174,7 +174,7 @@ struct Apart<'a> {
 }
 
 /// A block of the longest kind that is put together of parts.
-type Joined = [u8; 17];
+type JoinedBlock = [u8; 17];
 
 impl<'a> Blocks<'a> {
     /// A view of `bytes` as `rows` × `cols` numbers.
@@ -200,7 +200,7 @@ impl<'a> Blocks<'a> {
         let blocks = lines * cols / kind.numbers();
         assert!(cols.is_multiple_of(kind.numbers()), "{cols} columns of {kind:?}");
         assert!(bytes.len() >= 16 * blocks && powers.len() >= blocks, "matrix of {rows} x {cols} {kind:?}");
-        Self { bytes, kind, rows, cols, lay: Lay::Apart(Apart { powers, first, every }) }
+        Self { bytes, kind, rows, cols, lay: Lay::Apart(ApartScales { powers, first, every }) }
     }
 
     /// Outputs of a matrix of four-bit numbers as blocks of `kind`, which is [`Fours::kind`], from output `first` on.
@@ -239,7 +239,7 @@ impl<'a> Blocks<'a> {
                 let row = count * self.kind.bytes();
                 self.bytes[index * row..][..row].chunks_exact(self.kind.bytes()).for_each(each);
             }
-            Lay::Apart(Apart { powers, first, every }) => {
+            Lay::Apart(ApartScales { powers, first, every }) => {
                 let from = (first + index * every) * count;
                 for (power, pairs) in powers[from..][..count].iter().zip(self.bytes[16 * from..].chunks_exact(16)) {
                     each(&joined(*power, pairs));
@@ -268,7 +268,7 @@ impl<'a> Blocks<'a> {
 }
 
 /// A block as GGUF files have it, of one whose numbers lie in pairs: there the lower halves are the first sixteen.
-fn joined(power: u8, pairs: &[u8]) -> Joined {
+fn joined(power: u8, pairs: &[u8]) -> JoinedBlock {
     let number = |i: usize| (pairs[i / 2] >> (i % 2 * 4)) & 15;
     std::array::from_fn(|at| match at.checked_sub(1) {
         None => power,

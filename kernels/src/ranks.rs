@@ -57,7 +57,7 @@ impl Rank {
 
 /// Outputs of a matrix: how many there are, and which of them a rank has.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Outputs {
+pub(crate) struct RankOutputs {
     pub all: usize,
     pub mine: Range<usize>,
 }
@@ -70,9 +70,9 @@ pub(crate) trait Gather {
 }
 
 /// Of a rank that is the only one.
-pub(crate) struct Alone;
+pub(crate) struct SingleRank;
 
-impl Gather for Alone {
+impl Gather for SingleRank {
     fn gather(&self, _rows: usize, _x: &mut Vec<f32>) {}
 }
 
@@ -102,8 +102,8 @@ impl Hall {
     }
 
     /// The place of rank `index`, to be taken once after [`Self::open`].
-    pub(crate) fn seat(&self, index: usize) -> Seat<'_> {
-        Seat { hall: self, index, meetings: Cell::new(0) }
+    pub(crate) fn seat(&self, index: usize) -> HallSeat<'_> {
+        HallSeat { hall: self, index, meetings: Cell::new(0) }
     }
 
     /// Waits until all ranks have come for the `meeting`th time, counted from one.
@@ -119,13 +119,13 @@ impl Hall {
 }
 
 /// A rank in the hall.
-pub(crate) struct Seat<'a> {
+pub(crate) struct HallSeat<'a> {
     hall: &'a Hall,
     index: usize,
     meetings: Cell<usize>,
 }
 
-impl Gather for Seat<'_> {
+impl Gather for HallSeat<'_> {
     fn gather(&self, rows: usize, x: &mut Vec<f32>) {
         let table = &self.hall.tables[self.meetings.get() % 2];
         swap(&mut *table[self.index].write().unwrap_or_else(PoisonError::into_inner), x);
@@ -147,7 +147,7 @@ impl Gather for Seat<'_> {
     }
 }
 
-impl Drop for Seat<'_> {
+impl Drop for HallSeat<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.hall.broken.store(true, Ordering::Relaxed);

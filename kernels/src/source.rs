@@ -11,8 +11,8 @@ use crate::{
     cpu::{Cpu, Simd},
     engine::Threads,
     json,
-    load::{self, Largest, LoadReport, Progress, StageMemory},
-    models::{self, Share, Stage, StageBytes},
+    load::{self, Largest, LoadProgress, LoadReport, StageMemory},
+    models::{self, ModelStage, StageBytes, StageShare},
     ranks::Rank,
     weights::{Checkpoint, Storage, WeightsError},
 };
@@ -120,7 +120,7 @@ pub struct ModelSource {
 /// Layers of a model, ready for an engine.
 pub struct StageModel {
     /// By rank.
-    pub(crate) stages: Vec<Box<dyn Stage>>,
+    pub(crate) stages: Vec<Box<dyn ModelStage>>,
     pub(crate) shape: ModelShape,
     pub(crate) layers: LayerRange,
 }
@@ -215,8 +215,8 @@ impl ModelSource {
         Self::assemble_gguf(path, gguf_model::open(path).map_err(SourceError::Gguf)?)
     }
 
-    fn assemble_gguf(path: &Path, opened: gguf_model::Opened) -> Result<Self, SourceError> {
-        let gguf_model::Opened { checkpoint, files } = opened;
+    fn assemble_gguf(path: &Path, opened: gguf_model::OpenedGguf) -> Result<Self, SourceError> {
+        let gguf_model::OpenedGguf { checkpoint, files } = opened;
         for (name, bytes) in &files {
             refuse_large(&path.join(name), bytes.len() as u64)?;
         }
@@ -235,7 +235,7 @@ impl ModelSource {
         let checkpoint = checkpoint.coded_by(config.coding);
         // Loading all layers once finds every missing or misshapen tensor now; nothing of the map is read for it.
         let whole = LayerRange { start: 0, end: config.layers as u32 };
-        let stage = models::load(&config, &checkpoint, Share { layers: whole, rank: Rank::ALONE })
+        let stage = models::load(&config, &checkpoint, StageShare { layers: whole, rank: Rank::ALONE })
             .map_err(|error| SourceError::Weights { path: path.to_owned(), error })?;
         let shape = shape_of(&config, stage.as_ref());
         let listed = |(name, bytes): (&String, &Vec<u8>)| ModelFile {
@@ -372,11 +372,16 @@ impl ModelSource {
     }
 
     /// Some layers, as each of `ranks` has them.
-    fn cut(&self, from: &Checkpoint, layers: LayerRange, ranks: usize) -> Result<Vec<Box<dyn Stage>>, WeightsError> {
+    fn cut(
+        &self,
+        from: &Checkpoint,
+        layers: LayerRange,
+        ranks: usize,
+    ) -> Result<Vec<Box<dyn ModelStage>>, WeightsError> {
         if let Some(heads) = self.config.not_shared(ranks) {
             return Err(WeightsError::Ranks { ranks, heads });
         }
-        let load = |rank| models::load(&self.config, from, Share { layers, rank });
+        let load = |rank| models::load(&self.config, from, StageShare { layers, rank });
         Rank::all(ranks.max(1)).map(load).collect()
     }
 
@@ -413,7 +418,7 @@ impl ModelSource {
         &self,
         threads: Threads,
         layers: LayerRange,
-        progress: &mut dyn FnMut(Progress),
+        progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<(StageModel, LoadReport), WeightsError> {
         self.laid_out(&self.checkpoint.needed(), (layers, threads), |stages, cpu| load::look(stages, cpu, progress))
     }
@@ -429,20 +434,20 @@ impl ModelSource {
         &self,
         threads: Threads,
         layers: LayerRange,
-        progress: &mut dyn FnMut(Progress),
+        progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<(StageModel, LoadReport), WeightsError> {
         self.laid_out(&self.checkpoint.needed(), (layers, threads), |stages, cpu| load::run(stages, cpu, progress))
     }
 
     /// Layers to measure steps with, as [`Self::load_stage_by`] has them: numbers that are not there are zeros.
     pub(crate) fn outlined(&self, layers: LayerRange, threads: Threads) -> Result<StageModel, WeightsError> {
-        let run = |stages: &[Box<dyn Stage>], cpu: &Cpu| load::run(stages, cpu, &mut |_| ());
+        let run = |stages: &[Box<dyn ModelStage>], cpu: &Cpu| load::run(stages, cpu, &mut |_| ());
         self.laid_out(&self.checkpoint, (layers, threads), run).map(|(stage, _)| stage)
     }
 
     /// The same as [`Self::load_stage_for_gpus_by`] has them.
     pub(crate) fn outlined_for_gpus(&self, layers: LayerRange, threads: Threads) -> Result<StageModel, WeightsError> {
-        let look = |stages: &[Box<dyn Stage>], cpu: &Cpu| load::look(stages, cpu, &mut |_| ());
+        let look = |stages: &[Box<dyn ModelStage>], cpu: &Cpu| load::look(stages, cpu, &mut |_| ());
         self.laid_out(&self.checkpoint, (layers, threads), look).map(|(stage, _)| stage)
     }
 
@@ -450,7 +455,7 @@ impl ModelSource {
         &self,
         from: &Checkpoint,
         (layers, threads): (LayerRange, Threads),
-        lay: impl FnOnce(&[Box<dyn Stage>], &Cpu) -> Result<LoadReport, WeightsError>,
+        lay: impl FnOnce(&[Box<dyn ModelStage>], &Cpu) -> Result<LoadReport, WeightsError>,
     ) -> Result<(StageModel, LoadReport), WeightsError> {
         let stages = self.cut(from, layers, threads.ranks)?;
         let cpu = Cpu::new(Simd::detect(), threads.count.max(1)).map_err(WeightsError::Threads)?;
@@ -460,7 +465,7 @@ impl ModelSource {
 }
 
 /// The shape that planning has, with what each part's weights take.
-fn shape_of(config: &ModelConfig, stage: &dyn Stage) -> ModelShape {
+fn shape_of(config: &ModelConfig, stage: &dyn ModelStage) -> ModelShape {
     let bytes = stage.bytes();
     let by_layer = |bytes: u64| bytes.div_ceil(config.layers as u64);
     let mut shape = config.shape(by_layer(bytes.layers), bytes.embed, bytes.head);

@@ -1,7 +1,7 @@
 //! How fast a model runs on this device, step by step, with the work that each step is.
 
 use crate::{
-    engine::{Engine, EngineError, Fresh, Input, Output, Pick, Slice, StageKey, Tap},
+    engine::{Engine, EngineError, Fresh, Input, Output, RowToSample, Slice, StageKey, Tap},
     source::ModelSource,
 };
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ pub struct Step {
 
 /// What a step took, and what it was.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Measured {
+pub struct MeasuredStep {
     /// Seconds of the fastest run.
     pub seconds: f64,
     /// Bytes that must be read at least once: weights as stored, but for experts that no token is expected to pass, and KV.
@@ -74,7 +74,7 @@ pub fn measure(
     dtype: KvDtype,
     step: Step,
     time: Duration,
-) -> Result<Measured, EngineError> {
+) -> Result<MeasuredStep, EngineError> {
     let vocab = source.card().shape.vocab;
     let tokens: Vec<Token> = (0..step.batch * step.room()).map(|n| Token(n * 7 % vocab)).collect();
     let requests: Vec<RequestId> = (0..step.batch).map(|n| RequestId([n as u8; 16])).collect();
@@ -82,7 +82,7 @@ pub fn measure(
     requests.iter().for_each(|r| engine.release(stage, *r));
     let shape = source.card().shape;
     let layers = f64::from(shape.layers) * shape.active_layer_bytes(f64::from(step.tokens()));
-    Ok(Measured {
+    Ok(MeasuredStep {
         seconds: outcome?,
         bytes: layers + (shape.head_bytes + step.kv_bytes(source, dtype)) as f64,
         flops: step.flops(source),
@@ -111,8 +111,8 @@ fn run(
         requests.iter().map(|&request| Slice { request, start: step.context, len: step.new }).collect();
     let rows: Vec<usize> = (1..=requests.len()).map(|n| n * step.new as usize - 1).collect();
     let greedy = Sampling::greedy();
-    let picks: Vec<Pick<'_>> =
-        rows.iter().map(|row| Pick { row: *row, sampling: &greedy, position: step.room() }).collect();
+    let picks: Vec<RowToSample<'_>> =
+        rows.iter().map(|row| RowToSample { row: *row, sampling: &greedy, position: step.room() }).collect();
     let (started, mut best) = (Instant::now(), f64::INFINITY);
     while best == f64::INFINITY || started.elapsed() < time {
         for slice in &batch {
@@ -133,7 +133,7 @@ fn run(
 
 /// How fast a GPU packs and unpacks a sequence's KV, where nothing leaves it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Packing {
+pub struct PackingSpeed {
     /// Tokens of the sequence.
     pub tokens: u32,
     /// Bytes as they lie in pages.
@@ -167,13 +167,13 @@ pub fn measure_packing(
     stage: StageKey,
     tokens: u32,
     codec: KvCodec,
-) -> Result<Packing, EngineError> {
+) -> Result<PackingSpeed, EngineError> {
     let request = RequestId([0; 16]);
     engine.admit(stage, request, tokens)?;
     let measured = engine.packing_on_gpu(stage, request, tokens, codec, RUNS);
     engine.release(stage, request);
     let (bytes, pack, unpack) = measured?;
-    Ok(Packing { tokens, bytes: bytes as f64, pack, unpack })
+    Ok(PackingSpeed { tokens, bytes: bytes as f64, pack, unpack })
 }
 
 /// Takes every layer's KV, and drops it.

@@ -2,7 +2,7 @@
 
 use crate::{
     cpu::Dtype,
-    quant::{Packing, QuantType},
+    quant::{QuantType, WordPacking},
 };
 
 /// How the numbers of a tensor are stored.
@@ -34,7 +34,7 @@ pub struct Fp8 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Int4 {
     /// Whose layout.
-    pub layout: Packing,
+    pub layout: WordPacking,
     /// Inputs that share a scale; all where there is none.
     pub group: Option<usize>,
     /// Whether 8 is zero everywhere.

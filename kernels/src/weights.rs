@@ -9,9 +9,9 @@ mod tensors;
 
 pub use self::{
     error::WeightsError,
-    tensor::{Tensor, View},
+    tensor::{Tensor, TensorData},
 };
-pub use crate::finite::Bad;
+pub use crate::finite::NonFinite;
 pub use crate::stored::Stored;
 
 pub use coded::CodedView;
@@ -35,7 +35,7 @@ const SAMPLE: usize = 64 * 1024;
 const SAMPLE_EVERY: usize = 64 * 1024 * 1024;
 
 /// A tensor of a file.
-pub(crate) struct Part {
+pub(crate) struct FileTensor {
     /// What models call it.
     pub name: String,
     /// Its sizes, outermost first.
@@ -189,9 +189,9 @@ impl Checkpoint {
     ///
     /// # Errors
     /// With the name of a tensor that is there already.
-    pub(crate) fn add_parts(&mut self, storage: Storage, parts: Vec<Part>) -> Result<(), String> {
+    pub(crate) fn add_parts(&mut self, storage: Storage, parts: Vec<FileTensor>) -> Result<(), String> {
         let shard = self.shards.len();
-        for Part { name, shape, stored, range, shift } in parts {
+        for FileTensor { name, shape, stored, range, shift } in parts {
             let called = self.called(&name);
             if self.has(&name) {
                 return Err(called);
@@ -277,7 +277,7 @@ impl Checkpoint {
         let mut out = vec![0.0; len];
         tensor.widen_row(0, &mut out);
         let Entry { called, storage, shift, .. } = &*tensor.entry;
-        if let Some(bad) = Bad::of(&out) {
+        if let Some(bad) = NonFinite::of(&out) {
             return Err(WeightsError::NotFinite { file: storage.file.to_string(), name: called.clone(), bad });
         }
         let shift = *shift;

@@ -21,7 +21,7 @@
 //! bits they leave free, and the last quarter of their bytes goes into those bits of the others ([`threes`]). Nothing is padded but the last half byte of an odd number of either.
 //!
 //! Keys have been turned by their positions. Three and four bits have them turned back to where their block begins, in single precision
-//! and by cosines and sines that are the same on every host, and turned on when they are unpacked ([`Turn`]): then a channel
+//! and by cosines and sines that are the same on every host, and turned on when they are unpacked ([`KeyRotation`]): then a channel
 //! keeps to its own numbers, and its steps are smaller.
 //!
 //! A block of at most [`SHORT`] tokens has eight bits where others have three or four: it would spend more than another bit a number on
@@ -41,8 +41,8 @@ pub(crate) use plain::encode_from;
 pub(crate) use plain::{decode, encode, low_high};
 pub(crate) use steps::choose;
 pub(crate) use tile::Strip;
-pub use tile::{Packing, Tile, export, import};
-pub use turn::Turn;
+pub use tile::{Tile, TileCodec, export, import};
+pub use turn::KeyRotation;
 pub(crate) use turn::{turn_back, turn_on};
 
 use crate::{
@@ -73,7 +73,7 @@ pub struct PayloadError {
 
 /// Bits of a code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Bits {
+pub(crate) enum CodeBits {
     Three,
     Four,
     Eight,
@@ -86,7 +86,7 @@ pub(crate) enum Cell {
     Byte,
 }
 
-impl Bits {
+impl CodeBits {
     /// Of a block of so many tokens.
     pub(crate) fn of(codec: KvCodec, tokens: usize) -> Option<Self> {
         match codec {
@@ -101,7 +101,7 @@ impl Bits {
 /// What a block is: all that its size follows from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Form {
-    pub bits: Bits,
+    pub bits: CodeBits,
     pub side: Side,
     pub tokens: usize,
     pub dim: usize,
@@ -119,16 +119,16 @@ impl Form {
     /// Bytes before the codes.
     fn head_bytes(&self) -> usize {
         match (self.bits, self.side) {
-            (Bits::Three | Bits::Four, Side::Keys) => 2 + 2 * self.groups() + self.groups().div_ceil(2),
-            (Bits::Three | Bits::Four, Side::Values) => 3 + self.groups(),
-            (Bits::Eight, _) => 2 + self.groups(),
+            (CodeBits::Three | CodeBits::Four, Side::Keys) => 2 + 2 * self.groups() + self.groups().div_ceil(2),
+            (CodeBits::Three | CodeBits::Four, Side::Values) => 3 + self.groups(),
+            (CodeBits::Eight, _) => 2 + self.groups(),
         }
     }
 
     pub(crate) fn cell(&self) -> Cell {
         match self.bits {
-            Bits::Three | Bits::Four => Cell::Half,
-            Bits::Eight => Cell::Byte,
+            CodeBits::Three | CodeBits::Four => Cell::Half,
+            CodeBits::Eight => Cell::Byte,
         }
     }
 
@@ -142,8 +142,8 @@ impl Form {
 
     fn code_bytes(&self) -> usize {
         match self.bits {
-            Bits::Three => threes::bytes(self.cell_bytes()),
-            Bits::Four | Bits::Eight => self.cell_bytes(),
+            CodeBits::Three => threes::bytes(self.cell_bytes()),
+            CodeBits::Four | CodeBits::Eight => self.cell_bytes(),
         }
     }
 
@@ -181,7 +181,7 @@ pub fn tile_bytes(codec: KvCodec, dtype: KvDtype, tokens: usize, heads: usize, d
 
 /// Bytes of one block, or of that much as it lies in pages.
 pub(crate) fn block_bytes(codec: KvCodec, dtype: KvDtype, side: Side, tokens: usize, dim: usize) -> usize {
-    match Bits::of(codec, tokens) {
+    match CodeBits::of(codec, tokens) {
         Some(bits) => Form { bits, side, tokens, dim }.bytes(),
         None => tokens * dim * dtype.bytes(),
     }
@@ -189,7 +189,7 @@ pub(crate) fn block_bytes(codec: KvCodec, dtype: KvDtype, side: Side, tokens: us
 
 /// What packing and unpacking need of memory, kept from tile to tile.
 #[derive(Debug, Default)]
-pub struct Scratch {
+pub struct CodecScratch {
     low: Vec<f32>,
     high: Vec<f32>,
     step: Vec<f32>,
@@ -200,7 +200,7 @@ pub struct Scratch {
     halves: Vec<u8>,
 }
 
-impl Scratch {
+impl CodecScratch {
     fn fit(&mut self, groups: usize) {
         for numbers in [&mut self.low, &mut self.high, &mut self.step, &mut self.shift] {
             numbers.resize(groups, 0.0);
@@ -209,9 +209,9 @@ impl Scratch {
 }
 
 /// Packs a block's rows into `out`, which is as long as the block.
-pub(crate) fn pack(packing: Packing<'_>, form: Form, rows: Rows<'_>, scratch: &mut Scratch, out: &mut [u8]) {
+pub(crate) fn pack(packing: TileCodec<'_>, form: Form, rows: Rows<'_>, scratch: &mut CodecScratch, out: &mut [u8]) {
     scratch.fit(form.groups());
-    let Scratch { low, high, step, shift, turned, halves } = scratch;
+    let CodecScratch { low, high, step, shift, turned, halves } = scratch;
     let simd = packing.simd;
     let mut slots = [[].as_slice(); BLOCK];
     let rows = match packing.turn_of(form) {
@@ -227,7 +227,7 @@ pub(crate) fn pack(packing: Packing<'_>, form: Form, rows: Rows<'_>, scratch: &m
     };
     let (head, codes) = out.split_at_mut(form.head_bytes());
     simd.choose(form, low, high, head, step, shift);
-    if form.bits == Bits::Three {
+    if form.bits == CodeBits::Three {
         halves.resize(form.cell_bytes(), 0);
         simd.encode(form, rows, step, shift, halves);
         threes::squeeze(halves, codes);
@@ -237,10 +237,10 @@ pub(crate) fn pack(packing: Packing<'_>, form: Form, rows: Rows<'_>, scratch: &m
 }
 
 /// A packed block whose steps are read.
-pub(crate) struct Opened<'a> {
+pub(crate) struct OpenedBlock<'a> {
     simd: Simd,
     form: Form,
-    turn: Option<&'a Turn>,
+    turn: Option<&'a KeyRotation>,
     /// Steps and shifts.
     scales: (&'a [f32], &'a [f32]),
     turned: &'a mut Lines,
@@ -248,21 +248,26 @@ pub(crate) struct Opened<'a> {
 }
 
 /// Reads the steps of a packed block as long as its form says.
-pub(crate) fn open<'a>(packing: Packing<'a>, form: Form, packed: &'a [u8], scratch: &'a mut Scratch) -> Opened<'a> {
+pub(crate) fn open<'a>(
+    packing: TileCodec<'a>,
+    form: Form,
+    packed: &'a [u8],
+    scratch: &'a mut CodecScratch,
+) -> OpenedBlock<'a> {
     scratch.fit(form.groups());
     let (head, codes) = packed.split_at(form.head_bytes());
     steps::read(form, head, &mut scratch.step, &mut scratch.shift);
-    let Scratch { step, shift, turned, halves, .. } = scratch;
+    let CodecScratch { step, shift, turned, halves, .. } = scratch;
     let mut codes = codes;
-    if form.bits == Bits::Three {
+    if form.bits == CodeBits::Three {
         halves.resize(form.cell_bytes(), 0);
         threes::widen(codes, halves);
         codes = halves;
     }
-    Opened { simd: packing.simd, form, turn: packing.turn_of(form), scales: (step, shift), turned, codes }
+    OpenedBlock { simd: packing.simd, form, turn: packing.turn_of(form), scales: (step, shift), turned, codes }
 }
 
-impl Opened<'_> {
+impl OpenedBlock<'_> {
     /// Unpacks the rows of tokens from the `first` on into a page, as many as there is room for.
     pub(crate) fn rows(&mut self, first: usize, dtype: Dtype, out: &mut [u8]) {
         let Some(turn) = self.turn else {

@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
 use tsnode_kernels::{
-    engine::{Engine, EngineConfig, EngineError, Held, Input, Output, Prefix, Slice, StageKey, Threads},
+    engine::{Engine, EngineConfig, EngineError, HeldSequence, Input, Output, Prefix, Slice, StageKey, Threads},
     pages::PAGE_BYTES,
     source::ModelSource,
 };
@@ -120,6 +120,6 @@ fn a_sequence_beside_is_nothing_to_begin_with() {
 
 impl Bench {
     fn held(&self, n: u8) -> Option<(u32, u32)> {
-        self.engine.held(self.beside, id(n)).map(|Held { present, room }| (present, room))
+        self.engine.held(self.beside, id(n)).map(|HeldSequence { present, room }| (present, room))
     }
 }

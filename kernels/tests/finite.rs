@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use tsnode_kernels::{
     engine::{Engine, EngineConfig, Threads},
     gguf::Gguf,
-    load::{Largest, Progress},
+    load::{Largest, LoadProgress},
     source::ModelSource,
     weights::Stored,
 };
@@ -148,7 +148,7 @@ fn loading_says_how_far_it_is_and_what_it_took() {
     std::fs::write(&path, convert(&model("reference/llama-gqa"), Form::Q8, "gpt-2").bytes()).unwrap();
     let source = ModelSource::open(&path).unwrap();
     let layers = source.card().shape.all_layers();
-    let mut told: Vec<Progress> = Vec::new();
+    let mut told: Vec<LoadProgress> = Vec::new();
     let (stage, report) =
         source.load_stage_by(Threads::together(2), layers, &mut |progress| told.push(progress)).unwrap();
     let (first, last) = (told[0], told[told.len() - 1]);

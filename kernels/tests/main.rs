@@ -7,6 +7,7 @@
 mod beside;
 mod candle;
 mod coded;
+mod device_pool;
 mod fake_quantised;
 mod finite;
 mod folders;

@@ -21,6 +21,7 @@ mod invite;
 mod join;
 mod keys;
 mod layout;
+mod limits;
 mod links;
 mod loading;
 mod models;
@@ -44,7 +45,7 @@ mod ways;
 use crate::{
     cli::exit::{Exit, Kind},
     config::{
-        BETWEEN, KNOBS, Machine, Settings,
+        BETWEEN, HostSize, KNOBS, Settings,
         secrets::{API_KEY, INVITE, SECRETS, SecretSetting},
         unknown_variables, usual_file, values,
     },
@@ -139,7 +140,14 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
     }
     nothing_is_empty(matches)?;
     warn(unknown_variables(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok())));
-    let settings = with_secrets(settings(matches)?, verb)?;
+    let settings = match verb {
+        // What a peer here was told while it ran.
+        "join" | "doctor" | "config" => {
+            settings(matches)?.with_kept_limits().map_err(|e| Exit::new(Kind::Config, e.to_string()))?
+        }
+        _ => settings(matches)?,
+    };
+    let settings = with_secrets(settings, verb)?;
     let sink = if verb == "join" { join::log(&settings, matches) } else { telemetry::Sink::StandardError };
     telemetry::start(settings.text("log"), settings.text("log-format"), sink)
         .map_err(|e| Exit::new(Kind::Config, e.to_string()))?;
@@ -165,6 +173,7 @@ fn run(matches: &ArgMatches) -> Result<(), Exit> {
             "submit" => submit::run(&settings, matches).await,
             "chat" => chat::run(&settings, matches).await,
             "leave" | "pause" | "resume" => owner::ask(verb, &settings, matches).await,
+            "limits" => limits::run(&settings, matches).await,
             "keys" => keys::run(&settings, matches),
             "status" => status::show(&settings, matches).await,
             "peers" => show::peers(&settings, matches).await,
@@ -219,10 +228,10 @@ fn warn(lines: Vec<String>) {
 }
 
 /// What settings are held against.
-fn machine() -> Machine {
+fn machine() -> HostSize {
     let Host { cpu, gpus } = Host::detect();
     let gpus = gpus.into_iter().flatten().map(|gpu| gpu.memory_bytes);
-    Machine { cores: cpu.cores, memory_bytes: gpus.fold(cpu.memory_bytes, u64::max) }
+    HostSize { cores: cpu.cores, memory_bytes: gpus.fold(cpu.memory_bytes, u64::max) }
 }
 
 /// An empty value is most often a script's variable that was not set. Settings say the same of theirs wherever they come from.
@@ -324,6 +333,7 @@ pub fn command() -> Command {
             "tsnode pause",
         ))
         .subcommand(asking("resume", "Lend this machine again", "tsnode resume"))
+        .subcommand(limits::command())
         .subcommand(
             asking("status", "What this machine does for the swarm, for whom and how fast", "tsnode status --json")
                 .arg(verbose("Also ids, terms, how times were foretold, and what was refused")),

@@ -9,15 +9,18 @@ pub mod secrets;
 pub mod values;
 mod warnings;
 
-pub use error::{ConfigError, Origin};
+pub use error::{ConfigError, SettingOrigin};
 use file::InFile;
 pub use file::ModelTable;
 pub use file::usual_file;
 pub use knobs::{KNOBS, Knob};
 pub use models::BETWEEN;
-pub use warnings::{Machine, unknown_variables};
+pub use warnings::{HostSize, unknown_variables};
 
-use crate::store::folders::xdg;
+use crate::{
+    limits::{KEPT, LIMITS_FILE},
+    store::folders::xdg,
+};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
@@ -30,7 +33,7 @@ const SHOWN_CHARS: usize = 40;
 
 /// All settings as text, with their origins.
 #[derive(Clone, Debug)]
-pub struct Settings(BTreeMap<&'static str, (String, Origin)>, Vec<ModelTable>);
+pub struct Settings(BTreeMap<&'static str, (String, SettingOrigin)>, Vec<ModelTable>);
 
 impl Settings {
     /// Gathers settings. `flags` are those given; `file` is read if it exists, and must exist if `named`.
@@ -49,31 +52,71 @@ impl Settings {
         for knob in KNOBS {
             let variable = knob.variable();
             let found = if let Some(value) = flags.get(knob.name) {
-                (value.clone(), Origin::Flag)
+                (value.clone(), SettingOrigin::Flag)
             } else if let Some(value) = variables(&variable) {
-                (value, Origin::Variable(variable))
+                (value, SettingOrigin::Variable(variable))
             } else if let Some((value, former)) =
                 knob.former_variable().and_then(|former| Some((variables(&former)?, former)))
             {
-                (value, Origin::Variable(former))
+                (value, SettingOrigin::Variable(former))
             } else if let Some((value, line)) = in_file.get(knob.name) {
-                (value.clone(), Origin::File(file.to_owned(), *line))
+                (value.clone(), SettingOrigin::File(file.to_owned(), *line))
             } else {
-                (knob.default.to_owned(), Origin::Default)
+                (knob.default.to_owned(), SettingOrigin::Default)
             };
             all.insert(knob.name, found);
         }
         let settings = Self(all, models);
         // A script's empty variable is no wish for the default: an invite that was not there would found a swarm.
-        let empty = settings.iter().find(|(_, value, origin)| value.trim().is_empty() && **origin != Origin::Default);
+        let empty =
+            settings.iter().find(|(_, value, origin)| value.trim().is_empty() && **origin != SettingOrigin::Default);
         match empty {
             Some((name, ..)) => Err(settings.wrong(name, "nothing is said; leave it out, or give it a value".into())),
             None => Ok(settings),
         }
     }
 
+    /// The same with what the owner has said while a peer of this data folder ran: above the settings file, below variables and flags.
+    ///
+    /// # Errors
+    /// When the file that keeps it cannot be read or holds what is not kept there.
+    pub fn with_kept_limits(mut self) -> Result<Self, ConfigError> {
+        let path = self.data_dir().join(LIMITS_FILE);
+        if !path.exists() {
+            return Ok(self);
+        }
+        let wrong = |line: usize, error: String| ConfigError::Value {
+            place: format!("{}:{line}", path.display()),
+            error: format!("{error}; remove the file, and say limits anew with: tsnode limits set"),
+        };
+        let found = file::read(&path).map_err(|error| match error {
+            ConfigError::Unreadable { error, .. } => wrong(1, error),
+            other => other,
+        })?;
+        if let Some(model) = found.models.first() {
+            return Err(wrong(model.line, "models are not kept there".into()));
+        }
+        for (name, (value, line)) in found.values {
+            let kept = KEPT.into_iter().find(|kept| *kept == name);
+            let kept = kept.ok_or_else(|| wrong(line, format!("{name} is not kept there")))?;
+            let below = matches!(self.origin(kept), None | Some(SettingOrigin::Default | SettingOrigin::File(..)));
+            if below {
+                self.0.insert(kept, (value, SettingOrigin::File(path.clone(), line)));
+            }
+        }
+        Ok(self)
+    }
+
+    /// What a flag or a variable says of the limits that are kept, which holds again at the next start.
+    fn fixed_limits(&self) -> BTreeMap<&'static str, String> {
+        let fixed = KEPT
+            .into_iter()
+            .filter(|name| matches!(self.origin(name), Some(SettingOrigin::Flag | SettingOrigin::Variable(_))));
+        fixed.map(|name| (name, self.place(name))).collect()
+    }
+
     /// Every setting with its value and origin.
-    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &str, &Origin)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &str, &SettingOrigin)> {
         self.0.iter().map(|(name, (value, origin))| (*name, value.as_str(), origin))
     }
 
@@ -117,7 +160,7 @@ impl Settings {
         ConfigError::Value { place: self.place(name), error }
     }
 
-    fn origin(&self, name: &'static str) -> Option<&Origin> {
+    fn origin(&self, name: &'static str) -> Option<&SettingOrigin> {
         self.0.get(name).map(|(_, origin)| origin)
     }
 
@@ -125,11 +168,11 @@ impl Settings {
     fn place(&self, name: &'static str) -> String {
         let value = shown(name, &self.text(name).replace(BETWEEN, " "));
         match self.origin(name) {
-            Some(Origin::Flag) => format!("--{name} {value}"),
-            Some(Origin::Variable(variable)) => format!("{variable}={value}"),
-            Some(file @ Origin::File(..)) => format!("{file}: {} = {value}", name.replace('-', "_")),
-            Some(Origin::Read(from)) => from.clone(),
-            Some(Origin::Default) | None => format!("{name} = {value} (default)"),
+            Some(SettingOrigin::Flag) => format!("--{name} {value}"),
+            Some(SettingOrigin::Variable(variable)) => format!("{variable}={value}"),
+            Some(file @ SettingOrigin::File(..)) => format!("{file}: {} = {value}", name.replace('-', "_")),
+            Some(SettingOrigin::Read(from)) => from.clone(),
+            Some(SettingOrigin::Default) | None => format!("{name} = {value} (default)"),
         }
     }
 

@@ -4,6 +4,7 @@ mod checks;
 mod clients;
 mod drive;
 mod reach;
+mod sleep_watch;
 
 pub use drive::Drive;
 pub use tsnode_coordinator::gateway::Trace;
@@ -21,7 +22,7 @@ pub const SUBMISSIONS: usize = 256;
 
 /// A request, tokenised and checked against the model's context.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Prompt {
+pub struct PreparedRequest {
     /// The request.
     pub request: RequestId,
     /// The model.
@@ -33,7 +34,7 @@ pub struct Prompt {
     /// Its client may have been served before, here or by another gateway: it goes on from there.
     pub comes_back: bool,
     /// What the client says it has of its answer.
-    pub seen: Seen,
+    pub seen: SeenAnswer,
     /// Where it wants the prompt computed, if it says so.
     pub overrule: Option<Overrule>,
     /// What it wants the prompt's KV to go through, if it says so.
@@ -42,7 +43,7 @@ pub struct Prompt {
 
 /// How much of an answer a client has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct SeenAnswer {
     /// Tokens.
     pub tokens: usize,
     /// What they rest on, where there are any.
@@ -103,7 +104,7 @@ pub enum SubmitError {
 #[derive(Debug)]
 pub struct Submission {
     /// The request.
-    pub prompt: Prompt,
+    pub prompt: PreparedRequest,
     /// Where to say whether it was taken.
     pub answer: oneshot::Sender<Result<Accepted, SubmitError>>,
 }
@@ -126,7 +127,7 @@ impl GatewayHandle {
     ///
     /// # Errors
     /// When nobody can serve it now.
-    pub async fn submit(&self, prompt: Prompt) -> Result<Accepted, SubmitError> {
+    pub async fn submit(&self, prompt: PreparedRequest) -> Result<Accepted, SubmitError> {
         let (answer, accepted) = oneshot::channel();
         self.submissions.send(Submission { prompt, answer }).await.map_err(|_| SubmitError::Closing)?;
         accepted.await.map_err(|_| SubmitError::Closing)?

@@ -8,7 +8,7 @@ pub mod parts;
 mod sets;
 
 pub use choice::{ChoiceError, DeviceChoice, DeviceName, GpuNumbers};
-pub use gpu::{GpuUnfit, Wanted, lend as gpus, open_gpus, try_gpus};
+pub use gpu::{GpuUnfit, GpuWanted, lend as gpus, open_gpus, try_gpus};
 pub use sets::sets;
 
 use crate::{
@@ -35,7 +35,7 @@ const KV_AT_LEAST: u64 = 1 << 20;
 
 /// A remembered measurement, with what it holds for.
 #[derive(Serialize, Deserialize)]
-struct Remembered {
+struct RememberedSpeed {
     cpu: String,
     threads: usize,
     version: String,
@@ -254,17 +254,17 @@ fn log(profile: &LayerProfile, what: &str) {
 
 fn speed(host: &Host, threads: usize, store: &Store) -> std::io::Result<probe::Speed> {
     let version = env!("CARGO_PKG_VERSION");
-    let fits = |r: &Remembered| r.cpu == host.cpu.name && r.threads == threads && r.version == version;
+    let fits = |r: &RememberedSpeed| r.cpu == host.cpu.name && r.threads == threads && r.version == version;
     let kept = store
         .measured(Measured::Processor)
-        .and_then(|bytes| serde_json::from_slice::<Remembered>(&bytes).ok())
+        .and_then(|bytes| serde_json::from_slice::<RememberedSpeed>(&bytes).ok())
         .filter(fits);
     if let Some(kept) = kept {
         let (flops, bandwidth) = (FlopsPerSecond(kept.flops), BytesPerSecond(kept.bandwidth));
         return Ok(probe::Speed { flops, bandwidth });
     }
     let speed = probe::measure(threads)?;
-    let remembered = Remembered {
+    let remembered = RememberedSpeed {
         cpu: host.cpu.name.clone(),
         threads,
         version: version.to_owned(),

@@ -9,13 +9,13 @@ mod disk;
 mod plans;
 mod traces;
 
-pub use arrivals::{Arrival, watch};
-pub use counts::{DAYS, Day, Line, Tokens, Total, Work, total};
+pub use arrivals::{PeerStay, watch};
+pub use counts::{DAYS, Day, DayLine, TokenWork, Tokens, Total, total};
 pub use disk::keep;
-pub use plans::Followed;
+pub use plans::AdoptedPlan;
 pub use traces::KEPT as TRACES;
 
-use arrivals::Arrivals;
+use arrivals::PeerStays;
 use counts::{Counts, of_trace};
 use plans::Plans;
 use std::collections::{BTreeSet, VecDeque};
@@ -38,8 +38,8 @@ struct Shared {
     /// Each held for map operations only.
     counts: Mutex<Counts>,
     traces: Mutex<Traces>,
-    own: Mutex<Own>,
-    arrivals: Mutex<Arrivals>,
+    own: Mutex<OwnRequests>,
+    arrivals: Mutex<PeerStays>,
     plans: Mutex<Plans>,
     /// That there is something to be written down.
     news: Notify,
@@ -47,7 +47,7 @@ struct Shared {
 
 /// The latest requests of this peer's own gateway.
 #[derive(Debug, Default)]
-struct Own {
+struct OwnRequests {
     known: BTreeSet<RequestId>,
     order: VecDeque<RequestId>,
 }
@@ -74,12 +74,12 @@ impl History {
     }
 
     /// This peer has computed so much for another's gateway.
-    pub fn computed(&self, model: (ModelId, &str), work: Work) {
+    pub fn computed(&self, model: (ModelId, &str), work: TokenWork) {
         self.count(|counts| counts.for_others(Day::today(), model, work));
     }
 
     /// Another peer has computed so much for a client of this peer's gateway.
-    pub fn computed_by_others(&self, model: (ModelId, &str), work: Work) {
+    pub fn computed_by_others(&self, model: (ModelId, &str), work: TokenWork) {
         self.count(|counts| counts.by_others(Day::today(), model, work));
     }
 
@@ -95,7 +95,7 @@ impl History {
 
     /// What was computed on the last days on which anything was, newest first.
     #[must_use]
-    pub fn lines(&self, days: usize) -> Vec<Line> {
+    pub fn lines(&self, days: usize) -> Vec<DayLine> {
         self.0.counts.lock().unwrap_or_else(PoisonError::into_inner).lines(days)
     }
 
@@ -119,13 +119,13 @@ impl History {
 
     /// Since when it is looked who is there (seconds since 1970), and who was, who came last first. It is not on the disk.
     #[must_use]
-    pub fn arrivals(&self) -> (Option<u64>, Vec<Arrival>) {
+    pub fn arrivals(&self) -> (Option<u64>, Vec<PeerStay>) {
         self.0.arrivals.lock().unwrap_or_else(PoisonError::into_inner).list()
     }
 
     /// Plans that were followed since this peer started, newest first. They are not on the disk.
     #[must_use]
-    pub fn plans(&self) -> Vec<Followed> {
+    pub fn plans(&self) -> Vec<AdoptedPlan> {
         self.0.plans.lock().unwrap_or_else(PoisonError::into_inner).list()
     }
 

@@ -55,7 +55,6 @@ mod translate;
 
 pub use auth::Gatekeeper;
 pub use error::ApiError;
-pub use limits::Limits;
 pub use metrics::Metrics;
 pub use texts::Texts;
 
@@ -66,6 +65,7 @@ use crate::{
     faults::Faults,
     gateway::GatewayHandle,
     history::History,
+    limits::LimitsHandle,
     view::SwarmView,
     weights::Pulls,
 };
@@ -102,8 +102,8 @@ pub struct Controls {
     pub asked: watch::Sender<bool>,
     /// What is to be set for the swarm, to whoever says it; what does not fit is refused.
     pub settings: mpsc::Sender<(SettingKey, SettingValue)>,
-    /// What the owner has allowed.
-    pub limits: Limits,
+    /// What the owner has allowed, and allows.
+    pub limits: LimitsHandle,
     /// Fetches models whole.
     pub pulls: Pulls,
 }
@@ -119,8 +119,8 @@ pub struct ApiState {
     bodies: bodies::Bodies,
     metrics: Arc<Metrics>,
     history: History,
-    responses: Arc<responses::Store>,
-    running: Arc<running::Running>,
+    responses: Arc<responses::ResponseStore>,
+    running: Arc<running::RunningRequests>,
     listeners: events::Listeners,
     gatekeeper: Arc<Gatekeeper>,
 }

@@ -16,12 +16,12 @@ mod news;
 mod pull;
 mod settings;
 
-pub use asked::{Asked, model};
-pub use cache::{Cache, CachedModel, Damage, Origin, is_gated, name_of, origin_of};
+pub use asked::{AskedModel, model};
+pub use cache::{Cache, CachedModel, CachedOrigin, Damage, is_gated, name_of, origin_of};
 pub use catalogue::{Alias, aliases};
-pub use client::{Found, Hub};
+pub use client::{FoundRepo, Hub};
 pub use error::HubError;
 pub use name::{ModelName, NameError, Quant, RepoId, Revision};
-pub use news::News;
-pub use pull::{Pulled, Use, find, obtain, pull};
-pub use settings::{HubSettings, Patience, Token};
+pub use news::PullNews;
+pub use pull::{PulledModel, Use, find, obtain, pull};
+pub use settings::{HubSettings, HubTimeouts, HubToken};

@@ -103,27 +103,27 @@ pub struct Pickles {
     folder: PathBuf,
     files: Vec<(PathBuf, PthTensors)>,
     /// By name: in which file, and how it will lie.
-    tensors: BTreeMap<String, Place>,
+    tensors: BTreeMap<String, TensorPlace>,
 }
 
 #[derive(Clone)]
-struct Place {
+struct TensorPlace {
     file: usize,
-    kept: Kept,
+    kept: WrittenAs,
     shape: Vec<usize>,
     bytes: u64,
 }
 
 /// How a tensor is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kept {
+enum WrittenAs {
     /// As it is, under this name.
     As(DType, &'static str),
     /// Doubles, which nothing computes with.
     Narrowed,
 }
 
-impl Kept {
+impl WrittenAs {
     fn of(dtype: DType) -> Option<Self> {
         Some(match dtype {
             DType::F64 => Self::Narrowed,
@@ -186,7 +186,7 @@ impl Pickles {
         }
         for (name, info) in read.tensor_infos() {
             let wrong = |why: String| ImportError::Tensor { path: path.clone(), name: name.clone(), why };
-            let kept = Kept::of(info.dtype).ok_or_else(|| wrong(format!("{:?} is not read", info.dtype)))?;
+            let kept = WrittenAs::of(info.dtype).ok_or_else(|| wrong(format!("{:?} is not read", info.dtype)))?;
             let shape = info.layout.dims().to_vec();
             let numbers = shape.iter().try_fold(1_usize, |all, n| all.checked_mul(*n));
             let stored = numbers.and_then(|n| n.checked_mul(info.dtype.size_in_bytes()));
@@ -194,7 +194,7 @@ impl Pickles {
             let stored = stored.filter(|bytes| *bytes as u64 <= size);
             stored.ok_or_else(|| wrong(format!("its shape {shape:?} is larger than the file")))?;
             let bytes = (numbers.unwrap_or(0) * kept.element_bytes()) as u64;
-            let place = Place { file: self.files.len(), kept, shape, bytes };
+            let place = TensorPlace { file: self.files.len(), kept, shape, bytes };
             if let Some(other) = self.tensors.insert(name.clone(), place) {
                 let first = self.files.get(other.file).map_or_else(|| path.clone(), |(path, _)| path.clone());
                 return Err(ImportError::Twice { name: name.clone(), first, second: path.clone() });
@@ -331,15 +331,17 @@ fn first_line(text: &str) -> &str {
 }
 
 /// A tensor's numbers as they lie in safetensors.
-fn raw(tensor: &Tensor, kept: Kept) -> candle_core::Result<Vec<u8>> {
+fn raw(tensor: &Tensor, kept: WrittenAs) -> candle_core::Result<Vec<u8>> {
     let flat = tensor.flatten_all()?;
     Ok(match kept {
-        Kept::Narrowed => flat.to_dtype(DType::F32)?.to_vec1::<f32>()?.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        Kept::As(DType::F32, _) => flat.to_vec1::<f32>()?.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        Kept::As(DType::F16, _) => flat.to_vec1::<f16>()?.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        Kept::As(DType::BF16, _) => flat.to_vec1::<bf16>()?.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        Kept::As(DType::I64, _) => flat.to_vec1::<i64>()?.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        Kept::As(..) => flat.to_vec1::<u8>()?,
+        WrittenAs::Narrowed => {
+            flat.to_dtype(DType::F32)?.to_vec1::<f32>()?.iter().flat_map(|x| x.to_le_bytes()).collect()
+        }
+        WrittenAs::As(DType::F32, _) => flat.to_vec1::<f32>()?.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        WrittenAs::As(DType::F16, _) => flat.to_vec1::<f16>()?.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        WrittenAs::As(DType::BF16, _) => flat.to_vec1::<bf16>()?.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        WrittenAs::As(DType::I64, _) => flat.to_vec1::<i64>()?.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        WrittenAs::As(..) => flat.to_vec1::<u8>()?,
     })
 }
 

@@ -16,6 +16,7 @@ pub mod history;
 pub mod http;
 pub mod hub;
 pub mod import;
+pub mod limits;
 pub mod node;
 pub mod plain;
 mod platform;

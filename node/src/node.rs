@@ -13,7 +13,7 @@ use self::{
     volunteer::Volunteer,
 };
 pub use opened::{open_draft, open_named};
-pub use setup::{Computed, Membering, ModelChoice, NodeConfig, NodeError, WantedModel};
+pub use setup::{ComputeChoice, Membering, ModelChoice, NodeConfig, NodeError, WantedModel};
 
 use crate::{
     control_plane::{
@@ -30,7 +30,7 @@ use crate::{
         doors::{self, Doors},
         heartbeats::Inbox,
         library::{self, Shelf},
-        links::{Gone, Incoming, Links, LinksConfig},
+        links::{GonePeers, Incoming, Links, LinksConfig},
         listening,
         measure::{self, Measurer},
         models::{FilesQuery, ModelLibrary},
@@ -43,6 +43,7 @@ use crate::{
     gateway::{Drive, GatewayHandle, Submission},
     history::{self, History},
     http::{self, ApiState, Controls, Gatekeeper, Texts},
+    limits::LimitsHandle,
     reachability,
     response_log::ResponseLog,
     store::{
@@ -74,10 +75,10 @@ use tsnode_coordinator::{
     fallback::Fallback,
     gateway::{Gateway, GatewayConfig, View},
     planner::{Scheduler, Wish},
-    settings::Settings,
+    settings::SwarmSettings,
     trust::Trust,
 };
-use tsnode_protocol::{Advert, Invite, ModelId, PeerId, Traffic, proof::Membership};
+use tsnode_protocol::{Advert, Invite, ModelId, PeerId, SeenSpeed, Traffic, proof::Membership};
 
 /// How long a leaving peer waits for what runs here.
 const DRAIN: Duration = Duration::from_secs(30);
@@ -112,7 +113,10 @@ pub async fn run(
     let (asked, was_asked) = watch::channel(false);
     let (settings, to_set) = mpsc::channel(SETTINGS);
     let (pulls, to_pull) = Pulls::channel();
-    let limits = ground.config.limits();
+    let (limits, relends) = LimitsHandle::new(&ground.config.data_dir, ground.config.limits(), ground.config.bounds());
+    // Who lends nothing has nothing to lend anew, and says so.
+    let relends = Some(relends).filter(|_| !ground.config.models.is_empty());
+    let allowed = limits.clone();
     let front = ground
         .front(Controls { owner: handle, measurer, faults, testnet, asked, settings, limits, pulls: pulls.clone() })
         .await?;
@@ -175,9 +179,13 @@ pub async fn run(
         pulls,
     };
     tasks.spawn(puller.run(to_pull, ends.clone()));
-    if let Some(inside) = inside.filter(|_| volunteer::may_fetch(&ground.config)) {
+    tasks.spawn(ends.clone().run_until_cancelled_owned(links.clone().limit_uploads(allowed.upload())));
+    if let (Some(inside), Some(relends)) = (inside, relends) {
         let volunteer = Volunteer {
             places,
+            limits: allowed,
+            relends,
+            faults: broken.clone(),
             index,
             memory,
             own: inside,
@@ -202,8 +210,10 @@ pub async fn run(
     }
     let (open, still_open) = watch::channel(0);
     let (traffic, asked_for) = watch::channel(Vec::new());
+    let (seen_speeds, speeds_to_tell) = watch::channel(Vec::new());
+    let words = GatewayWords { open, traffic, seen_speeds };
     let ways = Ways { worker: &worker, links: &links, roster: &roster, response_log: &response_log, guard: &guard };
-    tasks.spawn(ground.drive(&ways, elements, (view, front.submissions), (open, traffic)).run(ends.clone()));
+    tasks.spawn(ground.drive(&ways, elements, (view, front.submissions), words).run(ends.clone()));
     tasks.spawn(measure::run(wishes, links.clone(), roster.clone(), ends.clone()));
     let (link_news, link_changes) = mpsc::channel(LINK_NEWS);
     tasks.spawn(prober::run(ground.identity.peer_id(), links.clone(), roster, link_news, ends.clone()));
@@ -229,10 +239,12 @@ pub async fn run(
         data_port: planes.data_port,
         links: link_changes,
         traffic: asked_for,
+        seen_speeds: speeds_to_tell,
         asked: was_asked,
         settings: to_set,
         now_lent,
-        roster: roster_writer,
+        roster: roster_writer.adverts,
+        chosen: roster_writer.chosen,
         going,
         routes,
         view: front.view,
@@ -314,7 +326,7 @@ struct Front {
 struct Planes {
     links: Links,
     incoming: Incoming,
-    gone: Gone,
+    gone: GonePeers,
     data_port: u16,
     swarm: SwarmHandle,
     events: mpsc::Receiver<SwarmEvent>,
@@ -327,6 +339,13 @@ struct Ways<'w> {
     roster: &'w Roster,
     response_log: &'w ResponseLog,
     guard: &'w OffenceReporter,
+}
+
+/// What a gateway tells the peer it is of: how many requests are open, what is asked for, and whose claims of speed are in doubt.
+struct GatewayWords {
+    open: watch::Sender<usize>,
+    traffic: watch::Sender<Vec<Traffic>>,
+    seen_speeds: watch::Sender<Vec<SeenSpeed>>,
 }
 
 impl Ground {
@@ -486,7 +505,7 @@ impl Ground {
         ways: &Ways<'_>,
         elements: BTreeMap<ModelId, u64>,
         (view, submissions): (watch::Receiver<View>, mpsc::Receiver<Submission>),
-        (open, traffic): (watch::Sender<usize>, watch::Sender<Vec<Traffic>>),
+        GatewayWords { open, traffic, seen_speeds }: GatewayWords,
     ) -> Drive {
         let settings = GatewayConfig {
             kv: self.config.kv_codec,
@@ -511,6 +530,7 @@ impl Ground {
             history: self.history.clone(),
             open,
             traffic,
+            seen_speeds,
             tasks: self.tasks.clone(),
             started: self.started,
         }
@@ -527,7 +547,7 @@ impl Ground {
     }
 
     fn control(&self) -> Control {
-        let mut known = Settings::default();
+        let mut known = SwarmSettings::default();
         known.take_in(&self.store.settings(self.invite.swarm));
         let settings = ControlConfig {
             settings: known,

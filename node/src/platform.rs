@@ -16,7 +16,8 @@ use unix as system;
 pub(crate) use system::{
     Signals, allowed_processors, confine, edition, for_owner, free_bytes, give_way, host_name, is_same_file,
     is_stopped, let_all_read, let_all_run, make_folder_for_owner, may_write, mode, most_files, next_data, of_its_own,
-    own_program, owner, processor_time, read_exact_at, set_processors, stamp, symlink, thread_time, write_all_at,
+    own_program, owner, processor_time, punch, read_exact_at, set_processors, stamp, symlink, thread_time,
+    write_all_at,
 };
 
 #[cfg(test)]
@@ -62,6 +63,10 @@ mod tests {
         read_exact_at(&file, &mut part, 3).unwrap();
         assert_eq!(&part, b"3ab6");
         assert!(read_exact_at(&file, &mut part, 8).is_err());
+        punch(&file, 0, 4).unwrap();
+        read_exact_at(&file, &mut part, 4).unwrap();
+        assert_eq!((&part, fs::metadata(&one).unwrap().len()), (b"ab67", 10), "what is beside it stays");
+        write_all_at(&file, b"0123", 0).unwrap();
         fs::write(&other, "another").unwrap();
         let about = |path: &std::path::Path| fs::metadata(path).unwrap();
         assert_eq!(edition(&about(&one)), edition(&about(&one)));

@@ -10,5 +10,5 @@ pub mod probe;
 pub(crate) mod watch;
 
 pub use conclude::conclude;
-pub use finding::{Cause, Finding, State};
+pub use finding::{Cause, Finding, Severity};
 pub use observation::Observations;

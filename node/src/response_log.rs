@@ -11,7 +11,7 @@ use crate::{
     },
     store::{Store, StoreError},
 };
-use book::{Book, Key, Life};
+use book::{Book, Key, LogLife};
 use futures::stream::{FuturesUnordered, StreamExt as _};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -175,7 +175,7 @@ impl ResponseLog {
     }
 
     /// Tells a replica what is said until the answer ends; when it goes, the next gets all of it.
-    async fn copy(&self, key: Key, life: Life) {
+    async fn copy(&self, key: Key, life: LogLife) {
         for replica in self.replicas(key.request).into_iter().take(REPLICAS) {
             match self.copy_to(replica, key, life).await {
                 Ok(()) => return,
@@ -186,7 +186,7 @@ impl ResponseLog {
         }
     }
 
-    async fn copy_to(&self, replica: PeerId, key: Key, life: Life) -> Result<(), LinkError> {
+    async fn copy_to(&self, replica: PeerId, key: Key, life: LogLife) -> Result<(), LinkError> {
         let Some(asked) = self.book().asked(key) else { return Ok(()) };
         let addresses = self.roster.data_addresses(replica);
         let head = ResponseLogHead { request: key.request, asked };
@@ -244,7 +244,7 @@ impl ResponseLog {
         key: Key,
         asked: Fingerprint,
         stream: &mut Stream,
-        begun: &mut Option<Life>,
+        begun: &mut Option<LogLife>,
     ) -> Result<(), LinkError> {
         while let Some(part) = stream.receiver.recv::<ResponseLogPart>().await? {
             part.check().map_err(|why| stream.receiver.refuse(why))?;

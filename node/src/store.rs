@@ -28,7 +28,7 @@ pub use note::Measured;
 pub use traces::{HTTP_FILE, INVITE_FILE, invited_to, own_invite};
 
 use crate::platform;
-use ledger::{Found, Ledger, advice};
+use ledger::{Ledger, LedgerCondition, advice};
 use note::{NEVER, SWARM, open_ledger};
 use state::{Notes, STATE_FILE};
 use std::fs::{self, File};
@@ -52,6 +52,22 @@ pub struct Store {
     notes: Arc<Mutex<Notes>>,
     /// Held as long as any clone is.
     _lock: Arc<File>,
+}
+
+/// A data folder that no peer uses as long as this is there.
+#[derive(Debug)]
+pub struct Unused {
+    _lock: File,
+}
+
+impl Unused {
+    /// Keeps peers out of it.
+    ///
+    /// # Errors
+    /// When it cannot be used, or one is in it.
+    pub fn hold(folder: &Path) -> Result<Self, StoreError> {
+        lock(folder).map(|lock| Self { _lock: lock })
+    }
 }
 
 impl Store {
@@ -79,7 +95,7 @@ impl Store {
             fs::rename(&former, &path).map_err(|error| StoreError::Io { path: former, error })?;
         }
         let ledger = open_ledger(&path, record)?;
-        if ledger.found() == Found::Emptied {
+        if ledger.found() == LedgerCondition::Emptied {
             tracing::info!(file = %path.display(), "empty: clients of before that come back are answered anew");
         }
         Ok(ledger)

@@ -3,6 +3,7 @@
 mod answer;
 mod answers;
 mod bytes;
+mod channels;
 mod chat;
 mod clock;
 mod defaults;
@@ -31,7 +32,7 @@ pub use chat::{ChatMessage, ChatTemplate, Conversation, Ending, TemplateText, To
 pub use defaults::Defaults;
 pub use detokenise::{Detokeniser, TokenText};
 pub use model::{TextError, TextModel};
-pub use reasoning::ReasoningParser;
+pub use reasoning::{ReasoningParser, ThoughtParser};
 pub use said::Said;
 pub use specials::SpecialText;
 pub use stop::{Passed, StopStrings};

@@ -5,7 +5,7 @@ mod releases;
 #[cfg(test)]
 mod tests;
 
-pub use place::{Installer, Place, Workshop};
+pub use place::{Installer, ProgramPlace, Workshop};
 pub use releases::{Archive, Releases};
 
 use crate::plain;

@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::SocketAddr;
 use tsnode_coordinator::{
-    batcher::Tally, gate::SplitChoice, lending::Lending, planner::live::Shortfall, service_monitor::ServiceReport,
-    waiting::NotReady,
+    batcher::SpeculationTally, gate::SplitChoice, lending::Lending, planner::live::Shortfall,
+    service_monitor::ServiceReport, waiting::NotReady,
 };
-use tsnode_kernels::load::{InUse, Progress};
+use tsnode_kernels::load::{InUse, LoadProgress};
 use tsnode_protocol::{
     Advert, EncoderCard, Epoch, GroupId, GroupLoad, Load, ModelCard, ModelId, PeerId, Plan, PlanId, RequestClass,
     SwarmId, SwarmSetting, Term,
@@ -95,7 +95,7 @@ pub struct SwarmView {
     pub lending: Lending,
     /// How far the stage is that is being loaded here.
     #[serde(default)]
-    pub loading: Option<Progress>,
+    pub loading: Option<LoadProgress>,
     /// Weights that this peer has read to serve them, since it started.
     #[serde(default)]
     pub weights: Weights,
@@ -157,10 +157,10 @@ pub struct SwarmView {
     pub spot_checks: SpotChecked,
     /// Tokens proposed for answers of groups led here, and those accepted, since the start.
     #[serde(default, rename = "spec_decode")]
-    pub drafts: Tally,
+    pub drafts: SpeculationTally,
     /// The same by the name that it had in the version before.
     #[serde(default)]
-    pub guesses: Tally,
+    pub guesses: SpeculationTally,
     /// Since the bandwidths of links from here were last shown (seconds).
     #[serde(default)]
     pub link_ages: BTreeMap<PeerId, f64>,

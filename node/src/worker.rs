@@ -2,7 +2,7 @@
 //!
 //! One task ([`manager`]) owns the models that are [`lent`] and the set of groups and brings streams to them, another ([`loader`]) loads stages for it. A group has a
 //! task of its own: a [`leader`] where this peer has the first stage, a [`member`] elsewhere; both run a [`stage`] worker, which talks to
-//! the [`compute`] thread of its model and device; threads of one device take [`turns`]. Where a draft model is lent a leader has a [`speculator`] beside it.
+//! the [`compute`] thread of its model and device; threads of one device take [`turns`] and share its pages ([`page_share`]). Where a draft model is lent a leader has a [`speculator`] beside it.
 
 mod checks;
 pub mod client;
@@ -18,17 +18,19 @@ mod lent;
 mod loader;
 mod manager;
 mod member;
+mod page_share;
 mod speculator;
 mod stage;
 mod turns;
 
 pub use lent::LentModel;
+pub use page_share::PageShare;
 pub use turns::Turns;
 
 use self::{
     client::LeaderRequest,
-    loader::{Loader, Tally},
-    manager::{Parts, StageManager},
+    loader::{LoadTally, Loader},
+    manager::{ManagerParts, StageManager},
 };
 use crate::{
     data_plane::{
@@ -47,10 +49,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tsnode_coordinator::batcher::{BatcherConfig, Tally as Checked};
+use tsnode_coordinator::batcher::{BatcherConfig, SpeculationTally as Checked};
 use tsnode_kernels::{
     engine::Threads,
-    load::{InUse, Progress},
+    load::{InUse, LoadProgress},
 };
 use tsnode_protocol::{GroupId, GroupLoad, Load, PeerId, Plan};
 
@@ -113,7 +115,7 @@ pub struct WorkerReport {
     /// Gateways' streams to leaders here that have not ended.
     pub talks: usize,
     /// How far the stage is that is being loaded.
-    pub loading: Option<Progress>,
+    pub loading: Option<LoadProgress>,
     /// Weights read since the start.
     pub weights: Weights,
     /// What stages and pages take in memory.
@@ -130,7 +132,7 @@ pub struct WorkerReport {
     pub weights_given: u64,
 }
 
-enum Command {
+enum WorkerCommand {
     Lend(Vec<LentModel>),
     Adopt(Arc<Plan>, BTreeSet<GroupId>),
     Keep(BTreeSet<GroupId>),
@@ -142,7 +144,7 @@ enum Command {
 /// The way to the worker.
 #[derive(Clone)]
 pub struct WorkerHandle {
-    commands: mpsc::Sender<Command>,
+    commands: mpsc::Sender<WorkerCommand>,
 }
 
 /// The worker has ended.
@@ -158,11 +160,12 @@ impl WorkerHandle {
         let (orders, ordered) = mpsc::channel(STAGES);
         let (loaded, arrivals) = mpsc::channel(LOADED);
         let (progress, far) = watch::channel(None);
-        let tally = Arc::<Tally>::default();
+        let tally = Arc::<LoadTally>::default();
         let loader =
             Loader { stocks: setup.stocks.clone(), threads: setup.threads, progress, tally: tally.clone(), loaded };
         tasks.spawn(loader.run(ordered));
-        let (stage_manager, losses) = StageManager::new(setup, Parts { tally, orders, far, tasks: tasks.clone() });
+        let (stage_manager, losses) =
+            StageManager::new(setup, ManagerParts { tally, orders, far, tasks: tasks.clone() });
         tasks.spawn(stage_manager.run(receiver, arrivals, losses));
         Self { commands }
     }
@@ -172,7 +175,7 @@ impl WorkerHandle {
     /// # Errors
     /// When the worker has ended.
     pub async fn lend(&self, models: Vec<LentModel>) -> Result<(), WorkerGone> {
-        self.commands.send(Command::Lend(models)).await.map_err(|_| WorkerGone)
+        self.commands.send(WorkerCommand::Lend(models)).await.map_err(|_| WorkerGone)
     }
 
     /// Serves what the plan gives this peer, and of what it no longer does these groups, as long as they are there. The others
@@ -181,7 +184,7 @@ impl WorkerHandle {
     /// # Errors
     /// When the worker has ended.
     pub async fn adopt(&self, plan: Arc<Plan>, beside: BTreeSet<GroupId>) -> Result<(), WorkerGone> {
-        self.commands.send(Command::Adopt(plan, beside)).await.map_err(|_| WorkerGone)
+        self.commands.send(WorkerCommand::Adopt(plan, beside)).await.map_err(|_| WorkerGone)
     }
 
     /// Of the groups that the plan does not have only these are served from now on.
@@ -189,7 +192,7 @@ impl WorkerHandle {
     /// # Errors
     /// When the worker has ended.
     pub async fn keep(&self, beside: BTreeSet<GroupId>) -> Result<(), WorkerGone> {
-        self.commands.send(Command::Keep(beside)).await.map_err(|_| WorkerGone)
+        self.commands.send(WorkerCommand::Keep(beside)).await.map_err(|_| WorkerGone)
     }
 
     /// Serves no group any more, whatever the plan says, until the next plan.
@@ -197,7 +200,7 @@ impl WorkerHandle {
     /// # Errors
     /// When the worker has ended.
     pub async fn rest(&self) -> Result<(), WorkerGone> {
-        self.commands.send(Command::Rest).await.map_err(|_| WorkerGone)
+        self.commands.send(WorkerCommand::Rest).await.map_err(|_| WorkerGone)
     }
 
     /// Hands a request of this peer's own gateway to a leader on this peer.
@@ -205,7 +208,7 @@ impl WorkerHandle {
     /// # Errors
     /// When the worker has ended.
     pub async fn serve(&self, group: GroupId, request: LeaderRequest) -> Result<(), WorkerGone> {
-        self.commands.send(Command::Serve { group, request: Box::new(request) }).await.map_err(|_| WorkerGone)
+        self.commands.send(WorkerCommand::Serve { group, request: Box::new(request) }).await.map_err(|_| WorkerGone)
     }
 
     /// What is ready, runs and waits.
@@ -214,7 +217,7 @@ impl WorkerHandle {
     /// When the worker has ended.
     pub async fn report(&self) -> Result<WorkerReport, WorkerGone> {
         let (answer, report) = oneshot::channel();
-        self.commands.send(Command::Report(answer)).await.map_err(|_| WorkerGone)?;
+        self.commands.send(WorkerCommand::Report(answer)).await.map_err(|_| WorkerGone)?;
         report.await.map_err(|_| WorkerGone)
     }
 }

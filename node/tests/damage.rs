@@ -197,7 +197,7 @@ impl Golden {
         let Came::Up { swarm, private: true, .. } = &was else { panic!("{was:?}: {}", peer.said()) };
         peer.writes("invite").await;
         drop(peer);
-        keys::add(&folder, "bob", keys::Scope::Inference).unwrap();
+        keys::add(&folder, "bob", keys::KeyScope::Inference).unwrap();
         let counted = invites::make(&folder, invites::LASTS, Some(2)).unwrap();
         let door = invites::Invites::new(&folder, swarm.parse::<SwarmId>().unwrap(), Some(Secret([7; 32])));
         assert!(door.admit(counted.id, PeerId([5; 32])).is_some());

@@ -13,14 +13,14 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 use tokio::process::{Child, Command};
-use tsnode::hub::{Cache, Hub, HubSettings, ModelName, News, Patience, Pulled, Use, find, obtain, pull};
+use tsnode::hub::{Cache, Hub, HubSettings, HubTimeouts, ModelName, PullNews, PulledModel, Use, find, obtain, pull};
 use tsnode_kernels::source::ModelSource;
 
 /// Longest wait for something that should be soon.
 const SOON: Duration = Duration::from_secs(60);
 
 /// A hub with a model that is real, and small; and a cache.
-struct Place {
+struct PulledHub {
     double: Double,
     folder: tempfile::TempDir,
 }
@@ -39,7 +39,7 @@ fn noise(bytes: usize) -> Vec<u8> {
     out
 }
 
-impl Place {
+impl PulledHub {
     async fn with_model() -> Self {
         let place = Self::empty().await;
         let files = model_files();
@@ -73,7 +73,7 @@ impl Place {
         variables.extend(more.iter().map(|(name, value)| (*name, (*value).to_owned())));
         let said = |name: &str| variables.iter().rev().find(|(n, _)| *n == name).map(|(_, value)| value.clone());
         let mut settings = HubSettings::gather(said);
-        settings.patience = Patience {
+        settings.patience = HubTimeouts {
             silence: Duration::from_millis(500),
             tries: 3,
             first_wait: Duration::from_millis(10),
@@ -90,13 +90,15 @@ impl Place {
         Cache::new(self.folder.path().join("hub"))
     }
 
-    async fn pull(&self, name: &str) -> Result<Pulled, String> {
+    async fn pull(&self, name: &str) -> Result<PulledModel, String> {
         pull_by(&self.hub(), name).await
     }
 
     fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tsnode"));
         command.args(words).env_remove("HF_TOKEN").envs(self.variables()).kill_on_drop(true);
+        // What came from peers to somebody's own folder is none of these.
+        command.env("TSNODE_DATA_DIR", self.folder.path().join("data"));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
@@ -121,7 +123,7 @@ impl Place {
     }
 }
 
-async fn pull_by(hub: &Hub, name: &str) -> Result<Pulled, String> {
+async fn pull_by(hub: &Hub, name: &str) -> Result<PulledModel, String> {
     let pulled = pull(hub, &named(name), Use::Keep, &mut |_| ()).await;
     pulled.map_err(|error| {
         let said = error.to_string();
@@ -136,7 +138,7 @@ fn named(name: &str) -> ModelName {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_model_comes_whole_once_and_is_called_by_its_name() {
-    let place = Place::with_model().await;
+    let place = PulledHub::with_model().await;
     let pulled = place.pull("org/tiny").await.unwrap();
     let bytes: usize = model_files().values().map(Vec::len).sum();
     assert_eq!(
@@ -161,7 +163,7 @@ async fn a_model_comes_whole_once_and_is_called_by_its_name() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_newer_commit_shares_what_did_not_change() {
-    let place = Place::with_model().await;
+    let place = PulledHub::with_model().await;
     let first = place.pull("org/tiny").await.unwrap().model;
     let mut files = model_files();
     files.insert("generation_config.json", b"{\"temperature\": 0.5}".to_vec());
@@ -178,7 +180,7 @@ async fn a_newer_commit_shares_what_did_not_change() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_that_breaks_goes_on_where_it_broke() {
-    let (place, content) = Place::with_gguf(300_000).await;
+    let (place, content) = PulledHub::with_gguf(300_000).await;
     // More often than is tried in a row: each time something came.
     for after in [50_000, 60_000, 1, 30_000, 70_000] {
         place.double.fail("m-Q4_K_M.gguf", Fault::Break(after), 1);
@@ -193,7 +195,7 @@ async fn a_stream_that_breaks_goes_on_where_it_broke() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_that_never_comes_is_given_up_and_gone_on_with_later() {
-    let (place, content) = Place::with_gguf(200_000).await;
+    let (place, content) = PulledHub::with_gguf(200_000).await;
     place.double.fail("m-Q4_K_M.gguf", Fault::Break(80_000), 1);
     place.double.fail("m-Q4_K_M.gguf", Fault::Break(0), 50);
     let said = place.pull("org/gguf").await.unwrap_err();
@@ -208,7 +210,7 @@ async fn a_stream_that_never_comes_is_given_up_and_gone_on_with_later() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silence_is_a_break_and_slowness_is_not() {
-    let (place, content) = Place::with_gguf(100_000).await;
+    let (place, content) = PulledHub::with_gguf(100_000).await;
     place.double.fail("m-Q4_K_M.gguf", Fault::Stall, 2);
     place.double.fail("m-Q4_K_M.gguf", Fault::Slow(Duration::from_millis(50)), 1);
     let pulled = place.pull("org/gguf").await.unwrap();
@@ -218,13 +220,13 @@ async fn silence_is_a_break_and_slowness_is_not() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_without_ranges_begins_anew() {
-    let (place, content) = Place::with_gguf(100_000).await;
+    let (place, content) = PulledHub::with_gguf(100_000).await;
     place.double.fail("m-Q4_K_M.gguf", Fault::Break(40_000), 1);
     place.double.fail("m-Q4_K_M.gguf", Fault::NoRanges, 1);
     let (mut shown, mut lost) = (0, 0);
-    let mut news = |news: News<'_>| match news {
-        News::Came(bytes) | News::Here(bytes) => shown += bytes,
-        News::Lost(bytes) => lost += bytes,
+    let mut news = |news: PullNews<'_>| match news {
+        PullNews::Came(bytes) | PullNews::Here(bytes) => shown += bytes,
+        PullNews::Lost(bytes) => lost += bytes,
         _ => {}
     };
     let pulled = pull(&place.hub(), &named("org/gguf"), Use::Serve, &mut news).await.unwrap();
@@ -234,7 +236,7 @@ async fn a_server_without_ranges_begins_anew() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wrong_bytes_are_thrown_away() {
-    let (place, content) = Place::with_gguf(100_000).await;
+    let (place, content) = PulledHub::with_gguf(100_000).await;
     place.double.fail("m-Q4_K_M.gguf", Fault::Wrong, 1);
     let said = place.pull("org/gguf").await.unwrap_err();
     assert!(said.contains("another hash than the hub says"), "{said}");
@@ -258,7 +260,7 @@ async fn wrong_bytes_are_thrown_away() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_asks_is_shown_to_the_hub_and_to_nobody_else() {
-    let place = Place::with_model().await;
+    let place = PulledHub::with_model().await;
     place.double.gate("org/tiny");
     let said = place.pull("org/tiny").await.unwrap_err();
     assert!(said.contains("org/tiny is gated: accept its terms at http://") && said.contains("HF_TOKEN"), "{said}");
@@ -275,7 +277,7 @@ async fn who_asks_is_shown_to_the_hub_and_to_nobody_else() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_the_hub_does_not_give_is_said_in_one_line() {
-    let place = Place::with_model().await;
+    let place = PulledHub::with_model().await;
     let said = place.pull("org/nothing").await.unwrap_err();
     assert!(said.contains("the hub knows no model org/nothing, or it is private"), "{said}");
     let said = place.pull("org/tiny@v9").await.unwrap_err();
@@ -297,7 +299,7 @@ async fn what_the_hub_does_not_give_is_said_in_one_line() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hub_that_is_busy_is_waited_for_and_one_that_is_no_hub_is_not() {
-    let place = Place::with_model().await;
+    let place = PulledHub::with_model().await;
     place.double.fail("", Fault::TooMany(1), 1);
     place.double.fail("", Fault::Trouble, 2);
     let began = Instant::now();
@@ -325,7 +327,7 @@ async fn a_hub_that_is_busy_is_waited_for_and_one_that_is_no_hub_is_not() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn offline_means_what_is_here() {
-    let place = Place::with_model().await;
+    let place = PulledHub::with_model().await;
     let offline = place.hub_with(&[("HF_HUB_OFFLINE", "1")]);
     let said = pull_by(&offline, "org/tiny").await.unwrap_err();
     assert!(said.contains("org/tiny is not whole in") && said.contains("HF_HUB_OFFLINE"), "{said}");
@@ -341,7 +343,7 @@ async fn offline_means_what_is_here() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn files_that_would_lie_elsewhere_are_refused() {
     for bad in ["../../../evil.json", "/tmp/evil.json", "a/../../evil.json", "a\\evil.json"] {
-        let place = Place::empty().await;
+        let place = PulledHub::empty().await;
         let files = model_files();
         let mut shown: Vec<(&str, &[u8])> = files.iter().map(|(name, bytes)| (*name, bytes.as_slice())).collect();
         shown.push((bad, b"evil"));
@@ -354,7 +356,7 @@ async fn files_that_would_lie_elsewhere_are_refused() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn links_to_nothing_are_mended() {
-    let place = Place::with_model().await;
+    let place = PulledHub::with_model().await;
     let pulled = place.pull("org/tiny").await.unwrap();
     let pointer = pulled.model.path.join("config.json");
     fs::remove_file(pointer.canonicalize().unwrap()).unwrap();
@@ -371,7 +373,7 @@ async fn links_to_nothing_are_mended() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn several_who_pull_the_same_fetch_it_once() {
-    let (place, content) = Place::with_gguf(400_000).await;
+    let (place, content) = PulledHub::with_gguf(400_000).await;
     place.double.fail("m-Q4_K_M.gguf", Fault::Slow(Duration::from_millis(20)), 1);
     let program = || async { place.run(&["models", "pull", "org/gguf", "--json"]).await };
     let (first, second, third) = tokio::join!(program(), program(), place.pull("org/gguf"));
@@ -381,7 +383,7 @@ async fn several_who_pull_the_same_fetch_it_once() {
 }
 
 /// Starts a pull that is slow, and kills it once so many bytes of the file are on disk.
-async fn killed_at(place: &Place, bytes: u64) {
+async fn killed_at(place: &PulledHub, bytes: u64) {
     let mut child: Child = place.command(&["models", "pull", "org/gguf"]).spawn().unwrap();
     let deadline = Instant::now() + SOON;
     let blobs = place.folder.path().join("hub/models--org--gguf/blobs");
@@ -398,7 +400,7 @@ async fn killed_at(place: &Place, bytes: u64) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_that_is_killed_leaves_nothing_that_counts_and_loses_little() {
-    let (place, content) = Place::with_gguf(600_000).await;
+    let (place, content) = PulledHub::with_gguf(600_000).await;
     place.double.fail("m-Q4_K_M.gguf", Fault::Slow(Duration::from_millis(5)), 50);
     for at in [50_000, 200_000, 350_000] {
         killed_at(&place, at).await;
@@ -418,7 +420,7 @@ async fn a_process_that_is_killed_leaves_nothing_that_counts_and_loses_little() 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_program_keeps_the_cache() {
-    let place = Place::with_model().await;
+    let place = PulledHub::with_model().await;
     place.double.repo("org/more", &[("m-Q4_K_M.gguf", &noise(1000)), ("m-Q8_0.gguf", &noise(2000))]);
     let (code, said, error) = place.run(&["models", "pull", "org/tiny"]).await;
     assert!(code == 0 && said.contains("serve it with: tsnode join --model org/tiny"), "{said}{error}");
@@ -462,7 +464,7 @@ async fn the_program_keeps_the_cache() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_peer_fetches_what_it_is_told_to_serve() {
-    let place = Place::with_model().await;
+    let place = PulledHub::with_model().await;
     let data = place.folder.path().join("data");
     let flags = ["--data-dir", data.to_str().unwrap(), "--http", "0", "--listen", "127.0.0.1:0", "--mdns=false"];
     let words = [&["join", "--model", "org/tiny", "--private", "--memory", "64MiB"], &flags[..]].concat();

@@ -323,6 +323,21 @@ fn partial(view: &Value) -> Vec<Value> {
     own.map_or_else(Vec::new, |own| own["advert"]["partial"].as_array().unwrap().clone())
 }
 
+/// What `tsnode models` says of a peer's data folder.
+async fn models(data: &Path, words: &[&str]) -> std::process::Output {
+    let mut verb = Command::new(env!("CARGO_BIN_EXE_tsnode"));
+    verb.arg("models").args(words).arg("--data-dir").arg(data).kill_on_drop(true);
+    verb.env("HOME", data).env_remove("HF_HOME").env("HF_HUB_OFFLINE", "1");
+    tokio::time::timeout(LONG, verb.output()).await.unwrap().unwrap()
+}
+
+/// The one that came from peers.
+async fn list(data: &Path) -> Value {
+    let listed = models(data, &["list", "--json"]).await;
+    let listed: Vec<Value> = serde_json::from_slice(&listed.stdout).unwrap();
+    listed.into_iter().find(|model| model["from"] == "peers" && model["model"] == NAME).unwrap()
+}
+
 /// Two peers that together have room for a model, of which one has it: the other fetches the layers that it holds and no others,
 /// and both compute what one alone would.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -338,7 +353,10 @@ async fn a_peer_fetches_the_layers_that_it_holds_and_no_others() {
     let some = ["--memory", LITTLE, "--kv-memory", LITTLE_KV];
     let mut a = Peer::start(&home.path().join("a"), &[&some[..], &["--private", "--model", path]].concat());
     let invite = a.invite().await;
-    let mut b = Peer::start(&home.path().join("b"), &[&some[..], &["--invite", &invite]].concat());
+    // Less than the model: it holds a part.
+    let bounded = ["--invite", &invite, "--model-budget", "24MiB"];
+    assert!(file > 24 << 20, "{file}");
+    let mut b = Peer::start(&home.path().join("b"), &[&some[..], &bounded].concat());
     let view = b.until("it has its layers and they serve", |view| has_its_layers(view) && is_ready(view)).await;
     let (layers, all) = (&view["fetching"]["layers"], view["models"][0]["shape"]["layers"].as_u64().unwrap());
     let layers = layers["start"].as_u64().unwrap()..layers["end"].as_u64().unwrap();
@@ -352,15 +370,11 @@ async fn a_peer_fetches_the_layers_that_it_holds_and_no_others() {
         |piece: &Value| piece["start"].as_u64() <= Some(layers.start) && piece["end"].as_u64() >= Some(layers.end);
     let says_which = |view: &Value| partial(view).iter().any(|of| of["layers"].as_array().unwrap().iter().any(covers));
     b.until("its advert says which layers it has", says_which).await;
-    // The rest of it, for later.
-    let mut pull = Command::new(env!("CARGO_BIN_EXE_tsnode"));
-    pull.args(["models", "pull", NAME, "--json", "--data-dir"])
-        .arg(&b.data)
-        .env("HOME", &b.data)
-        .env_remove("HF_HOME")
-        .env("HF_HUB_OFFLINE", "1")
-        .kill_on_drop(true);
-    let pulled = tokio::time::timeout(LONG, pull.output()).await.unwrap().unwrap();
+    let listed = list(&b.data).await;
+    assert!(listed["whole"] == false && listed["held"].as_u64() <= Some(file), "{listed}");
+    assert!(listed["source"].as_str().unwrap().starts_with("org/brought@0123"), "{listed}");
+    // The rest of it, for later, whatever the budget.
+    let pulled = models(&b.data, &["pull", NAME, "--json"]).await;
     let said = String::from_utf8_lossy(&pulled.stderr).into_owned();
     assert!(pulled.status.success() && said.contains("is fetched from peers of the swarm"), "{said}");
     let pulled: Value = serde_json::from_slice(&pulled.stdout).unwrap();
@@ -369,9 +383,15 @@ async fn a_peer_fetches_the_layers_that_it_holds_and_no_others() {
     files_equal(&model, &b.data);
     b.until("its advert says that it has all", |view| partial(view).is_empty()).await;
     assert_eq!(b.tokens().await, tokens);
+    let listed = list(&b.data).await;
+    assert!(listed["whole"] == true && listed["held"].as_u64() == Some(file), "{listed}");
+    assert!(models(&b.data, &["verify", NAME]).await.status.success());
+    let refused = models(&b.data, &["rm", NAME]).await;
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(5) && said.contains("has it open"), "{said}");
     b.kill().await;
     // Without weights and without an invite: the peers that it knew have them.
-    fs::remove_dir_all(home.path().join("b").join("models")).unwrap();
+    assert!(models(&home.path().join("b"), &["rm", NAME]).await.status.success());
     let mut b = Peer::start(&home.path().join("b"), &[&some[..], &["--model", NAME]].concat());
     let view = b.until("it has its layers again", |view| has_its_layers(view) && is_ready(view)).await;
     assert!(fetched(&view) > 0, "{view}");

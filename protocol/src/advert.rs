@@ -2,7 +2,7 @@
 
 use crate::{
     BytesPerSecond, EncoderCard, Epoch, FlopsPerSecond, Gpus, GroupId, ModelCard, ModelId, ModelOrigin, PartialModel,
-    PeerId, PlanId, Seconds, SwarmSetting, Term, TicketNotice, Traffic, codec::CodecError, limits,
+    PeerId, Phase, PlanId, Seconds, SwarmSetting, Term, TicketNotice, Traffic, codec::CodecError, limits,
 };
 use bincode::{Decode, Encode};
 use serde::{Deserialize, Serialize};
@@ -55,7 +55,7 @@ pub struct Device {
     pub name: String,
     /// Memory lent for weights and KV pages (bytes).
     pub memory_bytes: u64,
-    /// Of that, the pools of KV pages of all models (bytes).
+    /// Of that, the pool of KV pages of all models (bytes).
     pub kv_bytes: u64,
     /// Measured rate of matrix products.
     pub flops: FlopsPerSecond,
@@ -65,14 +65,14 @@ pub struct Device {
     pub serves: Vec<Served>,
 }
 
-/// A model on a device: its part of the memory, which no other model gets while its weights are there, and its speed.
+/// A model on a device: its part of the memory, which is its own while its weights are there, and its speed.
 #[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
 pub struct Served {
     /// The model, one of its peer's.
     pub model: ModelId,
     /// Of the device's memory, what is for this model's weights and KV pages (bytes).
     pub memory_bytes: u64,
-    /// Of that, the pool of KV pages (bytes).
+    /// Of that, its quota of the device's pool of KV pages: others have it only while it does not need it (bytes).
     pub kv_bytes: u64,
     /// Whether its owner keeps its weights in memory: no other model gets their place, whoever asks for it.
     #[serde(default)]
@@ -135,7 +135,7 @@ impl Device {
 /// What one layer of a model takes on a device: seconds, as measured.
 #[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
 pub struct LayerProfile {
-    /// The model.
+    /// The model whose layer was timed.
     pub model: ModelId,
     /// a, b, c: L tokens of a prompt behind P others of it take `a + b·L + c·((P + L)² − P²)`.
     pub prefill: [f64; 3],
@@ -206,7 +206,7 @@ pub enum DeviceKind {
         /// Threads used for computing.
         threads: u16,
     },
-    /// NVIDIA GPUs.
+    /// NVIDIA GPUs that compute as one device.
     Cuda(Gpus),
 }
 
@@ -226,7 +226,7 @@ pub struct Link {
     pub to: PeerId,
     /// Latency α, one way.
     pub latency: Seconds,
-    /// Bandwidth β.
+    /// Bandwidth β, as measured towards the far end (bytes a second).
     pub bandwidth: BytesPerSecond,
     /// How packets travel.
     pub path: PathKind,
@@ -368,6 +368,20 @@ pub struct Heartbeat {
     /// Whom it has nothing to do with, for what they did to it.
     #[serde(default)]
     pub cut_off: Vec<PeerId>,
+    /// How quick groups were for its clients whose leaders' own steps belie what is claimed of them.
+    #[serde(default)]
+    pub seen_speeds: Vec<SeenSpeed>,
+}
+
+/// How quick a group was by the clock of a gateway that it has worked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
+pub struct SeenSpeed {
+    /// The group whose speed the gateway saw.
+    pub group: GroupId,
+    /// What it did: prompts, or answers.
+    pub phase: Phase,
+    /// How often the time claimed for it is doubled by the time that it took, beside others: not once where the claim is kept.
+    pub doublings: u8,
 }
 
 /// What others act by: [`Heartbeat::news`].
@@ -385,6 +399,8 @@ pub struct News<'a> {
     pub ready: Ready<'a>,
     /// As in the heartbeat.
     pub cut_off: &'a [PeerId],
+    /// As in the heartbeat.
+    pub seen_speeds: &'a [SeenSpeed],
 }
 
 /// Which groups take requests: the same however much they have to do.
@@ -400,7 +416,7 @@ impl PartialEq for Ready<'_> {
 /// A group, and what it has to do: its leader may lead others that have more or less, and are faster or slower.
 #[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
 pub struct GroupLoad {
-    /// Which.
+    /// The group, as the adopted plan names it.
     pub group: GroupId,
     /// What waits and runs there; pages of its leader's device.
     pub load: Load,
@@ -411,7 +427,7 @@ pub struct GroupLoad {
 pub struct Load {
     /// Sequences in batches.
     pub running: u32,
-    /// Sequences waiting.
+    /// Sequences that wait for pages or for their first step.
     pub waiting: u32,
     /// Prompt tokens not yet computed.
     pub pending_tokens: u32,
@@ -495,7 +511,8 @@ impl Heartbeat {
     #[must_use]
     pub fn news(&self) -> News<'_> {
         let Self { clock, term, plan, leaving, .. } = *self;
-        News { clock, term, plan, leaving, ready: Ready(&self.ready), cut_off: &self.cut_off }
+        let (cut_off, seen_speeds) = (&self.cut_off, &self.seen_speeds);
+        News { clock, term, plan, leaving, ready: Ready(&self.ready), cut_off, seen_speeds }
     }
 
     /// Whether there is as much to do as it was `before`, in all and in each group.
@@ -515,6 +532,9 @@ impl Heartbeat {
         }
         if self.cut_off.len() > limits::CUT_OFF {
             return Err(CodecError::Invalid("too many peers cut off"));
+        }
+        if self.seen_speeds.len() > limits::SEEN_SPEEDS {
+            return Err(CodecError::Invalid("speeds of too many groups"));
         }
         self.ready.iter().map(|g| &g.load).chain([&self.load]).try_for_each(Load::check)
     }
@@ -547,6 +567,14 @@ mod tests {
         assert!(!kept.serves_what_it_has(&models.into()), "what is kept leaves no room for the other");
         let alone = Device { serves: vec![], ..device }.for_one(models[0], None);
         assert!(alone.serves_what_it_has(&models.into()) && alone.holds_all());
+    }
+
+    #[test]
+    fn what_a_gateway_saw_of_claims_is_news_and_has_an_end() {
+        let seen = SeenSpeed { group: GroupId([1; 8]), phase: Phase::Decode, doublings: 2 };
+        let said = |times: usize| Heartbeat { seen_speeds: vec![seen; times], ..Heartbeat::default() };
+        assert!(said(1).is_news_after(&said(0)) && !said(1).is_news_after(&said(1)));
+        assert!(said(limits::SEEN_SPEEDS).check().is_ok() && said(limits::SEEN_SPEEDS + 1).check().is_err());
     }
 
     #[test]

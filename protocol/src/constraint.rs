@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// on with an answer chooses among the same tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
 pub struct Constraint {
-    /// The grammar.
+    /// What the text must follow, token by token.
     pub grammar: Grammar,
     /// Tokens that may come where the text is complete: those that end an answer.
     pub ends: Vec<Token>,

@@ -58,7 +58,7 @@ impl EncoderInput {
 /// Asks a peer for vectors or scores.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct EncodeRequest {
-    /// The encoder.
+    /// The encoder to use, by the id in its lender's advert.
     pub model: ModelId,
     /// At least one, at most [`limits::ENCODER_INPUTS`].
     pub inputs: Vec<EncoderInput>,

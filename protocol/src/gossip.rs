@@ -6,6 +6,10 @@ use std::sync::Arc;
 
 /// A message of the control plane. What is large is shared: whoever keeps it keeps no copy of it.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "most of what is said is heartbeats: a box each would be an allocation each"
+)]
 pub enum Gossip {
     /// What the signer is; sent when it changes, and again when a new peer appears.
     Advert(Arc<Advert>),

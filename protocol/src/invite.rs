@@ -51,9 +51,9 @@ impl fmt::Debug for TicketKey {
 /// A ticket as its issuer tells other members of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct TicketNotice {
-    /// Its name.
+    /// Names the ticket without giving it away.
     pub id: InviteId,
-    /// Its hash.
+    /// Hash of the ticket's secret: enough to check who comes with it, not enough to make an invite of.
     pub key: TicketKey,
     /// When it ends (seconds since 1970).
     pub expires: u64,
@@ -64,7 +64,7 @@ pub struct TicketNotice {
 /// Swarm id, ticket, and where to find members.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Invite {
-    /// The swarm.
+    /// The swarm that the invite leads to.
     pub swarm: SwarmId,
     /// What lets in; none for an open swarm.
     pub ticket: Option<Ticket>,

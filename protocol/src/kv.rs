@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 pub enum KvDtype {
     /// IEEE half precision: the default.
     F16,
-    /// bfloat16.
+    /// bfloat16: the range of single precision in half its bytes.
     Bf16,
     /// Single precision: for checks against references.
     F32,
@@ -78,7 +78,7 @@ pub enum KvPace {
 /// What one KV stream will carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct KvHeader {
-    /// Whose KV.
+    /// The request whose KV it is.
     pub request: RequestId,
     /// Of which model; the receiver refuses another.
     pub model: ModelId,
@@ -165,7 +165,7 @@ impl TileHeader {
 /// Closes a KV stream: nothing is decoded from unless it fits what arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Manifest {
-    /// Tiles sent.
+    /// Tiles sent on this stream.
     pub tiles: u32,
     /// Payload bytes sent.
     pub bytes: u64,
@@ -198,9 +198,9 @@ pub struct Delivery {
     pub from: PeerId,
     /// Whose pages it lies in.
     pub to: PeerId,
-    /// Payload bytes.
+    /// Payload bytes that arrived, headers not counted.
     pub bytes: u64,
-    /// Tiles.
+    /// Tiles that arrived.
     pub tiles: u32,
     /// Streams they came by, each on a connection of its own.
     pub streams: u32,

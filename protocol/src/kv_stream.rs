@@ -6,7 +6,7 @@ use bincode::{Decode, Encode};
 /// Every `of`-th layer of a range, from the `index`-th on: layers are computed in order, so all parallel streams always have some to carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct KvStream {
-    /// Which one.
+    /// Place of this stream among them, counted from 0.
     pub index: u8,
     /// How many there are, one at least.
     pub of: u8,

@@ -38,8 +38,8 @@ pub mod units;
 pub mod weights;
 
 pub use advert::{
-    Advert, Device, DeviceKind, GroupLoad, Heartbeat, LayerProfile, Link, Load, Misfit, PathKind, Quickest, Served,
-    StepSize, TimedStep,
+    Advert, Device, DeviceKind, GroupLoad, Heartbeat, LayerProfile, Link, Load, Misfit, PathKind, Quickest, SeenSpeed,
+    Served, StepSize, TimedStep,
 };
 pub use constraint::{Constraint, Grammar};
 pub use encoder::{EncodeEvent, EncodeRefusal, EncodeRequest, Encoded, EncoderCard, EncoderInput, EncoderTask};
@@ -54,7 +54,7 @@ pub use liveness_digest::{Call, LivenessDigest, Missed};
 pub use model::{Experts, LayerRange, ModelCard, ModelFile, ModelShape};
 pub use origin::ModelOrigin;
 pub use partial::PartialModel;
-pub use plan::{Endorsement, Group, Phase, Plan, Replayed, Route, RouteChoice, Stage};
+pub use plan::{ChosenPolicy, Endorsement, Group, Phase, Plan, PolicyChoice, Replayed, Route, Stage};
 pub use prompt_codec::PromptCodec;
 pub use sampling::{PromptLogprob, Sampled, Sampling, TokenLogprob};
 pub use setting::{BatchPolicy, RequestClass, RoutePolicy, SettingKey, SettingValue, SwarmSetting, Targets};

@@ -27,6 +27,8 @@ pub const INVITES: usize = 64;
 pub const DEVICES: usize = 64;
 /// Peers that one peer says it has cut off.
 pub const CUT_OFF: usize = 64;
+/// Groups of which one gateway says how quick they were for it, those whose claims are in doubt.
+pub const SEEN_SPEEDS: usize = 16;
 /// Models in one advert.
 pub const MODELS: usize = 64;
 /// Pieces in which an advert says what of a model is there.

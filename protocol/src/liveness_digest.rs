@@ -10,7 +10,7 @@ use bincode::{Decode, Encode};
 pub struct PeerTag(pub [u8; 8]);
 
 impl PeerTag {
-    /// A peer's.
+    /// The tag of a peer: the first eight bytes of its id.
     #[must_use]
     pub fn of(peer: PeerId) -> Self {
         let mut tag = [0; 8];
@@ -33,14 +33,14 @@ impl PeerTag {
 /// Peers that are to speak up, since the signer misses them, or something that they said. Who does not is taken for dead.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Call {
-    /// Who.
+    /// Those who are to answer, with what the signer heard of each last.
     pub peers: Vec<Missed>,
 }
 
 /// Somebody who is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Missed {
-    /// Who.
+    /// The peer that is to answer.
     pub peer: PeerTag,
     /// The highest sequence that the caller has heard of it: who has heard a higher one need not wait for the answer, which may
     /// have overtaken the call.
@@ -57,7 +57,7 @@ pub struct LivenessDigest {
 /// Somebody who is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Present {
-    /// Who.
+    /// The peer that is alive.
     pub peer: PeerTag,
     /// The sum of the sequences of its last advert and of its last heartbeat that all were to hear: whose own sum is lower
     /// has missed one. None where the signer does not know.

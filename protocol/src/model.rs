@@ -12,7 +12,7 @@ pub struct ModelCard {
     pub id: ModelId,
     /// What people call it; shown in `/v1/models`.
     pub name: String,
-    /// Its sizes.
+    /// Sizes of its layers: what planning and paging go by.
     pub shape: ModelShape,
     /// The small files a gateway needs: tokenizer, templates, generation defaults.
     pub files: Vec<ModelFile>,
@@ -32,13 +32,13 @@ pub struct ModelFile {
 /// The sizes of a transformer, as its `config.json` gives them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
 pub struct ModelShape {
-    /// Transformer blocks.
+    /// Transformer blocks: what a plan hands out.
     pub layers: u32,
     /// Width of the residual stream.
     pub hidden: u32,
     /// Width of the MLP; of a mixture of experts, of all that one token passes, on average over layers.
     pub intermediate: u32,
-    /// Query heads.
+    /// Query heads of a block.
     pub heads: u32,
     /// Key and value heads.
     pub kv_heads: u32,
@@ -90,7 +90,7 @@ impl ModelShape {
         2 * u64::from(self.kv_heads) * u64::from(self.head_dim)
     }
 
-    /// All layers.
+    /// The range of all layers, as a group of one stage has them.
     #[must_use]
     pub fn all_layers(&self) -> LayerRange {
         LayerRange { start: 0, end: self.layers }
@@ -146,7 +146,7 @@ impl ModelShape {
 /// Layers `start..end` of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Encode, Decode, Serialize, Deserialize)]
 pub struct LayerRange {
-    /// First layer.
+    /// First layer, counted from 0.
     pub start: u32,
     /// One past the last layer.
     pub end: u32,

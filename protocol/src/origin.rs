@@ -7,12 +7,15 @@ use serde::{Deserialize, Serialize};
 /// Where a peer has a model from, by its own account.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
 pub struct ModelOrigin {
-    /// The model.
+    /// The model that is described.
     pub model: ModelId,
     /// The hub's repository, and its commit: `org/repo@0123…`.
     pub source: String,
     /// Its licence, as the hub calls it, if it said one.
     pub licence: Option<String>,
+    /// Whether its terms have to be accepted by whoever has it: known of what `tsnode` fetched from the hub, and of what came from peers
+    /// that said so.
+    pub is_gated: bool,
     /// Whether members who ask get its weights here: of gated repositories only where the peer's owner has said so.
     pub is_given: bool,
 }
@@ -45,7 +48,7 @@ mod tests {
     fn what_a_terminal_would_obey_is_refused() {
         let check = |source: &str, licence: Option<&str>| {
             let (source, licence) = (source.to_owned(), licence.map(ToOwned::to_owned));
-            ModelOrigin { model: ModelId([1; 16]), source, licence, is_given: true }.check().is_ok()
+            ModelOrigin { model: ModelId([1; 16]), source, licence, is_gated: false, is_given: true }.check().is_ok()
         };
         assert!(check("org/repo@0123", None) && check("org/repo@0123", Some("apache-2.0")));
         for wrong in ["", "a b", "a\u{1b}[2J", "a\n", "é", &"a".repeat(limits::TEXT_BYTES + 1)] {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// not named so, it has all.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
 pub struct PartialModel {
-    /// The model.
+    /// The model of which the peer has a part.
     pub model: ModelId,
     /// Layers, each with what a stage of it alone reads: the first with the embedding, the last with the head. In order, with others
     /// between them; where they are in more pieces than are said, the longest.

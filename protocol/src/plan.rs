@@ -1,8 +1,12 @@
 //! A plan: groups, their phases and stages, and who sends to whom.
 
-use crate::{Epoch, GroupId, LayerRange, ModelId, PeerId, PlanId, RoutePolicy, Term, codec, codec::CodecError, limits};
+use crate::{
+    BatchPolicy, Epoch, GroupId, LayerRange, ModelId, PeerId, PlanId, RoutePolicy, Term, codec, codec::CodecError,
+    limits,
+};
 use bincode::{Decode, Encode};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// What one coordinator wants the swarm to do.
 #[derive(Clone, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
@@ -17,10 +21,10 @@ pub struct Plan {
     pub groups: Vec<Group>,
     /// Who sends to whom; the shares of one model's routes sum to 1.
     pub routes: Vec<Route>,
-    /// How requests are routed for models of which members have set that this is chosen by measurement ([`RoutePolicy::Auto`]); of
-    /// others this says nothing.
+    /// How requests are routed and steps formed for models of which members have set that this is chosen by measurement
+    /// ([`RoutePolicy::Auto`], [`BatchPolicy::Auto`]); of others this says nothing.
     #[serde(default)]
-    pub chosen: Vec<RouteChoice>,
+    pub chosen: Vec<PolicyChoice>,
     /// Why this plan, in a sentence for people.
     pub reason: String,
 }
@@ -42,16 +46,16 @@ pub struct Group {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Encode, Decode, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
-    /// Prompts.
+    /// Computes prompts, and sends their KV to another group.
     Prefill,
-    /// All tokens but the first.
+    /// Generates all tokens but the first.
     Decode,
-    /// Both.
+    /// Computes prompts and answers.
     Mixed,
 }
 
-impl std::fmt::Display for Phase {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Prefill => "prefill",
             Self::Decode => "decode",
@@ -67,7 +71,7 @@ pub struct Stage {
     pub peer: PeerId,
     /// Which of the peer's devices, by its place in the advert.
     pub device: u16,
-    /// Which layers.
+    /// Layers that it holds and computes.
     pub layers: LayerRange,
 }
 
@@ -84,13 +88,43 @@ pub struct Route {
     pub share: f64,
 }
 
-/// How requests for a model are routed on a plan, as whoever made the plan chose, and by what.
+/// A policy that members may leave to measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ChosenPolicy {
+    /// How requests are routed.
+    Route(RoutePolicy),
+    /// How groups form their steps.
+    Batch(BatchPolicy),
+}
+
+impl ChosenPolicy {
+    /// Whether it says nothing but that another is to be chosen.
+    fn is_auto(self) -> bool {
+        matches!(self, Self::Route(RoutePolicy::Auto) | Self::Batch(BatchPolicy::Auto))
+    }
+
+    fn is_of_batches(self) -> bool {
+        matches!(self, Self::Batch(_))
+    }
+}
+
+impl fmt::Display for ChosenPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Route(policy) => fmt::Display::fmt(policy, f),
+            Self::Batch(policy) => fmt::Display::fmt(policy, f),
+        }
+    }
+}
+
+/// How requests for a model are routed on a plan, or its steps formed, as whoever made the plan chose, and by what.
 #[derive(Clone, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
-pub struct RouteChoice {
-    /// The model.
+pub struct PolicyChoice {
+    /// The model whose requests it is for.
     pub model: ModelId,
-    /// What was chosen: never [`RoutePolicy::Auto`].
-    pub policy: RoutePolicy,
+    /// What was chosen: never that it is to be chosen.
+    pub policy: ChosenPolicy,
     /// Requests that were replayed by each policy.
     pub requests: u32,
     /// How many of them came in a second.
@@ -102,26 +136,50 @@ pub struct RouteChoice {
 /// What became of replayed requests by one policy.
 #[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
 pub struct Replayed {
-    /// The policy.
-    pub policy: RoutePolicy,
+    /// The policy by which they were replayed.
+    pub policy: ChosenPolicy,
     /// Share of them that kept their deadlines.
     pub in_time: f64,
     /// Nine of ten took no more than so many times what the fastest group takes alone.
     pub slowness: f64,
 }
 
-/// The highest [`Replayed::slowness`] and [`RouteChoice::rate`] that are stated.
+/// The highest [`Replayed::slowness`] and [`PolicyChoice::rate`] that are stated.
 pub const MOST_STATED: f64 = 1e6;
 
-impl RouteChoice {
+impl PolicyChoice {
     /// What became of requests by the policy that was chosen.
     #[must_use]
     pub fn of_chosen(&self) -> Option<&Replayed> {
         self.tried.iter().find(|tried| tried.policy == self.policy)
     }
 
+    /// How requests for a model are routed, where these say so.
+    #[must_use]
+    pub fn of_routes(all: &[Self], model: ModelId) -> Option<(&Self, RoutePolicy)> {
+        all.iter().filter(|choice| choice.model == model).find_map(|choice| match choice.policy {
+            ChosenPolicy::Route(policy) => Some((choice, policy)),
+            ChosenPolicy::Batch(_) => None,
+        })
+    }
+
+    /// How steps of a model are formed, where these say so.
+    #[must_use]
+    pub fn of_batches(all: &[Self], model: ModelId) -> Option<(&Self, BatchPolicy)> {
+        all.iter().filter(|choice| choice.model == model).find_map(|choice| match choice.policy {
+            ChosenPolicy::Batch(policy) => Some((choice, policy)),
+            ChosenPolicy::Route(_) => None,
+        })
+    }
+
+    /// Its place among a plan's: of a model routes first.
+    fn place(&self) -> (ModelId, bool) {
+        (self.model, self.policy.is_of_batches())
+    }
+
     fn check(&self) -> Result<(), CodecError> {
-        let is_policy = |policy: RoutePolicy| policy != RoutePolicy::Auto;
+        let is_policy =
+            |policy: ChosenPolicy| !policy.is_auto() && policy.is_of_batches() == self.policy.is_of_batches();
         let is_stated = |x: f64| (0.0..=MOST_STATED).contains(&x);
         let is_replayed = |tried: &Replayed| {
             is_policy(tried.policy) && (0.0..=1.0).contains(&tried.in_time) && is_stated(tried.slowness)
@@ -131,7 +189,7 @@ impl RouteChoice {
             || !is_stated(self.rate)
             || !self.tried.iter().all(is_replayed)
         {
-            return Err(CodecError::Invalid("choice of a routing policy out of range"));
+            return Err(CodecError::Invalid("choice of a policy out of range"));
         }
         Ok(())
     }
@@ -187,12 +245,6 @@ impl Plan {
         self.groups.iter().find(|g| g.id == id)
     }
 
-    /// How requests for a model are routed, where that was left to whoever makes plans.
-    #[must_use]
-    pub fn choice(&self, model: ModelId) -> Option<&RouteChoice> {
-        self.chosen.iter().find(|choice| choice.model == model)
-    }
-
     /// Every peer the plan gives work to, once, in order.
     #[must_use]
     pub fn peers(&self) -> std::collections::BTreeSet<PeerId> {
@@ -208,10 +260,10 @@ impl Plan {
         if self.groups.len() > limits::GROUPS || self.routes.len() > limits::ROUTES {
             return Err(CodecError::Invalid("plan too large"));
         }
-        if self.chosen.len() > limits::MODELS || !self.chosen.is_sorted_by(|a, b| a.model < b.model) {
-            return Err(CodecError::Invalid("choices of routing policies too many or out of order"));
+        if self.chosen.len() > 2 * limits::MODELS || !self.chosen.is_sorted_by(|a, b| a.place() < b.place()) {
+            return Err(CodecError::Invalid("choices of policies too many or out of order"));
         }
-        self.chosen.iter().try_for_each(RouteChoice::check)?;
+        self.chosen.iter().try_for_each(PolicyChoice::check)?;
         if self.reason.len() > 4 * limits::TEXT_BYTES {
             return Err(CodecError::Invalid("reason too long"));
         }
@@ -241,7 +293,7 @@ pub struct Endorsement {
     pub epoch: Epoch,
     /// Term of the plan.
     pub term: Term,
-    /// The plan.
+    /// Hash of the plan that is endorsed.
     pub plan: PlanId,
 }
 
@@ -249,33 +301,45 @@ pub struct Endorsement {
 mod tests {
     use super::*;
 
-    fn choosing(chosen: Vec<RouteChoice>) -> Plan {
+    fn choosing(chosen: Vec<PolicyChoice>) -> Plan {
         let (epoch, term, reason) = (Epoch(1), Term(0), String::new());
         Plan { epoch, term, parent: None, groups: vec![], routes: vec![], chosen, reason }
     }
 
     #[test]
-    fn what_is_chosen_is_one_policy_for_each_model_by_figures_that_can_be() {
-        let tried = vec![Replayed { policy: RoutePolicy::Live, in_time: 0.5, slowness: 3.0 }];
-        let good = RouteChoice { model: ModelId([2; 16]), policy: RoutePolicy::Live, requests: 300, rate: 0.5, tried };
-        assert_eq!(choosing(vec![good.clone()]).check(), Ok(()));
-        assert_eq!(good.of_chosen().map(|replayed| replayed.in_time), Some(0.5));
-        let with = |in_time: f64, slowness: f64| {
-            let tried = vec![Replayed { policy: RoutePolicy::Live, in_time, slowness }];
-            vec![RouteChoice { tried, ..good.clone() }]
+    fn what_is_chosen_is_one_policy_of_a_kind_for_each_model_by_figures_that_can_be() {
+        let (live, mixed) = (ChosenPolicy::Route(RoutePolicy::Live), ChosenPolicy::Batch(BatchPolicy::Mixed));
+        let (model, other) = (ModelId([2; 16]), ModelId([3; 16]));
+        let by = |policy| {
+            let tried = vec![Replayed { policy, in_time: 0.5, slowness: 3.0 }];
+            PolicyChoice { model, policy, requests: 300, rate: 0.5, tried }
         };
-        let of = |model: u8| RouteChoice { model: ModelId([model; 16]), ..good.clone() };
+        let (good, batched) = (by(live), by(mixed));
+        let both = vec![good.clone(), batched.clone()];
+        assert_eq!(choosing(both.clone()).check(), Ok(()));
+        assert_eq!(good.of_chosen().map(|replayed| replayed.in_time), Some(0.5));
+        assert_eq!(PolicyChoice::of_routes(&both, model), Some((&good, RoutePolicy::Live)));
+        assert_eq!(PolicyChoice::of_batches(&both, model), Some((&batched, BatchPolicy::Mixed)));
+        assert_eq!(PolicyChoice::of_batches(&both, other), None);
+        let with = |in_time: f64, slowness: f64| {
+            let tried = vec![Replayed { policy: live, in_time, slowness }];
+            vec![PolicyChoice { tried, ..good.clone() }]
+        };
+        let of = |model: u8| PolicyChoice { model: ModelId([model; 16]), ..good.clone() };
         let many = good.tried.repeat(RoutePolicy::ALL.len() + 1);
         for wrong in [
             with(1.5, 3.0),
             with(f64::NAN, 3.0),
             with(0.5, f64::INFINITY),
-            vec![RouteChoice { policy: RoutePolicy::Auto, ..good.clone() }],
-            vec![RouteChoice { rate: -1.0, ..good.clone() }],
-            vec![RouteChoice { tried: many, ..good.clone() }],
+            vec![by(ChosenPolicy::Route(RoutePolicy::Auto))],
+            vec![by(ChosenPolicy::Batch(BatchPolicy::Auto))],
+            vec![PolicyChoice { policy: mixed, ..good.clone() }],
+            vec![PolicyChoice { rate: -1.0, ..good.clone() }],
+            vec![PolicyChoice { tried: many, ..good.clone() }],
+            vec![batched.clone(), good.clone()],
             vec![of(2), of(2)],
             vec![of(2), of(1)],
-            (0..=limits::MODELS as u8).map(of).collect(),
+            (0..=2 * limits::MODELS as u8).map(of).collect(),
         ] {
             assert!(choosing(wrong.clone()).check().is_err(), "{wrong:?}");
         }

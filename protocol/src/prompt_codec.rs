@@ -7,7 +7,7 @@ use bincode::{Decode, Encode};
 /// left of them, and stays as it is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
 pub struct PromptCodec {
-    /// The packing.
+    /// How the KV of those tokens is packed.
     pub codec: KvCodec,
     /// So many tokens, the first ones, where a group computes only these for another; else all of them. Whole groups of tokens
     /// ([`PromptCodec::GROUP`]), so that they are packed alike wherever they are computed.

@@ -8,7 +8,7 @@ use bincode::{Decode, Encode};
 
 /// Which side opened the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum ConnectionSide {
     /// The one that opened it.
     Dialer,
     /// The one that accepted it.
@@ -70,11 +70,11 @@ impl Membership {
 
     /// What `side` must show on the connection between `ends`.
     #[must_use]
-    pub fn code(&self, side: Side, ends: &Ends) -> Code {
+    pub fn code(&self, side: ConnectionSide, ends: &Ends) -> Code {
         let mut hasher = blake3::Hasher::new_keyed(&self.key);
         hasher.update(match side {
-            Side::Dialer => b"dialer",
-            Side::Listener => b"listen",
+            ConnectionSide::Dialer => b"dialer",
+            ConnectionSide::Listener => b"listen",
         });
         for part in [&ends.dialer.0, &ends.listener.0, &ends.dialer_nonce.0, &ends.listener_nonce.0] {
             hasher.update(part);
@@ -84,7 +84,7 @@ impl Membership {
 
     /// Whether `shown` is what `side` must show; takes the same time wherever they differ.
     #[must_use]
-    pub fn accepts(&self, side: Side, ends: &Ends, shown: Code) -> bool {
+    pub fn accepts(&self, side: ConnectionSide, ends: &Ends, shown: Code) -> bool {
         blake3::Hash::from(self.code(side, ends).0) == blake3::Hash::from(shown.0)
     }
 }
@@ -102,12 +102,12 @@ mod tests {
             dialer_nonce: Nonce([5; 32]),
             listener_nonce: Nonce([6; 32]),
         };
-        let code = member.code(Side::Dialer, &ends);
-        assert!(member.accepts(Side::Dialer, &ends, code));
-        assert!(!member.accepts(Side::Listener, &ends, code));
-        assert!(!member.accepts(Side::Dialer, &Ends { dialer: PeerId([9; 32]), ..ends }, code));
-        assert!(!member.accepts(Side::Dialer, &Ends { listener_nonce: Nonce([9; 32]), ..ends }, code));
+        let code = member.code(ConnectionSide::Dialer, &ends);
+        assert!(member.accepts(ConnectionSide::Dialer, &ends, code));
+        assert!(!member.accepts(ConnectionSide::Listener, &ends, code));
+        assert!(!member.accepts(ConnectionSide::Dialer, &Ends { dialer: PeerId([9; 32]), ..ends }, code));
+        assert!(!member.accepts(ConnectionSide::Dialer, &Ends { listener_nonce: Nonce([9; 32]), ..ends }, code));
         let stranger = Membership::new(SwarmId([1; 16]), None);
-        assert!(!stranger.accepts(Side::Dialer, &ends, code));
+        assert!(!stranger.accepts(ConnectionSide::Dialer, &ends, code));
     }
 }

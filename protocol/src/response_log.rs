@@ -48,7 +48,7 @@ pub struct ResponseLogPart {
     pub codec: PromptCodec,
     /// The group that computed the prompt for another: it may have it still.
     pub holder: Option<GroupId>,
-    /// The tokens.
+    /// The tokens, each with its log-probability if that is known.
     pub tokens: Vec<Sampled>,
 }
 

@@ -16,11 +16,11 @@ use std::net::SocketAddr;
 /// Opens the stream from one stage to the next.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct RingHello {
-    /// The group.
+    /// The group whose ring it is.
     pub group: GroupId,
     /// This life of its ring.
     pub ring: RingId,
-    /// The model.
+    /// The model that the group serves.
     pub model: ModelId,
     /// All stages in order; the receiver finds itself at `position`, 0 being the leader.
     pub stages: Vec<Stage>,
@@ -149,7 +149,7 @@ pub enum SharedWith {
 /// The tokens that a sequence has in common with another: their KV is not computed again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Shared {
-    /// Whose.
+    /// The sequence, or the kept prefix, whose KV is used.
     pub with: SharedWith,
     /// How many, from the first on.
     pub tokens: u32,
@@ -158,7 +158,7 @@ pub struct Shared {
 /// A sequence enters a group.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct Admit {
-    /// The sequence.
+    /// Names the sequence in all later frames.
     pub request: RequestId,
     /// Its prompt and what is known of its answer, for penalties at the last stage.
     pub tokens: Vec<Token>,
@@ -184,7 +184,7 @@ pub struct Admit {
 /// A sequence grows.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Grow {
-    /// The sequence.
+    /// The sequence that needs more pages.
     pub request: RequestId,
     /// Tokens that pages are reserved for then, in all.
     pub room: u32,
@@ -227,7 +227,7 @@ impl Admit {
 pub struct KvExport {
     /// Stages of the decode group; each gets the layers it holds.
     pub targets: Vec<KvTarget>,
-    /// Packing.
+    /// How tiles are packed.
     pub codec: KvCodec,
     /// When tiles leave.
     pub pace: KvPace,
@@ -236,9 +236,9 @@ pub struct KvExport {
 /// A stage that receives KV.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct KvTarget {
-    /// Who.
+    /// The peer that runs the stage.
     pub peer: PeerId,
-    /// Its layers.
+    /// The layers that it holds, whose KV it gets.
     pub layers: LayerRange,
     /// Where its data plane listens.
     pub addresses: Vec<SocketAddr>,
@@ -269,7 +269,7 @@ pub struct Step {
 /// Some consecutive tokens of one sequence.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct StepEntry {
-    /// The sequence.
+    /// The sequence whose tokens they are.
     pub request: RequestId,
     /// Position of the first token.
     pub start: u32,

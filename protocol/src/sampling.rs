@@ -101,7 +101,7 @@ impl Sampling {
 /// A token that was chosen.
 #[derive(Clone, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
 pub struct Sampled {
-    /// The choice.
+    /// The token that goes to the client.
     pub token: Token,
     /// Natural log of its probability before temperature and cuts. Whoever serves a swarm says it of every token, since others may
     /// compute it again; clients are told where they ask for it ([`Sampling::logprobs`]).
@@ -129,10 +129,10 @@ pub(crate) fn check_prompt_logprobs(logprobs: &[PromptLogprob]) -> Result<(), Co
     Ok(())
 }
 
-/// An alternative.
+/// One of the likeliest tokens where one was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
 pub struct TokenLogprob {
-    /// The token.
+    /// The token that might have been chosen.
     pub token: Token,
     /// Natural log of its probability.
     pub logprob: f32,

@@ -14,7 +14,7 @@ pub const LONGEST_TARGET: Seconds = Seconds(86_400.0);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Encode, Decode, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RequestClass {
-    /// Somebody waits.
+    /// Somebody waits for the answer.
     #[default]
     Interactive,
     /// Gives way to those for whom somebody waits, for a bounded time.
@@ -130,7 +130,7 @@ pub enum RoutePolicy {
     /// too long, a group of the other does both meanwhile (Splitwise §IV-A).
     Pools,
     /// By whichever of the others does best when the requests of late are replayed on the plan's groups: the plan says by which
-    /// ([`crate::RouteChoice`]).
+    /// ([`crate::PolicyChoice`]).
     Auto,
 }
 
@@ -172,11 +172,14 @@ pub enum BatchPolicy {
     Mixed,
     /// Prompts alone, in longer steps; answers when none is left, or after many such steps.
     PrefillFirst,
+    /// By whichever of the others does best when the requests of late are replayed on the plan's groups: the plan says by which
+    /// ([`crate::PolicyChoice`]).
+    Auto,
 }
 
 impl BatchPolicy {
     /// All there are.
-    pub const ALL: [Self; 3] = [Self::Chunked, Self::Mixed, Self::PrefillFirst];
+    pub const ALL: [Self; 4] = [Self::Chunked, Self::Mixed, Self::PrefillFirst, Self::Auto];
 }
 
 impl fmt::Display for BatchPolicy {
@@ -185,6 +188,7 @@ impl fmt::Display for BatchPolicy {
             Self::Chunked => "chunked",
             Self::Mixed => "mixed",
             Self::PrefillFirst => "prefill-first",
+            Self::Auto => "auto",
         })
     }
 }
@@ -192,7 +196,7 @@ impl fmt::Display for BatchPolicy {
 impl FromStr for BatchPolicy {
     type Err = UnknownName;
     fn from_str(text: &str) -> Result<Self, UnknownName> {
-        let known = "chunked, mixed, prefill-first";
+        let known = "chunked, mixed, prefill-first, auto";
         let unknown = || UnknownName { said: text.chars().take(40).collect(), known };
         Self::ALL.into_iter().find(|policy| policy.to_string() == text).ok_or_else(unknown)
     }
@@ -227,9 +231,9 @@ pub enum SettingKey {
 pub enum SettingValue {
     /// Of [`SettingKey::Targets`]; none takes them back.
     Targets(Targets),
-    /// Of [`SettingKey::Route`].
+    /// Of [`SettingKey::Route`]: how requests are routed; none takes back what was set.
     Route(Option<RoutePolicy>),
-    /// Of [`SettingKey::Batch`].
+    /// Of [`SettingKey::Batch`]: how steps are formed; none takes back what was set.
     Batch(Option<BatchPolicy>),
 }
 

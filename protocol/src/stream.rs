@@ -29,7 +29,7 @@ pub const FRAME_HEADER: usize = 4;
 
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
-pub enum Use {
+pub enum ConnectionUse {
     /// Whatever either end opens.
     Anything,
     /// A part of KV transfers, beside one for anything.
@@ -40,7 +40,7 @@ pub enum Use {
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub enum Opening {
     /// Proof of membership: the dialer's nonce, and what the connection is for. Answer: [`ProofAnswer`]; then the dialer's [`Code`].
-    Prove(Nonce, Use),
+    Prove(Nonce, ConnectionUse),
     /// Gateway → leader of a decode or mixed group.
     Decode(DecodeRequest),
     /// Gateway → leader of a prefill group.
@@ -132,11 +132,11 @@ pub struct ProofAnswer {
 /// Asks a decode group to take a sequence.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct DecodeRequest {
-    /// The request.
+    /// Names the request at gateway and groups alike.
     pub request: RequestId,
     /// The group, as the gateway's plan names it.
     pub group: GroupId,
-    /// The prompt.
+    /// All tokens of the prompt.
     pub prompt: Vec<Token>,
     /// Tokens of the answer that the client has already: another group began it, and could not end it.
     pub answered: Vec<Token>,
@@ -245,11 +245,11 @@ pub enum End {
 /// Asks a prefill group for the first token, and to send the KV.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct PrefillRequest {
-    /// The request.
+    /// Names the request at gateway and groups alike.
     pub request: RequestId,
     /// The group, as the gateway's plan names it.
     pub group: GroupId,
-    /// The prompt.
+    /// Tokens of the prompt, as far as this group computes it.
     pub prompt: Vec<Token>,
     /// How the first token is chosen.
     pub generation: Generation,

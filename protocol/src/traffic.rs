@@ -16,7 +16,7 @@ pub const MOST_VARIATION: f64 = 1e3;
 /// Requests for one model at one gateway, as they have been of late.
 #[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize, Deserialize)]
 pub struct Traffic {
-    /// The model.
+    /// The model that is asked for.
     pub model: ModelId,
     /// Requests a second.
     pub rate: f64,

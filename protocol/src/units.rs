@@ -23,13 +23,13 @@ macro_rules! unit {
                 self.0.is_finite()
             }
 
-            /// The larger.
+            /// The larger of two.
             #[must_use]
             pub fn max(self, other: Self) -> Self {
                 Self(self.0.max(other.0))
             }
 
-            /// The smaller.
+            /// The smaller of two.
             #[must_use]
             pub fn min(self, other: Self) -> Self {
                 Self(self.0.min(other.0))

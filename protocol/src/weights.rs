@@ -40,7 +40,7 @@ pub enum WeightsForm {
 /// A file of weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct WeightsFile {
-    /// Its size.
+    /// Size of the file (bytes).
     pub bytes: u64,
     /// BLAKE3 of its content.
     pub root: ChunkHash,
@@ -58,7 +58,7 @@ pub struct WeightsManifest {
 /// What is asked of a peer that has a model, on a stream that was opened for its weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum WeightsQuery {
-    /// Answer: its [`WeightsManifest`].
+    /// Answer: its [`WeightsManifest`], with the size and hash of every file.
     Manifest,
     /// Answer: the hashes of a file's chunks, one after the other in one frame.
     Hashes {

@@ -6,8 +6,8 @@ use ed25519_dalek::SigningKey;
 use proptest::{collection::vec, option, prelude::*, sample::Index};
 use tsnode_protocol::{
     Epoch, Gossip, Group, GroupId, GroupLoad, Heartbeat, Invite, InviteId, LayerRange, Load, ModelId, PeerId, Phase,
-    Plan, PlanId, Quickest, Route, Seconds, Secret, Signed, Stage, StepSize, SwarmId, Term, Ticket, TileHeader,
-    TimedStep, codec, limits,
+    Plan, PlanId, Quickest, Route, Seconds, Secret, SeenSpeed, Signed, Stage, StepSize, SwarmId, Term, Ticket,
+    TileHeader, TimedStep, codec, limits,
 };
 
 fn bytes<const N: usize>() -> impl Strategy<Value = [u8; N]> {
@@ -96,6 +96,7 @@ fn heartbeat() -> impl Strategy<Value = Gossip> {
                 load,
                 leaving,
                 cut_off,
+                seen_speeds: vec![SeenSpeed { group: GroupId([2; 8]), phase: Phase::Prefill, doublings: term as u8 }],
             })
         },
     )

@@ -5,14 +5,14 @@
 use ed25519_dalek::SigningKey;
 use proptest::prelude::*;
 use tsnode_protocol::{
-    Advert, BatchPolicy, BytesPerSecond, Call, Constraint, Device, DeviceKind, DriverVersion, EncodeEvent,
-    EncodeRefusal, EncodeRequest, Encoded, EncoderCard, EncoderInput, EncoderTask, Endorsement, Epoch, Experts,
-    FlopsPerSecond, Gossip, Gpus, Grammar, Group, GroupLoad, Heartbeat, Invite, InviteId, KvCodec, KvDtype, KvStream,
-    LayerProfile, LayerRange, Link, LivenessDigest, Load, Manifest, Misfit, Missed, ModelCard, ModelFile, ModelId,
-    ModelOrigin, ModelShape, PartialModel, PathKind, PeerId, Phase, Plan, PlanId, PromptCodec, PromptLogprob, Quickest,
-    Replayed, RequestClass, RequestId, RingId, Route, RouteChoice, RoutePolicy, Sampled, Sampling, Seconds, Secret,
-    Served, SettingKey, SettingValue, Signed, Stage, StepSize, SwarmId, SwarmSetting, Targets, Term, Ticket, TicketKey,
-    TicketNotice, TileHeader, TimedStep, Token, TokenLogprob, Traffic,
+    Advert, BatchPolicy, BytesPerSecond, Call, ChosenPolicy, Constraint, Device, DeviceKind, DriverVersion,
+    EncodeEvent, EncodeRefusal, EncodeRequest, Encoded, EncoderCard, EncoderInput, EncoderTask, Endorsement, Epoch,
+    Experts, FlopsPerSecond, Gossip, Gpus, Grammar, Group, GroupLoad, Heartbeat, Invite, InviteId, KvCodec, KvDtype,
+    KvStream, LayerProfile, LayerRange, Link, LivenessDigest, Load, Manifest, Misfit, Missed, ModelCard, ModelFile,
+    ModelId, ModelOrigin, ModelShape, PartialModel, PathKind, PeerId, Phase, Plan, PlanId, PolicyChoice, PromptCodec,
+    PromptLogprob, Quickest, Replayed, RequestClass, RequestId, RingId, Route, RoutePolicy, Sampled, Sampling, Seconds,
+    Secret, SeenSpeed, Served, SettingKey, SettingValue, Signed, Stage, StepSize, SwarmId, SwarmSetting, Targets, Term,
+    Ticket, TicketKey, TicketNotice, TileHeader, TimedStep, Token, TokenLogprob, Traffic,
     codec::{self, CodecError, Wire},
     gossip::Certificate,
     kv::{Delivery, KvAnswer, KvHeader, KvPace, KvPart, Packing},
@@ -24,8 +24,8 @@ use tsnode_protocol::{
         StepEntry,
     },
     stream::{
-        Computed, DecodeEvent, DecodeOrder, DecodeRequest, End, Generation, MEETING_ADDRESSES, Meeting, Opening,
-        PrefillEvent, PrefillRequest, ProofAnswer, SeenAt, TrainSeen, Use,
+        Computed, ConnectionUse, DecodeEvent, DecodeOrder, DecodeRequest, End, Generation, MEETING_ADDRESSES, Meeting,
+        Opening, PrefillEvent, PrefillRequest, ProofAnswer, SeenAt, TrainSeen,
     },
     weights::{WeightsFile, WeightsForm, WeightsManifest, WeightsQuery},
 };
@@ -66,7 +66,11 @@ fn routed() -> Advert {
         let (key, value) = (SettingKey::Route { model: Some(ModelId([n; 16])) }, SettingValue::Route(Some(policy)));
         SwarmSetting { key, value, at: 1_800_000_000_000, by: PeerId([3; 32]) }
     };
-    let settings = (1..).zip(RoutePolicy::ALL).map(set).collect();
+    let mut settings: Vec<SwarmSetting> = (1..).zip(RoutePolicy::ALL).map(set).collect();
+    settings.extend((1..).zip(BatchPolicy::ALL).map(|(n, policy): (u8, BatchPolicy)| {
+        let (key, value) = (SettingKey::Batch { model: Some(ModelId([n; 16])) }, SettingValue::Batch(Some(policy)));
+        SwarmSetting { key, value, at: 1_800_000_000_000, by: PeerId([3; 32]) }
+    }));
     let (devices, models, partial, origins, encoders, links, invites, traffic) = Default::default();
     Advert { devices, models, partial, origins, encoders, links, invites, traffic, settings, ..advert() }
 }
@@ -133,7 +137,7 @@ fn advert() -> Advert {
         answers: [1; 16],
     };
     let (source, licence) = ("org/tiny@0123456789".into(), Some("apache-2.0".into()));
-    let origin = ModelOrigin { model: ModelId([5; 16]), source, licence, is_given: true };
+    let origin = ModelOrigin { model: ModelId([5; 16]), source, licence, is_gated: true, is_given: true };
     Advert {
         name: "peer".into(),
         version: "0.1.0".into(),
@@ -170,15 +174,20 @@ fn plan() -> Plan {
         parent: Some(PlanId([4; 16])),
         groups: vec![group],
         routes: vec![route],
-        chosen: vec![chosen()],
+        chosen: chosen(),
         reason: "two hosts".into(),
     }
 }
 
-fn chosen() -> RouteChoice {
+fn chosen() -> Vec<PolicyChoice> {
     let replayed = |policy, in_time| Replayed { policy, in_time, slowness: 3.5 };
-    let tried = vec![replayed(RoutePolicy::Live, 0.75), replayed(RoutePolicy::Pools, 1.0)];
-    RouteChoice { model: ModelId([5; 16]), policy: RoutePolicy::Pools, requests: 300, rate: 0.5, tried }
+    let choice = |policy, other| {
+        let tried = vec![replayed(other, 0.75), replayed(policy, 1.0)];
+        PolicyChoice { model: ModelId([5; 16]), policy, requests: 300, rate: 0.5, tried }
+    };
+    let [live, pools] = [RoutePolicy::Live, RoutePolicy::Pools].map(ChosenPolicy::Route);
+    let [chunked, mixed] = [BatchPolicy::Chunked, BatchPolicy::Mixed].map(ChosenPolicy::Batch);
+    vec![choice(pools, live), choice(mixed, chunked)]
 }
 
 fn endorsement() -> Gossip {
@@ -216,6 +225,7 @@ fn gossip() -> Vec<(&'static str, Gossip)> {
         load,
         leaving: true,
         cut_off: vec![PeerId([4; 32])],
+        seen_speeds: vec![SeenSpeed { group: plan().groups[0].id, phase: Phase::Decode, doublings: 2 }],
     };
     let certificate = Certificate {
         plan: seal(&Gossip::Plan(plan().into())),
@@ -304,7 +314,7 @@ fn openings() -> Vec<(&'static str, Opening)> {
         truncate: Some(256),
     };
     vec![
-        ("opening prove", Opening::Prove(Nonce([1; 32]), Use::KvStream)),
+        ("opening prove", Opening::Prove(Nonce([1; 32]), ConnectionUse::KvStream)),
         ("opening decode", Opening::Decode(decode)),
         ("opening prefill", Opening::Prefill(prefill)),
         ("opening ring", Opening::Ring(hello)),

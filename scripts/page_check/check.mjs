@@ -48,7 +48,7 @@ async function open(url, size, colorScheme = "light", more = {}) {
   page.setDefaultTimeout(20_000);
   // What a policy refuses is an error of the console, too.
   page.on("console", (message) => {
-    if (message.type() === "error" && !/status of (401|403|404|503)/.test(message.text())) complain(`console: ${message.text()}`);
+    if (message.type() === "error" && !/status of (401|403|404|409|503)/.test(message.text())) complain(`console: ${message.text()}`);
   });
   page.on("pageerror", (error) => complain(`script: ${error.message}`));
   page.on("request", (request) => {
@@ -305,6 +305,40 @@ async function owner(page) {
   await page.getByRole("button", { name: "Lend at all hours" }).click();
   await page.getByText("at all hours", { exact: true }).waitFor();
   told("my machine: hours set, and all of them again");
+  const limits = page.getByRole("region", { name: "Limits and hours" });
+  await limits.getByLabel("Upload, Mbit/s").fill("2.5");
+  await limits.getByRole("button", { name: "Set these limits" }).click();
+  await limits.getByText("2.5 Mbit/s to all together", { exact: true }).waitFor();
+  const kept = run("limits", "--json", "--data-dir", gateway.data_dir);
+  if (JSON.parse(kept).kept["upload-mbit"] !== "2.5") complain(`what was set is not kept: ${kept}`);
+  await limits.getByLabel("Threads").fill("1000");
+  await limits.getByRole("button", { name: "Set these limits" }).click();
+  await limits.getByText("lends no model").waitFor();
+  await page.reload();
+  await limits.getByLabel("Upload, Mbit/s").fill("");
+  await limits.getByRole("button", { name: "Set these limits" }).click();
+  await limits.getByText("2.5 Mbit/s to all together", { exact: true }).waitFor({ state: "detached" });
+  told("my machine: uploads limited, kept, and not limited again; who lends nothing says so");
+}
+
+/** What nobody can compute is told where it is seen, and the message is not lost. */
+async function mistypes(page) {
+  await show(page, "chat");
+  await page.getByRole("button", { name: "New conversation" }).click();
+  const more = () => page.getByText("Sampling, system message, tools").click();
+  await more();
+  await page.getByLabel("Tools, as OpenAI's list").fill("[no");
+  await more();
+  await page.getByLabel("Message", { exact: true }).fill("It was a dark");
+  await page.getByRole("button", { name: "Send" }).click();
+  await page.getByText("The tools are no JSON").waitFor();
+  await more();
+  await page.getByLabel("Tools, as OpenAI's list").fill("");
+  await page.getByLabel("Most tokens").fill("5");
+  await more();
+  await page.getByRole("button", { name: "Answer again" }).click();
+  await answer(page).getByText("Who computed it").waitFor();
+  told("chat: tools that are no JSON are told, and the message is answered without them");
 }
 
 async function joins(page) {
@@ -320,6 +354,28 @@ async function joins(page) {
   await who.getByRole("row", { name: /peer0.*here/ }).waitFor();
   await picture(page, "join");
   told("join: the line, the code, and who joined when, after a reload too");
+}
+
+/** An open swarm's invite that the peer does not say: told so, and asked for again. This swarm is private, so what its peer says is changed. */
+async function invites() {
+  const page = await open(gateway.http, WIDTHS[1][1]);
+  await page.route("**/api/events*", (route) => route.fulfill({ status: 503, json: { error: { message: "all places are taken" } } }));
+  await page.route("**/api/swarm", async (route) => {
+    const answer = await route.fetch();
+    await route.fulfill({ response: answer, json: { ...(await answer.json()), private: false } });
+  });
+  let fails = true;
+  await page.route("**/api/invite", (route) =>
+    fails ? route.fulfill({ status: 503, json: { error: { message: "its disk is full" } } }) : route.fulfill({ json: { invite: `ts1${"a".repeat(40)}` } }),
+  );
+  await show(page, "join");
+  await page.reload();
+  await page.getByText("its disk is full").waitFor();
+  fails = false;
+  await page.getByRole("button", { name: "Ask again" }).click();
+  await page.getByText(`tsnode join --invite ts1${"a".repeat(40)}`).waitFor();
+  await page.context().close();
+  told("join: an invite that cannot be had is told, and asked for again");
 }
 
 async function breaks(page) {
@@ -433,8 +489,10 @@ try {
   await chat(page);
   await stops(page);
   await keyboard(page);
+  await mistypes(page);
   await owner(page);
   await joins(page);
+  await invites();
   await breaks(page);
   await everyView();
   await wall();

@@ -5,7 +5,7 @@
 
 use crate::{
     PeerConfig, Testnet, TestnetConfig, TestnetError,
-    client::{Difference, Reader, Seen, Wrong, same},
+    client::{BadStream, Difference, Reader, SeenStream, same},
 };
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -84,16 +84,16 @@ impl Answers {
     }
 
     /// An answer to that request, held against what it should be. Those of its kind must be known.
-    pub(crate) fn check(&self, key: String, request: usize, seen: Seen) -> Result<Seen, Wrong> {
+    pub(crate) fn check(&self, key: String, request: usize, seen: SeenStream) -> Result<SeenStream, BadStream> {
         let kind = Kind { request, codec: seen.codec.clone() };
         let Some(expected) = self.known.get(&kind) else {
             let why = format!("nothing is known of what its KV went through ({:?})", kind.codec);
-            return Err(Wrong::Failed { key, tokens: seen.tokens.len(), why });
+            return Err(BadStream::Failed { key, tokens: seen.tokens.len(), why });
         };
         let Some(how) = Difference::of(&seen.tokens, expected) else { return Ok(seen) };
         let (found, expected, same) = (seen.tokens.len(), expected.len(), same(&seen.tokens, expected));
-        let Seen { moves, returns, codec, .. } = seen;
-        Err(Wrong::Tokens { key, how, codec, found, same, expected, moves, returns })
+        let SeenStream { moves, returns, codec, .. } = seen;
+        Err(BadStream::Tokens { key, how, codec, found, same, expected, moves, returns })
     }
 }
 
@@ -134,7 +134,7 @@ fn likely(flags: &[String]) -> BTreeSet<String> {
 }
 
 /// The answer of a peer that is alone.
-async fn one(http: &str, kind: &Kind) -> Result<Vec<u64>, Wrong> {
+async fn one(http: &str, kind: &Kind) -> Result<Vec<u64>, BadStream> {
     let mut body = body(kind.request);
     body["kv_codec"] = json!(kind.codec);
     let key = format!("undisturbed request {} by {}", kind.request, kind.codec);
@@ -142,7 +142,7 @@ async fn one(http: &str, kind: &Kind) -> Result<Vec<u64>, Wrong> {
     let seen = reader.read(|_| http.to_owned()).await?;
     if seen.codec != kind.codec {
         let why = format!("its KV went through {:?} instead", seen.codec);
-        return Err(Wrong::Failed { key, tokens: seen.tokens.len(), why });
+        return Err(BadStream::Failed { key, tokens: seen.tokens.len(), why });
     }
     Ok(seen.tokens)
 }
@@ -164,9 +164,9 @@ mod tests {
         }
     }
 
-    fn seen(codec: &str, tokens: &[u64]) -> Seen {
+    fn seen(codec: &str, tokens: &[u64]) -> SeenStream {
         let now = Instant::now();
-        Seen {
+        SeenStream {
             asked: now,
             ended: now,
             tokens: tokens.to_vec(),

@@ -10,16 +10,16 @@ mod timeline;
 mod verdict;
 mod victims;
 
-pub use report::{At, Deed, Fault, Followed, Report, Served, Stood, Wronged};
+pub use report::{ChaosReport, Deed, Fault, FollowedPlan, ServedStream, Stamped, Stood, Wronged};
 pub use schedule::{Lasts, Schedule, Step};
-pub use summary::{Resumptions, Spread, Summary};
-pub use verdict::Verdict;
+pub use summary::{ChaosSummary, Resumptions, Spread};
+pub use verdict::ChaosVerdict;
 
 use crate::{
     Answers, Flaw, SeenPeer, Sight, Swarm, Testnet, TestnetError,
     answers::Kind,
-    client::{Paused, Seen},
-    load::{Asked, Gateways, Load},
+    client::{Paused, SeenStream},
+    load::{ClientLoad, Gateways, LoadRequest},
     watch::SeenLoad,
 };
 use lookout::{Aftermath, CutOffs, GONE, Lookout, aftermath, watch};
@@ -52,7 +52,7 @@ pub struct Chaos {
     /// Part of the kills and stops that hit two peers at once, from 0 to 1.
     pub pairs: f64,
     /// What is allowed.
-    pub limits: Limits,
+    pub limits: PauseLimits,
 }
 
 /// When it is enough.
@@ -77,7 +77,7 @@ pub enum Deeds {
 
 /// How long streams may stand still (seconds), those aside that wait for a gateway which was stopped or cut off.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Limits {
+pub struct PauseLimits {
     /// What 99 of 100 do not exceed, of those that a fault hit.
     pub p99: Option<f64>,
     /// What none does.
@@ -94,10 +94,10 @@ pub async fn run(
     chaos: Chaos,
     mut answers: Answers,
     tell: impl FnMut(&Fault),
-) -> Result<Report, TestnetError> {
+) -> Result<ChaosReport, TestnetError> {
     let (started, fronts) = (Instant::now(), fronts(net));
     let known = Gateways::new(addresses(net, &fronts).into());
-    let load = Load::start(chaos.seed, chaos.streams, &known);
+    let load = ClientLoad::start(chaos.seed, chaos.streams, &known);
     let lookout = Lookout::start(net, fronts[0], started);
     let mut scenario = Scenario { net, fronts, known, load, lookout, started, faults: vec![], violations: vec![] };
     match chaos.deeds {
@@ -116,7 +116,7 @@ pub async fn run(
     let peers: Vec<String> = net.peers().iter().map(|p| p.name.clone()).collect();
     let fronts = fronts.iter().map(|index| peers[*index].clone()).collect();
     let (streams, wronged) = judged(asked, &answers, &Clients { fronts, started });
-    let report = Report {
+    let report = ChaosReport {
         seed: chaos.seed,
         seconds,
         peers,
@@ -135,7 +135,7 @@ struct Scenario<'n> {
     net: &'n mut Testnet,
     fronts: Vec<usize>,
     known: Gateways,
-    load: Load,
+    load: ClientLoad,
     lookout: Lookout,
     started: Instant,
     faults: Vec<Fault>,
@@ -229,16 +229,16 @@ impl Scenario<'_> {
 }
 
 /// What answers are to be held against.
-fn kinds(asked: &[Asked]) -> BTreeSet<Kind> {
+fn kinds(asked: &[LoadRequest]) -> BTreeSet<Kind> {
     let seen = asked.iter().filter_map(|a| Some((a.request, a.outcome.as_ref().ok()?)));
     let named = seen.filter(|(_, seen)| !seen.codec.is_empty());
     named.map(|(request, seen)| Kind { request, codec: seen.codec.clone() }).collect()
 }
 
 /// Which streams ended well, and which did not.
-fn judged(asked: Vec<Asked>, answers: &Answers, clients: &Clients) -> (Vec<Served>, Vec<Wronged>) {
+fn judged(asked: Vec<LoadRequest>, answers: &Answers, clients: &Clients) -> (Vec<ServedStream>, Vec<Wronged>) {
     let (mut streams, mut wronged) = (Vec::new(), Vec::new());
-    for Asked { key, request, front, outcome } in asked {
+    for LoadRequest { key, request, front, outcome } in asked {
         match outcome.and_then(|seen| answers.check(key, request, seen)) {
             Ok(seen) => streams.push(clients.served(front, &seen)),
             Err(wrong) => wronged.push(Wronged { how: wrong.difference(), what: wrong.to_string() }),
@@ -261,10 +261,10 @@ struct Clients {
 
 impl Clients {
     /// A stream whose client asked that front first.
-    fn served(&self, front: usize, seen: &Seen) -> Served {
+    fn served(&self, front: usize, seen: &SeenStream) -> ServedStream {
         let stood =
             |p: &Paused| Stood { from: self.since(p.began), pause: p.lasted.as_secs_f64(), at: self.asked(front, p) };
-        Served {
+        ServedStream {
             from: self.since(seen.asked),
             to: self.since(seen.ended),
             tokens: seen.tokens.len(),

@@ -19,7 +19,7 @@ pub fn plain_http() -> reqwest::Client {
 
 /// What a client saw of one stream.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct SeenStream {
     /// When it asked, and when it had everything.
     pub asked: Instant,
     /// When it had everything.
@@ -87,7 +87,7 @@ pub enum Resumption {
 
 /// Why a stream is not what it should be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Wrong {
+pub enum BadStream {
     /// Nothing came for too long, from anybody.
     #[error("{key} stands still after {tokens} tokens")]
     Stands {
@@ -189,7 +189,7 @@ pub(crate) fn same(found: &[u64], expected: &[u64]) -> usize {
     found.iter().zip(expected).take_while(|(a, b)| a == b).count()
 }
 
-impl Wrong {
+impl BadStream {
     /// What has become of the answer.
     #[must_use]
     pub fn difference(&self) -> Difference {
@@ -210,7 +210,7 @@ pub struct Reader {
     /// How often it has asked, and how often before its last token.
     asked: usize,
     asked_before: usize,
-    seen: Seen,
+    seen: SeenStream,
     failed: Option<String>,
     done: bool,
 }
@@ -221,7 +221,7 @@ impl Reader {
     pub fn new(client: &reqwest::Client, key: String, mut body: Value) -> Self {
         (body["stream"], body["return_token_ids"]) = (json!(true), json!(true));
         let now = Instant::now();
-        let seen = Seen {
+        let seen = SeenStream {
             asked: now,
             ended: now,
             tokens: Vec::new(),
@@ -252,16 +252,16 @@ impl Reader {
     ///
     /// # Errors
     /// When it fails, or stands still for too long.
-    pub async fn read(mut self, gateway: impl Fn(usize) -> String) -> Result<Seen, Wrong> {
+    pub async fn read(mut self, gateway: impl Fn(usize) -> String) -> Result<SeenStream, BadStream> {
         for n in 0.. {
             self.asked = n;
             if self.last_token.unwrap_or(self.seen.asked).elapsed() > PATIENCE {
-                return Err(Wrong::Stands { key: self.key, tokens: self.seen.tokens.len() });
+                return Err(BadStream::Stands { key: self.key, tokens: self.seen.tokens.len() });
             }
             // A gateway that has gone, or that nobody serves yet: the next one may do.
             let asked = self.ask(&gateway(n)).await;
             if let Some(why) = self.failed.take() {
-                return Err(Wrong::Failed { key: self.key, tokens: self.seen.tokens.len(), why });
+                return Err(BadStream::Failed { key: self.key, tokens: self.seen.tokens.len(), why });
             }
             if asked.is_ok() && self.done {
                 break;

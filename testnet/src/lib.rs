@@ -16,7 +16,7 @@ mod watch;
 pub use answers::Answers;
 pub use faults::{Flaw, Network, Noise, Wall};
 pub use peer::{PeerInfo, own_processor_time};
-pub use state::{Down, STATE_FILE, State};
+pub use state::{EndedPeers, STATE_FILE, TestnetState};
 pub use watch::{SeenModel, SeenPath, SeenPeer, Sight, Swarm};
 
 use peer::Process;
@@ -138,7 +138,7 @@ pub enum TestnetError {
     },
     /// It answers wrongly.
     #[error(transparent)]
-    Wrong(client::Wrong),
+    Wrong(client::BadStream),
     /// The note of one that was launched is damaged.
     #[error("{}: {error}; its peers may still run: end them by hand, and remove this file", path.display())]
     Broken {
@@ -189,11 +189,11 @@ impl Testnet {
                 tell(&format!("{started} of {all} peers have started"));
             }
             let handed_on = net.processes.first().map(|first| first.info.data_dir.clone());
-            let mut process = Process::launch(config, index, invite.as_deref(), handed_on.as_deref())?;
+            // Among those that end with this, before anything is waited for.
+            net.processes.push(Process::launch(config, index, invite.as_deref(), handed_on.as_deref())?);
             if invite.is_none() {
-                invite = Some(process.invite(patience).await?);
+                invite = Some(net.processes[index].invite(patience).await?);
             }
-            net.processes.push(process);
         }
         for (n, process) in net.processes.iter_mut().enumerate() {
             process.await_http(patience).await?;
@@ -305,9 +305,10 @@ impl Testnet {
     ///
     /// # Errors
     /// When that cannot be written.
-    pub fn detach(mut self, folder: &Path) -> Result<State, TestnetError> {
+    pub fn detach(mut self, folder: &Path) -> Result<TestnetState, TestnetError> {
         let peers = self.processes.iter().map(|p| p.info.clone()).collect();
-        let state = State { folder: self.config.folder.clone(), executable: self.config.executable.clone(), peers };
+        let state =
+            TestnetState { folder: self.config.folder.clone(), executable: self.config.executable.clone(), peers };
         state.write(folder)?;
         self.detached = true;
         Ok(state)

@@ -2,7 +2,7 @@
 
 use crate::{
     answers::{KINDS, body},
-    client::{Reader, Seen, Wrong},
+    client::{BadStream, Reader, SeenStream},
 };
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,24 +16,24 @@ const LOOK: Duration = Duration::from_millis(20);
 pub(crate) type Gateways = Arc<Mutex<Vec<String>>>;
 
 /// What became of one request.
-pub(crate) struct Asked {
+pub(crate) struct LoadRequest {
     /// Its client's name for it.
     pub key: String,
     /// Its number.
     pub request: usize,
     /// Which of the gateways its client asks first.
     pub front: usize,
-    pub outcome: Result<Seen, Wrong>,
+    pub outcome: Result<SeenStream, BadStream>,
 }
 
 /// Clients at work.
-pub(crate) struct Load {
+pub(crate) struct ClientLoad {
     stop: Arc<AtomicBool>,
     served: Arc<AtomicUsize>,
-    clients: Vec<JoinHandle<Vec<Asked>>>,
+    clients: Vec<JoinHandle<Vec<LoadRequest>>>,
 }
 
-impl Load {
+impl ClientLoad {
     /// Each client asks one gateway first, and the next when that is gone. Requests of another `seed` have other keys: a swarm
     /// answers a key that it knows with what it answered before.
     pub fn start(seed: u64, streams: usize, gateways: &Gateways) -> Self {
@@ -53,7 +53,7 @@ impl Load {
                         known[(front + asked) % known.len()].clone()
                     };
                     let outcome = reader.read(gateway).await;
-                    all.push(Asked { key, request, front, outcome });
+                    all.push(LoadRequest { key, request, front, outcome });
                     served.fetch_add(1, Relaxed);
                 }
                 all
@@ -76,7 +76,7 @@ impl Load {
     }
 
     /// Lets the clients finish what they read, and takes what they saw.
-    pub async fn end(self) -> Vec<Asked> {
+    pub async fn end(self) -> Vec<LoadRequest> {
         self.stop.store(true, Relaxed);
         let all = futures::future::join_all(self.clients).await;
         all.into_iter().flat_map(Result::unwrap_or_default).collect()

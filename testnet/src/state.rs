@@ -16,7 +16,7 @@ pub const STATE_FILE: &str = "testnet.json";
 
 /// A detached testnet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct State {
+pub struct TestnetState {
     /// Where its data folders and logs are.
     pub folder: PathBuf,
     /// What its peers run.
@@ -25,7 +25,7 @@ pub struct State {
     pub peers: Vec<PeerInfo>,
 }
 
-impl State {
+impl TestnetState {
     /// Reads it from a testnet's folder.
     ///
     /// # Errors
@@ -103,7 +103,7 @@ impl State {
     }
 
     /// Lets every peer leave, and removes its folder and the note of it in `folder`, unless some do not leave.
-    pub async fn down(&self, folder: &Path, patience: Duration) -> Down {
+    pub async fn down(&self, folder: &Path, patience: Duration) -> EndedPeers {
         let asked: Vec<&PeerInfo> = self.alive().collect();
         for peer in &asked {
             terminate(peer.pid);
@@ -117,7 +117,7 @@ impl State {
         let names = |peers: Vec<&PeerInfo>| peers.into_iter().map(|peer| peer.name.clone()).collect::<Vec<_>>();
         let (left, stayed) = asked.iter().copied().partition(|peer| !peer.is_alive());
         let ended = self.peers.iter().filter(|peer| !asked.iter().any(|a| a.name == peer.name)).collect();
-        let down = Down { left: names(left), ended: names(ended), stayed: names(stayed) };
+        let down = EndedPeers { left: names(left), ended: names(ended), stayed: names(stayed) };
         if down.stayed.is_empty() {
             // Nothing to remove is as good.
             let _ = std::fs::remove_dir_all(&self.folder);
@@ -129,7 +129,7 @@ impl State {
 
 /// What became of a testnet's peers, by name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Down {
+pub struct EndedPeers {
     /// They have left.
     pub left: Vec<String>,
     /// Their processes had ended before.
@@ -146,7 +146,7 @@ mod tests {
     fn is_written_and_read_and_the_dead_are_known() {
         let folder = std::env::temp_dir().join(format!("tsnode-state-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
-        assert!(matches!(State::read(&folder), Err(TestnetError::Absent(_))));
+        assert!(matches!(TestnetState::read(&folder), Err(TestnetError::Absent(_))));
         let peer = PeerInfo {
             name: "peer0".into(),
             id: "12D3KooW".into(),
@@ -157,12 +157,13 @@ mod tests {
             gateway: false,
             args: vec!["join".into()],
         };
-        let state = State { folder: folder.join("run"), executable: "/nowhere/tsnode".into(), peers: vec![peer] };
+        let state =
+            TestnetState { folder: folder.join("run"), executable: "/nowhere/tsnode".into(), peers: vec![peer] };
         state.write(&folder).unwrap();
-        assert_eq!(State::read(&folder).unwrap(), state);
+        assert_eq!(TestnetState::read(&folder).unwrap(), state);
         assert_eq!(state.alive().count(), 0, "this process is not that peer");
         std::fs::write(folder.join(STATE_FILE), "{").unwrap();
-        let said = State::read(&folder).unwrap_err().to_string();
+        let said = TestnetState::read(&folder).unwrap_err().to_string();
         assert!(said.contains(STATE_FILE) && said.contains("may still run"), "{said}");
         std::fs::remove_dir_all(&folder).unwrap();
     }

@@ -4,22 +4,22 @@
 //! `tsnode simulate control` does the same and more; this builds without the node.
 
 use std::time::{Duration, Instant};
-use tsnode_simulator::simulation::{Planning, Script, requests::Tally, simulate};
+use tsnode_simulator::simulation::{PlannerKind, Script, requests::ScenarioTally, simulate};
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let number = |k: usize, otherwise: u64| arguments.get(k).and_then(|a| a.parse().ok()).unwrap_or(otherwise);
     let (first, count, fewest, most) = (number(0, 0), number(1, 100), number(2, 5), number(3, 50));
     let planning = match arguments.iter().any(|a| a == "scheduler") {
-        true => Planning::Scheduler,
-        false => Planning::Sketch,
+        true => PlannerKind::Scheduler,
+        false => PlannerKind::Sketch,
     };
     let said = |name: &str| arguments.iter().find_map(|a| a.strip_prefix(name)?.strip_prefix('=')?.parse::<f64>().ok());
     let (clients, minutes) = (said("clients").unwrap_or(0.0), said("minutes").unwrap_or(0.5));
     let faulty = Duration::from_secs_f64(60.0 * minutes);
     let (started, mut failed) = (Instant::now(), 0);
     let (mut silent, mut at_once, mut agreed, mut served) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    let mut requests = Tally::default();
+    let mut requests = ScenarioTally::default();
     for seed in first..first + count {
         let peers = fewest + seed % (most - fewest + 1);
         let begun = Instant::now();

@@ -6,9 +6,9 @@ pub mod hexgen;
 
 use tsnode_coordinator::scheduler::{
     cluster::InstanceId,
-    evaluate::{Evaluation, Evaluator, GroupNo, Share},
-    moves::{Grouping, Part, may_be_group},
-    parallel::{self, Members},
+    evaluate::{Evaluation, Evaluator, GroupNo, RouteShare},
+    moves::{DeviceGroup, Grouping, may_be_group},
+    parallel::{self, InstanceDevices},
     problem::{Problem, Space},
     search::{self, Effort, Found},
 };
@@ -20,7 +20,7 @@ use tsnode_protocol::Phase;
 pub fn replica_per_host(problem: &Problem) -> Grouping {
     let whole = |id: InstanceId| vec![(id, problem.cluster.instance(id).count)];
     let hosts = problem.cluster.ids().map(whole).filter(|m| may_be_group(problem, m));
-    Grouping::new(hosts.map(|members| Part { members, phase: Phase::Mixed }).collect())
+    Grouping::new(hosts.map(|members| DeviceGroup { members, phase: Phase::Mixed }).collect())
 }
 
 /// Uneven devices, asymmetric parallelism, no phases: what HexGen searches.
@@ -45,7 +45,7 @@ pub fn uniform(problem: &Problem) -> Found {
                 if left == 0 || !left.is_multiple_of(decode) {
                     continue;
                 }
-                let part = |n: u16, phase| Part { members: vec![(host, n)], phase };
+                let part = |n: u16, phase| DeviceGroup { members: vec![(host, n)], phase };
                 let parts = (0..groups).map(|_| part(prefill, Phase::Prefill));
                 let parts = parts.chain((0..left / decode).map(|_| part(decode, Phase::Decode)));
                 let grouping = Grouping::new(parts.collect());
@@ -71,11 +71,11 @@ pub fn dispatched_at_random(evaluator: &mut Evaluator<'_>, groups: &[GroupNo], p
     for &p in &first {
         let x = 1.0 / first.len() as f64;
         if phase(&p) == Phase::Mixed || decode.is_empty() {
-            shares.push(Share { prefill: p, decode: p, share: x, kept: 0.0 });
+            shares.push(RouteShare { prefill: p, decode: p, share: x, kept: 0.0 });
             continue;
         }
         let share = x / decode.len() as f64;
-        shares.extend(decode.iter().map(|&d| Share { prefill: p, decode: d, share, kept: 0.0 }));
+        shares.extend(decode.iter().map(|&d| RouteShare { prefill: p, decode: d, share, kept: 0.0 }));
     }
     Evaluation { shares, ..plan.clone() }
 }
@@ -127,7 +127,7 @@ pub fn thunderserve(evaluator: &mut Evaluator<'_>, workload: &str) -> Option<Vec
 fn shelve(evaluator: &mut Evaluator<'_>, &(phase, hosts, tp): &Replica) -> Option<GroupNo> {
     let problem = evaluator.problem();
     let place = |name: &str| problem.cluster.ids().find(|i| problem.cluster.instance(*i).name == name);
-    let members: Option<Members> = hosts.iter().map(|&(name, n)| Some((place(name)?, n))).collect();
+    let members: Option<InstanceDevices> = hosts.iter().map(|&(name, n)| Some((place(name)?, n))).collect();
     let mut members = members?;
     members.sort_unstable();
     let configs = parallel::all(problem, &members, phase);

@@ -11,11 +11,11 @@
 
 use tsnode_coordinator::scheduler::{
     cluster::KindId,
-    cost::{Decode, Ends, Prefill},
+    cost::{Decode, Prefill, StageEnds},
     pair::{LOAD_STEP, MOST_LOAD},
     problem::Problem,
     slo::Deadline,
-    workload::Request,
+    workload::WorkloadRequest,
 };
 use tsnode_protocol::{Bytes, Seconds, SecondsPerToken};
 
@@ -65,7 +65,7 @@ pub fn attainment(problem: &Problem) -> Option<f64> {
 fn kinds(problem: &Problem) -> Vec<Kind> {
     let mut kinds: Vec<(KindId, Kind)> = Vec::new();
     // Without the head: which stage has it is the plan's choice, and a bound must not be wrong for any.
-    let (layers, ends) = (problem.model.shape.layers, Ends { first: true, last: false });
+    let (layers, ends) = (problem.model.shape.layers, StageEnds { first: true, last: false });
     for id in problem.cluster.ids() {
         let instance = problem.cluster.instance(id);
         let place = kinds.iter().position(|(k, _)| *k == instance.kind).unwrap_or_else(|| {
@@ -129,7 +129,7 @@ struct Relaxed<'p> {
 }
 
 /// A relaxed group: of each kind in it, how many stages side by side and what the model costs on one.
-struct Group<'k> {
+struct RelaxedGroup<'k> {
     parts: Vec<(f64, &'k Prefill, &'k Decode)>,
     prefill: Prefill,
     decode: Decode,
@@ -144,7 +144,7 @@ impl<'p> Relaxed<'p> {
         let prefill = all().map(|k| k.1).reduce(|a, b| least_prefill(&a, &b)).unwrap_or_default();
         let decode = all().map(|k| k.2).reduce(|a, b| least_decode(&a, &b)).unwrap_or_default();
         let context = problem.workload.mean.context;
-        let time = |r: &Request| (prefill.time(r.prompt), decode.time(1.0, context) * r.steps());
+        let time = |r: &WorkloadRequest| (prefill.time(r.prompt), decode.time(1.0, context) * r.steps());
         let fastest = problem.workload.requests.iter().map(time).collect();
         Self { problem, kinds, fastest, kv_transfer: kv_transfer(problem) }
     }
@@ -185,7 +185,7 @@ impl<'p> Relaxed<'p> {
     }
 
     /// A relaxed group for every choice of degrees.
-    fn groups(&self, counts: &[usize]) -> Vec<Group<'p>> {
+    fn groups(&self, counts: &[usize]) -> Vec<RelaxedGroup<'p>> {
         let mut all: Vec<Vec<(f64, &Prefill, &Decode)>> = vec![Vec::new()];
         for (n, kind) in counts.iter().zip(self.kinds).filter(|(n, _)| **n > 0) {
             let fits = kind.degrees.iter().filter(|(d, _, _)| n.is_multiple_of(*d));
@@ -195,7 +195,7 @@ impl<'p> Relaxed<'p> {
         let model = &self.problem.model;
         let tokens = (self.memory(counts) - model.bytes()) / model.kv();
         let batch = (tokens / self.problem.workload.mean.reserved).max(1.0);
-        let group = |parts: Vec<(f64, &'p Prefill, &'p Decode)>| Group {
+        let group = |parts: Vec<(f64, &'p Prefill, &'p Decode)>| RelaxedGroup {
             prefill: parts.iter().map(|p| *p.1).reduce(|a, b| least_prefill(&a, &b)).unwrap_or_default(),
             decode: parts.iter().map(|p| *p.2).reduce(|a, b| least_decode(&a, &b)).unwrap_or_default(),
             kv_transfers: (parts.len() - 1) as f64,
@@ -205,15 +205,15 @@ impl<'p> Relaxed<'p> {
         all.into_iter().map(group).collect()
     }
 
-    fn prefills(&self, group: &Group<'_>) -> Curve {
+    fn prefills(&self, group: &RelaxedGroup<'_>) -> Curve {
         let requests = &self.problem.workload.requests;
-        let busy = |r: &Request| 1.0 / group.parts.iter().map(|(n, p, _)| n / p.time(r.prompt).0).sum::<f64>();
+        let busy = |r: &WorkloadRequest| 1.0 / group.parts.iter().map(|(n, p, _)| n / p.time(r.prompt).0).sum::<f64>();
         let n = requests.len() as f64;
         let mean = requests.iter().map(busy).sum::<f64>() / n;
         let share = |rho: f64| {
             // E[S²] is at least E[S]².
             let tau = mean / 2.0 / (1.0 - rho);
-            let kept = |((r, d), fast): ((&Request, &Deadline), &(Seconds, Seconds))| {
+            let kept = |((r, d), fast): ((&WorkloadRequest, &Deadline), &(Seconds, Seconds))| {
                 let over = (self.kv_transfer.0 + self.kv_transfer.1 * r.prompt) * group.kv_transfers;
                 let prompt = group.prefill.time(r.prompt) + over;
                 let slack = (d.ttft - prompt).min(d.e2e - prompt - fast.1).0;
@@ -226,13 +226,13 @@ impl<'p> Relaxed<'p> {
     }
 
     /// Seconds of an iteration of `n` sequences: stages share it without waste, and none is faster than the way through all.
-    fn iteration(&self, group: &Group<'_>, n: f64) -> f64 {
+    fn iteration(&self, group: &RelaxedGroup<'_>, n: f64) -> f64 {
         let context = self.problem.workload.mean.context;
         let together = 1.0 / group.parts.iter().map(|(c, _, d)| c / d.time(n, context).0).sum::<f64>();
         together.max((group.decode.time(1.0, context) + self.kv_transfer.0 * group.kv_transfers).0)
     }
 
-    fn decodes(&self, group: &Group<'_>) -> Curve {
+    fn decodes(&self, group: &RelaxedGroup<'_>) -> Curve {
         let m = &self.problem.workload.mean;
         let most = group.batch / (m.steps * self.iteration(group, group.batch));
         let requests = &self.problem.workload.requests;
@@ -244,7 +244,7 @@ impl<'p> Relaxed<'p> {
             }
             // Of the three sizes a plan is valued at, the first is one at least and the last no less than the middle.
             let steps = [(1.0 / 6.0, self.iteration(group, 1.0)), (5.0 / 6.0, self.iteration(group, n.max(1.0)))];
-            let kept = |((r, d), fast): ((&Request, &Deadline), &(Seconds, Seconds))| {
+            let kept = |((r, d), fast): ((&WorkloadRequest, &Deadline), &(Seconds, Seconds))| {
                 let later = r.steps();
                 let fits = |step: f64| later * step <= (d.tpot * later).min(d.e2e - fast.0).0 || later <= 0.0;
                 steps.iter().filter(|s| fits(s.1)).map(|s| s.0).sum::<f64>()
@@ -257,7 +257,7 @@ impl<'p> Relaxed<'p> {
     }
 
     /// Doing both: each side's share at the rate, the rate as if batches were full.
-    fn both(&self, group: &Group<'_>, prefills: &Curve, decodes: &Curve) -> Curve {
+    fn both(&self, group: &RelaxedGroup<'_>, prefills: &Curve, decodes: &Curve) -> Curve {
         let m = &self.problem.workload.mean;
         let prompt = LOAD_STEP / prefills[0].0;
         let most = group.batch / (m.steps * self.iteration(group, group.batch) + group.batch * prompt);

@@ -5,7 +5,7 @@ use crate::policy::ageing::Ageing;
 use std::sync::Arc;
 use tsnode_coordinator::{
     policy::{
-        batching::{Batch, Batching, Limits},
+        batching::{Batch, BatchLimits, Batching},
         chunked::Chunked,
         routing::{Asked, MachineNo},
         shares::{PhasePair, Shares},
@@ -15,9 +15,9 @@ use tsnode_coordinator::{
         machines::{Alike, Arrival, Machine, Simulation},
     },
     scheduler::{
-        cluster::Path,
-        cost::{Decode, Ends, LayerCost, Prefill},
-        figures::Figures,
+        cluster::ClusterLink,
+        cost::{Decode, LayerCost, Prefill, StageEnds},
+        figures::DeviceFigures,
         models::Model,
     },
 };
@@ -30,7 +30,7 @@ const FACTORS: (f64, f64) = (0.02, 8.0);
 /// A rate or a memory that is never short.
 const AMPLE: f64 = 1e30;
 /// Both ends of a model.
-const ALONE: Ends = Ends { first: true, last: true };
+const ALONE: StageEnds = StageEnds { first: true, last: true };
 
 /// Requests a second that a GPU alone carries.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,14 +43,14 @@ pub struct Capacity {
 
 /// Chunks of prompts and answers in one pass: weights are read once for both.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Pass {
+pub struct CapacityPass {
     /// Prompts.
     pub prefill: Prefill,
     /// Answers.
     pub decode: Decode,
 }
 
-impl IterationCost for Pass {
+impl IterationCost for CapacityPass {
     fn iteration(&self, batch: &Batch) -> Seconds {
         let mut time = Seconds(0.0);
         if batch.prompts > 0 {
@@ -69,11 +69,11 @@ impl IterationCost for Pass {
 
 /// A kind of GPU with a model on it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Gpu {
+pub struct LoadedGpu {
     /// A layer's cost on it.
     pub layer: LayerCost,
     /// What it does with the whole model.
-    pub pass: Pass,
+    pub pass: CapacityPass,
     /// KV that fits beside the weights (tokens).
     pub capacity: u64,
     /// FLOP/s, as a multiple of what the cost model assumes.
@@ -82,16 +82,17 @@ pub struct Gpu {
     pub bandwidth: f64,
 }
 
-impl Gpu {
-    fn new(model: &Model, figures: &Figures, compute: f64, bandwidth: f64) -> Self {
-        let rates = Figures {
+impl LoadedGpu {
+    fn new(model: &Model, figures: &DeviceFigures, compute: f64, bandwidth: f64) -> Self {
+        let rates = DeviceFigures {
             flops: FlopsPerSecond(figures.flops.0 * compute),
             bandwidth: BytesPerSecond(figures.bandwidth.0 * bandwidth),
             ..figures.clone()
         };
-        let alone = Path { latency: Seconds(0.0), bandwidth: BytesPerSecond(AMPLE) };
+        let alone = ClusterLink { latency: Seconds(0.0), bandwidth: BytesPerSecond(AMPLE) };
         let (layer, layers) = (LayerCost::new(model, &rates, alone, 1), model.shape.layers);
-        let pass = Pass { prefill: layer.stage_prefill(layers, ALONE), decode: layer.stage_decode(layers, ALONE) };
+        let pass =
+            CapacityPass { prefill: layer.stage_prefill(layers, ALONE), decode: layer.stage_decode(layers, ALONE) };
         let capacity = layer.kv_tokens(layers, ALONE).0.max(0.0) as u64;
         Self { layer, pass, capacity, compute, bandwidth }
     }
@@ -100,7 +101,7 @@ impl Gpu {
     #[must_use]
     pub fn calibrated(
         model: &Model,
-        figures: &Figures,
+        figures: &DeviceFigures,
         places: usize,
         lengths: &[Asked],
         goal: Capacity,
@@ -131,13 +132,13 @@ impl Gpu {
 }
 
 /// The time that prompts take one after the other.
-fn prompts(gpu: &Gpu, lengths: &[Asked]) -> Seconds {
+fn prompts(gpu: &LoadedGpu, lengths: &[Asked]) -> Seconds {
     lengths.iter().map(|a| gpu.pass.prefill.time(Tokens(f64::from(a.prompt)))).sum()
 }
 
 /// Answers a second on a machine that gets all KV at once.
-fn answers_a_second(gpu: &Gpu, places: usize, lengths: &[Asked]) -> f64 {
-    let limits = Limits { tasks: 1, tokens: u32::MAX };
+fn answers_a_second(gpu: &LoadedGpu, places: usize, lengths: &[Asked]) -> f64 {
+    let limits = BatchLimits { tasks: 1, tokens: u32::MAX };
     let machines = vec![
         Machine { batching: Box::new(Ageing::new(limits, u64::MAX / 2)), cost: Arc::new(Instant) },
         Machine {

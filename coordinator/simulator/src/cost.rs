@@ -20,9 +20,9 @@ pub fn alone(cost: &dyn IterationCost, asked: Asked) -> Seconds {
 
 /// A machine with several services, each with its model's speed.
 #[derive(Clone, Debug)]
-pub struct Several(Vec<Arc<dyn IterationCost>>);
+pub struct ServiceCosts(Vec<Arc<dyn IterationCost>>);
 
-impl Several {
+impl ServiceCosts {
     /// Services in order of their numbers; numbers past the last cost what the last does. `None` of none.
     #[must_use]
     pub fn new(services: Vec<Arc<dyn IterationCost>>) -> Option<Self> {
@@ -34,7 +34,7 @@ impl Several {
     }
 }
 
-impl IterationCost for Several {
+impl IterationCost for ServiceCosts {
     fn iteration(&self, batch: &Batch) -> Seconds {
         self.of(batch).iteration(batch)
     }
@@ -46,9 +46,9 @@ impl IterationCost for Several {
 
 /// A straight line from knot to knot; the first and the last go on outside.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Line(Vec<(f64, f64)>);
+pub struct CostLine(Vec<(f64, f64)>);
 
-impl Line {
+impl CostLine {
     /// Through these knots, in order of their place; `None` unless there are two.
     #[must_use]
     pub fn new(mut knots: Vec<(f64, f64)>) -> Option<Self> {
@@ -71,9 +71,9 @@ impl Line {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
     /// Of so many prompt tokens.
-    pub prompt: Line,
+    pub prompt: CostLine,
     /// Of so many answers.
-    pub answer: Line,
+    pub answer: CostLine,
 }
 
 /// What answers beside prompts cost.

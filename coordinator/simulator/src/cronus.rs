@@ -1,16 +1,16 @@
 //! Cronus's evaluation (§5): a fast and a slow GPU on two hosts, one model, five ways to share requests between them.
 
-use super::capacity::{Capacity, Gpu, Pass};
+use super::capacity::{Capacity, CapacityPass, LoadedGpu};
 use crate::policy::{
     ageing::Ageing,
     balancer::{AverageContext, ChunkFit, PromptFit},
-    partial::{Cut, Pair as Known, Partial},
-    weighted::{Weight, Weighted},
+    partial::{MachinePair as Known, Partial, PromptCut},
+    weighted::{MachineWeight, Weighted},
 };
 use std::sync::Arc;
 use tsnode_coordinator::{
     policy::{
-        batching::{Batch, Batching, Limits},
+        batching::{Batch, BatchLimits, Batching},
         chunked::Chunked,
         routing::{Asked, MachineNo, Routing},
     },
@@ -19,7 +19,7 @@ use tsnode_coordinator::{
         machines::{Alike, Arrival, Machine, Simulation},
     },
     scheduler::{
-        cost::Ends,
+        cost::StageEnds,
         figures::{self, Column},
         models::{self, Model},
     },
@@ -38,8 +38,8 @@ const READY_PLACES: usize = 512;
 /// InfiniBand between the hosts, 100 Gbit/s (§5.1).
 const LINK: BytesPerSecond = BytesPerSecond(12.5e9);
 /// Data parallelism's weights and longest queues (§5.1).
-const FAST: Weight = Weight { turns: 3, most_waiting: 3 };
-const SLOW: Weight = Weight { turns: 1, most_waiting: 1 };
+const FAST: MachineWeight = MachineWeight { turns: 3, most_waiting: 3 };
+const SLOW: MachineWeight = MachineWeight { turns: 1, most_waiting: 1 };
 /// Prompts that predictors are fitted to are spaced so (tokens).
 const SPACING: usize = 256;
 
@@ -139,24 +139,24 @@ impl Approach {
 
 /// Two GPUs that are as fast as the paper's.
 #[derive(Clone, Debug)]
-pub struct Pair {
+pub struct GpuPair {
     model: Model,
     /// The fast one.
-    pub fast: Gpu,
+    pub fast: LoadedGpu,
     /// The slow one.
-    pub slow: Gpu,
+    pub slow: LoadedGpu,
     fast_layers: u32,
     /// What each iteration of the pipeline takes on top of computing and the link.
     pub handing: Seconds,
 }
 
-impl Pair {
+impl GpuPair {
     /// Calibrated with these requests; `None` if something of the setting is not known.
     #[must_use]
     pub fn calibrated(setting: &Setting, lengths: &[Asked]) -> Option<Self> {
         let model = models::by_name(setting.model)?;
         let mut known = figures::shipped(Column::Vendor);
-        let mut gpu = |name: &str, goal| Gpu::calibrated(&model, &known.remove(name)?, PLACES, lengths, goal);
+        let mut gpu = |name: &str, goal| LoadedGpu::calibrated(&model, &known.remove(name)?, PLACES, lengths, goal);
         let (fast, slow) = (gpu("A100-80G", setting.fast_alone)?, gpu(setting.slow, setting.slow_alone)?);
         Some(Self { model, fast, slow, fast_layers: setting.fast_layers, handing: Seconds(0.0) })
     }
@@ -177,15 +177,17 @@ impl Pair {
                 (machines, Box::new(Weighted::new(vec![FAST, SLOW])))
             }
             Approach::PipelineParallel => {
-                let weight = Weight { turns: 1, most_waiting: u32::MAX };
+                let weight = MachineWeight { turns: 1, most_waiting: u32::MAX };
                 (vec![self.pipeline(), self.pipeline()], Box::new(Weighted::new(vec![weight; 2])))
             }
-            Approach::HighLow => (vec![prompts(fast), chunked(slow, TOKENS)], self.partial(Cut::Nowhere)),
-            Approach::LowHigh => (vec![prompts(slow), chunked(fast, TOKENS)], self.partial(Cut::Nowhere)),
-            Approach::Cronus(average) => (vec![prompts(slow), chunked(fast, TOKENS)], self.partial(Cut::Even(average))),
+            Approach::HighLow => (vec![prompts(fast), chunked(slow, TOKENS)], self.partial(PromptCut::Nowhere)),
+            Approach::LowHigh => (vec![prompts(slow), chunked(fast, TOKENS)], self.partial(PromptCut::Nowhere)),
+            Approach::Cronus(average) => {
+                (vec![prompts(slow), chunked(fast, TOKENS)], self.partial(PromptCut::Even(average)))
+            }
             Approach::Ready => {
                 let batching = Box::new(Chunked::new(READY_TOKENS, READY_PLACES, fast.capacity).for_prompts());
-                (vec![prompts(slow), Machine { batching, cost: Arc::new(fast.pass) }], self.partial(Cut::Ready))
+                (vec![prompts(slow), Machine { batching, cost: Arc::new(fast.pass) }], self.partial(PromptCut::Ready))
             }
         }
     }
@@ -203,12 +205,12 @@ impl Pair {
         Alike { per_token: self.model.kv() / LINK }
     }
 
-    fn partial(&self, cut: Cut) -> Box<dyn Routing> {
+    fn partial(&self, cut: PromptCut) -> Box<dyn Routing> {
         let (slow, fast) = (MachineNo(0), MachineNo(1));
         let (capacity, prompts) = (self.fast.capacity, prompt_fit(&self.slow.pass));
         let (tokens, room): (u32, fn(u32) -> u32) = match cut {
-            Cut::Ready => (READY_TOKENS, |_| READY_TOKENS),
-            Cut::Nowhere | Cut::Even(_) => (TOKENS, |answers| TOKENS - answers),
+            PromptCut::Ready => (READY_TOKENS, |_| READY_TOKENS),
+            PromptCut::Nowhere | PromptCut::Even(_) => (TOKENS, |answers| TOKENS - answers),
         };
         let chunks = chunk_fit(&self.fast.pass, room);
         Box::new(Partial::new(Known { slow, fast, prompts, chunks, capacity, block: BLOCK, tokens }, cut))
@@ -217,10 +219,10 @@ impl Pair {
     /// One of the two batches that are on their way through both stages.
     fn pipeline(&self) -> Machine {
         let all = self.model.shape.layers;
-        let ends = [Ends { first: true, last: false }, Ends { first: false, last: true }];
+        let ends = [StageEnds { first: true, last: false }, StageEnds { first: false, last: true }];
         let layers = [self.fast_layers, all - self.fast_layers];
         let gpus = [&self.fast.layer, &self.slow.layer];
-        let stages = [0, 1].map(|s| Pass {
+        let stages = [0, 1].map(|s| CapacityPass {
             prefill: gpus[s].stage_prefill(layers[s], ends[s]),
             decode: gpus[s].stage_decode(layers[s], ends[s]),
         });
@@ -246,18 +248,18 @@ pub fn evenly(lengths: &[Asked], rate: f64) -> Vec<Arrival> {
 }
 
 /// One prompt after the other.
-fn prompts(gpu: &Gpu) -> Machine {
-    let limits = Limits { tasks: 1, tokens: u32::MAX };
+fn prompts(gpu: &LoadedGpu) -> Machine {
+    let limits = BatchLimits { tasks: 1, tokens: u32::MAX };
     Machine { batching: Box::new(Ageing::new(limits, gpu.capacity)), cost: Arc::new(gpu.pass) }
 }
 
-fn chunked(gpu: &Gpu, tokens: u32) -> Machine {
+fn chunked(gpu: &LoadedGpu, tokens: u32) -> Machine {
     let batching: Box<dyn Batching> = Box::new(Chunked::new(tokens, PLACES, gpu.capacity));
     Machine { batching, cost: Arc::new(gpu.pass) }
 }
 
 /// The first predictor, fitted to prompts up to eight iterations long.
-fn prompt_fit(slow: &Pass) -> PromptFit {
+fn prompt_fit(slow: &CapacityPass) -> PromptFit {
     let lengths = (1..=8 * TOKENS as usize / SPACING).map(|i| (i * SPACING) as f64);
     let measured: Vec<(f64, Seconds)> = lengths.map(|l| (l, slow.prefill.time(Tokens(l)))).collect();
     let through = PromptFit { fixed: slow.prefill.fixed, per_token: slow.prefill.per_token };
@@ -265,7 +267,7 @@ fn prompt_fit(slow: &Pass) -> PromptFit {
 }
 
 /// The second, fitted to full iterations with any number of answers; `room` says how many prompt tokens are beside those.
-fn chunk_fit(fast: &Pass, room: impl Fn(u32) -> u32) -> ChunkFit {
+fn chunk_fit(fast: &CapacityPass, room: impl Fn(u32) -> u32) -> ChunkFit {
     let mut measured = Vec::new();
     for answers in (0..=PLACES as u32).step_by(64) {
         for context in [500, 1000, 2000].map(|c| u64::from(answers) * c) {
@@ -288,7 +290,7 @@ fn chunk_fit(fast: &Pass, room: impl Fn(u32) -> u32) -> ChunkFit {
 /// through both stages and both links, and each stage serves the other half's batch in between.
 #[derive(Clone, Copy, Debug)]
 struct Pipeline {
-    stages: [Pass; 2],
+    stages: [CapacityPass; 2],
     per_token: SecondsPerToken,
     handing: Seconds,
 }

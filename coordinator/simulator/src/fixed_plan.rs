@@ -16,9 +16,9 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use tsnode_coordinator::scheduler::{
     cluster::InstanceId,
-    cost::Ends,
-    evaluate::{Evaluation, Evaluator, GroupNo, Share},
-    parallel::{self, Members, Stage},
+    cost::StageEnds,
+    evaluate::{Evaluation, Evaluator, GroupNo, RouteShare},
+    parallel::{self, InstanceDevices, ParallelStage},
     problem::Problem,
 };
 use tsnode_protocol::{Phase, Tokens};
@@ -156,8 +156,8 @@ pub fn given(evaluator: &mut Evaluator<'_>, written: &Written) -> Result<FixedPl
 }
 
 /// A group's stages, on devices that there are and with all of the model's layers in order.
-fn stages(problem: &Problem, group: &WrittenGroup) -> Result<Vec<Stage>, String> {
-    let mut stages: Vec<Stage> = Vec::with_capacity(group.stages.len());
+fn stages(problem: &Problem, group: &WrittenGroup) -> Result<Vec<ParallelStage>, String> {
+    let mut stages: Vec<ParallelStage> = Vec::with_capacity(group.stages.len());
     let (mut next, all) = (0u32, problem.model.shape.layers);
     for (place, written) in group.stages.iter().enumerate() {
         let place = place + 1;
@@ -178,11 +178,11 @@ fn stages(problem: &Problem, group: &WrittenGroup) -> Result<Vec<Stage>, String>
         if problem.layer_cost(instance, written.tp).is_none() {
             return Err(format!("stage {place}: {} cannot be cut for {} devices", problem.model.name, written.tp));
         }
-        let is_cut_off = |before: &Stage| !problem.cluster.path(before.instance, instance).is_open();
+        let is_cut_off = |before: &ParallelStage| !problem.cluster.path(before.instance, instance).is_open();
         if stages.last().is_some_and(is_cut_off) {
             return Err(format!("stage {place}: nothing gets through to {} from the stage before", written.host));
         }
-        stages.push(Stage { instance, tp: written.tp, layers: end - start });
+        stages.push(ParallelStage { instance, tp: written.tp, layers: end - start });
         next = end;
     }
     if next < all {
@@ -208,7 +208,7 @@ fn instance(problem: &Problem, stage: &WrittenStage) -> Result<InstanceId, Strin
     }
 }
 
-fn members(stages: &[Stage]) -> Members {
+fn members(stages: &[ParallelStage]) -> InstanceDevices {
     let mut members: BTreeMap<InstanceId, u16> = BTreeMap::new();
     for stage in stages {
         let n = members.entry(stage.instance).or_insert(0);
@@ -222,9 +222,9 @@ fn device(problem: &Problem, instance: InstanceId) -> String {
 }
 
 /// Which stage's memory does not suffice.
-fn too_little(problem: &Problem, stages: &[Stage]) -> String {
+fn too_little(problem: &Problem, stages: &[ParallelStage]) -> String {
     for (place, stage) in stages.iter().enumerate() {
-        let ends = Ends { first: place == 0, last: place + 1 == stages.len() };
+        let ends = StageEnds { first: place == 0, last: place + 1 == stages.len() };
         let Some(cost) = problem.layer_cost(stage.instance, stage.tp) else { continue };
         if cost.kv_tokens(stage.layers, ends) <= Tokens(0.0) {
             return format!(
@@ -245,8 +245,8 @@ fn shares(
     evaluator: &mut Evaluator<'_>,
     groups: &[GroupNo],
     routes: &[WrittenRoute],
-) -> Result<Vec<Share>, FixedPlanError> {
-    let mut shares: Vec<Share> = Vec::with_capacity(routes.len());
+) -> Result<Vec<RouteShare>, FixedPlanError> {
+    let mut shares: Vec<RouteShare> = Vec::with_capacity(routes.len());
     let mut sum = 0.0;
     for (place, &WrittenRoute { prefill, decode, share }) in routes.iter().enumerate() {
         let wrong = |what: String| FixedPlanError::Route { route: place + 1, what };
@@ -271,7 +271,7 @@ fn shares(
         if shares.iter().any(|s| (s.prefill, s.decode) == (prefill, decode)) {
             return Err(wrong(format!("a second one from group {} to group {}", prefill + 1, decode + 1)));
         }
-        shares.push(Share { prefill, decode, share, kept: 0.0 });
+        shares.push(RouteShare { prefill, decode, share, kept: 0.0 });
     }
     Ok(shares)
 }
@@ -320,7 +320,7 @@ mod tests {
         let mut evaluator = Evaluator::new(&problem);
         let groups = baselines::thunderserve(&mut evaluator, "conversation").unwrap();
         let best = evaluator.evaluate(&groups);
-        let stage = |s: &Stage| WrittenStage {
+        let stage = |s: &ParallelStage| WrittenStage {
             host: problem.cluster.instance(s.instance).name.clone(),
             gpu: Some(problem.cluster.figures(s.instance).name.clone()),
             tp: s.tp,
@@ -334,7 +334,7 @@ mod tests {
         let mut plan = Written { groups: groups.iter().map(written).collect(), routes: Vec::new() };
         let free = given(&mut Evaluator::new(&problem), &plan).unwrap();
         assert_eq!(free.evaluation, best);
-        let route = |s: &Share| WrittenRoute { prefill: s.prefill, decode: s.decode, share: s.share };
+        let route = |s: &RouteShare| WrittenRoute { prefill: s.prefill, decode: s.decode, share: s.share };
         plan.routes = best.shares.iter().map(route).collect();
         let tied = given(&mut Evaluator::new(&problem), &plan).unwrap();
         // Loads are rounded up to steps, the best's ceilings are not always reached.

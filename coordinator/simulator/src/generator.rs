@@ -101,7 +101,7 @@ impl Lengths {
 
 /// Requests of one kind.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Service {
+pub struct ServiceTraffic {
     /// What they look like.
     pub lengths: Lengths,
     /// How many come in a second.
@@ -122,7 +122,7 @@ pub fn power_law(services: u16, rate: f64, exponent: f64) -> Vec<f64> {
 /// Draws requests of several services, in order of arrival. A service's requests are the same whatever the others are,
 /// as far as they come.
 #[must_use]
-pub fn drawn(services: &[Service], requests: usize, seed: u64) -> Vec<Arrival> {
+pub fn drawn(services: &[ServiceTraffic], requests: usize, seed: u64) -> Vec<Arrival> {
     let mut seeds = Rng::new(seed);
     let mut streams: Vec<(Rng, Seconds)> = services.iter().map(|_| (Rng::new(seeds.bits()), Seconds(0.0))).collect();
     for (service, (rng, at)) in services.iter().zip(&mut streams) {
@@ -158,8 +158,8 @@ mod tests {
         let lengths = Lengths::named("conversation").unwrap();
         let rates = power_law(4, 25.0, 1.0);
         assert!((rates.iter().sum::<f64>() - 25.0).abs() < 1e-9 && (rates[0] / rates[3] - 4.0).abs() < 1e-9);
-        let service = |rate: &f64| Service { lengths, rate: *rate, arriving: Arriving::Bursty(4.0) };
-        let services: Vec<Service> = rates.iter().map(service).collect();
+        let service = |rate: &f64| ServiceTraffic { lengths, rate: *rate, arriving: Arriving::Bursty(4.0) };
+        let services: Vec<ServiceTraffic> = rates.iter().map(service).collect();
         let all = drawn(&services, 40_000, 1);
         assert!(all.windows(2).all(|w| w[0].at <= w[1].at));
         let span = all.last().unwrap().at.0;

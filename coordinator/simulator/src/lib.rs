@@ -37,6 +37,7 @@ pub mod policy;
 pub mod provisioning;
 pub mod services;
 pub mod shared_gpu;
+pub mod shared_peer;
 pub mod simulation;
 pub mod splitwise;
 pub mod summary;

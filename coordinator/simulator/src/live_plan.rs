@@ -1,6 +1,7 @@
 //! The plan that a live swarm follows, as machines: its groups by their peers' measured profiles, its routes and links by
 //! their adverts, steps and routes as nodes form and choose them. What a testnet's replay is held against.
 
+use crate::memory::{PAGE, PagedKv};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tsnode_coordinator::{
@@ -10,22 +11,23 @@ use tsnode_coordinator::{
     planner::live::{self, Scene},
     policy::{
         batching::Batch,
-        choice::{Batches, Dispatch, Room},
+        choice::{Batches, Dispatch, MachineRoom},
     },
     replay::{
-        self, Parts,
+        ReplayPlan,
         cost::IterationCost,
         machines::{Arrival, Machine, Outcome, SharedCores},
+        pipeline::Pipeline,
     },
     scheduler::{
         Evaluator, Problem,
-        cluster::{InstanceId, Members as Devices},
-        evaluate::{Evaluation, GroupNo, Share},
-        parallel::{self, Config},
+        cluster::{InstanceDevices as Devices, InstanceId},
+        evaluate::{Evaluation, GroupNo, RouteShare},
+        parallel::{self, ParallelConfig},
     },
-    settings::Settings,
+    settings::SwarmSettings,
 };
-use tsnode_protocol::{BatchPolicy, Group, LayerProfile, ModelId, PeerId, Plan, Seconds};
+use tsnode_protocol::{BatchPolicy, Bytes, Group, LayerProfile, ModelId, PeerId, Plan, Seconds};
 
 /// Why a plan cannot be simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -66,7 +68,7 @@ const LEAST_LEFT: f64 = 0.1;
 
 /// How requests are run.
 #[derive(Clone, Debug)]
-pub struct Run {
+pub struct LivePlanRun {
     /// How they are routed.
     pub dispatch: Dispatch,
     /// What each step takes beside its layers.
@@ -77,13 +79,30 @@ pub struct Run {
     pub hosts: BTreeMap<PeerId, (usize, f64)>,
 }
 
+/// A model on a device that computes all of it, maybe beside others.
+#[derive(Clone, Debug)]
+pub struct Resident {
+    /// How its steps are formed.
+    pub batches: Batches,
+    /// Sequences at once.
+    pub places: usize,
+    /// What a step takes, by what was measured of its layers.
+    pub cost: Arc<dyn IterationCost>,
+    /// How its KV lies in pages.
+    pub pages: PagedKv,
+    /// How many of the device's pages are its quota.
+    pub quota: u64,
+}
+
 /// A plan with what is known of its peers.
 #[derive(Debug)]
 pub struct LivePlan<'a> {
     members: &'a Members<'a>,
     scene: Scene,
+    /// How its groups form steps.
+    batch: BatchPolicy,
     groups: Vec<Group>,
-    shares: Vec<Share>,
+    shares: Vec<RouteShare>,
 }
 
 impl<'a> LivePlan<'a> {
@@ -100,9 +119,9 @@ impl<'a> LivePlan<'a> {
         let groups: Vec<Group> = plan.groups.iter().filter(|g| g.model == model).cloned().collect();
         let place = |id| groups.iter().position(|g| g.id == id);
         let share = |r: &tsnode_protocol::Route| {
-            Some(Share { prefill: place(r.prefill)?, decode: place(r.decode)?, share: r.share, kept: 0.0 })
+            Some(RouteShare { prefill: place(r.prefill)?, decode: place(r.decode)?, share: r.share, kept: 0.0 })
         };
-        let mut shares: Vec<Share> = plan.routes.iter().filter_map(share).filter(|s| s.share > 0.0).collect();
+        let mut shares: Vec<RouteShare> = plan.routes.iter().filter_map(share).filter(|s| s.share > 0.0).collect();
         let whole: f64 = shares.iter().map(|s| s.share).sum();
         if whole <= 0.0 {
             return Err(LivePlanError::NoGroups);
@@ -113,8 +132,10 @@ impl<'a> LivePlan<'a> {
             let stages = || groups.iter().flat_map(|g| &g.stages);
             s.card.id == model && stages().all(|stage| s.places().contains(&(stage.peer, stage.device)))
         };
-        let scene = live::scenes(members, split).into_iter().find(holds).ok_or(LivePlanError::Unknown)?;
-        let plan = Self { members, scene, groups, shares };
+        let scene =
+            live::scenes_under(members, split, &plan.chosen).into_iter().find(holds).ok_or(LivePlanError::Unknown)?;
+        let batch = SwarmSettings::of(members.values().copied()).batched(model, &plan.chosen);
+        let plan = Self { members, scene, batch, groups, shares };
         let known = plan.shelved(&mut Evaluator::new(&plan.scene.problem)).is_some();
         if known { Ok(plan) } else { Err(LivePlanError::Unknown) }
     }
@@ -127,35 +148,57 @@ impl<'a> LivePlan<'a> {
 
     /// Runs requests on it to their ends.
     #[must_use]
-    pub fn run(&self, arrivals: &[Arrival], how: &Run) -> Outcome {
+    pub fn run(&self, arrivals: &[Arrival], how: &LivePlanRun) -> Outcome {
         let mut evaluator = Evaluator::new(&self.scene.problem);
         let groups = self.shelved(&mut evaluator).unwrap_or_default();
         let evaluation = Evaluation { shares: self.shares.clone(), ..Evaluation::default() };
-        let settings = Settings::of(self.members.values().copied());
-        let batch = settings.batch(self.scene.card.id).map_or_else(BatchPolicy::default, |(policy, _)| policy);
-        let machine = |problem: &Problem, config: &Config, room: Room| {
+        let machine = |problem: &Problem, config: &ParallelConfig, room: MachineRoom| {
             let places = BatcherConfig::default().max_running;
-            let batches = Batches::measured(self.profiles(config)).by(batch);
-            let Machine { batching, cost } = replay::stepping(batches, problem, config, Room { places, ..room });
-            // A group of one peer reads its weights once for all prompts of a step.
-            let again = if config.stages.len() == 1 { config.busy.fixed } else { Seconds(0.0) };
-            Machine { batching, cost: Arc::new(Stepped { cost, again, step: how.step }) }
+            let batching = self.batches(config).batching(MachineRoom { places, ..room });
+            let cost = Pipeline::new(problem, config).reading_once();
+            Machine { batching, cost: Arc::new(Stepped { cost, step: how.step }) }
         };
-        let parts = Parts::new(&mut evaluator, &groups, &evaluation, &machine);
+        let parts = ReplayPlan::new(&mut evaluator, &groups, &evaluation, &machine);
         let simulation = parts.dispatched(how.dispatch).recorded();
         simulation.on(self.shared(how)).run(arrivals, &|_| false)
     }
 
+    /// Its model on a device that computes all of it; none where several devices do.
+    #[must_use]
+    pub fn resident(&self) -> Option<Resident> {
+        let mut evaluator = Evaluator::new(&self.scene.problem);
+        let groups = self.shelved(&mut evaluator)?;
+        let [group] = groups[..] else { return None };
+        let config = &evaluator.shelved(group).rated.config;
+        let [stage] = &config.stages[..] else { return None };
+        let (peer, device) = self.scene.places().get(stage.instance.0 as usize)?;
+        let served = self.members.get(peer)?.devices.get(usize::from(*device))?.served(self.scene.card.id)?;
+        let model = &self.scene.problem.model;
+        let layers = model.shape.layers;
+        Some(Resident {
+            batches: self.batches(config),
+            places: BatcherConfig::default().max_running,
+            cost: Arc::new(Pipeline::new(&self.scene.problem, config).reading_once()),
+            pages: PagedKv::new(layers, Bytes(model.kv().0 / f64::from(layers))),
+            quota: (served.kv_bytes as f64 / PAGE.0) as u64,
+        })
+    }
+
+    /// How nodes form the steps of a group.
+    fn batches(&self, config: &ParallelConfig) -> Batches {
+        Batches::measured(self.profiles(config)).by(self.batch)
+    }
+
     /// What was measured of a group's stages.
-    fn profiles(&self, config: &Config) -> impl Iterator<Item = &LayerProfile> {
-        let of = |stage: &parallel::Stage| {
+    fn profiles(&self, config: &ParallelConfig) -> impl Iterator<Item = &LayerProfile> {
+        let of = |stage: &parallel::ParallelStage| {
             let (peer, device) = self.scene.places().get(stage.instance.0 as usize)?;
             self.members.get(peer)?.devices.get(usize::from(*device))?.profile(self.scene.card.id)
         };
         config.stages.iter().filter_map(of).collect::<Vec<_>>().into_iter()
     }
 
-    fn shared(&self, how: &Run) -> SharedCores {
+    fn shared(&self, how: &LivePlanRun) -> SharedCores {
         let host = |group: &Group| match &group.stages[..] {
             [alone] => how.hosts.get(&alone.peer).copied(),
             _ => None,
@@ -170,9 +213,9 @@ impl<'a> LivePlan<'a> {
         let mut numbers = Vec::with_capacity(self.groups.len());
         for group in &self.groups {
             let stage = |s: &tsnode_protocol::Stage| {
-                Some(parallel::Stage { instance: place(s)?, tp: 1, layers: s.layers.len() })
+                Some(parallel::ParallelStage { instance: place(s)?, tp: 1, layers: s.layers.len() })
             };
-            let stages: Vec<parallel::Stage> = group.stages.iter().map(stage).collect::<Option<_>>()?;
+            let stages: Vec<parallel::ParallelStage> = group.stages.iter().map(stage).collect::<Option<_>>()?;
             let config = parallel::given(&self.scene.problem, &stages, group.phase)?;
             let mut devices: Devices = stages.iter().map(|s| (s.instance, 1)).collect();
             devices.sort_unstable();
@@ -185,15 +228,13 @@ impl<'a> LivePlan<'a> {
 /// Steps that take a while beside what they compute.
 #[derive(Debug)]
 struct Stepped {
-    cost: Arc<dyn IterationCost>,
-    /// What `cost` counts for each prompt of a step after the first, and a step takes once.
-    again: Seconds,
+    cost: Pipeline,
     step: Seconds,
 }
 
 impl IterationCost for Stepped {
     fn iteration(&self, batch: &Batch) -> Seconds {
-        self.cost.iteration(batch) - self.again * f64::from(batch.prompts.saturating_sub(1)) + self.step
+        self.cost.iteration(batch) + self.step
     }
 
     fn delay(&self, batch: &Batch) -> Seconds {

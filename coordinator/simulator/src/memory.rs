@@ -5,23 +5,23 @@
 
 use tsnode_coordinator::{
     policy::routing::MachineNo,
-    replay::machines::{Outcome, Trace},
+    replay::machines::{Outcome, ReplayTrace},
 };
 use tsnode_protocol::{Bytes, Seconds};
 
 /// Bytes of a page, as nodes have them.
-const PAGE: Bytes = Bytes(65_536.0);
+pub(crate) const PAGE: Bytes = Bytes(65_536.0);
 
 /// How KV lies in pages: a page holds tokens of one sequence in one layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Pages {
+pub struct PagedKv {
     /// The model's layers.
     pub layers: u32,
     /// Tokens of a layer in a page.
     pub tokens: u64,
 }
 
-impl Pages {
+impl PagedKv {
     /// For a model whose token takes so much in each of its layers.
     #[must_use]
     pub fn new(layers: u32, token: Bytes) -> Self {
@@ -37,7 +37,7 @@ impl Pages {
 
 /// KV that a machine held.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Held {
+pub struct HeldKv {
     /// Most at once (tokens).
     pub most_tokens: u64,
     /// Most at once (pages).
@@ -48,14 +48,14 @@ pub struct Held {
 
 /// Of each machine.
 #[must_use]
-pub fn held(outcome: &Outcome, pages: Pages) -> Vec<Held> {
-    let mut changes: Vec<Vec<Change>> = vec![Vec::new(); outcome.busy.len()];
+pub fn held(outcome: &Outcome, pages: PagedKv) -> Vec<HeldKv> {
+    let mut changes: Vec<Vec<KvChange>> = vec![Vec::new(); outcome.busy.len()];
     for trace in &outcome.traces {
         stays(trace, outcome.end, &mut |machine, from, to, tokens| {
             let Some(changes) = changes.get_mut(machine.0 as usize) else { return };
             let (pages, tokens) = (pages.of(tokens) as i64, tokens as i64);
-            changes.push(Change { at: from, tokens, pages });
-            changes.push(Change { at: to, tokens: -tokens, pages: -pages });
+            changes.push(KvChange { at: from, tokens, pages });
+            changes.push(KvChange { at: to, tokens: -tokens, pages: -pages });
         });
     }
     changes.into_iter().map(|all| sweep(all, outcome.end)).collect()
@@ -63,14 +63,14 @@ pub fn held(outcome: &Outcome, pages: Pages) -> Vec<Held> {
 
 /// KV comes or goes.
 #[derive(Clone, Copy)]
-struct Change {
+struct KvChange {
     at: Seconds,
     tokens: i64,
     pages: i64,
 }
 
 /// Where a request's KV lay, from when to when.
-fn stays(trace: &Trace, last: Seconds, stay: &mut dyn FnMut(MachineNo, Seconds, Seconds, u64)) {
+fn stays(trace: &ReplayTrace, last: Seconds, stay: &mut dyn FnMut(MachineNo, Seconds, Seconds, u64)) {
     let Some(route) = trace.route.filter(|_| trace.prompt_start.is_finite()) else { return };
     let (asked, end) = (trace.arrival.asked, trace.end.min(last));
     let landed =
@@ -84,10 +84,10 @@ fn stays(trace: &Trace, last: Seconds, stay: &mut dyn FnMut(MachineNo, Seconds, 
     }
 }
 
-fn sweep(mut changes: Vec<Change>, last: Seconds) -> Held {
+fn sweep(mut changes: Vec<KvChange>, last: Seconds) -> HeldKv {
     // What goes makes room for what comes at the same time.
     changes.sort_by(|a, b| a.at.0.total_cmp(&b.at.0).then(a.tokens.cmp(&b.tokens)));
-    let (mut held, mut tokens, mut pages, mut before, mut sum) = (Held::default(), 0i64, 0i64, Seconds(0.0), 0.0);
+    let (mut held, mut tokens, mut pages, mut before, mut sum) = (HeldKv::default(), 0i64, 0i64, Seconds(0.0), 0.0);
     for change in changes {
         sum += tokens as f64 * (change.at - before).0;
         (tokens, pages, before) = (tokens + change.tokens, pages + change.pages, change.at);
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn kv_lies_where_it_was_computed_until_it_has_gone() {
         let route = Some(RoutingDecision { prompt: MachineNo(0), answer: MachineNo(1), split: None });
-        let trace = Trace {
+        let trace = ReplayTrace {
             arrival: Arrival { at: Seconds(0.0), asked: Asked::new(100, 11) },
             route,
             prompt_start: Seconds(1.0),
@@ -121,7 +121,7 @@ mod tests {
             sending: Seconds(1.0),
         };
         let outcome = Outcome { traces: vec![trace], busy: vec![0.0; 2], end: Seconds(10.0), ..Outcome::default() };
-        let held = held(&outcome, Pages { layers: 2, tokens: 20 });
+        let held = held(&outcome, PagedKv { layers: 2, tokens: 20 });
         assert_eq!((held[0].most_tokens, held[0].most_pages), (101, 12));
         assert_eq!((held[1].most_tokens, held[1].most_pages), (111, 14));
         assert!((held[0].mean_tokens - 101.0 * 2.0 / 10.0).abs() < 1e-9);
@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn pages_are_those_of_a_node() {
         // LLaMA-30B: 2 · 6656 elements of two bytes in a layer.
-        let pages = Pages::new(60, Bytes(2.0 * 6656.0 * 2.0));
+        let pages = PagedKv::new(60, Bytes(2.0 * 6656.0 * 2.0));
         assert_eq!((pages.tokens, pages.of(3)), (2, 120));
     }
 }

@@ -4,7 +4,7 @@
 use super::cost::alone;
 use crate::policy::{
     ageing::Ageing,
-    doubling::{Doubling, Profile},
+    doubling::{Doubling, ServiceProfile},
     feedback::{Feedback, Queues},
     pages::Pages,
     round_robin::FirstCome,
@@ -12,12 +12,12 @@ use crate::policy::{
 use std::sync::Arc;
 use tsnode_coordinator::{
     policy::{
-        batching::{Batch, Batching, Limits},
-        choice::{Batches, Room},
+        batching::{Batch, BatchLimits, Batching},
+        choice::{Batches, MachineRoom},
         routing::Asked,
     },
     replay::{self, cost::IterationCost, machines::Machine},
-    scheduler::{Problem, parallel::Config, prompts::Prompts, workload::Request},
+    scheduler::{Problem, parallel::ParallelConfig, prompts::PromptChunking, workload::WorkloadRequest},
 };
 use tsnode_protocol::{Seconds, SecondsPerToken};
 
@@ -34,20 +34,20 @@ pub enum Batched {
     /// In steps that nodes form, too.
     Steps(Batches),
     /// Prompts and answers together, within a number of tokens (Splitwise §IV-B).
-    Mixed(Limits),
+    Mixed(BatchLimits),
     /// One phase at a time, requests in this order.
-    Ordered(Order),
+    Ordered(RequestOrder),
 }
 
 impl Batched {
     /// A plan's group as a machine.
     #[must_use]
-    pub fn machine(self, problem: &Problem, config: &Config, room: Room) -> Machine {
+    pub fn machine(self, problem: &Problem, config: &ParallelConfig, room: MachineRoom) -> Machine {
         let batching: Box<dyn Batching> = match self {
             Self::Steps(batches) => return replay::stepping(batches, problem, config, room),
             Self::Mixed(limits) => {
                 let tasks = limits.tasks.min(room.places).max(1);
-                Box::new(Ageing::new(Limits { tasks, ..limits }, room.tokens))
+                Box::new(Ageing::new(BatchLimits { tasks, ..limits }, room.tokens))
             }
             Self::Ordered(order) => order.batching(room, config, &problem.workload.requests),
         };
@@ -56,17 +56,17 @@ impl Batched {
 
     /// How prompts are computed so, as closed forms have it.
     #[must_use]
-    pub fn prompts(self) -> Prompts {
+    pub fn prompts(self) -> PromptChunking {
         match self {
             Self::Steps(batches) => batches.into(),
-            Self::Mixed(_) | Self::Ordered(_) => Prompts::Whole,
+            Self::Mixed(_) | Self::Ordered(_) => PromptChunking::Whole,
         }
     }
 }
 
 /// An order of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum RequestOrder {
     /// As they came.
     FirstCome,
     /// Skip-join feedback queues (FastServe).
@@ -75,11 +75,16 @@ pub enum Order {
     Doubling,
 }
 
-impl Order {
+impl RequestOrder {
     /// The policy on an idle machine of this speed, for requests like these.
     #[must_use]
-    pub fn batching(self, room: Room, cost: &dyn IterationCost, requests: &[Request]) -> Box<dyn Batching> {
-        let limits = Limits { tasks: room.places.max(1), tokens: TOKENS };
+    pub fn batching(
+        self,
+        room: MachineRoom,
+        cost: &dyn IterationCost,
+        requests: &[WorkloadRequest],
+    ) -> Box<dyn Batching> {
+        let limits = BatchLimits { tasks: room.places.max(1), tokens: TOKENS };
         let pages = Pages::new(room.tokens / PAGE, vec![PAGE]);
         match self {
             Self::FirstCome => Box::new(FirstCome::new(limits, pages)),
@@ -93,7 +98,7 @@ impl Order {
     }
 }
 
-fn asked(request: &Request) -> Asked {
+fn asked(request: &WorkloadRequest) -> Asked {
     Asked::new(request.prompt.0.max(1.0) as u32, request.answer.0.max(1.0) as u32)
 }
 
@@ -102,15 +107,15 @@ fn prompt_time(cost: &dyn IterationCost, prompt: u32) -> Seconds {
     cost.iteration(&batch) + cost.delay(&batch)
 }
 
-fn per_prompt_token(cost: &dyn IterationCost, requests: &[Request]) -> SecondsPerToken {
+fn per_prompt_token(cost: &dyn IterationCost, requests: &[WorkloadRequest]) -> SecondsPerToken {
     let prompts = || requests.iter().map(|r| asked(r).prompt);
     let tokens = prompts().map(f64::from).sum::<f64>().max(1.0);
     (prompts().map(|p| prompt_time(cost, p)).sum::<Seconds>() / tokens).per_token()
 }
 
-fn profile(cost: &dyn IterationCost, requests: &[Request]) -> Profile {
+fn profile(cost: &dyn IterationCost, requests: &[WorkloadRequest]) -> ServiceProfile {
     let whole: Vec<Seconds> = requests.iter().map(|r| alone(cost, asked(r))).collect();
     let prompts = requests.iter().map(|r| prompt_time(cost, asked(r).prompt));
     let answers: Vec<Seconds> = whole.iter().zip(prompts).map(|(w, p)| *w - p).collect();
-    Profile::of(&whole).by_prompt(per_prompt_token(cost, requests), &answers)
+    ServiceProfile::of(&whole).by_prompt(per_prompt_token(cost, requests), &answers)
 }

@@ -3,8 +3,8 @@
 use serde::Serialize;
 use tsnode_coordinator::scheduler::{
     evaluate::{Evaluation, Evaluator, GroupNo},
-    moves::{Grouping, Part},
-    parallel::Members,
+    moves::{DeviceGroup, Grouping},
+    parallel::InstanceDevices,
     problem::Problem,
     regions::Region,
     search::{Found, shelved},
@@ -13,7 +13,7 @@ use tsnode_protocol::{LayerRange, Phase};
 
 /// A plan and its numbers.
 #[derive(Clone, Debug, Serialize)]
-pub struct Outcome {
+pub struct PlanOutcome {
     /// The cluster's name.
     pub cluster: String,
     /// The model's name.
@@ -115,7 +115,7 @@ pub struct RunnerUp {
     pub loses: f64,
 }
 
-impl Outcome {
+impl PlanOutcome {
     /// Regions' plans as one: their groups one after the other, each region's shares as its part of all requests.
     #[must_use]
     pub fn together(problem: &Problem, regions: &[Region]) -> Self {
@@ -183,7 +183,7 @@ impl Outcome {
             RouteLine { prefill: s.prefill, decode: s.decode, share: s.share, of_prefill, kept: s.kept, kv_s }
         });
         let routes = routes.collect();
-        let part = |g: &GroupNo| Part {
+        let part = |g: &GroupNo| DeviceGroup {
             members: evaluator.shelved(*g).members.clone(),
             phase: evaluator.shelved(*g).rated.phase,
         };
@@ -219,13 +219,13 @@ fn group_line(
     let shelved = evaluator.shelved(group);
     let (config, m) = (&shelved.rated.config, &problem.workload.mean);
     let mut start = 0;
-    let stage = |s: &tsnode_coordinator::scheduler::parallel::Stage| {
+    let stage = |s: &tsnode_coordinator::scheduler::parallel::ParallelStage| {
         let layers = LayerRange { start, end: start + s.layers };
         start += s.layers;
         let host = problem.cluster.instance(s.instance).name.clone();
         StageLine { host, gpu: problem.cluster.figures(s.instance).name.clone(), tp: s.tp, layers }
     };
-    let sum = |is: &dyn Fn(&tsnode_coordinator::scheduler::evaluate::Share) -> bool| {
+    let sum = |is: &dyn Fn(&tsnode_coordinator::scheduler::evaluate::RouteShare) -> bool| {
         evaluation.shares.iter().filter(|s| is(s)).fold(0.0, |sum, s| sum + s.share)
     };
     let decodes = sum(&|s| s.decode == place);
@@ -244,7 +244,7 @@ fn group_line(
     }
 }
 
-fn names(problem: &Problem, members: &Members) -> Vec<String> {
+fn names(problem: &Problem, members: &InstanceDevices) -> Vec<String> {
     let name = |&(i, n): &(tsnode_coordinator::scheduler::InstanceId, u16)| {
         format!("{n}×{} {}", problem.cluster.figures(i).name, problem.cluster.instance(i).name)
     };

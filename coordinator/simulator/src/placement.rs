@@ -111,7 +111,7 @@ impl Services {
 
 /// A GPU group and the services that share it, in order: the paper's sharing group.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Sharing {
+pub struct SharingGroup {
     /// The devices and how they are cut.
     pub group: GpuGroup,
     /// Who shares them.
@@ -122,12 +122,12 @@ pub struct Sharing {
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Placement {
     /// The groups; some may be empty.
-    pub groups: Vec<Sharing>,
+    pub groups: Vec<SharingGroup>,
 }
 
 /// Why a placement is not allowed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Wrong {
+pub enum InvalidPlacement {
     /// A host's devices in more groups than there are.
     #[error("{used} devices of host {host} are used, it has {has}")]
     Devices {
@@ -153,7 +153,7 @@ impl Placement {
     /// Groups that nobody is on yet.
     #[must_use]
     pub fn empty(groups: &[GpuGroup]) -> Self {
-        let empty = |group: &GpuGroup| Sharing { group: group.clone(), services: Vec::new() };
+        let empty = |group: &GpuGroup| SharingGroup { group: group.clone(), services: Vec::new() };
         Self { groups: groups.iter().map(empty).collect() }
     }
 
@@ -186,7 +186,7 @@ impl Placement {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn check(&self, hosting: &mut Hosting<'_>) -> Result<(), Wrong> {
+    pub fn check(&self, hosting: &mut Hosting<'_>) -> Result<(), InvalidPlacement> {
         let mut used: BTreeMap<InstanceId, u32> = BTreeMap::new();
         for (instance, tp) in self.groups.iter().flat_map(|s| &s.group.stages) {
             *used.entry(*instance).or_default() += u32::from(*tp);
@@ -194,19 +194,19 @@ impl Placement {
         for (id, used) in used {
             let has = hosting.services().cluster().instance(id).count;
             if used > u32::from(has) {
-                return Err(Wrong::Devices { host: id.0, used, has });
+                return Err(InvalidPlacement::Devices { host: id.0, used, has });
             }
         }
         for (place, sharing) in self.groups.iter().enumerate() {
             if sharing.services.len() > hosting.services().sharing {
-                return Err(Wrong::Crowded(sharing.services.len()));
+                return Err(InvalidPlacement::Crowded(sharing.services.len()));
             }
             if !hosting.fits(&sharing.group, &sharing.services) {
-                return Err(Wrong::Memory(place));
+                return Err(InvalidPlacement::Memory(place));
             }
         }
         match hosting.services().ids().find(|s| self.holders(*s).next().is_none()) {
-            Some(service) => Err(Wrong::Nowhere(service.0)),
+            Some(service) => Err(InvalidPlacement::Nowhere(service.0)),
             None => Ok(()),
         }
     }

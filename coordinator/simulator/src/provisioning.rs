@@ -20,10 +20,10 @@ pub mod walk;
 
 use self::{
     demand::Demand,
-    kinds::{Kind, KindNo, Measure},
-    targets::{Broken, Targets},
+    kinds::{KindNo, MachineKind, Measure},
+    targets::{MissedTarget, ProvisioningTargets},
     trial::Trial,
-    walk::{Limit, Look, Mix, Shape, Space, Walk},
+    walk::{Limit, Mix, MixSpace, MixWalk, PoolShape, TriedMix},
 };
 use serde::Serialize;
 use tsnode_protocol::{Seconds, SecondsPerToken};
@@ -60,17 +60,17 @@ impl Design {
         }
     }
 
-    fn shape(self) -> Shape {
+    fn shape(self) -> PoolShape {
         match self {
-            Self::Split { .. } => Shape::Two,
-            Self::Together(_) => Shape::One,
+            Self::Split { .. } => PoolShape::Two,
+            Self::Together(_) => PoolShape::One,
         }
     }
 }
 
 /// The most of something that a mix may take.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Budget {
+pub struct MixBudget {
     /// What.
     pub of: Measure,
     /// How much, in the measure's unit.
@@ -98,17 +98,17 @@ pub enum Aim {
 #[derive(Clone, Debug)]
 pub struct Question {
     /// What may be bought.
-    pub kinds: Vec<Kind>,
+    pub kinds: Vec<MachineKind>,
     /// Which combinations are looked at.
     pub designs: Vec<Design>,
     /// The requests.
     pub demand: Demand,
     /// What must be kept.
-    pub targets: Targets,
+    pub targets: ProvisioningTargets,
     /// What is sought.
     pub aim: Aim,
     /// What no mix may exceed; an aim for the most wants at least one.
-    pub budgets: Vec<Budget>,
+    pub budgets: Vec<MixBudget>,
     /// Most machines in a pool.
     pub machines: u32,
     /// The list that finds.
@@ -166,14 +166,14 @@ pub struct Tried {
     /// The best of it.
     pub best: Option<Choice>,
     /// What its machines break even with one request at a time: no number of them helps.
-    pub broken: Option<Broken>,
+    pub broken: Option<MissedTarget>,
     /// Mixes simulated with the long list, in order.
-    pub looks: Vec<Look>,
+    pub looks: Vec<TriedMix>,
 }
 
 /// What was found.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Answer {
+pub struct ProvisioningAnswer {
     /// The best of all.
     pub best: Option<Choice>,
     /// Each design, in the question's order.
@@ -190,7 +190,7 @@ pub struct Answer {
 
 /// How far a search is.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Progress {
+pub struct ProvisioningProgress {
     /// Simulations begun.
     pub simulations: u32,
     /// The design looked at now.
@@ -203,12 +203,15 @@ pub struct Progress {
 ///
 /// # Errors
 /// What the question lacks.
-pub fn provision(question: &Question, stop: &dyn Fn(Progress) -> bool) -> Result<Answer, QuestionError> {
+pub fn provision(
+    question: &Question,
+    stop: &dyn Fn(ProvisioningProgress) -> bool,
+) -> Result<ProvisioningAnswer, QuestionError> {
     check(question)?;
-    let mut answer = Answer { finished: true, ..Answer::default() };
+    let mut answer = ProvisioningAnswer { finished: true, ..ProvisioningAnswer::default() };
     for &design in &question.designs {
         let (before, best) = (answer.simulations, answer.best);
-        let stop = |simulations| stop(Progress { simulations: before + simulations, design, best });
+        let stop = |simulations| stop(ProvisioningProgress { simulations: before + simulations, design, best });
         let mut trial = Trial::new(question, design, &stop);
         let tried = one(question, &mut trial);
         answer.finished &= tried.1;
@@ -229,9 +232,9 @@ pub fn provision(question: &Question, stop: &dyn Fn(Progress) -> bool) -> Result
 #[must_use]
 pub fn sustained(question: &Question, design: Design, mix: Mix, step: f64, stop: &dyn Fn(u32) -> bool) -> Option<u32> {
     let mut trial = Trial::new(question, design, stop);
-    let space = Space { shape: design.shape(), limits: Vec::new(), machines: u32::MAX };
+    let space = MixSpace { shape: design.shape(), limits: Vec::new(), machines: u32::MAX };
     let mut look = |mix, rate| trial.keeps(mix, rate, question.long);
-    let mut walk = Walk::new(&space, &mut look);
+    let mut walk = MixWalk::new(&space, &mut look);
     walk.climb(mix, step, 0, 1)?;
     Some(walk.best.map_or(0, |b| b.steps))
 }
@@ -279,7 +282,7 @@ fn one(question: &Question, trial: &mut Trial<'_>) -> (Tried, bool) {
     for span in [question.short, question.long] {
         if span == question.long || question.short < question.long {
             let mut look = |mix, rate| trial.keeps(mix, rate, span);
-            let mut walk = Walk::new(&space, &mut look);
+            let mut walk = MixWalk::new(&space, &mut look);
             finished = match question.aim {
                 Aim::Least { of, rate } => walk.lightest(weights(question, design, of), rate, start.mix).is_some(),
                 Aim::Most { step } => walk.most(step, start).is_some(),
@@ -299,9 +302,9 @@ fn one(question: &Question, trial: &mut Trial<'_>) -> (Tried, bool) {
     (tried, finished)
 }
 
-fn space(question: &Question, design: Design) -> Space {
-    let limit = |b: &Budget| Limit { weights: weights(question, design, b.of), most: b.most };
-    Space {
+fn space(question: &Question, design: Design) -> MixSpace {
+    let limit = |b: &MixBudget| Limit { weights: weights(question, design, b.of), most: b.most };
+    MixSpace {
         shape: design.shape(),
         limits: question.budgets.iter().map(limit).collect(),
         machines: question.machines.max(1),

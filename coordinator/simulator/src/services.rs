@@ -8,13 +8,13 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use tsnode_coordinator::{
     planner::reranking,
-    replay::{Replay, Report},
+    replay::{Replay, ReplayReport},
     rng::Rng,
     scheduler::{
         cluster::InstanceId,
         moves::{add, take},
-        parallel::Members,
-        problem::{Lack, Problem, ProblemError},
+        parallel::InstanceDevices,
+        problem::{ModelShortfall, Problem, ProblemError},
         regions::{self, Region},
         search::Effort,
     },
@@ -40,22 +40,22 @@ const DRAFTED_LOAD: f64 = 0.8;
 const ROOM: f64 = 0.02;
 
 /// Devices of each service, in the order of services.
-pub type Division = Vec<Members>;
+pub type Division = Vec<InstanceDevices>;
 
 /// A service with its devices and its plan.
 #[derive(Clone, Debug)]
-pub struct Served {
+pub struct ServedService {
     /// Its devices, in terms of the whole cluster.
-    pub members: Members,
+    pub members: InstanceDevices,
     /// What there is to plan on them; instances are numbered anew.
     pub problem: Problem,
     /// Its plan, in one region or in several.
     pub regions: Vec<Region>,
     /// The replay of a plan in one region.
-    pub report: Option<Report>,
+    pub report: Option<ReplayReport>,
 }
 
-impl Served {
+impl ServedService {
     /// What its plan is worth.
     #[must_use]
     pub fn value(&self) -> f64 {
@@ -65,9 +65,9 @@ impl Served {
 
 /// What a search over divisions found.
 #[derive(Clone, Debug)]
-pub struct Shared {
+pub struct SharedCluster {
     /// The services, in the order given.
-    pub services: Vec<Served>,
+    pub services: Vec<ServedService>,
     /// Their values, weighed by their requests.
     pub value: f64,
     /// Divisions whose parts were planned.
@@ -88,27 +88,27 @@ pub fn search(
     how: Replay,
     dealt: &(dyn Fn() -> bool + Sync),
     stop: &(dyn Fn() -> bool + Sync),
-) -> Result<Shared, ProblemError> {
-    let mut walk = Walk::new(services, seed, effort);
+) -> Result<SharedCluster, ProblemError> {
+    let mut walk = DivisionWalk::new(services, seed, effort);
     let start = walk.start().ok_or_else(|| ProblemError::DoesNotFit(lack(services)))?;
     walk.go(start, dealt);
     let mut all: Vec<(Division, f64)> = std::mem::take(&mut walk.best);
     let divisions = walk.divisions;
     let finalists: Vec<Division> = all.iter().take(FINALISTS).map(|(d, _)| d.clone()).collect();
-    let mut best: Option<(f64, Division, Vec<Served>)> = None;
+    let mut best: Option<(f64, Division, Vec<ServedService>)> = None;
     for division in finalists {
         if best.is_some() && stop() {
             break;
         }
         let Some(served) = in_full(services, &division, seed, effort, how, stop) else { continue };
-        let value = weighed(services, served.iter().map(Served::value));
+        let value = weighed(services, served.iter().map(ServedService::value));
         if best.as_ref().is_none_or(|b| value > b.0) {
             best = Some((value, division, served));
         }
     }
     let (value, division, served) = best.ok_or_else(|| ProblemError::DoesNotFit(lack(services)))?;
     all.retain(|(d, _)| *d != division);
-    Ok(Shared { services: served, value, divisions, runners_up: all })
+    Ok(SharedCluster { services: served, value, divisions, runners_up: all })
 }
 
 /// Every service's plan on its part; `None` if a part cannot hold its model.
@@ -119,8 +119,8 @@ fn in_full(
     effort: Effort,
     how: Replay,
     stop: &(dyn Fn() -> bool + Sync),
-) -> Option<Vec<Served>> {
-    let plan = |(service, members): (&Problem, &Members)| {
+) -> Option<Vec<ServedService>> {
+    let plan = |(service, members): (&Problem, &InstanceDevices)| {
         let problem = service.part(members)?;
         let mut regions = regions::search(&problem, seed, effort, stop);
         let report = match &mut regions[..] {
@@ -131,7 +131,7 @@ fn in_full(
             }
             _ => None,
         };
-        Some(Served { members: members.clone(), problem, regions, report })
+        Some(ServedService { members: members.clone(), problem, regions, report })
     };
     services.iter().zip(division).map(plan).collect()
 }
@@ -145,20 +145,20 @@ fn weighed(services: &[Problem], values: impl Iterator<Item = f64>) -> f64 {
     services.iter().zip(values).map(|(s, v)| s.rate / total * v).sum()
 }
 
-struct Walk<'p> {
+struct DivisionWalk<'p> {
     services: &'p [Problem],
     rng: Rng,
     seed: u64,
     effort: Effort,
-    planned: HashMap<(usize, Members), f64>,
-    guessed: HashMap<(usize, Members), f64>,
+    planned: HashMap<(usize, InstanceDevices), f64>,
+    guessed: HashMap<(usize, InstanceDevices), f64>,
     /// Best first.
     best: Vec<(Division, f64)>,
     seen: HashSet<Division>,
     divisions: usize,
 }
 
-impl<'p> Walk<'p> {
+impl<'p> DivisionWalk<'p> {
     fn new(services: &'p [Problem], seed: u64, effort: Effort) -> Self {
         let rng = Rng::new(seed);
         let (planned, guessed) = (HashMap::new(), HashMap::new());
@@ -172,9 +172,9 @@ impl<'p> Walk<'p> {
         let memory = |i: &InstanceId| self.services[0].usable(*i, cluster.instance(*i).count);
         let mut order: Vec<InstanceId> = cluster.ids().collect();
         order.sort_by(|a, b| memory(b).0.total_cmp(&memory(a).0).then(a.cmp(b)));
-        let whole: Members = cluster.ids().map(|i| (i, cluster.instance(i).count)).collect();
+        let whole: InstanceDevices = cluster.ids().map(|i| (i, cluster.instance(i).count)).collect();
         let need: Vec<f64> = (0..self.services.len()).map(|s| 1.0 / self.guess(s, &whole).max(1e-9)).collect();
-        let mut division: Division = vec![Members::new(); self.services.len()];
+        let mut division: Division = vec![InstanceDevices::new(); self.services.len()];
         for instance in order {
             let lacks = |s: &usize| self.lacking(*s, &division[*s], need[*s]);
             let most = (0..self.services.len()).max_by(|a, b| lacks(a).total_cmp(&lacks(b)))?;
@@ -191,7 +191,7 @@ impl<'p> Walk<'p> {
 
     /// How far a service is from its part of the cluster; a service that cannot hold its model lacks more than any that
     /// can.
-    fn lacking(&self, service: usize, members: &Members, need: f64) -> f64 {
+    fn lacking(&self, service: usize, members: &InstanceDevices, need: f64) -> f64 {
         let problem = &self.services[service];
         let memory: Bytes = members.iter().map(|&(i, n)| problem.usable(i, n)).sum();
         let whole = memory / problem.least_memory();
@@ -199,7 +199,7 @@ impl<'p> Walk<'p> {
     }
 
     fn holds(&self, division: &Division) -> bool {
-        let fits = |(s, members): (&Problem, &Members)| {
+        let fits = |(s, members): (&Problem, &InstanceDevices)| {
             members.iter().map(|&(i, n)| s.usable(i, n)).sum::<Bytes>() >= s.least_memory() && s.part(members).is_some()
         };
         self.services.iter().zip(division).all(fits)
@@ -282,7 +282,7 @@ impl<'p> Walk<'p> {
     }
 
     /// Devices of one host: all, half, or any number.
-    fn some(&mut self, members: &Members) -> (InstanceId, u16) {
+    fn some(&mut self, members: &InstanceDevices) -> (InstanceId, u16) {
         let (instance, all) = members[self.rng.below(members.len())];
         let n = match self.rng.below(3) {
             0 => all,
@@ -293,7 +293,7 @@ impl<'p> Walk<'p> {
     }
 
     /// What a service's devices carry, in terms of what is asked of it; nothing if they do not hold its model.
-    fn guess(&mut self, service: usize, members: &Members) -> f64 {
+    fn guess(&mut self, service: usize, members: &InstanceDevices) -> f64 {
         if let Some(known) = self.guessed.get(&(service, members.clone())) {
             return *known;
         }
@@ -316,7 +316,7 @@ impl<'p> Walk<'p> {
         value
     }
 
-    fn worth(&mut self, service: usize, members: &Members) -> f64 {
+    fn worth(&mut self, service: usize, members: &InstanceDevices) -> f64 {
         let key = (service, members.clone());
         if let Some(known) = self.planned.get(&key) {
             return *known;
@@ -331,11 +331,11 @@ impl<'p> Walk<'p> {
 }
 
 /// What all models need together against what the cluster has.
-fn lack(services: &[Problem]) -> Lack {
+fn lack(services: &[Problem]) -> ModelShortfall {
     let names: Vec<&str> = services.iter().map(|s| s.model.name.as_str()).collect();
     let need = services.iter().map(Problem::least_memory).sum();
     let have = services
         .first()
         .map_or(Bytes(0.0), |s| s.cluster.ids().map(|i| s.usable(i, s.cluster.instance(i).count)).sum());
-    Lack { model: names.join(" and "), need, have, more: Vec::new() }
+    ModelShortfall { model: names.join(" and "), need, have, more: Vec::new() }
 }

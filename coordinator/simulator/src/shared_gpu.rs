@@ -1,15 +1,15 @@
 //! One GPU that holds several models, and the orders in which it may take their requests (SeaLLM §4.2, §6.3).
 
 use crate::{
-    cost::{Fit, Several, alone},
+    cost::{Fit, ServiceCosts, alone},
     policy::{
-        doubling::{Doubling, Profile},
+        doubling::{Doubling, ServiceProfile},
         feedback::{Feedback, Queues},
         pages::Pages,
         round_robin::{FirstCome, RoundRobin},
         sharing::order::Rules,
         shortest_queue::ShortestQueue,
-        turns::Turns,
+        turns::ModelTurns,
     },
     summary::normalised,
     trace::{Arriving, beside, drawn},
@@ -17,8 +17,8 @@ use crate::{
 use std::sync::Arc;
 use tsnode_coordinator::{
     policy::{
-        batching::{Batch, Batching, Limits, ServiceNo},
-        choice::{Batches, Room},
+        batching::{Batch, BatchLimits, Batching, ServiceNo},
+        choice::{Batches, MachineRoom},
         routing::Asked,
         sharing::TurnOrder,
     },
@@ -28,16 +28,16 @@ use tsnode_coordinator::{
     },
     scheduler::{
         Workload,
-        cluster::Path,
-        cost::{Ends, LayerCost, USABLE},
-        figures::Figures,
+        cluster::ClusterLink,
+        cost::{LayerCost, StageEnds, USABLE},
+        figures::DeviceFigures,
         models::Model,
     },
 };
 use tsnode_protocol::{Bytes, BytesPerSecond, Seconds, SecondsPerToken};
 
 /// What runs at once.
-pub const LIMITS: Limits = Limits { tasks: 32, tokens: 4096 };
+pub const LIMITS: BatchLimits = BatchLimits { tasks: 32, tokens: 4096 };
 /// First quantum and queues of the queues with feedback: from an iteration to a minute.
 const QUANTUM: Seconds = Seconds(0.02);
 const QUEUES: u32 = 12;
@@ -46,7 +46,7 @@ const CHUNK: u32 = 512;
 
 /// In which order requests are taken.
 #[derive(Clone, Copy, Debug)]
-pub enum Order {
+pub enum SharedGpuOrder {
     /// By doubling budgets, under these rules.
     Doubling(Rules, Known),
     /// As they came.
@@ -69,14 +69,14 @@ pub enum Known {
 }
 
 /// Those of one batcher for all models, by name: ours first; then those of peers.
-pub const ORDERS: [(&str, Order); 7] = [
-    ("doubling", Order::Doubling(Doubling::RULES, Known::Prompt)),
-    ("first-come", Order::FirstCome),
-    ("round-robin", Order::RoundRobin),
-    ("feedback", Order::Feedback),
-    ("peers-doubling", Order::Peers(TurnOrder::Doubling)),
-    ("peers-round-robin", Order::Peers(TurnOrder::RoundRobin)),
-    ("peers-first-come", Order::Peers(TurnOrder::FirstCome)),
+pub const ORDERS: [(&str, SharedGpuOrder); 7] = [
+    ("doubling", SharedGpuOrder::Doubling(Doubling::RULES, Known::Prompt)),
+    ("first-come", SharedGpuOrder::FirstCome),
+    ("round-robin", SharedGpuOrder::RoundRobin),
+    ("feedback", SharedGpuOrder::Feedback),
+    ("peers-doubling", SharedGpuOrder::Peers(TurnOrder::Doubling)),
+    ("peers-round-robin", SharedGpuOrder::Peers(TurnOrder::RoundRobin)),
+    ("peers-first-come", SharedGpuOrder::Peers(TurnOrder::FirstCome)),
 ];
 
 /// Why models do not share a GPU.
@@ -111,10 +111,10 @@ const MOST: usize = 64;
 #[derive(Debug)]
 pub struct SharedGpu {
     workloads: Vec<Workload>,
-    cost: Arc<Several>,
+    cost: Arc<ServiceCosts>,
     pages: Pages,
-    by_service: Vec<Profile>,
-    by_prompt: Vec<Profile>,
+    by_service: Vec<ServiceProfile>,
+    by_prompt: Vec<ServiceProfile>,
     prompt: Vec<SecondsPerToken>,
 }
 
@@ -134,9 +134,9 @@ impl IterationCost for Mixed {
 }
 
 /// Closed forms of a model alone on the GPU.
-fn fit(model: &Model, gpu: &Figures) -> Fit {
-    let inside = Path { latency: Seconds(0.0), bandwidth: BytesPerSecond(1e12) };
-    let (layer, ends) = (LayerCost::new(model, gpu, inside, 1), Ends { first: true, last: true });
+fn fit(model: &Model, gpu: &DeviceFigures) -> Fit {
+    let inside = ClusterLink { latency: Seconds(0.0), bandwidth: BytesPerSecond(1e12) };
+    let (layer, ends) = (LayerCost::new(model, gpu, inside, 1), StageEnds { first: true, last: true });
     let decode = layer.stage_decode(model.shape.layers, ends);
     Fit {
         prefill: layer.stage_prefill(model.shape.layers, ends),
@@ -155,9 +155,9 @@ impl SharedGpu {
     ///
     /// # Errors
     /// None or too many, or what the GPU cannot hold.
-    pub fn new(gpu: &Figures, services: &[(Model, Workload)]) -> Result<Self, SharedGpuError> {
+    pub fn new(gpu: &DeviceFigures, services: &[(Model, Workload)]) -> Result<Self, SharedGpuError> {
         let costs: Vec<Fit> = services.iter().map(|(model, _)| fit(model, gpu)).collect();
-        let cost = Several::new(costs.iter().map(|f| Arc::new(Mixed(*f)) as Arc<dyn IterationCost>).collect());
+        let cost = ServiceCosts::new(costs.iter().map(|f| Arc::new(Mixed(*f)) as Arc<dyn IterationCost>).collect());
         let cost = cost.filter(|_| services.len() <= MOST).ok_or(SharedGpuError::Services(services.len()))?;
         let pages = pages(gpu, services)?;
         let mut own = Self {
@@ -177,20 +177,20 @@ impl SharedGpu {
     }
 
     /// What is right of a service: as printed, and by prompt.
-    fn profiled(&self, n: usize, per_token: SecondsPerToken) -> (Profile, Profile) {
+    fn profiled(&self, n: usize, per_token: SecondsPerToken) -> (ServiceProfile, ServiceProfile) {
         let service = ServiceNo(n as u16);
         let all = self.workloads[n].requests.iter();
         let all = all.map(|r| Asked { service, ..Asked::new(r.prompt.0 as u32, r.answer.0 as u32) });
         let prompt = |a: Asked| alone(&*self.cost, Asked { answer: 1, ..a });
         let whole: Vec<Seconds> = all.clone().map(|a| alone(&*self.cost, a)).collect();
         let answers: Vec<Seconds> = all.map(|a| alone(&*self.cost, a) - prompt(a)).collect();
-        let profile = Profile::of(&whole);
+        let profile = ServiceProfile::of(&whole);
         (profile, profile.by_prompt(per_token, &answers))
     }
 
     /// What requests of each service are known to take.
     #[must_use]
-    pub fn profiles(&self, known: Known) -> &[Profile] {
+    pub fn profiles(&self, known: Known) -> &[ServiceProfile] {
         match known {
             Known::Service => &self.by_service,
             Known::Prompt => &self.by_prompt,
@@ -224,48 +224,51 @@ impl SharedGpu {
 
     /// Runs requests in that order, by profiles that may be wrong.
     #[must_use]
-    pub fn run_by(&self, order: Order, profiles: &[Profile], arrivals: &[Arrival]) -> Run {
+    pub fn run_by(&self, order: SharedGpuOrder, profiles: &[ServiceProfile], arrivals: &[Arrival]) -> SharedGpuRun {
         let machine = Machine { batching: self.policy(order, profiles), cost: self.cost.clone() };
         let links = Alike { per_token: SecondsPerToken(0.0) };
         let simulation = Simulation::new(vec![machine], Box::new(ShortestQueue::new(1)), Box::new(links));
         let outcome = simulation.run(arrivals, &|_| false);
         let means: Vec<Seconds> = self.by_service.iter().map(|p| p.mean).collect();
         let all = normalised(&outcome.traces, &means);
-        Run { mean: all.mean(), p50: all.at(0.5), p99: all.at(0.99), busy: outcome.busy[0], outcome }
+        SharedGpuRun { mean: all.mean(), p50: all.at(0.5), p99: all.at(0.99), busy: outcome.busy[0], outcome }
     }
 
     /// The same by profiles that are right.
     #[must_use]
-    pub fn run(&self, order: Order, arrivals: &[Arrival]) -> Run {
+    pub fn run(&self, order: SharedGpuOrder, arrivals: &[Arrival]) -> SharedGpuRun {
         self.run_by(order, self.profiles(order.knows()), arrivals)
     }
 
     /// Pages divided evenly, as peers divide what the models' owner did not.
-    fn rooms(&self) -> Vec<Room> {
+    fn rooms(&self) -> Vec<MachineRoom> {
         let services = self.workloads.len();
         let room = |n: usize| {
             let tokens = self.pages.tokens(ServiceNo(n as u16)) * (self.pages.all() / services as u64);
-            Room { places: LIMITS.tasks, tokens, stages: 1 }
+            MachineRoom { places: LIMITS.tasks, tokens, stages: 1 }
         };
         (0..services).map(room).collect()
     }
 
-    fn policy(&self, order: Order, profiles: &[Profile]) -> Box<dyn Batching> {
+    fn policy(&self, order: SharedGpuOrder, profiles: &[ServiceProfile]) -> Box<dyn Batching> {
         let pages = self.pages.clone();
         match order {
-            Order::Doubling(rules, _) => Box::new(Doubling::new(profiles.to_vec(), LIMITS, pages).by(rules)),
-            Order::FirstCome => Box::new(FirstCome::new(LIMITS, pages)),
-            Order::RoundRobin => Box::new(RoundRobin::new(LIMITS, pages)),
-            Order::Feedback => {
+            SharedGpuOrder::Doubling(rules, _) => Box::new(Doubling::new(profiles.to_vec(), LIMITS, pages).by(rules)),
+            SharedGpuOrder::FirstCome => Box::new(FirstCome::new(LIMITS, pages)),
+            SharedGpuOrder::RoundRobin => Box::new(RoundRobin::new(LIMITS, pages)),
+            SharedGpuOrder::Feedback => {
                 let (prompt, patience) = (self.prompt.clone(), Seconds(f64::INFINITY));
                 Box::new(Feedback::new(Queues { quantum: QUANTUM, levels: QUEUES, prompt, patience }, LIMITS, pages))
             }
-            Order::Peers(order) => Box::new(Turns::new(order.arbiter(), Batches::Chunked(CHUNK), &self.rooms())),
+            SharedGpuOrder::Peers(order) => {
+                let models = self.rooms().into_iter().map(|room| Batches::Chunked(CHUNK).batching(room)).collect();
+                Box::new(ModelTurns::new(order.arbiter(), models))
+            }
         }
     }
 }
 
-impl Order {
+impl SharedGpuOrder {
     /// By what requests are judged.
     #[must_use]
     pub fn knows(self) -> Known {
@@ -277,7 +280,7 @@ impl Order {
 }
 
 /// Pages of what the weights leave.
-fn pages(gpu: &Figures, services: &[(Model, Workload)]) -> Result<Pages, SharedGpuError> {
+fn pages(gpu: &DeviceFigures, services: &[(Model, Workload)]) -> Result<Pages, SharedGpuError> {
     let weights = Bytes(services.iter().map(|(model, _)| model.bytes().0).sum());
     let longest = |(model, workload): &(Model, Workload)| {
         let tokens = workload.requests.iter().map(|r| r.prompt.0 + r.answer.0);
@@ -296,7 +299,7 @@ fn pages(gpu: &Figures, services: &[(Model, Workload)]) -> Result<Pages, SharedG
 
 /// What came of requests in one order.
 #[derive(Clone, Debug)]
-pub struct Run {
+pub struct SharedGpuRun {
     /// Mean normalised latency.
     pub mean: f64,
     /// Its median.
@@ -327,7 +330,7 @@ mod tests {
         let services = [service("Llama-2-7B", "coding"), service("Llama-2-13B", "conversation")];
         let gpu = SharedGpu::new(&gpu, &services).unwrap();
         let arrivals = gpu.requests(1.2, 300, Arriving::Bursty(16.0), 11);
-        let mean = |order: Order| gpu.run(order, &arrivals).mean;
+        let mean = |order: SharedGpuOrder| gpu.run(order, &arrivals).mean;
         let all = ORDERS.map(|(_, order)| mean(order));
         let [doubling, first_come, _, _, peers_doubling, peers_in_turn, peers_first_come] = all;
         assert!(doubling >= 1.0 && doubling < 0.8 * first_come, "{doubling} to {first_come}");

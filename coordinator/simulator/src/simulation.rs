@@ -35,7 +35,7 @@ pub mod tally;
 mod terms;
 pub mod world;
 
-pub use checks::{Broken, Figures};
+pub use checks::{ScenarioFigures, Violation};
 pub use faults::Fault;
-pub use script::{Planning, Report, Script, simulate};
+pub use script::{PlannerKind, ScenarioReport, Script, simulate};
 pub use world::World;

@@ -3,7 +3,7 @@
 use super::{cost::Table, percentile::Sorted};
 use crate::policy::{
     ageing::Ageing,
-    packing::{Known, Packing, Rules},
+    packing::{MachineSpeed, PackingPolicy, PackingRules},
     piggybacked::Piggybacked,
     pools::Pools,
     repurposing::Repurposing,
@@ -12,12 +12,12 @@ use crate::policy::{
 use std::sync::Arc;
 use tsnode_coordinator::{
     policy::{
-        batching::{Batch, Batching, Limits},
+        batching::{Batch, BatchLimits, Batching},
         routing::Routing,
     },
     replay::{
         cost::IterationCost,
-        machines::{Alike, Machine, Simulation, Trace},
+        machines::{Alike, Machine, ReplayTrace, Simulation},
     },
 };
 use tsnode_protocol::{Bytes, BytesPerSecond, BytesPerToken, Seconds};
@@ -29,7 +29,7 @@ pub const LINK: BytesPerSecond = BytesPerSecond(200.0 * (1u64 << 30) as f64);
 /// Between two looks at what pools lend.
 const WINDOW: Seconds = Seconds(10.0);
 /// What an iteration may hold (§IV-B).
-pub const LIMITS: Limits = Limits { tasks: 512, tokens: 2048 };
+pub const LIMITS: BatchLimits = BatchLimits { tasks: 512, tokens: 2048 };
 
 /// A model as the paper's simulator counts it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -69,7 +69,7 @@ pub enum System {
     /// The same, and machines change sides for good ([`crate::policy::repurposing`]).
     Repurposed(usize),
     /// No pools: answers are packed, prompts go where they slow requests least ([`crate::policy::packing`]).
-    Packed(Rules),
+    Packed(PackingRules),
 }
 
 /// A cluster: so many machines of each table, in this order.
@@ -95,8 +95,8 @@ pub fn cluster(sizes: Sizes, machines: &[(&Arc<Table>, usize)], system: System) 
             Box::new(Repurposing::new(Pools::new(prompts, &vec![capacity; all.len()]), WINDOW))
         }
         (System::Packed(rules), Some(alone)) => {
-            let known = tables().map(|table| Known { cost: table.clone(), capacity }).collect();
-            Box::new(Packing::new(alone.clone(), rules, LIMITS.tasks, known))
+            let known = tables().map(|table| MachineSpeed { cost: table.clone(), capacity }).collect();
+            Box::new(PackingPolicy::new(alone.clone(), rules, LIMITS.tasks, known))
         }
         _ => Box::new(ShortestQueue::new(all.len())),
     };
@@ -110,17 +110,17 @@ pub const TABLE_VI: [[f64; 3]; 3] = [[2.0, 3.0, 6.0], [1.25, 1.5, 5.0], [1.25, 1
 
 /// Seconds per token after the first, as the paper's simulator has them: over all tokens, the first included.
 #[must_use]
-pub fn tbt(trace: &Trace) -> f64 {
+pub fn tbt(trace: &ReplayTrace) -> f64 {
     (trace.end - trace.first).0 / f64::from(trace.arrival.asked.answer)
 }
 
 /// TTFT, TBT and E2E as multiples of what the machine of a table takes for the same request alone.
 #[must_use]
-pub fn slowdowns(traces: &[Trace], alone: &Table) -> [Sorted; 3] {
-    let prompt = |t: &Trace| alone.prompt.at(f64::from(t.arrival.asked.prompt));
-    let token = |t: &Trace| alone.answer.at(f64::from(t.arrival.asked.prompt));
-    let steps = |t: &Trace| f64::from(t.arrival.asked.answer) - 1.0;
-    let of = |f: &dyn Fn(&Trace) -> f64| Sorted::new(traces.iter().map(f));
+pub fn slowdowns(traces: &[ReplayTrace], alone: &Table) -> [Sorted; 3] {
+    let prompt = |t: &ReplayTrace| alone.prompt.at(f64::from(t.arrival.asked.prompt));
+    let token = |t: &ReplayTrace| alone.answer.at(f64::from(t.arrival.asked.prompt));
+    let steps = |t: &ReplayTrace| f64::from(t.arrival.asked.answer) - 1.0;
+    let of = |f: &dyn Fn(&ReplayTrace) -> f64| Sorted::new(traces.iter().map(f));
     [
         of(&|t| (t.first - t.arrival.at).0 / prompt(t)),
         of(&|t| tbt(t) / token(t)),

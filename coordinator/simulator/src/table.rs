@@ -1,6 +1,6 @@
 //! Times of iterations as measured and tabulated: CSV with the columns of Splitwise's `perf_model.csv`.
 
-use super::cost::{Line, Table};
+use super::cost::{CostLine, Table};
 use std::collections::BTreeMap;
 
 /// Columns a table must have.
@@ -31,7 +31,7 @@ pub enum TableError {
 }
 
 /// Seconds by number of tokens.
-type Times = BTreeMap<u64, Vec<f64>>;
+type TimesByTokens = BTreeMap<u64, Vec<f64>>;
 
 /// The lines of a model on a kind of machine: at each number of tokens, prompt · batch, the median of all rows.
 ///
@@ -47,7 +47,7 @@ pub fn read(text: &str, model: &str, hardware: &str, devices: u16) -> Result<Tab
         *place = found.ok_or_else(|| wrong(0, format!("no column {name}")))?;
     }
     let [of_model, of_hardware, of_devices, prompt, batch, prompt_time, token_time] = places;
-    let (mut prompts, mut tokens) = (Times::new(), Times::new());
+    let (mut prompts, mut tokens) = (TimesByTokens::new(), TimesByTokens::new());
     for (line, row) in lines.filter(|(_, l)| !l.trim().is_empty()) {
         let cells: Vec<&str> = row.split(',').map(str::trim).collect();
         let cell = |place: usize| cells.get(place).copied().unwrap_or("");
@@ -62,7 +62,7 @@ pub fn read(text: &str, model: &str, hardware: &str, devices: u16) -> Result<Tab
         prompts.entry(x).or_default().push(number(prompt_time)? / 1e3);
         tokens.entry(x).or_default().push(number(token_time)? / 1e3);
     }
-    let line = |times: Times| Line::new(times.into_iter().map(|(x, t)| (x as f64, median(t))).collect());
+    let line = |times: TimesByTokens| CostLine::new(times.into_iter().map(|(x, t)| (x as f64, median(t))).collect());
     let missing = || TableError::Missing { model: model.to_owned(), hardware: hardware.to_owned(), devices };
     Ok(Table { prompt: line(prompts).ok_or_else(missing)?, answer: line(tokens).ok_or_else(missing)? })
 }

@@ -17,8 +17,8 @@ use tsnode_coordinator::{
 use tsnode_protocol::{Seconds, SecondsPerToken};
 use tsnode_simulator::{
     capacity::Capacity,
-    cronus::{Approach, Pair, SETTINGS, at_once, perfect_balance},
-    policy::balancer::{AverageContext, Beside, ChunkFit, PromptFit, first_part},
+    cronus::{Approach, GpuPair, SETTINGS, at_once, perfect_balance},
+    policy::balancer::{AverageContext, ChunkFit, FastMachine, PromptFit, first_part},
     trace::{Arriving, drawn},
 };
 
@@ -44,7 +44,7 @@ fn algorithm_1_cuts_where_the_reference_does() {
         let seconds = |name: &str| Seconds(case[name].as_f64().unwrap());
         let slow = PromptFit { fixed: seconds("bp"), per_token: per_token("kp") };
         let fast = ChunkFit { fixed: seconds("bcst"), per_before: per_token("kcp"), per_context: per_token("kcd") };
-        let beside = Beside {
+        let beside = FastMachine {
             answers: whole("decode_requests") as u32,
             context: whole("decode_context_sum"),
             free_blocks: whole("free_blocks"),
@@ -66,15 +66,15 @@ fn list(requests: usize) -> Vec<Asked> {
 }
 
 /// A pair as fast as the paper's first column.
-fn pair() -> Pair {
-    Pair::calibrated(&SETTINGS[0], &list(300)).unwrap()
+fn pair() -> GpuPair {
+    GpuPair::calibrated(&SETTINGS[0], &list(300)).unwrap()
 }
 
 #[test]
 fn calibrated_gpus_carry_what_the_papers_did() {
     let list = list(300);
     for setting in &SETTINGS {
-        let pair = Pair::calibrated(setting, &list).unwrap();
+        let pair = GpuPair::calibrated(setting, &list).unwrap();
         for (ours, paper) in pair.measured(&list).iter().zip([setting.fast_alone, setting.slow_alone]) {
             assert!((ours.prefill / paper.prefill - 1.0).abs() < 1e-6, "{setting:?}: {ours:?}");
             assert!((ours.decode / paper.decode - 1.0).abs() < 1e-3, "{setting:?}: {ours:?}");
@@ -188,7 +188,7 @@ impl Batching for Watched {
     }
 }
 
-fn watched(pair: &Pair, approach: Approach, arrivals: &[Arrival]) -> (Outcome, Log) {
+fn watched(pair: &GpuPair, approach: Approach, arrivals: &[Arrival]) -> (Outcome, Log) {
     let (mut machines, routing) = pair.parts(approach);
     let log = Arc::new(Mutex::new(Log::default()));
     let watch = |(machine, inner): (usize, Box<dyn Batching>)| Watched { inner, machine, log: log.clone() };
@@ -249,7 +249,7 @@ proptest! {
         approach in prop::sample::select(ALL.to_vec()),
         scarce in any::<bool>(),
     ) {
-        thread_local! { static PAIR: Pair = pair(); }
+        thread_local! { static PAIR: GpuPair = pair(); }
         let mut pair = PAIR.with(Clone::clone);
         if scarce {
             // Little more than the largest request.

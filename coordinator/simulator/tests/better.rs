@@ -10,24 +10,24 @@ use tsnode_coordinator::{
     policy::routing::MachineNo,
     replay::{
         cost::IterationCost,
-        machines::{Alike, Arrival, Machine, Outcome, Simulation, Trace},
+        machines::{Alike, Arrival, Machine, Outcome, ReplayTrace, Simulation},
     },
     scheduler::Workload,
 };
 use tsnode_protocol::{Seconds, SecondsPerToken};
 use tsnode_simulator::{
-    cost::{Line, Table},
+    cost::{CostLine, Table},
     policy::{
-        packing::{Answers, Known, Length, Packing, Prompts, Rules},
-        piggybacked::{Beside, Piggybacked},
+        packing::{AnswerPacking, Length, MachineSpeed, PackingPolicy, PackingRules, PromptPacking},
+        piggybacked::{Piggybacked, Piggybacking},
     },
     splitwise::{Sizes, System, cluster, keeps_table_vi, slowdowns},
     table,
     trace::{self, Arriving, drawn},
 };
 
-fn line(knots: &[(f64, f64)]) -> Line {
-    Line::new(knots.to_vec()).unwrap()
+fn line(knots: &[(f64, f64)]) -> CostLine {
+    CostLine::new(knots.to_vec()).unwrap()
 }
 
 /// About what an H100 machine takes for bloom-176b, and what the targets are multiples of: about an A100 machine.
@@ -38,10 +38,10 @@ fn machine_and_alone() -> (Arc<Table>, Table) {
     (Arc::new(machine), Table { prompt, answer: line(&[(1.0, 0.0475), (512.0, 0.049)]) })
 }
 
-const OURS: System = System::Packed(Rules {
-    answers: Answers::Packed,
-    prompts: Prompts::Gentle,
-    beside: Beside::Cheaper,
+const OURS: System = System::Packed(PackingRules {
+    answers: AnswerPacking::Packed,
+    prompts: PromptPacking::Gentle,
+    beside: Piggybacking::Cheaper,
     length: Length::Asked,
 });
 
@@ -88,7 +88,7 @@ fn machines_change_sides_with_the_load() {
     arrivals.extend(seconds_of("coding", 90.0).into_iter().map(|a| Arrival { at: start + a.at, ..a }));
     let (machine, alone) = machine_and_alone();
     let outcome = cluster(Sizes::of("bloom-176b").unwrap(), &[(&machine, 40)], OURS).run(&arrivals, &|_| false);
-    let with_prompts = |traces: &[Trace]| {
+    let with_prompts = |traces: &[ReplayTrace]| {
         let mut more = [0i32; 40];
         for route in traces.iter().filter_map(|t| t.route) {
             more[route.prompt.0 as usize] += 1;
@@ -103,19 +103,19 @@ fn machines_change_sides_with_the_load() {
 
 /// Machines of two speeds with so much memory each.
 fn uneven(machines: usize, capacity: u64, length: Length) -> Simulation {
-    let rules = Rules { length, ..Rules::default() };
+    let rules = PackingRules { length, ..PackingRules::default() };
     let cost = |m: usize| -> Arc<dyn IterationCost> {
         let slower = 1.0 + (m % 2) as f64;
         let line = |y: f64| line(&[(1.0, y), (1000.0, 20.0 * y)]);
         Arc::new(Table { prompt: line(0.01 * slower), answer: line(0.02) })
     };
-    let known: Vec<Known> = (0..machines).map(|m| Known { cost: cost(m), capacity }).collect();
-    let machine = |k: &Known| Machine {
+    let known: Vec<MachineSpeed> = (0..machines).map(|m| MachineSpeed { cost: cost(m), capacity }).collect();
+    let machine = |k: &MachineSpeed| Machine {
         batching: Box::new(Piggybacked::new(k.cost.clone(), rules.beside, 8, k.capacity)),
         cost: k.cost.clone(),
     };
     let all = known.iter().map(machine).collect();
-    let routing = Packing::new(cost(0), rules, 8, known);
+    let routing = PackingPolicy::new(cost(0), rules, 8, known);
     Simulation::new(all, Box::new(routing), Box::new(Alike { per_token: SecondsPerToken(1e-5) }))
 }
 

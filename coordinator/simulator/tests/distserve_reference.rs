@@ -10,7 +10,7 @@ use tsnode_coordinator::{
         routing::{Asked, MachineNo},
         shares::{PhasePair, Shares},
     },
-    replay::machines::{Alike, Arrival, Machine, Simulation, Trace},
+    replay::machines::{Alike, Arrival, Machine, ReplayTrace, Simulation},
     scheduler::cost::{Decode, Prefill},
 };
 use tsnode_protocol::{Seconds, SecondsPerToken};
@@ -72,7 +72,7 @@ fn arrivals(name: &str) -> Vec<Arrival> {
 }
 
 /// A time of a request, by name.
-type Time<'a> = (&'a str, &'a dyn Fn(&Trace) -> f64);
+type Time<'a> = (&'a str, &'a dyn Fn(&ReplayTrace) -> f64);
 
 #[test]
 #[ignore = "compares with files of ../shared, which are not part of the project; .ci/run runs it where they are"]
@@ -84,9 +84,9 @@ fn machines_take_distserves_times() {
     for case in cases {
         let list = arrivals(case["trace"].as_str().unwrap());
         let outcome = simulation(&all["time_model"], case).run(&list, &|_| false);
-        let ttft = |t: &Trace| (t.first - t.arrival.at).0 * 1e3;
-        let tpot = |t: &Trace| (t.end - t.first).0 * 1e3 / (f64::from(t.arrival.asked.answer) - 1.0);
-        let total = |t: &Trace| (t.end - t.arrival.at).0 * 1e3;
+        let ttft = |t: &ReplayTrace| (t.first - t.arrival.at).0 * 1e3;
+        let tpot = |t: &ReplayTrace| (t.end - t.first).0 * 1e3 / (f64::from(t.arrival.asked.answer) - 1.0);
+        let total = |t: &ReplayTrace| (t.end - t.arrival.at).0 * 1e3;
         let close = |ours: f64, theirs: &Value, what: &str| {
             let theirs = theirs.as_f64().unwrap();
             assert!((ours - theirs).abs() <= CLOSE, "{} {what}: {ours} instead of {theirs}", case["id"]);
@@ -105,7 +105,7 @@ fn machines_take_distserves_times() {
             close(sorted.mean(), &case[name]["mean"], name);
         }
         let (first, later) = (case["ttft_target_ms"].as_f64().unwrap(), case["tpot_target_ms"].as_f64().unwrap());
-        let share = |kept: &dyn Fn(&Trace) -> bool| {
+        let share = |kept: &dyn Fn(&ReplayTrace) -> bool| {
             100.0 * outcome.traces.iter().filter(|t| kept(t)).count() as f64 / list.len() as f64
         };
         for (name, ours) in [
@@ -197,7 +197,7 @@ fn stages_of_a_colocated_pipeline_choose_for_themselves() {
         });
         let list = arrivals(&format!("traces/{trace}"));
         let outcome = simulation(&all["time_model"], &case).run(&list, &|_| false);
-        let times: [&dyn Fn(&Trace) -> f64; 3] = [
+        let times: [&dyn Fn(&ReplayTrace) -> f64; 3] = [
             &|t| (t.first - t.arrival.at).0 * 1e3,
             &|t| (t.end - t.first).0 * 1e3 / (f64::from(t.arrival.asked.answer) - 1.0),
             &|t| (t.end - t.arrival.at).0 * 1e3,

@@ -5,14 +5,18 @@ use std::collections::BTreeMap;
 use tsnode_coordinator::{
     gate::SplitChoice,
     planner::live,
-    policy::{choice::Dispatch, routing::Asked},
+    policy::{choice::Dispatch, routing::Asked, sharing::TurnOrder},
     replay::machines::{Arrival, Outcome},
     sample,
 };
 use tsnode_protocol::{
-    Advert, Epoch, Group, GroupId, LayerRange, ModelId, PeerId, Phase, Plan, Route, Seconds, Stage, Term,
+    Advert, Epoch, Group, GroupId, LayerProfile, LayerRange, ModelId, PeerId, Phase, Plan, Route, Seconds, Stage, Term,
 };
-use tsnode_simulator::live_plan::{LivePlan, LivePlanError, Run};
+use tsnode_simulator::{
+    live_plan::{LivePlan, LivePlanError, LivePlanRun, Resident},
+    shared_peer::SharedPeer,
+    trace::beside,
+};
 
 const PREFILL: [f64; 3] = [1e-3, 2e-5, 1e-8];
 const DECODE: [f64; 3] = [9e-4, 3e-8, 5e-5];
@@ -32,15 +36,15 @@ fn planned(adverts: &BTreeMap<PeerId, Advert>) -> Plan {
     Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, chosen: vec![], reason: String::new() }
 }
 
-fn run(adverts: &BTreeMap<PeerId, Advert>, plan: &Plan, requests: &[(f64, u32, u32)], how: &Run) -> Outcome {
+fn run(adverts: &BTreeMap<PeerId, Advert>, plan: &Plan, requests: &[(f64, u32, u32)], how: &LivePlanRun) -> Outcome {
     let members = adverts.iter().map(|(id, advert)| (*id, advert)).collect();
     let live = LivePlan::new(&members, plan, sample::card().id, SplitChoice::Auto).unwrap();
     let arrival = |&(at, prompt, answer)| Arrival { at: Seconds(at), asked: Asked::new(prompt, answer) };
     live.run(&requests.iter().map(arrival).collect::<Vec<_>>(), how)
 }
 
-fn usual() -> Run {
-    Run { dispatch: Dispatch::Live, step: Seconds(0.0), cores: vec![1.0], hosts: BTreeMap::new() }
+fn usual() -> LivePlanRun {
+    LivePlanRun { dispatch: Dispatch::Live, step: Seconds(0.0), cores: vec![1.0], hosts: BTreeMap::new() }
 }
 
 /// One request alone: four layers by their profile, and behind them the output head by the device's speeds.
@@ -56,7 +60,7 @@ fn a_request_alone_takes_what_profiles_say() {
     let first = 4.0 * (a + b * 100.0 + c * 1e4) + head + logits;
     let step = |context: f64| 4.0 * (DECODE[0] + DECODE[1] * context + DECODE[2]) + head + logits;
     for overhead in [0.0, 0.25] {
-        let how = Run { step: Seconds(overhead), ..usual() };
+        let how = LivePlanRun { step: Seconds(overhead), ..usual() };
         let trace = run(&adverts, &plan, &[(0.0, 100, 3)], &how).traces[0];
         assert!((trace.first.0 / (first + overhead) - 1.0).abs() < 1e-9, "{trace:?}, not {first}");
         let whole = first + step(101.0) + step(102.0) + 3.0 * overhead;
@@ -76,7 +80,7 @@ fn where_members_have_set_cronus_prompts_are_parted() {
     let plan =
         Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, chosen: vec![], reason: String::new() };
     let requests: Vec<(f64, u32, u32)> = (0..100).map(|n| (f64::from(n) * 0.02, 400, 20)).collect();
-    let of = |dispatch| run(&adverts, &plan, &requests, &Run { dispatch, ..usual() });
+    let of = |dispatch| run(&adverts, &plan, &requests, &LivePlanRun { dispatch, ..usual() });
     let (live, cronus) = (of(Dispatch::Live), of(Dispatch::Cronus));
     let parted = |outcome: &Outcome| outcome.traces.iter().filter(|t| t.route.unwrap().split.is_some()).count();
     assert!(parted(&live) == 0 && parted(&cronus) > 10, "{}", parted(&cronus));
@@ -94,12 +98,72 @@ fn peers_on_one_processor_take_turns() {
     let requests: Vec<(f64, u32, u32)> = (0..200).map(|n| (f64::from(n) * 0.02, 50 + n % 60, 10)).collect();
     let apart = run(&adverts, &plan, &requests, &usual());
     let hosts = adverts.keys().map(|id| (*id, (0, 1.0))).collect();
-    let shared = run(&adverts, &plan, &requests, &Run { hosts, ..usual() });
+    let shared = run(&adverts, &plan, &requests, &LivePlanRun { hosts, ..usual() });
     let mean = |outcome: &Outcome| outcome.traces.iter().map(|t| (t.end - t.arrival.at).0).sum::<f64>() / 200.0;
     for outcome in [&apart, &shared] {
         assert!(outcome.traces.iter().all(|t| t.end.is_finite()) && outcome.turned_away == 0);
     }
     assert!(mean(&shared) > 1.5 * mean(&apart), "{} and {}", mean(&shared), mean(&apart));
+}
+
+/// A request of each at once: the device is never idle, and who comes first goes first where the order says so.
+#[test]
+fn models_of_one_peer_take_turns_on_its_device_by_their_profiles() {
+    let cards = sample::cards(2);
+    let mut advert = sample::lends_several(0, cards.clone());
+    let profile = *sample::measured(0, PREFILL, DECODE).devices[0].profile(sample::card().id).unwrap();
+    for served in &mut advert.devices[0].serves {
+        served.profile = Some(LayerProfile { model: served.model, ..profile });
+    }
+    let adverts = BTreeMap::from([(PeerId([0; 32]), advert)]);
+    let members = adverts.iter().map(|(id, advert)| (*id, advert)).collect();
+    let (mut groups, mut routes) = (Vec::new(), Vec::new());
+    for scene in live::scenes(&members, SplitChoice::Auto) {
+        let part = scene.plan();
+        groups.extend(part.groups);
+        routes.extend(part.routes);
+    }
+    let plan =
+        Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, chosen: vec![], reason: String::new() };
+    let resident = |model| LivePlan::new(&members, &plan, model, SplitChoice::Auto).unwrap().resident().unwrap();
+    let models: Vec<Resident> = cards.iter().map(|card| resident(card.id)).collect();
+    let peer = SharedPeer::new(models.clone(), vec![Seconds(0.0); 2]).unwrap();
+    let one = Arrival { at: Seconds(0.0), asked: Asked::new(100, 9) };
+    let arrivals = beside(vec![vec![one], vec![one]]);
+    let alone = peer.alone(one.asked).0;
+    for (name, order) in TurnOrder::ALL {
+        let ends: Vec<f64> = peer.run(order, &arrivals).iter().map(|whole| whole.0).collect();
+        let last = ends.iter().copied().fold(0.0, f64::max);
+        assert!((last / (2.0 * alone) - 1.0).abs() < 1e-6, "{name}: {ends:?}, {alone} alone");
+        match order {
+            TurnOrder::FirstCome => assert!((ends[0] / alone - 1.0).abs() < 1e-6, "{ends:?}, {alone} alone"),
+            TurnOrder::RoundRobin => assert!(ends[0] > 1.5 * alone, "{ends:?}, {alone} alone"),
+            TurnOrder::Doubling => {}
+        }
+    }
+    let handled = SharedPeer::new(models.clone(), vec![Seconds(0.005); 2]).unwrap();
+    let (alone, whole) = (handled.alone(one.asked).0, handled.run(TurnOrder::RoundRobin, &arrivals));
+    assert!(whole.iter().all(|whole| whole.0 < 1.5 * alone), "one computes while the other's tokens go out: {whole:?}");
+    // A prompt of two chunks, and after its first token eight steps; alone it takes as long as where nobody else comes.
+    let long = Asked::new(300, 9);
+    let beside_steps = handled.alone(long).0 - peer.alone(long).0;
+    assert!((beside_steps / (10.0 * 0.005) - 1.0).abs() < 1e-6, "{beside_steps} s beside ten steps");
+    let whole = peer.run(TurnOrder::Doubling, &[Arrival { at: Seconds(0.0), asked: long }]);
+    assert_eq!(whole, [peer.alone(long)]);
+    one_pool_is_shared_by_the_quotas(models);
+}
+
+/// A request of 109 tokens has four pages, a layer's keys and values of 128 tokens in each.
+fn one_pool_is_shared_by_the_quotas(mut models: Vec<Resident>) {
+    let arrivals = beside(vec![vec![Arrival { at: Seconds(0.0), asked: Asked::new(100, 9) }; 4]]);
+    let mut longest = |quota| {
+        models.iter_mut().for_each(|model| model.quota = quota);
+        let whole = SharedPeer::new(models.clone(), vec![Seconds(0.0); 2]).unwrap().run(TurnOrder::Doubling, &arrivals);
+        whole.iter().map(|whole| whole.0).fold(0.0, f64::max)
+    };
+    let (all, three, none) = (longest(1000), longest(8), longest(3));
+    assert!(three > 1.1 * all && three < 1.6 * all, "three at once, of which two have the quota: {three}, {all}");
+    assert!(none.is_infinite(), "none ever has as many");
 }
 
 #[test]

@@ -9,29 +9,29 @@ use tsnode_coordinator::{
         batching::{RequestNo, ServiceNo},
         routing::{Asked, MachineNo},
     },
-    replay::machines::{Alike, Arrival, Opening, Simulation},
+    replay::machines::{Alike, Arrival, OpeningMachine, Simulation},
     rng::Rng,
     scheduler::{Cluster, Problem, Slo, Space, Workload, cluster_file, figures::Column, models, slo::Reference},
 };
 use tsnode_protocol::{BytesPerSecond, Seconds, SecondsPerToken, Tokens};
 use tsnode_simulator::{
     placement::{
-        Placement, Services, Wrong, baselines, groups,
+        InvalidPlacement, Placement, Services, baselines, groups,
         hosting::Hosting,
-        judge::{History, Judge, Judged},
+        judge::{Judge, Judged, PastRequests},
         moving,
         replacement::{Rule, Worth},
-        search::{self, Effort, Found},
-        serving::{self, How},
+        search::{self, FoundPlacement, PlacementEffort},
+        serving::{self, ServingOptions},
     },
     policy::{
-        least_loaded::{Holder, LeastLoaded},
-        pool::Pool,
+        least_loaded::{LeastLoaded, ServiceHolder},
+        pool::HeldPages,
     },
     trace::{Arriving, beside, drawn},
 };
 
-const BRIEF: Effort = Effort { guide: 150, changes: 60, margin: 1.0 };
+const BRIEF: PlacementEffort = PlacementEffort { guide: 150, changes: 60, margin: 1.0 };
 
 /// Hosts with so many devices of a kind.
 fn cluster(hosts: &[(&str, u16)]) -> Cluster {
@@ -65,8 +65,8 @@ fn requests(services: &Services, seconds: f64, seed: u64) -> Vec<Arrival> {
     beside(services.ids().map(list).collect())
 }
 
-fn find(services: &Services, seed: u64) -> (Found, History) {
-    let past = History::new(services, requests(services, 30.0, seed));
+fn find(services: &Services, seed: u64) -> (FoundPlacement, PastRequests) {
+    let past = PastRequests::new(services, requests(services, 30.0, seed));
     (search::search(services, &past, None, BRIEF, seed, &|| false).unwrap(), past)
 }
 
@@ -173,8 +173,8 @@ proptest! {
         let memory: f64 = hosts.iter().map(|h| if h.0 == "A5000" { 24.0 } else { 48.0 } * f64::from(h.1)).sum();
         prop_assume!(memory > 75.0 * asked.len() as f64);
         let services = services(&cluster, &asked);
-        let past = History::new(&services, requests(&services, 20.0, seed));
-        let effort = Effort { guide: 60, changes: 20, margin: 1.2 };
+        let past = PastRequests::new(&services, requests(&services, 20.0, seed));
+        let effort = PlacementEffort { guide: 60, changes: 20, margin: 1.2 };
         let again = || search::search(&services, &past, None, effort, seed, &|| false);
         let found = again();
         prop_assert_eq!(&found, &again());
@@ -194,7 +194,7 @@ proptest! {
         steps in prop::collection::vec((0u32..8, 0u16..4, 0u64..60, 0u8..3), 1..200),
     ) {
         let bytes = 5000;
-        let mut pool = Pool::of_page(bytes, page, tokens.clone()).unwrap();
+        let mut pool = HeldPages::of_page(bytes, page, tokens.clone()).unwrap();
         let mut plain: BTreeMap<u32, (u16, u64)> = BTreeMap::new();
         let needed = |service: u16, n: u64| n.div_ceil(page / tokens[usize::from(service)]);
         let all = bytes / page;
@@ -268,16 +268,16 @@ fn what_is_wrong_with_a_placement_is_said() {
         placement
     };
     assert_eq!(with([&[0], &[1]]).check(&mut hosting), Ok(()));
-    assert_eq!(with([&[0], &[]]).check(&mut hosting), Err(Wrong::Nowhere(1)));
-    assert_eq!(with([&[0, 1], &[]]).check(&mut hosting), Err(Wrong::Memory(0)), "52 GB of weights on 48 GB");
+    assert_eq!(with([&[0], &[]]).check(&mut hosting), Err(InvalidPlacement::Nowhere(1)));
+    assert_eq!(with([&[0, 1], &[]]).check(&mut hosting), Err(InvalidPlacement::Memory(0)), "52 GB of weights on 48 GB");
     let twice = Placement { groups: [with([&[0], &[1]]).groups, with([&[0], &[1]]).groups].concat() };
-    assert_eq!(twice.check(&mut hosting), Err(Wrong::Devices { host: 0, used: 4, has: 2 }));
+    assert_eq!(twice.check(&mut hosting), Err(InvalidPlacement::Devices { host: 0, used: 4, has: 2 }));
 }
 
 #[test]
 fn models_that_do_not_fit_together_are_refused() {
     let services = services(&cluster(&[("A5000", 1)]), &[("LLaMA-7B", 1.0), ("LLaMA-7B", 1.0)]);
-    let past = History::new(&services, requests(&services, 10.0, 1));
+    let past = PastRequests::new(&services, requests(&services, 10.0, 1));
     let refused = search::search(&services, &past, None, BRIEF, 1, &|| false).unwrap_err();
     assert_eq!(refused.to_string(), "no GPU groups of this cluster hold all 2 services at once, at most 2 on a group");
 }
@@ -298,7 +298,7 @@ fn groups_that_are_alike_change_roles_to_keep_their_weights() {
         let (before, after) = (any(), any());
         let loaded = |after: &Placement| -> f64 {
             let had = moving::counterparts(&before, after);
-            let of = |(s, had): (&tsnode_simulator::placement::Sharing, &Option<usize>)| {
+            let of = |(s, had): (&tsnode_simulator::placement::SharingGroup, &Option<usize>)| {
                 moving::to_load(&services, &before.groups[had.unwrap()].services, &s.services).0
             };
             after.groups.iter().zip(&had).map(of).sum()
@@ -348,8 +348,8 @@ fn requests_of_a_machine_that_closes_end_elsewhere() {
         if let Some(loading) = change {
             simulation.until(Seconds(2.5));
             let machine = hosting.machine(&placement.groups[0]).unwrap();
-            let holders = vec![vec![Holder { machine: MachineNo(1), speed: 1.0 }]];
-            let opening = vec![Opening { machine, loading: Seconds(loading) }];
+            let holders = vec![vec![ServiceHolder { machine: MachineNo(1), speed: 1.0 }]];
+            let opening = vec![OpeningMachine { machine, loading: Seconds(loading) }];
             simulation.change(&[MachineNo(0)], opening, Box::new(LeastLoaded::new(holders)));
         }
         simulation.finish().traces
@@ -370,19 +370,19 @@ fn placements_that_follow_the_traffic_keep_more_deadlines() {
     let cluster = cluster(&[("A100-80G", 4)]);
     let at = |rates: [f64; 4]| services(&cluster, &rates.map(|r| ("LLaMA-7B", r)));
     let (before, after) = (at([7.0, 0.3, 0.3, 0.3]), at([0.3, 0.3, 0.3, 7.0]));
-    let past = History::new(&before, requests(&before, 40.0, 1));
+    let past = PastRequests::new(&before, requests(&before, 40.0, 1));
     let mut list = requests(&before, 40.0, 2);
     list.extend(requests(&after, 200.0, 3).into_iter().map(|a| Arrival { at: a.at + Seconds(40.0), ..a }));
-    let all = History::new(&before, list);
+    let all = PastRequests::new(&before, list);
     let serve = |rule| {
-        let how = How { rule, effort: BRIEF, seed: 1, loading: BytesPerSecond(10e9) };
+        let how = ServingOptions { rule, effort: BRIEF, seed: 1, loading: BytesPerSecond(10e9) };
         serving::serve(&before, &past, &all, how).unwrap()
     };
     let rule = Rule { start: Seconds(40.0), least: Seconds(20.0), worth: Worth::Better, ..Rule::default() };
     let (never, follows) = (serve(None), serve(Some(rule)));
     assert_eq!((never.intervals, never.replacements), (0, 0));
     assert!(follows.replacements >= 1 && follows.replacements < follows.intervals, "{follows:?}");
-    let ended = |s: &serving::Served| s.judged.services.iter().map(|t| t.ended).sum::<usize>();
+    let ended = |s: &serving::ServedTrace| s.judged.services.iter().map(|t| t.ended).sum::<usize>();
     assert_eq!((ended(&never), ended(&follows)), (all.len(), all.len()), "every request ends");
     assert!(follows.judged.is_better_than(&never.judged), "{:?} and {:?}", follows.judged, never.judged);
 }

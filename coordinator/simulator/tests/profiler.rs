@@ -9,7 +9,7 @@ use tsnode_coordinator::{
 };
 use tsnode_protocol::Seconds;
 use tsnode_simulator::{
-    generator::{Lengths, Service, drawn},
+    generator::{Lengths, ServiceTraffic, drawn},
     trace::Arriving,
 };
 
@@ -18,8 +18,8 @@ const BEFORE: usize = 5000;
 /// Seeds that delays are measured over.
 const SEEDS: u64 = 40;
 
-fn service(name: &str, rate: f64, arriving: Arriving) -> Service {
-    Service { lengths: Lengths::named(name).unwrap(), rate, arriving }
+fn service(name: &str, rate: f64, arriving: Arriving) -> ServiceTraffic {
+    ServiceTraffic { lengths: Lengths::named(name).unwrap(), rate, arriving }
 }
 
 fn stream(name: &str, rate: f64, arriving: Arriving, requests: usize, seed: u64) -> Vec<Arrival> {

@@ -6,21 +6,21 @@ use proptest::prelude::*;
 use std::cell::Cell;
 use std::sync::Arc;
 use tsnode_coordinator::{
-    policy::{batching::Limits, routing::Asked},
+    policy::{batching::BatchLimits, routing::Asked},
     replay::machines::SoFar,
     scheduler::{Slo, Workload, models, slo::Reference},
 };
 use tsnode_protocol::{Seconds, SecondsPerToken};
 use tsnode_simulator::{
-    cost::{Line, Table},
+    cost::{CostLine, Table},
     provisioning::{
-        Aim, Answer, Budget, Choice, Design, Question, QuestionError,
+        Aim, Choice, Design, MixBudget, ProvisioningAnswer, Question, QuestionError,
         demand::{Demand, Drawn},
-        kinds::{Dgx, Kind, KindNo, Measure, Role},
+        kinds::{Dgx, KindNo, MachineKind, MachineRole, Measure},
         picture, provision, sustained,
-        targets::{Alone, Judge, Targets, Time},
+        targets::{AloneTimes, ProvisioningTargets, TargetJudge, TargetTime},
         trial::Trial,
-        walk::{Found, Limit, Mix, Shape, Space, Walk},
+        walk::{BestMix, Limit, Mix, MixSpace, MixWalk, PoolShape},
     },
     splitwise::{self, LINK, Sizes, System},
     table, trace,
@@ -48,14 +48,14 @@ proptest! {
         start in (1..30u32, 1..30u32), is_limited in any::<bool>(),
     ) {
         let limits = if is_limited { vec![Limit { weights: other, most }] } else { Vec::new() };
-        let space = Space { shape: Shape::Two, limits: limits.clone(), machines: MOST };
+        let space = MixSpace { shape: PoolShape::Two, limits: limits.clone(), machines: MOST };
         let (tried, allowed) = (Cell::new(0), |m: &Mix| limits.iter().all(|l| m.weight(l.weights) <= l.most));
         let mut look = |mix: Mix, rate| {
             assert!(allowed(&mix) && mix.prompts <= MOST && mix.answers <= MOST, "{mix:?} is not allowed");
             tried.set(tried.get() + 1);
             Some(is_kept(lends, prompt, answer, mix, rate))
         };
-        let mut walk = Walk::new(&space, &mut look);
+        let mut walk = MixWalk::new(&space, &mut look);
         walk.lightest(weights, rate, Mix { prompts: start.0, answers: start.1 }).unwrap();
         let found = walk.best.map(|b| b.mix);
         let kept = lattice().filter(allowed).filter(|m| is_kept(lends, prompt, answer, *m, rate));
@@ -75,10 +75,10 @@ proptest! {
         lends in 0.0..0.9f64, prompt in 0.05..1.5f64, answer in 0.05..1.5f64, weights in [0.2..3.0f64, 0.2..3.0f64],
         most in 1.0..60.0f64, start in (1..30u32, 1..80u32),
     ) {
-        let space = Space { shape: Shape::Two, limits: vec![Limit { weights, most }], machines: MOST };
+        let space = MixSpace { shape: PoolShape::Two, limits: vec![Limit { weights, most }], machines: MOST };
         let mut look = |mix: Mix, rate| Some(is_kept(lends, prompt, answer, mix, rate));
-        let mut walk = Walk::new(&space, &mut look);
-        walk.most(0.5, Found { mix: Mix { prompts: 1, answers: start.0 }, steps: start.1 }).unwrap();
+        let mut walk = MixWalk::new(&space, &mut look);
+        walk.most(0.5, BestMix { mix: Mix { prompts: 1, answers: start.0 }, steps: start.1 }).unwrap();
         let steps = |m: Mix| (1..).take_while(|s| is_kept(lends, prompt, answer, m, 0.5 * f64::from(*s))).count() as u32;
         let best = lattice().filter(|m| m.weight(weights) <= most).map(steps).max().unwrap_or(0);
         prop_assert_eq!(walk.best.map_or(0, |b| b.steps), best);
@@ -88,7 +88,7 @@ proptest! {
 
 /// About what DGX-A100 and DGX-H100 take for bloom-176b.
 fn tables() -> [Arc<Table>; 2] {
-    let line = |knots: &[(f64, f64)]| Line::new(knots.to_vec()).unwrap();
+    let line = |knots: &[(f64, f64)]| CostLine::new(knots.to_vec()).unwrap();
     let table = |prompt: &[(f64, f64)], token: f64| {
         Arc::new(Table { prompt: line(prompt), answer: line(&[(1.0, token), (512.0, token * 1.02)]) })
     };
@@ -98,20 +98,20 @@ fn tables() -> [Arc<Table>; 2] {
     ]
 }
 
-fn kinds() -> Vec<Kind> {
+fn kinds() -> Vec<MachineKind> {
     let sizes = Sizes::of("bloom-176b").unwrap();
     let [a100, h100] = tables();
-    vec![Kind::splitwise(Dgx::A100, &a100, sizes), Kind::splitwise(Dgx::H100, &h100, sizes)]
+    vec![MachineKind::splitwise(Dgx::A100, &a100, sizes), MachineKind::splitwise(Dgx::H100, &h100, sizes)]
 }
 
 const HA: Design = Design::Split { prompts: KindNo(1), answers: KindNo(0) };
 
-fn question(workload: &str, aim: Aim, budgets: Vec<Budget>) -> Question {
+fn question(workload: &str, aim: Aim, budgets: Vec<MixBudget>) -> Question {
     Question {
         kinds: kinds(),
         designs: Design::all(2),
         demand: Demand::of(&Workload::named(workload).unwrap(), 1).unwrap(),
-        targets: Targets::TableVi(Alone::Table(tables()[0].clone())),
+        targets: ProvisioningTargets::TableVi(AloneTimes::Table(tables()[0].clone())),
         aim,
         budgets,
         machines: 64,
@@ -121,7 +121,7 @@ fn question(workload: &str, aim: Aim, budgets: Vec<Budget>) -> Question {
     }
 }
 
-fn found(question: &Question) -> Answer {
+fn found(question: &Question) -> ProvisioningAnswer {
     provision(question, &|_| false).unwrap()
 }
 
@@ -168,7 +168,7 @@ fn more_machines_are_needed_for_more_requests_and_one_seed_has_one_answer() {
 fn a_budget_is_kept_and_a_larger_one_carries_more() {
     let best = |of: Measure, most: f64| -> Choice {
         let aim = Aim::Most { step: 1.0 };
-        let best = found(&question("coding", aim, vec![Budget { of, most }])).best.unwrap();
+        let best = found(&question("coding", aim, vec![MixBudget { of, most }])).best.unwrap();
         assert!(best.takes(of) <= most, "{best:?}");
         best
     };
@@ -191,19 +191,19 @@ fn a_budget_is_kept_and_a_larger_one_carries_more() {
 #[test]
 fn what_cannot_be_is_said() {
     // Within the price of four H100 nothing keeps 70 requests/s.
-    let little = vec![Budget { of: Measure::Cost, most: 160.0 }];
+    let little = vec![MixBudget { of: Measure::Cost, most: 160.0 }];
     let answer = found(&question("coding", cheapest(70.0), little));
     assert!(answer.best.is_none() && answer.finished && answer.designs.iter().all(|d| d.broken.is_none()));
     // An A100 alone takes twice what an H100 does: no number of them keeps targets scaled by an H100.
-    let strict = Targets::TableVi(Alone::Table(tables()[1].clone()));
+    let strict = ProvisioningTargets::TableVi(AloneTimes::Table(tables()[1].clone()));
     let question = Question { targets: strict, ..question("conversation", cheapest(2.0), Vec::new()) };
     let answer = found(&question);
     let broken = answer.designs[0].broken.unwrap();
     assert!(answer.designs[0].best.is_none() && broken.got > broken.want, "{broken:?}");
-    assert_eq!((answer.designs[0].design, broken.time), (Design::Together(KindNo(0)), Some(Time::First)));
+    assert_eq!((answer.designs[0].design, broken.time), (Design::Together(KindNo(0)), Some(TargetTime::First)));
     assert_eq!(answer.best.unwrap().design.kinds().1, KindNo(1), "answers on the H100");
     // Questions that lack something.
-    let free = Kind { cost: None, ..kinds().remove(0) };
+    let free = MachineKind { cost: None, ..kinds().remove(0) };
     let unknown = Question { kinds: vec![free, kinds().remove(1)], ..question.clone() };
     let error = provision(&unknown, &|_| false).unwrap_err();
     assert_eq!(error.to_string(), "the price of DGX-A100 is not known");
@@ -230,7 +230,7 @@ fn no_verdict_is_given_too_early() {
     let (mut early, mut kept) = (0, 0);
     for (machines, rate) in [(10, 24.0), (10, 20.0), (10, 16.0), (10, 12.0), (9, 26.0), (8, 18.0), (12, 24.0)] {
         let arrivals = question.demand.arrivals(rate, Seconds(60.0));
-        let judge = Judge::new(&question.targets, &arrivals);
+        let judge = TargetJudge::new(&question.targets, &arrivals);
         let lost_at = Cell::new(None::<f64>);
         let outcome = splitwise::cluster(sizes, &[(&h100, machines)], System::Pooled(machines - 2)).run_until(
             &arrivals,
@@ -278,25 +278,25 @@ fn bounds_rule_out_nothing_that_is_kept() {
 #[test]
 fn deadlines_and_closed_forms_are_provisioned_for_and_drawn() {
     use tsnode_coordinator::scheduler::{
-        cluster::Path,
+        cluster::ClusterLink,
         figures::{Column, shipped},
     };
-    use tsnode_simulator::provisioning::kinds::Host;
+    use tsnode_simulator::provisioning::kinds::MachineHost;
     let (model, workload) = (models::by_name("LLaMA-30B").unwrap(), Workload::named("conversation").unwrap());
     let reference = Reference::a100(&model, Column::Vendor).unwrap();
     let slo = Slo::e2e(5.0);
-    let inside = Path { latency: Seconds(1e-5), bandwidth: tsnode_protocol::BytesPerSecond(25.6e9) };
+    let inside = ClusterLink { latency: Seconds(1e-5), bandwidth: tsnode_protocol::BytesPerSecond(25.6e9) };
     let kind = |gpu: &str, devices: u16, cost: f64| {
         let device = shipped(Column::Vendor)[gpu].clone();
-        let host = Host { name: gpu.to_owned(), device, devices, inside, cost: Some(cost), power: None };
-        Kind::closed(&host, &model, &workload, slo, reference)
+        let host = MachineHost { name: gpu.to_owned(), device, devices, inside, cost: Some(cost), power: None };
+        MachineKind::closed(&host, &model, &workload, slo, reference)
     };
     assert!(kind("A40", 1, 0.4).is_none(), "65 GB of weights do not fit into 48");
     let question = Question {
         kinds: vec![kind("A40", 4, 1.6).unwrap(), kind("A100-80G", 2, 4.4).unwrap()],
         designs: Design::all(2),
         demand: Demand::of(&workload, 1).unwrap(),
-        targets: Targets::Deadlines { slo, reference, share: 0.9 },
+        targets: ProvisioningTargets::Deadlines { slo, reference, share: 0.9 },
         aim: cheapest(6.0),
         budgets: Vec::new(),
         machines: 64,
@@ -306,7 +306,7 @@ fn deadlines_and_closed_forms_are_provisioned_for_and_drawn() {
     };
     let answer = found(&question);
     let (best, strict) = (answer.best.unwrap(), |share| {
-        let targets = Targets::Deadlines { slo, reference, share };
+        let targets = ProvisioningTargets::Deadlines { slo, reference, share };
         found(&Question { targets, ..question.clone() }).best.unwrap().cost.unwrap()
     });
     assert!(strict(0.5) <= best.cost.unwrap() && best.cost.unwrap() <= strict(0.99));
@@ -332,8 +332,8 @@ fn requests_are_the_same_at_every_rate() {
 /// A role is a table, limits and room: no kind needs more.
 #[test]
 fn a_machine_without_room_is_said_to_break_its_targets() {
-    let role = Role { speed: tables()[1].clone(), limits: Limits { tasks: 512, tokens: 2048 }, room: 100 };
-    let kinds = vec![Kind::alike("small", Some(1.0), None, &role)];
+    let role = MachineRole { speed: tables()[1].clone(), limits: BatchLimits { tasks: 512, tokens: 2048 }, room: 100 };
+    let kinds = vec![MachineKind::alike("small", Some(1.0), None, &role)];
     let question = Question { kinds, designs: Design::all(1), ..question("coding", cheapest(1.0), Vec::new()) };
     let answer = found(&question);
     assert!(answer.best.is_none() && answer.designs.iter().all(|d| d.broken.is_some()));
@@ -349,10 +349,10 @@ fn coding_at_70_requests_a_second_takes_about_thirty_h100_machines() {
     let lengths = trace::read(&text).unwrap().into_iter().map(|a| a.asked).collect();
     let sizes = Sizes::of("bloom-176b").unwrap();
     let question = Question {
-        kinds: vec![Kind::splitwise(Dgx::H100, &read("h100-80gb"), sizes)],
+        kinds: vec![MachineKind::splitwise(Dgx::H100, &read("h100-80gb"), sizes)],
         designs: vec![Design::Split { prompts: KindNo(0), answers: KindNo(0) }],
         demand: Demand::new(lengths, Drawn::Apart, 1).unwrap(),
-        targets: Targets::TableVi(Alone::Table(read("a100-80gb"))),
+        targets: ProvisioningTargets::TableVi(AloneTimes::Table(read("a100-80gb"))),
         long: Seconds(120.0),
         short: Seconds(60.0),
         ..question("coding", cheapest(70.0), Vec::new())

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 use tsnode_coordinator::{
     members::Members,
-    planner::{Draft, Planner, Wish},
+    planner::{PlanDraft, Planner, Wish},
     sample,
 };
 use tsnode_protocol::{Advert, Device, Group, GroupId, LayerRange, Phase, Plan, Route, Stage};
@@ -18,20 +18,20 @@ struct AllInOne {
 }
 
 impl Planner for AllInOne {
-    fn plan(&self, members: &Members<'_>, _: &Wish, _: Option<&Plan>) -> Draft {
+    fn plan(&self, members: &Members<'_>, _: &Wish, _: Option<&Plan>) -> PlanDraft {
         let (card, all) = (sample::card(), members.len() as u32);
         let layers = |k: u32| LayerRange { start: LAYERS * k / all, end: LAYERS * (k + 1) / all };
         let stages = (0..).zip(members.keys()).map(|(k, peer)| Stage { peer: *peer, device: 0, layers: layers(k) });
         let group = Group::new(card.id, Phase::Mixed, stages.collect());
         let routes = vec![Route { prefill: group.id, decode: group.id, share: 1.0 }];
-        Draft { groups: vec![group], routes, chosen: vec![], reason: "all in one".into() }
+        PlanDraft { groups: vec![group], routes, chosen: vec![], reason: "all in one".into() }
     }
 
-    fn flip(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft> {
+    fn flip(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft> {
         Sketch.flip(plan, members, wish)
     }
 
-    fn grow(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft> {
+    fn grow(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft> {
         Sketch.grow(plan, members, wish)
     }
 

@@ -9,7 +9,7 @@ use tsnode_coordinator::{
     scheduler::{
         Cluster, Evaluator, InstanceId, Problem, Slo, Space, Workload, cluster_file,
         figures::Column,
-        light::{self, Standing},
+        light::{self, StandingGroup},
         models, regions,
         search::{self, Effort, Found},
         slo::Reference,
@@ -98,7 +98,7 @@ fn check(problem: &Problem, found: &Found) {
     // No group carries more than its load says.
     let rate = |k: usize| evaluator.shelved(groups[k]).rated.rate();
     for k in 0..groups.len() {
-        let sum = |f: &dyn Fn(&&tsnode_coordinator::scheduler::evaluate::Share) -> bool| {
+        let sum = |f: &dyn Fn(&&tsnode_coordinator::scheduler::evaluate::RouteShare) -> bool| {
             e.shares.iter().filter(f).map(|s| s.share).sum::<f64>() * problem.rate
         };
         assert!(sum(&|s| s.prefill == k) <= rate(k) * e.loads.0.max(e.loads.1) + 1e-6);
@@ -126,9 +126,9 @@ proptest! {
         let found = search::search(&problem, seed, QUICK, NEVER);
         let mut evaluator = Evaluator::new(&problem);
         let groups = search::shelved(&mut evaluator, &found.grouping).unwrap();
-        let standing: Vec<Standing> = groups.iter().map(|g| {
+        let standing: Vec<StandingGroup> = groups.iter().map(|g| {
             let s = evaluator.shelved(*g);
-            Standing { members: s.members.clone(), config: s.rated.config.clone(), phase: s.rated.phase }
+            StandingGroup { members: s.members.clone(), config: s.rated.config.clone(), phase: s.rated.phase }
         }).collect();
         // Twice the requests: other phases may do better, none may do worse.
         let shifted = problem.at_rate(problem.rate * 2.0);

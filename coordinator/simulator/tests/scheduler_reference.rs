@@ -6,10 +6,10 @@
 use crate::shared;
 use serde_json::Value;
 use tsnode_coordinator::scheduler::{
-    cluster::Path,
-    partition::{self, Slot},
-    route::{self, Aim},
-    transport::{Solver, Transport},
+    cluster::ClusterLink,
+    partition::{self, StageSlot},
+    route::{self, PathObjective},
+    transport::{Solver, TransportProblem},
 };
 use tsnode_protocol::{BytesPerSecond, Seconds};
 use tsnode_simulator::baselines::hexgen;
@@ -26,9 +26,9 @@ fn matrix(value: &Value) -> Vec<Vec<f64>> {
     value.as_array().unwrap().iter().map(list).collect()
 }
 
-fn path(case: &Value) -> Path {
+fn path(case: &Value) -> ClusterLink {
     let number = |name: &str| case[name].as_f64().unwrap();
-    Path { latency: Seconds(number("alpha_s")), bandwidth: BytesPerSecond(number("beta_bytes_per_s")) }
+    ClusterLink { latency: Seconds(number("alpha_s")), bandwidth: BytesPerSecond(number("beta_bytes_per_s")) }
 }
 
 fn close(found: f64, expected: f64, what: &str) {
@@ -41,7 +41,7 @@ fn hexgens_formulas() {
     let all = cases("cost_model_cases.json");
     for case in all["stage"].as_array().unwrap() {
         let number = |name: &str| case[name].as_f64().unwrap();
-        let stage = hexgen::Stage {
+        let stage = hexgen::HexgenStage {
             layers: number("layers_on_stage"),
             hidden: number("hidden"),
             element: number("bytes_per_elem"),
@@ -77,8 +77,11 @@ fn layers_are_cut_as_well_as_by_brute_force() {
     let all = cases("layer_partition_cases.json");
     for case in all["cases"].as_array().unwrap() {
         let (speed, most) = (list(&case["stage_speed"]), list(&case["stage_max_layers"]));
-        let slots: Vec<Slot> =
-            speed.iter().zip(&most).map(|(s, m)| Slot { per_layer: 1.0 / s, on_top: 0.0, most: *m as u32 }).collect();
+        let slots: Vec<StageSlot> = speed
+            .iter()
+            .zip(&most)
+            .map(|(s, m)| StageSlot { per_layer: 1.0 / s, on_top: 0.0, most: *m as u32 })
+            .collect();
         let cut = partition::cut(case["layers"].as_u64().unwrap() as u32, &slots).unwrap();
         let slowest = slots.iter().zip(&cut).map(|(s, n)| s.per_layer * f64::from(*n)).fold(0.0, f64::max);
         close(slowest, case["expected"]["best_bottleneck"].as_f64().unwrap(), "slowest stage");
@@ -93,12 +96,12 @@ fn routes_are_as_good_as_by_brute_force() {
         let (beta, alpha) = (matrix(&case["beta_bytes_per_s"]), matrix(&case["alpha_s"]));
         let bytes = case["message_bytes"].as_f64().unwrap();
         let expected = |name: &str| case["expected"][name].as_f64().unwrap();
-        let (order, total) = route::best(beta.len(), Aim::Total, |i, j| alpha[i][j] + bytes / beta[i][j]);
+        let (order, total) = route::best(beta.len(), PathObjective::Total, |i, j| alpha[i][j] + bytes / beta[i][j]);
         close(total, expected("best_total_time_s"), "total time");
         let mut visited = order;
         visited.sort_unstable();
         assert_eq!(visited, (0..beta.len()).collect::<Vec<_>>());
-        let (_, worst) = route::best(beta.len(), Aim::Bottleneck, |i, j| 1.0 / beta[i][j]);
+        let (_, worst) = route::best(beta.len(), PathObjective::Bottleneck, |i, j| 1.0 / beta[i][j]);
         close(1.0 / worst, expected("best_bottleneck_bytes_per_s"), "bottleneck");
     }
 }
@@ -112,7 +115,7 @@ fn transport_is_as_good_as_the_lp_solvers() {
         let (row, column) = (list(&case["prefill_capacity"]), list(&case["decode_capacity"]));
         let arc = vec![1.0; value.len()];
         let mut solver = Solver::default();
-        let found = solver.solve(&Transport { value: &value, arc: &arc, row: &row, column: &column });
+        let found = solver.solve(&TransportProblem { value: &value, arc: &arc, row: &row, column: &column });
         let expected = case["expected"]["objective_capacitated"].as_f64().unwrap();
         assert!((found - expected).abs() <= 1e-9, "{}: {found} instead of {expected}", case["id"]);
         let n = column.len();

@@ -7,26 +7,26 @@ use std::sync::Arc;
 use tsnode_coordinator::{
     Time,
     policy::{
-        batching::{Batch, Batching, Limits, Part, RequestNo, Seen, ServiceNo, Task},
+        batching::{Batch, BatchLimits, Batching, Part, RequestNo, Seen, ServiceNo, Task},
         routing::Asked,
     },
     replay::{
         cost::IterationCost,
-        machines::{Alike, Arrival, Machine, Outcome, Simulation, Trace},
+        machines::{Alike, Arrival, Machine, Outcome, ReplayTrace, Simulation},
     },
-    service_monitor::{Answered, Event, ServiceMonitor},
+    service_monitor::{AnsweredRequest, Event, ServiceMonitor},
 };
 use tsnode_protocol::{Seconds, SecondsPerToken};
 use tsnode_simulator::{
-    cost::Several,
+    cost::ServiceCosts,
     policy::{
-        doubling::{Doubling, Profile},
+        doubling::{Doubling, ServiceProfile},
         feedback::{Feedback, Queues},
         pages::Pages,
         round_robin::{FirstCome, RoundRobin},
         sharing::{
             Sharing,
-            order::{Lead, Memory, Order, Prompts, Rules},
+            order::{Lead, MemoryRule, Order, PromptStart, Rules},
         },
         shortest_queue::ShortestQueue,
     },
@@ -53,12 +53,12 @@ fn run(batching: Box<dyn Batching>, cost: Arc<dyn IterationCost>, arrivals: &[Ar
     Simulation::new(vec![machine], Box::new(ShortestQueue::new(1)), Box::new(links)).run(arrivals, &|_| false)
 }
 
-const ONE: Limits = Limits { tasks: 1, tokens: 1 << 20 };
+const ONE: BatchLimits = BatchLimits { tasks: 1, tokens: 1 << 20 };
 const AMPLE: u64 = 1 << 40;
 /// As printed, as we run it, and with one rule of the two.
 const RULES: [Rules; 3] = [
-    Rules { prompts: Prompts::Wait, memory: Memory::Kept, lead: Lead::First },
-    Rules { prompts: Prompts::Join, memory: Memory::Kept, lead: Lead::First },
+    Rules { prompts: PromptStart::Wait, memory: MemoryRule::Kept, lead: Lead::First },
+    Rules { prompts: PromptStart::Join, memory: MemoryRule::Kept, lead: Lead::First },
     Doubling::RULES,
 ];
 
@@ -105,11 +105,11 @@ fn kinds() -> impl Strategy<Value = Vec<Kind>> {
 
 /// The machine's services with what is exactly right of them.
 fn exact(kinds: &[Kind], rules: Rules) -> (Box<dyn Batching>, Arc<dyn IterationCost>) {
-    let profile = |k: &Kind| Profile::of(&[Seconds(k.takes())]);
+    let profile = |k: &Kind| ServiceProfile::of(&[Seconds(k.takes())]);
     let pages = Pages::new(AMPLE, vec![16; kinds.len()]);
     let policy = Doubling::new(kinds.iter().map(profile).collect(), ONE, pages).by(rules);
     let speeds = kinds.iter().map(|k| Arc::new(k.speed) as Arc<dyn IterationCost>).collect();
-    (Box::new(policy), Arc::new(Several::new(speeds).unwrap()))
+    (Box::new(policy), Arc::new(ServiceCosts::new(speeds).unwrap()))
 }
 
 /// Least sum of latencies over means when what is left is done in one order or another, from `from` on.
@@ -205,7 +205,7 @@ fn a_used_up_budget_doubles_and_others_overtake() {
     let speed = Speed { token: 0.0, step: 1.0 };
     let at = |at: f64, steps: u32| Arrival { at: Seconds(at), asked: Asked::new(1, steps + 1) };
     let ends = |arrivals: &[Arrival]| {
-        let profile = Profile::of(&[Seconds(4.0)]);
+        let profile = ServiceProfile::of(&[Seconds(4.0)]);
         let policy = Doubling::new(vec![profile], ONE, Pages::new(AMPLE, vec![16]));
         let outcome = run(Box::new(policy), Arc::new(speed), arrivals);
         outcome.traces.iter().map(|t| t.end.0).collect::<Vec<f64>>()
@@ -227,11 +227,11 @@ fn nobody_waits_much_longer_than_patience() {
         (0..2000).map(|n| Arrival { at: Seconds(f64::from(n) * 0.1), asked: kinds[0].asked(0) }).collect();
     arrivals.insert(5, Arrival { at: Seconds(0.45), asked: kinds[1].asked(1) });
     let end = |patience: f64, rules: Rules| {
-        let profile = |k: &Kind| Profile::of(&[Seconds(k.takes())]).patient(Seconds(patience));
+        let profile = |k: &Kind| ServiceProfile::of(&[Seconds(k.takes())]).patient(Seconds(patience));
         let pages = Pages::new(AMPLE, vec![16; 2]);
         let policy = Doubling::new(kinds.iter().map(profile).collect(), ONE, pages).by(rules);
         let speeds = kinds.iter().map(|k| Arc::new(k.speed) as Arc<dyn IterationCost>).collect();
-        run(Box::new(policy), Arc::new(Several::new(speeds).unwrap()), &arrivals).traces[5].end.0
+        run(Box::new(policy), Arc::new(ServiceCosts::new(speeds).unwrap()), &arrivals).traces[5].end.0
     };
     for rules in RULES {
         assert!(end(f64::INFINITY, rules) > 200.0, "it waits until the stream ends");
@@ -245,7 +245,7 @@ fn nobody_waits_much_longer_than_patience() {
 #[derive(Debug)]
 struct Watched<O: Order> {
     inner: Sharing<O>,
-    limits: Limits,
+    limits: BatchLimits,
     services: BTreeMap<RequestNo, ServiceNo>,
     batch: Batch,
     ended: BTreeSet<(RequestNo, Part)>,
@@ -305,7 +305,7 @@ impl<O: Order> Batching for Watched<O> {
     }
 }
 
-fn watched<O: Order + 'static>(inner: Sharing<O>, limits: Limits) -> Box<dyn Batching> {
+fn watched<O: Order + 'static>(inner: Sharing<O>, limits: BatchLimits) -> Box<dyn Batching> {
     let (services, batch, ended) = (BTreeMap::new(), Batch::default(), BTreeSet::new());
     Box::new(Watched { inner, limits, services, batch, ended })
 }
@@ -320,8 +320,8 @@ enum Orders {
 }
 
 fn policy(order: Orders, pages: Pages, patience: Seconds) -> Box<dyn Batching> {
-    let limits = Limits { tasks: 6, tokens: 512 };
-    let profile = |mean: f64| Profile::of(&[0.5 * mean, 1.5 * mean].map(Seconds)).patient(patience);
+    let limits = BatchLimits { tasks: 6, tokens: 512 };
+    let profile = |mean: f64| ServiceProfile::of(&[0.5 * mean, 1.5 * mean].map(Seconds)).patient(patience);
     let (per_token, levels) = (SecondsPerToken(1e-4), 6);
     let profiles = vec![profile(0.5), profile(2.0)];
     match order {
@@ -340,7 +340,7 @@ fn policy(order: Orders, pages: Pages, patience: Seconds) -> Box<dyn Batching> {
 }
 
 fn orders() -> impl Strategy<Value = Orders> {
-    let taken_back = Rules { memory: Memory::TakenBack, ..RULES[0] };
+    let taken_back = Rules { memory: MemoryRule::TakenBack, ..RULES[0] };
     prop::sample::select(vec![
         Orders::Doubling(RULES[0]),
         Orders::Doubling(RULES[1]),
@@ -377,7 +377,7 @@ proptest! {
         patience in prop::sample::select(vec![0.0, 3.0, f64::INFINITY]),
     ) {
         let speeds = [Speed { token: 1e-4, step: 0.01 }, Speed { token: 2e-4, step: 0.02 }];
-        let cost = || Arc::new(Several::new(speeds.map(|s| Arc::new(s) as Arc<dyn IterationCost>).to_vec()).unwrap());
+        let cost = || Arc::new(ServiceCosts::new(speeds.map(|s| Arc::new(s) as Arc<dyn IterationCost>).to_vec()).unwrap());
         let again = || run(policy(order, Pages::new(pages, vec![25, 16]), Seconds(patience)), cost(), &arrivals);
         let outcome = again();
         for t in &outcome.traces {
@@ -407,12 +407,13 @@ fn a_service_monitor_normalises_as_comparisons_do() {
     let means = kinds.map(|kind| Seconds(kind.takes()));
     for (service, mean) in means.into_iter().enumerate() {
         let theirs = outcome.traces.iter().filter(|t| usize::from(t.arrival.asked.service.0) == service);
-        let mut ended: Vec<Trace> = theirs.copied().collect();
+        let mut ended: Vec<ReplayTrace> = theirs.copied().collect();
         ended.sort_by(|a, b| a.end.0.total_cmp(&b.end.0));
         let mut monitor = ServiceMonitor::new(Time::ZERO);
         for trace in &ended {
             let (whole, alone) = (trace.end - trace.arrival.at, Some(mean));
-            let answered = Answered { whole, alone, in_time: Some(whole < mean * 2.0), ..Answered::default() };
+            let answered =
+                AnsweredRequest { whole, alone, in_time: Some(whole < mean * 2.0), ..AnsweredRequest::default() };
             monitor.on_event(Time::from_secs_f64(trace.end.0), Event::Answered(answered));
         }
         let report = monitor.report(Time::from_secs_f64(ended.last().unwrap().end.0)).unwrap();

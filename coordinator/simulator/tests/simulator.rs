@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use std::sync::Arc;
 use tsnode_coordinator::{
     policy::{
-        batching::{Batch, Batching, Limits, Part, RequestNo, Seen, Task},
+        batching::{Batch, BatchLimits, Batching, Part, RequestNo, Seen, Task},
         chunked::Chunked,
         pools::LivePools,
         prefill_first::PrefillFirst,
@@ -20,11 +20,11 @@ use tsnode_coordinator::{
 };
 use tsnode_protocol::{Seconds, SecondsPerToken};
 use tsnode_simulator::{
-    cost::{Line, Table},
+    cost::{CostLine, Table},
     policy::{ageing::Ageing, dispatch::Anywhere, greedy::Greedy, pools::Pools, shortest_queue::ShortestQueue},
 };
 
-const LIMITS: Limits = Limits { tasks: 8, tokens: 512 };
+const LIMITS: BatchLimits = BatchLimits { tasks: 8, tokens: 512 };
 /// KV that is never short, and KV that holds little more than the largest request of these tests.
 const AMPLE: u64 = 200_000;
 const TIGHT: u64 = 2000;
@@ -34,12 +34,12 @@ const TIGHT: u64 = 2000;
 struct Watched<B> {
     inner: B,
     /// Limits that a batch must keep.
-    limits: Option<Limits>,
+    limits: Option<BatchLimits>,
     under_way: usize,
 }
 
 impl<B: Batching> Watched<B> {
-    fn new(inner: B, limits: Option<Limits>) -> Box<Self> {
+    fn new(inner: B, limits: Option<BatchLimits>) -> Box<Self> {
         Box::new(Self { inner, limits, under_way: 0 })
     }
 }
@@ -134,7 +134,7 @@ enum Routes {
 }
 
 fn simulation(machines: usize, batches: Batches, routes: Routes, capacity: u64, stages: usize) -> Simulation {
-    let line = |y: f64| Line::new(vec![(1.0, y), (1000.0, 20.0 * y)]).unwrap();
+    let line = |y: f64| CostLine::new(vec![(1.0, y), (1000.0, 20.0 * y)]).unwrap();
     let cost = Arc::new(Cut { whole: Table { prompt: line(0.01), answer: line(0.02) }, stages });
     let batching = || -> Box<dyn Batching> {
         match batches {

@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::sync::Arc;
 use tsnode_coordinator::{
     policy::routing::{Asked, MachineNo},
-    replay::machines::{Arrival, Outcome, Simulation, Trace},
+    replay::machines::{Arrival, Outcome, ReplayTrace, Simulation},
 };
 use tsnode_protocol::Seconds;
 use tsnode_simulator::{
@@ -119,7 +119,7 @@ fn percentiles_and_verdicts_of_large_cases_are_splitwises() {
     for case in cases("splitwise_cases.json") {
         let list = read_list(case["trace"].as_str().unwrap());
         let outcome = simulation(&case).run(&list, &|_| false);
-        let of = |f: &dyn Fn(&Trace) -> f64| Sorted::new(outcome.traces.iter().map(f));
+        let of = |f: &dyn Fn(&ReplayTrace) -> f64| Sorted::new(outcome.traces.iter().map(f));
         let expected = &case["expected"];
         let close = |ours: f64, theirs: &Value, within: f64, what: &str| {
             let theirs = theirs.as_f64().unwrap();

@@ -16,13 +16,13 @@ use tsnode_coordinator::{
         moves::Grouping,
         search::{self, Effort},
     },
-    settings::Settings,
+    settings::SwarmSettings,
 };
 use tsnode_protocol::{
-    Advert, Gossip, PeerId, Phase, RequestClass, RoutePolicy, Seconds, SettingKey, SettingValue, SwarmSetting, Targets,
-    Traffic, traffic::LENGTHS,
+    Advert, Gossip, PeerId, Phase, PolicyChoice, RequestClass, RoutePolicy, Seconds, SettingKey, SettingValue,
+    SwarmSetting, Targets, Traffic, traffic::LENGTHS,
 };
-use tsnode_simulator::simulation::{World, tally::Tally};
+use tsnode_simulator::simulation::{World, tally::ScenarioTally};
 
 const KEY: SettingKey = SettingKey::Targets { model: None, class: RequestClass::Interactive };
 
@@ -110,11 +110,13 @@ fn a_routing_policy_that_is_left_to_measurement_is_chosen_for_all_and_stays() {
     world.wait(Duration::from_secs(15));
     world.agreement().unwrap();
     let plan = world.common_plan().unwrap().clone();
-    let chosen = plan.choice(sample::card().id).unwrap().clone();
+    let chosen = PolicyChoice::of_routes(&plan.chosen, sample::card().id).unwrap().0.clone();
     assert!(chosen.of_chosen().is_some_and(|replayed| replayed.in_time > 0.5) && chosen.tried.len() > 2, "{chosen:?}");
     assert_eq!(plan.groups, before.groups);
     world.wait(Duration::from_secs(60));
-    assert_eq!(world.common_plan().unwrap().choice(sample::card().id).map(|c| c.policy), Some(chosen.policy));
+    let later = &world.common_plan().unwrap().chosen;
+    let policy = PolicyChoice::of_routes(later, sample::card().id).map(|(choice, _)| choice.policy);
+    assert_eq!(policy, Some(chosen.policy));
 }
 
 #[test]
@@ -139,7 +141,7 @@ fn a_shift_of_targets_is_adopted_loses_no_request_and_outlives_whoever_set_it() 
     world.agreement().unwrap();
     assert_eq!(does_both(&world), 0);
     let known = |world: &World, n: usize| {
-        let mut settings = Settings::default();
+        let mut settings = SwarmSettings::default();
         settings.take_in(&world.peers[n].disk.settings);
         settings.targets(sample::card().id, RequestClass::Interactive).map(|(targets, set)| (targets, set.by))
     };
@@ -162,7 +164,7 @@ fn a_shift_of_targets_is_adopted_loses_no_request_and_outlives_whoever_set_it() 
 }
 
 /// How clients fare in a minute and a half, in which targets shift six times or never.
-fn served(shifts: bool) -> Tally {
+fn served(shifts: bool) -> ScenarioTally {
     let mut world = World::new(5);
     for n in 0..8 {
         let n = world.add(sample::advert(n));
@@ -184,14 +186,14 @@ fn served(shifts: bool) -> Tally {
     assert_eq!(world.checks.broken, None);
     // Before the first plan nobody is served.
     let all = world.checks.figures.requests;
-    Tally { unserved: all.unserved - early, asked: all.asked - early, ..all }
+    ScenarioTally { unserved: all.unserved - early, asked: all.asked - early, ..all }
 }
 
 #[test]
 fn requests_go_on_while_targets_shift() {
     let (plain, shifted) = (served(false), served(true));
     println!("{plain:?} {shifted:?}");
-    let open = |t: &Tally| t.asked - t.complete - t.cancelled - t.unserved;
+    let open = |t: &ScenarioTally| t.asked - t.complete - t.cancelled - t.unserved;
     assert!(shifted.asked > 300 && open(&shifted) < 40, "{shifted:?}");
     assert_eq!((shifted.failed, shifted.lost), (0, 0), "{shifted:?}");
     assert!(shifted.unserved <= plain.unserved, "{plain:?} {shifted:?}");

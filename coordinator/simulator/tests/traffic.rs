@@ -8,7 +8,7 @@ use tsnode_coordinator::{
     control::Event,
     gate::SplitChoice,
     members::Members,
-    planner::{Draft, Planner, Scheduler, Wish},
+    planner::{PlanDraft, Planner, Scheduler, Wish},
     sample,
 };
 use tsnode_protocol::{Advert, GroupId, ModelId, PeerId, Phase, Plan, Traffic, traffic::LENGTHS};
@@ -23,15 +23,15 @@ fn apart(wish: &Wish) -> Wish {
 }
 
 impl Planner for Apart {
-    fn plan(&self, members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> Draft {
+    fn plan(&self, members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> PlanDraft {
         Scheduler.plan(members, &apart(wish), standing)
     }
 
-    fn flip(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft> {
+    fn flip(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft> {
         Scheduler.flip(plan, members, &apart(wish))
     }
 
-    fn grow(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft> {
+    fn grow(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft> {
         Scheduler.grow(plan, members, &apart(wish))
     }
 

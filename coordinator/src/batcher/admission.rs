@@ -4,7 +4,7 @@
 
 use super::{
     Action, Batcher, NewSequence, Sequence,
-    state::{Admission, State, Wait},
+    state::{Admission, PageWait, State},
 };
 use crate::Time;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,15 +19,15 @@ use tsnode_protocol::{
 const RETRY: Duration = Duration::from_millis(100);
 
 /// A sequence's place among others: when it came, and its name.
-pub(super) type Place = (Time, RequestId);
+pub(super) type QueuePlace = (Time, RequestId);
 
 /// Sequences without pages.
 #[derive(Debug, Default)]
-pub(super) struct Queue {
+pub(super) struct AdmissionQueue {
     /// First come first.
-    waiting: BTreeSet<Place>,
+    waiting: BTreeSet<QueuePlace>,
     /// Those that wait for another to have computed what they begin with, by it.
-    behind: BTreeMap<RequestId, Vec<Place>>,
+    behind: BTreeMap<RequestId, Vec<QueuePlace>>,
     /// The one asked for last, if it was refused before.
     alone: Option<RequestId>,
     /// Pages were refused and none has come back since.
@@ -35,12 +35,12 @@ pub(super) struct Queue {
     retry_at: Option<Time>,
 }
 
-impl Queue {
+impl AdmissionQueue {
     pub fn len(&self) -> usize {
         self.waiting.len() + self.behind.values().map(Vec::len).sum::<usize>()
     }
 
-    pub fn push(&mut self, place: Place) {
+    pub fn push(&mut self, place: QueuePlace) {
         self.waiting.insert(place);
     }
 
@@ -111,7 +111,7 @@ impl Batcher {
         while has_place(self) && !self.asks_for_one_alone() && !self.holds_back(now) {
             let Some(request) = self.queue.next() else { return };
             let Some(sequence) = self.sequences.get_mut(&request) else { continue };
-            let was_refused = matches!(sequence.state, State::Waiting(Wait { refused: true, .. }));
+            let was_refused = matches!(sequence.state, State::Waiting(PageWait { refused: true, .. }));
             self.queue.alone = was_refused.then_some(request);
             if !sequence.awaits_kv() && sequence.generated() == 0 {
                 sequence.tokens.extend(sequence.first.take());
@@ -176,7 +176,7 @@ impl Batcher {
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
         let Some(Admission { wait, shared, .. }) = sequence.admission_answered() else { return };
         let refused = wait.refused || matches!(why, Refusal::Full(_));
-        sequence.state = State::Waiting(Wait { refused, ..wait });
+        sequence.state = State::Waiting(PageWait { refused, ..wait });
         let (granted, place) = (sequence.granted.is_some(), sequence.place(request));
         // Stages before the one that refused hold pages already.
         out.push(Action::Ring(RingFrame::Release(request)));
@@ -193,9 +193,11 @@ impl Batcher {
         }
     }
 
-    /// Where none of this group's sequences has pages that could come back, another group's have: they are asked for again.
+    /// Where none of this group's sequences has pages that could come back, another group's have, as they may have wherever pools
+    /// are shared: they are asked for again.
     pub(super) fn see_to_retry(&mut self, now: Time) {
-        if self.queue.full && self.sequences.len() == self.queue.len() {
+        let others_give = self.config.shares_pages || self.sequences.len() == self.queue.len();
+        if self.queue.full && others_give {
             self.queue.retry_at.get_or_insert(now + RETRY);
         }
     }

@@ -6,7 +6,7 @@
 
 use super::{
     Action, Batcher, Speculation, pace,
-    steps::Share,
+    steps::SequenceShare,
     strategy::{self, Strategy},
 };
 use crate::{Time, policy::batching::Part};
@@ -55,7 +55,7 @@ impl Batcher {
     }
 
     /// Where a step has its draft tokens from. It is timed if it has a choice and nothing but answers.
-    fn way(&mut self, now: Time, step: u64, shares: &[Share]) -> Strategy {
+    fn way(&mut self, now: Time, step: u64, shares: &[SequenceShare]) -> Strategy {
         let answers = shares.iter().filter(|s| s.part == Part::Answer).count();
         if self.config.speculation == Speculation::Never || !strategy::may_help(answers) {
             return Strategy::Plain;
@@ -81,15 +81,15 @@ impl Batcher {
         way
     }
 
-    fn ask(&mut self, step: u64, shares: &[Share], out: &mut Vec<Action>) {
-        let wanted = |s: &Share| self.sequences.get_mut(&s.request)?.wanted(s.request);
+    fn ask(&mut self, step: u64, shares: &[SequenceShare], out: &mut Vec<Action>) {
+        let wanted = |s: &SequenceShare| self.sequences.get_mut(&s.request)?.wanted(s.request);
         let wanted = shares.iter().filter_map(wanted).collect();
         self.asked.insert(step);
         out.push(Action::Propose { step, wanted });
     }
 
-    fn set_off(&mut self, now: Time, step: u64, shares: &[Share], way: Strategy, out: &mut Vec<Action>) {
-        let entry = |s: &Share| self.sequences.get_mut(&s.request)?.entry(now, s, way);
+    fn set_off(&mut self, now: Time, step: u64, shares: &[SequenceShare], way: Strategy, out: &mut Vec<Action>) {
+        let entry = |s: &SequenceShare| self.sequences.get_mut(&s.request)?.entry(now, s, way);
         let entries: Vec<StepEntry> = shares.iter().filter_map(entry).collect();
         self.pace.sets_off(step, pace::size(&entries), now);
         out.push(Action::Ring(RingFrame::Step(Step { step, entries, rows: 0 })));

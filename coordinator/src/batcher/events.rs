@@ -1,6 +1,6 @@
 //! What a batcher hears, and what it does.
 
-use super::{NewSequence, speculation::Wanted};
+use super::{NewSequence, speculation::DraftRequest};
 use crate::policy::choice::Batches;
 use std::time::Duration;
 use tsnode_protocol::{
@@ -121,7 +121,7 @@ pub enum Action {
         /// The step.
         step: u64,
         /// Of which answers, and how many.
-        wanted: Vec<Wanted>,
+        wanted: Vec<DraftRequest>,
     },
     /// The draft model is asked no more about a sequence that it was told of.
     NoDrafts {

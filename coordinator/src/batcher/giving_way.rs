@@ -1,7 +1,7 @@
 //! Requests that nobody waits for give way to those that somebody waits for. So that they starve never, each counts as if it had
 //! come a while later than it did, and no more: after that it is first come first.
 
-use super::{Batcher, Sequence, admission::Place, state::State};
+use super::{Batcher, Sequence, admission::QueuePlace, state::State};
 use crate::Time;
 use std::time::Duration;
 use tsnode_protocol::{RequestClass, RequestId};
@@ -11,7 +11,7 @@ pub(super) const GIVES_WAY: Duration = Duration::from_secs(10);
 
 impl Sequence {
     /// Its place among those that wait.
-    pub fn place(&self, request: RequestId) -> Place {
+    pub fn place(&self, request: RequestId) -> QueuePlace {
         let later = if self.is_batch() { GIVES_WAY } else { Duration::ZERO };
         (self.submitted + later, request)
     }

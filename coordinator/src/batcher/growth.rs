@@ -3,9 +3,11 @@
 //! An answer's length is not known before it ends, so pages are reserved for a part at a time, ahead of need. Where a
 //! stage has none left the sequence that came last gives its own back and waits: its tokens are computed anew when there
 //! is room, and since arithmetic does not depend on batches it goes on with the tokens it would have had. What it had is
-//! kept while nobody needs it. One that had to give way twice reserves all it may need (`sequence.rs`).
+//! kept while nobody needs it. One that had to give way twice reserves all it may need (`sequence.rs`). Where other models share the
+//! pages nobody gives way before room is used up: until then others may give back what is this model's. Meanwhile one of those that
+//! have room left asks for all, with each of its tokens: each time that a stage is asked may cost a step of another model.
 
-use super::{Action, Batcher, Role, State};
+use super::{Action, Batcher, SequenceRole, State};
 use crate::Time;
 use tsnode_protocol::{
     RequestId,
@@ -24,7 +26,8 @@ impl Batcher {
         let (all, most, wanted) = (sequence.len(), sequence.max_tokens, sequence.wanted_room(growth));
         let Some((pages, growing)) = sequence.state.growth() else { return };
         let has = pages.room;
-        if has < most && has <= all + growth / AHEAD && growing.is_none() {
+        let may_ask = all > has || self.lacks_room.is_none_or(|first| first == request);
+        if may_ask && has < most && has <= all + growth / AHEAD && growing.is_none() {
             *growing = Some(wanted);
             out.push(Action::Ring(RingFrame::Grow(Grow { request, room: wanted, refused: None })));
         }
@@ -36,6 +39,7 @@ impl Batcher {
 
     pub(super) fn grown(&mut self, request: RequestId, out: &mut Vec<Action>) {
         let Some(room) = self.asked(request) else { return };
+        self.lacks_no_room(request);
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
         if let Some((pages, _)) = sequence.state.growth() {
             pages.room = room;
@@ -54,6 +58,12 @@ impl Batcher {
             self.drop_sequence(request, out);
             return out.push(Action::End { request, end: End::Failed(reason) });
         }
+        let has_room = self.sequences.get(&request).is_some_and(|s| matches!(s.state, State::Decoding { .. }));
+        if self.config.shares_pages && has_room {
+            // It is asked for again with the next token.
+            self.lacks_room.get_or_insert(request);
+            return;
+        }
         let those_that_may = self.sequences.iter().filter(|(_, s)| s.may_be_pushed_out());
         let youngest = those_that_may.max_by_key(|(request, s)| s.place(**request));
         let Some(youngest) = youngest.map(|(request, _)| *request) else { return };
@@ -61,6 +71,13 @@ impl Batcher {
         self.queue.is_full();
         if youngest != request {
             self.make_room(request, out);
+        }
+    }
+
+    /// It has room, or is gone: if it asked for all that have some left, each asks for itself again.
+    pub(super) fn lacks_no_room(&mut self, request: RequestId) {
+        if self.lacks_room == Some(request) {
+            self.lacks_room = None;
         }
     }
 
@@ -77,12 +94,13 @@ impl Batcher {
     /// Takes a sequence's pages; it waits before those that came after it.
     fn push_out(&mut self, now: Time, request: RequestId, out: &mut Vec<Action>) {
         let Some(mut sequence) = self.sequences.remove(&request) else { return };
+        self.lacks_no_room(request);
         self.steps.leave(request);
         self.let_go(request, &sequence, out);
         sequence.overtaken.growth += u32::from(sequence.state.growth().is_some_and(|(_, growing)| growing.is_some()));
         sequence.pushed_out += 1;
         sequence.drafts.told = 0;
-        (sequence.role, sequence.state) = (Role::Local, State::waiting(now));
+        (sequence.role, sequence.state) = (SequenceRole::Local, State::waiting(now));
         self.queue.push(sequence.place(request));
         self.sequences.insert(request, sequence);
     }

@@ -1,7 +1,7 @@
 //! Another policy for a group that serves: steps that are on their way end first, and then every sequence that computes comes to the new
 //! policy with what is left of it. Nothing is computed twice, and no token depends on it.
 
-use super::{Batcher, State, admission::Place};
+use super::{Batcher, State, admission::QueuePlace};
 use crate::policy::choice::Batches;
 
 impl Batcher {
@@ -20,7 +20,7 @@ impl Batcher {
         self.config.batches = batches;
         self.steps.form_by(batches, self.config.max_running);
         // First come first, as they came to the last one.
-        let mut all: Vec<Place> = self.sequences.iter().map(|(request, s)| s.place(*request)).collect();
+        let mut all: Vec<QueuePlace> = self.sequences.iter().map(|(request, s)| s.place(*request)).collect();
         all.sort_unstable();
         for (_, request) in all {
             let Some(sequence) = self.sequences.get(&request) else { continue };

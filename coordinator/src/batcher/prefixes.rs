@@ -16,9 +16,9 @@ const LEAST: usize = 16;
 
 /// Sequences by their tokens.
 #[derive(Debug, Default)]
-struct Sorted(BTreeSet<(Arc<[Token]>, SharedWith)>);
+struct SortedSequences(BTreeSet<(Arc<[Token]>, SharedWith)>);
 
-impl Sorted {
+impl SortedSequences {
     /// Which has most in common with these tokens, and how many.
     fn longest(&self, tokens: &[Token]) -> Option<(SharedWith, usize)> {
         let query = (Arc::from(tokens), SharedWith::Running(RequestId([0; 16])));
@@ -31,7 +31,7 @@ impl Sorted {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct PrefixEntry {
     tokens: Arc<[Token]>,
     used: u64,
 }
@@ -49,11 +49,11 @@ pub(super) struct Keeping {
 #[derive(Debug)]
 pub(super) struct Prefixes {
     /// Those whose KV is there.
-    ready: Sorted,
+    ready: SortedSequences,
     /// Those that compute it.
-    coming: Sorted,
+    coming: SortedSequences,
     running: BTreeMap<RequestId, Arc<[Token]>>,
-    kept: BTreeMap<PrefixId, Entry>,
+    kept: BTreeMap<PrefixId, PrefixEntry>,
     /// Most that are kept.
     most: usize,
     next: u64,
@@ -63,8 +63,8 @@ pub(super) struct Prefixes {
 impl Prefixes {
     pub fn new(most: usize) -> Self {
         Self {
-            ready: Sorted::default(),
-            coming: Sorted::default(),
+            ready: SortedSequences::default(),
+            coming: SortedSequences::default(),
             running: BTreeMap::new(),
             kept: BTreeMap::new(),
             most,
@@ -114,7 +114,7 @@ impl Prefixes {
 
     /// Who computes more of these tokens now than a sequence could begin with so far, and is worth waiting for.
     pub fn worth_waiting_for(&self, tokens: &[Token]) -> Option<RequestId> {
-        let common = |sorted: &Sorted| {
+        let common = |sorted: &SortedSequences| {
             let found = sorted.longest(tokens);
             found.map(|(with, common)| (with, common.min(tokens.len().saturating_sub(1))))
         };
@@ -132,7 +132,7 @@ impl Prefixes {
         if tokens.len() < LEAST || self.most == 0 || self.ready.longest(tokens).is_some_and(covered) {
             return Keeping::default();
         }
-        let begins_it = |e: &Entry| tokens.starts_with(&e.tokens);
+        let begins_it = |e: &PrefixEntry| tokens.starts_with(&e.tokens);
         let mut forgotten: Vec<PrefixId> =
             self.kept.iter().filter(|(_, e)| begins_it(e)).map(|(prefix, _)| *prefix).collect();
         if forgotten.is_empty() && self.kept.len() >= self.most {
@@ -144,7 +144,7 @@ impl Prefixes {
         self.next += 1;
         self.uses += 1;
         self.ready.0.insert((tokens.clone(), SharedWith::Kept(prefix)));
-        self.kept.insert(prefix, Entry { tokens, used: self.uses });
+        self.kept.insert(prefix, PrefixEntry { tokens, used: self.uses });
         Keeping { prefix: Some(prefix), forgotten }
     }
 
@@ -172,7 +172,7 @@ mod tests {
             all in prop::collection::vec(prop::collection::vec(0u32..3, 0..40), 1..20),
             query in prop::collection::vec(0u32..3, 1..40),
         ) {
-            let mut sorted = Sorted::default();
+            let mut sorted = SortedSequences::default();
             for (n, ids) in all.iter().enumerate() {
                 sorted.0.insert((tokens(ids.iter().copied()).into(), SharedWith::Kept(PrefixId(n as u64))));
             }

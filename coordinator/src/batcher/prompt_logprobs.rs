@@ -8,13 +8,13 @@ use tsnode_protocol::{PromptLogprob, RequestId, limits};
 
 /// What is known of a sequence's.
 #[derive(Debug, Default)]
-pub(super) struct PromptLogprobs {
+pub(super) struct PromptLogprobsSoFar {
     so_far: Vec<PromptLogprob>,
     /// All has been passed on.
     told: bool,
 }
 
-impl PromptLogprobs {
+impl PromptLogprobsSoFar {
     /// The prompt is computed from its first token on.
     pub fn begin_anew(&mut self) {
         self.so_far = Vec::new();

@@ -2,10 +2,10 @@
 
 use super::{
     BatcherConfig,
-    prompt_logprobs::PromptLogprobs,
-    speculation::{Drafts, MOST, Wanted},
-    state::{Admission, Pages, State},
-    steps::Share,
+    prompt_logprobs::PromptLogprobsSoFar,
+    speculation::{DraftRequest, DraftTokens, MOST},
+    state::{Admission, SequencePages, State},
+    steps::SequenceShare,
     strategy::Strategy,
 };
 use crate::{Time, policy::batching::Part};
@@ -26,9 +26,9 @@ const PUSHED_OUT_AT_MOST: u32 = 2;
 /// A sequence that enters a group.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewSequence {
-    /// Its name.
+    /// Names the sequence in events and actions.
     pub request: RequestId,
-    /// Its prompt.
+    /// All tokens of its prompt.
     pub prompt: Vec<Token>,
     /// Tokens of its answer that are known: another group began it.
     pub answered: Vec<Token>,
@@ -39,12 +39,12 @@ pub struct NewSequence {
     /// What to generate.
     pub generation: Generation,
     /// What this group does of it.
-    pub kind: Kind,
+    pub kind: SequenceKind,
 }
 
 /// What a group does of a sequence.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Kind {
+pub enum SequenceKind {
     /// Prompt and answer.
     Local,
     /// The answer only; KV and first token come from elsewhere. Where the KV is that of the prompt's first tokens, the rest of it,
@@ -54,9 +54,9 @@ pub enum Kind {
     Export(KvExport),
 }
 
-/// What a group does of a sequence; unlike its [`Kind`] it changes.
+/// What a group does of a sequence; unlike its [`SequenceKind`] it changes.
 #[derive(Debug)]
-pub(super) enum Role {
+pub(super) enum SequenceRole {
     /// Prompt and answer.
     Local,
     /// The answer only, unless the KV fails to come.
@@ -84,17 +84,17 @@ pub(super) struct Sequence {
     pub generation: Generation,
     /// What the prompt's KV goes through.
     pub codec: PromptCodec,
-    pub role: Role,
+    pub role: SequenceRole,
     pub state: State,
     /// What may follow its tokens.
-    pub drafts: Drafts,
+    pub drafts: DraftTokens,
     /// How many tokens of its prompt were there already when it first got pages; nothing before that.
     pub granted: Option<u32>,
     pub overtaken: Overtaken,
     /// How often it had to give its pages back.
     pub pushed_out: u32,
     /// What the last stage said of the prompt's tokens, until it is passed on.
-    pub prompt_logprobs: PromptLogprobs,
+    pub prompt_logprobs: PromptLogprobsSoFar,
     pub submitted: Time,
     /// When the first step with tokens of it was set off.
     pub stepped: Option<Time>,
@@ -113,27 +113,27 @@ impl Sequence {
             generation: new.generation,
             codec: new.codec,
             role: match new.kind {
-                Kind::Local => Role::Local,
-                Kind::AwaitKv => Role::AwaitKv,
-                Kind::Export(export) => Role::Export { export, sent: BTreeMap::new() },
+                SequenceKind::Local => SequenceRole::Local,
+                SequenceKind::AwaitKv => SequenceRole::AwaitKv,
+                SequenceKind::Export(export) => SequenceRole::Export { export, sent: BTreeMap::new() },
             },
             state: State::waiting(now),
-            drafts: Drafts::default(),
+            drafts: DraftTokens::default(),
             granted: None,
             overtaken: Overtaken::default(),
             pushed_out: 0,
-            prompt_logprobs: PromptLogprobs::default(),
+            prompt_logprobs: PromptLogprobsSoFar::default(),
             submitted: now,
             stepped: None,
         }
     }
 
     pub fn awaits_kv(&self) -> bool {
-        matches!(self.role, Role::AwaitKv)
+        matches!(self.role, SequenceRole::AwaitKv)
     }
 
     pub fn exports(&self) -> bool {
-        matches!(self.role, Role::Export { .. })
+        matches!(self.role, SequenceRole::Export { .. })
     }
 
     pub fn len(&self) -> u32 {
@@ -227,7 +227,7 @@ impl Sequence {
     /// Asks the stages for pages, if it waits for some.
     pub fn admission(&mut self, request: RequestId, shared: Option<Shared>, config: &BatcherConfig) -> Option<Admit> {
         let State::Waiting(wait) = self.state else { return None };
-        let pages = Pages {
+        let pages = SequencePages {
             room: self.wanted_room(config.growth),
             computed_here: !self.awaits_kv() && self.is_exact(),
             through_codec: self.awaits_kv() || self.is_exact(),
@@ -235,9 +235,11 @@ impl Sequence {
         self.state = State::Admitting(Admission { wait, shared, pages });
         let patience_ms = config.kv_patience.as_millis() as u32;
         let (await_kv, export) = match &self.role {
-            Role::Local => (None, None),
-            Role::AwaitKv => (Some(AwaitKv { patience_ms, codec: self.codec.codec, tokens: self.first_part() }), None),
-            Role::Export { export, .. } => (None, Some(export.clone())),
+            SequenceRole::Local => (None, None),
+            SequenceRole::AwaitKv => {
+                (Some(AwaitKv { patience_ms, codec: self.codec.codec, tokens: self.first_part() }), None)
+            }
+            SequenceRole::Export { export, .. } => (None, Some(export.clone())),
         };
         Some(Admit {
             request,
@@ -273,12 +275,12 @@ impl Sequence {
     }
 
     /// What a draft model is asked about it, which so has been told all its tokens.
-    pub fn wanted(&mut self, request: RequestId) -> Option<Wanted> {
+    pub fn wanted(&mut self, request: RequestId) -> Option<DraftRequest> {
         let most = Some(self.draftable()).filter(|_| self.wants_drafts())? as u32;
         let (start, all) = (self.drafts.told, self.len());
         self.drafts.told = all;
         let (tokens, sampling) = (self.tokens[start as usize..].to_vec(), self.generation.sampling.clone());
-        Some(Wanted { request, start, tokens, most, sampling })
+        Some(DraftRequest { request, start, tokens, most, sampling })
     }
 
     /// What a draft model proposes; no more than it was asked for.
@@ -309,7 +311,7 @@ impl Sequence {
     }
 
     /// What of it is computed in a step, with what was proposed unless the step goes without.
-    pub fn entry(&mut self, now: Time, share: &Share, way: Strategy) -> Option<StepEntry> {
+    pub fn entry(&mut self, now: Time, share: &SequenceShare, way: Strategy) -> Option<StepEntry> {
         let (request, all) = (share.request, self.len());
         self.stepped.get_or_insert(now);
         match (share.part, &mut self.state) {

@@ -24,14 +24,14 @@ pub enum Speculation {
     Measured,
     /// By a draft model too, where that is measured to give more still.
     Drafted,
-    /// Never.
+    /// Never: each step gives a sequence one token.
     Never,
 }
 
 /// What a draft model is asked about an answer.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Wanted {
-    /// Whose.
+pub struct DraftRequest {
+    /// The sequence whose answer it is.
     pub request: RequestId,
     /// Tokens of the sequence that it was told before; 0 for one it is to read anew.
     pub start: u32,
@@ -46,7 +46,7 @@ pub struct Wanted {
 /// Draft tokens that were checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checked {
-    /// All.
+    /// Draft tokens that were checked, right or not.
     pub made: u64,
     /// Those that were right.
     pub right: u64,
@@ -54,14 +54,14 @@ pub struct Checked {
 
 /// Draft tokens that were checked, by who made them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tally {
+pub struct SpeculationTally {
     /// What occurred before.
     pub lookup: Checked,
     /// A draft model.
     pub draft: Checked,
 }
 
-impl Tally {
+impl SpeculationTally {
     pub(super) fn add(&mut self, by: Strategy, made: u64, right: u64) {
         let checked = match by {
             Strategy::Plain => return,
@@ -79,7 +79,7 @@ impl AddAssign for Checked {
     }
 }
 
-impl AddAssign for Tally {
+impl AddAssign for SpeculationTally {
     fn add_assign(&mut self, more: Self) {
         self.lookup += more.lookup;
         self.draft += more.draft;
@@ -88,7 +88,7 @@ impl AddAssign for Tally {
 
 /// What may follow an answer's tokens.
 #[derive(Debug, Default)]
-pub(super) struct Drafts {
+pub(super) struct DraftTokens {
     lookup: Lookup,
     pub tokens: Vec<Token>,
     /// Who proposed them.
@@ -99,7 +99,7 @@ pub(super) struct Drafts {
     pub told: u32,
 }
 
-impl Drafts {
+impl DraftTokens {
     /// Proposes what these tokens repeat, so many at most; whether there is a draft.
     pub fn propose(&mut self, tokens: &[Token], most: usize) -> bool {
         self.tokens.clear();

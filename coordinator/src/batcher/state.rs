@@ -6,7 +6,7 @@ use tsnode_protocol::{kv::Delivery, ring::Shared};
 
 /// Waiting for pages.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wait {
+pub(super) struct PageWait {
     pub since: Time,
     /// There were too few pages when it was asked for last.
     pub refused: bool,
@@ -14,7 +14,7 @@ pub(super) struct Wait {
 
 /// The pages that a sequence has on every stage, or is to have.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pages {
+pub(super) struct SequencePages {
     /// Tokens that there is room for.
     pub room: u32,
     /// The KV is computed here, bit for bit what any group would compute: others may begin with it.
@@ -27,39 +27,39 @@ pub(super) struct Pages {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Admission {
     /// What it was before, and is again if they refuse.
-    pub wait: Wait,
+    pub wait: PageWait,
     /// What it is to begin with.
     pub shared: Option<Shared>,
-    pub pages: Pages,
+    pub pages: SequencePages,
 }
 
 /// The states of a sequence.
 #[derive(Debug)]
 pub(super) enum State {
     /// Has no pages.
-    Waiting(Wait),
+    Waiting(PageWait),
     /// The stages are asked for pages, and to begin with what is shared.
     Admitting(Admission),
     /// Has pages; KV has arrived at some stages.
-    AwaitingKv { pages: Pages, since: Time, arrived: BTreeMap<u16, Vec<Delivery>> },
+    AwaitingKv { pages: SequencePages, since: Time, arrived: BTreeMap<u16, Vec<Delivery>> },
     /// Computes the tokens it has: `sent` of them are on their way or computed, `done` are computed.
-    Prefilling { pages: Pages, sent: u32, done: u32 },
+    Prefilling { pages: SequencePages, sent: u32, done: u32 },
     /// Computes its answer: the KV of all tokens but the last is there. More room may be asked for.
-    Decoding { pages: Pages, growing: Option<u32> },
+    Decoding { pages: SequencePages, growing: Option<u32> },
     /// The same, without room for its last token's KV.
-    Paused { pages: Pages, growing: Option<u32> },
+    Paused { pages: SequencePages, growing: Option<u32> },
     /// Its KV is on its way to another group.
-    Sending { pages: Pages },
+    Sending { pages: SequencePages },
 }
 
 impl State {
     /// Without pages from now on.
     pub fn waiting(now: Time) -> Self {
-        Self::Waiting(Wait { since: now, refused: false })
+        Self::Waiting(PageWait { since: now, refused: false })
     }
 
     /// The pages it has or is to have.
-    pub fn pages(&self) -> Option<Pages> {
+    pub fn pages(&self) -> Option<SequencePages> {
         match self {
             Self::Waiting(_) => None,
             Self::Admitting(Admission { pages, .. })
@@ -72,7 +72,7 @@ impl State {
     }
 
     /// The room that an answer has, and what more is asked for.
-    pub fn growth(&mut self) -> Option<(&mut Pages, &mut Option<u32>)> {
+    pub fn growth(&mut self) -> Option<(&mut SequencePages, &mut Option<u32>)> {
         match self {
             Self::Decoding { pages, growing } | Self::Paused { pages, growing } => Some((pages, growing)),
             Self::Waiting(_)

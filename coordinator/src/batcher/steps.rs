@@ -5,8 +5,8 @@
 //! sequence that goes and comes back has another number, so that what is still on its way for the first is nobody's.
 
 use crate::policy::{
-    batching::{Answered, Member, Part, RequestNo, ServiceNo, Stepwise, Task},
-    choice::{Batches, Room},
+    batching::{Answered, BatchMember, Part, RequestNo, ServiceNo, Stepwise, Task},
+    choice::{Batches, MachineRoom},
     chunked::AHEAD,
 };
 use std::collections::{BTreeMap, VecDeque};
@@ -14,17 +14,17 @@ use tsnode_protocol::{RequestId, Sampled};
 
 /// A sequence's part of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Share {
+pub(super) struct SequenceShare {
     pub request: RequestId,
     pub part: Part,
-    /// Tokens computed.
+    /// Tokens that the step computes of it.
     pub tokens: u32,
 }
 
 /// A step that is done for a sequence.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Done {
-    pub share: Share,
+pub(super) struct SequenceStep {
+    pub share: SequenceShare,
     /// The tokens chosen, where some were.
     pub sampled: Vec<Sampled>,
 }
@@ -32,7 +32,7 @@ pub(super) struct Done {
 #[derive(Debug)]
 struct OnTheWay {
     step: u64,
-    members: Vec<Member>,
+    members: Vec<BatchMember>,
     /// What the last stage chose, once it is known; steps end in order.
     sampled: Option<Vec<(RequestId, Sampled)>>,
 }
@@ -53,7 +53,7 @@ impl Steps {
     /// No steps. Pages are granted before a sequence comes here: the policy need not count KV.
     pub fn new(batches: Batches, places: usize, stages: usize) -> Self {
         Self {
-            policy: batches.batching(Room { places, tokens: u64::MAX, stages }),
+            policy: batches.batching(MachineRoom { places, tokens: u64::MAX, stages }),
             stages: stages.max(1),
             numbers: BTreeMap::new(),
             requests: BTreeMap::new(),
@@ -70,7 +70,7 @@ impl Steps {
 
     /// Another policy, to which no sequence has come yet; steps are counted on.
     pub fn form_by(&mut self, batches: Batches, places: usize) {
-        self.policy = batches.batching(Room { places, tokens: u64::MAX, stages: self.stages });
+        self.policy = batches.batching(MachineRoom { places, tokens: u64::MAX, stages: self.stages });
         self.numbers.clear();
         self.requests.clear();
     }
@@ -109,7 +109,7 @@ impl Steps {
 
     /// The next step, if one may set off: the policy says how many may be on their way, and more than two for each stage
     /// are of no use.
-    pub fn next(&mut self) -> Option<(u64, Vec<Share>)> {
+    pub fn next(&mut self) -> Option<(u64, Vec<SequenceShare>)> {
         if self.on_the_way.len() >= (AHEAD * self.stages).min(self.policy.at_once()) || self.policy.select().is_empty()
         {
             return None;
@@ -124,13 +124,13 @@ impl Steps {
     }
 
     /// What is still here of a step that has not set off yet.
-    pub fn shares(&self, step: u64) -> Vec<Share> {
+    pub fn shares(&self, step: u64) -> Vec<SequenceShare> {
         let found = self.on_the_way.iter().find(|s| s.step == step);
         found.into_iter().flat_map(|s| &s.members).filter_map(|m| self.share(m)).collect()
     }
 
     /// The last stage has chosen these tokens in a step. What is done with that, and with steps before it, in order.
-    pub fn done(&mut self, step: u64, sampled: Vec<(RequestId, Sampled)>) -> Vec<Done> {
+    pub fn done(&mut self, step: u64, sampled: Vec<(RequestId, Sampled)>) -> Vec<SequenceStep> {
         if let Some(found) = self.on_the_way.iter_mut().find(|s| s.step == step) {
             found.sampled = Some(sampled);
         }
@@ -143,7 +143,9 @@ impl Steps {
             }
             self.policy.ran(1, &mut Vec::new());
             let shares = members.iter().filter_map(|m| self.share(m));
-            done.extend(shares.map(|share| Done { share, sampled: chosen.remove(&share.request).unwrap_or_default() }));
+            done.extend(
+                shares.map(|share| SequenceStep { share, sampled: chosen.remove(&share.request).unwrap_or_default() }),
+            );
         }
         done
     }
@@ -160,9 +162,9 @@ impl Steps {
     }
 
     /// Of a sequence that is still here.
-    fn share(&self, member: &Member) -> Option<Share> {
+    fn share(&self, member: &BatchMember) -> Option<SequenceShare> {
         let request = *self.requests.get(&member.request)?;
-        Some(Share { request, part: member.part, tokens: member.tokens })
+        Some(SequenceShare { request, part: member.part, tokens: member.tokens })
     }
 }
 

@@ -37,13 +37,13 @@ pub(super) fn may_help(answers: usize) -> bool {
 
 /// Answers' tokens and the time they took, with old ones fading.
 #[derive(Clone, Copy, Debug, Default)]
-struct Pace {
+struct TokenRate {
     tokens: f64,
     seconds: f64,
     steps: u32,
 }
 
-impl Pace {
+impl TokenRate {
     fn add(&mut self, tokens: u32, seconds: f64) {
         self.tokens = self.tokens * FADES + f64::from(tokens);
         self.seconds = self.seconds * FADES + seconds;
@@ -58,7 +58,7 @@ impl Pace {
 /// All ways, for about so many answers.
 #[derive(Clone, Debug, Default)]
 struct Paces {
-    ways: BTreeMap<Strategy, Pace>,
+    ways: BTreeMap<Strategy, TokenRate>,
     turns: u32,
     /// Steps in which the draft model is still tried.
     run: u32,
@@ -100,13 +100,13 @@ impl Paces {
         cheap().nth(nth as usize % cheap().count().max(1))
     }
 
-    fn pace(&self, strategy: Strategy) -> Pace {
+    fn pace(&self, strategy: Strategy) -> TokenRate {
         self.ways.get(&strategy).copied().unwrap_or_default()
     }
 }
 
 #[derive(Debug)]
-struct Timed {
+struct TimedStrategy {
     since: Time,
     size: u32,
     strategy: Strategy,
@@ -118,7 +118,7 @@ pub(super) struct StrategyTuner {
     /// By the logarithm of the number of answers.
     paces: BTreeMap<u32, Paces>,
     /// Steps on their way that are timed.
-    timed: BTreeMap<u64, Timed>,
+    timed: BTreeMap<u64, TimedStrategy>,
 }
 
 impl StrategyTuner {
@@ -129,7 +129,7 @@ impl StrategyTuner {
 
     /// A step of answers alone begins, for which there was a choice.
     pub fn begins(&mut self, step: u64, now: Time, answers: usize, strategy: Strategy) {
-        self.timed.insert(step, Timed { since: now, size: size(answers), strategy });
+        self.timed.insert(step, TimedStrategy { since: now, size: size(answers), strategy });
     }
 
     /// What was on its way is lost.
@@ -144,7 +144,7 @@ impl StrategyTuner {
 
     /// It is done, and has given so many tokens.
     pub fn done(&mut self, step: u64, now: Time, tokens: u32) {
-        let Some(Timed { since, size, strategy }) = self.timed.remove(&step) else { return };
+        let Some(TimedStrategy { since, size, strategy }) = self.timed.remove(&step) else { return };
         let pace = self.paces.entry(size).or_default().ways.entry(strategy).or_default();
         pace.add(tokens, now.saturating_sub(since).as_secs_f64());
     }

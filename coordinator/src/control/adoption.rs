@@ -317,6 +317,8 @@ impl Control {
         let present = self.adoption.adopted.as_ref().filter(|a| check::feasible(&a.plan.groups, &members).is_ok());
         if let Some(present) = present {
             let worth = |plan| self.config.planner.value(plan, &members, &self.config.wish);
+            // How steps are formed is chosen by what was replayed: groups are held against each other by what it is now.
+            let plan = &Plan { chosen: present.plan.chosen.clone(), ..plan.clone() };
             let (new, old) = (worth(plan), worth(&present.plan));
             let is_worse = new < old * (1.0 - self.config.margin);
             if is_worse && !self.is_turn(plan, &present.plan, &members) {

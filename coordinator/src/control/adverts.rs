@@ -18,13 +18,13 @@ const SOON: Duration = Duration::from_millis(200);
 
 /// When adverts are due.
 #[derive(Debug)]
-pub(super) struct Adverts {
+pub(super) struct AdvertSchedule {
     next: Option<Time>,
     /// They are repeated quickly until then: newcomers may miss the first.
     quickly_until: Time,
 }
 
-impl Adverts {
+impl AdvertSchedule {
     pub fn new(now: Time) -> Self {
         Self { next: None, quickly_until: now }
     }
@@ -78,7 +78,7 @@ mod tests {
 
     /// When adverts are said within so many seconds after somebody new has come, among so many (ms).
     fn said(seconds: u64, peers: usize) -> Vec<u128> {
-        let mut adverts = Adverts::new(Time::ZERO);
+        let mut adverts = AdvertSchedule::new(Time::ZERO);
         adverts.newcomer(Time::ZERO, peers);
         let mut said = Vec::new();
         while let Some(at) = adverts.deadline().filter(|at| *at <= Time::from_secs(seconds)) {

@@ -9,29 +9,29 @@ use tsnode_protocol::{Epoch, Term};
 const EPOCHS_HEARD: usize = 32;
 
 /// When a plan is for, which orders plans.
-pub(super) type At = (Epoch, Term);
+pub(super) type EpochTerm = (Epoch, Term);
 
 /// What one peer has endorsed, and what it has heard of.
 #[derive(Debug)]
 pub(super) struct Ballot {
     /// The last endorsed: only higher ones are.
-    endorsed: Option<At>,
+    endorsed: Option<EpochTerm>,
     /// When that was, until a plan takes effect.
     endorsed_at: Option<Time>,
     /// The last that was written down.
-    remembered: Option<At>,
+    remembered: Option<EpochTerm>,
     /// The highest term heard of in each epoch's proposals.
     heard: BTreeMap<Epoch, Term>,
 }
 
 impl Ballot {
     /// Of a peer that endorsed this in a former life.
-    pub fn new(endorsed: Option<At>) -> Self {
+    pub fn new(endorsed: Option<EpochTerm>) -> Self {
         Self { endorsed, endorsed_at: None, remembered: endorsed, heard: BTreeMap::new() }
     }
 
     /// A plan of that epoch and term is on its way: the next one is above it.
-    pub fn heard_of(&mut self, (epoch, term): At) {
+    pub fn heard_of(&mut self, (epoch, term): EpochTerm) {
         let last = self.heard.entry(epoch).or_insert(term);
         *last = term.max(*last);
         if self.heard.len() > EPOCHS_HEARD {
@@ -45,7 +45,7 @@ impl Ballot {
     }
 
     /// Whether it may be endorsed: nothing of this or a later time was.
-    pub fn is_free(&self, at: At) -> bool {
+    pub fn is_free(&self, at: EpochTerm) -> bool {
         self.endorsed.is_none_or(|last| at > last)
     }
 
@@ -54,7 +54,7 @@ impl Ballot {
         self.endorsed.map_or(Epoch(0), |last| last.0)
     }
 
-    pub fn endorse(&mut self, now: Time, at: At) {
+    pub fn endorse(&mut self, now: Time, at: EpochTerm) {
         (self.endorsed, self.endorsed_at) = (Some(at), Some(now));
     }
 
@@ -69,12 +69,12 @@ impl Ballot {
     }
 
     /// The last that is written down.
-    pub fn remembered(&self) -> Option<At> {
+    pub fn remembered(&self) -> Option<EpochTerm> {
         self.remembered
     }
 
     /// Whether it is to be written down: it is used up, also for this peer's next life.
-    pub fn remember(&mut self, at: At) -> bool {
+    pub fn remember(&mut self, at: EpochTerm) -> bool {
         let is_later = self.remembered.is_none_or(|last| at > last);
         if is_later {
             self.remembered = Some(at);
@@ -87,7 +87,7 @@ impl Ballot {
 mod tests {
     use super::*;
 
-    fn at(epoch: u64, term: u32) -> At {
+    fn at(epoch: u64, term: u32) -> EpochTerm {
         (Epoch(epoch), Term(term))
     }
 

@@ -1,9 +1,9 @@
 //! Plan flow 5: whether a plan can be carried out at all, by a peer's own view.
 
-use crate::members::Members;
+use crate::{cards, members::Members};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use tsnode_protocol::{Group, ModelId, PeerId};
+use tsnode_protocol::{Group, ModelId, ModelShape, PeerId};
 
 /// Why a plan cannot be carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,26 +44,31 @@ pub(super) fn feasible(groups: &[Group], members: &Members<'_>) -> Result<(), In
         return Err(Infeasible::Empty);
     }
     let (mut used, mut models) = (BTreeSet::new(), BTreeMap::<_, BTreeSet<ModelId>>::new());
+    let mut shapes = BTreeMap::new();
     for group in groups {
+        // The sizes by which it was planned, whatever a stage's own peer says.
+        let agreed = || cards::agreed(group.model, members.values().copied()).map(|card| card.shape);
+        let shape: Option<ModelShape> = *shapes.entry(group.model).or_insert_with(agreed);
         let mut end = 0;
         let mut layers = 0;
         for stage in &group.stages {
             let peer = stage.peer;
             let advert = members.get(&peer).ok_or(Infeasible::NoPeer(peer))?;
             let device = advert.devices.get(usize::from(stage.device)).ok_or(Infeasible::NoDevice(peer))?;
-            let card = advert.models.iter().find(|m| m.id == group.model).ok_or(Infeasible::NoModel(peer))?;
+            let has = advert.models.iter().any(|card| card.id == group.model);
+            let shape = shape.filter(|_| has).ok_or(Infeasible::NoModel(peer))?;
             let served = device.served(group.model).ok_or(Infeasible::NoModel(peer))?;
             if !used.insert((peer, stage.device, group.model)) {
                 return Err(Infeasible::Twice(peer));
             }
-            let bytes = card.shape.stage_bytes(stage.layers);
+            let bytes = shape.stage_bytes(stage.layers);
             let beside = models.entry((peer, stage.device)).or_default();
             beside.insert(group.model);
             if bytes > served.memory_bytes || !device.holds(beside) {
                 return Err(Infeasible::Memory(peer));
             }
             end = stage.layers.end;
-            layers = card.shape.layers;
+            layers = shape.layers;
         }
         if end != layers {
             return Err(Infeasible::Layers);
@@ -108,6 +113,19 @@ mod tests {
         assert_eq!(found(&with(15, 10), &groups), Err(Infeasible::Memory(peer)));
         assert_eq!(found(&with(15, 10), &groups[..1]), Ok(()), "one at a time");
         assert_eq!(found(&with(11, 10), &groups[1..]), Err(Infeasible::Memory(peer)), "the other's pages stay");
+    }
+
+    #[test]
+    fn layers_are_those_that_most_say() {
+        let peer = |n: u8| PeerId([n; 32]);
+        let (own, mut lies) = (sample::lends_several(0, sample::cards(1)), sample::lends_several(0, sample::cards(1)));
+        lies.models[0].shape.layers = 2;
+        let at = |n: u8, start, end| Stage { peer: peer(n), device: 0, layers: LayerRange { start, end } };
+        let group = Group::new(ModelId([1; 16]), Phase::Mixed, vec![at(0, 0, 2), at(2, 2, 4)]);
+        let members: Members<'_> = [(peer(0), &own), (peer(1), &own), (peer(2), &lies)].into();
+        assert_eq!(feasible(&[group], &members), Ok(()));
+        let short = Group::new(ModelId([1; 16]), Phase::Mixed, vec![at(2, 0, 2)]);
+        assert_eq!(feasible(&[short], &members), Err(Infeasible::Layers));
     }
 
     #[test]

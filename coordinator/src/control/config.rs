@@ -3,7 +3,7 @@
 use super::detector::Silence;
 use crate::{
     planner::{Planner, Scheduler, Wish},
-    settings::Settings,
+    settings::SwarmSettings,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,11 +12,11 @@ use tsnode_protocol::{Epoch, PeerId, SwarmId, Term};
 /// How a peer takes part.
 #[derive(Clone, Debug)]
 pub struct ControlConfig {
-    /// This peer.
+    /// The id that this peer signs by.
     pub me: PeerId,
-    /// The swarm.
+    /// The swarm whose gossip counts.
     pub swarm: SwarmId,
-    /// Between heartbeats.
+    /// Time from one heartbeat to the next.
     pub heartbeat: Duration,
     /// How long silence may last.
     pub silence: Silence,
@@ -35,7 +35,7 @@ pub struct ControlConfig {
     /// What a person asks of plans.
     pub wish: Wish,
     /// What members had set when this peer ended last.
-    pub settings: Settings,
+    pub settings: SwarmSettings,
     /// Whether members may set anything for all: in a swarm that anybody may come into, nobody may.
     pub takes_settings: bool,
     /// What makes them, and values them.
@@ -63,7 +63,7 @@ impl ControlConfig {
             // An epoch: volunteers come and go, and what is loaded for longer than that may not be needed by then.
             horizon: Duration::from_secs(600),
             wish: Wish::default(),
-            settings: Settings::default(),
+            settings: SwarmSettings::default(),
             takes_settings: true,
             planner: Arc::new(Scheduler),
             max_peers: 4096,

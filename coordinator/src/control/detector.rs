@@ -66,7 +66,7 @@ impl Default for Silence {
 /// What silence means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Sign {
-    /// Nothing.
+    /// No longer than usual.
     Fine,
     /// Longer than usual: nothing new for it.
     Suspect,

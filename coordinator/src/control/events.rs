@@ -1,13 +1,13 @@
 //! What happens to a peer, what it does, and why it refuses or gives up others.
 
-use super::{check::Infeasible, planning::Question};
-use crate::{planner::Draft, trust::Offence};
+use super::{check::Infeasible, planning::PlannerInput};
+use crate::{planner::PlanDraft, trust::Offence};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 use tsnode_protocol::{
-    Advert, Epoch, Gossip, GroupLoad, Heartbeat, Load, PeerId, Plan, SettingKey, SettingValue, SwarmSetting, Term,
-    Verified,
+    Advert, Epoch, Gossip, GroupLoad, Heartbeat, Load, PeerId, Plan, SeenSpeed, SettingKey, SettingValue, SwarmSetting,
+    Term, Verified,
 };
 
 /// What happens to a peer.
@@ -37,6 +37,8 @@ pub enum Event {
     },
     /// Whom this peer has cut off now.
     CutOff(Vec<PeerId>),
+    /// What its gateway saw of groups whose claims are in doubt.
+    SeenSpeeds(Vec<SeenSpeed>),
     /// The transport has a connection to a peer.
     Connected(PeerId),
     /// The transport has lost its last connection to a peer.
@@ -44,7 +46,7 @@ pub enum Event {
     /// A peer's own system says that its process is no more.
     Gone(PeerId),
     /// The planner's answer to the last [`Action::AskPlanner`].
-    Planned(Option<Draft>),
+    Planned(Option<PlanDraft>),
     /// A client of this peer waits for a plan.
     Asked,
     /// A member sets something for the whole swarm, here.
@@ -77,7 +79,7 @@ pub enum Action {
     /// Follow this plan.
     Adopt(Arc<Plan>),
     /// Have the planner answer, without waiting for it, and say what it says. One question is open at a time.
-    AskPlanner(Arc<Question>),
+    AskPlanner(Arc<PlannerInput>),
     /// Remember that these are the newest settings of the swarm.
     Settings(Vec<SwarmSetting>),
     /// A message was refused.

@@ -3,9 +3,9 @@
 use super::{
     Action, Control, Member,
     adoption::{FAR_EPOCHS, TERMS_AHEAD},
-    planning::{Planning, Rest},
+    planning::{Planning, SearchPause},
 };
-use crate::{Time, planner::Draft};
+use crate::{Time, planner::PlanDraft};
 use std::time::Duration;
 use tsnode_protocol::{Epoch, Gossip, PeerId, Plan, Term};
 
@@ -23,7 +23,7 @@ fn whose(turn: usize, ranks: usize) -> usize {
 
 /// Who plans, and how far this peer is with a plan of its own.
 #[derive(Debug, Default)]
-pub(super) struct Turn {
+pub(super) struct PlanningTurn {
     /// The first of ranks.
     pub coordinator: Option<PeerId>,
     /// Since when the adopted plan no longer fits.
@@ -31,7 +31,7 @@ pub(super) struct Turn {
     pub proposed_at: Option<Time>,
     pub planning: Planning,
     /// What links that are measured all the time may ask of the planner.
-    pub rest: Rest,
+    pub rest: SearchPause,
 }
 
 impl Control {
@@ -151,7 +151,7 @@ impl Control {
     }
 
     /// A draft becomes a plan of the next free term, above whatever those follow with whom it is to settle a dispute.
-    fn number(&self, draft: Draft, disputed: bool) -> Plan {
+    fn number(&self, draft: PlanDraft, disputed: bool) -> Plan {
         let astray = self.members().filter(|(_, m)| disputed && self.is_astray(m));
         let theirs = astray.map(|(_, m)| (m.heartbeat.epoch, m.heartbeat.term)).max();
         let last =
@@ -159,7 +159,7 @@ impl Control {
         let epoch = self.epoch().max(last.0);
         let used = [(last.0 == epoch).then_some(last.1), self.ballot.heard_in(epoch)];
         let term = Term(used.into_iter().flatten().max().map_or(0, |t| t.0.saturating_add(1)));
-        let Draft { groups, routes, chosen, reason } = draft;
+        let PlanDraft { groups, routes, chosen, reason } = draft;
         Plan { epoch, term, parent: self.plan_id(), groups, routes, chosen, reason }
     }
 }

@@ -3,14 +3,14 @@
 use std::iter::Peekable;
 use tsnode_protocol::{Epoch, PeerId, PlanId, SwarmId};
 
-type Rank = [u8; 32];
+type RankHash = [u8; 32];
 
 /// What peers have drawn for an epoch after a plan. Views change far oftener than these do, so that each is hashed once.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LeaderRanks {
     of: Option<(Epoch, Option<PlanId>)>,
     /// In the order of peers.
-    drawn: Vec<(PeerId, Rank)>,
+    drawn: Vec<(PeerId, RankHash)>,
 }
 
 impl LeaderRanks {
@@ -36,12 +36,12 @@ impl LeaderRanks {
 }
 
 /// What a peer drew before; those before it are passed over.
-fn find(known: &mut Peekable<impl Iterator<Item = (PeerId, Rank)>>, peer: PeerId) -> Option<Rank> {
+fn find(known: &mut Peekable<impl Iterator<Item = (PeerId, RankHash)>>, peer: PeerId) -> Option<RankHash> {
     while known.next_if(|(other, _)| *other < peer).is_some() {}
     known.next_if(|(other, _)| *other == peer).map(|(_, rank)| rank)
 }
 
-fn draw(swarm: SwarmId, (epoch, last): (Epoch, Option<PlanId>), peer: PeerId) -> Rank {
+fn draw(swarm: SwarmId, (epoch, last): (Epoch, Option<PlanId>), peer: PeerId) -> RankHash {
     let mut hasher = blake3::Hasher::new();
     hasher.update(b"tsnode rank v1").update(&swarm.0).update(&epoch.0.to_le_bytes());
     if let Some(plan) = last {

@@ -4,7 +4,7 @@ mod announced;
 mod dispute;
 mod sequences;
 
-pub(super) use sequences::Kind;
+pub(super) use sequences::MessageKind;
 
 use super::detector::{ArrivalWindow, Health, Sign, Silence};
 use crate::Time;
@@ -24,7 +24,7 @@ const RESTLESS: Time = Time::from_secs(5);
 /// How a message came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Audience {
-    /// To everybody.
+    /// To everybody, by gossip.
     ToAll,
     /// To this peer, and a few others.
     Straight,
@@ -36,7 +36,7 @@ pub enum Presence {
     /// Not yet, or no longer.
     #[default]
     Absent,
-    /// It is.
+    /// It was heard of late enough.
     Present,
     /// It is late: nothing new for it.
     Suspect,
@@ -129,7 +129,7 @@ impl Member {
     }
 
     /// Notes a message's sequence; false if it is no news ([`Sequences::advance`]).
-    pub(super) fn advance(&mut self, now: Time, kind: Kind, sequence: u64) -> bool {
+    pub(super) fn advance(&mut self, now: Time, kind: MessageKind, sequence: u64) -> bool {
         let Some(is_reborn) = self.sequences.advance(now, kind, sequence) else { return false };
         if is_reborn {
             self.gone_at = None;
@@ -141,7 +141,7 @@ impl Member {
 
     /// A heartbeat for all, that what it said straight here later has overtaken: false if it is none.
     pub(super) fn was_overtaken(&mut self, sequence: u64, heartbeat: &Heartbeat) -> bool {
-        let (last, life) = (self.sequences.of(Kind::Heartbeat), self.sequences.life());
+        let (last, life) = (self.sequences.of(MessageKind::Heartbeat), self.sequences.life());
         let was = Life::of(sequence) == life && self.announced.sequence() < sequence && sequence < last;
         if was {
             self.announced.overtaken(sequence, heartbeat, &self.heartbeat);
@@ -167,7 +167,7 @@ impl Member {
 
     /// How much of what all were to know of it this peer has heard: it only grows.
     pub(super) fn said(&self) -> u64 {
-        self.sequences.of(Kind::Advert).wrapping_add(self.announced.sequence())
+        self.sequences.of(MessageKind::Advert).wrapping_add(self.announced.sequence())
     }
 
     /// From now on it is to be heard all the time, or no longer.
@@ -184,14 +184,14 @@ impl Member {
     }
 
     /// A message of it has come. What it said before it went may still be on its way round for a moment.
-    pub(super) fn heard(&mut self, now: Time, kind: Kind, way: Audience) {
+    pub(super) fn heard(&mut self, now: Time, kind: MessageKind, way: Audience) {
         self.last_heard = now;
         self.sequences.heard(now);
         self.disconnected = false;
         self.trust();
         (self.called, self.late_since) = (None, None);
         self.gone_at = self.gone_at.filter(|at| now < *at + ECHO);
-        if kind == Kind::Heartbeat {
+        if kind == MessageKind::Heartbeat {
             // Of others only what is news comes here, and its gaps say nothing about the next.
             if self.watched_since.is_some() {
                 self.arrivals.beat(now);
@@ -253,7 +253,7 @@ mod tests {
         assert!(!member.doubt() && !member.is_there(), "who is not there is not late");
         member.presence = Presence::Present;
         assert!(member.doubt() && !member.doubt() && member.is_there());
-        member.heard(now, Kind::Heartbeat, Audience::ToAll);
+        member.heard(now, MessageKind::Heartbeat, Audience::ToAll);
         assert_eq!(member.presence, Presence::Present);
         member.watch(true, now);
         member.doubt();
@@ -262,7 +262,7 @@ mod tests {
         (member.called, _) = (Some(now), member.doubt());
         member.give_up();
         assert_eq!((member.presence, member.called), (Presence::Absent, None));
-        member.heard(now, Kind::Heartbeat, Audience::ToAll);
+        member.heard(now, MessageKind::Heartbeat, Audience::ToAll);
         assert!(!member.is_there(), "a word alone brings nobody back");
     }
 }

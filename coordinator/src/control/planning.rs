@@ -3,7 +3,7 @@
 
 use super::{
     Action, Control, Infeasible, check,
-    reload::{Judge, new_groups},
+    reload::{PlanJudge, new_groups},
     swap::{self, Swap},
     swapping,
 };
@@ -11,15 +11,16 @@ use crate::{
     Time,
     members::Members,
     planner::{
-        Draft, Planner, Wish,
+        PlanDraft, Planner, Wish,
         fetching::{self, HORIZON, Holdings},
+        spare,
     },
-    settings::Settings,
+    settings::SwarmSettings,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use tsnode_protocol::{Advert, Group, ModelId, PeerId, Plan, RouteChoice};
+use tsnode_protocol::{Advert, Group, ModelId, PeerId, Plan, PolicyChoice};
 
 /// How long the planner rests at least before it searches again for links alone, and how many times as long as it has searched: on a
 /// large swarm a search takes seconds of a core, and what it found for links of a moment ago is hardly worse.
@@ -32,7 +33,7 @@ const SWAPS_TRIED: usize = 6;
 
 /// What the planner is asked: the swarm as it was then.
 #[derive(Clone, Debug)]
-pub struct Question {
+pub struct PlannerInput {
     members: BTreeMap<PeerId, Arc<Advert>>,
     standing: Option<Arc<Plan>>,
     wish: Wish,
@@ -44,45 +45,52 @@ pub struct Question {
     swap: Option<Swap>,
 }
 
-impl Question {
+impl PlannerInput {
     /// The draft that should replace the plan in force, if one should. This is the search: it may take seconds.
     #[must_use]
-    pub fn answer(&self, planner: &dyn Planner) -> Option<Draft> {
+    pub fn answer(&self, planner: &dyn Planner) -> Option<PlanDraft> {
         let members = self.members.iter().map(|(peer, advert)| (*peer, &**advert)).collect();
         let draft = self.regrouped(planner, &members);
         self.with_routing(planner, &members, draft)
     }
 
-    /// A draft with what is chosen to route requests by on it. Where groups stay as they are, another choice is reason enough for
-    /// another plan: nothing is loaded for it.
-    fn with_routing(&self, planner: &dyn Planner, members: &Members<'_>, draft: Option<Draft>) -> Option<Draft> {
+    /// A draft with what is chosen to route requests and form steps by on it. Where groups stay as they are, another choice, or
+    /// other ways for it, is reason enough for another plan: nothing is loaded for it.
+    fn with_routing(
+        &self,
+        planner: &dyn Planner,
+        members: &Members<'_>,
+        draft: Option<PlanDraft>,
+    ) -> Option<PlanDraft> {
         let standing = self.standing.as_deref();
         let before = standing.map_or(&[][..], |plan| &plan.chosen);
         if standing.is_some_and(|plan| check::feasible(&plan.groups, members).is_err()) {
             // After a loss what is left goes on at once, as it was.
-            return draft.map(|draft| Draft { chosen: before.to_vec(), ..draft });
+            return draft.map(|draft| spared(PlanDraft { chosen: before.to_vec(), ..draft }, members));
         }
         if let Some(draft) = draft {
-            let chosen = planner.route(&draft, members, &self.wish, before);
-            return Some(Draft { chosen, ..draft });
+            let chosen = planner.choose(&draft, members, &self.wish, before);
+            return Some(spared(PlanDraft { chosen, ..draft }, members));
         }
-        let Plan { groups, routes, chosen, reason, .. } = standing?.clone();
-        let as_it_stands = Draft { groups, routes, chosen, reason };
-        let chosen = planner.route(&as_it_stands, members, &self.wish, before);
+        let standing = standing?;
+        let Plan { groups, routes, chosen, reason, .. } = standing.clone();
+        let as_it_stands = PlanDraft { groups, routes, chosen, reason };
+        let chosen = planner.choose(&as_it_stands, members, &self.wish, before);
         let is_there =
-            |choice: &RouteChoice| before.iter().any(|b| (b.model, b.policy) == (choice.model, choice.policy));
-        let is_news = !chosen.iter().all(is_there);
-        is_news.then_some(Draft { chosen, ..as_it_stands })
+            |choice: &PolicyChoice| before.iter().any(|b| (b.model, b.policy) == (choice.model, choice.policy));
+        let is_chosen_anew = !chosen.iter().all(is_there);
+        let draft = spared(PlanDraft { chosen, ..as_it_stands }, members);
+        (is_chosen_anew || draft.routes != standing.routes).then_some(draft)
     }
 
-    /// The draft whose groups and routes should replace those in force, if some should.
-    fn regrouped(&self, planner: &dyn Planner, members: &Members<'_>) -> Option<Draft> {
+    /// The draft whose groups and routes should replace those in force, if some should, ways for queues alone left out.
+    fn regrouped(&self, planner: &dyn Planner, members: &Members<'_>) -> Option<PlanDraft> {
         let wish = &self.wish;
         let full = || planner.plan(members, wish, self.standing.as_deref());
         let anew = || Some(full()).filter(|draft| !draft.groups.is_empty());
         let Some(standing) = self.standing.as_deref() else { return anew() };
         // After a loss, what stands goes on at once; what else could be done is looked for when that is in force.
-        let is_feasible = |draft: &Draft| check::feasible(&draft.groups, members).is_ok();
+        let is_feasible = |draft: &PlanDraft| check::feasible(&draft.groups, members).is_ok();
         if check::feasible(&standing.groups, members).is_err() {
             return planner.flip(standing, members, wish).filter(is_feasible).or_else(anew);
         }
@@ -90,7 +98,7 @@ impl Question {
             return Some(swapped);
         }
         let (margin, horizon) = (self.margin, self.horizon);
-        let judge = Judge { planner, members, wish, standing, margin, horizon };
+        let judge = PlanJudge { planner, members, wish, standing, margin, horizon };
         let light = planner.grow(standing, members, wish).filter(is_feasible);
         // So does what is better and loads nothing.
         let at_once = light.as_ref().filter(|draft| !self.disputed && judge.loads_nothing(draft));
@@ -103,14 +111,14 @@ impl Question {
 
     /// The draft in which a model whose turn has come is served where others were that may go, and none else goes: with all other
     /// groups as they stand, or with groups made anew.
-    fn swapped(&self, planner: &dyn Planner, members: &Members<'_>, standing: &Plan) -> Option<Draft> {
+    fn swapped(&self, planner: &dyn Planner, members: &Members<'_>, standing: &Plan) -> Option<PlanDraft> {
         let swap = self.swap.as_ref()?;
         let here: BTreeSet<ModelId> = standing.groups.iter().map(|group| group.model).collect();
         let served = || members.values().flat_map(|advert| &advert.devices).flat_map(|device| &device.serves);
         let tries = swap.tries(members, &standing.groups);
         // What nobody gives, or is fetched for too long, would take others' places and serve nobody.
         let holdings = Holdings::of(members);
-        let comes_in_time = |draft: &Draft| {
+        let comes_in_time = |draft: &PlanDraft| {
             let new: Vec<Group> = new_groups(standing, draft).cloned().collect();
             holdings.as_ref().is_none_or(|holdings| fetching::takes(&holdings.fetches(&new)).0 < HORIZON.0)
         };
@@ -121,11 +129,11 @@ impl Question {
             let view: Members<'_> = adverts.iter().map(|(peer, advert)| (*peer, advert)).collect();
             // Others judge it by views of their own, and would refuse one that takes from those that stay.
             let value = |plan: &Plan| planner.value(plan, members, &self.wish);
-            let takes_nothing = |draft: &Draft| {
+            let takes_nothing = |draft: &PlanDraft| {
                 let plan = Plan { groups: draft.groups.clone(), ..standing.clone() };
                 swapping::is_as_good(&plan, standing, self.margin / 2.0, value)
             };
-            let is_right = |draft: &Draft| {
+            let is_right = |draft: &PlanDraft| {
                 let serves = |model: ModelId| draft.groups.iter().any(|group| group.model == model);
                 let stay = here.difference(&go).all(|model| serves(*model));
                 let fits = check::feasible(&draft.groups, members).is_ok();
@@ -137,7 +145,7 @@ impl Question {
     }
 
     /// Who waits first, if no place was found for it, though there is nothing that it could wait for.
-    fn waits_in_vain(&self, draft: Option<&Draft>) -> Option<ModelId> {
+    fn waits_in_vain(&self, draft: Option<&PlanDraft>) -> Option<ModelId> {
         let (swap, standing) = (self.swap.as_ref()?, self.standing.as_deref()?);
         let first = *swap.waits.first()?;
         let members: Members<'_> = self.members.iter().map(|(peer, advert)| (*peer, &**advert)).collect();
@@ -149,7 +157,7 @@ impl Question {
 
     /// Whether the same devices are there for the same models, and the same is set; links are measured anew all the time.
     fn is_of(&self, now: &Members<'_>) -> bool {
-        if Settings::of(self.members.values().map(|a| &**a)) != Settings::of(now.values().copied()) {
+        if SwarmSettings::of(self.members.values().map(|a| &**a)) != SwarmSettings::of(now.values().copied()) {
             return false;
         }
         let lends = |a: &Advert| !a.devices.is_empty();
@@ -159,6 +167,12 @@ impl Question {
     }
 }
 
+/// A draft with the ways that are there for queues alone.
+fn spared(draft: PlanDraft, members: &Members<'_>) -> PlanDraft {
+    let routes = spare::routes(&draft.groups, &draft.routes, &draft.chosen, members);
+    PlanDraft { routes, ..draft }
+}
+
 /// How far this peer is with a plan of its own.
 #[derive(Clone, Debug, Default)]
 pub(super) enum Planning {
@@ -166,10 +180,10 @@ pub(super) enum Planning {
     #[default]
     Idle,
     /// It is at work; its turn had come when it was asked.
-    Asked(Arc<Question>),
+    Asked(Arc<PlannerInput>),
     /// What it found for this view: none where what stands is as good.
     Found {
-        draft: Option<Draft>,
+        draft: Option<PlanDraft>,
         /// To settle a dispute.
         disputed: bool,
         /// The turn in which it was asked is not used up.
@@ -198,7 +212,7 @@ impl Planning {
 
 /// When links that were measured anew are reason enough to search again: they are all the time, wherever something runs beside.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Rest {
+pub(super) struct SearchPause {
     /// When the planner was asked last.
     asked: Time,
     /// Until when it rests.
@@ -207,7 +221,7 @@ pub(super) struct Rest {
     is_stale: bool,
 }
 
-impl Rest {
+impl SearchPause {
     fn asked(&mut self, now: Time) {
         *self = Self { asked: now, is_stale: false, ..*self };
     }
@@ -239,7 +253,7 @@ impl Control {
     }
 
     /// What there is to propose. Asks the planner where that is not known.
-    pub(super) fn draft(&mut self, disputed: bool, out: &mut Vec<Action>) -> Option<Draft> {
+    pub(super) fn draft(&mut self, disputed: bool, out: &mut Vec<Action>) -> Option<PlanDraft> {
         match &mut self.turn.planning {
             Planning::Asked(_) => return None,
             Planning::Found { draft: None, disputed: false, .. } if disputed => {}
@@ -256,9 +270,9 @@ impl Control {
         None
     }
 
-    fn question(&self, disputed: bool) -> Question {
+    fn question(&self, disputed: bool) -> PlannerInput {
         let planned = self.planned().filter_map(|(peer, m)| Some((*peer, m.advert.clone()?)));
-        Question {
+        PlannerInput {
             members: planned.collect(),
             standing: self.adoption.adopted.as_ref().map(|a| a.plan.clone()),
             wish: self.config.wish.clone(),
@@ -270,7 +284,7 @@ impl Control {
     }
 
     /// The planner's answer. The swarm may be another by now.
-    pub(super) fn planned_this(&mut self, draft: Option<Draft>) {
+    pub(super) fn planned_this(&mut self, draft: Option<PlanDraft>) {
         let Planning::Asked(question) = std::mem::take(&mut self.turn.planning) else { return };
         self.turn.rest.answered(self.now);
         self.next_look = self.now;
@@ -284,7 +298,7 @@ impl Control {
 
     /// Whether an answer is one to what would be asked now. Where no plan fits any more, one that does is not thrown away
     /// for leaving newcomers out.
-    fn still_answers(&self, question: &Question, draft: Option<&Draft>) -> bool {
+    fn still_answers(&self, question: &PlannerInput, draft: Option<&PlanDraft>) -> bool {
         if question.standing.as_ref().map(|p| p.id()) != self.plan_id() {
             return false;
         }
@@ -309,18 +323,20 @@ impl Control {
 mod tests {
     use super::*;
     use crate::sample;
-    use tsnode_protocol::{Epoch, LayerRange, PartialModel, Phase, Stage, Term};
+    use tsnode_protocol::{
+        Epoch, LayerRange, PartialModel, Phase, Route, RoutePolicy, SettingKey, SettingValue, Stage, SwarmSetting, Term,
+    };
 
-    fn question() -> Arc<Question> {
+    fn question() -> Arc<PlannerInput> {
         let (members, wish, horizon) = (BTreeMap::new(), Wish::default(), Duration::ZERO);
-        Arc::new(Question { members, standing: None, wish, margin: 0.0, horizon, disputed: false, swap: None })
+        Arc::new(PlannerInput { members, standing: None, wish, margin: 0.0, horizon, disputed: false, swap: None })
     }
 
-    fn draft() -> Draft {
-        Draft { groups: Vec::new(), routes: Vec::new(), chosen: Vec::new(), reason: "a test".into() }
+    fn draft() -> PlanDraft {
+        PlanDraft { groups: Vec::new(), routes: Vec::new(), chosen: Vec::new(), reason: "a test".into() }
     }
 
-    fn found(draft: Option<Draft>) -> Planning {
+    fn found(draft: Option<PlanDraft>) -> Planning {
         Planning::Found { draft, disputed: false, due: true }
     }
 
@@ -340,15 +356,15 @@ mod tests {
     struct Second;
 
     impl Planner for Second {
-        fn plan(&self, _: &Members<'_>, _: &Wish, _: Option<&Plan>) -> Draft {
-            Draft { groups: vec![group(2)], ..draft() }
+        fn plan(&self, _: &Members<'_>, _: &Wish, _: Option<&Plan>) -> PlanDraft {
+            PlanDraft { groups: vec![group(2)], ..draft() }
         }
 
-        fn flip(&self, _: &Plan, _: &Members<'_>, _: &Wish) -> Option<Draft> {
+        fn flip(&self, _: &Plan, _: &Members<'_>, _: &Wish) -> Option<PlanDraft> {
             None
         }
 
-        fn grow(&self, _: &Plan, _: &Members<'_>, _: &Wish) -> Option<Draft> {
+        fn grow(&self, _: &Plan, _: &Members<'_>, _: &Wish) -> Option<PlanDraft> {
             None
         }
 
@@ -377,11 +393,11 @@ mod tests {
             let standing =
                 Plan { epoch, term, parent: None, groups, routes: vec![], chosen: vec![], reason: String::new() };
             let (waits, claims, idle, over) = (vec![two], BTreeSet::new(), BTreeSet::from([one]), vec![]);
-            let question = Question {
+            let question = PlannerInput {
                 members: members.collect(),
                 standing: Some(Arc::new(standing)),
                 swap: Some(Swap { waits, claims, idle, over }),
-                ..Question::clone(&question())
+                ..PlannerInput::clone(&question())
             };
             let answer = question.answer(&Second);
             let in_vain = question.waits_in_vain(answer.as_ref()).is_some();
@@ -390,6 +406,30 @@ mod tests {
         };
         assert!(swaps(&[&whole]) && swaps(&[&fetches, &gives]));
         assert!(!swaps(&[&fetches]));
+    }
+
+    #[test]
+    fn where_requests_are_pooled_from_now_on_another_plan_has_ways_for_that_and_is_the_same_but_for_them() {
+        let layers = LayerRange { start: 0, end: 4 };
+        let on = |(n, phase): (u8, Phase)| {
+            Group::new(sample::card().id, phase, vec![Stage { peer: PeerId([n; 32]), device: 0, layers }])
+        };
+        let phases = [Phase::Prefill, Phase::Prefill, Phase::Decode, Phase::Decode];
+        let groups: Vec<Group> = (0..).zip(phases).map(on).collect();
+        let route = |a: usize, b: usize| Route { prefill: groups[a].id, decode: groups[b].id, share: 0.5 };
+        let routes = vec![route(0, 2), route(1, 3)];
+        let answer = |settings: &[SwarmSetting]| {
+            let (epoch, term, groups, routes) = (Epoch(0), Term(0), groups.clone(), routes.clone());
+            let standing = Plan { epoch, term, parent: None, groups, routes, chosen: vec![], reason: String::new() };
+            let advert = |n: u8| Advert { settings: settings.to_vec(), ..sample::advert(n.into()) };
+            let members = (0..4).map(|n| (PeerId([n; 32]), Arc::new(advert(n)))).collect();
+            let standing = Some(Arc::new(standing));
+            PlannerInput { members, standing, ..PlannerInput::clone(&question()) }.answer(&Second)
+        };
+        assert_eq!(answer(&[]), None);
+        let (key, value) = (SettingKey::Route { model: None }, SettingValue::Route(Some(RoutePolicy::Pools)));
+        let pooled = answer(&[SwarmSetting { key, value, at: 1, by: PeerId([0; 32]) }]).unwrap();
+        assert_eq!((&pooled.groups, &pooled.routes[..2], pooled.routes.len()), (&groups, &routes[..], 4));
     }
 
     #[test]
@@ -404,7 +444,7 @@ mod tests {
 
     #[test]
     fn the_planner_rests_as_long_as_it_searched_many_times() {
-        let (at, mut rest) = (Time::from_secs, Rest::default());
+        let (at, mut rest) = (Time::from_secs, SearchPause::default());
         rest.is_stale = true;
         assert!(rest.is_over(at(0)), "nothing was asked yet");
         rest.asked(at(10));

@@ -6,7 +6,7 @@
 use crate::{
     members::Members,
     planner::{
-        Draft, Planner, Wish,
+        PlanDraft, Planner, Wish,
         fetching::{self, Holdings},
         live,
     },
@@ -39,7 +39,7 @@ pub(super) fn least_turn(loading: Seconds) -> Seconds {
 }
 
 /// Drafts held against the plan that stands.
-pub(super) struct Judge<'a> {
+pub(super) struct PlanJudge<'a> {
     pub planner: &'a dyn Planner,
     pub members: &'a Members<'a>,
     pub wish: &'a Wish,
@@ -50,10 +50,10 @@ pub(super) struct Judge<'a> {
     pub horizon: Duration,
 }
 
-impl Judge<'_> {
+impl PlanJudge<'_> {
     /// The draft that is left of these: the light one unless the full one repays what it interrupts. Where there is no light
     /// one, the plan itself is that.
-    pub fn chosen(&self, light: Option<Draft>, full: Draft) -> Draft {
+    pub fn chosen(&self, light: Option<PlanDraft>, full: PlanDraft) -> PlanDraft {
         let light = light.unwrap_or_else(|| self.as_it_stands());
         let laid_out = self.wish.layout.is_some();
         let repays = || !self.takes_places(&full) && self.repays(&full, &light);
@@ -63,7 +63,7 @@ impl Judge<'_> {
     /// Whether a draft takes its place from a model that is asked for, where devices do not hold all at once, be it for several
     /// others. Of a busy one fewer requests are in time: by values it would go whenever another is asked for at all. When it goes,
     /// its turn says ([`super::swapping`]).
-    fn takes_places(&self, draft: &Draft) -> bool {
+    fn takes_places(&self, draft: &PlanDraft) -> bool {
         if !live::is_scarce(self.members) {
             return false;
         }
@@ -75,7 +75,7 @@ impl Judge<'_> {
     }
 
     /// Whether a draft is better than what stands, by more than views differ.
-    pub fn is_better(&self, draft: &Draft) -> bool {
+    pub fn is_better(&self, draft: &PlanDraft) -> bool {
         let Plan { groups, routes, .. } = self.standing;
         let same = draft.groups == *groups && draft.routes == *routes;
         let good = self.worth(&self.as_it_stands());
@@ -83,17 +83,17 @@ impl Judge<'_> {
     }
 
     /// Whether a draft gives work to a peer that has none.
-    pub fn takes_in(&self, draft: &Draft) -> bool {
+    pub fn takes_in(&self, draft: &PlanDraft) -> bool {
         let used = self.standing.peers();
         draft.groups.iter().flat_map(|g| &g.stages).any(|s| !used.contains(&s.peer))
     }
 
     /// Whether a draft has no group that is not there.
-    pub fn loads_nothing(&self, draft: &Draft) -> bool {
+    pub fn loads_nothing(&self, draft: &PlanDraft) -> bool {
         new_groups(self.standing, draft).next().is_none()
     }
 
-    fn repays(&self, full: &Draft, light: &Draft) -> bool {
+    fn repays(&self, full: &PlanDraft, light: &PlanDraft) -> bool {
         // Either comes as late as it is fetched: what would be there tomorrow is no reason to leave what is there now.
         let stands = self.worth(&self.as_it_stands());
         let (good, better) = (self.delayed(light, stands), self.delayed(full, stands));
@@ -103,7 +103,7 @@ impl Judge<'_> {
     }
 
     /// Part of the devices that serve now whose groups the draft does not have.
-    fn changing(&self, draft: &Draft) -> f64 {
+    fn changing(&self, draft: &PlanDraft) -> f64 {
         let kept: BTreeSet<GroupId> = draft.groups.iter().map(|g| g.id).collect();
         let devices = |groups: &mut dyn Iterator<Item = &Group>| groups.map(|g| g.stages.len()).sum::<usize>() as f64;
         let go = devices(&mut self.standing.groups.iter().filter(|g| !kept.contains(&g.id)));
@@ -111,7 +111,7 @@ impl Judge<'_> {
     }
 
     /// What the slowest host takes to load its new stages: hosts load beside each other, and one stage after the other.
-    fn loading(&self, draft: &Draft) -> Seconds {
+    fn loading(&self, draft: &PlanDraft) -> Seconds {
         let mut bytes: BTreeMap<PeerId, u64> = BTreeMap::new();
         for group in new_groups(self.standing, draft) {
             for stage in &group.stages {
@@ -128,26 +128,26 @@ impl Judge<'_> {
 
     /// What a draft is worth that hosts have to fetch, while what is worth `good` is served. Who laid groups out wants them, however
     /// long they take.
-    fn delayed(&self, draft: &Draft, good: f64) -> f64 {
+    fn delayed(&self, draft: &PlanDraft, good: f64) -> f64 {
         let worth = self.worth(draft);
         let Some(holdings) = Holdings::of(self.members).filter(|_| self.wish.layout.is_none()) else { return worth };
         let new: Vec<Group> = new_groups(self.standing, draft).cloned().collect();
         fetching::delayed(worth, good, fetching::takes(&holdings.fetches(&new)))
     }
 
-    fn worth(&self, draft: &Draft) -> f64 {
+    fn worth(&self, draft: &PlanDraft) -> f64 {
         let plan = Plan { groups: draft.groups.clone(), routes: draft.routes.clone(), ..self.standing.clone() };
         self.planner.value(&plan, self.members, self.wish)
     }
 
-    fn as_it_stands(&self) -> Draft {
+    fn as_it_stands(&self) -> PlanDraft {
         let Plan { groups, routes, chosen, reason, .. } = self.standing.clone();
-        Draft { groups, routes, chosen, reason }
+        PlanDraft { groups, routes, chosen, reason }
     }
 }
 
 /// Groups of a draft that are not there.
-pub(super) fn new_groups<'d>(standing: &Plan, draft: &'d Draft) -> impl Iterator<Item = &'d Group> {
+pub(super) fn new_groups<'d>(standing: &Plan, draft: &'d PlanDraft) -> impl Iterator<Item = &'d Group> {
     let there: BTreeSet<GroupId> = standing.groups.iter().map(|g| g.id).collect();
     draft.groups.iter().filter(move |g| !there.contains(&g.id))
 }
@@ -163,15 +163,15 @@ mod tests {
     struct ByPeers;
 
     impl Planner for ByPeers {
-        fn plan(&self, _: &Members<'_>, _: &Wish, _: Option<&Plan>) -> Draft {
+        fn plan(&self, _: &Members<'_>, _: &Wish, _: Option<&Plan>) -> PlanDraft {
             drafted(vec![])
         }
 
-        fn flip(&self, _: &Plan, _: &Members<'_>, _: &Wish) -> Option<Draft> {
+        fn flip(&self, _: &Plan, _: &Members<'_>, _: &Wish) -> Option<PlanDraft> {
             None
         }
 
-        fn grow(&self, _: &Plan, _: &Members<'_>, _: &Wish) -> Option<Draft> {
+        fn grow(&self, _: &Plan, _: &Members<'_>, _: &Wish) -> Option<PlanDraft> {
             None
         }
 
@@ -180,8 +180,8 @@ mod tests {
         }
     }
 
-    fn drafted(groups: Vec<Group>) -> Draft {
-        Draft { groups, routes: vec![], chosen: vec![], reason: String::new() }
+    fn drafted(groups: Vec<Group>) -> PlanDraft {
+        PlanDraft { groups, routes: vec![], chosen: vec![], reason: String::new() }
     }
 
     /// A group of these peers, which have equal parts of the four layers.
@@ -208,7 +208,7 @@ mod tests {
         let standing =
             Plan { epoch, term, parent: None, groups, routes: vec![], chosen: vec![], reason: String::new() };
         let (planner, horizon) = (&ByPeers, Duration::from_secs(600));
-        let judge = Judge { planner, members: &members, wish, standing: &standing, margin: 0.1, horizon };
+        let judge = PlanJudge { planner, members: &members, wish, standing: &standing, margin: 0.1, horizon };
         let full = drafted(vec![group(&[0, 1])]);
         let is_better = judge.is_better(&full);
         let chosen = judge.chosen(None, full.clone());

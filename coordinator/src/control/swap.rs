@@ -1,7 +1,7 @@
 //! Plan flow 4: what may go from devices' memory for a model that waits for its turn ([`super::swapping`]), and the swarm as it
 //! would be without that.
 
-use crate::members::Members;
+use crate::{cards, members::Members};
 use std::collections::{BTreeMap, BTreeSet};
 use tsnode_protocol::{Advert, Group, ModelId, PeerId};
 
@@ -101,7 +101,7 @@ fn has_room(model: ModelId, go: &BTreeSet<ModelId>, members: &Members<'_>, there
             }
         }
     }
-    let card = members.values().flat_map(|advert| &advert.models).find(|card| card.id == model);
+    let card = cards::agreed(model, members.values().copied());
     card.is_some_and(|card| card.shape.stage_bytes(card.shape.all_layers()) <= room)
 }
 

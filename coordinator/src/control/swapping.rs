@@ -9,15 +9,15 @@
 
 use super::{Control, reload, swap::Swap};
 use crate::{
-    Time,
+    Time, cards,
     members::Members,
-    planner::{Draft, live},
+    planner::{PlanDraft, live},
     replacement_interval::{Bounds, ReplacementInterval},
     traffic,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use tsnode_protocol::{Group, ModelCard, ModelId, Plan, Seconds};
+use tsnode_protocol::{Group, ModelId, Plan, Seconds};
 
 /// How long the first turn is, and between which lengths turns stay where loading takes no longer: requests for a model that is
 /// not there wait meanwhile.
@@ -33,39 +33,39 @@ const CLAIM: Duration = Duration::from_secs(900);
 const VAIN: Duration = Duration::from_secs(300);
 
 /// Models that are asked for, as far as devices have memory for them at all: requests a second, and how long loading takes.
-type Asked = BTreeMap<ModelId, (f64, Seconds)>;
+type ModelDemand = BTreeMap<ModelId, (f64, Seconds)>;
 
 /// What there is to choose from where not all models are in memory at once.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Demand {
-    asked: Asked,
+pub(super) struct SwapDemand {
+    asked: ModelDemand,
     /// Models that may give their place on some device: there it does not hold all, and they are not kept.
     may_go: BTreeSet<ModelId>,
 }
 
 /// What is asked for; `None` where all models are in memory at once, or nobody has any.
-pub(super) fn demand(members: &Members<'_>) -> Option<Demand> {
+pub(super) fn demand(members: &Members<'_>) -> Option<SwapDemand> {
     if !live::is_scarce(members) {
         return None;
     }
     let devices = members.values().flat_map(|advert| &advert.devices);
     let served = devices.filter(|device| !device.holds_all()).flat_map(|device| &device.serves);
     let may_go = served.filter(|served| !served.is_kept).map(|served| served.model).collect();
-    let cards: BTreeMap<ModelId, &ModelCard> =
-        members.values().flat_map(|advert| &advert.models).map(|card| (card.id, card)).collect();
-    let of = |(model, card): (ModelId, &ModelCard)| {
+    let models: BTreeSet<ModelId> = members.values().flat_map(|advert| &advert.models).map(|card| card.id).collect();
+    let of = |model: ModelId| {
+        let card = cards::agreed(model, members.values().copied())?;
         let rate = traffic::together(model, members)?.rate;
         let room = members.values().flat_map(|advert| &advert.devices).filter_map(|device| device.served(model));
         let room = room.map(|served| served.memory_bytes.saturating_sub(served.kv_bytes)).fold(0, u64::saturating_add);
         let bytes = card.shape.stage_bytes(card.shape.all_layers());
         (bytes <= room).then(|| (model, (rate, reload::loading(bytes))))
     };
-    Some(Demand { asked: cards.into_iter().filter_map(of).collect(), may_go })
+    Some(SwapDemand { asked: models.into_iter().filter_map(of).collect(), may_go })
 }
 
 /// A model of the plan in force.
 #[derive(Clone, Copy, Debug)]
-struct Served {
+struct PlannedModel {
     /// Since when it is planned.
     planned: Time,
     /// Since when it takes requests.
@@ -74,7 +74,7 @@ struct Served {
     is_older: bool,
 }
 
-impl Served {
+impl PlannedModel {
     /// When its turn began, or will be taken to have begun.
     fn began(self) -> Time {
         self.up.unwrap_or_else(|| self.planned.saturating_add(LATE))
@@ -85,13 +85,13 @@ impl Served {
 #[derive(Clone, Debug)]
 pub(super) struct Swapping {
     interval: ReplacementInterval,
-    served: BTreeMap<ModelId, Served>,
+    served: BTreeMap<ModelId, PlannedModel>,
     waits: BTreeMap<ModelId, Time>,
     /// Those of them that let others go first, and until when.
     vain: BTreeMap<ModelId, Time>,
-    demand: Demand,
+    demand: SwapDemand,
     /// What was asked for when the present turn began.
-    expected: Asked,
+    expected: ModelDemand,
     /// What planning was told last.
     told: Option<Swap>,
     /// Whether there was a choice when this peer looked last.
@@ -101,7 +101,7 @@ pub(super) struct Swapping {
 impl Default for Swapping {
     fn default() -> Self {
         let (served, waits, vain) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let (demand, expected) = (Demand::default(), Asked::new());
+        let (demand, expected) = (SwapDemand::default(), ModelDemand::new());
         let interval = ReplacementInterval::new(TURN);
         Self { interval, served, waits, vain, demand, expected, told: None, has_looked: false }
     }
@@ -109,7 +109,7 @@ impl Default for Swapping {
 
 impl Swapping {
     /// What is asked for now, and what the plan in force serves: whether a group of each takes requests.
-    fn look(&mut self, now: Time, demand: Option<Demand>, served: &BTreeMap<ModelId, bool>) {
+    fn look(&mut self, now: Time, demand: Option<SwapDemand>, served: &BTreeMap<ModelId, bool>) {
         let is_older = demand.is_some() && !self.has_looked;
         self.has_looked = demand.is_some();
         self.demand = demand.unwrap_or_default();
@@ -122,7 +122,7 @@ impl Swapping {
         }
         self.served.retain(|model, _| is_here(model));
         for (model, is_up) in served {
-            let served = self.served.entry(*model).or_insert(Served { planned: now, up: None, is_older });
+            let served = self.served.entry(*model).or_insert(PlannedModel { planned: now, up: None, is_older });
             served.up = served.up.or_else(|| is_up.then_some(now));
         }
         let asked = &self.demand.asked;
@@ -173,7 +173,7 @@ impl Swapping {
             waits.map(|(model, since)| (self.vain.contains_key(model), *since, *model)).collect();
         waits.sort_unstable();
         let first = waits.first()?.2;
-        let Demand { asked, may_go } = &self.demand;
+        let SwapDemand { asked, may_go } = &self.demand;
         let movable = || self.served.iter().filter(move |(model, _)| may_go.contains(*model));
         let idle: BTreeSet<ModelId> =
             movable().map(|(model, _)| *model).filter(|model| !asked.contains_key(model)).collect();
@@ -242,7 +242,7 @@ impl Control {
     }
 
     /// Whether all that a draft does not serve any more may go by what is known now.
-    pub(super) fn may_go_now(&self, draft: &Draft) -> bool {
+    pub(super) fn may_go_now(&self, draft: &PlanDraft) -> bool {
         let Some(Swap { idle, over, .. }) = &self.swapping.told else { return false };
         let stays = |model: &ModelId| draft.groups.iter().any(|group| group.model == *model);
         self.swapping.served.keys().all(|model| stays(model) || idle.contains(model) || over.contains(model))
@@ -283,9 +283,9 @@ mod tests {
     }
 
     /// Each once a second, and a second to load.
-    fn asks(models: &[u8]) -> Demand {
+    fn asks(models: &[u8]) -> SwapDemand {
         let asked = set(models).into_iter().map(|model| (model, (1.0, Seconds(1.0)))).collect();
-        Demand { asked, may_go: set(&[1, 2, 3, 4]) }
+        SwapDemand { asked, may_go: set(&[1, 2, 3, 4]) }
     }
 
     #[test]
@@ -327,7 +327,7 @@ mod tests {
         assert_eq!(due(&swapping, 65), Some((two.clone(), vec![set(&[4]), set(&[1, 4])])));
         let all = vec![set(&[4]), set(&[1, 4]), set(&[1, 3, 4])];
         assert_eq!(due(&swapping, 125), Some((two, all)));
-        swapping.look(at(126), Some(Demand { may_go: set(&[3]), ..asks(&[1, 2, 3]) }), &up(&[1, 3, 4]));
+        swapping.look(at(126), Some(SwapDemand { may_go: set(&[3]), ..asks(&[1, 2, 3]) }), &up(&[1, 3, 4]));
         assert_eq!(due(&swapping, 126).map(|(_, yields)| yields), Some(vec![set(&[3])]), "others are kept");
         let claims = |now: u64| swapping.due(at(now)).map(|swap| swap.claims.len());
         assert_eq!([claims(899), claims(900)], [Some(1), Some(0)], "it may never come");
@@ -371,7 +371,7 @@ mod tests {
         let mut swapping = Swapping::default();
         let mut turn = |rate: f64, served: &[u8], loading: f64| {
             let asked = [one, two].map(|model| (model, (rate, Seconds(loading))));
-            swapping.look(at(0), Some(Demand { asked: asked.into(), ..Demand::default() }), &up(served));
+            swapping.look(at(0), Some(SwapDemand { asked: asked.into(), ..SwapDemand::default() }), &up(served));
             swapping.turn(one, two).as_secs_f64()
         };
         let close = |found: f64, expected: f64| assert!((found - expected).abs() < 1e-6, "{found}, not {expected}");
@@ -411,7 +411,7 @@ mod tests {
         // Who has just come knows of no turn when it began.
         new.look(at(1), Some(asks(&[1, 2])), &up(&[1, 4]));
         assert!(new.allows(at(2), &set(&[1, 4]), &set(&[2, 4]), Duration::ZERO));
-        new.look(at(2), Some(Demand { may_go: set(&[4]), ..asks(&[1, 2]) }), &up(&[1, 4]));
+        new.look(at(2), Some(SwapDemand { may_go: set(&[4]), ..asks(&[1, 2]) }), &up(&[1, 4]));
         assert!(!new.allows(at(99), &set(&[1, 4]), &set(&[2, 4]), Duration::ZERO), "it is kept");
     }
 

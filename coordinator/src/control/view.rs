@@ -6,10 +6,10 @@ use super::{
     leader_rank::LeaderRanks,
     liveness::ANSWER,
     member::{Audience, Presence},
-    swapping::{self, Demand},
+    swapping::{self, SwapDemand},
     voice::LISTENERS,
 };
-use crate::{Time, members::Members};
+use crate::{Time, cards, members::Members};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,7 +40,7 @@ pub(super) struct Derived {
     /// Whether a plan is needed that anybody can see: there is none, it does not fit any more, or a peer has no part in it.
     pub pressing: bool,
     /// What is asked for, where not all models are in memory at once.
-    pub demand: Option<Demand>,
+    pub demand: Option<SwapDemand>,
 }
 
 impl Control {
@@ -134,7 +134,10 @@ impl Control {
 
     pub(super) fn hear_advert(&mut self, signer: PeerId, advert: Arc<Advert>, out: &mut Vec<Action>) {
         let me = self.config.me;
-        let advert = self.take_in_settings(advert, out);
+        let mut advert = self.take_in_settings(advert, out);
+        if let Some(own) = &self.own.advert {
+            cards::correct(&mut advert, own);
+        }
         let Some(member) = self.members.get_mut(&signer) else { return };
         if member.advert.as_deref() != Some(&*advert) {
             // Its first word after a new start may have come before its new addresses, and been answered at the old ones.
@@ -153,6 +156,18 @@ impl Control {
             } else {
                 self.view_changed();
             }
+        }
+    }
+
+    /// This peer has other models than before, and knows their sizes now whatever others say.
+    pub(super) fn correct_sizes(&mut self) {
+        let Some(own) = self.own.advert.clone() else { return };
+        let mut is_another = false;
+        for advert in self.members.values_mut().filter_map(|member| member.advert.as_mut()) {
+            is_another |= cards::correct(advert, &own);
+        }
+        if is_another {
+            self.members_changed();
         }
     }
 
@@ -318,7 +333,7 @@ impl Control {
         votes.into_iter().filter(|(peer, votes)| 2 * votes > others(peer)).map(|(peer, _)| peer).collect()
     }
 
-    /// Their adverts.
+    /// Adverts of the members that plans may name.
     pub(super) fn planned_members(&self) -> Members<'_> {
         self.planned().filter_map(|(peer, m)| Some((*peer, &**m.advert.as_ref()?))).collect()
     }

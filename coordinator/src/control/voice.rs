@@ -133,6 +133,7 @@ impl Control {
             load: self.own.load,
             leaving: self.own.leaving,
             cut_off: self.own.cut_off.clone(),
+            seen_speeds: self.own.seen_speeds.clone(),
         }
     }
 
@@ -146,6 +147,7 @@ impl Control {
             leaving: self.own.leaving,
             ready: Ready(&self.own.ready),
             cut_off: &self.own.cut_off,
+            seen_speeds: &self.own.seen_speeds,
         };
         self.voice.said.as_ref().is_none_or(|(said, _)| news() != said.news())
     }

@@ -8,7 +8,7 @@ use tsnode_protocol::{GroupId, LayerProfile, ModelId, Quickest, Seconds, Stage, 
 pub(super) struct By {
     /// That computed its prompt.
     pub prefill: GroupId,
-    /// That decoded.
+    /// The one that decoded its answer.
     pub decode: GroupId,
 }
 
@@ -55,7 +55,7 @@ fn beyond(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{gateway::Parts, sample};
+    use crate::{gateway::LatencyBreakdown, sample};
     use std::{collections::BTreeMap, sync::Arc};
     use tsnode_protocol::{KvCodec, LayerRange, Load, Misfit, PeerId, RequestId};
 
@@ -95,7 +95,7 @@ mod tests {
             alone: None,
             first_part: None,
             overflow: None,
-            parts: Parts::default(),
+            parts: LatencyBreakdown::default(),
             deliveries: vec![],
             moves: vec![],
             slowest: None,

@@ -22,9 +22,9 @@ const LOOK: Duration = Duration::from_millis(500);
 
 /// Requests that wait at the gate, by model, first come first.
 #[derive(Debug, Default)]
-pub(super) struct Held(BTreeMap<ModelId, VecDeque<RequestId>>);
+pub(super) struct HeldPrompts(BTreeMap<ModelId, VecDeque<RequestId>>);
 
-impl Held {
+impl HeldPrompts {
     /// It waits no longer.
     pub fn forget(&mut self, model: ModelId, request: RequestId) {
         if let Some(waiting) = self.0.get_mut(&model) {

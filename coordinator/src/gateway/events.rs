@@ -4,7 +4,7 @@ use super::Trace;
 use crate::{
     gate::{KvChoice, Overrule, SplitChoice},
     policy::choice::Dispatch,
-    spot_check::Served,
+    spot_check::CheckedAnswer,
     trust::Offence,
     view::View,
 };
@@ -138,6 +138,8 @@ pub enum Event {
         /// Whom nothing is to be sent to where others are.
         peers: BTreeSet<PeerId>,
     },
+    /// This process was not run for a while, or its host slept, and is told so before anything else that has come of it.
+    Woke,
     /// The time [`Gateway::deadline`] asked for.
     Deadline,
 }
@@ -152,7 +154,7 @@ impl Event {
             | Self::DecodeLost { request, .. }
             | Self::Prefill { request, .. }
             | Self::PrefillLost { request, .. } => Some(*request),
-            Self::View(_) | Self::Unresponsive { .. } | Self::Deadline => None,
+            Self::View(_) | Self::Unresponsive { .. } | Self::Woke | Self::Deadline => None,
         }
     }
 }
@@ -258,7 +260,7 @@ pub enum Action {
         offence: Offence,
     },
     /// It ended well, all of it computed where it began; right before the end.
-    Served(Served),
+    Served(CheckedAnswer),
     /// What ran where; right before the end.
     Trace(Box<Trace>),
     /// What had run where for a client that hung up, as far as it came here.

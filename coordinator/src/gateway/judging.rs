@@ -6,14 +6,15 @@
 
 use super::{
     GatewayConfig, Observed, Request, View,
-    parting::{Pair, Parting, Predictors},
-    prefix_cache::PrefixCache,
+    parting::{PartedPair, Parting, Predictors},
+    prefix_cache::PrefixIndex,
     unresponsive,
 };
 use crate::{
-    gate::{self, KvChoice, Overrule, PromptCost, SplitChoice, Verdict},
+    cards,
+    gate::{self, GateVerdict, KvChoice, Overrule, PromptCost, SplitChoice},
     links::WITHIN_PEER,
-    router::{self, Choice, Pick},
+    router::{self, Pick, RouterView},
 };
 use std::collections::{BTreeMap, BTreeSet};
 use tsnode_protocol::{
@@ -32,7 +33,7 @@ pub(super) struct Judging<'a> {
     pub config: &'a GatewayConfig,
     pub view: &'a View,
     pub observed: &'a Observed,
-    pub kept: &'a PrefixCache,
+    pub kept: &'a PrefixIndex,
     /// Who gives no sign of life now.
     pub unresponsive: &'a BTreeSet<PeerId>,
     /// What parts of prompts take, where members have set that prompts are parted.
@@ -41,7 +42,7 @@ pub(super) struct Judging<'a> {
 
 impl Judging<'_> {
     /// Where a request goes that the router sends that way.
-    pub fn way(&self, r: &Request, routed: Pick, choice: Choice<'_>) -> Pick {
+    pub fn way(&self, r: &Request, routed: Pick, choice: RouterView<'_>) -> Pick {
         // Whoever computed the prompt before may have it still.
         let is_up = |id: &GroupId| choice.up.contains_key(id) && self.is_of(*id, r.ask.model);
         let holder = r.prefilled_by.filter(|id| is_up(id) && routed.prefill != routed.decode);
@@ -59,7 +60,7 @@ impl Judging<'_> {
     }
 
     /// Pairs of the plan, and each of its decode groups with those that have some of the prompt.
-    fn ways(&self, r: &Request, choice: Choice<'_>) -> Vec<Pick> {
+    fn ways(&self, r: &Request, choice: RouterView<'_>) -> Vec<Pick> {
         let mut ways = router::open(choice, r.ask.model);
         let decode: BTreeSet<GroupId> = ways.iter().map(|way| way.decode).collect();
         let known = self.kept.holders(&r.trail).chain(r.prefilled_by);
@@ -78,7 +79,7 @@ impl Judging<'_> {
     }
 
     /// How long it takes to go on with these two (s); longer where they are slower than they claim.
-    fn goes_on_after(&self, r: &Request, pick: Pick, choice: Choice<'_>) -> Option<f64> {
+    fn goes_on_after(&self, r: &Request, pick: Pick, choice: RouterView<'_>) -> Option<f64> {
         let (prefill, decode) = (self.view.group(pick.prefill)?, self.view.group(pick.decode)?);
         let weight = |id| choice.weights.get(&id).copied().unwrap_or(1.0);
         let verdict = self.verdict(r, prefill, decode, choice.up)?;
@@ -95,7 +96,7 @@ impl Judging<'_> {
         prefill: &Group,
         decode: &Group,
         up: &BTreeMap<GroupId, Load>,
-    ) -> Option<Verdict> {
+    ) -> Option<GateVerdict> {
         let shape = shape(self.view, r.ask.model)?;
         let (from, to) = (prefill.leader()?, decode.leader()?);
         let (latency, bandwidth) = self.link(from, to);
@@ -106,7 +107,7 @@ impl Judging<'_> {
             KvChoice::Auto | KvChoice::Int4 | KvChoice::Raw => KvCodec::Int4,
         };
         let seen = |c| gate::Codec { pack: self.observed.packs(prefill, c), unpack: self.observed.unpacks(decode, c) };
-        let case = gate::Case {
+        let case = gate::GateCase {
             shape,
             tokens: r.ask.prompt.len() as u32,
             remote: self.side(&shape, prefill, up),
@@ -135,7 +136,7 @@ impl Judging<'_> {
         &self,
         r: &Request,
         (prefill, decode): (&Group, &Group),
-        verdict: Option<&Verdict>,
+        verdict: Option<&GateVerdict>,
         up: &BTreeMap<GroupId, Load>,
     ) -> (Option<u32>, String) {
         let prompt = r.ask.prompt.len() as u32;
@@ -164,12 +165,12 @@ impl Judging<'_> {
         r: &Request,
         (prefill, decode): (&'a Group, &'a Group),
         up: &BTreeMap<GroupId, Load>,
-    ) -> Option<Pair<'a>> {
+    ) -> Option<PartedPair<'a>> {
         let shape = shape(self.view, r.ask.model)?;
         let (latency, bandwidth) = self.link(prefill.leader()?, decode.leader()?);
         let at_remote = up.get(&prefill.id).map_or(0, |load| load.running.saturating_add(load.waiting));
         let (remote, local) = (self.side(&shape, prefill, up), self.side(&shape, decode, up));
-        Some(Pair { prefill, decode, remote, local, at_remote, latency, bandwidth })
+        Some(PartedPair { prefill, decode, remote, local, at_remote, latency, bandwidth })
     }
 
     /// Why the first of two groups computes nothing for the other, whatever it would take.
@@ -188,14 +189,14 @@ impl Judging<'_> {
     }
 
     /// Whether the first of two groups computes the prompt for the other, and why.
-    fn splits(&self, r: &Request, prefill: &Group, decode: &Group, verdict: Option<&Verdict>) -> (bool, String) {
+    fn splits(&self, r: &Request, prefill: &Group, decode: &Group, verdict: Option<&GateVerdict>) -> (bool, String) {
         if let Some(why) = self.bar(r, prefill, decode) {
             return (false, why.to_owned());
         }
         let splits = match (r.ask.overrule, self.config.split) {
             (Some(overrule), _) => overrule != Overrule::InPlace,
             (None, SplitChoice::Always) => true,
-            (None, SplitChoice::Auto) => verdict.is_some_and(Verdict::splits),
+            (None, SplitChoice::Auto) => verdict.is_some_and(GateVerdict::splits),
         };
         (splits, verdict.map_or_else(|| "one group does both".to_owned(), ToString::to_string))
     }
@@ -214,7 +215,7 @@ impl Judging<'_> {
     }
 
     /// A prompt goes through a group's stages one after the other.
-    fn side(&self, shape: &ModelShape, group: &Group, up: &BTreeMap<GroupId, Load>) -> gate::Side {
+    fn side(&self, shape: &ModelShape, group: &Group, up: &BTreeMap<GroupId, Load>) -> gate::GateSide {
         let cost = |stage: &Stage| {
             let device = self.view.adverts.get(&stage.peer).and_then(|a| a.devices.get(usize::from(stage.device)));
             let layers = stage.layers.len();
@@ -224,7 +225,7 @@ impl Judging<'_> {
             }
         };
         let load = up.get(&group.id).copied().unwrap_or_default();
-        gate::Side {
+        gate::GateSide {
             cost: group.stages.iter().map(cost).fold(PromptCost::default(), std::ops::Add::add),
             pending_tokens: load.pending_tokens,
             running: load.running,
@@ -232,7 +233,7 @@ impl Judging<'_> {
     }
 }
 
-/// A model's shape, as its hosts say.
+/// A model's shape, as most of its hosts say.
 pub(super) fn shape(view: &View, model: ModelId) -> Option<ModelShape> {
-    view.adverts.values().flat_map(|a| &a.models).find(|m| m.id == model).map(|m| m.shape)
+    cards::agreed(model, view.adverts.values()).map(|card| card.shape)
 }

@@ -11,14 +11,14 @@ const LEAST: f64 = 65_536.0;
 
 /// What a peer does with KV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Work {
+enum CodecWork {
     Pack,
     Unpack,
 }
 
 /// Rates of packing and unpacking, bytes a second of the numbers as they lie in pages.
 #[derive(Debug, Default)]
-pub(super) struct Observed(BTreeMap<(PeerId, u8, Work), f64>);
+pub(super) struct Observed(BTreeMap<(PeerId, u8, CodecWork), f64>);
 
 impl Observed {
     /// A prompt's KV has come so, packed by `codec`.
@@ -27,7 +27,7 @@ impl Observed {
         let widening = part(KvCodec::Raw) / part(codec).max(1.0);
         for d in deliveries {
             let bytes = d.bytes as f64 * widening;
-            for (peer, work, took) in [(d.from, Work::Pack, d.pack), (d.to, Work::Unpack, d.unpack)] {
+            for (peer, work, took) in [(d.from, CodecWork::Pack, d.pack), (d.to, CodecWork::Unpack, d.unpack)] {
                 if bytes >= LEAST && took.is_plausible() && took.0 > 0.0 {
                     let rate = bytes / took.0;
                     let known = self.0.entry((peer, codec as u8, work)).or_insert(rate);
@@ -39,15 +39,15 @@ impl Observed {
 
     /// What the stages of a group pack together; none where one of them has not been seen.
     pub fn packs(&self, group: &Group, codec: KvCodec) -> Option<BytesPerSecond> {
-        self.together(group, codec, Work::Pack)
+        self.together(group, codec, CodecWork::Pack)
     }
 
     /// The same of unpacking.
     pub fn unpacks(&self, group: &Group, codec: KvCodec) -> Option<BytesPerSecond> {
-        self.together(group, codec, Work::Unpack)
+        self.together(group, codec, CodecWork::Unpack)
     }
 
-    fn together(&self, group: &Group, codec: KvCodec, work: Work) -> Option<BytesPerSecond> {
+    fn together(&self, group: &Group, codec: KvCodec, work: CodecWork) -> Option<BytesPerSecond> {
         let rates = group.stages.iter().map(|s| self.0.get(&(s.peer, codec as u8, work)).copied());
         rates.sum::<Option<f64>>().map(BytesPerSecond)
     }

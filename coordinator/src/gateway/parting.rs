@@ -3,7 +3,7 @@
 //! corrects it.
 
 use crate::{
-    gate::{PromptCost, Side, Verdict},
+    gate::{GateSide, GateVerdict, PromptCost},
     policy::{
         balancer::{Ahead, ChunkFit, PromptFit, SPARED, ready_part},
         caps,
@@ -82,11 +82,11 @@ impl Predictors {
 
 /// Two groups between which prompts may be parted.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pair<'a> {
+pub(super) struct PartedPair<'a> {
     pub prefill: &'a Group,
     pub decode: &'a Group,
-    pub remote: Side,
-    pub local: Side,
+    pub remote: GateSide,
+    pub local: GateSide,
     /// Sequences that the prefill group has.
     pub at_remote: u32,
     /// Of the link between them.
@@ -104,7 +104,7 @@ pub(super) struct Parting<'a> {
 impl Parting<'_> {
     /// How many of a prompt's first tokens the prefill group computes, whole groups of tokens, and why; all of them where it can
     /// compute all in time.
-    pub fn first_part(&self, prompt: u32, pair: &Pair<'_>, verdict: &Verdict) -> (u32, String) {
+    pub fn first_part(&self, prompt: u32, pair: &PartedPair<'_>, verdict: &GateVerdict) -> (u32, String) {
         let fit = self.predictors.first(pair.prefill.id, &pair.remote.cost, prompt);
         // KV leaves while it is computed: whichever is slower counts.
         let wire = pair.bandwidth.time_for(verdict.kv_bytes).0 / f64::from(prompt.max(1));
@@ -121,7 +121,7 @@ impl Parting<'_> {
         (first, why)
     }
 
-    fn ahead(&self, prompt: u32, pair: &Pair<'_>, fit: &PromptFit) -> Ahead {
+    fn ahead(&self, prompt: u32, pair: &PartedPair<'_>, fit: &PromptFit) -> Ahead {
         let waiting = f64::from(pair.at_remote.saturating_sub(1));
         let chunk = f64::from(self.chunk(pair.decode));
         let pending = f64::from(pair.local.pending_tokens) - SPARED * chunk;
@@ -138,7 +138,7 @@ impl Parting<'_> {
     }
 
     /// A full iteration of the decode group in the middle of such a prompt, beside the answers that run there.
-    fn iteration(&self, prompt: u32, pair: &Pair<'_>) -> Seconds {
+    fn iteration(&self, prompt: u32, pair: &PartedPair<'_>) -> Seconds {
         let (chunk, cost) = (f64::from(self.chunk(pair.decode)), pair.local.cost);
         let profiles = || profiles(self.view, pair.decode);
         let of_answers =
@@ -155,11 +155,11 @@ impl Parting<'_> {
     }
 
     /// What the rest of a prompt takes by the decode group's profile, beside the answers that run there.
-    pub fn rest(&self, prompt: u32, first: u32, pair: &Pair<'_>) -> Seconds {
+    pub fn rest(&self, prompt: u32, first: u32, pair: &PartedPair<'_>) -> Seconds {
         let rest = prompt.saturating_sub(first);
         let whole = f64::from(rest) / f64::from(self.chunk(pair.decode));
         let answers = self.iteration(prompt, pair)
-            - self.iteration(prompt, &Pair { local: Side { running: 0, ..pair.local }, ..*pair });
+            - self.iteration(prompt, &PartedPair { local: GateSide { running: 0, ..pair.local }, ..*pair });
         pair.local.cost.of(rest, first) + Seconds(answers.0.max(0.0) * whole.ceil())
     }
 

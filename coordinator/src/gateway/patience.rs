@@ -34,7 +34,7 @@ const GROUPS: usize = 4096;
 
 /// What was seen of a group.
 #[derive(Debug, Default)]
-struct Seen {
+struct GroupProgress {
     /// It last gave any request a sign.
     last: Time,
     /// The longest time between two tokens of a request, fading (s).
@@ -50,14 +50,14 @@ struct Seen {
 /// Signs of progress, as one gateway sees them.
 #[derive(Debug, Default)]
 pub(super) struct Patience {
-    groups: BTreeMap<GroupId, Seen>,
+    groups: BTreeMap<GroupId, GroupProgress>,
     /// How late this gateway was woken, fading (s).
     late: f64,
 }
 
 /// What a silent request is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Silence {
+pub(super) enum SilenceVerdict {
     /// It may still come: look again then.
     Wait(Time),
     /// Its group hangs.
@@ -98,18 +98,18 @@ impl Patience {
     }
 
     /// A request was last `heard` of then; its look at it was due then.
-    pub fn judge(&mut self, now: Time, due: Time, group: GroupId, heard: Time, owes: Owes) -> Silence {
+    pub fn judge(&mut self, now: Time, due: Time, group: GroupId, heard: Time, owes: Owes) -> SilenceVerdict {
         let late = now.saturating_sub(due);
         self.late = late.min(LEAST).as_secs_f64().max(self.late / 2.0);
         if late > ASLEEP {
             // What the group said meanwhile may lie unread.
-            return Silence::Wait(now + LEAST);
+            return SilenceVerdict::Wait(now + LEAST);
         }
         let patience = self.of(group, owes.within, owes.most);
         let last = self.groups.get(&group).map_or(heard, |seen| seen.last.max(heard));
         // A group that works for others may still have forgotten this one.
         let until = (last + patience).min(heard + patience.max(owes.most));
-        if now < until { Silence::Wait(until) } else { Silence::Stalled }
+        if now < until { SilenceVerdict::Wait(until) } else { SilenceVerdict::Stalled }
     }
 
     /// A group hangs; whether all of it does, and not one request's part only: then it is left alone for a while.
@@ -153,7 +153,7 @@ mod tests {
     /// When a request that was heard of at 0 is given up, looked at whenever that is asked for.
     fn given_up(patience: &mut Patience, within: Option<f64>) -> Time {
         let (owes, mut now) = (Owes { within, most: Duration::from_secs(60) }, LEAST);
-        while let Silence::Wait(until) = patience.judge(now, now, GROUP, Time::ZERO, owes) {
+        while let SilenceVerdict::Wait(until) = patience.judge(now, now, GROUP, Time::ZERO, owes) {
             now = until;
         }
         now
@@ -183,19 +183,23 @@ mod tests {
     fn a_group_that_works_for_others_is_waited_for() {
         let (mut patience, owes) = (Patience::default(), Owes { within: Some(0.0), most: Duration::from_secs(60) });
         patience.sign(at(9000), GROUP);
-        assert_eq!(patience.judge(at(10_000), at(10_000), GROUP, at(0), owes), Silence::Wait(at(14_000)));
+        assert_eq!(patience.judge(at(10_000), at(10_000), GROUP, at(0), owes), SilenceVerdict::Wait(at(14_000)));
         patience.sign(at(60_000), GROUP);
-        assert_eq!(patience.judge(at(60_000), at(60_000), GROUP, at(0), owes), Silence::Stalled, "but not for ever");
+        assert_eq!(
+            patience.judge(at(60_000), at(60_000), GROUP, at(0), owes),
+            SilenceVerdict::Stalled,
+            "but not for ever"
+        );
         assert!(!patience.stalled(at(60_000), GROUP), "which is not the group's end");
     }
 
     #[test]
     fn a_gateway_that_slept_blames_nobody() {
         let (mut patience, owes) = (Patience::default(), Owes { within: Some(0.0), most: Duration::from_secs(60) });
-        assert_eq!(patience.judge(at(30_000), at(5000), GROUP, at(0), owes), Silence::Wait(at(35_000)));
+        assert_eq!(patience.judge(at(30_000), at(5000), GROUP, at(0), owes), SilenceVerdict::Wait(at(35_000)));
         // On a machine with that much else to do, nor does it for a while afterwards.
         let next = patience.judge(at(35_000), at(35_000), GROUP, at(30_000), owes);
-        assert_eq!(next, Silence::Wait(at(55_000)));
+        assert_eq!(next, SilenceVerdict::Wait(at(55_000)));
     }
 
     #[test]

@@ -3,26 +3,26 @@
 
 use super::{
     Gateway, Request, judging, parting,
-    queues::{self, Part},
+    queues::{self, QueuedLoad},
 };
 use crate::{
     gate::{Overrule, SplitChoice},
     policy::{caps, choice::Dispatch},
-    router::{GroupSize, Sizes},
+    router::{GroupSize, PoolSizes},
 };
 use tsnode_protocol::{Group, ModelShape, RequestId, Stage};
 
 impl Gateway {
     /// What a request for a model whose requests are pooled is routed by; nothing otherwise.
-    pub(super) fn sizes(&self, request: RequestId) -> Sizes {
-        let Some(r) = self.requests.get(&request) else { return Sizes::default() };
+    pub(super) fn sizes(&self, request: RequestId) -> PoolSizes {
+        let Some(r) = self.requests.get(&request) else { return PoolSizes::default() };
         if self.router.dispatch(r.ask.model) != Dispatch::Pools {
-            return Sizes::default();
+            return PoolSizes::default();
         }
         // Of a second try the first token may have been there already: nobody would be told that what it was lent is done.
         let stays = self.is_sent(r) || r.goes_on();
         let Some(shape) = judging::shape(&self.view, r.ask.model) else {
-            return Sizes { stays, ..Sizes::default() };
+            return PoolSizes { stays, ..PoolSizes::default() };
         };
         let own = queues::parts(self.requests.values());
         let groups = self.view.plan.iter().flat_map(|plan| &plan.groups).filter(|group| group.model == r.ask.model);
@@ -30,7 +30,7 @@ impl Gateway {
             let own = own.get(&group.id).copied().unwrap_or_default();
             (group.id, self.size(group, &shape, own))
         };
-        Sizes { groups: groups.map(size).collect(), stays }
+        PoolSizes { groups: groups.map(size).collect(), stays }
     }
 
     /// Whether its client or this peer's owner wants its prompt computed elsewhere, which no group that does both does.
@@ -39,7 +39,7 @@ impl Gateway {
             || (r.ask.overrule.is_none() && self.config.split == SplitChoice::Always)
     }
 
-    fn size(&self, group: &Group, shape: &ModelShape, own: Part) -> GroupSize {
+    fn size(&self, group: &Group, shape: &ModelShape, own: QueuedLoad) -> GroupSize {
         let profiles = parting::profiles(&self.view, group).map(|(profile, _)| profile);
         let elements = shape.kv_elements_per_token_layer();
         let token_layer = elements.saturating_mul(self.config.element_bytes(group.model)).max(1);

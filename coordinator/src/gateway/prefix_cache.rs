@@ -16,14 +16,14 @@ const SEQUENCES: usize = 64;
 const BLOCKS: usize = 65_536;
 
 /// The whole blocks that a sequence begins with.
-type Blocks = Vec<u64>;
+type BlockHashes = Vec<u64>;
 
 /// How a sequence goes, block by block.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Trail {
     hasher: DefaultHasher,
     tokens: usize,
-    blocks: Blocks,
+    blocks: BlockHashes,
 }
 
 impl Trail {
@@ -57,9 +57,9 @@ fn common(one: &[u64], other: &[u64]) -> usize {
 
 /// What groups were seen to have computed, the latest in the end.
 #[derive(Debug, Default)]
-pub(super) struct PrefixCache(BTreeMap<GroupId, VecDeque<Blocks>>);
+pub(super) struct PrefixIndex(BTreeMap<GroupId, VecDeque<BlockHashes>>);
 
-impl PrefixCache {
+impl PrefixIndex {
     /// Tokens that a sequence could begin with there.
     pub fn has(&self, group: GroupId, trail: &Trail) -> u32 {
         let known = self.0.get(&group).into_iter().flatten();
@@ -82,7 +82,7 @@ impl PrefixCache {
         let longer = known.iter().position(|k| common(k, new) == new.len()).and_then(|place| known.remove(place));
         known.retain(|k| common(k, new) < k.len());
         known.push_back(longer.unwrap_or_else(|| new.to_vec()));
-        let blocks = |known: &VecDeque<Blocks>| known.iter().map(Vec::len).sum::<usize>();
+        let blocks = |known: &VecDeque<BlockHashes>| known.iter().map(Vec::len).sum::<usize>();
         while known.len() > SEQUENCES || blocks(known) > BLOCKS {
             known.pop_front();
         }
@@ -120,13 +120,13 @@ mod tests {
         Trail::of(&tokens.map(Token).collect::<Vec<_>>())
     }
 
-    fn all(kept: &mut PrefixCache, tokens: std::ops::Range<u32>) {
+    fn all(kept: &mut PrefixIndex, tokens: std::ops::Range<u32>) {
         kept.computed(HERE, &trail(tokens), usize::MAX);
     }
 
     #[test]
     fn what_a_group_has_is_the_longest_beginning_in_whole_blocks() {
-        let mut kept = PrefixCache::default();
+        let mut kept = PrefixIndex::default();
         all(&mut kept, 0..100);
         all(&mut kept, 0..40);
         assert_eq!(kept.0[&HERE].len(), 1, "the longer one stands for both");
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn what_a_group_says_stands_against_what_was_thought() {
-        let mut kept = PrefixCache::default();
+        let mut kept = PrefixIndex::default();
         all(&mut kept, 0..100);
         kept.found(HERE, &trail(0..96), 95);
         assert_eq!(kept.has(HERE, &trail(0..96)), 96, "the last token is always computed");
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn the_oldest_goes_where_there_are_too_many() {
-        let mut kept = PrefixCache::default();
+        let mut kept = PrefixIndex::default();
         for n in 0..=SEQUENCES as u32 {
             all(&mut kept, 1000 * n..1000 * n + 32);
         }

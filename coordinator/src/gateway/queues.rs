@@ -18,7 +18,7 @@ const LAG: Duration = Duration::from_millis(600);
 
 /// What one gateway's requests are to a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Part {
+pub(super) struct QueuedLoad {
     /// Sequences there.
     sequences: u32,
     /// Tokens of prompts that are not computed yet, as far as the gateway knows.
@@ -27,7 +27,7 @@ pub(super) struct Part {
     kv: u64,
 }
 
-impl Part {
+impl QueuedLoad {
     fn and(self, other: Self) -> Self {
         Self {
             sequences: self.sequences.saturating_add(other.sequences),
@@ -46,39 +46,39 @@ impl Part {
 }
 
 /// The parts of one request: in the group that decodes, and in another that prefills.
-pub(super) type Shares = [Option<(GroupId, Part)>; 2];
+pub(super) type RequestLoads = [Option<(GroupId, QueuedLoad)>; 2];
 
 /// The parts of some requests, by group.
-pub(super) type Parts = BTreeMap<GroupId, Part>;
+pub(super) type GroupLoads = BTreeMap<GroupId, QueuedLoad>;
 
 /// What groups last said, and what the gateway had given them by then.
 #[derive(Debug, Default)]
-pub(super) struct Queues {
-    said: BTreeMap<GroupId, (Load, Part)>,
+pub(super) struct GroupQueues {
+    said: BTreeMap<GroupId, (Load, QueuedLoad)>,
     /// What was done of late, the oldest first.
-    done: VecDeque<(Time, GroupId, Part)>,
+    done: VecDeque<(Time, GroupId, QueuedLoad)>,
 }
 
-impl Queues {
+impl GroupQueues {
     /// Groups say this; `own` is what the gateway has there as they do.
-    pub fn hear(&mut self, now: Time, up: &BTreeMap<GroupId, Load>, own: &Parts) {
+    pub fn hear(&mut self, now: Time, up: &BTreeMap<GroupId, Load>, own: &GroupLoads) {
         self.forget(now);
         self.said.retain(|id, _| up.contains_key(id));
         for (id, load) in up {
             if self.said.get(id).is_none_or(|(said, _)| said != load) {
                 let done = self.done.iter().filter(|(_, group, _)| group == id).map(|(.., part)| *part);
                 let own = own.get(id).copied().unwrap_or_default();
-                self.said.insert(*id, (*load, done.fold(own, Part::and)));
+                self.said.insert(*id, (*load, done.fold(own, QueuedLoad::and)));
             }
         }
     }
 
     /// A request had these parts, and has those now.
-    pub fn moved(&mut self, now: Time, before: Shares, after: Shares) {
+    pub fn moved(&mut self, now: Time, before: RequestLoads, after: RequestLoads) {
         let still = |id: GroupId| after.iter().flatten().find(|(group, _)| *group == id).map(|(_, part)| *part);
         for (id, part) in before.into_iter().flatten() {
             let done = part.less(still(id).unwrap_or_default());
-            if done != Part::default() {
+            if done != QueuedLoad::default() {
                 self.forget(now);
                 self.done.push_back((now, id, done));
             }
@@ -92,38 +92,39 @@ impl Queues {
     }
 
     /// What a group has to do, where the gateway has this there now.
-    pub fn now(&self, id: GroupId, said: &Load, own: Part) -> Load {
+    pub fn now(&self, id: GroupId, said: &Load, own: QueuedLoad) -> Load {
         let before = self.before(id);
         let sequences = said.running.saturating_add(said.waiting);
-        let others = Part { sequences, pending_tokens: said.pending_tokens, kv: 0 };
-        let Part { sequences, pending_tokens, .. } = others.less(before).and(own);
+        let others = QueuedLoad { sequences, pending_tokens: said.pending_tokens, kv: 0 };
+        let QueuedLoad { sequences, pending_tokens, .. } = others.less(before).and(own);
         let waiting = said.waiting.min(sequences);
         Load { running: sequences - waiting, waiting, pending_tokens, ..*said }
     }
 
     /// KV of what the gateway has sent a group since it last said how much it has (tokens), where it has this there now.
-    pub fn sent_since(&self, id: GroupId, own: Part) -> u64 {
+    pub fn sent_since(&self, id: GroupId, own: QueuedLoad) -> u64 {
         own.less(self.before(id)).kv
     }
 
-    fn before(&self, id: GroupId) -> Part {
+    fn before(&self, id: GroupId) -> QueuedLoad {
         self.said.get(&id).map(|(_, before)| *before).unwrap_or_default()
     }
 }
 
 /// What a request is to its groups.
-pub(super) fn shares(r: &Request) -> Shares {
+pub(super) fn shares(r: &Request) -> RequestLoads {
     let Some(at) = r.state.placement() else { return [None; 2] };
     let prompt = (r.ask.prompt.len() as u32).saturating_sub(r.cached);
     let kv = r.asked().prompt_memory();
-    let part = |computes: bool| Part { sequences: 1, pending_tokens: if computes { prompt } else { 0 }, kv };
+    let part = |computes: bool| QueuedLoad { sequences: 1, pending_tokens: if computes { prompt } else { 0 }, kv };
     let is_open = at.last_token.is_none();
     // Of a prompt that is parted each of the two groups has a part to compute.
     let first = r.first_part();
     let rest = first.map_or(0, |first| prompt.saturating_sub(first));
-    let here = Part { sequences: 1, pending_tokens: if is_open { rest } else { 0 }, kv };
+    let here = QueuedLoad { sequences: 1, pending_tokens: if is_open { rest } else { 0 }, kv };
     let decode = (at.pick.decode, if first.is_some() { here } else { part(r.state.computes_here() && is_open) });
-    let part = |computes: bool| Part { sequences: 1, pending_tokens: if computes { prompt - rest } else { 0 }, kv };
+    let part =
+        |computes: bool| QueuedLoad { sequences: 1, pending_tokens: if computes { prompt - rest } else { 0 }, kv };
     let prefill = match &r.state {
         State::AwaitingGrant { prompt: Planned::By { .. }, .. } => Some(part(true)),
         State::Prefilling { first, .. } => Some(part(first.is_none())),
@@ -133,8 +134,8 @@ pub(super) fn shares(r: &Request) -> Shares {
 }
 
 /// What these requests are to their groups.
-pub(super) fn parts<'a>(requests: impl Iterator<Item = &'a Request>) -> Parts {
-    let mut parts = Parts::new();
+pub(super) fn parts<'a>(requests: impl Iterator<Item = &'a Request>) -> GroupLoads {
+    let mut parts = GroupLoads::new();
     for (id, part) in requests.flat_map(shares).flatten() {
         let known = parts.entry(id).or_default();
         *known = known.and(part);
@@ -152,13 +153,13 @@ mod tests {
         Load { running, waiting, pending_tokens, ..Load::default() }
     }
 
-    fn part(sequences: u32, pending_tokens: u32) -> Part {
-        Part { sequences, pending_tokens, kv: 0 }
+    fn part(sequences: u32, pending_tokens: u32) -> QueuedLoad {
+        QueuedLoad { sequences, pending_tokens, kv: 0 }
     }
 
     /// Said so while the gateway had `before` there, and seen so by it with `own` there now.
-    fn seen(said: Load, before: Part, own: Part) -> Load {
-        let mut queues = Queues::default();
+    fn seen(said: Load, before: QueuedLoad, own: QueuedLoad) -> Load {
+        let mut queues = GroupQueues::default();
         queues.hear(Time::ZERO, &[(GROUP, said)].into(), &[(GROUP, before)].into());
         queues.now(GROUP, &said, own)
     }
@@ -180,7 +181,8 @@ mod tests {
 
     #[test]
     fn kv_that_was_sent_counts_until_the_group_says_what_it_has() {
-        let (mut queues, part) = (Queues::default(), |kv| Part { sequences: 1, kv, ..Part::default() });
+        let (mut queues, part) =
+            (GroupQueues::default(), |kv| QueuedLoad { sequences: 1, kv, ..QueuedLoad::default() });
         assert_eq!(queues.sent_since(GROUP, part(700)), 700);
         queues.hear(Time::ZERO, &[(GROUP, load(1, 0, 0))].into(), &[(GROUP, part(700))].into());
         assert_eq!(queues.sent_since(GROUP, part(700)), 0);
@@ -190,28 +192,28 @@ mod tests {
 
     #[test]
     fn what_is_said_again_is_no_news_and_who_is_down_is_forgotten() {
-        let mut queues = Queues::default();
+        let mut queues = GroupQueues::default();
         let up = [(GROUP, load(1, 0, 0))].into();
         queues.hear(Time::ZERO, &up, &[(GROUP, part(1, 0))].into());
-        queues.hear(Time::ZERO, &up, &Parts::new());
+        queues.hear(Time::ZERO, &up, &GroupLoads::new());
         assert_eq!(queues.now(GROUP, &load(1, 0, 0), part(0, 0)), load(0, 0, 0));
-        queues.hear(Time::ZERO, &BTreeMap::new(), &Parts::new());
-        queues.hear(Time::ZERO, &up, &Parts::new());
+        queues.hear(Time::ZERO, &BTreeMap::new(), &GroupLoads::new());
+        queues.hear(Time::ZERO, &up, &GroupLoads::new());
         assert_eq!(queues.now(GROUP, &load(1, 0, 0), part(0, 0)), load(1, 0, 0));
     }
 
     #[test]
     fn what_was_done_a_moment_before_it_was_said_may_be_in_it() {
-        let (mut queues, up) = (Queues::default(), [(GROUP, load(1, 0, 210))].into());
+        let (mut queues, up) = (GroupQueues::default(), [(GROUP, load(1, 0, 210))].into());
         let (asked, prompted) = ([Some((GROUP, part(1, 512))), None], [Some((GROUP, part(1, 0))), None]);
         let ms = Duration::from_millis;
         queues.moved(ms(100), asked, prompted);
         queues.moved(ms(200), prompted, [None; 2]);
-        queues.hear(ms(300), &up, &Parts::new());
+        queues.hear(ms(300), &up, &GroupLoads::new());
         assert_eq!(queues.now(GROUP, &load(1, 0, 210), part(0, 0)), load(0, 0, 0));
         // Said later it is others' work.
         let more = [(GROUP, load(2, 0, 100))].into();
-        queues.hear(ms(2000), &more, &Parts::new());
+        queues.hear(ms(2000), &more, &GroupLoads::new());
         assert_eq!(queues.now(GROUP, &load(2, 0, 100), part(0, 0)), load(2, 0, 100));
         assert!(queues.done.is_empty());
     }

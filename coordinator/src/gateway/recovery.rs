@@ -4,7 +4,7 @@ use super::{Action, Gateway, Move, Request, left, state::State};
 use crate::Time;
 use std::time::Duration;
 use tsnode_protocol::{
-    RequestId, Stage,
+    GroupId, RequestId, Stage,
     stream::{DecodeOrder, End, NOT_LED, NOT_UP, PLAN_CHANGED},
 };
 
@@ -32,8 +32,9 @@ impl Gateway {
     /// A prefill group broke off what it did: what it kept is not to be counted with. One that says that it failed may have
     /// the prompt, and nobody to send it to.
     pub(super) fn prefill_lost(&mut self, now: Time, request: RequestId, reason: String, out: &mut Vec<Action>) {
+        let is_own = self.requests.get(&request).is_some_and(|r| self.may_be_own(now, r.prefillers()));
         let Some(r) = self.requests.get_mut(&request) else { return };
-        if let State::Prefilling { at, .. } = &r.state {
+        if let (State::Prefilling { at, .. }, false) = (&r.state, is_own) {
             let group = at.pick.prefill;
             self.kept.lost(group);
             r.prefilled_by = r.prefilled_by.filter(|holder| *holder != group);
@@ -42,18 +43,24 @@ impl Gateway {
     }
 
     pub(super) fn decode_lost(&mut self, now: Time, request: RequestId, reason: &str, out: &mut Vec<Action>) {
-        let Some(r) = self.requests.get_mut(&request) else { return };
+        let Some(r) = self.requests.get(&request) else { return };
         let Some(at) = r.state.placement() else { return };
         // Whatever became of it, what it kept is not to be counted with.
         self.kept.lost(at.pick.decode);
-        let from = at.leader;
+        self.breaks_off(now, request, reason);
+        self.elsewhere(now, request, out);
+    }
+
+    /// Notes why a request goes on, and from where.
+    pub(super) fn breaks_off(&mut self, now: Time, request: RequestId, reason: &str) {
+        let Some(r) = self.requests.get_mut(&request) else { return };
+        let Some(from) = r.state.placement().map(|at| at.leader) else { return };
         r.refusal = Some(reason.to_owned());
         r.line.lost(now);
         if r.accepted {
             let (answered, at) = (r.next_index(), r.line.since(now));
             r.moves.push(Move { from, reason: reason.to_owned(), answered, at, way: None });
         }
-        self.elsewhere(now, request, out);
     }
 
     /// What a group was doing of which a peer is gone from the view is lost, before any connection to it times out and
@@ -74,16 +81,24 @@ impl Gateway {
 
     /// Another group may take it, or go on with it from the tokens that its client has.
     pub(super) fn elsewhere(&mut self, now: Time, request: RequestId, out: &mut Vec<Action>) {
-        let Some(r) = self.requests.get_mut(&request) else { return };
+        let Some(decode) = self.leave(request, out) else { return };
+        if let Some(r) = self.requests.get_mut(&request) {
+            r.tried.insert(decode);
+        }
+        self.route(now, request, out);
+    }
+
+    /// Hangs up on whoever has a request; the group that decoded it.
+    pub(super) fn leave(&mut self, request: RequestId, out: &mut Vec<Action>) -> Option<GroupId> {
+        let r = self.requests.get_mut(&request)?;
         let prefilling = r.state.is_prefilling();
-        let Some(at) = r.state.leave() else { return };
+        let at = r.state.leave()?;
         out.push(Action::CloseDecode { request });
         if prefilling {
             out.push(Action::ClosePrefill { request });
         }
-        r.tried.insert(at.pick.decode);
         left(&mut self.router, r, at.routed);
-        self.route(now, request, out);
+        Some(at.pick.decode)
     }
 
     /// Nobody takes it: a request that was begun waits for somebody, one whose model is not in memory waits for that, one whose group

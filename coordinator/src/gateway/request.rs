@@ -2,14 +2,14 @@
 
 use super::{
     Begun, GatewayConfig, Move, Resumption, Trace, View, alone, patience::LEAST, prefix_cache::Trail, slowest,
-    state::State, trace::Timeline,
+    state::State, trace::RequestTimeline,
 };
 use crate::{
     Time,
-    claim_check::{Seen, Work},
+    claim_check::{ClaimedWork, SeenWork},
     gate::Overrule,
     policy::routing::Asked,
-    spot_check::Served,
+    spot_check::CheckedAnswer,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -21,7 +21,7 @@ use tsnode_protocol::{
 
 /// What a client asks for.
 #[derive(Debug)]
-pub(super) struct Ask {
+pub(super) struct ClientAsk {
     pub model: ModelId,
     pub prompt: Vec<Token>,
     pub generation: Generation,
@@ -33,7 +33,7 @@ pub(super) struct Ask {
 
 /// The answer, as far as the client has it.
 #[derive(Debug, Default)]
-pub(super) struct Answer {
+pub(super) struct ClientAnswer {
     pub tokens: Vec<Token>,
     /// Of its tokens, as whoever chose them said.
     pub logprobs: Vec<Option<f32>>,
@@ -54,14 +54,14 @@ pub(super) struct Steady {
 
 #[derive(Debug)]
 pub(super) struct Request {
-    pub ask: Ask,
+    pub ask: ClientAsk,
     /// Prompt and answer, for what groups have of them.
     pub trail: Trail,
-    pub line: Timeline,
+    pub line: RequestTimeline,
     /// When it is looked at again.
     pub deadline: Time,
     pub state: State,
-    pub answer: Answer,
+    pub answer: ClientAnswer,
     /// What the prompt's KV goes through; it stays so once the client has tokens that rest on it.
     pub codec: PromptCodec,
     /// Tokens of the prompt that were not computed: another request had begun with them.
@@ -83,14 +83,14 @@ pub(super) struct Request {
 }
 
 impl Request {
-    pub fn new(now: Time, ask: Ask) -> Self {
+    pub fn new(now: Time, ask: ClientAsk) -> Self {
         Self {
             trail: Trail::of(&ask.prompt),
             ask,
-            line: Timeline::new(now),
+            line: RequestTimeline::new(now),
             deadline: now,
             state: State::Routing,
-            answer: Answer::default(),
+            answer: ClientAnswer::default(),
             codec: KvCodec::Raw.into(),
             cached: 0,
             prefilled_by: None,
@@ -247,24 +247,24 @@ impl Request {
     }
 
     /// How long one group took for the answer from its second token on, if it did all of it.
-    pub fn answered_at_once(&self, now: Time) -> Option<(GroupId, Seen)> {
+    pub fn answered_at_once(&self, now: Time) -> Option<(GroupId, SeenWork)> {
         if self.resumed || !self.moves.is_empty() {
             return None;
         }
         let Steady { since, stood } = self.answer.steady?;
         let tokens = self.next_index().checked_sub(2)?;
         let context = self.ask.prompt.len() as u32 + self.next_index() / 2;
-        let (work, took) = (Work::Answer { tokens, context }, now.saturating_sub(since));
-        Some((self.state.placement()?.pick.decode, Seen { work, at: now, took, stood, sequences: 1 }))
+        let (work, took) = (ClaimedWork::Answer { tokens, context }, now.saturating_sub(since));
+        Some((self.state.placement()?.pick.decode, SeenWork { work, at: now, took, stood, sequences: 1 }))
     }
 
     /// What was answered, if one group did it from the first token on.
-    pub fn served(self) -> Option<Served> {
+    pub fn served(self) -> Option<CheckedAnswer> {
         if self.resumed || !self.moves.is_empty() {
             return None;
         }
         let (prefill, decode) = self.state.leaders()?;
-        Some(Served {
+        Some(CheckedAnswer {
             model: self.ask.model,
             prompt: self.ask.prompt,
             answer: self.answer.tokens,

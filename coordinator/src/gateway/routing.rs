@@ -4,11 +4,11 @@ use super::{
     Action, Gateway, Predicted,
     judging::Judging,
     left, queues,
-    state::{Placement, Planned, PrefillGroup, State},
+    state::{Planned, PrefillGroup, RequestPlacement, State},
 };
 use crate::{
     Time, gate,
-    router::{Choice, Pick},
+    router::{Pick, RouterView},
 };
 use std::collections::{BTreeMap, BTreeSet};
 use tsnode_protocol::{GroupId, KvCodec, Load, ModelId, Phase, PromptCodec, RequestId, Seconds, kv::KvPace};
@@ -23,7 +23,7 @@ impl Gateway {
         let plan = self.view.plan.as_deref();
         // Names are random: gateways begin their draws anywhere.
         let seed = u64::from_le_bytes(std::array::from_fn(|i| request.0[i]));
-        let choice = Choice { plan, up: &up, tried: &r.tried, weights: &weights };
+        let choice = RouterView { plan, up: &up, tried: &r.tried, weights: &weights };
         self.router.at(Seconds(now.as_secs_f64()));
         let picked = self.router.pick(choice, r.ask.model, r.asked(), seed);
         let overflow = self.router.overflow();
@@ -56,11 +56,12 @@ impl Gateway {
         let codec = || verdict.map_or_else(unknown, |v| v.codec);
         let sent = elsewhere.map(|tokens| PromptCodec::of_first(codec(), tokens, r.ask.prompt.len() as u32));
         r.codec = gate::kv_codec(r.fixed_codec(&self.config), sent);
-        let at = Placement {
+        let at = RequestPlacement {
             routed,
             pick: Pick { prefill: if split { prefill.id } else { decode.id }, decode: decode.id },
             leader,
             stages: decode.stages.clone(),
+            since: now,
             heard: now,
             last_token: None,
             learnt: false,

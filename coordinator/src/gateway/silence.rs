@@ -2,10 +2,10 @@
 
 use super::{
     Action, Gateway, Request,
-    patience::{Owes, Silence},
-    state::{Placement, Prompt, State},
+    patience::{Owes, SilenceVerdict},
+    state::{PromptSource, RequestPlacement, State},
 };
-use crate::{Time, claim_check::Work};
+use crate::{Time, claim_check::ClaimedWork};
 use std::time::Duration;
 use tsnode_protocol::{
     GroupId, Load, PeerId, RequestId,
@@ -30,10 +30,10 @@ impl Gateway {
         if before.is_some() {
             return self.patience.gap(decode, gap);
         }
-        let State::Decoding { granted_at, prompt: Prompt::Here, .. } = r.state else { return };
+        let State::Decoding { granted_at, prompt: PromptSource::Here, .. } = r.state else { return };
         let tokens = r.ask.prompt.len() as u32 + r.next_index();
         let group = self.view.plan.as_ref().and_then(|plan| plan.group(decode));
-        let expected = group.and_then(|group| Work::Prompt { tokens }.claimed(&self.view, group));
+        let expected = group.and_then(|group| ClaimedWork::Prompt { tokens }.claimed(&self.view, group));
         self.patience.prompt(decode, expected, now.saturating_sub(granted_at));
     }
 
@@ -45,7 +45,7 @@ impl Gateway {
         // Once the first token is there, a silence may be the far side's as well.
         let is_its_own = !matches!(r.state, State::Prefilling { first: Some(_), .. });
         let prefilling = r.state.is_prefilling();
-        if let Silence::Wait(until) = self.patience.judge(now, due, group, heard, owes) {
+        if let SilenceVerdict::Wait(until) = self.patience.judge(now, due, group, heard, owes) {
             if let Some(r) = self.requests.get_mut(&request) {
                 r.deadline = until.max(now + LOOK);
             }
@@ -72,7 +72,7 @@ impl Gateway {
     }
 
     /// What a group owes a request, by its adverts and its queue. Nothing is known where pages may be others' for long.
-    fn owes(&self, r: &Request, at: &Placement, group: GroupId) -> Owes {
+    fn owes(&self, r: &Request, at: &RequestPlacement, group: GroupId) -> Owes {
         let (most, is_known) = match r.state {
             State::AwaitingGrant { asked_idle, .. } => (self.config.grant_patience, asked_idle),
             _ => (self.config.progress_patience, true),
@@ -101,8 +101,9 @@ impl Gateway {
         let waits = |other: &&Request| other.state.debtor() == Some(group) && other.state.is_granted() && !flows(other);
         let tokens = |r: &Request| r.ask.prompt.len() as u32 + r.next_index();
         let mine = self.requests.values().filter(waits).map(tokens).fold(0, u32::saturating_add);
-        let prompts = Work::Prompt { tokens: load.pending_tokens.max(mine).max(1) }.claimed(&self.view, known)?;
-        let step = Work::Answer { tokens: 1, context: tokens(r) }.claimed(&self.view, known)?;
+        let prompts =
+            ClaimedWork::Prompt { tokens: load.pending_tokens.max(mine).max(1) }.claimed(&self.view, known)?;
+        let step = ClaimedWork::Answer { tokens: 1, context: tokens(r) }.claimed(&self.view, known)?;
         // What its steps took of late says more than a claim where the host computes for other groups as well.
         let seen = load.step.map_or(0.0, |step| step.0.min(self.config.progress_patience.as_secs_f64()));
         Some(prompts + (step * f64::from(1 + load.running)).max(seen))

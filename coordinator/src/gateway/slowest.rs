@@ -12,18 +12,18 @@ const EXPLAINED: f64 = 2.0;
 /// The part of a request that took longest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Slowest {
-    /// Which.
-    pub part: Part,
+    /// The part that took longest.
+    pub part: LatencyPart,
     /// All of it.
     pub took: Seconds,
     /// What held it up most.
-    pub cause: Cause,
+    pub cause: SlowCause,
 }
 
-/// Parts of a request's time, as `Parts` has them.
+/// Parts of a request's time, as `LatencyBreakdown` has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Part {
+pub enum LatencyPart {
     /// For pages and for its turn.
     Queue,
     /// Steps of the prompt.
@@ -43,7 +43,7 @@ pub enum Part {
 /// What held a part up most. Of steps it is what links and layers were measured to take when nothing else was to do.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Cause {
+pub enum SlowCause {
     /// What was waited for at the leader of a group: pages, or a turn.
     Turn {
         /// The leader.
@@ -100,23 +100,23 @@ pub enum Cause {
 pub(super) fn of(trace: &Trace, adverts: &BTreeMap<PeerId, Advert>) -> Option<Slowest> {
     let p = trace.parts;
     let parts = [
-        (Part::Queue, p.queue),
-        (Part::Prefill, p.prefill),
-        (Part::Pack, p.pack),
-        (Part::Wire, p.wire),
-        (Part::Unpack, p.unpack),
-        (Part::Decode, p.decode),
-        (Part::Recovery, p.recovery),
+        (LatencyPart::Queue, p.queue),
+        (LatencyPart::Prefill, p.prefill),
+        (LatencyPart::Pack, p.pack),
+        (LatencyPart::Wire, p.wire),
+        (LatencyPart::Unpack, p.unpack),
+        (LatencyPart::Decode, p.decode),
+        (LatencyPart::Recovery, p.recovery),
     ];
     let (part, took) = parts.into_iter().filter(|(_, took)| took.0 > 0.0).max_by(|a, b| a.1.0.total_cmp(&b.1.0))?;
-    let swarm = Swarm { adverts, model: trace.model };
+    let swarm = AdvertisedSwarm { adverts, model: trace.model };
     let cause = match part {
-        Part::Queue => Cause::Turn { at: trace.decode },
-        Part::Prefill => swarm.step(&trace.prefill_stages, trace.prefill, took, |profile, layers| {
+        LatencyPart::Queue => SlowCause::Turn { at: trace.decode },
+        LatencyPart::Prefill => swarm.step(&trace.prefill_stages, trace.prefill, took, |profile, layers| {
             let new = trace.prompt_tokens.saturating_sub(trace.cached_tokens);
             PromptCost::measured(profile, layers.len()).of(new, trace.cached_tokens)
         }),
-        Part::Decode => {
+        LatencyPart::Decode => {
             let steps = f64::from(trace.new_tokens.saturating_sub(1).max(1));
             let context = f64::from(trace.prompt_tokens) + f64::from(trace.new_tokens) / 2.0;
             swarm.step(&trace.decode_stages, trace.decode, Seconds(took.0 / steps), |profile, layers| {
@@ -124,31 +124,31 @@ pub(super) fn of(trace: &Trace, adverts: &BTreeMap<PeerId, Advert>) -> Option<Sl
                 Seconds((fixed + each * context + sequence) * f64::from(layers.len()))
             })
         }
-        Part::Pack => kv(trace, |d| d.pack)?,
-        Part::Wire => kv(trace, |d| d.wire)?,
-        Part::Unpack => kv(trace, |d| d.unpack)?,
-        Part::Recovery => {
+        LatencyPart::Pack => kv(trace, |d| d.pack)?,
+        LatencyPart::Wire => kv(trace, |d| d.wire)?,
+        LatencyPart::Unpack => kv(trace, |d| d.unpack)?,
+        LatencyPart::Recovery => {
             let last = trace.moves.last()?;
-            Cause::Lost { leader: last.from, reason: last.reason.clone() }
+            SlowCause::Lost { leader: last.from, reason: last.reason.clone() }
         }
     };
     Some(Slowest { part, took, cause })
 }
 
 /// The pair of peers whose KV took longest there.
-fn kv(trace: &Trace, time: fn(&Delivery) -> Seconds) -> Option<Cause> {
+fn kv(trace: &Trace, time: fn(&Delivery) -> Seconds) -> Option<SlowCause> {
     let slowest = trace.deliveries.iter().max_by(|a, b| time(a).0.total_cmp(&time(b).0))?;
     let Delivery { from, to, bytes, .. } = *slowest;
-    Some(Cause::Kv { from, to, bytes, took: time(slowest) })
+    Some(SlowCause::Kv { from, to, bytes, took: time(slowest) })
 }
 
 /// What adverts say of a model's devices and links.
-struct Swarm<'a> {
+struct AdvertisedSwarm<'a> {
     adverts: &'a BTreeMap<PeerId, Advert>,
     model: ModelId,
 }
 
-impl Swarm<'_> {
+impl AdvertisedSwarm<'_> {
     /// What held up one step round a group's stages.
     fn step(
         &self,
@@ -156,23 +156,23 @@ impl Swarm<'_> {
         leader: PeerId,
         took: Seconds,
         cost: impl Fn(&LayerProfile, LayerRange) -> Seconds,
-    ) -> Cause {
+    ) -> SlowCause {
         let computing = |stage: &Stage| {
             let each = self.profile(stage).map(|profile| cost(profile, stage.layers));
-            Cause::Layers { peer: stage.peer, layers: stage.layers, each }
+            SlowCause::Layers { peer: stage.peer, layers: stage.layers, each }
         };
         let onward = stages.iter().zip(stages.iter().cycle().skip(1)).filter(|(a, b)| a.peer != b.peer);
         let link = |(a, b): (&Stage, &Stage)| {
             let latency = self.latency(a.peer, b.peer)?;
-            Some(Cause::Link { from: a.peer, to: b.peer, latency })
+            Some(SlowCause::Link { from: a.peer, to: b.peer, latency })
         };
-        let causes: Vec<Cause> = stages.iter().map(computing).chain(onward.filter_map(link)).collect();
+        let causes: Vec<SlowCause> = stages.iter().map(computing).chain(onward.filter_map(link)).collect();
         let expected: f64 = causes.iter().map(weight).sum();
         if expected > 0.0 && took.0 > expected * EXPLAINED {
-            return Cause::Busy { leader, step: took, expected: Seconds(expected) };
+            return SlowCause::Busy { leader, step: took, expected: Seconds(expected) };
         }
         let most = causes.into_iter().max_by(|a, b| weight(a).total_cmp(&weight(b)));
-        most.unwrap_or(Cause::Turn { at: leader })
+        most.unwrap_or(SlowCause::Turn { at: leader })
     }
 
     fn profile(&self, stage: &Stage) -> Option<&LayerProfile> {
@@ -187,10 +187,10 @@ impl Swarm<'_> {
 }
 
 /// What it takes in each step (s).
-fn weight(cause: &Cause) -> f64 {
+fn weight(cause: &SlowCause) -> f64 {
     match cause {
-        Cause::Link { latency, .. } => latency.0,
-        Cause::Layers { each, .. } => each.map_or(0.0, |each| each.0),
+        SlowCause::Link { latency, .. } => latency.0,
+        SlowCause::Layers { each, .. } => each.map_or(0.0, |each| each.0),
         _ => 0.0,
     }
 }
@@ -199,7 +199,7 @@ fn weight(cause: &Cause) -> f64 {
 mod tests {
     use super::*;
     use crate::{
-        gateway::{Move, Parts},
+        gateway::{LatencyBreakdown, Move},
         sample,
     };
     use tsnode_protocol::{BytesPerSecond, KvCodec, Link, PathKind, RequestId};
@@ -226,7 +226,7 @@ mod tests {
         Advert { name: name.into(), links, ..sample::measured(0, [0.0, 1e-3, 0.0], [1e-3, 0.0, 0.0]) }
     }
 
-    fn trace(parts: Parts) -> Trace {
+    fn trace(parts: LatencyBreakdown) -> Trace {
         Trace {
             request: RequestId([1; 16]),
             model: MODEL,
@@ -262,36 +262,36 @@ mod tests {
 
     #[test]
     fn the_slowest_link_of_a_ring_is_named_with_what_it_takes() {
-        let parts = Parts { decode: Seconds(0.5), prefill: Seconds(0.1), ..Parts::default() };
+        let parts = LatencyBreakdown { decode: Seconds(0.5), prefill: Seconds(0.1), ..LatencyBreakdown::default() };
         let slowest = of(&trace(parts), &adverts()).unwrap();
-        let cause = Cause::Link { from: peer(2), to: peer(3), latency: Seconds(0.04) };
-        assert_eq!(slowest, Slowest { part: Part::Decode, took: Seconds(0.5), cause });
+        let cause = SlowCause::Link { from: peer(2), to: peer(3), latency: Seconds(0.04) };
+        assert_eq!(slowest, Slowest { part: LatencyPart::Decode, took: Seconds(0.5), cause });
     }
 
     #[test]
     fn where_links_are_short_the_layers_that_take_longest_are_named() {
-        let parts = Parts { prefill: Seconds(0.04), ..Parts::default() };
+        let parts = LatencyBreakdown { prefill: Seconds(0.04), ..LatencyBreakdown::default() };
         let slowest = of(&trace(parts), &adverts()).unwrap();
-        let Cause::Layers { peer: whose, layers, each: Some(each) } = slowest.cause else { panic!("{slowest:?}") };
-        assert_eq!((slowest.part, whose, layers), (Part::Prefill, peer(1), LayerRange { start: 0, end: 4 }));
+        let SlowCause::Layers { peer: whose, layers, each: Some(each) } = slowest.cause else { panic!("{slowest:?}") };
+        assert_eq!((slowest.part, whose, layers), (LatencyPart::Prefill, peer(1), LayerRange { start: 0, end: 4 }));
         assert!((each.0 - 0.032).abs() < 1e-9, "four layers, eight tokens, a millisecond each: {each:?}");
     }
 
     #[test]
     fn no_link_is_blamed_for_what_links_and_layers_do_not_explain() {
-        let parts = Parts { decode: Seconds(5.0), ..Parts::default() };
+        let parts = LatencyBreakdown { decode: Seconds(5.0), ..LatencyBreakdown::default() };
         let slowest = of(&trace(parts), &adverts()).unwrap();
-        let Cause::Busy { leader, step, expected } = slowest.cause else { panic!("{slowest:?}") };
+        let SlowCause::Busy { leader, step, expected } = slowest.cause else { panic!("{slowest:?}") };
         assert_eq!((leader, step), (peer(2), Seconds(0.5)));
         assert!((expected.0 - 0.047).abs() < 1e-9, "43 ms of links, four layers: {expected:?}");
     }
 
     #[test]
     fn what_nobody_measured_is_put_down_to_nobody_s_link() {
-        let parts = Parts { decode: Seconds(0.5), ..Parts::default() };
+        let parts = LatencyBreakdown { decode: Seconds(0.5), ..LatencyBreakdown::default() };
         let slowest = of(&trace(parts), &BTreeMap::new()).unwrap();
-        assert!(matches!(slowest.cause, Cause::Layers { each: None, .. }), "{slowest:?}");
-        assert_eq!(of(&trace(Parts::default()), &adverts()), None);
+        assert!(matches!(slowest.cause, SlowCause::Layers { each: None, .. }), "{slowest:?}");
+        assert_eq!(of(&trace(LatencyBreakdown::default()), &adverts()), None);
     }
 
     #[test]
@@ -310,13 +310,16 @@ mod tests {
         };
         let sent = Trace {
             deliveries: vec![delivery(2, 0.1), delivery(3, 0.3)],
-            ..trace(Parts { wire: Seconds(0.3), ..Parts::default() })
+            ..trace(LatencyBreakdown { wire: Seconds(0.3), ..LatencyBreakdown::default() })
         };
-        let cause = Cause::Kv { from: peer(1), to: peer(3), bytes: 1000, took: Seconds(0.3) };
+        let cause = SlowCause::Kv { from: peer(1), to: peer(3), bytes: 1000, took: Seconds(0.3) };
         assert_eq!(of(&sent, &adverts()).unwrap().cause, cause);
         let left = Move { from: peer(3), reason: "gone".into(), answered: 3, at: 0.1, way: None };
-        let moved = Trace { moves: vec![left], ..trace(Parts { recovery: Seconds(0.3), ..Parts::default() }) };
-        let cause = Cause::Lost { leader: peer(3), reason: "gone".into() };
+        let moved = Trace {
+            moves: vec![left],
+            ..trace(LatencyBreakdown { recovery: Seconds(0.3), ..LatencyBreakdown::default() })
+        };
+        let cause = SlowCause::Lost { leader: peer(3), reason: "gone".into() };
         assert_eq!(of(&moved, &adverts()).unwrap().cause, cause);
     }
 
@@ -325,7 +328,7 @@ mod tests {
         let mut adverts = adverts();
         adverts.insert(peer(3), advert("peer2", &[]));
         adverts.remove(&peer(1));
-        let names = trace(Parts::default()).names(&adverts);
+        let names = trace(LatencyBreakdown::default()).names(&adverts);
         let end = |n: u8| format!("…{}", peer(n).short());
         let expected = [end(1), format!("peer2 {}", end(2)), format!("peer2 {}", end(3))];
         assert_eq!(names.into_values().collect::<Vec<_>>(), expected);

@@ -17,14 +17,14 @@ pub(super) enum State {
     Routing,
     /// A decode group was asked to take it, and has not found pages for it yet.
     AwaitingGrant {
-        at: Placement,
+        at: RequestPlacement,
         prompt: Planned,
         /// Whether the group had nothing to do when it was asked.
         asked_idle: bool,
     },
     /// The decode group has pages, and another group computes the prompt for it.
     Prefilling {
-        at: Placement,
+        at: RequestPlacement,
         granted_at: Time,
         by: PrefillGroup,
         /// When that group was asked for the prompt.
@@ -33,20 +33,22 @@ pub(super) enum State {
         first: Option<Token>,
     },
     /// The decode group has pages, and nobody else owes it anything.
-    Decoding { at: Placement, granted_at: Time, prompt: Prompt },
+    Decoding { at: RequestPlacement, granted_at: Time, prompt: PromptSource },
     /// No group serves what was begun, or its model is not in memory; one is waited for until then.
     Recovering { until: Time },
 }
 
 /// The decode group that has a request, and what is known of the two.
 #[derive(Debug)]
-pub(super) struct Placement {
+pub(super) struct RequestPlacement {
     /// Where the router sent it, as far as it has been told; whether prompts go elsewhere is decided after that.
     pub routed: Pick,
     pub pick: Pick,
     pub leader: PeerId,
     /// The group's; the plan may have dropped it since.
     pub stages: Vec<Stage>,
+    /// When it was asked.
+    pub since: Time,
     /// When whoever owes it something last gave it a sign.
     pub heard: Time,
     /// When this group last gave it a token.
@@ -79,7 +81,7 @@ pub(super) enum Planned {
 
 /// Who computed a prompt, or does now.
 #[derive(Debug)]
-pub(super) enum Prompt {
+pub(super) enum PromptSource {
     /// The decode group.
     Here,
     /// Another group, and all its KV is confirmed.
@@ -87,14 +89,14 @@ pub(super) enum Prompt {
 }
 
 impl State {
-    pub fn placement(&self) -> Option<&Placement> {
+    pub fn placement(&self) -> Option<&RequestPlacement> {
         match self {
             Self::AwaitingGrant { at, .. } | Self::Prefilling { at, .. } | Self::Decoding { at, .. } => Some(at),
             Self::Routing | Self::Recovering { .. } => None,
         }
     }
 
-    pub fn placement_mut(&mut self) -> Option<&mut Placement> {
+    pub fn placement_mut(&mut self) -> Option<&mut RequestPlacement> {
         match self {
             Self::AwaitingGrant { at, .. } | Self::Prefilling { at, .. } | Self::Decoding { at, .. } => Some(at),
             Self::Routing | Self::Recovering { .. } => None,
@@ -106,9 +108,9 @@ impl State {
         match self {
             Self::AwaitingGrant { prompt: Planned::By { group, .. }, .. }
             | Self::Prefilling { by: group, .. }
-            | Self::Decoding { prompt: Prompt::By(group), .. } => Some(group),
+            | Self::Decoding { prompt: PromptSource::By(group), .. } => Some(group),
             Self::AwaitingGrant { prompt: Planned::Here, .. }
-            | Self::Decoding { prompt: Prompt::Here, .. }
+            | Self::Decoding { prompt: PromptSource::Here, .. }
             | Self::Routing
             | Self::Recovering { .. } => None,
         }
@@ -148,7 +150,7 @@ impl State {
                 return Some(pace);
             }
             Self::AwaitingGrant { at, prompt: Planned::Here, .. } => {
-                *self = Self::Decoding { at, granted_at: now, prompt: Prompt::Here };
+                *self = Self::Decoding { at, granted_at: now, prompt: PromptSource::Here };
             }
             Self::Prefilling { at, by, from, first, .. } => {
                 *self = Self::Prefilling { at, granted_at: now, by, from, first };
@@ -169,7 +171,9 @@ impl State {
     /// All KV of its prompt is where it is decoded.
     pub fn prefilled(&mut self) {
         *self = match std::mem::replace(self, Self::Routing) {
-            Self::Prefilling { at, granted_at, by, .. } => Self::Decoding { at, granted_at, prompt: Prompt::By(by) },
+            Self::Prefilling { at, granted_at, by, .. } => {
+                Self::Decoding { at, granted_at, prompt: PromptSource::By(by) }
+            }
             other => other,
         };
     }
@@ -178,17 +182,17 @@ impl State {
     pub fn moved_home(&mut self, reason: String) {
         *self = match std::mem::replace(self, Self::Routing) {
             Self::AwaitingGrant { at, asked_idle, .. } => {
-                Self::AwaitingGrant { at: Placement { reason, ..at }, prompt: Planned::Here, asked_idle }
+                Self::AwaitingGrant { at: RequestPlacement { reason, ..at }, prompt: Planned::Here, asked_idle }
             }
             Self::Prefilling { at, granted_at, .. } | Self::Decoding { at, granted_at, .. } => {
-                Self::Decoding { at: Placement { reason, ..at }, granted_at, prompt: Prompt::Here }
+                Self::Decoding { at: RequestPlacement { reason, ..at }, granted_at, prompt: PromptSource::Here }
             }
             unplaced @ (Self::Routing | Self::Recovering { .. }) => unplaced,
         };
     }
 
     /// Whoever has it has it no longer: another group is looked for.
-    pub fn leave(&mut self) -> Option<Placement> {
+    pub fn leave(&mut self) -> Option<RequestPlacement> {
         match std::mem::replace(self, Self::Routing) {
             Self::AwaitingGrant { at, .. } | Self::Prefilling { at, .. } | Self::Decoding { at, .. } => Some(at),
             unplaced @ (Self::Routing | Self::Recovering { .. }) => {
@@ -217,13 +221,14 @@ mod tests {
         Time::from_millis(ms)
     }
 
-    fn placement() -> Placement {
+    fn placement() -> RequestPlacement {
         let pick = Pick { prefill: PREFILL, decode: DECODE };
-        Placement {
+        RequestPlacement {
             routed: pick,
             pick,
             leader: PeerId([2; 32]),
             stages: Vec::new(),
+            since: Time::ZERO,
             heard: Time::ZERO,
             last_token: None,
             learnt: false,

@@ -9,7 +9,7 @@ use tsnode_protocol::{Advert, KvCodec, ModelId, PeerId, RequestId, Seconds, Stag
 /// What ran where in one request, with times and bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Trace {
-    /// The request.
+    /// The request that is told of.
     pub request: RequestId,
     /// The model that answered.
     pub model: ModelId,
@@ -27,11 +27,11 @@ pub struct Trace {
     pub reason: String,
     /// What the gate expected, where there were two ways.
     pub predicted: Option<Predicted>,
-    /// Prompt tokens.
+    /// Tokens of the prompt.
     pub prompt_tokens: u32,
     /// Of those, tokens that were not computed: another request had begun with them.
     pub cached_tokens: u32,
-    /// Tokens generated.
+    /// Tokens of the answer.
     pub new_tokens: u32,
     /// What the prompt's KV went through, wherever it was computed: the answer's tokens rest on that.
     pub codec: KvCodec,
@@ -54,7 +54,7 @@ pub struct Trace {
     #[serde(default)]
     pub alone: Option<Seconds>,
     /// Where `total` went.
-    pub parts: Parts,
+    pub parts: LatencyBreakdown,
     /// KV that crossed the network, stream by stream: what each peer packed, sent and unpacked, hidden behind the prefill or
     /// not.
     pub deliveries: Vec<Delivery>,
@@ -99,7 +99,7 @@ impl Trace {
 pub struct Predicted {
     /// Computed elsewhere and sent.
     pub elsewhere: Seconds,
-    /// Computed there.
+    /// Computed where it is decoded.
     pub here: Seconds,
 }
 
@@ -108,7 +108,7 @@ pub struct Predicted {
 pub struct Move {
     /// Whom it leaves: the leader of the group that decoded it.
     pub from: PeerId,
-    /// Why.
+    /// Why it left, for people.
     pub reason: String,
     /// Tokens that its client had.
     pub answered: u32,
@@ -140,7 +140,7 @@ impl Resumption {
 
 /// A request's time, cut where its gateway hears of the next thing: nothing is counted twice, and the sum is all of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Parts {
+pub struct LatencyBreakdown {
     /// For pages and for its turn, and on the way there.
     pub queue: Seconds,
     /// In steps of its prompt.
@@ -157,7 +157,7 @@ pub struct Parts {
     pub recovery: Seconds,
 }
 
-impl Parts {
+impl LatencyBreakdown {
     /// All of it.
     #[must_use]
     pub fn sum(&self) -> Seconds {
@@ -171,7 +171,7 @@ const DELIVERIES: usize = 1024;
 
 /// When what happened to a request.
 #[derive(Clone, Debug)]
-pub(super) struct Timeline {
+pub(super) struct RequestTimeline {
     pub submitted: Time,
     /// Its client's first token.
     pub first: Option<Time>,
@@ -184,7 +184,7 @@ pub(super) struct Timeline {
     recovery: Time,
 }
 
-impl Timeline {
+impl RequestTimeline {
     pub fn new(submitted: Time) -> Self {
         let (computed, recovery) = (Computed::default(), Time::ZERO);
         Self { submitted, first: None, computed, arrived: None, deliveries: Vec::new(), lost: None, recovery }
@@ -227,7 +227,7 @@ impl Timeline {
         at.saturating_sub(self.submitted).as_secs_f64()
     }
 
-    pub fn parts(&self, now: Time) -> Parts {
+    pub fn parts(&self, now: Time) -> LatencyBreakdown {
         let total = Seconds(self.since(now));
         let first = self.first.unwrap_or(now);
         let ttft = Seconds(self.since(first));
@@ -237,7 +237,7 @@ impl Timeline {
         let unpack = tail(|d| d.unpack_tail).min(handed_over);
         let pack = tail(|d| d.pack_tail).min(handed_over - unpack);
         let recovery = Seconds(self.recovery.as_secs_f64());
-        Parts {
+        LatencyBreakdown {
             queue: ttft - prefill,
             prefill,
             pack,
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn a_handed_over_request_is_cut_where_its_parts_meet() {
-        let mut line = Timeline::new(at(1000));
+        let mut line = RequestTimeline::new(at(1000));
         line.computed(Computed { queued: Seconds(0.02), took: Seconds(0.4) });
         assert!(line.token(at(1500)));
         line.arrived(at(1600), vec![delivery()]);
@@ -291,7 +291,7 @@ mod tests {
 
     #[test]
     fn kv_that_was_there_before_the_first_token_costs_nothing() {
-        let mut line = Timeline::new(at(0));
+        let mut line = RequestTimeline::new(at(0));
         line.computed(Computed { queued: Seconds(0.0), took: Seconds(0.3) });
         line.arrived(at(290), vec![delivery()]);
         line.token(at(300));
@@ -302,7 +302,7 @@ mod tests {
 
     #[test]
     fn time_without_a_group_is_neither_waiting_nor_decoding() {
-        let mut line = Timeline::new(at(0));
+        let mut line = RequestTimeline::new(at(0));
         line.token(at(100));
         line.lost(at(200));
         line.lost(at(250));
@@ -313,7 +313,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_is_not_counted() {
-        let mut line = Timeline::new(at(0));
+        let mut line = RequestTimeline::new(at(0));
         line.computed(Computed { queued: Seconds(0.0), took: Seconds(f64::NAN) });
         line.token(at(100));
         line.arrived(at(200), vec![Delivery { wire: Seconds(-1.0), ..delivery() }, delivery()]);

@@ -4,7 +4,7 @@
 //! What serves goes on until what comes instead is up ([`crate::changeover`]), so that fetching stops nobody: it delays what a plan is
 //! better by. Loading, which may stop somebody, is reckoned beside it.
 
-use crate::{links::UNMEASURED, members::Members};
+use crate::{cards, links::UNMEASURED, members::Members};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -21,9 +21,9 @@ const HOLDERS: usize = 8;
 /// What one host has to fetch of one model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fetch {
-    /// The host.
+    /// The host that fetches.
     pub peer: PeerId,
-    /// The model.
+    /// The model whose layers it lacks.
     pub model: ModelId,
     /// Layers that it does not have.
     pub layers: Vec<LayerRange>,
@@ -62,7 +62,7 @@ pub fn patience(plan: &Plan, members: &Members<'_>) -> Duration {
 /// Who has what of models that not everybody has whole, and how fast it travels.
 #[derive(Clone, Debug)]
 pub struct Holdings {
-    models: BTreeMap<ModelId, Held>,
+    models: BTreeMap<ModelId, HeldModel>,
     /// Links to peers that have something in part, by where they come from.
     into: BTreeMap<PeerId, BTreeMap<PeerId, BytesPerSecond>>,
     /// What each peer was seen to send at, to whomever.
@@ -71,7 +71,7 @@ pub struct Holdings {
 
 /// A model, and what each peer has of it.
 #[derive(Clone, Debug)]
-struct Held {
+struct HeldModel {
     shape: ModelShape,
     whole: BTreeSet<PeerId>,
     partial: BTreeMap<PeerId, PartialModel>,
@@ -79,7 +79,7 @@ struct Held {
     keep: BTreeSet<PeerId>,
 }
 
-impl Held {
+impl HeldModel {
     fn gives(&self, peer: &PeerId, layer: u32) -> bool {
         let has = self.whole.contains(peer) || self.partial.get(peer).is_some_and(|partial| partial.has(layer));
         has && !self.keep.contains(peer)
@@ -93,11 +93,11 @@ impl Holdings {
         if members.values().all(|advert| advert.partial.is_empty()) {
             return None;
         }
-        let mut models: BTreeMap<ModelId, Held> = BTreeMap::new();
+        let mut models: BTreeMap<ModelId, HeldModel> = BTreeMap::new();
         for (peer, advert) in members {
             for card in &advert.models {
-                let held = models.entry(card.id).or_insert_with(|| Held {
-                    shape: card.shape,
+                let held = models.entry(card.id).or_insert_with(|| HeldModel {
+                    shape: cards::agreed(card.id, members.values().copied()).unwrap_or(card).shape,
                     whole: BTreeSet::new(),
                     partial: BTreeMap::new(),
                     keep: BTreeSet::new(),
@@ -148,7 +148,13 @@ impl Holdings {
 
     /// What a host fetches while so many fetch of this model. It is given no more than any one link was seen to bring it; and who gives
     /// has what he was seen to send for all of them.
-    fn fetch(&self, (peer, model): (PeerId, ModelId), held: &Held, layers: &BTreeSet<u32>, at_once: usize) -> Fetch {
+    fn fetch(
+        &self,
+        (peer, model): (PeerId, ModelId),
+        held: &HeldModel,
+        layers: &BTreeSet<u32>,
+        at_once: usize,
+    ) -> Fetch {
         let links = self.into.get(&peer);
         let down = links.and_then(|links| links.values().map(|b| b.0).reduce(f64::max));
         let (_, unmeasured) = UNMEASURED;
@@ -283,8 +289,8 @@ mod tests {
     fn who_gives_nothing_is_no_holder_and_fetches_only_what_it_lacks() {
         let kept = |advert: Advert| {
             let model = sample::card().id;
-            let origin =
-                tsnode_protocol::ModelOrigin { model, source: "org/gated@0".into(), licence: None, is_given: false };
+            let (source, licence) = ("org/gated@0".into(), None);
+            let origin = tsnode_protocol::ModelOrigin { model, source, licence, is_gated: true, is_given: false };
             Advert { origins: vec![origin], ..advert }
         };
         let all = [kept(has(None, &[])), kept(has(Some(&[0, 1]), &[])), has(Some(&[]), &[])];

@@ -1,6 +1,6 @@
 //! Plan flow 4: what can be had of a plan that stands with nothing of it loaded anew (ThunderServe §3.4).
 
-use super::{Draft, Wish, at_once, joined};
+use super::{PlanDraft, Wish, at_once, joined};
 use crate::{
     members::Members,
     planner::live::{self, Scene},
@@ -11,14 +11,14 @@ use tsnode_protocol::{Group, ModelId, Phase, Plan, Route};
 /// After a loss: what stands of a plan, phases and routes made anew, nothing to load. `None` if some model would be left
 /// without a group, or a person laid the groups out.
 #[must_use]
-pub fn flip(plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft> {
+pub fn flip(plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft> {
     lightly(plan, members, wish, Scene::flipped)
 }
 
 /// The same, and beside it groups of those devices that have no part in the plan: who serves goes on serving, and only
 /// newcomers load; a model that no group serves gets one where there is memory for it. `None` as for [`flip`].
 #[must_use]
-pub fn grow(plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft> {
+pub fn grow(plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft> {
     lightly(plan, members, wish, Scene::grown)
 }
 
@@ -26,12 +26,12 @@ fn lightly(
     plan: &Plan,
     members: &Members<'_>,
     wish: &Wish,
-    light: impl Fn(&Scene, &[Group]) -> Option<live::Part>,
-) -> Option<Draft> {
+    light: impl Fn(&Scene, &[Group]) -> Option<live::ModelPlan>,
+) -> Option<PlanDraft> {
     if wish.layout.is_some() {
         return None;
     }
-    let scenes = live::scenes(members, wish.split);
+    let scenes = live::scenes_under(members, wish.split, &plan.chosen);
     let places: BTreeSet<_> =
         scenes.iter().flat_map(|s| s.places().iter().map(|(peer, device)| (s.card.id, *peer, *device))).collect();
     let stands = |g: &&Group| g.stages.iter().all(|s| places.contains(&(g.model, s.peer, s.device)));
@@ -50,7 +50,7 @@ fn lightly(
 
 /// Groups of a model that no region has whole, or that would be of no use in theirs, go on by themselves: each does both, and
 /// gets requests by its devices. Shares of the model's routes sum to 1 again.
-fn complete(draft: &mut Draft, model: ModelId, standing: &[Group]) {
+fn complete(draft: &mut PlanDraft, model: ModelId, standing: &[Group]) {
     let has = |g: &&Group| draft.groups.iter().any(|kept| kept.id == g.id);
     let apart: Vec<Group> = standing
         .iter()

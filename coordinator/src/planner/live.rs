@@ -6,17 +6,17 @@
 //! multiples of what the swarm's fastest group takes.
 
 mod delayed;
-mod route_choice;
+mod policy_choice;
 mod sharing;
 mod shortfall;
 mod standing;
 mod why;
 
-pub use route_choice::route;
-pub use shortfall::{Lack, Shortfall, shortfalls};
+pub use policy_choice::choose;
+pub use shortfall::{DeviceShortfall, Shortfall, shortfalls};
 pub use why::{Other, SharedDevice, Why, why};
 
-use self::sharing::{Fair, Taken};
+use self::sharing::{DeviceTime, Fair};
 use super::{fetching::Holdings, reranking};
 use crate::{
     gate::SplitChoice,
@@ -25,12 +25,12 @@ use crate::{
     policy::choice::Batches,
     replay::Replay,
     scheduler::{
-        cluster::{Cluster, Instance, InstanceId, KindId, Path},
+        cluster::{Cluster, ClusterLink, Instance, InstanceId, KindId},
         cost::{Decode, Prefill},
         evaluate::{Evaluation, Evaluator, GroupNo},
-        figures::Figures,
+        figures::DeviceFigures,
         models::Model,
-        parallel::{self, Members as Devices},
+        parallel::{self, InstanceDevices as Devices},
         problem::{Problem, Space},
         regions, room,
         search::{self, Effort, Found},
@@ -38,13 +38,13 @@ use crate::{
         start,
         workload::Workload,
     },
-    settings::{self, Settings},
+    settings::{self, SwarmSettings},
     traffic,
 };
 use std::{collections::BTreeMap, sync::Arc};
 use tsnode_protocol::{
-    Bytes, BytesPerSecond, Group, LayerProfile, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan, RequestClass,
-    Route, Seconds, Served, Stage, Tokens,
+    BatchPolicy, Bytes, BytesPerSecond, Group, LayerProfile, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan,
+    PolicyChoice, RequestClass, Route, Seconds, Served, Stage, Tokens,
 };
 
 /// Part of what mixed groups alone would carry that is planned for.
@@ -73,22 +73,22 @@ const LEAST_DEMAND: f64 = 0.05;
 const WITHOUT_ASKED: f64 = 0.5;
 const WITHOUT_UNASKED: f64 = 0.98;
 /// A link nobody has measured.
-const UNMEASURED: Path = Path { latency: links::UNMEASURED.0, bandwidth: links::UNMEASURED.1 };
+const UNMEASURED: ClusterLink = ClusterLink { latency: links::UNMEASURED.0, bandwidth: links::UNMEASURED.1 };
 /// Between two devices of one host.
-const INSIDE: Path = Path { latency: Seconds(50e-6), bandwidth: BytesPerSecond(10e9) };
+const INSIDE: ClusterLink = ClusterLink { latency: Seconds(50e-6), bandwidth: BytesPerSecond(10e9) };
 /// Bytes of an element of KV pages.
 const ELEMENT: f64 = 2.0;
 
 /// A peer's device.
-type Place = (PeerId, u16);
+type DevicePlace = (PeerId, u16);
 
 /// One model's devices as a problem.
 #[derive(Clone, Debug)]
 pub struct Scene {
-    /// The model.
+    /// The model that is planned for.
     pub card: ModelCard,
     /// Device of each instance.
-    places: Vec<Place>,
+    places: Vec<DevicePlace>,
     /// What there is to plan.
     pub problem: Problem,
     /// Its part of the model's requests: a large swarm is planned in regions.
@@ -100,7 +100,7 @@ pub struct Scene {
     /// What of that each device does, in one measure for all.
     power: Vec<f64>,
     /// Room for it on all devices that can serve it.
-    rooms: Arc<BTreeMap<Place, Room>>,
+    rooms: Arc<BTreeMap<DevicePlace, WeightRoom>>,
     /// The part of a plan's worth that is left where nobody serves it. Where there is memory for all of the swarm's models, it takes
     /// 1 off instead.
     without: Option<f64>,
@@ -112,7 +112,7 @@ pub struct Scene {
 
 /// Memory for a model's weights on a device (bytes).
 #[derive(Clone, Copy, Debug)]
-struct Room {
+struct WeightRoom {
     /// What its part needs; nothing of one that is kept there.
     need: u64,
     /// What all models that are there at once may have together, beside those that are kept.
@@ -123,12 +123,12 @@ struct Room {
 
 /// A plan for one model.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Part {
-    /// Its groups.
+pub struct ModelPlan {
+    /// Groups that serve the model.
     pub groups: Vec<Group>,
     /// Who sends to whom; shares of this model's requests.
     pub routes: Vec<Route>,
-    /// Why.
+    /// Why these groups, for people.
     pub reason: String,
 }
 
@@ -136,8 +136,17 @@ pub struct Part {
 /// devices. Models that the swarm's devices cannot hold are left out.
 #[must_use]
 pub fn scenes(members: &Members<'_>, split: SplitChoice) -> Vec<Scene> {
-    let services = sharing::lent(members).filter_map(|(card, places)| Service::of(card, places, members, split));
-    let services: Vec<Service<'_>> = services.collect();
+    scenes_under(members, split, &[])
+}
+
+/// The same where this was chosen until now, of what members have left to measurement.
+#[must_use]
+pub fn scenes_under(members: &Members<'_>, split: SplitChoice, chosen: &[PolicyChoice]) -> Vec<Scene> {
+    let settings = SwarmSettings::of(members.values().copied());
+    let services = sharing::lent(members).filter_map(|(card, places)| {
+        ServedModel::of(card, places, members, (split, settings.batched(card.id, chosen)))
+    });
+    let services: Vec<ServedModel<'_>> = services.collect();
     let fair = Fair::of(services.iter().map(|service| (service.demand(), &*service.places)));
     let scarce = is_scarce(members);
     let holdings = Holdings::of(members).map(Arc::new);
@@ -150,8 +159,8 @@ pub(crate) fn is_scarce(members: &Members<'_>) -> bool {
     members.values().flat_map(|advert| &advert.devices).any(|device| !device.holds_all())
 }
 
-fn rooms(places: &[Place], members: &Members<'_>, model: ModelId) -> BTreeMap<Place, Room> {
-    let room = |place: &Place| {
+fn rooms(places: &[DevicePlace], members: &Members<'_>, model: ModelId) -> BTreeMap<DevicePlace, WeightRoom> {
+    let room = |place: &DevicePlace| {
         let device = members.get(&place.0)?.devices.get(usize::from(place.1))?;
         let served = device.served(model)?;
         let stays = |served: &Served| if served.is_kept { served.memory_bytes } else { served.kv_bytes };
@@ -159,25 +168,30 @@ fn rooms(places: &[Place], members: &Members<'_>, model: ModelId) -> BTreeMap<Pl
         let weights = served.memory_bytes.saturating_sub(served.kv_bytes);
         let need = if served.is_kept { 0 } else { weights };
         let is_kept = served.is_kept && !device.holds_all();
-        Some((*place, Room { need, most: device.memory_bytes.saturating_sub(kept), is_kept }))
+        Some((*place, WeightRoom { need, most: device.memory_bytes.saturating_sub(kept), is_kept }))
     };
     places.iter().filter_map(room).collect()
 }
 
 /// A model, the devices that can serve it, and what it is asked for.
-struct Service<'a> {
+struct ServedModel<'a> {
     card: &'a ModelCard,
-    places: Vec<Place>,
+    places: Vec<DevicePlace>,
     whole: Problem,
     /// Requests a second that all its devices carry.
     carries: f64,
     /// Requests a second that gateways say they are asked for. Where they say that of other models alone, none.
     asked: Option<f64>,
-    rooms: Arc<BTreeMap<Place, Room>>,
+    rooms: Arc<BTreeMap<DevicePlace, WeightRoom>>,
 }
 
-impl<'a> Service<'a> {
-    fn of(card: &'a ModelCard, places: Vec<Place>, members: &Members<'_>, split: SplitChoice) -> Option<Self> {
+impl<'a> ServedModel<'a> {
+    fn of(
+        card: &'a ModelCard,
+        places: Vec<DevicePlace>,
+        members: &Members<'_>,
+        (split, batch): (SplitChoice, BatchPolicy),
+    ) -> Option<Self> {
         let cluster = cluster(&places, members, card.id)?;
         let model = Model::of_shape(card.name.clone(), card.shape, ELEMENT);
         let traffic = traffic::together(card.id, members);
@@ -197,7 +211,7 @@ impl<'a> Service<'a> {
         first.reference = reference;
         let mut whole = first.under(wanted(card.id, members));
         whole.noise = NOISE;
-        whole.prompts = Batches::measured(profiles(&places, members, card.id)).into();
+        whole.prompts = Batches::measured(profiles(&places, members, card.id)).by(batch).into();
         let said = || members.values().any(|advert| advert.traffic.iter().any(|traffic| traffic.rate > 0.0));
         let asked = traffic.map(|profile| profile.rate).or_else(|| said().then_some(0.0));
         let rooms = Arc::new(rooms(&places, members, card.id));
@@ -258,7 +272,7 @@ impl<'a> Service<'a> {
 
 /// What plans are held against: what members have set for those who wait for answers, or else what the swarm can do.
 fn wanted(model: ModelId, members: &Members<'_>) -> Slo {
-    let settings = Settings::of(members.values().copied());
+    let settings = SwarmSettings::of(members.values().copied());
     let targets = settings.targets(model, RequestClass::Interactive);
     targets.map_or_else(|| Slo::e2e(SCALE), |(targets, _)| settings::slo(targets))
 }
@@ -284,11 +298,11 @@ fn pace(problem: &Problem) -> Option<(f64, Reference)> {
 
 /// What was measured of a model on these devices.
 fn profiles<'a>(
-    places: &'a [Place],
+    places: &'a [DevicePlace],
     members: &'a Members<'_>,
     model: ModelId,
 ) -> impl Iterator<Item = &'a LayerProfile> {
-    let device = |(peer, device): &Place| members.get(peer)?.devices.get(usize::from(*device));
+    let device = |(peer, device): &DevicePlace| members.get(peer)?.devices.get(usize::from(*device));
     places.iter().filter_map(device).filter_map(move |d| d.profile(model))
 }
 
@@ -300,14 +314,14 @@ fn measured(profile: LayerProfile) -> (Prefill, Decode) {
     (prefill, Decode { fixed, per_context: context.per_token(), per_sequence })
 }
 
-fn cluster(places: &[Place], members: &Members<'_>, model: ModelId) -> Option<Cluster> {
+fn cluster(places: &[DevicePlace], members: &Members<'_>, model: ModelId) -> Option<Cluster> {
     let peers: Vec<PeerId> =
         places.iter().map(|p| p.0).collect::<std::collections::BTreeSet<_>>().into_iter().collect();
     let (mut kinds, mut instances) = (Vec::new(), Vec::new());
     for (peer, device) in places {
         let d = members.get(peer)?.devices.get(usize::from(*device))?;
         let served = d.served(model)?;
-        kinds.push(Figures {
+        kinds.push(DeviceFigures {
             name: d.name.clone(),
             memory: Bytes(served.memory_bytes as f64),
             flops: d.flops,
@@ -324,11 +338,11 @@ fn cluster(places: &[Place], members: &Members<'_>, model: ModelId) -> Option<Cl
         let mut row = vec![UNMEASURED; peers.len()];
         if let Ok(own) = peers.binary_search(from) {
             let (latency, bandwidth) = WITHIN_PEER;
-            row[own] = Path { latency, bandwidth };
+            row[own] = ClusterLink { latency, bandwidth };
         }
         for link in members.get(from).map_or(&[][..], |a| &a.links) {
             if let Ok(place) = peers.binary_search(&link.to) {
-                row[place] = Path { latency: link.latency, bandwidth: link.bandwidth };
+                row[place] = ClusterLink { latency: link.latency, bandwidth: link.bandwidth };
             }
         }
         row
@@ -337,7 +351,7 @@ fn cluster(places: &[Place], members: &Members<'_>, model: ModelId) -> Option<Cl
 }
 
 impl Scene {
-    /// Its devices.
+    /// The devices it may use: peer, and place in its advert.
     #[must_use]
     pub fn places(&self) -> &[(PeerId, u16)] {
         &self.places
@@ -345,7 +359,7 @@ impl Scene {
 
     /// Searches for this model's plan.
     #[must_use]
-    pub fn plan(&self) -> Part {
+    pub fn plan(&self) -> ModelPlan {
         self.part(&self.search())
     }
 
@@ -363,9 +377,9 @@ impl Scene {
         self.soonest(found)
     }
 
-    fn part(&self, found: &Found) -> Part {
+    fn part(&self, found: &Found) -> ModelPlan {
         let mut evaluator = Evaluator::new(&self.problem);
-        let Some(groups) = search::shelved(&mut evaluator, &found.grouping) else { return Part::default() };
+        let Some(groups) = search::shelved(&mut evaluator, &found.grouping) else { return ModelPlan::default() };
         let named: Vec<Group> = groups.iter().map(|g| self.named(&evaluator, *g)).collect();
         let count = |phase| named.iter().filter(|g| g.phase == phase).count();
         let reason = format!(
@@ -377,7 +391,7 @@ impl Scene {
             found.evaluation.attainment * 100.0
         );
         let routes = self.carry(&mut evaluator, &named, &groups, &found.evaluation);
-        Part { groups: named, routes, reason }
+        ModelPlan { groups: named, routes, reason }
     }
 
     /// The routes of groups that somebody else chose.
@@ -436,7 +450,7 @@ impl Scene {
     }
 
     /// The mean of something over its devices, by what each does.
-    fn mean(&self, of: impl Fn(&Place) -> f64) -> f64 {
+    fn mean(&self, of: impl Fn(&DevicePlace) -> f64) -> f64 {
         let sum = self.places.iter().zip(&self.power).map(|(place, power)| power * of(place)).sum::<f64>();
         sum / self.power.iter().sum::<f64>()
     }
@@ -448,7 +462,7 @@ impl Scene {
     fn named(&self, evaluator: &Evaluator<'_>, group: GroupNo) -> Group {
         let shelved = evaluator.shelved(group);
         let mut start = 0;
-        let stage = |s: &parallel::Stage| {
+        let stage = |s: &parallel::ParallelStage| {
             let (peer, device) = self.places[s.instance.0 as usize];
             let layers = LayerRange { start, end: start + s.layers };
             start = layers.end;
@@ -462,9 +476,9 @@ impl Scene {
         for group in groups {
             let stage = |s: &Stage| {
                 let place = self.places.iter().position(|p| *p == (s.peer, s.device))?;
-                Some(parallel::Stage { instance: InstanceId(place as u32), tp: 1, layers: s.layers.len() })
+                Some(parallel::ParallelStage { instance: InstanceId(place as u32), tp: 1, layers: s.layers.len() })
             };
-            let stages: Option<Vec<parallel::Stage>> = group.stages.iter().map(stage).collect();
+            let stages: Option<Vec<parallel::ParallelStage>> = group.stages.iter().map(stage).collect();
             let stages = stages?;
             let config = parallel::given(&self.problem, &stages, group.phase)?;
             let mut devices: Devices = stages.iter().map(|s| (s.instance, 1)).collect();
@@ -477,19 +491,19 @@ impl Scene {
 
 /// Plans for all models of these scenes, made while `standing` is in force.
 #[must_use]
-pub fn planned(scenes: Vec<Scene>, standing: Option<&Plan>) -> Vec<(Scene, Part)> {
+pub fn planned(scenes: Vec<Scene>, standing: Option<&Plan>) -> Vec<(Scene, ModelPlan)> {
     sharing::planned(scenes.into_iter().map(|scene| scene.under(standing)).collect())
 }
 
 /// The same scenes where these groups take their part of the devices' time.
 #[must_use]
 pub fn beside(scenes: Vec<Scene>, groups: &[Group]) -> Vec<Scene> {
-    let taken = Taken::by_groups(&scenes, groups);
+    let taken = DeviceTime::by_groups(&scenes, groups);
     scenes.iter().map(|scene| scene.beside_others(&taken)).collect()
 }
 
 /// What a whole plan is worth on a view.
 #[must_use]
 pub fn value(plan: &Plan, members: &Members<'_>, split: SplitChoice) -> f64 {
-    sharing::worth(&scenes(members, split), &plan.groups)
+    sharing::worth(&scenes_under(members, split, &plan.chosen), &plan.groups)
 }

@@ -2,7 +2,7 @@
 //! who wins (ThunderServe §3.3 estimates every pair by simulation; here only finalists are).
 
 use crate::{
-    replay::{Replay, Report, replay},
+    replay::{Replay, ReplayReport, replay},
     scheduler::{
         evaluate::Evaluator,
         moves::Grouping,
@@ -23,13 +23,13 @@ pub fn plan(
     effort: Effort,
     how: Replay,
     stop: &(dyn Fn() -> bool + Sync),
-) -> (Found, Report) {
+) -> (Found, ReplayReport) {
     decide(problem, search::search(problem, seed, effort, stop), how)
 }
 
 /// The finalist that does best when replayed, and its replay.
 #[must_use]
-pub fn decide(problem: &Problem, mut found: Found, how: Replay) -> (Found, Report) {
+pub fn decide(problem: &Problem, mut found: Found, how: Replay) -> (Found, ReplayReport) {
     let mut evaluator = Evaluator::new(problem);
     let mut run = |grouping: &Grouping| {
         let groups = shelved(&mut evaluator, grouping)?;
@@ -37,7 +37,7 @@ pub fn decide(problem: &Problem, mut found: Found, how: Replay) -> (Found, Repor
         let report = replay(&mut evaluator, &groups, &evaluation, how);
         Some((evaluation, report))
     };
-    let Some((_, mut best)) = run(&found.grouping) else { return (found, Report::default()) };
+    let Some((_, mut best)) = run(&found.grouping) else { return (found, ReplayReport::default()) };
     for place in 0..found.runners_up.len() {
         let Some((evaluation, report)) = run(&found.runners_up[place].0) else { continue };
         if report.attainment > best.attainment + MARGIN / (how.requests.max(1) as f64).sqrt() {

@@ -38,7 +38,7 @@ impl PromptFit {
         Some(Self { fixed: Seconds(fixed), per_token: SecondsPerToken(per_token) })
     }
 
-    /// T_prefill.
+    /// T_prefill: what a prompt of so many tokens takes on the slow machine.
     #[must_use]
     pub fn time(&self, tokens: f64) -> Seconds {
         self.fixed + Seconds(self.per_token.0 * tokens)
@@ -58,7 +58,7 @@ impl ChunkFit {
         })
     }
 
-    /// t_chunked.
+    /// t_chunked: what one chunk takes behind `before` tokens of its prompt, beside answers with `context` tokens.
     #[must_use]
     pub fn time(&self, before: f64, context: f64) -> Seconds {
         self.fixed + Seconds(self.per_before.0 * before + self.per_context.0 * context)

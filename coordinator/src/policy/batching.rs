@@ -31,9 +31,9 @@ pub enum Answered {
 /// A part of a request that has come to a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Task {
-    /// Whose.
+    /// The request it belongs to.
     pub request: RequestNo,
-    /// Which part.
+    /// Whether its prompt or its answer.
     pub part: Part,
     /// Of which model.
     pub service: ServiceNo,
@@ -49,8 +49,8 @@ pub struct Task {
 
 /// What one iteration may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Tasks.
+pub struct BatchLimits {
+    /// Tasks at once: prompts and answers together.
     pub tasks: usize,
     /// Tokens: a prompt's, and one for each answer. A first task may have more.
     pub tokens: u32,
@@ -63,7 +63,7 @@ pub struct Batch {
     pub service: ServiceNo,
     /// Prompts in it.
     pub prompts: u32,
-    /// Their tokens.
+    /// Tokens of those prompts, all together.
     pub prompt_tokens: u64,
     /// Their squared lengths, summed.
     pub prompt_squares: u64,
@@ -101,7 +101,7 @@ impl Batch {
         self.prompts + self.answers == 0
     }
 
-    /// Tasks.
+    /// Prompts and answers in it.
     #[must_use]
     pub fn tasks(&self) -> usize {
         (self.prompts + self.answers) as usize
@@ -216,10 +216,10 @@ pub trait Batching: std::fmt::Debug + Send {
 
 /// What a batch computes of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Member {
-    /// Whose.
+pub struct BatchMember {
+    /// The request it belongs to.
     pub request: RequestNo,
-    /// Which part.
+    /// Whether its prompt or its answer.
     pub part: Part,
     /// Tokens: of a prompt as many as are computed now, of an answer one.
     pub tokens: u32,
@@ -228,7 +228,7 @@ pub struct Member {
 /// A policy for those who run batches for real, a step at a time, and whose requests may go at any moment.
 pub trait Stepwise: Batching {
     /// What the batch just chosen computes.
-    fn members(&self, each: &mut dyn FnMut(Member));
+    fn members(&self, each: &mut dyn FnMut(BatchMember));
 
     /// A request goes before its end. What of it is in a batch on its way still counts there, and ends with it.
     fn withdraw(&mut self, request: RequestNo);

@@ -3,7 +3,7 @@
 use super::{
     batching::Stepwise,
     caps,
-    chunked::{Beside, Chunked},
+    chunked::{BesidePrompts, Chunked},
     pools::LivePools,
     prefill_first::PrefillFirst,
     routing::{MachineNo, Routing},
@@ -78,10 +78,10 @@ pub enum Batches {
 
 /// What a machine has room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct MachineRoom {
     /// Answers at once.
     pub places: usize,
-    /// KV (tokens).
+    /// KV of all requests together (tokens).
     pub tokens: u64,
     /// Batches that are on their way at once, where the policy can have several.
     pub stages: usize,
@@ -106,7 +106,8 @@ impl Batches {
     pub fn by(self, policy: BatchPolicy) -> Self {
         let (Self::Chunked(tokens) | Self::Mixed(tokens) | Self::PromptsFirst(tokens)) = self else { return self };
         match policy {
-            BatchPolicy::Chunked => Self::Chunked(tokens),
+            // What is chosen by measurement is as it was until something was.
+            BatchPolicy::Chunked | BatchPolicy::Auto => Self::Chunked(tokens),
             BatchPolicy::Mixed => Self::Mixed(tokens),
             BatchPolicy::PrefillFirst => Self::PromptsFirst(tokens),
         }
@@ -120,19 +121,21 @@ impl Batches {
 
     /// The policy, on an idle machine.
     #[must_use]
-    pub fn batching(self, room: Room) -> Box<dyn Stepwise> {
+    pub fn batching(self, room: MachineRoom) -> Box<dyn Stepwise> {
         match self {
             Self::PrefillFirst => Box::new(PrefillFirst::new(room.places, room.tokens)),
             Self::Chunked(tokens) => Box::new(chunked(tokens, room)),
-            Self::Mixed(tokens) => Box::new(chunked(tokens, room).prompts_first(Beside::Answers, MIXED_PATIENCE)),
+            Self::Mixed(tokens) => {
+                Box::new(chunked(tokens, room).prompts_first(BesidePrompts::Answers, MIXED_PATIENCE))
+            }
             Self::PromptsFirst(tokens) => {
-                Box::new(chunked(tokens, room).prompts_first(Beside::Nothing, PREFILL_FIRST_PATIENCE))
+                Box::new(chunked(tokens, room).prompts_first(BesidePrompts::Nothing, PREFILL_FIRST_PATIENCE))
             }
         }
     }
 }
 
-fn chunked(tokens: u32, room: Room) -> Chunked {
+fn chunked(tokens: u32, room: MachineRoom) -> Chunked {
     let chunked = Chunked::new(tokens, room.places, room.tokens).alone(tokens.saturating_mul(caps::LONG));
     chunked.in_stages(room.stages)
 }

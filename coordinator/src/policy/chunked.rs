@@ -12,8 +12,8 @@
 //! are then passed over so many times at most: nobody starves (Splitwise §IV-B ages and bounds preemption for the same reason).
 
 use super::{
-    batching::{Answered, Batch, Batching, Member, Part, RequestNo, Seen, Stepwise, Task},
-    places::{Answer, Places},
+    batching::{Answered, Batch, BatchMember, Batching, Part, RequestNo, Seen, Stepwise, Task},
+    places::{AnswerPlaces, PlacedAnswer},
 };
 use std::collections::{BTreeMap, VecDeque};
 
@@ -23,7 +23,7 @@ pub const AHEAD: usize = 2;
 
 /// What the tokens of an iteration are counted of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Counted {
+enum TokensCounted {
     /// Prompts, and one for each answer.
     All,
     /// Prompts: iterations grow with the answers, and prompts lose nothing to them.
@@ -32,7 +32,7 @@ enum Counted {
 
 /// What goes beside prompts that go first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Beside {
+pub enum BesidePrompts {
     /// Answers, as far as an iteration's tokens are left (Splitwise's mixed machines).
     Answers,
     /// Nothing: iterations of prompts are as long as those where nothing is answered.
@@ -42,13 +42,13 @@ pub enum Beside {
 /// Prompts go first, and answers are passed over so many iterations in a row at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PromptsFirst {
-    beside: Beside,
+    beside: BesidePrompts,
     patience: u32,
 }
 
 /// A request on this machine.
 #[derive(Clone, Copy, Debug, Default)]
-struct Job {
+struct ChunkedJob {
     /// Prompt tokens computed elsewhere, computed or on their way, computed, and in all.
     before: u32,
     sent: u32,
@@ -70,7 +70,7 @@ pub struct Chunked {
     /// Tokens of one iteration; at least one goes to a prompt that waits. And at most, where nothing is answered.
     tokens: u32,
     alone: u32,
-    counted: Counted,
+    counted: TokensCounted,
     prompts_first: Option<PromptsFirst>,
     /// Iterations in a row that had answers left over for which there was a share.
     passed_over: u32,
@@ -83,12 +83,12 @@ pub struct Chunked {
     answering: usize,
     /// Tokens of prompts that are not on their way.
     left: u64,
-    jobs: BTreeMap<RequestNo, Job>,
+    jobs: BTreeMap<RequestNo, ChunkedJob>,
     /// Prompts without a place, prompts with one, and answers that lack memory for what is to come.
     prompts: VecDeque<RequestNo>,
     begun: VecDeque<RequestNo>,
     waiting: VecDeque<RequestNo>,
-    answers: Places,
+    answers: AnswerPlaces,
     /// Batches on their way and their chunks, the oldest first.
     batches: VecDeque<Batch>,
     chunks: VecDeque<(RequestNo, u32)>,
@@ -103,7 +103,7 @@ impl Chunked {
         Self {
             tokens: tokens.max(1),
             alone: tokens.max(1),
-            counted: Counted::All,
+            counted: TokensCounted::All,
             prompts_first: None,
             passed_over: 0,
             places: places.max(1),
@@ -117,7 +117,7 @@ impl Chunked {
             begun: VecDeque::new(),
             waiting: VecDeque::new(),
             // Who may run is decided here.
-            answers: Places::new(usize::MAX, u64::MAX),
+            answers: AnswerPlaces::new(usize::MAX, u64::MAX),
             batches: VecDeque::new(),
             chunks: VecDeque::new(),
             starting: Vec::new(),
@@ -127,12 +127,12 @@ impl Chunked {
     /// The same, with so many tokens for prompts alone.
     #[must_use]
     pub fn for_prompts(self) -> Self {
-        Self { counted: Counted::Prompts, ..self }
+        Self { counted: TokensCounted::Prompts, ..self }
     }
 
     /// The same, with prompts before answers, which are passed over so many times in a row at most.
     #[must_use]
-    pub fn prompts_first(self, beside: Beside, patience: u32) -> Self {
+    pub fn prompts_first(self, beside: BesidePrompts, patience: u32) -> Self {
         Self { prompts_first: Some(PromptsFirst { beside, patience }), ..self }
     }
 
@@ -170,7 +170,7 @@ impl Chunked {
             }
             self.hold(request);
             self.waiting.pop_front();
-            self.answers.queue(Answer { request, left: job.answer, context: job.context, whole: 0 });
+            self.answers.queue(PlacedAnswer { request, left: job.answer, context: job.context, whole: 0 });
             self.answers.admit(&mut self.starting);
         }
     }
@@ -180,9 +180,9 @@ impl Chunked {
         let (answers, context) = self.answers.share();
         let mut batch = Batch { answers, context, iterations: 1, ..Batch::default() };
         let room = match self.counted {
-            Counted::All if self.answering == 0 => self.long(),
-            Counted::All => self.tokens.saturating_sub(batch.answers).max(1),
-            Counted::Prompts => self.tokens,
+            TokensCounted::All if self.answering == 0 => self.long(),
+            TokensCounted::All => self.tokens.saturating_sub(batch.answers).max(1),
+            TokensCounted::Prompts => self.tokens,
         };
         self.cut(&mut batch, room);
         self.passed_over = 0;
@@ -190,16 +190,16 @@ impl Chunked {
     }
 
     /// Prompts, and what may go beside them; answers alone where there are no prompts.
-    fn prompts_then_answers(&mut self, beside: Beside) -> Batch {
+    fn prompts_then_answers(&mut self, beside: BesidePrompts) -> Batch {
         let due = self.answers.next_share();
         let mut batch = Batch { iterations: 1, ..Batch::default() };
-        let is_long = self.answering == 0 || beside == Beside::Nothing;
+        let is_long = self.answering == 0 || beside == BesidePrompts::Nothing;
         self.cut(&mut batch, if is_long { self.long() } else { self.tokens });
         let left = u64::from(self.tokens).saturating_sub(batch.prompt_tokens) as usize;
         let most = match beside {
             _ if batch.prompts == 0 => usize::MAX,
-            Beside::Answers => left,
-            Beside::Nothing => 0,
+            BesidePrompts::Answers => left,
+            BesidePrompts::Nothing => 0,
         };
         (batch.answers, batch.context) = self.answers.share_up_to(most);
         self.passed_over = if (batch.answers as usize) < due { self.passed_over + 1 } else { 0 };
@@ -377,11 +377,11 @@ impl Batching for Chunked {
 }
 
 impl Stepwise for Chunked {
-    fn members(&self, each: &mut dyn FnMut(Member)) {
+    fn members(&self, each: &mut dyn FnMut(BatchMember)) {
         let Some(batch) = self.batches.back() else { return };
         self.answers.members(batch.answers, each);
         let before = self.chunks.len().saturating_sub(batch.prompts as usize);
-        let member = |&(request, tokens): &(RequestNo, u32)| Member { request, part: Part::Prompt, tokens };
+        let member = |&(request, tokens): &(RequestNo, u32)| BatchMember { request, part: Part::Prompt, tokens };
         self.chunks.range(before..).map(member).for_each(each);
     }
 
@@ -426,17 +426,17 @@ mod tests {
     #[test]
     fn answers_are_in_every_step_unless_prompts_go_first() {
         assert_eq!(steps(machine(), 40, 3), [(9, 1); 3]);
-        let mixed = steps(machine().prompts_first(Beside::Answers, 4), 40, 10);
+        let mixed = steps(machine().prompts_first(BesidePrompts::Answers, 4), 40, 10);
         assert_eq!(mixed[..4], [(10, 0); 4]);
         assert_eq!(mixed[4], (9, 1), "passed over four times");
         assert_eq!(mixed[5..], [(10, 0), (10, 0), (10, 0), (1, 1), (0, 1)], "beside what leaves tokens");
-        let apart = steps(machine().prompts_first(Beside::Nothing, 16), 40, 5);
+        let apart = steps(machine().prompts_first(BesidePrompts::Nothing, 16), 40, 5);
         assert_eq!(apart, [(20, 0), (20, 0), (20, 0), (20, 0), (0, 1)]);
     }
 
     #[test]
     fn answers_are_passed_over_so_many_times_at_most() {
-        for (beside, patience) in [(Beside::Answers, 4), (Beside::Nothing, 16)] {
+        for (beside, patience) in [(BesidePrompts::Answers, 4), (BesidePrompts::Nothing, 16)] {
             let steps = steps(machine().prompts_first(beside, patience), 2000, 100);
             let longest = steps.split(|(_, answers)| *answers > 0).map(<[_]>::len).max();
             assert_eq!(longest, Some(patience as usize), "{beside:?}");

@@ -1,12 +1,12 @@
 //! Answers on a machine: they get places in order, as far as the batch and the KV memory reach, and the batches of a
 //! pipeline share them.
 
-use super::batching::{Member, Part, RequestNo};
+use super::batching::{BatchMember, Part, RequestNo};
 use std::collections::VecDeque;
 
 /// An answer that is generated.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Answer {
+pub(super) struct PlacedAnswer {
     pub request: RequestNo,
     /// Tokens still to come.
     pub left: u32,
@@ -18,7 +18,7 @@ pub(super) struct Answer {
 
 /// The answers of a machine.
 #[derive(Debug)]
-pub(super) struct Places {
+pub(super) struct AnswerPlaces {
     /// Most answers at once.
     places: usize,
     /// KV that fits (tokens); one answer alone runs even if it does not.
@@ -26,13 +26,13 @@ pub(super) struct Places {
     /// Batches that are on their way at once.
     stages: usize,
     used: u64,
-    waiting: VecDeque<Answer>,
+    waiting: VecDeque<PlacedAnswer>,
     /// With a place and in no batch, and in batches, the oldest first.
-    resting: VecDeque<Answer>,
-    under_way: VecDeque<Answer>,
+    resting: VecDeque<PlacedAnswer>,
+    under_way: VecDeque<PlacedAnswer>,
 }
 
-impl Places {
+impl AnswerPlaces {
     pub(super) fn new(places: usize, capacity: u64) -> Self {
         Self {
             places: places.max(1),
@@ -67,7 +67,7 @@ impl Places {
         self.resting.iter().chain(&self.under_way).map(|a| a.context).sum()
     }
 
-    pub(super) fn queue(&mut self, answer: Answer) {
+    pub(super) fn queue(&mut self, answer: PlacedAnswer) {
         self.waiting.push_back(answer);
     }
 
@@ -106,9 +106,9 @@ impl Places {
     }
 
     /// What the newest batch, with so many answers, computes.
-    pub(super) fn members(&self, answers: u32, each: &mut dyn FnMut(Member)) {
+    pub(super) fn members(&self, answers: u32, each: &mut dyn FnMut(BatchMember)) {
         let before = self.under_way.len().saturating_sub(answers as usize);
-        let member = |a: &Answer| Member { request: a.request, part: Part::Answer, tokens: 1 };
+        let member = |a: &PlacedAnswer| BatchMember { request: a.request, part: Part::Answer, tokens: 1 };
         self.under_way.range(before..).map(member).for_each(each);
     }
 
@@ -143,8 +143,8 @@ mod tests {
 
     #[test]
     fn batches_of_a_pipeline_share_the_answers() {
-        let mut places = Places::new(5, 1000).in_stages(2);
-        let answer = |n: u32| Answer { request: RequestNo(n), left: n, context: 10 * u64::from(n), whole: 100 };
+        let mut places = AnswerPlaces::new(5, 1000).in_stages(2);
+        let answer = |n: u32| PlacedAnswer { request: RequestNo(n), left: n, context: 10 * u64::from(n), whole: 100 };
         (1..=6).for_each(|n| places.queue(answer(n)));
         let mut starting = Vec::new();
         places.admit(&mut starting);
@@ -163,8 +163,8 @@ mod tests {
 
     #[test]
     fn an_answer_that_goes_leaves_its_place_at_once_or_with_its_batch() {
-        let mut places = Places::new(2, 1000);
-        let answer = |n: u32| Answer { request: RequestNo(n), left: 9, context: 10, whole: 400 };
+        let mut places = AnswerPlaces::new(2, 1000);
+        let answer = |n: u32| PlacedAnswer { request: RequestNo(n), left: 9, context: 10, whole: 400 };
         (1..=4).for_each(|n| places.queue(answer(n)));
         places.admit(&mut Vec::new());
         assert_eq!(places.share().0, 2);

@@ -1,7 +1,7 @@
 //! Splitwise's pools (§IV-A): machines for prompts, machines for answers, and a mixed pool that either lends to while it
 //! overflows.
 //!
-//! [`Membership`], [`takes_prompt`] and [`has_room`] are the rules: who is where, and who takes more. The paper's simulator keeps them by
+//! [`PoolMembership`], [`takes_prompt`] and [`has_room`] are the rules: who is where, and who takes more. The paper's simulator keeps them by
 //! what one router promised (`coordinator/simulator/src/policy/pools.rs`). [`LivePools`] keeps them by what machines are seen to have,
 //! over a plan's ways: it is what nodes do, where several gateways route and none hears of everything.
 
@@ -20,9 +20,9 @@ pub const BATCH: u32 = 2048;
 /// What a machine is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pool {
-    /// Prompts.
+    /// Computes prompts; on loan, answers too.
     Prompt,
-    /// Answers.
+    /// Generates answers; on loan, computes prompts too.
     Answer,
     /// Both, for good.
     Mixed,
@@ -42,14 +42,14 @@ pub fn has_room(held: i64, needed: i64, room: i64) -> bool {
 
 /// Machines in their pools, those on loan in the mixed one.
 #[derive(Clone, Debug)]
-pub struct Membership {
+pub struct PoolMembership {
     own: Vec<Pool>,
     prompt: Vec<MachineNo>,
     answer: Vec<MachineNo>,
     mixed: Vec<MachineNo>,
 }
 
-impl Membership {
+impl PoolMembership {
     /// Each machine in its own pool.
     #[must_use]
     pub fn new(own: Vec<Pool>) -> Self {
@@ -127,14 +127,14 @@ impl Membership {
 }
 
 /// What others see of machines.
-type Look<'a> = &'a dyn Fn(MachineNo) -> Seen;
+type MachineLookup<'a> = &'a dyn Fn(MachineNo) -> Seen;
 
 /// The shortest of a plan's ways whose queue and memory have room; else both parts of a request on one machine, on loan from the
 /// pool that has some.
 #[derive(Clone, Debug)]
 pub struct LivePools {
     ways: Vec<PhasePair<MachineNo>>,
-    members: Membership,
+    members: PoolMembership,
     /// Parts for the other pool that this router sent each machine on loan, and that are not done.
     owed: Vec<u32>,
     overflow: Option<Overflow>,
@@ -154,13 +154,13 @@ impl LivePools {
                 _ => Pool::Mixed,
             }
         };
-        let members = Membership::new((0..machines).map(own).collect());
+        let members = PoolMembership::new((0..machines).map(own).collect());
         Self { ways, members, owed: vec![0; machines as usize], overflow: None }
     }
 
     /// The shortest way of which the first machine takes the prompt and the second has room; one of machines that are not on loan
     /// first.
-    fn open_way(&self, asked: Asked, seen: Look<'_>) -> Option<PhasePair<MachineNo>> {
+    fn open_way(&self, asked: Asked, seen: MachineLookup<'_>) -> Option<PhasePair<MachineNo>> {
         let lent = |m| u8::from(self.members.is_lent(m));
         let is_open = |way: &&PhasePair<MachineNo>| takes(way.prefill, asked, seen) && fits(way.decode, asked, seen);
         let key = |way: &&PhasePair<MachineNo>| {
@@ -170,12 +170,12 @@ impl LivePools {
     }
 
     /// Of these the one with the shortest queue that can do both.
-    fn for_both(among: impl Iterator<Item = MachineNo>, asked: Asked, seen: Look<'_>) -> Option<MachineNo> {
+    fn for_both(among: impl Iterator<Item = MachineNo>, asked: Asked, seen: MachineLookup<'_>) -> Option<MachineNo> {
         among.filter(|m| takes(*m, asked, seen) && fits(*m, asked, seen)).min_by_key(|m| queue(*m, seen))
     }
 
     /// A machine for both parts of a request that one pool has no room for: one on loan, or else one that is lent for it now.
-    fn overflows(&mut self, full: Overflow, asked: Asked, seen: Look<'_>) -> Option<MachineNo> {
+    fn overflows(&mut self, full: Overflow, asked: Asked, seen: MachineLookup<'_>) -> Option<MachineNo> {
         let from = match full {
             Overflow::Prompts => Pool::Answer,
             Overflow::Answers => Pool::Prompt,
@@ -192,7 +192,7 @@ impl LivePools {
     }
 
     /// Takes back those that have nothing left to do for the other pool: of this router's, or of anybody's.
-    fn take_back(&mut self, seen: Look<'_>) {
+    fn take_back(&mut self, seen: MachineLookup<'_>) {
         let is_drained = |m: &MachineNo| {
             let Seen { running, waiting, pending_tokens, .. } = seen(*m);
             let has_none = match self.members.own(*m) {
@@ -258,13 +258,13 @@ impl Routing for LivePools {
 }
 
 /// Tokens to compute: of prompts, and one of each answer.
-fn queue(machine: MachineNo, seen: Look<'_>) -> i64 {
+fn queue(machine: MachineNo, seen: MachineLookup<'_>) -> i64 {
     let Seen { running, waiting, pending_tokens, .. } = seen(machine);
     i64::from(pending_tokens) + i64::from(running) + i64::from(waiting)
 }
 
 /// Whether a machine takes a prompt. What is pending beyond one batch waits.
-fn takes(machine: MachineNo, asked: Asked, seen: Look<'_>) -> bool {
+fn takes(machine: MachineNo, asked: Asked, seen: MachineLookup<'_>) -> bool {
     let Seen { pending_tokens, step, .. } = seen(machine);
     let batch = if step == 0 { BATCH } else { step };
     takes_prompt(pending_tokens > batch, i64::from(pending_tokens), asked.prompt, batch)
@@ -272,7 +272,7 @@ fn takes(machine: MachineNo, asked: Asked, seen: Look<'_>) -> bool {
 
 /// Whether a machine has room for what an answer begins with: its KV grows as it is written. Of a machine that does not say it is
 /// taken to be so.
-fn fits(machine: MachineNo, asked: Asked, seen: Look<'_>) -> bool {
+fn fits(machine: MachineNo, asked: Asked, seen: MachineLookup<'_>) -> bool {
     let Seen { held, room, .. } = seen(machine);
     let tokens = |tokens: u64| i64::try_from(tokens).unwrap_or(i64::MAX);
     room == 0 || has_room(tokens(held), tokens(asked.prompt_memory()), tokens(room))
@@ -408,6 +408,17 @@ mod tests {
         assert_eq!(to(1000, 0), Some((1, 1)));
         assert_eq!(to(100, 300), Some((0, 1)), "it is on loan, and there is no other for answers");
         assert_eq!(to(3000, 2000), Some((0, 1)), "neither takes more: as the plan has it");
+    }
+
+    /// Shares pair groups; ways beside them lead past one that is full (`planner/spare.rs`).
+    #[test]
+    fn a_full_group_for_answers_is_passed_by_where_there_is_a_way_to_another() {
+        let mut all = Scenario::new().pending([0, 3000, 0, 0]).held([0, 0, 3900, 0]);
+        let pair = |prefill, decode| PhasePair { prefill, decode, share: 0.5 };
+        let pools = LivePools::new(vec![pair(P[0], A[0]), pair(P[1], A[1])]);
+        let mut paired = Scenario { pools, machines: all.machines.clone() };
+        assert_eq!(paired.ask(), (P[0], P[0], Some(Overflow::Answers)), "A1 has room, and P1 alone leads there");
+        assert_eq!(all.ask(), (P[0], A[1], None));
     }
 
     #[test]

@@ -3,8 +3,8 @@
 //! stages, and any number of prompts: fewer would leave stages idle behind a long one.
 
 use super::{
-    batching::{Batch, Batching, Member, Part, RequestNo, Seen, Stepwise, Task},
-    places::{Answer, Places},
+    batching::{Batch, BatchMember, Batching, Part, RequestNo, Seen, Stepwise, Task},
+    places::{AnswerPlaces, PlacedAnswer},
 };
 use std::collections::{BTreeMap, VecDeque};
 
@@ -19,7 +19,7 @@ struct Job {
 
 /// What a batch has.
 #[derive(Clone, Copy, Debug)]
-enum Turn {
+enum BatchTurn {
     Prompt(RequestNo),
     Answers(u32),
 }
@@ -29,9 +29,9 @@ enum Turn {
 pub struct PrefillFirst {
     jobs: BTreeMap<RequestNo, Job>,
     prompts: VecDeque<RequestNo>,
-    answers: Places,
+    answers: AnswerPlaces,
     /// On their way, the oldest first.
-    batches: VecDeque<Turn>,
+    batches: VecDeque<BatchTurn>,
     starting: Vec<(RequestNo, Part)>,
 }
 
@@ -43,7 +43,7 @@ impl PrefillFirst {
         Self {
             jobs: BTreeMap::new(),
             prompts: VecDeque::new(),
-            answers: Places::new(places, capacity),
+            answers: AnswerPlaces::new(places, capacity),
             batches: VecDeque::new(),
             starting: Vec::new(),
         }
@@ -61,20 +61,20 @@ impl PrefillFirst {
 
     fn prompt_batch(&mut self, request: RequestNo) -> Batch {
         let tokens = u64::from(self.prompt_tokens(request));
-        self.batches.push_back(Turn::Prompt(request));
+        self.batches.push_back(BatchTurn::Prompt(request));
         self.starting.push((request, Part::Prompt));
         Batch { prompts: 1, prompt_tokens: tokens, prompt_squares: tokens * tokens, iterations: 1, ..Batch::default() }
     }
 
     fn answer_batch(&mut self) -> Batch {
         let mut batch = Batch { iterations: 1, ..Batch::default() };
-        if self.batches.iter().filter(|b| matches!(b, Turn::Answers(_))).count() >= self.answers.stages() {
+        if self.batches.iter().filter(|b| matches!(b, BatchTurn::Answers(_))).count() >= self.answers.stages() {
             return batch;
         }
         self.answers.admit(&mut self.starting);
         (batch.answers, batch.context) = self.answers.share();
         if !batch.is_empty() {
-            self.batches.push_back(Turn::Answers(batch.answers));
+            self.batches.push_back(BatchTurn::Answers(batch.answers));
         }
         batch
     }
@@ -91,7 +91,7 @@ impl Batching for PrefillFirst {
             }
             Part::Answer => {
                 let Job { context, whole, .. } = *job;
-                self.answers.queue(Answer { request: task.request, left: task.tokens, context, whole });
+                self.answers.queue(PlacedAnswer { request: task.request, left: task.tokens, context, whole });
             }
         }
         false
@@ -133,21 +133,21 @@ impl Batching for PrefillFirst {
 
     fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, Part)>) {
         match self.batches.pop_front() {
-            Some(Turn::Prompt(request)) => {
+            Some(BatchTurn::Prompt(request)) => {
                 ended.push((request, Part::Prompt));
                 if let Some(job) = self.jobs.get_mut(&request) {
                     job.prompt = None;
                 }
             }
-            Some(Turn::Answers(answers)) => self.answers.ran(answers, iterations, ended),
+            Some(BatchTurn::Answers(answers)) => self.answers.ran(answers, iterations, ended),
             None => {}
         }
     }
 
     fn seen(&self) -> Seen {
-        let prompt = |turn: &Turn| match turn {
-            Turn::Prompt(request) => Some(*request),
-            Turn::Answers(_) => None,
+        let prompt = |turn: &BatchTurn| match turn {
+            BatchTurn::Prompt(request) => Some(*request),
+            BatchTurn::Answers(_) => None,
         };
         let computed = || self.batches.iter().filter_map(prompt);
         Seen {
@@ -168,12 +168,12 @@ impl Batching for PrefillFirst {
 }
 
 impl Stepwise for PrefillFirst {
-    fn members(&self, each: &mut dyn FnMut(Member)) {
+    fn members(&self, each: &mut dyn FnMut(BatchMember)) {
         match self.batches.back() {
-            Some(Turn::Prompt(request)) => {
-                each(Member { request: *request, part: Part::Prompt, tokens: self.prompt_tokens(*request) });
+            Some(BatchTurn::Prompt(request)) => {
+                each(BatchMember { request: *request, part: Part::Prompt, tokens: self.prompt_tokens(*request) });
             }
-            Some(Turn::Answers(answers)) => self.answers.members(*answers, each),
+            Some(BatchTurn::Answers(answers)) => self.answers.members(*answers, each),
             None => {}
         }
     }

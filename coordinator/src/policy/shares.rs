@@ -19,9 +19,9 @@ const STEP: f64 = 0.618_033_988_749_894_9;
 /// A way that requests may go.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PhasePair<K> {
-    /// Prefills.
+    /// The group that prefills.
     pub prefill: K,
-    /// Decodes.
+    /// The group that decodes: the same where one does both.
     pub decode: K,
     /// Its share of requests.
     pub share: f64,
@@ -35,8 +35,8 @@ pub fn work(seen: Seen) -> u32 {
 
 /// The way for a request: `point` from [0, 1) draws it. `None` if there are no ways.
 pub fn choose<K: Ord + Copy>(ways: &[PhasePair<K>], waiting: &dyn Fn(K) -> u32, point: f64) -> Option<PhasePair<K>> {
-    let prefill = Queues::new(ways, waiting, |w| w.prefill);
-    let decode = Queues::new(ways, waiting, |w| w.decode);
+    let prefill = PhaseQueues::new(ways, waiting, |w| w.prefill);
+    let decode = PhaseQueues::new(ways, waiting, |w| w.decode);
     let weight = |w: &PhasePair<K>| w.share / (1.0 + prefill.excess(w.prefill).max(decode.excess(w.decode)) / PATIENCE);
     let mut point = point * ways.iter().map(weight).sum::<f64>();
     let found = ways.iter().find(|way| {
@@ -47,13 +47,13 @@ pub fn choose<K: Ord + Copy>(ways: &[PhasePair<K>], waiting: &dyn Fn(K) -> u32, 
 }
 
 /// Groups of one phase: what waits at each, and its share of requests.
-struct Queues<K> {
+struct PhaseQueues<K> {
     groups: BTreeMap<K, (f64, f64)>,
     /// What waits per share where that is least.
     least: f64,
 }
 
-impl<K: Ord + Copy> Queues<K> {
+impl<K: Ord + Copy> PhaseQueues<K> {
     fn new(ways: &[PhasePair<K>], waiting: &dyn Fn(K) -> u32, group: impl Fn(&PhasePair<K>) -> K) -> Self {
         let mut groups: BTreeMap<K, (f64, f64)> = BTreeMap::new();
         for way in ways {

@@ -1,10 +1,11 @@
-//! Several models on one device (SeaLLM §4.2): orders of their requests, and an arbiter that says by them whose step is computed
-//! next. Nodes and the simulator drive the same ones.
+//! Several models on one device: orders of their requests, an arbiter that says by them whose step is computed next (SeaLLM §4.2),
+//! and quotas of the KV pages that they share (§4.4).
 
 pub mod arbiter;
 pub mod budgets;
 pub mod measured;
 pub mod order;
+pub mod quotas;
 pub mod rounds;
 pub mod turn_queue;
 

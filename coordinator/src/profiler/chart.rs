@@ -32,7 +32,7 @@ pub fn threshold(values: f64) -> f64 {
     high - OVERSHOOT
 }
 
-/// A chart.
+/// A cumulative-sum (CUSUM) chart: raises an alarm when values have moved from what is usual.
 #[derive(Clone, Debug)]
 pub struct Chart {
     threshold: f64,
@@ -40,13 +40,13 @@ pub struct Chart {
     count: u32,
     mean: f64,
     squares: f64,
-    above: Side,
-    below: Side,
+    above: ChartSide,
+    below: ChartSide,
 }
 
 /// Scores on one side of what is usual, summed up since the sum was last 0.
 #[derive(Clone, Copy, Debug, Default)]
-struct Side {
+struct ChartSide {
     sum: f64,
     /// Values since then.
     since: u32,
@@ -71,7 +71,7 @@ impl Chart {
     /// Nothing is known yet.
     #[must_use]
     pub fn new(threshold: f64) -> Self {
-        Self { threshold, count: 0, mean: 0.0, squares: 0.0, above: Side::default(), below: Side::default() }
+        Self { threshold, count: 0, mean: 0.0, squares: 0.0, above: ChartSide::default(), below: ChartSide::default() }
     }
 
     /// The next value; whether with it there are too many unusual ones.
@@ -115,7 +115,7 @@ impl Chart {
     }
 }
 
-impl Side {
+impl ChartSide {
     fn add(&mut self, score: f64, value: f64, usual: f64) {
         let sum = self.sum + score - RATE_LIMIT;
         let begins = self.since == 0;

@@ -7,12 +7,12 @@ use tsnode_protocol::Seconds;
 /// Events to come.
 #[derive(Clone, Debug)]
 pub struct Agenda<E> {
-    heap: BinaryHeap<Reverse<Entry<E>>>,
+    heap: BinaryHeap<Reverse<AgendaEntry<E>>>,
     made: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry<E> {
+struct AgendaEntry<E> {
     /// Its time and its number, so that one comparison orders both.
     key: u128,
     event: E,
@@ -28,21 +28,21 @@ fn time(ordered: u64) -> f64 {
     f64::from_bits(if ordered >> 63 == 1 { ordered & !(1 << 63) } else { !ordered })
 }
 
-impl<E> PartialEq for Entry<E> {
+impl<E> PartialEq for AgendaEntry<E> {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
 
-impl<E> Eq for Entry<E> {}
+impl<E> Eq for AgendaEntry<E> {}
 
-impl<E> PartialOrd for Entry<E> {
+impl<E> PartialOrd for AgendaEntry<E> {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl<E> Ord for Entry<E> {
+impl<E> Ord for AgendaEntry<E> {
     fn cmp(&self, other: &Self) -> Ordering {
         self.key.cmp(&other.key)
     }
@@ -58,7 +58,7 @@ impl<E> Agenda<E> {
     /// Puts an event down.
     pub fn at(&mut self, at: Seconds, event: E) {
         self.made += 1;
-        self.heap.push(Reverse(Entry { key: u128::from(ordered(at.0)) << 64 | u128::from(self.made), event }));
+        self.heap.push(Reverse(AgendaEntry { key: u128::from(ordered(at.0)) << 64 | u128::from(self.made), event }));
     }
 
     /// The next event.

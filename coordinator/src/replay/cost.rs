@@ -1,6 +1,6 @@
 //! How long an iteration takes: one question, answered here by the cost model.
 
-use crate::{policy::batching::Batch, scheduler::parallel::Config};
+use crate::{policy::batching::Batch, scheduler::parallel::ParallelConfig};
 use std::fmt::Debug;
 use tsnode_protocol::{Seconds, Tokens};
 
@@ -34,7 +34,7 @@ pub trait IterationCost: Debug + Send + Sync {
     }
 }
 
-impl IterationCost for Config {
+impl IterationCost for ParallelConfig {
     fn iteration(&self, batch: &Batch) -> Seconds {
         let prompts = f64::from(batch.prompts);
         let (tokens, squares) = (Tokens(batch.prompt_tokens as f64), batch.prompt_squares as f64);
@@ -44,7 +44,7 @@ impl IterationCost for Config {
         }
         if batch.answers > 0 {
             let n = f64::from(batch.answers);
-            time += Config::iteration(self, n, Tokens(batch.context as f64 / n));
+            time += ParallelConfig::iteration(self, n, Tokens(batch.context as f64 / n));
         }
         time
     }

@@ -6,10 +6,10 @@ mod cores;
 mod stages;
 mod tasks;
 
-pub use changes::Opening;
+pub use changes::OpeningMachine;
 pub use cores::SharedCores;
 
-use super::{agenda::Agenda, cost::IterationCost, ring::Ring, timeline::Timeline};
+use super::{agenda::Agenda, cost::IterationCost, ring::ReplayRing, timeline::Timeline};
 use crate::policy::{
     batching::{Answered, Batch, Batching, Part, RequestNo, Task},
     routing::{Asked, MachineNo, Routing, RoutingDecision},
@@ -27,7 +27,7 @@ const TRIES: usize = 100;
 /// Events after which whoever watches is asked again whether to go on.
 const LOOK: u64 = 1024;
 
-/// A machine.
+/// A machine: a group, as replays and simulations run it.
 #[derive(Debug)]
 pub struct Machine {
     /// What it runs next.
@@ -39,16 +39,16 @@ pub struct Machine {
 /// A request that comes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Arrival {
-    /// When.
+    /// When it comes, since the start.
     pub at: Seconds,
-    /// Its lengths.
+    /// Lengths of its prompt and answer.
     pub asked: Asked,
 }
 
 /// When what happened to a request; infinite where it never did.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Trace {
-    /// Its arrival.
+pub struct ReplayTrace {
+    /// When it came, and its lengths.
     pub arrival: Arrival,
     /// Where it went; nowhere, if it was turned away.
     pub route: Option<RoutingDecision>,
@@ -65,7 +65,7 @@ pub struct Trace {
 }
 
 /// How KV gets from machine to machine.
-pub trait Links: std::fmt::Debug + Send {
+pub trait KvLinks: std::fmt::Debug + Send {
     /// When KV of a prompt, or of its first part, that is computed from `start` to `done` has come to the other machine.
     fn land(&mut self, route: RoutingDecision, prompt: Tokens, start: Seconds, done: Seconds) -> Seconds;
 }
@@ -77,14 +77,14 @@ pub struct Alike {
     pub per_token: SecondsPerToken,
 }
 
-impl Links for Alike {
+impl KvLinks for Alike {
     fn land(&mut self, _: RoutingDecision, prompt: Tokens, _: Seconds, done: Seconds) -> Seconds {
         done + self.per_token * prompt
     }
 }
 
 #[derive(Clone, Copy, Debug)]
-enum What {
+enum ReplayEvent {
     Arrive(RequestNo),
     /// A machine's batch is done, unless it was cut meanwhile.
     Done(MachineNo, u64),
@@ -104,10 +104,10 @@ enum What {
 #[derive(Debug)]
 enum State {
     Idle,
-    /// One batch.
-    Runs(Run),
+    /// One batch at a time.
+    Runs(BatchRun),
     /// As many as are on their way.
-    Ring(Ring),
+    Ring(ReplayRing),
     /// One at each stage, which chooses for itself.
     Stages(Stages),
 }
@@ -119,12 +119,12 @@ impl State {
         if stages > 1 && machine.batching.stages_choose() {
             return Self::Stages(Stages::new(stages));
         }
-        Ring::of(stages, machine.batching.at_once()).map_or(Self::Idle, Self::Ring)
+        ReplayRing::of(stages, machine.batching.at_once()).map_or(Self::Idle, Self::Ring)
     }
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Run {
+struct BatchRun {
     batch: Batch,
     started: Seconds,
     step: Seconds,
@@ -141,16 +141,16 @@ struct Run {
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// Every request, in order.
-    pub traces: Vec<Trace>,
+    pub traces: Vec<ReplayTrace>,
     /// Part of the time each machine was busy, until the last event.
     pub busy: Vec<f64>,
     /// Requests that no route took.
     pub turned_away: usize,
     /// Requests that had come when the simulation ended.
     pub arrived: usize,
-    /// Batches begun.
+    /// Batches that were begun, on all machines.
     pub runs: u64,
-    /// Events.
+    /// Events handled: what a simulation costs.
     pub events: u64,
     /// The last event.
     pub end: Seconds,
@@ -161,24 +161,24 @@ pub struct Outcome {
 /// A simulation under way.
 #[derive(Clone, Copy, Debug)]
 pub struct SoFar<'a> {
-    /// The present.
+    /// Time since the start.
     pub now: Seconds,
     /// Requests that have come.
     pub arrived: usize,
     /// Every request, those included that are still to come.
-    pub traces: &'a [Trace],
+    pub traces: &'a [ReplayTrace],
 }
 
-/// A simulation.
+/// Requests on machines, event by event, by the policies that nodes run.
 #[derive(Debug)]
 pub struct Simulation {
     machines: Vec<Machine>,
     states: Vec<State>,
     busy: Vec<Seconds>,
     routing: Box<dyn Routing>,
-    links: Box<dyn Links>,
-    agenda: Agenda<What>,
-    traces: Vec<Trace>,
+    links: Box<dyn KvLinks>,
+    agenda: Agenda<ReplayEvent>,
+    traces: Vec<ReplayTrace>,
     /// Requests that have come and wait to be routed.
     held: VecDeque<RequestNo>,
     /// KV that each machine had no memory for and asks for when it has.
@@ -200,7 +200,7 @@ pub struct Simulation {
 impl Simulation {
     /// Machines with nothing to do.
     #[must_use]
-    pub fn new(machines: Vec<Machine>, routing: Box<dyn Routing>, links: Box<dyn Links>) -> Self {
+    pub fn new(machines: Vec<Machine>, routing: Box<dyn Routing>, links: Box<dyn KvLinks>) -> Self {
         let n = machines.len();
         Self {
             states: machines.iter().map(State::of).collect(),
@@ -254,7 +254,7 @@ impl Simulation {
 
     fn put_down(&mut self, arrivals: &[Arrival]) {
         let never = Seconds(f64::INFINITY);
-        let trace = |a: &Arrival| Trace {
+        let trace = |a: &Arrival| ReplayTrace {
             arrival: *a,
             route: None,
             prompt_start: never,
@@ -265,27 +265,27 @@ impl Simulation {
         };
         self.traces = arrivals.iter().map(trace).collect();
         if let Some(first) = arrivals.first() {
-            self.agenda.at(first.at, What::Arrive(RequestNo(0)));
+            self.agenda.at(first.at, ReplayEvent::Arrive(RequestNo(0)));
         }
     }
 
     /// `false` if nothing but tries will ever happen again.
-    fn happens(&mut self, what: What) -> bool {
+    fn happens(&mut self, what: ReplayEvent) -> bool {
         let now = self.now;
-        self.tries = if matches!(what, What::Send(_)) { self.tries + 1 } else { 0 };
+        self.tries = if matches!(what, ReplayEvent::Send(_)) { self.tries + 1 } else { 0 };
         if self.tries > TRIES * self.traces.len() {
             return false;
         }
         self.routing.at(now);
         match what {
-            What::Arrive(request) => self.arrive(request),
-            What::Done(machine, number) => self.done(machine, number, now),
-            What::First(machine, request) => self.prompt_ended(machine, request, now),
-            What::Send(request) => self.send(request, now),
-            What::Sent(request) => self.sent(request, now),
-            What::Stage(machine, place) => self.stage_done(machine, place, now),
-            What::Next(machine, place) => self.begin_stage(machine, place, now),
-            What::Begin(machine) => self.begin(machine, now),
+            ReplayEvent::Arrive(request) => self.arrive(request),
+            ReplayEvent::Done(machine, number) => self.done(machine, number, now),
+            ReplayEvent::First(machine, request) => self.prompt_ended(machine, request, now),
+            ReplayEvent::Send(request) => self.send(request, now),
+            ReplayEvent::Sent(request) => self.sent(request, now),
+            ReplayEvent::Stage(machine, place) => self.stage_done(machine, place, now),
+            ReplayEvent::Next(machine, place) => self.begin_stage(machine, place, now),
+            ReplayEvent::Begin(machine) => self.begin(machine, now),
         }
         self.route(now);
         true
@@ -301,7 +301,7 @@ impl Simulation {
     fn arrive(&mut self, request: RequestNo) {
         let next = RequestNo(request.0 + 1);
         if let Some(trace) = self.traces.get(next.0 as usize) {
-            self.agenda.at(trace.arrival.at, What::Arrive(next));
+            self.agenda.at(trace.arrival.at, ReplayEvent::Arrive(next));
         }
         self.arrived += 1;
         self.held.push_back(request);
@@ -350,7 +350,7 @@ impl Simulation {
         let cut = self.machines[m].batching.add(task);
         if self.takes(machine, now) {
             if self.machines[m].batching.has_room(task.memory) {
-                self.agenda.at(now, What::Begin(machine));
+                self.agenda.at(now, ReplayEvent::Begin(machine));
             }
         } else if cut {
             self.cut(machine, now);
@@ -408,15 +408,15 @@ impl Simulation {
         let cost = &self.machines[m].cost;
         if let State::Ring(ring) = &mut self.states[m] {
             let leaves = ring.enter(cost.as_ref(), &batch, now);
-            self.agenda.at(leaves.first, What::Begin(machine));
-            self.agenda.at(leaves.last, What::Done(machine, number));
+            self.agenda.at(leaves.first, ReplayEvent::Begin(machine));
+            self.agenda.at(leaves.last, ReplayEvent::Done(machine, number));
             return leaves.last;
         }
         let (step, delay, iterations) = (cost.iteration(&batch), cost.delay(&batch), batch.iterations);
         let end = now + step * f64::from(iterations);
-        let run = Run { batch, started: now, step, delay, iterations, cut: false, number, end, speed: 1.0 };
+        let run = BatchRun { batch, started: now, step, delay, iterations, cut: false, number, end, speed: 1.0 };
         self.states[m] = State::Runs(run);
-        self.agenda.at(end, What::Done(machine, number));
+        self.agenda.at(end, ReplayEvent::Done(machine, number));
         self.shared_anew(m, now);
         match &self.states[m] {
             State::Runs(run) => now + run.step + delay,
@@ -435,7 +435,7 @@ impl Simulation {
             return;
         }
         (run.cut, run.iterations, run.end) = (true, done, run.started + run.step * f64::from(done));
-        self.agenda.at(run.end, What::Done(machine, run.number));
+        self.agenda.at(run.end, ReplayEvent::Done(machine, run.number));
     }
 
     fn done(&mut self, machine: MachineNo, number: u64, now: Seconds) {
@@ -465,7 +465,7 @@ impl Simulation {
         for (request, part) in ended.drain(..) {
             match part {
                 Part::Prompt if delay > Seconds(0.0) => {
-                    self.agenda.at(now + delay, What::First(machine, request));
+                    self.agenda.at(now + delay, ReplayEvent::First(machine, request));
                 }
                 Part::Prompt => self.prompt_ended(machine, request, now),
                 Part::Answer => self.ended(machine, request, now),
@@ -540,7 +540,7 @@ impl Simulation {
         if self.machines[m].batching.asks_for_kv() {
             self.parked[m].push_back(request);
         } else {
-            self.agenda.at(now + TRY_AGAIN, What::Send(request));
+            self.agenda.at(now + TRY_AGAIN, ReplayEvent::Send(request));
         }
     }
 
@@ -549,7 +549,7 @@ impl Simulation {
         let memory = self.asked(request).prompt_memory();
         let takes = self.machines[to.0 as usize].batching.reserve(request, memory);
         if takes {
-            self.agenda.at(now + self.traces[request.0 as usize].sending, What::Sent(request));
+            self.agenda.at(now + self.traces[request.0 as usize].sending, ReplayEvent::Sent(request));
         }
         takes
     }

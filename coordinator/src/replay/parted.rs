@@ -18,14 +18,14 @@ use tsnode_protocol::{PromptCodec, Seconds, SecondsPerToken};
 const LENGTHS: u32 = 8;
 
 /// What KV takes from one machine to another: whatever its size, and for each token.
-pub(super) type Path = (Seconds, SecondsPerToken);
+pub(super) type KvPathCost = (Seconds, SecondsPerToken);
 
 /// Ways by the plan's shares, corrected by queues; of prompts of which the KV would go elsewhere a first part goes there.
 #[derive(Debug)]
 pub(super) struct Parted {
     ways: Shares,
     costs: Vec<Arc<dyn IterationCost>>,
-    paths: BTreeMap<(MachineNo, MachineNo), Path>,
+    paths: BTreeMap<(MachineNo, MachineNo), KvPathCost>,
     /// What each machine that computes for others has still to compute, in order: for which, and the tokens that are left to that.
     firsts: BTreeMap<MachineNo, VecDeque<(MachineNo, u32)>>,
 }
@@ -35,7 +35,7 @@ impl Parted {
     pub(super) fn new(
         ways: Vec<PhasePair<MachineNo>>,
         costs: Vec<Arc<dyn IterationCost>>,
-        paths: BTreeMap<(MachineNo, MachineNo), Path>,
+        paths: BTreeMap<(MachineNo, MachineNo), KvPathCost>,
     ) -> Self {
         let for_others = ways.iter().filter(|way| way.prefill != way.decode);
         let firsts = for_others.map(|way| (way.prefill, VecDeque::new())).collect();

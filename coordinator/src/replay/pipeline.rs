@@ -1,19 +1,19 @@
-//! A plan's group stage by stage: what its [`Config`] sums up as the slowest of them and the way through all.
+//! A plan's group stage by stage: what its [`ParallelConfig`] sums up as the slowest of them and the way through all.
 
 use super::cost::IterationCost;
 use crate::{
     policy::batching::Batch,
     scheduler::{
         Problem,
-        cost::{Decode, Ends, Prefill},
-        parallel::{Config, Stage},
+        cost::{Decode, Prefill, StageEnds},
+        parallel::{ParallelConfig, ParallelStage},
     },
 };
 use tsnode_protocol::{Bytes, Seconds, SecondsPerToken, Tokens};
 
 /// A stage and the way to the next.
 #[derive(Clone, Copy, Debug)]
-struct Part {
+struct PipelineStage {
     prefill: Prefill,
     decode: Decode,
     /// Handing over: whatever the batch, and for each token in it.
@@ -24,20 +24,22 @@ struct Part {
 /// A group that may be at as many batches as it has stages.
 #[derive(Clone, Debug)]
 pub struct Pipeline {
-    parts: Vec<Part>,
-    whole: Config,
+    parts: Vec<PipelineStage>,
+    whole: ParallelConfig,
+    /// Whether a step reads a stage's weights once, whatever is in it.
+    reads_once: bool,
 }
 
 impl Pipeline {
     /// Of a configuration.
     #[must_use]
-    pub fn new(problem: &Problem, config: &Config) -> Self {
+    pub fn new(problem: &Problem, config: &ParallelConfig) -> Self {
         let stages = &config.stages;
-        let part = |(place, stage): (usize, &Stage)| {
-            let ends = Ends { first: place == 0, last: place + 1 == stages.len() };
+        let part = |(place, stage): (usize, &ParallelStage)| {
+            let ends = StageEnds { first: place == 0, last: place + 1 == stages.len() };
             let cost = problem.layer_cost(stage.instance, stage.tp)?;
             let (prefill, decode) = (cost.stage_prefill(stage.layers, ends), cost.stage_decode(stage.layers, ends));
-            let mut part = Part { prefill, decode, latency: Seconds(0.0), per_token: SecondsPerToken(0.0) };
+            let mut part = PipelineStage { prefill, decode, latency: Seconds(0.0), per_token: SecondsPerToken(0.0) };
             if stages.len() > 1 {
                 let path = problem.cluster.path(stage.instance, stages[(place + 1) % stages.len()].instance);
                 let row = Bytes(f64::from(problem.model.shape.hidden) * problem.model.element);
@@ -47,12 +49,23 @@ impl Pipeline {
             }
             Some(part)
         };
-        Self { parts: stages.iter().enumerate().filter_map(part).collect(), whole: config.clone() }
+        let parts = stages.iter().enumerate().filter_map(part).collect();
+        Self { parts, whole: config.clone(), reads_once: false }
+    }
+
+    /// The same where prompts and answers of a step go through a stage's weights together, as nodes compute them. Closed forms have
+    /// each prompt read them, and the answers beside them once more, and policies that mix more would seem slower than they are.
+    #[must_use]
+    pub fn reading_once(self) -> Self {
+        Self { reads_once: true, ..self }
     }
 }
 
 impl IterationCost for Pipeline {
     fn iteration(&self, batch: &Batch) -> Seconds {
+        if self.reads_once && self.parts.len() == 1 {
+            return self.stage(0, batch);
+        }
         IterationCost::iteration(&self.whole, batch)
     }
 
@@ -65,21 +78,25 @@ impl IterationCost for Pipeline {
     }
 
     fn stage(&self, place: usize, batch: &Batch) -> Seconds {
-        let Part { prefill, decode, .. } = &self.parts[place];
+        let PipelineStage { prefill, decode, .. } = &self.parts[place];
         let mut time = Seconds(0.0);
         if batch.prompts > 0 {
             let (n, tokens) = (f64::from(batch.prompts), Tokens(batch.prompt_tokens as f64));
-            time += prefill.mean(tokens, batch.prompt_squares as f64) + prefill.fixed * (n - 1.0);
+            let again = if self.reads_once { 0.0 } else { n - 1.0 };
+            time += prefill.mean(tokens, batch.prompt_squares as f64) + prefill.fixed * again;
         }
         if batch.answers > 0 {
             let n = f64::from(batch.answers);
             time += decode.time(n, Tokens(batch.context as f64 / n));
         }
+        if self.reads_once && batch.prompts > 0 && batch.answers > 0 {
+            time -= prefill.fixed.min(decode.fixed);
+        }
         time
     }
 
     fn kv_transfer(&self, place: usize, batch: &Batch) -> Seconds {
-        let Part { latency, per_token, .. } = self.parts[place];
+        let PipelineStage { latency, per_token, .. } = self.parts[place];
         // A prompt's first token leaves for the client, not for the first stage.
         let leaves = place + 1 == self.parts.len() && batch.answers == 0;
         if leaves { Seconds(0.0) } else { latency + per_token * Tokens(batch.tokens() as f64) }
@@ -126,6 +143,15 @@ mod tests {
             let prompt = Batch { prompts: 1, prompt_tokens: 1000, prompt_squares: 1_000_000, ..Batch::default() };
             close(way(&prompt), config.latency.time(Tokens(1000.0)), "latency");
             close(slowest(&prompt), config.busy.time(Tokens(1000.0)), "busy");
+            // Together they read the weights once, and so do several prompts.
+            let once = pipeline.clone().reading_once();
+            let together = prompt.with_answers(8, 8 * 1000);
+            let apart = |s: usize| pipeline.stage(s, &prompt) + pipeline.stage(s, &Batch::answers(8, 8 * 1000));
+            let saved = |s: usize| (apart(s) - once.stage(s, &together)).0;
+            assert!((0..p).all(|s| saved(s) > 0.0 && once.stage(s, &together) > once.stage(s, &prompt)));
+            let two = Batch { prompts: 2, ..prompt };
+            assert!((0..p).all(|s| once.stage(s, &two) == once.stage(s, &prompt)));
+            assert!((0..p).all(|s| pipeline.stage(s, &two) > pipeline.stage(s, &prompt)));
             let part = Batch { answers: 8, context: 8 * 1000, ..Batch::default() };
             let round = way(&part).max(slowest(&part) * p as f64);
             close(round, config.iteration(8.0 * p as f64, Tokens(1000.0)), "round");

@@ -11,7 +11,7 @@ use tsnode_protocol::Seconds;
 
 /// The stages of a machine and what is on its way through them.
 #[derive(Debug)]
-pub(super) struct Ring {
+pub(super) struct ReplayRing {
     /// When each stage has done all that has entered, and when the last of it leaves.
     free: Vec<Seconds>,
     last: Seconds,
@@ -36,7 +36,7 @@ pub(super) struct Passage {
     pub last: Seconds,
 }
 
-impl Ring {
+impl ReplayRing {
     /// Of a machine of so many stages and as many batches at most, unless it takes one at a time.
     pub(super) fn of(stages: usize, most: usize) -> Option<Self> {
         (stages > 1 && most > 1).then(|| Self::new(stages))
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn a_batch_waits_for_the_one_before_it_at_every_stage() {
-        let mut ring = Ring::new(3);
+        let mut ring = ReplayRing::new(3);
         let odd = Batch { prompts: 1, ..Batch::default() };
         let even = Batch { prompts: 2, ..Batch::default() };
         // Stages are left at 1, 3, 4; at 2, 5, 6: the second waited from 2 to 3; at 3, 6, 7: the third from 3 to 5.

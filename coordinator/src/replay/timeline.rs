@@ -18,7 +18,7 @@ const GAPS: usize = 1200;
 
 /// Time that a machine was busy with what (s).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Busy {
+pub struct BusyTime {
     /// With prompts alone.
     pub prompts: f64,
     /// With answers alone.
@@ -27,8 +27,8 @@ pub struct Busy {
     pub both: f64,
 }
 
-impl Busy {
-    /// With anything.
+impl BusyTime {
+    /// Time busy with prompts, answers or both.
     #[must_use]
     pub fn all(&self) -> f64 {
         self.prompts + self.answers + self.both
@@ -53,8 +53,8 @@ impl Busy {
 
 /// A machine's past.
 #[derive(Clone, Debug, Default)]
-struct Row {
-    bins: Vec<Busy>,
+struct MachinePast {
+    bins: Vec<BusyTime>,
     /// Answers that begin with what runs now.
     beginning: u32,
     /// Its last iteration with answers ended.
@@ -65,7 +65,7 @@ struct Row {
 #[derive(Clone, Debug)]
 pub struct Timeline {
     width: Seconds,
-    rows: Vec<Row>,
+    rows: Vec<MachinePast>,
     gaps: Gaps,
 }
 
@@ -73,12 +73,12 @@ impl Timeline {
     /// Of so many machines, before anything happened.
     #[must_use]
     pub fn new(machines: usize) -> Self {
-        Self { width: NARROWEST, rows: vec![Row::default(); machines], gaps: Gaps::default() }
+        Self { width: NARROWEST, rows: vec![MachinePast::default(); machines], gaps: Gaps::default() }
     }
 
     /// There is one more machine.
     pub(super) fn opens(&mut self) {
-        self.rows.push(Row::default());
+        self.rows.push(MachinePast::default());
     }
 
     /// Width of a bin.
@@ -89,7 +89,7 @@ impl Timeline {
 
     /// A machine's bins, from time 0 to the last in which it was busy.
     #[must_use]
-    pub fn busy(&self, machine: MachineNo) -> &[Busy] {
+    pub fn busy(&self, machine: MachineNo) -> &[BusyTime] {
         self.rows.get(machine.0 as usize).map_or(&[], |r| &r.bins)
     }
 
@@ -138,7 +138,7 @@ impl Timeline {
         let bins = &mut self.rows[machine.0 as usize].bins;
         let (first, last) = ((start.0 / width) as usize, ((end.0 / width) as usize).min(BINS - 1));
         if bins.len() <= last {
-            bins.resize(last + 1, Busy::default());
+            bins.resize(last + 1, BusyTime::default());
         }
         for (place, bin) in bins.iter_mut().enumerate().take(last + 1).skip(first) {
             let (from, to) = (place as f64 * width, (place + 1) as f64 * width);
@@ -150,7 +150,7 @@ impl Timeline {
     fn widen(&mut self) {
         self.width = self.width * 2.0;
         for row in &mut self.rows {
-            let pair = |two: &[Busy]| two.iter().fold(Busy::default(), |a, b| a.and(*b));
+            let pair = |two: &[BusyTime]| two.iter().fold(BusyTime::default(), |a, b| a.and(*b));
             row.bins = row.bins.chunks(2).map(pair).collect();
         }
     }
@@ -209,7 +209,7 @@ impl Gaps {
         Seconds(self.sum / self.count.max(1) as f64)
     }
 
-    /// The longest.
+    /// The longest gap; 0 of none.
     #[must_use]
     pub fn longest(&self) -> Seconds {
         Seconds(self.longest)
@@ -244,7 +244,7 @@ mod tests {
             let batch = if second % 4 == 0 { PROMPT } else { ANSWERS };
             timeline.ran(ONE, &batch, 1, Seconds(f64::from(second)), Seconds(0.5));
         }
-        let sum = timeline.busy(ONE).iter().fold(Busy::default(), |a, b| a.and(*b));
+        let sum = timeline.busy(ONE).iter().fold(BusyTime::default(), |a, b| a.and(*b));
         assert!((sum.prompts - 1250.0).abs() < 1e-6 && (sum.answers - 3750.0).abs() < 1e-6, "{sum:?}");
         assert!(timeline.busy(ONE).len() <= BINS && timeline.width() * BINS as f64 > Seconds(9999.0));
         assert!(timeline.busy(ONE).iter().all(|b| b.all() <= timeline.width().0 + 1e-9));

@@ -1,6 +1,6 @@
 //! What the scheduler plans on: kinds of devices, how many of each are on a host, and the links between hosts.
 
-use super::figures::Figures;
+use super::figures::DeviceFigures;
 use tsnode_protocol::{Bytes, BytesPerSecond, Seconds};
 
 /// Devices of one kind on one host, by their place in [`Cluster::instances`].
@@ -8,7 +8,7 @@ use tsnode_protocol::{Bytes, BytesPerSecond, Seconds};
 pub struct InstanceId(pub u32);
 
 /// Devices of instances, in the order of instances, each instance once.
-pub type Members = Vec<(InstanceId, u16)>;
+pub type InstanceDevices = Vec<(InstanceId, u16)>;
 
 /// A kind of device, by its place in [`Cluster::kinds`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -21,24 +21,24 @@ pub struct Instance {
     pub name: String,
     /// What they are.
     pub kind: KindId,
-    /// How many.
+    /// How many devices there are.
     pub count: u16,
     /// Where the host is: hosts of one site have the same links to everyone.
     pub site: u32,
     /// The link between two of them.
-    pub inside: Path,
+    pub inside: ClusterLink,
 }
 
 /// Latency α and bandwidth β of a directed link.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Path {
-    /// α.
+pub struct ClusterLink {
+    /// α, one way.
     pub latency: Seconds,
     /// β; zero where nothing gets through.
     pub bandwidth: BytesPerSecond,
 }
 
-impl Path {
+impl ClusterLink {
     /// Nothing gets through.
     pub const NONE: Self = Self { latency: Seconds(0.0), bandwidth: BytesPerSecond(0.0) };
 
@@ -58,17 +58,17 @@ impl Path {
     }
 }
 
-/// A cluster.
+/// Hosts with their devices, and the links between them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cluster {
-    /// Its name.
+    /// What tables and reports call it.
     pub name: String,
     /// Kinds of devices in it.
-    pub kinds: Vec<Figures>,
+    pub kinds: Vec<DeviceFigures>,
     /// Its hosts; a host with two kinds of devices is two instances.
     pub instances: Vec<Instance>,
     /// Links between sites, row to column; the diagonal is between two hosts of one site.
-    links: Vec<Path>,
+    links: Vec<ClusterLink>,
     sites: usize,
 }
 
@@ -106,9 +106,9 @@ impl Cluster {
     /// If `links` is not square or a site or kind is outside: a mistake of the caller.
     pub fn new(
         name: String,
-        kinds: Vec<Figures>,
+        kinds: Vec<DeviceFigures>,
         instances: Vec<Instance>,
-        links: Vec<Vec<Path>>,
+        links: Vec<Vec<ClusterLink>>,
     ) -> Result<Self, ClusterError> {
         let sites = links.len();
         assert!(links.iter().all(|row| row.len() == sites), "links are square");
@@ -128,7 +128,7 @@ impl Cluster {
             positive("FLOP/s", &kind.name, kind.flops.0)?;
             positive("memory bandwidth", &kind.name, kind.bandwidth.0)?;
         }
-        let plausible = |path: &Path| path.latency.is_plausible() && path.bandwidth.is_plausible();
+        let plausible = |path: &ClusterLink| path.latency.is_plausible() && path.bandwidth.is_plausible();
         for instance in &self.instances {
             positive("bandwidth inside", &instance.name, instance.inside.bandwidth.0)?;
             if !plausible(&instance.inside) {
@@ -152,7 +152,7 @@ impl Cluster {
         self.instances.iter().map(|i| usize::from(i.count)).sum()
     }
 
-    /// An instance.
+    /// The instance with this id.
     #[must_use]
     pub fn instance(&self, id: InstanceId) -> &Instance {
         &self.instances[id.0 as usize]
@@ -165,13 +165,13 @@ impl Cluster {
 
     /// The figures of an instance's devices.
     #[must_use]
-    pub fn figures(&self, id: InstanceId) -> &Figures {
+    pub fn figures(&self, id: InstanceId) -> &DeviceFigures {
         &self.kinds[usize::from(self.instance(id).kind.0)]
     }
 
     /// The link from one instance's devices to another's; to itself, the link inside.
     #[must_use]
-    pub fn path(&self, from: InstanceId, to: InstanceId) -> Path {
+    pub fn path(&self, from: InstanceId, to: InstanceId) -> ClusterLink {
         let (a, b) = (self.instance(from), self.instance(to));
         if from == to || a.name == b.name {
             return a.inside;
@@ -181,7 +181,7 @@ impl Cluster {
 
     /// The same with every link between hosts replaced.
     #[must_use]
-    pub fn with_links(mut self, path: Path) -> Self {
+    pub fn with_links(mut self, path: ClusterLink) -> Self {
         self.links.fill(path);
         self
     }

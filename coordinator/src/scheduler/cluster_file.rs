@@ -1,8 +1,8 @@
 //! Clusters written down: a TOML file of hosts and links, and those that ship with the project.
 
 use super::{
-    cluster::{Cluster, ClusterError, Instance, KindId, Path},
-    figures::{self, Column, Figures},
+    cluster::{Cluster, ClusterError, ClusterLink, Instance, KindId},
+    figures::{self, Column, DeviceFigures},
 };
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -48,21 +48,21 @@ pub enum FileError {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct ClusterFile {
     name: String,
     #[serde(default)]
-    host: Vec<Host>,
+    host: Vec<HostEntry>,
     #[serde(default)]
-    link: Vec<Link>,
+    link: Vec<LinkEntry>,
     #[serde(default)]
-    gpu: BTreeMap<String, Gpu>,
+    gpu: BTreeMap<String, GpuEntry>,
     #[serde(default)]
     variant: BTreeMap<String, Numbers>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Host {
+struct HostEntry {
     name: String,
     gpu: String,
     count: u16,
@@ -81,7 +81,7 @@ struct Numbers {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Link {
+struct LinkEntry {
     from: String,
     to: String,
     latency: f64,
@@ -90,15 +90,15 @@ struct Link {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Gpu {
+struct GpuEntry {
     memory_gb: f64,
     mem_bandwidth_gbs: f64,
     fp16_dense_tflops: f64,
 }
 
 impl Numbers {
-    fn path(self) -> Path {
-        Path { latency: Seconds(self.latency), bandwidth: BytesPerSecond(self.bandwidth) }
+    fn path(self) -> ClusterLink {
+        ClusterLink { latency: Seconds(self.latency), bandwidth: BytesPerSecond(self.bandwidth) }
     }
 }
 
@@ -107,7 +107,7 @@ impl Numbers {
 /// # Errors
 /// What is wrong with it, and what to write instead.
 pub fn read(text: &str, column: Column, variant: Option<&str>) -> Result<Cluster, FileError> {
-    let file: File = toml::from_str(text)?;
+    let file: ClusterFile = toml::from_str(text)?;
     let mut zones: Vec<&str> = file.host.iter().map(|h| h.zone.as_str()).collect();
     zones.sort_unstable();
     zones.dedup();
@@ -129,9 +129,9 @@ pub fn read(text: &str, column: Column, variant: Option<&str>) -> Result<Cluster
     }
 }
 
-fn matrix(zones: &[&str], links: &[Link]) -> Result<Vec<Vec<Path>>, FileError> {
+fn matrix(zones: &[&str], links: &[LinkEntry]) -> Result<Vec<Vec<ClusterLink>>, FileError> {
     let place = |zone: &str| zones.binary_search(&zone).map_err(|_| FileError::UnknownZone(zone.to_owned()));
-    let mut matrix = vec![vec![Path::NONE; zones.len()]; zones.len()];
+    let mut matrix = vec![vec![ClusterLink::NONE; zones.len()]; zones.len()];
     for link in links {
         let numbers = Numbers { latency: link.latency, bandwidth: link.bandwidth };
         matrix[place(&link.from)?][place(&link.to)?] = numbers.path();
@@ -146,9 +146,9 @@ fn matrix(zones: &[&str], links: &[Link]) -> Result<Vec<Vec<Path>>, FileError> {
     Ok(matrix)
 }
 
-fn hosts(file: &File, zones: &[&str], column: Column) -> Result<(Vec<Figures>, Vec<Instance>), FileError> {
+fn hosts(file: &ClusterFile, zones: &[&str], column: Column) -> Result<(Vec<DeviceFigures>, Vec<Instance>), FileError> {
     let shipped = figures::shipped(column);
-    let (mut kinds, mut places): (Vec<Figures>, BTreeMap<&str, KindId>) = (Vec::new(), BTreeMap::new());
+    let (mut kinds, mut places): (Vec<DeviceFigures>, BTreeMap<&str, KindId>) = (Vec::new(), BTreeMap::new());
     let mut instances: Vec<Instance> = Vec::new();
     let mut seen = std::collections::BTreeSet::new();
     for host in file.host.iter().filter(|h| h.count > 0) {

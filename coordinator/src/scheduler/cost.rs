@@ -11,7 +11,7 @@
 
 pub use super::timing::{Decode, Prefill};
 
-use super::{cluster::Path, figures::Figures, models::Model};
+use super::{cluster::ClusterLink, figures::DeviceFigures, models::Model};
 use tsnode_protocol::{Bytes, BytesPerToken, Flops, Tokens};
 
 /// Part of a device's memory that a plan may use: allocators, other programs and estimates take the rest.
@@ -46,7 +46,7 @@ pub struct LayerCost {
 
 /// Whether a stage is the model's first, its last, both or neither.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ends {
+pub struct StageEnds {
     /// Holds the embedding.
     pub first: bool,
     /// Holds the output head.
@@ -56,7 +56,7 @@ pub struct Ends {
 impl LayerCost {
     /// On `tp` devices of this kind: by the formulas, or as measured where one device was.
     #[must_use]
-    pub fn new(model: &Model, device: &Figures, inside: Path, tp: u16) -> Self {
+    pub fn new(model: &Model, device: &DeviceFigures, inside: ClusterLink, tp: u16) -> Self {
         let (shape, d) = (&model.shape, f64::from(tp));
         // On each device: a part of the weights, and of the work.
         let part = |bytes: u64| Bytes(bytes as f64) / d;
@@ -95,21 +95,21 @@ impl LayerCost {
 
     /// A stage's prefill.
     #[must_use]
-    pub fn stage_prefill(&self, layers: u32, ends: Ends) -> Prefill {
+    pub fn stage_prefill(&self, layers: u32, ends: StageEnds) -> Prefill {
         let body = self.prefill.times(f64::from(layers));
         if ends.last { body.then(&self.head_prefill) } else { body }
     }
 
     /// A stage's decode.
     #[must_use]
-    pub fn stage_decode(&self, layers: u32, ends: Ends) -> Decode {
+    pub fn stage_decode(&self, layers: u32, ends: StageEnds) -> Decode {
         let body = self.decode.times(f64::from(layers));
         if ends.last { body.then(&self.head_decode) } else { body }
     }
 
     /// Weights of a stage on each of its devices.
     #[must_use]
-    pub fn stage_weights(&self, layers: u32, ends: Ends) -> Bytes {
+    pub fn stage_weights(&self, layers: u32, ends: StageEnds) -> Bytes {
         self.weights * f64::from(layers) + (self.room - self.room_at(ends))
     }
 
@@ -127,19 +127,19 @@ impl LayerCost {
 
     /// Tokens of KV that fit beside the weights; negative where the weights alone do not.
     #[must_use]
-    pub fn kv_tokens(&self, layers: u32, ends: Ends) -> Tokens {
+    pub fn kv_tokens(&self, layers: u32, ends: StageEnds) -> Tokens {
         let n = f64::from(layers);
         (self.room_at(ends) - self.weights * n).min(self.pool) / (self.kv * n)
     }
 
     /// The most layers that fit with room for `tokens` tokens of KV.
     #[must_use]
-    pub fn most_layers(&self, tokens: Tokens, ends: Ends) -> u32 {
+    pub fn most_layers(&self, tokens: Tokens, ends: StageEnds) -> u32 {
         let kv = self.kv * tokens;
         (self.room_at(ends) / (self.weights + kv)).min(self.pool / kv).clamp(0.0, f64::from(u32::MAX)) as u32
     }
 
-    fn room_at(&self, ends: Ends) -> Bytes {
+    fn room_at(&self, ends: StageEnds) -> Bytes {
         self.room - self.embed * f64::from(u8::from(ends.first)) - self.head * f64::from(u8::from(ends.last))
     }
 }
@@ -150,8 +150,8 @@ mod tests {
     use crate::scheduler::{figures, models};
     use tsnode_protocol::{BytesPerSecond, Experts, ModelShape, Seconds};
 
-    fn on(figures: &Figures, tp: u16) -> LayerCost {
-        let inside = Path { latency: Seconds(1e-5), bandwidth: BytesPerSecond(25.6e9) };
+    fn on(figures: &DeviceFigures, tp: u16) -> LayerCost {
+        let inside = ClusterLink { latency: Seconds(1e-5), bandwidth: BytesPerSecond(25.6e9) };
         LayerCost::new(&models::by_name("LLaMA-30B").unwrap(), figures, inside, tp)
     }
 
@@ -166,7 +166,7 @@ mod tests {
     /// All experts lie in memory; a sequence waits for those that it passes, sixteen for most.
     #[test]
     fn experts_that_nobody_passes_take_memory_and_no_time() {
-        let inside = Path { latency: Seconds(1e-5), bandwidth: BytesPerSecond(25.6e9) };
+        let inside = ClusterLink { latency: Seconds(1e-5), bandwidth: BytesPerSecond(25.6e9) };
         let device = figures::from_peaks("g".into(), 100.0, 1000.0, 80.0);
         let dense = models::by_name("Llama-3-8B").unwrap();
         let bytes = dense.shape.layer_bytes;
@@ -175,7 +175,7 @@ mod tests {
             LayerCost::new(&Model { shape, ..dense.clone() }, &device, inside, 1)
         };
         let (all, some) = (mixed(None), mixed(Some(Experts { count: 64, used: 4, bytes: 8 * bytes })));
-        let ends = Ends { first: false, last: false };
+        let ends = StageEnds { first: false, last: false };
         assert_eq!(all.stage_weights(3, ends), some.stage_weights(3, ends));
         assert_eq!(all.kv_tokens(3, ends), some.kv_tokens(3, ends));
         assert_eq!(all.prefill, some.prefill);
@@ -195,7 +195,7 @@ mod tests {
             Decode { fixed: Seconds(2.0), ..Decode::default() },
         );
         let plain = figures::from_peaks("g".into(), 100.0, 1000.0, 80.0);
-        let figures = Figures { profile: Some(measured), ..plain.clone() };
+        let figures = DeviceFigures { profile: Some(measured), ..plain.clone() };
         assert_eq!((on(&figures, 1).prefill, on(&figures, 1).decode), measured);
         assert_eq!(on(&figures, 2), on(&plain, 2), "side by side nothing was measured");
     }

@@ -8,10 +8,10 @@
 
 use super::{
     cluster::InstanceId,
-    pair::{self, KvPath, LINK_LOAD, LOAD_STEP, Loads, MOST_LOAD, Rated, load},
-    parallel::{self, Members},
+    pair::{self, KvPath, LINK_LOAD, LOAD_STEP, MOST_LOAD, PairLoads, Rated, load},
+    parallel::{self, InstanceDevices},
     problem::Problem,
-    transport::{Solver, Transport},
+    transport::{Solver, TransportProblem},
 };
 use std::collections::HashMap;
 use tsnode_protocol::Phase;
@@ -49,7 +49,7 @@ impl Ceiling {
     }
 
     /// These steps with no more room than the rate needs, so that every group of a phase is loaded alike.
-    fn alike(self, rate: f64, rates: &Rates) -> Self {
+    fn alike(self, rate: f64, rates: &PlanRates) -> Self {
         let part = |need: f64, have: f64| if have > 0.0 { (need / have).min(1.0) } else { 1.0 };
         let splits = if rates.decode > 0.0 { rates.prefill } else { 0.0 };
         let prefill_part = part(rate, load(self.prefill) * (splits + rates.mixed));
@@ -86,15 +86,15 @@ pub struct GroupNo(pub u32);
 /// A group with its devices.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shelved {
-    /// Its devices.
-    pub members: Members,
+    /// How many devices of which instances.
+    pub members: InstanceDevices,
     /// How they work.
     pub rated: Rated,
 }
 
 /// Who sends what share of requests to whom.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Share {
+pub struct RouteShare {
     /// Place of the prefill group in the plan.
     pub prefill: usize,
     /// Place of the decode group in the plan; the same for a mixed group.
@@ -112,8 +112,8 @@ pub struct Evaluation {
     pub value: f64,
     /// Share of requests that keep their deadlines.
     pub attainment: f64,
-    /// Orchestration.
-    pub shares: Vec<Share>,
+    /// Orchestration (ThunderServe §3.3): who sends which share of requests to whom.
+    pub shares: Vec<RouteShare>,
     /// Ceiling of the load of groups that prefill, and of those that decode.
     pub loads: (f64, f64),
 }
@@ -131,18 +131,18 @@ impl Evaluation {
 pub struct Evaluator<'p> {
     problem: &'p Problem,
     shelf: Vec<Shelved>,
-    index: HashMap<(Members, u8), Option<GroupNo>>,
+    index: HashMap<(InstanceDevices, u8), Option<GroupNo>>,
     ways: HashMap<(GroupNo, GroupNo), KvPath>,
-    values: HashMap<(GroupNo, GroupNo, Loads), f64>,
+    values: HashMap<(GroupNo, GroupNo, PairLoads), f64>,
     solver: Solver,
-    matrix: Matrix,
+    matrix: TransportMatrix,
     /// Plans evaluated so far.
     pub evaluations: usize,
 }
 
 /// The transportation problem of one plan, kept for the next.
 #[derive(Debug, Default)]
-struct Matrix {
+struct TransportMatrix {
     rows: Vec<usize>,
     columns: Vec<usize>,
     value: Vec<f64>,
@@ -157,7 +157,7 @@ struct Matrix {
 
 /// Requests a second that a plan's groups carry at full load.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Rates {
+pub struct PlanRates {
     /// All prefill groups.
     pub prefill: f64,
     /// All decode groups.
@@ -177,19 +177,19 @@ impl<'p> Evaluator<'p> {
             ways: HashMap::new(),
             values: HashMap::new(),
             solver: Solver::default(),
-            matrix: Matrix::default(),
+            matrix: TransportMatrix::default(),
             evaluations: 0,
         }
     }
 
-    /// The problem.
+    /// The problem that plans are evaluated for.
     #[must_use]
     pub fn problem(&self) -> &'p Problem {
         self.problem
     }
 
     /// The group of these devices in its best configuration; `None` if they cannot hold the model.
-    pub fn group(&mut self, members: &Members, phase: Phase) -> Option<GroupNo> {
+    pub fn group(&mut self, members: &InstanceDevices, phase: Phase) -> Option<GroupNo> {
         let key = (members.clone(), phase as u8);
         if let Some(known) = self.index.get(&key) {
             return *known;
@@ -201,7 +201,7 @@ impl<'p> Evaluator<'p> {
     }
 
     /// A group in a given configuration, whatever the best one is.
-    pub fn shelve(&mut self, members: Members, phase: Phase, config: parallel::Config) -> GroupNo {
+    pub fn shelve(&mut self, members: InstanceDevices, phase: Phase, config: parallel::ParallelConfig) -> GroupNo {
         let rated = Rated::new(self.problem, phase, config);
         self.shelf.push(Shelved { members, rated });
         GroupNo((self.shelf.len() - 1) as u32)
@@ -222,8 +222,8 @@ impl<'p> Evaluator<'p> {
 
     /// What the groups carry at full load.
     #[must_use]
-    pub fn rates(&self, groups: &[GroupNo]) -> Rates {
-        let mut rates = Rates::default();
+    pub fn rates(&self, groups: &[GroupNo]) -> PlanRates {
+        let mut rates = PlanRates::default();
         for group in groups {
             let rated = &self.shelved(*group).rated;
             match rated.phase {
@@ -238,7 +238,7 @@ impl<'p> Evaluator<'p> {
     /// A guess at what a plan of these groups is worth, without pairs and links: for choosing what to evaluate.
     #[must_use]
     pub fn guess(&self, groups: &[GroupNo]) -> f64 {
-        let (mut rates, mut good) = (Rates::default(), Rates::default());
+        let (mut rates, mut good) = (PlanRates::default(), PlanRates::default());
         for group in groups {
             let rated = &self.shelved(*group).rated;
             let (rate, kept) = (rated.rate(), rated.rate() * rated.alone);
@@ -295,13 +295,14 @@ impl<'p> Evaluator<'p> {
 
     /// What a plan of these groups and shares is worth: each pair valued at the loads that the shares give its groups and
     /// its links, up to the highest that are planned.
-    pub fn rated(&mut self, groups: &[GroupNo], mut shares: Vec<Share>) -> Evaluation {
+    pub fn rated(&mut self, groups: &[GroupNo], mut shares: Vec<RouteShare>) -> Evaluation {
         let rate = self.problem.rate;
-        let part = |g: usize, all: &[Share], at: &dyn Fn(&Share) -> usize| {
+        let part = |g: usize, all: &[RouteShare], at: &dyn Fn(&RouteShare) -> usize| {
             let share: f64 = all.iter().filter(|s| at(s) == g).map(|s| s.share).sum();
             share * rate / self.shelved(groups[g]).rated.rate()
         };
-        let load_of = |s: &Share| (part(s.prefill, &shares, &|s| s.prefill), part(s.decode, &shares, &|s| s.decode));
+        let load_of =
+            |s: &RouteShare| (part(s.prefill, &shares, &|s| s.prefill), part(s.decode, &shares, &|s| s.decode));
         let loads: Vec<(f64, f64)> = shares.iter().map(load_of).collect();
         let links = self.loaded(groups, &shares);
         for (share, (prefill, decode)) in shares.iter_mut().zip(&loads) {
@@ -310,7 +311,8 @@ impl<'p> Evaluator<'p> {
                 // Its queues only grow.
                 (true, _) | (_, true) => 0.0,
                 _ => {
-                    let loads = Loads { prefill: step(*prefill), decode: step(*decode), link: Loads::link_step(link) };
+                    let loads =
+                        PairLoads { prefill: step(*prefill), decode: step(*decode), link: PairLoads::link_step(link) };
                     self.pair_value(groups[share.prefill], groups[share.decode], loads)
                 }
             };
@@ -323,7 +325,7 @@ impl<'p> Evaluator<'p> {
     }
 
     /// Loads of links between hosts under these shares.
-    fn loaded(&mut self, groups: &[GroupNo], shares: &[Share]) -> Vec<(InstanceId, InstanceId, f64)> {
+    fn loaded(&mut self, groups: &[GroupNo], shares: &[RouteShare]) -> Vec<(InstanceId, InstanceId, f64)> {
         // Of prompts, in a second.
         let tokens = self.problem.workload.mean.prompt * self.problem.rate;
         let mut links: Vec<(InstanceId, InstanceId, f64)> = Vec::new();
@@ -339,7 +341,7 @@ impl<'p> Evaluator<'p> {
     }
 
     /// Load of a route's most loaded link.
-    fn busiest(&mut self, groups: &[GroupNo], s: &Share, links: &[(InstanceId, InstanceId, f64)]) -> f64 {
+    fn busiest(&mut self, groups: &[GroupNo], s: &RouteShare, links: &[(InstanceId, InstanceId, f64)]) -> f64 {
         if s.prefill == s.decode {
             return 0.0;
         }
@@ -349,7 +351,7 @@ impl<'p> Evaluator<'p> {
     }
 
     /// Rows, columns and links of a plan.
-    fn lay_out(&mut self, groups: &[GroupNo], rates: &Rates) {
+    fn lay_out(&mut self, groups: &[GroupNo], rates: &PlanRates) {
         let mut matrix = std::mem::take(&mut self.matrix);
         let phase = |k: &usize| self.shelf[groups[*k].0 as usize].rated.phase;
         let with = |wanted: Phase| (0..groups.len()).filter(move |k| phase(k) == wanted);
@@ -364,7 +366,7 @@ impl<'p> Evaluator<'p> {
     }
 
     /// Loads of links, arcs' capacities on them, as if everyone sent to everyone in proportion.
-    fn load_links(&mut self, groups: &[GroupNo], matrix: &mut Matrix, rates: &Rates, part: f64) {
+    fn load_links(&mut self, groups: &[GroupNo], matrix: &mut TransportMatrix, rates: &PlanRates, part: f64) {
         // Of prompts, in a second.
         let tokens = self.problem.workload.mean.prompt * self.problem.rate;
         let n = matrix.columns.len();
@@ -435,16 +437,16 @@ impl<'p> Evaluator<'p> {
         for i in 0..matrix.rows.len() {
             for j in 0..n {
                 let open = matrix.arc[i * n + j] > 0.0;
-                let loads = Loads {
+                let loads = PairLoads {
                     prefill: ceiling.prefill,
                     decode: ceiling.decode,
-                    link: Loads::link_step(matrix.busiest[i * n + j].min(LINK_LOAD)),
+                    link: PairLoads::link_step(matrix.busiest[i * n + j].min(LINK_LOAD)),
                 };
                 let (from, to) = (groups[matrix.rows[i]], groups[matrix.columns[j]]);
                 matrix.value.push(if open { self.pair_value(from, to, loads) + CARRIED } else { 0.0 });
             }
         }
-        let attained = self.solver.solve(&Transport {
+        let attained = self.solver.solve(&TransportProblem {
             value: &matrix.value,
             arc: &matrix.arc,
             row: &matrix.row,
@@ -455,8 +457,8 @@ impl<'p> Evaluator<'p> {
     }
 
     /// D_ij, remembered.
-    fn pair_value(&mut self, from: GroupNo, to: GroupNo, loads: Loads) -> f64 {
-        let loads = if from == to { Loads { decode: 0, link: 0, ..loads } } else { loads };
+    fn pair_value(&mut self, from: GroupNo, to: GroupNo, loads: PairLoads) -> f64 {
+        let loads = if from == to { PairLoads { decode: 0, link: 0, ..loads } } else { loads };
         if let Some(known) = self.values.get(&(from, to, loads)) {
             return *known;
         }
@@ -481,12 +483,12 @@ impl<'p> Evaluator<'p> {
         let n = columns.len();
         let used: Vec<(usize, usize, f64)> =
             (0..flow.len()).filter(|k| flow[*k] > 0.0).map(|k| (rows[k / n], columns[k % n], flow[k])).collect();
-        let share = |(prefill, decode, share)| Share { prefill, decode, share, kept: 0.0 };
-        let mut shares: Vec<Share> = used.into_iter().map(share).collect();
+        let share = |(prefill, decode, share)| RouteShare { prefill, decode, share, kept: 0.0 };
+        let mut shares: Vec<RouteShare> = used.into_iter().map(share).collect();
         let links = self.loaded(groups, &shares);
         for s in &mut shares {
-            let link = Loads::link_step(self.busiest(groups, s, &links));
-            let loads = Loads { prefill: ceiling.prefill, decode: ceiling.decode, link };
+            let link = PairLoads::link_step(self.busiest(groups, s, &links));
+            let loads = PairLoads { prefill: ceiling.prefill, decode: ceiling.decode, link };
             s.kept = self.pair_value(groups[s.prefill], groups[s.decode], loads);
         }
         let attainment = shares.iter().fold(0.0, |sum, s| sum + s.share * s.kept);
@@ -505,7 +507,7 @@ fn step(load: f64) -> u8 {
 }
 
 /// The lowest ceilings, in steps, at which the groups carry the rate; the highest there are, if they do not.
-fn lowest(rate: f64, rates: &Rates) -> (u8, u8) {
+fn lowest(rate: f64, rates: &PlanRates) -> (u8, u8) {
     let splits = rates.prefill > 0.0 && rates.decode > 0.0;
     for prefill in 1..=MOST_LOAD {
         let split = rate - load(prefill) * rates.mixed;
@@ -530,7 +532,7 @@ mod tests {
         policy::choice::Batches,
         scheduler::{
             Slo, Space, Workload,
-            cluster::{Cluster, Instance, KindId, Path},
+            cluster::{Cluster, ClusterLink, Instance, KindId},
             figures, models,
             slo::Reference,
         },
@@ -541,7 +543,7 @@ mod tests {
     fn peers(speeds: [f64; 4], rate: f64) -> Problem {
         let model = models::by_name("LLaMA-7B").unwrap();
         let kinds = speeds.iter().map(|s| figures::from_peaks("peer".into(), 80.0 * s, 800.0 * s, 48.0)).collect();
-        let path = Path { latency: Seconds(1e-4), bandwidth: BytesPerSecond(1.25e9) };
+        let path = ClusterLink { latency: Seconds(1e-4), bandwidth: BytesPerSecond(1.25e9) };
         let instance =
             |n: u16| Instance { name: n.to_string(), kind: KindId(n), count: 1, site: n.into(), inside: path };
         let cluster =

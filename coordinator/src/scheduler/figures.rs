@@ -12,10 +12,10 @@ const DECODE_SHARE: f64 = 0.75;
 
 /// One kind of device.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Figures {
-    /// Its name.
+pub struct DeviceFigures {
+    /// What the vendor calls it.
     pub name: String,
-    /// Its memory.
+    /// Memory for weights and KV.
     pub memory: Bytes,
     /// Rate of matrix products it reaches.
     pub flops: FlopsPerSecond,
@@ -32,7 +32,7 @@ pub struct Figures {
 /// Which column of the table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Column {
-    /// The vendor's.
+    /// The vendor's figures.
     #[default]
     Vendor,
     /// ThunderServe's Table 1, where it has the GPU; the vendor's otherwise.
@@ -51,12 +51,12 @@ impl std::str::FromStr for Column {
 }
 
 #[derive(Deserialize)]
-struct Table {
-    gpu: BTreeMap<String, Row>,
+struct FiguresTable {
+    gpu: BTreeMap<String, FiguresRow>,
 }
 
 #[derive(Deserialize)]
-struct Row {
+struct FiguresRow {
     memory_gb: f64,
     mem_bandwidth_gbs: f64,
     fp16_dense_tflops: f64,
@@ -75,7 +75,7 @@ struct Paper {
     machine_price_per_hour: Option<f64>,
 }
 
-impl Figures {
+impl DeviceFigures {
     /// The same where everything takes so many times as long.
     #[must_use]
     pub fn slowed(&self, times: f64) -> Self {
@@ -100,19 +100,21 @@ pub struct Upkeep {
 /// What devices take that ship with the project, by name.
 #[must_use]
 pub fn upkeep() -> BTreeMap<String, Upkeep> {
-    let of =
-        |row: &Row| Upkeep { price: row.paper.machine_price_per_hour.or(row.paper.price_per_hour), power: row.power_w };
+    let of = |row: &FiguresRow| Upkeep {
+        price: row.paper.machine_price_per_hour.or(row.paper.price_per_hour),
+        power: row.power_w,
+    };
     table().iter().map(|(name, row)| (name.clone(), of(row))).collect()
 }
 
 /// All figures that ship with the project, by name.
 #[must_use]
-pub fn shipped(column: Column) -> BTreeMap<String, Figures> {
+pub fn shipped(column: Column) -> BTreeMap<String, DeviceFigures> {
     table().iter().map(|(name, row)| (name.clone(), figures(name.clone(), row, column))).collect()
 }
 
-fn table() -> BTreeMap<String, Row> {
-    let table: Result<Table, _> = toml::from_str(include_str!("../../data/gpus.toml"));
+fn table() -> BTreeMap<String, FiguresRow> {
+    let table: Result<FiguresTable, _> = toml::from_str(include_str!("../../data/gpus.toml"));
     let Ok(table) = table else {
         debug_assert!(false, "data/gpus.toml: {:?}", table.err());
         return BTreeMap::new();
@@ -122,8 +124,8 @@ fn table() -> BTreeMap<String, Row> {
 
 /// Figures of a kind from its peaks (TFLOP/s, GB/s, GB).
 #[must_use]
-pub fn from_peaks(name: String, tflops: f64, bandwidth_gbs: f64, memory_gb: f64) -> Figures {
-    Figures {
+pub fn from_peaks(name: String, tflops: f64, bandwidth_gbs: f64, memory_gb: f64) -> DeviceFigures {
+    DeviceFigures {
         name,
         memory: Bytes(memory_gb * 1e9),
         flops: FlopsPerSecond(tflops * 1e12 * PREFILL_SHARE),
@@ -134,7 +136,7 @@ pub fn from_peaks(name: String, tflops: f64, bandwidth_gbs: f64, memory_gb: f64)
     }
 }
 
-fn figures(name: String, row: &Row, column: Column) -> Figures {
+fn figures(name: String, row: &FiguresRow, column: Column) -> DeviceFigures {
     let (paper_flops, paper_bandwidth) = match column {
         Column::Vendor => (None, None),
         Column::Paper => (row.paper.fp16_tflops, row.paper.mem_bandwidth_gbs),
@@ -143,7 +145,7 @@ fn figures(name: String, row: &Row, column: Column) -> Figures {
     let bandwidth = paper_bandwidth.unwrap_or(row.mem_bandwidth_gbs) * 1e9;
     // The papers give no shares: theirs are the prior's, alike for every kind, so that their ranking stands.
     let share = |measured: Option<f64>, prior| if column == Column::Paper { prior } else { measured.unwrap_or(prior) };
-    Figures {
+    DeviceFigures {
         name,
         memory: Bytes(row.memory_gb * 1e9),
         flops: FlopsPerSecond(flops * share(row.prefill_share, PREFILL_SHARE)),
@@ -161,7 +163,7 @@ mod tests {
     #[test]
     fn the_paper_and_the_vendor_disagree_where_table_1_mixes_rates() {
         let (vendor, paper) = (shipped(Column::Vendor), shipped(Column::Paper));
-        let peak = |t: &BTreeMap<String, Figures>, name: &str| t[name].flops.0 / PREFILL_SHARE / 1e12;
+        let peak = |t: &BTreeMap<String, DeviceFigures>, name: &str| t[name].flops.0 / PREFILL_SHARE / 1e12;
         assert!((peak(&paper, "A6000") - 38.7).abs() < 1e-9);
         assert!((peak(&vendor, "A6000") - 154.8).abs() < 1e-9);
         assert!((peak(&paper, "A40") - peak(&vendor, "A40")).abs() < 1e-9);

@@ -4,18 +4,18 @@
 use super::{
     evaluate::{Evaluation, Evaluator, GroupNo},
     moves::phases,
-    parallel::{Config, Members, flipped},
+    parallel::{InstanceDevices, ParallelConfig, flipped},
     problem::Problem,
 };
 use tsnode_protocol::{Phase, Seconds};
 
 /// A group that stands.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Standing {
-    /// Its devices.
-    pub members: Members,
+pub struct StandingGroup {
+    /// How many devices of which instances.
+    pub members: InstanceDevices,
     /// How they are used.
-    pub config: Config,
+    pub config: ParallelConfig,
     /// What it does.
     pub phase: Phase,
 }
@@ -35,13 +35,13 @@ pub struct Flipped {
 
 /// Flips phases of standing groups: single flips and exchanges of two, as long as one gains.
 #[must_use]
-pub fn reschedule(problem: &Problem, standing: &[Standing]) -> Flipped {
+pub fn reschedule(problem: &Problem, standing: &[StandingGroup]) -> Flipped {
     reschedule_within(problem, standing, usize::MAX)
 }
 
 /// The same with the best of so many assignments of phases: whoever waits for it serves nobody meanwhile.
 #[must_use]
-pub fn reschedule_within(problem: &Problem, standing: &[Standing], most: usize) -> Flipped {
+pub fn reschedule_within(problem: &Problem, standing: &[StandingGroup], most: usize) -> Flipped {
     let mut evaluator = Evaluator::new(problem);
     let choices = phases(problem);
     let shelf: Vec<Vec<(Phase, GroupNo)>> = standing.iter().map(|s| shelve(&mut evaluator, s, choices)).collect();
@@ -73,7 +73,7 @@ pub fn reschedule_within(problem: &Problem, standing: &[Standing], most: usize) 
     Flipped { phases: best, evaluation, before, evaluations }
 }
 
-fn shelve(evaluator: &mut Evaluator<'_>, standing: &Standing, choices: &[Phase]) -> Vec<(Phase, GroupNo)> {
+fn shelve(evaluator: &mut Evaluator<'_>, standing: &StandingGroup, choices: &[Phase]) -> Vec<(Phase, GroupNo)> {
     let problem = evaluator.problem();
     let all = choices.iter().chain((!choices.contains(&standing.phase)).then_some(&standing.phase));
     all.map(|phase| (*phase, flipped(problem, &standing.config, *phase)))

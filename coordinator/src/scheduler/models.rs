@@ -4,7 +4,7 @@ use tsnode_protocol::{Bytes, BytesPerToken, ModelShape};
 
 /// Blocks differ in their MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mlp {
+enum MlpKind {
     /// Gate, up and down (LLaMA, Qwen2).
     Gated,
     /// Up and down (OPT, BLOOM).
@@ -14,9 +14,9 @@ enum Mlp {
 /// A model as the cost model sees it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Model {
-    /// Its name.
+    /// What tables and reports call it.
     pub name: String,
-    /// Its sizes.
+    /// Sizes of its layers.
     pub shape: ModelShape,
     /// Weights in the matrices of one block, each used once a token.
     pub layer_weights: f64,
@@ -24,36 +24,36 @@ pub struct Model {
     pub element: f64,
 }
 
-type Row = (&'static str, u32, u32, u32, u32, u32, u32, u32, Mlp);
+type ModelRow = (&'static str, u32, u32, u32, u32, u32, u32, u32, MlpKind);
 
 /// Name, layers, hidden, MLP width, heads, KV heads, vocabulary, context, MLP: each model's public
 /// `config.json`.
-const TABLE: [Row; 25] = [
-    ("LLaMA-7B", 32, 4096, 11008, 32, 32, 32000, 2048, Mlp::Gated),
-    ("LLaMA-13B", 40, 5120, 13824, 40, 40, 32000, 2048, Mlp::Gated),
-    ("LLaMA-30B", 60, 6656, 17920, 52, 52, 32000, 2048, Mlp::Gated),
-    ("LLaMA-65B", 80, 8192, 22016, 64, 64, 32000, 2048, Mlp::Gated),
-    ("Llama-2-7B", 32, 4096, 11008, 32, 32, 32000, 4096, Mlp::Gated),
-    ("Llama-2-13B", 40, 5120, 13824, 40, 40, 32000, 4096, Mlp::Gated),
-    ("Llama-2-70B", 80, 8192, 28672, 64, 8, 32000, 4096, Mlp::Gated),
-    ("Llama-3-8B", 32, 4096, 14336, 32, 8, 128_256, 8192, Mlp::Gated),
-    ("Llama-3-70B", 80, 8192, 28672, 64, 8, 128_256, 8192, Mlp::Gated),
-    ("Llama-3.2-1B", 16, 2048, 8192, 32, 8, 128_256, 131_072, Mlp::Gated),
-    ("Llama-3.2-3B", 28, 3072, 8192, 24, 8, 128_256, 131_072, Mlp::Gated),
-    ("Qwen2-0.5B", 24, 896, 4864, 14, 2, 151_936, 32768, Mlp::Gated),
-    ("Qwen2-1.5B", 28, 1536, 8960, 12, 2, 151_936, 32768, Mlp::Gated),
-    ("Qwen2-7B", 28, 3584, 18944, 28, 4, 152_064, 32768, Mlp::Gated),
-    ("Qwen2-72B", 80, 8192, 29568, 64, 8, 152_064, 32768, Mlp::Gated),
-    ("OPT-1.3B", 24, 2048, 8192, 32, 32, 50272, 2048, Mlp::Plain),
-    ("OPT-2.7B", 32, 2560, 10240, 32, 32, 50272, 2048, Mlp::Plain),
-    ("OPT-6.7B", 32, 4096, 16384, 32, 32, 50272, 2048, Mlp::Plain),
-    ("OPT-13B", 40, 5120, 20480, 40, 40, 50272, 2048, Mlp::Plain),
-    ("OPT-30B", 48, 7168, 28672, 56, 56, 50272, 2048, Mlp::Plain),
-    ("OPT-66B", 64, 9216, 36864, 72, 72, 50272, 2048, Mlp::Plain),
-    ("OPT-175B", 96, 12288, 49152, 96, 96, 50272, 2048, Mlp::Plain),
-    ("BLOOM-7B1", 30, 4096, 16384, 32, 32, 250_880, 2048, Mlp::Plain),
-    ("BLOOM-176B", 70, 14336, 57344, 112, 112, 250_880, 2048, Mlp::Plain),
-    ("Mistral-7B", 32, 4096, 14336, 32, 8, 32000, 32768, Mlp::Gated),
+const TABLE: [ModelRow; 25] = [
+    ("LLaMA-7B", 32, 4096, 11008, 32, 32, 32000, 2048, MlpKind::Gated),
+    ("LLaMA-13B", 40, 5120, 13824, 40, 40, 32000, 2048, MlpKind::Gated),
+    ("LLaMA-30B", 60, 6656, 17920, 52, 52, 32000, 2048, MlpKind::Gated),
+    ("LLaMA-65B", 80, 8192, 22016, 64, 64, 32000, 2048, MlpKind::Gated),
+    ("Llama-2-7B", 32, 4096, 11008, 32, 32, 32000, 4096, MlpKind::Gated),
+    ("Llama-2-13B", 40, 5120, 13824, 40, 40, 32000, 4096, MlpKind::Gated),
+    ("Llama-2-70B", 80, 8192, 28672, 64, 8, 32000, 4096, MlpKind::Gated),
+    ("Llama-3-8B", 32, 4096, 14336, 32, 8, 128_256, 8192, MlpKind::Gated),
+    ("Llama-3-70B", 80, 8192, 28672, 64, 8, 128_256, 8192, MlpKind::Gated),
+    ("Llama-3.2-1B", 16, 2048, 8192, 32, 8, 128_256, 131_072, MlpKind::Gated),
+    ("Llama-3.2-3B", 28, 3072, 8192, 24, 8, 128_256, 131_072, MlpKind::Gated),
+    ("Qwen2-0.5B", 24, 896, 4864, 14, 2, 151_936, 32768, MlpKind::Gated),
+    ("Qwen2-1.5B", 28, 1536, 8960, 12, 2, 151_936, 32768, MlpKind::Gated),
+    ("Qwen2-7B", 28, 3584, 18944, 28, 4, 152_064, 32768, MlpKind::Gated),
+    ("Qwen2-72B", 80, 8192, 29568, 64, 8, 152_064, 32768, MlpKind::Gated),
+    ("OPT-1.3B", 24, 2048, 8192, 32, 32, 50272, 2048, MlpKind::Plain),
+    ("OPT-2.7B", 32, 2560, 10240, 32, 32, 50272, 2048, MlpKind::Plain),
+    ("OPT-6.7B", 32, 4096, 16384, 32, 32, 50272, 2048, MlpKind::Plain),
+    ("OPT-13B", 40, 5120, 20480, 40, 40, 50272, 2048, MlpKind::Plain),
+    ("OPT-30B", 48, 7168, 28672, 56, 56, 50272, 2048, MlpKind::Plain),
+    ("OPT-66B", 64, 9216, 36864, 72, 72, 50272, 2048, MlpKind::Plain),
+    ("OPT-175B", 96, 12288, 49152, 96, 96, 50272, 2048, MlpKind::Plain),
+    ("BLOOM-7B1", 30, 4096, 16384, 32, 32, 250_880, 2048, MlpKind::Plain),
+    ("BLOOM-176B", 70, 14336, 57344, 112, 112, 250_880, 2048, MlpKind::Plain),
+    ("Mistral-7B", 32, 4096, 14336, 32, 8, 32000, 32768, MlpKind::Gated),
 ];
 
 /// The model of this name, however its letters are cased; in 16 bit.
@@ -63,8 +63,8 @@ pub fn by_name(name: &str) -> Option<Model> {
     let &(name, layers, hidden, intermediate, heads, kv_heads, vocab, context, mlp) = row;
     let head_dim = hidden / heads;
     let matrices = match mlp {
-        Mlp::Gated => 3,
-        Mlp::Plain => 2,
+        MlpKind::Gated => 3,
+        MlpKind::Plain => 2,
     };
     let weights = layer_weights(hidden, heads * head_dim, kv_heads * head_dim, matrices, intermediate);
     let table = u64::from(vocab) * u64::from(hidden) * 2;
@@ -100,7 +100,7 @@ impl Model {
         Self { name, shape, layer_weights: weights as f64, element }
     }
 
-    /// All weights.
+    /// All weights, as stored.
     #[must_use]
     pub fn bytes(&self) -> Bytes {
         Bytes(self.shape.stage_bytes(self.shape.all_layers()) as f64)

@@ -2,7 +2,7 @@
 //!
 //! Devices may also be left idle: a slow one that only adds a KV transfer is worth more outside.
 
-use super::{cluster::InstanceId, parallel::Members, problem::Problem, room};
+use super::{cluster::InstanceId, parallel::InstanceDevices, problem::Problem, room};
 use crate::rng::Rng;
 use tsnode_protocol::Phase;
 
@@ -11,9 +11,9 @@ const FEW: usize = 12;
 
 /// Some devices and what they do together.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Part {
+pub struct DeviceGroup {
     /// Which devices, by instance, in order.
-    pub members: Members,
+    pub members: InstanceDevices,
     /// What they do.
     pub phase: Phase,
 }
@@ -22,20 +22,20 @@ pub struct Part {
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Grouping {
     /// In order, so that equal groupings are equal.
-    pub parts: Vec<Part>,
+    pub parts: Vec<DeviceGroup>,
 }
 
 impl Grouping {
     /// These groups, in order.
     #[must_use]
-    pub fn new(mut parts: Vec<Part>) -> Self {
+    pub fn new(mut parts: Vec<DeviceGroup>) -> Self {
         parts.sort();
         Self { parts }
     }
 
     /// Devices in no group.
     #[must_use]
-    pub fn idle(&self, problem: &Problem) -> Members {
+    pub fn idle(&self, problem: &Problem) -> InstanceDevices {
         let mut left: Vec<u16> = problem.cluster.instances.iter().map(|i| i.count).collect();
         for (instance, n) in self.parts.iter().flat_map(|p| &p.members) {
             left[instance.0 as usize] -= n;
@@ -106,8 +106,8 @@ fn split(problem: &Problem, from: &Grouping, rng: &mut Rng) -> Option<Grouping> 
     }
     let keep = rng.below(2) == 0;
     let (a, b) = (if keep { part.phase } else { phase(problem, rng) }, phase(problem, rng));
-    parts.push(Part { members: one, phase: a });
-    parts.push(Part { members: two, phase: b });
+    parts.push(DeviceGroup { members: one, phase: a });
+    parts.push(DeviceGroup { members: two, phase: b });
     Some(Grouping::new(parts))
 }
 
@@ -122,7 +122,7 @@ fn merge(problem: &Problem, from: &Grouping, rng: &mut Rng) -> Option<Grouping> 
     let mut members = a.members;
     b.members.iter().for_each(|&(i, n)| add(&mut members, i, n));
     let phase = if rng.below(2) == 0 { a.phase } else { phase(problem, rng) };
-    parts.push(Part { members, phase });
+    parts.push(DeviceGroup { members, phase });
     Some(Grouping::new(parts))
 }
 
@@ -145,7 +145,7 @@ fn shift(problem: &Problem, from: &Grouping, rng: &mut Rng) -> Option<Grouping> 
         Some(part) => add(&mut part.members, instance, amount),
         None if target == from.parts.len() => {
             let phase = phase(problem, rng);
-            parts.push(Part { members: vec![(instance, amount)], phase });
+            parts.push(DeviceGroup { members: vec![(instance, amount)], phase });
         }
         None => {}
     }
@@ -160,7 +160,7 @@ fn swap(from: &Grouping, rng: &mut Rng) -> Option<Grouping> {
         return None;
     }
     let (a, b) = (rng.below(parts.len()), rng.below(parts.len()));
-    let pick = |part: &Part, rng: &mut Rng| {
+    let pick = |part: &DeviceGroup, rng: &mut Rng| {
         let (instance, n) = part.members[rng.below(part.members.len())];
         (instance, 1 + rng.below(usize::from(n)) as u16)
     };
@@ -179,7 +179,7 @@ fn swap(from: &Grouping, rng: &mut Rng) -> Option<Grouping> {
 /// devices cannot move without leaving a group that holds nothing.
 fn regroup(problem: &Problem, from: &Grouping, rng: &mut Rng) -> Option<Grouping> {
     let mut parts = from.parts.clone();
-    let mut pool = if rng.below(2) == 0 { from.idle(problem) } else { Members::new() };
+    let mut pool = if rng.below(2) == 0 { from.idle(problem) } else { InstanceDevices::new() };
     for _ in 0..1 + rng.below(2) {
         if !parts.is_empty() {
             let part = parts.swap_remove(rng.below(parts.len()));
@@ -197,7 +197,7 @@ fn regroup(problem: &Problem, from: &Grouping, rng: &mut Rng) -> Option<Grouping
     for members in [one, two] {
         let phase = phase(problem, rng);
         if may_be_group(problem, &members) {
-            parts.push(Part { members, phase });
+            parts.push(DeviceGroup { members, phase });
         }
     }
     Some(Grouping::new(parts))
@@ -212,10 +212,10 @@ pub fn crossed(problem: &Problem, one: &Grouping, other: &Grouping, rng: &mut Rn
     for part in &other.parts {
         let has = |i: InstanceId| left.iter().find(|l| l.0 == i).map_or(0, |l| l.1);
         let members = part.members.iter().map(|&(i, n)| (i, n.min(has(i)))).filter(|m| m.1 > 0);
-        let members: Members = members.collect();
+        let members: InstanceDevices = members.collect();
         if may_be_group(problem, &members) {
             members.iter().for_each(|&(i, n)| take(&mut left, i, n));
-            next.parts.push(Part { members, phase: part.phase });
+            next.parts.push(DeviceGroup { members, phase: part.phase });
         }
     }
     let next = Grouping::new(next.parts);
@@ -226,15 +226,15 @@ pub fn crossed(problem: &Problem, one: &Grouping, other: &Grouping, rng: &mut Rn
 pub fn anew(problem: &Problem, rng: &mut Rng) -> Grouping {
     let count = |i: InstanceId| usize::from(problem.cluster.instance(i).count);
     let mut devices: Vec<InstanceId> = problem.cluster.ids().flat_map(|i| std::iter::repeat_n(i, count(i))).collect();
-    let (mut parts, mut open) = (Vec::new(), Members::new());
+    let (mut parts, mut open) = (Vec::new(), InstanceDevices::new());
     while !devices.is_empty() {
         add(&mut open, devices.swap_remove(rng.below(devices.len())), 1);
         if may_be_group(problem, &open) && rng.below(2) == 0 {
-            parts.push(Part { members: std::mem::take(&mut open), phase: phase(problem, rng) });
+            parts.push(DeviceGroup { members: std::mem::take(&mut open), phase: phase(problem, rng) });
         }
     }
     if may_be_group(problem, &open) {
-        parts.push(Part { members: open, phase: phase(problem, rng) });
+        parts.push(DeviceGroup { members: open, phase: phase(problem, rng) });
     }
     Grouping::new(parts)
 }
@@ -246,7 +246,7 @@ pub fn is_small(problem: &Problem) -> bool {
 }
 
 /// Adds devices, keeping the order.
-pub fn add(members: &mut Members, instance: InstanceId, n: u16) {
+pub fn add(members: &mut InstanceDevices, instance: InstanceId, n: u16) {
     if n == 0 {
         return;
     }
@@ -257,7 +257,7 @@ pub fn add(members: &mut Members, instance: InstanceId, n: u16) {
 }
 
 /// Takes devices away; as many as there are.
-pub fn take(members: &mut Members, instance: InstanceId, n: u16) {
+pub fn take(members: &mut InstanceDevices, instance: InstanceId, n: u16) {
     if let Ok(place) = members.binary_search_by_key(&instance, |m| m.0) {
         members[place].1 = members[place].1.saturating_sub(n);
         if members[place].1 == 0 {

@@ -16,10 +16,10 @@
 
 use super::{
     cluster::InstanceId,
-    parallel::{Config, mean},
+    parallel::{ParallelConfig, mean},
     problem::Problem,
-    prompts::Prompts,
-    workload::Request,
+    prompts::PromptChunking,
+    workload::WorkloadRequest,
 };
 use tsnode_protocol::{Bytes, BytesPerSecond, Phase, Seconds, SecondsPerToken, Tokens};
 
@@ -54,7 +54,7 @@ pub fn load(step: u8) -> f64 {
 
 /// What a prompt takes on a group.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Prompt {
+struct PromptTime {
     /// Alone.
     alone: Seconds,
     /// Beyond that, behind others.
@@ -66,15 +66,15 @@ struct Prompt {
 pub struct Rated {
     /// What it does.
     pub phase: Phase,
-    /// How.
-    pub config: Config,
+    /// How its devices are used.
+    pub config: ParallelConfig,
     /// Time each prompt of the workload takes.
-    prefill: Vec<Prompt>,
+    prefill: Vec<PromptTime>,
     /// E[S²] / (2·E[S]) of the time a prompt keeps the group.
     residual: Seconds,
     /// E[S].
     busy: Seconds,
-    places: Places,
+    places: DecodePlaces,
     /// Share of requests kept half loaded with a partner of middling speed: a first guess at its worth in any plan.
     pub alone: f64,
 }
@@ -82,10 +82,10 @@ pub struct Rated {
 impl Rated {
     /// Rates a configuration.
     #[must_use]
-    pub fn new(problem: &Problem, phase: Phase, config: Config) -> Self {
+    pub fn new(problem: &Problem, phase: Phase, config: ParallelConfig) -> Self {
         let requests = &problem.workload.requests;
         let how = problem.prompts;
-        let prompt = |r: &Request| Prompt {
+        let prompt = |r: &WorkloadRequest| PromptTime {
             alone: how.alone(&config, phase, r.prompt),
             behind: how.behind(&config, phase, r.prompt),
         };
@@ -93,27 +93,27 @@ impl Rated {
         let busy = mean(problem, &how.packed(&config.busy));
         let squares: f64 = requests.iter().map(|r| how.keeps(&config.busy, r.prompt).0.powi(2)).sum();
         let residual = Seconds(squares / requests.len() as f64 / (2.0 * busy.0));
-        let places = Places::new(problem, &config);
+        let places = DecodePlaces::new(problem, &config);
         let mut rated = Self { phase, config, prefill, residual, busy, places, alone: 0.0 };
         rated.alone = rated.guess(problem);
         rated
     }
 
     fn guess(&self, problem: &Problem) -> f64 {
-        let free = Wait { share: 0.0, mean: Seconds(1.0) };
-        let send = Sending { layers: layers(problem), ..Sending::default() };
+        let free = WaitDistribution { share: 0.0, mean: Seconds(1.0) };
+        let send = PairTransfer { layers: layers(problem), ..PairTransfer::default() };
         let m = &problem.workload.mean;
         match self.phase {
             Phase::Mixed => mixed_value(problem, self, HALF),
             Phase::Prefill => {
-                let wait = Wait { share: load(HALF), mean: self.residual / (1.0 - load(HALF)) };
+                let wait = WaitDistribution { share: load(HALF), mean: self.residual / (1.0 - load(HALF)) };
                 let step = problem.step_budget.min(FOREVER) * PARTNER;
                 kept(problem, &self.prefill, &wait, &free, &send, &[(1.0, step), (0.0, step), (0.0, step)])
             }
             Phase::Decode => {
-                let alone = |r: &Request| problem.reference.prefill.time(r.prompt) * 2.0;
-                let prompt = |r: &Request| Prompt { alone: alone(r), behind: NOW };
-                let prompts: Vec<Prompt> = problem.workload.requests.iter().map(prompt).collect();
+                let alone = |r: &WorkloadRequest| problem.reference.prefill.time(r.prompt) * 2.0;
+                let prompt = |r: &WorkloadRequest| PromptTime { alone: alone(r), behind: NOW };
+                let prompts: Vec<PromptTime> = problem.workload.requests.iter().map(prompt).collect();
                 let steps = steps(&self.config, load(HALF) * self.rate() * m.steps, m.context, 0.0);
                 kept(problem, &prompts, &free, &free, &send, &steps)
             }
@@ -130,7 +130,7 @@ impl Rated {
 /// How KV gets from one group to another.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KvPath {
-    /// Latency.
+    /// Latency α of the slowest of its links.
     pub latency: Seconds,
     /// Time for each token of a prompt, by the slowest of its links.
     pub per_token: SecondsPerToken,
@@ -141,7 +141,7 @@ pub struct KvPath {
 impl KvPath {
     /// From a prefill configuration's stages to a decode configuration's, layer by layer.
     #[must_use]
-    pub fn new(problem: &Problem, from: &Config, to: &Config) -> Self {
+    pub fn new(problem: &Problem, from: &ParallelConfig, to: &ParallelConfig) -> Self {
         let mut parts: Vec<(InstanceId, InstanceId, u32)> = Vec::new();
         let mut start = 0;
         for a in &from.stages {
@@ -186,7 +186,7 @@ fn per_element(bandwidth: BytesPerSecond, element: f64) -> Seconds {
 
 /// At which loads a pair is valued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Loads {
+pub struct PairLoads {
     /// The prefill group's, in steps.
     pub prefill: u8,
     /// The decode group's, in steps.
@@ -195,7 +195,7 @@ pub struct Loads {
     pub link: u8,
 }
 
-impl Loads {
+impl PairLoads {
     /// A link's load in the steps that loads are told in.
     #[must_use]
     pub fn link_step(load: f64) -> u8 {
@@ -205,13 +205,13 @@ impl Loads {
 
 /// The share of requests that keep their deadlines on this pair.
 #[must_use]
-pub fn value(problem: &Problem, from: &Rated, to: &Rated, way: &KvPath, loads: Loads) -> f64 {
+pub fn value(problem: &Problem, from: &Rated, to: &Rated, way: &KvPath, loads: PairLoads) -> f64 {
     let m = &problem.workload.mean;
     let rho = load(loads.prefill);
-    let wait = Wait { share: rho, mean: from.residual / (1.0 - rho) };
+    let wait = WaitDistribution { share: rho, mean: from.residual / (1.0 - rho) };
     let tokens = load(loads.decode) * to.rate() * m.steps;
     let stretch = 1.0 / (1.0 - (f64::from(loads.link) / LINK_STEPS).min(LINK_LOAD));
-    let send = Sending { latency: way.latency, per_token: way.per_token * stretch, layers: layers(problem) };
+    let send = PairTransfer { latency: way.latency, per_token: way.per_token * stretch, layers: layers(problem) };
     let place = place(problem, to, load(loads.decode), 0.0);
     kept(problem, &from.prefill, &wait, &place, &send, &steps(&to.config, tokens, m.context, 0.0))
 }
@@ -223,9 +223,11 @@ pub fn mixed_value(problem: &Problem, group: &Rated, step: u8) -> f64 {
     let rate = load(step) * group.rate();
     let rho = (rate * group.busy.0).min(0.99);
     let steps = steps(&group.config, rate * m.steps, m.context, rho);
-    // A prompt waits for the iteration that runs, half of one on average, then for the prompts before it.
-    let wait = Wait { share: rho, mean: group.residual / (1.0 - rho) + steps[1].1 * 0.5 };
-    let send = Sending { layers: layers(problem), ..Sending::default() };
+    // A prompt waits for the iteration that runs, half of one on average, then for the prompts before it. Where prompts go first
+    // that is one of answers alone.
+    let runs = if problem.prompts.go_first() { steps[1].1 * (1.0 - rho) } else { steps[1].1 };
+    let wait = WaitDistribution { share: rho, mean: group.residual / (1.0 - rho) + runs * 0.5 };
+    let send = PairTransfer { layers: layers(problem), ..PairTransfer::default() };
     let place = place(problem, group, load(step), rho);
     kept(problem, &group.prefill, &wait, &place, &send, &steps)
 }
@@ -236,12 +238,12 @@ fn layers(problem: &Problem) -> f64 {
 
 /// P(W > w) = share·exp(−w/mean).
 #[derive(Clone, Copy)]
-struct Wait {
+struct WaitDistribution {
     share: f64,
     mean: Seconds,
 }
 
-impl Wait {
+impl WaitDistribution {
     /// P(W ≤ w).
     fn within(&self, w: Seconds) -> f64 {
         self.within_after(w, NOW)
@@ -281,7 +283,7 @@ impl Wait {
 
 /// What answers wait for in a decode batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Places {
+struct DecodePlaces {
     /// How many there are.
     number: f64,
     /// Of those, as many as count for whether one is free: requests differ in what they take.
@@ -290,14 +292,14 @@ struct Places {
     variation: f64,
 }
 
-impl Places {
-    fn new(problem: &Problem, config: &Config) -> Self {
+impl DecodePlaces {
+    fn new(problem: &Problem, config: &ParallelConfig) -> Self {
         let m = &problem.workload.mean;
         let (number, kv) = (config.batch, config.kv_tokens);
         // Where what requests take of memory varies, so does what is taken, as if there were fewer of them and each took
         // E[m²]/E[m] (Hayward's approximation); each m counts as long as its answer takes.
         let alike = (kv / m.reserved * (m.reserved.0.powi(2) / m.reserved_squared)).max(1.0);
-        if problem.prompts == Prompts::Whole || number <= alike {
+        if problem.prompts == PromptChunking::Whole || number <= alike {
             return Self { number, alike: number, variation: m.steps_variation };
         }
         Self { number, alike, variation: m.held_variation }
@@ -305,23 +307,23 @@ impl Places {
 }
 
 /// The wait for a place in a decode batch at load `rho`, when a part `taken` of the time goes elsewhere.
-fn place(problem: &Problem, group: &Rated, rho: f64, taken: f64) -> Wait {
+fn place(problem: &Problem, group: &Rated, rho: f64, taken: f64) -> WaitDistribution {
     let m = &problem.workload.mean;
-    let Places { number, alike, variation } = group.places;
+    let DecodePlaces { number, alike, variation } = group.places;
     let holding = group.config.iteration(number, m.context) * m.steps / (1.0 - taken);
     let share = rho.powf((2.0 * (alike + 1.0)).sqrt() - 1.0);
-    Wait { share, mean: holding * (1.0 + variation) / (2.0 * number * (1.0 - rho)) }
+    WaitDistribution { share, mean: holding * (1.0 + variation) / (2.0 * number * (1.0 - rho)) }
 }
 
 /// What KV of a prompt takes.
 #[derive(Default)]
-struct Sending {
+struct PairTransfer {
     latency: Seconds,
     per_token: SecondsPerToken,
     layers: f64,
 }
 
-impl Sending {
+impl PairTransfer {
     /// What is left of it when the prompt is done.
     fn left(&self, prompt: Tokens, prefill: Seconds) -> Seconds {
         let all = self.per_token * prompt;
@@ -331,7 +333,7 @@ impl Sending {
 }
 
 /// Time of an iteration at three sizes of the batch, and how likely each is: Gauss and Hermite's points.
-fn steps(config: &Config, tokens: f64, context: Tokens, taken: f64) -> [(f64, Seconds); 3] {
+fn steps(config: &ParallelConfig, tokens: f64, context: Tokens, taken: f64) -> [(f64, Seconds); 3] {
     let n = config.sequences(tokens, context, taken).min(config.batch);
     let spread = (3.0 * n).sqrt();
     let at = |n: f64| config.iteration(n.clamp(1.0f64.min(n.max(0.0)), config.batch), context) / (1.0 - taken);
@@ -340,15 +342,15 @@ fn steps(config: &Config, tokens: f64, context: Tokens, taken: f64) -> [(f64, Se
 
 fn kept(
     problem: &Problem,
-    prefill: &[Prompt],
-    wait: &Wait,
-    place: &Wait,
-    send: &Sending,
+    prefill: &[PromptTime],
+    wait: &WaitDistribution,
+    place: &WaitDistribution,
+    send: &PairTransfer,
     steps: &[(f64, Seconds); 3],
 ) -> f64 {
     let mut sum = 0.0;
     for ((request, deadline), prompt) in problem.workload.requests.iter().zip(&problem.deadlines).zip(prefill) {
-        let Prompt { alone: prompt, behind } = *prompt;
+        let PromptTime { alone: prompt, behind } = *prompt;
         let n = request.steps();
         let first = wait.within_after(deadline.ttft - prompt, behind);
         if n <= 0.0 {

@@ -4,15 +4,15 @@
 //! one kind of device; a dynamic program orders the stages; layers are cut optimally within memory. Prefill takes the
 //! configuration of least latency, decode that of most throughput.
 
-pub use super::cluster::Members;
+pub use super::cluster::InstanceDevices;
 
 use super::{
     cluster::InstanceId,
-    cost::{Decode, Ends, Prefill},
-    partition::{self, Slot},
-    problem::{Problem, Prompts},
-    room::{self, Room},
-    route::{self, Aim},
+    cost::{Decode, Prefill, StageEnds},
+    partition::{self, StageSlot},
+    problem::{Problem, PromptChunking},
+    room::{self, StageRoom},
+    route::{self, PathObjective},
 };
 use tsnode_protocol::{Bytes, Phase, Seconds, Tokens};
 
@@ -25,20 +25,20 @@ const KV_RESERVES: [f64; 4] = [1.0, 4.0, 16.0, 48.0];
 
 /// A stage of a group.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Stage {
-    /// Where.
+pub struct ParallelStage {
+    /// The instance whose devices it is on.
     pub instance: InstanceId,
     /// Devices side by side.
     pub tp: u16,
-    /// Layers here.
+    /// How many layers it has.
     pub layers: u32,
 }
 
 /// How a group's devices are used, and what that gives.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Config {
+pub struct ParallelConfig {
     /// In the order that activations pass.
-    pub stages: Vec<Stage>,
+    pub stages: Vec<ParallelStage>,
     /// One prompt through all stages, KV transfers included.
     pub latency: Prefill,
     /// How long one prompt keeps the slowest stage.
@@ -54,7 +54,7 @@ pub struct Config {
     pub rate: f64,
 }
 
-impl Config {
+impl ParallelConfig {
     /// Time of an iteration with `n` sequences of `context` tokens.
     #[must_use]
     pub fn iteration(&self, n: f64, context: Tokens) -> Seconds {
@@ -75,12 +75,12 @@ impl Config {
 
 /// The best configuration of these devices for a phase; `None` if they cannot hold the model.
 #[must_use]
-pub fn best(problem: &Problem, members: &[(InstanceId, u16)], phase: Phase) -> Option<Config> {
+pub fn best(problem: &Problem, members: &[(InstanceId, u16)], phase: Phase) -> Option<ParallelConfig> {
     let memory: Bytes = members.iter().map(|&(i, n)| problem.usable(i, n)).sum();
     if members.is_empty() || memory < problem.least_memory() {
         return None;
     }
-    let mut best: Option<(f64, Config)> = None;
+    let mut best: Option<(f64, ParallelConfig)> = None;
     for degrees in combinations(problem, members) {
         for config in configurations(problem, members, &degrees, phase) {
             let score = score(problem, &config, phase);
@@ -94,14 +94,14 @@ pub fn best(problem: &Problem, members: &[(InstanceId, u16)], phase: Phase) -> O
 
 /// The same stages and layers serving another phase: what a flip without reloading weights gives.
 #[must_use]
-pub fn flipped(problem: &Problem, config: &Config, phase: Phase) -> Config {
+pub fn flipped(problem: &Problem, config: &ParallelConfig, phase: Phase) -> ParallelConfig {
     let cut: Vec<u32> = config.stages.iter().map(|s| s.layers).collect();
     configured(problem, &config.stages, &cut, phase)
 }
 
 /// Stages and layers as a plan gives them; `None` if they are not all of the model's, or do not fit.
 #[must_use]
-pub fn given(problem: &Problem, stages: &[Stage], phase: Phase) -> Option<Config> {
+pub fn given(problem: &Problem, stages: &[ParallelStage], phase: Phase) -> Option<ParallelConfig> {
     let cut: Vec<u32> = stages.iter().map(|s| s.layers).collect();
     let whole = cut.iter().map(|l| u64::from(*l)).sum::<u64>() == u64::from(problem.model.shape.layers);
     let known = stages.iter().all(|s| problem.layer_cost(s.instance, s.tp).is_some() && s.layers > 0);
@@ -110,13 +110,13 @@ pub fn given(problem: &Problem, stages: &[Stage], phase: Phase) -> Option<Config
 
 /// Every configuration of these devices.
 #[must_use]
-pub fn all(problem: &Problem, members: &[(InstanceId, u16)], phase: Phase) -> Vec<Config> {
+pub fn all(problem: &Problem, members: &[(InstanceId, u16)], phase: Phase) -> Vec<ParallelConfig> {
     let combinations = combinations(problem, members);
     combinations.iter().flat_map(|degrees| configurations(problem, members, degrees, phase)).collect()
 }
 
 /// Larger is better. A prompt's time and the time the next one waits for it; or requests a second.
-fn score(problem: &Problem, config: &Config, phase: Phase) -> f64 {
+fn score(problem: &Problem, config: &ParallelConfig, phase: Phase) -> f64 {
     match phase {
         Phase::Prefill => -(alone(problem, config) + mean(problem, &problem.prompts.packed(&config.busy))).0,
         Phase::Decode | Phase::Mixed => config.rate,
@@ -124,10 +124,10 @@ fn score(problem: &Problem, config: &Config, phase: Phase) -> f64 {
 }
 
 /// Time for a prompt of the workload alone, on average.
-fn alone(problem: &Problem, config: &Config) -> Seconds {
+fn alone(problem: &Problem, config: &ParallelConfig) -> Seconds {
     match problem.prompts {
-        Prompts::Whole => mean(problem, &config.latency),
-        chunks @ Prompts::Chunks(_) => chunks.alone(config, Phase::Prefill, problem.workload.mean.prompt),
+        PromptChunking::Whole => mean(problem, &config.latency),
+        chunks @ PromptChunking::Chunks { .. } => chunks.alone(config, Phase::Prefill, problem.workload.mean.prompt),
     }
 }
 
@@ -167,12 +167,17 @@ fn combinations(problem: &Problem, members: &[(InstanceId, u16)]) -> Vec<Vec<u16
     all
 }
 
-fn configurations(problem: &Problem, members: &[(InstanceId, u16)], degrees: &[u16], phase: Phase) -> Vec<Config> {
+fn configurations(
+    problem: &Problem,
+    members: &[(InstanceId, u16)],
+    degrees: &[u16],
+    phase: Phase,
+) -> Vec<ParallelConfig> {
     let order = order(problem, members, phase);
-    let mut stages: Vec<Stage> = Vec::new();
+    let mut stages: Vec<ParallelStage> = Vec::new();
     for place in order {
         let ((instance, count), tp) = (members[place], degrees[place]);
-        stages.extend((0..count / tp).map(|_| Stage { instance, tp, layers: 0 }));
+        stages.extend((0..count / tp).map(|_| ParallelStage { instance, tp, layers: 0 }));
     }
     if !(problem.space.repeat_hosts || visits_once(problem, &stages)) {
         return Vec::new();
@@ -186,7 +191,7 @@ fn configurations(problem: &Problem, members: &[(InstanceId, u16)], degrees: &[u
 }
 
 /// Every cut of these stages in their order.
-fn in_order(problem: &Problem, stages: &[Stage], phase: Phase) -> Vec<Config> {
+fn in_order(problem: &Problem, stages: &[ParallelStage], phase: Phase) -> Vec<ParallelConfig> {
     if stages.windows(2).any(|w| !problem.cluster.path(w[0].instance, w[1].instance).is_open()) {
         return Vec::new();
     }
@@ -197,8 +202,8 @@ fn in_order(problem: &Problem, stages: &[Stage], phase: Phase) -> Vec<Config> {
 }
 
 /// The same stages with those first and last that leave most room; `None` if they do not hold the model so either.
-fn roomiest_ends(problem: &Problem, mut stages: Vec<Stage>) -> Option<Vec<Stage>> {
-    let rooms: Option<Vec<Room>> = stages.iter().map(|s| Room::of(problem, s.instance, s.tp)).collect();
+fn roomiest_ends(problem: &Problem, mut stages: Vec<ParallelStage>) -> Option<Vec<ParallelStage>> {
+    let rooms: Option<Vec<StageRoom>> = stages.iter().map(|s| StageRoom::of(problem, s.instance, s.tp)).collect();
     let (first, last) = room::ends(&rooms?, problem.model.shape.layers)?;
     if first == last {
         return Some(stages);
@@ -212,8 +217,8 @@ fn roomiest_ends(problem: &Problem, mut stages: Vec<Stage>) -> Option<Vec<Stage>
 }
 
 /// Whether no host has two stages.
-fn visits_once(problem: &Problem, stages: &[Stage]) -> bool {
-    let name = |s: &Stage| problem.cluster.instance(s.instance).name.as_str();
+fn visits_once(problem: &Problem, stages: &[ParallelStage]) -> bool {
+    let name = |s: &ParallelStage| problem.cluster.instance(s.instance).name.as_str();
     (1..stages.len()).all(|i| stages[..i].iter().all(|s| name(s) != name(&stages[i])))
 }
 
@@ -225,14 +230,14 @@ fn order(problem: &Problem, members: &[(InstanceId, u16)], phase: Phase) -> Vec<
     let rows = if phase == Phase::Prefill { problem.workload.mean.prompt.0 } else { TYPICAL_BATCH };
     let bytes = row(problem) * rows;
     let cost = |a: usize, b: usize| problem.cluster.path(members[a].0, members[b].0).time(bytes).0;
-    route::best(members.len(), Aim::Total, cost).0
+    route::best(members.len(), PathObjective::Total, cost).0
 }
 
 /// Layers of each stage, with room for so many requests' KV at their longest.
-fn cut(problem: &Problem, stages: &[Stage], phase: Phase, requests: f64) -> Option<Vec<u32>> {
+fn cut(problem: &Problem, stages: &[ParallelStage], phase: Phase, requests: f64) -> Option<Vec<u32>> {
     let m = &problem.workload.mean;
     let tokens = m.longest.max(m.reserved * requests);
-    let slot = |(i, stage): (usize, &Stage)| {
+    let slot = |(i, stage): (usize, &ParallelStage)| {
         let cost = problem.layer_cost(stage.instance, stage.tp)?;
         let ends = ends(i, stages.len());
         let (one, none) = match phase {
@@ -242,9 +247,9 @@ fn cut(problem: &Problem, stages: &[Stage], phase: Phase, requests: f64) -> Opti
                 (at(cost.decode), at(cost.stage_decode(0, ends)))
             }
         };
-        Some(Slot { per_layer: one.0, on_top: none.0, most: cost.most_layers(tokens, ends) })
+        Some(StageSlot { per_layer: one.0, on_top: none.0, most: cost.most_layers(tokens, ends) })
     };
-    let slots: Option<Vec<Slot>> = stages.iter().enumerate().map(slot).collect();
+    let slots: Option<Vec<StageSlot>> = stages.iter().enumerate().map(slot).collect();
     partition::cut(problem.model.shape.layers, &slots?)
 }
 
@@ -253,11 +258,11 @@ fn row(problem: &Problem) -> Bytes {
     Bytes(f64::from(problem.model.shape.hidden) * problem.model.element)
 }
 
-fn ends(place: usize, stages: usize) -> Ends {
-    Ends { first: place == 0, last: place + 1 == stages }
+fn ends(place: usize, stages: usize) -> StageEnds {
+    StageEnds { first: place == 0, last: place + 1 == stages }
 }
 
-fn configured(problem: &Problem, stages: &[Stage], cut: &[u32], phase: Phase) -> Config {
+fn configured(problem: &Problem, stages: &[ParallelStage], cut: &[u32], phase: Phase) -> ParallelConfig {
     let (m, p) = (&problem.workload.mean, stages.len() as f64);
     let (mut latency, mut busy, mut way) = (Prefill::default(), Prefill::default(), Decode::default());
     let (mut rounds, mut kv_tokens) = (Vec::new(), Tokens(f64::INFINITY));
@@ -285,14 +290,14 @@ fn configured(problem: &Problem, stages: &[Stage], cut: &[u32], phase: Phase) ->
             }
             way = way.then(&kv_transfer);
         }
-        placed.push(Stage { layers, ..*stage });
+        placed.push(ParallelStage { layers, ..*stage });
     }
     if stages.len() > 1 {
         rounds.push(Decode { fixed: way.fixed, per_context: way.per_context / p, per_sequence: way.per_sequence / p });
     }
-    let mut config = Config { stages: placed, latency, busy, rounds, kv_tokens, batch: 1.0, rate: 0.0 };
+    let mut config = ParallelConfig { stages: placed, latency, busy, rounds, kv_tokens, batch: 1.0, rate: 0.0 };
     config.batch = batch(&config, kv_tokens / m.reserved, m.context, problem.step_budget);
-    if problem.prompts != Prompts::Whole {
+    if problem.prompts != PromptChunking::Whole {
         // Nodes have whole places.
         config.batch = config.batch.floor().max(1.0);
     }
@@ -302,14 +307,14 @@ fn configured(problem: &Problem, stages: &[Stage], cut: &[u32], phase: Phase) ->
 
 /// The most sequences that fit and whose iterations keep the budget; if one alone does not, as many as fit: tokens come
 /// late then anyway.
-fn batch(config: &Config, fit: f64, context: Tokens, budget: Seconds) -> f64 {
+fn batch(config: &ParallelConfig, fit: f64, context: Tokens, budget: Seconds) -> f64 {
     let by_time = |r: &Decode| (budget - r.fixed) / (r.per_context * context + r.per_sequence);
     let in_time = config.rounds.iter().map(by_time).fold(fit, f64::min);
     if in_time >= 1.0 { in_time } else { fit.max(1.0) }
 }
 
 /// Requests a second with a full batch, or one prompt after another.
-fn rate(problem: &Problem, config: &Config, phase: Phase) -> f64 {
+fn rate(problem: &Problem, config: &ParallelConfig, phase: Phase) -> f64 {
     let m = &problem.workload.mean;
     let decoding = config.iteration(config.batch, m.context) * m.steps;
     let prefilling = mean(problem, &problem.prompts.packed(&config.busy));

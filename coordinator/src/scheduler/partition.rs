@@ -2,7 +2,7 @@
 
 /// A stage to give layers to.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Slot {
+pub struct StageSlot {
     /// Time a layer takes here.
     pub per_layer: f64,
     /// Time on top, whatever its layers.
@@ -17,7 +17,7 @@ pub struct Slot {
 /// Greedy is optimal: a layer goes where the stage would then be fastest, so no stage is ever raised above the least
 /// bottleneck that the layers placed so far need.
 #[must_use]
-pub fn cut(layers: u32, slots: &[Slot]) -> Option<Vec<u32>> {
+pub fn cut(layers: u32, slots: &[StageSlot]) -> Option<Vec<u32>> {
     if slots.is_empty() || slots.len() > layers as usize || slots.iter().any(|s| s.most == 0) {
         return None;
     }
@@ -26,7 +26,7 @@ pub fn cut(layers: u32, slots: &[Slot]) -> Option<Vec<u32>> {
         return None;
     }
     let mut given = vec![1u32; slots.len()];
-    let after = |slot: &Slot, n: u32| slot.on_top + slot.per_layer * f64::from(n);
+    let after = |slot: &StageSlot, n: u32| slot.on_top + slot.per_layer * f64::from(n);
     for _ in slots.len()..layers as usize {
         let open = (0..slots.len()).filter(|&i| given[i] < slots[i].most);
         let next = open.min_by(|&a, &b| {
@@ -43,12 +43,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn slowest(slots: &[Slot], cut: &[u32]) -> f64 {
+    fn slowest(slots: &[StageSlot], cut: &[u32]) -> f64 {
         slots.iter().zip(cut).map(|(s, n)| s.on_top + s.per_layer * f64::from(*n)).fold(0.0, f64::max)
     }
 
     /// Every cut there is.
-    fn brute(layers: u32, slots: &[Slot]) -> Option<f64> {
+    fn brute(layers: u32, slots: &[StageSlot]) -> Option<f64> {
         let Some((first, rest)) = slots.split_first() else { return (layers == 0).then_some(0.0) };
         let most = first.most.min(layers);
         let here = |n: u32| Some(brute(layers - n, rest)?.max(first.on_top + first.per_layer * f64::from(n)));
@@ -58,8 +58,8 @@ mod tests {
     proptest! {
         #[test]
         fn no_cut_is_better(layers in 1u32..14, stages in prop::collection::vec((1u32..9, 0u32..5, 0u32..9), 1..5)) {
-            let slots: Vec<Slot> = stages.iter()
-                .map(|&(t, o, most)| Slot { per_layer: f64::from(t), on_top: f64::from(o), most })
+            let slots: Vec<StageSlot> = stages.iter()
+                .map(|&(t, o, most)| StageSlot { per_layer: f64::from(t), on_top: f64::from(o), most })
                 .collect();
             let found = cut(layers, &slots);
             prop_assert_eq!(found.as_ref().map(|c| slowest(&slots, c)), brute(layers, &slots));

@@ -8,16 +8,21 @@ use super::{
     workload::Workload,
 };
 use std::fmt;
-use tsnode_protocol::{Bytes, Seconds, Tokens};
+use tsnode_protocol::{BatchPolicy, Bytes, Seconds, Tokens};
 
 /// What a step holds of prompts.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum Prompts {
-    /// One, whole.
+pub enum PromptChunking {
+    /// One prompt, whole.
     #[default]
     Whole,
-    /// So many tokens.
-    Chunks(Tokens),
+    /// So many tokens, in steps that a policy forms: it says what goes beside them.
+    Chunks {
+        /// At most; where nothing is answered or prompts go alone, a few times as many.
+        tokens: Tokens,
+        /// How.
+        order: BatchPolicy,
+    },
 }
 
 /// Most devices side by side in a stage.
@@ -47,9 +52,9 @@ impl Default for Space {
 /// Everything a plan depends on.
 #[derive(Clone, Debug)]
 pub struct Problem {
-    /// The devices.
+    /// The devices and links there are.
     pub cluster: Cluster,
-    /// The model.
+    /// The model that is to be served.
     pub model: Model,
     /// What requests look like.
     pub workload: Workload,
@@ -64,7 +69,7 @@ pub struct Problem {
     /// Of each request of the workload.
     pub deadlines: Vec<Deadline>,
     /// How groups compute prompts.
-    pub prompts: Prompts,
+    pub prompts: PromptChunking,
     /// Differences in value that measurements do not tell apart: within them groups of a phase are loaded alike.
     pub noise: f64,
     /// Time per token that leaves an average answer in time: batches are not made larger than that.
@@ -81,12 +86,12 @@ pub enum ProblemError {
     Rate(f64),
     /// Too little memory in all.
     #[error("{0}")]
-    DoesNotFit(Lack),
+    DoesNotFit(ModelShortfall),
 }
 
 /// By how much a model does not fit.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Lack {
+pub struct ModelShortfall {
     /// The model's name.
     pub model: String,
     /// Its weights and one request's KV.
@@ -97,7 +102,7 @@ pub struct Lack {
     pub more: Vec<(usize, String)>,
 }
 
-impl fmt::Display for Lack {
+impl fmt::Display for ModelShortfall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gb = |b: Bytes| b.0 / 1e9;
         write!(
@@ -133,7 +138,7 @@ impl Problem {
         let deadlines = deadlines(&slo, &reference, &workload);
         let step_budget = step_budget(&workload, &deadlines, &reference);
         let costs = cluster.ids().map(|i| costs(&cluster, &model, i, space.tensor_parallel)).collect();
-        let (noise, prompts) = (0.0, Prompts::Whole);
+        let (noise, prompts) = (0.0, PromptChunking::Whole);
         let mut problem = Self {
             cluster,
             model,
@@ -244,17 +249,18 @@ impl Problem {
         (2.0 * (self.least_memory() / smallest).ceil()).min(f64::from(self.model.shape.layers)) as u16
     }
 
-    fn lack(&self) -> Option<Lack> {
+    fn lack(&self) -> Option<ModelShortfall> {
         let need = self.least_memory();
         let have = self.islands().into_iter().map(|(_, memory)| memory).fold(Bytes(0.0), Bytes::max);
         if have >= need {
             return None;
         }
-        let short = |figures: &super::figures::Figures| ((need - have) / (figures.memory * USABLE)).ceil() as usize;
+        let short =
+            |figures: &super::figures::DeviceFigures| ((need - have) / (figures.memory * USABLE)).ceil() as usize;
         let mut more: Vec<(usize, String)> = self.cluster.kinds.iter().map(|k| (short(k), k.name.clone())).collect();
         more.sort();
         more.truncate(3);
-        Some(Lack { model: self.model.name.clone(), need, have, more })
+        Some(ModelShortfall { model: self.model.name.clone(), need, have, more })
     }
 
     /// Instances that links connect, and what memory they may use together (bytes).

@@ -4,7 +4,7 @@
 use super::{
     cluster::InstanceId,
     evaluate::Evaluator,
-    parallel::Members,
+    parallel::InstanceDevices,
     problem::Problem,
     search::{self, Effort, Found},
     start,
@@ -23,7 +23,7 @@ pub struct Region {
     pub problem: Problem,
     /// Its part of all requests.
     pub share: f64,
-    /// Its plan.
+    /// The best plan that was found for it.
     pub found: Found,
 }
 
@@ -58,14 +58,15 @@ pub fn search(problem: &Problem, seed: u64, effort: Effort, stop: &(dyn Fn() -> 
 pub fn capacity(problem: &Problem) -> f64 {
     let mut evaluator = Evaluator::new(problem);
     let groups = start::small(problem, 1.0);
-    let rate = |m: &Members| evaluator.group(m, Phase::Mixed).map_or(0.0, |g| evaluator.shelved(g).rated.rate());
+    let rate =
+        |m: &InstanceDevices| evaluator.group(m, Phase::Mixed).map_or(0.0, |g| evaluator.shelved(g).rated.rate());
     groups.iter().map(rate).sum()
 }
 
 /// Devices in regions of at most `most`, each able to hold the model: one after the other takes what is nearest to its
 /// first host.
 #[must_use]
-pub fn split(problem: &Problem, most: usize) -> Vec<Members> {
+pub fn split(problem: &Problem, most: usize) -> Vec<InstanceDevices> {
     let cluster = &problem.cluster;
     let mut left: Vec<(InstanceId, u16)> = cluster.ids().map(|i| (i, cluster.instance(i).count)).collect();
     if cluster.devices() <= most {
@@ -73,12 +74,12 @@ pub fn split(problem: &Problem, most: usize) -> Vec<Members> {
     }
     // A region too small for the model is no region.
     let least = (0..).map(|k| most << k).find(|n| largest(problem, *n) >= problem.least_memory()).unwrap_or(most);
-    let mut regions: Vec<Members> = Vec::new();
+    let mut regions: Vec<InstanceDevices> = Vec::new();
     while let Some(&(first, _)) = left.first() {
         let near = |i: InstanceId| cluster.path(first, i).bandwidth.0;
         let mut order: Vec<usize> = (0..left.len()).filter(|&k| near(left[k].0) > 0.0).collect();
         order.sort_by(|&a, &b| near(left[b].0).total_cmp(&near(left[a].0)).then(a.cmp(&b)));
-        let (mut region, mut size) = (Members::new(), 0);
+        let (mut region, mut size) = (InstanceDevices::new(), 0);
         for k in order {
             let n = usize::from(left[k].1).min(least - size);
             if n > 0 {

@@ -6,8 +6,8 @@
 //! are bounded apart, layers are not cut, and what a stage needs beside them depends on its place.
 
 use super::{
-    cluster::{InstanceId, Members},
-    cost::Ends,
+    cluster::{InstanceDevices, InstanceId},
+    cost::StageEnds,
     problem::Problem,
 };
 use std::cmp::Reverse;
@@ -16,20 +16,20 @@ use tsnode_protocol::Bytes;
 
 /// Layers that a stage holds, by its place among the stages; not more than the model has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Room {
+pub struct StageRoom {
     first: u32,
     middle: u32,
     last: u32,
     only: u32,
 }
 
-impl Room {
+impl StageRoom {
     /// On `tp` devices of an instance; `None` where the model cannot be cut so.
     #[must_use]
     pub fn of(problem: &Problem, instance: InstanceId, tp: u16) -> Option<Self> {
         let cost = problem.layer_cost(instance, tp)?;
         let (tokens, layers) = (problem.least_tokens(), problem.model.shape.layers);
-        let at = |first, last| cost.most_layers(tokens, Ends { first, last }).min(layers);
+        let at = |first, last| cost.most_layers(tokens, StageEnds { first, last }).min(layers);
         Some(Self { first: at(true, false), middle: at(false, false), last: at(false, true), only: at(true, true) })
     }
 }
@@ -37,7 +37,7 @@ impl Room {
 /// Which of these are best the first and the last stage; `None` if they cannot hold so many layers in any order, each at
 /// least one.
 #[must_use]
-pub fn ends(rooms: &[Room], layers: u32) -> Option<(usize, usize)> {
+pub fn ends(rooms: &[StageRoom], layers: u32) -> Option<(usize, usize)> {
     if let [only] = rooms {
         return (only.only >= layers).then_some((0, 0));
     }
@@ -66,20 +66,20 @@ pub fn holds(problem: &Problem, members: &[(InstanceId, u16)]) -> bool {
         return true;
     }
     let each = members.iter().flat_map(|&(i, n)| std::iter::repeat_n(i, n.into()));
-    let rooms: Option<Vec<Room>> = each.map(|i| Room::of(problem, i, 1)).collect();
+    let rooms: Option<Vec<StageRoom>> = each.map(|i| StageRoom::of(problem, i, 1)).collect();
     rooms.is_some_and(|rooms| ends(&rooms, problem.model.shape.layers).is_some())
 }
 
 /// Whether a device holds any layer at all.
 #[must_use]
 pub fn is_of_use(problem: &Problem, instance: InstanceId) -> bool {
-    problem.space.tensor_parallel > 1 || Room::of(problem, instance, 1).is_some_and(|room| room.middle > 0)
+    problem.space.tensor_parallel > 1 || StageRoom::of(problem, instance, 1).is_some_and(|room| room.middle > 0)
 }
 
 /// The fewest devices that hold the model, one of each host, however they are connected as long as they are; `None` if there
 /// are none, or if devices may work side by side.
 #[must_use]
-pub fn fewest(problem: &Problem) -> Option<Members> {
+pub fn fewest(problem: &Problem) -> Option<InstanceDevices> {
     if problem.space.tensor_parallel > 1 {
         return None;
     }
@@ -91,13 +91,13 @@ pub fn fewest(problem: &Problem) -> Option<Members> {
 struct Device<'p> {
     id: InstanceId,
     host: &'p str,
-    room: Room,
+    room: StageRoom,
 }
 
-fn fewest_of(problem: &Problem, island: &[InstanceId]) -> Option<Members> {
+fn fewest_of(problem: &Problem, island: &[InstanceId]) -> Option<InstanceDevices> {
     let layers = problem.model.shape.layers;
     let device = |&id: &InstanceId| {
-        let room = Room::of(problem, id, 1).filter(|room| room.middle > 0)?;
+        let room = StageRoom::of(problem, id, 1).filter(|room| room.middle > 0)?;
         Some(Device { id, host: &problem.cluster.instance(id).name, room })
     };
     let mut all: Vec<Device<'_>> = island.iter().filter_map(device).collect();
@@ -113,7 +113,7 @@ fn fewest_of(problem: &Problem, island: &[InstanceId]) -> Option<Members> {
             fewest = between(&all, first, last, layers).filter(|f| f.len() < less_than).or(fewest);
         }
     }
-    let mut members: Members = fewest?.into_iter().map(|d| (d.id, 1)).collect();
+    let mut members: InstanceDevices = fewest?.into_iter().map(|d| (d.id, 1)).collect();
     members.sort_unstable();
     Some(members)
 }
@@ -122,7 +122,7 @@ fn fewest_of(problem: &Problem, island: &[InstanceId]) -> Option<Members> {
 fn ends_to_try<'a, 'p>(all: &'a [Device<'p>]) -> Vec<&'a Device<'p>> {
     let mut most: BTreeMap<&str, u32> = BTreeMap::new();
     all.iter().for_each(|d| _ = most.entry(d.host).or_insert(d.room.middle));
-    let mut alike: BTreeMap<(Room, Option<u32>), Vec<&Device<'_>>> = BTreeMap::new();
+    let mut alike: BTreeMap<(StageRoom, Option<u32>), Vec<&Device<'_>>> = BTreeMap::new();
     for device in all {
         // Its host's best device is then no other stage.
         let known = alike.entry((device.room, most.get(device.host).copied())).or_default();
@@ -162,7 +162,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// The most layers that these hold in any order, each at least one.
-    fn brute(rooms: &[Room]) -> u32 {
+    fn brute(rooms: &[StageRoom]) -> u32 {
         let holds = |f: usize, l: usize| {
             let at = |i: usize| match (i == f, i == l) {
                 (true, true) => rooms[i].only,
@@ -183,13 +183,13 @@ mod tests {
         fn stages_are_in_the_order_that_holds_most(
             rooms in prop::collection::vec((0u32..6, 0u32..3, 0u32..3), 1..6), layers in 1u32..12,
         ) {
-            let room = |&(middle, embed, head): &(u32, u32, u32)| Room {
+            let room = |&(middle, embed, head): &(u32, u32, u32)| StageRoom {
                 first: middle.saturating_sub(embed),
                 middle,
                 last: middle.saturating_sub(head),
                 only: middle.saturating_sub(embed + head),
             };
-            let rooms: Vec<Room> = rooms.iter().map(room).collect();
+            let rooms: Vec<StageRoom> = rooms.iter().map(room).collect();
             let fits = rooms.len() <= layers as usize && brute(&rooms) >= layers;
             prop_assert_eq!(ends(&rooms, layers).is_some(), fits);
         }

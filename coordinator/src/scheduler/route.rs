@@ -8,14 +8,14 @@ pub const EXACT: usize = 12;
 
 /// What makes a path good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Aim {
+pub enum PathObjective {
     /// The least sum of costs.
     Total,
     /// The least of the largest costs.
     Bottleneck,
 }
 
-impl Aim {
+impl PathObjective {
     fn join(self, path: f64, step: f64) -> f64 {
         match self {
             Self::Total => path + step,
@@ -26,7 +26,7 @@ impl Aim {
 
 /// The best order of `n` stages and its cost, where `cost(i, j)` is that of a step from i to j.
 #[must_use]
-pub fn best(n: usize, aim: Aim, cost: impl Fn(usize, usize) -> f64) -> (Vec<usize>, f64) {
+pub fn best(n: usize, aim: PathObjective, cost: impl Fn(usize, usize) -> f64) -> (Vec<usize>, f64) {
     match n {
         0 => (Vec::new(), 0.0),
         1 => (vec![0], 0.0),
@@ -35,7 +35,7 @@ pub fn best(n: usize, aim: Aim, cost: impl Fn(usize, usize) -> f64) -> (Vec<usiz
     }
 }
 
-fn exact(n: usize, aim: Aim, cost: impl Fn(usize, usize) -> f64) -> (Vec<usize>, f64) {
+fn exact(n: usize, aim: PathObjective, cost: impl Fn(usize, usize) -> f64) -> (Vec<usize>, f64) {
     let full = (1usize << n) - 1;
     // For each set of visited stages and its last: the path's cost and the stage before.
     let mut states = vec![(f64::INFINITY, usize::MAX); (full + 1) * n];
@@ -70,7 +70,7 @@ fn exact(n: usize, aim: Aim, cost: impl Fn(usize, usize) -> f64) -> (Vec<usize>,
     (order, total)
 }
 
-fn nearest(n: usize, aim: Aim, cost: impl Fn(usize, usize) -> f64) -> (Vec<usize>, f64) {
+fn nearest(n: usize, aim: PathObjective, cost: impl Fn(usize, usize) -> f64) -> (Vec<usize>, f64) {
     let walk = |start: usize| {
         let (mut order, mut left, mut total) = (vec![start], vec![true; n], 0.0);
         left[start] = false;

@@ -2,13 +2,13 @@
 //!
 //! Against the paper's ([`tsnode_simulator::baselines::algorithm1`]): it starts from the best of several constructed groupings; devices may be
 //! left idle and groups may be mixed; a grouping is evaluated once however often it is met; a walk that has not gained
-//! for a while goes back to its best; hosts that are alike are one ([`super::twins`]). Several walks with their own seeds
+//! for a while goes back to its best; hosts that are alike are one ([`super::symmetry`]). Several walks with their own seeds
 //! share the evaluations. Between rounds they tell each other what they have found, so that groups of one's best can be
 //! crossed with another's; they can run side by side, and what is found does not depend on how many do.
 
 use super::{
     evaluate::{Evaluation, Evaluator, GroupNo},
-    moves::{Grouping, Part, anew, crossed, is_small, may_be_group, neighbour, phases},
+    moves::{DeviceGroup, Grouping, anew, crossed, is_small, may_be_group, neighbour, phases},
     problem::Problem,
     start,
     symmetry::Symmetry,
@@ -46,11 +46,11 @@ const RUNNERS_UP: usize = 4;
 pub struct Effort {
     /// N_step, over all walks.
     pub steps: usize,
-    /// N_neigh.
+    /// N_neigh: neighbours that are looked at in a step.
     pub neighbours: usize,
-    /// N_mem.
+    /// N_mem: groupings that the tabu list remembers.
     pub memory: usize,
-    /// Walks.
+    /// Walks side by side, each with its own seed.
     pub walks: usize,
     /// Threads they run on.
     pub threads: usize,
@@ -72,7 +72,7 @@ pub struct Found {
     pub evaluation: Evaluation,
     /// The next best, each with another set of groups, best first.
     pub runners_up: Vec<(Grouping, f64)>,
-    /// Groupings evaluated.
+    /// How many groupings were evaluated.
     pub evaluations: usize,
 }
 
@@ -245,7 +245,7 @@ impl<'p> Walk<'p> {
                 continue;
             }
             let with = |phase: &Phase| {
-                let part = Part { members: members.clone(), phase: *phase };
+                let part = DeviceGroup { members: members.clone(), phase: *phase };
                 Grouping::new(self.best.1.parts.iter().cloned().chain([part]).collect())
             };
             let all: Vec<Grouping> = choices.iter().rev().map(with).collect();

@@ -1,11 +1,11 @@
 //! Service-level objectives: what times count as kept (ThunderServe §2, §5.1).
 
 use super::{
-    cluster::Path,
-    cost::{Decode, Ends, LayerCost, Prefill},
+    cluster::ClusterLink,
+    cost::{Decode, LayerCost, Prefill, StageEnds},
     figures::{Column, shipped},
     models::Model,
-    workload::{Request, Workload},
+    workload::{Workload, WorkloadRequest},
 };
 use std::fmt;
 use std::str::FromStr;
@@ -14,12 +14,12 @@ use tsnode_protocol::{BytesPerSecond, Seconds};
 /// What a time is held against.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Target {
-    /// Nothing.
+    /// Nothing: any time will do.
     #[default]
     None,
     /// So many times what the reference device takes for the same request, alone on it.
     Scale(f64),
-    /// A time.
+    /// The same time for every request.
     Seconds(Seconds),
 }
 
@@ -96,9 +96,9 @@ impl fmt::Display for Slo {
 /// What one request would take alone on the reference device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reference {
-    /// A prompt.
+    /// What a prompt takes.
     pub prefill: Prefill,
-    /// A step.
+    /// What a decode step takes.
     pub decode: Decode,
 }
 
@@ -111,20 +111,20 @@ impl Reference {
         let a100 = table.get("A100-80G")?;
         let enough = |d: &u16| a100.memory * f64::from(*d) >= model.bytes() * 1.5;
         let tp = [1u16, 2, 4, 8].into_iter().find(enough).unwrap_or(8);
-        let nvlink = Path { latency: Seconds(10e-6), bandwidth: BytesPerSecond(240e9) };
+        let nvlink = ClusterLink { latency: Seconds(10e-6), bandwidth: BytesPerSecond(240e9) };
         Some(Self::new(&LayerCost::new(model, a100, nvlink, tp), model.shape.layers))
     }
 
     /// Of a device that holds the whole model.
     #[must_use]
     pub fn new(cost: &LayerCost, layers: u32) -> Self {
-        let ends = Ends { first: true, last: true };
+        let ends = StageEnds { first: true, last: true };
         Self { prefill: cost.stage_prefill(layers, ends), decode: cost.stage_decode(layers, ends) }
     }
 
     /// Time to the first token, per token after it.
     #[must_use]
-    pub fn times(&self, request: &Request) -> (Seconds, Seconds) {
+    pub fn times(&self, request: &WorkloadRequest) -> (Seconds, Seconds) {
         (self.prefill.time(request.prompt), self.decode.time(1.0, request.prompt + request.answer * 0.5))
     }
 }
@@ -150,7 +150,7 @@ impl Deadline {
 
 /// A request's targets.
 #[must_use]
-pub fn deadline(slo: &Slo, reference: &Reference, request: &Request) -> Deadline {
+pub fn deadline(slo: &Slo, reference: &Reference, request: &WorkloadRequest) -> Deadline {
     let seconds = |target: Target, reference: Seconds| match target {
         Target::None => Seconds(f64::INFINITY),
         Target::Scale(scale) => reference * scale,

@@ -3,8 +3,8 @@
 use super::{
     cluster::InstanceId,
     evaluate::{Evaluator, GroupNo},
-    moves::{Grouping, Part, add, may_be_group, phases},
-    parallel::Members,
+    moves::{DeviceGroup, Grouping, add, may_be_group, phases},
+    parallel::InstanceDevices,
     problem::Problem,
     room,
 };
@@ -15,19 +15,20 @@ use tsnode_protocol::Phase;
 /// joins the cluster it is best connected with. Phases are random, as the paper has them.
 #[must_use]
 pub fn clustered(problem: &Problem, rng: &mut Rng) -> Grouping {
-    let whole: Vec<Members> = problem.cluster.ids().map(|i| vec![(i, problem.cluster.instance(i).count)]).collect();
+    let whole: Vec<InstanceDevices> =
+        problem.cluster.ids().map(|i| vec![(i, problem.cluster.instance(i).count)]).collect();
     let all = phases(problem);
     let split: Vec<Phase> = all.iter().copied().filter(|p| *p != Phase::Mixed).collect();
     let choices = if split.is_empty() { all.to_vec() } else { split };
     let parts = joined(problem, whole).into_iter().flat_map(|members| sized(problem, members));
-    Grouping::new(parts.map(|members| Part { members, phase: choices[rng.below(choices.len())] }).collect())
+    Grouping::new(parts.map(|members| DeviceGroup { members, phase: choices[rng.below(choices.len())] }).collect())
 }
 
 /// Groups of the fewest devices of a host that hold `slack` times the model; what is left over joins what is near. Where
 /// that makes no group, the fewest devices that can be one, if any can.
 #[must_use]
-pub fn small(problem: &Problem, slack: f64) -> Vec<Members> {
-    let (mut groups, mut rest): (Vec<Members>, Vec<Members>) = (Vec::new(), Vec::new());
+pub fn small(problem: &Problem, slack: f64) -> Vec<InstanceDevices> {
+    let (mut groups, mut rest): (Vec<InstanceDevices>, Vec<InstanceDevices>) = (Vec::new(), Vec::new());
     for id in problem.cluster.ids() {
         let count = problem.cluster.instance(id).count;
         let each = (problem.least_memory() * slack / problem.usable(id, 1)).ceil().clamp(1.0, 65535.0) as u16;
@@ -51,14 +52,14 @@ pub fn small(problem: &Problem, slack: f64) -> Vec<Members> {
 
 /// Joins sets of devices that cannot hold the model with those they are best connected with, until each that is left
 /// can; the rest are dropped.
-fn joined(problem: &Problem, mut sets: Vec<Members>) -> Vec<Members> {
-    let holds = |m: &Members| room::holds(problem, m);
+fn joined(problem: &Problem, mut sets: Vec<InstanceDevices>) -> Vec<InstanceDevices> {
+    let holds = |m: &InstanceDevices| room::holds(problem, m);
     sets.retain(|set| set.iter().all(|(i, _)| room::is_of_use(problem, *i)));
     let most = largest(problem);
-    let devices = |m: &Members| m.iter().map(|m| u32::from(m.1)).sum::<u32>();
+    let devices = |m: &InstanceDevices| m.iter().map(|m| u32::from(m.1)).sum::<u32>();
     while let Some(small) = sets.iter().position(|s| !holds(s)) {
         let set = sets.swap_remove(small);
-        let near = |other: &Members| bandwidth(problem, &set, other);
+        let near = |other: &InstanceDevices| bandwidth(problem, &set, other);
         // Small ones first among the equally near: two halves make a whole.
         let best = (0..sets.len())
             .filter(|&o| near(&sets[o]) > 0.0 && devices(&set) + devices(&sets[o]) <= most)
@@ -79,9 +80,9 @@ fn largest(problem: &Problem) -> u32 {
 }
 
 /// Cuts a set of devices that is larger than a group may be.
-fn sized(problem: &Problem, members: Members) -> Vec<Members> {
+fn sized(problem: &Problem, members: InstanceDevices) -> Vec<InstanceDevices> {
     let most = u32::from(problem.space.group_devices);
-    let (mut done, mut open, mut size) = (Vec::new(), Members::new(), 0);
+    let (mut done, mut open, mut size) = (Vec::new(), InstanceDevices::new(), 0);
     for (instance, n) in members {
         for _ in 0..n {
             if size == most {
@@ -98,7 +99,7 @@ fn sized(problem: &Problem, members: Members) -> Vec<Members> {
 }
 
 /// The mean over their links, as average linkage has it.
-fn bandwidth(problem: &Problem, a: &Members, b: &Members) -> f64 {
+fn bandwidth(problem: &Problem, a: &InstanceDevices, b: &InstanceDevices) -> f64 {
     let links = a.iter().flat_map(|x| b.iter().map(move |y| (x.0, y.0)));
     let of = |(x, y): (InstanceId, InstanceId)| problem.cluster.path(x, y).bandwidth.0;
     links.map(of).sum::<f64>() / (a.len() * b.len()) as f64
@@ -106,17 +107,17 @@ fn bandwidth(problem: &Problem, a: &Members, b: &Members) -> f64 {
 
 /// Phases for groups: those whose devices compute better than they read prefill, as many as balance the two sides.
 /// Returns the groupings around the balance, and all mixed where that is allowed.
-pub fn with_phases(evaluator: &mut Evaluator<'_>, groups: &[Members]) -> Vec<Grouping> {
+pub fn with_phases(evaluator: &mut Evaluator<'_>, groups: &[InstanceDevices]) -> Vec<Grouping> {
     let problem = evaluator.problem();
     let mut found = Vec::new();
-    let all = |phase: Phase| Grouping::new(groups.iter().map(|m| Part { members: m.clone(), phase }).collect());
+    let all = |phase: Phase| Grouping::new(groups.iter().map(|m| DeviceGroup { members: m.clone(), phase }).collect());
     if problem.space.mixed {
         found.push(all(Phase::Mixed));
     }
     if !problem.space.phases || groups.len() < 2 {
         return found;
     }
-    let mut rated: Vec<(f64, f64, &Members)> = Vec::new();
+    let mut rated: Vec<(f64, f64, &InstanceDevices)> = Vec::new();
     for members in groups {
         let rate = |g: Option<GroupNo>, e: &Evaluator<'_>| g.map_or(0.0, |g| e.shelved(g).rated.rate());
         let (p, d) = (evaluator.group(members, Phase::Prefill), evaluator.group(members, Phase::Decode));
@@ -131,7 +132,7 @@ pub fn with_phases(evaluator: &mut Evaluator<'_>, groups: &[Members]) -> Vec<Gro
     let best = (1..rated.len()).max_by(|a, b| balance(*a).total_cmp(&balance(*b))).unwrap_or(1);
     for n in best.saturating_sub(1)..=best + 1 {
         if n >= 1 && n < rated.len() {
-            let part = |(k, r): (usize, &(f64, f64, &Members))| Part {
+            let part = |(k, r): (usize, &(f64, f64, &InstanceDevices))| DeviceGroup {
                 members: r.2.clone(),
                 phase: if k < n { Phase::Prefill } else { Phase::Decode },
             };

@@ -4,7 +4,7 @@
 use super::{
     cluster::{Cluster, InstanceId},
     moves::Grouping,
-    parallel::Members,
+    parallel::InstanceDevices,
 };
 
 /// Which hosts of a cluster are twins.
@@ -86,7 +86,7 @@ fn roles(grouping: &Grouping, kin: &[u64]) -> Vec<u64> {
 }
 
 fn renamed(mut grouping: Grouping, to: &dyn Fn(InstanceId) -> InstanceId) -> Grouping {
-    let rename = |members: &mut Members| {
+    let rename = |members: &mut InstanceDevices| {
         members.iter_mut().for_each(|m| m.0 = to(m.0));
         members.sort_unstable();
     };
@@ -110,7 +110,7 @@ mod tests {
         scheduler::{
             cluster_file,
             figures::Column,
-            moves::{Part, add},
+            moves::{DeviceGroup, add},
         },
     };
     use tsnode_protocol::Phase;
@@ -123,8 +123,8 @@ mod tests {
     /// Some devices of every host, dealt to groups.
     fn any(cluster: &Cluster, rng: &mut Rng) -> Grouping {
         let phases = [Phase::Prefill, Phase::Decode, Phase::Mixed];
-        let part = |phase: &Phase| Part { members: Members::new(), phase: *phase };
-        let mut parts: Vec<Part> = phases.iter().chain(&phases).map(part).collect();
+        let part = |phase: &Phase| DeviceGroup { members: InstanceDevices::new(), phase: *phase };
+        let mut parts: Vec<DeviceGroup> = phases.iter().chain(&phases).map(part).collect();
         for id in cluster.ids() {
             for _ in 0..cluster.instance(id).count {
                 add(&mut parts[rng.below(phases.len() * 2)].members, id, 1);

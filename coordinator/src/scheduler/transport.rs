@@ -11,8 +11,8 @@ const NOTHING: f64 = 1e-12;
 
 /// A problem of `rows` × `columns` pairs, row by row.
 #[derive(Clone, Copy, Debug)]
-pub struct Transport<'a> {
-    /// D_ij.
+pub struct TransportProblem<'a> {
+    /// D_ij: what each pair is worth for a unit of flow.
     pub value: &'a [f64],
     /// The most each pair carries; zero where two groups cannot work together.
     pub arc: &'a [f64],
@@ -40,7 +40,7 @@ const NONE: usize = usize::MAX;
 
 impl Solver {
     /// Solves; the flow is in [`Solver::flow`], its value is returned.
-    pub fn solve(&mut self, problem: &Transport<'_>) -> f64 {
+    pub fn solve(&mut self, problem: &TransportProblem<'_>) -> f64 {
         let (m, n) = (problem.row.len(), problem.column.len());
         self.flow.clear();
         self.flow.resize(m * n, 0.0);
@@ -60,7 +60,7 @@ impl Solver {
     }
 
     /// The residual path of most gain from a row with capacity to a column with capacity (Bellman and Ford).
-    fn best_path(&mut self, problem: &Transport<'_>, m: usize, n: usize) -> Option<(f64, usize)> {
+    fn best_path(&mut self, problem: &TransportProblem<'_>, m: usize, n: usize) -> Option<(f64, usize)> {
         self.row_gain.clear();
         self.row_gain.extend(self.row_left.iter().map(|l| if *l > NOTHING { 0.0 } else { f64::NEG_INFINITY }));
         self.row_from.clear();
@@ -99,7 +99,7 @@ impl Solver {
     }
 
     /// Sends as much as fits along the path found to column `end`; returns how much.
-    fn push(&mut self, problem: &Transport<'_>, end: usize, most: f64, n: usize) -> f64 {
+    fn push(&mut self, problem: &TransportProblem<'_>, end: usize, most: f64, n: usize) -> f64 {
         let (mut column, mut amount) = (end, most.min(self.column_left[end]));
         self.path.clear();
         let start = loop {

@@ -12,16 +12,16 @@ const MOST_TOKENS: Tokens = Tokens((1 << 20) as f64);
 /// Shortest.
 const ONE: Tokens = Tokens(1.0);
 
-/// One request.
+/// Lengths of one request.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Request {
+pub struct WorkloadRequest {
     /// Tokens of the prompt.
     pub prompt: Tokens,
     /// Tokens of the answer, the first included.
     pub answer: Tokens,
 }
 
-impl Request {
+impl WorkloadRequest {
     /// Decode steps: one for each token of the answer after the first.
     #[must_use]
     pub fn steps(&self) -> f64 {
@@ -32,10 +32,10 @@ impl Request {
 /// Equally likely requests.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Workload {
-    /// Its name.
+    /// What tables and reports call it.
     pub name: String,
-    /// The requests.
-    pub requests: Vec<Request>,
+    /// The requests, each as likely as any other.
+    pub requests: Vec<WorkloadRequest>,
     /// Averages of them.
     pub mean: Means,
 }
@@ -43,11 +43,11 @@ pub struct Workload {
 /// Averages over a workload's requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Means {
-    /// E[L].
+    /// E[L], of prompts.
     pub prompt: Tokens,
-    /// E[L²] (tokens²).
+    /// E[L²], of prompts (tokens²).
     pub prompt_squared: f64,
-    /// E[o].
+    /// E[o], of answers.
     pub answer: Tokens,
     /// Decode steps: E[o − 1], at least a little.
     pub steps: f64,
@@ -82,7 +82,7 @@ pub enum WorkloadError {
 }
 
 /// Percentiles of a trace's lengths (tokens), at [`SHARES`].
-struct Percentiles {
+struct LengthPercentiles {
     prompt: [f64; 8],
     answer: [f64; 8],
 }
@@ -92,11 +92,11 @@ const SHARES: [f64; 8] = [0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0];
 
 // Percentiles of Azure's LLM inference traces of 2023 (P. Patel et al., "Splitwise", ISCA 2024; Creative Commons
 // Attribution 4.0): 8,819 and 19,366 requests.
-const CODING: Percentiles = Percentiles {
+const CODING: LengthPercentiles = LengthPercentiles {
     prompt: [17.0, 147.0, 578.0, 1469.0, 2745.0, 5188.0, 7436.0, 7437.0],
     answer: [6.0, 7.0, 9.0, 13.0, 24.0, 55.0, 251.0, 1899.0],
 };
-const CONVERSATION: Percentiles = Percentiles {
+const CONVERSATION: LengthPercentiles = LengthPercentiles {
     prompt: [29.0, 207.0, 396.0, 1020.0, 1189.0, 2735.0, 4142.0, 14050.0],
     answer: [16.0, 54.0, 85.0, 129.0, 395.0, 424.0, 601.0, 1000.0],
 };
@@ -115,12 +115,12 @@ impl Workload {
     /// Every request alike.
     #[must_use]
     pub fn uniform(prompt: Tokens, answer: Tokens) -> Self {
-        Self::new(format!("{} tokens in, {} out", prompt.0, answer.0), vec![Request { prompt, answer }])
+        Self::new(format!("{} tokens in, {} out", prompt.0, answer.0), vec![WorkloadRequest { prompt, answer }])
     }
 
     /// These requests; lengths are brought into bounds.
     #[must_use]
-    pub fn new(name: String, mut requests: Vec<Request>) -> Self {
+    pub fn new(name: String, mut requests: Vec<WorkloadRequest>) -> Self {
         for request in &mut requests {
             request.prompt = request.prompt.max(ONE).min(MOST_TOKENS);
             request.answer = request.answer.max(ONE).min(MOST_TOKENS);
@@ -153,7 +153,7 @@ impl Workload {
                     wrong(line, format!("{:?} is no number of tokens", text.chars().take(20).collect::<String>()))
                 })
             };
-            all.push(Request { prompt: Tokens(number(prompts)?), answer: Tokens(number(answers)?) });
+            all.push(WorkloadRequest { prompt: Tokens(number(prompts)?), answer: Tokens(number(answers)?) });
         }
         if all.is_empty() {
             return Err(WorkloadError::Empty);
@@ -172,14 +172,14 @@ impl Workload {
     }
 
     /// Prompt and answer drawn independently, by log-linear interpolation between percentiles.
-    fn from_percentiles(name: &str, percentiles: &Percentiles) -> Self {
+    fn from_percentiles(name: &str, percentiles: &LengthPercentiles) -> Self {
         let mut order: Vec<usize> = (0..SET).collect();
         let mut rng = Rng::new(0);
         for i in (1..SET).rev() {
             order.swap(i, rng.below(i + 1));
         }
         let at = |i: usize| (i as f64 + 0.5) / SET as f64;
-        let request = |(i, &j): (usize, &usize)| Request {
+        let request = |(i, &j): (usize, &usize)| WorkloadRequest {
             prompt: Tokens(length(&percentiles.prompt, at(i)).round()),
             answer: Tokens(length(&percentiles.answer, at(j)).round()).max(ONE),
         };
@@ -188,7 +188,7 @@ impl Workload {
 }
 
 /// Evenly spread requests by length of prompt, each from somewhere in its part.
-fn spread(mut all: Vec<Request>) -> Vec<Request> {
+fn spread(mut all: Vec<WorkloadRequest>) -> Vec<WorkloadRequest> {
     if all.len() <= SET {
         return all;
     }
@@ -205,14 +205,14 @@ fn length(percentiles: &[f64; 8], p: f64) -> f64 {
     (a + (b - a) * ((p - SHARES[k]) / (SHARES[k + 1] - SHARES[k])).max(0.0)).exp()
 }
 
-fn means(requests: &[Request]) -> Means {
+fn means(requests: &[WorkloadRequest]) -> Means {
     let n = requests.len().max(1) as f64;
-    let sum = |f: &dyn Fn(&Request) -> f64| requests.iter().map(f).sum::<f64>();
-    let steps = |r: &Request| r.steps().max(0.05);
+    let sum = |f: &dyn Fn(&WorkloadRequest) -> f64| requests.iter().map(f).sum::<f64>();
+    let steps = |r: &WorkloadRequest| r.steps().max(0.05);
     let decoding = sum(&steps);
-    let whole = |r: &Request| r.prompt + r.answer;
-    let held = |r: &Request| steps(r) * whole(r).0;
-    let decoded = |f: &dyn Fn(&Request) -> Tokens| Tokens(sum(&|r| steps(r) * f(r).0) / decoding);
+    let whole = |r: &WorkloadRequest| r.prompt + r.answer;
+    let held = |r: &WorkloadRequest| steps(r) * whole(r).0;
+    let decoded = |f: &dyn Fn(&WorkloadRequest) -> Tokens| Tokens(sum(&|r| steps(r) * f(r).0) / decoding);
     Means {
         prompt: Tokens(sum(&|r| r.prompt.0) / n),
         prompt_squared: sum(&|r| r.prompt.0 * r.prompt.0) / n,

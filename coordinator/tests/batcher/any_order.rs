@@ -3,7 +3,7 @@
 use super::scenario::*;
 use std::collections::BTreeSet;
 use tsnode_coordinator::{
-    batcher::{BatcherConfig, Event, Kind, Speculation},
+    batcher::{BatcherConfig, Event, SequenceKind, Speculation},
     policy::choice::Batches,
 };
 use tsnode_protocol::{KvCodec, PromptCodec, Token};
@@ -43,7 +43,7 @@ fn every_request_ends_once_whatever_the_order() {
         let (mut prompts, mut parts) = (Vec::new(), Vec::new());
         let kinds: Vec<u64> = (0..8).map(|_| rng(3)).collect();
         for (n, kind) in kinds.iter().enumerate() {
-            let kind = [Kind::Local, Kind::AwaitKv, export()][*kind as usize].clone();
+            let kind = [SequenceKind::Local, SequenceKind::AwaitKv, export()][*kind as usize].clone();
             // Some begin alike, some with others' whole prompts.
             prompts.push(1 + rng(40) as usize);
             let mut sequence = new(n as u8, prompts[n], 1 + rng(30) as u32, kind);

@@ -1,7 +1,7 @@
 //! What prompts have in common is computed once.
 
 use super::scenario::*;
-use tsnode_coordinator::batcher::{Action, Event, Kind};
+use tsnode_coordinator::batcher::{Action, Event, SequenceKind};
 use tsnode_protocol::Token;
 
 /// Prompts that begin with the same tokens: the first is computed, of the others only what differs, whether they come
@@ -11,7 +11,7 @@ fn what_prompts_have_in_common_is_computed_once() {
     for together in [true, false] {
         let mut scenario = Scenario::new(2, 4000);
         for n in 1..=32 {
-            let mut sequence = new(n, 500, 4, Kind::Local);
+            let mut sequence = new(n, 500, 4, SequenceKind::Local);
             sequence.prompt.extend([Token(n.into()); 10]);
             sequence.max_tokens += 10;
             scenario.tell(Event::Submit(sequence));
@@ -32,8 +32,8 @@ fn what_prompts_have_in_common_is_computed_once() {
 #[test]
 fn an_answer_is_part_of_the_next_prompt() {
     let mut scenario = Scenario::new(1, 200);
-    scenario.tell(Event::Submit(new(1, 40, 10, Kind::Local))).settle();
-    let mut next = new(2, 40, 10, Kind::Local);
+    scenario.tell(Event::Submit(new(1, 40, 10, SequenceKind::Local))).settle();
+    let mut next = new(2, 40, 10, SequenceKind::Local);
     next.prompt.extend((0..9).map(|n| Token(140 + n)));
     next.prompt.push(Token(3));
     next.max_tokens += 10;
@@ -45,10 +45,10 @@ fn an_answer_is_part_of_the_next_prompt() {
 #[test]
 fn what_is_no_longer_kept_is_computed_anew() {
     let mut scenario = Scenario::new(1, 60);
-    scenario.tell(Event::Submit(new(1, 40, 4, Kind::Local))).settle();
+    scenario.tell(Event::Submit(new(1, 40, 4, SequenceKind::Local))).settle();
     assert_eq!(scenario.ring.kept.len(), 1);
     scenario.ring.kept.clear();
-    scenario.tell(Event::Submit(new(2, 40, 4, Kind::Local))).settle();
+    scenario.tell(Event::Submit(new(2, 40, 4, SequenceKind::Local))).settle();
     assert_eq!((scenario.ring.computed, scenario.ring.shared), (80, 0));
     assert_eq!(scenario.indices(2), [0, 1, 2, 3]);
 }
@@ -57,11 +57,11 @@ fn what_is_no_longer_kept_is_computed_anew() {
 #[test]
 fn only_what_is_computed_here_is_shared() {
     let mut scenario = Scenario::new(1, 100);
-    scenario.tell(Event::Submit(new(1, 20, 3, Kind::AwaitKv))).settle();
+    scenario.tell(Event::Submit(new(1, 20, 3, SequenceKind::AwaitKv))).settle();
     scenario.ring.present.insert(request(1), vec![Token(1); 20]);
     scenario.tell(Event::KvArrived { request: request(1), position: 0, arrived: Ok(vec![]) });
     scenario.tell(Event::Begin { request: request(1), first: Token(50) }).settle();
     assert_eq!(scenario.ends(1), 1);
-    scenario.tell(Event::Submit(new(2, 20, 3, Kind::Local))).settle();
+    scenario.tell(Event::Submit(new(2, 20, 3, SequenceKind::Local))).settle();
     assert_eq!(scenario.ring.shared, 0);
 }

@@ -3,7 +3,7 @@
 use super::scenario::*;
 use std::time::Duration;
 use tsnode_coordinator::{
-    batcher::{Action, BatcherConfig, Event, Kind},
+    batcher::{Action, BatcherConfig, Event, SequenceKind},
     policy::choice::Batches,
 };
 use tsnode_protocol::{Token, ring::RingFrame, stream::End};
@@ -11,7 +11,7 @@ use tsnode_protocol::{Token, ring::RingFrame, stream::End};
 #[test]
 fn a_prompt_is_computed_in_chunks_and_answered() {
     let mut scenario = Scenario::new(1, 100);
-    scenario.tell(Event::Submit(new(1, 20, 4, Kind::Local))).settle();
+    scenario.tell(Event::Submit(new(1, 20, 4, SequenceKind::Local))).settle();
     assert_eq!(scenario.indices(1), [0, 1, 2, 3]);
     assert_eq!(scenario.heard.last(), Some(&Action::End { request: request(1), end: End::Length }));
     scenario.all_pages_are_free();
@@ -21,7 +21,7 @@ fn a_prompt_is_computed_in_chunks_and_answered() {
 #[test]
 fn a_lone_prompt_keeps_every_stage_busy() {
     let mut scenario = Scenario::new(3, 100);
-    scenario.tell(Event::Submit(new(1, 20, 4, Kind::Local)));
+    scenario.tell(Event::Submit(new(1, 20, 4, SequenceKind::Local)));
     let admitted = scenario.ring.turn().unwrap();
     scenario.tell(admitted);
     let steps = scenario.ring.on_the_way.iter().filter(|f| matches!(f, RingFrame::Step(_))).count();
@@ -34,7 +34,7 @@ fn a_lone_prompt_keeps_every_stage_busy() {
 /// Where nothing is answered no step has to be short, and two for each stage are on their way; an answer ends that.
 #[test]
 fn prompts_that_leave_take_more_and_longer_steps() {
-    let tokens = |kind: Kind| {
+    let tokens = |kind: SequenceKind| {
         let mut scenario = Scenario::new(2, 200);
         scenario.tell(Event::Submit(new(1, 60, 4, kind)));
         let admitted = scenario.ring.turn().unwrap();
@@ -46,13 +46,13 @@ fn prompts_that_leave_take_more_and_longer_steps() {
         scenario.ring.on_the_way.iter().filter_map(of).collect::<Vec<usize>>()
     };
     assert_eq!(tokens(export()), [15, 12, 9, 8], "a quarter of what is left, at least eight");
-    assert_eq!(tokens(Kind::Local), [8, 8]);
+    assert_eq!(tokens(SequenceKind::Local), [8, 8]);
 }
 
 #[test]
 fn a_stop_token_ends_the_answer() {
     let mut scenario = Scenario::new(1, 200);
-    let mut sequence = new(1, 3, 50, Kind::Local);
+    let mut sequence = new(1, 3, 50, SequenceKind::Local);
     sequence.generation.stop_tokens = vec![Token(105)];
     scenario.tell(Event::Submit(sequence)).settle();
     assert_eq!(scenario.indices(1), [0, 1, 2]);
@@ -75,22 +75,22 @@ fn a_prompt_for_another_group_ends_when_its_kv_is_sent() {
 fn those_without_pages_wait_for_those_with() {
     let mut scenario = Scenario::new(1, 30);
     for n in 1..=4 {
-        scenario.tell(Event::Submit(new(n, 10, 10, Kind::Local)));
+        scenario.tell(Event::Submit(new(n, 10, 10, SequenceKind::Local)));
     }
     scenario.settle();
     for n in 1..=4 {
         assert_eq!(scenario.indices(n).len(), 10, "request {n}");
     }
     scenario.all_pages_are_free();
-    scenario.tell(Event::Submit(new(5, 40, 1, Kind::Local))).settle();
+    scenario.tell(Event::Submit(new(5, 40, 1, SequenceKind::Local))).settle();
     assert!(matches!(scenario.heard.last(), Some(Action::Refused { .. })), "it would never fit");
 }
 
 #[test]
 fn a_broken_ring_ends_everything_once() {
     let mut scenario = Scenario::new(2, 100);
-    scenario.tell(Event::Submit(new(1, 3, 3, Kind::Local)));
-    scenario.tell(Event::Submit(new(2, 3, 3, Kind::AwaitKv)));
+    scenario.tell(Event::Submit(new(1, 3, 3, SequenceKind::Local)));
+    scenario.tell(Event::Submit(new(2, 3, 3, SequenceKind::AwaitKv)));
     scenario.tell(Event::RingBroken { reason: "gone".into() });
     assert_eq!((scenario.ends(1), scenario.ends(2)), (1, 1));
     assert_eq!(scenario.batcher.deadline(), None);
@@ -99,8 +99,8 @@ fn a_broken_ring_ends_everything_once() {
 #[test]
 fn a_broken_ring_refuses_what_only_waited_for_it() {
     let mut scenario = Scenario::new(2, 100);
-    scenario.tell(Event::Submit(new(1, 3, 3, Kind::AwaitKv))).settle();
-    scenario.tell(Event::Submit(new(2, 3, 3, Kind::Local)));
+    scenario.tell(Event::Submit(new(1, 3, 3, SequenceKind::AwaitKv))).settle();
+    scenario.tell(Event::Submit(new(2, 3, 3, SequenceKind::Local)));
     scenario.heard.clear();
     scenario.tell(Event::RingBroken { reason: "gone".into() });
     // The first was granted pages, which are gone; the second was told nothing yet.
@@ -121,7 +121,7 @@ fn growing(growth: u32) -> BatcherConfig {
 fn answers_outgrow_the_pages_and_all_end() {
     let mut scenario = Scenario::of(growing(8), 100);
     for n in 1..=6 {
-        scenario.tell(Event::Submit(new(n, 10, 60, Kind::Local)));
+        scenario.tell(Event::Submit(new(n, 10, 60, SequenceKind::Local)));
     }
     scenario.settle();
     for n in 1..=6 {
@@ -135,7 +135,12 @@ fn answers_outgrow_the_pages_and_all_end() {
 #[test]
 fn an_answer_of_which_no_token_can_be_chosen_ends_alone() {
     let mut scenario = Scenario::new(1, 1000);
-    scenario.tell(Event::Submit(new(1, 10, 40, Kind::Local))).tell(Event::Submit(new(2, 10, 40, Kind::Local)));
+    scenario.tell(Event::Submit(new(1, 10, 40, SequenceKind::Local))).tell(Event::Submit(new(
+        2,
+        10,
+        40,
+        SequenceKind::Local,
+    )));
     while scenario.tokens(1).len() < 3 {
         let event = scenario.next().unwrap();
         scenario.tell(event);
@@ -155,7 +160,7 @@ fn an_answer_of_which_no_token_can_be_chosen_ends_alone() {
 fn pages_that_another_group_holds_are_waited_for() {
     let mut scenario = Scenario::of(growing(8), 100);
     scenario.ring.held.insert(request(99), 95);
-    scenario.tell(Event::Submit(new(1, 10, 20, Kind::Local))).settle();
+    scenario.tell(Event::Submit(new(1, 10, 20, SequenceKind::Local))).settle();
     for _ in 0..5 {
         scenario.now = scenario.batcher.deadline().unwrap();
         scenario.tell(Event::Deadline).settle();
@@ -165,4 +170,71 @@ fn pages_that_another_group_holds_are_waited_for() {
     scenario.now = scenario.batcher.deadline().unwrap();
     scenario.tell(Event::Deadline).settle();
     assert_eq!(scenario.indices(1).len(), 20);
+}
+
+/// Another model may give pages back while this group has some: nobody waits for the group's own to come back first.
+#[test]
+fn pages_that_another_model_gives_back_are_had_beside_what_runs() {
+    for shares_pages in [false, true] {
+        let mut scenario = Scenario::of(BatcherConfig { shares_pages, ..growing(8) }, 100);
+        scenario.ring.held.insert(request(99), 70);
+        scenario.tell(Event::Submit(new(1, 10, 10, SequenceKind::AwaitKv))).settle();
+        scenario.tell(Event::Submit(new(2, 10, 10, SequenceKind::Local))).settle();
+        let again = scenario.batcher.deadline().unwrap();
+        assert_eq!(again < Duration::from_secs(1), shares_pages, "{again:?}");
+        if shares_pages {
+            scenario.ring.held.remove(&request(99));
+            scenario.now = again;
+            scenario.tell(Event::Deadline).settle();
+            assert_eq!(scenario.indices(2).len(), 10);
+        }
+    }
+}
+
+/// Where another model has the pages, an answer with room left goes on, and gets more once they are back; none is computed anew.
+#[test]
+fn who_shares_pages_with_another_model_gives_way_only_when_its_room_is_used_up() {
+    for shares_pages in [false, true] {
+        let mut scenario = Scenario::of(BatcherConfig { shares_pages, ..growing(8) }, 40);
+        scenario.tell(Event::Submit(new(1, 10, 20, SequenceKind::Local)));
+        // Its prompt and eight tokens have room. It asks for more when it has six, and there is none before it has seven.
+        scenario.ring.held.insert(request(99), 22);
+        while scenario.tokens(1).len() < 7 {
+            let Some(event) = scenario.next() else { break };
+            scenario.tell(event);
+        }
+        scenario.ring.held.remove(&request(99));
+        scenario.settle();
+        if let Some(again) = scenario.batcher.deadline() {
+            scenario.now = again;
+            scenario.tell(Event::Deadline).settle();
+        }
+        assert_eq!(scenario.indices(1), (0..20).collect::<Vec<u32>>());
+        assert_eq!(scenario.ring.computed > 10, !shares_pages, "{} tokens of prompts", scenario.ring.computed);
+    }
+}
+
+/// Where another model has the pages, those that have room left do not all ask for more with each of their tokens.
+#[test]
+fn one_that_lacks_room_asks_for_all_that_have_some_left() {
+    let mut scenario = Scenario::of(BatcherConfig { shares_pages: true, ..growing(32) }, 200);
+    scenario.ring.held.insert(request(99), 116);
+    for n in 1..=2 {
+        scenario.tell(Event::Submit(new(n, 10, 60, SequenceKind::Local)));
+    }
+    // Their prompts and 32 tokens of each have room; more is asked for where eight are left, and is not there.
+    let mut asked = 0;
+    while scenario.tokens(1).len() < 31 {
+        let event = scenario.next().unwrap();
+        asked += usize::from(matches!(event, Event::Grown { .. }));
+        scenario.tell(event);
+    }
+    assert!((1..=8).contains(&asked), "they have asked {asked} times");
+    scenario.ring.held.remove(&request(99));
+    scenario.settle();
+    for n in 1..=2 {
+        assert_eq!(scenario.indices(n), (0..60).collect::<Vec<u32>>(), "request {n}");
+    }
+    assert_eq!(scenario.ring.computed, 20, "none is computed anew");
+    scenario.all_pages_are_free();
 }

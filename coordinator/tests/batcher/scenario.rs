@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 use tsnode_coordinator::{
-    batcher::{Action, Batcher, BatcherConfig, Event, Kind, NewSequence, Speculation, Wanted},
+    batcher::{Action, Batcher, BatcherConfig, DraftRequest, Event, NewSequence, SequenceKind, Speculation},
     policy::choice::Batches,
 };
 use tsnode_protocol::{
@@ -17,7 +17,7 @@ pub fn request(n: u8) -> RequestId {
     RequestId([n; 16])
 }
 
-pub fn new(n: u8, prompt: usize, max_new_tokens: u32, kind: Kind) -> NewSequence {
+pub fn new(n: u8, prompt: usize, max_new_tokens: u32, kind: SequenceKind) -> NewSequence {
     NewSequence {
         request: request(n),
         prompt: vec![Token(1); prompt],
@@ -34,8 +34,8 @@ pub fn new(n: u8, prompt: usize, max_new_tokens: u32, kind: Kind) -> NewSequence
     }
 }
 
-pub fn export() -> Kind {
-    Kind::Export(KvExport { targets: vec![], codec: KvCodec::Int4, pace: KvPace::Layers })
+pub fn export() -> SequenceKind {
+    SequenceKind::Export(KvExport { targets: vec![], codec: KvCodec::Int4, pace: KvPace::Layers })
 }
 
 /// Stages with pages of one token, as the batcher believes them to be. What is kept goes when its pages are wanted.
@@ -226,9 +226,9 @@ pub struct Draft {
 }
 
 impl Draft {
-    pub fn propose(&mut self, period: u32, step: u64, wanted: Vec<Wanted>) {
+    pub fn propose(&mut self, period: u32, step: u64, wanted: Vec<DraftRequest>) {
         let mut drafts = Vec::new();
-        for Wanted { request, start, tokens, most, .. } in wanted {
+        for DraftRequest { request, start, tokens, most, .. } in wanted {
             let told = self.told.entry(request).or_default();
             assert_eq!(told.len(), start as usize, "what it was told has no gap, and is told once");
             told.extend(tokens);

@@ -2,7 +2,7 @@
 
 use super::scenario::*;
 use std::time::Duration;
-use tsnode_coordinator::batcher::{Checked, Event, Kind};
+use tsnode_coordinator::batcher::{Checked, Event, SequenceKind};
 use tsnode_protocol::{Constraint, Grammar, Token};
 
 /// Answers that repeat themselves take fewer steps, and have the same tokens.
@@ -10,7 +10,7 @@ use tsnode_protocol::{Constraint, Grammar, Token};
 fn what_is_drafted_right_needs_no_step() {
     let mut scenario = Scenario::new(1, 1000);
     scenario.ring.period = 6;
-    scenario.tell(Event::Submit(new(1, 10, 200, Kind::Local)));
+    scenario.tell(Event::Submit(new(1, 10, 200, SequenceKind::Local)));
     let mut steps = 0;
     while let Some(event) = scenario.ring.turn() {
         steps += u32::from(matches!(event, Event::Sampled { .. }));
@@ -33,7 +33,7 @@ fn a_draft_model_is_asked_where_it_helps() {
         (Knows::All, Duration::from_millis(80), false),
     ] {
         let mut scenario = Scenario::drafted(1, 4000, knows);
-        scenario.tell(Event::Submit(new(1, 10, 1000, Kind::Local)));
+        scenario.tell(Event::Submit(new(1, 10, 1000, SequenceKind::Local)));
         let steps = scenario.take(takes);
         assert_eq!(scenario.tokens(1), (0..1000).map(|i| Token(110 + i)).collect::<Vec<_>>(), "{knows:?}");
         let (asked, checked) = (scenario.draft.asked, scenario.batcher.take_checked());
@@ -59,7 +59,7 @@ fn an_answer_with_a_grammar_is_never_guessed() {
     for period in [0, 3] {
         let mut scenario = Scenario::drafted(1, 1000, Knows::All);
         scenario.ring.period = period;
-        let mut one = new(1, 10, 60, Kind::Local);
+        let mut one = new(1, 10, 60, SequenceKind::Local);
         let constraint = Constraint { grammar: Grammar::Regex("a+".into()), ends: vec![] };
         one.generation.sampling.constraint = Some(constraint.into());
         scenario.tell(Event::Submit(one)).settle();
@@ -72,7 +72,7 @@ fn an_answer_with_a_grammar_is_never_guessed() {
 fn what_repeats_itself_is_not_asked_about() {
     let mut scenario = Scenario::drafted(1, 4000, Knows::All);
     scenario.ring.period = 6;
-    scenario.tell(Event::Submit(new(1, 10, 400, Kind::Local)));
+    scenario.tell(Event::Submit(new(1, 10, 400, SequenceKind::Local)));
     scenario.take(Duration::from_millis(5));
     let checked = scenario.batcher.take_checked();
     assert!(checked.lookup.right > 10 * checked.draft.right && checked.lookup.right > 150, "{checked:?}");
@@ -85,7 +85,7 @@ fn those_who_go_while_the_draft_model_drafts_are_in_no_step() {
     for leaving in [vec![1], vec![1, 2]] {
         let mut scenario = Scenario::drafted(1, 1000, Knows::All);
         for n in 1..=2 {
-            scenario.tell(Event::Submit(new(n, 5, 100, Kind::Local)));
+            scenario.tell(Event::Submit(new(n, 5, 100, SequenceKind::Local)));
         }
         scenario.until_asked();
         while scenario.draft.told.len() < 2 {
@@ -95,9 +95,9 @@ fn those_who_go_while_the_draft_model_drafts_are_in_no_step() {
         for n in &leaving {
             scenario.tell(Event::Cancel { request: request(*n) });
         }
-        scenario.tell(Event::Submit(new(3, 5, 20, Kind::Local)));
+        scenario.tell(Event::Submit(new(3, 5, 20, SequenceKind::Local)));
         // One of the same name is another: draft tokens for the first are not for it.
-        scenario.tell(Event::Submit(new(1, 7, 20, Kind::AwaitKv)));
+        scenario.tell(Event::Submit(new(1, 7, 20, SequenceKind::AwaitKv)));
         scenario.settle().kv_of(1, 7).tell(Event::Begin { request: request(1), first: answer(0, 7) }).settle();
         assert_eq!(scenario.indices(3), (0..20).collect::<Vec<_>>());
         assert_eq!((scenario.ends(1), scenario.ends(3)), (1, 1));
@@ -110,7 +110,7 @@ fn those_who_go_while_the_draft_model_drafts_are_in_no_step() {
 #[test]
 fn drafts_for_a_broken_ring_are_nobodys() {
     let mut scenario = Scenario::drafted(2, 1000, Knows::All);
-    scenario.tell(Event::Submit(new(1, 5, 100, Kind::Local))).until_asked();
+    scenario.tell(Event::Submit(new(1, 5, 100, SequenceKind::Local))).until_asked();
     let late = scenario.draft.answers.pop_front().unwrap();
     scenario.tell(Event::RingBroken { reason: "gone".into() });
     scenario.ring = Ring::new(2, 1000);
@@ -119,7 +119,7 @@ fn drafts_for_a_broken_ring_are_nobodys() {
     scenario.tell(late.clone());
     assert!(scenario.ring.on_the_way.is_empty() && scenario.heard.is_empty());
     // A step of the next ring has the same number.
-    scenario.tell(Event::Submit(new(1, 6, 50, Kind::Local))).until_asked().tell(late).settle();
+    scenario.tell(Event::Submit(new(1, 6, 50, SequenceKind::Local))).until_asked().tell(late).settle();
     assert_eq!(scenario.tokens(1), (0..50).map(|i| Token(106 + i)).collect::<Vec<_>>());
     scenario.all_pages_are_free();
 }

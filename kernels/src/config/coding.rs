@@ -6,7 +6,7 @@ use super::{
     keys::{decimal, is_off},
 };
 use crate::{
-    quant::Packing,
+    quant::WordPacking,
     stored::{Coding, Fp8, Int4},
 };
 use serde_json::Value;
@@ -123,7 +123,7 @@ fn gptq(value: &Value) -> Result<Coding, String> {
     }
     let group = group(value, &["group_size"])?;
     Ok(Coding::Int4(Int4 {
-        layout: Packing::Gptq,
+        layout: WordPacking::Gptq,
         group,
         symmetric: flag(value, "sym", true)?,
         less_one: format == "gptq",
@@ -141,7 +141,7 @@ fn awq(value: &Value) -> Result<Coding, String> {
         return Err("zero_point = false, of which true is read".into());
     }
     let group = group(value, &["group_size", "q_group_size"])?;
-    Ok(Coding::Int4(Int4 { layout: Packing::Awq, group, symmetric: false, less_one: false, by_index: false }))
+    Ok(Coding::Int4(Int4 { layout: WordPacking::Awq, group, symmetric: false, less_one: false, by_index: false }))
 }
 
 /// Groups of modules, each with a scheme: all must have the same for weights.
@@ -184,7 +184,7 @@ fn scheme_of(weights: &Value, format: &str) -> Result<Coding, String> {
             };
             let order = weights.get("actorder").and_then(Value::as_str).unwrap_or_default();
             Ok(Coding::Int4(Int4 {
-                layout: Packing::Compressed,
+                layout: WordPacking::Compressed,
                 group,
                 symmetric: flag(weights, "symmetric", true)?,
                 less_one: false,
@@ -209,7 +209,7 @@ mod tests {
     }
 
     const GPTQ: Int4 =
-        Int4 { layout: Packing::Gptq, group: Some(128), symmetric: true, less_one: true, by_index: false };
+        Int4 { layout: WordPacking::Gptq, group: Some(128), symmetric: true, less_one: true, by_index: false };
 
     #[test]
     fn what_servers_quantise_by_is_read() {
@@ -223,18 +223,21 @@ mod tests {
         let gptq = json!({"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": false, "desc_act": true,
             "checkpoint_format": "gptq_v2", "dynamic": {"-:.*mlp.*": {}}});
         let expected =
-            Int4 { group: Some(64), symmetric: false, less_one: false, by_index: true, layout: Packing::Gptq };
+            Int4 { group: Some(64), symmetric: false, less_one: false, by_index: true, layout: WordPacking::Gptq };
         assert_eq!(coding(&gptq), Ok(Coding::Int4(expected)));
         // One group: the order of inputs changes nothing.
         let one = json!({"quant_method": "gptq", "bits": 4, "group_size": -1, "desc_act": true});
         assert_eq!(coding(&one), Ok(Coding::Int4(Int4 { group: None, ..GPTQ })));
         let awq = json!({"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": true, "version": "GEMM"});
-        let expected = Int4 { layout: Packing::Awq, symmetric: false, less_one: false, ..GPTQ };
+        let expected = Int4 { layout: WordPacking::Awq, symmetric: false, less_one: false, ..GPTQ };
         assert_eq!(coding(&awq), Ok(Coding::Int4(expected)));
         let packed = json!({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {
             "group_0": {"weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128,
                 "symmetric": true, "actorder": null}, "targets": ["Linear"]}}});
-        assert_eq!(coding(&packed), Ok(Coding::Int4(Int4 { layout: Packing::Compressed, less_one: false, ..GPTQ })));
+        assert_eq!(
+            coding(&packed),
+            Ok(Coding::Int4(Int4 { layout: WordPacking::Compressed, less_one: false, ..GPTQ }))
+        );
         let channel = json!({"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {
             "group_0": {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}}});
         assert_eq!(coding(&channel), fp8(None));

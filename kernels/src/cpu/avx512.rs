@@ -33,7 +33,7 @@ pub(super) use super::avx2::{
 };
 use super::{avx2::AHEAD, plain};
 pub(super) use attend::{scores, weighted_rows};
-pub(super) use dense::{Lines, panel, width, with_lines};
+pub(super) use dense::{RowLines, panel, width, with_lines};
 pub(super) use exp::{silu_mul, softmax};
 pub(super) use packed::wide;
 pub(super) use rounded::round;

@@ -32,7 +32,7 @@ thread_local! {
 }
 
 /// A number of a row, as products with some matrices take it.
-pub(super) trait Number: Copy {
+pub(super) trait RowElement: Copy {
     /// Numbers that every lane takes as many of.
     const GROUP: usize;
 
@@ -43,7 +43,7 @@ pub(super) trait Number: Copy {
     fn last_lanes(x: &[Self], w: Matrix<'_>, acc: &mut [Lanes]);
 }
 
-impl Number for f32 {
+impl RowElement for f32 {
     const GROUP: usize = LANES;
 
     fn lanes(simd: Simd, block: Block<'_>, acc: &mut [Lanes]) {
@@ -55,7 +55,7 @@ impl Number for f32 {
     }
 }
 
-impl Number for bf16 {
+impl RowElement for bf16 {
     const GROUP: usize = two::SIXTEEN;
 
     fn lanes(simd: Simd, block: Block<'_, Self>, acc: &mut [Lanes]) {
@@ -74,11 +74,11 @@ pub(super) struct Block<'a, X = f32> {
     pub w: Matrix<'a>,
     /// First column.
     pub from: usize,
-    /// Columns, a multiple of [`Number::GROUP`].
+    /// Columns, a multiple of [`RowElement::GROUP`].
     pub len: usize,
 }
 
-impl<X: Number> Block<'_, X> {
+impl<X: RowElement> Block<'_, X> {
     /// Rows of `x`.
     pub fn rows(&self) -> usize {
         self.x.len() / self.w.cols
@@ -208,17 +208,17 @@ pub(super) struct Laid<'a> {
     rounded: &'a [bf16],
     /// In lines, where a version of its own reads them so.
     #[cfg(target_arch = "x86_64")]
-    lines: avx512::Lines<'a>,
+    lines: avx512::RowLines<'a>,
 }
 
 /// For which dense matrices rows are made ready.
 #[derive(Clone, Copy)]
-pub(super) struct Wanted {
+pub(super) struct DenseFormats {
     /// A bit for each kind of number.
     dtypes: u8,
 }
 
-impl Wanted {
+impl DenseFormats {
     /// For these matrices.
     pub fn by(dtypes: impl Iterator<Item = Dtype>) -> Self {
         Self { dtypes: dtypes.fold(0, |all, dtype| all | (1 << dtype as u8)) }
@@ -236,7 +236,7 @@ pub(super) fn with_laid<T>(
     team: Option<&Team>,
     x: &[f32],
     cols: usize,
-    wanted: Wanted,
+    wanted: DenseFormats,
     work: impl FnOnce(&Laid<'_>) -> T,
 ) -> T {
     #[cfg(target_arch = "x86_64")]
@@ -252,7 +252,7 @@ pub(super) fn with_laid<T>(
             cols,
             rounded,
             #[cfg(target_arch = "x86_64")]
-            lines: avx512::Lines::default(),
+            lines: avx512::RowLines::default(),
         })
     })
 }
@@ -306,7 +306,7 @@ impl Laid<'_> {
 /// `out[r][o] = x[r] · w[o]` on the calling thread.
 pub(super) fn product_here(simd: Simd, x: &[f32], w: Matrix<'_>, out: &mut [f32]) {
     let rows = x.len() / w.cols;
-    with_laid(simd, None, x, w.cols, Wanted::by([w.dtype].into_iter()), |laid| {
+    with_laid(simd, None, x, w.cols, DenseFormats::by([w.dtype].into_iter()), |laid| {
         let (width, out) = (laid.width(w.rows, 1), Outputs::new(out, rows, w.rows));
         for from in (0..w.rows).step_by(width) {
             laid.panel(simd, w.slice(from, w.rows.min(from + width)), &out, from);
@@ -321,7 +321,7 @@ pub(super) fn panel_width(rows: usize, outputs: usize, threads: usize, many: usi
     outputs.div_ceil(shares).clamp(1, most).next_multiple_of(4)
 }
 
-fn panel<X: Number>(simd: Simd, x: &[X], w: Matrix<'_>, out: &Outputs<'_>, first: usize) {
+fn panel<X: RowElement>(simd: Simd, x: &[X], w: Matrix<'_>, out: &Outputs<'_>, first: usize) {
     SCRATCH.with_borrow_mut(|(lanes, sums)| {
         for (block, x) in x.chunks(ROWS * w.cols).enumerate() {
             let rows = x.len() / w.cols;

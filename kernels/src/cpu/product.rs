@@ -2,7 +2,7 @@
 
 use super::{
     Dtype, Matrix, PARALLEL_FROM, Packed, Simd,
-    dense::{self, Laid, Outputs, Wanted},
+    dense::{self, DenseFormats, Laid, Outputs},
     quantised,
     rounded::Rounded,
     team::Team,
@@ -53,7 +53,7 @@ impl Operand<'_> {
 }
 
 /// What is done to outputs of several matrices when a thread has them: all rows' numbers in a range of outputs.
-pub(super) type Then<'a> = &'a (dyn Fn(&[Task<'_>], Range<usize>) + Sync);
+pub(super) type Then<'a> = &'a (dyn Fn(&[ProductTask<'_>], Range<usize>) + Sync);
 
 /// `out[r][o] = x[r] · w[o]` for every matrix and its outputs. `then` is called with the
 /// first one's outputs of a part: for matrices of one kind and as many outputs it is the same for all.
@@ -78,7 +78,7 @@ pub(super) fn product<const N: usize>(
     }
     let team = Some(team).filter(|_| rows * outputs * cols >= PARALLEL_FROM);
     let threads = team.map_or(1, Team::threads);
-    let wanted = Wanted::by(each.iter().filter_map(|(w, _)| w.dense()));
+    let wanted = DenseFormats::by(each.iter().filter_map(|(w, _)| w.dense()));
     ROUNDED.with_borrow_mut(|rounded| {
         let mut ways = 0;
         let round = each.each_ref().map(|(w, _)| match w {
@@ -91,12 +91,12 @@ pub(super) fn product<const N: usize>(
                 let (outputs, out) = (w.outputs(), Outputs::new(out, rows, w.outputs()));
                 match w {
                     Operand::Dense(w) => {
-                        Task { simd, by: By::Dense(laid, w), out, width: laid.width(outputs, threads) }
+                        ProductTask { simd, by: By::Dense(laid, w), out, width: laid.width(outputs, threads) }
                     }
                     Operand::Packed(w) => {
                         // Every packed matrix has its rows' place.
                         let x = &rounded[round.next().unwrap_or(0)];
-                        Task { simd, by: By::Packed(x, w), out, width: quantised::width(outputs, threads) }
+                        ProductTask { simd, by: By::Packed(x, w), out, width: quantised::width(outputs, threads) }
                     }
                 }
             });
@@ -108,7 +108,7 @@ pub(super) fn product<const N: usize>(
                     then(&tasks, tasks[0].range(part));
                 }
             };
-            let parts = tasks.iter().map(Task::parts).max().unwrap_or(0);
+            let parts = tasks.iter().map(ProductTask::parts).max().unwrap_or(0);
             match team {
                 Some(team) => team.share(parts, part),
                 None => (0..parts).for_each(part),
@@ -131,7 +131,7 @@ fn fill(simd: Simd, team: Option<&Team>, x: &[f32], w: &Packed, all: &mut Vec<Ro
 }
 
 /// A product that is shared out by ranges of outputs.
-pub(super) struct Task<'a> {
+pub(super) struct ProductTask<'a> {
     simd: Simd,
     by: By<'a>,
     out: Outputs<'a>,
@@ -144,7 +144,7 @@ enum By<'a> {
     Packed(&'a Rounded, &'a Packed),
 }
 
-impl<'a> Task<'a> {
+impl<'a> ProductTask<'a> {
     /// Its outputs.
     pub fn out(&self) -> &Outputs<'a> {
         &self.out

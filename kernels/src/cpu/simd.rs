@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     rope::RopePairs,
-    wire::{Form, Rows, Turn},
+    wire::{Form, KeyRotation, Rows},
 };
 use half::bf16;
 use std::ops::Range;
@@ -131,7 +131,7 @@ impl Simd {
     /// See [`wire::turn_back`].
     pub(crate) fn turn_back(
         self,
-        turn: &Turn,
+        turn: &KeyRotation,
         form: Form,
         rows: Rows<'_>,
         out: &mut [u8],
@@ -142,7 +142,15 @@ impl Simd {
     }
 
     /// See [`wire::turn_on`].
-    pub(crate) fn turn_on(self, turn: &Turn, dim: usize, first: usize, numbers: &[u8], dtype: Dtype, out: &mut [u8]) {
+    pub(crate) fn turn_on(
+        self,
+        turn: &KeyRotation,
+        dim: usize,
+        first: usize,
+        numbers: &[u8],
+        dtype: Dtype,
+        out: &mut [u8],
+    ) {
         by_simd!(self, turn_on(turn, dim, first, numbers, dtype, out));
     }
 

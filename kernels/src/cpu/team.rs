@@ -22,7 +22,7 @@ const LOOKS: usize = 4_000;
 /// Bit of the gate that lets members in.
 const OPEN: usize = 1 << 31;
 
-type Work = dyn Fn(usize) + Sync;
+type TeamWork = dyn Fn(usize) + Sync;
 
 thread_local! {
     /// Which member of its team this thread is; 0 for one that is none, as callers are.
@@ -31,16 +31,16 @@ thread_local! {
 
 /// What the team is to do: the caller's closure, parts handed out so far, and how many there are.
 #[derive(Clone, Copy)]
-struct Job {
-    work: *const Work,
+struct TeamJob {
+    work: *const TeamWork,
     parts: usize,
 }
 
 // SAFETY: the closure is `Sync`, and `Team::share` keeps it alive until every member is done with it.
-unsafe impl Send for Job {}
+unsafe impl Send for TeamJob {}
 
 struct Shared {
-    job: Mutex<Option<Job>>,
+    job: Mutex<Option<TeamJob>>,
     /// Counts jobs; a member that has seen a smaller number has work.
     round: AtomicUsize,
     next_part: AtomicUsize,
@@ -108,8 +108,8 @@ impl Team {
         };
         // SAFETY: only the lifetime is changed. `share` shuts the gate and does not return before nobody is inside; only
         // who is inside uses the job. So the closure outlives every use.
-        let work = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), *const Work>(&work) };
-        let job = Job { work, parts };
+        let work = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), *const TeamWork>(&work) };
+        let job = TeamJob { work, parts };
         self.start(job);
         let own = catch_unwind(AssertUnwindSafe(|| self.shared.take_parts(job)));
         self.wait();
@@ -130,7 +130,7 @@ impl Team {
     /// As [`Self::share`].
     pub fn share_each<T: Send>(&self, items: &mut [T], work: impl Fn(usize, &mut T) + Sync) {
         let items = Cut::new(items, 1);
-        let places = Places::new(items.len());
+        let places = FreeItems::new(items.len());
         self.share(items.len(), |part| {
             let i = places.take(part);
             // SAFETY: each item is handed out once.
@@ -139,7 +139,7 @@ impl Team {
         });
     }
 
-    fn start(&self, job: Job) {
+    fn start(&self, job: TeamJob) {
         let s = &self.shared;
         let mut slot = s.job.lock().unwrap_or_else(PoisonError::into_inner);
         *slot = Some(job);
@@ -177,7 +177,7 @@ impl Drop for Team {
 }
 
 impl Shared {
-    fn take_parts(&self, job: Job) {
+    fn take_parts(&self, job: TeamJob) {
         // SAFETY: the caller is `Team::share` itself or a member inside the gate, so the closure is alive.
         let work = unsafe { &*job.work };
         loop {
@@ -190,7 +190,7 @@ impl Shared {
     }
 
     /// Enters if the gate is open. Who is inside must [`Self::leave`].
-    fn enter(&self) -> Option<Job> {
+    fn enter(&self) -> Option<TeamJob> {
         let into = |gate: usize| (gate & OPEN != 0).then_some(gate + 1);
         self.gate.fetch_update(Ordering::AcqRel, Ordering::Acquire, into).ok()?;
         let job = *self.job.lock().unwrap_or_else(PoisonError::into_inner);
@@ -233,11 +233,11 @@ impl Shared {
 }
 
 /// Items that nobody has taken, a bit for each; with more than there are bits they are taken in order.
-struct Places {
+struct FreeItems {
     free: Option<AtomicU64>,
 }
 
-impl Places {
+impl FreeItems {
     fn new(items: usize) -> Self {
         let bits = u64::BITS as usize;
         Self { free: (1..=bits).contains(&items).then(|| AtomicU64::new(u64::MAX >> (bits - items))) }

@@ -1,13 +1,13 @@
 //! Memory of a GPU that is kept from step to step, and grows when a step needs more.
 
-use super::machine::{GpuError, Machine, Memory};
+use super::machine::{GpuError, GpuMemory, Machine};
 use std::sync::Arc;
 
 /// Memory kept from step to step; what is in it is lost when it grows.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     machine: Arc<dyn Machine>,
-    memory: Option<Memory>,
+    memory: Option<GpuMemory>,
     renewals: usize,
 }
 
@@ -22,7 +22,7 @@ impl Buffer {
             // Kernels that were asked for may still use the old memory, and its room may be what the new needs.
             self.machine.finish()?;
             self.memory = None;
-            self.memory = Some(Memory::take(&self.machine, bytes.next_power_of_two())?);
+            self.memory = Some(GpuMemory::take(&self.machine, bytes.next_power_of_two())?);
             self.renewals += 1;
         }
         Ok(self.at())
@@ -30,7 +30,7 @@ impl Buffer {
 
     /// Where it is; nowhere before it was needed.
     pub fn at(&self) -> u64 {
-        self.memory.as_ref().map_or(0, Memory::at)
+        self.memory.as_ref().map_or(0, GpuMemory::at)
     }
 
     /// How often it was taken anew.

@@ -6,7 +6,7 @@ use tsnode_protocol::{Sampled, Sampling, Token};
 /// How a row's token is chosen, as `device/choose.cu` reads it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
-pub(crate) struct Choice {
+pub(crate) struct RowChoice {
     seed: u64,
     temperature: f32,
     top_p: f32,
@@ -15,24 +15,24 @@ pub(crate) struct Choice {
     position: u32,
     unused: u32,
 }
-const _: () = assert!(size_of::<Choice>() == 32);
+const _: () = assert!(size_of::<RowChoice>() == 32);
 
 /// What was chosen for a row, as `device/choose.cu` writes it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
-pub(crate) struct Chosen {
+pub(crate) struct ChosenToken {
     pub token: u32,
     /// The natural logarithm of its probability, before cuts and temperature: whoever checks the answer compares it.
     pub logprob: f32,
 }
 
-impl From<Chosen> for Sampled {
-    fn from(Chosen { token, logprob }: Chosen) -> Self {
+impl From<ChosenToken> for Sampled {
+    fn from(ChosenToken { token, logprob }: ChosenToken) -> Self {
         Self { token: Token(token), logprob: Some(logprob), top: Vec::new() }
     }
 }
 
-impl Choice {
+impl RowChoice {
     /// For a row whose next token is at `position`; none where a choice needs all logits: for penalties, biases, and
     /// probabilities that are reported.
     pub fn of(sampling: &Sampling, position: u32) -> Option<Self> {

@@ -7,7 +7,7 @@ use super::{
     buffers::Buffer,
     machine::{GpuError, Rectangle},
 };
-use crate::ranks::Outputs;
+use crate::ranks::RankOutputs;
 
 /// A GPU's columns of rows, and where they are.
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +27,7 @@ pub(crate) struct Columns {
 impl Columns {
     /// A place for columns of `rows` rows of numbers of `size` bytes, which are to be whole at `whole`.
     pub fn place(
-        outputs: &Outputs,
+        outputs: &RankOutputs,
         rows: usize,
         size: usize,
         whole: u64,

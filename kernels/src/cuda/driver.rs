@@ -1,7 +1,7 @@
 //! A GPU, by the driver's library. Every call is the driver's own; what they have in common is said once:
 //!
 //! SAFETY of all of them: handles are those that the driver gave and that this GPU keeps until it is dropped; addresses
-//! are of memory that callers hold while work on it is under way ([`Memory`](super::machine::Memory) is given back only
+//! are of memory that callers hold while work on it is under way ([`GpuMemory`](super::machine::GpuMemory) is given back only
 //! after that); arguments are those of the kernel, which the emulator's tests run with the same bytes.
 #![expect(unsafe_code, reason = "calls of a library of others; each block says why it is sound")]
 
@@ -13,15 +13,15 @@ mod staging;
 
 use super::{
     GpuInfo,
-    jit::{self, Compiler, Identity, Image, KernelCache, Kernels, Loads, NotCompiled, Nvrtc},
+    jit::{self, GpuIdentity, Image, KernelCache, KernelCompiler, Kernels, Loads, NotCompiled, Nvrtc},
     libraries::Libraries,
-    machine::{Arg, GpuError, Launch, Machine, Peer, Product, Queue, Recorded, Rectangle, Seat},
+    machine::{Arg, GpuError, GpuSeat, Launch, Machine, PeerGpu, Product, Queue, Recorded, Rectangle},
     nvml,
 };
 use blas::Blas;
 use cudarc::driver::{DriverError, result, sys};
 use kernels::Modules;
-pub(super) use nccl::{Nccl, Transfer};
+pub(super) use nccl::{GpuTransfer, Nccl};
 use staging::Staging;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString, c_void};
@@ -113,7 +113,7 @@ pub(super) fn open_with(
     cache: &KernelCache,
 ) -> Result<Arc<dyn Machine>, GpuError> {
     let gpu = opened(ordinal)?;
-    let compiler = nvrtc.as_ref().map(|nvrtc| nvrtc as &dyn Compiler).map_err(Clone::clone);
+    let compiler = nvrtc.as_ref().map(|nvrtc| nvrtc as &dyn KernelCompiler).map_err(Clone::clone);
     let chosen = jit::choose(&(gpu.clone() as Arc<dyn Loads>), compiler, cache);
     let failed = matches!(chosen, Kernels::Ahead(NotCompiled::Gpu(_) | NotCompiled::Panicked));
     // What a GPU failed at may have taken its context along; a new one has nothing but PTX to fail at.
@@ -428,11 +428,11 @@ impl Machine for DriverCard {
         unsafe { result::stream::wait_event(self.side, event, flags) }.map_err(failed("waiting for a mark"))
     }
 
-    fn offer(&self) -> Result<Peer, GpuError> {
+    fn offer(&self) -> Result<PeerGpu, GpuError> {
         self.offered()
     }
 
-    fn fetch(&self, from: Peer, rows: Rectangle) -> Result<(), GpuError> {
+    fn fetch(&self, from: PeerGpu, rows: Rectangle) -> Result<(), GpuError> {
         self.fetch_from(from, rows)
     }
 
@@ -441,8 +441,8 @@ impl Machine for DriverCard {
         self.copy_inside(rows)
     }
 
-    fn seat(&self) -> Option<Seat> {
-        Some(Seat { device: self.device, context: self.context as usize, stream: self.compute as usize })
+    fn seat(&self) -> Option<GpuSeat> {
+        Some(GpuSeat { device: self.device, context: self.context as usize, stream: self.compute as usize })
     }
 
     fn finish(&self) -> Result<(), GpuError> {
@@ -495,12 +495,12 @@ impl Machine for DriverCard {
 }
 
 impl Loads for DriverCard {
-    fn identity(&self) -> Result<Identity, GpuError> {
+    fn identity(&self) -> Result<GpuIdentity, GpuError> {
         let GpuInfo { name, capability: (major, minor), processors, facts, .. } = self.about();
         let mut version = 0;
         // SAFETY: a place for a number.
         unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(failed("asking for the driver's version"))?;
-        Ok(Identity {
+        Ok(GpuIdentity {
             name,
             processors,
             sm: (10 * major + minor).unsigned_abs(),

@@ -2,7 +2,7 @@
 //! (`emulator/emulator.cpp`). For tests only.
 
 use super::GpuInfo;
-use super::machine::{Arg, GpuError, Launch, Machine, Peer, Product, Queue, Recorded, Rectangle};
+use super::machine::{Arg, GpuError, Launch, Machine, PeerGpu, Product, Queue, Recorded, Rectangle};
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::Path;
 use std::process::Command;
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 /// Rows from which products are a library's.
 const LIBRARY_ROWS: usize = 256;
 
-type Run = unsafe extern "C" fn(*const c_char, *const u32, *const u32, u32, *mut *mut c_void) -> c_int;
+type EmulatorRun = unsafe extern "C" fn(*const c_char, *const u32, *const u32, u32, *mut *mut c_void) -> c_int;
 type Take = unsafe extern "C" fn(usize) -> *mut c_void;
 type Give = unsafe extern "C" fn(*mut c_void, usize);
 
@@ -138,7 +138,7 @@ impl Machine for Emulator {
         // SAFETY: arguments are those of the kernel; one that is wrong ends the test, which is what it is for.
         #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         let known = unsafe {
-            let run = self.symbol::<Run>(b"tsnode_launch");
+            let run = self.symbol::<EmulatorRun>(b"tsnode_launch");
             run(name.as_ptr(), grid.as_ptr(), [threads, 1, 1].as_ptr(), shared, places.as_mut_ptr())
         };
         assert_eq!(known, 1, "no kernel {kernel}");
@@ -179,11 +179,11 @@ impl Machine for Emulator {
         Ok(())
     }
 
-    fn offer(&self) -> Result<Peer, GpuError> {
-        Ok(Peer::default())
+    fn offer(&self) -> Result<PeerGpu, GpuError> {
+        Ok(PeerGpu::default())
     }
 
-    fn fetch(&self, _: Peer, rows: Rectangle) -> Result<(), GpuError> {
+    fn fetch(&self, _: PeerGpu, rows: Rectangle) -> Result<(), GpuError> {
         self.lay_out(rows)
     }
 

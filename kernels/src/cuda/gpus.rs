@@ -5,18 +5,18 @@
 //! columns beside its own, once those are computed, or takes them by NCCL ([`gathers`]). GPUs wait for each other by marks in
 //! their queues, and nobody waits for a GPU before a step's results are wanted.
 //!
-//! Nothing is overwritten that another still copies from: a GPU writes where it wrote two pieces ago ([`Piece::ALL`]), and
+//! Nothing is overwritten that another still copies from: a GPU writes where it wrote two pieces ago ([`GpuLayerPiece::ALL`]), and
 //! when others offered what they computed since, they had been asked to copy that before. By the same a GPU that grows its
 //! memory, which waits for all it was asked, gives none back that is copied from.
 
 mod gathers;
 mod tiles;
 
-pub(in crate::cuda) use gathers::{Gathers, Patience};
+pub(in crate::cuda) use gathers::{Gathers, NcclTimeouts};
 pub(crate) use tiles::{TilePart, TilePlace};
 
 use super::{
-    Chosen, Columns, GatherWay, Gpu, GpuError, GpuInput, GpuStage, Job, Pass, Piece, Share,
+    ChosenToken, Columns, GatherWay, Gpu, GpuError, GpuInput, GpuJob, GpuKv, GpuLayerPiece, GpuPass, GpuStage,
     machine::{Machine, Rectangle},
     stage,
     step::Step,
@@ -24,7 +24,7 @@ use super::{
 use crate::{
     engine::StageKey,
     models::Outline,
-    pages::{Layout, PAGE_BYTES},
+    pages::{PAGE_BYTES, PageLayout},
 };
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ pub(crate) struct GpuCarrier(Vec<Arc<dyn Machine>>);
 
 impl GpuCarrier {
     /// Copies a stage to the GPUs, a part of it to each, and waits until it is there; if one cannot take it none has it.
-    pub fn carry<'a>(&self, parts: impl Iterator<Item = (Outline<'a>, Layout)>) -> Result<Vec<GpuStage>, GpuError> {
+    pub fn carry<'a>(&self, parts: impl Iterator<Item = (Outline<'a>, PageLayout)>) -> Result<Vec<GpuStage>, GpuError> {
         let gpus = self.0.iter().zip(parts);
         gpus.map(|(machine, (outline, layout))| GpuStage::load(machine, &outline, &layout)).collect()
     }
@@ -42,7 +42,7 @@ impl GpuCarrier {
 
 /// One GPU, or several with a rank each.
 #[derive(Debug)]
-pub(crate) struct Gpus {
+pub(crate) struct GpuRanks {
     each: Vec<Gpu>,
     /// Of the step at hand, by GPU; kept from step to step.
     steps: Vec<Step>,
@@ -52,7 +52,7 @@ pub(crate) struct Gpus {
     packed: Vec<u8>,
 }
 
-impl Gpus {
+impl GpuRanks {
     /// Of one GPU or more, with memory of so many pages on each.
     pub fn new(mut each: Vec<Gpu>, pages: impl Fn(usize) -> usize) -> Result<Self, GpuError> {
         if each.is_empty() {
@@ -63,7 +63,7 @@ impl Gpus {
         }
         // Memory that pages leave is what NCCL may take.
         let machines = each.iter().map(|gpu| gpu.machine.clone()).collect();
-        let gathers = Gathers::among(machines, Patience::default())?;
+        let gathers = Gathers::among(machines, NcclTimeouts::default())?;
         Ok(Self { each, steps: Vec::new(), columns: Vec::new(), gathers, packed: Vec::new() })
     }
 
@@ -94,7 +94,7 @@ impl Gpus {
     }
 
     /// Computes a step; it is under way when this returns.
-    pub fn start(&mut self, job: &Job<'_>) -> Result<(), GpuError> {
+    pub fn start(&mut self, job: &GpuJob<'_>) -> Result<(), GpuError> {
         if let ([only], [share]) = (self.each.as_mut_slice(), job.shares) {
             return only.start(job, share);
         }
@@ -112,14 +112,14 @@ impl Gpus {
         self.each.iter().for_each(|gpu| drop(gpu.machine.finish()));
     }
 
-    fn start_together(&mut self, job: &Job<'_>) -> Result<(), GpuError> {
+    fn start_together(&mut self, job: &GpuJob<'_>) -> Result<(), GpuError> {
         self.steps.clear();
         for (gpu, share) in self.each.iter_mut().zip(job.shares) {
             self.steps.push(gpu.send(job, share)?);
         }
         self.enter(job)?;
         for layer in 0..stage(&self.each[0].stages, job.stage)?.layers() {
-            for piece in Piece::ALL {
+            for piece in GpuLayerPiece::ALL {
                 self.columns.clear();
                 for ((gpu, share), step) in self.each.iter_mut().zip(job.shares).zip(&self.steps) {
                     self.columns.push(gpu.piece(job, share, step, layer, piece)?);
@@ -134,7 +134,7 @@ impl Gpus {
     }
 
     /// Rows enter the first GPU, which has the table of tokens, and go from there to the others.
-    fn enter(&mut self, job: &Job<'_>) -> Result<(), GpuError> {
+    fn enter(&mut self, job: &GpuJob<'_>) -> Result<(), GpuError> {
         let Some((first, others)) = self.each.split_first_mut() else { return Ok(()) };
         first.take_rows(job)?;
         if matches!(job.rows, GpuInput::Tokens(_)) {
@@ -151,7 +151,7 @@ impl Gpus {
     }
 
     /// Logits of all GPUs, side by side on the first, which chooses tokens by them.
-    fn head(&mut self, job: &Job<'_>) -> Result<(), GpuError> {
+    fn head(&mut self, job: &GpuJob<'_>) -> Result<(), GpuError> {
         self.columns.clear();
         for (gpu, step) in self.each.iter_mut().zip(&self.steps) {
             self.columns.extend(gpu.head(job.stage, step)?);
@@ -164,19 +164,19 @@ impl Gpus {
     }
 
     /// Waits for a step's logits, `[row][vocab]`.
-    pub fn logits(&mut self, job: &Job<'_>, out: &mut Vec<f32>) -> Result<(), GpuError> {
+    pub fn logits(&mut self, job: &GpuJob<'_>, out: &mut Vec<f32>) -> Result<(), GpuError> {
         self.others_are_done()?;
         self.each[0].logits(job, out)
     }
 
     /// Waits for a step's rows, for the next stage.
-    pub fn hidden(&mut self, job: &Job<'_>, rows: usize, out: &mut Vec<f32>) -> Result<(), GpuError> {
+    pub fn hidden(&mut self, job: &GpuJob<'_>, rows: usize, out: &mut Vec<f32>) -> Result<(), GpuError> {
         self.others_are_done()?;
         self.each[0].hidden(job, rows, out)
     }
 
     /// Waits for the tokens chosen.
-    pub fn tokens(&mut self, job: &Job<'_>) -> Result<Vec<Chosen>, GpuError> {
+    pub fn tokens(&mut self, job: &GpuJob<'_>) -> Result<Vec<ChosenToken>, GpuError> {
         self.others_are_done()?;
         self.each[0].tokens(job)
     }
@@ -201,13 +201,13 @@ impl Gpus {
 impl Gpu {
     fn piece(
         &mut self,
-        job: &Job<'_>,
-        share: &Share<'_>,
+        job: &GpuJob<'_>,
+        share: &GpuKv<'_>,
         step: &Step,
         layer: usize,
-        piece: Piece,
+        piece: GpuLayerPiece,
     ) -> Result<Columns, GpuError> {
-        let pass = Pass { step, layout: share.layout, marks: job.marks };
+        let pass = GpuPass { step, layout: share.layout, marks: job.marks };
         stage(&self.stages, job.stage)?.piece(&mut self.ops, &mut self.work, pass, layer, piece)
     }
 
@@ -216,7 +216,7 @@ impl Gpu {
     }
 }
 
-impl Drop for Gpus {
+impl Drop for GpuRanks {
     fn drop(&mut self) {
         // The memory of one goes while another may still copy from it.
         if self.each.len() > 1 {

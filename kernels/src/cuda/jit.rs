@@ -13,9 +13,9 @@ mod nvrtc;
 pub(super) mod sources;
 pub(super) mod trial;
 
-use cache::Entry;
+use cache::JitCacheEntry;
 pub use cache::KernelCache;
-pub(super) use nvrtc::{Compiler, Nvrtc};
+pub(super) use nvrtc::{KernelCompiler, Nvrtc};
 pub use trial::TimedFile;
 
 use super::machine::{GpuError, Machine};
@@ -30,12 +30,12 @@ pub enum Kernels {
     /// PTX, compiled ahead of time; and why nothing else was tried, or kept.
     Ahead(NotCompiled),
     /// Compiled for this GPU as well, and timed: of each file the faster.
-    Timed(Timed),
+    Timed(TimedKernels),
 }
 
 /// What was compiled for a GPU, and how fast it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Timed {
+pub struct TimedKernels {
     /// The GPU's architecture: 90 for `sm_90`.
     pub sm: u32,
     /// Which NVRTC compiled.
@@ -43,12 +43,12 @@ pub struct Timed {
     /// The files that were timed; all others are PTX.
     pub files: Vec<TimedFile>,
     /// Where it comes from, and whether the next start will find it.
-    pub kept: Kept,
+    pub kept: CacheState,
 }
 
 /// Whether something was kept on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Kept {
+pub enum CacheState {
     /// It was there already.
     Found,
     /// It was made now, and is there for the next start.
@@ -139,7 +139,7 @@ pub(super) enum Image {
 
 /// What a choice holds for: another GPU, driver or compiler chooses anew.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Identity {
+pub(super) struct GpuIdentity {
     /// Vendor's name.
     pub name: String,
     /// Processors.
@@ -155,7 +155,7 @@ pub(super) struct Identity {
 /// A machine that can have a file's kernels in two ways.
 pub(super) trait Loads: Machine {
     /// What it is.
-    fn identity(&self) -> Result<Identity, GpuError>;
+    fn identity(&self) -> Result<GpuIdentity, GpuError>;
     /// Loads a file's machine code beside its PTX.
     fn load(&self, file: &'static str, cubin: &[u8]) -> Result<(), GpuError>;
     /// Has launches of a file's kernels run one or the other from now on.
@@ -179,7 +179,7 @@ impl fmt::Display for Kernels {
     }
 }
 
-impl fmt::Display for Timed {
+impl fmt::Display for TimedKernels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { sm, nvrtc: (major, minor), files, kept } = self;
         let named = |compiled: bool| {
@@ -198,8 +198,8 @@ impl fmt::Display for Timed {
             }
         }
         match kept {
-            Kept::Not(why) => write!(f, "; not kept: {why}"),
-            Kept::Found | Kept::Written => Ok(()),
+            CacheState::Not(why) => write!(f, "; not kept: {why}"),
+            CacheState::Found | CacheState::Written => Ok(()),
         }
     }
 }
@@ -212,7 +212,7 @@ fn first_line(log: &str) -> &str {
 /// be worse at another. Files that nothing is timed of stay PTX, since nothing would show that they gain.
 pub(super) fn choose(
     gpu: &Arc<dyn Loads>,
-    compiler: Result<&dyn Compiler, NotCompiled>,
+    compiler: Result<&dyn KernelCompiler, NotCompiled>,
     cache: &KernelCache,
 ) -> Kernels {
     let chosen = catch_unwind(AssertUnwindSafe(|| kept_or_timed(gpu, compiler?, cache)));
@@ -229,25 +229,31 @@ fn forget_all(gpu: &Arc<dyn Loads>) {
     trial::FILES.iter().for_each(|file| gpu.put_away(file));
 }
 
-fn kept_or_timed(gpu: &Arc<dyn Loads>, compiler: &dyn Compiler, cache: &KernelCache) -> Result<Timed, NotCompiled> {
+fn kept_or_timed(
+    gpu: &Arc<dyn Loads>,
+    compiler: &dyn KernelCompiler,
+    cache: &KernelCache,
+) -> Result<TimedKernels, NotCompiled> {
     let identity = gpu.identity()?;
     let (nvrtc, sm) = (suitable(compiler, &identity)?, identity.sm);
     let key = cache::key(&identity, nvrtc);
     if let Some(entry) = cache.read(&identity, &key) {
         // What a driver does not take any more is made anew, like what is not there.
         if take(gpu, &entry).is_ok() {
-            return Ok(Timed { sm, nvrtc, files: entry.files, kept: Kept::Found });
+            return Ok(TimedKernels { sm, nvrtc, files: entry.files, kept: CacheState::Found });
         }
         forget_all(gpu);
     }
     let mut entry = time(gpu, compiler, sm)?;
     entry.cubins.retain(|(file, _)| entry.files.iter().any(|timed| timed.name == *file && timed.is_compiled()));
-    let kept = cache.write(&identity, &key, &entry).map_or_else(|why| Kept::Not(why.to_string()), |()| Kept::Written);
-    Ok(Timed { sm, nvrtc, files: entry.files, kept })
+    let kept = cache
+        .write(&identity, &key, &entry)
+        .map_or_else(|why| CacheState::Not(why.to_string()), |()| CacheState::Written);
+    Ok(TimedKernels { sm, nvrtc, files: entry.files, kept })
 }
 
 /// The compiler's version, if what it makes can be of use.
-fn suitable(compiler: &dyn Compiler, identity: &Identity) -> Result<(i32, i32), NotCompiled> {
+fn suitable(compiler: &dyn KernelCompiler, identity: &GpuIdentity) -> Result<(i32, i32), NotCompiled> {
     let (nvrtc, cuda, sm) = (compiler.version()?, identity.cuda, identity.sm);
     if nvrtc.0 > cuda.0 {
         return Err(NotCompiled::Newer { nvrtc, cuda });
@@ -259,7 +265,7 @@ fn suitable(compiler: &dyn Compiler, identity: &Identity) -> Result<(i32, i32), 
 }
 
 /// Turns to what was kept.
-fn take(gpu: &Arc<dyn Loads>, entry: &Entry) -> Result<(), GpuError> {
+fn take(gpu: &Arc<dyn Loads>, entry: &JitCacheEntry) -> Result<(), GpuError> {
     for (file, cubin) in &entry.cubins {
         gpu.load(file, cubin)?;
         gpu.turn(file, Image::Compiled);
@@ -268,7 +274,7 @@ fn take(gpu: &Arc<dyn Loads>, entry: &Entry) -> Result<(), GpuError> {
 }
 
 /// Compiles files, times them beside their PTX, and turns to the faster.
-fn time(gpu: &Arc<dyn Loads>, compiler: &dyn Compiler, sm: u32) -> Result<Entry, NotCompiled> {
+fn time(gpu: &Arc<dyn Loads>, compiler: &dyn KernelCompiler, sm: u32) -> Result<JitCacheEntry, NotCompiled> {
     let mut cubins = Vec::new();
     for file in sources::FILES.iter().filter(|file| trial::FILES.contains(&file.name)) {
         let (name, cubin) = (file.name, compiler.compile(file, sm)?);
@@ -280,5 +286,5 @@ fn time(gpu: &Arc<dyn Loads>, compiler: &dyn Compiler, sm: u32) -> Result<Entry,
     for file in &files {
         if file.is_compiled() { gpu.turn(file.name, Image::Compiled) } else { gpu.put_away(file.name) }
     }
-    Ok(Entry { files, cubins })
+    Ok(JitCacheEntry { files, cubins })
 }

@@ -85,8 +85,8 @@ impl From<f32> for Arg {
     }
 }
 
-impl From<&Memory> for Arg {
-    fn from(x: &Memory) -> Self {
+impl From<&GpuMemory> for Arg {
+    fn from(x: &GpuMemory) -> Self {
         Self::Wide(x.at())
     }
 }
@@ -124,7 +124,7 @@ pub(crate) struct Product {
 
 /// What another machine needs to copy from one's memory, in that machine's own words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Peer {
+pub(crate) struct PeerGpu {
     /// Which device.
     pub device: i32,
     /// The context that the memory is of.
@@ -135,7 +135,7 @@ pub(crate) struct Peer {
 
 /// Where a machine computes, for a library that has several exchange what they computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Seat {
+pub(crate) struct GpuSeat {
     /// Which device.
     pub device: i32,
     /// Its context.
@@ -179,7 +179,7 @@ pub(crate) trait Machine: Send + Sync + fmt::Debug {
     fn about(&self) -> GpuInfo;
     /// Memory that nobody has (bytes).
     fn free_bytes(&self) -> Result<usize, GpuError>;
-    /// Memory of so many bytes, whatever is in it; [`Memory`] is how to get and give it.
+    /// Memory of so many bytes, whatever is in it; [`GpuMemory`] is how to get and give it.
     fn take(&self, bytes: usize) -> Result<u64, GpuError>;
     /// Gives it back once nothing uses it any more.
     fn give(&self, at: u64, bytes: usize);
@@ -198,10 +198,10 @@ pub(crate) trait Machine: Send + Sync + fmt::Debug {
     /// Has the side queue wait for a mark.
     fn wait_for(&self, number: usize) -> Result<(), GpuError>;
     /// Marks what the compute queue was asked so far, for machines that copy what it leaves.
-    fn offer(&self) -> Result<Peer, GpuError>;
+    fn offer(&self) -> Result<PeerGpu, GpuError>;
     /// Has the compute queue copy rows from the memory of a machine of the same kind, this one or another, once that has done
     /// all it was asked before it made the offer. Nobody waits but the queue.
-    fn fetch(&self, from: Peer, rows: Rectangle) -> Result<(), GpuError>;
+    fn fetch(&self, from: PeerGpu, rows: Rectangle) -> Result<(), GpuError>;
     /// Has the compute queue copy rows from one place of the machine to another.
     fn lay_out(&self, rows: Rectangle) -> Result<(), GpuError> {
         let Rectangle { from, from_pitch, to, to_pitch, width, rows } = rows;
@@ -209,7 +209,7 @@ pub(crate) trait Machine: Send + Sync + fmt::Debug {
         (0..rows).try_for_each(|row| self.copy(at(from, from_pitch, row), at(to, to_pitch, row), width))
     }
     /// Its seat; none where no library has machines exchange anything.
-    fn seat(&self) -> Option<Seat> {
+    fn seat(&self) -> Option<GpuSeat> {
         None
     }
     /// Waits for both queues that the owner of the engine asks.
@@ -228,13 +228,13 @@ pub(crate) trait Machine: Send + Sync + fmt::Debug {
 
 /// Memory of a GPU, given back when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Memory {
+pub(crate) struct GpuMemory {
     machine: Arc<dyn Machine>,
     at: u64,
     bytes: usize,
 }
 
-impl Memory {
+impl GpuMemory {
     /// Memory of so many bytes, whatever is in it.
     pub fn take(machine: &Arc<dyn Machine>, bytes: usize) -> Result<Self, GpuError> {
         let bytes = bytes.max(16);
@@ -266,7 +266,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for GpuMemory {
     fn drop(&mut self) {
         self.machine.give(self.at, self.bytes);
     }

@@ -41,9 +41,9 @@ pub enum PcieLink {
 type Handle = *mut c_void;
 type Begin = unsafe extern "C" fn() -> c_int;
 type Find = unsafe extern "C" fn(*const c_char, *mut Handle) -> c_int;
-type Version = unsafe extern "C" fn(*mut c_char, c_uint) -> c_int;
-type Number = unsafe extern "C" fn(Handle, *mut c_uint) -> c_int;
-type Clock = unsafe extern "C" fn(Handle, c_uint, *mut c_uint) -> c_int;
+type NvmlVersion = unsafe extern "C" fn(*mut c_char, c_uint) -> c_int;
+type NvmlNumber = unsafe extern "C" fn(Handle, *mut c_uint) -> c_int;
+type NvmlClock = unsafe extern "C" fn(Handle, c_uint, *mut c_uint) -> c_int;
 
 /// Clocks as the library numbers them.
 const PROCESSORS: c_uint = 1;
@@ -73,12 +73,12 @@ unsafe fn ask(library: &Library, bus: &CStr) -> Option<GpuFacts> {
             .filter(|find| find(bus.as_ptr(), &mut handle) == 0)?;
         let number = |name: &[u8]| -> Option<u32> {
             let mut out = 0;
-            library.get::<Number>(name).ok().filter(|ask| ask(handle, &mut out) == 0).map(|_| ())?;
+            library.get::<NvmlNumber>(name).ok().filter(|ask| ask(handle, &mut out) == 0).map(|_| ())?;
             Some(out)
         };
         let clock = |which| -> Option<u32> {
             let mut out = 0;
-            let ask = library.get::<Clock>(b"nvmlDeviceGetMaxClockInfo").ok()?;
+            let ask = library.get::<NvmlClock>(b"nvmlDeviceGetMaxClockInfo").ok()?;
             (ask(handle, which, &mut out) == 0).then_some(out)
         };
         let fastest = link(&number, b"nvmlDeviceGetMaxPcieLinkGeneration", b"nvmlDeviceGetMaxPcieLinkWidth")
@@ -113,7 +113,7 @@ unsafe fn version(library: &Library) -> Option<String> {
     let mut text = [0u8; 80];
     // SAFETY: the caller's word; the text ends inside what there is room for.
     let answered = unsafe {
-        let ask = library.get::<Version>(b"nvmlSystemGetDriverVersion").ok()?;
+        let ask = library.get::<NvmlVersion>(b"nvmlSystemGetDriverVersion").ok()?;
         ask(text.as_mut_ptr().cast(), text.len() as c_uint) == 0
     };
     let text = CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?;

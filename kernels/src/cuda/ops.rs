@@ -3,7 +3,7 @@
 use super::{
     buffers::Buffer,
     machine::{Arg, GpuError, Launch, Machine, Product, Queue},
-    weights::{Form, Matrix},
+    weights::{Form, GpuMatrix},
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -75,7 +75,7 @@ impl From<KvDtype> for Kind {
 
 /// Rows of numbers on a GPU.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rows {
+pub(crate) struct GpuRows {
     pub at: u64,
     pub kind: Kind,
 }
@@ -114,7 +114,7 @@ pub(crate) fn kind_for(form: Form, rows: usize) -> Kind {
 }
 
 /// What all products of a list read, or single precision where they differ.
-pub(crate) fn kind_for_all<'a>(matrices: impl Iterator<Item = &'a Matrix>, rows: usize) -> Kind {
+pub(crate) fn kind_for_all<'a>(matrices: impl Iterator<Item = &'a GpuMatrix>, rows: usize) -> Kind {
     let mut kinds = matrices.map(|matrix| kind_for(matrix.form, rows));
     let first = kinds.next().unwrap_or(Kind::F32);
     if kinds.all(|kind| kind == first) { first } else { Kind::F32 }
@@ -155,7 +155,7 @@ impl Ops {
     }
 
     /// Rows of a table by tokens at `tokens`, times `scale`.
-    pub fn embed(&self, table: &Matrix, tokens: u64, rows: usize, scale: f32, out: u64) -> Result<(), GpuError> {
+    pub fn embed(&self, table: &GpuMatrix, tokens: u64, rows: usize, scale: f32, out: u64) -> Result<(), GpuError> {
         let form = Arg::Whole(table.form as u32);
         let size = [Arg::Wide(table.rows as u64), whole(table.cols), scale.into(), out.into()];
         let args = [[tokens.into(), (&table.memory).into(), form].as_slice(), &size].concat();
@@ -172,7 +172,7 @@ impl Ops {
         eps: f32,
         rows: usize,
         width: usize,
-        out: Rows,
+        out: GpuRows,
     ) -> Result<(), GpuError> {
         let args = [
             x.into(),
@@ -224,12 +224,12 @@ impl Ops {
     }
 
     /// The gated half of an MLP: `x` is `[row][gate, up]`, each `width` wide.
-    pub fn gate(&self, x: u64, rows: usize, width: usize, gelu: bool, out: Rows) -> Result<(), GpuError> {
+    pub fn gate(&self, x: u64, rows: usize, width: usize, gelu: bool, out: GpuRows) -> Result<(), GpuError> {
         let args = [x.into(), whole(width), Arg::Whole(u32::from(gelu)), out.at.into(), Arg::Whole(out.kind as u32)];
         self.run("rows", "gate", [rows as u32, blocks(width, 8 * 128), 1], 128, &args)
     }
 
-    /// Chooses a token for every row of `logits`: [`super::choose::Choice`].
+    /// Chooses a token for every row of `logits`: [`super::choose::RowChoice`].
     pub fn choose(&self, logits: u64, rows: usize, vocab: usize, choices: u64, out: u64) -> Result<(), GpuError> {
         let args = [logits.into(), whole(vocab), choices.into(), out.into()];
         self.run("choose", "choose", [rows as u32, 1, 1], 1024, &args)
@@ -237,7 +237,7 @@ impl Ops {
 
     /// Products of the same rows with several matrices. `input` is of the kind that all of them read
     /// ([`kind_for_all`]), or in single precision.
-    pub fn products(&mut self, input: Rows, rows: usize, list: &[(&Matrix, Out)]) -> Result<(), GpuError> {
+    pub fn products(&mut self, input: GpuRows, rows: usize, list: &[(&GpuMatrix, Out)]) -> Result<(), GpuError> {
         // What was rounded or narrowed for one serves the next.
         let (mut rounded, mut narrowed) = (None, None);
         for (w, out) in list {
@@ -291,7 +291,7 @@ impl Ops {
         split
     }
 
-    fn few(&self, x: u64, rows: usize, w: &Matrix, out: Out) -> Result<(), GpuError> {
+    fn few(&self, x: u64, rows: usize, w: &GpuMatrix, out: Out) -> Result<(), GpuError> {
         if w.form == Form::Bf16 && rows >= LIBRARY_FROM && self.by_library(x, rows, w, out)? {
             return Ok(());
         }
@@ -321,7 +321,7 @@ impl Ops {
         self.run("few", kernel, [blocks(groups, 8 / split), 1, 1], 256, &args)
     }
 
-    fn few_rounded(&self, x: u64, rows: usize, w: &Matrix, out: Out) -> Result<(), GpuError> {
+    fn few_rounded(&self, x: u64, rows: usize, w: &GpuMatrix, out: Out) -> Result<(), GpuError> {
         let (kernel, pieces) = match (w.form, rows) {
             (Form::Q4_0, 1) => ("few_q4_0_1", w.cols / 32),
             (Form::Q4_0, 2..=4) => ("few_q4_0_4", w.cols / 32),
@@ -354,18 +354,18 @@ impl Ops {
     }
 
     /// A product with dense weights by a library; `false` where there is none.
-    fn by_library(&self, x: u64, rows: usize, w: &Matrix, out: Out) -> Result<bool, GpuError> {
+    fn by_library(&self, x: u64, rows: usize, w: &GpuMatrix, out: Out) -> Result<bool, GpuError> {
         let brain = w.form == Form::Bf16;
         let product = Product { brain, rows, outs: w.rows, cols: w.cols, stride: out.stride };
         self.machine.product(product, x, w.memory.at(), out.at)
     }
 
     /// A product of many rows that are stored as it reads them, into rows without a gap.
-    pub fn product_of_many(&mut self, x: u64, rows: usize, w: &Matrix, out: u64) -> Result<(), GpuError> {
+    pub fn product_of_many(&mut self, x: u64, rows: usize, w: &GpuMatrix, out: u64) -> Result<(), GpuError> {
         self.many(x, rows, w, Out { at: out, stride: w.rows })
     }
 
-    fn many(&mut self, x: u64, rows: usize, w: &Matrix, out: Out) -> Result<(), GpuError> {
+    fn many(&mut self, x: u64, rows: usize, w: &GpuMatrix, out: Out) -> Result<(), GpuError> {
         if matches!(w.form, Form::F16 | Form::Bf16) && self.by_library(x, rows, w, out)? {
             return Ok(());
         }
@@ -397,7 +397,7 @@ impl Ops {
 
     /// A product with weights widened for a library, as many outputs at a time as there is memory for; `false` where no library
     /// multiplies them.
-    fn many_widened(&mut self, x: u64, rows: usize, w: &Matrix, out: Out) -> Result<bool, GpuError> {
+    fn many_widened(&mut self, x: u64, rows: usize, w: &GpuMatrix, out: Out) -> Result<bool, GpuError> {
         let shape = (w.rows, w.cols);
         if self.refused.contains(&shape) {
             return Ok(false);
@@ -444,7 +444,7 @@ fn rounded_parts(at: u64, numbers: usize) -> [Arg; 3] {
     [at.into(), scales.into(), (scales + numbers.div_ceil(32).next_multiple_of(4) as u64 * 4).into()]
 }
 
-fn product_args(x: u64, rows: usize, w: &Matrix, out: Out) -> [Arg; 7] {
+fn product_args(x: u64, rows: usize, w: &GpuMatrix, out: Out) -> [Arg; 7] {
     let size = [Arg::Wide(w.rows as u64), whole(w.cols)];
     [x.into(), whole(rows), (&w.memory).into(), size[0], size[1], out.at.into(), whole(out.stride)]
 }

@@ -2,9 +2,9 @@
 
 use super::{
     Gpu, GpuError,
-    machine::{Machine, Memory, Product, Queue},
+    machine::{GpuMemory, Machine, Product, Queue},
     ops::Ops,
-    weights::{Form, Matrix},
+    weights::{Form, GpuMatrix},
 };
 use std::sync::Arc;
 use std::time::Instant;
@@ -39,7 +39,7 @@ impl Gpu {
     pub fn speeds(&self) -> Result<GpuSpeeds, GpuError> {
         let machine = &self.machine;
         let size = (machine.free_bytes()? / 8).min(machine.processors() << 22) / 4096 * 4096;
-        let (from, to) = (Memory::take(machine, size)?, Memory::take(machine, size)?);
+        let (from, to) = (GpuMemory::take(machine, size)?, GpuMemory::take(machine, size)?);
         let copy = best(machine, AT_ONCE, || machine.copy(from.at(), to.at(), size))?;
         let mut bytes = vec![1u8; size.min(64 << 20)];
         let count = bytes.len() as f64;
@@ -57,9 +57,9 @@ fn multiply(machine: &Arc<dyn Machine>) -> Result<(f64, bool), GpuError> {
     let bytes: Vec<u8> = (0..2 * outs.max(rows) * cols)
         .map(|i| if i % 2 == 0 { (i / 2 * 37) as u8 } else { 0x3c | (i as u8 & 2) << 6 })
         .collect();
-    let (x, out) = (Memory::of(machine, &bytes[..2 * rows * cols])?, Memory::take(machine, 4 * rows * outs)?);
-    let memory = Memory::of(machine, &bytes[..2 * outs * cols])?;
-    let w = Matrix { memory, form: Form::Bf16, rows: outs, cols, all: outs };
+    let (x, out) = (GpuMemory::of(machine, &bytes[..2 * rows * cols])?, GpuMemory::take(machine, 4 * rows * outs)?);
+    let memory = GpuMemory::of(machine, &bytes[..2 * outs * cols])?;
+    let w = GpuMatrix { memory, form: Form::Bf16, rows: outs, cols, all: outs };
     let product = Product { brain: true, rows, outs, cols, stride: outs };
     let by_library = machine.product(product, x.at(), w.memory.at(), out.at())?;
     let mut ops = Ops::new(machine.clone());

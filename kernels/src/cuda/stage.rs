@@ -2,26 +2,26 @@
 
 mod layer;
 
-pub(crate) use layer::Piece;
+pub(crate) use layer::GpuLayerPiece;
 
 use super::{
     buffers::Buffer,
     columns::Columns,
-    machine::{GpuError, Machine, Memory, Queue},
-    ops::{Kind, Ops, Out, Rows, kind_for_all},
+    machine::{GpuError, GpuMemory, Machine, Queue},
+    ops::{GpuRows, Kind, Ops, Out, kind_for_all},
     step::Step,
     tiles::GpuTurn,
-    weights::{Form, Matrix, size},
+    weights::{Form, GpuMatrix, size},
 };
 use crate::{
     models::{LinearOutline, NormOutline, Outline},
-    pages::Layout,
-    ranks::Outputs,
+    pages::PageLayout,
+    ranks::RankOutputs,
     rope::RopePairs,
     weights::Tensor,
-    wire::Turn,
+    wire::KeyRotation,
 };
-use layer::{Layer, Pages, Place};
+use layer::{GpuLayer, GpuLayerContext, GpuLayerPages};
 use std::sync::Arc;
 
 /// Channels of a head that kernels are written for.
@@ -29,9 +29,9 @@ const MOST_DIM: usize = 256;
 
 /// A step that goes through a stage on a GPU.
 #[derive(Clone, Copy)]
-pub(crate) struct Pass<'a> {
+pub(crate) struct GpuPass<'a> {
     pub step: &'a Step,
-    pub layout: Layout,
+    pub layout: PageLayout,
     /// Whether the compute queue is marked by each layer's number once its keys and values are stored.
     pub marks: bool,
 }
@@ -40,42 +40,42 @@ pub(crate) struct Pass<'a> {
 #[derive(Debug)]
 pub(crate) struct GpuStage {
     pub width: usize,
-    embed: Option<(Matrix, f32)>,
-    layers: Vec<Layer>,
-    head: Option<Head>,
+    embed: Option<(GpuMatrix, f32)>,
+    layers: Vec<GpuLayer>,
+    head: Option<GpuHead>,
     /// Frequencies and amplitude of each rope.
-    ropes: Vec<(Memory, f32)>,
+    ropes: Vec<(GpuMemory, f32)>,
     half: usize,
     /// Angles of each rope over a block of packed keys.
-    turns: Vec<Memory>,
+    turns: Vec<GpuMemory>,
 }
 
 #[derive(Debug)]
-struct Head {
-    norm: Norm,
-    weight: Linear,
+struct GpuHead {
+    norm: GpuNorm,
+    weight: GpuLinear,
     cap: Option<f32>,
 }
 
 #[derive(Debug)]
-struct Norm {
-    weight: Memory,
+struct GpuNorm {
+    weight: GpuMemory,
     eps: f32,
 }
 
 /// Matrices whose outputs lie side by side, one where they could be put one below the other.
 #[derive(Debug)]
-struct Linear {
-    parts: Vec<Matrix>,
-    bias: Option<Memory>,
+struct GpuLinear {
+    parts: Vec<GpuMatrix>,
+    bias: Option<GpuMemory>,
     outs: usize,
     /// Of the first matrix.
-    outputs: Outputs,
+    outputs: RankOutputs,
 }
 
 /// Memory that a step's rows are in on their way; one for all stages of a GPU.
 #[derive(Debug)]
-pub(crate) struct Work {
+pub(crate) struct GpuScratch {
     pub hidden: Buffer,
     pub chosen: Buffer,
     pub logits: Buffer,
@@ -89,7 +89,7 @@ pub(crate) struct Work {
     logits_apart: Buffer,
 }
 
-impl Work {
+impl GpuScratch {
     pub fn new(machine: &Arc<dyn Machine>) -> Self {
         let buffer = || Buffer::new(machine.clone());
         let (hidden, chosen, logits) = (buffer(), buffer(), buffer());
@@ -105,28 +105,28 @@ impl Work {
     }
 }
 
-fn floats(machine: &Arc<dyn Machine>, numbers: &[f32]) -> Result<Memory, GpuError> {
-    Memory::loaded(machine, bytemuck::cast_slice(numbers))
+fn floats(machine: &Arc<dyn Machine>, numbers: &[f32]) -> Result<GpuMemory, GpuError> {
+    GpuMemory::loaded(machine, bytemuck::cast_slice(numbers))
 }
 
-impl Norm {
+impl GpuNorm {
     fn load(machine: &Arc<dyn Machine>, norm: NormOutline<'_>) -> Result<Self, GpuError> {
         Ok(Self { weight: floats(machine, norm.weight)?, eps: norm.eps })
     }
 }
 
-impl Linear {
+impl GpuLinear {
     fn load(machine: &Arc<dyn Machine>, linears: &[LinearOutline<'_>]) -> Result<Self, GpuError> {
         let tensors: Vec<_> = linears.iter().map(|linear| linear.weight.tensor()).collect();
         let mut forms = tensors.iter().map(|tensor| Form::of(&tensor.view()));
         let first = forms.next();
         let parts = if forms.all(|form| Some(form) == first) {
             let all = linears.iter().map(|linear| linear.outputs.all).sum();
-            vec![Matrix::load(machine, &tensors)?.part_of(all)]
+            vec![GpuMatrix::load(machine, &tensors)?.part_of(all)]
         } else {
             let each = tensors.iter().zip(linears);
-            let load = |(tensor, linear): (&&Tensor, &LinearOutline<'_>)| -> Result<Matrix, GpuError> {
-                Ok(Matrix::load(machine, &[tensor])?.part_of(linear.outputs.all))
+            let load = |(tensor, linear): (&&Tensor, &LinearOutline<'_>)| -> Result<GpuMatrix, GpuError> {
+                Ok(GpuMatrix::load(machine, &[tensor])?.part_of(linear.outputs.all))
             };
             each.map(load).collect::<Result<_, _>>()?
         };
@@ -150,7 +150,7 @@ impl Linear {
     }
 
     /// `out` is `[row][outs]`.
-    fn run(&self, ops: &mut Ops, input: Rows, rows: usize, out: u64) -> Result<(), GpuError> {
+    fn run(&self, ops: &mut Ops, input: GpuRows, rows: usize, out: u64) -> Result<(), GpuError> {
         let mut from = out;
         let mut list = Vec::with_capacity(self.parts.len());
         for part in &self.parts {
@@ -170,28 +170,28 @@ impl GpuStage {
     ///
     /// # Errors
     /// When the GPU has no memory for it, or kernels are not written for it.
-    pub fn load(machine: &Arc<dyn Machine>, outline: &Outline<'_>, layout: &Layout) -> Result<Self, GpuError> {
+    pub fn load(machine: &Arc<dyn Machine>, outline: &Outline<'_>, layout: &PageLayout) -> Result<Self, GpuError> {
         if !layout.dim.is_multiple_of(8) || layout.dim > MOST_DIM {
             return Err(GpuError::Unsupported(format!("a head of {} channels", layout.dim)));
         }
         if let Some(lacks) = outline.lacks {
             return Err(GpuError::Unsupported(lacks.into()));
         }
-        let table = |(table, scale): (_, f32)| Ok((Matrix::load(machine, &[table])?, scale));
-        let head = |head: &crate::models::HeadOutline<'_>| -> Result<Head, GpuError> {
-            let weight = Linear::load(machine, &[head.linear])?;
-            Ok(Head { norm: Norm::load(machine, head.norm)?, weight, cap: head.cap })
+        let table = |(table, scale): (_, f32)| Ok((GpuMatrix::load(machine, &[table])?, scale));
+        let head = |head: &crate::models::HeadOutline<'_>| -> Result<GpuHead, GpuError> {
+            let weight = GpuLinear::load(machine, &[head.linear])?;
+            Ok(GpuHead { norm: GpuNorm::load(machine, head.norm)?, weight, cap: head.cap })
         };
-        let rope = |rope: &crate::rope::Rope| -> Result<(Memory, f32), GpuError> {
+        let rope = |rope: &crate::rope::Rope| -> Result<(GpuMemory, f32), GpuError> {
             let (frequencies, amplitude) = rope.frequencies();
             Ok((floats(machine, frequencies)?, amplitude))
         };
         let pairs = outline.layers.first().map(|layer| layer.attention.pairs).unwrap_or_default();
-        let turn = |rope: &crate::rope::Rope| floats(machine, Turn::new(rope, pairs).all_angles());
+        let turn = |rope: &crate::rope::Rope| floats(machine, KeyRotation::new(rope, pairs).all_angles());
         let stage = Self {
             width: outline.hidden,
             embed: outline.embed.map(table).transpose()?,
-            layers: outline.layers.iter().map(|layer| Layer::load(machine, layer)).collect::<Result<_, _>>()?,
+            layers: outline.layers.iter().map(|layer| GpuLayer::load(machine, layer)).collect::<Result<_, _>>()?,
             head: outline.head.as_ref().map(head).transpose()?,
             ropes: outline.ropes.iter().map(rope).collect::<Result<_, _>>()?,
             half: outline.ropes.first().map_or(0, |rope| rope.frequencies().0.len()),
@@ -220,16 +220,16 @@ impl GpuStage {
     }
 
     /// Rows of the step's tokens in `work.hidden`.
-    pub fn embed(&self, ops: &Ops, work: &mut Work, step: &Step) -> Result<(), GpuError> {
+    pub fn embed(&self, ops: &Ops, work: &mut GpuScratch, step: &Step) -> Result<(), GpuError> {
         let Some((table, scale)) = &self.embed else { return Ok(()) };
         let hidden = work.hidden.fit(step.rows * self.width * 4)?;
         ops.embed(table, step.tokens, step.rows, *scale, hidden)
     }
 
     /// Runs every layer over `work.hidden`, where the GPU has all of each.
-    pub fn run(&self, ops: &mut Ops, work: &mut Work, pass: Pass<'_>) -> Result<(), GpuError> {
+    pub fn run(&self, ops: &mut Ops, work: &mut GpuScratch, pass: GpuPass<'_>) -> Result<(), GpuError> {
         for layer in 0..self.layers.len() {
-            for piece in Piece::ALL {
+            for piece in GpuLayerPiece::ALL {
                 self.piece(ops, work, pass, layer, piece)?;
             }
         }
@@ -240,30 +240,30 @@ impl GpuStage {
     pub fn piece(
         &self,
         ops: &mut Ops,
-        work: &mut Work,
-        pass: Pass<'_>,
+        work: &mut GpuScratch,
+        pass: GpuPass<'_>,
         index: usize,
-        piece: Piece,
+        piece: GpuLayerPiece,
     ) -> Result<Columns, GpuError> {
-        let Pass { step, layout, marks } = pass;
+        let GpuPass { step, layout, marks } = pass;
         let layer = &self.layers[index];
-        if !matches!(piece, Piece::Attend) {
+        if !matches!(piece, GpuLayerPiece::Attend) {
             let place = self.place(ops, work, step);
             return match piece {
-                Piece::Output => layer.output(place),
-                Piece::Gate => layer.gate(place),
-                Piece::Attend | Piece::Down => layer.down(place),
+                GpuLayerPiece::Output => layer.output(place),
+                GpuLayerPiece::Gate => layer.gate(place),
+                GpuLayerPiece::Attend | GpuLayerPiece::Down => layer.down(place),
             };
         }
         // What the layer before adds to the rows is added by the next norm.
         let more = self.added_before(ops, work, step, index)?;
-        let pages = Pages { memory: step.memory, table: step.table(index), most: step.most, layout };
+        let pages = GpuLayerPages { memory: step.memory, table: step.table(index), most: step.most, layout };
         let place = self.place(ops, work, step);
         layer.mix(place, more, &self.ropes[layer.rope], self.half, pages, marks.then_some(index))
     }
 
     /// Adds what the last layer adds.
-    pub fn end(&self, ops: &mut Ops, work: &mut Work, step: &Step) -> Result<(), GpuError> {
+    pub fn end(&self, ops: &mut Ops, work: &mut GpuScratch, step: &Step) -> Result<(), GpuError> {
         match self.added_before(ops, work, step, self.layers.len())? {
             Some(more) => ops.add(work.hidden.at(), more, step.rows * self.width),
             None => Ok(()),
@@ -271,20 +271,26 @@ impl GpuStage {
     }
 
     /// What is still to be added to the rows before a layer.
-    fn added_before(&self, ops: &mut Ops, work: &mut Work, step: &Step, index: usize) -> Result<Option<u64>, GpuError> {
+    fn added_before(
+        &self,
+        ops: &mut Ops,
+        work: &mut GpuScratch,
+        step: &Step,
+        index: usize,
+    ) -> Result<Option<u64>, GpuError> {
         match index.checked_sub(1).and_then(|before| self.layers.get(before)) {
             Some(before) => before.end(self.place(ops, work, step)),
             None => Ok(None),
         }
     }
 
-    fn place<'a>(&self, ops: &'a mut Ops, work: &'a mut Work, step: &'a Step) -> Place<'a> {
+    fn place<'a>(&self, ops: &'a mut Ops, work: &'a mut GpuScratch, step: &'a Step) -> GpuLayerContext<'a> {
         let hidden = work.hidden.at();
-        Place { ops, work, step, width: self.width, hidden }
+        GpuLayerContext { ops, work, step, width: self.width, hidden }
     }
 
     /// The GPU's columns of the logits of the step's chosen rows; none if there are none.
-    pub fn logits(&self, ops: &mut Ops, work: &mut Work, step: &Step) -> Result<Option<Columns>, GpuError> {
+    pub fn logits(&self, ops: &mut Ops, work: &mut GpuScratch, step: &Step) -> Result<Option<Columns>, GpuError> {
         let (Some(head), rows) = (&self.head, step.chosen_rows) else { return Ok(None) };
         if rows == 0 {
             return Ok(None);
@@ -295,7 +301,7 @@ impl GpuStage {
             ops.gather(from, chosen, rows, self.width, out)?;
             from = out;
         }
-        let normed = Rows { at: work.normed.fit(rows * self.width * 4)?, kind: head.weight.kind(rows) };
+        let normed = GpuRows { at: work.normed.fit(rows * self.width * 4)?, kind: head.weight.kind(rows) };
         ops.norm(from, None, head.norm.weight.at(), head.norm.eps, rows, self.width, normed)?;
         let outputs = &head.weight.outputs;
         // The GPU that has the first columns is to have all.

@@ -2,7 +2,7 @@
 
 use super::{
     buffers::Buffer,
-    choose::Choice,
+    choose::RowChoice,
     machine::{GpuError, Machine, Queue},
 };
 use crate::engine::Slice;
@@ -59,13 +59,13 @@ pub(crate) struct Step {
 }
 
 /// How a step's rows are to be computed, and what for.
-pub(crate) struct Wanted<'a> {
+pub(crate) struct GpuStepInput<'a> {
     pub batch: &'a [Slice],
     /// Of the first stage.
     pub tokens: &'a [Token],
     /// Rows that logits are wanted of.
     pub chosen: &'a [usize],
-    pub choices: &'a [Choice],
+    pub choices: &'a [RowChoice],
     /// Pages of every layer and sequence: `[layer][sequence][page]`, `most` each.
     pub tables: &'a [u32],
     /// A number that only these tables have had.
@@ -90,8 +90,8 @@ impl StepInput {
     }
 
     /// Copies a step to the GPU.
-    pub fn send(&mut self, machine: &Arc<dyn Machine>, wanted: &Wanted<'_>) -> Result<Step, GpuError> {
-        let Wanted { batch, chosen, .. } = *wanted;
+    pub fn send(&mut self, machine: &Arc<dyn Machine>, wanted: &GpuStepInput<'_>) -> Result<Step, GpuError> {
+        let GpuStepInput { batch, chosen, .. } = *wanted;
         let positions = || batch.iter().flat_map(|slice| slice.start..slice.start + slice.len);
         let owner = |(i, slice): (usize, &Slice)| std::iter::repeat_n(i as u32, slice.len as usize);
         self.split(wanted);
@@ -135,7 +135,7 @@ impl StepInput {
     }
 
     /// Copies page tables to the GPU, where it has others.
-    fn send_tables(&mut self, machine: &Arc<dyn Machine>, wanted: &Wanted<'_>) -> Result<(), GpuError> {
+    fn send_tables(&mut self, machine: &Arc<dyn Machine>, wanted: &GpuStepInput<'_>) -> Result<(), GpuError> {
         if self.held == Some(wanted.edition) {
             return Ok(());
         }
@@ -148,7 +148,7 @@ impl StepInput {
     }
 
     /// Rows that are computed one by one, and tiles of the others: sequence, row, position, tokens.
-    fn split(&mut self, wanted: &Wanted<'_>) {
+    fn split(&mut self, wanted: &GpuStepInput<'_>) {
         let Self { singles, tiles, .. } = self;
         singles.clear();
         tiles.clear();

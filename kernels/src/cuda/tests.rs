@@ -18,7 +18,7 @@ mod together;
 use super::{
     driver,
     emulator::Emulator,
-    machine::{Machine, Memory, Queue},
+    machine::{GpuMemory, Machine, Queue},
 };
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -82,17 +82,17 @@ impl Draw {
 }
 
 /// Memory with these numbers.
-pub(super) fn with(machine: &Arc<dyn Machine>, numbers: &[f32]) -> Memory {
-    Memory::of(machine, bytemuck::cast_slice(numbers)).unwrap()
+pub(super) fn with(machine: &Arc<dyn Machine>, numbers: &[f32]) -> GpuMemory {
+    GpuMemory::of(machine, bytemuck::cast_slice(numbers)).unwrap()
 }
 
 /// Memory for so many numbers, none of which is one.
-pub(super) fn poisoned(machine: &Arc<dyn Machine>, count: usize) -> Memory {
+pub(super) fn poisoned(machine: &Arc<dyn Machine>, count: usize) -> GpuMemory {
     with(machine, &vec![f32::NAN; count])
 }
 
 /// Numbers that lie on a machine.
-pub(super) fn read(machine: &Arc<dyn Machine>, memory: &Memory, count: usize) -> Vec<f32> {
+pub(super) fn read(machine: &Arc<dyn Machine>, memory: &GpuMemory, count: usize) -> Vec<f32> {
     let mut out = vec![0.0f32; count];
     machine.download(Queue::Compute, memory.at(), bytemuck::cast_slice_mut(&mut out)).unwrap();
     out

@@ -2,12 +2,12 @@
 
 use super::{
     Gpu,
-    machine::{Arg, GpuError, Launch, Memory, Queue},
+    machine::{Arg, GpuError, GpuMemory, Launch, Queue},
     ops::Kind,
     probe::best,
 };
 use crate::{
-    pages::{Layout, Side},
+    pages::{PageLayout, Side},
     rope::RopePairs,
     wire::{BLOCK, block_bytes},
 };
@@ -30,7 +30,7 @@ struct TileBlock {
 }
 const _: () = assert!(size_of::<TileBlock>() == 24);
 
-/// How a layer's keys turn over a block, as kernels are told: [`wire::Turn`](crate::wire::Turn) on the GPU.
+/// How a layer's keys turn over a block, as kernels are told: [`wire::KeyRotation`](crate::wire::KeyRotation) on the GPU.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GpuTurn {
     /// Where its angles are.
@@ -44,7 +44,7 @@ pub(crate) struct GpuTurn {
 pub(crate) struct GpuTile<'a> {
     /// The layer's pages of the sequence.
     pub pages: &'a [u32],
-    pub layout: Layout,
+    pub layout: PageLayout,
     pub heads: Range<usize>,
     pub tokens: Range<usize>,
     pub codec: KvCodec,
@@ -85,7 +85,7 @@ impl GpuTile<'_> {
     fn kernels(&self) -> (&'static str, &'static str) {
         // Keys are read in words of two channels that turn together.
         let whole = self.turn.is_none_or(|turn| turn.pairs == RopePairs::Neighbours || turn.half.is_multiple_of(2));
-        let Layout { dim, dtype, .. } = self.layout;
+        let PageLayout { dim, dtype, .. } = self.layout;
         if self.codec != KvCodec::Int4 || !dim.is_multiple_of(GROUP) || !whole {
             return ("pack_tiles", "unpack_tiles");
         }
@@ -108,7 +108,7 @@ impl GpuTile<'_> {
             KvCodec::Int8 => 8,
             KvCodec::Int3 => return Err(GpuError::Unsupported("packing in three bits".into())),
         };
-        let Layout { heads, dim, dtype, tokens } = self.layout;
+        let PageLayout { heads, dim, dtype, tokens } = self.layout;
         let [tokens, heads, dim] = [tokens, heads, dim].map(|x| Arg::Whole(x as u32));
         let kind = Arg::Whole(Kind::from(dtype) as u32);
         let (angles, half, pairs) =
@@ -122,7 +122,7 @@ impl GpuTile<'_> {
 
 /// Where a packed tile lies on a GPU.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Packed {
+pub(super) struct PackedTile {
     at: u64,
     pub bytes: usize,
 }
@@ -137,18 +137,18 @@ impl Gpu {
     }
 
     /// Packs a tile on the GPU; it is under way when this returns.
-    pub(super) fn pack(&mut self, queue: Queue, tile: &GpuTile<'_>) -> Result<Packed, GpuError> {
+    pub(super) fn pack(&mut self, queue: Queue, tile: &GpuTile<'_>) -> Result<PackedTile, GpuError> {
         let (blocks, bytes) = tile.blocks();
         if blocks.is_empty() {
-            return Ok(Packed { at: 0, bytes: 0 });
+            return Ok(PackedTile { at: 0, bytes: 0 });
         }
         let [at, table, packed] = self.tile_memory(queue, &blocks, tile.pages, bytes)?;
         self.run_tiles(queue, tile.kernels().0, blocks.len(), &tile.args(at, self.pool(), table, packed)?)?;
-        Ok(Packed { at: packed, bytes })
+        Ok(PackedTile { at: packed, bytes })
     }
 
     /// Waits for a tile that was packed, and takes it.
-    pub(super) fn unload_packed(&self, queue: Queue, packed: Packed, payload: &mut [u8]) -> Result<(), GpuError> {
+    pub(super) fn unload_packed(&self, queue: Queue, packed: PackedTile, payload: &mut [u8]) -> Result<(), GpuError> {
         if packed.bytes == 0 { Ok(()) } else { self.machine.download(queue, packed.at, payload) }
     }
 
@@ -170,10 +170,10 @@ impl Gpu {
         let mut memory = Vec::with_capacity(tiles.len());
         for tile in tiles {
             let (blocks, bytes) = tile.blocks();
-            let at = Memory::of(&self.machine, bytemuck::cast_slice(&blocks))?;
-            let table = Memory::of(&self.machine, bytemuck::cast_slice(tile.pages))?;
+            let at = GpuMemory::of(&self.machine, bytemuck::cast_slice(&blocks))?;
+            let table = GpuMemory::of(&self.machine, bytemuck::cast_slice(tile.pages))?;
             // Kernels read whole words.
-            let packed = Memory::take(&self.machine, bytes.next_multiple_of(4))?;
+            let packed = GpuMemory::take(&self.machine, bytes.next_multiple_of(4))?;
             told.push((blocks.len(), tile.kernels(), tile.args(at.at(), self.pool(), table.at(), packed.at())?));
             memory.extend([at, table, packed]);
         }

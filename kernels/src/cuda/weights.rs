@@ -1,10 +1,10 @@
 //! Weights on a GPU: laid out for it on the way from the file's memory map (`device/forms.cuh`).
 
-use super::machine::{GpuError, Machine, Memory, Queue};
+use super::machine::{GpuError, GpuMemory, Machine, Queue};
 use crate::{
     cpu::Dtype,
     quant::{Blocks, QuantType},
-    weights::{Tensor, View},
+    weights::{Tensor, TensorData},
 };
 use half::{bf16, f16};
 use std::sync::Arc;
@@ -36,17 +36,17 @@ pub(crate) enum Form {
 
 impl Form {
     /// Of a tensor. Formats that have no kernels are widened to half precision.
-    pub fn of(view: &View<'_>) -> Self {
+    pub fn of(view: &TensorData<'_>) -> Self {
         match view {
-            View::Dense(matrix) => Self::of_dtype(matrix.dtype()),
-            View::Quantised(blocks) => match blocks.kind() {
+            TensorData::Dense(matrix) => Self::of_dtype(matrix.dtype()),
+            TensorData::Quantised(blocks) => match blocks.kind() {
                 QuantType::Q4_0 => Self::Q4_0,
                 QuantType::Q8_0 => Self::Q8_0,
                 QuantType::Q4K => Self::Q4K,
                 QuantType::Q6K => Self::Q6K,
                 _ => Self::F16,
             },
-            View::Coded(coded) => Self::of_dtype(coded.dtype()),
+            TensorData::Coded(coded) => Self::of_dtype(coded.dtype()),
         }
     }
 
@@ -108,8 +108,8 @@ pub(crate) fn bytes_on_gpu(tensor: &Tensor) -> u64 {
 
 /// A matrix on a GPU, `[output][input]`: one tensor's, or several with as many inputs one below the other.
 #[derive(Debug)]
-pub(crate) struct Matrix {
-    pub memory: Memory,
+pub(crate) struct GpuMatrix {
+    pub memory: GpuMemory,
     pub form: Form,
     pub rows: usize,
     pub cols: usize,
@@ -118,10 +118,10 @@ pub(crate) struct Matrix {
     pub all: usize,
 }
 
-impl Matrix {
+impl GpuMatrix {
     /// Copies tensors to the GPU, which all have the same form and inputs; they are there once [`Queue::Load`] was waited for.
     pub fn load(machine: &Arc<dyn Machine>, tensors: &[&Tensor]) -> Result<Self, GpuError> {
-        let views: Vec<View<'_>> = tensors.iter().map(|tensor| tensor.view()).collect();
+        let views: Vec<TensorData<'_>> = tensors.iter().map(|tensor| tensor.view()).collect();
         let matrix = Self::of_views(machine, &views)?;
         tensors.iter().for_each(|tensor| tensor.forget());
         Ok(matrix)
@@ -132,12 +132,12 @@ impl Matrix {
         Self { all, ..self }
     }
 
-    fn of_views(machine: &Arc<dyn Machine>, views: &[View<'_>]) -> Result<Self, GpuError> {
+    fn of_views(machine: &Arc<dyn Machine>, views: &[TensorData<'_>]) -> Result<Self, GpuError> {
         let Some(first) = views.first() else { return Err(GpuError::Unsupported("a matrix of nothing".into())) };
         let (form, (_, cols)) = (Form::of(first), size(first));
         let rows = views.iter().map(|view| size(view).0).sum::<usize>();
         check_columns(form, cols)?;
-        let memory = Memory::take(machine, form.bytes(rows * cols))?;
+        let memory = GpuMemory::take(machine, form.bytes(rows * cols))?;
         let (mut first, mut second) = (memory.at(), memory.at() + form.planes(rows * cols).0 as u64);
         for view in views {
             let mut send = |a: &[u8], b: &[u8]| -> Result<(), GpuError> {
@@ -153,18 +153,18 @@ impl Matrix {
 
     /// One matrix that is no checkpoint's.
     #[cfg(test)]
-    pub fn of_view(machine: &Arc<dyn Machine>, view: &View<'_>) -> Result<Self, GpuError> {
+    pub fn of_view(machine: &Arc<dyn Machine>, view: &TensorData<'_>) -> Result<Self, GpuError> {
         let matrix = Self::of_views(machine, &[*view])?;
         machine.download(Queue::Load, 0, &mut []).map(|()| matrix)
     }
 }
 
 /// Rows and columns.
-pub(crate) fn size(view: &View<'_>) -> (usize, usize) {
+pub(crate) fn size(view: &TensorData<'_>) -> (usize, usize) {
     match view {
-        View::Dense(matrix) => (matrix.rows(), matrix.cols()),
-        View::Quantised(blocks) => (blocks.rows(), blocks.cols()),
-        View::Coded(coded) => coded.size(),
+        TensorData::Dense(matrix) => (matrix.rows(), matrix.cols()),
+        TensorData::Quantised(blocks) => (blocks.rows(), blocks.cols()),
+        TensorData::Coded(coded) => coded.size(),
     }
 }
 
@@ -177,14 +177,14 @@ fn check_columns(form: Form, cols: usize) -> Result<(), GpuError> {
 }
 
 /// Hands on a tensor's bytes in pieces, as they lie in the first plane and in the second.
-fn lay_out(view: &View<'_>, form: Form, send: Send<'_>) -> Result<(), GpuError> {
+fn lay_out(view: &TensorData<'_>, form: Form, send: Send<'_>) -> Result<(), GpuError> {
     match view {
-        View::Dense(matrix) => matrix.bytes().chunks(PIECE).try_for_each(|piece| send(piece, &[])),
-        View::Quantised(blocks) if form == Form::F16 => {
+        TensorData::Dense(matrix) => matrix.bytes().chunks(PIECE).try_for_each(|piece| send(piece, &[])),
+        TensorData::Quantised(blocks) if form == Form::F16 => {
             widened(size(view), Dtype::F16, &|row, out| blocks.widen_row(row, out), send)
         }
-        View::Coded(coded) => widened(size(view), coded.dtype(), &|row, out| coded.widen_row(row, out), send),
-        View::Quantised(blocks) => match blocks.bytes() {
+        TensorData::Coded(coded) => widened(size(view), coded.dtype(), &|row, out| coded.widen_row(row, out), send),
+        TensorData::Quantised(blocks) => match blocks.bytes() {
             Some(bytes) if form == Form::Q4K => bytes.chunks(PIECE).try_for_each(|piece| send(piece, &[])),
             _ => apart(blocks, form, send),
         },

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     cpu::{Cpu, Matrix, Outputs},
-    pages::{Layout, PagePool, SequenceKv, Side},
+    pages::{PageLayout, PagePool, SequenceKv, Side},
     ranks::Gather,
     rope::RopePairs,
 };
@@ -19,7 +19,7 @@ use tsnode_protocol::RequestId;
 
 /// How a layer's rows look at the tokens before them.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Look {
+pub(crate) struct AttentionParams {
     /// What products of queries and keys are multiplied by.
     pub scale: f32,
     /// Largest size of a score, approached smoothly ([`tanh::soft_cap`]).
@@ -46,7 +46,7 @@ struct Heads {
 
 impl Heads {
     /// By so many numbers of queries and keys in `rows` rows.
-    fn of(layout: Layout, parts: usize, rows: usize, (queries, keys): (usize, usize)) -> Self {
+    fn of(layout: PageLayout, parts: usize, rows: usize, (queries, keys): (usize, usize)) -> Self {
         let count = keys / (rows * layout.dim * parts).max(1);
         Self { count, group: queries / keys.max(1), parts, every: layout.heads / count.max(1) }
     }
@@ -54,7 +54,7 @@ impl Heads {
 
 /// How the heads of every row turn with its position: cosines and sines `[row][half]`.
 #[derive(Clone, Copy)]
-pub(crate) struct Turn<'a> {
+pub(crate) struct RotaryTables<'a> {
     pub cos: &'a [f32],
     pub sin: &'a [f32],
     /// Pairs of channels that turn.
@@ -62,7 +62,7 @@ pub(crate) struct Turn<'a> {
     pub pairs: RopePairs,
 }
 
-impl Turn<'_> {
+impl RotaryTables<'_> {
     /// Turns some heads of `dim` channels of a row.
     fn row(&self, cpu: &Cpu, row: usize, dim: usize, heads: &mut [f32]) {
         let (cos, sin) = (&self.cos[row * self.half..][..self.half], &self.sin[row * self.half..][..self.half]);
@@ -77,10 +77,10 @@ pub(crate) struct Attend<'a> {
     pub(super) stage: StageKey,
     pub(super) positions: &'a [u32],
     pub(super) others: &'a dyn Gather,
-    pub(super) layout: Layout,
+    pub(super) layout: PageLayout,
     pub(super) tap: Option<&'a mut dyn Stored>,
     /// Of the batch; the same for every layer.
-    pub(super) runs: Vec<Run<'a>>,
+    pub(super) runs: Vec<RowRun<'a>>,
 }
 
 /// Rows of a prompt that are worked on together.
@@ -89,18 +89,18 @@ const CHUNK: usize = 128;
 const CHUNK_FROM: usize = 8;
 
 /// Consecutive rows of a sequence: whose they are, the first one's place in the batch and position.
-pub(super) struct Run<'a> {
+pub(super) struct RowRun<'a> {
     kv: &'a SequenceKv,
     row: usize,
     start: usize,
     len: usize,
 }
 
-impl<'a> Run<'a> {
+impl<'a> RowRun<'a> {
     /// Those of a batch whose sequences are `kvs`; rows of prompts `together` if they may be. They lie in memory of the step
     /// before.
     pub fn all(
-        before: Vec<Run<'_>>,
+        before: Vec<RowRun<'_>>,
         batch: &[Slice],
         kvs: impl Iterator<Item = &'a SequenceKv>,
         together: bool,
@@ -125,7 +125,7 @@ impl<'a> Run<'a> {
 
 /// The memory of some runs, for runs of others' sequences.
 #[expect(clippy::unnecessary_filter_map, reason = "a filter would leave what they borrow as it is")]
-pub(super) fn emptied<'b>(runs: Vec<Run<'_>>) -> Vec<Run<'b>> {
+pub(super) fn emptied<'b>(runs: Vec<RowRun<'_>>) -> Vec<RowRun<'b>> {
     // Collecting what is made of a vector's items, one for one or fewer, keeps its memory; that it does is tested.
     runs.into_iter().filter_map(|_| None).collect()
 }
@@ -148,8 +148,8 @@ impl<'a> Attend<'a> {
         &mut self,
         cpu: &Cpu,
         layer: usize,
-        (look, sinks): (Look, &[f32]),
-        turn: Option<Turn<'_>>,
+        (look, sinks): (AttentionParams, &[f32]),
+        turn: Option<RotaryTables<'_>>,
         (q, k, v): (&mut [f32], &mut [f32], &[f32]),
         out: &mut [f32],
     ) {
@@ -166,7 +166,7 @@ impl<'a> Attend<'a> {
         cpu.share(runs.len() * kv_heads, work * kv_heads * part * 2, |i| {
             let (run, head) = (&runs[i / kv_heads], i % kv_heads);
             let sinks = if sinks.is_empty() { sinks } else { &sinks[head * group..][..group] };
-            let at = Place { layer, head: head * every, start: run.start, window: look.window, sinks };
+            let at = AttendFrom { layer, head: head * every, start: run.start, window: look.window, sinks };
             if run.len > 1 {
                 let rows = Rows { q, out: &out, first: run.row, len: run.len, kv_heads, head, group };
                 return chunk::attend(cpu, run.kv, pool, at, rows, look);
@@ -190,16 +190,16 @@ impl<'a> Attend<'a> {
         cpu: &Cpu,
         layer: usize,
         heads: Heads,
-        turn: Option<Turn<'_>>,
+        turn: Option<RotaryTables<'_>>,
         (q, k, v): (&mut [f32], &mut [f32], &[f32]),
     ) {
-        let (Layout { dim: narrow, .. }, Heads { count, group, parts, every }) = (self.layout, heads);
+        let (PageLayout { dim: narrow, .. }, Heads { count, group, parts, every }) = (self.layout, heads);
         let dim = parts * narrow;
         let (rows, part, work) = (self.positions.len(), group * dim, 4 * (q.len() + 2 * k.len()));
         let (q, k) = (Outputs::new(q, rows, count * part), Outputs::new(k, rows, count * dim));
         let (runs, memory) = (&self.runs, self.pool.cut());
         cpu.share(runs.len() * count, work, |i| {
-            let (&Run { kv, row, start, len }, head) = (&runs[i / count], i % count);
+            let (&RowRun { kv, row, start, len }, head) = (&runs[i / count], i % count);
             for (row, position) in (row..row + len).zip(start..) {
                 // SAFETY: every row and head is in one run, and each run is handed out once for each head; rows of a
                 // sequence have positions of their own, and sequences pages of their own where they write.
@@ -235,7 +235,7 @@ impl<'a> Attend<'a> {
 
 /// Where attention looks from.
 #[derive(Clone, Copy)]
-struct Place<'a> {
+struct AttendFrom<'a> {
     layer: usize,
     /// The first of the pages' heads that the keys are.
     head: usize,
@@ -246,7 +246,7 @@ struct Place<'a> {
     sinks: &'a [f32],
 }
 
-impl Place<'_> {
+impl AttendFrom<'_> {
     /// Tokens that row number `row` sees.
     fn tokens(self, row: usize) -> Range<usize> {
         let end = self.start + row + 1;
@@ -281,7 +281,15 @@ thread_local! {
 }
 
 /// Attention of the query heads that share one KV head, for the first row.
-fn mix(cpu: &Cpu, kv: &SequenceKv, pool: &PagePool, at: Place<'_>, q: &[f32], look: Look, out: &mut [f32]) {
+fn mix(
+    cpu: &Cpu,
+    kv: &SequenceKv,
+    pool: &PagePool,
+    at: AttendFrom<'_>,
+    q: &[f32],
+    look: AttentionParams,
+    out: &mut [f32],
+) {
     let (parts, dim) = (look.parts, kv.layout().dim);
     if parts == 1 {
         return mix_parts(cpu, kv, pool, at, q, look, out);
@@ -302,7 +310,15 @@ fn mix(cpu: &Cpu, kv: &SequenceKv, pool: &PagePool, at: Place<'_>, q: &[f32], lo
 
 /// The same, queries and what is mixed being `[part][head of the group][channel]`. Scores, sums and mixing run in token order;
 /// a score is the sum of those by each part.
-fn mix_parts(cpu: &Cpu, kv: &SequenceKv, pool: &PagePool, at: Place<'_>, q: &[f32], look: Look, out: &mut [f32]) {
+fn mix_parts(
+    cpu: &Cpu,
+    kv: &SequenceKv,
+    pool: &PagePool,
+    at: AttendFrom<'_>,
+    q: &[f32],
+    look: AttentionParams,
+    out: &mut [f32],
+) {
     let part = q.len() / look.parts;
     let group = part / kv.layout().dim;
     let tokens = at.tokens(0);

@@ -9,7 +9,7 @@ use super::{
     Engine, EngineConfig, EngineError, Fresh, Input, Loaded, Output, Part, Shards, Slice, StageKey, Tap, Threads,
 };
 use crate::{
-    cuda::{Choice, Chosen, GatherWay, Gpu, GpuError, GpuInput, Gpus, Job, Share},
+    cuda::{ChosenToken, GatherWay, Gpu, GpuError, GpuInput, GpuJob, GpuKv, GpuRanks, RowChoice},
     pages::{PAGE_BYTES, PagePool, SequenceKv},
     sampling,
 };
@@ -18,7 +18,7 @@ use tsnode_protocol::{KvDtype, RequestId, Sampled, Sampling};
 
 /// A row whose next token is chosen.
 #[derive(Clone, Copy, Debug)]
-pub struct Pick<'a> {
+pub struct RowToSample<'a> {
     /// Of the batch.
     pub row: usize,
     /// How; penalties see no tokens, since who chooses here has none.
@@ -47,7 +47,7 @@ impl Engine {
         let mut engine = Self::new(config).map_err(missing)?;
         let (ranks, pages) = (gpus.len(), pool_bytes / PAGE_BYTES);
         let share = |rank| super::share_of(pages, rank, ranks);
-        engine.gpus = Some(Gpus::new(gpus, share)?);
+        engine.gpus = Some(GpuRanks::new(gpus, share)?);
         engine.tables.resize_with(ranks, Tables::default);
         engine.pools = (0..ranks).map(|rank| PagePool::elsewhere(share(rank) * PAGE_BYTES)).collect();
         Ok(engine)
@@ -64,13 +64,13 @@ impl Engine {
     /// # Errors
     /// When a GPU is lost.
     pub fn check_gpus(&self) -> Result<(), GpuError> {
-        self.gpus.as_ref().map_or(Ok(()), Gpus::check)
+        self.gpus.as_ref().map_or(Ok(()), GpuRanks::check)
     }
 
     /// How the GPUs that hold stages together put their columns side by side, and why so; none where there are not several.
     #[must_use]
     pub fn gathers(&self) -> Option<&GatherWay> {
-        self.gpus.as_ref().and_then(Gpus::gathers)
+        self.gpus.as_ref().and_then(GpuRanks::gathers)
     }
 
     /// On how many GPUs it computes; on none where the processor does.
@@ -88,7 +88,7 @@ impl Engine {
         stage: StageKey,
         batch: &[Slice],
         input: Input<'_>,
-        picks: &[Pick<'_>],
+        picks: &[RowToSample<'_>],
     ) -> Result<Vec<Sampled>, EngineError> {
         let rows: Vec<usize> = picks.iter().map(|pick| pick.row).collect();
         let output = Output::Logits { rows: &rows };
@@ -120,9 +120,9 @@ impl Engine {
         batch: &[Slice],
         input: Input<'_>,
         output: Output<'_>,
-        choices: &[Choice],
+        choices: &[RowChoice],
         tap: Option<&mut dyn Tap>,
-    ) -> Result<Vec<Chosen>, EngineError> {
+    ) -> Result<Vec<ChosenToken>, EngineError> {
         self.copy_pages()?;
         let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
         let (layers, shape) = (loaded.layers, loaded.shape);
@@ -137,7 +137,7 @@ impl Engine {
             Input::Hidden(rows) => GpuInput::Hidden(rows),
         };
         let group = (shape.heads / shape.kv_heads) as usize;
-        let job = Job { stage, batch, rows, chosen, choices, shares: &shares, group, marks: tap.is_some() };
+        let job = GpuJob { stage, batch, rows, chosen, choices, shares: &shares, group, marks: tap.is_some() };
         gpus.start(&job)?;
         if let Some(tap) = tap {
             // Layers are packed on the side while later ones are computed.
@@ -178,7 +178,7 @@ fn shares<'t>(
     sequences: &BTreeMap<(StageKey, RequestId), Shards>,
     (stage, loaded): (StageKey, &Loaded),
     batch: &[Slice],
-) -> Result<Vec<Share<'t>>, EngineError> {
+) -> Result<Vec<GpuKv<'t>>, EngineError> {
     let layers = loaded.layers.len() as usize;
     let share = |(rank, (tables, part)): (usize, (&'t mut Tables, &Part))| {
         let kv = |slice: &Slice| -> Result<&SequenceKv, EngineError> {
@@ -187,7 +187,7 @@ fn shares<'t>(
         };
         tables.fit(&batch.iter().map(kv).collect::<Result<Vec<_>, EngineError>>()?, layers);
         let Tables { pages, most, edition, .. } = &*tables;
-        Ok(Share { tables: pages, edition: *edition, most: *most, layout: part.layout })
+        Ok(GpuKv { tables: pages, edition: *edition, most: *most, layout: part.layout })
     };
     tables.iter_mut().zip(&loaded.parts).enumerate().map(share).collect()
 }

@@ -11,7 +11,7 @@ use tsnode_protocol::{KvDtype, LayerRange, ModelShape};
 
 /// Brings stages to where an engine computes. It may be used beside the engine, by another thread.
 #[derive(Clone, Debug)]
-pub struct Carrier {
+pub struct StageCarrier {
     /// None where the processor computes, which reads weights where they lie.
     gpus: Option<GpuCarrier>,
     ranks: usize,
@@ -19,7 +19,7 @@ pub struct Carrier {
 }
 
 /// A stage that its engine need only take in.
-pub struct Carried {
+pub struct CarriedStage {
     pub(super) parts: Vec<Part>,
     pub(super) shape: ModelShape,
     pub(super) layers: LayerRange,
@@ -27,13 +27,13 @@ pub struct Carried {
     pub(super) there: Option<Vec<GpuStage>>,
 }
 
-impl Carrier {
+impl StageCarrier {
     /// Brings a stage there. It takes as long as copying all of its weights where GPUs compute.
     ///
     /// # Errors
     /// When one token's KV does not fit a page, the stage was cut for another number of ranks, a GPU has no memory for it, or
     /// the model is none that GPUs compute.
-    pub fn carry(&self, model: StageModel) -> Result<Carried, EngineError> {
+    pub fn carry(&self, model: StageModel) -> Result<CarriedStage, EngineError> {
         let StageModel { stages, shape, layers } = model;
         let (found, expected) = (stages.len(), self.ranks);
         if found != expected {
@@ -42,7 +42,7 @@ impl Carrier {
         let part = |(rank, stage)| Part::new(rank, stage, &shape, self.dtype);
         let parts = Rank::all(found).zip(stages).map(part).collect::<Result<Vec<_>, _>>()?;
         let there = self.gpus.as_ref().map(|gpus| carry(gpus, &parts)).transpose()?;
-        Ok(Carried { parts, shape, layers, there })
+        Ok(CarriedStage { parts, shape, layers, there })
     }
 }
 
@@ -58,17 +58,17 @@ fn carry(gpus: &GpuCarrier, parts: &[Part]) -> Result<Vec<GpuStage>, EngineError
 impl Engine {
     /// What brings stages to it.
     #[must_use]
-    pub fn carrier(&self) -> Carrier {
-        Carrier { gpus: self.gpus.as_ref().map(|gpus| gpus.carrier()), ranks: self.pools.len(), dtype: self.dtype }
+    pub fn carrier(&self) -> StageCarrier {
+        StageCarrier { gpus: self.gpus.as_ref().map(|gpus| gpus.carrier()), ranks: self.pools.len(), dtype: self.dtype }
     }
 
-    /// Takes in a stage that its [`Carrier`] has brought.
-    pub fn take(&mut self, carried: Carried) -> StageKey {
+    /// Takes in a stage that its [`StageCarrier`] has brought.
+    pub fn take(&mut self, carried: CarriedStage) -> StageKey {
         self.take_in(carried, PageUse::Running)
     }
 
     /// The same as [`Engine::load_beside`] does.
-    pub fn take_beside(&mut self, carried: Carried) -> StageKey {
+    pub fn take_beside(&mut self, carried: CarriedStage) -> StageKey {
         self.take_in(carried, PageUse::Cached)
     }
 }

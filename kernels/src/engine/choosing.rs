@@ -1,7 +1,7 @@
 //! Prompt flow 8: a step whose tokens are chosen where it was computed, so that no logits leave a GPU.
 
-use super::{Engine, EngineError, Input, Output, Pick, Slice, StageKey, Tap};
-use crate::cuda::Choice;
+use super::{Engine, EngineError, Input, Output, RowToSample, Slice, StageKey, Tap};
+use crate::cuda::RowChoice;
 use tsnode_protocol::Sampled;
 
 impl Engine {
@@ -16,13 +16,14 @@ impl Engine {
         stage: StageKey,
         batch: &[Slice],
         input: Input<'_>,
-        picks: &[Pick<'_>],
+        picks: &[RowToSample<'_>],
         tap: Option<&mut dyn Tap>,
     ) -> Result<Option<Vec<Sampled>>, EngineError> {
         if !self.is_on_gpu() || picks.is_empty() {
             return Ok(None);
         }
-        let choices: Option<Vec<Choice>> = picks.iter().map(|pick| Choice::of(pick.sampling, pick.position)).collect();
+        let choices: Option<Vec<RowChoice>> =
+            picks.iter().map(|pick| RowChoice::of(pick.sampling, pick.position)).collect();
         let Some(choices) = choices else { return Ok(None) };
         let rows: Vec<usize> = picks.iter().map(|pick| pick.row).collect();
         let output = Output::Logits { rows: &rows };

@@ -1,10 +1,10 @@
 //! What ranks hold of a stage, and what each computes with.
 
-use super::{Input, attend::Run, turns::Turns};
+use super::{Input, attend::RowRun, turns::StageRotations};
 use crate::{
     cpu::Cpu,
-    models::Stage,
-    pages::{Layout, PageUse, PagesError},
+    models::ModelStage,
+    pages::{PageLayout, PageUse, PagesError},
     ranks::Rank,
 };
 use std::ops::Range;
@@ -15,7 +15,7 @@ pub(super) struct Loaded {
     pub parts: Vec<Part>,
     pub shape: ModelShape,
     pub layers: LayerRange,
-    pub turns: Turns,
+    pub turns: StageRotations,
     /// Who owns its sequences' pages.
     pub page_use: PageUse,
     /// What its weights take here (bytes).
@@ -24,8 +24,8 @@ pub(super) struct Loaded {
 
 /// A rank's part of a stage.
 pub(super) struct Part {
-    pub stage: Box<dyn Stage>,
-    pub layout: Layout,
+    pub stage: Box<dyn ModelStage>,
+    pub layout: PageLayout,
     /// Its heads of keys and values.
     pub heads: Range<usize>,
     /// Tokens whose logits it computes.
@@ -33,15 +33,15 @@ pub(super) struct Part {
 }
 
 impl Part {
-    pub fn new(rank: Rank, stage: Box<dyn Stage>, shape: &ModelShape, dtype: KvDtype) -> Result<Self, PagesError> {
+    pub fn new(rank: Rank, stage: Box<dyn ModelStage>, shape: &ModelShape, dtype: KvDtype) -> Result<Self, PagesError> {
         let heads = rank.heads(shape.kv_heads as usize);
-        let layout = Layout::new(&ModelShape { kv_heads: heads.len() as u32, ..*shape }, dtype)?;
+        let layout = PageLayout::new(&ModelShape { kv_heads: heads.len() as u32, ..*shape }, dtype)?;
         Ok(Self { stage, layout, heads, vocab: rank.outputs(shape.vocab as usize) })
     }
 }
 
 impl Loaded {
-    pub fn layouts(&self) -> impl Iterator<Item = &Layout> {
+    pub fn layouts(&self) -> impl Iterator<Item = &PageLayout> {
         self.parts.iter().map(|part| &part.layout)
     }
 
@@ -67,7 +67,7 @@ pub(super) struct Device {
     pub chosen: Vec<f32>,
     pub logits: Vec<f32>,
     /// Memory for the runs of a batch; none are left in it.
-    pub runs: Vec<Run<'static>>,
+    pub runs: Vec<RowRun<'static>>,
 }
 
 /// What enters a stage, as every rank has it.

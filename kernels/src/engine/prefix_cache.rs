@@ -22,7 +22,7 @@ pub enum Prefix {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct PrefixCacheEntry {
     stage: StageKey,
     kv: Shards,
     used: u64,
@@ -31,7 +31,7 @@ struct Entry {
 /// All that is kept on a device.
 #[derive(Debug, Default)]
 pub(super) struct PrefixCache {
-    entries: BTreeMap<PrefixKey, Entry>,
+    entries: BTreeMap<PrefixKey, PrefixCacheEntry>,
     next_key: u64,
     uses: u64,
 }
@@ -41,7 +41,7 @@ impl PrefixCache {
         let key = PrefixKey(self.next_key);
         self.next_key += 1;
         self.uses += 1;
-        self.entries.insert(key, Entry { stage, kv, used: self.uses });
+        self.entries.insert(key, PrefixCacheEntry { stage, kv, used: self.uses });
         key
     }
 
@@ -115,7 +115,7 @@ impl Engine {
         };
         let from = self.prefix(stage, prefix, tokens, room)?;
         let pages: Vec<usize> = (0..self.pools.len()).map(|rank| from.fork_pages(rank, tokens, room)).collect();
-        self.make_room(stage, &pages, spared);
+        self.make_room(stage, &pages, spared)?;
         if let Some(key) = spared {
             self.kept.touch(key);
         }
@@ -129,7 +129,13 @@ impl Engine {
     }
 
     /// The sequence to begin with, if it has so many tokens and they fit.
-    fn prefix(&self, stage: StageKey, prefix: Prefix, tokens: usize, room: usize) -> Result<&Shards, EngineError> {
+    pub(super) fn prefix(
+        &self,
+        stage: StageKey,
+        prefix: Prefix,
+        tokens: usize,
+        room: usize,
+    ) -> Result<&Shards, EngineError> {
         let kv = match prefix {
             Prefix::Running(other) => self.sequences.get(&(stage, other)),
             Prefix::Kept(key) => self.kept.get(stage, key),

@@ -1,6 +1,6 @@
 //! A sequence's KV over the ranks of its stage: each has pages for its own heads, and all have the same tokens.
 
-use crate::pages::{Layout, PagePool, PageUse, PagesError, SequenceKv};
+use crate::pages::{PageLayout, PagePool, PageUse, PagesError, SequenceKv};
 use std::ops::Range;
 
 /// A sequence's page tables, one for each rank.
@@ -14,7 +14,7 @@ impl Shards {
     /// When a rank's pool has too few; then none is taken anywhere.
     pub(super) fn reserve<'a>(
         pools: &mut [PagePool],
-        layouts: impl Iterator<Item = &'a Layout>,
+        layouts: impl Iterator<Item = &'a PageLayout>,
         layers: usize,
         room: usize,
         page_use: PageUse,

@@ -1,11 +1,11 @@
 //! KV that leaves while a step is still computing: a layer's can be packed as soon as its keys and values are stored.
 
-use super::{Shards, StageKey, carded, turns::Turns};
+use super::{Shards, StageKey, carded, turns::StageRotations};
 use crate::{
     cpu::Simd,
-    cuda::{Gpus, TilePlace},
+    cuda::{GpuRanks, TilePlace},
     pages::PagePool,
-    wire::{self, Packing, Tile, Turn},
+    wire::{self, KeyRotation, Tile, TileCodec},
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -29,10 +29,10 @@ pub struct Fresh<'a> {
     pub(super) layer: usize,
     pub(super) heads: usize,
     /// How its keys turn.
-    pub(super) turn: Option<&'a Turn>,
-    pub(super) scratch: &'a mut wire::Scratch,
+    pub(super) turn: Option<&'a KeyRotation>,
+    pub(super) scratch: &'a mut wire::CodecScratch,
     /// Where the pages are, if not here.
-    pub(super) gpus: Option<&'a mut Gpus>,
+    pub(super) gpus: Option<&'a mut GpuRanks>,
 }
 
 impl Fresh<'_> {
@@ -49,7 +49,7 @@ impl Fresh<'_> {
             return carded::export_beside(gpus, kv, &place, payload);
         }
         let tile = Tile { layer: self.layer, heads: 0..self.heads, tokens };
-        let packing = Packing { simd: Simd::detect(), codec, turn: self.turn };
+        let packing = TileCodec { simd: Simd::detect(), codec, turn: self.turn };
         wire::export(packing, kv.of(0), self.pool, &tile, self.scratch, payload);
         true
     }
@@ -73,8 +73,8 @@ pub(super) struct Tapped<'a> {
     pub tap: &'a mut dyn Tap,
     /// Where the stage's layers begin.
     pub first: u32,
-    pub turns: &'a Turns,
-    pub scratch: &'a mut wire::Scratch,
+    pub turns: &'a StageRotations,
+    pub scratch: &'a mut wire::CodecScratch,
 }
 
 impl Stored for Tapped<'_> {

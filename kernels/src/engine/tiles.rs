@@ -4,13 +4,13 @@ use super::{Engine, EngineError, Loaded, Shards, StageKey};
 use crate::{
     cpu::Simd,
     pages::Side,
-    wire::{self, Packing, PayloadError, Strip},
+    wire::{self, PayloadError, Strip, TileCodec},
 };
 use std::ops::Range;
 use tsnode_protocol::{KvCodec, KvDtype, RequestId, TileHeader};
 
 /// A tile's sequence, and the place of its layer in the stage.
-pub(super) struct Place<'a> {
+pub(super) struct TileTarget<'a> {
     pub loaded: &'a Loaded,
     pub kv: &'a Shards,
     pub layer: usize,
@@ -36,10 +36,10 @@ impl Engine {
         let located = self.locate(stage, request, tile, codec).and_then(|place| {
             if tile.token_end as usize > place.kv.len() { Err(EngineError::Tile(*tile)) } else { Ok(place) }
         });
-        let exported = located.map(|Place { loaded, kv, layer }| {
+        let exported = located.map(|TileTarget { loaded, kv, layer }| {
             payload.resize(tile_bytes(loaded, self.dtype, tile, codec), 0);
             let mut rest = payload.as_mut_slice();
-            let packing = Packing { simd: Simd::detect(), codec, turn: loaded.turns.of(layer) };
+            let packing = TileCodec { simd: Simd::detect(), codec, turn: loaded.turns.of(layer) };
             for (side, head) in sides(tile) {
                 let (rank, strip) = strip(loaded, layer, side, head, tile);
                 let pages = (kv.of(rank), &self.pools[rank]);
@@ -62,7 +62,7 @@ impl Engine {
         codec: KvCodec,
         payload: &[u8],
     ) -> Result<(), EngineError> {
-        let Place { loaded, layer, .. } = self.locate(stage, request, tile, codec)?;
+        let TileTarget { loaded, layer, .. } = self.locate(stage, request, tile, codec)?;
         let (found, expected) = (payload.len(), tile_bytes(loaded, self.dtype, tile, codec));
         if found != expected {
             return Err(PayloadError { found, expected }.into());
@@ -74,7 +74,7 @@ impl Engine {
         let kv = self.sequences.get(&(stage, request)).ok_or(EngineError::NoSequence(request))?;
         let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
         let mut rest = payload;
-        let packing = Packing { simd: Simd::detect(), codec, turn: loaded.turns.of(layer) };
+        let packing = TileCodec { simd: Simd::detect(), codec, turn: loaded.turns.of(layer) };
         for (side, head) in sides(tile) {
             let (rank, strip) = strip(loaded, layer, side, head, tile);
             let pages = (kv.of(rank), &mut self.pools[rank]);
@@ -121,7 +121,7 @@ impl Engine {
         request: RequestId,
         tile: &TileHeader,
         codec: KvCodec,
-    ) -> Result<Place<'_>, EngineError> {
+    ) -> Result<TileTarget<'_>, EngineError> {
         let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
         let kv = self.sequence(stage, request)?;
         let inside = tile.check().is_ok()
@@ -132,7 +132,7 @@ impl Engine {
         if !inside {
             return Err(EngineError::Tile(*tile));
         }
-        Ok(Place { loaded, kv, layer: (tile.layer - loaded.layers.start) as usize })
+        Ok(TileTarget { loaded, kv, layer: (tile.layer - loaded.layers.start) as usize })
     }
 }
 

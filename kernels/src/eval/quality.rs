@@ -19,11 +19,11 @@ pub struct Subject<'a> {
 }
 
 /// What happens to the first tokens of a sequence before the next are computed.
-pub type Change<'c> = &'c mut dyn FnMut(&mut Engine, RequestId, u32) -> Result<(), EngineError>;
+pub type PrefixChange<'c> = &'c mut dyn FnMut(&mut Engine, RequestId, u32) -> Result<(), EngineError>;
 
 /// What follows prefixes of one length, predicted with and without the change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Predicted {
+pub struct PrefixQuality {
     /// Tokens of each prefix.
     pub prefix: usize,
     /// Tokens predicted.
@@ -38,7 +38,7 @@ pub struct Predicted {
     pub divergence: f64,
 }
 
-impl Predicted {
+impl PrefixQuality {
     /// Perplexity with the change over that without.
     #[must_use]
     pub fn ratio(&self) -> f64 {
@@ -106,7 +106,7 @@ impl Subject<'_> {
     ///
     /// # Errors
     /// When the engine has too few pages.
-    pub fn errors(&mut self, prompt: &[Token], change: Change<'_>) -> Result<Vec<LayerError>, EngineError> {
+    pub fn errors(&mut self, prompt: &[Token], change: PrefixChange<'_>) -> Result<Vec<LayerError>, EngineError> {
         let request = RequestId([2; 16]);
         let len = prompt.len() as u32;
         self.engine.admit(self.stage, request, len)?;
@@ -144,9 +144,9 @@ impl Subject<'_> {
         &mut self,
         windows: &[Vec<Token>],
         prefix: usize,
-        change: Change<'_>,
-    ) -> Result<Predicted, EngineError> {
-        let mut sum = Predicted { prefix, ..Predicted::default() };
+        change: PrefixChange<'_>,
+    ) -> Result<PrefixQuality, EngineError> {
+        let mut sum = PrefixQuality { prefix, ..PrefixQuality::default() };
         for window in windows.iter().filter(|w| w.len() > prefix + 1) {
             let before = self.follow(window, prefix, &mut |_, _, _| Ok(()))?;
             let after = self.follow(window, prefix, change)?;
@@ -164,13 +164,13 @@ impl Subject<'_> {
             }
         }
         let n = sum.tokens.max(1) as f64;
-        let Predicted { before, after, same_top, divergence, .. } = sum;
+        let PrefixQuality { before, after, same_top, divergence, .. } = sum;
         let [before, after, same_top, divergence] = [before, after, same_top, divergence].map(|sum| sum / n);
-        Ok(Predicted { before, after, same_top, divergence, ..sum })
+        Ok(PrefixQuality { before, after, same_top, divergence, ..sum })
     }
 
     /// Logits after each token behind the prefix but the last.
-    fn follow(&mut self, window: &[Token], prefix: usize, change: Change<'_>) -> Result<Vec<f32>, EngineError> {
+    fn follow(&mut self, window: &[Token], prefix: usize, change: PrefixChange<'_>) -> Result<Vec<f32>, EngineError> {
         let request = RequestId([1; 16]);
         self.engine.admit(self.stage, request, window.len() as u32)?;
         self.compute(request, 0, &window[..prefix], &[])?;
@@ -191,7 +191,7 @@ impl Subject<'_> {
         &mut self,
         prompts: &[Vec<Token>],
         n: usize,
-        change: Change<'_>,
+        change: PrefixChange<'_>,
     ) -> Result<Vec<Vec<Token>>, EngineError> {
         let mut answers = Vec::new();
         for (i, prompt) in prompts.iter().enumerate() {

@@ -3,7 +3,7 @@
 mod gemma4;
 
 use super::{
-    GgufError, Metadata, Value,
+    GgufError, Metadata, MetadataValue,
     architecture::{Architecture, GEMMA_4, LONG_FACTORS, SHORT_FACTORS},
     shapes::Shapes,
     tokenizer::special::Special,
@@ -13,7 +13,7 @@ use tsnode_protocol::limits;
 
 /// What is written, under Hugging Face's names.
 #[derive(Serialize)]
-struct Config {
+struct ConfigJson {
     model_type: &'static str,
     num_hidden_layers: u32,
     hidden_size: u32,
@@ -70,14 +70,14 @@ struct Optional {
     #[serde(skip_serializing_if = "Option::is_none")]
     logits_scaling: Option<f32>,
     #[serde(flatten)]
-    mixture: Option<Mixture>,
+    mixture: Option<MixtureKeys>,
     #[serde(flatten)]
-    gemma4: Option<gemma4::Keys>,
+    gemma4: Option<gemma4::Gemma4Keys>,
 }
 
 /// What models with experts have, under the names that their families read.
 #[derive(Serialize)]
-struct Mixture {
+struct MixtureKeys {
     num_experts: u32,
     num_experts_per_tok: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -167,12 +167,12 @@ const GPT_OSS: &str = "gpt-oss";
 const GLM: &str = "glm4moe";
 
 /// Metadata of one architecture: keys begin with its name.
-struct Keys<'m, 'a> {
+struct ArchitectureKeys<'m, 'a> {
     metadata: &'m Metadata<'a>,
     architecture: &'static Architecture,
 }
 
-impl Keys<'_, '_> {
+impl ArchitectureKeys<'_, '_> {
     fn key(&self, key: &str) -> String {
         format!("{}.{key}", self.architecture.name)
     }
@@ -205,7 +205,7 @@ pub(super) fn json(
     shapes: &Shapes<'_, '_>,
     special: &Special,
 ) -> Result<Vec<u8>, GgufError> {
-    let keys = Keys { metadata, architecture };
+    let keys = ArchitectureKeys { metadata, architecture };
     let heads = keys.needed("attention.head_count")?;
     let hidden = keys.needed("embedding_length")?;
     let width = if architecture.name == GEMMA_4 { gemma4::NARROW } else { "attention.key_length" };
@@ -215,7 +215,7 @@ pub(super) fn json(
     };
     refuse_variants(&keys, head_dim)?;
     let pairs = if architecture.neighbours { "neighbours" } else { "halves" };
-    let config = Config {
+    let config = ConfigJson {
         model_type: match architecture.name {
             OLMO if keys.count("attention.sliding_window")?.is_some_and(|window| window > 0) => "olmo3",
             _ => architecture.model_type,
@@ -245,7 +245,7 @@ pub(super) fn json(
 }
 
 /// Layers, but for those behind the last that propose tokens.
-fn layers(keys: &Keys<'_, '_>) -> Result<u32, GgufError> {
+fn layers(keys: &ArchitectureKeys<'_, '_>) -> Result<u32, GgufError> {
     let more = if keys.architecture.name == GLM { keys.count("nextn_predict_layers")?.unwrap_or(0) } else { 0 };
     let all = keys.needed("block_count")?;
     match all.checked_sub(more) {
@@ -255,7 +255,7 @@ fn layers(keys: &Keys<'_, '_>) -> Result<u32, GgufError> {
 }
 
 /// What config.json has no words for.
-fn refuse_variants(keys: &Keys<'_, '_>, head_dim: u32) -> Result<(), GgufError> {
+fn refuse_variants(keys: &ArchitectureKeys<'_, '_>, head_dim: u32) -> Result<(), GgufError> {
     let experts = keys.count("expert_count")?.unwrap_or(0);
     if keys.architecture.mixture != (experts > 0) {
         let supported = if experts > 0 { "models of this architecture without experts are" } else { "a number is" };
@@ -286,7 +286,7 @@ fn refuse_variants(keys: &Keys<'_, '_>, head_dim: u32) -> Result<(), GgufError> 
 }
 
 /// YaRN as other than in its paper.
-fn refuse_other_yarn(keys: &Keys<'_, '_>) -> Result<(), GgufError> {
+fn refuse_other_yarn(keys: &ArchitectureKeys<'_, '_>) -> Result<(), GgufError> {
     let yarn = keys.metadata.text(&keys.key("rope.scaling.type"))? == Some("yarn");
     let factor = keys.real("rope.scaling.factor")?.unwrap_or(1.0).max(1.0);
     // Some converters write the factor that the paper has anyway.
@@ -307,27 +307,27 @@ fn refuse_other_yarn(keys: &Keys<'_, '_>) -> Result<(), GgufError> {
 }
 
 /// Whether a value, or each of a list, is one of these numbers.
-fn is_one_of(value: &Value<'_>, numbers: &[f64]) -> bool {
+fn is_one_of(value: &MetadataValue<'_>, numbers: &[f64]) -> bool {
     match value {
-        Value::Integer(number) => numbers.contains(&(*number as f64)),
-        Value::Real(number) => numbers.contains(number),
-        Value::Flag(flag) => numbers.contains(&f64::from(u8::from(*flag))),
-        Value::Text(_) => false,
-        Value::Array(list) => list.iter().all(|value| is_one_of(&value, numbers)),
+        MetadataValue::Integer(number) => numbers.contains(&(*number as f64)),
+        MetadataValue::Real(number) => numbers.contains(number),
+        MetadataValue::Flag(flag) => numbers.contains(&f64::from(u8::from(*flag))),
+        MetadataValue::Text(_) => false,
+        MetadataValue::Array(list) => list.iter().all(|value| is_one_of(&value, numbers)),
     }
 }
 
-fn shown(value: &Value<'_>) -> String {
+fn shown(value: &MetadataValue<'_>) -> String {
     match value {
-        Value::Integer(number) => number.to_string(),
-        Value::Real(number) => (*number as f32).to_string(),
-        Value::Flag(flag) => flag.to_string(),
-        Value::Text(text) => String::from_utf8_lossy(text).chars().take(64).collect(),
-        Value::Array(list) => format!("a list of {}", list.len()),
+        MetadataValue::Integer(number) => number.to_string(),
+        MetadataValue::Real(number) => (*number as f32).to_string(),
+        MetadataValue::Flag(flag) => flag.to_string(),
+        MetadataValue::Text(text) => String::from_utf8_lossy(text).chars().take(64).collect(),
+        MetadataValue::Array(list) => format!("a list of {}", list.len()),
     }
 }
 
-fn optional(keys: &Keys<'_, '_>, shapes: &Shapes<'_, '_>, head_dim: u32) -> Result<Optional, GgufError> {
+fn optional(keys: &ArchitectureKeys<'_, '_>, shapes: &Shapes<'_, '_>, head_dim: u32) -> Result<Optional, GgufError> {
     // GLM's configuration would have another width where nothing is said.
     let whole = |n: &u32| *n == head_dim && keys.architecture.name != GLM || keys.architecture.name == GEMMA_4;
     let said = |n: &u32| !whole(n) && head_dim > 0;
@@ -355,7 +355,7 @@ fn optional(keys: &Keys<'_, '_>, shapes: &Shapes<'_, '_>, head_dim: u32) -> Resu
 }
 
 /// Granite's factors; where one is missing, llama.cpp does not multiply.
-fn granite(keys: &Keys<'_, '_>, common: Optional, head_dim: u32) -> Result<Optional, GgufError> {
+fn granite(keys: &ArchitectureKeys<'_, '_>, common: Optional, head_dim: u32) -> Result<Optional, GgufError> {
     let factor = |key| Ok(keys.real(key)?.filter(|factor| *factor != 0.0));
     Ok(Optional {
         embedding_multiplier: factor("embedding_scale")?,
@@ -370,7 +370,7 @@ fn granite(keys: &Keys<'_, '_>, common: Optional, head_dim: u32) -> Result<Optio
 }
 
 /// Width of an MLP; of experts, where a file of the family has no other.
-fn intermediate(keys: &Keys<'_, '_>) -> Result<u32, GgufError> {
+fn intermediate(keys: &ArchitectureKeys<'_, '_>) -> Result<u32, GgufError> {
     match keys.count("expert_feed_forward_length")?.filter(|_| keys.architecture.mixture && !has_both(keys)) {
         Some(width) => Ok(width),
         None => keys.needed("feed_forward_length"),
@@ -378,11 +378,11 @@ fn intermediate(keys: &Keys<'_, '_>) -> Result<u32, GgufError> {
 }
 
 /// Whether configurations of the family have the width of MLPs beside that of experts.
-fn has_both(keys: &Keys<'_, '_>) -> bool {
+fn has_both(keys: &ArchitectureKeys<'_, '_>) -> bool {
     keys.architecture.name.starts_with("qwen") || [GLM, GEMMA_4].contains(&keys.architecture.name)
 }
 
-fn mixture(keys: &Keys<'_, '_>, shapes: &Shapes<'_, '_>) -> Result<Option<Mixture>, GgufError> {
+fn mixture(keys: &ArchitectureKeys<'_, '_>, shapes: &Shapes<'_, '_>) -> Result<Option<MixtureKeys>, GgufError> {
     const NORMED: &str = "expert_weights_norm";
     if !keys.architecture.mixture {
         return Ok(None);
@@ -400,7 +400,7 @@ fn mixture(keys: &Keys<'_, '_>, shapes: &Shapes<'_, '_>) -> Result<Option<Mixtur
     let usual = || Ok(keys.needed("feed_forward_length")? / used.max(1));
     let width = || keys.count("expert_feed_forward_length")?.map_or_else(usual, Ok);
     let dense = || (0..layers).filter(|i| !shapes.has(&format!("blk.{i}.ffn_gate_inp.weight"))).collect();
-    Ok(Some(Mixture {
+    Ok(Some(MixtureKeys {
         num_experts: experts,
         num_experts_per_tok: used,
         norm_topk_prob: (!always).then_some(normed),
@@ -411,7 +411,7 @@ fn mixture(keys: &Keys<'_, '_>, shapes: &Shapes<'_, '_>) -> Result<Option<Mixtur
     }))
 }
 
-fn glm(keys: &Keys<'_, '_>, shapes: &Shapes<'_, '_>) -> Result<Glm, GgufError> {
+fn glm(keys: &ArchitectureKeys<'_, '_>, shapes: &Shapes<'_, '_>) -> Result<Glm, GgufError> {
     const SIGMOID: u32 = 2;
     let gating = keys.count("expert_gating_func")?.unwrap_or(SIGMOID);
     if ![0, SIGMOID].contains(&gating) {
@@ -427,7 +427,7 @@ fn glm(keys: &Keys<'_, '_>, shapes: &Shapes<'_, '_>) -> Result<Glm, GgufError> {
 }
 
 /// What Gemma's files leave out, as llama.cpp fills it in.
-fn gemma(keys: &Keys<'_, '_>, mut o: Optional, head_dim: u32) -> Result<Optional, GgufError> {
+fn gemma(keys: &ArchitectureKeys<'_, '_>, mut o: Optional, head_dim: u32) -> Result<Optional, GgufError> {
     // Only the two 27B models divide scores by another root than that of the head's width.
     let large = match keys.architecture.name {
         "gemma2" => 46,
@@ -450,7 +450,7 @@ fn gemma(keys: &Keys<'_, '_>, mut o: Optional, head_dim: u32) -> Result<Optional
 }
 
 /// Which layers have a window: all but every so many-th, or one by one.
-fn pattern(keys: &Keys<'_, '_>) -> Result<(Option<u32>, Option<Vec<&'static str>>), GgufError> {
+fn pattern(keys: &ArchitectureKeys<'_, '_>) -> Result<(Option<u32>, Option<Vec<&'static str>>), GgufError> {
     match listed(keys)? {
         None => Ok((Some(keys.count(PATTERN)?.unwrap_or(6)), None)),
         listed => Ok((None, listed)),
@@ -460,14 +460,14 @@ fn pattern(keys: &Keys<'_, '_>) -> Result<(Option<u32>, Option<Vec<&'static str>
 const PATTERN: &str = "attention.sliding_window_pattern";
 
 /// Which layers have a window, if that is said one by one.
-fn listed(keys: &Keys<'_, '_>) -> Result<Option<Vec<&'static str>>, GgufError> {
-    let Some(Value::Array(list)) = keys.metadata.get(&keys.key(PATTERN)) else { return Ok(None) };
+fn listed(keys: &ArchitectureKeys<'_, '_>) -> Result<Option<Vec<&'static str>>, GgufError> {
+    let Some(MetadataValue::Array(list)) = keys.metadata.get(&keys.key(PATTERN)) else { return Ok(None) };
     super::at_most(PATTERN, list.len() as u64, keys.needed("block_count")?.into())?;
-    let layer = |value| if value == Value::Flag(false) { "full_attention" } else { "sliding_attention" };
+    let layer = |value| if value == MetadataValue::Flag(false) { "full_attention" } else { "sliding_attention" };
     Ok(Some(list.iter().map(layer).collect()))
 }
 
-fn scaling(keys: &Keys<'_, '_>, shapes: &Shapes<'_, '_>) -> Result<Option<Scaling>, GgufError> {
+fn scaling(keys: &ArchitectureKeys<'_, '_>, shapes: &Shapes<'_, '_>) -> Result<Option<Scaling>, GgufError> {
     let stated = keys.metadata.text(&keys.key("rope.scaling.type"))?.filter(|kind| *kind != "none");
     let (long_factor, short_factor) = (shapes.numbers(LONG_FACTORS)?, shapes.numbers(SHORT_FACTORS)?);
     // Phi 3's converter writes the factors and not always the type.

@@ -12,7 +12,7 @@ const ALIGNMENT_MAX: u64 = 1 << 20;
 
 /// One value.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Value<'a> {
+pub enum MetadataValue<'a> {
     /// A whole number.
     Integer(i128),
     /// Any number.
@@ -83,21 +83,21 @@ impl Kind {
         }
     }
 
-    fn read<'a>(self, reader: &mut Reader<'a>) -> Result<Value<'a>, GgufError> {
-        let Some(len) = self.bytes() else { return reader.text().map(Value::Text) };
+    fn read<'a>(self, reader: &mut Reader<'a>) -> Result<MetadataValue<'a>, GgufError> {
+        let Some(len) = self.bytes() else { return reader.text().map(MetadataValue::Text) };
         let bytes = reader.take(len)?;
         let mut wide = [0; 8];
         wide[..bytes.len()].copy_from_slice(bytes);
         let bits = u64::from_le_bytes(wide);
         Ok(match self {
-            Self::I8 => Value::Integer((bits as i8).into()),
-            Self::I16 => Value::Integer((bits as i16).into()),
-            Self::I32 => Value::Integer((bits as i32).into()),
-            Self::I64 => Value::Integer((bits as i64).into()),
-            Self::F32 => Value::Real(f32::from_bits(bits as u32).into()),
-            Self::F64 => Value::Real(f64::from_bits(bits)),
-            Self::Flag => Value::Flag(bits != 0),
-            Self::U8 | Self::U16 | Self::U32 | Self::U64 | Self::Text => Value::Integer(bits.into()),
+            Self::I8 => MetadataValue::Integer((bits as i8).into()),
+            Self::I16 => MetadataValue::Integer((bits as i16).into()),
+            Self::I32 => MetadataValue::Integer((bits as i32).into()),
+            Self::I64 => MetadataValue::Integer((bits as i64).into()),
+            Self::F32 => MetadataValue::Real(f32::from_bits(bits as u32).into()),
+            Self::F64 => MetadataValue::Real(f64::from_bits(bits)),
+            Self::Flag => MetadataValue::Flag(bits != 0),
+            Self::U8 | Self::U16 | Self::U32 | Self::U64 | Self::Text => MetadataValue::Integer(bits.into()),
         })
     }
 }
@@ -116,7 +116,7 @@ impl<'a> Array<'a> {
     }
 
     /// The values in order.
-    pub fn iter(&self) -> impl Iterator<Item = Value<'a>> + use<'a> {
+    pub fn iter(&self) -> impl Iterator<Item = MetadataValue<'a>> + use<'a> {
         let (kind, mut reader) = (self.kind, Reader::new(self.bytes));
         // The bytes were walked once when the file was read: no value is missing.
         (0..self.len).map_while(move |_| kind.read(&mut reader).ok())
@@ -126,7 +126,7 @@ impl<'a> Array<'a> {
 /// What a file says about its model.
 #[derive(Clone, Debug, Default)]
 pub struct Metadata<'a> {
-    values: BTreeMap<&'a str, Value<'a>>,
+    values: BTreeMap<&'a str, MetadataValue<'a>>,
 }
 
 /// Reads `entries` keys and values.
@@ -141,12 +141,12 @@ pub(super) fn read<'a>(reader: &mut Reader<'a>, entries: u64) -> Result<Metadata
     Ok(Metadata { values })
 }
 
-fn value<'a>(reader: &mut Reader<'a>, key: &str) -> Result<Value<'a>, GgufError> {
+fn value<'a>(reader: &mut Reader<'a>, key: &str) -> Result<MetadataValue<'a>, GgufError> {
     let kind = |number| Kind::of(number).ok_or_else(|| GgufError::ValueType { key: key.to_owned(), kind: number });
     match reader.u32()? {
         ARRAY => {
             let (kind, len) = (kind(reader.u32()?)?, reader.u64()?);
-            array(reader, kind, len).map(Value::Array)
+            array(reader, kind, len).map(MetadataValue::Array)
         }
         number => kind(number)?.read(reader),
     }
@@ -166,7 +166,7 @@ fn array<'a>(reader: &mut Reader<'a>, kind: Kind, len: u64) -> Result<Array<'a>,
 impl<'a> Metadata<'a> {
     /// What is stored under `key`.
     #[must_use]
-    pub fn get(&self, key: &str) -> Option<Value<'a>> {
+    pub fn get(&self, key: &str) -> Option<MetadataValue<'a>> {
         self.values.get(key).copied()
     }
 
@@ -175,7 +175,7 @@ impl<'a> Metadata<'a> {
         &self,
         key: &str,
         wanted: &'static str,
-        read: impl Fn(Value<'a>) -> Option<T>,
+        read: impl Fn(MetadataValue<'a>) -> Option<T>,
     ) -> Result<Option<T>, GgufError> {
         let wrong = || GgufError::Value { key: key.to_owned(), wanted };
         self.get(key).map(|value| read(value).ok_or_else(wrong)).transpose()
@@ -183,14 +183,14 @@ impl<'a> Metadata<'a> {
 
     pub(super) fn text(&self, key: &str) -> Result<Option<&'a str>, GgufError> {
         self.get_as(key, "a text", |value| match value {
-            Value::Text(bytes) => std::str::from_utf8(bytes).ok(),
+            MetadataValue::Text(bytes) => std::str::from_utf8(bytes).ok(),
             _ => None,
         })
     }
 
     pub(super) fn flag(&self, key: &str) -> Result<Option<bool>, GgufError> {
         self.get_as(key, "true or false", |value| match value {
-            Value::Flag(flag) => Some(flag),
+            MetadataValue::Flag(flag) => Some(flag),
             _ => None,
         })
     }
@@ -198,11 +198,11 @@ impl<'a> Metadata<'a> {
     /// A number that is not negative; of a list with one number for each layer, what all layers have.
     pub(crate) fn count(&self, key: &str) -> Result<Option<u32>, GgufError> {
         let one = |value| match value {
-            Value::Integer(number) => u32::try_from(number).ok(),
+            MetadataValue::Integer(number) => u32::try_from(number).ok(),
             _ => None,
         };
         self.get_as(key, "a number from 0 to 4294967295, the same for all layers", |value| match value {
-            Value::Array(array) => {
+            MetadataValue::Array(array) => {
                 let first = one(array.iter().next()?)?;
                 array.iter().all(|value| one(value) == Some(first)).then_some(first)
             }
@@ -212,15 +212,15 @@ impl<'a> Metadata<'a> {
 
     pub(super) fn real(&self, key: &str) -> Result<Option<f64>, GgufError> {
         self.get_as(key, "a finite number", |value| match value {
-            Value::Real(number) => Some(number).filter(|number| number.is_finite()),
-            Value::Integer(number) => Some(number as f64),
+            MetadataValue::Real(number) => Some(number).filter(|number| number.is_finite()),
+            MetadataValue::Integer(number) => Some(number as f64),
             _ => None,
         })
     }
 
     pub(super) fn array(&self, key: &str) -> Result<Option<Array<'a>>, GgufError> {
         self.get_as(key, "a list", |value| match value {
-            Value::Array(array) => Some(array),
+            MetadataValue::Array(array) => Some(array),
             _ => None,
         })
     }

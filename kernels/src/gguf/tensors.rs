@@ -32,28 +32,28 @@ pub(super) fn read<'a>(
     let mut heads = Vec::new();
     let mut names = BTreeSet::new();
     for _ in 0..count {
-        let head = Head::read(reader)?;
+        let head = TensorHead::read(reader)?;
         if !names.insert(head.name) {
             return Err(GgufError::Twice(format!("tensor {}", head.name)));
         }
         heads.push(head);
     }
     let start = (reader.at() as u64).next_multiple_of(alignment);
-    let place = |head: Head<'a>| head.place(start, alignment, len);
+    let place = |head: TensorHead<'a>| head.place(start, alignment, len);
     let tensors = heads.into_iter().map(place).collect::<Result<Vec<_>, _>>()?;
     refuse_overlaps(&tensors)?;
     Ok(tensors)
 }
 
 /// A tensor as the file describes it.
-struct Head<'a> {
+struct TensorHead<'a> {
     name: &'a str,
     shape: Vec<u64>,
     kind: u32,
     offset: u64,
 }
 
-impl<'a> Head<'a> {
+impl<'a> TensorHead<'a> {
     fn read(reader: &mut Reader<'a>) -> Result<Self, GgufError> {
         let name = reader.name("tensor", NAME)?;
         let dimensions = u64::from(reader.u32()?);

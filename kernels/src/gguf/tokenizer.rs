@@ -8,7 +8,7 @@ mod split;
 pub(super) mod vocabulary;
 
 use super::{GgufError, Metadata};
-use json::{Added, PostProcessor, Tokenizer};
+use json::{AddedToken, PostProcessor, Tokenizer};
 use serde::Serialize;
 use special::Special;
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use vocabulary::{Kind, Vocabulary};
 
 /// `tokenizer_config.json`.
 #[derive(Serialize)]
-struct Settings<'v> {
+struct TokenizerConfig<'v> {
     add_bos_token: bool,
     add_eos_token: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -35,7 +35,7 @@ struct Settings<'v> {
 
 /// `generation_config.json`.
 #[derive(Serialize)]
-struct Generation {
+struct GenerationConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     bos_token_id: Option<u32>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -75,22 +75,24 @@ fn tokenizer<'v>(
     special: &Special,
 ) -> Result<Tokenizer<'v>, GgufError> {
     let parts = match vocabulary.model {
-        vocabulary::Model::Bytes => bpe::parts(metadata, vocabulary)?,
-        vocabulary::Model::Pieces | vocabulary::Model::MergedPieces => pieces::parts(metadata, vocabulary, special)?,
+        vocabulary::TokenizerModel::Bytes => bpe::parts(metadata, vocabulary)?,
+        vocabulary::TokenizerModel::Pieces | vocabulary::TokenizerModel::MergedPieces => {
+            pieces::parts(metadata, vocabulary, special)?
+        }
     };
     let added = added(metadata, vocabulary)?;
     Ok(Tokenizer::new(parts, added, post_processor(vocabulary, special)))
 }
 
 /// Tokens that are found in a text before it is split.
-fn added<'v>(metadata: &Metadata<'_>, vocabulary: &'v Vocabulary<'v>) -> Result<Vec<Added<'v>>, GgufError> {
+fn added<'v>(metadata: &Metadata<'_>, vocabulary: &'v Vocabulary<'v>) -> Result<Vec<AddedToken<'v>>, GgufError> {
     let name = metadata.text("general.name")?.unwrap_or_default().to_lowercase();
     // Phi 3 swallows the space after its special tokens; files do not say so, llama.cpp goes by the name too.
     let phi3 = name.contains("phi-3") || name.contains("phi3");
     let strips = |text: &str| phi3 && !matches!(text, "<unk>" | "<s>" | "<|endoftext|>");
     let add = |(id, (text, kind)): (u32, (&'v str, Kind))| match kind {
-        Kind::Control | Kind::Unknown => Some(Added::new(id, text, true, strips(text))),
-        Kind::UserDefined => Some(Added::new(id, text, false, strips(text))),
+        Kind::Control | Kind::Unknown => Some(AddedToken::new(id, text, true, strips(text))),
+        Kind::UserDefined => Some(AddedToken::new(id, text, false, strips(text))),
         Kind::Normal | Kind::Unused | Kind::Byte => None,
     };
     Ok((0..).zip(vocabulary.iter()).filter_map(add).collect())
@@ -106,9 +108,9 @@ fn settings<'v>(
     metadata: &Metadata<'v>,
     vocabulary: &'v Vocabulary<'v>,
     special: &Special,
-) -> Result<Settings<'v>, GgufError> {
+) -> Result<TokenizerConfig<'v>, GgufError> {
     let text = |id: Option<u32>| id.map(|id| vocabulary.text(id));
-    Ok(Settings {
+    Ok(TokenizerConfig {
         add_bos_token: special.add_bos,
         add_eos_token: special.add_eos,
         bos_token: text(special.bos),
@@ -121,9 +123,9 @@ fn settings<'v>(
     })
 }
 
-fn generation(metadata: &Metadata<'_>, special: &Special) -> Result<Generation, GgufError> {
+fn generation(metadata: &Metadata<'_>, special: &Special) -> Result<GenerationConfig, GgufError> {
     let real = |key: &str| Ok(metadata.real(&format!("general.sampling.{key}"))?.map(|number| number as f32));
-    Ok(Generation {
+    Ok(GenerationConfig {
         bos_token_id: special.bos,
         eos_token_id: special.ends.clone(),
         temperature: real("temp")?,

@@ -4,7 +4,7 @@ pub(super) mod experts;
 pub(super) mod parts;
 
 use super::{
-    Loaded, Share, Stage, StageBytes,
+    LoadedStage, ModelStage, StageBytes, StageShare,
     outline::{HeadOutline, LayerOutline, LinearOutline, Outline},
     sized,
 };
@@ -14,15 +14,15 @@ use crate::{
     engine::Attend,
     gguf::ROPE_FACTORS,
     linear::Weight,
-    ranks::Outputs,
+    ranks::RankOutputs,
     rope::{Rope, RopeScaling},
     weights::{Checkpoint, Tensor, WeightsError},
 };
-use parts::{Norm, Part};
+use parts::{Part, RmsNorm};
 use tsnode_protocol::Token;
 
 /// One layer of a family.
-pub(super) trait Layer: Send {
+pub(super) trait DecoderLayer: Send {
     /// Runs over the rows of `hidden`, in place.
     fn forward(&self, step: &mut Step<'_, '_>, hidden: &mut [f32], s: &mut Scratch);
 
@@ -54,7 +54,7 @@ pub(super) struct Scratch {
     mixed: Vec<f32>,
     gate: Vec<f32>,
     up: Vec<f32>,
-    work: experts::Work,
+    work: experts::MoeScratch,
     /// What a mixture is chosen by, where that is not what its experts get, and what stands beside it: `[row][hidden]`.
     pub routed: Vec<f32>,
     pub beside: Vec<f32>,
@@ -83,7 +83,7 @@ impl Angles {
 }
 
 /// Consecutive layers of one family.
-struct Decoder<L> {
+struct DecoderStage<L> {
     config: ModelConfig,
     embed: Option<Tensor>,
     layers: Vec<L>,
@@ -97,9 +97,9 @@ struct Decoder<L> {
 }
 
 struct Head {
-    norm: Norm,
+    norm: RmsNorm,
     weight: Weight,
-    outputs: Outputs,
+    outputs: RankOutputs,
 }
 
 impl Head {
@@ -109,13 +109,13 @@ impl Head {
 }
 
 /// Loads a stage whose layers `layer` loads.
-pub(super) fn load<L: Layer + 'static>(
+pub(super) fn load<L: DecoderLayer + 'static>(
     c: &ModelConfig,
     checkpoint: &Checkpoint,
-    share: Share,
+    share: StageShare,
     layer: fn(&Part<'_>) -> Result<L, WeightsError>,
-) -> Loaded {
-    let Share { layers: range, rank } = share;
+) -> LoadedStage {
+    let StageShare { layers: range, rank } = share;
     let matrix = |name: &str| checkpoint.matrix(name, c.vocab, c.hidden);
     let embed = if range.start == 0 && rank.is_first() { Some(matrix("model.embed_tokens.weight")?) } else { None };
     let mut bytes = StageBytes { embed: embed.as_ref().map_or(0, Tensor::bytes), ..StageBytes::default() };
@@ -123,7 +123,7 @@ pub(super) fn load<L: Layer + 'static>(
         // A checkpoint may say nothing of tying and simply have no head.
         let tied = c.tied || !checkpoint.has("lm_head.weight");
         let all = matrix(if tied { "model.embed_tokens.weight" } else { "lm_head.weight" })?;
-        let outputs = Outputs { all: c.vocab, mine: rank.outputs(c.vocab) };
+        let outputs = RankOutputs { all: c.vocab, mine: rank.outputs(c.vocab) };
         let weight = Weight::new(all.rows(outputs.mine.clone()));
         let part = Part::new(c, checkpoint, rank, "model".to_owned(), 0);
         let norm = part.norm("norm")?.scaled(c.logit_scale);
@@ -142,7 +142,16 @@ pub(super) fn load<L: Layer + 'static>(
         weights.extend(part.weights());
     }
     let ropes = ropes(c, checkpoint)?;
-    Ok(Box::new(Decoder { config: c.clone(), embed, layers, head, ropes, bytes, weights, scratch: Scratch::default() }))
+    Ok(Box::new(DecoderStage {
+        config: c.clone(),
+        embed,
+        layers,
+        head,
+        ropes,
+        bytes,
+        weights,
+        scratch: Scratch::default(),
+    }))
 }
 
 /// GGUF files have Llama 3's stretch as a factor for each frequency.
@@ -158,7 +167,7 @@ fn ropes(c: &ModelConfig, checkpoint: &Checkpoint) -> Result<Vec<Rope>, WeightsE
     Ok([everywhere].into_iter().chain(other).collect())
 }
 
-impl<L: Layer> Stage for Decoder<L> {
+impl<L: DecoderLayer> ModelStage for DecoderStage<L> {
     fn embed(&self, tokens: &[Token], _positions: &[u32], out: &mut [f32]) {
         let Some(embed) = &self.embed else { return };
         for (token, row) in tokens.iter().zip(out.chunks_exact_mut(self.config.hidden)) {
@@ -205,7 +214,7 @@ impl<L: Layer> Stage for Decoder<L> {
         Some(Outline {
             hidden: self.config.hidden,
             embed: self.embed.as_ref().map(|table| (table, self.config.embed_scale)),
-            layers: self.layers.iter().map(Layer::outline).collect(),
+            layers: self.layers.iter().map(DecoderLayer::outline).collect(),
             head: self.head.as_ref().map(|h| HeadOutline { norm: h.norm.outline(), linear: h.outline(), cap }),
             ropes: &self.ropes,
             lacks: self.config.gpu_lacks,

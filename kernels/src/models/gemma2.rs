@@ -5,7 +5,7 @@ use super::{
     Family,
     decoder::{
         self, Scratch, Step,
-        parts::{Attention, Gated, Norm, Part},
+        parts::{Attention, Gated, Part, RmsNorm},
     },
     outline::{LayerOutline, MlpOutline},
 };
@@ -44,8 +44,8 @@ pub(super) fn common(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelC
     Ok(())
 }
 
-fn layer(part: &Part<'_>) -> Result<Layer, WeightsError> {
-    Layer::of(part, Attention::load(part)?, Gated::load(part)?, NORMS)
+fn layer(part: &Part<'_>) -> Result<Gemma2Layer, WeightsError> {
+    Gemma2Layer::of(part, Attention::load(part)?, Gated::load(part)?, NORMS)
 }
 
 /// Norms of a layer, in the order rows pass them.
@@ -53,16 +53,16 @@ pub(super) const NORMS: [&str; 4] =
     ["input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"];
 
 /// A layer as Gemma 3 and GLM-4 have it too, with other parts.
-pub(super) struct Layer {
-    attention_norm: Norm,
+pub(super) struct Gemma2Layer {
+    attention_norm: RmsNorm,
     attention: Attention,
-    attention_post_norm: Norm,
-    mlp_norm: Norm,
+    attention_post_norm: RmsNorm,
+    mlp_norm: RmsNorm,
     mlp: Gated,
-    mlp_post_norm: Norm,
+    mlp_post_norm: RmsNorm,
 }
 
-impl Layer {
+impl Gemma2Layer {
     /// A layer of these parts, with norms of these names.
     pub(super) fn of(
         part: &Part<'_>,
@@ -82,7 +82,7 @@ impl Layer {
     }
 }
 
-impl decoder::Layer for Layer {
+impl decoder::DecoderLayer for Gemma2Layer {
     fn forward(&self, step: &mut Step<'_, '_>, hidden: &mut [f32], s: &mut Scratch) {
         self.attention_norm.forward(step.cpu, hidden, &mut s.normed);
         self.attention.forward(step, s);

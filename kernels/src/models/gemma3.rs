@@ -7,7 +7,7 @@ use super::{
         self,
         parts::{Attention, Gated, Part},
     },
-    gemma2::{self, Layer},
+    gemma2::{self, Gemma2Layer},
 };
 use crate::{
     config::{Keys, ModelConfig, ModelConfigError, OtherRope},
@@ -54,6 +54,6 @@ fn rope(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
     }
 }
 
-fn layer(part: &Part<'_>) -> Result<Layer, WeightsError> {
-    Layer::of(part, Attention::load(part)?.with_head_norms(part)?, Gated::load(part)?, gemma2::NORMS)
+fn layer(part: &Part<'_>) -> Result<Gemma2Layer, WeightsError> {
+    Gemma2Layer::of(part, Attention::load(part)?.with_head_norms(part)?, Gated::load(part)?, gemma2::NORMS)
 }

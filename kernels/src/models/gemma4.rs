@@ -6,8 +6,8 @@ use super::{
     Family,
     decoder::{
         self, Scratch, Step,
-        experts::Experts,
-        parts::{Attention, Gated, Norm, Part},
+        experts::MoeBlock,
+        parts::{Attention, Gated, Part, RmsNorm},
     },
     gemma2::NORMS,
     outline::{LayerOutline, MlpOutline},
@@ -125,51 +125,51 @@ fn rope(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
     Ok(())
 }
 
-fn layer(part: &Part<'_>) -> Result<Layer, WeightsError> {
+fn layer(part: &Part<'_>) -> Result<Gemma4Layer, WeightsError> {
     let [attention_norm, attention_post_norm, mlp_norm, mlp_post_norm] = NORMS.map(|name| part.norm(name));
-    Ok(Layer {
+    Ok(Gemma4Layer {
         attention_norm: attention_norm?,
         attention: Attention::load(part)?.with_head_norms(part)?.with_value_norms(part),
         attention_post_norm: attention_post_norm?,
         mlp_norm: mlp_norm?,
         mlp: Gated::load(part)?,
-        beside: part.mixture().map(|mixture| Beside::load(part, mixture)).transpose()?,
+        beside: part.mixture().map(|mixture| Gemma4Mixture::load(part, mixture)).transpose()?,
         mlp_post_norm: mlp_post_norm?,
         factor: part.number("layer_scalar")?,
     })
 }
 
-struct Layer {
-    attention_norm: Norm,
+struct Gemma4Layer {
+    attention_norm: RmsNorm,
     attention: Attention,
-    attention_post_norm: Norm,
-    mlp_norm: Norm,
+    attention_post_norm: RmsNorm,
+    mlp_norm: RmsNorm,
     mlp: Gated,
-    beside: Option<Beside>,
-    mlp_post_norm: Norm,
+    beside: Option<Gemma4Mixture>,
+    mlp_post_norm: RmsNorm,
     /// What comes out is multiplied by.
     factor: f32,
 }
 
 /// A mixture that stands beside the MLP.
-struct Beside {
+struct Gemma4Mixture {
     /// Before its router, before its experts, and behind them.
-    router_norm: Norm,
-    norm: Norm,
-    post_norm: Norm,
+    router_norm: RmsNorm,
+    norm: RmsNorm,
+    post_norm: RmsNorm,
     /// Behind the MLP, where there is a mixture.
-    mlp_post_norm: Norm,
-    experts: Experts,
+    mlp_post_norm: RmsNorm,
+    experts: MoeBlock,
 }
 
-impl Beside {
+impl Gemma4Mixture {
     fn load(part: &Part<'_>, mixture: &Mixture) -> Result<Self, WeightsError> {
         Ok(Self {
             router_norm: part.norm_by("router.scale", 1.0 / part.root())?,
             norm: part.norm("pre_feedforward_layernorm_2")?,
             post_norm: part.norm("post_feedforward_layernorm_2")?,
             mlp_post_norm: part.norm("post_feedforward_layernorm_1")?,
-            experts: Experts::load_apart(part, mixture)?,
+            experts: MoeBlock::load_apart(part, mixture)?,
         })
     }
 
@@ -185,7 +185,7 @@ impl Beside {
     }
 }
 
-impl decoder::Layer for Layer {
+impl decoder::DecoderLayer for Gemma4Layer {
     fn forward(&self, step: &mut Step<'_, '_>, hidden: &mut [f32], s: &mut Scratch) {
         self.attention_norm.forward(step.cpu, hidden, &mut s.normed);
         self.attention.forward(step, s);

@@ -7,7 +7,7 @@ use super::{
         self,
         parts::{Attention, Gated, Part},
     },
-    llama::Layer,
+    llama::LlamaLayer,
 };
 use crate::{
     config::{Activation, Keys, ModelConfig, ModelConfigError},
@@ -39,6 +39,6 @@ pub(super) fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), Mod
     Ok(())
 }
 
-fn layer(part: &Part<'_>) -> Result<Layer, WeightsError> {
-    Layer::of(part, Attention::load(part)?, Gated::load_fused(part)?)
+fn layer(part: &Part<'_>) -> Result<LlamaLayer, WeightsError> {
+    LlamaLayer::of(part, Attention::load(part)?, Gated::load_fused(part)?)
 }

@@ -6,7 +6,7 @@ use super::{
         self,
         parts::{Attention, Gated, Part},
     },
-    gemma2::Layer,
+    gemma2::Gemma2Layer,
     glm,
 };
 use crate::weights::WeightsError;
@@ -24,6 +24,6 @@ pub(super) static FAMILY: Family = Family {
 const NORMS: [&str; 4] =
     ["input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"];
 
-fn layer(part: &Part<'_>) -> Result<Layer, WeightsError> {
-    Layer::of(part, Attention::load(part)?, Gated::load_fused(part)?, NORMS)
+fn layer(part: &Part<'_>) -> Result<Gemma2Layer, WeightsError> {
+    Gemma2Layer::of(part, Attention::load(part)?, Gated::load_fused(part)?, NORMS)
 }

@@ -8,7 +8,7 @@ use super::{
         experts::Mlp,
         parts::{Attention, Part},
     },
-    llama::Layer,
+    llama::LlamaLayer,
 };
 use crate::{
     config::{Activation, Keys, Mixture, ModelConfig, ModelConfigError},
@@ -73,8 +73,8 @@ fn mixture(layers: usize, keys: &Keys) -> Result<Mixture, ModelConfigError> {
     })
 }
 
-fn layer(part: &Part<'_>) -> Result<Layer, WeightsError> {
+fn layer(part: &Part<'_>) -> Result<LlamaLayer, WeightsError> {
     let attention = Attention::load(part)?;
     let attention = if part.has_head_norms() { attention.with_head_norms(part)? } else { attention };
-    Layer::of(part, attention, Mlp::load(part)?)
+    LlamaLayer::of(part, attention, Mlp::load(part)?)
 }

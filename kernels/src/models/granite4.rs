@@ -8,7 +8,7 @@ use super::{
         parts::{Attention, Gated, Part},
     },
     granite,
-    llama::Layer,
+    llama::LlamaLayer,
 };
 use crate::{
     config::{Keys, ModelConfig, ModelConfigError, OtherRope},
@@ -71,7 +71,7 @@ fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigErr
 /// Widest MLP.
 const WIDEST: usize = 1 << 22;
 
-fn layer(part: &Part<'_>) -> Result<Layer, WeightsError> {
+fn layer(part: &Part<'_>) -> Result<LlamaLayer, WeightsError> {
     let mlp = Gated::load_fused_as(part, ["shared_mlp.input_linear", "shared_mlp.output_linear"])?;
-    Layer::of(part, Attention::load(part)?, mlp)
+    LlamaLayer::of(part, Attention::load(part)?, mlp)
 }

@@ -5,7 +5,7 @@ use super::{
     decoder::{
         self, Scratch, Step,
         experts::Mlp,
-        parts::{Attention, Gated, Norm, Part},
+        parts::{Attention, Gated, Part, RmsNorm},
     },
     outline::LayerOutline,
 };
@@ -31,19 +31,19 @@ fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigErr
     Ok(())
 }
 
-fn layer(part: &Part<'_>) -> Result<Layer, WeightsError> {
-    Layer::of(part, Attention::load(part)?, Gated::load(part)?)
+fn layer(part: &Part<'_>) -> Result<LlamaLayer, WeightsError> {
+    LlamaLayer::of(part, Attention::load(part)?, Gated::load(part)?)
 }
 
 /// A layer as Mistral, Qwen and Phi have it too, with other parts.
-pub(super) struct Layer {
-    attention_norm: Norm,
+pub(super) struct LlamaLayer {
+    attention_norm: RmsNorm,
     attention: Attention,
-    mlp_norm: Norm,
+    mlp_norm: RmsNorm,
     mlp: Mlp,
 }
 
-impl Layer {
+impl LlamaLayer {
     /// A layer of these parts, with its norms.
     pub(super) fn of(part: &Part<'_>, attention: Attention, mlp: impl Into<Mlp>) -> Result<Self, WeightsError> {
         let attention_norm = part.norm("input_layernorm")?;
@@ -52,7 +52,7 @@ impl Layer {
     }
 }
 
-impl decoder::Layer for Layer {
+impl decoder::DecoderLayer for LlamaLayer {
     fn forward(&self, step: &mut Step<'_, '_>, hidden: &mut [f32], s: &mut Scratch) {
         self.attention_norm.forward(step.cpu, hidden, &mut s.normed);
         self.attention.forward(step, s);

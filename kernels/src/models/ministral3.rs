@@ -7,7 +7,7 @@ use super::{
         self,
         parts::{Attention, Gated, Part},
     },
-    llama::Layer,
+    llama::LlamaLayer,
 };
 use crate::{
     config::{Activation, Growth, Keys, ModelConfig, ModelConfigError},
@@ -42,6 +42,6 @@ fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigErr
     Ok(())
 }
 
-fn layer(part: &Part<'_>) -> Result<Layer, WeightsError> {
-    Layer::of(part, Attention::load(part)?, Gated::load(part)?)
+fn layer(part: &Part<'_>) -> Result<LlamaLayer, WeightsError> {
+    LlamaLayer::of(part, Attention::load(part)?, Gated::load(part)?)
 }

@@ -5,7 +5,7 @@ use super::{
     Family,
     decoder::{
         self, Scratch, Step,
-        parts::{Attention, Gated, Norm, Part},
+        parts::{Attention, Gated, Part, RmsNorm},
     },
     outline::{LayerOutline, MlpOutline},
 };
@@ -32,8 +32,8 @@ pub(super) fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), Mod
 }
 
 /// A layer as OLMo 3 has it too.
-pub(super) fn layer(part: &Part<'_>) -> Result<Layer, WeightsError> {
-    Ok(Layer {
+pub(super) fn layer(part: &Part<'_>) -> Result<Olmo2Layer, WeightsError> {
+    Ok(Olmo2Layer {
         attention: Attention::load(part)?.with_row_norms(part)?,
         attention_post_norm: part.norm("post_attention_layernorm")?,
         mlp: Gated::load(part)?,
@@ -41,14 +41,14 @@ pub(super) fn layer(part: &Part<'_>) -> Result<Layer, WeightsError> {
     })
 }
 
-pub(super) struct Layer {
+pub(super) struct Olmo2Layer {
     attention: Attention,
-    attention_post_norm: Norm,
+    attention_post_norm: RmsNorm,
     mlp: Gated,
-    mlp_post_norm: Norm,
+    mlp_post_norm: RmsNorm,
 }
 
-impl decoder::Layer for Layer {
+impl decoder::DecoderLayer for Olmo2Layer {
     fn forward(&self, step: &mut Step<'_, '_>, hidden: &mut [f32], s: &mut Scratch) {
         as_they_are(hidden, s);
         self.attention.forward(step, s);

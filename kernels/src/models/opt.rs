@@ -1,10 +1,10 @@
 //! OPT: learned positions, layer norm before each block and at the end, ReLU, biases everywhere, tied head.
 
-use super::{Family, ROWS_OF_MLP, Share, Stage, StageBytes, add, add_bias, sized};
+use super::{Family, ModelStage, ROWS_OF_MLP, StageBytes, StageShare, add, add_bias, sized};
 use crate::{
     config::{Activation, Keys, ModelConfig, ModelConfigError},
     cpu::Cpu,
-    engine::{Attend, Look},
+    engine::{Attend, AttentionParams},
     linear::Weight,
     ranks::Rank,
     weights::{Checkpoint, Tensor, WeightsError},
@@ -52,46 +52,46 @@ fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigErr
 
 struct Opt {
     config: ModelConfig,
-    embed: Option<Embedding>,
-    layers: Vec<Layer>,
-    head: Option<Head>,
-    scratch: Scratch,
+    embed: Option<OptEmbedding>,
+    layers: Vec<OptLayer>,
+    head: Option<OptHead>,
+    scratch: OptScratch,
 }
 
-struct Embedding {
+struct OptEmbedding {
     tokens: Tensor,
     positions: Tensor,
 }
 
-struct Layer {
-    attention_norm: Norm,
-    query: Linear,
-    key: Linear,
-    value: Linear,
-    output: Linear,
-    mlp_norm: Norm,
-    up: Linear,
-    down: Linear,
+struct OptLayer {
+    attention_norm: OptNorm,
+    query: OptLinear,
+    key: OptLinear,
+    value: OptLinear,
+    output: OptLinear,
+    mlp_norm: OptNorm,
+    up: OptLinear,
+    down: OptLinear,
 }
 
-struct Norm {
+struct OptNorm {
     weight: Vec<f32>,
     bias: Vec<f32>,
 }
 
-struct Linear {
+struct OptLinear {
     weight: Weight,
     bias: Vec<f32>,
 }
 
-struct Head {
-    norm: Norm,
+struct OptHead {
+    norm: OptNorm,
     weight: Weight,
 }
 
 /// Memory kept from step to step.
 #[derive(Default)]
-struct Scratch {
+struct OptScratch {
     normed: Vec<f32>,
     q: Vec<f32>,
     k: Vec<f32>,
@@ -102,30 +102,30 @@ struct Scratch {
 }
 
 impl Opt {
-    fn load(config: &ModelConfig, checkpoint: &Checkpoint, share: Share) -> Result<Self, WeightsError> {
-        let (c, Share { layers: range, rank }) = (config, share);
+    fn load(config: &ModelConfig, checkpoint: &Checkpoint, share: StageShare) -> Result<Self, WeightsError> {
+        let (c, StageShare { layers: range, rank }) = (config, share);
         let tokens = || checkpoint.matrix("model.decoder.embed_tokens.weight", c.vocab, c.hidden);
         let positions =
             || checkpoint.matrix("model.decoder.embed_positions.weight", c.context + POSITION_OFFSET, c.hidden);
         let embed = if range.start == 0 && rank.is_first() {
-            Some(Embedding { tokens: tokens()?, positions: positions()? })
+            Some(OptEmbedding { tokens: tokens()?, positions: positions()? })
         } else {
             None
         };
         let head = if range.end as usize == c.layers {
             let tied = c.tied || !checkpoint.has("lm_head.weight");
             let weight = if tied { tokens()? } else { checkpoint.matrix("lm_head.weight", c.vocab, c.hidden)? };
-            let norm = Norm::load(checkpoint, "model.decoder.final_layer_norm", c.hidden)?;
-            Some(Head { norm, weight: Weight::new(weight.rows(rank.outputs(c.vocab))) })
+            let norm = OptNorm::load(checkpoint, "model.decoder.final_layer_norm", c.hidden)?;
+            Some(OptHead { norm, weight: Weight::new(weight.rows(rank.outputs(c.vocab))) })
         } else {
             None
         };
-        let layers = range.iter().map(|i| Layer::load(c, checkpoint, rank, i)).collect::<Result<_, _>>()?;
-        Ok(Self { embed, layers, head, config: config.clone(), scratch: Scratch::default() })
+        let layers = range.iter().map(|i| OptLayer::load(c, checkpoint, rank, i)).collect::<Result<_, _>>()?;
+        Ok(Self { embed, layers, head, config: config.clone(), scratch: OptScratch::default() })
     }
 }
 
-impl Norm {
+impl OptNorm {
     fn load(checkpoint: &Checkpoint, name: &str, width: usize) -> Result<Self, WeightsError> {
         Ok(Self {
             weight: checkpoint.vector(&format!("{name}.weight"), width)?,
@@ -138,7 +138,7 @@ impl Norm {
     }
 }
 
-impl Linear {
+impl OptLinear {
     /// The outputs `mine` of `rows`.
     fn load(
         checkpoint: &Checkpoint,
@@ -165,21 +165,22 @@ impl Linear {
     }
 }
 
-impl Layer {
+impl OptLayer {
     fn load(c: &ModelConfig, checkpoint: &Checkpoint, rank: Rank, index: u32) -> Result<Self, WeightsError> {
         let name = |part: &str| format!("model.decoder.layers.{index}.{part}");
         let heads = rank.heads(c.kv_heads);
         let channels = heads.start * c.head_dim..heads.end * c.head_dim;
-        let linear = |part: &str, size, mine: &Range<usize>| Linear::load(checkpoint, &name(part), size, mine.clone());
+        let linear =
+            |part: &str, size, mine: &Range<usize>| OptLinear::load(checkpoint, &name(part), size, mine.clone());
         let (hidden, inner) = (rank.outputs(c.hidden), rank.outputs(c.intermediate));
         let square = (c.hidden, c.hidden);
         Ok(Self {
-            attention_norm: Norm::load(checkpoint, &name("self_attn_layer_norm"), c.hidden)?,
+            attention_norm: OptNorm::load(checkpoint, &name("self_attn_layer_norm"), c.hidden)?,
             query: linear("self_attn.q_proj", square, &channels)?,
             key: linear("self_attn.k_proj", square, &channels)?,
             value: linear("self_attn.v_proj", square, &channels)?,
             output: linear("self_attn.out_proj", square, &hidden)?,
-            mlp_norm: Norm::load(checkpoint, &name("final_layer_norm"), c.hidden)?,
+            mlp_norm: OptNorm::load(checkpoint, &name("final_layer_norm"), c.hidden)?,
             up: linear("fc1", (c.intermediate, c.hidden), &inner)?,
             down: linear("fc2", (c.hidden, c.intermediate), &hidden)?,
         })
@@ -192,7 +193,7 @@ impl Layer {
         index: usize,
         hidden: &mut [f32],
         attend: &mut Attend<'_>,
-        s: &mut Scratch,
+        s: &mut OptScratch,
     ) {
         let rows = hidden.len() / c.hidden;
         let normed = sized(&mut s.normed, hidden.len());
@@ -200,7 +201,7 @@ impl Layer {
         self.query.forward(cpu, rows, normed, &mut s.q);
         self.key.forward(cpu, rows, normed, &mut s.k);
         self.value.forward(cpu, rows, normed, &mut s.v);
-        let look = Look { scale: c.attention_scale, cap: None, window: None, parts: 1 };
+        let look = AttentionParams { scale: c.attention_scale, cap: None, window: None, parts: 1 };
         let mixed = sized(&mut s.mixed, s.q.len());
         attend.attend(cpu, index, (look, &[]), None, (&mut s.q, &mut s.k, &s.v), mixed);
         attend.gather(rows, &mut s.mixed);
@@ -222,17 +223,17 @@ impl Layer {
         cpu.add(hidden, &s.out);
     }
 
-    fn linears(&self) -> [&Linear; 6] {
+    fn linears(&self) -> [&OptLinear; 6] {
         [&self.query, &self.key, &self.value, &self.output, &self.up, &self.down]
     }
 
     fn bytes(&self) -> u64 {
         let norms = 8 * (self.attention_norm.weight.len() + self.mlp_norm.weight.len()) as u64;
-        norms + self.linears().map(Linear::bytes).iter().sum::<u64>()
+        norms + self.linears().map(OptLinear::bytes).iter().sum::<u64>()
     }
 }
 
-impl Stage for Opt {
+impl ModelStage for Opt {
     fn embed(&self, tokens: &[Token], positions: &[u32], out: &mut [f32]) {
         let Some(embed) = &self.embed else { return };
         let mut place = vec![0.0; self.config.hidden];
@@ -259,16 +260,16 @@ impl Stage for Opt {
 
     fn bytes(&self) -> StageBytes {
         let embed = self.embed.as_ref().map_or(0, |e| e.tokens.bytes() + e.positions.bytes());
-        let norm = |h: &Head| 8 * h.norm.weight.len() as u64;
+        let norm = |h: &OptHead| 8 * h.norm.weight.len() as u64;
         StageBytes {
             experts: 0,
-            layers: self.layers.iter().map(Layer::bytes).sum(),
+            layers: self.layers.iter().map(OptLayer::bytes).sum(),
             embed,
             head: self.head.as_ref().map_or(0, |h| h.weight.bytes() + norm(h)),
         }
     }
     fn weights(&self) -> Vec<&Weight> {
-        let layers = self.layers.iter().flat_map(Layer::linears).map(|linear| &linear.weight);
+        let layers = self.layers.iter().flat_map(OptLayer::linears).map(|linear| &linear.weight);
         layers.chain(self.head.iter().map(|head| &head.weight)).collect()
     }
 

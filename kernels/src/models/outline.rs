@@ -2,9 +2,9 @@
 
 use crate::{
     config::Activation,
-    engine::Look,
+    engine::AttentionParams,
     linear::Weight,
-    ranks::Outputs,
+    ranks::RankOutputs,
     rope::{Rope, RopePairs},
     weights::Tensor,
 };
@@ -49,7 +49,7 @@ pub(crate) struct LinearOutline<'a> {
     pub weight: &'a Weight,
     pub bias: Option<&'a [f32]>,
     /// Those of all ranks' that weight and bias are of.
-    pub outputs: &'a Outputs,
+    pub outputs: &'a RankOutputs,
 }
 
 /// Attention.
@@ -60,7 +60,7 @@ pub(crate) struct AttentionOutline<'a> {
     /// Of each head's queries and keys.
     pub head_norms: Option<[NormOutline<'a>; 2]>,
     pub head_dim: usize,
-    pub look: Look,
+    pub look: AttentionParams,
     /// Which of the stage's ropes.
     pub rope: usize,
     pub pairs: RopePairs,

@@ -7,7 +7,7 @@ use super::{
         self,
         parts::{Attention, Gated, Part},
     },
-    llama::Layer,
+    llama::LlamaLayer,
 };
 use crate::{
     config::{Activation, Keys, ModelConfig, ModelConfigError},
@@ -30,6 +30,6 @@ fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigErr
     Ok(())
 }
 
-fn layer(part: &Part<'_>) -> Result<Layer, WeightsError> {
-    Layer::of(part, Attention::load_fused(part)?, Gated::load_fused(part)?)
+fn layer(part: &Part<'_>) -> Result<LlamaLayer, WeightsError> {
+    LlamaLayer::of(part, Attention::load_fused(part)?, Gated::load_fused(part)?)
 }

@@ -6,7 +6,7 @@ use super::{
         self,
         parts::{Attention, Gated, Part},
     },
-    llama::Layer,
+    llama::LlamaLayer,
 };
 use crate::{
     config::{Activation, Keys, ModelConfig, ModelConfigError},
@@ -41,6 +41,6 @@ pub(super) fn windows(layers: usize, keys: &Keys) -> Result<Vec<Option<usize>>, 
     keys.windows(layers, Some(WINDOW), |i| i as f32 >= below)
 }
 
-fn layer(part: &Part<'_>) -> Result<Layer, WeightsError> {
-    Layer::of(part, Attention::load(part)?, Gated::load(part)?)
+fn layer(part: &Part<'_>) -> Result<LlamaLayer, WeightsError> {
+    LlamaLayer::of(part, Attention::load(part)?, Gated::load(part)?)
 }

@@ -7,7 +7,7 @@ use super::{
         experts::Mlp,
         parts::{Attention, Part},
     },
-    llama::Layer,
+    llama::LlamaLayer,
 };
 use crate::{
     config::{Activation, Keys, Mixture, ModelConfig, ModelConfigError},
@@ -47,6 +47,6 @@ fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigErr
     Ok(())
 }
 
-fn layer(part: &Part<'_>) -> Result<Layer, WeightsError> {
-    Layer::of(part, Attention::load(part)?.with_head_norms(part)?, Mlp::load(part)?)
+fn layer(part: &Part<'_>) -> Result<LlamaLayer, WeightsError> {
+    LlamaLayer::of(part, Attention::load(part)?.with_head_norms(part)?, Mlp::load(part)?)
 }

@@ -1,6 +1,6 @@
 //! A sequence's page table: what it owns, shares with others and leaves behind.
 
-use super::{Layout, PAGE_BYTES, Page, PagePool, PageUse, PagesError, Side};
+use super::{PAGE_BYTES, Page, PageLayout, PagePool, PageUse, PagesError, Side};
 use crate::cpu::{Cut, Matrix};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use std::ops::Range;
@@ -9,7 +9,7 @@ use tsnode_protocol::KvDtype;
 /// A sequence's page table on one stage, and how many of its tokens are there.
 #[derive(Debug)]
 pub struct SequenceKv {
-    layout: Layout,
+    layout: PageLayout,
     /// Pages by layer of the stage.
     layers: Vec<Vec<Page>>,
     /// Another one whenever `layers` is.
@@ -24,7 +24,7 @@ impl SequenceKv {
     ///
     /// # Errors
     /// When the pool has too few; then none is taken.
-    pub fn reserve(pool: &mut PagePool, layout: Layout, layers: usize, room: usize) -> Result<Self, PagesError> {
+    pub fn reserve(pool: &mut PagePool, layout: PageLayout, layers: usize, room: usize) -> Result<Self, PagesError> {
         Self::reserve_as(PageUse::Running, pool, layout, layers, room)
     }
 
@@ -32,7 +32,7 @@ impl SequenceKv {
     pub(crate) fn reserve_as(
         page_use: PageUse,
         pool: &mut PagePool,
-        layout: Layout,
+        layout: PageLayout,
         layers: usize,
         room: usize,
     ) -> Result<Self, PagesError> {
@@ -161,7 +161,7 @@ impl SequenceKv {
 
     /// How it lies in pages.
     #[must_use]
-    pub fn layout(&self) -> Layout {
+    pub fn layout(&self) -> PageLayout {
         self.layout
     }
 

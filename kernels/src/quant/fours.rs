@@ -21,7 +21,7 @@ pub(super) type Joined = [u8; 22];
 
 /// How words lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Packing {
+pub enum WordPacking {
     /// `[inputs / 8][output]`, inputs in their order; zeros by outputs.
     Gptq,
     /// `[input][outputs / 8]`, outputs in an order of its own.
@@ -32,12 +32,12 @@ pub enum Packing {
 
 /// How scales are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Halves {
+pub(crate) enum HalfFormat {
     F16,
     Bf16,
 }
 
-impl Halves {
+impl HalfFormat {
     fn get(self, bytes: &[u8], at: usize) -> f32 {
         let two = [bytes[2 * at], bytes[2 * at + 1]];
         match self {
@@ -50,11 +50,11 @@ impl Halves {
 /// A whole matrix, `[output][input]`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fours<'a> {
-    pub packing: Packing,
+    pub packing: WordPacking,
     /// Words of numbers.
     pub codes: &'a [u8],
     pub scales: &'a [u8],
-    pub halves: Halves,
+    pub halves: HalfFormat,
     /// Words of zeros; 8 is zero everywhere where there are none.
     pub zeros: Option<&'a [u8]>,
     /// Whether zeros are stored less one.
@@ -87,9 +87,9 @@ impl Fours<'_> {
     fn eight(&self, output: usize, from: usize) -> [u8; EIGHT] {
         let whole = |at| std::array::from_fn(|i| nibble(word(self.codes, at), i));
         match self.packing {
-            Packing::Gptq => whole(from / EIGHT * self.outputs + output),
-            Packing::Compressed => whole(output * (self.inputs / EIGHT) + from / EIGHT),
-            Packing::Awq => {
+            WordPacking::Gptq => whole(from / EIGHT * self.outputs + output),
+            WordPacking::Compressed => whole(output * (self.inputs / EIGHT) + from / EIGHT),
+            WordPacking::Awq => {
                 let (words, at) = (self.outputs / EIGHT, output / EIGHT);
                 let place = AWQ[output % EIGHT];
                 std::array::from_fn(|i| nibble(word(self.codes, (from + i) * words + at), place))
@@ -102,17 +102,17 @@ impl Fours<'_> {
         let Some(zeros) = self.zeros else { return MIDDLE };
         let words = self.outputs / EIGHT;
         let stored = match self.packing {
-            Packing::Gptq => nibble(word(zeros, group * words + output / EIGHT), output % EIGHT),
-            Packing::Awq => nibble(word(zeros, group * words + output / EIGHT), AWQ[output % EIGHT]),
-            Packing::Compressed => nibble(word(zeros, output / EIGHT * self.groups() + group), output % EIGHT),
+            WordPacking::Gptq => nibble(word(zeros, group * words + output / EIGHT), output % EIGHT),
+            WordPacking::Awq => nibble(word(zeros, group * words + output / EIGHT), AWQ[output % EIGHT]),
+            WordPacking::Compressed => nibble(word(zeros, output / EIGHT * self.groups() + group), output % EIGHT),
         };
         stored + u8::from(self.less_one)
     }
 
     fn scale_at(&self, output: usize, group: usize) -> usize {
         match self.packing {
-            Packing::Gptq | Packing::Awq => group * self.outputs + output,
-            Packing::Compressed => output * self.groups() + group,
+            WordPacking::Gptq | WordPacking::Awq => group * self.outputs + output,
+            WordPacking::Compressed => output * self.groups() + group,
         }
     }
 
@@ -185,10 +185,10 @@ mod tests {
             let stored: Vec<u8> = (0..outputs * 3 / 2).map(|_| next()).collect();
             let scales: Vec<u8> =
                 (0..outputs * 3).flat_map(|_| f16::from_f32(f32::from(next()) / 77.0 - 1.0).to_le_bytes()).collect();
-            for packing in [Packing::Gptq, Packing::Awq, Packing::Compressed] {
+            for packing in [WordPacking::Gptq, WordPacking::Awq, WordPacking::Compressed] {
                 let zeros = zeros.then_some(&stored[..]);
                 let fours = Fours {
-                    packing, codes: &codes, scales: &scales, halves: Halves::F16, zeros, less_one, index: None, outputs,
+                    packing, codes: &codes, scales: &scales, halves: HalfFormat::F16, zeros, less_one, index: None, outputs,
                     inputs, group,
                 };
                 let kind = fours.kind().unwrap();

@@ -3,7 +3,7 @@
 
 use super::{ModelSource, shape_of, short};
 use crate::{
-    models::{self, Share, Stage},
+    models::{self, ModelStage, StageShare},
     ranks::Rank,
     stored::Coding,
     weights::WeightsError,
@@ -34,7 +34,7 @@ impl ModelSource {
         if precision == Precision::Stored || self.precision == precision {
             return Ok(self);
         }
-        let whole = Share { layers: self.card.shape.all_layers(), rank: Rank::ALONE };
+        let whole = StageShare { layers: self.card.shape.all_layers(), rank: Rank::ALONE };
         if let Some(coding) = self.config.coding {
             let stale = coded_note(coding, models::load(&self.config, &self.checkpoint, whole)?.as_ref());
             self.notes.retain(|note| *note != stale);
@@ -81,7 +81,7 @@ fn varied(id: ModelId, how: &[u8]) -> ModelId {
 }
 
 /// What becomes of weights that servers' quantisers stored, and the memory that takes.
-pub(super) fn coded_note(coding: Coding, stage: &dyn Stage) -> String {
+pub(super) fn coded_note(coding: Coding, stage: &dyn ModelStage) -> String {
     let held: u64 = stage.weights().iter().map(|weight| weight.packed_bytes()).sum();
     let held = held.div_ceil(1 << 20);
     match coding {

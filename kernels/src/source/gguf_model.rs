@@ -2,7 +2,7 @@
 
 use crate::{
     gguf::{Architecture, Gguf, GgufError, TensorInfo, small_files},
-    weights::{Checkpoint, Part, Storage, WeightsError},
+    weights::{Checkpoint, FileTensor, Storage, WeightsError},
 };
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,20 +10,20 @@ use std::path::{Path, PathBuf};
 /// Files of one model.
 const FILES: u32 = 512;
 /// A model's weights and small files.
-pub(super) struct Opened {
+pub(super) struct OpenedGguf {
     pub checkpoint: Checkpoint,
     pub files: BTreeMap<String, Vec<u8>>,
 }
 
 /// Opens a model by its file, or the first of its files.
-pub(super) fn open(path: &Path) -> Result<Opened, WeightsError> {
+pub(super) fn open(path: &Path) -> Result<OpenedGguf, WeightsError> {
     let paths = files_of(path)?;
     let maps = paths.iter().map(|path| Storage::map(path)).collect::<Result<Vec<_>, _>>()?;
     open_all(&paths, &maps)
 }
 
 /// Opens a model by all of its files, whatever they are called.
-pub(super) fn open_all<P: AsRef<Path>>(paths: &[P], maps: &[Storage]) -> Result<Opened, WeightsError> {
+pub(super) fn open_all<P: AsRef<Path>>(paths: &[P], maps: &[Storage]) -> Result<OpenedGguf, WeightsError> {
     let paths: Vec<&Path> = paths.iter().map(AsRef::as_ref).collect();
     let path = paths.first().copied().unwrap_or(Path::new(""));
     let mut heads = Vec::new();
@@ -39,7 +39,7 @@ pub(super) fn open_all<P: AsRef<Path>>(paths: &[P], maps: &[Storage]) -> Result<
         let parts = parts(architecture, head).map_err(because(path))?;
         checkpoint.add_parts(map.clone(), parts).map_err(|name| because(path)(GgufError::Twice(name)))?;
     }
-    Ok(Opened { checkpoint, files })
+    Ok(OpenedGguf { checkpoint, files })
 }
 
 fn because(path: &Path) -> impl Fn(GgufError) -> WeightsError + '_ {
@@ -47,7 +47,7 @@ fn because(path: &Path) -> impl Fn(GgufError) -> WeightsError + '_ {
 }
 
 /// A file's tensors under the names models ask for.
-fn parts(architecture: &'static Architecture, head: &Gguf<'_>) -> Result<Vec<Part>, GgufError> {
+fn parts(architecture: &'static Architecture, head: &Gguf<'_>) -> Result<Vec<FileTensor>, GgufError> {
     let part = |tensor: &TensorInfo<'_>| {
         let unknown = || GgufError::Tensor {
             name: tensor.name.to_owned(),
@@ -55,7 +55,7 @@ fn parts(architecture: &'static Architecture, head: &Gguf<'_>) -> Result<Vec<Par
         };
         let name = architecture.hugging_face(tensor.name).ok_or_else(unknown)?;
         let shift = if name.ends_with("norm.weight") { -architecture.norm_shift } else { 0.0 };
-        Ok(Part { name, shape: tensor.shape.clone(), stored: tensor.stored, range: tensor.range.clone(), shift })
+        Ok(FileTensor { name, shape: tensor.shape.clone(), stored: tensor.stored, range: tensor.range.clone(), shift })
     };
     head.tensors.iter().map(part).collect()
 }

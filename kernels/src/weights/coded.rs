@@ -6,13 +6,13 @@
 
 mod eights;
 
-use super::{Checkpoint, Entry, Tensor, View, WeightsError};
+use super::{Checkpoint, Entry, Tensor, TensorData, WeightsError};
 use crate::{
     cpu::{Cpu, Dtype},
-    finite::Bad,
+    finite::NonFinite,
     quant::{
-        Blocks, Packing, QuantType,
-        fours::{EIGHT, Fours, Halves},
+        Blocks, QuantType, WordPacking,
+        fours::{EIGHT, Fours, HalfFormat},
     },
     stored::{Coding, Fp8, Int4, Stored},
 };
@@ -28,35 +28,35 @@ const ALL_EIGHT: [u32; 2] = [0x8888_8888, 0x7777_7777];
 /// Outputs of such a matrix.
 #[derive(Clone)]
 pub(super) struct Coded {
-    parts: Arc<Parts>,
+    parts: Arc<CodedTensors>,
     /// The first of its outputs.
     pub first: usize,
 }
 
 /// The tensors that a matrix is in, all of one size that fits.
-struct Parts {
+struct CodedTensors {
     codes: Arc<Entry>,
     scales: Arc<Entry>,
-    how: How,
+    how: CodedHow,
     outputs: usize,
     inputs: usize,
 }
 
-enum How {
+enum CodedHow {
     Eights { stored: Scales, block: [usize; 2] },
-    Fours { halves: Halves, zeros: Option<Arc<Entry>>, index: Option<Arc<Entry>>, group: usize, int4: Int4 },
+    Fours { halves: HalfFormat, zeros: Option<Arc<Entry>>, index: Option<Arc<Entry>>, group: usize, int4: Int4 },
 }
 
 /// Some outputs, which have to be widened.
 #[derive(Clone, Copy, Debug)]
 pub struct CodedView<'a> {
-    whole: Whole<'a>,
+    whole: CodedForm<'a>,
     first: usize,
     rows: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Whole<'a> {
+enum CodedForm<'a> {
     Eights(Eights<'a>),
     Fours(Fours<'a>),
 }
@@ -66,8 +66,8 @@ impl CodedView<'_> {
     #[must_use]
     pub fn size(&self) -> (usize, usize) {
         let inputs = match self.whole {
-            Whole::Eights(eights) => eights.inputs,
-            Whole::Fours(fours) => fours.inputs,
+            CodedForm::Eights(eights) => eights.inputs,
+            CodedForm::Fours(fours) => fours.inputs,
         };
         (self.rows, inputs)
     }
@@ -76,16 +76,16 @@ impl CodedView<'_> {
     #[must_use]
     pub fn dtype(&self) -> Dtype {
         match self.whole {
-            Whole::Eights(_) => Dtype::Bf16,
-            Whole::Fours(_) => Dtype::F16,
+            CodedForm::Eights(_) => Dtype::Bf16,
+            CodedForm::Fours(_) => Dtype::F16,
         }
     }
 
     /// Writes row `index`, in single precision.
     pub fn widen_row(&self, index: usize, out: &mut [f32]) {
         match self.whole {
-            Whole::Eights(eights) => eights.widen_row(self.first + index, out),
-            Whole::Fours(fours) => fours.widen_row(self.first + index, out),
+            CodedForm::Eights(eights) => eights.widen_row(self.first + index, out),
+            CodedForm::Fours(fours) => fours.widen_row(self.first + index, out),
         }
     }
 }
@@ -95,15 +95,15 @@ impl Coded {
         Self { parts: self.parts.clone(), first: self.first + row }
     }
 
-    pub fn view(&self, rows: usize) -> View<'_> {
-        let Parts { codes, scales, how, outputs, inputs } = &*self.parts;
+    pub fn view(&self, rows: usize) -> TensorData<'_> {
+        let CodedTensors { codes, scales, how, outputs, inputs } = &*self.parts;
         let (first, inputs) = (self.first, *inputs);
         let whole = match how {
-            How::Eights { stored, block } => {
+            CodedHow::Eights { stored, block } => {
                 let (codes, scales) = (codes.data(), scales.data());
-                Whole::Eights(Eights { codes, scales, stored: *stored, inputs, block: *block })
+                CodedForm::Eights(Eights { codes, scales, stored: *stored, inputs, block: *block })
             }
-            How::Fours { halves, zeros, index, group, int4 } => {
+            CodedHow::Fours { halves, zeros, index, group, int4 } => {
                 let fours = Fours {
                     packing: int4.layout,
                     codes: codes.data(),
@@ -117,54 +117,54 @@ impl Coded {
                     group: *group,
                 };
                 if let Some(kind) = fours.kind() {
-                    return View::Quantised(Blocks::of_fours(fours, kind, first, rows));
+                    return TensorData::Quantised(Blocks::of_fours(fours, kind, first, rows));
                 }
-                Whole::Fours(fours)
+                CodedForm::Fours(fours)
             }
         };
-        View::Coded(CodedView { whole, first, rows })
+        TensorData::Coded(CodedView { whole, first, rows })
     }
 
     /// Bytes of so many outputs as products read them.
     pub fn bytes(&self, rows: usize) -> u64 {
         let of = |kind: QuantType, (rows, inputs): (usize, usize)| rows * inputs / kind.numbers() * kind.bytes();
         let bytes = match self.view(rows) {
-            View::Quantised(blocks) => of(blocks.kind(), (rows, blocks.cols())),
-            View::Coded(view) => view.dtype().bytes() * rows * self.parts.inputs,
-            View::Dense(_) => 0,
+            TensorData::Quantised(blocks) => of(blocks.kind(), (rows, blocks.cols())),
+            TensorData::Coded(view) => view.dtype().bytes() * rows * self.parts.inputs,
+            TensorData::Dense(_) => 0,
         };
         bytes as u64
     }
 
     /// Whether all of its tensors are there: of zeros in their place nothing is to be said.
     fn is_here(&self) -> bool {
-        let Parts { codes, scales, how, .. } = &*self.parts;
+        let CodedTensors { codes, scales, how, .. } = &*self.parts;
         let beside = match how {
-            How::Eights { .. } => [None, None],
-            How::Fours { zeros, index, .. } => [zeros.as_ref(), index.as_ref()],
+            CodedHow::Eights { .. } => [None, None],
+            CodedHow::Fours { zeros, index, .. } => [zeros.as_ref(), index.as_ref()],
         };
         [codes, scales].into_iter().chain(beside.into_iter().flatten()).all(|entry| entry.storage.has(&entry.range))
     }
 
     /// Looks at all of the matrix, the first time it is asked to.
     pub fn check(&self, cpu: &Cpu) -> Result<(), WeightsError> {
-        let Parts { codes, scales, how, .. } = &*self.parts;
+        let CodedTensors { codes, scales, how, .. } = &*self.parts;
         if codes.finite.load(Ordering::Relaxed) || !self.is_here() {
             return Ok(());
         }
         match how {
-            How::Eights { stored, .. } => {
+            CodedHow::Eights { stored, .. } => {
                 // Twice the largest number is still one.
                 check_scales(scales, *stored, f32::MAX / (2.0 * LARGEST), 1)?;
                 let parts: Vec<&[u8]> = codes.data().chunks(PART).collect();
                 let none = |byte: &u8| byte & NAN == NAN;
                 if let Some(first) = cpu.first_part(parts.len(), |i| parts[i].iter().any(none)) {
                     let at = first * PART + parts[first].iter().position(none).unwrap_or(0);
-                    return Err(not_finite(codes, Bad { value: f32::NAN, index: at, numbers: 1 }));
+                    return Err(not_finite(codes, NonFinite { value: f32::NAN, index: at, numbers: 1 }));
                 }
             }
-            How::Fours { halves, zeros, index, group, int4 } => {
-                let dtype = if *halves == Halves::F16 { Dtype::F16 } else { Dtype::Bf16 };
+            CodedHow::Fours { halves, zeros, index, group, int4 } => {
+                let dtype = if *halves == HalfFormat::F16 { Dtype::F16 } else { Dtype::Bf16 };
                 // Sixteen steps of it are within half precision.
                 check_scales(scales, Scales::Numbers(dtype), 4000.0, *group)?;
                 if let Some(zeros) = zeros.as_ref().filter(|_| int4.symmetric) {
@@ -180,7 +180,7 @@ impl Coded {
     }
 }
 
-fn not_finite(entry: &Entry, bad: Bad) -> WeightsError {
+fn not_finite(entry: &Entry, bad: NonFinite) -> WeightsError {
     WeightsError::NotFinite { file: entry.storage.file.to_string(), name: entry.called.clone(), bad }
 }
 
@@ -189,7 +189,7 @@ fn check_scales(entry: &Entry, stored: Scales, most: f32, numbers: usize) -> Res
     let bytes = entry.data();
     let count = bytes.len() / stored.bytes();
     match (0..count).map(|at| (at, stored.get(bytes, at))).find(|(_, scale)| scale.is_nan() || scale.abs() > most) {
-        Some((index, value)) => Err(not_finite(entry, Bad { value, index: index * numbers, numbers })),
+        Some((index, value)) => Err(not_finite(entry, NonFinite { value, index: index * numbers, numbers })),
         None => Ok(()),
     }
 }
@@ -219,10 +219,10 @@ fn check_index(index: &Entry, groups: usize) -> Result<(), WeightsError> {
 }
 
 /// Names of the tensors of four-bit matrices: numbers, scales, zeros, groups.
-fn names(packing: Packing) -> [&'static str; 4] {
+fn names(packing: WordPacking) -> [&'static str; 4] {
     match packing {
-        Packing::Gptq | Packing::Awq => ["qweight", "scales", "qzeros", "g_idx"],
-        Packing::Compressed => ["weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx"],
+        WordPacking::Gptq | WordPacking::Awq => ["qweight", "scales", "qzeros", "g_idx"],
+        WordPacking::Compressed => ["weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx"],
     }
 }
 
@@ -290,23 +290,24 @@ impl Checkpoint {
                 return Err(WeightsError::Shape { name: scale.clone(), found: found.to_vec(), expected });
             }
         };
-        Ok(tensor(codes, scales, How::Eights { stored, block }, (outputs, inputs)))
+        Ok(tensor(codes, scales, CodedHow::Eights { stored, block }, (outputs, inputs)))
     }
 
     fn fours(&self, stem: &str, int4: Int4, (outputs, inputs): (usize, usize)) -> Result<Tensor, WeightsError> {
         let Int4 { layout, group, symmetric, by_index, .. } = int4;
         let group = group.unwrap_or(inputs);
         let [codes, scales, zeros, index] = names(layout).map(|name| format!("{stem}{name}"));
-        let whole = inputs.is_multiple_of(EIGHT) && (outputs.is_multiple_of(EIGHT) || layout == Packing::Compressed);
+        let whole =
+            inputs.is_multiple_of(EIGHT) && (outputs.is_multiple_of(EIGHT) || layout == WordPacking::Compressed);
         if !whole || group == 0 {
             let what = format!("is of {outputs} × {inputs} numbers, which are no whole words of eight");
             return Err(WeightsError::Coded { name: codes, what });
         }
         let (groups, words) = (inputs.div_ceil(group), outputs.div_ceil(EIGHT));
         let [of_codes, of_scales, of_zeros] = match layout {
-            Packing::Gptq => [[inputs / EIGHT, outputs], [groups, outputs], [groups, words]],
-            Packing::Awq => [[inputs, words], [groups, outputs], [groups, words]],
-            Packing::Compressed => [[outputs, inputs / EIGHT], [outputs, groups], [words, groups]],
+            WordPacking::Gptq => [[inputs / EIGHT, outputs], [groups, outputs], [groups, words]],
+            WordPacking::Awq => [[inputs, words], [groups, outputs], [groups, words]],
+            WordPacking::Compressed => [[outputs, inputs / EIGHT], [outputs, groups], [words, groups]],
         };
         let integers = |name: &str, shape: &[usize]| -> Result<Arc<Entry>, WeightsError> {
             let entry = self.sized(name, shape)?;
@@ -318,15 +319,15 @@ impl Checkpoint {
         let codes = integers(&codes, &of_codes)?;
         let scale = self.sized(&scales, &of_scales)?;
         let halves = match &scale.stored {
-            Ok(Stored::Dense(Dtype::F16)) => Halves::F16,
-            Ok(Stored::Dense(Dtype::Bf16)) => Halves::Bf16,
+            Ok(Stored::Dense(Dtype::F16)) => HalfFormat::F16,
+            Ok(Stored::Dense(Dtype::Bf16)) => HalfFormat::Bf16,
             other => return Err(other_dtype(&scales, other)),
         };
         // Files of GPTQ have zeros that are all one number too: they are looked at.
-        let has_zeros = !symmetric || layout == Packing::Gptq;
+        let has_zeros = !symmetric || layout == WordPacking::Gptq;
         let zeros = if has_zeros { Some(integers(&zeros, &of_zeros)?) } else { None };
         let index = if by_index { Some(integers(&index, &[inputs])?) } else { None };
-        Ok(tensor(&codes, scale, How::Fours { halves, zeros, index, group, int4 }, (outputs, inputs)))
+        Ok(tensor(&codes, scale, CodedHow::Fours { halves, zeros, index, group, int4 }, (outputs, inputs)))
     }
 
     /// The tensor `name`, which must be of that shape.
@@ -345,8 +346,8 @@ fn other_dtype(name: &str, stored: &Result<Stored, String>) -> WeightsError {
     WeightsError::Coded { name: name.to_owned(), what: format!("is stored as {found}, which is not read there") }
 }
 
-fn tensor(codes: &Arc<Entry>, scales: &Arc<Entry>, how: How, (outputs, inputs): (usize, usize)) -> Tensor {
-    let parts = Parts { codes: codes.clone(), scales: scales.clone(), how, outputs, inputs };
+fn tensor(codes: &Arc<Entry>, scales: &Arc<Entry>, how: CodedHow, (outputs, inputs): (usize, usize)) -> Tensor {
+    let parts = CodedTensors { codes: codes.clone(), scales: scales.clone(), how, outputs, inputs };
     Tensor {
         entry: codes.clone(),
         range: codes.range.clone(),

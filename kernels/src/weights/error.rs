@@ -1,6 +1,6 @@
 //! What is wrong with weights, in words for who has to get others.
 
-use crate::{finite::Bad, gguf::GgufError};
+use crate::{finite::NonFinite, gguf::GgufError};
 use std::path::PathBuf;
 
 /// Why weights cannot be used.
@@ -124,7 +124,7 @@ pub enum WeightsError {
         /// Which.
         name: String,
         /// What is in it first that is no number.
-        bad: Bad,
+        bad: NonFinite,
     },
     /// More ranks than heads to share among them, or a number that wide heads cannot be shared among.
     #[error(

@@ -21,7 +21,7 @@ const NAMED: usize = 4;
 
 /// Files of a folder's weights.
 #[derive(Debug, Default)]
-pub(super) struct Files {
+pub(super) struct WeightFiles {
     /// In the order they are read, within the folder.
     pub names: Vec<String>,
     /// Which of them has a tensor, as far as an index says so.
@@ -31,15 +31,15 @@ pub(super) struct Files {
 }
 
 #[derive(Deserialize)]
-struct Index {
+struct ShardIndex {
     weight_map: BTreeMap<String, String>,
 }
 
 /// The files of a folder: its whole file, as transformers prefers it; or those that its index names; or, as vLLM has it
 /// where there is neither, all that are numbered, or the only one there is.
-pub(super) fn find(folder: &Path) -> Result<Files, WeightsError> {
+pub(super) fn find(folder: &Path) -> Result<WeightFiles, WeightsError> {
     let (whole, index) = (folder.join(WHOLE).exists(), folder.join(INDEX));
-    let alone = |name: &str| Files { names: vec![name.to_owned()], ..Files::default() };
+    let alone = |name: &str| WeightFiles { names: vec![name.to_owned()], ..WeightFiles::default() };
     if index.exists() {
         match read_index(&index) {
             Ok(map) if !whole || map.values().any(|file| file == WHOLE) => return Ok(indexed(map)),
@@ -48,7 +48,7 @@ pub(super) fn find(folder: &Path) -> Result<Files, WeightsError> {
             _ => {}
         }
         let note = format!("{} is not read, since {WHOLE} lies beside it and holds the whole model", index.display());
-        return Ok(Files { note: Some(note), ..alone(WHOLE) });
+        return Ok(WeightFiles { note: Some(note), ..alone(WHOLE) });
     }
     if whole {
         return Ok(alone(WHOLE));
@@ -58,7 +58,7 @@ pub(super) fn find(folder: &Path) -> Result<Files, WeightsError> {
         let names: Vec<String> = (1..=total).map(|number| numbered(stem, number, total)).collect();
         return match names.iter().find(|name| !folder.join(name).exists()) {
             Some(name) => Err(WeightsError::NoShard { path: folder.join(name), total }),
-            None => Ok(Files { names, ..Files::default() }),
+            None => Ok(WeightFiles { names, ..WeightFiles::default() }),
         };
     }
     match &others[..] {
@@ -73,9 +73,9 @@ pub(super) fn siblings(path: &Path) -> Option<&Path> {
     parts(name).filter(|(_, _, total)| *total > 1).and_then(|_| path.parent())
 }
 
-fn indexed(index: BTreeMap<String, String>) -> Files {
+fn indexed(index: BTreeMap<String, String>) -> WeightFiles {
     let names: BTreeSet<&String> = index.values().collect();
-    Files { names: names.into_iter().cloned().collect(), index, note: None }
+    WeightFiles { names: names.into_iter().cloned().collect(), index, note: None }
 }
 
 /// Which file has which tensor.
@@ -89,7 +89,7 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, String>, WeightsError> {
     let text = std::fs::read(path).map_err(io)?;
     let read = serde_json::from_slice(&json::plain(&text));
     let wanted = "weight_map, the names of tensors and of the file that each is in,";
-    let Index { mut weight_map } = read.map_err(|e| broken(json::fault(&e, wanted)))?;
+    let ShardIndex { mut weight_map } = read.map_err(|e| broken(json::fault(&e, wanted)))?;
     for (tensor, file) in &mut weight_map {
         *file = within(file).ok_or_else(|| {
             let short = |text: &str| text.chars().take(80).collect::<String>();

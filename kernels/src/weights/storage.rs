@@ -10,13 +10,13 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub(crate) struct Storage {
     pub(super) file: Arc<str>,
-    held: Held,
+    held: StorageBytes,
     /// Which of its bytes are there, in order and none beside another; all of them where it is not said.
     there: Option<Arc<[Range<usize>]>>,
 }
 
 #[derive(Clone)]
-enum Held {
+enum StorageBytes {
     Map(Arc<memmap2::Mmap>),
     Static(&'static [u8]),
 }
@@ -34,7 +34,7 @@ impl Storage {
         // nothing is loaded before it was written, and files are mapped anew then.
         #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
-        Ok(Self { file: path.display().to_string().into(), held: Held::Map(Arc::new(map)), there: None })
+        Ok(Self { file: path.display().to_string().into(), held: StorageBytes::Map(Arc::new(map)), there: None })
     }
 
     /// The same of a file of which only these places are there: the rest of it is zeros.
@@ -65,15 +65,15 @@ impl Storage {
 
     pub(crate) fn bytes(&self) -> &[u8] {
         match &self.held {
-            Held::Map(map) => map,
-            Held::Static(bytes) => bytes,
+            StorageBytes::Map(map) => map,
+            StorageBytes::Static(bytes) => bytes,
         }
     }
 
     /// Tells the system that these bytes will hardly be read again: their memory is free for others. They still can be.
     pub(super) fn forget(&self, range: &Range<usize>) {
         #[cfg(unix)]
-        if let Held::Map(map) = &self.held {
+        if let StorageBytes::Map(map) = &self.held {
             // SAFETY: the map is of a file, shared and read only: pages dropped are read from the file again.
             #[expect(unsafe_code, reason = "the lines above say why it is sound")]
             let told =
@@ -85,6 +85,6 @@ impl Storage {
 
     /// Bytes inside the program.
     pub(super) fn embedded(file: &str, bytes: &'static [u8]) -> Self {
-        Self { file: file.into(), held: Held::Static(bytes), there: None }
+        Self { file: file.into(), held: StorageBytes::Static(bytes), there: None }
     }
 }

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     cpu::{Cpu, Dtype, Matrix},
-    finite::{self, Bad},
+    finite::{self, NonFinite},
     quant::Blocks,
     stored::Stored,
 };
@@ -97,7 +97,7 @@ pub(super) struct Apart {
 
 /// A tensor as it lies in its file.
 #[derive(Clone, Copy, Debug)]
-pub enum View<'a> {
+pub enum TensorData<'a> {
     /// Numbers that kernels read as they are.
     Dense(Matrix<'a>),
     /// Blocks, row after row.
@@ -109,18 +109,18 @@ pub enum View<'a> {
 impl Tensor {
     /// As it lies in the file.
     #[must_use]
-    pub fn view(&self) -> View<'_> {
+    pub fn view(&self) -> TensorData<'_> {
         if let Some(coded) = &self.coded {
             return coded.view(self.rows);
         }
         let bytes = &self.entry.storage.bytes()[self.range.clone()];
         if let Some(Apart { entry, first, every }) = &self.apart {
             let powers = &entry.storage.bytes()[entry.range.clone()];
-            return View::Quantised(Blocks::apart(bytes, powers, (*first, *every), self.rows, self.cols));
+            return TensorData::Quantised(Blocks::apart(bytes, powers, (*first, *every), self.rows, self.cols));
         }
         match self.stored {
-            Stored::Dense(dtype) => View::Dense(Matrix::new(bytes, dtype, self.rows, self.cols)),
-            Stored::Quantised(kind) => View::Quantised(Blocks::new(bytes, kind, self.rows, self.cols)),
+            Stored::Dense(dtype) => TensorData::Dense(Matrix::new(bytes, dtype, self.rows, self.cols)),
+            Stored::Quantised(kind) => TensorData::Quantised(Blocks::new(bytes, kind, self.rows, self.cols)),
         }
     }
 
@@ -162,9 +162,9 @@ impl Tensor {
     /// Writes row `index`, widened.
     pub fn widen_row(&self, index: usize, out: &mut [f32]) {
         match self.view() {
-            View::Dense(matrix) => matrix.widen_row(index, out),
-            View::Quantised(blocks) => blocks.widen_row(index, out),
-            View::Coded(coded) => coded.widen_row(index, out),
+            TensorData::Dense(matrix) => matrix.widen_row(index, out),
+            TensorData::Quantised(blocks) => blocks.widen_row(index, out),
+            TensorData::Coded(coded) => coded.widen_row(index, out),
         }
     }
 
@@ -172,9 +172,9 @@ impl Tensor {
     pub(crate) fn kept_row(&self, index: usize, out: &mut [f32]) -> Result<(), WeightsError> {
         self.widen_row(index, out);
         let Entry { called, storage, .. } = &*self.entry;
-        match Bad::of(out) {
+        match NonFinite::of(out) {
             Some(bad) => {
-                let bad = Bad { index: index * self.cols + bad.index, ..bad };
+                let bad = NonFinite { index: index * self.cols + bad.index, ..bad };
                 Err(WeightsError::NotFinite { file: storage.file.to_string(), name: called.clone(), bad })
             }
             None => Ok(()),

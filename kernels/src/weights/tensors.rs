@@ -10,12 +10,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Default)]
 pub(super) struct Tensors {
     entries: Arc<BTreeMap<String, Arc<Entry>>>,
-    asked: Asked,
+    asked: TensorUse,
 }
 
 /// What becomes of a tensor that is asked for.
 #[derive(Default)]
-enum Asked {
+enum TensorUse {
     /// It is only looked at how it lies there; numbers that are not there are zeros.
     #[default]
     Outlined,
@@ -34,12 +34,12 @@ impl Tensors {
         let Some(entry) = self.entries.get(name) else { return Ok(None) };
         let Entry { called, storage, shard, range, .. } = &**entry;
         match &self.asked {
-            Asked::Outlined => {}
-            Asked::Noted(noted) => {
+            TensorUse::Outlined => {}
+            TensorUse::Noted(noted) => {
                 noted.lock().unwrap_or_else(PoisonError::into_inner).insert((*shard, range.start, range.end));
             }
-            Asked::Needed if storage.has(range) => {}
-            Asked::Needed => {
+            TensorUse::Needed if storage.has(range) => {}
+            TensorUse::Needed => {
                 return Err(WeightsError::NotHere { file: storage.file.to_string(), name: called.clone() });
             }
         }
@@ -67,19 +67,19 @@ impl Tensors {
 
     /// The same tensors; those that are asked for are noted from now on.
     pub fn noting(&self) -> Self {
-        Self { entries: self.entries.clone(), asked: Asked::Noted(Mutex::default()) }
+        Self { entries: self.entries.clone(), asked: TensorUse::Noted(Mutex::default()) }
     }
 
     /// Places of those that were asked for, each with its file.
     pub fn noted(self) -> Vec<(usize, Range<usize>)> {
-        let Asked::Noted(noted) = self.asked else { return Vec::new() };
+        let TensorUse::Noted(noted) = self.asked else { return Vec::new() };
         let noted = noted.into_inner().unwrap_or_else(PoisonError::into_inner);
         noted.into_iter().map(|(file, start, end)| (file, start..end)).collect()
     }
 
     /// The same tensors, of which those that are asked for have to be there.
     pub fn needed(&self) -> Self {
-        Self { entries: self.entries.clone(), asked: Asked::Needed }
+        Self { entries: self.entries.clone(), asked: TensorUse::Needed }
     }
 
     /// Adds names, sizes and places of some to `hasher`.

@@ -1,9 +1,9 @@
 //! How fast one core packs and unpacks, beside how fast it copies the same numbers.
 
-use super::{Packing, Scratch, Tile, Turn, export, import};
+use super::{CodecScratch, KeyRotation, Tile, TileCodec, export, import};
 use crate::{
     cpu::Simd,
-    pages::{Layout, PAGE_BYTES, PagePool, PagesError, SequenceKv, Side},
+    pages::{PAGE_BYTES, PageLayout, PagePool, PagesError, SequenceKv, Side},
     rope::{Rope, RopePairs, RopeScaling},
 };
 use std::hint::black_box;
@@ -12,7 +12,7 @@ use tsnode_protocol::{BytesPerSecond, KvCodec, KvDtype};
 
 /// Rates of one core, bytes a second of 16-bit numbers: what a copy writes, what packing reads and unpacking writes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rates {
+pub struct CodecRates {
     /// Copying, from memory to memory.
     pub copy: BytesPerSecond,
     /// Packing, from pages.
@@ -25,7 +25,7 @@ pub struct Rates {
 
 /// KV of one layer that is measured on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Load {
+pub struct CodecLoad {
     /// KV heads.
     pub heads: usize,
     /// Channels of a head.
@@ -40,13 +40,13 @@ pub struct Load {
 ///
 /// # Errors
 /// When a token's KV does not fit a page.
-pub fn measure(simd: Simd, codec: KvCodec, load: Load, rounds: usize) -> Result<Rates, PagesError> {
-    let Load { heads, dim, tokens, .. } = load;
+pub fn measure(simd: Simd, codec: KvCodec, load: CodecLoad, rounds: usize) -> Result<CodecRates, PagesError> {
+    let CodecLoad { heads, dim, tokens, .. } = load;
     let page = PAGE_BYTES / (2 * heads * dim * 2).max(1);
     if page == 0 {
         return Err(PagesError::TokenTooLarge { bytes: 4 * heads * dim });
     }
-    let layout = Layout { heads, dim, dtype: KvDtype::F16, tokens: page };
+    let layout = PageLayout { heads, dim, dtype: KvDtype::F16, tokens: page };
     let mut pool = PagePool::new(layout.pages(tokens) * PAGE_BYTES);
     let kv = SequenceKv::reserve(&mut pool, layout, 1, tokens)?;
     fill(&mut pool, &kv, load);
@@ -58,9 +58,9 @@ pub fn measure(simd: Simd, codec: KvCodec, load: Load, rounds: usize) -> Result<
         .map(|start| Tile { layer: 0, heads: 0..heads, tokens: *start..tokens.min(start + load.tile) })
         .collect();
     let mut payloads: Vec<Vec<u8>> = tiles.iter().map(|_| Vec::new()).collect();
-    let turn = Turn::new(&Rope::new(dim, 10_000.0, &RopeScaling::None), RopePairs::Halves);
-    let packing = Packing { simd, codec, turn: Some(&turn) };
-    let mut scratch = Scratch::default();
+    let turn = KeyRotation::new(&Rope::new(dim, 10_000.0, &RopeScaling::None), RopePairs::Halves);
+    let packing = TileCodec { simd, codec, turn: Some(&turn) };
+    let mut scratch = CodecScratch::default();
     let mut seconds = [const { Vec::new() }; 3];
     for _ in 0..rounds.max(1) {
         seconds[0].push(timed(|| to.copy_from_slice(black_box(&from))));
@@ -79,11 +79,11 @@ pub fn measure(simd: Simd, codec: KvCodec, load: Load, rounds: usize) -> Result<
     }
     let [copy, pack, unpack] = seconds.map(|seconds| BytesPerSecond(bytes as f64 / median(seconds)));
     let packed: usize = payloads.iter().map(Vec::len).sum();
-    Ok(Rates { copy, pack, unpack, bits_per_element: packed as f64 * 16.0 / bytes as f64 })
+    Ok(CodecRates { copy, pack, unpack, bits_per_element: packed as f64 * 16.0 / bytes as f64 })
 }
 
 /// Numbers that differ by channel and token.
-fn fill(pool: &mut PagePool, kv: &SequenceKv, load: Load) {
+fn fill(pool: &mut PagePool, kv: &SequenceKv, load: CodecLoad) {
     let mut row = vec![0.0; load.dim];
     let mut n = 1u32;
     for (side, head) in [Side::Keys, Side::Values].into_iter().flat_map(|side| (0..load.heads).map(move |h| (side, h)))

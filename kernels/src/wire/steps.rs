@@ -7,7 +7,7 @@
 //! (docs/design/decisions/four-bits.md). For the same reason the ends of a channel of keys lie near codes: its step is the nearest one, not the
 //! next larger, and its zero counts sixteenths of a step.
 
-use super::{Bits, Form, Side};
+use super::{CodeBits, Form, Side};
 
 /// Mantissa bits of a single-precision number that a step does not have.
 const CUT: u32 = 18;
@@ -42,11 +42,11 @@ fn step(name: i32) -> f32 {
 #[inline(always)]
 pub(crate) fn choose(form: Form, low: &[f32], high: &[f32], head: &mut [u8], inverse: &mut [f32], zero: &mut [f32]) {
     match (form.bits, form.side) {
-        (Bits::Three, Side::Keys) => keys(7.0, low, high, head, inverse, zero),
-        (Bits::Three, Side::Values) => values(7.0, low, high, head, inverse, zero),
-        (Bits::Four, Side::Keys) => keys(15.0, low, high, head, inverse, zero),
-        (Bits::Four, Side::Values) => values(15.0, low, high, head, inverse, zero),
-        (Bits::Eight, _) => eight(low, high, head, inverse, zero),
+        (CodeBits::Three, Side::Keys) => keys(7.0, low, high, head, inverse, zero),
+        (CodeBits::Three, Side::Values) => values(7.0, low, high, head, inverse, zero),
+        (CodeBits::Four, Side::Keys) => keys(15.0, low, high, head, inverse, zero),
+        (CodeBits::Four, Side::Values) => values(15.0, low, high, head, inverse, zero),
+        (CodeBits::Eight, _) => eight(low, high, head, inverse, zero),
     }
 }
 
@@ -128,7 +128,7 @@ pub(crate) fn read(form: Form, head: &[u8], steps: &mut [f32], shifts: &mut [f32
     let base = i32::from(u16::from_le_bytes([head[0], head[1]]));
     let groups = steps.iter_mut().zip(shifts).enumerate();
     match (form.bits, form.side) {
-        (Bits::Three | Bits::Four, Side::Keys) => {
+        (CodeBits::Three | CodeBits::Four, Side::Keys) => {
             let (scales, zeros) = head[2..].split_at(form.dim);
             let (lower, upper) = zeros.split_at(form.dim);
             let half = upper.len();
@@ -140,14 +140,14 @@ pub(crate) fn read(form: Form, head: &[u8], steps: &mut [f32], shifts: &mut [f32
                 *shift = f32::from(parts) * (*s * (1.0 / PARTS));
             }
         }
-        (Bits::Three | Bits::Four, Side::Values) => {
+        (CodeBits::Three | CodeBits::Four, Side::Values) => {
             let spread = i32::from(head[2]);
             for (i, (s, shift)) in groups {
                 *s = step(base - i32::from(head[3 + i] & 15) * spread);
                 *shift = -f32::from(head[3 + i] >> 4) * *s;
             }
         }
-        (Bits::Eight, _) => {
+        (CodeBits::Eight, _) => {
             for (i, (s, shift)) in groups {
                 *s = step(base - i32::from(head[2 + i]));
                 *shift = 0.0;

@@ -1,7 +1,7 @@
 mod turned;
 
 use super::*;
-use crate::pages::{Layout, PAGE_BYTES, PagePool, SequenceKv};
+use crate::pages::{PAGE_BYTES, PageLayout, PagePool, SequenceKv};
 use half::{bf16, f16};
 use proptest::prelude::*;
 use turned::{check_turned, turn};
@@ -11,13 +11,13 @@ struct Scenario {
     pool: PagePool,
     kv: SequenceKv,
     tile: Tile,
-    layout: Layout,
-    turn: Option<Turn>,
+    layout: PageLayout,
+    turn: Option<KeyRotation>,
 }
 
 impl Scenario {
     fn new(tokens: usize, heads: usize, dim: usize, dtype: KvDtype) -> Self {
-        let layout = Layout { heads, dim, dtype, tokens: PAGE_BYTES / (2 * heads * dim * dtype.bytes()) };
+        let layout = PageLayout { heads, dim, dtype, tokens: PAGE_BYTES / (2 * heads * dim * dtype.bytes()) };
         let mut pool = PagePool::new(layout.pages(tokens) * PAGE_BYTES);
         let kv = SequenceKv::reserve(&mut pool, layout, 1, tokens).unwrap();
         Self { pool, kv, tile: Tile { layer: 0, heads: 0..heads, tokens: 0..tokens }, layout, turn: None }
@@ -45,9 +45,9 @@ impl Scenario {
     fn export(&self, simd: Simd, codec: KvCodec) -> Vec<u8> {
         // What an earlier, longer tile left must not show.
         let mut payload = vec![0xaa; 100_000];
-        let mut scratch = Scratch::default();
+        let mut scratch = CodecScratch::default();
         export(
-            Packing { simd, codec, turn: self.turn.as_ref() },
+            TileCodec { simd, codec, turn: self.turn.as_ref() },
             &self.kv,
             &self.pool,
             &self.tile,
@@ -59,11 +59,11 @@ impl Scenario {
 
     fn import(&mut self, simd: Simd, codec: KvCodec, payload: &[u8]) -> Result<(), PayloadError> {
         import(
-            Packing { simd, codec, turn: self.turn.as_ref() },
+            TileCodec { simd, codec, turn: self.turn.as_ref() },
             &self.kv,
             &mut self.pool,
             &self.tile,
-            &mut Scratch::default(),
+            &mut CodecScratch::default(),
             payload,
         )
     }

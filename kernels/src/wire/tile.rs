@@ -1,6 +1,6 @@
 //! Tiles of pages: blocks of keys head by head, then blocks of values.
 
-use super::{BLOCK, Bits, Form, PayloadError, Rows, Scratch, Turn, open, pack, tile_bytes};
+use super::{BLOCK, CodeBits, CodecScratch, Form, KeyRotation, PayloadError, Rows, open, pack, tile_bytes};
 use crate::{
     cpu::Simd,
     pages::{PagePool, SequenceKv, Side},
@@ -10,19 +10,19 @@ use tsnode_protocol::KvCodec;
 
 /// How tiles are packed and unpacked.
 #[derive(Clone, Copy, Debug)]
-pub struct Packing<'a> {
+pub struct TileCodec<'a> {
     /// By which instructions: all give the same bytes.
     pub simd: Simd,
     /// As what.
     pub codec: KvCodec,
     /// How the layer's keys turn with their positions, if they do.
-    pub turn: Option<&'a Turn>,
+    pub turn: Option<&'a KeyRotation>,
 }
 
-impl<'a> Packing<'a> {
+impl<'a> TileCodec<'a> {
     /// The turn that numbers of such a block are packed without.
-    pub(crate) fn turn_of(&self, form: Form) -> Option<&'a Turn> {
-        self.turn.filter(|_| form.bits != Bits::Eight && form.side == Side::Keys)
+    pub(crate) fn turn_of(&self, form: Form) -> Option<&'a KeyRotation> {
+        self.turn.filter(|_| form.bits != CodeBits::Eight && form.side == Side::Keys)
     }
 }
 
@@ -72,14 +72,14 @@ impl Strip {
     /// Packs what lies in pages into the first bytes of `out`; the rest is for what follows.
     pub fn export<'o>(
         &self,
-        packing: Packing<'_>,
+        packing: TileCodec<'_>,
         (kv, pool): (&SequenceKv, &PagePool),
-        scratch: &mut Scratch,
+        scratch: &mut CodecScratch,
         out: &'o mut [u8],
     ) -> &'o mut [u8] {
         let (layout, mut rest) = (kv.layout(), out);
         for tokens in self.blocks() {
-            let Some(bits) = Bits::of(packing.codec, tokens.len()) else {
+            let Some(bits) = CodeBits::of(packing.codec, tokens.len()) else {
                 for run in kv.runs(pool, self.layer, self.side, self.head, tokens) {
                     let (out, after) = rest.split_at_mut(run.len());
                     out.copy_from_slice(run);
@@ -102,14 +102,14 @@ impl Strip {
     /// Unpacks the first bytes of `packed` into pages; the rest is for what follows.
     pub fn import<'p>(
         &self,
-        packing: Packing<'_>,
+        packing: TileCodec<'_>,
         (kv, pool): (&SequenceKv, &mut PagePool),
-        scratch: &mut Scratch,
+        scratch: &mut CodecScratch,
         packed: &'p [u8],
     ) -> &'p [u8] {
         let (layout, mut rest) = (kv.layout(), packed);
         for tokens in self.blocks() {
-            let Some(bits) = Bits::of(packing.codec, tokens.len()) else {
+            let Some(bits) = CodeBits::of(packing.codec, tokens.len()) else {
                 kv.runs_mut(pool, self.layer, self.side, self.head, tokens, |run| {
                     let (bytes, after) = rest.split_at(run.len());
                     run.copy_from_slice(bytes);
@@ -133,11 +133,11 @@ impl Strip {
 
 /// Packs what lies in pages. `payload` becomes as long as the tile; what memory it has is used again.
 pub fn export(
-    packing: Packing<'_>,
+    packing: TileCodec<'_>,
     kv: &SequenceKv,
     pool: &PagePool,
     tile: &Tile,
-    scratch: &mut Scratch,
+    scratch: &mut CodecScratch,
     payload: &mut Vec<u8>,
 ) {
     payload.resize(tile.bytes(packing.codec, kv), 0);
@@ -150,11 +150,11 @@ pub fn export(
 /// # Errors
 /// When it is not exactly as long as the tile needs; then nothing is written.
 pub fn import(
-    packing: Packing<'_>,
+    packing: TileCodec<'_>,
     kv: &SequenceKv,
     pool: &mut PagePool,
     tile: &Tile,
-    scratch: &mut Scratch,
+    scratch: &mut CodecScratch,
     payload: &[u8],
 ) -> Result<(), PayloadError> {
     let (found, expected) = (payload.len(), tile.bytes(packing.codec, kv));

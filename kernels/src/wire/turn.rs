@@ -13,7 +13,7 @@ use crate::{
 
 /// How keys turn over a block, by one rope: the same on every host.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Turn {
+pub struct KeyRotation {
     pairs: RopePairs,
     /// Channels of a pair's first half, or pairs.
     half: usize,
@@ -21,7 +21,7 @@ pub struct Turn {
     angles: Lines,
 }
 
-impl Turn {
+impl KeyRotation {
     /// Of keys that a model turns by `rope`. What sines and cosines are multiplied by is left out: it is no turn.
     #[must_use]
     pub fn new(rope: &Rope, pairs: RopePairs) -> Self {
@@ -70,7 +70,14 @@ impl Turn {
 
 /// The rows of a block of keys in single precision, turned back to where it begins, and their channels' ranges. A number that
 /// is infinite or none spoils the other of its pair, in its row.
-pub(crate) fn turn_back(turn: &Turn, form: Form, rows: Rows<'_>, out: &mut [u8], low: &mut [f32], high: &mut [f32]) {
+pub(crate) fn turn_back(
+    turn: &KeyRotation,
+    form: Form,
+    rows: Rows<'_>,
+    out: &mut [u8],
+    low: &mut [f32],
+    high: &mut [f32],
+) {
     let width = form.dim * Dtype::F32.bytes();
     for (t, (row, out)) in rows.rows.iter().zip(out.chunks_exact_mut(width)).enumerate() {
         turn_row(turn, t, |sin| -sin, (row, rows.dtype), (out, Dtype::F32));
@@ -80,7 +87,7 @@ pub(crate) fn turn_back(turn: &Turn, form: Form, rows: Rows<'_>, out: &mut [u8],
 }
 
 /// Rows of a block in single precision from the `first` on, turned on to their places, as pages have them.
-pub(crate) fn turn_on(turn: &Turn, dim: usize, first: usize, numbers: &[u8], dtype: Dtype, out: &mut [u8]) {
+pub(crate) fn turn_on(turn: &KeyRotation, dim: usize, first: usize, numbers: &[u8], dtype: Dtype, out: &mut [u8]) {
     let rows = numbers.chunks_exact(dim * Dtype::F32.bytes()).zip(out.chunks_exact_mut(dim * dtype.bytes()));
     for (n, (row, out)) in rows.enumerate() {
         turn_row(turn, first + n, |sin| sin, (row, Dtype::F32), (out, dtype));
@@ -88,7 +95,7 @@ pub(crate) fn turn_on(turn: &Turn, dim: usize, first: usize, numbers: &[u8], dty
 }
 
 /// One row by a token's angles. Each number is a product and a fused multiply-add.
-fn turn_row(turn: &Turn, token: usize, way: fn(f32) -> f32, from: (&[u8], Dtype), to: (&mut [u8], Dtype)) {
+fn turn_row(turn: &KeyRotation, token: usize, way: fn(f32) -> f32, from: (&[u8], Dtype), to: (&mut [u8], Dtype)) {
     let ((row, stored), (out, dtype)) = (from, to);
     let mut put = |c: usize, x: f32| store(x, dtype, &mut out[c * dtype.bytes()..][..dtype.bytes()]);
     let (cos, sin) = turn.angles(token);

@@ -30,8 +30,10 @@ export function since(at: number): string {
   return s < 172_800 ? `${Math.round(s / 3600)} h` : `${Math.round(s / 86_400)} days`;
 }
 
+/** How many there are of something. */
+export const counted = (n: number, one: string) => `${n} ${one}${n === 1 ? "" : "s"}`;
 export const percent = (part: number) => `${(100 * part).toFixed(part > 0 && part < 0.1 ? 1 : 0)} %`;
-export const tokens = (n: number) => `${n} token${n === 1 ? "" : "s"}`;
+export const tokens = (n: number) => counted(n, "token");
 export const short = (id: string) => `…${id.slice(-6)}`;
 
 /** What people call a peer: its name, with the end of its id where two have the same one. */

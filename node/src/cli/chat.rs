@@ -2,7 +2,7 @@
 
 mod lines;
 
-use self::lines::{Lines, Said};
+use self::lines::{InputLine, InputLines};
 use super::{
     ask::Peer,
     asking, is_set,
@@ -68,22 +68,22 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     if reader == Reader::Person {
         say!("{greeting}");
     }
-    let mut lines = if reader == Reader::Person { Lines::edited()? } else { Lines::read() };
-    let mut talk = Talk { peer, matches, reader, history: Vec::new() };
+    let mut lines = if reader == Reader::Person { InputLines::edited()? } else { InputLines::read() };
+    let mut talk = ChatSession { peer, matches, reader, history: Vec::new() };
     loop {
         let said = tokio::select! {
             said = lines.next() => said,
             _ = tokio::signal::ctrl_c(), if reader != Reader::Person => std::process::exit(130),
         };
         match said {
-            Said::Line(line) => {
+            InputLine::Line(line) => {
                 if !talk.hear(&line).await? {
                     return Ok(());
                 }
             }
-            Said::Interrupted => say!("(/exit or Ctrl-D ends)"),
-            Said::End => return Ok(()),
-            Said::Failed(why) => return Err(why),
+            InputLine::Interrupted => say!("(/exit or Ctrl-D ends)"),
+            InputLine::End => return Ok(()),
+            InputLine::Failed(why) => return Err(why),
         }
     }
 }
@@ -112,14 +112,14 @@ fn greeting(view: &SwarmView, asked: Option<&str>) -> Result<String, Exit> {
 }
 
 /// A conversation.
-struct Talk<'a> {
+struct ChatSession<'a> {
     peer: Peer,
     matches: &'a ArgMatches,
     reader: Reader,
     history: Vec<ChatMessage>,
 }
 
-impl Talk<'_> {
+impl ChatSession<'_> {
     /// Does what a line says; whether it goes on. What fails ends it, unless a person can say something else.
     async fn hear(&mut self, line: &str) -> Result<bool, Exit> {
         let line = line.trim();

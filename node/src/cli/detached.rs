@@ -2,7 +2,7 @@
 
 use crate::store::folders::xdg;
 use std::path::PathBuf;
-use tsnode_testnet::{PeerInfo, State};
+use tsnode_testnet::{PeerInfo, TestnetState};
 
 /// Where its state lies unless another folder is named.
 pub(super) fn usual_folder() -> PathBuf {
@@ -11,5 +11,5 @@ pub(super) fn usual_folder() -> PathBuf {
 
 /// A peer of it, if one runs.
 pub(super) fn running() -> Option<PeerInfo> {
-    State::read(&usual_folder()).ok()?.alive().next().cloned()
+    TestnetState::read(&usual_folder()).ok()?.alive().next().cloned()
 }

@@ -38,7 +38,7 @@ const POOR: f64 = 0.2;
 const UNMEASURED: &str = "plans count with this device's speeds alone";
 
 #[derive(Serialize)]
-struct Finding {
+struct DoctorFinding {
     what: &'static str,
     state: State,
     detail: String,
@@ -90,7 +90,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
 }
 
 /// What the peer that runs here has trouble with, beside what its network has.
-async fn troubles(settings: &Settings) -> Vec<Finding> {
+async fn troubles(settings: &Settings) -> Vec<DoctorFinding> {
     let folder = settings.data_dir();
     let fail = |trouble: &Trouble| finding("trouble", State::Fail, trouble.to_string());
     if folder.join(HTTP_FILE).exists()
@@ -104,7 +104,7 @@ async fn troubles(settings: &Settings) -> Vec<Finding> {
 }
 
 /// A library that a GPU is better off with.
-fn library(library: &Library) -> Finding {
+fn library(library: &Library) -> DoctorFinding {
     let Library { name, purpose, files, found } = library;
     finding(
         "library",
@@ -119,7 +119,7 @@ fn library(library: &Library) -> Finding {
     )
 }
 
-async fn examine(settings: &Settings) -> Vec<Finding> {
+async fn examine(settings: &Settings) -> Vec<DoctorFinding> {
     let host = Host::detect();
     let cpu = &host.cpu;
     let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
@@ -199,7 +199,7 @@ async fn examine(settings: &Settings) -> Vec<Finding> {
 }
 
 /// The models, one after the other.
-fn models_of(host: &Host, config: &NodeConfig) -> Vec<Finding> {
+fn models_of(host: &Host, config: &NodeConfig) -> Vec<DoctorFinding> {
     if config.models.is_empty() {
         return vec![finding("model", State::Note, "none: a gateway only".into())];
     }
@@ -207,7 +207,7 @@ fn models_of(host: &Host, config: &NodeConfig) -> Vec<Finding> {
 }
 
 /// A model: whether it fits, and how well plans can foretell its times here.
-fn model(host: &Host, config: &NodeConfig, wanted: &WantedModel) -> Vec<Finding> {
+fn model(host: &Host, config: &NodeConfig, wanted: &WantedModel) -> Vec<DoctorFinding> {
     let source = match &wanted.choice {
         ModelChoice::Fallback | ModelChoice::Embedded | ModelChoice::Named(_) => ModelSource::embedded(),
         ModelChoice::Path(path) => open_named(path),
@@ -222,7 +222,7 @@ fn model(host: &Host, config: &NodeConfig, wanted: &WantedModel) -> Vec<Finding>
 }
 
 /// What is odd in the model's text files, or why they cannot be used.
-fn text(source: &ModelSource) -> Vec<Finding> {
+fn text(source: &ModelSource) -> Vec<DoctorFinding> {
     match TextModel::new(&files_of(source), &Templates::Here) {
         Ok(text) => text.notes().iter().map(|note| finding("model", State::Note, note.clone())).collect(),
         Err(error) => vec![finding("model", State::Fail, error.to_string())],
@@ -230,7 +230,7 @@ fn text(source: &ModelSource) -> Vec<Finding> {
 }
 
 /// What would compute the model, and how well.
-fn lent(host: &Host, of: (&NodeConfig, &WantedModel), source: &Arc<ModelSource>) -> Vec<Finding> {
+fn lent(host: &Host, of: (&NodeConfig, &WantedModel), source: &Arc<ModelSource>) -> Vec<DoctorFinding> {
     let ((config, wanted), gpus) = (of, gpus(source, of));
     if !gpus.is_empty() && config.devices != DeviceChoice::Auto {
         return gpus.into_iter().chain(draft(host, of, source)).collect();
@@ -245,7 +245,7 @@ fn lent(host: &Host, of: (&NodeConfig, &WantedModel), source: &Arc<ModelSource>)
 }
 
 /// GPUs that a peer would lend, each tried with the model: a fraction of a second, and a little of its memory.
-fn gpus(source: &ModelSource, (config, wanted): (&NodeConfig, &WantedModel)) -> Vec<Finding> {
+fn gpus(source: &ModelSource, (config, wanted): (&NodeConfig, &WantedModel)) -> Vec<DoctorFinding> {
     let gpus: Vec<GpuNumbers> = match &config.devices {
         DeviceChoice::Auto => cuda::usable().unwrap_or_default().into_iter().map(GpuNumbers::one).collect(),
         DeviceChoice::Named(names) => names.iter().filter_map(|name| name.gpus()).collect(),
@@ -270,7 +270,7 @@ fn gpus(source: &ModelSource, (config, wanted): (&NodeConfig, &WantedModel)) -> 
 }
 
 /// What the model needs, beside what there is.
-fn fits(host: &Host, config: &NodeConfig, source: &ModelSource) -> Result<Finding, LendError> {
+fn fits(host: &Host, config: &NodeConfig, source: &ModelSource) -> Result<DoctorFinding, LendError> {
     let free = host.cpu.available_bytes;
     let kv = hardware::kv_bytes(host, config.kv_bytes, config.memory_bytes)?;
     let ranks = config.threads.ranks;
@@ -285,7 +285,11 @@ fn fits(host: &Host, config: &NodeConfig, source: &ModelSource) -> Result<Findin
 }
 
 /// The draft model, if there is to be one.
-fn draft(host: &Host, (config, wanted): (&NodeConfig, &WantedModel), source: &Arc<ModelSource>) -> Option<Finding> {
+fn draft(
+    host: &Host,
+    (config, wanted): (&NodeConfig, &WantedModel),
+    source: &Arc<ModelSource>,
+) -> Option<DoctorFinding> {
     let draft = match open_draft(wanted, source) {
         Ok(draft) => draft?,
         Err(error) => return Some(finding("draft", State::Fail, error.to_string())),
@@ -302,7 +306,7 @@ fn draft(host: &Host, (config, wanted): (&NodeConfig, &WantedModel), source: &Ar
 }
 
 /// Measured anew: a peer that runs here keeps its own to itself, and takes its share of the processor meanwhile.
-fn times(source: &ModelSource, config: &NodeConfig, kv_dtype: KvDtype) -> Vec<Finding> {
+fn times(source: &ModelSource, config: &NodeConfig, kv_dtype: KvDtype) -> Vec<DoctorFinding> {
     let started = Instant::now();
     match profile::measure(source, config.threads, kv_dtype) {
         Ok(Some(profile)) => {
@@ -312,7 +316,7 @@ fn times(source: &ModelSource, config: &NodeConfig, kv_dtype: KvDtype) -> Vec<Fi
             let steps = format!("{steps}; with a prompt beside them {mixed}");
             let state = |errors: &[Misfit]| if errors.iter().any(|e| e.mean > POOR) { State::Note } else { State::Ok };
             vec![
-                Finding { profile: Some(profile), ..finding("prompts", state(&[profile.prompts]), prompts) },
+                DoctorFinding { profile: Some(profile), ..finding("prompts", state(&[profile.prompts]), prompts) },
                 finding("steps", state(&[profile.steps, profile.mixed]), steps),
             ]
         }
@@ -321,6 +325,6 @@ fn times(source: &ModelSource, config: &NodeConfig, kv_dtype: KvDtype) -> Vec<Fi
     }
 }
 
-fn finding(what: &'static str, state: State, detail: String) -> Finding {
-    Finding { what, state, detail, profile: None, cause: None, evidence: None, remedy: None }
+fn finding(what: &'static str, state: State, detail: String) -> DoctorFinding {
+    DoctorFinding { what, state, detail, profile: None, cause: None, evidence: None, remedy: None }
 }

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     cli::exit::{Exit, Kind},
     config::Settings,
-    history::{DAYS, Line, Tokens, Total},
+    history::{DAYS, DayLine, Tokens, Total},
 };
 use clap::{Arg, ArgMatches, Command};
 use serde::Deserialize;
@@ -42,7 +42,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     if is_set(matches, "json") {
         return print_json(&answer);
     }
-    let Answer { earnings, total } = serde_json::from_value(answer)
+    let EarningsAnswer { earnings, total } = serde_json::from_value(answer)
         .map_err(|e| Exit::new(Kind::Unreachable, format!("the peer's answer is not understood: {e}")))?;
     rows(&earnings, total).iter().for_each(|line| say!("{line}"));
     Ok(())
@@ -50,13 +50,13 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
 
 /// What `/api/earnings` says.
 #[derive(Deserialize)]
-struct Answer {
-    earnings: Vec<Line>,
+struct EarningsAnswer {
+    earnings: Vec<DayLine>,
     total: Total,
 }
 
 /// The table, newest day first.
-fn rows(lines: &[Line], total: Total) -> Vec<String> {
+fn rows(lines: &[DayLine], total: Total) -> Vec<String> {
     if lines.is_empty() {
         let what = "nothing yet: neither has this machine computed for others, nor others for it";
         return vec![what.into()];
@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn a_day_is_a_line_and_the_last_is_the_sum() {
         let tokens = |prompt_tokens, completion_tokens| Tokens { prompt_tokens, completion_tokens };
-        let line = |day: &str, model: &str, n| Line {
+        let line = |day: &str, model: &str, n| DayLine {
             day: day.into(),
             model: model.into(),
             model_id: ModelId([1; 16]),

@@ -6,7 +6,7 @@ pub(super) mod live;
 mod phases;
 
 use self::{
-    arrival::Arrival,
+    arrival::ModelArrival,
     board::{Board, Fixed},
     phases::Phases,
 };
@@ -138,7 +138,7 @@ async fn narrate(mut view: watch::Receiver<SwarmView>) {
     let mut worth = None;
     let (mut alone, mut named, mut linked) = (None, Vec::<Trouble>::new(), None);
     let mut looked = None::<Instant>;
-    let (mut loading, mut fetching) = (Loading::default(), Arrival::default());
+    let (mut loading, mut fetching) = (Loading::default(), ModelArrival::default());
     loop {
         if worth.is_none() {
             worth = describe_worth(&view.borrow());
@@ -199,7 +199,7 @@ fn describe_alone(view: &SwarmView) -> Option<Option<&'static str>> {
     let known = !view.addresses.is_empty() && matches!(view.readiness, Readiness::Planning | Readiness::Ready);
     let alone = || !listening::is_found(&view.addresses);
     known.then(|| {
-        alone().then_some("only processes of this host can reach this peer: it has no address that others could use")
+        alone().then_some("only processes of this host can reach this peer: it has no address that others could use; tsnode doctor says why")
     })
 }
 

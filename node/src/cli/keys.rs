@@ -4,7 +4,7 @@ use super::{is_set, json as json_flag, knobs, output, verb};
 use crate::{
     cli::exit::{Exit, Kind},
     config::{Settings, secrets::API_KEY},
-    store::keys::{self, KeysError, Scope},
+    store::keys::{self, KeyScope, KeysError},
 };
 use clap::{Arg, ArgMatches, Command};
 use serde_json::json;
@@ -33,7 +33,7 @@ pub(super) fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit>
     match verb {
         "add" => {
             let admin = matches.get_one::<String>("scope").is_some_and(|s| s == "admin");
-            let scope = if admin { Scope::Admin } else { Scope::Inference };
+            let scope = if admin { KeyScope::Admin } else { KeyScope::Inference };
             let key = keys::add(&folder, name, scope).map_err(exit)?;
             let first = !settings.has_secret(API_KEY) && keys::read(&folder).map_err(exit)?.len() == 1;
             if as_json {
@@ -64,10 +64,10 @@ pub(super) fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit>
 }
 
 /// What the key is for, and what changes with the first one.
-fn told(name: &str, scope: Scope, first: bool) {
+fn told(name: &str, scope: KeyScope, first: bool) {
     let good_for = match scope {
-        Scope::Inference => "prompts (/v1/) and nothing else",
-        Scope::Admin => "everything",
+        KeyScope::Inference => "prompts (/v1/) and nothing else",
+        KeyScope::Admin => "everything",
     };
     note!("{name}'s key is shown this once. It is good for {good_for}; clients send it as: Authorization: Bearer …");
     if first {

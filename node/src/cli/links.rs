@@ -10,11 +10,11 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use tsnode_protocol::{Link, PathKind, PeerId};
-use tsnode_simulator::plot::heat::{Cell, Heat};
+use tsnode_simulator::plot::heat::{Heat, HeatCell};
 
 /// A link as it is shown.
 #[derive(Serialize)]
-struct Row {
+struct LinkRow {
     from: PeerId,
     #[serde(flatten)]
     link: Link,
@@ -56,11 +56,11 @@ fn path(names: &BTreeMap<PeerId, String>, path: PathKind) -> String {
     }
 }
 
-fn rows(view: &SwarmView) -> Vec<Row> {
+fn rows(view: &SwarmView) -> Vec<LinkRow> {
     let stated = view.peers.iter().flat_map(|peer| peer.advert.links.iter().map(|link| (peer.id, *link)));
     let row = |(from, link): (PeerId, Link)| {
         let age = (from == view.me).then(|| view.link_ages.get(&link.to).copied()).flatten();
-        Row { from, link, age }
+        LinkRow { from, link, age }
     };
     stated.map(row).collect()
 }
@@ -71,12 +71,12 @@ fn picture(view: &SwarmView) -> String {
     let all = names(view);
     let labels: Vec<String> = peers.iter().map(|p| name(&all, *p)).collect();
     let place = |peer: PeerId| peers.iter().position(|p| *p == peer);
-    let cell = |row: &Row| {
+    let cell = |row: &LinkRow| {
         let (latency, mbit) = (row.link.latency.0 * 1e3, row.link.bandwidth.0 * 8e-6);
         let said = format!("{latency:.2} ms, {mbit:.0} Mbit/s, {}", path(&all, row.link.path));
         let shown = if mbit < 9.95 { format!("{mbit:.1}") } else { format!("{mbit:.0}") };
-        Some(Cell { row: place(row.from)?, column: place(row.link.to)?, value: mbit, shown, said })
+        Some(HeatCell { row: place(row.from)?, column: place(row.link.to)?, value: mbit, shown, said })
     };
-    let cells: Vec<Cell> = rows(view).iter().filter_map(cell).collect();
+    let cells: Vec<HeatCell> = rows(view).iter().filter_map(cell).collect();
     Heat { title: "Bandwidth from row to column (Mbit/s)", labels: &labels, cells: &cells }.svg()
 }

@@ -2,7 +2,7 @@
 
 use crate::hardware::memory::Size;
 use indicatif::{ProgressBar, ProgressStyle};
-use tsnode_kernels::load::Progress;
+use tsnode_kernels::load::LoadProgress;
 
 /// Less is loaded before a line about it is read (bytes).
 const WORTH_LINES: u64 = 1 << 30;
@@ -19,7 +19,7 @@ pub(super) struct Loading {
 impl Loading {
     /// Shows how far it is, or clears the bar when nothing is loaded any more. Says what is to be printed where nobody
     /// watches.
-    pub(super) fn show(&mut self, far: Option<Progress>) -> Option<String> {
+    pub(super) fn show(&mut self, far: Option<LoadProgress>) -> Option<String> {
         let Some(far) = far else {
             *self = Self::default();
             return None;
@@ -29,7 +29,7 @@ impl Loading {
         if bar.is_hidden() { self.line(far) } else { None }
     }
 
-    fn line(&mut self, Progress { done, total }: Progress) -> Option<String> {
+    fn line(&mut self, LoadProgress { done, total }: LoadProgress) -> Option<String> {
         let part = done * LINES / total.max(1);
         if total < WORTH_LINES || part <= self.told {
             return None;
@@ -61,10 +61,10 @@ mod tests {
         let total = 3 << 30;
         let mut loading = Loading::default();
         let lines: Vec<String> =
-            (0..=300).filter_map(|i| loading.line(Progress { done: total * i / 300, total })).collect();
+            (0..=300).filter_map(|i| loading.line(LoadProgress { done: total * i / 300, total })).collect();
         assert_eq!(lines.len(), LINES as usize, "{lines:?}");
         assert!(lines[4].contains("1.5 GiB of 3.0 GiB"), "{lines:?}");
-        let small = Progress { done: 1 << 20, total: 1 << 20 };
+        let small = LoadProgress { done: 1 << 20, total: 1 << 20 };
         assert_eq!(Loading::default().line(small), None);
     }
 }

@@ -6,15 +6,16 @@ mod demand;
 mod import;
 mod local;
 mod peers;
+mod serving;
 
 use self::bars::Bars;
-use super::{asking, is_set, json as json_flag, output, show, switch, verb, whole};
+use super::{asking, is_set, json as json_flag, knobs, output, show, switch, verb, whole};
 use crate::{
     cli::exit::{Exit, Kind},
     config::Settings,
     hardware::memory::Size,
     hub::{self, Hub, HubError, HubSettings, ModelName, NameError, Use},
-    node::{Computed, Membering, ModelChoice, NodeConfig, NodeError, WantedModel},
+    node::{ComputeChoice, Membering, ModelChoice, NodeConfig, NodeError, WantedModel},
     store::Store,
     weights,
 };
@@ -28,6 +29,7 @@ const MOST: usize = 100;
 pub(super) fn command() -> Command {
     let name = |help| Arg::new("name").value_name("NAME").help(help);
     let one = |verb: Command| verb.arg(json_flag());
+    let here = |verb: Command| verb.args(knobs(&["data-dir"])).arg(json_flag());
     asking("models", "Models the swarm serves; with a verb, models that could be served here", "tsnode models")
         .subcommand(demand::command())
         .subcommand(one(verb(
@@ -57,12 +59,28 @@ pub(super) fn command() -> Command {
             )
             .arg(name("An alias, org/repo, org/repo:Q4_K_M or org/repo@revision").required(true)),
         )
-        .subcommand(one(verb("list", "Models in the Hugging Face cache", "tsnode models list")))
-        .subcommand(one(verb("rm", "Remove a model from the cache", "tsnode models rm llama3.2:1b")
-            .arg(name("As it is listed").required(true))))
-        .subcommand(one(verb("verify", "Hold the cache's files against their hashes", "tsnode models verify")
-            .arg(name("As it is listed [default: all]"))
-            .arg(switch("remove", "Remove what does not fit, so that a pull fetches it again"))))
+        .subcommand(here(verb(
+            "list",
+            "Models in the Hugging Face cache, and those that came from peers",
+            "tsnode models list",
+        )))
+        .subcommand(
+            here(verb(
+                "rm",
+                "Remove a model that is listed; none that the peer of this host serves",
+                "tsnode models rm llama3.2:1b",
+            ))
+            .arg(name("As it is listed, or its id").required(true)),
+        )
+        .subcommand(
+            here(verb(
+                "verify",
+                "Hold the files of models that are listed against their hashes",
+                "tsnode models verify",
+            ))
+            .arg(name("As it is listed, or its id [default: all]"))
+            .arg(switch("remove", "Remove what does not fit, so that it is fetched again")),
+        )
         .subcommand(import::command())
 }
 
@@ -72,9 +90,9 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         "demand" => demand::run(settings, matches).await,
         "search" => search(matches).await,
         "pull" => pull(settings, matches).await,
-        "list" => local::list(matches),
-        "rm" => local::remove(matches),
-        "verify" => local::verify(matches),
+        "list" => local::list(settings, matches),
+        "rm" => local::remove(settings, matches).await,
+        "verify" => local::verify(settings, matches),
         _ => import::run(matches),
     }
 }
@@ -145,7 +163,7 @@ async fn search(matches: &ArgMatches) -> Result<(), Exit> {
 }
 
 /// Who searches asks again by himself.
-async fn ask(mut settings: HubSettings, words: &str, most: usize) -> Result<Vec<hub::Found>, HubError> {
+async fn ask(mut settings: HubSettings, words: &str, most: usize) -> Result<Vec<hub::FoundRepo>, HubError> {
     settings.patience.tries = 1;
     Hub::new(settings)?.search(words, most).await
 }
@@ -163,7 +181,7 @@ async fn pull(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
         note!("tsnode: note: {error}; {name} is fetched from peers of the swarm");
         return peers::pull(settings, matches, &name).await;
     }
-    let hub::Pulled { model, fetched, licence } = pulled.map_err(exit)?;
+    let hub::PulledModel { model, fetched, licence } = pulled.map_err(exit)?;
     let path = model.path.display().to_string();
     if is_set(matches, "json") {
         return output::print_json(&json!({ "model": name.to_string(), "commit": model.commit.as_str(), "path": path,
@@ -215,7 +233,7 @@ fn comes_to_peers(config: &NodeConfig) -> Result<bool, Exit> {
         Membering::NewPrivate => false,
         Membering::Usual => Store::remembers_peers(&config.data_dir).map_err(NodeError::from)?,
     };
-    Ok(comes && config.computed == Computed::default())
+    Ok(comes && config.computed == ComputeChoice::default())
 }
 
 /// Where all of it came from peers before. What is in the hub's cache goes first.
@@ -257,9 +275,9 @@ fn paths_of(model: &mut WantedModel) -> impl Iterator<Item = &mut PathBuf> {
 
 fn by_name(path: &Path) -> Result<Option<ModelName>, Exit> {
     let Some(text) = path.to_str() else { return Ok(None) };
-    match hub::Asked::of(text).map_err(|error| exit(error.into()))? {
-        hub::Asked::Path(_) => Ok(None),
-        hub::Asked::Model(name) => Ok(Some(name)),
+    match hub::AskedModel::of(text).map_err(|error| exit(error.into()))? {
+        hub::AskedModel::Path(_) => Ok(None),
+        hub::AskedModel::Model(name) => Ok(Some(name)),
     }
 }
 

@@ -5,7 +5,7 @@ mod loss;
 mod services;
 mod swarm;
 
-use self::asked::Asked;
+use self::asked::PlanQuery;
 use super::{asking_args, is_set, output, switch, verb, verbose};
 use crate::{
     cli::exit::{Exit, Kind},
@@ -16,13 +16,13 @@ use serde_json::json;
 use std::time::{Duration, Instant};
 use tsnode_coordinator::{
     planner::reranking,
-    replay::{Replay, Report},
+    replay::{Replay, ReplayReport},
     scheduler::{
         Problem, regions,
         search::{Effort, Found},
     },
 };
-use tsnode_simulator::{bound, outcome::Outcome, plot};
+use tsnode_simulator::{bound, outcome::PlanOutcome, plot};
 
 /// Steps of the search when no budget is given: four times the paper's.
 const STEPS: usize = 400;
@@ -75,7 +75,7 @@ pub(super) fn problem_args() -> Vec<Arg> {
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     let Some(cluster) = matches.get_one::<String>("cluster") else { return swarm::plan(settings, matches).await };
-    let asked = Asked::read(cluster, matches)?;
+    let asked = PlanQuery::read(cluster, matches)?;
     match (asked.sharing.is_empty(), asked.lose.is_empty()) {
         (false, _) => asked.share(matches),
         (true, false) => asked.lose(matches),
@@ -84,21 +84,21 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
 }
 
 /// A plan with its numbers.
-pub(super) struct Planned {
+pub(super) struct ValuedPlan {
     pub(super) found: Found,
-    pub(super) outcome: Outcome,
+    pub(super) outcome: PlanOutcome,
     /// Not of clusters planned in regions.
-    report: Option<Report>,
+    report: Option<ReplayReport>,
     took: Duration,
 }
 
-impl Asked {
+impl PlanQuery {
     pub(super) fn effort(&self) -> Effort {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         Effort { steps: if self.budget.is_some() { ENDLESS } else { STEPS }, threads, ..Effort::default() }
     }
 
-    pub(super) fn search(&self, problem: &Problem) -> Planned {
+    pub(super) fn search(&self, problem: &Problem) -> ValuedPlan {
         let (started, effort) = (Instant::now(), self.effort());
         let late = || self.budget.is_some_and(|b| started.elapsed() >= b);
         if problem.cluster.devices() > regions::MOST {
@@ -107,13 +107,13 @@ impl Asked {
         let replay = Replay { seed: self.seed, requests: REPLAYED };
         let (found, report) = reranking::plan(problem, self.seed, effort, replay, &late);
         let took = started.elapsed();
-        let mut outcome = Outcome::new(problem, &found);
+        let mut outcome = PlanOutcome::new(problem, &found);
         outcome.bound = bound::attainment(problem).filter(|b| *b < 1.0);
-        Planned { found, outcome, report: Some(report), took }
+        ValuedPlan { found, outcome, report: Some(report), took }
     }
 
     /// Region by region, with a bar while somebody watches.
-    fn in_regions(&self, problem: &Problem, effort: Effort, started: Instant) -> Planned {
+    fn in_regions(&self, problem: &Problem, effort: Effort, started: Instant) -> ValuedPlan {
         let effort = Effort { steps: effort.steps.min(STEPS), ..effort };
         let bar = indicatif::ProgressBar::new_spinner().with_message(format!(
             "planning {} devices in regions of {}",
@@ -125,7 +125,7 @@ impl Asked {
         let all = regions::search(problem, self.seed, effort, &late);
         bar.finish_and_clear();
         let took = started.elapsed();
-        Planned { found: Found::default(), outcome: Outcome::together(problem, &all), report: None, took }
+        ValuedPlan { found: Found::default(), outcome: PlanOutcome::together(problem, &all), report: None, took }
     }
 
     fn plan(&self, matches: &ArgMatches) -> Result<(), Exit> {
@@ -139,7 +139,7 @@ impl Asked {
     }
 }
 
-impl Planned {
+impl ValuedPlan {
     fn json(&self) -> serde_json::Value {
         json!({
             "plan": self.outcome,
@@ -241,7 +241,7 @@ fn shortened(stages: &[String]) -> String {
     }
 }
 
-fn draw(outcomes: &[&Outcome], matches: &ArgMatches) -> Result<(), Exit> {
+fn draw(outcomes: &[&PlanOutcome], matches: &ArgMatches) -> Result<(), Exit> {
     let Some(path) = matches.get_one::<String>("svg") else { return Ok(()) };
     std::fs::write(path, plot::plan::svg(outcomes)).map_err(|e| Exit::file(Kind::Other, path, &e))
 }

@@ -14,7 +14,7 @@ use crate::{
 use clap::{Arg, ArgMatches, Command};
 use serde::Deserialize;
 use serde_json::Value;
-use tsnode_coordinator::gateway::{Cause, Part, Resumption, Slowest};
+use tsnode_coordinator::gateway::{LatencyPart, Resumption, SlowCause, Slowest};
 use tsnode_protocol::{PeerId, RequestId, Seconds, Stage};
 
 /// Columns of the labels that lines begin with.
@@ -230,41 +230,41 @@ fn handed_over(trace: &Trace) -> String {
     format!("{} {codec} in {late}: pack {pack}, wire {wire}, unpack {unpack}", bytes(trace.kv_bytes))
 }
 
-fn part(part: Part) -> &'static str {
+fn part(part: LatencyPart) -> &'static str {
     match part {
-        Part::Queue => "waiting",
-        Part::Prefill => "prefill",
-        Part::Pack => "packing",
-        Part::Wire => "wire",
-        Part::Unpack => "unpack",
-        Part::Decode => "decode",
-        Part::Recovery => "move",
+        LatencyPart::Queue => "waiting",
+        LatencyPart::Prefill => "prefill",
+        LatencyPart::Pack => "packing",
+        LatencyPart::Wire => "wire",
+        LatencyPart::Unpack => "unpack",
+        LatencyPart::Decode => "decode",
+        LatencyPart::Recovery => "move",
     }
 }
 
 /// The part that took longest, and what held it up.
 fn why(trace: &Trace, slowest: &Slowest) -> String {
-    let each = if slowest.part == Part::Decode { " a token" } else { "" };
+    let each = if slowest.part == LatencyPart::Decode { " a token" } else { "" };
     let who = |peer: &PeerId| fitted(&name(trace, *peer), PEERS / 2 - 2);
     let cause = match &slowest.cause {
-        Cause::Turn { at } => format!("for pages or its turn at {}", who(at)),
-        Cause::Link { from, to, latency } => format!("link {} → {}, {}{each}", who(from), who(to), time(*latency)),
-        Cause::Layers { peer, layers, each: took } => {
+        SlowCause::Turn { at } => format!("for pages or its turn at {}", who(at)),
+        SlowCause::Link { from, to, latency } => format!("link {} → {}, {}{each}", who(from), who(to), time(*latency)),
+        SlowCause::Layers { peer, layers, each: took } => {
             let took = took.map(|took| format!(", {}{each}", time(took))).unwrap_or_default();
             format!("layers {layers} on {}{took}", who(peer))
         }
-        Cause::Busy { leader, step, expected } => {
+        SlowCause::Busy { leader, step, expected } => {
             format!("{}{each} at {}, alone {}: busy", time(*step), who(leader), time(*expected))
         }
-        Cause::Kv { from, to, bytes: sent, took } => match slowest.part {
-            Part::Pack => format!("on {}, {} for {}", who(from), bytes(*sent), who(to)),
-            Part::Unpack => format!("on {}, {} from {}", who(to), bytes(*sent), who(from)),
+        SlowCause::Kv { from, to, bytes: sent, took } => match slowest.part {
+            LatencyPart::Pack => format!("on {}, {} for {}", who(from), bytes(*sent), who(to)),
+            LatencyPart::Unpack => format!("on {}, {} from {}", who(to), bytes(*sent), who(from)),
             _ => {
                 let rate = *sent as f64 * 8e-6 / took.0.max(1e-9);
                 format!("link {} → {}, {} at {rate:.0} Mbit/s", who(from), who(to), bytes(*sent))
             }
         },
-        Cause::Lost { leader, reason } => format!("{} was lost: {}", who(leader), harmless(reason)),
+        SlowCause::Lost { leader, reason } => format!("{} was lost: {}", who(leader), harmless(reason)),
     };
     let share = slowest.took.0 / trace.total.max(1e-9) * 100.0;
     format!("{} {share:.0} %: {cause}", part(slowest.part))
@@ -274,7 +274,7 @@ fn why(trace: &Trace, slowest: &Slowest) -> String {
 pub(super) mod tests {
     use super::*;
     use std::collections::BTreeMap;
-    use tsnode_coordinator::gateway::{Move, Parts};
+    use tsnode_coordinator::gateway::{LatencyBreakdown, Move};
     use tsnode_protocol::{KvCodec, LayerRange, ModelId, kv::Delivery};
 
     fn peer(n: u8) -> PeerId {
@@ -301,7 +301,7 @@ pub(super) mod tests {
     }
 
     pub fn trace(names: [&str; 4]) -> Trace {
-        let cause = Cause::Link { from: peer(3), to: peer(4), latency: Seconds(0.04) };
+        let cause = SlowCause::Link { from: peer(3), to: peer(4), latency: Seconds(0.04) };
         let peers: BTreeMap<PeerId, String> = (1..).map(peer).zip(names.map(String::from)).collect();
         Trace {
             request: RequestId([5; 16]),
@@ -323,7 +323,7 @@ pub(super) mod tests {
             ttft: 0.04,
             total: 3.652,
             alone: None,
-            parts: Parts {
+            parts: LatencyBreakdown {
                 queue: Seconds(0.002),
                 prefill: Seconds(0.038),
                 pack: Seconds(0.001),
@@ -334,7 +334,7 @@ pub(super) mod tests {
             },
             deliveries: vec![delivery()],
             moves: vec![],
-            slowest: Some(Slowest { part: Part::Decode, took: Seconds(3.6), cause }),
+            slowest: Some(Slowest { part: LatencyPart::Decode, took: Seconds(3.6), cause }),
             peers,
         }
     }
@@ -393,12 +393,12 @@ slowest    decode 99 %: link 客厅的旧电脑 → x, 40 ms a token";
             kv_codec: None,
             deliveries: vec![],
             slowest: Some(Slowest {
-                part: Part::Recovery,
+                part: LatencyPart::Recovery,
                 took: Seconds(0.3),
-                cause: Cause::Lost { leader: peer(4), reason: "it is gone".into() },
+                cause: SlowCause::Lost { leader: peer(4), reason: "it is gone".into() },
             }),
             moves: vec![moved],
-            parts: Parts { recovery: Seconds(0.3), decode: Seconds(0.1), ..Parts::default() },
+            parts: LatencyBreakdown { recovery: Seconds(0.3), decode: Seconds(0.1), ..LatencyBreakdown::default() },
             total: 0.4,
             ..trace(["peer1", "peer2", "peer3", "peer4"])
         };
@@ -421,21 +421,25 @@ moved      from peer4 after 200 ms and 3 tokens: it is gone, computed anew";
         let wide = "客厅的旧电脑在窗边";
         let trace = trace([wide; 4]);
         let who = peer(1);
-        let kv = || Cause::Kv { from: who, to: peer(3), bytes: 5_000_000, took: Seconds(0.4) };
+        let kv = || SlowCause::Kv { from: who, to: peer(3), bytes: 5_000_000, took: Seconds(0.4) };
         let layers = LayerRange { start: 0, end: 2 };
         for (part, cause, said) in [
-            (Part::Queue, Cause::Turn { at: who }, "waiting 11 %: for pages or its turn at 客厅"),
-            (Part::Prefill, Cause::Layers { peer: who, layers, each: None }, "%: layers 0..2 on 客厅"),
-            (Part::Decode, Cause::Layers { peer: who, layers, each: Some(Seconds(0.04)) }, ", 40 ms a token"),
+            (LatencyPart::Queue, SlowCause::Turn { at: who }, "waiting 11 %: for pages or its turn at 客厅"),
+            (LatencyPart::Prefill, SlowCause::Layers { peer: who, layers, each: None }, "%: layers 0..2 on 客厅"),
             (
-                Part::Decode,
-                Cause::Busy { leader: who, step: Seconds(0.2), expected: Seconds(0.04) },
+                LatencyPart::Decode,
+                SlowCause::Layers { peer: who, layers, each: Some(Seconds(0.04)) },
+                ", 40 ms a token",
+            ),
+            (
+                LatencyPart::Decode,
+                SlowCause::Busy { leader: who, step: Seconds(0.2), expected: Seconds(0.04) },
                 "%: 200 ms a token at 客厅",
             ),
-            (Part::Pack, kv(), "packing 11 %: on 客厅"),
-            (Part::Wire, kv(), "5.0 MB at 100 Mbit/s"),
-            (Part::Unpack, kv(), "unpack 11 %: on 客厅"),
-            (Part::Recovery, Cause::Lost { leader: who, reason: "x".repeat(200) }, "was lost: x"),
+            (LatencyPart::Pack, kv(), "packing 11 %: on 客厅"),
+            (LatencyPart::Wire, kv(), "5.0 MB at 100 Mbit/s"),
+            (LatencyPart::Unpack, kv(), "unpack 11 %: on 客厅"),
+            (LatencyPart::Recovery, SlowCause::Lost { leader: who, reason: "x".repeat(200) }, "was lost: x"),
         ] {
             let slowest = Some(Slowest { part, took: Seconds(0.4), cause });
             let lines = lines(&Trace { slowest, ..trace.clone() });

@@ -3,7 +3,7 @@
 use super::{ALL, is_set, json as json_flag, knobs, output, switch, verb};
 use crate::{
     cli::exit::{Exit, Kind},
-    config::{BETWEEN, ConfigError, Origin, Settings, secrets::SECRETS},
+    config::{BETWEEN, ConfigError, SettingOrigin, Settings, secrets::SECRETS},
     service::{Credential, Installed, Level, Purged, ServiceError, Status, Systemd, Unit, UnitError, launchd, windows},
 };
 use clap::{Arg, ArgMatches, Command};
@@ -153,7 +153,7 @@ fn next(level: Level, systemd: &Systemd) {
 fn unit(settings: &Settings, level: Level, matches: &ArgMatches) -> Result<Unit, Exit> {
     let said: BTreeMap<&str, &str> = settings
         .iter()
-        .filter(|(_, _, origin)| **origin == Origin::Flag)
+        .filter(|(_, _, origin)| **origin == SettingOrigin::Flag)
         .map(|(name, value, _)| (name, value))
         .collect();
     if let Some(secret) = SECRETS.iter().find(|secret| said.contains_key(secret.name)) {

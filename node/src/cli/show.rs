@@ -103,6 +103,8 @@ pub(super) async fn models(settings: &Settings, matches: &ArgMatches) -> Result<
             let mut shown = json!(card);
             shown["source"] = json!(origin(card).map(|origin| &origin.source));
             shown["licence"] = json!(origin(card).and_then(|origin| origin.licence.as_ref()));
+            let mut origins = view.peers.iter().filter_map(|peer| peer.advert.origin(card.id));
+            shown["gated"] = json!(origins.any(|origin| origin.is_gated));
             shown
         };
         return print_json(&view.models.iter().map(shown).collect::<Vec<_>>());

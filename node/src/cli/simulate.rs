@@ -13,9 +13,9 @@ mod several;
 mod sharing;
 
 use self::{
-    args::Job,
+    args::SimulationJob,
     compare::Sweep,
-    run::{Run, Site, too_large},
+    run::{PolicyRun, Site, too_large},
 };
 use super::{joined, json, output, plan::problem_args, verb};
 use crate::cli::exit::{Exit, Kind};
@@ -28,7 +28,7 @@ use std::sync::{
 use std::time::Instant;
 use tsnode_coordinator::scheduler::regions;
 use tsnode_simulator::{
-    outcome::Outcome,
+    outcome::PlanOutcome,
     plot::timeline::{self, Label},
     summary::keeps,
 };
@@ -87,7 +87,7 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     if let Some(("sharing", matches)) = matches.subcommand() {
         return sharing::run(matches).await;
     }
-    let job = Job::read(matches)?;
+    let job = SimulationJob::read(matches)?;
     // A signal ends the run with what there is.
     let stopped = Arc::new(AtomicBool::new(false));
     let listener = crate::tasks::spawn("signals", {
@@ -104,20 +104,20 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     result
 }
 
-fn simulate(job: &Job, stopped: &AtomicBool) -> Result<(), Exit> {
+fn simulate(job: &SimulationJob, stopped: &AtomicBool) -> Result<(), Exit> {
     let regions = if job.written.is_some() { Vec::new() } else { searched(job) };
     let (mut sites, plan) = match &job.written {
         Some(written) => {
             let (site, plan) = Site::given(&job.problem, written)?;
             (vec![site], plan)
         }
-        None => (Site::searched(&regions), Outcome::together(&job.problem, &regions)),
+        None => (Site::searched(&regions), PlanOutcome::together(&job.problem, &regions)),
     };
     too_large(&job.problem, &plan, &job.requests)?;
     let mut runs = Vec::new();
     for policy in &job.policies {
         let arrivals = &job.requests.arrivals;
-        runs.push(Run::new(&job.problem, &mut sites, arrivals, policy, job.asked.seed, stopped));
+        runs.push(PolicyRun::new(&job.problem, &mut sites, arrivals, policy, job.asked.seed, stopped));
         if stopped.load(Ordering::Relaxed) {
             break;
         }
@@ -125,7 +125,7 @@ fn simulate(job: &Job, stopped: &AtomicBool) -> Result<(), Exit> {
     let sweep = (!job.rates.is_empty()).then(|| Sweep::new(job, &mut sites, stopped));
     draw(job, &plan, &runs, sweep.as_ref())?;
     if job.json {
-        let runs: Vec<_> = runs.iter().map(Run::json).collect();
+        let runs: Vec<_> = runs.iter().map(PolicyRun::json).collect();
         let mut document = json!({ "plan": plan, "runs": runs });
         if let Some(sweep) = &sweep {
             document["rates"] = sweep.json(job);
@@ -136,7 +136,7 @@ fn simulate(job: &Job, stopped: &AtomicBool) -> Result<(), Exit> {
 }
 
 /// The plan, in one region or in several.
-fn searched(job: &Job) -> Vec<regions::Region> {
+fn searched(job: &SimulationJob) -> Vec<regions::Region> {
     let (asked, problem) = (&job.asked, &job.problem);
     if problem.cluster.devices() <= regions::MOST {
         return vec![regions::Region { problem: problem.clone(), share: 1.0, found: asked.search(problem).found }];
@@ -145,7 +145,7 @@ fn searched(job: &Job) -> Vec<regions::Region> {
     regions::search(problem, asked.seed, asked.effort(), &|| asked.budget.is_some_and(|b| started.elapsed() >= b))
 }
 
-fn print_all(job: &Job, plan: &Outcome, runs: &[Run], sweep: Option<&Sweep>) -> Result<(), Exit> {
+fn print_all(job: &SimulationJob, plan: &PlanOutcome, runs: &[PolicyRun], sweep: Option<&Sweep>) -> Result<(), Exit> {
     say!(
         "{} on {}, {} requests at {:.2}/s, planned for {}/s, {}: {:.1} % in time by closed forms\n",
         plan.model,
@@ -170,7 +170,7 @@ fn print_all(job: &Job, plan: &Outcome, runs: &[Run], sweep: Option<&Sweep>) -> 
 }
 
 /// The picture asked for: policies over rates, or what groups did under the first policy.
-fn draw(job: &Job, plan: &Outcome, runs: &[Run], sweep: Option<&Sweep>) -> Result<(), Exit> {
+fn draw(job: &SimulationJob, plan: &PlanOutcome, runs: &[PolicyRun], sweep: Option<&Sweep>) -> Result<(), Exit> {
     let (Some(path), Some(run)) = (&job.svg, runs.first()) else { return Ok(()) };
     let picture = match sweep {
         Some(sweep) => sweep.svg(job),
@@ -179,7 +179,7 @@ fn draw(job: &Job, plan: &Outcome, runs: &[Run], sweep: Option<&Sweep>) -> Resul
     std::fs::write(path, picture).map_err(|e| Exit::file(Kind::Other, path, &e))
 }
 
-fn timeline(job: &Job, plan: &Outcome, run: &Run) -> String {
+fn timeline(job: &SimulationJob, plan: &PlanOutcome, run: &PolicyRun) -> String {
     let label = |g: &tsnode_simulator::outcome::GroupLine| Label { phase: g.phase, name: g.devices.join(" + ") };
     let labels: Vec<Label> = plan.groups.iter().map(label).collect();
     let title = format!(

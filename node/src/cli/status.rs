@@ -15,6 +15,7 @@ use crate::{
 };
 use clap::ArgMatches;
 use std::collections::BTreeMap;
+use tsnode_coordinator::planner::spare::is_spare;
 use tsnode_protocol::{Group, GroupId, LayerProfile, ModelCard, ModelId, PeerId, Phase, Plan, Seconds};
 
 /// Columns that labels take.
@@ -41,10 +42,10 @@ pub(super) fn lines(view: &SwarmView, verbose: bool) -> Vec<String> {
     rows.into_iter().chain(details).flat_map(|(label, text)| wrapped(label, LABELS, &text)).collect()
 }
 
-type Row = (&'static str, String);
+type StatusRow = (&'static str, String);
 
 /// Which machine this is, whether it serves, and what it lends.
-fn owner(view: &SwarmView) -> Vec<Row> {
+fn owner(view: &SwarmView) -> Vec<StatusRow> {
     let others = view.peers.iter().filter(|p| p.id != view.me).count();
     let company = match others {
         0 => "nobody else is in it yet".into(),
@@ -93,7 +94,7 @@ pub(super) fn lent(view: &SwarmView) -> String {
 }
 
 /// What this machine does by the plan: for whom, how fast, and how much of it now.
-fn work(view: &SwarmView) -> Vec<Row> {
+fn work(view: &SwarmView) -> Vec<StatusRow> {
     let groups = view.plan.as_ref().map_or(&[][..], |plan| &plan.groups);
     let mine: Vec<&Group> = groups.iter().filter(|g| g.stages.iter().any(|s| s.peer == view.me)).collect();
     let mut rows = Vec::new();
@@ -145,7 +146,7 @@ pub(super) fn in_words(phase: Phase) -> &'static str {
 fn clients(view: &SwarmView, plan: &Plan, group: &Group) -> String {
     let led = |id: GroupId| plan.group(id).and_then(Group::leader).map_or("a group".into(), |peer| shown(view, peer));
     let far = |mine: fn(&tsnode_protocol::Route) -> (GroupId, GroupId)| -> Vec<(String, f64)> {
-        let routes = plan.routes.iter().map(|r| (mine(r), r.share));
+        let routes = plan.routes.iter().filter(|r| !is_spare(r)).map(|r| (mine(r), r.share));
         routes
             .filter(|((own, far), share)| *own == group.id && far != own && *share > 0.0)
             .map(|((_, f), s)| (led(f), s))
@@ -193,7 +194,7 @@ fn seconds(view: &SwarmView, group: &Group, layer: impl Fn(&LayerProfile) -> f64
 }
 
 /// What the swarm serves, and who plans.
-fn swarm(view: &SwarmView) -> Vec<Row> {
+fn swarm(view: &SwarmView) -> Vec<StatusRow> {
     let named = |m: &ModelCard| {
         let is_default = view.models.len() > 1 && Some(m.id) == view.default_model;
         format!("{}{}", harmless(&m.name), if is_default { " (where a request names none)" } else { "" })
@@ -223,7 +224,7 @@ fn swarm(view: &SwarmView) -> Vec<Row> {
 }
 
 /// What engineers look at.
-fn details(view: &SwarmView) -> Vec<Row> {
+fn details(view: &SwarmView) -> Vec<StatusRow> {
     let mut rows = vec![
         ("id", view.me.to_string()),
         ("swarm id", view.swarm.to_string()),
@@ -242,7 +243,7 @@ fn details(view: &SwarmView) -> Vec<Row> {
     rows
 }
 
-fn counted(label: &'static str, refused: &BTreeMap<String, u64>) -> Vec<Row> {
+fn counted(label: &'static str, refused: &BTreeMap<String, u64>) -> Vec<StatusRow> {
     let labels = std::iter::once(label).chain(std::iter::repeat(""));
     labels.zip(refused).map(|(label, (reason, count))| (label, format!("{count} × {reason}"))).collect()
 }

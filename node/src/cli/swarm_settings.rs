@@ -3,14 +3,15 @@
 use super::{layout::harmless, output};
 use crate::view::{AttainmentView, OverflowView, SwarmView};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tsnode_coordinator::settings::Settings;
+use tsnode_coordinator::settings::SwarmSettings;
 use tsnode_protocol::{
-    ModelId, Phase, Replayed, RequestClass, RouteChoice, RoutePolicy, SettingKey, SettingValue, SwarmSetting,
+    BatchPolicy, ChosenPolicy, ModelId, Phase, PolicyChoice, Replayed, RequestClass, RoutePolicy, SettingKey,
+    SettingValue, SwarmSetting,
 };
 
 /// The newest of each, as a view has them.
-pub(super) fn of(view: &SwarmView) -> Settings {
-    let mut settings = Settings::default();
+pub(super) fn of(view: &SwarmView) -> SwarmSettings {
+    let mut settings = SwarmSettings::default();
     settings.take_in(&view.settings);
     settings
 }
@@ -50,11 +51,12 @@ pub(super) fn lines(view: &SwarmView) -> Vec<(&'static str, String)> {
                 Some(("targets", format!("{targets} for {class} requests to {}; {origin}", model(view, id))))
             }
             (SettingKey::Route { model: id }, SettingValue::Route(Some(policy))) => {
-                let now = if policy == RoutePolicy::Auto { now_routed(view, id) } else { String::new() };
+                let now = if policy == RoutePolicy::Auto { now(view, id, routes) } else { String::new() };
                 Some(("routing", format!("{policy} for {}{now}; {origin}", model(view, id))))
             }
             (SettingKey::Batch { model: id }, SettingValue::Batch(Some(policy))) => {
-                Some(("batching", format!("{policy} for {}; {origin}", model(view, id))))
+                let now = if policy == BatchPolicy::Auto { now(view, id, batches) } else { String::new() };
+                Some(("batching", format!("{policy} for {}{now}; {origin}", model(view, id))))
             }
             _ => None,
         }
@@ -91,12 +93,12 @@ pub(super) fn routed(view: &SwarmView, id: Option<ModelId>) -> String {
     let Some((id, (policy, setting))) = id.and_then(|id| Some((id, settings.route(id)?))) else {
         return "requests are routed by live, as nobody has set anything else (tsnode route)".into();
     };
-    let choice = view.plan.as_ref().and_then(|plan| plan.choice(id)).filter(|_| policy == RoutePolicy::Auto);
-    let by = choice.map_or(policy, |choice| choice.policy);
+    let choice = of_plan(view).filter(|_| policy == RoutePolicy::Auto).and_then(|all| PolicyChoice::of_routes(all, id));
+    let by = choice.map_or(policy, |(_, by)| by);
     let pools = if by == RoutePolicy::Pools { pools(view, id) } else { String::new() };
     let origin = origin(view, setting);
     match (policy, choice) {
-        (RoutePolicy::Auto, Some(choice)) => {
+        (RoutePolicy::Auto, Some((choice, _))) => {
             format!("requests are routed by {by}{pools}, chosen as auto was {origin}{}", replayed(choice))
         }
         (RoutePolicy::Auto, None) => format!(
@@ -107,15 +109,54 @@ pub(super) fn routed(view: &SwarmView, id: Option<ModelId>) -> String {
     }
 }
 
-/// What the plan has chosen, of models that it is left to now: one for which members have set a policy since is routed by that.
-pub(super) fn chosen(view: &SwarmView) -> Vec<&RouteChoice> {
+/// How a model's steps are formed, and where that was chosen by measurement, by what.
+pub(super) fn formed(view: &SwarmView, id: Option<ModelId>) -> String {
     let settings = of(view);
-    let is_left = |choice: &&RouteChoice| settings.route(choice.model).is_some_and(|(by, _)| by == RoutePolicy::Auto);
-    view.plan.iter().flat_map(|plan| &plan.chosen).filter(is_left).collect()
+    let Some((id, (policy, setting))) = id.and_then(|id| Some((id, settings.batch(id)?))) else {
+        return "steps are formed by chunked, as nobody has set anything else (tsnode batch)".into();
+    };
+    let choice =
+        of_plan(view).filter(|_| policy == BatchPolicy::Auto).and_then(|all| PolicyChoice::of_batches(all, id));
+    let origin = origin(view, setting);
+    match (policy, choice) {
+        (BatchPolicy::Auto, Some((choice, by))) => {
+            format!("steps are formed by {by}, chosen as auto was {origin}{}", replayed(choice))
+        }
+        (BatchPolicy::Auto, None) => format!(
+            "steps are formed by chunked; auto was {origin}, and chooses once a hundred requests have come and ended, where a group \
+             computes both prompts and answers"
+        ),
+        _ => format!("steps are formed by {policy}; {origin}"),
+    }
+}
+
+fn of_plan(view: &SwarmView) -> Option<&[PolicyChoice]> {
+    view.plan.as_ref().map(|plan| &plan.chosen[..])
+}
+
+/// What the plan has chosen of routes, of models that it is left to now: one for which members have set a policy since is routed by
+/// that.
+pub(super) fn routes(view: &SwarmView) -> Vec<&PolicyChoice> {
+    let settings = of(view);
+    let is_left = |choice: &&PolicyChoice| {
+        let is_auto = settings.route(choice.model).is_some_and(|(by, _)| by == RoutePolicy::Auto);
+        is_auto && matches!(choice.policy, ChosenPolicy::Route(_))
+    };
+    of_plan(view).into_iter().flatten().filter(is_left).collect()
+}
+
+/// The same of how steps are formed.
+pub(super) fn batches(view: &SwarmView) -> Vec<&PolicyChoice> {
+    let settings = of(view);
+    let is_left = |choice: &&PolicyChoice| {
+        let is_auto = settings.batch(choice.model).is_some_and(|(by, _)| by == BatchPolicy::Auto);
+        is_auto && matches!(choice.policy, ChosenPolicy::Batch(_))
+    };
+    of_plan(view).into_iter().flatten().filter(is_left).collect()
 }
 
 /// What was chosen for models that this is about, where that is done by measurement.
-fn now_routed(view: &SwarmView, id: Option<ModelId>) -> String {
+fn now(view: &SwarmView, id: Option<ModelId>, chosen: fn(&SwarmView) -> Vec<&PolicyChoice>) -> String {
     let chosen = chosen(view).into_iter().filter(|choice| id.is_none_or(|id| id == choice.model));
     let now: Vec<String> =
         chosen.map(|choice| format!("{} by {}", model(view, Some(choice.model)), choice.policy)).collect();
@@ -123,7 +164,7 @@ fn now_routed(view: &SwarmView, id: Option<ModelId>) -> String {
 }
 
 /// What became of replayed requests by the policy that was chosen, and by the others.
-fn replayed(choice: &RouteChoice) -> String {
+fn replayed(choice: &PolicyChoice) -> String {
     let told = |r: &Replayed| {
         format!("{:.1} % in time and nine of ten within {:.1} times the fastest", 100.0 * r.in_time, r.slowness)
     };
@@ -194,8 +235,13 @@ mod tests {
             lines(&seen)
         );
         let tried = |policy, in_time, slowness| Replayed { policy, in_time, slowness };
-        let tried = vec![tried(RoutePolicy::Live, 0.8, 9.0), tried(RoutePolicy::Shortest, 0.975, 2.5)];
-        let made = vec![RouteChoice { model: id, policy: RoutePolicy::Shortest, requests: 300, rate: 0.5, tried }];
+        let [live, shortest] = [RoutePolicy::Live, RoutePolicy::Shortest].map(ChosenPolicy::Route);
+        let [chunked, mixed] = [BatchPolicy::Chunked, BatchPolicy::Mixed].map(ChosenPolicy::Batch);
+        let by = |policy, other| {
+            let tried = vec![tried(other, 0.8, 9.0), tried(policy, 0.975, 2.5)];
+            PolicyChoice { model: id, policy, requests: 300, rate: 0.5, tried }
+        };
+        let made = vec![by(shortest, live), by(mixed, chunked)];
         let (epoch, term, reason) = (Epoch(1), Term(0), String::new());
         seen.plan = Some(Plan { epoch, term, parent: None, groups: vec![], routes: vec![], chosen: made, reason });
         let said = routed(&seen, Some(id));
@@ -204,7 +250,18 @@ mod tests {
                        fastest; by live 80.0 % in time and nine of ten within 9.0 times the fastest";
         assert!(said.ends_with(figures), "{said}");
         assert!(lines(&seen)[0].1.contains(" by shortest; set by this peer"), "{:?}", lines(&seen));
-        assert_eq!(chosen(&seen).len(), 1);
+        assert_eq!((routes(&seen).len(), batches(&seen).len()), (1, 0), "nobody has left steps to it");
+        assert!(
+            formed(&seen, Some(id)).starts_with("steps are formed by chunked, as nobody"),
+            "{}",
+            formed(&seen, Some(id))
+        );
+        let (key, value) = (SettingKey::Batch { model: None }, SettingValue::Batch(Some(BatchPolicy::Auto)));
+        seen.settings.push(SwarmSetting { key, value, at: 0, by: seen.me });
+        let said = formed(&seen, Some(id));
+        assert!(said.starts_with("steps are formed by mixed, chosen as auto was set by this peer"), "{said}");
+        assert!(said.contains("97.5 % in time") && said.contains("; by chunked 80.0 % in time"), "{said}");
+        assert!(lines(&seen)[1].1.contains(" by mixed; set by this peer"), "{:?}", lines(&seen));
         // The plan says so until there is another, and the model is routed by what was set for it since.
         let (key, value) = (SettingKey::Route { model: Some(id) }, SettingValue::Route(Some(RoutePolicy::Pools)));
         seen.settings.push(SwarmSetting { key, value, at: 1, by: seen.me });
@@ -213,6 +270,6 @@ mod tests {
             "{:?}",
             lines(&seen)
         );
-        assert_eq!(chosen(&seen), Vec::<&RouteChoice>::new());
+        assert_eq!(routes(&seen), Vec::<&PolicyChoice>::new());
     }
 }

@@ -51,7 +51,7 @@ pub(super) fn batch_command() -> Command {
     let policy = Arg::new("policy").value_name("POLICY").required(true).value_parser(clap::value_parser!(BatchPolicy)).help(
         "chunked: answers in every step, and prompts in chunks beside them; mixed: prompts in chunks, and answers beside them as far as a \
          step's tokens reach, passed over four times at most; prefill-first: prompts alone, in longer steps, and answers after them, \
-         passed over sixteen times at most",
+         passed over sixteen times at most; auto: whichever of these does best when the requests of late are replayed on the plan's groups",
     );
     asking("batch", "How groups form their steps, and who set it", "tsnode batch")
         .subcommand(of_model(asking("set", "Set it for the whole swarm", "tsnode batch set mixed")).arg(policy))
@@ -87,7 +87,7 @@ fn time(text: &str) -> Result<Seconds, String> {
 }
 
 pub(super) async fn targets(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
-    let Some((verb, of)) = matches.subcommand() else { return show(settings, matches, What::Targets).await };
+    let Some((verb, of)) = matches.subcommand() else { return show(settings, matches, SettingWhat::Targets).await };
     let mut wish = json!({ "about": "targets", "model": of.get_one::<String>("of-model") });
     wish["class"] = json!(of.get_one::<RequestClass>("class"));
     if verb == "set" {
@@ -99,13 +99,13 @@ pub(super) async fn targets(settings: &Settings, matches: &ArgMatches) -> Result
 }
 
 pub(super) async fn route(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
-    let Some((_, of)) = matches.subcommand() else { return show(settings, matches, What::Route).await };
+    let Some((_, of)) = matches.subcommand() else { return show(settings, matches, SettingWhat::Route).await };
     let policy = of.try_get_one::<RoutePolicy>("policy").ok().flatten();
     set(settings, of, &json!({ "about": "route", "model": of.get_one::<String>("of-model"), "policy": policy })).await
 }
 
 pub(super) async fn batch(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
-    let Some((_, of)) = matches.subcommand() else { return show(settings, matches, What::Batch).await };
+    let Some((_, of)) = matches.subcommand() else { return show(settings, matches, SettingWhat::Batch).await };
     let policy = of.try_get_one::<BatchPolicy>("policy").ok().flatten();
     set(settings, of, &json!({ "about": "batch", "model": of.get_one::<String>("of-model"), "policy": policy })).await
 }
@@ -122,13 +122,13 @@ async fn set(settings: &Settings, matches: &ArgMatches, wish: &Value) -> Result<
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum What {
+enum SettingWhat {
     Targets,
     Route,
     Batch,
 }
 
-impl What {
+impl SettingWhat {
     /// What the swarm's settings call it, and what became of it.
     fn of(label: &str) -> Self {
         match label {
@@ -139,16 +139,16 @@ impl What {
     }
 }
 
-async fn show(settings: &Settings, matches: &ArgMatches, what: What) -> Result<(), Exit> {
+async fn show(settings: &Settings, matches: &ArgMatches, what: SettingWhat) -> Result<(), Exit> {
     let view = super::ask::look(settings, matches).await?;
     if is_set(matches, "json") {
         let shown: Vec<&SwarmSetting> = view.settings.iter().filter(|s| is_of(s, what)).collect();
         return print_json(&match what {
-            What::Targets => json!({ "targets": shown, "attainment": view.attainment }),
-            What::Route => {
-                json!({ "route": shown, "chosen": swarm_settings::chosen(&view), "overflows": view.overflows })
+            SettingWhat::Targets => json!({ "targets": shown, "attainment": view.attainment }),
+            SettingWhat::Route => {
+                json!({ "route": shown, "chosen": swarm_settings::routes(&view), "overflows": view.overflows })
             }
-            What::Batch => json!({ "batch": shown }),
+            SettingWhat::Batch => json!({ "batch": shown, "chosen": swarm_settings::batches(&view) }),
         });
     }
     for line in lines(&view, what) {
@@ -157,24 +157,26 @@ async fn show(settings: &Settings, matches: &ArgMatches, what: What) -> Result<(
     Ok(())
 }
 
-fn is_of(setting: &SwarmSetting, what: What) -> bool {
+fn is_of(setting: &SwarmSetting, what: SettingWhat) -> bool {
     let about = match setting.key {
-        SettingKey::Targets { .. } => What::Targets,
-        SettingKey::Route { .. } => What::Route,
-        SettingKey::Batch { .. } => What::Batch,
+        SettingKey::Targets { .. } => SettingWhat::Targets,
+        SettingKey::Route { .. } => SettingWhat::Route,
+        SettingKey::Batch { .. } => SettingWhat::Batch,
     };
     about == what
 }
 
-fn lines(view: &SwarmView, what: What) -> Vec<String> {
+fn lines(view: &SwarmView, what: SettingWhat) -> Vec<String> {
     let all = swarm_settings::lines(view).into_iter();
-    let (labels, mut lines): (Vec<&str>, Vec<String>) = all.filter(|(label, _)| What::of(label) == what).unzip();
+    let (labels, mut lines): (Vec<&str>, Vec<String>) = all.filter(|(label, _)| SettingWhat::of(label) == what).unzip();
     let (label, unset) = match what {
-        What::Targets => {
+        SettingWhat::Targets => {
             ("targets", "none are set: plans are held against ten times what the swarm's fastest group takes")
         }
-        What::Route => ("routing", "live: by the plan's shares, corrected by queues; nobody has set anything else"),
-        What::Batch => (
+        SettingWhat::Route => {
+            ("routing", "live: by the plan's shares, corrected by queues; nobody has set anything else")
+        }
+        SettingWhat::Batch => (
             "batching",
             "chunked: answers in every step, and prompts in chunks beside them; nobody has set anything else",
         ),
@@ -195,7 +197,7 @@ mod tests {
     #[test]
     fn what_was_taken_back_is_said_to_be_so_whatever_became_of_it() {
         let mut seen = view();
-        let said = |seen: &SwarmView| lines(seen, What::Route);
+        let said = |seen: &SwarmView| lines(seen, SettingWhat::Route);
         assert!(matches!(&said(&seen)[..], [unset] if unset.starts_with("live: ")), "{:?}", said(&seen));
         seen.overflows = vec![OverflowView { model: "tiny".into(), prompts: 12, answers: 3 }];
         let both = said(&seen);
@@ -209,13 +211,13 @@ mod tests {
     #[test]
     fn how_steps_are_formed_is_said_apart_from_the_rest() {
         let mut seen = view();
-        assert!(matches!(&lines(&seen, What::Batch)[..], [unset] if unset.starts_with("chunked: ")));
+        assert!(matches!(&lines(&seen, SettingWhat::Batch)[..], [unset] if unset.starts_with("chunked: ")));
         let (key, value) = (SettingKey::Batch { model: None }, SettingValue::Batch(Some(BatchPolicy::PrefillFirst)));
         seen.settings = vec![SwarmSetting { key, value, at: 0, by: seen.me }];
-        let said = lines(&seen, What::Batch);
+        let said = lines(&seen, SettingWhat::Batch);
         assert!(said.len() == 1 && said[0].starts_with("prefill-first for every model; set by this peer"), "{said:?}");
-        assert!(matches!(&lines(&seen, What::Route)[..], [unset] if unset.starts_with("live: ")));
-        assert!(is_of(&seen.settings[0], What::Batch) && !is_of(&seen.settings[0], What::Targets));
+        assert!(matches!(&lines(&seen, SettingWhat::Route)[..], [unset] if unset.starts_with("live: ")));
+        assert!(is_of(&seen.settings[0], SettingWhat::Batch) && !is_of(&seen.settings[0], SettingWhat::Targets));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod broken;
 mod chaos;
 mod replay;
+mod sharing;
 
 use super::{
     ask::Peer, decimal, detached::usual_folder, is_set, json as json_flag, output::print_json, requests, submit,
@@ -19,7 +20,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use tsnode_testnet::{PeerConfig, PeerInfo, Sight, State, Swarm, Testnet, TestnetConfig, TestnetError};
+use tsnode_testnet::{PeerConfig, PeerInfo, Sight, Swarm, Testnet, TestnetConfig, TestnetError, TestnetState};
 
 /// How long `down` waits for peers to leave.
 const DOWN: Duration = Duration::from_secs(35);
@@ -51,6 +52,7 @@ pub(super) fn command() -> Command {
         )
         .subcommand(chaos::command())
         .subcommand(replay::command())
+        .subcommand(sharing::command())
         .subcommand(fault("kill", "Kill a peer of a detached swarm with -9").arg(dir()))
         .subcommand(fault("stop", "Stop a peer's process without ending it: its connections stay open").arg(dir()))
         .subcommand(fault("cont", "Let a stopped peer go on").arg(dir()))
@@ -71,6 +73,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         }
         Some(("chaos", matches)) => chaos::run(settings, matches).await,
         Some(("replay", matches)) => replay::run(settings, matches).await,
+        Some(("sharing", matches)) => sharing::run(settings, matches).await,
         _ => Ok(()),
     }
 }
@@ -142,7 +145,7 @@ fn asked_peer(matches: &ArgMatches) -> &str {
 }
 
 fn disturb(fault: &str, matches: &ArgMatches) -> Result<(), Exit> {
-    let state = State::read(&folder(matches)).map_err(exit)?;
+    let state = TestnetState::read(&folder(matches)).map_err(exit)?;
     let (signal, done) = match fault {
         "kill" => ("-KILL", "killed"),
         "stop" => ("-STOP", "stopped"),
@@ -158,7 +161,7 @@ fn disturb(fault: &str, matches: &ArgMatches) -> Result<(), Exit> {
 
 async fn restart(matches: &ArgMatches) -> Result<(), Exit> {
     let folder = folder(matches);
-    let mut state = State::read(&folder).map_err(exit)?;
+    let mut state = TestnetState::read(&folder).map_err(exit)?;
     let peer = state.restart(asked_peer(matches), &folder, DOWN).await.map_err(exit)?;
     say_peer(matches, peer, "started")
 }
@@ -185,12 +188,7 @@ fn exit(error: TestnetError) -> Exit {
 async fn up(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     let config = config(settings, matches)?;
     let started = Instant::now();
-    let bar = ProgressBar::new_spinner();
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} ({elapsed})") {
-        bar.set_style(style);
-    }
-    bar.enable_steady_tick(Duration::from_millis(120));
-    bar.set_message(format!("starting {} peers", config.peers.len()));
+    let bar = spinner(format!("starting {} peers", config.peers.len()));
     let net = Testnet::up_telling(&config, |far| bar.set_message(far.to_owned())).await;
     bar.finish_and_clear();
     let net = net.map_err(exit)?;
@@ -213,6 +211,16 @@ async fn up(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     }
 }
 
+/// Says what is waited for.
+fn spinner(message: String) -> ProgressBar {
+    let bar = ProgressBar::new_spinner();
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} ({elapsed})") {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(120));
+    bar.with_message(message)
+}
+
 /// Ends a swarm and removes its folder: logs of a run that ended well are of no use.
 async fn leave(net: Testnet) -> Result<(), Exit> {
     let folder = net.folder().to_owned();
@@ -222,7 +230,7 @@ async fn leave(net: Testnet) -> Result<(), Exit> {
 
 fn config(settings: &Settings, matches: &ArgMatches) -> Result<TestnetConfig, Exit> {
     let folder = folder(matches);
-    match State::read(&folder) {
+    match TestnetState::read(&folder) {
         Ok(state) if state.alive().next().is_some() => {
             let what = format!("{}: a testnet is up here already; stop it with: tsnode testnet down", folder.display());
             return Err(Exit::new(Kind::DataDir, what));
@@ -352,7 +360,12 @@ fn document(peers: &[&PeerInfo], answer: Option<(&str, &Trace)>, took: Duration)
     document
 }
 
-fn detached(matches: &ArgMatches, state: &State, answer: Option<(String, Trace)>, took: Duration) -> Result<(), Exit> {
+fn detached(
+    matches: &ArgMatches,
+    state: &TestnetState,
+    answer: Option<(String, Trace)>,
+    took: Duration,
+) -> Result<(), Exit> {
     let peers: Vec<&PeerInfo> = state.peers.iter().collect();
     let told = match &answer {
         Some((text, trace)) => tell(matches, &peers, text, trace, took),
@@ -392,7 +405,7 @@ fn list(peers: &[&PeerInfo]) {
 }
 
 async fn status(matches: &ArgMatches) -> Result<(), Exit> {
-    let state = State::read(&folder(matches)).map_err(exit)?;
+    let state = TestnetState::read(&folder(matches)).map_err(exit)?;
     let alive: Vec<&PeerInfo> = state.alive().collect();
     let sights = Swarm::of(alive.iter().copied()).look().await;
     let ended: Vec<&PeerInfo> = state.peers.iter().filter(|peer| !alive.iter().any(|a| a.name == peer.name)).collect();
@@ -423,7 +436,7 @@ async fn status(matches: &ArgMatches) -> Result<(), Exit> {
 
 async fn down(matches: &ArgMatches) -> Result<(), Exit> {
     let folder = folder(matches);
-    let state = State::read(&folder).map_err(exit)?;
+    let state = TestnetState::read(&folder).map_err(exit)?;
     let down = state.down(&folder, DOWN).await;
     if !down.stayed.is_empty() {
         let first = down.stayed.first().map_or("", String::as_str);

@@ -15,7 +15,7 @@ mod terminal;
 mod tests;
 
 use self::{
-    frame::{Look, Theme},
+    frame::{FrameLook, Theme},
     screen::Screen,
     snapshot::{Feed, Snapshot},
 };
@@ -85,7 +85,7 @@ fn printed(snapshot: &Snapshot) -> Vec<String> {
     let area = Rect::new(0, 0, columns, frame::lines(snapshot).min(LINES));
     let mut buffer = Buffer::empty(area);
     let screen = Screen::default();
-    let look = Look { screen: &screen, theme: Theme { colours: false }, now: Instant::now(), has_keys: false };
+    let look = FrameLook { screen: &screen, theme: Theme { colours: false }, now: Instant::now(), has_keys: false };
     frame::draw(&mut buffer, area, snapshot, look);
     frame::text(&buffer)
 }

@@ -3,7 +3,7 @@
 use super::{is_set, json as json_flag, output, switch, verb};
 use crate::{
     cli::exit::{Exit, Kind},
-    update::{Place, Releases, UpdateError},
+    update::{ProgramPlace, Releases, UpdateError},
 };
 use clap::{Arg, ArgMatches, Command};
 use semver::Version;
@@ -28,7 +28,7 @@ pub(super) fn command() -> Command {
 
 pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     let path = env::current_exe().map_err(|error| Exit::file(Kind::Other, "this program", &error))?;
-    let place = Place::new(path.clone());
+    let place = ProgramPlace::new(path.clone());
     place.is_ours().map_err(exit)?;
     let own = Version::parse(env!("CARGO_PKG_VERSION")).map_err(|e| Exit::new(Kind::Other, e.to_string()))?;
     if is_set(matches, "rollback") {

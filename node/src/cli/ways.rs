@@ -2,7 +2,7 @@
 
 use super::output::{name, names};
 use crate::{
-    reachability::observation::{Path, Way},
+    reachability::observation::{PathVia, PeerPath},
     view::{PeerView, SwarmView},
 };
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use tsnode_protocol::{Link, PeerId};
 const NAMED: usize = 6;
 
 /// Each link that the peer of a view has measured, and to whom.
-pub(super) fn of(view: &SwarmView) -> Vec<(PeerId, Path)> {
+pub(super) fn of(view: &SwarmView) -> Vec<(PeerId, PeerPath)> {
     let all = names(view);
     // A large swarm has as many links as peers, and is looked at whenever anybody is heard.
     let peers: BTreeMap<PeerId, &PeerView> = view.peers.iter().map(|peer| (peer.id, peer)).collect();
@@ -22,21 +22,21 @@ pub(super) fn of(view: &SwarmView) -> Vec<(PeerId, Path)> {
         let there = peers.get(&link.to)?;
         let is_told = view.link_ends.get(&link.to).is_none_or(|at| there.advert.data_addresses.contains(at));
         let is_hole = !is_reachable && !there.advert.reachable && !is_told;
-        let way = Way::of(link.path, |relay| name(&all, relay), is_hole);
-        Some((link.to, Path { name: name(&all, link.to), is_reachable: there.advert.reachable, way }))
+        let way = PathVia::of(link.path, |relay| name(&all, relay), is_hole);
+        Some((link.to, PeerPath { name: name(&all, link.to), is_reachable: there.advert.reachable, way }))
     };
     own.iter().flat_map(|own| &own.advert.links).filter_map(path).collect()
 }
 
 /// All of them in a line; none where none is measured.
 pub(super) fn told(view: &SwarmView) -> Option<String> {
-    let mut paths: BTreeMap<PeerId, Path> = of(view).into_iter().collect();
+    let mut paths: BTreeMap<PeerId, PeerPath> = of(view).into_iter().collect();
     let all = paths.len();
     if all > NAMED {
-        paths.retain(|_, path| path.way != Way::Direct);
+        paths.retain(|_, path| path.way != PathVia::Direct);
     }
     let others = all - paths.len();
-    let is_relayed = paths.values().any(|path| matches!(path.way, Way::Relayed { .. }));
+    let is_relayed = paths.values().any(|path| matches!(path.way, PathVia::Relayed { .. }));
     let mut said: Vec<String> = paths.values().take(NAMED).map(|path| format!("{} {}", path.name, path.way)).collect();
     match paths.len().saturating_sub(NAMED) {
         0 => {}

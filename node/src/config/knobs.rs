@@ -32,7 +32,7 @@ pub const KNOBS: [Knob; 56] = [
     knob(
         "model-budget",
         "20GiB",
-        "Without --model: most to fetch from peers of the model that the swarm serves, to serve it too; 0 fetches none",
+        "Without --model: most layers to have here of the model that the swarm serves, fetched from peers to serve them too; 0 fetches none",
     ),
     knob(
         "allow-models",
@@ -141,12 +141,12 @@ pub const KNOBS: [Knob; 56] = [
     knob(
         "tool-call-parser",
         "auto",
-        "How models write calls of tools: as their templates show (auto), hermes, qwen3_coder, llama3_json, mistral, deepseek_v3, deepseek_v31, openai or json",
+        "How models write calls of tools: as their templates show (auto), hermes, qwen3_coder, llama3_json, mistral, deepseek_v3, deepseek_v31, openai, gemma4 or json",
     ),
     knob(
         "reasoning-parser",
         "auto",
-        "How models write thoughts: as their templates and vocabularies show (auto), between <think> and </think> (think), or not at all (none)",
+        "How models write thoughts: as their templates and vocabularies show (auto), between <think> and </think> (think), on a channel (gemma4), or not at all (none)",
     ),
     knob("allow-remote-http", "false", "Let HTTP listen beyond this host without a key"),
     knob(

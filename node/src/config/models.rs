@@ -1,6 +1,6 @@
 //! Which models a peer lends: one or several by flag, or with more said of each in the file.
 
-use super::{ConfigError, ModelTable, Origin, Settings, values::Bytes};
+use super::{ConfigError, ModelTable, SettingOrigin, Settings, values::ByteSize};
 use crate::node::{ModelChoice, WantedModel};
 use std::path::PathBuf;
 use tsnode_protocol::{KvDtype, limits};
@@ -21,7 +21,7 @@ impl Settings {
     /// The models to lend; none for a gateway.
     pub(super) fn models(&self) -> Result<Vec<WantedModel>, ConfigError> {
         let named: Vec<&str> = self.text("model").split(BETWEEN).filter(|text| !text.is_empty()).collect();
-        let in_file = |name| matches!(self.origin(name), Some(Origin::File(..)));
+        let in_file = |name| matches!(self.origin(name), Some(SettingOrigin::File(..)));
         let none = self.flag("no-model")?;
         if none && (!named.is_empty() || (!self.1.is_empty() && in_file("no-model"))) {
             return Err(self.wrong("no-model", "a model is named as well".into()));
@@ -91,7 +91,7 @@ impl Settings {
             });
         };
         let memory =
-            text(table, "memory")?.map(|memory| memory.parse::<Bytes>().map_err(|e| wrong(table, "memory", e)));
+            text(table, "memory")?.map(|memory| memory.parse::<ByteSize>().map_err(|e| wrong(table, "memory", e)));
         let dtype = |text: &str| {
             let found = KV_DTYPES.iter().find(|(name, _)| *name == text).map(|(_, dtype)| *dtype);
             found.ok_or_else(|| wrong(table, "kv-dtype", "choose one of f16, bf16, f32".into()))

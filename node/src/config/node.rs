@@ -1,15 +1,15 @@
 //! A peer's configuration, made of its settings: what they mean together, and which contradict each other.
 
 use super::{
-    ConfigError, Origin, Settings,
-    values::{self, Bytes},
+    ConfigError, SettingOrigin, Settings,
+    values::{self, ByteSize},
 };
 use crate::{
     data_plane::links::Shaping,
     faults::Wall,
     hardware::cores::Cores,
     http::hosts::{self, Sites},
-    node::{Computed, Membering, ModelChoice, NodeConfig},
+    node::{ComputeChoice, Membering, ModelChoice, NodeConfig},
     store::keys::KEYS_FILE,
     text::{Parsers, ReasoningFormat, SpecialText, ToolFormat},
     weights,
@@ -62,11 +62,13 @@ impl Settings {
             default_model: Some(self.text("default-model").to_owned()).filter(|name| !name.is_empty()),
             devices: self.parse("device")?.unwrap_or_default(),
             threads: self.threads()?,
+            all_threads: self.all_cores()?.min(MOST_THREADS),
+            fixed_limits: self.fixed_limits(),
             cores: self.cores()?.map(|(compute, _)| compute),
-            memory_bytes: self.parse::<Bytes>("memory")?.map(|b| b.0),
+            memory_bytes: self.parse::<ByteSize>("memory")?.map(|b| b.0),
             encoders: self.encoders(),
             hours: self.parse("hours")?,
-            kv_bytes: self.parse::<Bytes>("kv-memory")?.map(|b| b.0),
+            kv_bytes: self.parse::<ByteSize>("kv-memory")?.map(|b| b.0),
             swap_models: self.flag("swap-models")?,
             keep: self.kept_by_name()?,
             kv_dtype: self.kv_dtype()?,
@@ -106,9 +108,9 @@ impl Settings {
     }
 
     /// What the swarm serves is computed as it says: only a model of one's own can be so otherwise.
-    fn computed(&self) -> Result<Computed, ConfigError> {
+    fn computed(&self) -> Result<ComputeChoice, ConfigError> {
         let precision = self.choice("precision", &[("stored", Precision::Stored), ("exact", Precision::Exact)])?;
-        let computed = Computed { precision, long_context: self.flag("long-context")? };
+        let computed = ComputeChoice { precision, long_context: self.flag("long-context")? };
         let models = self.models()?;
         let own = !models.is_empty() && models.iter().all(|model| model.choice != ModelChoice::Fallback);
         for (name, chosen) in [("precision", precision == Precision::Exact), ("long-context", computed.long_context)] {
@@ -126,7 +128,12 @@ impl Settings {
     }
 
     fn reasoning_format(&self) -> Result<Option<ReasoningFormat>, ConfigError> {
-        let choices = [("auto", None), ("think", Some(ReasoningFormat::Think)), ("none", Some(ReasoningFormat::None))];
+        let choices = [
+            ("auto", None),
+            ("think", Some(ReasoningFormat::Think)),
+            ("gemma4", Some(ReasoningFormat::Gemma4)),
+            ("none", Some(ReasoningFormat::None)),
+        ];
         self.choice("reasoning-parser", &choices)
     }
 
@@ -226,13 +233,13 @@ impl Settings {
     }
 
     /// What may be fetched where no model is named.
-    fn weights_limits(&self) -> Result<weights::Limits, ConfigError> {
+    fn weights_limits(&self) -> Result<weights::ProvisionLimits, ConfigError> {
         let budget = match self.text("model-budget") {
             "0" => 0,
-            _ => self.parse::<Bytes>("model-budget")?.map_or(0, |bytes| bytes.0),
+            _ => self.parse::<ByteSize>("model-budget")?.map_or(0, |bytes| bytes.0),
         };
         let globs = self.text("allow-models").split(',').map(str::trim).filter(|glob| !glob.is_empty());
-        Ok(weights::Limits { budget, allowed: globs.map(Glob::new).collect(), named: None })
+        Ok(weights::ProvisionLimits { budget, allowed: globs.map(Glob::new).collect(), named: None })
     }
 
     /// Encoders to lend, each a folder and what it is to be.
@@ -254,7 +261,7 @@ impl Settings {
 
     /// What is carried for others cannot be held to a rate: who limits uploads has to wish for it.
     fn relays(&self) -> Result<bool, ConfigError> {
-        let wished = !matches!(self.0.get("relay"), None | Some((_, Origin::Default)));
+        let wished = !matches!(self.0.get("relay"), None | Some((_, SettingOrigin::Default)));
         Ok(self.flag("relay")? && (wished || self.text("upload-mbit").is_empty()))
     }
 

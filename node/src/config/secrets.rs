@@ -1,6 +1,6 @@
 //! Secrets that no other user of the machine should read in the list of processes: they come from standard input or from files.
 
-use super::{ConfigError, Origin, Settings};
+use super::{ConfigError, SettingOrigin, Settings};
 use crate::plain;
 use std::fs::File;
 use std::io::{self, BufRead, Read as _};
@@ -30,7 +30,7 @@ pub const API_KEY: SecretSetting = SecretSetting { name: "api-key", file: "api-k
 pub const SECRETS: [SecretSetting; 2] = [INVITE, API_KEY];
 
 /// Where a secret is.
-enum Place {
+enum SecretPlace {
     /// It is said, or not.
     Said,
     /// In a line of standard input.
@@ -52,12 +52,12 @@ impl Settings {
         ask: impl Fn(&str),
     ) -> Result<(), ConfigError> {
         let (from, read) = match self.secret_place(secret)? {
-            Place::Said => return Ok(()),
-            Place::Input => {
+            SecretPlace::Said => return Ok(()),
+            SecretPlace::Input => {
                 ask(secret.what);
                 (format!("{} (standard input)", self.place(secret.name)), line(input))
             }
-            Place::File => (self.place(secret.file), file(Path::new(self.text(secret.file)))),
+            SecretPlace::File => (self.place(secret.file), file(Path::new(self.text(secret.file)))),
         };
         let wrong = |error: String| ConfigError::Value { place: from.clone(), error };
         let text = read.map_err(|error| wrong(plain::io_error(&error)))?;
@@ -68,7 +68,7 @@ impl Settings {
         if text.contains(char::is_whitespace) {
             return Err(wrong(format!("there is more than {}, which is one line without spaces", secret.what)));
         }
-        self.0.insert(secret.name, (text.to_owned(), Origin::Read(from)));
+        self.0.insert(secret.name, (text.to_owned(), SettingOrigin::Read(from)));
         Ok(())
     }
 
@@ -82,7 +82,7 @@ impl Settings {
     #[must_use]
     pub fn exposed(&self) -> Vec<String> {
         let is_exposed = |secret: &&SecretSetting| {
-            self.origin(secret.name) == Some(&Origin::Flag) && self.text(secret.name) != STANDARD_INPUT
+            self.origin(secret.name) == Some(&SettingOrigin::Flag) && self.text(secret.name) != STANDARD_INPUT
         };
         let said = |secret: &SecretSetting| {
             let SecretSetting { name, file, what } = secret;
@@ -96,21 +96,21 @@ impl Settings {
     }
 
     /// Flags over variables over the file, as everywhere.
-    fn secret_place(&self, secret: SecretSetting) -> Result<Place, ConfigError> {
+    fn secret_place(&self, secret: SecretSetting) -> Result<SecretPlace, ConfigError> {
         let rank = |name| match self.origin(name) {
-            Some(Origin::Flag) => 3,
-            Some(Origin::Variable(_)) => 2,
-            Some(Origin::File(..)) => 1,
-            Some(Origin::Default | Origin::Read(_)) | None => 0,
+            Some(SettingOrigin::Flag) => 3,
+            Some(SettingOrigin::Variable(_)) => 2,
+            Some(SettingOrigin::File(..)) => 1,
+            Some(SettingOrigin::Default | SettingOrigin::Read(_)) | None => 0,
         };
         let (said, file) = (rank(secret.name), rank(secret.file));
         if said == file && said > 0 {
             return Err(self.wrong(secret.file, format!("{} is said as well; leave one", secret.name)));
         }
         Ok(match self.text(secret.name) {
-            _ if file > said => Place::File,
-            STANDARD_INPUT if said > 0 => Place::Input,
-            _ => Place::Said,
+            _ if file > said => SecretPlace::File,
+            STANDARD_INPUT if said > 0 => SecretPlace::Input,
+            _ => SecretPlace::Said,
         })
     }
 }

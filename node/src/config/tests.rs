@@ -114,6 +114,30 @@ fn owners_set_limits() {
 }
 
 #[test]
+fn what_was_said_to_a_peer_goes_before_the_file_and_behind_flags() {
+    let home = tempfile::tempdir().unwrap();
+    let kept = |text: &str| std::fs::write(home.path().join("limits.toml"), text).unwrap();
+    let folder = home.path().to_str().unwrap().to_owned();
+    let with = |flags: &[(&str, &str)], file: &str| {
+        let flags: Vec<_> = flags.iter().copied().chain([("data-dir", folder.as_str())]).collect();
+        gather(&flags, &[], file).unwrap().with_kept_limits()
+    };
+    let node = |flags: &[(&str, &str)], file: &str| with(flags, file).unwrap().node().unwrap();
+    assert_eq!(node(&[], "threads = 1\n").threads.count, 1, "nothing was said");
+    kept("threads = \"2\"\nupload_mbit = \"\"\nhours = \"22:00-07:00\"\n");
+    let started = node(&[], "threads = 1\nupload_mbit = 8\n");
+    assert_eq!((started.threads.count, started.shaping, started.fixed_limits.len()), (2, None, 0));
+    assert!(started.hours.is_some() && started.relay, "that nothing is limited was said, too");
+    let flagged = node(&[("threads", "3")], "");
+    assert_eq!((flagged.threads.count, flagged.fixed_limits["threads"].as_str()), (3, "--threads 3"));
+    for (text, why) in [("name = \"a\"\n", "name is not kept there"), ("threads = \"many\"\n", "limits.toml:1")] {
+        kept(text);
+        let said = with(&[], "").and_then(|settings| settings.node().map(drop)).unwrap_err().to_string();
+        assert!(said.contains(why), "{said}");
+    }
+}
+
+#[test]
 fn who_limits_uploads_relays_only_when_asked_to() {
     let relays = |flags: &[(&'static str, &str)]| gather(flags, &[], "").unwrap().node().unwrap().relay;
     assert!(relays(&[]) && !relays(&[("relay", "false")]) && !relays(&[("upload-mbit", "8")]));

@@ -12,9 +12,9 @@ const MOST_BYTES: f64 = (1_u64 << 44) as f64;
 
 /// An amount of memory, as `512MiB`, `8GiB` or `1.5GB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bytes(pub u64);
+pub struct ByteSize(pub u64);
 
-impl FromStr for Bytes {
+impl FromStr for ByteSize {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn memory_is_read_as_people_write_it() {
-        let read = |text: &str| text.parse::<Bytes>().map(|b| b.0);
+        let read = |text: &str| text.parse::<ByteSize>().map(|b| b.0);
         for (text, bytes) in [("512MiB", 512 << 20), ("2GiB", 2 << 30), ("2g", 2 << 30), ("1.5GiB", 3 << 29)] {
             assert_eq!(read(text), Ok(bytes), "{text}");
         }
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn a_forgotten_unit_is_asked_for() {
         for text in ["8", "8 ", "17179869184"] {
-            let said = text.parse::<Bytes>().unwrap_err();
+            let said = text.parse::<ByteSize>().unwrap_err();
             assert!(said.contains(&format!("did you mean {}GiB?", text.trim())), "{text}: {said}");
         }
     }

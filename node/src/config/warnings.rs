@@ -1,6 +1,6 @@
 //! Settings that can be used and are hardly what was meant: one line each, said when a peer starts and by `tsnode doctor`.
 
-use super::{KNOBS, Origin, Settings, values};
+use super::{KNOBS, SettingOrigin, Settings, values};
 use crate::hardware::memory::Size;
 
 /// Variables that verbs, tests and scripts of this repository read, by their beginnings.
@@ -8,7 +8,7 @@ const DEVELOPERS: [&str; 8] = ["TEST_", "EMULATED_", "WRITE_", "CARD_LOST", "HAN
 
 /// What settings are held against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Machine {
+pub struct HostSize {
     /// Processors that this process may use.
     pub cores: usize,
     /// Memory of the host, or of its largest GPU where that has more (bytes).
@@ -18,7 +18,7 @@ pub struct Machine {
 impl Settings {
     /// What is accepted and hardly meant.
     #[must_use]
-    pub fn warnings(&self, machine: Machine) -> Vec<String> {
+    pub fn warnings(&self, machine: HostSize) -> Vec<String> {
         let mut said = Vec::new();
         if let Ok(threads) = self.threads()
             && !self.text("threads").is_empty()
@@ -30,7 +30,7 @@ impl Settings {
                 self.place("threads")
             ));
         }
-        if let Ok(Some(values::Bytes(asked))) = self.parse("memory")
+        if let Ok(Some(values::ByteSize(asked))) = self.parse("memory")
             && asked > machine.memory_bytes
         {
             let (place, has) = (self.place("memory"), Size(machine.memory_bytes));
@@ -75,7 +75,7 @@ impl Settings {
             idle.push(("allow-remote-http", format!("HTTP listens on this host alone (--http {})", self.text("http"))));
         }
         // A file is for every start: only what was said for this one is hardly meant.
-        let said_now = |name| matches!(self.origin(name), Some(Origin::Flag | Origin::Variable(_)));
+        let said_now = |name| matches!(self.origin(name), Some(SettingOrigin::Flag | SettingOrigin::Variable(_)));
         let idle = idle.into_iter().filter(|(name, _)| said_now(*name));
         idle.map(|(name, why)| format!("{} has no effect: {why}", self.place(name))).collect()
     }
@@ -108,7 +108,7 @@ mod tests {
     use super::super::tests::gather;
     use super::*;
 
-    const SMALL: Machine = Machine { cores: 2, memory_bytes: 4 << 30 };
+    const SMALL: HostSize = HostSize { cores: 2, memory_bytes: 4 << 30 };
 
     fn warnings(flags: &[(&str, &str)], file: &str) -> Vec<String> {
         gather(flags, &[], file).unwrap().warnings(SMALL)

@@ -3,6 +3,7 @@
 mod adverts;
 mod offences;
 mod snapshots;
+mod taken_up;
 mod waiting;
 
 pub use waiting::Reasons;
@@ -10,16 +11,16 @@ pub use waiting::Reasons;
 use crate::{
     control_plane::{
         heartbeat_sender::HeartbeatSender,
-        owner::{Owner, Turn},
+        owner::{Owner, OwnerChange},
         planner_thread::PlannerThread,
         swarm::{SwarmEvent, SwarmHandle},
         twins,
     },
     data_plane::{
         heartbeats::Heartbeats,
-        links::{Gone, Links},
+        links::{GonePeers, Links},
         offences::OffenceReceiver,
-        roster::Adverts,
+        roster::{Adverts, ChosenPolicies},
     },
     faults::Faults,
     store::{HTTP_FILE, Store, invites::Invites, local::TOKEN_FILE},
@@ -42,8 +43,8 @@ use tsnode_coordinator::{
     trust::Trust,
 };
 use tsnode_protocol::{
-    Advert, EncoderCard, Epoch, Gossip, GroupId, Heartbeat, Invite, ModelCard, ModelOrigin, PeerId, SettingKey,
-    SettingValue, Signed, Term, Traffic, Verified,
+    Advert, EncoderCard, Epoch, Gossip, GroupId, Heartbeat, Invite, ModelCard, ModelOrigin, PeerId, SeenSpeed,
+    SettingKey, SettingValue, Signed, Term, Traffic, Verified,
 };
 
 /// How often what runs here is looked at, for heartbeats and the view.
@@ -91,7 +92,7 @@ pub struct Driver {
     /// Connections to others.
     pub data_plane: Links,
     /// Whose process it found gone.
-    pub gone: Gone,
+    pub gone: GonePeers,
     /// Heartbeats that came straight here.
     pub heartbeats: mpsc::Receiver<Heartbeats>,
     /// Sends such.
@@ -110,6 +111,8 @@ pub struct Driver {
     pub links: mpsc::Receiver<Vec<tsnode_protocol::Link>>,
     /// The same: what this peer's clients have asked for of late.
     pub traffic: watch::Receiver<Vec<Traffic>>,
+    /// What this peer's gateway saw of groups whose claims of speed are in doubt.
+    pub seen_speeds: watch::Receiver<Vec<SeenSpeed>>,
     /// What this peer lends from now on, where that is another model than at its start.
     pub now_lent: mpsc::Receiver<NowLent>,
     /// Whether a client has asked for something while there was no plan.
@@ -148,6 +151,8 @@ pub struct Driver {
     pub known: Vec<String>,
     /// Who is where, for everyone who dials.
     pub roster: watch::Sender<Adverts>,
+    /// What the plan has chosen of what members have left to measurement, for leaders.
+    pub chosen: watch::Sender<ChosenPolicies>,
     /// Other peers on their way out, for leaders that have a stage of theirs.
     pub going: watch::Sender<Arc<BTreeSet<PeerId>>>,
     /// The swarm, for everyone who looks.
@@ -199,9 +204,13 @@ impl Driver {
                     let traffic = self.traffic.borrow_and_update().clone();
                     self.advertise(|advert| advert.traffic = traffic)
                 }
+                Ok(()) = self.seen_speeds.changed() => {
+                    let seen = self.seen_speeds.borrow_and_update().clone();
+                    Some(Event::SeenSpeeds(seen))
+                }
                 Ok(()) = self.asked.changed() => Some(Event::Asked),
                 Some((key, value)) = self.settings.recv() => Some(Event::Set { key, value }),
-                Some(now) = self.now_lent.recv() => self.lend(now),
+                Some(now) = self.now_lent.recv() => self.lend(now).await,
                 _ = present.tick() => {
                     self.vouch();
                     None
@@ -292,11 +301,15 @@ impl Driver {
         None
     }
 
-    /// Lends a model that came later than this peer started, in the place of the one inside the program.
-    fn lend(&mut self, NowLent { models, devices, origins }: NowLent) -> Option<Event> {
+    /// Lends a model that came later than this peer started, in the place of the one inside the program, or the same within other limits.
+    async fn lend(&mut self, NowLent { models, devices, origins }: NowLent) -> Option<Event> {
         self.fallback = None;
         self.owner.set_devices(devices.clone());
         let devices = if self.owner.lending() == Lending::Lends { devices } else { Vec::new() };
+        // Where another model comes, there is another plan before long.
+        if models.iter().all(|model| self.advert.models.contains(model)) {
+            self.take_up_again(&devices).await?;
+        }
         // As it is with them: what is not here must not look as if it were.
         let partial = self.stocks.partial();
         self.advertise(|advert| {
@@ -353,15 +366,12 @@ impl Driver {
     /// Lends what the owner wants lent.
     async fn apply_command(&mut self) -> Option<Event> {
         match self.owner.look(Instant::now())? {
-            Turn::Lend(devices) => {
-                // A worker that has rested takes its part in the plan up again, should it still have one.
-                if let Some(plan) = self.control.plan().filter(|_| !devices.is_empty()) {
-                    self.worker.adopt(Arc::new(plan.clone()), self.beside.clone()).await.ok()?;
-                }
+            OwnerChange::Lend(devices) => {
+                self.take_up_again(&devices).await?;
                 let encoders = if self.owner.lending() == Lending::Lends { self.encoders.clone() } else { Vec::new() };
                 self.advertise(|advert| (advert.devices, advert.encoders) = (devices, encoders))
             }
-            Turn::Rest => {
+            OwnerChange::Rest => {
                 self.worker.rest().await.ok()?;
                 None
             }
@@ -391,7 +401,7 @@ impl Driver {
                     Action::Adopt(plan) => {
                         tracing::info!(plan = %plan.id(), epoch = plan.epoch.0, term = plan.term.0, reason = plan.reason, "plan adopted");
                         let (up, staying, now) = (self.control.said_ready(), self.staying(), self.started.elapsed());
-                        let scene = changeover::Scene { up: &up, staying: &staying };
+                        let scene = changeover::ChangeoverView { up: &up, staying: &staying };
                         self.changeover.adopt(now, plan.clone(), scene);
                         let takes = self.fetching_for(&plan);
                         self.changeover.waits_for_weights(now, takes);
@@ -433,7 +443,7 @@ impl Driver {
     /// Follows the adopted plan as soon as its groups are up; tells the worker which others to keep until then.
     async fn change_over(&mut self) {
         let (up, staying) = (self.control.said_ready(), self.staying());
-        self.changeover.look(self.started.elapsed(), changeover::Scene { up: &up, staying: &staying });
+        self.changeover.look(self.started.elapsed(), changeover::ChangeoverView { up: &up, staying: &staying });
         let standing = self.changeover.standing();
         if *standing != self.beside {
             self.beside.clone_from(standing);

@@ -33,7 +33,7 @@ impl OwnerHandle {
         *self.hours.borrow()
     }
 
-    /// It is lent in these hours from now on, until the peer starts again.
+    /// It is lent in these hours from now on.
     pub fn set_hours(&self, hours: Option<Hours>) {
         self.hours.send_replace(hours);
     }
@@ -65,7 +65,7 @@ pub struct Owner {
 
 /// What changes with a look at the owner's wishes.
 #[derive(Debug, PartialEq)]
-pub enum Turn {
+pub enum OwnerChange {
     /// The devices to advertise from now on.
     Lend(Vec<Device>),
     /// Others had their time to plan without this peer: it serves no longer.
@@ -132,7 +132,7 @@ impl Owner {
     }
 
     /// Looks at the owner's wish and the clock.
-    pub fn look(&mut self, at: Instant) -> Option<Turn> {
+    pub fn look(&mut self, at: Instant) -> Option<OwnerChange> {
         let paused = *self.paused.borrow_and_update();
         let hours = *self.hours.borrow_and_update();
         // Reading the clock of the wall costs little, and is done only for those who set hours.
@@ -142,10 +142,10 @@ impl Owner {
             return self.turn(at, now);
         }
         let over = now != Lending::Lends && at > self.since + GRACE;
-        (over && !std::mem::replace(&mut self.rested, true)).then_some(Turn::Rest)
+        (over && !std::mem::replace(&mut self.rested, true)).then_some(OwnerChange::Rest)
     }
 
-    fn turn(&mut self, at: Instant, now: Lending) -> Option<Turn> {
+    fn turn(&mut self, at: Instant, now: Lending) -> Option<OwnerChange> {
         tracing::info!(was = %self.lending, %now, "what this machine lends has changed");
         self.store.set_paused(now == Lending::Paused);
         let lent = |lending| lending == Lending::Lends;
@@ -156,7 +156,7 @@ impl Owner {
         }
         (self.since, self.rested) = (at, false);
         self.moving.send_replace(!lent(now));
-        Some(Turn::Lend(if lent(now) { self.devices.clone() } else { Vec::new() }))
+        Some(OwnerChange::Lend(if lent(now) { self.devices.clone() } else { Vec::new() }))
     }
 }
 
@@ -192,15 +192,15 @@ mod tests {
         let (moving, now) = (owner.moving(), Instant::now());
         assert_eq!(owner.look(now), None);
         handle.pause(true);
-        assert_eq!(owner.look(now), Some(Turn::Lend(vec![])));
+        assert_eq!(owner.look(now), Some(OwnerChange::Lend(vec![])));
         assert!(*moving.borrow() && owner.look(now).is_none(), "others have time to plan");
         let later = now + GRACE + Duration::from_millis(1);
-        assert_eq!((owner.look(later), owner.look(later)), (Some(Turn::Rest), None));
+        assert_eq!((owner.look(later), owner.look(later)), (Some(OwnerChange::Rest), None));
         let (handle, mut again) = Owner::new(store, None, CancellationToken::new());
         again.set_devices(vec![device()]);
-        assert_eq!((again.look(now), again.lending()), (Some(Turn::Lend(vec![])), Lending::Paused));
+        assert_eq!((again.look(now), again.lending()), (Some(OwnerChange::Lend(vec![])), Lending::Paused));
         handle.pause(false);
-        assert_eq!(again.look(now), Some(Turn::Lend(vec![device()])));
+        assert_eq!(again.look(now), Some(OwnerChange::Lend(vec![device()])));
         assert!(!*again.moving().borrow() && !again.store.paused());
     }
 
@@ -216,10 +216,10 @@ mod tests {
         let text = |minute: u16| format!("{:02}:{:02}", minute / 60 % 24, minute % 60);
         let text = format!("{}-{}", text(later), text(later + 1));
         handle.set_hours(Some(text.parse().unwrap()));
-        assert_eq!((owner.look(now), owner.lending()), (Some(Turn::Lend(vec![])), Lending::OutsideHours));
+        assert_eq!((owner.look(now), owner.lending()), (Some(OwnerChange::Lend(vec![])), Lending::OutsideHours));
         assert_eq!(owner.opens(), Some(later));
         handle.set_hours(None);
-        assert_eq!(owner.look(now), Some(Turn::Lend(vec![device()])));
+        assert_eq!(owner.look(now), Some(OwnerChange::Lend(vec![device()])));
     }
 
     #[test]

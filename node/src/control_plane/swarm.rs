@@ -33,9 +33,9 @@ mod unproven;
 mod wall;
 
 pub use handle::{Ban, CommandError, PublishError, SwarmHandle};
-pub use look::{PeerSeen, Proof, Seen, look};
+pub use look::{LookOutcome, PeerSeen, Proof, look};
 pub use redeem::{RedeemError, redeem};
-pub use sight::Sight;
+pub use sight::FarEndSight;
 pub use twin::{ProcessId, find as find_twin};
 
 use crate::{
@@ -45,7 +45,7 @@ use crate::{
 };
 use dialer::Dialer;
 use gossip::Sealer;
-use heard::Heard;
+use heard::HeardSigners;
 use libp2p::Multiaddr;
 use moves::Moves;
 use network::Maker;
@@ -55,7 +55,7 @@ use std::{
     net::SocketAddr,
     sync::Arc,
 };
-use task::{Inputs, Reach, Task};
+use task::{Inputs, Reach, SwarmTask};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::trust::Offence;
@@ -191,7 +191,7 @@ pub async fn start(
     let (happened, events) = mpsc::channel(EVENTS);
     let (addresses, addresses_seen) = watch::channel(Vec::new());
     let (peers, peers_seen) = watch::channel(Vec::new());
-    let task = Task {
+    let task = SwarmTask {
         net,
         own,
         swarm: config.swarm,
@@ -206,7 +206,7 @@ pub async fn start(
         came: porter.came,
         wanted: BTreeMap::new(),
         bans: BTreeSet::new(),
-        heard: Heard::new(),
+        heard: HeardSigners::new(),
         unproven: Unproven::default(),
         moves: Moves::default(),
         doors: config.doors.clone(),

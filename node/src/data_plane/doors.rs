@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::places::{
-    Entry, FILES_LEAST, Known, Origin, Places, QUIC_UNPROVEN, Regard, Rules, Seat, Shares,
+    FILES_LEAST, FileShares, KnownAddresses, Origin, PlaceEntry, PlaceRules, Places, QUIC_UNPROVEN, Regard, Seat,
 };
 use tsnode_protocol::PeerId;
 
@@ -42,7 +42,7 @@ pub fn raise_files() -> u64 {
 #[derive(Clone, Debug)]
 pub struct Doors {
     /// What there are files for.
-    pub shares: Shares,
+    pub shares: FileShares,
     /// Clients'.
     pub http: Door<Origin>,
     /// Of the control plane over TCP, for those who have to prove themselves.
@@ -55,7 +55,7 @@ pub struct Doors {
     pub unproven: Door<Origin>,
     /// For members' lifelines.
     pub lifelines: Door<PeerId>,
-    known: Arc<Mutex<Known>>,
+    known: Arc<Mutex<KnownAddresses>>,
     started: Instant,
 }
 
@@ -70,8 +70,8 @@ impl Doors {
     /// With so many files.
     #[must_use]
     pub fn of(files: u64) -> Self {
-        let shares = Shares::of(files);
-        let lifelines = Rules { places: shares.lifelines, reserve: 0, share: LIFELINES_EACH };
+        let shares = FileShares::of(files);
+        let lifelines = PlaceRules { places: shares.lifelines, reserve: 0, share: LIFELINES_EACH };
         Self {
             shares,
             http: Door::new(shares.http),
@@ -120,7 +120,7 @@ struct Inside<K> {
 }
 
 impl<K: Copy + Ord> Door<K> {
-    pub(crate) fn new(rules: Rules) -> Self {
+    pub(crate) fn new(rules: PlaceRules) -> Self {
         let most = rules.places + rules.places.div_ceil(8);
         let inside = Inside { places: Places::new(rules), gone: BTreeMap::new(), there: 0, most, waits: None };
         Self { started: Instant::now(), inside: Arc::new(Mutex::new(inside)) }
@@ -133,12 +133,12 @@ impl<K: Copy + Ord> Door<K> {
         let now = self.started.elapsed();
         let mut inside = self.lock();
         let seat = match inside.places.come(now, from, regard, patience) {
-            Entry::Free(seat) => seat,
-            Entry::Instead { of, seat } => {
+            PlaceEntry::Free(seat) => seat,
+            PlaceEntry::Instead { of, seat } => {
                 inside.send_away(of);
                 seat
             }
-            Entry::Full => return None,
+            PlaceEntry::Full => return None,
         };
         let gone = CancellationToken::new();
         inside.gone.insert(seat, gone.clone());
@@ -252,7 +252,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     fn door(places: usize) -> Door<u8> {
-        Door::new(Rules { places, reserve: 0, share: places })
+        Door::new(PlaceRules { places, reserve: 0, share: places })
     }
 
     fn enter(door: &Door<u8>, from: u8) -> Option<Place<u8>> {

@@ -10,10 +10,10 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use tsnode_coordinator::cards::{self, Said};
-use tsnode_kernels::source::ModelSource;
+use tsnode_coordinator::cards::{self, SaidCard};
+use tsnode_kernels::{config::ModelConfig, source::ModelSource};
 use tsnode_protocol::{
-    ModelCard, ModelFile, ModelId, PeerId, limits,
+    Experts, ModelCard, ModelFile, ModelId, ModelShape, PeerId, limits,
     stream::Opening,
     weights::{WeightsManifest, WeightsQuery},
 };
@@ -31,7 +31,7 @@ const BEGUN: Duration = Duration::from_secs(10);
 const SLOWEST: u64 = 125_000;
 
 type Fetched = Result<ModelFiles, ModelFilesError>;
-type Answer = oneshot::Sender<Fetched>;
+type FilesAnswer = oneshot::Sender<Fetched>;
 
 /// This peer's own models' small files.
 #[derive(Clone, Default)]
@@ -106,7 +106,7 @@ pub async fn run(
 ) {
     let (links, roster) = (&links, &roster);
     let mut kept: Vec<ModelFiles> = Vec::new();
-    let mut waiting: BTreeMap<ModelId, Vec<Answer>> = BTreeMap::new();
+    let mut waiting: BTreeMap<ModelId, Vec<FilesAnswer>> = BTreeMap::new();
     let mut fetching: FuturesUnordered<BoxFuture<'_, (ModelId, Fetched)>> = FuturesUnordered::new();
     loop {
         let (answers, found) = tokio::select! {
@@ -145,13 +145,22 @@ async fn fetch(model: ModelId, links: &Links, roster: &Roster) -> Result<ModelFi
     if said.is_empty() {
         return Err(ModelFilesError::Unknown);
     }
-    let Some(Said { card, by }) = believed(model, said, links, roster).await else {
+    let cards: Vec<ModelCard> = said.iter().map(|said| said.card.clone()).collect();
+    let Some(SaidCard { card, by }) = believed(model, said, links, roster).await else {
         return Err(ModelFilesError::Fetch("what members say of the model is not what its id stands for".into()));
     };
     let mut why = String::from("no peer has it");
     for peer in by {
         match fetch_all(&card, peer, links, roster).await {
-            Ok(files) => return Ok(ModelFiles { card, files: Arc::new(files) }),
+            Ok(files) => {
+                let alike = cards.into_iter().filter(|other| other.files == card.files);
+                let sized = std::iter::once(card.clone()).chain(alike).find(|card| has_sizes_of(card, &files));
+                let Some(card) = sized else {
+                    let why = "what members say of the model's sizes is not what its config.json says";
+                    return Err(ModelFilesError::Fetch(why.into()));
+                };
+                return Ok(ModelFiles { card, files: Arc::new(files) });
+            }
             Err(error) => why = format!("{peer}: {error}"),
         }
     }
@@ -161,7 +170,7 @@ async fn fetch(model: ModelId, links: &Links, roster: &Roster) -> Result<ModelFi
 /// The card that is the model's own, where a holder's manifest shows which that is: the id is made of both, and nobody can make another
 /// manifest for a card of his own. Where none gives one, as of gated models, what most of those say who were not found to lie; that
 /// they differ is said.
-async fn believed(model: ModelId, mut said: Vec<Said>, links: &Links, roster: &Roster) -> Option<Said> {
+async fn believed(model: ModelId, mut said: Vec<SaidCard>, links: &Links, roster: &Roster) -> Option<SaidCard> {
     let (each, all) = ASKED;
     let asked: Vec<PeerId> = said.iter().flat_map(|said| said.by.iter().take(each).copied()).take(all).collect();
     let mut answers = FuturesUnordered::new();
@@ -184,6 +193,18 @@ async fn believed(model: ModelId, mut said: Vec<Said>, links: &Links, roster: &R
         tracing::warn!(%model, cards, agree, "members name different files for one model, and none shows that his are its own: most are believed");
     }
     said.into_iter().next()
+}
+
+/// Whether a card has the sizes that the model's configuration gives, which is one of the files that its id is made of: not what weights
+/// take, and of contexts either, where it has another for long sequences. Of a family that this program does not know nothing is said.
+fn has_sizes_of(card: &ModelCard, files: &BTreeMap<String, Vec<u8>>) -> bool {
+    let Some(config) = files.get("config.json").and_then(|json| ModelConfig::parse(json).ok()) else { return true };
+    let said = card.shape;
+    let own = config.shape(said.layer_bytes, said.embed_bytes, said.head_bytes);
+    let experts = own.experts.map(|own| Experts { bytes: said.experts.map_or(0, |said| said.bytes), ..own });
+    let long = config.long.as_ref().map(|(_, context)| *context as u32);
+    let context = long.filter(|long| *long == said.context).unwrap_or(own.context);
+    ModelShape { context, experts, ..own } == said
 }
 
 /// What a peer says that the model's weights are.
@@ -237,6 +258,24 @@ pub(crate) async fn fetch_one(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_card_has_the_sizes_of_the_models_configuration() {
+        let own = files_of(&ModelSource::embedded().unwrap());
+        assert!(has_sizes_of(&own.card, &own.files));
+        let with = |change: fn(&mut ModelShape)| {
+            let mut card = own.card.clone();
+            change(&mut card.shape);
+            has_sizes_of(&card, &own.files)
+        };
+        assert!(
+            !with(|shape| shape.layers += 1) && !with(|shape| shape.vocab -= 1) && !with(|shape| shape.kv_heads = 1)
+        );
+        assert!(!with(|shape| shape.context = 1) && !with(|shape| shape.context += 1));
+        assert!(with(|shape| shape.layer_bytes += 1), "that is not in it");
+        assert!(!with(|shape| shape.experts = Some(Experts { count: 2, used: 1, bytes: 0 })));
+        assert!(has_sizes_of(&own.card, &BTreeMap::new()), "nothing is known");
+    }
 
     #[test]
     fn large_files_may_take_longer_and_none_for_ever() {

@@ -25,8 +25,8 @@ mod tunnel;
 mod uplink;
 
 pub use frames::{FrameReceiver, FrameSender, Stream};
-pub use known::Measured;
-pub use lifeline::Gone;
+pub use known::MeasuredLink;
+pub use lifeline::GonePeers;
 pub(crate) use lifeline::beside;
 pub use liveness_probe::{Attended, Unresponsive};
 pub use parallel::Connections;
@@ -46,10 +46,10 @@ use crate::{
 };
 use accept::Servers;
 use futures::future::{BoxFuture, Shared};
-use known::Known;
-use lifeline::{Caller, Holder};
+use known::KnownLinks;
+use lifeline::{Caller, LifelineHolder};
 use liveness_probe::Attendance;
-use parallel::Beside;
+use parallel::ParallelConnections;
 use rates::Rates;
 use rustls::pki_types::CertificateDer;
 use std::collections::BTreeMap;
@@ -61,7 +61,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use traversal::NatTraversal;
 use tsnode_coordinator::kv_streams::KvStreams;
-use tsnode_protocol::{PeerId, codec::CodecError, proof::Membership, stream};
+use tsnode_protocol::{BytesPerSecond, PeerId, codec::CodecError, proof::Membership, stream};
 use tuning::{Transport, Tuning};
 use uplink::Uplink;
 
@@ -226,7 +226,7 @@ struct Inner {
     membership: Membership,
     /// One connection per peer, beside those of [`kv_streams`], or the attempt at one. Held for map operations only.
     dials: Mutex<BTreeMap<PeerId, Dial>>,
-    known: Known,
+    known: KnownLinks,
     datagrams: Datagrams,
     uplink: Arc<Uplink>,
     doors: Doors,
@@ -245,7 +245,7 @@ struct Inner {
     kv_streams: KvStreams,
     /// KV that leaves by any connection.
     kv: scavenger::Streams,
-    beside: Beside,
+    beside: ParallelConnections,
     attendance: Attendance,
     /// Takes streams that others open, as long as this peer takes any.
     streams: mpsc::WeakSender<IncomingStream>,
@@ -257,7 +257,7 @@ impl Links {
     ///
     /// # Errors
     /// When the address is taken or certificates cannot be made.
-    pub fn bind(config: LinksConfig, stop: CancellationToken) -> Result<(Self, Incoming, Gone), LinkError> {
+    pub fn bind(config: LinksConfig, stop: CancellationToken) -> Result<(Self, Incoming, GonePeers), LinkError> {
         let datagrams = Datagrams { set: config.datagram, shaped: config.shaping.is_some() };
         let servers = Servers::new(&config.identity)?;
         let uplink = Arc::new(Uplink::new(config.shaping.and_then(|shaping| shaping.upload)));
@@ -266,7 +266,7 @@ impl Links {
         let (gone, goners) = mpsc::channel(GONE);
         let has_lifelines = lifelines.is_some();
         if let Some(listener) = lifelines {
-            let holder = Holder {
+            let holder = LifelineHolder {
                 me,
                 membership: config.membership.clone(),
                 doors: config.doors.clone(),
@@ -285,7 +285,7 @@ impl Links {
             membership: config.membership,
             doors: config.doors,
             dials: Mutex::default(),
-            known: Known::new(),
+            known: KnownLinks::new(),
             datagrams,
             uplink,
             has_lifelines,
@@ -299,7 +299,7 @@ impl Links {
             around: NatTraversal::default(),
             kv_streams: config.kv_streams,
             kv: scavenger::Streams::default(),
-            beside: Beside::default(),
+            beside: ParallelConnections::default(),
             attendance: Attendance::default(),
             streams: sender.downgrade(),
             stop: stop.clone(),
@@ -400,7 +400,7 @@ impl Links {
 
     /// What is known of links from here, by probes and by what traffic has shown.
     #[must_use]
-    pub fn measured(&self) -> Vec<Measured> {
+    pub fn measured(&self) -> Vec<MeasuredLink> {
         self.inner.known.gather();
         self.inner.known.links()
     }
@@ -409,6 +409,17 @@ impl Links {
     #[must_use]
     pub fn turns(&self) -> watch::Receiver<u64> {
         self.inner.known.turns()
+    }
+
+    /// Holds what leaves to the owner's limit, whenever that changes.
+    pub async fn limit_uploads(self, mut rate: watch::Receiver<Option<BytesPerSecond>>) {
+        loop {
+            let now = *rate.borrow_and_update();
+            self.inner.uplink.set(now);
+            if rate.changed().await.is_err() {
+                return;
+            }
+        }
     }
 
     /// Says goodbye to everyone.
@@ -457,14 +468,10 @@ fn endpoint(
     let socket = socket(config.listen).map_err(bind)?;
     let runtime: Arc<dyn quinn::Runtime> = Arc::new(quinn::TokioRuntime);
     let settings = settings();
-    match config.shaping.or_else(|| config.faults.as_ref().map(|_| Shaping::default())) {
-        None => quinn::Endpoint::new(settings, server, socket, runtime).map_err(bind),
-        Some(shaping) => {
-            let socket = runtime.wrap_udp_socket(socket).map_err(bind)?;
-            let shaped = shaping::Shaped::start(socket, shaping, uplink.clone(), config.faults.clone(), stop.clone());
-            quinn::Endpoint::new_with_abstract_socket(settings, server, shaped, runtime).map_err(bind)
-        }
-    }
+    let socket = runtime.wrap_udp_socket(socket).map_err(bind)?;
+    let (shaping, faults) = (config.shaping.unwrap_or_default(), config.faults.clone());
+    let shaped = shaping::Shaped::start(socket, shaping, uplink.clone(), faults, stop.clone());
+    quinn::Endpoint::new_with_abstract_socket(settings, server, shaped, runtime).map_err(bind)
 }
 
 fn settings() -> quinn::EndpointConfig {

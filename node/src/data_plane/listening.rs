@@ -6,7 +6,7 @@ use tsnode_protocol::limits;
 
 /// Who can use an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Use {
+pub enum AddressUse {
     /// Others: of which of them a network decides.
     Others,
     /// Processes of this host.
@@ -43,40 +43,40 @@ pub fn canonical(address: SocketAddr) -> SocketAddr {
 
 /// Who can use this.
 #[must_use]
-pub fn is_for(address: &Multiaddr) -> Use {
+pub fn is_for(address: &Multiaddr) -> AddressUse {
     match address.iter().next() {
         Some(Protocol::Ip4(ip)) => ip_is_for(ip.into()),
         Some(Protocol::Ip6(ip)) => ip_is_for(ip.into()),
-        Some(_) => Use::Others,
-        None => Use::Nobody,
+        Some(_) => AddressUse::Others,
+        None => AddressUse::Nobody,
     }
 }
 
-fn ip_is_for(ip: IpAddr) -> Use {
+fn ip_is_for(ip: IpAddr) -> AddressUse {
     // An address of one cable is no address without the GPU's name, which is another one at every host.
     let of_one_cable = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
     if ip.is_unspecified() || ip.is_multicast() || of_one_cable {
-        Use::Nobody
+        AddressUse::Nobody
     } else if ip.to_canonical().is_loopback() {
-        Use::ThisHost
+        AddressUse::ThisHost
     } else {
-        Use::Others
+        AddressUse::Others
     }
 }
 
 /// Whether there is something here that others could use.
 #[must_use]
 pub fn is_found(addresses: &[String]) -> bool {
-    addresses.iter().filter_map(|a| a.parse().ok()).any(|a: Multiaddr| is_for(&a) == Use::Others)
+    addresses.iter().filter_map(|a| a.parse().ok()).any(|a: Multiaddr| is_for(&a) == AddressUse::Others)
 }
 
 /// Those that are given to others, at most [`limits::ADDRESSES`]: this host's own where there is nothing else. IPv4's and IPv6's take
 /// turns, so that neither kind has none where there are too many.
 #[must_use]
 pub fn offered<'a>(addresses: impl IntoIterator<Item = &'a Multiaddr>) -> Vec<&'a Multiaddr> {
-    let mut all: Vec<(Use, &Multiaddr)> = addresses.into_iter().map(|a| (is_for(a), a)).collect();
+    let mut all: Vec<(AddressUse, &Multiaddr)> = addresses.into_iter().map(|a| (is_for(a), a)).collect();
     let best = all.iter().map(|(used, _)| *used).min();
-    all.retain(|(used, _)| Some(*used) == best && *used != Use::Nobody);
+    all.retain(|(used, _)| Some(*used) == best && *used != AddressUse::Nobody);
     let kind = |address: &Multiaddr| address.iter().next().map(|first| first.tag());
     let mut seen = std::collections::BTreeMap::new();
     let mut ordered: Vec<(usize, &Multiaddr)> = Vec::new();

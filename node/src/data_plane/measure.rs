@@ -41,7 +41,7 @@ pub enum MeasureError {
 
 /// A wish to know.
 #[derive(Debug)]
-pub struct Wish {
+pub struct MeasureWish {
     peer: PeerId,
     bytes: u64,
     answer: oneshot::Sender<Result<Transfer, MeasureError>>,
@@ -50,13 +50,13 @@ pub struct Wish {
 /// For whoever wishes. Clones are equal.
 #[derive(Clone, Debug)]
 pub struct Measurer {
-    wishes: mpsc::Sender<Wish>,
+    wishes: mpsc::Sender<MeasureWish>,
 }
 
 impl Measurer {
     /// A measurer, and the wishes to be fulfilled; none waits behind another.
     #[must_use]
-    pub fn channel() -> (Self, mpsc::Receiver<Wish>) {
+    pub fn channel() -> (Self, mpsc::Receiver<MeasureWish>) {
         let (wishes, receiver) = mpsc::channel(1);
         (Self { wishes }, receiver)
     }
@@ -67,17 +67,22 @@ impl Measurer {
     /// When another is being measured, too much was, or the peer is not reached.
     pub async fn measure(&self, peer: PeerId, bytes: u64) -> Result<Transfer, MeasureError> {
         let (answer, answered) = oneshot::channel();
-        self.wishes.try_send(Wish { peer, bytes, answer }).map_err(|_| MeasureError::Busy)?;
+        self.wishes.try_send(MeasureWish { peer, bytes, answer }).map_err(|_| MeasureError::Busy)?;
         answered.await.unwrap_or(Err(MeasureError::Busy))
     }
 }
 
 /// Fulfils wishes until `stop`.
-pub(crate) async fn run(mut wishes: mpsc::Receiver<Wish>, links: Links, roster: Roster, stop: CancellationToken) {
+pub(crate) async fn run(
+    mut wishes: mpsc::Receiver<MeasureWish>,
+    links: Links,
+    roster: Roster,
+    stop: CancellationToken,
+) {
     let started = Instant::now();
     let mut bucket = TokenBucket::new(SIZES, Duration::ZERO);
     let fulfilling = async {
-        while let Some(Wish { peer, bytes, answer }) = wishes.recv().await {
+        while let Some(MeasureWish { peer, bytes, answer }) = wishes.recv().await {
             let addresses = roster.data_addresses(peer);
             let measured = if addresses.is_empty() {
                 Err(MeasureError::Unknown(peer))

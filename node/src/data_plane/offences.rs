@@ -7,7 +7,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 use tokio::sync::{mpsc, watch};
-use tsnode_coordinator::{spot_check::Verdict, trust::Offence};
+use tsnode_coordinator::{spot_check::SpotCheckVerdict, trust::Offence};
 use tsnode_protocol::PeerId;
 
 /// Offences not yet looked at; above it they are not counted: their senders are many already.
@@ -18,7 +18,7 @@ const OFFENCES: usize = 1024;
 pub struct OffenceReporter {
     offences: mpsc::Sender<(PeerId, Offence)>,
     cut_off: watch::Receiver<Arc<BTreeSet<PeerId>>>,
-    checks: Arc<Counted>,
+    checks: Arc<CheckCounts>,
 }
 
 /// What came of this peer's spot checks since it was started.
@@ -34,15 +34,17 @@ pub struct SpotChecked {
 
 /// The same while it is counted: passed, failed, unclear.
 #[derive(Debug, Default)]
-struct Counted([AtomicU64; 3]);
+struct CheckCounts([AtomicU64; 3]);
 
-impl Counted {
-    fn add(&self, verdict: &Verdict) {
+impl CheckCounts {
+    fn add(&self, verdict: &SpotCheckVerdict) {
         let [passed, failed, unclear] = &self.0;
         let count = match verdict {
-            Verdict::Passed => passed,
-            Verdict::Unclear => unclear,
-            Verdict::WrongToken(_) | Verdict::WrongKv { .. } | Verdict::WrongCheck(_) => failed,
+            SpotCheckVerdict::Passed => passed,
+            SpotCheckVerdict::Unclear => unclear,
+            SpotCheckVerdict::WrongToken(_) | SpotCheckVerdict::WrongKv { .. } | SpotCheckVerdict::WrongCheck(_) => {
+                failed
+            }
         };
         count.fetch_add(1, Ordering::Relaxed);
     }
@@ -55,7 +57,7 @@ pub struct OffenceReceiver {
     pub offences: mpsc::Receiver<(PeerId, Offence)>,
     /// Who is cut off now.
     pub cut_off: watch::Sender<Arc<BTreeSet<PeerId>>>,
-    checks: Arc<Counted>,
+    checks: Arc<CheckCounts>,
 }
 
 impl OffenceReceiver {
@@ -73,13 +75,13 @@ impl OffenceReporter {
     pub fn channel() -> (Self, OffenceReceiver) {
         let (offences, receiver) = mpsc::channel(OFFENCES);
         let (sender, cut_off) = watch::channel(Arc::default());
-        let checks = Arc::<Counted>::default();
+        let checks = Arc::<CheckCounts>::default();
         let bench = OffenceReceiver { offences: receiver, cut_off: sender, checks: checks.clone() };
         (Self { offences, cut_off, checks }, bench)
     }
 
     /// A spot check is over: counts it, and what was done wrong.
-    pub fn examined(&self, verdict: &Verdict) {
+    pub fn examined(&self, verdict: &SpotCheckVerdict) {
         self.checks.add(verdict);
         for (peer, offence) in verdict.offences() {
             self.blame(peer, offence);

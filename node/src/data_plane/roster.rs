@@ -5,26 +5,40 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::sync::watch;
 use tsnode_coordinator::{
-    cards::{self, Said},
-    settings::Settings,
+    cards::{self, SaidCard},
+    settings::SwarmSettings,
 };
-use tsnode_protocol::{Advert, BatchPolicy, Group, LayerProfile, ModelId, PeerId, Stage};
+use tsnode_protocol::{Advert, BatchPolicy, Group, LayerProfile, ModelId, PeerId, PolicyChoice, Stage};
 
 /// The latest adverts by peer.
 pub type Adverts = Arc<BTreeMap<PeerId, Advert>>;
+
+/// What the plan that requests are routed by has chosen, of what members have left to measurement.
+pub type ChosenPolicies = Arc<Vec<PolicyChoice>>;
 
 /// A reader of the latest adverts.
 #[derive(Clone, Debug)]
 pub struct Roster {
     adverts: watch::Receiver<Adverts>,
+    chosen: watch::Receiver<ChosenPolicies>,
+}
+
+/// The ends that write a roster.
+#[derive(Debug)]
+pub struct RosterWriter {
+    /// All adverts.
+    pub adverts: watch::Sender<Adverts>,
+    /// What the plan has chosen.
+    pub chosen: watch::Sender<ChosenPolicies>,
 }
 
 impl Roster {
-    /// A roster and the end that writes it.
+    /// A roster and what writes it.
     #[must_use]
-    pub fn channel() -> (watch::Sender<Adverts>, Self) {
-        let (writer, adverts) = watch::channel(Adverts::default());
-        (writer, Self { adverts })
+    pub fn channel() -> (RosterWriter, Self) {
+        let (said, adverts) = watch::channel(Adverts::default());
+        let (chose, chosen) = watch::channel(ChosenPolicies::default());
+        (RosterWriter { adverts: said, chosen: chose }, Self { adverts, chosen })
     }
 
     /// All of them as they are now.
@@ -33,9 +47,13 @@ impl Roster {
         self.adverts.borrow().clone()
     }
 
-    /// Resolves when somebody has said something new since the last time; `false` when nobody will any more.
+    /// Resolves when somebody has said something new since the last time, or a plan chosen otherwise; `false` when nobody will any
+    /// more.
     pub async fn changed(&mut self) -> bool {
-        self.adverts.changed().await.is_ok()
+        tokio::select! {
+            changed = self.adverts.changed() => changed.is_ok(),
+            changed = self.chosen.changed() => changed.is_ok(),
+        }
     }
 
     /// Where `peer`'s data plane listens; empty for a peer not known.
@@ -52,11 +70,19 @@ impl Roster {
         group.stages.iter().filter_map(|stage| device(stage)?.profile(group.model).copied()).collect()
     }
 
-    /// How groups of a model form their steps, as members have set.
+    /// Whether a device of one of a group's stages serves other models as well.
+    #[must_use]
+    pub fn shares_devices(&self, group: &Group) -> bool {
+        let adverts = self.adverts.borrow();
+        let device = |stage: &Stage| adverts.get(&stage.peer)?.devices.get(usize::from(stage.device));
+        group.stages.iter().any(|stage| device(stage).is_some_and(|device| device.serves.len() > 1))
+    }
+
+    /// How groups of a model form their steps, as members have set, or as the plan has chosen where they left that to it.
     #[must_use]
     pub fn batch_policy(&self, model: ModelId) -> BatchPolicy {
-        let settings = Settings::of(self.adverts.borrow().values());
-        settings.batch(model).map_or_else(BatchPolicy::default, |(policy, _)| policy)
+        let settings = SwarmSettings::of(self.adverts.borrow().values());
+        settings.batched(model, &self.chosen.borrow())
     }
 
     /// All peers but `me` with a data plane, and where it listens.
@@ -83,7 +109,7 @@ impl Roster {
 
     /// What peers say that `model` is, what most say first.
     #[must_use]
-    pub fn cards(&self, model: ModelId) -> Vec<Said> {
+    pub fn cards(&self, model: ModelId) -> Vec<SaidCard> {
         cards::said(model, self.adverts.borrow().iter())
     }
 }

@@ -6,7 +6,7 @@ use crate::{
         links::{LinkError, Links, Stream},
         roster::Roster,
     },
-    history::{History, Work},
+    history::{History, TokenWork},
 };
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tsnode_coordinator::encoding::{EncoderRouter, Lender, Outcome};
+use tsnode_coordinator::encoding::{EncodeOutcome, EncoderRouter, Lender};
 use tsnode_protocol::{
     EncodeEvent, EncodeRefusal, EncodeRequest, Encoded, EncoderCard, EncoderInput, ModelId, PeerId, Seconds,
     codec::CodecError, limits, stream::Opening,
@@ -183,7 +183,7 @@ impl Asker {
                 tried.clear();
                 continue;
             };
-            let asked = Asked::of(self, peer, inputs);
+            let asked = LentPiece::of(self, peer, inputs);
             let sent = Instant::now();
             let ended = self.ask(peer, card, request.clone()).await;
             let took = Seconds(sent.elapsed().as_secs_f64());
@@ -193,17 +193,17 @@ impl Asker {
                         // A lender says how many there were, and none takes more than its context.
                         let read = encoded.iter().map(|one| one.tokens.min(card.context));
                         let tokens = read.fold(0, u32::saturating_add);
-                        self.history.computed_by_others((card.id, &card.name), Work::of(tokens, 0, 1, 1));
+                        self.history.computed_by_others((card.id, &card.name), TokenWork::of(tokens, 0, 1, 1));
                     }
-                    asked.ends(Outcome::Done { took, waiting });
+                    asked.ends(EncodeOutcome::Done { took, waiting });
                     return Ok(encoded);
                 }
-                Err(Ended::Refused(refusal)) if refusal.is_final() => {
-                    asked.ends(Outcome::Refused);
+                Err(PieceFailure::Refused(refusal)) if refusal.is_final() => {
+                    asked.ends(EncodeOutcome::Refused);
                     return Err(EncodeError::Refused(refusal));
                 }
-                Err(Ended::Refused(EncodeRefusal::Busy { waiting })) => {
-                    asked.ends(Outcome::Busy { waiting });
+                Err(PieceFailure::Refused(EncodeRefusal::Busy { waiting })) => {
+                    asked.ends(EncodeOutcome::Busy { waiting });
                     (last, patience) = (EncodeError::Busy, ROOM);
                 }
                 Err(ended) => {
@@ -212,7 +212,7 @@ impl Asker {
                     }
                     let why = ended.to_string();
                     tracing::info!(%peer, model = card.name, why, "a lender did not encode: another is asked");
-                    asked.ends(Outcome::Failed);
+                    asked.ends(EncodeOutcome::Failed);
                     if last != EncodeError::Busy {
                         last = EncodeError::Failed(why);
                     }
@@ -227,19 +227,19 @@ impl Asker {
         peer: PeerId,
         card: &EncoderCard,
         request: EncodeRequest,
-    ) -> Result<(Vec<Encoded>, u32), Ended> {
+    ) -> Result<(Vec<Encoded>, u32), PieceFailure> {
         let inputs = request.inputs.len();
         if peer == self.me {
-            let mut events = self.own.encode(request).map_err(Ended::Refused)?;
+            let mut events = self.own.encode(request).map_err(PieceFailure::Refused)?;
             let mut all = Vec::with_capacity(inputs);
             while let Some(event) = events.recv().await {
                 match event {
                     EncodeEvent::Encoded(encoded) => all.push(encoded),
                     EncodeEvent::Done { waiting } => return Ok((all, waiting)),
-                    EncodeEvent::Refused(refusal) => return Err(Ended::Refused(refusal)),
+                    EncodeEvent::Refused(refusal) => return Err(PieceFailure::Refused(refusal)),
                 }
             }
-            return Err(Ended::Silent);
+            return Err(PieceFailure::Silent);
         }
         let addresses = self.roster.data_addresses(peer);
         let _attended = self.links.attend(peer);
@@ -250,7 +250,7 @@ impl Asker {
         tokio::select! {
             answered = answered => answered,
             // It hangs, or is cut off from here.
-            () = self.links.until_unresponsive(peer) => Err(Ended::Silent),
+            () = self.links.until_unresponsive(peer) => Err(PieceFailure::Silent),
         }
     }
 
@@ -275,7 +275,7 @@ impl Asker {
 
 /// Why a lender did not do a piece.
 #[derive(Debug, thiserror::Error)]
-enum Ended {
+enum PieceFailure {
     #[error("{0}")]
     Refused(EncodeRefusal),
     #[error(transparent)]
@@ -284,7 +284,7 @@ enum Ended {
     Silent,
 }
 
-impl Ended {
+impl PieceFailure {
     /// Whether the lender is gone, and not what it was asked at fault: another may do it, or the same when it is back.
     fn is_lost(&self) -> bool {
         match self {
@@ -295,12 +295,12 @@ impl Ended {
 }
 
 /// Reads a lender's answer: as many vectors as were asked for, each of the right size.
-async fn follow(stream: &mut Stream, card: &EncoderCard, inputs: usize) -> Result<(Vec<Encoded>, u32), Ended> {
+async fn follow(stream: &mut Stream, card: &EncoderCard, inputs: usize) -> Result<(Vec<Encoded>, u32), PieceFailure> {
     let mut all = Vec::with_capacity(inputs);
     loop {
         let next = timeout(PATIENCE, stream.receiver.recv::<EncodeEvent>());
-        let event = next.await.map_err(|_| LinkError::TimedOut)??.ok_or(Ended::Silent)?;
-        let wrong = |why| Ended::Link(stream.receiver.refuse(CodecError::Invalid(why)));
+        let event = next.await.map_err(|_| LinkError::TimedOut)??.ok_or(PieceFailure::Silent)?;
+        let wrong = |why| PieceFailure::Link(stream.receiver.refuse(CodecError::Invalid(why)));
         match event {
             EncodeEvent::Encoded(encoded) => {
                 if encoded.values.len() != card.dimensions as usize || !encoded.values.iter().all(|x| x.is_finite()) {
@@ -313,31 +313,31 @@ async fn follow(stream: &mut Stream, card: &EncoderCard, inputs: usize) -> Resul
             }
             EncodeEvent::Done { .. } if all.len() != inputs => return Err(wrong("fewer vectors than were asked for")),
             EncodeEvent::Done { waiting } => return Ok((all, waiting)),
-            EncodeEvent::Refused(refusal) => return Err(Ended::Refused(refusal)),
+            EncodeEvent::Refused(refusal) => return Err(PieceFailure::Refused(refusal)),
         }
     }
 }
 
 /// A piece that a lender has; one whose client has gone is no more expected of it.
-struct Asked<'a> {
+struct LentPiece<'a> {
     asker: &'a Asker,
     peer: PeerId,
     inputs: u32,
-    outcome: Outcome,
+    outcome: EncodeOutcome,
 }
 
-impl<'a> Asked<'a> {
+impl<'a> LentPiece<'a> {
     fn of(asker: &'a Asker, peer: PeerId, inputs: u32) -> Self {
         asker.router().asks(peer, inputs);
-        Self { asker, peer, inputs, outcome: Outcome::Refused }
+        Self { asker, peer, inputs, outcome: EncodeOutcome::Refused }
     }
 
-    fn ends(mut self, outcome: Outcome) {
+    fn ends(mut self, outcome: EncodeOutcome) {
         self.outcome = outcome;
     }
 }
 
-impl Drop for Asked<'_> {
+impl Drop for LentPiece<'_> {
     fn drop(&mut self) {
         let now = self.asker.started.elapsed();
         self.asker.router().ended(now, self.peer, self.inputs, self.outcome);

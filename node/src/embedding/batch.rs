@@ -18,7 +18,7 @@ pub(super) struct Tokenised {
 }
 
 /// Inputs as tensors.
-pub(super) struct Batch {
+pub(super) struct EncoderBatch {
     /// (inputs, longest).
     pub ids: Tensor,
     pub types: Tensor,
@@ -27,7 +27,7 @@ pub(super) struct Batch {
     pub lengths: Vec<usize>,
 }
 
-impl Batch {
+impl EncoderBatch {
     pub fn of(inputs: &[&Tokenised], pad: u32) -> Result<Self> {
         let lengths: Vec<usize> = inputs.iter().map(|input| input.ids.len()).collect();
         let (rows, longest) = (inputs.len(), lengths.iter().copied().max().unwrap_or(0));
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn what_is_shorter_is_padded() {
-        let batch = Batch::of(&[&input(3), &input(1)], 9).unwrap();
+        let batch = EncoderBatch::of(&[&input(3), &input(1)], 9).unwrap();
         assert_eq!(batch.ids.to_vec2::<u32>().unwrap(), [[7, 7, 7], [7, 9, 9]]);
         assert_eq!(batch.mask.to_vec2::<u32>().unwrap(), [[1, 1, 1], [1, 0, 0]]);
     }

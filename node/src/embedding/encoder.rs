@@ -2,13 +2,13 @@
 
 use super::{
     EncoderError,
-    batch::{self, Batch, Tokenised},
-    family::Family,
-    folder::{Folder, fenced},
+    batch::{self, EncoderBatch, Tokenised},
+    family::EncoderFamily,
+    folder::{EncoderFolder, fenced},
     head::{Scorer, Step},
-    network::Network,
+    network::EncoderNetwork,
     pooling::{self, Pooling, pool},
-    settings::Settings,
+    settings::EncoderSettings,
 };
 use crate::text::tokenizer_guard;
 use candle_core::{Result as Computed, Tensor};
@@ -28,14 +28,14 @@ pub struct Encoder {
     card: EncoderCard,
     tokenizer: Tokenizer,
     lowercase: bool,
-    network: Network,
+    network: EncoderNetwork,
     heads: usize,
     vocabulary: usize,
     pad: u32,
-    output: Output,
+    output: EncoderOutput,
 }
 
-enum Output {
+enum EncoderOutput {
     Vector { ways: Vec<Pooling>, steps: Vec<Step> },
     Score(Scorer),
 }
@@ -46,24 +46,24 @@ impl Encoder {
     /// # Errors
     /// When a file is missing, damaged, larger than any such file, or of a kind that is not computed.
     pub fn open(path: &Path) -> Result<Self, EncoderError> {
-        let mut folder = Folder::new(path);
-        let config = Settings { json: folder.json("config.json")?, path: folder.at("config.json") };
-        let family = Family::of(&config)?;
+        let mut folder = EncoderFolder::new(path);
+        let config = EncoderSettings { json: folder.json("config.json")?, path: folder.at("config.json") };
+        let family = EncoderFamily::of(&config)?;
         let tokenizer_file = folder.tokenizer()?;
         let broken = |error| EncoderError::Broken { path: folder.at("tokenizer.json"), error };
         let tokenizer = tokenizer_guard::read(&tokenizer_file).map_err(broken)?;
         let tensors = folder.weights("")?;
         let weights = folder.at("model.safetensors");
-        let (network, sizes) = Network::load(family, &config, &tensors, &weights)?;
+        let (network, sizes) = EncoderNetwork::load(family, &config, &tensors, &weights)?;
         let is_scorer = Scorer::is_in(&config);
         let (output, dimensions) = if is_scorer {
-            (Output::Score(Scorer::load(family, &config, &tensors, sizes.width, weights)?), 1)
+            (EncoderOutput::Score(Scorer::load(family, &config, &tensors, sizes.width, weights)?), 1)
         } else {
             vector(&mut folder, family, sizes.width)?
         };
         let limits_file = "sentence_bert_config.json";
         let limits = folder.json_if_there(limits_file)?.unwrap_or_default();
-        let limits = Settings { json: limits, path: folder.at(limits_file) };
+        let limits = EncoderSettings { json: limits, path: folder.at(limits_file) };
         let own = limits.number_or("max_seq_length", 1 << 20, Some(sizes.positions))?;
         let tokenizer_settings = folder.json_if_there("tokenizer_config.json")?.unwrap_or_default();
         // Where there is no limit, it is a number of thirty digits.
@@ -103,8 +103,8 @@ impl Encoder {
     /// Encodes a word: what does not fit together is found before anybody asks.
     fn try_out(&self) -> Result<(), EncoderError> {
         let input = match self.output {
-            Output::Vector { .. } => EncoderInput::Text("a".into()),
-            Output::Score(_) => EncoderInput::Pair("a".into(), "a".into()),
+            EncoderOutput::Vector { .. } => EncoderInput::Text("a".into()),
+            EncoderOutput::Score(_) => EncoderInput::Pair("a".into(), "a".into()),
         };
         let refused = |error: EncodeRefusal| EncoderError::System(format!("{}: {error}", self.card.name));
         let tried = self.tokenise(&[input], Some(self.card.context)).and_then(|read| {
@@ -142,7 +142,7 @@ impl Encoder {
 
     fn tokenise_one(&self, input: &EncoderInput, most: Option<usize>) -> Result<Tokenised, String> {
         let is_pair = matches!(input, EncoderInput::Pair(..));
-        if is_pair != matches!(self.output, Output::Score(_)) {
+        if is_pair != matches!(self.output, EncoderOutput::Score(_)) {
             return Err("the model reads something else: texts for vectors, a query and a text for scores".into());
         }
         let (ids, types) = match input {
@@ -202,19 +202,23 @@ impl Encoder {
     }
 
     fn forward(&self, inputs: &[&Tokenised]) -> Computed<Tensor> {
-        let batch = Batch::of(inputs, self.pad)?;
+        let batch = EncoderBatch::of(inputs, self.pad)?;
         let hidden = self.network.forward(&batch)?;
         match &self.output {
-            Output::Vector { ways, steps } => {
+            EncoderOutput::Vector { ways, steps } => {
                 steps.iter().try_fold(pool(ways, &hidden, &batch)?, |vectors, step| step.apply(&vectors))
             }
-            Output::Score(scorer) => scorer.score(&hidden, &batch),
+            EncoderOutput::Score(scorer) => scorer.score(&hidden, &batch),
         }
     }
 }
 
 /// What makes one vector of a model's, by the modules of sentence-transformers where they are named: else as these do for a model alone.
-fn vector(folder: &mut Folder, family: Family, width: usize) -> Result<(Output, usize), EncoderError> {
+fn vector(
+    folder: &mut EncoderFolder,
+    family: EncoderFamily,
+    width: usize,
+) -> Result<(EncoderOutput, usize), EncoderError> {
     let usual = if family.is_causal() { Pooling::Last } else { Pooling::Mean };
     let (mut ways, mut steps, mut dimensions) = (vec![usual], Vec::new(), width);
     for (kind, name) in modules(folder)? {
@@ -222,7 +226,7 @@ fn vector(folder: &mut Folder, family: Family, width: usize) -> Result<(Output, 
             "Transformer" => {}
             "Pooling" => {
                 let file = format!("{name}/config.json");
-                let settings = Settings { json: folder.json(&file)?, path: folder.at(&file) };
+                let settings = EncoderSettings { json: folder.json(&file)?, path: folder.at(&file) };
                 ways = pooling::read(&settings)?;
                 dimensions = ways.len() * width;
             }
@@ -240,11 +244,11 @@ fn vector(folder: &mut Folder, family: Family, width: usize) -> Result<(Output, 
             }
         }
     }
-    Ok((Output::Vector { ways, steps }, dimensions))
+    Ok((EncoderOutput::Vector { ways, steps }, dimensions))
 }
 
 /// What `modules.json` names: each module's kind, and the folder that its settings are in.
-fn modules(folder: &mut Folder) -> Result<Vec<(String, String)>, EncoderError> {
+fn modules(folder: &mut EncoderFolder) -> Result<Vec<(String, String)>, EncoderError> {
     let Some(json) = folder.json_if_there("modules.json")? else { return Ok(Vec::new()) };
     let broken = |error: &str| EncoderError::Broken { path: folder.at("modules.json"), error: error.into() };
     let all = json.as_array().filter(|all| all.len() <= MODULES).ok_or_else(|| broken("it is no short list"))?;

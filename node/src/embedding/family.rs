@@ -1,6 +1,6 @@
 //! Which kinds of models are computed, and what of a `config.json` each is made by.
 
-use super::{EncoderError, settings::Settings};
+use super::{EncoderError, settings::EncoderSettings};
 use serde_json::{Value, json};
 
 /// Most of each size: more is damage, not a model.
@@ -11,7 +11,7 @@ const POSITIONS: usize = 1 << 17;
 
 /// A kind of model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Family {
+pub(super) enum EncoderFamily {
     Bert,
     /// RoBERTa, XLM-RoBERTa and CamemBERT: positions are counted from behind the padding token.
     Roberta,
@@ -22,8 +22,8 @@ pub(super) enum Family {
     Qwen3,
 }
 
-impl Family {
-    pub fn of(config: &Settings) -> Result<Self, EncoderError> {
+impl EncoderFamily {
+    pub fn of(config: &EncoderSettings) -> Result<Self, EncoderError> {
         let kind = config.text("model_type").unwrap_or_default();
         Ok(match kind.as_str() {
             "bert" => Self::Bert,
@@ -67,7 +67,7 @@ impl Family {
 
 /// Sizes that are asked for outside a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Sizes {
+pub(super) struct EncoderSizes {
     pub width: usize,
     pub heads: usize,
     pub vocabulary: usize,
@@ -77,13 +77,16 @@ pub(super) struct Sizes {
 }
 
 /// A model's sizes, and its configuration as candle reads it.
-pub(super) fn configure(family: Family, config: &Settings) -> Result<(Sizes, Value), EncoderError> {
+pub(super) fn configure(
+    family: EncoderFamily,
+    config: &EncoderSettings,
+) -> Result<(EncoderSizes, Value), EncoderError> {
     let (sizes, json) = match family {
-        Family::Bert | Family::Roberta => bert(family, config)?,
-        Family::DistilBert => distilbert(config)?,
-        Family::ModernBert => modernbert(config)?,
-        Family::NomicBert => nomic(config)?,
-        Family::Qwen2 | Family::Qwen3 => qwen(family, config)?,
+        EncoderFamily::Bert | EncoderFamily::Roberta => bert(family, config)?,
+        EncoderFamily::DistilBert => distilbert(config)?,
+        EncoderFamily::ModernBert => modernbert(config)?,
+        EncoderFamily::NomicBert => nomic(config)?,
+        EncoderFamily::Qwen2 | EncoderFamily::Qwen3 => qwen(family, config)?,
     };
     if !sizes.width.is_multiple_of(sizes.heads) {
         return Err(config.broken(format!("{} heads do not divide a width of {}", sizes.heads, sizes.width)));
@@ -91,9 +94,9 @@ pub(super) fn configure(family: Family, config: &Settings) -> Result<(Sizes, Val
     Ok((sizes, json))
 }
 
-fn sizes(config: &Settings, names: [&str; 3], usual_pad: usize) -> Result<Sizes, EncoderError> {
+fn sizes(config: &EncoderSettings, names: [&str; 3], usual_pad: usize) -> Result<EncoderSizes, EncoderError> {
     let [width, heads, positions] = names;
-    Ok(Sizes {
+    Ok(EncoderSizes {
         width: config.number(width, WIDTH)?,
         heads: config.number(heads, 1024)?,
         vocabulary: config.number("vocab_size", VOCABULARY)?,
@@ -102,7 +105,7 @@ fn sizes(config: &Settings, names: [&str; 3], usual_pad: usize) -> Result<Sizes,
     })
 }
 
-fn pad(config: &Settings, usual: usize) -> Result<u32, EncoderError> {
+fn pad(config: &EncoderSettings, usual: usize) -> Result<u32, EncoderError> {
     match &config.json["pad_token_id"] {
         Value::Null => Ok(usual as u32),
         value => {
@@ -112,9 +115,9 @@ fn pad(config: &Settings, usual: usize) -> Result<u32, EncoderError> {
     }
 }
 
-fn bert(family: Family, config: &Settings) -> Result<(Sizes, Value), EncoderError> {
+fn bert(family: EncoderFamily, config: &EncoderSettings) -> Result<(EncoderSizes, Value), EncoderError> {
     config.only("position_embedding_type", &[json!("absolute")])?;
-    let is_roberta = family == Family::Roberta;
+    let is_roberta = family == EncoderFamily::Roberta;
     let read =
         sizes(config, ["hidden_size", "num_attention_heads", "max_position_embeddings"], usize::from(is_roberta))?;
     let given = config.text("hidden_act").unwrap_or_else(|| "gelu".into());
@@ -150,10 +153,10 @@ fn bert(family: Family, config: &Settings) -> Result<(Sizes, Value), EncoderErro
     let Some(positions) = read.positions.checked_sub(before).filter(|left| *left > 0) else {
         return Err(config.broken("max_position_embeddings leaves room for no token".into()));
     };
-    Ok((Sizes { positions, ..read }, json))
+    Ok((EncoderSizes { positions, ..read }, json))
 }
 
-fn distilbert(config: &Settings) -> Result<(Sizes, Value), EncoderError> {
+fn distilbert(config: &EncoderSettings) -> Result<(EncoderSizes, Value), EncoderError> {
     config.only("activation", &[json!("gelu"), json!("relu")])?;
     let read = sizes(config, ["dim", "n_heads", "max_position_embeddings"], 0)?;
     let json = json!({
@@ -170,7 +173,7 @@ fn distilbert(config: &Settings) -> Result<(Sizes, Value), EncoderError> {
     Ok((read, json))
 }
 
-fn modernbert(config: &Settings) -> Result<(Sizes, Value), EncoderError> {
+fn modernbert(config: &EncoderSettings) -> Result<(EncoderSizes, Value), EncoderError> {
     config.only("hidden_activation", &[json!("gelu")])?;
     for bias in ["attention_bias", "mlp_bias", "norm_bias", "classifier_bias"] {
         config.only(bias, &[json!(false)])?;
@@ -199,7 +202,7 @@ fn modernbert(config: &Settings) -> Result<(Sizes, Value), EncoderError> {
     Ok((read, json))
 }
 
-fn nomic(config: &Settings) -> Result<(Sizes, Value), EncoderError> {
+fn nomic(config: &EncoderSettings) -> Result<(EncoderSizes, Value), EncoderError> {
     config.only("activation_function", &[json!("swiglu")])?;
     config.only("hidden_act", &[json!("silu")])?;
     config.only("prenorm", &[json!(false)])?;
@@ -233,7 +236,7 @@ fn nomic(config: &Settings) -> Result<(Sizes, Value), EncoderError> {
     Ok((read, json))
 }
 
-fn qwen(family: Family, config: &Settings) -> Result<(Sizes, Value), EncoderError> {
+fn qwen(family: EncoderFamily, config: &EncoderSettings) -> Result<(EncoderSizes, Value), EncoderError> {
     config.only("hidden_act", &[json!("silu")])?;
     config.only("use_sliding_window", &[json!(false)])?;
     config.only("rope_scaling", &[])?;
@@ -250,7 +253,7 @@ fn qwen(family: Family, config: &Settings) -> Result<(Sizes, Value), EncoderErro
         "num_attention_heads": read.heads,
         "num_key_value_heads": kv_heads,
         "max_position_embeddings": read.positions,
-        "sliding_window": if family == Family::Qwen2 { json!(POSITIONS) } else { Value::Null },
+        "sliding_window": if family == EncoderFamily::Qwen2 { json!(POSITIONS) } else { Value::Null },
         "max_window_layers": 0,
         "tie_word_embeddings": true,
         "rope_theta": config.rope_theta("/rope_theta", "rope_theta", 10_000.0)?,
@@ -258,7 +261,7 @@ fn qwen(family: Family, config: &Settings) -> Result<(Sizes, Value), EncoderErro
         "use_sliding_window": false,
         "hidden_act": "silu",
     });
-    if family == Family::Qwen3 {
+    if family == EncoderFamily::Qwen3 {
         json["head_dim"] = config.number_or("head_dim", 1024, Some(read.width / read.heads))?.into();
         json["attention_bias"] = config.flag("attention_bias").into();
     }
@@ -269,8 +272,8 @@ fn qwen(family: Family, config: &Settings) -> Result<(Sizes, Value), EncoderErro
 mod tests {
     use super::*;
 
-    fn settings(json: Value) -> Settings {
-        Settings { path: "config.json".into(), json }
+    fn settings(json: Value) -> EncoderSettings {
+        EncoderSettings { path: "config.json".into(), json }
     }
 
     fn bert_config() -> Value {
@@ -284,10 +287,10 @@ mod tests {
     fn positions_of_roberta_begin_behind_its_padding() {
         let mut config = bert_config();
         config["pad_token_id"] = 1.into();
-        assert_eq!(configure(Family::Bert, &settings(config.clone())).unwrap().0.positions, 64);
-        assert_eq!(configure(Family::Roberta, &settings(config.clone())).unwrap().0.positions, 62);
+        assert_eq!(configure(EncoderFamily::Bert, &settings(config.clone())).unwrap().0.positions, 64);
+        assert_eq!(configure(EncoderFamily::Roberta, &settings(config.clone())).unwrap().0.positions, 62);
         config["max_position_embeddings"] = 2.into();
-        assert!(configure(Family::Roberta, &settings(config)).is_err());
+        assert!(configure(EncoderFamily::Roberta, &settings(config)).is_err());
     }
 
     #[test]
@@ -296,7 +299,8 @@ mod tests {
             let mut config = bert_config();
             config[key] = value;
             let config = settings(config);
-            let error = Family::of(&config).and_then(|family| configure(family, &config)).unwrap_err().to_string();
+            let error =
+                EncoderFamily::of(&config).and_then(|family| configure(family, &config)).unwrap_err().to_string();
             assert!(error.contains(key) || key == "num_attention_heads", "{error}");
         };
         refused("model_type", json!("t5"));

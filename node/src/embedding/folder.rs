@@ -21,12 +21,12 @@ const SHARDS: usize = 64;
 pub(super) type Tensors = HashMap<String, Tensor>;
 
 /// A folder that is read, and a hash of all that was.
-pub(super) struct Folder {
+pub(super) struct EncoderFolder {
     path: PathBuf,
     hasher: blake3::Hasher,
 }
 
-impl Folder {
+impl EncoderFolder {
     pub fn new(path: &Path) -> Self {
         Self { path: path.to_owned(), hasher: blake3::Hasher::new_derive_key("tsnode 2026 encoder") }
     }

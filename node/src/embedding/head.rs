@@ -2,11 +2,11 @@
 
 use super::{
     EncoderError,
-    batch::Batch,
-    family::Family,
-    folder::{Folder, Tensors, fenced},
+    batch::EncoderBatch,
+    family::EncoderFamily,
+    folder::{EncoderFolder, Tensors, fenced},
     pooling::{Pooling, pool},
-    settings::Settings,
+    settings::EncoderSettings,
 };
 use candle_core::{D, DType, Device, Result, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, layer_norm_no_bias, linear, linear_no_bias};
@@ -14,13 +14,13 @@ use serde_json::{Value, json};
 
 /// A module behind the pooling.
 pub(super) enum Step {
-    Dense(Linear, Activation),
+    Dense(Linear, EncoderActivation),
     Normalise,
 }
 
 /// What a layer's values go through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Activation {
+pub(super) enum EncoderActivation {
     None,
     Tanh,
     Sigmoid,
@@ -28,11 +28,11 @@ pub(super) enum Activation {
 
 impl Step {
     /// A dense layer of sentence-transformers.
-    pub fn dense(folder: &mut Folder, name: &str) -> std::result::Result<(Self, usize), EncoderError> {
+    pub fn dense(folder: &mut EncoderFolder, name: &str) -> std::result::Result<(Self, usize), EncoderError> {
         let file = format!("{name}/config.json");
-        let settings = Settings { json: folder.json(&file)?, path: folder.at(&file) };
+        let settings = EncoderSettings { json: folder.json(&file)?, path: folder.at(&file) };
         let (input, output) = (settings.number("in_features", 1 << 16)?, settings.number("out_features", 1 << 16)?);
-        let activation = Activation::named(&settings, "activation_function", Activation::Tanh)?;
+        let activation = EncoderActivation::named(&settings, "activation_function", EncoderActivation::Tanh)?;
         let tensors = folder.weights(name)?;
         let builder = VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu);
         let is_biased = settings.json["bias"].as_bool().unwrap_or(true);
@@ -59,9 +59,9 @@ impl Step {
     }
 }
 
-impl Activation {
+impl EncoderActivation {
     /// What a settings file names by its class in PyTorch.
-    fn named(settings: &Settings, key: &str, usual: Self) -> std::result::Result<Self, EncoderError> {
+    fn named(settings: &EncoderSettings, key: &str, usual: Self) -> std::result::Result<Self, EncoderError> {
         let Some(name) = settings.text(key) else { return Ok(usual) };
         match name.rsplit('.').next() {
             Some("Identity") => Ok(Self::None),
@@ -82,11 +82,11 @@ impl Activation {
 
 /// The head of a cross-encoder: one number for a pair.
 pub(super) struct Scorer {
-    layers: Layers,
-    activation: Activation,
+    layers: ScorerLayers,
+    activation: EncoderActivation,
 }
 
-enum Layers {
+enum ScorerLayers {
     /// Pooler and classifier.
     Bert(Linear, Linear),
     /// A classifier of two layers.
@@ -102,14 +102,14 @@ enum Layers {
 
 impl Scorer {
     /// Whether a model is a cross-encoder.
-    pub fn is_in(config: &Settings) -> bool {
+    pub fn is_in(config: &EncoderSettings) -> bool {
         let named = |name: &Value| name.as_str().is_some_and(|name| name.ends_with("ForSequenceClassification"));
         config.json["architectures"].as_array().is_some_and(|names| names.iter().any(named))
     }
 
     pub fn load(
-        family: Family,
-        config: &Settings,
+        family: EncoderFamily,
+        config: &EncoderSettings,
         tensors: &Tensors,
         width: usize,
         weights: std::path::PathBuf,
@@ -122,13 +122,17 @@ impl Scorer {
         let activation = activation(config)?;
         let builder = VarBuilder::from_tensors(tensors.clone(), DType::F32, &Device::Cpu);
         let layers = match family {
-            Family::ModernBert => Self::modernbert(config, &builder, width),
-            _ => fenced(|| Layers::load(family, &builder, width)),
+            EncoderFamily::ModernBert => Self::modernbert(config, &builder, width),
+            _ => fenced(|| ScorerLayers::load(family, &builder, width)),
         };
         Ok(Self { layers: layers.map_err(|error| EncoderError::Broken { path: weights, error })?, activation })
     }
 
-    fn modernbert(config: &Settings, builder: &VarBuilder<'_>, width: usize) -> std::result::Result<Layers, String> {
+    fn modernbert(
+        config: &EncoderSettings,
+        builder: &VarBuilder<'_>,
+        width: usize,
+    ) -> std::result::Result<ScorerLayers, String> {
         let pooling = match config.text("classifier_pooling").as_deref() {
             None | Some("cls") => Pooling::Cls,
             Some("mean") => Pooling::Mean,
@@ -136,7 +140,7 @@ impl Scorer {
         };
         let eps = config.real("norm_eps", 1e-5).map_err(|e| e.to_string())?;
         fenced(|| {
-            Ok(Layers::ModernBert {
+            Ok(ScorerLayers::ModernBert {
                 dense: linear_no_bias(width, width, builder.pp("head.dense"))?,
                 norm: layer_norm_no_bias(width, eps, builder.pp("head.norm"))?,
                 classifier: linear(width, 1, builder.pp("classifier"))?,
@@ -146,14 +150,14 @@ impl Scorer {
     }
 
     /// A score for each input, (inputs, 1), of its tokens' vectors.
-    pub fn score(&self, hidden: &Tensor, batch: &Batch) -> Result<Tensor> {
+    pub fn score(&self, hidden: &Tensor, batch: &EncoderBatch) -> Result<Tensor> {
         let first = || pool(&[Pooling::Cls], hidden, batch);
         let logits = match &self.layers {
-            Layers::Bert(inner, outer) | Layers::Roberta(inner, outer) => {
+            ScorerLayers::Bert(inner, outer) | ScorerLayers::Roberta(inner, outer) => {
                 outer.forward(&inner.forward(&first()?)?.tanh()?)?
             }
-            Layers::DistilBert(inner, outer) => outer.forward(&inner.forward(&first()?)?.relu()?)?,
-            Layers::ModernBert { dense, norm, classifier, pooling } => {
+            ScorerLayers::DistilBert(inner, outer) => outer.forward(&inner.forward(&first()?)?.relu()?)?,
+            ScorerLayers::ModernBert { dense, norm, classifier, pooling } => {
                 let pooled = pool(&[*pooling], hidden, batch)?;
                 classifier.forward(&norm.forward(&dense.forward(&pooled)?.gelu_erf()?)?)?
             }
@@ -162,23 +166,25 @@ impl Scorer {
     }
 }
 
-impl Layers {
-    fn load(family: Family, builder: &VarBuilder<'_>, width: usize) -> Result<Self> {
+impl ScorerLayers {
+    fn load(family: EncoderFamily, builder: &VarBuilder<'_>, width: usize) -> Result<Self> {
         let layer = |name: &str, output: usize| linear(width, output, builder.pp(name));
         Ok(match family {
-            Family::Bert => Self::Bert(layer("bert.pooler.dense", width)?, layer("classifier", 1)?),
-            Family::Roberta => Self::Roberta(layer("classifier.dense", width)?, layer("classifier.out_proj", 1)?),
-            Family::DistilBert => Self::DistilBert(layer("pre_classifier", width)?, layer("classifier", 1)?),
+            EncoderFamily::Bert => Self::Bert(layer("bert.pooler.dense", width)?, layer("classifier", 1)?),
+            EncoderFamily::Roberta => {
+                Self::Roberta(layer("classifier.dense", width)?, layer("classifier.out_proj", 1)?)
+            }
+            EncoderFamily::DistilBert => Self::DistilBert(layer("pre_classifier", width)?, layer("classifier", 1)?),
             _ => candle_core::bail!("cross-encoders of this kind are not computed"),
         })
     }
 }
 
 /// What a cross-encoder's number goes through: a sigmoid, unless its settings say otherwise.
-fn activation(config: &Settings) -> std::result::Result<Activation, EncoderError> {
+fn activation(config: &EncoderSettings) -> std::result::Result<EncoderActivation, EncoderError> {
     const OLD: &str = "sbert_ce_default_activation_function";
     let new = &config.json["sentence_transformers"]["activation_fn"];
     let named = if new.is_null() { config.json[OLD].clone() } else { new.clone() };
-    let settings = Settings { path: config.path.clone(), json: json!({ "activation_fn": named }) };
-    Activation::named(&settings, "activation_fn", Activation::Sigmoid)
+    let settings = EncoderSettings { path: config.path.clone(), json: json!({ "activation_fn": named }) };
+    EncoderActivation::named(&settings, "activation_fn", EncoderActivation::Sigmoid)
 }

@@ -4,7 +4,7 @@ use super::{Encoder, EncoderError};
 use crate::{
     data_plane::links::Stream,
     hardware::cores::Cores,
-    history::{History, Work},
+    history::{History, TokenWork},
     platform::give_way,
 };
 use std::path::Path;
@@ -61,7 +61,7 @@ impl Lenders {
         let card = self.0.iter().map(|lender| &lender.card).find(|card| card.id == request.model);
         let count = |event: &EncodeEvent| {
             if let (EncodeEvent::Encoded(encoded), Some(card)) = (event, card) {
-                history.computed((card.id, &card.name), Work::of(encoded.tokens, 0, 1, 1));
+                history.computed((card.id, &card.name), TokenWork::of(encoded.tokens, 0, 1, 1));
             }
         };
         let mut events = match self.encode(request) {
@@ -93,13 +93,13 @@ impl Lenders {
 /// One encoder with its thread, which ends when nobody can ask it any more.
 pub struct Lender {
     card: EncoderCard,
-    jobs: mpsc::Sender<Job>,
+    jobs: mpsc::Sender<EncodeJob>,
     waiting: Arc<AtomicU32>,
     /// Whether what runs here is for others to go on with: the peer leaves, or is paused.
     moving: watch::Receiver<bool>,
 }
 
-struct Job {
+struct EncodeJob {
     request: EncodeRequest,
     events: mpsc::Sender<EncodeEvent>,
 }
@@ -134,7 +134,7 @@ impl Lender {
         let card = encoder.card().clone();
         let (jobs, queue) = mpsc::channel(REQUESTS);
         let waiting = Arc::<AtomicU32>::default();
-        let worker = Worker { encoder, pool, waiting: waiting.clone() };
+        let worker = EncoderWorker { encoder, pool, waiting: waiting.clone() };
         let system = |error: std::io::Error| EncoderError::System(error.to_string());
         std::thread::Builder::new().name("encoder".into()).spawn(move || worker.run(queue)).map_err(system)?;
         Ok(Self { card, jobs, waiting, moving })
@@ -161,7 +161,7 @@ impl Lender {
         }
         // Room for all there is to say: the thread waits for nobody.
         let (events, told) = mpsc::channel(inputs as usize + 1);
-        match self.jobs.try_send(Job { request, events }) {
+        match self.jobs.try_send(EncodeJob { request, events }) {
             Ok(()) => Ok(told),
             Err(mpsc::error::TrySendError::Full(_)) => Err(leave(EncodeRefusal::Busy { waiting: before })),
             Err(mpsc::error::TrySendError::Closed(_)) => Err(leave(EncodeRefusal::NotLent)),
@@ -203,14 +203,14 @@ fn pool(computing: Computing<'_>) -> Result<rayon::ThreadPool, EncoderError> {
     threads.build().map_err(|error| EncoderError::System(error.to_string()))
 }
 
-struct Worker {
+struct EncoderWorker {
     encoder: Encoder,
     pool: rayon::ThreadPool,
     waiting: Arc<AtomicU32>,
 }
 
-impl Worker {
-    fn run(self, mut queue: mpsc::Receiver<Job>) {
+impl EncoderWorker {
+    fn run(self, mut queue: mpsc::Receiver<EncodeJob>) {
         while let Some(job) = queue.blocking_recv() {
             let inputs = job.request.inputs.len() as u32;
             let refused = self.pool.install(|| self.encode(&job)).err();
@@ -222,7 +222,7 @@ impl Worker {
     }
 
     /// Encodes all inputs, and says each as soon as those before it are done.
-    fn encode(&self, job: &Job) -> Result<(), EncodeRefusal> {
+    fn encode(&self, job: &EncodeJob) -> Result<(), EncodeRefusal> {
         let EncodeRequest { inputs, truncate, .. } = &job.request;
         let read = self.encoder.tokenise(inputs, *truncate)?;
         let mut done: Vec<Option<tsnode_protocol::Encoded>> = vec![None; read.len()];

@@ -2,10 +2,10 @@
 
 use super::{
     EncoderError,
-    batch::Batch,
-    family::{Family, Sizes, configure},
+    batch::EncoderBatch,
+    family::{EncoderFamily, EncoderSizes, configure},
     folder::{Tensors, fenced},
-    settings::Settings,
+    settings::EncoderSettings,
 };
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::VarBuilder;
@@ -15,7 +15,7 @@ use serde_json::Value;
 use std::path::Path;
 
 /// A model.
-pub(super) enum Network {
+pub(super) enum EncoderNetwork {
     Bert(bert::BertModel),
     Roberta(xlm_roberta::XLMRobertaModel),
     DistilBert(distilbert::DistilBertModel),
@@ -25,14 +25,14 @@ pub(super) enum Network {
     Qwen3(qwen3::Model),
 }
 
-impl Network {
+impl EncoderNetwork {
     /// Of these tensors, as `config.json` says; `weights` is where they are from.
     pub fn load(
-        family: Family,
-        config: &Settings,
+        family: EncoderFamily,
+        config: &EncoderSettings,
         tensors: &Tensors,
         weights: &Path,
-    ) -> std::result::Result<(Self, Sizes), EncoderError> {
+    ) -> std::result::Result<(Self, EncoderSizes), EncoderError> {
         let (sizes, json) = configure(family, config)?;
         let broken = |error: String| EncoderError::Broken { path: weights.to_owned(), error };
         let tensors = renamed(family, tensors).ok_or_else(|| broken(format!("it has no {}", family.anchor())))?;
@@ -41,21 +41,21 @@ impl Network {
         Ok((network, sizes))
     }
 
-    fn build(family: Family, config: Value, builder: VarBuilder<'_>) -> Result<Self> {
+    fn build(family: EncoderFamily, config: Value, builder: VarBuilder<'_>) -> Result<Self> {
         Ok(match family {
-            Family::Bert => Self::Bert(bert::BertModel::load(builder, &read(config)?)?),
-            Family::Roberta => Self::Roberta(xlm_roberta::XLMRobertaModel::new(&read(config)?, builder)?),
-            Family::DistilBert => Self::DistilBert(distilbert::DistilBertModel::load(builder, &read(config)?)?),
-            Family::ModernBert => Self::ModernBert(modernbert::ModernBert::load(builder, &read(config)?)?),
-            Family::NomicBert => Self::NomicBert(nomic_bert::NomicBertModel::load(builder, &read(config)?)?),
-            Family::Qwen2 => Self::Qwen2(qwen2::Model::new(&read(config)?, builder)?),
-            Family::Qwen3 => Self::Qwen3(qwen3::Model::new(&read(config)?, builder)?),
+            EncoderFamily::Bert => Self::Bert(bert::BertModel::load(builder, &read(config)?)?),
+            EncoderFamily::Roberta => Self::Roberta(xlm_roberta::XLMRobertaModel::new(&read(config)?, builder)?),
+            EncoderFamily::DistilBert => Self::DistilBert(distilbert::DistilBertModel::load(builder, &read(config)?)?),
+            EncoderFamily::ModernBert => Self::ModernBert(modernbert::ModernBert::load(builder, &read(config)?)?),
+            EncoderFamily::NomicBert => Self::NomicBert(nomic_bert::NomicBertModel::load(builder, &read(config)?)?),
+            EncoderFamily::Qwen2 => Self::Qwen2(qwen2::Model::new(&read(config)?, builder)?),
+            EncoderFamily::Qwen3 => Self::Qwen3(qwen3::Model::new(&read(config)?, builder)?),
         })
     }
 
     /// A vector for each token: (inputs, longest, width). Those of padding mean nothing.
-    pub fn forward(&self, batch: &Batch) -> Result<Tensor> {
-        let Batch { ids, types, mask, .. } = batch;
+    pub fn forward(&self, batch: &EncoderBatch) -> Result<Tensor> {
+        let EncoderBatch { ids, types, mask, .. } = batch;
         match self {
             Self::Bert(model) => model.forward(ids, types, Some(mask)),
             // It has one type of tokens; pairs are told apart by what stands between them.
@@ -79,7 +79,7 @@ fn read<T: DeserializeOwned>(config: Value) -> Result<T> {
 }
 
 /// The model's tensors under the names that candle looks for: they are saved behind the name of whatever the model was a part of.
-fn renamed(family: Family, tensors: &Tensors) -> Option<Tensors> {
+fn renamed(family: EncoderFamily, tensors: &Tensors) -> Option<Tensors> {
     let before =
         tensors.keys().filter_map(|name| name.strip_suffix(family.anchor())).min_by_key(|before| before.len())?;
     let own = tensors.iter().filter_map(|(name, tensor)| Some((name.strip_prefix(before)?, tensor)));

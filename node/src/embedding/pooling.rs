@@ -1,6 +1,6 @@
 //! How the vectors of an input's tokens become one: as sentence-transformers' `1_Pooling/config.json` says.
 
-use super::{EncoderError, batch::Batch, settings::Settings};
+use super::{EncoderError, batch::EncoderBatch, settings::EncoderSettings};
 use candle_core::{Device, Result, Tensor};
 
 /// One way.
@@ -31,7 +31,7 @@ const NAMES: [(Pooling, &str, &str); 6] = [
 ];
 
 /// The ways that a pooling module's settings name.
-pub(super) fn read(settings: &Settings) -> std::result::Result<Vec<Pooling>, EncoderError> {
+pub(super) fn read(settings: &EncoderSettings) -> std::result::Result<Vec<Pooling>, EncoderError> {
     let named = |name: &str| match &settings.json["pooling_mode"] {
         serde_json::Value::Array(all) => all.iter().any(|mode| mode == name),
         one => one == name,
@@ -46,13 +46,13 @@ pub(super) fn read(settings: &Settings) -> std::result::Result<Vec<Pooling>, Enc
 }
 
 /// One vector for each input, of its tokens' vectors (inputs, longest, width).
-pub(super) fn pool(ways: &[Pooling], hidden: &Tensor, batch: &Batch) -> Result<Tensor> {
+pub(super) fn pool(ways: &[Pooling], hidden: &Tensor, batch: &EncoderBatch) -> Result<Tensor> {
     let pooled: Result<Vec<Tensor>> = ways.iter().map(|way| way.pool(hidden, batch)).collect();
     Tensor::cat(&pooled?, 1)
 }
 
 impl Pooling {
-    fn pool(self, hidden: &Tensor, batch: &Batch) -> Result<Tensor> {
+    fn pool(self, hidden: &Tensor, batch: &EncoderBatch) -> Result<Tensor> {
         let weights = batch.weights()?;
         match self {
             Self::Cls => hidden.narrow(1, 0, 1)?.squeeze(1),
@@ -88,14 +88,14 @@ mod tests {
     use crate::embedding::batch::Tokenised;
     use serde_json::json;
 
-    fn settings(json: serde_json::Value) -> Settings {
-        Settings { path: "config.json".into(), json }
+    fn settings(json: serde_json::Value) -> EncoderSettings {
+        EncoderSettings { path: "config.json".into(), json }
     }
 
     #[test]
     fn padding_counts_for_nothing() {
         let input = |length: usize| Tokenised { ids: vec![1; length], types: vec![0; length] };
-        let batch = Batch::of(&[&input(2), &input(1)], 0).unwrap();
+        let batch = EncoderBatch::of(&[&input(2), &input(1)], 0).unwrap();
         let hidden = Tensor::new(&[[[1.0f32, 4.0], [3.0, 2.0]], [[5.0, -6.0], [100.0, 100.0]]], &Device::Cpu).unwrap();
         let pooled = |way: Pooling| pool(&[way], &hidden, &batch).unwrap().to_vec2::<f32>().unwrap();
         assert_eq!(pooled(Pooling::Cls), [[1.0, 4.0], [5.0, -6.0]]);

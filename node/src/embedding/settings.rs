@@ -5,12 +5,12 @@ use serde_json::Value;
 use std::path::PathBuf;
 
 /// A settings file.
-pub(super) struct Settings {
+pub(super) struct EncoderSettings {
     pub path: PathBuf,
     pub json: Value,
 }
 
-impl Settings {
+impl EncoderSettings {
     /// A number that must be there.
     pub fn number(&self, key: &str, most: usize) -> Result<usize, EncoderError> {
         self.number_or(key, most, None)

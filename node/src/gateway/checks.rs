@@ -1,6 +1,6 @@
 //! Spot checks of what this gateway's clients were told: asks groups again, and tells whoever judges what came of it.
 
-use super::reach::Reach;
+use super::reach::LeaderReach;
 use crate::data_plane::offences::OffenceReporter;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 use tsnode_coordinator::{
     gateway::View,
-    spot_check::{Ask, Checks, Served, SpotChecks, Step, Verdict},
+    spot_check::{CheckRequest, CheckStep, CheckedAnswer, Checks, SpotCheckVerdict, SpotChecks},
 };
 use tsnode_protocol::{RequestId, Sampled, stream::DecodeEvent};
 
@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const ANSWERS: usize = 64;
 
 /// What a group said to a check.
-pub(super) struct Answer {
+pub(super) struct CheckReply {
     check: RequestId,
     sampled: Option<Sampled>,
 }
@@ -28,17 +28,17 @@ pub(super) struct Examiner {
     checks: Checks,
     guard: OffenceReporter,
     tasks: TaskTracker,
-    answers: mpsc::Sender<Answer>,
+    answers: mpsc::Sender<CheckReply>,
 }
 
 impl Examiner {
-    pub fn new(which: SpotChecks, guard: OffenceReporter, tasks: TaskTracker) -> (Self, mpsc::Receiver<Answer>) {
+    pub fn new(which: SpotChecks, guard: OffenceReporter, tasks: TaskTracker) -> (Self, mpsc::Receiver<CheckReply>) {
         let (answers, receiver) = mpsc::channel(ANSWERS);
         (Self { checks: Checks::new(which), guard, tasks, answers }, receiver)
     }
 
     /// An answer has ended well: it may be checked.
-    pub fn ended(&mut self, view: &View, served: Served, reach: &Reach) {
+    pub fn ended(&mut self, view: &View, served: CheckedAnswer, reach: &LeaderReach) {
         let (check, roll) = (RequestId(crate::random_bytes()), u64::from_le_bytes(crate::random_bytes()));
         if let Some(ask) = self.checks.ended(view, served, check, roll) {
             self.ask(check, ask, reach);
@@ -46,13 +46,15 @@ impl Examiner {
     }
 
     /// A group has answered.
-    pub fn said(&mut self, view: &View, answer: Answer, reach: &Reach) {
+    pub fn said(&mut self, view: &View, answer: CheckReply, reach: &LeaderReach) {
         match self.checks.said(view, answer.check, answer.sampled) {
-            Some(Step::Ask(ask)) => self.ask(answer.check, ask, reach),
-            Some(Step::Over(verdict)) => {
+            Some(CheckStep::Ask(ask)) => self.ask(answer.check, ask, reach),
+            Some(CheckStep::Over(verdict)) => {
                 // Who does it again is cut off, and that is said; checks that nobody could decide are counted.
                 match verdict {
-                    Verdict::Passed | Verdict::Unclear => tracing::debug!(?verdict, "a spot check is over"),
+                    SpotCheckVerdict::Passed | SpotCheckVerdict::Unclear => {
+                        tracing::debug!(?verdict, "a spot check is over")
+                    }
                     _ => tracing::info!(?verdict, "a spot check did not pass"),
                 }
                 self.guard.examined(&verdict);
@@ -61,18 +63,18 @@ impl Examiner {
         }
     }
 
-    fn ask(&self, check: RequestId, ask: Ask, reach: &Reach) {
+    fn ask(&self, check: RequestId, ask: CheckRequest, reach: &LeaderReach) {
         let (answers, reach) = (self.answers.clone(), reach.clone());
         self.tasks.spawn(async move {
             let sampled = timeout(PATIENCE, first_token(ask, reach)).await.ok().flatten();
             // The loop being gone, nobody wants to know.
-            let _ = answers.send(Answer { check, sampled }).await;
+            let _ = answers.send(CheckReply { check, sampled }).await;
         });
     }
 }
 
 /// The first token that a group gives; then it is hung up on.
-async fn first_token(ask: Ask, reach: Reach) -> Option<Sampled> {
+async fn first_token(ask: CheckRequest, reach: LeaderReach) -> Option<Sampled> {
     let (_orders, apply_command) = mpsc::channel(1);
     let (events, mut told) = mpsc::channel(8);
     let asked = reach.decode(ask.leader, ask.open, apply_command, events);

@@ -1,6 +1,6 @@
 //! Prompt flow 2 and 9: the clients of the gateway's loop, which of their lines count, and what they are told.
 
-use super::{Accepted, Reply, Seen, SubmitError, checks::Examiner};
+use super::{Accepted, Reply, SeenAnswer, SubmitError, checks::Examiner};
 use crate::response_log::Recalled;
 use std::collections::BTreeMap;
 use tokio::sync::{mpsc, oneshot};
@@ -18,7 +18,7 @@ use tsnode_protocol::{
 /// A request as this loop holds it.
 pub(super) struct Client {
     /// Tells it from an earlier one of the same name.
-    pub line: LineNo,
+    pub line: DecodeLineNo,
     /// What it has from another gateway, until it is told so.
     pub given: Option<Recalled>,
     /// Until the request is routed.
@@ -33,36 +33,36 @@ pub(super) struct Client {
 }
 
 /// Tells a request's lines apart: what was said on one that has been hung up on no longer counts.
-pub(super) type LineNo = u64;
+pub(super) type DecodeLineNo = u64;
 
 /// The line to the leader that decodes.
 pub(super) struct DecodeLine {
-    pub line: LineNo,
+    pub line: DecodeLineNo,
     pub orders: mpsc::Sender<DecodeOrder>,
     pub end: CancellationToken,
 }
 
 /// The line to the leader that prefills.
 pub(super) struct PrefillLine {
-    pub line: LineNo,
+    pub line: DecodeLineNo,
     pub end: CancellationToken,
 }
 
 /// Something that happened, and on which line.
-pub(super) struct Heard {
-    pub line: LineNo,
+pub(super) struct LineEvent {
+    pub line: DecodeLineNo,
     pub event: Event,
 }
 
 /// A request that may have been begun at another gateway, once that is known.
 pub(super) struct Looked {
-    pub line: LineNo,
-    pub asked: Asked,
+    pub line: DecodeLineNo,
+    pub asked: SubmittedRequest,
     pub recalled: Option<Recalled>,
 }
 
 /// What a client asks for.
-pub(super) struct Asked {
+pub(super) struct SubmittedRequest {
     pub request: RequestId,
     pub model: ModelId,
     pub prompt: Vec<Token>,
@@ -71,7 +71,7 @@ pub(super) struct Asked {
     pub codec: Option<PromptCodec>,
 }
 
-impl Asked {
+impl SubmittedRequest {
     pub fn fingerprint(&self) -> Fingerprint {
         Fingerprint::of(self.model, &self.prompt, &self.generation)
     }
@@ -86,14 +86,14 @@ impl Drop for DecodeLine {
 /// The loop's own state beside the machine's.
 pub(super) struct ClientTable {
     pub clients: BTreeMap<RequestId, Client>,
-    pub heard: mpsc::Sender<Heard>,
+    pub heard: mpsc::Sender<LineEvent>,
     pub looked: mpsc::Sender<Looked>,
     pub examiner: Examiner,
-    pub lines: LineNo,
+    pub lines: DecodeLineNo,
 }
 
 impl ClientTable {
-    pub fn new_line(&mut self) -> LineNo {
+    pub fn new_line(&mut self) -> DecodeLineNo {
         self.lines += 1;
         self.lines
     }
@@ -105,7 +105,7 @@ impl ClientTable {
     }
 
     /// What was said, unless that line has been hung up on meanwhile.
-    pub fn still_counts(&self, heard: Heard) -> Option<Event> {
+    pub fn still_counts(&self, heard: LineEvent) -> Option<Event> {
         let open = match &heard.event {
             Event::Cancel { request } => self.clients.get(request).map(|c| c.line),
             Event::Decode { request, .. } | Event::DecodeLost { request, .. } => {
@@ -149,7 +149,7 @@ pub(super) fn tell(action: Action, clients: &mut ClientTable) {
 
 /// What its client is to go on with. The client knows what its tokens rest on: a response log that says otherwise is of another
 /// attempt, and without any the answer is computed again in that way, and is the same.
-pub(super) fn believed(recalled: Option<Recalled>, seen: Seen) -> Option<Recalled> {
+pub(super) fn believed(recalled: Option<Recalled>, seen: SeenAnswer) -> Option<Recalled> {
     let Some(codec) = seen.codec.filter(|_| seen.tokens > 0) else { return recalled };
     let fits = |said: &Recalled| said.codec == codec;
     Some(recalled.filter(fits).unwrap_or(Recalled { codec, ..Recalled::default() }))
@@ -182,7 +182,7 @@ mod tests {
     fn a_client_knows_better_than_a_response_log_what_its_tokens_rest_on() {
         let sampled = Sampled { token: Token(7), logprob: None, top: vec![] };
         let response_log = Recalled { codec: KvCodec::Int4.into(), holder: None, answer: vec![sampled] };
-        let seen = |tokens, codec: Option<KvCodec>| Seen { tokens, codec: codec.map(Into::into) };
+        let seen = |tokens, codec: Option<KvCodec>| SeenAnswer { tokens, codec: codec.map(Into::into) };
         let nothing = |codec: KvCodec| Some(Recalled { codec: codec.into(), ..Recalled::default() });
         let known = Some(response_log);
         assert_eq!(believed(known.clone(), seen(3, Some(KvCodec::Int4))), known);
@@ -191,7 +191,7 @@ mod tests {
         // Of a prompt that was parted elsewhere other tokens follow.
         let parted = PromptCodec::of_first(KvCodec::Int4, 64, 100);
         let other = Some(Recalled { codec: parted, ..Recalled::default() });
-        assert_eq!(believed(known.clone(), Seen { tokens: 3, codec: Some(parted) }), other);
+        assert_eq!(believed(known.clone(), SeenAnswer { tokens: 3, codec: Some(parted) }), other);
         // Who has no tokens, or an id of an earlier version, leaves it to the response log.
         assert_eq!(believed(known.clone(), seen(0, Some(KvCodec::Raw))), known);
         assert_eq!(believed(known.clone(), seen(3, None)), known);

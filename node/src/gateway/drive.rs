@@ -1,10 +1,14 @@
 //! Prompt flow 2 and 9: the loop where clients, streams and the gateway machine meet.
 
 use super::{
-    Prompt, Reply, SUBMISSIONS, Submission,
+    PreparedRequest, Reply, SUBMISSIONS, Submission,
     checks::Examiner,
-    clients::{Asked, Client, ClientTable, DecodeLine, Heard, Looked, PrefillLine, believed, finish, reply, tell},
-    reach::Reach,
+    clients::{
+        Client, ClientTable, DecodeLine, LineEvent, Looked, PrefillLine, SubmittedRequest, believed, finish, reply,
+        tell,
+    },
+    reach::LeaderReach,
+    sleep_watch::{SleepWatch, TURN},
 };
 use crate::{
     data_plane::{links::Links, offences::OffenceReporter, roster::Roster},
@@ -16,15 +20,16 @@ use crate::{
     },
 };
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::SystemTime;
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tsnode_coordinator::{
     gateway::{Action, Begun, Event, Gateway, Trace, View},
     spot_check::SpotChecks,
 };
 use tsnode_protocol::{
-    PeerId, RequestId, Traffic,
+    PeerId, RequestId, SeenSpeed, Traffic,
     stream::{DecodeEvent, DecodeRequest, PrefillEvent, PrefillRequest},
 };
 
@@ -55,6 +60,8 @@ pub struct Drive {
     pub open: watch::Sender<usize>,
     /// What clients have asked for of late, for this peer's advert.
     pub traffic: watch::Sender<Vec<Traffic>>,
+    /// What was seen of groups whose claims of speed are in doubt, for this peer's heartbeats.
+    pub seen_speeds: watch::Sender<Vec<SeenSpeed>>,
     /// Is told of those who answer wrongly.
     pub guard: OffenceReporter,
     /// Whether that is looked for.
@@ -66,8 +73,8 @@ pub struct Drive {
 }
 
 impl Drive {
-    fn reach(&self) -> Reach {
-        Reach { me: self.me, worker: self.worker.clone(), links: self.links.clone(), roster: self.roster.clone() }
+    fn reach(&self) -> LeaderReach {
+        LeaderReach { me: self.me, worker: self.worker.clone(), links: self.links.clone(), roster: self.roster.clone() }
     }
 
     /// Serves requests until `stop`; what runs then ends with a stated error.
@@ -77,6 +84,8 @@ impl Drive {
         let (examiner, mut examined) = Examiner::new(self.spot_checks, self.guard.clone(), self.tasks.clone());
         let mut unresponsive = self.links.unresponsive();
         let mut clients = ClientTable { clients: BTreeMap::new(), heard, looked, examiner, lines: 0 };
+        let (mut turns, mut sleep_watch) = (interval(TURN), SleepWatch::new(Instant::now(), SystemTime::now()));
+        turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let wake = self.machine.deadline().map(|at| self.started + at);
             let event = tokio::select! {
@@ -100,7 +109,12 @@ impl Drive {
                     Some(Event::Unresponsive { peers })
                 }
                 () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => Some(Event::Deadline),
+                _ = turns.tick(), if self.machine.open_requests() > 0 => None,
             };
+            if sleep_watch.turn(Instant::now(), SystemTime::now()) && self.machine.open_requests() > 0 {
+                tracing::info!("this process was not run for a while: what breaks off now may be its own doing");
+                self.step(Event::Woke, &mut clients);
+            }
             let is_view = matches!(event, Some(Event::View(_)));
             if let Some(event) = event {
                 self.step(event, &mut clients);
@@ -110,6 +124,13 @@ impl Drive {
                 for request in clients.left_early() {
                     self.step(Event::Cancel { request }, &mut clients);
                 }
+                // Claims are looked at when the view changes, and not with every token.
+                let seen = self.machine.seen_speeds();
+                self.seen_speeds.send_if_modified(|known| {
+                    let changed = *known != seen;
+                    *known = seen;
+                    changed
+                });
             }
             let open = self.machine.open_requests();
             self.open.send_if_modified(|known| std::mem::replace(known, open) != open);
@@ -136,7 +157,7 @@ impl Drive {
     /// Takes a request in, or first asks whether its client was served elsewhere before.
     fn submitted(&mut self, submission: Submission, clients: &mut ClientTable) -> Option<Event> {
         let Submission { prompt, answer } = submission;
-        let Prompt { request, model, prompt, generation, comes_back, seen, overrule, codec } = prompt;
+        let PreparedRequest { request, model, prompt, generation, comes_back, seen, overrule, codec } = prompt;
         if clients.clients.contains_key(&request) {
             // Its client has lost the connection that it had here, and this is not known yet.
             self.step(Event::Cancel { request }, clients);
@@ -151,7 +172,7 @@ impl Drive {
             tokio::select! {
                 () = ended.cancelled() => {}
                 // The loop being gone, nothing is left to cancel.
-                () = gone.closed() => drop(heard.send(Heard { line, event: Event::Cancel { request } }).await),
+                () = gone.closed() => drop(heard.send(LineEvent { line, event: Event::Cancel { request } }).await),
             }
         });
         let client = Client {
@@ -165,7 +186,7 @@ impl Drive {
             _over: over.drop_guard(),
         };
         clients.clients.insert(request, client);
-        let asked = Asked { request, model, prompt, generation, overrule, codec };
+        let asked = SubmittedRequest { request, model, prompt, generation, overrule, codec };
         if !comes_back {
             return self.begun(Looked { line, asked, recalled: None }, clients);
         }
@@ -182,7 +203,7 @@ impl Drive {
     fn begun(&self, looked: Looked, clients: &mut ClientTable) -> Option<Event> {
         let Looked { line, asked, recalled } = looked;
         let fingerprint = asked.fingerprint();
-        let Asked { request, model, prompt, generation, overrule, codec } = asked;
+        let SubmittedRequest { request, model, prompt, generation, overrule, codec } = asked;
         let client = clients.clients.get_mut(&request).filter(|c| c.line == line)?;
         let begun = recalled.as_ref().map(|r| Begun {
             codec: r.codec,
@@ -272,7 +293,7 @@ impl Drive {
                 let relay = async {
                     while let Some(event) = told.recv().await {
                         over |= matches!(event, DecodeEvent::End(_) | DecodeEvent::Refused(_));
-                        if heard.send(Heard { line, event: Event::Decode { request, event } }).await.is_err() {
+                        if heard.send(LineEvent { line, event: Event::Decode { request, event } }).await.is_err() {
                             return;
                         }
                     }
@@ -282,7 +303,7 @@ impl Drive {
                     let reason = reached.err().unwrap_or_else(|| "the stream ended early".into());
                     // The loop being gone, nobody waits for this.
                     let event = Event::DecodeLost { request, reason };
-                    let _ = heard.send(Heard { line, event }).await;
+                    let _ = heard.send(LineEvent { line, event }).await;
                 }
             };
             tokio::select! {
@@ -307,7 +328,7 @@ impl Drive {
                 let mut over = false;
                 while let Some(event) = told.recv().await {
                     over |= matches!(event, PrefillEvent::KvSent { .. } | PrefillEvent::Failed(_));
-                    if heard.send(Heard { line, event: Event::Prefill { request, event } }).await.is_err() {
+                    if heard.send(LineEvent { line, event: Event::Prefill { request, event } }).await.is_err() {
                         return true;
                     }
                 }
@@ -318,7 +339,7 @@ impl Drive {
                 (reached, over) = async { tokio::join!(reach, relay) } => if !over {
                     let reason = reached.err().unwrap_or_else(|| "the stream ended early".into());
                     let event = Event::PrefillLost { request, reason };
-                    let _ = heard.send(Heard { line, event }).await;
+                    let _ = heard.send(LineEvent { line, event }).await;
                 },
             }
         });

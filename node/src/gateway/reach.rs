@@ -15,14 +15,14 @@ use tsnode_protocol::{
 
 /// The ways to leaders, on this peer and on others. Clones are equal.
 #[derive(Clone)]
-pub(super) struct Reach {
+pub(super) struct LeaderReach {
     pub me: PeerId,
     pub worker: WorkerHandle,
     pub links: Links,
     pub roster: Roster,
 }
 
-impl Reach {
+impl LeaderReach {
     /// Brings a request to its leader and follows it there, in this process or over a stream.
     pub async fn decode(
         self,

@@ -56,7 +56,7 @@ pub enum GpuUnfit {
 
 /// What a GPU was found to do.
 #[derive(Clone, Serialize, Deserialize)]
-struct Found {
+struct FoundSpeeds {
     of: Of,
     speeds: Speeds,
     /// None where the model cannot be measured.
@@ -111,14 +111,14 @@ impl From<GpuSpeeds> for Speeds {
 
 /// Memory of a GPU as it is shared out (bytes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Shared {
+struct SharedGpuMemory {
     lent: u64,
     kv: u64,
 }
 
 /// What is asked for of GPUs.
 #[derive(Clone, Copy)]
-pub struct Wanted<'a> {
+pub struct GpuWanted<'a> {
     /// The model, and what drafts for it.
     pub models: (&'a ModelSource, Option<&'a ModelSource>),
     /// Memory of each GPU, and threads to try it with.
@@ -133,8 +133,8 @@ pub struct Wanted<'a> {
 ///
 /// # Errors
 /// When they cannot be used, for the model or at all.
-pub fn lend(numbers: GpuNumbers, wanted: Wanted<'_>) -> Result<(Device, Engine), GpuUnfit> {
-    let Wanted { models: (source, draft), lend, kv_dtype, store } = wanted;
+pub fn lend(numbers: GpuNumbers, wanted: GpuWanted<'_>) -> Result<(Device, Engine), GpuUnfit> {
+    let GpuWanted { models: (source, draft), lend, kv_dtype, store } = wanted;
     proof::refuse_unwritten(source)?;
     let (gpus, about) = open_gpus(numbers)?;
     let count = gpus.len();
@@ -148,7 +148,7 @@ pub fn lend(numbers: GpuNumbers, wanted: Wanted<'_>) -> Result<(Device, Engine),
     }
     let of = Of::new(&about, numbers.count, source.card().id, kv_dtype);
     let place = Measured::Gpus(numbers.first, numbers.count);
-    let known = store.measured(place).and_then(|bytes| serde_json::from_slice::<Found>(&bytes).ok());
+    let known = store.measured(place).and_then(|bytes| serde_json::from_slice::<FoundSpeeds>(&bytes).ok());
     let known = known.filter(|known| known.of == of && known.profile.is_none_or(|p| p.is_plausible()));
     let speeds = known.as_ref().map_or_else(|| gpus[0].speeds().map(Speeds::from), |known| Ok(known.speeds))?;
     let mut engine = Engine::on_gpus(gpus, shared.kv as usize, kv_dtype)?;
@@ -158,7 +158,7 @@ pub fn lend(numbers: GpuNumbers, wanted: Wanted<'_>) -> Result<(Device, Engine),
         known => {
             proof::compare(&mut engine, source, lend.threads)?;
             let profile = known.map_or_else(|| measured(&mut engine, source), |known| known.profile);
-            if let Ok(bytes) = serde_json::to_vec(&Found { of, speeds, profile, compared }) {
+            if let Ok(bytes) = serde_json::to_vec(&FoundSpeeds { of, speeds, profile, compared }) {
                 store.set_measured(place, &bytes);
             }
             profile
@@ -196,7 +196,7 @@ fn device(
     numbers: GpuNumbers,
     source: &ModelSource,
     weights: u64,
-    (about, shared, speeds, profile): (&GpuInfo, Shared, Speeds, Option<LayerProfile>),
+    (about, shared, speeds, profile): (&GpuInfo, SharedGpuMemory, Speeds, Option<LayerProfile>),
 ) -> Device {
     let shape = source.card().shape;
     let stored = shape.stage_bytes(shape.all_layers()) as f64 / weights.max(1) as f64;
@@ -247,7 +247,7 @@ fn measured(engine: &mut Engine, source: &ModelSource) -> Option<LayerProfile> {
     }
 }
 
-fn tell(numbers: GpuNumbers, about: &GpuInfo, shared: Shared, speeds: Speeds) {
+fn tell(numbers: GpuNumbers, about: &GpuInfo, shared: SharedGpuMemory, speeds: Speeds) {
     let (lent, kv) = (Size(shared.lent), Size(shared.kv));
     let (gb_s, tflop_s) = ((speeds.copy / 1e9).round(), (speeds.multiply / 1e12).round());
     let driver = about.facts.driver.as_deref().unwrap_or("unknown");
@@ -278,11 +278,11 @@ fn sheet(GpuNumbers { first, count }: GpuNumbers, about: &GpuInfo, speeds: Speed
 
 /// What of `free` memory of all GPUs is lent, and what of that is for KV pages: what the whole model leaves, where that is no small
 /// part. An owner speaks of each GPU.
-fn shared(lend: Lend, gpus: u64, free: u64, weights: u64) -> Shared {
+fn shared(lend: Lend, gpus: u64, free: u64, weights: u64) -> SharedGpuMemory {
     let lent = lend.memory_bytes.map_or(free, |most| most.saturating_mul(gpus).min(free));
     let beside = lent.saturating_sub(weights);
     let least = (lent as f64 * KV_PART) as u64;
-    Shared { lent, kv: lend.kv_bytes.map_or(beside.max(least), |each| each.saturating_mul(gpus)) }
+    SharedGpuMemory { lent, kv: lend.kv_bytes.map_or(beside.max(least), |each| each.saturating_mul(gpus)) }
 }
 
 /// What the largest layer takes on a GPU, embedding and head with the first and the last (bytes).
@@ -299,10 +299,10 @@ mod tests {
     #[test]
     fn pages_get_what_the_model_leaves_or_a_part_where_it_leaves_little() {
         let lend = |memory_bytes, kv_bytes| Lend { threads: 1, memory_bytes, kv_bytes };
-        assert_eq!(shared(lend(None, None), 1, 80, 16), Shared { lent: 80, kv: 64 });
-        assert_eq!(shared(lend(None, None), 1, 80, 140), Shared { lent: 80, kv: 20 });
-        assert_eq!(shared(lend(Some(40), None), 1, 80, 16), Shared { lent: 40, kv: 24 });
-        assert_eq!(shared(lend(Some(100), Some(8)), 1, 80, 16), Shared { lent: 80, kv: 8 });
-        assert_eq!(shared(lend(Some(40), Some(8)), 2, 160, 16), Shared { lent: 80, kv: 16 });
+        assert_eq!(shared(lend(None, None), 1, 80, 16), SharedGpuMemory { lent: 80, kv: 64 });
+        assert_eq!(shared(lend(None, None), 1, 80, 140), SharedGpuMemory { lent: 80, kv: 20 });
+        assert_eq!(shared(lend(Some(40), None), 1, 80, 16), SharedGpuMemory { lent: 40, kv: 24 });
+        assert_eq!(shared(lend(Some(100), Some(8)), 1, 80, 16), SharedGpuMemory { lent: 80, kv: 8 });
+        assert_eq!(shared(lend(Some(40), Some(8)), 2, 160, 16), SharedGpuMemory { lent: 80, kv: 16 });
     }
 }

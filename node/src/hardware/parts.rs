@@ -25,16 +25,16 @@ pub struct Sharer<'a> {
 
 /// A model's part of a device's memory (bytes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct MemoryPart {
     /// For weights and KV pages.
     pub memory_bytes: u64,
-    /// Of that, for KV pages.
+    /// Of that, its quota of the KV pages.
     pub kv_bytes: u64,
 }
 
 /// What there is to share.
 #[derive(Clone, Copy, Debug)]
-pub struct Shared {
+pub struct SharedMemory {
     /// Memory that is lent (bytes).
     pub lent: u64,
     /// Of that, for KV pages, where nothing else is said (bytes).
@@ -49,7 +49,7 @@ pub struct Shared {
 
 /// What a model takes, as it is added up.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Taken {
+pub struct TakenMemory {
     /// What it is called.
     pub name: String,
     /// Of which, how much (bytes).
@@ -62,7 +62,7 @@ pub struct Taken {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TooLargeTogether {
     /// Each of them.
-    pub all: Vec<Taken>,
+    pub all: Vec<TakenMemory>,
     /// What there is (bytes).
     pub lent: u64,
 }
@@ -98,7 +98,7 @@ impl TooLargeTogether {
     /// As many as there is room for, in the order in which they were named.
     fn would_fit(&self) -> Vec<&str> {
         let mut left = self.lent;
-        let fits = |taken: &&Taken| {
+        let fits = |taken: &&TakenMemory| {
             let fits = taken.bytes <= left;
             left -= if fits { taken.bytes } else { 0 };
             fits
@@ -111,7 +111,7 @@ impl TooLargeTogether {
 ///
 /// # Errors
 /// Where that is more than is lent, with the sum, or less than one layer needs.
-pub fn divide(shared: Shared, models: &[Sharer<'_>]) -> Result<Vec<Part>, LendError> {
+pub fn divide(shared: SharedMemory, models: &[Sharer<'_>]) -> Result<Vec<MemoryPart>, LendError> {
     let even = shared.kv_bytes / models.len().max(1) as u64;
     if even < KV_AT_LEAST {
         return Err(LendError::Memory { asked: even, free: shared.kv_bytes });
@@ -124,7 +124,7 @@ pub fn divide(shared: Shared, models: &[Sharer<'_>]) -> Result<Vec<Part>, LendEr
             _ => even,
         };
         let taken = taken(model, kv_bytes, shared.ranks)?;
-        parts.push(Part { memory_bytes: taken.bytes, kv_bytes });
+        parts.push(MemoryPart { memory_bytes: taken.bytes, kv_bytes });
         all.push(taken);
     }
     let sum = all.iter().fold(0u64, |sum, taken| sum.saturating_add(taken.bytes));
@@ -146,7 +146,12 @@ pub fn divide(shared: Shared, models: &[Sharer<'_>]) -> Result<Vec<Part>, LendEr
 }
 
 /// Parts of models that are not all in memory at once: what each needs, where there is as much beside the KV pages of all.
-fn by_turns(shared: Shared, models: &[Sharer<'_>], parts: Vec<Part>, all: Vec<Taken>) -> Result<Vec<Part>, LendError> {
+fn by_turns(
+    shared: SharedMemory,
+    models: &[Sharer<'_>],
+    parts: Vec<MemoryPart>,
+    all: Vec<TakenMemory>,
+) -> Result<Vec<MemoryPart>, LendError> {
     let (lent, pages) = (shared.lent, parts.iter().map(|part| part.kv_bytes).fold(0, u64::saturating_add));
     let weights: Vec<u64> = parts.iter().map(|part| part.memory_bytes.saturating_sub(part.kv_bytes)).collect();
     let largest = weights.iter().copied().max().unwrap_or_default();
@@ -171,7 +176,7 @@ fn by_turns(shared: Shared, models: &[Sharer<'_>], parts: Vec<Part>, all: Vec<Ta
     Ok(parts)
 }
 
-fn taken(model: &Sharer<'_>, kv_bytes: u64, ranks: usize) -> Result<Taken, LendError> {
+fn taken(model: &Sharer<'_>, kv_bytes: u64, ranks: usize) -> Result<TakenMemory, LendError> {
     let card = model.source.card();
     let name = card.name.clone();
     let beside = model.draft.map(|draft| draft_need(model.source, draft, ranks)).transpose()?;
@@ -183,11 +188,11 @@ fn taken(model: &Sharer<'_>, kv_bytes: u64, ranks: usize) -> Result<Taken, LendE
             let part = Size(bytes);
             tracing::warn!(%whole, %part, "this peer has room for a part of the model only: others must hold the rest");
         }
-        return Ok(Taken { how: format!("{name} has {} of its own", Size(bytes)), name, bytes });
+        return Ok(TakenMemory { how: format!("{name} has {} of its own", Size(bytes)), name, bytes });
     }
     let whole = Need::of(model.source, card.shape.all_layers(), ranks, kv_bytes)?;
     let how = beside.map_or_else(|| whole.to_string(), |beside| format!("{whole}; {beside}"));
-    Ok(Taken { name, bytes: whole.total().saturating_add(draft_bytes), how })
+    Ok(TakenMemory { name, bytes: whole.total().saturating_add(draft_bytes), how })
 }
 
 #[cfg(test)]
@@ -196,8 +201,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn shared(lent: u64, kv_bytes: u64) -> Shared {
-        Shared { lent: lent * MIB, kv_bytes: kv_bytes * MIB, is_kv_told: false, ranks: 1, swaps: false }
+    fn shared(lent: u64, kv_bytes: u64) -> SharedMemory {
+        SharedMemory { lent: lent * MIB, kv_bytes: kv_bytes * MIB, is_kv_told: false, ranks: 1, swaps: false }
     }
 
     fn sharer(source: &ModelSource, memory: Option<u64>) -> Sharer<'_> {
@@ -219,7 +224,7 @@ mod tests {
     fn what_does_not_fit_together_is_refused_with_its_sum_and_what_would_fit() {
         let (one, other) = (ModelSource::embedded().unwrap(), ModelSource::embedded().unwrap().called("other"));
         let need = Need::of(&one, one.card().shape.all_layers(), 1, 8 * MIB).unwrap().total();
-        let too_little = Shared { lent: 2 * need - 1, ..shared(0, 16) };
+        let too_little = SharedMemory { lent: 2 * need - 1, ..shared(0, 16) };
         let refused = divide(too_little, &[sharer(&one, None), sharer(&other, None)]).unwrap_err().to_string();
         for part in
             ["2 models need", "is lent", "gutenberg-tiny needs", "other needs", "gutenberg-tiny would fit", "--memory"]
@@ -238,9 +243,9 @@ mod tests {
     fn what_does_not_fit_together_may_be_loaded_by_turns_as_far_as_each_fits_beside_all_pages() {
         let source = ModelSource::embedded().unwrap();
         let need = Need::of(&source, source.card().shape.all_layers(), 1, 8 * MIB).unwrap().total();
-        let (both, with) = ([sharer(&source, None); 2], |lent| Shared { lent, swaps: true, ..shared(0, 16) });
+        let (both, with) = ([sharer(&source, None); 2], |lent| SharedMemory { lent, swaps: true, ..shared(0, 16) });
         let parts = divide(with(2 * need - 1), &both).unwrap();
-        assert_eq!(parts, [Part { memory_bytes: need, kv_bytes: 8 * MIB }; 2]);
+        assert_eq!(parts, [MemoryPart { memory_bytes: need, kv_bytes: 8 * MIB }; 2]);
         assert_eq!(divide(with(need + 8 * MIB), &both).unwrap(), parts, "one, and the pages of the other");
         let refused = divide(with(need + 8 * MIB - 1), &both).unwrap_err().to_string();
         assert!(refused.contains("2 models need"), "{refused}");
@@ -248,7 +253,7 @@ mod tests {
         let refused = divide(with(2 * need - 1), &kept).unwrap_err().to_string();
         assert!(refused.contains("leaves") && refused.contains("--keep"), "{refused}");
         let three =
-            |models: [Sharer<'_>; 3]| divide(Shared { kv_bytes: 24 * MIB, ..with(2 * need + 8 * MIB) }, &models);
+            |models: [Sharer<'_>; 3]| divide(SharedMemory { kv_bytes: 24 * MIB, ..with(2 * need + 8 * MIB) }, &models);
         assert_eq!(three([kept[0], both[0], both[1]]).unwrap(), [parts[0]; 3], "one of the others beside it");
         assert!(matches!(three([kept[0], kept[0], both[1]]), Err(LendError::KeepsTooMuch { .. })));
         let drafted = [Sharer { draft: Some(&source), ..both[0] }, both[1]];

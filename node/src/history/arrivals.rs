@@ -17,7 +17,7 @@ const LOOK: Duration = Duration::from_secs(2);
 
 /// A peer's last stay. Times are seconds since 1970, by this host's clock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Arrival {
+pub struct PeerStay {
     /// Who.
     pub id: PeerId,
     /// What it calls itself.
@@ -32,20 +32,20 @@ pub struct Arrival {
 
 /// All that were seen.
 #[derive(Debug, Default)]
-pub(super) struct Arrivals {
+pub(super) struct PeerStays {
     /// When this peer began to look; none before.
     since: Option<u64>,
-    known: BTreeMap<PeerId, Arrival>,
+    known: BTreeMap<PeerId, PeerStay>,
 }
 
-impl Arrivals {
+impl PeerStays {
     /// These are here at `now`, and nobody else.
     pub fn look<'n>(&mut self, now: u64, here: impl IntoIterator<Item = (PeerId, &'n str)>) {
         self.since.get_or_insert(now);
         let mut gone: BTreeSet<PeerId> = self.known.keys().copied().collect();
         for (id, name) in here {
             gone.remove(&id);
-            let arrival = self.known.entry(id).or_insert_with(|| Arrival {
+            let arrival = self.known.entry(id).or_insert_with(|| PeerStay {
                 id,
                 name: String::new(),
                 came: now,
@@ -75,8 +75,8 @@ impl Arrivals {
     }
 
     /// Since when it is looked, and who was seen: who came last first.
-    pub fn list(&self) -> (Option<u64>, Vec<Arrival>) {
-        let mut all: Vec<Arrival> = self.known.values().cloned().collect();
+    pub fn list(&self) -> (Option<u64>, Vec<PeerStay>) {
+        let mut all: Vec<PeerStay> = self.known.values().cloned().collect();
         all.sort_by(|one, other| other.came.cmp(&one.came).then_with(|| one.name.cmp(&other.name)));
         (self.since, all)
     }
@@ -127,12 +127,12 @@ mod tests {
 
     #[test]
     fn who_comes_leaves_and_comes_back_is_one_with_its_last_stay() {
-        let mut arrivals = Arrivals::default();
+        let mut arrivals = PeerStays::default();
         arrivals.look(100, []);
         arrivals.look(110, [(id(1), "attic")]);
         arrivals.look(120, [(id(1), "attic"), (id(2), "cellar")]);
         arrivals.look(130, [(id(2), "cellar")]);
-        let told = |arrivals: &Arrivals| {
+        let told = |arrivals: &PeerStays| {
             let (since, all) = arrivals.list();
             (since.unwrap(), all.into_iter().map(|a| (a.name, a.came, a.left, a.times)).collect::<Vec<_>>())
         };
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn many_who_come_and_go_are_forgotten_the_oldest_first() {
-        let mut arrivals = Arrivals::default();
+        let mut arrivals = PeerStays::default();
         for n in 0..KEPT as u32 * 2 {
             arrivals.look(u64::from(n), [(id(u32::MAX), "stays"), (id(n), "passes")]);
         }

@@ -41,7 +41,7 @@ impl fmt::Display for Day {
 
 /// Work on one model, each token as often as it passed a layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Work {
+pub struct TokenWork {
     /// Of prompts.
     pub prompt: u64,
     /// Of answers.
@@ -50,7 +50,7 @@ pub struct Work {
     pub layers: u32,
 }
 
-impl Work {
+impl TokenWork {
     /// So many tokens of a prompt and of an answer through these of a model's layers.
     #[must_use]
     pub fn of(prompt: u32, answer: u32, own: u32, layers: u32) -> Self {
@@ -93,7 +93,7 @@ impl Tokens {
 
 /// The sum of what others got, and of what others gave.
 #[must_use]
-pub fn total(lines: &[Line]) -> Total {
+pub fn total(lines: &[DayLine]) -> Total {
     let mut total = Total::default();
     for line in lines {
         total.for_others.add(line.for_others);
@@ -113,7 +113,7 @@ pub struct Total {
 
 /// A day's work on a model, as it is told.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Line {
+pub struct DayLine {
     /// The day (UTC).
     pub day: String,
     /// What the model was called.
@@ -128,51 +128,51 @@ pub struct Line {
 
 /// For whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Side {
+pub(super) enum WorkSide {
     ForOthers,
     ByOthers,
 }
 
 /// What is counted by itself. Sorted by day first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Key {
+pub(super) struct CountKey {
     pub day: Day,
     pub model: ModelId,
-    pub side: Side,
+    pub side: WorkSide,
 }
 
 /// What is counted, and what the model was called then.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Entry {
+pub(super) struct CountEntry {
     #[serde(flatten)]
-    pub work: Work,
+    pub work: TokenWork,
     pub name: String,
 }
 
 /// All that is counted.
 #[derive(Debug, Default)]
 pub struct Counts {
-    entries: BTreeMap<Key, Entry>,
+    entries: BTreeMap<CountKey, CountEntry>,
     /// What is not on the disk as it is here.
-    changed: BTreeSet<Key>,
+    changed: BTreeSet<CountKey>,
 }
 
 impl Counts {
     /// Computed here for another peer's gateway.
-    pub fn for_others(&mut self, day: Day, model: (ModelId, &str), work: Work) {
-        self.add(day, Side::ForOthers, model, work);
+    pub fn for_others(&mut self, day: Day, model: (ModelId, &str), work: TokenWork) {
+        self.add(day, WorkSide::ForOthers, model, work);
     }
 
     /// Computed by others for this peer's.
-    pub fn by_others(&mut self, day: Day, model: (ModelId, &str), work: Work) {
-        self.add(day, Side::ByOthers, model, work);
+    pub fn by_others(&mut self, day: Day, model: (ModelId, &str), work: TokenWork) {
+        self.add(day, WorkSide::ByOthers, model, work);
     }
 
-    fn add(&mut self, day: Day, side: Side, (model, name): (ModelId, &str), work: Work) {
+    fn add(&mut self, day: Day, side: WorkSide, (model, name): (ModelId, &str), work: TokenWork) {
         if work.is_nothing() {
             return;
         }
-        let key = Key { day, model, side };
+        let key = CountKey { day, model, side };
         let is_new = !self.entries.contains_key(&key);
         let entry = self.entries.entry(key).or_default();
         entry.work.add(work);
@@ -184,8 +184,8 @@ impl Counts {
     }
 
     /// Adds what earlier runs have counted.
-    pub(super) fn restore(&mut self, earlier: impl IntoIterator<Item = (Key, Entry)>) {
-        for (key, Entry { work, name }) in earlier {
+    pub(super) fn restore(&mut self, earlier: impl IntoIterator<Item = (CountKey, CountEntry)>) {
+        for (key, CountEntry { work, name }) in earlier {
             let entry = self.entries.entry(key).or_default();
             entry.work.add(work);
             if entry.name.is_empty() {
@@ -215,17 +215,17 @@ impl Counts {
     }
 
     /// What has changed since this was asked last; none of what is no more.
-    pub(super) fn take_changes(&mut self) -> Vec<(Key, Option<Entry>)> {
+    pub(super) fn take_changes(&mut self) -> Vec<(CountKey, Option<CountEntry>)> {
         let changed = std::mem::take(&mut self.changed);
         changed.into_iter().map(|key| (key, self.entries.get(&key).cloned())).collect()
     }
 
     /// The last days on which anything was computed, newest first; of each its models by name.
     #[must_use]
-    pub fn lines(&self, days: usize) -> Vec<Line> {
-        let mut lines: BTreeMap<(Day, ModelId), Line> = BTreeMap::new();
-        for (key, Entry { work, name }) in &self.entries {
-            let line = lines.entry((key.day, key.model)).or_insert_with(|| Line {
+    pub fn lines(&self, days: usize) -> Vec<DayLine> {
+        let mut lines: BTreeMap<(Day, ModelId), DayLine> = BTreeMap::new();
+        for (key, CountEntry { work, name }) in &self.entries {
+            let line = lines.entry((key.day, key.model)).or_insert_with(|| DayLine {
                 day: key.day.to_string(),
                 model: name.clone(),
                 model_id: key.model,
@@ -233,13 +233,13 @@ impl Counts {
                 by_others: Tokens::default(),
             });
             match key.side {
-                Side::ForOthers => line.for_others = work.tokens(),
-                Side::ByOthers => line.by_others = work.tokens(),
+                WorkSide::ForOthers => line.for_others = work.tokens(),
+                WorkSide::ByOthers => line.by_others = work.tokens(),
             }
         }
         let which: BTreeSet<Day> = lines.keys().map(|(day, _)| *day).collect();
         let Some(first) = which.iter().rev().take(days).next_back() else { return Vec::new() };
-        let mut lines: Vec<(Day, Line)> =
+        let mut lines: Vec<(Day, DayLine)> =
             lines.into_iter().filter(|((day, _), _)| day >= first).map(|((day, _), line)| (day, line)).collect();
         lines.sort_by(|(a, one), (b, other)| b.cmp(a).then_with(|| one.model.cmp(&other.model)));
         lines.into_iter().map(|(_, line)| line).collect()
@@ -249,7 +249,7 @@ impl Counts {
 /// Which part of a request's work others than `me` have done, as its trace says: the group that decoded it at its end did all of the
 /// answer, but for the first token where a prefill group chose it.
 #[must_use]
-pub fn of_trace(trace: &Trace, me: PeerId) -> Work {
+pub fn of_trace(trace: &Trace, me: PeerId) -> TokenWork {
     let computed = trace.prompt_tokens.saturating_sub(trace.cached_tokens);
     let is_one = trace.prefill_stages == trace.decode_stages;
     let (first, chosen) = match trace.first_part {
@@ -259,8 +259,8 @@ pub fn of_trace(trace: &Trace, me: PeerId) -> Work {
     };
     let layers: u32 = trace.decode_stages.iter().map(|stage| stage.layers.len()).sum();
     let others = |stages: &[Stage]| -> u32 { stages.iter().filter(|s| s.peer != me).map(|s| s.layers.len()).sum() };
-    let mut work = Work::of(computed - first, trace.new_tokens - chosen, others(&trace.decode_stages), layers);
-    work.add(Work::of(first, chosen, others(&trace.prefill_stages), layers));
+    let mut work = TokenWork::of(computed - first, trace.new_tokens - chosen, others(&trace.decode_stages), layers);
+    work.add(TokenWork::of(first, chosen, others(&trace.prefill_stages), layers));
     work
 }
 

@@ -3,7 +3,7 @@
 
 use super::{
     History,
-    counts::{Day, Entry, Key, Side},
+    counts::{CountEntry, CountKey, Day, WorkSide},
     traces::KEPT,
 };
 use crate::store::spare::Spare;
@@ -41,7 +41,7 @@ pub async fn keep(history: History, data_dir: PathBuf, stop: CancellationToken) 
             },
         }
     }
-    let Some(mut book) = Book::open(&data_dir, &history).await else { return };
+    let Some(mut book) = HistoryBook::open(&data_dir, &history).await else { return };
     loop {
         let ends = stop.is_cancelled();
         book = match book.write(&history).await {
@@ -62,7 +62,7 @@ pub async fn keep(history: History, data_dir: PathBuf, stop: CancellationToken) 
 }
 
 /// The open folder.
-struct Book {
+struct HistoryBook {
     db: sled::Db,
     /// Traces of this run that are in it.
     noted: u64,
@@ -70,7 +70,7 @@ struct Book {
     next: u64,
 }
 
-impl Book {
+impl HistoryBook {
     /// Opens it and reads what earlier runs have left.
     async fn open(data_dir: &Path, history: &History) -> Option<Self> {
         let db = FOLDER.open(data_dir).await?;
@@ -134,7 +134,7 @@ impl Book {
 }
 
 /// Counts, traces from the oldest on, and the number behind the last trace. What is not as it was written is left out.
-pub(super) fn read(db: &sled::Db) -> (Vec<(Key, Entry)>, Vec<Trace>, u64) {
+pub(super) fn read(db: &sled::Db) -> (Vec<(CountKey, CountEntry)>, Vec<Trace>, u64) {
     let count = |(key, value): (sled::IVec, sled::IVec)| Some((counts_key_of(&key)?, unsealed(&key, &value)?));
     let counts = db.scan_prefix([COUNTS]).map_while(Result::ok).filter_map(count).collect();
     let (mut traces, mut next) = (Vec::new(), 0);
@@ -146,23 +146,23 @@ pub(super) fn read(db: &sled::Db) -> (Vec<(Key, Entry)>, Vec<Trace>, u64) {
     (counts, traces, next)
 }
 
-fn counts_key(Key { day, model, side }: Key) -> Vec<u8> {
+fn counts_key(CountKey { day, model, side }: CountKey) -> Vec<u8> {
     let side = match side {
-        Side::ForOthers => 0,
-        Side::ByOthers => 1,
+        WorkSide::ForOthers => 0,
+        WorkSide::ByOthers => 1,
     };
     [&[COUNTS][..], &day.0.to_be_bytes(), &model.0, &[side]].concat()
 }
 
-fn counts_key_of(bytes: &[u8]) -> Option<Key> {
+fn counts_key_of(bytes: &[u8]) -> Option<CountKey> {
     let (day, rest) = bytes.strip_prefix(&[COUNTS])?.split_first_chunk::<4>()?;
     let (model, side) = rest.split_first_chunk::<16>()?;
     let side = match side {
-        [0] => Side::ForOthers,
-        [1] => Side::ByOthers,
+        [0] => WorkSide::ForOthers,
+        [1] => WorkSide::ByOthers,
         _ => return None,
     };
-    Some(Key { day: Day(u32::from_be_bytes(*day)), model: ModelId(*model), side })
+    Some(CountKey { day: Day(u32::from_be_bytes(*day)), model: ModelId(*model), side })
 }
 
 fn trace_key(number: u64) -> Vec<u8> {

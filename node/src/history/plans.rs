@@ -9,7 +9,7 @@ const KEPT: usize = 32;
 
 /// A plan, and when it was adopted here (seconds since 1970, by this host's clock).
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Followed {
+pub struct AdoptedPlan {
     /// When.
     pub at: u64,
     /// Its name.
@@ -20,7 +20,7 @@ pub struct Followed {
 
 /// All that were, newest first.
 #[derive(Debug, Default)]
-pub(super) struct Plans(VecDeque<Followed>);
+pub(super) struct Plans(VecDeque<AdoptedPlan>);
 
 impl Plans {
     /// Whether another one than this is the last.
@@ -32,11 +32,11 @@ impl Plans {
     pub fn follow(&mut self, at: u64, id: PlanId, plan: Plan) {
         if self.is_news(id) {
             self.0.truncate(KEPT - 1);
-            self.0.push_front(Followed { at, id, plan });
+            self.0.push_front(AdoptedPlan { at, id, plan });
         }
     }
 
-    pub fn list(&self) -> Vec<Followed> {
+    pub fn list(&self) -> Vec<AdoptedPlan> {
         self.0.iter().cloned().collect()
     }
 }

@@ -74,7 +74,7 @@ fn what_others_computed_is_what_their_layers_did() {
 fn stages_parts_add_up_to_the_tokens() {
     let mut sums = [Counts::default(), Counts::default(), Counts::default()];
     for (counts, own) in sums.iter_mut().zip([5, 4, 3]) {
-        (0..3).for_each(|_| counts.for_others(Day(1), (MODEL, "m"), Work::of(1, 1, own, 12)));
+        (0..3).for_each(|_| counts.for_others(Day(1), (MODEL, "m"), TokenWork::of(1, 1, own, 12)));
     }
     let told: u64 = sums.iter().flat_map(|counts| counts.lines(1)).map(|line| line.for_others.prompt_tokens).sum();
     assert_eq!(told, 3, "of three tokens each stage computed its layers");
@@ -84,16 +84,16 @@ fn stages_parts_add_up_to_the_tokens() {
 fn days_are_told_newest_first_and_the_oldest_go() {
     let mut counts = Counts::default();
     for day in 0..DAYS as u32 + 10 {
-        counts.for_others(Day(day * 2), (MODEL, "m"), Work::of(day, 1, 1, 1));
+        counts.for_others(Day(day * 2), (MODEL, "m"), TokenWork::of(day, 1, 1, 1));
     }
     // A clock that was wrong costs a day.
-    counts.by_others(Day(u32::MAX), (MODEL, "m"), Work::of(1, 0, 1, 1));
+    counts.by_others(Day(u32::MAX), (MODEL, "m"), TokenWork::of(1, 0, 1, 1));
     let lines = counts.lines(DAYS * 2);
     assert_eq!((lines.len(), lines[1].day.as_str()), (DAYS, "1972-01-21"));
     assert_eq!(counts.lines(2).len(), 2);
     assert_eq!(counts.take_changes().iter().filter(|(_, entry)| entry.is_none()).count(), 11);
     assert_eq!(counts.take_changes(), []);
-    counts.for_others(Day(1), (MODEL, "m"), Work::of(0, 0, 1, 1));
+    counts.for_others(Day(1), (MODEL, "m"), TokenWork::of(0, 0, 1, 1));
     assert_eq!(counts.take_changes(), [], "nothing is nothing");
 }
 
@@ -145,13 +145,13 @@ async fn what_is_kept_comes_back_and_is_added_to() {
     run(folder.path(), async |_| ()).await;
     assert!(!folder.path().join("history").exists(), "nothing has happened");
     run(folder.path(), async |history| {
-        history.computed((MODEL, "m"), Work::of(100, 10, 6, 12));
+        history.computed((MODEL, "m"), TokenWork::of(100, 10, 6, 12));
         history.ended(ME, "m", &alone(1));
         (1..=3).for_each(|n| history.note(&alone(n)));
     })
     .await;
     run(folder.path(), async |history| {
-        history.computed((MODEL, "m"), Work::of(100, 10, 6, 12));
+        history.computed((MODEL, "m"), TokenWork::of(100, 10, 6, 12));
         known(history, 3).await;
         assert_eq!(history.newest(), [3, 2, 1].map(alone));
         assert_eq!(history.since(Some(0)).0, [], "of this run there is none");
@@ -189,7 +189,7 @@ async fn what_cannot_be_opened_costs_nothing_else() {
     fs::write(folder.path().join("history"), b"no folder").unwrap();
     run(folder.path(), async |history| {
         history.note(&alone(2));
-        history.computed((MODEL, "m"), Work::of(1, 1, 1, 1));
+        history.computed((MODEL, "m"), TokenWork::of(1, 1, 1, 1));
         assert_eq!((history.newest().len(), history.lines(1).len()), (1, 1));
     })
     .await;
@@ -200,7 +200,7 @@ async fn an_entry_that_lies_counts_for_nothing() {
     let folder = tempfile::tempdir().unwrap();
     run(folder.path(), async |history| {
         history.note(&alone(1));
-        history.computed((MODEL, "m"), Work::of(1, 1, 1, 1));
+        history.computed((MODEL, "m"), TokenWork::of(1, 1, 1, 1));
     })
     .await;
     let db = spare::open(&folder.path().join("history")).unwrap();

@@ -2,8 +2,8 @@
 
 use super::{
     ApiError, ApiState,
-    request::{Taken, Wanted},
-    respond::{Form, Frame, Head, Piece, REQUEST_ID, Writer, trace_json, usage},
+    request::{CompletionRequest, TakenRequest},
+    respond::{AnswerHead, AnswerWriter, Form, Frame, Piece, REQUEST_ID, trace_json, usage},
     sse,
     tolerance::IGNORED,
 };
@@ -20,9 +20,9 @@ const PREFILL: HeaderName = HeaderName::from_static("x-tsnode-prefill");
 const DECODE: HeaderName = HeaderName::from_static("x-tsnode-decode");
 
 /// Answers as asked.
-pub(super) async fn answered(state: &ApiState, taken: Taken, wanted: Wanted, form: Form) -> Response {
+pub(super) async fn answered(state: &ApiState, taken: TakenRequest, wanted: CompletionRequest, form: Form) -> Response {
     let headers = headers(&taken, &wanted);
-    let head = Head::of(&taken, &wanted);
+    let head = AnswerHead::of(&taken, &wanted);
     let mut response = if wanted.delivery.stream {
         sse::stream(state.clone(), taken, wanted, form)
     } else {
@@ -36,7 +36,7 @@ pub(super) async fn answered(state: &ApiState, taken: Taken, wanted: Wanted, for
     response
 }
 
-fn headers(taken: &Taken, wanted: &Wanted) -> HeaderMap {
+fn headers(taken: &TakenRequest, wanted: &CompletionRequest) -> HeaderMap {
     let value = |text: String| HeaderValue::from_str(&text).ok();
     let peer = |p: Option<PeerId>| value(p.map(|p| p.to_string()).unwrap_or_default());
     let named = [
@@ -48,13 +48,18 @@ fn headers(taken: &Taken, wanted: &Wanted) -> HeaderMap {
     named.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
-async fn whole(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form) -> Result<Value, ApiError> {
+async fn whole(
+    state: &ApiState,
+    taken: TakenRequest,
+    wanted: &CompletionRequest,
+    form: Form,
+) -> Result<Value, ApiError> {
     let frame = Frame::new(&taken, form, false);
     let prompt_tokens = taken.prompt_tokens(wanted.computed());
     let (mut answers, mut completion_tokens, mut cached, mut trace) = (Vec::new(), 0, 0, None);
     let (mut codecs, mut stats) = (vec![None; taken.answers.len()], taken.stats);
     for (index, mut answer) in taken.answers.into_iter().enumerate() {
-        let mut writer = Writer::new(&taken.model, wanted, form, &answer);
+        let mut writer = AnswerWriter::new(&taken.model, wanted, form, &answer);
         let mut piece = Piece::default();
         while let Some(reply) = answer.next().await {
             match reply {
@@ -115,7 +120,7 @@ async fn whole(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form) -> R
 
 /// Of as many answers as were computed to each prompt the likeliest, as many as the client gets; all in their order where it gets
 /// all. What is first of each is its likelihood.
-fn best<T>(answers: Vec<(f64, Piece, T, Vec<Token>)>, wanted: &Wanted) -> Vec<(f64, Piece, T, Vec<Token>)> {
+fn best<T>(answers: Vec<(f64, Piece, T, Vec<Token>)>, wanted: &CompletionRequest) -> Vec<(f64, Piece, T, Vec<Token>)> {
     let Some(best_of) = wanted.best_of else { return answers };
     let (mut answers, mut kept) = (answers.into_iter().peekable(), Vec::new());
     while answers.peek().is_some() {

@@ -4,7 +4,7 @@ mod answer;
 mod request;
 
 use super::{ApiError, ApiState, chat, translate};
-use answer::Messages;
+use answer::MessagesTeller;
 use axum::{Json, body::Body, extract::State, http::HeaderMap, response::Response};
 use serde_json::{Value, json};
 
@@ -13,7 +13,7 @@ pub(super) async fn create(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let translate = |fields| request::translate(fields, request::Purpose::Answer, Messages::default());
+    let translate = |fields| request::translate(fields, request::Purpose::Answer, MessagesTeller::default());
     translate::answer(&state, headers, body, translate).await
 }
 

@@ -2,7 +2,7 @@
 
 use super::{
     ApiError, ApiState,
-    metrics::{Format, Names},
+    metrics::{ExpositionFormat, MetricNames},
     texts::find_card,
 };
 use crate::view::{PeerView, SwarmView};
@@ -90,12 +90,12 @@ pub(super) async fn metrics(
     headers: HeaderMap,
 ) -> Result<impl IntoResponse, ApiError> {
     let names = match query.names.as_deref() {
-        None => Names::Both,
-        Some("tsnode") => Names::Ours,
-        Some("vllm") => Names::Vllm,
+        None => MetricNames::Both,
+        Some("tsnode") => MetricNames::Ours,
+        Some("vllm") => MetricNames::Vllm,
         Some(_) => return Err(ApiError::param("names", "'names' must be tsnode or vllm; without it there are both")),
     };
-    let format = Format::accepted(&headers);
+    let format = ExpositionFormat::accepted(&headers);
     let text = state.metrics.render(&state.view.borrow(), format, names);
     Ok(([(header::CONTENT_TYPE, format.content_type()), (header::VARY, "accept")], text))
 }

@@ -2,7 +2,7 @@
 
 use super::{ApiError, ApiState};
 use crate::http::hosts::Sites;
-use crate::store::keys::{KeyRing, Scope};
+use crate::store::keys::{KeyRing, KeyScope};
 use crate::store::local::LocalToken;
 use axum::{
     extract::{ConnectInfo, Request, State},
@@ -37,11 +37,11 @@ pub struct Gatekeeper {
     sites: Sites,
     started: Instant,
     /// Held for map operations only.
-    buckets: Mutex<BTreeMap<Asker, TokenBucket>>,
+    buckets: Mutex<BTreeMap<RateSubject, TokenBucket>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Asker {
+enum RateSubject {
     Key(String),
     Address(IpAddr),
 }
@@ -83,19 +83,19 @@ impl Gatekeeper {
             return Ok(());
         }
         let asker = match self.keys.check(shown) {
-            Ok(Some((_, Scope::Inference))) if !is_inference(path) => return Err(ApiError::Forbidden),
-            Ok(Some((name, _))) => Asker::Key(name),
-            Ok(None) => Asker::Address(from),
+            Ok(Some((_, KeyScope::Inference))) if !is_inference(path) => return Err(ApiError::Forbidden),
+            Ok(Some((name, _))) => RateSubject::Key(name),
+            Ok(None) => RateSubject::Address(from),
             Err(_) => {
                 // Whoever tries keys is held to the rate of their address.
-                self.take(Asker::Address(from))?;
+                self.take(RateSubject::Address(from))?;
                 return Err(shown.map_or(ApiError::NoKey, |_| ApiError::WrongKey));
             }
         };
         self.take(asker)
     }
 
-    fn take(&self, asker: Asker) -> Result<(), ApiError> {
+    fn take(&self, asker: RateSubject) -> Result<(), ApiError> {
         let Some(rate) = self.rate else { return Ok(()) };
         let now = self.started.elapsed();
         let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);

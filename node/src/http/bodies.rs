@@ -44,7 +44,7 @@ const LOOK: Duration = Duration::from_millis(500);
 const SETTLED: Duration = Duration::from_millis(200);
 
 /// How slow a sender may be.
-struct Pace {
+struct SenderPace {
     /// After this time.
     from: Duration,
     /// Bytes in a second, on average.
@@ -52,14 +52,14 @@ struct Pace {
 }
 
 /// Of a sender whom nobody waits for: a telephone's.
-const ALONE: Pace = Pace { from: Duration::from_secs(15), least: 8 << 10 };
+const ALONE: SenderPace = SenderPace { from: Duration::from_secs(15), least: 8 << 10 };
 /// Of a sender for whose places others wait.
-const CROWDED: Pace = Pace { from: Duration::from_secs(3), least: 1 << 20 };
+const CROWDED: SenderPace = SenderPace { from: Duration::from_secs(3), least: 1 << 20 };
 
 /// A request as it was read.
-pub(super) struct Asked {
+pub(super) struct ReadBody {
     /// For what it takes; dropped after all else.
-    pub place: Option<Place>,
+    pub place: Option<BodyPermit>,
     pub naming: Naming,
     pub fields: Fields,
 }
@@ -90,13 +90,13 @@ impl Default for Shared {
 
 impl Bodies {
     /// Reads a request for a completion, where prompts have so many tokens at most.
-    pub async fn read(&self, headers: &HeaderMap, body: Body, tokens: usize) -> Result<Asked, ApiError> {
+    pub async fn read(&self, headers: &HeaderMap, body: Body, tokens: usize) -> Result<ReadBody, ApiError> {
         let parse = move |bytes: &[u8]| Ok((Fields::parse(bytes, tokens)?, ()));
         self.read_by(headers, body, parse).await.map(|(asked, ())| asked)
     }
 
     /// Reads a request for vectors or scores, where inputs have so many tokens at most.
-    pub async fn read_inputs(&self, headers: &HeaderMap, body: Body, tokens: usize) -> Result<Asked, ApiError> {
+    pub async fn read_inputs(&self, headers: &HeaderMap, body: Body, tokens: usize) -> Result<ReadBody, ApiError> {
         let parse = move |bytes: &[u8]| Ok((Fields::parse_inputs(bytes, tokens)?, ()));
         self.read_by(headers, body, parse).await.map(|(asked, ())| asked)
     }
@@ -107,7 +107,7 @@ impl Bodies {
         headers: &HeaderMap,
         body: Body,
         parse: impl FnOnce(&[u8]) -> Result<(Fields, T), ApiError> + Send + 'static,
-    ) -> Result<(Asked, T), ApiError> {
+    ) -> Result<(ReadBody, T), ApiError> {
         let mut body = body.into_data_stream();
         let (mut bytes, place) = match self.receive(headers, &mut body).await {
             Ok(received) => received,
@@ -120,7 +120,7 @@ impl Bodies {
         let read = move || {
             let naming = Naming::of(&headers, &bytes)?;
             let (fields, more) = parse(mend::json(&mut bytes))?;
-            Ok((Asked { place, naming, fields }, more))
+            Ok((ReadBody { place, naming, fields }, more))
         };
         self.0.parsers.run(length, read).await.unwrap_or_else(|error| Err(busy(&error)))
     }
@@ -129,7 +129,7 @@ impl Bodies {
         &self,
         headers: &HeaderMap,
         body: &mut BodyDataStream,
-    ) -> Result<(Vec<u8>, Option<Place>), ApiError> {
+    ) -> Result<(Vec<u8>, Option<BodyPermit>), ApiError> {
         const MOST: usize = limits::HTTP_BODY_BYTES;
         let declared = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
         let declared: usize = declared.unwrap_or(0);
@@ -155,11 +155,11 @@ impl Bodies {
     }
 
     /// A place for a body of so many bytes, in order of asking.
-    async fn place(&self, bytes: usize) -> Result<Place, ApiError> {
+    async fn place(&self, bytes: usize) -> Result<BodyPermit, ApiError> {
         let Some(_waits) = Waits::among(&self.0) else { return Err(busy(&"too many wait for their turn already")) };
         let places = u32::try_from((bytes * COPIES).div_ceil(PLACE)).unwrap_or(u32::MAX);
         match timeout(self.0.patience, self.0.places.clone().acquire_many_owned(places)).await {
-            Ok(Ok(permit)) => Ok(Place { _permit: permit, shared: self.0.clone() }),
+            Ok(Ok(permit)) => Ok(BodyPermit { _permit: permit, shared: self.0.clone() }),
             _ => Err(busy(&"others before it are not done")),
         }
     }
@@ -206,7 +206,7 @@ impl Bodies {
     }
 }
 
-impl Pace {
+impl SenderPace {
     /// Whether so many bytes in this time are too few.
     fn is_above(&self, received: usize, after: Duration) -> bool {
         let since = after.saturating_sub(self.from);
@@ -215,12 +215,12 @@ impl Pace {
 }
 
 /// Memory for a request with a long body.
-pub(super) struct Place {
+pub(super) struct BodyPermit {
     _permit: OwnedSemaphorePermit,
     shared: Arc<Shared>,
 }
 
-impl Drop for Place {
+impl Drop for BodyPermit {
     /// The allocator keeps what was freed, in every thread's own heap.
     fn drop(&mut self) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };

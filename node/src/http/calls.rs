@@ -6,7 +6,7 @@ use tsnode_protocol::RequestId;
 
 /// What some of an answer adds to one call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct CallPart {
+pub(super) struct ToolCallDelta {
     pub index: usize,
     /// Where the call begins.
     pub name: Option<String>,
@@ -15,13 +15,13 @@ pub(super) struct CallPart {
 
 /// What some of an answer is beside its text.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Beside {
+pub(super) struct BesideText {
     pub reasoning: String,
     /// At most one for each call.
-    pub calls: Vec<CallPart>,
+    pub calls: Vec<ToolCallDelta>,
 }
 
-impl Beside {
+impl BesideText {
     pub fn is_empty(&self) -> bool {
         self.reasoning.is_empty() && self.calls.is_empty()
     }
@@ -38,14 +38,14 @@ impl Beside {
                 Said::Content(more) => text.push_str(&more),
                 Said::Reasoning(more) => self.reasoning.push_str(&more),
                 Said::Call { index, name } => {
-                    self.call(CallPart { index, name: Some(name), arguments: String::new() });
+                    self.call(ToolCallDelta { index, name: Some(name), arguments: String::new() });
                 }
-                Said::Arguments { index, piece } => self.call(CallPart { index, name: None, arguments: piece }),
+                Said::Arguments { index, piece } => self.call(ToolCallDelta { index, name: None, arguments: piece }),
             }
         }
     }
 
-    fn call(&mut self, part: CallPart) {
+    fn call(&mut self, part: ToolCallDelta) {
         match self.calls.iter_mut().find(|call| call.index == part.index) {
             Some(call) => {
                 call.name = call.name.take().or(part.name);
@@ -68,7 +68,7 @@ impl Beside {
         if message["content"] == "" {
             message["content"] = Value::Null;
         }
-        let call = |call: &CallPart| {
+        let call = |call: &ToolCallDelta| {
             let function = json!({ "name": call.name, "arguments": call.arguments });
             json!({ "id": ids.of(call.index), "type": "function", "function": function })
         };
@@ -84,7 +84,7 @@ impl Beside {
         if self.calls.is_empty() {
             return;
         }
-        let part = |part: &CallPart| match &part.name {
+        let part = |part: &ToolCallDelta| match &part.name {
             Some(name) => json!({
                 "index": part.index,
                 "id": ids.of(part.index),

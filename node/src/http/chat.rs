@@ -3,12 +3,12 @@
 use super::{
     ApiError, ApiState,
     answer::answered,
-    bodies::Asked,
+    bodies::ReadBody,
     complete,
-    ends::Ends,
+    ends::AnswerEnds,
     fields::{Fields, Messages},
     fingerprint, params,
-    request::{self, Wanted},
+    request::{self, CompletionRequest},
     respond::{self, Form},
     structured, template,
     tolerance::Ignored,
@@ -30,8 +30,8 @@ pub(super) async fn handle(
 }
 
 /// Answers a request that has been read, here or in another API's words.
-pub(super) async fn answer(state: &ApiState, headers: &HeaderMap, asked: Asked) -> Result<Response, ApiError> {
-    let Asked { place, naming, mut fields } = asked;
+pub(super) async fn answer(state: &ApiState, headers: &HeaderMap, asked: ReadBody) -> Result<Response, ApiError> {
+    let ReadBody { place, naming, mut fields } = asked;
     let name = fields.text("model")?;
     let messages = Messages::read(fields.messages())?;
     request::ready(state)?;
@@ -44,12 +44,12 @@ pub(super) async fn answer(state: &ApiState, headers: &HeaderMap, asked: Asked) 
     let prompt_logprobs = complete::prompt_logprobs(&mut fields)?;
     let truncation = params::truncation(&mut fields)?;
     let seeds = params::seeds(&mut fields, &naming)?;
-    let mut wanted = Wanted {
+    let mut wanted = CompletionRequest {
         sampling: Sampling { constraint, ..params::sampling(&mut fields, &model, logprobs, seeds)? },
         seeds,
         max_tokens: max.map(|n| n as u32),
         fill_context: true,
-        ends: Ends::of(&mut fields, &model)?,
+        ends: AnswerEnds::of(&mut fields, &model)?,
         prompt_logprobs,
         stops: params::stops(&mut fields)?,
         answers: params::answers(&mut fields)?,
@@ -81,8 +81,8 @@ pub(super) async fn answer(state: &ApiState, headers: &HeaderMap, asked: Asked) 
 }
 
 /// The tokens of a conversation that is not answered, and whose they are.
-pub(super) async fn prompt(state: &ApiState, asked: Asked) -> Result<(Arc<TextModel>, Vec<Token>), ApiError> {
-    let Asked { place: _place, naming: _, mut fields } = asked;
+pub(super) async fn prompt(state: &ApiState, asked: ReadBody) -> Result<(Arc<TextModel>, Vec<Token>), ApiError> {
+    let ReadBody { place: _place, naming: _, mut fields } = asked;
     let name = fields.text("model")?;
     let messages = Messages::read(fields.messages())?;
     request::ready(state)?;
@@ -97,7 +97,7 @@ pub(super) async fn prompt(state: &ApiState, asked: Asked) -> Result<(Arc<TextMo
 }
 
 /// Where a tool must be called, an answer can be nothing else: not with another constraint.
-async fn must_call(wanted: &mut Wanted, model: &TextModel, prompt: &[Token]) -> Result<(), ApiError> {
+async fn must_call(wanted: &mut CompletionRequest, model: &TextModel, prompt: &[Token]) -> Result<(), ApiError> {
     let Some(tools) = wanted.tools.as_ref().filter(|tools| tools.must_call()) else { return Ok(()) };
     if wanted.sampling.constraint.is_some() {
         let why = "'tool_choice' says that a tool is called, and another field what the answer is: leave one out";

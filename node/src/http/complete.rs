@@ -3,11 +3,11 @@
 use super::{
     ApiError, ApiState,
     answer::answered,
-    bodies::Asked,
-    ends::Ends,
-    fields::{Fields, FixedPlan, Prompt},
+    bodies::ReadBody,
+    ends::AnswerEnds,
+    fields::{Fields, GivenPrompt, Prompt},
     fingerprint, params,
-    request::{self, Wanted},
+    request::{self, CompletionRequest},
     respond::{self, Form},
     structured,
     tolerance::Ignored,
@@ -36,10 +36,10 @@ pub(super) enum Unsaid {
 pub(super) async fn answer(
     state: &ApiState,
     headers: &HeaderMap,
-    asked: Asked,
+    asked: ReadBody,
     unsaid: Unsaid,
 ) -> Result<Response, ApiError> {
-    let Asked { place, naming, mut fields } = asked;
+    let ReadBody { place, naming, mut fields } = asked;
     let name = fields.text("model")?;
     let prompt = fields.prompt().ok_or_else(|| ApiError::param("prompt", "'prompt' is missing"))?;
     request::ready(state)?;
@@ -53,12 +53,12 @@ pub(super) async fn answer(
     let prompt_logprobs = prompt_logprobs(&mut fields)?;
     let truncation = params::truncation(&mut fields)?;
     let seeds = params::seeds(&mut fields, &naming)?;
-    let mut wanted = Wanted {
+    let mut wanted = CompletionRequest {
         sampling: Sampling { constraint, ..params::sampling(&mut fields, &model, logprobs, seeds)? },
         seeds,
         max_tokens: fields.integer("max_tokens", 0, u32::MAX.into())?.map(|n| n as u32),
         fill_context: unsaid == Unsaid::Context,
-        ends: Ends::of(&mut fields, &model)?,
+        ends: AnswerEnds::of(&mut fields, &model)?,
         prompt_logprobs,
         stops: params::stops(&mut fields)?,
         answers: params::answers(&mut fields)?,
@@ -101,7 +101,7 @@ pub(super) fn prompt_logprobs(fields: &mut Fields) -> Result<Option<u8>, ApiErro
 }
 
 /// As in vLLM they are not streamed: they are there before the first token, and belong to none.
-pub(super) fn check_prompt_logprobs(wanted: &Wanted) -> Result<(), ApiError> {
+pub(super) fn check_prompt_logprobs(wanted: &CompletionRequest) -> Result<(), ApiError> {
     if wanted.prompt_logprobs.is_some() && wanted.delivery.stream {
         let why = "'prompt_logprobs' cannot be streamed; ask without 'stream', or for 'echo' with 'logprobs'";
         return Err(ApiError::param("prompt_logprobs", why));
@@ -110,7 +110,7 @@ pub(super) fn check_prompt_logprobs(wanted: &Wanted) -> Result<(), ApiError> {
 }
 
 /// Refuses more log-probabilities of prompts than one answer should hold: each takes some hundred bytes as JSON.
-pub(super) fn bounded_prompt_logprobs(prompts: &[Vec<Token>], wanted: &Wanted) -> Result<(), ApiError> {
+pub(super) fn bounded_prompt_logprobs(prompts: &[Vec<Token>], wanted: &CompletionRequest) -> Result<(), ApiError> {
     const MOST: usize = 1 << 19;
     let Some(n) = wanted.sampling.prompt_logprobs else { return Ok(()) };
     let tokens: usize = prompts.iter().map(Vec::len).sum();
@@ -127,16 +127,16 @@ pub(super) fn bounded_prompt_logprobs(prompts: &[Vec<Token>], wanted: &Wanted) -
 
 async fn prompts(given: Prompt, model: &TextModel) -> Result<Vec<Vec<Token>>, ApiError> {
     let given = match given {
-        Prompt::FixedPlan(given) => given,
+        Prompt::Given(given) => given,
         Prompt::TooMany => return Err(request::too_many()),
         Prompt::Wrong => return Err(wrong()),
     };
     let mut prompts = Vec::with_capacity(given.len());
     for one in given {
         prompts.push(match one {
-            FixedPlan::Text(text) => encode(text, model).await?,
-            FixedPlan::Tokens(tokens) => tokens,
-            FixedPlan::Endless(prompt) => {
+            GivenPrompt::Text(text) => encode(text, model).await?,
+            GivenPrompt::Tokens(tokens) => tokens,
+            GivenPrompt::Endless(prompt) => {
                 let context = model.card().shape.context;
                 return Err(ApiError::TooLong { context, prompt, wanted: 1, param: "prompt" });
             }

@@ -14,13 +14,13 @@ const USUAL_DAYS: usize = 30;
 
 /// How many days are asked for.
 #[derive(Deserialize)]
-pub(super) struct Asked {
+pub(super) struct EarningsQuery {
     days: Option<usize>,
 }
 
 pub(super) async fn show(
     State(state): State<ApiState>,
-    asked: Result<Query<Asked>, QueryRejection>,
+    asked: Result<Query<EarningsQuery>, QueryRejection>,
 ) -> Result<Json<Value>, ApiError> {
     let days = asked.ok().map(|Query(asked)| asked.days.unwrap_or(USUAL_DAYS)).filter(|days| (1..=DAYS).contains(days));
     let days = days.ok_or_else(|| {

@@ -2,8 +2,8 @@
 
 use super::{
     ApiError, ApiState,
-    bodies::Asked,
-    fields::{Fields, FixedPlan, INPUTS, Prompt},
+    bodies::ReadBody,
+    fields::{Fields, GivenPrompt, INPUTS, Prompt},
 };
 use crate::{embedding::EncodeError, view::SwarmView};
 use axum::{
@@ -27,11 +27,11 @@ pub(super) async fn handle(
     body: Body,
 ) -> Result<Response, ApiError> {
     let asked = state.bodies.read_inputs(&headers, body, limits::SEQUENCE_TOKENS as usize).await?;
-    let Asked { place, mut fields, .. } = asked;
+    let ReadBody { place, mut fields, .. } = asked;
     let card = find(&state.view.borrow(), fields.text("model")?.as_deref(), EncoderTask::Embed)?;
     let given = fields.input().ok_or_else(|| ApiError::param("input", "'input' is missing"))?;
     let inputs = inputs(given, "input")?;
-    let wanted = Wanted::read(&mut fields, &card)?;
+    let wanted = VectorOptions::read(&mut fields, &card)?;
     let truncate = truncate(&mut fields, &card)?;
     for ignored in ["user", "priority", "request_id", "input_type", "task"] {
         fields.take(ignored);
@@ -77,7 +77,7 @@ pub(super) fn find(view: &SwarmView, name: Option<&str>, task: EncoderTask) -> R
 pub(super) fn inputs(given: Prompt, param: &str) -> Result<Vec<EncoderInput>, ApiError> {
     let wrong = |message: String| ApiError::param(param, message);
     let given = match given {
-        Prompt::FixedPlan(given) => given,
+        Prompt::Given(given) => given,
         Prompt::TooMany => return Err(wrong(format!("'{param}' has more than {INPUTS} inputs"))),
         Prompt::Wrong => {
             return Err(wrong(format!(
@@ -86,17 +86,19 @@ pub(super) fn inputs(given: Prompt, param: &str) -> Result<Vec<EncoderInput>, Ap
         }
     };
     let one = |given| match given {
-        FixedPlan::Text(text) if text.is_empty() => Err(wrong(format!("'{param}' has an empty string"))),
-        FixedPlan::Tokens(tokens) if tokens.is_empty() => Err(wrong(format!("'{param}' has an empty list of tokens"))),
-        FixedPlan::Text(text) if text.len() > limits::ENCODER_BYTES => {
+        GivenPrompt::Text(text) if text.is_empty() => Err(wrong(format!("'{param}' has an empty string"))),
+        GivenPrompt::Tokens(tokens) if tokens.is_empty() => {
+            Err(wrong(format!("'{param}' has an empty list of tokens")))
+        }
+        GivenPrompt::Text(text) if text.len() > limits::ENCODER_BYTES => {
             Err(wrong(format!("a text has {} bytes, and {} is the most", text.len(), limits::ENCODER_BYTES)))
         }
-        FixedPlan::Tokens(tokens) if 4 * tokens.len() > limits::ENCODER_BYTES => {
+        GivenPrompt::Tokens(tokens) if 4 * tokens.len() > limits::ENCODER_BYTES => {
             Err(wrong(format!("an input has {} tokens, more than any model takes", tokens.len())))
         }
-        FixedPlan::Endless(tokens) => Err(wrong(format!("an input has {tokens} tokens, more than any model takes"))),
-        FixedPlan::Text(text) => Ok(EncoderInput::Text(text)),
-        FixedPlan::Tokens(tokens) => Ok(EncoderInput::Tokens(tokens)),
+        GivenPrompt::Endless(tokens) => Err(wrong(format!("an input has {tokens} tokens, more than any model takes"))),
+        GivenPrompt::Text(text) => Ok(EncoderInput::Text(text)),
+        GivenPrompt::Tokens(tokens) => Ok(EncoderInput::Tokens(tokens)),
     };
     given.into_iter().map(one).collect()
 }
@@ -135,26 +137,26 @@ pub(super) fn refused(error: EncodeError, param: &'static str) -> ApiError {
 
 /// How a client wants its vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Wanted {
+struct VectorOptions {
     /// The first so many values.
     dimensions: usize,
     /// Of length 1.
     normalise: bool,
-    format: Format,
+    format: EncodingFormat,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Format {
+enum EncodingFormat {
     Float,
     /// 32-bit numbers, the least byte first.
     Base64,
 }
 
-impl Wanted {
+impl VectorOptions {
     fn read(fields: &mut Fields, card: &EncoderCard) -> Result<Self, ApiError> {
         let format = match fields.text("encoding_format")?.as_deref() {
-            None | Some("float") => Format::Float,
-            Some("base64") => Format::Base64,
+            None | Some("float") => EncodingFormat::Float,
+            Some("base64") => EncodingFormat::Base64,
             Some(_) => return Err(ApiError::param("encoding_format", "'encoding_format' must be float or base64")),
         };
         let dimensions = fields.integer("dimensions", 1, card.dimensions.into())?;
@@ -175,11 +177,11 @@ impl Wanted {
             index,
             embedding: Values { values: self.shaped(one.values), format: self.format },
         };
-        let answer = Answer {
+        let answer = EmbeddingList {
             object: "list",
             data: encoded.into_iter().enumerate().map(one).collect(),
             model,
-            usage: Usage { prompt_tokens: tokens, total_tokens: tokens },
+            usage: EmbeddingUsage { prompt_tokens: tokens, total_tokens: tokens },
         };
         serde_json::to_vec(&answer).map_err(|e| ApiError::Failed(e.to_string()))
     }
@@ -196,11 +198,11 @@ impl Wanted {
 }
 
 #[derive(Serialize)]
-struct Answer<'m> {
+struct EmbeddingList<'m> {
     object: &'static str,
     data: Vec<Embedding>,
     model: &'m str,
-    usage: Usage,
+    usage: EmbeddingUsage,
 }
 
 #[derive(Serialize)]
@@ -211,21 +213,21 @@ struct Embedding {
 }
 
 #[derive(Serialize)]
-struct Usage {
+struct EmbeddingUsage {
     prompt_tokens: u64,
     total_tokens: u64,
 }
 
 struct Values {
     values: Vec<f32>,
-    format: Format,
+    format: EncodingFormat,
 }
 
 impl Serialize for Values {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         match self.format {
-            Format::Float => self.values.serialize(to),
-            Format::Base64 => {
+            EncodingFormat::Float => self.values.serialize(to),
+            EncodingFormat::Base64 => {
                 let bytes: Vec<u8> = self.values.iter().flat_map(|x| x.to_le_bytes()).collect();
                 to.serialize_str(&data_encoding::BASE64.encode(&bytes))
             }
@@ -241,14 +243,14 @@ mod tests {
     #[test]
     fn vectors_are_cut_have_length_1_and_come_as_they_are_wanted() {
         let encoded = || vec![Encoded { tokens: 3, values: vec![3.0, 4.0, 12.0] }];
-        let wanted = Wanted { dimensions: 2, normalise: true, format: Format::Float };
+        let wanted = VectorOptions { dimensions: 2, normalise: true, format: EncodingFormat::Float };
         let answer: Value = serde_json::from_slice(&wanted.answer("m", encoded()).unwrap()).unwrap();
         assert_eq!(answer["usage"], json!({ "prompt_tokens": 3, "total_tokens": 3 }));
         assert_eq!(answer["data"][0]["embedding"], json!([0.6, 0.8]));
-        let raw = Wanted { dimensions: 3, normalise: false, format: Format::Base64 };
+        let raw = VectorOptions { dimensions: 3, normalise: false, format: EncodingFormat::Base64 };
         let answer: Value = serde_json::from_slice(&raw.answer("m", encoded()).unwrap()).unwrap();
         assert_eq!(answer["data"][0]["embedding"], "AABAQAAAgEAAAEBB");
-        let nothing = Wanted { dimensions: 2, normalise: true, format: Format::Float };
+        let nothing = VectorOptions { dimensions: 2, normalise: true, format: EncodingFormat::Float };
         assert_eq!(nothing.shaped(vec![0.0, 0.0]), [0.0, 0.0], "what has no direction gets none");
     }
 

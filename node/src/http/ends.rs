@@ -6,7 +6,7 @@ use tsnode_protocol::{Token, limits};
 
 /// How an answer ends, beside stop strings and the model's own tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Ends {
+pub(super) struct AnswerEnds {
     /// Nothing ends it before so many tokens.
     pub min_tokens: u32,
     /// These end it, whatever the model's own are.
@@ -19,7 +19,7 @@ pub(super) struct Ends {
     pub include_stop: bool,
 }
 
-impl Ends {
+impl AnswerEnds {
     pub fn of(fields: &mut Fields, model: &TextModel) -> Result<Self, ApiError> {
         Ok(Self {
             min_tokens: fields.integer("min_tokens", 0, limits::SEQUENCE_TOKENS.into())?.unwrap_or(0) as u32,

@@ -23,7 +23,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::lending::Lending;
-use tsnode_kernels::load::Progress;
+use tsnode_kernels::load::LoadProgress;
 use tsnode_protocol::{Advert, GroupId, GroupLoad, Link, Load, PeerId, PlanId};
 
 /// Most who listen at once: for each of them the peer writes down the swarm once a second.
@@ -51,7 +51,7 @@ pub(super) struct Stop(pub CancellationToken);
 
 /// How a listener wants to be told.
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct Wanted {
+pub(super) struct EventsQuery {
     /// Changes alone, whatever is said for it.
     changes: Option<String>,
 }
@@ -83,13 +83,13 @@ struct Peer<'v> {
 }
 
 /// What is new of an advert.
-enum News {
+enum AdvertNews {
     Nothing,
     Links(Vec<Link>),
     All,
 }
 
-impl News {
+impl AdvertNews {
     fn of(told: Option<&Advert>, now: &Advert) -> Self {
         let Some(told) = told else { return Self::All };
         if told == now {
@@ -106,17 +106,18 @@ impl News {
 
 /// What a listener knows of adverts; nothing of those who are told all.
 #[derive(Default)]
-struct Told(BTreeMap<PeerId, Advert>);
+struct ToldAdverts(BTreeMap<PeerId, Advert>);
 
-impl Told {
+impl ToldAdverts {
     /// The event for a view: `swarm` the first time, then `changes`.
     fn event(&mut self, mut view: SwarmView) -> (&'static str, serde_json::Result<String>) {
         let peers = std::mem::take(&mut view.peers);
-        let news: Vec<News> = peers.iter().map(|peer| News::of(self.0.get(&peer.id), &peer.advert)).collect();
+        let news: Vec<AdvertNews> =
+            peers.iter().map(|peer| AdvertNews::of(self.0.get(&peer.id), &peer.advert)).collect();
         let there: BTreeSet<PeerId> = peers.iter().map(|peer| peer.id).collect();
         self.0.retain(|peer, _| there.contains(peer));
         let is_first = self.0.is_empty();
-        let new = peers.iter().zip(&news).filter(|(_, news)| !matches!(news, News::Nothing));
+        let new = peers.iter().zip(&news).filter(|(_, news)| !matches!(news, AdvertNews::Nothing));
         self.0.extend(new.map(|(peer, _)| (peer.id, peer.advert.clone())));
         if is_first {
             view.peers = peers;
@@ -128,12 +129,12 @@ impl Told {
 }
 
 /// A peer, and what is new of its advert.
-fn changed(peer: &PeerView, news: News) -> Peer<'_> {
+fn changed(peer: &PeerView, news: AdvertNews) -> Peer<'_> {
     let PeerView { id, advert, load, groups, silent_for, silent, plan, leaving } = peer;
     let (advert, links) = match news {
-        News::Nothing => (None, Vec::new()),
-        News::Links(links) => (None, links),
-        News::All => (Some(advert), Vec::new()),
+        AdvertNews::Nothing => (None, Vec::new()),
+        AdvertNews::Links(links) => (None, links),
+        AdvertNews::All => (Some(advert), Vec::new()),
     };
     Peer {
         id: *id,
@@ -153,7 +154,7 @@ fn changed(peer: &PeerView, news: News) -> Peer<'_> {
 struct Glance {
     readiness: Readiness,
     lending: Lending,
-    loading: Option<Progress>,
+    loading: Option<LoadProgress>,
     fetching: Option<Fetching>,
     troubles: Vec<Trouble>,
     plan: Option<PlanId>,
@@ -188,7 +189,7 @@ type Events = mpsc::Sender<Result<Event, Infallible>>;
 pub(super) async fn stream(
     State(state): State<ApiState>,
     Extension(Stop(stop)): Extension<Stop>,
-    Query(wanted): Query<Wanted>,
+    Query(wanted): Query<EventsQuery>,
 ) -> Result<Response, ApiError> {
     let place = state.listeners.0.clone().try_acquire_owned().map_err(|_| ApiError::Unserved {
         reason: format!(
@@ -201,7 +202,7 @@ pub(super) async fn stream(
         let _place = place;
         // Whatever it waits for, it ends with its listener or with HTTP.
         tokio::select! {
-            () = tell(&state, &events, wanted.changes.map(|_| Told::default())) => {}
+            () = tell(&state, &events, wanted.changes.map(|_| ToldAdverts::default())) => {}
             () = stop.cancelled() => {}
         }
     });
@@ -209,7 +210,7 @@ pub(super) async fn stream(
 }
 
 /// Until nobody listens, or there is nothing to tell any more.
-async fn tell(state: &ApiState, events: &Events, mut told: Option<Told>) {
+async fn tell(state: &ApiState, events: &Events, mut told: Option<ToldAdverts>) {
     let mut view = state.view.clone();
     view.mark_changed();
     let mut beat = interval(PERIOD);
@@ -307,7 +308,7 @@ mod tests {
             one.advert.links = links.to_vec();
             SwarmView { peers: vec![one, peer(2)], ..view() }
         };
-        let mut told = Told::default();
+        let mut told = ToldAdverts::default();
         let mut tell = |view: SwarmView| {
             let (name, text) = told.event(view);
             (name, serde_json::from_str::<Value>(&text.unwrap()).unwrap()["peers"].take())

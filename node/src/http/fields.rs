@@ -9,15 +9,17 @@ mod foreign;
 mod json_text;
 mod messages;
 mod prompt;
+mod read_on;
 mod shallow;
 
 pub(super) use messages::Messages;
-pub(super) use prompt::{FixedPlan, Prompt, SUBMISSIONS};
+pub(super) use prompt::{GivenPrompt, Prompt, SUBMISSIONS};
 
 use super::ApiError;
-use bounded::{Budget, Within};
+use bounded::{ParseBudget, Within};
 use messages::ReadMessages;
 use prompt::ReadPrompt;
+use read_on::EarlyRefusal;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 use std::fmt;
@@ -53,15 +55,18 @@ impl Fields {
         if let Err(error) = std::str::from_utf8(body) {
             return Err(wrong(format!("The body is not UTF-8: {error}")));
         }
-        let mut budget = Budget::default();
+        let (mut budget, ending) = (ParseBudget::default(), EarlyRefusal::default());
         let mut json = serde_json::Deserializer::from_slice(body);
-        let read = Object { budget: &mut budget, tokens, lists }
+        let read = Object { budget: &mut budget, tokens, lists, ending: &ending }
             .deserialize(&mut json)
             .and_then(|read| json.end().map(|()| read));
         match read {
             Ok(Some(fields)) => Ok(fields),
             Ok(None) => Err(wrong("The body must be a JSON object".into())),
-            Err(error) => Err(budget.exceeded().unwrap_or_else(|| wrong(unparsed(&error)))),
+            Err(error) => {
+                let refusal = ending.refusal().or_else(|| budget.exceeded());
+                Err(refusal.unwrap_or_else(|| wrong(unparsed(&error))))
+            }
         }
     }
 
@@ -167,9 +172,16 @@ fn unparsed(error: &serde_json::Error) -> String {
 
 /// Reads the whole of a body; nothing, if it is JSON and no object.
 struct Object<'b> {
-    budget: &'b mut Budget,
+    budget: &'b mut ParseBudget,
     tokens: usize,
     lists: Lists,
+    ending: &'b EarlyRefusal,
+}
+
+impl<'b> Object<'b> {
+    fn prompts(&self, name: &'static str, most: usize) -> ReadPrompt<'b> {
+        ReadPrompt { name, tokens: self.tokens, most, ending: self.ending }
+    }
 }
 
 /// Which fields are long lists.
@@ -199,16 +211,14 @@ impl<'de> Visitor<'de> for Object<'_> {
         let mut fields = Fields::default();
         while let Some(name) = map.next_key::<String>()? {
             match name.as_str() {
-                "prompt" => {
-                    fields.prompt = map.next_value_seed(ReadPrompt { tokens: self.tokens, most: SUBMISSIONS })?
-                }
+                "prompt" => fields.prompt = map.next_value_seed(self.prompts("prompt", SUBMISSIONS))?,
                 "input" if self.lists == Lists::OfInputs => {
-                    fields.input = map.next_value_seed(ReadPrompt { tokens: self.tokens, most: INPUTS })?;
+                    fields.input = map.next_value_seed(self.prompts("input", INPUTS))?;
                 }
                 "documents" if self.lists == Lists::OfInputs => {
-                    fields.documents = map.next_value_seed(ReadPrompt { tokens: self.tokens, most: INPUTS })?;
+                    fields.documents = map.next_value_seed(self.prompts("documents", INPUTS))?;
                 }
-                "messages" => fields.messages = map.next_value_seed(ReadMessages)?,
+                "messages" => fields.messages = map.next_value_seed(ReadMessages(self.ending))?,
                 _ => {
                     self.budget.field(&name)?;
                     let value = map.next_value_seed(Within(self.budget))?;
@@ -307,14 +317,14 @@ mod tests {
     fn prompts_are_what_they_look_like() {
         let prompt = |json: &str| read(&format!(r#"{{"prompt":{json}}}"#)).prompt();
         let tokens = |ids: &[u32]| ids.iter().map(|id| Token(*id)).collect::<Vec<_>>();
-        let text = |text: &str| FixedPlan::Text(text.into());
-        assert_eq!(prompt(r#""a\u00e9""#), Some(Prompt::FixedPlan(vec![text("aé")])));
-        assert_eq!(prompt("[1, 2]"), Some(Prompt::FixedPlan(vec![FixedPlan::Tokens(tokens(&[1, 2]))])));
-        let mixed = Prompt::FixedPlan(vec![text("a"), FixedPlan::Tokens(tokens(&[3])), FixedPlan::Tokens(vec![])]);
+        let text = |text: &str| GivenPrompt::Text(text.into());
+        assert_eq!(prompt(r#""a\u00e9""#), Some(Prompt::Given(vec![text("aé")])));
+        assert_eq!(prompt("[1, 2]"), Some(Prompt::Given(vec![GivenPrompt::Tokens(tokens(&[1, 2]))])));
+        let mixed = Prompt::Given(vec![text("a"), GivenPrompt::Tokens(tokens(&[3])), GivenPrompt::Tokens(vec![])]);
         assert_eq!(prompt(r#"["a", [3], []]"#), Some(mixed));
-        let endless = Prompt::FixedPlan(vec![FixedPlan::Endless(6), FixedPlan::Tokens(tokens(&[1, 2, 3]))]);
+        let endless = Prompt::Given(vec![GivenPrompt::Endless(6), GivenPrompt::Tokens(tokens(&[1, 2, 3]))]);
         assert_eq!(prompt("[[1,2,3,4,5,6],[1,2,3]]"), Some(endless));
-        assert_eq!(prompt("[1,2,3,4]"), Some(Prompt::FixedPlan(vec![FixedPlan::Endless(4)])));
+        assert_eq!(prompt("[1,2,3,4]"), Some(Prompt::Given(vec![GivenPrompt::Endless(4)])));
         assert_eq!(prompt("null"), None);
         for wrong in
             ["1", "true", "{}", r#"{"a":[1]}"#, "[]", "[1.5]", "[-1]", "[1,[2]]", "[[2],1]", "[[[1]]]", "[[\"a\"]]"]
@@ -324,9 +334,34 @@ mod tests {
         assert_eq!(prompt(&format!("[{}[1]]", "[1],".repeat(128))), Some(Prompt::TooMany));
         assert_eq!(
             read(r#"{"prompt":"a","prompt":"b"}"#).prompt(),
-            Some(Prompt::FixedPlan(vec![text("b")])),
+            Some(Prompt::Given(vec![text("b")])),
             "the last one"
         );
+    }
+
+    #[test]
+    fn a_list_that_is_far_too_long_ends_reading_and_one_that_is_a_little_does_not() {
+        let begins = |unit: &str, times: usize| {
+            Fields::parse(format!(r#"{{"prompt":[{}odd"#, unit.repeat(times)).as_bytes(), 3).unwrap_err()
+        };
+        let long = begins("7,", 100_000);
+        assert!(matches!(&long, ApiError::FarTooLong { param: "prompt", .. }), "{long}");
+        assert!(long.to_string().contains("more than 65539 token ids"), "{long}");
+        for (unit, why) in
+            [("[],", "'prompt' is a list of more than 128"), ("1.5,", "'prompt' must be a string, a list")]
+        {
+            let refusal = begins(unit, 100_000);
+            assert!(matches!(&refusal, ApiError::Invalid { param: Some(name), .. } if name == "prompt"), "{refusal}");
+            assert!(refusal.to_string().starts_with(why), "{refusal}");
+        }
+        // What follows it is read, and is no JSON.
+        for unit in ["7,", "[],", "1.5,"] {
+            assert!(begins(unit, 1000).to_string().starts_with("The body could not be parsed as JSON: "), "{unit}");
+        }
+        let long = format!(r#"{{"messages":[{}odd"#, r#"{"":0},"#.repeat(100_000));
+        assert_eq!(refused(&long), "a message has no 'role'");
+        let counted = read(&format!(r#"{{"prompt":[{}7]}}"#, "7,".repeat(1000))).prompt();
+        assert_eq!(counted, Some(Prompt::Given(vec![GivenPrompt::Endless(1001)])));
     }
 
     #[test]

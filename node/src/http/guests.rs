@@ -48,10 +48,10 @@ pub(super) struct Guests {
 }
 
 impl Listener for Guests {
-    type Io = Connection;
+    type Io = GuestConnection;
     type Addr = SocketAddr;
 
-    async fn accept(&mut self) -> (Connection, SocketAddr) {
+    async fn accept(&mut self) -> (GuestConnection, SocketAddr) {
         loop {
             self.door.room().await;
             let (stream, from) = match self.listener.accept().await {
@@ -63,7 +63,7 @@ impl Listener for Guests {
                 }
             };
             match self.door.enter(from.ip().into(), regard(from), HEADERS) {
-                Some(place) => return (Connection::new(stream, place), from),
+                Some(place) => return (GuestConnection::new(stream, place), from),
                 None => turn_away(stream),
             }
         }
@@ -101,7 +101,7 @@ fn regard(from: SocketAddr) -> Regard {
 
 /// What a connection is doing, as its place knows it.
 #[derive(Debug)]
-struct Seat {
+struct GuestSeat {
     place: Place<Origin>,
     /// Requests whose answers have not ended.
     answering: AtomicU64,
@@ -109,7 +109,7 @@ struct Seat {
     is_blocked: AtomicBool,
 }
 
-impl Seat {
+impl GuestSeat {
     fn blocked(&self) {
         if !self.is_blocked.swap(true, Relaxed) {
             self.place.idle(ANSWER);
@@ -136,16 +136,16 @@ impl Seat {
 }
 
 /// A client's connection. Reading from it and writing to it fail once it has lost its place.
-pub(super) struct Connection {
+pub(super) struct GuestConnection {
     stream: TcpStream,
-    seat: Arc<Seat>,
+    seat: Arc<GuestSeat>,
     gone: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
-impl Connection {
+impl GuestConnection {
     fn new(stream: TcpStream, place: Place<Origin>) -> Self {
         let gone = Box::pin(place.gone().clone().cancelled_owned());
-        let seat = Seat { place, answering: AtomicU64::new(0), is_blocked: AtomicBool::new(false) };
+        let seat = GuestSeat { place, answering: AtomicU64::new(0), is_blocked: AtomicBool::new(false) };
         Self { stream, seat: Arc::new(seat), gone }
     }
 
@@ -167,14 +167,14 @@ impl Connection {
     }
 }
 
-impl AsyncRead for Connection {
+impl AsyncRead for GuestConnection {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         self.check(cx)?;
         Pin::new(&mut self.stream).poll_read(cx, buffer)
     }
 }
 
-impl AsyncWrite for Connection {
+impl AsyncWrite for GuestConnection {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.check(cx)?;
         let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
@@ -208,7 +208,7 @@ impl AsyncWrite for Connection {
 #[derive(Clone, Debug)]
 pub(super) struct Guest {
     from: SocketAddr,
-    seat: Arc<Seat>,
+    seat: Arc<GuestSeat>,
 }
 
 impl Connected<IncomingStream<'_, Guests>> for Guest {
@@ -220,23 +220,23 @@ impl Connected<IncomingStream<'_, Guests>> for Guest {
 /// Sees to it that a connection keeps its place from when it has asked until it has its answer.
 pub(super) async fn attend(ConnectInfo(guest): ConnectInfo<Guest>, mut request: Request, next: Next) -> Response {
     request.extensions_mut().insert(ConnectInfo(guest.from));
-    let turn = Turn::begin(guest.seat.clone());
+    let turn = AnswerTurn::begin(guest.seat.clone());
     let response = next.run(request.map(|body| receive(body, guest.seat))).await;
-    response.map(|body| Body::new(Answer { body, _turn: turn }))
+    response.map(|body| Body::new(GuardedBody { body, _turn: turn }))
 }
 
 /// From a request's headers to the end of its answer.
-struct Turn(Arc<Seat>);
+struct AnswerTurn(Arc<GuestSeat>);
 
-impl Turn {
-    fn begin(seat: Arc<Seat>) -> Self {
+impl AnswerTurn {
+    fn begin(seat: Arc<GuestSeat>) -> Self {
         seat.answering.fetch_add(1, Relaxed);
         seat.settle();
         Self(seat)
     }
 }
 
-impl Drop for Turn {
+impl Drop for AnswerTurn {
     fn drop(&mut self) {
         self.0.answering.fetch_sub(1, Relaxed);
         self.0.settle();
@@ -244,7 +244,7 @@ impl Drop for Turn {
 }
 
 /// A body that keeps its connection's place only while it comes fast enough.
-fn receive(body: Body, seat: Arc<Seat>) -> Body {
+fn receive(body: Body, seat: Arc<GuestSeat>) -> Body {
     if body.is_end_stream() {
         return body;
     }
@@ -254,7 +254,7 @@ fn receive(body: Body, seat: Arc<Seat>) -> Body {
 
 struct Received {
     body: Body,
-    seat: Arc<Seat>,
+    seat: Arc<GuestSeat>,
     since: Instant,
     bytes: u64,
 }
@@ -298,12 +298,12 @@ impl Drop for Received {
 }
 
 /// What is answered, with the turn that ends with it.
-struct Answer {
+struct GuardedBody {
     body: Body,
-    _turn: Turn,
+    _turn: AnswerTurn,
 }
 
-impl HttpBody for Answer {
+impl HttpBody for GuardedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -330,7 +330,7 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::sync::Notify;
     use tokio::time::timeout;
-    use tsnode_coordinator::places::Rules;
+    use tsnode_coordinator::places::PlaceRules;
 
     const LONG: Duration = Duration::from_secs(20);
     /// More than a system holds for a client that does not read.
@@ -340,7 +340,7 @@ mod tests {
     async fn served(places: usize) -> (SocketAddr, Arc<Notify>, Arc<Notify>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let door = Door::new(Rules { places, reserve: 0, share: places });
+        let door = Door::new(PlaceRules { places, reserve: 0, share: places });
         let (asked, answers) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let (reached, told) = (asked.clone(), answers.clone());
         let waits = move || async move {

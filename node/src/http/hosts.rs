@@ -1,24 +1,24 @@
 //! By which names HTTP may be asked, and for which pages: what stands between a peer and the pages that its owner's browser shows.
 //!
 //! A browser sends what any page tells it to, and has the page read what is answered where the page's own name leads here (DNS
-//! rebinding). It always says by which name it asks (`Host`) and, of whatever may change something, for which page (`Origin`).
+//! rebinding). It always says by which name it asks (`HostPattern`) and, of whatever may change something, for which page (`Origin`).
 
 use std::net::IpAddr;
 use std::str::FromStr;
 
 /// Names that are allowed beside this host's own, as `llm.example.com,.example.org`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct AllowedHosts(Vec<Host>);
+pub struct AllowedHosts(Vec<HostPattern>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Host {
+enum HostPattern {
     Any,
     Name(String),
     /// With its dot: all that end with it.
     Below(String),
 }
 
-impl Host {
+impl HostPattern {
     fn is(&self, name: &str) -> bool {
         match self {
             Self::Any => true,
@@ -36,25 +36,25 @@ impl FromStr for AllowedHosts {
     }
 }
 
-fn host(text: &str) -> Result<Host, String> {
+fn host(text: &str) -> Result<HostPattern, String> {
     const WRONG: &str = "write names without a port, as llm.example.com, .example.com for all below it, or * for any";
     let name = text.trim().to_ascii_lowercase();
     let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if name == "*" {
-        return Ok(Host::Any);
+        return Ok(HostPattern::Any);
     }
     if name.parse::<IpAddr>().is_err() && !name.chars().all(is_name) || name.trim_matches('.').is_empty() {
         return Err(WRONG.into());
     }
-    Ok(if name.starts_with('.') { Host::Below(name) } else { Host::Name(name) })
+    Ok(if name.starts_with('.') { HostPattern::Below(name) } else { HostPattern::Name(name) })
 }
 
 /// Pages that may ask beside this peer's own, as `https://chat.example.com,http://localhost:3000`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct AllowedOrigins(Vec<Page>);
+pub struct AllowedOrigins(Vec<PageOrigin>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Page {
+enum PageOrigin {
     Any,
     Of(String),
 }
@@ -67,15 +67,15 @@ impl FromStr for AllowedOrigins {
     }
 }
 
-fn page(text: &str) -> Result<Page, String> {
+fn page(text: &str) -> Result<PageOrigin, String> {
     const WRONG: &str = "write pages' origins, as https://chat.example.com or http://localhost:3000, null for pages of files, \
                          or * for any";
     let origin = text.trim().trim_end_matches('/').to_ascii_lowercase();
     match origin.split_once("://") {
-        _ if origin == "*" => Ok(Page::Any),
-        _ if origin == "null" => Ok(Page::Of(origin)),
+        _ if origin == "*" => Ok(PageOrigin::Any),
+        _ if origin == "null" => Ok(PageOrigin::Of(origin)),
         Some((scheme, host)) if !scheme.is_empty() && !host.is_empty() && !host.contains(['/', '?', '#', ' ', '*']) => {
-            Ok(Page::Of(origin))
+            Ok(PageOrigin::Of(origin))
         }
         _ => Err(WRONG.into()),
     }
@@ -136,7 +136,7 @@ impl Sites {
         }
     }
 
-    /// For which page a request with this `Origin`, sent to this `Host`, asks.
+    /// For which page a request with this `Origin`, sent to this `HostPattern`, asks.
     #[must_use]
     pub fn asks(&self, origin: Option<&str>, host: Option<&str>) -> Asks {
         let Some(origin) = origin else { return Asks::Itself };
@@ -151,8 +151,8 @@ impl Sites {
     #[must_use]
     pub fn allows(&self, origin: &str) -> bool {
         self.origins.0.iter().any(|page| match page {
-            Page::Any => true,
-            Page::Of(own) => own.eq_ignore_ascii_case(origin),
+            PageOrigin::Any => true,
+            PageOrigin::Of(own) => own.eq_ignore_ascii_case(origin),
         })
     }
 

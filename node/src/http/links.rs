@@ -12,12 +12,15 @@ use tsnode_protocol::PeerId;
 /// What is to be measured.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Wish {
+pub(super) struct LinkWish {
     to: PeerId,
     bytes: u64,
 }
 
-pub(super) async fn measure(State(state): State<ApiState>, Json(wish): Json<Wish>) -> Result<Json<Transfer>, ApiError> {
+pub(super) async fn measure(
+    State(state): State<ApiState>,
+    Json(wish): Json<LinkWish>,
+) -> Result<Json<Transfer>, ApiError> {
     if !(1..=MOST).contains(&wish.bytes) {
         return Err(ApiError::param("bytes", format!("bytes must be from 1 to {MOST}")));
     }

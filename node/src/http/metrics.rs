@@ -8,19 +8,19 @@ mod request;
 mod services;
 mod text;
 
-pub(super) use attainment::Judged;
+pub(super) use attainment::JudgedRequest;
 pub(super) use request::RequestStats;
-pub(super) use text::Format;
+pub(super) use text::ExpositionFormat;
 
 use crate::view::SwarmView;
-use attainment::Kept;
+use attainment::AttainmentCounters;
 use overflows::Overflows;
 use prometheus_client::{
     encoding::{EncodeLabelSet, EncodeMetric},
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
-use services::Services;
+use services::ServiceMonitors;
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -100,9 +100,9 @@ pub struct Metrics {
     prompt_lengths: Histograms,
     generation_lengths: Histograms,
     longest_choices: Histograms,
-    kept: Arc<Kept>,
+    kept: Arc<AttainmentCounters>,
     overflows: Arc<Overflows>,
-    services: Arc<Services>,
+    services: Arc<ServiceMonitors>,
     /// Held for set operations only.
     models: Mutex<BTreeSet<String>>,
 }
@@ -146,7 +146,7 @@ impl Default for Metrics {
 
 impl Metrics {
     /// A client's request for that model has its prompt's tokens, and waits for groups to take it.
-    pub(super) fn arrived(&self, model_name: &str, judged: Judged) -> RequestStats {
+    pub(super) fn arrived(&self, model_name: &str, judged: JudgedRequest) -> RequestStats {
         RequestStats::new(self, self.row(model_name), judged, Instant::now())
     }
 
@@ -161,8 +161,8 @@ impl Metrics {
     }
 
     /// All of it, in the form that was asked for, by the names that were asked for.
-    pub(super) fn render(&self, view: &SwarmView, format: Format, names: Names) -> String {
-        let mut page = Page { registry: Registry::default(), names };
+    pub(super) fn render(&self, view: &SwarmView, format: ExpositionFormat, names: MetricNames) -> String {
+        let mut page = MetricsPage { registry: Registry::default(), names };
         self.requests(&mut page);
         self.tokens(&mut page);
         of_swarm(view, &mut page);
@@ -170,7 +170,7 @@ impl Metrics {
         text::encode(&page.registry, format)
     }
 
-    fn requests(&self, page: &mut Page) {
+    fn requests(&self, page: &mut MetricsPage) {
         page.add("tsnode_requests_accepted", "Requests taken by groups", &self.accepted);
         page.add("tsnode_requests_unserved", "Requests nobody served", &self.unserved);
         page.add("tsnode_requests_finished", "Requests answered to the end", &self.finished);
@@ -219,7 +219,7 @@ impl Metrics {
         page.add("tsnode_request_normalised_latency_ratio", help, &self.normalised_latency);
     }
 
-    fn tokens(&self, page: &mut Page) {
+    fn tokens(&self, page: &mut MetricsPage) {
         let help = "Prompt tokens of accepted requests, each prompt once";
         page.add("tsnode_prompt_tokens", help, &self.prompt_tokens);
         page.add("vllm:prompt_tokens", help, &self.prompt_tokens);
@@ -246,7 +246,7 @@ impl Metrics {
 
 /// By whose names a page is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Names {
+pub(super) enum MetricNames {
     /// Ours and vLLM's.
     #[default]
     Both,
@@ -257,18 +257,18 @@ pub(super) enum Names {
 }
 
 /// What is written out.
-struct Page {
+struct MetricsPage {
     registry: Registry,
-    names: Names,
+    names: MetricNames,
 }
 
-impl Page {
+impl MetricsPage {
     fn add<M: EncodeMetric + Clone + Debug + Send + Sync + 'static>(&mut self, name: &str, help: &str, metric: &M) {
         let is_ours = name.starts_with("tsnode_");
         if match self.names {
-            Names::Both => true,
-            Names::Ours => is_ours,
-            Names::Vllm => !is_ours,
+            MetricNames::Both => true,
+            MetricNames::Ours => is_ours,
+            MetricNames::Vllm => !is_ours,
         } {
             self.registry.register(name, help, metric.clone());
         }
@@ -287,7 +287,7 @@ impl Page {
     }
 }
 
-fn of_swarm(view: &SwarmView, page: &mut Page) {
+fn of_swarm(view: &SwarmView, page: &mut MetricsPage) {
     page.gauge("tsnode_peers", "Peers alive", view.peers.len() as u64);
     page.gauge("tsnode_groups_ready", "Groups that take requests", view.ready_groups.len() as u64);
     page.count("tsnode_messages_refused", "Messages refused since the start", view.rejected.values().sum());
@@ -302,7 +302,7 @@ fn of_swarm(view: &SwarmView, page: &mut Page) {
     page.count("tsnode_spot_checks_unclear", "Spot checks that nobody could decide", checks.unclear);
 }
 
-fn of_peer(view: &SwarmView, page: &mut Page) {
+fn of_peer(view: &SwarmView, page: &mut MetricsPage) {
     let own = view.peers.iter().find(|p| p.id == view.me);
     let (free, all) = own.map_or((0, 0), |p| (p.load.free_pages, p.load.total_pages));
     page.gauge("tsnode_kv_pages_free", "KV pages free on this peer", free.into());
@@ -323,7 +323,7 @@ fn of_peer(view: &SwarmView, page: &mut Page) {
     speculation(view, page);
 }
 
-fn speculation(view: &SwarmView, page: &mut Page) {
+fn speculation(view: &SwarmView, page: &mut MetricsPage) {
     let (drafted, accepted) = (Family::<ByMethod, Counter>::default(), Family::<ByMethod, Counter>::default());
     let methods = [
         ("ngram", view.drafts.lookup, ["tsnode_guesses_lookup", "tsnode_guesses_lookup_right"]),

@@ -9,7 +9,7 @@
 //! Not all get ids: many clients take a stream for lines that begin with `data: `, and stumble over any other.
 
 use super::{ApiError, fingerprint};
-use crate::gateway::Seen;
+use crate::gateway::SeenAnswer;
 use axum::http::{HeaderMap, HeaderName};
 use tsnode_protocol::RequestId;
 
@@ -32,7 +32,7 @@ pub(super) struct Naming {
     /// It reads events' ids.
     pub reads_ids: bool,
     /// What it has of each answer.
-    seen: Vec<Seen>,
+    seen: Vec<SeenAnswer>,
 }
 
 impl Naming {
@@ -80,15 +80,15 @@ impl Naming {
     }
 
     /// What the client has of an answer.
-    pub fn seen(&self, index: usize) -> Seen {
+    pub fn seen(&self, index: usize) -> SeenAnswer {
         self.seen.get(index).copied().unwrap_or_default()
     }
 
     /// The id of an event after which the client has so much of each answer.
-    pub fn event(&self, seen: impl Iterator<Item = Seen>) -> String {
+    pub fn event(&self, seen: impl Iterator<Item = SeenAnswer>) -> String {
         use std::fmt::Write;
         let mut id = self.request.to_string();
-        for (n, Seen { tokens, codec }) in seen.enumerate() {
+        for (n, SeenAnswer { tokens, codec }) in seen.enumerate() {
             // Writing to a string does not fail.
             let _ = write!(id, "{}{tokens}", if n == 0 { ':' } else { ',' });
             if let Some(codec) = codec {
@@ -113,7 +113,7 @@ fn name(hasher: &blake3::Hasher) -> RequestId {
     RequestId(std::array::from_fn(|i| hash.as_bytes()[i]))
 }
 
-fn read(id: &str) -> Option<(RequestId, Vec<Seen>)> {
+fn read(id: &str) -> Option<(RequestId, Vec<SeenAnswer>)> {
     let (request, answers) = id.split_once(':')?;
     if answers.split(',').count() > ANSWERS {
         return None;
@@ -121,13 +121,13 @@ fn read(id: &str) -> Option<(RequestId, Vec<Seen>)> {
     Some((request.parse().ok()?, answers.split(',').map(seen).collect::<Option<_>>()?))
 }
 
-fn seen(answer: &str) -> Option<Seen> {
+fn seen(answer: &str) -> Option<SeenAnswer> {
     let (tokens, codec) = answer.split_once('/').map_or((answer, None), |(tokens, codec)| (tokens, Some(codec)));
     let codec = match codec {
         Some(name) => Some(fingerprint::read(name)?),
         None => None,
     };
-    Some(Seen { tokens: tokens.parse().ok()?, codec })
+    Some(SeenAnswer { tokens: tokens.parse().ok()?, codec })
 }
 
 #[cfg(test)]
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn ids_are_for_who_asks_for_them_and_who_comes_back_with_one() {
-        let last = of(&[], b"x").unwrap().event([Seen { tokens: 2, codec: None }].into_iter());
+        let last = of(&[], b"x").unwrap().event([SeenAnswer { tokens: 2, codec: None }].into_iter());
         let reads = |name, value: &str| of(&[(name, value)], b"x").unwrap().reads_ids;
         assert!(reads(EVENT_IDS, "1") && reads(LAST_EVENT, &last));
         assert!(!reads(EVENT_IDS, "0") && !reads(KEY, "a") && !of(&[], b"x").unwrap().reads_ids);
@@ -166,10 +166,10 @@ mod tests {
         let asked = of(&[(KEY, "a")], b"x").unwrap();
         let parted = PromptCodec::of_first(KvCodec::Int4, 128, 300);
         let all = [(12, Some(parted)), (0, None), (3, Some(KvCodec::Raw.into()))]
-            .map(|(tokens, codec)| Seen { tokens, codec });
+            .map(|(tokens, codec)| SeenAnswer { tokens, codec });
         let back = of(&[(LAST_EVENT, &asked.event(all.into_iter()))], b"x").unwrap();
         assert_eq!((back.request, [0, 1, 2].map(|n| back.seen(n))), (asked.request, all));
-        assert_eq!(back.seen(3), Seen::default());
+        assert_eq!(back.seen(3), SeenAnswer::default());
         assert_eq!(back.seed(), asked.seed());
         let of_it = |answers: &str| format!("{}:{answers}", asked.request);
         for wrong in [
@@ -185,6 +185,6 @@ mod tests {
         ] {
             assert!(of(&[(LAST_EVENT, wrong)], b"x").is_err(), "{wrong}");
         }
-        assert!(of(&[(LAST_EVENT, &asked.event([Seen::default(); 129].into_iter()))], b"x").is_err());
+        assert!(of(&[(LAST_EVENT, &asked.event([SeenAnswer::default(); 129].into_iter()))], b"x").is_err());
     }
 }

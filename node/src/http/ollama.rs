@@ -14,7 +14,7 @@ use axum::{
     http::HeaderMap,
     response::{IntoResponse, Response},
 };
-use request::Asked;
+use request::OllamaRequest;
 
 pub(super) async fn chat(State(state): State<ApiState>, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
     answer(&state, headers, body, request::chat).await
@@ -32,7 +32,7 @@ async fn answer(
     state: &ApiState,
     headers: HeaderMap,
     body: Body,
-    read: fn(Fields) -> Result<Asked, ApiError>,
+    read: fn(Fields) -> Result<OllamaRequest, ApiError>,
 ) -> Result<Response, ApiError> {
     let names: Vec<String> = state.view.borrow().models.iter().map(|card| card.name.clone()).collect();
     let translate = move |fields| request::translate(read(fields)?, &names);

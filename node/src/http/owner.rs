@@ -4,23 +4,23 @@ use super::ApiState;
 use axum::{Json, extract::State, http::StatusCode};
 use serde_json::{Value, json};
 
-type Done = (StatusCode, Json<Value>);
+type OwnerReply = (StatusCode, Json<Value>);
 
-pub(super) async fn pause(State(state): State<ApiState>, Json(_): Json<Value>) -> Done {
+pub(super) async fn pause(State(state): State<ApiState>, Json(_): Json<Value>) -> OwnerReply {
     state.controls.owner.pause(true);
     done("paused: what runs here goes on elsewhere")
 }
 
-pub(super) async fn resume(State(state): State<ApiState>, Json(_): Json<Value>) -> Done {
+pub(super) async fn resume(State(state): State<ApiState>, Json(_): Json<Value>) -> OwnerReply {
     state.controls.owner.pause(false);
     done("lends again")
 }
 
-pub(super) async fn leave(State(state): State<ApiState>, Json(_): Json<Value>) -> Done {
+pub(super) async fn leave(State(state): State<ApiState>, Json(_): Json<Value>) -> OwnerReply {
     state.controls.owner.leave();
     done("leaves: what runs here goes on elsewhere")
 }
 
-fn done(what: &str) -> Done {
+fn done(what: &str) -> OwnerReply {
     (StatusCode::ACCEPTED, Json(json!({ "done": what })))
 }

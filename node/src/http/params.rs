@@ -13,7 +13,7 @@ const STOPS: usize = 16;
 
 /// How the answer is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Delivery {
+pub(super) struct StreamOptions {
     pub stream: bool,
     pub include_usage: bool,
     /// With every event, as vLLM gives it.
@@ -24,10 +24,10 @@ pub(super) struct Delivery {
     pub names: TokenNames,
 }
 
-pub(super) fn delivery(fields: &mut Fields, ignored: &mut Ignored) -> Result<Delivery, ApiError> {
+pub(super) fn delivery(fields: &mut Fields, ignored: &mut Ignored) -> Result<StreamOptions, ApiError> {
     let (stream, token_ids) = (fields.flag("stream")?, fields.flag("return_token_ids")?);
     let names = if fields.flag("return_tokens_as_token_ids")? { TokenNames::Ids } else { TokenNames::Texts };
-    let plain = Delivery { stream, token_ids, names, ..Delivery::default() };
+    let plain = StreamOptions { stream, token_ids, names, ..StreamOptions::default() };
     match fields.take("stream_options") {
         None => Ok(plain),
         Some(_) if !stream => Err(ApiError::param("stream_options", "'stream_options' needs 'stream' to be true")),
@@ -42,7 +42,9 @@ pub(super) fn delivery(fields: &mut Fields, ignored: &mut Ignored) -> Result<Del
                 ignored.add("stream_options.include_obfuscation");
             }
             match options.into_iter().find(|(_, value)| !value.is_null()) {
-                None => Ok(Delivery { include_usage, continuous_usage: include_usage && continuous_usage, ..plain }),
+                None => {
+                    Ok(StreamOptions { include_usage, continuous_usage: include_usage && continuous_usage, ..plain })
+                }
                 Some((name, _)) => {
                     let name: String = name.chars().take(64).collect();
                     Err(ApiError::param("stream_options", format!("'stream_options' has no option '{name}'")))
@@ -87,7 +89,7 @@ pub(super) fn answers(fields: &mut Fields) -> Result<u64, ApiError> {
 }
 
 /// So many are computed of which the client gets `answers`, the likeliest; nothing where it gets all.
-pub(super) fn best_of(fields: &mut Fields, answers: u64, delivery: &Delivery) -> Result<Option<u64>, ApiError> {
+pub(super) fn best_of(fields: &mut Fields, answers: u64, delivery: &StreamOptions) -> Result<Option<u64>, ApiError> {
     let Some(best_of) = fields.integer("best_of", 1, ANSWERS)? else { return Ok(None) };
     if best_of < answers {
         return Err(ApiError::param(

@@ -10,7 +10,7 @@ use tsnode_protocol::ModelId;
 /// What is wanted.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Wish {
+pub(super) struct PullWish {
     /// A model that a peer of the swarm has, by its name or id.
     model: String,
 }
@@ -26,7 +26,7 @@ pub(super) async fn show(State(state): State<ApiState>) -> Json<Value> {
 
 pub(super) async fn set(
     State(state): State<ApiState>,
-    Json(Wish { model }): Json<Wish>,
+    Json(PullWish { model }): Json<PullWish>,
 ) -> Result<(StatusCode, Json<Value>), ApiError> {
     let card = find_card(&state.view.borrow(), Some(&model))?.clone();
     let busy = |error: TooMany| ApiError::Refused { status: StatusCode::CONFLICT, message: error.to_string() };

@@ -2,19 +2,19 @@
 
 use super::{
     ApiError, ApiState,
-    ends::Ends,
+    ends::AnswerEnds,
     fields::{Fields, SUBMISSIONS},
     fingerprint,
-    metrics::{Judged, RequestStats},
+    metrics::{JudgedRequest, RequestStats},
     naming::Naming,
-    params::Delivery,
-    running::{Progress, Ticket},
+    params::StreamOptions,
+    running::{Progress, RunningTicket},
     seeds::Seeds,
     tolerance::Ignored,
     tools::Tools,
 };
 use crate::{
-    gateway::{Accepted, Prompt, Reply, SubmitError},
+    gateway::{Accepted, PreparedRequest, Reply, SubmitError},
     text::TextModel,
     view::{Readiness, SwarmView},
 };
@@ -22,7 +22,7 @@ use axum::http::HeaderMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
-use tsnode_coordinator::{gate::Overrule, settings::Settings, waiting::NotReady};
+use tsnode_coordinator::{gate::Overrule, settings::SwarmSettings, waiting::NotReady};
 use tsnode_protocol::{
     ModelId, PeerId, PromptCodec, RequestClass, RequestId, Sampling, Token, kv::KvPace, limits, stream::Generation,
 };
@@ -32,21 +32,21 @@ pub(super) const KV: &str = "x-tsnode-kv";
 
 /// What a client wants of every prompt.
 #[derive(Clone, Debug)]
-pub(super) struct Wanted {
+pub(super) struct CompletionRequest {
     pub sampling: Sampling,
     /// Of each answer; `sampling` has the first one's.
     pub seeds: Seeds,
     pub max_tokens: Option<u32>,
     /// Without a number, an answer may fill the context (chat) rather than end after 16 tokens (completions).
     pub fill_context: bool,
-    pub ends: Ends,
+    pub ends: AnswerEnds,
     /// vLLM's field: alternatives beside each of the prompt's tokens, in a field of their own.
     pub prompt_logprobs: Option<u8>,
     pub stops: Vec<String>,
     pub answers: u64,
     /// So many are computed for that, where it is more.
     pub best_of: Option<u64>,
-    pub delivery: Delivery,
+    pub delivery: StreamOptions,
     /// Tools that answers may call.
     pub tools: Option<Tools>,
     /// What the model thought is answered, too.
@@ -64,7 +64,7 @@ pub(super) struct Wanted {
     pub ignored: Ignored,
 }
 
-impl Wanted {
+impl CompletionRequest {
     /// Answers that are computed to each prompt.
     pub fn computed(&self) -> u64 {
         self.best_of.unwrap_or(self.answers)
@@ -100,17 +100,17 @@ impl Answer {
 }
 
 /// A request that has been taken.
-pub(super) struct Taken {
+pub(super) struct TakenRequest {
     pub request: RequestId,
     pub model: Arc<TextModel>,
     pub answers: Vec<Answer>,
     /// Is told of what comes.
     pub stats: RequestStats,
     /// While it is held the owner may cancel the request.
-    pub _ticket: Ticket,
+    pub _ticket: RunningTicket,
 }
 
-impl Taken {
+impl TakenRequest {
     pub fn prefill(&self) -> Option<PeerId> {
         self.answers.first().map(|a| a.accepted.prefill)
     }
@@ -125,11 +125,11 @@ impl Taken {
 }
 
 /// What a request is held against: targets as they are when it comes.
-fn judged(state: &ApiState, model: &TextModel, wanted: &Wanted) -> Judged {
-    let mut settings = Settings::default();
+fn judged(state: &ApiState, model: &TextModel, wanted: &CompletionRequest) -> JudgedRequest {
+    let mut settings = SwarmSettings::default();
     settings.take_in(&state.view.borrow().settings);
     let targets = settings.targets(model.card().id, wanted.class).map(|(targets, _)| targets);
-    Judged { class: wanted.class, targets }
+    JudgedRequest { class: wanted.class, targets }
 }
 
 /// For whom a request says it is: OpenAI's tier for what may take longer, or vLLM's priority, of which more is later.
@@ -194,7 +194,7 @@ pub(super) fn too_many() -> ApiError {
 }
 
 /// Whoever comes back with tokens that rest on one packing cannot go on with another.
-fn goes_on_as_it_began(wanted: &Wanted, answers: usize) -> Result<(), ApiError> {
+fn goes_on_as_it_began(wanted: &CompletionRequest, answers: usize) -> Result<(), ApiError> {
     let Some(codec) = wanted.codec else { return Ok(()) };
     let mut seen = (0..answers).map(|index| wanted.naming.seen(index)).filter(|seen| seen.tokens > 0);
     let Some(began) = seen.find_map(|seen| seen.codec.filter(|began| *began != codec.basis())) else { return Ok(()) };
@@ -206,7 +206,12 @@ fn goes_on_as_it_began(wanted: &Wanted, answers: usize) -> Result<(), ApiError> 
 }
 
 /// The prompt without its first tokens, if there are more than are to be kept.
-pub(super) fn truncated(prompt: Vec<Token>, keep: Option<i64>, wanted: &Wanted, model: &TextModel) -> Vec<Token> {
+pub(super) fn truncated(
+    prompt: Vec<Token>,
+    keep: Option<i64>,
+    wanted: &CompletionRequest,
+    model: &TextModel,
+) -> Vec<Token> {
     let Some(keep) = keep else { return prompt };
     let context = model.card().shape.context;
     let room = context.saturating_sub(wanted.max_tokens.unwrap_or(if wanted.fill_context { 1 } else { 16 }));
@@ -216,7 +221,7 @@ pub(super) fn truncated(prompt: Vec<Token>, keep: Option<i64>, wanted: &Wanted, 
 }
 
 /// What to generate after a prompt of `prompt` tokens.
-fn generation(wanted: &Wanted, model: &TextModel, prompt: &[Token]) -> Result<Generation, ApiError> {
+fn generation(wanted: &CompletionRequest, model: &TextModel, prompt: &[Token]) -> Result<Generation, ApiError> {
     let (context, vocab) = (model.card().shape.context, model.card().shape.vocab);
     if prompt.is_empty() {
         return Err(ApiError::param("prompt", "the prompt has no tokens"));
@@ -256,8 +261,8 @@ pub(super) async fn submit(
     state: &ApiState,
     model: Arc<TextModel>,
     prompts: Vec<Vec<Token>>,
-    wanted: &Wanted,
-) -> Result<Taken, ApiError> {
+    wanted: &CompletionRequest,
+) -> Result<TakenRequest, ApiError> {
     if prompts.is_empty() || prompts.len() * wanted.computed() as usize > SUBMISSIONS {
         return Err(too_many());
     }
@@ -282,7 +287,7 @@ pub(super) async fn submit(
         let (overrule, codec) = (wanted.overrule, wanted.codec);
         let prompt_of = prompt.clone();
         let submission =
-            Prompt { request: id, model, prompt: prompt_of, generation, comes_back, seen, overrule, codec };
+            PreparedRequest { request: id, model, prompt: prompt_of, generation, comes_back, seen, overrule, codec };
         let accepted = tokio::select! {
             accepted = state.gateway.submit(submission) => accepted,
             () = ticket.cancelled.cancelled() => return Err(ApiError::Cancelled),
@@ -294,5 +299,5 @@ pub(super) async fn submit(
         answers.push(Answer { prompt, accepted, cancelled: ticket.cancelled.clone(), progress });
     }
     stats.accepted(prompt_tokens, count, wanted.computed() as usize);
-    Ok(Taken { request, model, answers, stats, _ticket: ticket })
+    Ok(TakenRequest { request, model, answers, stats, _ticket: ticket })
 }

@@ -2,7 +2,7 @@
 
 use super::{
     ApiError, ApiState,
-    bodies::Asked,
+    bodies::ReadBody,
     embeddings::{find, inputs, refused, truncate},
 };
 use axum::{Json, body::Body, extract::State, http::HeaderMap};
@@ -15,7 +15,7 @@ pub(super) async fn handle(
     body: Body,
 ) -> Result<Json<Value>, ApiError> {
     let asked = state.bodies.read_inputs(&headers, body, limits::SEQUENCE_TOKENS as usize).await?;
-    let Asked { place, naming, mut fields } = asked;
+    let ReadBody { place, naming, mut fields } = asked;
     let card = find(&state.view.borrow(), fields.text("model")?.as_deref(), EncoderTask::Score)?;
     let missing = |param: &str| ApiError::param(param, format!("'{param}' is missing"));
     let query = fields.text("query")?.ok_or_else(|| missing("query"))?;

@@ -2,12 +2,12 @@
 
 use super::{
     ApiError,
-    calls::{Beside, CallIds},
-    ends::Ends,
+    calls::{BesideText, CallIds},
+    ends::AnswerEnds,
     fingerprint,
     logprobs::{self, TokenNames},
     prompt_logprobs::PromptLogprobs,
-    request::{Answer, Taken, Wanted},
+    request::{Answer, CompletionRequest, TakenRequest},
     tools::Tools,
 };
 use crate::{
@@ -37,7 +37,7 @@ pub(super) enum Form {
 
 /// What is known of an answer before its first token, for APIs that say so.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Head {
+pub(super) struct AnswerHead {
     /// Letters and digits that no other request has.
     pub id: String,
     pub model: String,
@@ -46,8 +46,8 @@ pub(super) struct Head {
     pub prompt_tokens: usize,
 }
 
-impl Head {
-    pub fn of(taken: &Taken, wanted: &Wanted) -> Self {
+impl AnswerHead {
+    pub fn of(taken: &TakenRequest, wanted: &CompletionRequest) -> Self {
         let (RequestId(id), model) = (taken.request, taken.model.card().name.clone());
         let prompt_tokens = taken.prompt_tokens(wanted.computed());
         Self { id: data_encoding::HEXLOWER.encode(&id), model, created: now(), prompt_tokens }
@@ -77,7 +77,7 @@ pub(super) fn trace_json(trace: &Trace) -> Value {
 pub(super) struct Piece {
     pub text: String,
     /// Thoughts and calls.
-    pub beside: Beside,
+    pub beside: BesideText,
     pub tokens: Vec<Token>,
     pub logprobs: Vec<Value>,
     pub finish: Option<&'static str>,
@@ -101,14 +101,14 @@ impl Piece {
 }
 
 /// Turns one answer's tokens into text.
-pub(super) struct Writer<'m> {
+pub(super) struct AnswerWriter<'m> {
     model: &'m TextModel,
     detokeniser: Detokeniser<'m>,
     stops: StopStrings,
     parser: AnswerParser,
     /// How an answer ends by itself: it may have called.
     ended: &'static str,
-    wanted: &'m Wanted,
+    wanted: &'m CompletionRequest,
     stop_tokens: Vec<Token>,
     form: Form,
     logprobs: Option<u8>,
@@ -130,11 +130,11 @@ pub(super) struct Writer<'m> {
     min_tokens: usize,
 }
 
-impl<'m> Writer<'m> {
-    pub fn new(model: &'m TextModel, wanted: &'m Wanted, form: Form, answer: &Answer) -> Self {
+impl<'m> AnswerWriter<'m> {
+    pub fn new(model: &'m TextModel, wanted: &'m CompletionRequest, form: Form, answer: &Answer) -> Self {
         let echo = matches!(form, Form::Text { echo: true, .. });
         let hides_logprobs = matches!(form, Form::Text { hides_logprobs: true, .. });
-        let Ends { skip_special_tokens, include_stop, min_tokens, .. } = wanted.ends;
+        let AnswerEnds { skip_special_tokens, include_stop, min_tokens, .. } = wanted.ends;
         let tools = wanted.tools.as_ref();
         let (parser, kept) = match form {
             Form::Chat => (model.parser(&answer.prompt, tools.map(Tools::callable)), model.kept(tools.is_some())),
@@ -254,7 +254,7 @@ impl<'m> Writer<'m> {
     }
 
     fn sort(&mut self, said: Vec<Said>, piece: &mut Piece) {
-        let mut beside = Beside::default();
+        let mut beside = BesideText::default();
         beside.sort(said, &mut piece.text);
         if let Some(tools) = self.wanted.tools.as_ref().filter(|_| !beside.calls.is_empty()) {
             if !tools.may_call_several() {
@@ -335,7 +335,7 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    pub fn new(taken: &Taken, form: Form, stream: bool) -> Self {
+    pub fn new(taken: &TakenRequest, form: Form, stream: bool) -> Self {
         let (prefix, object) = match (form, stream) {
             (Form::Chat, false) => ("chatcmpl", "chat.completion"),
             (Form::Chat, true) => ("chatcmpl", "chat.completion.chunk"),
@@ -370,7 +370,7 @@ impl Frame {
         map
     }
 
-    pub fn whole(&self, index: usize, piece: Piece, wanted: &Wanted, prompt: &[Token]) -> Value {
+    pub fn whole(&self, index: usize, piece: Piece, wanted: &CompletionRequest, prompt: &[Token]) -> Value {
         let mut choice = self.choice(index, &piece, wanted, Some(prompt));
         if self.form == Form::Chat {
             choice["message"] = json!({ "role": "assistant", "content": piece.text, "refusal": null });
@@ -382,7 +382,7 @@ impl Frame {
     }
 
     /// A part of a streamed answer; the first one says who speaks.
-    pub fn part(&self, index: usize, piece: &Piece, wanted: &Wanted, first: Option<&[Token]>) -> Value {
+    pub fn part(&self, index: usize, piece: &Piece, wanted: &CompletionRequest, first: Option<&[Token]>) -> Value {
         let mut choice = self.choice(index, piece, wanted, first);
         if self.form == Form::Chat {
             let mut delta = Map::new();
@@ -404,7 +404,7 @@ impl Frame {
         CallIds { request: self.request, choice, is_short: self.has_short_ids }
     }
 
-    fn choice(&self, index: usize, piece: &Piece, wanted: &Wanted, prompt: Option<&[Token]>) -> Value {
+    fn choice(&self, index: usize, piece: &Piece, wanted: &CompletionRequest, prompt: Option<&[Token]>) -> Value {
         let mut choice = json!({ "index": index, "finish_reason": piece.finish, "logprobs": null });
         // As vLLM says it.
         choice["stop_reason"] = json!(piece.stop);

@@ -5,13 +5,13 @@ mod items;
 mod request;
 mod store;
 
-pub(super) use store::Store;
+pub(super) use store::ResponseStore;
 
 use super::{
     ApiError, ApiState,
-    translate::{self, Framing, Head, Part, Said, Teller, Usage},
+    translate::{self, AnswerHead, Framing, Part, StreamEvent, Teller, Usage},
 };
-use answer::Telling;
+use answer::ResponsesTeller;
 use axum::{
     Json,
     body::Body,
@@ -30,7 +30,11 @@ pub(super) async fn create(
     let store = state.responses.clone();
     let translate = move |fields| {
         let earlier = store.clone();
-        request::translate(fields, |id| earlier.conversation(id), |asked| Kept { telling: Telling::of(asked), store })
+        request::translate(
+            fields,
+            |id| earlier.conversation(id),
+            |asked| KeptResponse { telling: ResponsesTeller::of(asked), store },
+        )
     };
     translate::answer(&state, headers, body, translate).await
 }
@@ -47,12 +51,12 @@ pub(super) async fn delete(State(state): State<ApiState>, Path(id): Path<String>
 }
 
 /// A response that is kept when it is whole, unless its client wants it otherwise.
-struct Kept {
-    telling: Telling,
-    store: Arc<Store>,
+struct KeptResponse {
+    telling: ResponsesTeller,
+    store: Arc<ResponseStore>,
 }
 
-impl Kept {
+impl KeptResponse {
     fn keep(&self) {
         if let Some((response, conversation)) = self.telling.to_keep() {
             self.store.keep(response, &conversation);
@@ -60,28 +64,28 @@ impl Kept {
     }
 }
 
-impl Teller for Kept {
+impl Teller for KeptResponse {
     const FRAMING: Framing = Framing::Events { ping: None };
 
-    fn begin(&mut self, head: &Head) -> Vec<Said> {
+    fn begin(&mut self, head: &AnswerHead) -> Vec<StreamEvent> {
         self.telling.begin(head)
     }
 
-    fn add(&mut self, part: Part) -> Vec<Said> {
+    fn add(&mut self, part: Part) -> Vec<StreamEvent> {
         self.telling.add(part)
     }
 
-    fn end(&mut self, usage: Usage) -> Vec<Said> {
+    fn end(&mut self, usage: Usage) -> Vec<StreamEvent> {
         let told = self.telling.end(usage);
         self.keep();
         told
     }
 
-    fn fail(&mut self, error: &Value) -> Vec<Said> {
+    fn fail(&mut self, error: &Value) -> Vec<StreamEvent> {
         self.telling.fail(error)
     }
 
-    fn whole(&mut self, head: &Head, answer: Part, usage: Usage) -> Value {
+    fn whole(&mut self, head: &AnswerHead, answer: Part, usage: Usage) -> Value {
         let whole = self.telling.whole(head, answer, usage);
         self.keep();
         whole

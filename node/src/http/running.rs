@@ -18,16 +18,16 @@ use tsnode_protocol::{PeerId, RequestId};
 
 /// Requests whose answers have not ended: no more than there are connections. Held for map operations only.
 #[derive(Debug, Default)]
-pub(super) struct Running(Mutex<Requests>);
+pub(super) struct RunningRequests(Mutex<RunningByNumber>);
 
 #[derive(Debug, Default)]
-struct Requests {
+struct RunningByNumber {
     begun: u64,
-    running: BTreeMap<RequestId, Entry>,
+    running: BTreeMap<RequestId, RunningEntry>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct RunningEntry {
     /// Tells it from an earlier one of the same name.
     number: u64,
     model: String,
@@ -79,17 +79,17 @@ impl Progress {
 
 /// A request under way, until this is dropped.
 #[derive(Debug)]
-pub(super) struct Ticket {
-    running: Arc<Running>,
+pub(super) struct RunningTicket {
+    running: Arc<RunningRequests>,
     request: RequestId,
     number: u64,
     pub cancelled: CancellationToken,
     pub progress: Arc<Progress>,
 }
 
-impl Running {
+impl RunningRequests {
     /// One with so many tokens in its prompts has come.
-    pub fn begin(self: &Arc<Self>, request: RequestId, model: &str, prompt_tokens: usize) -> Ticket {
+    pub fn begin(self: &Arc<Self>, request: RequestId, model: &str, prompt_tokens: usize) -> RunningTicket {
         let cancelled = CancellationToken::new();
         let prompt_tokens = u32::try_from(prompt_tokens).unwrap_or(u32::MAX);
         let progress = Arc::new(Progress { prompt_tokens, ..Progress::default() });
@@ -97,16 +97,16 @@ impl Running {
         requests.begun += 1;
         let number = requests.begun;
         let (model, since) = (model.to_owned(), Instant::now());
-        let entry = Entry { number, model, since, progress: progress.clone(), cancel: cancelled.clone() };
+        let entry = RunningEntry { number, model, since, progress: progress.clone(), cancel: cancelled.clone() };
         requests.running.insert(request, entry);
-        Ticket { running: self.clone(), request, number, cancelled, progress }
+        RunningTicket { running: self.clone(), request, number, cancelled, progress }
     }
 
     /// Those that are, with their models' names, for how long (seconds) and how far, by id.
     pub fn list(&self) -> Value {
         let requests = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        let shown = |(request, entry): (&RequestId, &Entry)| {
+        let shown = |(request, entry): (&RequestId, &RunningEntry)| {
             let far = &entry.progress;
             let (prefill, decode) = far.routed.get().map(|(prefill, decode, _)| (prefill, decode)).unzip();
             json!({
@@ -123,13 +123,13 @@ impl Running {
     fn cancel(&self, name: &str) -> bool {
         let digits = name.rsplit(['-', '_']).next().unwrap_or(name);
         let requests = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let named = |(request, _): &(&RequestId, &Entry)| data_encoding::HEXLOWER.encode(&request.0) == digits;
+        let named = |(request, _): &(&RequestId, &RunningEntry)| data_encoding::HEXLOWER.encode(&request.0) == digits;
         let found = requests.running.iter().find(named);
         found.inspect(|(_, entry)| entry.cancel.cancel()).is_some()
     }
 }
 
-impl Drop for Ticket {
+impl Drop for RunningTicket {
     fn drop(&mut self) {
         let mut requests = self.running.0.lock().unwrap_or_else(PoisonError::into_inner);
         if requests.running.get(&self.request).is_some_and(|entry| entry.number == self.number) {
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn a_request_can_be_cancelled_while_it_runs_by_any_of_its_names() {
-        let running = Arc::new(Running::default());
+        let running = Arc::new(RunningRequests::default());
         let request = RequestId([0xab; 16]);
         let digits = "ab".repeat(16);
         for name in [format!("chatcmpl-{digits}"), format!("resp_{digits}"), request.to_string()] {
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn the_end_of_an_earlier_request_of_the_name_is_not_that_of_the_later() {
-        let running = Arc::new(Running::default());
+        let running = Arc::new(RunningRequests::default());
         let request = RequestId([1; 16]);
         let (earlier, later) = (running.begin(request, "m", 7), running.begin(request, "m", 7));
         drop(earlier);

@@ -12,7 +12,7 @@ use tsnode_protocol::{
 /// What may be set in one request; nothing takes back what was set.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, tag = "about", rename_all = "lowercase")]
-pub(super) enum Wish {
+pub(super) enum SettingsWish {
     /// Targets for a class of requests.
     Targets {
         /// By its name or id; nothing for all that have none of their own.
@@ -43,7 +43,7 @@ pub(super) enum Wish {
     },
 }
 
-impl Wish {
+impl SettingsWish {
     fn read(self, view: &SwarmView) -> Result<(SettingKey, SettingValue), ApiError> {
         let named =
             |name: Option<String>| name.map(|name| find_card(view, Some(&name)).map(|card| card.id)).transpose();
@@ -66,7 +66,7 @@ pub(super) async fn show(State(state): State<ApiState>) -> Json<Value> {
 
 pub(super) async fn set(
     State(state): State<ApiState>,
-    Json(wish): Json<Wish>,
+    Json(wish): Json<SettingsWish>,
 ) -> Result<(StatusCode, Json<Value>), ApiError> {
     let (key, value) = {
         let view = state.view.borrow();

@@ -5,10 +5,10 @@
 
 use super::{
     ApiError, ApiState,
-    request::{Answer, Taken, Wanted},
-    respond::{self, Form, Frame, Piece, Writer},
+    request::{Answer, CompletionRequest, TakenRequest},
+    respond::{self, AnswerWriter, Form, Frame, Piece},
 };
-use crate::gateway::{Reply, Seen};
+use crate::gateway::{Reply, SeenAnswer};
 use axum::response::{
     IntoResponse, Response,
     sse::{Event, KeepAlive, Sse},
@@ -29,9 +29,9 @@ pub(super) const KEEP_AWAKE: Duration = Duration::from_secs(15);
 type Events = mpsc::Sender<Result<Event, Infallible>>;
 
 /// A client that hung up: its answers are dropped, which frees their pages.
-struct Gone;
+struct ClientGone;
 
-pub(super) fn stream(state: ApiState, taken: Taken, wanted: Wanted, form: Form) -> Response {
+pub(super) fn stream(state: ApiState, taken: TakenRequest, wanted: CompletionRequest, form: Form) -> Response {
     let (events, receiver) = mpsc::channel(EVENTS);
     crate::tasks::spawn("streamed answer", async move {
         // A client that has gone is counted by what it leaves behind.
@@ -46,13 +46,20 @@ pub(super) fn kept_awake(events: mpsc::Receiver<Result<Event, Infallible>>, sile
     Sse::new(ReceiverStream::new(events)).keep_alive(keep).into_response()
 }
 
-async fn write(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form, events: &Events) -> Result<(), Gone> {
+async fn write(
+    state: &ApiState,
+    taken: TakenRequest,
+    wanted: &CompletionRequest,
+    form: Form,
+    events: &Events,
+) -> Result<(), ClientGone> {
     let frame = Frame::new(&taken, form, true);
     let prompt_tokens = taken.prompt_tokens(wanted.computed());
     let (model, answers, mut stats) = (taken.model, taken.answers, taken.stats);
-    let mut writers: Vec<Writer<'_>> = answers.iter().map(|a| Writer::new(&model, wanted, form, a)).collect();
+    let mut writers: Vec<AnswerWriter<'_>> =
+        answers.iter().map(|a| AnswerWriter::new(&model, wanted, form, a)).collect();
     let (prompts, mut replies) = merge(answers);
-    let seen: Vec<Seen> = (0..prompts.len()).map(|index| wanted.naming.seen(index)).collect();
+    let seen: Vec<SeenAnswer> = (0..prompts.len()).map(|index| wanted.naming.seen(index)).collect();
     let mut codecs: Vec<Option<PromptCodec>> = seen.iter().map(|seen| seen.codec).collect();
     let mut begun: Vec<bool> = seen.iter().map(|seen| seen.tokens > 0).collect();
     writers.iter_mut().zip(&begun).filter(|(_, begun)| **begun).for_each(|(writer, _)| writer.goes_on());
@@ -62,7 +69,7 @@ async fn write(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form, even
         // While nothing is generated a client may hang up, too.
         let next = tokio::select! {
             next = replies.recv() => next,
-            () = events.closed() => return Err(Gone),
+            () = events.closed() => return Err(ClientGone),
         };
         let Some((index, reply)) = next else { break };
         let mut is_known = false;
@@ -117,7 +124,7 @@ async fn write(state: &ApiState, taken: Taken, wanted: &Wanted, form: Form, even
             let generated = writers.iter().map(|w| w.generated).sum();
             body["usage"] = respond::usage(prompt_tokens, cached, generated);
         }
-        let seen = writers.iter().zip(&codecs).map(|(w, codec)| Seen { tokens: w.generated, codec: *codec });
+        let seen = writers.iter().zip(&codecs).map(|(w, codec)| SeenAnswer { tokens: w.generated, codec: *codec });
         let event = Event::default();
         let event = if wanted.naming.reads_ids { event.id(wanted.naming.event(seen)) } else { event };
         send(event, body, events).await?;
@@ -161,7 +168,7 @@ fn part(
     frame: &Frame,
     (index, codec): (usize, Option<PromptCodec>),
     piece: &Piece,
-    wanted: &Wanted,
+    wanted: &CompletionRequest,
     first: Option<&[Token]>,
 ) -> Value {
     let mut body = frame.envelope(vec![frame.part(index, piece, wanted, first)], [codec]);
@@ -178,7 +185,7 @@ async fn last(
     usage: Option<Value>,
     trace: Option<Value>,
     events: &Events,
-) -> Result<(), Gone> {
+) -> Result<(), ClientGone> {
     if usage.is_some() || trace.is_some() {
         let mut body = frame.envelope(Vec::new(), codecs);
         body.insert("usage".into(), json!(usage));
@@ -190,17 +197,17 @@ async fn last(
     done(events).await
 }
 
-async fn fail(error: ApiError, events: &Events) -> Result<(), Gone> {
+async fn fail(error: ApiError, events: &Events) -> Result<(), ClientGone> {
     send(Event::default(), error.body(), events).await?;
     done(events).await
 }
 
-async fn done(events: &Events) -> Result<(), Gone> {
-    events.send(Ok(Event::default().data("[DONE]"))).await.map_err(|_| Gone)
+async fn done(events: &Events) -> Result<(), ClientGone> {
+    events.send(Ok(Event::default().data("[DONE]"))).await.map_err(|_| ClientGone)
 }
 
-async fn send(event: Event, body: Value, events: &Events) -> Result<(), Gone> {
-    events.send(Ok(event.data(body.to_string()))).await.map_err(|_| Gone)
+async fn send(event: Event, body: Value, events: &Events) -> Result<(), ClientGone> {
+    events.send(Ok(event.data(body.to_string()))).await.map_err(|_| ClientGone)
 }
 
 #[cfg(test)]

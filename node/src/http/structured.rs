@@ -14,7 +14,7 @@ const CHOICES: usize = 1024;
 
 /// A grammar, and the field that it comes from.
 #[derive(Debug, PartialEq, Eq)]
-struct Asked {
+struct AskedGrammar {
     grammar: Grammar,
     param: &'static str,
 }
@@ -22,7 +22,9 @@ struct Asked {
 /// What answers must be, if the client says so; seen to be a grammar.
 pub(super) async fn constraint(fields: &mut Fields, model: &TextModel) -> Result<Option<Box<Constraint>>, ApiError> {
     match asked(fields)? {
-        Some(Asked { grammar, param }) => compiled(model, grammar, param).await.map(|found| Some(Box::new(found))),
+        Some(AskedGrammar { grammar, param }) => {
+            compiled(model, grammar, param).await.map(|found| Some(Box::new(found)))
+        }
         None => Ok(None),
     }
 }
@@ -47,8 +49,8 @@ pub(super) async fn compiled(model: &TextModel, grammar: Grammar, param: &str) -
 }
 
 /// One form at most.
-fn asked(fields: &mut Fields) -> Result<Option<Asked>, ApiError> {
-    let mut found: Option<Asked> = None;
+fn asked(fields: &mut Fields) -> Result<Option<AskedGrammar>, ApiError> {
+    let mut found: Option<AskedGrammar> = None;
     for (param, read) in FIELDS {
         let Some(value) = fields.take(param) else { continue };
         let Some(grammar) = read(param, value)? else { continue };
@@ -57,7 +59,7 @@ fn asked(fields: &mut Fields) -> Result<Option<Asked>, ApiError> {
                 format!("'{param}' and '{}' both say what the answer is to be: send one of them", other.param);
             return Err(ApiError::param(param, message));
         }
-        found = Some(Asked { grammar, param });
+        found = Some(AskedGrammar { grammar, param });
     }
     // Which library does it is this server's business.
     fields.take("guided_decoding_backend");
@@ -71,9 +73,9 @@ fn asked(fields: &mut Fields) -> Result<Option<Asked>, ApiError> {
 const WHITE_SPACE: &str = "guided_whitespace_pattern";
 
 /// The same with this white space, a regular expression.
-fn spaced(asked: Option<Asked>, pattern: &str, said_by: &str) -> Result<Asked, ApiError> {
+fn spaced(asked: Option<AskedGrammar>, pattern: &str, said_by: &str) -> Result<AskedGrammar, ApiError> {
     let refused = |why: &str| ApiError::param(said_by, format!("'{said_by}' {why}"));
-    let Some(Asked { grammar: Grammar::JsonSchema(text), param }) = asked else {
+    let Some(AskedGrammar { grammar: Grammar::JsonSchema(text), param }) = asked else {
         return Err(refused("is for JSON schemas alone"));
     };
     let wrong =
@@ -87,13 +89,13 @@ fn spaced(asked: Option<Asked>, pattern: &str, said_by: &str) -> Result<Asked, A
     if schema.insert("x-guidance".into(), json!({ "whitespace_pattern": pattern })).is_some() {
         return Err(refused("cannot go with a schema that has its own 'x-guidance'"));
     }
-    Ok(Asked { grammar: Grammar::JsonSchema(Value::Object(schema).to_string()), param })
+    Ok(AskedGrammar { grammar: Grammar::JsonSchema(Value::Object(schema).to_string()), param })
 }
 
-type Read = fn(&'static str, Value) -> Result<Option<Grammar>, ApiError>;
+type ReadGrammar = fn(&'static str, Value) -> Result<Option<Grammar>, ApiError>;
 
 /// What each field's value asks for.
-const FIELDS: [(&str, Read); 6] = [
+const FIELDS: [(&str, ReadGrammar); 6] = [
     ("response_format", response_format),
     ("guided_json", |param, value| schema(param, value).map(Some)),
     ("guided_regex", |param, value| regex(param, value).map(Some)),
@@ -144,7 +146,7 @@ fn structured_outputs(param: &'static str, value: Value) -> Result<Option<Gramma
     };
     let Some(pattern) = pattern else { return Ok(Some(grammar)) };
     let pattern = text("structured_outputs.whitespace_pattern", pattern)?;
-    spaced(Some(Asked { grammar, param }), &pattern, "structured_outputs.whitespace_pattern")
+    spaced(Some(AskedGrammar { grammar, param }), &pattern, "structured_outputs.whitespace_pattern")
         .map(|spaced| Some(spaced.grammar))
 }
 
@@ -215,7 +217,7 @@ fn one_of(texts: &[&str]) -> Grammar {
 mod tests {
     use super::*;
 
-    fn read(body: &Value) -> Result<Option<Asked>, String> {
+    fn read(body: &Value) -> Result<Option<AskedGrammar>, String> {
         let mut fields = Fields::parse(body.to_string().as_bytes(), 3).unwrap();
         let read = asked(&mut fields).map_err(|error| error.to_string());
         fields.finish().unwrap();

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tsnode_testnet::{Network, PeerInfo, STATE_FILE, State as Net, TestnetError};
+use tsnode_testnet::{Network, PeerInfo, STATE_FILE, TestnetError, TestnetState as Net};
 
 const PATH: &str = "/api/testnet";
 /// How long a peer that is started again may take until its HTTP listens.
@@ -20,7 +20,7 @@ const START: Duration = Duration::from_secs(30);
 /// What is to be done, and to whom: peers are named as in the testnet.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(tag = "deed", rename_all = "snake_case", deny_unknown_fields)]
-pub(super) enum Wish {
+pub(super) enum TestnetOrder {
     /// Its process ends at once.
     Kill { peer: String },
     /// Its process hangs, its connections open.
@@ -44,7 +44,7 @@ pub(super) enum Wish {
     Heal {},
 }
 
-impl Wish {
+impl TestnetOrder {
     /// Whose process is meant, where one is.
     fn process(&self) -> Option<&str> {
         match self {
@@ -57,7 +57,7 @@ impl Wish {
 /// What a process does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-enum Process {
+enum ProcessState {
     Runs,
     Stopped,
     Ended,
@@ -81,7 +81,7 @@ async fn broken(net: &Net) -> BTreeMap<String, (Vec<String>, Vec<Value>)> {
     let name = |id: &String| {
         net.peers.iter().find(|peer| peer.id == *id).map_or(id.as_str(), |peer| peer.name.as_str()).to_owned()
     };
-    let asked: Vec<&PeerInfo> = net.peers.iter().filter(|peer| process(peer) == Process::Runs).collect();
+    let asked: Vec<&PeerInfo> = net.peers.iter().filter(|peer| process(peer) == ProcessState::Runs).collect();
     let said = Network::of(asked.iter().copied()).broken().await;
     let of = |(peer, faults): (&PeerInfo, Value)| {
         let cut = faults["cut"].as_object().into_iter().flatten().map(|(id, _)| name(id)).collect();
@@ -94,7 +94,7 @@ async fn broken(net: &Net) -> BTreeMap<String, (Vec<String>, Vec<Value>)> {
 
 pub(super) async fn act(
     State(state): State<ApiState>,
-    Json(wish): Json<Wish>,
+    Json(wish): Json<TestnetOrder>,
 ) -> Result<(StatusCode, Json<Value>), ApiError> {
     let (folder, net) = testnet(&state).await?;
     let wrong = |why: String| ApiError::param("peer", why);
@@ -109,17 +109,17 @@ pub(super) async fn act(
 }
 
 /// What was done, as it is said.
-async fn done(wish: Wish, folder: &Path, mut net: Net) -> Result<String, String> {
+async fn done(wish: TestnetOrder, folder: &Path, mut net: Net) -> Result<String, String> {
     let why = |error: TestnetError| error.to_string();
     Ok(match wish {
-        Wish::Restart { peer } => {
+        TestnetOrder::Restart { peer } => {
             net.restart(&peer, folder, START).await.map_err(why)?;
             format!("{peer}: starts again")
         }
-        Wish::Kill { peer } => signal(net, peer, "-KILL", "killed").await?,
-        Wish::Stop { peer } => signal(net, peer, "-STOP", "stopped").await?,
-        Wish::Cont { peer } => signal(net, peer, "-CONT", "goes on").await?,
-        Wish::Partition { side } => {
+        TestnetOrder::Kill { peer } => signal(net, peer, "-KILL", "killed").await?,
+        TestnetOrder::Stop { peer } => signal(net, peer, "-STOP", "stopped").await?,
+        TestnetOrder::Cont { peer } => signal(net, peer, "-CONT", "goes on").await?,
+        TestnetOrder::Partition { side } => {
             if side.is_empty() || net.peers.iter().all(|peer| side.contains(&peer.name)) {
                 return Err("name some of the peers, and not all: those are on the other side".into());
             }
@@ -127,11 +127,11 @@ async fn done(wish: Wish, folder: &Path, mut net: Net) -> Result<String, String>
             network(&net).partition(&names).await.map_err(why)?;
             format!("{} cut off from all others: others notice within seconds", names.join(", "))
         }
-        Wish::Slow { peer, to, mbit, ms } => {
+        TestnetOrder::Slow { peer, to, mbit, ms } => {
             network(&net).slow_link([&peer, &to], mbit, ms).await.map_err(why)?;
             format!("the link between {peer} and {to} is slow")
         }
-        Wish::Heal {} => {
+        TestnetOrder::Heal {} => {
             network(&net).heal().await.map_err(why)?;
             "every network is whole again".to_owned()
         }
@@ -140,7 +140,7 @@ async fn done(wish: Wish, folder: &Path, mut net: Net) -> Result<String, String>
 
 /// Of those that answer: whoever ended or was stopped cannot be told anything.
 fn network(net: &Net) -> Network<'_> {
-    Network::of(net.peers.iter().filter(|peer| process(peer) == Process::Runs))
+    Network::of(net.peers.iter().filter(|peer| process(peer) == ProcessState::Runs))
 }
 
 async fn signal(net: Net, peer: String, what: &'static str, done: &'static str) -> Result<String, String> {
@@ -169,11 +169,11 @@ fn find(data_dir: &Path) -> Option<(PathBuf, Net)> {
     net.peers.iter().any(own).then_some((folder, net))
 }
 
-fn process(peer: &PeerInfo) -> Process {
+fn process(peer: &PeerInfo) -> ProcessState {
     match () {
-        () if !peer.is_alive() => Process::Ended,
-        () if platform::is_stopped(peer.pid) => Process::Stopped,
-        () => Process::Runs,
+        () if !peer.is_alive() => ProcessState::Ended,
+        () if platform::is_stopped(peer.pid) => ProcessState::Stopped,
+        () => ProcessState::Runs,
     }
 }
 
@@ -183,10 +183,10 @@ mod tests {
 
     #[test]
     fn wishes_are_read_and_each_has_what_it_needs() {
-        let read = |text: &str| serde_json::from_str::<Wish>(text).ok();
-        let slow = Wish::Slow { peer: "peer0".into(), to: "peer1".into(), mbit: None, ms: 40.0 };
+        let read = |text: &str| serde_json::from_str::<TestnetOrder>(text).ok();
+        let slow = TestnetOrder::Slow { peer: "peer0".into(), to: "peer1".into(), mbit: None, ms: 40.0 };
         assert_eq!(read(r#"{"deed":"slow","peer":"peer0","to":"peer1","ms":40}"#), Some(slow));
-        assert_eq!(read(r#"{"deed":"heal"}"#), Some(Wish::Heal {}));
+        assert_eq!(read(r#"{"deed":"heal"}"#), Some(TestnetOrder::Heal {}));
         assert_eq!(read(r#"{"deed":"kill","peer":"peer0"}"#).unwrap().process(), Some("peer0"));
         for wrong in [r#"{"deed":"kill"}"#, r#"{"deed":"slow","peer":"peer0"}"#, r#"{"deed":"burn","peer":"peer0"}"#] {
             assert_eq!(read(wrong), None, "{wrong}");

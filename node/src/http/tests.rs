@@ -17,7 +17,7 @@ mod structured;
 mod tolerance;
 mod tools;
 
-use super::{ApiState, Controls, Gatekeeper, Limits, Texts, serve};
+use super::{ApiState, Controls, Gatekeeper, Texts, serve};
 use crate::data_plane::doors::Doors;
 use crate::{
     control_plane::owner::OwnerHandle,
@@ -25,10 +25,11 @@ use crate::{
         measure::Measurer,
         models::{ModelFiles, ModelLibrary},
     },
-    gateway::{Accepted, GatewayHandle, Prompt, Reply, Submission, SubmitError},
+    gateway::{Accepted, GatewayHandle, PreparedRequest, Reply, Submission, SubmitError},
+    limits::{LimitBounds, Limits, LimitsHandle},
     store::{
         Store,
-        keys::{KeyRing, Scope, add},
+        keys::{KeyRing, KeyScope, add},
         local::{self, LocalToken},
     },
     text::{Templates, TextModel},
@@ -47,7 +48,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::{
     gate::Overrule,
-    planner::live::{Lack, Shortfall},
+    planner::live::{DeviceShortfall, Shortfall},
     waiting::NotReady,
 };
 use tsnode_kernels::source::ModelSource;
@@ -78,11 +79,13 @@ pub(super) struct Api {
     /// Whether a client asked before there was a plan.
     waits: watch::Receiver<bool>,
     /// What the gateway was asked for.
-    asked: Arc<Mutex<Vec<Prompt>>>,
+    asked: Arc<Mutex<Vec<PreparedRequest>>>,
     /// Requests dropped by the HTTP side before their end.
     dropped: mpsc::Receiver<()>,
     /// What was to be set for the swarm.
     set: mpsc::Receiver<(SettingKey, SettingValue)>,
+    /// Where limits are kept.
+    folder: tempfile::TempDir,
     stop: CancellationToken,
 }
 
@@ -140,6 +143,7 @@ impl Api {
         let (measurer, _) = Measurer::channel();
         let (wanted, waits) = watch::channel(false);
         let (settings, set) = mpsc::channel(4);
+        let folder = tempfile::tempdir().unwrap();
         let controls = Controls {
             owner,
             measurer,
@@ -147,13 +151,13 @@ impl Api {
             testnet: None,
             asked: wanted,
             settings,
-            limits: Limits::default(),
+            limits: LimitsHandle::new(folder.path(), Limits::default(), LimitBounds::default()).0,
             pulls: crate::weights::Pulls::channel().0,
         };
         let state = ApiState::new(gateway, texts, watched, controls, gatekeeper);
         crate::tasks::spawn("test", serve(listener, Doors::default().http, state, stop.clone()));
         let client = reqwest::Client::builder().timeout(Duration::from_secs(20)).build().unwrap();
-        Self { url, client, view, waits, asked, dropped, set, stop }
+        Self { url, client, view, waits, asked, dropped, set, folder, stop }
     }
 
     async fn send(&self, path: &str, body: &Value) -> Response {
@@ -175,7 +179,7 @@ impl Api {
         text.lines().filter_map(|l| l.strip_prefix("data: ")).map(str::to_owned).collect()
     }
 
-    fn last_asked(&self) -> Prompt {
+    fn last_asked(&self) -> PreparedRequest {
         self.asked.lock().unwrap().last().unwrap().clone()
     }
 }
@@ -185,7 +189,7 @@ async fn play(
     part: Part,
     text: TextModel,
     mut submissions: mpsc::Receiver<Submission>,
-    asked: Arc<Mutex<Vec<Prompt>>>,
+    asked: Arc<Mutex<Vec<PreparedRequest>>>,
     drops: mpsc::Sender<()>,
 ) {
     // Requests that hang end with the test.

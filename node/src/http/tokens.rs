@@ -2,9 +2,9 @@
 
 use super::{
     ApiError, ApiState,
-    bodies::Asked,
+    bodies::ReadBody,
     chat,
-    fields::{Fields, FixedPlan, Prompt},
+    fields::{Fields, GivenPrompt, Prompt},
     request,
 };
 use crate::text::{TextError, TextModel};
@@ -32,10 +32,10 @@ pub(super) async fn tokenize(
 }
 
 /// A text's tokens, with what the tokenizer puts around one unless that is not wanted.
-async fn plain(state: &ApiState, asked: Asked, prompt: Prompt) -> Result<(Arc<TextModel>, Vec<Token>), ApiError> {
-    let Asked { place: _place, naming: _, mut fields } = asked;
-    let Prompt::FixedPlan(mut given) = prompt else { return Err(wrong()) };
-    let (Some(FixedPlan::Text(text)), true) = (given.pop(), given.is_empty()) else { return Err(wrong()) };
+async fn plain(state: &ApiState, asked: ReadBody, prompt: Prompt) -> Result<(Arc<TextModel>, Vec<Token>), ApiError> {
+    let ReadBody { place: _place, naming: _, mut fields } = asked;
+    let Prompt::Given(mut given) = prompt else { return Err(wrong()) };
+    let (Some(GivenPrompt::Text(text)), true) = (given.pop(), given.is_empty()) else { return Err(wrong()) };
     let name = fields.text("model")?;
     let is_bare = fields.peek("add_special_tokens").is_some() && !fields.flag("add_special_tokens")?;
     fields.finish()?;
@@ -49,7 +49,7 @@ async fn plain(state: &ApiState, asked: Asked, prompt: Prompt) -> Result<(Arc<Te
 }
 
 /// A conversation's tokens, ready for its answer.
-async fn conversation(state: &ApiState, mut asked: Asked) -> Result<(Arc<TextModel>, Vec<Token>), ApiError> {
+async fn conversation(state: &ApiState, mut asked: ReadBody) -> Result<(Arc<TextModel>, Vec<Token>), ApiError> {
     asked.fields.refuse_unless("add_special_tokens", |value| *value == false)?;
     chat::prompt(state, asked).await
 }
@@ -61,7 +61,7 @@ fn wrong() -> ApiError {
 /// Tokens whose text is asked for: read into what they are, since JSON values take ten times that.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Wish {
+struct DetokeniseWish {
     model: Option<String>,
     tokens: Vec<Token>,
 }
@@ -72,14 +72,14 @@ pub(super) async fn detokenize(
     body: Body,
 ) -> Result<Json<Value>, ApiError> {
     let parse = |bytes: &[u8]| {
-        let wish: Result<Wish, _> = serde_json::from_slice(bytes);
+        let wish: Result<DetokeniseWish, _> = serde_json::from_slice(bytes);
         let wish = wish.map_err(|error| ApiError::Invalid {
             message: format!("The body must be {{\"model\": …, \"tokens\": [ids]}}: {error}"),
             param: None,
         })?;
         Ok((Fields::default(), wish))
     };
-    let (_, Wish { model, tokens }) = state.bodies.read_by(&headers, body, parse).await?;
+    let (_, DetokeniseWish { model, tokens }) = state.bodies.read_by(&headers, body, parse).await?;
     let model = state.texts.find(&state.view(), model.as_deref()).await?;
     let shape = &model.card().shape;
     if tokens.len() > shape.context as usize {

@@ -12,7 +12,7 @@ const NAME: usize = 128;
 
 /// Whether tools are called.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Choice {
+pub(super) enum ToolChoice {
     /// As the model likes.
     Auto,
     /// At least one.
@@ -28,7 +28,7 @@ pub(super) struct Tools {
     pub list: Vec<Value>,
     /// The same, as far as reading calls needs it.
     callable: Arc<[Callable]>,
-    choice: Choice,
+    choice: ToolChoice,
     /// Whether one answer may have several calls.
     parallel: bool,
 }
@@ -61,12 +61,12 @@ impl Tools {
 
     /// Whether one of them was named: its call is no choice of the model's, and OpenAI does not say that it was.
     pub fn is_named(&self) -> bool {
-        matches!(self.choice, Choice::Named(_))
+        matches!(self.choice, ToolChoice::Named(_))
     }
 
     /// Whether an answer must be nothing but calls.
     pub fn must_call(&self) -> bool {
-        self.choice != Choice::Auto
+        self.choice != ToolChoice::Auto
     }
 
     /// Whether one answer may have several calls; who names a tool wants one.
@@ -77,7 +77,8 @@ impl Tools {
     /// Those that must be called, or one of them: name, and schema of the arguments.
     pub fn to_call(&self) -> Vec<(&str, &Value)> {
         static ANY: Value = Value::Null;
-        let named = |tool: &&Value| !matches!(&self.choice, Choice::Named(only) if Some(only.as_str()) != name(tool));
+        let named =
+            |tool: &&Value| !matches!(&self.choice, ToolChoice::Named(only) if Some(only.as_str()) != name(tool));
         let tool = |tool| Some((name(tool)?, tool["function"].get("parameters").unwrap_or(&ANY)));
         self.list.iter().filter(named).filter_map(tool).collect()
     }
@@ -126,18 +127,18 @@ fn is_name(name: &str) -> bool {
 }
 
 /// Nothing where no tool may be called.
-fn choice(given: Option<Value>, tools: &[Value]) -> Result<Option<Choice>, ApiError> {
+fn choice(given: Option<Value>, tools: &[Value]) -> Result<Option<ToolChoice>, ApiError> {
     let wrong = |why: String| Err(ApiError::param("tool_choice", why));
     let choice = match &given {
-        None => Choice::Auto,
+        None => ToolChoice::Auto,
         Some(Value::String(said)) => match said.as_str() {
             "none" => return Ok(None),
-            "auto" => Choice::Auto,
-            "required" => Choice::Required,
+            "auto" => ToolChoice::Auto,
+            "required" => ToolChoice::Required,
             _ => return wrong("'tool_choice' must be none, auto, required, or a function by its name".into()),
         },
         Some(named) => match (&named["type"], named["function"]["name"].as_str()) {
-            (Value::String(kind), Some(only)) if kind == "function" => Choice::Named(only.to_owned()),
+            (Value::String(kind), Some(only)) if kind == "function" => ToolChoice::Named(only.to_owned()),
             _ => {
                 let form = "{\"type\": \"function\", \"function\": {\"name\"}}";
                 return wrong(format!("'tool_choice' must be none, auto, required, or {form}"));
@@ -145,11 +146,11 @@ fn choice(given: Option<Value>, tools: &[Value]) -> Result<Option<Choice>, ApiEr
         },
     };
     match &choice {
-        Choice::Named(only) if !tools.iter().any(|tool| name(tool) == Some(only)) => {
+        ToolChoice::Named(only) if !tools.iter().any(|tool| name(tool) == Some(only)) => {
             let only: String = only.chars().take(NAME).collect();
             wrong(format!("'tool_choice' names {only}, which is none of 'tools'"))
         }
-        Choice::Required if tools.is_empty() => wrong("'tool_choice' is required, and there are no 'tools'".into()),
+        ToolChoice::Required if tools.is_empty() => wrong("'tool_choice' is required, and there are no 'tools'".into()),
         _ => Ok(Some(choice)),
     }
 }

@@ -6,11 +6,11 @@ mod answer;
 mod form;
 mod lines;
 
-pub(super) use super::respond::Head;
+pub(super) use super::respond::AnswerHead;
 pub(super) use answer::{CallPart, Part, Usage, call_id};
 pub(super) use form::errors;
 
-use super::{ApiError, ApiState, bodies::Asked, chat, complete, fields::Fields, naming, sse};
+use super::{ApiError, ApiState, bodies::ReadBody, chat, complete, fields::Fields, naming, sse};
 use axum::{
     Json,
     body::{Body, to_bytes},
@@ -21,7 +21,7 @@ use axum::{
     },
 };
 use futures::{Stream, StreamExt, stream};
-use lines::{Line, Lines};
+use lines::{Line, StreamLines};
 use serde_json::Value;
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -52,7 +52,7 @@ pub(super) struct Translated<T> {
 
 /// One event of a stream.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Said {
+pub(super) struct StreamEvent {
     /// What kind of event, where the API names them.
     pub event: Option<&'static str>,
     pub data: Value,
@@ -72,15 +72,15 @@ pub(super) trait Teller: Send + 'static {
     const FRAMING: Framing;
 
     /// What begins a stream.
-    fn begin(&mut self, head: &Head) -> Vec<Said>;
+    fn begin(&mut self, head: &AnswerHead) -> Vec<StreamEvent>;
     /// Some of the answer.
-    fn add(&mut self, part: Part) -> Vec<Said>;
+    fn add(&mut self, part: Part) -> Vec<StreamEvent>;
     /// What closes a stream, or nothing where that has failed.
-    fn end(&mut self, usage: Usage) -> Vec<Said>;
+    fn end(&mut self, usage: Usage) -> Vec<StreamEvent>;
     /// The answer broke off.
-    fn fail(&mut self, error: &Value) -> Vec<Said>;
+    fn fail(&mut self, error: &Value) -> Vec<StreamEvent>;
     /// The whole of an answer that is not streamed.
-    fn whole(&mut self, head: &Head, answer: Part, usage: Usage) -> Value;
+    fn whole(&mut self, head: &AnswerHead, answer: Part, usage: Usage) -> Value;
 }
 
 /// A value's field, which it no longer has; null where the value is no object.
@@ -100,7 +100,7 @@ pub(super) async fn answer<T: Teller>(
 }
 
 /// What is left of a translation when its fields are a completion's.
-pub(super) struct Told<T> {
+pub(super) struct Translation<T> {
     kind: Kind,
     stream: bool,
     pub teller: T,
@@ -112,7 +112,7 @@ pub(super) async fn read<T: Send + 'static>(
     headers: &HeaderMap,
     body: Body,
     translate: impl FnOnce(Fields) -> Result<Translated<T>, ApiError> + Send + 'static,
-) -> Result<(Asked, Told<T>), ApiError> {
+) -> Result<(ReadBody, Translation<T>), ApiError> {
     let tokens = super::request::most_tokens(state);
     let parse = move |bytes: &[u8]| {
         let Translated { kind, mut body, stream, teller } = translate(Fields::foreign(bytes)?)?;
@@ -123,7 +123,7 @@ pub(super) async fn read<T: Send + 'static>(
         let said = body.to_string();
         // Its values have been written: what takes their memory is gone before they are read again.
         drop(body);
-        Ok((Fields::parse(said.as_bytes(), tokens)?, Told { kind, stream, teller }))
+        Ok((Fields::parse(said.as_bytes(), tokens)?, Translation { kind, stream, teller }))
     };
     // Events in other words have no ids to come back with.
     let mut named = headers.clone();
@@ -135,10 +135,10 @@ pub(super) async fn read<T: Send + 'static>(
 pub(super) async fn conduct<T: Teller>(
     state: &ApiState,
     headers: &HeaderMap,
-    asked: Asked,
-    told: Told<T>,
+    asked: ReadBody,
+    told: Translation<T>,
 ) -> Result<Response, ApiError> {
-    let Told { kind, stream, mut teller } = told;
+    let Translation { kind, stream, mut teller } = told;
     let answered = match kind {
         Kind::Chat => chat::answer(state, headers, asked).await?,
         Kind::Text => complete::answer(state, headers, asked, complete::Unsaid::Context).await?,
@@ -147,7 +147,7 @@ pub(super) async fn conduct<T: Teller>(
         return Ok(answered);
     }
     let (parts, body) = answered.into_parts();
-    let head = parts.extensions.get::<Head>().cloned().unwrap_or_default();
+    let head = parts.extensions.get::<AnswerHead>().cloned().unwrap_or_default();
     let mut response = if stream {
         streamed(body, &head, teller)
     } else {
@@ -160,9 +160,9 @@ pub(super) async fn conduct<T: Teller>(
     Ok(response)
 }
 
-fn streamed<T: Teller>(body: Body, head: &Head, mut teller: T) -> Response {
+fn streamed<T: Teller>(body: Body, head: &AnswerHead, mut teller: T) -> Response {
     let said = teller.begin(head).into();
-    let said = Telling { lines: Lines::of(body), teller, usage: Usage::default(), is_over: false, said };
+    let said = Telling { lines: StreamLines::of(body), teller, usage: Usage::default(), is_over: false, said };
     let said = stream::unfold(said, |mut telling| async { Some((telling.next().await?, telling)) });
     match T::FRAMING {
         Framing::Events { ping } => events(said, ping),
@@ -174,8 +174,8 @@ fn streamed<T: Teller>(body: Body, head: &Head, mut teller: T) -> Response {
     }
 }
 
-fn events(said: impl Stream<Item = Said> + Send + 'static, ping: Option<&'static str>) -> Response {
-    let events = said.map(|Said { event, data }| {
+fn events(said: impl Stream<Item = StreamEvent> + Send + 'static, ping: Option<&'static str>) -> Response {
+    let events = said.map(|StreamEvent { event, data }| {
         let one = Event::default().data(data.to_string());
         Ok::<_, Infallible>(event.map_or(one.clone(), |name| one.event(name)))
     });
@@ -190,16 +190,16 @@ fn events(said: impl Stream<Item = Said> + Send + 'static, ping: Option<&'static
 
 /// A completion's stream as it is told in other words.
 struct Telling<T> {
-    lines: Lines,
+    lines: StreamLines,
     teller: T,
     usage: Usage,
     is_over: bool,
     /// What has been made of the last line, or of the beginning, and not been sent.
-    said: VecDeque<Said>,
+    said: VecDeque<StreamEvent>,
 }
 
 impl<T: Teller> Telling<T> {
-    async fn next(&mut self) -> Option<Said> {
+    async fn next(&mut self) -> Option<StreamEvent> {
         loop {
             if let Some(said) = self.said.pop_front() {
                 return Some(said);
@@ -223,7 +223,7 @@ impl<T: Teller> Telling<T> {
         }
     }
 
-    fn fail(&mut self, error: &Value) -> Vec<Said> {
+    fn fail(&mut self, error: &Value) -> Vec<StreamEvent> {
         self.is_over = true;
         self.teller.fail(error)
     }

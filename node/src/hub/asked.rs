@@ -11,14 +11,14 @@ const ENDINGS: [&str; 4] = [".gguf", ".safetensors", ".bin", ".pth"];
 
 /// What somebody asks for who names a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum AskedModel {
     /// Something on this host's disk.
     Path(PathBuf),
     /// A model of the hub.
     Model(ModelName),
 }
 
-impl Asked {
+impl AskedModel {
     /// What a text means. What is on disk goes first, as everywhere; what looks like a path is one.
     ///
     /// # Errors
@@ -55,17 +55,19 @@ mod tests {
 
     #[test]
     fn paths_and_names_are_told_apart() {
-        let asked = |text: &str| Asked::of(text).unwrap();
+        let asked = |text: &str| AskedModel::of(text).unwrap();
         for path in ["./org/repo", "/models/x", "~/x", "model.gguf", "org/repo.gguf", "folder", "."] {
-            assert_eq!(asked(path), Asked::Path(path.into()), "{path}");
+            assert_eq!(asked(path), AskedModel::Path(path.into()), "{path}");
         }
-        assert!(matches!(asked("org/repo"), Asked::Model(_)) && matches!(asked("llama3.2:1b"), Asked::Model(_)));
-        let said = Asked::of("llama3.2:1c").unwrap_err().to_string();
+        assert!(
+            matches!(asked("org/repo"), AskedModel::Model(_)) && matches!(asked("llama3.2:1b"), AskedModel::Model(_))
+        );
+        let said = AskedModel::of("llama3.2:1c").unwrap_err().to_string();
         assert!(said.contains("did you mean llama3.2:1b?"), "{said}");
         // What is there is meant.
         let folder = tempfile::tempdir().unwrap();
         let there = folder.path().join("org/repo");
         std::fs::create_dir_all(&there).unwrap();
-        assert_eq!(asked(there.to_str().unwrap()), Asked::Path(there.clone()));
+        assert_eq!(asked(there.to_str().unwrap()), AskedModel::Path(there.clone()));
     }
 }

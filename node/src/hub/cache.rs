@@ -2,7 +2,7 @@
 
 use super::{
     catalogue,
-    choose::{self, Choice, Form, INDEX},
+    choose::{self, ChosenFiles, Form, INDEX},
     error::HubError,
     hash::BlobHash,
     name::{ModelName, Quant, RepoId, Revision},
@@ -180,7 +180,7 @@ impl Cache {
         Ok(Some(self.described(name, commit, &choice)))
     }
 
-    fn described(&self, name: &ModelName, commit: Revision, choice: &Choice) -> CachedModel {
+    fn described(&self, name: &ModelName, commit: Revision, choice: &ChosenFiles) -> CachedModel {
         let snapshot = self.snapshot(&name.repo, &commit);
         let path = match &choice.form {
             Form::Gguf(first) => snapshot.join(first),
@@ -345,7 +345,7 @@ pub fn is_gated(path: &Path) -> bool {
 
 /// Where a model at a path in such a cache came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Origin {
+pub struct CachedOrigin {
     /// Its repository and commit: `org/repo@0123…`.
     pub source: String,
     /// Its licence, as far as it is known.
@@ -354,7 +354,7 @@ pub struct Origin {
 
 /// Where a model at a path in such a cache came from; none of one that is not in such a cache.
 #[must_use]
-pub fn origin_of(path: &Path) -> Option<Origin> {
+pub fn origin_of(path: &Path) -> Option<CachedOrigin> {
     let full = std::path::absolute(path).ok()?;
     let snapshots = full.ancestors().find(|folder| folder.ends_with("snapshots"))?;
     let commit = full.strip_prefix(snapshots).ok()?.components().next()?.as_os_str().to_str()?;
@@ -362,7 +362,7 @@ pub fn origin_of(path: &Path) -> Option<Origin> {
     let folder = snapshots.parent()?;
     let repo = RepoId::of_folder(folder.file_name()?.to_str()?)?;
     let licence = Cache::new(folder.parent()?).licence(&repo);
-    Some(Origin { source: format!("{repo}@{commit}"), licence })
+    Some(CachedOrigin { source: format!("{repo}@{commit}"), licence })
 }
 
 /// What a model at a path in such a cache is called: by its repository, where its folder is called after a commit.
@@ -433,11 +433,11 @@ fn bytes_in(folder: &Path) -> u64 {
 
 /// Holds a blob against everybody else who would fetch it; it is free again when this is dropped.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct BlobHold {
     _file: File,
 }
 
-impl Held {
+impl BlobHold {
     /// Takes a lock's file, if nobody has it.
     pub fn take(path: &Path) -> Result<Option<Self>, HubError> {
         let opened = make_parents(path).and_then(|()| File::options().create(true).append(true).open(path));
@@ -534,9 +534,9 @@ mod tests {
     fn who_holds_a_lock_holds_it_alone() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a/b.lock");
-        let held = Held::take(&path).unwrap().unwrap();
-        assert!(Held::take(&path).unwrap().is_none());
+        let held = BlobHold::take(&path).unwrap().unwrap();
+        assert!(BlobHold::take(&path).unwrap().is_none());
         drop(held);
-        assert!(Held::take(&path).unwrap().is_some());
+        assert!(BlobHold::take(&path).unwrap().is_some());
     }
 }

@@ -23,11 +23,11 @@ pub struct Alias {
 
 #[derive(Deserialize)]
 struct Catalogue {
-    model: Vec<Entry>,
+    model: Vec<CatalogueEntry>,
 }
 
 #[derive(Deserialize)]
-struct Entry {
+struct CatalogueEntry {
     alias: String,
     model: String,
     gigabytes: f64,
@@ -37,8 +37,8 @@ struct Entry {
 /// Empty where the program was built with a broken catalogue, which a test excludes.
 static ALL: LazyLock<Vec<Alias>> = LazyLock::new(|| {
     let entries = toml::from_str(TEXT).map_or(Vec::new(), |Catalogue { model }| model);
-    let read = |entry: Entry| {
-        let Entry { alias, model, gigabytes, licence } = entry;
+    let read = |entry: CatalogueEntry| {
+        let CatalogueEntry { alias, model, gigabytes, licence } = entry;
         Some(Alias { alias, model: model.parse().ok()?, gigabytes, licence })
     };
     entries.into_iter().filter_map(read).collect()

@@ -27,7 +27,7 @@ pub enum Form {
 
 /// A model's files.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Choice {
+pub struct ChosenFiles {
     /// By their paths in the repository, in order.
     pub files: Vec<String>,
     /// What is opened.
@@ -38,14 +38,14 @@ pub struct Choice {
 ///
 /// # Errors
 /// When none of them are a model's, or several models are as good.
-pub fn choose(files: &[String], name: &ModelName) -> Result<Choice, HubError> {
+pub fn choose(files: &[String], name: &ModelName) -> Result<ChosenFiles, HubError> {
     let models = ggufs(files);
     if let Some(quant) = &name.quant {
         return of_quant(&models, quant, name);
     }
     let weights = safetensors(files);
     if !weights.is_empty() {
-        return Ok(Choice { files: with_small(files, weights), form: Form::Folder });
+        return Ok(ChosenFiles { files: with_small(files, weights), form: Form::Folder });
     }
     if models.len() == 1 {
         return Ok(gguf(&models[0].1));
@@ -58,7 +58,7 @@ pub fn choose(files: &[String], name: &ModelName) -> Result<Choice, HubError> {
     let pickles: Vec<String> = files.iter().filter(|file| is_pickle(file)).cloned().collect();
     match pickles.is_empty() {
         true => Err(HubError::NoWeights { repo: name.repo.clone(), pickles: false }),
-        false => Ok(Choice { files: with_small(files, pickles), form: Form::Pickles }),
+        false => Ok(ChosenFiles { files: with_small(files, pickles), form: Form::Pickles }),
     }
 }
 
@@ -73,7 +73,7 @@ pub fn names(files: &[String], name: &ModelName) -> Vec<ModelName> {
 }
 
 /// A file that a choice lacks, as its index or the numbers in its names say.
-pub fn lacking(choice: &Choice, index: Option<&[u8]>) -> Option<String> {
+pub fn lacking(choice: &ChosenFiles, index: Option<&[u8]>) -> Option<String> {
     let has = |file: &str| choice.files.iter().any(|other| other == file);
     if let Form::Gguf(first) = &choice.form {
         return numbered(first)?.rest().find(|file| !has(file));
@@ -88,10 +88,10 @@ pub fn lacking(choice: &Choice, index: Option<&[u8]>) -> Option<String> {
 /// The files that an index names.
 fn indexed(index: &[u8]) -> BTreeSet<String> {
     #[derive(Deserialize)]
-    struct Index {
+    struct RepoIndex {
         weight_map: BTreeMap<String, String>,
     }
-    serde_json::from_slice(index).map_or(BTreeSet::new(), |Index { weight_map }| weight_map.into_values().collect())
+    serde_json::from_slice(index).map_or(BTreeSet::new(), |RepoIndex { weight_map }| weight_map.into_values().collect())
 }
 
 /// The weights that transformers would load: one file, or the parts that its index names.
@@ -139,7 +139,7 @@ fn ggufs(files: &[String]) -> Vec<(Option<Quant>, Vec<String>)> {
     models.into_values().map(|files| (Quant::of_file(&files[0]), files)).collect()
 }
 
-fn of_quant(models: &[(Option<Quant>, Vec<String>)], quant: &Quant, name: &ModelName) -> Result<Choice, HubError> {
+fn of_quant(models: &[(Option<Quant>, Vec<String>)], quant: &Quant, name: &ModelName) -> Result<ChosenFiles, HubError> {
     let found = models.iter().find(|(own, _)| own.as_ref() == Some(quant)).map(|(_, files)| gguf(files));
     found.ok_or_else(|| {
         let there: BTreeSet<String> = models.iter().filter_map(|(own, _)| own.as_ref().map(Quant::to_string)).collect();
@@ -150,10 +150,10 @@ fn of_quant(models: &[(Option<Quant>, Vec<String>)], quant: &Quant, name: &Model
     })
 }
 
-fn gguf(files: &[String]) -> Choice {
+fn gguf(files: &[String]) -> ChosenFiles {
     let mut files = files.to_vec();
     files.sort();
-    Choice { form: Form::Gguf(files[0].clone()), files }
+    ChosenFiles { form: Form::Gguf(files[0].clone()), files }
 }
 
 /// A file that is one of several.
@@ -192,7 +192,7 @@ mod tests {
         names.iter().map(|name| (*name).to_owned()).collect()
     }
 
-    fn of(text: &str, names: &[&str]) -> Result<Choice, String> {
+    fn of(text: &str, names: &[&str]) -> Result<ChosenFiles, String> {
         choose(&files(names), &text.parse().unwrap()).map_err(|e| e.to_string())
     }
 

@@ -69,7 +69,7 @@ pub struct FileMeta {
 }
 
 /// A file's bytes as they come, from a place on.
-pub struct Stream {
+pub struct FileStream {
     /// Where they begin.
     pub from: u64,
     /// They themselves.
@@ -78,7 +78,7 @@ pub struct Stream {
 
 /// A repository that a search found.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct FoundRepo {
     /// Its name.
     pub repo: RepoId,
     /// How often it was fetched in the last month.
@@ -229,7 +229,7 @@ impl Hub {
         commit: &Revision,
         (file, meta): (&str, &FileMeta),
         from: u64,
-    ) -> Result<Stream, HubError> {
+    ) -> Result<FileStream, HubError> {
         let url = self.resolve(&name.repo, commit, file);
         let ranged = || {
             let request = self.get(&url).header(ACCEPT_ENCODING, "identity");
@@ -240,17 +240,17 @@ impl Hub {
             let range = text(response.headers(), CONTENT_RANGE.as_str()).unwrap_or_default();
             let fits = range.starts_with(&format!("bytes {from}-")) && range.ends_with(&format!("/{}", meta.bytes));
             let why = || format!("bytes from {from} of {} were asked for, and {range:?} came", meta.bytes);
-            return if fits { Ok(Stream { from, response }) } else { Err(HubError::Answer { url, why: why() }) };
+            return if fits { Ok(FileStream { from, response }) } else { Err(HubError::Answer { url, why: why() }) };
         }
         let response = self.accepted(response, name, Some(file))?;
-        Ok(Stream { from: 0, response })
+        Ok(FileStream { from: 0, response })
     }
 
     /// Repositories with these words, most fetched first.
     ///
     /// # Errors
     /// When the hub cannot be asked.
-    pub async fn search(&self, words: &str, most: usize) -> Result<Vec<Found>, HubError> {
+    pub async fn search(&self, words: &str, most: usize) -> Result<Vec<FoundRepo>, HubError> {
         let parameters = [("search", words), ("limit", &most.to_string()), ("sort", "downloads"), ("direction", "-1")];
         let address = format!("{}/api/models", self.settings.endpoint);
         let unreadable = |_| HubError::Unreachable { endpoint: address.clone(), why: "that is no address".into() };
@@ -263,7 +263,7 @@ impl Hub {
         let found = |raw: RawFound| {
             let gated = is_gated(&raw.gated);
             // Some old ones have no owner, and no name that we could ask by.
-            Some(Found { repo: raw.id.parse().ok()?, downloads: raw.downloads, licence: licence(&raw.tags), gated })
+            Some(FoundRepo { repo: raw.id.parse().ok()?, downloads: raw.downloads, licence: licence(&raw.tags), gated })
         };
         Ok(raw.into_iter().filter_map(found).take(most).collect())
     }

@@ -1,12 +1,12 @@
 //! One file of a repository comes into the cache: resumed where it broke off, whole and verified before it counts.
 
 use super::{
-    cache::{Cache, Held, make_parents},
-    client::{FileMeta, Hub, Stream, deepest},
+    cache::{BlobHold, Cache, make_parents},
+    client::{FileMeta, FileStream, Hub, deepest},
     error::HubError,
     hash::Hasher,
     name::{ModelName, Revision},
-    news::News,
+    news::PullNews,
 };
 use crate::store::disk;
 use std::fs::{self, File};
@@ -19,7 +19,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// What is fetched, and where to.
 #[derive(Clone, Copy)]
-pub(super) struct Job<'j> {
+pub(super) struct DownloadJob<'j> {
     pub hub: &'j Hub,
     pub cache: &'j Cache,
     pub name: &'j ModelName,
@@ -29,15 +29,15 @@ pub(super) struct Job<'j> {
 /// A stream that broke, which is no reason to give up yet.
 struct Broke(String);
 
-impl Job<'_> {
+impl DownloadJob<'_> {
     /// Brings a file into the snapshot. Says how many bytes came over the network.
-    pub async fn fetch(self, file: &str, news: &mut (dyn FnMut(News<'_>) + Send)) -> Result<u64, HubError> {
+    pub async fn fetch(self, file: &str, news: &mut (dyn FnMut(PullNews<'_>) + Send)) -> Result<u64, HubError> {
         let meta = self.hub.meta(self.name, self.commit, file).await?;
         let _held = self.held(&meta, file, news).await?;
         let blob = self.cache.blob(&self.name.repo, &meta.hash);
         let mut fetched = 0;
         if is_whole(&blob, &meta) {
-            news(News::Here(meta.bytes));
+            news(PullNews::Here(meta.bytes));
         } else {
             fetched = self.blob(file, &meta, &blob, news).await?;
         }
@@ -50,16 +50,16 @@ impl Job<'_> {
         self,
         meta: &FileMeta,
         file: &str,
-        news: &mut (dyn FnMut(News<'_>) + Send),
-    ) -> Result<Held, HubError> {
+        news: &mut (dyn FnMut(PullNews<'_>) + Send),
+    ) -> Result<BlobHold, HubError> {
         let path = self.cache.lock(&self.name.repo, &meta.hash);
         let mut told = false;
         loop {
-            if let Some(held) = Held::take(&path)? {
+            if let Some(held) = BlobHold::take(&path)? {
                 return Ok(held);
             }
             if !told {
-                news(News::Waits { file });
+                news(PullNews::Waits { file });
                 told = true;
             }
             tokio::time::sleep(LOOK_AGAIN).await;
@@ -71,21 +71,21 @@ impl Job<'_> {
         file: &str,
         meta: &FileMeta,
         blob: &Path,
-        news: &mut (dyn FnMut(News<'_>) + Send),
+        news: &mut (dyn FnMut(PullNews<'_>) + Send),
     ) -> Result<u64, HubError> {
         let path = self.cache.incomplete(&self.name.repo, &meta.hash);
         let mut fetched = 0;
         // What was here before may be of no use: then all of it comes once more.
         for _ in 0..2 {
-            let mut draft = Draft::open(&path, meta).await?;
+            let mut draft = PartialDownload::open(&path, meta).await?;
             let resumed = draft.done > 0;
-            news(News::Here(draft.done));
+            news(PullNews::Here(draft.done));
             fetched += self.rest(file, meta, &mut draft, news).await?;
             let lost = draft.done;
             if draft.place(meta, blob)? {
                 return Ok(fetched);
             }
-            news(News::Lost(lost));
+            news(PullNews::Lost(lost));
             if !resumed {
                 break;
             }
@@ -98,8 +98,8 @@ impl Job<'_> {
         self,
         file: &str,
         meta: &FileMeta,
-        draft: &mut Draft,
-        news: &mut (dyn FnMut(News<'_>) + Send),
+        draft: &mut PartialDownload,
+        news: &mut (dyn FnMut(PullNews<'_>) + Send),
     ) -> Result<u64, HubError> {
         let patience = self.hub.settings().patience;
         let (mut fetched, mut tries, mut wait) = (0, 0, patience.first_wait);
@@ -129,14 +129,14 @@ fn is_whole(blob: &Path, meta: &FileMeta) -> bool {
 }
 
 /// A file that is not whole yet, under a name that nobody takes for a file's.
-struct Draft {
+struct PartialDownload {
     path: PathBuf,
     file: File,
     hasher: Hasher,
     done: u64,
 }
 
-impl Draft {
+impl PartialDownload {
     /// With what is there of it.
     async fn open(path: &Path, meta: &FileMeta) -> Result<Self, HubError> {
         let (own, hash, bytes) = (path.to_owned(), meta.hash.clone(), meta.bytes);
@@ -159,14 +159,14 @@ impl Draft {
     /// Takes what comes, until it ends or breaks.
     async fn take(
         &mut self,
-        stream: Stream,
+        stream: FileStream,
         meta: &FileMeta,
         fetched: &mut u64,
-        news: &mut (dyn FnMut(News<'_>) + Send),
+        news: &mut (dyn FnMut(PullNews<'_>) + Send),
     ) -> Result<Option<Broke>, HubError> {
-        let Stream { from, mut response } = stream;
+        let FileStream { from, mut response } = stream;
         if from != self.done {
-            news(News::Lost(self.done));
+            news(PullNews::Lost(self.done));
             self.begin_anew(meta)?;
         }
         loop {
@@ -186,7 +186,7 @@ impl Draft {
             self.hasher.update(bytes);
             self.done += bytes.len() as u64;
             *fetched += bytes.len() as u64;
-            news(News::Came(bytes.len() as u64));
+            news(PullNews::Came(bytes.len() as u64));
         }
     }
 

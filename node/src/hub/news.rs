@@ -2,7 +2,7 @@
 
 /// How far a pull is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum News<'n> {
+pub enum PullNews<'n> {
     /// It begins: what the model's files have together that are not here (bytes), and how many these are.
     Begins {
         /// Bytes to come, or that are here as parts of files.

@@ -4,10 +4,10 @@ use super::{
     cache::{Cache, CachedModel},
     choose::{self, Form},
     client::{Hub, RepoFile, RepoInfo},
-    download::Job,
+    download::DownloadJob,
     error::HubError,
     name::{ModelName, RepoId},
-    news::News,
+    news::PullNews,
 };
 use crate::platform;
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ pub enum Use {
 
 /// A model that was pulled.
 #[derive(Clone, Debug)]
-pub struct Pulled {
+pub struct PulledModel {
     /// It itself.
     pub model: CachedModel,
     /// What came over the network for it (bytes).
@@ -48,7 +48,7 @@ pub fn find(cache: &Cache, name: &ModelName) -> Option<CachedModel> {
 pub async fn obtain(
     hub: &Hub,
     name: &ModelName,
-    news: &mut (dyn FnMut(News<'_>) + Send),
+    news: &mut (dyn FnMut(PullNews<'_>) + Send),
 ) -> Result<CachedModel, HubError> {
     let cache = Cache::new(&hub.settings().cache);
     match find(&cache, name) {
@@ -66,8 +66,8 @@ pub async fn pull(
     hub: &Hub,
     name: &ModelName,
     intent: Use,
-    news: &mut (dyn FnMut(News<'_>) + Send),
-) -> Result<Pulled, HubError> {
+    news: &mut (dyn FnMut(PullNews<'_>) + Send),
+) -> Result<PulledModel, HubError> {
     let cache = Cache::new(&hub.settings().cache);
     if hub.settings().offline {
         return here(&cache, name);
@@ -81,8 +81,8 @@ pub async fn pull(
     let to_come = to_come(&cache, &name.repo, &info, &missing);
     room(&cache, name, to_come)?;
     let listed = |file: &&str| info.files.iter().find(|listed| listed.path == **file).and_then(|listed| listed.bytes);
-    news(News::Begins { bytes: missing.iter().filter_map(listed).sum(), files: missing.len() });
-    let job = Job { hub, cache: &cache, name, commit: &info.commit };
+    news(PullNews::Begins { bytes: missing.iter().filter_map(listed).sum(), files: missing.len() });
+    let job = DownloadJob { hub, cache: &cache, name, commit: &info.commit };
     let mut fetched = 0;
     for file in missing {
         fetched += job.fetch(file, news).await?;
@@ -95,16 +95,16 @@ pub async fn pull(
     let model = cache.model(name)?.ok_or_else(|| absent(&cache, name))?;
     match model.lacking.clone() {
         Some(file) => Err(HubError::NoFile { repo: name.repo.clone(), file }),
-        None => Ok(Pulled { model, fetched, licence: info.licence }),
+        None => Ok(PulledModel { model, fetched, licence: info.licence }),
     }
 }
 
 /// The same where nothing may be asked of the network.
-fn here(cache: &Cache, name: &ModelName) -> Result<Pulled, HubError> {
+fn here(cache: &Cache, name: &ModelName) -> Result<PulledModel, HubError> {
     let found = cache.model(name).ok().flatten();
     let lacking = found.as_ref().and_then(|model| model.lacking.clone());
     match found.filter(|model| model.lacking.is_none()) {
-        Some(model) => Ok(Pulled { model, fetched: 0, licence: None }),
+        Some(model) => Ok(PulledModel { model, fetched: 0, licence: None }),
         None => Err(HubError::Offline { name: name.clone(), folder: cache.folder().to_owned(), lacking }),
     }
 }

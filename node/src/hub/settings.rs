@@ -12,16 +12,16 @@ const TOKEN_BYTES: u64 = 4096;
 
 /// What shows the hub who asks. It is never printed.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Token(String);
+pub struct HubToken(String);
 
-impl Token {
+impl HubToken {
     /// For a header.
     pub(super) fn secret(&self) -> &str {
         &self.0
     }
 }
 
-impl fmt::Debug for Token {
+impl fmt::Debug for HubToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Token(…)")
     }
@@ -29,7 +29,7 @@ impl fmt::Debug for Token {
 
 /// How long the hub is waited for.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
+pub struct HubTimeouts {
     /// A stream without a byte for so long is broken.
     pub silence: Duration,
     /// Times that something is tried in a row without a byte more.
@@ -40,7 +40,7 @@ pub struct Patience {
     pub longest_wait: Duration,
 }
 
-impl Default for Patience {
+impl Default for HubTimeouts {
     fn default() -> Self {
         Self {
             silence: Duration::from_secs(30),
@@ -58,13 +58,13 @@ pub struct HubSettings {
     /// The hub's address, without a slash at its end.
     pub endpoint: String,
     /// Who asks.
-    pub token: Option<Token>,
+    pub token: Option<HubToken>,
     /// The folder with `models--org--repo`.
     pub cache: PathBuf,
     /// Whether nothing may be asked of the network.
     pub offline: bool,
     /// How long it is waited for.
-    pub patience: Patience,
+    pub patience: HubTimeouts,
 }
 
 impl HubSettings {
@@ -84,10 +84,10 @@ impl HubSettings {
         let offline = said("HF_HUB_OFFLINE").or_else(|| said("TRANSFORMERS_OFFLINE"));
         Self {
             endpoint: said("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.into()).trim_end_matches('/').to_owned(),
-            token: token.filter(|token| token.bytes().all(|b| b.is_ascii_graphic())).map(Token),
+            token: token.filter(|token| token.bytes().all(|b| b.is_ascii_graphic())).map(HubToken),
             cache: cache.unwrap_or_else(|| hf_home.join("hub")),
             offline: offline.is_some_and(|value| matches!(value.to_uppercase().as_str(), "1" | "ON" | "YES" | "TRUE")),
-            patience: Patience::default(),
+            patience: HubTimeouts::default(),
         }
     }
 }
@@ -124,9 +124,9 @@ mod tests {
         let home = ("HF_HOME", folder.path().to_str().unwrap());
         assert_eq!(gather(&[home]).token, None);
         std::fs::write(folder.path().join("token"), "hf_filed\n").unwrap();
-        assert_eq!(gather(&[home]).token, Some(Token("hf_filed".into())));
+        assert_eq!(gather(&[home]).token, Some(HubToken("hf_filed".into())));
         let said = gather(&[home, ("HF_TOKEN", "hf_said")]);
-        assert_eq!(said.token, Some(Token("hf_said".into())));
+        assert_eq!(said.token, Some(HubToken("hf_said".into())));
         assert!(!format!("{said:?}").contains("hf_said"));
         assert_eq!(gather(&[("HF_TOKEN", "two\nlines")]).token, None);
     }

@@ -83,7 +83,7 @@ fn e4m3(code: u8) -> f32 {
 }
 
 #[derive(Clone, Debug)]
-struct Place {
+struct EightBitTensor {
     file: usize,
     form: Form,
     shape: Vec<usize>,
@@ -91,7 +91,7 @@ struct Place {
     bytes: usize,
 }
 
-impl Place {
+impl EightBitTensor {
     fn numbers(&self) -> usize {
         self.bytes / self.form.element()
     }
@@ -105,7 +105,7 @@ impl Place {
 pub struct EightBit {
     folder: PathBuf,
     files: Vec<(PathBuf, File)>,
-    tensors: BTreeMap<String, Place>,
+    tensors: BTreeMap<String, EightBitTensor>,
     block: [usize; 2],
 }
 
@@ -156,7 +156,7 @@ impl EightBit {
     }
 
     /// All but scales.
-    fn kept(&self) -> impl Iterator<Item = (&String, &Place)> {
+    fn kept(&self) -> impl Iterator<Item = (&String, &EightBitTensor)> {
         self.tensors.iter().filter(|(name, _)| !self.is_scale(name))
     }
 
@@ -209,7 +209,7 @@ impl EightBit {
         synced.map_err(disk(draft))
     }
 
-    fn read(&self, place: &Place) -> Result<Vec<u8>, ImportError> {
+    fn read(&self, place: &EightBitTensor) -> Result<Vec<u8>, ImportError> {
         let (path, file) = &self.files[place.file];
         // The header was held against the file's size.
         let mut bytes = vec![0; place.bytes];
@@ -218,7 +218,12 @@ impl EightBit {
     }
 
     /// Numbers times their scales, in BF16.
-    fn widened(&self, name: &str, place: &Place, (bytes, codes): (&[u8], &[f32; 256])) -> Result<Vec<u8>, ImportError> {
+    fn widened(
+        &self,
+        name: &str,
+        place: &EightBitTensor,
+        (bytes, codes): (&[u8], &[f32; 256]),
+    ) -> Result<Vec<u8>, ImportError> {
         let scale = self.scale(name, place)?;
         let columns = place.shape.last().copied().unwrap_or(1).max(1);
         let mut out = Vec::with_capacity(bytes.len() * 2);
@@ -231,7 +236,7 @@ impl EightBit {
         Ok(out)
     }
 
-    fn scale(&self, name: &str, place: &Place) -> Result<Scale, ImportError> {
+    fn scale(&self, name: &str, place: &EightBitTensor) -> Result<MatrixScale, ImportError> {
         let wrong =
             |why: String| ImportError::Tensor { path: self.files[place.file].0.clone(), name: name.into(), why };
         let found = SCALES[..2].iter().find_map(|ending| self.tensors.get(&format!("{name}{ending}")));
@@ -247,7 +252,7 @@ impl EightBit {
             (_, shape) => return Err(wrong(format!("its scale is of {shape:?}, which fits no way that is read"))),
         };
         let wide = columns.div_ceil(sides[1]);
-        Ok(Scale { numbers, sides, wide })
+        Ok(MatrixScale { numbers, sides, wide })
     }
 
     fn take_along(&self, to: &Path) -> Result<(), ImportError> {
@@ -263,14 +268,14 @@ impl EightBit {
 }
 
 /// Scales of a matrix, each of a part with these sides.
-struct Scale {
+struct MatrixScale {
     numbers: Vec<f32>,
     sides: [usize; 2],
     /// Parts beside each other.
     wide: usize,
 }
 
-impl Scale {
+impl MatrixScale {
     fn at(&self, row: usize, column: usize) -> f32 {
         self.numbers[row / self.sides[0] * self.wide + column / self.sides[1]]
     }
@@ -288,7 +293,7 @@ fn floats(form: Form, bytes: &[u8]) -> Option<Vec<f32>> {
 }
 
 /// Where a header says that a tensor lies; refused where that is not within the file.
-fn place(entry: &Value, file: usize, start: u64, size: u64) -> Result<Place, String> {
+fn place(entry: &Value, file: usize, start: u64, size: u64) -> Result<EightBitTensor, String> {
     let dtype = entry["dtype"].as_str().unwrap_or_default();
     let form = Form::of(dtype).ok_or_else(|| format!("{dtype:?} is not read"))?;
     let whole = |value: &Value| value.as_u64().and_then(|n| usize::try_from(n).ok());
@@ -300,7 +305,7 @@ fn place(entry: &Value, file: usize, start: u64, size: u64) -> Result<Place, Str
     if !is_there {
         return Err(format!("its place {from}..{to} does not fit its shape {shape:?}, or the file"));
     }
-    Ok(Place { file, form, shape, at: start + *from as u64, bytes: to - from })
+    Ok(EightBitTensor { file, form, shape, at: start + *from as u64, bytes: to - from })
 }
 
 /// Sides of blocks, by the configuration.

@@ -3,8 +3,8 @@
 use super::{NodeConfig, NodeError, opened::Opened};
 use crate::{
     hardware::{
-        self, DeviceChoice, DeviceName, GpuNumbers, Lend, LendError, Wanted, cores,
-        parts::{Part, Shared, Sharer, divide},
+        self, DeviceChoice, DeviceName, GpuNumbers, GpuWanted, Lend, LendError, cores,
+        parts::{MemoryPart, SharedMemory, Sharer, divide},
     },
     store::Store,
 };
@@ -12,16 +12,16 @@ use std::collections::BTreeMap;
 use tsnode_kernels::{
     cuda,
     device::Host,
-    engine::{Engine, EngineConfig},
+    engine::{DevicePool, Engine, EngineConfig},
     source::ModelSource,
 };
 use tsnode_protocol::{Device, Served};
 
 /// A device, and an engine on it for each model.
-pub(super) type Lent = (Device, Vec<Engine>);
+pub(super) type LentDevice = (Device, Vec<Engine>);
 
 /// What is looked for.
-pub(super) struct Devices<'a> {
+pub(super) struct DeviceSearch<'a> {
     pub config: &'a NodeConfig,
     /// The models; at least one.
     pub models: &'a [Opened],
@@ -29,9 +29,9 @@ pub(super) struct Devices<'a> {
     pub store: &'a Store,
 }
 
-impl Devices<'_> {
+impl DeviceSearch<'_> {
     /// All that are lent, in the order of the advert.
-    pub fn lend(&self) -> Result<Vec<Lent>, NodeError> {
+    pub fn lend(&self) -> Result<Vec<LentDevice>, NodeError> {
         match &self.config.devices {
             DeviceChoice::Named(names) => names.iter().map(|name| self.named(*name)).collect(),
             DeviceChoice::Auto => {
@@ -41,7 +41,7 @@ impl Devices<'_> {
         }
     }
 
-    fn named(&self, name: DeviceName) -> Result<Lent, NodeError> {
+    fn named(&self, name: DeviceName) -> Result<LentDevice, NodeError> {
         match name {
             DeviceName::Processor => self.processor(),
             DeviceName::Gpus(gpus) => {
@@ -60,7 +60,7 @@ impl Devices<'_> {
 
     /// All GPUs that compute the model: each a device of its own, or so many together as hold all of it. One that does not is
     /// said, and is no reason not to serve.
-    fn gpus(&self) -> Result<Vec<Lent>, NodeError> {
+    fn gpus(&self) -> Result<Vec<LentDevice>, NodeError> {
         let gpus = match &self.host.gpus {
             Ok(gpus) => gpus,
             Err(why) => {
@@ -97,23 +97,23 @@ impl Devices<'_> {
         Ok(lent)
     }
 
-    fn together(&self, model: &Opened, gpus: GpuNumbers) -> Result<Lent, hardware::GpuUnfit> {
+    fn together(&self, model: &Opened, gpus: GpuNumbers) -> Result<LentDevice, hardware::GpuUnfit> {
         let models = (&*model.source, model.draft.as_deref());
-        let wanted = Wanted { models, lend: self.asked(), kv_dtype: model.dtype, store: self.store };
+        let wanted = GpuWanted { models, lend: self.asked(), kv_dtype: model.dtype, store: self.store };
         let (device, engine) = hardware::gpus(gpus, wanted)?;
         Ok((device, vec![engine]))
     }
 
-    fn processor(&self) -> Result<Lent, NodeError> {
+    fn processor(&self) -> Result<LentDevice, NodeError> {
         let (Self { config, host, store, .. }, threads) = (self, self.config.threads);
         let cores = config.cores.as_ref();
         let measured = cores::run_on(cores, || {
             let device = hardware::processor(host, self.asked(), store)?;
             let parts = self.parts(&device)?;
-            let served = |(model, part): (&Opened, &Part)| {
+            let served = |(model, part): (&Opened, &MemoryPart)| {
                 let source: &ModelSource = &model.source;
                 let profile = hardware::profile(host, source, threads, model.dtype, store);
-                let (Part { memory_bytes, kv_bytes }, is_kept) = (*part, self.is_kept(model));
+                let (MemoryPart { memory_bytes, kv_bytes }, is_kept) = (*part, self.is_kept(model));
                 Served { model: source.card().id, memory_bytes, kv_bytes, is_kept, profile }
             };
             let serves: Vec<Served> = self.models.iter().zip(&parts).map(served).collect();
@@ -124,25 +124,29 @@ impl Devices<'_> {
         });
         let system = |e: std::io::Error| NodeError::System(e.to_string());
         let device = measured.map_err(system)??;
-        let engine = |(model, served): (&Opened, &Served)| {
-            let pool_bytes = served.kv_bytes as usize;
-            let engine = EngineConfig { threads, pool_bytes, kv_dtype: model.dtype };
-            let started = cores::run_on(cores, || Engine::started(engine, cores::each_its_own(cores)));
+        let pool_bytes = device.kv_bytes as usize;
+        let pool = (self.models.len() > 1).then(|| DevicePool::new(pool_bytes, threads.ranks));
+        let engine = |model: &Opened| {
+            let (kv_dtype, starting) = (model.dtype, cores::each_its_own(cores));
+            let started = cores::run_on(cores, || match &pool {
+                Some(pool) => Engine::started_in(pool, threads, kv_dtype, starting),
+                None => Engine::started(EngineConfig { threads, pool_bytes, kv_dtype }, starting),
+            });
             started.and_then(|started| started).map_err(system)
         };
-        let engines = self.models.iter().zip(&device.serves).map(engine).collect::<Result<_, _>>()?;
+        let engines = self.models.iter().map(engine).collect::<Result<_, _>>()?;
         Ok((device, engines))
     }
 
     /// Each model's part of the processor's memory.
-    fn parts(&self, device: &Device) -> Result<Vec<Part>, LendError> {
+    fn parts(&self, device: &Device) -> Result<Vec<MemoryPart>, LendError> {
         let (host, ranks) = (&self.host, self.config.threads.ranks);
         if let [model] = self.models {
             let (source, draft) = (&*model.source, model.draft.as_deref());
             hardware::room(host, device, source, ranks)?;
             let Device { memory_bytes, kv_bytes, .. } =
                 hardware::room_beside(host, device.clone(), (source, draft), ranks)?;
-            return Ok(vec![Part { memory_bytes, kv_bytes }]);
+            return Ok(vec![MemoryPart { memory_bytes, kv_bytes }]);
         }
         let mut sharers = Vec::with_capacity(self.models.len());
         for (model, wanted) in self.models.iter().zip(&self.config.models) {
@@ -151,7 +155,7 @@ impl Devices<'_> {
         }
         let is_kv_told = self.config.kv_bytes.is_some();
         let (lent, swaps) = (device.memory_bytes, self.config.swap_models);
-        divide(Shared { lent, kv_bytes: device.kv_bytes, is_kv_told, ranks, swaps }, &sharers)
+        divide(SharedMemory { lent, kv_bytes: device.kv_bytes, is_kv_told, ranks, swaps }, &sharers)
     }
 
     fn is_kept(&self, model: &Opened) -> bool {

@@ -1,18 +1,18 @@
 //! The models of this peer as they are opened: named by their content, read once, and refused where they cannot be lent together.
 
-use super::{Computed, ModelChoice, NodeConfig, NodeError, WantedModel};
+use super::{ComputeChoice, ModelChoice, NodeConfig, NodeError, WantedModel};
 use crate::{
     data_plane::library::files_of,
     hub,
     text::{Templates, TextError, TextModel, speak_alike},
-    weights::{Holding, Index, Peers, Stock, identify},
+    weights::{Holding, Index, Peers, Stock, identify, kept_origin},
 };
 use std::{path::Path, sync::Arc};
 use tsnode_kernels::{
-    load::Progress,
+    load::LoadProgress,
     source::{ModelSource, SourceError},
 };
-use tsnode_protocol::KvDtype;
+use tsnode_protocol::{KvDtype, ModelOrigin};
 
 /// A model of this peer.
 pub(super) struct Opened {
@@ -24,7 +24,9 @@ pub(super) struct Opened {
     /// Whether its terms have to be accepted by whoever has it.
     pub is_gated: bool,
     /// Where it came from, if that is known.
-    pub origin: Option<hub::Origin>,
+    pub origin: Option<hub::CachedOrigin>,
+    /// What plans may give of it to this peer (bytes), where its owner bounds what is fetched.
+    pub takes: Option<u64>,
     /// Elements of its KV pages.
     pub dtype: KvDtype,
     /// Whether its owner named it as one that stays in memory.
@@ -35,18 +37,17 @@ impl Opened {
     /// Opens a model to be computed so, and names it by its content, hashed by so many threads. Whoever waits is told how far that is.
     pub async fn find(
         wanted: &WantedModel,
-        (threads, computed): (usize, Computed),
+        (threads, computed): (usize, ComputeChoice),
         index: &Index,
-        progress: &mut (dyn FnMut(Progress) + Send),
+        progress: &mut (dyn FnMut(LoadProgress) + Send),
     ) -> Result<Self, NodeError> {
         let source = open(wanted, computed)?;
         // Once for each file: a gigabyte a second and thread, where the disk gives it.
         let named = tokio::task::block_in_place(|| identify(source, index, threads, progress));
         let (source, holding) = Holding::new(named);
-        let is_gated = matches!(&wanted.choice, ModelChoice::Path(path) if hub::is_gated(path));
-        let origin = match &wanted.choice {
-            ModelChoice::Path(path) => hub::origin_of(path),
-            ModelChoice::Fallback | ModelChoice::Embedded | ModelChoice::Named(_) => None,
+        let (is_gated, origin) = match &wanted.choice {
+            ModelChoice::Path(path) => from(path),
+            ModelChoice::Fallback | ModelChoice::Embedded | ModelChoice::Named(_) => (false, None),
         };
         Ok(Self { is_gated, origin, ..Self::read(wanted, source, holding).await? })
     }
@@ -59,14 +60,16 @@ impl Opened {
             None => source,
         };
         let holding = Holding::part(source.card().id, stock.drafts().clone());
-        Self::read(wanted, Arc::new(source), holding).await
+        let (is_gated, origin) = said_by_peers(stock.origin());
+        let takes = stock.takes();
+        Ok(Self { is_gated, origin, takes, ..Self::read(wanted, Arc::new(source), holding).await? })
     }
 
     async fn read(wanted: &WantedModel, source: Arc<ModelSource>, holding: Holding) -> Result<Self, NodeError> {
         check_text(&source).await?;
         let draft = tokio::task::block_in_place(|| open_draft(wanted, &source))?;
-        let (is_gated, origin) = (false, None);
-        Ok(Self { source, draft, holding, is_gated, origin, dtype: wanted.kv_dtype, is_kept: wanted.keep })
+        let (is_gated, origin, takes) = (false, None, None);
+        Ok(Self { source, draft, holding, is_gated, origin, takes, dtype: wanted.kv_dtype, is_kept: wanted.keep })
     }
 }
 
@@ -118,7 +121,19 @@ pub(super) fn unknown<'k>(keep: &'k [String], called: &[String]) -> Option<&'k S
     keep.iter().find(|name| !called.contains(name))
 }
 
-fn open(wanted: &WantedModel, computed: Computed) -> Result<ModelSource, NodeError> {
+/// Whether terms have to be accepted by whoever has the model at a path, and where it came from: by the hub's cache, or as peers said that
+/// gave it.
+fn from(path: &Path) -> (bool, Option<hub::CachedOrigin>) {
+    let (is_gated, origin) = said_by_peers(kept_origin(path));
+    (is_gated || hub::is_gated(path), hub::origin_of(path).or(origin))
+}
+
+fn said_by_peers(origin: Option<ModelOrigin>) -> (bool, Option<hub::CachedOrigin>) {
+    let is_gated = origin.as_ref().is_some_and(|origin| origin.is_gated);
+    (is_gated, origin.map(|ModelOrigin { source, licence, .. }| hub::CachedOrigin { source, licence }))
+}
+
+fn open(wanted: &WantedModel, computed: ComputeChoice) -> Result<ModelSource, NodeError> {
     let choice = &wanted.choice;
     let source = match choice {
         ModelChoice::Fallback | ModelChoice::Embedded | ModelChoice::Named(_) => ModelSource::embedded()?,

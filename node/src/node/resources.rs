@@ -2,7 +2,7 @@
 
 use super::{
     NodeConfig, NodeError,
-    devices::Devices,
+    devices::DeviceSearch,
     opened::{Opened, at_first, refuse_alike, refuse_unknown},
 };
 use crate::{
@@ -10,16 +10,21 @@ use crate::{
     embedding::{Computing, Lender, Lenders},
     faults::Faults,
     hardware::cores,
-    hub::Origin,
+    hub::CachedOrigin,
     store::Store,
     weights::{Holding, Index},
-    worker::{LentModel, Turns, compute::Compute},
+    worker::{LentModel, PageShare, Turns, compute::Compute},
 };
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::watch;
-use tsnode_kernels::{device::Host as Hardware, engine::Engine, load::Progress, source::ModelSource};
-use tsnode_protocol::{Advert, Device, EncoderCard, EncoderTask, ModelOrigin};
+use tsnode_kernels::{
+    device::Host as Hardware,
+    engine::{DevicePool, Engine},
+    load::LoadProgress,
+    source::ModelSource,
+};
+use tsnode_protocol::{Advert, Device, EncoderCard, EncoderTask, ModelId, ModelOrigin, Served};
 
 /// A peer's models, what it computes with, and its advert.
 pub(super) struct Resources {
@@ -37,7 +42,7 @@ impl Resources {
         config: &NodeConfig,
         store: &Store,
         index: &Index,
-        progress: &mut (dyn FnMut(Progress) + Send),
+        progress: &mut (dyn FnMut(LoadProgress) + Send),
     ) -> Result<Self, NodeError> {
         let first = at_first(config);
         let mut models = Vec::with_capacity(first.models.len());
@@ -56,10 +61,14 @@ impl Resources {
         let lent = if models.is_empty() {
             Vec::new()
         } else {
-            let devices = Devices { config, models: &models, host: Hardware::detect(), store };
+            let devices = DeviceSearch { config, models: &models, host: Hardware::detect(), store };
             tokio::task::block_in_place(|| devices.lend())?
         };
-        let (devices, engines) = lent.into_iter().unzip();
+        let (mut devices, engines): (Vec<Device>, Vec<Vec<Engine>>) = lent.into_iter().unzip();
+        for model in &models {
+            let id = model.source.card().id;
+            model.takes.into_iter().for_each(|takes| bound(&mut devices, id, takes));
+        }
         let advert = advert(config, &models, devices);
         Ok(Self { models, engines, advert })
     }
@@ -87,18 +96,18 @@ impl Resources {
     ) -> Result<(Vec<LentModel>, Vec<Holding>), NodeError> {
         // The thread that owns the processor's engine is the first of those that compute.
         let first = config.cores.as_ref().and_then(|cores| cores.only(0));
-        let start = |turns: &Turns, engine: Engine| {
+        let start = |turns: &Turns, engine: Engine, share: Option<PageShare>| {
             let on = first.as_ref().filter(|_| !engine.is_on_gpu());
             let faults = faults.cloned();
-            let started = cores::run_on(on, || Compute::start_beside(turns, engine, faults));
+            let started = cores::run_on(on, || Compute::start_beside(turns, (engine, share), faults));
             started.and_then(|started| started).map_err(|e| NodeError::System(e.to_string()))
         };
         let adverted: Arc<[Device]> = self.advert.devices.into();
         let mut computes: Vec<Vec<Compute>> = self.models.iter().map(|_| Vec::new()).collect();
-        for engines in self.engines {
-            let turns = Turns::new(config.sharing);
+        for (engines, device) in self.engines.into_iter().zip(&*adverted) {
+            let (turns, mut shares) = (Turns::new(config.sharing), shares(device, config.threads.ranks).into_iter());
             for (computes, engine) in computes.iter_mut().zip(engines) {
-                computes.push(start(&turns, engine)?);
+                computes.push(start(&turns, engine, shares.next())?);
             }
         }
         let lent = |(Opened { source, draft, holding, is_gated, dtype, .. }, computes)| {
@@ -131,16 +140,44 @@ pub(super) fn lenders(config: &NodeConfig, moving: &watch::Receiver<bool>) -> Re
     Ok(Lenders::new(started?))
 }
 
+/// What each model of a device has of its one pool of pages; nothing is said of one that is alone.
+fn shares(device: &Device, ranks: usize) -> Vec<PageShare> {
+    if device.serves.len() < 2 {
+        return Vec::new();
+    }
+    let quota = |served: &Served| DevicePool::pages(served.kv_bytes as usize, ranks) as u64;
+    PageShare::of_device(&device.serves.iter().map(quota).collect::<Vec<_>>())
+}
+
+/// Has devices say no more memory for a model's weights than plans may give this peer of it (bytes): to each its part of that.
+fn bound(devices: &mut [Device], model: ModelId, takes: u64) {
+    let all: u128 = devices.iter().filter_map(|device| device.served(model)).map(weights_room).sum();
+    if all <= u128::from(takes) {
+        return;
+    }
+    for served in devices.iter_mut().flat_map(|device| &mut device.serves).filter(|served| served.model == model) {
+        // No more than it was.
+        let part = (weights_room(served) * u128::from(takes) / all) as u64;
+        served.memory_bytes = served.kv_bytes.saturating_add(part);
+    }
+}
+
+/// Memory for a model's weights (bytes).
+fn weights_room(served: &Served) -> u128 {
+    u128::from(served.memory_bytes.saturating_sub(served.kv_bytes))
+}
+
 fn called(models: &[Opened]) -> Vec<String> {
     models.iter().map(|model| model.source.card().name.clone()).collect()
 }
 
 /// Where a model came from, as it is told to others.
 fn origin(config: &NodeConfig, model: &Opened) -> Option<ModelOrigin> {
-    let Origin { source, licence } = model.origin.clone().filter(|origin| ModelOrigin::is_plain(&origin.source))?;
+    let CachedOrigin { source, licence } =
+        model.origin.clone().filter(|origin| ModelOrigin::is_plain(&origin.source))?;
     let licence = licence.filter(|licence| ModelOrigin::is_plain(licence));
     let is_given = !model.is_gated || config.give_gated;
-    Some(ModelOrigin { model: model.source.card().id, source, licence, is_given })
+    Some(ModelOrigin { model: model.source.card().id, source, licence, is_gated: model.is_gated, is_given })
 }
 
 fn advert(config: &NodeConfig, models: &[Opened], devices: Vec<Device>) -> Advert {
@@ -159,5 +196,31 @@ fn advert(config: &NodeConfig, models: &[Opened], devices: Vec<Device>) -> Adver
         invites: vec![],
         traffic: vec![],
         settings: vec![],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tsnode_coordinator::sample;
+
+    #[test]
+    fn devices_together_say_as_much_of_a_model_as_may_be_fetched() {
+        let (device, model) = (sample::advert(0).devices[0].clone(), sample::card().id);
+        let with = |memory_bytes: u64| {
+            let mut device = device.clone();
+            (device.serves[0].memory_bytes, device.serves[0].kv_bytes) = (memory_bytes, 10);
+            device
+        };
+        let bounded = |takes: u64| {
+            let mut devices = [with(110), with(310)];
+            bound(&mut devices, model, takes);
+            devices.map(|device| device.serves[0].memory_bytes)
+        };
+        assert_eq!((bounded(400), bounded(u64::MAX)), ([110, 310], [110, 310]));
+        assert_eq!((bounded(200), bounded(0)), ([60, 160], [10, 10]));
+        let mut others = [with(110)];
+        bound(&mut others, ModelId([99; 16]), 1);
+        assert_eq!(others[0].serves[0].memory_bytes, 110);
     }
 }

@@ -6,11 +6,13 @@ use crate::{
     embedding::EncoderError,
     faults::Wall,
     hardware::{DeviceChoice, LendError, cores::Cores},
-    http::{Limits, hosts::Sites},
+    http::hosts::Sites,
+    limits::{LimitBounds, Limits},
     store::{Store, StoreError, identity::IdentityError, invites::InvitesError, keys::KeysError},
     text::{Parsers, SpecialText, TextError, VocabularyError},
     weights::{self, FetchError},
 };
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -18,7 +20,7 @@ use tsnode_coordinator::{
     batcher::Speculation,
     gate::{KvChoice, SplitChoice},
     kv_streams::KvStreams,
-    layout::Layout,
+    layout::GroupLayout,
     lending::Hours,
     policy::sharing::TurnOrder,
     spot_check::SpotChecks,
@@ -69,7 +71,7 @@ pub enum ModelChoice {
 
 /// How a model is computed, as its owner chooses: whoever chooses otherwise has another model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Computed {
+pub struct ComputeChoice {
     /// What products with its matrices do with rows.
     pub precision: Precision,
     /// Whether sequences may be longer than the first training's of a model that turns otherwise for those.
@@ -115,7 +117,7 @@ pub struct NodeConfig {
     /// The models; none on a gateway.
     pub models: Vec<WantedModel>,
     /// What it may fetch by itself where none is named.
-    pub weights: weights::Limits,
+    pub weights: weights::ProvisionLimits,
     /// Whether weights of gated repositories are given to peers.
     pub give_gated: bool,
     /// The model of its clients' requests that name none, by name or id, where somebody has it.
@@ -124,6 +126,10 @@ pub struct NodeConfig {
     pub devices: DeviceChoice,
     /// Threads that compute, and the ranks that share them.
     pub threads: Threads,
+    /// Threads that would compute where no number were told.
+    pub all_threads: usize,
+    /// Limits that flags and variables told, as they were said: they hold at every start.
+    pub fixed_limits: BTreeMap<&'static str, String>,
     /// Processors they stay on.
     pub cores: Option<Cores>,
     /// Most memory to lend (bytes), if told.
@@ -153,13 +159,13 @@ pub struct NodeConfig {
     /// In which order models on one device take turns.
     pub sharing: TurnOrder,
     /// How models are computed, where their files do not say it.
-    pub computed: Computed,
+    pub computed: ComputeChoice,
     /// Encoders to lend, each a folder and what it is to be.
     pub encoders: Vec<(PathBuf, EncoderTask)>,
     /// Hours in which the host is lent; all of them where none are named.
     pub hours: Option<Hours>,
     /// Groups asked for.
-    pub layout: Option<Layout>,
+    pub layout: Option<GroupLayout>,
     /// How models write thoughts and calls of tools, where their files do not say it.
     pub parsers: Parsers,
     /// What becomes of special tokens' texts in clients' messages.
@@ -189,10 +195,20 @@ impl NodeConfig {
             memory_bytes: self.memory_bytes,
             kv_bytes: self.kv_bytes,
             threads: self.threads.count,
-            upload_mbit: self.shaping.and_then(|shaping| shaping.upload).map(|rate| rate.0 * 8e-6),
+            upload_mbit: self.shaping.and_then(|shaping| shaping.upload).map(|rate| rate.0 * 8.0 / 1e6),
             relay: self.relay,
             model_budget_bytes: self.weights.budget,
             requests_per_minute: self.http_rate,
+        }
+    }
+
+    /// What these are held against when they are changed.
+    pub(super) fn bounds(&self) -> LimitBounds {
+        LimitBounds {
+            fixed: self.fixed_limits.clone(),
+            all_threads: self.all_threads,
+            ranks: self.threads.ranks,
+            has_cores: self.cores.is_some(),
         }
     }
 }

@@ -1,17 +1,20 @@
-//! Models that come from peers: one where this peer was told none, or those that it was told by their names and has not on its disk.
-//! They are lent beside what runs, as soon as there is enough of them to be planned for.
+//! Models that are lent later than at the start: those that come from peers, since this peer was told none, or was told them by their names
+//! and has them not on its disk; and all of them anew, where their owner changes how much of the machine they may use.
 
 use super::{
-    Computed, ModelChoice, NodeConfig, NodeError, WantedModel,
+    ComputeChoice, ModelChoice, NodeConfig, NodeError, WantedModel,
     opened::{self, Opened},
     resources::Resources,
 };
 use crate::{
     control_plane::driver::NowLent,
     data_plane::library::Shelf,
+    faults::Faults,
+    hardware::{self, DeviceChoice, DeviceName, cores},
+    limits::{LimitsHandle, Relend},
     store::Store,
     view::SwarmView,
-    weights::{Fetching, Giver, Index, Limits, Peers, Provision, Several, Stock, Stocks, Tell},
+    weights::{self, ConcurrentFetches, Fetching, Giver, Index, MeasureLayer, Peers, Provision, Stock, Stocks, Tell},
     worker::{WorkerGone, WorkerHandle},
 };
 use futures::{StreamExt as _, stream::FuturesUnordered};
@@ -21,6 +24,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
+use tsnode_kernels::{device::Host, source::ModelSource};
 use tsnode_protocol::{Advert, ModelId};
 
 /// How long the threads of the models before may take to give their memory back; what they still have then is not lent.
@@ -29,6 +33,8 @@ const RELEASE: Duration = Duration::from_millis(300);
 const TOGETHER: Duration = Duration::from_secs(3);
 /// How long others have to go on with what this peer serves, before it is loaded anew beside another model.
 const HANDING_OVER: Duration = Duration::from_secs(40);
+/// How long where nothing runs here: who is alone has nobody to hand it to, and others plan anew meanwhile.
+const IDLE: Duration = Duration::from_secs(3);
 /// How often it is looked whether they have.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -39,6 +45,11 @@ type Here = BTreeMap<usize, Arc<Stock<Peers>>>;
 pub(super) struct Volunteer {
     /// Where they come from and to.
     pub places: Peers,
+    /// What the owner allows, and what is to be lent anew since that has changed.
+    pub limits: LimitsHandle,
+    pub relends: mpsc::Receiver<Relend>,
+    /// What a testnet breaks.
+    pub faults: Option<watch::Receiver<Faults>>,
     pub index: Index,
     /// Memory that is lent (bytes).
     pub memory: u64,
@@ -55,19 +66,20 @@ pub(super) struct Volunteer {
     pub lent: mpsc::Sender<NowLent>,
 }
 
-/// Whether something is fetched at all: who has a model on disk, or wants none, has what he wants.
-pub(super) fn may_fetch(config: &NodeConfig) -> bool {
-    config.models.iter().any(|model| limits(model, config.computed, &config.weights).is_some())
-}
-
 /// What may be fetched for it: who names a model allows it. None for one that is not fetched.
-fn limits(model: &WantedModel, computed: Computed, usual: &Limits) -> Option<Limits> {
+fn limits(
+    model: &WantedModel,
+    computed: ComputeChoice,
+    usual: &weights::ProvisionLimits,
+) -> Option<weights::ProvisionLimits> {
     let usual = usual.clone();
     match &model.choice {
         // Computed otherwise it would be another model than the one that others have.
-        _ if computed != Computed::default() => None,
+        _ if computed != ComputeChoice::default() => None,
         ModelChoice::Fallback => (model.draft.is_none() && usual.budget > 0).then_some(usual),
-        ModelChoice::Named(name) => Some(Limits { named: Some(name.clone()), allowed: Vec::new(), ..usual }),
+        ModelChoice::Named(name) => {
+            Some(weights::ProvisionLimits { named: Some(name.clone()), allowed: Vec::new(), ..usual })
+        }
         ModelChoice::Embedded | ModelChoice::Path(_) => None,
     }
 }
@@ -77,9 +89,9 @@ impl Volunteer {
         stop.run_until_cancelled(self.provide()).await;
     }
 
-    /// Lends every model that comes, until all have.
-    async fn provide(self) {
-        let several = Arc::<Mutex<Several>>::default();
+    /// Lends every model that comes, and all anew whenever the owner changes what they may use.
+    async fn provide(mut self) {
+        let several = Arc::<Mutex<ConcurrentFetches>>::default();
         let mut coming = FuturesUnordered::new();
         for (place, model) in self.config.models.iter().enumerate() {
             let Some(limits) = limits(model, self.config.computed, &self.config.weights) else { continue };
@@ -88,12 +100,21 @@ impl Volunteer {
                 continue;
             }
             let (from, index) = ((self.places.clone(), self.stocks.clone()), self.index.clone());
-            let provision = Provision::new(from, &self.config.data_dir, index, limits, (self.memory, self.own));
+            let (memory, measure) = ((self.memory, self.own), self.measurer(model));
+            let provision = Provision::new(from, &self.config.data_dir, index, limits, memory, measure);
             let tell = self.teller(place, several.clone());
             coming.push(async move { (place, provision.run(tell).await) });
         }
         let (mut here, mut lent) = (Here::new(), Here::new());
-        while let Some((place, stock)) = coming.next().await {
+        loop {
+            let (place, stock) = tokio::select! {
+                Some(came) = coming.next() => came,
+                Some(relend) = self.relends.recv() => match self.relend(relend, &lent).await {
+                    Ok(()) => continue,
+                    Err(WorkerGone) => return,
+                },
+                else => return,
+            };
             here.insert(place, stock);
             let until = Instant::now() + TOGETHER;
             while let Ok(Some((place, stock))) = timeout_at(until, coming.next()).await {
@@ -107,8 +128,33 @@ impl Volunteer {
         }
     }
 
+    /// What measures a layer on the processor, where that is to compute the model, and does nothing meanwhile that others would miss.
+    /// The store keeps it for when the model is lent.
+    fn measurer(&self, model: &WantedModel) -> MeasureLayer {
+        let NodeConfig { threads, cores, devices, models, .. } = self.config.clone();
+        let (store, dtype) = (self.store.clone(), model.kv_dtype);
+        let is_idle = models.len() == 1;
+        let turn = Mutex::new(());
+        Arc::new(move |source: &ModelSource| {
+            // What is measured of one that is not wanted any more goes on to its end: beside it another would be measured wrongly.
+            let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+            let host = Host::detect();
+            let has_gpus = host.gpus.as_ref().is_ok_and(|gpus| !gpus.is_empty());
+            let is_computed_here = match &devices {
+                DeviceChoice::Auto => !has_gpus,
+                DeviceChoice::Named(names) => names.iter().any(|name| matches!(name, DeviceName::Processor)),
+            };
+            if is_idle && is_computed_here {
+                let measure = || hardware::profile(&host, source, threads, dtype, &store).is_some();
+                if let Err(error) = cores::run_on(cores.as_ref(), measure) {
+                    tracing::info!(%error, "a layer is measured later");
+                }
+            }
+        })
+    }
+
     /// What hears how far a model is.
-    fn teller(&self, place: usize, several: Arc<Mutex<Several>>) -> Tell {
+    fn teller(&self, place: usize, several: Arc<Mutex<ConcurrentFetches>>) -> Tell {
         let view = self.view.clone();
         Arc::new(move |far: Fetching| {
             let shown = several.lock().unwrap_or_else(PoisonError::into_inner).told(place, far);
@@ -147,6 +193,35 @@ impl Volunteer {
         Ok(false)
     }
 
+    /// Lends what is lent within other limits; where that cannot be done, within those that held.
+    async fn relend(&mut self, relend: Relend, lent: &Here) -> Result<(), WorkerGone> {
+        let before = (self.config.memory_bytes, self.config.threads.count);
+        let (memory_bytes, threads) = relend.over(before);
+        (self.config.memory_bytes, self.config.threads.count) = (memory_bytes, threads);
+        if self.models(lent).is_empty() {
+            // The model inside the program takes next to nothing.
+            self.limits.settled(relend, Ok("holds for the next model that is lent here".into()));
+            return Ok(());
+        }
+        tracing::info!(?memory_bytes, threads, "models are lent anew within other limits");
+        self.hand_over().await?;
+        sleep(RELEASE).await;
+        let Err(error) = self.open(lent).await? else {
+            self.limits.settled(relend, Ok("its models are lent within these limits".into()));
+            return Ok(());
+        };
+        (self.config.memory_bytes, self.config.threads.count) = before;
+        tracing::warn!(%error, "the limits are as before: models cannot be lent within the others");
+        let mut why = error.to_string();
+        if let Err(error) = self.open(lent).await? {
+            let gone = format!("what this peer lent before cannot be served any more: {error}");
+            why = format!("{why}; and {gone}");
+            self.say(gone);
+        }
+        self.limits.settled(relend, Err(why));
+        Ok(())
+    }
+
     fn say(&self, why: String) {
         tracing::error!(%why);
         self.view.send_modify(|view| view.fetching = Some(Fetching { why: Some(why), ..Fetching::default() }));
@@ -166,8 +241,16 @@ impl Volunteer {
         let models = self.shelf.cards();
         // Its end is the process's.
         let _ = self.lent.send(NowLent { models, devices: Vec::new(), origins: Vec::new() }).await;
-        let until = Instant::now() + HANDING_OVER;
-        while Instant::now() < until && self.worker.report().await?.in_use.weights > 0 {
+        let since = Instant::now();
+        loop {
+            let report = self.worker.report().await?;
+            let runs = report.load.running + report.load.waiting > 0 || report.held + report.talks > 0;
+            let patience = if runs { HANDING_OVER } else { IDLE };
+            // Weights on GPUs are not in that sum.
+            let has_none = report.in_use.weights == 0 && !runs;
+            if has_none || since.elapsed() > patience {
+                break;
+            }
             sleep(LOOK).await;
         }
         self.worker.rest().await?;
@@ -181,7 +264,7 @@ impl Volunteer {
             Err(error) => return Ok(Err(error)),
         };
         let (files, advert) = (opened.sources(), opened.advert.clone());
-        let (models, holdings) = match opened.start(&self.config, None) {
+        let (models, holdings) = match opened.start(&self.config, self.faults.as_ref()) {
             Ok(started) => started,
             Err(error) => return Ok(Err(error)),
         };
@@ -229,24 +312,24 @@ mod tests {
         WantedModel::new(choice, KvDtype::F16)
     }
 
-    fn usual(budget: u64) -> Limits {
-        Limits { budget, allowed: vec![Glob::new("other/*")], named: None }
+    fn usual(budget: u64) -> weights::ProvisionLimits {
+        weights::ProvisionLimits { budget, allowed: vec![Glob::new("other/*")], named: None }
     }
 
     #[test]
     fn only_what_is_named_and_not_here_or_is_not_named_at_all_is_fetched() {
         let named = model(ModelChoice::Named("org/a".into()));
-        let may = limits(&named, Computed::default(), &usual(0)).unwrap();
+        let may = limits(&named, ComputeChoice::default(), &usual(0)).unwrap();
         assert_eq!((may.named.as_deref(), may.allowed.len()), (Some("org/a"), 0), "who names it allows it");
         let fallback = model(ModelChoice::Fallback);
-        assert_eq!(limits(&fallback, Computed::default(), &usual(1)).unwrap().allowed.len(), 1);
-        assert!(limits(&fallback, Computed::default(), &usual(0)).is_none());
-        let exact = Computed { precision: Precision::Exact, long_context: false };
+        assert_eq!(limits(&fallback, ComputeChoice::default(), &usual(1)).unwrap().allowed.len(), 1);
+        assert!(limits(&fallback, ComputeChoice::default(), &usual(0)).is_none());
+        let exact = ComputeChoice { precision: Precision::Exact, long_context: false };
         let path = model(ModelChoice::Path("here".into()));
-        for (model, computed) in [(&named, exact), (&fallback, exact), (&path, Computed::default())] {
+        for (model, computed) in [(&named, exact), (&fallback, exact), (&path, ComputeChoice::default())] {
             assert!(limits(model, computed, &usual(1)).is_none());
         }
-        assert!(limits(&model(ModelChoice::Embedded), Computed::default(), &usual(1)).is_none());
+        assert!(limits(&model(ModelChoice::Embedded), ComputeChoice::default(), &usual(1)).is_none());
         let has_none = opened::has_none;
         assert!(has_none(&[named.clone(), named.clone()]) && !has_none(&[named, path]) && !has_none(&[]));
     }

@@ -87,6 +87,25 @@ pub(crate) fn next_data(file: &File, from: u64) -> u64 {
     }
 }
 
+/// Gives the room of a part of the file back to the disk; it reads as zeros then. A disk that cannot keeps it.
+#[cfg(target_os = "linux")]
+pub(crate) fn punch(file: &File, at: u64, bytes: u64) -> io::Result<()> {
+    use rustix::{
+        fs::{FallocateFlags, fallocate},
+        io::Errno,
+    };
+    match fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, bytes) {
+        Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The system keeps it.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn punch(_: &File, _: u64, _: u64) -> io::Result<()> {
+    Ok(())
+}
+
 /// Makes `link` stand for a file whose path is told from the folder of the link.
 pub(crate) fn symlink(to: impl AsRef<Path>, link: &Path) -> io::Result<()> {
     std::os::unix::fs::symlink(to, link)

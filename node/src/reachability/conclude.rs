@@ -4,8 +4,8 @@ mod nat;
 mod ports;
 
 use super::{
-    finding::{Cause, Finding, State},
-    observation::{Called, Observations, Packets, PortKind, Way},
+    finding::{Cause, Finding, Severity},
+    observation::{Called, Observations, Packets, PathVia, PortKind},
 };
 use crate::control_plane::swarm::{PeerSeen, Proof};
 use std::time::Duration;
@@ -21,7 +21,7 @@ const NAMED: usize = 6;
 pub fn conclude(seen: &Observations) -> Vec<Finding> {
     let mut found = identity(seen);
     let network = network(seen);
-    let is_cut_off = network.iter().any(|finding| finding.state == State::Fail);
+    let is_cut_off = network.iter().any(|finding| finding.state == Severity::Fail);
     found.extend(network);
     if is_cut_off {
         return found;
@@ -29,7 +29,7 @@ pub fn conclude(seen: &Observations) -> Vec<Finding> {
     found.extend(clocks(seen));
     found.extend(invite(seen));
     let members = members(seen);
-    let is_alone = members.iter().any(|finding| finding.state == State::Fail);
+    let is_alone = members.iter().any(|finding| finding.state == Severity::Fail);
     found.extend(members);
     if is_alone {
         return found;
@@ -46,7 +46,7 @@ pub fn conclude(seen: &Observations) -> Vec<Finding> {
 
 fn identity(seen: &Observations) -> Vec<Finding> {
     let twin = |at: &String| {
-        Finding::of("identity", State::Fail, Cause::SharedIdentity, "two peers with one identity")
+        Finding::of("identity", Severity::Fail, Cause::SharedIdentity, "two peers with one identity")
             .shown_by(format!("another process answers with this peer's key, {at}"))
             .mended_by(
                 "stop one of the two. Where this data folder was copied, remove identity.key from the copy: it becomes a peer of \
@@ -64,7 +64,7 @@ fn network(seen: &Observations) -> Vec<Finding> {
         (None, None) if local => return vec![],
         (None, None) => {
             return vec![
-                Finding::of("network", State::Fail, Cause::NoNetwork, "this host has no address beyond itself")
+                Finding::of("network", Severity::Fail, Cause::NoNetwork, "this host has no address beyond itself")
                     .shown_by("it knows no way to any address of IPv4 or IPv6")
                     .mended_by("connect it to a network (ip address, ip route)"),
             ];
@@ -76,7 +76,7 @@ fn network(seen: &Observations) -> Vec<Finding> {
     let unrouted = ports().filter(|port| port.packets == Packets::NoRoute);
     let all_v6 = ports().next().is_some() && ports().all(|port| port.at.is_ipv6());
     if own.v6.is_none() && all_v6 && unrouted.count() > 0 {
-        let found = Finding::of("network", State::Fail, Cause::NoIpv6, "no IPv6 here, and members are known by IPv6 alone")
+        let found = Finding::of("network", Severity::Fail, Cause::NoIpv6, "no IPv6 here, and members are known by IPv6 alone")
             .shown_by(listed(ports().map(ToString::to_string)))
             .mended_by(
                 "give this host IPv6, or have a member that has IPv4 too make the invite (tsnode invite): addresses of both kinds \
@@ -89,7 +89,7 @@ fn network(seen: &Observations) -> Vec<Finding> {
 
 fn invite(seen: &Observations) -> Vec<Finding> {
     let over = |ago: &String| {
-        Finding::of("invite", State::Fail, Cause::InviteExpired, format!("the invite expired {ago} ago"))
+        Finding::of("invite", Severity::Fail, Cause::InviteExpired, format!("the invite expired {ago} ago"))
             .shown_by("so it says, by this host's clock")
             .mended_by("ask for a new one (tsnode invite, on a member's machine)")
     };
@@ -103,7 +103,7 @@ fn members(seen: &Observations) -> Vec<Finding> {
     if seen.peers.is_empty() {
         if others == 0 && found.is_empty() {
             found.push(
-                Finding::of("members", State::Note, Cause::NoAddress, "no address of a member is known")
+                Finding::of("members", Severity::Note, Cause::NoAddress, "no address of a member is known")
                     .shown_by("there is no invite, and no member was met here before")
                     .mended_by(
                         "join with an invite: tsnode join --invite -, or try one: tsnode doctor --invite-file FILE",
@@ -127,7 +127,7 @@ fn unusable(seen: &Observations) -> Vec<Finding> {
         return vec![];
     }
     // Where others answer it is no more than odd.
-    let state = if seen.peers.is_empty() { State::Fail } else { State::Note };
+    let state = if seen.peers.is_empty() { Severity::Fail } else { Severity::Note };
     vec![
         Finding::of("members", state, Cause::UnusableAddress, "an address cannot be called as it is written")
             .shown_by(listed(seen.unusable.iter().cloned()))
@@ -148,7 +148,7 @@ fn nobody(absent: &[&Called]) -> Finding {
         "are the members up, and their addresses still the same? Then a firewall lets no packets through, here or there; a new \
          invite has the addresses of today"
     };
-    Finding::of("members", State::Fail, Cause::NobodyReached, "no known address of a member answers")
+    Finding::of("members", Severity::Fail, Cause::NobodyReached, "no known address of a member answers")
         .shown_by(listed(ports().map(ToString::to_string)))
         .mended_by(next)
 }
@@ -169,7 +169,7 @@ fn clocks(seen: &Observations) -> Vec<Finding> {
         } else {
             ("this host's clock and the member's are apart", "set the wrong one (timedatectl set-ntp true)")
         };
-        let found = Finding::of("clock", State::Fail, Cause::WrongClock, said).shown_by(offsets);
+        let found = Finding::of("clock", Severity::Fail, Cause::WrongClock, said).shown_by(offsets);
         return vec![found.mended_by(format!("{which}; plans of one clock do not count by the other"))];
     }
     let wrong: Vec<&(String, i64)> = told.iter().filter(|(_, ahead)| (ahead - common).abs() > limit).collect();
@@ -177,7 +177,7 @@ fn clocks(seen: &Observations) -> Vec<Finding> {
         return vec![Finding::fine("clock", format!("as the members', within {} s", CLOCKS.as_secs()))];
     }
     let names = listed(wrong.iter().map(|(name, _)| name.clone()));
-    let found = Finding::of("clock", State::Note, Cause::WrongClock, format!("the clock of {names} is wrong"));
+    let found = Finding::of("clock", Severity::Note, Cause::WrongClock, format!("the clock of {names} is wrong"));
     vec![found.shown_by(offsets).mended_by("it has to be set there")]
 }
 
@@ -201,7 +201,7 @@ fn belonging(seen: &Observations, called: &Called) -> Vec<Finding> {
     if version != ours {
         let older = if version > ours { "this host's" } else { "that one" };
         return vec![
-            Finding::of("version", State::Fail, Cause::OtherVersion, format!("{name} speaks another version"))
+            Finding::of("version", Severity::Fail, Cause::OtherVersion, format!("{name} speaks another version"))
                 .shown_by(format!("it speaks protocol version {version}, this one {ours}"))
                 .mended_by(format!("update the older one, {older}")),
         ];
@@ -210,14 +210,19 @@ fn belonging(seen: &Observations, called: &Called) -> Vec<Finding> {
         && expected != there
     {
         return vec![
-            Finding::of("members", State::Fail, Cause::OtherPeer, format!("another peer answers at {name}'s address"))
-                .shown_by(format!("{expected} is said to be there, {there} answers"))
-                .mended_by("the address is another's by now, or the peer lost its key: ask for a new invite"),
+            Finding::of(
+                "members",
+                Severity::Fail,
+                Cause::OtherPeer,
+                format!("another peer answers at {name}'s address"),
+            )
+            .shown_by(format!("{expected} is said to be there, {there} answers"))
+            .mended_by("the address is another's by now, or the peer lost its key: ask for a new invite"),
         ];
     }
     if met.sight.is_some_and(|sight| !sight.is_same_swarm) {
         return vec![
-            Finding::of("swarm", State::Fail, Cause::OtherSwarm, format!("{name} is in another swarm"))
+            Finding::of("swarm", Severity::Fail, Cause::OtherSwarm, format!("{name} is in another swarm"))
                 .shown_by("it answers, and does not know the swarm that is looked for")
                 .mended_by(
                     "use an invite of its swarm (tsnode invite, there), with a data folder of its own: --data-dir",
@@ -241,7 +246,7 @@ fn secret(seen: &Observations, met: &PeerSeen, name: &str) -> Vec<Finding> {
         None => (Cause::OtherSwarm, format!("{name} is in another swarm, or has another secret")),
     };
     vec![
-        Finding::of("secret", State::Fail, cause, said)
+        Finding::of("secret", Severity::Fail, cause, said)
             .shown_by(format!("{name} answers for this swarm, and the proofs of its secret differ"))
             .mended_by(
                 "was the data folder restored from a copy? Start with an empty one (--data-dir) and a new invite (tsnode invite, \
@@ -253,16 +258,16 @@ fn secret(seen: &Observations, met: &PeerSeen, name: &str) -> Vec<Finding> {
 /// How every link goes, and why it goes over a relay where it does.
 fn paths(seen: &Observations, why: &[Cause]) -> Vec<Finding> {
     let Some(running) = &seen.running else { return vec![] };
-    let of = |path: &super::observation::Path| match &path.way {
-        Way::Direct => Finding::fine("path", format!("{}: direct", path.name)),
-        Way::HolePunched => {
-            let found = Finding::of("path", State::Ok, Cause::HolePunched, format!("{}: hole-punched", path.name));
+    let of = |path: &super::observation::PeerPath| match &path.way {
+        PathVia::Direct => Finding::fine("path", format!("{}: direct", path.name)),
+        PathVia::HolePunched => {
+            let found = Finding::of("path", Severity::Ok, Cause::HolePunched, format!("{}: hole-punched", path.name));
             found.shown_by("neither can be called from outside, and both called at once")
         }
-        Way::Relayed { via } => {
+        PathVia::Relayed { via } => {
             let said = format!("{}: relayed over {via}", path.name);
             let (evidence, remedy) = relayed(running.is_reachable, path.is_reachable, why);
-            Finding::of("path", State::Note, Cause::Relayed, said).shown_by(evidence).mended_by(remedy)
+            Finding::of("path", Severity::Note, Cause::Relayed, said).shown_by(evidence).mended_by(remedy)
         }
     };
     running.paths.iter().map(of).collect()

@@ -5,7 +5,7 @@ use serde::Serialize;
 /// How bad it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum Severity {
     /// As it should be.
     Ok,
     /// Worth knowing: slower, or not what was meant.
@@ -70,7 +70,7 @@ pub struct Finding {
     /// What was looked at.
     pub what: &'static str,
     /// How bad it is.
-    pub state: State,
+    pub state: Severity,
     /// What is behind it; none where nothing is wrong.
     pub cause: Option<Cause>,
     /// In a line.
@@ -85,11 +85,11 @@ impl Finding {
     /// Something that is as it should be.
     pub(super) fn fine(what: &'static str, said: impl Into<String>) -> Self {
         let (cause, evidence, remedy) = (None, String::new(), String::new());
-        Self { what, state: State::Ok, cause, said: said.into(), evidence, remedy }
+        Self { what, state: Severity::Ok, cause, said: said.into(), evidence, remedy }
     }
 
     /// Something that is not.
-    pub(super) fn of(what: &'static str, state: State, cause: Cause, said: impl Into<String>) -> Self {
+    pub(super) fn of(what: &'static str, state: Severity, cause: Cause, said: impl Into<String>) -> Self {
         Self { state, cause: Some(cause), ..Self::fine(what, said) }
     }
 

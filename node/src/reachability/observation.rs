@@ -1,6 +1,6 @@
 //! What was observed, and by what.
 
-use crate::control_plane::swarm::{PeerSeen, Seen, Sight};
+use crate::control_plane::swarm::{FarEndSight, LookOutcome, PeerSeen};
 use std::{
     fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -11,7 +11,7 @@ use tsnode_protocol::{PathKind, PeerId};
 #[derive(Clone, Debug, Default)]
 pub struct Observations {
     /// By which addresses this host calls others.
-    pub own: Own,
+    pub own: OwnAddresses,
     /// Where another process answers with this peer's identity: what it is called.
     pub twin: Option<String>,
     /// For how long the invite has been over, by this host's clock.
@@ -21,19 +21,19 @@ pub struct Observations {
     /// Peers that were called.
     pub peers: Vec<Called>,
     /// What the peer that runs here knows; none where none runs.
-    pub running: Option<Running>,
+    pub running: Option<RunningPeer>,
 }
 
 /// This host's addresses towards others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Own {
+pub struct OwnAddresses {
     /// Of IPv4.
     pub v4: Option<Ipv4Addr>,
     /// Of IPv6.
     pub v6: Option<Ipv6Addr>,
 }
 
-impl Own {
+impl OwnAddresses {
     /// Whether this is one of them.
     #[must_use]
     pub fn has(&self, ip: IpAddr) -> bool {
@@ -67,7 +67,7 @@ pub struct Port {
     /// What the network says of it.
     pub packets: Packets,
     /// What a peer's call came to; none where only the port was tried.
-    pub seen: Option<Seen>,
+    pub seen: Option<LookOutcome>,
 }
 
 /// What is spoken at a port.
@@ -127,12 +127,12 @@ impl Port {
     /// The peer that answered here.
     #[must_use]
     pub fn peer(&self) -> Option<&PeerSeen> {
-        if let Some(Seen::Peer(peer)) = &self.seen { Some(peer) } else { None }
+        if let Some(LookOutcome::Peer(peer)) = &self.seen { Some(peer) } else { None }
     }
 
     /// What it said of the call.
     #[must_use]
-    pub fn sight(&self) -> Option<&Sight> {
+    pub fn sight(&self) -> Option<&FarEndSight> {
         self.peer()?.sight.as_ref()
     }
 
@@ -159,7 +159,7 @@ impl Called {
 
 /// What the peer that runs here knows.
 #[derive(Clone, Debug, Default)]
-pub struct Running {
+pub struct RunningPeer {
     /// Whether others can open connections to it, as far as they have said.
     pub is_reachable: bool,
     /// Other peers in the swarm.
@@ -169,23 +169,23 @@ pub struct Running {
     /// Whether it has turned away somebody, or been turned away, for a proof of membership.
     pub met_strangers: bool,
     /// How its links go.
-    pub paths: Vec<Path>,
+    pub paths: Vec<PeerPath>,
 }
 
 /// How a link goes.
 #[derive(Clone, Debug)]
-pub struct Path {
+pub struct PeerPath {
     /// To whom.
     pub name: String,
     /// Whether others can open connections to it.
     pub is_reachable: bool,
     /// How.
-    pub way: Way,
+    pub way: PathVia,
 }
 
 /// How a link goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum PathVia {
     /// One has called the other.
     Direct,
     /// Both have called, where neither can be called by itself.
@@ -197,7 +197,7 @@ pub enum Way {
     },
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for PathVia {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Direct => f.write_str("direct"),
@@ -207,7 +207,7 @@ impl fmt::Display for Way {
     }
 }
 
-impl Way {
+impl PathVia {
     /// Of a link between two: straight between hosts that nobody can call, by addresses that neither lets be known, is by a hole.
     #[must_use]
     pub fn of(path: PathKind, via: impl Fn(PeerId) -> String, is_hole: bool) -> Self {

@@ -1,8 +1,8 @@
 //! Observes: calls peers' ports, as a peer does and by single packets, all at once and for some seconds.
 
-use super::observation::{Called, Own, Packets, Port, PortKind};
+use super::observation::{Called, OwnAddresses, Packets, Port, PortKind};
 use crate::{
-    control_plane::swarm::{self, Seen, names},
+    control_plane::swarm::{self, LookOutcome, names},
     data_plane::links::beside,
 };
 use futures::future::{join, join_all};
@@ -31,7 +31,7 @@ const FIRST_PACKET: usize = 1200;
 
 /// A peer that is to be called.
 #[derive(Clone, Debug)]
-pub struct Target {
+pub struct ProbeTarget {
     /// Who is said to be there.
     pub id: Option<PeerId>,
     /// What people call it.
@@ -46,7 +46,7 @@ pub struct Target {
 
 /// What was called, and what could not be, as it is written.
 #[derive(Debug, Default)]
-pub struct Calls {
+pub struct ProbeCalls {
     /// Peers.
     pub peers: Vec<Called>,
     /// Addresses.
@@ -55,10 +55,10 @@ pub struct Calls {
 
 /// The addresses by which this host calls those that were called, without a byte sent; documentation's addresses stand for all others.
 #[must_use]
-pub fn own(called: &[Called]) -> Own {
+pub fn own(called: &[Called]) -> OwnAddresses {
     let far = [IpAddr::from(Ipv4Addr::new(192, 0, 2, 1)), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into()];
     let called = called.iter().flat_map(|called| &called.ports).map(|port| port.at.ip());
-    let mut own = Own::default();
+    let mut own = OwnAddresses::default();
     for ip in called.chain(far).filter_map(source_towards) {
         match ip {
             IpAddr::V4(ip) => _ = own.v4.get_or_insert(ip),
@@ -77,8 +77,8 @@ fn source_towards(far: IpAddr) -> Option<IpAddr> {
 }
 
 /// Calls all of these.
-pub async fn call(targets: Vec<Target>, swarm: SwarmId, membership: Option<&Membership>) -> Calls {
-    let mut calls = Calls::default();
+pub async fn call(targets: Vec<ProbeTarget>, swarm: SwarmId, membership: Option<&Membership>) -> ProbeCalls {
+    let mut calls = ProbeCalls::default();
     let mut doors: Vec<(usize, Option<Multiaddr>, PortKind, SocketAddr)> = Vec::new();
     let looking = targets.into_iter().take(PEERS).map(|target| async {
         let addresses = target.addresses.iter().take(limits::ADDRESSES).filter(|a| !is_circuit(a));
@@ -97,7 +97,7 @@ pub async fn call(targets: Vec<Target>, swarm: SwarmId, membership: Option<&Memb
         let data = target.data.iter().take(limits::ADDRESSES).map(|at| (calls.peers.len(), None, PortKind::Data, *at));
         own.extend(data);
         if !own.is_empty() {
-            let Target { id, name, is_alive, .. } = target;
+            let ProbeTarget { id, name, is_alive, .. } = target;
             calls.peers.push(Called { id, name, is_alive, ports: Vec::new() });
             doors.extend(own);
         }
@@ -108,7 +108,7 @@ pub async fn call(targets: Vec<Target>, swarm: SwarmId, membership: Option<&Memb
     let mut seen = seen.into_iter();
     for ((peer, address, kind, at), packets) in doors.into_iter().zip(packets) {
         let seen = address.and_then(|_| seen.next());
-        let packets = if matches!(seen, Some(Seen::Peer(_))) { Packets::Answered } else { packets };
+        let packets = if matches!(seen, Some(LookOutcome::Peer(_))) { Packets::Answered } else { packets };
         if let Some(called) = calls.peers.get_mut(peer) {
             called.ports.push(Port { at, kind, packets, seen });
         }
@@ -118,12 +118,12 @@ pub async fn call(targets: Vec<Target>, swarm: SwarmId, membership: Option<&Memb
 
 /// Those that addresses name.
 #[must_use]
-pub fn targets(addresses: &[String]) -> Vec<Target> {
+pub fn targets(addresses: &[String]) -> Vec<ProbeTarget> {
     let mut by_peer: BTreeMap<Option<PeerId>, Vec<Multiaddr>> = BTreeMap::new();
     for address in addresses.iter().filter_map(|a| a.parse::<Multiaddr>().ok()) {
         by_peer.entry(named(&address)).or_default().push(address);
     }
-    let target = |(id, addresses): (Option<PeerId>, Vec<Multiaddr>)| Target {
+    let target = |(id, addresses): (Option<PeerId>, Vec<Multiaddr>)| ProbeTarget {
         id,
         name: id.map_or_else(|| "who is there".into(), |id| format!("…{}", id.short())),
         is_alive: false,

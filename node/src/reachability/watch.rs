@@ -1,7 +1,7 @@
 //! Looks why nobody is found, while nobody is, and has the cause named where this peer's troubles are.
 
 use super::{
-    Observations, State, conclude,
+    Observations, Severity, conclude,
     probe::{self, targets},
 };
 use crate::view::{SwarmView, Trouble};
@@ -38,8 +38,8 @@ pub(crate) async fn watch(swarm: SwarmId, membership: Membership, view: watch::S
 
 /// The most fundamental cause, with what to do.
 async fn why(bootstrap: &[String], swarm: SwarmId, membership: &Membership) -> Option<String> {
-    let probe::Calls { peers, unusable } = probe::call(targets(bootstrap), swarm, Some(membership)).await;
+    let probe::ProbeCalls { peers, unusable } = probe::call(targets(bootstrap), swarm, Some(membership)).await;
     let seen = Observations { own: probe::own(&peers), peers, unusable, ..Observations::default() };
-    let first = conclude(&seen).into_iter().find(|finding| finding.state == State::Fail)?;
+    let first = conclude(&seen).into_iter().find(|finding| finding.state == Severity::Fail)?;
     Some(format!("{} ({}): {}", first.said, first.evidence, first.remedy))
 }

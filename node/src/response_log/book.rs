@@ -29,12 +29,12 @@ pub(super) struct Key {
 /// Tells a response log from an earlier one of the same key: a request may come to its gateway again, and what was written of its
 /// first coming is none of the second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Life(u64);
+pub(super) struct LogLife(u64);
 
 #[derive(Default)]
 pub(super) struct Book {
     lives: u64,
-    entries: BTreeMap<Key, Entry>,
+    entries: BTreeMap<Key, LogEntry>,
     bytes: usize,
     /// Those of which the disk does not have all.
     unsaved: BTreeSet<Key>,
@@ -42,8 +42,8 @@ pub(super) struct Book {
     forgotten: BTreeSet<Key>,
 }
 
-struct Entry {
-    life: Life,
+struct LogEntry {
+    life: LogLife,
     asked: Fingerprint,
     said: Recalled,
     touched: Instant,
@@ -55,7 +55,7 @@ struct Entry {
 impl Book {
     /// A response log begins; the same gateway's of before is replaced. No response log begins where too many gateways write one of that
     /// name.
-    pub fn open(&mut self, key: Key, asked: Fingerprint, said: Recalled) -> Option<Life> {
+    pub fn open(&mut self, key: Key, asked: Fingerprint, said: Recalled) -> Option<LogLife> {
         self.forget_old(Instant::now());
         if !self.entries.contains_key(&key) && self.of(key.request).count() >= GATEWAYS {
             return None;
@@ -74,8 +74,8 @@ impl Book {
         self.remove(key);
         self.bytes += said.answer.iter().map(size).sum::<usize>();
         self.lives += 1;
-        let life = Life(self.lives);
-        self.entries.insert(key, Entry { life, asked, said, touched: Instant::now(), over, saved });
+        let life = LogLife(self.lives);
+        self.entries.insert(key, LogEntry { life, asked, said, touched: Instant::now(), over, saved });
         if saved.is_none() {
             self.unsaved.insert(key);
         }
@@ -83,12 +83,12 @@ impl Book {
     }
 
     /// The response log of that key there is now.
-    pub fn life(&self, key: Key) -> Option<Life> {
+    pub fn life(&self, key: Key) -> Option<LogLife> {
         self.entries.get(&key).map(|e| e.life)
     }
 
     /// Whether there is still that response log, and room in it.
-    pub fn add(&mut self, key: Key, life: Life, tokens: impl IntoIterator<Item = Sampled>) -> bool {
+    pub fn add(&mut self, key: Key, life: LogLife, tokens: impl IntoIterator<Item = Sampled>) -> bool {
         let Some(entry) = self.entries.get_mut(&key).filter(|e| e.life == life) else { return false };
         let before = entry.said.answer.len();
         let room = (limits::SEQUENCE_TOKENS as usize).saturating_sub(before);
@@ -100,13 +100,13 @@ impl Book {
         true
     }
 
-    pub fn settled(&mut self, key: Key, life: Life, codec: PromptCodec, holder: Option<GroupId>) {
+    pub fn settled(&mut self, key: Key, life: LogLife, codec: PromptCodec, holder: Option<GroupId>) {
         if let Some(entry) = self.entries.get_mut(&key).filter(|e| e.life == life) {
             (entry.said.codec, entry.said.holder) = (codec, holder);
         }
     }
 
-    pub fn end(&mut self, key: Key, life: Life) {
+    pub fn end(&mut self, key: Key, life: LogLife) {
         if let Some(entry) = self.entries.get_mut(&key).filter(|e| e.life == life) {
             entry.over = true;
         }
@@ -127,14 +127,14 @@ impl Book {
     }
 
     /// What was said after the first `sent` tokens, and whether that was all.
-    pub fn after(&self, key: Key, life: Life, sent: usize) -> Option<(ResponseLogPart, bool)> {
+    pub fn after(&self, key: Key, life: LogLife, sent: usize) -> Option<(ResponseLogPart, bool)> {
         let entry = self.entries.get(&key).filter(|e| e.life == life)?;
         Some((part(entry, sent, PART_TOKENS), entry.over))
     }
 
     /// Those that nobody has added to for long are of no use any more.
     pub fn forget_old(&mut self, now: Instant) {
-        let old = |e: &Entry| now.saturating_duration_since(e.touched) > KEPT;
+        let old = |e: &LogEntry| now.saturating_duration_since(e.touched) > KEPT;
         let stale: Vec<Key> = self.entries.iter().filter(|(_, e)| old(e)).map(|(key, _)| *key).collect();
         stale.into_iter().for_each(|key| self.remove(key));
     }
@@ -175,7 +175,7 @@ impl Book {
         self.entries.values_mut().for_each(|e| e.saved = None);
     }
 
-    fn of(&self, request: RequestId) -> impl Iterator<Item = (&Key, &Entry)> {
+    fn of(&self, request: RequestId) -> impl Iterator<Item = (&Key, &LogEntry)> {
         let [first, last] = [[0; 32], [0xFF; 32]].map(|id| Key { request, gateway: PeerId(id) });
         self.entries.range(first..=last)
     }
@@ -199,7 +199,7 @@ impl Book {
     }
 }
 
-fn part(entry: &Entry, from: usize, most: usize) -> ResponseLogPart {
+fn part(entry: &LogEntry, from: usize, most: usize) -> ResponseLogPart {
     let tokens = entry.said.answer.iter().skip(from).take(most).cloned().collect();
     ResponseLogPart { codec: entry.said.codec, holder: entry.said.holder, tokens }
 }

@@ -35,7 +35,7 @@ const RETRY: Duration = Duration::from_secs(5);
 const BATCH: usize = 256;
 
 /// Writes what is new.
-pub(super) struct Writer {
+pub(super) struct LogWriter {
     book: Arc<Mutex<Book>>,
     ledger: Ledger,
     /// The disk has refused: when to try again.
@@ -43,8 +43,8 @@ pub(super) struct Writer {
 }
 
 /// Opens the ledger and puts what is of use into a book.
-pub(super) fn open(store: &Store) -> Result<(Arc<Mutex<Book>>, Writer), StoreError> {
-    let mut found = Found::default();
+pub(super) fn open(store: &Store) -> Result<(Arc<Mutex<Book>>, LogWriter), StoreError> {
+    let mut found = ReadRecords::default();
     let ledger = store.open_response_log(|bytes| {
         // What another version has written is of no use.
         if let Ok(record) = codec::decode::<Record, RECORD_BYTES>(bytes) {
@@ -57,7 +57,7 @@ pub(super) fn open(store: &Store) -> Result<(Arc<Mutex<Book>>, Writer), StoreErr
         tracing::info!(response_logs = restored, "clients of before may go on here");
     }
     let book = Arc::new(Mutex::new(book));
-    let mut writer = Writer { book: book.clone(), ledger, again: None };
+    let mut writer = LogWriter { book: book.clone(), ledger, again: None };
     if writer.ledger.is_long() {
         writer.save(Instant::now());
     }
@@ -66,9 +66,9 @@ pub(super) fn open(store: &Store) -> Result<(Arc<Mutex<Book>>, Writer), StoreErr
 
 /// What records say, as far as they have been read.
 #[derive(Default)]
-struct Found(BTreeMap<Key, (Fingerprint, Recalled, u64)>);
+struct ReadRecords(BTreeMap<Key, (Fingerprint, Recalled, u64)>);
 
-impl Found {
+impl ReadRecords {
     fn read(&mut self, record: Record) {
         match record {
             Record::Begin { head, gateway, at } => {
@@ -103,7 +103,7 @@ fn fits(part: &ResponseLogPart, said: &Recalled) -> bool {
     part.check().is_ok() && said.answer.len() + part.tokens.len() <= limits::SEQUENCE_TOKENS as usize
 }
 
-impl Writer {
+impl LogWriter {
     /// Writes what is new, soon after `news`, until `stop`; then once more.
     pub async fn run(mut self, news: Arc<Notify>, stop: CancellationToken) {
         loop {
@@ -218,7 +218,7 @@ mod tests {
     }
 
     fn restored(records: Vec<Record>, now: u64) -> Option<Recalled> {
-        let (mut found, mut book) = (Found::default(), Book::default());
+        let (mut found, mut book) = (ReadRecords::default(), Book::default());
         records.into_iter().for_each(|r| found.read(r));
         found.restore(&mut book, now);
         book.said(KEY)

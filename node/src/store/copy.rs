@@ -5,7 +5,7 @@ use super::{
     error::StoreError,
     note::{NEVER, SWARM, is_measured, note, open_ledger, read_note},
 };
-use crate::store::ledger::{Found, Ledger};
+use crate::store::ledger::{Ledger, LedgerCondition};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
@@ -17,7 +17,7 @@ pub(super) const COPY_FILE: &str = "state.copy";
 pub(super) const EDITION: &str = "edition";
 
 /// Notes by name.
-pub(super) type Notes = BTreeMap<String, Vec<u8>>;
+pub(super) type NotesByName = BTreeMap<String, Vec<u8>>;
 
 /// The copy on the disk.
 pub(super) struct StateCopy(Ledger);
@@ -25,9 +25,9 @@ pub(super) struct StateCopy(Ledger);
 /// What was read of it.
 pub(super) struct Copied {
     /// How its file was found.
-    pub found: Found,
+    pub found: LedgerCondition,
     /// Its notes, where its record is whole.
-    pub notes: Option<Notes>,
+    pub notes: Option<NotesByName>,
 }
 
 impl StateCopy {
@@ -39,31 +39,31 @@ impl StateCopy {
     }
 
     /// Copies these, at once or not at all.
-    pub(super) fn write(&mut self, known: &Notes) -> io::Result<()> {
+    pub(super) fn write(&mut self, known: &NotesByName) -> io::Result<()> {
         self.0.rewrite([encoded(known)])
     }
 }
 
 /// Whether a note is in the copy, too. Where members of other swarms were is worth no second copy.
-pub(super) fn is_copied(key: &str, known: &Notes) -> bool {
+pub(super) fn is_copied(key: &str, known: &NotesByName) -> bool {
     let swarm = known.get(SWARM).map(|text| String::from_utf8_lossy(text));
     let own = swarm.as_deref().and_then(|text| text.split_once(' ')).map(|(swarm, _)| format!("known {swarm}"));
     !is_measured(key) && (!key.starts_with("known ") || own.as_deref() == Some(key))
 }
 
 /// The edition of notes.
-pub(super) fn edition(notes: &Notes) -> u64 {
+pub(super) fn edition(notes: &NotesByName) -> u64 {
     notes.get(EDITION).and_then(|bytes| bytes.as_slice().try_into().ok()).map_or(0, u64::from_le_bytes)
 }
 
 /// What counts of both files, and whether the notes of `state.log` are not it any more. `sound` says whether that has lost
 /// nothing, as far as can be seen.
-pub(super) fn reconciled(state: Notes, sound: bool, copy: Option<&Notes>) -> (Notes, bool) {
+pub(super) fn reconciled(state: NotesByName, sound: bool, copy: Option<&NotesByName>) -> (NotesByName, bool) {
     match copy {
         // An owner who has put back a whole `state.log` knows more than a peer that knew nothing.
         Some(copy) if !sound || (edition(copy) > edition(&state) && (knows_swarm(copy) || !knows_swarm(&state))) => {
             let own = state.into_iter().filter(|(key, _)| is_measured(key) || key.starts_with("known "));
-            let mut notes: Notes = own.collect();
+            let mut notes: NotesByName = own.collect();
             notes.extend(copy.iter().map(|(key, value)| (key.clone(), value.clone())));
             (notes, true)
         }
@@ -71,11 +71,11 @@ pub(super) fn reconciled(state: Notes, sound: bool, copy: Option<&Notes>) -> (No
     }
 }
 
-fn knows_swarm(notes: &Notes) -> bool {
+fn knows_swarm(notes: &NotesByName) -> bool {
     notes.get(SWARM).is_some_and(|text| !text.starts_with(NEVER.as_bytes()))
 }
 
-fn encoded(known: &Notes) -> Vec<u8> {
+fn encoded(known: &NotesByName) -> Vec<u8> {
     let copied = known.iter().filter(|(key, _)| is_copied(key, known));
     copied.fold(Vec::new(), |mut all, (key, value)| {
         let note = note(key, value);
@@ -85,8 +85,8 @@ fn encoded(known: &Notes) -> Vec<u8> {
     })
 }
 
-fn decoded(mut record: &[u8]) -> Option<Notes> {
-    let mut notes = Notes::new();
+fn decoded(mut record: &[u8]) -> Option<NotesByName> {
+    let mut notes = NotesByName::new();
     while let Some((length, rest)) = record.split_first_chunk::<4>() {
         let (one, rest) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
         let (key, value) = read_note(one)?;
@@ -100,7 +100,7 @@ fn decoded(mut record: &[u8]) -> Option<Notes> {
 mod tests {
     use super::*;
 
-    fn notes(of: &[(&str, &[u8])]) -> Notes {
+    fn notes(of: &[(&str, &[u8])]) -> NotesByName {
         of.iter().map(|(key, value)| ((*key).to_owned(), value.to_vec())).collect()
     }
 
@@ -124,7 +124,9 @@ mod tests {
     fn the_later_counts_and_the_damaged_does_not() {
         let at =
             |edition: u64, swarm: &[u8]| notes(&[(SWARM, swarm), (EDITION, &edition.to_le_bytes()), ("probe", b"p")]);
-        let swarm = |state: Notes, sound, copy: &Notes| reconciled(state, sound, Some(copy)).0.remove(SWARM).unwrap();
+        let swarm = |state: NotesByName, sound, copy: &NotesByName| {
+            reconciled(state, sound, Some(copy)).0.remove(SWARM).unwrap()
+        };
         assert_eq!(swarm(at(2, b"b"), true, &at(1, b"a")), b"b");
         assert_eq!(swarm(at(1, b"a"), true, &at(2, b"b")), b"b");
         // Of an earlier note nobody can tell that it is one.

@@ -228,11 +228,11 @@ struct Inner {
     /// What a newcomer gets; none in an open swarm.
     secret: Option<Secret>,
     /// Held for a look at the file once a second, and while a newcomer is written down.
-    known: Mutex<Known>,
+    known: Mutex<KnownInvites>,
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct KnownInvites {
     mine: Vec<Made>,
     others: BTreeMap<PeerId, Vec<TicketNotice>>,
     looked: Option<Instant>,
@@ -304,7 +304,7 @@ impl Invites {
         self.inner.secret
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, KnownInvites> {
         let mut known = self.inner.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.looked.is_none_or(|at| at.elapsed() >= LOOK) {
             self.look(&mut known);
@@ -313,14 +313,14 @@ impl Invites {
     }
 
     /// The same, with the file looked at whenever it was looked at last.
-    fn known_now(&self) -> MutexGuard<'_, Known> {
+    fn known_now(&self) -> MutexGuard<'_, KnownInvites> {
         let mut known = self.inner.known.lock().unwrap_or_else(PoisonError::into_inner);
         self.look(&mut known);
         known
     }
 
     /// Reads the file again, if it is another one.
-    fn look(&self, known: &mut Known) {
+    fn look(&self, known: &mut KnownInvites) {
         known.looked = Some(Instant::now());
         let found = fs::metadata(self.inner.folder.join(INVITES_FILE)).ok();
         let edition = found.and_then(|found| platform::edition(&found));

@@ -25,7 +25,7 @@ const FILE_BYTES: u64 = 1 << 20;
 /// What the holder of a key may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Scope {
+pub enum KeyScope {
     /// Send prompts.
     Inference,
     /// Everything: also look at the swarm, and steer the peer.
@@ -35,11 +35,11 @@ pub enum Scope {
 /// A key, as it is kept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Key {
+pub struct ApiKey {
     /// What people call it.
     pub name: String,
     /// What it is good for.
-    pub scope: Scope,
+    pub scope: KeyScope,
     /// BLAKE3 of the key, which has 256 bits of its own: no salt and no slow hash is needed.
     pub hash: String,
 }
@@ -78,7 +78,7 @@ pub enum KeysError {
 ///
 /// # Errors
 /// When the file cannot be read, or holds something else.
-pub fn read(folder: &Path) -> Result<Vec<Key>, KeysError> {
+pub fn read(folder: &Path) -> Result<Vec<ApiKey>, KeysError> {
     let path = folder.join(KEYS_FILE);
     let io = |error| KeysError::Io { path: path.clone(), error };
     let size = match fs::metadata(&path) {
@@ -97,18 +97,18 @@ pub fn read(folder: &Path) -> Result<Vec<Key>, KeysError> {
 ///
 /// # Errors
 /// When the name is taken, or the file cannot be written: then nothing is left of it.
-pub fn add(folder: &Path, name: &str, scope: Scope) -> Result<String, KeysError> {
+pub fn add(folder: &Path, name: &str, scope: KeyScope) -> Result<String, KeysError> {
     let made = disk::make_folder(folder).map_err(|error| KeysError::Io { path: folder.to_owned(), error })?;
     add_in(folder, name, scope).inspect_err(|_| disk::unmake(&made))
 }
 
-fn add_in(folder: &Path, name: &str, scope: Scope) -> Result<String, KeysError> {
+fn add_in(folder: &Path, name: &str, scope: KeyScope) -> Result<String, KeysError> {
     let mut keys = read(folder)?;
     if name == CONFIGURED || keys.iter().any(|k| k.name == name) {
         return Err(KeysError::Taken(name.to_owned()));
     }
     let text = format!("{PREFIX}{}", spelt(&crate::random_bytes::<32>()));
-    keys.push(Key { name: name.to_owned(), scope, hash: hash(&text) });
+    keys.push(ApiKey { name: name.to_owned(), scope, hash: hash(&text) });
     write(folder, &keys)?;
     Ok(text)
 }
@@ -125,7 +125,7 @@ pub fn remove(folder: &Path, name: &str) -> Result<(), KeysError> {
 }
 
 /// Whole or not at all, for the owner alone.
-fn write(folder: &Path, keys: &[Key]) -> Result<(), KeysError> {
+fn write(folder: &Path, keys: &[ApiKey]) -> Result<(), KeysError> {
     let path = folder.join(KEYS_FILE);
     let written = sealed::seal(&keys).map_err(Into::into).and_then(|bytes| disk::write_whole(&path, &bytes));
     written.map_err(|error| KeysError::Io { path, error })
@@ -143,14 +143,14 @@ fn spelt(bytes: &[u8]) -> String {
 #[derive(Debug)]
 pub struct KeyRing {
     folder: PathBuf,
-    configured: Option<Key>,
+    configured: Option<ApiKey>,
     /// Held for a look at the clock, and once a second at the file's date.
-    known: Mutex<Known>,
+    known: Mutex<KnownKeys>,
 }
 
 #[derive(Debug)]
-struct Known {
-    keys: Vec<Key>,
+struct KnownKeys {
+    keys: Vec<ApiKey>,
     looked: Instant,
     file: Option<Edition>,
 }
@@ -161,8 +161,9 @@ impl KeyRing {
     /// # Errors
     /// When the folder's file is broken.
     pub fn open(folder: &Path, configured: Option<&str>) -> Result<Self, KeysError> {
-        let configured = configured.map(|text| Key { name: CONFIGURED.into(), scope: Scope::Admin, hash: hash(text) });
-        let known = Known { keys: read(folder)?, looked: Instant::now(), file: edition(folder) };
+        let configured =
+            configured.map(|text| ApiKey { name: CONFIGURED.into(), scope: KeyScope::Admin, hash: hash(text) });
+        let known = KnownKeys { keys: read(folder)?, looked: Instant::now(), file: edition(folder) };
         Ok(Self { folder: folder.to_owned(), configured, known: Mutex::new(known) })
     }
 
@@ -170,7 +171,7 @@ impl KeyRing {
     ///
     /// # Errors
     /// When the key is wrong or missing.
-    pub fn check(&self, shown: Option<&str>) -> Result<Option<(String, Scope)>, WrongKey> {
+    pub fn check(&self, shown: Option<&str>) -> Result<Option<(String, KeyScope)>, WrongKey> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.looked.elapsed() >= LOOK {
             self.look(&mut known);
@@ -184,7 +185,7 @@ impl KeyRing {
         self.find(&known, shown)
     }
 
-    fn find(&self, known: &Known, shown: Option<&str>) -> Result<Option<(String, Scope)>, WrongKey> {
+    fn find(&self, known: &KnownKeys, shown: Option<&str>) -> Result<Option<(String, KeyScope)>, WrongKey> {
         let mut all = known.keys.iter().chain(&self.configured).peekable();
         if all.peek().is_none() {
             return Ok(None);
@@ -195,7 +196,7 @@ impl KeyRing {
     }
 
     /// Reads the file again, if it is another one.
-    fn look(&self, known: &mut Known) {
+    fn look(&self, known: &mut KnownKeys) {
         known.looked = Instant::now();
         let now = edition(&self.folder);
         if now == known.file {
@@ -226,17 +227,17 @@ mod tests {
     fn a_key_is_known_by_its_hash_and_forgotten_when_it_is_removed() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(KeyRing::open(folder.path(), None).unwrap().check(None), Ok(None), "nobody asks for a key");
-        let text = add(folder.path(), "bob", Scope::Inference).unwrap();
-        assert!(matches!(add(folder.path(), "bob", Scope::Admin), Err(KeysError::Taken(_))));
+        let text = add(folder.path(), "bob", KeyScope::Inference).unwrap();
+        assert!(matches!(add(folder.path(), "bob", KeyScope::Admin), Err(KeysError::Taken(_))));
         let kept = fs::read_to_string(folder.path().join(KEYS_FILE)).unwrap();
         assert!(!kept.contains(&text) && kept.contains("bob"));
         let ring = KeyRing::open(folder.path(), Some("mine")).unwrap();
-        assert_eq!(ring.check(Some(&text)), Ok(Some(("bob".into(), Scope::Inference))));
-        assert_eq!(ring.check(Some("mine")), Ok(Some((CONFIGURED.into(), Scope::Admin))));
+        assert_eq!(ring.check(Some(&text)), Ok(Some(("bob".into(), KeyScope::Inference))));
+        assert_eq!(ring.check(Some("mine")), Ok(Some((CONFIGURED.into(), KeyScope::Admin))));
         assert_eq!((ring.check(Some("tsk-wrong")), ring.check(None)), (Err(WrongKey), Err(WrongKey)));
         // The file was looked at a moment ago, and the next key is good nevertheless.
-        let next = add(folder.path(), "ann", Scope::Admin).unwrap();
-        assert_eq!(ring.check(Some(&next)), Ok(Some(("ann".into(), Scope::Admin))));
+        let next = add(folder.path(), "ann", KeyScope::Admin).unwrap();
+        assert_eq!(ring.check(Some(&next)), Ok(Some(("ann".into(), KeyScope::Admin))));
         remove(folder.path(), "bob").unwrap();
         assert!(matches!(remove(folder.path(), "bob"), Err(KeysError::Unknown(_))));
         let until = Instant::now() + Duration::from_secs(10);
@@ -256,16 +257,16 @@ mod tests {
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "no draft is left behind");
         // What is a file is no folder.
         fs::write(parent.path().join("file"), "").unwrap();
-        assert!(add(&parent.path().join("file/data"), "bob", Scope::Admin).is_err());
+        assert!(add(&parent.path().join("file/data"), "bob", KeyScope::Admin).is_err());
         let wrong = parent.path().join("new/data");
-        assert!(add(&wrong, CONFIGURED, Scope::Admin).is_err());
+        assert!(add(&wrong, CONFIGURED, KeyScope::Admin).is_err());
         assert!(!parent.path().join("new").exists(), "no folder is left behind");
     }
 
     #[test]
     fn a_changed_file_is_noticed_whatever_was_changed() {
         let folder = tempfile::tempdir().unwrap();
-        add(folder.path(), "bob", Scope::Inference).unwrap();
+        add(folder.path(), "bob", KeyScope::Inference).unwrap();
         let path = folder.path().join(KEYS_FILE);
         let text = fs::read_to_string(&path).unwrap();
         fs::write(&path, text.replace("bob", "bib")).unwrap();

@@ -24,12 +24,12 @@ pub struct Ledger {
     /// A write failed half-way, and what it left could not be cut off yet.
     torn: bool,
     /// How it was when it was opened.
-    found: Found,
+    found: LedgerCondition,
 }
 
 /// How a ledger was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum LedgerCondition {
     /// There was none.
     Nothing,
     /// A file of no bytes, or of fewer than any ledger has: its writer was killed as it made it, or it is damaged.
@@ -74,15 +74,15 @@ impl Ledger {
         let contents = ledger::read(&bytes)?;
         contents.records.iter().for_each(|r| record(r));
         let found = match file {
-            None => Found::Nothing,
-            Some(_) if contents.damaged > 0 => Found::Damaged,
-            Some(_) if bytes.len() < HEADER.len() => Found::Emptied,
-            Some(_) if contents.end < bytes.len() => Found::Torn,
-            Some(_) => Found::Whole,
+            None => LedgerCondition::Nothing,
+            Some(_) if contents.damaged > 0 => LedgerCondition::Damaged,
+            Some(_) if bytes.len() < HEADER.len() => LedgerCondition::Emptied,
+            Some(_) if contents.end < bytes.len() => LedgerCondition::Torn,
+            Some(_) => LedgerCondition::Whole,
         };
         let length = contents.end as u64;
-        if let (Found::Whole | Found::Torn, Some(file)) = (found, file) {
-            if found == Found::Torn {
+        if let (LedgerCondition::Whole | LedgerCondition::Torn, Some(file)) = (found, file) {
+            if found == LedgerCondition::Torn {
                 let bytes = bytes.len() - contents.end;
                 tracing::info!(file = %path.display(), bytes, "its end was cut off, which was being written when this peer ended last");
             }
@@ -90,7 +90,7 @@ impl Ledger {
             ledger.mend()?;
             return Ok(ledger);
         }
-        let kept = if found == Found::Damaged { Some(disk::keep_aside(path)?) } else { None };
+        let kept = if found == LedgerCondition::Damaged { Some(disk::keep_aside(path)?) } else { None };
         let (file, length) = place(path, contents.records.iter().map(|r| r.to_vec()))?;
         if let Some(kept) = kept {
             tracing::warn!(
@@ -103,7 +103,7 @@ impl Ledger {
 
     /// How it was when it was opened.
     #[must_use]
-    pub fn found(&self) -> Found {
+    pub fn found(&self) -> LedgerCondition {
         self.found
     }
 
@@ -259,16 +259,16 @@ mod tests {
         let whole = fs::read(&path).unwrap();
         fs::write(&path, &whole[..whole.len() - 3]).unwrap();
         let (mut ledger, records) = open(&path);
-        assert!(records.into_iter().eq(words(0..8)) && ledger.found() == Found::Torn);
+        assert!(records.into_iter().eq(words(0..8)) && ledger.found() == LedgerCondition::Torn);
         ledger.append(words(8..9)).unwrap();
         assert_eq!(fs::read(&path).unwrap(), whole);
-        assert_eq!(open(&path).0.found(), Found::Whole);
+        assert_eq!(open(&path).0.found(), LedgerCondition::Whole);
 
         let mut damaged = whole.clone();
         damaged[whole.len() / 2] ^= 1;
         fs::write(&path, &damaged).unwrap();
         let (mut ledger, records) = open(&path);
-        assert_eq!((records.len(), ledger.found()), (8, Found::Damaged));
+        assert_eq!((records.len(), ledger.found()), (8, LedgerCondition::Damaged));
         assert_eq!(fs::read(folder.path().join("some.log.broken")).unwrap(), damaged);
         ledger.append(words(9..10)).unwrap();
         assert_eq!(open(&path).1.len(), 9);
@@ -278,17 +278,17 @@ mod tests {
     fn a_file_of_nothing_but_zeros_is_damaged_and_an_empty_one_is_told() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("some.log");
-        assert_eq!(open(&path).0.found(), Found::Nothing);
+        assert_eq!(open(&path).0.found(), LedgerCondition::Nothing);
         for length in [0, 7] {
             fs::write(&path, vec![0; length]).unwrap();
             let (mut ledger, _) = open(&path);
-            assert_eq!(ledger.found(), if length == 0 { Found::Emptied } else { Found::Damaged });
+            assert_eq!(ledger.found(), if length == 0 { LedgerCondition::Emptied } else { LedgerCondition::Damaged });
             ledger.append(words(0..1)).unwrap();
             assert_eq!(open(&path).1.len(), 1);
         }
         fs::write(&path, vec![0; 400]).unwrap();
         let (ledger, records) = open(&path);
-        assert_eq!((ledger.found(), records.len()), (Found::Damaged, 0));
+        assert_eq!((ledger.found(), records.len()), (LedgerCondition::Damaged, 0));
         assert_eq!(fs::read(folder.path().join("some.log.broken-2")).unwrap(), vec![0; 400]);
     }
 

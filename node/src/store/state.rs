@@ -2,13 +2,13 @@
 
 use super::{
     belonging::Belonging,
-    copy::{self, Copied, EDITION, Notes as Known, StateCopy, edition, is_copied, reconciled},
+    copy::{self, Copied, EDITION, NotesByName as Known, StateCopy, edition, is_copied, reconciled},
     disk,
     error::StoreError,
     identity::KEY_FILE,
-    ledger::{Found, Ledger},
+    ledger::{Ledger, LedgerCondition},
     note::{NEVER, SWARM, note, open_ledger, read_note},
-    traces::{self, Trace},
+    traces::{self, FolderTrace},
 };
 use std::{io, path::Path};
 
@@ -43,15 +43,15 @@ impl Notes {
     fn take(&mut self, folder: &Path, state: Known, copied: &Copied) -> io::Result<()> {
         // A file that its peer's first start left empty is none.
         let was_used = folder.join(KEY_FILE).exists();
-        let lost = |found| found == Found::Damaged || (found == Found::Emptied && was_used);
+        let lost = |found| found == LedgerCondition::Damaged || (found == LedgerCondition::Emptied && was_used);
         let found = self.ledger.found();
-        let sound = !lost(found) && (found != Found::Nothing || copied.notes.is_none());
+        let sound = !lost(found) && (found != LedgerCondition::Nothing || copied.notes.is_none());
         let (known, changed) = reconciled(state, sound, copied.notes.as_ref());
         self.known = known;
         // Whoever has a key has had a record in it.
-        let copy_lost = copied.notes.is_none() && copied.found != Found::Nothing && was_used;
+        let copy_lost = copied.notes.is_none() && copied.found != LedgerCondition::Nothing && was_used;
         say(folder, (found, lost(found)), (copied.found, copy_lost), changed);
-        let is_sure = copied.notes.is_some() || (sound && found != Found::Torn);
+        let is_sure = copied.notes.is_some() || (sound && found != LedgerCondition::Torn);
         if let Some(text) = self.doubted(folder, is_sure, lost(found) || copy_lost) {
             return self.write(&[(SWARM, text.as_bytes())]);
         }
@@ -73,17 +73,17 @@ impl Notes {
         // Whoever was killed as it mended them had seen damage, too.
         let was_damaged = |file| disk::beside(&folder.join(file), "broken").exists();
         let is_doubted = match (&note, trace) {
-            (Some(text), Trace::Open(other) | Trace::Private(Some(other))) => {
+            (Some(text), FolderTrace::Open(other) | FolderTrace::Private(Some(other))) => {
                 !is_sure && Belonging::parse(text).is_some_and(|noted| noted.swarm != other)
             }
             (Some(_), _) => false,
-            (None, Trace::Nothing) => is_lost || was_damaged(STATE_FILE) || was_damaged(copy::COPY_FILE),
+            (None, FolderTrace::Nothing) => is_lost || was_damaged(STATE_FILE) || was_damaged(copy::COPY_FILE),
             (None, _) => true,
         };
         is_doubted.then(|| match trace {
-            Trace::Open(swarm) => Belonging { swarm, secret: None }.text(),
-            Trace::Private(Some(swarm)) => format!("{NEVER}{swarm}"),
-            Trace::Private(None) | Trace::Nothing => NEVER.to_owned(),
+            FolderTrace::Open(swarm) => Belonging { swarm, secret: None }.text(),
+            FolderTrace::Private(Some(swarm)) => format!("{NEVER}{swarm}"),
+            FolderTrace::Private(None) | FolderTrace::Nothing => NEVER.to_owned(),
         })
     }
 
@@ -118,11 +118,11 @@ impl Notes {
 }
 
 /// Says what was lost, and what of it was had twice.
-fn say(folder: &Path, state: (Found, bool), copy: (Found, bool), restored: bool) {
+fn say(folder: &Path, state: (LedgerCondition, bool), copy: (LedgerCondition, bool), restored: bool) {
     let name = |file: &str| folder.join(file).display().to_string();
     for (file, (found, lost)) in [(STATE_FILE, state), (copy::COPY_FILE, copy)] {
         // Of damage the ledger has told.
-        if found == Found::Emptied && lost {
+        if found == LedgerCondition::Emptied && lost {
             tracing::warn!(file = name(file), "empty: what was in it is lost; check the disk if this happens again");
         }
     }

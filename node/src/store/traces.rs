@@ -16,7 +16,7 @@ const FILE_BYTES: u64 = 1 << 20;
 
 /// What is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Trace {
+pub(super) enum FolderTrace {
     /// Nothing, or nothing that can be read.
     Nothing,
     /// It was in this open swarm.
@@ -26,13 +26,13 @@ pub(super) enum Trace {
 }
 
 /// Looks at the files that a peer writes for others to read.
-pub(super) fn look(folder: &Path) -> Trace {
+pub(super) fn look(folder: &Path) -> FolderTrace {
     match own_invite(folder) {
-        Some(Invite { swarm, ticket: Some(_), .. }) => Trace::Private(Some(swarm)),
-        Some(Invite { swarm, ticket: None, .. }) => Trace::Open(swarm),
+        Some(Invite { swarm, ticket: Some(_), .. }) => FolderTrace::Private(Some(swarm)),
+        Some(Invite { swarm, ticket: None, .. }) => FolderTrace::Open(swarm),
         // Only a private swarm has tickets.
-        None if [INVITES_FILE, USED_FILE].iter().any(|file| folder.join(file).exists()) => Trace::Private(None),
-        None => Trace::Nothing,
+        None if [INVITES_FILE, USED_FILE].iter().any(|file| folder.join(file).exists()) => FolderTrace::Private(None),
+        None => FolderTrace::Nothing,
     }
 }
 
@@ -73,22 +73,22 @@ mod tests {
     fn a_ticket_tells_of_a_private_swarm() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(INVITE_FILE);
-        assert_eq!(look(folder.path()), Trace::Nothing);
+        assert_eq!(look(folder.path()), FolderTrace::Nothing);
         let peer = PeerId([3; 32]);
         let ticket = Ticket { id: InviteId([4; 8]), secret: Secret([5; 32]), expires: 1 };
         let addresses =
             vec!["/ip4/192.0.2.1/tcp/7/p2p/x/p2p-circuit".into(), format!("/ip4/192.0.2.1/tcp/7/p2p/{peer}")];
         let mut invite = Invite { swarm: SwarmId([1; 16]), ticket: None, addresses };
         fs::write(&path, format!("{invite}\n")).unwrap();
-        assert_eq!(look(folder.path()), Trace::Open(invite.swarm));
+        assert_eq!(look(folder.path()), FolderTrace::Open(invite.swarm));
         invite.ticket = Some(ticket);
         fs::write(&path, format!("{invite}\n")).unwrap();
-        assert_eq!(look(folder.path()), Trace::Private(Some(invite.swarm)));
+        assert_eq!(look(folder.path()), FolderTrace::Private(Some(invite.swarm)));
         assert_eq!(invited_to(folder.path()), Some(peer));
         fs::write(&path, "ts1").unwrap();
-        assert_eq!(look(folder.path()), Trace::Nothing);
+        assert_eq!(look(folder.path()), FolderTrace::Nothing);
         fs::write(folder.path().join(USED_FILE), "{}").unwrap();
-        assert_eq!(look(folder.path()), Trace::Private(None));
+        assert_eq!(look(folder.path()), FolderTrace::Private(None));
         set_damaged_aside(folder.path());
         assert!(!path.exists() && folder.path().join("invite.broken").exists());
     }

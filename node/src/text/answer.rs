@@ -1,7 +1,7 @@
 //! An answer taken apart as it grows: what the model thought, what it says, and the tools it calls.
 
 use super::{
-    reasoning::ReasoningParser,
+    reasoning::ThoughtParser,
     said::Said,
     tools::{Callable, ToolFormat, ToolParser},
 };
@@ -10,14 +10,14 @@ use std::sync::Arc;
 /// Takes one answer apart; without parsers all of it is content.
 #[derive(Default)]
 pub struct AnswerParser {
-    reasoning: Option<ReasoningParser>,
+    reasoning: Option<Box<dyn ThoughtParser>>,
     tools: Option<Box<dyn ToolParser>>,
 }
 
 impl AnswerParser {
     /// With thoughts apart.
     #[must_use]
-    pub fn reasoning(self, parser: Option<ReasoningParser>) -> Self {
+    pub fn reasoning(self, parser: Option<Box<dyn ThoughtParser>>) -> Self {
         Self { reasoning: parser, ..self }
     }
 
@@ -36,7 +36,7 @@ impl AnswerParser {
 
     /// What was held back, when no more comes.
     pub fn finish(&mut self) -> Vec<Said> {
-        let (thought, content) = self.reasoning.as_mut().map(ReasoningParser::finish).unwrap_or_default();
+        let (thought, content) = self.reasoning.as_mut().map(|parser| parser.finish()).unwrap_or_default();
         let mut said = self.both(thought, &content);
         if let Some(tools) = &mut self.tools {
             said.extend(tools.finish());

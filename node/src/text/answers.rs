@@ -2,7 +2,9 @@
 
 use super::{
     Detokeniser, ReasoningParser, TemplateText, ToolFormat,
-    tools::{Thought, grammar},
+    channels::{self, ChannelParser},
+    reasoning::{self, ThoughtParser},
+    tools::{Thought, ThoughtMarks, grammar},
 };
 use serde_json::Value;
 use tokenizers::Tokenizer;
@@ -18,6 +20,31 @@ pub enum ReasoningFormat {
     None,
     /// Between `<think>` and `</think>`.
     Think,
+    /// Between `<|channel>thought` and `<channel|>`.
+    Gemma4,
+}
+
+impl ReasoningFormat {
+    /// What a template takes out of earlier answers the model writes; otherwise its vocabulary shows it.
+    fn of(template: Option<&TemplateText>, tokenizer: &Tokenizer) -> Self {
+        let mentions = |mark: &str| template.is_some_and(|template| template.mentions(mark));
+        let knows = |mark: &str| tokenizer.token_to_id(mark).is_some();
+        match () {
+            () if mentions(channels::MARKS.end) => Self::Gemma4,
+            () if mentions(reasoning::MARKS.end) => Self::Think,
+            () if knows(channels::MARKS.end) => Self::Gemma4,
+            () if knows(reasoning::MARKS.end) => Self::Think,
+            () => Self::None,
+        }
+    }
+
+    fn marks(self) -> Option<ThoughtMarks> {
+        match self {
+            Self::None => None,
+            Self::Think => Some(reasoning::MARKS),
+            Self::Gemma4 => Some(channels::MARKS),
+        }
+    }
 }
 
 /// What the owner says; unsaid is what the model's files say.
@@ -30,23 +57,22 @@ pub struct Parsers {
 }
 
 /// What is looked for in a model's answers.
-pub(super) struct Answers {
+pub(super) struct AnswerFormats {
     pub tools: ToolFormat,
     /// Its template writes tools; others' are described in words.
     pub knows_tools: bool,
     reasoning: ReasoningFormat,
 }
 
-impl Answers {
+impl AnswerFormats {
     pub fn of(template: Option<&TemplateText>, tokenizer: &Tokenizer) -> Self {
         let mentions = |word: &str| template.is_some_and(|template| template.mentions(word));
         let knows_tools = mentions("tools");
-        let thinks = mentions("</think>") || tokenizer.token_to_id("</think>").is_some();
         Self {
             // Who is told in words answers as told.
             tools: if knows_tools { ToolFormat::of(template) } else { ToolFormat::Json },
             knows_tools,
-            reasoning: if thinks { ReasoningFormat::Think } else { ReasoningFormat::None },
+            reasoning: ReasoningFormat::of(template, tokenizer),
         }
     }
 
@@ -56,21 +82,21 @@ impl Answers {
     }
 
     /// For the answer to a prompt, which may begin thoughts.
-    pub fn reasoning(&self, tokenizer: &Tokenizer, prompt: &[Token]) -> Option<ReasoningParser> {
-        match self.thought(tokenizer, prompt) {
-            Thought::None => None,
-            thought => Some(ReasoningParser::new(thought == Thought::Begun)),
+    pub fn reasoning(&self, tokenizer: &Tokenizer, prompt: &[Token]) -> Option<Box<dyn ThoughtParser>> {
+        let is_begun = matches!(self.thought(tokenizer, prompt), Thought::Begun(_));
+        match self.reasoning {
+            ReasoningFormat::None => None,
+            ReasoningFormat::Think => Some(Box::new(ReasoningParser::new(is_begun))),
+            ReasoningFormat::Gemma4 => Some(Box::new(ChannelParser::new(is_begun))),
         }
     }
 
     fn thought(&self, tokenizer: &Tokenizer, prompt: &[Token]) -> Thought {
-        if self.reasoning == ReasoningFormat::None {
-            return Thought::None;
-        }
+        let Some(marks) = self.reasoning.marks() else { return Thought::None };
         let mut text = Detokeniser::new(tokenizer, false);
         let tail = &prompt[prompt.len().saturating_sub(TAIL)..];
         let tail = tail.iter().map(|token| text.push(*token)).collect::<String>() + &text.finish();
-        if ReasoningParser::begins_within(&tail) { Thought::Begun } else { Thought::May }
+        if marks.are_begun_by(&tail) { Thought::Begun(marks) } else { Thought::May(marks) }
     }
 
     /// A grammar of answers to a prompt that do nothing but call these tools (name, and schema of the arguments).
@@ -94,7 +120,8 @@ impl Answers {
     /// Special tokens that are part of what is looked for.
     pub fn kept(&self, tokenizer: &Tokenizer, with_tools: bool) -> Vec<Token> {
         let calls = if with_tools || self.has_channels() { self.tools.marks() } else { &[] };
-        let thoughts: &[&str] = if self.reasoning == ReasoningFormat::Think { &ReasoningParser::MARKS } else { &[] };
-        calls.iter().chain(thoughts).filter_map(|mark| tokenizer.token_to_id(mark)).map(Token).collect()
+        let thoughts = self.reasoning.marks().map(|marks| [marks.begin, marks.end]);
+        let marks = calls.iter().copied().chain(thoughts.into_iter().flatten());
+        marks.filter_map(|mark| tokenizer.token_to_id(mark)).map(Token).collect()
     }
 }

@@ -32,7 +32,7 @@ impl Defaults {
         if !generation.is_object() && !generation.is_null() {
             notes.push(format!("generation_config.json: {} is no object; it is not used", shown(generation)));
         }
-        let mut file = File { values: generation, notes };
+        let mut file = DefaultsFile { values: generation, notes };
         Self {
             do_sample: file.read("do_sample", "true or false", Value::as_bool),
             temperature: file.number("temperature", 0.0, 100.0),
@@ -71,12 +71,12 @@ fn top_k(value: &Value) -> Option<u32> {
 }
 
 /// The file's values, and where to say what is wrong with them.
-struct File<'v> {
+struct DefaultsFile<'v> {
     values: &'v Value,
     notes: &'v mut Vec<String>,
 }
 
-impl File<'_> {
+impl DefaultsFile<'_> {
     fn number(&mut self, key: &str, low: f32, high: f32) -> Option<f32> {
         let within = |value: &Value| value.as_f64().map(|x| x as f32).filter(|x| (low..=high).contains(x));
         self.read(key, &format!("a number from {low} to {high}"), within)

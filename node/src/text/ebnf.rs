@@ -10,7 +10,7 @@ mod swallow;
 #[cfg(test)]
 mod tests;
 
-use parse::{Expr, Rule, parse};
+use parse::{EbnfExpr, EbnfRule, parse};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write,
@@ -55,7 +55,7 @@ pub fn to_lark(text: &str) -> Result<String, EbnfError> {
     for rule in &rules {
         let mut unknown = None;
         rule.expr.each(&mut |expr| match expr {
-            Expr::Rule(name, place) if !names.contains_key(name.as_str()) => {
+            EbnfExpr::Rule(name, place) if !names.contains_key(name.as_str()) => {
                 unknown.get_or_insert((name.clone(), *place));
             }
             _ => {}
@@ -83,12 +83,12 @@ impl EbnfError {
 }
 
 /// Rules that come back to themselves, and those that lead to such.
-fn recursive(rules: &[Rule], names: &BTreeMap<&str, usize>) -> BTreeSet<usize> {
+fn recursive(rules: &[EbnfRule], names: &BTreeMap<&str, usize>) -> BTreeSet<usize> {
     let mut needs: Vec<BTreeSet<usize>> = Vec::new();
     for rule in rules {
         let mut of_rule = BTreeSet::new();
         rule.expr.each(&mut |expr| {
-            if let Expr::Rule(name, _) = expr {
+            if let EbnfExpr::Rule(name, _) = expr {
                 of_rule.extend(names.get(name.as_str()));
             }
         });
@@ -114,7 +114,7 @@ fn recursive(rules: &[Rule], names: &BTreeMap<&str, usize>) -> BTreeSet<usize> {
 
 /// A grammar that is written down.
 struct Lark<'g> {
-    rules: &'g [Rule],
+    rules: &'g [EbnfRule],
     recursive: BTreeSet<usize>,
     names: &'g BTreeMap<&'g str, usize>,
     /// Parts of rules that have a name of their own: pieces, and groups that lie deep.
@@ -144,7 +144,7 @@ impl Lark<'_> {
         let (mut used, mut next) = (BTreeSet::from([root]), vec![root]);
         while let Some(at) = next.pop() {
             self.rules[at].expr.each(&mut |expr| {
-                if let Expr::Rule(name, _) = expr
+                if let EbnfExpr::Rule(name, _) = expr
                     && let Some(at) = self.names.get(name.as_str())
                     && used.insert(*at)
                 {
@@ -164,10 +164,10 @@ impl Lark<'_> {
         }
     }
 
-    fn is_piece(&self, expr: &Expr) -> bool {
+    fn is_piece(&self, expr: &EbnfExpr) -> bool {
         let mut is_piece = true;
         expr.each(&mut |expr| {
-            if let Expr::Rule(name, _) = expr {
+            if let EbnfExpr::Rule(name, _) = expr {
                 is_piece &= !self.names.get(name.as_str()).is_some_and(|at| self.recursive.contains(at));
             }
         });
@@ -175,44 +175,44 @@ impl Lark<'_> {
     }
 
     /// An expression of pieces, within one.
-    fn piece(&mut self, expr: &Expr, depth: usize) -> String {
+    fn piece(&mut self, expr: &EbnfExpr, depth: usize) -> String {
         match expr {
-            Expr::Text(text) => quoted(text),
-            Expr::Letters(letters) => format!("/{}/", letters.regex()),
-            Expr::Rule(name, _) => self.names.get(name.as_str()).map(|at| self.name(*at)).unwrap_or_default(),
-            Expr::Sequence(parts) if parts.is_empty() => quoted(""),
-            Expr::Sequence(parts) => joined(parts.iter().map(|part| self.piece(part, depth)), " "),
-            Expr::Choice(parts) => self
+            EbnfExpr::Text(text) => quoted(text),
+            EbnfExpr::Letters(letters) => format!("/{}/", letters.regex()),
+            EbnfExpr::Rule(name, _) => self.names.get(name.as_str()).map(|at| self.name(*at)).unwrap_or_default(),
+            EbnfExpr::Sequence(parts) if parts.is_empty() => quoted(""),
+            EbnfExpr::Sequence(parts) => joined(parts.iter().map(|part| self.piece(part, depth)), " "),
+            EbnfExpr::Choice(parts) => self
                 .grouped(PIECE, depth, |lark, depth| joined(parts.iter().map(|part| lark.piece(part, depth)), " | ")),
-            Expr::Repeat(inner, times) => {
+            EbnfExpr::Repeat(inner, times) => {
                 self.grouped(PIECE, depth, |lark, depth| lark.piece(inner, depth)) + &times.to_string()
             }
         }
     }
 
     /// An expression of a rule: what follows one another and is not recursive is one piece.
-    fn rule(&mut self, expr: &Expr, depth: usize) -> String {
+    fn rule(&mut self, expr: &EbnfExpr, depth: usize) -> String {
         if self.is_piece(expr) {
             return self.one_piece(std::slice::from_ref(expr));
         }
         match expr {
-            Expr::Sequence(parts) => {
+            EbnfExpr::Sequence(parts) => {
                 let runs = parts.chunk_by(|one, next| self.is_piece(one) && self.is_piece(next));
-                let runs: Vec<&[Expr]> = runs.collect();
-                let one = |lark: &mut Self, run: &[Expr]| match lark.is_piece(&run[0]) {
+                let runs: Vec<&[EbnfExpr]> = runs.collect();
+                let one = |lark: &mut Self, run: &[EbnfExpr]| match lark.is_piece(&run[0]) {
                     true => lark.one_piece(run),
                     false => lark.rule(&run[0], depth),
                 };
                 joined(runs.into_iter().map(|run| one(self, run)), " ")
             }
-            Expr::Choice(parts) => {
+            EbnfExpr::Choice(parts) => {
                 self.grouped(PART, depth, |lark, depth| joined(parts.iter().map(|part| lark.rule(part, depth)), " | "))
             }
-            Expr::Repeat(inner, times) => {
+            EbnfExpr::Repeat(inner, times) => {
                 self.grouped(PART, depth, |lark, depth| lark.rule(inner, depth)) + &times.to_string()
             }
-            Expr::Rule(name, _) => self.names.get(name.as_str()).map(|at| self.name(*at)).unwrap_or_default(),
-            Expr::Text(_) | Expr::Letters(_) => self.piece(expr, depth),
+            EbnfExpr::Rule(name, _) => self.names.get(name.as_str()).map(|at| self.name(*at)).unwrap_or_default(),
+            EbnfExpr::Text(_) | EbnfExpr::Letters(_) => self.piece(expr, depth),
         }
     }
 
@@ -226,10 +226,10 @@ impl Lark<'_> {
     }
 
     /// What is one piece.
-    fn one_piece(&mut self, run: &[Expr]) -> String {
+    fn one_piece(&mut self, run: &[EbnfExpr]) -> String {
         let text = joined(run.iter().map(|part| self.piece(part, 0)), " ");
         match run {
-            [Expr::Text(_) | Expr::Letters(_) | Expr::Rule(..)] => text,
+            [EbnfExpr::Text(_) | EbnfExpr::Letters(_) | EbnfExpr::Rule(..)] => text,
             _ => self.part(PIECE, text),
         }
     }

@@ -8,7 +8,7 @@ mod threads;
 mod vocabulary;
 
 pub use threads::Grammars;
-pub use vocabulary::Vocabulary;
+pub use vocabulary::GrammarVocabulary;
 
 use llguidance::{
     Matcher, ParserFactory,
@@ -58,7 +58,7 @@ fn limits() -> ParserLimits {
 }
 
 /// Compiles grammars for the tokens of one model.
-pub struct Compiler {
+pub struct GrammarCompiler {
     factory: ParserFactory,
     vocab: u32,
 }
@@ -77,12 +77,12 @@ fn sparing(mut schema: Value) -> Value {
     schema
 }
 
-impl Compiler {
+impl GrammarCompiler {
     /// For a vocabulary.
     ///
     /// # Errors
     /// When it is not one.
-    pub fn new(vocabulary: Vocabulary) -> Result<Self, GrammarError> {
+    pub fn new(vocabulary: GrammarVocabulary) -> Result<Self, GrammarError> {
         let vocab = vocabulary.size();
         let build = || {
             let env: TokEnv = vocabulary.into_env();

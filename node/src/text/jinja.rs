@@ -41,7 +41,7 @@ use std::sync::Arc;
 const STACK: usize = 64 << 20;
 
 /// A template that was read.
-pub struct Template(parser::Template);
+pub struct Template(parser::ParsedTemplate);
 
 impl Drop for Template {
     /// It may be as deep as it was read.

@@ -3,9 +3,9 @@
 use super::{
     AnswerParser, Callable, Conversation, Defaults, Detokeniser, Parsers, SpecialText, TemplateText, Templates,
     ToolFormat, Workers,
-    answers::Answers,
+    answers::AnswerFormats,
     defaults,
-    grammar::{GrammarError, Grammars, Vocabulary},
+    grammar::{GrammarError, GrammarVocabulary, Grammars},
     reader::Reader,
     short,
     templates::Renderer,
@@ -94,7 +94,7 @@ pub struct TextModel {
     workers: Arc<Workers>,
     grammars: OnceLock<Arc<Grammars>>,
     template: Option<Renderer>,
-    answers: Answers,
+    answers: AnswerFormats,
     stop_tokens: Vec<Token>,
     defaults: Defaults,
     notes: Vec<String>,
@@ -126,7 +126,7 @@ impl TextModel {
         let (settings, generation, config) =
             (read("tokenizer_config.json")?, read("generation_config.json")?, read("config.json")?);
         let template = TemplateText::find(&settings, files.files.get("chat_template.jinja").map(Vec::as_slice));
-        let answers = Answers::of(template.as_ref(), &tokenizer);
+        let answers = AnswerFormats::of(template.as_ref(), &tokenizer);
         let template = template.map(|template| templates.renderer(template)).transpose()?;
         let mut stop_tokens = defaults::ends("generation_config.json", &generation, &mut notes);
         if stop_tokens.is_empty() {
@@ -340,7 +340,7 @@ impl TextModel {
         }
         let grammars = self.grammars.get_or_init(|| {
             let (reader, vocab) = (self.reader.clone(), self.card.shape.vocab);
-            Grammars::new(move || Ok(Vocabulary::new(reader.tokenizer(), vocab)))
+            Grammars::new(move || Ok(GrammarVocabulary::new(reader.tokenizer(), vocab)))
         });
         let (answer, seen) = oneshot::channel();
         grammars.run(move |compiler| {

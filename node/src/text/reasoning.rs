@@ -1,23 +1,66 @@
 //! Thoughts apart from the answer: models write them between `<think>` and `</think>` before it, and some templates write
 //! the first of the two.
 
-use super::tools::Markers;
+use super::tools::{Markers, ThoughtMarks};
 
 const BEGIN: &str = "<think>";
 const END: &str = "</think>";
+/// What stands around them.
+pub(super) const MARKS: ThoughtMarks = ThoughtMarks { begin: BEGIN, label: "", end: END };
+
+/// Finds thoughts in a growing answer. Any cut of it into pieces gives the same.
+pub trait ThoughtParser: Send {
+    /// What a piece adds to thoughts and answer.
+    fn push(&mut self, text: &str) -> (String, String);
+    /// What was held back, when no more comes.
+    fn finish(&mut self) -> (String, String);
+}
+
+/// Within thoughts. Newlines at their begin are no part of them, nor those at their end.
+#[derive(Debug)]
+pub(super) struct Thinking {
+    end: Markers,
+    newlines: String,
+    is_begun: bool,
+}
+
+impl Thinking {
+    /// Up to one of these marks.
+    pub fn until(ends: &'static [&'static str]) -> Self {
+        Self { end: Markers::new(ends), newlines: String::new(), is_begun: false }
+    }
+
+    /// Adds what a letter says of them, and says whether it is the last of a mark that ends them.
+    pub fn push(&mut self, letter: char, thought: &mut String) -> bool {
+        let (passed, found) = self.end.push(letter);
+        for letter in passed.chars() {
+            if letter == '\n' {
+                self.newlines.push(letter);
+                continue;
+            }
+            if std::mem::replace(&mut self.is_begun, true) {
+                thought.push_str(&self.newlines);
+            }
+            self.newlines.clear();
+            thought.push(letter);
+        }
+        found.is_some()
+    }
+
+    /// What was held back, when no more comes.
+    pub fn finish(mut self) -> String {
+        let held = self.end.finish();
+        if held.is_empty() { held } else { self.newlines + &held }
+    }
+}
 
 /// Where an answer is.
 #[derive(Debug)]
 enum State {
     /// Nothing but white space came.
     Before(String),
-    /// Newlines at the begin of thoughts are no part of them, nor those at their end.
-    Thinking {
-        end: Markers,
-        newlines: String,
-        is_begun: bool,
-    },
-    /// Nor are those between thoughts and answer.
+    Thinking(Thinking),
+    /// Newlines between thoughts and answer are no part of either.
     Between,
     Answering,
 }
@@ -27,45 +70,16 @@ enum State {
 pub struct ReasoningParser(State);
 
 impl ReasoningParser {
-    /// What stands around thoughts.
-    pub const MARKS: [&str; 2] = [BEGIN, END];
-
     /// For an answer whose prompt does not begin them, or does.
     #[must_use]
     pub fn new(is_thinking: bool) -> Self {
         Self(if is_thinking { State::thinking() } else { State::Before(String::new()) })
     }
 
-    /// Whether a prompt of that text ends where thoughts have begun.
-    #[must_use]
-    pub fn begins_within(prompt: &str) -> bool {
-        prompt.trim_end().ends_with(BEGIN)
-    }
-
-    /// What a piece adds to thoughts and answer.
-    pub fn push(&mut self, text: &str) -> (String, String) {
-        let (mut thought, mut answer) = (String::new(), String::new());
-        for letter in text.chars() {
-            self.letter(letter, &mut thought, &mut answer);
-        }
-        (thought, answer)
-    }
-
-    /// What was held back, when no more comes.
-    pub fn finish(&mut self) -> (String, String) {
-        match std::mem::replace(&mut self.0, State::Answering) {
-            State::Before(held) => (String::new(), held),
-            State::Thinking { mut end, mut newlines, .. } => {
-                let held = end.finish();
-                newlines.push_str(&held);
-                (if held.is_empty() { String::new() } else { newlines }, String::new())
-            }
-            State::Between | State::Answering => Default::default(),
-        }
-    }
-
     fn letter(&mut self, letter: char, thought: &mut String, answer: &mut String) {
         match &mut self.0 {
+            // However much white space comes, it is not looked through again.
+            State::Before(held) if letter.is_whitespace() && held.ends_with(char::is_whitespace) => held.push(letter),
             State::Before(held) => {
                 held.push(letter);
                 let said = held.trim_start();
@@ -76,20 +90,8 @@ impl ReasoningParser {
                     self.0 = State::Answering;
                 }
             }
-            State::Thinking { end, newlines, is_begun } => {
-                let (passed, found) = end.push(letter);
-                for letter in passed.chars() {
-                    if letter == '\n' {
-                        newlines.push(letter);
-                        continue;
-                    }
-                    if std::mem::replace(is_begun, true) {
-                        thought.push_str(newlines);
-                    }
-                    newlines.clear();
-                    thought.push(letter);
-                }
-                if found.is_some() {
+            State::Thinking(thinking) => {
+                if thinking.push(letter, thought) {
                     self.0 = State::Between;
                 }
             }
@@ -105,8 +107,42 @@ impl ReasoningParser {
 
 impl State {
     fn thinking() -> Self {
-        Self::Thinking { end: Markers::new(&[END]), newlines: String::new(), is_begun: false }
+        Self::Thinking(Thinking::until(&[END]))
     }
+}
+
+impl ThoughtParser for ReasoningParser {
+    fn push(&mut self, text: &str) -> (String, String) {
+        let (mut thought, mut answer) = (String::new(), String::new());
+        for letter in text.chars() {
+            self.letter(letter, &mut thought, &mut answer);
+        }
+        (thought, answer)
+    }
+
+    fn finish(&mut self) -> (String, String) {
+        match std::mem::replace(&mut self.0, State::Answering) {
+            State::Before(held) => (String::new(), held),
+            State::Thinking(thinking) => (thinking.finish(), String::new()),
+            State::Between | State::Answering => Default::default(),
+        }
+    }
+}
+
+/// What a parser makes of pieces in all.
+#[cfg(test)]
+pub(super) fn parsed_by<'t>(
+    parser: &mut impl ThoughtParser,
+    pieces: impl IntoIterator<Item = &'t str>,
+) -> (String, String) {
+    let (mut thought, mut answer) = (String::new(), String::new());
+    let mut add = |(more, said): (String, String)| {
+        thought.push_str(&more);
+        answer.push_str(&said);
+    };
+    pieces.into_iter().for_each(|piece| add(parser.push(piece)));
+    add(parser.finish());
+    (thought, answer)
 }
 
 #[cfg(test)]
@@ -115,15 +151,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn parsed<'t>(is_thinking: bool, pieces: impl IntoIterator<Item = &'t str>) -> (String, String) {
-        let mut parser = ReasoningParser::new(is_thinking);
-        let (mut thought, mut answer) = (String::new(), String::new());
-        let mut add = |(more, said): (String, String)| {
-            thought.push_str(&more);
-            answer.push_str(&said);
-        };
-        pieces.into_iter().for_each(|piece| add(parser.push(piece)));
-        add(parser.finish());
-        (thought, answer)
+        parsed_by(&mut ReasoningParser::new(is_thinking), pieces)
     }
 
     #[test]
@@ -146,9 +174,9 @@ mod tests {
 
     #[test]
     fn a_prompt_may_begin_them() {
-        assert!(ReasoningParser::begins_within("<|assistant|><think>\n"));
-        assert!(!ReasoningParser::begins_within("<|assistant|><think>\n\n</think>\n\n"));
-        assert!(!ReasoningParser::begins_within("<|assistant|>"));
+        assert!(MARKS.are_begun_by("<|assistant|><think>\n"));
+        assert!(!MARKS.are_begun_by("<|assistant|><think>\n\n</think>\n\n"));
+        assert!(!MARKS.are_begun_by("<|assistant|>"));
     }
 
     proptest! {

@@ -37,14 +37,14 @@ const LONG: usize = 1 << 20;
 const ANSWER: u64 = 4 * limits::HTTP_BODY_BYTES as u64;
 
 /// What a rendering says: the text, or why there is none.
-type Said = Result<String, String>;
+type RenderedText = Result<String, String>;
 
 /// Renders one template in processes of a program that is this one.
 pub(super) struct TemplateSandbox {
     program: PathBuf,
     template: TemplateText,
     /// Held to take it or put it back.
-    idle: Mutex<Option<Worker>>,
+    idle: Mutex<Option<SandboxProcess>>,
     turns: Semaphore,
     long: Semaphore,
 }
@@ -98,7 +98,7 @@ impl TemplateSandbox {
 
     async fn ask(
         &self,
-        mut worker: Worker,
+        mut worker: SandboxProcess,
         conversation: &Conversation,
         end: Instant,
     ) -> Result<Result<String, TextError>, Silent> {
@@ -109,8 +109,8 @@ impl TemplateSandbox {
         Ok(said.map_err(TextError::Input))
     }
 
-    async fn start(&self, end: Instant) -> Result<Worker, TextError> {
-        let mut worker = Worker::start(&self.program)?;
+    async fn start(&self, end: Instant) -> Result<SandboxProcess, TextError> {
+        let mut worker = SandboxProcess::start(&self.program)?;
         match worker.ask(&self.template, end).await {
             Ok(Ok(_)) => Ok(worker),
             Ok(Err(why)) => Err(TextError::template(why)),
@@ -119,7 +119,7 @@ impl TemplateSandbox {
     }
 
     /// One is enough between conversations: it may hold much of what it may have.
-    fn keep(&self, worker: Worker) {
+    fn keep(&self, worker: SandboxProcess) {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.is_none() {
             *idle = Some(worker);
@@ -132,13 +132,13 @@ fn is_long(conversation: &Conversation) -> bool {
 }
 
 /// A process that has read the template. It ends when this is dropped.
-struct Worker {
+struct SandboxProcess {
     _child: Child,
     to: ChildStdin,
     from: BufReader<ChildStdout>,
 }
 
-impl Worker {
+impl SandboxProcess {
     fn start(program: &Path) -> Result<Self, TextError> {
         let failed = |why: String| TextError::NoProcess { program: program.into(), why };
         let mut command = Command::new(program);
@@ -151,12 +151,12 @@ impl Worker {
         Ok(Self { _child: child, to, from: BufReader::new(from) })
     }
 
-    async fn ask(&mut self, question: &impl Serialize, end: Instant) -> Result<Said, Silent> {
+    async fn ask(&mut self, question: &impl Serialize, end: Instant) -> Result<RenderedText, Silent> {
         let exchanged = timeout_at(end, self.exchange(question)).await;
         exchanged.map_err(|_| Silent::Late)?.map_err(|_| Silent::Ended)
     }
 
-    async fn exchange(&mut self, question: &impl Serialize) -> std::io::Result<Said> {
+    async fn exchange(&mut self, question: &impl Serialize) -> std::io::Result<RenderedText> {
         let mut line = serde_json::to_vec(question)?;
         line.push(b'\n');
         self.to.write_all(&line).await?;
@@ -197,7 +197,7 @@ fn hear<T: DeserializeOwned>(questions: &mut impl BufRead) -> std::io::Result<Op
     Ok(if line.is_empty() { None } else { Some(serde_json::from_slice(&line)?) })
 }
 
-fn say(answers: &mut impl Write, said: &Said) -> std::io::Result<()> {
+fn say(answers: &mut impl Write, said: &RenderedText) -> std::io::Result<()> {
     let mut line = serde_json::to_vec(said)?;
     line.push(b'\n');
     answers.write_all(&line)?;
@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     /// What a process says to these lines.
-    fn answers(lines: &[serde_json::Value]) -> Vec<Said> {
+    fn answers(lines: &[serde_json::Value]) -> Vec<RenderedText> {
         let questions: String = lines.iter().map(|line| format!("{line}\n")).collect();
         let mut said = Vec::new();
         serve(questions.as_bytes(), &mut said).unwrap();

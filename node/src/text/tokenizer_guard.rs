@@ -63,13 +63,13 @@ pub fn encode_whole(
 }
 
 /// A token, and the bytes of its text that it is made of: the first, and the one behind the last.
-pub type Placed = (u32, (usize, usize));
+pub type TokenSpan = (u32, (usize, usize));
 
 /// Tokens of a text that was rendered, and the bytes of it that each is made of.
 ///
 /// # Errors
 /// When the tokenizer cannot.
-pub fn encode_with_places(tokenizer: &Tokenizer, text: &str) -> Result<Vec<Placed>, String> {
+pub fn encode_with_places(tokenizer: &Tokenizer, text: &str) -> Result<Vec<TokenSpan>, String> {
     let encoding = fenced(|| tokenizer.encode(text, false))?.map_err(|e| e.to_string())?;
     Ok(encoding.get_ids().iter().copied().zip(encoding.get_offsets().iter().copied()).collect())
 }

@@ -9,6 +9,7 @@ mod body;
 mod call;
 mod deepseek;
 mod found;
+mod gemma4;
 mod grammar;
 mod harmony;
 mod hermes;
@@ -19,7 +20,7 @@ mod qwen3_coder;
 #[cfg(test)]
 mod tests;
 
-pub(super) use grammar::{Thought, grammar};
+pub(super) use grammar::{Thought, ThoughtMarks, grammar};
 pub(super) use markers::Markers;
 pub use parameter::Callable;
 #[cfg(test)]
@@ -28,6 +29,7 @@ pub(super) use tests::split;
 use super::{TemplateText, said::Said};
 use bare::Bare;
 use deepseek::DeepSeek;
+use gemma4::Gemma4;
 use harmony::Harmony;
 use hermes::Hermes;
 use mistral::Mistral;
@@ -59,12 +61,14 @@ pub enum ToolFormat {
     DeepSeekV31,
     /// Messages on channels, of which some go to functions: gpt-oss. Its thoughts are such messages too.
     Harmony,
+    /// `<|tool_call>call:NAME{key:value}<tool_call|>`: Gemma 4.
+    Gemma4,
     /// `{"name": …, "arguments": …}` alone, or a list of such: models that were told so.
     Json,
 }
 
 /// What a setting calls them.
-const NAMES: [(&str, ToolFormat); 8] = [
+const NAMES: [(&str, ToolFormat); 9] = [
     ("hermes", ToolFormat::Hermes),
     ("qwen3_coder", ToolFormat::Qwen3Coder),
     ("llama3_json", ToolFormat::Llama3Json),
@@ -72,6 +76,7 @@ const NAMES: [(&str, ToolFormat); 8] = [
     ("deepseek_v3", ToolFormat::DeepSeekV3),
     ("deepseek_v31", ToolFormat::DeepSeekV31),
     ("openai", ToolFormat::Harmony),
+    ("gemma4", ToolFormat::Gemma4),
     ("json", ToolFormat::Json),
 ];
 
@@ -93,6 +98,7 @@ impl ToolFormat {
         let mentions = |mark: &str| template.is_some_and(|template| template.mentions(mark));
         match () {
             () if mentions(harmony::CHANNEL) && mentions(harmony::START) => Self::Harmony,
+            () if mentions(gemma4::OPEN) && mentions(gemma4::CALL) => Self::Gemma4,
             () if mentions(deepseek::CALL) && mentions("```json") => Self::DeepSeekV3,
             () if mentions(deepseek::CALL) => Self::DeepSeekV31,
             () if mentions(mistral::CALLS) => Self::Mistral,
@@ -112,6 +118,7 @@ impl ToolFormat {
             Self::Mistral => mistral::MARKS,
             Self::DeepSeekV3 | Self::DeepSeekV31 => deepseek::MARKS,
             Self::Harmony => harmony::MARKS,
+            Self::Gemma4 => gemma4::MARKS,
             Self::Json => &[],
         }
     }
@@ -127,6 +134,7 @@ impl ToolFormat {
             Self::Mistral => Box::<Mistral>::default(),
             Self::DeepSeekV3 | Self::DeepSeekV31 => Box::<DeepSeek>::default(),
             Self::Harmony => Box::new(Harmony::new(tools)),
+            Self::Gemma4 => Box::<Gemma4>::default(),
             Self::Json => Box::new(Bare::json(names())),
         }
     }

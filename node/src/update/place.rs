@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// A program's file.
-pub struct Place(PathBuf);
+pub struct ProgramPlace(PathBuf);
 
 /// Who brought a program, where that was neither a person nor `install.sh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub enum Installer {
     Cargo,
 }
 
-impl Place {
+impl ProgramPlace {
     /// A program that is there.
     #[must_use]
     pub fn new(path: PathBuf) -> Self {
@@ -145,7 +145,7 @@ impl Place {
     }
 }
 
-/// See [`Place::workshop`].
+/// See [`ProgramPlace::workshop`].
 pub struct Workshop(PathBuf);
 
 impl Workshop {

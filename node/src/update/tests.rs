@@ -90,7 +90,7 @@ impl World {
         let outcome = async {
             let releases = Releases::new(&base)?;
             let archive = releases.find(wanted.as_ref()).await?;
-            let place = Place::new(self.path());
+            let place = ProgramPlace::new(self.path());
             let workshop = place.workshop()?;
             let packed = workshop.file("archive.tar.gz");
             releases.fetch(&archive, &packed).await?;
@@ -117,7 +117,7 @@ async fn a_program_is_replaced_and_comes_back() {
     let world = World::new().release("2.0.0", &program("2.0.0"));
     assert_eq!(world.update(None).await.unwrap(), Version::new(2, 0, 0));
     assert_eq!((world.says(), world.names()), ("tsnode 2.0.0".into(), vec!["tsnode".into(), "tsnode.previous".into()]));
-    let place = Place::new(world.path());
+    let place = ProgramPlace::new(world.path());
     place.go_back().unwrap();
     assert_eq!(world.says(), "tsnode 1.0.0");
     place.go_back().unwrap();
@@ -175,7 +175,7 @@ impl World {
 #[test]
 fn what_others_keep_is_theirs_to_update() {
     let world = World::new();
-    let place = Place::new(world.path());
+    let place = ProgramPlace::new(world.path());
     assert_eq!(place.installer(), None);
     assert!(matches!(place.go_back(), Err(UpdateError::NoPrevious(_))));
     fs::write(world.folder.path().join(".crates.toml"), "[v1]\n\"tsnode 0.1.0 (path+file:///x)\" = [\"tsnode\"]\n")
@@ -184,6 +184,6 @@ fn what_others_keep_is_theirs_to_update() {
     assert!(said.contains("cargo install --path node"), "{said}");
     // Which package a file came with is dpkg's to say, where there is one.
     if Command::new("dpkg").args(["-S", "/bin/true"]).output().is_ok_and(|done| done.status.success()) {
-        assert_eq!(Place::new("/bin/true".into()).installer(), Some(Installer::Debian));
+        assert_eq!(ProgramPlace::new("/bin/true".into()).installer(), Some(Installer::Debian));
     }
 }

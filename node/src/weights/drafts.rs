@@ -5,6 +5,7 @@
 
 use super::{error::FetchError, identify::place, index::Index};
 use crate::{platform, store::disk};
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,9 @@ use tsnode_protocol::weights::{
 };
 
 /// Ending of what is not whole yet.
-const INCOMPLETE: &str = "incomplete";
+pub(super) const INCOMPLETE: &str = "incomplete";
+/// Locked by all who have a model's files open, so that nobody takes these away meanwhile.
+const OPEN: &str = "open";
 /// What the index has for a chunk that is not there.
 const NOTHING: ChunkHash = [0; HASH_BYTES];
 
@@ -24,7 +27,7 @@ const NOTHING: ChunkHash = [0; HASH_BYTES];
 pub(super) type Chunk = (u16, u32);
 
 /// One file.
-struct Draft {
+struct PartialFile {
     to: PathBuf,
     /// While it is not whole.
     path: PathBuf,
@@ -35,7 +38,7 @@ struct Draft {
     there: Mutex<Bitfield>,
 }
 
-impl Draft {
+impl PartialFile {
     fn open(to: PathBuf, about: WeightsFile, hashes: Vec<ChunkHash>, index: &Index) -> io::Result<Self> {
         let path = disk::beside(&to, INCOMPLETE);
         let is_whole = index.get(&to).is_some_and(|known| known == hashes);
@@ -130,14 +133,15 @@ fn found(
 }
 
 /// All files of a model.
-pub struct Drafts {
+pub struct PartialFiles {
     manifest: WeightsManifest,
-    drafts: Vec<Draft>,
+    drafts: Vec<PartialFile>,
     /// Held while files get their names, and while they are opened by them.
     naming: Mutex<()>,
+    _open: Option<File>,
 }
 
-impl Drafts {
+impl PartialFiles {
     /// As far as they are in a folder, each called by its number there.
     pub(super) fn open(
         folder: &Path,
@@ -148,10 +152,10 @@ impl Drafts {
         let mut drafts = Vec::new();
         for (n, (file, hashes)) in manifest.files.iter().zip(hashes).enumerate() {
             let to = folder.join(name(&manifest, n));
-            let opened = Draft::open(to.clone(), *file, hashes, index).map_err(FetchError::disk(&to))?;
+            let opened = PartialFile::open(to.clone(), *file, hashes, index).map_err(FetchError::disk(&to))?;
             drafts.push(opened);
         }
-        Ok(Self { manifest, drafts, naming: Mutex::default() })
+        Ok(Self { manifest, drafts, naming: Mutex::default(), _open: say_open(folder) })
     }
 
     /// What they are.
@@ -167,10 +171,10 @@ impl Drafts {
 
     /// Where they are now, and what of them.
     pub(super) fn parts(&self) -> Vec<PartFile> {
-        self.drafts.iter().map(Draft::part).collect()
+        self.drafts.iter().map(PartialFile::part).collect()
     }
 
-    fn draft(&self, file: u16) -> Option<&Draft> {
+    fn draft(&self, file: u16) -> Option<&PartialFile> {
         self.drafts.get(usize::from(file))
     }
 
@@ -186,7 +190,7 @@ impl Drafts {
 
     /// Every chunk there is.
     pub(super) fn all(&self) -> impl Iterator<Item = Chunk> {
-        let of = |(file, draft): (u16, &Draft)| {
+        let of = |(file, draft): (u16, &PartialFile)| {
             // A file has fewer than 2³² chunks: the manifest was checked.
             (0..chunks(draft.about.bytes) as u32).map(move |chunk| (file, chunk))
         };
@@ -239,6 +243,10 @@ impl Drafts {
         if read.is_ok() && self.fits((file, chunk), &content) {
             return Some(content);
         }
+        if !self.has((file, chunk)) {
+            // It has gone meanwhile, as it was meant to.
+            return None;
+        }
         draft.there().set(chunk.into(), false);
         tracing::error!(
             file = %draft.now_at().display(), chunk,
@@ -247,16 +255,54 @@ impl Drafts {
         None
     }
 
+    /// Whether all of a file is there, and it is called so.
+    pub(super) fn is_placed(&self, file: u16) -> bool {
+        self.draft(file).is_some_and(|draft| draft.is_placed.load(Ordering::Acquire))
+    }
+
+    /// From now on these chunks count as not there: nobody is given what is about to go, nor takes it for damage.
+    pub(super) fn forget(&self, chunks: &[Chunk]) {
+        for (file, chunk) in chunks {
+            self.draft(*file).into_iter().for_each(|draft| draft.there().set(u64::from(*chunk), false));
+        }
+    }
+
+    /// Gives the room of chunks that count as not there back to the disk, of files that are not whole.
+    pub(super) fn shed(&self, chunks: &[Chunk], index: &Index) -> Result<(), FetchError> {
+        for (file, chunk) in chunks {
+            let Some(draft) = self.draft(*file) else { continue };
+            let gone = platform::punch(&draft.file, u64::from(*chunk) * CHUNK_BYTES, self.bytes_of((*file, *chunk)));
+            gone.map_err(FetchError::disk(&draft.path))?;
+        }
+        let files: BTreeSet<u16> = chunks.iter().map(|(file, _)| *file).collect();
+        for draft in files.into_iter().filter_map(|file| self.draft(file)) {
+            draft.keep(index).map_err(FetchError::disk(&draft.path))?;
+        }
+        Ok(())
+    }
+
     /// Has the disk keep what came, and gives the files their names once all of them are whole.
     pub(super) fn keep(&self, index: &Index) -> Result<(), FetchError> {
         let _naming = self.still();
-        let is_whole = self.drafts.iter().all(Draft::is_whole);
+        let is_whole = self.drafts.iter().all(PartialFile::is_whole);
         for draft in self.drafts.iter().filter(|draft| !draft.is_placed.load(Ordering::Acquire)) {
             let kept = if is_whole { draft.place(index) } else { draft.keep(index) };
             kept.map_err(FetchError::disk(&draft.path))?;
         }
         Ok(())
     }
+}
+
+/// Says that the files in a folder are open, as long as what is given back is there. A disk that knows no locks does not say it.
+fn say_open(folder: &Path) -> Option<File> {
+    let file = File::options().create(true).truncate(false).write(true).open(folder.join(OPEN)).ok()?;
+    file.try_lock_shared().ok().map(|()| file)
+}
+
+/// Whether somebody has the files in a folder open.
+pub(super) fn are_open(folder: &Path) -> bool {
+    let file = File::options().write(true).open(folder.join(OPEN));
+    file.is_ok_and(|file| matches!(file.try_lock(), Err(fs::TryLockError::WouldBlock)))
 }
 
 /// What a file of weights is called here: as those that read models expect it.

@@ -17,12 +17,14 @@ pub enum FetchError {
         /// What the last one said.
         why: String,
     },
-    /// It is larger than its owner allows.
-    #[error("{model} has {}, more than --model-budget ({})", Size(*.bytes), Size(*.budget))]
+    /// More of it would be here than its owner allows.
+    #[error("with {what} of {model} there would be {} of it here, more than --model-budget ({})", Size(*.bytes), Size(*.budget))]
     Budget {
         /// Which.
         model: String,
-        /// Its files together (bytes).
+        /// What is to come.
+        what: String,
+        /// What there would be beside what is served, and with it (bytes).
         bytes: u64,
         /// The most (bytes).
         budget: u64,

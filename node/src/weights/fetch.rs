@@ -5,11 +5,11 @@
 //! hash alone: the file itself is the record of what is there.
 
 use super::{
-    drafts::{Chunk, Drafts},
+    drafts::{Chunk, PartialFiles},
     error::FetchError,
     index::Index,
-    notes, room,
-    work::{Ended, Tally, Work},
+    notes, origin, room,
+    work::{FetchTally, FetchWork, StreamEnded},
 };
 use crate::{
     data_plane::{
@@ -18,6 +18,7 @@ use crate::{
         offences::OffenceReporter,
         roster::Roster,
     },
+    hardware::memory::Size,
     store::disk,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,10 +29,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
-use tsnode_coordinator::trust::Offence;
+use tsnode_coordinator::{cards, trust::Offence};
 use tsnode_kernels::source::SMALL_FILES;
 use tsnode_protocol::{
-    ModelCard, ModelFile, ModelId, PeerId, limits, stream,
+    ModelCard, ModelFile, ModelId, ModelOrigin, PeerId, limits, stream,
     stream::Opening,
     weights::{self, Bitfield, ChunkHash, WeightsForm, WeightsManifest, WeightsQuery},
 };
@@ -44,28 +45,30 @@ const KNOWN: usize = 64;
 const STREAMS: usize = 3;
 /// How long an answer may take: a chunk in three streams over 1 Mbit/s takes 25 s.
 const PATIENCE: Duration = Duration::from_secs(40);
+/// Weights of a model at most (bytes), twice those of the largest there are: their chunks' hashes are kept in 128 MiB of memory.
+const MODEL_BYTES: u64 = 4 << 40;
 /// How often it is looked who else has the model.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// How long others are waited for.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
+pub struct FetchTimeouts {
     /// A holder that broke off is left alone for so long.
     pub rest: Duration,
     /// Nothing came for so long: who waits is told.
     pub starved: Duration,
 }
 
-impl Default for Patience {
+impl Default for FetchTimeouts {
     fn default() -> Self {
         Self { rest: Duration::from_secs(3), starved: Duration::from_secs(60) }
     }
 }
 
 /// Where models are to be had.
-pub trait Places: Clone + Send + Sync + 'static {
+pub trait ModelHolders: Clone + Send + Sync + 'static {
     /// A conversation about one model.
-    type Talk: Talk;
+    type Talk: HolderTalk;
     /// Who says to have it.
     fn holders(&self, model: ModelId) -> Vec<PeerId>;
     /// Begins to ask one of them.
@@ -77,12 +80,14 @@ pub trait Places: Clone + Send + Sync + 'static {
         model: ModelId,
         file: &ModelFile,
     ) -> impl Future<Output = Result<Vec<u8>, String>> + Send;
+    /// Where those who have it say that it is from.
+    fn origin(&self, model: ModelId) -> Option<ModelOrigin>;
     /// Somebody gave what he cannot have taken for right.
     fn blame(&self, peer: PeerId);
 }
 
 /// Asks one holder.
-pub trait Talk: Send + 'static {
+pub trait HolderTalk: Send + 'static {
     /// The answer's bytes, at most so many.
     fn ask(&mut self, query: WeightsQuery, most: usize) -> impl Future<Output = Result<Vec<u8>, String>> + Send;
 }
@@ -100,7 +105,7 @@ pub struct Peers {
     pub guard: OffenceReporter,
 }
 
-impl Places for Peers {
+impl ModelHolders for Peers {
     type Talk = Stream;
 
     fn holders(&self, model: ModelId) -> Vec<PeerId> {
@@ -117,12 +122,17 @@ impl Places for Peers {
         library::fetch_one(model, file, peer, &self.links, &self.roster).await
     }
 
+    fn origin(&self, model: ModelId) -> Option<ModelOrigin> {
+        let adverts = self.roster.adverts();
+        cards::origin(model, adverts.iter().filter(|(peer, _)| **peer != self.me).map(|(_, advert)| advert))
+    }
+
     fn blame(&self, peer: PeerId) {
         self.guard.blame(peer, Offence::WrongWeights);
     }
 }
 
-impl Talk for Stream {
+impl HolderTalk for Stream {
     async fn ask(&mut self, query: WeightsQuery, most: usize) -> Result<Vec<u8>, String> {
         self.sender.send(&query).await.map_err(|e| e.to_string())?;
         let answer = self.receiver.recv_bytes(most).await.map_err(|e| e.to_string())?;
@@ -132,7 +142,7 @@ impl Talk for Stream {
 
 /// What any holder can be asked.
 #[derive(Clone, Copy)]
-struct Asked {
+struct HolderQuery {
     what: &'static str,
     query: WeightsQuery,
     /// Whether it is known that the card is that of the model.
@@ -148,19 +158,19 @@ pub struct Fetcher<P> {
     pub folder: PathBuf,
     /// What is known of files here.
     pub index: Index,
-    /// Bytes of one model at most.
+    /// Bytes of a model's layers at most, where nothing else is said of it: whoever brings them holds to that.
     pub budget: u64,
     /// How long others are waited for.
-    pub patience: Patience,
+    pub patience: FetchTimeouts,
     /// Who gave what it cannot have taken for right: not asked again.
-    pub bad: Bad,
+    pub bad: BadPeers,
 }
 
 /// Peers that nothing is asked of. Clones are of the same. Held for operations on the set alone.
 #[derive(Clone, Debug, Default)]
-pub struct Bad(Arc<Mutex<BTreeSet<PeerId>>>);
+pub struct BadPeers(Arc<Mutex<BTreeSet<PeerId>>>);
 
-impl Bad {
+impl BadPeers {
     fn set(&self) -> MutexGuard<'_, BTreeSet<PeerId>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -175,7 +185,7 @@ impl Bad {
     }
 }
 
-impl<P: Places> Fetcher<P> {
+impl<P: ModelHolders> Fetcher<P> {
     /// The folder of a model.
     #[must_use]
     pub fn folder_of(&self, model: ModelId) -> PathBuf {
@@ -186,7 +196,7 @@ impl<P: Places> Fetcher<P> {
     ///
     /// # Errors
     /// When it cannot be had, or is not to be.
-    pub async fn begin(&self, card: &ModelCard) -> Result<Drafts, FetchError> {
+    pub async fn begin(&self, card: &ModelCard) -> Result<PartialFiles, FetchError> {
         let folder = self.folder_of(card.id);
         let place = folder.clone();
         let known = tokio::task::spawn_blocking(move || notes::read(&place)).await.ok().flatten();
@@ -196,19 +206,19 @@ impl<P: Places> Fetcher<P> {
             Some(known) => known,
             None => self.outline(card).await?,
         };
-        let bytes = manifest.bytes();
-        if bytes > self.budget {
-            return Err(FetchError::Budget { model: card.name.clone(), bytes, budget: self.budget });
-        }
         disk::make_folder(&folder).map_err(FetchError::disk(&folder))?;
         if manifest.form == WeightsForm::Safetensors {
             self.small(card, &folder).await?;
+        }
+        // Before anything of it is here: whoever starts again knows whether it may be given on.
+        if let Some(said) = self.places.origin(card.id) {
+            origin::keep(&folder, said).map_err(FetchError::disk(&folder))?;
         }
         if !is_known {
             notes::write(&folder, &manifest, &hashes).map_err(FetchError::disk(&folder))?;
         }
         let (index, place) = (self.index.clone(), folder.clone());
-        let opened = tokio::task::spawn_blocking(move || Drafts::open(&place, manifest, hashes, &index)).await;
+        let opened = tokio::task::spawn_blocking(move || PartialFiles::open(&place, manifest, hashes, &index)).await;
         opened.map_err(|e| FetchError::disk(&folder)(std::io::Error::other(e)))?
     }
 
@@ -219,11 +229,11 @@ impl<P: Places> Fetcher<P> {
     pub async fn get(
         &self,
         card: &ModelCard,
-        drafts: &Arc<Drafts>,
+        drafts: &Arc<PartialFiles>,
         wanted: &BTreeSet<Chunk>,
-        tally: &Arc<Tally>,
+        tally: &Arc<FetchTally>,
     ) -> Result<(), FetchError> {
-        let work = Arc::new(Work::new(drafts.clone(), wanted, tally.clone()));
+        let work = Arc::new(FetchWork::new(drafts.clone(), wanted, tally.clone()));
         let folder = self.folder_of(card.id);
         self.has_room(card, work.missing_bytes())?;
         let came = if work.is_done() { Ok(()) } else { self.chunks(card, &work).await };
@@ -248,13 +258,18 @@ impl<P: Places> Fetcher<P> {
             let manifest = stream::decode_frame::<WeightsManifest>(answer).ok()?;
             (manifest.check().is_ok() && manifest.fits(card)).then_some(manifest)
         };
-        let what = Asked { what: "the manifest", query: WeightsQuery::Manifest, is_card_proven: false };
+        let what = HolderQuery { what: "the manifest", query: WeightsQuery::Manifest, is_card_proven: false };
         let manifest = self.ask_any(card, what, read).await?;
+        if manifest.bytes() > MODEL_BYTES {
+            let why = format!("its weights are said to have {}", Size(manifest.bytes()));
+            return Err(FetchError::Unusable { model: card.name.clone(), why });
+        }
         let mut hashes = Vec::new();
         for (n, file) in manifest.files.iter().enumerate() {
             let query = WeightsQuery::Hashes { file: n as u16 };
             let read = |answer: &[u8]| weights::hashes_of(file, answer);
-            hashes.push(self.ask_any(card, Asked { what: "the hashes", query, is_card_proven: true }, read).await?);
+            hashes
+                .push(self.ask_any(card, HolderQuery { what: "the hashes", query, is_card_proven: true }, read).await?);
         }
         Ok((manifest, hashes))
     }
@@ -264,7 +279,7 @@ impl<P: Places> Fetcher<P> {
     async fn ask_any<T>(
         &self,
         card: &ModelCard,
-        Asked { what, query, is_card_proven }: Asked,
+        HolderQuery { what, query, is_card_proven }: HolderQuery,
         read: impl Fn(&[u8]) -> Option<T>,
     ) -> Result<T, FetchError> {
         let (mut why, mut others) = ("nobody has it".to_owned(), Vec::new());
@@ -329,7 +344,7 @@ impl<P: Places> Fetcher<P> {
     }
 
     /// Has all missing chunks fetched, by some streams from each of several holders. The nearer one is, the more it gives.
-    async fn chunks(&self, card: &ModelCard, work: &Arc<Work>) -> Result<(), FetchError> {
+    async fn chunks(&self, card: &ModelCard, work: &Arc<FetchWork>) -> Result<(), FetchError> {
         let mut streams = JoinSet::new();
         let mut open = BTreeMap::<PeerId, Vec<AbortHandle>>::new();
         // Who is asked what it has takes no place from those that give: it may never answer.
@@ -368,16 +383,16 @@ impl<P: Places> Fetcher<P> {
             tokio::select! {
                 Some(ended) = streams.join_next() => match ended {
                     Ok((_, Ok(()))) | Err(_) => sleep(Duration::from_millis(5)).await,
-                    Ok((peer, Err(Ended::Broke(why)))) => {
+                    Ok((peer, Err(StreamEnded::Broke(why)))) => {
                         tracing::info!(%peer, why, "a stream of weights broke");
                         resting.insert(peer, Instant::now() + self.patience.rest);
                     }
-                    Ok((peer, Err(Ended::Wrong { file, chunk }))) => {
+                    Ok((peer, Err(StreamEnded::Wrong { file, chunk }))) => {
                         tracing::warn!(%peer, file, chunk, "gave weights that are not what their hash says: not asked again");
                         self.blame(peer);
                         open.remove(&peer).into_iter().flatten().for_each(|handle| handle.abort());
                     }
-                    Ok((_, Err(Ended::Disk(path, error)))) => return Err(FetchError::Disk { path, error }),
+                    Ok((_, Err(StreamEnded::Disk(path, error)))) => return Err(FetchError::Disk { path, error }),
                 },
                 () = sleep(LOOK) => {}
             }
@@ -394,7 +409,12 @@ impl<P: Places> Fetcher<P> {
 }
 
 /// Asks a holder which of the chunks that are wanted it has.
-async fn ask<P: Places>(places: P, work: &Arc<Work>, peer: PeerId, model: ModelId) -> Result<(), Ended> {
+async fn ask<P: ModelHolders>(
+    places: P,
+    work: &Arc<FetchWork>,
+    peer: PeerId,
+    model: ModelId,
+) -> Result<(), StreamEnded> {
     let asked = async {
         let mut talk = places.open(peer, model).await?;
         let mut said = BTreeMap::new();
@@ -406,19 +426,24 @@ async fn ask<P: Places>(places: P, work: &Arc<Work>, peer: PeerId, model: ModelI
         Ok::<_, String>(said)
     };
     let said = timeout(PATIENCE, asked).await.unwrap_or_else(|_| Err("no answer in time".into()));
-    work.say(peer, said.map_err(Ended::Broke)?);
+    work.say(peer, said.map_err(StreamEnded::Broke)?);
     Ok(())
 }
 
 /// One stream: asks for a chunk after the other, as long as there are some to take.
-async fn take<P: Places>(places: P, work: &Arc<Work>, peer: PeerId, model: ModelId) -> Result<(), Ended> {
+async fn take<P: ModelHolders>(
+    places: P,
+    work: &Arc<FetchWork>,
+    peer: PeerId,
+    model: ModelId,
+) -> Result<(), StreamEnded> {
     let opened = timeout(PATIENCE, places.open(peer, model)).await;
-    let mut talk = opened.unwrap_or_else(|_| Err("no answer in time".into())).map_err(Ended::Broke)?;
+    let mut talk = opened.unwrap_or_else(|_| Err("no answer in time".into())).map_err(StreamEnded::Broke)?;
     while let Some(turn) = work.take(peer) {
         let (file, chunk) = turn.chunk;
         let answer =
             timeout(PATIENCE, talk.ask(WeightsQuery::Chunk { file, chunk }, weights::CHUNK_BYTES as usize)).await;
-        let content = answer.unwrap_or_else(|_| Err("no answer in time".into())).map_err(Ended::Broke)?;
+        let content = answer.unwrap_or_else(|_| Err("no answer in time".into())).map_err(StreamEnded::Broke)?;
         turn.give(content).await?;
     }
     Ok(())

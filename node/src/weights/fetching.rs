@@ -59,9 +59,9 @@ pub(super) fn seconds_left(rest: u64, came: u64, took: Duration) -> Option<u64> 
 
 /// Several that are fetched beside each other, by places of their own: one of them is shown, with the bytes that came for all.
 #[derive(Debug, Default)]
-pub struct Several(BTreeMap<usize, Fetching>);
+pub struct ConcurrentFetches(BTreeMap<usize, Fetching>);
 
-impl Several {
+impl ConcurrentFetches {
     /// What is to be shown, now that this is how far one of them is: one that comes, or else one that does not, or else this one.
     pub fn told(&mut self, place: usize, far: Fetching) -> Fetching {
         self.0.insert(place, far.clone());
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn of_several_one_that_comes_is_shown_and_all_bytes_are() {
-        let mut several = Several::default();
+        let mut several = ConcurrentFetches::default();
         assert_eq!(several.told(0, far("a", 4, 4, None)), far("a", 4, 4, None));
         assert_eq!(several.told(1, far("b", 0, 0, Some("nobody"))), far("a", 4, 4, None));
         assert_eq!(several.told(1, far("b", 1, 2, None)), far("b", 1, 6, None));

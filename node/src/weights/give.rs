@@ -1,7 +1,7 @@
 //! Gives the weights of this peer's models to others of its swarm: all of them, or what it has of those that it fetches itself.
 
 use super::{
-    drafts::Drafts,
+    drafts::PartialFiles,
     identify::{Identified, place},
 };
 use crate::data_plane::links::{LinkError, Links, Stream};
@@ -23,13 +23,13 @@ const STREAMS: usize = 32;
 const IDLE: Duration = Duration::from_secs(30);
 
 /// A model that others may have from here.
-pub struct Holding(Held);
+pub struct Holding(GivenModel);
 
-enum Held {
+enum GivenModel {
     /// All of it.
     Whole { source: Arc<ModelSource>, hashes: Vec<Vec<ChunkHash>> },
     /// What is here of it, from the first chunk on.
-    Part { model: ModelId, drafts: Arc<Drafts> },
+    Part { model: ModelId, drafts: Arc<PartialFiles> },
 }
 
 impl Holding {
@@ -37,55 +37,55 @@ impl Holding {
     #[must_use]
     pub fn new(identified: Identified) -> (Arc<ModelSource>, Self) {
         let source = Arc::new(identified.source);
-        (source.clone(), Self(Held::Whole { source, hashes: identified.hashes }))
+        (source.clone(), Self(GivenModel::Whole { source, hashes: identified.hashes }))
     }
 
     /// Of one that is fetched.
     #[must_use]
-    pub fn part(model: ModelId, drafts: Arc<Drafts>) -> Self {
-        Self(Held::Part { model, drafts })
+    pub fn part(model: ModelId, drafts: Arc<PartialFiles>) -> Self {
+        Self(GivenModel::Part { model, drafts })
     }
 
     fn model(&self) -> ModelId {
         match &self.0 {
-            Held::Whole { source, .. } => source.card().id,
-            Held::Part { model, .. } => *model,
+            GivenModel::Whole { source, .. } => source.card().id,
+            GivenModel::Part { model, .. } => *model,
         }
     }
 
     fn manifest(&self) -> Option<&WeightsManifest> {
         match &self.0 {
-            Held::Whole { source, .. } => source.manifest(),
-            Held::Part { drafts, .. } => Some(drafts.manifest()),
+            GivenModel::Whole { source, .. } => source.manifest(),
+            GivenModel::Part { drafts, .. } => Some(drafts.manifest()),
         }
     }
 
     fn hashes(&self, file: u16) -> Option<&[ChunkHash]> {
         match &self.0 {
-            Held::Whole { hashes, .. } => hashes.get(usize::from(file)).map(Vec::as_slice),
-            Held::Part { drafts, .. } => drafts.hashes(file),
+            GivenModel::Whole { hashes, .. } => hashes.get(usize::from(file)).map(Vec::as_slice),
+            GivenModel::Part { drafts, .. } => drafts.hashes(file),
         }
     }
 
     fn bitfield(&self, file: u16) -> Option<Bitfield> {
         match &self.0 {
-            Held::Whole { source, .. } => {
+            GivenModel::Whole { source, .. } => {
                 let (_, bytes) = source.weights().nth(usize::from(file))?;
                 Some(Bitfield::all(bytes.len() as u64))
             }
-            Held::Part { drafts, .. } => drafts.bitfield(file),
+            GivenModel::Part { drafts, .. } => drafts.bitfield(file),
         }
     }
 
     /// A chunk, as it lies on the disk.
     fn chunk(&self, file: u16, chunk: u32) -> Option<Vec<u8>> {
         match &self.0 {
-            Held::Whole { source, hashes } => {
+            GivenModel::Whole { source, hashes } => {
                 let hash = hashes.get(usize::from(file))?.get(chunk as usize)?;
                 let (path, bytes) = source.weights().nth(usize::from(file))?;
                 whole_chunk((path, bytes), chunk, hash)
             }
-            Held::Part { drafts, .. } => drafts.read((file, chunk)),
+            GivenModel::Part { drafts, .. } => drafts.read((file, chunk)),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
-use tsnode_kernels::{load::Progress, source::ModelSource};
+use tsnode_kernels::{load::LoadProgress, source::ModelSource};
 use tsnode_protocol::weights::{self, CHUNK_BYTES, ChunkHash};
 
 /// How often it is said how far it is.
@@ -22,7 +22,12 @@ pub struct Identified {
 }
 
 /// Hashes what the index does not know yet, by so many threads.
-pub fn identify(source: ModelSource, index: &Index, threads: usize, progress: &mut dyn FnMut(Progress)) -> Identified {
+pub fn identify(
+    source: ModelSource,
+    index: &Index,
+    threads: usize,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Identified {
     let known: Vec<Option<Vec<ChunkHash>>> = source.weights().map(|(path, _)| index.get(path)).collect();
     let files = source.weights().zip(&known);
     let total = files.filter(|(_, known)| known.is_none()).map(|((_, bytes), _)| bytes.len() as u64).sum();
@@ -30,7 +35,7 @@ pub fn identify(source: ModelSource, index: &Index, threads: usize, progress: &m
     let mut hashes = Vec::new();
     for ((path, bytes), known) in source.weights().zip(known) {
         let of_file = known.unwrap_or_else(|| {
-            let fresh = hash(bytes, threads, &mut |file| progress(Progress { done: done + file, total }));
+            let fresh = hash(bytes, threads, &mut |file| progress(LoadProgress { done: done + file, total }));
             index.set(path, &fresh);
             done += bytes.len() as u64;
             fresh

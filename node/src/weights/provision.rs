@@ -2,20 +2,22 @@
 
 use super::{
     error::FetchError,
-    fetch::{Bad, Fetcher, Patience, Peers},
+    fetch::{BadPeers, FetchTimeouts, Fetcher, Peers},
     fetching::Fetching,
     index::Index,
     remembered::{self, FOLDER, Remembered},
     stock::{Stock, Tell},
     stocks::Stocks,
 };
+use crate::hardware::memory::Size;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use tokio::time::{Instant, sleep};
-use tsnode_coordinator::wanted::{self, Glob, Unwanted, Wanted};
+use tokio::time::{Instant, sleep, sleep_until};
+use tsnode_coordinator::wanted::{self, FetchableModel, Glob, Unwanted};
+use tsnode_kernels::source::ModelSource;
 use tsnode_protocol::{Advert, ModelCard, ModelId};
 
 /// How long it is listened who else has a model, once somebody has.
@@ -27,14 +29,20 @@ const ALONE: Duration = Duration::from_secs(4);
 
 /// What a peer may fetch by itself.
 #[derive(Clone, Debug)]
-pub struct Limits {
-    /// Bytes of a model at most; none at all where it is 0.
+pub struct ProvisionLimits {
+    /// Bytes of a model's layers at most; none at all where it is 0.
     pub budget: u64,
     /// Names that are allowed; all where there are none.
     pub allowed: Vec<Glob>,
     /// The only one that is wanted, by its name.
     pub named: Option<String>,
 }
+
+/// A model of which layers may be fetched, or why there is none.
+type OpenedStock = Result<Arc<Stock<Peers>>, FetchError>;
+
+/// Measures what a layer of a model takes here, and keeps it for whoever lends the model. It computes for seconds.
+pub type MeasureLayer = Arc<dyn Fn(&ModelSource) + Send + Sync>;
 
 /// Looks for a model to fetch, and fetches it.
 pub struct Provision {
@@ -52,6 +60,7 @@ pub struct Provision {
     refused: BTreeSet<ModelId>,
     /// Models that nobody gave: others are taken first.
     not_given: BTreeSet<ModelId>,
+    measure: MeasureLayer,
 }
 
 impl Provision {
@@ -61,16 +70,17 @@ impl Provision {
         (places, stocks): (Peers, Stocks),
         data_dir: &Path,
         index: Index,
-        limits: Limits,
+        limits: ProvisionLimits,
         (memory, own): (u64, ModelId),
+        measure: MeasureLayer,
     ) -> Self {
         let fetcher = Fetcher {
             places,
             folder: data_dir.join(FOLDER),
             index,
             budget: limits.budget,
-            patience: Patience::default(),
-            bad: Bad::default(),
+            patience: FetchTimeouts::default(),
+            bad: BadPeers::default(),
         };
         Self {
             fetcher,
@@ -82,6 +92,7 @@ impl Provision {
             fetched: Arc::default(),
             refused: BTreeSet::new(),
             not_given: BTreeSet::new(),
+            measure,
         }
     }
 
@@ -110,10 +121,9 @@ impl Provision {
                     let model = self.named.clone().unwrap_or_default();
                     tell(Fetching { model, why: Some(why.to_string()), fetched, ..Fetching::default() });
                 }
-                Ok(_) => {
-                    sleep(LISTENING).await;
-                    let Ok(wanted) = self.choose() else { continue };
-                    match self.open(&wanted, &tell).await {
+                Ok(first) => {
+                    let Some((wanted, opened)) = self.listen(&first, &tell).await else { continue };
+                    match opened {
                         Ok(stock) => {
                             remembered::set_last(&self.fetcher.folder, &wanted.card);
                             return stock;
@@ -163,7 +173,7 @@ impl Provision {
             stock.ok_or_else(|| FetchError::Unusable { model: last.name.clone(), why })
         };
         let stock = self.stocks.open(last.model()?, reopen).await.ok()?;
-        if let Err(error) = self.within_budget(&stock) {
+        if let Err(error) = self.within_limits(&stock) {
             tracing::warn!(model = last.name, %error, "what was fetched last is not lent");
             let why = Some(error.to_string());
             tell(Fetching { model: last.name.clone(), why, ..Fetching::default() });
@@ -173,21 +183,19 @@ impl Provision {
         Some(stock)
     }
 
-    /// Who has opened it, or had it fetched, may have had another budget.
-    fn within_budget(&self, stock: &Stock<Peers>) -> Result<(), FetchError> {
-        let (bytes, budget) = (stock.drafts().manifest().bytes(), self.fetcher.budget);
-        if bytes > budget {
-            return Err(FetchError::Budget { model: stock.card().name.clone(), bytes, budget });
-        }
-        Ok(())
+    /// Holds it to this peer's budget and memory, by the sizes that its files say: who has opened it may have had another budget, and
+    /// members may have said other sizes.
+    fn within_limits(&self, stock: &Stock<Peers>) -> Result<(), FetchError> {
+        stock.bind(self.fetcher.budget);
+        one_layer_fits(stock.card(), stock.takes(), (self.fetcher.budget, self.memory))
     }
 
-    fn choose(&self) -> Result<Wanted, Unwanted> {
+    fn choose(&self) -> Result<FetchableModel, Unwanted> {
         let first = self.choose_without(&self.not_given);
         if self.not_given.is_empty() { first } else { first.or_else(|_| self.choose_without(&BTreeSet::new())) }
     }
 
-    fn choose_without(&self, others: &BTreeSet<ModelId>) -> Result<Wanted, Unwanted> {
+    fn choose_without(&self, others: &BTreeSet<ModelId>) -> Result<FetchableModel, Unwanted> {
         let is_wanted = |card: &ModelCard| !self.refused.contains(&card.id) && !others.contains(&card.id);
         let me = self.fetcher.places.me;
         let adverts = self.fetcher.places.roster.adverts();
@@ -199,22 +207,68 @@ impl Provision {
         let others: BTreeMap<_, _> =
             adverts.iter().filter(|(peer, _)| **peer != me).map(|(peer, advert)| (*peer, strip(advert))).collect();
         let others = others.iter().map(|(peer, advert)| (*peer, advert)).collect();
-        let limits = wanted::Limits { budget: self.fetcher.budget, memory: self.memory, allowed: &self.allowed };
+        let limits = wanted::FetchLimits { budget: self.fetcher.budget, memory: self.memory, allowed: &self.allowed };
         wanted::choose(&others, &limits, self.named.as_deref())
     }
 
-    async fn open(&self, wanted: &Wanted, tell: &Tell) -> Result<Arc<Stock<Peers>>, FetchError> {
-        let Wanted { card, bytes, holders } = wanted;
+    /// Which model is wanted once it has been listened, and it, opened and measured: the first one is meanwhile, since nothing else is to
+    /// be done, and seldom another is wanted then.
+    async fn listen(&self, first: &FetchableModel, tell: &Tell) -> Option<(FetchableModel, OpenedStock)> {
+        let until = Instant::now() + LISTENING;
+        let mut early = Box::pin(self.prepared(first, tell));
+        let mut done = None;
+        tokio::select! {
+            opened = &mut early => {
+                done = Some(opened);
+                sleep_until(until).await;
+            }
+            () = sleep_until(until) => {}
+        }
+        let wanted = self.choose().ok()?;
+        let is_first = wanted.card.id == first.card.id;
+        let opened = match done {
+            Some(Ok(stock)) if is_first => Ok(stock),
+            None if is_first => early.await,
+            // Another is wanted, or those who were heard since may give what the first did not.
+            _ => Box::pin(self.prepared(&wanted, tell)).await,
+        };
+        Some((wanted, opened))
+    }
+
+    /// A model that can be lent, of which it is known what a layer takes here.
+    async fn prepared(&self, wanted: &FetchableModel, tell: &Tell) -> OpenedStock {
+        let stock = self.open(wanted, tell).await?;
+        let (source, measure) = (stock.source().await?, self.measure.clone());
+        // What was not measured now is when it is lent.
+        let _ = tokio::task::spawn_blocking(move || measure(&source)).await;
+        Ok(stock)
+    }
+
+    async fn open(&self, wanted: &FetchableModel, tell: &Tell) -> OpenedStock {
+        let FetchableModel { card, bytes, holders } = wanted;
         tracing::info!(
             model = card.name, id = %card.id, bytes, holders = holders.len(), folder = %self.fetcher.folder.display(),
             "takes up the model that this swarm serves, to serve layers of it"
         );
         let open = || Stock::open(self.fetcher.clone(), card.clone(), self.fetched.clone(), tell.clone());
         let stock = self.stocks.open(card.id, open).await?;
-        self.within_budget(&stock)?;
+        self.within_limits(&stock)?;
         stock.hear(tell.clone());
         Ok(stock)
     }
+}
+
+/// Whether what plans may give of it, and the memory that is lent, is at least a layer.
+fn one_layer_fits(card: &ModelCard, takes: Option<u64>, (budget, memory): (u64, u64)) -> Result<(), FetchError> {
+    let (model, bytes) = (card.name.clone(), card.shape.layer_bytes);
+    if takes.is_some_and(|takes| takes < bytes) {
+        return Err(FetchError::Budget { model, what: "a layer".into(), bytes, budget });
+    }
+    if bytes > memory {
+        let why = format!("a layer of it has {}, more than is lent: --memory", Size(bytes));
+        return Err(FetchError::Unusable { model, why });
+    }
+    Ok(())
 }
 
 /// Whether what was fetched once may be lent again; what is only pulled where it is named.
@@ -228,6 +282,17 @@ fn may_lend(fetched: &Remembered, named: Option<&str>, allowed: &[Glob]) -> bool
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tsnode_coordinator::sample;
+
+    #[test]
+    fn a_model_of_which_no_layer_fits_by_what_its_files_say_is_refused() {
+        let card = sample::card();
+        let bytes = card.shape.layer_bytes;
+        let refused = |takes, memory| one_layer_fits(&card, takes, (1, memory)).err().map(|error| error.to_string());
+        assert_eq!((refused(None, bytes), refused(Some(bytes), bytes)), (None, None));
+        assert!(refused(Some(bytes - 1), bytes).unwrap().contains("--model-budget"));
+        assert!(refused(None, bytes - 1).unwrap().contains("--memory"));
+    }
 
     #[test]
     fn what_is_only_pulled_is_lent_where_it_is_named() {

@@ -2,7 +2,7 @@
 
 use super::{
     error::FetchError,
-    fetch::{Bad, Fetcher, Patience, Peers},
+    fetch::{BadPeers, FetchTimeouts, Fetcher, Peers},
     fetching::Fetching,
     index::Index,
     remembered::{self, FOLDER},
@@ -161,8 +161,8 @@ impl Puller {
             index: self.index.clone(),
             // Who names it allows it.
             budget: u64::MAX,
-            patience: Patience::default(),
-            bad: Bad::default(),
+            patience: FetchTimeouts::default(),
+            bad: BadPeers::default(),
         }
     }
 }

@@ -84,6 +84,17 @@ pub(super) fn add(folder: &Path, card: &ModelCard) {
     write(folder, &fetched);
 }
 
+/// It is here no more.
+pub(super) fn forget(folder: &Path, model: ModelId) {
+    let _turn = turn();
+    let mut fetched = all(folder);
+    let before = fetched.len();
+    fetched.retain(|other| other.model() != Some(model));
+    if fetched.len() < before {
+        write(folder, &fetched);
+    }
+}
+
 /// Who has it may read the note and write it anew: several tasks do.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
@@ -91,7 +102,7 @@ fn turn() -> MutexGuard<'static, ()> {
 }
 
 /// All of them, the last one at the end. A note that cannot be read is none.
-fn all(folder: &Path) -> Vec<Remembered> {
+pub(super) fn all(folder: &Path) -> Vec<Remembered> {
     let path = folder.join(FILE);
     let is_note = fs::metadata(&path).is_ok_and(|about| about.is_file() && about.len() <= BYTES);
     let note = is_note.then(|| fs::read(path).ok()).flatten();
@@ -141,6 +152,8 @@ mod tests {
         set_last(folder, &card(3));
         assert_eq!(pulled(), []);
         set_last(folder, &card(1));
+        forget(folder, card(2).id);
+        assert_eq!((found(|other| other.name == "org/2"), all(folder).len()), (None, 2));
         // One whose folder is gone is not there.
         fs::remove_dir(folder.join(card(1).id.to_string())).unwrap();
         assert_eq!(found(|_| true), None);

@@ -8,21 +8,21 @@ use tokio::sync::OnceCell;
 use tsnode_protocol::{ModelId, PartialModel};
 
 /// One that is open, or will be.
-type Place = Arc<OnceCell<Arc<Stock<Peers>>>>;
+type StockCell = Arc<OnceCell<Arc<Stock<Peers>>>>;
 
 /// All of them. Clones are of the same; held for operations on the maps alone.
 #[derive(Clone, Default)]
-pub struct Stocks(Arc<Mutex<Kept>>);
+pub struct Stocks(Arc<Mutex<OpenStocks>>);
 
 #[derive(Default)]
-struct Kept {
-    opened: BTreeMap<ModelId, Place>,
+struct OpenStocks {
+    opened: BTreeMap<ModelId, StockCell>,
     /// Those that are lent: layers of them are brought when a plan wants them.
     lent: BTreeMap<ModelId, Arc<Stock<Peers>>>,
 }
 
 impl Stocks {
-    fn kept(&self) -> MutexGuard<'_, Kept> {
+    fn kept(&self) -> MutexGuard<'_, OpenStocks> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -1,6 +1,6 @@
 //! What is left to fetch: who takes which chunk. What few holders have is taken first, so that it is with many soon.
 
-use super::drafts::{Chunk, Drafts};
+use super::drafts::{Chunk, PartialFiles};
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
@@ -16,7 +16,7 @@ const ANEW: Duration = Duration::from_secs(1);
 
 /// How far it is: counted by those who fetch, read by those who look.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub struct FetchTally {
     /// All that is wanted (bytes); nothing before that is known.
     pub bytes: AtomicU64,
     /// Of that, verified and on disk (bytes).
@@ -29,7 +29,7 @@ pub struct Tally {
 
 /// Why a stream takes no more.
 #[derive(Debug)]
-pub(super) enum Ended {
+pub(super) enum StreamEnded {
     /// It broke, or the holder does not answer.
     Broke(String),
     /// What came is not what its hash says.
@@ -39,12 +39,12 @@ pub(super) enum Ended {
 }
 
 /// What a holder says to have.
-struct Said {
+struct HolderChunks {
     files: BTreeMap<u16, Bitfield>,
     at: Instant,
 }
 
-impl Said {
+impl HolderChunks {
     fn has(&self, (file, chunk): Chunk) -> bool {
         self.files.get(&file).is_some_and(|bits| bits.has(chunk.into()))
     }
@@ -52,26 +52,26 @@ impl Said {
 
 /// Who takes what. Held for operations on these alone.
 #[derive(Default)]
-struct Queue {
+struct ChunkQueue {
     /// In an order of this peer's own: others who fetch the same begin elsewhere, and have what they can give each other.
     waiting: Vec<Chunk>,
     /// Taken and not given yet.
     taken: usize,
-    said: BTreeMap<PeerId, Said>,
+    said: BTreeMap<PeerId, HolderChunks>,
     /// Said to be there, and not given.
     lacks: BTreeMap<PeerId, BTreeSet<Chunk>>,
     /// How many have each chunk, of those that have said what they have.
     holders: BTreeMap<Chunk, usize>,
 }
 
-impl Queue {
+impl ChunkQueue {
     fn has(&self, peer: PeerId, chunk: Chunk) -> bool {
         let is_lost = || self.lacks.get(&peer).is_some_and(|lacks| lacks.contains(&chunk));
         self.said.get(&peer).is_some_and(|said| said.has(chunk)) && !is_lost()
     }
 
     fn say(&mut self, peer: PeerId, files: BTreeMap<u16, Bitfield>, at: Instant) {
-        let new = Said { files, at };
+        let new = HolderChunks { files, at };
         let old = self.said.remove(&peer);
         for chunk in &self.waiting {
             let had = old.as_ref().is_some_and(|said| said.has(*chunk));
@@ -83,30 +83,30 @@ impl Queue {
 }
 
 /// All of it.
-pub(super) struct Work {
-    drafts: Arc<Drafts>,
-    queue: Mutex<Queue>,
-    tally: Arc<Tally>,
+pub(super) struct FetchWork {
+    drafts: Arc<PartialFiles>,
+    queue: Mutex<ChunkQueue>,
+    tally: Arc<FetchTally>,
 }
 
-impl Work {
+impl FetchWork {
     /// To fetch those of the wanted chunks that are not there.
-    pub fn new(drafts: Arc<Drafts>, wanted: &BTreeSet<Chunk>, tally: Arc<Tally>) -> Self {
+    pub fn new(drafts: Arc<PartialFiles>, wanted: &BTreeSet<Chunk>, tally: Arc<FetchTally>) -> Self {
         let own = RandomState::new();
         let mut waiting: Vec<Chunk> = wanted.iter().copied().filter(|chunk| !drafts.has(*chunk)).collect();
         waiting.sort_by_cached_key(|chunk| own.hash_one(chunk));
-        let work = Self { drafts, queue: Mutex::new(Queue { waiting, ..Queue::default() }), tally };
+        let work = Self { drafts, queue: Mutex::new(ChunkQueue { waiting, ..ChunkQueue::default() }), tally };
         let all: u64 = wanted.iter().map(|chunk| work.drafts.bytes_of(*chunk)).sum();
         work.tally.bytes.store(all, Ordering::Relaxed);
         work.tally.done.store(all.saturating_sub(work.missing_bytes()), Ordering::Relaxed);
         work
     }
 
-    fn queue(&self) -> MutexGuard<'_, Queue> {
+    fn queue(&self) -> MutexGuard<'_, ChunkQueue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn tally(&self) -> &Tally {
+    pub fn tally(&self) -> &FetchTally {
         &self.tally
     }
 
@@ -148,28 +148,28 @@ impl Work {
     }
 
     /// The next chunk to ask a holder for. It waits again when the turn is dropped.
-    pub fn take(self: &Arc<Self>, peer: PeerId) -> Option<Turn> {
+    pub fn take(self: &Arc<Self>, peer: PeerId) -> Option<ChunkTurn> {
         let mut queue = self.queue();
         let there = queue.waiting.iter().enumerate().filter(|(_, chunk)| queue.has(peer, **chunk));
         let (at, _) = there.min_by_key(|(_, chunk)| queue.holders.get(*chunk).copied().unwrap_or_default())?;
         let chunk = queue.waiting.swap_remove(at);
         queue.taken += 1;
         drop(queue);
-        Some(Turn { work: self.clone(), peer, chunk, is_given: false })
+        Some(ChunkTurn { work: self.clone(), peer, chunk, is_given: false })
     }
 }
 
 /// One chunk, and who is asked for it.
-pub(super) struct Turn {
-    work: Arc<Work>,
+pub(super) struct ChunkTurn {
+    work: Arc<FetchWork>,
     peer: PeerId,
     pub chunk: Chunk,
     is_given: bool,
 }
 
-impl Turn {
+impl ChunkTurn {
     /// What came for it. Nothing means that the holder has lost it.
-    pub async fn give(mut self, content: Vec<u8>) -> Result<(), Ended> {
+    pub async fn give(mut self, content: Vec<u8>) -> Result<(), StreamEnded> {
         let (work, chunk) = (self.work.clone(), self.chunk);
         work.tally.fetched.fetch_add(content.len() as u64, Ordering::Relaxed);
         if content.is_empty() {
@@ -177,19 +177,19 @@ impl Turn {
             return Ok(());
         }
         if !work.drafts.fits(chunk, &content) {
-            return Err(Ended::Wrong { file: chunk.0, chunk: chunk.1 });
+            return Err(StreamEnded::Wrong { file: chunk.0, chunk: chunk.1 });
         }
         let drafts = work.drafts.clone();
         let written = tokio::task::spawn_blocking(move || drafts.write(chunk, &content)).await;
         let written = written.unwrap_or_else(|error| Err((PathBuf::new(), io::Error::other(error))));
-        written.map_err(|(path, error)| Ended::Disk(path, error))?;
+        written.map_err(|(path, error)| StreamEnded::Disk(path, error))?;
         work.tally.done.fetch_add(work.drafts.bytes_of(chunk), Ordering::Relaxed);
         self.is_given = true;
         Ok(())
     }
 }
 
-impl Drop for Turn {
+impl Drop for ChunkTurn {
     fn drop(&mut self) {
         let mut queue = self.work.queue();
         queue.taken -= 1;

@@ -1,6 +1,9 @@
 //! The compute thread: the one owner of the engine. Everything that touches tensors is handed to it as a closure.
 
-use super::turns::{Seat, Turns};
+use super::{
+    page_share::PageShare,
+    turns::{TurnSeat, Turns},
+};
 use crate::{faults::Faults, platform};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{
@@ -16,7 +19,7 @@ use tokio::sync::{
 };
 use tsnode_coordinator::policy::sharing::{
     TurnOrder,
-    arbiter::{Share, Work},
+    arbiter::{DeviceWork, StepShare},
 };
 use tsnode_kernels::engine::Engine;
 use tsnode_protocol::RequestId;
@@ -31,8 +34,8 @@ const RESTED: Duration = Duration::from_millis(50);
 const HANG_LOOK: Duration = Duration::from_millis(20);
 
 /// What is to be done, and as what it asks for its turn.
-struct Job {
-    work: Work<RequestId>,
+struct ComputeJob {
+    work: DeviceWork<RequestId>,
     run: Box<dyn FnOnce(&mut Engine) + Send>,
 }
 
@@ -44,20 +47,21 @@ pub struct ComputeError;
 /// The way to the compute thread.
 #[derive(Clone)]
 pub struct Compute {
-    jobs: mpsc::Sender<Job>,
-    busy: Busy,
-    seat: Seat,
+    jobs: mpsc::Sender<ComputeJob>,
+    busy: ComputeTime,
+    seat: TurnSeat,
+    share: Option<PageShare>,
 }
 
 /// How long the thread has computed (ns). Of a processor's, how long it had one: what others on this host take of the processors
 /// is not in it. Of a GPU's, which computes while its thread waits, how long its jobs took. Turns of others are in neither.
 #[derive(Clone, Debug)]
-struct Busy {
+struct ComputeTime {
     on_gpu: bool,
     so_far: Arc<AtomicU64>,
 }
 
-impl Busy {
+impl ComputeTime {
     /// A job is done that took so long; this thread tells of itself.
     fn tell(&self, took: Duration) {
         if self.on_gpu {
@@ -75,24 +79,24 @@ impl Compute {
     /// # Errors
     /// When the system gives no thread.
     pub fn start(engine: Engine, faults: Option<watch::Receiver<Faults>>) -> std::io::Result<Self> {
-        Self::start_beside(&Turns::new(TurnOrder::default()), engine, faults)
+        Self::start_beside(&Turns::new(TurnOrder::default()), (engine, None), faults)
     }
 
-    /// The same beside other threads of its device, which take turns.
+    /// The same beside other threads of its device, which take turns; where these have one pool of pages, with its share of them.
     ///
     /// # Errors
     /// As [`Self::start`].
     pub fn start_beside(
         turns: &Turns,
-        engine: Engine,
+        (engine, share): (Engine, Option<PageShare>),
         faults: Option<watch::Receiver<Faults>>,
     ) -> std::io::Result<Self> {
         let (jobs, receiver) = mpsc::channel(JOBS);
-        let busy = Busy { on_gpu: engine.is_on_gpu(), so_far: Arc::default() };
+        let busy = ComputeTime { on_gpu: engine.is_on_gpu(), so_far: Arc::default() };
         let seat = turns.join();
-        let own = seat.clone();
+        let own = (seat.clone(), share.clone());
         std::thread::Builder::new().name("compute".into()).spawn(move || work(engine, receiver, faults, &own))?;
-        Ok(Self { jobs, busy, seat })
+        Ok(Self { jobs, busy, seat, share })
     }
 
     /// How long the thread has computed since it began, by its last job: waiting for turns is not in it.
@@ -103,6 +107,11 @@ impl Compute {
     /// Whether its device is a GPU, or several.
     pub fn is_on_gpu(&self) -> bool {
         self.busy.on_gpu
+    }
+
+    /// Its model's share of the device's pages; none where it has all of them.
+    pub(super) fn share(&self) -> Option<PageShare> {
+        self.share.clone()
     }
 
     /// A request comes that has so many prompt tokens to compute: its steps have turns accordingly.
@@ -121,10 +130,10 @@ impl Compute {
     /// When the thread is gone or the job panicked.
     pub async fn step<R: Send + 'static>(
         &self,
-        shares: Vec<Share<RequestId>>,
+        shares: Vec<StepShare<RequestId>>,
         job: impl FnOnce(&mut Engine) -> R + Send + 'static,
     ) -> Result<R, ComputeError> {
-        self.ask(Work::Step(shares), job).await
+        self.ask(DeviceWork::Step(shares), job).await
     }
 
     /// Runs what is no step on the engine, before steps that wait for their turn, and waits for its result.
@@ -135,12 +144,12 @@ impl Compute {
         &self,
         job: impl FnOnce(&mut Engine) -> R + Send + 'static,
     ) -> Result<R, ComputeError> {
-        self.ask(Work::Errand, job).await
+        self.ask(DeviceWork::Errand, job).await
     }
 
     async fn ask<R: Send + 'static>(
         &self,
-        work: Work<RequestId>,
+        work: DeviceWork<RequestId>,
         job: impl FnOnce(&mut Engine) -> R + Send + 'static,
     ) -> Result<R, ComputeError> {
         let (answer, result) = oneshot::channel();
@@ -153,14 +162,14 @@ impl Compute {
             // Whoever asked may have gone; then nobody wants the result.
             let _ = answer.send(result);
         });
-        self.jobs.send(Job { work, run }).await.map_err(|_| ComputeError)?;
+        self.jobs.send(ComputeJob { work, run }).await.map_err(|_| ComputeError)?;
         result.await.map_err(|_| ComputeError)
     }
 }
 
 /// The next job. A thread that has had none for a while makes the engine ready for some, a few hundredths of a millisecond at a
 /// time.
-fn next(engine: &mut Engine, jobs: &mut mpsc::Receiver<Job>) -> Option<Job> {
+fn next(engine: &mut Engine, jobs: &mut mpsc::Receiver<ComputeJob>) -> Option<ComputeJob> {
     if let Some(job) = within(RESTED, jobs) {
         return job;
     }
@@ -175,7 +184,7 @@ fn next(engine: &mut Engine, jobs: &mut mpsc::Receiver<Job>) -> Option<Job> {
 }
 
 /// What comes within that time: a job, or the end of them. The thread may outlive the runtime, whose clock it could not use then.
-fn within(time: Duration, jobs: &mut mpsc::Receiver<Job>) -> Option<Option<Job>> {
+fn within(time: Duration, jobs: &mut mpsc::Receiver<ComputeJob>) -> Option<Option<ComputeJob>> {
     struct Sleeper(Thread);
     impl Wake for Sleeper {
         fn wake(self: Arc<Self>) {
@@ -196,16 +205,24 @@ fn within(time: Duration, jobs: &mut mpsc::Receiver<Job>) -> Option<Option<Job>>
     }
 }
 
-fn work(mut engine: Engine, mut jobs: mpsc::Receiver<Job>, faults: Option<watch::Receiver<Faults>>, seat: &Seat) {
+fn work(
+    mut engine: Engine,
+    mut jobs: mpsc::Receiver<ComputeJob>,
+    faults: Option<watch::Receiver<Faults>>,
+    (seat, share): &(TurnSeat, Option<PageShare>),
+) {
     let hangs = || faults.as_ref().is_some_and(|faults| faults.borrow().wedge);
-    while let Some(Job { work, run }) = next(&mut engine, &mut jobs) {
+    while let Some(ComputeJob { work, run }) = next(&mut engine, &mut jobs) {
         while hangs() {
             std::thread::sleep(HANG_LOOK);
         }
         let _turn = seat.take(work);
         // A panic here is a bug, but one sequence's bug must not end everybody's.
-        if catch_unwind(AssertUnwindSafe(|| run(&mut engine))).is_err() {
+        if catch_unwind(AssertUnwindSafe(|| engine.turn(run))).is_err() {
             tracing::error!("a compute job panicked; what waited for it fails");
+        }
+        if let Some(share) = share {
+            share.uses(engine.pages_used());
         }
     }
 }
@@ -213,8 +230,46 @@ fn work(mut engine: Engine, mut jobs: mpsc::Receiver<Job>, faults: Option<watch:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tsnode_kernels::engine::{EngineConfig, Threads};
+    use tsnode_kernels::{
+        engine::{DevicePool, EngineConfig, Threads},
+        pages::{PAGE_BYTES, PageCount},
+        source::ModelSource,
+    };
     use tsnode_protocol::KvDtype;
+
+    /// Takes and gives pages as fast as it can: one in each of four layers.
+    async fn takes_and_gives(compute: Compute, source: &ModelSource) -> Compute {
+        let loaded = source.load_stage(source.card().shape.all_layers()).unwrap();
+        let key = compute.call(move |engine| engine.load(loaded)).await.unwrap().unwrap();
+        for n in 0..100 {
+            let request = RequestId([n; 16]);
+            compute.call(move |engine| engine.admit(key, request, 128)).await.unwrap().unwrap();
+            let used = compute.call(move |engine| {
+                engine.release(key, request);
+                engine.pages_used()
+            });
+            assert_eq!(used.await.unwrap(), 0);
+        }
+        compute
+    }
+
+    #[tokio::test]
+    async fn models_of_a_device_have_its_pages_one_after_the_other() {
+        let (pool, turns) = (DevicePool::new(12 * PAGE_BYTES, 1), Turns::new(TurnOrder::default()));
+        let start = |share: PageShare| {
+            let threads = Threads::together(1);
+            let engine = Engine::started_in(&pool, threads, KvDtype::F16, Arc::new(|_| ())).unwrap();
+            Compute::start_beside(&turns, (engine, Some(share)), None).unwrap()
+        };
+        let mut computes = PageShare::of_device(&[6, 6]).into_iter().map(start);
+        let (one, other) = (computes.next().unwrap(), computes.next().unwrap());
+        let source = ModelSource::embedded().unwrap();
+        let (one, other) = tokio::join!(takes_and_gives(one, &source), takes_and_gives(other, &source));
+        for compute in [one, other] {
+            let pages = compute.call(|engine| engine.pages()).await.unwrap();
+            assert_eq!(pages, PageCount { free: 12, total: 12 });
+        }
+    }
 
     #[tokio::test]
     async fn who_waits_is_not_busy_and_who_computes_is() {

@@ -46,13 +46,13 @@ impl StageContext {
 }
 
 /// Frames that did not come round the ring but from this peer's own tasks: KV that arrived or was sent.
-pub(super) type Side = mpsc::Sender<Beside>;
+pub(super) type SideFrames = mpsc::Sender<AdmittedFrame>;
 
 /// Tells one stay of a sequence on a stage from a later one: it may go, and come back at once.
-pub(super) type Admission = u64;
+pub(super) type AdmissionNo = u64;
 
 /// A frame about a sequence as it was admitted.
-pub(super) struct Beside {
-    pub admission: Admission,
+pub(super) struct AdmittedFrame {
+    pub admission: AdmissionNo,
     pub frame: RingFrame,
 }

@@ -15,7 +15,7 @@ const HANGS: Duration = Duration::from_secs(10);
 
 /// What a compute thread said, and when.
 #[derive(Clone, Copy, Debug)]
-struct Said {
+struct DeviceReport {
     pages: PageCount,
     in_use: InUse,
     at: Instant,
@@ -30,15 +30,15 @@ pub(super) struct Lost {
     pub why: GpuError,
 }
 
-struct Known {
+struct WatchedDevice {
     compute: Compute,
-    said: watch::Receiver<Option<Said>>,
+    said: watch::Receiver<Option<DeviceReport>>,
 }
 
 /// Those of one model, in the order of the advert.
-pub(super) struct Devices(Vec<Known>);
+pub(super) struct ModelDevices(Vec<WatchedDevice>);
 
-impl Devices {
+impl ModelDevices {
     /// Asks them from now on, until `stop`; one that is lost is told on the channel, once.
     pub fn start(
         computes: Vec<Compute>,
@@ -57,7 +57,7 @@ impl Devices {
                 // The host being gone, nobody plans with this peer.
                 let _ = losses.send(Lost { device: device as u16, why }).await;
             });
-            Known { compute, said }
+            WatchedDevice { compute, said }
         });
         Self(known.collect())
     }
@@ -93,11 +93,11 @@ impl Devices {
 }
 
 /// Knows a device's pages, a moment ago, until its GPU is lost.
-async fn ask(compute: Compute, say: watch::Sender<Option<Said>>) -> GpuError {
+async fn ask(compute: Compute, say: watch::Sender<Option<DeviceReport>>) -> GpuError {
     let look = |engine: &mut Engine| engine.check_gpus().map(|()| (engine.pages(), engine.in_use()));
     loop {
         match compute.call(look).await {
-            Ok(Ok((pages, in_use))) => drop(say.send_replace(Some(Said { pages, in_use, at: Instant::now() }))),
+            Ok(Ok((pages, in_use))) => drop(say.send_replace(Some(DeviceReport { pages, in_use, at: Instant::now() }))),
             Ok(Err(why)) => return why,
             // A job that panicked is not this one; a thread that is gone goes with the process.
             Err(_) => {}

@@ -9,12 +9,12 @@ mod parcel;
 
 pub(super) use packer::Taps;
 
-use super::context::{Admission, Beside, Side, StageContext};
+use super::context::{AdmissionNo, AdmittedFrame, SideFrames, StageContext};
 use crate::data_plane::links::LinkError;
 use bytes::Bytes;
 use futures::future::try_join_all;
-use packer::{Packer, Tile, Wanted};
-use parcel::{Layers, Parcel};
+use packer::{OutgoingTile, PackRequest, Packer};
+use parcel::{Parcel, ParcelLayers};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tsnode_kernels::{engine::Engine, wire::tile_bytes};
@@ -60,13 +60,13 @@ pub(super) fn start(
     request: RequestId,
     prompt_tokens: u32,
     what: KvExport,
-    (side, admission): (Side, Admission),
+    (side, admission): (SideFrames, AdmissionNo),
     stop: CancellationToken,
 ) -> Exporter {
     let (sender, tiles) = mpsc::channel(TILES);
     let (computed, far) = watch::channel(0);
     let (guard, pace, position) = (stop.clone().drop_guard(), what.pace, context.position);
-    let wanted = Wanted {
+    let wanted = PackRequest {
         stage: context.key,
         request,
         codec: what.codec,
@@ -86,7 +86,8 @@ pub(super) fn start(
             Err(error) => (0, Some(error.to_string())),
         };
         // The ring may have ended meanwhile; then nobody waits for this.
-        let _ = side.send(Beside { admission, frame: RingFrame::KvSent { request, position, bytes, failed } }).await;
+        let _ =
+            side.send(AdmittedFrame { admission, frame: RingFrame::KvSent { request, position, bytes, failed } }).await;
     });
     Exporter { packer, pace, tokens: prompt_tokens, computed, _end: guard }
 }
@@ -113,9 +114,9 @@ enum ExportError {
 /// The task that sends.
 struct Export {
     context: StageContext,
-    wanted: Wanted,
+    wanted: PackRequest,
     packer: Packer,
-    tiles: mpsc::Receiver<Tile>,
+    tiles: mpsc::Receiver<OutgoingTile>,
     computed: watch::Receiver<u32>,
 }
 
@@ -159,7 +160,7 @@ impl Export {
     }
 
     async fn open(&self, what: &KvExport) -> Result<Vec<Parcel>, ExportError> {
-        let Wanted { request, codec, tokens, .. } = self.wanted;
+        let PackRequest { request, codec, tokens, .. } = self.wanted;
         let (model, dtype) = (self.context.model, self.context.dtype);
         let mut parcels = Vec::new();
         for target in &what.targets {
@@ -183,7 +184,7 @@ impl Export {
         packed.map_err(|e| ExportError::Pack(e.to_string()))
     }
 
-    async fn hand_out(&self, mut tile: Tile, couriers: &[Courier]) -> Result<(), ExportError> {
+    async fn hand_out(&self, mut tile: OutgoingTile, couriers: &[Courier]) -> Result<(), ExportError> {
         let links = &self.context.links;
         if links.falsifies_tile() {
             tile.payload = tile.payload.iter().map(|byte| byte.rotate_left(3)).collect();
@@ -200,13 +201,13 @@ impl Export {
 
 /// The way to a parcel that is being delivered.
 struct Courier {
-    layers: Layers,
+    layers: ParcelLayers,
     tiles: mpsc::Sender<Sealed>,
 }
 
 /// A tile that is to be sent; of one that is spoilt on purpose, with something else than its checksum is of.
 struct Sealed {
-    tile: Tile,
+    tile: OutgoingTile,
     spoilt: Option<Bytes>,
 }
 

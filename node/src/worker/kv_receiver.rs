@@ -6,7 +6,7 @@
 
 mod incoming;
 
-use super::context::{Admission, Beside, Side, StageContext};
+use super::context::{AdmissionNo, AdmittedFrame, SideFrames, StageContext};
 use crate::data_plane::links::Stream;
 use incoming::{IncomingKv, ReceiveError};
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ use tsnode_protocol::{
 };
 
 /// A sequence that waits for KV at one stage.
-pub(super) struct Expected {
+pub(super) struct ExpectedKv {
     /// This peer.
     pub me: PeerId,
     pub request: RequestId,
@@ -30,14 +30,14 @@ pub(super) struct Expected {
     pub codec: KvCodec,
     pub patience: Duration,
     pub stage: StageContext,
-    pub side: Side,
-    pub admission: Admission,
+    pub side: SideFrames,
+    pub admission: AdmissionNo,
     pub ring: CancellationToken,
 }
 
 /// What has come of it so far.
-struct Pending {
-    expected: Arc<Expected>,
+struct PendingKv {
+    expected: Arc<ExpectedKv>,
     /// Layers that lie in pages, each counted once.
     arrived: Vec<u32>,
     /// By the layers that both stages have.
@@ -46,7 +46,7 @@ struct Pending {
     end: CancellationToken,
 }
 
-impl Pending {
+impl PendingKv {
     /// What came by several connections from one stage is one delivery.
     fn add(&mut self, header: &KvHeader, new: Delivery) {
         match self.deliveries.iter_mut().find(|(layers, d)| (*layers, d.from) == (header.layers, new.from)) {
@@ -60,24 +60,24 @@ impl Pending {
 /// Sequences that wait for KV on this peer, by request and stage. Held for map operations only, never across an await.
 #[derive(Clone, Default)]
 pub(super) struct KvReceiver {
-    pending: Arc<Mutex<BTreeMap<(RequestId, StageKey), Pending>>>,
+    pending: Arc<Mutex<BTreeMap<(RequestId, StageKey), PendingKv>>>,
     /// KV streams refused, by why.
     refused: Arc<Mutex<BTreeMap<&'static str, u64>>>,
 }
 
 impl KvReceiver {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<(RequestId, StageKey), Pending>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<(RequestId, StageKey), PendingKv>> {
         // Every critical section is a map operation that leaves the map whole.
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for a sequence's KV; the stage hears `KvArrived` exactly once unless the sequence is forgotten first.
-    pub fn expect(&self, expected: Expected) {
+    pub fn expect(&self, expected: ExpectedKv) {
         let end = expected.ring.child_token();
         let key = (expected.request, expected.stage.key);
         let (patience, admission, tasks) = (expected.patience, expected.admission, expected.stage.tasks.clone());
         let pending =
-            Pending { expected: Arc::new(expected), arrived: Vec::new(), deliveries: Vec::new(), end: end.clone() };
+            PendingKv { expected: Arc::new(expected), arrived: Vec::new(), deliveries: Vec::new(), end: end.clone() };
         self.lock().insert(key, pending);
         let kv_receiver = self.clone();
         tasks.spawn(async move {
@@ -99,7 +99,7 @@ impl KvReceiver {
     }
 
     /// This admission waits no longer; a later one of the same sequence may.
-    fn leave(&self, key: (RequestId, StageKey), admission: Admission) -> Option<Pending> {
+    fn leave(&self, key: (RequestId, StageKey), admission: AdmissionNo) -> Option<PendingKv> {
         let mut pending = self.lock();
         if pending.get(&key)?.expected.admission != admission {
             return None;
@@ -108,7 +108,7 @@ impl KvReceiver {
     }
 
     /// Says how the waiting ended, if it has not ended yet.
-    async fn finish(&self, key: (RequestId, StageKey), admission: Admission, failed: Option<String>) {
+    async fn finish(&self, key: (RequestId, StageKey), admission: AdmissionNo, failed: Option<String>) {
         let Some(pending) = self.leave(key, admission) else { return };
         pending.end.cancel();
         let position = pending.expected.stage.position;
@@ -116,7 +116,7 @@ impl KvReceiver {
         let arrived = failed.map_or(Ok(deliveries), Err);
         let frame = RingFrame::KvArrived { request: key.0, position, arrived };
         // A ring that has ended no longer listens.
-        let _ = pending.expected.side.send(Beside { admission, frame }).await;
+        let _ = pending.expected.side.send(AdmittedFrame { admission, frame }).await;
     }
 
     /// KV streams refused since the start, by why.
@@ -124,8 +124,8 @@ impl KvReceiver {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn find(&self, header: &KvHeader) -> Option<((RequestId, StageKey), Arc<Expected>, CancellationToken)> {
-        let wanted = |e: &Expected| header.layers.intersection(e.stage.layers) == header.layers;
+    fn find(&self, header: &KvHeader) -> Option<((RequestId, StageKey), Arc<ExpectedKv>, CancellationToken)> {
+        let wanted = |e: &ExpectedKv| header.layers.intersection(e.stage.layers) == header.layers;
         self.lock()
             .iter()
             .find(|((request, _), p)| *request == header.request && wanted(&p.expected))
@@ -162,7 +162,7 @@ impl KvReceiver {
     async fn conclude(
         &self,
         key: (RequestId, StageKey),
-        expected: &Expected,
+        expected: &ExpectedKv,
         header: &KvHeader,
         taken: Result<Delivery, ReceiveError>,
     ) -> Result<(), ReceiveError> {

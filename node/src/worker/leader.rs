@@ -4,14 +4,14 @@
 //! builds it again whenever it breaks.
 
 use super::{
-    checks::Checks,
+    checks::SpeculationChecks,
     client::{LeaderRequest, refusing},
     context::StageContext,
     going::Going,
     heard::from_ring,
     kv_receiver::KvReceiver,
     member::{RingStream, open_onward},
-    speculator::{DraftModel, Order, Speculator, SpeculatorGone},
+    speculator::{DraftModel, Speculator, SpeculatorGone, SpeculatorOrder},
     stage::{Arrived, Downstream, FRAMES, StageError, Worker},
 };
 use crate::data_plane::links::{Attended, FrameReceiver, Stream};
@@ -23,7 +23,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::{
-    batcher::{Action, Batcher, BatcherConfig, Event, Kind, NewSequence},
+    batcher::{Action, Batcher, BatcherConfig, Event, NewSequence, SequenceKind},
     policy::choice::Batches,
 };
 use tsnode_protocol::{
@@ -60,7 +60,7 @@ pub(super) struct LeaderSetup {
     pub config: BatcherConfig,
     /// What proposes beside prompt lookup.
     pub draft: Option<DraftModel>,
-    pub checks: Arc<Checks>,
+    pub checks: Arc<SpeculationChecks>,
     pub requests: mpsc::Receiver<LeaderRequest>,
     pub rings: mpsc::Receiver<RingStream>,
     pub report: watch::Sender<Report>,
@@ -76,38 +76,38 @@ pub(super) struct LeaderSetup {
 
 /// What a gateway says of a running sequence.
 enum Word {
-    Order(Turn, DecodeOrder),
-    Gone(Turn),
+    Order(RequestTurn, DecodeOrder),
+    Gone(RequestTurn),
 }
 
 /// A request as it came: the same one may come again after its gateway has hung up, and before that is heard of.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Turn {
+struct RequestTurn {
     request: RequestId,
     nth: u64,
 }
 
 /// What follows from one thing that happened: at most that a sequence ends and another begins.
-type Heard = [Option<Event>; 2];
+type LeaderEvents = [Option<Event>; 2];
 
 /// What a gateway knows of a sequence beside its prompt.
-struct Known {
+struct AnsweredSoFar {
     answered: Vec<Token>,
     codec: PromptCodec,
 }
 
 /// The way back to a sequence's gateway.
-enum Client {
+enum GatewayStream {
     Decode(mpsc::Sender<DecodeEvent>),
     Prefill(mpsc::Sender<PrefillEvent>),
 }
 
 /// A request that was taken.
-struct Served {
-    turn: Turn,
+struct ServedRequest {
+    turn: RequestTurn,
     /// Who asked, and alone may ask for it again.
     gateway: PeerId,
-    client: Client,
+    client: GatewayStream,
 }
 
 /// Leads the group until `stop`, or until it is retired and empty.
@@ -121,9 +121,9 @@ pub(super) async fn run(setup: LeaderSetup) {
         };
         leader.report.send_modify(|r| r.ready = false);
         match ended {
-            Ended::Drained => return,
-            Ended::Leaving(why) => return leader.broken(why.into()),
-            Ended::Broken(why) => {
+            LeaderEnd::Drained => return,
+            LeaderEnd::Leaving(why) => return leader.broken(why.into()),
+            LeaderEnd::Broken(why) => {
                 tracing::info!(group = %leader.group.id, %why, "ring broke");
                 leader.broken(why.to_string());
                 // The plan goes on without this group, and nothing runs here any more.
@@ -139,7 +139,7 @@ pub(super) async fn run(setup: LeaderSetup) {
     }
 }
 
-enum Ended {
+enum LeaderEnd {
     Drained,
     /// What runs is for others to go on with.
     Leaving(&'static str),
@@ -155,8 +155,8 @@ struct Leader {
     batches: Batches,
     batcher: Batcher,
     draft: Option<DraftModel>,
-    checks: Arc<Checks>,
-    clients: BTreeMap<RequestId, Served>,
+    checks: Arc<SpeculationChecks>,
+    clients: BTreeMap<RequestId, ServedRequest>,
     turns: u64,
     requests: mpsc::Receiver<LeaderRequest>,
     rings: mpsc::Receiver<RingStream>,
@@ -206,10 +206,10 @@ impl Leader {
     }
 
     /// Builds a ring and works with it until it breaks or the group is drained.
-    async fn one_ring(&mut self) -> Ended {
+    async fn one_ring(&mut self) -> LeaderEnd {
         let mut ring = match self.build().await {
             Ok(ring) => ring,
-            Err(error) => return Ended::Broken(error),
+            Err(error) => return LeaderEnd::Broken(error),
         };
         tracing::info!(group = %self.group.id, phase = %self.group.phase, stages = self.group.stages.len(), "group is up");
         // What was said before this ring was there has not been looked at.
@@ -220,42 +220,42 @@ impl Leader {
             self.tell();
             self.attend(&mut attended);
             if let Some(peer) = self.unresponsive_one(&unresponsive.borrow_and_update()) {
-                return Ended::Broken(StageError::Protocol(format!("{peer} gives no sign of life")));
+                return LeaderEnd::Broken(StageError::Protocol(format!("{peer} gives no sign of life")));
             }
             if self.retire.is_cancelled() && self.clients.is_empty() {
-                return Ended::Drained;
+                return LeaderEnd::Drained;
             }
             if self.retire.is_cancelled() && self.going.has_of(&self.group) {
-                return Ended::Leaving("a peer of it lends no longer");
+                return LeaderEnd::Leaving("a peer of it lends no longer");
             }
             if self.retire.is_cancelled() && self.evict.is_cancelled() {
-                return Ended::Leaving("its memory is needed");
+                return LeaderEnd::Leaving("its memory is needed");
             }
             let wake = self.batcher.deadline().map(|at| self.started + at);
             let retiring = self.retire.is_cancelled();
-            let events: Heard = tokio::select! {
+            let events: LeaderEvents = tokio::select! {
                 biased;
                 frame = ring.back.recv() => match frame {
                     Some(frame) => [from_ring(frame, self.busy()), None],
-                    None => return Ended::Broken((&mut ring.end).await.unwrap_or(StageError::Upstream)),
+                    None => return LeaderEnd::Broken((&mut ring.end).await.unwrap_or(StageError::Upstream)),
                 },
-                why = &mut ring.end => return Ended::Broken(why.unwrap_or(StageError::Upstream)),
+                why = &mut ring.end => return LeaderEnd::Broken(why.unwrap_or(StageError::Upstream)),
                 drafted = answer_of(&mut ring.speculator) => match drafted {
                     Ok(event) => [Some(event), None],
-                    Err(gone) => return Ended::Broken(gone.into()),
+                    Err(gone) => return LeaderEnd::Broken(gone.into()),
                 },
-                Ok(()) = unresponsive.changed() => Heard::default(),
+                Ok(()) = unresponsive.changed() => LeaderEvents::default(),
                 true = roster.changed() => [self.batching(), None],
                 Some(word) = self.words.recv() => [self.hear(word), None],
                 Some(request) = self.requests.recv() => self.take(request, retiring),
                 () = sleep_until(wake.unwrap_or_else(far)), if wake.is_some() => [Some(Event::Deadline), None],
-                () = sleep(DRAIN_LOOK), if retiring => Heard::default(),
-                () = self.retire.cancelled(), if !retiring => Heard::default(),
+                () = sleep(DRAIN_LOOK), if retiring => LeaderEvents::default(),
+                () = self.retire.cancelled(), if !retiring => LeaderEvents::default(),
             };
             for event in events.into_iter().flatten() {
                 for action in self.batcher.on_event(self.started.elapsed(), event) {
                     if let Err(error) = self.act(action, &ring) {
-                        return Ended::Broken(error);
+                        return LeaderEnd::Broken(error);
                     }
                 }
                 self.checks.add(self.batcher.take_checked());
@@ -263,13 +263,13 @@ impl Leader {
         }
     }
 
-    /// What members have set of how steps are formed, if that is news.
+    /// How steps are to be formed by what members have set, or the plan has chosen for them, if that is news.
     fn batching(&mut self) -> Option<Event> {
         let batches = self.batches.by(self.roster.batch_policy(self.group.model));
         if batches == self.batches {
             return None;
         }
-        tracing::info!(group = %self.group.id, ?batches, "steps are formed otherwise, as members have set");
+        tracing::info!(group = %self.group.id, ?batches, "steps are formed otherwise, as members have set or left to the plan");
         self.batches = batches;
         Some(Event::BatchBy(batches))
     }
@@ -348,24 +348,24 @@ impl Leader {
         self.draft.clone().map(|draft| Speculator::start(draft, compute.clone(), shape.vocab, tasks))
     }
 
-    fn take(&mut self, request: LeaderRequest, retiring: bool) -> Heard {
+    fn take(&mut self, request: LeaderRequest, retiring: bool) -> LeaderEvents {
         let id = request.request();
         if retiring {
             request.refuse(PLAN_CHANGED);
-            return Heard::default();
+            return LeaderEvents::default();
         }
         // Its gateway's stream being open is what shows that somebody still wants it. A gateway that dies or stops loses its
         // streams within seconds; until then its client, who has come back at another one, is served elsewhere, or asks again.
         if self.clients.get(&id).is_some_and(|before| before.gateway != request.gateway()) {
             tracing::debug!(request = %id, gateway = %request.gateway(), "runs here for another gateway: refused");
             request.refuse("another gateway has this request here");
-            return Heard::default();
+            return LeaderEvents::default();
         }
         let gateway = request.gateway();
         // One that comes again has been given up by its gateway, which is not heard of yet.
         let before = self.clients.remove(&id).map(|_| Event::Cancel { request: id });
         self.turns += 1;
-        let turn = Turn { request: id, nth: self.turns };
+        let turn = RequestTurn { request: id, nth: self.turns };
         let speak = self.speak.clone();
         let (sequence, client) = match request {
             LeaderRequest::Decode { request, mut orders, events, .. } => {
@@ -377,10 +377,10 @@ impl Leader {
                     }
                     let _ = speak.send(Word::Gone(turn)).await;
                 });
-                let kind = if request.await_kv { Kind::AwaitKv } else { Kind::Local };
+                let kind = if request.await_kv { SequenceKind::AwaitKv } else { SequenceKind::Local };
                 let DecodeRequest { prompt, answered, generation, codec, .. } = request;
-                let known = Known { answered, codec };
-                (self.sequence(id, prompt, known, generation, kind), Client::Decode(events))
+                let known = AnsweredSoFar { answered, codec };
+                (self.sequence(id, prompt, known, generation, kind), GatewayStream::Decode(events))
             }
             LeaderRequest::Prefill { request, events, .. } => {
                 let watched = events.clone();
@@ -389,13 +389,13 @@ impl Leader {
                     let _ = speak.send(Word::Gone(turn)).await;
                 });
                 let export = KvExport { targets: request.targets, codec: request.codec, pace: request.pace };
-                let kind = Kind::Export(export);
+                let kind = SequenceKind::Export(export);
                 // What is packed are copies: here the prompt's KV stays as it is.
-                let known = Known { answered: Vec::new(), codec: KvCodec::Raw.into() };
-                (self.sequence(id, request.prompt, known, request.generation, kind), Client::Prefill(events))
+                let known = AnsweredSoFar { answered: Vec::new(), codec: KvCodec::Raw.into() };
+                (self.sequence(id, request.prompt, known, request.generation, kind), GatewayStream::Prefill(events))
             }
         };
-        self.clients.insert(id, Served { turn, gateway, client });
+        self.clients.insert(id, ServedRequest { turn, gateway, client });
         [before, Some(Event::Submit(sequence))]
     }
 
@@ -403,16 +403,16 @@ impl Leader {
         &self,
         request: RequestId,
         prompt: Vec<Token>,
-        known: Known,
+        known: AnsweredSoFar,
         generation: tsnode_protocol::stream::Generation,
-        kind: Kind,
+        kind: SequenceKind,
     ) -> NewSequence {
         let room = match kind {
             // Only the prompt's KV lives on the prefill side.
-            Kind::Export(_) => prompt.len() as u32,
+            SequenceKind::Export(_) => prompt.len() as u32,
             _ => (prompt.len() as u32).saturating_add(generation.max_new_tokens),
         };
-        let Known { answered, codec } = known;
+        let AnsweredSoFar { answered, codec } = known;
         let max_tokens = room.min(self.context.shape.context);
         NewSequence { request, max_tokens, prompt, answered, codec, generation, kind }
     }
@@ -437,8 +437,8 @@ impl Leader {
                 .worker
                 .try_send(Arrived::from(frame))
                 .map_err(|_| StageError::Protocol("this stage no longer takes frames".into())),
-            Action::Propose { step, wanted } => Ok(ring.ask(Order::Propose { step, wanted })?),
-            Action::NoDrafts { request } => Ok(ring.ask(Order::Forget(request))?),
+            Action::Propose { step, wanted } => Ok(ring.ask(SpeculatorOrder::Propose { step, wanted })?),
+            Action::NoDrafts { request } => Ok(ring.ask(SpeculatorOrder::Forget(request))?),
             other => {
                 self.answer(other);
                 Ok(())
@@ -455,12 +455,14 @@ impl Leader {
             sampled.token.0 ^= 1;
         }
         match (self.clients.get(&request).map(|served| &served.client), event) {
-            (Some(Client::Decode(events)), ToClient::Decode(event)) => drop(events.try_send(event)),
-            (Some(Client::Prefill(events)), ToClient::Prefill(event)) => drop(events.try_send(event)),
-            (Some(Client::Decode(events)), ToClient::Failed(why)) => {
+            (Some(GatewayStream::Decode(events)), ToClient::Decode(event)) => drop(events.try_send(event)),
+            (Some(GatewayStream::Prefill(events)), ToClient::Prefill(event)) => drop(events.try_send(event)),
+            (Some(GatewayStream::Decode(events)), ToClient::Failed(why)) => {
                 drop(events.try_send(DecodeEvent::End(tsnode_protocol::stream::End::Failed(why))));
             }
-            (Some(Client::Prefill(events)), ToClient::Failed(why)) => drop(events.try_send(PrefillEvent::Failed(why))),
+            (Some(GatewayStream::Prefill(events)), ToClient::Failed(why)) => {
+                drop(events.try_send(PrefillEvent::Failed(why)))
+            }
             _ => {}
         }
         if last {
@@ -502,7 +504,7 @@ enum ToClient {
 }
 
 impl Ring {
-    fn ask(&self, order: Order) -> Result<(), SpeculatorGone> {
+    fn ask(&self, order: SpeculatorOrder) -> Result<(), SpeculatorGone> {
         self.speculator.as_ref().ok_or(SpeculatorGone)?.order(order)
     }
 }

@@ -1,10 +1,10 @@
-//! A model that this peer lends, and the threads that compute it: one for each device, with pages of its own.
+//! A model that this peer lends, and the threads that compute it: one for each device, whose pages are those of all its models.
 
 use super::{
     compute::Compute,
-    devices::{Devices, Lost},
+    devices::{Lost, ModelDevices},
 };
-use crate::text::grammar::{GrammarError, Grammars, Vocabulary};
+use crate::text::grammar::{GrammarError, GrammarVocabulary, Grammars};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::mpsc;
@@ -34,7 +34,7 @@ pub(super) struct Lent {
     pub dtype: KvDtype,
     /// Over its tokens.
     pub grammars: Arc<Grammars>,
-    pub devices: Devices,
+    pub devices: ModelDevices,
     /// As the advert has them.
     pub adverted: Arc<[Device]>,
 }
@@ -53,7 +53,7 @@ pub(super) fn lend(
     let lent = |LentModel { source, draft, dtype, computes, adverted }: LentModel| {
         let lent = Lent {
             grammars: Grammars::new(vocabulary(source.clone())),
-            devices: Devices::start(computes, tasks, asking, &losses),
+            devices: ModelDevices::start(computes, tasks, asking, &losses),
             source,
             draft,
             dtype,
@@ -65,9 +65,9 @@ pub(super) fn lend(
 }
 
 /// Reads the tokens of a model.
-fn vocabulary(source: Arc<ModelSource>) -> impl Fn() -> Result<Vocabulary, GrammarError> {
+fn vocabulary(source: Arc<ModelSource>) -> impl Fn() -> Result<GrammarVocabulary, GrammarError> {
     move || {
         let missing = || GrammarError::NoVocabulary("this peer has no tokenizer.json of the model".into());
-        Vocabulary::read(source.file("tokenizer.json").ok_or_else(missing)?, source.card().shape.vocab)
+        GrammarVocabulary::read(source.file("tokenizer.json").ok_or_else(missing)?, source.card().shape.vocab)
     }
 }

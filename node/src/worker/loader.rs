@@ -8,7 +8,7 @@ use super::{compute::Compute, lent::Lent, speculator::DraftModel};
 use crate::{
     hardware::memory::Need,
     view::Weights,
-    weights::{Peers, Stock, Stocks},
+    weights::{FetchError, LayersInUse, Peers, Stock, Stocks},
 };
 use futures::FutureExt as _;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,8 +25,8 @@ use tokio_util::sync::CancellationToken;
 use tsnode_kernels::{
     cuda::GpuError,
     device,
-    engine::{Carried, Engine, EngineError, StageKey, Threads},
-    load::{LoadReport, Progress},
+    engine::{CarriedStage, Engine, EngineError, StageKey, Threads},
+    load::{LoadProgress, LoadReport},
     pages::PAGE_BYTES,
     proof::{self, ProofError},
     source::ModelSource,
@@ -39,7 +39,7 @@ const TRIES: u32 = 3;
 const AGAIN: Duration = Duration::from_secs(5);
 
 /// A stage that a plan gives this peer.
-pub(super) struct Order {
+pub(super) struct LoadOrder {
     /// Its group.
     pub group: Group,
     /// Its place in the ring.
@@ -58,13 +58,15 @@ pub(super) struct Order {
 pub(super) struct Hold {
     freed: CancellationToken,
     told: Arc<Notify>,
+    /// Its layers on the disk, where not all of its model are there.
+    layers: Option<LayersInUse>,
 }
 
 impl Hold {
     /// With what is cancelled when the memory is free, which `told` hears of.
     pub fn new(told: Arc<Notify>) -> (Self, CancellationToken) {
         let freed = CancellationToken::new();
-        (Self { freed: freed.clone(), told }, freed)
+        (Self { freed: freed.clone(), told, layers: None }, freed)
     }
 
     /// Free again, and nobody hears of it.
@@ -75,6 +77,8 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
+        // Before anybody hears that it is free: who waits may want the room of these.
+        self.layers = None;
         if !self.freed.is_cancelled() {
             self.freed.cancel();
             self.told.notify_one();
@@ -82,7 +86,7 @@ impl Drop for Hold {
     }
 }
 
-impl Order {
+impl LoadOrder {
     /// The device that gets it.
     pub fn device(&self) -> u16 {
         self.group.stages[self.position].device
@@ -90,8 +94,8 @@ impl Order {
 }
 
 /// What became of an order.
-pub(super) struct Loaded {
-    pub order: Order,
+pub(super) struct LoadOutcome {
+    pub order: LoadOrder,
     pub stage: Result<StageKey, NotLoaded>,
     /// What drafts for the groups that this peer leads, once it is loaded.
     pub draft: Option<DraftModel>,
@@ -99,7 +103,7 @@ pub(super) struct Loaded {
 
 /// An order, and the model to load its layers of.
 struct Fetched {
-    order: Order,
+    order: LoadOrder,
     source: Result<Arc<ModelSource>, NotLoaded>,
 }
 
@@ -129,6 +133,16 @@ impl From<EngineError> for NotLoaded {
     }
 }
 
+impl From<FetchError> for NotLoaded {
+    fn from(error: FetchError) -> Self {
+        match error {
+            // As of memory: what goes may make room for it.
+            FetchError::Budget { .. } => Self::NoRoom(error.to_string()),
+            error => Self::failed(error),
+        }
+    }
+}
+
 impl NotLoaded {
     fn failed(error: impl ToString) -> Self {
         Self::Failed(error.to_string())
@@ -137,12 +151,12 @@ impl NotLoaded {
 
 /// Weights read since the start.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct LoadTally {
     stages: AtomicU64,
     bytes: AtomicU64,
 }
 
-impl Tally {
+impl LoadTally {
     pub fn so_far(&self) -> Weights {
         Weights { stages: self.stages.load(Ordering::Relaxed), bytes: self.bytes.load(Ordering::Relaxed) }
     }
@@ -155,15 +169,15 @@ pub(super) struct Loader {
     /// Threads that may be used.
     pub threads: Threads,
     /// How far it is, while it loads.
-    pub progress: watch::Sender<Option<Progress>>,
+    pub progress: watch::Sender<Option<LoadProgress>>,
     /// What was read.
-    pub tally: Arc<Tally>,
+    pub tally: Arc<LoadTally>,
     /// Where results go.
-    pub loaded: mpsc::Sender<Loaded>,
+    pub loaded: mpsc::Sender<LoadOutcome>,
 }
 
 impl Loader {
-    pub(super) async fn run(self, mut orders: mpsc::Receiver<Order>) {
+    pub(super) async fn run(self, mut orders: mpsc::Receiver<LoadOrder>) {
         // By what they draft for, and the device that is on.
         let mut drafts = BTreeMap::new();
         // Models that devices were compared with the processor for, of those that were not here when they were lent.
@@ -207,14 +221,14 @@ impl Loader {
             };
             self.progress.send_replace(None);
             let draft = drafts.get(&place).cloned();
-            if self.loaded.send(Loaded { order, stage, draft }).await.is_err() {
+            if self.loaded.send(LoadOutcome { order, stage, draft }).await.is_err() {
                 return;
             }
         }
     }
 
     /// Whether a GPU that was lent before these layers were here computes them as the processor does.
-    async fn compare(&self, order: &Order, source: &Arc<ModelSource>) -> Result<(), NotLoaded> {
+    async fn compare(&self, order: &LoadOrder, source: &Arc<ModelSource>) -> Result<(), NotLoaded> {
         let (source, threads, layers) = (source.clone(), self.threads.count, order.group.stages[order.position].layers);
         let compare = move |engine: &mut Engine| match engine.is_on_gpu() {
             true => proof::compare_layers(engine, &source, threads, layers),
@@ -230,7 +244,7 @@ impl Loader {
         }
     }
 
-    async fn load(&self, order: &Order, source: Arc<ModelSource>) -> Result<StageKey, NotLoaded> {
+    async fn load(&self, order: &LoadOrder, source: Arc<ModelSource>) -> Result<StageKey, NotLoaded> {
         let (group, Stage { layers, device, .. }) = (&order.group, order.group.stages[order.position]);
         self.tally.stages.fetch_add(1, Ordering::Relaxed);
         let (stage, report) = self.read_layers(&order.compute, source, layers).await?;
@@ -246,7 +260,7 @@ impl Loader {
 
     /// The draft model, whole and beside all stages. Without it groups are served as well, so that why it cannot be had now is
     /// only logged; the next group that is led there may find it can.
-    async fn load_draft(&self, order: &Order) -> Option<DraftModel> {
+    async fn load_draft(&self, order: &LoadOrder) -> Option<DraftModel> {
         let (compute, source) = (&order.compute, order.model.draft.clone()?);
         let (shape, name) = (source.card().shape, source.card().name.clone());
         let loaded = async {
@@ -272,15 +286,15 @@ impl Loader {
         compute: &Compute,
         source: Arc<ModelSource>,
         layers: LayerRange,
-    ) -> Result<(Carried, LoadReport), NotLoaded> {
-        let asked = |engine: &mut Engine| (engine.pages(), engine.gpus(), engine.carrier());
-        let (pages, cards, carrier) = compute.call(asked).await.map_err(NotLoaded::failed)?;
-        // Pages in use have their memory already.
-        let kv = (pages.free * PAGE_BYTES) as u64;
+    ) -> Result<(CarriedStage, LoadReport), NotLoaded> {
+        let asked = |engine: &mut Engine| (engine.pages(), engine.in_use(), engine.gpus(), engine.carrier());
+        let (pages, in_use, cards, carrier) = compute.call(asked).await.map_err(NotLoaded::failed)?;
+        // Pages that were ever written have their memory already, whichever model of the device wrote them.
+        let kv = ((pages.total * PAGE_BYTES) as u64).saturating_sub(in_use.kv);
         let (threads, progress, tally) = (self.threads, self.progress.clone(), self.tally.clone());
-        let load = move || -> Result<(Carried, LoadReport), NotLoaded> {
+        let load = move || -> Result<(CarriedStage, LoadReport), NotLoaded> {
             let mut before = 0;
-            let mut tell = |far: Progress| {
+            let mut tell = |far: LoadProgress| {
                 tally.bytes.fetch_add(far.done.saturating_sub(before), Ordering::Relaxed);
                 before = far.done;
                 progress.send_replace(Some(far));
@@ -302,14 +316,17 @@ impl Loader {
 }
 
 /// The model with an order's layers, which are fetched as far as they are not here.
-async fn bring(order: Order, stock: Arc<Stock<Peers>>) -> Fetched {
+async fn bring(mut order: LoadOrder, stock: Arc<Stock<Peers>>) -> Fetched {
     let layers = order.group.stages[order.position].layers;
+    if let Some(hold) = &mut order.hold {
+        hold.layers = Some(stock.hold(layers, order.given_up.clone()));
+    }
     let source = tokio::select! {
         () = order.given_up.cancelled() => {
             stock.rests();
             Err(NotLoaded::Unwanted)
         }
-        brought = answered(AGAIN, || async { stock.bring(layers).await.map_err(NotLoaded::failed) }) => brought,
+        brought = answered(AGAIN, || async { stock.bring(layers).await.map_err(NotLoaded::from) }) => brought,
     };
     Fetched { order, source }
 }

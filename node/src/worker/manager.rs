@@ -3,8 +3,8 @@
 mod incoming;
 
 use super::{
-    Command, RINGS, ROOM, WorkerReport, WorkerSetup,
-    checks::Checks,
+    RINGS, ROOM, WorkerCommand, WorkerReport, WorkerSetup,
+    checks::SpeculationChecks,
     client::LeaderRequest,
     compute::Compute,
     context::StageContext,
@@ -13,8 +13,8 @@ use super::{
     kv_receiver::KvReceiver,
     leader::{self, LeaderSetup, REQUESTS, Report},
     lent::{self, LentModel, Models},
-    loader::{Hold, Loaded, NotLoaded, Order, Tally},
-    member::{self, Over, RingStream},
+    loader::{Hold, LoadOrder, LoadOutcome, LoadTally, NotLoaded},
+    member::{self, RingStream, StageEnd},
     speculator::DraftModel,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,7 +27,7 @@ use tsnode_coordinator::{
     batcher::{BatcherConfig, Speculation},
     policy::choice::Batches,
 };
-use tsnode_kernels::{engine::StageKey, load::Progress, pages::PageCount};
+use tsnode_kernels::{engine::StageKey, load::LoadProgress, pages::PageCount};
 use tsnode_protocol::{Group, GroupId, GroupLoad, Load, ModelId, Stage};
 
 /// A group with a stage here.
@@ -66,15 +66,15 @@ pub(super) struct StageManager {
     /// What has memory of a device, or is about to get some.
     reserved: Vec<Reserved>,
     /// Stages that wait for memory which others here still have.
-    waiting: Vec<Order>,
+    waiting: Vec<LoadOrder>,
     /// Stages of the plan whose model is not lent here, or not yet: groups, and which of their stages.
     unlent: Vec<(Group, usize)>,
     /// There were such since the plan was adopted.
     out_of_kv_pages: bool,
     /// A stage was unloaded.
     freed: Arc<Notify>,
-    tally: Arc<Tally>,
-    checks: Arc<Checks>,
+    tally: Arc<LoadTally>,
+    checks: Arc<SpeculationChecks>,
     /// Streams of gateways that have not ended.
     talks: TaskTracker,
     /// Sequences on all stages.
@@ -84,25 +84,25 @@ pub(super) struct StageManager {
     asking: CancellationToken,
     /// Devices that are lost.
     lost: BTreeSet<u16>,
-    orders: mpsc::Sender<Order>,
-    far: watch::Receiver<Option<Progress>>,
+    orders: mpsc::Sender<LoadOrder>,
+    far: watch::Receiver<Option<LoadProgress>>,
     tasks: TaskTracker,
 }
 
 /// What a manager is given beside its setup.
-pub(super) struct Parts {
-    pub tally: Arc<Tally>,
+pub(super) struct ManagerParts {
+    pub tally: Arc<LoadTally>,
     /// To the loader.
-    pub orders: mpsc::Sender<Order>,
+    pub orders: mpsc::Sender<LoadOrder>,
     /// How far the loader is.
-    pub far: watch::Receiver<Option<Progress>>,
+    pub far: watch::Receiver<Option<LoadProgress>>,
     pub tasks: TaskTracker,
 }
 
 impl StageManager {
     /// With no group yet, and what tells of its devices.
-    pub fn new(mut setup: WorkerSetup, parts: Parts) -> (Self, mpsc::Receiver<Lost>) {
-        let Parts { tally, orders, far, tasks } = parts;
+    pub fn new(mut setup: WorkerSetup, parts: ManagerParts) -> (Self, mpsc::Receiver<Lost>) {
+        let ManagerParts { tally, orders, far, tasks } = parts;
         let asking = setup.stop.child_token();
         let (models, losses) = lent::lend(std::mem::take(&mut setup.models), &tasks, &asking);
         let manager = Self {
@@ -135,8 +135,8 @@ impl StageManager {
     /// Until `stop`, or until nobody orders any more.
     pub async fn run(
         mut self,
-        mut commands: mpsc::Receiver<Command>,
-        mut loaded: mpsc::Receiver<Loaded>,
+        mut commands: mpsc::Receiver<WorkerCommand>,
+        mut loaded: mpsc::Receiver<LoadOutcome>,
         mut losses: mpsc::Receiver<Lost>,
     ) {
         let (stop, freed) = (self.setup.stop.clone(), self.freed.clone());
@@ -145,7 +145,7 @@ impl StageManager {
                 () = stop.cancelled() => return,
                 () = freed.notified(), if !self.waiting.is_empty() => self.order_again(),
                 command = commands.recv() => match command {
-                    Some(Command::Lend(models)) => losses = self.lend(models),
+                    Some(WorkerCommand::Lend(models)) => losses = self.lend(models),
                     Some(command) => self.apply_command(command),
                     None => return,
                 },
@@ -159,15 +159,15 @@ impl StageManager {
         }
     }
 
-    fn apply_command(&mut self, command: Command) {
+    fn apply_command(&mut self, command: WorkerCommand) {
         match command {
             // Changes what the loop listens to.
-            Command::Lend(_) => {}
-            Command::Adopt(plan, beside) => self.adopt(&plan.groups, &beside),
-            Command::Keep(beside) => self.retire_all_but(&beside),
-            Command::Rest => self.adopt(&[], &BTreeSet::new()),
-            Command::Serve { group, request } => self.serve(group, *request),
-            Command::Report(answer) => {
+            WorkerCommand::Lend(_) => {}
+            WorkerCommand::Adopt(plan, beside) => self.adopt(&plan.groups, &beside),
+            WorkerCommand::Keep(beside) => self.retire_all_but(&beside),
+            WorkerCommand::Rest => self.adopt(&[], &BTreeSet::new()),
+            WorkerCommand::Serve { group, request } => self.serve(group, *request),
+            WorkerCommand::Report(answer) => {
                 // An asker that has gone needs no answer.
                 let _ = answer.send(self.report());
             }
@@ -282,26 +282,26 @@ impl StageManager {
         };
         let given_up = self.setup.stop.child_token();
         self.loading.insert(group.id, given_up.clone());
-        self.send_order(Order { group, position, model, compute, given_up, hold: None });
+        self.send_order(LoadOrder { group, position, model, compute, given_up, hold: None });
     }
 
     /// Has a stage loaded, once there is memory for its model beside those that have some.
-    fn send_order(&mut self, order: Order) {
+    fn send_order(&mut self, order: LoadOrder) {
         if !self.has_room(&order) {
             tracing::info!(group = %order.group.id, model = %order.group.model, "waits for the memory of another model");
             return self.wait(order);
         }
         let (hold, freed) = Hold::new(self.freed.clone());
         self.reserved.push(Reserved { device: order.device(), model: order.group.model, freed });
-        if let Err(full) = self.orders.try_send(Order { hold: Some(hold), ..order }) {
-            let Order { group, hold, .. } = full.into_inner();
+        if let Err(full) = self.orders.try_send(LoadOrder { hold: Some(hold), ..order }) {
+            let LoadOrder { group, hold, .. } = full.into_inner();
             tracing::info!(group = %group.id, "too many stages wait to be loaded; this one waits for the next plan");
             self.loading.remove(&group.id);
             hold.into_iter().for_each(Hold::give_back);
         }
     }
 
-    fn has_room(&mut self, order: &Order) -> bool {
+    fn has_room(&mut self, order: &LoadOrder) -> bool {
         self.reserved.retain(|reserved| !reserved.freed.is_cancelled());
         let device = order.device();
         let mut models: BTreeSet<ModelId> =
@@ -311,7 +311,7 @@ impl StageManager {
     }
 
     /// A stage waits until others' memory is free.
-    fn wait(&mut self, order: Order) {
+    fn wait(&mut self, order: LoadOrder) {
         self.draining.retain(|(_, evict)| !evict.is_cancelled());
         if !std::mem::replace(&mut self.out_of_kv_pages, true) {
             self.hurry(self.draining.clone());
@@ -328,7 +328,7 @@ impl StageManager {
 
     /// A stage that cannot be loaded is logged and left out: its leader never gets ready. One that only has no room beside what
     /// else is here waits until that is gone.
-    fn not_loaded(&mut self, mut order: Order, why: NotLoaded) {
+    fn not_loaded(&mut self, mut order: LoadOrder, why: NotLoaded) {
         // Others may wait for what it would have had: that is free at the end of this.
         let hold = order.hold.take();
         if order.given_up.is_cancelled() {
@@ -356,12 +356,12 @@ impl StageManager {
     }
 
     /// Starts the task that serves a loaded stage, or drops the stage if the plan has changed meanwhile.
-    fn open_group(&mut self, Loaded { order, stage, draft }: Loaded) {
+    fn open_group(&mut self, LoadOutcome { order, stage, draft }: LoadOutcome) {
         let key = match stage {
             Ok(key) => key,
             Err(why) => return self.not_loaded(order, why),
         };
-        let Order { group, position, model, compute, given_up, hold } = order;
+        let LoadOrder { group, position, model, compute, given_up, hold } = order;
         if !given_up.is_cancelled() {
             self.loading.remove(&group.id);
         }
@@ -397,7 +397,7 @@ impl StageManager {
         let (report, reported) = watch::channel(Report::default());
         let retire = self.setup.stop.child_token();
         let evict = self.setup.stop.child_token();
-        let end = End { compute: context.compute.clone(), key: context.key, evict: evict.clone(), hold };
+        let end = GroupEnd { compute: context.compute.clone(), key: context.key, evict: evict.clone(), hold };
         let mut requests_in = None;
         let (id, device) = (group.id, group.stages[usize::from(context.position)].device);
         let WorkerSetup { me, moving, going: others, .. } = &self.setup;
@@ -407,6 +407,8 @@ impl StageManager {
             requests_in = Some(sender);
             let roster = &self.setup.roster;
             let batches = Batches::measured(roster.profiles(&group).iter()).by(roster.batch_policy(group.model));
+            // Of this host's device it is known at once, of others' by their adverts.
+            let shares_pages = context.compute.share().is_some() || roster.shares_devices(&group);
             let drafts = match (self.setup.batcher.speculation, &draft) {
                 (Speculation::Measured, Some(_)) => Speculation::Drafted,
                 (drafts, _) => drafts,
@@ -420,6 +422,7 @@ impl StageManager {
                 config: BatcherConfig {
                     stages: group.stages.len(),
                     batches,
+                    shares_pages,
                     speculation: drafts,
                     ..self.setup.batcher.clone()
                 },
@@ -440,7 +443,7 @@ impl StageManager {
         } else {
             let (member, roster) = (group.clone(), self.setup.roster.clone());
             let context = (context, self.kv_receiver.clone());
-            let over = Over { retire: retire.clone(), moving: going.moving, evict: evict.clone() };
+            let over = StageEnd { retire: retire.clone(), moving: going.moving, evict: evict.clone() };
             self.tasks.spawn(async move {
                 member::run(member, context, roster, rings, over).await;
                 end.come().await;
@@ -477,26 +480,29 @@ impl StageManager {
             report.load.waiting += load.waiting;
             report.load.pending_tokens += load.pending_tokens;
         }
-        for model in self.models.values() {
+        for (n, model) in self.models.values().enumerate() {
             let (pages, in_use) = model.devices.pages();
             report.in_use.weights += in_use.weights;
-            report.in_use.kv += in_use.kv;
-            report.load.free_pages += pages.free as u32;
-            report.load.total_pages += pages.total as u32;
+            if n == 0 {
+                // All have the same pools: what one says of them is said for all.
+                report.in_use.kv += in_use.kv;
+                report.load.free_pages += pages.free as u32;
+                report.load.total_pages += pages.total as u32;
+            }
         }
         report
     }
 }
 
 /// The end of a group's task: its stage is unloaded, and that is said.
-struct End {
+struct GroupEnd {
     compute: Compute,
     key: StageKey,
     evict: CancellationToken,
     hold: Option<Hold>,
 }
 
-impl End {
+impl GroupEnd {
     async fn come(self) {
         unload(&self.compute, self.key).await;
         self.evict.cancel();

@@ -24,7 +24,7 @@ pub(super) struct RingStream {
 }
 
 /// When a stage has served long enough.
-pub(super) struct Over {
+pub(super) struct StageEnd {
     /// The group is no longer served.
     pub retire: CancellationToken,
     /// What runs here is for others to go on with: this peer lends no longer.
@@ -33,7 +33,7 @@ pub(super) struct Over {
     pub evict: CancellationToken,
 }
 
-impl Over {
+impl StageEnd {
     /// Resolves when a group that is no longer served has had long enough to end.
     async fn parted(&self) -> &'static str {
         self.retire.cancelled().await;
@@ -50,14 +50,14 @@ impl Over {
     }
 }
 
-/// Serves one stage until it is retired, and then until its ring ends, or has had long enough to ([`Over`]); a new ring replaces
+/// Serves one stage until it is retired, and then until its ring ends, or has had long enough to ([`StageEnd`]); a new ring replaces
 /// the one before.
 pub(super) async fn run(
     group: Group,
     (context, kv_receiver): (StageContext, KvReceiver),
     roster: Roster,
     mut rings: mpsc::Receiver<RingStream>,
-    over: Over,
+    over: StageEnd,
 ) {
     let mut next = None;
     loop {

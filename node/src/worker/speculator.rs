@@ -14,10 +14,10 @@ use std::sync::{
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 use tsnode_coordinator::{
-    batcher::{Event, Wanted},
-    policy::sharing::arbiter::Share,
+    batcher::{DraftRequest, Event},
+    policy::sharing::arbiter::StepShare,
 };
-use tsnode_kernels::engine::{Engine, EngineError, Input, Pick, Slice, StageKey};
+use tsnode_kernels::engine::{Engine, EngineError, Input, RowToSample, Slice, StageKey};
 use tsnode_protocol::{ModelShape, RequestId, Sampling, Token};
 
 /// Orders on their way; as frames into a worker, bounded by the sequences a leader takes.
@@ -51,9 +51,9 @@ impl DraftModel {
 }
 
 /// What a leader says to its speculator.
-pub(super) enum Order {
+pub(super) enum SpeculatorOrder {
     /// Propose for a step.
-    Propose { step: u64, wanted: Vec<Wanted> },
+    Propose { step: u64, wanted: Vec<DraftRequest> },
     /// A sequence is no more.
     Forget(RequestId),
 }
@@ -65,7 +65,7 @@ pub(super) struct SpeculatorGone;
 
 /// The way to a speculator. It ends when this is dropped, and gives its pages back.
 pub(super) struct Speculator {
-    orders: mpsc::Sender<Order>,
+    orders: mpsc::Sender<SpeculatorOrder>,
     answers: mpsc::Receiver<Event>,
 }
 
@@ -80,7 +80,7 @@ impl Speculator {
 
     /// # Errors
     /// When it has ended, or takes nothing more.
-    pub fn order(&self, order: Order) -> Result<(), SpeculatorGone> {
+    pub fn order(&self, order: SpeculatorOrder) -> Result<(), SpeculatorGone> {
         self.orders.try_send(order).map_err(|_| SpeculatorGone)
     }
 
@@ -95,7 +95,7 @@ impl Speculator {
 
 /// A sequence as the speculator has it.
 #[derive(Debug, Default)]
-struct Known {
+struct SpeculatedSequence {
     tokens: Vec<Token>,
     /// Of those, as many have KV.
     read: usize,
@@ -103,7 +103,7 @@ struct Known {
     ahead: Vec<Token>,
 }
 
-impl Known {
+impl SpeculatedSequence {
     /// What was accepted need not be read again. The last token always is, for what follows it.
     fn hear(&mut self, tokens: &[Token]) {
         let drafted = std::mem::take(&mut self.ahead);
@@ -125,16 +125,16 @@ impl Known {
 
 /// An answer of a step, on its way to the compute thread and back.
 #[derive(Debug)]
-struct Turn {
+struct DraftTurn {
     request: RequestId,
     name: RequestId,
-    known: Known,
+    known: SpeculatedSequence,
     most: usize,
     sampling: Sampling,
     drafts: Vec<Token>,
 }
 
-impl Turn {
+impl DraftTurn {
     /// What is computed of it next: what it has not read, then each of its own drafts but the last.
     fn next(&self) -> &[Token] {
         match self.drafts.len() {
@@ -188,19 +188,19 @@ struct Reader {
     compute: Compute,
     /// Tokens of the model that it drafts for.
     vocab: u32,
-    known: BTreeMap<RequestId, (RequestId, Known)>,
+    known: BTreeMap<RequestId, (RequestId, SpeculatedSequence)>,
 }
 
 impl Reader {
-    async fn run(mut self, mut orders: mpsc::Receiver<Order>, answers: mpsc::Sender<Event>) {
+    async fn run(mut self, mut orders: mpsc::Receiver<SpeculatorOrder>, answers: mpsc::Sender<Event>) {
         while let Some(order) = orders.recv().await {
             match order {
-                Order::Forget(request) => {
+                SpeculatorOrder::Forget(request) => {
                     if let Some((name, _)) = self.known.remove(&request) {
                         self.release(vec![name]).await;
                     }
                 }
-                Order::Propose { step, wanted } => {
+                SpeculatorOrder::Propose { step, wanted } => {
                     let drafts = self.propose(wanted).await;
                     if answers.send(Event::Drafted { step, drafts }).await.is_err() {
                         break;
@@ -213,8 +213,8 @@ impl Reader {
     }
 
     /// Proposes; fewer or none where there is no room or something fails.
-    async fn propose(&mut self, wanted: Vec<Wanted>) -> Vec<(RequestId, Vec<Token>)> {
-        let turns: Vec<Turn> = wanted.into_iter().filter_map(|wanted| self.turn(wanted)).collect();
+    async fn propose(&mut self, wanted: Vec<DraftRequest>) -> Vec<(RequestId, Vec<Token>)> {
+        let turns: Vec<DraftTurn> = wanted.into_iter().filter_map(|wanted| self.turn(wanted)).collect();
         let names = turns.iter().map(|turn| turn.name).collect();
         match self.compute_turns(turns).await {
             Ok(turns) => turns.into_iter().map(|turn| self.take_back(turn)).collect(),
@@ -227,24 +227,25 @@ impl Reader {
     }
 
     /// What it knows of a sequence goes along. One of which it has lost the beginning is left alone.
-    fn turn(&mut self, wanted: Wanted) -> Option<Turn> {
-        let Wanted { request, start, tokens, most, sampling } = wanted;
+    fn turn(&mut self, wanted: DraftRequest) -> Option<DraftTurn> {
+        let DraftRequest { request, start, tokens, most, sampling } = wanted;
         let there = self.known.get(&request).map_or(0, |(_, known)| known.tokens.len());
         if there != start as usize || there + tokens.len() == 0 {
             tracing::debug!(%request, "not known to the draft model any more");
             return None;
         }
-        let (name, mut known) = self.known.remove(&request).unwrap_or_else(|| (self.model.name(), Known::default()));
+        let (name, mut known) =
+            self.known.remove(&request).unwrap_or_else(|| (self.model.name(), SpeculatedSequence::default()));
         known.hear(&tokens);
         // What is likely is nobody's question here.
         let sampling = Sampling { logprobs: None, min_tokens: 0, ..sampling };
-        Some(Turn { request, name, known, most: most as usize, sampling, drafts: Vec::new() })
+        Some(DraftTurn { request, name, known, most: most as usize, sampling, drafts: Vec::new() })
     }
 
-    async fn compute_turns(&self, mut turns: Vec<Turn>) -> Result<Vec<Turn>, ComputeError> {
+    async fn compute_turns(&self, mut turns: Vec<DraftTurn>) -> Result<Vec<DraftTurn>, ComputeError> {
         let (model, vocab) = (self.model.clone(), self.vocab);
         // It is for them that it computes: it counts as an answer's step does.
-        let shares = turns.iter().map(|turn| Share { request: turn.request, prompt_tokens: 0 }).collect();
+        let shares = turns.iter().map(|turn| StepShare { request: turn.request, prompt_tokens: 0 }).collect();
         let job = move |engine: &mut Engine| {
             take_turns(engine, &model, vocab, &mut turns);
             turns
@@ -252,8 +253,8 @@ impl Reader {
         self.compute.step(shares, job).await
     }
 
-    fn take_back(&mut self, turn: Turn) -> (RequestId, Vec<Token>) {
-        let Turn { request, name, known, drafts, .. } = turn;
+    fn take_back(&mut self, turn: DraftTurn) -> (RequestId, Vec<Token>) {
+        let DraftTurn { request, name, known, drafts, .. } = turn;
         self.known.insert(request, (name, known));
         (request, drafts)
     }
@@ -267,8 +268,8 @@ impl Reader {
 }
 
 /// Reads what is new of each answer, as far as that may be at once, and proposes on for those that are read.
-fn take_turns(engine: &mut Engine, model: &DraftModel, vocab: u32, turns: &mut [Turn]) {
-    let mut ready: Vec<&mut Turn> = Vec::with_capacity(turns.len());
+fn take_turns(engine: &mut Engine, model: &DraftModel, vocab: u32, turns: &mut [DraftTurn]) {
+    let mut ready: Vec<&mut DraftTurn> = Vec::with_capacity(turns.len());
     for turn in turns {
         if turn.enter(engine, model) {
             ready.push(turn);
@@ -287,7 +288,12 @@ fn take_turns(engine: &mut Engine, model: &DraftModel, vocab: u32, turns: &mut [
     }
 }
 
-fn one_round(engine: &mut Engine, model: &DraftModel, vocab: u32, ready: &mut [&mut Turn]) -> Result<(), EngineError> {
+fn one_round(
+    engine: &mut Engine,
+    model: &DraftModel,
+    vocab: u32,
+    ready: &mut [&mut DraftTurn],
+) -> Result<(), EngineError> {
     let mut left = READ_AT_ONCE.max(ready.len());
     let (mut batch, mut tokens, mut picks) = (Vec::new(), Vec::new(), Vec::new());
     for (nth, turn) in ready.iter().enumerate() {
@@ -299,7 +305,7 @@ fn one_round(engine: &mut Engine, model: &DraftModel, vocab: u32, ready: &mut [&
         let start = turn.known.present();
         batch.push(Slice { request: turn.name, start, len: len as u32 });
         if len == next.len() {
-            picks.push(Pick { row: tokens.len() - 1, sampling: &turn.sampling, position: start + len as u32 });
+            picks.push(RowToSample { row: tokens.len() - 1, sampling: &turn.sampling, position: start + len as u32 });
         }
     }
     let chosen = engine.forward_choosing(model.key, &batch, Input::Tokens(&tokens), &picks)?;
@@ -353,8 +359,8 @@ mod tests {
             Self { compute, serves: keys.0.unwrap(), model, speculator, layers }
         }
 
-        async fn propose(&mut self, wanted: Vec<Wanted>) -> Vec<(RequestId, Vec<Token>)> {
-            self.speculator.order(Order::Propose { step: 5, wanted }).unwrap();
+        async fn propose(&mut self, wanted: Vec<DraftRequest>) -> Vec<(RequestId, Vec<Token>)> {
+            self.speculator.order(SpeculatorOrder::Propose { step: 5, wanted }).unwrap();
             match self.speculator.answer().await {
                 Ok(Event::Drafted { step: 5, drafts }) => drafts,
                 other => panic!("{other:?}"),
@@ -400,9 +406,9 @@ mod tests {
         }
     }
 
-    fn wanted(n: u8, start: usize, tokens: &[Token], sampling: &Sampling) -> Wanted {
+    fn wanted(n: u8, start: usize, tokens: &[Token], sampling: &Sampling) -> DraftRequest {
         let tokens = tokens[start..].to_vec();
-        Wanted { request: RequestId([n; 16]), start: start as u32, tokens, most: 4, sampling: sampling.clone() }
+        DraftRequest { request: RequestId([n; 16]), start: start as u32, tokens, most: 4, sampling: sampling.clone() }
     }
 
     fn prompt(n: u32, len: u32) -> Vec<Token> {
@@ -427,7 +433,7 @@ mod tests {
                 all.push(if right == 4 { says[4] } else { Token(says[right].0 ^ 1) });
             }
         }
-        bench.speculator.order(Order::Forget(RequestId([1; 16]))).unwrap();
+        bench.speculator.order(SpeculatorOrder::Forget(RequestId([1; 16]))).unwrap();
         assert!(bench.propose(vec![]).await.is_empty());
     }
 
@@ -467,7 +473,7 @@ mod tests {
         let none = bench.propose(vec![wanted(2, 0, &long, &greedy), wanted(3, 0, &foreign, &greedy)]).await;
         assert!(none.iter().all(|(_, drafts)| drafts.is_empty()), "{none:?}");
         assert!(bench.propose(vec![wanted(4, 0, &tokens, &greedy)]).await[0].1.is_empty(), "the first has them");
-        bench.speculator.order(Order::Forget(RequestId([1; 16]))).unwrap();
+        bench.speculator.order(SpeculatorOrder::Forget(RequestId([1; 16]))).unwrap();
         assert_eq!(bench.propose(vec![wanted(4, 300, &tokens, &greedy)]).await[0].1.len(), 4);
         // Its end gives everything back.
         bench.speculator.orders = mpsc::channel(1).0;

@@ -10,16 +10,17 @@ mod prompt_logprobs;
 
 use super::{
     compute::ComputeError,
-    context::{Admission, Beside, Side, StageContext},
+    context::{AdmissionNo, AdmittedFrame, SideFrames, StageContext},
     export::{self, Exporter, Taps},
-    kv_receiver::{Expected, KvReceiver},
+    kv_receiver::{ExpectedKv, KvReceiver},
+    page_share::NoPages,
     speculator::SpeculatorGone,
 };
 use crate::data_plane::links::{FrameReceiver, FrameSender, LinkError};
 use choosing::{Chosen, Sampler};
 use constrained::Constrained;
-use counted::Counted;
-use prompt_logprobs::{Judged, Widths, compute_and_judge};
+use counted::SequenceTokens;
+use prompt_logprobs::{StepResult, Widths, compute_and_judge};
 use std::collections::BTreeMap;
 use std::sync::{
     Arc,
@@ -28,7 +29,7 @@ use std::sync::{
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use tsnode_coordinator::policy::sharing::arbiter::Share;
+use tsnode_coordinator::policy::sharing::arbiter::StepShare;
 use tsnode_kernels::{
     engine::{Engine, EngineError, Input, Output, Prefix, PrefixKey, Slice, StageKey},
     pages::PagesError,
@@ -80,29 +81,29 @@ pub(super) enum StageError {
 }
 
 /// What a stage knows of a sequence beside its pages.
-struct Sequence {
-    admission: Admission,
+struct StageSequence {
+    admission: AdmissionNo,
     /// Last stage only.
     sampler: Option<Sampler>,
     export: Option<Exporter>,
     prompt_tokens: u32,
     /// Whether another peer's gateway wants it.
     for_others: bool,
-    counted: Counted,
-    _held: Held,
+    counted: SequenceTokens,
+    _held: CountedSequence,
 }
 
 /// Counts a sequence for as long as it is here.
-struct Held(Arc<AtomicUsize>);
+struct CountedSequence(Arc<AtomicUsize>);
 
-impl Held {
+impl CountedSequence {
     fn one(all: &Arc<AtomicUsize>) -> Self {
         all.fetch_add(1, Ordering::Relaxed);
         Self(all.clone())
     }
 }
 
-impl Drop for Held {
+impl Drop for CountedSequence {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -113,11 +114,11 @@ pub(super) struct Worker {
     context: StageContext,
     kv_receiver: KvReceiver,
     downstream: Downstream,
-    sequences: BTreeMap<RequestId, Sequence>,
+    sequences: BTreeMap<RequestId, StageSequence>,
     /// What is kept of sequences that ended; the engine may have let go of it meanwhile.
     kept: BTreeMap<PrefixId, PrefixKey>,
-    side: Side,
-    admissions: Admission,
+    side: SideFrames,
+    admissions: AdmissionNo,
     /// Ends the exports and receptions of this ring.
     ring: CancellationToken,
 }
@@ -154,7 +155,7 @@ impl Worker {
     }
 
     /// What a task beside the ring says, unless it is about an earlier stay of the sequence.
-    fn still_counts(&self, Beside { admission, frame }: Beside) -> Option<RingFrame> {
+    fn still_counts(&self, AdmittedFrame { admission, frame }: AdmittedFrame) -> Option<RingFrame> {
         let (RingFrame::KvArrived { request, .. } | RingFrame::KvSent { request, .. }) = &frame else { return None };
         self.sequences.get(request).filter(|s| s.admission == admission).map(|_| frame)
     }
@@ -227,9 +228,9 @@ impl Worker {
         if let (Some(export), Some(shared)) = (&export, admit.shared) {
             export.computed(shared.tokens);
         }
-        let (for_others, counted) = (self.context.history.is_for_others(&request), Counted::default());
-        let held = Held::one(&self.context.held);
-        let sequence = Sequence { admission, sampler, export, prompt_tokens, for_others, counted, _held: held };
+        let (for_others, counted) = (self.context.history.is_for_others(&request), SequenceTokens::default());
+        let held = CountedSequence::one(&self.context.held);
+        let sequence = StageSequence { admission, sampler, export, prompt_tokens, for_others, counted, _held: held };
         self.sequences.insert(request, sequence);
         self.context.compute.enters(request, to_compute(admit));
         Ok(None)
@@ -257,12 +258,17 @@ impl Worker {
             },
         };
         let (key, request, room, most) = (self.context.key, admit.request, admit.room, admit.most);
-        let reserve = move |engine: &mut Engine| {
+        let share = self.context.compute.share();
+        let reserve = move |engine: &mut Engine| -> Result<(), NoPages> {
             engine.could_hold(key, most)?;
-            match shared {
+            let admit = |engine: &mut Engine| match shared {
                 Some((prefix, tokens)) => engine.admit_after(key, request, room, prefix, tokens),
                 None => engine.admit(key, request, room),
-            }
+            };
+            let Some(share) = share else { return admit(engine).map_err(NoPages::from) };
+            share.could_hold(engine.admit_pages(key, most, None)?)?;
+            let wanted = engine.admit_pages(key, room, shared)?;
+            share.take(engine, wanted, admit)
         };
         Ok(self.context.compute.call(reserve).await?.err().map(refusal))
     }
@@ -270,9 +276,13 @@ impl Worker {
     async fn grow(&mut self, mut grow: Grow) -> Result<(), StageError> {
         let Grow { request, room, .. } = grow;
         if grow.refused.is_none() {
-            let key = self.context.key;
-            let grown = self.context.compute.call(move |engine| engine.grow(key, request, room)).await?;
-            grow.refused = grown.err().map(refusal);
+            let (key, share) = (self.context.key, self.context.compute.share());
+            let more = move |engine: &mut Engine| -> Result<(), NoPages> {
+                let Some(share) = share else { return engine.grow(key, request, room).map_err(NoPages::from) };
+                let wanted = engine.grow_pages(key, request, room)?;
+                share.take(engine, wanted, |engine| engine.grow(key, request, room))
+            };
+            grow.refused = self.context.compute.call(more).await?.err().map(refusal);
         }
         if self.context.is_last() {
             return self.pass(RingFrame::Grown { request, refused: grow.refused }).await;
@@ -280,8 +290,8 @@ impl Worker {
         self.pass(RingFrame::Grow(grow)).await
     }
 
-    fn expect_kv(&self, request: RequestId, admission: Admission, kv: AwaitKv) {
-        self.kv_receiver.expect(Expected {
+    fn expect_kv(&self, request: RequestId, admission: AdmissionNo, kv: AwaitKv) {
+        self.kv_receiver.expect(ExpectedKv {
             me: self.context.me,
             request,
             tokens: kv.tokens,
@@ -304,7 +314,7 @@ impl Worker {
         }
         if self.context.is_last() {
             let (step, judged) = self.compute_and_sample(step, hidden).await?;
-            let Judged { chosen: Chosen { tokens, failed }, prompts } = judged;
+            let StepResult { chosen: Chosen { tokens, failed }, prompts } = judged;
             self.export_prompts(&step.entries);
             self.count(&step.entries, &counted::chosen(&tokens));
             self.tell_of_prompts(prompts).await?;
@@ -333,7 +343,7 @@ impl Worker {
     }
 
     /// A sequence leaves: what was computed of it for another peer's gateway is known.
-    fn note(&self, sequence: &Sequence) {
+    fn note(&self, sequence: &StageSequence) {
         let StageContext { model, name, layers, shape, history, .. } = &self.context;
         if sequence.for_others {
             history.computed((*model, &**name), sequence.counted.work(*layers, shape.layers));
@@ -361,7 +371,7 @@ impl Worker {
         Ok((step, out.map_err(|e| StageError::Protocol(e.to_string()))?))
     }
 
-    async fn compute_and_sample(&mut self, step: Step, hidden: Vec<f32>) -> Result<(Step, Judged), StageError> {
+    async fn compute_and_sample(&mut self, step: Step, hidden: Vec<f32>) -> Result<(Step, StepResult), StageError> {
         self.note_generated(&step);
         let (key, first, shape) = (self.context.key, self.context.is_first(), &self.context.shape);
         let widths = Widths { hidden: shape.hidden as usize, vocab: shape.vocab as usize };
@@ -516,14 +526,15 @@ impl Worker {
     }
 }
 
-/// Why the engine has no pages, as leaders are told.
-fn refusal(error: EngineError) -> Refusal {
+/// Why there are no pages, as leaders are told.
+fn refusal(error: NoPages) -> Refusal {
     match error {
-        EngineError::NoPrefix => Refusal::PrefixGone,
-        EngineError::Pages(PagesError::Full { wanted, total, .. }) if wanted <= total => {
+        NoPages::Engine(EngineError::NoPrefix) => Refusal::PrefixGone,
+        NoPages::Engine(EngineError::Pages(PagesError::Full { wanted, total, .. })) if wanted <= total => {
             Refusal::Full(error.to_string())
         }
-        _ => Refusal::Never(error.to_string()),
+        NoPages::SetAside { .. } => Refusal::Full(error.to_string()),
+        NoPages::Engine(_) | NoPages::TooLong { .. } => Refusal::Never(error.to_string()),
     }
 }
 
@@ -555,9 +566,11 @@ fn to_compute(admit: &Admit) -> u32 {
 }
 
 /// What each request has of a step, for whoever says whose turn it is.
-fn shares(entries: &[StepEntry]) -> Vec<Share<RequestId>> {
-    let share =
-        |e: &StepEntry| Share { request: e.request, prompt_tokens: if e.prompt { e.tokens.len() as u32 } else { 0 } };
+fn shares(entries: &[StepEntry]) -> Vec<StepShare<RequestId>> {
+    let share = |e: &StepEntry| StepShare {
+        request: e.request,
+        prompt_tokens: if e.prompt { e.tokens.len() as u32 } else { 0 },
+    };
     entries.iter().map(share).collect()
 }
 

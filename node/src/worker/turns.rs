@@ -10,7 +10,7 @@ use tsnode_coordinator::{
         batching::ServiceNo,
         sharing::{
             TurnOrder,
-            arbiter::Work,
+            arbiter::DeviceWork,
             turn_queue::{Next, TurnQueue},
         },
     },
@@ -23,13 +23,13 @@ use tsnode_protocol::{RequestId, Seconds};
 pub struct Turns(Arc<Shared>);
 
 struct Shared {
-    table: Mutex<Table>,
+    table: Mutex<TurnTable>,
     /// It may be somebody else's turn, or nobody's any more.
     changed: Condvar,
     began: Instant,
 }
 
-struct Table {
+struct TurnTable {
     queue: TurnQueue<RequestId>,
     /// For whoever comes next.
     next: u16,
@@ -37,14 +37,14 @@ struct Table {
 
 /// A thread's place at a device.
 #[derive(Clone)]
-pub(super) struct Seat {
+pub(super) struct TurnSeat {
     turns: Turns,
     service: ServiceNo,
 }
 
 /// A turn; over when it is dropped.
 pub(super) struct Turn<'s> {
-    seat: &'s Seat,
+    seat: &'s TurnSeat,
     since: Instant,
 }
 
@@ -56,20 +56,20 @@ impl Turns {
     }
 
     fn of(queue: TurnQueue<RequestId>) -> Self {
-        let table = Mutex::new(Table { queue, next: 0 });
+        let table = Mutex::new(TurnTable { queue, next: 0 });
         Self(Arc::new(Shared { table, changed: Condvar::new(), began: Instant::now() }))
     }
 
     /// A place for one more model.
-    pub(super) fn join(&self) -> Seat {
+    pub(super) fn join(&self) -> TurnSeat {
         let mut table = self.table();
         let service = ServiceNo(table.next);
         table.next = table.next.saturating_add(1);
         drop(table);
-        Seat { turns: self.clone(), service }
+        TurnSeat { turns: self.clone(), service }
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, TurnTable> {
         // The table is whole whenever the lock is free.
         self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -79,7 +79,7 @@ impl Turns {
     }
 }
 
-impl Seat {
+impl TurnSeat {
     /// A request comes that has so many prompt tokens to compute.
     pub fn enters(&self, request: RequestId, prompt: u32) {
         self.turns.table().queue.enters(self.service, request, prompt);
@@ -98,7 +98,7 @@ impl Seat {
     }
 
     /// Waits for a turn.
-    pub fn take(&self, work: Work<RequestId>) -> Turn<'_> {
+    pub fn take(&self, work: DeviceWork<RequestId>) -> Turn<'_> {
         let changed = &self.turns.0.changed;
         let mut table = self.turns.table();
         table.queue.asks(self.turns.now(), self.service, work);
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
     use std::{thread, time::Duration};
     use tsnode_coordinator::policy::sharing::{
-        arbiter::{Arbiter, Share},
+        arbiter::{Arbiter, StepShare},
         order::Lead,
         rounds::AsTheyCame,
     };
@@ -151,13 +151,13 @@ mod tests {
     fn turns_of(turns: &Turns, each: usize) -> Vec<usize> {
         let had = Arc::new(Mutex::new(Vec::new()));
         let beside = turns.join();
-        let first = beside.take(Work::Errand);
+        let first = beside.take(DeviceWork::Errand);
         let work = |who: usize| {
             let (seat, had, request) = (turns.join(), had.clone(), RequestId([who as u8; 16]));
             seat.enters(request, 0);
             thread::spawn(move || {
                 for _ in 0..each {
-                    let turn = seat.take(Work::Step(vec![Share { request, prompt_tokens: 0 }]));
+                    let turn = seat.take(DeviceWork::Step(vec![StepShare { request, prompt_tokens: 0 }]));
                     had.lock().unwrap().push(who);
                     // The others ask again meanwhile.
                     thread::sleep(Duration::from_micros(200));

@@ -59,12 +59,12 @@ struct Running {
     decode: String,
     /// Tokens that have come.
     tokens: watch::Receiver<usize>,
-    answer: tokio::task::JoinHandle<Answer>,
+    answer: tokio::task::JoinHandle<FormedAnswer>,
 }
 
 /// What a client has at the end.
 #[derive(Debug, PartialEq, Eq)]
-struct Answer {
+struct FormedAnswer {
     tokens: Vec<u64>,
     /// The object that was asked for, as it was written.
     written: String,
@@ -80,9 +80,9 @@ async fn begin(net: &Net, gateway: usize, kind: Kind, seed: u64) -> Running {
     Running { decode, tokens, answer: tsnode::tasks::spawn("test", read(response, counted)) }
 }
 
-async fn read(mut response: reqwest::Response, counted: watch::Sender<usize>) -> Answer {
+async fn read(mut response: reqwest::Response, counted: watch::Sender<usize>) -> FormedAnswer {
     let (mut answer, mut rest, mut is_done) =
-        (Answer { tokens: vec![], written: String::new(), finish: String::new() }, Vec::new(), false);
+        (FormedAnswer { tokens: vec![], written: String::new(), finish: String::new() }, Vec::new(), false);
     while let Some(part) = response.chunk().await.unwrap() {
         rest.extend_from_slice(&part);
         while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
@@ -99,7 +99,7 @@ async fn read(mut response: reqwest::Response, counted: watch::Sender<usize>) ->
     answer
 }
 
-fn take(answer: &mut Answer, event: &Value) {
+fn take(answer: &mut FormedAnswer, event: &Value) {
     let choice = &event["choices"][0];
     assert!(choice.is_object(), "{event}");
     answer.tokens.extend(choice["token_ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()));

@@ -15,7 +15,7 @@ const GONE: Duration = Duration::from_secs(10);
 const GATEWAY: usize = 5;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Wanted {
+enum Departure {
     Pause,
     Leave,
     Term,
@@ -30,12 +30,12 @@ async fn any_stage_of_a_group_may_go_and_no_stream_notices() {
     await_both_groups(&net).await;
     let undisturbed = stream(&net).await.rest().await.0;
     for (position, wanted) in [
-        (1, Wanted::Pause),
-        (1, Wanted::Leave),
-        (1, Wanted::Term),
-        (0, Wanted::Leave),
-        (0, Wanted::Term),
-        (0, Wanted::Pause),
+        (1, Departure::Pause),
+        (1, Departure::Leave),
+        (1, Departure::Term),
+        (0, Departure::Leave),
+        (0, Departure::Term),
+        (0, Departure::Pause),
     ] {
         let running = stream(&net).await;
         let victim = whose(&net, &running.decode, position).await;
@@ -53,8 +53,8 @@ async fn any_stage_of_a_group_may_go_and_no_stream_notices() {
 }
 
 /// The peer has gone, and comes back.
-async fn undo(net: &mut Net, victim: usize, wanted: Wanted, asked: Instant) {
-    if wanted == Wanted::Pause {
+async fn undo(net: &mut Net, victim: usize, wanted: Departure, asked: Instant) {
+    if wanted == Departure::Pause {
         let id = net.peer(victim).id;
         let is_idle = |sights: &[Option<Sight>]| match sights[GATEWAY].as_ref().and_then(|s| s.plan.as_ref()) {
             Some(plan) if !plan.groups.iter().flat_map(|g| &g.stages).any(|s| s.peer == id) => Ok(()),
@@ -72,11 +72,11 @@ async fn undo(net: &mut Net, victim: usize, wanted: Wanted, asked: Instant) {
     net.net.restart(victim).await.unwrap();
 }
 
-async fn ask(net: &Net, victim: usize, wanted: Wanted) {
+async fn ask(net: &Net, victim: usize, wanted: Departure) {
     match wanted {
-        Wanted::Pause => assert_eq!(net.post(victim, "/api/pause", json!({})).await.0, 202),
-        Wanted::Leave => assert_eq!(net.post(victim, "/api/leave", json!({})).await.0, 202),
-        Wanted::Term => net.net.signal(victim, "-TERM").unwrap(),
+        Departure::Pause => assert_eq!(net.post(victim, "/api/pause", json!({})).await.0, 202),
+        Departure::Leave => assert_eq!(net.post(victim, "/api/leave", json!({})).await.0, 202),
+        Departure::Term => net.net.signal(victim, "-TERM").unwrap(),
     }
 }
 

@@ -32,6 +32,7 @@ async fn answers_that_outgrow_the_pages_all_end() {
     }
     swarm(&net).await_that(LONG, all_pages_free).await.unwrap();
     a_volunteer_who_names_no_model_is_a_gateway(&net, body(0), &alone[0]).await;
+    limits_are_changed_while_it_serves(&net, body(0), &alone[0]).await;
     net.down().await;
     who_lends_later_says_when().await;
 }
@@ -90,6 +91,29 @@ async fn a_volunteer_who_names_no_model_is_a_gateway(net: &Net, body: Value, exp
     assert_eq!(answer["model"], "brought");
     assert_eq!(view(net.peer(0).http).await["models"].as_array().unwrap().len(), 1, "nobody brings the toy");
     assert_eq!(net.tokens(0, body).await.0, expected);
+}
+
+/// Its owner allows it more threads and less memory: its model is lent anew, and gives the same tokens. What was said is kept.
+async fn limits_are_changed_while_it_serves(net: &Net, body: Value, expected: &[u64]) {
+    let home = &net.peer(0).data_dir;
+    let words = ["limits", "set", "--threads", "2", "--memory", "1GiB", "--upload-mbit", "500"];
+    let (done, said, error) = tsnode(&words, home).await;
+    assert!(done && said.contains("500 Mbit/s") && said.contains("--threads 1 holds again"), "{said}{error}");
+    assert!(said.ends_with("its models are lent within these limits"), "{said}");
+    let kept = fs::read_to_string(home.join("limits.toml")).unwrap();
+    assert!(kept.ends_with("memory = \"1024MiB\"\nthreads = \"2\"\nupload_mbit = \"500\"\n"), "{kept}");
+    let begun = Instant::now();
+    loop {
+        let (status, answer) = net.complete(0, body.clone()).await;
+        if status == 200 {
+            break;
+        }
+        assert!(status == 503 && begun.elapsed() < LONG, "{answer}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(net.tokens(0, body).await.0, expected);
+    let (refused, _, why) = tsnode(&["limits", "set", "--memory", "2MiB"], home).await;
+    assert!(!refused && why.contains("--kv-memory"), "{why}");
 }
 
 /// A peer outside its hours, alone: `/readyz`, `status` and a refused client say when it lends.

@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use tsnode_testnet::{
     Answers, PeerConfig, Testnet, TestnetConfig,
-    chaos::{self, Chaos, Deed, Deeds, Limits, Until, Verdict},
+    chaos::{self, Chaos, ChaosVerdict, Deed, Deeds, PauseLimits, Until},
 };
 
 /// What peers do that are killed, whatever the seed. Whom it names may be the coordinator or a member of a group when it is its turn, or
@@ -41,13 +41,13 @@ async fn streams_outlive_the_peers_that_serve_them() {
         // Requests have other names in the second part.
         let is_drawn = deeds == Deeds::Drawn;
         let seed = seed + u64::from(is_drawn);
-        let (until, limits) = (Until::Faults(faults), Limits::default());
+        let (until, limits) = (Until::Faults(faults), PauseLimits::default());
         let chaos = Chaos { seed, streams: 16, until, deeds, pairs: 0.0, limits };
         let told = |fault: &chaos::Fault| println!("{:?} {}, {}", fault.deed, fault.peer, fault.role);
         let report = chaos::run(&mut net, chaos, answers.clone(), told).await.unwrap();
         println!("{} streams; {:?}", report.streams.len(), report.summary());
         println!("the longest: {:?}", report.slowest());
-        println!("{}", Verdict::of(&report));
+        println!("{}", ChaosVerdict::of(&report));
         assert_eq!(report.wrongs(), Vec::<String>::new());
         if !is_drawn {
             assert!(report.pauses().is_some(), "nobody was hit");
@@ -76,7 +76,7 @@ async fn a_mixture_of_experts_outlives_them_too() {
     };
     let answers = Answers::learn(&config).await.unwrap();
     let mut net = Testnet::up(&config).await.unwrap();
-    let (until, limits) = (Until::Faults(12), Limits::default());
+    let (until, limits) = (Until::Faults(12), PauseLimits::default());
     let chaos = Chaos { seed: 1, streams: 8, until, deeds: Deeds::Only(vec![Deed::Kill]), pairs: 0.0, limits };
     let told = |fault: &chaos::Fault| println!("{:?} {}, {}", fault.deed, fault.peer, fault.role);
     let report = chaos::run(&mut net, chaos, answers, told).await.unwrap();

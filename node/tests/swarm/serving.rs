@@ -216,6 +216,8 @@ async fn what_one_member_sets_all_follow_and_no_request_is_lost(net: &Net) {
         done(&talk(net, 0, &["route", "set", "shortest"], "").await);
         done(&talk(net, 1, &["batch", "set", "prefill-first"], "").await);
         until_said(net, 3, &["batch"], |said| said.starts_with("prefill-first for every model")).await;
+        done(&talk(net, 1, &["batch", "set", "auto"], "").await);
+        until_said(net, 2, &["batch"], |said| said.starts_with("auto for every model")).await;
         done(&talk(net, 0, &["batch", "set", "mixed"], "").await);
         let both = |said: &str| said.contains("e2e 120 s for interactive") && said.contains("e2e 3600 s for batch");
         for index in [0, 3, 4] {
@@ -228,6 +230,7 @@ async fn what_one_member_sets_all_follow_and_no_request_is_lost(net: &Net) {
     assert!(answers.iter().all(|(status, _)| *status == 200), "{answers:?}");
     let why = until_said(net, 3, &["plan", "--why"], |said| said.contains("in time is within e2e 120 s; set by")).await;
     assert!(why.contains("requests are routed by shortest; set by"), "{why}");
+    assert!(why.contains("steps are formed by mixed; set by"), "{why}");
     for n in 0..4 {
         assert_eq!(net.complete(4, body(n)).await.0, 200);
     }

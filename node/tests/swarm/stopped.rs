@@ -5,7 +5,7 @@ use crate::common::turn;
 use std::path::PathBuf;
 use tsnode_testnet::{
     Answers, PeerConfig, Testnet, TestnetConfig,
-    chaos::{self, Chaos, Deed, Deeds, Limits, Until, Verdict},
+    chaos::{self, Chaos, ChaosVerdict, Deed, Deeds, PauseLimits, Until},
 };
 
 /// Stops: each other one lasts for five seconds.
@@ -32,7 +32,7 @@ async fn a_stopped_peer_is_missed_before_its_connections_are_given_up() {
     };
     let answers = Answers::learn(&config).await.unwrap();
     let mut net = Testnet::up(&config).await.unwrap();
-    let limits = Limits { p99: None, worst: None };
+    let limits = PauseLimits { p99: None, worst: None };
     let (deeds, until) = (Deeds::Only(vec![Deed::Stop]), Until::Faults(STOPS));
     let chaos = Chaos { seed: 3, streams: 8, until, deeds, pairs: 0.0, limits };
     let told = |fault: &chaos::Fault| println!("{:?} {}, {}", fault.deed, fault.peer, fault.role);
@@ -40,7 +40,7 @@ async fn a_stopped_peer_is_missed_before_its_connections_are_given_up() {
     let summary = report.summary();
     println!("{summary:?}");
     println!("the longest: {:?}", report.slowest());
-    println!("{}", Verdict::of(&report));
+    println!("{}", ChaosVerdict::of(&report));
     assert_eq!(report.wrongs(), Vec::<String>::new());
     let median = summary.pauses.map(|pauses| pauses.median);
     assert!(median.is_some_and(|median| median < MEDIAN), "{median:?}");

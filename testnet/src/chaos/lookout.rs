@@ -1,6 +1,6 @@
 //! What is seen from outside while a swarm is broken.
 
-use super::{At, Followed, Until};
+use super::{FollowedPlan, Stamped, Until};
 use crate::{PeerInfo, Sight, Swarm, Testnet, watch::SeenCutOff};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -63,13 +63,13 @@ fn has_part(sight: &Sight, peer: &str) -> bool {
 }
 
 /// Where peers are: one that starts again is elsewhere.
-type Places = Arc<Mutex<Vec<PeerInfo>>>;
+type PeerPlaces = Arc<Mutex<Vec<PeerInfo>>>;
 
 /// Writes down which plans are followed, and who is cut off by whom.
 pub(super) struct Lookout {
     over: Arc<AtomicBool>,
-    places: Places,
-    plans: JoinHandle<Vec<At<Followed>>>,
+    places: PeerPlaces,
+    plans: JoinHandle<Vec<Stamped<FollowedPlan>>>,
     cut_off: JoinHandle<CutOffs>,
     /// What those said who were then killed: they will not say it again.
     last_words: CutOffs,
@@ -79,7 +79,7 @@ impl Lookout {
     /// Looks for plans through the eyes of peer `front`, which nothing is done to, and for cut-offs through everybody's.
     pub fn start(net: &Testnet, front: usize, started: Instant) -> Self {
         let (over, peers) = (Arc::new(AtomicBool::new(false)), net.peers());
-        let places: Places = Arc::new(Mutex::new(peers.iter().copied().cloned().collect()));
+        let places: PeerPlaces = Arc::new(Mutex::new(peers.iter().copied().cloned().collect()));
         let plans = follow(peers[front].clone(), names(&places), started, over.clone());
         let cut_off = look_around(places.clone(), over.clone());
         let last_words = CutOffs::new();
@@ -101,7 +101,7 @@ impl Lookout {
     }
 
     /// What it saw, and what each peer says at the end.
-    pub async fn end(mut self) -> (Vec<At<Followed>>, CutOffs) {
+    pub async fn end(mut self) -> (Vec<Stamped<FollowedPlan>>, CutOffs) {
         self.over.store(true, Relaxed);
         let plans = (&mut self.plans).await.unwrap_or_default();
         let mut cut_off = (&mut self.cut_off).await.unwrap_or_default();
@@ -127,14 +127,14 @@ async fn follow(
     names: BTreeMap<String, String>,
     started: Instant,
     over: Arc<AtomicBool>,
-) -> Vec<At<Followed>> {
-    let (swarm, mut plans) = (Swarm::of([].into_iter()), Vec::<At<Followed>>::new());
+) -> Vec<Stamped<FollowedPlan>> {
+    let (swarm, mut plans) = (Swarm::of([].into_iter()), Vec::<Stamped<FollowedPlan>>::new());
     while !over.load(Relaxed) {
         if let Some(sight) = swarm.look_at(&front).await {
             let coordinator = sight.coordinator.map(|id| names.get(&id).cloned().unwrap_or(id));
-            let what = Followed { plan: sight.plan_id, coordinator };
+            let what = FollowedPlan { plan: sight.plan_id, coordinator };
             if plans.last().is_none_or(|last| last.what != what) {
-                plans.push(At { at: started.elapsed().as_secs_f64(), what });
+                plans.push(Stamped { at: started.elapsed().as_secs_f64(), what });
             }
         }
         sleep(LOOK).await;
@@ -143,7 +143,7 @@ async fn follow(
 }
 
 /// Looks at one peer at a time, so that many cost no more than one: a cut-off lasts for minutes, and is seen at the next turn.
-async fn look_around(places: Places, over: Arc<AtomicBool>) -> CutOffs {
+async fn look_around(places: PeerPlaces, over: Arc<AtomicBool>) -> CutOffs {
     let (swarm, names) = (Swarm::of([].into_iter()), names(&places));
     let mut cut_off = CutOffs::new();
     while !over.load(Relaxed) {
@@ -167,11 +167,11 @@ fn cut_off_by(peer: &str, sight: &Sight, names: &BTreeMap<String, String>) -> Cu
     sight.cut_off.iter().map(|c| ((peer.to_owned(), name(c)), c.reason.clone())).collect()
 }
 
-fn all(places: &Places) -> Vec<PeerInfo> {
+fn all(places: &PeerPlaces) -> Vec<PeerInfo> {
     places.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
 /// Peers' names, by their ids.
-fn names(places: &Places) -> BTreeMap<String, String> {
+fn names(places: &PeerPlaces) -> BTreeMap<String, String> {
     all(places).into_iter().map(|p| (p.id, p.name)).collect()
 }

@@ -1,6 +1,6 @@
 //! What came of breaking a swarm, for programs and people.
 
-use super::{Limits, Step, timeline};
+use super::{PauseLimits, Step, timeline};
 use crate::client::{Difference, Moved};
 use serde::Serialize;
 
@@ -100,7 +100,7 @@ impl Fault {
 
 /// A plan that peers began to follow, as a gateway that nothing is done to tells it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Followed {
+pub struct FollowedPlan {
     /// Its name, if there is one.
     pub plan: Option<String>,
     /// Who plans, if anybody does.
@@ -109,7 +109,7 @@ pub struct Followed {
 
 /// Something at a time since the start (seconds).
 #[derive(Clone, Debug, Serialize)]
-pub struct At<T> {
+pub struct Stamped<T> {
     /// When it began.
     pub at: f64,
     /// What.
@@ -119,7 +119,7 @@ pub struct At<T> {
 
 /// A stream that ended well, since the start (seconds).
 #[derive(Clone, Debug, Serialize)]
-pub struct Served {
+pub struct ServedStream {
     /// When it was asked for.
     pub from: f64,
     /// When it had ended.
@@ -164,7 +164,7 @@ pub struct Wronged {
 
 /// What came of it.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct ChaosReport {
     /// The seed.
     pub seed: u64,
     /// How long it took (seconds).
@@ -174,9 +174,9 @@ pub struct Report {
     /// What was done.
     pub faults: Vec<Fault>,
     /// Plans, one after the other.
-    pub plans: Vec<At<Followed>>,
+    pub plans: Vec<Stamped<FollowedPlan>>,
     /// Streams that ended well.
-    pub streams: Vec<Served>,
+    pub streams: Vec<ServedStream>,
     /// Streams that did not.
     pub wronged: Vec<Wronged>,
     /// Who cut off whom, and why: nobody has a reason to.
@@ -185,9 +185,9 @@ pub struct Report {
     pub violations: Vec<String>,
 }
 
-impl Report {
+impl ChaosReport {
     /// With what is not allowed among what did not hold.
-    pub(super) fn within(mut self, Limits { p99, worst }: Limits) -> Self {
+    pub(super) fn within(mut self, PauseLimits { p99, worst }: PauseLimits) -> Self {
         let summary = self.summary();
         let over = |found: Option<f64>, most: Option<f64>| found.zip(most).filter(|(found, most)| found > most);
         let p99 = over(summary.pauses.map(|p| p.ninety_nine), p99).map(|(found, most)| {

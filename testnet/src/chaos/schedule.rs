@@ -25,9 +25,9 @@ const EACH_MINUTE: f64 = 40.0;
 
 /// Pseudo-random numbers of a seed (SplitMix64).
 #[derive(Debug)]
-struct Rng(u64);
+struct ScheduleRng(u64);
 
-impl Rng {
+impl ScheduleRng {
     fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -95,7 +95,7 @@ impl fmt::Display for Step {
 /// The steps of a seed, one after the other, without end where there is anybody to break.
 #[derive(Debug)]
 pub struct Schedule {
-    rng: Rng,
+    rng: ScheduleRng,
     deeds: Vec<(Deed, u64)>,
     pairs: f64,
     cast: Vec<Actor>,
@@ -125,7 +125,7 @@ impl Schedule {
             Deeds::Only(deeds) => deeds.contains(deed),
             Deeds::Calm => false,
         });
-        let (rng, deeds) = (Rng(chaos.seed), deeds.collect());
+        let (rng, deeds) = (ScheduleRng(chaos.seed), deeds.collect());
         Self { rng, deeds, pairs: chaos.pairs, cast, peers: peers.len(), bag: Vec::new(), nth: 0 }
     }
 
@@ -215,11 +215,11 @@ impl Iterator for Schedule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::chaos::Limits;
+    use crate::chaos::PauseLimits;
     use std::collections::{BTreeMap, BTreeSet};
 
     fn chaos(seed: u64, deeds: Deeds, pairs: f64) -> Chaos {
-        Chaos { seed, streams: 16, until: Until::Faults(1000), deeds, pairs, limits: Limits::default() }
+        Chaos { seed, streams: 16, until: Until::Faults(1000), deeds, pairs, limits: PauseLimits::default() }
     }
 
     fn listed(chaos: &Chaos) -> Vec<Step> {
@@ -235,7 +235,7 @@ mod tests {
         let short = Chaos { until: Until::Faults(20), ..chaos(7, Deeds::Drawn, 0.1) };
         assert_eq!(listed(&short), drawn[..20]);
         // How many read, and what is allowed, changes nothing.
-        let limits = Limits { p99: Some(1.5), worst: Some(5.0) };
+        let limits = PauseLimits { p99: Some(1.5), worst: Some(5.0) };
         assert_eq!(listed(&Chaos { streams: 64, limits, ..chaos(7, Deeds::Drawn, 0.1) }), drawn);
         // The very list, so that a seed means the same tomorrow.
         let first: Vec<String> = drawn[..3].iter().map(ToString::to_string).collect();

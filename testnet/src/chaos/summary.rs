@@ -1,6 +1,6 @@
 //! A report in figures: how often who was hit, and how long that lasted for whom.
 
-use super::{Deed, Fault, Report, Served, Stood};
+use super::{ChaosReport, Deed, Fault, ServedStream, Stood};
 use crate::client::Resumption;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -32,7 +32,7 @@ impl Spread {
 
 /// A report in figures.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Summary<'r> {
+pub struct ChaosSummary<'r> {
     /// How often each role was hit. A peer may have several.
     pub hits: BTreeMap<&'r str, usize>,
     /// Longest pauses of streams that a fault hit, those aside that clients spent waiting for a gateway which was stopped or cut off.
@@ -82,11 +82,11 @@ impl Resumptions {
     }
 }
 
-impl Report {
+impl ChaosReport {
     /// All of it in figures.
     #[must_use]
-    pub fn summary(&self) -> Summary<'_> {
-        Summary {
+    pub fn summary(&self) -> ChaosSummary<'_> {
+        ChaosSummary {
             hits: self.hits(),
             pauses: self.pauses(),
             pauses_of_all: Spread::of(self.streams.iter().filter_map(|s| self.gap(s)).map(|gap| gap.pause)),
@@ -112,13 +112,14 @@ impl Report {
     }
 
     fn at_stopped_gateways(&self) -> Option<Spread> {
-        let longest =
-            |s: &Served| s.pauses.iter().filter(|p| self.is_at_stopped_gateway(p)).map(|p| p.pause).reduce(f64::max);
+        let longest = |s: &ServedStream| {
+            s.pauses.iter().filter(|p| self.is_at_stopped_gateway(p)).map(|p| p.pause).reduce(f64::max)
+        };
         Spread::of(self.streams.iter().filter_map(longest))
     }
 
     /// A stream's longest pause but for those at gateways that were stopped or cut off; none if it had no other that is told.
-    fn gap(&self, stream: &Served) -> Option<Stood> {
+    fn gap(&self, stream: &ServedStream) -> Option<Stood> {
         if stream.pauses.is_empty() {
             return Some(Stood { from: stream.paused, pause: stream.pause, at: vec![] });
         }
@@ -128,7 +129,7 @@ impl Report {
 
     /// The stream that stood still for longest, and for how long, those aside that waited for gateways which were stopped or cut off.
     #[must_use]
-    pub fn slowest(&self) -> Option<(&Served, Stood)> {
+    pub fn slowest(&self) -> Option<(&ServedStream, Stood)> {
         let gaps = self.streams.iter().filter_map(|stream| Some((stream, self.gap(stream)?)));
         gaps.max_by(|(_, a), (_, b)| a.pause.total_cmp(&b.pause))
     }
@@ -152,7 +153,7 @@ impl Report {
     }
 
     /// Streams that had to go on elsewhere.
-    fn hit(&self) -> impl Iterator<Item = &Served> {
+    fn hit(&self) -> impl Iterator<Item = &ServedStream> {
         self.streams.iter().filter(|s| !s.moves.is_empty() || s.returns > 0)
     }
 
@@ -178,7 +179,7 @@ pub(super) fn hits(faults: &[Fault]) -> BTreeMap<&str, usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::chaos::Limits;
+    use crate::chaos::PauseLimits;
     use crate::client::Moved;
     use serde_json::json;
 
@@ -198,8 +199,8 @@ mod tests {
         }
     }
 
-    fn stream(paused: f64, pause: f64) -> Served {
-        Served {
+    fn stream(paused: f64, pause: f64) -> ServedStream {
+        ServedStream {
             from: 0.0,
             to: 99.0,
             tokens: 160,
@@ -213,9 +214,9 @@ mod tests {
         }
     }
 
-    fn report(peers: Vec<String>, faults: Vec<Fault>, streams: Vec<Served>) -> Report {
+    fn report(peers: Vec<String>, faults: Vec<Fault>, streams: Vec<ServedStream>) -> ChaosReport {
         let (plans, wronged, cut_off, violations) = (vec![], vec![], vec![], vec![]);
-        Report { seed: 1, seconds: 40.0, peers, faults, plans, streams, wronged, cut_off, violations }
+        ChaosReport { seed: 1, seconds: 40.0, peers, faults, plans, streams, wronged, cut_off, violations }
     }
 
     fn moved(way: Option<Resumption>) -> Moved {
@@ -252,7 +253,7 @@ mod tests {
             fault("coordinator", 20.0, 21.0),
             fault("prefill leader", 30.0, 31.0),
         ];
-        let unhurt = Served { moves: vec![], ..stream(13.0, 9.0) };
+        let unhurt = ServedStream { moves: vec![], ..stream(13.0, 9.0) };
         let streams = vec![
             // Most of it under the first, the end of it under the second.
             stream(10.5, 2.6),
@@ -279,7 +280,7 @@ mod tests {
         let stopped = Fault { deed: Deed::Stop, peer: "gateway1".into(), ..fault("gateway", 10.0, 16.0) };
         let killed = Fault { peer: "gateway1".into(), ..fault("gateway", 20.0, 21.0) };
         let stood = |from, pause, at: &str| Stood { from, pause, at: vec!["gateway0".into(), at.into()] };
-        let of = |pauses: Vec<Stood>| Served { pauses, ..stream(0.0, 9.0) };
+        let of = |pauses: Vec<Stood>| ServedStream { pauses, ..stream(0.0, 9.0) };
         let streams = vec![
             // Behind it, and a second before, elsewhere.
             of(vec![stood(3.0, 1.0, "gateway0"), stood(11.0, 6.0, "gateway1")]),
@@ -297,7 +298,7 @@ mod tests {
         assert_eq!(summary.pauses_at_stopped_gateways, spread(&[6.0, 9.0]));
         assert_eq!(report.slowest().map(|(_, stood)| stood), Some(stood(11.0, 2.0, "gateway0")));
         // What is allowed is held against all others.
-        let over = |p99, worst| report.clone().within(Limits { p99, worst }).violations.len();
+        let over = |p99, worst| report.clone().within(PauseLimits { p99, worst }).violations.len();
         assert_eq!([over(None, None), over(Some(2.0), Some(2.0)), over(Some(1.9), Some(1.9))], [0, 0, 2]);
     }
 }

@@ -1,6 +1,6 @@
 //! A picture of a run: a line for each peer with what was done to it, one for the plans, and below the requests with their pauses.
 
-use super::{At, Deed, Followed, Report, Served};
+use super::{ChaosReport, Deed, FollowedPlan, ServedStream, Stamped};
 use std::fmt::Write;
 
 const WIDTH: f64 = 960.0;
@@ -26,7 +26,7 @@ const UNHURT: &str = "#b8b8b8";
 const MOVED: &str = "#2d6fb4";
 const RETURNED: &str = "#7b4fa3";
 
-pub(super) fn svg(report: &Report) -> String {
+pub(super) fn svg(report: &ChaosReport) -> String {
     let rows = (report.peers.len() + 1) as f64 * ROW;
     let height = TOP + rows + PAUSES + 70.0;
     let x = |at: f64| LEFT + at / report.seconds.max(1e-9) * (WIDTH - LEFT - RIGHT);
@@ -60,13 +60,13 @@ fn legend(out: &mut String) {
     );
 }
 
-fn title(report: &Report) -> String {
+fn title(report: &ChaosReport) -> String {
     let what = if report.wrongs().is_empty() { "every token right" } else { "NOT ALL RIGHT" };
     let (faults, streams) = (report.faults.len(), report.streams.len());
     format!("chaos, seed {}: {faults} faults, {streams} streams, {what}", report.seed)
 }
 
-fn row(out: &mut String, report: &Report, peer: &str, y: f64, x: impl Fn(f64) -> f64) {
+fn row(out: &mut String, report: &ChaosReport, peer: &str, y: f64, x: impl Fn(f64) -> f64) {
     let end = x(report.seconds);
     let _ = writeln!(
         out,
@@ -90,10 +90,12 @@ fn row(out: &mut String, report: &Report, peer: &str, y: f64, x: impl Fn(f64) ->
 }
 
 /// Plans one after the other, two greys in turns; none is white.
-fn plans(out: &mut String, report: &Report, y: f64, x: impl Fn(f64) -> f64) {
+fn plans(out: &mut String, report: &ChaosReport, y: f64, x: impl Fn(f64) -> f64) {
     let _ = writeln!(out, "<text x=\"8\" y=\"{:.1}\">plans</text>", y + 14.0);
     let ends = report.plans.iter().skip(1).map(|next| next.at).chain([report.seconds]);
-    for (n, (At { at, what: Followed { plan, coordinator } }, end)) in report.plans.iter().zip(ends).enumerate() {
+    for (n, (Stamped { at, what: FollowedPlan { plan, coordinator } }, end)) in
+        report.plans.iter().zip(ends).enumerate()
+    {
         let colour = if plan.is_none() { "#ffffff" } else { ["#9aa5b1", "#cbd2d9"][n % 2] };
         let (plan, coordinator) = (plan.as_deref().unwrap_or("none"), coordinator.as_deref().unwrap_or("nobody"));
         let _ = writeln!(
@@ -106,7 +108,7 @@ fn plans(out: &mut String, report: &Report, y: f64, x: impl Fn(f64) -> f64) {
     }
 }
 
-fn pauses(out: &mut String, streams: &[Served], y: f64, x: impl Fn(f64) -> f64) {
+fn pauses(out: &mut String, streams: &[ServedStream], y: f64, x: impl Fn(f64) -> f64) {
     let scale = streams.iter().map(|s| s.pause).fold(LEAST_SCALE, f64::max);
     let height = |pause: f64| y + PAUSES * (1.0 - pause / scale);
     for mark in [0.0, scale / 2.0, scale] {
@@ -175,10 +177,10 @@ mod tests {
             replanned: None,
             healed: None,
         };
-        let plan = |at, plan: &str| At { at, what: Followed { plan: Some(plan.into()), coordinator: None } };
+        let plan = |at, plan: &str| Stamped { at, what: FollowedPlan { plan: Some(plan.into()), coordinator: None } };
         let stream = |moves: usize, returns| {
             let moves = vec![Moved { reason: "lost".into(), way: None }; moves];
-            Served {
+            ServedStream {
                 from: 0.0,
                 to: 3.0,
                 tokens: 160,
@@ -191,7 +193,7 @@ mod tests {
                 returns,
             }
         };
-        let report = Report {
+        let report = ChaosReport {
             seed: 7,
             seconds: 4.0,
             peers: vec!["peer0".into(), "gateway0".into()],

@@ -1,13 +1,13 @@
 //! A run in one line: whether all held, what was done, and what became of whom.
 
-use super::{Deed, Report, Spread};
+use super::{ChaosReport, Deed, Spread};
 use crate::client::Difference;
 use serde::Serialize;
 use std::fmt;
 
 /// A report in a few numbers.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Verdict {
+pub struct ChaosVerdict {
     /// Whether nothing was lost, repeated or changed, nobody was cut off, and all else held that must.
     pub holds: bool,
     /// The seed.
@@ -44,10 +44,10 @@ pub struct Verdict {
     pub first: Option<String>,
 }
 
-impl Verdict {
+impl ChaosVerdict {
     /// Of a run.
     #[must_use]
-    pub fn of(report: &Report) -> Self {
+    pub fn of(report: &ChaosReport) -> Self {
         let wrongs = report.wrongs();
         let deeds = |deed| report.faults.iter().filter(|f| f.deed == deed).count();
         let wronged = |how: Difference| report.wronged.iter().filter(|w| w.how == how).count();
@@ -74,7 +74,7 @@ impl Verdict {
     }
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for ChaosVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             seed, faults, kills, stops, of_two, answers, tokens, lost, repeated, changed, cut_off, others, ..
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn one_line_says_what_became_of_whom() {
-        let report = Report {
+        let report = ChaosReport {
             seed: 7,
             seconds: 4.0,
             peers: vec![],
@@ -117,15 +117,15 @@ mod tests {
             cut_off: vec![],
             violations: vec![],
         };
-        let line = Verdict::of(&report).to_string();
+        let line = ChaosVerdict::of(&report).to_string();
         let expected = "HOLDS: seed 7, 0 faults (0 kills, 0 stops; 0 of two at once), 0 answers of 0 tokens; \
                         0 lost, 0 repeated, 0 changed, 0 cut off";
         assert_eq!(line, expected);
         let wronged = [Difference::Lost, Difference::Changed, Difference::Lost, Difference::Repeated];
         let wronged = wronged.map(|how| Wronged { how, what: format!("it was {how}") }).to_vec();
         let cut_off = vec!["a has cut off b".into()];
-        let wrong = Report { wronged, cut_off, violations: vec!["and more".into()], ..report };
-        let verdict = Verdict::of(&wrong);
+        let wrong = ChaosReport { wronged, cut_off, violations: vec!["and more".into()], ..report };
+        let verdict = ChaosVerdict::of(&wrong);
         assert!(!verdict.holds && verdict.first.as_deref() == Some("it was lost"));
         let line = verdict.to_string();
         assert!(

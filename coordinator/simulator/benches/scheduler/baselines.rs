@@ -21,10 +21,10 @@ const REQUESTS: usize = 3000;
 const SCALES: [f64; 4] = [2.5, 4.0, 6.0, 10.0];
 
 /// A system's plan, and who sends to whom if it says so itself.
-type Plan = Option<(Grouping, Option<Evaluation>)>;
+type BaselinePlan = Option<(Grouping, Option<Evaluation>)>;
 
 /// The least deadline over the targets a system may plan for.
-fn deadline(problem: &Problem, plan_for: &dyn Fn(&Problem) -> Plan) -> f64 {
+fn deadline(problem: &Problem, plan_for: &dyn Fn(&Problem) -> BaselinePlan) -> f64 {
     let one = |scale: f64| {
         let problem = problem.under(Slo::e2e(scale));
         let (grouping, evaluation) = plan_for(&problem)?;
@@ -36,11 +36,11 @@ fn deadline(problem: &Problem, plan_for: &dyn Fn(&Problem) -> Plan) -> f64 {
     SCALES.into_iter().filter_map(one).fold(f64::INFINITY, f64::min)
 }
 
-fn ours(problem: &Problem) -> Plan {
+fn ours(problem: &Problem) -> BaselinePlan {
     Some((plan(problem, 0, usual()).grouping, None))
 }
 
-fn at_random(problem: &Problem) -> Plan {
+fn at_random(problem: &Problem) -> BaselinePlan {
     let found = search(problem, 0, usual(), NEVER);
     let mut evaluator = Evaluator::new(problem);
     let groups = shelved(&mut evaluator, &found.grouping)?;
@@ -71,7 +71,7 @@ pub fn print() {
 }
 
 /// The most requests a second, in steps of a half, of which 90 % keep ten times an A100's time.
-fn most(column: Column, cluster: &str, workload: &str, plan_for: &dyn Fn(&Problem) -> Plan) -> f64 {
+fn most(column: Column, cluster: &str, workload: &str, plan_for: &dyn Fn(&Problem) -> BaselinePlan) -> f64 {
     let keeps = |rate: f64| {
         let problem = problem(shipped(cluster, column, "default"), column, workload, rate, Slo::e2e(5.0));
         deadline(&problem, plan_for) <= 10.0

@@ -4,7 +4,7 @@ use crate::{WORKLOADS, median, plan, problem, shipped, usual};
 use tsnode_coordinator::scheduler::{
     Evaluator, InstanceId, Problem, Slo, Space, Workload, cluster_file,
     figures::Column,
-    light::{self, Standing},
+    light::{self, StandingGroup},
     models,
     moves::Grouping,
     slo::Reference,
@@ -110,7 +110,7 @@ fn two_hosts() {
 
 fn words(problem: &Problem, grouping: &Grouping) -> String {
     let name = |i: InstanceId| problem.cluster.instance(i).name.as_str();
-    let part = |p: &tsnode_coordinator::scheduler::moves::Part| {
+    let part = |p: &tsnode_coordinator::scheduler::moves::DeviceGroup| {
         let members: Vec<String> = p.members.iter().map(|&(i, n)| format!("{n}×{}", name(i))).collect();
         format!("{}: {}", p.phase, members.join("+"))
     };
@@ -142,11 +142,11 @@ fn loss() {
         let mut evaluator = Evaluator::new(&problem);
         let groups = baselines::thunderserve(&mut evaluator, workload).expect("cloud32 has its hosts");
         let lost = |i: &InstanceId| problem.cluster.instance(*i).name == "a6000-1";
-        let standing: Vec<Standing> = groups
+        let standing: Vec<StandingGroup> = groups
             .iter()
             .map(|g| evaluator.shelved(*g))
             .filter(|s| !s.members.iter().any(|m| lost(&m.0)))
-            .map(|s| Standing { members: s.members.clone(), config: s.rated.config.clone(), phase: s.rated.phase })
+            .map(|s| StandingGroup { members: s.members.clone(), config: s.rated.config.clone(), phase: s.rated.phase })
             .collect();
         // The paper's groups serve one phase each.
         let only = problem.within(Space { mixed: false, ..problem.space });
@@ -156,7 +156,7 @@ fn loss() {
             .zip(&flipped.phases)
             .filter(|(s, p)| s.phase != **p)
             .map(|(s, p)| {
-                let part = tsnode_coordinator::scheduler::moves::Part { members: s.members.clone(), phase: *p };
+                let part = tsnode_coordinator::scheduler::moves::DeviceGroup { members: s.members.clone(), phase: *p };
                 words(&problem, &Grouping::new(vec![part]))
             })
             .collect();

@@ -4,9 +4,9 @@ use crate::{LINKS, NEVER, WORKLOADS, median, plan, problem, shipped, thousand, u
 use std::time::Instant;
 use tsnode_coordinator::scheduler::{
     Cluster, Evaluator, Slo,
-    cluster::{Instance, Path},
+    cluster::{ClusterLink, Instance},
     figures::Column,
-    light::{self, Standing},
+    light::{self, StandingGroup},
     regions, search,
 };
 use tsnode_protocol::{BytesPerSecond, Seconds};
@@ -39,8 +39,8 @@ fn smaller(cluster: &Cluster, devices: u16) -> Cluster {
 
 /// cloud32 over and over, one zone each.
 fn larger(cluster: &Cluster, times: u32) -> Cluster {
-    let slow = Path { latency: Seconds(1e-3), bandwidth: BytesPerSecond(0.5625e9) };
-    let fast = Path { latency: Seconds(200e-6), bandwidth: BytesPerSecond(4.5e9) };
+    let slow = ClusterLink { latency: Seconds(1e-3), bandwidth: BytesPerSecond(0.5625e9) };
+    let fast = ClusterLink { latency: Seconds(200e-6), bandwidth: BytesPerSecond(4.5e9) };
     let copy = |t: u32| {
         let instance = move |i: &Instance| Instance { name: format!("{}.{t}", i.name), site: t, ..i.clone() };
         cluster.instances.iter().map(instance)
@@ -84,11 +84,11 @@ fn rescheduling() {
         let mut evaluator = Evaluator::new(&problem);
         let groups = search::shelved(&mut evaluator, &found.grouping).expect("it was found");
         let lost = problem.cluster.ids().next().expect("a host");
-        let standing: Vec<Standing> = groups
+        let standing: Vec<StandingGroup> = groups
             .iter()
             .zip(&found.grouping.parts)
             .filter(|(_, part)| part.members.iter().all(|m| m.0 != lost))
-            .map(|(g, part)| Standing {
+            .map(|(g, part)| StandingGroup {
                 members: part.members.clone(),
                 config: evaluator.shelved(*g).rated.config.clone(),
                 phase: part.phase,

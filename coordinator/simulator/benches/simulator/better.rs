@@ -8,8 +8,8 @@ use tsnode_coordinator::policy::routing::Asked;
 use tsnode_simulator::{
     cost::Table,
     policy::{
-        packing::{Answers, Length, Prompts, Rules},
-        piggybacked::Beside,
+        packing::{AnswerPacking, Length, PackingRules, PromptPacking},
+        piggybacked::Piggybacking,
     },
     splitwise::{Sizes, System, cluster, keeps_table_vi, slowdowns},
 };
@@ -78,7 +78,8 @@ pub fn print(shared: &Path) {
         for (trace, list) in &traces {
             let pools: Vec<String> =
                 on.pools.iter().map(|p| format!("{} ({p}P)", bench.row(on, System::Pooled(*p), list))).collect();
-            let (mixed, ours) = (bench.row(on, System::Baseline, list), bench.row(on, packed(Rules::default()), list));
+            let (mixed, ours) =
+                (bench.row(on, System::Baseline, list), bench.row(on, packed(PackingRules::default()), list));
             println!("| {}, {trace} | {mixed} | {} | {ours} |", on.name, pools.join("; "));
         }
     }
@@ -95,21 +96,26 @@ pub fn print(shared: &Path) {
     }
 }
 
-fn packed(rules: Rules) -> System {
+fn packed(rules: PackingRules) -> System {
     System::Packed(rules)
 }
 
-fn changed() -> [(&'static str, Rules); 5] {
-    let ours = Rules::default();
+fn changed() -> [(&'static str, PackingRules); 5] {
+    let ours = PackingRules::default();
     [
-        ("answers spread, not packed", Rules { answers: Answers::Spread, ..ours }),
-        ("prompts where they are done first", Rules { prompts: Prompts::Soonest, ..ours }),
-        ("answers never beside prompts", Rules { beside: Beside::Never, ..ours }),
+        ("answers spread, not packed", PackingRules { answers: AnswerPacking::Spread, ..ours }),
+        ("prompts where they are done first", PackingRules { prompts: PromptPacking::Soonest, ..ours }),
+        ("answers never beside prompts", PackingRules { beside: Piggybacking::Never, ..ours }),
         (
             "none of the three",
-            Rules { answers: Answers::Spread, prompts: Prompts::Soonest, beside: Beside::Never, length: Length::Asked },
+            PackingRules {
+                answers: AnswerPacking::Spread,
+                prompts: PromptPacking::Soonest,
+                beside: Piggybacking::Never,
+                length: Length::Asked,
+            },
         ),
-        ("lengths of answers unknown, taken for 128", Rules { length: Length::Typical(TYPICAL), ..ours }),
+        ("lengths of answers unknown, taken for 128", PackingRules { length: Length::Typical(TYPICAL), ..ours }),
     ]
 }
 

@@ -14,7 +14,7 @@ use tsnode_coordinator::{
 };
 use tsnode_protocol::Seconds;
 use tsnode_simulator::{
-    cronus::{Approach, Pair, SETTINGS, Setting, at_once, evenly, perfect_balance},
+    cronus::{Approach, GpuPair, SETTINGS, Setting, at_once, evenly, perfect_balance},
     percentile::Sorted,
     policy::balancer::AverageContext,
     trace::{Arriving, drawn},
@@ -57,7 +57,7 @@ fn note(gaps: &Mutex<BTreeMap<u64, u64>>, time: Seconds, tokens: u64) {
 }
 
 /// What came of a run.
-struct Result {
+struct CronusResult {
     outcome: Outcome,
     rate: f64,
     /// The 99th percentile of times to the first token, KV's way included, and between tokens (s).
@@ -65,7 +65,7 @@ struct Result {
     tbt: f64,
 }
 
-fn run(pair: &Pair, approach: Approach, arrivals: &[Arrival]) -> Result {
+fn run(pair: &GpuPair, approach: Approach, arrivals: &[Arrival]) -> CronusResult {
     let (mut machines, routing) = pair.parts(approach);
     let gaps = Arc::new(Mutex::new(BTreeMap::new()));
     for machine in &mut machines {
@@ -79,7 +79,7 @@ fn run(pair: &Pair, approach: Approach, arrivals: &[Arrival]) -> Result {
         note(&gaps, wait, u64::from(wait > Seconds(0.0)));
     });
     // KV of whole prompts comes after the first token: the paper counts its way in.
-    let way = |t: &tsnode_coordinator::replay::machines::Trace| {
+    let way = |t: &tsnode_coordinator::replay::machines::ReplayTrace| {
         t.route.filter(|r| r.split.is_none()).map_or(Seconds(0.0), |_| t.sending)
     };
     let ttft = Sorted::new(outcome.traces.iter().map(|t| (t.first + way(t) - t.arrival.at).0)).at(0.99);
@@ -91,7 +91,7 @@ fn run(pair: &Pair, approach: Approach, arrivals: &[Arrival]) -> Result {
         found
     });
     let tbt = tbt.map_or(0.0, |(t, _)| *t as f64 / 1e6);
-    Result { rate: arrivals.len() as f64 / outcome.end.0, outcome, ttft, tbt }
+    CronusResult { rate: arrivals.len() as f64 / outcome.end.0, outcome, ttft, tbt }
 }
 
 /// The trace's first requests, whose means are the paper's; without the trace, some like them.
@@ -106,7 +106,7 @@ fn asked(shared: Option<&Path>) -> Vec<Asked> {
 
 /// What handing an iteration over takes, that the pipeline of a column carries what the paper's did.
 fn handing(setting: &Setting, list: &[Asked]) -> Seconds {
-    let mut pair = Pair::calibrated(setting, list).expect("its parts are known");
+    let mut pair = GpuPair::calibrated(setting, list).expect("its parts are known");
     let (mut low, mut high) = (0.0, 1.0);
     for _ in 0..20 {
         pair.handing = Seconds(0.5 * (low + high));
@@ -117,7 +117,7 @@ fn handing(setting: &Setting, list: &[Asked]) -> Seconds {
 }
 
 fn column(setting: &Setting, list: &[Asked], handing: Seconds) {
-    let mut pair = Pair::calibrated(setting, list).expect("its parts are known");
+    let mut pair = GpuPair::calibrated(setting, list).expect("its parts are known");
     let [fast, slow] = pair.measured(list);
     println!("### {} on A100 and {}\n", setting.model, setting.slow);
     println!(
@@ -167,12 +167,12 @@ fn column(setting: &Setting, list: &[Asked], handing: Seconds) {
 /// Whether it hangs on the requests: the same GPUs with other parts of the trace, whose capacities are simulated.
 fn elsewhere(folder: &Path, calibrated: &[Asked]) {
     println!("Of perfect balance (%) with other thousands of the trace: DP, Cronus, ours\n");
-    let pairs = SETTINGS.each_ref().map(|s| Pair::calibrated(s, calibrated).expect("its parts are known"));
+    let pairs = SETTINGS.each_ref().map(|s| GpuPair::calibrated(s, calibrated).expect("its parts are known"));
     println!("| | {} |", SETTINGS.map(|s| format!("{} {}", s.model, s.slow)).join(" | "));
     println!("|---|---|---|---|---|");
     let all = lengths(folder, "conv");
     for (place, list) in all.chunks_exact(REQUESTS).enumerate().step_by(3) {
-        let cell = |pair: &Pair| {
+        let cell = |pair: &GpuPair| {
             let [fast, slow] = pair.measured(list);
             let part = |a| 100.0 * run(pair, a, &at_once(list)).rate / perfect_balance(fast, slow);
             let cronus = Approach::Cronus(AverageContext::FirstAndLast);

@@ -10,10 +10,10 @@ use tsnode_protocol::{BytesPerSecond, Seconds, Tokens};
 use tsnode_simulator::{
     placement::{
         MOST_SHARING, Placement, Services, baselines,
-        judge::{History, Judge, Judged},
+        judge::{Judge, Judged, PastRequests},
         replacement::{Rule, Worth},
-        search::{self, Effort},
-        serving::{self, How},
+        search::{self, PlacementEffort},
+        serving::{self, ServingOptions},
     },
     trace::{Arriving, beside, drawn},
 };
@@ -95,18 +95,19 @@ fn compare(name: &str, cluster: &Cluster, rates: &[f64]) {
     for rate in rates {
         let shares: Vec<f64> = popularity(16, SEED).iter().map(|p| p * rate).collect();
         let services = services(cluster, &shares);
-        let past = History::new(&services, requests(&services, PAST, SEED));
+        let past = PastRequests::new(&services, requests(&services, PAST, SEED));
         // Placements are judged on requests that they were not made for.
-        let fresh: Vec<History> =
-            (1..=FRESH).map(|s| History::new(&services, requests(&services, PAST, SEED + s))).collect();
+        let fresh: Vec<PastRequests> =
+            (1..=FRESH).map(|s| PastRequests::new(&services, requests(&services, PAST, SEED + s))).collect();
         let of = |p: &Placement| {
             let judged: Vec<Judged> = fresh.iter().map(|h| Judge::new(&services, h).judge(p)).collect();
             cells(&judged)
         };
-        let plain = Effort { margin: 1.0, ..Effort::default() };
+        let plain = PlacementEffort { margin: 1.0, ..PlacementEffort::default() };
         let plain = search::search(&services, &past, None, plain, SEED, &|| false).expect("it fits");
         let (started, before) = (Instant::now(), on_core());
-        let found = search::search(&services, &past, None, Effort::default(), SEED, &|| false).expect("it fits");
+        let found =
+            search::search(&services, &past, None, PlacementEffort::default(), SEED, &|| false).expect("it fits");
         let (took, core) = (started.elapsed().as_secs_f64(), on_core() - before);
         // Baselines have the partition that is best for them on the past.
         let best = |all: Vec<Placement>| {
@@ -160,7 +161,7 @@ fn shifting(cluster: &Cluster, count: usize, seed: u64) -> Vec<Arrival> {
 
 pub fn print_replacement() {
     let cluster = a100s(4);
-    let effort = Effort { guide: 250, changes: 30, ..Effort::default() };
+    let effort = PlacementEffort { guide: 250, changes: 30, ..PlacementEffort::default() };
     let fixed = |seconds: f64, worth| {
         let interval = Seconds(seconds);
         Some(Rule { start: interval, least: interval, most: interval, worth, look: None, ..Rule::default() })
@@ -192,10 +193,10 @@ pub fn print_replacement() {
         let trace = shifting(&cluster, 8, seed);
         let rates: Vec<f64> = popularity(8, seed * 100).iter().map(|p| p * RATE).collect();
         let services = services(&cluster, &rates);
-        let past = History::new(&services, requests(&services, 120.0, seed + 77));
-        let all = History::new(&services, trace);
+        let past = PastRequests::new(&services, requests(&services, 120.0, seed + 77));
+        let all = PastRequests::new(&services, trace);
         for (name, rule) in strategies {
-            let how = How { rule, effort, seed, loading: BytesPerSecond(10e9) };
+            let how = ServingOptions { rule, effort, seed, loading: BytesPerSecond(10e9) };
             let before = on_core();
             let served = serving::serve(&services, &past, &all, how).expect("it fits");
             println!(

@@ -9,11 +9,11 @@ use tsnode_protocol::Seconds;
 use tsnode_simulator::{
     cost::Table,
     provisioning::{
-        Aim, Answer, Budget, Choice, Design, Question,
+        Aim, Choice, Design, MixBudget, ProvisioningAnswer, Question,
         demand::{Demand, Drawn},
-        kinds::{Dgx, Kind, KindNo, Measure},
+        kinds::{Dgx, KindNo, MachineKind, Measure},
         provision, sustained,
-        targets::{Alone, Targets},
+        targets::{AloneTimes, ProvisioningTargets},
         trial::Trial,
         walk::Mix,
     },
@@ -39,18 +39,18 @@ const BASELINE: u32 = 40;
 const STEP: f64 = 2.0;
 
 struct Bench {
-    kinds: Vec<Kind>,
+    kinds: Vec<MachineKind>,
     alone: Arc<Table>,
     sizes: Sizes,
 }
 
 impl Bench {
-    fn question(&self, lengths: &[Asked], seed: u64, aim: Aim, budgets: Vec<Budget>) -> Question {
+    fn question(&self, lengths: &[Asked], seed: u64, aim: Aim, budgets: Vec<MixBudget>) -> Question {
         Question {
             kinds: self.kinds.clone(),
             designs: DESIGNS.iter().map(|d| d.1).collect(),
             demand: Demand::new(lengths.to_vec(), Drawn::Apart, seed).expect("there are some"),
-            targets: Targets::TableVi(Alone::Table(self.alone.clone())),
+            targets: ProvisioningTargets::TableVi(AloneTimes::Table(self.alone.clone())),
             aim,
             budgets,
             machines: 512,
@@ -64,13 +64,13 @@ impl Bench {
 pub fn print(shared: &Path) {
     let [a100, h100, capped] = ["a100-80gb", "h100-80gb", "h100-80gb-pcap"].map(|name| times(shared, name));
     let sizes = Sizes::of("bloom-176b").expect("it is known");
-    let kind = |dgx, table| Kind::splitwise(dgx, table, sizes);
+    let kind = |dgx, table| MachineKind::splitwise(dgx, table, sizes);
     let kinds = vec![kind(Dgx::A100, &a100), kind(Dgx::H100, &h100), kind(Dgx::H100Capped, &capped)];
     let bench = Bench { kinds, alone: a100, sizes };
     let (conversation, coding) = (lengths(shared, "conv"), lengths(shared, "code"));
     cheapest(&bench, &coding);
     for (name, list) in [("conversation", &conversation), ("coding", &coding)] {
-        let within = |of, most| vec![Budget { of, most }];
+        let within = |of, most| vec![MixBudget { of, most }];
         let most = Aim::Most { step: STEP };
         let power = Dgx::H100.power() * f64::from(BASELINE);
         let cost = Dgx::H100.cost() * f64::from(BASELINE);
@@ -130,7 +130,7 @@ fn cheapest(bench: &Bench, coding: &[Asked]) {
     }
 }
 
-fn timed(question: &Question) -> (Answer, f64) {
+fn timed(question: &Question) -> (ProvisioningAnswer, f64) {
     let started = Instant::now();
     let answer = provision(question, &|_| false).expect("the question has all it needs");
     (answer, started.elapsed().as_secs_f64())
@@ -144,7 +144,7 @@ fn mix(choice: &Choice) -> String {
 }
 
 /// One question for every design, held against the second, Baseline-H100.
-fn table(bench: &Bench, title: &str, list: &[Asked], aim: Aim, budgets: Vec<Budget>) -> Answer {
+fn table(bench: &Bench, title: &str, list: &[Asked], aim: Aim, budgets: Vec<MixBudget>) -> ProvisioningAnswer {
     let (answer, took) = timed(&bench.question(list, 1, aim, budgets));
     println!("\n{title}: {} simulations, {} cut short, {took:.1} s\n", answer.simulations, answer.cut);
     println!("| design | machines | requests/s | to A100 | to H100 | cost to H100 | power to H100 | space to H100 |");
@@ -174,7 +174,7 @@ fn table(bench: &Bench, title: &str, list: &[Asked], aim: Aim, budgets: Vec<Budg
 }
 
 /// Fig. 20a: conversation on clusters made for coding.
-fn changed(bench: &Bench, conversation: &[Asked], made: &Answer) {
+fn changed(bench: &Bench, conversation: &[Asked], made: &ProvisioningAnswer) {
     println!("\nconversation on the iso-power clusters made for coding (Fig. 20a)\n");
     println!("| design | machines | requests/s |\n|---|---|---|");
     let question = bench.question(conversation, 1, Aim::Most { step: STEP }, Vec::new());

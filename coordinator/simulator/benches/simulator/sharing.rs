@@ -13,10 +13,10 @@ use tsnode_coordinator::{
 use tsnode_protocol::{Seconds, SecondsPerToken};
 use tsnode_simulator::{
     policy::{
-        doubling::{Doubling, Expected, Profile},
-        sharing::order::{Lead, Memory, Prompts, Rules},
+        doubling::{Doubling, ExpectedTime, ServiceProfile},
+        sharing::order::{Lead, MemoryRule, PromptStart, Rules},
     },
-    shared_gpu::{Known, LIMITS, Order, SharedGpu},
+    shared_gpu::{Known, LIMITS, SharedGpu, SharedGpuOrder},
     trace::Arriving,
 };
 
@@ -35,18 +35,18 @@ const PAIRS: [Pair; 2] = [
     [("Llama-2-7B", "coding"), ("Llama-2-13B", "conversation")],
     [("Llama-2-7B", "conversation"), ("Llama-2-13B", "coding")],
 ];
-const PRINTED: Rules = Rules { prompts: Prompts::Wait, memory: Memory::Kept, lead: Lead::First };
-const ORDERS: [(&str, Order); 8] = [
-    ("doubling as printed", Order::Doubling(PRINTED, Known::Service)),
-    ("+ prompts join", Order::Doubling(Rules { prompts: Prompts::Join, ..PRINTED }, Known::Service)),
-    ("+ memory taken back", Order::Doubling(Rules { lead: Lead::First, ..Doubling::RULES }, Known::Service)),
-    ("+ batches weighed", Order::Doubling(Doubling::RULES, Known::Service)),
+const PRINTED: Rules = Rules { prompts: PromptStart::Wait, memory: MemoryRule::Kept, lead: Lead::First };
+const ORDERS: [(&str, SharedGpuOrder); 8] = [
+    ("doubling as printed", SharedGpuOrder::Doubling(PRINTED, Known::Service)),
+    ("+ prompts join", SharedGpuOrder::Doubling(Rules { prompts: PromptStart::Join, ..PRINTED }, Known::Service)),
+    ("+ memory taken back", SharedGpuOrder::Doubling(Rules { lead: Lead::First, ..Doubling::RULES }, Known::Service)),
+    ("+ batches weighed", SharedGpuOrder::Doubling(Doubling::RULES, Known::Service)),
     OURS,
-    ("first come", Order::FirstCome),
-    ("round robin", Order::RoundRobin),
-    ("skip-join queues", Order::Feedback),
+    ("first come", SharedGpuOrder::FirstCome),
+    ("round robin", SharedGpuOrder::RoundRobin),
+    ("skip-join queues", SharedGpuOrder::Feedback),
 ];
-const OURS: (&str, Order) = ("+ prompts' lengths", Order::Doubling(Doubling::RULES, Known::Prompt));
+const OURS: (&str, SharedGpuOrder) = ("+ prompts' lengths", SharedGpuOrder::Doubling(Doubling::RULES, Known::Prompt));
 
 /// A GPU with two models on it.
 struct Gpu(SharedGpu);
@@ -61,7 +61,7 @@ impl Gpu {
     }
 
     /// What is right of the services, as printed and by prompt.
-    fn profiles(&self) -> [Vec<Profile>; 2] {
+    fn profiles(&self) -> [Vec<ServiceProfile>; 2] {
         [Known::Service, Known::Prompt].map(|known| self.0.profiles(known).to_vec())
     }
 
@@ -71,14 +71,14 @@ impl Gpu {
     }
 
     /// Mean and P99 of normalised latencies, and the part of the time the GPU was busy.
-    fn run(&self, order: Order, profiles: &[Vec<Profile>; 2], arrivals: &[Arrival]) -> [f64; 3] {
+    fn run(&self, order: SharedGpuOrder, profiles: &[Vec<ServiceProfile>; 2], arrivals: &[Arrival]) -> [f64; 3] {
         let profiles = &profiles[usize::from(matches!(order.knows(), Known::Prompt))];
         let run = self.0.run_by(order, profiles, arrivals);
         [run.mean, run.p99, run.busy]
     }
 
     /// The same, averaged over seeds.
-    fn runs(&self, order: Order, load: f64) -> [f64; 3] {
+    fn runs(&self, order: SharedGpuOrder, load: f64) -> [f64; 3] {
         let all = SEEDS.map(|seed| self.run(order, &self.profiles(), &self.requests(load, seed)));
         average(&all)
     }
@@ -106,17 +106,17 @@ fn orders(gpu: &Gpu) {
 }
 
 /// A profile each of whose figures is off by up to this part, evenly.
-fn wrong(profile: &Profile, error: f64, rng: &mut Rng) -> Profile {
+fn wrong(profile: &ServiceProfile, error: f64, rng: &mut Rng) -> ServiceProfile {
     let mut off = || 1.0 + error * (2.0 * rng.unit() - 1.0);
     let expected = match profile.expected {
-        Expected::AsAll(deviation) => Expected::AsAll(deviation * off()),
-        Expected::ByPrompt { prompt, answer, deviation } => Expected::ByPrompt {
+        ExpectedTime::AsAll(deviation) => ExpectedTime::AsAll(deviation * off()),
+        ExpectedTime::ByPrompt { prompt, answer, deviation } => ExpectedTime::ByPrompt {
             prompt: SecondsPerToken(prompt.0 * off()),
             answer: answer * off(),
             deviation: deviation * off(),
         },
     };
-    Profile { mean: profile.mean * off(), expected, ..*profile }
+    ServiceProfile { mean: profile.mean * off(), expected, ..*profile }
 }
 
 /// Profiles that are wrong, and profiles of one service taken for the other's.
@@ -124,7 +124,7 @@ fn wrong_profiles(gpu: &Gpu, load: f64) {
     println!(
         "| profiles off by up to | as printed, prompts join, memory taken back: mean, P99 | ours: mean, P99 |\n|---|---|---|"
     );
-    let row = |name: &str, draws: u64, of: &dyn Fn(&[Profile], &mut Rng) -> Vec<Profile>| {
+    let row = |name: &str, draws: u64, of: &dyn Fn(&[ServiceProfile], &mut Rng) -> Vec<ServiceProfile>| {
         let cells = [ORDERS[2].1, OURS.1].map(|order| {
             let mut all = Vec::new();
             for (seed, draw) in SEEDS.iter().flat_map(|s| (0..draws).map(move |d| (*s, d))) {
@@ -162,7 +162,7 @@ fn wrong_lengths(gpu: &Gpu, load: f64) {
             };
             gpu.requests(load, seed).into_iter().map(&mut change).collect::<Vec<_>>()
         };
-        let cell = |order: Order| {
+        let cell = |order: SharedGpuOrder| {
             let [mean, late, _] = average(&SEEDS.map(|seed| gpu.run(order, &gpu.profiles(), &changed(seed))));
             format!("{mean:.2}, {late:.0}")
         };
@@ -170,9 +170,9 @@ fn wrong_lengths(gpu: &Gpu, load: f64) {
     }
 }
 
-fn profiled_deviation(profile: &Profile) -> Seconds {
+fn profiled_deviation(profile: &ServiceProfile) -> Seconds {
     match profile.expected {
-        Expected::AsAll(deviation) | Expected::ByPrompt { deviation, .. } => deviation,
+        ExpectedTime::AsAll(deviation) | ExpectedTime::ByPrompt { deviation, .. } => deviation,
     }
 }
 

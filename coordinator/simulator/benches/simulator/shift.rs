@@ -9,7 +9,7 @@ use tsnode_coordinator::{
 };
 use tsnode_protocol::Seconds;
 use tsnode_simulator::{
-    generator::{Lengths, Service, drawn},
+    generator::{Lengths, ServiceTraffic, drawn},
     percentile::Sorted,
     trace::{self, Arriving},
 };
@@ -35,7 +35,7 @@ pub fn print(shared: Option<&Path>) {
 
 fn stream(name: &str, rate: f64, arriving: Arriving, requests: usize, seed: u64) -> Vec<Arrival> {
     let lengths = Lengths::named(name).expect("it is known");
-    drawn(&[Service { lengths, rate, arriving }], requests, seed)
+    drawn(&[ServiceTraffic { lengths, rate, arriving }], requests, seed)
 }
 
 fn watch(profiler: &mut Profiler, arrivals: &[Arrival]) -> Vec<(usize, Shift)> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use tsnode_coordinator::{replay::machines::Arrival, scheduler::Workload};
 use tsnode_simulator::{
-    cost::{Line, Table},
+    cost::{CostLine, Table},
     splitwise::{Sizes, System, cluster},
     trace::{Arriving, drawn},
 };
@@ -13,7 +13,7 @@ const RUNS: usize = 9;
 
 /// About what an H100 machine takes for bloom-176b: 0.12 ms a prompt token, 36 ms a token.
 fn machine() -> Arc<Table> {
-    let line = |knots: &[(f64, f64)]| Line::new(knots.to_vec()).expect("there are two");
+    let line = |knots: &[(f64, f64)]| CostLine::new(knots.to_vec()).expect("there are two");
     Arc::new(Table {
         prompt: line(&[(128.0, 0.048), (2048.0, 0.252), (32768.0, 5.0)]),
         answer: line(&[(1.0, 0.0355), (512.0, 0.0362)]),

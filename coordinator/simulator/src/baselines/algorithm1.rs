@@ -6,8 +6,8 @@ use tsnode_coordinator::{
     rng::Rng,
     scheduler::{
         evaluate::{Evaluation, Evaluator},
-        moves::{Grouping, Part, add, may_be_group, take},
-        parallel::Members,
+        moves::{DeviceGroup, Grouping, add, may_be_group, take},
+        parallel::InstanceDevices,
         problem::Problem,
         search::{Effort, Found, shelved},
         start,
@@ -70,20 +70,20 @@ fn neighbour(problem: &Problem, from: &Grouping, rng: &mut Rng) -> Option<Groupi
             let part = parts.swap_remove(rng.below(from.parts.len()));
             let ratio = rng.unit();
             let first = |n: u16| (f64::from(n) * ratio).floor() as u16;
-            let (mut one, mut two) = (Members::new(), Members::new());
+            let (mut one, mut two) = (InstanceDevices::new(), InstanceDevices::new());
             for &(instance, n) in &part.members {
                 add(&mut one, instance, first(n));
                 add(&mut two, instance, n - first(n));
             }
-            parts.push(Part { members: one, phase: phase(rng) });
-            parts.push(Part { members: two, phase: phase(rng) });
+            parts.push(DeviceGroup { members: one, phase: phase(rng) });
+            parts.push(DeviceGroup { members: two, phase: phase(rng) });
         }
         2 if parts.len() > 1 => {
             let a = parts.swap_remove(rng.below(parts.len()));
             let b = parts.swap_remove(rng.below(parts.len()));
             let mut members = a.members;
             b.members.iter().for_each(|&(i, n)| add(&mut members, i, n));
-            parts.push(Part { members, phase: phase(rng) });
+            parts.push(DeviceGroup { members, phase: phase(rng) });
         }
         3 if parts.len() > 1 => {
             let (a, b) = (rng.below(parts.len()), rng.below(parts.len()));

@@ -3,8 +3,8 @@
 use tsnode_coordinator::scheduler::{
     cluster::InstanceId,
     evaluate::Evaluator,
-    moves::{Grouping, Part, may_be_group, phases},
-    parallel::Members,
+    moves::{DeviceGroup, Grouping, may_be_group, phases},
+    parallel::InstanceDevices,
     problem::Problem,
     search::{Found, shelved},
 };
@@ -23,15 +23,15 @@ pub fn search(problem: &Problem) -> Found {
 }
 
 /// Every set of devices that may be a group, with every phase it can have.
-fn shapes(problem: &Problem) -> Vec<(Members, Phase)> {
-    let mut sets: Vec<Members> = vec![Members::new()];
+fn shapes(problem: &Problem) -> Vec<(InstanceDevices, Phase)> {
+    let mut sets: Vec<InstanceDevices> = vec![InstanceDevices::new()];
     for id in problem.cluster.ids() {
-        let with = |n: u16| move |set: &Members| -> Members { [set.as_slice(), &[(id, n)]].concat() };
-        let more: Vec<Members> = (1..=problem.cluster.instance(id).count)
+        let with = |n: u16| move |set: &InstanceDevices| -> InstanceDevices { [set.as_slice(), &[(id, n)]].concat() };
+        let more: Vec<InstanceDevices> = (1..=problem.cluster.instance(id).count)
             .flat_map(|n| sets.iter().map(with(n)).collect::<Vec<_>>())
             .collect();
         sets.extend(more);
-        let size = |m: &Members| m.iter().map(|x: &(InstanceId, u16)| x.1).sum::<u16>();
+        let size = |m: &InstanceDevices| m.iter().map(|x: &(InstanceId, u16)| x.1).sum::<u16>();
         sets.retain(|m| size(m) <= problem.space.group_devices);
     }
     sets.retain(|m| may_be_group(problem, m));
@@ -46,7 +46,7 @@ struct All<'p> {
 
 impl All<'_> {
     /// All ways to add groups from `from` on, in order, to those chosen.
-    fn extend(&mut self, shapes: &[(Members, Phase)], from: usize, left: Vec<u16>) {
+    fn extend(&mut self, shapes: &[(InstanceDevices, Phase)], from: usize, left: Vec<u16>) {
         if !self.chosen.is_empty() {
             self.weigh(shapes);
         }
@@ -61,8 +61,8 @@ impl All<'_> {
         }
     }
 
-    fn weigh(&mut self, shapes: &[(Members, Phase)]) {
-        let part = |k: &usize| Part { members: shapes[*k].0.clone(), phase: shapes[*k].1 };
+    fn weigh(&mut self, shapes: &[(InstanceDevices, Phase)]) {
+        let part = |k: &usize| DeviceGroup { members: shapes[*k].0.clone(), phase: shapes[*k].1 };
         let grouping = Grouping::new(self.chosen.iter().map(part).collect());
         let Some(groups) = shelved(&mut self.evaluator, &grouping) else { return };
         let evaluation = self.evaluator.evaluate(&groups);

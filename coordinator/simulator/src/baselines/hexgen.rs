@@ -3,12 +3,12 @@
 //! They count neither attention's products, nor KV reads, logits, grouped heads and what kernels really reach: the
 //! scheduler plans with [`tsnode_coordinator::scheduler::cost`], and this file shows where that comes from.
 
-use tsnode_coordinator::scheduler::cluster::Path;
+use tsnode_coordinator::scheduler::cluster::ClusterLink;
 use tsnode_protocol::Bytes;
 
 /// A stage: layers on `tp` equal devices of one host.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Stage {
+pub struct HexgenStage {
     /// Layers l.
     pub layers: f64,
     /// Hidden size H.
@@ -22,10 +22,10 @@ pub struct Stage {
     /// Arithmetic c (FLOP/s) of each device.
     pub flops: f64,
     /// The link between two of them.
-    pub inside: Path,
+    pub inside: ClusterLink,
 }
 
-impl Stage {
+impl HexgenStage {
     /// Weights and products for `rows` rows through the stage: `[12H²B/(d·m) + 24·rows·H²/(d·c)]·l` (s).
     #[must_use]
     pub fn compute(&self, rows: f64) -> f64 {
@@ -53,12 +53,12 @@ impl Stage {
 
 /// Activations of `rows` rows to the next stage: `α + rows·H·B/β` (s).
 #[must_use]
-pub fn activations(path: Path, rows: f64, hidden: f64, element: f64) -> f64 {
+pub fn activations(path: ClusterLink, rows: f64, hidden: f64, element: f64) -> f64 {
     path.time(Bytes(rows * hidden * element)).0
 }
 
 /// ThunderServe Eq. 1 with the layer count it lacks: `α + layers·2·rows·H·N_bytes/β` (s).
 #[must_use]
-pub fn kv_transfer(path: Path, layers: f64, rows: f64, hidden: f64, element: f64) -> f64 {
+pub fn kv_transfer(path: ClusterLink, layers: f64, rows: f64, hidden: f64, element: f64) -> f64 {
     path.time(Bytes(layers * 2.0 * rows * hidden * element)).0
 }

@@ -10,7 +10,7 @@ use tsnode_coordinator::policy::batching::ServiceNo;
 
 /// A placement and what came of it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Rated {
+pub struct RatedPlacement {
     /// Who is where.
     pub placement: Placement,
     /// How well that served.
@@ -24,9 +24,9 @@ pub fn allocate(
     groups: &[GpuGroup],
     judge: &mut dyn FnMut(&Placement) -> Judged,
     stop: &dyn Fn() -> bool,
-) -> Option<Rated> {
+) -> Option<RatedPlacement> {
     let mut placement = Placement::empty(groups);
-    let mut best: Option<Rated> = None;
+    let mut best: Option<RatedPlacement> = None;
     loop {
         let whole = is_whole(hosting.services(), &placement);
         if whole && best.is_some() && stop() {
@@ -34,7 +34,7 @@ pub fn allocate(
         }
         let judged = judge(&placement);
         if whole && best.as_ref().is_none_or(|b| judged.is_better_than(&b.judged)) {
-            best = Some(Rated { placement: placement.clone(), judged: judged.clone() });
+            best = Some(RatedPlacement { placement: placement.clone(), judged: judged.clone() });
         }
         let Some((place, service)) = next(hosting, &placement, &judged) else { return best };
         placement.add(place, service);
@@ -65,7 +65,7 @@ fn next(hosting: &mut Hosting<'_>, placement: &Placement, judged: &Judged) -> Op
 /// By group: time its services ask of it in a second, batching not counted; each request goes to any holder alike.
 pub fn loads(hosting: &mut Hosting<'_>, placement: &Placement) -> Vec<f64> {
     let services = hosting.services();
-    let mut load = |sharing: &super::Sharing| {
+    let mut load = |sharing: &super::SharingGroup| {
         let of = |service: &ServiceNo| {
             let alone = hosting.hosted(*service, &sharing.group).map_or(0.0, |h| h.profile.mean.0);
             services.problem(*service).rate * alone / placement.holders(*service).count().max(1) as f64

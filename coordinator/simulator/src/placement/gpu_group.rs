@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use tsnode_coordinator::scheduler::{
     cluster::{Cluster, InstanceId},
-    parallel::Members,
+    parallel::InstanceDevices,
 };
 
 /// Devices that serve together: each stage so many devices of one host side by side, activations passing from stage to
@@ -23,7 +23,7 @@ impl GpuGroup {
 
     /// Its devices by host.
     #[must_use]
-    pub fn members(&self) -> Members {
+    pub fn members(&self) -> InstanceDevices {
         let mut of: BTreeMap<InstanceId, u16> = BTreeMap::new();
         for (instance, tp) in &self.stages {
             *of.entry(*instance).or_default() += tp;

@@ -1,12 +1,12 @@
 //! What a GPU group holds and how fast it is: each service's parallel configuration there, the weights of all who share it,
 //! and what is left for KV pages.
 
-use super::{Placement, Services, Sharing, gpu_group::GpuGroup};
+use super::{Placement, Services, SharingGroup, gpu_group::GpuGroup};
 use crate::{
-    cost::Several,
+    cost::ServiceCosts,
     policy::{
-        doubling::{Doubling, Profile},
-        least_loaded::Holder,
+        doubling::{Doubling, ServiceProfile},
+        least_loaded::ServiceHolder,
         pages::Pages,
         pool::TOKENS_A_PAGE,
     },
@@ -15,37 +15,37 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tsnode_coordinator::{
     policy::{
-        batching::{Limits, ServiceNo},
+        batching::{BatchLimits, ServiceNo},
         routing::MachineNo,
     },
     replay::{cost::IterationCost, machines::Machine},
     scheduler::{
-        cost::Ends,
-        parallel::{self, Config},
+        cost::StageEnds,
+        parallel::{self, ParallelConfig},
         problem::Problem,
-        workload::Request,
+        workload::WorkloadRequest,
     },
 };
 use tsnode_protocol::{Bytes, BytesPerToken, Phase, Seconds, Tokens};
 
 /// What an iteration may hold.
-const LIMITS: Limits = Limits { tasks: 256, tokens: 2048 };
+const LIMITS: BatchLimits = BatchLimits { tasks: 256, tokens: 2048 };
 
 /// A service on a group, alone.
 #[derive(Clone, Debug)]
 pub struct Hosted {
     /// How the devices are used, and what that gives.
-    pub config: Config,
+    pub config: ParallelConfig,
     /// Its requests' times with nothing else there.
-    pub profile: Profile,
+    pub profile: ServiceProfile,
     cost: Arc<dyn IterationCost>,
     /// By stage, in the order of hosts.
-    stages: Vec<Stage>,
+    stages: Vec<StageNeeds>,
 }
 
 /// What a service takes on each device of a stage.
 #[derive(Clone, Copy, Debug)]
-struct Stage {
+struct StageNeeds {
     weights: Bytes,
     kv: BytesPerToken,
     /// For weights and KV of all, and for KV alone.
@@ -54,14 +54,14 @@ struct Stage {
 
 /// Memory for KV on a group.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Room {
+pub struct KvRoom {
     /// On each device of the tightest stage.
     pub bytes: Bytes,
     /// What a token takes there, by service of the group.
     pub token: Vec<BytesPerToken>,
 }
 
-impl Room {
+impl KvRoom {
     /// As pages; services are numbered by their place on the group.
     #[must_use]
     pub fn pages(&self) -> Pages {
@@ -107,7 +107,7 @@ impl<'s> Hosting<'s> {
 
     /// What is left for KV beside the weights of these services; `None` if that is not enough for the longest request of
     /// each. On several stages a token takes the part of this pool that it takes where it takes most.
-    pub fn room(&mut self, group: &GpuGroup, services: &[ServiceNo]) -> Option<Room> {
+    pub fn room(&mut self, group: &GpuGroup, services: &[ServiceNo]) -> Option<KvRoom> {
         let all: Vec<Arc<Hosted>> = services.iter().map(|s| self.hosted(*s, group)).collect::<Option<_>>()?;
         let left = |stage: usize| {
             let rooms = || all.iter().map(|h| h.stages[stage]);
@@ -121,9 +121,9 @@ impl<'s> Hosting<'s> {
         if least <= Bytes(0.0) || !least.is_finite() {
             return None;
         }
-        let part = |(stage, left): (&Stage, &Bytes)| stage.kv.0 / left.0;
+        let part = |(stage, left): (&StageNeeds, &Bytes)| stage.kv.0 / left.0;
         let most = |h: &Arc<Hosted>| h.stages.iter().zip(&left).map(part).fold(0.0, f64::max) * least.0;
-        let room = Room { bytes: least, token: all.iter().map(|h| BytesPerToken(most(h))).collect() };
+        let room = KvRoom { bytes: least, token: all.iter().map(|h| BytesPerToken(most(h))).collect() };
         let pages = room.pages();
         let longest = |s: &ServiceNo| self.services.problem(*s).workload.mean.longest.0.ceil() as u64;
         let fits = |(place, s)| pages.has(pages.of(ServiceNo(place as u16), longest(s) + TOKENS_A_PAGE));
@@ -131,7 +131,7 @@ impl<'s> Hosting<'s> {
     }
 
     /// A machine for each group that somebody is on, in order, and each service's holders.
-    pub fn machines(&mut self, placement: &Placement) -> (Vec<Machine>, Vec<Vec<Holder>>) {
+    pub fn machines(&mut self, placement: &Placement) -> (Vec<Machine>, Vec<Vec<ServiceHolder>>) {
         let (mut machines, mut numbered) = (Vec::with_capacity(placement.groups.len()), Vec::new());
         for sharing in &placement.groups {
             let Some(machine) = self.machine(sharing) else { continue };
@@ -142,26 +142,29 @@ impl<'s> Hosting<'s> {
     }
 
     /// Each service's holders, where these groups are these machines.
-    pub fn holders<'p>(&mut self, groups: impl Iterator<Item = (&'p Sharing, MachineNo)>) -> Vec<Vec<Holder>> {
+    pub fn holders<'p>(
+        &mut self,
+        groups: impl Iterator<Item = (&'p SharingGroup, MachineNo)>,
+    ) -> Vec<Vec<ServiceHolder>> {
         let mut holders = vec![Vec::new(); self.services.count()];
         for (sharing, machine) in groups {
             for service in &sharing.services {
                 let alone = self.hosted(*service, &sharing.group).map_or(1.0, |h| h.profile.mean.0);
-                holders[usize::from(service.0)].push(Holder { machine, speed: 1.0 / alone });
+                holders[usize::from(service.0)].push(ServiceHolder { machine, speed: 1.0 / alone });
             }
         }
         holders
     }
 
     /// A group that shares its time by the doubling budget; `None` if nobody is on it, or it does not hold all.
-    pub fn machine(&mut self, sharing: &Sharing) -> Option<Machine> {
+    pub fn machine(&mut self, sharing: &SharingGroup) -> Option<Machine> {
         let room = self.room(&sharing.group, &sharing.services)?;
         let all: Vec<Arc<Hosted>> =
             sharing.services.iter().map(|s| self.hosted(*s, &sharing.group)).collect::<Option<_>>()?;
         let place = |service: ServiceNo| sharing.services.iter().position(|s| *s == service).unwrap_or(0);
         let places: Vec<usize> = self.services.ids().map(place).collect();
         let token: Vec<BytesPerToken> = places.iter().map(|p| room.token.get(*p).copied()).collect::<Option<_>>()?;
-        let cost = Several::new(places.iter().map(|p| all[*p].cost.clone()).collect())?;
+        let cost = ServiceCosts::new(places.iter().map(|p| all[*p].cost.clone()).collect())?;
         let profiles = places.iter().map(|p| all[*p].profile).collect();
         let batching = Doubling::new(profiles, LIMITS, Pages::merged(room.bytes, &token));
         Some(Machine { batching: Box::new(batching), cost: Arc::new(cost) })
@@ -172,7 +175,7 @@ impl<'s> Hosting<'s> {
 fn hosted(problem: &Problem, group: &GpuGroup) -> Option<Hosted> {
     let mut degrees: Vec<(_, u16)> = group.stages.clone();
     degrees.sort_unstable();
-    let stages = |config: &Config| {
+    let stages = |config: &ParallelConfig| {
         let mut stages: Vec<_> = config.stages.iter().map(|s| (s.instance, s.tp)).collect();
         stages.sort_unstable();
         stages
@@ -184,15 +187,16 @@ fn hosted(problem: &Problem, group: &GpuGroup) -> Option<Hosted> {
     let mut rooms = Vec::with_capacity(config.stages.len());
     for (place, stage) in config.stages.iter().enumerate() {
         let cost = problem.layer_cost(stage.instance, stage.tp)?;
-        let ends = Ends { first: place == 0, last: place == last };
+        let ends = StageEnds { first: place == 0, last: place == last };
         let (weights, kv) = (cost.stage_weights(stage.layers, ends), cost.stage_kv(stage.layers));
-        rooms.push(((stage.instance, stage.tp), Stage { weights, kv, room: cost.room() }));
+        rooms.push(((stage.instance, stage.tp), StageNeeds { weights, kv, room: cost.room() }));
     }
     // Another service's stages are those of the same devices.
     rooms.sort_by_key(|r| r.0);
-    let time =
-        |r: &Request| config.latency.time(r.prompt) + config.iteration(1.0, r.prompt + r.answer * 0.5) * r.steps();
+    let time = |r: &WorkloadRequest| {
+        config.latency.time(r.prompt) + config.iteration(1.0, r.prompt + r.answer * 0.5) * r.steps()
+    };
     let times: Vec<Seconds> = problem.workload.requests.iter().map(time).collect();
-    let (profile, cost) = (Profile::of(&times), Arc::new(config.clone()));
+    let (profile, cost) = (ServiceProfile::of(&times), Arc::new(config.clone()));
     Some(Hosted { config, profile, cost, stages: rooms.into_iter().map(|r| r.1).collect() })
 }

@@ -3,7 +3,7 @@
 
 use super::{
     Placement,
-    allocate::{Rated, loads},
+    allocate::{RatedPlacement, loads},
     hosting::Hosting,
     judge::Judged,
 };
@@ -16,12 +16,12 @@ const DRAWS: usize = 3;
 /// Tries so many changes, each from the best so far.
 pub fn improve(
     hosting: &mut Hosting<'_>,
-    start: Rated,
+    start: RatedPlacement,
     tries: usize,
     seed: u64,
     judge: &mut dyn FnMut(&Placement) -> Judged,
     stop: &dyn Fn() -> bool,
-) -> Rated {
+) -> RatedPlacement {
     let (mut best, mut rng) = (start, Rng::new(seed));
     let mut seen: BTreeSet<Placement> = BTreeSet::from([best.placement.clone()]);
     for _ in 0..tries {
@@ -34,7 +34,7 @@ pub fn improve(
         }
         let judged = judge(&next);
         if judged.is_better_than(&best.judged) {
-            best = Rated { placement: next, judged };
+            best = RatedPlacement { placement: next, judged };
         }
     }
     best
@@ -42,7 +42,7 @@ pub fn improve(
 
 /// One of the changes, at random: more of a service, less of one, one in another's stead, two exchanged, two groups made
 /// one, one made two.
-fn changed(hosting: &mut Hosting<'_>, from: &Rated, rng: &mut Rng) -> Option<Placement> {
+fn changed(hosting: &mut Hosting<'_>, from: &RatedPlacement, rng: &mut Rng) -> Option<Placement> {
     let mut next = from.placement.clone();
     let service = urgent(hosting, &from.judged, rng);
     let place = quiet(hosting, &next, rng)?;
@@ -78,7 +78,7 @@ fn changed(hosting: &mut Hosting<'_>, from: &Rated, rng: &mut Rng) -> Option<Pla
             while services.len() > hosting.services().sharing {
                 services.remove(rng.below(services.len()));
             }
-            next.groups[place] = super::Sharing { group: both, services };
+            next.groups[place] = super::SharingGroup { group: both, services };
             next.groups.remove(other);
         }
         _ => {
@@ -89,7 +89,7 @@ fn changed(hosting: &mut Hosting<'_>, from: &Rated, rng: &mut Rng) -> Option<Pla
                 _ => (there.clone(), vec![service]),
             };
             next.groups[place].services = first;
-            next.groups.push(super::Sharing { group: half.1, services: second });
+            next.groups.push(super::SharingGroup { group: half.1, services: second });
         }
     }
     next.groups.sort();

@@ -1,15 +1,15 @@
 //! How good a placement is: simulated on past requests, each group sharing its time by the doubling budget (SeaLLM §4.2),
 //! each request sent to the least loaded holder. Deadlines first, then normalised latency (Algorithm 1, lines 19 to 25).
 
-use super::{Placement, Services, hosting::Hosting, replacement::Counts};
+use super::{Placement, Services, hosting::Hosting, replacement::RequestCounts};
 use crate::policy::least_loaded::LeastLoaded;
 use std::cmp::Ordering;
 use tsnode_coordinator::{
     policy::batching::ServiceNo,
-    replay::machines::{Alike, Arrival, Simulation, Trace},
+    replay::machines::{Alike, Arrival, ReplayTrace, Simulation},
     scheduler::{
         slo::{self, Deadline},
-        workload::Request,
+        workload::WorkloadRequest,
     },
     service_monitor::{Performance, normalised},
 };
@@ -20,7 +20,7 @@ const ALPHA: f64 = 1e-4;
 
 /// Past requests, in order of arrival, and what is expected of them.
 #[derive(Clone, Debug, Default)]
-pub struct History {
+pub struct PastRequests {
     arrivals: Vec<Arrival>,
     /// By request: how long it may take.
     deadlines: Vec<Deadline>,
@@ -28,7 +28,7 @@ pub struct History {
     means: Vec<Seconds>,
 }
 
-impl History {
+impl PastRequests {
     /// Requests of these services.
     #[must_use]
     pub fn new(services: &Services, arrivals: Vec<Arrival>) -> Self {
@@ -38,7 +38,7 @@ impl History {
         };
         let mean = |s: ServiceNo| {
             let problem = services.problem(s);
-            let time = |r: &Request| {
+            let time = |r: &WorkloadRequest| {
                 let (first, step) = problem.reference.times(r);
                 first + step * r.steps()
             };
@@ -69,10 +69,10 @@ impl History {
 
     /// How many of each service, in so long a time.
     #[must_use]
-    pub fn counts(&self, time: Seconds) -> Counts {
+    pub fn counts(&self, time: Seconds) -> RequestCounts {
         let mut requests = vec![0; self.means.len()];
         self.arrivals.iter().for_each(|a| requests[usize::from(a.asked.service.0)] += 1);
-        Counts { time, requests }
+        RequestCounts { time, requests }
     }
 
     /// Those of a part of the time, counted from its beginning.
@@ -90,7 +90,7 @@ impl History {
 
     /// What became of those that ended in a part of the time; the traces are those of all.
     #[must_use]
-    pub fn ended_between(&self, traces: &[Trace], from: Seconds, to: Seconds) -> Judged {
+    pub fn ended_between(&self, traces: &[ReplayTrace], from: Seconds, to: Seconds) -> Judged {
         let (mut ended, mut deadlines) = (Vec::new(), Vec::new());
         for (trace, deadline) in traces.iter().zip(&self.deadlines).filter(|(t, _)| t.end >= from && t.end < to) {
             ended.push(*trace);
@@ -119,8 +119,8 @@ impl History {
 
     /// What became of them, request by request in the same order.
     #[must_use]
-    pub fn judged(&self, traces: &[Trace]) -> Judged {
-        let mut services = vec![Tally::default(); self.means.len()];
+    pub fn judged(&self, traces: &[ReplayTrace]) -> Judged {
+        let mut services = vec![ServiceTally::default(); self.means.len()];
         for (trace, deadline) in traces.iter().zip(&self.deadlines) {
             let service = usize::from(trace.arrival.asked.service.0);
             let (tally, whole) = (&mut services[service], trace.end - trace.arrival.at);
@@ -135,20 +135,20 @@ impl History {
     }
 }
 
-fn keeps(trace: &Trace, deadline: &Deadline) -> bool {
-    let Trace { arrival, first, end, .. } = trace;
+fn keeps(trace: &ReplayTrace, deadline: &Deadline) -> bool {
+    let ReplayTrace { arrival, first, end, .. } = trace;
     let rest = deadline.tpot * request(arrival).steps().max(1.0);
     first.0 - arrival.at.0 <= deadline.ttft.0 && *end - *first <= rest && *end - arrival.at <= deadline.e2e
 }
 
-fn request(arrival: &Arrival) -> Request {
+fn request(arrival: &Arrival) -> WorkloadRequest {
     let tokens = |n: u32| Tokens(f64::from(n));
-    Request { prompt: tokens(arrival.asked.prompt), answer: tokens(arrival.asked.answer) }
+    WorkloadRequest { prompt: tokens(arrival.asked.prompt), answer: tokens(arrival.asked.answer) }
 }
 
 /// What became of a service's requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Tally {
+pub struct ServiceTally {
     /// That came.
     pub requests: usize,
     /// That kept their deadlines.
@@ -163,7 +163,7 @@ pub struct Tally {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Judged {
     /// In order of services.
-    pub services: Vec<Tally>,
+    pub services: Vec<ServiceTally>,
 }
 
 impl From<&Judged> for Performance {
@@ -185,7 +185,7 @@ impl Judged {
         self.sum(|t| t.latency) / self.sum(|t| t.ended as f64).max(1.0)
     }
 
-    fn sum(&self, of: impl Fn(&Tally) -> f64) -> f64 {
+    fn sum(&self, of: impl Fn(&ServiceTally) -> f64) -> f64 {
         self.services.iter().map(of).sum()
     }
 
@@ -217,13 +217,13 @@ impl Judged {
 #[derive(Debug)]
 pub struct Judge<'s> {
     hosting: Hosting<'s>,
-    past: &'s History,
+    past: &'s PastRequests,
 }
 
 impl<'s> Judge<'s> {
     /// Of these requests.
     #[must_use]
-    pub fn new(services: &'s Services, past: &'s History) -> Self {
+    pub fn new(services: &'s Services, past: &'s PastRequests) -> Self {
         Self { hosting: Hosting::new(services), past }
     }
 

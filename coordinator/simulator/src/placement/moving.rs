@@ -1,7 +1,7 @@
 //! What getting from one placement to another takes: groups that are alike change roles so that as much stays as can, the
 //! others close and load the weights they lack.
 
-use super::{Placement, Services, Sharing, groups::GpuGroup};
+use super::{Placement, Services, SharingGroup, groups::GpuGroup};
 use std::collections::BTreeMap;
 use tsnode_coordinator::{policy::batching::ServiceNo, scheduler::Cluster};
 use tsnode_protocol::Bytes;
@@ -46,7 +46,7 @@ pub fn aligned(services: &Services, before: &Placement, after: &Placement) -> Pl
 #[must_use]
 pub fn counterparts(before: &Placement, after: &Placement) -> Vec<Option<usize>> {
     let mut taken = vec![false; before.groups.len()];
-    let mut find = |sharing: &Sharing| {
+    let mut find = |sharing: &SharingGroup| {
         let place = (0..taken.len()).find(|&p| !taken[p] && before.groups[p].group == sharing.group)?;
         taken[place] = true;
         Some(place)

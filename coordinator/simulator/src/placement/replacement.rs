@@ -55,14 +55,14 @@ const DEVIATIONS: f64 = 4.0;
 
 /// Requests of each service in a part of the time.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Counts {
+pub struct RequestCounts {
     /// How long that was.
     pub time: Seconds,
     /// How many, by service.
     pub requests: Vec<u32>,
 }
 
-impl Counts {
+impl RequestCounts {
     /// Whether these rates are others than those: Pearson's sum of squares, with the variance that bursts give counts and
     /// that what is expected has itself, against its mean and deviation if nothing had changed.
     #[must_use]
@@ -93,9 +93,9 @@ fn is_better_by(part: f64, found: &Performance, than: &Performance) -> bool {
 
 /// What is known when an interval is over.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Seen {
+pub struct IntervalSeen {
     /// Its requests, as far as they were planned for.
-    pub counts: Counts,
+    pub counts: RequestCounts,
     /// How its requests were served.
     pub real: Performance,
     /// How the present placement serves them in simulation.
@@ -122,13 +122,13 @@ pub struct Replacement {
     due: Seconds,
     looks: Seconds,
     expected: Option<Performance>,
-    counts: Counts,
+    counts: RequestCounts,
 }
 
 impl Replacement {
     /// The first interval begins now, with a placement for these requests; what is expected of it may be known.
     #[must_use]
-    pub fn new(rule: Rule, now: Seconds, expected: Option<Performance>, counts: Counts) -> Self {
+    pub fn new(rule: Rule, now: Seconds, expected: Option<Performance>, counts: RequestCounts) -> Self {
         let Rule { start, least, most, beta, .. } = rule;
         let interval = ReplacementInterval::new(Bounds { start, least, most, beta });
         let mut new = Self { rule, interval, began: now, due: now, looks: now, expected, counts };
@@ -149,7 +149,7 @@ impl Replacement {
 
     /// Rates since the last look: since when the requests are to be planned for, if the interval is over. `None` if it goes
     /// on.
-    pub fn look(&mut self, now: Seconds, counts: &Counts) -> Option<Seconds> {
+    pub fn look(&mut self, now: Seconds, counts: &RequestCounts) -> Option<Seconds> {
         if now >= self.due {
             return Some(self.began);
         }
@@ -169,7 +169,7 @@ impl Replacement {
     }
 
     /// An interval is over: how long the next one is, and whether it begins with another placement.
-    pub fn over(&mut self, now: Seconds, seen: Seen) -> Decision {
+    pub fn over(&mut self, now: Seconds, seen: IntervalSeen) -> Decision {
         if let Some(expected) = self.expected {
             self.interval.over(differs(&seen.real, &expected));
         }
@@ -196,16 +196,16 @@ mod tests {
         Rule { start: Seconds(100.0), least: Seconds(85.0), most: Seconds(115.0), beta: 0.1, worth, look: None }
     }
 
-    fn counts(time: f64, requests: &[u32]) -> Counts {
-        Counts { time: Seconds(time), requests: requests.to_vec() }
+    fn counts(time: f64, requests: &[u32]) -> RequestCounts {
+        RequestCounts { time: Seconds(time), requests: requests.to_vec() }
     }
 
     fn new(worth: Worth, now: f64, expected: Option<Performance>) -> Replacement {
         Replacement::new(rule(worth), Seconds(now), expected, counts(100.0, &[400, 50]))
     }
 
-    fn seen(real: Performance, kept: Performance, found: Performance) -> Seen {
-        Seen { counts: counts(100.0, &[400, 50]), real, kept, found }
+    fn seen(real: Performance, kept: Performance, found: Performance) -> IntervalSeen {
+        IntervalSeen { counts: counts(100.0, &[400, 50]), real, kept, found }
     }
 
     #[test]

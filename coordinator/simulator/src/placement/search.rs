@@ -3,18 +3,18 @@
 
 use super::{
     Placement, PlacementError, Services,
-    allocate::{self, Rated},
+    allocate::{self, RatedPlacement},
     groups,
     hosting::Hosting,
     improve,
-    judge::{History, Judge, Judged},
+    judge::{Judge, Judged, PastRequests},
 };
 /// Placements that are judged on all past requests.
 const FINALISTS: usize = 3;
 
 /// How hard to search.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Effort {
+pub struct PlacementEffort {
     /// Past requests that guide the search; the last placements are judged on all.
     pub guide: usize,
     /// Changes tried on each of the best allocations.
@@ -24,7 +24,7 @@ pub struct Effort {
     pub margin: f64,
 }
 
-impl Default for Effort {
+impl Default for PlacementEffort {
     fn default() -> Self {
         Self { guide: 600, changes: 200, margin: 1.2 }
     }
@@ -32,7 +32,7 @@ impl Default for Effort {
 
 /// What a search found.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Found {
+pub struct FoundPlacement {
     /// Who is where.
     pub placement: Placement,
     /// How well that served all past requests.
@@ -50,19 +50,19 @@ pub struct Found {
 /// No groups of this cluster hold all models at once.
 pub fn search(
     services: &Services,
-    past: &History,
+    past: &PastRequests,
     present: Option<&Placement>,
-    effort: Effort,
+    effort: PlacementEffort,
     seed: u64,
     stop: &dyn Fn() -> bool,
-) -> Result<Found, PlacementError> {
+) -> Result<FoundPlacement, PlacementError> {
     let none = PlacementError::DoesNotFit(services.count(), services.sharing);
     let mut hosting = Hosting::new(services);
     let partitions = groups::partitions(&mut hosting);
     let hastened = past.hastened(effort.margin);
     let (guide, mut simulated) = (hastened.first(effort.guide), 0);
     let mut judge = Judge::new(services, &guide);
-    let mut rated: Vec<Rated> = Vec::new();
+    let mut rated: Vec<RatedPlacement> = Vec::new();
     for groups in &partitions {
         let found = allocate::allocate(
             &mut hosting,
@@ -80,7 +80,7 @@ pub fn search(
     }
     if let Some(placement) = present.filter(|p| p.check(&mut hosting).is_ok()) {
         simulated += 1;
-        rated.push(Rated { placement: placement.clone(), judged: judge.judge(placement) });
+        rated.push(RatedPlacement { placement: placement.clone(), judged: judge.judge(placement) });
     }
     sort(&mut rated);
     rated.truncate(FINALISTS);
@@ -102,10 +102,10 @@ pub fn search(
     sort(&mut rated);
     let placement = rated.into_iter().next().ok_or(none)?.placement;
     let judged = Judge::new(services, past).judge(&placement);
-    Ok(Found { placement, judged, partitions: partitions.len(), simulated: simulated + 1 })
+    Ok(FoundPlacement { placement, judged, partitions: partitions.len(), simulated: simulated + 1 })
 }
 
 /// Best first.
-fn sort(rated: &mut [Rated]) {
+fn sort(rated: &mut [RatedPlacement]) {
     rated.sort_by(|a, b| a.judged.order(&b.judged).then(a.placement.cmp(&b.placement)));
 }

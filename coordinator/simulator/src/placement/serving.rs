@@ -2,28 +2,28 @@
 //! groups that change close, load weights and open again.
 
 use super::{
-    Placement, PlacementError, Services, Sharing,
+    Placement, PlacementError, Services, SharingGroup,
     hosting::Hosting,
-    judge::{History, Judge, Judged},
+    judge::{Judge, Judged, PastRequests},
     moving,
-    replacement::{Decision, Replacement, Rule, Seen},
-    search::{self, Effort},
+    replacement::{Decision, IntervalSeen, Replacement, Rule},
+    search::{self, PlacementEffort},
 };
 use crate::policy::least_loaded::LeastLoaded;
 use tsnode_coordinator::{
     policy::routing::MachineNo,
-    replay::machines::{Alike, Opening, Simulation},
+    replay::machines::{Alike, OpeningMachine, Simulation},
     service_monitor::Performance,
 };
 use tsnode_protocol::{Bytes, BytesPerSecond, Seconds, SecondsPerToken};
 
 /// How a trace is served.
 #[derive(Clone, Copy, Debug)]
-pub struct How {
+pub struct ServingOptions {
     /// When to place anew; never, if there is no rule.
     pub rule: Option<Rule>,
     /// Of each search.
-    pub effort: Effort,
+    pub effort: PlacementEffort,
     /// Of each search.
     pub seed: u64,
     /// At which a group loads weights, while none of its services run.
@@ -32,7 +32,7 @@ pub struct How {
 
 /// What came of it.
 #[derive(Clone, Debug)]
-pub struct Served {
+pub struct ServedTrace {
     /// Of all requests.
     pub judged: Judged,
     /// Intervals that ended.
@@ -47,7 +47,12 @@ pub struct Served {
 ///
 /// # Errors
 /// No groups hold all models at once.
-pub fn serve(services: &Services, past: &History, all: &History, how: How) -> Result<Served, PlacementError> {
+pub fn serve(
+    services: &Services,
+    past: &PastRequests,
+    all: &PastRequests,
+    how: ServingOptions,
+) -> Result<ServedTrace, PlacementError> {
     let found = search::search(services, past, None, how.effort, how.seed, &|| false)?;
     let mut hosting = Hosting::new(services);
     let (machines, holders) = hosting.machines(&found.placement);
@@ -77,7 +82,7 @@ pub fn serve(services: &Services, past: &History, all: &History, how: How) -> Re
         let found = search::search(&services, &window, Some(&placement), how.effort, seed, &|| false)?;
         let real = all.ended_between(live.simulation.traces(), since, now);
         let kept = Judge::new(&services, &window).judge(&placement);
-        let seen = Seen { counts, real: (&real).into(), kept: (&kept).into(), found: (&found.judged).into() };
+        let seen = IntervalSeen { counts, real: (&real).into(), kept: (&kept).into(), found: (&found.judged).into() };
         if replacement.over(now, seen) == Decision::Replace {
             let bytes = live.replace(&found.placement, how.loading);
             replacements += usize::from(bytes > Bytes(0.0));
@@ -85,7 +90,7 @@ pub fn serve(services: &Services, past: &History, all: &History, how: How) -> Re
         }
     }
     let outcome = live.simulation.finish();
-    Ok(Served { judged: all.judged(&outcome.traces), intervals, replacements, loaded })
+    Ok(ServedTrace { judged: all.judged(&outcome.traces), intervals, replacements, loaded })
 }
 
 /// What serves now.
@@ -93,7 +98,7 @@ pub fn serve(services: &Services, past: &History, all: &History, how: How) -> Re
 struct Live<'s> {
     simulation: Simulation,
     hosting: Hosting<'s>,
-    present: Vec<(Sharing, MachineNo)>,
+    present: Vec<(SharingGroup, MachineNo)>,
 }
 
 impl Live<'_> {
@@ -117,7 +122,7 @@ impl Live<'_> {
             let bytes = moving::to_load(services, there.map_or(&[], |t| &t.0.services), &sharing.services);
             loaded += bytes;
             let number = MachineNo((self.simulation.machines() + opening.len()) as u32);
-            opening.push(Opening { machine, loading: bytes / bandwidth });
+            opening.push(OpeningMachine { machine, loading: bytes / bandwidth });
             present.push((sharing, number));
         }
         let stays = |m: MachineNo| present.iter().any(|(_, p)| *p == m);

@@ -13,7 +13,7 @@ const DARK: [f64; 3] = [23.0, 84.0, 122.0];
 
 /// A value between two.
 #[derive(Clone, Debug)]
-pub struct Cell {
+pub struct HeatCell {
     /// From whom.
     pub row: usize,
     /// To whom.
@@ -34,7 +34,7 @@ pub struct Heat<'a> {
     /// Names of rows and columns alike.
     pub labels: &'a [String],
     /// Values that are known.
-    pub cells: &'a [Cell],
+    pub cells: &'a [HeatCell],
 }
 
 impl Heat<'_> {
@@ -77,7 +77,7 @@ impl Heat<'_> {
     }
 }
 
-fn draw(out: &mut String, cell: &Cell, (least, most): (f64, f64)) {
+fn draw(out: &mut String, cell: &HeatCell, (least, most): (f64, f64)) {
     let part = if most > least { ((cell.value.ln() - least) / (most - least)).clamp(0.0, 1.0) } else { 0.5 };
     let [r, g, b] = std::array::from_fn(|k| LIGHT[k] + (DARK[k] - LIGHT[k]) * part);
     let ink = if part > 0.55 { "#ffffff" } else { "#1a1a1a" };
@@ -99,7 +99,8 @@ mod tests {
 
     #[test]
     fn the_fastest_is_the_darkest_and_what_is_not_known_is_white() {
-        let cell = |row, column, value: f64| Cell { row, column, value, shown: format!("{value}"), said: "a<b".into() };
+        let cell =
+            |row, column, value: f64| HeatCell { row, column, value, shown: format!("{value}"), said: "a<b".into() };
         let labels = ["one".to_owned(), "two".to_owned()];
         let cells = [cell(0, 1, 10.0), cell(1, 0, 1000.0)];
         let svg = Heat { title: "t", labels: &labels, cells: &cells }.svg();

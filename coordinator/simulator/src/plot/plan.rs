@@ -1,6 +1,6 @@
 //! A plan as a picture (SVG): hosts with their devices, groups coloured by phase, KV flows as wide as their traffic.
 
-use crate::outcome::{GroupLine, Outcome};
+use crate::outcome::{GroupLine, PlanOutcome};
 use std::fmt::Write;
 use tsnode_protocol::Phase;
 
@@ -12,7 +12,7 @@ const BOX: f64 = 330.0;
 /// The picture, one plan under the other: prefill groups on the left, decode groups on the right, mixed groups below;
 /// each group with the devices it takes from each host.
 #[must_use]
-pub fn svg(outcomes: &[&Outcome]) -> String {
+pub fn svg(outcomes: &[&PlanOutcome]) -> String {
     let drawn: Vec<(f64, String)> = outcomes.iter().map(|o| plan(o)).collect();
     let height: f64 = drawn.iter().map(|d| d.0).sum();
     let mut out = format!(
@@ -29,7 +29,7 @@ pub fn svg(outcomes: &[&Outcome]) -> String {
 }
 
 /// One plan: its height and what is drawn.
-fn plan(outcome: &Outcome) -> (f64, String) {
+fn plan(outcome: &PlanOutcome) -> (f64, String) {
     let of = |phase: Phase| outcome.groups.iter().enumerate().filter(move |(_, g)| g.phase == phase).map(|(i, _)| i);
     let (left, right): (Vec<usize>, Vec<usize>) = (of(Phase::Prefill).collect(), of(Phase::Decode).collect());
     let below: Vec<usize> = of(Phase::Mixed).collect();

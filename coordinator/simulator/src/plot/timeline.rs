@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use tsnode_coordinator::{
     policy::routing::MachineNo,
-    replay::machines::{Outcome, Trace},
+    replay::machines::{Outcome, ReplayTrace},
 };
 use tsnode_protocol::{Bytes, BytesPerToken, Phase, Seconds, Tokens};
 
@@ -45,7 +45,7 @@ pub fn svg(
     labels: &[Label],
     outcome: &Outcome,
     kv: BytesPerToken,
-    is_late: &dyn Fn(&Trace) -> bool,
+    is_late: &dyn Fn(&ReplayTrace) -> bool,
 ) -> String {
     let span = outcome.end.0.max(1e-9);
     let rows = Rows::new(labels.len(), outcome, kv, is_late);
@@ -90,7 +90,7 @@ struct Rows {
 }
 
 impl Rows {
-    fn new(machines: usize, outcome: &Outcome, kv: BytesPerToken, is_late: &dyn Fn(&Trace) -> bool) -> Self {
+    fn new(machines: usize, outcome: &Outcome, kv: BytesPerToken, is_late: &dyn Fn(&ReplayTrace) -> bool) -> Self {
         let mut rows = Self {
             waiting: vec![vec![0.0; BINS]; machines],
             came: vec![vec![(0, 0); BINS]; machines],
@@ -105,7 +105,7 @@ impl Rows {
         rows
     }
 
-    fn add(&mut self, trace: &Trace, width: f64, kv: BytesPerToken, late: bool) {
+    fn add(&mut self, trace: &ReplayTrace, width: f64, kv: BytesPerToken, late: bool) {
         let Some(route) = trace.route else { return };
         let (from, to) = (route.prompt.0 as usize, route.answer.0 as usize);
         let (arrived, asked) = (trace.arrival.at, trace.arrival.asked);

@@ -9,14 +9,14 @@
 //! passed over, arrival), looked at when a task comes and not again, as the paper's simulator has it.
 
 use std::collections::{BTreeMap, VecDeque};
-use tsnode_coordinator::policy::batching::{Batch, Batching, Limits, Part, RequestNo, Seen, Task};
+use tsnode_coordinator::policy::batching::{Batch, BatchLimits, Batching, Part, RequestNo, Seen, Task};
 
 /// Times a task is passed over before it goes first.
 const PATIENCE: u32 = 4;
 
 /// A part of a request on this machine.
 #[derive(Clone, Copy, Debug)]
-struct Slot {
+struct TaskSlot {
     task: Task,
     /// Selections there had been when it could first be chosen, and those since that chose it: by the others it was passed
     /// over. None where it cannot be chosen yet.
@@ -26,9 +26,9 @@ struct Slot {
 
 /// A request on this machine.
 #[derive(Clone, Copy, Debug, Default)]
-struct Job {
-    prompt: Option<Slot>,
-    answer: Option<Slot>,
+struct AgeingJob {
+    prompt: Option<TaskSlot>,
+    answer: Option<TaskSlot>,
     /// Tokens of the answer still to come.
     left: u32,
     /// Tokens it has before its next one.
@@ -39,13 +39,13 @@ struct Job {
     chosen: u64,
 }
 
-impl Job {
+impl AgeingJob {
     /// What of it is to be run now: the answer when the prompt is done.
-    fn current(&self) -> Option<&Slot> {
+    fn current(&self) -> Option<&TaskSlot> {
         self.prompt.as_ref().or(self.answer.as_ref())
     }
 
-    fn current_mut(&mut self) -> Option<&mut Slot> {
+    fn current_mut(&mut self) -> Option<&mut TaskSlot> {
         self.prompt.as_mut().or(self.answer.as_mut())
     }
 
@@ -58,7 +58,7 @@ impl Job {
         self.prompt.map_or(0, |s| s.task.tokens)
     }
 
-    fn slot(&self, part: Part) -> Option<&Slot> {
+    fn slot(&self, part: Part) -> Option<&TaskSlot> {
         match part {
             Part::Prompt => self.prompt.as_ref(),
             Part::Answer => self.answer.as_ref(),
@@ -69,11 +69,11 @@ impl Job {
 /// The policy and its machine's state.
 #[derive(Debug)]
 pub struct Ageing {
-    limits: Limits,
+    limits: BatchLimits,
     /// KV that fits (tokens).
     capacity: u64,
     used: u64,
-    jobs: BTreeMap<RequestNo, Job>,
+    jobs: BTreeMap<RequestNo, AgeingJob>,
     waiting: VecDeque<(RequestNo, Part)>,
     prompts: VecDeque<RequestNo>,
     put_off: VecDeque<RequestNo>,
@@ -94,7 +94,7 @@ pub struct Ageing {
 impl Ageing {
     /// An idle machine with room for so many tokens of KV.
     #[must_use]
-    pub fn new(limits: Limits, capacity: u64) -> Self {
+    pub fn new(limits: BatchLimits, capacity: u64) -> Self {
         Self {
             limits,
             capacity,
@@ -136,8 +136,8 @@ impl Ageing {
     }
 
     /// What stands in a task's way.
-    fn fits(&self, slot: &Slot, next: &Batch) -> Fit {
-        let Slot { task, started, .. } = slot;
+    fn fits(&self, slot: &TaskSlot, next: &Batch) -> TaskFit {
+        let TaskSlot { task, started, .. } = slot;
         let tokens = match task.part {
             Part::Prompt => u64::from(task.tokens),
             Part::Answer => 1,
@@ -145,22 +145,22 @@ impl Ageing {
         let places = next.tasks() >= self.limits.tasks;
         let many = !next.is_empty() && next.tokens() + tokens > u64::from(self.limits.tokens);
         match (places || many, *started || self.has_room(task.memory)) {
-            (true, _) => Fit::Full,
-            (false, false) => Fit::NoMemory,
-            (false, true) => Fit::Fits,
+            (true, _) => TaskFit::Full,
+            (false, false) => TaskFit::NoMemory,
+            (false, true) => TaskFit::Fits,
         }
     }
 
     /// Chooses what comes next of a request if it fits. Chosen already or with nothing to run it is in nobody's way.
-    fn pick(&mut self, request: RequestNo, next: &mut Batch) -> Fit {
+    fn pick(&mut self, request: RequestNo, next: &mut Batch) -> TaskFit {
         let selection = self.selections;
-        let Some(job) = self.jobs.get(&request).filter(|j| j.chosen != selection) else { return Fit::Fits };
-        let Some(&slot) = job.current() else { return Fit::Fits };
+        let Some(job) = self.jobs.get(&request).filter(|j| j.chosen != selection) else { return TaskFit::Fits };
+        let Some(&slot) = job.current() else { return TaskFit::Fits };
         let fit = self.fits(&slot, next);
-        if fit != Fit::Fits {
+        if fit != TaskFit::Fits {
             return fit;
         }
-        let Some(job) = self.jobs.get_mut(&request) else { return Fit::Fits };
+        let Some(job) = self.jobs.get_mut(&request) else { return TaskFit::Fits };
         job.chosen = selection;
         match slot.task.part {
             Part::Prompt => {
@@ -187,12 +187,12 @@ impl Ageing {
         let mut next = Batch { iterations: u32::MAX, ..Batch::default() };
         for place in 0..self.waiting.len() {
             let (request, part) = self.waiting[place];
-            if self.key((request, part)).0 < PATIENCE || self.pick(request, &mut next) == Fit::Full {
+            if self.key((request, part)).0 < PATIENCE || self.pick(request, &mut next) == TaskFit::Full {
                 break;
             }
         }
         for place in 0..self.prompts.len() {
-            if self.pick(self.prompts[place], &mut next) != Fit::Fits {
+            if self.pick(self.prompts[place], &mut next) != TaskFit::Fits {
                 break;
             }
         }
@@ -205,7 +205,7 @@ impl Ageing {
         let mut others = std::mem::take(&mut self.others);
         others.extend(self.jobs.iter().filter(|(_, j)| j.chosen != self.selections).map(|(request, _)| *request));
         for request in others.drain(..) {
-            if self.pick(request, &mut next) != Fit::Fits {
+            if self.pick(request, &mut next) != TaskFit::Fits {
                 break;
             }
         }
@@ -257,7 +257,7 @@ impl Ageing {
     }
 
     /// Counts a request's parts anew after a change.
-    fn recount(&mut self, before: Job, after: Job) {
+    fn recount(&mut self, before: AgeingJob, after: AgeingJob) {
         self.parts = self.parts + after.parts() - before.parts();
         self.prompt_tokens = self.prompt_tokens + after.prompt_tokens() - before.prompt_tokens();
     }
@@ -272,7 +272,7 @@ fn remove<T: PartialEq>(queue: &mut VecDeque<T>, item: &T) {
 
 /// Whether a task may join.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fit {
+enum TaskFit {
     Fits,
     /// No place, or too many tokens, in the iteration.
     Full,
@@ -285,7 +285,7 @@ impl Batching for Ageing {
         let job = self.jobs.entry(task.request).or_default();
         let before = *job;
         let can_start = task.part == Part::Prompt || job.prompt.is_none();
-        let slot = Some(Slot { task, since: can_start.then_some(self.over), started: false });
+        let slot = Some(TaskSlot { task, since: can_start.then_some(self.over), started: false });
         match task.part {
             Part::Prompt => {
                 (job.prompt, job.context) = (slot, u64::from(task.tokens) + 1);
@@ -323,7 +323,7 @@ impl Batching for Ageing {
 
     fn release(&mut self, request: RequestNo) -> u64 {
         let Some(job) = self.jobs.remove(&request) else { return 0 };
-        self.recount(job, Job::default());
+        self.recount(job, AgeingJob::default());
         self.used -= job.memory;
         job.memory
     }
@@ -368,7 +368,7 @@ impl Batching for Ageing {
         }
         let jobs = &self.jobs;
         // A prompt's answer has not begun: it is chosen like any other that waits.
-        self.batch.retain(|r| jobs.get(r).and_then(Job::current).is_some_and(|s| s.started));
+        self.batch.retain(|r| jobs.get(r).and_then(AgeingJob::current).is_some_and(|s| s.started));
     }
 
     fn seen(&self) -> Seen {

@@ -10,7 +10,7 @@ const CANDIDATES: u64 = 512;
 
 /// The fast machine, as a request finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Beside {
+pub struct FastMachine {
     /// Answers that run.
     pub answers: u32,
     /// Tokens they have before them, all together.
@@ -23,7 +23,7 @@ pub struct Beside {
     pub tokens: u32,
 }
 
-impl Beside {
+impl FastMachine {
     /// Prompt tokens of an iteration (App. A: n_p).
     #[must_use]
     pub fn room(&self) -> u64 {
@@ -51,7 +51,13 @@ pub enum AverageContext {
 /// ⌈i·L/512⌉; the smallest of equals. All of it where the fast machine has no room (App. A, Algorithm 1, with n_d for its
 /// first n_p and L_ctxd for its L_ctxp).
 #[must_use]
-pub fn first_part(prompt: u32, slow: &PromptFit, fast: &ChunkFit, beside: &Beside, average: AverageContext) -> u32 {
+pub fn first_part(
+    prompt: u32,
+    slow: &PromptFit,
+    fast: &ChunkFit,
+    beside: &FastMachine,
+    average: AverageContext,
+) -> u32 {
     if !beside.takes(prompt) {
         return prompt;
     }
@@ -68,7 +74,7 @@ pub fn first_part(prompt: u32, slow: &PromptFit, fast: &ChunkFit, beside: &Besid
 }
 
 /// T_chunked: the iterations that the rest of a prompt takes.
-fn rest(prompt: u32, first: u32, fast: &ChunkFit, beside: &Beside, average: AverageContext) -> Seconds {
+fn rest(prompt: u32, first: u32, fast: &ChunkFit, beside: &FastMachine, average: AverageContext) -> Seconds {
     let (left, room) = (u64::from(prompt - first), beside.room());
     let last = u64::from(first) + left / room * room;
     let begin = match average {
@@ -87,8 +93,8 @@ mod tests {
     const FAST: ChunkFit =
         ChunkFit { fixed: Seconds(0.04), per_before: SecondsPerToken(2e-6), per_context: SecondsPerToken(1e-7) };
 
-    fn beside(answers: u32) -> Beside {
-        Beside { answers, context: u64::from(answers) * 1000, free_blocks: 1000, block: 16, tokens: 512 }
+    fn beside(answers: u32) -> FastMachine {
+        FastMachine { answers, context: u64::from(answers) * 1000, free_blocks: 1000, block: 16, tokens: 512 }
     }
 
     #[test]
@@ -110,9 +116,9 @@ mod tests {
 
     #[test]
     fn without_room_the_slow_machine_computes_all() {
-        let full = Beside { free_blocks: 62, ..beside(10) };
+        let full = FastMachine { free_blocks: 62, ..beside(10) };
         assert_eq!(first_part(1000, &SLOW, &FAST, &full, AverageContext::default()), 1000);
-        let room = Beside { free_blocks: 63, ..full };
+        let room = FastMachine { free_blocks: 63, ..full };
         assert!(first_part(1000, &SLOW, &FAST, &room, AverageContext::default()) < 1000);
     }
 }

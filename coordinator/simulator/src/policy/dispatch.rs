@@ -12,7 +12,7 @@ use tsnode_coordinator::{
 
 /// How requests are routed on a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dispatch {
+pub enum ComparedDispatch {
     /// By the plan's shares alone.
     Shares,
     /// By the shares, corrected by live queues: what nodes do.
@@ -25,7 +25,7 @@ pub enum Dispatch {
     Pools,
 }
 
-impl Dispatch {
+impl ComparedDispatch {
     /// The policy, over these ways.
     #[must_use]
     pub fn routing(self, ways: Vec<PhasePair<MachineNo>>, seed: u64) -> Box<dyn Routing> {

@@ -7,10 +7,10 @@ use super::{
     pages::Pages,
     sharing::{
         Sharing,
-        order::{Order, Rank},
+        order::{Order, OrderRank},
     },
 };
-use tsnode_coordinator::policy::batching::{Limits, ServiceNo};
+use tsnode_coordinator::policy::batching::{BatchLimits, ServiceNo};
 use tsnode_protocol::{Seconds, SecondsPerToken, Tokens};
 
 /// Queues, and what decides which one a request joins.
@@ -28,7 +28,7 @@ pub struct Queues {
 
 /// A request's queue, counted from 0, and what is left of its quantum.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Level {
+pub struct QueueLevel {
     level: u32,
     left: Seconds,
 }
@@ -39,7 +39,7 @@ pub type Feedback = Sharing<Queues>;
 impl Sharing<Queues> {
     /// An idle machine.
     #[must_use]
-    pub fn new(queues: Queues, limits: Limits, pages: Pages) -> Self {
+    pub fn new(queues: Queues, limits: BatchLimits, pages: Pages) -> Self {
         Self::ordered(queues, limits, pages)
     }
 }
@@ -55,20 +55,20 @@ impl Queues {
 }
 
 impl Order for Queues {
-    type Standing = Level;
+    type Standing = QueueLevel;
 
-    fn enters(&self, service: ServiceNo, prompt: u32) -> Level {
+    fn enters(&self, service: ServiceNo, prompt: u32) -> QueueLevel {
         let per_token = self.prompt.get(usize::from(service.0)).copied().unwrap_or_default();
         let takes = per_token * Tokens(f64::from(prompt));
         let level = (0..self.last()).find(|l| takes <= self.quantum(*l)).unwrap_or(self.last());
-        Level { level, left: self.quantum(level) }
+        QueueLevel { level, left: self.quantum(level) }
     }
 
-    fn rank(&self, _: ServiceNo, standing: &Level) -> Rank {
-        Rank(f64::from(standing.level))
+    fn rank(&self, _: ServiceNo, standing: &QueueLevel) -> OrderRank {
+        OrderRank(f64::from(standing.level))
     }
 
-    fn executed(&self, _: ServiceNo, standing: &mut Level, time: Seconds) {
+    fn executed(&self, _: ServiceNo, standing: &mut QueueLevel, time: Seconds) {
         standing.left -= time;
         while standing.left <= Seconds(0.0) && standing.level < self.last() {
             standing.level += 1;
@@ -101,6 +101,6 @@ mod tests {
             queues.executed(service, &mut standing, Seconds(time));
             queues.rank(service, &standing)
         };
-        assert_eq!([1.5, 0.25, 0.25, 3.75, 0.25, 1e9].map(&mut after), [1.0, 1.0, 2.0, 2.0, 3.0, 3.0].map(Rank));
+        assert_eq!([1.5, 0.25, 0.25, 3.75, 0.25, 1e9].map(&mut after), [1.0, 1.0, 2.0, 2.0, 3.0, 3.0].map(OrderRank));
     }
 }

@@ -8,7 +8,7 @@ use tsnode_coordinator::policy::batching::{Batch, Batching, Part, RequestNo, See
 
 /// A request on this machine.
 #[derive(Clone, Copy, Debug, Default)]
-struct Job {
+struct GreedyJob {
     tokens: u32,
     left: u32,
     context: u64,
@@ -22,7 +22,7 @@ pub struct Greedy {
     prompt_tokens: u64,
     /// Tokens of context that the answers of one iteration have before them; one answer alone may have more.
     context: u64,
-    jobs: BTreeMap<RequestNo, Job>,
+    jobs: BTreeMap<RequestNo, GreedyJob>,
     prompts: VecDeque<RequestNo>,
     answers: VecDeque<RequestNo>,
     /// Requests of the batches on their way, the oldest first.
@@ -234,7 +234,7 @@ impl Batching for Greedy {
 /// Answers from the front of a queue, as many as fit.
 fn answers(
     queue: &mut VecDeque<RequestNo>,
-    jobs: &BTreeMap<RequestNo, Job>,
+    jobs: &BTreeMap<RequestNo, GreedyJob>,
     most: u64,
     batch: &mut Batch,
 ) -> Vec<RequestNo> {

@@ -7,7 +7,7 @@ use tsnode_coordinator::policy::{
 
 /// A machine that holds a service's model.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Holder {
+pub struct ServiceHolder {
     /// Which.
     pub machine: MachineNo,
     /// How much faster it is than others: requests there count as so many times fewer. 1 where all are alike, as the
@@ -18,13 +18,13 @@ pub struct Holder {
 /// Machines of each service.
 #[derive(Clone, Debug, Default)]
 pub struct LeastLoaded {
-    holders: Vec<Vec<Holder>>,
+    holders: Vec<Vec<ServiceHolder>>,
 }
 
 impl LeastLoaded {
     /// Where each service's model is; requests of a service that is nowhere are turned away.
     #[must_use]
-    pub fn new(holders: Vec<Vec<Holder>>) -> Self {
+    pub fn new(holders: Vec<Vec<ServiceHolder>>) -> Self {
         Self { holders }
     }
 }
@@ -32,7 +32,7 @@ impl LeastLoaded {
 impl Routing for LeastLoaded {
     fn route(&mut self, asked: Asked, seen: &dyn Fn(MachineNo) -> Seen) -> Option<RoutingDecision> {
         let holders = self.holders.get(usize::from(asked.service.0))?;
-        let with_this = |h: &Holder| {
+        let with_this = |h: &ServiceHolder| {
             let Seen { waiting, running, .. } = seen(h.machine);
             f64::from(waiting + running + 1) / h.speed
         };
@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn only_machines_that_hold_the_model_are_asked() {
-        let holder = |machine, speed| Holder { machine: MachineNo(machine), speed };
+        let holder = |machine, speed| ServiceHolder { machine: MachineNo(machine), speed };
         let mut routing = LeastLoaded::new(vec![
             vec![holder(0, 1.0), holder(1, 1.0)],
             vec![holder(1, 1.0), holder(2, 4.0)],

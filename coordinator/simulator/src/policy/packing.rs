@@ -7,7 +7,7 @@
 //! as a multiple of what the same takes alone. Used are the times that iterations are predicted to take, lengths of prompts, and
 //! of answers what a predictor says ([`Asked`]).
 
-use super::piggybacked::{Beside, ridden};
+use super::piggybacked::{Piggybacking, ridden};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use tsnode_coordinator::{
@@ -26,7 +26,7 @@ const TYPICAL: u32 = 1024;
 
 /// What is known of a machine.
 #[derive(Clone, Debug)]
-pub struct Known {
+pub struct MachineSpeed {
     /// How long its iterations take.
     pub cost: Arc<dyn IterationCost>,
     /// KV that fits (tokens).
@@ -35,7 +35,7 @@ pub struct Known {
 
 /// Where answers go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Answers {
+pub enum AnswerPacking {
     /// To the first machine with room.
     #[default]
     Packed,
@@ -45,7 +45,7 @@ pub enum Answers {
 
 /// Where prompts go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Prompts {
+pub enum PromptPacking {
     /// Where they slow requests least.
     #[default]
     Gentle,
@@ -65,13 +65,13 @@ pub enum Length {
 
 /// The rules, and what they are compared with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Rules {
+pub struct PackingRules {
     /// Of answers.
-    pub answers: Answers,
+    pub answers: AnswerPacking,
     /// Of prompts.
-    pub prompts: Prompts,
+    pub prompts: PromptPacking,
     /// Of answers beside prompts.
-    pub beside: Beside,
+    pub beside: Piggybacking,
     /// Of lengths that are not known.
     pub length: Length,
 }
@@ -79,7 +79,7 @@ pub struct Rules {
 /// A machine and what was sent there.
 #[derive(Clone, Debug)]
 struct Machine {
-    known: Known,
+    known: MachineSpeed,
     /// KV promised (tokens).
     promised: u64,
     answers: u32,
@@ -99,7 +99,7 @@ impl Machine {
     }
 
     /// What a prompt takes here, and what it holds answers up.
-    fn takes(&self, prompt: u32, beside: Beside) -> (Seconds, Seconds) {
+    fn takes(&self, prompt: u32, beside: Piggybacking) -> (Seconds, Seconds) {
         let (cost, batch) = (&*self.known.cost, Batch::prompt(prompt));
         let alone = cost.iteration(&batch);
         if self.answers == 0 {
@@ -107,7 +107,7 @@ impl Machine {
         }
         let both = batch.with_answers(self.answers, self.context);
         let step = Batch::answers(self.answers, self.context);
-        if beside == Beside::Cheaper && ridden(cost, &batch, &both, &step) {
+        if beside == Piggybacking::Cheaper && ridden(cost, &batch, &both, &step) {
             let time = cost.iteration(&both);
             (time, (time - cost.iteration(&step)).max(Seconds(0.0)))
         } else {
@@ -140,10 +140,10 @@ impl Machine {
 
 /// The policy.
 #[derive(Clone, Debug)]
-pub struct Packing {
+pub struct PackingPolicy {
     /// What requests take alone.
     alone: Arc<dyn IterationCost>,
-    rules: Rules,
+    rules: PackingRules,
     /// Most answers of a machine.
     places: u32,
     machines: Vec<Machine>,
@@ -152,12 +152,12 @@ pub struct Packing {
     now: Seconds,
 }
 
-impl Packing {
+impl PackingPolicy {
     /// Over these machines, each with places for so many answers. `alone` says what a request takes that slowdowns are
     /// multiples of.
     #[must_use]
-    pub fn new(alone: Arc<dyn IterationCost>, rules: Rules, places: usize, machines: Vec<Known>) -> Self {
-        let weak = |k: &Known| {
+    pub fn new(alone: Arc<dyn IterationCost>, rules: PackingRules, places: usize, machines: Vec<MachineSpeed>) -> Self {
+        let weak = |k: &MachineSpeed| {
             let (prompt, step) = (Batch::prompt(TYPICAL), Batch::answers(1, u64::from(TYPICAL)));
             k.cost.iteration(&prompt) / k.cost.iteration(&step)
         };
@@ -197,8 +197,8 @@ impl Packing {
         let first = || self.order.iter().copied().find(|m| fits(&self.machines[*m]));
         let least = || self.order.iter().copied().min_by_key(|m| self.machines[*m].promised);
         match self.rules.answers {
-            Answers::Packed => first().or_else(least),
-            Answers::Spread => least(),
+            AnswerPacking::Packed => first().or_else(least),
+            AnswerPacking::Spread => least(),
         }
     }
 
@@ -210,8 +210,8 @@ impl Packing {
             let (takes, stall) = machine.takes(asked.prompt, self.rules.beside);
             let own = (machine.wait(self.now) + takes) / alone;
             let others = match self.rules.prompts {
-                Prompts::Gentle => machine.fragile * stall.0,
-                Prompts::Soonest => 0.0,
+                PromptPacking::Gentle => machine.fragile * stall.0,
+                PromptPacking::Soonest => 0.0,
             };
             let room = machine.answers == 0 || machine.has_room(asked.prompt_memory());
             let slower = if room { own + others } else { f64::INFINITY };
@@ -229,7 +229,7 @@ impl Packing {
     }
 }
 
-impl Routing for Packing {
+impl Routing for PackingPolicy {
     fn at(&mut self, now: Seconds) {
         self.now = now;
     }
@@ -265,17 +265,17 @@ impl Routing for Packing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cost::{Line, Table};
+    use crate::cost::{CostLine, Table};
 
     /// A second for a thousand prompt tokens, 50 ms for a step, 64 or fewer answers.
-    fn packing(machines: usize, capacity: u64, rules: Rules) -> Packing {
-        let line = |from: f64, to: f64| Line::new(vec![(0.0, from), (1000.0, to)]).unwrap();
+    fn packing(machines: usize, capacity: u64, rules: PackingRules) -> PackingPolicy {
+        let line = |from: f64, to: f64| CostLine::new(vec![(0.0, from), (1000.0, to)]).unwrap();
         let cost: Arc<dyn IterationCost> = Arc::new(Table { prompt: line(0.0, 1.0), answer: line(0.05, 0.05) });
-        let known = Known { cost: cost.clone(), capacity };
-        Packing::new(cost, rules, 64, vec![known; machines])
+        let known = MachineSpeed { cost: cost.clone(), capacity };
+        PackingPolicy::new(cost, rules, 64, vec![known; machines])
     }
 
-    fn routes(packing: &mut Packing, asked: &[(u32, u32)]) -> Vec<(u32, u32)> {
+    fn routes(packing: &mut PackingPolicy, asked: &[(u32, u32)]) -> Vec<(u32, u32)> {
         let mut one = |&(prompt, answer): &(u32, u32)| {
             let route = packing.route(Asked::new(prompt, answer), &|_| Seen::default()).unwrap();
             (route.prompt.0, route.answer.0)
@@ -285,7 +285,7 @@ mod tests {
 
     #[test]
     fn answers_fill_one_machine_after_the_other_from_the_last() {
-        let mut packing = packing(3, 1000, Rules::default());
+        let mut packing = packing(3, 1000, PackingRules::default());
         let answers = |all: Vec<(u32, u32)>| all.into_iter().map(|r| r.1).collect::<Vec<u32>>();
         assert_eq!(answers(routes(&mut packing, &[(300, 100); 6])), [2, 2, 1, 1, 0, 0]);
         // Room again where an answer ended; and where there is none, the least full.
@@ -295,8 +295,8 @@ mod tests {
 
     #[test]
     fn prompts_keep_away_from_answers_until_waiting_is_worse() {
-        let prompts = |prompts: Prompts| {
-            let mut packing = packing(2, 100_000, Rules { prompts, ..Rules::default() });
+        let prompts = |prompts: PromptPacking| {
+            let mut packing = packing(2, 100_000, PackingRules { prompts, ..PackingRules::default() });
             // Four short answers on machine 1, whose prompts are done.
             for (prompt, _) in routes(&mut packing, &[(100, 2); 4]) {
                 packing.prompt_done(MachineNo(prompt), Asked::new(100, 2));
@@ -304,16 +304,16 @@ mod tests {
             routes(&mut packing, &[(100, 10); 6]).into_iter().map(|r| r.0).collect::<Vec<u32>>()
         };
         // A prompt takes 0.1 s, and holds the four up for 0.065 s beside a step: of 0.1 s each has.
-        let gentle = prompts(Prompts::Gentle);
+        let gentle = prompts(PromptPacking::Gentle);
         assert_eq!((&gentle[..3], gentle.contains(&1)), (&[0, 0, 0][..], true), "{gentle:?}");
-        assert_eq!(prompts(Prompts::Soonest)[..4], [0, 1, 0, 1]);
+        assert_eq!(prompts(PromptPacking::Soonest)[..4], [0, 1, 0, 1]);
     }
 
     #[test]
     fn what_waits_is_known_and_forgotten() {
-        let mut packing = packing(1, 100_000, Rules::default());
+        let mut packing = packing(1, 100_000, PackingRules::default());
         routes(&mut packing, &[(100, 1), (200, 1)]);
-        let wait = |p: &Packing| p.machines[0].wait(p.now).0;
+        let wait = |p: &PackingPolicy| p.machines[0].wait(p.now).0;
         assert!(wait(&packing) > 0.3 - 1e-9 && wait(&packing) < 0.4);
         packing.at(Seconds(0.1));
         packing.prompt_done(MachineNo(0), Asked::new(100, 1));
@@ -324,13 +324,13 @@ mod tests {
 
     #[test]
     fn machines_worst_at_prompts_are_filled_with_answers_first() {
-        let line = |x: f64| Line::new(vec![(0.0, 0.0), (1000.0, x)]).unwrap();
+        let line = |x: f64| CostLine::new(vec![(0.0, 0.0), (1000.0, x)]).unwrap();
         let cost = |prompt: f64| -> Arc<dyn IterationCost> {
-            Arc::new(Table { prompt: line(prompt), answer: Line::new(vec![(0.0, 0.05), (1.0, 0.05)]).unwrap() })
+            Arc::new(Table { prompt: line(prompt), answer: CostLine::new(vec![(0.0, 0.05), (1.0, 0.05)]).unwrap() })
         };
-        let known = |prompt| Known { cost: cost(prompt), capacity: 1000 };
+        let known = |prompt| MachineSpeed { cost: cost(prompt), capacity: 1000 };
         let machines = vec![known(1.0), known(3.0), known(2.0)];
-        let mut packing = Packing::new(cost(1.0), Rules::default(), 64, machines);
+        let mut packing = PackingPolicy::new(cost(1.0), PackingRules::default(), 64, machines);
         let answers: Vec<u32> = routes(&mut packing, &[(900, 50); 3]).into_iter().map(|r| r.1).collect();
         assert_eq!(answers, [1, 2, 0]);
     }

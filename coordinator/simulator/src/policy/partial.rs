@@ -2,7 +2,7 @@
 //! beside all answers. Requests wait at the gate while one waits at the slow machine, so that each is cut by what the
 //! fast one does then.
 
-use super::balancer::{self, Ahead, AverageContext, Beside, ChunkFit, PromptFit};
+use super::balancer::{self, Ahead, AverageContext, ChunkFit, FastMachine, PromptFit};
 use std::collections::VecDeque;
 use tsnode_coordinator::policy::{
     batching::Seen,
@@ -15,7 +15,7 @@ const SPARED: f64 = 1.5;
 
 /// What is known of the two machines.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Pair {
+pub struct MachinePair {
     /// Computes first parts.
     pub slow: MachineNo,
     /// Computes the rest, and answers.
@@ -34,7 +34,7 @@ pub struct Pair {
 
 /// Where prompts are cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cut {
+pub enum PromptCut {
     /// Not at all: the slow machine computes them (disaggregated prefill).
     Nowhere,
     /// Where both machines take equally long, each prompt by itself (Algorithm 1).
@@ -47,8 +47,8 @@ pub enum Cut {
 /// Routes over two machines.
 #[derive(Clone, Debug)]
 pub struct Partial {
-    pair: Pair,
-    cut: Cut,
+    pair: MachinePair,
+    cut: PromptCut,
     /// The rests (tokens) of what the slow machine has still to compute, in order.
     rests: VecDeque<u32>,
 }
@@ -56,14 +56,14 @@ pub struct Partial {
 impl Partial {
     /// With nothing on its way.
     #[must_use]
-    pub fn new(pair: Pair, cut: Cut) -> Self {
+    pub fn new(pair: MachinePair, cut: PromptCut) -> Self {
         Self { pair, cut, rests: VecDeque::new() }
     }
 
-    fn beside(&self, seen: Seen) -> Beside {
+    fn beside(&self, seen: Seen) -> FastMachine {
         let free_blocks = self.pair.capacity.saturating_sub(seen.held) / u64::from(self.pair.block.max(1));
         let (block, tokens) = (self.pair.block, self.pair.tokens);
-        Beside { answers: seen.answers, context: seen.context, free_blocks, block, tokens }
+        FastMachine { answers: seen.answers, context: seen.context, free_blocks, block, tokens }
     }
 
     fn ahead(&self, asked: Asked, slow: Seen, fast: Seen) -> Ahead {
@@ -81,13 +81,13 @@ impl Partial {
 
 impl Routing for Partial {
     fn route(&mut self, asked: Asked, seen: &dyn Fn(MachineNo) -> Seen) -> Option<RoutingDecision> {
-        let Pair { slow, fast, prompts, chunks, .. } = self.pair;
+        let MachinePair { slow, fast, prompts, chunks, .. } = self.pair;
         let beside = self.beside(seen(fast));
         let first = match self.cut {
-            Cut::Nowhere => asked.prompt,
-            Cut::Even(average) => balancer::first_part(asked.prompt, &prompts, &chunks, &beside, average),
-            Cut::Ready if !beside.takes(asked.prompt) => asked.prompt,
-            Cut::Ready => balancer::ready_part(asked.prompt, &prompts, self.ahead(asked, seen(slow), seen(fast))),
+            PromptCut::Nowhere => asked.prompt,
+            PromptCut::Even(average) => balancer::first_part(asked.prompt, &prompts, &chunks, &beside, average),
+            PromptCut::Ready if !beside.takes(asked.prompt) => asked.prompt,
+            PromptCut::Ready => balancer::ready_part(asked.prompt, &prompts, self.ahead(asked, seen(slow), seen(fast))),
         };
         if first > 0 {
             self.rests.push_back(asked.prompt - first);

@@ -10,7 +10,7 @@ use tsnode_coordinator::{
 
 /// Whether answers run beside a prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Beside {
+pub enum Piggybacking {
     /// Where that takes less than a step of their own.
     #[default]
     Cheaper,
@@ -20,7 +20,7 @@ pub enum Beside {
 
 /// A request on this machine.
 #[derive(Clone, Copy, Debug, Default)]
-struct Job {
+struct PiggybackedJob {
     /// Its task that waits or runs.
     task: Option<Task>,
     /// Tokens it has before the answer.
@@ -34,13 +34,13 @@ struct Job {
 pub struct Piggybacked {
     /// How long the machine's iterations take.
     cost: Arc<dyn IterationCost>,
-    beside: Beside,
+    beside: Piggybacking,
     /// Most answers at once.
     places: usize,
     /// KV that fits (tokens).
     capacity: u64,
     used: u64,
-    jobs: BTreeMap<RequestNo, Job>,
+    jobs: BTreeMap<RequestNo, PiggybackedJob>,
     prompts: VecDeque<RequestNo>,
     waiting: VecDeque<RequestNo>,
     /// Answers that run, by the step that ends them.
@@ -58,7 +58,7 @@ pub struct Piggybacked {
 impl Piggybacked {
     /// An idle machine with room for so many tokens of KV.
     #[must_use]
-    pub fn new(cost: Arc<dyn IterationCost>, beside: Beside, places: usize, capacity: u64) -> Self {
+    pub fn new(cost: Arc<dyn IterationCost>, beside: Piggybacking, places: usize, capacity: u64) -> Self {
         Self {
             cost,
             beside,
@@ -158,7 +158,7 @@ impl Batching for Piggybacked {
         self.admit();
         let step = self.step();
         self.running = match self.prompt() {
-            Some(prompt) if step.is_empty() || self.beside == Beside::Never => prompt,
+            Some(prompt) if step.is_empty() || self.beside == Piggybacking::Never => prompt,
             Some(prompt) => {
                 let both = prompt.with_answers(step.answers, step.context);
                 let rides = ridden(&*self.cost, &prompt, &both, &step);
@@ -185,7 +185,7 @@ impl Batching for Piggybacked {
         while let Some(&(_, request)) = self.answers.first().filter(|(end, _)| *end <= self.steps) {
             self.answers.pop_first();
             ended.push((request, Part::Answer));
-            let Some(Job { task: Some(task), context, .. }) = self.jobs.get(&request) else { continue };
+            let Some(PiggybackedJob { task: Some(task), context, .. }) = self.jobs.get(&request) else { continue };
             self.context -= context + u64::from(task.tokens);
         }
     }
@@ -218,7 +218,7 @@ pub(super) fn ridden(cost: &dyn IterationCost, prompt: &Batch, both: &Batch, ste
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cost::{Line, Table};
+    use crate::cost::{CostLine, Table};
     use tsnode_coordinator::policy::batching::{Answered, ServiceNo};
 
     fn task(request: u32, part: Part, tokens: u32) -> Task {
@@ -235,14 +235,14 @@ mod tests {
     }
 
     /// 1 ms a prompt token, 50 ms a step; both together take a tenth longer than the prompt.
-    fn machine(beside: Beside, capacity: u64) -> Piggybacked {
-        let line = |knots: [(f64, f64); 2]| Line::new(knots.to_vec()).unwrap();
+    fn machine(beside: Piggybacking, capacity: u64) -> Piggybacked {
+        let line = |knots: [(f64, f64); 2]| CostLine::new(knots.to_vec()).unwrap();
         let table = Table { prompt: line([(0.0, 0.0), (1.0, 0.001)]), answer: line([(0.0, 0.05), (1.0, 0.05)]) };
         Piggybacked::new(Arc::new(table), beside, 8, capacity)
     }
 
     /// A machine with an answer of ten tokens under way.
-    fn answering(beside: Beside) -> Piggybacked {
+    fn answering(beside: Piggybacking) -> Piggybacked {
         let mut machine = machine(beside, 10_000);
         assert!(machine.reserve(RequestNo(0), 101));
         machine.add(task(0, Part::Answer, 10));
@@ -253,7 +253,7 @@ mod tests {
     #[test]
     fn answers_ride_with_short_prompts_and_wait_for_long_ones() {
         for (beside, prompt, rides) in
-            [(Beside::Cheaper, 300, true), (Beside::Cheaper, 600, false), (Beside::Never, 300, false)]
+            [(Piggybacking::Cheaper, 300, true), (Piggybacking::Cheaper, 600, false), (Piggybacking::Never, 300, false)]
         {
             let mut machine = answering(beside);
             assert!(machine.add(task(1, Part::Prompt, prompt)), "what runs is cut");
@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn prompts_come_one_by_one_and_without_room_they_wait() {
-        let mut machine = machine(Beside::Cheaper, 500);
+        let mut machine = machine(Piggybacking::Cheaper, 500);
         for request in 0..3 {
             machine.add(task(request, Part::Prompt, 200));
         }

@@ -2,7 +2,7 @@
 //! back at the end.
 //!
 //! What is lost is bounded: of each request's last page less than a page, and of every page what is left beside whole
-//! tokens, less than one token's KV ([`Pool::most_lost`]).
+//! tokens, less than one token's KV ([`HeldPages::most_lost`]).
 
 use super::pages::Pages;
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ pub const TOKENS_A_PAGE: u64 = 16;
 
 /// What a request holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Held {
+struct RequestHold {
     service: ServiceNo,
     tokens: u64,
     pages: u64,
@@ -40,16 +40,16 @@ pub enum PoolError {
 
 /// Pages and who holds them.
 #[derive(Clone, Debug)]
-pub struct Pool {
+pub struct HeldPages {
     pages: Pages,
     /// Bytes of a page.
     page: u64,
     /// Bytes of a token's KV, by service.
     token: Vec<u64>,
-    held: BTreeMap<RequestNo, Held>,
+    held: BTreeMap<RequestNo, RequestHold>,
 }
 
-impl Pool {
+impl HeldPages {
     /// Memory for KV, in pages that hold [`TOKENS_A_PAGE`] tokens of the service with the largest KV. `token` is what a
     /// token's KV takes (bytes), by service.
     ///
@@ -119,7 +119,7 @@ impl Pool {
         if self.held.contains_key(&request) || !self.has_room(service, tokens) {
             return false;
         }
-        self.held.insert(request, Held { service, ..Held::default() });
+        self.held.insert(request, RequestHold { service, ..RequestHold::default() });
         self.extend(request, tokens)
     }
 
@@ -139,7 +139,7 @@ impl Pool {
 
     /// All pages of a request come back; how many tokens they held.
     pub fn release(&mut self, request: RequestNo) -> u64 {
-        let Held { tokens, pages, .. } = self.held.remove(&request).unwrap_or_default();
+        let RequestHold { tokens, pages, .. } = self.held.remove(&request).unwrap_or_default();
         self.pages.give(pages);
         tokens
     }
@@ -153,7 +153,7 @@ impl Pool {
     /// Bytes of pages that are held, of which no token's KV makes use.
     #[must_use]
     pub fn lost(&self) -> u64 {
-        let lost = |h: &Held| h.pages * self.page - h.tokens * self.token[usize::from(h.service.0)];
+        let lost = |h: &RequestHold| h.pages * self.page - h.tokens * self.token[usize::from(h.service.0)];
         self.held.values().map(lost).sum()
     }
 
@@ -161,7 +161,7 @@ impl Pool {
     /// is too short for another token.
     #[must_use]
     pub fn most_lost(&self) -> u64 {
-        let bound = |h: &Held| {
+        let bound = |h: &RequestHold| {
             let token = self.token[usize::from(h.service.0)];
             let rest = self.page % token;
             if h.pages == 0 { 0 } else { h.pages * rest + (self.page - rest - token) }
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn a_page_holds_more_tokens_of_a_smaller_model() {
         // LLaMA-7B and LLaMA-13B: 512 KiB and 800 KiB of KV a token.
-        let pool = Pool::new(1 << 30, vec![512 << 10, 800 << 10]).unwrap();
+        let pool = HeldPages::new(1 << 30, vec![512 << 10, 800 << 10]).unwrap();
         assert_eq!(pool.pages().all(), 81);
         assert_eq!((pool.needed(A, 25), pool.needed(A, 26)), (Some(1), Some(2)));
         assert_eq!((pool.needed(B, 32), pool.needed(ServiceNo(2), 1)), (Some(2), None));
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_changes_nothing() {
-        let mut pool = Pool::of_page(40, 10, vec![1, 3]).unwrap();
+        let mut pool = HeldPages::of_page(40, 10, vec![1, 3]).unwrap();
         assert!(pool.reserve(RequestNo(1), A, 25));
         assert!(!pool.reserve(RequestNo(1), A, 1), "it holds some already");
         assert!(!pool.reserve(RequestNo(2), B, 4), "two pages: one is there");
@@ -204,9 +204,9 @@ mod tests {
 
     #[test]
     fn pools_that_cannot_be_are_refused() {
-        assert_eq!(Pool::new(100, vec![1, 0]).unwrap_err(), PoolError::NoBytes(1));
-        let small = Pool::of_page(100, 10, vec![11]).unwrap_err();
+        assert_eq!(HeldPages::new(100, vec![1, 0]).unwrap_err(), PoolError::NoBytes(1));
+        let small = HeldPages::of_page(100, 10, vec![11]).unwrap_err();
         assert_eq!(small.to_string(), "a token of service 0 takes 11 bytes, a page has 10");
-        assert_eq!(Pool::new(100, Vec::new()).unwrap().needed(A, 1), None);
+        assert_eq!(HeldPages::new(100, Vec::new()).unwrap().needed(A, 1), None);
     }
 }

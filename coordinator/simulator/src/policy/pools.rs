@@ -1,18 +1,18 @@
 //! Splitwise's pools (§IV-A) as the paper's simulator runs them: one router for all requests, which keeps account of what it promised.
 //! Who takes more, who is lent and who returns are the rules that nodes follow too ([`tsnode_coordinator::policy::pools`]).
 
-use super::shortest_queue::Pending;
+use super::shortest_queue::PendingTokens;
 use tsnode_coordinator::policy::{
     batching::Seen,
-    pools::{BATCH, Membership, Pool, has_room, takes_prompt},
+    pools::{BATCH, Pool, PoolMembership, has_room, takes_prompt},
     routing::{Asked, MachineNo, Routing, RoutingDecision},
 };
 
 /// The pools and what was promised to their machines.
 #[derive(Clone, Debug)]
 pub struct Pools {
-    members: Membership,
-    pending: Pending,
+    members: PoolMembership,
+    pending: PendingTokens,
     /// KV promised (tokens).
     reserved: Vec<i64>,
     capacity: Vec<i64>,
@@ -24,8 +24,8 @@ impl Pools {
     pub fn new(prompts: usize, capacity: &[u64]) -> Self {
         let own = (0..capacity.len()).map(|m| if m < prompts { Pool::Prompt } else { Pool::Answer });
         Self {
-            members: Membership::new(own.collect()),
-            pending: Pending::new(capacity.len()),
+            members: PoolMembership::new(own.collect()),
+            pending: PendingTokens::new(capacity.len()),
             reserved: vec![0; capacity.len()],
             capacity: capacity.iter().map(|c| *c as i64).collect(),
         }

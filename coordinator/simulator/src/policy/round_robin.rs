@@ -2,7 +2,7 @@
 
 use super::{pages::Pages, sharing::Sharing};
 use tsnode_coordinator::policy::{
-    batching::Limits,
+    batching::BatchLimits,
     sharing::rounds::{AsTheyCame, Rounds},
 };
 
@@ -15,7 +15,7 @@ pub type FirstCome = Sharing<AsTheyCame>;
 impl Sharing<Rounds> {
     /// An idle machine.
     #[must_use]
-    pub fn new(limits: Limits, pages: Pages) -> Self {
+    pub fn new(limits: BatchLimits, pages: Pages) -> Self {
         Self::ordered(Rounds::default(), limits, pages)
     }
 }
@@ -23,7 +23,7 @@ impl Sharing<Rounds> {
 impl Sharing<AsTheyCame> {
     /// An idle machine.
     #[must_use]
-    pub fn new(limits: Limits, pages: Pages) -> Self {
+    pub fn new(limits: BatchLimits, pages: Pages) -> Self {
         Self::ordered(AsTheyCame, limits, pages)
     }
 }

@@ -5,17 +5,17 @@
 //! The first request in the order brings its service's batch with it, filled up in the same order; who has been here too
 //! long is first whatever the order says. It is looked at anew before each iteration. Memory for all of a request is set
 //! aside when its prompt starts, so that what has started can always end. A prompt that lacks memory is not overtaken by
-//! other prompts: it waits for the ends of those that have started and no longer, or takes theirs ([`order::Memory`]).
+//! other prompts: it waits for the ends of those that have started and no longer, or takes theirs ([`order::MemoryRule`]).
 
 mod jobs;
 pub mod order;
 
 use super::pages::Pages;
 use crate::policy::sharing::{
-    jobs::{Job, Jobs, Queues},
-    order::{Lead, Memory, Order, Prompts, Rank, Rules},
+    jobs::{Jobs, ServiceJob, ServiceQueues},
+    order::{Lead, MemoryRule, Order, OrderRank, PromptStart, Rules},
 };
-use tsnode_coordinator::policy::batching::{Batch, Batching, Limits, Part, RequestNo, Seen, ServiceNo, Task};
+use tsnode_coordinator::policy::batching::{Batch, BatchLimits, Batching, Part, RequestNo, Seen, ServiceNo, Task};
 use tsnode_protocol::Seconds;
 
 /// The policy and its machine's state.
@@ -23,7 +23,7 @@ use tsnode_protocol::Seconds;
 pub struct Sharing<O: Order> {
     order: O,
     rules: Rules,
-    limits: Limits,
+    limits: BatchLimits,
     jobs: Jobs<O::Standing>,
     /// Busy time, and what of it the last batch took.
     clock: Seconds,
@@ -41,10 +41,10 @@ enum Urgency {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Turn {
+struct ServiceTurn {
     urgency: Urgency,
     turn: u64,
-    rank: Rank,
+    rank: OrderRank,
     request: RequestNo,
     service: ServiceNo,
 }
@@ -52,11 +52,11 @@ struct Turn {
 impl<O: Order> Sharing<O> {
     /// An idle machine.
     #[must_use]
-    pub fn ordered(order: O, limits: Limits, pages: Pages) -> Self {
+    pub fn ordered(order: O, limits: BatchLimits, pages: Pages) -> Self {
         Self {
             order,
             rules: Rules::default(),
-            limits: Limits { tasks: limits.tasks.max(1), ..limits },
+            limits: BatchLimits { tasks: limits.tasks.max(1), ..limits },
             jobs: Jobs::new(pages),
             clock: Seconds(0.0),
             elapsed: Seconds(0.0),
@@ -78,47 +78,53 @@ impl<O: Order> Sharing<O> {
         &self.jobs.pages
     }
 
-    fn is_starved(&self, job: &Job<O::Standing>) -> bool {
+    fn is_starved(&self, job: &ServiceJob<O::Standing>) -> bool {
         self.clock - job.came > self.order.patience(job.service)
     }
 
     /// The first of a service's prompts or answers.
-    fn first(&self, service: ServiceNo, part: Part) -> Option<Turn> {
+    fn first(&self, service: ServiceNo, part: Part) -> Option<ServiceTurn> {
         let queues = self.jobs.queues.get(&service)?;
         let oldest = queues.present.first().and_then(|r| Some((*r, self.jobs.get(*r)?)));
         let starved = oldest.filter(|(_, job)| job.part == part && self.is_starved(job));
         if let Some((request, _)) = starved.filter(|(r, _)| part == Part::Prompt || self.jobs.fits(*r)) {
-            return Some(Turn { urgency: Urgency::Starved, turn: 0, rank: Rank::default(), request, service });
+            return Some(ServiceTurn {
+                urgency: Urgency::Starved,
+                turn: 0,
+                rank: OrderRank::default(),
+                request,
+                service,
+            });
         }
         let (rank, request) = match part {
             Part::Prompt => queues.prompts.first().copied()?,
             Part::Answer => queues.answers.iter().find(|(_, r)| self.jobs.fits(*r)).copied()?,
         };
         let rank = if self.rules.lead == Lead::Together { self.together(queues, part) } else { rank };
-        Some(Turn { urgency: Urgency::Ranked, turn: self.order.turn(service), rank, request, service })
+        Some(ServiceTurn { urgency: Urgency::Ranked, turn: self.order.turn(service), rank, request, service })
     }
 
     /// The rank of a batch: 1 / Σ 1/rank.
-    fn together(&self, queues: &Queues, part: Part) -> Rank {
+    fn together(&self, queues: &ServiceQueues, part: Part) -> OrderRank {
         let mut all = 0;
-        let fits = |(_, request): &&(Rank, RequestNo)| {
+        let fits = |(_, request): &&(OrderRank, RequestNo)| {
             let prompt = self.jobs.get(*request).map_or(0, |j| u64::from(j.prompt));
             let tokens = if part == Part::Prompt { prompt } else { 1 };
             all += tokens;
             all == tokens || all <= u64::from(self.limits.tokens)
         };
         let ranks = queues.of(part).iter().take(self.limits.tasks).take_while(fits);
-        Rank::together(ranks.map(|(rank, _)| *rank))
+        OrderRank::together(ranks.map(|(rank, _)| *rank))
     }
 
-    fn first_of_all(&self, part: Part) -> Option<Turn> {
+    fn first_of_all(&self, part: Part) -> Option<ServiceTurn> {
         self.jobs.queues.keys().filter_map(|s| self.first(*s, part)).min()
     }
 
     /// What runs next: the first task of all, and how many may run with it.
-    fn next(&mut self) -> Option<(Turn, Part, usize)> {
+    fn next(&mut self) -> Option<(ServiceTurn, Part, usize)> {
         let (prompt, answer) = (self.first_of_all(Part::Prompt), self.first_of_all(Part::Answer));
-        let is_first = |p: &Turn| answer.is_none_or(|a| *p < a);
+        let is_first = |p: &ServiceTurn| answer.is_none_or(|a| *p < a);
         if let Some(prompt) = prompt.filter(|p| is_first(p) && !self.jobs.fits(p.request)) {
             self.take_back(prompt);
         }
@@ -131,20 +137,20 @@ impl<O: Order> Sharing<O> {
         let answers = self.jobs.queues.get(&answer.service).map_or(0, |l| l.answers.len());
         let places = self.limits.tasks.saturating_sub(answers);
         let joins = self.first(answer.service, Part::Prompt).filter(|p| self.jobs.fits(p.request));
-        match joins.filter(|_| self.rules.prompts == Prompts::Join && places > 0) {
+        match joins.filter(|_| self.rules.prompts == PromptStart::Join && places > 0) {
             Some(joins) => Some((joins, Part::Prompt, places)),
             None => Some((answer, Part::Answer, self.limits.tasks)),
         }
     }
 
     /// Takes memory for the first prompt from answers that come after it; from no starved one.
-    fn take_back(&mut self, prompt: Turn) {
-        let Some(job) = self.jobs.get(prompt.request).filter(|_| self.rules.memory == Memory::TakenBack) else {
+    fn take_back(&mut self, prompt: ServiceTurn) {
+        let Some(job) = self.jobs.get(prompt.request).filter(|_| self.rules.memory == MemoryRule::TakenBack) else {
             return;
         };
         let (lacks, rank) = (self.jobs.lacks(job), job.rank);
         let (clock, order) = (self.clock, &self.order);
-        let after = |job: &Job<O::Standing>| {
+        let after = |job: &ServiceJob<O::Standing>| {
             let is_starved = clock - job.came > order.patience(job.service);
             !is_starved && (prompt.urgency == Urgency::Starved || job.rank > rank)
         };
@@ -152,7 +158,7 @@ impl<O: Order> Sharing<O> {
     }
 
     /// The first, then others of its service in order.
-    fn queue(&self, first: Turn, part: Part, most: usize) -> Vec<RequestNo> {
+    fn queue(&self, first: ServiceTurn, part: Part, most: usize) -> Vec<RequestNo> {
         let Some(queues) = self.jobs.queues.get(&first.service) else { return Vec::new() };
         let others = queues.of(part).iter().map(|(_, r)| *r).filter(|r| *r != first.request);
         std::iter::once(first.request).chain(others).take(most).collect()

@@ -7,9 +7,9 @@ use tsnode_coordinator::policy::{
 
 /// Tokens that each machine has still to compute, of what was sent there.
 #[derive(Clone, Debug)]
-pub(super) struct Pending(Vec<i64>);
+pub(super) struct PendingTokens(Vec<i64>);
 
-impl Pending {
+impl PendingTokens {
     pub(super) fn new(machines: usize) -> Self {
         Self(vec![0; machines])
     }
@@ -32,14 +32,14 @@ impl Pending {
 #[derive(Clone, Debug)]
 pub struct ShortestQueue {
     machines: u32,
-    pending: Pending,
+    pending: PendingTokens,
 }
 
 impl ShortestQueue {
     /// For so many machines.
     #[must_use]
     pub fn new(machines: usize) -> Self {
-        Self { machines: machines as u32, pending: Pending::new(machines) }
+        Self { machines: machines as u32, pending: PendingTokens::new(machines) }
     }
 }
 

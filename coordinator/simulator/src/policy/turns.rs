@@ -4,8 +4,7 @@
 use std::collections::BTreeMap;
 use tsnode_coordinator::policy::{
     batching::{Batch, Batching, Part, RequestNo, Seen, ServiceNo, Stepwise, Task},
-    choice::{Batches, Room},
-    sharing::arbiter::{Arbitration, Share, Work},
+    sharing::arbiter::{Arbitration, DeviceWork, StepShare},
 };
 use tsnode_protocol::Seconds;
 
@@ -20,7 +19,7 @@ struct Model {
 
 /// The policy and its machine's state.
 #[derive(Debug)]
-pub struct Turns {
+pub struct ModelTurns {
     models: Vec<Model>,
     arbiter: Box<dyn Arbitration<RequestNo>>,
     /// Whose requests are which.
@@ -28,12 +27,12 @@ pub struct Turns {
     running: Option<ServiceNo>,
 }
 
-impl Turns {
-    /// An idle machine whose models have these rooms.
+impl ModelTurns {
+    /// An idle machine whose models form their steps so, in order of their numbers.
     #[must_use]
-    pub fn new(arbiter: Box<dyn Arbitration<RequestNo>>, batches: Batches, rooms: &[Room]) -> Self {
-        let model = |room: &Room| Model { batching: batches.batching(*room), step: None, starting: Vec::new() };
-        Self { models: rooms.iter().map(model).collect(), arbiter, services: BTreeMap::new(), running: None }
+    pub fn new(arbiter: Box<dyn Arbitration<RequestNo>>, models: Vec<Box<dyn Stepwise>>) -> Self {
+        let model = |batching| Model { batching, step: None, starting: Vec::new() };
+        Self { models: models.into_iter().map(model).collect(), arbiter, services: BTreeMap::new(), running: None }
     }
 
     fn model(&mut self, service: ServiceNo) -> Option<&mut Model> {
@@ -59,14 +58,14 @@ impl Turns {
             let mut shares = Vec::new();
             model.batching.members(&mut |m| {
                 let prompt_tokens = if m.part == Part::Prompt { m.tokens } else { 0 };
-                shares.push(Share { request: m.request, prompt_tokens });
+                shares.push(StepShare { request: m.request, prompt_tokens });
             });
-            self.arbiter.asks(service, Work::Step(shares));
+            self.arbiter.asks(service, DeviceWork::Step(shares));
         }
     }
 }
 
-impl Batching for Turns {
+impl Batching for ModelTurns {
     fn add(&mut self, task: Task) -> bool {
         self.services.insert(task.request, task.service);
         if task.part == Part::Prompt {

@@ -8,7 +8,7 @@ use tsnode_coordinator::policy::{
 
 /// A machine's part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Weight {
+pub struct MachineWeight {
     /// Requests in a round.
     pub turns: u32,
     /// Requests that may wait there.
@@ -18,7 +18,7 @@ pub struct Weight {
 /// Weighted round robin, each machine's turns spread over the round.
 #[derive(Clone, Debug)]
 pub struct Weighted {
-    weights: Vec<Weight>,
+    weights: Vec<MachineWeight>,
     /// Turns that each machine is owed.
     owed: Vec<i64>,
 }
@@ -26,7 +26,7 @@ pub struct Weighted {
 impl Weighted {
     /// Over these machines, in order.
     #[must_use]
-    pub fn new(weights: Vec<Weight>) -> Self {
+    pub fn new(weights: Vec<MachineWeight>) -> Self {
         Self { owed: vec![0; weights.len()], weights }
     }
 
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     fn weights() -> Weighted {
-        Weighted::new(vec![Weight { turns: 3, most_waiting: 3 }, Weight { turns: 1, most_waiting: 1 }])
+        Weighted::new(vec![MachineWeight { turns: 3, most_waiting: 3 }, MachineWeight { turns: 1, most_waiting: 1 }])
     }
 
     #[test]

@@ -8,14 +8,14 @@ use serde::Serialize;
 use std::fmt;
 use std::sync::Arc;
 use tsnode_coordinator::{
-    policy::batching::Limits,
+    policy::batching::BatchLimits,
     replay::cost::IterationCost,
     scheduler::{
         Cluster, InstanceId, Problem, Slo, Space, Workload,
-        cluster::{Instance, KindId, Path},
-        figures::Figures,
+        cluster::{ClusterLink, Instance, KindId},
+        figures::DeviceFigures,
         models::Model,
-        parallel::{self, Config},
+        parallel::{self, ParallelConfig},
         slo::Reference,
     },
 };
@@ -49,18 +49,18 @@ impl fmt::Display for Measure {
 
 /// How fast a machine does something.
 #[derive(Clone, Debug)]
-pub struct Role {
+pub struct MachineRole {
     /// Times of iterations.
     pub speed: Arc<dyn IterationCost>,
     /// What an iteration may hold.
-    pub limits: Limits,
+    pub limits: BatchLimits,
     /// KV that fits (tokens).
     pub room: u64,
 }
 
 /// A kind of machine.
 #[derive(Clone, Debug)]
-pub struct Kind {
+pub struct MachineKind {
     /// Its name.
     pub name: String,
     /// $ an hour, where known.
@@ -68,11 +68,11 @@ pub struct Kind {
     /// W, where known.
     pub power: Option<f64>,
     /// In a pool for prompts.
-    pub prompts: Role,
+    pub prompts: MachineRole,
     /// In a pool for answers.
-    pub answers: Role,
+    pub answers: MachineRole,
     /// Doing both.
-    pub both: Role,
+    pub both: MachineRole,
 }
 
 /// The machines of Splitwise's evaluation.
@@ -108,10 +108,10 @@ impl Dgx {
     }
 }
 
-impl Kind {
+impl MachineKind {
     /// One that is as fast whatever it does.
     #[must_use]
-    pub fn alike(name: &str, cost: Option<f64>, power: Option<f64>, role: &Role) -> Self {
+    pub fn alike(name: &str, cost: Option<f64>, power: Option<f64>, role: &MachineRole) -> Self {
         let [prompts, answers, both] = [role.clone(), role.clone(), role.clone()];
         Self { name: name.to_owned(), cost, power, prompts, answers, both }
     }
@@ -119,7 +119,7 @@ impl Kind {
     /// A machine of Splitwise's, with its table of times.
     #[must_use]
     pub fn splitwise(dgx: Dgx, table: &Arc<Table>, sizes: Sizes) -> Self {
-        let role = Role { speed: table.clone(), limits: LIMITS, room: sizes.capacity() };
+        let role = MachineRole { speed: table.clone(), limits: LIMITS, room: sizes.capacity() };
         let name = match dgx {
             Dgx::A100 => "DGX-A100",
             Dgx::H100 => "DGX-H100",
@@ -131,7 +131,13 @@ impl Kind {
     /// By the cost model's closed forms: devices of one kind side by side on one host. `None` if they cannot hold the
     /// model.
     #[must_use]
-    pub fn closed(host: &Host, model: &Model, workload: &Workload, slo: Slo, reference: Reference) -> Option<Self> {
+    pub fn closed(
+        host: &MachineHost,
+        model: &Model,
+        workload: &Workload,
+        slo: Slo,
+        reference: Reference,
+    ) -> Option<Self> {
         let name = host.name.clone();
         let instance =
             Instance { name: name.clone(), kind: KindId(0), count: host.devices, site: 0, inside: host.inside };
@@ -164,23 +170,23 @@ impl Kind {
 
 /// A host to make a kind of.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Host {
+pub struct MachineHost {
     /// The kind's name.
     pub name: String,
     /// Its devices' figures.
-    pub device: Figures,
+    pub device: DeviceFigures,
     /// How many.
     pub devices: u16,
     /// The link between two of them.
-    pub inside: Path,
+    pub inside: ClusterLink,
     /// $ an hour, where known.
     pub cost: Option<f64>,
     /// W, where known.
     pub power: Option<f64>,
 }
 
-fn role(config: Config) -> Role {
+fn role(config: ParallelConfig) -> MachineRole {
     let tasks = LIMITS.tasks.min(config.batch as usize).max(1);
     let room = config.kv_tokens.0.max(0.0) as u64;
-    Role { limits: Limits { tasks, ..LIMITS }, room, speed: Arc::new(config) }
+    MachineRole { limits: BatchLimits { tasks, ..LIMITS }, room, speed: Arc::new(config) }
 }

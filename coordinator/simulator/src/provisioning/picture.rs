@@ -1,6 +1,6 @@
 //! The mixes that were tried as a picture (SVG): machines for prompts by machines for answers, kept or missed.
 
-use super::{Answer, Question, Tried};
+use super::{ProvisioningAnswer, Question, Tried};
 use std::fmt::Write;
 
 const WIDTH: f64 = 640.0;
@@ -12,7 +12,7 @@ const BOTTOM: f64 = 50.0;
 
 /// One panel for each design that was looked at, one under the other.
 #[must_use]
-pub fn svg(question: &Question, answer: &Answer) -> String {
+pub fn svg(question: &Question, answer: &ProvisioningAnswer) -> String {
     let shown: Vec<&Tried> = answer.designs.iter().filter(|d| !d.looks.is_empty()).collect();
     let height = PANEL * shown.len().max(1) as f64;
     let mut out = format!(
@@ -28,7 +28,7 @@ pub fn svg(question: &Question, answer: &Answer) -> String {
 }
 
 fn panel(out: &mut String, question: &Question, tried: &Tried) {
-    let most = |f: fn(&super::Look) -> u32| tried.looks.iter().map(f).max().unwrap_or(0).max(1);
+    let most = |f: fn(&super::TriedMix) -> u32| tried.looks.iter().map(f).max().unwrap_or(0).max(1);
     let (most_prompts, most_answers) = (most(|l| l.mix.prompts), most(|l| l.mix.answers));
     let x = |n: u32| LEFT + (WIDTH - LEFT - RIGHT) * f64::from(n) / f64::from(most_prompts);
     let y = |n: u32| PANEL - BOTTOM - (PANEL - TOP - BOTTOM) * f64::from(n) / f64::from(most_answers);

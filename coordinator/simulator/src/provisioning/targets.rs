@@ -12,19 +12,19 @@ use serde::Serialize;
 use std::sync::Arc;
 use tsnode_coordinator::{
     policy::routing::Asked,
-    replay::machines::{Arrival, SoFar, Trace},
+    replay::machines::{Arrival, ReplayTrace, SoFar},
     scheduler::{
         slo::{self, Deadline, Reference, Slo},
-        workload::Request,
+        workload::WorkloadRequest,
     },
 };
 use tsnode_protocol::{Seconds, Tokens};
 
 /// Targets.
 #[derive(Clone, Debug)]
-pub enum Targets {
+pub enum ProvisioningTargets {
     /// All nine of Splitwise's Table VI, as multiples of what this machine takes alone.
-    TableVi(Alone),
+    TableVi(AloneTimes),
     /// Deadlines, and the share of requests that must keep all of theirs.
     Deadlines {
         /// The deadlines.
@@ -38,14 +38,14 @@ pub enum Targets {
 
 /// What a request takes alone.
 #[derive(Clone, Debug)]
-pub enum Alone {
+pub enum AloneTimes {
     /// By a table.
     Table(Arc<Table>),
     /// By the closed forms.
     Reference(Reference),
 }
 
-impl Alone {
+impl AloneTimes {
     /// To the first token, per token after it, to the last token (s).
     fn times(&self, asked: Asked) -> [f64; 3] {
         let steps = f64::from(asked.answer) - 1.0;
@@ -65,9 +65,9 @@ impl Alone {
 
 /// A target that is not kept.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Broken {
+pub struct MissedTarget {
     /// Which time; all together where deadlines are kept or not.
-    pub time: Option<Time>,
+    pub time: Option<TargetTime>,
     /// For which share of the requests.
     pub share: f64,
     /// What it came to: a multiple of the time alone, or the share in time.
@@ -79,7 +79,7 @@ pub struct Broken {
 /// A time that Table VI has targets for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Time {
+pub enum TargetTime {
     /// To the first token.
     First,
     /// Per token.
@@ -88,24 +88,26 @@ pub enum Time {
     Whole,
 }
 
-const TIMES: [Time; 3] = [Time::First, Time::Token, Time::Whole];
+const TIMES: [TargetTime; 3] = [TargetTime::First, TargetTime::Token, TargetTime::Whole];
 
 /// The targets for a list of requests.
 #[derive(Clone, Debug)]
-pub enum Judge {
+pub enum TargetJudge {
     /// What each takes alone.
     TableVi(Vec<[f64; 3]>),
     /// When each must be done, and how many must be.
     Deadlines(Vec<Deadline>, usize),
 }
 
-impl Judge {
+impl TargetJudge {
     /// For these requests.
     #[must_use]
-    pub fn new(targets: &Targets, arrivals: &[Arrival]) -> Self {
+    pub fn new(targets: &ProvisioningTargets, arrivals: &[Arrival]) -> Self {
         match targets {
-            Targets::TableVi(alone) => Self::TableVi(arrivals.iter().map(|a| alone.times(a.asked)).collect()),
-            Targets::Deadlines { slo, reference, share } => {
+            ProvisioningTargets::TableVi(alone) => {
+                Self::TableVi(arrivals.iter().map(|a| alone.times(a.asked)).collect())
+            }
+            ProvisioningTargets::Deadlines { slo, reference, share } => {
                 let each = arrivals.iter().map(|a| slo::deadline(slo, reference, &request(a.asked))).collect();
                 Self::Deadlines(each, (share * arrivals.len() as f64 - 1e-9).ceil().max(0.0) as usize)
             }
@@ -139,7 +141,7 @@ impl Judge {
 
     /// The first target that all these requests together do not keep.
     #[must_use]
-    pub fn broken(&self, traces: &[Trace]) -> Option<Broken> {
+    pub fn broken(&self, traces: &[ReplayTrace]) -> Option<MissedTarget> {
         let forever = Seconds(f64::INFINITY);
         match self {
             Self::TableVi(alone) => TIMES.iter().enumerate().find_map(|(i, time)| {
@@ -147,7 +149,7 @@ impl Judge {
                 let broken = |(share, want): (&f64, &f64)| {
                     // Between two that never end there is no number.
                     let got = if sorted.at(*share).is_nan() { f64::INFINITY } else { sorted.at(*share) };
-                    (got >= *want).then_some(Broken { time: Some(*time), share: *share, got, want: *want })
+                    (got >= *want).then_some(MissedTarget { time: Some(*time), share: *share, got, want: *want })
                 };
                 SHARES.iter().zip(&TABLE_VI[i]).find_map(broken)
             }),
@@ -155,7 +157,7 @@ impl Judge {
                 let kept = traces.iter().zip(each).filter(|(t, d)| !is_late(t, d, forever)).count();
                 let all = each.len().max(1) as f64;
                 let (got, want) = (kept as f64 / all, *need as f64 / all);
-                (kept < *need).then_some(Broken { time: None, share: want, got, want })
+                (kept < *need).then_some(MissedTarget { time: None, share: want, got, want })
             }
         }
     }
@@ -174,12 +176,12 @@ impl Judge {
     }
 }
 
-fn request(asked: Asked) -> Request {
-    Request { prompt: Tokens(f64::from(asked.prompt)), answer: Tokens(f64::from(asked.answer)) }
+fn request(asked: Asked) -> WorkloadRequest {
+    WorkloadRequest { prompt: Tokens(f64::from(asked.prompt)), answer: Tokens(f64::from(asked.answer)) }
 }
 
 /// To the first token, from there on, and in all (s): what it was, or at least is.
-fn at_least(trace: &Trace, now: Seconds) -> [f64; 3] {
+fn at_least(trace: &ReplayTrace, now: Seconds) -> [f64; 3] {
     let (at, first, end) = (trace.arrival.at.0, trace.first.0.min(now.0), trace.end.0.min(now.0));
     // What never began never ends.
     let rest = if first == f64::INFINITY { first } else { end - first };
@@ -187,12 +189,12 @@ fn at_least(trace: &Trace, now: Seconds) -> [f64; 3] {
 }
 
 /// Multiples of the times alone, tokens counted as Splitwise's simulator does ([`crate::splitwise::tbt`]).
-fn slowdowns(trace: &Trace, alone: &[f64; 3], now: Seconds) -> [f64; 3] {
+fn slowdowns(trace: &ReplayTrace, alone: &[f64; 3], now: Seconds) -> [f64; 3] {
     let [first, rest, whole] = at_least(trace, now);
     [first / alone[0], rest / f64::from(trace.arrival.asked.answer) / alone[1], whole / alone[2]]
 }
 
-fn is_late(trace: &Trace, deadline: &Deadline, now: Seconds) -> bool {
+fn is_late(trace: &ReplayTrace, deadline: &Deadline, now: Seconds) -> bool {
     let [first, rest, whole] = at_least(trace, now);
     let steps = f64::from(trace.arrival.asked.answer) - 1.0;
     // Without steps there is nothing that could be late.

@@ -1,10 +1,10 @@
 //! One mix at one rate: closed forms first, then a simulation that ends as soon as the verdict is certain.
 
 use super::{
-    Aim, Budget, Design, Question,
-    kinds::{Kind, Role},
-    targets::{Broken, Judge},
-    walk::{Found, Mix},
+    Aim, Design, MixBudget, Question,
+    kinds::{MachineKind, MachineRole},
+    targets::{MissedTarget, TargetJudge},
+    walk::{BestMix, Mix},
 };
 use crate::policy::{ageing::Ageing, pools::Pools, shortest_queue::ShortestQueue};
 use std::cell::Cell;
@@ -48,7 +48,7 @@ struct List {
     rate: f64,
     span: Seconds,
     arrivals: Vec<Arrival>,
-    judge: Judge,
+    judge: TargetJudge,
     /// Machines of either pool that all prompts keep busy, were the other pool not there.
     busy: [f64; 2],
 }
@@ -81,9 +81,9 @@ impl<'a> Trial<'a> {
     }
 
     /// What one machine of each pool breaks with a request at a time; `None` if that was stopped.
-    pub fn broken_alone(&mut self) -> Option<Option<Broken>> {
+    pub fn broken_alone(&mut self) -> Option<Option<MissedTarget>> {
         let arrivals = self.question.demand.apart(ALONE, GAP);
-        let judge = Judge::new(&self.question.targets, &arrivals);
+        let judge = TargetJudge::new(&self.question.targets, &arrivals);
         let answers = u32::from(matches!(self.design, Design::Split { .. }));
         let simulation = self.simulation(Mix { prompts: 1, answers });
         let outcome = simulation.run(&arrivals, &|_| (self.stop)(self.simulations));
@@ -93,7 +93,7 @@ impl<'a> Trial<'a> {
 
     /// Where a search starts: pools at a usual load; as steps, none.
     #[must_use]
-    pub fn guess(&self, aim: Aim) -> Found {
+    pub fn guess(&self, aim: Aim) -> BestMix {
         let (prompt, answer) = self.work();
         let (rate, steps) = match aim {
             Aim::Least { rate, .. } => (rate, 0),
@@ -108,13 +108,13 @@ impl<'a> Trial<'a> {
             Design::Split { .. } => Mix { prompts: machines(prompt), answers: machines(answer) },
             Design::Together(_) => Mix { prompts: machines(prompt + answer), answers: 0 },
         };
-        Found { mix, steps: steps.max(1) }
+        BestMix { mix, steps: steps.max(1) }
     }
 
     /// Requests a second that a budget allows at a usual load, by a machine's time for a prompt and for an answer.
-    fn rate_within(&self, budget: &Budget, prompt: f64, answer: f64) -> f64 {
+    fn rate_within(&self, budget: &MixBudget, prompt: f64, answer: f64) -> f64 {
         let (a, b) = self.kinds();
-        let takes = |kind: &Kind, work: f64| kind.weight(budget.of).unwrap_or(0.0) * work;
+        let takes = |kind: &MachineKind, work: f64| kind.weight(budget.of).unwrap_or(0.0) * work;
         LOAD * budget.most / (takes(a, prompt) + takes(b, answer))
     }
 
@@ -134,12 +134,12 @@ impl<'a> Trial<'a> {
         (prompt, lengths.iter().map(answer).sum::<f64>() / n)
     }
 
-    fn kinds(&self) -> (&'a Kind, &'a Kind) {
+    fn kinds(&self) -> (&'a MachineKind, &'a MachineKind) {
         let (a, b) = self.design.kinds();
         (&self.question.kinds[a.0], &self.question.kinds[b.0])
     }
 
-    fn roles(&self) -> (&'a Role, &'a Role) {
+    fn roles(&self) -> (&'a MachineRole, &'a MachineRole) {
         let (a, b) = self.kinds();
         match self.design {
             Design::Split { .. } => (&a.prompts, &b.answers),
@@ -149,14 +149,14 @@ impl<'a> Trial<'a> {
 
     fn list(&self, rate: f64, span: Seconds) -> List {
         let arrivals = self.question.demand.arrivals(rate, span);
-        let judge = Judge::new(&self.question.targets, &arrivals);
+        let judge = TargetJudge::new(&self.question.targets, &arrivals);
         let (a, b) = self.roles();
         let busy = [a, b].map(|role| busy(role, &arrivals, &judge));
         List { rate, span, arrivals, judge, busy }
     }
 
     /// What these requests break; the outer `None` if that was stopped.
-    fn run(&mut self, mix: Mix, arrivals: &[Arrival], judge: &Judge) -> Option<Option<Broken>> {
+    fn run(&mut self, mix: Mix, arrivals: &[Arrival], judge: &TargetJudge) -> Option<Option<MissedTarget>> {
         let (lost, stopped) = (Cell::new(false), Cell::new(false));
         let outcome = self.simulation(mix).run_until(arrivals, &|so_far| {
             stopped.set((self.stop)(self.simulations));
@@ -167,7 +167,7 @@ impl<'a> Trial<'a> {
         self.cut += u32::from(lost.get());
         match (lost.get(), stopped.get()) {
             // Which one broke first is not asked of a simulation that was cut.
-            (true, _) => Some(Some(Broken { time: None, share: 0.0, got: 0.0, want: 0.0 })),
+            (true, _) => Some(Some(MissedTarget { time: None, share: 0.0, got: 0.0, want: 0.0 })),
             (_, true) => None,
             _ => Some(judge.broken(&outcome.traces)),
         }
@@ -175,7 +175,7 @@ impl<'a> Trial<'a> {
 
     fn simulation(&self, mix: Mix) -> Simulation {
         let (a, b) = self.roles();
-        let machine = |role: &Role| Machine {
+        let machine = |role: &MachineRole| Machine {
             batching: Box::new(Ageing::new(role.limits, role.room)),
             cost: Arc::clone(&role.speed),
         };
@@ -191,7 +191,7 @@ impl<'a> Trial<'a> {
 }
 
 /// The least time that a prompt keeps a machine, alone or as a part of a batch of its like (s).
-fn least(role: &Role, prompt: u32) -> f64 {
+fn least(role: &MachineRole, prompt: u32) -> f64 {
     let alike = |n: u32| {
         let (tokens, n) = (u64::from(prompt), u64::from(n));
         let batch = Batch {
@@ -210,7 +210,7 @@ fn least(role: &Role, prompt: u32) -> f64 {
 /// Machines of a pool that must be busy all the time, from the first request until the last first token may come: each
 /// prompt's least time over that time, without as many of the longest as may be late. The most of what that gives with
 /// the longest left out.
-fn busy(role: &Role, arrivals: &[Arrival], judge: &Judge) -> f64 {
+fn busy(role: &MachineRole, arrivals: &[Arrival], judge: &TargetJudge) -> f64 {
     let (deadlines, may_miss) = judge.first_tokens();
     let last = arrivals.last().map_or(0.0, |a| a.at.0);
     let mut work: Vec<(f64, f64)> =

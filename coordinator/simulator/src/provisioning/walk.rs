@@ -41,7 +41,7 @@ impl Mix {
 
 /// How many pools there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shape {
+pub enum PoolShape {
     /// One for prompts, one for answers.
     Two,
     /// One that does both.
@@ -59,16 +59,16 @@ pub struct Limit {
 
 /// The mixes that are allowed.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Space {
+pub struct MixSpace {
     /// The pools.
-    pub shape: Shape,
+    pub shape: PoolShape,
     /// Budgets.
     pub limits: Vec<Limit>,
     /// Most machines in a pool.
     pub machines: u32,
 }
 
-impl Space {
+impl MixSpace {
     /// The most prompt machines beside so many for answers; 0 if there is no such mix.
     fn most_prompts(&self, answers: u32, also: Option<&Limit>) -> u32 {
         let left = |limit: &Limit| {
@@ -83,8 +83,8 @@ impl Space {
     /// Numbers of answer machines beside which there can be one for prompts.
     fn answers(&self, also: Option<&Limit>) -> RangeInclusive<u32> {
         match self.shape {
-            Shape::One => 0..=0,
-            Shape::Two => {
+            PoolShape::One => 0..=0,
+            PoolShape::Two => {
                 let left = |l: &Limit| {
                     let left = (l.most - l.weights[0]).max(0.0);
                     if l.weights[1] > 0.0 { (left / l.weights[1]) as u32 } else { self.machines }
@@ -112,7 +112,7 @@ impl Space {
 
 /// A mix that was tried.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Look {
+pub struct TriedMix {
     /// Which.
     pub mix: Mix,
     /// At which rate.
@@ -123,7 +123,7 @@ pub struct Look {
 
 /// The best mix so far, and the steps of rate it keeps where that is sought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct BestMix {
     /// The mix.
     pub mix: Mix,
     /// Multiples of the step.
@@ -131,18 +131,18 @@ pub struct Found {
 }
 
 /// A search. `look` tries a mix at a rate; `None` from it ends the search with the best so far.
-pub struct Walk<'a> {
-    space: &'a Space,
+pub struct MixWalk<'a> {
+    space: &'a MixSpace,
     look: &'a mut dyn FnMut(Mix, f64) -> Option<bool>,
     /// The best so far.
-    pub best: Option<Found>,
+    pub best: Option<BestMix>,
     /// What was tried, in order.
-    pub looks: Vec<Look>,
+    pub looks: Vec<TriedMix>,
 }
 
-impl<'a> Walk<'a> {
+impl<'a> MixWalk<'a> {
     /// In a space.
-    pub fn new(space: &'a Space, look: &'a mut dyn FnMut(Mix, f64) -> Option<bool>) -> Self {
+    pub fn new(space: &'a MixSpace, look: &'a mut dyn FnMut(Mix, f64) -> Option<bool>) -> Self {
         Self { space, look, best: None, looks: Vec::new() }
     }
 
@@ -162,7 +162,7 @@ impl<'a> Walk<'a> {
         let Some(mut mix) = self.space.nearest(start) else { return Some(()) };
         loop {
             if self.keeps(mix, rate)? {
-                self.best = Some(Found { mix, steps: 0 });
+                self.best = Some(BestMix { mix, steps: 0 });
                 return Some(());
             }
             let more = |n: u32| if n == 0 { 0 } else { (f64::from(n) * GROWTH).ceil() as u32 };
@@ -187,7 +187,7 @@ impl<'a> Walk<'a> {
 
     /// Fewer prompt machines, then fewer for answers, as far as the rate is kept.
     fn shrink(&mut self, mix: Mix, rate: f64) -> Option<()> {
-        self.best = Some(Found { mix, steps: 0 });
+        self.best = Some(BestMix { mix, steps: 0 });
         let prompts = self.least(mix.prompts, rate, |prompts| Mix { prompts, ..mix })?;
         let mix = Mix { prompts, ..mix };
         self.least(mix.answers, rate, |answers| Mix { answers, ..mix })?;
@@ -201,7 +201,7 @@ impl<'a> Walk<'a> {
             let middle = u32::midpoint(low, high);
             if self.keeps(with(middle), rate)? {
                 high = middle;
-                self.best = Some(Found { mix: with(middle), steps: 0 });
+                self.best = Some(BestMix { mix: with(middle), steps: 0 });
             } else {
                 low = middle;
             }
@@ -210,7 +210,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Finds the mix that keeps the most steps of rate; `None` if that was stopped. `start` says where to begin.
-    pub fn most(&mut self, step: f64, start: Found) -> Option<()> {
+    pub fn most(&mut self, step: f64, start: BestMix) -> Option<()> {
         for answers in self.space.answers_from(start.mix.answers, None) {
             let prompts = self.space.most_prompts(answers, None);
             let mix = Mix { prompts, answers };
@@ -230,7 +230,7 @@ impl<'a> Walk<'a> {
         let mut next = first;
         loop {
             if self.keeps(mix, step * f64::from(next))? {
-                (low, self.best) = (next, Some(Found { mix, steps: next }));
+                (low, self.best) = (next, Some(BestMix { mix, steps: next }));
             } else if known > 0 && next == known + 1 {
                 return Some(());
             } else {
@@ -249,7 +249,7 @@ impl<'a> Walk<'a> {
 
     /// Whether a mix keeps a rate: known from others, or tried.
     fn keeps(&mut self, mix: Mix, rate: f64) -> Option<bool> {
-        let says = |l: &Look| match l.kept {
+        let says = |l: &TriedMix| match l.kept {
             true => l.mix.is_within(mix) && l.rate >= rate,
             // Just below one that is missed there may be one that is kept: slow machines are not always a help.
             false => {
@@ -261,7 +261,7 @@ impl<'a> Walk<'a> {
             return Some(look.kept);
         }
         let kept = (self.look)(mix, rate)?;
-        self.looks.push(Look { mix, rate, kept });
+        self.looks.push(TriedMix { mix, rate, kept });
         Some(kept)
     }
 }

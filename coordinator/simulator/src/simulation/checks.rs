@@ -1,8 +1,8 @@
 //! What must hold, whatever happens: sentences, checked while a scenario runs.
 
 use super::{
-    tally::Tally,
-    terms::{Adoption, Terms, must_meet},
+    tally::ScenarioTally,
+    terms::{AdoptedTerms, PlanAdoption, must_meet},
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -29,7 +29,7 @@ pub const MEET: Duration = Duration::from_secs(10);
 
 /// A sentence that does not hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Broken {
+pub struct Violation {
     /// When.
     pub at: Time,
     /// Which.
@@ -38,7 +38,7 @@ pub struct Broken {
     pub what: String,
 }
 
-impl fmt::Display for Broken {
+impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} at {:.2} s: {}", self.sentence, self.at.as_secs_f64(), self.what)
     }
@@ -46,7 +46,7 @@ impl fmt::Display for Broken {
 
 /// What was counted and measured.
 #[derive(Clone, Debug, Default)]
-pub struct Figures {
+pub struct ScenarioFigures {
     /// From a peer's end to a view without it (s), where its system said that it is gone or its connections closed.
     pub noticed_at_once: Vec<f64>,
     /// The same where there was only silence (s).
@@ -60,7 +60,7 @@ pub struct Figures {
     /// From quiet to agreement (s).
     pub agreed_after: Option<f64>,
     /// How requests fared, where clients came.
-    pub requests: Tally,
+    pub requests: ScenarioTally,
     /// From agreement until a client of each honest peer had its whole answer (s).
     pub served_after: Option<f64>,
     /// Messages and bytes said, by kind.
@@ -77,23 +77,23 @@ pub struct Figures {
 
 /// The record that the sentences are about.
 #[derive(Debug, Default)]
-pub struct Checks {
+pub struct InvariantChecks {
     /// What does not hold, first of all.
-    pub broken: Option<Broken>,
+    pub broken: Option<Violation>,
     /// What was measured.
-    pub figures: Figures,
+    pub figures: ScenarioFigures,
     /// What each peer endorsed.
     endorsed: BTreeMap<(PeerId, Epoch, Term), PlanId>,
     endorsers: BTreeMap<PlanId, BTreeSet<PeerId>>,
     /// Adopted plans, and by whom.
-    terms: Terms,
+    terms: AdoptedTerms,
     /// The last (epoch, term) that each peer's present life adopted.
     followed: BTreeMap<PeerId, (Epoch, Term)>,
 }
 
-impl Checks {
+impl InvariantChecks {
     pub(super) fn break_off(&mut self, at: Time, sentence: &'static str, what: String) {
-        self.broken.get_or_insert(Broken { at, sentence, what });
+        self.broken.get_or_insert(Violation { at, sentence, what });
     }
 
     /// Nobody endorses two plans of one (epoch, term), whatever happened to it in between.
@@ -129,17 +129,22 @@ impl Checks {
 
     /// Of the plans of one term a peer adopts the one that others did: where their views of who decides have so much in common
     /// that majorities of both must share a peer that votes once, always; and where nobody lies, if they were connected.
-    pub(super) fn one_plan_a_term_is_adopted(&mut self, plan: &Plan, adoption: Adoption, byzantine: &BTreeSet<PeerId>) {
+    pub(super) fn one_plan_a_term_is_adopted(
+        &mut self,
+        plan: &Plan,
+        adoption: PlanAdoption,
+        byzantine: &BTreeSet<PeerId>,
+    ) {
         let mine = adoption.clone();
         let (others, is_first) = self.terms.adopt(plan, adoption);
         self.figures.plans += u64::from(is_first);
         let mut met = BTreeSet::new();
         // Most see the same peers: one set of them is looked at once.
-        let mut meets = |a: &Adoption| {
+        let mut meets = |a: &PlanAdoption| {
             met.insert(Arc::as_ptr(&a.electorate)) && must_meet(&a.electorate, &mine.electorate, byzantine)
         };
-        let connected = |a: &Adoption| byzantine.is_empty() && a.calm_since.max(mine.calm_since) + MEET <= a.at;
-        let what = |(id, a): &(PlanId, &Adoption)| {
+        let connected = |a: &PlanAdoption| byzantine.is_empty() && a.calm_since.max(mine.calm_since) + MEET <= a.at;
+        let what = |(id, a): &(PlanId, &PlanAdoption)| {
             let (first, second) = (format!("p{} {id:.10}", a.peer), format!("p{} {:.10}", mine.peer, plan.id()));
             format!("{first} and {second}, both of {:?}", (plan.epoch, plan.term))
         };
@@ -163,7 +168,11 @@ impl Checks {
             for (k, (a, first)) in all.iter().enumerate() {
                 if let Some((b, _)) = all[k + 1..].iter().find(|(_, second)| !first.is_disjoint(second)) {
                     let what = format!("{a:.10} and {b:.10} of {at:?}");
-                    self.broken.get_or_insert(Broken { at: now, sentence: "no_two_plans_of_a_term_share_peers", what });
+                    self.broken.get_or_insert(Violation {
+                        at: now,
+                        sentence: "no_two_plans_of_a_term_share_peers",
+                        what,
+                    });
                 }
             }
         }
@@ -206,19 +215,26 @@ mod tests {
     use super::*;
 
     /// The `n`th peer adopts a plan of one term, at that second, in an electorate, undisturbed since that second.
-    fn adopts(checks: &mut Checks, n: u8, plan: &str, at: u64, electorate: std::ops::Range<u8>, calm_since: u64) {
+    fn adopts(
+        checks: &mut InvariantChecks,
+        n: u8,
+        plan: &str,
+        at: u64,
+        electorate: std::ops::Range<u8>,
+        calm_since: u64,
+    ) {
         let (epoch, term, reason) = (Epoch(1), Term(1), plan.into());
         let plan = Plan { epoch, term, parent: None, groups: vec![], routes: vec![], chosen: vec![], reason };
         let electorate = Arc::new(electorate.map(|n| PeerId([n; 32])).collect());
         let (at, calm_since) = (Duration::from_secs(at), Duration::from_secs(calm_since));
-        let adoption = Adoption { peer: n.into(), at, electorate, calm_since };
+        let adoption = PlanAdoption { peer: n.into(), at, electorate, calm_since };
         checks.one_plan_a_term_is_adopted(&plan, adoption, &BTreeSet::new());
     }
 
     #[test]
     fn a_second_plan_of_a_term_is_found_where_views_meet_or_peers_do() {
-        let sentence = |checks: &Checks| checks.broken.as_ref().map(|b| b.sentence);
-        let mut checks = Checks::default();
+        let sentence = |checks: &InvariantChecks| checks.broken.as_ref().map(|b| b.sentence);
+        let mut checks = InvariantChecks::default();
         adopts(&mut checks, 0, "one", 20, 0..5, 19);
         adopts(&mut checks, 1, "one", 21, 0..5, 19);
         // Of the other side of a network in parts.
@@ -227,7 +243,7 @@ mod tests {
         adopts(&mut checks, 6, "two", 23, 0..6, 19);
         assert_eq!(sentence(&checks), Some("whose_majorities_meet_adopt_one_plan_a_term"));
 
-        let mut checks = Checks::default();
+        let mut checks = InvariantChecks::default();
         adopts(&mut checks, 0, "one", 20, 0..5, 9);
         adopts(&mut checks, 5, "two", 22, 5..9, 9);
         assert_eq!(sentence(&checks), Some("connected_peers_adopt_one_plan_a_term"));

@@ -15,14 +15,14 @@ const LESS: f64 = 20.0;
 
 /// When demand turns over, and to what.
 #[derive(Debug)]
-pub(super) struct Demand {
+pub(super) struct DemandShifts {
     rng: Rng,
     models: Vec<ModelCard>,
     mean: Duration,
     next: Time,
 }
 
-impl Demand {
+impl DemandShifts {
     /// For so many models, over so long a time from now; none where there is only one.
     pub fn new(seed: u64, models: u8, now: Time, span: Duration) -> Option<Self> {
         let models = sample::cards(models);
@@ -51,7 +51,7 @@ impl Demand {
 
 impl World {
     /// Gateways say what they are asked for now, if that has turned over.
-    pub(super) fn follow_demand(&mut self, demand: &mut Demand) {
+    pub(super) fn follow_demand(&mut self, demand: &mut DemandShifts) {
         let Some((model, rate)) = demand.turns(self.now) else { return };
         let what = format!("clients ask mostly for {} now, {rate:.2} times a second at each gateway", model.name);
         self.note(Note::Fault(what));

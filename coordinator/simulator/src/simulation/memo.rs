@@ -4,25 +4,25 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tsnode_coordinator::{
     members::Members,
-    planner::{Draft, Planner, Wish},
+    planner::{PlanDraft, Planner, Wish},
 };
-use tsnode_protocol::{Plan, RouteChoice};
+use tsnode_protocol::{ChosenPolicy, Plan, PolicyChoice};
 
-type Key = [u8; 32];
+type MemoKey = [u8; 32];
 
 /// A planner that remembers what it answered.
 #[derive(Debug)]
 pub(super) struct Memo<P> {
     planner: P,
-    answers: Mutex<Answers>,
+    answers: Mutex<PlannerAnswers>,
 }
 
 #[derive(Debug, Default)]
-struct Answers {
-    plans: BTreeMap<Key, Draft>,
-    flips: BTreeMap<Key, Option<Draft>>,
-    grown: BTreeMap<Key, Option<Draft>>,
-    values: BTreeMap<Key, f64>,
+struct PlannerAnswers {
+    plans: BTreeMap<MemoKey, PlanDraft>,
+    flips: BTreeMap<MemoKey, Option<PlanDraft>>,
+    grown: BTreeMap<MemoKey, Option<PlanDraft>>,
+    values: BTreeMap<MemoKey, f64>,
 }
 
 impl<P: Planner> Memo<P> {
@@ -30,14 +30,14 @@ impl<P: Planner> Memo<P> {
         Self { planner, answers: Mutex::default() }
     }
 
-    fn answers(&self) -> MutexGuard<'_, Answers> {
+    fn answers(&self) -> MutexGuard<'_, PlannerAnswers> {
         self.answers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A view's name. The world keeps every advert it ever sent and peers share it, so that its place in memory stands for
 /// what it says.
-fn view(members: &Members<'_>, plan: Option<&Plan>) -> Key {
+fn view(members: &Members<'_>, plan: Option<&Plan>) -> MemoKey {
     let mut hasher = blake3::Hasher::new();
     for (peer, advert) in members {
         hasher.update(&peer.0).update(&std::ptr::from_ref(*advert).addr().to_le_bytes());
@@ -49,19 +49,20 @@ fn view(members: &Members<'_>, plan: Option<&Plan>) -> Key {
 }
 
 impl<P: Planner> Planner for Memo<P> {
-    fn plan(&self, members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> Draft {
+    fn plan(&self, members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> PlanDraft {
         let mut answers = self.answers();
-        // What stands counts for what a person has laid out alone.
-        let key = view(members, standing.filter(|_| wish.layout.is_some()));
+        // What stands counts for what a person has laid out alone, and where it says how steps are formed.
+        let is_batched = |plan: &Plan| plan.chosen.iter().any(|c| matches!(c.policy, ChosenPolicy::Batch(_)));
+        let key = view(members, standing.filter(|plan| wish.layout.is_some() || is_batched(plan)));
         answers.plans.entry(key).or_insert_with(|| self.planner.plan(members, wish, standing)).clone()
     }
 
-    fn flip(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft> {
+    fn flip(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft> {
         let mut answers = self.answers();
         answers.flips.entry(view(members, Some(plan))).or_insert_with(|| self.planner.flip(plan, members, wish)).clone()
     }
 
-    fn grow(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<Draft> {
+    fn grow(&self, plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft> {
         let mut answers = self.answers();
         answers.grown.entry(view(members, Some(plan))).or_insert_with(|| self.planner.grow(plan, members, wish)).clone()
     }
@@ -71,7 +72,13 @@ impl<P: Planner> Planner for Memo<P> {
         *answers.values.entry(view(members, Some(plan))).or_insert_with(|| self.planner.value(plan, members, wish))
     }
 
-    fn route(&self, draft: &Draft, members: &Members<'_>, wish: &Wish, before: &[RouteChoice]) -> Vec<RouteChoice> {
-        self.planner.route(draft, members, wish, before)
+    fn choose(
+        &self,
+        draft: &PlanDraft,
+        members: &Members<'_>,
+        wish: &Wish,
+        before: &[PolicyChoice],
+    ) -> Vec<PolicyChoice> {
+        self.planner.choose(draft, members, wish, before)
     }
 }

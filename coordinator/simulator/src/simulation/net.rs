@@ -6,7 +6,7 @@ use tsnode_coordinator::rng::Rng;
 
 /// The network between the peers.
 #[derive(Clone, Debug)]
-pub struct Net {
+pub struct SimulatedNetwork {
     /// Part of the messages that are lost on the way to one peer.
     pub lost: f64,
     /// Part that comes twice.
@@ -19,7 +19,7 @@ pub struct Net {
     pub lags: BTreeMap<usize, Duration>,
 }
 
-impl Default for Net {
+impl Default for SimulatedNetwork {
     fn default() -> Self {
         Self {
             lost: 0.0,
@@ -31,7 +31,7 @@ impl Default for Net {
     }
 }
 
-impl Net {
+impl SimulatedNetwork {
     /// Whether nothing that one says reaches the other.
     #[must_use]
     pub fn is_cut(&self, from: usize, to: usize) -> bool {

@@ -10,7 +10,7 @@ use tsnode_coordinator::{
     Time,
     control::{Action, Control, ControlConfig, Event},
     planner::Planner,
-    settings::Settings,
+    settings::SwarmSettings,
 };
 use tsnode_protocol::{
     Advert, Epoch, Gossip, GroupId, Life, PeerId, SwarmSetting, Term, Verified, envelope::EnvelopeError,
@@ -42,7 +42,7 @@ pub enum Held {
 
 /// One peer's process, running or not.
 #[derive(Debug)]
-pub struct Process {
+pub struct SimulatedProcess {
     /// Who it is.
     pub id: PeerId,
     /// What it lends.
@@ -72,7 +72,7 @@ pub struct Process {
     doing: VecDeque<Action>,
 }
 
-impl Process {
+impl SimulatedProcess {
     pub(super) fn new(number: usize, advert: Advert) -> Self {
         let mut seed = [0; 32];
         seed[..8].copy_from_slice(&(number as u64 + 1).to_le_bytes());
@@ -128,7 +128,7 @@ impl Process {
         self.life = Life::after(self.disk.life, unix.as_secs());
         self.disk.life = Some(self.life);
         self.sequence = self.life.sequence();
-        let mut settings = Settings::default();
+        let mut settings = SwarmSettings::default();
         settings.take_in(&self.disk.settings);
         let endorsed = self.disk.endorsed;
         let config = ControlConfig { endorsed, settings, planner, ..ControlConfig::new(self.id, SWARM) };

@@ -18,17 +18,17 @@ mod host;
 mod lines;
 mod scenario;
 
-pub use super::tally::Tally;
+pub use super::tally::ScenarioTally;
 
 use super::{
-    Broken,
-    net::Net,
-    process::{Held, Process},
+    Violation,
+    net::SimulatedNetwork,
+    process::{Held, SimulatedProcess},
 };
 use crate::simulation::requests::{
-    clients::Client,
+    clients::SimulatedClient,
     frontend::Frontend,
-    lines::{Down, Line, LineNo, Up},
+    lines::{LeaderEvent, Line, LineNo, Up},
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -51,7 +51,7 @@ pub enum Planted {
 }
 
 /// Somewhere a process was, in one of its lives.
-type Place = (usize, Life);
+type ProcessLife = (usize, Life);
 
 /// What is due.
 #[derive(Debug)]
@@ -65,27 +65,27 @@ pub(super) enum Item {
     /// All look which plan they follow, and what has become of connections.
     Look,
     /// A plan has taken effect there.
-    Adopted(Place, Arc<Plan>),
+    Adopted(ProcessLife, Arc<Plan>),
     /// These are loaded there.
-    Loaded(Place, Vec<GroupId>),
+    Loaded(ProcessLife, Vec<GroupId>),
     /// Its system closed its connections.
-    Killed(Place),
+    Killed(ProcessLife),
     /// It closes its connections to that peer.
-    Forgets(Place, PeerId),
+    Forgets(ProcessLife, PeerId),
     /// A gateway wanted to be woken.
-    Wake(Place),
+    Wake(ProcessLife),
     /// A gateway says something to a leader.
     Up(LineNo, Up),
     /// A leader says something to a gateway.
-    Down(LineNo, Down),
+    Down(LineNo, LeaderEvent),
     /// A line ended at its gateway.
-    Lost(Place, LineNo, RequestId, &'static str),
+    Lost(ProcessLife, LineNo, RequestId, &'static str),
     /// A line ended at its leader.
-    Dropped(Place, LineNo),
+    Dropped(ProcessLife, LineNo),
     /// Nobody prefills for others here.
-    NoPrefill(Place, RequestId),
+    NoPrefill(ProcessLife, RequestId),
     /// A leader has a token.
-    Step(Place, LineNo),
+    Step(ProcessLife, LineNo),
 }
 
 /// What follows.
@@ -99,18 +99,18 @@ pub(super) enum Effect {
 #[derive(Clone, Copy)]
 struct Around<'a> {
     now: Time,
-    peers: &'a [Process],
-    net: &'a Net,
+    peers: &'a [SimulatedProcess],
+    net: &'a SimulatedNetwork,
     numbers: &'a BTreeMap<PeerId, usize>,
 }
 
 impl Around<'_> {
-    fn place(&self, n: usize) -> Place {
+    fn place(&self, n: usize) -> ProcessLife {
         (n, self.peers[n].life)
     }
 
     /// Whether that life is not over.
-    fn lives(&self, (n, life): Place) -> bool {
+    fn lives(&self, (n, life): ProcessLife) -> bool {
         self.peers[n].is_running() && self.peers[n].life == life
     }
 
@@ -119,7 +119,7 @@ impl Around<'_> {
     }
 
     /// Whether anything comes through between two processes now.
-    fn reaches(&self, a: Place, b: Place) -> bool {
+    fn reaches(&self, a: ProcessLife, b: ProcessLife) -> bool {
         a == b || (self.lives(b) && self.lives(a) && !self.net.is_cut(a.0, b.0) && !self.net.is_cut(b.0, a.0))
     }
 }
@@ -136,12 +136,12 @@ pub(super) struct Requests {
     frontends: BTreeMap<usize, Frontend>,
     /// What waits for a process that is stopped.
     waiting: BTreeMap<usize, VecDeque<Item>>,
-    clients: BTreeMap<RequestId, Client>,
+    clients: BTreeMap<RequestId, SimulatedClient>,
     lines: BTreeMap<LineNo, Line>,
     last_line: LineNo,
-    tally: Tally,
+    tally: ScenarioTally,
     out: Vec<Effect>,
-    broken: Option<Broken>,
+    broken: Option<Violation>,
 }
 
 impl Requests {
@@ -156,7 +156,7 @@ impl Requests {
             clients: BTreeMap::new(),
             lines: BTreeMap::new(),
             last_line: 0,
-            tally: Tally::default(),
+            tally: ScenarioTally::default(),
             out: Vec::new(),
             broken: None,
         }
@@ -167,11 +167,11 @@ impl Requests {
     }
 
     fn break_off(&mut self, at: Time, sentence: &'static str, what: String) {
-        self.broken.get_or_insert(Broken { at, sentence, what });
+        self.broken.get_or_insert(Violation { at, sentence, what });
     }
 
     /// The process that something happens to.
-    fn place_of(&self, item: &Item) -> Option<Place> {
+    fn place_of(&self, item: &Item) -> Option<ProcessLife> {
         match item {
             Item::Asks | Item::Returns(_) | Item::Goes(_) | Item::Look | Item::Killed(_) => None,
             Item::Adopted(place, _)

@@ -1,8 +1,8 @@
 //! A scenario from its seed to its verdict: peers start, faults, quiet, agreement, and some time in which it lasts.
 
 use super::{
-    Broken, Fault, Figures, World, cast, checks::ghost, chronicle::Note, demand::Demand, requests::Planted,
-    sketch::Sketch,
+    Fault, ScenarioFigures, Violation, World, cast, checks::ghost, chronicle::Note, demand::DemandShifts,
+    requests::Planted, sketch::Sketch,
 };
 use crate::simulation::byzantine::Lie;
 use std::time::Duration;
@@ -21,7 +21,7 @@ const SLOW: Duration = Duration::from_secs(4);
 
 /// Who plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Planning {
+pub enum PlannerKind {
     /// The scheduler, as in the node.
     Scheduler,
     /// [`Sketch`]: a scenario in a hundredth of the time.
@@ -40,7 +40,7 @@ pub struct Script {
     /// Of which kinds.
     pub faults: Vec<Fault>,
     /// Who plans.
-    pub planning: Planning,
+    pub planning: PlannerKind,
     /// Clients that come in a second; with none there are no requests.
     pub clients: f64,
     /// Models of the swarm, of which each peer lends some; where there are several, what clients ask for turns over while there
@@ -59,7 +59,7 @@ impl Script {
             peers,
             faulty: Duration::from_secs(30),
             faults: Fault::ALL.map(|f| f.1).to_vec(),
-            planning: Planning::Sketch,
+            planning: PlannerKind::Sketch,
             clients: 0.0,
             models: 1,
             planted: None,
@@ -69,11 +69,11 @@ impl Script {
 
 /// How a scenario went.
 #[derive(Debug)]
-pub struct Report {
+pub struct ScenarioReport {
     /// What did not hold.
-    pub broken: Option<Broken>,
+    pub broken: Option<Violation>,
     /// What was measured.
-    pub figures: Figures,
+    pub figures: ScenarioFigures,
     /// What happened when.
     pub lines: Vec<(Time, String)>,
     /// How long the scenario was.
@@ -82,7 +82,7 @@ pub struct Report {
 
 /// Tells a scenario.
 #[must_use]
-pub fn simulate(script: &Script) -> Report {
+pub fn simulate(script: &Script) -> ScenarioReport {
     let mut world = opening(script);
     disturb(&mut world, script);
     world.calm();
@@ -96,7 +96,7 @@ pub fn simulate(script: &Script) -> Report {
     if let Some(broken) = world.checks.broken.clone() {
         world.chronicle.note(broken.at, Note::Broken(broken.to_string()));
     }
-    Report {
+    ScenarioReport {
         lines: world.chronicle.lines().collect(),
         broken: world.checks.broken,
         figures: world.checks.figures,
@@ -107,8 +107,8 @@ pub fn simulate(script: &Script) -> Report {
 /// Peers come within a few seconds, a hundred a second at most; some of them may be byzantine, fewer than a third.
 fn opening(script: &Script) -> World {
     let mut world = match script.planning {
-        Planning::Scheduler => World::planned_by(Scheduler, script.seed),
-        Planning::Sketch => World::planned_by(Sketch, script.seed),
+        PlannerKind::Scheduler => World::planned_by(Scheduler, script.seed),
+        PlannerKind::Sketch => World::planned_by(Sketch, script.seed),
     };
     if script.seed.is_multiple_of(SLOW_PLANNERS) {
         world.planning = SLOW;
@@ -137,7 +137,7 @@ fn opening(script: &Script) -> World {
 
 fn disturb(world: &mut World, script: &Script) {
     let end = world.now + script.faulty;
-    let mut demand = Demand::new(script.seed, script.models, world.now, script.faulty);
+    let mut demand = DemandShifts::new(script.seed, script.models, world.now, script.faulty);
     let mean = (script.faulty.as_secs_f64() / 14.0).max(0.1);
     while world.now < end && world.checks.broken.is_none() {
         let gap = world.rng.exponential(mean).clamp(0.05, 5.0);

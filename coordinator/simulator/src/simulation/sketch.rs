@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use tsnode_coordinator::{
     members::Members,
-    planner::{Draft, Planner, Wish},
+    planner::{PlanDraft, Planner, Wish},
 };
 use tsnode_protocol::{Advert, Group, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan, Route, Stage};
 
@@ -14,16 +14,16 @@ use tsnode_protocol::{Advert, Group, LayerRange, ModelCard, ModelId, PeerId, Pha
 pub struct Sketch;
 
 impl Planner for Sketch {
-    fn plan(&self, members: &Members<'_>, _: &Wish, _: Option<&Plan>) -> Draft {
+    fn plan(&self, members: &Members<'_>, _: &Wish, _: Option<&Plan>) -> PlanDraft {
         drafted(grouped(members, |_, _| true), "sketched")
     }
 
-    fn flip(&self, plan: &Plan, members: &Members<'_>, _: &Wish) -> Option<Draft> {
+    fn flip(&self, plan: &Plan, members: &Members<'_>, _: &Wish) -> Option<PlanDraft> {
         let standing = standing(plan, members);
         (!standing.is_empty()).then(|| drafted(standing, "what stands"))
     }
 
-    fn grow(&self, plan: &Plan, members: &Members<'_>, _: &Wish) -> Option<Draft> {
+    fn grow(&self, plan: &Plan, members: &Members<'_>, _: &Wish) -> Option<PlanDraft> {
         let mut groups = standing(plan, members);
         let used = used(&groups);
         groups.extend(grouped(members, |model, peer| !used.contains(&(model, peer))));
@@ -84,8 +84,8 @@ fn group(peers: &[PeerId], card: &ModelCard) -> Group {
     Group::new(card.id, Phase::Mixed, (0..).zip(peers).map(stage).collect())
 }
 
-fn drafted(groups: Vec<Group>, reason: &str) -> Draft {
+fn drafted(groups: Vec<Group>, reason: &str) -> PlanDraft {
     let share = |g: &Group| 1.0 / groups.iter().filter(|other| other.model == g.model).count().max(1) as f64;
     let routes = groups.iter().map(|g| Route { prefill: g.id, decode: g.id, share: share(g) }).collect();
-    Draft { groups, routes, chosen: vec![], reason: reason.into() }
+    PlanDraft { groups, routes, chosen: vec![], reason: reason.into() }
 }

@@ -4,7 +4,7 @@ use std::ops::AddAssign;
 
 /// Of one scenario, or of many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct ScenarioTally {
     /// Clients who came.
     pub asked: u64,
     /// Answers that were complete.
@@ -25,7 +25,7 @@ pub struct Tally {
     pub went_on: u64,
 }
 
-impl AddAssign for Tally {
+impl AddAssign for ScenarioTally {
     fn add_assign(&mut self, other: Self) {
         self.asked += other.asked;
         self.complete += other.complete;

@@ -7,7 +7,7 @@ use tsnode_protocol::{Epoch, PeerId, Plan, PlanId, Term};
 
 /// One honest peer's adoption of a plan.
 #[derive(Clone, Debug)]
-pub(super) struct Adoption {
+pub(super) struct PlanAdoption {
     /// Which peer's.
     pub peer: usize,
     /// When.
@@ -20,13 +20,13 @@ pub(super) struct Adoption {
 
 /// All plans that took effect.
 #[derive(Debug, Default)]
-pub(super) struct Terms {
-    adopted: BTreeMap<(Epoch, Term), BTreeMap<PlanId, Vec<Adoption>>>,
+pub(super) struct AdoptedTerms {
+    adopted: BTreeMap<(Epoch, Term), BTreeMap<PlanId, Vec<PlanAdoption>>>,
 }
 
-impl Terms {
+impl AdoptedTerms {
     /// Notes an adoption. Says who adopted other plans of the same term, and whether nobody had adopted this one.
-    pub fn adopt(&mut self, plan: &Plan, mut adoption: Adoption) -> (Vec<(PlanId, &Adoption)>, bool) {
+    pub fn adopt(&mut self, plan: &Plan, mut adoption: PlanAdoption) -> (Vec<(PlanId, &PlanAdoption)>, bool) {
         let plans = self.adopted.entry((plan.epoch, plan.term)).or_default();
         let id = plan.id();
         let of_this = plans.entry(id).or_default();

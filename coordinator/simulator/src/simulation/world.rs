@@ -8,11 +8,11 @@ mod witness;
 mod words;
 
 use super::{
-    checks::Checks,
+    checks::InvariantChecks,
     chronicle::{Chronicle, Note},
     memo::Memo,
-    net::Net,
-    process::{Held, Process},
+    net::SimulatedNetwork,
+    process::{Held, SimulatedProcess},
     requests::{Item, Requests},
 };
 use crate::simulation::byzantine::Lie;
@@ -22,7 +22,7 @@ use std::time::Duration;
 use tsnode_coordinator::{
     Time,
     control::{Action, Event, Reject},
-    planner::{Draft, Planner, Scheduler},
+    planner::{PlanDraft, Planner, Scheduler},
     rng::Rng,
     sample,
 };
@@ -52,7 +52,7 @@ enum Due {
     End(usize, u64),
     Written(usize, u64),
     /// A process's planner has its answer.
-    Planned(usize, Life, Option<Draft>),
+    Planned(usize, Life, Option<PlanDraft>),
     /// A process has loaded what it leads.
     Loaded(usize, Life),
     GoesOn(usize, u64),
@@ -68,16 +68,16 @@ pub struct World {
     /// The time.
     pub now: Time,
     /// Everyone there ever was.
-    pub peers: Vec<Process>,
+    pub peers: Vec<SimulatedProcess>,
     /// The network.
-    pub net: Net,
+    pub net: SimulatedNetwork,
     /// Where chance comes from.
     pub rng: Rng,
     /// How long planners take at most.
     pub planning: Duration,
     pace: Rng,
     /// What must hold.
-    pub checks: Checks,
+    pub checks: InvariantChecks,
     /// What happened.
     pub chronicle: Chronicle,
     /// Messages of all kinds, a few of each.
@@ -121,11 +121,11 @@ impl World {
         Self {
             now: Time::from_millis(1),
             peers: Vec::new(),
-            net: Net::default(),
+            net: SimulatedNetwork::default(),
             rng,
             planning: PLANNING,
             pace: Rng::new(seed ^ 0x70_6c_61_6e),
-            checks: Checks::default(),
+            checks: InvariantChecks::default(),
             chronicle: Chronicle::default(),
             archive: Vec::new(),
             rejected: BTreeMap::new(),
@@ -160,7 +160,7 @@ impl World {
     /// One more peer, not yet running.
     pub fn add(&mut self, advert: Advert) -> usize {
         let n = self.peers.len();
-        let process = Process::new(n, advert);
+        let process = SimulatedProcess::new(n, advert);
         self.numbers.insert(process.id, n);
         self.peers.push(process);
         n
@@ -252,7 +252,7 @@ impl World {
     }
 
     /// Everybody who runs and does not lie.
-    pub fn honest(&self) -> impl Iterator<Item = &Process> {
+    pub fn honest(&self) -> impl Iterator<Item = &SimulatedProcess> {
         self.peers.iter().filter(|p| p.is_running() && p.lie.is_none())
     }
 

@@ -7,7 +7,7 @@ use tsnode_coordinator::{
     sample,
 };
 use tsnode_protocol::{
-    Call, Gossip,
+    Call, Gossip, Phase, SeenSpeed,
     gossip::Certificate,
     liveness_digest::{Missed, PeerTag},
 };
@@ -78,6 +78,25 @@ fn whom_most_have_cut_off_no_plan_names_and_whom_a_few_slander_stays() {
     (0..3).for_each(|n| world.tell(n, Event::CutOff(vec![])));
     world.wait(seconds(6));
     all_is_well(&mut world);
+}
+
+#[test]
+fn what_a_gateway_saw_of_a_claim_comes_to_all_and_changes_no_plan() {
+    let mut world = World::of(6, 14);
+    world.wait(seconds(4));
+    let before = world.common_plan().unwrap().clone();
+    let teller = world.peers[2].id;
+    for doublings in [3, 0] {
+        let seen = SeenSpeed { group: before.groups[0].id, phase: Phase::Decode, doublings };
+        world.tell(2, Event::SeenSpeeds(vec![seen]));
+        world.wait(seconds(4));
+        for n in 0..6 {
+            let mut members = control(&world, n).members();
+            let said = members.find(|(peer, _)| **peer == teller).map(|(_, m)| m.heartbeat.seen_speeds.clone());
+            assert_eq!(said, Some(vec![seen]), "at {n}");
+        }
+    }
+    assert_eq!(world.common_plan().unwrap().groups, before.groups);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tsnode_coordinator::{
     control::Event,
     policy::{choice::Dispatch, routing::Asked},
-    router::{Choice, Router},
+    router::{Router, RouterView},
     sample,
 };
 use tsnode_protocol::{Group, GroupId, GroupLoad, Load, Phase, Plan, Route, Seconds, Stage};
@@ -42,7 +42,7 @@ fn requests_go_to_the_idle_one_of_two_groups_that_one_host_leads() {
         let up = control(&world, n).said_ready();
         assert_eq!((up.get(&busy.id), up.get(&idle.id)), (Some(&ready[0].load), Some(&ready[1].load)), "peer {n}");
         let mut router = Router::new(Dispatch::Live);
-        let choice = Choice { plan: Some(&plan), up: &up, tried: &BTreeSet::new(), weights: &BTreeMap::new() };
+        let choice = RouterView { plan: Some(&plan), up: &up, tried: &BTreeSet::new(), weights: &BTreeMap::new() };
         let mut pick = || router.pick(choice, group.model, Asked::new(10, 10), 0).unwrap().decode;
         let to_idle = (0..100).filter(|_| pick() == idle.id).count();
         assert!(to_idle >= 90, "{to_idle} of 100 requests went to the idle group");

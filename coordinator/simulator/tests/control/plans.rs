@@ -5,7 +5,7 @@ use std::ops::Range;
 use tsnode_coordinator::{
     control::Event,
     members::Members,
-    planner::{Draft, Planner, Scheduler, Wish},
+    planner::{PlanDraft, Planner, Scheduler, Wish},
     sample,
 };
 use tsnode_protocol::{Phase, Plan};
@@ -89,15 +89,15 @@ fn who_comes_late_follows_the_plan_in_force() {
 struct LaidOut(Wish);
 
 impl Planner for LaidOut {
-    fn plan(&self, members: &Members<'_>, _: &Wish, standing: Option<&Plan>) -> Draft {
+    fn plan(&self, members: &Members<'_>, _: &Wish, standing: Option<&Plan>) -> PlanDraft {
         Scheduler.plan(members, &self.0, standing)
     }
 
-    fn flip(&self, plan: &Plan, members: &Members<'_>, _: &Wish) -> Option<Draft> {
+    fn flip(&self, plan: &Plan, members: &Members<'_>, _: &Wish) -> Option<PlanDraft> {
         Scheduler.flip(plan, members, &self.0)
     }
 
-    fn grow(&self, plan: &Plan, members: &Members<'_>, _: &Wish) -> Option<Draft> {
+    fn grow(&self, plan: &Plan, members: &Members<'_>, _: &Wish) -> Option<PlanDraft> {
         Scheduler.grow(plan, members, &self.0)
     }
 

@@ -1,7 +1,7 @@
 //! Scenarios drawn from seeds: safety always, liveness once faults have stopped.
 
 use super::seconds;
-use tsnode_simulator::simulation::{Fault, Planning, Report, Script, requests::Planted, simulate};
+use tsnode_simulator::simulation::{Fault, PlannerKind, ScenarioReport, Script, requests::Planted, simulate};
 
 /// Scenarios that once ended badly: seed and peers.
 const KEPT: [(u64, usize); 19] = [
@@ -29,7 +29,7 @@ const KEPT: [(u64, usize); 19] = [
 /// The same of ten minutes of faults, with clients who ask so often.
 const KEPT_LONG: [(u64, usize, f64); 3] = [(43, 48, 0.0), (43, 48, 1.0), (1120, 24, 0.0)];
 
-fn runs(seed: u64, peers: usize, planning: Planning) {
+fn runs(seed: u64, peers: usize, planning: PlannerKind) {
     let report = simulate(&Script { planning, ..Script::new(seed, peers) });
     if let Some(broken) = report.broken {
         panic!("`tsnode simulate control --seed {seed} --peers {peers}`: {broken}");
@@ -42,8 +42,8 @@ fn runs(seed: u64, peers: usize, planning: Planning) {
 #[test]
 fn whatever_happens_connected_peers_agree_soon_after_it_stops() {
     let seeds = std::env::var("TSNODE_SEEDS").map_or(60, |n| n.parse().unwrap());
-    KEPT.iter().for_each(|(seed, peers)| runs(*seed, *peers, Planning::Sketch));
-    (0..seeds).for_each(|seed| runs(seed, 5 + (seed % 21) as usize, Planning::Sketch));
+    KEPT.iter().for_each(|(seed, peers)| runs(*seed, *peers, PlannerKind::Sketch));
+    (0..seeds).for_each(|seed| runs(seed, 5 + (seed % 21) as usize, PlannerKind::Sketch));
 }
 
 /// `TSNODE_SEEDS=1000` runs more scenarios.
@@ -58,7 +58,7 @@ fn so_they_do_where_each_peer_lends_some_of_several_models() {
             format!("tsnode simulate control --seed {seed} --peers {peers} --models {models} --clients {clients}");
         assert!(report.broken.is_none(), "`{line}`: {}", report.broken.unwrap());
     }
-    let planning = Planning::Scheduler;
+    let planning = PlannerKind::Scheduler;
     for seed in 0..3 {
         let report = simulate(&Script { models: 2, planning, ..Script::new(seed, 5 + seed as usize) });
         assert_eq!(report.broken, None, "seed {seed}");
@@ -79,11 +79,11 @@ fn so_they_do_after_ten_minutes_of_faults() {
 
 #[test]
 fn so_they_do_with_the_schedulers_plans() {
-    (0..4).for_each(|seed| runs(seed, 5 + seed as usize, Planning::Scheduler));
+    (0..4).for_each(|seed| runs(seed, 5 + seed as usize, PlannerKind::Scheduler));
 }
 
 /// With clients who ask three times a second.
-fn asked(seed: u64, peers: usize, planted: Option<Planted>) -> Report {
+fn asked(seed: u64, peers: usize, planted: Option<Planted>) -> ScenarioReport {
     simulate(&Script { clients: 3.0, planted, ..Script::new(seed, peers) })
 }
 

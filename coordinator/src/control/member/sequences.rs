@@ -9,7 +9,7 @@ const OVERTAKEN: Time = Time::from_secs(3);
 
 /// Kinds of messages, each with a sequence of its own: gossip may reorder between kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::control) enum Kind {
+pub(in crate::control) enum MessageKind {
     Advert,
     Heartbeat,
     Plan,
@@ -19,7 +19,7 @@ pub(in crate::control) enum Kind {
     LivenessDigest,
 }
 
-impl Kind {
+impl MessageKind {
     pub(in crate::control) fn of(gossip: &Gossip) -> Self {
         match gossip {
             Gossip::Advert(_) => Self::Advert,
@@ -55,7 +55,7 @@ impl Sequences {
     }
 
     /// The last of a kind.
-    pub fn of(&self, kind: Kind) -> u64 {
+    pub fn of(&self, kind: MessageKind) -> u64 {
         self.last[kind as usize]
     }
 
@@ -68,14 +68,14 @@ impl Sequences {
 
     /// Notes a message's sequence, and says whether it is the first of a new life; nothing if it is of a former life, or not above the last one of its kind: what was said later
     /// stands for it, but where it is a call, which is refused if it has come before, or was overtaken long ago.
-    pub fn advance(&mut self, now: Time, kind: Kind, sequence: u64) -> Option<bool> {
+    pub fn advance(&mut self, now: Time, kind: MessageKind, sequence: u64) -> Option<bool> {
         let life = Life::of(sequence);
         if life < self.life {
             return None;
         }
-        let is_old = kind == Kind::Call && sequence < self.overtaken(now);
+        let is_old = kind == MessageKind::Call && sequence < self.overtaken(now);
         let last = &mut self.last[kind as usize];
-        let is_news = if kind == Kind::Call { !is_old && self.calls.note(sequence) } else { sequence > *last };
+        let is_news = if kind == MessageKind::Call { !is_old && self.calls.note(sequence) } else { sequence > *last };
         if !is_news {
             return None;
         }
@@ -91,7 +91,7 @@ impl Sequences {
 
     /// Whether a heartbeat of that sequence is later than the last.
     pub fn is_news(&self, sequence: u64) -> bool {
-        Life::of(sequence) >= self.life && sequence > self.last[Kind::Heartbeat as usize]
+        Life::of(sequence) >= self.life && sequence > self.last[MessageKind::Heartbeat as usize]
     }
 
     /// The highest sequence it was heard with.
@@ -104,18 +104,18 @@ impl Sequences {
 mod tests {
     use super::*;
 
-    fn news(sequences: &mut Sequences, kind: Kind, sequence: u64) -> bool {
+    fn news(sequences: &mut Sequences, kind: MessageKind, sequence: u64) -> bool {
         sequences.advance(Time::ZERO, kind, sequence).is_some()
     }
 
     #[test]
     fn a_call_that_was_overtaken_is_heard_once_and_other_words_are_not() {
         let mut sequences = Sequences::new(Time::ZERO);
-        let heard = [9, 5, 9, 5, 6].map(|sequence| news(&mut sequences, Kind::Call, sequence));
+        let heard = [9, 5, 9, 5, 6].map(|sequence| news(&mut sequences, MessageKind::Call, sequence));
         assert_eq!(heard, [true, true, false, false, true]);
-        assert_eq!([9, 5].map(|sequence| news(&mut sequences, Kind::Heartbeat, sequence)), [true, false]);
-        assert!((10..20).all(|sequence| news(&mut sequences, Kind::Call, sequence)));
-        assert!(!news(&mut sequences, Kind::Call, 7), "too many have come since");
+        assert_eq!([9, 5].map(|sequence| news(&mut sequences, MessageKind::Heartbeat, sequence)), [true, false]);
+        assert!((10..20).all(|sequence| news(&mut sequences, MessageKind::Call, sequence)));
+        assert!(!news(&mut sequences, MessageKind::Call, 7), "too many have come since");
         assert_eq!(sequences.highest(), 19);
     }
 
@@ -124,12 +124,12 @@ mod tests {
         let mut sequences = Sequences::new(Time::ZERO);
         for second in 1..=8 {
             let now = Time::from_secs(second);
-            assert!(sequences.advance(now, Kind::Heartbeat, 10 * second).is_some());
+            assert!(sequences.advance(now, MessageKind::Heartbeat, 10 * second).is_some());
             sequences.heard(now);
         }
         let now = Time::from_secs(9);
-        assert_eq!(sequences.advance(now, Kind::Call, 1), None, "it was overtaken long ago");
-        assert_eq!(sequences.advance(now, Kind::Call, 79), Some(false), "it was on its way");
+        assert_eq!(sequences.advance(now, MessageKind::Call, 1), None, "it was overtaken long ago");
+        assert_eq!(sequences.advance(now, MessageKind::Call, 79), Some(false), "it was on its way");
     }
 
     #[test]
@@ -138,7 +138,7 @@ mod tests {
         let at = |life: Life, n: u64| (u64::from(life.0) << 32) | n;
         let mut sequences = Sequences::new(Time::ZERO);
         let told = [at(first, 5), at(second, 1), at(second, 2), at(first, 6)]
-            .map(|sequence| sequences.advance(Time::ZERO, Kind::Advert, sequence));
+            .map(|sequence| sequences.advance(Time::ZERO, MessageKind::Advert, sequence));
         assert_eq!(told, [Some(true), Some(true), Some(false), None]);
         assert_eq!(sequences.life(), second);
     }

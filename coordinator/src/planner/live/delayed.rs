@@ -65,7 +65,7 @@ mod tests {
         gate::SplitChoice,
         planner::live::scenes,
         sample,
-        scheduler::{cluster::InstanceId, evaluate::Evaluation, moves::Part},
+        scheduler::{cluster::InstanceId, evaluate::Evaluation, moves::DeviceGroup},
     };
     use tsnode_protocol::{
         Advert, BytesPerSecond, Epoch, LayerRange, Link, PartialModel, PathKind, PeerId, Phase, Seconds, Stage, Term,
@@ -86,7 +86,8 @@ mod tests {
         let scene = scenes(&members, SplitChoice::Auto).remove(0).under(standing);
         let of = |hosts: &[PeerId]| {
             let place = |host: &PeerId| scene.places.iter().position(|(peer, _)| peer == host).unwrap();
-            let part = |host: &PeerId| Part { members: vec![(InstanceId(place(host) as u32), 1)], phase: Phase::Mixed };
+            let part =
+                |host: &PeerId| DeviceGroup { members: vec![(InstanceId(place(host) as u32), 1)], phase: Phase::Mixed };
             Grouping::new(hosts.iter().map(part).collect())
         };
         let (grouping, runners_up) = (of(&HOSTS), vec![(of(&HOSTS[..1]), 0.0)]);

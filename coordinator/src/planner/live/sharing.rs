@@ -8,8 +8,9 @@
 //! take for a part u is slower by 1/(1 − u). So models that share all devices, or divide them, are valued alike: by the requests
 //! that are in time.
 
-use super::{Part, Place, Room, Scene};
+use super::{DevicePlace, ModelPlan, Scene, WeightRoom};
 use crate::{
+    cards,
     members::Members,
     planner::fetching,
     scheduler::{cluster::InstanceId, evaluate::Evaluator, start},
@@ -30,15 +31,15 @@ const FINALISTS: usize = 2;
 const NEAR: f64 = 0.1;
 
 /// Which devices are for which models.
-type Deal = BTreeSet<(ModelId, Place)>;
+type Deal = BTreeSet<(ModelId, DevicePlace)>;
 
 /// Part of each device's time that each model takes.
-pub(super) struct Taken(BTreeMap<Place, BTreeMap<ModelId, f64>>);
+pub(super) struct DeviceTime(BTreeMap<DevicePlace, BTreeMap<ModelId, f64>>);
 
-impl Taken {
+impl DeviceTime {
     /// By models that have these devices: each loads its own alike.
     fn by(scenes: &[Scene], has: &Deal) -> Self {
-        let mut taken: BTreeMap<Place, BTreeMap<ModelId, f64>> = BTreeMap::new();
+        let mut taken: BTreeMap<DevicePlace, BTreeMap<ModelId, f64>> = BTreeMap::new();
         for scene in scenes {
             let model = scene.card.id;
             let held =
@@ -57,7 +58,7 @@ impl Taken {
     }
 
     /// What others than this model take of a device.
-    pub fn beside(&self, model: ModelId, place: &Place) -> f64 {
+    pub fn beside(&self, model: ModelId, place: &DevicePlace) -> f64 {
         let models = self.0.get(place).into_iter().flatten();
         models.filter(|(other, _)| **other != model).map(|(_, part)| part).sum()
     }
@@ -70,7 +71,7 @@ fn dealt(groups: &[Group]) -> Deal {
 
 impl Scene {
     /// The same where others take that part of its devices' time.
-    pub(super) fn beside_others(&self, taken: &Taken) -> Self {
+    pub(super) fn beside_others(&self, taken: &DeviceTime) -> Self {
         let slower = |i: InstanceId| {
             let others = taken.beside(self.card.id, &self.places[i.0 as usize]);
             1.0 / (1.0 - others.min(MOST_TAKEN))
@@ -83,7 +84,7 @@ impl Scene {
 
     /// The same with those of its devices alone that are for it; `None` if they cannot hold the model.
     fn on(&self, deal: &Deal) -> Option<Self> {
-        let is_dealt = |place: &Place| deal.contains(&(self.card.id, *place));
+        let is_dealt = |place: &DevicePlace| deal.contains(&(self.card.id, *place));
         if self.places.iter().all(is_dealt) {
             return Some(self.clone());
         }
@@ -109,7 +110,7 @@ impl Scene {
 /// What a plan's groups are worth: their models' values, each alike. A model that nobody serves takes away what it could be
 /// worth: late is better than not at all.
 pub(super) fn worth(scenes: &[Scene], groups: &[Group]) -> f64 {
-    let taken = Taken::by_groups(scenes, groups);
+    let taken = DeviceTime::by_groups(scenes, groups);
     let value = |scene: &Scene| {
         let here = |g: &&Group| g.model == scene.card.id && g.stages.iter().all(|s| scene.has(s));
         let here: Vec<Group> = groups.iter().filter(here).cloned().collect();
@@ -133,16 +134,16 @@ fn without(sum: f64, unserved: impl Iterator<Item = Option<f64>>) -> f64 {
 }
 
 /// Plans for all models. Where devices can serve several of them, which ones are for which is searched first.
-pub(super) fn planned(scenes: Vec<Scene>) -> Vec<(Scene, Part)> {
+pub(super) fn planned(scenes: Vec<Scene>) -> Vec<(Scene, ModelPlan)> {
     let able = able(&scenes);
     if able.values().all(|models| models.len() < 2) {
         return scenes.into_iter().map(|scene| (scene.plan(), scene)).map(|(part, scene)| (scene, part)).collect();
     }
-    let on_deal = |deal: &Deal| -> Vec<Part> {
-        let taken = Taken::by(&scenes, deal);
-        scenes.iter().map(|s| s.beside_others(&taken).on(deal).map_or_else(Part::default, |s| s.plan())).collect()
+    let on_deal = |deal: &Deal| -> Vec<ModelPlan> {
+        let taken = DeviceTime::by(&scenes, deal);
+        scenes.iter().map(|s| s.beside_others(&taken).on(deal).map_or_else(ModelPlan::default, |s| s.plan())).collect()
     };
-    let of = |parts: Vec<Part>| {
+    let of = |parts: Vec<ModelPlan>| {
         let groups: Vec<Group> = parts.iter().flat_map(|p| p.groups.clone()).collect();
         (delayed(&scenes, &groups), parts)
     };
@@ -152,8 +153,8 @@ pub(super) fn planned(scenes: Vec<Scene>) -> Vec<(Scene, Part)> {
 }
 
 /// Models by the devices that can serve them.
-fn able(scenes: &[Scene]) -> BTreeMap<Place, BTreeSet<ModelId>> {
-    let mut able: BTreeMap<Place, BTreeSet<ModelId>> = BTreeMap::new();
+fn able(scenes: &[Scene]) -> BTreeMap<DevicePlace, BTreeSet<ModelId>> {
+    let mut able: BTreeMap<DevicePlace, BTreeSet<ModelId>> = BTreeMap::new();
     for scene in scenes {
         scene.places.iter().for_each(|place| _ = able.entry(*place).or_default().insert(scene.card.id));
     }
@@ -162,7 +163,7 @@ fn able(scenes: &[Scene]) -> BTreeMap<Place, BTreeSet<ModelId>> {
 
 /// The best dealings found: from all devices shared by all, but for those that do not hold all at once, and from each for one
 /// model, by small changes.
-fn finalists(scenes: &[Scene], able: &BTreeMap<Place, BTreeSet<ModelId>>) -> Vec<Deal> {
+fn finalists(scenes: &[Scene], able: &BTreeMap<DevicePlace, BTreeSet<ModelId>>) -> Vec<Deal> {
     let kept = kept(scenes);
     let mut alone = divided(scenes, able);
     alone.extend(&kept);
@@ -193,28 +194,29 @@ fn finalists(scenes: &[Scene], able: &BTreeMap<Place, BTreeSet<ModelId>>) -> Vec
 }
 
 /// Whether a device has memory for all models that it is for.
-fn fits_at(scenes: &[Scene], deal: &Deal, place: &Place) -> bool {
+fn fits_at(scenes: &[Scene], deal: &Deal, place: &DevicePlace) -> bool {
     let mut models = BTreeSet::new();
     let dealt = scenes.iter().filter(|s| deal.contains(&(s.card.id, *place)) && models.insert(s.card.id));
-    let sum = |(need, most): (u64, u64), room: &Room| (need.saturating_add(room.need), most.min(room.most));
+    let sum = |(need, most): (u64, u64), room: &WeightRoom| (need.saturating_add(room.need), most.min(room.most));
     let (need, most) = dealt.filter_map(|s| s.rooms.get(place)).fold((0, u64::MAX), sum);
     need <= most
 }
 
 /// Each device for one model: the most able first, to the model that has least of what it could use.
-fn divided(scenes: &[Scene], able: &BTreeMap<Place, BTreeSet<ModelId>>) -> Deal {
+fn divided(scenes: &[Scene], able: &BTreeMap<DevicePlace, BTreeSet<ModelId>>) -> Deal {
     // What a device is to a model: its part of all that the model could use.
-    let part = |model: ModelId, place: &Place| {
+    let part = |model: ModelId, place: &DevicePlace| {
         let of = |scene: &Scene| {
             let at = scene.places.iter().position(|p| p == place)?;
             Some(scene.share * scene.power[at] / scene.power.iter().sum::<f64>())
         };
         scenes.iter().filter(|s| s.card.id == model).find_map(of).unwrap_or(0.0)
     };
-    let most =
-        |(place, models): &(&Place, &BTreeSet<ModelId>)| models.iter().map(|m| part(*m, place)).fold(0.0, f64::max);
+    let most = |(place, models): &(&DevicePlace, &BTreeSet<ModelId>)| {
+        models.iter().map(|m| part(*m, place)).fold(0.0, f64::max)
+    };
     // What only one can use is dealt before.
-    let mut order: Vec<(&Place, &BTreeSet<ModelId>)> = able.iter().collect();
+    let mut order: Vec<(&DevicePlace, &BTreeSet<ModelId>)> = able.iter().collect();
     order.sort_by(|a, b| (a.1.len() > 1).cmp(&(b.1.len() > 1)).then(most(b).total_cmp(&most(a))).then(a.0.cmp(b.0)));
     let (mut has, mut deal) = (BTreeMap::<ModelId, f64>::new(), Deal::new());
     for (place, models) in order {
@@ -231,7 +233,7 @@ fn divided(scenes: &[Scene], able: &BTreeMap<Place, BTreeSet<ModelId>>) -> Deal 
 /// Devices that keep a model in memory, whatever else is dealt to them.
 fn kept(scenes: &[Scene]) -> Deal {
     let of = |scene: &Scene| {
-        let stays = |place: &&Place| scene.rooms.get(*place).is_some_and(|room| room.is_kept);
+        let stays = |place: &&DevicePlace| scene.rooms.get(*place).is_some_and(|room| room.is_kept);
         scene.places.iter().filter(stays).map(|place| (scene.card.id, *place)).collect::<Vec<_>>()
     };
     scenes.iter().flat_map(of).collect()
@@ -240,7 +242,7 @@ fn kept(scenes: &[Scene]) -> Deal {
 /// A dealing, made better device by device as long as that is seen to help. What is kept stays.
 fn improved(
     scenes: &[Scene],
-    (able, kept): (&BTreeMap<Place, BTreeSet<ModelId>>, &Deal),
+    (able, kept): (&BTreeMap<DevicePlace, BTreeSet<ModelId>>, &Deal),
     mut deal: Deal,
     looks: &mut usize,
 ) -> (f64, Deal) {
@@ -279,7 +281,7 @@ fn improved(
 
 /// What a dealing is worth before anything is searched in it.
 fn guess(scenes: &[Scene], deal: &Deal) -> f64 {
-    let taken = Taken::by(scenes, deal);
+    let taken = DeviceTime::by(scenes, deal);
     let (mut sum, mut unserved) = (0.0, scenes.iter().map(|s| (s.card.id, s.without)).collect::<BTreeMap<_, _>>());
     for scene in scenes {
         if let Some(value) = scene.beside_others(&taken).on(deal).and_then(|s| s.guess()) {
@@ -291,11 +293,11 @@ fn guess(scenes: &[Scene], deal: &Deal) -> f64 {
 }
 
 /// Part of each device's time that is fair to each model of those that it can serve, by what they are asked for.
-pub(super) struct Fair(BTreeMap<Place, f64>);
+pub(super) struct Fair(BTreeMap<DevicePlace, f64>);
 
 impl Fair {
     /// Of models with these demands, each a part of all its devices' time, on these devices.
-    pub fn of<'s>(services: impl IntoIterator<Item = (f64, &'s [Place])>) -> Self {
+    pub fn of<'s>(services: impl IntoIterator<Item = (f64, &'s [DevicePlace])>) -> Self {
         let mut sums = BTreeMap::new();
         for (demand, places) in services {
             places.iter().for_each(|place| *sums.entry(*place).or_insert(0.0) += demand);
@@ -304,21 +306,24 @@ impl Fair {
     }
 
     /// What a model with that demand has of a device's time.
-    pub fn part(&self, demand: f64, place: &Place) -> f64 {
+    pub fn part(&self, demand: f64, place: &DevicePlace) -> f64 {
         self.0.get(place).map_or(1.0, |sum| demand / sum)
     }
 }
 
-/// Models with the devices that can serve them, in the order of their ids.
-pub(super) fn lent<'a>(members: &'a Members<'_>) -> impl Iterator<Item = (&'a tsnode_protocol::ModelCard, Vec<Place>)> {
-    let mut by_model: BTreeMap<ModelId, (&tsnode_protocol::ModelCard, Vec<Place>)> = BTreeMap::new();
+/// Models, with the sizes that most say, and the devices that can serve them, in the order of their ids.
+pub(super) fn lent<'a>(
+    members: &'a Members<'_>,
+) -> impl Iterator<Item = (&'a tsnode_protocol::ModelCard, Vec<DevicePlace>)> {
+    let mut by_model: BTreeMap<ModelId, (&tsnode_protocol::ModelCard, Vec<DevicePlace>)> = BTreeMap::new();
     for (peer, advert) in members {
         for card in &advert.models {
             let able = |d: &tsnode_protocol::Device| {
                 d.flops.0 > 0.0 && d.bandwidth.0 > 0.0 && d.served(card.id).is_some_and(|s| s.memory_bytes > 0)
             };
             let places = advert.devices.iter().enumerate().filter(|(_, d)| able(d)).map(|(n, _)| (*peer, n as u16));
-            by_model.entry(card.id).or_insert((card, Vec::new())).1.extend(places);
+            let agreed = || cards::agreed(card.id, members.values().copied()).unwrap_or(card);
+            by_model.entry(card.id).or_insert_with(|| (agreed(), Vec::new())).1.extend(places);
         }
     }
     by_model.into_values().filter(|(_, places)| !places.is_empty())

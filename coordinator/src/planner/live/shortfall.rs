@@ -1,6 +1,6 @@
 //! What the lent devices lack to hold a model: why there is no plan for it.
 
-use super::{ELEMENT, Model, Place, cluster, pace, sharing};
+use super::{DevicePlace, ELEMENT, Model, cluster, pace, sharing};
 use crate::{
     members::Members,
     scheduler::{
@@ -17,7 +17,7 @@ use tsnode_protocol::{Bytes, ModelCard, ModelId, Tokens};
 /// What is too little.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Lack {
+pub enum DeviceShortfall {
     /// Memory for weights and one request (bytes).
     Memory {
         /// What a group must have.
@@ -37,24 +37,24 @@ pub enum Lack {
 /// A model for which the lent devices do not suffice.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Shortfall {
-    /// Its name.
+    /// What people call the model.
     pub model: String,
-    /// Which.
+    /// The model's id: names need not differ.
     pub id: ModelId,
     /// What is missing.
-    pub lack: Lack,
+    pub lack: DeviceShortfall,
 }
 
 /// Every model that some device is lent for and no group could hold, in the order of their ids.
 #[must_use]
 pub fn shortfalls(members: &Members<'_>) -> Vec<Shortfall> {
-    let short = |(card, places): (&ModelCard, Vec<Place>)| {
+    let short = |(card, places): (&ModelCard, Vec<DevicePlace>)| {
         lack(card, &places, members).map(|lack| Shortfall { model: card.name.clone(), id: card.id, lack })
     };
     sharing::lent(members).filter_map(short).collect()
 }
 
-fn lack(card: &ModelCard, places: &[Place], members: &Members<'_>) -> Option<Lack> {
+fn lack(card: &ModelCard, places: &[DevicePlace], members: &Members<'_>) -> Option<DeviceShortfall> {
     let model = Model::of_shape(card.name.clone(), card.shape, ELEMENT);
     let asked = traffic::together(card.id, members).and_then(|profile| profile.workload("as asked for"));
     let workload = asked.or_else(|| Workload::named("conversation"))?.within(Tokens(f64::from(card.shape.context)));
@@ -72,14 +72,14 @@ fn lack(card: &ModelCard, places: &[Place], members: &Members<'_>) -> Option<Lac
         _ if is_enough => None,
         Err(ProblemError::DoesNotFit(lack)) => {
             let whole = |bytes: Bytes| bytes.0.max(0.0).ceil() as u64;
-            Some(Lack::Memory { needs: whole(lack.need), lent: whole(lack.have) })
+            Some(DeviceShortfall::Memory { needs: whole(lack.need), lent: whole(lack.have) })
         }
         Err(_) => None,
         Ok(_) => {
-            let device = |(peer, n): &Place| members.get(peer)?.devices.get(usize::from(*n))?.served(card.id);
-            let pool = |place: &Place| device(place).map(|served| served.kv_bytes);
+            let device = |(peer, n): &DevicePlace| members.get(peer)?.devices.get(usize::from(*n))?.served(card.id);
+            let pool = |place: &DevicePlace| device(place).map(|served| served.kv_bytes);
             let pools: u64 = places.iter().filter_map(pool).fold(0, u64::saturating_add);
-            Some(Lack::Kv { needs: longest.0.ceil() as u64, holds: (pools as f64 / per_token) as u64 })
+            Some(DeviceShortfall::Kv { needs: longest.0.ceil() as u64, holds: (pools as f64 / per_token) as u64 })
         }
     }
 }
@@ -90,7 +90,7 @@ mod tests {
     use crate::sample;
     use tsnode_protocol::{Advert, Device, PeerId};
 
-    fn of(adverts: &[Advert]) -> Vec<Lack> {
+    fn of(adverts: &[Advert]) -> Vec<DeviceShortfall> {
         let members = (0..).zip(adverts).map(|(n, a)| (PeerId([n; 32]), a)).collect();
         shortfalls(&members).into_iter().map(|s| s.lack).collect()
     }
@@ -111,14 +111,16 @@ mod tests {
     #[test]
     fn room_for_a_part_of_a_model_is_said_in_bytes() {
         // Four layers of a MiB, two MiB for each end.
-        let [Lack::Memory { needs, lent }] = of(&[lends(5 << 20, 1 << 20)])[..] else { panic!("memory is short") };
+        let [DeviceShortfall::Memory { needs, lent }] = of(&[lends(5 << 20, 1 << 20)])[..] else {
+            panic!("memory is short")
+        };
         assert!((8 << 20) < needs && lent <= 5 << 20, "{needs} {lent}");
     }
 
     #[test]
     fn kv_that_holds_no_request_is_said_in_tokens() {
         // A token of four layers with four heads of 32 channels takes 2 KiB at 16 bits.
-        let [Lack::Kv { needs, holds }] = of(&[lends(1 << 30, 1 << 20)])[..] else { panic!("KV is short") };
+        let [DeviceShortfall::Kv { needs, holds }] = of(&[lends(1 << 30, 1 << 20)])[..] else { panic!("KV is short") };
         assert_eq!(holds, 512, "a MiB");
         assert!(holds < needs && needs <= 1024, "no request is longer than the context: {needs}");
     }

@@ -1,10 +1,10 @@
 //! What stands of a plan, its phases and routes made anew, alone or with newcomers beside it.
 
-use super::{BUSY, FLIPS, Part, Place, Scene, pace};
+use super::{BUSY, DevicePlace, FLIPS, ModelPlan, Scene, pace};
 use crate::scheduler::{
     cluster::InstanceId,
     evaluate::Evaluator,
-    light::{self, Standing},
+    light::{self, StandingGroup},
 };
 use std::collections::BTreeSet;
 use tsnode_protocol::Group;
@@ -13,13 +13,13 @@ impl Scene {
     /// The groups of a plan that lost none of their devices, with phases and routes made anew and nothing to load; `None`
     /// if none is left (ThunderServe §3.4).
     #[must_use]
-    pub fn flipped(&self, groups: &[Group]) -> Option<Part> {
+    pub fn flipped(&self, groups: &[Group]) -> Option<ModelPlan> {
         self.rephased(&self.standing(groups), 0)
     }
 
     /// The same with groups of the devices that none of these has, where they can hold the model.
     #[must_use]
-    pub fn grown(&self, groups: &[Group]) -> Option<Part> {
+    pub fn grown(&self, groups: &[Group]) -> Option<ModelPlan> {
         let mut all = self.standing(groups);
         let newcomers = self.beside(groups);
         let new = newcomers.len();
@@ -42,7 +42,7 @@ impl Scene {
     }
 
     /// The best groups of these of its devices.
-    fn of_devices(&self, wanted: impl Fn(&Place) -> bool) -> Vec<Group> {
+    fn of_devices(&self, wanted: impl Fn(&DevicePlace) -> bool) -> Vec<Group> {
         let all = (0..).zip(&self.places).filter(|(_, place)| wanted(place));
         let idle: Vec<(InstanceId, u16)> = all.map(|(i, _)| (InstanceId(i), 1)).collect();
         let alone = || {
@@ -57,13 +57,13 @@ impl Scene {
     }
 
     /// These groups, of which so many are new, with the phases that serve best.
-    fn rephased(&self, groups: &[Group], new: usize) -> Option<Part> {
+    fn rephased(&self, groups: &[Group], new: usize) -> Option<ModelPlan> {
         let mut evaluator = Evaluator::new(&self.problem);
         let numbers = self.shelve(&mut evaluator, groups)?;
-        let all: Vec<Standing> = numbers
+        let all: Vec<StandingGroup> = numbers
             .iter()
             .map(|n| evaluator.shelved(*n))
-            .map(|s| Standing { members: s.members.clone(), config: s.rated.config.clone(), phase: s.rated.phase })
+            .map(|s| StandingGroup { members: s.members.clone(), config: s.rated.config.clone(), phase: s.rated.phase })
             .collect();
         let flipped = light::reschedule_within(&self.problem, &all, FLIPS / self.regions);
         if flipped.evaluation.shares.is_empty() {
@@ -77,6 +77,6 @@ impl Scene {
         let in_time = flipped.evaluation.attainment * 100.0;
         let reason = format!("{old} groups stand, {flips} of them flipped{newcomers}; {in_time:.0} % in time");
         let routes = self.carry(&mut evaluator, &named, &numbers, &flipped.evaluation);
-        Some(Part { groups: named, routes, reason })
+        Some(ModelPlan { groups: named, routes, reason })
     }
 }

@@ -1,6 +1,6 @@
 //! Why a swarm's plan is what it is: the other plans of the same view, and what each loses.
 
-use super::{Place, Scene, scenes, sharing::Taken};
+use super::{DevicePlace, Scene, scenes_under, sharing::DeviceTime};
 use crate::{
     gate::SplitChoice,
     members::Members,
@@ -13,7 +13,7 @@ use tsnode_protocol::{Group, PeerId, Plan};
 /// A plan for a model that was not adopted.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Other {
-    /// Its groups.
+    /// The groups it would have had.
     pub groups: Vec<Group>,
     /// What it is worth on this view, once it is up.
     pub value: f64,
@@ -54,13 +54,13 @@ pub struct SharedDevice {
 /// The adopted plan against what a search on this view finds: for each model, with the others' groups where they are.
 #[must_use]
 pub fn why(plan: &Plan, members: &Members<'_>, split: SplitChoice) -> Vec<Why> {
-    let scenes = scenes(members, split);
-    let taken = Taken::by_groups(&scenes, &plan.groups);
+    let scenes = scenes_under(members, split, &plan.chosen);
+    let taken = DeviceTime::by_groups(&scenes, &plan.groups);
     scenes.iter().map(|scene| scene.beside_others(&taken).under(Some(plan)).why(plan, &taken)).collect()
 }
 
 impl Scene {
-    fn why(&self, plan: &Plan, taken: &Taken) -> Why {
+    fn why(&self, plan: &Plan, taken: &DeviceTime) -> Why {
         let here = |g: &&Group| g.model == self.card.id && g.stages.iter().any(|s| self.has(s));
         let mut adopted: Vec<Group> = plan.groups.iter().filter(here).cloned().collect();
         adopted.sort_by_key(|g| g.id);
@@ -71,8 +71,8 @@ impl Scene {
         others.sort_by(|a, b| b.value.total_cmp(&a.value));
         let (rate, slo) = (self.problem.rate, self.problem.slo);
         let stages = adopted.iter().flat_map(|g| &g.stages).filter(|s| self.has(s));
-        let used: BTreeSet<Place> = stages.map(|s| (s.peer, s.device)).collect();
-        let shared = |place: &Place| {
+        let used: BTreeSet<DevicePlace> = stages.map(|s| (s.peer, s.device)).collect();
+        let shared = |place: &DevicePlace| {
             let taken = taken.beside(self.card.id, place);
             SharedDevice { peer: place.0, device: place.1, taken }
         };

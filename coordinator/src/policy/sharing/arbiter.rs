@@ -6,7 +6,7 @@
 //! the device's busy time is first, the one that asked earliest before others. So among n models a step waits for no longer than
 //! [`PATIENCE`] and n turns, whatever the order and whatever comes.
 
-use super::order::{Lead, Order, Rank, Spent};
+use super::order::{Lead, Order, OrderRank, Spent};
 use crate::policy::batching::ServiceNo;
 use std::{collections::BTreeMap, fmt::Debug};
 use tsnode_protocol::Seconds;
@@ -16,17 +16,17 @@ pub const PATIENCE: Seconds = Seconds(0.5);
 
 /// What a model asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Work<R> {
+pub enum DeviceWork<R> {
     /// A step of these requests.
-    Step(Vec<Share<R>>),
-    /// Anything else.
+    Step(Vec<StepShare<R>>),
+    /// Work that is no step, such as packing KV or loading.
     Errand,
 }
 
 /// A request's share of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share<R> {
-    /// Whose.
+pub struct StepShare<R> {
+    /// The request that has this share.
     pub request: R,
     /// Tokens of its prompt; none of an answer.
     pub prompt_tokens: u32,
@@ -41,7 +41,7 @@ pub trait Arbitration<R>: Debug + Send {
     fn leaves(&mut self, service: ServiceNo, request: R);
 
     /// A service asks for its turn; it asks for one at a time.
-    fn asks(&mut self, service: ServiceNo, work: Work<R>);
+    fn asks(&mut self, service: ServiceNo, work: DeviceWork<R>);
 
     /// Whose turn it is, where nobody has it and somebody asks.
     fn next(&mut self) -> Option<ServiceNo>;
@@ -61,7 +61,7 @@ pub trait Arbitration<R>: Debug + Send {
 
 /// A request, as it stands.
 #[derive(Clone, Copy, Debug)]
-struct Job<S> {
+struct ArbitratedJob<S> {
     /// Of all requests, which one it was.
     nth: u64,
     /// How often it is here: it may go on in another group before the one that it leaves has let go of it.
@@ -73,7 +73,7 @@ struct Job<S> {
 /// Who waits.
 #[derive(Clone, Debug)]
 struct Waiting<R> {
-    work: Work<R>,
+    work: DeviceWork<R>,
     /// The device's time when it asked, and which one it was of all that asked.
     since: Seconds,
     nth: u64,
@@ -81,13 +81,13 @@ struct Waiting<R> {
 
 /// A place among those who wait: the least is first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Place {
+enum TurnPlace {
     /// Passed over for long enough.
     Starved(u64),
     Errand(u64),
     Ranked {
         turn: u64,
-        rank: Rank,
+        rank: OrderRank,
         /// Of its requests, the earliest.
         request: u64,
         nth: u64,
@@ -102,9 +102,9 @@ pub struct Arbiter<O: Order, R> {
     patience: Seconds,
     /// Busy time so far, and time for which the device was kept.
     clock: Seconds,
-    jobs: BTreeMap<(ServiceNo, R), Job<O::Standing>>,
+    jobs: BTreeMap<(ServiceNo, R), ArbitratedJob<O::Standing>>,
     waiting: BTreeMap<ServiceNo, Waiting<R>>,
-    running: Option<(ServiceNo, Work<R>)>,
+    running: Option<(ServiceNo, DeviceWork<R>)>,
     entered: u64,
     asked: u64,
 }
@@ -132,41 +132,41 @@ impl<O: Order, R: Copy + Ord + Debug> Arbiter<O, R> {
         Self { patience, ..self }
     }
 
-    fn place(&self, service: ServiceNo, waiting: &Waiting<R>) -> Place {
+    fn place(&self, service: ServiceNo, waiting: &Waiting<R>) -> TurnPlace {
         let Waiting { work, since, nth } = waiting;
         if self.clock - *since >= self.patience {
-            return Place::Starved(*nth);
+            return TurnPlace::Starved(*nth);
         }
-        let Work::Step(shares) = work else { return Place::Errand(*nth) };
-        let job = |share: &Share<R>| self.jobs.get(&(service, share.request));
+        let DeviceWork::Step(shares) = work else { return TurnPlace::Errand(*nth) };
+        let job = |share: &StepShare<R>| self.jobs.get(&(service, share.request));
         // One that nobody told of is as one that has just come.
-        let standing = |share: &Share<R>| match job(share) {
+        let standing = |share: &StepShare<R>| match job(share) {
             Some(job) => job.standing,
             None => self.order.enters(service, share.prompt_tokens),
         };
         let ranks = shares.iter().map(|share| self.order.rank(service, &standing(share)));
-        let rank = if shares.is_empty() { Rank(f64::INFINITY) } else { self.of_step(ranks) };
+        let rank = if shares.is_empty() { OrderRank(f64::INFINITY) } else { self.of_step(ranks) };
         let request = shares.iter().filter_map(job).map(|job| job.nth).min().unwrap_or(u64::MAX);
-        Place::Ranked { turn: self.order.turn(service), rank, request, nth: *nth }
+        TurnPlace::Ranked { turn: self.order.turn(service), rank, request, nth: *nth }
     }
 
     /// The rank of a step of requests that have these.
-    fn of_step(&self, ranks: impl Iterator<Item = Rank>) -> Rank {
+    fn of_step(&self, ranks: impl Iterator<Item = OrderRank>) -> OrderRank {
         match self.lead {
             Lead::First => ranks.min().unwrap_or_default(),
-            Lead::Together => Rank::together(ranks),
+            Lead::Together => OrderRank::together(ranks),
         }
     }
 
     /// Who is first of all who wait.
-    fn first(&self) -> Option<(Place, ServiceNo)> {
+    fn first(&self) -> Option<(TurnPlace, ServiceNo)> {
         self.waiting.iter().map(|(service, waiting)| (self.place(*service, waiting), *service)).min()
     }
 
     /// What each request of a step has been executed for: an answer all of it, prompts their tokens' parts.
-    fn charge(&mut self, service: ServiceNo, shares: &[Share<R>], took: Seconds) {
+    fn charge(&mut self, service: ServiceNo, shares: &[StepShare<R>], took: Seconds) {
         let tokens: f64 = shares.iter().map(|share| f64::from(share.prompt_tokens.max(1))).sum();
-        for Share { request, prompt_tokens } in shares {
+        for StepShare { request, prompt_tokens } in shares {
             let Some(job) = self.jobs.get_mut(&(service, *request)) else { continue };
             let time = match *prompt_tokens {
                 0 => {
@@ -193,7 +193,7 @@ impl<O: Order, R: Copy + Ord + Debug + Send> Arbitration<R> for Arbiter<O, R> {
         }
         self.entered += 1;
         let standing = self.order.enters(service, prompt);
-        let job = Job { nth: self.entered, stays: 1, standing, spent: Spent::default() };
+        let job = ArbitratedJob { nth: self.entered, stays: 1, standing, spent: Spent::default() };
         self.jobs.insert((service, request), job);
     }
 
@@ -207,7 +207,7 @@ impl<O: Order, R: Copy + Ord + Debug + Send> Arbitration<R> for Arbiter<O, R> {
         }
     }
 
-    fn asks(&mut self, service: ServiceNo, work: Work<R>) {
+    fn asks(&mut self, service: ServiceNo, work: DeviceWork<R>) {
         self.asked += 1;
         self.waiting.insert(service, Waiting { work, since: self.clock, nth: self.asked });
     }
@@ -218,7 +218,7 @@ impl<O: Order, R: Copy + Ord + Debug + Send> Arbitration<R> for Arbiter<O, R> {
         }
         let (_, service) = self.first()?;
         let waiting = self.waiting.remove(&service)?;
-        if matches!(waiting.work, Work::Step(_)) {
+        if matches!(waiting.work, DeviceWork::Step(_)) {
             self.order.serves(service);
         }
         self.running = Some((service, waiting.work));
@@ -227,7 +227,7 @@ impl<O: Order, R: Copy + Ord + Debug + Send> Arbitration<R> for Arbiter<O, R> {
 
     fn over(&mut self, took: Seconds) {
         self.clock += took;
-        if let Some((service, Work::Step(shares))) = self.running.take() {
+        if let Some((service, DeviceWork::Step(shares))) = self.running.take() {
             self.charge(service, &shares, took);
         }
     }
@@ -244,7 +244,7 @@ impl<O: Order, R: Copy + Ord + Debug + Send> Arbitration<R> for Arbiter<O, R> {
         let own = || self.jobs.iter().filter(move |((of, _), _)| *of == service).map(|(_, job)| job);
         let Some(request) = own().map(|job| job.nth).min() else { return false };
         let rank = self.of_step(own().map(|job| self.order.rank(service, &job.standing)));
-        let best = Place::Ranked { turn: self.order.turn(service), rank, request, nth: u64::MAX };
+        let best = TurnPlace::Ranked { turn: self.order.turn(service), rank, request, nth: u64::MAX };
         self.first().is_some_and(|(place, _)| best < place)
     }
 }
@@ -260,8 +260,8 @@ mod tests {
     const SHORT: ServiceNo = ServiceNo(0);
     const LONG: ServiceNo = ServiceNo(1);
 
-    fn answers(requests: &[u32]) -> Work<u32> {
-        Work::Step(requests.iter().map(|&request| Share { request, prompt_tokens: 0 }).collect())
+    fn answers(requests: &[u32]) -> DeviceWork<u32> {
+        DeviceWork::Step(requests.iter().map(|&request| StepShare { request, prompt_tokens: 0 }).collect())
     }
 
     /// The same once requests have ended, so that it is known what each service's take: short ones an eighth of a second, long
@@ -321,10 +321,10 @@ mod tests {
         arbiter.enters(SHORT, 1, 0);
         arbiter.enters(LONG, 2, 0);
         arbiter.asks(LONG, answers(&[2]));
-        arbiter.asks(SHORT, Work::Errand);
+        arbiter.asks(SHORT, DeviceWork::Errand);
         assert_eq!((arbiter.next(), arbiter.next()), (Some(SHORT), None), "one has the turn");
         arbiter.over(PATIENCE);
-        arbiter.asks(SHORT, Work::Errand);
+        arbiter.asks(SHORT, DeviceWork::Errand);
         assert_eq!(arbiter.next(), Some(LONG), "it was passed over for long enough");
         arbiter.over(Seconds(0.1));
         assert_eq!(arbiter.next(), Some(SHORT));
@@ -403,8 +403,8 @@ mod tests {
                         next += 1;
                         arbiter.enters(service, next, rng.below(500) as u32);
                         let prompt_tokens = rng.below(2) as u32 * 100;
-                        let step = Work::Step(vec![Share { request: next, prompt_tokens }]);
-                        arbiter.asks(service, if rng.below(3) == 0 { Work::Errand } else { step });
+                        let step = DeviceWork::Step(vec![StepShare { request: next, prompt_tokens }]);
+                        arbiter.asks(service, if rng.below(3) == 0 { DeviceWork::Errand } else { step });
                         asked.insert(service, clock);
                     }
                     let Some(service) = arbiter.next() else { continue };

@@ -1,25 +1,25 @@
 //! SeaLLM's doubling budget (§4.2): each request may be executed for what its service's requests mostly take, and is first
 //! where what is left of that, times the service's mean, is least (Equation 7); who needs more gets twice as much.
 
-use super::order::{Order, Rank};
+use super::order::{Order, OrderRank};
 use crate::policy::batching::ServiceNo;
 use std::collections::BTreeMap;
 use tsnode_protocol::{Seconds, SecondsPerToken, Tokens};
 
 /// How long a service's requests take on a machine that has nothing else to do.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Profile {
+pub struct ServiceProfile {
     /// L̂: their mean.
     pub mean: Seconds,
     /// What the first budget is made of.
-    pub expected: Expected,
+    pub expected: ExpectedTime,
     /// Busy time of the machine after which a request goes first; infinite if never.
     pub patience: Seconds,
 }
 
 /// What a request is expected to take, nearly at most.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Expected {
+pub enum ExpectedTime {
     /// The mean and this standard deviation ("Var" in the paper) of the service's requests: as printed.
     AsAll(Seconds),
     /// What its prompt takes, whose length is known, and the mean and standard deviation of the service's answers.
@@ -33,19 +33,19 @@ pub enum Expected {
     },
 }
 
-impl Profile {
+impl ServiceProfile {
     /// Of measured times; nobody is starved.
     #[must_use]
     pub fn of(times: &[Seconds]) -> Self {
         let (mean, deviation) = moments(times);
-        Self { mean, expected: Expected::AsAll(deviation), patience: Seconds(f64::INFINITY) }
+        Self { mean, expected: ExpectedTime::AsAll(deviation), patience: Seconds(f64::INFINITY) }
     }
 
     /// The same, with prompts that take so long for each token, and the times of answers.
     #[must_use]
     pub fn by_prompt(self, prompt: SecondsPerToken, answers: &[Seconds]) -> Self {
         let (answer, deviation) = moments(answers);
-        Self { expected: Expected::ByPrompt { prompt, answer, deviation }, ..self }
+        Self { expected: ExpectedTime::ByPrompt { prompt, answer, deviation }, ..self }
     }
 
     /// The same, with requests that go first after some time.
@@ -56,8 +56,10 @@ impl Profile {
 
     fn budget(&self, tokens: u32) -> Seconds {
         let expected = match self.expected {
-            Expected::AsAll(deviation) => self.mean + deviation,
-            Expected::ByPrompt { prompt, answer, deviation } => prompt * Tokens(f64::from(tokens)) + answer + deviation,
+            ExpectedTime::AsAll(deviation) => self.mean + deviation,
+            ExpectedTime::ByPrompt { prompt, answer, deviation } => {
+                prompt * Tokens(f64::from(tokens)) + answer + deviation
+            }
         };
         // Requests so far may have had no answers here: none is free.
         if expected > Seconds(0.0) { expected } else { self.mean }
@@ -83,29 +85,29 @@ pub struct Budget {
 /// The order by budgets.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Budgets {
-    services: BTreeMap<ServiceNo, Profile>,
+    services: BTreeMap<ServiceNo, ServiceProfile>,
     /// Of a service that has none.
-    other: Profile,
+    other: ServiceProfile,
 }
 
 impl Budgets {
     /// Of services with these profiles; one that has none counts as one that takes no time.
     #[must_use]
-    pub fn new(services: Vec<Profile>) -> Self {
-        Self { services: (0..).map(ServiceNo).zip(services).collect(), other: Profile::of(&[]) }
+    pub fn new(services: Vec<ServiceProfile>) -> Self {
+        Self { services: (0..).map(ServiceNo).zip(services).collect(), other: ServiceProfile::of(&[]) }
     }
 
     /// A service's profile from now on.
-    pub(super) fn learn(&mut self, service: ServiceNo, profile: Profile) {
+    pub(super) fn learn(&mut self, service: ServiceNo, profile: ServiceProfile) {
         self.services.insert(service, profile);
     }
 
     /// That of services without one.
-    pub(super) fn learn_of_others(&mut self, profile: Profile) {
+    pub(super) fn learn_of_others(&mut self, profile: ServiceProfile) {
         self.other = profile;
     }
 
-    fn profile(&self, service: ServiceNo) -> &Profile {
+    fn profile(&self, service: ServiceNo) -> &ServiceProfile {
         self.services.get(&service).unwrap_or(&self.other)
     }
 }
@@ -118,8 +120,8 @@ impl Order for Budgets {
         Budget { left: whole, whole }
     }
 
-    fn rank(&self, service: ServiceNo, standing: &Budget) -> Rank {
-        Rank(standing.left.0 * self.profile(service).mean.0)
+    fn rank(&self, service: ServiceNo, standing: &Budget) -> OrderRank {
+        OrderRank(standing.left.0 * self.profile(service).mean.0)
     }
 
     fn executed(&self, _: ServiceNo, budget: &mut Budget, time: Seconds) {
@@ -141,7 +143,7 @@ mod tests {
     use super::*;
 
     fn order() -> Budgets {
-        let profile = |times: [f64; 2]| Profile::of(&times.map(Seconds)).patient(Seconds(9.0));
+        let profile = |times: [f64; 2]| ServiceProfile::of(&times.map(Seconds)).patient(Seconds(9.0));
         Budgets::new(vec![profile([2.0, 4.0]), profile([0.5, 1.5]).by_prompt(SecondsPerToken(0.01), &[Seconds(0.25)])])
     }
 
@@ -165,7 +167,7 @@ mod tests {
     fn a_prompt_whose_length_is_known_counts_with_it() {
         let order = order();
         let rank = |tokens| order.rank(ServiceNo(1), &order.enters(ServiceNo(1), tokens));
-        assert_eq!([0, 100, 200].map(rank), [0.25, 1.25, 2.25].map(Rank));
+        assert_eq!([0, 100, 200].map(rank), [0.25, 1.25, 2.25].map(OrderRank));
     }
 
     #[test]
@@ -173,13 +175,13 @@ mod tests {
         let (order, service) = (order(), ServiceNo(9));
         let mut budget = order.enters(service, 1);
         order.executed(service, &mut budget, Seconds(5.0));
-        assert_eq!(order.rank(service, &budget), Rank(0.0));
+        assert_eq!(order.rank(service, &budget), OrderRank(0.0));
     }
 
     #[test]
     fn profiles_are_measured() {
-        let profile = Profile::of(&[1.0, 3.0].map(Seconds));
-        assert_eq!((profile.mean, profile.expected), (Seconds(2.0), Expected::AsAll(Seconds(1.0))));
-        assert_eq!(Profile::of(&[]).mean, Seconds(0.0));
+        let profile = ServiceProfile::of(&[1.0, 3.0].map(Seconds));
+        assert_eq!((profile.mean, profile.expected), (Seconds(2.0), ExpectedTime::AsAll(Seconds(1.0))));
+        assert_eq!(ServiceProfile::of(&[]).mean, Seconds(0.0));
     }
 }

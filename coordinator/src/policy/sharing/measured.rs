@@ -4,8 +4,8 @@
 //! so long the device was theirs.
 
 use super::{
-    budgets::{Budget, Budgets, Profile},
-    order::{Order, Rank, Spent},
+    budgets::{Budget, Budgets, ServiceProfile},
+    order::{Order, OrderRank, Spent},
 };
 use crate::policy::batching::ServiceNo;
 use std::collections::{BTreeMap, VecDeque};
@@ -26,18 +26,18 @@ pub struct MeasuredBudgets {
 impl Default for MeasuredBudgets {
     fn default() -> Self {
         let mut budgets = Budgets::new(Vec::new());
-        budgets.learn_of_others(Profile::of(&[UNKNOWN]));
+        budgets.learn_of_others(ServiceProfile::of(&[UNKNOWN]));
         Self { budgets, services: BTreeMap::new() }
     }
 }
 
 /// What a service's last requests say of the next.
-fn profile(last: &VecDeque<Spent>) -> Profile {
+fn profile(last: &VecDeque<Spent>) -> ServiceProfile {
     let times = |of: fn(&Spent) -> Seconds| last.iter().map(of).collect::<Vec<_>>();
     let tokens: f64 = last.iter().map(|spent| f64::from(spent.prompt_tokens)).sum();
     let prompts: Seconds = last.iter().map(|spent| spent.prompt).sum();
     let per_token = SecondsPerToken(prompts.0 / tokens.max(1.0));
-    Profile::of(&times(Spent::whole)).by_prompt(per_token, &times(|spent| spent.answer))
+    ServiceProfile::of(&times(Spent::whole)).by_prompt(per_token, &times(|spent| spent.answer))
 }
 
 impl Order for MeasuredBudgets {
@@ -47,7 +47,7 @@ impl Order for MeasuredBudgets {
         self.budgets.enters(service, prompt)
     }
 
-    fn rank(&self, service: ServiceNo, standing: &Budget) -> Rank {
+    fn rank(&self, service: ServiceNo, standing: &Budget) -> OrderRank {
         self.budgets.rank(service, standing)
     }
 
@@ -68,7 +68,7 @@ impl Order for MeasuredBudgets {
         self.budgets.learn(service, learnt);
         // A service whose requests have not ended yet is as likely long as short.
         let all: Vec<Seconds> = self.services.values().flatten().map(Spent::whole).collect();
-        self.budgets.learn_of_others(Profile::of(&all));
+        self.budgets.learn_of_others(ServiceProfile::of(&all));
     }
 }
 

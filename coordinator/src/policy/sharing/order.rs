@@ -6,29 +6,29 @@ use tsnode_protocol::Seconds;
 
 /// A place in an order: the smallest is first.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Rank(pub f64);
+pub struct OrderRank(pub f64);
 
-impl Ord for Rank {
+impl Ord for OrderRank {
     fn cmp(&self, other: &Self) -> Ordering {
         self.0.total_cmp(&other.0)
     }
 }
 
-impl PartialOrd for Rank {
+impl PartialOrd for OrderRank {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Rank {
+impl PartialEq for OrderRank {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
 
-impl Eq for Rank {}
+impl Eq for OrderRank {}
 
-impl Rank {
+impl OrderRank {
     /// The rank of a batch of requests that are served at once: 1 / Σ 1/rank, the c-μ rule (SeaLLM's Lemma 1). For orders whose
     /// ranks are costs.
     #[must_use]
@@ -46,7 +46,7 @@ pub trait Order: std::fmt::Debug + Send {
     fn enters(&self, service: ServiceNo, prompt: u32) -> Self::Standing;
 
     /// Its place; of equals, the earlier request comes first.
-    fn rank(&self, service: ServiceNo, standing: &Self::Standing) -> Rank;
+    fn rank(&self, service: ServiceNo, standing: &Self::Standing) -> OrderRank;
 
     /// It has been executed for so long.
     fn executed(&self, service: ServiceNo, standing: &mut Self::Standing, time: Seconds);
@@ -86,7 +86,7 @@ pub struct Spent {
 }
 
 impl Spent {
-    /// In all.
+    /// Time spent on prompt and answer together.
     #[must_use]
     pub fn whole(&self) -> Seconds {
         self.prompt + self.answer
@@ -99,6 +99,6 @@ pub enum Lead {
     /// That of the request that is first.
     #[default]
     First,
-    /// That with the greatest sum of its requests' 1/rank ([`Rank::together`]).
+    /// That with the greatest sum of its requests' 1/rank ([`OrderRank::together`]).
     Together,
 }

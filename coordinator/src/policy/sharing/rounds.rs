@@ -1,7 +1,7 @@
 //! Orders that know nothing of services' lengths: services take turns, or requests are served as they came (SeaLLM's
 //! baselines: MuxServe's and AlpaServe's ways to share).
 
-use super::order::{Order, Rank};
+use super::order::{Order, OrderRank};
 use crate::policy::batching::ServiceNo;
 use std::collections::BTreeMap;
 use tsnode_protocol::Seconds;
@@ -23,8 +23,8 @@ impl Order for Rounds {
 
     fn enters(&self, _: ServiceNo, _: u32) {}
 
-    fn rank(&self, _: ServiceNo, (): &()) -> Rank {
-        Rank::default()
+    fn rank(&self, _: ServiceNo, (): &()) -> OrderRank {
+        OrderRank::default()
     }
 
     fn executed(&self, _: ServiceNo, (): &mut (), _: Seconds) {}
@@ -44,8 +44,8 @@ impl Order for AsTheyCame {
 
     fn enters(&self, _: ServiceNo, _: u32) {}
 
-    fn rank(&self, _: ServiceNo, (): &()) -> Rank {
-        Rank::default()
+    fn rank(&self, _: ServiceNo, (): &()) -> OrderRank {
+        OrderRank::default()
     }
 
     fn executed(&self, _: ServiceNo, (): &mut (), _: Seconds) {}

@@ -8,7 +8,7 @@
 //! the moment pass, as a ring does that goes over other hosts, is not waited for after its next step, then after two, four, eight: a
 //! device with only such users idles for a ninth of a moment a step.
 
-use super::arbiter::{Arbitration, Work};
+use super::arbiter::{Arbitration, DeviceWork};
 use crate::{policy::batching::ServiceNo, time::Time};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,7 +30,7 @@ pub enum Next {
     Turn(ServiceNo),
     /// The device is kept for its last user until then, or until that asks or its requests leave.
     Kept(Time),
-    /// Nobody asks.
+    /// Nobody asks for the device.
     Nobody,
 }
 
@@ -45,7 +45,7 @@ struct Last {
 
 /// One that has let moments pass.
 #[derive(Clone, Copy, Debug, Default)]
-struct Missed {
+struct MissedTurns {
     /// So many turns it was not waited for, or is not.
     pause: u8,
     left: u8,
@@ -61,7 +61,7 @@ pub struct TurnQueue<R> {
     last: Option<Last>,
     /// Of those who asked, who asked for a step last.
     steps: BTreeSet<ServiceNo>,
-    missed: BTreeMap<ServiceNo, Missed>,
+    missed: BTreeMap<ServiceNo, MissedTurns>,
 }
 
 impl<R> TurnQueue<R> {
@@ -88,8 +88,8 @@ impl<R> TurnQueue<R> {
     }
 
     /// A service asks for its turn; it asks for one at a time.
-    pub fn asks(&mut self, now: Time, service: ServiceNo, work: Work<R>) {
-        let is_step = matches!(work, Work::Step(_));
+    pub fn asks(&mut self, now: Time, service: ServiceNo, work: DeviceWork<R>) {
+        let is_step = matches!(work, DeviceWork::Step(_));
         if self.last.is_some_and(|last| last.service == service) {
             let in_time = self.end_grace(now).is_some_and(|last| now <= last.until);
             if in_time && is_step {
@@ -180,7 +180,7 @@ mod tests {
     use crate::{
         policy::sharing::{
             TurnOrder,
-            arbiter::{PATIENCE, Share},
+            arbiter::{PATIENCE, StepShare},
         },
         rng::Rng,
     };
@@ -193,8 +193,8 @@ mod tests {
         Time::from_micros(us)
     }
 
-    fn step(request: u32) -> Work<u32> {
-        Work::Step(vec![Share { request, prompt_tokens: 0 }])
+    fn step(request: u32) -> DeviceWork<u32> {
+        DeviceWork::Step(vec![StepShare { request, prompt_tokens: 0 }])
     }
 
     /// The first one's turn is over after a millisecond that took so long as the arbiter hears, and the second one waits. Each has
@@ -269,7 +269,7 @@ mod tests {
 
         let mut errand = after_a_turn(TurnOrder::FirstCome, SHORT);
         assert_eq!(errand.next(at(1_000)), Next::Kept(at(2_000)));
-        errand.asks(at(1_100), THIRD, Work::Errand);
+        errand.asks(at(1_100), THIRD, DeviceWork::Errand);
         assert_eq!(errand.next(at(1_100)), Next::Turn(THIRD), "errands go before steps");
     }
 
@@ -279,7 +279,7 @@ mod tests {
         let mut queue = TurnQueue::new(TurnOrder::FirstCome.arbiter());
         queue.enters(FIRST, 1, 0);
         queue.enters(SECOND, 2, 0);
-        queue.asks(at(0), FIRST, Work::Errand);
+        queue.asks(at(0), FIRST, DeviceWork::Errand);
         assert_eq!(queue.next(at(0)), Next::Turn(FIRST));
         queue.asks(at(0), SECOND, step(2));
         queue.over(at(1_000), SHORT);
@@ -290,7 +290,7 @@ mod tests {
         let mut queue = after_a_turn(TurnOrder::FirstCome, SHORT);
         assert_eq!(queue.next(at(1_000)), Next::Kept(at(2_000)));
         assert_eq!(queue.next(at(2_000)), Next::Turn(SECOND));
-        queue.asks(at(2_100), FIRST, Work::Errand);
+        queue.asks(at(2_100), FIRST, DeviceWork::Errand);
         queue.over(at(3_000), SHORT);
         assert_eq!(queue.next(at(3_000)), Next::Turn(FIRST));
         queue.over(at(3_100), SHORT);
@@ -340,7 +340,7 @@ mod tests {
             for service in due {
                 asks.remove(&service);
                 let errand = rng.below(8) == 0;
-                queue.asks(now, service, if errand { Work::Errand } else { step(u32::from(service.0)) });
+                queue.asks(now, service, if errand { DeviceWork::Errand } else { step(u32::from(service.0)) });
                 waits.insert(service, now);
             }
             if let Some((service, since, until)) = turn

@@ -1,15 +1,16 @@
 //! Simulations whose machines change on the way: some close, others open when they have loaded their weights.
 
 use super::{
-    Arrival, Asked, Machine, MachineNo, Outcome, RequestNo, Routing, Run, Seconds, Simulation, State, Trace, What,
+    Arrival, Asked, BatchRun, Machine, MachineNo, Outcome, ReplayEvent, ReplayTrace, RequestNo, Routing, Seconds,
+    Simulation, State,
 };
 use crate::policy::batching::Batch;
 use std::collections::VecDeque;
 
 /// A machine that is to open.
 #[derive(Debug)]
-pub struct Opening {
-    /// It.
+pub struct OpeningMachine {
+    /// What it is once it has opened.
     pub machine: Machine,
     /// What loading its weights takes; requests wait for it.
     pub loading: Seconds,
@@ -49,7 +50,7 @@ impl Simulation {
 
     /// What became of the requests so far.
     #[must_use]
-    pub fn traces(&self) -> &[Trace] {
+    pub fn traces(&self) -> &[ReplayTrace] {
         &self.traces
     }
 
@@ -61,10 +62,10 @@ impl Simulation {
 
     /// Closes machines and opens others, which are numbered on in order. Requests whose both parts were on a machine that
     /// closes go where the new routing sends them; tokens they have got stay theirs, and KV of them is computed again.
-    pub fn change(&mut self, closing: &[MachineNo], opening: Vec<Opening>, routing: Box<dyn Routing>) {
+    pub fn change(&mut self, closing: &[MachineNo], opening: Vec<OpeningMachine>, routing: Box<dyn Routing>) {
         closing.iter().for_each(|m| self.interrupt(*m));
         self.routing = routing;
-        for Opening { machine, loading } in opening {
+        for OpeningMachine { machine, loading } in opening {
             self.open(machine, loading);
         }
         for place in 0..self.traces.len() {
@@ -110,7 +111,7 @@ impl Simulation {
         self.machines.push(machine);
         self.busy.push(Seconds(0.0));
         self.batches += 1;
-        let run = Run {
+        let run = BatchRun {
             batch: Batch::default(),
             started: self.now,
             step: loading,
@@ -126,6 +127,6 @@ impl Simulation {
         if let Some(timeline) = &mut self.timeline {
             timeline.opens();
         }
-        self.agenda.at(self.now + loading, What::Done(number, self.batches));
+        self.agenda.at(self.now + loading, ReplayEvent::Done(number, self.batches));
     }
 }

@@ -1,6 +1,6 @@
 //! Machines that share a host's processors: while more threads compute than there are processors, all of them get less.
 
-use super::{MachineNo, Seconds, Simulation, State, What};
+use super::{MachineNo, ReplayEvent, Seconds, Simulation, State};
 
 /// Who computes on which processors.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -54,7 +54,7 @@ impl Simulation {
             self.batches += 1;
             (run.speed, run.end, run.number) = (speed, end, self.batches);
             run.step = (end - run.started) / f64::from(run.iterations.max(1));
-            self.agenda.at(end, What::Done(MachineNo(m as u32), run.number));
+            self.agenda.at(end, ReplayEvent::Done(MachineNo(m as u32), run.number));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Machines whose stages choose for themselves: each has queues of its own, runs what its policy takes from them, and hands it
 //! to the next (DistServe's simulator). Batches overtake each other, and are put together anew, at every stage.
 
-use super::{Batch, MachineNo, Part, Seconds, Simulation, State, What};
+use super::{Batch, MachineNo, Part, ReplayEvent, Seconds, Simulation, State};
 use crate::policy::batching::StageNo;
 
 /// The stages of a machine and what they run.
@@ -33,7 +33,7 @@ impl Simulation {
         }
         *free = Some((batch, now));
         self.batches += u64::from(place == 0);
-        self.agenda.at(now + self.machines[m].cost.stage(place, &batch), What::Stage(machine, place));
+        self.agenda.at(now + self.machines[m].cost.stage(place, &batch), ReplayEvent::Stage(machine, place));
         if place > 0 {
             return;
         }
@@ -66,6 +66,6 @@ impl Simulation {
             }
         }
         self.begin_stage(machine, place, now);
-        self.agenda.at(now, What::Next(machine, (place + 1) % stage.of));
+        self.agenda.at(now, ReplayEvent::Next(machine, (place + 1) % stage.of));
     }
 }

@@ -2,7 +2,7 @@
 
 use super::super::{
     Dtype, Lanes,
-    dense::{Block, Number},
+    dense::{Block, RowElement},
 };
 use super::{F16, F32, Stored};
 use half::bf16;
@@ -13,7 +13,7 @@ use std::ops::Range;
 /// How rows and stored numbers become lanes.
 pub(in super::super) trait Multiplied {
     /// Of a row.
-    type Number: Number;
+    type Number: RowElement;
     /// What lanes take at once, of a row or an output.
     type Group: Copy;
     /// Of a stored number.
@@ -157,7 +157,7 @@ pub(in super::super) unsafe fn outputs<M: Multiplied, const R: usize, const C: u
     }
 }
 
-/// `R` rows by `C` outputs, a register of lanes for each. Asks for weights further on meanwhile ([`Ask`]).
+/// `R` rows by `C` outputs, a register of lanes for each. Asks for weights further on meanwhile ([`Prefetch`]).
 ///
 /// # Safety
 /// As for [`outputs`]; outputs `o..o + C` exist.
@@ -178,7 +178,7 @@ unsafe fn tile<M: Multiplied, const R: usize, const C: usize>(
             std::array::from_fn(|i| std::array::from_fn(|j| _mm256_loadu_ps(acc[at(i, j)].as_ptr())));
         let group = M::Number::GROUP;
         let (line, mut k) = (LINE / M::BYTES, 0);
-        for Ask { lines, further } in Ask::all(len / line, C * w.cols * M::BYTES) {
+        for Prefetch { lines, further } in Prefetch::all(len / line, C * w.cols * M::BYTES) {
             while k < lines.end * line {
                 for w in ws {
                     _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(k * M::BYTES + further).cast());
@@ -232,14 +232,14 @@ const AHEAD: usize = 32;
 /// How much further on some lines of a tile's weights are asked for: in the same outputs, and at their end in the next
 /// tile's. The processor's own guesses end where a page of 4 KiB does, which may be every output; and what several outputs
 /// need comes from several places, which it guesses worse than one.
-pub(in super::super) struct Ask {
+pub(in super::super) struct Prefetch {
     /// Lines of each output.
     pub lines: Range<usize>,
     /// Bytes from one of them to what is asked for with it.
     pub further: usize,
 }
 
-impl Ask {
+impl Prefetch {
     /// For outputs of so many lines, the next tile's so many bytes behind.
     #[inline(always)]
     pub fn all(lines: usize, next: usize) -> [Self; 2] {
@@ -261,7 +261,7 @@ mod tests {
         for lines in [0, 1, 5, AHEAD, AHEAD + 1, 100] {
             let next = 100_000;
             let asked =
-                Ask::all(lines, next).into_iter().flat_map(|ask| ask.lines.map(move |at| at * LINE + ask.further));
+                Prefetch::all(lines, next).into_iter().flat_map(|ask| ask.lines.map(move |at| at * LINE + ask.further));
             let ahead = AHEAD.min(lines);
             let expected = (ahead..lines).map(|at| at * LINE).chain((0..ahead).map(|at| next + at * LINE));
             assert!(asked.eq(expected), "{lines}");

@@ -4,12 +4,12 @@
 
 use super::{
     Bf16, F16, F32, Stored,
-    wire::{Store, are_finite},
+    wire::{StoreNumbers, are_finite},
 };
 use crate::{
     cpu::Dtype,
     rope::RopePairs,
-    wire::{self, BLOCK, Form, Rows, Turn},
+    wire::{self, BLOCK, Form, KeyRotation, Rows},
 };
 use std::arch::x86_64::*;
 
@@ -18,7 +18,7 @@ const PAIRS: usize = 2;
 
 /// See [`wire::turn_back`].
 pub(in super::super) fn turn_back(
-    turn: &Turn,
+    turn: &KeyRotation,
     form: Form,
     rows: Rows<'_>,
     out: &mut [u8],
@@ -45,7 +45,14 @@ pub(in super::super) fn turn_back(
 }
 
 /// See [`wire::turn_on`].
-pub(in super::super) fn turn_on(turn: &Turn, dim: usize, first: usize, numbers: &[u8], dtype: Dtype, out: &mut [u8]) {
+pub(in super::super) fn turn_on(
+    turn: &KeyRotation,
+    dim: usize,
+    first: usize,
+    numbers: &[u8],
+    dtype: Dtype,
+    out: &mut [u8],
+) {
     let rows = numbers.len() / (dim * 4);
     assert!(numbers.len() == rows * dim * 4 && out.len() == rows * dim * dtype.bytes(), "rows of another form");
     if !fits(turn, dim, first + rows) {
@@ -62,7 +69,7 @@ pub(in super::super) fn turn_on(turn: &Turn, dim: usize, first: usize, numbers: 
 }
 
 /// Whether channels come in eights. A block of more tokens than there are angles for is a mistake.
-fn fits(turn: &Turn, dim: usize, tokens: usize) -> bool {
+fn fits(turn: &KeyRotation, dim: usize, tokens: usize) -> bool {
     assert!(tokens <= BLOCK && turn.half() * 2 <= dim, "a turn of other keys");
     turn.half().is_multiple_of(8) && dim.is_multiple_of(8)
 }
@@ -73,7 +80,13 @@ fn fits(turn: &Turn, dim: usize, tokens: usize) -> bool {
 /// The processor has AVX2, FMA and F16C; rows hold `dim` numbers, `out` has room for as many of all rows, there are ranges
 /// for `dim` channels and angles for all rows, and [`fits`] holds.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn back<S: Stored>(turn: &Turn, dim: usize, rows: &[&[u8]], out: &mut [u8], ranges: (&mut [f32], &mut [f32])) {
+unsafe fn back<S: Stored>(
+    turn: &KeyRotation,
+    dim: usize,
+    rows: &[&[u8]],
+    out: &mut [u8],
+    ranges: (&mut [f32], &mut [f32]),
+) {
     let (half, out) = (turn.half(), out.as_mut_ptr());
     let ranges = (ranges.0.as_mut_ptr(), ranges.1.as_mut_ptr());
     let mut i = 0;
@@ -87,7 +100,7 @@ unsafe fn back<S: Stored>(turn: &Turn, dim: usize, rows: &[&[u8]], out: &mut [u8
             down::<S, 1, 2>(turn, dim, rows, out, ranges, i);
         }
         for c in (2 * half..dim).step_by(8) {
-            let mut range = Range::<1>::new();
+            let mut range = ChannelRange::<1>::new();
             for (t, row) in rows.iter().enumerate() {
                 let x = S::load(row.as_ptr().add(c * S::BYTES));
                 range.add(0, x);
@@ -104,7 +117,7 @@ unsafe fn back<S: Stored>(turn: &Turn, dim: usize, rows: &[&[u8]], out: &mut [u8
 /// As for [`back`]; there are so many pairs, and `C` is twice `P`.
 #[inline(always)]
 unsafe fn down<S: Stored, const P: usize, const C: usize>(
-    turn: &Turn,
+    turn: &KeyRotation,
     dim: usize,
     rows: &[&[u8]],
     out: *mut u8,
@@ -115,7 +128,7 @@ unsafe fn down<S: Stored, const P: usize, const C: usize>(
     unsafe {
         let (half, angles) = (turn.half(), turn.all_angles().as_ptr());
         let neighbours = turn.pairs() == RopePairs::Neighbours;
-        let mut range = Range::<C>::new();
+        let mut range = ChannelRange::<C>::new();
         for (t, row) in rows.iter().enumerate() {
             let (angles, from, to) = (angles.add(2 * half * t), row.as_ptr(), out.add(t * dim * 4));
             for p in 0..P {
@@ -136,12 +149,12 @@ unsafe fn down<S: Stored, const P: usize, const C: usize>(
 }
 
 /// Least and largest numbers of `C` registers of channels.
-struct Range<const C: usize> {
+struct ChannelRange<const C: usize> {
     low: [__m256; C],
     high: [__m256; C],
 }
 
-impl<const C: usize> Range<C> {
+impl<const C: usize> ChannelRange<C> {
     /// # Safety
     /// The processor has AVX2.
     #[inline(always)]
@@ -178,7 +191,7 @@ impl<const C: usize> Range<C> {
 /// # Safety
 /// As for [`back`], of rows from the `first` on.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn on<S: Store>(turn: &Turn, dim: usize, first: usize, numbers: &[u8], out: &mut [u8]) {
+unsafe fn on<S: StoreNumbers>(turn: &KeyRotation, dim: usize, first: usize, numbers: &[u8], out: &mut [u8]) {
     let (half, neighbours) = (turn.half(), turn.pairs() == RopePairs::Neighbours);
     for n in 0..numbers.len() / (dim * 4) {
         // SAFETY: as the caller promises.

@@ -17,13 +17,13 @@ const WIDE: usize = GROUP;
 const FOURS: usize = WIDE / 8;
 
 /// How eight lanes become eight stored numbers.
-pub(super) trait Store: Stored {
+pub(super) trait StoreNumbers: Stored {
     /// # Safety
     /// `at` points to eight writable numbers, and the processor has AVX2, FMA and F16C.
     unsafe fn store(at: *mut u8, x: __m256);
 }
 
-impl Store for F32 {
+impl StoreNumbers for F32 {
     #[inline(always)]
     unsafe fn store(at: *mut u8, x: __m256) {
         // SAFETY: the caller promises 32 writable bytes; the store needs no alignment.
@@ -31,7 +31,7 @@ impl Store for F32 {
     }
 }
 
-impl Store for F16 {
+impl StoreNumbers for F16 {
     #[inline(always)]
     unsafe fn store(at: *mut u8, x: __m256) {
         // SAFETY: the caller promises 16 writable bytes; the store needs no alignment.
@@ -43,7 +43,7 @@ impl Store for F16 {
     }
 }
 
-impl Store for Bf16 {
+impl StoreNumbers for Bf16 {
     #[inline(always)]
     unsafe fn store(at: *mut u8, x: __m256) {
         // SAFETY: the caller promises 16 writable bytes. To the nearest, the even one of two: half of what is cut off,
@@ -208,7 +208,7 @@ unsafe fn all_codes<S: Stored>(form: Form, rows: Rows<'_>, inverse: &[f32], zero
         match (form.cell(), form.side) {
             (Cell::Half, Side::Keys) => {
                 for c in (0..dim).step_by(WIDE) {
-                    let scale = Scale::by_channel(inverse, zero, c);
+                    let scale = ChannelScale::by_channel(inverse, zero, c);
                     for t in (0..form.tokens & !1).step_by(2) {
                         let out = codes.as_mut_ptr().add(t / 2 * dim + c);
                         four::<S>([rows.rows[t], rows.rows[t + 1]], c, [scale, scale], out);
@@ -221,8 +221,10 @@ unsafe fn all_codes<S: Stored>(form: Form, rows: Rows<'_>, inverse: &[f32], zero
                     for g in 0..each {
                         // Written out: vector code in closures is called, not inlined.
                         let (at, next) = (t * each + g, (t + 1) * each + g);
-                        let scales =
-                            [Scale::of_group(inverse[at], zero[at]), Scale::of_group(inverse[next], zero[next])];
+                        let scales = [
+                            ChannelScale::of_group(inverse[at], zero[at]),
+                            ChannelScale::of_group(inverse[next], zero[next]),
+                        ];
                         let out = codes.as_mut_ptr().add(t / 2 * dim + g * WIDE);
                         four::<S>([rows.rows[t], rows.rows[t + 1]], g * WIDE, scales, out);
                     }
@@ -232,10 +234,10 @@ unsafe fn all_codes<S: Stored>(form: Form, rows: Rows<'_>, inverse: &[f32], zero
                 for (t, row) in rows.rows.iter().enumerate() {
                     for c in (0..dim).step_by(WIDE) {
                         let scale = match side {
-                            Side::Keys => Scale::by_channel(inverse, zero, c),
+                            Side::Keys => ChannelScale::by_channel(inverse, zero, c),
                             Side::Values => {
                                 let g = (t * dim + c) / WIDE;
-                                Scale::of_group(inverse[g], zero[g])
+                                ChannelScale::of_group(inverse[g], zero[g])
                             }
                         };
                         let least = _mm256_set1_epi8(-127);
@@ -253,12 +255,12 @@ unsafe fn all_codes<S: Stored>(form: Form, rows: Rows<'_>, inverse: &[f32], zero
 
 /// What 32 channels of a row are encoded with.
 #[derive(Clone, Copy)]
-struct Scale {
+struct ChannelScale {
     inverse: [__m256; FOURS],
     zero: [__m256; FOURS],
 }
 
-impl Scale {
+impl ChannelScale {
     /// # Safety
     /// The processor has AVX2, and there are 32 numbers behind `c`.
     #[inline(always)]
@@ -301,7 +303,7 @@ impl Scale {
 /// # Safety
 /// The processor has AVX2, FMA and F16C, rows have 32 numbers behind `c`, and `out` is 32 writable bytes.
 #[inline(always)]
-unsafe fn four<S: Stored>(rows: [&[u8]; 2], c: usize, scales: [Scale; 2], out: *mut u8) {
+unsafe fn four<S: Stored>(rows: [&[u8]; 2], c: usize, scales: [ChannelScale; 2], out: *mut u8) {
     // SAFETY: as the caller promises.
     unsafe {
         let first = in_sixteen(scales[0].round::<S>(rows[0], c));
@@ -418,7 +420,7 @@ impl Scales {
 /// The processor has AVX2, FMA and F16C; `codes` and `scales` are the block's, of whole groups of 32 channels; `out` has
 /// room for the rows, none of which shares its bytes with itself.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn numbers<S: Store>(form: Form, codes: &[u8], rows: Range<usize>, scales: Scales, out: &mut [u8]) {
+unsafe fn numbers<S: StoreNumbers>(form: Form, codes: &[u8], rows: Range<usize>, scales: Scales, out: &mut [u8]) {
     let (dim, fifteen) = (form.dim, _mm256_set1_epi8(15));
     for c in (0..dim).step_by(WIDE) {
         let mut row = rows.start;
@@ -461,7 +463,7 @@ unsafe fn numbers<S: Store>(form: Form, codes: &[u8], rows: Range<usize>, scales
 /// # Safety
 /// The processor has AVX2, FMA and F16C, and `out` is room for 32 numbers.
 #[inline(always)]
-unsafe fn spread<S: Store>(bytes: __m256i, [step, shift]: Wide, out: *mut u8) {
+unsafe fn spread<S: StoreNumbers>(bytes: __m256i, [step, shift]: Wide, out: *mut u8) {
     // SAFETY: as the caller promises.
     unsafe {
         let (first, second) = (_mm256_castsi256_si128(bytes), _mm256_extracti128_si256::<1>(bytes));

@@ -28,7 +28,7 @@ pub(in super::super) fn scores(x: &[f32], w: Matrix<'_>, stride: usize, out: &mu
         }
     }
     let whole = w.rows - w.rows % TOKENS;
-    let at = At { lines: &lines, groups, rows, w, stride };
+    let at = QueryPairs { lines: &lines, groups, rows, w, stride };
     // SAFETY: `Simd::detect` chose this file only after `is_available`; sizes are those of the lines above.
     unsafe {
         match w.dtype {
@@ -44,7 +44,7 @@ pub(in super::super) fn scores(x: &[f32], w: Matrix<'_>, stride: usize, out: &mu
 
 /// Rows of queries in pairs, and the keys they meet.
 #[derive(Clone, Copy)]
-struct At<'a> {
+struct QueryPairs<'a> {
     /// `[pair][group of eight channels]`.
     lines: &'a [Line; ROOM],
     groups: usize,
@@ -53,7 +53,7 @@ struct At<'a> {
     stride: usize,
 }
 
-impl At<'_> {
+impl QueryPairs<'_> {
     /// # Safety
     /// The processor has AVX-512 (F, BW, DQ, VL), lines are those of all rows, and `out` has `whole` numbers, a multiple of
     /// [`TOKENS`] and no more than keys, at every `stride` for each row.

@@ -151,7 +151,7 @@ unsafe fn fast_mix(p: &[f32], stride: usize, values: &[f32], dim: usize, out: &m
             let mut i = 0;
             while i < rows {
                 let (p, out) = (p.as_ptr().add(i * stride + part * VALUES), out.as_mut_ptr().add(i * dim));
-                let place = Mix { p, stride, values: values.as_ptr(), tokens, dim, out };
+                let place = ValueMix { p, stride, values: values.as_ptr(), tokens, dim, out };
                 i += match rows - i {
                     1 => place.rows::<1>(),
                     2 => place.rows::<2>(),
@@ -167,7 +167,7 @@ unsafe fn fast_mix(p: &[f32], stride: usize, values: &[f32], dim: usize, out: &m
 
 /// Some rows that values are mixed into.
 #[derive(Clone, Copy)]
-struct Mix {
+struct ValueMix {
     p: *const f32,
     stride: usize,
     values: *const f32,
@@ -176,7 +176,7 @@ struct Mix {
     out: *mut f32,
 }
 
-impl Mix {
+impl ValueMix {
     /// Mixes into `Q` rows, and says how many those were.
     ///
     /// # Safety

@@ -6,12 +6,12 @@
 
 use super::super::{
     Dtype, Matrix,
-    avx2::dense::{Ask, LINE},
-    dense::{self, Outputs, Wanted},
+    avx2::dense::{LINE, Prefetch},
+    dense::{self, DenseFormats, Outputs},
     team::Team,
 };
 use super::{
-    rows::{Form, Line, Rows, Tile},
+    rows::{Form, Line, RowTile, Rows},
     stored::{F16, F32, Multiplied, One, Two, TwoApart},
 };
 use std::arch::x86_64::*;
@@ -33,12 +33,12 @@ thread_local! {
 
 /// Rows laid out, for the matrices that are to be multiplied.
 #[derive(Default)]
-pub(in super::super) struct Lines<'a> {
+pub(in super::super) struct RowLines<'a> {
     eight: Option<Rows<'a>>,
     two: Option<Rows<'a>>,
 }
 
-impl Lines<'_> {
+impl RowLines<'_> {
     /// Whether there are any.
     pub fn any(&self) -> bool {
         self.eight.is_some() || self.two.is_some()
@@ -58,13 +58,13 @@ pub(in super::super) fn with_lines<T>(
     team: Option<&Team>,
     x: &[f32],
     cols: usize,
-    wanted: Wanted,
+    wanted: DenseFormats,
     multiplies: bool,
-    work: impl FnOnce(Lines<'_>) -> T,
+    work: impl FnOnce(RowLines<'_>) -> T,
 ) -> T {
     ROWS.with_borrow_mut(|[eight, two]| {
         let form = if multiplies { Form::Two } else { Form::TwoApart };
-        work(Lines {
+        work(RowLines {
             eight: wanted.any([Dtype::F32, Dtype::F16]).then(|| Rows::lay(team, x, cols, Form::Eight, eight)),
             two: wanted.any([Dtype::Bf16]).then(|| Rows::lay(team, x, cols, form, two)),
         })
@@ -131,7 +131,7 @@ impl Panel<'_> {
         let pairs = self.rows.pairs();
         for first in (0..pairs).step_by(PAIRS) {
             for depth in 0..self.rows.depths() {
-                for tile in Tile::all(first..pairs.min(first + PAIRS)) {
+                for tile in RowTile::all(first..pairs.min(first + PAIRS)) {
                     let sums = &mut sums[(tile.first - first) * self.w.rows..][..tile.pairs * self.w.rows];
                     // SAFETY: the tile is one of the rows', and its sums are those of all outputs.
                     unsafe {
@@ -153,7 +153,7 @@ impl Panel<'_> {
     #[inline(always)]
     unsafe fn outputs<M: Multiplied, const P: usize, const C: usize>(
         self,
-        tile: Tile,
+        tile: RowTile,
         depth: usize,
         sums: &mut [Line],
     ) {
@@ -170,14 +170,14 @@ impl Panel<'_> {
         }
     }
 
-    /// `P` pairs of rows by `C` outputs, a register of lanes for each. Asks for weights further on meanwhile ([`Ask`]).
+    /// `P` pairs of rows by `C` outputs, a register of lanes for each. Asks for weights further on meanwhile ([`Prefetch`]).
     ///
     /// # Safety
     /// As for [`Self::outputs`]; outputs `o..o + C` exist, and there are `P * C` sums.
     #[inline(always)]
     unsafe fn tile<M: Multiplied, const P: usize, const C: usize>(
         self,
-        tile: Tile,
+        tile: RowTile,
         depth: usize,
         o: usize,
         sums: &mut [Line],
@@ -199,7 +199,7 @@ impl Panel<'_> {
                 }
             }
             let (line, mut g) = (LINE / (group * M::BYTES), 0);
-            for Ask { lines, further } in Ask::all(whole / line, C * w.cols * M::BYTES) {
+            for Prefetch { lines, further } in Prefetch::all(whole / line, C * w.cols * M::BYTES) {
                 while g < lines.end * line {
                     for w in ws {
                         _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(g * group * M::BYTES + further).cast());
@@ -241,7 +241,7 @@ impl Panel<'_> {
     /// # Safety
     /// As for [`Self::tile`].
     #[inline(always)]
-    unsafe fn put<const P: usize, const C: usize>(self, tile: Tile, o: usize, acc: [[__m512; C]; P]) {
+    unsafe fn put<const P: usize, const C: usize>(self, tile: RowTile, o: usize, acc: [[__m512; C]; P]) {
         let mut sums = [[0.0; C]; 2];
         for (row, acc) in (2 * tile.first..).step_by(2).zip(acc) {
             for (j, lanes) in acc.into_iter().enumerate() {

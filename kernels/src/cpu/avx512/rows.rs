@@ -70,14 +70,14 @@ impl Line {
 
 /// Pairs of rows worked on at once.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Tile {
+pub(in super::super) struct RowTile {
     /// First pair.
     pub first: usize,
     /// 8, 4, 3, 2 or 1.
     pub pairs: usize,
 }
 
-impl Tile {
+impl RowTile {
     /// Those of some pairs.
     pub fn all(pairs: Range<usize>) -> impl Iterator<Item = Self> {
         let mut first = pairs.start;
@@ -118,7 +118,7 @@ impl<'a> Rows<'a> {
         let lay = |part: usize| {
             let (from, tiles) = (part / tiles * depth, part % tiles * 8..pairs.min((part % tiles + 1) * 8));
             let here = depth.min(groups - from);
-            for tile in Tile::all(tiles) {
+            for tile in RowTile::all(tiles) {
                 for pair in 0..tile.pairs {
                     let two = &x[2 * (tile.first + pair) * cols..x.len().min(2 * (tile.first + pair + 1) * cols)];
                     for group in 0..here {
@@ -165,7 +165,7 @@ impl<'a> Rows<'a> {
 
     /// Lines of a tile at a depth, those of `tile.pairs` for every group of columns, and which columns these are.
     #[inline(always)]
-    pub fn at(&self, tile: Tile, depth: usize) -> (*const Line, Range<usize>) {
+    pub fn at(&self, tile: RowTile, depth: usize) -> (*const Line, Range<usize>) {
         let (columns, lines) = (self.form.columns(), self.form.lines());
         let from = depth * self.depth;
         let here = self.depth.min(self.cols.div_ceil(columns) - from);

@@ -32,11 +32,11 @@ const TILE_BYTES: usize = 64;
 struct Line([u8; TILE_BYTES]);
 
 /// Whole numbers of a tile of rows and outputs.
-type Tile = [[i32; WIDE]; TILE_ROWS];
+type OutputTile = [[i32; WIDE]; TILE_ROWS];
 
 /// Memory of a thread, kept from step to step.
 #[derive(Default)]
-struct Scratch {
+struct TileScratch {
     /// Quants as tiles read them: of each block and four columns a line, or one for each digit.
     quants: Vec<Line>,
     /// Of each block and output, what a quant is worth.
@@ -50,7 +50,7 @@ struct Scratch {
 }
 
 thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
+    static SCRATCH: RefCell<TileScratch> = RefCell::default();
 }
 
 /// Whether the processor has tiles of bytes and the system lets this process use them.
@@ -91,7 +91,13 @@ pub(in super::super) fn panels(x: &Rounded, w: &Packed, panels: Range<usize>, ou
 /// The processor has AVX-512 (F, BW, DQ, VL, VNNI) and AMX tiles of bytes, and they are permitted; `w` is of kind number
 /// `KIND`, `x` fits it, and the panels exist.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn all<const KIND: usize>(x: &Rounded, w: &Packed, panels: Range<usize>, out: &Outputs<'_>, s: &mut Scratch) {
+unsafe fn all<const KIND: usize>(
+    x: &Rounded,
+    w: &Packed,
+    panels: Range<usize>,
+    out: &Outputs<'_>,
+    s: &mut TileScratch,
+) {
     let layout = const { Layout::of(QuantType::ALL[KIND]) };
     let at_once = COLUMNS / layout.numbers;
     // SAFETY: as this function's; all that is counted here stays within rows, blocks and panels.
@@ -108,7 +114,7 @@ unsafe fn all<const KIND: usize>(x: &Rounded, w: &Packed, panels: Range<usize>, 
                     let blocks = from..w.blocks().min(from + at_once);
                     for (i, panel) in group.clone().enumerate() {
                         unpack::<KIND>(w.panel(panel, blocks.start, blocks.end), s);
-                        let Scratch { quants, scales, steps, least, sums } = &mut *s;
+                        let TileScratch { quants, scales, steps, least, sums } = &mut *s;
                         let w = Unpacked { quants, scales, steps, least };
                         multiply::<KIND>(x, first, blocks.clone(), w, &mut sums[i * room..][..room]);
                     }
@@ -156,7 +162,7 @@ const fn lines(layout: Layout) -> usize {
 /// # Safety
 /// The processor has AVX-512; `bytes` are whole blocks of kind number `KIND`.
 #[inline(always)]
-unsafe fn unpack<const KIND: usize>(bytes: &[u8], s: &mut Scratch) {
+unsafe fn unpack<const KIND: usize>(bytes: &[u8], s: &mut TileScratch) {
     let layout = const { Layout::of(QuantType::ALL[KIND]) };
     let blocks = bytes.len() / layout.block();
     let digits = if layout.is_large() { 2 } else { 1 };
@@ -310,7 +316,7 @@ impl Rows<'_> {
 #[inline(always)]
 unsafe fn small<const KIND: usize>(rows: Rows<'_>, w: Unpacked<'_>, sums: &mut [Wide; TILE_ROWS]) {
     let layout = const { Layout::of(QuantType::ALL[KIND]) };
-    let mut products: [Tile; 2] = [[[0; WIDE]; TILE_ROWS]; 2];
+    let mut products: [OutputTile; 2] = [[[0; WIDE]; TILE_ROWS]; 2];
     // SAFETY: a tile reads 32 bytes of sixteen rows, which have a block `b`, and 8 lines; it writes sixteen rows. Scales
     // and sums are those of the rows' block.
     unsafe {
@@ -360,7 +366,7 @@ unsafe fn small<const KIND: usize>(rows: Rows<'_>, w: Unpacked<'_>, sums: &mut [
 unsafe fn large<const KIND: usize, const T: usize>(rows: Rows<'_>, w: Unpacked<'_>, sums: &mut [Wide]) {
     let layout = const { Layout::of(QuantType::ALL[KIND]) };
     let pairs = layout.parts() / 2;
-    let mut products: [[Tile; 2]; T] = [[[[0; WIDE]; TILE_ROWS]; 2]; T];
+    let mut products: [[OutputTile; 2]; T] = [[[[0; WIDE]; TILE_ROWS]; 2]; T];
     // SAFETY: tiles read 256 bytes of `T` times sixteen rows, which have a block `b`, and both digits of the panel's; they
     // write as many rows. Scales and sums are those of the rows' block.
     unsafe {

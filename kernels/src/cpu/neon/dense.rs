@@ -2,7 +2,7 @@
 
 use super::super::{
     Dtype, Lanes,
-    dense::{Block, Number},
+    dense::{Block, RowElement},
     plain,
 };
 use super::eight::{Eight, F16, F32, Stored, load, multiply_add, reduce_four, store};
@@ -13,7 +13,7 @@ use std::marker::PhantomData;
 /// How rows and stored numbers become lanes.
 trait Multiplied {
     /// Of a row.
-    type Number: Number;
+    type Number: RowElement;
     /// What lanes take at once, of a row or an output.
     type Group: Copy;
     /// Of a stored number.

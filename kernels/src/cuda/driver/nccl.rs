@@ -13,7 +13,7 @@ use super::failed;
 use crate::cuda::{
     gather_way::NoNccl,
     libraries::Libraries,
-    machine::{GpuError, Seat},
+    machine::{GpuError, GpuSeat},
 };
 use cudarc::driver::{result, sys};
 use libloading::Library;
@@ -25,14 +25,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 type Communicator = *mut c_void;
-type Number = unsafe extern "C" fn(*mut c_int) -> c_int;
+type NcclNumber = unsafe extern "C" fn(*mut c_int) -> c_int;
 type Plain = unsafe extern "C" fn() -> c_int;
 type InitAll = unsafe extern "C" fn(*mut Communicator, c_int, *const c_int) -> c_int;
 type SendBytes = unsafe extern "C" fn(*const c_void, usize, c_int, c_int, Communicator, sys::CUstream) -> c_int;
 type TakeBytes = unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, Communicator, sys::CUstream) -> c_int;
-type End = unsafe extern "C" fn(Communicator) -> c_int;
+type NcclEnd = unsafe extern "C" fn(Communicator) -> c_int;
 type AsyncError = unsafe extern "C" fn(Communicator, *mut c_int) -> c_int;
-type Text = unsafe extern "C" fn(c_int) -> *const c_char;
+type NcclText = unsafe extern "C" fn(c_int) -> *const c_char;
 
 /// `ncclUint8`.
 const BYTE: c_int = 1;
@@ -42,21 +42,21 @@ const IN_PROGRESS: c_int = 7;
 /// The library's functions. The library stays loaded until the process ends.
 #[derive(Clone, Copy, Debug)]
 struct Functions {
-    version: Number,
+    version: NcclNumber,
     init_all: InitAll,
     group_start: Plain,
     group_end: Plain,
     send: SendBytes,
     receive: TakeBytes,
-    destroy: End,
-    abort: End,
+    destroy: NcclEnd,
+    abort: NcclEnd,
     async_error: AsyncError,
-    error_string: Text,
+    error_string: NcclText,
 }
 
 /// Bytes that one GPU sends and another takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::cuda) struct Transfer {
+pub(in crate::cuda) struct GpuTransfer {
     /// Who sends, by its seat, and from where.
     pub from: usize,
     pub own: u64,
@@ -72,7 +72,7 @@ pub(in crate::cuda) struct Nccl {
     functions: Functions,
     /// Addresses: they are the library's alone.
     communicators: Vec<usize>,
-    seats: Vec<Seat>,
+    seats: Vec<GpuSeat>,
     version: c_int,
     aborted: AtomicBool,
 }
@@ -143,7 +143,7 @@ impl Functions {
 
 impl Nccl {
     /// Of GPUs, each of which is there once.
-    pub fn start(seats: Vec<Seat>, patience: Duration) -> Result<Self, NoNccl> {
+    pub fn start(seats: Vec<GpuSeat>, patience: Duration) -> Result<Self, NoNccl> {
         let functions = Functions::find()?;
         let devices: Vec<c_int> = seats.iter().map(|seat| seat.device).collect();
         if devices.iter().enumerate().any(|(at, device)| devices[..at].contains(device)) {
@@ -165,20 +165,24 @@ impl Nccl {
     }
 
     /// Asks all GPUs for an exchange, which is under way when this returns.
-    pub fn exchange(&self, transfers: &[Transfer]) -> Result<(), GpuError> {
+    pub fn exchange(&self, transfers: &[GpuTransfer]) -> Result<(), GpuError> {
         let _turn = memory_or_group();
         self.ask_for_all(transfers)
     }
 
     /// The same, by a thread that may never come back: the first exchange makes ways between GPUs.
-    pub fn try_exchange(self: &std::sync::Arc<Self>, transfers: &[Transfer], patience: Duration) -> Result<(), NoNccl> {
+    pub fn try_exchange(
+        self: &std::sync::Arc<Self>,
+        transfers: &[GpuTransfer],
+        patience: Duration,
+    ) -> Result<(), NoNccl> {
         let (one, transfers) = (self.clone(), transfers.to_vec());
         // Without a turn, which it would keep.
         let asked = within(patience, move || one.ask_for_all(&transfers));
         Ok(asked.ok_or(NoNccl::Late { call: "an exchange", patience })??)
     }
 
-    fn ask_for_all(&self, transfers: &[Transfer]) -> Result<(), GpuError> {
+    fn ask_for_all(&self, transfers: &[GpuTransfer]) -> Result<(), GpuError> {
         let (functions, call) = (self.functions, "exchanging columns");
         // SAFETY: see the head of the file.
         functions.answered(call, unsafe { (functions.group_start)() })?;
@@ -189,8 +193,8 @@ impl Nccl {
         asked.and(ended)
     }
 
-    fn ask_for(&self, transfer: &Transfer) -> Result<(), GpuError> {
-        let Transfer { from, own, to, into, bytes } = *transfer;
+    fn ask_for(&self, transfer: &GpuTransfer) -> Result<(), GpuError> {
+        let GpuTransfer { from, own, to, into, bytes } = *transfer;
         let functions = self.functions;
         let place = |rank: usize| (self.communicators[rank] as Communicator, self.seats[rank].stream as sys::CUstream);
         let ((sender, out), (taker, stream)) = (place(from), place(to));

@@ -4,7 +4,7 @@
 //! when it was asked to, and peer copies go straight from GPU to GPU where that can be, and by way of the host elsewhere.
 #![expect(unsafe_code, reason = "as in driver.rs; handles of others are of GPUs that outlive the work (gpus.rs)")]
 
-use super::{DriverCard, GpuError, Peer, Rectangle, failed};
+use super::{DriverCard, GpuError, PeerGpu, Rectangle, failed};
 use crate::cuda::machine::Machine;
 use cudarc::driver::{result, sys};
 use std::ptr::{null, null_mut};
@@ -13,13 +13,13 @@ use std::ptr::{null, null_mut};
 const OFFER: usize = usize::MAX;
 
 impl DriverCard {
-    pub(super) fn offered(&self) -> Result<Peer, GpuError> {
+    pub(super) fn offered(&self) -> Result<PeerGpu, GpuError> {
         self.mark(OFFER)?;
         let mark = self.state().marks.get(&OFFER).map_or(0, |event| *event as usize);
-        Ok(Peer { device: self.device, context: self.context as usize, mark })
+        Ok(PeerGpu { device: self.device, context: self.context as usize, mark })
     }
 
-    pub(super) fn fetch_from(&self, peer: Peer, rows: Rectangle) -> Result<(), GpuError> {
+    pub(super) fn fetch_from(&self, peer: PeerGpu, rows: Rectangle) -> Result<(), GpuError> {
         self.bind()?;
         self.reach(peer)?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
@@ -57,7 +57,7 @@ impl DriverCard {
     }
 
     /// Lets the GPU read another's memory itself, the first time and where it can: copies are as right without.
-    fn reach(&self, peer: Peer) -> Result<(), GpuError> {
+    fn reach(&self, peer: PeerGpu) -> Result<(), GpuError> {
         let met = !self.state().reached.insert(peer.context);
         if met || peer.context == self.context as usize {
             return Ok(());

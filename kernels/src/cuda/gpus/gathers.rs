@@ -14,9 +14,9 @@ use crate::cuda::{
     HEADROOM,
     buffers::Buffer,
     columns::Columns,
-    driver::{Nccl, Transfer},
+    driver::{GpuTransfer, Nccl},
     gather_way::{GatherWay, NoNccl, TimedGather},
-    machine::{GpuError, Machine, Peer, Rectangle},
+    machine::{GpuError, Machine, PeerGpu, Rectangle},
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,14 +29,14 @@ const ALIGNED: usize = 256;
 
 /// How long NCCL is waited for while it is tried.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::cuda) struct Patience {
+pub(in crate::cuda) struct NcclTimeouts {
     /// For what it does once: it looks at all links of the host.
     pub start: Duration,
     /// For an exchange, the first of which makes ways between GPUs; and for what was under way to end.
     pub exchange: Duration,
 }
 
-impl Default for Patience {
+impl Default for NcclTimeouts {
     fn default() -> Self {
         Self { start: Duration::from_secs(30), exchange: Duration::from_secs(10) }
     }
@@ -49,7 +49,7 @@ pub(in crate::cuda) struct Gathers {
     nccl: Option<Together>,
     machines: Vec<Arc<dyn Machine>>,
     /// Of the copies at hand; kept from one to the next.
-    offers: Vec<Peer>,
+    offers: Vec<PeerGpu>,
     /// None where there is nothing to exchange.
     way: Option<GatherWay>,
 }
@@ -59,7 +59,7 @@ impl Gathers {
     ///
     /// # Errors
     /// When GPUs do not come to rest after NCCL was tried in vain.
-    pub fn among(machines: Vec<Arc<dyn Machine>>, patience: Patience) -> Result<Self, GpuError> {
+    pub fn among(machines: Vec<Arc<dyn Machine>>, patience: NcclTimeouts) -> Result<Self, GpuError> {
         let mut gathers = Self { nccl: None, machines, offers: Vec::new(), way: None };
         if gathers.machines.len() > 1 {
             gathers.way = Some(gathers.choose(patience)?);
@@ -73,7 +73,7 @@ impl Gathers {
     }
 
     /// Keeps NCCL if it is to be used.
-    fn choose(&mut self, patience: Patience) -> Result<GatherWay, GpuError> {
+    fn choose(&mut self, patience: NcclTimeouts) -> Result<GatherWay, GpuError> {
         let (free, mut work, mut together) = match self.start(patience) {
             Ok(started) => started,
             Err(why) => return Ok(GatherWay::Copies(why)),
@@ -95,18 +95,18 @@ impl Gathers {
     }
 
     /// NCCL, what to try it with, and how much memory each GPU had before.
-    fn start(&self, patience: Patience) -> Result<(Vec<usize>, trial::Work, Together), NoNccl> {
+    fn start(&self, patience: NcclTimeouts) -> Result<(Vec<usize>, trial::GatherWork, Together), NoNccl> {
         let free = self.machines.iter().map(|machine| machine.free_bytes()).collect::<Result<_, _>>()?;
         let together = Together::start(&self.machines, patience)?;
-        Ok((free, trial::Work::new(&self.machines)?, together))
+        Ok((free, trial::GatherWork::new(&self.machines)?, together))
     }
 
     fn is_better(
         &self,
         free: &[usize],
-        work: &mut trial::Work,
+        work: &mut trial::GatherWork,
         together: &mut Together,
-        patience: Patience,
+        patience: NcclTimeouts,
     ) -> Result<Vec<TimedGather>, NoNccl> {
         let timed = work.compare(together, patience.exchange)?;
         if !timed.iter().all(TimedGather::is_faster) {
@@ -147,7 +147,7 @@ impl Gathers {
     fn give_up(&mut self, error: GpuError) -> GpuError {
         if let Some(together) = self.nccl.take() {
             // As when it was tried. A GPU that fails says so when it is asked next.
-            if let Ok(false) = together.end(Patience::default()) {
+            if let Ok(false) = together.end(NcclTimeouts::default()) {
                 std::mem::forget(together);
             }
         }
@@ -165,7 +165,7 @@ fn are_exchanged(columns: &[Columns]) -> bool {
 fn copy(
     machines: &[Arc<dyn Machine>],
     columns: &[Columns],
-    offers: &mut Vec<Peer>,
+    offers: &mut Vec<PeerGpu>,
     ranks: Range<usize>,
 ) -> Result<(), GpuError> {
     offers.clear();
@@ -189,11 +189,11 @@ struct Together {
     /// Where a GPU takes others' columns of several rows, which lie there without gaps.
     landings: Vec<Buffer>,
     /// Of the exchange at hand; kept from one to the next.
-    transfers: Vec<Transfer>,
+    transfers: Vec<GpuTransfer>,
 }
 
 impl Together {
-    fn start(machines: &[Arc<dyn Machine>], patience: Patience) -> Result<Self, NoNccl> {
+    fn start(machines: &[Arc<dyn Machine>], patience: NcclTimeouts) -> Result<Self, NoNccl> {
         let seats = machines.iter().map(|machine| machine.seat()).collect::<Option<Vec<_>>>();
         let nccl = Arc::new(Nccl::start(seats.ok_or(NoNccl::NoDriver)?, patience.start)?);
         let landings = machines.iter().map(|machine| Buffer::new(machine.clone())).collect();
@@ -227,7 +227,7 @@ impl Together {
             let apart = if taker.rows() == 1 { None } else { Some(buffer.fit(landing)?) };
             for (from, part) in columns.iter().enumerate().filter(|(from, _)| *from != to) {
                 let into = apart.map_or(part.to(taker.whole).to, |at| at + self::landing(columns, from) as u64);
-                self.transfers.push(Transfer { from, own: part.own, to, into, bytes: part.bytes() });
+                self.transfers.push(GpuTransfer { from, own: part.own, to, into, bytes: part.bytes() });
             }
         }
         Ok(())
@@ -246,7 +246,7 @@ impl Together {
     }
 
     /// Ends what is under way, and waits for that; whether it did.
-    fn end(&self, patience: Patience) -> Result<bool, GpuError> {
+    fn end(&self, patience: NcclTimeouts) -> Result<bool, GpuError> {
         self.nccl.abort(patience.exchange);
         self.nccl.rest(patience.exchange)
     }

@@ -1,10 +1,10 @@
 //! Tiles whose heads several GPUs have: their bytes are those of one GPU that had all of them.
 
-use super::Gpus;
+use super::GpuRanks;
 use crate::{
     cuda::{GpuError, GpuTile, Queue},
     engine::StageKey,
-    pages::Layout,
+    pages::PageLayout,
 };
 use std::ops::Range;
 use tsnode_protocol::KvCodec;
@@ -14,7 +14,7 @@ pub(crate) struct TilePart {
     pub rank: usize,
     /// The layer's pages of the sequence there.
     pub pages: Vec<u32>,
-    pub layout: Layout,
+    pub layout: PageLayout,
     /// As the GPU counts them.
     pub heads: Range<usize>,
 }
@@ -29,7 +29,7 @@ pub(crate) struct TilePlace {
     pub codec: KvCodec,
 }
 
-impl Gpus {
+impl GpuRanks {
     /// Copies pages of each rank, before anything else is written.
     pub fn copy_pages(&mut self, rank: usize, copies: &[(u32, u32)]) -> Result<(), GpuError> {
         self.each[rank].copy_pages(copies)

@@ -3,7 +3,7 @@
 //! short, damaged or somebody else's is as good as none.
 
 use super::{
-    Identity,
+    GpuIdentity,
     sources::{FILES, HEADERS, OPTIONS},
     trial::{self, TimedFile},
 };
@@ -26,11 +26,11 @@ pub struct KernelCache {
 }
 
 /// What a choice holds for.
-pub(in crate::cuda) type Key = [u8; HASH];
+pub(in crate::cuda) type JitCacheKey = [u8; HASH];
 
 /// What is kept of a choice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::cuda) struct Entry {
+pub(in crate::cuda) struct JitCacheEntry {
     /// How fast files are.
     pub files: Vec<TimedFile>,
     /// Machine code of those that are used.
@@ -38,7 +38,7 @@ pub(in crate::cuda) struct Entry {
 }
 
 /// A hash of all that a choice depends on.
-pub(in crate::cuda) fn key(identity: &Identity, nvrtc: (i32, i32)) -> Key {
+pub(in crate::cuda) fn key(identity: &GpuIdentity, nvrtc: (i32, i32)) -> JitCacheKey {
     let mut hasher = blake3::Hasher::new();
     let mut add = |bytes: &[u8]| {
         hasher.update(&(bytes.len() as u64).to_le_bytes());
@@ -46,7 +46,7 @@ pub(in crate::cuda) fn key(identity: &Identity, nvrtc: (i32, i32)) -> Key {
     };
     let files = FILES.iter().flat_map(|file| [file.name, file.source, file.ptx]);
     let headers = HEADERS.iter().flat_map(|(name, text)| [*name, *text]);
-    let Identity { name, processors, sm, cuda, driver } = identity;
+    let GpuIdentity { name, processors, sm, cuda, driver } = identity;
     let gpu = [name.as_str(), driver.as_str()];
     files.chain(headers).chain(OPTIONS).chain(trial::FILES).chain(gpu).for_each(|text| add(text.as_bytes()));
     let versions = [cuda.0, cuda.1, nvrtc.0, nvrtc.1].map(i32::to_le_bytes);
@@ -62,14 +62,14 @@ impl KernelCache {
     }
 
     /// The file of a kind of GPU.
-    fn place(&self, identity: &Identity) -> PathBuf {
+    fn place(&self, identity: &GpuIdentity) -> PathBuf {
         let kind = format!("{} of {} processors", identity.name, identity.processors);
         let kind = blake3::hash(kind.as_bytes()).to_hex();
         self.folder.join(format!("sm_{}-{}.kernels", identity.sm, &kind[..16]))
     }
 
     /// What was kept for a key; none where nothing was, or where it is not whole.
-    pub(in crate::cuda) fn read(&self, identity: &Identity, key: &Key) -> Option<Entry> {
+    pub(in crate::cuda) fn read(&self, identity: &GpuIdentity, key: &JitCacheKey) -> Option<JitCacheEntry> {
         let bytes = bounded(&self.place(identity)).ok()?;
         let (kept, sum) = bytes.split_last_chunk::<HASH>()?;
         // It finds damage, not forgery: the folder is the peer's own, as its programs are.
@@ -77,11 +77,16 @@ impl KernelCache {
             return None;
         }
         let entry = kept.strip_prefix(MAGIC)?.strip_prefix(key.as_slice())?;
-        Entry::parse(entry)
+        JitCacheEntry::parse(entry)
     }
 
     /// Keeps an entry in place of what was there: whole, or not at all.
-    pub(in crate::cuda) fn write(&self, identity: &Identity, key: &Key, entry: &Entry) -> io::Result<()> {
+    pub(in crate::cuda) fn write(
+        &self,
+        identity: &GpuIdentity,
+        key: &JitCacheKey,
+        entry: &JitCacheEntry,
+    ) -> io::Result<()> {
         // Several GPUs of a kind, in this process or another, may be opened at once.
         static DRAFTS: AtomicU64 = AtomicU64::new(0);
         fs::create_dir_all(&self.folder)?;
@@ -110,7 +115,7 @@ fn bounded(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-impl Entry {
+impl JitCacheEntry {
     /// Of each file: its name's length and name, two times, its machine code's length and that.
     fn bytes(&self) -> Vec<u8> {
         let mut out = Vec::new();

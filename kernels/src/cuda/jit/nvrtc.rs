@@ -2,7 +2,7 @@
 
 use super::{
     NotCompiled,
-    sources::{File, HEADERS, OPTIONS},
+    sources::{HEADERS, KernelFile, OPTIONS},
 };
 use crate::cuda::libraries::{self, Libraries};
 use libloading::Library;
@@ -10,18 +10,18 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
 
 /// What compiles kernels for a GPU.
-pub(crate) trait Compiler {
+pub(crate) trait KernelCompiler {
     /// Its version.
     fn version(&self) -> Result<(i32, i32), NotCompiled>;
     /// Whether it compiles for an architecture.
     fn knows(&self, sm: u32) -> Result<bool, NotCompiled>;
     /// Machine code of a file.
-    fn compile(&self, file: &File, sm: u32) -> Result<Vec<u8>, NotCompiled>;
+    fn compile(&self, file: &KernelFile, sm: u32) -> Result<Vec<u8>, NotCompiled>;
 }
 
 type Program = *mut c_void;
-type Version = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
-type Number = unsafe extern "C" fn(*mut c_int) -> c_int;
+type NvrtcVersion = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
+type NvrtcNumber = unsafe extern "C" fn(*mut c_int) -> c_int;
 type Create = unsafe extern "C" fn(
     *mut Program,
     *const c_char,
@@ -31,8 +31,8 @@ type Create = unsafe extern "C" fn(
     *const *const c_char,
 ) -> c_int;
 type Compile = unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int;
-type Size = unsafe extern "C" fn(Program, *mut usize) -> c_int;
-type Text = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
+type NvrtcSize = unsafe extern "C" fn(Program, *mut usize) -> c_int;
+type NvrtcText = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 type Destroy = unsafe extern "C" fn(*mut Program) -> c_int;
 
 /// `NVRTC_ERROR_COMPILATION`: the log says what is wrong with the source.
@@ -43,15 +43,15 @@ const LOG: usize = 8 << 10;
 /// The library's functions. The library stays loaded until the process ends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Nvrtc {
-    version: Version,
-    architectures_count: Number,
-    architectures: Number,
+    version: NvrtcVersion,
+    architectures_count: NvrtcNumber,
+    architectures: NvrtcNumber,
     create: Create,
     compile: Compile,
-    log_size: Size,
-    log: Text,
-    cubin_size: Size,
-    cubin: Text,
+    log_size: NvrtcSize,
+    log: NvrtcText,
+    cubin_size: NvrtcSize,
+    cubin: NvrtcText,
     destroy: Destroy,
 }
 
@@ -87,11 +87,11 @@ impl Nvrtc {
         }
     }
 
-    fn program(&self, file: &File) -> Result<Source<'_>, NotCompiled> {
+    fn program(&self, file: &KernelFile) -> Result<Source<'_>, NotCompiled> {
         let (text, name) = (text("source", file.source)?, text("source", &format!("{}.cu", file.name))?);
         let texts = HEADERS.map(|(_, header)| header);
         let names = HEADERS.map(|(name, _)| name);
-        let (texts, names) = (Texts::new(&texts)?, Texts::new(&names)?);
+        let (texts, names) = (CStrings::new(&texts)?, CStrings::new(&names)?);
         let mut program: Program = std::ptr::null_mut();
         // SAFETY: texts end with a zero, and are read before the call returns; as many headers as it is told.
         #[expect(unsafe_code, reason = "the lines above say why it is sound")]
@@ -104,7 +104,7 @@ impl Nvrtc {
     }
 }
 
-impl Compiler for Nvrtc {
+impl KernelCompiler for Nvrtc {
     fn version(&self) -> Result<(i32, i32), NotCompiled> {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: two places for a number each.
@@ -128,11 +128,11 @@ impl Compiler for Nvrtc {
         Ok(known.contains(&(sm as c_int)))
     }
 
-    fn compile(&self, file: &File, sm: u32) -> Result<Vec<u8>, NotCompiled> {
+    fn compile(&self, file: &KernelFile, sm: u32) -> Result<Vec<u8>, NotCompiled> {
         let program = self.program(file)?;
         let architecture = format!("--gpu-architecture=sm_{sm}");
         let options = [OPTIONS.as_slice(), &[architecture.as_str()]].concat();
-        let options = Texts::new(&options)?;
+        let options = CStrings::new(&options)?;
         // SAFETY: a program that was just created; options end with a zero, and there are as many as it is told.
         #[expect(unsafe_code, reason = "the lines above say why it is sound")]
         let answer = unsafe { (self.compile)(program.program, options.count(), options.at()) };
@@ -162,7 +162,7 @@ impl Source<'_> {
         self.bytes(self.nvrtc.cubin_size, self.nvrtc.cubin)
     }
 
-    fn bytes(&self, size: Size, copy: Text) -> Result<Vec<u8>, NotCompiled> {
+    fn bytes(&self, size: NvrtcSize, copy: NvrtcText) -> Result<Vec<u8>, NotCompiled> {
         let mut len = 0;
         // SAFETY: the program is kept until this is dropped; a place for a number.
         #[expect(unsafe_code, reason = "the lines above say why it is sound")]
@@ -186,13 +186,13 @@ impl Drop for Source<'_> {
 }
 
 /// Texts as C has them: pointers to what ends with a zero.
-struct Texts {
+struct CStrings {
     /// What is pointed to; it stays where it is when this moves.
     _texts: Vec<CString>,
     pointers: Vec<*const c_char>,
 }
 
-impl Texts {
+impl CStrings {
     fn new(texts: &[&str]) -> Result<Self, NotCompiled> {
         let texts = texts.iter().map(|each| text("options", each)).collect::<Result<Vec<_>, _>>()?;
         let pointers = texts.iter().map(|text| text.as_ptr()).collect();

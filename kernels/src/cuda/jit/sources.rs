@@ -2,7 +2,7 @@
 
 /// A file of kernels: a module of its own on a GPU.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct File {
+pub(crate) struct KernelFile {
     /// By which launches call it.
     pub name: &'static str,
     /// CUDA C++.
@@ -13,7 +13,7 @@ pub(crate) struct File {
 
 macro_rules! file {
     ($name:literal) => {
-        File {
+        KernelFile {
             name: $name,
             source: include_str!(concat!("../device/", $name, ".cu")),
             ptx: include_str!(concat!("../ptx/", $name, ".ptx")),
@@ -22,7 +22,7 @@ macro_rules! file {
 }
 
 /// All of them.
-pub(crate) const FILES: [File; 7] =
+pub(crate) const FILES: [KernelFile; 7] =
     [file!("attend"), file!("choose"), file!("chunk"), file!("few"), file!("many"), file!("rows"), file!("tiles")];
 
 /// What they include, by name. They include nothing else, so that a compiler needs no headers of CUDA's.
@@ -37,7 +37,7 @@ pub(crate) const HEADERS: [(&str, &str); 4] = [
 pub(crate) const OPTIONS: [&str; 3] = ["--std=c++17", "--fmad=false", "--device-as-default-execution-space"];
 
 /// A file by its name.
-pub(crate) fn file(name: &str) -> Option<&'static File> {
-    const ALL: &[File] = &FILES;
+pub(crate) fn file(name: &str) -> Option<&'static KernelFile> {
+    const ALL: &[KernelFile] = &FILES;
     ALL.iter().find(|file| file.name == name)
 }

@@ -4,9 +4,9 @@
 use super::{Image, Loads, NotCompiled};
 use crate::{
     cuda::{
-        machine::{Arg, GpuError, Launch, Machine, Memory, Queue},
-        ops::{Kind, Ops, Out, Rows},
-        weights::{Form, Matrix},
+        machine::{Arg, GpuError, GpuMemory, Launch, Machine, Queue},
+        ops::{GpuRows, Kind, Ops, Out},
+        weights::{Form, GpuMatrix},
     },
     pages::PAGE_BYTES,
 };
@@ -65,11 +65,11 @@ impl fmt::Display for TimedFile {
 /// Times every file in both ways, and sees that they compute the same.
 pub(super) fn compare(gpu: &Arc<dyn Loads>) -> Result<Vec<TimedFile>, NotCompiled> {
     let machine: Arc<dyn Machine> = gpu.clone();
-    let mut work = Work::new(&machine)?;
+    let mut work = TrialWork::new(&machine)?;
     FILES.into_iter().map(|file| compare_file(gpu, &mut work, file)).collect()
 }
 
-fn compare_file(gpu: &Arc<dyn Loads>, work: &mut Work, file: &'static str) -> Result<TimedFile, NotCompiled> {
+fn compare_file(gpu: &Arc<dyn Loads>, work: &mut TrialWork, file: &'static str) -> Result<TimedFile, NotCompiled> {
     let mut result = |image| {
         gpu.turn(file, image);
         work.result(file)
@@ -96,29 +96,29 @@ fn alike(a: &[f32], b: &[f32]) -> bool {
 }
 
 /// What is computed: as much for each of a GPU's processors on a small GPU as on a large one.
-pub(in crate::cuda) struct Work {
+pub(in crate::cuda) struct TrialWork {
     machine: Arc<dyn Machine>,
     ops: Ops,
-    x: Memory,
-    dense: Matrix,
-    quantised: Matrix,
-    out: Memory,
+    x: GpuMemory,
+    dense: GpuMatrix,
+    quantised: GpuMatrix,
+    out: GpuMemory,
     /// A pool of pages, and one sequence's table of them.
-    pages: Memory,
-    table: Memory,
+    pages: GpuMemory,
+    table: GpuMemory,
     /// Numbers of rows, their positions, their sequences.
-    rows: Memory,
-    positions: Memory,
-    sequences: Memory,
-    tiles: Memory,
-    sums: Memory,
-    tops: Memory,
-    size: Size,
+    rows: GpuMemory,
+    positions: GpuMemory,
+    sequences: GpuMemory,
+    tiles: GpuMemory,
+    sums: GpuMemory,
+    tops: GpuMemory,
+    size: TrialSize,
 }
 
 /// How much of it.
 #[derive(Clone, Copy)]
-struct Size {
+struct TrialSize {
     outs: usize,
     cols: usize,
     /// Rows of products of many: one tile.
@@ -128,7 +128,7 @@ struct Size {
     tiles: usize,
 }
 
-impl Size {
+impl TrialSize {
     fn of(processors: usize) -> Self {
         // Small where processors are few: there it is the emulator that computes.
         let scale = (processors / 8).clamp(1, 16);
@@ -154,14 +154,14 @@ impl Size {
     }
 }
 
-impl Work {
+impl TrialWork {
     pub fn new(machine: &Arc<dyn Machine>) -> Result<Self, GpuError> {
-        let size = Size::of(machine.processors());
-        let Size { outs, cols, many, context, singles, tiles } = size;
-        let bytes = |count: usize| Memory::of(machine, &numbers(count));
+        let size = TrialSize::of(machine.processors());
+        let TrialSize { outs, cols, many, context, singles, tiles } = size;
+        let bytes = |count: usize| GpuMemory::of(machine, &numbers(count));
         let matrix =
-            |form: Form| Ok(Matrix { memory: bytes(form.bytes(outs * cols))?, form, rows: outs, cols, all: outs });
-        let words = |words: &[u32]| Memory::of(machine, bytemuck::cast_slice(words));
+            |form: Form| Ok(GpuMatrix { memory: bytes(form.bytes(outs * cols))?, form, rows: outs, cols, all: outs });
+        let words = |words: &[u32]| GpuMemory::of(machine, bytemuck::cast_slice(words));
         let most = FILES.map(|file| size.left(file)).into_iter().max().unwrap_or(0);
         // As many numbers as products of many rows read, or attention as queries.
         let rows = singles.max(tiles * TILE_ROWS);
@@ -175,15 +175,15 @@ impl Work {
             x: bytes(inputs * 4)?,
             dense: matrix(Form::Bf16)?,
             quantised: matrix(Form::Q4K)?,
-            out: Memory::take(machine, most * 4)?,
+            out: GpuMemory::take(machine, most * 4)?,
             pages: bytes(pages * PAGE_BYTES)?,
             table: words(&(0..pages as u32).collect::<Vec<_>>())?,
             rows: words(&(0..singles as u32).collect::<Vec<_>>())?,
             positions: words(&vec![context as u32 - 1; singles])?,
             sequences: words(&vec![0; singles])?,
             tiles: words((0..tiles).map(tile).collect::<Vec<_>>().as_flattened())?,
-            sums: Memory::take(machine, PARTS * singles * HEADS * GROUP * DIM * 4)?,
-            tops: Memory::take(machine, PARTS * singles * HEADS * GROUP * 2 * 4)?,
+            sums: GpuMemory::take(machine, PARTS * singles * HEADS * GROUP * DIM * 4)?,
+            tops: GpuMemory::take(machine, PARTS * singles * HEADS * GROUP * 2 * 4)?,
             size,
         })
     }
@@ -219,14 +219,14 @@ impl Work {
     fn few(&mut self) -> Result<(), GpuError> {
         let at =
             |number: usize| Out { at: self.out.at() + (number * self.size.outs * 4) as u64, stride: self.size.outs };
-        let x = Rows { at: self.x.at(), kind: Kind::F32 };
+        let x = GpuRows { at: self.x.at(), kind: Kind::F32 };
         self.ops.products(x, 1, &[(&self.dense, at(0)), (&self.quantised, at(1))])
     }
 
     /// Quantised ones, which no library computes.
     fn many(&mut self) -> Result<(), GpuError> {
         let out = Out { at: self.out.at(), stride: self.size.outs };
-        self.ops.products(Rows { at: self.x.at(), kind: Kind::F32 }, self.size.many, &[(&self.quantised, out)])
+        self.ops.products(GpuRows { at: self.x.at(), kind: Kind::F32 }, self.size.many, &[(&self.quantised, out)])
     }
 
     /// What both kinds of attention are told of scores and pages.

@@ -1,18 +1,18 @@
 //! A layer on a GPU: its weights there, and its parts as launches.
 
-use super::{Linear, Norm, Work};
+use super::{GpuLinear, GpuNorm, GpuScratch};
 use crate::{
     config::Activation,
     cuda::{
         columns::Columns,
-        machine::{Arg, GpuError, Launch, Machine, Memory},
-        ops::{Kind, Ops, Rows},
+        machine::{Arg, GpuError, GpuMemory, Launch, Machine},
+        ops::{GpuRows, Kind, Ops},
         step::Step,
         weights::size,
     },
-    engine::Look,
+    engine::AttentionParams,
     models::{LayerOutline, MlpOutline, NormOutline},
-    pages::Layout,
+    pages::PageLayout,
     rope::RopePairs,
 };
 use std::sync::Arc;
@@ -22,18 +22,18 @@ use tsnode_protocol::KvDtype;
 const TILE: usize = 64;
 
 #[derive(Debug)]
-pub(super) struct Layer {
-    attention_norm: Norm,
-    inputs: Linear,
-    head_norms: Option<[Norm; 2]>,
-    output: Linear,
-    attention_post_norm: Option<Norm>,
-    mlp_norm: Norm,
-    gate_up: Linear,
-    down: Linear,
-    mlp_post_norm: Option<Norm>,
+pub(super) struct GpuLayer {
+    attention_norm: GpuNorm,
+    inputs: GpuLinear,
+    head_norms: Option<[GpuNorm; 2]>,
+    output: GpuLinear,
+    attention_post_norm: Option<GpuNorm>,
+    mlp_norm: GpuNorm,
+    gate_up: GpuLinear,
+    down: GpuLinear,
+    mlp_post_norm: Option<GpuNorm>,
     gelu: bool,
-    look: Look,
+    look: AttentionParams,
     pub rope: usize,
     pub neighbours: bool,
     heads: usize,
@@ -43,20 +43,20 @@ pub(super) struct Layer {
 
 /// A layer's pages.
 #[derive(Clone, Copy)]
-pub(super) struct Pages {
+pub(super) struct GpuLayerPages {
     pub memory: u64,
     pub table: u64,
     pub most: usize,
-    pub layout: Layout,
+    pub layout: PageLayout,
 }
 
 fn whole(x: usize) -> Arg {
     Arg::Whole(x as u32)
 }
 
-impl Layer {
+impl GpuLayer {
     pub fn load(machine: &Arc<dyn Machine>, layer: &LayerOutline<'_>) -> Result<Self, GpuError> {
-        let norm = |norm: NormOutline<'_>| Norm::load(machine, norm);
+        let norm = |norm: NormOutline<'_>| GpuNorm::load(machine, norm);
         let LayerOutline { attention, mlp, .. } = layer;
         let MlpOutline::Gated(mlp) = mlp else {
             return Err(GpuError::experts());
@@ -70,16 +70,16 @@ impl Layer {
         let queries = size(&attention.inputs[0].weight.tensor().view()).0;
         Ok(Self {
             attention_norm: norm(attention_norm)?,
-            inputs: Linear::load(machine, &attention.inputs)?,
+            inputs: GpuLinear::load(machine, &attention.inputs)?,
             head_norms: match attention.head_norms {
                 Some([query, key]) => Some([norm(query)?, norm(key)?]),
                 None => None,
             },
-            output: Linear::load(machine, &[attention.output])?,
+            output: GpuLinear::load(machine, &[attention.output])?,
             attention_post_norm: layer.attention_post_norm.map(norm).transpose()?,
             mlp_norm: norm(mlp_norm)?,
-            gate_up: Linear::load(machine, &mlp.inputs)?,
-            down: Linear::load(machine, &[mlp.down])?,
+            gate_up: GpuLinear::load(machine, &mlp.inputs)?,
+            down: GpuLinear::load(machine, &[mlp.down])?,
             mlp_post_norm: layer.mlp_post_norm.map(norm).transpose()?,
             gelu: mlp.activation == Activation::GeluTanh,
             look: attention.look,
@@ -92,9 +92,9 @@ impl Layer {
 }
 
 /// What a layer computes with.
-pub(super) struct Place<'a> {
+pub(super) struct GpuLayerContext<'a> {
     pub ops: &'a mut Ops,
-    pub work: &'a mut Work,
+    pub work: &'a mut GpuScratch,
     pub step: &'a Step,
     pub width: usize,
     pub hidden: u64,
@@ -102,7 +102,7 @@ pub(super) struct Place<'a> {
 
 /// What is computed of a layer between two times that GPUs put their columns side by side.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Piece {
+pub(crate) enum GpuLayerPiece {
     /// What attention mixes for each head, from rows normed and turned.
     Attend,
     /// What attention adds to the rows.
@@ -113,7 +113,7 @@ pub(crate) enum Piece {
     Down,
 }
 
-impl Piece {
+impl GpuLayerPiece {
     /// A layer's, in their order.
     ///
     /// Every other one leaves its columns in `mixed`, those between in `out`. So a GPU writes where others copy from only
@@ -121,23 +121,23 @@ impl Piece {
     pub const ALL: [Self; 4] = [Self::Attend, Self::Output, Self::Gate, Self::Down];
 }
 
-impl Layer {
+impl GpuLayer {
     /// Columns of what attention mixes, by the rows with what is still to be added to them; with a mark once keys and values
     /// are stored.
     pub fn mix(
         &self,
-        place: Place<'_>,
+        place: GpuLayerContext<'_>,
         more: Option<u64>,
-        rope: &(Memory, f32),
+        rope: &(GpuMemory, f32),
         half: usize,
-        pages: Pages,
+        pages: GpuLayerPages,
         mark: Option<usize>,
     ) -> Result<Columns, GpuError> {
-        let Place { ops, work, step, width, hidden } = place;
+        let GpuLayerContext { ops, work, step, width, hidden } = place;
         let rows = step.rows;
         let inputs = work.inputs.fit(rows * self.inputs.outs.max(self.gate_up.outs) * 4)?;
 
-        let normed = Rows { at: work.normed.fit(rows * width * 4)?, kind: self.inputs.kind(rows) };
+        let normed = GpuRows { at: work.normed.fit(rows * width * 4)?, kind: self.inputs.kind(rows) };
         ops.norm(hidden, more, self.attention_norm.weight.at(), self.attention_norm.eps, rows, width, normed)?;
         self.inputs.run(ops, normed, rows, inputs)?;
         self.turn_and_store(ops, step, inputs, rope, half, pages)?;
@@ -147,28 +147,28 @@ impl Layer {
         let (kind, heads) = (self.output.kind(rows).unrounded(), &self.inputs.outputs);
         let whole = work.mixed.fit(rows * heads.all.max(self.gate_up.outputs.all) * 4)?;
         let mixed = Columns::place(heads, rows, kind.bytes(), whole, &mut work.mixed_apart)?;
-        self.attend(ops, step, inputs, pages, Rows { at: mixed.own, kind })?;
+        self.attend(ops, step, inputs, pages, GpuRows { at: mixed.own, kind })?;
         Ok(mixed)
     }
 
     /// Columns of what attention adds.
-    pub fn output(&self, place: Place<'_>) -> Result<Columns, GpuError> {
-        let Place { ops, work, step, width, .. } = place;
-        let mixed = Rows { at: work.mixed.at(), kind: self.output.kind(step.rows).unrounded() };
+    pub fn output(&self, place: GpuLayerContext<'_>) -> Result<Columns, GpuError> {
+        let GpuLayerContext { ops, work, step, width, .. } = place;
+        let mixed = GpuRows { at: work.mixed.at(), kind: self.output.kind(step.rows).unrounded() };
         product(&self.output, ops, mixed, step.rows, width, work)
     }
 
     /// Columns of the MLP's gated half, by the rows with what attention adds.
-    pub fn gate(&self, place: Place<'_>) -> Result<Columns, GpuError> {
-        let Place { ops, work, step, width, hidden } = place;
+    pub fn gate(&self, place: GpuLayerContext<'_>) -> Result<Columns, GpuError> {
+        let GpuLayerContext { ops, work, step, width, hidden } = place;
         let rows = step.rows;
         let more = added(ops, self.attention_post_norm.as_ref(), work.out.at(), rows, width, hidden)?;
-        let normed = Rows { at: work.normed.at(), kind: self.gate_up.kind(rows) };
+        let normed = GpuRows { at: work.normed.at(), kind: self.gate_up.kind(rows) };
         ops.norm(hidden, more, self.mlp_norm.weight.at(), self.mlp_norm.eps, rows, width, normed)?;
         self.gate_up.run(ops, normed, rows, work.inputs.at())?;
         let (kind, outputs) = (self.gated_kind(rows), &self.gate_up.outputs);
         let gated = Columns::place(outputs, rows, kind.bytes(), work.mixed.at(), &mut work.mixed_apart)?;
-        ops.gate(work.inputs.at(), rows, outputs.mine.len(), self.gelu, Rows { at: gated.own, kind })?;
+        ops.gate(work.inputs.at(), rows, outputs.mine.len(), self.gelu, GpuRows { at: gated.own, kind })?;
         Ok(gated)
     }
 
@@ -179,15 +179,15 @@ impl Layer {
     }
 
     /// Columns of what the MLP adds.
-    pub fn down(&self, place: Place<'_>) -> Result<Columns, GpuError> {
-        let Place { ops, work, step, width, .. } = place;
-        let gated = Rows { at: work.mixed.at(), kind: self.gated_kind(step.rows) };
+    pub fn down(&self, place: GpuLayerContext<'_>) -> Result<Columns, GpuError> {
+        let GpuLayerContext { ops, work, step, width, .. } = place;
+        let gated = GpuRows { at: work.mixed.at(), kind: self.gated_kind(step.rows) };
         product(&self.down, ops, gated, step.rows, width, work)
     }
 
     /// Adds what the MLP adds if it is normed first; what is still to be added is handed out.
-    pub fn end(&self, place: Place<'_>) -> Result<Option<u64>, GpuError> {
-        let Place { ops, work, step, width, hidden } = place;
+    pub fn end(&self, place: GpuLayerContext<'_>) -> Result<Option<u64>, GpuError> {
+        let GpuLayerContext { ops, work, step, width, hidden } = place;
         added(ops, self.mlp_post_norm.as_ref(), work.out.at(), step.rows, width, hidden)
     }
 
@@ -196,11 +196,11 @@ impl Layer {
         ops: &Ops,
         step: &Step,
         x: u64,
-        (frequencies, amplitude): &(Memory, f32),
+        (frequencies, amplitude): &(GpuMemory, f32),
         half: usize,
-        pages: Pages,
+        pages: GpuLayerPages,
     ) -> Result<(), GpuError> {
-        let Layout { heads: kv_heads, dim, dtype, tokens } = pages.layout;
+        let PageLayout { heads: kv_heads, dim, dtype, tokens } = pages.layout;
         let norm = |which: usize| self.head_norms.as_ref().map_or(0, |norms| norms[which].weight.at());
         let eps = self.head_norms.as_ref().map_or(0.0, |norms| norms[0].eps);
         let args = [
@@ -229,7 +229,7 @@ impl Layer {
         ops.attention(launch, &args)
     }
 
-    fn attend(&self, ops: &mut Ops, step: &Step, q: u64, pages: Pages, out: Rows) -> Result<(), GpuError> {
+    fn attend(&self, ops: &mut Ops, step: &Step, q: u64, pages: GpuLayerPages, out: GpuRows) -> Result<(), GpuError> {
         if step.tiles_count > 0 {
             self.attend_chunks(ops, step, q, pages, out)?;
         }
@@ -240,8 +240,8 @@ impl Layer {
     }
 
     /// What both kernels of attention are told of scores and pages.
-    fn common(&self, pages: Pages) -> [Arg; 8] {
-        let Layout { heads, tokens, .. } = pages.layout;
+    fn common(&self, pages: GpuLayerPages) -> [Arg; 8] {
+        let PageLayout { heads, tokens, .. } = pages.layout;
         [
             self.look.scale.into(),
             self.look.cap.unwrap_or(0.0).into(),
@@ -254,8 +254,15 @@ impl Layer {
         ]
     }
 
-    fn attend_chunks(&self, ops: &Ops, step: &Step, q: u64, pages: Pages, out: Rows) -> Result<(), GpuError> {
-        let Layout { heads: kv_heads, dim, dtype, .. } = pages.layout;
+    fn attend_chunks(
+        &self,
+        ops: &Ops,
+        step: &Step,
+        q: u64,
+        pages: GpuLayerPages,
+        out: GpuRows,
+    ) -> Result<(), GpuError> {
+        let PageLayout { heads: kv_heads, dim, dtype, .. } = pages.layout;
         let (kernel, wide) = match (dtype, dim) {
             (KvDtype::Bf16, ..=64) => ("chunk_64_bf16", 64),
             (KvDtype::Bf16, ..=128) => ("chunk_128_bf16", 128),
@@ -277,8 +284,15 @@ impl Layer {
         ops.attention(Launch { module: "chunk", kernel, grid, threads: 128, shared }, &args)
     }
 
-    fn attend_singles(&self, ops: &mut Ops, step: &Step, q: u64, pages: Pages, out: Rows) -> Result<(), GpuError> {
-        let Layout { heads: kv_heads, dim, dtype, .. } = pages.layout;
+    fn attend_singles(
+        &self,
+        ops: &mut Ops,
+        step: &Step,
+        q: u64,
+        pages: GpuLayerPages,
+        out: GpuRows,
+    ) -> Result<(), GpuError> {
+        let PageLayout { heads: kv_heads, dim, dtype, .. } = pages.layout;
         let (rows, group) = (step.singles_count, self.heads / kv_heads);
         let across = kv_heads * group.div_ceil(8);
         // As on one GPU that had all heads, so that sums are the same.
@@ -329,7 +343,7 @@ fn attend_kernel(dtype: KvDtype, dim: usize) -> &'static str {
 /// What came out is added by the next norm, or here if it is normed first.
 fn added(
     ops: &Ops,
-    norm: Option<&Norm>,
+    norm: Option<&GpuNorm>,
     out: u64,
     rows: usize,
     width: usize,
@@ -343,12 +357,12 @@ fn added(
 
 /// Columns of what is added to rows.
 fn product(
-    linear: &Linear,
+    linear: &GpuLinear,
     ops: &mut Ops,
-    input: Rows,
+    input: GpuRows,
     rows: usize,
     width: usize,
-    work: &mut Work,
+    work: &mut GpuScratch,
 ) -> Result<Columns, GpuError> {
     let whole = work.out.fit(rows * width * 4)?;
     let out = Columns::place(&linear.outputs, rows, 4, whole, &mut work.out_apart)?;

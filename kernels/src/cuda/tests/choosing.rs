@@ -3,8 +3,8 @@
 use super::{Draw, machines, with};
 use crate::{
     cuda::{
-        choose::{Choice, Chosen},
-        machine::{Memory, Queue},
+        choose::{ChosenToken, RowChoice},
+        machine::{GpuMemory, Queue},
         ops::Ops,
     },
     sampling,
@@ -40,13 +40,13 @@ fn every_way_of_choosing_gives_the_processors_token() {
         for (vocab, rows) in [(3, 24), (64, 24), (1025, 24), (3000, 24), (11_003, 8)] {
             let all: Vec<f32> = (0..rows).flat_map(|_| logits(&mut draw, vocab)).collect();
             let ways: Vec<Sampling> = (0..rows).map(|_| ways(&mut draw)).collect();
-            let choices: Vec<Choice> =
-                ways.iter().enumerate().map(|(i, way)| Choice::of(way, i as u32).unwrap()).collect();
+            let choices: Vec<RowChoice> =
+                ways.iter().enumerate().map(|(i, way)| RowChoice::of(way, i as u32).unwrap()).collect();
             let at = with(&machine, &all);
-            let choices = Memory::of(&machine, bytemuck::cast_slice(&choices)).unwrap();
-            let out = Memory::take(&machine, rows * size_of::<Chosen>()).unwrap();
+            let choices = GpuMemory::of(&machine, bytemuck::cast_slice(&choices)).unwrap();
+            let out = GpuMemory::take(&machine, rows * size_of::<ChosenToken>()).unwrap();
             Ops::new(machine.clone()).choose(at.at(), rows, vocab, choices.at(), out.at()).unwrap();
-            let mut found = vec![Chosen::default(); rows];
+            let mut found = vec![ChosenToken::default(); rows];
             machine.download(Queue::Compute, out.at(), bytemuck::cast_slice_mut(&mut found)).unwrap();
             for (i, (way, logits)) in ways.iter().zip(all.chunks_exact(vocab)).enumerate() {
                 let wanted = sampling::sample(&mut logits.to_vec(), way, &[], &[], i as u32);

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     cuda::{
         GatherWay, Gpu, GpuError, Libraries, NoNccl,
-        gpus::{Gathers, Patience},
+        gpus::{Gathers, NcclTimeouts},
         machine::Machine,
     },
     engine::{Engine, EngineError, Input, Output, Slice, StageKey},
@@ -207,7 +207,7 @@ fn nccl_that_never_answers_is_not_waited_for() {
         let machines: Vec<Arc<dyn Machine>> = several(3);
         // What starts in time is given as much as it takes.
         let start = Duration::from_millis(if like == "late" { 100 } else { 60_000 });
-        let patience = Patience { start, exchange: Duration::from_millis(300) };
+        let patience = NcclTimeouts { start, exchange: Duration::from_millis(300) };
         let gathers = Gathers::among(machines.clone(), patience).unwrap();
         let way = gathers.way().unwrap();
         assert!(matches!(way, GatherWay::Copies(NoNccl::Late { call: told, .. }) if *told == call), "{like}: {way}");

@@ -6,7 +6,7 @@ use super::{attention::POOL, here, machines, several};
 use crate::{
     cuda::{
         Gpu, GpuInfo,
-        machine::{Arg, GpuError, Launch, Machine, Peer, Product, Queue, Recorded, Rectangle, Seat},
+        machine::{Arg, GpuError, GpuSeat, Launch, Machine, PeerGpu, Product, Queue, Recorded, Rectangle},
     },
     engine::{Engine, EngineError, Input, Output, Slice, StageKey, Threads},
     proof::{self, ProofError},
@@ -70,16 +70,16 @@ impl Machine for Failing {
     fn wait_for(&self, number: usize) -> Result<(), GpuError> {
         self.ask().and_then(|()| self.inner.wait_for(number))
     }
-    fn offer(&self) -> Result<Peer, GpuError> {
+    fn offer(&self) -> Result<PeerGpu, GpuError> {
         self.ask().and_then(|()| self.inner.offer())
     }
-    fn fetch(&self, from: Peer, rows: Rectangle) -> Result<(), GpuError> {
+    fn fetch(&self, from: PeerGpu, rows: Rectangle) -> Result<(), GpuError> {
         self.ask().and_then(|()| self.inner.fetch(from, rows))
     }
     fn lay_out(&self, rows: Rectangle) -> Result<(), GpuError> {
         self.ask().and_then(|()| self.inner.lay_out(rows))
     }
-    fn seat(&self) -> Option<Seat> {
+    fn seat(&self) -> Option<GpuSeat> {
         self.inner.seat()
     }
     fn finish(&self) -> Result<(), GpuError> {

@@ -5,14 +5,14 @@ use super::{Draw, here, machines, poisoned, read, with};
 use crate::cuda::{
     GpuInfo, driver,
     jit::{
-        self, Compiler, Identity, Image, Kept, KernelCache, Kernels, Loads, NotCompiled, Nvrtc, cache,
-        sources::{self, FILES, File},
-        trial::{self, DIM, GROUP, HEADS, TILE_ROWS, Work},
+        self, CacheState, GpuIdentity, Image, KernelCache, KernelCompiler, Kernels, Loads, NotCompiled, Nvrtc, cache,
+        sources::{self, FILES, KernelFile},
+        trial::{self, DIM, GROUP, HEADS, TILE_ROWS, TrialWork},
     },
     libraries::Libraries,
-    machine::{Arg, GpuError, Launch, Machine, Peer, Product, Queue, Recorded, Rectangle},
-    ops::{Kind, Ops, Out, Rows},
-    weights::{Form, Matrix},
+    machine::{Arg, GpuError, Launch, Machine, PeerGpu, Product, Queue, Recorded, Rectangle},
+    ops::{GpuRows, Kind, Ops, Out},
+    weights::{Form, GpuMatrix},
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ use std::time::Duration;
 /// A GPU that computes nothing: it takes its time for what is slow, and leaves ones, or twos where it is told to differ.
 #[derive(Debug)]
 struct Fake {
-    identity: Identity,
+    identity: GpuIdentity,
     /// Files whose machine code is slower than their PTX; that of others is faster.
     slower: BTreeSet<&'static str>,
     differs: Option<&'static str>,
@@ -45,7 +45,7 @@ impl Fake {
     fn new() -> Self {
         let (name, driver) = ("a GPU".to_owned(), "550.54".to_owned());
         Self {
-            identity: Identity { name, processors: 2, sm: 90, cuda: (12, 4), driver },
+            identity: GpuIdentity { name, processors: 2, sm: 90, cuda: (12, 4), driver },
             slower: BTreeSet::new(),
             differs: None,
             refuses: None,
@@ -64,7 +64,7 @@ impl Fake {
 }
 
 impl Loads for Fake {
-    fn identity(&self) -> Result<Identity, GpuError> {
+    fn identity(&self) -> Result<GpuIdentity, GpuError> {
         Ok(self.identity.clone())
     }
     fn load(&self, file: &'static str, cubin: &[u8]) -> Result<(), GpuError> {
@@ -147,10 +147,10 @@ impl Machine for Fake {
     }
     fn forget(&self, _: Recorded) {}
     fn forget_recorded(&self) {}
-    fn offer(&self) -> Result<Peer, GpuError> {
+    fn offer(&self) -> Result<PeerGpu, GpuError> {
         Err(GpuError::Unsupported("other GPUs".into()))
     }
-    fn fetch(&self, _: Peer, _: Rectangle) -> Result<(), GpuError> {
+    fn fetch(&self, _: PeerGpu, _: Rectangle) -> Result<(), GpuError> {
         Err(GpuError::Unsupported("other GPUs".into()))
     }
 }
@@ -172,14 +172,14 @@ impl Counting {
     }
 }
 
-impl Compiler for Counting {
+impl KernelCompiler for Counting {
     fn version(&self) -> Result<(i32, i32), NotCompiled> {
         Ok(self.version)
     }
     fn knows(&self, sm: u32) -> Result<bool, NotCompiled> {
         Ok(sm <= 90)
     }
-    fn compile(&self, file: &File, sm: u32) -> Result<Vec<u8>, NotCompiled> {
+    fn compile(&self, file: &KernelFile, sm: u32) -> Result<Vec<u8>, NotCompiled> {
         assert!(!self.panics, "a symbol that the library lacks");
         self.compiled.fetch_add(1, Ordering::Relaxed);
         Ok(format!("{} for sm_{sm} by {:?}", file.name, self.version).into_bytes())
@@ -194,7 +194,7 @@ fn choose(gpu: Fake, compiler: &Counting, folder: &Path) -> (Kernels, Vec<(&'sta
     (chosen, compiled)
 }
 
-fn kept(kernels: &Kernels) -> &Kept {
+fn kept(kernels: &Kernels) -> &CacheState {
     match kernels {
         Kernels::Timed(timed) => &timed.kept,
         Kernels::Ahead(why) => panic!("nothing was compiled: {why}"),
@@ -233,11 +233,11 @@ fn of_each_file_the_faster_is_used() {
 fn what_was_chosen_is_found_by_the_next_start() {
     let (folder, compiler) = (tempfile::tempdir().unwrap(), Counting::new());
     let (first, compiled) = choose(half_slower(), &compiler, folder.path());
-    assert_eq!((kept(&first), compiler.count()), (&Kept::Written, trial::FILES.len()));
+    assert_eq!((kept(&first), compiler.count()), (&CacheState::Written, trial::FILES.len()));
     // That machine code would be the slower by now is not looked at.
     let other_way = Fake { slower: BTreeSet::from(["few", "many"]), ..Fake::new() };
     let (second, again) = choose(other_way, &compiler, folder.path());
-    assert_eq!((kept(&second), compiler.count(), again), (&Kept::Found, trial::FILES.len(), compiled));
+    assert_eq!((kept(&second), compiler.count(), again), (&CacheState::Found, trial::FILES.len(), compiled));
     let times = |kernels: &Kernels| matches!(kernels, Kernels::Timed(timed) if !timed.files.is_empty());
     assert!(times(&second) && first.to_string() == second.to_string(), "{first} {second}");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "a draft was left");
@@ -260,7 +260,7 @@ fn another_gpu_driver_or_compiler_chooses_anew() {
         change(&mut gpu, &mut compiler);
         let sm = gpu.identity.sm;
         let (chosen, compiled) = choose(gpu, &compiler, folder.path());
-        assert_eq!((kept(&chosen), compiler.count()), (&Kept::Written, trial::FILES.len()), "{i}");
+        assert_eq!((kept(&chosen), compiler.count()), (&CacheState::Written, trial::FILES.len()), "{i}");
         let code = format!("few for sm_{sm} by {:?}", compiler.version);
         assert!(compiled.contains(&("few", code)), "{i}: {compiled:?}");
     }
@@ -300,7 +300,7 @@ fn what_was_kept_and_is_not_whole_is_compiled_anew() {
     assert_eq!(read(), None);
     assert_eq!(compiler.count(), trial::FILES.len());
     let (chosen, again) = choose(half_slower(), &compiler, folder.path());
-    assert_eq!((kept(&chosen), compiler.count(), again), (&Kept::Written, 2 * trial::FILES.len(), compiled));
+    assert_eq!((kept(&chosen), compiler.count(), again), (&CacheState::Written, 2 * trial::FILES.len(), compiled));
     assert!(read().is_some());
 }
 
@@ -333,7 +333,7 @@ fn what_cannot_be_kept_is_used_all_the_same() {
     let taken = folder.path().join("taken");
     std::fs::write(&taken, "a file, and no folder").unwrap();
     let (chosen, compiled) = choose(Fake::new(), &Counting::new(), &taken);
-    assert!(matches!(kept(&chosen), Kept::Not(_)) && chosen.to_string().contains("; not kept: "), "{chosen}");
+    assert!(matches!(kept(&chosen), CacheState::Not(_)) && chosen.to_string().contains("; not kept: "), "{chosen}");
     assert_eq!(compiled.len(), trial::FILES.len());
 }
 
@@ -394,7 +394,7 @@ fn nvrtc() -> Option<Nvrtc> {
 }
 
 /// Names of kernels, as the PTX has them.
-fn kernels(file: &File) -> Vec<&str> {
+fn kernels(file: &KernelFile) -> Vec<&str> {
     file.ptx.split(".entry ").skip(1).map(|rest| rest.split('(').next().unwrap()).collect()
 }
 
@@ -422,7 +422,7 @@ fn every_kernel_compiles_to_machine_code() {
 #[test]
 fn a_source_that_is_wrong_is_an_error_with_the_compilers_words() {
     let Some(nvrtc) = nvrtc() else { return };
-    let compile = |source| nvrtc.compile(&File { name: "wrong", source, ptx: "" }, 80);
+    let compile = |source| nvrtc.compile(&KernelFile { name: "wrong", source, ptx: "" }, 80);
     let Err(NotCompiled::Source { file, log }) = compile("#include \"common.cuh\"\n\nKERNEL(32) f() { u8 x = y; }\n")
     else {
         panic!("it compiled")
@@ -459,7 +459,7 @@ fn what_is_no_nvrtc_is_said_to_be_none() {
 #[test]
 fn what_is_timed_computes() {
     for machine in machines() {
-        let mut work = Work::new(&machine).unwrap();
+        let mut work = TrialWork::new(&machine).unwrap();
         let [attend, chunk, few, many] = trial::FILES.map(|file| work.result(file).unwrap());
         for (file, numbers) in trial::FILES.iter().zip([&attend, &chunk, &few, &many]) {
             assert!(numbers.iter().all(|x| x.is_finite()), "{file}");
@@ -501,10 +501,10 @@ pub(super) fn compiled(ordinal: u16) -> Arc<dyn Machine> {
 fn multiplies(machine: &Arc<dyn Machine>) {
     let (x, out) = (Draw(1).numbers(64), poisoned(machine, 4));
     let memory = with(machine, &[1.0; 256]);
-    let w = Matrix { memory, form: Form::F32, rows: 4, cols: 64, all: 4 };
+    let w = GpuMatrix { memory, form: Form::F32, rows: 4, cols: 64, all: 4 };
     let row = with(machine, &x);
     let place = Out { at: out.at(), stride: 4 };
-    Ops::new(machine.clone()).products(Rows { at: row.at(), kind: Kind::F32 }, 1, &[(&w, place)]).unwrap();
+    Ops::new(machine.clone()).products(GpuRows { at: row.at(), kind: Kind::F32 }, 1, &[(&w, place)]).unwrap();
     let sum: f32 = x.iter().sum();
     assert!(read(machine, &out, 4).iter().all(|found| (found - sum).abs() < 1e-4), "{sum}");
 }
@@ -514,7 +514,7 @@ fn a_gpu_is_opened_with_kernels_of_its_own_and_again_with_those_that_were_kept()
     let (Some(ordinal), Some(nvrtc)) = (gpu(), nvrtc()) else { return };
     let folder = tempfile::tempdir().unwrap();
     let cache = KernelCache::at(folder.path().join("kernels"));
-    for wanted in [Kept::Written, Kept::Found] {
+    for wanted in [CacheState::Written, CacheState::Found] {
         let machine = driver::open_with(ordinal, Ok(nvrtc), &cache).unwrap();
         let chosen = machine.about().kernels;
         assert_eq!(kept(&chosen), &wanted, "{chosen}");
@@ -528,7 +528,7 @@ fn a_gpu_is_opened_with_kernels_of_its_own_and_again_with_those_that_were_kept()
     bytes[middle] ^= 1;
     std::fs::write(&file, bytes).unwrap();
     let machine = driver::open_with(ordinal, Ok(nvrtc), &cache).unwrap();
-    assert_eq!(kept(&machine.about().kernels), &Kept::Written);
+    assert_eq!(kept(&machine.about().kernels), &CacheState::Written);
     multiplies(&machine);
 }
 

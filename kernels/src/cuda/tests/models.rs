@@ -5,7 +5,7 @@ use super::{
     machines,
 };
 use crate::{
-    engine::{Engine, EngineError, Fresh, Input, Output, Pick, Prefix, Slice, StageKey, Tap, Threads},
+    engine::{Engine, EngineError, Fresh, Input, Output, Prefix, RowToSample, Slice, StageKey, Tap, Threads},
     source::{ModelSource, Precision},
     speed::{self, Step},
 };
@@ -33,7 +33,7 @@ pub(super) fn greedy(engine: &mut Engine, stage: StageKey, len: usize, count: us
     for i in 0..count {
         let batch = [Slice { request: REQUEST, start: (len + i) as u32, len: 1 }];
         let position = (len + i + 1) as u32;
-        let picks = [Pick { row: 0, sampling: &Sampling::greedy(), position }];
+        let picks = [RowToSample { row: 0, sampling: &Sampling::greedy(), position }];
         let chosen = engine.forward_choosing(stage, &batch, Input::Tokens(&[Token(next)]), &picks).unwrap();
         next = chosen[0].token.0;
         tokens.push(next);

@@ -4,9 +4,9 @@ use super::{Draw, machines, with};
 use crate::{
     cpu::Simd,
     cuda::{Gpu, GpuTurn, machine::Queue, tiles::GpuTile},
-    pages::{Layout, PAGE_BYTES, PagePool, SequenceKv, Side},
+    pages::{PAGE_BYTES, PageLayout, PagePool, SequenceKv, Side},
     rope::{Rope, RopePairs, RopeScaling},
-    wire::{self, Packing, Scratch, Tile, Turn},
+    wire::{self, CodecScratch, KeyRotation, Tile, TileCodec},
 };
 use tsnode_protocol::{KvCodec, KvDtype};
 
@@ -19,12 +19,12 @@ struct Scenario {
 
 const PAGES: usize = 12;
 
-fn pages(layout: Layout, room: usize) -> usize {
+fn pages(layout: PageLayout, room: usize) -> usize {
     room.div_ceil(layout.tokens)
 }
 
 impl Scenario {
-    fn new(machine: &std::sync::Arc<dyn crate::cuda::machine::Machine>, layout: Layout, tokens: usize) -> Self {
+    fn new(machine: &std::sync::Arc<dyn crate::cuda::machine::Machine>, layout: PageLayout, tokens: usize) -> Self {
         let mut pool = PagePool::new(PAGES * PAGE_BYTES);
         let kv = SequenceKv::reserve(&mut pool, layout, 1, tokens).unwrap();
         assert!(pages(layout, tokens) <= PAGES);
@@ -50,16 +50,16 @@ impl Scenario {
         Self { pool, kv, gpu }
     }
 
-    fn packed(&self, packing: Packing<'_>, tile: &Tile) -> Vec<u8> {
+    fn packed(&self, packing: TileCodec<'_>, tile: &Tile) -> Vec<u8> {
         let mut out = Vec::new();
-        wire::export(packing, &self.kv, &self.pool, tile, &mut Scratch::default(), &mut out);
+        wire::export(packing, &self.kv, &self.pool, tile, &mut CodecScratch::default(), &mut out);
         out
     }
 }
 
 /// Keys that do not turn, whose channels all do, and whose first half does.
-fn turns(dim: usize) -> [Option<Turn>; 3] {
-    let turn = |dim, pairs| Some(Turn::new(&Rope::new(dim, 10_000.0, &RopeScaling::None), pairs));
+fn turns(dim: usize) -> [Option<KeyRotation>; 3] {
+    let turn = |dim, pairs| Some(KeyRotation::new(&Rope::new(dim, 10_000.0, &RopeScaling::None), pairs));
     [None, turn(dim, RopePairs::Halves), turn(dim / 2, RopePairs::Neighbours)]
 }
 
@@ -81,10 +81,10 @@ fn packed_bytes_and_unpacked_numbers_are_the_processors() {
         ] {
             let row = 2 * heads * dim * dtype.bytes();
             // Pages that end inside blocks, and less memory than a page has.
-            let layout = Layout { heads, dim, dtype, tokens: (PAGE_BYTES / row).min(23) };
+            let layout = PageLayout { heads, dim, dtype, tokens: (PAGE_BYTES / row).min(23) };
             let mut scenario = Scenario::new(&machine, layout, tokens);
             for (codec, turn) in CODECS.into_iter().flat_map(|codec| turns(dim).map(|turn| (codec, turn))) {
-                let packing = Packing { simd: Simd::detect(), codec, turn: turn.as_ref() };
+                let packing = TileCodec { simd: Simd::detect(), codec, turn: turn.as_ref() };
                 for (heads, range) in [(0..heads, 0..tokens), (heads - 1..heads, 0..tokens.min(33))] {
                     let tile = Tile { layer: 0, heads: heads.clone(), tokens: range.clone() };
                     let wanted = scenario.packed(packing, &tile);
@@ -106,8 +106,8 @@ fn packed_bytes_and_unpacked_numbers_are_the_processors() {
     }
 }
 
-fn unpacks_alike(scenario: &mut Scenario, packing: Packing<'_>, tile: &Tile, on_gpu: &GpuTile<'_>, payload: &[u8]) {
-    let mut scratch = Scratch::default();
+fn unpacks_alike(scenario: &mut Scenario, packing: TileCodec<'_>, tile: &Tile, on_gpu: &GpuTile<'_>, payload: &[u8]) {
+    let mut scratch = CodecScratch::default();
     wire::import(packing, &scenario.kv, &mut scenario.pool, tile, &mut scratch, payload).unwrap();
     scenario.gpu.import(on_gpu, payload).unwrap();
     let mut found = vec![0; scenario.pool.bytes().len()];

@@ -4,9 +4,9 @@ use super::{Draw, machines, poisoned, read, with};
 use crate::{
     cpu::{Cpu, Dtype, Simd},
     cuda::{
-        machine::{Machine, Memory, Queue},
-        ops::{Kind, Ops, Out, Rows, kind_for},
-        weights::{Form, Matrix},
+        machine::{GpuMemory, Machine, Queue},
+        ops::{GpuRows, Kind, Ops, Out, kind_for},
+        weights::{Form, GpuMatrix},
     },
     quant::{Blocks, QuantType},
 };
@@ -52,19 +52,19 @@ impl Case {
         let blocks = Blocks::new(&bytes, kind, outs, cols);
         let mut wide = vec![0.0; outs * cols];
         (0..outs).for_each(|o| blocks.widen_row(o, &mut wide[o * cols..][..cols]));
-        let form = Form::of(&crate::weights::View::Quantised(blocks));
+        let form = Form::of(&crate::weights::TensorData::Quantised(blocks));
         Self { form, quant: Some(kind), bytes, wide, outs, cols }
     }
 
-    fn on(&self, machine: &Arc<dyn Machine>) -> Matrix {
+    fn on(&self, machine: &Arc<dyn Machine>) -> GpuMatrix {
         let view = match self.quant {
-            Some(kind) => crate::weights::View::Quantised(Blocks::new(&self.bytes, kind, self.outs, self.cols)),
+            Some(kind) => crate::weights::TensorData::Quantised(Blocks::new(&self.bytes, kind, self.outs, self.cols)),
             None => {
                 let dtype = [Dtype::F32, Dtype::F16, Dtype::Bf16][self.form as usize];
-                crate::weights::View::Dense(crate::cpu::Matrix::new(&self.bytes, dtype, self.outs, self.cols))
+                crate::weights::TensorData::Dense(crate::cpu::Matrix::new(&self.bytes, dtype, self.outs, self.cols))
             }
         };
-        Matrix::of_view(machine, &view).unwrap()
+        GpuMatrix::of_view(machine, &view).unwrap()
     }
 
     /// What the processor makes of quantised weights and a rounded row.
@@ -93,9 +93,9 @@ fn check(machine: &Arc<dyn Machine>, case: &Case, rows: usize, draw: &mut Draw) 
     let (stride, from) = (outs + 5, 3);
     let out = poisoned(machine, rows * stride);
     let place = Out { at: out.at() + 4 * from as u64, stride };
-    let input = Rows { at: with(machine, &x).at(), kind: Kind::F32 };
+    let input = GpuRows { at: with(machine, &x).at(), kind: Kind::F32 };
     let kept = with(machine, &x);
-    let input = Rows { at: kept.at(), ..input };
+    let input = GpuRows { at: kept.at(), ..input };
     ops.products(input, rows, &[(&matrix, place)]).unwrap();
     let found = read(machine, &out, rows * stride);
     let widened = case.quant.is_some() && form == Form::F16;
@@ -193,7 +193,7 @@ fn rows_of_a_table_are_its_numbers() {
         for case in cases {
             let tokens = [3u32, 39, 0, 17];
             let table = case.on(&machine);
-            let at = Memory::of(&machine, bytemuck::cast_slice(&tokens)).unwrap();
+            let at = GpuMemory::of(&machine, bytemuck::cast_slice(&tokens)).unwrap();
             let out = poisoned(&machine, 4 * case.cols);
             Ops::new(machine.clone()).embed(&table, at.at(), 4, 2.0, out.at()).unwrap();
             let found = read(&machine, &out, 4 * case.cols);

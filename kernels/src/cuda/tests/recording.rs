@@ -4,7 +4,7 @@ use super::{attention::POOL, here, machines, read, with};
 use crate::{
     cuda::{
         Gpu, GpuInfo,
-        machine::{Arg, GpuError, Launch, Machine, Peer, Product, Queue, Recorded, Rectangle},
+        machine::{Arg, GpuError, Launch, Machine, PeerGpu, Product, Queue, Recorded, Rectangle},
         ops::Ops,
     },
     engine::{Engine, Input, Output, Slice, StageKey},
@@ -91,10 +91,10 @@ impl Machine for Forgetful {
     fn wait_for(&self, number: usize) -> Result<(), GpuError> {
         self.inner.wait_for(number)
     }
-    fn offer(&self) -> Result<Peer, GpuError> {
+    fn offer(&self) -> Result<PeerGpu, GpuError> {
         self.inner.offer()
     }
-    fn fetch(&self, from: Peer, rows: Rectangle) -> Result<(), GpuError> {
+    fn fetch(&self, from: PeerGpu, rows: Rectangle) -> Result<(), GpuError> {
         self.inner.fetch(from, rows)
     }
     fn finish(&self) -> Result<(), GpuError> {

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     cuda::{Gpu, Libraries},
-    engine::{Engine, EngineError, Input, Output, Pick, Prefix, Slice, StageKey, Tap, Threads},
+    engine::{Engine, EngineError, Input, Output, Prefix, RowToSample, Slice, StageKey, Tap, Threads},
     source::ModelSource,
     speed,
 };
@@ -129,8 +129,11 @@ fn tokens_are_drawn_on_the_first_gpu_as_on_one() {
         engine.admit(stage, REQUEST, 20).unwrap();
         let batch = [Slice { request: REQUEST, start: 0, len: 8 }];
         let ways: Vec<Sampling> = (0..8).map(sampling).collect();
-        let picks: Vec<Pick<'_>> =
-            ways.iter().enumerate().map(|(row, sampling)| Pick { row, sampling, position: row as u32 + 1 }).collect();
+        let picks: Vec<RowToSample<'_>> = ways
+            .iter()
+            .enumerate()
+            .map(|(row, sampling)| RowToSample { row, sampling, position: row as u32 + 1 })
+            .collect();
         Some(engine.forward_choosing(stage, &batch, Input::Tokens(&prompt(8)), &picks).unwrap())
     };
     assert_eq!(drawn(2), drawn(1));

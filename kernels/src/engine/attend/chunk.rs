@@ -1,7 +1,7 @@
 //! Attention of many rows of a prompt to one head of keys and values: both are widened once, keys laid side by side, and met
 //! by tiles of rows. Every row's sums are those of [`super::mix`], in the same order.
 
-use super::{Look, Place, Rows};
+use super::{AttendFrom, AttentionParams, Rows};
 use crate::{
     cpu::{Cpu, KEYS},
     pages::{PagePool, SequenceKv, Side},
@@ -14,7 +14,7 @@ const QUERIES: usize = 16;
 
 /// Memory of a thread, kept from step to step.
 #[derive(Default)]
-struct Scratch {
+struct ChunkScratch {
     /// Sixteen tokens' keys as they are widened.
     widened: Vec<f32>,
     /// `[part][group of sixteen tokens][channel][token]`.
@@ -32,11 +32,18 @@ struct Scratch {
 }
 
 thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
+    static SCRATCH: RefCell<ChunkScratch> = RefCell::default();
 }
 
 /// Attention of all rows' query heads that share one KV head.
-pub(super) fn attend(cpu: &Cpu, kv: &SequenceKv, pool: &PagePool, at: Place<'_>, rows: Rows<'_>, look: Look) {
+pub(super) fn attend(
+    cpu: &Cpu,
+    kv: &SequenceKv,
+    pool: &PagePool,
+    at: AttendFrom<'_>,
+    rows: Rows<'_>,
+    look: AttentionParams,
+) {
     SCRATCH.with_borrow_mut(|s| {
         let seen = at.tokens(0).start..at.tokens(rows.len - 1).end;
         widen(cpu, kv, pool, at, look.parts, seen.clone(), s);
@@ -52,10 +59,10 @@ fn widen(
     cpu: &Cpu,
     kv: &SequenceKv,
     pool: &PagePool,
-    at: Place<'_>,
+    at: AttendFrom<'_>,
     parts: usize,
     tokens: Range<usize>,
-    s: &mut Scratch,
+    s: &mut ChunkScratch,
 ) {
     let (dim, count) = (kv.layout().dim, tokens.len());
     let some = |side: Side, part: usize, tokens: Range<usize>, out: &mut [f32]| {
@@ -87,12 +94,12 @@ fn widen(
 fn tile(
     cpu: &Cpu,
     dim: usize,
-    at: Place<'_>,
+    at: AttendFrom<'_>,
     tile: Range<usize>,
     rows: Rows<'_>,
-    look: Look,
+    look: AttentionParams,
     from: usize,
-    s: &mut Scratch,
+    s: &mut ChunkScratch,
 ) {
     let (parts, count) = (look.parts, tile.len() * rows.group);
     // Of a head, and of all of a row's that look at these keys.
@@ -144,7 +151,7 @@ fn tile(
         }
         super::softmax(cpu, scores, at.sinks.get(i % rows.group));
     }
-    let Scratch { values, scores, mixed, whole, .. } = s;
+    let ChunkScratch { values, scores, mixed, whole, .. } = s;
     for (values, mixed) in values.chunks_exact(values_of_part).zip(mixed.chunks_exact_mut(count * dim)) {
         mix(cpu, dim, tile.clone(), rows.group, seen, (start, stride), (&scores[..], values, mixed));
     }
@@ -206,7 +213,7 @@ mod tests {
     use super::*;
     use crate::{
         cpu::{Outputs, Simd},
-        pages::{Layout, PAGE_BYTES},
+        pages::{PAGE_BYTES, PageLayout},
     };
     use tsnode_protocol::KvDtype;
 
@@ -222,11 +229,11 @@ mod tests {
         cpu: &Cpu,
         (dim, group): (usize, usize),
         (start, len): (usize, usize),
-        look: Look,
+        look: AttentionParams,
         sinks: &[f32],
     ) -> [Vec<u32>; 2] {
         let parts = look.parts;
-        let layout = Layout { heads: KV_HEADS * parts, dim, dtype: KvDtype::F16, tokens: 24 };
+        let layout = PageLayout { heads: KV_HEADS * parts, dim, dtype: KvDtype::F16, tokens: 24 };
         let mut pool = PagePool::new(16 * PAGE_BYTES);
         let kv = SequenceKv::reserve(&mut pool, layout, 1, start + len).unwrap();
         for token in 0..start + len {
@@ -240,7 +247,7 @@ mod tests {
         }
         let part = group * parts * dim;
         let q: Vec<f32> = (0..len * KV_HEADS * part).map(|i| number(3 * i)).collect();
-        let at = |start| Place { layer: 0, head: parts, start, window: look.window, sinks };
+        let at = |start| AttendFrom { layer: 0, head: parts, start, window: look.window, sinks };
         let mut chunk = vec![0.0; q.len()];
         let out = Outputs::new(&mut chunk, len, KV_HEADS * part);
         let rows = Rows { q: &q, out: &out, first: 0, len, kv_heads: KV_HEADS, head: 1, group };
@@ -262,7 +269,7 @@ mod tests {
             {
                 for (start, len) in [(0, 1), (0, 9), (5, 21), (50, 40)] {
                     for (window, cap) in [(None, None), (Some(1), None), (Some(11), Some(2.0)), (Some(64), None)] {
-                        let look = Look { scale: 0.3, cap, window, parts };
+                        let look = AttentionParams { scale: 0.3, cap, window, parts };
                         let sinks: Vec<f32> = (0..group).map(|i| number(i + 77)).collect();
                         for sinks in [&[], &sinks[..]] {
                             let [chunk, single] = both(&cpu, (dim, group), (start, len), look, sinks);

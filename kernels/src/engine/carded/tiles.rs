@@ -1,7 +1,7 @@
 //! KV that leaves GPUs and comes to them: of each GPU its heads.
 
-use super::super::{Engine, EngineError, Shards, StageKey, tiles::Place};
-use crate::cuda::{GpuError, Gpus, Queue, TilePart, TilePlace};
+use super::super::{Engine, EngineError, Shards, StageKey, tiles::TileTarget};
+use crate::cuda::{GpuError, GpuRanks, Queue, TilePart, TilePlace};
 use std::ops::Range;
 use tsnode_protocol::{KvCodec, RequestId, TileHeader};
 
@@ -66,7 +66,12 @@ impl Engine {
 }
 
 /// Packs a layer's KV while later layers are computed; whether the GPUs did it.
-pub(in crate::engine) fn export_beside(gpus: &mut Gpus, kv: &Shards, place: &TilePlace, payload: &mut Vec<u8>) -> bool {
+pub(in crate::engine) fn export_beside(
+    gpus: &mut GpuRanks,
+    kv: &Shards,
+    place: &TilePlace,
+    payload: &mut Vec<u8>,
+) -> bool {
     let parts = all_parts(kv, gpus.count(), place.layer);
     gpus.export(Queue::Side, &parts, place, payload).is_ok()
 }
@@ -76,7 +81,7 @@ fn place_of(stage: StageKey, layer: usize, tile: &TileHeader, codec: KvCodec) ->
 }
 
 /// What each GPU has of a tile, if anything.
-fn parts(place: &Place<'_>, tile: &TileHeader) -> Vec<TilePart> {
+fn parts(place: &TileTarget<'_>, tile: &TileHeader) -> Vec<TilePart> {
     let (start, end) = (tile.head_start as usize, tile.head_end as usize);
     let mine = |(rank, heads): (usize, &Range<usize>)| {
         let here = start.max(heads.start)..end.min(heads.end);

@@ -2,19 +2,19 @@
 
 use super::{
     super::{GgufError, architecture::ROPE_FACTORS},
-    Keys as Said, Shapes, Value,
+    ArchitectureKeys as Said, MetadataValue, Shapes,
 };
 use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// What is written, under the names that its family reads.
 #[derive(Serialize)]
-pub(super) struct Keys {
+pub(super) struct Gemma4Keys {
     per_layer_config: BTreeMap<usize, Heads>,
     attention_k_eq_v: bool,
     hidden_size_per_layer_input: u32,
     enable_moe_block: bool,
-    rope_parameters: BTreeMap<&'static str, Turn>,
+    rope_parameters: BTreeMap<&'static str, RopeParameters>,
 }
 
 /// Heads of a layer without a window.
@@ -26,7 +26,7 @@ struct Heads {
 
 /// How a kind of layers turns; what of wide heads does not is in a tensor of factors.
 #[derive(Serialize)]
-struct Turn {
+struct RopeParameters {
     rope_type: &'static str,
     rope_theta: f32,
 }
@@ -43,8 +43,8 @@ const FULL: &str = "full_attention";
 fn heads(said: &Said<'_, '_>, layer: usize, usual: u32) -> Result<u32, GgufError> {
     let wrong = || GgufError::Value { key: said.key(HEADS), wanted: "a number for each layer" };
     match said.metadata.get(&said.key(HEADS)) {
-        Some(Value::Array(list)) => match list.iter().nth(layer) {
-            Some(Value::Integer(count)) => u32::try_from(count).map_err(|_| wrong()),
+        Some(MetadataValue::Array(list)) => match list.iter().nth(layer) {
+            Some(MetadataValue::Integer(count)) => u32::try_from(count).map_err(|_| wrong()),
             _ => Err(wrong()),
         },
         _ => Ok(said.count(HEADS)?.unwrap_or(usual)),
@@ -62,7 +62,11 @@ pub(super) fn narrow_heads(said: &Said<'_, '_>, usual: u32) -> Result<u32, GgufE
     counts.first().map_or_else(|| heads(said, 0, usual), |count| Ok(*count))
 }
 
-pub(super) fn keys(said: &Said<'_, '_>, shapes: &Shapes<'_, '_>, types: &[&'static str]) -> Result<Keys, GgufError> {
+pub(super) fn keys(
+    said: &Said<'_, '_>,
+    shapes: &Shapes<'_, '_>,
+    types: &[&'static str],
+) -> Result<Gemma4Keys, GgufError> {
     let (narrow, wide) = (said.needed(NARROW)?, said.needed(WIDE)?);
     for (key, width) in [
         ("attention.value_length", wide),
@@ -81,10 +85,10 @@ pub(super) fn keys(said: &Said<'_, '_>, shapes: &Shapes<'_, '_>, types: &[&'stat
     let usual = said.needed("attention.head_count")?;
     let full = || types.iter().enumerate().filter(|(_, kind)| **kind == FULL).map(|(layer, _)| layer);
     let of = |layer| Ok((layer, Heads { head_dim: wide, num_key_value_heads: heads(said, layer, usual)? }));
-    let turn = |theta| Turn { rope_type: "default", rope_theta: theta };
+    let turn = |theta| RopeParameters { rope_type: "default", rope_theta: theta };
     let theta = said.real("rope.freq_base")?.unwrap_or(1_000_000.0);
     let local = said.real("rope.freq_base_swa")?.unwrap_or(10_000.0);
-    Ok(Keys {
+    Ok(Gemma4Keys {
         per_layer_config: full().map(of).collect::<Result<_, GgufError>>()?,
         // A layer that has none of its own has its keys.
         attention_k_eq_v: full().any(|layer| !shapes.has(&format!("blk.{layer}.attn_v.weight"))),

@@ -1,8 +1,8 @@
 //! Byte pairs merged in the order the file gives, after the text was cut into words.
 
 use super::{
-    super::{GgufError, Metadata, Value, at_most},
-    json::{Decoder, Ids, Model, Normalizer, Parts, Pattern, PreTokenizer},
+    super::{GgufError, Metadata, MetadataValue, at_most},
+    json::{BpeModel, Decoder, Ids, Normalizer, Pattern, PreTokenizer, TokenizerParts},
     split::Split,
     vocabulary::Vocabulary,
 };
@@ -11,14 +11,17 @@ use std::collections::HashSet;
 /// Merges of a tokenizer.
 pub(super) const MERGES: u64 = 1 << 22;
 
-pub(super) fn parts<'v>(metadata: &Metadata<'v>, vocabulary: &'v Vocabulary<'v>) -> Result<Parts<'v>, GgufError> {
+pub(super) fn parts<'v>(
+    metadata: &Metadata<'v>,
+    vocabulary: &'v Vocabulary<'v>,
+) -> Result<TokenizerParts<'v>, GgufError> {
     let split = Split::of(metadata)?;
     let texts: Vec<&str> = vocabulary.iter().map(|(text, _)| text).collect();
-    Ok(Parts {
+    Ok(TokenizerParts {
         normalizer: split.composes.then_some(Normalizer::Nfc),
         pre_tokenizer: Some(pre_tokenizer(split)),
         decoder: Decoder::ByteLevel { add_prefix_space: false, trim_offsets: false, use_regex: false },
-        model: Model {
+        model: BpeModel {
             dropout: (),
             unk_token: None,
             continuing_subword_prefix: (),
@@ -49,9 +52,9 @@ pub(super) fn merges<'v>(metadata: &Metadata<'v>, texts: &[&str]) -> Result<Vec<
     at_most("merges", list.len() as u64, MERGES)?;
     let known: HashSet<&str> = texts.iter().copied().collect();
     let mut whole = String::new();
-    let mut merge = |(index, value): (usize, Value<'v>)| {
+    let mut merge = |(index, value): (usize, MetadataValue<'v>)| {
         let wrong = |why: String| GgufError::Tokenizer(format!("merge {index} {why}"));
-        let Value::Text(bytes) = value else { return Err(wrong("is no text".to_owned())) };
+        let MetadataValue::Text(bytes) = value else { return Err(wrong("is no text".to_owned())) };
         let text = std::str::from_utf8(bytes).map_err(|_| GgufError::Text(format!("merge {index}")))?;
         let (left, right) = halves(text).ok_or_else(|| wrong(format!("is {text:?}, not two parts")))?;
         whole.clear();

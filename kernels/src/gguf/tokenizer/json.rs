@@ -8,29 +8,29 @@ pub(super) struct Tokenizer<'v> {
     version: &'static str,
     truncation: (),
     padding: (),
-    added_tokens: Vec<Added<'v>>,
+    added_tokens: Vec<AddedToken<'v>>,
     normalizer: Option<Normalizer>,
     pre_tokenizer: Option<PreTokenizer>,
     post_processor: Option<PostProcessor<'v>>,
     decoder: Decoder,
-    model: Model<'v>,
+    model: BpeModel<'v>,
 }
 
 /// What differs between the ways of making tokens.
-pub(super) struct Parts<'v> {
+pub(super) struct TokenizerParts<'v> {
     pub normalizer: Option<Normalizer>,
     pub pre_tokenizer: Option<PreTokenizer>,
     pub decoder: Decoder,
-    pub model: Model<'v>,
+    pub model: BpeModel<'v>,
 }
 
 impl<'v> Tokenizer<'v> {
     pub(super) fn new(
-        parts: Parts<'v>,
-        added_tokens: Vec<Added<'v>>,
+        parts: TokenizerParts<'v>,
+        added_tokens: Vec<AddedToken<'v>>,
         post_processor: Option<PostProcessor<'v>>,
     ) -> Self {
-        let Parts { normalizer, pre_tokenizer, decoder, model } = parts;
+        let TokenizerParts { normalizer, pre_tokenizer, decoder, model } = parts;
         let (version, truncation, padding) = ("1.0", (), ());
         Self { version, truncation, padding, added_tokens, normalizer, pre_tokenizer, post_processor, decoder, model }
     }
@@ -38,7 +38,7 @@ impl<'v> Tokenizer<'v> {
 
 /// A token that is found before a text is split.
 #[derive(Serialize)]
-pub(super) struct Added<'v> {
+pub(super) struct AddedToken<'v> {
     id: u32,
     content: &'v str,
     single_word: bool,
@@ -48,7 +48,7 @@ pub(super) struct Added<'v> {
     special: bool,
 }
 
-impl<'v> Added<'v> {
+impl<'v> AddedToken<'v> {
     pub(super) fn new(id: u32, content: &'v str, special: bool, rstrip: bool) -> Self {
         Self { id, content, single_word: false, lstrip: false, rstrip, normalized: false, special }
     }
@@ -99,7 +99,7 @@ pub(super) enum Decoder {
 /// Byte pairs; the only model there is, whatever merges come from.
 #[derive(Serialize)]
 #[serde(tag = "type", rename = "BPE")]
-pub(super) struct Model<'v> {
+pub(super) struct BpeModel<'v> {
     pub dropout: (),
     pub unk_token: Option<&'v str>,
     pub continuing_subword_prefix: (),

@@ -3,7 +3,7 @@
 use super::{
     super::{GgufError, Metadata, at_most},
     bpe::{self, MERGES},
-    json::{Decoder, Ids, Model, Normalizer, Parts, Pattern},
+    json::{BpeModel, Decoder, Ids, Normalizer, Pattern, TokenizerParts},
     special::Special,
     vocabulary::{self, Kind, Vocabulary},
 };
@@ -18,14 +18,14 @@ pub(super) fn parts<'v>(
     metadata: &Metadata<'v>,
     vocabulary: &'v Vocabulary<'v>,
     special: &Special,
-) -> Result<Parts<'v>, GgufError> {
+) -> Result<TokenizerParts<'v>, GgufError> {
     let texts: Vec<&str> = vocabulary.iter().map(|(text, _)| text).collect();
     let prefix = metadata.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
-    Ok(Parts {
+    Ok(TokenizerParts {
         normalizer: Some(normalizer(prefix)),
         pre_tokenizer: None,
         decoder: decoder(prefix),
-        model: Model {
+        model: BpeModel {
             dropout: (),
             unk_token: special.unknown.map(|id| vocabulary.text(id)),
             continuing_subword_prefix: (),
@@ -34,8 +34,8 @@ pub(super) fn parts<'v>(
             byte_fallback: true,
             ignore_merges: false,
             merges: match vocabulary.model {
-                vocabulary::Model::MergedPieces => bpe::merges(metadata, &texts)?,
-                vocabulary::Model::Pieces | vocabulary::Model::Bytes => merges(vocabulary)?,
+                vocabulary::TokenizerModel::MergedPieces => bpe::merges(metadata, &texts)?,
+                vocabulary::TokenizerModel::Pieces | vocabulary::TokenizerModel::Bytes => merges(vocabulary)?,
             },
             vocab: Ids(texts),
         },

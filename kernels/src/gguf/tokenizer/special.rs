@@ -3,7 +3,7 @@
 use super::{
     super::{GgufError, Metadata},
     split::Split,
-    vocabulary::{Model, Vocabulary},
+    vocabulary::{TokenizerModel, Vocabulary},
 };
 
 /// Which token begins a text, which ones end an answer, and whether texts get them.
@@ -23,7 +23,7 @@ impl Special {
     /// Reads them, and marks them in `vocabulary` as what they are.
     pub(in super::super) fn of(metadata: &Metadata<'_>, vocabulary: &mut Vocabulary<'_>) -> Result<Self, GgufError> {
         // What SentencePiece's models mean when their file says nothing.
-        let usual = |id| (vocabulary.model == Model::Pieces).then_some(id);
+        let usual = |id| (vocabulary.model == TokenizerModel::Pieces).then_some(id);
         let (bos, eos, unknown) = (usual(1), usual(2), usual(0));
         let tokens = vocabulary.len();
         let id = |name: &str, usual: Option<u32>| -> Result<Option<u32>, GgufError> {
@@ -40,8 +40,8 @@ impl Special {
         ends.dedup();
         ends.iter().copied().chain(bos).for_each(|id| vocabulary.set_control(id));
         let adds = match vocabulary.model {
-            Model::Pieces | Model::MergedPieces => true,
-            Model::Bytes => Split::of(metadata)?.adds_bos,
+            TokenizerModel::Pieces | TokenizerModel::MergedPieces => true,
+            TokenizerModel::Bytes => Split::of(metadata)?.adds_bos,
         };
         Ok(Self {
             bos,

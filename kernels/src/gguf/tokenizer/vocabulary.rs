@@ -1,6 +1,6 @@
 //! Tokens by id: their texts, kinds and scores.
 
-use super::super::{Array, GgufError, Metadata, Value, at_most};
+use super::super::{Array, GgufError, Metadata, MetadataValue, at_most};
 use std::borrow::Cow;
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ const TEXT: u64 = 1024;
 
 /// How a text becomes tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum Model {
+pub(in super::super) enum TokenizerModel {
     /// Byte pairs merged in a given order, as GPT-2 does.
     Bytes,
     /// Characters merged by the scores of what they become, as SentencePiece does.
@@ -39,19 +39,20 @@ pub(in super::super) enum Kind {
 
 /// All tokens.
 pub(in super::super) struct Vocabulary<'a> {
-    pub model: Model,
+    pub model: TokenizerModel,
     texts: Vec<Cow<'a, str>>,
     kinds: Vec<Kind>,
     scores: Vec<f64>,
 }
 
 /// Texts that end an answer in some model, whatever its file says of them.
-const ENDS: [&str; 14] = [
+const ENDS: [&str; 15] = [
     "<|eot_id|>",
     "<|im_end|>",
     "<|end|>",
     "<end_of_turn>",
     "<turn|>",
+    "<|tool_response>",
     "<|endoftext|>",
     "<|eom_id|>",
     "<EOT>",
@@ -70,9 +71,9 @@ impl<'a> Vocabulary<'a> {
         const LIST: &str = "tokenizer.ggml.tokens";
         let missing = |key: &str| GgufError::Missing(key.to_owned());
         let model = match metadata.text(MODEL)?.ok_or_else(|| missing(MODEL))? {
-            "gpt2" => Model::Bytes,
-            "llama" => Model::Pieces,
-            "gemma4" => Model::MergedPieces,
+            "gpt2" => TokenizerModel::Bytes,
+            "llama" => TokenizerModel::Pieces,
+            "gemma4" => TokenizerModel::MergedPieces,
             other => {
                 let (key, value) = (MODEL.to_owned(), other.chars().take(64).collect());
                 return Err(GgufError::Unsupported { key, value, supported: "gpt2, llama and gemma4 are".to_owned() });
@@ -135,8 +136,8 @@ impl<'a> Vocabulary<'a> {
     }
 }
 
-fn text(id: usize, value: Value<'_>) -> Result<Cow<'_, str>, GgufError> {
-    let Value::Text(bytes) = value else {
+fn text(id: usize, value: MetadataValue<'_>) -> Result<Cow<'_, str>, GgufError> {
+    let MetadataValue::Text(bytes) = value else {
         return Err(GgufError::Tokenizer(format!("token {id} is no text")));
     };
     at_most(&format!("bytes of token {id}"), bytes.len() as u64, TEXT)?;
@@ -163,11 +164,11 @@ fn kinds(metadata: &Metadata<'_>, tokens: usize) -> Result<Vec<Kind>, GgufError>
         return Ok(vec![Kind::Normal; tokens]);
     };
     let kind = |value| match value {
-        Value::Integer(2) => Kind::Unknown,
-        Value::Integer(3) => Kind::Control,
-        Value::Integer(4) => Kind::UserDefined,
-        Value::Integer(5) => Kind::Unused,
-        Value::Integer(6) => Kind::Byte,
+        MetadataValue::Integer(2) => Kind::Unknown,
+        MetadataValue::Integer(3) => Kind::Control,
+        MetadataValue::Integer(4) => Kind::UserDefined,
+        MetadataValue::Integer(5) => Kind::Unused,
+        MetadataValue::Integer(6) => Kind::Byte,
         _ => Kind::Normal,
     };
     Ok(list.iter().take(tokens).map(kind).collect())
@@ -178,8 +179,8 @@ fn scores(metadata: &Metadata<'_>, tokens: usize) -> Result<Vec<f64>, GgufError>
         return Ok(Vec::new());
     };
     let score = |value| match value {
-        Value::Real(score) => score,
-        Value::Integer(score) => score as f64,
+        MetadataValue::Real(score) => score,
+        MetadataValue::Integer(score) => score as f64,
         _ => 0.0,
     };
     Ok(list.iter().take(tokens).map(score).collect())

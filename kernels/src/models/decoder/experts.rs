@@ -13,21 +13,21 @@ use crate::{
     cpu::{Cpu, Gate, plain::exp},
     linear::Weight,
     models::{ROWS_OF_MLP, add, add_bias, outline::MlpOutline, sized},
-    ranks::Outputs,
+    ranks::RankOutputs,
     weights::{Tensor, WeightsError},
 };
 
 /// What stands behind a layer's second norm.
 pub(in crate::models) enum Mlp {
     Gated(Gated),
-    Experts(Box<Experts>),
+    Experts(Box<MoeBlock>),
 }
 
 impl Mlp {
     /// A mixture in the layers that have one, an MLP in the others.
     pub(in crate::models) fn load(part: &Part<'_>) -> Result<Self, WeightsError> {
         Ok(match part.mixture() {
-            Some(mixture) => Self::Experts(Box::new(Experts::load(part, mixture)?)),
+            Some(mixture) => Self::Experts(Box::new(MoeBlock::load(part, mixture)?)),
             None => Self::Gated(Gated::load(part)?),
         })
     }
@@ -54,7 +54,7 @@ impl From<Gated> for Mlp {
 }
 
 /// A mixture of experts, as far as a rank has it: the router whole, a part of each expert's outputs.
-pub(in crate::models) struct Experts {
+pub(in crate::models) struct MoeBlock {
     router: Weight,
     /// Added to its outputs.
     router_bias: Option<Vec<f32>>,
@@ -62,7 +62,7 @@ pub(in crate::models) struct Experts {
     sigmoid: Option<(Vec<f32>, f32)>,
     experts: Vec<Expert>,
     clamped: Option<Clamped>,
-    shared: Option<Shared>,
+    shared: Option<SharedExpert>,
     used: usize,
     normed: bool,
     /// What the parts of those used are multiplied by in the end, expert by expert.
@@ -72,9 +72,9 @@ pub(in crate::models) struct Experts {
     /// How experts' gates bend, where they do not end anywhere.
     act: Gate,
     /// Of an expert's gate, as all are.
-    width: Outputs,
+    width: RankOutputs,
     /// Of what comes out.
-    hidden: Outputs,
+    hidden: RankOutputs,
 }
 
 /// The matrices of one.
@@ -87,14 +87,14 @@ struct Expert {
 }
 
 /// The one that all rows pass, and how much of it they get.
-struct Shared {
+struct SharedExpert {
     mlp: Gated,
     gate: Option<Weight>,
 }
 
 /// Which expert a row passes, and how much of what it makes counts.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Passed {
+struct RoutedRow {
     expert: u32,
     row: u32,
     part: f32,
@@ -102,13 +102,13 @@ struct Passed {
 
 /// Memory kept from step to step.
 #[derive(Default)]
-pub(super) struct Work {
+pub(super) struct MoeScratch {
     /// Chances, `[row][expert]`.
     chances: Vec<f32>,
     /// Those of a row, where what chooses is another number.
     scores: Vec<f32>,
     /// By expert, then by row.
-    passed: Vec<Passed>,
+    passed: Vec<RoutedRow>,
     /// Rows as often as they pass an expert, in that order.
     x: Vec<f32>,
     /// What it makes of each.
@@ -122,14 +122,14 @@ const FEW: usize = 4;
 const NAMES: [(&str, [&str; 3]); 2] =
     [("mlp", ["gate_proj", "up_proj", "down_proj"]), ("block_sparse_moe", ["w1", "w3", "w2"])];
 
-impl Experts {
+impl MoeBlock {
     fn load(part: &Part<'_>, mixture: &Mixture) -> Result<Self, WeightsError> {
         let Mixture { experts, used, width, shared, normed, clamped, sigmoid, .. } = *mixture;
         let hidden = part.hidden();
         let router = |block: &str| format!("{block}.gate.weight");
         let (block, names) = NAMES.into_iter().find(|(block, _)| part.has(&router(block))).unwrap_or(NAMES[0]);
         let outputs = [width, width, hidden].map(|all| part.outputs(all));
-        let shared = shared.map(|width| Shared::load(part, width)).transpose()?;
+        let shared = shared.map(|width| SharedExpert::load(part, width)).transpose()?;
         let correction = |scale| {
             // GGUF files have it as a bias of its own.
             let own = format!("{block}.gate.e_score_correction_bias");
@@ -203,7 +203,7 @@ impl Experts {
     }
 
     /// The experts that each row passes, by its chances.
-    fn choose(&self, cpu: &Cpu, x: &[f32], rows: usize, work: &mut Work) {
+    fn choose(&self, cpu: &Cpu, x: &[f32], rows: usize, work: &mut MoeScratch) {
         let all = self.experts.len();
         let chances = sized(&mut work.chances, rows * all);
         self.router.apply(cpu, x, chances);
@@ -227,7 +227,7 @@ impl Experts {
                 let (expert, best) = take_best(chances);
                 // What is added decides who is chosen, not how much of it counts.
                 let part = if self.sigmoid.is_some() { work.scores[expert] } else { best };
-                work.passed.push(Passed { expert: expert as u32, row: row as u32, part });
+                work.passed.push(RoutedRow { expert: expert as u32, row: row as u32, part });
             }
             if self.normed {
                 let chosen = &mut work.passed[from..];
@@ -250,15 +250,15 @@ impl Experts {
         step: &Step<'_, '_>,
         (inputs, x): (usize, &[f32]),
         out: &mut [f32],
-        (gate, up, work): (&mut Vec<f32>, &mut Vec<f32>, &mut Work),
+        (gate, up, work): (&mut Vec<f32>, &mut Vec<f32>, &mut MoeScratch),
     ) {
-        let Work { passed, x: some, y, .. } = work;
+        let MoeScratch { passed, x: some, y, .. } = work;
         let (cpu, count) = (step.cpu, passed.len());
         let groups = || passed.chunk_by(|a, b| a.expert == b.expert);
         let (mine, all, width) = (self.width.mine.len(), self.width.all, self.hidden.mine.len());
         let [mut xs, mut gates, mut ups] =
             [(some, inputs), (&mut *gate, mine), (up, mine)].map(|(buffer, width)| sized(buffer, count * width));
-        let task = |group: &'_ [Passed]| {
+        let task = |group: &'_ [RoutedRow]| {
             let rows = group.len();
             (cut(&mut xs, rows * inputs), cut(&mut gates, rows * mine), cut(&mut ups, rows * mine))
         };
@@ -274,7 +274,7 @@ impl Experts {
         // Once for all experts: their gates are side by side like rows.
         step.attend.gather(count, gate);
         let (mut gates, mut ys) = (&gate[..], sized(y, count * width));
-        let task = |group: &'_ [Passed]| {
+        let task = |group: &'_ [RoutedRow]| {
             let (gated, rest) = gates.split_at(group.len() * all);
             gates = rest;
             (gated, cut(&mut ys, group.len() * width))
@@ -299,7 +299,7 @@ impl Expert {
         block: &str,
         names: [&str; 3],
         count: usize,
-        outputs: &[Outputs; 3],
+        outputs: &[RankOutputs; 3],
     ) -> Result<Vec<Self>, WeightsError> {
         let inputs = inputs(outputs);
         let stacks = Stack::find(part, block, names, count, outputs)?;
@@ -327,7 +327,7 @@ impl Expert {
         block: &str,
         names: [&str; 3],
         count: usize,
-        (expert, outputs): (usize, &[Outputs; 3]),
+        (expert, outputs): (usize, &[RankOutputs; 3]),
     ) -> Result<Option<[Vec<f32>; 3]>, WeightsError> {
         let row = |name: &str, len: usize| -> Result<Vec<f32>, WeightsError> {
             let mut all = vec![0.0; len];
@@ -386,7 +386,7 @@ impl Expert {
 }
 
 /// Inputs of an expert's gate, up and down.
-fn inputs([width, _, hidden]: &[Outputs; 3]) -> [usize; 3] {
+fn inputs([width, _, hidden]: &[RankOutputs; 3]) -> [usize; 3] {
     [hidden.all, hidden.all, width.all]
 }
 
@@ -410,7 +410,7 @@ impl Stack {
         block: &str,
         names: [&str; 3],
         count: usize,
-        outputs: &[Outputs; 3],
+        outputs: &[RankOutputs; 3],
     ) -> Result<Option<[Self; 3]>, WeightsError> {
         let ([width, _, hidden], inputs) = (outputs.each_ref().map(|outputs| outputs.all), inputs(outputs));
         let fused = format!("{block}.gate_up_proj");
@@ -442,7 +442,7 @@ impl Stack {
     }
 }
 
-impl Shared {
+impl SharedExpert {
     fn load(part: &Part<'_>, width: usize) -> Result<Self, WeightsError> {
         // DeepSeek's and GLM's counts for all rows in full, and may be several in one.
         let whole = "mlp.shared_experts";
@@ -459,7 +459,7 @@ impl Shared {
         step: &Step<'_, '_>,
         x: &[f32],
         out: &mut [f32],
-        (gate, up, work): (&mut Vec<f32>, &mut Vec<f32>, &mut Work),
+        (gate, up, work): (&mut Vec<f32>, &mut Vec<f32>, &mut MoeScratch),
     ) {
         let width = self.mlp.outputs().mine.len();
         let rows = x.len() / self.mlp.outputs().all.max(1);

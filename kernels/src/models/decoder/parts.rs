@@ -4,14 +4,14 @@ use super::{Angles, Scratch, Step};
 use crate::{
     config::{Activation, Growth, KvHeads, Mixture, ModelConfig},
     cpu::{Cpu, Gate},
-    engine::{Look, Turn},
+    engine::{AttentionParams, RotaryTables},
     linear::Weight,
     models::{
         ROWS_OF_MLP, add_bias,
         outline::{AttentionOutline, GatedOutline, LinearOutline, NormOutline},
         sized,
     },
-    ranks::{Outputs, Rank},
+    ranks::{Rank, RankOutputs},
     rope::RopePairs,
     weights::{Checkpoint, Tensor, WeightsError},
 };
@@ -140,7 +140,7 @@ impl<'a> Part<'a> {
     }
 
     /// The rank's outputs of an expert's matrix, whose rows are those of `tensor` from `first` on.
-    pub(super) fn expert(&self, tensor: &Tensor, first: usize, outputs: &Outputs) -> Weight {
+    pub(super) fn expert(&self, tensor: &Tensor, first: usize, outputs: &RankOutputs) -> Weight {
         let weight = Weight::new(tensor.rows(first + outputs.mine.start..first + outputs.mine.end));
         self.expert_bytes.set(self.expert_bytes.get() + weight.bytes());
         self.kept(weight)
@@ -152,19 +152,19 @@ impl<'a> Part<'a> {
     }
 
     /// The norm `name` over the residual stream.
-    pub(in crate::models) fn norm(&self, name: &str) -> Result<Norm, WeightsError> {
+    pub(in crate::models) fn norm(&self, name: &str) -> Result<RmsNorm, WeightsError> {
         self.norm_over(name, self.config.hidden)
     }
 
     /// A norm without weights, over so many numbers.
-    fn plain_norm(&self, width: usize) -> Norm {
-        Norm { weight: vec![1.0; width], eps: self.config.norm_eps }
+    fn plain_norm(&self, width: usize) -> RmsNorm {
+        RmsNorm { weight: vec![1.0; width], eps: self.config.norm_eps }
     }
 
     /// The norm whose weights are the vector `name`, each multiplied by `factor`.
-    pub(in crate::models) fn norm_by(&self, name: &str, factor: f32) -> Result<Norm, WeightsError> {
+    pub(in crate::models) fn norm_by(&self, name: &str, factor: f32) -> Result<RmsNorm, WeightsError> {
         let weight = self.vector(name, self.config.hidden, 0..self.config.hidden)?;
-        Ok(Norm { weight, eps: self.config.norm_eps }.scaled(factor))
+        Ok(RmsNorm { weight, eps: self.config.norm_eps }.scaled(factor))
     }
 
     /// A number that is stored as a vector of one, with `.weight` behind its name in GGUF files.
@@ -174,20 +174,20 @@ impl<'a> Part<'a> {
         Ok(self.vector(name, 1, 0..1)?[0])
     }
 
-    fn norm_over(&self, name: &str, width: usize) -> Result<Norm, WeightsError> {
+    fn norm_over(&self, name: &str, width: usize) -> Result<RmsNorm, WeightsError> {
         let mut weight = self.vector(&format!("{name}.weight"), width, 0..width)?;
         weight.iter_mut().for_each(|w| *w += self.config.norm_shift);
-        Ok(Norm { weight, eps: self.config.norm_eps })
+        Ok(RmsNorm { weight, eps: self.config.norm_eps })
     }
 
     /// Outputs of a matrix, cut for ranks.
-    pub(super) fn outputs(&self, all: usize) -> Outputs {
-        Outputs { all, mine: self.rank.outputs(all) }
+    pub(super) fn outputs(&self, all: usize) -> RankOutputs {
+        RankOutputs { all, mine: self.rank.outputs(all) }
     }
 
     /// The rank's outputs of the matrix `name` with `inputs` inputs, with their biases if there are any.
-    fn linear(&self, name: &str, outputs: Outputs, inputs: usize) -> Result<Linear, WeightsError> {
-        let Outputs { all, mine } = outputs.clone();
+    fn linear(&self, name: &str, outputs: RankOutputs, inputs: usize) -> Result<Linear, WeightsError> {
+        let RankOutputs { all, mine } = outputs.clone();
         let weight = self.checkpoint.matrix(&self.full(&format!("{name}.weight")), all, inputs)?;
         let bias = format!("{name}.bias");
         let bias =
@@ -199,14 +199,14 @@ impl<'a> Part<'a> {
     fn fused<const N: usize>(
         &self,
         name: &str,
-        outputs: [Outputs; N],
+        outputs: [RankOutputs; N],
         inputs: usize,
     ) -> Result<[Linear; N], WeightsError> {
         let rows = outputs.iter().map(|outputs| outputs.all).sum();
         let together = self.checkpoint.matrix(&self.full(&format!("{name}.weight")), rows, inputs)?;
         let mut from = 0;
         Ok(outputs.map(|outputs| {
-            let Outputs { all, mine } = &outputs;
+            let RankOutputs { all, mine } = &outputs;
             let weight = Weight::new(together.rows(from + mine.start..from + mine.end));
             from += all;
             self.counted(Linear { weight, bias: None, outputs })
@@ -237,12 +237,12 @@ impl<'a> Part<'a> {
 }
 
 /// RMS norm.
-pub(in crate::models) struct Norm {
+pub(in crate::models) struct RmsNorm {
     weight: Vec<f32>,
     eps: f32,
 }
 
-impl Norm {
+impl RmsNorm {
     /// Of every row of `x`, of as many numbers as the norm has weights.
     pub(in crate::models) fn forward(&self, cpu: &Cpu, x: &[f32], out: &mut Vec<f32>) {
         cpu.rms_norm(x, &self.weight, self.eps, sized(out, x.len()));
@@ -269,7 +269,7 @@ impl Norm {
 struct Linear {
     weight: Weight,
     bias: Option<Vec<f32>>,
-    outputs: Outputs,
+    outputs: RankOutputs,
 }
 
 impl Linear {
@@ -312,9 +312,9 @@ pub(in crate::models) struct Attention {
     /// Of queries and keys, before they turn.
     norms: Option<Norms>,
     /// Of each head's values.
-    value_norm: Option<Norm>,
+    value_norm: Option<RmsNorm>,
     head_dim: usize,
-    look: Look,
+    look: AttentionParams,
     /// Which of the stack's ropes turns it.
     rope: usize,
     pairs: RopePairs,
@@ -326,9 +326,9 @@ pub(in crate::models) struct Attention {
 /// Norms of queries and of keys.
 enum Norms {
     /// Of each head's.
-    Heads([Norm; 2]),
+    Heads([RmsNorm; 2]),
     /// Of all heads' together, those of other ranks too.
-    Rows([Norm; 2]),
+    Rows([RmsNorm; 2]),
 }
 
 impl Attention {
@@ -354,7 +354,7 @@ impl Attention {
         let head_dim = parts * c.head_dim;
         let output = part.linear("self_attn.o_proj", part.outputs(c.hidden), c.heads * head_dim)?;
         let window = c.windows[part.layer];
-        let look = Look { scale: c.attention_scale, cap: c.attention_cap, window, parts };
+        let look = AttentionParams { scale: c.attention_scale, cap: c.attention_cap, window, parts };
         let other = c.other_rope.as_ref().is_some_and(|other| other.layers.get(part.layer) == Some(&true));
         let (rope, pairs, growth) = (usize::from(other), c.rope_pairs, c.growth);
         Ok(Self {
@@ -402,13 +402,13 @@ impl Attention {
     }
 
     /// Queries, keys and values: those of the rank's KV heads and of the query heads that share them.
-    fn inputs(part: &Part<'_>) -> [Outputs; 3] {
+    fn inputs(part: &Part<'_>) -> [RankOutputs; 3] {
         let c = part.config;
         let KvHeads { count, parts } = c.heads_of(part.layer);
         let heads = part.rank.heads(count);
         [c.heads / count, 1, 1].map(|each| {
             let width = each * parts * c.head_dim;
-            Outputs { all: count * width, mine: heads.start * width..heads.end * width }
+            RankOutputs { all: count * width, mine: heads.start * width..heads.end * width }
         })
     }
 
@@ -441,7 +441,7 @@ impl Attention {
                     step.attend.gather(rows, x);
                     norm.forward(cpu, x, mixed);
                     x.clear();
-                    let Outputs { all, mine } = &linear.outputs;
+                    let RankOutputs { all, mine } = &linear.outputs;
                     mixed.chunks_exact(*all).for_each(|row| x.extend_from_slice(&row[mine.clone()]));
                 }
             }
@@ -454,7 +454,7 @@ impl Attention {
             }
         }
         let Angles { cos, sin, half } = &s.angles[self.rope];
-        let turn = Turn { cos, sin, half: *half, pairs: self.pairs };
+        let turn = RotaryTables { cos, sin, half: *half, pairs: self.pairs };
         let mixed = sized(&mut s.mixed, s.q.len());
         step.attend.attend(
             cpu,
@@ -475,7 +475,7 @@ impl Attention {
             inputs: [&self.query, &self.key, self.value.as_ref().unwrap_or(&self.key)].map(Linear::outline),
             output: self.output.outline(),
             head_norms: match &self.norms {
-                Some(Norms::Heads(norms)) => Some(norms.each_ref().map(Norm::outline)),
+                Some(Norms::Heads(norms)) => Some(norms.each_ref().map(RmsNorm::outline)),
                 // In families that no device computes that takes outlines: these are in none.
                 None | Some(Norms::Rows(_)) => None,
             },
@@ -564,7 +564,7 @@ impl Gated {
     }
 
     /// What comes out.
-    pub(super) fn outputs(&self) -> &Outputs {
+    pub(super) fn outputs(&self) -> &RankOutputs {
         &self.down.outputs
     }
 

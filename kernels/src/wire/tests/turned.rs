@@ -4,13 +4,13 @@ use super::*;
 use crate::rope::{Rope, RopePairs, RopeScaling};
 
 /// Of keys whose first `dim` channels turn, or none if those make no pairs.
-pub(super) fn turn(dim: usize, neighbours: bool) -> Option<Turn> {
+pub(super) fn turn(dim: usize, neighbours: bool) -> Option<KeyRotation> {
     let pairs = if neighbours { RopePairs::Neighbours } else { RopePairs::Halves };
-    (dim >= 2).then(|| Turn::new(&Rope::new(dim, 10_000.0, &RopeScaling::None), pairs))
+    (dim >= 2).then(|| KeyRotation::new(&Rope::new(dim, 10_000.0, &RopeScaling::None), pairs))
 }
 
 /// Rows of keys turned back to where their blocks begin, by double precision.
-fn turned_back(turn: &Turn, dim: usize, keys: &[f32]) -> Vec<f32> {
+fn turned_back(turn: &KeyRotation, dim: usize, keys: &[f32]) -> Vec<f32> {
     let mut keys = keys.to_vec();
     for (t, row) in keys.chunks_exact_mut(dim).enumerate() {
         let (cos, sin) = turn.angles(t % BLOCK);
@@ -29,7 +29,7 @@ fn turned_back(turn: &Turn, dim: usize, keys: &[f32]) -> Vec<f32> {
 /// As [`check_bounds`] of keys in three or four bits: turned back they are as far apart as they were packed.
 pub(super) fn check_turned(
     codec: KvCodec,
-    turn: &Turn,
+    turn: &KeyRotation,
     dim: usize,
     before: &[f32],
     after: &[f32],
@@ -72,7 +72,7 @@ fn keys_that_turn_lose_as_little_as_if_they_did_not() {
 fn what_turns_back_is_what_was_turned_on_and_the_rest_stays() {
     for pairs in [false, true] {
         let turn = turn(8, pairs).unwrap();
-        let form = Form { bits: Bits::Four, side: Side::Keys, tokens: 20, dim: 12 };
+        let form = Form { bits: CodeBits::Four, side: Side::Keys, tokens: 20, dim: 12 };
         let keys: Vec<f32> = (0..20 * 12).map(|i| i as f32 / 16.0).collect();
         let (mut placed, mut back) = (vec![0; 20 * 48], vec![0; 20 * 48]);
         turn_on(&turn, 12, 0, bytemuck::cast_slice(&keys), Dtype::F32, &mut placed);

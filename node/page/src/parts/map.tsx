@@ -46,7 +46,7 @@ export function SwarmMap({ view, moves }: { view: View; moves: Move[] }) {
         ))}
       </div>
       <p class="legend quiet small" aria-hidden="true">
-        <i class="key prefill" /> prefill <i class="key decode" /> decode <i class="key mixed" /> both <i class="key link" /> a link: the
+        <i class="key prefill" /> prefill: prompts <i class="key decode" /> decode: answers <i class="key mixed" /> mixed: both <i class="key link" /> a link: the
         thicker, the faster
       </p>
       <div aria-live="polite">{peer && <Chosen peer={peer} view={view} close={() => choose(null)} />}</div>
@@ -84,7 +84,7 @@ function Frame({ box, view, chosen, choose }: FrameProps) {
             onClick={() => choose(chosen === node.peer ? null : node.peer)}
           >
             <strong>{nameOf(view, node.peer)}</strong>
-            <span>{node.stage ? layers(node.stage.layers) : peer?.advert.devices.length ? "spare" : "gateway"}</span>
+            <span>{node.stage ? layers(node.stage.layers) : peer?.advert.devices.length ? "spare" : peer?.advert.models.length ? "lends nothing" : "gateway"}</span>
             {runs > 0 && <span class="count">{runs}<span class="unseen"> under way</span></span>}
             {node.peer === view.me && <span class="mark">this peer</span>}
           </button>
@@ -191,9 +191,9 @@ function Chosen({ peer, view, close }: { peer: Peer; view: View; close: () => vo
   const facts: [string, string][] = [
     ["Id", peer.id],
     ["Version", advert.version],
-    ["Lends", advert.devices.map((d) => `${d.name}, ${bytes(d.memory_bytes)}, ${(d.flops / 1e9).toFixed(0)} GFLOP/s`).join("; ") || "nothing: a gateway"],
+    ["Lends", advert.devices.map((d) => `${d.name}, ${bytes(d.memory_bytes)}, ${(d.flops / 1e9).toFixed(0)} GFLOP/s`).join("; ") || (advert.models.length ? "nothing now" : "nothing: a gateway")],
     ["Under way", `${load.running} running, ${load.waiting} waiting`],
-    ["KV pages", load.total_pages ? `${percent(used)} of ${load.total_pages} used` : "none"],
+    ["KV pages", load.total_pages ? `${percent(used)} of ${load.total_pages} used` : "none: it computes nothing now"],
     ["Last heard", peer.id === view.me ? "is this peer" : `${seconds(peer.silent_for)} ago`],
   ];
   return (

@@ -2,13 +2,48 @@
 
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { Refusal } from "../api";
+import { Refusal, get } from "../api";
 
 export function Heading({ children, title }: { children: ComponentChildren; title: string }) {
   useEffect(() => {
     document.title = `${title} · tsnode`;
   }, [title]);
   return <h1 tabIndex={-1}>{children}</h1>;
+}
+
+/** Of a view of which the peer has said nothing yet. */
+export const Waits = () => <p class="quiet">Waits for what this peer says. Where that takes long, look whether it still runs: tsnode status.</p>;
+
+export const whyOf = (error: unknown) => (error instanceof Refusal ? error.message : String(error));
+
+/** Why something is not shown, and what to do about it. */
+export function Trouble({ what, why, again }: { what: string; why: string; again: () => void }) {
+  return (
+    <p class="trouble" role="alert">
+      {what}: {why}{" "}
+      <button type="button" onClick={again}>
+        Ask again
+      </button>
+    </p>
+  );
+}
+
+/** What the peer says at a path, asked anew where `about` has changed; or why it is not known. */
+export function useAsked<T>(path: string, about: string) {
+  const [known, set] = useState<T | null>(null);
+  const [why, say] = useState("");
+  const [times, ask] = useState(0);
+  useEffect(() => {
+    const stop = new AbortController();
+    get<T>(path, stop.signal).then(
+      (answer) => (set(answer), say("")),
+      (error: unknown) => {
+        if (!stop.signal.aborted) say(whyOf(error));
+      },
+    );
+    return () => stop.abort();
+  }, [path, about, times]);
+  return { known, why, again: () => ask((n) => n + 1) };
 }
 
 export function Meter({ part, label }: { part: number; label: string }) {
@@ -59,7 +94,7 @@ export function useDeed(): [string, (deed: () => Promise<unknown>) => Promise<vo
       const answer = (await deed()) as { done?: string } | string | undefined;
       say(typeof answer === "string" ? answer : (answer?.done ?? "Done."));
     } catch (error) {
-      say(error instanceof Refusal ? error.message : String(error));
+      say(whyOf(error));
     }
     setBusy(false);
   };

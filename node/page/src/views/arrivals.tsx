@@ -3,6 +3,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { get } from "../api";
 import { useLive } from "../live";
+import { Trouble, whyOf } from "../parts/small";
 import { short, since } from "../words";
 
 interface Arrival {
@@ -24,25 +25,31 @@ const PERIOD = 15_000;
 export function Arrivals() {
   const { view } = useLive();
   const [known, set] = useState<Answer | null>(null);
+  const [why, say] = useState("");
+  const [times, again] = useState(0);
   // The swarm says when somebody has gone or come.
   const there = view?.peers.map((peer) => peer.id).join();
   useEffect(() => {
     const stop = new AbortController();
     const ask = () => {
-      if (!document.hidden) get<Answer>("/api/arrivals", stop.signal).then(set, () => undefined);
+      if (document.hidden) return;
+      get<Answer>("/api/arrivals", stop.signal).then(
+        (answer) => (set(answer), say("")),
+        (error: unknown) => void (stop.signal.aborted || say(whyOf(error))),
+      );
     };
     ask();
     // The peer looks every two seconds.
     const soon = setTimeout(ask, 2500);
-    const again = setInterval(ask, PERIOD);
-    return () => (clearTimeout(soon), clearInterval(again), stop.abort());
-  }, [there]);
-  if (!known) return null;
+    const asks = setInterval(ask, PERIOD);
+    return () => (clearTimeout(soon), clearInterval(asks), stop.abort());
+  }, [there, times]);
+  if (!known) return why ? <Trouble what="Who joined when is not known" why={why} again={() => again((n) => n + 1)} /> : null;
   const { arrivals, watched_since } = known;
   return (
     <section aria-labelledby="arrivals">
       <h2 id="arrivals">Who joined when</h2>
-      {arrivals.length === 0 && <p class="quiet">Nobody else has come yet.</p>}
+      {arrivals.length === 0 && <p class="quiet">Nobody else has come yet: give them the line above.</p>}
       {arrivals.length > 0 && (
         <div class="wide" role="region" aria-label="Peers that came and went" tabIndex={0}>
           <table>

@@ -26,6 +26,8 @@ let chats = read();
 let at = chats[0]?.id ?? "";
 let stop: AbortController | null = null;
 let said = "";
+/** Why nothing was asked. */
+let wrong = "";
 let redraw = () => {};
 const traces = new Map<string, Trace>();
 
@@ -42,7 +44,7 @@ function useModels(plan: string): [Model[], string] {
           if (ends) return;
           const chatty = data.filter((model) => !model.tsnode_task);
           set(chatty);
-          say(chatty.length ? "" : "This swarm serves no model yet.");
+          say(chatty.length ? "" : "This swarm serves no model yet: it waits for a peer that lends one. What is missing, tsnode status says.");
           if (!chatty.length) again = window.setTimeout(look, 3000);
         },
         (error: Refusal) => {
@@ -66,13 +68,13 @@ async function answer(chat: Chat, model: string, sampling: Sampling) {
   try {
     body = request(model, chat.messages, sampling);
   } catch (error) {
-    said = `The tools are no JSON: ${String(error)}`;
+    wrong = `The tools are no JSON: ${String(error)}. Write a list of functions as OpenAI has it, or leave the field empty.`;
     redraw();
     return;
   }
   const control = new AbortController();
   stop = control;
-  said = "";
+  said = wrong = "";
   const place = chat.messages.length;
   const put = (message: Message) => {
     chat.messages[place] = message;
@@ -205,6 +207,11 @@ export function ChatView() {
         <p class="unseen" role="status">
           {said}
         </p>
+        {wrong && (
+          <p class="trouble" role="alert">
+            {wrong}
+          </p>
+        )}
         <form class="write" onSubmit={send}>
           <label class="unseen" for="prompt">
             Message
@@ -228,7 +235,7 @@ export function ChatView() {
                 Send
               </button>
             )}
-            <button type="button" onClick={again} disabled={stop !== null || messages.at(-1)?.role !== "assistant"}>
+            <button type="button" onClick={again} disabled={stop !== null || !messages.length || !served}>
               Answer again
             </button>
           </div>

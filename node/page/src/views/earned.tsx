@@ -2,6 +2,7 @@
 
 import { useEffect, useState } from "preact/hooks";
 import { get } from "../api";
+import { Trouble, whyOf } from "../parts/small";
 import type { Earned, Earnings, Tokens } from "../types";
 
 /** Days shown, and how often the peer is asked anew while the page is seen (ms): numbers of a day need no more. */
@@ -17,21 +18,27 @@ const said = (tokens: Tokens) => `${number(tokens.prompt_tokens)} of prompts, ${
 
 export function EarnedSection() {
   const [earnings, set] = useState<Earnings | null>(null);
+  const [why, say] = useState("");
+  const [times, again] = useState(0);
   useEffect(() => {
     const stop = new AbortController();
     const ask = () => {
-      if (!document.hidden) get<Earnings>(`/api/earnings?days=${DAYS}`, stop.signal).then(set, () => undefined);
+      if (document.hidden) return;
+      get<Earnings>(`/api/earnings?days=${DAYS}`, stop.signal).then(
+        (answer) => (set(answer), say("")),
+        (error: unknown) => void (stop.signal.aborted || say(whyOf(error))),
+      );
     };
     ask();
-    const again = setInterval(ask, PERIOD);
-    return () => (clearInterval(again), stop.abort());
-  }, []);
-  if (!earnings) return null;
+    const asks = setInterval(ask, PERIOD);
+    return () => (clearInterval(asks), stop.abort());
+  }, [times]);
+  if (!earnings) return why ? <Trouble what="What was earned is not known" why={why} again={() => again((n) => n + 1)} /> : null;
   const { earnings: lines, total } = earnings;
   return (
     <section aria-labelledby="earned">
       <h2 id="earned">Earned</h2>
-      {lines.length === 0 && <p class="quiet">Nothing yet: neither has this machine computed for others, nor others for it.</p>}
+      {lines.length === 0 && <p class="quiet">Nothing yet: neither has this machine computed for others, nor others for it. Tokens are counted as requests of the swarm come.</p>}
       {lines.length > 0 && (
         <>
           <p>

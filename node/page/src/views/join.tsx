@@ -1,10 +1,9 @@
 // Join: the one line for the next machine, and an invite as a picture for a telephone's camera.
 
 import { renderSVG } from "uqr";
-import { useEffect, useState } from "preact/hooks";
-import { get } from "../api";
+import { useState } from "preact/hooks";
 import { useLive } from "../live";
-import { Heading, Line } from "../parts/small";
+import { Heading, Line, Trouble, Waits, useAsked } from "../parts/small";
 import { Arrivals } from "./arrivals";
 
 /** An invite is in base32 behind its mark. */
@@ -14,7 +13,14 @@ const MOST = 2900;
 
 export function JoinView() {
   const { view } = useLive();
-  if (!view) return <Heading title="Join">Join</Heading>;
+  if (!view) {
+    return (
+      <>
+        <Heading title="Join">Join</Heading>
+        <Waits />
+      </>
+    );
+  }
   return (
     <>
       <Heading title="Join">Join</Heading>
@@ -31,7 +37,10 @@ export function JoinView() {
             ))}
           </ul>
         ) : (
-          <p class="quiet">It has no address that others could dial.</p>
+          <p class="quiet">
+            It has no address that others could dial. Others find it on the same network, or over a peer that it has found; why that is so,
+            and what to do, says <code>tsnode doctor</code>.
+          </p>
         )}
       </section>
     </>
@@ -40,18 +49,14 @@ export function JoinView() {
 
 /** An open swarm's invite says where peers are, and nothing that is secret: the peer gives it. */
 function Open({ swarm, addresses }: { swarm: string; addresses: string }) {
-  const [known, set] = useState<{ invite: string | null; why?: string } | null>(null);
-  useEffect(() => {
-    const stop = new AbortController();
-    get<{ invite: string | null; why?: string }>("/api/invite", stop.signal).then(set, () => undefined);
-    return () => stop.abort();
-  }, [addresses]);
+  const { known, why, again } = useAsked<{ invite: string | null; why?: string }>("/api/invite", addresses);
   return (
     <>
       <p>
         The swarm <strong>{swarm}</strong> is open: whoever finds it is let in. On the same network this is all, on the new machine:
       </p>
       <Line text="tsnode join" label="Copy the line for this network" />
+      {why && <Trouble what="There is no invite to show, by which it is joined from elsewhere" why={why} again={again} />}
       {known?.why && <p class="quiet">For an invite, by which it is joined from elsewhere: {known.why}.</p>}
       {known?.invite && (
         <section>
@@ -91,7 +96,7 @@ function Private({ swarm }: { swarm: string }) {
           />
         </label>
         <p class="quiet small">It stays in this page: nothing is sent.</p>
-        {invite !== "" && !good && <p class="trouble">An invite begins with ts1 and has letters and digits only.</p>}
+        {invite !== "" && !good && <p class="trouble">An invite begins with ts1 and has letters and digits only: copy all of what tsnode invite prints.</p>}
         {good && (
           <>
             <p>The one line, on the new machine. It asks for the invite, since others can read what is on a command line:</p>

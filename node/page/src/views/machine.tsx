@@ -3,17 +3,17 @@
 import { useRef } from "preact/hooks";
 import { post } from "../api";
 import { useLive } from "../live";
-import { Heading, Line, Meter, Said, useDeed } from "../parts/small";
+import { Heading, Line, Meter, Said, Waits, useDeed } from "../parts/small";
 import type { Peer, View } from "../types";
 import { EarnedSection } from "./earned";
 import { LimitsSection } from "./limits";
-import { bytes, layers, modelName, nameOf, percent } from "../words";
+import { bytes, counted, layers, modelName, nameOf, percent } from "../words";
 
 const LENDING: Record<string, string> = {
   lends: "It lends.",
   paused: "It is paused: it lends nothing until you have it lend again.",
   outside_hours: "It lends nothing now: it is outside the hours that it was told.",
-  other_model: "It lends nothing: the swarm serves another model than it has.",
+  other_model: "It lends nothing: the swarm serves another model than it has. tsnode join --model NAME, with the name of a model of the swarm, lends it.",
 };
 const STAGES: Record<string, string> = {
   probing: "It reads its model and measures its hardware.",
@@ -27,7 +27,14 @@ const STAGES: Record<string, string> = {
 export function MachineView() {
   const { view } = useLive();
   const me = view?.peers.find((peer) => peer.id === view.me);
-  if (!view) return <Heading title="My machine">My machine</Heading>;
+  if (!view) {
+    return (
+      <>
+        <Heading title="My machine">My machine</Heading>
+        <Waits />
+      </>
+    );
+  }
   return (
     <>
       <Heading title="My machine">
@@ -38,7 +45,7 @@ export function MachineView() {
           {one.kind === "twin"
             ? `Another process runs with this peer's identity${one.at ? `, at ${one.at}` : ""}: stop one of the two.`
             : one.kind === "network" ? one.said
-            : `Another program has TCP port ${one.address ?? ""}: others notice seconds later when this peer ends.`}
+            : `Another program has TCP port ${one.address ?? ""}: others notice seconds later when this peer ends. Start it with another --listen to mend that.`}
         </p>
       ))}
       <p>
@@ -53,7 +60,8 @@ export function MachineView() {
         <section>
           <h2>Fetching</h2>
           <p>
-            {view.fetching.model}: {bytes(view.fetching.done)} of {bytes(view.fetching.bytes)} from {view.fetching.holders} peers.{" "}
+            {view.fetching.model}: {bytes(view.fetching.done)} of {bytes(view.fetching.bytes)} from{" "}
+            {counted(view.fetching.holders, "peer")}.{" "}
             {view.fetching.why}
           </p>
           <Meter part={view.fetching.bytes ? view.fetching.done / view.fetching.bytes : 0} label="Fetched" />
@@ -61,11 +69,11 @@ export function MachineView() {
       )}
       {view.attainment.length > 0 && (
         <section>
-          <h2>Targets, over the last ten minutes</h2>
+          <h2>Targets for latency, over the last ten minutes</h2>
           <ul>
             {view.attainment.map((one) => (
               <li key={one.model + one.class}>
-                {one.model}, {one.class}: {one.in_time} of {one.requests} requests kept their targets
+                {one.model}, {one.class}: {one.in_time} of {counted(one.requests, "request")} kept their targets
               </li>
             ))}
           </ul>
@@ -125,11 +133,19 @@ function Lent({ me, view }: { me: Peer; view: View }) {
   return (
     <section>
       <h2>Lends</h2>
-      {devices.length === 0 && <p class="quiet">No device: it is a gateway.</p>}
+      {devices.length === 0 && (
+        <p class="quiet">
+          {view.lending !== "lends" || models.length > 0
+            ? "No memory now."
+            : encoders?.length
+            ? "Encoders alone."
+            : "Nothing: it is a gateway, which takes requests and computes none. A model lends this machine: tsnode join --model NAME"}
+        </p>
+      )}
       <ul>
         {devices.map((device, i) => (
           <li key={i}>
-            <strong>{device.name}</strong>: {bytes(device.memory_bytes)}, of it {bytes(device.kv_bytes)} for KV;{" "}
+            <strong>{device.name}</strong>: {bytes(device.memory_bytes)} of memory, of it {bytes(device.kv_bytes)} for KV;{" "}
             {(device.flops / 1e9).toFixed(0)} GFLOP/s, {(device.bandwidth / 1e9).toFixed(1)} GB/s, as measured
           </li>
         ))}
@@ -152,14 +168,18 @@ function Lent({ me, view }: { me: Peer; view: View }) {
         <div>
           <dt>Under way</dt>
           <dd>
-            {load.running} running, {load.waiting} waiting
+            {counted(load.running, "request")} running, {load.waiting} waiting
           </dd>
         </div>
       </dl>
       {load.total_pages > 0 && (
         <>
-          <p id="pages">KV pages: {percent(used)} of {load.total_pages} used</p>
+          <p id="pages">KV: {percent(used)} of {counted(load.total_pages, "page")} used</p>
           <Meter part={used} label="KV pages used" />
+          <p class="quiet small">
+            KV is what a model remembers of requests under way, in pages of memory that each hold it for some tokens. Where no page is free,
+            requests wait.
+          </p>
         </>
       )}
     </section>
@@ -170,8 +190,12 @@ function Role({ view }: { view: View }) {
   const groups = (view.plan?.groups ?? []).filter((group) => group.stages.some((stage) => stage.peer === view.me));
   return (
     <section>
-      <h2>Role</h2>
-      {groups.length === 0 && <p class="quiet">None in this plan.</p>}
+      <h2>Part in the plan</h2>
+      {groups.length === 0 && (
+        <p class="quiet">
+          None in the plan that is in force, so it computes nothing now. Why the plan is as it is, is under <a href="#/swarm">Swarm</a>.
+        </p>
+      )}
       <ul>
         {groups.map((group) => {
           const mine = group.stages.filter((stage) => stage.peer === view.me);

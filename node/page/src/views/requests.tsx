@@ -8,6 +8,8 @@ import { Shares, Underway, Waterfall } from "../parts/waterfall";
 import type { Running, Trace, View } from "../types";
 import { bytes, layers, modelName, nameOf, seconds, tokens } from "../words";
 
+const STAGES: Record<string, string> = { queue: "waits", prefill: "its prompt is computed", decode: "is answered" };
+
 export function RequestsView({ id }: { id: string }) {
   const { view, requests, running } = useLive();
   const [said, run, busy] = useDeed();
@@ -19,12 +21,12 @@ export function RequestsView({ id }: { id: string }) {
       <Heading title="Requests">Requests</Heading>
       <section>
         <h2>Under way</h2>
-        {running.length === 0 && <p class="quiet">None of this peer's clients.</p>}
+        {running.length === 0 && <p class="quiet">None. What this peer is asked, in Chat or by other programs, is shown here.</p>}
         <ul class="plain">
           {running.map((one) => (
             <li key={one.request} class="row">
               <code>{one.request}</code> <span>{one.model}</span> <span>
-                {one.stage}, {one.prompt_tokens} of prompt, {one.new_tokens} of answer
+                {STAGES[one.stage] ?? one.stage}, {tokens(one.prompt_tokens)} of prompt, {one.new_tokens} of answer
                 {one.parts && one.stage === "decode" && `, the prompt in ${seconds(one.parts.queue + one.parts.prefill)}`}
                 {by(one) && `, by ${nameOf(view, by(one) ?? "")}`}
               </span>{" "}
@@ -47,7 +49,7 @@ export function RequestsView({ id }: { id: string }) {
       <section>
         <h2>Ended</h2>
         {requests.length === 0 ? (
-          <p class="quiet">None since this peer started. It remembers the last 256.</p>
+          <p class="quiet">None yet. The last 256 are kept, over restarts too, without their texts.</p>
         ) : (
           <div class="wide" role="region" aria-label="Requests that ended" tabIndex={0}>
             <table>
@@ -57,16 +59,16 @@ export function RequestsView({ id }: { id: string }) {
                   <th scope="col">Model</th>
                   <th scope="col">Prompt by, answer by</th>
                   <th scope="col" class="number">
-                    Prompt
+                    Prompt, tokens
                   </th>
                   <th scope="col" class="number">
-                    Answer
+                    Answer, tokens
                   </th>
                   <th scope="col" class="number">
                     KV sent
                   </th>
                   <th scope="col" class="number">
-                    First token
+                    First token after
                   </th>
                   <th scope="col" class="number">
                     In all
@@ -98,6 +100,12 @@ export function RequestsView({ id }: { id: string }) {
               </tbody>
             </table>
           </div>
+        )}
+        {requests.length > 0 && (
+          <p class="quiet small">
+            KV is what a model remembers of a prompt: it is sent where one group computes the prompt and another the answer. An answer moves
+            when its group is lost, and goes on at another.
+          </p>
         )}
       </section>
     </>

@@ -1,28 +1,38 @@
 // Swarm: who is there and does what, by which plan and why, and how fast the links between them are.
 
 import { useLive } from "../live";
-import { Heading, Meter } from "../parts/small";
+import { Heading, Meter, Waits } from "../parts/small";
 import { SwarmMap, linkOf, strength } from "../parts/map";
 import type { Link, View } from "../types";
-import { bytes, layers, modelName, nameOf, percent, rate, seconds, short } from "../words";
+import { bytes, counted, layers, modelName, nameOf, percent, rate, seconds, short, tokens } from "../words";
 
 export function SwarmView() {
   const { view, moves, plans } = useLive();
-  if (!view) return <Heading title="Swarm">Swarm</Heading>;
+  if (!view) {
+    return (
+      <>
+        <Heading title="Swarm">Swarm</Heading>
+        <Waits />
+      </>
+    );
+  }
   const waits = view.peers.reduce((sum, peer) => sum + peer.load.waiting, 0);
   const runs = view.peers.reduce((sum, peer) => sum + peer.load.running, 0);
   return (
     <>
       <Heading title="Swarm">Swarm</Heading>
       <p>
-        {view.peers.length} peer{view.peers.length === 1 ? "" : "s"}, {view.plan?.groups.length ?? 0} groups, {runs} running, {waits}{" "}
-        waiting; epoch {view.epoch}, term {view.term}
-        {view.coordinator && <>; {nameOf(view, view.coordinator)} coordinates</>}.
+        {counted(view.peers.length, "peer")}, {counted(view.plan?.groups.length ?? 0, "group")}; {counted(runs, "request")} running, {waits}{" "}
+        waiting.{view.coordinator && <> It is {nameOf(view, view.coordinator)}'s turn to plan</>} (epoch {view.epoch}, term {view.term}).
       </p>
       <SwarmMap view={view} moves={moves} />
       <section>
         <h2>Plan</h2>
-        <p>{view.plan ? view.plan.reason : "There is no plan yet."}</p>
+        <p>
+          {view.plan
+            ? view.plan.reason
+            : "There is no plan yet: it takes peers that lend memory enough for a model. What is missing, tsnode status says."}
+        </p>
         {plans.length > 0 && (
           <details>
             <summary>Plans since this peer started ({plans.length})</summary>
@@ -114,7 +124,7 @@ function Peers({ view }: { view: View }) {
         <thead>
           <tr>
             <th scope="col">Peer</th>
-            <th scope="col">Devices</th>
+            <th scope="col">Lends</th>
             <th scope="col" class="number">
               Running
             </th>
@@ -123,7 +133,7 @@ function Peers({ view }: { view: View }) {
             </th>
             <th scope="col">KV pages used</th>
             <th scope="col" class="number">
-              Silent
+              Silent for
             </th>
           </tr>
         </thead>
@@ -144,7 +154,7 @@ function Peers({ view }: { view: View }) {
                 </th>
                 <td>
                   {advert.devices.map((d) => `${d.name}, ${bytes(d.memory_bytes)}, ${(d.flops / 1e9).toFixed(0)} GFLOP/s`).join("; ") ||
-                    "gateway only"}
+                    (advert.models.length ? "nothing now" : "gateway only")}
                 </td>
                 <td class="number">{load.running}</td>
                 <td class="number">{load.waiting}</td>
@@ -169,7 +179,11 @@ function wayOf(view: View, from: string, link: Link): "direct" | "hole-punched" 
 }
 
 function Matrix({ view }: { view: View }) {
-  if (view.peers.length < 2) return <p class="quiet">Nobody else is here.</p>;
+  if (view.peers.length < 2) return (
+      <p class="quiet">
+        Nobody else is here. How others come in is under <a href="#/join">Join</a>.
+      </p>
+    );
   return (
     <>
       <p class="quiet small">From each row to each column: bandwidth, and latency one way, as the row's peer measured it.</p>
@@ -216,11 +230,16 @@ function Models({ view }: { view: View }) {
   return (
     <section>
       <h2>Models</h2>
+      {view.models.length === 0 && (
+        <p class="quiet">
+          None: nobody here has one. <code>tsnode models search</code> finds some, and <code>tsnode join --model NAME</code> brings one.
+        </p>
+      )}
       <ul>
         {view.models.map((card) => (
           <li key={card.id}>
-            <strong>{card.name}</strong>: {card.shape.layers} layers, context {card.shape.context} tokens,{" "}
-            {groups(card.id) ? `${groups(card.id)} groups` : "in no group"}
+            <strong>{card.name}</strong>: {counted(card.shape.layers, "layer")}, at most {tokens(card.shape.context)} with the answer,{" "}
+            {groups(card.id) ? counted(groups(card.id), "group") : "in no group, so that nobody serves it now"}
             {card.id === view.default_model && ", answers where none is named"}
             {origin(card.id) && `; from ${origin(card.id)?.source}, licence ${origin(card.id)?.licence ?? "not known"}`}
           </li>

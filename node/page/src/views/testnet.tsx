@@ -3,7 +3,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { get, post } from "../api";
 import { useLive } from "../live";
-import { Heading, Said, useDeed } from "../parts/small";
+import { Heading, Said, Waits, useDeed } from "../parts/small";
 import { Processes } from "./processes";
 import type { Faults } from "../types";
 import { nameOf } from "../words";
@@ -17,7 +17,14 @@ export function TestnetView() {
   useEffect(() => {
     get<Faults>("/api/faults").then(set, () => undefined);
   }, []);
-  if (!view || !now) return <Heading title="Testnet">Testnet</Heading>;
+  if (!view || !now) {
+    return (
+      <>
+        <Heading title="Testnet">Testnet</Heading>
+        <Waits />
+      </>
+    );
+  }
   const wish = (faults: Faults) =>
     run(async () => {
       set(await post<Faults>("/api/faults", faults));
@@ -64,7 +71,7 @@ export function TestnetView() {
           <input name="wedge" type="checkbox" defaultChecked={now.wedge} /> Its compute thread hangs
         </label>
         <fieldset>
-          <legend>Nothing from here reaches (data; the control plane goes on)</legend>
+          <legend>Nothing from here reaches (KV and tokens; heartbeats and plans go on)</legend>
           {others.map((peer) => (
             <label key={peer.id} class="check">
               <input name={`cut-${peer.id}`} type="checkbox" defaultChecked={peer.id in now.cut} /> {nameOf(view, peer.id)}

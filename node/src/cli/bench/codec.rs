@@ -19,11 +19,11 @@ use tsnode_kernels::{
     cpu::Simd,
     device::Host,
     engine::{Engine, EngineConfig, EngineError, StageKey, Threads},
-    eval::{LayerError, PROMPTS, Predicted, SideError, Subject, TEXT, as_reference, reference_bits, rouge_l},
+    eval::{LayerError, PROMPTS, PrefixQuality, SideError, Subject, TEXT, as_reference, reference_bits, rouge_l},
     source::ModelSource,
     speed::Step,
     wire::{
-        speed::{Load, measure},
+        speed::{CodecLoad, measure},
         tile_bytes,
     },
 };
@@ -32,8 +32,10 @@ use tsnode_protocol::{KvCodec, KvDtype, RequestId, Token};
 /// What is measured; 16 bit as it is lies beside it.
 const CODECS: [KvCodec; 3] = [KvCodec::Int3, KvCodec::Int4, KvCodec::Int8];
 /// KV heads, their channels and tokens: a layer of Llama-3-8B, and one of the embedded model. No cache holds either.
-const LOADS: [Load; 2] =
-    [Load { heads: 8, dim: 128, tokens: 16_384, tile: 512 }, Load { heads: 4, dim: 32, tokens: 131_072, tile: 512 }];
+const LOADS: [CodecLoad; 2] = [
+    CodecLoad { heads: 8, dim: 128, tokens: 16_384, tile: 512 },
+    CodecLoad { heads: 4, dim: 32, tokens: 131_072, tile: 512 },
+];
 const ROUNDS: usize = 21;
 /// Of the definition, which is slow.
 const ROUNDS_PLAIN: usize = 3;
@@ -74,12 +76,12 @@ pub(super) fn command() -> Command {
 struct Report {
     processor: String,
     instructions: String,
-    speed: Vec<Speed>,
+    speed: Vec<CodecSpeed>,
     quality: Vec<Quality>,
 }
 
 #[derive(Serialize)]
-struct Speed {
+struct CodecSpeed {
     instructions: String,
     codec: KvCodec,
     heads: usize,
@@ -147,7 +149,7 @@ struct Quality {
     perplexity_packed: f64,
     ratio: f64,
     same_top: f64,
-    by_prefix: Vec<Predicted>,
+    by_prefix: Vec<PrefixQuality>,
     divergence: f64,
     rouge_prompts: Rouge,
     prompt_bits_per_element: f64,
@@ -202,10 +204,10 @@ fn failed(error: &dyn std::fmt::Display) -> Exit {
     Exit::new(Kind::Model, error.to_string())
 }
 
-fn speed(simd: Simd, codec: KvCodec, load: Load) -> Result<Speed, Exit> {
+fn speed(simd: Simd, codec: KvCodec, load: CodecLoad) -> Result<CodecSpeed, Exit> {
     let rounds = if simd == Simd::Plain { ROUNDS_PLAIN } else { ROUNDS };
     let rates = measure(simd, codec, load, rounds).map_err(|e| failed(&e))?;
-    Ok(Speed {
+    Ok(CodecSpeed {
         instructions: format!("{simd:?}"),
         codec,
         heads: load.heads,
@@ -220,7 +222,7 @@ fn speed(simd: Simd, codec: KvCodec, load: Load) -> Result<Speed, Exit> {
     })
 }
 
-impl Speed {
+impl CodecSpeed {
     fn print(&self) {
         let [copy, pack, unpack] = [self.copy, self.pack, self.unpack].map(|rate| rate / 1e9);
         let (name, dim, bits) = (name(self.codec), self.dim, self.bits_per_element);
@@ -310,7 +312,7 @@ impl Bench {
             let now = subject.answers(texts, ANSWER, &mut packed)?;
             scores.push(before.iter().zip(&now).map(|(a, b)| rouge_l(a, b)).collect());
         }
-        let all = Predicted::all(&by_prefix);
+        let all = PrefixQuality::all(&by_prefix);
         let lengths: Vec<usize> = self.prompts.iter().map(Vec::len).collect();
         Ok(Quality {
             codec: way.name(),

@@ -21,9 +21,9 @@ use tsnode_kernels::{
     device::Host,
     engine::{Engine, EngineConfig, StageKey, Threads},
     load::LoadReport,
-    probe::{Limiter, Limits},
+    probe::{Limiter, ProcessorLimits},
     source::ModelSource,
-    speed::{Measured, Step, measure},
+    speed::{MeasuredStep, Step, measure},
 };
 use tsnode_protocol::KvDtype;
 
@@ -113,7 +113,7 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(), Exit> {
     let number = |name: &str, default| matches.get_one::<u16>(name).map_or(default, |n| usize::from(*n));
     let threads = Threads { count: number("threads", host.cpu.cores), ranks: number("tensor-parallel", 1) };
     let limiter = Limiter::new(threads.count).map_err(|e| failed(&e))?;
-    let mut limits = Limits { read: limiter.read(), multiply: limiter.multiply() };
+    let mut limits = ProcessorLimits { read: limiter.read(), multiply: limiter.multiply() };
     let steps = fitting(&source, asked::steps(matches).unwrap_or_else(usual))?;
     let watch = !is_set(matches, "json");
     let (mut engine, stage, ready) = ready(&source, threads, &steps, watch)?;
@@ -188,7 +188,7 @@ fn fitting(source: &ModelSource, steps: Vec<Step>) -> Result<Vec<Step>, Exit> {
 }
 
 /// What it took until the first step was done.
-struct Ready {
+struct ReadyTime {
     seconds: f64,
     load: LoadReport,
 }
@@ -199,7 +199,7 @@ fn ready(
     threads: Threads,
     steps: &[Step],
     watch: bool,
-) -> Result<(Engine, StageKey, Ready), Exit> {
+) -> Result<(Engine, StageKey, ReadyTime), Exit> {
     let largest = steps.iter().map(|s| s.kv_bytes(source, KV)).max().unwrap_or(0);
     // Every sequence rounds up to whole pages in every layer.
     let pages =
@@ -211,12 +211,12 @@ fn ready(
     let stage = engine.load(model).map_err(|e| failed(&e))?;
     let first = Step { batch: 1, context: 0, new: 1 };
     measure(&mut engine, stage, source, KV, first, Duration::ZERO).map_err(|e| failed(&e))?;
-    Ok((engine, stage, Ready { seconds: started.elapsed().as_secs_f64(), load }))
+    Ok((engine, stage, ReadyTime { seconds: started.elapsed().as_secs_f64(), load }))
 }
 
 impl Line {
-    fn new(step: Step, measured: Measured, limits: Limits) -> Self {
-        let Measured { seconds, bytes, flops } = measured;
+    fn new(step: Step, measured: MeasuredStep, limits: ProcessorLimits) -> Self {
+        let MeasuredStep { seconds, bytes, flops } = measured;
         let tokens = f64::from(step.tokens());
         Self {
             phase: if step.new > 1 { "prefill" } else { "decode" },

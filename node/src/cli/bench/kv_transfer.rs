@@ -19,7 +19,7 @@ use crate::{
     hardware::DeviceName,
 };
 use clap::{Arg, ArgMatches, Command, value_parser};
-use client::{Over, Times, Way};
+use client::{Slowdown, Times, Way};
 use gate::Point;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -78,14 +78,14 @@ pub(super) fn command() -> Command {
 
 /// One length of prompt.
 #[derive(Serialize)]
-struct Row {
+struct PromptLengthRow {
     prompt: u32,
     in_place: Times,
     by_layers: Times,
     whole: Times,
     /// By layers over in place, less one.
-    second_over: Over,
-    all_over: Over,
+    second_over: Slowdown,
+    all_over: Slowdown,
     kv_bytes: u64,
 }
 
@@ -95,7 +95,7 @@ struct Report {
     /// Of each peer.
     threads: usize,
     link_mbit: Option<f64>,
-    rows: Vec<Row>,
+    rows: Vec<PromptLengthRow>,
     sweep: Vec<Point>,
     crossing: Option<gate::Crossing>,
 }
@@ -117,7 +117,7 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = matches.get_one::<u32>("threads").map_or((cores / 2).max(1), |threads| *threads as usize);
     let mut report = Report { model: name, threads, link_mbit, rows: Vec::new(), sweep: Vec::new(), crossing: None };
-    let ask = client::Ask { vocab: shape.vocab, answer, rounds };
+    let ask = client::BenchAsk { vocab: shape.vocab, answer, rounds };
     report.rows = overlap(&ask, &prompts, threads, &flags, link_mbit, watch).await?;
     if let Some(rates) = matches.get_many::<f64>("sweep") {
         let rates: Vec<f64> = rates.copied().collect();
@@ -136,13 +136,13 @@ fn flags(matches: &ArgMatches) -> Vec<String> {
 }
 
 async fn overlap(
-    ask: &client::Ask,
+    ask: &client::BenchAsk,
     prompts: &[u32],
     threads: usize,
     flags: &[String],
     link_mbit: Option<f64>,
     watch: bool,
-) -> Result<Vec<Row>, Exit> {
+) -> Result<Vec<PromptLengthRow>, Exit> {
     let swarms = Swarms::new(flags)?;
     let pair = swarms.up("pair", [threads; 2], link_mbit).await?;
     if watch {
@@ -161,7 +161,7 @@ async fn overlap(
     let mut rows = Vec::new();
     for &prompt in prompts {
         let [in_place, layers, whole] = ask.in_turns(&pair, [Way::IN_PLACE, Way::LAYERS, Way::WHOLE], prompt).await?;
-        let row = Row {
+        let row = PromptLengthRow {
             prompt,
             second_over: layers.over(&in_place, |t| t.second),
             all_over: layers.over(&in_place, |t| t.all),
@@ -179,10 +179,10 @@ async fn overlap(
     Ok(rows)
 }
 
-impl Row {
+impl PromptLengthRow {
     fn print(&self) {
         let ms = |t: &Times| format!("{:.1}, {:.0}", t.second * 1e3, t.all * 1e3);
-        let percent = |over: Over| format!("{:.2} ± {:.2} %", over.median * 1e2, over.error * 1e2);
+        let percent = |over: Slowdown| format!("{:.2} ± {:.2} %", over.median * 1e2, over.error * 1e2);
         let over = format!("{}, {}", percent(self.second_over), percent(self.all_over));
         let [a, b, c] = [&self.in_place, &self.by_layers, &self.whole].map(ms);
         let traced = format!("{:.1} %", self.by_layers.traced * 1e2);

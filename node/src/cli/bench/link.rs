@@ -13,7 +13,7 @@ use crate::{
     config::Settings,
     data_plane::links::{
         LinkError, Shaping,
-        trial::{self, Carrier, Moved, Slowed},
+        trial::{self, MovedBytes, Slowed, TrialCarrier},
     },
 };
 use clap::{Arg, ArgAction, ArgMatches, Command};
@@ -77,7 +77,7 @@ struct Report {
 /// One way of carrying them, in medians over the rounds.
 #[derive(Serialize)]
 struct Way {
-    carrier: Carrier,
+    carrier: TrialCarrier,
     /// Connections that share them.
     kv_streams: NonZeroU8,
     /// Largest UDP payload, where there are any.
@@ -88,7 +88,7 @@ struct Way {
     of_bare: Option<f64>,
     of_tcp: f64,
     of_tls: f64,
-    rounds: Vec<Moved>,
+    rounds: Vec<MovedBytes>,
 }
 
 /// A link that is pretended to be slower.
@@ -155,11 +155,12 @@ async fn ways(
     kv_streams: Option<NonZeroU8>,
     rounds: usize,
 ) -> Result<Vec<Way>, LinkError> {
-    let ours = [Some(Carrier::Own), kv_streams.map(|_| Carrier::KvStreams), Some(Carrier::Bare)];
+    let ours = [Some(TrialCarrier::Own), kv_streams.map(|_| TrialCarrier::KvStreams), Some(TrialCarrier::Bare)];
     let quic = datagrams.iter().flat_map(|d| ours.into_iter().flatten().map(|carrier| (carrier, Some(*d))));
     let shared = kv_streams.unwrap_or(NonZeroU8::MIN);
-    let all: Vec<(Carrier, Option<u16>)> = quic.chain([(Carrier::Tcp, None), (Carrier::Tls, None)]).collect();
-    let mut moved: Vec<Vec<Moved>> = vec![Vec::new(); all.len()];
+    let all: Vec<(TrialCarrier, Option<u16>)> =
+        quic.chain([(TrialCarrier::Tcp, None), (TrialCarrier::Tls, None)]).collect();
+    let mut moved: Vec<Vec<MovedBytes>> = vec![Vec::new(); all.len()];
     for round in 0..rounds {
         for k in 0..all.len() {
             let at = (round + k) % all.len();
@@ -171,9 +172,9 @@ async fn ways(
         let other = all.iter().position(|way| *way == (carrier, datagram))?;
         Some(median(moved[at].iter().zip(&moved[other]).map(|(ours, theirs)| theirs.seconds / ours.seconds)))
     };
-    let way = |(at, (carrier, datagram)): (usize, &(Carrier, Option<u16>))| Way {
+    let way = |(at, (carrier, datagram)): (usize, &(TrialCarrier, Option<u16>))| Way {
         carrier: *carrier,
-        kv_streams: if *carrier == Carrier::KvStreams { shared } else { NonZeroU8::MIN },
+        kv_streams: if *carrier == TrialCarrier::KvStreams { shared } else { NonZeroU8::MIN },
         datagram: *datagram,
         gbit_s: median(moved[at].iter().map(|m| bytes as f64 * 8e-9 / m.seconds)),
         cpu_s_per_gib: moved[at]
@@ -181,9 +182,9 @@ async fn ways(
             .map(|m| m.cpu_seconds.map(|cpu| cpu / (bytes as f64 / GIB)))
             .collect::<Option<Vec<f64>>>()
             .map(|cpu| median(cpu.into_iter())),
-        of_bare: of(at, Carrier::Bare, *datagram),
-        of_tcp: of(at, Carrier::Tcp, None).unwrap_or(f64::NAN),
-        of_tls: of(at, Carrier::Tls, None).unwrap_or(f64::NAN),
+        of_bare: of(at, TrialCarrier::Bare, *datagram),
+        of_tcp: of(at, TrialCarrier::Tcp, None).unwrap_or(f64::NAN),
+        of_tls: of(at, TrialCarrier::Tls, None).unwrap_or(f64::NAN),
         rounds: moved[at].clone(),
     };
     Ok(all.iter().enumerate().map(way).collect())
@@ -198,11 +199,11 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
 impl Way {
     fn print(&self) {
         let name = match self.carrier {
-            Carrier::Own => "tiles, manifest".into(),
-            Carrier::KvStreams => format!("on {} connections", self.kv_streams),
-            Carrier::Bare => "bare QUIC".into(),
-            Carrier::Tcp => "TCP".into(),
-            Carrier::Tls => "TLS over TCP".into(),
+            TrialCarrier::Own => "tiles, manifest".into(),
+            TrialCarrier::KvStreams => format!("on {} connections", self.kv_streams),
+            TrialCarrier::Bare => "bare QUIC".into(),
+            TrialCarrier::Tcp => "TCP".into(),
+            TrialCarrier::Tls => "TLS over TCP".into(),
         };
         let name: String = self.datagram.map_or(name.clone(), |datagram| format!("{name}, {datagram}"));
         let cpu = self.cpu_s_per_gib.map_or("not told".into(), |cpu| format!("{cpu:.2}"));
@@ -246,8 +247,11 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn every_way_is_measured_in_every_round() {
         let ways = ways(4 * MIB, &[1452], NonZeroU8::new(2), 2).await.unwrap();
-        let names: Vec<Carrier> = ways.iter().map(|w| w.carrier).collect();
-        assert_eq!(names, [Carrier::Own, Carrier::KvStreams, Carrier::Bare, Carrier::Tcp, Carrier::Tls]);
+        let names: Vec<TrialCarrier> = ways.iter().map(|w| w.carrier).collect();
+        assert_eq!(
+            names,
+            [TrialCarrier::Own, TrialCarrier::KvStreams, TrialCarrier::Bare, TrialCarrier::Tcp, TrialCarrier::Tls]
+        );
         for way in &ways {
             assert!(way.gbit_s > 0.0 && way.of_tcp > 0.0 && way.rounds.len() == 2, "{:?}", way.carrier);
             assert_eq!(way.of_bare.is_some(), way.datagram.is_some());

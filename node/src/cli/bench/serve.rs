@@ -18,11 +18,11 @@ use crate::{
     config::{Settings, values},
 };
 use answer::{Failure, reason};
-use arrivals::{Arrivals, Changed, Lengths, Planned, drawn, traced};
+use arrivals::{Arrivals, DrawnLengths, PlannedRequest, TraceScaling, drawn, traced};
 use clap::{Arg, ArgMatches, Command, value_parser};
-use client::{Bounds, Endpoint, Target, load};
+use client::{BenchTarget, Endpoint, LoadBounds, load};
 use indicatif::{ProgressBar, ProgressStyle};
-use prompts::{Fit, Form, Prompts};
+use prompts::{Form, Prompts, TokenFit};
 use report::Report;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -51,7 +51,7 @@ pub(super) fn command() -> Command {
                 .long("goodput")
                 .value_name("METRIC:MS")
                 .num_args(1..)
-                .value_parser(|text: &str| text.parse::<report::Target>())
+                .value_parser(|text: &str| text.parse::<report::GoodputTarget>())
                 .help("Targets that count as kept, as ttft:500 tpot:50 e2el:10000, in milliseconds"),
         )
         .arg(
@@ -134,7 +134,7 @@ fn rate(text: &str) -> Result<f64, String> {
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     let svg = matches.get_one::<PathBuf>("svg").map(|file| drawable(file).map(|()| file)).transpose()?;
-    let Measured { target, report, requests } = measured(settings, matches).await?;
+    let MeasuredRun { target, report, requests } = measured(settings, matches).await?;
     let title = format!("{} at {}{}", target.model, target.peer.base(), target.endpoint.path());
     if let Some(file) = svg {
         std::fs::write(file, report.svg(&title)).map_err(|e| Exit::file(Kind::Other, file, &e))?;
@@ -150,14 +150,14 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
 }
 
 /// A run with whom it was of.
-struct Measured {
-    target: Arc<Target>,
+struct MeasuredRun {
+    target: Arc<BenchTarget>,
     report: Report,
     /// How many were planned.
     requests: usize,
 }
 
-async fn measured(settings: &Settings, matches: &ArgMatches) -> Result<Measured, Exit> {
+async fn measured(settings: &Settings, matches: &ArgMatches) -> Result<MeasuredRun, Exit> {
     let planned = planned(matches)?;
     let target = Arc::new(target(settings, matches).await?);
     let prompts = Prompts {
@@ -165,7 +165,7 @@ async fn measured(settings: &Settings, matches: &ArgMatches) -> Result<Measured,
         shared: matches.get_one("random-prefix-len").copied().unwrap_or(0),
         seed: matches.get_one("seed").copied().unwrap_or(0),
     };
-    let bounds = Bounds {
+    let bounds = LoadBounds {
         concurrency: matches.get_one("max-concurrency").copied().unwrap_or(1),
         longest: Duration::from_secs(matches.get_one("max-seconds").copied().unwrap_or(1)),
     };
@@ -182,12 +182,12 @@ async fn measured(settings: &Settings, matches: &ArgMatches) -> Result<Measured,
     })
     .await;
     bar.finish_and_clear();
-    let goodput = matches.get_many::<report::Target>("goodput").into_iter().flatten().copied().collect();
+    let goodput = matches.get_many::<report::GoodputTarget>("goodput").into_iter().flatten().copied().collect();
     let report = Report::new(&run, |n| planned[n].prompt, goodput);
-    Ok(Measured { target, report, requests: planned.len() })
+    Ok(MeasuredRun { target, report, requests: planned.len() })
 }
 
-async fn target(settings: &Settings, matches: &ArgMatches) -> Result<Target, Exit> {
+async fn target(settings: &Settings, matches: &ArgMatches) -> Result<BenchTarget, Exit> {
     let endpoint = match matches.get_one::<String>("endpoint") {
         Some(path) if path == Endpoint::Chat.path() => Endpoint::Chat,
         _ => Endpoint::Completions,
@@ -198,7 +198,7 @@ async fn target(settings: &Settings, matches: &ArgMatches) -> Result<Target, Exi
         None => only_model(&peer).await?,
     };
     let temperature = matches.get_one("temperature").copied();
-    Ok(Target { peer, endpoint, model, temperature, ignore_eos: is_set(matches, "ignore-eos") })
+    Ok(BenchTarget { peer, endpoint, model, temperature, ignore_eos: is_set(matches, "ignore-eos") })
 }
 
 /// Nothing measured is an error.
@@ -214,7 +214,7 @@ fn answered(report: &Report) -> Result<(), Exit> {
 }
 
 /// What the figures are of.
-fn about(target: &Target, matches: &ArgMatches, requests: usize) -> Value {
+fn about(target: &BenchTarget, matches: &ArgMatches, requests: usize) -> Value {
     let rate = matches.get_one::<f64>("request-rate").filter(|_| matches.get_one::<PathBuf>("trace").is_none());
     json!({
         "base_url": target.peer.base(), "endpoint": target.endpoint.path(), "model_id": target.model,
@@ -226,20 +226,23 @@ fn about(target: &Target, matches: &ArgMatches, requests: usize) -> Value {
     })
 }
 
-fn planned(matches: &ArgMatches) -> Result<Vec<Planned>, Exit> {
+fn planned(matches: &ArgMatches) -> Result<Vec<PlannedRequest>, Exit> {
     let requests = matches.get_one::<usize>("num-prompts").copied().unwrap_or(1);
     let number = |name: &str, usual: f64| matches.get_one::<f64>(name).copied().unwrap_or(usual);
     if let Some(file) = matches.get_one::<PathBuf>("trace") {
         let whole = matches.value_source("num-prompts") != Some(clap::parser::ValueSource::CommandLine);
         let requests = if whole { usize::MAX } else { requests };
-        let changed = Changed { speed: number("trace-speed", 1.0), lengths: number("trace-lengths", 1.0) };
+        let changed = TraceScaling { speed: number("trace-speed", 1.0), lengths: number("trace-lengths", 1.0) };
         let arrivals = trace::read(&text(file)?);
         let arrivals = arrivals.map_err(|e| Exit::new(Kind::Usage, format!("{}: {e}", file.display())))?;
         return Ok(traced(&arrivals, requests, changed));
     }
     let length = |name: &str| matches.get_one::<u32>(name).copied().unwrap_or(1);
-    let lengths =
-        Lengths { prompt: length("input-len"), answer: length("output-len"), ratio: number("random-range-ratio", 0.0) };
+    let lengths = DrawnLengths {
+        prompt: length("input-len"),
+        answer: length("output-len"),
+        ratio: number("random-range-ratio", 0.0),
+    };
     let rate = number("request-rate", f64::INFINITY);
     let arrivals =
         if rate.is_finite() { Arrivals::Gamma { rate, shape: number("burstiness", 1.0) } } else { Arrivals::AtOnce };
@@ -302,7 +305,7 @@ fn refused(peer: &Peer, status: u16, said: &str) -> Exit {
 }
 
 /// Asks for a token once or twice before anything is measured: whether the server answers at all, and how many tokens words are.
-async fn form(target: &Target, matches: &ArgMatches) -> Result<Form, Exit> {
+async fn form(target: &BenchTarget, matches: &ArgMatches) -> Result<Form, Exit> {
     let named = matches.get_one::<String>("prompt-form").map(String::as_str);
     if named == Some("tokens") && target.endpoint == Endpoint::Chat {
         return Err(Exit::new(Kind::Usage, "--prompt-form tokens: a chat's messages are words"));
@@ -314,20 +317,20 @@ async fn form(target: &Target, matches: &ArgMatches) -> Result<Form, Exit> {
         probe(target, &prompts, COUNTED[0]).await?;
         return Ok(Form::Tokens);
     }
-    let prompts = Prompts { form: Form::Words(Fit::PLAIN), shared: 0, seed };
+    let prompts = Prompts { form: Form::Words(TokenFit::PLAIN), shared: 0, seed };
     let mut counted = [(0, 0); 2];
     for (counted, words) in counted.iter_mut().zip(COUNTED) {
         let Some(tokens) = probe(target, &prompts, words).await? else {
             note!("tsnode: note: the server does not say how many tokens a prompt has: each word is taken for one");
-            return Ok(Form::Words(Fit::PLAIN));
+            return Ok(Form::Words(TokenFit::PLAIN));
         };
         *counted = (words, tokens);
     }
-    Ok(Form::Words(Fit::through(counted).unwrap_or(Fit::PLAIN)))
+    Ok(Form::Words(TokenFit::through(counted).unwrap_or(TokenFit::PLAIN)))
 }
 
 /// Tokens of a prompt, as the server counts them; its prompt is none of the run's.
-async fn probe(target: &Target, prompts: &Prompts, length: u32) -> Result<Option<u64>, Exit> {
+async fn probe(target: &BenchTarget, prompts: &Prompts, length: u32) -> Result<Option<u64>, Exit> {
     let asked = target.ask(prompts.nth(u64::MAX, length), 1);
     let at = target.peer.base();
     let failed = |failure: Failure| match failure {

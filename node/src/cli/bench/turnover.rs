@@ -1,9 +1,9 @@
 //! `tsnode bench turnover`: demand that goes over from one model to another, and what clients of both see before, during and after.
 
 use super::serve::{
-    arrivals::{Arrivals, Lengths, Planned, drawn},
+    arrivals::{Arrivals, DrawnLengths, PlannedRequest, drawn},
     bar,
-    client::{Bounds, Endpoint, Run, Target, load},
+    client::{BenchTarget, Endpoint, LoadBounds, Run, load},
     drawable,
     prompts::{Form, Prompts},
     report::{self, reasons},
@@ -62,7 +62,7 @@ pub(super) fn command() -> Command {
                 .value_name("METRIC:MS")
                 .num_args(1..)
                 .required(true)
-                .value_parser(|text: &str| text.parse::<report::Target>())
+                .value_parser(|text: &str| text.parse::<report::GoodputTarget>())
                 .help("Targets that count as kept, as ttft:500 tpot:50 e2el:10000, in milliseconds"),
         )
         .arg(
@@ -95,10 +95,10 @@ fn demand() -> Vec<Arg> {
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     let svg = matches.get_one::<PathBuf>("svg").map(|file| drawable(file).map(|()| file)).transpose()?;
-    let (wish, [first, second]) = (Wish::of(matches)?, named(matches)?);
+    let (wish, [first, second]) = (TurnoverWish::of(matches)?, named(matches)?);
     let target = |model: String| {
         let peer = Peer::find(settings, matches)?;
-        Ok::<_, Exit>(Target { peer, endpoint: Endpoint::Completions, model, temperature: None, ignore_eos: true })
+        Ok::<_, Exit>(BenchTarget { peer, endpoint: Endpoint::Completions, model, temperature: None, ignore_eos: true })
     };
     let targets = [target(first)?, target(second)?];
     let base = targets[0].peer.base().to_owned();
@@ -116,7 +116,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         wish.served(other, &planned[1], 1, |count, _| watch(1, count)),
     );
     bar.finish_and_clear();
-    let served: [Served; 2] = served.into();
+    let served: [ServedRequests; 2] = served.into();
     if let Some(file) = svg {
         std::fs::write(file, wish.svg(&served, &base)).map_err(|e| Exit::file(Kind::Other, file, &e))?;
     }
@@ -124,7 +124,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         output::print_json(&wish.json(&served, &base))?;
     } else {
         output::table(&wish.rows(&served))?;
-        for Served { model, reasons, cut, unsent, .. } in &served {
+        for ServedRequests { model, reasons, cut, unsent, .. } in &served {
             reasons.iter().for_each(|(why, count)| say!("  {count} of {model} failed: {why}"));
             if cut + unsent > 0 {
                 say!("  the run was ended early: {cut} of {model} were under way, {unsent} not sent");
@@ -132,7 +132,9 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         }
     }
     match served.iter().find(|served| served.answered == 0) {
-        Some(Served { model, .. }) => Err(Exit::new(Kind::Request, format!("no request for {model} was answered"))),
+        Some(ServedRequests { model, .. }) => {
+            Err(Exit::new(Kind::Request, format!("no request for {model} was answered")))
+        }
         None => Ok(()),
     }
 }
@@ -146,17 +148,17 @@ fn named(matches: &ArgMatches) -> Result<[String; 2], Exit> {
 }
 
 /// What is asked for.
-struct Wish {
+struct TurnoverWish {
     part: Duration,
     busy: f64,
     idle: f64,
-    lengths: Lengths,
+    lengths: DrawnLengths,
     seed: u64,
     concurrency: usize,
-    targets: Vec<report::Target>,
+    targets: Vec<report::GoodputTarget>,
 }
 
-impl Wish {
+impl TurnoverWish {
     fn of(matches: &ArgMatches) -> Result<Self, Exit> {
         let rate = |name: &str| matches.get_one::<f64>(name).copied().unwrap_or(1.0);
         let tokens = |name: &str| matches.get_one::<u32>(name).copied().unwrap_or(1);
@@ -164,10 +166,10 @@ impl Wish {
             part: Duration::from_secs(matches.get_one("seconds").copied().unwrap_or(10)),
             busy: rate("busy-rate"),
             idle: rate("idle-rate"),
-            lengths: Lengths { prompt: tokens("input-len"), answer: tokens("output-len"), ratio: 0.0 },
+            lengths: DrawnLengths { prompt: tokens("input-len"), answer: tokens("output-len"), ratio: 0.0 },
             seed: matches.get_one("seed").copied().unwrap_or(0),
             concurrency: matches.get_one("max-concurrency").copied().unwrap_or(1),
-            targets: matches.get_many::<report::Target>("goodput").into_iter().flatten().copied().collect(),
+            targets: matches.get_many::<report::GoodputTarget>("goodput").into_iter().flatten().copied().collect(),
         };
         let requests = wish.busy.max(wish.idle) * 2.0 * wish.part.as_secs_f64();
         if requests > MOST {
@@ -179,7 +181,7 @@ impl Wish {
     }
 
     /// Requests for the first model, or the second.
-    fn planned(&self, n: usize) -> Vec<Planned> {
+    fn planned(&self, n: usize) -> Vec<PlannedRequest> {
         let (before, then) = if n == 0 { (self.busy, self.idle) } else { (self.idle, self.busy) };
         let (mut all, mut from) = (Vec::new(), Duration::ZERO);
         for (piece, (rate, length)) in [(before, self.part), (then, 2 * self.part)].into_iter().enumerate() {
@@ -189,15 +191,21 @@ impl Wish {
             let seed = self.seed.wrapping_mul(4).wrapping_add((2 * n + piece) as u64);
             let drawn = drawn(Arrivals::Gamma { rate, shape: 1.0 }, self.lengths, enough, seed);
             let drawn = drawn.into_iter().take_while(|request| request.at < length);
-            all.extend(drawn.map(|request| Planned { at: request.at + from, ..request }));
+            all.extend(drawn.map(|request| PlannedRequest { at: request.at + from, ..request }));
             from += length;
         }
         all
     }
 
-    async fn served(&self, target: Target, planned: &[Planned], n: usize, watch: impl Fn(usize, usize)) -> Served {
+    async fn served(
+        &self,
+        target: BenchTarget,
+        planned: &[PlannedRequest],
+        n: usize,
+        watch: impl Fn(usize, usize),
+    ) -> ServedRequests {
         let prompts = Prompts { form: Form::Tokens, shared: 0, seed: self.seed.wrapping_add(n as u64) };
-        let bounds = Bounds { concurrency: self.concurrency, longest: 3 * self.part + WAIT };
+        let bounds = LoadBounds { concurrency: self.concurrency, longest: 3 * self.part + WAIT };
         let stop = async {
             // Where no signal can be waited for, only the time ends it.
             if tokio::signal::ctrl_c().await.is_err() {
@@ -206,10 +214,10 @@ impl Wish {
         };
         let target = Arc::new(target);
         let run = load(&target, prompts, planned, bounds, stop, watch).await;
-        Served::new(target.model.clone(), planned, &run, &self.targets)
+        ServedRequests::new(target.model.clone(), planned, &run, &self.targets)
     }
 
-    fn rows(&self, served: &[Served]) -> Vec<Vec<String>> {
+    fn rows(&self, served: &[ServedRequests]) -> Vec<Vec<String>> {
         let mut rows = vec![["MODEL", "REQUESTS", "BEFORE", "DURING", "AFTER", "FAILED"].map(String::from).to_vec()];
         for served in served {
             let mut row = vec![served.model.clone(), served.requests.len().to_string()];
@@ -221,12 +229,12 @@ impl Wish {
     }
 
     /// What of its requests was in time in each part.
-    fn parts(&self, served: &Served) -> [Option<f64>; 3] {
+    fn parts(&self, served: &ServedRequests) -> [Option<f64>; 3] {
         [0, 1, 2].map(|n| served.attainment(self.part * n, self.part * (n + 1)))
     }
 
-    fn json(&self, served: &[Served], base: &str) -> Value {
-        let model = |served: &Served| {
+    fn json(&self, served: &[ServedRequests], base: &str) -> Value {
+        let model = |served: &ServedRequests| {
             let parts = PARTS.into_iter().zip(self.parts(served)).map(|(name, part)| (name.to_owned(), json!(part)));
             let errors = served.reasons.iter().map(|(why, count)| json!({ "reason": why, "requests": count }));
             json!({
@@ -243,11 +251,11 @@ impl Wish {
     }
 
     /// What of each model is in time, over the times at which requests were due.
-    fn svg(&self, served: &[Served], base: &str) -> String {
+    fn svg(&self, served: &[ServedRequests], base: &str) -> String {
         let window = self.part / POINTS;
         let windows = || (0..3 * POINTS).map(move |n| (window * n, window * (n + 1)));
         let ends: Vec<f64> = windows().map(|(_, end)| end.as_secs_f64().round()).collect();
-        let line = |served: &Served| {
+        let line = |served: &ServedRequests| {
             let values = windows().map(|(from, to)| served.attainment(from, to).unwrap_or(f64::NAN)).collect();
             (served.model.clone(), values)
         };
@@ -258,7 +266,7 @@ impl Wish {
 }
 
 /// What became of a model's requests.
-struct Served {
+struct ServedRequests {
     model: String,
     /// When each was due that was before the run ended, and whether it kept all targets.
     requests: Vec<(Duration, bool)>,
@@ -271,8 +279,8 @@ struct Served {
     reasons: Vec<(String, usize)>,
 }
 
-impl Served {
-    fn new(model: String, planned: &[Planned], run: &Run, targets: &[report::Target]) -> Self {
+impl ServedRequests {
+    fn new(model: String, planned: &[PlannedRequest], run: &Run, targets: &[report::GoodputTarget]) -> Self {
         // Of what somebody would have asked for who ended the run nothing is known.
         let due = planned.iter().take_while(|request| request.at <= run.took);
         let mut requests: Vec<(Duration, bool)> = due.map(|request| (request.at, false)).collect();
@@ -300,16 +308,16 @@ impl Served {
 mod tests {
     use super::*;
     use crate::cli::bench::serve::{
-        answer::{Answer, Failure},
-        client::Outcome,
+        answer::{Failure, TimedAnswer},
+        client::RequestOutcome,
     };
 
-    fn wish() -> Wish {
-        Wish {
+    fn wish() -> TurnoverWish {
+        TurnoverWish {
             part: Duration::from_secs(100),
             busy: 2.0,
             idle: 0.1,
-            lengths: Lengths { prompt: 8, answer: 4, ratio: 0.0 },
+            lengths: DrawnLengths { prompt: 8, answer: 4, ratio: 0.0 },
             seed: 7,
             concurrency: 1,
             targets: vec!["e2el:1s".parse().unwrap()],
@@ -328,24 +336,24 @@ mod tests {
         let [(busy, idle), (little, much)] = counts;
         assert!((150..250).contains(&busy) && (320..480).contains(&much), "{counts:?}");
         assert!((1..60).contains(&idle) && (1..40).contains(&little), "{counts:?}");
-        assert_ne!(wish().planned(0), Wish { seed: 8, ..wish() }.planned(0));
+        assert_ne!(wish().planned(0), TurnoverWish { seed: 8, ..wish() }.planned(0));
     }
 
     #[test]
     fn what_is_late_fails_or_never_ends_is_not_in_time() {
-        let planned: Vec<Planned> =
-            (0..7).map(|n| Planned { at: Duration::from_secs(50 * n), prompt: 8, answer: 4 }).collect();
-        let took = |seconds| Ok(Answer { whole: Duration::from_secs(seconds), ..Answer::default() });
-        let outcome = |(index, late, answer)| Outcome { index, late: Duration::from_millis(late), answer };
+        let planned: Vec<PlannedRequest> =
+            (0..7).map(|n| PlannedRequest { at: Duration::from_secs(50 * n), prompt: 8, answer: 4 }).collect();
+        let took = |seconds| Ok(TimedAnswer { whole: Duration::from_secs(seconds), ..TimedAnswer::default() });
+        let outcome = |(index, late, answer)| RequestOutcome { index, late: Duration::from_millis(late), answer };
         let outcomes = [(0, 0, took(1)), (1, 1, took(1)), (2, 0, took(2)), (3, 0, Err(Failure::NoEnd))];
         let outcomes = outcomes.map(outcome).into_iter().collect();
         // Somebody ended it when five had been due.
         let run = Run { outcomes, cut: 1, unsent: 2, took: Duration::from_secs(220), ..Run::default() };
-        let served = Served::new("a".into(), &planned, &run, &wish().targets);
+        let served = ServedRequests::new("a".into(), &planned, &run, &wish().targets);
         assert_eq!((served.answered, served.failed, served.reasons.len(), served.requests.len()), (3, 1, 1, 5));
         assert_eq!(wish().parts(&served), [Some(0.5), Some(0.0), Some(0.0)], "late for want of a place is late");
         let ended = Run { took: Duration::from_secs(190), ..Run::default() };
-        assert_eq!(wish().parts(&Served::new("a".into(), &planned, &ended, &[]))[2], None, "nothing was due");
+        assert_eq!(wish().parts(&ServedRequests::new("a".into(), &planned, &ended, &[]))[2], None, "nothing was due");
         assert_eq!(served.attainment(Duration::from_secs(1), Duration::from_secs(49)), None);
         let served = [served];
         assert_eq!(wish().rows(&served)[1], ["a", "5", "50.0 %", "0.0 %", "0.0 %", "1"]);

@@ -10,7 +10,7 @@ const LONGEST: u64 = 8 << 20;
 
 /// What came.
 #[derive(Debug)]
-pub(super) enum Said {
+pub(super) enum InputLine {
     /// A line.
     Line(String),
     /// Ctrl-C where a line is edited.
@@ -22,12 +22,12 @@ pub(super) enum Said {
 }
 
 /// Lines, each read when it is asked for: while an answer is printed nobody prompts.
-pub(super) struct Lines {
+pub(super) struct InputLines {
     ask: mpsc::Sender<()>,
-    said: mpsc::Receiver<Said>,
+    said: mpsc::Receiver<InputLine>,
 }
 
-impl Lines {
+impl InputLines {
     /// Of a terminal, with editing and the lines of this conversation to go back to. They stay in memory: what was said is
     /// nobody else's business, and the data folder of the peer that is asked may be another user's.
     pub(super) fn edited() -> Result<Self, Exit> {
@@ -37,11 +37,11 @@ impl Lines {
             Ok(line) => {
                 // A line that is not kept can be typed again.
                 let _ = editor.add_history_entry(line.as_str());
-                Said::Line(line)
+                InputLine::Line(line)
             }
-            Err(ReadlineError::Interrupted) => Said::Interrupted,
-            Err(ReadlineError::Eof) => Said::End,
-            Err(other) => Said::Failed(failed(other)),
+            Err(ReadlineError::Interrupted) => InputLine::Interrupted,
+            Err(ReadlineError::Eof) => InputLine::End,
+            Err(other) => InputLine::Failed(failed(other)),
         }))
     }
 
@@ -50,7 +50,7 @@ impl Lines {
         Self::by(|| next(&mut std::io::stdin().lock()))
     }
 
-    fn by(mut read: impl FnMut() -> Said + Send + 'static) -> Self {
+    fn by(mut read: impl FnMut() -> InputLine + Send + 'static) -> Self {
         let (ask, mut asks) = mpsc::channel(1);
         let (sender, said) = mpsc::channel(1);
         std::thread::spawn(move || {
@@ -63,24 +63,24 @@ impl Lines {
         Self { ask, said }
     }
 
-    pub(super) async fn next(&mut self) -> Said {
+    pub(super) async fn next(&mut self) -> InputLine {
         if self.ask.send(()).await.is_err() {
-            return Said::End;
+            return InputLine::End;
         }
-        self.said.recv().await.unwrap_or(Said::End)
+        self.said.recv().await.unwrap_or(InputLine::End)
     }
 }
 
-fn next(input: &mut impl BufRead) -> Said {
-    let failed = |why: String| Said::Failed(Exit::new(Kind::Usage, format!("standard input: {why}")));
+fn next(input: &mut impl BufRead) -> InputLine {
+    let failed = |why: String| InputLine::Failed(Exit::new(Kind::Usage, format!("standard input: {why}")));
     let mut line = Vec::new();
     match input.take(LONGEST + 1).read_until(b'\n', &mut line) {
         Err(e) => return failed(e.to_string()),
-        Ok(0) => return Said::End,
+        Ok(0) => return InputLine::End,
         Ok(_) if line.len() as u64 > LONGEST => return failed(format!("a line of more than {} MiB", LONGEST >> 20)),
         Ok(_) => {}
     }
-    String::from_utf8(line).map_or_else(|_| failed("a line that is not UTF-8".into()), Said::Line)
+    String::from_utf8(line).map_or_else(|_| failed("a line that is not UTF-8".into()), InputLine::Line)
 }
 
 #[cfg(test)]
@@ -90,11 +90,11 @@ mod tests {
     #[test]
     fn what_is_no_text_is_an_error_and_no_end() {
         let mut input = &b"a\n\xff\nb"[..];
-        assert!(matches!(next(&mut input), Said::Line(line) if line == "a\n"));
-        assert!(matches!(next(&mut input), Said::Failed(why) if why.message.contains("UTF-8")));
-        assert!(matches!(next(&mut input), Said::Line(line) if line == "b"));
-        assert!(matches!(next(&mut input), Said::End));
+        assert!(matches!(next(&mut input), InputLine::Line(line) if line == "a\n"));
+        assert!(matches!(next(&mut input), InputLine::Failed(why) if why.message.contains("UTF-8")));
+        assert!(matches!(next(&mut input), InputLine::Line(line) if line == "b"));
+        assert!(matches!(next(&mut input), InputLine::End));
         let long = vec![b'a'; LONGEST as usize + 1];
-        assert!(matches!(next(&mut &long[..]), Said::Failed(_)));
+        assert!(matches!(next(&mut &long[..]), InputLine::Failed(_)));
     }
 }

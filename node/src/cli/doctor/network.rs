@@ -1,6 +1,6 @@
 //! What `tsnode doctor` says of the network: calls members, asks the peer that runs here what it knows, and concludes.
 
-use super::{Finding, State};
+use super::{DoctorFinding, State};
 use crate::{
     cli::{
         ask::Peer,
@@ -12,8 +12,8 @@ use crate::{
     node::{Membering, NodeConfig, former_addresses},
     reachability::{
         self, Observations, conclude,
-        observation::Running,
-        probe::{self, Target, targets},
+        observation::RunningPeer,
+        probe::{self, ProbeTarget, targets},
     },
     store::{
         HTTP_FILE, Store,
@@ -30,10 +30,10 @@ struct Sought {
     swarm: SwarmId,
     /// What proves membership, where that is known here.
     membership: Option<Membership>,
-    targets: Vec<Target>,
+    targets: Vec<ProbeTarget>,
 }
 
-pub(super) async fn examine(settings: &Settings, config: &NodeConfig) -> Vec<Finding> {
+pub(super) async fn examine(settings: &Settings, config: &NodeConfig) -> Vec<DoctorFinding> {
     let view = running(settings).await;
     let invite = if let Membering::Invited(invite) = &config.membering { Some(invite) } else { None };
     let sought = match (invite, &view) {
@@ -44,7 +44,7 @@ pub(super) async fn examine(settings: &Settings, config: &NodeConfig) -> Vec<Fin
     let looking = async {
         match sought {
             Some(Sought { swarm, membership, targets }) => probe::call(targets, swarm, membership.as_ref()).await,
-            None => probe::Calls::default(),
+            None => probe::ProbeCalls::default(),
         }
     };
     let (calls, twin) = tokio::join!(looking, twin(settings, view.as_ref()));
@@ -57,15 +57,15 @@ pub(super) async fn examine(settings: &Settings, config: &NodeConfig) -> Vec<Fin
         peers: calls.peers,
         running: view.as_ref().map(|view| known(view, config.listen.port())),
     };
-    conclude(&seen).into_iter().map(Finding::from).collect()
+    conclude(&seen).into_iter().map(DoctorFinding::from).collect()
 }
 
-impl From<reachability::Finding> for Finding {
+impl From<reachability::Finding> for DoctorFinding {
     fn from(found: reachability::Finding) -> Self {
         let state = match found.state {
-            reachability::State::Ok => State::Ok,
-            reachability::State::Note => State::Note,
-            reachability::State::Fail => State::Fail,
+            reachability::Severity::Ok => State::Ok,
+            reachability::Severity::Note => State::Note,
+            reachability::Severity::Fail => State::Fail,
         };
         let text = |text: String| Some(text).filter(|text| !text.is_empty());
         Self {
@@ -102,14 +102,14 @@ fn by_invite(invite: &Invite, config: &NodeConfig, is_running: bool) -> Sought {
 fn by_view(view: &SwarmView) -> Sought {
     let all = names(view);
     let others = view.peers.iter().filter(|peer| peer.id != view.me && !peer.leaving && peer.advert.reachable);
-    let target = |peer: &crate::view::PeerView| Target {
+    let target = |peer: &crate::view::PeerView| ProbeTarget {
         id: Some(peer.id),
         name: name(&all, peer.id),
         is_alive: true,
         addresses: peer.advert.addresses.iter().filter_map(|a| a.parse().ok()).collect(),
         data: peer.advert.data_addresses.clone(),
     };
-    let met: Vec<Target> = others.map(target).collect();
+    let met: Vec<ProbeTarget> = others.map(target).collect();
     let targets = if met.is_empty() { targets(&view.bootstrap) } else { met };
     let membership = (!view.private).then(|| Membership::new(view.swarm, None));
     Sought { swarm: view.swarm, membership, targets }
@@ -150,10 +150,10 @@ async fn twin(settings: &Settings, view: Option<&SwarmView>) -> Option<String> {
 }
 
 /// What the peer that runs here knows of its place.
-fn known(view: &SwarmView, port: u16) -> Running {
+fn known(view: &SwarmView, port: u16) -> RunningPeer {
     let own = view.peers.iter().find(|peer| peer.id == view.me);
     let met_strangers = view.rejected.keys().any(|reason| reason.contains("does not know this swarm's secret"));
-    Running {
+    RunningPeer {
         is_reachable: own.is_none_or(|own| own.advert.reachable),
         others: view.peers.iter().filter(|peer| peer.id != view.me).count(),
         port,

@@ -1,13 +1,13 @@
 //! What `tsnode doctor` says of what is around a peer: the disk below its data folder, and whether others reach it.
 
-use super::{Finding, State, finding};
+use super::{DoctorFinding, State, finding};
 use crate::{
     cli::ask::Peer,
     config::Settings,
     hardware::memory::Size,
     node::NodeConfig,
     plain, platform,
-    reachability::{observation::Own, probe},
+    reachability::{observation::OwnAddresses, probe},
     store::{invites, keys},
     view::SwarmView,
 };
@@ -23,7 +23,7 @@ const LITTLE: u64 = 4 << 20;
 const SELF: Duration = Duration::from_secs(1);
 
 /// Room on the disk of the data folder, or of the folder it will be made in.
-pub(super) fn disk(folder: &Path) -> Finding {
+pub(super) fn disk(folder: &Path) -> DoctorFinding {
     let there = folder.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("."));
     match platform::may_write(there).and_then(|()| platform::free_bytes(there)) {
         Ok(Some(free)) => room(folder, free),
@@ -39,7 +39,7 @@ pub(super) fn disk(folder: &Path) -> Finding {
     }
 }
 
-fn room(folder: &Path, free: u64) -> Finding {
+fn room(folder: &Path, free: u64) -> DoctorFinding {
     let (place, free_size) = (folder.display(), Size(free));
     let next = "free some space, or name a folder elsewhere with --data-dir";
     match free {
@@ -53,7 +53,7 @@ fn room(folder: &Path, free: u64) -> Finding {
 }
 
 /// Files of the data folder that are damaged, and those that were and are kept aside.
-pub(super) fn files(folder: &Path) -> Vec<Finding> {
+pub(super) fn files(folder: &Path) -> Vec<DoctorFinding> {
     let broken = [
         keys::read(folder).err().map(|error| error.to_string()),
         invites::read(folder).err().or(invites::used(folder).err()).map(|error| error.to_string()),
@@ -79,14 +79,14 @@ pub(super) fn files(folder: &Path) -> Vec<Finding> {
 
 /// Whether others reach the peer. One that runs is asked what the others told it; else this machine calls itself, which finds a
 /// port that does not answer and no router in between.
-pub(super) async fn reach(settings: &Settings, config: &NodeConfig, running: bool) -> Finding {
+pub(super) async fn reach(settings: &Settings, config: &NodeConfig, running: bool) -> DoctorFinding {
     if running {
         let view = match Peer::own(settings) {
             Ok(peer) => peer.view().await,
             Err(error) => Err(error),
         };
         return match view {
-            Ok(view) => told(&Place::of(&view)),
+            Ok(view) => told(&NetworkPlace::of(&view)),
             Err(error) => finding("reach", State::Note, format!("the peer that runs here does not say: {error}")),
         };
     }
@@ -95,7 +95,7 @@ pub(super) async fn reach(settings: &Settings, config: &NodeConfig, running: boo
         let said = format!("--listen {} is reached from this machine alone", config.listen);
         return finding("reach", State::Note, said);
     }
-    let Own { v4, v6 } = probe::own(&[]);
+    let OwnAddresses { v4, v6 } = probe::own(&[]);
     let own: Vec<IpAddr> = v4.map(IpAddr::V4).into_iter().chain(v6.map(IpAddr::V6)).collect();
     if own.is_empty() {
         let said = "this machine has no address beyond itself: no other machine reaches a peer here";
@@ -110,7 +110,7 @@ pub(super) async fn reach(settings: &Settings, config: &NodeConfig, running: boo
 }
 
 /// A running peer's place in the network, as it knows it.
-struct Place<'v> {
+struct NetworkPlace<'v> {
     /// Nobody has found that it cannot be called.
     reachable: bool,
     /// Peers beside it.
@@ -119,7 +119,7 @@ struct Place<'v> {
     addresses: &'v [String],
 }
 
-impl<'v> Place<'v> {
+impl<'v> NetworkPlace<'v> {
     fn of(view: &'v SwarmView) -> Self {
         let own = view.peers.iter().find(|peer| peer.id == view.me);
         Self {
@@ -131,7 +131,7 @@ impl<'v> Place<'v> {
 }
 
 /// What others have told the peer that runs here.
-fn told(Place { reachable, others, addresses }: &Place<'_>) -> Finding {
+fn told(NetworkPlace { reachable, others, addresses }: &NetworkPlace<'_>) -> DoctorFinding {
     let (relayed, direct): (Vec<&str>, Vec<&str>) =
         addresses.iter().map(String::as_str).partition(|address| address.contains("/p2p-circuit"));
     let at =
@@ -203,7 +203,7 @@ mod tests {
     fn what_is_not_known_is_not_said() {
         let addresses =
             ["/ip4/192.0.2.7/tcp/7447/p2p/12D3KooW".into(), "/ip4/192.0.2.9/tcp/1/p2p/x/p2p-circuit".into()];
-        let view = |reachable, others| told(&Place { reachable, others, addresses: &addresses });
+        let view = |reachable, others| told(&NetworkPlace { reachable, others, addresses: &addresses });
         let alone = view(true, 0);
         assert!(alone.state == State::Note && alone.detail.starts_with("not known: no other peer"), "{}", alone.detail);
         let met = view(true, 2);

@@ -109,7 +109,12 @@ fn role(view: &SwarmView) -> String {
             )
         })
         .collect();
-    if work.is_empty() { "gateway: takes requests, others compute them".into() } else { work.join("; ") }
+    let lends = view.peers.iter().any(|peer| peer.id == view.me && !peer.advert.devices.is_empty());
+    match work.is_empty() {
+        false => work.join("; "),
+        true if lends => "spare: the plan has no use for it yet; it takes requests".into(),
+        true => "gateway: takes requests, others compute them".into(),
+    }
 }
 
 /// What a peer that is not ready waits for.
@@ -192,7 +197,7 @@ mod tests {
     use super::*;
     use crate::view::{PeerView, Trouble, tests::view as nothing};
     use tsnode_coordinator::waiting::NotReady;
-    use tsnode_kernels::{load::Progress, source::ModelSource};
+    use tsnode_kernels::{load::LoadProgress, source::ModelSource};
     use tsnode_protocol::{
         Advert, BytesPerSecond, DeviceKind, Epoch, FlopsPerSecond, Group, GroupLoad, LayerRange, Load, ModelId, PeerId,
         Phase, Plan, Seconds, Stage, Term,
@@ -270,6 +275,10 @@ role     decode, layers 0..2 of 4, leads"
         devices.push(Device { name: "Ryzen".into(), ..devices[0].clone() });
         assert_eq!(board.news(&two, &fixed), ["lends    cpu, 2.0 GiB (512 MiB of it for KV): Ryzen"]);
         let gateway = SwarmView { plan: None, ..view() };
+        let spare = board.news(&gateway, &fixed).concat();
+        assert!(spare.starts_with("role     spare: the plan has no use for it yet"), "{spare}");
+        let mut gateway = gateway;
+        gateway.peers[0].advert.devices.clear();
         assert_eq!(board.news(&gateway, &fixed), ["role     gateway: takes requests, others compute them"]);
     }
 
@@ -296,7 +305,7 @@ role     decode, layers 0..2 of 4, leads"
         assert_eq!(live(&fast).1, "ready: 2 peers; 2 running here (decode), 40 tokens/s");
         let busy = SwarmView { ready_groups: vec![], ..view() };
         assert_eq!(live(&busy).1, "ready: 2 peers, 0 of 1 groups serve; 2 running here (decode)");
-        let loading = SwarmView { loading: Some(Progress { done: 3 << 30, total: 6 << 30 }), ..view() };
+        let loading = SwarmView { loading: Some(LoadProgress { done: 3 << 30, total: 6 << 30 }), ..view() };
         assert_eq!(live(&loading), (Mood::Waiting, "loading: 3.0 GiB of 6.0 GiB".into()));
         for readiness in [Readiness::Probing, Readiness::Joining, Readiness::Planning, Readiness::Leaving] {
             let (mood, text) = live(&SwarmView { readiness, ..view() });

@@ -27,7 +27,7 @@ pub(super) fn proved(took: Duration) -> String {
 
 /// On its way to being useful, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Phase {
+enum JoinPhase {
     Probe,
     Find,
     Plan,
@@ -35,7 +35,7 @@ enum Phase {
     Ready,
 }
 
-impl Phase {
+impl JoinPhase {
     fn of(readiness: &Readiness) -> Option<Self> {
         match readiness {
             Readiness::Probing => Some(Self::Probe),
@@ -79,7 +79,7 @@ impl Phase {
 /// Where a peer is, and since when.
 #[derive(Debug, Default)]
 pub(super) struct Phases {
-    at: Option<Phase>,
+    at: Option<JoinPhase>,
     /// When that began, since the start.
     since: Duration,
     /// It was ready once: what follows is no joining any more.
@@ -89,8 +89,8 @@ pub(super) struct Phases {
 impl Phases {
     /// Lines on what was done since the last look, so long after the start.
     pub fn news(&mut self, now: Duration, view: &SwarmView) -> Vec<String> {
-        let Some(phase) = Phase::of(&view.readiness) else { return vec![] };
-        let before = self.at.unwrap_or(Phase::Probe);
+        let Some(phase) = JoinPhase::of(&view.readiness) else { return vec![] };
+        let before = self.at.unwrap_or(JoinPhase::Probe);
         if self.at == Some(phase) {
             return vec![];
         }
@@ -103,7 +103,7 @@ impl Phases {
         if has_begun {
             self.since = now;
         }
-        if !self.done && phase == Phase::Ready {
+        if !self.done && phase == JoinPhase::Ready {
             self.done = true;
             lines.push(line(phase, now, view));
         }
@@ -121,7 +121,7 @@ impl Phases {
     }
 }
 
-fn line(phase: Phase, took: Duration, view: &SwarmView) -> String {
+fn line(phase: JoinPhase, took: Duration, view: &SwarmView) -> String {
     written(phase.label(), took, &phase.outcome(view))
 }
 

@@ -2,7 +2,7 @@
 
 use crate::{
     hardware::memory::Size,
-    hub::{ModelName, News},
+    hub::{ModelName, PullNews},
 };
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -25,12 +25,12 @@ impl Bars {
         Self { name: name.to_string(), bar: ProgressBar::hidden(), done: 0, total: 0, told: 0 }
     }
 
-    pub fn show(&mut self, news: News<'_>) {
+    pub fn show(&mut self, news: PullNews<'_>) {
         match news {
-            News::Begins { bytes, files } => self.begin(bytes, files),
-            News::Here(bytes) | News::Came(bytes) => self.done += bytes,
-            News::Lost(bytes) => self.done = self.done.saturating_sub(bytes),
-            News::Waits { file } => {
+            PullNews::Begins { bytes, files } => self.begin(bytes, files),
+            PullNews::Here(bytes) | PullNews::Came(bytes) => self.done += bytes,
+            PullNews::Lost(bytes) => self.done = self.done.saturating_sub(bytes),
+            PullNews::Waits { file } => {
                 self.bar.suspend(|| note!("{}: another process fetches {file}; waiting for it", self.name));
             }
         }

@@ -1,40 +1,63 @@
-//! `tsnode models list`, `rm` and `verify`: what is in the Hugging Face cache.
+//! `tsnode models list`, `rm` and `verify`: what is in the Hugging Face cache, and what came from peers.
 
-use super::{exit, hub_settings, named};
+use super::{exit, hub_settings, named, serving};
 use crate::{
     cli::{
         exit::{Exit, Kind},
-        is_set, output,
+        is_set,
+        layout::harmless,
+        output,
     },
+    config::Settings,
     hardware::memory::Size,
-    hub::{Cache, CachedModel, Damage, HubError},
+    hub::{self, Cache, CachedModel, Damage, HubError, ModelName, RepoId},
+    store::{StoreError, Unused},
+    weights::{self, KeptDamage, KeptModel},
 };
 use clap::ArgMatches;
 use indicatif::{ProgressBar, ProgressStyle};
-use serde_json::json;
+use serde_json::{Value, json};
 
-pub(super) fn list(matches: &ArgMatches) -> Result<(), Exit> {
+pub(super) fn list(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     let cache = Cache::new(hub_settings().cache);
-    let models = cache.models();
+    let (models, kept) = (cache.models(), weights::kept(&settings.data_dir()));
     if is_set(matches, "json") {
         let shown = |model: &CachedModel| {
-            json!({ "model": model.name.to_string(), "commit": model.commit.as_str(), "bytes": model.bytes,
-                "path": model.path, "missing": model.lacking, "pickles": model.pickles,
+            json!({ "model": model.name.to_string(), "from": "hub", "commit": model.commit.as_str(),
+                "bytes": model.bytes, "path": model.path, "missing": model.lacking, "pickles": model.pickles,
                 "licence": cache.licence(&model.name.repo) })
         };
-        return output::print_json(&models.iter().map(shown).collect::<Vec<_>>());
+        let all: Vec<Value> = models.iter().map(shown).chain(kept.iter().map(kept_as_json)).collect();
+        return output::print_json(&all);
     }
-    if models.is_empty() {
+    if models.is_empty() && kept.is_empty() {
         say!("no model is in {}; fetch one with: tsnode models pull llama3.2:1b", cache.folder().display());
         return Ok(());
     }
-    let mut rows = vec![["MODEL", "SIZE", "COMMIT", "LICENCE", "STATE"].map(String::from).to_vec()];
+    let mut rows = vec![["MODEL", "FROM", "SIZE", "COMMIT", "LICENCE", "STATE"].map(String::from).to_vec()];
     rows.extend(models.iter().map(|model| {
-        let commit = model.commit.as_str().chars().take(8).collect();
+        let commit = short(model.commit.as_str());
         let licence = cache.licence(&model.name.repo).unwrap_or_else(|| "-".into());
-        vec![model.name.to_string(), Size(model.bytes).to_string(), commit, licence, state(model)]
+        vec![model.name.to_string(), "hub".into(), Size(model.bytes).to_string(), commit, licence, state(model)]
+    }));
+    rows.extend(kept.iter().map(|model| {
+        let commit = model.origin.as_ref().and_then(|origin| Some(short(origin.source.split_once('@')?.1)));
+        let licence = model.origin.as_ref().and_then(|origin| origin.licence.clone());
+        let [commit, licence] = [commit, licence].map(|said| said.unwrap_or_else(|| "-".into()));
+        vec![harmless(&model.name), "peers".into(), Size(model.held).to_string(), commit, licence, kept_state(model)]
     }));
     output::table(&rows)
+}
+
+fn kept_as_json(model: &KeptModel) -> Value {
+    let origin = model.origin.as_ref();
+    json!({ "model": model.name, "from": "peers", "id": model.id, "bytes": model.bytes, "held": model.held,
+        "whole": model.is_whole(), "path": model.folder, "source": origin.map(|origin| &origin.source),
+        "licence": origin.and_then(|origin| origin.licence.as_ref()), "gated": origin.map(|origin| origin.is_gated) })
+}
+
+fn short(commit: &str) -> String {
+    commit.chars().take(8).collect()
 }
 
 fn state(model: &CachedModel) -> String {
@@ -45,49 +68,160 @@ fn state(model: &CachedModel) -> String {
     }
 }
 
-pub(super) fn remove(matches: &ArgMatches) -> Result<(), Exit> {
-    let Some(name) = named(matches)? else { return Ok(()) };
-    let bytes = Cache::new(hub_settings().cache).remove(&name).map_err(exit)?;
+fn kept_state(model: &KeptModel) -> String {
+    match model.bytes {
+        0 => "damaged: verify it".into(),
+        _ if model.is_whole() => "whole".into(),
+        bytes => format!("layers, of {}", Size(bytes)),
+    }
+}
+
+/// What a name means here: models that came from peers, and repositories of the cache; all where there is none.
+fn meant(settings: &Settings, matches: &ArgMatches, cache: &Cache) -> Result<(Vec<KeptModel>, Vec<RepoId>), Exit> {
+    let text = matches.get_one::<String>("name").map(String::as_str);
+    let mut kept = weights::kept(&settings.data_dir());
+    kept.retain(|model| text.is_none_or(|text| is_called(model, text)));
+    let name = match named(matches) {
+        Ok(name) => name,
+        // Peers may call a model as no repository can be called.
+        Err(_) if !kept.is_empty() => return Ok((kept, Vec::new())),
+        Err(error) => return Err(error),
+    };
+    let repos = cache.meant(name.as_ref());
+    match name {
+        Some(name) if repos.is_empty() && kept.is_empty() => Err(absent(name, cache)),
+        _ => Ok((kept, repos)),
+    }
+}
+
+fn absent(name: ModelName, cache: &Cache) -> Exit {
+    exit(HubError::Absent { name, folder: cache.folder().to_owned() })
+}
+
+/// By its name, by an alias of that, or by its id.
+fn is_called(model: &KeptModel, text: &str) -> bool {
+    model.name == text
+        || model.id.to_string() == text
+        || hub::model(text).is_ok_and(|name| name.to_string() == model.name)
+}
+
+pub(super) async fn remove(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
+    let (cache, data_dir) = (Cache::new(hub_settings().cache), settings.data_dir());
+    let text = matches.get_one::<String>("name").map_or("", String::as_str);
+    let kept: Vec<KeptModel> = weights::kept(&data_dir).into_iter().filter(|model| is_called(model, text)).collect();
+    let name = named(matches);
+    if kept.is_empty() {
+        let Some(name) = name? else { return Ok(()) };
+        let bytes = cache.remove(&name).map_err(exit)?;
+        return removed(matches, &name.to_string(), bytes);
+    }
+    // As long as it is removed no peer begins to serve it.
+    let _unused = match Unused::hold(&data_dir) {
+        Ok(unused) => Some(unused),
+        Err(StoreError::Locked { .. }) => {
+            serving::refuse_open(settings, &kept).await?;
+            None
+        }
+        Err(error) => return Err(Exit::new(Kind::DataDir, error.to_string())),
+    };
+    let mut bytes = 0;
+    for model in &kept {
+        let removed = weights::remove_kept(&data_dir, model);
+        bytes += removed.map_err(|error| Exit::file(Kind::Other, &model.folder, &error))?;
+    }
+    match name {
+        Ok(Some(name)) if !cache.meant(Some(&name)).is_empty() => match cache.remove(&name) {
+            Ok(more) => bytes += more,
+            // Of that repository something else is there.
+            Err(HubError::Absent { .. }) => {}
+            Err(error) => return Err(exit(error)),
+        },
+        _ => {}
+    }
+    removed(matches, text, bytes)
+}
+
+fn removed(matches: &ArgMatches, name: &str, bytes: u64) -> Result<(), Exit> {
     if is_set(matches, "json") {
-        return output::print_json(&json!({ "removed": name.to_string(), "bytes": bytes }));
+        return output::print_json(&json!({ "removed": name, "bytes": bytes }));
     }
     say!("{name} is removed: {}", Size(bytes));
     Ok(())
 }
 
-pub(super) fn verify(matches: &ArgMatches) -> Result<(), Exit> {
-    let name = named(matches)?;
-    let cache = Cache::new(hub_settings().cache);
-    let repos = cache.meant(name.as_ref());
-    if let (Some(name), true) = (name, repos.is_empty()) {
-        return Err(exit(HubError::Absent { name, folder: cache.folder().to_owned() }));
+/// What is wrong with what is here.
+#[derive(Default)]
+struct LocalDamage {
+    cached: Vec<Damage>,
+    kept: Vec<KeptDamage>,
+}
+
+impl LocalDamage {
+    /// What it is, and where: a line for each.
+    fn lines(&self) -> Vec<(String, String)> {
+        let cached = self.cached.iter().map(|damage| (damage.path().display().to_string(), damage.to_string()));
+        let kept = self.kept.iter().map(|damage| (damage.path().display().to_string(), damage.to_string()));
+        cached.chain(kept).collect()
     }
-    let bytes: u64 = repos.iter().map(|repo| cache.bytes(repo)).sum();
+
+    /// Has what is wrong fetched again by whoever wants it.
+    fn remove(&self) -> Result<(), Exit> {
+        for damaged in &self.cached {
+            let path = damaged.path();
+            std::fs::remove_file(path).map_err(|error| Exit::file(Kind::Other, path, &error))?;
+        }
+        for damaged in &self.kept {
+            damaged.undo().map_err(|error| Exit::file(Kind::Other, damaged.path(), &error))?;
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn verify(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
+    let cache = Cache::new(hub_settings().cache);
+    let (kept, repos) = meant(settings, matches, &cache)?;
+    let remove = is_set(matches, "remove");
+    // What a peer has open it may be giving to others just now.
+    let hold = || Unused::hold(&settings.data_dir()).map_err(|error| Exit::new(Kind::DataDir, error.to_string()));
+    let _unused = if remove && !kept.is_empty() { Some(hold()?) } else { None };
+    let of_repos = repos.iter().map(|repo| cache.bytes(repo));
+    let bytes: u64 = of_repos.chain(kept.iter().map(|model| model.held)).sum();
     let style = ProgressStyle::with_template("verifying {bar:30} {binary_bytes} of {binary_total_bytes}, {eta} left");
     let bar = ProgressBar::new(bytes).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    let damage: Vec<Damage> = repos.iter().flat_map(|repo| cache.verify(repo, |read| bar.inc(read))).collect();
+    let found = LocalDamage {
+        cached: repos.iter().flat_map(|repo| cache.verify(repo, |read| bar.inc(read))).collect(),
+        kept: kept.iter().flat_map(|model| model.verify(|read| bar.inc(read))).collect(),
+    };
     bar.finish_and_clear();
-    let remove = is_set(matches, "remove");
-    for damaged in damage.iter().filter(|_| remove) {
-        let path = damaged.path();
-        std::fs::remove_file(path).map_err(|error| Exit::file(Kind::Other, path, &error))?;
+    if remove {
+        found.remove()?;
     }
+    let lines = found.lines();
     if is_set(matches, "json") {
-        let wrong: Vec<_> = damage.iter().map(|d| json!({ "path": d.path(), "problem": d.to_string() })).collect();
-        output::print_json(
-            &json!({ "repositories": repos.len(), "bytes": bytes, "damaged": wrong, "removed": remove }),
-        )?;
+        let wrong: Vec<_> = lines.iter().map(|(path, problem)| json!({ "path": path, "problem": problem })).collect();
+        output::print_json(&json!({ "repositories": repos.len(), "from_peers": kept.len(), "bytes": bytes,
+            "damaged": wrong, "removed": remove }))?;
     } else {
-        damage.iter().for_each(|damaged| say!("{damaged}"));
+        lines.iter().for_each(|(_, problem)| say!("{problem}"));
     }
-    match (damage.len(), remove) {
+    match (lines.len(), remove) {
         (0, _) if is_set(matches, "json") => Ok(()),
         (0, _) => {
             let repositories = if repos.len() == 1 { "repository" } else { "repositories" };
-            say!("{} in {} {repositories}: every file is what its name says", Size(bytes), repos.len());
+            let from_peers = match kept.len() {
+                0 => String::new(),
+                1 => " and a model from peers".into(),
+                n => format!(" and {n} models from peers"),
+            };
+            say!("{} in {} {repositories}{from_peers}: every file is what its name says", Size(bytes), repos.len());
             Ok(())
         }
-        (n, true) => Err(Exit::new(Kind::Model, format!("{n} damaged files were removed; pull their models again"))),
+        (n, true) => Err(Exit::new(
+            Kind::Model,
+            format!(
+                "{n} damaged files were removed, or of what came from peers what is wrong of them; pull their models again"
+            ),
+        )),
         (n, false) => Err(Exit::new(
             Kind::Model,
             format!("{n} files are damaged; tsnode models verify --remove removes them, and a pull fetches them again"),

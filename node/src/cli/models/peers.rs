@@ -15,6 +15,7 @@ use crate::{
 use clap::ArgMatches;
 use serde::Deserialize;
 use serde_json::json;
+use std::collections::BTreeSet;
 use std::time::Duration;
 use tokio::time::sleep;
 use tsnode_protocol::ModelId;
@@ -25,7 +26,7 @@ const PATH: &str = "/api/models/pulls";
 const LOOK: Duration = Duration::from_millis(500);
 
 #[derive(Deserialize)]
-struct Pulls {
+struct PullList {
     pulls: Vec<Named>,
 }
 
@@ -39,7 +40,7 @@ struct Named {
 
 /// What it says to have begun.
 #[derive(Deserialize)]
-struct Begun {
+struct BegunPull {
     id: ModelId,
 }
 
@@ -54,7 +55,7 @@ pub(super) async fn has(settings: &Settings, matches: &ArgMatches, name: &ModelN
 pub(super) async fn pull(settings: &Settings, matches: &ArgMatches, name: &ModelName) -> Result<(), Exit> {
     let peer = Peer::find(settings, matches)?;
     let begun = peer.send(peer.post(PATH, &json!({ "model": name.to_string() }))).await?;
-    let Begun { id } = begun.json().await.map_err(|e| Exit::new(Kind::Unreachable, unread(&e)))?;
+    let BegunPull { id } = begun.json().await.map_err(|e| Exit::new(Kind::Unreachable, unread(&e)))?;
     let Pull { far, path, .. } = wait(&peer, name, id).await?;
     let Some(path) = path else {
         let why = far.why.unwrap_or_else(|| "the peer does not say why".into());
@@ -71,11 +72,17 @@ pub(super) async fn pull(settings: &Settings, matches: &ArgMatches, name: &Model
     Ok(())
 }
 
+/// Models that a peer was told to fetch whole since it started.
+pub(super) async fn pulled(peer: &Peer) -> Result<BTreeSet<ModelId>, Exit> {
+    let PullList { pulls } = peer.get(PATH).await?;
+    Ok(pulls.into_iter().map(|named| named.id).collect())
+}
+
 /// Shows how far it is until that is over.
 async fn wait(peer: &Peer, name: &ModelName, id: ModelId) -> Result<Pull, Exit> {
     let mut bars = Bars::new(name);
     loop {
-        let Pulls { pulls } = peer.get(PATH).await?;
+        let PullList { pulls } = peer.get(PATH).await?;
         let gone = || Exit::new(Kind::Unreachable, "the peer has started anew meanwhile: ask again");
         let Named { pull, .. } = pulls.into_iter().find(|named| named.id == id).ok_or_else(gone)?;
         bars.stand(pull.far.done, pull.far.bytes);

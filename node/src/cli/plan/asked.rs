@@ -50,7 +50,7 @@ impl Service {
 }
 
 /// The command line, understood.
-pub(in crate::cli) struct Asked {
+pub(in crate::cli) struct PlanQuery {
     pub(in crate::cli) cluster: Cluster,
     /// The only one, if the cluster is not shared.
     pub(in crate::cli) service: Service,
@@ -62,7 +62,7 @@ pub(in crate::cli) struct Asked {
     pub(in crate::cli) lose: Vec<String>,
 }
 
-impl Asked {
+impl PlanQuery {
     pub(in crate::cli) fn read(cluster: &str, matches: &ArgMatches) -> Result<Self, Exit> {
         let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
         // Verbs share these flags; not every verb has all of them.

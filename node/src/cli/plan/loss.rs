@@ -1,6 +1,6 @@
 //! `tsnode plan --lose`: plans, loses hosts, and compares doing nothing, flipping phases and planning anew.
 
-use super::{Asked, asked::usage, draw};
+use super::{PlanQuery, asked::usage, draw};
 use crate::cli::{exit::Exit, is_set, output};
 use clap::ArgMatches;
 use serde_json::json;
@@ -13,7 +13,7 @@ const LOADING: BytesPerSecond = BytesPerSecond(1e9);
 /// Time until the next plan, over which a full plan must repay its loading.
 const HORIZON: Seconds = Seconds(3600.0);
 
-impl Asked {
+impl PlanQuery {
     /// Plans, loses hosts, and compares: nothing done, phases flipped, planned anew.
     pub(super) fn lose(&self, matches: &ArgMatches) -> Result<(), Exit> {
         if self.cluster.devices() > regions::MOST {
@@ -78,7 +78,7 @@ impl Asked {
 }
 
 /// The groups of a plan that lost none of their devices, in terms of what is left.
-fn standing(whole: &Problem, left: &Problem, found: &Found) -> Vec<light::Standing> {
+fn standing(whole: &Problem, left: &Problem, found: &Found) -> Vec<light::StandingGroup> {
     let mut evaluator = Evaluator::new(whole);
     let there = |id: InstanceId| {
         let instance = whole.cluster.instance(id);
@@ -98,7 +98,7 @@ fn standing(whole: &Problem, left: &Problem, found: &Found) -> Vec<light::Standi
                 stage.instance = instance;
             }
         }
-        all.push(light::Standing { members, config, phase: part.phase });
+        all.push(light::StandingGroup { members, config, phase: part.phase });
     }
     all
 }

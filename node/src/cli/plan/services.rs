@@ -1,6 +1,6 @@
 //! `tsnode plan --service … --service …`: several models share the cluster.
 
-use super::{Asked, Planned, REPLAYED, asked::usage, draw, percent};
+use super::{PlanQuery, REPLAYED, ValuedPlan, asked::usage, draw, percent};
 use crate::cli::{exit::Exit, is_set, output};
 use clap::ArgMatches;
 use serde_json::json;
@@ -11,11 +11,11 @@ use tsnode_coordinator::{
 };
 use tsnode_simulator::{
     bound,
-    outcome::Outcome,
-    services::{self, Division, Served, Shared},
+    outcome::PlanOutcome,
+    services::{self, Division, ServedService, SharedCluster},
 };
 
-impl Asked {
+impl PlanQuery {
     /// Deals the devices to services and plans each.
     pub(super) fn share(&self, matches: &ArgMatches) -> Result<(), Exit> {
         let whole = |s| self.problem(s, self.cluster.clone());
@@ -33,13 +33,14 @@ impl Asked {
         let took = started.elapsed();
         bar.finish_and_clear();
         let mut shared = shared.map_err(|e| usage(e.to_string()))?;
-        let plans: Vec<Planned> = std::mem::take(&mut shared.services).into_iter().map(|s| planned(s, took)).collect();
+        let plans: Vec<ValuedPlan> =
+            std::mem::take(&mut shared.services).into_iter().map(|s| planned(s, took)).collect();
         draw(&plans.iter().map(|p| &p.outcome).collect::<Vec<_>>(), matches)?;
         let total: f64 = plans.iter().map(|p| p.outcome.rate).sum();
         let attainment = plans.iter().map(|p| p.outcome.rate / total * p.outcome.attainment).sum();
         if is_set(matches, "json") {
             return output::print_json(&json!({
-                "services": plans.iter().map(Planned::json).collect::<Vec<_>>(),
+                "services": plans.iter().map(ValuedPlan::json).collect::<Vec<_>>(),
                 "attainment": attainment, "value": shared.value,
                 "divisions": shared.divisions, "search_s": took.as_secs_f64(),
             }));
@@ -47,7 +48,13 @@ impl Asked {
         self.print_shared(&plans, &shared, attainment, is_set(matches, "why"))
     }
 
-    fn print_shared(&self, plans: &[Planned], shared: &Shared, attainment: f64, why: bool) -> Result<(), Exit> {
+    fn print_shared(
+        &self,
+        plans: &[ValuedPlan],
+        shared: &SharedCluster,
+        attainment: f64,
+        why: bool,
+    ) -> Result<(), Exit> {
         for plan in plans {
             plan.print(why)?;
             say!("");
@@ -73,15 +80,18 @@ impl Asked {
     }
 }
 
-fn planned(served: Served, took: Duration) -> Planned {
+fn planned(served: ServedService, took: Duration) -> ValuedPlan {
     match &served.regions[..] {
         [only] => {
-            let mut outcome = Outcome::new(&only.problem, &only.found);
+            let mut outcome = PlanOutcome::new(&only.problem, &only.found);
             outcome.bound = bound::attainment(&only.problem).filter(|b| *b < 1.0);
-            Planned { found: only.found.clone(), outcome, report: served.report, took }
+            ValuedPlan { found: only.found.clone(), outcome, report: served.report, took }
         }
-        many => {
-            Planned { found: Found::default(), outcome: Outcome::together(&served.problem, many), report: None, took }
-        }
+        many => ValuedPlan {
+            found: Found::default(),
+            outcome: PlanOutcome::together(&served.problem, many),
+            report: None,
+            took,
+        },
     }
 }

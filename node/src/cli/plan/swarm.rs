@@ -19,6 +19,7 @@ use std::collections::BTreeMap;
 use tsnode_coordinator::planner::{
     fetching::{self, Fetch},
     live::{self, Why},
+    spare::is_spare,
 };
 use tsnode_protocol::{Group, PeerId, Plan, Seconds, Stage};
 
@@ -65,7 +66,9 @@ fn print(view: &SwarmView, plan: &Plan) -> Result<(), Exit> {
     say!("");
     let mut rows = vec![["PREFILL", "DECODE", "SHARE"].map(String::from).to_vec()];
     for route in &plan.routes {
-        rows.push(vec![route.prefill.to_string(), route.decode.to_string(), format!("{:.0} %", route.share * 100.0)]);
+        // One that queues alone may send requests.
+        let share = if is_spare(route) { "spare".into() } else { format!("{:.0} %", route.share * 100.0) };
+        rows.push(vec![route.prefill.to_string(), route.decode.to_string(), share]);
     }
     table(&rows)
 }
@@ -101,6 +104,7 @@ fn explained(why: &Why, view: &SwarmView, verbose: bool) -> Vec<String> {
     let id = view.models.iter().find(|m| m.name == why.model).map(|m| m.id);
     lines.push(format!("  {}", swarm_settings::held_against(view, id, &why.slo.to_string())));
     lines.push(format!("  {}", swarm_settings::routed(view, id)));
+    lines.push(format!("  {}", swarm_settings::formed(view, id)));
     for device in &why.shared {
         let (host, part) = (name(names, device.peer), device.taken * 100.0);
         lines.push(format!(
@@ -216,7 +220,7 @@ mod tests {
             shared: vec![],
             others: values.iter().map(|v| other(*v)).collect(),
         };
-        let told = |values: &[f64], verbose| explained(&why(values), &view(), verbose)[3..].join("\n");
+        let told = |values: &[f64], verbose| explained(&why(values), &view(), verbose)[4..].join("\n");
         assert_eq!(told(&[], false), "  there is no other way to form groups of these devices");
         assert_eq!(
             told(&[0.9799, 0.9795, 0.9], false),

@@ -3,10 +3,10 @@
 use super::{
     super::{
         is_set,
-        plan::asked::{Asked, usage},
+        plan::asked::{PlanQuery, usage},
     },
-    metric::Metric,
-    policies::{self, Policy},
+    metric::ComparedMetric,
+    policies::{self, ComparedPolicy},
 };
 use crate::cli::exit::{Exit, Kind};
 use clap::ArgMatches;
@@ -29,28 +29,28 @@ const MOST_RATES: usize = 50;
 const AROUND: [f64; 7] = [0.5, 0.7, 0.85, 1.0, 1.15, 1.3, 1.5];
 
 /// What is to be simulated.
-pub(super) struct Job {
-    pub(super) asked: Asked,
+pub(super) struct SimulationJob {
+    pub(super) asked: PlanQuery,
     pub(super) problem: Problem,
     /// The plan, if it is not to be searched.
     pub(super) written: Option<Written>,
-    pub(super) policies: Vec<Policy>,
-    pub(super) requests: Requests,
+    pub(super) policies: Vec<ComparedPolicy>,
+    pub(super) requests: TracedRequests,
     /// Rates besides the requests' own.
     pub(super) rates: Vec<f64>,
-    pub(super) metric: Metric,
+    pub(super) metric: ComparedMetric,
     pub(super) svg: Option<PathBuf>,
     pub(super) json: bool,
 }
 
 /// Requests that come.
-pub(super) struct Requests {
+pub(super) struct TracedRequests {
     pub(super) arrivals: Vec<Arrival>,
     /// Of each its line in the trace, if there is one.
     lines: Vec<usize>,
 }
 
-impl Requests {
+impl TracedRequests {
     /// Requests a second.
     pub(super) fn rate(&self) -> f64 {
         let last = self.arrivals.last().map_or(0.0, |a| a.at.0);
@@ -79,10 +79,10 @@ impl Requests {
     }
 }
 
-impl Job {
+impl SimulationJob {
     pub(super) fn read(matches: &ArgMatches) -> Result<Self, Exit> {
         let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
-        let asked = Asked::read(text("cluster").unwrap_or_default(), matches)?;
+        let asked = PlanQuery::read(text("cluster").unwrap_or_default(), matches)?;
         let policies = policies::named(text("compare").or(text("policy")).unwrap_or(policies::USUAL))?;
         let mut problem = asked.problem(&asked.service, asked.cluster.clone())?;
         // Planned for the first of them.
@@ -138,14 +138,14 @@ fn plan(file: &str) -> Result<Written, Exit> {
     }
 }
 
-fn from_trace(file: &str) -> Result<Requests, Exit> {
+fn from_trace(file: &str) -> Result<TracedRequests, Exit> {
     let text = read(file)?;
     let arrivals = trace::read(&text).map_err(|e| usage(format!("{file}: {e}")))?;
     let rows = text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()).skip(1);
-    Ok(Requests { arrivals, lines: rows.map(|(line, _)| line + 1).collect() })
+    Ok(TracedRequests { arrivals, lines: rows.map(|(line, _)| line + 1).collect() })
 }
 
-fn drawn(problem: &Problem, seed: u64, requests: Option<&str>, bursty: Option<&str>) -> Result<Requests, Exit> {
+fn drawn(problem: &Problem, seed: u64, requests: Option<&str>, bursty: Option<&str>) -> Result<TracedRequests, Exit> {
     let number = match requests {
         None => REQUESTS,
         Some(t) => {
@@ -161,7 +161,7 @@ fn drawn(problem: &Problem, seed: u64, requests: Option<&str>, bursty: Option<&s
     if arrivals.last().is_some_and(|a| !a.at.is_finite()) {
         return Err(usage(format!("--rate {}: {number} requests never come", problem.rate)));
     }
-    Ok(Requests { arrivals, lines: Vec::new() })
+    Ok(TracedRequests { arrivals, lines: Vec::new() })
 }
 
 fn variation(text: &str) -> Result<f64, Exit> {

@@ -2,9 +2,9 @@
 
 use super::{
     super::output,
-    args::Job,
-    metric::{Metric, time},
-    run::{Run, Site},
+    args::SimulationJob,
+    metric::{ComparedMetric, time},
+    run::{PolicyRun, Site},
 };
 use crate::cli::exit::Exit;
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ use tsnode_simulator::{
 };
 
 /// A line for each run.
-pub(super) fn table(runs: &[Run]) -> Result<(), Exit> {
+pub(super) fn table(runs: &[PolicyRun]) -> Result<(), Exit> {
     let head = ["POLICY", "IN TIME", "FIRST TOKEN P50", "P99", "BETWEEN TOKENS P99", "ANSWER P50", "P99", "REQUESTS/S"];
     let mut rows = vec![head.map(String::from).to_vec()];
     for run in runs {
@@ -41,11 +41,11 @@ pub(super) struct Sweep {
 }
 
 impl Sweep {
-    pub(super) fn new(job: &Job, sites: &mut [Site<'_>], stopped: &AtomicBool) -> Self {
+    pub(super) fn new(job: &SimulationJob, sites: &mut [Site<'_>], stopped: &AtomicBool) -> Self {
         let (own, mut rows) = (job.requests.nominal(&job.problem), Vec::new());
         for &rate in &job.rates {
             let arrivals = job.requests.faster(rate / own);
-            let run = |p| Run::new(&job.problem, sites, &arrivals, p, job.asked.seed, stopped).summary;
+            let run = |p| PolicyRun::new(&job.problem, sites, &arrivals, p, job.asked.seed, stopped).summary;
             let summaries: Vec<Summary> = job.policies.iter().map(run).collect();
             // Half a rate would mislead.
             if stopped.load(Ordering::Relaxed) {
@@ -56,7 +56,7 @@ impl Sweep {
         Self { rows }
     }
 
-    pub(super) fn json(&self, job: &Job) -> Value {
+    pub(super) fn json(&self, job: &SimulationJob) -> Value {
         let row = |(rate, summaries): &(f64, Vec<Summary>)| {
             let runs = job.policies.iter().zip(summaries);
             let runs: Vec<Value> = runs.map(|(p, s)| json!({ "policy": p.name, "summary": s })).collect();
@@ -65,7 +65,7 @@ impl Sweep {
         self.rows.iter().map(row).collect()
     }
 
-    pub(super) fn print(&self, job: &Job) -> Result<(), Exit> {
+    pub(super) fn print(&self, job: &SimulationJob) -> Result<(), Exit> {
         say!("{} at so many requests/s, on the plan for {}\n", job.metric.title(), job.problem.rate);
         let names = job.policies.iter().map(|p| p.name.to_owned());
         let mut rows = vec![std::iter::once("REQUESTS/S".to_owned()).chain(names).collect::<Vec<_>>()];
@@ -76,7 +76,7 @@ impl Sweep {
         output::table(&rows)
     }
 
-    pub(super) fn svg(&self, job: &Job) -> String {
+    pub(super) fn svg(&self, job: &SimulationJob) -> String {
         // As many digits as people read.
         let rates: Vec<f64> = self.rows.iter().map(|(rate, _)| (rate * 100.0).round() / 100.0).collect();
         let line = |place: usize| self.rows.iter().map(|(_, all)| job.metric.of(&all[place])).collect();
@@ -91,7 +91,7 @@ impl Sweep {
             problem.workload.name,
             problem.slo
         );
-        let scale = if job.metric == Metric::InTime { Scale::Share } else { Scale::Seconds };
+        let scale = if job.metric == ComparedMetric::InTime { Scale::Share } else { Scale::Seconds };
         Plot { title: &title, across: "requests/s", rates: &rates, scale, series: &series }.svg()
     }
 }

@@ -19,8 +19,8 @@ use std::sync::{
     mpsc,
 };
 use std::time::{Duration, Instant};
-use tsnode_simulator::simulation::{Fault, Planning, Report, Script, cast::MOST_MODELS, simulate};
-use verdict::{Summary, fared, verdict};
+use tsnode_simulator::simulation::{Fault, PlannerKind, ScenarioReport, Script, cast::MOST_MODELS, simulate};
+use verdict::{ScenariosSummary, fared, verdict};
 
 /// Most peers of one scenario: memory grows with their square.
 const MOST_PEERS: usize = 2000;
@@ -55,14 +55,14 @@ pub(super) fn command() -> Command {
 
 /// What is to run.
 #[derive(Clone)]
-struct Asked {
+struct ControlQuery {
     seed: u64,
     peers: Option<usize>,
     seeds: u64,
     faulty: Duration,
     faults: Vec<Fault>,
     fault_names: Option<String>,
-    planning: Planning,
+    planning: PlannerKind,
     clients: f64,
     models: u8,
     json: bool,
@@ -73,7 +73,7 @@ fn number<T: FromStr>(matches: &ArgMatches, name: &str) -> Result<Option<T>, Exi
     text.map(|t| t.parse().map_err(|_| usage(format!("--{name} {t}: not a number that can be used")))).transpose()
 }
 
-impl Asked {
+impl ControlQuery {
     fn read(matches: &ArgMatches) -> Result<Self, Exit> {
         let peers: Option<usize> = number(matches, "peers")?;
         if peers.is_some_and(|n| !(1..=MOST_PEERS).contains(&n)) {
@@ -90,8 +90,8 @@ impl Asked {
             Some(names) => names.split(',').map(fault).collect::<Result<_, _>>()?,
         };
         let planning = match matches.get_one::<String>("planner").map(String::as_str) {
-            None | Some("sketch") => Planning::Sketch,
-            Some("scheduler") => Planning::Scheduler,
+            None | Some("sketch") => PlannerKind::Sketch,
+            Some("scheduler") => PlannerKind::Scheduler,
             Some(other) => return Err(usage(format!("--planner {other}: sketch or scheduler"))),
         };
         let clients: f64 = number(matches, "clients")?.unwrap_or(0.0);
@@ -139,7 +139,7 @@ impl Asked {
         if let Some(names) = &self.fault_names {
             line.push_str(&format!(" --faults {names}"));
         }
-        if self.planning == Planning::Scheduler {
+        if self.planning == PlannerKind::Scheduler {
             line.push_str(" --planner scheduler");
         }
         if self.models > 1 {
@@ -159,7 +159,7 @@ fn fault(name: &str) -> Result<Fault, Exit> {
 }
 
 pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
-    let asked = Asked::read(matches)?;
+    let asked = ControlQuery::read(matches)?;
     // A signal ends a series with what there is.
     let stopped = Arc::new(AtomicBool::new(false));
     let listener = crate::tasks::spawn("signals", {
@@ -177,7 +177,7 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     result
 }
 
-fn one(asked: &Asked) -> Result<(), Exit> {
+fn one(asked: &ControlQuery) -> Result<(), Exit> {
     let script = asked.script(asked.seed);
     let report = simulate(&script);
     if asked.json {
@@ -220,14 +220,14 @@ fn one(asked: &Asked) -> Result<(), Exit> {
 }
 
 /// Many scenarios, on all processors; the summary is the same whatever their order.
-fn series(asked: &Asked, stopped: &AtomicBool) -> Result<(), Exit> {
+fn series(asked: &ControlQuery, stopped: &AtomicBool) -> Result<(), Exit> {
     let style = ProgressStyle::with_template("{bar:40} {pos} of {len} scenarios, {eta} left");
     let bar = ProgressBar::new(asked.seeds).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     let started = Instant::now();
     let next = AtomicU64::new(0);
-    let (send, told) = mpsc::sync_channel::<(Script, Report)>(64);
+    let (send, told) = mpsc::sync_channel::<(Script, ScenarioReport)>(64);
     let workers = std::thread::available_parallelism().map_or(1, NonZero::get);
-    let mut sum = Summary::default();
+    let mut sum = ScenariosSummary::default();
     std::thread::scope(|scope| {
         for _ in 0..workers {
             let (send, next) = (send.clone(), &next);
@@ -262,8 +262,8 @@ fn series(asked: &Asked, stopped: &AtomicBool) -> Result<(), Exit> {
 mod tests {
     use super::*;
 
-    fn asked(line: &str) -> Result<Asked, Exit> {
-        Asked::read(&command().try_get_matches_from(line.split(' ').skip(2)).unwrap())
+    fn asked(line: &str) -> Result<ControlQuery, Exit> {
+        ControlQuery::read(&command().try_get_matches_from(line.split(' ').skip(2)).unwrap())
     }
 
     #[test]

@@ -5,7 +5,7 @@ use tsnode_simulator::summary::Summary;
 
 /// What policies are compared by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Metric {
+pub(super) enum ComparedMetric {
     /// Share of requests that keep their deadlines.
     InTime,
     /// P99 of the time to the first token.
@@ -16,14 +16,14 @@ pub(super) enum Metric {
     E2e,
 }
 
-const METRICS: [(&str, Metric, &str); 4] = [
-    ("in-time", Metric::InTime, "requests in time"),
-    ("ttft", Metric::Ttft, "P99 of the time to the first token"),
-    ("tbt", Metric::Tbt, "P99 of the time between tokens"),
-    ("e2e", Metric::E2e, "P99 of the time to the last token"),
+const METRICS: [(&str, ComparedMetric, &str); 4] = [
+    ("in-time", ComparedMetric::InTime, "requests in time"),
+    ("ttft", ComparedMetric::Ttft, "P99 of the time to the first token"),
+    ("tbt", ComparedMetric::Tbt, "P99 of the time between tokens"),
+    ("e2e", ComparedMetric::E2e, "P99 of the time to the last token"),
 ];
 
-impl FromStr for Metric {
+impl FromStr for ComparedMetric {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         let found = METRICS.iter().find(|m| m.0 == text).map(|m| m.1);
@@ -31,7 +31,7 @@ impl FromStr for Metric {
     }
 }
 
-impl Metric {
+impl ComparedMetric {
     pub(super) fn of(self, summary: &Summary) -> f64 {
         match self {
             Self::InTime => summary.attainment,

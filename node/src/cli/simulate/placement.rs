@@ -22,10 +22,10 @@ use tsnode_protocol::{BytesPerSecond, Seconds, Tokens};
 use tsnode_simulator::{
     placement::{
         MOST_SHARING, Placement, Services, baselines,
-        judge::{History, Judge, Judged},
+        judge::{Judge, Judged, PastRequests},
         replacement::Rule,
-        search::{self, Effort, Found},
-        serving::{self, How},
+        search::{self, FoundPlacement, PlacementEffort},
+        serving::{self, ServingOptions},
     },
     plot::placement as picture,
     trace::{beside, drawn},
@@ -37,7 +37,7 @@ const BURSTS: &str = "4";
 /// At which a group loads weights: a local disk of NVMe.
 const LOADING: BytesPerSecond = BytesPerSecond(10e9);
 /// Past requests that guide searches on the way, and changes tried: they come often.
-const BRIEF: Effort = Effort { guide: 250, changes: 30, margin: 1.2 };
+const BRIEF: PlacementEffort = PlacementEffort { guide: 250, changes: 30, margin: 1.2 };
 
 pub(super) fn command() -> Command {
     let example = "tsnode simulate placement --cluster a100x8 --service LLaMA-7B:coding:4 --service LLaMA-13B:conversation:1 --svg placement.svg\n  \
@@ -66,10 +66,10 @@ pub(super) fn command() -> Command {
 }
 
 /// The command line, understood.
-struct Asked {
+struct PlacementQuery {
     services: Services,
-    past: History,
-    later: History,
+    past: PastRequests,
+    later: PastRequests,
     seed: u64,
     follow: bool,
     svg: Option<String>,
@@ -77,7 +77,7 @@ struct Asked {
 }
 
 pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
-    let asked = Asked::read(matches)?;
+    let asked = PlacementQuery::read(matches)?;
     // A signal ends the search with the best so far.
     let stopped = Arc::new(AtomicBool::new(false));
     let listener = crate::tasks::spawn("signals", {
@@ -93,7 +93,7 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     result
 }
 
-impl Asked {
+impl PlacementQuery {
     fn read(matches: &ArgMatches) -> Result<Self, Exit> {
         let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
         let column: Column = text("figures").unwrap_or("vendor").parse().map_err(usage)?;
@@ -107,7 +107,7 @@ impl Asked {
         let (services, past, later) = match text("trace") {
             Some(files) => halves(services, beside(traces(files, given_count(matches))?))?,
             None => {
-                let list = |seed| History::new(&services, requests(&services, &seeded, seed));
+                let list = |seed| PastRequests::new(&services, requests(&services, &seeded, seed));
                 let (past, later) = (list(seeded.seed), list(seeded.seed.wrapping_add(1)));
                 (services, past, later)
             }
@@ -121,7 +121,7 @@ impl Asked {
         let bar = indicatif::ProgressBar::new_spinner().with_message(format!("placing {} models", services.count()));
         bar.enable_steady_tick(Duration::from_millis(100));
         let stop = || stopped.load(Ordering::Relaxed);
-        let found = search::search(services, &self.past, None, Effort::default(), self.seed, &stop);
+        let found = search::search(services, &self.past, None, PlacementEffort::default(), self.seed, &stop);
         let took = started.elapsed();
         let found = found.map_err(|e| usage(e.to_string()));
         let rows = found.as_ref().ok().map(|found| self.compared(found, &stop));
@@ -138,7 +138,7 @@ impl Asked {
     }
 
     /// The placement that was found, beside simpler ones that are the best of their kind on the past, all on later requests.
-    fn compared(&self, found: &Found, stop: &dyn Fn() -> bool) -> Vec<Row> {
+    fn compared(&self, found: &FoundPlacement, stop: &dyn Fn() -> bool) -> Vec<PlacementRow> {
         let services = &self.services;
         let later = |placement: &Placement| Judge::new(services, &self.later).judge(placement);
         let best = |all: Vec<Placement>| {
@@ -146,25 +146,28 @@ impl Asked {
             let rated = all.into_iter().map(|p| (judge.judge(&p), p));
             rated.min_by(|a, b| a.0.order(&b.0)).map(|(_, placement)| later(&placement))
         };
-        let mut rows = vec![Row::new("placed", Some(later(&found.placement)))];
+        let mut rows = vec![PlacementRow::new("placed", Some(later(&found.placement)))];
         if stop() {
             return rows;
         }
-        rows.push(Row::new("devices of their own", best(baselines::dedicated(services))));
-        rows.push(Row::new("dealt in turn", best(baselines::in_turn(services))));
+        rows.push(PlacementRow::new("devices of their own", best(baselines::dedicated(services))));
+        rows.push(PlacementRow::new("dealt in turn", best(baselines::in_turn(services))));
         if self.follow && !stop() {
-            let how = How { rule: Some(Rule::default()), effort: BRIEF, seed: self.seed, loading: LOADING };
+            let how = ServingOptions { rule: Some(Rule::default()), effort: BRIEF, seed: self.seed, loading: LOADING };
             let served = serving::serve(services, &self.past, &self.later, how).ok();
             let note = served.as_ref().map(|served| {
                 let (changes, loaded) = (served.replacements, served.loaded.0 / 1e9);
                 format!("{} intervals, {changes} replacements, {loaded:.0} GB loaded", served.intervals)
             });
-            rows.push(Row { note, ..Row::new("placed anew on the way", served.map(|served| served.judged)) });
+            rows.push(PlacementRow {
+                note,
+                ..PlacementRow::new("placed anew on the way", served.map(|served| served.judged))
+            });
         }
         rows
     }
 
-    fn print(&self, found: &Found, rows: &[Row], took: Duration) -> Result<(), Exit> {
+    fn print(&self, found: &FoundPlacement, rows: &[PlacementRow], took: Duration) -> Result<(), Exit> {
         let services = &self.services;
         let head = ["GROUP", "DEVICES", "MODELS"].map(String::from).to_vec();
         let groups = found.placement.groups.iter().enumerate().map(|(place, sharing)| {
@@ -175,7 +178,7 @@ impl Asked {
         output::table(&std::iter::once(head).chain(groups).collect::<Vec<_>>())?;
         say!("");
         let mut table = vec![["ON LATER REQUESTS", "IN TIME", "NORMALISED", ""].map(String::from).to_vec()];
-        for Row { name, judged, note } in rows {
+        for PlacementRow { name, judged, note } in rows {
             let [in_time, normalised] = judged.as_ref().map_or(["-".into(), "-".into()], |judged| {
                 [format!("{:.1} %", judged.attainment() * 100.0), format!("{:.2}", judged.normalised())]
             });
@@ -191,14 +194,14 @@ impl Asked {
         Ok(())
     }
 
-    fn document(&self, found: &Found, rows: &[Row], took: Duration) -> Value {
+    fn document(&self, found: &FoundPlacement, rows: &[PlacementRow], took: Duration) -> Value {
         let services = &self.services;
         let groups = found.placement.groups.iter().map(|sharing| {
             let models: Vec<&str> = sharing.services.iter().map(|s| services.problem(*s).model.name.as_str()).collect();
             let numbers: Vec<u16> = sharing.services.iter().map(|s| s.0).collect();
             json!({ "devices": picture::devices(services.cluster(), &sharing.group), "services": numbers, "models": models })
         });
-        let judged = |row: &Row| {
+        let judged = |row: &PlacementRow| {
             let judged = row.judged.as_ref();
             json!({ "name": row.name, "attainment": judged.map(Judged::attainment),
                 "normalised": judged.map(Judged::normalised), "note": row.note })
@@ -212,20 +215,20 @@ impl Asked {
 }
 
 /// A placement on later requests.
-struct Row {
+struct PlacementRow {
     name: &'static str,
     /// None where there is no such placement.
     judged: Option<Judged>,
     note: Option<String>,
 }
 
-impl Row {
+impl PlacementRow {
     fn new(name: &'static str, judged: Option<Judged>) -> Self {
         Self { name, judged, note: None }
     }
 }
 
-fn title(services: &Services, rows: &[Row]) -> String {
+fn title(services: &Services, rows: &[PlacementRow]) -> String {
     let judged = rows.first().and_then(|row| row.judged.as_ref());
     let in_time =
         judged.map_or(String::new(), |j| format!(": {:.1} % of later requests in time", j.attainment() * 100.0));
@@ -263,10 +266,10 @@ fn requests(services: &Services, seeded: &Seeded, seed: u64) -> Vec<Arrival> {
 }
 
 /// The first half of the time, for which services are placed at its rates, and the second.
-fn halves(services: Services, all: Vec<Arrival>) -> Result<(Services, History, History), Exit> {
+fn halves(services: Services, all: Vec<Arrival>) -> Result<(Services, PastRequests, PastRequests), Exit> {
     let last = all.last().map_or(Seconds(0.0), |a| a.at);
     let half = last / 2.0;
-    let whole = History::new(&services, all);
+    let whole = PastRequests::new(&services, all);
     let (past, later) = (whole.between(Seconds(0.0), half), whole.between(half, last + Seconds(1.0)));
     if past.is_empty() || later.is_empty() {
         return Err(usage("--trace: its requests all come at once; there must be some in each half of its time"));

@@ -3,16 +3,16 @@
 use super::super::plan::asked::usage;
 use crate::cli::exit::Exit;
 use tsnode_coordinator::{
-    policy::{batching::Limits, choice::Batches},
-    scheduler::prompts::Prompts,
+    policy::{batching::BatchLimits, choice::Batches},
+    scheduler::prompts::PromptChunking,
 };
 use tsnode_simulator::{
-    orders::{Batched, Order},
-    policy::dispatch::Dispatch,
+    orders::{Batched, RequestOrder},
+    policy::dispatch::ComparedDispatch,
 };
 
 /// Splitwise's limits of an iteration (§IV-B).
-const MIXED: Limits = Limits { tasks: 512, tokens: 2048 };
+const MIXED: BatchLimits = BatchLimits { tasks: 512, tokens: 2048 };
 /// Tokens of an iteration with chunks, as nodes have them.
 const CHUNKS: u32 = 512;
 
@@ -24,72 +24,82 @@ pub(super) const USUAL: &str = "live+chunked";
 
 /// A way to route and to batch.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Policy {
+pub(super) struct ComparedPolicy {
     pub(super) name: &'static str,
-    pub(super) dispatch: Dispatch,
+    pub(super) dispatch: ComparedDispatch,
     pub(super) batched: Batched,
     what: &'static str,
 }
 
-impl Policy {
+impl ComparedPolicy {
     /// How it computes prompts, as closed forms have it.
-    pub(super) fn prompts(&self) -> Prompts {
+    pub(super) fn prompts(&self) -> PromptChunking {
         self.batched.prompts()
     }
 }
 
-const fn policy(name: &'static str, dispatch: Dispatch, batched: Batched, what: &'static str) -> Policy {
-    Policy { name, dispatch, batched, what }
+const fn policy(
+    name: &'static str,
+    dispatch: ComparedDispatch,
+    batched: Batched,
+    what: &'static str,
+) -> ComparedPolicy {
+    ComparedPolicy { name, dispatch, batched, what }
 }
 
 /// Routed as the plan's shares and live queues say.
-const fn ordered(name: &'static str, order: Order, what: &'static str) -> Policy {
-    Policy { name, dispatch: Dispatch::Live, batched: Batched::Ordered(order), what }
+const fn ordered(name: &'static str, order: RequestOrder, what: &'static str) -> ComparedPolicy {
+    ComparedPolicy { name, dispatch: ComparedDispatch::Live, batched: Batched::Ordered(order), what }
 }
 
-const POLICIES: &[Policy] = &[
-    policy("live", Dispatch::Live, WHOLE, "the plan's shares corrected by queues, prompts first"),
-    policy("shares", Dispatch::Shares, WHOLE, "the plan's shares alone"),
-    policy("shortest", Dispatch::Shortest, WHOLE, "the shortest queues, whatever the shares"),
-    policy("random", Dispatch::Random, WHOLE, "any route"),
+const POLICIES: &[ComparedPolicy] = &[
+    policy("live", ComparedDispatch::Live, WHOLE, "the plan's shares corrected by queues, prompts first"),
+    policy("shares", ComparedDispatch::Shares, WHOLE, "the plan's shares alone"),
+    policy("shortest", ComparedDispatch::Shortest, WHOLE, "the shortest queues, whatever the shares"),
+    policy("random", ComparedDispatch::Random, WHOLE, "any route"),
     policy(
         "live+chunked",
-        Dispatch::Live,
+        ComparedDispatch::Live,
         Batched::Steps(Batches::Chunked(CHUNKS)),
         "as live; answers, and prompts in chunks beside them",
     ),
     policy(
         "live+chunked-mixed",
-        Dispatch::Live,
+        ComparedDispatch::Live,
         Batched::Steps(Batches::Mixed(CHUNKS)),
         "as live; prompts in chunks, and answers beside them as far as tokens reach",
     ),
     policy(
         "live+prefill-first",
-        Dispatch::Live,
+        ComparedDispatch::Live,
         Batched::Steps(Batches::PromptsFirst(CHUNKS)),
         "as live; prompts alone, in longer chunks, answers after them",
     ),
-    policy("live+mixed", Dispatch::Live, Batched::Mixed(MIXED), "as live; prompts and answers in one iteration"),
+    policy(
+        "live+mixed",
+        ComparedDispatch::Live,
+        Batched::Mixed(MIXED),
+        "as live; prompts and answers in one iteration",
+    ),
     policy(
         "shortest+mixed",
-        Dispatch::Shortest,
+        ComparedDispatch::Shortest,
         Batched::Mixed(MIXED),
         "as shortest; prompts and answers in one iteration",
     ),
     policy(
         "pools+chunked",
-        Dispatch::Pools,
+        ComparedDispatch::Pools,
         Batched::Steps(Batches::Chunked(CHUNKS)),
         "shortest queues of pools that lend each other groups (Splitwise), prompts in chunks",
     ),
-    ordered("live+first-come", Order::FirstCome, "as live; one phase at a time, requests as they came"),
-    ordered("live+feedback", Order::Feedback, "as live; skip-join feedback queues (FastServe)"),
-    ordered("live+doubling", Order::Doubling, "as live; doubling budgets, shortest expected first (SeaLLM)"),
+    ordered("live+first-come", RequestOrder::FirstCome, "as live; one phase at a time, requests as they came"),
+    ordered("live+feedback", RequestOrder::Feedback, "as live; skip-join feedback queues (FastServe)"),
+    ordered("live+doubling", RequestOrder::Doubling, "as live; doubling budgets, shortest expected first (SeaLLM)"),
 ];
 
 /// The policies of a list of names.
-pub(super) fn named(names: &str) -> Result<Vec<Policy>, Exit> {
+pub(super) fn named(names: &str) -> Result<Vec<ComparedPolicy>, Exit> {
     let known: Vec<&str> = POLICIES.iter().map(|p| p.name).collect();
     let find = |name: &str| {
         let found = POLICIES.iter().find(|p| p.name == name.trim()).copied();

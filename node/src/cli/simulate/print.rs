@@ -1,22 +1,22 @@
 //! What a run came to, for people.
 
-use super::{super::output, metric::time, run::Run};
+use super::{super::output, metric::time, run::PolicyRun};
 use crate::cli::exit::Exit;
 use tsnode_simulator::{
-    outcome::Outcome,
-    summary::{Part, Spread},
+    outcome::PlanOutcome,
+    summary::{MachineSummary, TimePercentiles},
 };
 
 /// Busier than this, a machine holds everything up.
 const FULL: f64 = 0.98;
 
-pub(super) fn run(run: &Run, plan: &Outcome) -> Result<(), Exit> {
+pub(super) fn run(run: &PolicyRun, plan: &PlanOutcome) -> Result<(), Exit> {
     let s = &run.summary;
     if run.cut {
         say!("cut short: what the first {} requests came to\n", s.requests);
     }
     let mut rows = vec![[run.name, "P50", "P90", "P99", "MEAN"].map(String::from).to_vec()];
-    let mut row = |name: &str, t: &Spread| {
+    let mut row = |name: &str, t: &TimePercentiles| {
         rows.push(vec![name.to_owned(), time(t.p50), time(t.p90), time(t.p99), time(t.mean)]);
     };
     row("first token", &s.ttft);
@@ -53,7 +53,7 @@ pub(super) fn run(run: &Run, plan: &Outcome) -> Result<(), Exit> {
     Ok(())
 }
 
-fn groups(parts: &[Part], plan: &Outcome) -> Result<(), Exit> {
+fn groups(parts: &[MachineSummary], plan: &PlanOutcome) -> Result<(), Exit> {
     let head = ["", "PHASE", "DEVICES", "BUSY", "PROMPTS", "ANSWERS", "KV SENT (16 BIT)", "KV HELD", "PAGES"];
     let mut rows = vec![head.map(String::from).to_vec()];
     for (i, (group, part)) in plan.groups.iter().zip(parts).enumerate() {
@@ -74,7 +74,7 @@ fn groups(parts: &[Part], plan: &Outcome) -> Result<(), Exit> {
     let head = ["", "FIRST TOKEN P50", "P90", "P99", "PER TOKEN P50", "P90", "P99", "ANSWER P50", "P90", "P99"];
     let mut rows = vec![head.map(String::from).to_vec()];
     for (i, part) in parts.iter().enumerate() {
-        let three = |t: &Spread, n: usize| {
+        let three = |t: &TimePercentiles, n: usize| {
             let some = |s: f64| if n > 0 { time(s) } else { "-".to_owned() };
             [some(t.p50), some(t.p90), some(t.p99)]
         };
@@ -86,7 +86,7 @@ fn groups(parts: &[Part], plan: &Outcome) -> Result<(), Exit> {
 }
 
 /// Where queues grew.
-fn place(growing: &[usize], parts: &[Part]) -> String {
+fn place(growing: &[usize], parts: &[MachineSummary]) -> String {
     let list = |all: Vec<usize>| all.iter().map(|g| (g + 1).to_string()).collect::<Vec<_>>().join(", ");
     if !growing.is_empty() {
         return format!("queues grew at groups {}", list(growing.to_vec()));

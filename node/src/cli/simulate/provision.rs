@@ -2,7 +2,7 @@
 
 mod asked;
 
-use self::asked::{Asked, Fleet};
+use self::asked::{Fleet, ProvisionQuery};
 use crate::cli::{
     exit::{Exit, Kind},
     is_set, joined, json, output,
@@ -17,10 +17,10 @@ use std::sync::{
 };
 use std::time::{Duration, Instant};
 use tsnode_simulator::provisioning::{
-    Aim, Answer, Budget, Choice, Design, Progress, Question, QuestionError, Tried,
+    Aim, Choice, Design, MixBudget, ProvisioningAnswer, ProvisioningProgress, Question, QuestionError, Tried,
     kinds::Measure,
     picture, provision,
-    targets::{Broken, Time},
+    targets::{MissedTarget, TargetTime},
 };
 
 pub(super) fn command() -> Command {
@@ -64,7 +64,7 @@ pub(super) fn command() -> Command {
 }
 
 pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
-    let asked = Asked::read(matches)?;
+    let asked = ProvisionQuery::read(matches)?;
     let fleet = asked.fleet(matches)?;
     let svg = matches.get_one::<String>("svg").cloned();
     let is_json = is_set(matches, "json");
@@ -95,10 +95,10 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     result
 }
 
-fn search(question: &Question, stopped: &AtomicBool) -> Result<Answer, Exit> {
+fn search(question: &Question, stopped: &AtomicBool) -> Result<ProvisioningAnswer, Exit> {
     let bar = indicatif::ProgressBar::new_spinner();
     bar.enable_steady_tick(Duration::from_millis(100));
-    let answer = provision(question, &|p: Progress| {
+    let answer = provision(question, &|p: ProvisioningProgress| {
         let best = p.best.map_or(String::new(), |b| format!("; so far {}", words(question, &b)));
         bar.set_message(format!("{} mixes simulated, {}{best}", p.simulations, name(question, p.design)));
         stopped.load(Ordering::Relaxed)
@@ -119,12 +119,12 @@ fn search(question: &Question, stopped: &AtomicBool) -> Result<Answer, Exit> {
 }
 
 /// Why no mix was found, and what to do.
-fn nothing(fleet: &Fleet, answer: &Answer, stopped: &AtomicBool) -> Exit {
+fn nothing(fleet: &Fleet, answer: &ProvisioningAnswer, stopped: &AtomicBool) -> Exit {
     let question = &fleet.question;
     if !answer.finished {
         return Exit::new(Kind::Other, "stopped before a mix was found that keeps the targets");
     }
-    let broken: Vec<(&Tried, Broken)> = answer.designs.iter().filter_map(|d| Some((d, d.broken?))).collect();
+    let broken: Vec<(&Tried, MissedTarget)> = answer.designs.iter().filter_map(|d| Some((d, d.broken?))).collect();
     if let Some((tried, why)) = broken.first().filter(|_| broken.len() == answer.designs.len()) {
         let which = name(question, tried.design);
         return usage(format!(
@@ -134,7 +134,7 @@ fn nothing(fleet: &Fleet, answer: &Answer, stopped: &AtomicBool) -> Exit {
             explained(why)
         ));
     }
-    let of_each = Budget { of: Measure::Machines, most: f64::from(question.machines) };
+    let of_each = MixBudget { of: Measure::Machines, most: f64::from(question.machines) };
     let budgets = if question.budgets.is_empty() { vec![of_each] } else { question.budgets.clone() };
     let limits: Vec<String> = budgets.iter().map(limit).collect();
     let Aim::Least { rate, .. } = question.aim else {
@@ -157,7 +157,7 @@ fn nothing(fleet: &Fleet, answer: &Answer, stopped: &AtomicBool) -> Exit {
     ))
 }
 
-fn limit(budget: &Budget) -> String {
+fn limit(budget: &MixBudget) -> String {
     match budget.of {
         Measure::Cost => format!("{} $/h", budget.most),
         Measure::Power => format!("{} W", budget.most),
@@ -173,15 +173,15 @@ fn flag(of: Measure) -> &'static str {
     }
 }
 
-fn explained(broken: &Broken) -> String {
+fn explained(broken: &MissedTarget) -> String {
     let percent = |share: f64| format!("{:.0} %", share * 100.0);
     let Some(time) = broken.time else {
         return format!("{} are in time, {} must be", percent(broken.got), percent(broken.want));
     };
     let what = match time {
-        Time::First => "first tokens",
-        Time::Token => "tokens",
-        Time::Whole => "answers",
+        TargetTime::First => "first tokens",
+        TargetTime::Token => "tokens",
+        TargetTime::Whole => "answers",
     };
     format!(
         "{} of {what} come within {:.2} times the reference's time, which must be below {}",
@@ -218,7 +218,7 @@ fn number(rate: f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-fn print_json(fleet: &Fleet, answer: &Answer, took: Duration) -> Result<(), Exit> {
+fn print_json(fleet: &Fleet, answer: &ProvisioningAnswer, took: Duration) -> Result<(), Exit> {
     let kinds: Vec<_> = fleet
         .question
         .kinds
@@ -231,7 +231,7 @@ fn print_json(fleet: &Fleet, answer: &Answer, took: Duration) -> Result<(), Exit
     }))
 }
 
-fn print(fleet: &Fleet, answer: &Answer, took: Duration) -> Result<(), Exit> {
+fn print(fleet: &Fleet, answer: &ProvisioningAnswer, took: Duration) -> Result<(), Exit> {
     let question = &fleet.question;
     say!("{}, {}, {}: {}\n", fleet.model, fleet.workload, fleet.targets, aim(question));
     let head = ["", "DESIGN", "PROMPTS", "ANSWERS", "REQUESTS/S", "$/H", "KW"];

@@ -1,22 +1,22 @@
 //! A policy's run on a plan, and what came of it.
 
-use super::{super::plan::asked::usage, args::Requests, policies::Policy};
+use super::{super::plan::asked::usage, args::TracedRequests, policies::ComparedPolicy};
 use crate::cli::exit::Exit;
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tsnode_coordinator::{
-    policy::choice::Room,
+    policy::choice::MachineRoom,
     replay::{
-        Parts,
-        machines::{Arrival, Outcome, Trace},
+        ReplayPlan,
+        machines::{Arrival, Outcome, ReplayTrace},
     },
-    scheduler::{Evaluation, Evaluator, Problem, evaluate::GroupNo, parallel::Config, regions::Region, search},
+    scheduler::{Evaluation, Evaluator, Problem, evaluate::GroupNo, parallel::ParallelConfig, regions::Region, search},
 };
 use tsnode_protocol::Bytes;
 use tsnode_simulator::{
     fixed_plan::{Written, given},
-    memory::Pages,
+    memory::PagedKv,
     outcome,
     percentile::Sorted,
     summary::Summary,
@@ -45,16 +45,16 @@ impl<'p> Site<'p> {
     }
 
     /// Of a plan that was written down.
-    pub(super) fn given(problem: &'p Problem, written: &Written) -> Result<(Self, outcome::Outcome), Exit> {
+    pub(super) fn given(problem: &'p Problem, written: &Written) -> Result<(Self, outcome::PlanOutcome), Exit> {
         let mut evaluator = Evaluator::new(problem);
         let plan = given(&mut evaluator, written).map_err(|e| usage(format!("the plan does not fit: {e}")))?;
-        let outcome = outcome::Outcome::of(&mut evaluator, &plan.groups, &plan.evaluation);
+        let outcome = outcome::PlanOutcome::of(&mut evaluator, &plan.groups, &plan.evaluation);
         Ok((Self { evaluator, groups: plan.groups, evaluation: plan.evaluation, share: 1.0 }, outcome))
     }
 }
 
 /// One policy's result.
-pub(super) struct Run {
+pub(super) struct PolicyRun {
     pub(super) name: &'static str,
     pub(super) summary: Summary,
     pub(super) outcome: Outcome,
@@ -68,21 +68,23 @@ pub(super) struct Run {
     pub(super) cut: bool,
 }
 
-impl Run {
+impl PolicyRun {
     /// Runs requests under a policy.
     pub(super) fn new(
         problem: &Problem,
         sites: &mut [Site<'_>],
         arrivals: &[Arrival],
-        policy: &Policy,
+        policy: &ComparedPolicy,
         seed: u64,
         stopped: &AtomicBool,
     ) -> Self {
-        let machine = |problem: &Problem, config: &Config, room: Room| policy.batched.machine(problem, config, room);
-        let part = |site: &mut Site<'_>| {
-            (Parts::new(&mut site.evaluator, &site.groups, &site.evaluation, &machine), site.share)
+        let machine = |problem: &Problem, config: &ParallelConfig, room: MachineRoom| {
+            policy.batched.machine(problem, config, room)
         };
-        let parts = sites.iter_mut().map(part).fold(Parts::default(), |all, (one, share)| all.beside(one, share));
+        let part = |site: &mut Site<'_>| {
+            (ReplayPlan::new(&mut site.evaluator, &site.groups, &site.evaluation, &machine), site.share)
+        };
+        let parts = sites.iter_mut().map(part).fold(ReplayPlan::default(), |all, (one, share)| all.beside(one, share));
         let bar = indicatif::ProgressBar::new(arrivals.len() as u64).with_message(policy.name);
         let style = indicatif::ProgressStyle::with_template("{msg} {bar:40} {pos} of {len} requests, {eta} left");
         bar.set_style(style.unwrap_or_else(|_| indicatif::ProgressStyle::default_bar()));
@@ -108,7 +110,7 @@ impl Run {
             left: taken().filter(|t| t.end.0 > last).count(),
             saturated: saturated(&outcome),
             stuck,
-            summary: summary.with_kv(&outcome, kv, Pages::new(shape.layers, Bytes(token))),
+            summary: summary.with_kv(&outcome, kv, PagedKv::new(shape.layers, Bytes(token))),
             outcome,
             took,
             cut,
@@ -126,7 +128,7 @@ impl Run {
 }
 
 /// No group holds a request's KV: said before anything runs.
-pub(super) fn too_large(problem: &Problem, plan: &outcome::Outcome, requests: &Requests) -> Result<(), Exit> {
+pub(super) fn too_large(problem: &Problem, plan: &outcome::PlanOutcome, requests: &TracedRequests) -> Result<(), Exit> {
     let most = plan.groups.iter().map(|g| g.kv_tokens).max().unwrap_or(0);
     let need = |a: &Arrival| a.asked.prompt_memory() + a.asked.answer_memory();
     match requests.arrivals.iter().position(|a| need(a) > most) {
@@ -159,10 +161,10 @@ fn saturated(outcome: &Outcome) -> Option<Vec<usize>> {
     Some(waits.filter(|(_, wait)| *wait > long).map(|(group, _)| group).collect())
 }
 
-fn prompt_wait(trace: &Trace) -> f64 {
+fn prompt_wait(trace: &ReplayTrace) -> f64 {
     (trace.prompt_start - trace.arrival.at).0
 }
 
-fn answer_wait(trace: &Trace) -> f64 {
+fn answer_wait(trace: &ReplayTrace) -> f64 {
     if trace.arrival.asked.answer > 1 { (trace.answer_start - trace.first).0 } else { 0.0 }
 }

@@ -19,7 +19,7 @@ use tsnode_coordinator::{
 };
 use tsnode_simulator::{
     plot::{Plot, Scale},
-    shared_gpu::{Known, ORDERS, Order, SharedGpu},
+    shared_gpu::{Known, ORDERS, SharedGpu, SharedGpuOrder},
     trace::beside,
 };
 
@@ -53,11 +53,11 @@ pub(super) fn command() -> Command {
 }
 
 /// The command line, understood.
-struct Asked {
+struct SharingQuery {
     gpu: String,
     services: Vec<(Model, Workload)>,
     shared: SharedGpu,
-    orders: Vec<(&'static str, Order)>,
+    orders: Vec<(&'static str, SharedGpuOrder)>,
     /// Requests, and at which load they were drawn.
     lists: Vec<(Option<f64>, Vec<Arrival>)>,
     svg: Option<String>,
@@ -65,11 +65,11 @@ struct Asked {
 }
 
 pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
-    let asked = Asked::read(matches)?;
+    let asked = SharingQuery::read(matches)?;
     joined(tokio::task::spawn_blocking(move || asked.run())).await?
 }
 
-impl Asked {
+impl SharingQuery {
     fn read(matches: &ArgMatches) -> Result<Self, Exit> {
         let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
         let given: Vec<&str> =
@@ -121,7 +121,7 @@ impl Asked {
     }
 
     fn at(&self, load: Option<f64>, arrivals: &[Arrival]) -> Vec<Ran> {
-        let ran = |(name, order): &(&'static str, Order)| {
+        let ran = |(name, order): &(&'static str, SharedGpuOrder)| {
             let run = self.shared.run(*order, arrivals);
             let figures = [run.mean, run.p50, run.p99, run.busy];
             Ran { load, order: name, requests: arrivals.len(), figures }
@@ -165,7 +165,7 @@ impl Asked {
 
     fn drawn(&self, runs: &[Ran]) -> String {
         let rates: Vec<f64> = self.lists.iter().filter_map(|(load, _)| *load).collect();
-        let line = |(name, _): &(&'static str, Order)| {
+        let line = |(name, _): &(&'static str, SharedGpuOrder)| {
             let own = runs.iter().filter(|ran| ran.order == *name);
             ((*name).to_owned(), own.map(|ran| ran.figures[0]).collect())
         };
@@ -191,14 +191,14 @@ fn service(text: &str) -> Result<(Model, Workload), Exit> {
     Ok((read_model(model)?, read_workload(workload)?))
 }
 
-fn orders(list: Option<&str>) -> Result<Vec<(&'static str, Order)>, Exit> {
+fn orders(list: Option<&str>) -> Result<Vec<(&'static str, SharedGpuOrder)>, Exit> {
     let Some(list) = list else { return Ok(ORDERS.to_vec()) };
     let one = |name: &str| {
         let known = ORDERS.iter().find(|(known, _)| *known == name.trim()).copied();
         let names = ORDERS.map(|(name, _)| name).join(", ");
         known.ok_or_else(|| usage(format!("no order is called {name:?}; there are {names}")))
     };
-    let mut chosen: Vec<(&'static str, Order)> = Vec::new();
+    let mut chosen: Vec<(&'static str, SharedGpuOrder)> = Vec::new();
     for name in list.split(',') {
         let order = one(name)?;
         if !chosen.iter().any(|(known, _)| *known == order.0) {

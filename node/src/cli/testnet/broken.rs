@@ -4,7 +4,7 @@ use super::{asked_peer, dir, exit, fault, folder};
 use crate::cli::{decimal, exit::Exit, is_set, json as json_flag, output::print_json, verb};
 use clap::{Arg, ArgMatches, Command};
 use serde_json::json;
-use tsnode_testnet::{Flaw, Network, Noise, State};
+use tsnode_testnet::{Flaw, Network, Noise, TestnetState};
 
 pub(super) fn commands() -> [Command; 6] {
     let side = Arg::new("side")
@@ -55,7 +55,7 @@ pub(super) fn commands() -> [Command; 6] {
 }
 
 pub(super) async fn run(fault: &str, matches: &ArgMatches) -> Result<(), Exit> {
-    let state = State::read(&folder(matches)).map_err(exit)?;
+    let state = TestnetState::read(&folder(matches)).map_err(exit)?;
     let network = Network::of(state.alive());
     let number = |name: &str| matches.try_get_one::<f64>(name).ok().flatten().copied();
     let done = match fault {

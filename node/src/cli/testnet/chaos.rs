@@ -19,7 +19,8 @@ use std::time::Duration;
 use tsnode_testnet::{
     Answers, Testnet, TestnetConfig,
     chaos::{
-        self, Chaos, Deed, Deeds, Fault, Limits, Report, Resumptions, Schedule, Served, Spread, Summary, Until, Verdict,
+        self, Chaos, ChaosReport, ChaosSummary, ChaosVerdict, Deed, Deeds, Fault, PauseLimits, Resumptions, Schedule,
+        ServedStream, Spread, Until,
     },
 };
 
@@ -126,7 +127,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         }
     };
     let report = chaos::run(&mut net, chaos, answers, tell).await.map_err(exit)?;
-    let verdict = Verdict::of(&report);
+    let verdict = ChaosVerdict::of(&report);
     bar.finish_and_clear();
     if let Some(file) = matches.get_one::<PathBuf>("svg") {
         std::fs::write(file, report.svg()).map_err(|e| Exit::file(Kind::Other, file, &e))?;
@@ -178,7 +179,7 @@ fn asked(matches: &ArgMatches) -> Result<Chaos, Exit> {
         until: faults.unwrap_or(Until::Time(span)),
         deeds: deeds(matches)?,
         pairs: number("pairs").unwrap_or_default(),
-        limits: Limits { p99: number("gap-p99"), worst: number("gap-worst") },
+        limits: PauseLimits { p99: number("gap-p99"), worst: number("gap-worst") },
     })
 }
 
@@ -219,12 +220,12 @@ fn line(fault: &Fault) -> String {
     format!("{:>7.1} s  {:<9} {deed} for {:.1} s, {}{with}", fault.at, fault.peer, fault.until - fault.at, fault.role)
 }
 
-fn tell_all(report: &Report) {
+fn tell_all(report: &ChaosReport) {
     let (faults, streams) = (report.faults.len(), report.streams.len());
     say!("{faults} faults in {:.0} s, {streams} streams ended as an undisturbed swarm's", report.seconds);
     let summary = report.summary();
-    let Summary { hits, pauses, pauses_of_all, pauses_at_stopped_gateways, pauses_by_role, .. } = &summary;
-    let Summary { ways, gone, replanned, healed, .. } = summary;
+    let ChaosSummary { hits, pauses, pauses_of_all, pauses_at_stopped_gateways, pauses_by_role, .. } = &summary;
+    let ChaosSummary { ways, gone, replanned, healed, .. } = summary;
     let hits: Vec<String> = hits.iter().map(|(role, hits)| format!("{role} {hits}")).collect();
     say!("hit: {}", hits.join(", "));
     if let Some(pauses) = pauses {
@@ -257,7 +258,7 @@ fn tell_all(report: &Report) {
     }
     if let Some((slowest, stood)) = report.slowest().filter(|(_, stood)| stood.pause > 1.0) {
         let moves: Vec<&str> = slowest.moves.iter().map(|m| m.reason.as_str()).collect();
-        let (moves, asked, Served { from, to, request, returns, reason, .. }) =
+        let (moves, asked, ServedStream { from, to, request, returns, reason, .. }) =
             (moves.join("; "), stood.at.join(", "), slowest);
         say!(
             "the longest, {:.2} s from {:.1} s on, was of {request} ({from:.1} s to {to:.1} s), asked of {asked}; \
@@ -299,7 +300,7 @@ mod tests {
         let chaos = told(&["--only", "stop,kill", "--pairs", "0.1", "--faults", "9", "--gap-p99", "1.5"]).unwrap();
         assert_eq!((chaos.deeds, chaos.pairs), (Deeds::Only(vec![Deed::Kill, Deed::Stop]), 0.1));
         assert!(matches!(chaos.until, Until::Faults(9)));
-        assert_eq!(chaos.limits, Limits { p99: Some(1.5), worst: None });
+        assert_eq!(chaos.limits, PauseLimits { p99: Some(1.5), worst: None });
         assert_eq!(told(&["--only", "nothing"]).unwrap().deeds, Deeds::Calm);
         assert_eq!(told(&[]).unwrap().deeds, Deeds::Drawn);
         assert!(told(&["--only", "nothing,kill"]).unwrap_err().to_string().contains("nothing else"));

@@ -3,17 +3,18 @@
 
 mod compared;
 mod simulated;
+mod terms;
 
-use super::{config, exit, swarm_args};
+use super::{config, exit, spinner, swarm_args};
 use crate::{
     cli::{
-        ask::Peer,
+        ask::{Peer, unread},
         bench::serve::{
             self,
-            arrivals::{Changed, Planned, traced},
-            client::{Bounds, Endpoint, Run, Target, load},
+            arrivals::{PlannedRequest, TraceScaling, traced},
+            client::{BenchTarget, Endpoint, LoadBounds, Run, load},
             prompts::{Form, Prompts},
-            report::Report,
+            report::{Metric, Report},
         },
         decimal,
         exit::{Exit, Kind},
@@ -25,12 +26,13 @@ use crate::{
 };
 use clap::{Arg, ArgMatches, Command, value_parser};
 use compared::Compared;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use serde_json::json;
 use simulated::{Alone, Hosts, Simulated};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use terms::{GatewayTotals, LatencyTerms};
 use tsnode_protocol::ModelCard;
 use tsnode_simulator::trace;
 use tsnode_testnet::{PeerConfig, PeerInfo, Testnet, TestnetConfig};
@@ -104,6 +106,13 @@ pub(super) fn command() -> Command {
                 .help("How requests are routed, as tsnode route set [default: live]"),
         )
         .arg(
+            Arg::new("batch")
+                .long("batch")
+                .value_name("POLICY")
+                .value_parser(["chunked", "mixed", "prefill-first"])
+                .help("How groups form their steps, as tsnode batch set [default: chunked]"),
+        )
+        .arg(
             Arg::new("seed")
                 .long("seed")
                 .value_name("N")
@@ -136,7 +145,7 @@ fn cores(text: &str) -> Result<Cores, String> {
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     let svg = matches.get_one::<PathBuf>("svg").map(|file| serve::drawable(file).map(|()| file)).transpose()?;
-    let trace = Trace::read(matches)?;
+    let trace = TestnetTrace::read(matches)?;
     let mut config = config(settings, matches)?;
     let hosts = stated(&mut config, matches)?;
     let spinner = spinner(format!("starting {} peers", config.peers.len()));
@@ -167,25 +176,26 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         compared.lines().iter().for_each(|line| say!("{line}"));
         output::table(&compared.rows())?;
         say!("{}", compared.verdict());
+        compared.reasons().iter().for_each(|line| say!("{line}"));
     }
     compared.held(matches.get_one::<f64>("most-off").map(|percent| percent / 100.0))
 }
 
 /// What is replayed.
-struct Trace {
+struct TestnetTrace {
     name: String,
-    planned: Vec<Planned>,
+    planned: Vec<PlannedRequest>,
     /// Requests whose lengths were cut to the model's context.
     cut: usize,
 }
 
-impl Trace {
+impl TestnetTrace {
     fn read(matches: &ArgMatches) -> Result<Self, Exit> {
         let file = matches.get_one::<PathBuf>("trace").ok_or_else(|| Exit::new(Kind::Usage, "--trace FILE"))?;
         let name = file.display().to_string();
         let number = |name: &str| matches.get_one::<f64>(name).copied().unwrap_or(1.0);
         let arrivals = trace::read(&serve::text(file)?).map_err(|e| Exit::new(Kind::Usage, format!("{name}: {e}")))?;
-        let changed = Changed { speed: number("trace-speed"), lengths: number("trace-lengths") };
+        let changed = TraceScaling { speed: number("trace-speed"), lengths: number("trace-lengths") };
         let mut planned = traced(&arrivals, usize::MAX, changed);
         let longest = Duration::try_from_secs_f64(number("minutes") * 60.0).unwrap_or(Duration::MAX);
         planned.retain(|request| request.at < longest);
@@ -232,48 +242,58 @@ async fn replayed(
     settings: &Settings,
     matches: &ArgMatches,
     net: &Testnet,
-    trace: Trace,
+    trace: TestnetTrace,
     hosts: &Hosts,
 ) -> Result<Compared, Exit> {
     let peers: Vec<PeerInfo> = net.peers().into_iter().cloned().collect();
     // The last is a gateway, if there is one.
     let asked = peers.last().ok_or_else(|| Exit::new(Kind::Other, "no peers to ask"))?;
     let peer = Peer::of(settings, asked.http.clone(), &asked.data_dir)?;
-    if let Some(policy) = matches.get_one::<String>("route") {
-        routed(&peer, policy).await?;
+    for about in ["route", "batch"] {
+        if let Some(policy) = matches.get_one::<String>(about) {
+            set(&peer, about, policy).await?;
+        }
     }
     let card = only_model(&peer.view().await?)?;
     let trace = trace.within(card.shape.context);
-    let target =
-        Target { peer, endpoint: Endpoint::Completions, model: card.name, temperature: Some(0.0), ignore_eos: true };
+    let target = BenchTarget {
+        peer,
+        endpoint: Endpoint::Completions,
+        model: card.name,
+        temperature: Some(0.0),
+        ignore_eos: true,
+    };
     let asking = Asking { net, target: Arc::new(target), seed: matches.get_one::<u64>("seed").copied().unwrap_or(1) };
     let spinner = spinner("asking one request after another".into());
     let alone = asking.alone(&trace.planned, peers.iter().filter(|peer| !peer.gateway).count()).await;
     spinner.finish_and_clear();
     let alone = alone?;
     let before = asking.target.peer.view().await?;
+    let counted_before = counted(&asking.target.peer).await?;
     let bar = serve::bar(trace.planned.len(), is_set(matches, "json"));
     let replayed = asking.trace(&trace.planned, &bar).await;
     bar.finish_and_clear();
     let (live, processor) = replayed?;
     let after = asking.target.peer.view().await?;
+    let counted_after = counted(&asking.target.peer).await?;
+    let terms = LatencyTerms::live(counted_before, counted_after, live.mean(Metric::E2el).unwrap_or_default());
     let simulated = Simulated::new(&before, &peers, hosts, &alone, &trace.planned)?;
     let replanned = before.plan_id != after.plan_id;
-    Ok(Compared { trace: trace.name, cut: trace.cut, live, simulated, replanned, processor })
+    Ok(Compared { trace: trace.name, cut: trace.cut, live, terms, simulated, replanned, processor })
 }
 
 /// Whom requests are sent to, and with prompts of which seed.
 struct Asking<'n> {
     net: &'n Testnet,
-    target: Arc<Target>,
+    target: Arc<BenchTarget>,
     seed: u64,
 }
 
 impl Asking<'_> {
     /// Requests as long as the trace's median one, one after another, and then for a while nothing.
-    async fn alone(&self, trace: &[Planned], peers: usize) -> Result<Alone, Exit> {
+    async fn alone(&self, trace: &[PlannedRequest], peers: usize) -> Result<Alone, Exit> {
         let planned = alone(trace, (ALONE * peers).min(MOST_ALONE));
-        let one = Bounds { concurrency: 1, longest: DRAIN };
+        let one = LoadBounds { concurrency: 1, longest: DRAIN };
         // The first of each peer finds cold caches, and is not counted.
         self.all(self.seed ^ 1, &planned[..peers.min(planned.len())], one, |_, _| {}).await;
         let before = self.used();
@@ -287,9 +307,9 @@ impl Asking<'_> {
     }
 
     /// The trace's requests at their times, and how many processors were used.
-    async fn trace(&self, planned: &[Planned], bar: &ProgressBar) -> Result<(Report, f64), Exit> {
+    async fn trace(&self, planned: &[PlannedRequest], bar: &ProgressBar) -> Result<(Report, f64), Exit> {
         let last = planned.last().map_or(Duration::ZERO, |request| request.at);
-        let bounds = Bounds { concurrency: AT_ONCE, longest: last + DRAIN };
+        let bounds = LoadBounds { concurrency: AT_ONCE, longest: last + DRAIN };
         let before = self.used();
         let watch = |ended: usize, running: usize| {
             bar.set_position(ended as u64);
@@ -302,7 +322,13 @@ impl Asking<'_> {
         Ok((report, processors))
     }
 
-    async fn all(&self, seed: u64, planned: &[Planned], bounds: Bounds, watch: impl Fn(usize, usize)) -> Run {
+    async fn all(
+        &self,
+        seed: u64,
+        planned: &[PlannedRequest],
+        bounds: LoadBounds,
+        watch: impl Fn(usize, usize),
+    ) -> Run {
         let stop = async {
             // Where no signal can be waited for, only the time ends it.
             if tokio::signal::ctrl_c().await.is_err() {
@@ -329,18 +355,30 @@ fn answered(report: &Report, what: &str) -> Result<(), Exit> {
     Err(Exit::new(Kind::Request, format!("{what}: {why}")))
 }
 
-/// Sets how requests are routed, and waits until the peer that is asked knows it.
-async fn routed(peer: &Peer, policy: &str) -> Result<(), Exit> {
-    peer.send(peer.post("/api/settings", &json!({ "about": "route", "policy": policy }))).await?;
+/// What the peer that is asked has counted of its requests.
+async fn counted(peer: &Peer) -> Result<GatewayTotals, Exit> {
+    let response = peer.send(peer.request("/metrics").timeout(PATIENCE)).await?;
+    let text = response.text().await.map_err(|e| Exit::new(Kind::Unreachable, unread(&e)))?;
+    Ok(GatewayTotals::of(&text))
+}
+
+/// Sets how requests are routed or steps formed, and waits until the peer that is asked knows it.
+async fn set(peer: &Peer, about: &str, policy: &str) -> Result<(), Exit> {
+    peer.send(peer.post("/api/settings", &json!({ "about": about, "policy": policy }))).await?;
     let until = Instant::now() + PATIENCE;
     loop {
         let view = peer.view().await?;
-        let said = swarm_settings::of(&view).route(only_model(&view)?.id).map(|(policy, _)| policy.to_string());
+        let (settings, model) = (swarm_settings::of(&view), only_model(&view)?.id);
+        let said = match about {
+            "batch" => settings.batch(model).map(|(policy, _)| policy.to_string()),
+            _ => settings.route(model).map(|(policy, _)| policy.to_string()),
+        };
         if said.as_deref() == Some(policy) {
             return Ok(());
         }
         if Instant::now() > until {
-            return Err(Exit::new(Kind::Other, format!("--route {policy} is not set after {} s", PATIENCE.as_secs())));
+            let what = format!("--{about} {policy} is not set after {} s", PATIENCE.as_secs());
+            return Err(Exit::new(Kind::Other, what));
         }
         tokio::time::sleep(LOOK).await;
     }
@@ -353,21 +391,12 @@ fn only_model(view: &SwarmView) -> Result<ModelCard, Exit> {
 }
 
 /// Requests as long as the trace's median one, to be asked one after another.
-fn alone(planned: &[Planned], requests: usize) -> Vec<Planned> {
-    let median = |of: &dyn Fn(&Planned) -> u32| {
+fn alone(planned: &[PlannedRequest], requests: usize) -> Vec<PlannedRequest> {
+    let median = |of: &dyn Fn(&PlannedRequest) -> u32| {
         let mut all: Vec<u32> = planned.iter().map(of).collect();
         all.sort_unstable();
         all.get(all.len() / 2).copied().unwrap_or(1)
     };
     let (prompt, answer) = (median(&|p| p.prompt), median(&|p| p.answer).clamp(2, ANSWER_ALONE));
-    vec![Planned { at: Duration::ZERO, prompt, answer }; requests]
-}
-
-fn spinner(message: String) -> ProgressBar {
-    let bar = ProgressBar::new_spinner();
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} ({elapsed})") {
-        bar.set_style(style);
-    }
-    bar.enable_steady_tick(Duration::from_millis(120));
-    bar.with_message(message)
+    vec![PlannedRequest { at: Duration::ZERO, prompt, answer }; requests]
 }

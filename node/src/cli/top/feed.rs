@@ -1,6 +1,6 @@
 //! Keeps what `tsnode top` knows up to date: the peer tells what changes, or is asked now and then where it cannot.
 
-use super::snapshot::{Feed, Requests, Snapshot};
+use super::snapshot::{Feed, RequestsView, Snapshot};
 use crate::{
     cli::{
         ask::{Peer, unanswered},
@@ -36,7 +36,7 @@ enum Unheard {
 }
 
 /// Asks a peer for all that is shown.
-pub(super) async fn ask(peer: &Peer) -> Result<(SwarmView, Requests), Exit> {
+pub(super) async fn ask(peer: &Peer) -> Result<(SwarmView, RequestsView), Exit> {
     Ok((peer.view().await?, peer.get("/api/requests").await?))
 }
 
@@ -144,7 +144,7 @@ fn take_in((name, data): &(String, String), shown: &watch::Sender<Snapshot>) -> 
             });
         }
         "requests" => {
-            let requests: Requests = serde_json::from_str(data).ok()?;
+            let requests: RequestsView = serde_json::from_str(data).ok()?;
             shown.send_modify(|snapshot| {
                 snapshot.take_in(requests);
                 is_live(snapshot);
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn what_is_told_is_shown_and_what_is_not_understood_is_said() {
-        let snapshot = Snapshot::new(view(), Requests::default(), Feed::Lost { why: "it has ended".into() });
+        let snapshot = Snapshot::new(view(), RequestsView::default(), Feed::Lost { why: "it has ended".into() });
         let shown = watch::Sender::new(snapshot);
         let tell = |name: &str, data: String| take_in(&(name.into(), data), &shown);
         let other = SwarmView { private: true, ..view() };
@@ -273,7 +273,7 @@ mod tests {
             json!({ "id": PeerId([n; 32]), "load": Load::default(), "groups": [],
             "silent_for": 0.5, "silent": false, "plan": null, "leaving": false })
         });
-        let shown = watch::Sender::new(Snapshot::new(view(), Requests::default(), Feed::Live));
+        let shown = watch::Sender::new(Snapshot::new(view(), RequestsView::default(), Feed::Live));
         let link = |latency: f64| Link {
             to: PeerId([2; 32]),
             latency: Seconds(latency),

@@ -5,7 +5,7 @@ use super::{
     panes::Pane,
     screen::Screen,
     snapshot::{Feed, Snapshot},
-    table::{Fit, GAP, Mood, Row, Table},
+    table::{ColumnFit, GAP, PaneTable, RowMood, TableRow},
 };
 use crate::cli::layout::{fitted, harmless, padded, width};
 use ratatui::{
@@ -25,7 +25,13 @@ Enter           this list alone, and all again
 s, S            sort by the next column; the other way round
 /               only rows with a text in them; Esc shows all again
 ?               this; any key goes on
-q, Ctrl-C       end";
+q, Ctrl-C       end
+
+RUN, WAIT       requests that are computed, and that wait for their turn
+KV %            of the memory for requests under way, how much is used
+STEP, TOK/S     how long one step of all answers takes; tokens a second
+prefill         computes prompts; decode: answers; mixed: both
+spare, silent   lends, and no plan uses it; missed, and not given up yet";
 /// What keys do, in a line.
 const KEYS: &str = "q end  ? keys  Tab next  s sort  / filter  Enter alone";
 /// Lines of a list besides its rows.
@@ -41,21 +47,21 @@ pub(super) struct Theme {
 }
 
 impl Theme {
-    fn mood(self, mood: Mood) -> Style {
+    fn mood(self, mood: RowMood) -> Style {
         match (mood, self.colours) {
-            (Mood::Quiet, _) => Style::new().add_modifier(Modifier::DIM),
-            (Mood::Bad, false) => Style::new().add_modifier(Modifier::BOLD),
+            (RowMood::Quiet, _) => Style::new().add_modifier(Modifier::DIM),
+            (RowMood::Bad, false) => Style::new().add_modifier(Modifier::BOLD),
             (_, false) => Style::new(),
-            (Mood::Good, true) => Style::new().fg(Color::Green),
-            (Mood::Waiting, true) => Style::new().fg(Color::Yellow),
-            (Mood::Bad, true) => Style::new().fg(Color::Red),
+            (RowMood::Good, true) => Style::new().fg(Color::Green),
+            (RowMood::Waiting, true) => Style::new().fg(Color::Yellow),
+            (RowMood::Bad, true) => Style::new().fg(Color::Red),
         }
     }
 }
 
 /// All that is drawn besides what is known.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Look<'a> {
+pub(super) struct FrameLook<'a> {
     pub screen: &'a Screen,
     pub theme: Theme,
     pub now: Instant,
@@ -64,7 +70,7 @@ pub(super) struct Look<'a> {
 }
 
 /// Draws all of a window.
-pub(super) fn draw(buffer: &mut Buffer, area: Rect, snapshot: &Snapshot, look: Look<'_>) {
+pub(super) fn draw(buffer: &mut Buffer, area: Rect, snapshot: &Snapshot, look: FrameLook<'_>) {
     let area = area.intersection(buffer.area);
     let mut lines = area.rows();
     let Some(first) = lines.next() else { return };
@@ -96,13 +102,13 @@ pub(super) fn lines(snapshot: &Snapshot) -> u16 {
     lists.into_iter().chain([1, machine::lines(&snapshot.view).len() as u16]).fold(0, u16::saturating_add)
 }
 
-fn wanted(table: &Table) -> u16 {
+fn wanted(table: &PaneTable) -> u16 {
     // Where there are none, a line says so.
     u16::try_from(table.rows.len().max(1)).unwrap_or(u16::MAX).saturating_add(TITLE)
 }
 
 /// Who is asked, what swarm it is in, and whether it still answers.
-fn head(buffer: &mut Buffer, line: Rect, snapshot: &Snapshot, look: Look<'_>) {
+fn head(buffer: &mut Buffer, line: Rect, snapshot: &Snapshot, look: FrameLook<'_>) {
     let (feed, mood) = feed(snapshot, look.now);
     let room = usize::from(line.width);
     let feed = fitted(&feed, room * 2 / 3);
@@ -112,20 +118,20 @@ fn head(buffer: &mut Buffer, line: Rect, snapshot: &Snapshot, look: Look<'_>) {
     buffer.set_string(right, line.y, feed, look.theme.mood(mood));
 }
 
-fn feed(snapshot: &Snapshot, now: Instant) -> (String, Mood) {
+fn feed(snapshot: &Snapshot, now: Instant) -> (String, RowMood) {
     match &snapshot.feed {
-        Feed::Once => (String::new(), Mood::Quiet),
-        Feed::Live => ("live".into(), Mood::Good),
-        Feed::Polled { why } => (harmless(&format!("asked now and then: {why}")), Mood::Waiting),
+        Feed::Once => (String::new(), RowMood::Quiet),
+        Feed::Live => ("live".into(), RowMood::Good),
+        Feed::Polled { why } => (harmless(&format!("asked now and then: {why}")), RowMood::Waiting),
         Feed::Lost { why } => {
             let ago = now.saturating_duration_since(snapshot.heard).as_secs();
-            (harmless(&format!("lost {ago} s ago, asks again: {why}")), Mood::Bad)
+            (harmless(&format!("lost {ago} s ago, asks again: {why}")), RowMood::Bad)
         }
     }
 }
 
 /// The lists, each with a share of the window.
-fn lists(buffer: &mut Buffer, area: Rect, snapshot: &Snapshot, look: Look<'_>) {
+fn lists(buffer: &mut Buffer, area: Rect, snapshot: &Snapshot, look: FrameLook<'_>) {
     let focus = look.screen.focus();
     let panes: &[Pane] = if look.screen.is_alone { &[focus] } else { &Pane::ALL };
     let tables = panes.iter().map(|pane| {
@@ -133,7 +139,7 @@ fn lists(buffer: &mut Buffer, area: Rect, snapshot: &Snapshot, look: Look<'_>) {
         let all = table.rows.len();
         (*pane, look.screen.arrange(*pane, table), all)
     });
-    let tables: Vec<(Pane, Table, usize)> = tables.collect();
+    let tables: Vec<(Pane, PaneTable, usize)> = tables.collect();
     let wishes: Vec<u16> = tables.iter().map(|(_, table, _)| wanted(table)).collect();
     let focused = panes.iter().position(|pane| *pane == focus).unwrap_or(0);
     let heights = if look.screen.is_alone { vec![area.height] } else { shares(&wishes, focused, area.height) };
@@ -161,7 +167,7 @@ fn shares(wishes: &[u16], focused: usize, all: u16) -> Vec<u16> {
 }
 
 /// One list under its titles.
-fn list(buffer: &mut Buffer, area: Rect, (pane, mut table, all): (Pane, Table, usize), look: Look<'_>) {
+fn list(buffer: &mut Buffer, area: Rect, (pane, mut table, all): (Pane, PaneTable, usize), look: FrameLook<'_>) {
     if area.is_empty() {
         return;
     }
@@ -180,7 +186,7 @@ fn list(buffer: &mut Buffer, area: Rect, (pane, mut table, all): (Pane, Table, u
         let line = fitted(why, area.width.into());
         let below = area.y + TITLE;
         if below < area.bottom() {
-            buffer.set_string(area.x, below, line, look.theme.mood(Mood::Quiet));
+            buffer.set_string(area.x, below, line, look.theme.mood(RowMood::Quiet));
         }
     }
     let has_focus = look.has_keys && pane == look.screen.focus();
@@ -204,30 +210,30 @@ fn list(buffer: &mut Buffer, area: Rect, (pane, mut table, all): (Pane, Table, u
 }
 
 /// Its state, the second column, has the colour of how it is to be taken; a row of no weight has it everywhere.
-fn row<'a>(table: &Table, row: &Row, widths: &[usize], theme: Theme) -> widgets::Row<'a> {
-    let texts = Table::fitted(row, widths).into_iter().zip(&table.columns).enumerate();
+fn row<'a>(table: &PaneTable, row: &TableRow, widths: &[usize], theme: Theme) -> widgets::Row<'a> {
+    let texts = PaneTable::fitted(row, widths).into_iter().zip(&table.columns).enumerate();
     let style = |index: usize| match (index, row.mood) {
-        (1, mood) | (_, mood @ Mood::Quiet) => theme.mood(mood),
+        (1, mood) | (_, mood @ RowMood::Quiet) => theme.mood(mood),
         _ => Style::new(),
     };
     let cells = texts.filter(|(index, _)| widths[*index] > 0);
     widgets::Row::new(cells.map(|(index, (text, column))| aligned(text, column.fit, style(index))))
 }
 
-fn aligned<'a>(text: String, fit: Fit, style: Style) -> Text<'a> {
-    let alignment = if fit == Fit::Number { Alignment::Right } else { Alignment::Left };
+fn aligned<'a>(text: String, fit: ColumnFit, style: Style) -> Text<'a> {
+    let alignment = if fit == ColumnFit::Number { Alignment::Right } else { Alignment::Left };
     Text::from(Line::from(Span::styled(text, style))).alignment(alignment)
 }
 
 /// The last line: what keys do, or the filter.
-fn keys(buffer: &mut Buffer, line: Rect, look: Look<'_>) {
+fn keys(buffer: &mut Buffer, line: Rect, look: FrameLook<'_>) {
     let screen = look.screen;
     let text = match (screen.is_writing, screen.filter.is_empty()) {
         (true, _) => format!("/{}_  (Enter keeps it, Esc shows all)", screen.filter),
         (false, false) => format!("only rows with \"{}\" (Esc shows all)  {KEYS}", screen.filter),
         (false, true) => KEYS.into(),
     };
-    buffer.set_string(line.x, line.y, fitted(&text, line.width.into()), look.theme.mood(Mood::Quiet));
+    buffer.set_string(line.x, line.y, fitted(&text, line.width.into()), look.theme.mood(RowMood::Quiet));
 }
 
 fn help(buffer: &mut Buffer, area: Rect) {

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// A label and a text.
-pub(super) type Row = (&'static str, String);
+pub(super) type LabelledText = (&'static str, String);
 
 /// Who is asked, and what swarm it is in.
 pub(super) fn title(view: &SwarmView) -> String {
@@ -30,7 +30,7 @@ pub(super) fn title(view: &SwarmView) -> String {
 }
 
 /// What this machine lends, what it does, and how fast; what its owner should see to.
-pub(super) fn lines(view: &SwarmView) -> Vec<Row> {
+pub(super) fn lines(view: &SwarmView) -> Vec<LabelledText> {
     let mut rows = vec![("does", does(view)), ("lends", status::lent(view)), ("memory", memory(view))];
     rows.extend(view.troubles.iter().map(|trouble| ("trouble", harmless(&trouble.to_string()))));
     rows

@@ -1,8 +1,8 @@
 //! The panes of `tsnode top`: what each lists of a snapshot.
 
 use super::{
-    snapshot::{Ended, Running, Snapshot},
-    table::{Cell, Column, Fit, Mood, Row, Sort, Table},
+    snapshot::{EndedView, Running, Snapshot},
+    table::{ColumnFit, PaneTable, RowMood, Sort, TableCell, TableColumn, TableRow},
 };
 use crate::{
     cli::{
@@ -43,7 +43,7 @@ impl Pane {
             Self::Peers => "nobody is known, this peer included: it has just started",
             Self::Groups => "no plan is adopted yet: tsnode status says what is waited for",
             Self::Requests => "none came to this peer since it started",
-            Self::Links => "none is measured yet",
+            Self::Links => "none is measured yet: it takes another peer, and a few seconds",
         }
     }
 
@@ -57,7 +57,7 @@ impl Pane {
     }
 
     /// What it lists of a snapshot, unsorted.
-    pub fn table(self, snapshot: &Snapshot) -> Table {
+    pub fn table(self, snapshot: &Snapshot) -> PaneTable {
         match self {
             Self::Peers => peers(snapshot),
             Self::Groups => groups(&snapshot.view),
@@ -67,88 +67,92 @@ impl Pane {
     }
 }
 
-fn columns<const N: usize>(columns: [(&'static str, Fit); N]) -> Vec<Column> {
-    columns.map(|(title, fit)| Column { title: title.into(), fit }).to_vec()
+fn columns<const N: usize>(columns: [(&'static str, ColumnFit); N]) -> Vec<TableColumn> {
+    columns.map(|(title, fit)| TableColumn { title: title.into(), fit }).to_vec()
 }
 
 /// Who is there, what each lends and does, and how busy it is.
-fn peers(snapshot: &Snapshot) -> Table {
+fn peers(snapshot: &Snapshot) -> PaneTable {
     let view = &snapshot.view;
     let columns = columns([
-        ("NAME", Fit::Text),
-        ("STATE", Fit::Words),
-        ("PHASE", Fit::Words),
-        ("DEVICES", Fit::Text),
-        ("RUN", Fit::Number),
-        ("WAIT", Fit::Number),
-        ("KV %", Fit::Number),
-        ("TOK/S", Fit::Number),
-        ("HEARD", Fit::Spare),
+        ("NAME", ColumnFit::Text),
+        ("STATE", ColumnFit::Words),
+        ("PHASE", ColumnFit::Words),
+        ("DEVICES", ColumnFit::Text),
+        ("RUN", ColumnFit::Number),
+        ("WAIT", ColumnFit::Number),
+        ("KV %", ColumnFit::Number),
+        ("TOK/S", ColumnFit::Number),
+        ("HEARD", ColumnFit::Spare),
     ]);
     let names = names(view);
     let there = view.peers.iter().map(|peer| peer_row(view, &names, peer));
     let gone = snapshot.gone.iter().map(|(peer, since)| {
         gone_row(peer, snapshot.heard.saturating_duration_since(*since).as_secs_f64() + peer.silent_for)
     });
-    Table { columns, rows: there.chain(gone).collect() }
+    PaneTable { columns, rows: there.chain(gone).collect() }
 }
 
 /// One that was given up: its last word, and nothing that it does.
-fn gone_row(peer: &PeerView, silent: f64) -> Row {
+fn gone_row(peer: &PeerView, silent: f64) -> TableRow {
     let name = Some(&peer.advert.name).filter(|name| !name.is_empty());
-    let nothing = || Cell::known(None, |_: f64| String::new());
-    Row {
+    let nothing = || TableCell::known(None, |_: f64| String::new());
+    TableRow {
         cells: vec![
-            Cell::text(name.map_or_else(|| format!("…{}", peer.id.short()), Clone::clone)),
-            Cell::text("gone"),
-            Cell::text("-"),
-            Cell::text(devices(peer)),
+            TableCell::text(name.map_or_else(|| format!("…{}", peer.id.short()), Clone::clone)),
+            TableCell::text("gone"),
+            TableCell::text("-"),
+            TableCell::text(devices(peer)),
             nothing(),
             nothing(),
             nothing(),
             nothing(),
-            Cell::number(silent, format!("{silent:.0} s ago")),
+            TableCell::number(silent, format!("{silent:.0} s ago")),
         ],
-        mood: Mood::Bad,
+        mood: RowMood::Bad,
     }
 }
 
-fn peer_row(view: &SwarmView, names: &BTreeMap<PeerId, String>, peer: &PeerView) -> Row {
+fn peer_row(view: &SwarmView, names: &BTreeMap<PeerId, String>, peer: &PeerView) -> TableRow {
     let groups: Vec<&Group> = groups_of(view, peer.id).collect();
     let (state, mood) = state(view, peer, &groups);
     let load = peer.load;
     let used = f64::from(load.total_pages.saturating_sub(load.free_pages)) * 100.0 / f64::from(load.total_pages.max(1));
     let rate = sum(groups.iter().filter_map(|group| rate(view, group)));
     let silent = if peer.id == view.me { 0.0 } else { peer.silent_for };
-    Row {
+    TableRow {
         cells: vec![
-            Cell::text(format!("{}{}", called(names, peer.id), if peer.id == view.me { " (this)" } else { "" })),
-            Cell::text(state),
-            Cell::text(phases(&groups)),
-            Cell::text(devices(peer)),
-            Cell::number(load.running.into(), load.running.to_string()),
-            Cell::number(load.waiting.into(), load.waiting.to_string()),
-            Cell::known((load.total_pages > 0).then_some(used), |used| format!("{used:.0}")),
-            Cell::known(rate, tokens),
-            Cell::number(silent, if peer.id == view.me { "-".into() } else { format!("{silent:.0} s ago") }),
+            TableCell::text(format!("{}{}", called(names, peer.id), if peer.id == view.me { " (this)" } else { "" })),
+            TableCell::text(state),
+            TableCell::text(phases(&groups)),
+            TableCell::text(devices(peer)),
+            TableCell::number(load.running.into(), load.running.to_string()),
+            TableCell::number(load.waiting.into(), load.waiting.to_string()),
+            TableCell::known((load.total_pages > 0).then_some(used), |used| format!("{used:.0}")),
+            TableCell::known(rate, tokens),
+            TableCell::number(silent, if peer.id == view.me { "-".into() } else { format!("{silent:.0} s ago") }),
         ],
         mood,
     }
 }
 
 /// In a word, what a peer is at, as this one sees it.
-fn state(view: &SwarmView, peer: &PeerView, groups: &[&Group]) -> (&'static str, Mood) {
+fn state(view: &SwarmView, peer: &PeerView, groups: &[&Group]) -> (&'static str, RowMood) {
     let is_up = |group: &&Group| view.ready_groups.contains(&group.id);
     let is_lost = !peer.advert.devices.is_empty() && peer.advert.devices.iter().all(|d| d.memory_bytes == 0);
     match () {
-        () if peer.leaving => ("leaves", Mood::Waiting),
-        () if peer.silent => ("silent", Mood::Bad),
-        () if peer.id == view.me && view.readiness != Readiness::Ready => (own_state(&view.readiness), Mood::Waiting),
-        () if is_lost => ("lost", Mood::Bad),
-        () if !groups.is_empty() && groups.iter().all(is_up) => ("serves", Mood::Good),
-        () if !groups.is_empty() => ("loads", Mood::Waiting),
-        () if peer.advert.devices.is_empty() => ("gateway", Mood::Good),
-        () => ("spare", Mood::Quiet),
+        () if peer.leaving => ("leaves", RowMood::Waiting),
+        () if peer.silent => ("silent", RowMood::Bad),
+        () if peer.id == view.me && view.readiness != Readiness::Ready => {
+            (own_state(&view.readiness), RowMood::Waiting)
+        }
+        () if is_lost => ("lost", RowMood::Bad),
+        () if !groups.is_empty() && groups.iter().all(is_up) => ("serves", RowMood::Good),
+        () if !groups.is_empty() => ("loads", RowMood::Waiting),
+        () if peer.advert.devices.is_empty() && peer.advert.models.is_empty() => ("gateway", RowMood::Good),
+        // Paused, outside its hours, or with models that are being lent anew.
+        () if peer.advert.devices.is_empty() => ("not lent", RowMood::Quiet),
+        () => ("spare", RowMood::Quiet),
     }
 }
 
@@ -178,39 +182,41 @@ fn phases(groups: &[&Group]) -> String {
 }
 
 /// Groups as chains of stages, the leader first.
-fn groups(view: &SwarmView) -> Table {
+fn groups(view: &SwarmView) -> PaneTable {
     let columns = columns([
-        ("MODEL", Fit::Text),
-        ("PHASE", Fit::Words),
-        ("STATE", Fit::Words),
-        ("STAGES", Fit::Text),
-        ("RUN", Fit::Number),
-        ("WAIT", Fit::Number),
-        ("STEP", Fit::Number),
-        ("TOK/S", Fit::Number),
+        ("MODEL", ColumnFit::Text),
+        ("PHASE", ColumnFit::Words),
+        ("STATE", ColumnFit::Words),
+        ("STAGES", ColumnFit::Text),
+        ("RUN", ColumnFit::Number),
+        ("WAIT", ColumnFit::Number),
+        ("STEP", ColumnFit::Number),
+        ("TOK/S", ColumnFit::Number),
     ]);
     let names = names(view);
     let planned = view.plan.iter().flat_map(|plan| &plan.groups);
-    Table { columns, rows: planned.map(|group| group_row(view, &names, group)).collect() }
+    PaneTable { columns, rows: planned.map(|group| group_row(view, &names, group)).collect() }
 }
 
-fn group_row(view: &SwarmView, names: &BTreeMap<PeerId, String>, group: &Group) -> Row {
+fn group_row(view: &SwarmView, names: &BTreeMap<PeerId, String>, group: &Group) -> TableRow {
     let is_up = view.ready_groups.contains(&group.id);
     let load = load(view, group).map(|group| group.load);
-    let count = |number: Option<u32>| Cell::known(number.map(f64::from), |n| format!("{n:.0}"));
+    let count = |number: Option<u32>| TableCell::known(number.map(f64::from), |n| format!("{n:.0}"));
     let model = view.models.iter().find(|card| card.id == group.model).map_or("a model", |card| &card.name);
-    Row {
+    TableRow {
         cells: vec![
-            Cell::text(model),
-            Cell::text(group.phase.to_string()),
-            Cell::text(if is_up { "ready" } else { "loads" }),
-            Cell::text(chain(names, &group.stages)),
+            TableCell::text(model),
+            TableCell::text(group.phase.to_string()),
+            TableCell::text(if is_up { "ready" } else { "loads" }),
+            TableCell::text(chain(names, &group.stages)),
             count(load.map(|load| load.running)),
             count(load.map(|load| load.waiting)),
-            Cell::known(load.and_then(|load| load.step).map(|step| step.0), |step| format!("{:.0} ms", step * 1e3)),
-            Cell::known(rate(view, group), tokens),
+            TableCell::known(load.and_then(|load| load.step).map(|step| step.0), |step| {
+                format!("{:.0} ms", step * 1e3)
+            }),
+            TableCell::known(rate(view, group), tokens),
         ],
-        mood: if is_up { Mood::Good } else { Mood::Waiting },
+        mood: if is_up { RowMood::Good } else { RowMood::Waiting },
     }
 }
 
@@ -221,59 +227,59 @@ fn chain(names: &BTreeMap<PeerId, String>, stages: &[Stage]) -> String {
 }
 
 /// Requests under way, the oldest first, and below them those that have ended, the newest first.
-fn requests(snapshot: &Snapshot) -> Table {
+fn requests(snapshot: &Snapshot) -> PaneTable {
     let columns = columns([
-        ("REQUEST", Fit::Words),
-        ("STAGE", Fit::Words),
-        ("AGE", Fit::Number),
-        ("PROMPT", Fit::Number),
-        ("TOKENS", Fit::Number),
-        ("TOK/S", Fit::Number),
-        ("WHERE", Fit::Text),
-        ("MODEL", Fit::Spare),
+        ("REQUEST", ColumnFit::Words),
+        ("STAGE", ColumnFit::Words),
+        ("AGE", ColumnFit::Number),
+        ("PROMPT", ColumnFit::Number),
+        ("TOKENS", ColumnFit::Number),
+        ("TOK/S", ColumnFit::Number),
+        ("WHERE", ColumnFit::Text),
+        ("MODEL", ColumnFit::Spare),
     ]);
     let names = names(&snapshot.view);
     let mut running: Vec<&Running> = snapshot.running.iter().collect();
     running.sort_by_key(|one| std::cmp::Reverse(one.seconds));
     let running = running.into_iter().map(|one| running_row(&names, one));
     let ended = snapshot.ended.iter().map(|one| ended_row(&snapshot.view, &names, one));
-    Table { columns, rows: running.chain(ended).collect() }
+    PaneTable { columns, rows: running.chain(ended).collect() }
 }
 
-fn running_row(names: &BTreeMap<PeerId, String>, one: &Running) -> Row {
-    let count = |number: Option<u32>| Cell::known(number.map(f64::from), |n| format!("{n:.0}"));
+fn running_row(names: &BTreeMap<PeerId, String>, one: &Running) -> TableRow {
+    let count = |number: Option<u32>| TableCell::known(number.map(f64::from), |n| format!("{n:.0}"));
     let rate = one.new_tokens.filter(|_| one.seconds > 0).map(|tokens| f64::from(tokens) / one.seconds as f64);
-    Row {
+    TableRow {
         cells: vec![
-            Cell::text(id(&one.request.to_string())),
-            Cell::text(if one.stage.is_empty() { "runs" } else { &one.stage }),
-            Cell::number(one.seconds as f64, format!("{} s", one.seconds)),
+            TableCell::text(id(&one.request.to_string())),
+            TableCell::text(if one.stage.is_empty() { "runs" } else { &one.stage }),
+            TableCell::number(one.seconds as f64, format!("{} s", one.seconds)),
             count(one.prompt_tokens),
             count(one.new_tokens),
-            Cell::known(rate, tokens),
-            Cell::text(one.prefill.zip(one.decode).map_or("-".into(), |pair| way(names, pair))),
-            Cell::text(&one.model),
+            TableCell::known(rate, tokens),
+            TableCell::text(one.prefill.zip(one.decode).map_or("-".into(), |pair| way(names, pair))),
+            TableCell::text(&one.model),
         ],
-        mood: if one.stage == "decode" { Mood::Good } else { Mood::Waiting },
+        mood: if one.stage == "decode" { RowMood::Good } else { RowMood::Waiting },
     }
 }
 
-fn ended_row(view: &SwarmView, names: &BTreeMap<PeerId, String>, one: &Ended) -> Row {
+fn ended_row(view: &SwarmView, names: &BTreeMap<PeerId, String>, one: &EndedView) -> TableRow {
     let answering = one.total - one.ttft;
     let rate = (one.new_tokens > 1 && answering > 0.0).then(|| f64::from(one.new_tokens - 1) / answering);
     let model = view.models.iter().find(|card| card.id == one.model).map_or("a model", |card| &card.name);
-    Row {
+    TableRow {
         cells: vec![
-            Cell::text(id(&one.request.to_string())),
-            Cell::text("ended"),
-            Cell::number(one.total, format!("{:.1} s", one.total)),
-            Cell::number(one.prompt_tokens.into(), one.prompt_tokens.to_string()),
-            Cell::number(one.new_tokens.into(), one.new_tokens.to_string()),
-            Cell::known(rate, tokens),
-            Cell::text(way(names, (one.prefill, one.decode))),
-            Cell::text(model),
+            TableCell::text(id(&one.request.to_string())),
+            TableCell::text("ended"),
+            TableCell::number(one.total, format!("{:.1} s", one.total)),
+            TableCell::number(one.prompt_tokens.into(), one.prompt_tokens.to_string()),
+            TableCell::number(one.new_tokens.into(), one.new_tokens.to_string()),
+            TableCell::known(rate, tokens),
+            TableCell::text(way(names, (one.prefill, one.decode))),
+            TableCell::text(model),
         ],
-        mood: Mood::Quiet,
+        mood: RowMood::Quiet,
     }
 }
 
@@ -286,14 +292,14 @@ fn way(names: &BTreeMap<PeerId, String>, (prefill, decode): (PeerId, PeerId)) ->
 }
 
 /// Links as peers have measured them.
-fn links(view: &SwarmView) -> Table {
+fn links(view: &SwarmView) -> PaneTable {
     let columns = columns([
-        ("FROM", Fit::Text),
-        ("TO", Fit::Text),
-        ("MBIT/S", Fit::Number),
-        ("LATENCY", Fit::Number),
-        ("PATH", Fit::Text),
-        ("AGE", Fit::Spare),
+        ("FROM", ColumnFit::Text),
+        ("TO", ColumnFit::Text),
+        ("MBIT/S", ColumnFit::Number),
+        ("LATENCY", ColumnFit::Number),
+        ("PATH", ColumnFit::Text),
+        ("AGE", ColumnFit::Spare),
     ]);
     let names = names(view);
     let stated = view.peers.iter().flat_map(|peer| peer.advert.links.iter().map(move |link| (peer.id, link)));
@@ -301,20 +307,20 @@ fn links(view: &SwarmView) -> Table {
         let (mbit, ms) = (link.bandwidth.0 * 8e-6, link.latency.0 * 1e3);
         let age = view.link_ages.get(&link.to).copied().filter(|_| from == view.me);
         let (path, mood) = match link.path {
-            PathKind::Direct => ("direct".into(), Mood::Good),
-            PathKind::Relayed { via } => (format!("relayed via {}", called(&names, via)), Mood::Waiting),
+            PathKind::Direct => ("direct".into(), RowMood::Good),
+            PathKind::Relayed { via } => (format!("relayed via {}", called(&names, via)), RowMood::Waiting),
         };
         let cells = vec![
-            Cell::text(called(&names, from)),
-            Cell::text(called(&names, link.to)),
-            Cell::number(mbit, if mbit < 9.95 { format!("{mbit:.1}") } else { format!("{mbit:.0}") }),
-            Cell::number(ms, format!("{ms:.1} ms")),
-            Cell::text(path),
-            Cell::known(age, |age| format!("{age:.0} s")),
+            TableCell::text(called(&names, from)),
+            TableCell::text(called(&names, link.to)),
+            TableCell::number(mbit, if mbit < 9.95 { format!("{mbit:.1}") } else { format!("{mbit:.0}") }),
+            TableCell::number(ms, format!("{ms:.1} ms")),
+            TableCell::text(path),
+            TableCell::known(age, |age| format!("{age:.0} s")),
         ];
-        Row { cells, mood }
+        TableRow { cells, mood }
     };
-    Table { columns, rows: stated.map(row).collect() }
+    PaneTable { columns, rows: stated.map(row).collect() }
 }
 
 /// A peer by name, and by how its id ends where others are called the same.

@@ -2,7 +2,7 @@
 
 use super::{
     panes::Pane,
-    table::{Sort, Table},
+    table::{PaneTable, Sort},
 };
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
@@ -49,7 +49,7 @@ impl Screen {
     }
 
     /// What is to be seen of a table.
-    pub fn arrange(&self, pane: Pane, mut table: Table) -> Table {
+    pub fn arrange(&self, pane: Pane, mut table: PaneTable) -> PaneTable {
         if !self.filter.is_empty() {
             table.filter(&self.filter);
         }

@@ -18,7 +18,7 @@ pub(in crate::cli) struct Snapshot {
     pub view: SwarmView,
     pub running: Vec<Running>,
     /// Newest first.
-    pub ended: VecDeque<Ended>,
+    pub ended: VecDeque<EndedView>,
     pub feed: Feed,
     /// When anything of it was last told.
     pub heard: Instant,
@@ -55,7 +55,7 @@ pub(in crate::cli) struct Running {
 
 /// A request that has ended.
 #[derive(Clone, Debug, Deserialize)]
-pub(in crate::cli) struct Ended {
+pub(in crate::cli) struct EndedView {
     pub request: RequestId,
     pub model: ModelId,
     pub prefill: PeerId,
@@ -70,15 +70,15 @@ pub(in crate::cli) struct Ended {
 
 /// What `/api/requests` and the event `requests` say.
 #[derive(Clone, Debug, Default, Deserialize)]
-pub(in crate::cli) struct Requests {
+pub(in crate::cli) struct RequestsView {
     #[serde(default)]
-    pub requests: VecDeque<Ended>,
+    pub requests: VecDeque<EndedView>,
     #[serde(default)]
     pub running: Vec<Running>,
 }
 
 impl Snapshot {
-    pub(super) fn new(view: SwarmView, Requests { requests, running }: Requests, feed: Feed) -> Self {
+    pub(super) fn new(view: SwarmView, RequestsView { requests, running }: RequestsView, feed: Feed) -> Self {
         let mut new = Self { view, running, ended: requests, feed, heard: Instant::now(), gone: Vec::new() };
         new.ended.truncate(ENDED);
         new
@@ -98,7 +98,7 @@ impl Snapshot {
     }
 
     /// Takes in those that ended since the last time, newest first, and those under way now.
-    pub(super) fn take_in(&mut self, Requests { requests, running }: Requests) {
+    pub(super) fn take_in(&mut self, RequestsView { requests, running }: RequestsView) {
         for ended in requests.into_iter().rev() {
             // A peer that is asked anew tells all that it remembers.
             if !self.ended.iter().any(|known| known.request == ended.request) {
@@ -127,7 +127,7 @@ mod tests {
         };
         let requests = |numbers: &[usize]| {
             let all: Vec<_> = numbers.iter().map(|n| ended(*n)).collect();
-            serde_json::from_value::<Requests>(json!({ "requests": all, "running": [] })).unwrap()
+            serde_json::from_value::<RequestsView>(json!({ "requests": all, "running": [] })).unwrap()
         };
         let mut snapshot = Snapshot::new(view(), requests(&[2, 1]), Feed::Live);
         snapshot.take_in(requests(&[3, 2, 1]));
@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn a_peer_of_an_earlier_version_says_less_of_what_runs() {
         let said = json!({ "running": [{ "request": RequestId([1; 16]), "model": "m", "seconds": 3 }] });
-        let requests: Requests = serde_json::from_value(said).unwrap();
+        let requests: RequestsView = serde_json::from_value(said).unwrap();
         let one = &requests.running[0];
         assert_eq!((one.seconds, one.stage.as_str(), one.new_tokens), (3, "", None));
     }

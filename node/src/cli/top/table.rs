@@ -8,20 +8,20 @@ pub(super) const GAP: usize = 2;
 
 /// What one pane lists.
 #[derive(Debug)]
-pub(super) struct Table {
-    pub columns: Vec<Column>,
-    pub rows: Vec<Row>,
+pub(super) struct PaneTable {
+    pub columns: Vec<TableColumn>,
+    pub rows: Vec<TableRow>,
 }
 
 /// A column: its title, and how it takes to a narrow window.
 #[derive(Clone, Debug)]
-pub(super) struct Column {
+pub(super) struct TableColumn {
     pub title: String,
-    pub fit: Fit,
+    pub fit: ColumnFit,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fit {
+pub(super) enum ColumnFit {
     /// A number, to the right; it is never cut.
     Number,
     /// Short words; they are never cut.
@@ -34,7 +34,7 @@ pub(super) enum Fit {
 
 /// How a row is to be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mood {
+pub(super) enum RowMood {
     Good,
     Waiting,
     Bad,
@@ -42,20 +42,20 @@ pub(super) enum Mood {
 }
 
 #[derive(Debug)]
-pub(super) struct Row {
-    pub cells: Vec<Cell>,
+pub(super) struct TableRow {
+    pub cells: Vec<TableCell>,
     /// That of its state.
-    pub mood: Mood,
+    pub mood: RowMood,
 }
 
 /// What is shown, and by what it is sorted.
 #[derive(Clone, Debug)]
-pub(super) struct Cell {
+pub(super) struct TableCell {
     pub shown: String,
     number: Option<f64>,
 }
 
-impl Cell {
+impl TableCell {
     /// A text of others'.
     pub fn text(text: impl AsRef<str>) -> Self {
         Self { shown: harmless(text.as_ref()), number: None }
@@ -86,7 +86,7 @@ pub(super) struct Sort {
     pub descends: bool,
 }
 
-impl Table {
+impl PaneTable {
     /// Those rows that have the text in any cell, whatever its case.
     pub fn filter(&mut self, text: &str) {
         let text = text.to_lowercase();
@@ -108,19 +108,19 @@ impl Table {
     pub fn widths(&self, window: usize) -> Vec<usize> {
         let widest =
             |index: usize| self.rows.iter().filter_map(move |row| row.cells.get(index)).map(|c| width(&c.shown));
-        let full = |(index, column): (usize, &Column)| widest(index).fold(width(&column.title), usize::max);
+        let full = |(index, column): (usize, &TableColumn)| widest(index).fold(width(&column.title), usize::max);
         let mut widths: Vec<usize> = self.columns.iter().enumerate().map(full).collect();
         let taken =
             |widths: &[usize]| widths.iter().filter(|w| **w > 0).map(|w| w + GAP).sum::<usize>().saturating_sub(GAP);
         // What can be spared goes from the right.
         for index in (0..widths.len()).rev() {
-            if self.columns[index].fit == Fit::Spare && taken(&widths) > window {
+            if self.columns[index].fit == ColumnFit::Spare && taken(&widths) > window {
                 widths[index] = 0;
             }
         }
         // The widest text gives way first.
         while taken(&widths) > window {
-            let texts = widths.iter_mut().zip(&self.columns).filter(|(_, c)| c.fit == Fit::Text).map(|(w, _)| w);
+            let texts = widths.iter_mut().zip(&self.columns).filter(|(_, c)| c.fit == ColumnFit::Text).map(|(w, _)| w);
             match texts.max().filter(|widest| **widest > SHORTEST) {
                 Some(widest) => *widest -= 1,
                 None => break,
@@ -130,7 +130,7 @@ impl Table {
     }
 
     /// A row's texts, as wide as columns are.
-    pub fn fitted(row: &Row, widths: &[usize]) -> Vec<String> {
+    pub fn fitted(row: &TableRow, widths: &[usize]) -> Vec<String> {
         row.cells.iter().zip(widths).map(|(cell, width)| fitted(&cell.shown, *width)).collect()
     }
 }
@@ -142,17 +142,22 @@ const SHORTEST: usize = 6;
 mod tests {
     use super::*;
 
-    fn table(names: &[(&str, f64)]) -> Table {
-        let column = |title: &str, fit| Column { title: title.into(), fit };
-        let columns = vec![column("NAME", Fit::Text), column("LOAD", Fit::Number), column("NOTE", Fit::Spare)];
-        let row = |(name, load): &(&str, f64)| Row {
-            cells: vec![Cell::text(name), Cell::number(*load, format!("{load}")), Cell::text("a note of no weight")],
-            mood: Mood::Good,
+    fn table(names: &[(&str, f64)]) -> PaneTable {
+        let column = |title: &str, fit| TableColumn { title: title.into(), fit };
+        let columns =
+            vec![column("NAME", ColumnFit::Text), column("LOAD", ColumnFit::Number), column("NOTE", ColumnFit::Spare)];
+        let row = |(name, load): &(&str, f64)| TableRow {
+            cells: vec![
+                TableCell::text(name),
+                TableCell::number(*load, format!("{load}")),
+                TableCell::text("a note of no weight"),
+            ],
+            mood: RowMood::Good,
         };
-        Table { columns, rows: names.iter().map(row).collect() }
+        PaneTable { columns, rows: names.iter().map(row).collect() }
     }
 
-    fn names(table: &Table) -> Vec<&str> {
+    fn names(table: &PaneTable) -> Vec<&str> {
         table.rows.iter().map(|row| row.cells[0].shown.as_str()).collect()
     }
 
@@ -186,12 +191,12 @@ mod tests {
         assert_eq!(table.widths(80), [31, 4, 19]);
         assert_eq!(table.widths(50), [31, 4, 0]);
         assert_eq!(table.widths(20), [14, 4, 0]);
-        assert_eq!(Table::fitted(&table.rows[0], &table.widths(20))[0], "a-rather-long…");
+        assert_eq!(PaneTable::fitted(&table.rows[0], &table.widths(20))[0], "a-rather-long…");
         assert_eq!(table.widths(2), [SHORTEST, 4, 0], "no window is so narrow that it hangs");
     }
 
     #[test]
     fn names_of_others_drive_no_terminal() {
-        assert_eq!(Cell::text("a\u{1b}[2Jb").shown, "a\u{fffd}[2Jb");
+        assert_eq!(TableCell::text("a\u{1b}[2Jb").shown, "a\u{fffd}[2Jb");
     }
 }

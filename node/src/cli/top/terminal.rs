@@ -1,7 +1,7 @@
 //! The terminal of `tsnode top`: drawn again with every beat and every key, and given back as it was, however the verb ends.
 
 use super::{
-    frame::{self, Look, Theme},
+    frame::{self, FrameLook, Theme},
     screen::{After, Screen},
     snapshot::Snapshot,
 };
@@ -67,7 +67,7 @@ fn press(screen: &mut Screen, key: KeyEvent, snapshot: &Snapshot) -> After {
 }
 
 fn draw(terminal: &mut DefaultTerminal, snapshot: &Snapshot, screen: &Screen, theme: Theme) -> io::Result<()> {
-    let look = Look { screen, theme, now: Instant::now(), has_keys: true };
+    let look = FrameLook { screen, theme, now: Instant::now(), has_keys: true };
     let drawn = terminal.draw(|window| {
         let area = window.area();
         frame::draw(window.buffer_mut(), area, snapshot, look);

@@ -1,10 +1,10 @@
 //! Frames of snapshots: three peers as they were at work, and what is made of them.
 
 use super::{
-    frame::{self, Look, Theme},
+    frame::{self, FrameLook, Theme},
     printed,
     screen::Screen,
-    snapshot::{Feed, Requests, Snapshot},
+    snapshot::{Feed, RequestsView, Snapshot},
 };
 use crate::{
     cli::layout::width,
@@ -23,12 +23,12 @@ const THREE: &str = include_str!("tests/three.json");
 fn three() -> Snapshot {
     let mut said: Value = serde_json::from_str(THREE).unwrap();
     let view: SwarmView = serde_json::from_value(said["swarm"].take()).unwrap();
-    let requests: Requests = serde_json::from_value(said).unwrap();
+    let requests: RequestsView = serde_json::from_value(said).unwrap();
     Snapshot::new(view, requests, Feed::Live)
 }
 
 fn alone() -> Snapshot {
-    Snapshot::new(view(), Requests::default(), Feed::Live)
+    Snapshot::new(view(), RequestsView::default(), Feed::Live)
 }
 
 /// A swarm of so many, each with links to all others.
@@ -51,7 +51,8 @@ fn many(peers: u8) -> Snapshot {
 
 fn terminal(snapshot: &Snapshot, screen: &Screen, columns: u16, lines: u16, colours: bool) -> Terminal<TestBackend> {
     let mut terminal = Terminal::new(TestBackend::new(columns, lines)).unwrap();
-    let look = Look { screen, theme: Theme { colours }, now: snapshot.heard + Duration::from_secs(7), has_keys: true };
+    let look =
+        FrameLook { screen, theme: Theme { colours }, now: snapshot.heard + Duration::from_secs(7), has_keys: true };
     terminal
         .draw(|window| {
             let area = window.area();

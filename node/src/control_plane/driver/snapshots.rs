@@ -10,13 +10,15 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tsnode_coordinator::{
+    cards,
     control::{Member, Presence},
     default_model::default_model,
     fallback::Fallback,
     gateway::View,
     lending::Lending,
-    settings::Settings,
+    settings::SwarmSettings,
     trust::CutOff,
+    witnesses::Witnesses,
 };
 use tsnode_protocol::{Advert, GroupId, Load, ModelId, PeerId};
 
@@ -29,6 +31,7 @@ impl Driver {
         self.invites.heard(adverts.iter().filter(|(peer, _)| **peer != me).map(|(peer, a)| (*peer, &a.invites[..])));
         replace(&self.going, self.control.going());
         let followed = self.changeover.routed();
+        replace(&self.chosen, followed.map_or_else(Vec::new, |plan| plan.chosen.clone()));
         let up = self.control.ready_of(followed.map_or(&[][..], |plan| &plan.groups));
         let (up, reachable) = self.served(up, &adverts);
         let changed = self.roster.send_if_modified(|old| {
@@ -60,15 +63,25 @@ impl Driver {
     /// What requests are routed by.
     fn show_gateway(&self, up: &BTreeMap<GroupId, Load>, reachable: Adverts) {
         let (followed, barred) = (self.changeover.routed(), self.trust.barred(self.started.elapsed()));
+        let witnesses = self.witnesses();
         self.routes.send_if_modified(|old| {
             let same_plan = old.plan.as_ref() == followed;
             let same_adverts = Arc::ptr_eq(&old.adverts, &reachable) || old.adverts == reachable;
-            let changed = !same_plan || old.up != *up || !same_adverts || *old.barred != barred;
+            let changed =
+                !same_plan || old.up != *up || !same_adverts || *old.barred != barred || *old.witnesses != witnesses;
             if changed {
-                *old = View { plan: followed.cloned(), up: up.clone(), adverts: reachable, barred: Arc::new(barred) };
+                let (barred, witnesses) = (Arc::new(barred), Arc::new(witnesses));
+                *old = View { plan: followed.cloned(), up: up.clone(), adverts: reachable, barred, witnesses };
             }
             changed
         });
+    }
+
+    /// What other gateways say of groups whose claims are in doubt.
+    fn witnesses(&self) -> Witnesses {
+        let is_other = |peer: &PeerId| *peer != self.control.me() && !self.trust.is_cut_off(*peer);
+        let others = self.control.members().filter(|(peer, _)| is_other(peer));
+        Witnesses::of(others.filter_map(|(peer, m)| Some((*peer, m.advert.as_deref()?, &m.heartbeat))))
     }
 
     /// The swarm as HTTP shows it.
@@ -96,7 +109,7 @@ impl Driver {
         let yields = self.fallback.as_ref().is_some_and(Fallback::yields) && self.owner.lending() == Lending::Lends;
         let lending = if yields { Lending::OtherModel } else { self.owner.lending() };
         let waiting = self.waits(&readiness, lending);
-        let settings = Settings::of(control.members().filter_map(|(_, m)| m.advert.as_deref())).said();
+        let settings = SwarmSettings::of(control.members().filter_map(|(_, m)| m.advert.as_deref())).said();
         let spot_checks = self.bench.spot_checked();
         let groups = self.changeover.routed().map_or(&[][..], |plan| &plan.groups);
         let loaded = groups.iter().filter(|group| up.contains_key(&group.id)).map(|group| group.model).collect();
@@ -114,7 +127,7 @@ impl Driver {
                 view.plan = control.plan().cloned();
             }
             view.ready_groups = up.keys().copied().collect();
-            let members: Vec<Seen> =
+            let members: Vec<SeenMember> =
                 control.members().filter_map(|(peer, m)| Some((*peer, m, adverts.get(peer)?))).collect();
             if !view.peers.iter().map(|peer| peer.id).eq(members.iter().map(|(peer, ..)| *peer)) {
                 view.peers = members.iter().map(|seen| peer_view(*seen, now)).collect();
@@ -124,6 +137,10 @@ impl Driver {
             view.link_ends = ends;
             view.cut_off = cut_off;
             view.models = unique(adverts, |a| &a.models, |card| (card.name.clone(), card.id));
+            let agreed = cards::all_agreed(adverts.values());
+            for card in &mut view.models {
+                card.shape = agreed.get(&card.id).map_or(card.shape, |agreed| agreed.shape);
+            }
             view.encoders = unique(adverts, |a| &a.encoders, |card| (card.name.clone(), card.id));
             view.default_model = default_for(self.default_model.as_deref(), adverts);
             view.loaded = loaded;
@@ -167,9 +184,9 @@ fn default_for(wanted: Option<&str>, adverts: &BTreeMap<PeerId, Advert>) -> Opti
 }
 
 /// A peer that has said what it is, as it is known here.
-type Seen<'a> = (PeerId, &'a Member, &'a Advert);
+type SeenMember<'a> = (PeerId, &'a Member, &'a Advert);
 
-fn peer_view((peer, member, advert): Seen<'_>, now: Duration) -> PeerView {
+fn peer_view((peer, member, advert): SeenMember<'_>, now: Duration) -> PeerView {
     PeerView {
         id: peer,
         advert: advert.clone(),
@@ -183,7 +200,7 @@ fn peer_view((peer, member, advert): Seen<'_>, now: Duration) -> PeerView {
 }
 
 /// What has changed of it: adverts are long, and seldom others.
-fn look_again(shown: &mut PeerView, (_, member, advert): Seen<'_>, changed: bool, now: Duration) {
+fn look_again(shown: &mut PeerView, (_, member, advert): SeenMember<'_>, changed: bool, now: Duration) {
     if changed && shown.advert != *advert {
         shown.advert = advert.clone();
     }

@@ -8,7 +8,7 @@ use tsnode_coordinator::{
     control::{Control, Member},
     lending::Lending,
     planner::live::{Shortfall, shortfalls},
-    waiting::{self, NotReady, Scene, Seen, Stage},
+    waiting::{self, NotReady, PeerSighting, PeerStage, WaitingView},
 };
 use tsnode_protocol::{Advert, Group, GroupId, Load, ModelId, PeerId, Plan, codec};
 
@@ -56,23 +56,23 @@ impl Driver {
     pub(super) fn waits(&self, readiness: &Readiness, lending: Lending) -> Option<NotReady> {
         let (control, me, now) = (&self.control, self.control.me(), self.started.elapsed());
         let stage = match readiness {
-            Readiness::Probing => Stage::Probing,
-            Readiness::Joining | Readiness::Planning => Stage::Planless,
-            Readiness::Loading => Stage::Planned,
+            Readiness::Probing => PeerStage::Probing,
+            Readiness::Joining | Readiness::Planning => PeerStage::Planless,
+            Readiness::Loading => PeerStage::Planned,
             Readiness::Ready => return None,
-            Readiness::Leaving => Stage::Leaving,
+            Readiness::Leaving => PeerStage::Leaving,
         };
         let lends = |m: &Member| m.advert.as_ref().is_some_and(|a| !a.devices.is_empty() && !a.models.is_empty());
-        let seen = |(peer, m): (&PeerId, &Member)| Seen {
+        let seen = |(peer, m): (&PeerId, &Member)| PeerSighting {
             name: m.advert.as_ref().map_or_else(|| peer.short(), |a| a.name.clone()),
             lends: lends(m),
             clock: control.clock_ahead(m),
             silent: now.saturating_sub(m.last_heard),
             plans: control.coordinator() == Some(*peer),
         };
-        let others: Vec<Seen> = control.members().filter(|(peer, _)| **peer != me).map(seen).collect();
+        let others: Vec<PeerSighting> = control.members().filter(|(peer, _)| **peer != me).map(seen).collect();
         let lent = control.members().filter(|(_, m)| lends(m)).filter_map(|(_, m)| m.advert.as_ref());
-        let scene = Scene {
+        let scene = WaitingView {
             stage,
             lending,
             opens: self.owner.opens(),

@@ -27,7 +27,7 @@ use std::{
 use tokio::sync::mpsc;
 use tsnode_protocol::{
     PeerId, SwarmId, codec,
-    proof::{Code, Ends, Membership, Nonce, Side},
+    proof::{Code, ConnectionSide, Ends, Membership, Nonce},
 };
 
 /// How long who speaks another version may take to read which this one is.
@@ -57,7 +57,7 @@ impl From<Rejection> for SwarmEvent {
 }
 
 /// Who has come.
-enum Arrival {
+enum AdmittedAs {
     /// One that has proven membership.
     Member,
     /// One that has proven an invite, and has been told the secret on this stream.
@@ -68,7 +68,7 @@ enum Arrival {
 
 /// The door: what it takes to prove membership, and where to say who failed.
 #[derive(Clone)]
-pub(super) struct Door {
+pub(super) struct AdmissionDoor {
     /// Our own id.
     pub(super) own: PeerId,
     /// The swarm.
@@ -83,13 +83,13 @@ pub(super) struct Door {
     pub(super) rejections: mpsc::Sender<Rejection>,
 }
 
-impl Door {
+impl AdmissionDoor {
     /// Passes the connection through once its far end has proven membership, and tells of it otherwise.
     pub(super) async fn admit(
         self,
         remote: libp2p::PeerId,
         muxer: StreamMuxerBox,
-        side: Side,
+        side: ConnectionSide,
         from: Option<SocketAddr>,
     ) -> Result<(libp2p::PeerId, StreamMuxerBox), AdmissionError> {
         let peer = to_own_id(&remote);
@@ -106,28 +106,30 @@ impl Door {
         &self,
         remote: PeerId,
         mut muxer: StreamMuxerBox,
-        side: Side,
+        side: ConnectionSide,
         from: Option<SocketAddr>,
     ) -> Result<StreamMuxerBox, AdmissionError> {
         let stream = first_stream(&mut muxer, side).await?;
-        if remote == self.own && side == Side::Listener {
+        if remote == self.own && side == ConnectionSide::Listener {
             return Err(twin::answer(self.process, &mut muxer, stream).await);
         }
         let only_looks = AtomicBool::new(false);
         let exchange = async {
             match side {
-                Side::Dialer => knock(self.own, &self.membership, remote, stream).await.map(|()| Arrival::Member),
-                Side::Listener => self.answer(remote, stream, from, &only_looks).await,
+                ConnectionSide::Dialer => {
+                    knock(self.own, &self.membership, remote, stream).await.map(|()| AdmittedAs::Member)
+                }
+                ConnectionSide::Listener => self.answer(remote, stream, from, &only_looks).await,
             }
         };
         let arrival = driving(&mut muxer, exchange).await.map_err(AdmissionError::from).and_then(|arrival| arrival);
         match arrival.map_err(|error| error.of_one_who(only_looks.load(Ordering::Relaxed)))? {
-            Arrival::Member => Ok(muxer),
-            Arrival::Newcomer(stream) => {
+            AdmittedAs::Member => Ok(muxer),
+            AdmittedAs::Newcomer(stream) => {
                 redeem::until_read(&mut muxer, stream).await;
                 Err(AdmissionError::Redeemed)
             }
-            Arrival::Other { stream, theirs } => {
+            AdmittedAs::Other { stream, theirs } => {
                 until_hung_up(&mut muxer, stream).await;
                 Err(AdmissionError::Version { theirs })
             }
@@ -140,7 +142,7 @@ impl Door {
         mut stream: SubstreamBox,
         from: Option<SocketAddr>,
         only_looks: &AtomicBool,
-    ) -> Result<Arrival, AdmissionError> {
+    ) -> Result<AdmittedAs, AdmissionError> {
         let mut magic: [u8; 6] = receive(&mut stream).await?;
         for _ in 0..sight::QUESTIONS {
             if magic == sight::MAGIC {
@@ -152,25 +154,25 @@ impl Door {
         only_looks.store(false, Ordering::Relaxed);
         if magic == redeem::MAGIC {
             redeem::answer(self.own, dialer, &self.invites, &mut stream).await?;
-            return Ok(Arrival::Newcomer(stream));
+            return Ok(AdmittedAs::Newcomer(stream));
         }
         let dialer_nonce = match read_hello_after(magic, &mut stream).await {
             Err(AdmissionError::Version { theirs }) => {
                 // It is to know why, too.
                 send(&mut stream, &hello(draw_nonce()?)).await?;
-                return Ok(Arrival::Other { stream, theirs });
+                return Ok(AdmittedAs::Other { stream, theirs });
             }
             read => read?,
         };
         let listener_nonce = draw_nonce()?;
         let ends = Ends { dialer, listener: self.own, dialer_nonce, listener_nonce };
         let mut reply = hello(listener_nonce).to_vec();
-        reply.extend_from_slice(&self.membership.code(Side::Listener, &ends).0);
+        reply.extend_from_slice(&self.membership.code(ConnectionSide::Listener, &ends).0);
         send(&mut stream, &reply).await?;
-        check_code(&self.membership, Side::Dialer, &ends, &mut stream).await?;
+        check_code(&self.membership, ConnectionSide::Dialer, &ends, &mut stream).await?;
         send(&mut stream, &[ADMITTED]).await?;
         let _ = stream.close().await;
-        Ok(Arrival::Member)
+        Ok(AdmittedAs::Member)
     }
 
     fn tell(&self, peer: Option<PeerId>, error: &AdmissionError) {
@@ -199,8 +201,8 @@ pub(super) async fn knock(
     send(&mut stream, &hello(dialer_nonce)).await?;
     let listener_nonce = read_hello(&mut stream).await?;
     let ends = Ends { dialer: own, listener, dialer_nonce, listener_nonce };
-    check_code(membership, Side::Listener, &ends, &mut stream).await?;
-    send(&mut stream, &membership.code(Side::Dialer, &ends).0).await?;
+    check_code(membership, ConnectionSide::Listener, &ends, &mut stream).await?;
+    send(&mut stream, &membership.code(ConnectionSide::Dialer, &ends).0).await?;
     let [verdict] = receive(&mut stream).await?;
     // A peer that closes first makes this fail, and that is no reason to doubt the verdict.
     let _ = stream.close().await;
@@ -209,7 +211,7 @@ pub(super) async fn knock(
 
 async fn check_code(
     membership: &Membership,
-    side: Side,
+    side: ConnectionSide,
     ends: &Ends,
     stream: &mut SubstreamBox,
 ) -> Result<(), AdmissionError> {

@@ -11,7 +11,7 @@ use libp2p::{
     swarm::{NetworkBehaviour, behaviour::toggle::Toggle},
 };
 use std::{collections::HashMap, net::SocketAddr, time::Duration};
-use tsnode_coordinator::places::Shares;
+use tsnode_coordinator::places::FileShares;
 use tsnode_protocol::{SwarmId, limits};
 
 /// What identify calls our protocol family.
@@ -142,7 +142,7 @@ fn relay() -> relay::Config {
 
 /// Enough for the neighbours of a large swarm; small enough for a home router. Who has to prove itself yet has a place elsewhere
 /// (`seated.rs`), so that it is not the newcomer who goes where all are taken.
-fn connection_limits(shares: &Shares) -> ConnectionLimits {
+fn connection_limits(shares: &FileShares) -> ConnectionLimits {
     let most = |connections: usize| Some(u32::try_from(connections).unwrap_or(u32::MAX));
     ConnectionLimits::default()
         .with_max_pending_outgoing(Some(64))

@@ -28,13 +28,13 @@ const WAITING: usize = 8;
 pub(super) struct Behaviour {
     connections: BTreeMap<PeerId, BTreeMap<ConnectionId, PathKind>>,
     /// As many as the data plane has asked for, and connections have opened.
-    actions: VecDeque<ToSwarm<Carried, Order>>,
+    actions: VecDeque<ToSwarm<Carried, StreamOrder>>,
     waker: Option<Waker>,
 }
 
 /// A stream wanted of a connection.
 #[derive(Debug)]
-pub(super) struct Order {
+pub(super) struct StreamOrder {
     ask: Ask,
     path: PathKind,
 }
@@ -44,7 +44,7 @@ impl Behaviour {
     pub(super) fn open(&mut self, ask: Ask) -> Result<(), Ask> {
         let best = self.connections.get(&ask.peer).and_then(|all| all.iter().min_by_key(|(_, path)| **path));
         let (Some((id, path)), Some(peer_id)) = (best, to_libp2p_id(ask.peer)) else { return Err(ask) };
-        let order = Order { ask, path: *path };
+        let order = StreamOrder { ask, path: *path };
         self.act(ToSwarm::NotifyHandler { peer_id, handler: NotifyHandler::One(*id), event: order });
         Ok(())
     }
@@ -60,7 +60,7 @@ impl Behaviour {
         all.filter(|(_, path)| **path != PathKind::Direct).map(|(id, _)| *id).collect()
     }
 
-    fn act(&mut self, action: ToSwarm<Carried, Order>) {
+    fn act(&mut self, action: ToSwarm<Carried, StreamOrder>) {
         self.actions.push_back(action);
         if let Some(waker) = self.waker.take() {
             waker.wake();
@@ -160,7 +160,7 @@ impl NetworkBehaviour for Behaviour {
 /// Opens streams on one connection, and takes those that the far end opens.
 #[derive(Default)]
 pub(super) struct Handler {
-    orders: VecDeque<Order>,
+    orders: VecDeque<StreamOrder>,
     came: VecDeque<Stream>,
     waker: Option<Waker>,
 }
@@ -174,25 +174,25 @@ impl Handler {
 }
 
 impl ConnectionHandler for Handler {
-    type FromBehaviour = Order;
+    type FromBehaviour = StreamOrder;
     type ToBehaviour = Stream;
     type InboundProtocol = ReadyUpgrade<StreamProtocol>;
     type OutboundProtocol = ReadyUpgrade<StreamProtocol>;
     type InboundOpenInfo = ();
-    type OutboundOpenInfo = Order;
+    type OutboundOpenInfo = StreamOrder;
 
     fn listen_protocol(&self) -> SubstreamProtocol<Self::InboundProtocol> {
         SubstreamProtocol::new(ReadyUpgrade::new(PROTOCOL), ())
     }
 
-    fn on_behaviour_event(&mut self, order: Order) {
+    fn on_behaviour_event(&mut self, order: StreamOrder) {
         self.orders.push_back(order);
         self.wake();
     }
 
     fn on_connection_event(
         &mut self,
-        event: ConnectionEvent<Self::InboundProtocol, Self::OutboundProtocol, (), Order>,
+        event: ConnectionEvent<Self::InboundProtocol, Self::OutboundProtocol, (), StreamOrder>,
     ) {
         match event {
             ConnectionEvent::FullyNegotiatedInbound(FullyNegotiatedInbound { protocol: stream, .. }) => {
@@ -202,7 +202,7 @@ impl ConnectionHandler for Handler {
                 self.wake();
             }
             ConnectionEvent::FullyNegotiatedOutbound(FullyNegotiatedOutbound { protocol: stream, info }) => {
-                let Order { ask: Ask { peer, answer }, path } = info;
+                let StreamOrder { ask: Ask { peer, answer }, path } = info;
                 // Whoever asked may have lost patience.
                 let _ = answer.send(Carried { peer, path, stream: SubstreamBox::new(stream) });
             }
@@ -217,7 +217,7 @@ impl ConnectionHandler for Handler {
     fn poll(
         &mut self,
         cx: &mut Context<'_>,
-    ) -> Poll<ConnectionHandlerEvent<Self::OutboundProtocol, Order, Self::ToBehaviour>> {
+    ) -> Poll<ConnectionHandlerEvent<Self::OutboundProtocol, StreamOrder, Self::ToBehaviour>> {
         if let Some(stream) = self.came.pop_front() {
             return Poll::Ready(ConnectionHandlerEvent::NotifyBehaviour(stream));
         }

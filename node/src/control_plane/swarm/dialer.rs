@@ -7,7 +7,7 @@
 //! The first attempt of two is made over TCP alone where there is a TCP address: when a process dies its host's
 //! kernel says so at once on TCP, while a QUIC connection is only missed after its idle limit.
 
-use crate::data_plane::listening::{Use, is_for};
+use crate::data_plane::listening::{AddressUse, is_for};
 use libp2p::{Multiaddr, multiaddr::Protocol};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -60,13 +60,13 @@ pub(super) struct Dialer {
     degree: usize,
     bootstrap: Vec<Attempt>,
     bootstrap_retry: Retry,
-    known: BTreeMap<PeerId, Known>,
+    known: BTreeMap<PeerId, DialledPeer>,
     banned: BTreeSet<PeerId>,
     probed: Option<Instant>,
 }
 
 #[derive(Default)]
-struct Known {
+struct DialledPeer {
     addresses: Vec<Multiaddr>,
     retry: Retry,
     /// When something that it said last came, from whomever.
@@ -122,7 +122,7 @@ impl Dialer {
             return None;
         }
         self.probed = Some(now);
-        let absent = |peer: &PeerId, known: &Known| {
+        let absent = |peer: &PeerId, known: &DialledPeer| {
             !connected.contains(peer)
                 && !self.banned.contains(peer)
                 && !known.addresses.is_empty()
@@ -142,7 +142,7 @@ impl Dialer {
             return;
         }
         let known = self.entry(peer);
-        for address in addresses.into_iter().map(without_peer).filter(|a| is_for(a) != Use::Nobody) {
+        for address in addresses.into_iter().map(without_peer).filter(|a| is_for(a) != AddressUse::Nobody) {
             if !known.addresses.contains(&address) {
                 // The oldest is the likeliest to be out of date.
                 if known.addresses.len() == limits::ADDRESSES {
@@ -213,7 +213,7 @@ impl Dialer {
         if room == 0 {
             return Vec::new();
         }
-        let ready = |peer: &PeerId, known: &Known| {
+        let ready = |peer: &PeerId, known: &DialledPeer| {
             !connected.contains(peer)
                 && !self.banned.contains(peer)
                 && !known.addresses.is_empty()
@@ -221,7 +221,7 @@ impl Dialer {
         };
         let mut candidates: Vec<_> = self.known.iter_mut().filter(|(peer, known)| ready(peer, known)).collect();
         candidates.sort_by_key(|(_, known)| known.rank);
-        let attempt = |(peer, known): (&PeerId, &mut Known)| {
+        let attempt = |(peer, known): (&PeerId, &mut DialledPeer)| {
             let addresses = preferred(&known.addresses, known.retry.attempts);
             known.retry.count(now);
             Attempt::Peer { peer: *peer, addresses }
@@ -230,13 +230,13 @@ impl Dialer {
     }
 
     /// The peer's entry; a new one takes the place of the entry that failed most when all places are taken.
-    fn entry(&mut self, peer: PeerId) -> &mut Known {
+    fn entry(&mut self, peer: PeerId) -> &mut DialledPeer {
         if self.known.len() >= KNOWN_MAX && !self.known.contains_key(&peer) {
             let worst = self.known.iter().max_by_key(|(_, known)| known.retry.attempts).map(|(peer, _)| *peer);
             worst.map(|worst| self.known.remove(&worst));
         }
         let rank = rank(self.own, peer);
-        self.known.entry(peer).or_insert_with(|| Known { rank, ..Known::default() })
+        self.known.entry(peer).or_insert_with(|| DialledPeer { rank, ..DialledPeer::default() })
     }
 }
 

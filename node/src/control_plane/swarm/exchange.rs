@@ -5,7 +5,7 @@ use libp2p::core::muxing::{StreamMuxer, StreamMuxerBox, StreamMuxerExt as _, Sub
 use std::{future::Future, io, pin::pin, task::Poll, time::Duration};
 use tsnode_protocol::{
     codec,
-    proof::{Nonce, Side},
+    proof::{ConnectionSide, Nonce},
 };
 
 /// How long the whole exchange may take: four messages, two round trips, at the slowest links we serve.
@@ -89,11 +89,11 @@ impl AdmissionError {
 }
 
 /// The stream the exchange runs on: the dialer opens it, the listener takes the first that is opened.
-pub(super) async fn first_stream(muxer: &mut StreamMuxerBox, side: Side) -> io::Result<SubstreamBox> {
+pub(super) async fn first_stream(muxer: &mut StreamMuxerBox, side: ConnectionSide) -> io::Result<SubstreamBox> {
     std::future::poll_fn(|cx| {
         let stream = match side {
-            Side::Dialer => muxer.poll_outbound_unpin(cx),
-            Side::Listener => muxer.poll_inbound_unpin(cx),
+            ConnectionSide::Dialer => muxer.poll_outbound_unpin(cx),
+            ConnectionSide::Listener => muxer.poll_inbound_unpin(cx),
         };
         if stream.is_ready() {
             return stream;

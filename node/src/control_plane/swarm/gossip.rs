@@ -17,7 +17,7 @@ pub(super) fn message_id(message: &Message) -> MessageId {
 
 /// Why a message goes no further.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub(super) enum MessageRefusal {
     /// The neighbour that passed it on is not to blame.
     Ignore(String),
     /// The neighbour should have refused it itself.
@@ -25,13 +25,13 @@ pub(super) enum Refusal {
 }
 
 /// Judges the bytes of one message of `swarm`, heard by `own`: what passes goes to the control machine and onwards.
-pub(super) fn judge(bytes: &[u8], swarm: SwarmId, own: PeerId) -> Result<Verified<Gossip>, Refusal> {
+pub(super) fn judge(bytes: &[u8], swarm: SwarmId, own: PeerId) -> Result<Verified<Gossip>, MessageRefusal> {
     let verified = Signed::from_bytes(bytes).map_err(EnvelopeError::from).and_then(|signed| signed.verify(swarm));
     match verified {
         // An echo, or what we said before a restart.
-        Ok(message) if message.signer() == own => Err(Refusal::Ignore("our own message".into())),
+        Ok(message) if message.signer() == own => Err(MessageRefusal::Ignore("our own message".into())),
         Ok(message) => Ok(message),
-        Err(error) => Err(Refusal::Reject(error.to_string())),
+        Err(error) => Err(MessageRefusal::Reject(error.to_string())),
     }
 }
 
@@ -88,14 +88,14 @@ mod tests {
     #[test]
     fn our_own_words_are_not_news() {
         let (message, bytes) = sealer(SWARM).seal(&heartbeat()).unwrap();
-        assert!(matches!(judge(&bytes, SWARM, message.signer()), Err(Refusal::Ignore(_))));
+        assert!(matches!(judge(&bytes, SWARM, message.signer()), Err(MessageRefusal::Ignore(_))));
     }
 
     #[test]
     fn garbage_oversize_and_other_swarms_are_blamed_on_the_neighbour() {
         let (_, foreign) = sealer(SwarmId([9; 16])).seal(&heartbeat()).unwrap();
         for bytes in [b"garbage".to_vec(), vec![1; limits::GOSSIP_BYTES + 1], foreign] {
-            assert!(matches!(judge(&bytes, SWARM, LISTENER), Err(Refusal::Reject(_))));
+            assert!(matches!(judge(&bytes, SWARM, LISTENER), Err(MessageRefusal::Reject(_))));
         }
     }
 
@@ -106,6 +106,6 @@ mod tests {
         let theirs = ours + 1;
         bytes[..2].copy_from_slice(&theirs.to_le_bytes());
         let refusal = judge(&bytes, SWARM, LISTENER);
-        assert_eq!(refusal, Err(Refusal::Reject(format!("protocol version {theirs}, ours is {ours}"))));
+        assert_eq!(refusal, Err(MessageRefusal::Reject(format!("protocol version {theirs}, ours is {ours}"))));
     }
 }

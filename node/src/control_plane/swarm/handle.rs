@@ -17,7 +17,7 @@ pub(super) const COMMANDS: usize = 256;
 
 /// An order to the task.
 #[derive(Debug)]
-pub(super) enum Command {
+pub(super) enum SwarmCommand {
     /// Send a sealed message to everybody.
     Publish(Vec<u8>),
     /// Connect to an address.
@@ -72,7 +72,7 @@ pub enum PublishError {
 #[derive(Clone)]
 pub struct SwarmHandle {
     pub(super) sealer: Arc<Sealer>,
-    pub(super) commands: mpsc::Sender<Command>,
+    pub(super) commands: mpsc::Sender<SwarmCommand>,
     pub(super) addresses: watch::Receiver<Vec<String>>,
     pub(super) peers: watch::Receiver<Vec<PeerId>>,
 }
@@ -86,7 +86,7 @@ impl SwarmHandle {
     /// When others would refuse the message, or the task cannot take it.
     pub fn publish(&self, message: &Gossip) -> Result<Verified<Gossip>, PublishError> {
         let (verified, bytes) = self.sealer.seal(message)?;
-        self.order(Command::Publish(bytes))?;
+        self.order(SwarmCommand::Publish(bytes))?;
         Ok(verified)
     }
 
@@ -111,7 +111,7 @@ impl SwarmHandle {
     /// # Errors
     /// When the task cannot take them.
     pub(crate) fn say(&self, bytes: Vec<u8>) -> Result<(), CommandError> {
-        self.order(Command::Publish(bytes))
+        self.order(SwarmCommand::Publish(bytes))
     }
 
     /// These peers are there, though they may be silent to all: there is no need to look for them.
@@ -119,7 +119,7 @@ impl SwarmHandle {
     /// # Errors
     /// When the task cannot take the order.
     pub fn present(&self, peers: Vec<PeerId>) -> Result<(), CommandError> {
-        self.order(Command::Present(peers))
+        self.order(SwarmCommand::Present(peers))
     }
 
     /// Has [`SwarmEvent::Echo`](super::SwarmEvent::Echo) come behind all that is to be heard here.
@@ -127,7 +127,7 @@ impl SwarmHandle {
     /// # Errors
     /// When the task cannot take the order.
     pub fn echo(&self, now: Instant) -> Result<(), CommandError> {
-        self.order(Command::Echo(now))
+        self.order(SwarmCommand::Echo(now))
     }
 
     /// Connects to an address; a failure is only logged.
@@ -135,7 +135,7 @@ impl SwarmHandle {
     /// # Errors
     /// When the task cannot take the order.
     pub fn dial(&self, address: Multiaddr) -> Result<(), CommandError> {
-        self.order(Command::Dial(address))
+        self.order(SwarmCommand::Dial(address))
     }
 
     /// Closes all connections with `peer`, which may connect again.
@@ -143,7 +143,7 @@ impl SwarmHandle {
     /// # Errors
     /// When the task cannot take the order.
     pub fn disconnect(&self, peer: PeerId) -> Result<(), CommandError> {
-        self.order(Command::Disconnect(peer))
+        self.order(SwarmCommand::Disconnect(peer))
     }
 
     /// Closes all connections with `peer` and allows no more; what it says may still come over others.
@@ -151,7 +151,7 @@ impl SwarmHandle {
     /// # Errors
     /// When the task cannot take the order.
     pub fn ban(&self, peer: PeerId, why: Ban) -> Result<(), CommandError> {
-        self.order(Command::Ban(peer, why))
+        self.order(SwarmCommand::Ban(peer, why))
     }
 
     /// Lifts a ban: `peer` may connect, and is dialled, again, unless it is banned for another reason, too.
@@ -159,7 +159,7 @@ impl SwarmHandle {
     /// # Errors
     /// When the task cannot take the order.
     pub fn allow(&self, peer: PeerId, why: Ban) -> Result<(), CommandError> {
-        self.order(Command::Allow(peer, why))
+        self.order(SwarmCommand::Allow(peer, why))
     }
 
     /// Where other peers can reach this one: multiaddrs ending in `/p2p/<peer id>`, best first.
@@ -174,7 +174,7 @@ impl SwarmHandle {
         self.peers.borrow().clone()
     }
 
-    fn order(&self, command: Command) -> Result<(), CommandError> {
+    fn order(&self, command: SwarmCommand) -> Result<(), CommandError> {
         self.commands.try_send(command).map_err(|error| match error {
             TrySendError::Full(_) => CommandError::Busy,
             TrySendError::Closed(_) => CommandError::Stopped,

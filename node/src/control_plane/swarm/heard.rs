@@ -29,7 +29,7 @@ pub(super) enum Excess {
 
 /// All signers.
 #[derive(Debug)]
-pub(super) struct Heard {
+pub(super) struct HeardSigners {
     started: Instant,
     signers: BTreeMap<PeerId, Signer>,
 }
@@ -37,20 +37,20 @@ pub(super) struct Heard {
 #[derive(Debug)]
 struct Signer {
     bucket: TokenBucket,
-    said: BTreeMap<&'static str, Said>,
+    said: BTreeMap<&'static str, SignerSequences>,
     calls: Calls,
 }
 
 /// Sequences of one kind.
 #[derive(Debug, Default)]
-struct Said {
+struct SignerSequences {
     last: u64,
     /// The last one, as it was when [`HISTORY`] was last over, and the time before that.
     settled: [u64; 2],
     turned: Duration,
 }
 
-impl Said {
+impl SignerSequences {
     fn turn(&mut self, now: Duration) {
         if now >= self.turned + HISTORY {
             self.settled = [self.last, self.settled[0]];
@@ -63,7 +63,7 @@ impl Said {
     }
 }
 
-impl Heard {
+impl HeardSigners {
     pub fn new() -> Self {
         Self { started: Instant::now(), signers: BTreeMap::new() }
     }
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn what_is_old_and_what_is_too_much_goes_no_further() {
-        let (mut heard, now) = (Heard::new(), Duration::ZERO);
+        let (mut heard, now) = (HeardSigners::new(), Duration::ZERO);
         assert_eq!(heard.note_at(now, &message(5)), Ok(()));
         assert_eq!(heard.note_at(now, &message(5)), Err(Excess::Late));
         assert_eq!(heard.note_at(now, &message(4)), Err(Excess::Late));
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn who_passes_on_what_was_just_said_is_not_to_blame_and_who_digs_it_out_later_is() {
-        let mut heard = Heard::new();
+        let mut heard = HeardSigners::new();
         let mut note = |second: u64, of: u64| heard.note_at(Duration::from_secs(second), &message(of));
         // A message a second, with the second for its sequence; the listener starts after 20.
         for second in 20..120 {
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn a_call_that_was_overtaken_goes_on_and_once() {
-        let (mut heard, now) = (Heard::new(), Duration::ZERO);
+        let (mut heard, now) = (HeardSigners::new(), Duration::ZERO);
         let peers = vec![Missed { peer: PeerTag::of(PeerId([3; 32])), last: 0 }];
         let call = |sequence| said(sequence, &Gossip::Call(Call { peers: peers.clone() }));
         let passed = [9, 5, 9, 5].map(|sequence| heard.note_at(now, &call(sequence)).is_ok());

@@ -5,7 +5,7 @@ use super::{
     connection::Connection,
     dialer::without_peer,
     exchange::{AdmissionError, driving, first_stream},
-    sight::{self, Sight},
+    sight::{self, FarEndSight},
     to_own_id,
 };
 use crate::store::identity::Identity;
@@ -22,7 +22,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 use tsnode_protocol::{
     PeerId, SwarmId,
-    proof::{Membership, Side},
+    proof::{ConnectionSide, Membership},
 };
 
 /// How long a connection may take: QUIC's own limit, and a little.
@@ -32,7 +32,7 @@ const ANSWER: Duration = Duration::from_secs(3);
 
 /// What came of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Seen {
+pub enum LookOutcome {
     /// It cannot be called by this peer.
     Unsupported,
     /// Nobody answered, or not to the end.
@@ -47,7 +47,7 @@ pub struct PeerSeen {
     /// Who, as the transport proved.
     pub peer: Option<PeerId>,
     /// What it said of the call; none of one that does not know the question.
-    pub sight: Option<Sight>,
+    pub sight: Option<FarEndSight>,
     /// Whether many bytes got through; none where few did not, or it ended otherwise.
     pub large: Option<bool>,
     /// What came of proving membership.
@@ -68,17 +68,17 @@ pub enum Proof {
 }
 
 /// Calls all of these at once: over QUIC by one socket, so that it can be compared what they see.
-pub async fn look(addresses: &[Multiaddr], swarm: SwarmId, membership: Option<&Membership>) -> Vec<Seen> {
+pub async fn look(addresses: &[Multiaddr], swarm: SwarmId, membership: Option<&Membership>) -> Vec<LookOutcome> {
     let identity = Identity::from_seed(&crate::random_bytes());
     let Ok(mut transport) = authenticated::plain(&identity.libp2p_keypair()) else {
-        return vec![Seen::Unsupported; addresses.len()];
+        return vec![LookOutcome::Unsupported; addresses.len()];
     };
     let looker = Looker { own: identity.peer_id(), swarm, membership };
     // Two calls each: one that knows no questions hangs up.
     let calls: Vec<_> = addresses.iter().map(|a| [dial(&mut transport, a), dial(&mut transport, a)]).collect();
     let looking = calls.into_iter().map(|[first, second]| async {
-        let (Some(first), Some(second)) = (first, second) else { return Seen::Unsupported };
-        looker.look(first, second).await.unwrap_or_else(Seen::Unanswered)
+        let (Some(first), Some(second)) = (first, second) else { return LookOutcome::Unsupported };
+        looker.look(first, second).await.unwrap_or_else(LookOutcome::Unanswered)
     });
     join_all(looking).await
 }
@@ -102,7 +102,7 @@ struct Looker<'m> {
 }
 
 impl Looker<'_> {
-    async fn look(&self, first: Dial, second: Dial) -> Result<Seen, String> {
+    async fn look(&self, first: Dial, second: Dial) -> Result<LookOutcome, String> {
         let (id, mut muxer) = connected(first).await?;
         let peer = to_own_id(&id);
         let (sight, large) = self.ask(&mut muxer).await;
@@ -112,12 +112,12 @@ impl Looker<'_> {
             Some(peer) if self.membership.is_some() || sight.is_none() => self.prove(peer, second).await,
             _ => Proof::Unknown,
         };
-        Ok(Seen::Peer(PeerSeen { peer, sight, large, proof }))
+        Ok(LookOutcome::Peer(PeerSeen { peer, sight, large, proof }))
     }
 
     /// A small question, and a large one where that was answered.
-    async fn ask(&self, muxer: &mut StreamMuxerBox) -> (Option<Sight>, Option<bool>) {
-        let Ok(mut stream) = first_stream(muxer, Side::Dialer).await else { return (None, None) };
+    async fn ask(&self, muxer: &mut StreamMuxerBox) -> (Option<FarEndSight>, Option<bool>) {
+        let Ok(mut stream) = first_stream(muxer, ConnectionSide::Dialer).await else { return (None, None) };
         let small = timeout(ANSWER, driving(muxer, sight::ask(&mut stream, self.swarm, 0))).await;
         let Ok(Ok(Ok(sight))) = small else { return (None, None) };
         let large = timeout(ANSWER, driving(muxer, sight::ask(&mut stream, self.swarm, sight::LARGE))).await;
@@ -135,7 +135,7 @@ impl Looker<'_> {
         let Ok((_, mut muxer)) = connected(call).await else { return Proof::Unknown };
         let anyone = Membership::new(self.swarm, None);
         let membership = self.membership.unwrap_or(&anyone);
-        let Ok(stream) = first_stream(&mut muxer, Side::Dialer).await else { return Proof::Unknown };
+        let Ok(stream) = first_stream(&mut muxer, ConnectionSide::Dialer).await else { return Proof::Unknown };
         let knocked = timeout(ANSWER, driving(&mut muxer, admission::knock(self.own, membership, peer, stream))).await;
         match knocked {
             Ok(Ok(Ok(()))) => Proof::Member,

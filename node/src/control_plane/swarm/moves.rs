@@ -6,7 +6,7 @@ use tsnode_protocol::PeerId;
 
 /// The ends of a straight connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ends {
+pub(super) struct ConnectionEnds {
     /// Who is at the far end.
     pub(super) peer: PeerId,
     /// The address here, where it is known.
@@ -18,7 +18,7 @@ pub(super) struct Ends {
 /// Open connections by their names, and where their far ends listen.
 #[derive(Debug)]
 pub(super) struct Moves<C> {
-    open: BTreeMap<C, Ends>,
+    open: BTreeMap<C, ConnectionEnds>,
     listens: BTreeMap<PeerId, BTreeSet<IpAddr>>,
 }
 
@@ -30,13 +30,13 @@ impl<C> Default for Moves<C> {
 
 impl<C: Copy + Ord> Moves<C> {
     /// One more connection.
-    pub(super) fn opened(&mut self, connection: C, ends: Ends) {
+    pub(super) fn opened(&mut self, connection: C, ends: ConnectionEnds) {
         self.open.insert(connection, ends);
     }
 
     /// One fewer.
     pub(super) fn closed(&mut self, connection: C) {
-        if let Some(Ends { peer, .. }) = self.open.remove(&connection)
+        if let Some(ConnectionEnds { peer, .. }) = self.open.remove(&connection)
             && !self.open.values().any(|ends| ends.peer == peer)
         {
             self.listens.remove(&peer);
@@ -55,7 +55,8 @@ impl<C: Copy + Ord> Moves<C> {
             return false;
         }
         let before = self.listens.insert(peer, addresses.clone()).unwrap_or_default();
-        let is_cut = |ends: &Ends| ends.peer == peer && before.contains(&ends.far) && !addresses.contains(&ends.far);
+        let is_cut =
+            |ends: &ConnectionEnds| ends.peer == peer && before.contains(&ends.far) && !addresses.contains(&ends.far);
         self.open.values().any(is_cut)
     }
 }
@@ -73,9 +74,9 @@ mod tests {
 
     fn moves() -> Moves<u8> {
         let mut moves = Moves::default();
-        moves.opened(1, Ends { peer: PEER, near: Some(ip(100)), far: ip(1) });
-        moves.opened(2, Ends { peer: OTHER, near: Some(ip(101)), far: ip(2) });
-        moves.opened(3, Ends { peer: OTHER, near: None, far: ip(2) });
+        moves.opened(1, ConnectionEnds { peer: PEER, near: Some(ip(100)), far: ip(1) });
+        moves.opened(2, ConnectionEnds { peer: OTHER, near: Some(ip(101)), far: ip(2) });
+        moves.opened(3, ConnectionEnds { peer: OTHER, near: None, far: ip(2) });
         moves
     }
 
@@ -93,7 +94,7 @@ mod tests {
         let mut moves = moves();
         assert!(!moves.listens(PEER, [ip(1), ip(7)].into()));
         assert!(!moves.listens(OTHER, [ip(2)].into()));
-        moves.opened(4, Ends { peer: PEER, near: None, far: ip(8) });
+        moves.opened(4, ConnectionEnds { peer: PEER, near: None, far: ip(8) });
         assert!(moves.listens(PEER, [ip(7), ip(8)].into()));
         assert!(!moves.listens(OTHER, [ip(2)].into()), "it has not moved");
         assert!(!moves.listens(PeerId([3; 32]), [ip(1)].into()), "not connected");

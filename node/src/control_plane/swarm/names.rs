@@ -42,13 +42,13 @@ impl fmt::Display for Unresolved {
 
 /// Which of the addresses of a name are meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Family {
+enum AddressFamily {
     Any,
     V4,
     V6,
 }
 
-impl Family {
+impl AddressFamily {
     fn has(self, ip: IpAddr) -> bool {
         match self {
             Self::Any => true,
@@ -59,11 +59,11 @@ impl Family {
 }
 
 /// The name that an address begins with, if that is no number.
-fn name_of(address: &Multiaddr) -> Option<(Family, String)> {
+fn name_of(address: &Multiaddr) -> Option<(AddressFamily, String)> {
     match address.iter().next()? {
-        Protocol::Dns(name) => Some((Family::Any, name.into_owned())),
-        Protocol::Dns4(name) => Some((Family::V4, name.into_owned())),
-        Protocol::Dns6(name) => Some((Family::V6, name.into_owned())),
+        Protocol::Dns(name) => Some((AddressFamily::Any, name.into_owned())),
+        Protocol::Dns4(name) => Some((AddressFamily::V4, name.into_owned())),
+        Protocol::Dns6(name) => Some((AddressFamily::V6, name.into_owned())),
         _ => None,
     }
 }
@@ -98,9 +98,9 @@ async fn look_up(name: &str) -> Result<Vec<IpAddr>, String> {
     }
 }
 
-type Found = BTreeMap<String, Result<Vec<IpAddr>, String>>;
+type FoundAddresses = BTreeMap<String, Result<Vec<IpAddr>, String>>;
 
-fn replaced(addresses: &[Multiaddr], found: &Found) -> (Vec<Multiaddr>, Vec<Unresolved>) {
+fn replaced(addresses: &[Multiaddr], found: &FoundAddresses) -> (Vec<Multiaddr>, Vec<Unresolved>) {
     let (mut all, mut lost) = (Vec::new(), Vec::new());
     for address in addresses {
         let Some((family, name)) = name_of(address) else {
@@ -170,8 +170,10 @@ mod tests {
     #[test]
     fn numbers_take_the_place_of_names_and_what_leads_nowhere_is_named() {
         let both = Ok(vec!["192.0.2.7".parse().unwrap(), "2001:db8::7".parse().unwrap()]);
-        let found =
-            Found::from([("attic.example".to_owned(), both), ("gone.example".to_owned(), Err("is away".into()))]);
+        let found = FoundAddresses::from([
+            ("attic.example".to_owned(), both),
+            ("gone.example".to_owned(), Err("is away".into())),
+        ]);
         let asked = [
             "/ip4/192.0.2.1/tcp/7",
             "/dns/attic.example/udp/8/quic-v1",
@@ -187,7 +189,7 @@ mod tests {
         ];
         assert_eq!(all, expected.map(address));
         assert_eq!(lost[0].to_string(), "/dns4/gone.example/tcp/9: the name \"gone.example\" is away");
-        let only_v4 = Found::from([("attic.example".to_owned(), Ok(vec!["192.0.2.7".parse().unwrap()]))]);
+        let only_v4 = FoundAddresses::from([("attic.example".to_owned(), Ok(vec!["192.0.2.7".parse().unwrap()]))]);
         let (all, lost) = replaced(&[address("/dns6/attic.example/tcp/9")], &only_v4);
         assert!(all.is_empty() && lost[0].why.contains("of the kind"), "{lost:?}");
     }
@@ -195,7 +197,7 @@ mod tests {
     #[test]
     fn a_name_with_many_addresses_is_a_few_calls() {
         let many = (1..=200).map(|n| IpAddr::from([192, 0, 2, n])).collect();
-        let (all, _) = replaced(&[address("/dns/a/tcp/9")], &Found::from([("a".to_owned(), Ok(many))]));
+        let (all, _) = replaced(&[address("/dns/a/tcp/9")], &FoundAddresses::from([("a".to_owned(), Ok(many))]));
         assert_eq!(all.len(), EACH);
     }
 

@@ -2,7 +2,7 @@
 
 use super::{
     SwarmConfig, SwarmError,
-    admission::{Door, Rejection},
+    admission::{AdmissionDoor, Rejection},
     behaviour::Behaviour,
     transport, wall,
 };
@@ -35,7 +35,7 @@ impl Maker {
     pub(super) fn make(&self) -> Result<Swarm<Behaviour>, SwarmError> {
         let config = &self.config;
         let keypair = config.identity.libp2p_keypair();
-        let door = Door {
+        let door = AdmissionDoor {
             own: config.identity.peer_id(),
             swarm: config.swarm,
             membership: config.membership.clone(),

@@ -81,8 +81,8 @@ pub(super) enum QuicError {
 }
 
 /// A connection that both sides have proven their ids on.
-pub(super) type Connection = (PeerId, Muxer);
-type Upgrade = BoxFuture<'static, Result<Connection, QuicError>>;
+pub(super) type QuicConnection = (PeerId, Muxer);
+type Upgrade = BoxFuture<'static, Result<QuicConnection, QuicError>>;
 type Event = TransportEvent<Upgrade, QuicError>;
 
 /// The transport.
@@ -240,7 +240,7 @@ impl HmacKey for ResetKey {
 }
 
 impl Transport for Quic {
-    type Output = Connection;
+    type Output = QuicConnection;
     type Error = QuicError;
     type ListenerUpgrade = Upgrade;
     type Dial = Upgrade;
@@ -294,7 +294,7 @@ impl Transport for Quic {
     }
 }
 
-fn tell_if_another(peer: PeerId, called: &Result<Connection, QuicError>) {
+fn tell_if_another(peer: PeerId, called: &Result<QuicConnection, QuicError>) {
     if let Ok((caller, _)) = called
         && *caller != peer
     {
@@ -302,7 +302,7 @@ fn tell_if_another(peer: PeerId, called: &Result<Connection, QuicError>) {
     }
 }
 
-async fn shake_hands(connecting: quinn::Connecting) -> Result<Connection, QuicError> {
+async fn shake_hands(connecting: quinn::Connecting) -> Result<QuicConnection, QuicError> {
     let connection = timeout(HANDSHAKE, connecting).await.map_err(|_| QuicError::TimedOut)??;
     let peer = peer_of(&connection).ok_or(QuicError::Certificate)?;
     Ok((peer, Muxer::new(connection)))

@@ -30,7 +30,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 use tsnode_protocol::{
     Invite, InviteId, PeerId, Secret, SwarmId, Ticket, TicketKey, codec,
-    proof::{Code, Ends, Membership, Nonce, Side},
+    proof::{Code, ConnectionSide, Ends, Membership, Nonce},
 };
 
 /// What connections of newcomers begin with.
@@ -110,9 +110,9 @@ async fn ask_all(
     for address in &addresses {
         match timeout(PATIENCE, ask(identity, address.clone(), swarm, ticket)).await {
             Ok(Ok(secret)) => return Ok(secret),
-            Ok(Err(Asked::OfAnother(error))) => last = format!("{address}: {error}"),
-            Ok(Err(Asked::Refused)) => (refused, is_final) = (true, false),
-            Ok(Err(Asked::NotReached(error))) => (last, is_final) = (format!("{address}: {error}"), false),
+            Ok(Err(RedeemFailure::OfAnother(error))) => last = format!("{address}: {error}"),
+            Ok(Err(RedeemFailure::Refused)) => (refused, is_final) = (true, false),
+            Ok(Err(RedeemFailure::NotReached(error))) => (last, is_final) = (format!("{address}: {error}"), false),
             Err(_) => (last, is_final) = (format!("{address}: no answer in time"), false),
         }
     }
@@ -125,15 +125,20 @@ async fn ask_all(
     Err(NotGiven { error, is_final })
 }
 
-enum Asked {
+enum RedeemFailure {
     /// Somebody else is there.
     OfAnother(String),
     Refused,
     NotReached(String),
 }
 
-async fn ask(identity: &Identity, address: Multiaddr, swarm: SwarmId, ticket: &Ticket) -> Result<Secret, Asked> {
-    let unreached = |error: String| Asked::NotReached(error);
+async fn ask(
+    identity: &Identity,
+    address: Multiaddr,
+    swarm: SwarmId,
+    ticket: &Ticket,
+) -> Result<Secret, RedeemFailure> {
+    let unreached = |error: String| RedeemFailure::NotReached(error);
     let mut transport = authenticated::plain(&identity.libp2p_keypair()).map_err(|e| unreached(e.to_string()))?;
     let options = DialOpts { role: Endpoint::Dialer, port_use: PortUse::New };
     let named = super::dialer::peer_of(&address);
@@ -142,14 +147,14 @@ async fn ask(identity: &Identity, address: Multiaddr, swarm: SwarmId, ticket: &T
     let member = to_own_id(&member).ok_or_else(|| unreached("not an ed25519 key".into()))?;
     if member == identity.peer_id() {
         let why = "another process runs there with this peer's own identity: was its data folder copied?";
-        return Err(Asked::OfAnother(why.into()));
+        return Err(RedeemFailure::OfAnother(why.into()));
     }
     if named.is_some_and(|named| named != member) {
-        return Err(Asked::OfAnother(format!("{member} is there instead")));
+        return Err(RedeemFailure::OfAnother(format!("{member} is there instead")));
     }
     let key = ticket.key(swarm);
     let exchange = knock(&mut muxer, identity.peer_id(), member, (ticket.id, key));
-    exchange.await.map_err(|_| Asked::Refused)
+    exchange.await.map_err(|_| RedeemFailure::Refused)
 }
 
 async fn knock(
@@ -158,17 +163,17 @@ async fn knock(
     member: PeerId,
     (id, key): (InviteId, TicketKey),
 ) -> Result<Secret, AdmissionError> {
-    let mut stream = first_stream(muxer, Side::Dialer).await?;
+    let mut stream = first_stream(muxer, ConnectionSide::Dialer).await?;
     let exchange = async {
         let proof = Membership::by_ticket(key);
         let nonce = draw_nonce()?;
         let first = Ends { dialer: own, listener: member, dialer_nonce: nonce, listener_nonce: NO_NONCE };
         let mut knock = [&MAGIC[..], &codec::VERSION.to_le_bytes(), &nonce.0, &id.0].concat();
-        knock.extend_from_slice(&proof.code(Side::Dialer, &first).0);
+        knock.extend_from_slice(&proof.code(ConnectionSide::Dialer, &first).0);
         send(&mut stream, &knock).await?;
         let ends = Ends { listener_nonce: Nonce(receive(&mut stream).await?), ..first };
         let code = Code(receive(&mut stream).await?);
-        if !proof.accepts(Side::Listener, &ends, code) {
+        if !proof.accepts(ConnectionSide::Listener, &ends, code) {
             return Err(AdmissionError::Stranger);
         }
         let secret = Secret(receive(&mut stream).await?);
@@ -196,14 +201,14 @@ pub(super) async fn answer(
     // One that nobody knows takes as long as one that is wrong.
     let key = invites.key(id);
     let proof = Membership::by_ticket(key.unwrap_or(TicketKey(own.0)));
-    let proven = proof.accepts(Side::Dialer, &first, shown) && key.is_some();
+    let proven = proof.accepts(ConnectionSide::Dialer, &first, shown) && key.is_some();
     if !proven || version != codec::VERSION.to_le_bytes() {
         return Err(AdmissionError::Uninvited);
     }
     let secret = invites.admit(id, newcomer).ok_or(AdmissionError::Uninvited)?;
     let ends = Ends { listener_nonce: draw_nonce()?, ..first };
     let mut reply = ends.listener_nonce.0.to_vec();
-    reply.extend_from_slice(&proof.code(Side::Listener, &ends).0);
+    reply.extend_from_slice(&proof.code(ConnectionSide::Listener, &ends).0);
     reply.extend_from_slice(&secret.0);
     send(stream, &reply).await?;
     tracing::info!(peer = %newcomer, invite = %id, "let in by invite");

@@ -18,20 +18,20 @@ const KNOWN: usize = 64;
 #[derive(Default)]
 pub(super) struct Relays {
     /// Where each is reached, its id included.
-    known: BTreeMap<PeerId, Known>,
+    known: BTreeMap<PeerId, KnownRelay>,
     /// A few; their ids have no order.
-    places: Vec<Place>,
+    places: Vec<RelayReservation>,
 }
 
 /// A place, or the wish for one.
-struct Place {
+struct RelayReservation {
     id: ListenerId,
     relay: PeerId,
     /// Whether the relay has said yes.
     given: bool,
 }
 
-struct Known {
+struct KnownRelay {
     address: Multiaddr,
     not_before: Option<Instant>,
 }
@@ -45,7 +45,7 @@ impl Relays {
                 if let Some(known) = self.known.get_mut(&peer) {
                     known.address = address;
                 } else if self.known.len() < KNOWN {
-                    self.known.insert(peer, Known { address, not_before: None });
+                    self.known.insert(peer, KnownRelay { address, not_before: None });
                 }
             }
         }
@@ -60,7 +60,8 @@ impl Relays {
     pub(super) fn due(&mut self, now: Instant) -> Vec<(PeerId, Multiaddr)> {
         let room = WANTED.saturating_sub(self.places.len());
         let held: Vec<PeerId> = self.places.iter().map(|place| place.relay).collect();
-        let free = |peer: &PeerId, known: &Known| !held.contains(peer) && known.not_before.is_none_or(|at| at <= now);
+        let free =
+            |peer: &PeerId, known: &KnownRelay| !held.contains(peer) && known.not_before.is_none_or(|at| at <= now);
         let asked = self.known.iter_mut().filter(|(peer, known)| free(peer, known)).take(room);
         asked
             .map(|(peer, known)| {
@@ -72,7 +73,7 @@ impl Relays {
 
     /// A place is asked for.
     pub(super) fn hold(&mut self, id: ListenerId, relay: PeerId) {
-        self.places.push(Place { id, relay, given: false });
+        self.places.push(RelayReservation { id, relay, given: false });
     }
 
     /// A relay has given the place that it was asked for.

@@ -30,7 +30,7 @@ const ANSWER: usize = 2 + 8 + 16 + 2 + 16;
 
 /// What the far end says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sight {
+pub struct FarEndSight {
     /// Its version of the protocol.
     pub version: u16,
     /// Whether it is of the swarm that was asked for.
@@ -64,7 +64,7 @@ pub(super) async fn answer(
 }
 
 /// Asks, and sends so many bytes along.
-pub(super) async fn ask(stream: &mut SubstreamBox, swarm: SwarmId, length: u16) -> io::Result<Sight> {
+pub(super) async fn ask(stream: &mut SubstreamBox, swarm: SwarmId, length: u16) -> io::Result<FarEndSight> {
     let nonce = crate::random_bytes();
     let mut said = [&MAGIC[..], &nonce, &length.to_le_bytes()].concat();
     said.resize(said.len() + usize::from(length), 0);
@@ -80,7 +80,7 @@ pub(super) async fn ask(stream: &mut SubstreamBox, swarm: SwarmId, length: u16) 
     let is_same_swarm = receive(stream).await? == mark(swarm, nonce);
     skip(stream, length).await?;
     let seen = (!ip.is_unspecified()).then_some(SocketAddr::new(ip, port));
-    Ok(Sight { version, is_same_swarm, seen, clock_ahead })
+    Ok(FarEndSight { version, is_same_swarm, seen, clock_ahead })
 }
 
 async fn skip(stream: &mut SubstreamBox, length: u16) -> io::Result<()> {

@@ -9,9 +9,9 @@ use super::{
     behaviour::{Behaviour, BehaviourEvent},
     dialer::{Attempt, Dialer},
     exchange::Verdict,
-    gossip::{self, Refusal},
-    handle::{Ban, Command},
-    heard::{Excess, Heard},
+    gossip::{self, MessageRefusal},
+    handle::{Ban, SwarmCommand},
+    heard::{Excess, HeardSigners},
     moves::Moves,
     network::Maker,
     outbox::Outbox,
@@ -40,7 +40,7 @@ use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::trust::Offence;
 use tsnode_protocol::{Gossip, PeerId, SwarmId, Verified, limits};
 
-pub(super) use reach::{Reach, Wanted};
+pub(super) use reach::{Reach, WaitingStreams};
 
 /// How often it is considered whom to dial.
 const DIAL_EVERY: Duration = Duration::from_secs(1);
@@ -52,7 +52,7 @@ const LAST_WORDS: Duration = Duration::from_millis(100);
 const GOODBYE: Duration = Duration::from_millis(500);
 
 /// The owner of the network.
-pub(super) struct Task {
+pub(super) struct SwarmTask {
     pub(super) net: Swarm<Behaviour>,
     pub(super) own: PeerId,
     pub(super) swarm: SwarmId,
@@ -70,11 +70,11 @@ pub(super) struct Task {
     /// Takes streams that others open for the data plane.
     pub(super) came: mpsc::Sender<Carried>,
     /// What the data plane waits for.
-    pub(super) wanted: BTreeMap<PeerId, Wanted>,
+    pub(super) wanted: BTreeMap<PeerId, WaitingStreams>,
     /// Who is kept away, and why; as many as whoever orders it remembers.
     pub(super) bans: BTreeSet<(PeerId, Ban)>,
     /// What everybody said last.
-    pub(super) heard: Heard,
+    pub(super) heard: HeardSigners,
     /// Who left the door and may come in another way.
     pub(super) unproven: Unproven,
     /// Which connections a change of addresses cuts.
@@ -87,12 +87,12 @@ pub(super) struct Task {
 
 /// What the task is told by others.
 pub(super) struct Inputs {
-    pub(super) commands: mpsc::Receiver<Command>,
+    pub(super) commands: mpsc::Receiver<SwarmCommand>,
     pub(super) rejections: mpsc::Receiver<Rejection>,
     pub(super) asks: mpsc::Receiver<Ask>,
 }
 
-impl Task {
+impl SwarmTask {
     /// Runs until `stop`, or until nobody takes events any more; a network that panics is made again.
     pub(super) async fn run(mut self, mut inputs: Inputs, maker: Maker, stop: CancellationToken) {
         while let Err(panic) = AssertUnwindSafe(self.serve(&mut inputs, &stop)).catch_unwind().await {
@@ -145,16 +145,16 @@ impl Task {
         self.say_goodbye().await;
     }
 
-    fn apply_command(&mut self, command: Command) {
+    fn apply_command(&mut self, command: SwarmCommand) {
         match command {
             #[cfg(test)]
-            Command::Panic => panic!("as a test wants it"),
-            Command::Publish(bytes) => self.publish(bytes),
-            Command::Dial(address) => self.attempt(Attempt::to(address)),
-            Command::Disconnect(peer) => self.disconnect(peer),
-            Command::Echo(said) => self.echo = Some(said),
-            Command::Present(peers) => peers.into_iter().for_each(|peer| self.dialer.heard(peer, Instant::now())),
-            Command::Allow(peer, why) => {
+            SwarmCommand::Panic => panic!("as a test wants it"),
+            SwarmCommand::Publish(bytes) => self.publish(bytes),
+            SwarmCommand::Dial(address) => self.attempt(Attempt::to(address)),
+            SwarmCommand::Disconnect(peer) => self.disconnect(peer),
+            SwarmCommand::Echo(said) => self.echo = Some(said),
+            SwarmCommand::Present(peers) => peers.into_iter().for_each(|peer| self.dialer.heard(peer, Instant::now())),
+            SwarmCommand::Allow(peer, why) => {
                 self.bans.remove(&(peer, why));
                 if [Ban::Offence, Ban::Fault].iter().any(|other| self.bans.contains(&(peer, *other))) {
                     return;
@@ -164,7 +164,7 @@ impl Task {
                     self.net.behaviour_mut().blocked.unblock_peer(id);
                 }
             }
-            Command::Ban(peer, why) => {
+            SwarmCommand::Ban(peer, why) => {
                 self.bans.insert((peer, why));
                 self.dialer.ban(peer);
                 if let Some(id) = to_libp2p_id(peer) {
@@ -377,11 +377,11 @@ impl Task {
                 self.outbox.push(SwarmEvent::Gossip(message));
                 gossipsub::MessageAcceptance::Accept
             }
-            Err(Refusal::Ignore(reason)) => {
+            Err(MessageRefusal::Ignore(reason)) => {
                 tracing::debug!(%from, reason, "gossip ignored");
                 gossipsub::MessageAcceptance::Ignore
             }
-            Err(Refusal::Reject(reason)) => {
+            Err(MessageRefusal::Reject(reason)) => {
                 tracing::debug!(%from, reason, "gossip rejected");
                 let peer = to_own_id(from);
                 self.outbox.push(SwarmEvent::Rejected { peer, reason });

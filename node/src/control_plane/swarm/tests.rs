@@ -5,7 +5,7 @@ mod looking;
 
 use super::*;
 use crate::{data_plane::carrier, faults::Wall};
-use admission::{Door, Rejection};
+use admission::{AdmissionDoor, Rejection};
 use futures::StreamExt as _;
 use libp2p::{
     Swarm, Transport as _,
@@ -23,7 +23,7 @@ use std::{
     net::{TcpListener, UdpSocket},
     time::{Duration, Instant},
 };
-use tsnode_protocol::{Advert, Heartbeat, Life, PathKind, Secret, codec, limits, proof::Side};
+use tsnode_protocol::{Advert, Heartbeat, Life, PathKind, Secret, codec, limits, proof::ConnectionSide};
 
 const SWARM: SwarmId = SwarmId([1; 16]);
 const SECRET: Secret = Secret([2; 32]);
@@ -261,7 +261,7 @@ impl Byzantine {
         let identity = Identity::from_seed(&[66; 32]);
         let keypair = identity.libp2p_keypair();
         let (rejections, _) = mpsc::channel::<Rejection>(1);
-        let door = Door {
+        let door = AdmissionDoor {
             process: ProcessId::draw(),
             own: identity.peer_id(),
             swarm: SWARM,
@@ -348,7 +348,7 @@ async fn who_speaks_another_version_is_told_which_this_one_is_and_the_other_way_
     let dial = transport.dial(dialer::without_peer(member.address("/tcp/")), options).unwrap();
     let (_, mut muxer) = dial.await.unwrap();
     let (theirs, ours) = (codec::VERSION + 1, codec::VERSION);
-    let mut stream = exchange::first_stream(&mut muxer, Side::Dialer).await.unwrap();
+    let mut stream = exchange::first_stream(&mut muxer, ConnectionSide::Dialer).await.unwrap();
     let knock = async {
         let hello = [&b"tsnode"[..], &theirs.to_le_bytes(), &[3; 32]].concat();
         exchange::send(&mut stream, &hello).await?;
@@ -390,8 +390,8 @@ async fn a_network_that_panics_is_made_again_where_it_was() {
     let (mut a, mut b, banned) =
         (start_with(SwarmConfig { listen, ..config(1, SECRET) }).await, member(2).await, PeerId([3; 32]));
     meet(&mut a, &mut b, "/tcp/").await;
-    a.handle.commands.send(handle::Command::Ban(banned, Ban::Offence)).await.unwrap();
-    a.handle.commands.send(handle::Command::Panic).await.unwrap();
+    a.handle.commands.send(handle::SwarmCommand::Ban(banned, Ban::Offence)).await.unwrap();
+    a.handle.commands.send(handle::SwarmCommand::Panic).await.unwrap();
     let (id, other) = (a.id, b.id);
     a.until(|event| *event == SwarmEvent::Disconnected(other)).await;
     b.until(|event| *event == SwarmEvent::Disconnected(id)).await;

@@ -2,7 +2,7 @@
 
 use super::{
     SwarmError,
-    admission::Door,
+    admission::AdmissionDoor,
     authenticated::{noise, proven, yamux},
     connection::{Connection, SETUP_LIMIT},
     seated::{Seated, address},
@@ -21,13 +21,13 @@ use libp2p::{
     relay,
 };
 use std::net::SocketAddr;
-use tsnode_protocol::proof::Side;
+use tsnode_protocol::proof::ConnectionSide;
 
 /// Connections on which both sides have proven ids and membership: over one of the two ways, or over the circuits of a
 /// relay, which sees neither the proof nor anything else.
 pub(super) fn admitted(
     keypair: &Keypair,
-    door: Door,
+    door: AdmissionDoor,
     doors: Doors,
     circuits: relay::client::Transport,
 ) -> Result<Boxed<Connection>, SwarmError> {
@@ -39,11 +39,11 @@ pub(super) fn admitted(
 }
 
 /// Both ends of a hole that is punched dial; one of them has agreed to be the listener.
-fn side(point: &ConnectedPoint) -> Side {
+fn side(point: &ConnectedPoint) -> ConnectionSide {
     match point {
-        ConnectedPoint::Dialer { role_override: Endpoint::Dialer, .. } => Side::Dialer,
+        ConnectedPoint::Dialer { role_override: Endpoint::Dialer, .. } => ConnectionSide::Dialer,
         ConnectedPoint::Dialer { role_override: Endpoint::Listener, .. } | ConnectedPoint::Listener { .. } => {
-            Side::Listener
+            ConnectionSide::Listener
         }
     }
 }

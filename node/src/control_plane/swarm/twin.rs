@@ -27,7 +27,7 @@ use libp2p::{
 };
 use std::{io, time::Duration};
 use tokio::time::timeout;
-use tsnode_protocol::{limits, proof::Side};
+use tsnode_protocol::{limits, proof::ConnectionSide};
 
 /// What such a connection begins with.
 const MAGIC: [u8; 6] = *b"tstwin";
@@ -75,7 +75,7 @@ async fn is_another(identity: &Identity, me: ProcessId, address: Multiaddr) -> O
     if to_own_id(&peer) != Some(identity.peer_id()) {
         return Some(false);
     }
-    let mut stream = first_stream(&mut muxer, Side::Dialer).await.ok()?;
+    let mut stream = first_stream(&mut muxer, ConnectionSide::Dialer).await.ok()?;
     let asking = async {
         send(&mut stream, &[&MAGIC[..], &me.0].concat()).await?;
         receive(&mut stream).await

@@ -5,7 +5,7 @@
 
 use super::LinkError;
 use super::priority::Kind;
-use super::scavenger::Counted;
+use super::scavenger::CountedStream;
 use super::tuning::Tuning;
 use bytes::Bytes;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ pub struct FrameSender {
     kind: Kind,
     tuning: Arc<Tuning>,
     /// Among those that others give way to, or that give way.
-    _counted: Option<Counted>,
+    _counted: Option<CountedStream>,
     finished: bool,
 }
 
@@ -64,7 +64,7 @@ impl FrameSender {
     }
 
     /// It counts as long as it lives.
-    pub(super) fn count(&mut self, counted: Counted) {
+    pub(super) fn count(&mut self, counted: CountedStream) {
         self._counted = Some(counted);
     }
 

@@ -24,7 +24,7 @@ const WITHIN_MOST: Duration = Duration::from_secs(600);
 
 /// A link from here, and how old the knowledge of its bandwidth is.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Measured {
+pub struct MeasuredLink {
     /// The link.
     pub link: Link,
     /// Since its bandwidth was last shown.
@@ -50,7 +50,7 @@ pub(super) async fn watch(links: Links, stop: CancellationToken) {
 
 /// Links by peer.
 #[derive(Debug)]
-pub(super) struct Known {
+pub(super) struct KnownLinks {
     started: Instant,
     /// Held for map operations and arithmetic only.
     peers: Mutex<BTreeMap<PeerId, Peer>>,
@@ -89,7 +89,7 @@ impl Peer {
     }
 }
 
-impl Known {
+impl KnownLinks {
     pub fn new() -> Self {
         Self { started: Instant::now(), peers: Mutex::default(), turns: watch::channel(0).0, within: Mutex::default() }
     }
@@ -194,10 +194,10 @@ impl Known {
     }
 
     /// All links of which both latency and bandwidth are known, as many as an advert holds.
-    pub fn links(&self) -> Vec<Measured> {
+    pub fn links(&self) -> Vec<MeasuredLink> {
         let now = self.started.elapsed();
         let stated = |(peer, known): (&PeerId, &Peer)| {
-            Some(Measured { link: known.ways.link(*peer)?, age: known.ways.age(now)?, at: known.at() })
+            Some(MeasuredLink { link: known.ways.link(*peer)?, age: known.ways.age(now)?, at: known.at() })
         };
         self.lock().iter().filter_map(stated).take(limits::LINKS).collect()
     }

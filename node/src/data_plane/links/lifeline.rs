@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::places::{Origin, Regard};
 use tsnode_protocol::PeerId;
-use tsnode_protocol::proof::{Code, Ends, Membership, Nonce, Side};
+use tsnode_protocol::proof::{Code, ConnectionSide, Ends, Membership, Nonce};
 
 /// How long one may take to say whose it is: a round trip over the slowest links we serve.
 const PROOF: Duration = Duration::from_secs(5);
@@ -47,7 +47,7 @@ pub(super) const HOPELESS: Duration = Duration::from_millis(1500);
 const TRIES: u32 = 3;
 
 /// Holds others' lifelines.
-pub(super) struct Holder {
+pub(super) struct LifelineHolder {
     pub me: PeerId,
     pub membership: Membership,
     pub doors: Doors,
@@ -56,7 +56,7 @@ pub(super) struct Holder {
     pub faults: Option<watch::Receiver<Faults>>,
 }
 
-impl Holder {
+impl LifelineHolder {
     /// Until `stop`.
     pub async fn hold(self, listener: TcpListener, stop: CancellationToken) {
         crate::tasks::spawn("liveness door", self.doors.unproven.clone().watch(stop.clone()));
@@ -105,7 +105,7 @@ impl Holder {
         line.read_exact(&mut peer.0).await?;
         line.read_exact(&mut code.0).await?;
         let ends = Ends::of_lifeline(peer, self.me, nonce);
-        let is_member = self.membership.accepts(Side::Dialer, &ends, code);
+        let is_member = self.membership.accepts(ConnectionSide::Dialer, &ends, code);
         is_member.then_some(peer).ok_or_else(|| Error::from(ErrorKind::PermissionDenied))
     }
 }
@@ -123,13 +123,13 @@ pub(super) struct Caller {
 type Unanswered = Arc<Mutex<BTreeSet<(PeerId, Instant)>>>;
 
 /// One of them, until it is answered, or nobody waits for that any more.
-struct Call {
+struct LifelineCall {
     peer: PeerId,
     taken: Instant,
     unanswered: Unanswered,
 }
 
-impl Call {
+impl LifelineCall {
     fn taken(peer: PeerId, unanswered: &Unanswered) -> Self {
         let (taken, unanswered) = (Instant::now(), unanswered.clone());
         lock(&unanswered).insert((peer, taken));
@@ -137,7 +137,7 @@ impl Call {
     }
 }
 
-impl Drop for Call {
+impl Drop for LifelineCall {
     fn drop(&mut self) {
         lock(&self.unanswered).remove(&(self.peer, self.taken));
     }
@@ -213,7 +213,7 @@ impl Caller {
         if line.stream.read_exact(&mut nonce.0).await.is_err() {
             return;
         }
-        let code = self.membership.code(Side::Dialer, &Ends::of_lifeline(self.me, line.peer, nonce));
+        let code = self.membership.code(ConnectionSide::Dialer, &Ends::of_lifeline(self.me, line.peer, nonce));
         if line.stream.write_all(&[self.me.0, code.0].concat()).await.is_ok() {
             let _ = line.stream.read(&mut [0]).await;
         }
@@ -250,7 +250,7 @@ impl Caller {
         let call = self.calls.clone().try_acquire_owned().map_err(|_| Error::from(ErrorKind::QuotaExceeded))?;
         let greeted = async {
             let mut stream = TcpStream::connect(address).await?;
-            let _unanswered = Call::taken(peer, &self.unanswered);
+            let _unanswered = LifelineCall::taken(peer, &self.unanswered);
             let mut id = [0; 32];
             stream.read_exact(&mut id).await?;
             if id == peer.0 { Ok(Line { stream, peer, _call: call }) } else { Err(Error::from(ErrorKind::InvalidData)) }
@@ -299,7 +299,7 @@ fn socket(address: SocketAddr) -> std::io::Result<std::net::TcpListener> {
 }
 
 /// Peers whose process is gone.
-pub type Gone = mpsc::Receiver<PeerId>;
+pub type GonePeers = mpsc::Receiver<PeerId>;
 
 #[cfg(test)]
 mod tests {
@@ -322,7 +322,7 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let (me, doors, stop) = (PeerId([1; 32]), Doors::of(files), CancellationToken::new());
         let (guard, bench) = OffenceReporter::channel();
-        let holder = Holder { me, membership: swarm(1), doors: doors.clone(), guard, faults: None };
+        let holder = LifelineHolder { me, membership: swarm(1), doors: doors.clone(), guard, faults: None };
         let held = holder.hold(TcpListener::from_std(listener).unwrap(), stop.clone());
         crate::tasks::spawn("test", async move {
             held.await;

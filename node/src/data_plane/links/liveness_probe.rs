@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
-use tsnode_coordinator::liveness_probe::{LOOK, LivenessProbe, Look, REST, Seen};
+use tsnode_coordinator::liveness_probe::{LOOK, LivenessProbe, ProbeActions, REST, TransportSign};
 use tsnode_protocol::PeerId;
 
 /// Who gives no sign of life now.
@@ -76,7 +76,7 @@ impl Links {
     }
 
     /// What the transport says of one peer.
-    fn seen(&self, peer: PeerId, owes: bool) -> Seen {
+    fn seen(&self, peer: PeerId, owes: bool) -> TransportSign {
         let connections = self.inner.known.connections(peer);
         let packets = connections.iter().map(|connection| connection.heard()).fold(0, u64::wrapping_add);
         let answers: Vec<_> = connections.iter().filter_map(|connection| connection.answers_within()).collect();
@@ -86,11 +86,11 @@ impl Links {
         // Who cannot be asked over the connections that there are is not judged.
         let owes = owes && (connections.is_empty() || !answers.is_empty());
         let unanswered = self.inner.caller.unanswered(peer);
-        Seen { packets, round_trip, connected: !answers.is_empty(), owes, unanswered }
+        TransportSign { packets, round_trip, connected: !answers.is_empty(), owes, unanswered }
     }
 
     /// Carries out what follows from a look.
-    fn asks(&self, probe: &LivenessProbe, look: &Look) {
+    fn asks(&self, probe: &LivenessProbe, look: &ProbeActions) {
         for peer in &look.ask {
             self.inner
                 .known

@@ -27,7 +27,7 @@ const KEPT: usize = 64;
 #[derive(Debug, Default)]
 pub(super) struct Meter {
     /// Held for arithmetic only.
-    now: Mutex<Run>,
+    now: Mutex<AckRun>,
     /// Bytes that may be in flight whatever Cubic thinks; 0 where nothing is known.
     floor: AtomicU64,
     /// What leaves by it, which may have to give way.
@@ -36,12 +36,12 @@ pub(super) struct Meter {
 
 /// What is being acknowledged.
 #[derive(Debug, Default)]
-struct Run {
+struct AckRun {
     /// By the acknowledgement that is being read.
-    batch: Batch,
+    batch: AckBatch,
     /// While the sender has always something to send.
     busy: Span,
-    queue: Queue,
+    queue: LinkQueue,
     /// Whether something was lost.
     lost: bool,
     /// Whether the sender waits for its program at times or not.
@@ -59,7 +59,7 @@ struct Mark {
 
 /// What comes in one acknowledgement: nothing tells which of its packets came when.
 #[derive(Debug, Default)]
-struct Batch {
+struct AckBatch {
     mark: Option<Mark>,
     bytes: u64,
     /// Whether the sender had nothing to send.
@@ -125,7 +125,7 @@ impl Span {
 
 /// Whether what was acknowledged had waited in the link's queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-enum Queue {
+enum LinkQueue {
     #[default]
     Unseen,
     /// All of it.
@@ -136,7 +136,7 @@ enum Queue {
     Empty,
 }
 
-impl Queue {
+impl LinkQueue {
     fn and(self, waited: bool) -> Self {
         match (self, waited) {
             (Self::Unseen | Self::Stood, true) => Self::Stood,
@@ -147,7 +147,7 @@ impl Queue {
 }
 
 impl Meter {
-    fn lock(&self) -> MutexGuard<'_, Run> {
+    fn lock(&self) -> MutexGuard<'_, AckRun> {
         self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -173,7 +173,7 @@ impl Meter {
     }
 }
 
-impl Run {
+impl AckRun {
     fn acknowledged(&mut self, mark: Mark, bytes: u64, idle: bool, waited: bool) {
         let latest = self.batch.mark.map_or(mark.sent, |before| before.sent.max(mark.sent));
         self.batch.mark = Some(Mark { sent: latest, ..mark });
@@ -185,7 +185,7 @@ impl Run {
     /// At the end of an acknowledgement, where what was acknowledged by now is known. A sender that waits for its program shows
     /// no more than what it sends.
     fn look(&mut self, idle: bool, span: Duration) {
-        let Batch { mark, bytes, idle: was_idle } = std::mem::take(&mut self.batch);
+        let AckBatch { mark, bytes, idle: was_idle } = std::mem::take(&mut self.batch);
         let Some(mark) = mark else { return };
         let idle = idle || was_idle;
         if idle {
@@ -194,11 +194,11 @@ impl Run {
             self.busy.add(mark, bytes);
         }
         if self.busy.is_empty() {
-            (self.queue, self.lost) = (Queue::Unseen, false);
+            (self.queue, self.lost) = (LinkQueue::Unseen, false);
         }
         if let Some(rate) = self.busy.rate(span) {
             self.finds(if self.is_full() { Evidence::Full(rate) } else { Evidence::AtLeast(rate) });
-            (self.queue, self.lost) = (Queue::Unseen, false);
+            (self.queue, self.lost) = (LinkQueue::Unseen, false);
         }
         if self.all.is_old(mark.came, SPAN) {
             self.all.stop();
@@ -221,7 +221,7 @@ impl Run {
 
     /// Whether the link carried all it can: its queue was never empty, or it has none to speak of and lost what was too much.
     fn is_full(&self) -> bool {
-        self.queue == Queue::Stood || (self.lost && self.queue == Queue::Empty)
+        self.queue == LinkQueue::Stood || (self.lost && self.queue == LinkQueue::Empty)
     }
 }
 
@@ -393,7 +393,7 @@ mod tests {
     }
 
     fn found(acks: impl Iterator<Item = Ack>) -> Vec<Evidence> {
-        let (mut run, start) = (Run::default(), Instant::now());
+        let (mut run, start) = (AckRun::default(), Instant::now());
         for Ack { came, sent, bytes, idle, waited } in acks {
             let mark = Mark { came: start + MS * came, sent: start + MS * sent };
             run.acknowledged(mark, bytes, idle, waited);

@@ -23,7 +23,7 @@ const UNUSED: Duration = Duration::from_secs(60);
 
 /// Connections, by peer and number.
 #[derive(Default)]
-pub(super) struct Beside(Mutex<BTreeMap<(PeerId, u8), Extra>>);
+pub(super) struct ParallelConnections(Mutex<BTreeMap<(PeerId, u8), Extra>>);
 
 /// One of them, or the attempt at one.
 struct Extra {
@@ -60,7 +60,7 @@ impl Drop for Extra {
     }
 }
 
-impl Beside {
+impl ParallelConnections {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<(PeerId, u8), Extra>> {
         // Held for map operations only.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)

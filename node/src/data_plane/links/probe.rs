@@ -76,9 +76,8 @@ impl Links {
     /// be at measuring each other all the time: each of them has a link to every other, and a fast one takes long trains.
     fn is_within(&self, connection: &Tuning) -> bool {
         let to = connection.way.far_end().map(canonical).filter(|to| to.ip().is_loopback());
-        to.is_some_and(|to| {
-            !self.inner.datagrams.shaped && !self.inner.faults.as_ref().is_some_and(|f| f.borrow().slows(to))
-        })
+        let is_limited = self.inner.datagrams.shaped || self.inner.uplink.rate().is_some();
+        to.is_some_and(|to| !is_limited && !self.inner.faults.as_ref().is_some_and(|f| f.borrow().slows(to)))
     }
 }
 

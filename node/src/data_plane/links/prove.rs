@@ -7,8 +7,8 @@ use std::sync::Arc;
 use tokio::time::timeout;
 use tsnode_protocol::{
     PeerId,
-    proof::{Code, Ends, Membership, Nonce, Side},
-    stream::{Opening, ProofAnswer, Use},
+    proof::{Code, ConnectionSide, Ends, Membership, Nonce},
+    stream::{ConnectionUse, Opening, ProofAnswer},
 };
 
 /// The dialer's half.
@@ -18,7 +18,7 @@ pub(super) async fn as_dialer(
     me: PeerId,
     peer: PeerId,
 ) -> Result<(), LinkError> {
-    let used = if connection.is_kv_stream() { Use::KvStream } else { Use::Anything };
+    let used = if connection.is_kv_stream() { ConnectionUse::KvStream } else { ConnectionUse::Anything };
     let halves = connection.connection.open_bi().await.map_err(|e| LinkError::Lost(e.to_string()))?;
     let mut stream = Stream::new(halves, Kind::Words, connection);
     let nonce = Nonce(crate::random_bytes());
@@ -27,11 +27,11 @@ pub(super) async fn as_dialer(
     let stranger = || LinkError::NotAMember(peer.to_string());
     let answer: ProofAnswer = stream.receiver.recv().await.ok().flatten().ok_or_else(stranger)?;
     let ends = Ends { dialer: me, listener: peer, dialer_nonce: nonce, listener_nonce: answer.nonce };
-    if !membership.accepts(Side::Listener, &ends, answer.code) {
+    if !membership.accepts(ConnectionSide::Listener, &ends, answer.code) {
         connection.connection.close(CODE_REFUSED.into(), b"not of this swarm");
         return Err(stranger());
     }
-    stream.sender.send(&membership.code(Side::Dialer, &ends)).await?;
+    stream.sender.send(&membership.code(ConnectionSide::Dialer, &ends)).await?;
     stream.sender.finish()?;
     // The listener ends its side once it is convinced.
     match stream.receiver.recv::<Code>().await {
@@ -61,12 +61,12 @@ async fn listen(connection: &Arc<Tuning>, membership: &Membership, me: PeerId, p
     let Some(Opening::Prove(dialer_nonce, used)) = stream.receiver.recv().await? else { return Err(stranger()) };
     let nonce = Nonce(crate::random_bytes());
     let ends = Ends { dialer: peer, listener: me, dialer_nonce, listener_nonce: nonce };
-    stream.sender.send(&ProofAnswer { nonce, code: membership.code(Side::Listener, &ends) }).await?;
+    stream.sender.send(&ProofAnswer { nonce, code: membership.code(ConnectionSide::Listener, &ends) }).await?;
     let shown: Code = stream.receiver.recv().await?.ok_or_else(stranger)?;
-    if !membership.accepts(Side::Dialer, &ends, shown) {
+    if !membership.accepts(ConnectionSide::Dialer, &ends, shown) {
         return Err(stranger());
     }
-    if used == Use::KvStream {
+    if used == ConnectionUse::KvStream {
         connection.become_kv_stream();
     }
     stream.sender.finish()

@@ -32,9 +32,9 @@ impl Streams {
 
 /// Counts a stream as long as it lives.
 #[derive(Debug)]
-pub(super) struct Counted(Vec<Streams>);
+pub(super) struct CountedStream(Vec<Streams>);
 
-impl Drop for Counted {
+impl Drop for CountedStream {
     fn drop(&mut self) {
         for streams in &self.0 {
             streams.0.fetch_sub(1, Ordering::Relaxed);
@@ -61,13 +61,13 @@ impl Leaving {
     }
 
     /// KV leaves by it as long as what is returned lives.
-    pub fn kv(&self) -> Counted {
-        Counted([Some(&self.kv), self.kv_of_all.get()].into_iter().flatten().map(Streams::count).collect())
+    pub fn kv(&self) -> CountedStream {
+        CountedStream([Some(&self.kv), self.kv_of_all.get()].into_iter().flatten().map(Streams::count).collect())
     }
 
     /// Weights do.
-    pub fn weights(&self) -> Counted {
-        Counted(vec![self.weights.count()])
+    pub fn weights(&self) -> CountedStream {
+        CountedStream(vec![self.weights.count()])
     }
 
     /// So much is about to leave that goes before KV.

@@ -1,9 +1,10 @@
 //! Datagrams leave no faster than the owner allows, and as late and slow as a network that is pretended; a full queue drops
 //! them.
 //!
-//! The queue stands where a router's would, below QUIC, so that congestion control, acknowledgements and loss are real.
+//! The queue stands where a router's would, below QUIC, so that congestion control, acknowledgements and loss are real. Every peer's
+//! socket is behind it, since its owner may set a limit at any time; as long as nothing is limited, datagrams pass it by.
 
-use super::uplink::Uplink;
+use super::uplink::{Uplink, within_a_day};
 use crate::data_plane::listening::canonical;
 use crate::faults::{Faults, Wall};
 use quinn::udp::{EcnCodepoint, RecvMeta, Transmit};
@@ -40,7 +41,7 @@ const DATAGRAM: f64 = 1452.0;
 /// Limits on what leaves.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Shaping {
-    /// What leaves to all peers together.
+    /// What leaves to all peers together, at the start.
     pub upload: Option<BytesPerSecond>,
     /// What the link to each peer carries.
     pub bandwidth: Option<BytesPerSecond>,
@@ -93,12 +94,19 @@ pub(super) struct Shaped {
     socket: Arc<dyn AsyncUdpSocket>,
     queue: mpsc::Sender<Datagram>,
     shaping: Shaping,
+    uplink: Arc<Uplink>,
     faults: Option<watch::Receiver<Faults>>,
     /// Who was called, and when last: a wall lets their answers in. Held for map operations only.
     called: Mutex<BTreeMap<SocketAddr, Instant>>,
 }
 
 impl Shaped {
+    /// Whether nothing is limited, nor may be broken: datagrams go to the system as they are.
+    fn is_passed_by(&self) -> bool {
+        let Shaping { bandwidth, latency, .. } = self.shaping;
+        self.faults.is_none() && bandwidth.is_none() && latency.is_zero() && self.uplink.rate().is_none()
+    }
+
     fn wall(&self) -> Wall {
         self.faults.as_ref().map_or(Wall::None, |faults| faults.borrow().wall)
     }
@@ -141,7 +149,7 @@ impl Shaped {
             shaping,
             faults: faults.clone(),
             links: BTreeMap::new(),
-            uplink,
+            uplink: uplink.clone(),
             on_the_way: VecDeque::new(),
         };
         crate::tasks::spawn("shaping", async move {
@@ -150,26 +158,34 @@ impl Shaped {
                 () = connection.run(datagrams) => {}
             }
         });
-        Arc::new(Self { socket, queue, shaping, faults, called: Mutex::default() })
+        Arc::new(Self { socket, queue, shaping, uplink, faults, called: Mutex::default() })
     }
 }
 
-/// Never makes QUIC wait: like a network card in front of a router, it takes everything.
+/// Makes QUIC wait for the system alone: like a network card in front of a router, the queue takes everything.
 #[derive(Debug)]
-struct AlwaysReady;
+struct ShapedPoller {
+    shaped: Arc<Shaped>,
+    system: Pin<Box<dyn UdpPoller>>,
+}
 
-impl UdpPoller for AlwaysReady {
-    fn poll_writable(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
+impl UdpPoller for ShapedPoller {
+    fn poll_writable(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let Self { shaped, system } = self.get_mut();
+        if shaped.is_passed_by() { system.as_mut().poll_writable(cx) } else { Poll::Ready(Ok(())) }
     }
 }
 
 impl AsyncUdpSocket for Shaped {
     fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
-        Box::pin(AlwaysReady)
+        let system = self.socket.clone().create_io_poller();
+        Box::pin(ShapedPoller { shaped: self, system })
     }
 
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+        if self.is_passed_by() {
+            return self.socket.try_send(transmit);
+        }
         let Transmit { destination: to, ecn, contents, segment_size: segment, .. } = *transmit;
         if !self.calls(to) {
             return Ok(());
@@ -199,8 +215,12 @@ impl AsyncUdpSocket for Shaped {
     }
 
     fn max_transmit_segments(&self) -> usize {
+        if self.is_passed_by() {
+            return self.socket.max_transmit_segments();
+        }
         let shaped = self.faults.as_ref().map(|faults| self.shaping.under(&faults.borrow()));
-        shaped.unwrap_or(self.shaping).together().min(self.socket.max_transmit_segments())
+        let shaped = Shaping { upload: self.uplink.rate(), ..shaped.unwrap_or(self.shaping) };
+        shaped.together().min(self.socket.max_transmit_segments())
     }
 
     fn max_receive_segments(&self) -> usize {
@@ -245,15 +265,19 @@ impl ShapedPath {
     fn take(&mut self, datagram: Datagram) {
         let (now, size) = (Instant::now(), datagram.bytes.len());
         let Some(shaping) = self.shaping_to(datagram.to) else { return };
+        let shaping = Shaping { upload: self.uplink.rate(), ..shaping };
         let Shaping { bandwidth, latency, .. } = shaping;
-        let link = self.links.entry(datagram.to).or_insert(now);
-        let start = self.uplink.turn(now.max(if bandwidth.is_some() { *link } else { now }));
-        let room = BUFFER.max(Duration::try_from_secs_f64(BUFFER_BYTES / shaping.slowest()).unwrap_or(Duration::MAX));
-        if start - now > room {
+        // Of links that are not limited there is nothing to remember: whoever says another address would have one.
+        let link = bandwidth.and_then(|_| self.links.get(&datagram.to).copied()).unwrap_or(now);
+        let start = self.uplink.turn(now.max(link));
+        if start - now > BUFFER.max(within_a_day(BUFFER_BYTES / shaping.slowest())) {
             return;
         }
-        *link = bandwidth.map_or(start, |rate| start + Duration::from_secs_f64(size as f64 / rate.0));
-        let arrival = self.uplink.take(start, size).max(*link) + latency;
+        let sent = bandwidth.map_or(start, |rate| start + within_a_day(size as f64 / rate.0));
+        if bandwidth.is_some() {
+            self.links.insert(datagram.to, sent);
+        }
+        let arrival = self.uplink.take(start, size).max(sent) + latency;
         let at = self.on_the_way.partition_point(|(other, _)| *other <= arrival);
         self.on_the_way.insert(at, (arrival, datagram));
     }

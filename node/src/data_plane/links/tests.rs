@@ -19,7 +19,7 @@ use tsnode_protocol::{codec::CodecError, limits, stream::DecodeOrder, stream::Op
 struct End {
     links: Links,
     incoming: Incoming,
-    gone: Gone,
+    gone: GonePeers,
     bench: OffenceReceiver,
     address: SocketAddr,
     id: PeerId,
@@ -348,6 +348,26 @@ async fn takes_its_time(shaping: Shaping) {
     let link = a.links.probe(b.id, &[b.address]).await.unwrap().link;
     assert!((0.009..0.05).contains(&link.latency.0), "{link:?}");
     assert!(link.bandwidth.0 < 7e6, "{link:?}");
+}
+
+#[tokio::test]
+async fn a_limit_on_uploads_holds_from_when_it_is_set_until_it_is_taken_back() {
+    let (a, mut b) = (end(1, None), end(1, None));
+    let _streams = pair(&a, &mut b).await;
+    let (limit, limits) = watch::channel(Some(BytesPerSecond(1e6)));
+    let look = async {
+        let moved = a.links.transfer(b.id, &[b.address], 500_000).await.unwrap();
+        limit.send_replace(None);
+        while a.links.inner.uplink.rate().is_some() {
+            tokio::task::yield_now().await;
+        }
+        moved.took.0
+    };
+    let took = tokio::select! {
+        took = timeout(PATIENCE, look) => took.unwrap(),
+        () = a.links.clone().limit_uploads(limits) => panic!("whoever sets it is here"),
+    };
+    assert!((0.35..4.0).contains(&took), "{took} s");
 }
 
 /// A link of that rate, and that latency one way (milliseconds).

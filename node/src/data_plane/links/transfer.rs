@@ -1,6 +1,6 @@
 //! What a link to a peer carries when it is asked to: many bytes at once, timed until the far end has them all.
 
-use super::{LinkError, Links, probe, trial::Watch};
+use super::{LinkError, Links, probe, trial::CpuWatch};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use tsnode_coordinator::links::LONGEST_TRAIN;
@@ -39,7 +39,7 @@ impl Links {
         let mut pings = Self::open_on(&connection, &opening).await?;
         let round_trip = probe::ping(&mut pings).await?;
         pings.sender.finish()?;
-        let watch = Watch::start();
+        let watch = CpuWatch::start();
         let mut streams = Vec::new();
         let mut left = bytes;
         while left > 0 {

@@ -23,7 +23,7 @@ use tokio::time::{Instant, interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::paths::{HEAD_START, retry_after};
 use tsnode_protocol::PeerId;
-use tsnode_protocol::stream::{MEETING_ADDRESSES, Meeting, Opening, SeenAt, Use};
+use tsnode_protocol::stream::{ConnectionUse, MEETING_ADDRESSES, Meeting, Opening, SeenAt};
 
 /// How long an address is tried alone before the next one is tried beside it.
 const NEXT: Duration = Duration::from_millis(300);
@@ -158,7 +158,7 @@ impl Links {
     /// Beside a connection to the same address.
     pub(super) async fn dial_parallel(&self, peer: PeerId, address: SocketAddr) -> Result<Arc<Tuning>, LinkError> {
         let tls = Arc::new(tls::client(&self.inner.identity, peer)?);
-        self.connected(peer, self.connecting(tls, address), Transport::Open(address), Use::KvStream).await
+        self.connected(peer, self.connecting(tls, address), Transport::Open(address), ConnectionUse::KvStream).await
     }
 
     async fn dial_one(
@@ -167,7 +167,7 @@ impl Links {
         peer: PeerId,
         address: SocketAddr,
     ) -> Result<Arc<Tuning>, LinkError> {
-        self.connected(peer, self.connecting(tls, address), Transport::Open(address), Use::Anything).await
+        self.connected(peer, self.connecting(tls, address), Transport::Open(address), ConnectionUse::Anything).await
     }
 
     fn connecting(
@@ -185,12 +185,12 @@ impl Links {
         peer: PeerId,
         connecting: Result<quinn::Connecting, quinn::ConnectError>,
         way: Transport,
-        used: Use,
+        used: ConnectionUse,
     ) -> Result<Arc<Tuning>, LinkError> {
         let unreachable = |error: String| LinkError::Unreachable { peer, error };
         let connecting = connecting.map_err(|e| unreachable(e.to_string()))?;
         let connection = Tuning::new(connecting.await.map_err(|e| unreachable(e.to_string()))?, way);
-        if used == Use::KvStream {
+        if used == ConnectionUse::KvStream {
             connection.become_kv_stream();
         }
         prove::as_dialer(&connection, &self.inner.membership, self.inner.me, peer).await?;
@@ -244,7 +244,7 @@ impl Links {
             peer,
             endpoint.connect_with(config, tunnel::FAR, "tsnode"),
             Transport::Carried(path),
-            Use::Anything,
+            ConnectionUse::Anything,
         )
         .await
     }

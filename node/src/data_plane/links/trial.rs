@@ -33,7 +33,7 @@ const TILE: usize = 512 * 1024;
 /// What carries the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Carrier {
+pub enum TrialCarrier {
     /// Our own links: tiles on a KV stream, checked against a manifest.
     Own,
     /// The same, with several connections that share the tiles.
@@ -48,7 +48,7 @@ pub enum Carrier {
 
 /// What moving them took.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct Moved {
+pub struct MovedBytes {
     /// From the first byte to the far end's word that it has all.
     pub seconds: f64,
     /// Processor time of both ends together, where the system tells.
@@ -60,13 +60,18 @@ pub struct Moved {
 ///
 /// # Errors
 /// When the two ends of this process do not reach each other.
-pub async fn carry(carrier: Carrier, bytes: u64, datagram: u16, kv_streams: NonZeroU8) -> Result<Moved, LinkError> {
+pub async fn carry(
+    carrier: TrialCarrier,
+    bytes: u64,
+    datagram: u16,
+    kv_streams: NonZeroU8,
+) -> Result<MovedBytes, LinkError> {
     match carrier {
-        Carrier::Own => Pair::new(None, Some(datagram), NonZeroU8::MIN).await?.kv_transfer(bytes).await,
-        Carrier::KvStreams => Pair::new(None, Some(datagram), kv_streams).await?.kv_transfer(bytes).await,
-        Carrier::Bare => others::bare(bytes, datagram).await,
-        Carrier::Tcp => others::tcp(bytes).await,
-        Carrier::Tls => others::tls(bytes).await,
+        TrialCarrier::Own => TrialPair::new(None, Some(datagram), NonZeroU8::MIN).await?.kv_transfer(bytes).await,
+        TrialCarrier::KvStreams => TrialPair::new(None, Some(datagram), kv_streams).await?.kv_transfer(bytes).await,
+        TrialCarrier::Bare => others::bare(bytes, datagram).await,
+        TrialCarrier::Tcp => others::tcp(bytes).await,
+        TrialCarrier::Tls => others::tls(bytes).await,
     }
 }
 
@@ -80,7 +85,7 @@ pub struct Slowed {
     /// What traffic said (byte/s).
     pub seen: f64,
     /// A KV transfer after it.
-    pub moved: Moved,
+    pub moved: MovedBytes,
 }
 
 /// Moves `bytes` over such a link, which was probed before, as every link of a peer is.
@@ -88,7 +93,7 @@ pub struct Slowed {
 /// # Errors
 /// When the two ends of this process do not reach each other.
 pub async fn slowed(shaping: Shaping, bytes: u64) -> Result<Slowed, LinkError> {
-    let mut pair = Pair::new(Some(shaping), None, NonZeroU8::MIN).await?;
+    let mut pair = TrialPair::new(Some(shaping), None, NonZeroU8::MIN).await?;
     let probed = pair.from.links.probe(pair.to.id, &[pair.to.address]).await?;
     let moved = pair.kv_transfer(bytes).await?;
     let seen = pair.from.links.measured().first().map_or(f64::NAN, |m| m.link.bandwidth.0);
@@ -96,23 +101,23 @@ pub async fn slowed(shaping: Shaping, bytes: u64) -> Result<Slowed, LinkError> {
 }
 
 /// Measures what happens until it is stopped.
-pub(super) struct Watch {
+pub(super) struct CpuWatch {
     started: Instant,
     cpu: Option<f64>,
 }
 
-impl Watch {
+impl CpuWatch {
     pub fn start() -> Self {
         Self { started: Instant::now(), cpu: platform::processor_time() }
     }
 
-    pub fn stop(&self) -> Moved {
+    pub fn stop(&self) -> MovedBytes {
         let cpu_seconds = self.cpu.zip(platform::processor_time()).map(|(before, after)| after - before);
-        Moved { seconds: self.started.elapsed().as_secs_f64(), cpu_seconds }
+        MovedBytes { seconds: self.started.elapsed().as_secs_f64(), cpu_seconds }
     }
 }
 
-struct End {
+struct TrialEnd {
     links: Links,
     incoming: super::Incoming,
     address: SocketAddr,
@@ -120,7 +125,7 @@ struct End {
     _stop: DropGuard,
 }
 
-impl End {
+impl TrialEnd {
     fn new(shaping: Option<Shaping>, datagram: Option<u16>, kv_streams: NonZeroU8) -> Result<Self, LinkError> {
         let identity = Identity::from_seed(&crate::random_bytes());
         let id = identity.peer_id();
@@ -149,14 +154,14 @@ impl End {
 }
 
 /// Two ends that know each other.
-struct Pair {
-    from: End,
-    to: End,
+struct TrialPair {
+    from: TrialEnd,
+    to: TrialEnd,
 }
 
-impl Pair {
+impl TrialPair {
     async fn new(shaping: Option<Shaping>, datagram: Option<u16>, kv_streams: NonZeroU8) -> Result<Self, LinkError> {
-        let end = || End::new(shaping, datagram, kv_streams);
+        let end = || TrialEnd::new(shaping, datagram, kv_streams);
         let pair = Self { from: end()?, to: end()? };
         let connections = pair.connections().await?;
         if connections.0.len() != usize::from(kv_streams.get()) {
@@ -173,7 +178,7 @@ impl Pair {
     }
 
     /// One KV stream on each connection, from its opening to its commitment.
-    async fn kv_transfer(&mut self, bytes: u64) -> Result<Moved, LinkError> {
+    async fn kv_transfer(&mut self, bytes: u64) -> Result<MovedBytes, LinkError> {
         let header = KvHeader {
             request: RequestId([0; 16]),
             model: ModelId([0; 16]),
@@ -183,7 +188,7 @@ impl Pair {
             kv_stream: KvStream::WHOLE,
             tokens: 512,
         };
-        let watch = Watch::start();
+        let watch = CpuWatch::start();
         let (connections, mut tasks) = (self.connections().await?, JoinSet::new());
         for kv_stream in connections.kv_streams() {
             let stream = connections.open(kv_stream, &Opening::Kv(KvHeader { kv_stream, ..header })).await?;

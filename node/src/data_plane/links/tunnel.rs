@@ -114,7 +114,7 @@ fn ended() -> io::Error {
 
 impl AsyncUdpSocket for Socket {
     fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
-        Box::pin(Room { sender: Mutex::new(PollSender::new(self.outgoing.clone())) })
+        Box::pin(TunnelPoller { sender: Mutex::new(PollSender::new(self.outgoing.clone())) })
     }
 
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
@@ -152,18 +152,18 @@ impl AsyncUdpSocket for Socket {
 }
 
 /// Waits for room in the stream.
-struct Room {
+struct TunnelPoller {
     /// Locked by the one connection there is.
     sender: Mutex<PollSender<Vec<u8>>>,
 }
 
-impl fmt::Debug for Room {
+impl fmt::Debug for TunnelPoller {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Room")
     }
 }
 
-impl UdpPoller for Room {
+impl UdpPoller for TunnelPoller {
     fn poll_writable(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
         let room = ready!(sender.poll_reserve(cx)).map_err(|_| ended());

@@ -1,51 +1,55 @@
 //! A chat completion's answer as Anthropic's messages: content blocks, and the events that tell them.
 
-use super::super::translate::{CallPart, Framing, Head, Part, Said, Teller, Usage, call_id};
+use super::super::translate::{AnswerHead, CallPart, Framing, Part, StreamEvent, Teller, Usage, call_id};
 use serde_json::{Value, json};
 
 /// Tells one message.
 #[derive(Debug, Default)]
-pub(super) struct Messages {
+pub(super) struct MessagesTeller {
     id: String,
     /// Blocks begun.
     blocks: usize,
-    open: Option<Block>,
+    open: Option<ContentBlock>,
     finish: Option<String>,
     stop: Option<String>,
 }
 
 /// The block that is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Block {
+enum ContentBlock {
     Thinking,
     Text,
     Tool(usize),
 }
 
-impl Teller for Messages {
+impl Teller for MessagesTeller {
     const FRAMING: Framing = Framing::Events { ping: Some("ping") };
 
-    fn begin(&mut self, head: &Head) -> Vec<Said> {
+    fn begin(&mut self, head: &AnswerHead) -> Vec<StreamEvent> {
         self.id = head.id.clone();
         let mut message = message(head);
         message["usage"] = json!({ "input_tokens": head.prompt_tokens, "output_tokens": 0 });
         vec![said("message_start", json!({ "message": message }))]
     }
 
-    fn add(&mut self, part: Part) -> Vec<Said> {
+    fn add(&mut self, part: Part) -> Vec<StreamEvent> {
         let mut told = Vec::new();
         if !part.reasoning.is_empty() {
-            self.within(Block::Thinking, || json!({ "type": "thinking", "thinking": "", "signature": "" }), &mut told);
+            self.within(
+                ContentBlock::Thinking,
+                || json!({ "type": "thinking", "thinking": "", "signature": "" }),
+                &mut told,
+            );
             told.push(self.delta(json!({ "type": "thinking_delta", "thinking": part.reasoning })));
         }
         if !part.text.is_empty() {
-            self.within(Block::Text, || json!({ "type": "text", "text": "" }), &mut told);
+            self.within(ContentBlock::Text, || json!({ "type": "text", "text": "" }), &mut told);
             told.push(self.delta(json!({ "type": "text_delta", "text": part.text })));
         }
         for CallPart { index, id, name, arguments } in part.calls {
             let id = call_id(id, &self.id, index);
             let begun = || json!({ "type": "tool_use", "id": id, "name": name, "input": {} });
-            self.within(Block::Tool(index), begun, &mut told);
+            self.within(ContentBlock::Tool(index), begun, &mut told);
             if !arguments.is_empty() {
                 told.push(self.delta(json!({ "type": "input_json_delta", "partial_json": arguments })));
             }
@@ -55,10 +59,10 @@ impl Teller for Messages {
         told
     }
 
-    fn end(&mut self, usage: Usage) -> Vec<Said> {
+    fn end(&mut self, usage: Usage) -> Vec<StreamEvent> {
         let mut told = Vec::new();
         if self.blocks == 0 {
-            self.within(Block::Text, || json!({ "type": "text", "text": "" }), &mut told);
+            self.within(ContentBlock::Text, || json!({ "type": "text", "text": "" }), &mut told);
         }
         self.close(&mut told);
         let (reason, stop) = reason(self.finish.as_deref(), self.stop.as_deref());
@@ -68,12 +72,12 @@ impl Teller for Messages {
         told
     }
 
-    fn fail(&mut self, error: &Value) -> Vec<Said> {
+    fn fail(&mut self, error: &Value) -> Vec<StreamEvent> {
         let kind = if error["code"] == "unavailable" { "overloaded_error" } else { "api_error" };
         vec![said("error", json!({ "error": { "type": kind, "message": error["message"] } }))]
     }
 
-    fn whole(&mut self, head: &Head, answer: Part, usage: Usage) -> Value {
+    fn whole(&mut self, head: &AnswerHead, answer: Part, usage: Usage) -> Value {
         let mut content = Vec::new();
         if !answer.reasoning.is_empty() {
             content.push(json!({ "type": "thinking", "thinking": answer.reasoning, "signature": "" }));
@@ -98,9 +102,9 @@ impl Teller for Messages {
     }
 }
 
-impl Messages {
+impl MessagesTeller {
     /// Has this block open, which begins so.
-    fn within(&mut self, block: Block, begun: impl FnOnce() -> Value, told: &mut Vec<Said>) {
+    fn within(&mut self, block: ContentBlock, begun: impl FnOnce() -> Value, told: &mut Vec<StreamEvent>) {
         if self.open == Some(block) {
             return;
         }
@@ -110,29 +114,29 @@ impl Messages {
         self.blocks += 1;
     }
 
-    fn close(&mut self, told: &mut Vec<Said>) {
+    fn close(&mut self, told: &mut Vec<StreamEvent>) {
         if self.open.take().is_some() {
             told.push(said("content_block_stop", json!({ "index": self.blocks - 1 })));
         }
     }
 
     /// More of the open block.
-    fn delta(&self, delta: Value) -> Said {
+    fn delta(&self, delta: Value) -> StreamEvent {
         said("content_block_delta", json!({ "index": self.blocks.saturating_sub(1), "delta": delta }))
     }
 }
 
 /// A message without anything in it.
-fn message(head: &Head) -> Value {
+fn message(head: &AnswerHead) -> Value {
     json!({
         "id": format!("msg_{}", head.id), "type": "message", "role": "assistant", "model": head.model,
         "content": [], "stop_reason": null, "stop_sequence": null,
     })
 }
 
-fn said(event: &'static str, mut data: Value) -> Said {
+fn said(event: &'static str, mut data: Value) -> StreamEvent {
     data["type"] = event.into();
-    Said { event: Some(event), data }
+    StreamEvent { event: Some(event), data }
 }
 
 fn reason<'s>(finish: Option<&str>, stop: Option<&'s str>) -> (&'static str, Option<&'s str>) {
@@ -158,8 +162,8 @@ mod tests {
 
     const USAGE: Usage = Usage { prompt: 7, cached: 2, completion: 3, reasoning: 0 };
 
-    fn head() -> Head {
-        Head { id: "0a".into(), model: "m".into(), created: 1, prompt_tokens: 7 }
+    fn head() -> AnswerHead {
+        AnswerHead { id: "0a".into(), model: "m".into(), created: 1, prompt_tokens: 7 }
     }
 
     fn text(text: &str) -> Part {
@@ -177,7 +181,7 @@ mod tests {
 
     /// What a stream of these says, without names that its data have too.
     fn stream(parts: Vec<Part>) -> Vec<Value> {
-        let mut teller = Messages::default();
+        let mut teller = MessagesTeller::default();
         let mut told = teller.begin(&head());
         told.extend(parts.into_iter().flat_map(|part| teller.add(part)).collect::<Vec<_>>());
         told.extend(teller.end(USAGE));
@@ -227,7 +231,7 @@ mod tests {
     fn a_whole_message_has_the_same() {
         let mut answer = Part { calls: call(Some("t1"), r#"{"city":"Ulm"}"#).calls, ..text("Hello") };
         answer.finish = Some("tool_calls".into());
-        let whole = Messages::default().whole(&head(), answer, USAGE);
+        let whole = MessagesTeller::default().whole(&head(), answer, USAGE);
         let tool = json!({ "type": "tool_use", "id": "t1", "name": "weather", "input": { "city": "Ulm" } });
         assert_eq!(whole["content"], json!([{ "type": "text", "text": "Hello" }, tool]));
         assert_eq!((&whole["id"], &whole["stop_reason"]), (&json!("msg_0a"), &json!("tool_use")));

@@ -18,20 +18,20 @@ const MAP: usize = 2 * NAME;
 
 /// What is left of it.
 #[derive(Debug)]
-pub(super) struct Budget {
+pub(super) struct ParseBudget {
     left: usize,
     /// The field that is read.
     field: String,
     is_exceeded: bool,
 }
 
-impl Default for Budget {
+impl Default for ParseBudget {
     fn default() -> Self {
         Self { left: MEMORY, field: String::new(), is_exceeded: false }
     }
 }
 
-impl Budget {
+impl ParseBudget {
     /// So many bytes.
     pub fn of(left: usize) -> Self {
         Self { left, ..Self::default() }
@@ -68,7 +68,7 @@ impl Budget {
 }
 
 /// Reads a value, if there is room for it.
-pub(super) struct Within<'b>(pub &'b mut Budget);
+pub(super) struct Within<'b>(pub &'b mut ParseBudget);
 
 impl<'de> DeserializeSeed<'de> for Within<'_> {
     type Value = Value;

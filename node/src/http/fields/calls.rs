@@ -23,7 +23,7 @@ impl<'de> Wanted<'de> for CallList {
 
     fn list<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Read<Self::Value>, A::Error> {
         let mut calls = Vec::new();
-        while let Some(read) = seq.next_element_seed(Shallow(Call))? {
+        while let Some(read) = seq.next_element_seed(Shallow(WantedCall))? {
             match read {
                 Read::Is(Some(call)) if calls.len() < CALLS => calls.push(call),
                 _ => return skip(&mut seq).map(|_| Read::Is(Err(WRONG))),
@@ -34,9 +34,9 @@ impl<'de> Wanted<'de> for CallList {
 }
 
 /// One call; nothing for what is none.
-struct Call;
+struct WantedCall;
 
-impl<'de> Wanted<'de> for Call {
+impl<'de> Wanted<'de> for WantedCall {
     type Value = Option<ToolCall>;
 
     fn object<A: MapAccess<'de>>(self, mut map: A) -> Result<Read<Self::Value>, A::Error> {
@@ -44,7 +44,7 @@ impl<'de> Wanted<'de> for Call {
         while let Some(name) = map.next_key_seed(Shallow(Owned))? {
             match name {
                 Read::Is(name) if name == "id" => id = map.next_value_seed(Shallow(Owned))?,
-                Read::Is(name) if name == "function" => function = map.next_value_seed(Shallow(Function))?,
+                Read::Is(name) if name == "function" => function = map.next_value_seed(Shallow(WantedFunction))?,
                 _ => drop(map.next_value::<IgnoredAny>()?),
             }
         }
@@ -55,9 +55,9 @@ impl<'de> Wanted<'de> for Call {
 }
 
 /// The tool's name, and what it was called with.
-struct Function;
+struct WantedFunction;
 
-impl<'de> Wanted<'de> for Function {
+impl<'de> Wanted<'de> for WantedFunction {
     type Value = Option<(String, String)>;
 
     fn object<A: MapAccess<'de>>(self, mut map: A) -> Result<Read<Self::Value>, A::Error> {

@@ -2,7 +2,7 @@
 
 use super::{
     ApiError, Fields,
-    bounded::{Budget, Within},
+    bounded::{ParseBudget, Within},
     unparsed,
 };
 use serde::de::DeserializeSeed as _;
@@ -20,7 +20,7 @@ impl Fields {
         if let Err(error) = std::str::from_utf8(body) {
             return Err(wrong(format!("The body is not UTF-8: {error}")));
         }
-        let mut budget = Budget::of(COPIES * body.len() + LEAST);
+        let mut budget = ParseBudget::of(COPIES * body.len() + LEAST);
         let mut json = serde_json::Deserializer::from_slice(body);
         let read = Within(&mut budget).deserialize(&mut json).and_then(|read| json.end().map(|()| read));
         match read {

@@ -4,6 +4,7 @@ use super::{
     ApiError,
     calls::CallList,
     owned,
+    read_on::EarlyRefusal,
     shallow::{Owned, Read, Shallow, Wanted},
     skip,
 };
@@ -38,13 +39,13 @@ impl Messages {
 }
 
 /// Reads a conversation; nothing for null.
-pub(super) struct ReadMessages;
+pub(super) struct ReadMessages<'b>(pub &'b EarlyRefusal);
 
-impl<'de> DeserializeSeed<'de> for ReadMessages {
+impl<'de> DeserializeSeed<'de> for ReadMessages<'_> {
     type Value = Option<Messages>;
 
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Self::Value, D::Error> {
-        Ok(match from.deserialize_any(Shallow(MessageList))? {
+        Ok(match from.deserialize_any(Shallow(MessageList(self.0)))? {
             Read::Null => None,
             Read::Other => Some(Messages(Err(NO_LIST))),
             Read::Is(read) => Some(Messages(read)),
@@ -53,9 +54,9 @@ impl<'de> DeserializeSeed<'de> for ReadMessages {
 }
 
 /// The list of all messages.
-struct MessageList;
+struct MessageList<'b>(&'b EarlyRefusal);
 
-impl<'de> Wanted<'de> for MessageList {
+impl<'de> Wanted<'de> for MessageList<'_> {
     type Value = Result<Vec<ChatMessage>, &'static str>;
 
     fn list<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Read<Self::Value>, A::Error> {
@@ -72,7 +73,7 @@ impl<'de> Wanted<'de> for MessageList {
                 Ok(_) => COUNT,
                 Err(why) => why,
             };
-            skip(&mut seq)?;
+            self.0.read_on(&mut seq, || ApiError::param("messages", unfit))?;
             return Ok(Read::Is(Err(unfit)));
         }
         Ok(Read::Is(if messages.is_empty() { Err(COUNT) } else { Ok(messages) }))
@@ -86,13 +87,13 @@ impl<'de> Wanted<'de> for OneMessage {
     type Value = Result<ChatMessage, &'static str>;
 
     fn object<A: MapAccess<'de>>(self, mut map: A) -> Result<Read<Self::Value>, A::Error> {
-        let mut said = Said::default();
+        let mut said = FoundMessage::default();
         while let Some(name) = map.next_key_seed(Shallow(Name))? {
             match name {
-                Read::Is(Known::Role) => said.role = map.next_value_seed(Shallow(Role))?,
-                Read::Is(Known::Content) => said.content = map.next_value_seed(Shallow(Content))?,
-                Read::Is(Known::ToolCalls) => said.calls = map.next_value_seed(Shallow(CallList))?,
-                Read::Is(Known::Other(at)) => said.others[at] = map.next_value_seed(Shallow(Owned))?,
+                Read::Is(KnownName::Role) => said.role = map.next_value_seed(Shallow(WantedRole))?,
+                Read::Is(KnownName::Content) => said.content = map.next_value_seed(Shallow(Content))?,
+                Read::Is(KnownName::ToolCalls) => said.calls = map.next_value_seed(Shallow(CallList))?,
+                Read::Is(KnownName::Other(at)) => said.others[at] = map.next_value_seed(Shallow(Owned))?,
                 _ => drop(map.next_value::<serde::de::IgnoredAny>()?),
             }
         }
@@ -102,7 +103,7 @@ impl<'de> Wanted<'de> for OneMessage {
 
 /// A message's parts as they were found.
 #[derive(Default)]
-struct Said {
+struct FoundMessage {
     role: Read<Option<&'static str>>,
     content: Read<Result<String, &'static str>>,
     calls: Read<Result<Vec<ToolCall>, &'static str>>,
@@ -110,7 +111,7 @@ struct Said {
     others: [Read<String>; OTHERS.len()],
 }
 
-impl Said {
+impl FoundMessage {
     fn message(self) -> Result<ChatMessage, &'static str> {
         let role = match self.role {
             Read::Null | Read::Other => return Err(NO_ROLE),
@@ -143,7 +144,7 @@ impl Said {
 const OTHERS: [&str; 4] = ["name", "tool_call_id", "reasoning_content", "reasoning"];
 
 /// Names in messages and their parts that mean something.
-enum Known {
+enum KnownName {
     Role,
     Content,
     ToolCalls,
@@ -156,24 +157,26 @@ enum Known {
 struct Name;
 
 impl Wanted<'_> for Name {
-    type Value = Known;
+    type Value = KnownName;
 
-    fn text(self, name: &str) -> Read<Known> {
+    fn text(self, name: &str) -> Read<KnownName> {
         match name {
-            "role" => Read::Is(Known::Role),
-            "content" => Read::Is(Known::Content),
-            "type" => Read::Is(Known::Type),
-            "text" => Read::Is(Known::Text),
-            "tool_calls" => Read::Is(Known::ToolCalls),
-            _ => OTHERS.iter().position(|other| *other == name).map_or(Read::Other, |at| Read::Is(Known::Other(at))),
+            "role" => Read::Is(KnownName::Role),
+            "content" => Read::Is(KnownName::Content),
+            "type" => Read::Is(KnownName::Type),
+            "text" => Read::Is(KnownName::Text),
+            "tool_calls" => Read::Is(KnownName::ToolCalls),
+            _ => {
+                OTHERS.iter().position(|other| *other == name).map_or(Read::Other, |at| Read::Is(KnownName::Other(at)))
+            }
         }
     }
 }
 
 /// Who speaks, as models know it; nothing for what is no role.
-struct Role;
+struct WantedRole;
 
-impl Wanted<'_> for Role {
+impl Wanted<'_> for WantedRole {
     type Value = Option<&'static str>;
 
     fn text(self, said: &str) -> Read<Self::Value> {
@@ -215,10 +218,12 @@ impl<'de> Wanted<'de> for Part<'_> {
         let (mut is_text, mut has_text) = (false, false);
         while let Some(name) = map.next_key_seed(Shallow(Name))? {
             match name {
-                Read::Is(Known::Type) => is_text = matches!(map.next_value_seed(Shallow(TextType))?, Read::Is(true)),
-                Read::Is(Known::Text) => {
+                Read::Is(KnownName::Type) => {
+                    is_text = matches!(map.next_value_seed(Shallow(TextType))?, Read::Is(true))
+                }
+                Read::Is(KnownName::Text) => {
                     self.whole.truncate(from);
-                    has_text = matches!(map.next_value_seed(Shallow(Added(self.whole)))?, Read::Is(()));
+                    has_text = matches!(map.next_value_seed(Shallow(WantedText(self.whole)))?, Read::Is(()));
                 }
                 _ => drop(map.next_value::<serde::de::IgnoredAny>()?),
             }
@@ -239,9 +244,9 @@ impl Wanted<'_> for TextType {
 }
 
 /// A text that is added to another.
-struct Added<'w>(&'w mut String);
+struct WantedText<'w>(&'w mut String);
 
-impl Wanted<'_> for Added<'_> {
+impl Wanted<'_> for WantedText<'_> {
     type Value = ();
 
     fn text(self, text: &str) -> Read<()> {

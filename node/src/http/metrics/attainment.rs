@@ -22,7 +22,7 @@ pub(super) struct ByClass {
 
 /// What one request is held against.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(in crate::http) struct Judged {
+pub(in crate::http) struct JudgedRequest {
     /// Its class.
     pub class: RequestClass,
     /// As they were when it came; none where nobody had set any.
@@ -33,14 +33,14 @@ type Late = BTreeMap<(String, RequestClass), VecDeque<(Instant, bool)>>;
 
 /// Requests that were held against targets.
 #[derive(Debug, Default)]
-pub(super) struct Kept {
+pub(super) struct AttainmentCounters {
     pub judged: Family<ByClass, Counter>,
     pub in_time: Family<ByClass, Counter>,
     /// Held for queue operations only.
     late: Mutex<Late>,
 }
 
-impl Kept {
+impl AttainmentCounters {
     /// A request of a model ended; `model_name` is one of a bounded number.
     pub fn ended(&self, model_name: &str, class: RequestClass, kept: bool) {
         let label = match class {
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn what_ended_long_ago_is_counted_and_not_shown() {
-        let kept = Kept::default();
+        let kept = AttainmentCounters::default();
         kept.ended("tiny", RequestClass::Interactive, true);
         kept.ended("tiny", RequestClass::Interactive, false);
         kept.ended("tiny", RequestClass::Batch, true);

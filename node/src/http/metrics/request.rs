@@ -1,24 +1,27 @@
 //! One request of a client, counted from when it arrives until it ends, whichever way it does.
 
-use super::{ByEnd, ByModel, Judged, Metrics, attainment::Kept, overflows::Overflows, services::Services};
+use super::{
+    ByEnd, ByModel, JudgedRequest, Metrics, attainment::AttainmentCounters, overflows::Overflows,
+    services::ServiceMonitors,
+};
 use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram};
 use std::sync::Arc;
 use std::time::Instant;
 use tsnode_coordinator::{
     gateway::Trace,
-    service_monitor::{Answered, Event},
+    service_monitor::{AnsweredRequest, Event},
 };
 use tsnode_protocol::Seconds;
 
 /// Counts one request. Dropping it before an end was noted counts it as cancelled: its client has gone.
 #[derive(Debug)]
 pub(in crate::http) struct RequestStats {
-    of: Row,
+    of: ModelMetrics,
     by: ByModel,
-    judged: Judged,
-    kept: Arc<Kept>,
+    judged: JudgedRequest,
+    kept: Arc<AttainmentCounters>,
     overflows: Arc<Overflows>,
-    services: Arc<Services>,
+    services: Arc<ServiceMonitors>,
     arrived: Instant,
     /// When the first token of all came, if it came while its client waited.
     first: Option<Instant>,
@@ -26,7 +29,7 @@ pub(in crate::http) struct RequestStats {
     prompt_tokens: usize,
     /// Answers to each prompt.
     each: usize,
-    choices: Vec<Choice>,
+    choices: Vec<MeteredChoice>,
     is_traced: bool,
     /// What the longest of its answers would have taken alone, as far as that is known.
     alone: Option<Seconds>,
@@ -40,7 +43,7 @@ enum State {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Choice {
+struct MeteredChoice {
     /// Given to the client.
     tokens: usize,
     /// When the last token came.
@@ -49,7 +52,7 @@ struct Choice {
 
 /// Metrics of one model.
 #[derive(Debug)]
-struct Row {
+struct ModelMetrics {
     accepted: Counter,
     unserved: Counter,
     finished: Counter,
@@ -76,7 +79,7 @@ struct Row {
     longest_choices: Histogram,
 }
 
-impl Row {
+impl ModelMetrics {
     fn of(all: &Metrics, by: &ByModel) -> Self {
         Self {
             accepted: all.accepted.get_or_create_owned(by),
@@ -108,8 +111,8 @@ impl Row {
 }
 
 impl RequestStats {
-    pub(super) fn new(all: &Metrics, by: ByModel, judged: Judged, arrived: Instant) -> Self {
-        let of = Row::of(all, &by);
+    pub(super) fn new(all: &Metrics, by: ByModel, judged: JudgedRequest, arrived: Instant) -> Self {
+        let of = ModelMetrics::of(all, &by);
         of.waiting.inc();
         all.services.on_event(&by.model_name, Event::Arrived);
         Self {
@@ -149,7 +152,7 @@ impl RequestStats {
         self.of.prompt_tokens.inc_by(prompt_tokens as u64);
         self.prompt_tokens = prompt_tokens;
         self.each = each.max(1);
-        self.choices = vec![Choice::default(); prompts * self.each];
+        self.choices = vec![MeteredChoice::default(); prompts * self.each];
     }
 
     /// The next token of an answer, which its client has not had before, has just come.
@@ -212,7 +215,7 @@ impl RequestStats {
         let between = self.tpot();
         between.iter().for_each(|tpot| self.of.time_per_output_token.observe(tpot.0));
         let in_time = self.was_in_time(whole);
-        let answered = Answered {
+        let answered = AnsweredRequest {
             prompt: self.prompt_tokens as u32,
             answer: longest as u32,
             first: self.first.map(|first| seconds(self.arrived, first)),
@@ -229,7 +232,7 @@ impl RequestStats {
     /// From each token to the next on average, of the choice in which that is most.
     fn tpot(&self) -> Option<Seconds> {
         let first = self.first?;
-        let slowest = |choice: &Choice| {
+        let slowest = |choice: &MeteredChoice| {
             let steps = choice.tokens.saturating_sub(1);
             choice.last.filter(|_| steps > 0).map(|last| Seconds(seconds(first, last).0 / steps as f64))
         };
@@ -292,11 +295,11 @@ impl Drop for RequestStats {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tsnode_coordinator::gateway::Parts;
+    use tsnode_coordinator::gateway::LatencyBreakdown;
     use tsnode_protocol::{KvCodec, ModelId, PeerId, RequestClass, RequestId, Targets};
 
     fn trace(alone: f64) -> Trace {
-        let parts = Parts { queue: Seconds(0.5), ..Parts::default() };
+        let parts = LatencyBreakdown { queue: Seconds(0.5), ..LatencyBreakdown::default() };
         Trace {
             request: RequestId([1; 16]),
             model: ModelId([1; 16]),
@@ -329,7 +332,7 @@ mod tests {
     fn a_request_is_told_to_its_models_monitor_when_it_comes_and_when_it_ends() {
         let metrics = Metrics::default();
         let slow = Targets { e2e: Some(Seconds(3600.0)), ..Targets::default() };
-        let judged = |targets| Judged { class: RequestClass::Interactive, targets };
+        let judged = |targets| JudgedRequest { class: RequestClass::Interactive, targets };
         let mut answered = metrics.arrived("tiny", judged(Some(slow)));
         answered.accepted(7, 1, 2);
         // Of two choices the longer one is what it takes.
@@ -349,7 +352,11 @@ mod tests {
         let (whole, normalised) = (report.e2e.unwrap().mean, report.normalised.unwrap().mean);
         assert!(report.ttft.unwrap().mean <= whole && report.tpot.is_some());
         assert!((normalised * 2e-9 / whole - 1.0).abs() < 1e-9, "{normalised}");
-        let text = metrics.render(&crate::view::tests::view(), super::super::Format::Text, super::super::Names::Both);
+        let text = metrics.render(
+            &crate::view::tests::view(),
+            super::super::ExpositionFormat::Text,
+            super::super::MetricNames::Both,
+        );
         for (name, sum) in [("normalised_latency_ratio", normalised), ("inference_time_seconds", 0.25)] {
             let row = format!("tsnode_request_{name}_sum{{model_name=\"tiny\"}} ");
             let said: f64 = text.lines().find_map(|line| line.strip_prefix(&row)).unwrap().parse().unwrap();

@@ -5,30 +5,30 @@ use crate::view::ServiceView;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use tsnode_coordinator::service_monitor::{Answered, Event, ServiceMonitor, normalised};
+use tsnode_coordinator::service_monitor::{AnsweredRequest, Event, ServiceMonitor, normalised};
 
 /// One monitor for each model that has a row of its own.
 #[derive(Debug)]
-pub(super) struct Services {
+pub(super) struct ServiceMonitors {
     started: Instant,
     /// Held for what a monitor does with one event, or one report of each.
     monitors: Mutex<BTreeMap<String, ServiceMonitor>>,
 }
 
-impl Default for Services {
+impl Default for ServiceMonitors {
     fn default() -> Self {
         Self { started: Instant::now(), monitors: Mutex::default() }
     }
 }
 
-impl Services {
+impl ServiceMonitors {
     /// Something happened to a request; `model_name` is one of a bounded number.
     pub fn on_event(&self, model_name: &str, event: Event) {
         self.with(model_name, |monitor, now| monitor.on_event(now, event));
     }
 
     /// A request was answered: its normalised latency, where it is known what requests take alone.
-    pub fn answered(&self, model_name: &str, answered: Answered) -> Option<f64> {
+    pub fn answered(&self, model_name: &str, answered: AnsweredRequest) -> Option<f64> {
         self.with(model_name, |monitor, now| {
             monitor.on_event(now, Event::Answered(answered));
             monitor.mean_alone().map(|mean| normalised(answered.whole, mean))

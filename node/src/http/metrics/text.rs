@@ -6,14 +6,14 @@ use std::collections::BTreeSet;
 
 /// A form of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::http) enum Format {
+pub(in crate::http) enum ExpositionFormat {
     /// Prometheus' text, version 0.0.4: what is read by everything.
     Text,
     /// OpenMetrics 1.0.
     OpenMetrics,
 }
 
-impl Format {
+impl ExpositionFormat {
     /// What a request accepts: OpenMetrics where it is named, and liked no less than text.
     #[must_use]
     pub fn accepted(headers: &HeaderMap) -> Self {
@@ -51,13 +51,13 @@ fn range(text: &str) -> (&str, f32) {
 }
 
 /// All that is registered, in that form.
-pub(super) fn encode(registry: &Registry, format: Format) -> String {
+pub(super) fn encode(registry: &Registry, format: ExpositionFormat) -> String {
     let mut open = String::new();
     // Writing into a string does not fail.
     let _ = text::encode(&mut open, registry);
     match format {
-        Format::OpenMetrics => open,
-        Format::Text => as_text(&open),
+        ExpositionFormat::OpenMetrics => open,
+        ExpositionFormat::Text => as_text(&open),
     }
 }
 
@@ -85,13 +85,13 @@ mod tests {
     use super::*;
     use axum::http::HeaderValue;
 
-    fn accepted(accept: &'static str) -> Format {
-        Format::accepted(&HeaderMap::from_iter([(header::ACCEPT, HeaderValue::from_static(accept))]))
+    fn accepted(accept: &'static str) -> ExpositionFormat {
+        ExpositionFormat::accepted(&HeaderMap::from_iter([(header::ACCEPT, HeaderValue::from_static(accept))]))
     }
 
     #[test]
     fn openmetrics_is_for_who_asks_for_it() {
-        assert_eq!(Format::accepted(&HeaderMap::new()), Format::Text);
+        assert_eq!(ExpositionFormat::accepted(&HeaderMap::new()), ExpositionFormat::Text);
         for text in [
             "*/*",
             "text/plain",
@@ -100,7 +100,7 @@ mod tests {
             "application/openmetrics-text;q=0.2, text/plain;version=0.0.4;q=0.9",
             "application/openmetrics-text;q=x;q=0",
         ] {
-            assert_eq!(accepted(text), Format::Text, "{text}");
+            assert_eq!(accepted(text), ExpositionFormat::Text, "{text}");
         }
         // As Prometheus 2 and 3 ask.
         for open in [
@@ -108,7 +108,7 @@ mod tests {
             "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,\
              text/plain;version=1.0.0;q=0.3,text/plain;version=0.0.4;q=0.2,*/*;q=0.1",
         ] {
-            assert_eq!(accepted(open), Format::OpenMetrics, "{open}");
+            assert_eq!(accepted(open), ExpositionFormat::OpenMetrics, "{open}");
         }
     }
 

@@ -1,12 +1,12 @@
 //! A completion's answer in Ollama's words: an object for each part, on a line of its own.
 
-use super::super::translate::{CallPart, Framing, Head, Part, Said, Teller, Usage};
+use super::super::translate::{AnswerHead, CallPart, Framing, Part, StreamEvent, Teller, Usage};
 use serde_json::{Map, Value, json};
 use std::time::{Duration, Instant};
 
 /// Which of the two was asked: `/api/chat` or `/api/generate`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Endpoint {
+pub(super) enum OllamaEndpoint {
     #[default]
     Chat,
     Generate,
@@ -14,8 +14,8 @@ pub(super) enum Endpoint {
 
 /// Tells one answer.
 #[derive(Debug)]
-pub(super) struct Telling {
-    endpoint: Endpoint,
+pub(super) struct OllamaTeller {
+    endpoint: OllamaEndpoint,
     asks_nothing: bool,
     model: String,
     asked: Instant,
@@ -26,8 +26,8 @@ pub(super) struct Telling {
     calls: Vec<CallPart>,
 }
 
-impl Telling {
-    pub fn of(endpoint: Endpoint, asks_nothing: bool) -> Self {
+impl OllamaTeller {
+    pub fn of(endpoint: OllamaEndpoint, asks_nothing: bool) -> Self {
         let (model, calls) = (String::new(), Vec::new());
         Self { endpoint, asks_nothing, model, asked: Instant::now(), first: None, finish: None, calls }
     }
@@ -56,7 +56,7 @@ impl Telling {
             said.insert("tool_calls".into(), calls.into());
         }
         match (self.endpoint, &mut told) {
-            (Endpoint::Generate, Value::Object(told)) => {
+            (OllamaEndpoint::Generate, Value::Object(told)) => {
                 told.extend(said);
                 told.insert("response".into(), text.into());
             }
@@ -104,19 +104,19 @@ impl Telling {
     }
 }
 
-fn line(data: Value) -> Said {
-    Said { event: None, data }
+fn line(data: Value) -> StreamEvent {
+    StreamEvent { event: None, data }
 }
 
-impl Teller for Telling {
+impl Teller for OllamaTeller {
     const FRAMING: Framing = Framing::Lines;
 
-    fn begin(&mut self, head: &Head) -> Vec<Said> {
+    fn begin(&mut self, head: &AnswerHead) -> Vec<StreamEvent> {
         self.model = head.model.clone();
         Vec::new()
     }
 
-    fn add(&mut self, part: Part) -> Vec<Said> {
+    fn add(&mut self, part: Part) -> Vec<StreamEvent> {
         self.first.get_or_insert(self.asked.elapsed());
         self.finish = part.finish.or(self.finish.take());
         self.gather(part.calls);
@@ -126,7 +126,7 @@ impl Teller for Telling {
         vec![line(self.part(&self.model, part.text, part.reasoning, Vec::new()))]
     }
 
-    fn end(&mut self, usage: Usage) -> Vec<Said> {
+    fn end(&mut self, usage: Usage) -> Vec<StreamEvent> {
         let calls = self.calls();
         let mut told = Vec::new();
         if !calls.is_empty() {
@@ -138,11 +138,11 @@ impl Teller for Telling {
         told
     }
 
-    fn fail(&mut self, error: &Value) -> Vec<Said> {
+    fn fail(&mut self, error: &Value) -> Vec<StreamEvent> {
         vec![line(json!({ "error": error["message"] }))]
     }
 
-    fn whole(&mut self, head: &Head, answer: Part, usage: Usage) -> Value {
+    fn whole(&mut self, head: &AnswerHead, answer: Part, usage: Usage) -> Value {
         self.finish = answer.finish;
         self.gather(answer.calls);
         let calls = self.calls();
@@ -158,8 +158,8 @@ mod tests {
 
     const USAGE: Usage = Usage { prompt: 7, cached: 2, completion: 3, reasoning: 0 };
 
-    fn head() -> Head {
-        Head { id: "0a".into(), model: "m".into(), created: 1, prompt_tokens: 7 }
+    fn head() -> AnswerHead {
+        AnswerHead { id: "0a".into(), model: "m".into(), created: 1, prompt_tokens: 7 }
     }
 
     fn parts() -> [Part; 4] {
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn a_stream_has_a_line_for_each_part_and_a_last_one_with_what_it_took() {
-        let mut telling = Telling::of(Endpoint::Chat, false);
+        let mut telling = OllamaTeller::of(OllamaEndpoint::Chat, false);
         telling.begin(&head());
         let mut told: Vec<Value> =
             parts().into_iter().flat_map(|part| telling.add(part)).map(|said| said.data).collect();
@@ -197,15 +197,15 @@ mod tests {
     #[test]
     fn a_whole_answer_to_a_prompt_is_a_response() {
         let answer = Part { text: "Hi".into(), finish: Some("stop".into()), ..Part::default() };
-        let told = Telling::of(Endpoint::Generate, false).whole(&head(), answer, USAGE);
+        let told = OllamaTeller::of(OllamaEndpoint::Generate, false).whole(&head(), answer, USAGE);
         assert_eq!(
             (&told["response"], &told["done_reason"], &told["message"]),
             (&json!("Hi"), &json!("stop"), &Value::Null)
         );
-        let nothing = Telling::of(Endpoint::Generate, true).nothing("m");
+        let nothing = OllamaTeller::of(OllamaEndpoint::Generate, true).nothing("m");
         assert_eq!((&nothing["done_reason"], &nothing["response"]), (&json!("load"), &json!("")));
         assert_eq!(
-            Telling::of(Endpoint::Chat, false).fail(&json!({ "message": "gone" }))[0].data,
+            OllamaTeller::of(OllamaEndpoint::Chat, false).fail(&json!({ "message": "gone" }))[0].data,
             json!({ "error": "gone" })
         );
     }

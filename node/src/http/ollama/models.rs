@@ -1,6 +1,6 @@
 //! The models of the swarm, as Ollama lists and shows them.
 
-use super::super::{ApiError, ApiState, bodies::Asked, fields::Fields, texts::find_card};
+use super::super::{ApiError, ApiState, bodies::ReadBody, fields::Fields, texts::find_card};
 use super::request::real;
 use axum::{Json, body::Body, extract::State, http::HeaderMap};
 use serde_json::{Value, json};
@@ -20,7 +20,7 @@ pub(in crate::http) async fn show(
     body: Body,
 ) -> Result<Json<Value>, ApiError> {
     let parse = |bytes: &[u8]| Ok((Fields::foreign(bytes)?, ()));
-    let (Asked { mut fields, .. }, ()) = state.bodies.read_by(&headers, body, parse).await?;
+    let (ReadBody { mut fields, .. }, ()) = state.bodies.read_by(&headers, body, parse).await?;
     let (model, older) = (fields.text("model")?, fields.text("name")?);
     let name = model.or(older).ok_or_else(|| ApiError::param("model", "'model' is missing"))?;
     let card = {

@@ -5,7 +5,7 @@ use super::super::{
     fields::Fields,
     translate::{Kind, Translated, taken},
 };
-use super::answer::{Endpoint, Telling};
+use super::answer::{OllamaEndpoint, OllamaTeller};
 use serde_json::{Map, Value, json};
 
 /// What a model is called where no version is said.
@@ -29,21 +29,21 @@ const DRAWS: [(&str, f64); 3] = [("mirostat", 0.0), ("typical_p", 1.0), ("tfs_z"
 
 /// A request as it was read.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct OllamaRequest {
     kind: Kind,
     body: Map<String, Value>,
     stream: bool,
-    endpoint: Endpoint,
+    endpoint: OllamaEndpoint,
     asks_nothing: bool,
 }
 
 /// The completion that a request becomes, where models are called so.
-pub(super) fn translate(asked: Asked, names: &[String]) -> Result<Translated<Telling>, ApiError> {
-    let Asked { kind, mut body, stream, endpoint, asks_nothing } = asked;
+pub(super) fn translate(asked: OllamaRequest, names: &[String]) -> Result<Translated<OllamaTeller>, ApiError> {
+    let OllamaRequest { kind, mut body, stream, endpoint, asks_nothing } = asked;
     if let Some(Value::String(name)) = body.get_mut("model") {
         name.truncate(real(name, names).len());
     }
-    Ok(Translated { kind, body: Value::Object(body), stream, teller: Telling::of(endpoint, asks_nothing) })
+    Ok(Translated { kind, body: Value::Object(body), stream, teller: OllamaTeller::of(endpoint, asks_nothing) })
 }
 
 /// What a model is called here.
@@ -54,14 +54,14 @@ pub(super) fn real<'n>(name: &'n str, names: &[String]) -> &'n str {
     }
 }
 
-pub(super) fn chat(mut fields: Fields) -> Result<Asked, ApiError> {
+pub(super) fn chat(mut fields: Fields) -> Result<OllamaRequest, ApiError> {
     let mut body = common(&mut fields)?;
     let messages = match fields.take("messages") {
         None => Vec::new(),
         Some(Value::Array(messages)) => messages,
         Some(_) => return Err(wrong("messages", "must be a list of messages")),
     };
-    let (mut said, mut calls) = (Vec::new(), Calls::default());
+    let (mut said, mut calls) = (Vec::new(), CallNumbers::default());
     for (at, one) in messages.into_iter().enumerate() {
         said.push(message(one, &format!("messages[{at}]"), &mut calls)?);
     }
@@ -72,10 +72,10 @@ pub(super) fn chat(mut fields: Fields) -> Result<Asked, ApiError> {
     }
     let stream = stream(&mut fields)?;
     fields.finish()?;
-    Ok(Asked { kind: Kind::Chat, body, stream, endpoint: Endpoint::Chat, asks_nothing })
+    Ok(OllamaRequest { kind: Kind::Chat, body, stream, endpoint: OllamaEndpoint::Chat, asks_nothing })
 }
 
-pub(super) fn generate(mut fields: Fields) -> Result<Asked, ApiError> {
+pub(super) fn generate(mut fields: Fields) -> Result<OllamaRequest, ApiError> {
     let mut body = common(&mut fields)?;
     let prompt = fields.take("prompt").unwrap_or_else(|| json!(""));
     let Value::String(prompt) = prompt else { return Err(wrong("prompt", "must be a string")) };
@@ -89,12 +89,12 @@ pub(super) fn generate(mut fields: Fields) -> Result<Asked, ApiError> {
     let asks_nothing = prompt.is_empty();
     if raw {
         body.insert("prompt".into(), prompt.into());
-        return Ok(Asked { kind: Kind::Text, body, stream, endpoint: Endpoint::Generate, asks_nothing });
+        return Ok(OllamaRequest { kind: Kind::Text, body, stream, endpoint: OllamaEndpoint::Generate, asks_nothing });
     }
     let system = system.filter(|text| !text.is_empty()).map(|text| json!({ "role": "system", "content": text }));
     let said = system.into_iter().chain([json!({ "role": "user", "content": prompt })]);
     body.insert("messages".into(), said.collect());
-    Ok(Asked { kind: Kind::Chat, body, stream, endpoint: Endpoint::Generate, asks_nothing })
+    Ok(OllamaRequest { kind: Kind::Chat, body, stream, endpoint: OllamaEndpoint::Generate, asks_nothing })
 }
 
 fn wrong(name: &str, why: &str) -> ApiError {
@@ -167,12 +167,12 @@ fn options(fields: &mut Fields, body: &mut Map<String, Value>) -> Result<(), Api
 
 /// Calls of tools, which have no names here.
 #[derive(Debug, Default)]
-struct Calls {
+struct CallNumbers {
     made: usize,
     answered: usize,
 }
 
-fn message(mut given: Value, place: &str, calls: &mut Calls) -> Result<Value, ApiError> {
+fn message(mut given: Value, place: &str, calls: &mut CallNumbers) -> Result<Value, ApiError> {
     if given["images"].as_array().is_some_and(|images| !images.is_empty()) {
         return Err(wrong(&format!("{place}.images"), "are not supported by this server"));
     }

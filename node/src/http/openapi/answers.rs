@@ -217,7 +217,13 @@ fn of_peers() -> Value {
                 "total": object(&["for_others", "by_others"], json!({ "for_others": reference("Work"), "by_others": reference("Work") })),
             }),
         ),
-        "Limits": object(&["limits", "hours", "lending"], json!({ "limits": { "type": "object" }, "hours": {}, "lending": text })),
+        "Limits": object(
+            &["limits", "hours", "lending", "relending", "kept", "fixed"],
+            json!({
+                "limits": { "type": "object" }, "hours": maybe_text, "lending": text,
+                "relending": { "type": "object" }, "kept": { "type": "object" }, "fixed": { "type": "object" },
+            }),
+        ),
         "Arrivals": object(&["watched_since", "arrivals"], json!({ "watched_since": {}, "arrivals": list(json!({})) })),
         "Invite": object(&["invite"], json!({ "invite": maybe_text, "why": text })),
         "Pulls": object(&["pulls"], json!({ "pulls": list(json!({})) })),

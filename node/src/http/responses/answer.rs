@@ -1,17 +1,17 @@
 //! A chat completion's answer as a response: items of output, and the events that tell them.
 
-use super::super::translate::{CallPart, Head, Part, Said, Usage, call_id};
-use super::{items, request::Asked};
+use super::super::translate::{AnswerHead, CallPart, Part, StreamEvent, Usage, call_id};
+use super::{items, request::ResponsesRequest};
 use serde_json::{Value, json};
 
 /// Tells one response.
 #[derive(Debug, Default)]
-pub(super) struct Telling {
-    asked: Asked,
-    head: Head,
+pub(super) struct ResponsesTeller {
+    asked: ResponsesRequest,
+    head: AnswerHead,
     /// The number of the next event.
     sequence: u64,
-    items: Vec<Item>,
+    items: Vec<OutputItem>,
     finish: Option<String>,
     /// The response, once it is whole.
     response: Option<Value>,
@@ -19,18 +19,18 @@ pub(super) struct Telling {
 
 /// One item of output.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Item {
+enum OutputItem {
     Reasoning { text: String },
     Message { text: String },
     Call { index: usize, id: String, name: String, arguments: String },
 }
 
-impl Telling {
-    pub fn of(asked: Asked) -> Self {
+impl ResponsesTeller {
+    pub fn of(asked: ResponsesRequest) -> Self {
         Self { asked, ..Self::default() }
     }
 
-    pub fn begin(&mut self, head: &Head) -> Vec<Said> {
+    pub fn begin(&mut self, head: &AnswerHead) -> Vec<StreamEvent> {
         self.head = head.clone();
         let response = self.response("in_progress", None, None);
         ["response.created", "response.in_progress"]
@@ -39,22 +39,22 @@ impl Telling {
             .collect()
     }
 
-    pub fn add(&mut self, part: Part) -> Vec<Said> {
+    pub fn add(&mut self, part: Part) -> Vec<StreamEvent> {
         let mut told = Vec::new();
         if !part.reasoning.is_empty() {
-            let same = |item: &Item| matches!(item, Item::Reasoning { .. });
-            self.within(same, || Item::Reasoning { text: String::new() }, &mut told);
+            let same = |item: &OutputItem| matches!(item, OutputItem::Reasoning { .. });
+            self.within(same, || OutputItem::Reasoning { text: String::new() }, &mut told);
             self.more(&part.reasoning, &mut told);
         }
         if !part.text.is_empty() {
-            let same = |item: &Item| matches!(item, Item::Message { .. });
-            self.within(same, || Item::Message { text: String::new() }, &mut told);
+            let same = |item: &OutputItem| matches!(item, OutputItem::Message { .. });
+            self.within(same, || OutputItem::Message { text: String::new() }, &mut told);
             self.more(&part.text, &mut told);
         }
         for CallPart { index, id, name, arguments } in part.calls {
-            let same = |item: &Item| matches!(item, Item::Call { index: at, .. } if *at == index);
+            let same = |item: &OutputItem| matches!(item, OutputItem::Call { index: at, .. } if *at == index);
             let id = call_id(id, &self.head.id, index);
-            let begun = || Item::Call { index, id, name: name.unwrap_or_default(), arguments: String::new() };
+            let begun = || OutputItem::Call { index, id, name: name.unwrap_or_default(), arguments: String::new() };
             self.within(same, begun, &mut told);
             if !arguments.is_empty() {
                 self.more(&arguments, &mut told);
@@ -64,10 +64,10 @@ impl Telling {
         told
     }
 
-    pub fn end(&mut self, usage: Usage) -> Vec<Said> {
+    pub fn end(&mut self, usage: Usage) -> Vec<StreamEvent> {
         let mut told = Vec::new();
         if self.items.is_empty() {
-            self.within(|_| false, || Item::Message { text: String::new() }, &mut told);
+            self.within(|_| false, || OutputItem::Message { text: String::new() }, &mut told);
         }
         self.close(&mut told);
         let response = self.ended(usage);
@@ -76,17 +76,17 @@ impl Telling {
         told
     }
 
-    pub fn fail(&mut self, error: &Value) -> Vec<Said> {
+    pub fn fail(&mut self, error: &Value) -> Vec<StreamEvent> {
         let error = json!({ "code": error["code"].as_str().unwrap_or("server_error"), "message": error["message"] });
         let response = self.response("failed", None, Some(error));
         vec![self.said("response.failed", json!({ "response": response }))]
     }
 
-    pub fn whole(&mut self, head: &Head, answer: Part, usage: Usage) -> Value {
+    pub fn whole(&mut self, head: &AnswerHead, answer: Part, usage: Usage) -> Value {
         self.head = head.clone();
         self.add(answer);
         if self.items.is_empty() {
-            self.items.push(Item::Message { text: String::new() });
+            self.items.push(OutputItem::Message { text: String::new() });
         }
         self.ended(usage)
     }
@@ -98,9 +98,9 @@ impl Telling {
         let mut answer = Vec::new();
         for item in &self.items {
             match item {
-                Item::Reasoning { .. } => {}
-                Item::Message { text } => answer.push(json!({ "role": "assistant", "content": text })),
-                Item::Call { id, name, arguments, .. } => {
+                OutputItem::Reasoning { .. } => {}
+                OutputItem::Message { text } => answer.push(json!({ "role": "assistant", "content": text })),
+                OutputItem::Call { id, name, arguments, .. } => {
                     let function = json!({ "name": name, "arguments": arguments });
                     items::call(json!({ "id": id, "type": "function", "function": function }), &mut answer);
                 }
@@ -124,7 +124,7 @@ impl Telling {
     /// The response as it is now.
     fn response(&self, status: &str, usage: Option<Usage>, error: Option<Value>) -> Value {
         let mut response = Value::Object(self.asked.repeated.clone());
-        let Head { id, model, created, .. } = &self.head;
+        let AnswerHead { id, model, created, .. } = &self.head;
         let output: Vec<Value> = (0..self.items.len()).map(|at| self.item(at, status_of(status))).collect();
         response["id"] = format!("resp_{id}").into();
         response["object"] = "response".into();
@@ -143,15 +143,15 @@ impl Telling {
     fn item(&self, at: usize, status: &str) -> Value {
         let id = self.item_id(at);
         match &self.items[at] {
-            Item::Reasoning { text } => {
+            OutputItem::Reasoning { text } => {
                 let content = json!([{ "type": "reasoning_text", "text": text }]);
                 json!({ "type": "reasoning", "id": id, "summary": [], "content": content, "status": status })
             }
-            Item::Message { text } => {
+            OutputItem::Message { text } => {
                 let content = json!([text_part(text)]);
                 json!({ "type": "message", "id": id, "role": "assistant", "status": status, "content": content })
             }
-            Item::Call { id: call, name, arguments, .. } => json!({
+            OutputItem::Call { id: call, name, arguments, .. } => json!({
                 "type": "function_call", "id": id, "call_id": call, "name": name, "arguments": arguments, "status": status,
             }),
         }
@@ -159,15 +159,20 @@ impl Telling {
 
     fn item_id(&self, at: usize) -> String {
         let kind = match &self.items[at] {
-            Item::Reasoning { .. } => "rs",
-            Item::Message { .. } => "msg",
-            Item::Call { .. } => "fc",
+            OutputItem::Reasoning { .. } => "rs",
+            OutputItem::Message { .. } => "msg",
+            OutputItem::Call { .. } => "fc",
         };
         format!("{kind}_{}{at}", self.head.id)
     }
 
     /// Has such an item open, which begins so.
-    fn within(&mut self, same: impl Fn(&Item) -> bool, begun: impl FnOnce() -> Item, told: &mut Vec<Said>) {
+    fn within(
+        &mut self,
+        same: impl Fn(&OutputItem) -> bool,
+        begun: impl FnOnce() -> OutputItem,
+        told: &mut Vec<StreamEvent>,
+    ) {
         if self.items.last().is_some_and(same) {
             return;
         }
@@ -175,44 +180,45 @@ impl Telling {
         self.items.push(begun());
         let at = self.items.len() - 1;
         let mut item = self.item(at, "in_progress");
-        if !matches!(self.items[at], Item::Call { .. }) {
+        if !matches!(self.items[at], OutputItem::Call { .. }) {
             item["content"] = json!([]);
         }
         told.push(self.said("response.output_item.added", json!({ "output_index": at, "item": item })));
-        if matches!(self.items[at], Item::Message { .. }) {
+        if matches!(self.items[at], OutputItem::Message { .. }) {
             let part = json!({ "part": text_part("") });
             told.push(self.of_content("response.content_part.added", part));
         }
     }
 
     /// More of the open item.
-    fn more(&mut self, more: &str, told: &mut Vec<Said>) {
+    fn more(&mut self, more: &str, told: &mut Vec<StreamEvent>) {
         let Some(item) = self.items.last_mut() else { return };
-        let (Item::Reasoning { text } | Item::Message { text } | Item::Call { arguments: text, .. }) = item;
+        let (OutputItem::Reasoning { text } | OutputItem::Message { text } | OutputItem::Call { arguments: text, .. }) =
+            item;
         text.push_str(more);
         let delta = json!({ "delta": more });
         let said = match item {
-            Item::Reasoning { .. } => self.of_content("response.reasoning_text.delta", delta),
-            Item::Message { .. } => {
+            OutputItem::Reasoning { .. } => self.of_content("response.reasoning_text.delta", delta),
+            OutputItem::Message { .. } => {
                 self.of_content("response.output_text.delta", json!({ "delta": more, "logprobs": [] }))
             }
-            Item::Call { .. } => self.of_item("response.function_call_arguments.delta", delta),
+            OutputItem::Call { .. } => self.of_item("response.function_call_arguments.delta", delta),
         };
         told.push(said);
     }
 
     /// Says that the open item is whole.
-    fn close(&mut self, told: &mut Vec<Said>) {
+    fn close(&mut self, told: &mut Vec<StreamEvent>) {
         let Some(at) = self.items.len().checked_sub(1) else { return };
         match self.items[at].clone() {
-            Item::Reasoning { text } => {
+            OutputItem::Reasoning { text } => {
                 told.push(self.of_content("response.reasoning_text.done", json!({ "text": text })));
             }
-            Item::Message { text } => {
+            OutputItem::Message { text } => {
                 told.push(self.of_content("response.output_text.done", json!({ "text": text, "logprobs": [] })));
                 told.push(self.of_content("response.content_part.done", json!({ "part": text_part(&text) })));
             }
-            Item::Call { name, arguments, .. } => {
+            OutputItem::Call { name, arguments, .. } => {
                 let whole = json!({ "name": name, "arguments": arguments });
                 told.push(self.of_item("response.function_call_arguments.done", whole));
             }
@@ -222,7 +228,7 @@ impl Telling {
     }
 
     /// An event of the last item.
-    fn of_item(&mut self, event: &'static str, mut data: Value) -> Said {
+    fn of_item(&mut self, event: &'static str, mut data: Value) -> StreamEvent {
         let at = self.items.len().saturating_sub(1);
         data["output_index"] = at.into();
         data["item_id"] = self.item_id(at).into();
@@ -230,16 +236,16 @@ impl Telling {
     }
 
     /// An event of the last item's one part.
-    fn of_content(&mut self, event: &'static str, mut data: Value) -> Said {
+    fn of_content(&mut self, event: &'static str, mut data: Value) -> StreamEvent {
         data["content_index"] = 0.into();
         self.of_item(event, data)
     }
 
-    fn said(&mut self, event: &'static str, mut data: Value) -> Said {
+    fn said(&mut self, event: &'static str, mut data: Value) -> StreamEvent {
         data["type"] = event.into();
         data["sequence_number"] = self.sequence.into();
         self.sequence += 1;
-        Said { event: Some(event), data }
+        StreamEvent { event: Some(event), data }
     }
 }
 
@@ -266,8 +272,8 @@ mod tests {
 
     const USAGE: Usage = Usage { prompt: 7, cached: 2, completion: 3, reasoning: 0 };
 
-    fn head() -> Head {
-        Head { id: "0a".into(), model: "m".into(), created: 1, prompt_tokens: 7 }
+    fn head() -> AnswerHead {
+        AnswerHead { id: "0a".into(), model: "m".into(), created: 1, prompt_tokens: 7 }
     }
 
     fn text(text: &str) -> Part {
@@ -283,7 +289,7 @@ mod tests {
         Part { finish: Some(finish.into()), ..Part::default() }
     }
 
-    fn stream(telling: &mut Telling, parts: Vec<Part>) -> Vec<Value> {
+    fn stream(telling: &mut ResponsesTeller, parts: Vec<Part>) -> Vec<Value> {
         let mut told = telling.begin(&head());
         for part in parts {
             told.extend(telling.add(part));
@@ -300,7 +306,7 @@ mod tests {
 
     #[test]
     fn a_streamed_text_is_told_from_its_beginning_to_its_end() {
-        let told = stream(&mut Telling::default(), vec![text(""), text("Hel"), text("lo"), ends("stop")]);
+        let told = stream(&mut ResponsesTeller::default(), vec![text(""), text("Hel"), text("lo"), ends("stop")]);
         let expected = [
             "created",
             "in_progress",
@@ -315,7 +321,8 @@ mod tests {
         ];
         assert_eq!(kinds(&told), expected);
         assert_eq!((&told[4]["delta"], &told[4]["item_id"]), (&json!("Hel"), &json!("msg_0a0")));
-        let whole = Telling::default().whole(&head(), Part { finish: Some("stop".into()), ..text("Hello") }, USAGE);
+        let whole =
+            ResponsesTeller::default().whole(&head(), Part { finish: Some("stop".into()), ..text("Hello") }, USAGE);
         assert_eq!(told[9]["response"], whole, "streamed or not, it is the same");
         assert_eq!((&whole["id"], &whole["status"]), (&json!("resp_0a"), &json!("completed")));
         assert_eq!(whole["output"][0]["content"][0]["text"], "Hello");
@@ -334,7 +341,8 @@ mod tests {
             ends("tool_calls"),
         ];
         let conversation = vec![json!({ "role": "user", "content": "Weather?" })];
-        let mut telling = Telling::of(Asked { conversation: Some(conversation), ..Asked::default() });
+        let mut telling =
+            ResponsesTeller::of(ResponsesRequest { conversation: Some(conversation), ..ResponsesRequest::default() });
         let told = stream(&mut telling, parts);
         let of = |kind: &str| kinds(&told).iter().filter(|k| **k == kind).count();
         assert_eq!((of("output_item.added"), of("output_item.done"), of("function_call_arguments.delta")), (4, 4, 3));
@@ -349,11 +357,12 @@ mod tests {
 
     #[test]
     fn what_is_cut_short_or_breaks_off_says_so() {
-        let told = stream(&mut Telling::default(), vec![text("Hel"), ends("length")]);
+        let told = stream(&mut ResponsesTeller::default(), vec![text("Hel"), ends("length")]);
         let last = told.last().unwrap();
         assert_eq!(last["type"], "response.incomplete");
         assert_eq!(last["response"]["incomplete_details"]["reason"], "max_output_tokens");
-        let mut telling = Telling::of(Asked { conversation: Some(vec![]), ..Asked::default() });
+        let mut telling =
+            ResponsesTeller::of(ResponsesRequest { conversation: Some(vec![]), ..ResponsesRequest::default() });
         telling.begin(&head());
         telling.add(text("Hel"));
         let failed = telling.fail(&json!({ "message": "gone", "code": "peer_failed" }));

@@ -31,7 +31,7 @@ fn repeated() -> Value {
 
 /// What a response says of its request.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Asked {
+pub(super) struct ResponsesRequest {
     /// Fields that it repeats.
     pub repeated: Map<String, Value>,
     /// The conversation, without what is said for this response alone; nothing where it is not to be kept.
@@ -42,7 +42,7 @@ pub(super) struct Asked {
 pub(super) fn translate<T>(
     mut fields: Fields,
     earlier: impl FnOnce(&str) -> Option<Vec<Value>>,
-    teller: impl FnOnce(Asked) -> T,
+    teller: impl FnOnce(ResponsesRequest) -> T,
 ) -> Result<Translated<T>, ApiError> {
     let repeated = repeat(&mut fields);
     let mut body = Map::new();
@@ -81,7 +81,7 @@ pub(super) fn translate<T>(
         Some(_) => return Err(ApiError::param("store", "'store' must be true or false")),
     };
     refuse_the_rest(fields)?;
-    let teller = teller(Asked { repeated, conversation: keeps.then_some(conversation) });
+    let teller = teller(ResponsesRequest { repeated, conversation: keeps.then_some(conversation) });
     Ok(Translated { kind: Kind::Chat, body: Value::Object(body), stream, teller })
 }
 
@@ -172,7 +172,7 @@ fn effort(fields: &mut Fields) -> Result<Option<Value>, ApiError> {
 mod tests {
     use super::*;
 
-    fn read(request: Value) -> Result<Translated<Asked>, ApiError> {
+    fn read(request: Value) -> Result<Translated<ResponsesRequest>, ApiError> {
         let Value::Object(fields) = request else { unreachable!() };
         let earlier = |id: &str| (id == "resp_1").then(|| vec![json!({ "role": "user", "content": "Hello" })]);
         translate(Fields::of(fields), earlier, |asked| asked)

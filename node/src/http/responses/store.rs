@@ -12,17 +12,17 @@ const BYTES: usize = 16 << 20;
 
 /// Responses of this gateway's clients. Held for list operations, and for writing and reading one as text.
 #[derive(Debug, Default)]
-pub(in crate::http) struct Store(Mutex<Shelf>);
+pub(in crate::http) struct ResponseStore(Mutex<ResponseShelf>);
 
 #[derive(Debug, Default)]
-struct Shelf {
+struct ResponseShelf {
     bytes: usize,
     /// Oldest first.
-    kept: VecDeque<Entry>,
+    kept: VecDeque<StoredResponse>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct StoredResponse {
     id: String,
     /// As text: a JSON value takes many times its length.
     response: String,
@@ -30,18 +30,18 @@ struct Entry {
     conversation: String,
 }
 
-impl Entry {
+impl StoredResponse {
     fn bytes(&self) -> usize {
         self.id.len() + self.response.len() + self.conversation.len()
     }
 }
 
-impl Store {
+impl ResponseStore {
     /// Keeps a response and the conversation that it ends; nothing where that alone is too much.
     pub fn keep(&self, response: &Value, conversation: &[Value]) {
         let id = response["id"].as_str().unwrap_or_default().to_owned();
         let conversation = Value::from(conversation).to_string();
-        let entry = Entry { id, response: response.to_string(), conversation };
+        let entry = StoredResponse { id, response: response.to_string(), conversation };
         if entry.bytes() > BYTES {
             return;
         }
@@ -70,13 +70,13 @@ impl Store {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(id)
     }
 
-    fn of<T>(&self, id: &str, read: impl FnOnce(&Entry) -> Option<T>) -> Option<T> {
+    fn of<T>(&self, id: &str, read: impl FnOnce(&StoredResponse) -> Option<T>) -> Option<T> {
         let shelf = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         shelf.kept.iter().rev().find(|entry| entry.id == id).and_then(read)
     }
 }
 
-impl Shelf {
+impl ResponseShelf {
     fn remove(&mut self, id: &str) -> bool {
         let Some(entry) = self.kept.iter().position(|entry| entry.id == id).and_then(|at| self.kept.remove(at)) else {
             return false;
@@ -100,13 +100,13 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn keep(store: &Store, id: usize, text: &str) {
+    fn keep(store: &ResponseStore, id: usize, text: &str) {
         store.keep(&json!({ "id": format!("resp_{id}") }), &[json!({ "role": "user", "content": text })]);
     }
 
     #[test]
     fn the_oldest_go_first_by_number_and_by_bytes() {
-        let store = Store::default();
+        let store = ResponseStore::default();
         (0..300).for_each(|id| keep(&store, id, "x"));
         assert!(store.response("resp_43").is_none() && store.response("resp_44").is_some());
         keep(&store, 300, &"x".repeat(BYTES / 2));
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn one_that_is_answered_again_is_there_once() {
-        let store = Store::default();
+        let store = ResponseStore::default();
         keep(&store, 1, "x");
         keep(&store, 1, "y");
         assert_eq!(store.conversation("resp_1").unwrap()[0]["content"], "y");

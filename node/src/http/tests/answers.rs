@@ -305,7 +305,7 @@ async fn the_history_reaches_the_template_and_defaults_are_the_models() {
         .map(|part| prompt.find(part).unwrap_or_else(|| panic!("{part} in {prompt}")))
         .collect();
     assert!(places.is_sorted(), "{prompt}");
-    let Prompt { generation, prompt, .. } = api.last_asked();
+    let PreparedRequest { generation, prompt, .. } = api.last_asked();
     // Its generation_config.json says 0.7 and 0.9; a chat answer may fill the context.
     assert_eq!((generation.sampling.temperature, generation.sampling.top_p), (0.7, 0.9));
     assert_eq!(generation.max_new_tokens as usize + prompt.len(), 1024);

@@ -314,7 +314,7 @@ async fn who_hangs_up_on_any_api_frees_what_it_asked_for() {
 #[tokio::test]
 async fn a_key_for_prompts_is_good_for_all_apis() {
     let folder = tempfile::tempdir().unwrap();
-    let key = add(folder.path(), "bob", Scope::Inference).unwrap();
+    let key = add(folder.path(), "bob", KeyScope::Inference).unwrap();
     let api = Api::with(said(End::Stop), Gatekeeper::new(KeyRing::open(folder.path(), None).unwrap(), None)).await;
     let get = |path: &str| api.client.get(format!("{}{path}", api.url)).bearer_auth(&key).send();
     for (path, status) in [("/api/tags", 200), ("/api/version", 200), ("/api/requests", 403), ("/v1/responses/x", 404)]

@@ -61,7 +61,7 @@ async fn the_owners_token_opens_everything_and_at_any_rate() {
 #[tokio::test]
 async fn a_key_for_prompts_is_good_for_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
-    let key = add(folder.path(), "bob", Scope::Inference).unwrap();
+    let key = add(folder.path(), "bob", KeyScope::Inference).unwrap();
     let api = Api::with(said(End::Stop), Gatekeeper::new(KeyRing::open(folder.path(), None).unwrap(), None)).await;
     let get = |path: &str| api.client.get(format!("{}{path}", api.url)).bearer_auth(&key).send();
     for (path, status) in
@@ -69,8 +69,10 @@ async fn a_key_for_prompts_is_good_for_nothing_else() {
     {
         assert_eq!(get(path).await.unwrap().status(), status, "{path}");
     }
-    let leave = api.client.post(format!("{}/api/leave", api.url)).bearer_auth(&key).json(&json!({})).send();
-    assert_eq!(leave.await.unwrap().status(), 403);
+    for path in ["/api/leave", "/api/limits"] {
+        let refused = api.client.post(format!("{}{path}", api.url)).bearer_auth(&key).json(&json!({})).send();
+        assert_eq!(refused.await.unwrap().status(), 403, "{path}");
+    }
 }
 
 #[tokio::test]

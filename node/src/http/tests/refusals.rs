@@ -94,8 +94,11 @@ async fn who_waits_is_told_why_everywhere_in_the_same_words() {
         assert_eq!((&ready["stage"], &ready["waiting"]["why"]), (&json!(stage)["stage"], &json!("small_kv")));
     }
     // Ready for others, and not for this one.
-    let short =
-        Shortfall { model: "tiny".into(), id: files().card.id, lack: Lack::Memory { needs: 9 << 30, lent: 1 << 30 } };
+    let short = Shortfall {
+        model: "tiny".into(),
+        id: files().card.id,
+        lack: DeviceShortfall::Memory { needs: 9 << 30, lent: 1 << 30 },
+    };
     api.view.send_modify(|v| (v.readiness, v.waiting, v.short) = (Readiness::Ready, None, vec![short]));
     let (status, answer) = api.post(CHAT, json!({ "messages": hello() })).await;
     assert_eq!(status, 503);

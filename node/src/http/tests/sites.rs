@@ -56,7 +56,12 @@ async fn a_name_that_is_made_to_point_here_is_not_answered() {
 #[tokio::test]
 async fn a_foreign_page_changes_nothing_and_the_peers_own_does() {
     let api = up(None).await;
-    let asked = [("/api/pause", json!({})), ("/api/leave", json!({})), (CHAT, json!({ "messages": hello() }))];
+    let asked = [
+        ("/api/pause", json!({})),
+        ("/api/leave", json!({})),
+        ("/api/limits", json!({ "hours": "22:00-07:00" })),
+        (CHAT, json!({ "messages": hello() })),
+    ];
     for (path, body) in asked {
         for foreign in [EVIL, "null", "http://127.0.0.1:1"] {
             let refused = api.request(Method::POST, path).header("origin", foreign).json(&body).send().await.unwrap();

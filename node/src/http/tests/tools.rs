@@ -119,6 +119,39 @@ async fn bare_values_are_of_the_schemas_types_whole_and_streamed() {
     assert!(parts.len() > 4, "a text comes as it is written: {parts:?}");
 }
 
+/// Gemma 4's thoughts may come again behind a call, and its arguments are no JSON.
+#[tokio::test]
+async fn gemmas_thoughts_and_calls_are_apart_whole_and_streamed() {
+    let template = "{% for tool in tools or [] %}[{{ tool | tojson }}]{% endfor %}{{ messages[0].content }}\
+                    {# <|tool_call>call: #}{{ '<|channel>thought\n<channel|>' if not enable_thinking }}";
+    let says = "<|channel>thought\nWind, then.\n<channel|>I look.\n\
+                <|tool_call>call:wind{at:7,town:<|\"|>Bonn \"am Rhein\"<|\"|>}<tool_call|><|channel>thought\n<channel|>";
+    let api = Api::of(with_template(template), Part::Say(says, End::Stop), keys(None, None)).await;
+    let held = json!({ "town": "Bonn \"am Rhein\"", "at": 7 });
+    let given = |text: &str| serde_json::from_str::<Value>(text).unwrap();
+    let (_, answer) = api.post(CHAT, asked(json!({}))).await;
+    let (choice, message) = (&answer["choices"][0], &answer["choices"][0]["message"]);
+    assert_eq!((&choice["finish_reason"], &message["content"]), (&json!("tool_calls"), &json!("I look.")), "{answer}");
+    assert_eq!(message["reasoning_content"], "Wind, then.");
+    let call = &message["tool_calls"][0]["function"];
+    assert_eq!((call["name"].as_str(), given(call["arguments"].as_str().unwrap())), (Some("wind"), held.clone()));
+    let choices = api.choices(asked(json!({}))).await;
+    let said = |field: &str| choices.iter().filter_map(|c| c["delta"][field].as_str()).collect::<String>();
+    assert_eq!((said("reasoning_content"), said("content")), ("Wind, then.".into(), "I look.".into()));
+    let parts: Vec<&Value> = choices.iter().filter_map(|c| c["delta"]["tool_calls"].as_array()).flatten().collect();
+    assert_eq!(parts[0]["function"]["name"], "wind");
+    let arguments: String = parts.iter().filter_map(|part| part["function"]["arguments"].as_str()).collect();
+    assert_eq!(given(&arguments), held);
+    assert!(parts.len() > 4, "a text comes as it is written: {parts:?}");
+    // Who must call is held to JSON between these marks, with thoughts before it or without.
+    api.post(CHAT, asked(json!({ "tool_choice": "required" }))).await;
+    let constraint = api.last_asked().generation.sampling.constraint.unwrap();
+    let grammar = constraint.grammar.text();
+    for part in [r#""<|channel>" "thought\n""#, r#""<|tool_call>" "call:wind" arguments_0 "<tool_call|>""#] {
+        assert!(grammar.contains(part), "{part} in {grammar}");
+    }
+}
+
 #[tokio::test]
 async fn what_only_looks_like_a_call_is_said() {
     let text = "Write <tool_call>like this</tool_call>.";

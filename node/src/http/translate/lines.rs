@@ -13,13 +13,13 @@ pub(super) enum Line {
 }
 
 /// Events as they come.
-pub(super) struct Lines {
+pub(super) struct StreamLines {
     body: BodyDataStream,
     /// Bytes of a line that has not ended: no more than the completion sends at once.
     rest: Vec<u8>,
 }
 
-impl Lines {
+impl StreamLines {
     pub fn of(body: Body) -> Self {
         Self { body: body.into_data_stream(), rest: Vec::new() }
     }
@@ -57,7 +57,7 @@ mod tests {
         for size in [1, 7, text.len()] {
             let pieces: Vec<_> =
                 text.as_bytes().chunks(size).map(|piece| Ok::<_, Infallible>(piece.to_vec())).collect();
-            let mut lines = Lines::of(Body::from_stream(stream::iter(pieces)));
+            let mut lines = StreamLines::of(Body::from_stream(stream::iter(pieces)));
             let mut read = Vec::new();
             while let Some(line) = lines.next().await {
                 read.push(line);

@@ -2,7 +2,7 @@
 
 use super::listed;
 use crate::reachability::{
-    finding::{Cause, Finding, State},
+    finding::{Cause, Finding, Severity},
     observation::{Observations, PortKind},
 };
 use std::{
@@ -35,18 +35,23 @@ pub(super) fn conclude(seen: &Observations) -> Vec<Finding> {
     let destinations: BTreeSet<SocketAddr> = calls.iter().map(|(to, _)| *to).collect();
     let shown = listed(calls.iter().map(|(to, from)| format!("{to} sees {from}")));
     let found = if sources.len() > 1 {
-        Finding::of("nat", State::Note, Cause::SymmetricNat, "symmetric: every destination sees another port")
+        Finding::of("nat", Severity::Note, Cause::SymmetricNat, "symmetric: every destination sees another port")
             .shown_by(format!("one socket of {own}: {shown}"))
             .mended_by(
                 "no holes can be punched to others behind one: such links are relayed. Forward TCP and UDP of --listen and the two \
                  ports after it at the router, or use IPv6",
             )
     } else if destinations.len() > 1 {
-        Finding::of("nat", State::Ok, Cause::ConeNat, "cone: all destinations see one port, and holes can be punched")
-            .shown_by(format!("one socket of {own}: {shown}"))
+        Finding::of(
+            "nat",
+            Severity::Ok,
+            Cause::ConeNat,
+            "cone: all destinations see one port, and holes can be punched",
+        )
+        .shown_by(format!("one socket of {own}: {shown}"))
     } else {
         let said = format!("{own} is seen as {outside}; of which kind, two addresses of members tell");
-        Finding::of("nat", State::Ok, Cause::UnknownNat, said).shown_by(shown)
+        Finding::of("nat", Severity::Ok, Cause::UnknownNat, said).shown_by(shown)
     };
     vec![found]
 }
@@ -66,7 +71,7 @@ pub(super) fn inbound(seen: &Observations) -> Vec<Finding> {
     let found = match translated(seen) {
         Some(outside) => Finding::of(
             "inbound",
-            State::Note,
+            Severity::Note,
             Cause::NotForwarded,
             "this peer cannot be called from outside: no port is forwarded",
         )
@@ -74,9 +79,11 @@ pub(super) fn inbound(seen: &Observations) -> Vec<Finding> {
         .mended_by(format!(
             "forward these at the router to this host: {ports}; until then others come over relays or by holes"
         )),
-        None => Finding::of("inbound", State::Fail, Cause::OwnFirewall, "a firewall drops what comes in to this peer")
-            .shown_by(format!("{tried}; no address translation is in between"))
-            .mended_by(format!("allow these in, at this host (nft list ruleset) and in front of it: {ports}")),
+        None => {
+            Finding::of("inbound", Severity::Fail, Cause::OwnFirewall, "a firewall drops what comes in to this peer")
+                .shown_by(format!("{tried}; no address translation is in between"))
+                .mended_by(format!("allow these in, at this host (nft list ruleset) and in front of it: {ports}"))
+        }
     };
     vec![found]
 }

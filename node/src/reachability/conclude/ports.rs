@@ -2,13 +2,13 @@
 
 use super::{listed, of_kind};
 use crate::reachability::{
-    finding::{Cause, Finding, State},
+    finding::{Cause, Finding, Severity},
     observation::{Called, Observations, Packets, Port},
 };
 
 pub(super) fn conclude(seen: &Observations) -> Vec<Finding> {
     let mut found = mtu(seen);
-    let is_small = found.iter().any(|finding| finding.state != State::Ok);
+    let is_small = found.iter().any(|finding| finding.state != Severity::Ok);
     let blocked = if is_small { None } else { udp_blocked(seen) };
     let is_blocked = blocked.is_some();
     found.extend(blocked);
@@ -39,7 +39,7 @@ fn mtu(seen: &Observations) -> Vec<Finding> {
     }
     let names = listed(lost.iter().map(|port| port.at.to_string()));
     vec![
-        Finding::of("mtu", State::Fail, Cause::MtuBlackHole, "large packets are lost without a word")
+        Finding::of("mtu", Severity::Fail, Cause::MtuBlackHole, "large packets are lost without a word")
             .shown_by(format!("{names} answers small messages, and none that takes several packets"))
             .mended_by(
                 "find the largest that passes (ping -M do -s 1400, then less), and set the interface to it (ip link set dev eth0 \
@@ -62,7 +62,7 @@ fn udp_blocked(seen: &Observations) -> Option<Finding> {
     let ports = tried.iter().flat_map(|called| of_kind(called, true)).map(ToString::to_string);
     let place = if tried.len() > 1 { "by this host's network" } else { "on the way, here or there" };
     Some(
-        Finding::of("udp", State::Fail, Cause::UdpBlocked, format!("UDP is blocked {place}"))
+        Finding::of("udp", Severity::Fail, Cause::UdpBlocked, format!("UDP is blocked {place}"))
             .shown_by(format!("TCP gets through; {}", listed(ports)))
             .mended_by(
                 "let UDP out to the ports of --listen and the one after it, and its answers in; until then all goes over TCP, \
@@ -94,7 +94,7 @@ fn wall(called: &Called, port: &Port) -> Finding {
     let open = listed(called.ports.iter().filter(|port| port.answers()).map(ToString::to_string));
     Finding::of(
         "firewall",
-        State::Fail,
+        Severity::Fail,
         Cause::PeerFirewall,
         format!("a firewall at {} {how} {kind} port {number}", called.name),
     )
@@ -107,7 +107,7 @@ fn closed(called: &Called) -> Option<Finding> {
     let ports = listed(called.ports.iter().map(ToString::to_string));
     if !called.is_alive {
         let said = format!("{} does not answer", called.name);
-        let found = Finding::of("members", State::Note, Cause::NobodyReached, said).shown_by(ports);
+        let found = Finding::of("members", Severity::Note, Cause::NobodyReached, said).shown_by(ports);
         return Some(found.mended_by("it may be off, or elsewhere by now"));
     }
     let refused = called.ports.iter().any(|port| port.packets == Packets::Refused);
@@ -124,7 +124,7 @@ fn closed(called: &Called) -> Option<Finding> {
     Some(
         Finding::of(
             "firewall",
-            State::Fail,
+            Severity::Fail,
             Cause::PeerFirewall,
             format!("a firewall at {} {how} all that comes in", called.name),
         )

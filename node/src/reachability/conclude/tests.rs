@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::{
-    control_plane::swarm::{Seen, Sight},
-    reachability::observation::{Own, Path, Port, Running},
+    control_plane::swarm::{FarEndSight, LookOutcome},
+    reachability::observation::{OwnAddresses, PeerPath, Port, RunningPeer},
 };
 use tsnode_protocol::PeerId;
 
@@ -16,7 +16,7 @@ fn id(n: u8) -> PeerId {
 /// A member at 192.0.2.n that answers everywhere, and sees this host come from 198.51.100.1, port 4000.
 fn member(n: u8) -> Called {
     let at = |port| ([192, 0, 2, n], port).into();
-    let sight = Sight {
+    let sight = FarEndSight {
         version: codec::VERSION,
         is_same_swarm: true,
         seen: Some(([198, 51, 100, 1], 4000).into()),
@@ -25,15 +25,15 @@ fn member(n: u8) -> Called {
     let peer = PeerSeen { peer: Some(id(n)), sight: Some(sight), large: Some(true), proof: Proof::Member };
     let port = |number, kind, seen| Port { at: at(number), kind, packets: Packets::Answered, seen };
     let ports = vec![
-        port(7446, PortKind::Tcp, Some(Seen::Peer(peer.clone()))),
-        port(7446, PortKind::Udp, Some(Seen::Peer(peer))),
+        port(7446, PortKind::Tcp, Some(LookOutcome::Peer(peer.clone()))),
+        port(7446, PortKind::Udp, Some(LookOutcome::Peer(peer))),
         port(7447, PortKind::Data, None),
     ];
     Called { id: Some(id(n)), name: format!("p{n}"), is_alive: false, ports }
 }
 
 fn observed(peers: Vec<Called>) -> Observations {
-    Observations { own: Own { v4: Some(HERE.into()), v6: None }, peers, ..Observations::default() }
+    Observations { own: OwnAddresses { v4: Some(HERE.into()), v6: None }, peers, ..Observations::default() }
 }
 
 impl Called {
@@ -44,13 +44,13 @@ impl Called {
 
     fn each_peer(self, change: impl Fn(&mut PeerSeen)) -> Self {
         self.each(|port| {
-            if let Some(Seen::Peer(peer)) = &mut port.seen {
+            if let Some(LookOutcome::Peer(peer)) = &mut port.seen {
                 change(peer);
             }
         })
     }
 
-    fn each_sight(self, change: impl Fn(&mut Sight)) -> Self {
+    fn each_sight(self, change: impl Fn(&mut FarEndSight)) -> Self {
         self.each_peer(|peer| peer.sight.iter_mut().for_each(&change))
     }
 
@@ -59,7 +59,7 @@ impl Called {
         self.each(|port| {
             if fits(port) {
                 port.packets = packets.clone();
-                port.seen = port.seen.take().map(|_| Seen::Unanswered("no answer in time".into()));
+                port.seen = port.seen.take().map(|_| LookOutcome::Unanswered("no answer in time".into()));
             }
         })
     }
@@ -72,19 +72,19 @@ fn udp(port: &Port) -> bool {
 /// Causes that are more than worth knowing.
 fn failing(seen: &Observations) -> Vec<Cause> {
     let found = conclude(seen);
-    for finding in found.iter().filter(|finding| finding.state != State::Ok) {
+    for finding in found.iter().filter(|finding| finding.state != Severity::Ok) {
         assert!(!finding.evidence.is_empty() && !finding.remedy.is_empty(), "{finding:?}");
     }
-    found.iter().filter(|finding| finding.state == State::Fail).filter_map(|finding| finding.cause).collect()
+    found.iter().filter(|finding| finding.state == Severity::Fail).filter_map(|finding| finding.cause).collect()
 }
 
 fn all(seen: &Observations) -> Vec<Cause> {
     conclude(seen).iter().filter_map(|finding| finding.cause).collect()
 }
 
-fn running(is_reachable: bool, way: Way) -> Running {
-    let path = Path { name: "far".into(), is_reachable: false, way };
-    Running { is_reachable, others: 2, port: 7446, met_strangers: false, paths: vec![path] }
+fn running(is_reachable: bool, way: PathVia) -> RunningPeer {
+    let path = PeerPath { name: "far".into(), is_reachable: false, way };
+    RunningPeer { is_reachable, others: 2, port: 7446, met_strangers: false, paths: vec![path] }
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn the_kind_of_translation_is_told_by_two() {
     assert_eq!(all(&observed(vec![other(1, 4000)])), [Cause::UnknownNat]);
     assert_eq!(all(&observed(vec![other(1, 4000), other(2, 4000)])), [Cause::ConeNat]);
     assert_eq!(all(&observed(vec![other(1, 4000), other(2, 4001)])), [Cause::SymmetricNat]);
-    let via = Way::Relayed { via: "gateway".into() };
+    let via = PathVia::Relayed { via: "gateway".into() };
     let seen = Observations { running: Some(running(false, via)), ..observed(vec![other(1, 4000), other(2, 4001)]) };
     let found = conclude(&seen);
     let relayed = found.iter().find(|finding| finding.cause == Some(Cause::Relayed)).unwrap();
@@ -136,13 +136,13 @@ fn a_peer_that_lives_and_lets_nothing_in_has_a_firewall() {
 
 #[test]
 fn who_is_not_called_back_has_a_firewall_unless_it_is_translated() {
-    let own = |sight: &mut Sight| sight.seen = Some((HERE, 4000).into());
+    let own = |sight: &mut FarEndSight| sight.seen = Some((HERE, 4000).into());
     let walled =
-        Observations { running: Some(running(false, Way::Direct)), ..observed(vec![member(1).each_sight(own)]) };
+        Observations { running: Some(running(false, PathVia::Direct)), ..observed(vec![member(1).each_sight(own)]) };
     assert_eq!(failing(&walled), [Cause::OwnFirewall]);
     let translated = Observations { running: walled.running.clone(), ..observed(vec![member(1), member(2)]) };
     assert_eq!(all(&translated), [Cause::ConeNat, Cause::NotForwarded]);
-    let open = Observations { running: Some(running(true, Way::Direct)), ..walled };
+    let open = Observations { running: Some(running(true, PathVia::Direct)), ..walled };
     assert_eq!(failing(&open), []);
 }
 
@@ -161,7 +161,7 @@ fn a_clock_is_wrong_by_most_others() {
     assert!(wrong.said.starts_with("this host's") && wrong.evidence.contains("120 min ahead"), "{wrong:?}");
     let found = conclude(&observed(vec![clock(1, 100), clock(2, 0), clock(3, -90_000)]));
     let wrong = found.iter().find(|finding| finding.cause == Some(Cause::WrongClock)).unwrap();
-    assert!(wrong.state == State::Note && wrong.said.contains("p3"), "{wrong:?}");
+    assert!(wrong.state == Severity::Note && wrong.said.contains("p3"), "{wrong:?}");
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn who_does_not_belong_here_is_told_why() {
     let elsewhere = member(1).each_peer(|peer| peer.peer = Some(id(9)));
     assert_eq!(failing(&observed(vec![elsewhere])), [Cause::OtherPeer]);
     // A peer that runs and knows its secret alone says that it was turned away.
-    let alone = Running { met_strangers: true, ..Running::default() };
+    let alone = RunningPeer { met_strangers: true, ..RunningPeer::default() };
     let seen = Observations { running: Some(alone), ..observed(vec![proof(Proof::Unknown)]) };
     assert_eq!(failing(&seen), [Cause::WrongSecret]);
 }
@@ -189,7 +189,7 @@ fn who_does_not_belong_here_is_told_why() {
 fn what_is_fundamental_is_said_first_and_what_follows_is_not() {
     let off = |packets: &Packets| member(1).stopped(packets, |_| true);
     assert_eq!(failing(&observed(vec![off(&Packets::Silent)])), [Cause::NobodyReached]);
-    let nowhere = Observations { own: Own::default(), ..observed(vec![off(&Packets::NoRoute)]) };
+    let nowhere = Observations { own: OwnAddresses::default(), ..observed(vec![off(&Packets::NoRoute)]) };
     assert_eq!(failing(&nowhere), [Cause::NoNetwork]);
     let v6 = off(&Packets::NoRoute).each(|port| port.at = "[2001:db8::1]:7446".parse().unwrap());
     assert_eq!(failing(&observed(vec![v6])), [Cause::NoIpv6]);
@@ -215,8 +215,8 @@ fn ways_to_peers_are_named() {
         let seen = Observations { running: Some(running(false, way)), ..observed(vec![member(1), member(2)]) };
         conclude(&seen).into_iter().find(|finding| finding.what == "path").unwrap()
     };
-    assert_eq!(said(Way::Direct).said, "far: direct");
-    assert_eq!(said(Way::HolePunched).said, "far: hole-punched");
-    let relayed = said(Way::Relayed { via: "gateway".into() });
-    assert!(relayed.state == State::Note && relayed.remedy.contains("tsnode doctor there"), "{relayed:?}");
+    assert_eq!(said(PathVia::Direct).said, "far: direct");
+    assert_eq!(said(PathVia::HolePunched).said, "far: hole-punched");
+    let relayed = said(PathVia::Relayed { via: "gateway".into() });
+    assert!(relayed.state == Severity::Note && relayed.remedy.contains("tsnode doctor there"), "{relayed:?}");
 }

@@ -51,9 +51,9 @@ fn families_of_templates_give_what_jinja_makes_of_them() {
 }
 
 /// JSON as a template is given it: its keys in their order.
-struct FixedPlan(Value);
+struct GivenJson(Value);
 
-impl<'de> Deserialize<'de> for FixedPlan {
+impl<'de> Deserialize<'de> for GivenJson {
     fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         from.deserialize_any(Reader)
     }
@@ -62,55 +62,55 @@ impl<'de> Deserialize<'de> for FixedPlan {
 struct Reader;
 
 impl<'de> Visitor<'de> for Reader {
-    type Value = FixedPlan;
+    type Value = GivenJson;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("JSON")
     }
 
-    fn visit_unit<E>(self) -> Result<FixedPlan, E> {
-        Ok(FixedPlan(Value::None))
+    fn visit_unit<E>(self) -> Result<GivenJson, E> {
+        Ok(GivenJson(Value::None))
     }
 
-    fn visit_bool<E>(self, truth: bool) -> Result<FixedPlan, E> {
-        Ok(FixedPlan(Value::Bool(truth)))
+    fn visit_bool<E>(self, truth: bool) -> Result<GivenJson, E> {
+        Ok(GivenJson(Value::Bool(truth)))
     }
 
-    fn visit_i64<E>(self, number: i64) -> Result<FixedPlan, E> {
-        Ok(FixedPlan(Value::Int(number.into())))
+    fn visit_i64<E>(self, number: i64) -> Result<GivenJson, E> {
+        Ok(GivenJson(Value::Int(number.into())))
     }
 
-    fn visit_u64<E>(self, number: u64) -> Result<FixedPlan, E> {
-        Ok(FixedPlan(Value::Int(number.into())))
+    fn visit_u64<E>(self, number: u64) -> Result<GivenJson, E> {
+        Ok(GivenJson(Value::Int(number.into())))
     }
 
-    fn visit_f64<E>(self, number: f64) -> Result<FixedPlan, E> {
-        Ok(FixedPlan(Value::Float(number)))
+    fn visit_f64<E>(self, number: f64) -> Result<GivenJson, E> {
+        Ok(GivenJson(Value::Float(number)))
     }
 
-    fn visit_str<E>(self, text: &str) -> Result<FixedPlan, E> {
-        Ok(FixedPlan(Value::text(text)))
+    fn visit_str<E>(self, text: &str) -> Result<GivenJson, E> {
+        Ok(GivenJson(Value::text(text)))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<FixedPlan, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<GivenJson, A::Error> {
         let mut list = Vec::new();
-        while let Some(FixedPlan(item)) = items.next_element()? {
+        while let Some(GivenJson(item)) = items.next_element()? {
             list.push(item);
         }
-        Ok(FixedPlan(Value::list(list)))
+        Ok(GivenJson(Value::list(list)))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut pairs: A) -> Result<FixedPlan, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut pairs: A) -> Result<GivenJson, A::Error> {
         let mut dict = Dict::default();
-        while let Some((key, FixedPlan(value))) = pairs.next_entry::<String, _>()? {
+        while let Some((key, GivenJson(value))) = pairs.next_entry::<String, _>()? {
             dict.insert(Value::text(key), value).map_err(serde::de::Error::custom)?;
         }
-        Ok(FixedPlan(Value::dict(dict)))
+        Ok(GivenJson(Value::dict(dict)))
     }
 }
 
 fn names(text: &str) -> Result<Names, Error> {
-    let Ok(FixedPlan(Value::Dict(given))) = serde_json::from_str(text) else { panic!("{text} is no object") };
+    let Ok(GivenJson(Value::Dict(given))) = serde_json::from_str(text) else { panic!("{text} is no object") };
     names_of(&given)
 }
 

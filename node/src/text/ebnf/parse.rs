@@ -9,25 +9,25 @@ const DEPTH: usize = 64;
 const TIMES: u32 = 10_000;
 
 /// A rule, and its place in the text.
-pub(super) struct Rule {
+pub(super) struct EbnfRule {
     pub name: String,
     pub place: usize,
-    pub expr: Expr,
+    pub expr: EbnfExpr,
 }
 
 /// What a rule may say.
-pub(super) enum Expr {
+pub(super) enum EbnfExpr {
     Text(String),
     /// One letter of these.
     Letters(Letters),
     /// Another rule, with the place where it is named.
     Rule(String, usize),
-    Sequence(Vec<Expr>),
-    Choice(Vec<Expr>),
-    Repeat(Box<Expr>, Times),
+    Sequence(Vec<EbnfExpr>),
+    Choice(Vec<EbnfExpr>),
+    Repeat(Box<EbnfExpr>, Repetition),
 }
 
-impl Expr {
+impl EbnfExpr {
     /// Looks at it and all within.
     pub fn each<'e>(&'e self, look: &mut impl FnMut(&'e Self)) {
         look(self);
@@ -63,12 +63,12 @@ impl Letters {
 
 /// How often.
 #[derive(Clone, Copy)]
-pub(super) struct Times {
+pub(super) struct Repetition {
     pub least: u32,
     pub most: Option<u32>,
 }
 
-impl Display for Times {
+impl Display for Repetition {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match (self.least, self.most) {
             (0, None) => f.write_str("*"),
@@ -86,9 +86,9 @@ pub(super) fn is_name(letter: char) -> bool {
 }
 
 /// All rules of a text.
-pub(super) fn parse(text: &str) -> Result<Vec<Rule>, EbnfError> {
+pub(super) fn parse(text: &str) -> Result<Vec<EbnfRule>, EbnfError> {
     let mut reader = Reader { text, at: 0, depth: 0 };
-    let mut rules: Vec<Rule> = Vec::new();
+    let mut rules: Vec<EbnfRule> = Vec::new();
     let mut seen = std::collections::BTreeSet::new();
     reader.spaces();
     while reader.peek().is_some() {
@@ -102,7 +102,7 @@ pub(super) fn parse(text: &str) -> Result<Vec<Rule>, EbnfError> {
             return Err(EbnfError::at(text, place, format!("there are two rules '{name}'")));
         }
         let expr = reader.choice()?;
-        rules.push(Rule { name, place, expr });
+        rules.push(EbnfRule { name, place, expr });
     }
     Ok(rules)
 }
@@ -164,18 +164,18 @@ impl Reader<'_> {
         rest.len() < self.rest().len() && rest.trim_start().starts_with("::=")
     }
 
-    fn choice(&mut self) -> Result<Expr, EbnfError> {
+    fn choice(&mut self) -> Result<EbnfExpr, EbnfError> {
         let mut parts = vec![self.sequence()?];
         while self.eat("|") {
             parts.push(self.sequence()?);
         }
         Ok(match (parts.pop(), parts.is_empty()) {
             (Some(only), true) => only,
-            (last, _) => Expr::Choice(parts.into_iter().chain(last).collect()),
+            (last, _) => EbnfExpr::Choice(parts.into_iter().chain(last).collect()),
         })
     }
 
-    fn sequence(&mut self) -> Result<Expr, EbnfError> {
+    fn sequence(&mut self) -> Result<EbnfExpr, EbnfError> {
         let mut parts = Vec::new();
         loop {
             self.spaces();
@@ -190,18 +190,18 @@ impl Reader<'_> {
         }
         Ok(match (parts.pop(), parts.is_empty()) {
             (Some(only), true) => only,
-            (last, _) => Expr::Sequence(parts.into_iter().chain(last).collect()),
+            (last, _) => EbnfExpr::Sequence(parts.into_iter().chain(last).collect()),
         })
     }
 
-    fn atom(&mut self) -> Result<Expr, EbnfError> {
+    fn atom(&mut self) -> Result<EbnfExpr, EbnfError> {
         let place = self.at;
         match self.peek() {
             Some(quote @ ('"' | '\'')) => self.quoted(quote),
             Some('[') => self.letters(),
             Some('.') => {
                 self.next();
-                Ok(Expr::Letters(Letters { ranges: Vec::new(), is_negated: true }))
+                Ok(EbnfExpr::Letters(Letters { ranges: Vec::new(), is_negated: true }))
             }
             Some('(') => {
                 if self.rest().starts_with("(=") || self.rest().starts_with("(!") {
@@ -226,7 +226,7 @@ impl Reader<'_> {
                     Some('(') if name.ends_with("Dispatch") => {
                         Err(EbnfError::at(self.text, place, format!("'{name}(…)' is not built")))
                     }
-                    _ => Ok(Expr::Rule(name, place)),
+                    _ => Ok(EbnfExpr::Rule(name, place)),
                 }
             }
             Some('<' | '!') => self.wrong("tokens cannot be named by '<…>': write their text"),
@@ -240,9 +240,9 @@ impl Reader<'_> {
         self.at += self.rest().len() - self.rest().trim_start_matches([' ', '\t']).len();
     }
 
-    fn repeated(&mut self, part: Expr) -> Result<Expr, EbnfError> {
+    fn repeated(&mut self, part: EbnfExpr) -> Result<EbnfExpr, EbnfError> {
         self.spaces_in_line();
-        let sign = |least, most| Times { least, most };
+        let sign = |least, most| Repetition { least, most };
         let times = match self.peek() {
             Some('{') => self.counted()?,
             Some(letter @ ('*' | '+' | '?')) => {
@@ -256,26 +256,26 @@ impl Reader<'_> {
             _ => return Ok(part),
         };
         Ok(match times.most {
-            Some(0) => Expr::Text(String::new()),
-            _ => Expr::Repeat(part.into(), times),
+            Some(0) => EbnfExpr::Text(String::new()),
+            _ => EbnfExpr::Repeat(part.into(), times),
         })
     }
 
     /// `{2}`, `{2,}`, `{,3}`, `{2,3}`.
-    fn counted(&mut self) -> Result<Times, EbnfError> {
+    fn counted(&mut self) -> Result<Repetition, EbnfError> {
         let Some(end) = self.rest().find('}') else { return self.wrong("a '}' is missing") };
         let inner: String = self.rest()[1..end].chars().filter(|letter| !letter.is_whitespace()).collect();
         let number = |text: &str| text.parse::<u32>().ok().filter(|times| *times <= TIMES);
         let (least, most) = inner.split_once(',').map_or((&*inner, None), |(least, most)| (least, Some(most)));
         let times = match (least, most) {
             ("", Some("")) => None,
-            ("", Some(most)) => number(most).map(|most| Times { least: 0, most: Some(most) }),
-            (least, None) => number(least).map(|least| Times { least, most: Some(least) }),
-            (least, Some("")) => number(least).map(|least| Times { least, most: None }),
+            ("", Some(most)) => number(most).map(|most| Repetition { least: 0, most: Some(most) }),
+            (least, None) => number(least).map(|least| Repetition { least, most: Some(least) }),
+            (least, Some("")) => number(least).map(|least| Repetition { least, most: None }),
             (least, Some(most)) => number(least)
                 .zip(number(most))
                 .filter(|(least, most)| least <= most)
-                .map(|(least, most)| Times { least, most: Some(most) }),
+                .map(|(least, most)| Repetition { least, most: Some(most) }),
         };
         let Some(times) = times else {
             return self.wrong(format!("a repetition is {{2}}, {{2,}} or {{2,3}}, of numbers up to {TIMES}"));
@@ -284,7 +284,7 @@ impl Reader<'_> {
         Ok(times)
     }
 
-    fn quoted(&mut self, quote: char) -> Result<Expr, EbnfError> {
+    fn quoted(&mut self, quote: char) -> Result<EbnfExpr, EbnfError> {
         let place = self.at;
         self.next();
         let mut text = String::new();
@@ -296,7 +296,7 @@ impl Reader<'_> {
             }
         }
         self.next();
-        Ok(Expr::Text(text))
+        Ok(EbnfExpr::Text(text))
     }
 
     /// One letter, perhaps escaped.
@@ -325,7 +325,7 @@ impl Reader<'_> {
     }
 
     /// Letters in brackets.
-    fn letters(&mut self) -> Result<Expr, EbnfError> {
+    fn letters(&mut self) -> Result<EbnfExpr, EbnfError> {
         let place = self.at;
         self.next();
         let is_negated = self.eat("^");
@@ -355,7 +355,7 @@ impl Reader<'_> {
         if ranges.is_empty() && !is_negated {
             return Err(EbnfError::at(self.text, place, "there are no letters in '[]'"));
         }
-        Ok(Expr::Letters(Letters { ranges, is_negated }))
+        Ok(EbnfExpr::Letters(Letters { ranges, is_negated }))
     }
 }
 

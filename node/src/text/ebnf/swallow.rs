@@ -5,7 +5,7 @@
 
 use super::{
     EbnfError, Lark,
-    parse::{Expr, Letters},
+    parse::{EbnfExpr, Letters},
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +21,7 @@ pub(super) fn check(lark: &Lark<'_>, text: &str) -> Result<(), EbnfError> {
     for (at, rule) in lark.rules.iter().enumerate().filter(|(at, _)| lark.recursive.contains(at)) {
         let mut taken = None;
         rule.expr.each(&mut |expr| {
-            if let Expr::Sequence(parts) = expr {
+            if let EbnfExpr::Sequence(parts) = expr {
                 let pairs = parts.windows(2).filter(|pair| !pair.iter().all(|part| lark.is_piece(part)));
                 taken = taken.or_else(|| pairs.filter_map(|pair| edges.taken(&pair[0], &pair[1])).next());
             }
@@ -39,49 +39,49 @@ pub(super) fn check(lark: &Lark<'_>, text: &str) -> Result<(), EbnfError> {
 }
 
 /// Letters that an end takes more of, as long as there is some, by where they are written.
-type Ends<'g> = BTreeMap<usize, &'g Letters>;
+type EndLetters<'g> = BTreeMap<usize, &'g Letters>;
 
 /// What rules begin and end with, each looked at once.
 struct Edges<'l, 'g> {
     lark: &'l Lark<'g>,
-    ends: BTreeMap<usize, Option<Ends<'g>>>,
+    ends: BTreeMap<usize, Option<EndLetters<'g>>>,
     begins: BTreeMap<usize, Option<BTreeSet<char>>>,
 }
 
 impl<'g> Edges<'_, 'g> {
     /// The letter that must come next and cannot, since all that may stand before takes it.
-    fn taken(&mut self, before: &'g Expr, next: &'g Expr) -> Option<char> {
+    fn taken(&mut self, before: &'g EbnfExpr, next: &'g EbnfExpr) -> Option<char> {
         let ends = self.ends(before, DEPTH).filter(|ends| !ends.is_empty())?;
         let begins = self.begins(next, DEPTH)?;
         let is_taken = |letter: &char| ends.values().all(|letters| letters.contains(*letter));
         begins.iter().all(is_taken).then(|| begins.first().copied()).flatten()
     }
 
-    fn rule(&self, name: &str) -> Option<(usize, &'g Expr)> {
+    fn rule(&self, name: &str) -> Option<(usize, &'g EbnfExpr)> {
         let at = *self.lark.names.get(name)?;
         Some((at, &self.lark.rules[at].expr))
     }
 
     /// Nothing where one of an expression's ends takes no more.
-    fn ends(&mut self, expr: &'g Expr, depth: usize) -> Option<Ends<'g>> {
+    fn ends(&mut self, expr: &'g EbnfExpr, depth: usize) -> Option<EndLetters<'g>> {
         let depth = depth.checked_sub(1)?;
         match expr {
-            Expr::Repeat(inner, times) => match &**inner {
-                Expr::Letters(letters) if times.most.is_none() => {
+            EbnfExpr::Repeat(inner, times) => match &**inner {
+                EbnfExpr::Letters(letters) if times.most.is_none() => {
                     Some(BTreeMap::from([(std::ptr::from_ref(letters).addr(), letters)]))
                 }
                 inner if times.least > 0 => self.ends(inner, depth),
                 _ => None,
             },
-            Expr::Sequence(parts) => self.ends(parts.last()?, depth),
-            Expr::Choice(parts) => {
-                let mut all = Ends::new();
+            EbnfExpr::Sequence(parts) => self.ends(parts.last()?, depth),
+            EbnfExpr::Choice(parts) => {
+                let mut all = EndLetters::new();
                 for part in parts {
                     all.append(&mut self.ends(part, depth)?);
                 }
                 Some(all)
             }
-            Expr::Rule(name, _) => {
+            EbnfExpr::Rule(name, _) => {
                 let (at, inner) = self.rule(name)?;
                 if let Some(known) = self.ends.get(&at) {
                     return known.clone();
@@ -92,25 +92,25 @@ impl<'g> Edges<'_, 'g> {
                 self.ends.insert(at, found.clone());
                 found
             }
-            Expr::Text(_) | Expr::Letters(_) => None,
+            EbnfExpr::Text(_) | EbnfExpr::Letters(_) => None,
         }
     }
 
     /// The letters that an expression begins with, where they are few.
-    fn begins(&mut self, expr: &'g Expr, depth: usize) -> Option<BTreeSet<char>> {
+    fn begins(&mut self, expr: &'g EbnfExpr, depth: usize) -> Option<BTreeSet<char>> {
         let depth = depth.checked_sub(1)?;
         match expr {
-            Expr::Text(text) => text.chars().next().map(|letter| BTreeSet::from([letter])),
-            Expr::Sequence(parts) => self.begins(parts.first()?, depth),
-            Expr::Choice(parts) => {
+            EbnfExpr::Text(text) => text.chars().next().map(|letter| BTreeSet::from([letter])),
+            EbnfExpr::Sequence(parts) => self.begins(parts.first()?, depth),
+            EbnfExpr::Choice(parts) => {
                 let mut all = BTreeSet::new();
                 for part in parts {
                     all.append(&mut self.begins(part, depth)?);
                 }
                 Some(all)
             }
-            Expr::Repeat(inner, times) if times.least > 0 => self.begins(inner, depth),
-            Expr::Rule(name, _) => {
+            EbnfExpr::Repeat(inner, times) if times.least > 0 => self.begins(inner, depth),
+            EbnfExpr::Rule(name, _) => {
                 let (at, inner) = self.rule(name)?;
                 if let Some(known) = self.begins.get(&at) {
                     return known.clone();
@@ -120,7 +120,7 @@ impl<'g> Edges<'_, 'g> {
                 self.begins.insert(at, found.clone());
                 found
             }
-            Expr::Repeat(..) | Expr::Letters(_) => None,
+            EbnfExpr::Repeat(..) | EbnfExpr::Letters(_) => None,
         }
     }
 }

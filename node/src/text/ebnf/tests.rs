@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::text::{
-    grammar::{Compiler, Vocabulary},
+    grammar::{GrammarCompiler, GrammarVocabulary},
     model::tests::embedded,
     tokenizer_guard,
 };
@@ -15,9 +15,9 @@ fn tokenizer() -> &'static Tokenizer {
     READ.get_or_init(|| tokenizer_guard::read(&embedded().files["tokenizer.json"]).unwrap())
 }
 
-fn compiler() -> &'static Compiler {
-    static MADE: OnceLock<Compiler> = OnceLock::new();
-    MADE.get_or_init(|| Compiler::new(Vocabulary::new(tokenizer(), embedded().card.shape.vocab)).unwrap())
+fn compiler() -> &'static GrammarCompiler {
+    static MADE: OnceLock<GrammarCompiler> = OnceLock::new();
+    MADE.get_or_init(|| GrammarCompiler::new(GrammarVocabulary::new(tokenizer(), embedded().card.shape.vocab)).unwrap())
 }
 
 /// As llama.cpp makes them of JSON schemas: names of properties that others have not, and values within values.

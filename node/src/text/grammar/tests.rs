@@ -10,9 +10,9 @@ fn tokenizer() -> &'static Tokenizer {
     READ.get_or_init(|| Tokenizer::from_bytes(&embedded().files["tokenizer.json"]).unwrap())
 }
 
-fn compiler() -> &'static Compiler {
-    static MADE: OnceLock<Compiler> = OnceLock::new();
-    MADE.get_or_init(|| Compiler::new(Vocabulary::new(tokenizer(), embedded().card.shape.vocab)).unwrap())
+fn compiler() -> &'static GrammarCompiler {
+    static MADE: OnceLock<GrammarCompiler> = OnceLock::new();
+    MADE.get_or_init(|| GrammarCompiler::new(GrammarVocabulary::new(tokenizer(), embedded().card.shape.vocab)).unwrap())
 }
 
 fn compile(grammar: Grammar) -> Result<Follow, GrammarError> {
@@ -155,12 +155,12 @@ fn grammars_that_are_meant_to_hurt_do_not() {
         Grammar::Lark("start: x{1,100000}\nx: \"a\" | x \"b\"".into()),
         Grammar::Lark(format!("{}\nT2000: \"a\"\nstart: T0", rules.join("\n"))),
     ];
-    let embedded = Vocabulary::new(tokenizer(), embedded().card.shape.vocab);
+    let embedded = GrammarVocabulary::new(tokenizer(), embedded().card.shape.vocab);
     let vocabulary = std::sync::Mutex::new(Some(embedded));
     let grammars_of = Grammars::new(move || Ok(vocabulary.lock().unwrap().take().unwrap()));
     for (n, grammar) in grammars.into_iter().enumerate() {
         let (sender, result) = std::sync::mpsc::channel();
-        let work = move |compiler: Result<&Compiler, GrammarError>| {
+        let work = move |compiler: Result<&GrammarCompiler, GrammarError>| {
             let mut follow = match compiler.unwrap().compile(&grammar, &[END]) {
                 Ok(follow) => follow,
                 Err(refused) => return drop(sender.send(Err(refused))),

@@ -1,6 +1,6 @@
 //! The threads that compile grammars and follow them: few, with deep stacks, and none before the first grammar comes.
 
-use super::{Compiler, GrammarError, Vocabulary};
+use super::{GrammarCompiler, GrammarError, GrammarVocabulary};
 use std::sync::{
     Arc, Mutex, OnceLock, PoisonError,
     mpsc::{Receiver, SyncSender, sync_channel},
@@ -14,20 +14,20 @@ const WAITING: usize = 4096;
 /// to its end by recursion, up to some 20 KiB for each.
 const STACK: usize = 128 << 20;
 
-type Job = Box<dyn FnOnce() + Send>;
-type Load = Box<dyn Fn() -> Result<Vocabulary, GrammarError> + Send + Sync>;
+type GrammarJob = Box<dyn FnOnce() + Send>;
+type LoadVocabulary = Box<dyn Fn() -> Result<GrammarVocabulary, GrammarError> + Send + Sync>;
 
 /// Grammars for one model's tokens, and the threads that work on them, which end with it.
 pub struct Grammars {
-    load: Load,
-    compiler: OnceLock<Result<Compiler, GrammarError>>,
-    threads: OnceLock<Option<SyncSender<Job>>>,
+    load: LoadVocabulary,
+    compiler: OnceLock<Result<GrammarCompiler, GrammarError>>,
+    threads: OnceLock<Option<SyncSender<GrammarJob>>>,
 }
 
 impl Grammars {
     /// For a model whose vocabulary is loaded with the first grammar.
     #[must_use]
-    pub fn new(load: impl Fn() -> Result<Vocabulary, GrammarError> + Send + Sync + 'static) -> Arc<Self> {
+    pub fn new(load: impl Fn() -> Result<GrammarVocabulary, GrammarError> + Send + Sync + 'static) -> Arc<Self> {
         Arc::new(Self { load: Box::new(load), compiler: OnceLock::new(), threads: OnceLock::new() })
     }
 
@@ -37,12 +37,12 @@ impl Grammars {
     /// When there is no thread, or too much waits.
     pub fn run(
         self: &Arc<Self>,
-        work: impl FnOnce(Result<&Compiler, GrammarError>) + Send + 'static,
+        work: impl FnOnce(Result<&GrammarCompiler, GrammarError>) + Send + 'static,
     ) -> Result<(), GrammarError> {
         let threads = self.threads.get_or_init(start).as_ref().ok_or(GrammarError::Busy)?;
         let this = self.clone();
         let job = move || {
-            let load = || (this.load)().and_then(Compiler::new);
+            let load = || (this.load)().and_then(GrammarCompiler::new);
             work(this.compiler.get_or_init(load).as_ref().map_err(Clone::clone));
         };
         threads.try_send(Box::new(job)).map_err(|_| GrammarError::Busy)
@@ -50,7 +50,7 @@ impl Grammars {
 }
 
 /// As many threads as half of this machine's processors, if the system gives any.
-fn start() -> Option<SyncSender<Job>> {
+fn start() -> Option<SyncSender<GrammarJob>> {
     let (jobs, waiting) = sync_channel(WAITING);
     let waiting = Arc::new(Mutex::new(waiting));
     let threads = std::thread::available_parallelism().map_or(1, usize::from) / 2;
@@ -64,7 +64,7 @@ fn start() -> Option<SyncSender<Job>> {
 }
 
 /// Takes turns in waiting for work, until nobody can bring any.
-fn work(waiting: &Mutex<Receiver<Job>>) {
+fn work(waiting: &Mutex<Receiver<GrammarJob>>) {
     loop {
         let job = waiting.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(job) = job else { return };

@@ -12,9 +12,9 @@ const LONGEST: usize = 200;
 const NEUTRAL: &str = "a";
 
 /// What each token of a model says.
-pub struct Vocabulary(Vec<Vec<u8>>);
+pub struct GrammarVocabulary(Vec<Vec<u8>>);
 
-impl Vocabulary {
+impl GrammarVocabulary {
     /// Of a model with so many tokens. Special ones say nothing, and can only be named.
     #[must_use]
     pub fn new(tokenizer: &Tokenizer, vocab: u32) -> Self {

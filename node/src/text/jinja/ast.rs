@@ -21,17 +21,17 @@ pub enum StmtKind {
     },
     For(Arc<For>),
     Set {
-        target: Target,
+        target: AssignTarget,
         value: Expr,
     },
     /// `{% set x %}…{% endset %}`, the text filtered.
     SetBlock {
-        target: Target,
+        target: AssignTarget,
         filters: Vec<Filter>,
         body: Vec<Stmt>,
     },
     With {
-        bindings: Vec<(Target, Expr)>,
+        bindings: Vec<(AssignTarget, Expr)>,
         body: Vec<Stmt>,
     },
     /// Statements with names of their own.
@@ -59,7 +59,7 @@ pub enum StmtKind {
 
 #[derive(Debug)]
 pub struct For {
-    pub target: Target,
+    pub target: AssignTarget,
     pub over: Expr,
     pub test: Option<Expr>,
     pub recursive: bool,
@@ -98,11 +98,11 @@ impl Uses {
 
 /// What is assigned to.
 #[derive(Debug)]
-pub enum Target {
+pub enum AssignTarget {
     Name(Arc<str>),
     /// `namespace.name`
     Attribute(Arc<str>, Arc<str>),
-    Tuple(Vec<Target>),
+    Tuple(Vec<AssignTarget>),
 }
 
 #[derive(Debug)]

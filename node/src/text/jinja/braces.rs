@@ -4,7 +4,7 @@ use super::args::Args;
 use super::display;
 use super::error::{Error, Result, refuse};
 use super::machine::Machine;
-use super::spec::Spec;
+use super::spec::FormatSpec;
 use super::value::{Dict, Value};
 use std::iter::Peekable;
 use std::rc::Rc;
@@ -63,7 +63,7 @@ fn field(machine: &mut Machine, letters: &mut Peekable<Chars>, values: &mut Valu
         Some(other) => return refuse!("a format has !{other}, which is none"),
     };
     let spec = if spec.contains('{') { write(machine, &spec, values, depth)? } else { spec };
-    Spec::read(&spec)?.format(&value)
+    FormatSpec::read(&spec)?.format(&value)
 }
 
 /// A field's name, conversion and format.

@@ -4,7 +4,7 @@ use super::ast;
 use super::error::{Result, refuse};
 use super::letters::is_printable;
 use super::numbers::float_text;
-use super::value::{Value, View, pair};
+use super::value::{DictView, Value, pair};
 use std::fmt::Write;
 
 /// Values within each other; templates can put more into each other than a stack holds.
@@ -108,14 +108,14 @@ fn pairs<'v>(out: &mut String, of: impl Iterator<Item = (&'v Value, &'v Value)>,
 
 fn view_repr<'v>(
     out: &mut String,
-    view: View,
+    view: DictView,
     of: impl Iterator<Item = (&'v Value, &'v Value)>,
     depth: usize,
 ) -> Result<()> {
     let (name, items): (_, Vec<Value>) = match view {
-        View::Keys => ("dict_keys", of.map(|(key, _)| key.clone()).collect()),
-        View::Values => ("dict_values", of.map(|(_, value)| value.clone()).collect()),
-        View::Items => ("dict_items", of.map(pair).collect()),
+        DictView::Keys => ("dict_keys", of.map(|(key, _)| key.clone()).collect()),
+        DictView::Values => ("dict_values", of.map(|(_, value)| value.clone()).collect()),
+        DictView::Items => ("dict_items", of.map(pair).collect()),
     };
     out.push_str(name);
     row(out, ["([", "])"], &items, depth)

@@ -12,7 +12,7 @@ const INDENT: usize = 64;
 
 /// `value | tojson(ensure_ascii=false, indent=none, separators=none, sort_keys=false)`.
 pub fn tojson(value: &Value, given: Args) -> Result<String> {
-    let mut writer = Writer { style: Style::read(given)?, text: String::new() };
+    let mut writer = JsonWriter { style: Style::read(given)?, text: String::new() };
     writer.value(value, 0)?;
     Ok(writer.text)
 }
@@ -60,12 +60,12 @@ fn pair(separators: &Value) -> Result<(String, String)> {
     }
 }
 
-struct Writer {
+struct JsonWriter {
     style: Style,
     text: String,
 }
 
-impl Writer {
+impl JsonWriter {
     fn value(&mut self, value: &Value, depth: usize) -> Result<()> {
         if depth > DEPTH {
             return refuse!("JSON within JSON, more than {DEPTH} deep");

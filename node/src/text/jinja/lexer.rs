@@ -6,7 +6,7 @@ use super::letters::is_space;
 use std::sync::Arc;
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Token {
+pub enum Lexeme {
     Data(Arc<str>),
     BlockBegin,
     BlockEnd,
@@ -22,8 +22,8 @@ pub enum Token {
 
 /// A token and the line it begins in.
 #[derive(Clone, Debug)]
-pub struct Placed {
-    pub token: Token,
+pub struct PlacedLexeme {
+    pub token: Lexeme,
     pub line: u32,
 }
 
@@ -34,13 +34,13 @@ const SIGNS: [&str; 26] = [
 ];
 
 /// Reads a whole template.
-pub fn tokens(source: &str) -> Result<Vec<Placed>> {
+pub fn tokens(source: &str) -> Result<Vec<PlacedLexeme>> {
     // Jinja knows one end of line, and leaves out a template's last.
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let source = source.strip_suffix('\n').unwrap_or(&source);
     let mut lexer = Lexer { rest: source, line: 1, line_begins: true, tokens: Vec::new() };
     lexer.run()?;
-    lexer.push(Token::End);
+    lexer.push(Lexeme::End);
     Ok(lexer.tokens)
 }
 
@@ -49,11 +49,11 @@ struct Lexer<'s> {
     line: u32,
     /// Whether what comes stands at the beginning of a line.
     line_begins: bool,
-    tokens: Vec<Placed>,
+    tokens: Vec<PlacedLexeme>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Opening {
+enum TagOpening {
     Block,
     Print,
     Comment,
@@ -70,21 +70,21 @@ impl<'s> Lexer<'s> {
             let line = self.line;
             self.take(length);
             match kind {
-                Opening::Comment => self.comment(line)?,
-                Opening::Raw => self.raw(line)?,
-                Opening::Block => self.inner(Token::BlockBegin, Token::BlockEnd, "%}")?,
-                Opening::Print => self.inner(Token::PrintBegin, Token::PrintEnd, "}}")?,
+                TagOpening::Comment => self.comment(line)?,
+                TagOpening::Raw => self.raw(line)?,
+                TagOpening::Block => self.inner(Lexeme::BlockBegin, Lexeme::BlockEnd, "%}")?,
+                TagOpening::Print => self.inner(Lexeme::PrintBegin, Lexeme::PrintEnd, "}}")?,
             }
         }
         let text = self.take(self.rest.len());
         if !text.is_empty() {
-            self.push(Token::Data(text.into()));
+            self.push(Lexeme::Data(text.into()));
         }
         Ok(())
     }
 
-    fn push(&mut self, token: Token) {
-        self.tokens.push(Placed { token, line: self.line });
+    fn push(&mut self, token: Lexeme) {
+        self.tokens.push(PlacedLexeme { token, line: self.line });
     }
 
     /// Goes on by so many bytes.
@@ -103,10 +103,10 @@ impl<'s> Lexer<'s> {
     }
 
     /// Text before what opens, less the white space that goes with it.
-    fn data(&mut self, text: &str, next: Opening, sign: Option<char>, begins: bool) {
+    fn data(&mut self, text: &str, next: TagOpening, sign: Option<char>, begins: bool) {
         let text = match sign {
             Some('-') => text.trim_end_matches(is_space),
-            None if next != Opening::Print => {
+            None if next != TagOpening::Print => {
                 let line = text.rfind('\n').map_or(0, |at| at + 1);
                 let alone = (line > 0 || begins) && text[line..].chars().all(is_space);
                 if alone { &text[..line] } else { text }
@@ -114,7 +114,7 @@ impl<'s> Lexer<'s> {
             _ => text,
         };
         if !text.is_empty() {
-            self.push(Token::Data(text.into()));
+            self.push(Lexeme::Data(text.into()));
         }
     }
 
@@ -145,7 +145,7 @@ impl<'s> Lexer<'s> {
         while let Some(at) = self.rest[from..].find("{%").map(|at| from + at) {
             if let Some((length, before, after)) = word_tag(&self.rest[at..], "endraw") {
                 let text = self.take(at);
-                self.data(text, Opening::Raw, before, begins);
+                self.data(text, TagOpening::Raw, before, begins);
                 self.close(length, after, true);
                 return Ok(());
             }
@@ -155,7 +155,7 @@ impl<'s> Lexer<'s> {
     }
 
     /// Tokens between what opens and what closes.
-    fn inner(&mut self, begin: Token, end: Token, close: &str) -> Result<()> {
+    fn inner(&mut self, begin: Lexeme, end: Lexeme, close: &str) -> Result<()> {
         self.push(begin);
         let mut brackets = Vec::new();
         loop {
@@ -189,7 +189,7 @@ impl<'s> Lexer<'s> {
     fn name(&mut self) -> Result<()> {
         let length = self.rest.find(|letter| !is_word(letter)).unwrap_or(self.rest.len());
         let name: Arc<str> = self.rest[..length].into();
-        self.push(Token::Name(name));
+        self.push(Lexeme::Name(name));
         self.take(length);
         Ok(())
     }
@@ -209,23 +209,23 @@ impl<'s> Lexer<'s> {
             },
             _ => {}
         }
-        self.push(Token::Sign(sign));
+        self.push(Lexeme::Sign(sign));
         self.take(sign.len());
         Ok(())
     }
 
     fn number(&mut self) -> Result<()> {
-        let after_dot = matches!(self.tokens.last(), Some(Placed { token: Token::Sign("."), .. }));
+        let after_dot = matches!(self.tokens.last(), Some(PlacedLexeme { token: Lexeme::Sign("."), .. }));
         let float = if after_dot { None } else { float_length(self.rest) };
         let (token, length) = match float {
             Some(length) => {
                 let digits = self.rest[..length].replace('_', "");
-                (digits.parse().ok().map(Token::Float), length)
+                (digits.parse().ok().map(Lexeme::Float), length)
             }
             None => {
                 let length =
                     self.rest.find(|l: char| !l.is_ascii_alphanumeric() && l != '_').unwrap_or(self.rest.len());
-                (integer(&self.rest[..length]).map(Token::Int), length)
+                (integer(&self.rest[..length]).map(Lexeme::Int), length)
             }
         };
         let Some(token) = token else {
@@ -239,7 +239,7 @@ impl<'s> Lexer<'s> {
     fn text(&mut self, quote: char) -> Result<()> {
         let Some(length) = text_length(self.rest, quote) else { return self.fail("a text has no end") };
         match unescaped(&self.rest[1..length - 1]) {
-            Ok(text) => self.push(Token::Text(text.into())),
+            Ok(text) => self.push(Lexeme::Text(text.into())),
             Err(why) => return self.fail(why),
         }
         self.take(length);
@@ -253,16 +253,16 @@ fn opening(text: &str) -> Option<usize> {
 }
 
 /// What opens here, its bytes, and the sign in it.
-fn read_opening(text: &str) -> (Opening, usize, Option<char>) {
+fn read_opening(text: &str) -> (TagOpening, usize, Option<char>) {
     let kind = match text.as_bytes().get(1) {
-        Some(b'%') => Opening::Block,
-        Some(b'{') => Opening::Print,
-        _ => Opening::Comment,
+        Some(b'%') => TagOpening::Block,
+        Some(b'{') => TagOpening::Print,
+        _ => TagOpening::Comment,
     };
     if let Some((length, before, after)) = word_tag(text, "raw").filter(|(_, _, after)| *after != Some('+')) {
         let behind = &text[length..];
         let space = if after == Some('-') { behind.len() - behind.trim_start_matches(is_space).len() } else { 0 };
-        return (Opening::Raw, length + space, before);
+        return (TagOpening::Raw, length + space, before);
     }
     let sign = text[2..].chars().next().filter(|sign| matches!(sign, '-' | '+'));
     (kind, 2 + sign.map_or(0, char::len_utf8), sign)

@@ -4,12 +4,12 @@ mod calls;
 mod eval;
 
 use super::args::Args;
-use super::ast::{For, Stmt, StmtKind, Target};
+use super::ast::{AssignTarget, For, Stmt, StmtKind};
 use super::display;
 use super::error::{Error, Result, refuse};
 use super::filters;
 use super::objects::{Loop, MacroObject, Namespace};
-use super::parser::Template;
+use super::parser::ParsedTemplate;
 use super::scope::Scope;
 use super::value::Value;
 use crate::text::clock::Clock;
@@ -26,7 +26,7 @@ const LEVELS: usize = 3_000;
 
 /// One rendering.
 pub struct Machine<'t> {
-    template: &'t Template,
+    template: &'t ParsedTemplate,
     root: Rc<Scope>,
     clock: Clock,
     fuel: u64,
@@ -54,7 +54,7 @@ impl Drop for Machine<'_> {
 
 impl<'t> Machine<'t> {
     /// A machine for a template; names are what it is given.
-    pub fn new(template: &'t Template, clock: Clock, names: impl IntoIterator<Item = (Arc<str>, Value)>) -> Self {
+    pub fn new(template: &'t ParsedTemplate, clock: Clock, names: impl IntoIterator<Item = (Arc<str>, Value)>) -> Self {
         let root = Rc::new(Scope::default());
         names.into_iter().for_each(|(name, value)| root.set(name, value));
         Self { template, root, clock, fuel: FUEL, depth: 0, levels: 0, scopes: Vec::new(), spaces: Vec::new() }
@@ -277,14 +277,14 @@ impl<'t> Machine<'t> {
     }
 }
 
-fn assign(target: &Target, value: Value, scope: &Rc<Scope>) -> Result<()> {
+fn assign(target: &AssignTarget, value: Value, scope: &Rc<Scope>) -> Result<()> {
     match target {
-        Target::Name(name) => scope.set(name.clone(), value),
-        Target::Attribute(space, name) => match scope.get(space) {
+        AssignTarget::Name(name) => scope.set(name.clone(), value),
+        AssignTarget::Attribute(space, name) => match scope.get(space) {
             Some(Value::Namespace(space)) => _ = space.values.borrow_mut().insert(name.clone(), value),
             _ => return refuse!("{space}.{name} cannot be set: {space} is no namespace"),
         },
-        Target::Tuple(targets) => {
+        AssignTarget::Tuple(targets) => {
             let items = value.iter()?;
             if items.len() != targets.len() {
                 return refuse!("{} values cannot be set as {} names", items.len(), targets.len());

@@ -5,7 +5,7 @@ use super::display::{DEPTH, markup};
 use super::error::{Error, Result, refuse};
 use super::numbers::too_large;
 use super::printf;
-use super::value::{Items, Range, Value, View, letter};
+use super::value::{DictView, Items, Range, Value, letter};
 use std::cmp::Ordering;
 use std::rc::Rc;
 
@@ -241,7 +241,7 @@ fn equal_within(left: &Value, right: &Value, depth: usize) -> Result<bool> {
         (Value::Range(left), Value::Range(right)) => {
             left.len() == right.len() && left.iter().map(int).eq(right.iter().map(int))
         }
-        (Value::View(View::Keys | View::Items, _), Value::View(View::Keys | View::Items, _)) => {
+        (Value::View(DictView::Keys | DictView::Items, _), Value::View(DictView::Keys | DictView::Items, _)) => {
             return refuse!("views of dictionaries are not compared; make lists of them");
         }
         (Value::Namespace(left), Value::Namespace(right)) => Rc::ptr_eq(left, right),
@@ -321,7 +321,7 @@ pub fn contains(container: &Value, item: &Value) -> Result<bool> {
             Some(part) => Ok(text.contains(&**part)),
             None => refuse!("a text holds texts, not {}", item.kind()),
         },
-        Value::Dict(dict) | Value::View(View::Keys, dict) => Ok(dict.get(item)?.is_some()),
+        Value::Dict(dict) | Value::View(DictView::Keys, dict) => Ok(dict.get(item)?.is_some()),
         Value::Range(range) => Ok(item.as_float().is_some() && among(&range.iter().collect::<Vec<_>>())?),
         Value::Iterator(items) => {
             while let Some(other) = { items.borrow_mut().pop_front() } {

@@ -2,9 +2,9 @@
 
 mod expressions;
 
-use super::ast::{CallArgs, Expr, Filter, For, Macro, Stmt, StmtKind, Target, Uses};
+use super::ast::{AssignTarget, CallArgs, Expr, Filter, For, Macro, Stmt, StmtKind, Uses};
 use super::error::{Error, Result};
-use super::lexer::{Placed, Token, tokens};
+use super::lexer::{Lexeme, PlacedLexeme, tokens};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -16,13 +16,13 @@ const CHAIN: usize = 200;
 
 /// A template as it was read.
 #[derive(Debug, Default)]
-pub struct Template {
+pub struct ParsedTemplate {
     pub body: Vec<Stmt>,
     pub blocks: HashMap<Arc<str>, Vec<Stmt>>,
 }
 
 /// Reads a template.
-pub fn parse(source: &str) -> Result<Template> {
+pub fn parse(source: &str) -> Result<ParsedTemplate> {
     let mut parser = Parser {
         tokens: tokens(source)?,
         at: 0,
@@ -34,14 +34,14 @@ pub fn parse(source: &str) -> Result<Template> {
     };
     let body = parser.statements(&[])?;
     parser.no_unknown_since(0)?;
-    Ok(Template { body, blocks: parser.blocks })
+    Ok(ParsedTemplate { body, blocks: parser.blocks })
 }
 
 /// Parameters, and defaults of the last of them.
 type Signature = (Vec<Arc<str>>, Vec<Expr>);
 
 struct Parser {
-    tokens: Vec<Placed>,
+    tokens: Vec<PlacedLexeme>,
     at: usize,
     depth: usize,
     /// Loops around what is read.
@@ -54,19 +54,19 @@ struct Parser {
 }
 
 impl Parser {
-    fn token(&self) -> &Token {
-        self.tokens.get(self.at).map_or(&Token::End, |placed| &placed.token)
+    fn token(&self) -> &Lexeme {
+        self.tokens.get(self.at).map_or(&Lexeme::End, |placed| &placed.token)
     }
 
-    fn after(&self) -> &Token {
-        self.tokens.get(self.at + 1).map_or(&Token::End, |placed| &placed.token)
+    fn after(&self) -> &Lexeme {
+        self.tokens.get(self.at + 1).map_or(&Lexeme::End, |placed| &placed.token)
     }
 
     fn line(&self) -> u32 {
         self.tokens.get(self.at).or(self.tokens.last()).map_or(1, |placed| placed.line)
     }
 
-    fn next(&mut self) -> Token {
+    fn next(&mut self) -> Lexeme {
         let token = self.token().clone();
         self.at += 1;
         token
@@ -78,22 +78,22 @@ impl Parser {
 
     fn unexpected<T>(&self, expected: &str) -> Result<T> {
         let found = match self.token() {
-            Token::Data(_) => "text".to_owned(),
-            Token::BlockBegin => "{%".to_owned(),
-            Token::BlockEnd => "%}".to_owned(),
-            Token::PrintBegin => "{{".to_owned(),
-            Token::PrintEnd => "}}".to_owned(),
-            Token::Name(name) => format!("{name:?}"),
-            Token::Text(_) => "a text".to_owned(),
-            Token::Int(_) | Token::Float(_) => "a number".to_owned(),
-            Token::Sign(sign) => format!("{sign:?}"),
-            Token::End => "the template's end".to_owned(),
+            Lexeme::Data(_) => "text".to_owned(),
+            Lexeme::BlockBegin => "{%".to_owned(),
+            Lexeme::BlockEnd => "%}".to_owned(),
+            Lexeme::PrintBegin => "{{".to_owned(),
+            Lexeme::PrintEnd => "}}".to_owned(),
+            Lexeme::Name(name) => format!("{name:?}"),
+            Lexeme::Text(_) => "a text".to_owned(),
+            Lexeme::Int(_) | Lexeme::Float(_) => "a number".to_owned(),
+            Lexeme::Sign(sign) => format!("{sign:?}"),
+            Lexeme::End => "the template's end".to_owned(),
         };
         self.fail(format!("expected {expected}, found {found}"))
     }
 
     fn is_sign(&self, sign: &str) -> bool {
-        matches!(self.token(), Token::Sign(found) if *found == sign)
+        matches!(self.token(), Lexeme::Sign(found) if *found == sign)
     }
 
     fn skip_sign(&mut self, sign: &str) -> bool {
@@ -107,7 +107,7 @@ impl Parser {
     }
 
     fn is_name(&self, name: &str) -> bool {
-        matches!(self.token(), Token::Name(found) if **found == *name)
+        matches!(self.token(), Lexeme::Name(found) if **found == *name)
     }
 
     fn skip_name(&mut self, name: &str) -> bool {
@@ -118,7 +118,7 @@ impl Parser {
 
     fn expect_name(&mut self) -> Result<Arc<str>> {
         match self.next() {
-            Token::Name(name) => Ok(name),
+            Lexeme::Name(name) => Ok(name),
             _ => {
                 self.at -= 1;
                 self.unexpected("a name")
@@ -126,7 +126,7 @@ impl Parser {
         }
     }
 
-    fn expect(&mut self, token: &Token, called: &str) -> Result<()> {
+    fn expect(&mut self, token: &Lexeme, called: &str) -> Result<()> {
         if self.token() == token {
             self.at += 1;
             return Ok(());
@@ -165,21 +165,21 @@ impl Parser {
         loop {
             let line = self.line();
             match self.next() {
-                Token::Data(text) => body.push(Stmt { line, kind: StmtKind::Text(text) }),
-                Token::PrintBegin => {
+                Lexeme::Data(text) => body.push(Stmt { line, kind: StmtKind::Text(text) }),
+                Lexeme::PrintBegin => {
                     let value = self.deeper(|parser| parser.tuple(true))?;
-                    self.expect(&Token::PrintEnd, "}}")?;
+                    self.expect(&Lexeme::PrintEnd, "}}")?;
                     body.push(Stmt { line, kind: StmtKind::Print(value) });
                 }
-                Token::BlockBegin => {
-                    if matches!(self.token(), Token::Name(name) if ends.contains(&&**name)) {
+                Lexeme::BlockBegin => {
+                    if matches!(self.token(), Lexeme::Name(name) if ends.contains(&&**name)) {
                         return Ok(body);
                     }
                     let kinds = self.deeper(Self::statement)?;
                     body.extend(kinds.into_iter().map(|kind| Stmt { line, kind }));
-                    self.expect(&Token::BlockEnd, "%}")?;
+                    self.expect(&Lexeme::BlockEnd, "%}")?;
                 }
-                Token::End if ends.is_empty() => return Ok(body),
+                Lexeme::End if ends.is_empty() => return Ok(body),
                 _ => {
                     self.at -= 1;
                     let expected: Vec<_> = ends.iter().map(|end| format!("{{% {end} %}}")).collect();
@@ -191,7 +191,7 @@ impl Parser {
 
     /// What a tag holds up to its end: after its name, statements and the name of what ends them.
     fn body(&mut self, end: &str) -> Result<Vec<Stmt>> {
-        self.expect(&Token::BlockEnd, "%}")?;
+        self.expect(&Lexeme::BlockEnd, "%}")?;
         let body = self.statements(&[end])?;
         self.at += 1;
         Ok(body)
@@ -214,7 +214,7 @@ impl Parser {
     }
 
     fn statement(&mut self) -> Result<Vec<StmtKind>> {
-        let Token::Name(name) = self.token().clone() else { return self.unexpected("the name of a tag") };
+        let Lexeme::Name(name) = self.token().clone() else { return self.unexpected("the name of a tag") };
         if matches!(&*name, "include" | "extends" | "import" | "from") {
             return self.other_template();
         }
@@ -244,7 +244,7 @@ impl Parser {
 
     fn print(&mut self) -> Result<Vec<StmtKind>> {
         let mut printed = Vec::new();
-        while *self.token() != Token::BlockEnd {
+        while *self.token() != Lexeme::BlockEnd {
             if !printed.is_empty() {
                 self.expect_sign(",")?;
             }
@@ -255,7 +255,7 @@ impl Parser {
 
     /// Another template, of which a model has none: an error where it is asked for.
     fn other_template(&mut self) -> Result<Vec<StmtKind>> {
-        while !matches!(self.token(), Token::BlockEnd | Token::End) {
+        while !matches!(self.token(), Lexeme::BlockEnd | Lexeme::End) {
             self.at += 1;
         }
         Ok(vec![StmtKind::Unsupported("a chat template cannot ask for another template")])
@@ -281,7 +281,7 @@ impl Parser {
         let mark = self.unknown.len();
         let test = if self.skip_name("if") { Some(self.expression()?) } else { None };
         let recursive = self.skip_name("recursive");
-        self.expect(&Token::BlockEnd, "%}")?;
+        self.expect(&Lexeme::BlockEnd, "%}")?;
         self.loops += 1;
         let body = self.statements(&["endfor", "else"])?;
         self.loops -= 1;
@@ -301,7 +301,7 @@ impl Parser {
         let mut otherwise = Vec::new();
         loop {
             let test = self.tuple(false)?;
-            self.expect(&Token::BlockEnd, "%}")?;
+            self.expect(&Lexeme::BlockEnd, "%}")?;
             branches.push((test, self.statements(&["elif", "else", "endif"])?));
             if self.skip_name("elif") {
                 continue;
@@ -331,7 +331,7 @@ impl Parser {
 
     fn with(&mut self) -> Result<StmtKind> {
         let mut bindings = Vec::new();
-        while *self.token() != Token::BlockEnd {
+        while *self.token() != Lexeme::BlockEnd {
             if !bindings.is_empty() {
                 self.expect_sign(",")?;
             }
@@ -414,7 +414,7 @@ impl Parser {
         let scoped = self.skip_name("scoped");
         self.skip_name("required");
         let loops = std::mem::take(&mut self.loops);
-        self.expect(&Token::BlockEnd, "%}")?;
+        self.expect(&Lexeme::BlockEnd, "%}")?;
         let mark = self.unknown.len();
         let body = self.statements(&["endblock"])?;
         self.at += 1;
@@ -447,7 +447,7 @@ impl Parser {
     }
 
     /// Names that are assigned to, with commas between them or not.
-    fn target(&mut self, namespaces: bool) -> Result<Target> {
+    fn target(&mut self, namespaces: bool) -> Result<AssignTarget> {
         let first = self.single_target(namespaces)?;
         if !self.is_sign(",") {
             return Ok(first);
@@ -459,10 +459,10 @@ impl Parser {
             }
             targets.push(self.single_target(namespaces)?);
         }
-        Ok(Target::Tuple(targets))
+        Ok(AssignTarget::Tuple(targets))
     }
 
-    fn single_target(&mut self, namespaces: bool) -> Result<Target> {
+    fn single_target(&mut self, namespaces: bool) -> Result<AssignTarget> {
         if self.skip_sign("(") {
             let target = self.deeper(|parser| parser.target(namespaces))?;
             self.expect_sign(")")?;
@@ -473,8 +473,8 @@ impl Parser {
             return self.fail(format!("{name:?} cannot be assigned to"));
         }
         if namespaces && self.skip_sign(".") {
-            return Ok(Target::Attribute(name, self.expect_name()?));
+            return Ok(AssignTarget::Attribute(name, self.expect_name()?));
         }
-        Ok(Target::Name(name))
+        Ok(AssignTarget::Name(name))
     }
 }

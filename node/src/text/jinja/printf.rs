@@ -3,14 +3,14 @@
 use super::display;
 use super::error::{Error, Result, refuse};
 use super::numbers::{too_large, truncated};
-use super::spec::{Spec, bounded, pad};
+use super::spec::{FormatSpec, bounded, pad};
 use super::value::Value;
 use std::iter::Peekable;
 use std::str::Chars;
 
 /// What a place says.
 #[derive(Default)]
-struct Place {
+struct Conversion {
     left: bool,
     plus: bool,
     space: bool,
@@ -65,7 +65,7 @@ pub fn format(format: &str, values: &Value, escapes: bool) -> Result<String> {
 
 fn write_place(out: &mut String, letters: &mut Peekable<Chars>, values: &mut Values, escapes: bool) -> Result<()> {
     let named = read_name(letters)?;
-    let mut place = Place::default();
+    let mut place = Conversion::default();
     while let Some(flag) = letters.next_if(|letter| "-+ 0#".contains(*letter)) {
         match flag {
             '-' => place.left = true,
@@ -133,7 +133,7 @@ fn read_number(letters: &mut Peekable<Chars>, values: &mut Values) -> Result<Opt
     if digits.is_empty() { Ok(None) } else { bounded(&digits).map(|number| Some(number as i128)) }
 }
 
-impl Place {
+impl Conversion {
     fn text(&self, kind: char, value: &Value) -> Result<String> {
         match kind {
             's' => Ok(self.cut(&display::text(value)?)),
@@ -153,9 +153,9 @@ impl Place {
         }
     }
 
-    fn spec(&self, kind: char) -> Spec {
+    fn spec(&self, kind: char) -> FormatSpec {
         let zero = self.zero && !self.left;
-        Spec {
+        FormatSpec {
             fill: if zero { '0' } else { ' ' },
             align: Some(if self.left {
                 '<'
@@ -182,7 +182,7 @@ impl Place {
     /// The precision of a whole number is how many digits it has at least.
     fn int(&self, kind: char, number: i128) -> Result<String> {
         let Some(digits) = self.precision else { return self.spec(kind).format(&Value::Int(number)) };
-        let bare = Spec { kind: Some(kind), ..Spec::default() }.format(&Value::Int(number))?;
+        let bare = FormatSpec { kind: Some(kind), ..FormatSpec::default() }.format(&Value::Int(number))?;
         let bare = bare.trim_start_matches('-');
         let sign = match (number < 0, self.plus, self.space) {
             (true, ..) => "-",

@@ -9,7 +9,7 @@ use super::value::Value;
 pub const WIDEST: usize = 50_000;
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Spec {
+pub struct FormatSpec {
     pub fill: char,
     /// `<`, `>`, `^` or `=`
     pub align: Option<char>,
@@ -22,14 +22,14 @@ pub struct Spec {
     pub kind: Option<char>,
 }
 
-impl Default for Spec {
+impl Default for FormatSpec {
     fn default() -> Self {
         let (fill, sign) = (' ', '-');
         Self { fill, align: None, sign, alternate: false, width: 0, grouping: None, precision: None, kind: None }
     }
 }
 
-impl Spec {
+impl FormatSpec {
     /// `[[fill]align][sign][z][#][0][width][grouping][.precision][type]`
     pub fn read(text: &str) -> Result<Self> {
         let mut spec = Self::default();

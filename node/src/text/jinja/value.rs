@@ -26,7 +26,7 @@ pub enum Value {
     /// A key and the values that have it: a tuple whose parts have names too.
     Group(Rc<Items>),
     Dict(Rc<Dict>),
-    View(View, Rc<Dict>),
+    View(DictView, Rc<Dict>),
     Range(Range),
     /// What can be gone through once.
     Iterator(Rc<RefCell<VecDeque<Value>>>),
@@ -79,7 +79,7 @@ fn take_apart(mut waiting: Vec<Value>) {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum View {
+pub enum DictView {
     Keys,
     Values,
     Items,
@@ -110,20 +110,20 @@ impl Range {
 
 /// A key as Python compares it: `1`, `1.0` and `true` are one.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub enum Key {
+pub enum DictKey {
     None,
     Undefined,
     Int(i128),
     Float(u64),
     Text(Arc<str>),
     Bytes(Rc<[u8]>),
-    Tuple(Vec<Key>),
+    Tuple(Vec<DictKey>),
 }
 
 /// A dictionary, in the order its keys came in.
 #[derive(Default)]
 pub struct Dict {
-    entries: IndexMap<Key, (Value, Value)>,
+    entries: IndexMap<DictKey, (Value, Value)>,
 }
 
 impl Drop for Dict {
@@ -153,7 +153,7 @@ impl Dict {
     }
 
     pub fn get_text(&self, key: &str) -> Option<&Value> {
-        self.entries.get(&Key::Text(key.into())).map(|(_, value)| value)
+        self.entries.get(&DictKey::Text(key.into())).map(|(_, value)| value)
     }
 
     pub fn len(&self) -> usize {
@@ -257,9 +257,9 @@ impl Value {
             Self::Tuple(_) => "tuple",
             Self::Group(_) => "_GroupTuple",
             Self::Dict(_) => "dict",
-            Self::View(View::Keys, _) => "dict_keys",
-            Self::View(View::Values, _) => "dict_values",
-            Self::View(View::Items, _) => "dict_items",
+            Self::View(DictView::Keys, _) => "dict_keys",
+            Self::View(DictView::Values, _) => "dict_values",
+            Self::View(DictView::Items, _) => "dict_items",
             Self::Range(_) => "range",
             Self::Iterator(_) => "generator",
             Self::Namespace(_) => "Namespace",
@@ -311,9 +311,9 @@ impl Value {
             Self::Markup(text) => text.chars().map(|letter| Self::Markup(String::from(letter).into())).collect(),
             Self::Bytes(bytes) => bytes.iter().map(|byte| Self::Int((*byte).into())).collect(),
             Self::List(items) | Self::Tuple(items) | Self::Group(items) => items.0.clone(),
-            Self::Dict(dict) | Self::View(View::Keys, dict) => dict.keys().cloned().collect(),
-            Self::View(View::Values, dict) => dict.pairs().map(|(_, value)| value.clone()).collect(),
-            Self::View(View::Items, dict) => dict.pairs().map(pair).collect(),
+            Self::Dict(dict) | Self::View(DictView::Keys, dict) => dict.keys().cloned().collect(),
+            Self::View(DictView::Values, dict) => dict.pairs().map(|(_, value)| value.clone()).collect(),
+            Self::View(DictView::Items, dict) => dict.pairs().map(pair).collect(),
             Self::Range(range) => range.iter().collect(),
             Self::Iterator(items) => std::mem::take(&mut *items.borrow_mut()).into(),
             other => return refuse!("what is {} cannot be gone through", other.kind()),
@@ -326,19 +326,19 @@ impl Value {
     }
 
     /// As a dictionary's key.
-    pub fn key(&self) -> Result<Key> {
+    pub fn key(&self) -> Result<DictKey> {
         Ok(match self {
-            Self::None => Key::None,
-            Self::Undefined(_) => Key::Undefined,
-            Self::Float(number) if number.fract() == 0.0 && number.abs() < 1e30 => Key::Int(*number as i128),
-            Self::Float(number) => Key::Float(number.to_bits()),
-            Self::Text(text) | Self::Markup(text) => Key::Text(text.clone()),
-            Self::Bytes(bytes) => Key::Bytes(bytes.clone()),
+            Self::None => DictKey::None,
+            Self::Undefined(_) => DictKey::Undefined,
+            Self::Float(number) if number.fract() == 0.0 && number.abs() < 1e30 => DictKey::Int(*number as i128),
+            Self::Float(number) => DictKey::Float(number.to_bits()),
+            Self::Text(text) | Self::Markup(text) => DictKey::Text(text.clone()),
+            Self::Bytes(bytes) => DictKey::Bytes(bytes.clone()),
             Self::Tuple(items) | Self::Group(items) => {
-                Key::Tuple(items.0.iter().map(Self::key).collect::<Result<_>>()?)
+                DictKey::Tuple(items.0.iter().map(Self::key).collect::<Result<_>>()?)
             }
             other => match other.as_int() {
-                Some(number) => Key::Int(number),
+                Some(number) => DictKey::Int(number),
                 None => return refuse!("what is {} cannot be a key", other.kind()),
             },
         })

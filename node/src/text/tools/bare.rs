@@ -4,7 +4,7 @@
 use super::{
     Said, ToolParser,
     call::{CallScanner, Step},
-    found::Found,
+    found::FoundPieces,
 };
 
 pub(super) const PYTHON: &str = "<|python_tag|>";
@@ -35,7 +35,7 @@ pub(super) struct Bare {
     around: Around,
     names: Vec<String>,
     calls: usize,
-    found: Found,
+    found: FoundPieces,
 }
 
 impl Bare {
@@ -48,7 +48,7 @@ impl Bare {
     }
 
     fn new(around: Around, names: Vec<String>) -> Self {
-        Self { state: State::Before(String::new()), around, names, calls: 0, found: Found::default() }
+        Self { state: State::Before(String::new()), around, names, calls: 0, found: FoundPieces::default() }
     }
 
     fn letter(&mut self, letter: char) {

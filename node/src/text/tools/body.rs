@@ -2,7 +2,7 @@
 
 use super::{
     call::{CallScanner, Step},
-    found::Found,
+    found::FoundPieces,
 };
 
 /// What closes a call: its mark, perhaps behind a fence, with white space before either.
@@ -11,6 +11,27 @@ pub(super) struct Close {
     pub mark: &'static str,
     /// Empty where there is none.
     pub fence: &'static str,
+}
+
+impl Close {
+    /// After one more letter behind a call: `held` is what came there.
+    pub fn behind(self, held: &mut String, letter: char) -> Rest {
+        if letter.is_whitespace() && held.ends_with(char::is_whitespace) {
+            // However much of it comes, it is not looked through again.
+            held.push(letter);
+            return Rest::More;
+        }
+        held.push(letter);
+        let said = held.trim_start();
+        let behind_fence = said.strip_prefix(self.fence).unwrap_or(said).trim_start();
+        if behind_fence == self.mark {
+            Rest::Closed
+        } else if self.mark.starts_with(behind_fence) || self.fence.starts_with(said) {
+            Rest::More
+        } else {
+            Rest::Before(std::mem::take(held))
+        }
+    }
 }
 
 /// How far a call is after a letter.
@@ -43,7 +64,7 @@ impl Body {
         Self { state: State::Within(call, raw), close }
     }
 
-    pub fn push(&mut self, letter: char, found: &mut Found) -> Rest {
+    pub fn push(&mut self, letter: char, found: &mut FoundPieces) -> Rest {
         match &mut self.state {
             State::Behind(_) => self.behind(letter),
             State::Within(call, raw) => match call.push(letter, None, found) {
@@ -69,20 +90,11 @@ impl Body {
 
     fn behind(&mut self, letter: char) -> Rest {
         let State::Behind(held) = &mut self.state else { return Rest::More };
-        held.push(letter);
-        let said = held.trim_start();
-        let behind_fence = said.strip_prefix(self.close.fence).unwrap_or(said).trim_start();
-        if behind_fence == self.close.mark {
-            Rest::Closed
-        } else if self.close.mark.starts_with(behind_fence) || self.close.fence.starts_with(said) {
-            Rest::More
-        } else {
-            Rest::Before(std::mem::take(held))
-        }
+        self.close.behind(held, letter)
     }
 
     /// Nothing follows: of what closes a call some may have been to come.
-    pub fn finish(self, found: &mut Found) {
+    pub fn finish(self, found: &mut FoundPieces) {
         if let State::Within(call, raw) = self.state
             && !call.is_begun()
         {

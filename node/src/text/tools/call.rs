@@ -1,6 +1,6 @@
 //! One call as a JSON object, letter by letter: `{"name": …, "arguments": {…}}`.
 
-use super::found::Found;
+use super::found::FoundPieces;
 
 /// How far a call is after a letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub(super) enum Step {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Field {
+enum CallField {
     Name,
     Arguments,
     Other,
@@ -27,9 +27,9 @@ enum State {
     Open,
     Key,
     InKey,
-    Colon(Field),
-    Value(Field),
-    Within(Field),
+    Colon(CallField),
+    Value(CallField),
+    Within(CallField),
     Behind,
 }
 
@@ -57,7 +57,7 @@ impl CallScanner {
 
     /// Of a tool whose name stands elsewhere: from the brace that opens its arguments.
     pub fn arguments_of(name: String) -> Self {
-        Self { state: State::Value(Field::Arguments), name: Some(name), is_bare: true, ..Self::new() }
+        Self { state: State::Value(CallField::Arguments), name: Some(name), is_bare: true, ..Self::new() }
     }
 
     /// Whether anything of it was passed on.
@@ -66,13 +66,13 @@ impl CallScanner {
     }
 
     /// Takes a letter in; `names` are those that a tool may have, if that matters.
-    pub fn push(&mut self, letter: char, names: Option<&[String]>, found: &mut Found) -> Step {
+    pub fn push(&mut self, letter: char, names: Option<&[String]>, found: &mut FoundPieces) -> Step {
         let step = self.step(letter, names, found);
         // What was passed on cannot be taken back.
         if step == Step::NotCall && self.is_begun { Step::Broken } else { step }
     }
 
-    fn step(&mut self, letter: char, names: Option<&[String]>, found: &mut Found) -> Step {
+    fn step(&mut self, letter: char, names: Option<&[String]>, found: &mut FoundPieces) -> Step {
         let is_space = letter.is_whitespace();
         match (self.state, letter) {
             (State::Open | State::Key | State::Colon(_) | State::Value(_) | State::Behind, _) if is_space => {}
@@ -81,7 +81,7 @@ impl CallScanner {
             (State::Key | State::Behind, '}') => return self.close(found),
             (State::InKey, _) => {
                 self.text.push(letter);
-                if self.span.push(letter) == Reach::Whole {
+                if self.span.push(letter) == ValueReach::Whole {
                     let Some(key) = self.string() else { return Step::NotCall };
                     self.state = State::Colon(self.field(&key));
                 }
@@ -103,44 +103,44 @@ impl CallScanner {
     }
 
     /// What a second time says nothing new.
-    fn field(&self, key: &str) -> Field {
+    fn field(&self, key: &str) -> CallField {
         match key {
-            "name" if self.name.is_none() => Field::Name,
-            "arguments" | "parameters" if !self.is_begun && self.early.is_none() => Field::Arguments,
-            _ => Field::Other,
+            "name" if self.name.is_none() => CallField::Name,
+            "arguments" | "parameters" if !self.is_begun && self.early.is_none() => CallField::Arguments,
+            _ => CallField::Other,
         }
     }
 
-    fn begin_value(&mut self, field: Field, first: char, found: &mut Found) -> Step {
+    fn begin_value(&mut self, field: CallField, first: char, found: &mut FoundPieces) -> Step {
         let fits = match field {
-            Field::Name => first == '"',
-            Field::Arguments => matches!(first, '{' | '"' | 'n'),
-            Field::Other => !matches!(first, ',' | '}' | ']' | ':'),
+            CallField::Name => first == '"',
+            CallField::Arguments => matches!(first, '{' | '"' | 'n'),
+            CallField::Other => !matches!(first, ',' | '}' | ']' | ':'),
         };
         if !fits {
             return Step::NotCall;
         }
         self.value(State::Within(field), first);
-        if field == Field::Arguments && first == '{' && self.name.is_some() {
+        if field == CallField::Arguments && first == '{' && self.name.is_some() {
             self.begin(found);
             found.arguments("{");
         }
         Step::More
     }
 
-    fn within(&mut self, field: Field, letter: char, names: Option<&[String]>, found: &mut Found) -> Step {
+    fn within(&mut self, field: CallField, letter: char, names: Option<&[String]>, found: &mut FoundPieces) -> Step {
         let reach = self.span.push(letter);
-        if reach == Reach::Never {
+        if reach == ValueReach::Never {
             return Step::NotCall;
         }
-        let streams = field == Field::Arguments && self.is_begun;
-        if reach != Reach::Beyond {
+        let streams = field == CallField::Arguments && self.is_begun;
+        if reach != ValueReach::Beyond {
             match streams {
                 true => found.arguments(letter.encode_utf8(&mut [0; 4])),
                 false => self.text.push(letter),
             }
         }
-        if reach == Reach::Within {
+        if reach == ValueReach::Within {
             return Step::More;
         }
         if !self.end_value(field, names, found) {
@@ -149,22 +149,22 @@ impl CallScanner {
         self.state = State::Behind;
         match reach {
             _ if self.is_bare => Step::End,
-            Reach::Beyond => self.step(letter, names, found),
+            ValueReach::Beyond => self.step(letter, names, found),
             _ => Step::More,
         }
     }
 
     /// Whether a value is one that may stand there.
-    fn end_value(&mut self, field: Field, names: Option<&[String]>, found: &mut Found) -> bool {
+    fn end_value(&mut self, field: CallField, names: Option<&[String]>, found: &mut FoundPieces) -> bool {
         match field {
-            Field::Other => true,
-            Field::Name => {
+            CallField::Other => true,
+            CallField::Name => {
                 let name = self.string().filter(|name| !name.is_empty());
                 self.name = name.filter(|name| names.is_none_or(|names| names.contains(name)));
                 self.name.is_some()
             }
-            Field::Arguments if self.is_begun => true,
-            Field::Arguments => {
+            CallField::Arguments if self.is_begun => true,
+            CallField::Arguments => {
                 let arguments = match self.text.as_bytes().first() {
                     // Some write them as a text within the text.
                     Some(b'"') => self.string().filter(|text| text.trim_start().starts_with('{')),
@@ -180,7 +180,7 @@ impl CallScanner {
         }
     }
 
-    fn begin(&mut self, found: &mut Found) {
+    fn begin(&mut self, found: &mut FoundPieces) {
         if let Some(name) = &self.name {
             self.is_begun = true;
             found.begin(name);
@@ -190,7 +190,7 @@ impl CallScanner {
         }
     }
 
-    fn close(&mut self, found: &mut Found) -> Step {
+    fn close(&mut self, found: &mut FoundPieces) -> Step {
         if !self.is_begun {
             if self.name.is_none() {
                 return Step::NotCall;
@@ -209,7 +209,7 @@ impl CallScanner {
 
 /// How far a value reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reach {
+enum ValueReach {
     /// Beyond this letter.
     Within,
     /// To this letter.
@@ -230,18 +230,18 @@ struct Span {
 }
 
 impl Span {
-    fn push(&mut self, letter: char) -> Reach {
+    fn push(&mut self, letter: char) -> ValueReach {
         if self.is_string {
             match letter {
                 _ if self.is_escaped => self.is_escaped = false,
                 '\\' => self.is_escaped = true,
                 '"' => {
                     self.is_string = false;
-                    return if self.depth == 0 { Reach::Whole } else { Reach::Within };
+                    return if self.depth == 0 { ValueReach::Whole } else { ValueReach::Within };
                 }
                 _ => {}
             }
-            return Reach::Within;
+            return ValueReach::Within;
         }
         match letter {
             '"' if !self.is_scalar => self.is_string = true,
@@ -249,16 +249,16 @@ impl Span {
             '}' | ']' if self.depth > 0 => {
                 self.depth -= 1;
                 if self.depth == 0 {
-                    return Reach::Whole;
+                    return ValueReach::Whole;
                 }
             }
-            ',' | '}' | ']' => return if self.depth == 0 { Reach::Beyond } else { Reach::Within },
-            _ if self.depth == 0 && letter.is_whitespace() => return Reach::Beyond,
+            ',' | '}' | ']' => return if self.depth == 0 { ValueReach::Beyond } else { ValueReach::Within },
+            _ if self.depth == 0 && letter.is_whitespace() => return ValueReach::Beyond,
             _ if letter.is_ascii_alphanumeric() || "+-.:".contains(letter) || letter.is_whitespace() => {
                 self.is_scalar = self.depth == 0;
             }
-            _ => return Reach::Never,
+            _ => return ValueReach::Never,
         }
-        Reach::Within
+        ValueReach::Within
     }
 }

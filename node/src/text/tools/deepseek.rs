@@ -5,7 +5,7 @@ use super::{
     Markers, Said, ToolParser,
     body::{Body, Close, Rest},
     call::CallScanner,
-    found::Found,
+    found::FoundPieces,
 };
 
 pub(super) const BEGIN: &str = "<｜tool▁calls▁begin｜>";
@@ -35,12 +35,12 @@ impl State {
 
 pub(super) struct DeepSeek {
     state: State,
-    found: Found,
+    found: FoundPieces,
 }
 
 impl Default for DeepSeek {
     fn default() -> Self {
-        Self { state: State::outside(), found: Found::default() }
+        Self { state: State::outside(), found: FoundPieces::default() }
     }
 }
 

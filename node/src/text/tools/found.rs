@@ -1,23 +1,25 @@
 //! What a parser has found, in order.
 
 use crate::text::said::Said;
+use serde_json::Value;
 
 /// Pieces that belong together are one. White space before a call is no content, nor is what follows the last one.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct FoundPieces {
     said: Vec<Said>,
     calls: usize,
     /// At the end of the content so far.
     spaces: String,
 }
 
-impl Found {
+impl FoundPieces {
     pub fn content(&mut self, text: &str) {
         self.spaces.push_str(text);
-        let words = self.spaces.trim_end().len();
-        if words == 0 {
+        if text.trim_end().is_empty() {
+            // However much white space comes, it is not looked through again.
             return;
         }
+        let words = self.spaces.trim_end().len();
         let spaces = self.spaces.split_off(words);
         let words = std::mem::replace(&mut self.spaces, spaces);
         match self.said.last_mut() {
@@ -37,6 +39,14 @@ impl Found {
         match self.said.last_mut() {
             Some(Said::Arguments { piece: so_far, .. }) => so_far.push_str(piece),
             _ => self.said.push(Said::Arguments { index: self.calls.saturating_sub(1), piece: piece.to_owned() }),
+        }
+    }
+
+    /// More of a text within the arguments, as JSON writes it.
+    pub fn within_text(&mut self, text: &str) {
+        let quoted = Value::from(text).to_string();
+        if !text.is_empty() {
+            self.arguments(&quoted[1..quoted.len() - 1]);
         }
     }
 

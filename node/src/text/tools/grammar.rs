@@ -1,7 +1,7 @@
 //! A grammar (in Lark's notation, as llguidance reads it) of nothing but calls, in a family's own form: what an answer must be
 //! where a tool has to be called.
 
-use super::{ToolFormat, bare, deepseek, harmony, hermes, mistral};
+use super::{ToolFormat, bare, deepseek, gemma4, harmony, hermes, mistral};
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
 
@@ -16,9 +16,26 @@ pub(in crate::text) enum Thought {
     /// Nothing.
     None,
     /// Thoughts that the model begins.
-    May,
+    May(ThoughtMarks),
     /// The rest of thoughts that the prompt begins.
-    Begun,
+    Begun(ThoughtMarks),
+}
+
+/// What a family writes around thoughts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::text) struct ThoughtMarks {
+    pub begin: &'static str,
+    /// Text behind it that is no thought, either.
+    pub label: &'static str,
+    pub end: &'static str,
+}
+
+impl ThoughtMarks {
+    /// Whether a prompt of that text ends where thoughts have begun.
+    pub fn are_begun_by(self, prompt: &str) -> bool {
+        let unlabelled = prompt.trim_end().strip_suffix(self.label.trim_end());
+        unlabelled.is_some_and(|prompt| prompt.ends_with(self.begin))
+    }
 }
 
 /// Tools by name and schema of the arguments, at least one; `special` finds the id of a mark that is a special token.
@@ -36,8 +53,8 @@ pub(in crate::text) fn grammar(
     let mut text = String::from("start: ");
     text.push_str(match thought {
         Thought::None => "",
-        Thought::May => "(think thought)? ",
-        Thought::Begun => "thought ",
+        Thought::May(_) => "(think thought)? ",
+        Thought::Begun(_) => "thought ",
     });
     // A list of one is no list.
     let calls = match format {
@@ -46,13 +63,14 @@ pub(in crate::text) fn grammar(
         _ => format!("{open} call{more} {close}"),
     };
     text += &format!("calls\ncalls: {calls}\n");
-    if thought == Thought::May {
-        text += &format!("think: {}\n", mark("<think>"));
+    if let Thought::May(marks) = thought {
+        let label = if marks.label.is_empty() { String::new() } else { quoted(marks.label) };
+        text += &format!("think: {} {label}\n", mark(marks.begin));
     }
-    if thought != Thought::None {
-        text += &match special("</think>") {
+    if let Thought::May(marks) | Thought::Begun(marks) = thought {
+        text += &match special(marks.end) {
             Some(id) => format!("thought: (/(?s:.+)/)? <[{id}]> (/\\n+/)?\n"),
-            None => "thought: within (/\\n+/)?\nwithin[suffix=\"</think>\"]: /(?s:.*)/\n".to_owned(),
+            None => format!("thought: within (/\\n+/)?\nwithin[suffix={}]: /(?s:.*)/\n", quoted(marks.end)),
         };
     }
     let names: Vec<String> = (0..tools.len()).map(|at| format!("call_{at}")).collect();
@@ -80,6 +98,7 @@ impl Form {
             ToolFormat::Mistral => (format!("{} {}", mark(mistral::CALLS), quoted("[")), quoted(", "), quoted("]")),
             ToolFormat::DeepSeekV3 => (mark(deepseek::BEGIN), quoted("\n"), mark(deepseek::END)),
             ToolFormat::DeepSeekV31 => (mark(deepseek::BEGIN), String::new(), mark(deepseek::END)),
+            ToolFormat::Gemma4 => Default::default(),
             ToolFormat::Harmony => {
                 (String::new(), format!("{} {}", mark(harmony::START), quoted("assistant")), String::new())
             }
@@ -121,6 +140,10 @@ fn call(format: ToolFormat, name: &str, mark: &impl Fn(&str) -> String) -> [Stri
             ),
             String::new(),
         ],
+        // Of arguments in the family's own notation no grammar can be made of a schema: they are JSON where they must be made.
+        ToolFormat::Gemma4 => {
+            [format!("{} {}", mark(gemma4::OPEN), quoted(&format!("{}{name}", gemma4::CALL))), mark(gemma4::CLOSE)]
+        }
         ToolFormat::DeepSeekV31 => [
             format!("{} {} {}", mark(deepseek::CALL), quoted(name), mark(deepseek::SEPARATOR)),
             mark(deepseek::CALL_END),
@@ -149,19 +172,23 @@ fn arguments(schema: &Value) -> Value {
 mod tests {
     use super::*;
     use crate::text::{
-        grammar::{Compiler, Vocabulary},
+        grammar::{GrammarCompiler, GrammarVocabulary},
         model::tests::embedded,
         tokenizer_guard,
     };
     use tsnode_protocol::{Grammar, Token};
 
-    const ALL: [ToolFormat; 7] = [
+    const THINK: ThoughtMarks = ThoughtMarks { begin: "<think>", label: "", end: "</think>" };
+    const CHANNEL: ThoughtMarks = ThoughtMarks { begin: "<|channel>", label: "thought\n", end: "<channel|>" };
+
+    const ALL: [ToolFormat; 8] = [
         ToolFormat::Hermes,
         ToolFormat::Qwen3Coder,
         ToolFormat::Llama3Json,
         ToolFormat::Mistral,
         ToolFormat::DeepSeekV3,
         ToolFormat::DeepSeekV31,
+        ToolFormat::Gemma4,
         ToolFormat::Json,
     ];
 
@@ -187,14 +214,14 @@ mod tests {
         }
         assert!(hermes.contains("arguments_1: %json {") && !hermes.contains("thought"), "{hermes}");
         let special = |text: &str| (text == "[TOOL_CALLS]").then_some(5);
-        let mistral = of(ToolFormat::Mistral, false, Thought::Begun, special);
+        let mistral = of(ToolFormat::Mistral, false, Thought::Begun(THINK), special);
         assert!(mistral.starts_with("start: thought calls\ncalls: <[5]> \"[\" call \"]\"\n"), "{mistral}");
     }
 
     /// Whether a text follows each of the grammars, and may end.
     fn follow<'t>(texts: impl IntoIterator<Item = (String, &'t str)>) -> Vec<bool> {
         let tokenizer = tokenizer_guard::read(&embedded().files["tokenizer.json"]).unwrap();
-        let compiler = Compiler::new(Vocabulary::new(&tokenizer, embedded().card.shape.vocab)).unwrap();
+        let compiler = GrammarCompiler::new(GrammarVocabulary::new(&tokenizer, embedded().card.shape.vocab)).unwrap();
         let follows = |(grammar, text): (String, &str)| {
             let mut follow = compiler.compile(&Grammar::Lark(grammar.clone()), &[Token(1)]).unwrap_or_else(|error| {
                 panic!("{error} in\n{grammar}");
@@ -225,6 +252,7 @@ mod tests {
                 ToolFormat::DeepSeekV31,
                 "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>".to_owned(),
             ),
+            (ToolFormat::Gemma4, "<|tool_call>call:wind{\"town\": \"Bonn\"}<tool_call|>".to_owned()),
             (ToolFormat::Json, now.to_owned()),
         ];
         let right = texts.iter().flat_map(|(format, text)| {
@@ -251,16 +279,19 @@ mod tests {
         let call = r#"{"name": "now", "arguments": {}}"#;
         let begun = format!("One <and> one.\n</think>\n\n{call}");
         let own = format!("<think>{begun}");
+        let channel = format!("<|channel>thought\nOne.<channel|>{call}");
         let of = |thought| of(ToolFormat::Json, true, thought, |_| None);
         assert_eq!(
             follow([
-                (of(Thought::Begun), begun.as_str()),
-                (of(Thought::Begun), call),
-                (of(Thought::May), own.as_str()),
-                (of(Thought::May), call),
+                (of(Thought::Begun(THINK)), begun.as_str()),
+                (of(Thought::Begun(THINK)), call),
+                (of(Thought::May(THINK)), own.as_str()),
+                (of(Thought::May(THINK)), call),
+                (of(Thought::May(CHANNEL)), channel.as_str()),
+                (of(Thought::May(CHANNEL)), own.as_str()),
                 (of(Thought::None), own.as_str()),
             ]),
-            [true, false, true, true, false]
+            [true, false, true, true, true, false, false]
         );
     }
 
@@ -269,9 +300,10 @@ mod tests {
     fn special_tokens_are_named_by_their_ids() {
         let special = |text: &str| Some(if text.starts_with("</") { 4 } else { 5 });
         let all = ALL.into_iter().flat_map(|format| {
-            [Thought::None, Thought::May, Thought::Begun].map(|thought| (of(format, true, thought, special), "x"))
+            [Thought::None, Thought::May(THINK), Thought::Begun(THINK), Thought::May(CHANNEL)]
+                .map(|thought| (of(format, true, thought, special), "x"))
         });
         // They are grammars.
-        assert_eq!(follow(all).len(), 21);
+        assert_eq!(follow(all).len(), 32);
     }
 }

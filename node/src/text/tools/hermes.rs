@@ -4,7 +4,7 @@ use super::{
     Markers, Said, ToolParser,
     body::{Body, Close, Rest},
     call::CallScanner,
-    found::Found,
+    found::FoundPieces,
 };
 
 pub(super) const OPEN: &str = "<tool_call>";
@@ -26,12 +26,12 @@ impl State {
 
 pub(super) struct Hermes {
     state: State,
-    found: Found,
+    found: FoundPieces,
 }
 
 impl Default for Hermes {
     fn default() -> Self {
-        Self { state: State::outside(), found: Found::default() }
+        Self { state: State::outside(), found: FoundPieces::default() }
     }
 }
 

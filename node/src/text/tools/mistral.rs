@@ -4,7 +4,7 @@
 use super::{
     Markers, Said, ToolParser,
     call::{CallScanner, Step},
-    found::Found,
+    found::FoundPieces,
 };
 
 pub(super) const CALLS: &str = "[TOOL_CALLS]";
@@ -35,17 +35,17 @@ impl State {
 
 pub(super) struct Mistral {
     state: State,
-    found: Found,
+    found: FoundPieces,
 }
 
 impl Default for Mistral {
     fn default() -> Self {
-        Self { state: State::outside(), found: Found::default() }
+        Self { state: State::outside(), found: FoundPieces::default() }
     }
 }
 
 /// What the head of a call says.
-enum Head {
+enum CallHead {
     More,
     /// An object follows, in a list or alone.
     Object {
@@ -56,22 +56,22 @@ enum Head {
     None,
 }
 
-fn head(text: &str) -> Head {
+fn head(text: &str) -> CallHead {
     let said = text.trim_start();
     let Some(before) = said.strip_suffix('{') else {
         let may_go_on = said.is_empty()
             || said.strip_prefix('[').is_some_and(|rest| rest.trim().is_empty())
             || said.len() < HEAD && said.chars().all(|c| c.is_ascii_alphanumeric() || "_-.[]: ".contains(c));
-        return if may_go_on { Head::More } else { Head::None };
+        return if may_go_on { CallHead::More } else { CallHead::None };
     };
     match before.trim() {
-        "" => Head::Object { in_list: false },
-        "[" => Head::Object { in_list: true },
+        "" => CallHead::Object { in_list: false },
+        "[" => CallHead::Object { in_list: true },
         before => {
             let before = before.strip_suffix(ARGUMENTS).unwrap_or(before);
             let name = before.split_once(ID).map_or(before, |(name, _)| name).trim();
             let is_name = !name.is_empty() && !name.contains(['[', ']', ' ']);
-            if is_name { Head::Named(name.to_owned()) } else { Head::None }
+            if is_name { CallHead::Named(name.to_owned()) } else { CallHead::None }
         }
     }
 }
@@ -89,10 +89,10 @@ impl Mistral {
             State::Head(said) => {
                 said.push(letter);
                 let (mut call, in_list) = match head(said) {
-                    Head::More => return,
-                    Head::Object { in_list } => (CallScanner::new(), in_list),
-                    Head::Named(name) => (CallScanner::arguments_of(name), false),
-                    Head::None => {
+                    CallHead::More => return,
+                    CallHead::Object { in_list } => (CallScanner::new(), in_list),
+                    CallHead::Named(name) => (CallScanner::arguments_of(name), false),
+                    CallHead::None => {
                         let said = std::mem::take(said);
                         return self.not_call(&format!("{CALLS}{said}"));
                     }

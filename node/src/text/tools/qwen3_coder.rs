@@ -5,7 +5,7 @@ use super::{
     Callable, Markers, Said, ToolParser,
     body::{Body, Rest},
     call::CallScanner,
-    found::Found,
+    found::FoundPieces,
     hermes,
     parameter::Kind,
 };
@@ -72,7 +72,7 @@ impl Parameter {
     }
 
     /// Its next letters. A line's end behind the opening mark and one before the closing one are no part of it.
-    fn push(&mut self, text: &str, found: &mut Found) {
+    fn push(&mut self, text: &str, found: &mut FoundPieces) {
         for letter in text.chars() {
             if std::mem::take(&mut self.is_first) && letter == '\n' {
                 continue;
@@ -81,17 +81,17 @@ impl Parameter {
                 continue;
             }
             if self.kind.is_plain_text() && !self.held.is_empty() {
-                found.arguments(&inner(&std::mem::take(&mut self.held)));
+                found.within_text(&std::mem::take(&mut self.held));
             }
             match letter {
                 '\n' => self.held.push(letter),
                 _ if !self.kind.is_plain_text() => self.held.push(letter),
-                _ => found.arguments(&inner(letter.encode_utf8(&mut [0; 4]))),
+                _ => found.within_text(letter.encode_utf8(&mut [0; 4])),
             }
         }
     }
 
-    fn close(self, found: &mut Found) {
+    fn close(self, found: &mut FoundPieces) {
         if self.is_said {
             return;
         }
@@ -102,12 +102,6 @@ impl Parameter {
     }
 }
 
-/// A text as it stands within a JSON string.
-fn inner(text: &str) -> String {
-    let quoted = Value::from(text).to_string();
-    quoted[1..quoted.len() - 1].to_owned()
-}
-
 pub(super) struct Qwen3Coder {
     state: State,
     tools: Arc<[Callable]>,
@@ -116,12 +110,19 @@ pub(super) struct Qwen3Coder {
     keys: Vec<String>,
     /// Its function is closed, and the call may yet be.
     is_open: bool,
-    found: Found,
+    found: FoundPieces,
 }
 
 impl Qwen3Coder {
     pub fn new(tools: Arc<[Callable]>) -> Self {
-        Self { state: State::outside(), tools, called: None, keys: Vec::new(), is_open: false, found: Found::default() }
+        Self {
+            state: State::outside(),
+            tools,
+            called: None,
+            keys: Vec::new(),
+            is_open: false,
+            found: FoundPieces::default(),
+        }
     }
 
     fn letter(&mut self, letter: char) {

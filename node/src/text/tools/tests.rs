@@ -53,13 +53,14 @@ fn said(format: ToolFormat, text: &str) -> (String, Vec<(String, String)>) {
     (content, calls)
 }
 
-const ALL: [ToolFormat; 7] = [
+const ALL: [ToolFormat; 8] = [
     ToolFormat::Hermes,
     ToolFormat::Qwen3Coder,
     ToolFormat::Llama3Json,
     ToolFormat::Mistral,
     ToolFormat::DeepSeekV3,
     ToolFormat::DeepSeekV31,
+    ToolFormat::Gemma4,
     ToolFormat::Json,
 ];
 
@@ -186,6 +187,51 @@ const TRANSCRIPTS: &[Transcript] = &[
         &[("wind", BONN), ("rain", "{}")],
     ),
     (ToolFormat::DeepSeekV31, "<｜tool▁call▁begin｜>{", "<｜tool▁call▁begin｜>{", &[]),
+    (
+        ToolFormat::Gemma4,
+        "I look.\n<|tool_call>call:wind{town:<|\"|>Bonn<|\"|>}<tool_call|><|tool_call>call:rain{town:<|\"|>}\"{<é<|\"|>,days:[1,{a:null}]}<tool_call|>",
+        "I look.",
+        &[("wind", BONN), ("rain", CURLY)],
+    ),
+    // Numbers, truths, nothing, words without marks, a key with them; no arguments.
+    (
+        ToolFormat::Gemma4,
+        "<|tool_call>call:wind{hour:7,share: -2.5e3 , is:true,no:None,at:Bonn am Rhein,<|\"|>a:b<|\"|>:007}<tool_call|>\n<|tool_call>call:now{}<tool_call|>",
+        "",
+        &[
+            ("wind", r#"{"hour": 7, "share": -2.5e3, "is": true, "no": null, "at": "Bonn am Rhein", "a:b": "007"}"#),
+            ("now", "{}"),
+        ],
+    ),
+    // JSON, as calls that must be made are written.
+    (
+        ToolFormat::Gemma4,
+        r#"<|tool_call>call:wind{"town": "B\"o{n:n", "days": [ ], "a": [[], "b",],}<tool_call|>"#,
+        "",
+        &[("wind", r#"{"town": "B\"o{n:n", "days": [], "a": [[], "b"]}"#)],
+    ),
+    // Lines in such a text, as they may stand in the family's own.
+    (
+        ToolFormat::Gemma4,
+        "<|tool_call>call:wind{\"town\":\"B\no\\n\"}<tool_call|>",
+        "",
+        &[("wind", r#"{"town": "B\no\n"}"#)],
+    ),
+    // Cut off in a text, in a number, in a name, and behind the arguments.
+    (ToolFormat::Gemma4, "<|tool_call>call:wind{town:<|\"|>Bo <|", "", &[("wind", r#"{"town": "Bo <|"#)]),
+    (ToolFormat::Gemma4, "<|tool_call>call:wind{hour:1", "", &[("wind", r#"{"hour": "#)]),
+    (ToolFormat::Gemma4, "<|tool_call>call:wi", "<|tool_call>call:wi", &[]),
+    (ToolFormat::Gemma4, "<|tool_call>call:wind{}\n<tool_c", "", &[("wind", "{}")]),
+    // Broken: what came stays, and what follows is read.
+    (ToolFormat::Gemma4, "<|tool_call>call:wind{town:<tool_call|> So.", " So.", &[("wind", r#"{"town": "#)]),
+    (ToolFormat::Gemma4, "<|tool_call>call:wind{hour:7,<tool_call|> So.", " So.", &[("wind", r#"{"hour": 7"#)]),
+    (ToolFormat::Gemma4, "<|tool_call>call:wind{days:[1}<tool_call|>", "}<tool_call|>", &[("wind", r#"{"days": [1"#)]),
+    (
+        ToolFormat::Gemma4,
+        "Write <|tool_call> or <|tool_call>call:{} or call:<|tool_call>call:wind{}<tool_call|>",
+        "Write <|tool_call> or <|tool_call>call:{} or call:",
+        &[("wind", "{}")],
+    ),
     (ToolFormat::Json, "\n{\"name\": \"wind\", \"arguments\": {\"town\": \"Bonn\"}}\n", "", &[("wind", BONN)]),
     (
         ToolFormat::Json,
@@ -230,6 +276,7 @@ fn a_form_is_known_by_its_template() {
         ("[AVAILABLE_TOOLS][TOOL_CALLS]", ToolFormat::Mistral),
         ("<｜tool▁call▁begin｜>\n```json", ToolFormat::DeepSeekV3),
         ("<｜tool▁call▁begin｜>", ToolFormat::DeepSeekV31),
+        ("{% if tools %}<|tool_call>call:{% endif %}", ToolFormat::Gemma4),
         ("{{ messages }}<|eot_id|>", ToolFormat::Json),
     ] {
         assert_eq!(of(text), format, "{text}");
@@ -256,6 +303,10 @@ fn parts() -> impl Strategy<Value = String> {
         "<｜tool▁call▁begin｜>",
         "<｜tool▁sep｜>",
         "<｜tool▁call▁end｜>",
+        "<|tool_call>",
+        "call:wind{",
+        "<tool_call|>",
+        "<|\"|>",
         "{\"name\": \"wind\", \"arguments\": {\"a\": 1}}",
         "{\"name\": \"wind\", \"parameters\": ",
         "{\"arguments\": {}, \"name\": \"rain\"}",

@@ -152,7 +152,7 @@ impl World {
     }
 }
 
-impl Places for World {
+impl ModelHolders for World {
     type Talk = OneTalk;
 
     fn holders(&self, _: ModelId) -> Vec<PeerId> {
@@ -168,12 +168,16 @@ impl Places for World {
         self.0.smalls.get(&file.name).cloned().ok_or_else(|| "GGUF has them inside".into())
     }
 
+    fn origin(&self, model: ModelId) -> Option<ModelOrigin> {
+        Some(ModelOrigin { model, source: "org/gated@0".into(), licence: None, is_gated: true, is_given: true })
+    }
+
     fn blame(&self, peer: PeerId) {
         self.0.blamed.lock().unwrap().push(peer);
     }
 }
 
-impl Talk for OneTalk {
+impl HolderTalk for OneTalk {
     async fn ask(&mut self, query: WeightsQuery, most: usize) -> Result<Vec<u8>, String> {
         tokio::task::yield_now().await;
         let mut answer = match query {
@@ -206,8 +210,8 @@ impl Talk for OneTalk {
 struct Home {
     folder: tempfile::TempDir,
     wanted: Range<u32>,
-    tally: Arc<Tally>,
-    patience: Patience,
+    tally: Arc<FetchTally>,
+    patience: FetchTimeouts,
 }
 
 impl Home {
@@ -216,11 +220,11 @@ impl Home {
         Self { folder, wanted: 0..u32::MAX, tally, patience: SHORT }
     }
 
-    async fn fetch(&mut self, world: &World, budget: u64) -> Result<Vec<u8>, FetchError> {
+    async fn fetch(&mut self, world: &World) -> Result<Vec<u8>, FetchError> {
         self.tally = Arc::default();
         let (places, folder) = (world.clone(), self.folder.path().to_owned());
-        let (index, patience) = (Index::default(), self.patience);
-        let fetcher = Fetcher { places, folder, index, budget, patience, bad: Bad::default() };
+        let (index, patience, budget) = (Index::default(), self.patience, u64::MAX);
+        let fetcher = Fetcher { places, folder, index, budget, patience, bad: BadPeers::default() };
         let drafts = Arc::new(fetcher.begin(&world.0.card).await?);
         let wanted = drafts.all().filter(|(_, chunk)| self.wanted.contains(chunk)).collect();
         fetcher.get(&world.0.card, &drafts, &wanted, &self.tally).await?;
@@ -237,7 +241,8 @@ impl Home {
 }
 
 /// Who broke off is asked again soon; what comes slowly on a full computer is still waited for.
-pub(crate) const SHORT: Patience = Patience { rest: Duration::from_millis(20), starved: Duration::from_secs(60) };
+pub(crate) const SHORT: FetchTimeouts =
+    FetchTimeouts { rest: Duration::from_millis(20), starved: Duration::from_secs(60) };
 const CHUNKS: usize = 9;
 const BYTES: usize = CHUNKS * CHUNK_BYTES as usize - 100;
 
@@ -245,13 +250,13 @@ const BYTES: usize = CHUNKS * CHUNK_BYTES as usize - 100;
 async fn it_comes_from_all_who_have_it_and_no_chunk_twice() {
     let world = World::of(BYTES, &[Way::Together; 3]);
     let mut home = Home::new();
-    assert!(home.fetch(&world, u64::MAX).await.unwrap() == world.0.content);
+    assert!(home.fetch(&world).await.unwrap() == world.0.content);
     assert_eq!((home.fetched(), world.blamed().len()), (BYTES as u64, 0));
     let chunks: BTreeSet<u32> = world.0.given.lock().unwrap().iter().map(|(_, chunk)| *chunk).collect();
     assert_eq!(chunks.len(), CHUNKS);
     assert!((1..=3).all(|n| world.given_by(n) > 0));
     // What is whole is not fetched again.
-    assert!(home.fetch(&world, u64::MAX).await.unwrap() == world.0.content);
+    assert!(home.fetch(&world).await.unwrap() == world.0.content);
     assert_eq!(home.fetched(), 0);
 }
 
@@ -265,8 +270,8 @@ async fn a_card_that_names_other_files_than_a_models_overwrites_none() {
         inside.smalls.insert(name, content);
     }
     let (world, mut home) = (World::with(inside), Home::new());
-    assert!(home.fetch(&world, u64::MAX).await.unwrap() == world.0.content);
-    assert!(home.fetch(&world, u64::MAX).await.unwrap() == world.0.content);
+    assert!(home.fetch(&world).await.unwrap() == world.0.content);
+    assert!(home.fetch(&world).await.unwrap() == world.0.content);
     assert_eq!(home.fetched(), 0, "what was here is here");
 }
 
@@ -275,7 +280,7 @@ async fn who_gives_something_else_is_blamed_and_not_asked_again() {
     for way in [Way::Corrupt, Way::Short, Way::Hashes, Way::Manifest] {
         let world = World::of(BYTES, &[way, Way::Second]);
         let mut home = Home::new();
-        assert!(home.fetch(&world, u64::MAX).await.unwrap() == world.0.content, "{way:?}");
+        assert!(home.fetch(&world).await.unwrap() == world.0.content, "{way:?}");
         assert_eq!(world.blamed(), BTreeSet::from([peer(1)]), "{way:?}");
         assert!(world.given_by(1) <= STREAMS, "{way:?}: asked {} times", world.given_by(1));
         assert!(home.fetched() <= (BYTES + STREAMS * CHUNK_BYTES as usize) as u64);
@@ -289,7 +294,7 @@ async fn for_a_card_that_is_false_nobody_is_blamed_who_has_the_model() {
     // Its id, and a template that it does not have.
     inside.card.files.push(ModelFile { name: "chat_template.jinja".into(), bytes: 1, hash: [9; 32] });
     let world = World(Arc::new(inside));
-    let error = Home::new().fetch(&world, u64::MAX).await.unwrap_err();
+    let error = Home::new().fetch(&world).await.unwrap_err();
     assert!(matches!(&error, FetchError::NotGiven { what: "the manifest", .. }), "{error}");
     assert!(error.to_string().contains("does not fit what members say"), "{error}");
     assert!(world.blamed().is_empty());
@@ -299,28 +304,28 @@ async fn for_a_card_that_is_false_nobody_is_blamed_who_has_the_model() {
 async fn a_length_that_lies_is_no_chunk() {
     // Of a last chunk there is room for more than it has.
     let world = World::of(1000, &[Way::Long, Way::Second]);
-    assert!(Home::new().fetch(&world, u64::MAX).await.unwrap() == world.0.content);
+    assert!(Home::new().fetch(&world).await.unwrap() == world.0.content);
     assert_eq!(world.blamed(), BTreeSet::from([peer(1)]));
 }
 
 #[tokio::test]
 async fn what_one_has_lost_another_gives_and_nobody_is_blamed() {
     let world = World::of(BYTES, &[Way::Lacks(4), Way::Breaks(1)]);
-    assert!(Home::new().fetch(&world, u64::MAX).await.unwrap() == world.0.content);
+    assert!(Home::new().fetch(&world).await.unwrap() == world.0.content);
     assert!(world.blamed().is_empty());
 }
 
 #[tokio::test]
 async fn a_lost_chunk_that_nobody_has_is_waited_for_and_said() {
     let world = World::of(BYTES, &[Way::Lacks(4)]);
-    let mut home = Home { patience: Patience { starved: Duration::from_secs(1), ..SHORT }, ..Home::new() };
-    let said = home.fetch(&world, u64::MAX).await.unwrap_err().to_string();
+    let mut home = Home { patience: FetchTimeouts { starved: Duration::from_secs(1), ..SHORT }, ..Home::new() };
+    let said = home.fetch(&world).await.unwrap_err().to_string();
     assert!(said.contains("nothing came for 1 s"), "{said}");
     assert_eq!(home.tally.done.load(Ordering::Relaxed), BYTES as u64 - CHUNK_BYTES);
     // Another has it.
     home.patience = SHORT;
     let other = World::of(BYTES, &[Way::Honest]);
-    assert!(home.fetch(&other, u64::MAX).await.unwrap() == world.0.content);
+    assert!(home.fetch(&other).await.unwrap() == world.0.content);
     assert_eq!(home.fetched(), CHUNK_BYTES, "only that one");
 }
 
@@ -333,26 +338,22 @@ async fn what_is_there_counts_as_far_as_it_is_right() {
     let mut there = world.0.content[..3 * CHUNK_BYTES as usize + 5].to_vec();
     there[CHUNK_BYTES as usize] ^= 1;
     fs::write(home.draft(&world), there).unwrap();
-    assert!(home.fetch(&world, u64::MAX).await.unwrap() == world.0.content);
+    assert!(home.fetch(&world).await.unwrap() == world.0.content);
     assert_eq!(home.fetched(), BYTES as u64 - 2 * CHUNK_BYTES);
     assert!(!home.draft(&world).exists());
 }
 
 #[tokio::test]
-async fn what_is_too_large_is_not_begun() {
-    let world = World::of(BYTES, &[Way::Honest]);
-    let said = Home::new().fetch(&world, BYTES as u64 - 1).await.unwrap_err().to_string();
-    assert!(said.contains("--model-budget"), "{said}");
-    assert_eq!(world.given_by(1), 0);
+async fn of_what_nobody_has_nothing_is_begun() {
     let none = World::of(BYTES, &[]);
-    assert!(matches!(Home::new().fetch(&none, u64::MAX).await, Err(FetchError::NotGiven { .. })));
+    assert!(matches!(Home::new().fetch(&none).await, Err(FetchError::NotGiven { .. })));
 }
 
 #[tokio::test]
 async fn what_is_not_wanted_is_not_fetched_and_no_file_is_whole_before_all_is() {
     let world = World::of(BYTES, &[Way::Honest; 2]);
     let mut home = Home { wanted: 2..5, ..Home::new() };
-    let there = home.fetch(&world, u64::MAX).await.unwrap();
+    let there = home.fetch(&world).await.unwrap();
     assert_eq!(home.fetched(), 3 * CHUNK_BYTES);
     let place = 2 * CHUNK_BYTES as usize..5 * CHUNK_BYTES as usize;
     assert!(there.len() == BYTES && there[place.clone()] == world.0.content[place.clone()]);
@@ -362,10 +363,10 @@ async fn what_is_not_wanted_is_not_fetched_and_no_file_is_whole_before_all_is() 
     assert!(home.draft(&world).exists() && !home.draft(&world).with_extension("").exists());
     // Others: only what is not there of them.
     home.wanted = 4..7;
-    home.fetch(&world, u64::MAX).await.unwrap();
+    home.fetch(&world).await.unwrap();
     assert_eq!(home.fetched(), 2 * CHUNK_BYTES);
     home.wanted = 0..u32::MAX;
-    assert!(home.fetch(&world, u64::MAX).await.unwrap() == world.0.content);
+    assert!(home.fetch(&world).await.unwrap() == world.0.content);
     assert_eq!(home.fetched(), BYTES as u64 - 5 * CHUNK_BYTES);
     assert!(!home.draft(&world).exists() && home.draft(&world).with_extension("").exists());
 }
@@ -374,7 +375,7 @@ async fn what_is_not_wanted_is_not_fetched_and_no_file_is_whole_before_all_is() 
 async fn who_has_some_gives_some_and_is_not_asked_for_more() {
     let world = World::of(BYTES, &[Way::Before(6), Way::From(3), Way::Beyond]);
     let mut home = Home::new();
-    assert!(home.fetch(&world, u64::MAX).await.unwrap() == world.0.content);
+    assert!(home.fetch(&world).await.unwrap() == world.0.content);
     assert_eq!((home.fetched(), world.blamed().len()), (BYTES as u64, 0));
     let given = world.0.given.lock().unwrap();
     let by =
@@ -395,11 +396,11 @@ async fn what_is_rare_comes_first() {
             index: Index::default(),
             budget: u64::MAX,
             patience: SHORT,
-            bad: Bad::default(),
+            bad: BadPeers::default(),
         };
         Arc::new(fetcher.begin(&world.0.card).await.unwrap())
     };
-    let work = Arc::new(Work::new(drafts.clone(), &drafts.all().collect(), Arc::default()));
+    let work = Arc::new(FetchWork::new(drafts.clone(), &drafts.all().collect(), Arc::default()));
     for (n, way) in [(1, Way::Honest), (2, Way::Before(7))] {
         let bits = Bitfield::read(BYTES as u64, &world.bitfield(way)).unwrap();
         work.say(peer(n), BTreeMap::from([(0, bits)]));
@@ -416,15 +417,16 @@ async fn what_is_rare_comes_first() {
 async fn a_file_that_is_half_there_is_known_by_its_hashes_or_by_the_index() {
     let world = World::of(BYTES, &[Way::Honest]);
     let mut home = Home { wanted: 2..5, ..Home::new() };
-    home.fetch(&world, u64::MAX).await.unwrap();
+    home.fetch(&world).await.unwrap();
     let data = tempfile::tempdir().unwrap();
     let index = Index::open_here(data.path());
     let folder = home.draft(&world).parent().unwrap().to_owned();
     let open = || {
         let (manifest, hashes) = notes::read(&folder).unwrap();
-        Drafts::open(&folder, manifest, hashes, &index).unwrap()
+        PartialFiles::open(&folder, manifest, hashes, &index).unwrap()
     };
-    let there = |drafts: &Drafts| drafts.all().filter(|chunk| drafts.has(*chunk)).map(|(_, n)| n).collect::<Vec<_>>();
+    let there =
+        |drafts: &PartialFiles| drafts.all().filter(|chunk| drafts.has(*chunk)).map(|(_, n)| n).collect::<Vec<_>>();
     assert_eq!(there(&open()), [2, 3, 4], "by their hashes");
     open().keep(&index).unwrap();
     assert_eq!(there(&open()), [2, 3, 4], "by the index");

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::weights::{
-    Bad, Patience,
+    BadPeers, FetchTimeouts,
     fetch::tests::{SHORT, Way, World},
 };
 use std::fs;
@@ -14,7 +14,7 @@ const FILE_CHUNKS: usize = 7;
 
 fn fetcher(world: &World, folder: &Path) -> Fetcher<World> {
     let (places, folder, index) = (world.clone(), folder.to_owned(), Index::default());
-    Fetcher { places, folder, index, budget: u64::MAX, patience: SHORT, bad: Bad::default() }
+    Fetcher { places, folder, index, budget: u64::MAX, patience: SHORT, bad: BadPeers::default() }
 }
 
 fn layers(start: u32, end: u32) -> LayerRange {
@@ -39,6 +39,7 @@ async fn layers_come_when_they_are_wanted_and_no_others() {
     let fetched = Arc::new(AtomicU64::new(0));
     let stock = Stock::open(fetcher(&world, folder.path()), world.card().clone(), fetched, tell).await.unwrap();
     assert_eq!((chunks_there(&stock), stock.fetched()), (1, CHUNK_BYTES), "what the file says of itself");
+    assert_eq!(stock.starts, CHUNK_BYTES);
     assert_eq!(stock.source().await.unwrap().card(), world.card());
     assert_eq!(stock.partial().unwrap().layers, []);
     // Two layers of four: about a third of the file.
@@ -78,12 +79,14 @@ async fn what_is_here_is_lent_by_itself_and_what_is_not_is_waited_for() {
     let heard = told.clone();
     let tell: Tell = Arc::new(move |far: Fetching| heard.lock().unwrap().extend(far.why));
     let again = Fetcher {
-        patience: Patience { starved: Duration::from_millis(50), ..SHORT },
+        patience: FetchTimeouts { starved: Duration::from_millis(50), ..SHORT },
         ..fetcher(&nobody, folder.path())
     };
     let stock = Stock::reopen(again, &place, &world.card().name, tell).await.unwrap();
     assert_eq!(stock.card(), world.card());
-    assert_eq!(stock.partial().unwrap().layers, [layers(0, 1)], "as it was left");
+    assert_eq!((stock.starts, stock.partial().unwrap().layers), (CHUNK_BYTES, vec![layers(0, 1)]), "as it was left");
+    let origin = stock.origin().unwrap();
+    assert_eq!((origin.source.as_str(), origin.is_gated, origin.is_given), ("org/gated@0", true, false));
     stock.bring(layers(0, 1)).await.unwrap();
     assert_eq!(stock.fetched(), 0);
     // Who wants all of it meanwhile has its turn, and is told that nobody has it.
@@ -136,4 +139,70 @@ async fn the_rest_of_it_comes_when_all_is_wanted_and_only_who_wants_that_hears_o
     let before = stock.fetched();
     stock.whole(&of_all).await.unwrap();
     assert_eq!(stock.fetched(), before);
+}
+
+#[tokio::test]
+async fn layers_that_no_stage_has_go_where_others_come_within_the_budget() {
+    let (world, folder) = (World::of_model(&[Way::Honest; 2]), tempfile::tempdir().unwrap());
+    let (fetched, quiet): (Arc<AtomicU64>, Tell) = (Arc::default(), Arc::new(|_| ()));
+    let stock = Stock::open(fetcher(&world, folder.path()), world.card().clone(), fetched, quiet).await.unwrap();
+    assert_eq!(stock.takes(), None, "all of it may be here");
+    stock.bring(layers(0, 2)).await.unwrap();
+    let most = stock.drafts.held();
+    stock.bind(most);
+    assert!(stock.takes().is_some_and(|takes| takes < most), "{:?}", stock.takes());
+    // What serves stays, and what is to come is refused.
+    let given_up = CancellationToken::new();
+    let serves = stock.hold(layers(0, 2), given_up.clone());
+    let error = stock.bring(layers(2, 3)).await.err().unwrap();
+    assert!(matches!(&error, FetchError::Budget { budget, .. } if *budget == most), "{error}");
+    assert!(error.to_string().contains("--model-budget"), "{error}");
+    assert_eq!((stock.drafts.held(), stock.partial().unwrap().layers), (most, vec![layers(0, 2)]));
+    // It is still held where a plan has dropped it, but is in nobody's way.
+    given_up.cancel();
+    let some = stock.bring(layers(2, 3)).await.unwrap();
+    drop(serves);
+    assert!(bytes_of(&some, layers(2, 3)) > 0 && stock.drafts.held() <= most);
+    let here = stock.partial().unwrap();
+    assert!(here.has(2) && !(here.has(0) && here.has(1)), "{here:?}");
+    // What has gone is fetched again where it is wanted, and all of it is what it should be.
+    stock.bind(u64::MAX);
+    stock.bring(layers(0, 4)).await.unwrap();
+    assert!(stock.drafts.all().all(|chunk| stock.drafts.read(chunk).is_some()));
+    assert!(stock.fetched() > stock.drafts.held(), "some came twice");
+}
+
+#[tokio::test]
+async fn what_files_say_of_themselves_is_not_fetched_where_it_alone_is_more_than_the_budget() {
+    let (world, folder) = (World::of_model(&[Way::Honest]), tempfile::tempdir().unwrap());
+    let (fetched, quiet): (Arc<AtomicU64>, Tell) = (Arc::default(), Arc::new(|_| ()));
+    let tight = Fetcher { budget: CHUNK_BYTES - 1, ..fetcher(&world, folder.path()) };
+    let opened = Stock::open(tight, world.card().clone(), fetched.clone(), quiet).await;
+    assert!(matches!(opened.err(), Some(FetchError::Budget { bytes: CHUNK_BYTES, .. })));
+    assert_eq!(fetched.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test]
+async fn what_is_wanted_whole_is_not_bounded() {
+    let (world, folder) = (World::of_model(&[Way::Honest]), tempfile::tempdir().unwrap());
+    let (fetched, quiet): (Arc<AtomicU64>, Tell) = (Arc::default(), Arc::new(|_| ()));
+    let opening = Stock::open(fetcher(&world, folder.path()), world.card().clone(), fetched, quiet.clone());
+    let stock = opening.await.unwrap();
+    stock.bind(CHUNK_BYTES);
+    assert!(matches!(stock.bring(layers(0, 2)).await.err(), Some(FetchError::Budget { .. })));
+    stock.whole(&quiet).await.unwrap();
+    stock.bring(layers(0, 2)).await.unwrap();
+    assert_eq!(chunks_there(&stock), FILE_CHUNKS);
+}
+
+#[tokio::test]
+async fn sizes_that_members_say_are_over_once_the_files_say_them() {
+    let (world, folder) = (World::of_model(&[Way::Honest]), tempfile::tempdir().unwrap());
+    let mut card = world.card().clone();
+    (card.shape.layers, card.shape.layer_bytes) = (9, 1);
+    let quiet: Tell = Arc::new(|_| ());
+    let stock = Stock::open(fetcher(&world, folder.path()), card, Arc::default(), quiet).await.unwrap();
+    assert_eq!(stock.card(), world.card());
+    stock.bring(layers(0, 4)).await.unwrap();
+    assert_eq!(stock.partial(), None);
 }

@@ -13,14 +13,14 @@ const PIECE: u32 = 512;
 
 /// A packed tile on its way to the network.
 #[derive(Clone)]
-pub(super) struct Tile {
+pub(super) struct OutgoingTile {
     pub header: TileHeader,
     pub payload: Bytes,
 }
 
 /// What is to be packed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wanted {
+pub(super) struct PackRequest {
     pub stage: StageKey,
     pub request: RequestId,
     pub codec: KvCodec,
@@ -33,13 +33,13 @@ pub(super) struct Wanted {
 
 /// A sequence's packing. Clones are one; it is worked with on the compute thread only, but for looks at how far it is.
 #[derive(Clone)]
-pub(super) struct Packer(Arc<Mutex<Progress>>);
+pub(super) struct Packer(Arc<Mutex<PackProgress>>);
 
-struct Progress {
-    wanted: Wanted,
+struct PackProgress {
+    wanted: PackRequest,
     /// The first token of each layer that is in no tile yet.
     next: Vec<u32>,
-    tiles: mpsc::Sender<Tile>,
+    tiles: mpsc::Sender<OutgoingTile>,
     spent: Duration,
     /// Of that, after the whole prompt was computed.
     late: Duration,
@@ -47,13 +47,13 @@ struct Progress {
 
 impl Packer {
     /// Nothing is packed yet; tiles go to `tiles`, and wait in pages where that is full.
-    pub fn new(wanted: Wanted, tiles: mpsc::Sender<Tile>) -> Self {
+    pub fn new(wanted: PackRequest, tiles: mpsc::Sender<OutgoingTile>) -> Self {
         let next = vec![0; wanted.layers.len() as usize];
         let (spent, late) = (Duration::ZERO, Duration::ZERO);
-        Self(Arc::new(Mutex::new(Progress { wanted, next, tiles, spent, late })))
+        Self(Arc::new(Mutex::new(PackProgress { wanted, next, tiles, spent, late })))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Progress> {
+    fn lock(&self) -> MutexGuard<'_, PackProgress> {
         // A panic while packing ends the sequence; what it leaves is only counters.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -78,7 +78,7 @@ impl Packer {
         let mut packed = true;
         while std::mem::take(&mut packed) {
             for layer in p.wanted.layers.iter() {
-                let Wanted { stage, request, codec, .. } = p.wanted;
+                let PackRequest { stage, request, codec, .. } = p.wanted;
                 let fill =
                     |tile: &TileHeader, payload: &mut Vec<u8>| engine.export(stage, request, tile, codec, payload);
                 packed |= p.pack(layer, computed, late, fill)?;
@@ -93,7 +93,7 @@ impl Packer {
         if !p.wanted.layers.contains(layer) {
             return;
         }
-        let Wanted { request, codec, .. } = p.wanted;
+        let PackRequest { request, codec, .. } = p.wanted;
         let mut fill = |tile: &TileHeader, payload: &mut Vec<u8>| {
             let there = fresh.export(request, tile.token_start..tile.token_end, codec, payload);
             if there { Ok(()) } else { Err(EngineError::NoSequence(request)) }
@@ -103,7 +103,7 @@ impl Packer {
     }
 }
 
-impl Progress {
+impl PackProgress {
     /// One tile of a layer; whether there was one, and room.
     fn pack(
         &mut self,
@@ -112,7 +112,7 @@ impl Progress {
         late: bool,
         mut fill: impl FnMut(&TileHeader, &mut Vec<u8>) -> Result<(), EngineError>,
     ) -> Result<bool, EngineError> {
-        let Wanted { codec, tokens, layers, heads, .. } = self.wanted;
+        let PackRequest { codec, tokens, layers, heads, .. } = self.wanted;
         let (end, place) = (codec.tile_end(computed, tokens), (layer - layers.start) as usize);
         if self.next[place] >= end {
             return Ok(false);
@@ -129,7 +129,7 @@ impl Progress {
         self.spent += took;
         self.late += if late { took } else { Duration::ZERO };
         self.next[place] = end;
-        room.send(Tile { header, payload: payload.into() });
+        room.send(OutgoingTile { header, payload: payload.into() });
         Ok(true)
     }
 }

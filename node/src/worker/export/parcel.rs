@@ -2,7 +2,7 @@
 
 use super::{
     ExportError, Sealed,
-    packer::{Packer, Tile},
+    packer::{OutgoingTile, Packer},
 };
 use crate::data_plane::links::{FrameReceiver, FrameSender, LinkError, Stream};
 use crate::worker::context::StageContext;
@@ -25,12 +25,12 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The layers of a parcel.
 #[derive(Clone, Copy)]
-pub(super) struct Layers {
+pub(super) struct ParcelLayers {
     all: LayerRange,
     kv_stream: KvStream,
 }
 
-impl Layers {
+impl ParcelLayers {
     pub fn contain(self, layer: u32) -> bool {
         self.kv_stream.carries(self.all, layer)
     }
@@ -89,8 +89,8 @@ impl Parcel {
     }
 
     /// Whose tiles it takes.
-    pub fn layers(&self) -> Layers {
-        Layers { all: self.header.layers, kv_stream: self.header.kv_stream }
+    pub fn layers(&self) -> ParcelLayers {
+        ParcelLayers { all: self.header.layers, kv_stream: self.header.kv_stream }
     }
 
     /// Sends what comes, then what the receiver holds it against; bytes that then lie in the target's pages.
@@ -103,7 +103,7 @@ impl Parcel {
     }
 
     /// Sends a tile once there is credit for it; of one that is spoilt on purpose, something else than its checksum is of.
-    async fn tile(&mut self, tile: &Tile, spoilt: Option<Bytes>) -> Result<(), ExportError> {
+    async fn tile(&mut self, tile: &OutgoingTile, spoilt: Option<Bytes>) -> Result<(), ExportError> {
         let bytes = tile.payload.len() as u64;
         while self.owed > 0 && self.owed + bytes > limits::KV_CREDIT {
             match self.answer().await? {

@@ -1,6 +1,6 @@
 //! Prompt flow 7: one KV stream, held against what was expected, its header and its manifest, and unpacked as it comes.
 
-use super::Expected;
+use super::ExpectedKv;
 use crate::data_plane::links::{FrameReceiver, FrameSender, LinkError};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -58,7 +58,7 @@ impl ReceiveError {
 
 /// What has come of a stream.
 pub(super) struct IncomingKv<'a> {
-    expected: &'a Expected,
+    expected: &'a ExpectedKv,
     header: &'a KvHeader,
     stream: FrameReceiver,
     checksum: Checksum,
@@ -77,7 +77,7 @@ pub(super) struct IncomingKv<'a> {
 
 impl<'a> IncomingKv<'a> {
     /// A stream that has said what it is.
-    pub fn new(expected: &'a Expected, header: &'a KvHeader, stream: FrameReceiver) -> Self {
+    pub fn new(expected: &'a ExpectedKv, header: &'a KvHeader, stream: FrameReceiver) -> Self {
         Self {
             expected,
             header,
@@ -178,7 +178,7 @@ impl<'a> IncomingKv<'a> {
     }
 }
 
-fn check_header(expected: &Expected, header: &KvHeader) -> Result<(), ReceiveError> {
+fn check_header(expected: &ExpectedKv, header: &KvHeader) -> Result<(), ReceiveError> {
     let mismatch = |theirs: String, ours: String| Err(ReceiveError::Mismatch { theirs, ours });
     let stage = &expected.stage;
     if header.model != stage.model {
@@ -205,7 +205,7 @@ struct Unpacked {
 }
 
 async fn unpack(
-    expected: &Expected,
+    expected: &ExpectedKv,
     header: &KvHeader,
     tile: TileHeader,
     payload: Vec<u8>,

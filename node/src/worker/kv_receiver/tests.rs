@@ -57,9 +57,9 @@ struct Bench {
     kv_receiver: KvReceiver,
     sender: Links,
     incoming: Incoming,
-    side: mpsc::Receiver<Beside>,
-    to_side: Side,
-    admissions: Admission,
+    side: mpsc::Receiver<AdmittedFrame>,
+    to_side: SideFrames,
+    admissions: AdmissionNo,
     stop: CancellationToken,
     _end: DropGuard,
 }
@@ -115,7 +115,7 @@ impl Bench {
         let key = self.stage.key;
         self.stage.compute.call(move |e| e.admit(key, WAITS, PROMPT)).await.unwrap().unwrap();
         self.admissions += 1;
-        self.kv_receiver.expect(Expected {
+        self.kv_receiver.expect(ExpectedKv {
             me: self.stage.me,
             request: WAITS,
             tokens: PROMPT,

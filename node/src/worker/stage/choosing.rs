@@ -6,7 +6,7 @@ use crate::{text::grammar::GrammarError, worker::export::Taps};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tsnode_kernels::{
-    engine::{Engine, EngineError, Input, Output, Pick, StageKey},
+    engine::{Engine, EngineError, Input, Output, RowToSample, StageKey},
     sampling::sample_allowed,
 };
 use tsnode_protocol::{
@@ -46,7 +46,7 @@ pub(super) type Samplers = BTreeMap<RequestId, Sampler>;
 
 /// A row after which a token is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Row {
+struct SampledRow {
     /// Of the batch.
     row: usize,
     request: RequestId,
@@ -79,7 +79,7 @@ pub(super) fn compute_and_choose(
 }
 
 /// After the last token of a prompt, and after all of an answer.
-fn rows(entries: &[StepEntry]) -> Vec<Row> {
+fn rows(entries: &[StepEntry]) -> Vec<SampledRow> {
     let (mut end, mut rows) = (0, Vec::new());
     for entry in entries {
         let (start, request) = (end, entry.request);
@@ -88,7 +88,7 @@ fn rows(entries: &[StepEntry]) -> Vec<Row> {
         let after = entry.start + 1;
         let row = |n: usize| {
             let draft = entry.tokens.get(n + 1).copied();
-            Row { row: start + n, request, position: after + n as u32, draft }
+            SampledRow { row: start + n, request, position: after + n as u32, draft }
         };
         if entry.sample {
             rows.extend((first..entry.tokens.len()).map(row));
@@ -98,17 +98,17 @@ fn rows(entries: &[StepEntry]) -> Vec<Row> {
 }
 
 /// How each row's token is chosen; none where that is not known of one.
-fn picks<'s>(rows: &[Row], samplers: &'s Samplers) -> Option<Vec<Pick<'s>>> {
-    let pick = |row: &Row| {
+fn picks<'s>(rows: &[SampledRow], samplers: &'s Samplers) -> Option<Vec<RowToSample<'s>>> {
+    let pick = |row: &SampledRow| {
         let sampling = &samplers.get(&row.request)?.sampling;
-        Some(Pick { row: row.row, sampling, position: row.position })
+        Some(RowToSample { row: row.row, sampling, position: row.position })
     };
     rows.iter().map(pick).collect()
 }
 
 /// What `chosen` says of each row, by its number, up to the first of an answer's that a wrong draft went before.
 fn choose(
-    rows: &[Row],
+    rows: &[SampledRow],
     samplers: &mut Samplers,
     mut chosen: impl FnMut(usize, &mut Sampler) -> Result<Sampled, GrammarError>,
 ) -> Chosen {

@@ -4,7 +4,7 @@
 //! those that are known, and each token that is fed back moves it on. That is done by other threads while the layers are
 //! computed; whoever chooses the token waits for what is left of it.
 
-use crate::text::grammar::{Compiler, Follow, GrammarError, Grammars};
+use crate::text::grammar::{Follow, GrammarCompiler, GrammarError, Grammars};
 use std::sync::{
     Arc, Mutex, PoisonError,
     mpsc::{Receiver, RecvTimeoutError, sync_channel},
@@ -35,7 +35,7 @@ pub(super) struct Constrained {
 impl Constrained {
     /// Of an answer that begins with some tokens.
     pub fn begin(grammars: &Arc<Grammars>, constraint: Constraint, answer: Vec<Token>) -> Self {
-        let work = move |compiler: Result<&Compiler, GrammarError>| {
+        let work = move |compiler: Result<&GrammarCompiler, GrammarError>| {
             let mut follow = Box::new(compiler?.compile(&constraint.grammar, &constraint.ends)?);
             follow.consume(&answer)?;
             masked(follow)
@@ -46,7 +46,7 @@ impl Constrained {
     /// The answer has one more token.
     pub fn go_on(&mut self, token: Token) {
         let before = self.take();
-        let work = move |_: Result<&Compiler, GrammarError>| {
+        let work = move |_: Result<&GrammarCompiler, GrammarError>| {
             // What it waits for was handed out before it, so that a thread has it.
             let (mut follow, _) = settled(before)?;
             follow.consume(&[token])?;
@@ -87,11 +87,11 @@ fn masked(mut follow: Box<Follow>) -> Masked {
 
 fn started(
     grammars: &Arc<Grammars>,
-    work: impl FnOnce(Result<&Compiler, GrammarError>) -> Masked + Send + 'static,
+    work: impl FnOnce(Result<&GrammarCompiler, GrammarError>) -> Masked + Send + 'static,
 ) -> State {
     let (answer, coming) = sync_channel(1);
     // The sequence may have ended meanwhile.
-    let job = move |compiler: Result<&Compiler, GrammarError>| drop(answer.send(work(compiler)));
+    let job = move |compiler: Result<&GrammarCompiler, GrammarError>| drop(answer.send(work(compiler)));
     match grammars.run(job) {
         Ok(()) => State::Coming(coming),
         Err(error) => State::There(Err(error)),
@@ -114,14 +114,14 @@ fn settled(state: State) -> Masked {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::grammar::Vocabulary;
+    use crate::text::grammar::GrammarVocabulary;
     use tsnode_kernels::source::ModelSource;
     use tsnode_protocol::Grammar;
 
     fn grammars() -> Arc<Grammars> {
         let source = ModelSource::embedded().unwrap();
         let vocab = source.card().shape.vocab;
-        Grammars::new(move || Vocabulary::read(source.file("tokenizer.json").unwrap(), vocab))
+        Grammars::new(move || GrammarVocabulary::read(source.file("tokenizer.json").unwrap(), vocab))
     }
 
     fn any_of(mask: &[u32]) -> Token {

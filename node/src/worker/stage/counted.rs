@@ -1,19 +1,19 @@
 //! What a stage has computed of a sequence.
 
-use crate::history::Work;
+use crate::history::TokenWork;
 use std::collections::BTreeMap;
 use tsnode_protocol::{LayerRange, RequestId, Sampled, ring::StepEntry};
 
 /// Tokens of a sequence, since it was admitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counted {
+pub(super) struct SequenceTokens {
     /// Computed as a prompt's: those of an answer that another group began are among them.
     prompt: u32,
     /// Places of the first and the last token that were chosen here.
     chosen: Option<(u32, u32)>,
 }
 
-impl Counted {
+impl SequenceTokens {
     /// A step has computed this, and chosen so many tokens behind it.
     pub fn step(&mut self, entry: &StepEntry, chosen: u32) {
         let tokens = entry.tokens.len() as u32;
@@ -29,9 +29,9 @@ impl Counted {
     }
 
     /// In tokens times layers.
-    pub fn work(self, own: LayerRange, layers: u32) -> Work {
+    pub fn work(self, own: LayerRange, layers: u32) -> TokenWork {
         let answer = self.chosen.map_or(0, |(first, last)| last.saturating_sub(first).saturating_add(1));
-        Work::of(self.prompt, answer, own.len(), layers)
+        TokenWork::of(self.prompt, answer, own.len(), layers)
     }
 }
 
@@ -52,7 +52,7 @@ mod tests {
     }
 
     fn counted(steps: &[(StepEntry, u32)]) -> (u64, u64) {
-        let mut counted = Counted::default();
+        let mut counted = SequenceTokens::default();
         steps.iter().for_each(|(entry, chosen)| counted.step(entry, *chosen));
         let work = counted.work(LayerRange { start: 2, end: 5 }, 12);
         (work.prompt / 3, work.answer / 3)

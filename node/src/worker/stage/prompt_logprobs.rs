@@ -23,7 +23,7 @@ const ROWS: usize = 256;
 
 /// What the last stage makes of a step.
 #[derive(Debug, Default)]
-pub(super) struct Judged {
+pub(super) struct StepResult {
     pub chosen: Chosen,
     /// Of prompts' tokens, each from some place on.
     pub prompts: Vec<(RequestId, u32, Vec<PromptLogprob>)>,
@@ -44,12 +44,12 @@ pub(super) fn compute_and_judge(
     input: Input<'_>,
     (widths, samplers): (Widths, &mut Samplers),
     taps: &mut Taps,
-) -> Result<Judged, EngineError> {
+) -> Result<StepResult, EngineError> {
     let judged =
         |e: &StepEntry| samplers.get(&e.request).is_some_and(|s| e.prompt && s.sampling.prompt_logprobs.is_some());
     if !step.entries.iter().any(judged) {
         let chosen = compute_and_choose(engine, key, step, input, (widths.vocab, samplers), taps)?;
-        return Ok(Judged { chosen, ..Judged::default() });
+        return Ok(StepResult { chosen, ..StepResult::default() });
     }
     let mut end = 0;
     let placed = step.entries.iter().map(|entry| {
@@ -58,7 +58,7 @@ pub(super) fn compute_and_judge(
         (start..end, entry)
     });
     let (those, others): (Vec<_>, Vec<_>) = placed.partition(|(_, entry)| judged(entry));
-    let mut found = Judged::default();
+    let mut found = StepResult::default();
     if !others.is_empty() {
         let input = Part::of(input, widths.hidden, others.iter().map(|(rows, _)| rows.clone()));
         let step = Step { entries: others.into_iter().map(|(_, entry)| entry.clone()).collect(), ..*step };
@@ -76,7 +76,7 @@ fn judge(
     key: StageKey,
     (entry, input): (&StepEntry, Part),
     (widths, samplers): (Widths, &mut Samplers),
-    found: &mut Judged,
+    found: &mut StepResult,
 ) -> Result<(), EngineError> {
     let Some(sampler) = samplers.get_mut(&entry.request) else { return Ok(()) };
     let (vocab, all) = (widths.vocab.max(1), entry.tokens.len());

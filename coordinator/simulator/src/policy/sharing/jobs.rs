@@ -1,6 +1,6 @@
 //! The requests of a machine that services share: where they stand, in which order they wait, and what memory they hold.
 
-use super::order::Rank;
+use super::order::OrderRank;
 use crate::policy::pages::Pages;
 use std::collections::{BTreeMap, BTreeSet};
 use tsnode_coordinator::policy::batching::{Part, RequestNo, ServiceNo, Task};
@@ -8,10 +8,10 @@ use tsnode_protocol::Seconds;
 
 /// A request on this machine.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Job<S> {
+pub(super) struct ServiceJob<S> {
     pub service: ServiceNo,
     pub standing: S,
-    pub rank: Rank,
+    pub rank: OrderRank,
     /// The machine's busy time when it came.
     pub came: Seconds,
     /// What of it is computed now or next.
@@ -32,8 +32,8 @@ pub(super) struct Job<S> {
     pub again: bool,
 }
 
-impl<S> Job<S> {
-    fn new(service: ServiceNo, standing: S, rank: Rank, came: Seconds, part: Part) -> Self {
+impl<S> ServiceJob<S> {
+    fn new(service: ServiceNo, standing: S, rank: OrderRank, came: Seconds, part: Part) -> Self {
         let (prompt, answer, left, context, whole, held, pages) = (0, 0, 0, 0, 0, 0, 0);
         let (started, again) = (false, false);
         Self { service, standing, rank, came, part, prompt, answer, left, context, whole, held, pages, started, again }
@@ -42,17 +42,17 @@ impl<S> Job<S> {
 
 /// A service's requests that are not held up elsewhere.
 #[derive(Debug, Default)]
-pub(super) struct Queues {
+pub(super) struct ServiceQueues {
     /// Prompts that have not started.
-    pub prompts: BTreeSet<(Rank, RequestNo)>,
+    pub prompts: BTreeSet<(OrderRank, RequestNo)>,
     /// Answers whose turn it may be, those that run included.
-    pub answers: BTreeSet<(Rank, RequestNo)>,
+    pub answers: BTreeSet<(OrderRank, RequestNo)>,
     /// All that have something to compute, what runs included.
     pub present: BTreeSet<RequestNo>,
 }
 
-impl Queues {
-    pub fn of(&self, part: Part) -> &BTreeSet<(Rank, RequestNo)> {
+impl ServiceQueues {
+    pub fn of(&self, part: Part) -> &BTreeSet<(OrderRank, RequestNo)> {
         match part {
             Part::Prompt => &self.prompts,
             Part::Answer => &self.answers,
@@ -63,8 +63,8 @@ impl Queues {
 /// All of them.
 #[derive(Debug)]
 pub(super) struct Jobs<S> {
-    all: BTreeMap<RequestNo, Job<S>>,
-    pub queues: BTreeMap<ServiceNo, Queues>,
+    all: BTreeMap<RequestNo, ServiceJob<S>>,
+    pub queues: BTreeMap<ServiceNo, ServiceQueues>,
     pub pages: Pages,
     /// Requests whose KV is set aside as a whole.
     started: usize,
@@ -76,22 +76,22 @@ impl<S: Copy> Jobs<S> {
         Self { all: BTreeMap::new(), queues: BTreeMap::new(), pages, started: 0, pending_tokens: 0 }
     }
 
-    pub fn get(&self, request: RequestNo) -> Option<&Job<S>> {
+    pub fn get(&self, request: RequestNo) -> Option<&ServiceJob<S>> {
         self.all.get(&request)
     }
 
-    pub fn get_mut(&mut self, request: RequestNo) -> Option<&mut Job<S>> {
+    pub fn get_mut(&mut self, request: RequestNo) -> Option<&mut ServiceJob<S>> {
         self.all.get_mut(&request)
     }
 
     /// A task, and how its request stands where it is new here.
-    pub fn add(&mut self, task: Task, standing: S, rank: Rank, came: Seconds) {
+    pub fn add(&mut self, task: Task, standing: S, rank: OrderRank, came: Seconds) {
         let request = task.request;
-        let new = Job::new(task.service, standing, rank, came, task.part);
+        let new = ServiceJob::new(task.service, standing, rank, came, task.part);
         let job = self.all.entry(request).or_insert(new);
         if job.prompt + job.answer == 0 {
             // Where KV came first, what is known of it stays.
-            *job = Job { context: job.context, whole: job.held, held: job.held, pages: job.pages, ..new };
+            *job = ServiceJob { context: job.context, whole: job.held, held: job.held, pages: job.pages, ..new };
         }
         let queues = self.queues.entry(job.service).or_default();
         job.whole += task.memory;
@@ -120,8 +120,8 @@ impl<S: Copy> Jobs<S> {
             return false;
         }
         self.pages.take(pages);
-        let new = Job::new(service, standing, Rank::default(), Seconds(0.0), Part::Answer);
-        self.all.insert(request, Job { context: memory, held: memory, pages, ..new });
+        let new = ServiceJob::new(service, standing, OrderRank::default(), Seconds(0.0), Part::Answer);
+        self.all.insert(request, ServiceJob { context: memory, held: memory, pages, ..new });
         true
     }
 
@@ -139,7 +139,7 @@ impl<S: Copy> Jobs<S> {
     }
 
     /// Pages it needs beside those it has.
-    pub fn lacks(&self, job: &Job<S>) -> u64 {
+    pub fn lacks(&self, job: &ServiceJob<S>) -> u64 {
         self.pages.of(job.service, job.whole).saturating_sub(job.pages)
     }
 
@@ -166,10 +166,10 @@ impl<S: Copy> Jobs<S> {
     }
 
     /// Takes memory from the last of the answers that are `after` until so much is free; from nobody if that is not enough.
-    pub fn take_back(&mut self, pages: u64, after: &dyn Fn(&Job<S>) -> bool) {
+    pub fn take_back(&mut self, pages: u64, after: &dyn Fn(&ServiceJob<S>) -> bool) {
         let answers = self.queues.values().flat_map(|l| &l.answers);
         let jobs = answers.filter_map(|(rank, request)| Some((*rank, *request, self.all.get(request)?)));
-        let mut last: Vec<(Rank, RequestNo, u64)> =
+        let mut last: Vec<(OrderRank, RequestNo, u64)> =
             jobs.filter(|(_, _, job)| job.started && after(job)).map(|(rank, r, job)| (rank, r, job.pages)).collect();
         last.sort_unstable();
         let (mut free, mut losing) = (self.pages.free(), Vec::new());

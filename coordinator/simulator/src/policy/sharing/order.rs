@@ -1,21 +1,21 @@
 //! Rules that go with any order of requests ([`tsnode_coordinator::policy::sharing::order`]) on a machine that services share.
 
-pub use tsnode_coordinator::policy::sharing::order::{Lead, Order, Rank};
+pub use tsnode_coordinator::policy::sharing::order::{Lead, Order, OrderRank};
 
 /// What an order leaves open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rules {
     /// When prompts start.
-    pub prompts: Prompts,
+    pub prompts: PromptStart,
     /// Whose memory it is.
-    pub memory: Memory,
+    pub memory: MemoryRule,
     /// Which batch is first.
     pub lead: Lead,
 }
 
 /// When a prompt starts whose service's answers have the turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Prompts {
+pub enum PromptStart {
     /// At once where the batch has a place, so that its answer joins theirs (continuous batching).
     #[default]
     Join,
@@ -25,7 +25,7 @@ pub enum Prompts {
 
 /// What becomes of memory when a prompt is first that lacks it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Memory {
+pub enum MemoryRule {
     /// Answers that have started keep theirs; the prompt waits for their ends.
     #[default]
     Kept,

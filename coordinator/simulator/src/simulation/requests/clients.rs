@@ -1,6 +1,6 @@
 //! Clients: who asks when, and whether what they get is what an undisturbed run gives, each token once, and one end.
 
-use super::{Around, Effect, Item, Place, Planted, Process, Requests, token};
+use super::{Around, Effect, Item, Planted, ProcessLife, Requests, SimulatedProcess, token};
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tsnode_coordinator::{
@@ -32,8 +32,8 @@ enum State {
 
 /// One request as its client sees it.
 #[derive(Debug)]
-pub(super) struct Client {
-    at: Place,
+pub(super) struct SimulatedClient {
+    at: ProcessLife,
     model: ModelId,
     prompt: u32,
     most: u32,
@@ -47,7 +47,7 @@ pub(super) struct Client {
 }
 
 /// One of the models that a peer's plan serves, by the request's name; the usual one while there is no plan.
-fn asked_for(peer: &Process, request: RequestId) -> ModelId {
+fn asked_for(peer: &SimulatedProcess, request: RequestId) -> ModelId {
     let groups = peer.control().and_then(|control| control.plan()).into_iter().flat_map(|plan| &plan.groups);
     let models: BTreeSet<ModelId> = groups.map(|group| group.model).collect();
     let place = usize::from(request.0[0]) % models.len().max(1);
@@ -83,7 +83,8 @@ impl Requests {
             self.at(around.now + after, Item::Goes(request));
         }
         let (at, model) = (around.place(n), asked_for(&around.peers[n], request));
-        let client = Client { at, model, prompt, most, got: 0, accepted: false, state: State::Open, is_last, asked: 0 };
+        let client =
+            SimulatedClient { at, model, prompt, most, got: 0, accepted: false, state: State::Open, is_last, asked: 0 };
         self.clients.insert(request, client);
         self.tally.asked += 1;
         self.submit(around, request);
@@ -131,7 +132,7 @@ impl Requests {
     pub(super) fn miss_gateways(&mut self, around: Around<'_>) {
         // Nothing may be said to the others any more, and those are as unknown as they are over.
         self.clients.retain(|_, c| c.state != State::Over || c.is_last);
-        let lost = |c: &Client| c.state == State::Open && !around.lives(c.at);
+        let lost = |c: &SimulatedClient| c.state == State::Open && !around.lives(c.at);
         let lost: Vec<RequestId> = self.clients.iter().filter(|(_, c)| lost(c)).map(|(id, _)| *id).collect();
         for request in lost {
             let comes_back = self.rng.below(2) == 0;
@@ -158,9 +159,9 @@ impl Requests {
     }
 
     /// The client of a request that a gateway has something to say of; none may be said after the end.
-    fn hears(&mut self, around: Around<'_>, n: usize, request: RequestId, what: &str) -> Option<&mut Client> {
+    fn hears(&mut self, around: Around<'_>, n: usize, request: RequestId, what: &str) -> Option<&mut SimulatedClient> {
         let place = around.place(n);
-        let hears = |c: &Client| c.state == State::Open && c.at == place;
+        let hears = |c: &SimulatedClient| c.state == State::Open && c.at == place;
         if !self.clients.get(&request).is_some_and(hears) {
             let what = format!("{what} of {request} at p{n}, which has ended there");
             self.break_off(around.now, "a_request_ends_once", what);
@@ -225,7 +226,7 @@ impl Requests {
 
     /// Who of the last ones has not got all it asked for.
     pub(super) fn waits_to_be_served(&self) -> Option<String> {
-        let waits = |c: &&Client| c.is_last && c.got < c.most;
+        let waits = |c: &&SimulatedClient| c.is_last && c.got < c.most;
         let client = self.clients.values().find(waits)?;
         Some(format!("a client of p{} has {} of {} tokens", client.at.0, client.got, client.most))
     }

@@ -1,8 +1,8 @@
 //! One process's gateway and changeover, driven as the node drives them.
 
 use super::{
-    Around, Effect, Item, Place, Planted, Requests,
-    host::Host,
+    Around, Effect, Item, Planted, ProcessLife, Requests,
+    host::LeadingProcess,
     lines::{LineNo, Up},
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tsnode_coordinator::{
     Time,
-    changeover::{Changeover, Scene},
+    changeover::{Changeover, ChangeoverView},
     control::{Control, Event as ControlEvent},
     gateway::{Action, Event, Gateway, GatewayConfig, View},
 };
@@ -24,7 +24,7 @@ use tsnode_protocol::{
 pub(super) struct Frontend {
     pub life: Life,
     pub gateway: Gateway,
-    pub host: Host,
+    pub host: LeadingProcess,
     changeover: Changeover,
     view: View,
     /// Adverts by where they lie: peers share them, and the world keeps them all.
@@ -41,7 +41,7 @@ impl Frontend {
         Self {
             life,
             gateway: Gateway::new(GatewayConfig::default()),
-            host: Host::default(),
+            host: LeadingProcess::default(),
             changeover: Changeover::default(),
             view: View::default(),
             seen: Vec::new(),
@@ -104,15 +104,15 @@ impl Requests {
         frontend
     }
 
-    pub(super) fn adopt(&mut self, around: Around<'_>, (n, _): Place, plan: Arc<Plan>) {
+    pub(super) fn adopt(&mut self, around: Around<'_>, (n, _): ProcessLife, plan: Arc<Plan>) {
         let Some(control) = around.peers[n].control() else { return };
         let (up, staying) = (control.said_ready(), control.staying());
         let frontend = self.frontend(around, n);
-        frontend.changeover.adopt(around.now, plan, Scene { up: &up, staying: &staying });
+        frontend.changeover.adopt(around.now, plan, ChangeoverView { up: &up, staying: &staying });
         self.look_at(around, n);
     }
 
-    pub(super) fn loaded(&mut self, around: Around<'_>, (n, _): Place, groups: Vec<GroupId>) {
+    pub(super) fn loaded(&mut self, around: Around<'_>, (n, _): ProcessLife, groups: Vec<GroupId>) {
         let Some(plan) = around.peers[n].control().and_then(Control::plan) else { return };
         let groups: Vec<_> = groups.into_iter().filter_map(|id| Some((id, plan.group(id)?.clone()))).collect();
         self.frontend(around, n).host.loaded.extend(groups);
@@ -124,7 +124,7 @@ impl Requests {
         let Some(control) = around.peers[n].control() else { return };
         let (up, staying): (_, BTreeSet<PeerId>) = (control.said_ready(), control.staying());
         let frontend = self.frontend(around, n);
-        frontend.changeover.look(around.now, Scene { up: &up, staying: &staying });
+        frontend.changeover.look(around.now, ChangeoverView { up: &up, staying: &staying });
         frontend.retire(control);
         let (report, view) = (frontend.report(), frontend.new_view(control));
         self.out.extend(report.map(|event| Effect::Tell(n, event)));
@@ -148,7 +148,7 @@ impl Requests {
         }
     }
 
-    pub(super) fn woken(&mut self, around: Around<'_>, (n, _): Place) {
+    pub(super) fn woken(&mut self, around: Around<'_>, (n, _): ProcessLife) {
         let frontend = self.frontend(around, n);
         if frontend.wake.take_if(|at| *at <= around.now).is_some() {
             self.drive(around, n, Event::Deadline);
@@ -220,13 +220,20 @@ impl Requests {
         }
     }
 
-    pub(super) fn lost(&mut self, around: Around<'_>, (n, _): Place, line: LineNo, request: RequestId, why: &str) {
+    pub(super) fn lost(
+        &mut self,
+        around: Around<'_>,
+        (n, _): ProcessLife,
+        line: LineNo,
+        request: RequestId,
+        why: &str,
+    ) {
         if self.frontend(around, n).lines.get(&request) == Some(&line) {
             self.drive(around, n, Event::DecodeLost { request, reason: why.to_owned() });
         }
     }
 
-    pub(super) fn no_prefill(&mut self, around: Around<'_>, (n, _): Place, request: RequestId) {
+    pub(super) fn no_prefill(&mut self, around: Around<'_>, (n, _): ProcessLife, request: RequestId) {
         let reason = "nobody prefills for others here".to_owned();
         self.drive(around, n, Event::PrefillLost { request, reason });
     }

@@ -2,7 +2,7 @@
 //! when their process ends.
 
 use super::{
-    Around, Item, Place, Planted, Requests,
+    Around, Item, Planted, ProcessLife, Requests,
     lines::{BREAKS, LineNo, Up},
     token,
 };
@@ -21,20 +21,20 @@ const PACE: Duration = Duration::from_millis(40);
 
 /// What a process leads.
 #[derive(Debug, Default)]
-pub(super) struct Host {
+pub(super) struct LeadingProcess {
     /// Groups that take requests.
     pub loaded: BTreeMap<GroupId, Group>,
     /// What runs, draining groups' too.
-    pub runs: BTreeMap<LineNo, Run>,
+    pub runs: BTreeMap<LineNo, LedRequest>,
 }
 
 /// A request at its leader.
 #[derive(Debug)]
-pub(super) struct Run {
+pub(super) struct LedRequest {
     pub request: RequestId,
     pub(super) group: GroupId,
     /// Its stages' processes as they were at the beginning.
-    stages: Vec<Place>,
+    stages: Vec<ProcessLife>,
     next: u32,
     most: u32,
     /// How much its gateway had when it came.
@@ -63,11 +63,11 @@ impl Requests {
         }
     }
 
-    fn host(&mut self, around: Around<'_>, place: Place) -> &mut Host {
+    fn host(&mut self, around: Around<'_>, place: ProcessLife) -> &mut LeadingProcess {
         &mut self.frontend(around, place.0).host
     }
 
-    fn take(&mut self, around: Around<'_>, place: Place, line: LineNo, open: DecodeRequest) {
+    fn take(&mut self, around: Around<'_>, place: ProcessLife, line: LineNo, open: DecodeRequest) {
         let host = self.host(around, place);
         let Some(group) = host.loaded.get(&open.group).cloned() else {
             return self.send_down(around, line, DecodeEvent::Refused("that group is not served here".into()));
@@ -78,7 +78,7 @@ impl Requests {
         }
         self.nobody_runs_it_twice(around, line, &open, &group);
         let place_of = |s: &tsnode_protocol::Stage| around.numbers.get(&s.peer).map(|n| around.place(*n));
-        let run = Run {
+        let run = LedRequest {
             request: open.request,
             group: open.group,
             stages: group.stages.iter().filter_map(place_of).collect(),
@@ -107,7 +107,7 @@ impl Requests {
         let mut runs =
             self.frontends.iter().filter(|(n, d)| around.lives((**n, d.life))).flat_map(|(_, d)| &d.host.runs);
         let has_part =
-            |run: &Run| group.stages.iter().any(|s| run.stages.iter().any(|p| around.peers[p.0].id == s.peer));
+            |run: &LedRequest| group.stages.iter().any(|s| run.stages.iter().any(|p| around.peers[p.0].id == s.peer));
         let other = runs.find(|(no, run)| run.request == open.request && counts(no) && has_part(run));
         if let Some((_, run)) = other {
             let what = format!("{} runs in {} and is taken in {}", open.request, run.group, group.id);
@@ -115,16 +115,16 @@ impl Requests {
         }
     }
 
-    pub(super) fn dropped(&mut self, around: Around<'_>, place: Place, line: LineNo) {
+    pub(super) fn dropped(&mut self, around: Around<'_>, place: ProcessLife, line: LineNo) {
         self.host(around, place).runs.remove(&line);
     }
 
     /// The next token of a run, if all its stages are there.
-    pub(super) fn step(&mut self, around: Around<'_>, place: Place, line: LineNo) {
+    pub(super) fn step(&mut self, around: Around<'_>, place: ProcessLife, line: LineNo) {
         let planted = self.planted;
         let Some(run) = self.host(around, place).runs.get_mut(&line) else { return };
-        let is_anew = |p: &Place| around.peers[p.0].life > p.1;
-        let is_there = |p: &Place| around.reaches(place, *p) && !around.is_stopped(p.0);
+        let is_anew = |p: &ProcessLife| around.peers[p.0].life > p.1;
+        let is_there = |p: &ProcessLife| around.reaches(place, *p) && !around.is_stopped(p.0);
         if !run.stages.iter().all(is_there) {
             let since = *run.stalled.get_or_insert(around.now);
             if around.now >= since + BREAKS || run.stages.iter().any(is_anew) {
@@ -151,7 +151,7 @@ impl Requests {
     }
 }
 
-impl Host {
+impl LeadingProcess {
     /// What runs here that nobody has ended.
     pub fn is_idle(&self) -> bool {
         self.runs.is_empty()

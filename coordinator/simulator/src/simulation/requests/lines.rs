@@ -1,6 +1,6 @@
 //! Streams between gateways and leaders: in order, whole, and broken when an end dies or is out of reach for too long.
 
-use super::{Around, Item, Place, Requests};
+use super::{Around, Item, ProcessLife, Requests};
 use std::time::Duration;
 use tsnode_coordinator::Time;
 use tsnode_protocol::{
@@ -25,14 +25,14 @@ pub(crate) enum Up {
 }
 
 /// From a leader.
-pub(super) type Down = DecodeEvent;
+pub(super) type LeaderEvent = DecodeEvent;
 
 /// One stream.
 #[derive(Debug)]
 pub(super) struct Line {
     pub request: RequestId,
-    pub gateway: Place,
-    pub leader: Place,
+    pub gateway: ProcessLife,
+    pub leader: ProcessLife,
     /// The gateway no longer counts on it.
     pub hung_up: bool,
     /// When what was said last arrives, up and down.
@@ -44,7 +44,7 @@ pub(super) struct Line {
 }
 
 impl Requests {
-    pub(super) fn new_line(&mut self, request: RequestId, gateway: Place, leader: Place) -> LineNo {
+    pub(super) fn new_line(&mut self, request: RequestId, gateway: ProcessLife, leader: ProcessLife) -> LineNo {
         self.last_line += 1;
         let last = [Time::ZERO; 2];
         let line = Line { request, gateway, leader, hung_up: false, last, out_of_reach: None, backlog: Vec::new() };
@@ -56,7 +56,7 @@ impl Requests {
         self.send(around, line, Item::Up(line, said));
     }
 
-    pub(super) fn send_down(&mut self, around: Around<'_>, line: LineNo, said: Down) {
+    pub(super) fn send_down(&mut self, around: Around<'_>, line: LineNo, said: LeaderEvent) {
         self.send(around, line, Item::Down(line, said));
     }
 
@@ -86,7 +86,7 @@ impl Requests {
     pub(super) fn sweep(&mut self, around: Around<'_>) {
         for no in self.lines.keys().copied().collect::<Vec<_>>() {
             let Some(line) = self.lines.get_mut(&no) else { continue };
-            let stopped = |place: Place| around.is_stopped(place.0);
+            let stopped = |place: ProcessLife| around.is_stopped(place.0);
             let is_well = around.reaches(line.gateway, line.leader) && !stopped(line.gateway) && !stopped(line.leader);
             if !is_well && around.now >= *line.out_of_reach.get_or_insert(around.now) + BREAKS {
                 self.break_line(around, no, "the connection timed out");
@@ -107,7 +107,7 @@ impl Requests {
     }
 
     /// A system closes the connections of a process that was killed; where that does not arrive, silence says so.
-    pub(super) fn hang_up_for(&mut self, around: Around<'_>, place: Place) {
+    pub(super) fn hang_up_for(&mut self, around: Around<'_>, place: ProcessLife) {
         let hears = |l: &Line| {
             let other = if l.gateway == place { l.leader } else { l.gateway };
             (l.gateway == place || l.leader == place) && !around.net.is_cut(place.0, other.0)
@@ -117,7 +117,7 @@ impl Requests {
     }
 
     /// A process closes its connections to a peer that is gone from its view, or is there anew.
-    pub(super) fn forget(&mut self, around: Around<'_>, place: Place, peer: PeerId) {
+    pub(super) fn forget(&mut self, around: Around<'_>, place: ProcessLife, peer: PeerId) {
         let Some(&other) = around.numbers.get(&peer) else { return };
         let between =
             |l: &Line| (l.gateway == place && l.leader.0 == other) || (l.leader == place && l.gateway.0 == other);

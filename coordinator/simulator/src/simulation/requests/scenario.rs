@@ -1,7 +1,7 @@
 //! Requests' place in a scenario: clients come while it runs, and at its end everybody is served.
 
 use super::{Around, Effect, Item, LOOK, Planted, Requests};
-use crate::simulation::{Broken, World};
+use crate::simulation::{Violation, World};
 use std::time::Duration;
 
 /// How long it may take after agreement until a client of any honest peer is served whole, should it ask again when told to.
@@ -27,7 +27,7 @@ impl World {
         let Some(mut requests) = self.requests.take() else { return };
         what(&mut requests, Around { now: self.now, peers: &self.peers, net: &self.net, numbers: &self.numbers });
         let effects = std::mem::take(&mut requests.out);
-        if let Some(Broken { at, sentence, what }) = requests.broken.take() {
+        if let Some(Violation { at, sentence, what }) = requests.broken.take() {
             self.checks.break_off(at, sentence, what);
         }
         self.checks.figures.requests = requests.tally;

@@ -1,7 +1,7 @@
 //! What byzantine peers say.
 
 use super::World;
-use crate::simulation::{byzantine::Lie, process::Process};
+use crate::simulation::{byzantine::Lie, process::SimulatedProcess};
 use std::sync::Arc;
 use tsnode_protocol::{
     Call, Endorsement, Epoch, Gossip, Heartbeat, LivenessDigest, Plan, PlanId, Term, Verified,
@@ -33,7 +33,7 @@ impl World {
             }
             (Lie::Deaf, Gossip::Call(_)) => vec![],
             (Lie::Deaf | Lie::Caller, Gossip::LivenessDigest(_)) => {
-                let listed = |p: &Process| Present { peer: PeerTag::of(p.id), said: Some(0) };
+                let listed = |p: &SimulatedProcess| Present { peer: PeerTag::of(p.id), said: Some(0) };
                 let all = self.peers.iter().filter(|_| lie == Lie::Deaf);
                 vec![(Gossip::LivenessDigest(LivenessDigest { present: all.map(listed).collect() }), None)]
             }

@@ -4,8 +4,8 @@ use super::{Due, World};
 use crate::simulation::{
     byzantine::Lie,
     checks::{EXCUSE, ghost},
-    process::{Held, Process},
-    terms::Adoption,
+    process::{Held, SimulatedProcess},
+    terms::PlanAdoption,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +35,7 @@ impl World {
     pub(super) fn adopts(&mut self, n: usize, plan: &Plan) {
         let electorate = self.peers[n].control().map(|c| c.staying()).unwrap_or_default();
         let calm_since = self.calm_since(n);
-        let adoption = Adoption { peer: n, at: self.now, electorate: Arc::new(electorate), calm_since };
+        let adoption = PlanAdoption { peer: n, at: self.now, electorate: Arc::new(electorate), calm_since };
         let byzantine = self.byzantine();
         self.checks.one_plan_a_term_is_adopted(plan, adoption, &byzantine);
     }
@@ -80,7 +80,7 @@ impl World {
             return;
         }
         let bound = ghost(self.peers.len());
-        let sees = |viewer: &Process| {
+        let sees = |viewer: &SimulatedProcess| {
             let rested = viewer.held == Held::No && self.now >= viewer.disturbed + bound && viewer.lie.is_none();
             rested && viewer.control().is_some_and(|c| c.members().any(|(id, _)| *id == dead.id))
         };

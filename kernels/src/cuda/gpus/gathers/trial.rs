@@ -6,9 +6,9 @@ use crate::{
         buffers::Buffer,
         columns::Columns,
         gather_way::{NoNccl, TimedGather},
-        machine::{GpuError, Machine, Memory, Peer, Queue},
+        machine::{GpuError, GpuMemory, Machine, PeerGpu, Queue},
     },
-    ranks::Outputs,
+    ranks::RankOutputs,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ enum Way {
 
 /// What is gathered.
 #[derive(Clone, Copy)]
-struct Size {
+struct GatherSize {
     rows: usize,
     /// Numbers of a row, and bytes of a number.
     all: usize,
@@ -38,40 +38,42 @@ struct Size {
 }
 
 /// Parts that differ, at odd addresses.
-const ODD: [Size; 2] =
-    [Size { rows: 1, all: 1021, bytes: 1, even: false }, Size { rows: 5, all: 1021, bytes: 2, even: false }];
+const ODD: [GatherSize; 2] = [
+    GatherSize { rows: 1, all: 1021, bytes: 1, even: false },
+    GatherSize { rows: 5, all: 1021, bytes: 2, even: false },
+];
 
 /// Rows of steps of single tokens: of one sequence, of some, of as many as are exchanged.
-fn timed() -> [Size; 3] {
-    [1, 8, MOST_ROWS].map(|rows| Size { rows, all: 8190, bytes: 4, even: true })
+fn timed() -> [GatherSize; 3] {
+    [1, 8, MOST_ROWS].map(|rows| GatherSize { rows, all: 8190, bytes: 4, even: true })
 }
 
-impl Size {
+impl GatherSize {
     /// Where the part of a rank of so many begins: parts grow with their ranks, or are alike.
     fn start(self, rank: usize, count: usize) -> usize {
         if self.even { self.all * rank / count } else { self.all * rank * (rank + 1) / (count * (count + 1)) }
     }
 
-    fn outputs(self, rank: usize, count: usize) -> Outputs {
-        Outputs { all: self.all, mine: self.start(rank, count)..self.start(rank + 1, count) }
+    fn outputs(self, rank: usize, count: usize) -> RankOutputs {
+        RankOutputs { all: self.all, mine: self.start(rank, count)..self.start(rank + 1, count) }
     }
 }
 
 /// Memory for it on every GPU.
 #[derive(Debug)]
-pub(super) struct Work {
+pub(super) struct GatherWork {
     machines: Vec<Arc<dyn Machine>>,
-    whole: Vec<Memory>,
+    whole: Vec<GpuMemory>,
     apart: Vec<Buffer>,
-    offers: Vec<Peer>,
+    offers: Vec<PeerGpu>,
 }
 
-impl Work {
+impl GatherWork {
     pub fn new(machines: &[Arc<dyn Machine>]) -> Result<Self, GpuError> {
         let most = timed().into_iter().chain(ODD).map(|size| size.rows * size.all * size.bytes).max().unwrap_or(0);
         Ok(Self {
             machines: machines.to_vec(),
-            whole: machines.iter().map(|machine| Memory::take(machine, most)).collect::<Result<_, _>>()?,
+            whole: machines.iter().map(|machine| GpuMemory::take(machine, most)).collect::<Result<_, _>>()?,
             apart: machines.iter().map(|machine| Buffer::new(machine.clone())).collect(),
             offers: Vec::new(),
         })
@@ -85,17 +87,17 @@ impl Work {
         timed().into_iter().map(|size| self.time_both(size, together, patience)).collect()
     }
 
-    fn check(&mut self, size: Size, together: &mut Together, patience: Duration) -> Result<Vec<Columns>, NoNccl> {
+    fn check(&mut self, size: GatherSize, together: &mut Together, patience: Duration) -> Result<Vec<Columns>, NoNccl> {
         let columns = self.columns(size)?;
         let copied = self.result(size, &columns, Way::Copies, together, patience)?;
         let exchanged = self.result(size, &columns, Way::Nccl, together, patience)?;
         if copied == exchanged { Ok(columns) } else { Err(NoNccl::Differs) }
     }
 
-    fn columns(&mut self, size: Size) -> Result<Vec<Columns>, GpuError> {
+    fn columns(&mut self, size: GatherSize) -> Result<Vec<Columns>, GpuError> {
         let count = self.machines.len();
         let places = self.whole.iter().zip(&mut self.apart).enumerate();
-        let place = |(rank, (whole, apart)): (usize, (&Memory, &mut Buffer))| {
+        let place = |(rank, (whole, apart)): (usize, (&GpuMemory, &mut Buffer))| {
             Columns::place(&size.outputs(rank, count), size.rows, size.bytes, whole.at(), apart)
         };
         places.map(place).collect()
@@ -104,7 +106,7 @@ impl Work {
     /// What all GPUs have where nothing was but their own columns.
     fn result(
         &mut self,
-        size: Size,
+        size: GatherSize,
         columns: &[Columns],
         way: Way,
         together: &mut Together,
@@ -132,7 +134,12 @@ impl Work {
         copy(&self.machines, columns, &mut self.offers, 0..columns.len())
     }
 
-    fn time_both(&mut self, size: Size, together: &mut Together, patience: Duration) -> Result<TimedGather, NoNccl> {
+    fn time_both(
+        &mut self,
+        size: GatherSize,
+        together: &mut Together,
+        patience: Duration,
+    ) -> Result<TimedGather, NoNccl> {
         let columns = self.check(size, together, patience)?;
         let (mut copies_ns, mut nccl_ns) = (u64::MAX, u64::MAX);
         // In turn, since a GPU's clocks rise while it works.

@@ -11,9 +11,9 @@ use tsnode_kernels::{
     cuda::{Gpu, GpuInfo, GpuSpeeds, PcieLink},
     device::Host,
     engine::{Engine, EngineError, StageKey, Threads},
-    probe::Limits,
+    probe::ProcessorLimits,
     source::ModelSource,
-    speed::{KvTransfer, Packing, Step, measure, measure_kv_transfer, measure_packing},
+    speed::{KvTransfer, PackingSpeed, Step, measure, measure_kv_transfer, measure_packing},
 };
 use tsnode_protocol::{BytesPerSecond, FlopsPerSecond, KvCodec};
 
@@ -55,8 +55,8 @@ struct Report {
     steps: Vec<Line>,
     /// Steps that were not measured.
     left_out: Vec<LeftOut>,
-    packing: Option<Packed>,
-    kv_transfer: Option<Tapped>,
+    packing: Option<PackTimes>,
+    kv_transfer: Option<TapTimes>,
     /// Why what is missing is missing.
     failed: Option<String>,
 }
@@ -71,7 +71,7 @@ struct LeftOut {
 }
 
 #[derive(Serialize)]
-struct Packed {
+struct PackTimes {
     tokens: u32,
     /// Bytes of the 16-bit side.
     bytes: f64,
@@ -80,7 +80,7 @@ struct Packed {
 }
 
 #[derive(Serialize)]
-struct Tapped {
+struct TapTimes {
     tokens: u32,
     plain_s: f64,
     handing_over_s: f64,
@@ -127,7 +127,7 @@ fn measured(
     if watch {
         report.print_head();
     }
-    let limits = Limits { read: BytesPerSecond(speeds.copy), multiply: FlopsPerSecond(speeds.multiply) };
+    let limits = ProcessorLimits { read: BytesPerSecond(speeds.copy), multiply: FlopsPerSecond(speeds.multiply) };
     let mut broken = None;
     for &step in steps {
         match measure(&mut engine, stage, source, KV, step, EACH) {
@@ -141,9 +141,9 @@ fn measured(
     }
     if all && PACKED <= source.card().shape.context {
         let packing = measure_packing(&mut engine, stage, PACKED, KvCodec::Int4);
-        report.packing = packing.as_ref().ok().map(|packing| Packed::new(*packing, speeds));
+        report.packing = packing.as_ref().ok().map(|packing| PackTimes::new(*packing, speeds));
         let kv_transfer = measure_kv_transfer(&mut engine, stage, source, PACKED, KvCodec::Int4);
-        report.kv_transfer = kv_transfer.as_ref().ok().map(|kv_transfer| Tapped::new(*kv_transfer));
+        report.kv_transfer = kv_transfer.as_ref().ok().map(|kv_transfer| TapTimes::new(*kv_transfer));
         broken = broken.or(packing.err()).or(kv_transfer.err());
     }
     broken.map_or(Ok(()), |error| Err(failed(&error)))
@@ -181,15 +181,15 @@ fn usual() -> Vec<Step> {
     prompts.into_iter().chain(answers).collect()
 }
 
-impl Packed {
-    fn new(packing: Packing, speeds: GpuSpeeds) -> Self {
-        let Packing { tokens, bytes, pack, unpack } = packing;
+impl PackTimes {
+    fn new(packing: PackingSpeed, speeds: GpuSpeeds) -> Self {
+        let PackingSpeed { tokens, bytes, pack, unpack } = packing;
         let of_limit = |seconds: f64| bytes / seconds / speeds.copy;
         Self { tokens, bytes, pack_of_copy_limit: of_limit(pack), unpack_of_copy_limit: of_limit(unpack) }
     }
 }
 
-impl Tapped {
+impl TapTimes {
     fn new(KvTransfer { tokens, plain, tapped }: KvTransfer) -> Self {
         Self { tokens, plain_s: plain, handing_over_s: tapped, slower: tapped / plain - 1.0 }
     }
@@ -267,11 +267,11 @@ impl Report {
     }
 
     fn print_tail(&self) {
-        if let Some(Packed { tokens, pack_of_copy_limit, unpack_of_copy_limit, .. }) = &self.packing {
+        if let Some(PackTimes { tokens, pack_of_copy_limit, unpack_of_copy_limit, .. }) = &self.packing {
             let (pack, unpack) = (100.0 * pack_of_copy_limit, 100.0 * unpack_of_copy_limit);
             say!("KV of {tokens} tokens at int4: packing {pack:.0} %, unpacking {unpack:.0} % of the copying limit");
         }
-        if let Some(Tapped { tokens, slower, .. }) = &self.kv_transfer {
+        if let Some(TapTimes { tokens, slower, .. }) = &self.kv_transfer {
             say!("a prompt of {tokens} tokens whose KV leaves meanwhile: {:.1} % slower", 100.0 * slower);
         }
         say!(

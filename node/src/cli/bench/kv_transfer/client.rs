@@ -1,6 +1,6 @@
 //! One client's answers, and when their tokens came.
 
-use super::swarms::Kept;
+use super::swarms::KeptSwarm;
 use crate::{
     cli::exit::{Exit, Kind},
     gateway::Trace,
@@ -9,10 +9,10 @@ use futures::StreamExt;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::time::Instant;
-use tsnode_coordinator::gateway::Parts;
+use tsnode_coordinator::gateway::LatencyBreakdown;
 
 /// What is asked for.
-pub(super) struct Ask {
+pub(super) struct BenchAsk {
     pub vocab: u32,
     /// Tokens of an answer.
     pub answer: u32,
@@ -48,10 +48,15 @@ pub(super) struct Times {
     pub handed_over: f64,
 }
 
-impl Ask {
+impl BenchAsk {
     /// One swarm's answers to new prompts, asked for in turns, whoever comes first taking turns too. Two processes of one program on one
     /// machine differ by several percent, for as long as they live: so the same peer decodes on every way.
-    pub async fn in_turns<const N: usize>(&self, swarm: &Kept, ways: [Way; N], prompt: u32) -> Result<[Seen; N], Exit> {
+    pub async fn in_turns<const N: usize>(
+        &self,
+        swarm: &KeptSwarm,
+        ways: [Way; N],
+        prompt: u32,
+    ) -> Result<[SeenAnswers; N], Exit> {
         let client = tsnode_testnet::client::plain_http();
         let mut seen: [Vec<(Times, Trace)>; N] = std::array::from_fn(|_| Vec::new());
         // The first round is for what has to be done once: connections, pages.
@@ -64,7 +69,7 @@ impl Ask {
                 }
             }
         }
-        Ok(seen.map(Seen))
+        Ok(seen.map(SeenAnswers))
     }
 
     /// A prompt that nobody has asked before.
@@ -111,7 +116,7 @@ impl Ask {
         let [Some(&first), Some(&second), Some(&all)] = [came.first(), came.get(1), came.last()] else {
             return Err(failed(&format!("{} tokens came of {}", came.len(), self.answer)));
         };
-        let Parts { queue, prefill, pack, wire, unpack, .. } = trace.parts;
+        let LatencyBreakdown { queue, prefill, pack, wire, unpack, .. } = trace.parts;
         let handed_over = (pack + wire + unpack).0;
         let (traced, queue, prefill) = (trace.parts.sum().0 / all, queue.0, prefill.0);
         Ok((Times { first, second, all, traced, queue, prefill, handed_over }, trace))
@@ -119,17 +124,17 @@ impl Ask {
 }
 
 /// Answers that came one way, in the order of their asking: one a round.
-pub(super) struct Seen(Vec<(Times, Trace)>);
+pub(super) struct SeenAnswers(Vec<(Times, Trace)>);
 
 /// How much longer one way takes than another: the median over rounds, less one, and what it is uncertain by.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(super) struct Over {
+pub(super) struct Slowdown {
     pub median: f64,
     /// The median's standard error, by the quartiles.
     pub error: f64,
 }
 
-impl Seen {
+impl SeenAnswers {
     /// The median of each time.
     pub fn times(&self) -> Times {
         let median = |of: fn(&Times) -> f64| quantile(self.0.iter().map(|(times, _)| of(times)).collect(), 0.5);
@@ -150,12 +155,12 @@ impl Seen {
     }
 
     /// Round by round, since a machine is not as fast in one minute as in the next.
-    pub fn over(&self, other: &Self, of: fn(&Times) -> f64) -> Over {
+    pub fn over(&self, other: &Self, of: fn(&Times) -> f64) -> Slowdown {
         let ratios: Vec<f64> = self.0.iter().zip(&other.0).map(|((a, _), (b, _))| of(a) / of(b) - 1.0).collect();
         let spread = quantile(ratios.clone(), 0.75) - quantile(ratios.clone(), 0.25);
         // Of a normal distribution: quartiles 1.349 apart, and the error of a median 1.253 times that of the mean.
         let error = 1.253 / 1.349 * spread / (ratios.len() as f64).sqrt();
-        Over { median: quantile(ratios, 0.5), error }
+        Slowdown { median: quantile(ratios, 0.5), error }
     }
 }
 

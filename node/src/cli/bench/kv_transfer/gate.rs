@@ -1,7 +1,7 @@
 //! The cost gate on links of many speeds, beside both ways it chooses between.
 
 use super::{
-    client::{Ask, Over, Times, Way},
+    client::{BenchAsk, Slowdown, Times, Way},
     swarms::Swarms,
 };
 use crate::cli::exit::Exit;
@@ -19,7 +19,7 @@ pub(super) struct Point {
     splits: bool,
     predicted: Option<Predicted>,
     /// What the gate's choice takes to the second token, over the better of the two, less one.
-    over: Over,
+    over: Slowdown,
 }
 
 /// The speed from which on splitting is quicker (Mbit/s), between points by the logarithm of the rate.
@@ -32,7 +32,7 @@ pub(super) struct Crossing {
 /// Asks for answers in place, split, and as the gate likes, of the same two peers on links of each speed. Who decodes has one thread, so that it may
 /// be worth while to have another prefill.
 pub(super) async fn sweep(
-    ask: &Ask,
+    ask: &BenchAsk,
     prompt: u32,
     rates: &[f64],
     flags: &[String],

@@ -18,7 +18,7 @@ pub(super) struct Swarms {
 }
 
 /// A swarm that runs.
-pub(super) struct Kept {
+pub(super) struct KeptSwarm {
     net: Testnet,
 }
 
@@ -29,7 +29,7 @@ impl Swarms {
     }
 
     /// Two peers with so many threads each: the first prefills and the second decodes, unless a request says otherwise.
-    pub async fn up(&self, name: &str, threads: [usize; 2], link_mbit: Option<f64>) -> Result<Kept, Exit> {
+    pub async fn up(&self, name: &str, threads: [usize; 2], link_mbit: Option<f64>) -> Result<KeptSwarm, Exit> {
         let folder = std::env::temp_dir().join(format!("tsnode-handover-{}-{name}", std::process::id()));
         let host = |threads: &usize| {
             let flags = ["--threads".to_owned(), threads.to_string()].into_iter();
@@ -46,11 +46,11 @@ impl Swarms {
             http_port: None,
             flags: all.map(str::to_owned).to_vec(),
         };
-        Ok(Kept { net: Testnet::up(&config).await.map_err(exit)? })
+        Ok(KeptSwarm { net: Testnet::up(&config).await.map_err(exit)? })
     }
 }
 
-impl Kept {
+impl KeptSwarm {
     /// Where the peer that decodes listens: a request to it crosses no other peer.
     pub fn http(&self) -> String {
         self.net.peers().last().map(|p| p.http.clone()).unwrap_or_default()

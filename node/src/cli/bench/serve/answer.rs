@@ -38,7 +38,7 @@ pub(in crate::cli) enum Failure {
 
 /// An answer that ended as it should.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(in crate::cli) struct Answer {
+pub(in crate::cli) struct TimedAnswer {
     /// From sending to the first piece of text; to the end, where there was none.
     pub first: Duration,
     /// From sending to the end.
@@ -51,7 +51,7 @@ pub(in crate::cli) struct Answer {
     pub answer_tokens: Option<u64>,
 }
 
-impl Answer {
+impl TimedAnswer {
     /// Tokens of the answer: what the server says, else the pieces that came.
     pub fn tokens(&self) -> u64 {
         let pieces = if self.gaps.is_empty() { u64::from(self.first < self.whole) } else { self.gaps.len() as u64 + 1 };
@@ -70,7 +70,7 @@ impl Answer {
 #[derive(Debug, Default)]
 pub(in crate::cli) struct Reader {
     line: Vec<u8>,
-    answer: Answer,
+    answer: TimedAnswer,
     /// When the last piece of text came.
     last: Option<Duration>,
     has_events: bool,
@@ -94,13 +94,13 @@ impl Reader {
     }
 
     /// The answer, after the last byte.
-    pub fn end(self) -> Result<Answer, Failure> {
+    pub fn end(self) -> Result<TimedAnswer, Failure> {
         match (self.has_events, self.has_end) {
             (false, _) => Err(Failure::NoStream),
             (true, false) => Err(Failure::NoEnd),
             (true, true) => {
                 let first = if self.last.is_some() { self.answer.first } else { self.answer.whole };
-                Ok(Answer { first, ..self.answer })
+                Ok(TimedAnswer { first, ..self.answer })
             }
         }
     }
@@ -167,7 +167,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    fn read(chunks: &[(&str, u32)]) -> Result<Answer, Failure> {
+    fn read(chunks: &[(&str, u32)]) -> Result<TimedAnswer, Failure> {
         let mut reader = Reader::default();
         for (text, at) in chunks {
             reader.take(text.as_bytes(), *at * MS)?;
@@ -184,7 +184,7 @@ mod tests {
             ("data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":3}}\n\ndata: [DONE]\n\n", 36),
         ];
         let answer = read(&completions).unwrap();
-        let expected = Answer {
+        let expected = TimedAnswer {
             first: 20 * MS,
             whole: 35 * MS,
             gaps: vec![10 * MS],

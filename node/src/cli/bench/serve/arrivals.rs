@@ -9,7 +9,7 @@ const LATEST: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// A request that is to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::cli) struct Planned {
+pub(in crate::cli) struct PlannedRequest {
     /// After the first one could come.
     pub at: Duration,
     /// Tokens of its prompt.
@@ -34,14 +34,19 @@ pub(in crate::cli) enum Arrivals {
 
 /// Lengths that are drawn (tokens): evenly from `length · (1 − ratio)` to `length · (1 + ratio)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(in crate::cli) struct Lengths {
+pub(in crate::cli) struct DrawnLengths {
     pub prompt: u32,
     pub answer: u32,
     pub ratio: f64,
 }
 
 /// Draws requests. Times and lengths have streams of their own: other lengths come at the same times.
-pub(in crate::cli) fn drawn(arrivals: Arrivals, lengths: Lengths, requests: usize, seed: u64) -> Vec<Planned> {
+pub(in crate::cli) fn drawn(
+    arrivals: Arrivals,
+    lengths: DrawnLengths,
+    requests: usize,
+    seed: u64,
+) -> Vec<PlannedRequest> {
     let mut seeds = Rng::new(seed);
     let (mut times, mut sizes) = (Rng::new(seeds.bits()), Rng::new(seeds.bits()));
     let mut at = 0.0;
@@ -50,14 +55,14 @@ pub(in crate::cli) fn drawn(arrivals: Arrivals, lengths: Lengths, requests: usiz
             at += gamma(&mut times, shape) / (shape * rate);
         }
         let prompt = near(&mut sizes, lengths.prompt, lengths.ratio);
-        Planned { at: duration(at), prompt, answer: near(&mut sizes, lengths.answer, lengths.ratio) }
+        PlannedRequest { at: duration(at), prompt, answer: near(&mut sizes, lengths.answer, lengths.ratio) }
     };
     (0..requests).map(|_| next()).collect()
 }
 
 /// What is made of a trace's requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(in crate::cli) struct Changed {
+pub(in crate::cli) struct TraceScaling {
     /// So many times as fast.
     pub speed: f64,
     /// Of each length so much.
@@ -65,9 +70,9 @@ pub(in crate::cli) struct Changed {
 }
 
 /// A trace's first requests; a length is at least one token.
-pub(in crate::cli) fn traced(trace: &[Arrival], requests: usize, changed: Changed) -> Vec<Planned> {
+pub(in crate::cli) fn traced(trace: &[Arrival], requests: usize, changed: TraceScaling) -> Vec<PlannedRequest> {
     let scaled = |tokens: u32| (f64::from(tokens) * changed.lengths).round().clamp(1.0, f64::from(u32::MAX)) as u32;
-    let planned = |Arrival { at: Seconds(at), asked }: &Arrival| Planned {
+    let planned = |Arrival { at: Seconds(at), asked }: &Arrival| PlannedRequest {
         at: duration(at / changed.speed),
         prompt: scaled(asked.prompt),
         answer: scaled(asked.answer),
@@ -116,7 +121,7 @@ mod tests {
     use super::*;
     use tsnode_coordinator::policy::routing::Asked;
 
-    const LENGTHS: Lengths = Lengths { prompt: 100, answer: 20, ratio: 0.5 };
+    const LENGTHS: DrawnLengths = DrawnLengths { prompt: 100, answer: 20, ratio: 0.5 };
 
     #[test]
     fn a_seed_says_when_what_comes_and_another_says_otherwise() {
@@ -125,12 +130,12 @@ mod tests {
         assert_eq!(one, drawn(poisson, LENGTHS, 500, 7));
         assert_ne!(one, drawn(poisson, LENGTHS, 500, 8));
         assert_eq!(one[..100], drawn(poisson, LENGTHS, 100, 7)[..], "a shorter run is the beginning of a longer one");
-        let longer = drawn(poisson, Lengths { prompt: 1000, ..LENGTHS }, 500, 7);
+        let longer = drawn(poisson, DrawnLengths { prompt: 1000, ..LENGTHS }, 500, 7);
         assert!(one.iter().zip(&longer).all(|(a, b)| a.at == b.at), "times do not go by lengths");
         assert!(one.iter().all(|p| (50..=150).contains(&p.prompt) && (10..=30).contains(&p.answer)));
         assert!([50, 150].iter().all(|end| one.iter().any(|p| p.prompt.abs_diff(*end) <= 2)), "the ends are reached");
-        let fixed = drawn(Arrivals::AtOnce, Lengths { ratio: 0.0, ..LENGTHS }, 3, 7);
-        assert_eq!(fixed, [Planned { at: Duration::ZERO, prompt: 100, answer: 20 }; 3]);
+        let fixed = drawn(Arrivals::AtOnce, DrawnLengths { ratio: 0.0, ..LENGTHS }, 3, 7);
+        assert_eq!(fixed, [PlannedRequest { at: Duration::ZERO, prompt: 100, answer: 20 }; 3]);
     }
 
     #[test]
@@ -150,10 +155,10 @@ mod tests {
     fn a_trace_keeps_its_order_and_is_bounded() {
         let arrival = |at, prompt, answer| Arrival { at: Seconds(at), asked: Asked::new(prompt, answer) };
         let trace = [arrival(0.0, 1000, 3), arrival(2.0, 10, 40), arrival(3.0, 1, 1)];
-        let planned = traced(&trace, 2, Changed { speed: 4.0, lengths: 0.1 });
-        let first = Planned { at: Duration::ZERO, prompt: 100, answer: 1 };
-        assert_eq!(planned, [first, Planned { at: Duration::from_millis(500), prompt: 1, answer: 4 }]);
-        let never = traced(&trace, 9, Changed { speed: f64::MIN_POSITIVE, lengths: f64::MAX });
+        let planned = traced(&trace, 2, TraceScaling { speed: 4.0, lengths: 0.1 });
+        let first = PlannedRequest { at: Duration::ZERO, prompt: 100, answer: 1 };
+        assert_eq!(planned, [first, PlannedRequest { at: Duration::from_millis(500), prompt: 1, answer: 4 }]);
+        let never = traced(&trace, 9, TraceScaling { speed: f64::MIN_POSITIVE, lengths: f64::MAX });
         assert_eq!((never.len(), never[2].at, never[2].prompt), (3, LATEST, u32::MAX));
     }
 }

@@ -2,8 +2,8 @@
 
 use super::{
     super::super::ask::{Peer, unanswered},
-    answer::{Answer, Failure, Reader, reason},
-    arrivals::Planned,
+    answer::{Failure, Reader, TimedAnswer, reason},
+    arrivals::PlannedRequest,
     prompts::Prompts,
 };
 use futures::StreamExt;
@@ -39,7 +39,7 @@ impl Endpoint {
 }
 
 /// Whom what is asked.
-pub(in crate::cli) struct Target {
+pub(in crate::cli) struct BenchTarget {
     pub peer: Peer,
     pub endpoint: Endpoint,
     pub model: String,
@@ -47,9 +47,9 @@ pub(in crate::cli) struct Target {
     pub ignore_eos: bool,
 }
 
-impl Target {
+impl BenchTarget {
     /// An answer to this prompt, of so many tokens at most.
-    pub async fn ask(&self, prompt: Value, most: u32) -> Result<Answer, Failure> {
+    pub async fn ask(&self, prompt: Value, most: u32) -> Result<TimedAnswer, Failure> {
         let request = self.peer.post(self.endpoint.path(), &self.body(prompt, most));
         let sent = Instant::now();
         let broken = |e: reqwest::Error| Failure::Unanswered(unanswered(&e));
@@ -100,7 +100,7 @@ async fn refusal(response: Response) -> Failure {
 
 /// How much of it there may be.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::cli) struct Bounds {
+pub(in crate::cli) struct LoadBounds {
     /// Requests at once.
     pub concurrency: usize,
     /// The whole run.
@@ -109,19 +109,19 @@ pub(in crate::cli) struct Bounds {
 
 /// What came of a request.
 #[derive(Debug)]
-pub(in crate::cli) struct Outcome {
+pub(in crate::cli) struct RequestOutcome {
     /// Which of the planned ones.
     pub index: usize,
     /// How long after it was due it was sent.
     pub late: Duration,
-    pub answer: Result<Answer, Failure>,
+    pub answer: Result<TimedAnswer, Failure>,
 }
 
 /// What came of a run.
 #[derive(Debug, Default)]
 pub(in crate::cli) struct Run {
     /// In order of their ends.
-    pub outcomes: Vec<Outcome>,
+    pub outcomes: Vec<RequestOutcome>,
     /// Requests that were running when the run was ended.
     pub cut: usize,
     /// Requests that were never sent.
@@ -133,10 +133,10 @@ pub(in crate::cli) struct Run {
 
 /// Sends all of them, unless the time is over before or `stop` comes; `watch` hears how many have ended and how many run.
 pub(in crate::cli) async fn load(
-    target: &Arc<Target>,
+    target: &Arc<BenchTarget>,
     prompts: Prompts,
-    planned: &[Planned],
-    bounds: Bounds,
+    planned: &[PlannedRequest],
+    bounds: LoadBounds,
     stop: impl Future<Output = ()>,
     watch: impl Fn(usize, usize),
 ) -> Run {
@@ -152,7 +152,7 @@ pub(in crate::cli) async fn load(
     tokio::pin!(over);
     let (mut sent, mut is_over) = (0, false);
     // What panics is our own fault, and counts as one that never ended.
-    let ended = |run: &mut Run, outcome: Option<Outcome>, running: usize| {
+    let ended = |run: &mut Run, outcome: Option<RequestOutcome>, running: usize| {
         run.outcomes.extend(outcome);
         watch(run.outcomes.len(), running);
     };
@@ -176,7 +176,7 @@ pub(in crate::cli) async fn load(
             let late = due.elapsed();
             let answer = target.ask(prompt, most).await;
             drop(slot);
-            Outcome { index, late, answer }
+            RequestOutcome { index, late, answer }
         });
         sent += 1;
         // One that has ended and was not collected yet has given its place back.

@@ -19,17 +19,17 @@ pub(in crate::cli) enum Form {
     /// Ids of tokens, so that lengths are exact.
     Tokens,
     /// Words, as many as were found to be so many tokens.
-    Words(Fit),
+    Words(TokenFit),
 }
 
 /// Tokens of a text: so many for each word, and some around all of them, as a chat template's.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(in crate::cli) struct Fit {
+pub(in crate::cli) struct TokenFit {
     pub per_word: f64,
     pub around: f64,
 }
 
-impl Fit {
+impl TokenFit {
     /// Every word is a token.
     pub const PLAIN: Self = Self { per_word: 1.0, around: 0.0 };
 
@@ -94,12 +94,12 @@ mod tests {
 
     #[test]
     fn words_are_as_many_as_were_found_to_be_the_tokens() {
-        let fit = Fit::through([(32, 10 + 48), (256, 10 + 384)]).unwrap();
-        assert_eq!(fit, Fit { per_word: 1.5, around: 10.0 });
+        let fit = TokenFit::through([(32, 10 + 48), (256, 10 + 384)]).unwrap();
+        assert_eq!(fit, TokenFit { per_word: 1.5, around: 10.0 });
         let text = |form, tokens| Prompts { form: Form::Words(form), shared: 0, seed: 1 }.nth(0, tokens);
         let count = |text: Value| text.as_str().unwrap().split(' ').count();
-        assert_eq!((count(text(fit, 160)), count(text(fit, 3)), count(text(Fit::PLAIN, 160))), (100, 1, 160));
-        assert_eq!(Fit::through([(32, 5), (256, 5)]), None, "no count of tokens is the same for all texts");
-        assert_eq!(Fit::through([(32, 5), (32, 9)]), None);
+        assert_eq!((count(text(fit, 160)), count(text(fit, 3)), count(text(TokenFit::PLAIN, 160))), (100, 1, 160));
+        assert_eq!(TokenFit::through([(32, 5), (256, 5)]), None, "no count of tokens is the same for all texts");
+        assert_eq!(TokenFit::through([(32, 5), (32, 9)]), None);
     }
 }

@@ -1,8 +1,8 @@
 //! What came of a run, for people and programs; names are those of vLLM's `bench serve`.
 
 use super::{
-    answer::Answer,
-    client::{Outcome, Run},
+    answer::TimedAnswer,
+    client::{RequestOutcome, Run},
 };
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -52,19 +52,19 @@ impl Metric {
 
 /// A target of `--goodput`: `ttft:500`, in milliseconds, or with a unit.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(in crate::cli) struct Target {
+pub(in crate::cli) struct GoodputTarget {
     metric: Metric,
     most: Duration,
 }
 
-impl Target {
+impl GoodputTarget {
     /// Whether an answer keeps it.
-    pub fn is_kept(&self, answer: &Answer) -> bool {
+    pub fn is_kept(&self, answer: &TimedAnswer) -> bool {
         self.is_kept_by(answer, Duration::ZERO)
     }
 
     /// The same of a request that was sent so long after it was due.
-    pub fn is_kept_by(&self, answer: &Answer, late: Duration) -> bool {
+    pub fn is_kept_by(&self, answer: &TimedAnswer, late: Duration) -> bool {
         match self.metric {
             Metric::Ttft => late + answer.first <= self.most,
             Metric::E2el => late + answer.whole <= self.most,
@@ -73,7 +73,7 @@ impl Target {
     }
 }
 
-impl FromStr for Target {
+impl FromStr for GoodputTarget {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || "write ttft:, tpot: or e2el: and milliseconds, as in ttft:500 tpot:50 e2el:10000".to_owned();
@@ -96,7 +96,7 @@ impl FromStr for Target {
     }
 }
 
-impl fmt::Display for Target {
+impl fmt::Display for GoodputTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.metric.name(), self.most.as_secs_f64() * 1e3)
     }
@@ -118,7 +118,7 @@ pub(in crate::cli) struct Report {
     has_usage: bool,
     /// How late requests were sent (s).
     late: Sorted,
-    targets: Vec<Target>,
+    targets: Vec<GoodputTarget>,
     /// Requests that kept all targets.
     good: usize,
     /// Why requests failed, the likeliest first.
@@ -126,7 +126,7 @@ pub(in crate::cli) struct Report {
 }
 
 impl Report {
-    pub fn new(run: &Run, planned_tokens: impl Fn(usize) -> u32, targets: Vec<Target>) -> Self {
+    pub fn new(run: &Run, planned_tokens: impl Fn(usize) -> u32, targets: Vec<GoodputTarget>) -> Self {
         let answers = || run.outcomes.iter().filter_map(|o| o.answer.as_ref().ok().map(|answer| (o.index, answer)));
         let seconds = |metric: Metric| {
             let all = answers().flat_map(|(_, answer)| match metric {
@@ -138,7 +138,7 @@ impl Report {
             let all: Vec<f64> = all.map(|time| time.as_secs_f64()).collect();
             (!all.is_empty()).then(|| (metric, Sorted::new(all.into_iter())))
         };
-        let keeps = |answer: &Answer| targets.iter().all(|target| target.is_kept(answer));
+        let keeps = |answer: &TimedAnswer| targets.iter().all(|target| target.is_kept(answer));
         Self {
             times: Metric::ALL.into_iter().filter_map(seconds).collect(),
             duration: run.took,
@@ -160,6 +160,11 @@ impl Report {
     /// The time that a share of the requests does not pass (s), where it was measured.
     pub fn at(&self, metric: Metric, share: f64) -> Option<f64> {
         self.times.get(&metric).map(|times| times.at(share))
+    }
+
+    /// The same on average (s).
+    pub fn mean(&self, metric: Metric) -> Option<f64> {
+        self.times.get(&metric).map(Sorted::mean)
     }
 
     /// Requests and tokens of answers, in a second.
@@ -265,7 +270,7 @@ impl Report {
 }
 
 /// Why requests failed, the likeliest first.
-pub(in crate::cli) fn reasons(outcomes: &[Outcome]) -> Vec<(String, usize)> {
+pub(in crate::cli) fn reasons(outcomes: &[RequestOutcome]) -> Vec<(String, usize)> {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     for failure in outcomes.iter().filter_map(|o| o.answer.as_ref().err()) {
         let why = failure.to_string();
@@ -288,13 +293,13 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    fn outcome(index: u32, answer: Result<Answer, Failure>) -> Outcome {
-        Outcome { index: index as usize, late: index * MS, answer }
+    fn outcome(index: u32, answer: Result<TimedAnswer, Failure>) -> RequestOutcome {
+        RequestOutcome { index: index as usize, late: index * MS, answer }
     }
 
     /// 100 answers: the n-th has its first token after n ms, then four more, n/10 ms apart.
     fn hundred() -> Run {
-        let answer = |n: u32| Answer {
+        let answer = |n: u32| TimedAnswer {
             first: n * MS,
             whole: n * MS + 4 * n * MS / 10,
             gaps: vec![n * MS / 10; 4],
@@ -349,16 +354,16 @@ mod tests {
     #[test]
     fn targets_are_read_as_vllm_has_them() {
         for wrong in ["ttft", "ttft:", "ttft:-5", "ttft:0", "itl:5", "ttft:1h", "ttft:nan", "tpot:1e300s", "x:1"] {
-            let said = wrong.parse::<Target>().unwrap_err();
+            let said = wrong.parse::<GoodputTarget>().unwrap_err();
             assert!(said.contains("ttft:500 tpot:50 e2el:10000"), "{wrong}: {said}");
         }
-        assert_eq!("e2e:1.5s".parse::<Target>().unwrap().most, 1500 * MS);
+        assert_eq!("e2e:1.5s".parse::<GoodputTarget>().unwrap().most, 1500 * MS);
     }
 
     #[test]
     fn failures_are_told_apart_and_few() {
         let refused = |status| outcome(0, Err(Failure::Refused { status, said: "no".into() }));
-        let mut outcomes: Vec<Outcome> = (400..500).map(refused).collect();
+        let mut outcomes: Vec<RequestOutcome> = (400..500).map(refused).collect();
         outcomes.extend((0..5).map(|_| refused(400)));
         let told = reasons(&outcomes);
         assert_eq!(told.len(), REASONS + 1);

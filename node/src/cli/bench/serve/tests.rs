@@ -1,5 +1,5 @@
 //! Against a server that is none of ours: it answers at a pace that it states, and wrongly in every way that servers do.
-use super::{Measured, answered, command, measured};
+use super::{MeasuredRun, answered, command, measured};
 use crate::{cli::exit::Kind, config::Settings};
 use axum::{
     Json, Router,
@@ -64,7 +64,7 @@ impl Rival {
     }
 
     /// What `tsnode bench serve` says of it.
-    async fn bench(&self, words: &[&str]) -> Result<Measured, crate::cli::exit::Exit> {
+    async fn bench(&self, words: &[&str]) -> Result<MeasuredRun, crate::cli::exit::Exit> {
         let at = ["serve", "--base-url", &self.base, "--disable-tqdm"];
         let matches = command().try_get_matches_from(at.iter().chain(words)).unwrap();
         let folder = tempfile::tempdir().unwrap();
@@ -139,7 +139,7 @@ async fn a_slow_servers_pace_is_measured() {
         ["--num-prompts", "12", "--request-rate", "100", "--input-len", "40", "--output-len", "6", "--ignore-eos"];
     let goodput = ["--goodput", "ttft:30", "tpot:100"];
     let began = Instant::now();
-    let Measured { report, .. } = rival.bench(&[&words[..], &goodput].concat()).await.unwrap();
+    let MeasuredRun { report, .. } = rival.bench(&[&words[..], &goodput].concat()).await.unwrap();
     let document = report.json(&Value::Null);
     // A server is never quicker than it says; how much slower is the test host's.
     let (first, gap) = (FIRST.as_secs_f64() * 1e3, GAP.as_secs_f64() * 1e3);
@@ -158,7 +158,7 @@ async fn a_slow_servers_pace_is_measured() {
 async fn chats_have_the_lengths_asked_for_once_words_are_counted() {
     let rival = Rival::up(&["one"], 64).await;
     let words = ["--endpoint", "/v1/chat/completions", "--num-prompts", "3", "--input-len", "307", "--output-len", "2"];
-    let Measured { report, .. } = rival.bench(&words).await.unwrap();
+    let MeasuredRun { report, .. } = rival.bench(&words).await.unwrap();
     assert_eq!(report.json(&Value::Null)["total_input_tokens"], 3 * 307);
     assert!(rival.asked.lock().unwrap().iter().all(|body| body.get("ignore_eos").is_none()));
 }
@@ -167,7 +167,7 @@ async fn chats_have_the_lengths_asked_for_once_words_are_counted() {
 async fn no_more_run_at_once_than_were_allowed() {
     let rival = Rival::up(&["one"], 64).await;
     let words = ["--num-prompts", "6", "--output-len", "2", "--max-concurrency", "2"];
-    let Measured { report, .. } = rival.bench(&words).await.unwrap();
+    let MeasuredRun { report, .. } = rival.bench(&words).await.unwrap();
     let document = report.json(&Value::Null);
     assert_eq!((&document["max_concurrent_requests"], &document["completed"]), (&json!(2), &json!(6)));
     // The last two waited for four others, and it is said.
@@ -185,18 +185,18 @@ async fn what_servers_do_wrong_is_counted_and_said() {
         ("page", "502: Bad Gateway"),
     ] {
         let words = ["--model", model, "--num-prompts", "3", "--output-len", "4"];
-        let Measured { report, .. } = rival.bench(&words).await.unwrap();
+        let MeasuredRun { report, .. } = rival.bench(&words).await.unwrap();
         assert_eq!((report.failed, report.reasons.clone()), (3, vec![(why.to_owned(), 3)]), "{model}");
         let exit = answered(&report).unwrap_err();
         assert!(exit.kind == Kind::Request && exit.message.ends_with(why), "{}", exit.message);
     }
     let words = ["--model", "half", "--num-prompts", "8", "--output-len", "4", "--goodput", "e2el:3600000"];
-    let Measured { report, .. } = rival.bench(&words).await.unwrap();
+    let MeasuredRun { report, .. } = rival.bench(&words).await.unwrap();
     assert_eq!((report.completed, report.failed), (4, 4));
     assert_eq!(report.reasons, [("429: too many".to_owned(), 4)]);
     assert_eq!(report.json(&Value::Null)["attainment"], 0.5, "what failed kept no target");
     answered(&report).unwrap();
-    let none = |exit: Result<Measured, crate::cli::exit::Exit>| exit.map(drop).unwrap_err();
+    let none = |exit: Result<MeasuredRun, crate::cli::exit::Exit>| exit.map(drop).unwrap_err();
     let several = none(rival.bench(&["--num-prompts", "1"]).await);
     assert!(several.kind == Kind::Usage && several.message.contains("2 models, as one, two; name one with --model"));
 }
@@ -206,13 +206,13 @@ async fn a_server_that_hangs_ends_with_the_time() {
     let rival = Rival::up(&["one"], 64).await;
     let words =
         ["--model", "hangs", "--num-prompts", "3", "--output-len", "4", "--max-seconds", "1", "--request-rate", "100"];
-    let Measured { report, .. } = rival.bench(&words).await.unwrap();
+    let MeasuredRun { report, .. } = rival.bench(&words).await.unwrap();
     assert_eq!((report.completed, report.cut, report.unsent), (0, 3, 0));
     let exit = answered(&report).unwrap_err();
     assert!(exit.message.contains("--max-seconds"), "{}", exit.message);
     let seldom =
         ["--model", "one", "--num-prompts", "100", "--output-len", "2", "--max-seconds", "1", "--request-rate", "5"];
-    let Measured { report, .. } = rival.bench(&seldom).await.unwrap();
+    let MeasuredRun { report, .. } = rival.bench(&seldom).await.unwrap();
     assert!(report.completed > 0 && report.unsent > 0, "{:?}", report.lines());
 }
 

@@ -1,18 +1,18 @@
 //! What scenarios came to: one verdict, and the sum of many.
 
-use super::Asked;
+use super::ControlQuery;
 use crate::cli::{
     exit::{Exit, Kind},
     output,
 };
 use serde_json::{Value, json};
 use std::time::Duration;
-use tsnode_simulator::simulation::{Report, Script, requests::Tally};
+use tsnode_simulator::simulation::{ScenarioReport, Script, requests::ScenarioTally};
 
 /// What is measured only where clients come.
 const SERVED: &str = "served after that";
 
-pub(super) fn verdict(script: &Script, report: &Report) -> Value {
+pub(super) fn verdict(script: &Script, report: &ScenarioReport) -> Value {
     let figures = &report.figures;
     json!({
         "seed": script.seed,
@@ -31,7 +31,7 @@ pub(super) fn verdict(script: &Script, report: &Report) -> Value {
 }
 
 /// How requests fared, for programs.
-fn requests(of: &Tally) -> Value {
+fn requests(of: &ScenarioTally) -> Value {
     json!({
         "asked": of.asked, "complete": of.complete, "unserved": of.unserved, "failed": of.failed,
         "cancelled": of.cancelled, "lost": of.lost, "resumed": of.resumed, "moved": of.moved, "went_on": of.went_on,
@@ -39,8 +39,8 @@ fn requests(of: &Tally) -> Value {
 }
 
 /// The same for people.
-pub(super) fn fared(of: &Tally) -> String {
-    let Tally { asked, complete, unserved, failed, cancelled, lost, resumed, moved, went_on } = of;
+pub(super) fn fared(of: &ScenarioTally) -> String {
+    let ScenarioTally { asked, complete, unserved, failed, cancelled, lost, resumed, moved, went_on } = of;
     format!(
         "{asked} requests: {complete} complete, {unserved} told to ask again, {failed} failed, {cancelled} cancelled, \
          {lost} lost with their gateway\n{resumed} gone on with at another gateway, {moved} moved to another group, \
@@ -50,20 +50,20 @@ pub(super) fn fared(of: &Tally) -> String {
 
 /// What came of many scenarios.
 #[derive(Default)]
-pub(super) struct Summary {
+pub(super) struct ScenariosSummary {
     runs: u64,
     broken: Vec<Value>,
     agreed: Vec<f64>,
     served: Vec<f64>,
-    requests: Tally,
+    requests: ScenarioTally,
     at_once: Vec<f64>,
     by_silence: Vec<f64>,
     false_deaths: u64,
     plans: u64,
 }
 
-impl Summary {
-    pub(super) fn add(&mut self, script: &Script, report: Report) {
+impl ScenariosSummary {
+    pub(super) fn add(&mut self, script: &Script, report: ScenarioReport) {
         self.runs += 1;
         if report.broken.is_some() {
             self.broken.push(verdict(script, &report));
@@ -78,7 +78,7 @@ impl Summary {
         self.plans += figures.plans;
     }
 
-    pub(super) fn print(mut self, asked: &Asked, took: Duration) -> Result<(), Exit> {
+    pub(super) fn print(mut self, asked: &ControlQuery, took: Duration) -> Result<(), Exit> {
         self.broken.sort_by_key(|b| b["seed"].as_u64());
         let times = [
             ("agreed", &mut self.agreed),

@@ -10,18 +10,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tsnode_coordinator::scheduler::{
     Slo, Workload,
-    cluster::Path,
-    figures::{self, Column, Figures, Upkeep},
+    cluster::ClusterLink,
+    figures::{self, Column, DeviceFigures, Upkeep},
     models,
     slo::Reference,
 };
 use tsnode_protocol::{Bytes, BytesPerSecond, Seconds};
 use tsnode_simulator::{
     provisioning::{
-        Aim, Budget, Design, Question,
+        Aim, Design, MixBudget, Question,
         demand::{Demand, Drawn},
-        kinds::{Host, Kind, Measure, Role},
-        targets::{Alone, Targets},
+        kinds::{MachineHost, MachineKind, MachineRole, Measure},
+        targets::{AloneTimes, ProvisioningTargets},
         trial::Trial,
     },
     splitwise::{LIMITS, Sizes},
@@ -44,22 +44,22 @@ const PCIE_4: f64 = 25.6e9;
 const STEPS: f64 = 50.0;
 
 /// What a request must keep.
-enum Wanted {
+enum WantedTargets {
     Splitwise,
     Slo(Slo),
 }
 
 /// The command line, understood.
-pub(super) struct Asked {
+pub(super) struct ProvisionQuery {
     model: String,
-    kinds: Vec<Spec>,
+    kinds: Vec<KindSpec>,
     workload: Workload,
     demand: Demand,
-    wanted: Wanted,
+    wanted: WantedTargets,
     share: f64,
     aim: Option<Aim>,
     step: Option<f64>,
-    budgets: Vec<Budget>,
+    budgets: Vec<MixBudget>,
     column: Column,
     link: BytesPerSecond,
     seconds: f64,
@@ -74,14 +74,14 @@ pub(super) struct Fleet {
 }
 
 /// `8xA100:17.6:3200`.
-struct Spec {
+struct KindSpec {
     devices: u16,
     device: String,
     cost: Option<f64>,
     power: Option<f64>,
 }
 
-impl Spec {
+impl KindSpec {
     fn parse(text: &str) -> Result<Self, Exit> {
         let wrong =
             || usage(format!("--kinds {text:?}: devices, GPU, $/h and W, as in 8xA100, 4xA40:1.6 or 4xA40:1.6:1200"));
@@ -106,7 +106,7 @@ impl Spec {
     }
 }
 
-impl Asked {
+impl ProvisionQuery {
     pub(super) fn read(matches: &ArgMatches) -> Result<Self, Exit> {
         let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
         let positive = |name: &str| match text(name) {
@@ -118,9 +118,9 @@ impl Asked {
         };
         let budgets =
             [("budget-cost", Measure::Cost), ("budget-power", Measure::Power), ("budget-machines", Measure::Machines)];
-        let budgets: Vec<Budget> = budgets
+        let budgets: Vec<MixBudget> = budgets
             .into_iter()
-            .filter_map(|(name, of)| positive(name).map(|b| b.map(|most| Budget { of, most })).transpose())
+            .filter_map(|(name, of)| positive(name).map(|b| b.map(|most| MixBudget { of, most })).transpose())
             .collect::<Result<_, _>>()?;
         let rate = positive("rate")?;
         let least = |of| Some(Aim::Least { of, rate: rate.unwrap_or(3.0) });
@@ -152,12 +152,12 @@ impl Asked {
         let demand = demand(name, &workload, is_set(matches, "independent"), seed);
         Ok(Self {
             model: text("plan-model").unwrap_or(MODEL).to_owned(),
-            kinds: text("kinds").unwrap_or(KINDS).split(',').map(Spec::parse).collect::<Result<_, _>>()?,
+            kinds: text("kinds").unwrap_or(KINDS).split(',').map(KindSpec::parse).collect::<Result<_, _>>()?,
             demand: demand.ok_or_else(|| usage(format!("{name}: no requests in it")))?,
             workload,
             wanted: match text("slo") {
-                Some("splitwise") => Wanted::Splitwise,
-                slo => Wanted::Slo(
+                Some("splitwise") => WantedTargets::Splitwise,
+                slo => WantedTargets::Slo(
                     slo.unwrap_or("e2e=5x").parse().map_err(|e| usage(format!("--slo: {e}, or splitwise")))?,
                 ),
             },
@@ -177,8 +177,8 @@ impl Asked {
             Some(file) => self.measured(file, matches.get_one::<String>("alone").map(String::as_str))?,
         };
         let words = match &self.wanted {
-            Wanted::Splitwise => "Splitwise's nine targets".to_owned(),
-            Wanted::Slo(slo) => format!("{slo} for {} % of requests", self.share * 100.0),
+            WantedTargets::Splitwise => "Splitwise's nine targets".to_owned(),
+            WantedTargets::Slo(slo) => format!("{slo} for {} % of requests", self.share * 100.0),
         };
         let mut question = Question {
             designs: Design::all(kinds.len()),
@@ -199,19 +199,20 @@ impl Asked {
     }
 
     /// By the cost model.
-    fn closed(&self) -> Result<(Vec<Kind>, Targets, tsnode_protocol::BytesPerToken), Exit> {
+    fn closed(&self) -> Result<(Vec<MachineKind>, ProvisioningTargets, tsnode_protocol::BytesPerToken), Exit> {
         let model = read_model(&self.model)?;
         let reference = Reference::a100(&model, self.column);
         let reference = reference.ok_or_else(|| Exit::new(Ending::Other, "no figures for the reference GPU"))?;
         let slo = self.slo()?;
         let (known, upkeep) = (figures::shipped(self.column), figures::upkeep());
-        let kind = |spec: &Spec| {
+        let kind = |spec: &KindSpec| {
             let device = device(&known, &spec.device)?;
             let (cost, power) = spec.upkeep(upkeep.get(&device.name).copied().unwrap_or_default());
-            let inside = Path { latency: INSIDE, bandwidth: BytesPerSecond(inside(&device.name)) };
+            let inside = ClusterLink { latency: INSIDE, bandwidth: BytesPerSecond(inside(&device.name)) };
             let name = format!("{}x{}", spec.devices, device.name);
-            let host = Host { name: name.clone(), device: device.clone(), devices: spec.devices, inside, cost, power };
-            Kind::closed(&host, &model, &self.workload, slo, reference).ok_or_else(|| {
+            let host =
+                MachineHost { name: name.clone(), device: device.clone(), devices: spec.devices, inside, cost, power };
+            MachineKind::closed(&host, &model, &self.workload, slo, reference).ok_or_else(|| {
                 let have = device.memory.0 * f64::from(spec.devices) / 1e9;
                 usage(format!(
                     "{name} does not hold {} and its longest request: {have:.0} GB for {:.0} GB of weights; take more \
@@ -225,8 +226,8 @@ impl Asked {
         };
         let kinds = self.kinds.iter().map(kind).collect::<Result<Vec<_>, _>>()?;
         let targets = match self.wanted {
-            Wanted::Splitwise => Targets::TableVi(Alone::Reference(reference)),
-            Wanted::Slo(slo) => Targets::Deadlines { slo, reference, share: self.share },
+            WantedTargets::Splitwise => ProvisioningTargets::TableVi(AloneTimes::Reference(reference)),
+            WantedTargets::Slo(slo) => ProvisioningTargets::Deadlines { slo, reference, share: self.share },
         };
         Ok((kinds, targets, model.kv()))
     }
@@ -236,7 +237,7 @@ impl Asked {
         &self,
         file: &str,
         alone: Option<&str>,
-    ) -> Result<(Vec<Kind>, Targets, tsnode_protocol::BytesPerToken), Exit> {
+    ) -> Result<(Vec<MachineKind>, ProvisioningTargets, tsnode_protocol::BytesPerToken), Exit> {
         let text = std::fs::read_to_string(file).map_err(|e| Exit::file(Ending::Usage, file, &e))?;
         let known = models::by_name(&self.model);
         let sizes = Sizes::of(&self.model)
@@ -256,7 +257,7 @@ impl Asked {
             })
         };
         let (shipped, upkeep) = (figures::shipped(self.column), figures::upkeep());
-        let kind = |spec: &Spec| {
+        let kind = |spec: &KindSpec| {
             let device = device(&shipped, &spec.device).ok();
             let mut one = device.and_then(|d| upkeep.get(&d.name)).copied().unwrap_or_default();
             // Splitwise's power-capped machines: 70 % of what they would take.
@@ -264,7 +265,7 @@ impl Asked {
             let (cost, power) = spec.upkeep(one);
             let table = read(&spec.device, spec.devices)?;
             // What is sold as GB is GiB.
-            let gib = |d: &Figures| d.memory / 1e9 * f64::from(1u32 << 30) * f64::from(spec.devices);
+            let gib = |d: &DeviceFigures| d.memory / 1e9 * f64::from(1u32 << 30) * f64::from(spec.devices);
             let memory = device.map(gib).unwrap_or(Bytes(8.0 * 80.0 * f64::from(1u32 << 30)));
             let room = ((memory - sizes.weights) / sizes.kv).0;
             if room < 1.0 {
@@ -273,23 +274,23 @@ impl Asked {
                     spec.devices, spec.device, self.model
                 )));
             }
-            let role = Role { speed: table, limits: LIMITS, room: room as u64 };
-            Ok(Kind::alike(&format!("{}x{}", spec.devices, spec.device), cost, power, &role))
+            let role = MachineRole { speed: table, limits: LIMITS, room: room as u64 };
+            Ok(MachineKind::alike(&format!("{}x{}", spec.devices, spec.device), cost, power, &role))
         };
         let kinds = self.kinds.iter().map(kind).collect::<Result<Vec<_>, Exit>>()?;
         let targets = match (&self.wanted, known) {
-            (Wanted::Splitwise, _) => {
+            (WantedTargets::Splitwise, _) => {
                 let devices = self.kinds.first().map_or(8, |k| k.devices);
                 let first = self.kinds.first().map_or("", |k| k.device.as_str());
-                Targets::TableVi(Alone::Table(read(alone.unwrap_or(first), devices)?))
+                ProvisioningTargets::TableVi(AloneTimes::Table(read(alone.unwrap_or(first), devices)?))
             }
-            (Wanted::Slo(slo), Some(model)) => {
+            (WantedTargets::Slo(slo), Some(model)) => {
                 let reference = Reference::a100(&model, self.column);
                 let reference =
                     reference.ok_or_else(|| Exit::new(Ending::Other, "no figures for the reference GPU"))?;
-                Targets::Deadlines { slo: *slo, reference, share: self.share }
+                ProvisioningTargets::Deadlines { slo: *slo, reference, share: self.share }
             }
-            (Wanted::Slo(_), None) => {
+            (WantedTargets::Slo(_), None) => {
                 return Err(usage(format!(
                     "what an A100 takes for {} is not known: choose --slo splitwise",
                     self.model
@@ -301,8 +302,8 @@ impl Asked {
 
     fn slo(&self) -> Result<Slo, Exit> {
         match self.wanted {
-            Wanted::Slo(slo) => Ok(slo),
-            Wanted::Splitwise => MIDDLE.parse().map_err(|e| Exit::new(Ending::Other, format!("{e}"))),
+            WantedTargets::Slo(slo) => Ok(slo),
+            WantedTargets::Splitwise => MIDDLE.parse().map_err(|e| Exit::new(Ending::Other, format!("{e}"))),
         }
     }
 }
@@ -319,13 +320,15 @@ fn demand(name: &str, workload: &Workload, is_independent: bool, seed: u64) -> O
 
 /// The figures of a GPU by its name or the beginning of it; of several memories the largest. Names of tables go on
 /// after that of the GPU.
-fn device<'a>(known: &'a BTreeMap<String, Figures>, asked: &str) -> Result<&'a Figures, Exit> {
+fn device<'a>(known: &'a BTreeMap<String, DeviceFigures>, asked: &str) -> Result<&'a DeviceFigures, Exit> {
     let lower = asked.to_lowercase();
     let family = |name: &str| name.to_lowercase().split('-').next().unwrap_or_default().to_owned();
     let exact = known.values().find(|f| f.name.to_lowercase() == lower);
     let of_family = || known.values().filter(|f| family(&f.name) == family(&lower));
-    let begins = |f: &&Figures| f.name.to_lowercase().starts_with(&lower) || lower.starts_with(&f.name.to_lowercase());
-    let largest = |all: &mut dyn Iterator<Item = &'a Figures>| all.max_by(|a, b| a.memory.0.total_cmp(&b.memory.0));
+    let begins =
+        |f: &&DeviceFigures| f.name.to_lowercase().starts_with(&lower) || lower.starts_with(&f.name.to_lowercase());
+    let largest =
+        |all: &mut dyn Iterator<Item = &'a DeviceFigures>| all.max_by(|a, b| a.memory.0.total_cmp(&b.memory.0));
     let found = exact.or_else(|| largest(&mut of_family().filter(begins))).or_else(|| largest(&mut of_family()));
     found.ok_or_else(|| {
         let names: Vec<&str> = known.keys().map(String::as_str).collect();

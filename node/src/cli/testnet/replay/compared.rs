@@ -1,6 +1,9 @@
 //! What came of a replay, live and simulated: a row for each figure, and how far the simulator is off.
 
-use super::simulated::Simulated;
+use super::{
+    simulated::Simulated,
+    terms::{LatencyTerm, LatencyTerms},
+};
 use crate::cli::{
     bench::serve::report::{DRAWN, Metric, Report, time},
     exit::{Exit, Kind},
@@ -18,6 +21,8 @@ pub(super) struct Compared {
     /// Requests whose lengths were cut to the model's context.
     pub cut: usize,
     pub live: Report,
+    /// Where live requests' time went; nothing where their gateway has counted none.
+    pub terms: Option<LatencyTerms>,
     pub simulated: Simulated,
     /// Another plan was adopted meanwhile.
     pub replanned: bool,
@@ -31,8 +36,8 @@ struct Figure {
     name: String,
     live: f64,
     simulated: f64,
-    /// A time (s), or so many in a second.
-    is_time: bool,
+    /// Of which time (s); else so many in a second.
+    metric: Option<Metric>,
     /// How far it may be off; told, and not judged, where there is none.
     most: Option<f64>,
 }
@@ -47,7 +52,7 @@ impl Figure {
     }
 
     fn shown(&self, value: f64) -> String {
-        if self.is_time { time(value) } else { format!("{value:.2}") }
+        if self.metric.is_some() { time(value) } else { format!("{value:.2}") }
     }
 }
 
@@ -60,14 +65,15 @@ impl Compared {
                 let is_judged = matches!(metric, Metric::Ttft | Metric::E2el) && share < 0.95;
                 let name = format!("{} {percentile}", metric.words());
                 let simulated = self.simulated.at(metric, share);
-                all.push(Figure { name, live, simulated, is_time: true, most: is_judged.then_some(TIMES) });
+                let (metric, most) = (Some(metric), is_judged.then_some(TIMES));
+                all.push(Figure { name, live, simulated, metric, most });
             }
         }
         let (live, simulated) = (self.live.throughput(), self.simulated.throughput());
         let rates = [("requests/s", live.0, simulated.0), ("tokens/s of answers", live.1, simulated.1)];
         all.extend(rates.map(|(name, live, simulated)| {
             let name = name.to_owned();
-            Figure { name, live, simulated, is_time: false, most: Some(THROUGHPUT) }
+            Figure { name, live, simulated, metric: None, most: Some(THROUGHPUT) }
         }));
         all
     }
@@ -99,7 +105,39 @@ impl Compared {
             "peers used {:.2} of {processors} processors, the simulator's computed on {busy:.2}",
             self.processor
         ));
+        if let Some((live, simulated)) = self.both() {
+            let term = |term: LatencyTerm| {
+                format!("{} {} and {}", term.words(), time(live.of(term)), time(simulated.of(term)))
+            };
+            let all: Vec<String> = LatencyTerm::ALL.into_iter().map(term).collect();
+            lines.push(format!("on average a request's time went, live and simulated, into {}", all.join(", ")));
+        }
         lines
+    }
+
+    /// Where requests' time went, live and simulated.
+    fn both(&self) -> Option<(LatencyTerms, LatencyTerms)> {
+        let Simulated { outcome, overheads, .. } = &self.simulated;
+        Some((self.terms?, LatencyTerms::simulated(outcome, overheads.request.0)))
+    }
+
+    /// By which term a figure is most likely off.
+    fn likely(&self, f: &Figure) -> Option<LatencyTerm> {
+        let (live, simulated) = self.both()?;
+        live.likely(&simulated, f.metric, f.ratio())
+    }
+
+    /// What of each that is further off than it should be the likely reason is.
+    pub fn reasons(&self) -> Vec<String> {
+        let reason = |f: &Figure| match (self.likely(f), self.both()) {
+            (Some(term), Some((live, simulated))) => {
+                let (live, simulated) = (time(live.of(term)), time(simulated.of(term)));
+                format!("{}: most likely by {}, {live} live and {simulated} simulated on average", f.name, term.words())
+            }
+            (_, None) => format!("{}: its gateway has counted no requests, so that nothing is known of why", f.name),
+            (None, Some(_)) => format!("{}: on average no part of a request's time differs that way", f.name),
+        };
+        self.beyond(None).iter().map(reason).collect()
     }
 
     /// A row for each figure.
@@ -146,10 +184,18 @@ impl Compared {
         let figure = |f: &Figure| {
             json!({
                 "figure": f.name, "live": f.live, "simulated": f.simulated, "ratio": f.ratio(),
-                "unit": if f.is_time { "s" } else { "1/s" }, "most_off": f.most,
+                "unit": if f.metric.is_some() { "s" } else { "1/s" }, "most_off": f.most,
+                "likely": self.beyond(None).contains(f).then(|| self.likely(f).map(LatencyTerm::name)).flatten(),
             })
         };
         let figures: Vec<Value> = self.figures().iter().map(figure).collect();
+        let terms = self.both().map(|(live, simulated)| {
+            let both = |term: LatencyTerm| {
+                let (live, simulated) = (live.of(term), simulated.of(term));
+                json!({ "term": term.name(), "live_ms": live * 1e3, "simulated_ms": simulated * 1e3 })
+            };
+            LatencyTerm::ALL.map(both)
+        });
         let groups: Vec<Value> =
             self.simulated.groups.iter().map(|(phase, count)| json!({ "phase": phase, "groups": count })).collect();
         json!({
@@ -159,7 +205,7 @@ impl Compared {
             "idle_processors": self.simulated.overheads.idle, "token_processor_ms": self.simulated.overheads.token.0 * 1e3,
             "processors": self.simulated.processors, "processors_used": self.processor,
             "processors_simulated": self.simulated.busy, "simulated_ended": self.simulated.ended(),
-            "figures": figures, "within": self.beyond(None).is_empty(), "live": self.live.json(&Value::Null),
+            "terms": terms, "figures": figures, "within": self.beyond(None).is_empty(), "live": self.live.json(&Value::Null),
         })
     }
 
@@ -181,13 +227,13 @@ impl Compared {
 mod tests {
     use super::*;
     use crate::cli::bench::serve::{
-        answer::Answer,
-        client::{Outcome, Run},
+        answer::TimedAnswer,
+        client::{RequestOutcome, Run},
     };
     use std::time::Duration;
     use tsnode_coordinator::{
         policy::routing::Asked,
-        replay::machines::{self, Arrival, Trace},
+        replay::machines::{self, Arrival, ReplayTrace},
     };
     use tsnode_protocol::{Phase, Seconds};
     use tsnode_simulator::live_plan::Overheads;
@@ -196,36 +242,37 @@ mod tests {
 
     /// A hundred answers of five tokens, the n-th with its first token after n ms; in the simulator after so many times n.
     fn compared(times: f64) -> Compared {
-        let answer = |n: u32| Answer {
+        let answer = |n: u32| TimedAnswer {
             first: n * MS,
             whole: 2 * n * MS,
             gaps: vec![n * MS / 4; 4],
             prompt_tokens: Some(10),
             answer_tokens: Some(5),
         };
-        let outcome = |n: u32| Outcome { index: n as usize, late: MS, answer: Ok(answer(n)) };
+        let outcome = |n: u32| RequestOutcome { index: n as usize, late: MS, answer: Ok(answer(n)) };
         let run = Run {
             outcomes: (1..=100).map(outcome).collect(),
             took: Duration::from_secs(10),
             peak: 3,
             ..Run::default()
         };
-        let trace = |n: u32| {
+        let trace = |n: u32, times: f64| {
             let (at, took) = (Seconds(0.0), Seconds(f64::from(n) * 1e-3 * times));
             let arrival = Arrival { at, asked: Asked::new(10, 5) };
             let (first, end) = (took, took * 2.0);
-            Trace { arrival, route: None, prompt_start: at, first, answer_start: first, end, sending: at }
+            ReplayTrace { arrival, route: None, prompt_start: at, first, answer_start: first, end, sending: at }
         };
-        let outcome = machines::Outcome {
-            traces: (1..=100).map(trace).collect(),
+        let outcome = |times: f64| machines::Outcome {
+            traces: (1..=100).map(|n| trace(n, times)).collect(),
             busy: vec![0.5],
             end: Seconds(10.0),
             ..machines::Outcome::default()
         };
+        let (terms, outcome) = (Some(LatencyTerms::simulated(&outcome(1.0), 0.0)), outcome(times));
         let groups = vec![(Phase::Mixed, 2), (Phase::Decode, 0)];
         let simulated = Simulated { overheads: Overheads::default(), groups, processors: 2.0, busy: 0.5, outcome };
         let live = Report::new(&run, |_| 10, Vec::new());
-        Compared { trace: "a.csv".into(), cut: 1, live, simulated, replanned: false, processor: 0.7 }
+        Compared { trace: "a.csv".into(), cut: 1, live, terms, simulated, replanned: false, processor: 0.7 }
     }
 
     #[test]
@@ -241,6 +288,9 @@ mod tests {
         assert!(alike.lines().iter().any(|line| line.contains("were cut to it")));
         assert_eq!(alike.json()["within"], json!(true));
         assert_eq!(alike.svg().matches("<polyline").count(), 6);
+        assert_eq!((alike.reasons(), &alike.json()["figures"][0]["likely"]), (vec![], &Value::Null));
+        let whole = "on average a request's time went, live and simulated, into queueing ";
+        assert!(alike.lines().last().is_some_and(|line| line.starts_with(whole)), "{:?}", alike.lines());
     }
 
     #[test]
@@ -253,5 +303,12 @@ mod tests {
         let said = slower.held(Some(0.15)).unwrap_err().to_string();
         assert!(said.contains("1.200 of what was measured"), "{said}");
         assert_eq!(slower.json()["within"], json!(false));
+        let reasons = slower.reasons();
+        let first =
+            "first token (ttft) P50: most likely by steps of prompts, 50.5 ms live and 60.6 ms simulated on average";
+        assert!(reasons.len() == 4 && reasons[0] == first, "{reasons:?}");
+        assert_eq!(slower.json()["figures"][0]["likely"], json!("prompt_steps"));
+        let unknown = Compared { terms: None, ..slower };
+        assert!(unknown.reasons()[0].contains("has counted no requests"), "{:?}", unknown.reasons());
     }
 }

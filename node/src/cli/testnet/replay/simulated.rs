@@ -3,7 +3,7 @@
 use crate::{
     cli::{
         bench::serve::{
-            arrivals::Planned,
+            arrivals::PlannedRequest,
             report::{Metric, Report},
         },
         exit::{Exit, Kind},
@@ -16,11 +16,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use tsnode_coordinator::{
     members::Members,
     policy::{choice::Dispatch, routing::Asked},
-    replay::machines::{Arrival, Outcome, Trace},
+    replay::machines::{Arrival, Outcome, ReplayTrace},
 };
 use tsnode_protocol::{Advert, DeviceKind, PeerId, Phase, Plan, Seconds};
 use tsnode_simulator::{
-    live_plan::{LivePlan, Overheads, Run},
+    live_plan::{LivePlan, LivePlanRun, Overheads},
     percentile::Sorted,
 };
 use tsnode_testnet::PeerInfo;
@@ -87,7 +87,7 @@ fn overlapping<'c>(hosts: &[&'c Cores]) -> Option<(&'c Cores, &'c Cores)> {
 
 /// Requests that were asked one after another.
 pub(super) struct Alone {
-    pub planned: Vec<Planned>,
+    pub planned: Vec<PlannedRequest>,
     pub report: Report,
     /// Processor time that all processes used meanwhile (s).
     pub used: f64,
@@ -131,7 +131,7 @@ impl Simulated {
         peers: &[PeerInfo],
         hosts: &Hosts,
         alone: &Alone,
-        planned: &[Planned],
+        planned: &[PlannedRequest],
     ) -> Result<Self, Exit> {
         let wrong = |why: &str| Exit::new(Kind::Other, format!("the swarm's plan cannot be simulated: {why}"));
         let adverts: BTreeMap<PeerId, Advert> = view.peers.iter().map(|p| (p.id, p.advert.clone())).collect();
@@ -139,12 +139,12 @@ impl Simulated {
         let plan: &Plan = view.plan.as_ref().ok_or_else(|| wrong("there is none"))?;
         let model = view.models.first().ok_or_else(|| wrong("it has no model"))?.id;
         let live = LivePlan::new(&members, plan, model, view.split).map_err(|e| wrong(&e.to_string()))?;
-        let dispatch = swarm_settings::of(view).routed(model, Some(plan)).map_or(Dispatch::Live, Dispatch::from);
+        let dispatch = swarm_settings::of(view).routed(model, &plan.chosen).map_or(Dispatch::Live, Dispatch::from);
         let shared = hosts.shared(peers, &members);
-        let mut run = Run { dispatch, step: Seconds(0.0), cores: hosts.cores.clone(), hosts: shared };
-        let apart = |n: usize, p: &Planned| arrival(n as f64 * APART, p.prompt, p.answer);
+        let mut run = LivePlanRun { dispatch, step: Seconds(0.0), cores: hosts.cores.clone(), hosts: shared };
+        let apart = |n: usize, p: &PlannedRequest| arrival(n as f64 * APART, p.prompt, p.answer);
         let apart: Vec<Arrival> = alone.planned.iter().enumerate().map(|(n, p)| apart(n, p)).collect();
-        let overheads = alone.overheads(|step| live.run(&apart, &Run { step, ..run.clone() }));
+        let overheads = alone.overheads(|step| live.run(&apart, &LivePlanRun { step, ..run.clone() }));
         let arrivals: Vec<Arrival> = planned.iter().map(|p| arrival(p.at.as_secs_f64(), p.prompt, p.answer)).collect();
         let tokens: f64 = planned.iter().map(|p| f64::from(p.answer)).sum();
         let took = arrivals.last().map_or(1.0, |a| a.at.0.max(1.0));
@@ -186,7 +186,7 @@ fn arrival(at: f64, prompt: u32, answer: u32) -> Arrival {
 /// A metric of every request that ended; gaps are the timeline's.
 fn sorted(outcome: &Outcome, metric: Metric, request: f64) -> Sorted {
     let ended = outcome.traces.iter().filter(|t| t.end.is_finite());
-    let of = |t: &Trace| match metric {
+    let of = |t: &ReplayTrace| match metric {
         Metric::Ttft => (t.first - t.arrival.at).0 + request,
         Metric::E2el => (t.end - t.arrival.at).0 + request,
         Metric::Tpot | Metric::Itl => match t.arrival.asked.answer {

@@ -11,14 +11,14 @@ use std::{
 use tokio::io::ReadBuf;
 
 type Halves = (quinn::SendStream, quinn::RecvStream);
-type Opening = BoxFuture<'static, Result<Halves, quinn::ConnectionError>>;
+type OpeningStream = BoxFuture<'static, Result<Halves, quinn::ConnectionError>>;
 
 /// A connection.
 pub(in crate::control_plane::swarm) struct Muxer {
     connection: quinn::Connection,
     /// What is under way: a stream that the far end opens, one that is opened here, and the end.
-    incoming: Option<Opening>,
-    outgoing: Option<Opening>,
+    incoming: Option<OpeningStream>,
+    outgoing: Option<OpeningStream>,
     closing: Option<BoxFuture<'static, quinn::ConnectionError>>,
 }
 
@@ -29,23 +29,23 @@ impl Muxer {
 }
 
 impl StreamMuxer for Muxer {
-    type Substream = Stream;
+    type Substream = QuicStream;
     type Error = QuicError;
 
-    fn poll_inbound(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Stream, QuicError>> {
+    fn poll_inbound(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<QuicStream, QuicError>> {
         let connection = self.connection.clone();
         let incoming = self.incoming.get_or_insert_with(|| async move { connection.accept_bi().await }.boxed());
         let halves = ready!(incoming.poll_unpin(cx));
         self.incoming = None;
-        Poll::Ready(Ok(Stream::new(halves?)))
+        Poll::Ready(Ok(QuicStream::new(halves?)))
     }
 
-    fn poll_outbound(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Stream, QuicError>> {
+    fn poll_outbound(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<QuicStream, QuicError>> {
         let connection = self.connection.clone();
         let outgoing = self.outgoing.get_or_insert_with(|| async move { connection.open_bi().await }.boxed());
         let halves = ready!(outgoing.poll_unpin(cx));
         self.outgoing = None;
-        Poll::Ready(Ok(Stream::new(halves?)))
+        Poll::Ready(Ok(QuicStream::new(halves?)))
     }
 
     /// quinn drives itself, and connections stay where they are.
@@ -67,20 +67,20 @@ impl StreamMuxer for Muxer {
 }
 
 /// A stream of both directions.
-pub(in crate::control_plane::swarm) struct Stream {
+pub(in crate::control_plane::swarm) struct QuicStream {
     sender: quinn::SendStream,
     receiver: quinn::RecvStream,
     /// How closing it went: libp2p closes streams more than once.
     closed: Option<Result<(), io::ErrorKind>>,
 }
 
-impl Stream {
+impl QuicStream {
     fn new((sender, receiver): Halves) -> Self {
         Self { sender, receiver, closed: None }
     }
 }
 
-impl AsyncRead for Stream {
+impl AsyncRead for QuicStream {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &mut [u8]) -> Poll<io::Result<usize>> {
         if self.closed.is_some_and(|closed| closed.is_err()) {
             return Poll::Ready(Ok(0));
@@ -92,7 +92,7 @@ impl AsyncRead for Stream {
     }
 }
 
-impl AsyncWrite for Stream {
+impl AsyncWrite for QuicStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.sender).poll_write(cx, bytes).map_err(Into::into)
     }

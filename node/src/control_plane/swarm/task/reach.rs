@@ -4,13 +4,14 @@
 //! it keeps places with relays and says the circuits' addresses beside its own, which the peers of its own network can
 //! use. Reachable peers relay for others.
 
-use super::Task;
+use super::SwarmTask;
 use crate::control_plane::swarm::{
-    SwarmEvent, behaviour::Behaviour, carry, dialer::without_peer, moves::Ends, relays::Relays, to_libp2p_id, to_own_id,
+    SwarmEvent, behaviour::Behaviour, carry, dialer::without_peer, moves::ConnectionEnds, relays::Relays, to_libp2p_id,
+    to_own_id,
 };
 use crate::data_plane::{
     carrier::{Ask, Carried},
-    listening::{self, Use},
+    listening::{self, AddressUse},
 };
 use libp2p::{
     Multiaddr, Swarm,
@@ -68,15 +69,15 @@ impl Reach {
 }
 
 /// Streams that wait for a connection.
-pub(in crate::control_plane::swarm) struct Wanted {
+pub(in crate::control_plane::swarm) struct WaitingStreams {
     dial: ConnectionId,
     asks: Vec<Ask>,
 }
 
-impl Task {
+impl SwarmTask {
     /// One more place where this peer listens.
     pub(super) fn on_listening(&mut self, address: Multiaddr) {
-        if listening::is_for(&address) == Use::Nobody {
+        if listening::is_for(&address) == AddressUse::Nobody {
             return;
         }
         if self.reach.reachable && !is_circuit(&address) {
@@ -277,7 +278,7 @@ impl Task {
         } else if self.wanted.len() < WANTED
             && let Some(dial) = dial(&mut self.net, peer, self.dialer.addresses(peer))
         {
-            self.wanted.insert(peer, Wanted { dial, asks: vec![ask] });
+            self.wanted.insert(peer, WaitingStreams { dial, asks: vec![ask] });
         }
     }
 
@@ -304,14 +305,14 @@ fn dial(net: &mut Swarm<Behaviour>, peer: PeerId, addresses: Vec<Multiaddr>) -> 
 }
 
 /// Where a straight connection begins and ends.
-fn ends(peer: PeerId, point: &ConnectedPoint) -> Option<Ends> {
+fn ends(peer: PeerId, point: &ConnectedPoint) -> Option<ConnectionEnds> {
     let (near, far) = match point {
         ConnectedPoint::Dialer { address, .. } => (None, address),
         ConnectedPoint::Listener { local_addr, send_back_addr } => (ip_of(local_addr), send_back_addr),
     };
     let far = ip_of(far).filter(|_| !is_circuit(point.get_remote_address()))?;
     let near = near.filter(|ip| !ip.is_unspecified()).or_else(|| source_towards(far));
-    Some(Ends { peer, near, far })
+    Some(ConnectionEnds { peer, near, far })
 }
 
 /// The address that this host's packets to there leave from: the system says so without sending any.

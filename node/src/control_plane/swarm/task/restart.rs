@@ -2,7 +2,7 @@
 //! found some that do not (a relay's answer that comes after the place is given up). Whoever does that costs this peer its connections
 //! for a moment, and nothing else: the network is made again, and all are dialled again.
 
-use super::Task;
+use super::SwarmTask;
 use crate::control_plane::swarm::{
     SwarmEvent, moves::Moves, network::Maker, task::Reach, to_libp2p_id, unproven::Unproven,
 };
@@ -13,7 +13,7 @@ use std::{
 };
 use tokio_util::sync::CancellationToken;
 
-impl Task {
+impl SwarmTask {
     /// The same with another network, whose connections are all to come; none once `stop` is cancelled.
     pub(super) async fn with_another_network(
         mut self,

@@ -8,7 +8,7 @@ async fn seen(address: Multiaddr, swarm: SwarmId, secret: Option<Secret>) -> Pee
     let membership = secret.map(|secret| Membership::new(swarm, Some(secret)));
     let mut seen = look(&[address], swarm, membership.as_ref()).await;
     match seen.pop() {
-        Some(Seen::Peer(peer)) => peer,
+        Some(LookOutcome::Peer(peer)) => peer,
         other => panic!("no peer: {other:?}"),
     }
 }
@@ -29,8 +29,10 @@ async fn a_member_says_what_it_sees_of_the_call_and_who_belongs_to_it() {
     }
     let addresses: Vec<Multiaddr> = TRANSPORTS.map(|_| a.address("/quic-v1/")).into();
     let both = look(&addresses, SWARM, None).await;
-    let from: Vec<Option<SocketAddr>> =
-        both.iter().map(|seen| if let Seen::Peer(peer) = seen { peer.sight.unwrap().seen } else { None }).collect();
+    let from: Vec<Option<SocketAddr>> = both
+        .iter()
+        .map(|seen| if let LookOutcome::Peer(peer) = seen { peer.sight.unwrap().seen } else { None })
+        .collect();
     assert!(from[0].is_some() && from[0] == from[1], "one socket calls all: {from:?}");
 }
 
@@ -59,7 +61,7 @@ async fn of_another_version(theirs: u16) -> Multiaddr {
         loop {
             let TransportEvent::Incoming { upgrade, .. } = transport.select_next_some().await else { continue };
             let Ok((_, mut muxer)) = upgrade.await else { continue };
-            let Ok(mut stream) = first_stream(&mut muxer, Side::Listener).await else { continue };
+            let Ok(mut stream) = first_stream(&mut muxer, ConnectionSide::Listener).await else { continue };
             let answering = async {
                 if receive::<6>(&mut stream).await? == *b"tsnode" {
                     send(&mut stream, &[&b"tsnode"[..], &theirs.to_le_bytes(), &[3; 32]].concat()).await?;
@@ -90,5 +92,5 @@ async fn nobody_and_nothing_to_call_are_told_apart() {
     let addresses: Vec<Multiaddr> =
         [format!("/ip4/127.0.0.1/tcp/{closed}"), "/dns4/attic.example/tcp/7".into()].map(|a| a.parse().unwrap()).into();
     let seen = look(&addresses, SWARM, None).await;
-    assert!(matches!(seen[..], [Seen::Unanswered(_), Seen::Unsupported]), "{seen:?}");
+    assert!(matches!(seen[..], [LookOutcome::Unanswered(_), LookOutcome::Unsupported]), "{seen:?}");
 }

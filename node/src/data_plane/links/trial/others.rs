@@ -1,7 +1,7 @@
 //! What our own links are held against: the same bytes over bare QUIC, TCP, and TLS over TCP.
 
 use super::super::{LinkError, STREAMS, tls as certified, tuning};
-use super::{Moved, Watch, payload, settled};
+use super::{CpuWatch, MovedBytes, payload, settled};
 use crate::store::identity::Identity;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -35,7 +35,7 @@ fn endpoint(server: Option<quinn::ServerConfig>) -> Result<quinn::Endpoint, Link
 }
 
 /// One stream, with the settings of our own connections.
-pub(super) async fn bare(bytes: u64, datagram: u16) -> Result<Moved, LinkError> {
+pub(super) async fn bare(bytes: u64, datagram: u16) -> Result<MovedBytes, LinkError> {
     let ((from, _), (to, id)) = (someone(), someone());
     let transport = Arc::new(tuning::transport(STREAMS, datagram));
     let mut server = quinn::ServerConfig::with_crypto(Arc::new(certified::server(&to)?));
@@ -48,7 +48,7 @@ pub(super) async fn bare(bytes: u64, datagram: u16) -> Result<Moved, LinkError> 
     let (dialled, accepted) = tokio::join!(dial, accept);
     let (dialled, accepted) = (dialled.map_err(failed)?, accepted?);
     settled(&dialled, datagram).await;
-    let watch = Watch::start();
+    let watch = CpuWatch::start();
     let received = crate::tasks::spawn("trial", async move {
         let (mut sender, mut receiver) = accepted.accept_bi().await.map_err(failed)?;
         let mut piece = vec![0; super::TILE];
@@ -77,12 +77,12 @@ pub(super) async fn bare(bytes: u64, datagram: u16) -> Result<Moved, LinkError> 
 }
 
 /// A TCP connection, a thread at each end.
-pub(super) async fn tcp(bytes: u64) -> Result<Moved, LinkError> {
+pub(super) async fn tcp(bytes: u64) -> Result<MovedBytes, LinkError> {
     on_threads(move |from, to| Ok((from, to)), bytes).await
 }
 
 /// TLS over the same, with the ciphers and certificates of our own connections.
-pub(super) async fn tls(bytes: u64) -> Result<Moved, LinkError> {
+pub(super) async fn tls(bytes: u64) -> Result<MovedBytes, LinkError> {
     let ((from, _), (to, id)) = (someone(), someone());
     let (client, server) = (Arc::new(certified::client_config(&from, id)?), Arc::new(certified::server_config(&to)?));
     let name = rustls::pki_types::ServerName::try_from("tsnode").map_err(failed)?;
@@ -97,7 +97,7 @@ pub(super) async fn tls(bytes: u64) -> Result<Moved, LinkError> {
 async fn on_threads<F, T>(
     wrap: impl FnOnce(TcpStream, TcpStream) -> Result<(F, T), LinkError> + Send + 'static,
     bytes: u64,
-) -> Result<Moved, LinkError>
+) -> Result<MovedBytes, LinkError>
 where
     F: Read + Write,
     T: Read + Write + Send + 'static,
@@ -110,7 +110,7 @@ where
         let received = std::thread::spawn(move || receive(to, bytes));
         // Keys are agreed on before the clock starts.
         from.write_all(&ALL).and_then(|()| from.read_exact(&mut [0; ALL.len()])).map_err(failed)?;
-        let watch = Watch::start();
+        let watch = CpuWatch::start();
         let piece = vec![0; PIECE];
         let mut left = bytes;
         while left > 0 {

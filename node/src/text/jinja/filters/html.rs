@@ -158,7 +158,7 @@ fn named(rest: &str, out: &mut String) -> Result<usize> {
     Ok(0)
 }
 
-struct Links {
+struct LinkOptions {
     /// Letters of a link that are shown.
     shown: Option<usize>,
     /// Attributes of every link.
@@ -182,7 +182,7 @@ fn urlize(value: &Value, given: Args) -> Result<String> {
     if some(schemes).is_some() {
         return refuse!("urlize takes no further schemes here");
     }
-    let links = Links { shown: shown.map(|shown| usize::try_from(shown).unwrap_or(0)), more };
+    let links = LinkOptions { shown: shown.map(|shown| usize::try_from(shown).unwrap_or(0)), more };
     let text = markup(value)?;
     let mut out = String::new();
     let mut rest = text.as_str();
@@ -200,7 +200,7 @@ fn matches(of: &LazyLock<Option<Regex>>, text: &str) -> bool {
     of.as_ref().is_some_and(|of| of.is_match(text).unwrap_or(false))
 }
 
-impl Links {
+impl LinkOptions {
     fn word(&self, word: &str) -> String {
         let mut middle = word;
         while let Some(rest) = ["(", "<", "&lt;"].iter().find_map(|open| middle.strip_prefix(open)) {

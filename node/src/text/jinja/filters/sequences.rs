@@ -87,14 +87,14 @@ enum Part {
     Name(Value),
 }
 
-struct Path {
+struct AttributePath {
     parts: Vec<Part>,
     /// Instead of what is not defined.
     usual: Option<Value>,
     folds: bool,
 }
 
-impl Path {
+impl AttributePath {
     fn new(attribute: Option<&Value>, folds: bool) -> Result<Self> {
         let parts = match attribute {
             None | Some(Value::None) => Vec::new(),
@@ -144,7 +144,7 @@ fn map(machine: &mut Machine, value: &Value, mut given: Args) -> Result<Vec<Valu
         let Some(attribute) = given.take("attribute") else { return refuse!("map needs a filter or an attribute") };
         let usual = some(given.take("default"));
         given.none("map with an attribute")?;
-        let path = Path { usual, ..Path::new(Some(&attribute), false)? };
+        let path = AttributePath { usual, ..AttributePath::new(Some(&attribute), false)? };
         for item in value.iter()? {
             made.push(path.of(machine, &item)?);
         }
@@ -165,9 +165,9 @@ fn select(machine: &mut Machine, name: &str, value: &Value, mut given: Args) -> 
         if given.positional.is_empty() {
             return refuse!("{name} needs an attribute");
         }
-        Path::new(Some(&given.positional.remove(0)), false)?
+        AttributePath::new(Some(&given.positional.remove(0)), false)?
     } else {
-        Path::new(None, false)?
+        AttributePath::new(None, false)?
     };
     let test = if given.positional.is_empty() { None } else { Some(text(name, &given.positional.remove(0))?) };
     if test.is_none() && !given.named.is_empty() {
@@ -191,7 +191,7 @@ fn select(machine: &mut Machine, name: &str, value: &Value, mut given: Args) -> 
 fn join(machine: &mut Machine, value: &Value, given: Args) -> Result<String> {
     let [between, attribute] = given.bind("join", ["d", "attribute"], 0)?;
     let between = between.map_or_else(|| Ok(String::new()), |between| display::text(&between))?;
-    let path = Path::new(attribute.as_ref(), false)?;
+    let path = AttributePath::new(attribute.as_ref(), false)?;
     let mut texts = Vec::new();
     for item in value.iter()? {
         texts.push(display::text(&path.of(machine, &item)?)?);
@@ -201,7 +201,7 @@ fn join(machine: &mut Machine, value: &Value, given: Args) -> Result<String> {
 
 fn sum(machine: &mut Machine, value: &Value, given: Args) -> Result<Value> {
     let [attribute, start] = given.bind("sum", ["attribute", "start"], 0)?;
-    let path = Path::new(attribute.as_ref(), false)?;
+    let path = AttributePath::new(attribute.as_ref(), false)?;
     let mut sum = start.unwrap_or(Value::Int(0));
     if sum.as_text().is_some() {
         return refuse!("sum does not join texts; join does");
@@ -230,10 +230,11 @@ fn sort(machine: &mut Machine, value: &Value, given: Args) -> Result<Vec<Value>>
     let [reverse, sensitive, attribute] = given.bind("sort", ["reverse", "case_sensitive", "attribute"], 0)?;
     let folds = !truth(sensitive.as_ref());
     let paths = match &attribute {
-        Some(Value::Text(names)) => {
-            names.split(',').map(|name| Path::new(Some(&Value::text(name)), folds)).collect::<Result<Vec<_>>>()?
-        }
-        other => vec![Path::new(other.as_ref(), folds)?],
+        Some(Value::Text(names)) => names
+            .split(',')
+            .map(|name| AttributePath::new(Some(&Value::text(name)), folds))
+            .collect::<Result<Vec<_>>>()?,
+        other => vec![AttributePath::new(other.as_ref(), folds)?],
     };
     let mut keyed = Vec::new();
     for item in value.iter()? {
@@ -248,7 +249,7 @@ fn sort(machine: &mut Machine, value: &Value, given: Args) -> Result<Vec<Value>>
 
 fn extreme(machine: &mut Machine, name: &str, value: &Value, given: Args) -> Result<Value> {
     let [sensitive, attribute] = given.bind(name, ["case_sensitive", "attribute"], 0)?;
-    let path = Path::new(attribute.as_ref(), !truth(sensitive.as_ref()))?;
+    let path = AttributePath::new(attribute.as_ref(), !truth(sensitive.as_ref()))?;
     let better = if name == "min" { Ordering::Less } else { Ordering::Greater };
     let mut best: Option<(Value, Value)> = None;
     for item in value.iter()? {
@@ -266,7 +267,7 @@ fn extreme(machine: &mut Machine, name: &str, value: &Value, given: Args) -> Res
 
 fn unique(machine: &mut Machine, value: &Value, given: Args) -> Result<Vec<Value>> {
     let [sensitive, attribute] = given.bind("unique", ["case_sensitive", "attribute"], 0)?;
-    let path = Path::new(attribute.as_ref(), !truth(sensitive.as_ref()))?;
+    let path = AttributePath::new(attribute.as_ref(), !truth(sensitive.as_ref()))?;
     let (mut seen, mut kept) = (HashSet::new(), Vec::new());
     for item in value.iter()? {
         if seen.insert(path.of(machine, &item)?.key()?) {
@@ -280,8 +281,8 @@ fn groupby(machine: &mut Machine, value: &Value, given: Args) -> Result<Vec<Valu
     let [attribute, usual, sensitive] = given.bind("groupby", ["attribute", "default", "case_sensitive"], 1)?;
     let usual = some(usual);
     let folds = !truth(sensitive.as_ref());
-    let path = Path { usual: usual.clone(), ..Path::new(attribute.as_ref(), folds)? };
-    let shown = Path { usual, ..Path::new(attribute.as_ref(), false)? };
+    let path = AttributePath { usual: usual.clone(), ..AttributePath::new(attribute.as_ref(), folds)? };
+    let shown = AttributePath { usual, ..AttributePath::new(attribute.as_ref(), false)? };
     let mut keyed = Vec::new();
     for item in value.iter()? {
         keyed.push((path.of(machine, &item)?, item));

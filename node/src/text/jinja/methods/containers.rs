@@ -3,7 +3,7 @@
 use super::super::args::{Args, int_or, text};
 use super::super::error::{Error, Result, refuse};
 use super::super::operators::{contains, equal};
-use super::super::value::{Dict, Value, View};
+use super::super::value::{Dict, DictView, Value};
 use std::rc::Rc;
 
 pub fn call(of: &Value, name: &str, given: Args) -> Result<Value> {
@@ -11,7 +11,7 @@ pub fn call(of: &Value, name: &str, given: Args) -> Result<Value> {
         (Value::Bytes(bytes), _) => call_bytes(bytes, name, given),
         (Value::Dict(dict), _) => call_dict(dict, name, given),
         (Value::View(view, _), _) => {
-            if *view == View::Values {
+            if *view == DictView::Values {
                 return refuse!("values of a dictionary have no {name:?}");
             }
             for item in given.one(name)?.iter()? {
@@ -73,9 +73,9 @@ fn call_dict(dict: &Rc<Dict>, name: &str, given: Args) -> Result<Value> {
             given.none(name)?;
             Ok(match name {
                 "copy" => Value::dict(dict.copy()),
-                "keys" => Value::View(View::Keys, dict.clone()),
-                "values" => Value::View(View::Values, dict.clone()),
-                _ => Value::View(View::Items, dict.clone()),
+                "keys" => Value::View(DictView::Keys, dict.clone()),
+                "values" => Value::View(DictView::Values, dict.clone()),
+                _ => Value::View(DictView::Items, dict.clone()),
             })
         }
     }

@@ -4,7 +4,7 @@ use super::super::args::Args;
 use super::super::error::{Result, refuse};
 use super::super::objects::{Cycler, Loop, MacroObject};
 use super::super::operators::equal;
-use super::super::value::{Value, View};
+use super::super::value::{DictView, Value};
 use std::sync::Arc;
 
 /// An attribute that is no method.
@@ -35,7 +35,7 @@ pub fn property(value: &Value, name: &str) -> Option<Value> {
             "step" => Some(Value::Int(range.step)),
             _ => None,
         },
-        Value::View(View::Keys | View::Values | View::Items, dict) if name == "mapping" => {
+        Value::View(DictView::Keys | DictView::Values | DictView::Items, dict) if name == "mapping" => {
             Some(Value::Dict(dict.clone()))
         }
         Value::Float(number) => match name {

@@ -3,7 +3,7 @@
 use super::super::ast::{Binary, CallArgs, Comparison, Const, Expr, Filter, Unary};
 use super::super::checks;
 use super::super::error::Result;
-use super::super::lexer::Token;
+use super::super::lexer::Lexeme;
 use super::Parser;
 
 impl Parser {
@@ -61,15 +61,15 @@ impl Parser {
 
     fn compared(&mut self) -> Option<Comparison> {
         let how = match self.token() {
-            Token::Sign("==") => Comparison::Equal,
-            Token::Sign("!=") => Comparison::Unequal,
-            Token::Sign("<") => Comparison::Less,
-            Token::Sign("<=") => Comparison::LessOrEqual,
-            Token::Sign(">") => Comparison::Greater,
-            Token::Sign(">=") => Comparison::GreaterOrEqual,
-            Token::Name(name) if **name == *"in" => Comparison::In,
-            Token::Name(name) if **name == *"not" => {
-                if !matches!(self.after(), Token::Name(name) if **name == *"in") {
+            Lexeme::Sign("==") => Comparison::Equal,
+            Lexeme::Sign("!=") => Comparison::Unequal,
+            Lexeme::Sign("<") => Comparison::Less,
+            Lexeme::Sign("<=") => Comparison::LessOrEqual,
+            Lexeme::Sign(">") => Comparison::Greater,
+            Lexeme::Sign(">=") => Comparison::GreaterOrEqual,
+            Lexeme::Name(name) if **name == *"in" => Comparison::In,
+            Lexeme::Name(name) if **name == *"not" => {
+                if !matches!(self.after(), Lexeme::Name(name) if **name == *"in") {
                     return None;
                 }
                 self.at += 1;
@@ -169,9 +169,9 @@ impl Parser {
     /// Whether a test's argument stands here without brackets.
     fn begins_value(&self) -> bool {
         match self.token() {
-            Token::Name(name) => !matches!(&**name, "else" | "or" | "and"),
-            Token::Text(_) | Token::Int(_) | Token::Float(_) => true,
-            Token::Sign(sign) => matches!(*sign, "(" | "[" | "{"),
+            Lexeme::Name(name) => !matches!(&**name, "else" | "or" | "and"),
+            Lexeme::Text(_) | Lexeme::Int(_) | Lexeme::Float(_) => true,
+            Lexeme::Sign(sign) => matches!(*sign, "(" | "[" | "{"),
             _ => false,
         }
     }
@@ -182,8 +182,8 @@ impl Parser {
             self.link(&mut links)?;
             if self.skip_sign(".") {
                 value = match self.next() {
-                    Token::Name(name) => Expr::Attribute(Box::new(value), name),
-                    Token::Int(place) => Expr::Item(Box::new(value), Box::new(Expr::Const(Const::Int(place)))),
+                    Lexeme::Name(name) => Expr::Attribute(Box::new(value), name),
+                    Lexeme::Int(place) => Expr::Item(Box::new(value), Box::new(Expr::Const(Const::Int(place)))),
                     _ => {
                         self.at -= 1;
                         return self.unexpected("a name or a number");
@@ -265,7 +265,7 @@ impl Parser {
                 return self.fail(misplaced);
             }
             given.dict = Some(Box::new(self.expression()?));
-        } else if matches!((self.token(), self.after()), (Token::Name(_), Token::Sign("="))) {
+        } else if matches!((self.token(), self.after()), (Lexeme::Name(_), Lexeme::Sign("="))) {
             if given.dict.is_some() {
                 return self.fail(misplaced);
             }
@@ -302,12 +302,12 @@ impl Parser {
     }
 
     fn is_tuple_end(&self) -> bool {
-        matches!(self.token(), Token::PrintEnd | Token::BlockEnd | Token::Sign(")")) || self.is_name("recursive")
+        matches!(self.token(), Lexeme::PrintEnd | Lexeme::BlockEnd | Lexeme::Sign(")")) || self.is_name("recursive")
     }
 
     fn primary(&mut self) -> Result<Expr> {
         Ok(match self.next() {
-            Token::Name(name) => match &*name {
+            Lexeme::Name(name) => match &*name {
                 "true" | "True" => Expr::Const(Const::Bool(true)),
                 "false" | "False" => Expr::Const(Const::Bool(false)),
                 "none" | "None" => Expr::Const(Const::None),
@@ -318,12 +318,12 @@ impl Parser {
                     Expr::Name(name)
                 }
             },
-            Token::Text(text) => self.texts(text),
-            Token::Int(number) => Expr::Const(Const::Int(number)),
-            Token::Float(number) => Expr::Const(Const::Float(number)),
-            Token::Sign("(") => self.deeper(Self::bracketed)?,
-            Token::Sign("[") => self.deeper(Self::list)?,
-            Token::Sign("{") => self.deeper(Self::dict)?,
+            Lexeme::Text(text) => self.texts(text),
+            Lexeme::Int(number) => Expr::Const(Const::Int(number)),
+            Lexeme::Float(number) => Expr::Const(Const::Float(number)),
+            Lexeme::Sign("(") => self.deeper(Self::bracketed)?,
+            Lexeme::Sign("[") => self.deeper(Self::list)?,
+            Lexeme::Sign("{") => self.deeper(Self::dict)?,
             _ => {
                 self.at -= 1;
                 return self.unexpected("a value");
@@ -334,7 +334,7 @@ impl Parser {
     /// Texts one behind the other are one.
     fn texts(&mut self, first: std::sync::Arc<str>) -> Expr {
         let mut text = first;
-        while let Token::Text(next) = self.token() {
+        while let Lexeme::Text(next) = self.token() {
             text = format!("{text}{next}").into();
             self.at += 1;
         }

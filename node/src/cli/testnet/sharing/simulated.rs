@@ -1,0 +1,135 @@
+//! The same requests in the simulator: models on one device by its measured profiles, with what was measured beside them.
+
+use crate::{
+    cli::{
+        bench::serve::{
+            arrivals::PlannedRequest,
+            report::{Metric, Report},
+        },
+        exit::{Exit, Kind},
+    },
+    view::SwarmView,
+};
+use std::collections::BTreeMap;
+use tsnode_coordinator::{
+    members::Members,
+    policy::{batching::ServiceNo, routing::Asked, sharing::TurnOrder},
+    replay::machines::Arrival,
+    service_monitor,
+};
+use tsnode_protocol::{Advert, ModelCard, PeerId, Plan, Seconds};
+use tsnode_simulator::{live_plan::LivePlan, percentile::Sorted, shared_peer::SharedPeer, trace::beside};
+
+/// Requests of one model that were asked one after another, each of these lengths.
+pub(super) struct Alone {
+    pub prompt: u32,
+    pub answer: u32,
+    pub report: Report,
+}
+
+/// What one model's steps and requests take beside its profile (s).
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Overheads {
+    pub step: f64,
+    pub request: f64,
+    /// A usual request alone, on average: as measured, and as the simulator has it with these.
+    pub measured: f64,
+    pub simulated: f64,
+}
+
+/// A peer's device in the simulator.
+pub(super) struct Simulated {
+    peer: SharedPeer,
+    /// What was asked alone before all else: by then orders have measured what requests of each model take.
+    before: Vec<Asked>,
+    /// Of each model.
+    pub overheads: Vec<Overheads>,
+}
+
+/// Normalised latency: the whole time over what the model's requests take alone, on average.
+pub(super) fn normalised(whole: f64, mean_alone: f64) -> f64 {
+    service_monitor::normalised(Seconds(whole), Seconds(mean_alone))
+}
+
+fn asked(n: usize, prompt: u32, answer: u32) -> Asked {
+    Asked { service: ServiceNo(n as u16), ..Asked::new(prompt, answer) }
+}
+
+impl Simulated {
+    /// Of the peer that this view is of, which serves these models, by the requests that each was asked alone.
+    pub fn new(view: &SwarmView, cards: &[ModelCard], alone: &[Alone]) -> Result<Self, Exit> {
+        let wrong = |why: &str| Exit::new(Kind::Other, format!("the peer's plan cannot be simulated: {why}"));
+        let adverts: BTreeMap<PeerId, Advert> = view.peers.iter().map(|p| (p.id, p.advert.clone())).collect();
+        let members: Members<'_> = adverts.iter().map(|(id, advert)| (*id, advert)).collect();
+        let plan: &Plan = view.plan.as_ref().ok_or_else(|| wrong("there is none"))?;
+        let plans: Vec<LivePlan<'_>> = cards
+            .iter()
+            .map(|card| LivePlan::new(&members, plan, card.id, view.split).map_err(|e| wrong(&e.to_string())))
+            .collect::<Result<_, _>>()?;
+        let with = |steps: &[f64]| {
+            let models: Option<Vec<_>> = plans.iter().map(LivePlan::resident).collect();
+            let between = steps.iter().map(|step| Seconds(*step)).collect();
+            let peer = models.and_then(|models| SharedPeer::new(models, between));
+            peer.ok_or_else(|| wrong("a model is on several devices"))
+        };
+        let plain = with(&vec![0.0; plans.len()])?;
+        let steps: Vec<f64> = alone.iter().enumerate().map(|(n, alone)| alone.step(&plain, n)).collect();
+        let peer = with(&steps)?;
+        let overhead = |(n, alone): (usize, &Alone)| alone.overheads(&peer, n, steps[n]);
+        let overheads = alone.iter().enumerate().map(overhead).collect();
+        let asked_alone =
+            |(n, alone): (usize, &Alone)| vec![asked(n, alone.prompt, alone.answer); alone.report.completed];
+        let before = alone.iter().enumerate().flat_map(asked_alone).collect();
+        Ok(Self { peer, before, overheads })
+    }
+
+    /// What a request of the n-th model takes with nobody else there (s).
+    pub fn alone(&self, n: usize, prompt: u32, answer: u32) -> f64 {
+        self.peer.alone(asked(n, prompt, answer)).0 + self.overheads[n].request
+    }
+
+    /// Normalised latencies of each model's requests, in this order of turns.
+    pub fn run(&self, order: TurnOrder, planned: &[Vec<PlannedRequest>], means: &[f64]) -> Vec<Sorted> {
+        let (mut arrivals, mut begun) = (Vec::new(), Seconds(0.0));
+        for asked in &self.before {
+            arrivals.push(Arrival { at: begun, asked: *asked });
+            begun += self.peer.alone(*asked);
+        }
+        let arrival = |p: &PlannedRequest| {
+            let at = begun + Seconds(p.at.as_secs_f64());
+            Arrival { at, asked: Asked::new(p.prompt, p.answer) }
+        };
+        arrivals.extend(beside(planned.iter().map(|list| list.iter().map(arrival).collect()).collect()));
+        let whole = self.peer.run(order, &arrivals);
+        let of = |(n, mean): (usize, &f64)| {
+            let all = arrivals.iter().zip(&whole).skip(self.before.len());
+            let own = all.filter(|(arrival, whole)| usize::from(arrival.asked.service.0) == n && whole.is_finite());
+            Sorted::new(own.map(|(_, whole)| normalised(whole.0 + self.overheads[n].request, *mean)))
+        };
+        means.iter().enumerate().map(of).collect()
+    }
+}
+
+impl Alone {
+    fn times(&self, peer: &SharedPeer, n: usize) -> (f64, f64) {
+        let first = peer.alone(asked(n, self.prompt, 1)).0;
+        (first, peer.alone(asked(n, self.prompt, self.answer)).0)
+    }
+
+    /// By how much a step takes longer than the simulator says (s).
+    fn step(&self, plain: &SharedPeer, n: usize) -> f64 {
+        let (first, whole) = self.times(plain, n);
+        match self.report.at(Metric::Tpot, 0.5) {
+            Some(measured) if self.answer > 1 => (measured - (whole - first) / f64::from(self.answer - 1)).max(0.0),
+            _ => 0.0,
+        }
+    }
+
+    /// The same of a request's first token, with these steps.
+    fn overheads(&self, peer: &SharedPeer, n: usize, step: f64) -> Overheads {
+        let (first, whole) = self.times(peer, n);
+        let request = self.report.at(Metric::Ttft, 0.5).map_or(0.0, |measured| (measured - first).max(0.0));
+        let measured = self.report.mean(Metric::E2el).unwrap_or_default();
+        Overheads { step, request, measured, simulated: whole + request }
+    }
+}

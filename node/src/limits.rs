@@ -1,0 +1,540 @@
+//! What this machine may be used for, as its owner says: by settings at the start, and by a word to the peer while it runs.
+//!
+//! What is said while it runs holds at once, or as soon as models are lent anew, and is kept in the data folder for the next start:
+//! above the settings file, below flags and variables. Nothing is kept that did not hold.
+
+use crate::{plain, store::disk};
+use serde::{Deserialize, Deserializer, Serialize};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::{mpsc, watch};
+use tsnode_coordinator::lending::Hours;
+use tsnode_protocol::BytesPerSecond;
+
+/// What was said while a peer ran, in its data folder: a settings file of these settings.
+pub const LIMITS_FILE: &str = "limits.toml";
+/// The settings that are kept there.
+pub const KEPT: [&str; 4] = [MEMORY, THREADS, UPLOAD, HOURS];
+const MEMORY: &str = "memory";
+const THREADS: &str = "threads";
+const UPLOAD: &str = "upload-mbit";
+const HOURS: &str = "hours";
+/// What settings take, so that a peer starts with what it was told: amounts of memory (bytes), threads, rates (Mbit/s).
+const MEMORIES: (u64, u64) = (MIB, 1 << 44);
+const MOST_THREADS: usize = 1024;
+const RATES: (f64, f64) = (1e-3, 1e9);
+const MIB: u64 = 1 << 20;
+
+/// What the owner has allowed. Nothing where all is allowed.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Limits {
+    /// Memory for weights and KV (bytes).
+    pub memory_bytes: Option<u64>,
+    /// Of it for KV pages.
+    pub kv_bytes: Option<u64>,
+    /// Threads that compute.
+    pub threads: usize,
+    /// What leaves to all peers together (Mbit/s).
+    pub upload_mbit: Option<f64>,
+    /// Whether it carries between others that do not reach each other.
+    pub relay: bool,
+    /// Models that may be fetched where none is named (bytes on the disk); none at 0.
+    pub model_budget_bytes: u64,
+    /// Requests a minute of each client.
+    pub requests_per_minute: Option<u32>,
+}
+
+impl Limits {
+    fn upload(&self) -> Option<BytesPerSecond> {
+        self.upload_mbit.map(|mbit| BytesPerSecond(mbit * 1e6 / 8.0))
+    }
+}
+
+/// What limits are held against, as the peer was started.
+#[derive(Clone, Debug, Default)]
+pub struct LimitBounds {
+    /// Flags and variables, as they were said: they hold again at the next start.
+    pub fixed: BTreeMap<&'static str, String>,
+    /// Threads that compute where no number is said.
+    pub all_threads: usize,
+    /// Each rank needs a thread.
+    pub ranks: usize,
+    /// Whether threads stay on processors that were named, which are dealt out at the start.
+    pub has_cores: bool,
+}
+
+/// What is said of a limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum LimitUpdate<T> {
+    /// Nothing: it stays.
+    #[default]
+    Nothing,
+    /// That there is none any more.
+    Unlimited,
+    /// That it is this.
+    To(T),
+}
+
+impl<T> LimitUpdate<T> {
+    fn over(self, before: Option<T>) -> Option<T> {
+        match self {
+            Self::Nothing => before,
+            Self::Unlimited => None,
+            Self::To(value) => Some(value),
+        }
+    }
+
+    /// As the settings file has it, where anything is said: nothing in it is no limit.
+    fn text(&self, shown: impl Fn(&T) -> String) -> Option<String> {
+        match self {
+            Self::Nothing => None,
+            Self::Unlimited => Some(String::new()),
+            Self::To(value) => Some(shown(value)),
+        }
+    }
+}
+
+/// `null` is no limit; what is left out is [`LimitUpdate::Nothing`] where that is the default.
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for LimitUpdate<T> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        Ok(Option::<T>::deserialize(from)?.map_or(Self::Unlimited, Self::To))
+    }
+}
+
+/// What is to be changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LimitChange {
+    /// Memory for weights and KV (bytes).
+    pub memory_bytes: LimitUpdate<u64>,
+    /// Threads that compute.
+    pub threads: LimitUpdate<usize>,
+    /// What leaves to all peers together (Mbit/s).
+    pub upload_mbit: LimitUpdate<f64>,
+    /// Hours of lending.
+    pub hours: LimitUpdate<Hours>,
+}
+
+/// Models are to be lent anew within these.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Relend {
+    memory_bytes: LimitUpdate<u64>,
+    threads: LimitUpdate<usize>,
+    all_threads: usize,
+}
+
+impl Relend {
+    /// Memory and threads, where they were these.
+    #[must_use]
+    pub fn over(&self, (memory_bytes, threads): (Option<u64>, usize)) -> (Option<u64>, usize) {
+        (self.memory_bytes.over(memory_bytes), self.threads.over(Some(threads)).unwrap_or(self.all_threads))
+    }
+}
+
+/// How far lending anew is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum Relending {
+    /// Nobody asked for it.
+    #[default]
+    None,
+    /// Others are to go on with what runs here, and models are opened anew.
+    UnderWay,
+    /// It holds.
+    Done {
+        /// What.
+        said: String,
+    },
+    /// It does not, and what held before does.
+    Refused {
+        /// Why.
+        why: String,
+    },
+}
+
+/// Why nothing is changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LimitError {
+    /// A value is none that could hold.
+    #[error("{why}")]
+    Value {
+        /// Of which setting.
+        setting: &'static str,
+        /// Why.
+        why: String,
+    },
+    /// Models are being lent anew.
+    #[error("models are being lent anew for the last change: ask again when that is done, in a minute at most")]
+    Busy,
+    /// There is nothing to lend.
+    #[error("this peer lends no model (it is a gateway, or is about to end), so memory and threads limit nothing")]
+    LendsNothing,
+    /// The disk does not take it.
+    #[error("nothing was changed, since it cannot be kept: {path}: {error}")]
+    NotKept {
+        /// Where.
+        path: String,
+        /// Why.
+        error: String,
+    },
+}
+
+/// What holds, and how far the rest is.
+#[derive(Clone, Debug, Default)]
+struct State {
+    limits: Limits,
+    relending: Relending,
+}
+
+#[derive(Debug)]
+struct Inner {
+    bounds: LimitBounds,
+    path: PathBuf,
+    /// Settings that were said while a peer ran here. Held while they are written.
+    kept: Mutex<BTreeMap<&'static str, String>>,
+    state: watch::Sender<State>,
+    upload: watch::Sender<Option<BytesPerSecond>>,
+    relends: mpsc::Sender<Relend>,
+}
+
+/// The owner's limits. Clones are the same.
+#[derive(Clone, Debug)]
+pub struct LimitsHandle(Arc<Inner>);
+
+impl LimitsHandle {
+    /// Of a peer with this data folder that was started with these; and what is to be lent anew, which is answered by [`Self::settled`].
+    #[must_use]
+    pub fn new(folder: &Path, limits: Limits, bounds: LimitBounds) -> (Self, mpsc::Receiver<Relend>) {
+        let (relends, to_relend) = mpsc::channel(1);
+        let path = folder.join(LIMITS_FILE);
+        let (kept, upload) = (Mutex::new(read(&path)), watch::Sender::new(limits.upload()));
+        let state = watch::Sender::new(State { limits, relending: Relending::None });
+        (Self(Arc::new(Inner { bounds, path, kept, state, upload, relends })), to_relend)
+    }
+
+    /// What holds now.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        self.0.state.borrow().limits.clone()
+    }
+
+    /// How far lending anew is.
+    #[must_use]
+    pub fn relending(&self) -> Relending {
+        self.0.state.borrow().relending.clone()
+    }
+
+    /// What is kept for the next start.
+    #[must_use]
+    pub fn kept(&self) -> BTreeMap<&'static str, String> {
+        self.0.kept.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What goes before that at the next start, as it was said at this one.
+    #[must_use]
+    pub fn fixed(&self) -> &BTreeMap<&'static str, String> {
+        &self.0.bounds.fixed
+    }
+
+    /// What may leave, whenever that changes.
+    #[must_use]
+    pub fn upload(&self) -> watch::Receiver<Option<BytesPerSecond>> {
+        self.0.upload.subscribe()
+    }
+
+    /// Keeps a change and makes it hold, but for hours, which whoever has them makes hold. A sentence for each thing that was said.
+    ///
+    /// # Errors
+    /// When it could not hold, or cannot be kept: then nothing is changed.
+    pub fn change(&self, change: LimitChange) -> Result<Vec<String>, LimitError> {
+        self.check(change)?;
+        let LimitChange { memory_bytes, threads, upload_mbit, hours } = change;
+        let lends = (memory_bytes, threads) != (LimitUpdate::Nothing, LimitUpdate::Nothing);
+        let turn = if lends { Some(self.turn()?) } else { None };
+        let mut now = vec![(HOURS, hours.text(Hours::to_string)), (UPLOAD, upload_mbit.text(f64::to_string))];
+        // These are dealt out once.
+        let waits = self.0.bounds.has_cores && threads != LimitUpdate::Nothing;
+        if waits {
+            now.push((THREADS, threads.text(usize::to_string)));
+        }
+        self.keep(now)?;
+        // How the change before this one has ended is not said of this one.
+        self.0.state.send_modify(|state| {
+            if state.relending != Relending::UnderWay {
+                state.relending = Relending::None;
+            }
+        });
+        let mut said = Vec::new();
+        if upload_mbit != LimitUpdate::Nothing {
+            self.0.state.send_modify(|state| state.limits.upload_mbit = upload_mbit.over(None));
+            self.0.upload.send_replace(self.limits().upload());
+            said.push(self.about_upload(upload_mbit));
+        }
+        match hours {
+            LimitUpdate::Nothing => {}
+            LimitUpdate::Unlimited => said.push("lends at all hours".into()),
+            LimitUpdate::To(hours) => said.push(format!("lends from {hours}, by this machine's clock")),
+        }
+        if waits {
+            said.push("has other threads from its next start on, since they stay on the processors of --cores".into());
+        }
+        let threads = if waits { LimitUpdate::Nothing } else { threads };
+        if let Some(turn) = turn
+            && (memory_bytes, threads) != (LimitUpdate::Nothing, LimitUpdate::Nothing)
+        {
+            self.0.state.send_modify(|state| state.relending = Relending::UnderWay);
+            turn.send(Relend { memory_bytes, threads, all_threads: self.0.bounds.all_threads });
+            said.push("lends its models anew: others go on with what runs here, which takes up to a minute".into());
+        }
+        said.extend(self.next_start(change));
+        Ok(said)
+    }
+
+    /// Models are lent anew within these limits, or are not and as before. What holds is kept.
+    pub fn settled(&self, relend: Relend, outcome: Result<String, String>) {
+        let relending = match outcome {
+            Err(why) => Relending::Refused { why },
+            Ok(said) => {
+                let texts =
+                    [(MEMORY, relend.memory_bytes.text(memory)), (THREADS, relend.threads.text(usize::to_string))];
+                match self.keep(texts.into()) {
+                    Ok(()) => Relending::Done { said },
+                    Err(LimitError::NotKept { path, error }) => {
+                        Relending::Done { said: format!("{said}; until this peer ends, since {path}: {error}") }
+                    }
+                    Err(other) => Relending::Done { said: format!("{said}; until this peer ends: {other}") },
+                }
+            }
+        };
+        let holds = !matches!(relending, Relending::Refused { .. });
+        self.0.state.send_modify(|state| {
+            if holds {
+                let Limits { memory_bytes, threads, .. } = state.limits;
+                (state.limits.memory_bytes, state.limits.threads) = relend.over((memory_bytes, threads));
+            }
+            state.relending = relending;
+        });
+    }
+
+    /// The turn to have models lent anew, which nobody else has.
+    fn turn(&self) -> Result<mpsc::Permit<'_, Relend>, LimitError> {
+        let turn = self.0.relends.try_reserve().map_err(|error| match error {
+            mpsc::error::TrySendError::Full(()) => LimitError::Busy,
+            mpsc::error::TrySendError::Closed(()) => LimitError::LendsNothing,
+        })?;
+        if self.relending() == Relending::UnderWay { Err(LimitError::Busy) } else { Ok(turn) }
+    }
+
+    fn check(&self, LimitChange { memory_bytes, threads, upload_mbit, .. }: LimitChange) -> Result<(), LimitError> {
+        let wrong = |setting, why: String| Err(LimitError::Value { setting, why });
+        if let LimitUpdate::To(bytes) = memory_bytes {
+            let (least, most) = MEMORIES;
+            if !(least..=most).contains(&bytes) {
+                return wrong("memory_bytes", "write an amount of memory in bytes, from 1 MiB to 16 TiB".into());
+            }
+            if self.limits().kv_bytes.is_some_and(|kv| kv >= bytes) {
+                return wrong("memory_bytes", "less than --kv-memory takes of it: start with a smaller one".into());
+            }
+        }
+        let (slowest, fastest) = RATES;
+        if matches!(upload_mbit, LimitUpdate::To(mbit) if !(slowest..=fastest).contains(&mbit)) {
+            return wrong("upload_mbit", "write a rate in Mbit/s, from 0.001 on".into());
+        }
+        let LimitBounds { all_threads, ranks, has_cores, .. } = self.0.bounds;
+        let most = if has_cores { all_threads } else { MOST_THREADS };
+        let count = match threads {
+            LimitUpdate::Nothing => return Ok(()),
+            LimitUpdate::Unlimited => all_threads,
+            LimitUpdate::To(count) => count,
+        };
+        if !(ranks.max(1)..=most).contains(&count) {
+            let why = format!("write a number of threads from {} to {most}", ranks.max(1));
+            return wrong("threads", why);
+        }
+        Ok(())
+    }
+
+    fn about_upload(&self, said: LimitUpdate<f64>) -> String {
+        match said {
+            LimitUpdate::To(mbit) if self.limits().relay => format!(
+                "sends at most {mbit} Mbit/s to other peers; what it carries between others (--relay) is not held to that"
+            ),
+            LimitUpdate::To(mbit) => format!("sends at most {mbit} Mbit/s to other peers"),
+            LimitUpdate::Nothing | LimitUpdate::Unlimited => "sends to other peers as much as the link carries".into(),
+        }
+    }
+
+    /// What the next start makes of it: it is kept, unless something goes before it.
+    fn next_start(&self, LimitChange { memory_bytes, threads, upload_mbit, hours }: LimitChange) -> Vec<String> {
+        let of = |setting: &'static str, is_said: bool| self.0.bounds.fixed.get(setting).filter(|_| is_said);
+        let fixed = [
+            of(MEMORY, memory_bytes != LimitUpdate::Nothing),
+            of(THREADS, threads != LimitUpdate::Nothing),
+            of(UPLOAD, upload_mbit != LimitUpdate::Nothing),
+            of(HOURS, hours != LimitUpdate::Nothing),
+        ];
+        let again = |place: &String| format!("at the next start {place} holds again, unless it is left out");
+        fixed.into_iter().flatten().map(again).collect()
+    }
+
+    /// Writes these beside what is kept.
+    fn keep(&self, texts: Vec<(&'static str, Option<String>)>) -> Result<(), LimitError> {
+        let said: Vec<_> = texts.into_iter().filter_map(|(setting, text)| Some((setting, text?))).collect();
+        if said.is_empty() {
+            return Ok(());
+        }
+        let mut kept = self.0.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = kept.clone();
+        all.extend(said);
+        disk::write_whole(&self.0.path, file(&all).as_bytes()).map_err(|error| LimitError::NotKept {
+            path: self.0.path.display().to_string(),
+            error: plain::io_error(&error),
+        })?;
+        *kept = all;
+        Ok(())
+    }
+}
+
+/// As settings are written.
+fn memory(bytes: &u64) -> String {
+    if bytes.is_multiple_of(MIB) { format!("{}MiB", bytes / MIB) } else { format!("{bytes}B") }
+}
+
+/// The file that says these: values are numbers, units and times of day, which nothing in a TOML string changes.
+fn file(kept: &BTreeMap<&'static str, String>) -> String {
+    let head = "# Limits that were set while a peer ran: tsnode limits. They go before the settings file.\n".to_owned();
+    kept.iter().fold(head, |file, (setting, text)| file + &format!("{} = \"{text}\"\n", setting.replace('-', "_")))
+}
+
+/// What a file says that was found good at the start, also where its owner has written it; nothing where there is none.
+fn read(path: &Path) -> BTreeMap<&'static str, String> {
+    let table = fs::read_to_string(path).ok().and_then(|text| text.parse::<toml::Table>().ok()).unwrap_or_default();
+    let said = |setting: &'static str| {
+        let value = table.get(setting).or_else(|| table.get(&setting.replace('-', "_")))?;
+        Some((setting, written(value)?))
+    };
+    KEPT.into_iter().filter_map(said).collect()
+}
+
+/// A value as settings files are read.
+fn written(value: &toml::Value) -> Option<String> {
+    match value {
+        toml::Value::String(text) => Some(text.clone()),
+        toml::Value::Integer(number) => Some(number.to_string()),
+        toml::Value::Float(number) => Some(number.to_string()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bounds() -> LimitBounds {
+        LimitBounds { all_threads: 8, ranks: 2, ..LimitBounds::default() }
+    }
+
+    fn upload(mbit: LimitUpdate<f64>) -> LimitChange {
+        LimitChange { upload_mbit: mbit, ..LimitChange::default() }
+    }
+
+    fn text(folder: &Path) -> String {
+        fs::read_to_string(folder.join(LIMITS_FILE)).unwrap_or_default()
+    }
+
+    #[test]
+    fn a_limit_on_uploads_holds_at_once_and_is_kept_beside_the_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let (handle, _relends) = LimitsHandle::new(folder.path(), Limits::default(), bounds());
+        let rate = handle.upload();
+        let said = handle.change(upload(LimitUpdate::To(8.0))).unwrap();
+        assert_eq!((*rate.borrow(), handle.limits().upload_mbit), (Some(BytesPerSecond(1e6)), Some(8.0)));
+        assert_eq!(said, ["sends at most 8 Mbit/s to other peers"]);
+        let hours = LimitChange { hours: LimitUpdate::To("22:00-07:00".parse().unwrap()), ..LimitChange::default() };
+        assert!(handle.change(hours).unwrap()[0].contains("22:00-07:00"));
+        assert!(
+            text(folder.path()).ends_with("hours = \"22:00-07:00\"\nupload_mbit = \"8\"\n"),
+            "{}",
+            text(folder.path())
+        );
+        // A peer that starts again keeps what it does not change.
+        let (again, _relends) = LimitsHandle::new(folder.path(), Limits::default(), bounds());
+        again.change(upload(LimitUpdate::Unlimited)).unwrap();
+        assert!(
+            text(folder.path()).ends_with("hours = \"22:00-07:00\"\nupload_mbit = \"\"\n"),
+            "no limit is said, too"
+        );
+        assert_eq!(again.kept().len(), 2);
+    }
+
+    #[test]
+    fn what_its_owner_has_written_there_is_kept_too() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join(LIMITS_FILE), "threads = 2\nupload-mbit = 1.5\n").unwrap();
+        let (handle, _relends) = LimitsHandle::new(folder.path(), Limits::default(), bounds());
+        handle.change(LimitChange { hours: LimitUpdate::Unlimited, ..LimitChange::default() }).unwrap();
+        let kept = text(folder.path());
+        assert!(kept.ends_with("hours = \"\"\nthreads = \"2\"\nupload_mbit = \"1.5\"\n"), "{kept}");
+    }
+
+    #[test]
+    fn what_does_not_hold_is_not_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let (handle, mut relends) =
+            LimitsHandle::new(folder.path(), Limits { threads: 8, ..Limits::default() }, bounds());
+        let change = LimitChange {
+            memory_bytes: LimitUpdate::To(2 << 30),
+            threads: LimitUpdate::To(4),
+            ..LimitChange::default()
+        };
+        assert!(handle.change(change).unwrap()[0].starts_with("lends its models anew"));
+        assert_eq!((handle.change(change), handle.relending()), (Err(LimitError::Busy), Relending::UnderWay));
+        let relend = relends.try_recv().unwrap();
+        assert_eq!(relend.over((None, 8)), (Some(2 << 30), 4));
+        handle.settled(relend, Err("too little".into()));
+        assert_eq!((handle.limits().threads, text(folder.path())), (8, String::new()));
+        handle.change(change).unwrap();
+        handle.settled(relends.try_recv().unwrap(), Ok("lends".into()));
+        assert_eq!((handle.limits().threads, handle.limits().memory_bytes), (4, Some(2 << 30)));
+        assert!(text(folder.path()).ends_with("memory = \"2048MiB\"\nthreads = \"4\"\n"));
+        let all = LimitChange { threads: LimitUpdate::Unlimited, ..LimitChange::default() };
+        handle.change(all).unwrap();
+        let relend = relends.try_recv().unwrap();
+        assert_eq!(relend.over((None, 4)), (None, 8), "as many as there are");
+        handle.settled(relend, Err("too little".into()));
+        assert_eq!(handle.relending(), Relending::Refused { why: "too little".into() });
+        handle.change(upload(LimitUpdate::To(8.0))).unwrap();
+        assert_eq!(handle.relending(), Relending::None, "that was of the change before");
+        drop(relends);
+        assert_eq!(handle.change(change), Err(LimitError::LendsNothing));
+    }
+
+    #[test]
+    fn what_no_start_would_take_is_refused_and_what_goes_before_it_is_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let fixed = BTreeMap::from([(UPLOAD, "--upload-mbit 5".to_owned())]);
+        let bounds = LimitBounds { fixed, has_cores: true, ..bounds() };
+        let (handle, mut relends) = LimitsHandle::new(folder.path(), Limits::default(), bounds);
+        let nothing = LimitChange::default();
+        for wrong in [
+            upload(LimitUpdate::To(0.0)),
+            upload(LimitUpdate::To(f64::NAN)),
+            LimitChange { memory_bytes: LimitUpdate::To(1), ..nothing },
+            LimitChange { threads: LimitUpdate::To(1), ..nothing },
+            LimitChange { threads: LimitUpdate::To(9), ..nothing },
+        ] {
+            assert!(matches!(handle.change(wrong), Err(LimitError::Value { .. })), "{wrong:?}");
+        }
+        assert_eq!(text(folder.path()), "");
+        let said = handle.change(upload(LimitUpdate::To(1.5))).unwrap();
+        assert!(said[1].contains("--upload-mbit 5 holds again"), "{said:?}");
+        let said = handle.change(LimitChange { threads: LimitUpdate::To(2), ..nothing }).unwrap();
+        assert!(said[0].contains("next start") && relends.try_recv().is_err(), "{said:?}");
+        assert!(text(folder.path()).contains("threads = \"2\""));
+        let (full, _relends) =
+            LimitsHandle::new(&folder.path().join("gone"), Limits::default(), super::tests::bounds());
+        assert!(matches!(full.change(upload(LimitUpdate::To(1.0))), Err(LimitError::NotKept { .. })));
+        assert_eq!(full.limits().upload_mbit, None, "what cannot be kept changes nothing");
+    }
+}
