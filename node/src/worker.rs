@@ -49,12 +49,15 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tsnode_coordinator::batcher::{BatcherConfig, SpeculationTally as Checked};
+use tsnode_coordinator::{
+    batcher::{BatcherConfig, SpeculationTally as Checked},
+    policy::sharing::device_use::ServiceUse,
+};
 use tsnode_kernels::{
     engine::Threads,
     load::{InUse, LoadProgress},
 };
-use tsnode_protocol::{GroupId, GroupLoad, Load, PeerId, Plan};
+use tsnode_protocol::{GroupId, GroupLoad, Load, ModelId, PeerId, Plan};
 
 /// Commands not yet looked at; above it the driver or the gateway waits.
 const COMMANDS: usize = 256;
@@ -130,6 +133,8 @@ pub struct WorkerReport {
     pub drafts: Checked,
     /// Weights given to other peers since the start (bytes).
     pub weights_given: u64,
+    /// What each model has had of its devices since it was lent.
+    pub used: Vec<(ModelId, ServiceUse)>,
 }
 
 enum WorkerCommand {

@@ -24,7 +24,7 @@ use crate::{
     },
     faults::Faults,
     store::{HTTP_FILE, Store, invites::Invites, local::TOKEN_FILE},
-    view::{SwarmView, Trouble},
+    view::{ModelTurns, SwarmView, Trouble},
     weights::Stocks,
     worker::{WorkerHandle, WorkerReport},
 };
@@ -339,6 +339,7 @@ impl Driver {
             kv_refused,
             drafts,
             weights_given,
+            used,
             held: _,
             talks: _,
         } = self.worker.report().await.ok()?;
@@ -357,6 +358,8 @@ impl Driver {
             let held = std::mem::replace(&mut view.in_use, in_use) != in_use;
             let checked = std::mem::replace(&mut view.drafts, drafts) != drafts;
             view.guesses = drafts;
+            // It changes with every step, and is news to nobody.
+            view.turns = used.into_iter().map(|(model, used)| ModelTurns { model, used }).collect();
             let given = std::mem::replace(&mut view.weights_given, weights_given) != weights_given;
             given | refused | read | held | checked | (std::mem::replace(&mut view.loading, loading) != loading)
         });

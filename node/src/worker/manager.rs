@@ -465,6 +465,7 @@ impl StageManager {
             kv_refused: self.kv_receiver.refused(),
             drafts: self.checks.so_far(),
             weights_given: self.setup.giver.given(),
+            used: self.models.iter().map(|(model, lent)| (*model, lent.devices.used())).collect(),
             ..WorkerReport::default()
         };
         for (id, running) in &self.groups {

@@ -11,6 +11,7 @@ use tsnode_coordinator::{
         sharing::{
             TurnOrder,
             arbiter::DeviceWork,
+            device_use::ServiceUse,
             turn_queue::{Next, TurnQueue},
         },
     },
@@ -95,6 +96,11 @@ impl TurnSeat {
             // Others may wait for a step of it.
             self.turns.0.changed.notify_all();
         }
+    }
+
+    /// What its model has had of the device.
+    pub fn used(&self) -> ServiceUse {
+        self.turns.table().queue.used(self.service)
     }
 
     /// Waits for a turn.
