@@ -1,11 +1,13 @@
 //! What came of models that share a peer, live and simulated: how far the simulator is off, and what the orders are worth.
 
-use super::simulated::Overheads;
+use super::{simulated::Overheads, turns};
 use crate::cli::{
     bench::serve::report::time,
     exit::{Exit, Kind},
 };
 use serde_json::{Value, json};
+use tsnode_coordinator::policy::sharing::device_use::ServiceUse;
+use tsnode_protocol::LayerProfile;
 use tsnode_simulator::percentile::Sorted;
 
 /// How far means may be off, where nothing else is asked for.
@@ -22,6 +24,8 @@ pub(super) struct Compared {
 /// A model, and what was asked of it.
 pub(super) struct Model {
     pub name: String,
+    /// What was measured of its layers; none of a model that has only one.
+    pub profile: Option<LayerProfile>,
     pub requests: usize,
     /// What its requests take alone, on average (s).
     pub mean_alone: f64,
@@ -36,6 +40,9 @@ pub(super) struct Row {
     /// Normalised latencies of each model's requests.
     pub live: Vec<Sorted>,
     pub simulated: Vec<Sorted>,
+    /// What each model had of the device.
+    pub live_turns: Vec<ServiceUse>,
+    pub simulated_turns: Vec<ServiceUse>,
     /// Of each model.
     pub overheads: Vec<Overheads>,
 }
@@ -72,16 +79,26 @@ impl Compared {
     /// Lines before the table.
     pub fn lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
-        for Model { name, requests, mean_alone } in &self.models {
+        for Model { name, profile, requests, mean_alone } in &self.models {
             lines.push(format!("{name}: {requests} requests, {} alone on average by its profile", time(*mean_alone)));
+            lines.push(match profile {
+                Some(LayerProfile { prompts, steps, mixed, .. }) => {
+                    format!("{name}, profile: prompts {prompts}; answers {steps}; both in a step {mixed}")
+                }
+                None => format!(
+                    "{name} has no measured profile, as no model of one layer has: it is simulated by what its device can do, \
+                     which may be far off; take one of two layers or more"
+                ),
+            });
         }
         for row in &self.rows {
             for (Model { name, .. }, overheads) in self.models.iter().zip(&row.overheads) {
-                let Overheads { step, request, measured, simulated } = overheads;
+                let Overheads { device, step, request, measured, simulated } = overheads;
                 let both = format!("alone {} measured and {} simulated", time(*measured), time(*simulated));
-                let (step, request) = (time(*step), time(*request));
+                let (device, step, request) = (device * 1e3, time(*step), time(*request));
                 lines.push(format!(
-                    "{}, {name}: {both}; {step} a step and {request} a request beside its profile",
+                    "{}, {name}: {both}; beside its profile {device:+.2} ms of the device a step, {step} until the next and \
+                     {request} a request",
                     row.order
                 ));
             }
@@ -109,6 +126,14 @@ impl Compared {
             }
         }
         table
+    }
+
+    /// What models had of the device, live and simulated.
+    pub fn turns(&self) -> Vec<Vec<String>> {
+        turns::table(
+            self.rows.iter().map(|row| (row.order, &row.live_turns[..], &row.simulated_turns[..])),
+            &self.models,
+        )
     }
 
     pub fn verdict(&self) -> String {
@@ -152,11 +177,14 @@ impl Compared {
     pub fn json(&self) -> Value {
         let models = |row: &Row| -> Vec<Value> {
             let latencies = row.live.iter().zip(&row.simulated);
-            let all = self.models.iter().zip(latencies.zip(&row.overheads));
+            let turns = row.live_turns.iter().zip(&row.simulated_turns);
+            let all = self.models.iter().zip(latencies.zip(row.overheads.iter().zip(turns)));
             let spread = |own: &Sorted| json!({ "mean": own.mean(), "p50": own.at(0.5), "p99": own.at(0.99) });
-            let one = |(model, ((live, simulated), own)): (&Model, ((&Sorted, &Sorted), &Overheads))| {
+            type Told<'a> = ((&'a Sorted, &'a Sorted), (&'a Overheads, (&'a ServiceUse, &'a ServiceUse)));
+            let one = |(model, ((live, simulated), (own, turns))): (&Model, Told<'_>)| {
                 json!({
                     "model": model.name, "live": spread(live), "simulated": spread(simulated),
+                    "turns": { "live": turns.0, "simulated": turns.1 }, "device_overhead_ms": own.device * 1e3,
                     "step_overhead_ms": own.step * 1e3, "request_overhead_ms": own.request * 1e3,
                     "alone_measured_ms": own.measured * 1e3, "alone_simulated_ms": own.simulated * 1e3,
                 })
@@ -170,7 +198,7 @@ impl Compared {
                 "failed": row.failed, "reason": row.reason, "models": models(row),
             })
         };
-        let named = |Model { name, requests, mean_alone }: &Model| json!({ "model": name, "requests": requests, "mean_alone_ms": mean_alone * 1e3 });
+        let named = |Model { name, profile, requests, mean_alone }: &Model| json!({ "model": name, "requests": requests, "mean_alone_ms": mean_alone * 1e3, "profile": profile });
         let gains = self.gains().map(|(live, simulated)| json!({ "live": live, "simulated": simulated }));
         json!({
             "load": self.load, "seed": self.seed, "models": self.models.iter().map(named).collect::<Vec<_>>(),
@@ -187,12 +215,17 @@ mod tests {
     fn row(order: &'static str, live: f64, simulated: f64) -> Row {
         // Of two models, of which the second has three quarters of the requests and twice the latency.
         let of = |mean: f64| [mean, 2.0 * mean].map(|value| Sorted::new([value].into_iter())).to_vec();
+        let (live, simulated) = (of(live), of(simulated));
+        let (live_turns, simulated_turns) = (vec![ServiceUse::default(); 2], vec![ServiceUse::default(); 2]);
         let overheads = vec![Overheads::default(); 2];
-        Row { order, failed: 0, reason: None, live: of(live), simulated: of(simulated), overheads }
+        Row { order, failed: 0, reason: None, live, simulated, live_turns, simulated_turns, overheads }
     }
 
     fn compared(rows: Vec<Row>) -> Compared {
-        let model = |(name, requests): (&str, usize)| Model { name: name.to_owned(), requests, mean_alone: 0.1 };
+        let model = |(name, requests): (&str, usize)| {
+            let name = name.to_owned();
+            Model { name, profile: None, requests, mean_alone: 0.1 }
+        };
         let models = [("a", 1), ("b", 3)].map(model).into();
         Compared { load: 1.2, seed: 1, models, rows }
     }
@@ -209,6 +242,8 @@ mod tests {
         assert_eq!(table[3][1..5], ["b", "2.00", "2.25", "+12.5 %"].map(String::from));
         assert!(alike.held(Some(0.13)).is_ok() && alike.held(Some(0.05)).is_err());
         assert_eq!(alike.json()["within"], true);
+        assert_eq!(alike.json()["orders"][0]["models"][1]["turns"]["live"]["steps"], 0);
+        assert!(alike.lines()[1].contains("no measured profile"));
     }
 
     #[test]
