@@ -328,7 +328,8 @@ fn of_peer(view: &SwarmView, page: &mut MetricsPage) {
 /// What models have had of this peer's devices.
 fn turns(view: &SwarmView, page: &mut MetricsPage) {
     type Times = Family<ByModel, Counter<f64, AtomicU64>>;
-    let [steps, sequences, prompt_tokens, errands]: [Counters; 4] = std::array::from_fn(|_| Counters::default());
+    let [steps, sequences, prompt_tokens, errands, passed]: [Counters; 5] =
+        std::array::from_fn(|_| Counters::default());
     let [busy, errands_busy, waited, idle]: [Times; 4] = std::array::from_fn(|_| Times::default());
     for ModelTurns { model, used } in &view.turns {
         let Some(card) = view.models.iter().find(|card| card.id == *model) else { continue };
@@ -338,6 +339,7 @@ fn turns(view: &SwarmView, page: &mut MetricsPage) {
             (&sequences, used.sequences),
             (&prompt_tokens, used.prompt_tokens),
             (&errands, used.errands),
+            (&passed, used.passed),
         ];
         for (counter, value) in counts {
             counter.get_or_create(&of).inc_by(value);
@@ -358,6 +360,7 @@ fn turns(view: &SwarmView, page: &mut MetricsPage) {
     page.add("tsnode_turn_wait_seconds", "Seconds that steps and errands waited for their turns", &waited);
     let help = "Seconds that a device was nobody's before these turns while somebody waited";
     page.add("tsnode_device_idle_seconds", help, &idle);
+    page.add("tsnode_device_kept_in_vain", "Times that a device was kept for a step that came too late", &passed);
 }
 
 fn speculation(view: &SwarmView, page: &mut MetricsPage) {

@@ -26,6 +26,8 @@ pub struct ServiceUse {
     pub waited: Seconds,
     /// How long the device was nobody's before its turns, while somebody waited.
     pub idle: Seconds,
+    /// How often it was kept for its next step in vain.
+    pub passed: u64,
 }
 
 impl ServiceUse {
@@ -41,6 +43,7 @@ impl ServiceUse {
             errands_busy: self.errands_busy - before.errands_busy,
             waited: self.waited - before.waited,
             idle: self.idle - before.idle,
+            passed: self.passed.saturating_sub(before.passed),
         }
     }
 
@@ -62,6 +65,7 @@ impl std::iter::Sum for ServiceUse {
             errands_busy: a.errands_busy + b.errands_busy,
             waited: a.waited + b.waited,
             idle: a.idle + b.idle,
+            passed: a.passed + b.passed,
         })
     }
 }
@@ -117,6 +121,11 @@ impl DeviceUse {
             }
         }
         self.free = now;
+    }
+
+    /// It was kept for one that did not ask in time.
+    pub fn passes(&mut self, service: ServiceNo) {
+        self.services.entry(service).or_default().passed += 1;
     }
 
     pub fn of(&self, service: ServiceNo) -> ServiceUse {

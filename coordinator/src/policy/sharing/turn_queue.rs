@@ -206,10 +206,11 @@ impl<R> TurnQueue<R> {
 
     /// Those who were waited for and have not asked in time are waited for less often.
     fn let_pass(&mut self, now: Time) {
-        let missed = &mut self.missed;
+        let (missed, used) = (&mut self.missed, &mut self.used);
         self.awaited.retain(|service, awaited| {
             let is_over = now >= awaited.until;
             if is_over && awaited.kept {
+                used.passes(*service);
                 let missed = missed.entry(*service).or_default();
                 missed.pause = (missed.pause * 2).clamp(1, LONGEST_PAUSE);
                 missed.left = missed.pause;
@@ -295,6 +296,7 @@ mod tests {
             }
         }
         assert_eq!(kept, [0, 2, 5, 10, 19, 28], "pauses of 1, 2, 4, 8, 8 turns");
+        assert_eq!([FIRST, SECOND].map(|service| queue.used(service).passed), [6, 0]);
     }
 
     #[test]

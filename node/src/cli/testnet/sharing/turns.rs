@@ -18,6 +18,7 @@ pub(super) fn table<'a>(
         "PROMPT TOKENS A STEP",
         "WAIT A TURN (ms)",
         "IDLE (s)",
+        "KEPT IN VAIN",
         "ERRANDS",
     ];
     let mut table = vec![head.map(String::from).to_vec()];
@@ -46,6 +47,7 @@ fn cells(order: &str, of: &str, live: &ServiceUse, simulated: &ServiceUse) -> Ve
         of_steps(a_step(live.prompt_tokens, live), a_step(simulated.prompt_tokens, simulated)),
         both(|used| used.waited.0 * 1e3 / (used.steps + used.errands).max(1) as f64, 1),
         both(|used| used.idle.0, 2),
+        both(|used| used.passed as f64, 0),
         both(|used| used.errands as f64, 0),
     ]
 }
@@ -75,8 +77,19 @@ mod tests {
         assert_eq!(table.len(), 4);
         let all = ["doubling", "all", "30/20", "6.0/3.0", "200.0/150.0", "3.33/5.00", "42.67/64.00", "200.0/300.0"];
         assert_eq!(table[1][..8], all.map(String::from));
-        let of_b =
-            ["", "b", "20/10", "4.0/2.0", "200.0/200.0", "2.50/5.00", "32.00/64.00", "150.0/300.0", "0.25/0.25", "0/0"];
+        let of_b = [
+            "",
+            "b",
+            "20/10",
+            "4.0/2.0",
+            "200.0/200.0",
+            "2.50/5.00",
+            "32.00/64.00",
+            "150.0/300.0",
+            "0.25/0.25",
+            "0/0",
+            "0/0",
+        ];
         assert_eq!(table[3][..], of_b.map(String::from));
     }
 }
