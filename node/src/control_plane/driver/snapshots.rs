@@ -63,10 +63,10 @@ impl Driver {
     /// What requests are routed by.
     fn show_gateway(&self, up: &BTreeMap<GroupId, Load>, reachable: Adverts) {
         let (followed, barred) = (self.changeover.routed(), self.trust.barred(self.started.elapsed()));
-        let witnesses = self.witnesses();
         self.routes.send_if_modified(|old| {
             let same_plan = old.plan.as_ref() == followed;
             let same_adverts = Arc::ptr_eq(&old.adverts, &reachable) || old.adverts == reachable;
+            let witnesses = self.witnesses(same_adverts.then_some(&*old.witnesses));
             let changed =
                 !same_plan || old.up != *up || !same_adverts || *old.barred != barred || *old.witnesses != witnesses;
             if changed {
@@ -77,11 +77,15 @@ impl Driver {
         });
     }
 
-    /// What other gateways say of groups whose claims are in doubt.
-    fn witnesses(&self) -> Witnesses {
+    /// What other gateways say of groups whose claims are in doubt; `before` is who they were, where adverts are the same.
+    fn witnesses(&self, before: Option<&Witnesses>) -> Witnesses {
         let is_other = |peer: &PeerId| *peer != self.control.me() && !self.trust.is_cut_off(*peer);
         let others = self.control.members().filter(|(peer, _)| is_other(peer));
-        Witnesses::of(others.filter_map(|(peer, m)| Some((*peer, m.advert.as_deref()?, &m.heartbeat))))
+        let others = others.filter_map(|(peer, m)| Some((*peer, m.advert.as_deref()?, &m.heartbeat)));
+        match before {
+            Some(before) => before.saying(others.map(|(peer, _, heartbeat)| (peer, heartbeat))),
+            None => Witnesses::of(others),
+        }
     }
 
     /// The swarm as HTTP shows it.
