@@ -3,7 +3,7 @@
 //! What is said while it runs holds at once, or as soon as models are lent anew, and is kept in the data folder for the next start:
 //! above the settings file, below flags and variables. Nothing is kept that did not hold.
 
-use crate::{plain, store::disk};
+use crate::{data_plane::links::check_upload, plain, store::disk};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,10 +21,9 @@ const MEMORY: &str = "memory";
 const THREADS: &str = "threads";
 const UPLOAD: &str = "upload-mbit";
 const HOURS: &str = "hours";
-/// What settings take, so that a peer starts with what it was told: amounts of memory (bytes), threads, rates (Mbit/s).
+/// What settings take, so that a peer starts with what it was told: amounts of memory (bytes), threads.
 const MEMORIES: (u64, u64) = (MIB, 1 << 44);
 const MOST_THREADS: usize = 1024;
-const RATES: (f64, f64) = (1e-3, 1e9);
 const MIB: u64 = 1 << 20;
 
 /// What the owner has allowed. Nothing where all is allowed.
@@ -337,9 +336,10 @@ impl LimitsHandle {
                 return wrong("memory_bytes", "less than --kv-memory takes of it: start with a smaller one".into());
             }
         }
-        let (slowest, fastest) = RATES;
-        if matches!(upload_mbit, LimitUpdate::To(mbit) if !(slowest..=fastest).contains(&mbit)) {
-            return wrong("upload_mbit", "write a rate in Mbit/s, from 0.001 on".into());
+        if let LimitUpdate::To(mbit) = upload_mbit
+            && let Err(why) = check_upload(mbit)
+        {
+            return wrong("upload_mbit", why);
         }
         let LimitBounds { all_threads, ranks, has_cores, .. } = self.0.bounds;
         let most = if has_cores { all_threads } else { MOST_THREADS };
@@ -519,6 +519,7 @@ mod tests {
         let nothing = LimitChange::default();
         for wrong in [
             upload(LimitUpdate::To(0.0)),
+            upload(LimitUpdate::To(0.74)),
             upload(LimitUpdate::To(f64::NAN)),
             LimitChange { memory_bytes: LimitUpdate::To(1), ..nothing },
             LimitChange { threads: LimitUpdate::To(1), ..nothing },
