@@ -31,6 +31,8 @@ pub(super) struct Opened {
     pub dtype: KvDtype,
     /// Whether its owner named it as one that stays in memory.
     pub is_kept: bool,
+    /// Whether its owner said which part of the memory is its.
+    pub has_part: bool,
 }
 
 impl Opened {
@@ -69,7 +71,8 @@ impl Opened {
         check_text(&source).await?;
         let draft = tokio::task::block_in_place(|| open_draft(wanted, &source))?;
         let (is_gated, origin, takes) = (false, None, None);
-        Ok(Self { source, draft, holding, is_gated, origin, takes, dtype: wanted.kv_dtype, is_kept: wanted.keep })
+        let (dtype, is_kept, has_part) = (wanted.kv_dtype, wanted.keep, wanted.memory_bytes.is_some());
+        Ok(Self { source, draft, holding, is_gated, origin, takes, dtype, is_kept, has_part })
     }
 }
 

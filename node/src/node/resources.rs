@@ -15,6 +15,7 @@ use crate::{
     weights::{Holding, Index},
     worker::{LentModel, PageShare, Turns, compute::Compute},
 };
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -81,6 +82,12 @@ impl Resources {
     /// What the models are called.
     pub fn called(&self) -> Vec<String> {
         called(&self.models)
+    }
+
+    /// Models for which the owner said how much memory there is: all that is lent, or the model's part of it.
+    pub fn limited(&self, config: &NodeConfig) -> BTreeSet<ModelId> {
+        let models = self.models.iter().filter(|model| config.memory_bytes.is_some() || model.has_part);
+        models.map(|model| model.source.card().id).collect()
     }
 
     /// The models.

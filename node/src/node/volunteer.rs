@@ -18,7 +18,7 @@ use crate::{
     worker::{WorkerGone, WorkerHandle},
 };
 use futures::{StreamExt as _, stream::FuturesUnordered};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -240,7 +240,10 @@ impl Volunteer {
     async fn hand_over(&self) -> Result<(), WorkerGone> {
         let models = self.shelf.cards();
         // Its end is the process's.
-        let _ = self.lent.send(NowLent { models, devices: Vec::new(), origins: Vec::new() }).await;
+        let _ = self
+            .lent
+            .send(NowLent { models, devices: Vec::new(), origins: Vec::new(), limited: BTreeSet::new() })
+            .await;
         let since = Instant::now();
         loop {
             let report = self.worker.report().await?;
@@ -263,7 +266,7 @@ impl Volunteer {
             Ok(opened) => opened,
             Err(error) => return Ok(Err(error)),
         };
-        let (files, advert) = (opened.sources(), opened.advert.clone());
+        let (files, advert, limited) = (opened.sources(), opened.advert.clone(), opened.limited(&self.config));
         let (models, holdings) = match opened.start(&self.config, self.faults.as_ref()) {
             Ok(started) => started,
             Err(error) => return Ok(Err(error)),
@@ -273,7 +276,7 @@ impl Volunteer {
         here.values().for_each(|stock| self.stocks.keep(stock.clone()));
         self.worker.lend(models).await?;
         let Advert { models, devices, origins, .. } = advert;
-        let _ = self.lent.send(NowLent { models, devices, origins }).await;
+        let _ = self.lent.send(NowLent { models, devices, origins, limited }).await;
         Ok(Ok(()))
     }
 
