@@ -20,9 +20,29 @@ pub struct View {
     pub barred: Arc<BTreeSet<(PeerId, PeerId)>>,
     /// What other gateways say of groups whose claims are in doubt.
     pub witnesses: Arc<Witnesses>,
+    /// Peers whose models share pages of which few are free now, whoever has them: a group there says what its model may count on, and
+    /// may have to wait for it.
+    pub short: Arc<BTreeSet<PeerId>>,
 }
 
+/// Pages are short where fewer than one in so many is free: answers may have to wait for others' ends.
+const SHORT: u64 = 8;
+
 impl View {
+    /// Whether few of the pages are free that something is said of.
+    #[must_use]
+    pub fn lacks_pages(load: &Load) -> bool {
+        u64::from(load.free_pages) * SHORT < u64::from(load.total_pages)
+    }
+
+    /// Those of which this is known that share pages which are short.
+    #[must_use]
+    pub fn short_of<'a>(peers: impl IntoIterator<Item = (PeerId, &'a Advert, &'a Load)>) -> BTreeSet<PeerId> {
+        let shares = |advert: &Advert| advert.devices.iter().any(|device| device.serves.len() > 1);
+        let short = peers.into_iter().filter(|(_, advert, load)| Self::lacks_pages(load) && shares(advert));
+        short.map(|(peer, ..)| peer).collect()
+    }
+
     /// A group of the plan.
     pub(crate) fn group(&self, id: GroupId) -> Option<&Group> {
         self.plan.as_ref()?.group(id)

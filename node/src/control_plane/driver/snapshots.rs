@@ -5,7 +5,7 @@ use crate::{
     data_plane::roster::Adverts,
     view::{CutOffView, PeerView, is_called},
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -66,15 +66,21 @@ impl Driver {
         self.routes.send_if_modified(|old| {
             let same_plan = old.plan.as_ref() == followed;
             let same_adverts = Arc::ptr_eq(&old.adverts, &reachable) || old.adverts == reachable;
-            let witnesses = self.witnesses(same_adverts.then_some(&*old.witnesses));
-            let changed =
-                !same_plan || old.up != *up || !same_adverts || *old.barred != barred || *old.witnesses != witnesses;
+            let (witnesses, short) = (self.witnesses(same_adverts.then_some(&*old.witnesses)), self.short());
+            let same_groups = same_plan && old.up == *up && *old.short == short;
+            let changed = !same_groups || !same_adverts || *old.barred != barred || *old.witnesses != witnesses;
             if changed {
-                let (barred, witnesses) = (Arc::new(barred), Arc::new(witnesses));
-                *old = View { plan: followed.cloned(), up: up.clone(), adverts: reachable, barred, witnesses };
+                let (barred, witnesses, short) = (Arc::new(barred), Arc::new(witnesses), Arc::new(short));
+                *old = View { plan: followed.cloned(), up: up.clone(), adverts: reachable, barred, witnesses, short };
             }
             changed
         });
+    }
+
+    /// Peers whose models share pages that are short.
+    fn short(&self) -> BTreeSet<PeerId> {
+        let said = self.control.members();
+        View::short_of(said.filter_map(|(peer, m)| Some((*peer, m.advert.as_deref()?, &m.heartbeat.load))))
     }
 
     /// What other gateways say of groups whose claims are in doubt; `before` is who they were, where adverts are the same.
