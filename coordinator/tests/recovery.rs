@@ -266,6 +266,26 @@ fn a_gateway_that_slept_goes_back_to_the_group_that_has_its_answer() {
     }
 }
 
+/// One that is stopped again and again, as by whoever debugs it, has new lines that are from before it slept.
+#[test]
+fn a_gateway_that_sleeps_again_goes_back_again_only_to_who_went_on() {
+    for goes_on in [false, true] {
+        let mut scenario = Scenario::new();
+        scenario.served_by(id(1), 2);
+        scenario.up(&[1, 2, 3, 4, 5], 0);
+        scenario.now = Duration::from_secs(20);
+        scenario.tell(Event::Woke);
+        assert_eq!(scenario.lost(id(1)).0, peer(2));
+        if goes_on {
+            scenario.decode(id(1), DecodeEvent::Granted { cached: 0 });
+            scenario.token(id(1), 2);
+        }
+        scenario.now = Duration::from_secs(40);
+        scenario.tell(Event::Woke);
+        assert_eq!(scenario.lost(id(1)).0 == peer(2), goes_on);
+    }
+}
+
 #[test]
 fn a_gateway_that_slept_counts_with_what_a_prefill_group_has_and_not_with_one_that_is_gone() {
     for is_gone in [false, true] {

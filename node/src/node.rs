@@ -151,6 +151,7 @@ pub async fn run(
     let (going, gone) = watch::channel(Arc::default());
     let memory = resources.advert.devices.iter().map(|device| device.memory_bytes).sum();
     let elements = resources.models.iter().map(|model| (model.source.card().id, model.dtype.bytes() as u64)).collect();
+    let limited = resources.limited(&ground.config);
     let inside = resources.models.first().map(|model| model.source.card().id);
     let worker = ground.worker(
         (resources, shelf.clone(), lenders.clone(), giver.clone(), stocks.clone()),
@@ -232,6 +233,7 @@ pub async fn run(
         heartbeats,
         heartbeat_sender: HeartbeatSender::new(links.clone(), tasks.clone()),
         advert,
+        limited,
         encoders: lenders.cards(),
         fallback,
         default_model: ground.config.default_model.clone(),

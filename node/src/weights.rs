@@ -27,7 +27,7 @@ pub use give::{Giver, Holding};
 pub use identify::{Identified, identify};
 pub use index::Index;
 pub use kept::{KeptDamage, KeptModel, kept, remove_kept};
-pub use origin::kept_origin;
+pub use origin::{KeptOrigin, kept_origin};
 pub use provision::{MeasureLayer, Provision, ProvisionLimits};
 pub use pulls::{Pull, Pulled, Puller, Pulls, TooMany, Wishes};
 pub use remembered::pulled;

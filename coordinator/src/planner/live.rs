@@ -43,8 +43,8 @@ use crate::{
 };
 use std::{collections::BTreeMap, sync::Arc};
 use tsnode_protocol::{
-    BatchPolicy, Bytes, BytesPerSecond, Group, LayerProfile, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan,
-    PolicyChoice, RequestClass, Route, Seconds, Served, Stage, Tokens,
+    Advert, BatchPolicy, Bytes, BytesPerSecond, Group, LayerProfile, LayerRange, ModelCard, ModelId, PeerId, Phase,
+    Plan, PolicyChoice, RequestClass, Route, Seconds, Served, Stage, Tokens,
 };
 
 /// Part of what mixed groups alone would carry that is planned for.
@@ -157,6 +157,17 @@ pub fn scenes_under(members: &Members<'_>, split: SplitChoice, chosen: &[PolicyC
 /// Whether some device does not hold all models at once that it serves.
 pub(crate) fn is_scarce(members: &Members<'_>) -> bool {
     members.values().flat_map(|advert| &advert.devices).any(|device| !device.holds_all())
+}
+
+/// Memory for weights that all devices together have for each model (bytes): what they say is looked at once, however many models
+/// there are.
+pub(crate) fn weights_room<'a>(adverts: impl IntoIterator<Item = &'a Advert>) -> BTreeMap<ModelId, u64> {
+    let mut room = BTreeMap::<ModelId, u64>::new();
+    for served in adverts.into_iter().flat_map(|advert| &advert.devices).flat_map(|device| &device.serves) {
+        let sum = room.entry(served.model).or_default();
+        *sum = sum.saturating_add(served.memory_bytes.saturating_sub(served.kv_bytes));
+    }
+    room
 }
 
 fn rooms(places: &[DevicePlace], members: &Members<'_>, model: ModelId) -> BTreeMap<DevicePlace, WeightRoom> {

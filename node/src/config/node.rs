@@ -5,7 +5,7 @@ use super::{
     values::{self, ByteSize},
 };
 use crate::{
-    data_plane::links::Shaping,
+    data_plane::links::{Shaping, check_upload},
     faults::Wall,
     hardware::cores::Cores,
     http::hosts::{self, Sites},
@@ -267,15 +267,16 @@ impl Settings {
 
     /// The owner's limit on uploads, and the network to pretend.
     fn shaping(&self) -> Result<Option<Shaping>, ConfigError> {
-        let rate = |name| {
-            let mbit = Some(self.text(name)).filter(|text| !text.is_empty()).map(values::above_0).transpose();
+        let rate = |name, check: fn(f64) -> Result<(), String>| {
+            let read = |text| values::above_0(text).and_then(|mbit| check(mbit).map(|()| mbit));
+            let mbit = Some(self.text(name)).filter(|text| !text.is_empty()).map(read).transpose();
             let mbit = mbit.map_err(|error| self.wrong(name, error))?;
             Ok::<_, ConfigError>(mbit.map(|mbit| BytesPerSecond(mbit * 1e6 / 8.0)))
         };
         let latency = Some(self.text("shape-ms")).filter(|text| !text.is_empty());
         let latency = latency.map(|text| values::decimal(text, &(0.0..=60_000.0))).transpose();
         let latency = latency.map_err(|error| self.wrong("shape-ms", error))?;
-        let (upload, bandwidth) = (rate("upload-mbit")?, rate("shape-mbit")?);
+        let (upload, bandwidth) = (rate("upload-mbit", check_upload)?, rate("shape-mbit", |_| Ok(()))?);
         if upload.is_none() && bandwidth.is_none() && latency.is_none() {
             return Ok(None);
         }

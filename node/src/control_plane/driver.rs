@@ -43,7 +43,7 @@ use tsnode_coordinator::{
     trust::Trust,
 };
 use tsnode_protocol::{
-    Advert, EncoderCard, Epoch, Gossip, GroupId, Heartbeat, Invite, ModelCard, ModelOrigin, PeerId, SeenSpeed,
+    Advert, EncoderCard, Epoch, Gossip, GroupId, Heartbeat, Invite, ModelCard, ModelId, ModelOrigin, PeerId, SeenSpeed,
     SettingKey, SettingValue, Signed, Term, Traffic, Verified,
 };
 
@@ -69,6 +69,8 @@ pub struct NowLent {
     pub devices: Vec<tsnode_protocol::Device>,
     /// Where they came from; what was said of others stays.
     pub origins: Vec<ModelOrigin>,
+    /// Those of them for which the owner said how much memory there is.
+    pub limited: BTreeSet<ModelId>,
 }
 
 /// Everything the loop works with.
@@ -99,6 +101,8 @@ pub struct Driver {
     pub heartbeat_sender: HeartbeatSender,
     /// This peer's advert so far; addresses join it as they become known.
     pub advert: Advert,
+    /// Models for which the owner said how much memory there is, by whichever setting.
+    pub limited: BTreeSet<ModelId>,
     /// Encoders to lend, as long as anything is lent.
     pub encoders: Vec<EncoderCard>,
     /// Whether the model inside the program is lent, where the owner named none.
@@ -302,8 +306,9 @@ impl Driver {
     }
 
     /// Lends a model that came later than this peer started, in the place of the one inside the program, or the same within other limits.
-    async fn lend(&mut self, NowLent { models, devices, origins }: NowLent) -> Option<Event> {
+    async fn lend(&mut self, NowLent { models, devices, origins, limited }: NowLent) -> Option<Event> {
         self.fallback = None;
+        self.limited = limited;
         self.owner.set_devices(devices.clone());
         let devices = if self.owner.lending() == Lending::Lends { devices } else { Vec::new() };
         // Where another model comes, there is another plan before long.
@@ -409,6 +414,7 @@ impl Driver {
                         let takes = self.fetching_for(&plan);
                         self.changeover.waits_for_weights(now, takes);
                         self.beside = self.changeover.standing().clone();
+                        let plan = self.within_limits(plan, &self.advert.devices);
                         if self.worker.adopt(plan, self.beside.clone()).await.is_err() {
                             return visible;
                         }

@@ -31,7 +31,7 @@ pub(crate) use lifeline::beside;
 pub use liveness_probe::{Attended, Unresponsive};
 pub use parallel::Connections;
 pub use probe::Probed;
-pub use shaping::Shaping;
+pub use shaping::{Shaping, check_upload};
 pub use transfer::Transfer;
 
 use crate::{

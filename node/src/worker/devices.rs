@@ -74,8 +74,11 @@ impl ModelDevices {
         said.is_some_and(|said| said.at.elapsed() > HANGS)
     }
 
-    /// Pages of a device; none while it has said nothing.
+    /// Pages of a device: where its models share them, those of this one. None while it has said nothing.
     pub fn pages_of(&self, device: u16) -> PageCount {
+        if let Some(share) = self.compute(device).and_then(Compute::share) {
+            return share.count();
+        }
         let said = self.0.get(usize::from(device)).and_then(|known| *known.said.borrow());
         said.map_or(PageCount { free: 0, total: 0 }, |said| said.pages)
     }

@@ -315,6 +315,7 @@ impl Fair {
 pub(super) fn lent<'a>(
     members: &'a Members<'_>,
 ) -> impl Iterator<Item = (&'a tsnode_protocol::ModelCard, Vec<DevicePlace>)> {
+    let all_agreed = cards::all_agreed(members.values().copied());
     let mut by_model: BTreeMap<ModelId, (&tsnode_protocol::ModelCard, Vec<DevicePlace>)> = BTreeMap::new();
     for (peer, advert) in members {
         for card in &advert.models {
@@ -322,9 +323,19 @@ pub(super) fn lent<'a>(
                 d.flops.0 > 0.0 && d.bandwidth.0 > 0.0 && d.served(card.id).is_some_and(|s| s.memory_bytes > 0)
             };
             let places = advert.devices.iter().enumerate().filter(|(_, d)| able(d)).map(|(n, _)| (*peer, n as u16));
-            let agreed = || cards::agreed(card.id, members.values().copied()).unwrap_or(card);
+            let agreed = || all_agreed.get(&card.id).copied().unwrap_or(card);
             by_model.entry(card.id).or_insert_with(|| (agreed(), Vec::new())).1.extend(places);
         }
     }
     by_model.into_values().filter(|(_, places)| !places.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_that_somebody_made_up_are_looked_at_once() {
+        assert!(cards::made_up::is_seen_once(|members| lent(members).count()));
+    }
 }
