@@ -4,7 +4,7 @@
 //!
 //! | level | question | where |
 //! |---|---|---|
-//! | upper | groups and phases | [`search`] (tabu), [`start`], [`moves`], [`twins`] |
+//! | upper | groups and phases | [`search`] (tabu), [`start`], [`moves`], [`symmetry`] |
 //! | upper | whether there is a plan at all | [`room`] |
 //! | lower | a group's stages | [`parallel`], with [`route`] and [`partition`] |
 //! | lower | who sends to whom | [`evaluate`]: [`pair`] values, then [`transport`] |

@@ -56,8 +56,8 @@ impl Scenario {
     }
 
     fn adopts(&mut self, term: u32, groups: &[Group]) {
-        let scene = ChangeoverView { up: &self.up, staying: &self.staying };
-        self.changeover.adopt(self.now, plan(term, groups), scene);
+        let view = ChangeoverView { up: &self.up, staying: &self.staying };
+        self.changeover.adopt(self.now, plan(term, groups), view);
     }
 
     fn look(&mut self) {

@@ -35,8 +35,8 @@ fn a_group_that_the_plan_has_no_use_for_can_still_be_sent_work() {
     let stage = |peer| Stage { peer, device: 0, layers: LayerRange { start: 0, end: LAYERS } };
     let group = |(id, phase): (&PeerId, Phase)| Group::new(card().id, phase, vec![stage(*id)]);
     let groups: Vec<Group> = ids.iter().zip(phases).map(group).collect();
-    let scene = &live::scenes(&members, SplitChoice::Always)[0];
-    let routes = scene.routes(&groups);
+    let input = &live::inputs(&members, SplitChoice::Always)[0];
+    let routes = input.routes(&groups);
     let to = |g: &Group| routes.iter().filter(|r| r.decode == g.id).map(|r| r.share).sum::<f64>();
     assert!(to(&groups[1]) > 0.98, "{routes:?}");
     assert!((to(&groups[2]) > 0.0) && (to(&groups[3]) > 0.0), "{routes:?}");
@@ -93,7 +93,7 @@ fn in_a_large_swarm_a_loss_and_a_newcomer_leave_every_other_group_as_it_is() {
     let routes = groups.iter().map(|g| Route { prefill: g.id, decode: g.id, share: 1.0 / 22.0 }).collect();
     let plan = sample::plan(groups.clone(), routes);
     let (left, wish) = (there(1), Wish::default());
-    assert!(live::scenes(&left, wish.split).len() > 1, "it is no large swarm");
+    assert!(live::inputs(&left, wish.split).len() > 1, "it is no large swarm");
     let stood: Vec<_> = groups[1..].iter().map(|g| g.id).collect();
     let flipped = planner::flip(&plan, &left, &wish).unwrap();
     let grown = planner::grow(&plan, &left, &wish).unwrap();

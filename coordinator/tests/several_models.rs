@@ -86,7 +86,7 @@ fn several_hosts_with_several_models_serve_all_of_them_and_nobody_is_left_out() 
 
 /// Requests a second that so many hosts would carry of one model alone, by the scheduler's own measure.
 fn carries(hosts: usize) -> f64 {
-    planner::live::scenes(&members(&swarm(hosts, 1)), SplitChoice::Auto).remove(0).problem.rate / 0.6
+    planner::live::inputs(&members(&swarm(hosts, 1)), SplitChoice::Auto).remove(0).problem.rate / 0.6
 }
 
 #[test]

@@ -84,7 +84,7 @@ type DevicePlace = (PeerId, u16);
 
 /// One model's devices as a problem.
 #[derive(Clone, Debug)]
-pub struct Scene {
+pub struct PlannerInput {
     /// The model that is planned for.
     pub card: ModelCard,
     /// Device of each instance.
@@ -135,13 +135,13 @@ pub struct ModelPlan {
 /// Problems for every model some device has, one or, in a large swarm, one for each region, each as if no other model were on its
 /// devices. Models that the swarm's devices cannot hold are left out.
 #[must_use]
-pub fn scenes(members: &Members<'_>, split: SplitChoice) -> Vec<Scene> {
-    scenes_under(members, split, &[])
+pub fn inputs(members: &Members<'_>, split: SplitChoice) -> Vec<PlannerInput> {
+    inputs_under(members, split, &[])
 }
 
 /// The same where this was chosen until now, of what members have left to measurement.
 #[must_use]
-pub fn scenes_under(members: &Members<'_>, split: SplitChoice, chosen: &[PolicyChoice]) -> Vec<Scene> {
+pub fn inputs_under(members: &Members<'_>, split: SplitChoice, chosen: &[PolicyChoice]) -> Vec<PlannerInput> {
     let settings = SwarmSettings::of(members.values().copied());
     let services = sharing::lent(members).filter_map(|(card, places)| {
         ServedModel::of(card, places, members, (split, settings.batched(card.id, chosen)))
@@ -150,8 +150,8 @@ pub fn scenes_under(members: &Members<'_>, split: SplitChoice, chosen: &[PolicyC
     let fair = Fair::of(services.iter().map(|service| (service.demand(), &*service.places)));
     let scarce = is_scarce(members);
     let holdings = Holdings::of(members).map(Arc::new);
-    let scenes = services.iter().flat_map(|service| service.scenes(&fair, scarce));
-    scenes.map(|scene| Scene { holdings: holdings.clone(), ..scene }).collect()
+    let inputs = services.iter().flat_map(|service| service.inputs(&fair, scarce));
+    inputs.map(|input| PlannerInput { holdings: holdings.clone(), ..input }).collect()
 }
 
 /// Whether some device does not hold all models at once that it serves.
@@ -223,30 +223,30 @@ impl<'a> ServedModel<'a> {
         self.asked.map_or(BUSY, |rate| (rate / self.carries).clamp(LEAST_DEMAND, BUSIEST))
     }
 
-    fn scenes(&self, fair: &Fair, scarce: bool) -> Vec<Scene> {
-        let mut scenes: Vec<Scene> =
-            regions::split(&self.whole, regions::MOST).into_iter().filter_map(|region| self.scene(region)).collect();
-        if scenes.is_empty() {
+    fn inputs(&self, fair: &Fair, scarce: bool) -> Vec<PlannerInput> {
+        let mut inputs: Vec<PlannerInput> =
+            regions::split(&self.whole, regions::MOST).into_iter().filter_map(|region| self.input(region)).collect();
+        if inputs.is_empty() {
             // Who together hold the model may have come into different regions.
-            scenes.extend(room::fewest(&self.whole).and_then(|region| self.scene(region)));
+            inputs.extend(room::fewest(&self.whole).and_then(|region| self.input(region)));
         }
-        let total: f64 = scenes.iter().map(|s| s.carries).sum();
+        let total: f64 = inputs.iter().map(|s| s.carries).sum();
         let demand = self.demand();
-        let planned = |scene: &Scene| scene.carries * scene.mean(|place| fair.part(demand, place));
-        let fair: f64 = scenes.iter().map(planned).sum();
-        let (regions, wanted) = (scenes.len(), self.asked.map_or(0.0, |rate| rate / fair));
+        let planned = |input: &PlannerInput| input.carries * input.mean(|place| fair.part(demand, place));
+        let fair: f64 = inputs.iter().map(planned).sum();
+        let (regions, wanted) = (inputs.len(), self.asked.map_or(0.0, |rate| rate / fair));
         // What its owner keeps in memory is missed like what is asked for.
         let is_kept = self.rooms.values().any(|room| room.is_kept);
         let is_unasked = !is_kept && self.asked.is_some_and(|rate| rate <= 0.0);
         let without = scarce.then_some(if is_unasked { WITHOUT_UNASKED } else { WITHOUT_ASKED });
-        for scene in &mut scenes {
-            scene.problem.rate = wanted.clamp(BUSY, BUSIEST) * planned(scene);
-            (scene.share, scene.regions, scene.without) = (scene.carries / total, regions, without);
+        for input in &mut inputs {
+            input.problem.rate = wanted.clamp(BUSY, BUSIEST) * planned(input);
+            (input.share, input.regions, input.without) = (input.carries / total, regions, without);
         }
-        scenes
+        inputs
     }
 
-    fn scene(&self, region: Devices) -> Option<Scene> {
+    fn input(&self, region: Devices) -> Option<PlannerInput> {
         let places = region.iter().map(|(i, _)| self.places[i.0 as usize]).collect();
         let problem = self.whole.part(&region)?;
         let (carries, _) = pace(&problem)?;
@@ -254,7 +254,7 @@ impl<'a> ServedModel<'a> {
         let power = |i| problem.layer_cost(i, 1).map_or(0.0, |cost| 1.0 / cost.decode.time(1.0, context).0.max(1e-12));
         let power = problem.cluster.ids().map(power).collect();
         let (card, rooms) = (self.card.clone(), self.rooms.clone());
-        Some(Scene {
+        Some(PlannerInput {
             card,
             places,
             problem,
@@ -350,7 +350,7 @@ fn cluster(places: &[DevicePlace], members: &Members<'_>, model: ModelId) -> Opt
     Cluster::new("swarm".into(), kinds, instances, peers.iter().map(row).collect()).ok()
 }
 
-impl Scene {
+impl PlannerInput {
     /// The devices it may use: peer, and place in its advert.
     #[must_use]
     pub fn places(&self) -> &[(PeerId, u16)] {
@@ -489,21 +489,21 @@ impl Scene {
     }
 }
 
-/// Plans for all models of these scenes, made while `standing` is in force.
+/// Plans for all models of these inputs, made while `standing` is in force.
 #[must_use]
-pub fn planned(scenes: Vec<Scene>, standing: Option<&Plan>) -> Vec<(Scene, ModelPlan)> {
-    sharing::planned(scenes.into_iter().map(|scene| scene.under(standing)).collect())
+pub fn planned(inputs: Vec<PlannerInput>, standing: Option<&Plan>) -> Vec<(PlannerInput, ModelPlan)> {
+    sharing::planned(inputs.into_iter().map(|input| input.under(standing)).collect())
 }
 
-/// The same scenes where these groups take their part of the devices' time.
+/// The same inputs where these groups take their part of the devices' time.
 #[must_use]
-pub fn beside(scenes: Vec<Scene>, groups: &[Group]) -> Vec<Scene> {
-    let taken = DeviceTime::by_groups(&scenes, groups);
-    scenes.iter().map(|scene| scene.beside_others(&taken)).collect()
+pub fn beside(inputs: Vec<PlannerInput>, groups: &[Group]) -> Vec<PlannerInput> {
+    let taken = DeviceTime::by_groups(&inputs, groups);
+    inputs.iter().map(|input| input.beside_others(&taken)).collect()
 }
 
 /// What a whole plan is worth on a view.
 #[must_use]
 pub fn value(plan: &Plan, members: &Members<'_>, split: SplitChoice) -> f64 {
-    sharing::worth(&scenes_under(members, split, &plan.chosen), &plan.groups)
+    sharing::worth(&inputs_under(members, split, &plan.chosen), &plan.groups)
 }

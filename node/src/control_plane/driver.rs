@@ -401,8 +401,8 @@ impl Driver {
                     Action::Adopt(plan) => {
                         tracing::info!(plan = %plan.id(), epoch = plan.epoch.0, term = plan.term.0, reason = plan.reason, "plan adopted");
                         let (up, staying, now) = (self.control.said_ready(), self.staying(), self.started.elapsed());
-                        let scene = changeover::ChangeoverView { up: &up, staying: &staying };
-                        self.changeover.adopt(now, plan.clone(), scene);
+                        let view = changeover::ChangeoverView { up: &up, staying: &staying };
+                        self.changeover.adopt(now, plan.clone(), view);
                         let takes = self.fetching_for(&plan);
                         self.changeover.waits_for_weights(now, takes);
                         self.beside = self.changeover.standing().clone();
