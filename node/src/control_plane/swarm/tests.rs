@@ -1,4 +1,4 @@
-//! Stories of small swarms on loopback. Every wait ends with an event or fails at its deadline.
+//! Scenarios of small swarms on loopback. Every wait ends with an event or fails at its deadline.
 
 mod crowd;
 mod looking;
@@ -30,7 +30,7 @@ const SECRET: Secret = Secret([2; 32]);
 const PATIENCE: Duration = Duration::from_secs(15);
 const TRANSPORTS: [&str; 2] = ["/tcp/", "/quic-v1/"];
 
-/// One peer of a story.
+/// One peer of a scenario.
 struct Peer {
     id: PeerId,
     handle: SwarmHandle,
@@ -301,12 +301,12 @@ impl Byzantine {
         self.goes_on_during(blamed).await
     }
 
-    /// Runs the byzantine peer's network until `story` is over.
-    async fn goes_on_during<T>(&mut self, story: impl Future<Output = T>) -> T {
-        let mut story = std::pin::pin!(story);
+    /// Runs the byzantine peer's network until `scenario` is over.
+    async fn goes_on_during<T>(&mut self, scenario: impl Future<Output = T>) -> T {
+        let mut scenario = std::pin::pin!(scenario);
         loop {
             tokio::select! {
-                end = &mut story => return end,
+                end = &mut scenario => return end,
                 _ = self.net.select_next_some() => {}
             }
         }
