@@ -4,7 +4,7 @@ pub mod fetching;
 mod light;
 pub mod live;
 pub mod reranking;
-pub mod spare;
+pub mod spare_routes;
 
 pub use light::{flip, grow};
 

@@ -9,12 +9,12 @@ mod carded;
 mod carrier;
 mod choosing;
 mod device_pool;
+mod key_rotation;
 mod parts;
 mod prefix_cache;
 mod shards;
 mod tap;
 mod tiles;
-mod turns;
 
 pub use beside::HeldSequence;
 pub use carded::RowToSample;
@@ -36,6 +36,7 @@ use crate::{
 };
 use attend::RowRun;
 use device_pool::PoolSharing;
+use key_rotation::StageRotations;
 use parts::{Device, Loaded, Part};
 use prefix_cache::PrefixCache;
 use shards::Shards;
@@ -43,7 +44,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tap::{Stored, Tapped};
 use tsnode_protocol::{KvDtype, LayerRange, RequestId, TileHeader, Token};
-use turns::StageRotations;
 
 /// Threads that compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

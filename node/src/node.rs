@@ -51,7 +51,7 @@ use crate::{
         identity::Identity,
         invites::{self, Invites},
         keys::KeyRing,
-        local::{LocalToken, TOKEN_FILE},
+        owner_token::{LocalToken, TOKEN_FILE},
     },
     text::Templates,
     view::{SwarmView, Trouble},

@@ -9,23 +9,23 @@ mod copy;
 pub mod disk;
 mod error;
 pub mod folders;
+mod former_swarm;
 mod handed_on;
 pub mod identity;
 pub mod invites;
 pub mod keys;
 pub mod ledger;
-pub mod local;
 mod note;
+pub mod owner_token;
 pub mod sealed;
 pub mod spare;
 mod state;
-mod traces;
 
 pub use belonging::Belonging;
 pub use error::StoreError;
+pub use former_swarm::{HTTP_FILE, INVITE_FILE, invited_to, own_invite};
 pub use handed_on::MEASURED_FILE;
 pub use note::Measured;
-pub use traces::{HTTP_FILE, INVITE_FILE, invited_to, own_invite};
 
 use crate::platform;
 use ledger::{Ledger, LedgerCondition, advice};

@@ -11,7 +11,7 @@ use tsnode_coordinator::{
         shares::{PhasePair, Shares},
     },
     replay::{
-        cost::IterationCost,
+        iteration_cost::IterationCost,
         machines::{Alike, Arrival, Machine, Simulation},
     },
     scheduler::{

@@ -15,7 +15,7 @@ use tsnode_coordinator::{
         routing::{Asked, MachineNo, Routing},
     },
     replay::{
-        cost::IterationCost,
+        iteration_cost::IterationCost,
         machines::{Alike, Arrival, Machine, Simulation},
     },
     scheduler::{

@@ -15,7 +15,7 @@ use tsnode_coordinator::{
     },
     replay::{
         ReplayPlan,
-        cost::IterationCost,
+        iteration_cost::IterationCost,
         machines::{Arrival, Machine, Outcome, SharedCores},
         pipeline::Pipeline,
     },

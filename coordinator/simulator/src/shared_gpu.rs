@@ -1,7 +1,7 @@
 //! One GPU that holds several models, and the orders in which it may take their requests (SeaLLM §4.2, §6.3).
 
 use crate::{
-    cost::{Fit, ServiceCosts, alone},
+    measured_cost::{Fit, ServiceCosts, alone},
     policy::{
         doubling::{Doubling, ServiceProfile},
         feedback::{Feedback, Queues},
@@ -23,7 +23,7 @@ use tsnode_coordinator::{
         sharing::TurnOrder,
     },
     replay::{
-        cost::IterationCost,
+        iteration_cost::IterationCost,
         machines::{Alike, Arrival, Machine, Outcome, Simulation},
     },
     scheduler::{

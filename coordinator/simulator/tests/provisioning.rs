@@ -12,7 +12,7 @@ use tsnode_coordinator::{
 };
 use tsnode_protocol::{Seconds, SecondsPerToken};
 use tsnode_simulator::{
-    cost::{CostLine, Table},
+    measured_cost::{CostLine, Table},
     provisioning::{
         Aim, Choice, Design, MixBudget, ProvisioningAnswer, Question, QuestionError,
         demand::{Demand, Drawn},

@@ -9,7 +9,7 @@ mod tasks;
 pub use changes::OpeningMachine;
 pub use cores::SharedCores;
 
-use super::{agenda::Agenda, cost::IterationCost, ring::ReplayRing, timeline::Timeline};
+use super::{agenda::Agenda, iteration_cost::IterationCost, ring::ReplayRing, timeline::Timeline};
 use crate::policy::{
     batching::{Answered, Batch, Batching, Part, RequestNo, Task},
     routing::{Asked, MachineNo, Routing, RoutingDecision},

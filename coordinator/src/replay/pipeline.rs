@@ -1,6 +1,6 @@
 //! A plan's group stage by stage: what its [`ParallelConfig`] sums up as the slowest of them and the way through all.
 
-use super::cost::IterationCost;
+use super::iteration_cost::IterationCost;
 use crate::{
     policy::batching::Batch,
     scheduler::{

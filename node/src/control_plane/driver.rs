@@ -23,7 +23,7 @@ use crate::{
         roster::{Adverts, ChosenPolicies},
     },
     faults::Faults,
-    store::{HTTP_FILE, Store, invites::Invites, local::TOKEN_FILE},
+    store::{HTTP_FILE, Store, invites::Invites, owner_token::TOKEN_FILE},
     view::{SwarmView, Trouble},
     weights::Stocks,
     worker::{WorkerHandle, WorkerReport},

@@ -2,13 +2,13 @@
 
 use super::{
     PreparedRequest, Reply, SUBMISSIONS, Submission,
-    checks::Examiner,
     clients::{
         Client, ClientTable, DecodeLine, LineEvent, Looked, PrefillLine, SubmittedRequest, believed, finish, reply,
         tell,
     },
-    reach::LeaderReach,
+    leader_reach::LeaderReach,
     sleep_watch::{SleepWatch, TURN},
+    spot_checks::Examiner,
 };
 use crate::{
     data_plane::{links::Links, offences::OffenceReporter, roster::Roster},
@@ -16,7 +16,7 @@ use crate::{
     response_log::ResponseLog,
     worker::{
         WorkerHandle,
-        client::{ORDERS, event_room},
+        leader_client::{ORDERS, event_room},
     },
 };
 use std::collections::{BTreeMap, BTreeSet};

@@ -2,10 +2,10 @@
 
 use super::{
     catalogue,
-    choose::{self, ChosenFiles, Form, INDEX},
     error::HubError,
     hash::BlobHash,
     name::{ModelName, Quant, RepoId, Revision},
+    repo_files::{self, ChosenFiles, Form, INDEX},
 };
 use crate::{platform, store::disk};
 use std::collections::BTreeSet;
@@ -176,7 +176,7 @@ impl Cache {
         if files.is_empty() {
             return Ok(None);
         }
-        let choice = choose::choose(&files, name)?;
+        let choice = repo_files::choose(&files, name)?;
         Ok(Some(self.described(name, commit, &choice)))
     }
 
@@ -188,7 +188,7 @@ impl Cache {
         };
         let bytes = choice.files.iter().filter_map(|file| fs::metadata(snapshot.join(file)).ok());
         let pickles = choice.form == Form::Pickles;
-        let lacking = if pickles { None } else { choose::lacking(choice, index_of(&snapshot).as_deref()) };
+        let lacking = if pickles { None } else { repo_files::lacking(choice, index_of(&snapshot).as_deref()) };
         CachedModel { name: name.clone(), bytes: bytes.map(|about| about.len()).sum(), commit, lacking, pickles, path }
     }
 
@@ -200,9 +200,9 @@ impl Cache {
             for (revision, commit) in self.revisions(&repo) {
                 let files = files_in(&self.snapshot(&repo, &commit));
                 let name = ModelName { repo: repo.clone(), quant: None, revision };
-                let known = choose::names(&files, &name).into_iter();
+                let known = repo_files::names(&files, &name).into_iter();
                 let described = known.filter_map(|name| {
-                    let choice = choose::choose(&files, &name).ok()?;
+                    let choice = repo_files::choose(&files, &name).ok()?;
                     Some(self.described(&name, commit.clone(), &choice))
                 });
                 found.extend(described);

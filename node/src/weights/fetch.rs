@@ -5,10 +5,11 @@
 //! hash alone: the file itself is the record of what is there.
 
 use super::{
+    disk_space,
     drafts::{Chunk, PartialFiles},
     error::FetchError,
     index::Index,
-    notes, origin, room,
+    notes, origin,
     work::{FetchTally, FetchWork, StreamEnded},
 };
 use crate::{
@@ -245,7 +246,7 @@ impl<P: ModelHolders> Fetcher<P> {
     /// Whether the disk has room for so many bytes more of a model.
     pub(super) fn has_room(&self, card: &ModelCard, needed: u64) -> Result<(), FetchError> {
         let folder = self.folder_of(card.id);
-        let free = room::free(&folder).map_err(FetchError::disk(&folder))?;
+        let free = disk_space::free(&folder).map_err(FetchError::disk(&folder))?;
         if needed > free {
             return Err(FetchError::Room { model: card.name.clone(), folder, needed, free });
         }

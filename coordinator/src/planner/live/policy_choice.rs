@@ -8,7 +8,7 @@ use crate::{
     batcher::BatcherConfig,
     gate::SplitChoice,
     members::Members,
-    planner::spare,
+    planner::spare_routes,
     policy::{
         caps,
         choice::{Batches, Dispatch, MachineRoom},
@@ -64,7 +64,7 @@ pub fn choose(
     let inputs = beside(inputs_under(members, split, before), groups);
     let choices = |model: ModelId| {
         let inputs = inputs.iter().filter(|input| input.card.id == model).collect();
-        let ground = Ground { members, split, inputs, groups, routes: spare::planned(routes) };
+        let ground = Ground { members, split, inputs, groups, routes: spare_routes::planned(routes) };
         ground.choices(model, &settings, before)
     };
     models.into_iter().take(limits::MODELS).flat_map(choices).collect()
@@ -198,7 +198,7 @@ impl Ground<'_> {
         let mut plan = Evaluation { shares, ..Evaluation::default() };
         if by.route == RoutePolicy::Pools {
             let is_open = |s: &RouteShare| evaluator.way(numbers[s.prefill], numbers[s.decode]).is_open();
-            let spare = spare::beside(&groups, &self.routes, input.card.id);
+            let spare = spare_routes::beside(&groups, &self.routes, input.card.id);
             plan.shares.extend(spare.iter().filter_map(share).filter(is_open));
         }
         let machine = |problem: &Problem, config: &ParallelConfig, room: MachineRoom| {

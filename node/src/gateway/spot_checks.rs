@@ -1,6 +1,6 @@
 //! Spot checks of what this gateway's clients were told: asks groups again, and tells whoever judges what came of it.
 
-use super::reach::LeaderReach;
+use super::leader_reach::LeaderReach;
 use crate::data_plane::offences::OffenceReporter;
 use std::time::Duration;
 use tokio::sync::mpsc;
