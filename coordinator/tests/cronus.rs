@@ -2,7 +2,7 @@
 //! rest of each beside its answers.
 #![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
-use crate::lenders::{self, Lender, MODEL, group, peer};
+use crate::lenders::{self, AdvertBuilder, MODEL, group, peer};
 use std::sync::Arc;
 use std::time::Duration;
 use tsnode_coordinator::{
@@ -23,7 +23,7 @@ fn request(n: u8) -> RequestId {
 
 /// A device on which a token of a prompt takes so long (ms), of a swarm whose members have set that.
 fn advert(prompt_token: f64, settings: &[SwarmSetting]) -> Advert {
-    Lender { prompt_step: 1e-3, prompt_token, bandwidth: Some(BytesPerSecond(1e9)), settings }.advert()
+    AdvertBuilder { prompt_step: 1e-3, prompt_token, bandwidth: Some(BytesPerSecond(1e9)), settings }.build()
 }
 
 fn set(policy: Option<RoutePolicy>, at: u64) -> SwarmSetting {

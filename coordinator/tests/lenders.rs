@@ -48,8 +48,8 @@ pub fn view<A: IntoIterator<Item = (PeerId, Advert)>>(groups: Vec<Group>, routes
     View { plan: Some(Arc::new(sample::plan(groups, routes))), adverts, ..View::default() }
 }
 
-/// A peer with the model that has measured its device, of which a scenario says what it is about.
-pub struct Lender<'a> {
+/// The advert of a peer with the model that has measured its device: a scenario says what it is about.
+pub struct AdvertBuilder<'a> {
     /// What a step of prompts takes beside its tokens, by the layer (s).
     pub prompt_step: f64,
     /// What a token of a prompt takes on all layers (ms).
@@ -60,15 +60,15 @@ pub struct Lender<'a> {
     pub settings: &'a [SwarmSetting],
 }
 
-impl Default for Lender<'_> {
+impl Default for AdvertBuilder<'_> {
     fn default() -> Self {
         Self { prompt_step: 0.0, prompt_token: 1.0, bandwidth: None, settings: &[] }
     }
 }
 
-impl Lender<'_> {
+impl AdvertBuilder<'_> {
     /// What it says of itself; a step of answers takes two milliseconds on all layers.
-    pub fn advert(self) -> Advert {
+    pub fn build(self) -> Advert {
         let link = |bandwidth, n| Link { to: peer(n), latency: Seconds(1e-3), bandwidth, path: PathKind::Direct };
         let links = self.bandwidth.into_iter().flat_map(|bandwidth| (1..9).map(move |n| link(bandwidth, n))).collect();
         let models = vec![ModelCard { shape: SHAPE, ..sample::card() }];

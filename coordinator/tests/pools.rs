@@ -1,6 +1,6 @@
 //! Scenarios of pools (Splitwise §IV-A): one group for prompts and two for answers, which lend each other room.
 
-use crate::lenders::{self, Lender, MODEL, group, peer};
+use crate::lenders::{self, AdvertBuilder, MODEL, group, peer};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tsnode_coordinator::{
@@ -25,7 +25,7 @@ fn request(n: u8) -> RequestId {
 fn advert(prompt_token: f64) -> Advert {
     let (key, value) = (SettingKey::Route { model: None }, SettingValue::Route(Some(RoutePolicy::Pools)));
     let settings = &[SwarmSetting { key, value, at: 1, by: peer(9) }];
-    Lender { prompt_step: 1e-3, prompt_token, bandwidth: Some(BytesPerSecond(1e9)), settings }.advert()
+    AdvertBuilder { prompt_step: 1e-3, prompt_token, bandwidth: Some(BytesPerSecond(1e9)), settings }.build()
 }
 
 /// Of a hundred pages the groups have so many free, and so many tokens of prompts wait there.

@@ -2,7 +2,7 @@
 //! still, with what a decode group has computed of it before, or with all of it computed anew.
 #![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
-use crate::lenders::{self, Lender, MODEL, group, peer};
+use crate::lenders::{self, AdvertBuilder, MODEL, group, peer};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ const SLOW: BytesPerSecond = BytesPerSecond(1e5);
 
 /// A device on which a token of a prompt takes a millisecond, with links of that speed to all others.
 fn advert(bandwidth: BytesPerSecond) -> Advert {
-    Lender { bandwidth: Some(bandwidth), ..Lender::default() }.advert()
+    AdvertBuilder { bandwidth: Some(bandwidth), ..AdvertBuilder::default() }.build()
 }
 
 /// Prefill groups of peers 1 and 5, decode groups of peers 2, 3 and 4, every pair with the same share; the gate is asked.

@@ -10,8 +10,8 @@ mod carrier;
 mod choosing;
 mod device_pool;
 mod key_rotation;
-mod parts;
 mod prefix_cache;
+mod rank_parts;
 mod shards;
 mod tap;
 mod tiles;
@@ -37,8 +37,8 @@ use crate::{
 use attend::RowRun;
 use device_pool::PoolSharing;
 use key_rotation::StageRotations;
-use parts::{Device, Loaded, Part};
 use prefix_cache::PrefixCache;
+use rank_parts::{Device, Loaded, Part};
 use shards::Shards;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -433,7 +433,7 @@ impl Engine {
         self.positions.clear();
         self.positions.extend(batch.iter().flat_map(|s| s.start..s.start + s.len));
         let loaded = self.stages.get_mut(&stage).ok_or(EngineError::NoStage)?;
-        parts::enter(&mut self.devices, loaded, input, &self.positions);
+        rank_parts::enter(&mut self.devices, loaded, input, &self.positions);
         self.compute(stage, batch, output, tap)?;
         self.are_present(stage, batch);
         match output {
@@ -442,7 +442,7 @@ impl Engine {
             Output::Logits { .. } if self.devices.len() == 1 => Ok(&mut self.devices[0].logits),
             Output::Logits { rows } => {
                 let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
-                parts::side_by_side(&self.devices, loaded, rows.len(), &mut self.out);
+                rank_parts::side_by_side(&self.devices, loaded, rows.len(), &mut self.out);
                 Ok(&mut self.out)
             }
         }

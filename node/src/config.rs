@@ -2,7 +2,7 @@
 
 mod error;
 mod knobs;
-mod models;
+mod lent_models;
 mod node_config;
 pub mod secrets;
 mod settings_file;
@@ -11,7 +11,7 @@ mod warnings;
 
 pub use error::{ConfigError, SettingOrigin};
 pub use knobs::{KNOBS, Knob};
-pub use models::BETWEEN;
+pub use lent_models::BETWEEN;
 use settings_file::InFile;
 pub use settings_file::ModelTable;
 pub use settings_file::usual_file;

@@ -19,7 +19,7 @@ mod note;
 pub mod owner_token;
 pub mod sealed;
 pub mod spare;
-mod state;
+mod state_log;
 
 pub use belonging::Belonging;
 pub use error::StoreError;
@@ -30,7 +30,7 @@ pub use note::Measured;
 use crate::platform;
 use ledger::{Ledger, LedgerCondition, advice};
 use note::{NEVER, SWARM, open_ledger};
-use state::{Notes, STATE_FILE};
+use state_log::{Notes, STATE_FILE};
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};

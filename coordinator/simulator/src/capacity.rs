@@ -18,7 +18,7 @@ use tsnode_coordinator::{
         cluster::ClusterLink,
         cost::{Decode, LayerCost, Prefill, StageEnds},
         figures::DeviceFigures,
-        models::Model,
+        public_models::Model,
     },
 };
 use tsnode_protocol::{BytesPerSecond, FlopsPerSecond, Seconds, SecondsPerToken, Tokens};

@@ -5,7 +5,7 @@
 //! | **the control plane**, deterministically, under faults | [`simulation`] |
 //! | **requests** on machines and links, event by event | [`tsnode_coordinator::replay`], which the planner uses too |
 //! | which requests come | [`trace`]: read, or drawn from a workload; [`generator`]: from fitted distributions |
-//! | what came of it | [`summary`], [`percentile`], [`memory`] |
+//! | what came of it | [`summary`], [`percentile`], [`kv_memory`] |
 //! | measured times | [`measured_cost`], from a file: [`table`] |
 //! | how a plan's machines batch; policies no node drives | [`orders`], [`policy`] |
 //! | the clusters of Splitwise's evaluation | [`splitwise`] |
@@ -25,9 +25,9 @@ pub mod capacity;
 pub mod cronus;
 pub mod fixed_plan;
 pub mod generator;
+pub mod kv_memory;
 pub mod live_plan;
 pub mod measured_cost;
-pub mod memory;
 pub mod orders;
 pub mod outcome;
 pub mod percentile;

@@ -1,7 +1,7 @@
 //! The plan that a live swarm follows, as machines: its groups by their peers' measured profiles, its routes and links by
 //! their adverts, steps and routes as nodes form and choose them. What a testnet's replay is held against.
 
-use crate::memory::{PAGE, PagedKv};
+use crate::kv_memory::{PAGE, PagedKv};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tsnode_coordinator::{

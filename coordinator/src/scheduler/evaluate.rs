@@ -533,7 +533,7 @@ mod tests {
         scheduler::{
             Slo, Space, Workload,
             cluster::{Cluster, ClusterLink, Instance, KindId},
-            figures, models,
+            figures, public_models,
             slo::Reference,
         },
     };
@@ -541,7 +541,7 @@ mod tests {
 
     /// Four peers of about one speed.
     fn peers(speeds: [f64; 4], rate: f64) -> Problem {
-        let model = models::by_name("LLaMA-7B").unwrap();
+        let model = public_models::by_name("LLaMA-7B").unwrap();
         let kinds = speeds.iter().map(|s| figures::from_peaks("peer".into(), 80.0 * s, 800.0 * s, 48.0)).collect();
         let path = ClusterLink { latency: Seconds(1e-4), bandwidth: BytesPerSecond(1.25e9) };
         let instance =

@@ -2,7 +2,7 @@
 
 pub use crate::lenders::{MODEL, group, group_of};
 
-use crate::lenders::{self, Lender};
+use crate::lenders::{self, AdvertBuilder};
 use std::sync::Arc;
 use std::time::Duration;
 use tsnode_coordinator::{
@@ -123,5 +123,5 @@ pub fn ends(actions: &[Action]) -> Option<&End> {
 
 /// Every device is measured: a prompt's token takes a millisecond on all four layers, a step two.
 pub fn measured() -> Advert {
-    Advert { models: vec![], ..Lender::default().advert() }
+    Advert { models: vec![], ..AdvertBuilder::default().build() }
 }

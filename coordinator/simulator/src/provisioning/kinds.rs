@@ -14,8 +14,8 @@ use tsnode_coordinator::{
         Cluster, InstanceId, Problem, Slo, Space, Workload,
         cluster::{ClusterLink, Instance, KindId},
         figures::DeviceFigures,
-        models::Model,
         parallel::{self, ParallelConfig},
+        public_models::Model,
         slo::Reference,
     },
 };

@@ -4,7 +4,7 @@ use super::{BUSY, DevicePlace, FLIPS, ModelPlan, PlannerInput, pace};
 use crate::scheduler::{
     cluster::InstanceId,
     evaluate::Evaluator,
-    light::{self, StandingGroup},
+    rescheduling::{self, StandingGroup},
 };
 use std::collections::BTreeSet;
 use tsnode_protocol::Group;
@@ -65,7 +65,7 @@ impl PlannerInput {
             .map(|n| evaluator.shelved(*n))
             .map(|s| StandingGroup { members: s.members.clone(), config: s.rated.config.clone(), phase: s.rated.phase })
             .collect();
-        let flipped = light::reschedule_within(&self.problem, &all, FLIPS / self.regions);
+        let flipped = rescheduling::reschedule_within(&self.problem, &all, FLIPS / self.regions);
         if flipped.evaluation.shares.is_empty() {
             return None;
         }
