@@ -9,7 +9,7 @@ pub mod spare_routes;
 pub use light::{flip, grow};
 
 use crate::{gate::SplitChoice, layout::GroupLayout, members::Members};
-use live::PlannerInput;
+use live::SearchInput;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use tsnode_protocol::{Group, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan, PolicyChoice, Route, Stage};
@@ -108,7 +108,7 @@ const REASON_CHARS: usize = 250;
 pub fn plan(members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> PlanDraft {
     let inputs = live::inputs_under(members, wish.split, standing.map_or(&[][..], |plan| &plan.chosen));
     let Some(layout) = &wish.layout else { return joined(live::planned(inputs, standing)) };
-    let laid_out = |input: PlannerInput| {
+    let laid_out = |input: SearchInput| {
         let part = as_laid_out(&input, layout, members, standing);
         (input, part)
     };
@@ -118,10 +118,10 @@ pub fn plan(members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> Plan
 /// Those parts whose models devices have memory for at once: beside these groups, and then the first ones first. Where a model's
 /// new groups are too much, those of these that are its own stay.
 fn at_once(
-    parts: Vec<(PlannerInput, live::ModelPlan)>,
+    parts: Vec<(SearchInput, live::ModelPlan)>,
     beside: &[Group],
     members: &Members<'_>,
-) -> Vec<(PlannerInput, live::ModelPlan)> {
+) -> Vec<(SearchInput, live::ModelPlan)> {
     let places = |groups: &[Group]| -> BTreeSet<(PeerId, u16)> {
         groups.iter().flat_map(|g| &g.stages).map(|s| (s.peer, s.device)).collect()
     };
@@ -149,7 +149,7 @@ fn at_once(
     kept
 }
 
-fn joined(parts: Vec<(PlannerInput, live::ModelPlan)>) -> PlanDraft {
+fn joined(parts: Vec<(SearchInput, live::ModelPlan)>) -> PlanDraft {
     let mut draft = PlanDraft { groups: Vec::new(), routes: Vec::new(), chosen: Vec::new(), reason: String::new() };
     for (input, part) in parts {
         draft.routes.extend(part.routes);
@@ -174,7 +174,7 @@ pub fn value(plan: &Plan, members: &Members<'_>, wish: &Wish) -> f64 {
 }
 
 fn as_laid_out(
-    input: &PlannerInput,
+    input: &SearchInput,
     layout: &GroupLayout,
     members: &Members<'_>,
     standing: Option<&Plan>,

@@ -8,7 +8,7 @@ use tsnode_coordinator::{
     batcher::BatcherConfig,
     gate::SplitChoice,
     members::Members,
-    planner::live::{self, PlannerInput},
+    planner::live::{self, SearchInput},
     policy::{
         batching::Batch,
         choice::{Batches, Dispatch, MachineRoom},
@@ -98,7 +98,7 @@ pub struct Resident {
 #[derive(Debug)]
 pub struct LivePlan<'a> {
     members: &'a Members<'a>,
-    input: PlannerInput,
+    input: SearchInput,
     /// How its groups form steps.
     batch: BatchPolicy,
     groups: Vec<Group>,
@@ -128,7 +128,7 @@ impl<'a> LivePlan<'a> {
         }
         // Gateways turn nothing away.
         shares.iter_mut().for_each(|s| s.share /= whole);
-        let holds = |s: &PlannerInput| {
+        let holds = |s: &SearchInput| {
             let stages = || groups.iter().flat_map(|g| &g.stages);
             s.card.id == model && stages().all(|stage| s.places().contains(&(stage.peer, stage.device)))
         };

@@ -6,7 +6,7 @@ use tsnode_coordinator::{
     control::Event,
     gate::SplitChoice,
     planner::{
-        live::{self, PlannerInput},
+        live::{self, SearchInput},
         reranking,
     },
     replay::{Replay, replay},
@@ -40,7 +40,7 @@ fn swarm(targets: Targets) -> Vec<Advert> {
     adverts
 }
 
-fn input(targets: Targets, split: SplitChoice) -> PlannerInput {
+fn input(targets: Targets, split: SplitChoice) -> SearchInput {
     let adverts = swarm(targets);
     let members = (0..).zip(&adverts).map(|(n, a)| (PeerId([n; 32]), a)).collect();
     live::inputs(&members, split).remove(0)
@@ -61,7 +61,7 @@ fn tight() -> Targets {
 }
 
 /// The groups that a swarm with these targets is planned to have.
-fn planned(targets: Targets) -> (PlannerInput, Grouping) {
+fn planned(targets: Targets) -> (SearchInput, Grouping) {
     let input = input(targets, SplitChoice::Auto);
     let how = Replay { seed: 0, requests: 300 };
     let found = reranking::plan(&input.problem, 0, Effort::default(), how, &|| false).0;
@@ -69,7 +69,7 @@ fn planned(targets: Targets) -> (PlannerInput, Grouping) {
 }
 
 /// Share of two thousand simulated requests that keep an input's targets on these groups.
-fn simulated(input: &PlannerInput, grouping: &Grouping) -> f64 {
+fn simulated(input: &SearchInput, grouping: &Grouping) -> f64 {
     let mut evaluator = Evaluator::new(&input.problem);
     let groups = search::shelved(&mut evaluator, grouping).unwrap();
     let evaluation = evaluator.evaluate(&groups);

@@ -3,7 +3,7 @@
 use super::{PlanDraft, Wish, at_once, joined};
 use crate::{
     members::Members,
-    planner::live::{self, PlannerInput},
+    planner::live::{self, SearchInput},
 };
 use std::collections::BTreeSet;
 use tsnode_protocol::{Group, ModelId, Phase, Plan, Route};
@@ -12,21 +12,21 @@ use tsnode_protocol::{Group, ModelId, Phase, Plan, Route};
 /// without a group, or a person laid the groups out.
 #[must_use]
 pub fn flip(plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft> {
-    lightly(plan, members, wish, PlannerInput::flipped)
+    lightly(plan, members, wish, SearchInput::flipped)
 }
 
 /// The same, and beside it groups of those devices that have no part in the plan: who serves goes on serving, and only
 /// newcomers load; a model that no group serves gets one where there is memory for it. `None` as for [`flip`].
 #[must_use]
 pub fn grow(plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft> {
-    lightly(plan, members, wish, PlannerInput::grown)
+    lightly(plan, members, wish, SearchInput::grown)
 }
 
 fn lightly(
     plan: &Plan,
     members: &Members<'_>,
     wish: &Wish,
-    light: impl Fn(&PlannerInput, &[Group]) -> Option<live::ModelPlan>,
+    light: impl Fn(&SearchInput, &[Group]) -> Option<live::ModelPlan>,
 ) -> Option<PlanDraft> {
     if wish.layout.is_some() {
         return None;

@@ -84,7 +84,7 @@ type DevicePlace = (PeerId, u16);
 
 /// One model's devices as a problem.
 #[derive(Clone, Debug)]
-pub struct PlannerInput {
+pub struct SearchInput {
     /// The model that is planned for.
     pub card: ModelCard,
     /// Device of each instance.
@@ -135,13 +135,13 @@ pub struct ModelPlan {
 /// Problems for every model some device has, one or, in a large swarm, one for each region, each as if no other model were on its
 /// devices. Models that the swarm's devices cannot hold are left out.
 #[must_use]
-pub fn inputs(members: &Members<'_>, split: SplitChoice) -> Vec<PlannerInput> {
+pub fn inputs(members: &Members<'_>, split: SplitChoice) -> Vec<SearchInput> {
     inputs_under(members, split, &[])
 }
 
 /// The same where this was chosen until now, of what members have left to measurement.
 #[must_use]
-pub fn inputs_under(members: &Members<'_>, split: SplitChoice, chosen: &[PolicyChoice]) -> Vec<PlannerInput> {
+pub fn inputs_under(members: &Members<'_>, split: SplitChoice, chosen: &[PolicyChoice]) -> Vec<SearchInput> {
     let settings = SwarmSettings::of(members.values().copied());
     let services = sharing::lent(members).filter_map(|(card, places)| {
         ServedModel::of(card, places, members, (split, settings.batched(card.id, chosen)))
@@ -151,7 +151,7 @@ pub fn inputs_under(members: &Members<'_>, split: SplitChoice, chosen: &[PolicyC
     let scarce = is_scarce(members);
     let holdings = Holdings::of(members).map(Arc::new);
     let inputs = services.iter().flat_map(|service| service.inputs(&fair, scarce));
-    inputs.map(|input| PlannerInput { holdings: holdings.clone(), ..input }).collect()
+    inputs.map(|input| SearchInput { holdings: holdings.clone(), ..input }).collect()
 }
 
 /// Whether some device does not hold all models at once that it serves.
@@ -223,8 +223,8 @@ impl<'a> ServedModel<'a> {
         self.asked.map_or(BUSY, |rate| (rate / self.carries).clamp(LEAST_DEMAND, BUSIEST))
     }
 
-    fn inputs(&self, fair: &Fair, scarce: bool) -> Vec<PlannerInput> {
-        let mut inputs: Vec<PlannerInput> =
+    fn inputs(&self, fair: &Fair, scarce: bool) -> Vec<SearchInput> {
+        let mut inputs: Vec<SearchInput> =
             regions::split(&self.whole, regions::MOST).into_iter().filter_map(|region| self.input(region)).collect();
         if inputs.is_empty() {
             // Who together hold the model may have come into different regions.
@@ -232,7 +232,7 @@ impl<'a> ServedModel<'a> {
         }
         let total: f64 = inputs.iter().map(|s| s.carries).sum();
         let demand = self.demand();
-        let planned = |input: &PlannerInput| input.carries * input.mean(|place| fair.part(demand, place));
+        let planned = |input: &SearchInput| input.carries * input.mean(|place| fair.part(demand, place));
         let fair: f64 = inputs.iter().map(planned).sum();
         let (regions, wanted) = (inputs.len(), self.asked.map_or(0.0, |rate| rate / fair));
         // What its owner keeps in memory is missed like what is asked for.
@@ -246,7 +246,7 @@ impl<'a> ServedModel<'a> {
         inputs
     }
 
-    fn input(&self, region: Devices) -> Option<PlannerInput> {
+    fn input(&self, region: Devices) -> Option<SearchInput> {
         let places = region.iter().map(|(i, _)| self.places[i.0 as usize]).collect();
         let problem = self.whole.part(&region)?;
         let (carries, _) = pace(&problem)?;
@@ -254,7 +254,7 @@ impl<'a> ServedModel<'a> {
         let power = |i| problem.layer_cost(i, 1).map_or(0.0, |cost| 1.0 / cost.decode.time(1.0, context).0.max(1e-12));
         let power = problem.cluster.ids().map(power).collect();
         let (card, rooms) = (self.card.clone(), self.rooms.clone());
-        Some(PlannerInput {
+        Some(SearchInput {
             card,
             places,
             problem,
@@ -350,7 +350,7 @@ fn cluster(places: &[DevicePlace], members: &Members<'_>, model: ModelId) -> Opt
     Cluster::new("swarm".into(), kinds, instances, peers.iter().map(row).collect()).ok()
 }
 
-impl PlannerInput {
+impl SearchInput {
     /// The devices it may use: peer, and place in its advert.
     #[must_use]
     pub fn places(&self) -> &[(PeerId, u16)] {
@@ -491,13 +491,13 @@ impl PlannerInput {
 
 /// Plans for all models of these inputs, made while `standing` is in force.
 #[must_use]
-pub fn planned(inputs: Vec<PlannerInput>, standing: Option<&Plan>) -> Vec<(PlannerInput, ModelPlan)> {
+pub fn planned(inputs: Vec<SearchInput>, standing: Option<&Plan>) -> Vec<(SearchInput, ModelPlan)> {
     sharing::planned(inputs.into_iter().map(|input| input.under(standing)).collect())
 }
 
 /// The same inputs where these groups take their part of the devices' time.
 #[must_use]
-pub fn beside(inputs: Vec<PlannerInput>, groups: &[Group]) -> Vec<PlannerInput> {
+pub fn beside(inputs: Vec<SearchInput>, groups: &[Group]) -> Vec<SearchInput> {
     let taken = DeviceTime::by_groups(&inputs, groups);
     inputs.iter().map(|input| input.beside_others(&taken)).collect()
 }

@@ -1,6 +1,6 @@
 //! What fetching takes off the plans of a search: the same as when one is held against the plan in force (`control/reload.rs`).
 
-use super::{NOISE, PlannerInput};
+use super::{NOISE, SearchInput};
 use crate::{
     planner::fetching::{self, Fetch},
     scheduler::{
@@ -12,7 +12,7 @@ use crate::{
 use std::sync::Arc;
 use tsnode_protocol::{Group, Plan};
 
-impl PlannerInput {
+impl SearchInput {
     /// The same while a plan is in force.
     pub(super) fn under(self, standing: Option<&Plan>) -> Self {
         let standing: Arc<[Group]> = standing.map_or_else(Vec::new, |plan| plan.groups.clone()).into();

@@ -3,7 +3,7 @@
 //! another one is taken where it does clearly better. Where both are left to it, steps come first, by the routes of now, and routes are
 //! chosen by the steps of then: each choice is of one thing, and only ever for the better, so that none takes turns.
 
-use super::{BUSIEST, DevicePlace, PlannerInput, REPLAYED, SEED, beside, inputs_under, profiles};
+use super::{BUSIEST, DevicePlace, REPLAYED, SEED, SearchInput, beside, inputs_under, profiles};
 use crate::{
     batcher::BatcherConfig,
     gate::SplitChoice,
@@ -99,7 +99,7 @@ struct Ground<'a> {
     members: &'a Members<'a>,
     split: SplitChoice,
     /// The model's alone.
-    inputs: Vec<&'a PlannerInput>,
+    inputs: Vec<&'a SearchInput>,
     groups: &'a [Group],
     /// Those that shares take.
     routes: Vec<Route>,
@@ -182,7 +182,7 @@ impl Ground<'_> {
         parts.reduce(|all, more| all.beside(more, 1.0))
     }
 
-    fn parts_of(&self, input: &PlannerInput, by: By) -> Option<ReplayPlan> {
+    fn parts_of(&self, input: &SearchInput, by: By) -> Option<ReplayPlan> {
         let is_here = |g: &&Group| g.model == input.card.id && g.stages.iter().all(|stage| input.has(stage));
         let groups: Vec<Group> = self.groups.iter().filter(is_here).cloned().collect();
         let place = |id: GroupId| groups.iter().position(|g| g.id == id);
@@ -212,7 +212,7 @@ impl Ground<'_> {
     }
 
     /// What was measured of a group's stages.
-    fn profiles(&self, input: &PlannerInput, config: &ParallelConfig) -> Vec<LayerProfile> {
+    fn profiles(&self, input: &SearchInput, config: &ParallelConfig) -> Vec<LayerProfile> {
         let place = |stage: &parallel::ParallelStage| input.places.get(stage.instance.0 as usize).copied();
         let places: Vec<DevicePlace> = config.stages.iter().filter_map(place).collect();
         profiles(&places, self.members, input.card.id).copied().collect()

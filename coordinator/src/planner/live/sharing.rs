@@ -8,7 +8,7 @@
 //! take for a part u is slower by 1/(1 − u). So models that share all devices, or divide them, are valued alike: by the requests
 //! that are in time.
 
-use super::{DevicePlace, ModelPlan, PlannerInput, WeightRoom};
+use super::{DevicePlace, ModelPlan, SearchInput, WeightRoom};
 use crate::{
     cards,
     members::Members,
@@ -38,7 +38,7 @@ pub(super) struct DeviceTime(BTreeMap<DevicePlace, BTreeMap<ModelId, f64>>);
 
 impl DeviceTime {
     /// By models that have these devices: each loads its own alike.
-    fn by(inputs: &[PlannerInput], has: &Deal) -> Self {
+    fn by(inputs: &[SearchInput], has: &Deal) -> Self {
         let mut taken: BTreeMap<DevicePlace, BTreeMap<ModelId, f64>> = BTreeMap::new();
         for input in inputs {
             let model = input.card.id;
@@ -53,7 +53,7 @@ impl DeviceTime {
     }
 
     /// By the groups of a plan.
-    pub fn by_groups(inputs: &[PlannerInput], groups: &[Group]) -> Self {
+    pub fn by_groups(inputs: &[SearchInput], groups: &[Group]) -> Self {
         Self::by(inputs, &dealt(groups))
     }
 
@@ -69,7 +69,7 @@ fn dealt(groups: &[Group]) -> Deal {
     groups.iter().flat_map(|g| g.stages.iter().map(|s| (g.model, (s.peer, s.device)))).collect()
 }
 
-impl PlannerInput {
+impl SearchInput {
     /// The same where others take that part of its devices' time.
     pub(super) fn beside_others(&self, taken: &DeviceTime) -> Self {
         let slower = |i: InstanceId| {
@@ -109,9 +109,9 @@ impl PlannerInput {
 
 /// What a plan's groups are worth: their models' values, each alike. A model that nobody serves takes away what it could be
 /// worth: late is better than not at all.
-pub(super) fn worth(inputs: &[PlannerInput], groups: &[Group]) -> f64 {
+pub(super) fn worth(inputs: &[SearchInput], groups: &[Group]) -> f64 {
     let taken = DeviceTime::by_groups(inputs, groups);
-    let value = |input: &PlannerInput| {
+    let value = |input: &SearchInput| {
         let here = |g: &&Group| g.model == input.card.id && g.stages.iter().all(|s| input.has(s));
         let here: Vec<Group> = groups.iter().filter(here).cloned().collect();
         if here.is_empty() { 0.0 } else { input.share * input.beside_others(&taken).value(&here) }
@@ -122,7 +122,7 @@ pub(super) fn worth(inputs: &[PlannerInput], groups: &[Group]) -> f64 {
 }
 
 /// The same when what hosts have to fetch for it is counted.
-fn delayed(inputs: &[PlannerInput], groups: &[Group]) -> f64 {
+fn delayed(inputs: &[SearchInput], groups: &[Group]) -> f64 {
     let worth_of = |groups: &[Group]| worth(inputs, groups);
     let Some(input) = inputs.first().filter(|input| input.holdings.is_some()) else { return worth_of(groups) };
     fetching::delayed(worth_of(groups), worth_of(&input.standing), fetching::takes(&input.fetches(groups)))
@@ -134,7 +134,7 @@ fn without(sum: f64, unserved: impl Iterator<Item = Option<f64>>) -> f64 {
 }
 
 /// Plans for all models. Where devices can serve several of them, which ones are for which is searched first.
-pub(super) fn planned(inputs: Vec<PlannerInput>) -> Vec<(PlannerInput, ModelPlan)> {
+pub(super) fn planned(inputs: Vec<SearchInput>) -> Vec<(SearchInput, ModelPlan)> {
     let able = able(&inputs);
     if able.values().all(|models| models.len() < 2) {
         return inputs.into_iter().map(|input| (input.plan(), input)).map(|(part, input)| (input, part)).collect();
@@ -153,7 +153,7 @@ pub(super) fn planned(inputs: Vec<PlannerInput>) -> Vec<(PlannerInput, ModelPlan
 }
 
 /// Models by the devices that can serve them.
-fn able(inputs: &[PlannerInput]) -> BTreeMap<DevicePlace, BTreeSet<ModelId>> {
+fn able(inputs: &[SearchInput]) -> BTreeMap<DevicePlace, BTreeSet<ModelId>> {
     let mut able: BTreeMap<DevicePlace, BTreeSet<ModelId>> = BTreeMap::new();
     for input in inputs {
         input.places.iter().for_each(|place| _ = able.entry(*place).or_default().insert(input.card.id));
@@ -163,7 +163,7 @@ fn able(inputs: &[PlannerInput]) -> BTreeMap<DevicePlace, BTreeSet<ModelId>> {
 
 /// The best dealings found: from all devices shared by all, but for those that do not hold all at once, and from each for one
 /// model, by small changes.
-fn finalists(inputs: &[PlannerInput], able: &BTreeMap<DevicePlace, BTreeSet<ModelId>>) -> Vec<Deal> {
+fn finalists(inputs: &[SearchInput], able: &BTreeMap<DevicePlace, BTreeSet<ModelId>>) -> Vec<Deal> {
     let kept = kept(inputs);
     let mut alone = divided(inputs, able);
     alone.extend(&kept);
@@ -194,7 +194,7 @@ fn finalists(inputs: &[PlannerInput], able: &BTreeMap<DevicePlace, BTreeSet<Mode
 }
 
 /// Whether a device has memory for all models that it is for.
-fn fits_at(inputs: &[PlannerInput], deal: &Deal, place: &DevicePlace) -> bool {
+fn fits_at(inputs: &[SearchInput], deal: &Deal, place: &DevicePlace) -> bool {
     let mut models = BTreeSet::new();
     let dealt = inputs.iter().filter(|s| deal.contains(&(s.card.id, *place)) && models.insert(s.card.id));
     let sum = |(need, most): (u64, u64), room: &WeightRoom| (need.saturating_add(room.need), most.min(room.most));
@@ -203,10 +203,10 @@ fn fits_at(inputs: &[PlannerInput], deal: &Deal, place: &DevicePlace) -> bool {
 }
 
 /// Each device for one model: the most able first, to the model that has least of what it could use.
-fn divided(inputs: &[PlannerInput], able: &BTreeMap<DevicePlace, BTreeSet<ModelId>>) -> Deal {
+fn divided(inputs: &[SearchInput], able: &BTreeMap<DevicePlace, BTreeSet<ModelId>>) -> Deal {
     // What a device is to a model: its part of all that the model could use.
     let part = |model: ModelId, place: &DevicePlace| {
-        let of = |input: &PlannerInput| {
+        let of = |input: &SearchInput| {
             let at = input.places.iter().position(|p| p == place)?;
             Some(input.share * input.power[at] / input.power.iter().sum::<f64>())
         };
@@ -231,8 +231,8 @@ fn divided(inputs: &[PlannerInput], able: &BTreeMap<DevicePlace, BTreeSet<ModelI
 }
 
 /// Devices that keep a model in memory, whatever else is dealt to them.
-fn kept(inputs: &[PlannerInput]) -> Deal {
-    let of = |input: &PlannerInput| {
+fn kept(inputs: &[SearchInput]) -> Deal {
+    let of = |input: &SearchInput| {
         let stays = |place: &&DevicePlace| input.rooms.get(*place).is_some_and(|room| room.is_kept);
         input.places.iter().filter(stays).map(|place| (input.card.id, *place)).collect::<Vec<_>>()
     };
@@ -241,7 +241,7 @@ fn kept(inputs: &[PlannerInput]) -> Deal {
 
 /// A dealing, made better device by device as long as that is seen to help. What is kept stays.
 fn improved(
-    inputs: &[PlannerInput],
+    inputs: &[SearchInput],
     (able, kept): (&BTreeMap<DevicePlace, BTreeSet<ModelId>>, &Deal),
     mut deal: Deal,
     looks: &mut usize,
@@ -280,7 +280,7 @@ fn improved(
 }
 
 /// What a dealing is worth before anything is searched in it.
-fn guess(inputs: &[PlannerInput], deal: &Deal) -> f64 {
+fn guess(inputs: &[SearchInput], deal: &Deal) -> f64 {
     let taken = DeviceTime::by(inputs, deal);
     let (mut sum, mut unserved) = (0.0, inputs.iter().map(|s| (s.card.id, s.without)).collect::<BTreeMap<_, _>>());
     for input in inputs {

@@ -1,6 +1,6 @@
 //! What stands of a plan, its phases and routes made anew, alone or with newcomers beside it.
 
-use super::{BUSY, DevicePlace, FLIPS, ModelPlan, PlannerInput, pace};
+use super::{BUSY, DevicePlace, FLIPS, ModelPlan, SearchInput, pace};
 use crate::scheduler::{
     cluster::InstanceId,
     evaluate::Evaluator,
@@ -9,7 +9,7 @@ use crate::scheduler::{
 use std::collections::BTreeSet;
 use tsnode_protocol::Group;
 
-impl PlannerInput {
+impl SearchInput {
     /// The groups of a plan that lost none of their devices, with phases and routes made anew and nothing to load; `None`
     /// if none is left (ThunderServe §3.4).
     #[must_use]
@@ -51,7 +51,7 @@ impl PlannerInput {
             let (places, power) =
                 idle.iter().map(|(i, _)| (self.places[i.0 as usize], self.power[i.0 as usize])).unzip();
             let problem = problem.at_rate(BUSY * carries);
-            Some(PlannerInput { places, power, problem, carries, ..self.clone() })
+            Some(SearchInput { places, power, problem, carries, ..self.clone() })
         };
         if idle.is_empty() { Vec::new() } else { alone().map_or_else(Vec::new, |input| input.plan().groups) }
     }

@@ -1,6 +1,6 @@
 //! Why a swarm's plan is what it is: the other plans of the same view, and what each loses.
 
-use super::{DevicePlace, PlannerInput, inputs_under, sharing::DeviceTime};
+use super::{DevicePlace, SearchInput, inputs_under, sharing::DeviceTime};
 use crate::{
     gate::SplitChoice,
     members::Members,
@@ -59,7 +59,7 @@ pub fn why(plan: &Plan, members: &Members<'_>, split: SplitChoice) -> Vec<Why> {
     inputs.iter().map(|input| input.beside_others(&taken).under(Some(plan)).why(plan, &taken)).collect()
 }
 
-impl PlannerInput {
+impl SearchInput {
     fn why(&self, plan: &Plan, taken: &DeviceTime) -> Why {
         let here = |g: &&Group| g.model == self.card.id && g.stages.iter().any(|s| self.has(s));
         let mut adopted: Vec<Group> = plan.groups.iter().filter(here).cloned().collect();
