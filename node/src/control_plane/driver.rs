@@ -120,7 +120,7 @@ pub struct Driver {
     /// The same: what is to be set for the swarm.
     pub settings: mpsc::Receiver<(SettingKey, SettingValue)>,
     /// What peers did that they should not, and who is cut off for it.
-    pub bench: OffenceReceiver,
+    pub offence_receiver: OffenceReceiver,
     /// What is held against everybody.
     pub trust: Trust,
     /// Port of the data plane, at every address of the control plane.
@@ -195,7 +195,7 @@ impl Driver {
                 Some(draft) = self.planner_thread.answer() => Some(Event::Planned(draft)),
                 Some(peer) = self.gone.recv() => Some(Event::Gone(peer)),
                 Some((from, words)) = self.heartbeats.recv() => Some(Event::Heartbeats { from, words }),
-                Some((peer, offence)) = self.bench.offences.recv() => {
+                Some((peer, offence)) = self.offence_receiver.offences.recv() => {
                     due |= self.judge(peer, offence);
                     None
                 }

@@ -147,7 +147,7 @@ pub struct LinksConfig {
     /// The largest datagrams tried, where it is not left to the addresses.
     pub datagram: Option<u16>,
     /// Who is kept out.
-    pub guard: OffenceReporter,
+    pub offence_reporter: OffenceReporter,
     /// What is broken on purpose, where a testnet may.
     pub faults: Option<watch::Receiver<Faults>>,
     /// Where heartbeats go that come here; they are dropped otherwise.
@@ -232,7 +232,7 @@ struct Inner {
     /// Holds lifelines at others.
     caller: Caller,
     gone: mpsc::Sender<PeerId>,
-    guard: OffenceReporter,
+    offence_reporter: OffenceReporter,
     rates: Rates,
     faults: Option<watch::Receiver<Faults>>,
     heartbeats: Option<Inbox>,
@@ -268,7 +268,7 @@ impl Links {
                 me,
                 membership: config.membership.clone(),
                 doors: config.doors.clone(),
-                guard: config.guard.clone(),
+                offence_reporter: config.offence_reporter.clone(),
                 faults: config.faults.clone(),
             };
             crate::tasks::spawn("liveness connections", holder.hold(listener, stop.clone()));
@@ -288,7 +288,7 @@ impl Links {
             uplink,
             has_lifelines,
             gone,
-            guard: config.guard,
+            offence_reporter: config.offence_reporter,
             rates: Rates::new(),
             faults: config.faults,
             heartbeats: config.heartbeats,
@@ -345,7 +345,7 @@ impl Links {
     }
 
     async fn connection(&self, peer: PeerId, addresses: &[SocketAddr]) -> Result<Arc<Tuning>, LinkError> {
-        if self.inner.guard.keeps_out(peer) {
+        if self.inner.offence_reporter.keeps_out(peer) {
             return Err(LinkError::CutOff(peer));
         }
         let dial = {

@@ -26,15 +26,19 @@ pub(super) struct CheckReply {
 /// The checks, and what carries them out.
 pub(super) struct Examiner {
     checks: Checks,
-    guard: OffenceReporter,
+    offence_reporter: OffenceReporter,
     tasks: TaskTracker,
     answers: mpsc::Sender<CheckReply>,
 }
 
 impl Examiner {
-    pub fn new(which: SpotChecks, guard: OffenceReporter, tasks: TaskTracker) -> (Self, mpsc::Receiver<CheckReply>) {
+    pub fn new(
+        which: SpotChecks,
+        offence_reporter: OffenceReporter,
+        tasks: TaskTracker,
+    ) -> (Self, mpsc::Receiver<CheckReply>) {
         let (answers, receiver) = mpsc::channel(ANSWERS);
-        (Self { checks: Checks::new(which), guard, tasks, answers }, receiver)
+        (Self { checks: Checks::new(which), offence_reporter, tasks, answers }, receiver)
     }
 
     /// An answer has ended well: it may be checked.
@@ -57,7 +61,7 @@ impl Examiner {
                     }
                     _ => tracing::info!(?verdict, "a spot check did not pass"),
                 }
-                self.guard.examined(&verdict);
+                self.offence_reporter.examined(&verdict);
             }
             None => {}
         }

@@ -103,7 +103,7 @@ pub struct Peers {
     /// Who they are.
     pub roster: Roster,
     /// Who judges them.
-    pub guard: OffenceReporter,
+    pub offence_reporter: OffenceReporter,
 }
 
 impl ModelHolders for Peers {
@@ -111,7 +111,7 @@ impl ModelHolders for Peers {
 
     fn holders(&self, model: ModelId) -> Vec<PeerId> {
         let holders = self.roster.holders(model).into_iter();
-        holders.filter(|peer| *peer != self.me && !self.guard.keeps_out(*peer)).collect()
+        holders.filter(|peer| *peer != self.me && !self.offence_reporter.keeps_out(*peer)).collect()
     }
 
     async fn open(&self, peer: PeerId, model: ModelId) -> Result<Stream, String> {
@@ -129,7 +129,7 @@ impl ModelHolders for Peers {
     }
 
     fn blame(&self, peer: PeerId) {
-        self.guard.blame(peer, Offence::WrongWeights);
+        self.offence_reporter.blame(peer, Offence::WrongWeights);
     }
 }
 
