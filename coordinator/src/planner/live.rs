@@ -5,6 +5,7 @@
 //! no gateway has had enough of them; a rate that keeps the swarm busy; and where members have set no targets, deadlines as
 //! multiples of what the swarm's fastest group takes.
 
+mod clusters;
 mod delayed;
 mod policy_choice;
 mod sharing;
@@ -16,19 +17,20 @@ pub use policy_choice::choose;
 pub use shortfall::{DeviceShortfall, Shortfall, shortfalls};
 pub use why::{Other, SharedDevice, Why, why};
 
-use self::sharing::{DeviceTime, Fair};
+use self::{
+    clusters::{cluster, profiles},
+    sharing::{DeviceTime, Fair},
+};
 use super::{fetching::Holdings, reranking};
 use crate::{
     gate::SplitChoice,
-    links::{self, WITHIN_PEER},
     members::Members,
     policy::choice::Batches,
     replay::Replay,
     scheduler::{
-        cluster::{Cluster, ClusterLink, Instance, InstanceId, KindId},
+        cluster::InstanceId,
         cost::{Decode, Prefill},
         evaluate::{Evaluation, Evaluator, GroupNo},
-        figures::DeviceFigures,
         parallel::{self, InstanceDevices as Devices},
         problem::{Problem, Space},
         public_models::Model,
@@ -43,8 +45,8 @@ use crate::{
 };
 use std::{collections::BTreeMap, sync::Arc};
 use tsnode_protocol::{
-    BatchPolicy, Bytes, BytesPerSecond, Group, LayerProfile, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan,
-    PolicyChoice, RequestClass, Route, Seconds, Served, Stage, Tokens,
+    BatchPolicy, Group, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan, PolicyChoice, RequestClass, Route,
+    Seconds, Served, Stage, Tokens,
 };
 
 /// Part of what mixed groups alone would carry that is planned for.
@@ -72,10 +74,6 @@ const LEAST_DEMAND: f64 = 0.05;
 /// that nobody asks for. However many other models are served, the first is reason enough for another plan, and the second is not.
 const WITHOUT_ASKED: f64 = 0.5;
 const WITHOUT_UNASKED: f64 = 0.98;
-/// A link nobody has measured.
-const UNMEASURED: ClusterLink = ClusterLink { latency: links::UNMEASURED.0, bandwidth: links::UNMEASURED.1 };
-/// Between two devices of one host.
-const INSIDE: ClusterLink = ClusterLink { latency: Seconds(50e-6), bandwidth: BytesPerSecond(10e9) };
 /// Bytes of an element of KV pages.
 const ELEMENT: f64 = 2.0;
 
@@ -294,60 +292,6 @@ fn pace(problem: &Problem) -> Option<(f64, Reference)> {
         }
     }
     fastest.filter(|_| rate > 0.0 && rate.is_finite()).map(|(_, reference)| (rate, reference))
-}
-
-/// What was measured of a model on these devices.
-fn profiles<'a>(
-    places: &'a [DevicePlace],
-    members: &'a Members<'_>,
-    model: ModelId,
-) -> impl Iterator<Item = &'a LayerProfile> {
-    let device = |(peer, device): &DevicePlace| members.get(peer)?.devices.get(usize::from(*device));
-    places.iter().filter_map(device).filter_map(move |d| d.profile(model))
-}
-
-/// A measured profile as the cost model has it.
-fn measured(profile: LayerProfile) -> (Prefill, Decode) {
-    let [fixed, token, square] = profile.prefill.map(Seconds);
-    let prefill = Prefill { fixed, per_token: token.per_token(), per_square: square.per_token().per_token() };
-    let [fixed, context, per_sequence] = profile.decode.map(Seconds);
-    (prefill, Decode { fixed, per_context: context.per_token(), per_sequence })
-}
-
-fn cluster(places: &[DevicePlace], members: &Members<'_>, model: ModelId) -> Option<Cluster> {
-    let peers: Vec<PeerId> =
-        places.iter().map(|p| p.0).collect::<std::collections::BTreeSet<_>>().into_iter().collect();
-    let (mut kinds, mut instances) = (Vec::new(), Vec::new());
-    for (peer, device) in places {
-        let d = members.get(peer)?.devices.get(usize::from(*device))?;
-        let served = d.served(model)?;
-        kinds.push(DeviceFigures {
-            name: d.name.clone(),
-            memory: Bytes(served.memory_bytes as f64),
-            flops: d.flops,
-            bandwidth: d.bandwidth,
-            pool: (served.kv_bytes > 0).then_some(Bytes(served.kv_bytes as f64)),
-            profile: served.profile.map(measured),
-            price: None,
-        });
-        let kind = KindId(u16::try_from(kinds.len() - 1).ok()?);
-        let site = peers.binary_search(peer).ok()? as u32;
-        instances.push(Instance { name: peer.to_string(), kind, count: 1, site, inside: INSIDE });
-    }
-    let row = |from: &PeerId| {
-        let mut row = vec![UNMEASURED; peers.len()];
-        if let Ok(own) = peers.binary_search(from) {
-            let (latency, bandwidth) = WITHIN_PEER;
-            row[own] = ClusterLink { latency, bandwidth };
-        }
-        for link in members.get(from).map_or(&[][..], |a| &a.links) {
-            if let Ok(place) = peers.binary_search(&link.to) {
-                row[place] = ClusterLink { latency: link.latency, bandwidth: link.bandwidth };
-            }
-        }
-        row
-    };
-    Cluster::new("swarm".into(), kinds, instances, peers.iter().map(row).collect()).ok()
 }
 
 impl SearchInput {
