@@ -6,7 +6,7 @@
 //! | `device/*.cu` | the kernels, in CUDA C++ |
 //! | `ptx/` | what they compile to (`scripts/cuda_kernels.sh`) |
 //! | `machine.rs` | what is asked of a GPU: memory, copies, launches |
-//! | `driver.rs` | a GPU, by the driver's library |
+//! | `driver_api.rs` | a GPU, by the driver's library |
 //! | `jit.rs` | kernels compiled for the very GPU, where they are faster |
 //! | `libraries.rs` | where NVIDIA's libraries are looked for |
 //! | `emulator.rs` | the processor in place of a GPU, for tests |
@@ -26,7 +26,7 @@
 mod buffers;
 mod choose;
 mod columns;
-mod driver;
+mod driver_api;
 #[cfg(test)]
 mod emulator;
 mod gather_way;
@@ -46,7 +46,7 @@ mod tiles;
 mod weights;
 
 pub(crate) use choose::{ChosenToken, RowChoice};
-pub use driver::usable;
+pub use driver_api::usable;
 pub use gather_way::{GatherWay, NoNccl, TimedGather};
 pub(crate) use gpus::{GpuCarrier, GpuRanks, TilePart, TilePlace};
 pub use jit::{CacheState, KernelCache, Kernels, NotCompiled, TimedFile, TimedKernels};
@@ -167,7 +167,7 @@ impl Gpu {
     /// # Errors
     /// When there is no driver, no such GPU, or it does not start.
     pub fn open(ordinal: u16) -> Result<Self, GpuError> {
-        Ok(Self::on(driver::open(ordinal)?))
+        Ok(Self::on(driver_api::open(ordinal)?))
     }
 
     /// The same, with kernels compiled for this very GPU where NVRTC is found and they are faster. The first time that takes
@@ -177,7 +177,7 @@ impl Gpu {
     /// # Errors
     /// As [`Gpu::open`]: what fails while kernels are chosen is no error, and they are compiled ahead then.
     pub fn open_with(ordinal: u16, cache: &KernelCache) -> Result<Self, GpuError> {
-        Ok(Self::on(driver::open_with(ordinal, jit::Nvrtc::find(), cache)?))
+        Ok(Self::on(driver_api::open_with(ordinal, jit::Nvrtc::find(), cache)?))
     }
 
     /// On a machine.

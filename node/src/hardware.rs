@@ -1,20 +1,20 @@
 //! Plan flow 1: what this host lends, measured once and remembered.
 
-mod choice;
 pub mod cores;
+mod device_choice;
 mod gpu;
 pub mod memory;
-pub mod parts;
+pub mod memory_parts;
 mod sets;
 
-pub use choice::{ChoiceError, DeviceChoice, DeviceName, GpuNumbers};
+pub use device_choice::{ChoiceError, DeviceChoice, DeviceName, GpuNumbers};
 pub use gpu::{GpuUnfit, GpuWanted, lend as gpus, open_gpus, try_gpus};
 pub use sets::sets;
 
 use crate::{
     hardware::{
         memory::{Need, Size, TooLarge},
-        parts::TooLargeTogether,
+        memory_parts::TooLargeTogether,
     },
     store::{Measured, Store},
 };

@@ -2,33 +2,33 @@
 //!
 //! One task ([`manager`]) owns the models that are [`lent`] and the set of groups and brings streams to them, another ([`loader`]) loads stages for it. A group has a
 //! task of its own: a [`leader`] where this peer has the first stage, a [`member`] elsewhere; both run a [`stage`] worker, which talks to
-//! the [`compute`] thread of its model and device; threads of one device take [`turns`] and share its pages ([`page_share`]). Where a draft model is lent a leader has a [`speculator`] beside it.
+//! the [`compute`] thread of its model and device; threads of one device take [`device_turns`] and share its pages ([`page_share`]). Where a draft model is lent a leader has a [`speculator`] beside it.
 
-mod checks;
-pub mod client;
 pub mod compute;
 mod context;
+mod device_turns;
 mod devices;
 mod export;
 mod going;
-mod heard;
 mod kv_receiver;
 mod leader;
+pub mod leader_client;
 mod lent;
 mod loader;
 mod manager;
 mod member;
 mod page_share;
+mod ring_events;
+mod speculation_checks;
 mod speculator;
 mod stage;
-mod turns;
 
+pub use device_turns::Turns;
 pub use lent::LentModel;
 pub use page_share::PageShare;
-pub use turns::Turns;
 
 use self::{
-    client::LeaderRequest,
+    leader_client::LeaderRequest,
     loader::{LoadTally, Loader},
     manager::{ManagerParts, StageManager},
 };

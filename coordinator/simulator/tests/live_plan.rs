@@ -31,7 +31,7 @@ fn swarm(peers: u8) -> BTreeMap<PeerId, Advert> {
 
 fn planned(adverts: &BTreeMap<PeerId, Advert>) -> Plan {
     let members = adverts.iter().map(|(id, advert)| (*id, advert)).collect();
-    let part = live::scenes(&members, SplitChoice::Auto).remove(0).plan();
+    let part = live::inputs(&members, SplitChoice::Auto).remove(0).plan();
     let (groups, routes) = (part.groups, part.routes);
     Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, chosen: vec![], reason: String::new() }
 }
@@ -118,8 +118,8 @@ fn models_of_one_peer_take_turns_on_its_device_by_their_profiles() {
     let adverts = BTreeMap::from([(PeerId([0; 32]), advert)]);
     let members = adverts.iter().map(|(id, advert)| (*id, advert)).collect();
     let (mut groups, mut routes) = (Vec::new(), Vec::new());
-    for scene in live::scenes(&members, SplitChoice::Auto) {
-        let part = scene.plan();
+    for input in live::inputs(&members, SplitChoice::Auto) {
+        let part = input.plan();
         groups.extend(part.groups);
         routes.extend(part.routes);
     }

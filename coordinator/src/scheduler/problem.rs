@@ -3,7 +3,7 @@
 use super::{
     cluster::{Cluster, InstanceId},
     cost::{LayerCost, USABLE},
-    models::Model,
+    public_models::Model,
     slo::{Deadline, Reference, Slo, deadlines},
     workload::Workload,
 };

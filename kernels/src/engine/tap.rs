@@ -1,6 +1,6 @@
 //! KV that leaves while a step is still computing: a layer's can be packed as soon as its keys and values are stored.
 
-use super::{Shards, StageKey, carded, turns::StageRotations};
+use super::{Shards, StageKey, carded, key_rotation::StageRotations};
 use crate::{
     cpu::Simd,
     cuda::{GpuRanks, TilePlace},

@@ -5,8 +5,8 @@ mod bars;
 mod demand;
 mod import;
 mod local;
+mod open_models;
 mod peers;
-mod serving;
 
 use self::bars::Bars;
 use super::{asking, is_set, json as json_flag, knobs, output, show, switch, verb, whole};

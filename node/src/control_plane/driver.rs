@@ -23,7 +23,7 @@ use crate::{
         roster::{Adverts, ChosenPolicies},
     },
     faults::Faults,
-    store::{HTTP_FILE, Store, invites::Invites, local::TOKEN_FILE},
+    store::{HTTP_FILE, Store, invites::Invites, owner_token::TOKEN_FILE},
     view::{ModelTurns, SwarmView, Trouble},
     weights::Stocks,
     worker::{WorkerHandle, WorkerReport},
@@ -124,7 +124,7 @@ pub struct Driver {
     /// The same: what is to be set for the swarm.
     pub settings: mpsc::Receiver<(SettingKey, SettingValue)>,
     /// What peers did that they should not, and who is cut off for it.
-    pub bench: OffenceReceiver,
+    pub offence_receiver: OffenceReceiver,
     /// What is held against everybody.
     pub trust: Trust,
     /// Port of the data plane, at every address of the control plane.
@@ -199,7 +199,7 @@ impl Driver {
                 Some(draft) = self.planner_thread.answer() => Some(Event::Planned(draft)),
                 Some(peer) = self.gone.recv() => Some(Event::Gone(peer)),
                 Some((from, words)) = self.heartbeats.recv() => Some(Event::Heartbeats { from, words }),
-                Some((peer, offence)) = self.bench.offences.recv() => {
+                Some((peer, offence)) = self.offence_receiver.offences.recv() => {
                     due |= self.judge(peer, offence);
                     None
                 }
@@ -409,8 +409,8 @@ impl Driver {
                     Action::Adopt(plan) => {
                         tracing::info!(plan = %plan.id(), epoch = plan.epoch.0, term = plan.term.0, reason = plan.reason, "plan adopted");
                         let (up, staying, now) = (self.control.said_ready(), self.staying(), self.started.elapsed());
-                        let scene = changeover::ChangeoverView { up: &up, staying: &staying };
-                        self.changeover.adopt(now, plan.clone(), scene);
+                        let view = changeover::ChangeoverView { up: &up, staying: &staying };
+                        self.changeover.adopt(now, plan.clone(), view);
                         let takes = self.fetching_for(&plan);
                         self.changeover.waits_for_weights(now, takes);
                         self.beside = self.changeover.standing().clone();

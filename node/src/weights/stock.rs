@@ -4,7 +4,7 @@ use super::{
     drafts::{Chunk, PartialFiles},
     error::FetchError,
     fetch::{Fetcher, ModelHolders},
-    fetching::{Fetching, seconds_left},
+    fetch_progress::{Fetching, seconds_left},
     index::Index,
     notes,
     origin::{KeptOrigin, kept_origin},

@@ -1,8 +1,8 @@
 //! The compute thread: the one owner of the engine. Everything that touches tensors is handed to it as a closure.
 
 use super::{
+    device_turns::{TurnSeat, Turns},
     page_share::PageShare,
-    turns::{TurnSeat, Turns},
 };
 use crate::{faults::Faults, platform};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -4,13 +4,13 @@
 //! builds it again whenever it breaks.
 
 use super::{
-    checks::SpeculationChecks,
-    client::{LeaderRequest, refusing},
     context::StageContext,
     going::Going,
-    heard::from_ring,
     kv_receiver::KvReceiver,
+    leader_client::{LeaderRequest, refusing},
     member::{RingStream, open_onward},
+    ring_events::from_ring,
+    speculation_checks::SpeculationChecks,
     speculator::{DraftModel, Speculator, SpeculatorGone, SpeculatorOrder},
     stage::{Arrived, Downstream, FRAMES, StageError, Worker},
 };

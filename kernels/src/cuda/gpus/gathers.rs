@@ -14,7 +14,7 @@ use crate::cuda::{
     HEADROOM,
     buffers::Buffer,
     columns::Columns,
-    driver::{GpuTransfer, Nccl},
+    driver_api::{GpuTransfer, Nccl},
     gather_way::{GatherWay, NoNccl, TimedGather},
     machine::{GpuError, Machine, PeerGpu, Rectangle},
 };

@@ -9,7 +9,7 @@ use crate::{
         machine::{Arg, GpuError, GpuSeat, Launch, Machine, PeerGpu, Product, Queue, Recorded, Rectangle},
     },
     engine::{Engine, EngineError, Input, Output, Slice, StageKey, Threads},
-    proof::{self, ProofError},
+    gpu_check::{self, ProofError},
     source::ModelSource,
 };
 use std::sync::Arc;
@@ -161,7 +161,7 @@ fn a_gpu_is_proved_with_the_model_and_one_that_computes_something_else_is_not() 
             let source = ModelSource::open(&here().join("models/reference").join(name)).unwrap();
             let machine = Failing::that_forgets(&inner, forgets);
             let mut engine = Engine::on_gpu(Gpu::on(machine), POOL, KvDtype::F16).unwrap();
-            let proved = proof::compare(&mut engine, &source, 1);
+            let proved = gpu_check::compare(&mut engine, &source, 1);
             assert_eq!(engine.pages().free, engine.pages().total, "{name}");
             proved
         };
@@ -185,7 +185,7 @@ fn a_gpu_is_proved_with_the_model_and_one_that_computes_something_else_is_not() 
         for (forgets, is_fine) in [(None, true), (Some("rms_norm"), false)] {
             let gpu = Gpu::on(Failing::that_forgets(&inner, forgets));
             let mut engine = Engine::on_gpu(gpu, POOL, KvDtype::F16).unwrap();
-            let proved = proof::compare_layers(&mut engine, &source, 1, later);
+            let proved = gpu_check::compare_layers(&mut engine, &source, 1, later);
             assert_eq!(proved.is_ok(), is_fine, "{forgets:?}: {proved:?}");
         }
     }

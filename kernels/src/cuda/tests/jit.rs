@@ -3,7 +3,7 @@
 
 use super::{Draw, here, machines, poisoned, read, with};
 use crate::cuda::{
-    GpuInfo, driver,
+    GpuInfo, driver_api,
     jit::{
         self, CacheState, GpuIdentity, Image, KernelCache, KernelCompiler, Kernels, Loads, NotCompiled, Nvrtc, cache,
         sources::{self, FILES, KernelFile},
@@ -485,7 +485,7 @@ fn gpu() -> Option<u16> {
 /// A GPU all of whose kernels are NVRTC's.
 pub(super) fn compiled(ordinal: u16) -> Arc<dyn Machine> {
     static CUBINS: OnceLock<Vec<(&str, Vec<u8>)>> = OnceLock::new();
-    let gpu = driver::open_to_load(ordinal).unwrap();
+    let gpu = driver_api::open_to_load(ordinal).unwrap();
     let cubins = CUBINS.get_or_init(|| {
         let (nvrtc, sm) = (nvrtc().unwrap(), gpu.identity().unwrap().sm);
         FILES.iter().map(|file| (file.name, nvrtc.compile(file, sm).unwrap())).collect()
@@ -515,7 +515,7 @@ fn a_gpu_is_opened_with_kernels_of_its_own_and_again_with_those_that_were_kept()
     let folder = tempfile::tempdir().unwrap();
     let cache = KernelCache::at(folder.path().join("kernels"));
     for wanted in [CacheState::Written, CacheState::Found] {
-        let machine = driver::open_with(ordinal, Ok(nvrtc), &cache).unwrap();
+        let machine = driver_api::open_with(ordinal, Ok(nvrtc), &cache).unwrap();
         let chosen = machine.about().kernels;
         assert_eq!(kept(&chosen), &wanted, "{chosen}");
         eprintln!("{wanted:?}: {chosen}");
@@ -527,7 +527,7 @@ fn a_gpu_is_opened_with_kernels_of_its_own_and_again_with_those_that_were_kept()
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
     std::fs::write(&file, bytes).unwrap();
-    let machine = driver::open_with(ordinal, Ok(nvrtc), &cache).unwrap();
+    let machine = driver_api::open_with(ordinal, Ok(nvrtc), &cache).unwrap();
     assert_eq!(kept(&machine.about().kernels), &CacheState::Written);
     multiplies(&machine);
 }
@@ -537,16 +537,16 @@ fn a_gpu_without_nvrtc_has_its_ptx() {
     let Some(ordinal) = gpu() else { return };
     let folder = tempfile::tempdir().unwrap();
     let cache = KernelCache::at(folder.path());
-    let machine = driver::open_with(ordinal, Err(NotCompiled::NoLibrary), &cache).unwrap();
+    let machine = driver_api::open_with(ordinal, Err(NotCompiled::NoLibrary), &cache).unwrap();
     assert_eq!(machine.about().kernels, Kernels::Ahead(NotCompiled::NoLibrary));
     multiplies(&machine);
-    assert_eq!(driver::open(ordinal).unwrap().about().kernels, Kernels::Ahead(NotCompiled::NotAsked));
+    assert_eq!(driver_api::open(ordinal).unwrap().about().kernels, Kernels::Ahead(NotCompiled::NotAsked));
 }
 
 #[test]
 fn machine_code_that_is_none_or_for_another_gpu_is_refused() {
     let Some(ordinal) = gpu() else { return };
-    let gpu = driver::open_to_load(ordinal).unwrap();
+    let gpu = driver_api::open_to_load(ordinal).unwrap();
     let machine: Arc<dyn Machine> = gpu.clone();
     let rubbish = [b"rubbish".as_slice(), &[0; 4096]].concat();
     assert!(matches!(gpu.load("few", &rubbish), Err(GpuError::Unsupported(_))));

@@ -1,12 +1,11 @@
 //! `tsnode models list`, `rm` and `verify`: what is in the Hugging Face cache, and what came from peers.
 
-use super::{exit, hub_settings, named, serving};
+use super::{exit, hub_settings, named, open_models};
 use crate::{
     cli::{
         exit::{Exit, Kind},
-        is_set,
-        layout::harmless,
-        output,
+        is_set, output,
+        text_layout::harmless,
     },
     config::Settings,
     hardware::memory::Size,
@@ -124,7 +123,7 @@ pub(super) async fn remove(settings: &Settings, matches: &ArgMatches) -> Result<
     let _unused = match Unused::hold(&data_dir) {
         Ok(unused) => Some(unused),
         Err(StoreError::Locked { .. }) => {
-            serving::refuse_open(settings, &kept).await?;
+            open_models::refuse_open(settings, &kept).await?;
             None
         }
         Err(error) => return Err(Exit::new(Kind::DataDir, error.to_string())),

@@ -120,7 +120,7 @@ impl Driver {
         let lending = if yields { Lending::OtherModel } else { self.owner.lending() };
         let waiting = self.waits(&readiness, lending);
         let settings = SwarmSettings::of(control.members().filter_map(|(_, m)| m.advert.as_deref())).said();
-        let spot_checks = self.bench.spot_checked();
+        let spot_checks = self.offence_receiver.spot_checked();
         let groups = self.changeover.routed().map_or(&[][..], |plan| &plan.groups);
         let loaded = groups.iter().filter(|group| up.contains_key(&group.id)).map(|group| group.model).collect();
         self.view.send_modify(|view| {

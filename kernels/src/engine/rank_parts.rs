@@ -1,6 +1,6 @@
 //! What ranks hold of a stage, and what each computes with.
 
-use super::{Input, attend::RowRun, turns::StageRotations};
+use super::{Input, attend::RowRun, key_rotation::StageRotations};
 use crate::{
     cpu::Cpu,
     models::ModelStage,

@@ -1,6 +1,6 @@
 //! A GPU's kernels: modules by file, loaded the first time, and functions by name. A file may be there twice, as PTX and as
 //! machine code for the GPU; launches run whichever it is turned to.
-#![expect(unsafe_code, reason = "see the head of `driver.rs`: modules are the driver's own, given back once")]
+#![expect(unsafe_code, reason = "see the head of `driver_api.rs`: modules are the driver's own, given back once")]
 
 use super::{GpuError, failed};
 use crate::cuda::jit::{Image, Kernels, sources};

@@ -5,7 +5,7 @@ use crate::{
     cli::{
         ask::Peer,
         exit::{Exit, Kind},
-        layout::harmless,
+        text_layout::harmless,
     },
     config::Settings,
     weights::KeptModel,

@@ -1,9 +1,9 @@
-//! How long an iteration takes, by measurements and by tables of others; by the cost model: [`tsnode_coordinator::replay::cost`].
+//! How long an iteration takes, by measurements and by tables of others; by the cost model: [`tsnode_coordinator::replay::iteration_cost`].
 
 use std::sync::Arc;
 use tsnode_coordinator::{
     policy::{batching::Batch, routing::Asked},
-    replay::cost::IterationCost,
+    replay::iteration_cost::IterationCost,
     scheduler::cost::{Decode, Prefill},
 };
 use tsnode_protocol::{Seconds, SecondsPerToken, Tokens};

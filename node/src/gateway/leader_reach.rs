@@ -4,7 +4,7 @@ use crate::{
     data_plane::{links::Links, roster::Roster},
     worker::{
         WorkerHandle,
-        client::{LeaderRequest, follow_decode},
+        leader_client::{LeaderRequest, follow_decode},
     },
 };
 use tokio::sync::mpsc;

@@ -5,10 +5,10 @@ use super::{
     copy::{self, Copied, EDITION, NotesByName as Known, StateCopy, edition, is_copied, reconciled},
     disk,
     error::StoreError,
+    former_swarm::{self, FolderTrace},
     identity::KEY_FILE,
     ledger::{Ledger, LedgerCondition},
     note::{NEVER, SWARM, note, open_ledger, read_note},
-    traces::{self, FolderTrace},
 };
 use std::{io, path::Path};
 
@@ -62,13 +62,13 @@ impl Notes {
         } else if !is_same {
             self.copy.write(&self.known)?;
         }
-        traces::set_damaged_aside(folder);
+        former_swarm::set_damaged_aside(folder);
         Ok(())
     }
 
     /// What to note of the swarm, where the note of it is lost, or may be one of before: what else tells of it, or that nobody knows.
     fn doubted(&self, folder: &Path, is_sure: bool, is_lost: bool) -> Option<String> {
-        let trace = traces::look(folder);
+        let trace = former_swarm::look(folder);
         let note = self.known.get(SWARM).map(|text| String::from_utf8_lossy(text));
         // Whoever was killed as it mended them had seen damage, too.
         let was_damaged = |file| disk::beside(&folder.join(file), "broken").exists();

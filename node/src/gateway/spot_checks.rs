@@ -1,6 +1,6 @@
 //! Spot checks of what this gateway's clients were told: asks groups again, and tells whoever judges what came of it.
 
-use super::reach::LeaderReach;
+use super::leader_reach::LeaderReach;
 use crate::data_plane::offences::OffenceReporter;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -26,15 +26,19 @@ pub(super) struct CheckReply {
 /// The checks, and what carries them out.
 pub(super) struct Examiner {
     checks: Checks,
-    guard: OffenceReporter,
+    offence_reporter: OffenceReporter,
     tasks: TaskTracker,
     answers: mpsc::Sender<CheckReply>,
 }
 
 impl Examiner {
-    pub fn new(which: SpotChecks, guard: OffenceReporter, tasks: TaskTracker) -> (Self, mpsc::Receiver<CheckReply>) {
+    pub fn new(
+        which: SpotChecks,
+        offence_reporter: OffenceReporter,
+        tasks: TaskTracker,
+    ) -> (Self, mpsc::Receiver<CheckReply>) {
         let (answers, receiver) = mpsc::channel(ANSWERS);
-        (Self { checks: Checks::new(which), guard, tasks, answers }, receiver)
+        (Self { checks: Checks::new(which), offence_reporter, tasks, answers }, receiver)
     }
 
     /// An answer has ended well: it may be checked.
@@ -57,7 +61,7 @@ impl Examiner {
                     }
                     _ => tracing::info!(?verdict, "a spot check did not pass"),
                 }
-                self.guard.examined(&verdict);
+                self.offence_reporter.examined(&verdict);
             }
             None => {}
         }
