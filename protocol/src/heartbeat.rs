@@ -74,7 +74,7 @@ impl PartialEq for Ready<'_> {
 pub struct GroupLoad {
     /// The group, as the adopted plan names it.
     pub group: GroupId,
-    /// What waits and runs there; pages of its leader's device.
+    /// What waits and runs there; pages of its leader's device, and where models share these, those that its model is sure to get.
     pub load: Load,
 }
 
