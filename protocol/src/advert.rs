@@ -2,7 +2,7 @@
 
 use crate::{
     BytesPerSecond, EncoderCard, FlopsPerSecond, Gpus, ModelCard, ModelId, ModelOrigin, PartialModel, PeerId, Seconds,
-    SwarmSetting, TicketNotice, Traffic, codec::CodecError, limits,
+    StepSize, SwarmSetting, TicketNotice, Traffic, codec::CodecError, limits,
 };
 use bincode::{Decode, Encode};
 use serde::{Deserialize, Serialize};

@@ -45,8 +45,8 @@ use crate::{
 };
 use std::{collections::BTreeMap, sync::Arc};
 use tsnode_protocol::{
-    Advert, BatchPolicy, Bytes, BytesPerSecond, Group, LayerProfile, LayerRange, ModelCard, ModelId, PeerId, Phase,
-    Plan, PolicyChoice, RequestClass, Route, Seconds, Served, Stage, Tokens,
+    Advert, BatchPolicy, Group, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan, PolicyChoice, RequestClass, Route,
+    Seconds, Served, Stage, Tokens,
 };
 
 /// Part of what mixed groups alone would carry that is planned for.

@@ -10,7 +10,7 @@ mod ceiling;
 
 use super::{
     cluster::InstanceId,
-    pair::{self, KvPath, LINK_LOAD, PairLoads, Rated, load},
+    pair::{self, KvPath, LINK_LOAD, PairLoads, Rated},
     parallel::{self, InstanceDevices},
     problem::Problem,
     transport::{Solver, TransportProblem},
