@@ -51,7 +51,7 @@ const SEEN: Duration = Duration::from_millis(700);
 
 pub(super) fn command() -> Command {
     let example = "tsnode testnet sharing --model small --model large --load 1.2\n  \
-                   tsnode testnet sharing --model small --model large --input-len 200,40 --output-len 10,120 --sharing doubling,first-come";
+                   tsnode testnet sharing --model small --model large --input-len 200,40 --sharing doubling,first-come";
     let about = "Several models on one real peer and in the simulator, in each order of turns";
     let list = |name: &'static str, usual: &'static str, help: &'static str| {
         let tokens = whole(1_u32..=1 << 20);
