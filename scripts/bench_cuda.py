@@ -7,8 +7,8 @@
     scripts/bench_cuda.sh --shapes 1b --formats q4_0 --no-peer
     scripts/bench_cuda.sh --no-check --no-peer --profile   # what each kernel of a step takes, by Nsight Compute
 
-Models are made meanwhile, as files of random weights in the shapes of SmolLM2-135M, Llama-3.2-1B and Llama-3-8B: in bfloat16
-as Hugging Face stores them, and in Q4_0 and Q4_K as GGUF does. The peer is transformers on PyTorch on the same bfloat16 files, with a
+Models are made meanwhile, as files of random weights in the shapes of SmolLM2-135M, Llama-3.2-1B, Llama-3-8B and, of mixtures of
+experts, Qwen3-30B-A3B: in bfloat16 as Hugging Face stores them (the mixture not: 61 GB), and in Q4_0 and Q4_K as GGUF does. The peer is transformers on PyTorch on the same bfloat16 files, with a
 static cache, decoding through a CUDA graph. Needs numpy; the peer needs PyTorch and transformers.
 Nothing outlasts --minutes: what there is no time for is left out, and said.
 """
@@ -30,6 +30,8 @@ SHAPES = {
     "135m": dict(layers=30, hidden=576, mlp=1536, heads=9, kv=3, dim=64, vocab=49152, theta=100000.0, tied=True),
     "1b": dict(layers=16, hidden=2048, mlp=8192, heads=32, kv=8, dim=64, vocab=128256, theta=500000.0, tied=True),
     "8b": dict(layers=32, hidden=4096, mlp=14336, heads=32, kv=8, dim=128, vocab=128256, theta=500000.0, tied=False),
+    # A mixture of experts: `mlp` is one expert's, of which each token passes `used`.
+    "30b-a3b": dict(layers=48, hidden=2048, mlp=768, heads=32, kv=4, dim=128, vocab=151936, theta=1e6, tied=False, experts=128, used=8),
 }
 # What compute-sanitizer looks for: reads and writes outside, races over shared memory, barriers that not all threads reach,
 # reads of what was never written.
@@ -70,7 +72,7 @@ def main():
         return max(check(folder, args, ends, tool) for tool in args.sanitize or TOOLS)
     models = pathlib.Path(args.models or room_for_models(folder))
     models.mkdir(parents=True, exist_ok=True)
-    pairs = [(shape, name) for shape in args.shapes for name in args.formats]
+    pairs = [(shape, name) for shape in args.shapes for name in args.formats if not (name == "bf16" and SHAPES[shape].get("experts"))]
     with ThreadPoolExecutor(1) as maker:
         made = [maker.submit(model, models, *pair) for pair in pairs]
         failed = 0 if args.no_check else check(folder, args, ends)
@@ -163,7 +165,8 @@ def two_peers(folder, args, path, ends, figures):
             return {}
 
     # One process that does both is told so by an exit code, and answers all the same.
-    one, two = (ask(["testnet", "up", "--devices", ",".join([device] * count), *flags, *prompt]) for count in (1, 2))
+    one = ask(["testnet", "up", "--devices", device, *flags, *prompt])
+    two = ask(["testnet", "up", "--devices", f"{device},{device}", "--layout", "prefill=1,decode=1", *flags, *prompt])
     same = "text" in one and one["text"] == two.get("text") and two["prefill"] != two["decode"]
     print(f"{'ok    ' if same else 'FAILED'} two processes say what one says", flush=True)
     over = ask(["bench", "kv-transfer", "--device", f"cuda:{args.device}", "--kv-memory", "4GiB", "--model", str(path), "--prompts", "512,2048", "--json"])
@@ -264,7 +267,7 @@ def matrices(s):
         yield "lm_head", "output", s["vocab"], s["hidden"]
     wide, narrow = s["heads"] * s["dim"], s["kv"] * s["dim"]
     for i in range(s["layers"]):
-        for part, gguf, outs, ins in [
+        parts = [
             ("self_attn.q_proj", "attn_q", wide, s["hidden"]),
             ("self_attn.k_proj", "attn_k", narrow, s["hidden"]),
             ("self_attn.v_proj", "attn_v", narrow, s["hidden"]),
@@ -272,8 +275,17 @@ def matrices(s):
             ("mlp.gate_proj", "ffn_gate", s["mlp"], s["hidden"]),
             ("mlp.up_proj", "ffn_up", s["mlp"], s["hidden"]),
             ("mlp.down_proj", "ffn_down", s["hidden"], s["mlp"]),
-        ]:
+        ]
+        for part, gguf, outs, ins in parts[:4] if s.get("experts") else parts:
             yield f"model.layers.{i}.{part}", f"blk.{i}.{gguf}", outs, ins
+
+
+def experts(s):
+    """GGUF's name of all experts' matrices, outputs of one, inputs."""
+    for i in range(s["layers"] if s.get("experts") else 0):
+        yield f"blk.{i}.ffn_gate_exps", s["mlp"], s["hidden"]
+        yield f"blk.{i}.ffn_up_exps", s["mlp"], s["hidden"]
+        yield f"blk.{i}.ffn_down_exps", s["hidden"], s["mlp"]
 
 
 def norms(s):
@@ -338,18 +350,29 @@ def blocks(path, s, form):
 
     numbers, bytes_each, kind = BLOCKS[form]
     kinds = [(f"{name}.weight", [outs, ins], kind) for _, name, outs, ins in matrices(s)]
+    kinds += [(f"{name}.weight", [s["experts"], outs, ins], kind) for name, outs, ins in experts(s)]
     kinds += [(f"{name}.weight", [s["hidden"]], 0) for _, name in norms(s)]
+    mixture = bool(s.get("experts"))
+    for i in range(s["layers"] if mixture else 0):
+        kinds += [(f"blk.{i}.attn_{part}_norm.weight", [s["dim"]], 0) for part in "qk"]
+        kinds += [(f"blk.{i}.ffn_gate_inp.weight", [s["experts"], s["hidden"]], 0)]
+    family = "qwen3moe" if mixture else "llama"
     tokens = byte_tokens() + ["ab"] + [f"<{i}>" for i in range(s["vocab"] - 257)]
     keys = [
-        ("general.architecture", "llama"), ("llama.block_count", s["layers"]), ("llama.context_length", CONTEXT),
-        ("llama.embedding_length", s["hidden"]), ("llama.feed_forward_length", s["mlp"]),
-        ("llama.attention.head_count", s["heads"]), ("llama.attention.head_count_kv", s["kv"]),
-        ("llama.attention.layer_norm_rms_epsilon", 1e-5), ("llama.rope.freq_base", s["theta"]),
-        ("llama.rope.dimension_count", s["dim"]), ("llama.vocab_size", s["vocab"]),
+        ("general.architecture", family), (f"{family}.block_count", s["layers"]), (f"{family}.context_length", CONTEXT),
+        (f"{family}.embedding_length", s["hidden"]), (f"{family}.feed_forward_length", s["mlp"]),
+        (f"{family}.attention.head_count", s["heads"]), (f"{family}.attention.head_count_kv", s["kv"]),
+        (f"{family}.attention.layer_norm_rms_epsilon", 1e-5), (f"{family}.rope.freq_base", s["theta"]),
+        (f"{family}.rope.dimension_count", s["dim"]), (f"{family}.vocab_size", s["vocab"]),
         ("tokenizer.ggml.model", "gpt2"), ("tokenizer.ggml.pre", "llama-bpe"), ("tokenizer.ggml.tokens", tokens),
         ("tokenizer.ggml.token_type", [1] * len(tokens)), ("tokenizer.ggml.merges", ["a b"]),
         ("tokenizer.ggml.bos_token_id", 257), ("tokenizer.ggml.eos_token_id", 258),
     ]
+    if mixture:
+        keys += [
+            (f"{family}.attention.key_length", s["dim"]), (f"{family}.attention.value_length", s["dim"]), (f"{family}.expert_count", s["experts"]),
+            (f"{family}.expert_used_count", s["used"]), (f"{family}.expert_feed_forward_length", s["mlp"]),
+        ]
     head = b"GGUF" + struct.pack("<IQQ", 3, len(kinds), len(keys)) + b"".join(text(k) + value(v) for k, v in keys)
     at = 0
     for name, shape, kind in kinds:
@@ -367,8 +390,11 @@ def blocks(path, s, form):
     with open(path, "wb") as out:
         out.write(head + b"\0" * (-len(head) % 32))
         for _, shape, kind in kinds:
-            if kind == 0:
+            if kind == 0 and len(shape) == 1:
                 out.write(numpy.ones(shape, dtype=numpy.float32).data)
+            elif kind == 0:
+                # A router: experts are chosen by chance, as by one that was trained to use all.
+                out.write(random.standard_normal(shape, dtype=numpy.float32).data)
             else:
                 pool.write(out, size(shape, kind, form))
             out.write(b"\0" * (-size(shape, kind, form) % 32))
