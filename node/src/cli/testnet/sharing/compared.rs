@@ -138,10 +138,8 @@ impl Compared {
 
     /// What models had of the device, live and simulated.
     pub fn turns(&self) -> Vec<Vec<String>> {
-        turns::table(
-            self.rows.iter().map(|row| (row.order, &row.live_turns[..], &row.simulated_turns[..])),
-            &self.models,
-        )
+        let names: Vec<&str> = self.models.iter().map(|model| model.name.as_str()).collect();
+        turns::table(self.rows.iter().map(|row| (row.order, &row.live_turns[..], &row.simulated_turns[..])), &names)
     }
 
     pub fn verdict(&self) -> String {
