@@ -72,6 +72,12 @@ impl Gathers {
         self.way.as_ref()
     }
 
+    /// Whether gathers can be recorded, as far as there were some: copies that go straight from GPU to GPU.
+    pub fn can_be_recorded(&self) -> bool {
+        let reaches = |machine: &Arc<dyn Machine>| self.offers.iter().all(|offer| machine.reaches(*offer));
+        self.nccl.is_none() && !self.offers.is_empty() && self.machines.iter().all(reaches)
+    }
+
     /// Keeps NCCL if it is to be used.
     fn choose(&mut self, patience: NcclTimeouts) -> Result<GatherWay, GpuError> {
         let (free, mut work, mut together) = match self.start(patience) {
