@@ -68,8 +68,8 @@ impl GpuRanks {
         // Memory that pages leave is what NCCL may take.
         let machines = each.iter().map(|gpu| gpu.machine.clone()).collect();
         let gathers = Gathers::among(machines, NcclTimeouts::default())?;
-        let (steps, columns, packed) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(Self { each, steps, columns, gathers, recordings: RanksRecordings::default(), packed })
+        let (recordings, steps) = (RanksRecordings::of(each.len()), Vec::new());
+        Ok(Self { each, steps, columns: Vec::new(), gathers, recordings, packed: Vec::new() })
     }
 
     /// How they put their columns side by side; none where there is one GPU.

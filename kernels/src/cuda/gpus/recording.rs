@@ -39,9 +39,10 @@ pub(super) struct RanksRecordings {
     renewals: usize,
 }
 
-impl Default for RanksRecordings {
-    fn default() -> Self {
-        Self { seen: Recordings::default(), records: true, renewals: 0 }
+impl RanksRecordings {
+    /// Of so many GPUs.
+    pub(super) fn of(gpus: usize) -> Self {
+        Self { seen: Recordings::of(gpus), records: true, renewals: 0 }
     }
 }
 

@@ -2,7 +2,7 @@
 //! which are those of one GPU (`together.rs`), and are computed all the same where recording fails.
 
 use super::{
-    attention::POOL,
+    attention::{POOL, Shape},
     models::{OTHER, REQUEST, prompt},
     recording::{Fault, Forgetful},
     several, tables,
@@ -16,6 +16,7 @@ use crate::{
 use libloading::Library;
 use std::ffi::c_int;
 use std::sync::Arc;
+use std::time::Instant;
 use tsnode_protocol::{KvDtype, Sampling, Token};
 
 type Reach = unsafe extern "C" fn(c_int);
@@ -197,5 +198,35 @@ fn gpus_that_cannot_be_recorded_compute_and_are_asked_once() {
         let (mut engine, stage) = on(&machines, &source, KvDtype::F16);
         assert!(singles(&mut engine, stage) == wanted, "{fault:?}");
         assert_eq!([machines[0].tried(), machines[1].tried()], [1, 0], "{fault:?}");
+    }
+}
+
+/// `TSNODE_TEST_CARD=0 cargo test -p tsnode-kernels --lib -- --ignored --nocapture steps_are_timed`
+#[test]
+#[ignore = "times steps of two GPUs, or of one that is opened twice"]
+fn recorded_steps_are_timed() {
+    const STEPS: u32 = 500;
+    let base =
+        Shape { family: "llama", hidden: 1024, heads: 16, kv_heads: 8, dim: 64, mlp: 4096, vocab: 1024, more: "" };
+    let (_folder, source) = written(&base);
+    for (name, fault) in [("as they come", Fault::Beginning), ("recorded", Fault::Nowhere)] {
+        let machines = Forgetful::together(several(2), fault);
+        if machines.is_empty() {
+            return;
+        }
+        let (mut engine, stage) = on(&machines, &source, KvDtype::F16);
+        engine.admit(stage, REQUEST, 20).unwrap();
+        let mut step = |start: u32, len: u32| {
+            let batch = [Slice { request: REQUEST, start, len }];
+            again(&mut engine, stage, &batch);
+            let output = Output::Logits { rows: &[0] };
+            engine.forward(stage, &batch, Input::Tokens(&prompt(len as usize)), output).unwrap();
+        };
+        step(0, 9);
+        (0..20).for_each(|_| step(9, 1));
+        let began = Instant::now();
+        (0..STEPS).for_each(|_| step(9, 1));
+        let each = began.elapsed() / STEPS;
+        eprintln!("two layers on two GPUs, {name}: {each:?} a step, {} run from recordings", machines[0].replays());
     }
 }
