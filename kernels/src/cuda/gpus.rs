@@ -66,10 +66,11 @@ impl GpuRanks {
             gpu.reserve(pages(rank) * PAGE_BYTES)?;
         }
         // Memory that pages leave is what NCCL may take.
-        let machines = each.iter().map(|gpu| gpu.machine.clone()).collect();
+        let machines: Vec<_> = each.iter().map(|gpu| gpu.machine.clone()).collect();
+        let recordings = RanksRecordings::of(machines.clone());
         let gathers = Gathers::among(machines, NcclTimeouts::default())?;
-        let (recordings, steps) = (RanksRecordings::of(each.len()), Vec::new());
-        Ok(Self { each, steps, columns: Vec::new(), gathers, recordings, packed: Vec::new() })
+        let (steps, columns, packed) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(Self { each, steps, columns, gathers, recordings, packed })
     }
 
     /// How they put their columns side by side; none where there is one GPU.

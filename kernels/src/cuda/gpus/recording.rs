@@ -6,7 +6,8 @@
 //! driver refuses the graph. The graph runs in the first's queue: it waits for what the others were told of the step, and they
 //! wait for it before they do anything else.
 //!
-//! Recorded are steps whose columns are copied straight from GPU to GPU ([`Gathers::can_be_recorded`](super::Gathers)).
+//! Recorded are steps whose columns are copied straight from GPU to GPU, where a recorded gather gave what it should when the
+//! GPUs were put together ([`Gathers::can_be_recorded`](super::Gathers)).
 
 use super::GpuRanks;
 use crate::{
@@ -20,6 +21,57 @@ use crate::{
 };
 use std::sync::Arc;
 
+/// GPUs whose work is recorded as one; the first begins and ends.
+#[derive(Debug)]
+pub(super) struct RecordedAsOne(Vec<Arc<dyn Machine>>);
+
+impl RecordedAsOne {
+    pub fn new(machines: Vec<Arc<dyn Machine>>) -> Self {
+        Self(machines)
+    }
+
+    /// Records what all of them are asked for meanwhile, and does not run it; none where that is not done.
+    pub fn record(&self, ask: impl FnOnce() -> Result<(), GpuError>) -> Result<Option<Recorded>, GpuError> {
+        if !self.first().record()? {
+            return Ok(None);
+        }
+        let asked = self.others_follow().and_then(|()| ask()).and_then(|()| self.first_follows());
+        // Recording is ended also if something failed, or none of the GPUs would run anything any more.
+        let recorded = self.first().recorded();
+        if let (Err(_), Ok(part)) = (&asked, &recorded) {
+            self.first().forget(*part);
+        }
+        asked?;
+        recorded.map(Some)
+    }
+
+    /// Runs what was recorded once all have done what they were asked before. What they are asked next is behind it only after
+    /// [`Self::others_follow`].
+    pub fn replay(&self, recorded: Recorded) -> Result<(), GpuError> {
+        self.first_follows()?;
+        self.first().replay(recorded)
+    }
+
+    /// What the others are asked next waits for what the first was asked.
+    pub fn others_follow(&self) -> Result<(), GpuError> {
+        let offer = self.first().offer()?;
+        self.0.iter().skip(1).try_for_each(|other| other.follow(offer))
+    }
+
+    /// What the first is asked next waits for what the others were asked.
+    fn first_follows(&self) -> Result<(), GpuError> {
+        self.0.iter().skip(1).try_for_each(|other| self.first().follow(other.offer()?))
+    }
+
+    pub fn forget(&self, recorded: Recorded) {
+        self.first().forget(recorded);
+    }
+
+    fn first(&self) -> &Arc<dyn Machine> {
+        &self.0[0]
+    }
+}
+
 /// What a recorded run was of: the same launches and copies with the same arguments, on each GPU.
 #[derive(Clone, Debug, PartialEq)]
 struct RanksRecording {
@@ -32,6 +84,7 @@ struct RanksRecording {
 /// Runs of several GPUs that came up, and what was recorded of them.
 #[derive(Debug)]
 pub(super) struct RanksRecordings {
+    gpus: Arc<RecordedAsOne>,
     seen: Recordings<RanksRecording>,
     /// Whether runs are recorded: until that fails once.
     records: bool,
@@ -40,9 +93,10 @@ pub(super) struct RanksRecordings {
 }
 
 impl RanksRecordings {
-    /// Of so many GPUs.
-    pub(super) fn of(gpus: usize) -> Self {
-        Self { seen: Recordings::of(gpus), records: true, renewals: 0 }
+    /// Of these GPUs.
+    pub(super) fn of(gpus: Vec<Arc<dyn Machine>>) -> Self {
+        let seen = Recordings::of(gpus.len());
+        Self { gpus: Arc::new(RecordedAsOne::new(gpus)), seen, records: true, renewals: 0 }
     }
 }
 
@@ -56,8 +110,8 @@ impl GpuRanks {
         let known = self.recordings.seen.find(&recording);
         if let Some(recorded) = known.filter(|_| self.all_renewals() == self.recordings.renewals) {
             if let Some(recorded) = recorded {
-                self.replay(recorded)?;
-                return self.others_follow();
+                self.recordings.gpus.replay(recorded)?;
+                return self.recordings.gpus.others_follow();
             }
             if self.recordings.records && self.gathers.can_be_recorded() && self.record(job)? {
                 return Ok(());
@@ -87,57 +141,15 @@ impl GpuRanks {
     /// Records a run that was just found, and runs it; `false` where that is not done or fails, and nothing has run: GPUs that
     /// fail at more than recording fail at the run as well. An error is of GPUs on which it may have run.
     fn record(&mut self, job: &GpuJob<'_>) -> Result<bool, GpuError> {
-        let Ok(Some(recorded)) = self.capture(job) else { return Ok(false) };
-        if self.replay(recorded).is_err() {
-            self.first().forget(recorded);
+        let gpus = self.recordings.gpus.clone();
+        let Ok(Some(recorded)) = gpus.record(|| self.run(job)) else { return Ok(false) };
+        if gpus.replay(recorded).is_err() {
+            gpus.forget(recorded);
             return Ok(false);
         }
         self.recordings.seen.was_recorded(recorded);
-        self.others_follow()?;
+        gpus.others_follow()?;
         Ok(true)
-    }
-
-    /// Records a run without running it; none where that is not done.
-    fn capture(&mut self, job: &GpuJob<'_>) -> Result<Option<Recorded>, GpuError> {
-        if !self.first().record()? {
-            return Ok(None);
-        }
-        let ran = self.run_joined(job);
-        // Recording is ended also if something failed, or none of the GPUs would run anything any more.
-        let recorded = self.first().recorded();
-        if let (Err(_), Ok(part)) = (&ran, &recorded) {
-            self.first().forget(*part);
-        }
-        ran?;
-        recorded.map(Some)
-    }
-
-    /// Asks all GPUs for a run that is recorded as one.
-    fn run_joined(&mut self, job: &GpuJob<'_>) -> Result<(), GpuError> {
-        self.others_follow()?;
-        self.run(job)?;
-        self.first_follows()
-    }
-
-    /// Runs what was recorded, once all GPUs have what they were told of the step.
-    fn replay(&self, recorded: Recorded) -> Result<(), GpuError> {
-        self.first_follows()?;
-        self.first().replay(recorded)
-    }
-
-    fn first(&self) -> &Arc<dyn Machine> {
-        &self.each[0].machine
-    }
-
-    /// What the others are asked next waits for what the first was asked.
-    fn others_follow(&self) -> Result<(), GpuError> {
-        let offer = self.first().offer()?;
-        self.each.iter().skip(1).try_for_each(|gpu| gpu.machine.follow(offer))
-    }
-
-    /// What the first is asked next waits for what the others were asked.
-    fn first_follows(&self) -> Result<(), GpuError> {
-        self.each.iter().skip(1).try_for_each(|gpu| self.first().follow(gpu.machine.offer()?))
     }
 
     fn all_renewals(&self) -> usize {
@@ -151,7 +163,7 @@ impl GpuRanks {
             self.recordings.renewals = renewals;
         }
         if let Some(recorded) = self.recordings.seen.came_up(recording) {
-            self.first().forget(recorded);
+            self.recordings.gpus.forget(recorded);
         }
     }
 
@@ -159,7 +171,7 @@ impl GpuRanks {
     pub(super) fn forget_recorded(&mut self) {
         self.recordings.seen.clear();
         if self.each.len() > 1 {
-            self.first().forget_recorded();
+            self.each[0].machine.forget_recorded();
         }
     }
 }
