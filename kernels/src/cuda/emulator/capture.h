@@ -67,7 +67,13 @@ class Recording {
 class Graph {
   public:
     explicit Graph(const Recording &recording) : work(recording.work), marks(recording.marks) {
-        for (size_t i = 0; i < recording.lines.size(); i++) lines.push_back({++order::lines, {}, true});
+        for (size_t i = 0; i < recording.lines.size(); i++) lines.push_back(spare_line());
+    }
+    Graph(const Graph &) = delete;
+    // Lines of which the host has waited for all are had by the next, or clocks would grow with each recording.
+    ~Graph() {
+        for (auto &line : lines)
+            if (unsigned long last = line.seen.at[line.id]; order::host.has(line.id, last) || !last) spare.push_back({line.id, last});
     }
     // Behind all that the stream was asked for, which then comes after all of it.
     void run(order::Line &stream) {
@@ -86,5 +92,15 @@ class Graph {
     std::vector<Recording::Node> work;
     std::vector<order::Clock> marks;
     std::vector<order::Line> lines;
+    static inline std::vector<std::pair<int, unsigned long>> spare;
+
+    static order::Line spare_line() {
+        if (spare.empty()) return {++order::lines, {}, true};
+        auto [id, last] = spare.back();
+        spare.pop_back();
+        order::Line line = {id, {}, true};
+        line.seen.at[id] = last;
+        return line;
+    }
 };
 }

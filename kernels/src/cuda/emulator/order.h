@@ -48,8 +48,9 @@ inline bool touch(std::vector<Access> &before, Line &line, unsigned long long fr
         bool meets = old.from < to && from < old.to && (old.write || write);
         bool known = line.seen.has(old.stream, old.time);
         if (meets && !known && matters(old, now)) return false;
-        // What comes after this comes after that.
-        bool covered = known && from <= old.from && old.to <= to && (write || (old.stream == line.id && !old.write));
+        // What comes after this comes after that, whichever stream it was in: of reads the last is enough.
+        bool alike = !old.write && old.use == use && old.recorded == line.recorded;
+        bool covered = known && from <= old.from && old.to <= to && (write || (old.stream == line.id && !old.write) || alike);
         if (!covered) kept.push_back(old);
     }
     kept.push_back(now);
