@@ -6,18 +6,13 @@ constexpr int THREADS = 256, BLOCK = 64, GROUP = 32, MOST_DIM = 256, SHORT = 16;
 // Steps from 2^-60 to 2^60 by name, mantissa bits that a step does not have, largest spread: see `wire/steps.rs`.
 constexpr int CUT = 18, LEAST = (127 - 60) << 5, MOST = (127 + 60) << 5, SPREAD = 128;
 
-// A block of a tile; the host's `TileBlock` lies the same way. `at` is where its bytes begin.
-struct TileBlock {
-    u64 at;
-    u32 side, head, token, tokens;
-};
-
 // `codec` 0 copies, 4 and 8 are bits of a code.
 struct Packing {
     u32 codec, side, tokens, dim;
     DEVICE u32 per_row() const { return (dim + GROUP - 1) / GROUP; }
     DEVICE u32 groups() const { return side == 0 ? dim : tokens * per_row(); }
     DEVICE u32 head_bytes() const { return codec == 8 ? 2 + groups() : side == 0 ? 2 + 2 * groups() + (groups() + 1) / 2 : 3 + groups(); }
+    DEVICE u32 code_bytes() const { return codec == 8 ? tokens * dim : tokens / 2 * dim + tokens % 2 * ((dim + 1) / 2); }
     DEVICE u32 group(u32 t, u32 c) const { return side == 0 ? c : t * per_row() + c / GROUP; }
 };
 
@@ -44,6 +39,28 @@ DEVICE Turn turn_of(const Packing &form, const float *angles, u32 half, u32 neig
 
 // Short blocks have eight bits where others have four.
 DEVICE u32 bits_of(u32 codec, u32 tokens) { return codec == 4 && tokens <= SHORT ? 8 : codec; }
+
+// A tile: which tokens and heads, and how many bytes a whole block takes and all blocks of a head, of keys and of values.
+struct Tile {
+    u32 first, count, first_head, heads, blocks[2];
+    u64 strips[2];
+};
+// A block of a tile, and where its bytes begin. The grid is the tile: blocks of tokens, heads of keys and then of values, layers,
+// whose bytes follow each other. So nobody has to be told of blocks, and no thread waits to read which is its.
+struct TileBlock {
+    u64 at;
+    u32 side, head, token, tokens;
+    DEVICE TileBlock(const Tile &tile) : side(blockIdx.y < tile.heads ? 0 : 1) {
+        u32 before = blockIdx.x * BLOCK, row = blockIdx.y - side * tile.heads;
+        head = tile.first_head + row;
+        token = tile.first + before;
+        tokens = min((u32)BLOCK, tile.count - before);
+        u64 keys = tile.heads * tile.strips[0], all = keys + tile.heads * tile.strips[1];
+        at = blockIdx.z * all + (side ? keys + row * tile.strips[1] + (u64)blockIdx.x * tile.blocks[1] : row * tile.strips[0] + (u64)blockIdx.x * tile.blocks[0]);
+    }
+};
+#define TILE u32 first, u32 count, u32 first_head, u32 some_heads, u32 key_block, u32 value_block, u64 key_strip, u64 value_strip
+#define THE_TILE (Tile{first, count, first_head, some_heads, {key_block, value_block}, {key_strip, value_strip}})
 
 DEVICE int step_for(float x) {
     int name = ((int)__float_as_uint(x) + (1 << CUT) - 1) >> CUT;
@@ -199,11 +216,10 @@ CALLED void pack_last(const Packing &form, const Turn &turn, u32 kind, const Sha
     }
 }
 
-// Where a block's rows lie.
+// Where a block's rows lie, once threads have met; behind the last one the last again.
 DEVICE void find_rows(const Pool &pool, const TileBlock &block, Shared &shared) {
-    for (u32 t = threadIdx.x; t < block.tokens; t += THREADS)
-        shared.rows[t] = place(pool, 0, block.token + t, block.side, block.head);
-    __syncthreads();
+    if (threadIdx.x < BLOCK)
+        shared.rows[threadIdx.x] = place(pool, blockIdx.z, block.token + min(threadIdx.x, block.tokens - 1), block.side, block.head);
 }
 
 // A block of any kind, size and codec: pages are read twice, the second time from a cache. Limited by instructions.
@@ -232,12 +248,13 @@ CALLED void pack_any(const Packing &form, const Turn &turn, u32 kind, Shared &sh
     pack_last(form, turn, kind, shared, codes);
 }
 
-KERNEL(THREADS) pack_tiles(const TileBlock *blocks, u32 codec, u8 *memory, const u32 *table, u32 tokens, u32 heads, u32 dim,
-                       u32 kind, u8 *out, const float *angles, u32 half_turn, u32 neighbours) {
+KERNEL(THREADS) pack_tiles(u32 codec, TILE, u8 *memory, const u32 *table, u32 most, u32 tokens, u32 heads, u32 dim, u32 kind,
+                       u8 *out, const float *angles, u32 half_turn, u32 neighbours) {
     __shared__ Shared shared;
-    TileBlock block = blocks[blockIdx.x];
+    TileBlock block(THE_TILE);
     Packing form = {bits_of(codec, block.tokens), block.side, block.tokens, dim};
-    find_rows(Pool{memory, table, 0, tokens, heads, dim, kind}, block, shared);
+    find_rows(Pool{memory, table, most, tokens, heads, dim, kind}, block, shared);
+    __syncthreads();
     pack_any(form, turn_of(form, angles, half_turn, neighbours), kind, shared, out + block.at);
 }
 EXPORT(pack_tiles)
@@ -291,75 +308,154 @@ CALLED void unpack_any(const Packing &form, const Turn &turn, u32 kind, Shared &
     unpack_from(0, form, turn, kind, shared, head + form.head_bytes());
 }
 
-KERNEL(THREADS) unpack_tiles(const TileBlock *blocks, u32 codec, u8 *memory, const u32 *table, u32 tokens, u32 heads, u32 dim,
-                         u32 kind, const u8 *in, const float *angles, u32 half_turn, u32 neighbours) {
+KERNEL(THREADS) unpack_tiles(u32 codec, TILE, u8 *memory, const u32 *table, u32 most, u32 tokens, u32 heads, u32 dim, u32 kind,
+                         const u8 *in, const float *angles, u32 half_turn, u32 neighbours) {
     __shared__ Shared shared;
-    TileBlock block = blocks[blockIdx.x];
+    TileBlock block(THE_TILE);
     Packing form = {bits_of(codec, block.tokens), block.side, block.tokens, dim};
-    find_rows(Pool{memory, table, 0, tokens, heads, dim, kind}, block, shared);
+    find_rows(Pool{memory, table, most, tokens, heads, dim, kind}, block, shared);
+    __syncthreads();
     unpack_any(form, turn_of(form, angles, half_turn, neighbours), kind, shared, in + block.at);
 }
 EXPORT(unpack_tiles)
 
-// From here on: four bits, pages of 16-bit numbers, heads of whole groups, at most `WIDE` channels: what is sent most. Numbers
-// are read once and stay in registers while their steps are found, and a block's bytes are put together in shared memory,
-// because they begin anywhere. Short blocks and a last odd token are packed as above.
+// From here on: four bits, pages of 16-bit numbers, heads of whole groups, at most `WIDE` channels: what is sent most. A thread asks
+// for all its numbers before it looks at one, they are read once and stay in registers while their steps are found, and a
+// block's bytes are put together in shared memory, because they begin anywhere. Threads meet as seldom as can be: what a block
+// takes is mostly waiting. Short blocks and a last odd token are packed as above.
 
-// A block's bytes; behind them room for the rest of a last word.
-template <int WIDE> struct Staged {
-    u32 head[(2 * WIDE + WIDE / 2 + 3) / 4 + 2], codes[BLOCK * WIDE / 8 + 1];
+// A block's bytes, with room for the rest of a last sixteen; largest and smallest steps by warps; least and largest of parts.
+template <int WIDE> struct __align__(16) Staged {
+    u32 codes[BLOCK * WIDE / 8 + 5], head[(2 * WIDE + WIDE / 2 + 3) / 4 + 5];
+    int most[THREADS / 32], least[THREADS / 32];
     float low[THREADS * 4], high[THREADS * 4];
 };
 
-// Copies bytes from shared memory to any place, four at a time.
+// Copies bytes from shared memory to any place, sixteen at a time.
 DEVICE void put_bytes(u8 *to, const u32 *from, u32 bytes) {
-    u32 before = min((u32)(-(u64)to & 3), bytes), words = (bytes - before) / 4, done = before + words * 4;
-    for (u32 i = threadIdx.x; i < words; i += THREADS)
-        ((u32 *)(to + before))[i] = (u32)(((u64)from[i + 1] << 32 | from[i]) >> (8 * before));
+    u32 before = min((u32)(-(u64)to & 15), bytes), sixteens = (bytes - before) / 16, done = before + sixteens * 16;
+    u32 word = before / 4, shift = before % 4 * 8;
+    for (u32 i = threadIdx.x; i < sixteens; i += THREADS) {
+        u32 in[5], out[4];
+#pragma unroll
+        for (int k = 0; k < 5; k++) in[k] = from[word + 4 * i + k];
+#pragma unroll
+        for (int k = 0; k < 4; k++) out[k] = (u32)(((u64)in[k + 1] << 32 | in[k]) >> shift);
+        ((uint4 *)(to + before))[i] = uint4{out[0], out[1], out[2], out[3]};
+    }
     if (threadIdx.x < before) to[threadIdx.x] = ((const u8 *)from)[threadIdx.x];
     if (done + threadIdx.x < bytes) to[done + threadIdx.x] = ((const u8 *)from)[done + threadIdx.x];
 }
 
-// Brings bytes to shared memory by whole words, and says where in the first word they begin.
-DEVICE u32 get_bytes(u32 *to, const u8 *from, u32 bytes) {
-    u32 before = (u32)((u64)from & 3);
-    const u32 *words = (const u32 *)(from - before);
-    for (u32 i = threadIdx.x; i < (before + bytes + 3) / 4; i += THREADS) to[i] = words[i];
-    __syncthreads();
+// Brings bytes to shared memory by whole sixteens, and says where in the first one they begin, once threads have met.
+DEVICE u32 get_bytes(uint4 *to, const u8 *from, u32 bytes) {
+    u32 before = (u32)((u64)from & 15);
+    const uint4 *sixteens = (const uint4 *)(from - before);
+    for (u32 i = threadIdx.x; i < (before + bytes + 15) / 16; i += THREADS) to[i] = sixteens[i];
     return before;
 }
 
-// A code in the lowest bits of what is returned: `nearest`, and between 0 and 15. Adding 3 · 2^22 rounds to the nearest.
-DEVICE u32 code_bits(float x, float inverse, float zero) {
-    float y = fmaf(x, inverse, -zero);
-    y = y < 2147483648.f ? y : 0.f;
-    return __float_as_uint(fminf(fmaxf(y, 0.f), 15.f) + 12582912.f);
+// The least and the largest of two pairs of 16-bit numbers, half by half; what is no number loses against one.
+#ifdef TSNODE_EMULATOR
+template <class Wins> DEVICE u32 two_better(bool brain, u32 a, u32 b, Wins wins) {
+    u32 out = 0;
+    for (int i = 0; i < 2; i++) {
+        float x = of_two(brain ? BF16 : F16, a, i), y = of_two(brain ? BF16 : F16, b, i);
+        out |= ((wins(x, y) || y != y ? a : b) >> (16 * i) & 0xffff) << (16 * i);
+    }
+    return out;
 }
+DEVICE u32 two_least(bool brain, u32 a, u32 b) { return two_better(brain, a, b, [](float x, float y) { return x < y; }); }
+DEVICE u32 two_most(bool brain, u32 a, u32 b) { return two_better(brain, a, b, [](float x, float y) { return x > y; }); }
+#else
+DEVICE u32 two_least(bool brain, u32 a, u32 b) {
+    u32 out;
+    if (brain) asm("min.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+    else asm("min.f16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+    return out;
+}
+DEVICE u32 two_most(bool brain, u32 a, u32 b) {
+    u32 out;
+    if (brain) asm("max.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+    else asm("max.f16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+    return out;
+}
+#endif
+constexpr u32 MINUS = 0x80008000u;
+
+// A sixteenth of a code in the lowest bits of what is returned: `nearest`, and between 0 and 15. `inverse` and `zero` are a
+// sixteenth of a group's, so that the card's own cut at 0 and 1 does for the most part; it makes 0 of what is no number. What is
+// `too_large` must be none. Adding 3 · 2^18 rounds to the nearest sixteenth.
+DEVICE u32 code_bits(float x, float inverse, float zero) {
+    float y;
+#ifdef TSNODE_EMULATOR
+    y = fmaf(x, inverse, -zero);
+    y = y > 0.f ? fminf(y, 1.f) : 0.f;
+#else
+    asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(y) : "f"(x), "f"(inverse), "f"(-zero));
+#endif
+    return __float_as_uint(fminf(y, 15.f / 16.f) + 786432.f);
+}
+// What the processor has as code 0, though it is no small number: infinity, and what is 2^31 steps away, which numbers in
+// bfloat16 can be beside the largest step there is.
+DEVICE bool too_large(float x, float inverse, float zero) { return !(fmaf(x, inverse, -zero) < 2147483648.f); }
+// Whether among numbers up to this one can be some that are too large.
+DEVICE bool suspicious(int kind, float most) { return kind == F16 ? most == INFINITY : !(most < 1.2379400392853803e27f); }
+// Its code is 0 whatever the step.
+constexpr float LOWEST = -3.4028234663852886e38f;
+
 // Codes of two tokens in the lowest byte.
 DEVICE u32 two_codes(u32 first, u32 second) { return first + (second << 4); }
-// The number of a code that begins at a bit.
-DEVICE float code_at(u32 word, int bit) { return __uint_as_float((word >> bit & 15) | 0x4b000000u) - 8388608.f; }
+// The lowest bytes of four words.
+DEVICE u32 four_bytes(u32 a, u32 b, u32 c, u32 d) { return (a & 255) | (b & 255) << 8 | (c & 255) << 16 | d << 24; }
+// The number of a code that begins at a bit below 20, where a number of this size has its units.
+template <int BIT> DEVICE float code_at(u32 word) {
+    return __uint_as_float((word & 15u << BIT) | (150u - BIT) << 23) - __uint_as_float((150u - BIT) << 23);
+}
 
-// Least and largest of numbers that are some: minima let no NaN in, and infinity is seen by its being the result.
-template <int N> DEVICE void widen_range(const float (&x)[N], float &low, float &high) {
-    float a = low, b = high;
+// Least and largest of numbers that are some; returns the largest with infinity counted.
+template <int N> DEVICE float widen_range(const float (&x)[N], float &low, float &high) {
+    float least = x[0], most = x[0];
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        a = fminf(a, x[i]);
-        b = fmaxf(b, x[i]);
+    for (int i = 1; i < N; i++) {
+        least = fminf(least, x[i]);
+        most = fmaxf(most, x[i]);
     }
-    if (a == -INFINITY || b == INFINITY) {
-        a = low;
-        b = high;
+    low = least;
+    high = most;
+    // Minima let no NaN in that has a number beside it, and infinity is seen by its being the result.
+    if (finite_number(least) && finite_number(most)) return most;
+    low = INFINITY;
+    high = -INFINITY;
 #pragma unroll
-        for (int i = 0; i < N; i++)
-            if (finite_number(x[i])) {
-                a = fminf(a, x[i]);
-                b = fmaxf(b, x[i]);
-            }
+    for (int i = 0; i < N; i++)
+        if (finite_number(x[i])) {
+            low = fminf(low, x[i]);
+            high = fmaxf(high, x[i]);
+        }
+    return most;
+}
+
+// The largest and the least step of a block: each warp says its own, and once threads have met each reads all.
+template <int WIDE> DEVICE void tell_steps(Staged<WIDE> &staged, int most, int least) {
+    most = warp_most(most);
+    least = -warp_most(-least);
+    if (threadIdx.x % 32 == 0) {
+        staged.most[threadIdx.x / 32] = most;
+        staged.least[threadIdx.x / 32] = least;
     }
-    low = a;
-    high = b;
+}
+template <int N> DEVICE int most_of(const int (&all)[N]) {
+    int most = all[0];
+#pragma unroll
+    for (int i = 1; i < N; i++) most = max(most, all[i]);
+    return most;
+}
+template <int N> DEVICE int least_of(const int (&all)[N]) {
+    int least = all[0];
+#pragma unroll
+    for (int i = 1; i < N; i++) least = min(least, all[i]);
+    return least;
 }
 
 // Four channels of a key: two words of a row. Channels that turn together are in the same place of both words, or neighbours
@@ -382,17 +478,24 @@ struct Quad {
         second = fmaf(second, cosine, first * sine);
         first = a;
     }
-    // By a token's angle; back with `sign` -1.
-    DEVICE void turn(const Turn &turn, float (&x)[4], u32 t, float sign) const {
-        const float *at = turn.angles + (u64)2 * turn.half * t;
+    // Tokens from `t` on by their angles, none of them behind the last one; back with `sign` -1.
+    template <int N> DEVICE void turn(const Turn &turn, float (&x)[N][4], u32 t, u32 last, float sign) const {
+        if (!turns[0] && !turns[1]) return;
         if (!turn.neighbours) {
-            if (!turns[0]) return;
-            float2 cosine = ((const float2 *)at)[index], sine = ((const float2 *)(at + turn.half))[index];
-            turn_two(x[0], x[2], cosine.x, sine.x * sign);
-            turn_two(x[1], x[3], cosine.y, sine.y * sign);
-        } else {
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                const float *at = turn.angles + 2 * turn.half * min(t + n, last);
+                float2 cosine = ((const float2 *)at)[index], sine = ((const float2 *)(at + turn.half))[index];
+                turn_two(x[n][0], x[n][2], cosine.x, sine.x * sign);
+                turn_two(x[n][1], x[n][3], cosine.y, sine.y * sign);
+            }
+            return;
+        }
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            const float *at = turn.angles + 2 * turn.half * min(t + n, last);
             for (int i = 0; i < 2; i++)
-                if (turns[i]) turn_two(x[2 * i], x[2 * i + 1], at[word[i]], at[turn.half + word[i]] * sign);
+                if (turns[i]) turn_two(x[n][2 * i], x[n][2 * i + 1], at[word[i]], at[turn.half + word[i]] * sign);
         }
     }
 };
@@ -405,10 +508,57 @@ template <int WIDE> struct Part {
     DEVICE static u32 token(int i) { return part() * TOKENS + i; }
 };
 
+// The head of a block of keys, a channel a thread or two; leaves `inverse` and `zero`.
+template <int WIDE> DEVICE void keys_head(const Packing &form, Shared &shared, Staged<WIDE> &staged) {
+    using Mine = Part<WIDE>;
+    constexpr int CHANNELS = (WIDE + THREADS - 1) / THREADS;
+    float low[CHANNELS], high[CHANNELS];
+    int name[CHANNELS], most = LEAST;
+#pragma unroll
+    for (int i = 0; i < CHANNELS; i++) {
+        u32 c = threadIdx.x + i * THREADS;
+        low[i] = INFINITY;
+        high[i] = -INFINITY;
+        if (c < form.dim) {
+#pragma unroll
+            for (int part = 0; part < Mine::PARTS; part++) {
+                low[i] = fminf(low[i], staged.low[part * WIDE + c]);
+                high[i] = fmaxf(high[i], staged.high[part * WIDE + c]);
+            }
+        }
+        if (low[i] > high[i]) low[i] = high[i] = 0.f;
+        name[i] = needed(form, low[i], high[i]);
+        most = max(most, name[i]);
+    }
+    tell_steps(staged, most, MOST);
+    __syncthreads();
+    int base = most_of(staged.most);
+    u8 *head = (u8 *)staged.head;
+    if (threadIdx.x < 2) head[threadIdx.x] = (u8)(base >> (8 * threadIdx.x));
+#pragma unroll
+    for (int i = 0; i < CHANNELS; i++) {
+        u32 c = threadIdx.x + i * THREADS;
+        if (c >= form.dim) continue;
+        int below = min(base - name[i], 255);
+        float inverse = 1.f / step_of(base - below);
+        // Sixteenths of a step.
+        float parts = between(rintf(fmaf((low[i] + high[i]) * 0.5f, inverse * 16.f, -7.5f * 16.f)), -2048.f, 2047.f);
+        head[2 + c] = (u8)below;
+        head[2 + form.dim + c] = (u8)(int)parts;
+        shared.low[c] = inverse;
+        shared.high[c] = parts * (1.f / 16.f);
+    }
+    __syncthreads();
+    // The upper bits of two zeros share a byte.
+    u32 half = form.dim / 2;
+    for (u32 c = threadIdx.x; c < half; c += THREADS)
+        head[2 + 2 * form.dim + c] = (u8)(((int)(shared.high[c] * 16.f) >> 8 & 15) | ((int)(shared.high[half + c] * 16.f) >> 8 & 15) << 4);
+}
+
 template <int KIND, int WIDE> DEVICE void pack_keys(const Packing &form, const Turn &turn, Shared &shared, Staged<WIDE> &staged) {
     using Mine = Part<WIDE>;
     Quad quad(turn, form.dim, Mine::quad());
-    bool real = Mine::quad() < form.dim / 4;
+    bool real = Mine::quad() < form.dim / 4, suspect = false;
     float x[Mine::TOKENS][4];
     if (real) {
         u32 words[Mine::TOKENS][2];
@@ -416,57 +566,52 @@ template <int KIND, int WIDE> DEVICE void pack_keys(const Packing &form, const T
 #pragma unroll
         for (int t = 0; t < Mine::TOKENS; t++)
 #pragma unroll
-            for (int i = 0; i < 2; i++)
-                words[t][i] = ((const u32 *)shared.rows[min(Mine::token(t), form.tokens - 1)])[quad.word[i]];
+            for (int i = 0; i < 2; i++) words[t][i] = ((const u32 *)shared.rows[Mine::token(t)])[quad.word[i]];
 #pragma unroll
-        for (int t = 0; t < Mine::TOKENS; t++) {
+        for (int t = 0; t < Mine::TOKENS; t++)
 #pragma unroll
             for (int i = 0; i < 4; i++) x[t][i] = of_two(KIND, words[t][i / 2], i % 2);
-            quad.turn(turn, x[t], min(Mine::token(t), form.tokens - 1), -1.f);
-        }
+        quad.turn(turn, x, Mine::token(0), form.tokens - 1, -1.f);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            float low = INFINITY, high = -INFINITY, channel[Mine::TOKENS];
+            float low, high, channel[Mine::TOKENS];
 #pragma unroll
             for (int t = 0; t < Mine::TOKENS; t++) channel[t] = x[t][i];
-            widen_range(channel, low, high);
+            suspect |= suspicious(KIND, widen_range(channel, low, high));
             staged.low[Mine::part() * WIDE + quad.channel(i)] = low;
             staged.high[Mine::part() * WIDE + quad.channel(i)] = high;
         }
     }
     __syncthreads();
-    for (u32 c = threadIdx.x; c < form.dim; c += THREADS) {
-        float low = INFINITY, high = -INFINITY;
-#pragma unroll
-        for (int part = 0; part < Mine::PARTS; part++) {
-            low = fminf(low, staged.low[part * WIDE + c]);
-            high = fmaxf(high, staged.high[part * WIDE + c]);
-        }
-        shared.low[c] = low > high ? 0.f : low;
-        shared.high[c] = low > high ? 0.f : high;
-    }
-    __syncthreads();
-    choose_steps(form, shared, (u8 *)staged.head);
+    keys_head(form, shared, staged);
     if (!real) return;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         u32 c = quad.word[i] * 2;
-        float inverse[2] = {shared.low[c], shared.low[c + 1]}, zero[2] = {shared.high[c], shared.high[c + 1]};
+        float2 inverse = *(const float2 *)&shared.low[c], zero = *(const float2 *)&shared.high[c];
+        if (suspect) {
+#pragma unroll
+            for (int t = 0; t < Mine::TOKENS; t++) {
+                if (too_large(x[t][2 * i], inverse.x, zero.x)) x[t][2 * i] = LOWEST;
+                if (too_large(x[t][2 * i + 1], inverse.y, zero.y)) x[t][2 * i + 1] = LOWEST;
+            }
+        }
+        inverse = float2{inverse.x * (1.f / 16.f), inverse.y * (1.f / 16.f)};
+        zero = float2{zero.x * (1.f / 16.f), zero.y * (1.f / 16.f)};
 #pragma unroll
         for (int t = 0; t < Mine::TOKENS; t += 2) {
-            u32 both[2];
-#pragma unroll
-            for (int k = 0; k < 2; k++)
-                both[k] = two_codes(code_bits(x[t][2 * i + k], inverse[k], zero[k]), code_bits(x[t + 1][2 * i + k], inverse[k], zero[k]));
+            u32 first = two_codes(code_bits(x[t][2 * i], inverse.x, zero.x), code_bits(x[t + 1][2 * i], inverse.x, zero.x));
+            u32 second = two_codes(code_bits(x[t][2 * i + 1], inverse.y, zero.y), code_bits(x[t + 1][2 * i + 1], inverse.y, zero.y));
             if (Mine::token(t) + 1 < form.tokens)
-                ((u16 *)staged.codes)[Mine::token(t) / 2 * (form.dim / 2) + quad.word[i]] = (u16)((both[0] & 0xff) | both[1] << 8);
+                ((u16 *)staged.codes)[Mine::token(t) / 2 * (form.dim / 2) + quad.word[i]] = (u16)((first & 0xff) | second << 8);
         }
     }
 }
 
-// Which two tokens and eight channels of values a thread has, the `i`-th time.
+// Which two tokens and eight channels of values a thread has, the `i`-th time. Four neighbouring lanes have a group of each
+// token, and so one or two groups each are a lane's own to find the steps of: number `n` is the lane's that counts `n` up to four.
 template <int WIDE> struct Patch {
-    static constexpr int TIMES = BLOCK / 2 * (WIDE / 8) / THREADS;
+    static constexpr int TIMES = BLOCK / 2 * (WIDE / 8) / THREADS, ALL = 2 * TIMES, OWN = (ALL + 3) / 4;
     u32 pair, eight;
     bool real;
     DEVICE Patch(const Packing &form, int i) {
@@ -475,90 +620,181 @@ template <int WIDE> struct Patch {
         eight = number % (WIDE / 8);
         real = eight < form.dim / 8 && pair * 2 < form.tokens;
     }
+    // Which of the lane's own is to be its `k`-th: number, group of the block, whether there is one.
+    DEVICE static u32 own(int k) { return (4 * k + threadIdx.x % 4) % ALL; }
+    DEVICE static u32 own_group(const Packing &form, int k, bool &real) {
+        u32 number = own(k) / 2 * THREADS + threadIdx.x, token = number / (WIDE / 8) * 2 + own(k) % 2;
+        real = number % (WIDE / 8) < form.dim / 8 && token < form.tokens;
+        return token * form.per_row() + number % (WIDE / 8) / 4;
+    }
+    // What lanes have of their own as all four are to have it.
+    DEVICE static float shared_by(const float (&own)[OWN], int number) {
+        return __shfl_sync(ALL_LANES, own[number / 4], (int)(threadIdx.x % 32 / 4 * 4) + number % 4);
+    }
 };
 
-template <int KIND, int WIDE> DEVICE void pack_values(const Packing &form, Shared &shared, Staged<WIDE> &staged) {
-    constexpr int TIMES = Patch<WIDE>::TIMES;
-    uint4 all[TIMES][2];
+template <int KIND> DEVICE float of_eight(const uint4 &eight, int k) {
+    u32 words[4] = {eight.x, eight.y, eight.z, eight.w};
+    return of_two(KIND, words[k / 2], k % 2);
+}
+
+// Least and largest of what four lanes have of a token's group, in all of them.
+template <int KIND> DEVICE void group_range(const uint4 &eight, float &low, float &high) {
+    constexpr bool BRAIN = KIND == BF16;
+    u32 least = two_least(BRAIN, two_least(BRAIN, eight.x, eight.y), two_least(BRAIN, eight.z, eight.w));
+    u32 most = two_most(BRAIN, two_most(BRAIN, eight.x, eight.y), two_most(BRAIN, eight.z, eight.w)) ^ MINUS;
+    // The least, and what is least with the other sign, side by side.
+    u32 both = two_least(BRAIN, (least & 0xffff) | most << 16, least >> 16 | (most & 0xffff0000u));
 #pragma unroll
-    for (int i = 0; i < TIMES; i++)
+    for (int by = 1; by < 4; by *= 2) both = two_least(BRAIN, both, __shfl_xor_sync(ALL_LANES, both, by));
+    low = of_two(KIND, both, 0);
+    high = -of_two(KIND, both, 1);
+}
+
+// The same where some are no numbers.
+template <int KIND> DEVICE void finite_range(const uint4 &eight, float &low, float &high) {
+    low = INFINITY;
+    high = -INFINITY;
 #pragma unroll
-        for (int t = 0; t < 2; t++) {
-            Patch<WIDE> patch(form, i);
-            u32 token = min(patch.pair * 2 + t, form.tokens - 1);
-            all[i][t] = patch.real ? ((const uint4 *)shared.rows[token])[patch.eight] : uint4{0, 0, 0, 0};
-        }
-    auto number = [&](int i, int t, int k) {
-        u32 words[4] = {all[i][t].x, all[i][t].y, all[i][t].z, all[i][t].w};
-        return of_two(KIND, words[k / 2], k % 2);
-    };
+    for (int k = 0; k < 8; k++) {
+        float x = of_eight<KIND>(eight, k);
+        if (!finite_number(x)) continue;
+        low = fminf(low, x);
+        high = fmaxf(high, x);
+    }
 #pragma unroll
-    for (int i = 0; i < TIMES; i++)
+    for (int by = 1; by < 4; by *= 2) {
+        low = fminf(low, __shfl_xor_sync(ALL_LANES, low, by));
+        high = fmaxf(high, __shfl_xor_sync(ALL_LANES, high, by));
+    }
+    if (low > high) low = high = 0.f;
+}
+
+// The head of a block of values; `low` and `high` become `inverse` and `zero`.
+template <int WIDE>
+DEVICE void values_head(const Packing &form, Shared &shared, Staged<WIDE> &staged, float (&low)[Patch<WIDE>::OWN], float (&high)[Patch<WIDE>::OWN]) {
+    constexpr int OWN = Patch<WIDE>::OWN;
+    int name[OWN], most = LEAST, least = MOST;
 #pragma unroll
-        for (int t = 0; t < 2; t++) {
-            Patch<WIDE> patch(form, i);
-            float low = INFINITY, high = -INFINITY, eight[8];
-#pragma unroll
-            for (int k = 0; k < 8; k++) eight[k] = number(i, t, k);
-            widen_range(eight, low, high);
-            // Four lanes have a group.
-#pragma unroll
-            for (int by = 1; by < 4; by *= 2) {
-                low = fminf(low, __shfl_xor_sync(ALL_LANES, low, by));
-                high = fmaxf(high, __shfl_xor_sync(ALL_LANES, high, by));
-            }
-            u32 token = patch.pair * 2 + t, g = form.group(token, patch.eight * 8);
-            if (!patch.real || token >= form.tokens || threadIdx.x % 4 != 0) continue;
-            shared.low[g] = low > high ? 0.f : low;
-            shared.high[g] = low > high ? 0.f : high;
-        }
+    for (int k = 0; k < OWN; k++) {
+        bool real;
+        Patch<WIDE>::own_group(form, k, real);
+        name[k] = needed(form, low[k], high[k]);
+        if (!real) continue;
+        most = max(most, name[k]);
+        // All zeros fit any step.
+        if (fmaxf(high[k], 0.f) - fminf(low[k], 0.f) > 0.f) least = min(least, name[k]);
+    }
+    tell_steps(staged, most, least);
     __syncthreads();
-    choose_steps(form, shared, (u8 *)staged.head);
+    int base = most_of(staged.most), spread = min(max((base - least_of(staged.least) + 14) / 15, 1), SPREAD), part = (1 << 18) / spread + 1;
+    u8 *head = (u8 *)staged.head;
+    if (threadIdx.x < 2) head[threadIdx.x] = (u8)(base >> (8 * threadIdx.x));
+    if (threadIdx.x == 2) head[2] = (u8)spread;
 #pragma unroll
-    for (int i = 0; i < TIMES; i++) {
-        Patch<WIDE> patch(form, i);
-        if (!patch.real || patch.pair * 2 + 1 >= form.tokens) continue;
-        u32 g = form.group(patch.pair * 2, patch.eight * 8), next = g + form.per_row();
-        float inverse[2] = {shared.low[g], shared.low[next]}, zero[2] = {shared.high[g], shared.high[next]};
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            u32 four = 0;
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                u32 first = code_bits(number(i, 0, half * 4 + k), inverse[0], zero[0]);
-                u32 second = code_bits(number(i, 1, half * 4 + k), inverse[1], zero[1]);
-                four |= (two_codes(first, second) & 0xff) << (8 * k);
-            }
-            staged.codes[(patch.pair * form.dim + patch.eight * 8) / 4 + half] = four;
-        }
+    for (int k = 0; k < OWN; k++) {
+        bool real;
+        u32 g = Patch<WIDE>::own_group(form, k, real);
+        int below = min(min(base - name[k], 15 * SPREAD) * part >> 18, 15);
+        float inverse = 1.f / step_of(base - below * spread);
+        float zero = between(centred(fminf(low[k], 0.f), fmaxf(high[k], 0.f), inverse), -15.f, 0.f);
+        low[k] = inverse;
+        high[k] = zero;
+        if (!real) continue;
+        head[3 + g] = (u8)(below | (int)-zero * 16);
+        shared.low[g] = inverse;
+        shared.high[g] = zero;
     }
 }
 
-// Limited by memory: about fifteen instructions for a number.
+template <int KIND, int WIDE> DEVICE void pack_values(const Packing &form, Shared &shared, Staged<WIDE> &staged) {
+    using Mine = Patch<WIDE>;
+    uint4 all[Mine::TIMES][2];
+#pragma unroll
+    for (int i = 0; i < Mine::TIMES; i++)
+#pragma unroll
+        for (int t = 0; t < 2; t++) {
+            Mine patch(form, i);
+            all[i][t] = patch.real ? ((const uint4 *)shared.rows[patch.pair * 2 + t])[patch.eight] : uint4{0, 0, 0, 0};
+        }
+    float low[Mine::OWN], high[Mine::OWN];
+    bool odd = false, suspect = false;
+#pragma unroll
+    for (int n = 0; n < Mine::ALL; n++) {
+        float a, b;
+        group_range<KIND>(all[n / 2][n % 2], a, b);
+        odd |= !finite_number(a) || !finite_number(b);
+        suspect |= suspicious(KIND, b);
+        if (Mine::own(n / 4) == n) {
+            low[n / 4] = a;
+            high[n / 4] = b;
+        }
+    }
+    if (__ballot_sync(ALL_LANES, odd)) {
+#pragma unroll
+        for (int n = 0; n < Mine::ALL; n++) {
+            float a, b;
+            finite_range<KIND>(all[n / 2][n % 2], a, b);
+            if (Mine::own(n / 4) == n) {
+                low[n / 4] = a;
+                high[n / 4] = b;
+            }
+        }
+    }
+    values_head(form, shared, staged, low, high);
+#pragma unroll
+    for (int i = 0; i < Mine::TIMES; i++) {
+        float inverse[2], zero[2];
+#pragma unroll
+        for (int t = 0; t < 2; t++) {
+            inverse[t] = Mine::shared_by(low, 2 * i + t);
+            zero[t] = Mine::shared_by(high, 2 * i + t);
+        }
+        Mine patch(form, i);
+        if (!patch.real || patch.pair * 2 + 1 >= form.tokens) continue;
+        u32 bytes[8];
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            u32 codes[2];
+#pragma unroll
+            for (int t = 0; t < 2; t++) {
+                float x = of_eight<KIND>(all[i][t], k);
+                if (suspect && too_large(x, inverse[t], zero[t])) x = LOWEST;
+                codes[t] = code_bits(x, inverse[t] * (1.f / 16.f), zero[t] * (1.f / 16.f));
+            }
+            bytes[k] = two_codes(codes[0], codes[1]);
+        }
+        uint2 *to = (uint2 *)&staged.codes[(patch.pair * form.dim + patch.eight * 8) / 4];
+        *to = uint2{four_bytes(bytes[0], bytes[1], bytes[2], bytes[3]), four_bytes(bytes[4], bytes[5], bytes[6], bytes[7])};
+    }
+}
+
 template <int KIND, int WIDE>
 DEVICE void pack_four(const Packing &form, const Turn &turn, Shared &shared, Staged<WIDE> &staged, u8 *to) {
     if (form.codec != 4) return pack_any(form, turn, KIND, shared, to);
     if (form.side == 0) pack_keys<KIND, WIDE>(form, turn, shared, staged);
     else pack_values<KIND, WIDE>(form, shared, staged);
-    pack_last(form, turn, KIND, shared, (u8 *)staged.codes);
     __syncthreads();
+    if (form.tokens % 2 == 1) {
+        pack_last(form, turn, KIND, shared, (u8 *)staged.codes);
+        __syncthreads();
+    }
     put_bytes(to, staged.head, form.head_bytes());
-    put_bytes(to + form.head_bytes(), staged.codes, form.tokens / 2 * form.dim + form.tokens % 2 * (form.dim / 2));
+    put_bytes(to + form.head_bytes(), staged.codes, form.code_bytes());
 }
 
-// Two numbers as pages have them; none of them can be no number.
+// Two numbers as pages have them; none of them can be no number. What is too large for half precision becomes its largest.
 template <int KIND> DEVICE u32 two_stored(float low, float high) {
-    constexpr float MOST_F16 = 65504.f;
-    if (KIND == F16) {
-        low = fminf(fmaxf(low, -MOST_F16), MOST_F16);
-        high = fminf(fmaxf(high, -MOST_F16), MOST_F16);
-    }
-    return two_as(KIND == BF16, low, high);
+    constexpr u32 MOST_F16 = 0x7bff7bffu;
+    u32 two = two_as(KIND == BF16, low, high);
+    return KIND == BF16 ? two : two_most(false, two_least(false, two, MOST_F16), MOST_F16 | MINUS);
 }
 
 template <int KIND, int WIDE>
-DEVICE void unpack_keys(const Packing &form, const Turn &turn, const Shared &shared, const u8 *codes) {
+DEVICE void unpack_keys(const Packing &form, const Turn &turn, Shared &shared, const u8 *head) {
     using Mine = Part<WIDE>;
+    const u8 *codes = head + form.head_bytes();
+    read_steps(form, head, shared);
     if (Mine::quad() >= form.dim / 4) return;
     Quad quad(turn, form.dim, Mine::quad());
     float step[4], shift[4];
@@ -571,80 +807,107 @@ DEVICE void unpack_keys(const Packing &form, const Turn &turn, const Shared &sha
     for (int t = 0; t < Mine::TOKENS; t += 2) {
         u32 token = Mine::token(t);
         if (token + 1 >= form.tokens) break;
-        u32 bytes[4];
+        float x[2][4];
 #pragma unroll
-        for (int i = 0; i < 4; i++) bytes[i] = codes[token / 2 * form.dim + quad.channel(i)];
+        for (int i = 0; i < 4; i++) {
+            u32 byte = codes[token / 2 * form.dim + quad.channel(i)];
+            x[0][i] = fmaf(code_at<0>(byte), step[i], shift[i]);
+            x[1][i] = fmaf(code_at<4>(byte), step[i], shift[i]);
+        }
+        quad.turn(turn, x, token, token + 1, 1.f);
 #pragma unroll
         for (int k = 0; k < 2; k++) {
-            float x[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) x[i] = fmaf(code_at(bytes[i], 4 * k), step[i], shift[i]);
-            quad.turn(turn, x, token + k, 1.f);
             u32 *row = (u32 *)shared.rows[token + k];
-            row[quad.word[0]] = two_stored<KIND>(x[0], x[1]);
-            row[quad.word[1]] = two_stored<KIND>(x[2], x[3]);
+            row[quad.word[0]] = two_stored<KIND>(x[k][0], x[k][1]);
+            row[quad.word[1]] = two_stored<KIND>(x[k][2], x[k][3]);
         }
     }
 }
 
-template <int KIND, int WIDE> DEVICE void unpack_values(const Packing &form, const Shared &shared, const u8 *codes) {
+// Codes of four channels of a token, bits 0 to 3 of each byte for the first one of two.
+template <int KIND, int TOKEN> DEVICE uint2 four_stored(u32 word, float step, float shift) {
+    constexpr int BIT = 4 * TOKEN;
+    float x[4] = {code_at<BIT>(word), code_at<BIT + 8>(word), code_at<BIT>(word >> 16), code_at<BIT + 8>(word >> 16)};
 #pragma unroll
-    for (int i = 0; i < Patch<WIDE>::TIMES; i++) {
-        Patch<WIDE> patch(form, i);
-        if (!patch.real || patch.pair * 2 + 1 >= form.tokens) continue;
-        u32 before = (u32)((u64)codes & 3), g = form.group(patch.pair * 2, patch.eight * 8);
-        const u32 *words = (const u32 *)(codes - before) + (patch.pair * form.dim + patch.eight * 8) / 4;
-        u32 eight[2] = {(u32)(((u64)words[1] << 32 | words[0]) >> (8 * before)), (u32)(((u64)words[2] << 32 | words[1]) >> (8 * before))};
+    for (int k = 0; k < 4; k++) x[k] = fmaf(x[k], step, shift);
+    return uint2{two_stored<KIND>(x[0], x[1]), two_stored<KIND>(x[2], x[3])};
+}
+
+template <int KIND, int WIDE> DEVICE void unpack_values(const Packing &form, Shared &shared, const u8 *head) {
+    using Mine = Patch<WIDE>;
+    const u8 *codes = head + form.head_bytes();
+    int base = head[0] | head[1] << 8, spread = head[2];
+    float steps[Mine::OWN], shifts[Mine::OWN];
+#pragma unroll
+    for (int k = 0; k < Mine::OWN; k++) {
+        bool real;
+        u32 g = Mine::own_group(form, k, real), name = real ? head[3 + g] : 0;
+        steps[k] = step_of(base - (int)(name & 15) * spread);
+        shifts[k] = -(float)(name >> 4) * steps[k];
+        if (!real) continue;
+        shared.low[g] = steps[k];
+        shared.high[g] = shifts[k];
+    }
+    u32 before = (u32)((u64)codes & 3);
+#pragma unroll
+    for (int i = 0; i < Mine::TIMES; i++) {
+        float step[2], shift[2];
 #pragma unroll
         for (int t = 0; t < 2; t++) {
-            float step = shared.low[g + t * form.per_row()], shift = shared.high[g + t * form.per_row()];
-            u32 out[4];
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                u32 word = eight[k / 2];
-                int bit = k % 2 * 16 + 4 * t;
-                out[k] = two_stored<KIND>(fmaf(code_at(word, bit), step, shift), fmaf(code_at(word, bit + 8), step, shift));
-            }
-            ((uint4 *)shared.rows[patch.pair * 2 + t])[patch.eight] = uint4{out[0], out[1], out[2], out[3]};
+            step[t] = Mine::shared_by(steps, 2 * i + t);
+            shift[t] = Mine::shared_by(shifts, 2 * i + t);
         }
+        Mine patch(form, i);
+        if (!patch.real || patch.pair * 2 + 1 >= form.tokens) continue;
+        const u32 *words = (const u32 *)(codes - before) + (patch.pair * form.dim + patch.eight * 8) / 4;
+        u32 three[3] = {words[0], words[1], words[2]}, eight[2];
+#pragma unroll
+        for (int k = 0; k < 2; k++) eight[k] = (u32)(((u64)three[k + 1] << 32 | three[k]) >> (8 * before));
+        uint2 low = four_stored<KIND, 0>(eight[0], step[0], shift[0]), high = four_stored<KIND, 0>(eight[1], step[0], shift[0]);
+        ((uint4 *)shared.rows[patch.pair * 2])[patch.eight] = uint4{low.x, low.y, high.x, high.y};
+        low = four_stored<KIND, 1>(eight[0], step[1], shift[1]);
+        high = four_stored<KIND, 1>(eight[1], step[1], shift[1]);
+        ((uint4 *)shared.rows[patch.pair * 2 + 1])[patch.eight] = uint4{low.x, low.y, high.x, high.y};
     }
 }
 
-// Limited by memory: about nine instructions for a number.
 template <int KIND, int WIDE>
-DEVICE void unpack_four(const Packing &form, const Turn &turn, Shared &shared, u32 *bytes, const u8 *from) {
-    if (form.codec != 4) return unpack_any(form, turn, KIND, shared, from);
-    u32 size = form.head_bytes() + form.tokens / 2 * form.dim + form.tokens % 2 * (form.dim / 2);
-    const u8 *head = (const u8 *)bytes + get_bytes(bytes, from, size), *codes = head + form.head_bytes();
-    read_steps(form, head, shared);
-    if (form.side == 0) unpack_keys<KIND, WIDE>(form, turn, shared, codes);
-    else unpack_values<KIND, WIDE>(form, shared, codes);
-    unpack_from(form.tokens / 2 * 2, form, turn, KIND, shared, codes);
+DEVICE void unpack_four(const Packing &form, const Turn &turn, Shared &shared, const u8 *head) {
+    if (form.side == 0) unpack_keys<KIND, WIDE>(form, turn, shared, head);
+    else unpack_values<KIND, WIDE>(form, shared, head);
+    if (form.tokens % 2 == 0) return;
+    __syncthreads();
+    unpack_from(form.tokens - 1, form, turn, KIND, shared, head + form.head_bytes());
 }
 
 #define FOUR_BITS(name, KIND, WIDE)                                                                                    \
-    KERNEL(THREADS, WIDE == 256 ? 2 : 3)                                                                               \
-    pack_##name(const TileBlock *blocks, u32 codec, u8 *memory, const u32 *table, u32 tokens, u32 heads, u32 dim,      \
-                u32 kind, u8 *out, const float *angles, u32 half_turn, u32 neighbours) {                               \
+    KERNEL(THREADS, WIDE == 256 ? 2 : 4)                                                                               \
+    pack_##name(u32 codec, TILE, u8 *memory, const u32 *table, u32 most, u32 tokens, u32 heads, u32 dim, u32 kind,     \
+                u8 *out, const float *angles, u32 half_turn, u32 neighbours) {                                         \
         __shared__ Shared shared;                                                                                      \
         __shared__ Staged<WIDE> staged;                                                                                \
-        TileBlock block = blocks[blockIdx.x];                                                                          \
+        TileBlock block(THE_TILE);                                                                                     \
+        find_rows(Pool{memory, table, most, tokens, heads, dim, KIND}, block, shared);                                 \
         Packing form = {bits_of(codec, block.tokens), block.side, block.tokens, dim};                                  \
-        find_rows(Pool{memory, table, 0, tokens, heads, dim, KIND}, block, shared);                                    \
         Turn turn = turn_of(form, angles, half_turn, neighbours);                                                      \
+        __syncthreads();                                                                                               \
         pack_four<KIND, WIDE>(form, turn, shared, staged, out + block.at);                                             \
     }                                                                                                                  \
     EXPORT(pack_##name)                                                                                                \
-    KERNEL(THREADS) unpack_##name(const TileBlock *blocks, u32 codec, u8 *memory, const u32 *table, u32 tokens,        \
-                                  u32 heads, u32 dim, u32 kind, const u8 *in, const float *angles, u32 half_turn,      \
-                                  u32 neighbours) {                                                                    \
+    KERNEL(THREADS, WIDE == 256 ? 4 : 6)                                                                               \
+    unpack_##name(u32 codec, TILE, u8 *memory, const u32 *table, u32 most, u32 tokens, u32 heads, u32 dim, u32 kind,   \
+                  const u8 *in, const float *angles, u32 half_turn, u32 neighbours) {                                  \
         __shared__ Shared shared;                                                                                      \
-        __shared__ u32 bytes[(BLOCK * WIDE / 2 + 2 * WIDE + WIDE / 2 + 8) / 4 + 2];                                    \
-        TileBlock block = blocks[blockIdx.x];                                                                          \
+        __shared__ uint4 bytes[(BLOCK * WIDE / 2 + 2 * WIDE + WIDE / 2 + 8) / 16 + 3];                                 \
+        TileBlock block(THE_TILE);                                                                                     \
+        find_rows(Pool{memory, table, most, tokens, heads, dim, KIND}, block, shared);                                 \
         Packing form = {bits_of(codec, block.tokens), block.side, block.tokens, dim};                                  \
-        find_rows(Pool{memory, table, 0, tokens, heads, dim, KIND}, block, shared);                                    \
         Turn turn = turn_of(form, angles, half_turn, neighbours);                                                      \
-        unpack_four<KIND, WIDE>(form, turn, shared, bytes, in + block.at);                                             \
+        u32 size = form.head_bytes() + form.code_bytes(), before = 0;                                                  \
+        if (form.codec == 4) before = get_bytes(bytes, in + block.at, size);                                           \
+        __syncthreads();                                                                                               \
+        if (form.codec == 4) unpack_four<KIND, WIDE>(form, turn, shared, (const u8 *)bytes + before);                  \
+        else unpack_any(form, turn, KIND, shared, in + block.at);                                                      \
     }                                                                                                                  \
     EXPORT(unpack_##name)
 FOUR_BITS(64_f16, F16, 64)
