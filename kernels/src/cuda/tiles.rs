@@ -193,6 +193,17 @@ impl Gpu {
         self.run_all(Queue::Compute, tiles, |(_, unpack)| unpack, [table, at])
     }
 
+    /// Packs tiles and unpacks them where they were; it is under way when this returns, and nothing leaves the GPU.
+    pub(super) fn fake_quantise(&mut self, tiles: &[GpuTile<'_>]) -> Result<(), GpuError> {
+        let bytes: usize = tiles.iter().map(GpuTile::bytes).sum();
+        if bytes == 0 {
+            return Ok(());
+        }
+        let places = self.tile_memory(Queue::Compute, tiles, bytes)?;
+        self.run_all(Queue::Compute, tiles, |(pack, _)| pack, places)?;
+        self.run_all(Queue::Compute, tiles, |(_, unpack)| unpack, places)
+    }
+
     /// Seconds of packing all of some tiles, a launch each, and of unpacking them, in the best run. What is packed has a place
     /// of its own in memory, as it would not stay in a cache.
     pub(crate) fn packing_seconds(&mut self, tiles: &[GpuTile<'_>], runs: usize) -> Result<PackingSeconds, GpuError> {

@@ -140,6 +140,9 @@ impl Engine {
         if !kv.is_alone(&self.pools, tokens.start as usize..tokens.end as usize) {
             return Err(EngineError::Position { request, start: tokens.start, end: tokens.end, present, room });
         }
+        if self.gpus.is_some() {
+            return self.fake_quantise_on_gpus(stage, request, tokens, codec);
+        }
         let mut payload = Vec::new();
         for layer in layers.iter() {
             let (token_start, token_end) = (tokens.start, tokens.end);

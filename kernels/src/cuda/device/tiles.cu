@@ -59,8 +59,8 @@ struct TileBlock {
         at = blockIdx.z * all + (side ? keys + row * tile.strips[1] + (u64)blockIdx.x * tile.blocks[1] : row * tile.strips[0] + (u64)blockIdx.x * tile.blocks[0]);
     }
 };
-#define TILE u32 first, u32 count, u32 first_head, u32 some_heads, u32 key_block, u32 value_block, u64 key_strip, u64 value_strip
-#define THE_TILE (Tile{first, count, first_head, some_heads, {key_block, value_block}, {key_strip, value_strip}})
+#define TILE_ARGS u32 first, u32 count, u32 first_head, u32 some_heads, u32 key_block, u32 value_block, u64 key_strip, u64 value_strip
+#define TILE_FROM_ARGS (Tile{first, count, first_head, some_heads, {key_block, value_block}, {key_strip, value_strip}})
 
 DEVICE int step_for(float x) {
     int name = ((int)__float_as_uint(x) + (1 << CUT) - 1) >> CUT;
@@ -248,10 +248,10 @@ CALLED void pack_any(const Packing &form, const Turn &turn, u32 kind, Shared &sh
     pack_last(form, turn, kind, shared, codes);
 }
 
-KERNEL(THREADS) pack_tiles(u32 codec, TILE, u8 *memory, const u32 *table, u32 most, u32 tokens, u32 heads, u32 dim, u32 kind,
+KERNEL(THREADS) pack_tiles(u32 codec, TILE_ARGS, u8 *memory, const u32 *table, u32 most, u32 tokens, u32 heads, u32 dim, u32 kind,
                        u8 *out, const float *angles, u32 half_turn, u32 neighbours) {
     __shared__ Shared shared;
-    TileBlock block(THE_TILE);
+    TileBlock block(TILE_FROM_ARGS);
     Packing form = {bits_of(codec, block.tokens), block.side, block.tokens, dim};
     find_rows(Pool{memory, table, most, tokens, heads, dim, kind}, block, shared);
     __syncthreads();
@@ -308,10 +308,10 @@ CALLED void unpack_any(const Packing &form, const Turn &turn, u32 kind, Shared &
     unpack_from(0, form, turn, kind, shared, head + form.head_bytes());
 }
 
-KERNEL(THREADS) unpack_tiles(u32 codec, TILE, u8 *memory, const u32 *table, u32 most, u32 tokens, u32 heads, u32 dim, u32 kind,
+KERNEL(THREADS) unpack_tiles(u32 codec, TILE_ARGS, u8 *memory, const u32 *table, u32 most, u32 tokens, u32 heads, u32 dim, u32 kind,
                          const u8 *in, const float *angles, u32 half_turn, u32 neighbours) {
     __shared__ Shared shared;
-    TileBlock block(THE_TILE);
+    TileBlock block(TILE_FROM_ARGS);
     Packing form = {bits_of(codec, block.tokens), block.side, block.tokens, dim};
     find_rows(Pool{memory, table, most, tokens, heads, dim, kind}, block, shared);
     __syncthreads();
@@ -882,11 +882,11 @@ DEVICE void unpack_four(const Packing &form, const Turn &turn, Shared &shared, c
 
 #define FOUR_BITS(name, KIND, WIDE)                                                                                    \
     KERNEL(THREADS, WIDE == 256 ? 2 : 4)                                                                               \
-    pack_##name(u32 codec, TILE, u8 *memory, const u32 *table, u32 most, u32 tokens, u32 heads, u32 dim, u32 kind,     \
+    pack_##name(u32 codec, TILE_ARGS, u8 *memory, const u32 *table, u32 most, u32 tokens, u32 heads, u32 dim, u32 kind, \
                 u8 *out, const float *angles, u32 half_turn, u32 neighbours) {                                         \
         __shared__ Shared shared;                                                                                      \
         __shared__ Staged<WIDE> staged;                                                                                \
-        TileBlock block(THE_TILE);                                                                                     \
+        TileBlock block(TILE_FROM_ARGS);                                                                               \
         find_rows(Pool{memory, table, most, tokens, heads, dim, KIND}, block, shared);                                 \
         Packing form = {bits_of(codec, block.tokens), block.side, block.tokens, dim};                                  \
         Turn turn = turn_of(form, angles, half_turn, neighbours);                                                      \
@@ -895,11 +895,11 @@ DEVICE void unpack_four(const Packing &form, const Turn &turn, Shared &shared, c
     }                                                                                                                  \
     EXPORT(pack_##name)                                                                                                \
     KERNEL(THREADS, WIDE == 256 ? 4 : 6)                                                                               \
-    unpack_##name(u32 codec, TILE, u8 *memory, const u32 *table, u32 most, u32 tokens, u32 heads, u32 dim, u32 kind,   \
+    unpack_##name(u32 codec, TILE_ARGS, u8 *memory, const u32 *table, u32 most, u32 tokens, u32 heads, u32 dim, u32 kind, \
                   const u8 *in, const float *angles, u32 half_turn, u32 neighbours) {                                  \
         __shared__ Shared shared;                                                                                      \
         __shared__ uint4 bytes[(BLOCK * WIDE / 2 + 2 * WIDE + WIDE / 2 + 8) / 16 + 3];                                 \
-        TileBlock block(THE_TILE);                                                                                     \
+        TileBlock block(TILE_FROM_ARGS);                                                                               \
         find_rows(Pool{memory, table, most, tokens, heads, dim, KIND}, block, shared);                                 \
         Packing form = {bits_of(codec, block.tokens), block.side, block.tokens, dim};                                  \
         Turn turn = turn_of(form, angles, half_turn, neighbours);                                                      \

@@ -88,6 +88,15 @@ impl GpuRanks {
         Ok(())
     }
 
+    /// Packs tiles and unpacks them where they were: [`Gpu::fake_quantise`](super::Gpu::fake_quantise).
+    pub fn fake_quantise(&mut self, parts: &[TilePart], place: &TilePlace) -> Result<(), GpuError> {
+        for part in parts {
+            let tiles = self.tiles(part, place);
+            self.each[part.rank].fake_quantise(&tiles)?;
+        }
+        Ok(())
+    }
+
     /// Seconds of packing some tiles, of which each GPU has a part, and of unpacking them: the slowest GPU's.
     pub fn packing_seconds(
         &mut self,

@@ -8,6 +8,9 @@ use crate::{
 use std::ops::Range;
 use tsnode_protocol::{KvCodec, RequestId, TileHeader};
 
+/// Packed bytes of layers that go through a codec together: enough to keep a GPU busy, and little of its memory.
+const AT_ONCE: usize = 16 << 20;
+
 /// What packing on GPUs was measured to take.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct MeasuredPacking {
@@ -59,6 +62,35 @@ impl Engine {
         self.copy_pages()?;
         let gpus = self.gpus.as_mut().ok_or(EngineError::NoStage)?;
         Ok(gpus.import(&parts, &place, payload)?)
+    }
+
+    /// [`Engine::fake_quantise`] on GPUs, of tokens that nobody else has.
+    pub(in crate::engine) fn fake_quantise_on_gpus(
+        &mut self,
+        stage: StageKey,
+        request: RequestId,
+        tokens: Range<u32>,
+        codec: KvCodec,
+    ) -> Result<(), EngineError> {
+        let (all, heads) = self.extent(stage)?;
+        let (layer, token_start, token_end) = (all.start, tokens.start, tokens.end);
+        let tile = TileHeader { layer, head_start: 0, head_end: heads, token_start, token_end, bytes: 0 };
+        let kv = self.locate(stage, request, &tile, codec)?.kv;
+        if token_end as usize > kv.len() {
+            return Err(EngineError::Tile(tile));
+        }
+        let layout = kv.of(0).layout();
+        let of_layer = wire::tile_bytes(codec, layout.dtype, tokens.len(), heads as usize, layout.dim);
+        let (layers, together) = (all.len() as usize, (AT_ONCE / of_layer.max(1)).max(1));
+        let runs = (0..layers).step_by(together).map(|first| first..layers.min(first + together));
+        let places: Vec<TilePlace> = runs.map(|run| place_of(stage, run, &tile, codec)).collect();
+        let parts: Vec<_> = places.iter().map(|place| all_parts(kv, self.pools.len(), place)).collect();
+        self.copy_pages()?;
+        let gpus = self.gpus.as_mut().ok_or(EngineError::NoStage)?;
+        for (parts, place) in parts.iter().zip(&places) {
+            gpus.fake_quantise(parts, place)?;
+        }
+        Ok(())
     }
 
     /// Packs and unpacks a sequence's reserved pages on GPUs, whatever is in them.
