@@ -137,7 +137,7 @@ pub(super) struct PackedTiles {
     pub bytes: usize,
 }
 
-/// How tiles are measured: which kernel of a tile's, the one that packs or the one that unpacks.
+/// Of a tile's two kernels the one that packs, or the one that unpacks.
 type OneKernel = fn((&'static str, &'static str)) -> &'static str;
 
 /// Seconds that packing takes, and unpacking.
@@ -243,10 +243,12 @@ impl Gpu {
         kernel: OneKernel,
         [mut table, mut at]: [u64; 2],
     ) -> Result<(), GpuError> {
-        for tile in tiles.iter().filter(|tile| tile.bytes() > 0) {
-            let launch =
-                Launch { module: "tiles", kernel: kernel(tile.kernels()), grid: tile.grid(), threads: 256, shared: 0 };
-            self.machine.launch(queue, launch, &tile.args(self.pool(), table, at)?)?;
+        for tile in tiles {
+            if tile.bytes() > 0 {
+                let (kernel, grid) = (kernel(tile.kernels()), tile.grid());
+                let launch = Launch { module: "tiles", kernel, grid, threads: 256, shared: 0 };
+                self.machine.launch(queue, launch, &tile.args(self.pool(), table, at)?)?;
+            }
             table += size_of_val(tile.pages) as u64;
             at += tile.bytes() as u64;
         }
