@@ -14,6 +14,7 @@
 
 #define TSNODE_EMULATOR
 #include "common.cuh"
+#include "few.cuh"
 #include "forms.cuh"
 #include "pages.cuh"
 
