@@ -1,5 +1,9 @@
 //! Operations on a GPU: which kernel runs, on how many blocks, with what memory between kernels.
 
+mod experts;
+
+pub(crate) use experts::{GpuPairs, GpuScores, Routing, kind_of_experts};
+
 use super::{
     buffers::Buffer,
     machine::{Arg, GpuError, Launch, Machine, Product, Queue},
@@ -198,6 +202,19 @@ impl Ops {
     ) -> Result<(), GpuError> {
         let args = [delta.into(), weight.into(), eps.into(), whole(width), x.into()];
         self.run("rows", "norm_add", [rows as u32, 1, 1], 256, &args)
+    }
+
+    /// The RMS norm of `width` columns of rows that lie `stride` numbers apart, times `weight`, in their place.
+    pub fn norm_columns(
+        &self,
+        x: u64,
+        stride: usize,
+        (weight, eps): (u64, f32),
+        width: usize,
+        rows: usize,
+    ) -> Result<(), GpuError> {
+        let args = [x.into(), whole(stride), weight.into(), eps.into(), whole(width)];
+        self.run("rows", "norm_columns", [rows as u32, 1, 1], 256, &args)
     }
 
     /// `x += delta`.

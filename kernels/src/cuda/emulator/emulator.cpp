@@ -252,6 +252,9 @@ namespace in_rows {
 namespace in_few {
 #include "few.cu"
 }
+namespace in_experts {
+#include "experts.cu"
+}
 namespace in_many {
 #include "many.cu"
 }

@@ -9,22 +9,23 @@ use crate::{
         weights::{Form, GpuMatrix},
     },
     quant::{Blocks, QuantType},
+    weights::TensorData,
 };
 use half::{bf16, f16};
 use std::sync::Arc;
 
 /// A matrix as it lies in a file, widened, and on a machine.
-struct Case {
-    form: Form,
-    quant: Option<QuantType>,
+pub(super) struct Case {
+    pub form: Form,
+    pub quant: Option<QuantType>,
     bytes: Vec<u8>,
     wide: Vec<f32>,
-    outs: usize,
-    cols: usize,
+    pub outs: usize,
+    pub cols: usize,
 }
 
 impl Case {
-    fn dense(draw: &mut Draw, dtype: Dtype, outs: usize, cols: usize) -> Self {
+    pub fn dense(draw: &mut Draw, dtype: Dtype, outs: usize, cols: usize) -> Self {
         let numbers = draw.numbers(outs * cols);
         let (form, bytes): (_, Vec<u8>) = match dtype {
             Dtype::F32 => (Form::F32, numbers.iter().flat_map(|x| x.to_le_bytes()).collect()),
@@ -35,7 +36,7 @@ impl Case {
         Self { form, quant: None, bytes, wide, outs, cols }
     }
 
-    fn quantised(draw: &mut Draw, kind: QuantType, outs: usize, cols: usize) -> Self {
+    pub fn quantised(draw: &mut Draw, kind: QuantType, outs: usize, cols: usize) -> Self {
         let count = outs * cols / kind.numbers();
         let mut bytes: Vec<u8> = (0..count * kind.bytes()).map(|_| draw.next() as u8).collect();
         for block in bytes.chunks_exact_mut(kind.bytes()) {
@@ -52,23 +53,26 @@ impl Case {
         let blocks = Blocks::new(&bytes, kind, outs, cols);
         let mut wide = vec![0.0; outs * cols];
         (0..outs).for_each(|o| blocks.widen_row(o, &mut wide[o * cols..][..cols]));
-        let form = Form::of(&crate::weights::TensorData::Quantised(blocks));
+        let form = Form::of(&TensorData::Quantised(blocks));
         Self { form, quant: Some(kind), bytes, wide, outs, cols }
     }
 
     fn on(&self, machine: &Arc<dyn Machine>) -> GpuMatrix {
-        let view = match self.quant {
-            Some(kind) => crate::weights::TensorData::Quantised(Blocks::new(&self.bytes, kind, self.outs, self.cols)),
+        GpuMatrix::of_view(machine, &self.view()).unwrap()
+    }
+
+    pub fn view(&self) -> TensorData<'_> {
+        match self.quant {
+            Some(kind) => TensorData::Quantised(Blocks::new(&self.bytes, kind, self.outs, self.cols)),
             None => {
                 let dtype = [Dtype::F32, Dtype::F16, Dtype::Bf16][self.form as usize];
-                crate::weights::TensorData::Dense(crate::cpu::Matrix::new(&self.bytes, dtype, self.outs, self.cols))
+                TensorData::Dense(crate::cpu::Matrix::new(&self.bytes, dtype, self.outs, self.cols))
             }
-        };
-        GpuMatrix::of_view(machine, &view).unwrap()
+        }
     }
 
     /// What the processor makes of quantised weights and a rounded row.
-    fn rounded_product(&self, x: &[f32]) -> Option<Vec<f32>> {
+    pub fn rounded_product(&self, x: &[f32]) -> Option<Vec<f32>> {
         let cpu = Cpu::new(Simd::detect(), 1).unwrap();
         let packed = cpu.pack(Blocks::new(&self.bytes, self.quant?, self.outs, self.cols));
         let mut out = vec![0.0; x.len() / self.cols * self.outs];
@@ -77,7 +81,7 @@ impl Case {
     }
 
     /// The exact sum, and the sum of sizes that errors are measured by.
-    fn exact(&self, x: &[f32], row: usize, output: usize) -> (f64, f64) {
+    pub fn exact(&self, x: &[f32], row: usize, output: usize) -> (f64, f64) {
         let (x, w) = (&x[row * self.cols..][..self.cols], &self.wide[output * self.cols..][..self.cols]);
         let products = x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w));
         (products.clone().sum(), products.map(f64::abs).sum())
