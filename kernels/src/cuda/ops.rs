@@ -2,7 +2,7 @@
 
 mod experts;
 
-pub(crate) use experts::{GpuPairs, GpuScores, Routing, kind_of_experts};
+pub(crate) use experts::{GpuPairs, GpuScores, Routing, Tiling};
 
 use super::{
     buffers::Buffer,

@@ -1,13 +1,14 @@
 // Mixtures of experts: which experts a row passes, and products of rows with the matrices of theirs. A pair is a row at one of
 // the experts that it passes, numbered row by row; pairs of an expert are multiplied together, in tiles, so that its weights
 // are read once a tile. No sum depends on what rows are beside: columns are cut by the matrix alone, and parts are added in the
-// order of experts' numbers, as on the processor. Rows are rounded as `few.cu` has them, however many there are.
+// order of experts' numbers, as on the processor. Rows are rounded as `few.cu` has them; only weights of 16 bits are multiplied on
+// tensor cores where there are many pairs of each, by rows of 16 bits.
 #include "few.cuh"
 
 // Of a layer, as the host says too; a row passes as many as a warp has lanes at most.
 constexpr u32 MOST_EXPERTS = 512;
-// Pairs of a tile.
-constexpr u32 TILE = 8;
+// Pairs of a tile, on tensor cores and elsewhere.
+constexpr u32 TILE = 8, LARGE_TILE = 64;
 
 // Pairs of one expert: `rows` from place `from` of their order on; of none nothing is computed.
 struct Tile { u32 expert, from, rows, none; };
@@ -128,9 +129,9 @@ DEVICE u32 warp_total(u32 x) {
     return x;
 }
 
-// Puts pairs in the order of their experts, those of one in their own, and cuts it into tiles; tiles up to `most` that there are
+// Puts pairs in the order of their experts, those of one in their own, and cuts it into tiles of `each`; tiles up to `most` that there are
 // no pairs for are of none. A block an expert, which looks at all pairs. Limited by that: a few microseconds for thousands.
-KERNEL(256) by_expert(const u32 *chosen, u32 pairs, u32 experts, u32 *order, Tile *tiles, u32 most) {
+KERNEL(256) by_expert(const u32 *chosen, u32 pairs, u32 experts, u32 each, u32 *order, Tile *tiles, u32 most) {
     __shared__ u32 counts[MOST_EXPERTS], before[2], by_warp[8];
     u32 expert = blockIdx.x, thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     for (u32 e = thread; e < experts; e += 256) counts[e] = 0;
@@ -139,14 +140,14 @@ KERNEL(256) by_expert(const u32 *chosen, u32 pairs, u32 experts, u32 *order, Til
     __syncthreads();
     if (warp == 0) {
         u32 some = 0, cut = 0;
-        for (u32 e = lane; e < expert; e += 32) some += counts[e], cut += (counts[e] + TILE - 1) / TILE;
+        for (u32 e = lane; e < expert; e += 32) some += counts[e], cut += (counts[e] + each - 1) / each;
         some = warp_total(some), cut = warp_total(cut);
         if (lane == 0) before[0] = some, before[1] = cut;
     }
     __syncthreads();
-    u32 count = counts[expert], from = before[0], tile = before[1], of_expert = (count + TILE - 1) / TILE;
+    u32 count = counts[expert], from = before[0], tile = before[1], of_expert = (count + each - 1) / each;
     for (u32 i = thread; i < of_expert; i += 256)
-        tiles[tile + i] = Tile{expert, from + i * TILE, min(count - i * TILE, TILE), 0};
+        tiles[tile + i] = Tile{expert, from + i * each, min(count - i * each, each), 0};
     if (expert + 1 == experts)
         for (u32 i = tile + of_expert + thread; i < most; i += 256) tiles[i] = Tile{0, 0, 0, 0};
     for (u32 first = 0, found = 0; first < pairs && found < count; first += 256) {
@@ -330,6 +331,91 @@ QUANTISED_EXPERTS(q4_0, FORM_Q4_0)
 QUANTISED_EXPERTS(q8_0, FORM_Q8_0)
 QUANTISED_EXPERTS(q4_k, FORM_Q4_K)
 QUANTISED_EXPERTS(q6_k, FORM_Q6_K)
+
+// The same on tensor cores, rows in 16 bits as the weights are: 64 pairs by 128 outputs, eight warps with 32 by 32 each. Three
+// steps of 32 columns are in shared memory, two of them under way. Limited by tensor cores with hundreds of pairs of an expert,
+// with fewer by reading weights.
+template <bool BRAIN>
+DEVICE void large_tile(const u16 *x, u32 of_row, const u32 *order, const Tile *tiles, const Experts &experts, float *out, u32 stride) {
+    constexpr int DEPTH = 32, ROW = DEPTH + 8, OUTS = 128, STEPS = 3;
+    __shared__ __align__(16) u16 xs[STEPS][LARGE_TILE * ROW], ws[STEPS][OUTS * ROW];
+    __shared__ u32 pairs[LARGE_TILE];
+    Tile tile = tiles[blockIdx.y];
+    if (tile.rows == 0) return;
+    read_pairs<LARGE_TILE>(pairs, order, tile);
+    u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32, outs = experts.outs, cols = experts.cols;
+    u32 first = blockIdx.x * OUTS, steps = (cols + DEPTH - 1) / DEPTH;
+    const u16 *w = (const u16 *)(experts.data + tile.expert * experts.every);
+    // A thread brings eight numbers of a row, and of two outputs.
+    u32 line = thread / 4, part = thread % 4 * 8;
+    bool has_row = line < tile.rows;
+    const u16 *row = x + (u64)(has_row ? pairs[line] / of_row : 0) * cols;
+    auto fetch = [&](u32 step) {
+        u32 col = step * DEPTH + part, buffer = step % STEPS;
+        bool inside = col < cols;
+        copy_16_async(xs[buffer] + line * ROW + part, inside ? row + col : x, has_row && inside);
+#pragma unroll
+        for (u32 half = 0; half < OUTS; half += OUTS / 2) {
+            bool real = inside && first + half + line < outs;
+            copy_16_async(ws[buffer] + (half + line) * ROW + part, real ? w + (u64)(first + half + line) * cols + col : w, real);
+        }
+    };
+    float acc[2][4][4] = {};
+    u32 row0 = warp / 4 * 32, out0 = warp % 4 * 32;
+#pragma unroll
+    for (u32 step = 0; step < STEPS - 1; step++) {
+        if (step < steps) fetch(step);
+        copies_commit();
+    }
+    for (u32 step = 0; step < steps; step++) {
+        copies_wait<STEPS - 2>();
+        // What is fetched next goes where all were done with the step before this.
+        __syncthreads();
+        if (step + STEPS - 1 < steps) fetch(step + STEPS - 1);
+        copies_commit();
+        const u16 *mine = xs[step % STEPS], *its = ws[step % STEPS];
+#pragma unroll
+        for (int k = 0; k < DEPTH; k += 16) {
+            u32 a[2][4];
+#pragma unroll
+            for (int m = 0; m < 2; m++) load_matrices(a[m], mine + (row0 + m * 16 + lane % 16) * ROW + k + lane / 16 * 8);
+#pragma unroll
+            for (int n = 0; n < 4; n += 2) {
+                u32 b[4];
+                load_matrices(b, its + (out0 + n * 8 + lane % 8 + lane / 16 * 8) * ROW + k + lane / 8 % 2 * 8);
+#pragma unroll
+                for (int m = 0; m < 2; m++) {
+                    multiply_16x8x16<BRAIN>(acc[m][n], a[m], b[0], b[1]);
+                    multiply_16x8x16<BRAIN>(acc[m][n + 1], a[m], b[2], b[3]);
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int m = 0; m < 2; m++)
+#pragma unroll
+        for (int i = 0; i < 4; i += 2) {
+            u32 at = row0 + m * 16 + lane / 4 + i / 2 * 8;
+            if (at >= tile.rows) continue;
+            float *to = out + (u64)pairs[at] * stride;
+#pragma unroll
+            for (int n = 0; n < 4; n++)
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    u32 output = first + out0 + n * 8 + lane % 4 * 2 + j;
+                    if (output < outs) to[output] = acc[m][n][i + j];
+                }
+        }
+}
+
+#define LARGE_TILES(name, BRAIN)                                                                                       \
+    KERNEL(256) large_##name(const u16 *x, u32 of_row, const u32 *order, const Tile *tiles, const u8 *w, u64 every,    \
+                             u32 outs, u32 cols, float *out, u32 stride) {                                             \
+        large_tile<BRAIN>(x, of_row, order, tiles, Experts{w, every, outs, cols}, out, stride);                        \
+    }                                                                                                                  \
+    EXPORT(large_##name)
+LARGE_TILES(f16, false)
+LARGE_TILES(bf16, true)
 
 // out[row] = the row's pairs, each times its part, added in their order; and, where `out` has what an expert made that all rows
 // pass, that in the end, times a sigmoid of the row's number in `gates` if there are any. Four numbers a thread; limited by memory.

@@ -7,8 +7,8 @@ use crate::cuda::{
     weights::{Form, GpuExpertMatrices},
 };
 
-/// Pairs of a tile, as `device/experts.cu` has them.
-const TILE: usize = 8;
+/// Pairs that each expert has on average, from which 16-bit weights are multiplied on tensor cores. In tests few are many.
+const MANY: usize = if cfg!(test) { 2 } else { 16 };
 
 /// A matrix whose outputs decide something, in single precision.
 #[derive(Debug)]
@@ -21,8 +21,6 @@ pub(crate) struct GpuScores {
 /// How a row's scores become experts and parts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Routing {
-    pub experts: usize,
-    pub used: usize,
     /// Added to scores; 0 where nothing is.
     pub bias: u64,
     /// Added to their sigmoids for choosing; 0 where chances are the softmax.
@@ -42,11 +40,55 @@ pub(crate) struct GpuPairs {
     /// The expert of each, and how much of what it makes counts.
     pub chosen: u64,
     pub parts: u64,
-    /// Pairs by expert; 0 where each is multiplied alone.
+    /// Pairs by expert, where each is not multiplied alone.
     pub order: u64,
     /// Pairs of one expert that are multiplied together; of the last tiles there may be none.
     pub tiles: u64,
-    pub tile_count: usize,
+    pub tiling: Tiling,
+    /// Experts of the layer.
+    pub experts: usize,
+}
+
+/// How many pairs of an expert are multiplied together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tiling {
+    /// Each alone: where hardly two are of one expert.
+    Alone,
+    /// A few, whose weights are read once. No number depends on whether they are alone.
+    Few,
+    /// As many as tensor cores take, by rows of 16 bits as their weights are.
+    Many,
+}
+
+impl Tiling {
+    /// For so many rows at `used` of `experts` experts each, whose weights are all of 16 bits or not.
+    pub fn of(rows: usize, used: usize, experts: usize, of_16_bits: bool) -> Self {
+        match rows * used {
+            count if of_16_bits && count >= MANY * experts => Self::Many,
+            count if rows > 1 && 4 * count >= experts => Self::Few,
+            _ => Self::Alone,
+        }
+    }
+
+    /// Pairs of a tile, as `device/experts.cu` has them.
+    fn each(self) -> usize {
+        match self {
+            Self::Alone => 1,
+            Self::Few => 8,
+            Self::Many => 64,
+        }
+    }
+
+    /// What products with experts read. But for many pairs it is the same for any number, and so a row's sums do not depend on
+    /// others.
+    pub fn reads(self, form: Form) -> Kind {
+        match (form, form.rounded()) {
+            (Form::Bf16, _) => Kind::Bf16,
+            (_, Some(block)) => Kind::rounded(block),
+            _ if self == Self::Many => Kind::F16,
+            _ => Kind::F32,
+        }
+    }
 }
 
 impl GpuPairs {
@@ -55,24 +97,12 @@ impl GpuPairs {
         self.rows * self.used
     }
 
-    /// Whether so many are put in the order of their experts: where each is multiplied alone, weights are read once for each.
-    /// No number depends on that.
-    pub fn are_ordered(rows: usize, used: usize, experts: usize) -> bool {
-        rows > 1 && 4 * rows * used >= experts
-    }
-
     /// As many tiles as there are at most, whichever experts are chosen.
-    pub fn most_tiles(count: usize, ordered: bool, experts: usize) -> usize {
-        if ordered { count.div_ceil(TILE) + experts.min(count) } else { count }
-    }
-}
-
-/// What products with experts read, however many rows there are: so a row's sums do not depend on others.
-pub(crate) fn kind_of_experts(form: Form) -> Kind {
-    match (form, form.rounded()) {
-        (Form::Bf16, _) => Kind::Bf16,
-        (_, Some(block)) => Kind::rounded(block),
-        _ => Kind::F32,
+    pub fn tile_count(&self) -> usize {
+        match self.tiling {
+            Tiling::Alone => self.count(),
+            tiling => self.count().div_ceil(tiling.each()) + self.experts.min(self.count()),
+        }
     }
 }
 
@@ -86,30 +116,37 @@ impl Ops {
 
     /// Writes which experts rows pass by their scores, and the tiles of that.
     pub fn route(&self, scores: u64, routing: &Routing, pairs: &GpuPairs) -> Result<(), GpuError> {
-        let ordered = pairs.order != 0;
+        let alone = pairs.tiling == Tiling::Alone;
         let args = [
             scores.into(),
             routing.bias.into(),
             routing.correction.into(),
-            whole(routing.experts),
-            whole(routing.used),
+            whole(pairs.experts),
+            whole(pairs.used),
             Arg::Whole(u32::from(routing.normed)),
             routing.scale.into(),
             pairs.chosen.into(),
             pairs.parts.into(),
-            Arg::Wide(if ordered { 0 } else { pairs.tiles }),
+            Arg::Wide(if alone { pairs.tiles } else { 0 }),
         ];
         self.run("experts", "route", [pairs.rows as u32, 1, 1], 32, &args)?;
-        if !ordered {
+        if alone {
             return Ok(());
         }
-        let places = [pairs.order.into(), pairs.tiles.into(), whole(pairs.tile_count)];
-        let args = [[pairs.chosen.into(), whole(pairs.count()), whole(routing.experts)], places].concat();
-        self.run("experts", "by_expert", [routing.experts as u32, 1, 1], 256, &args)
+        let args = [
+            pairs.chosen.into(),
+            whole(pairs.count()),
+            whole(pairs.experts),
+            whole(pairs.tiling.each()),
+            pairs.order.into(),
+            pairs.tiles.into(),
+            whole(pairs.tile_count()),
+        ];
+        self.run("experts", "by_expert", [pairs.experts as u32, 1, 1], 256, &args)
     }
 
     /// Products of each pair with its expert's matrices. `input` has a row for `of_row` pairs that follow each other, of the kind
-    /// that experts read ([`kind_of_experts`]) or in single precision.
+    /// that experts read ([`Tiling::reads`]) or in single precision.
     pub fn expert_products(
         &mut self,
         input: GpuRows,
@@ -118,10 +155,11 @@ impl Ops {
         list: &[(&GpuExpertMatrices, Out)],
     ) -> Result<(), GpuError> {
         // What was rounded or narrowed for one serves the next.
-        let (mut rounded, mut narrowed) = (None, false);
+        let (mut rounded, mut narrowed) = (None, None);
         for (w, out) in list {
             let (mut at, numbers) = (input.at, pairs.count() / of_row * w.cols);
-            let differs = input.kind != kind_of_experts(w.form);
+            let wanted = pairs.tiling.reads(w.form);
+            let differs = input.kind != wanted;
             if let Some(block) = w.form.rounded().filter(|_| differs) {
                 if rounded != Some(block) {
                     self.round(input.at, numbers, block)?;
@@ -129,18 +167,46 @@ impl Ops {
                 }
                 at = self.rounded.at();
             } else if differs {
-                if !narrowed {
-                    self.narrow(input.at, numbers, Kind::Bf16)?;
-                    narrowed = true;
+                if narrowed != Some(wanted) {
+                    self.narrow(input.at, numbers, wanted)?;
+                    narrowed = Some(wanted);
                 }
                 at = self.narrowed.at();
             }
-            self.expert_product((at, numbers), of_row, pairs, w, *out)?;
+            match pairs.tiling {
+                Tiling::Many => self.large_tiles(at, of_row, pairs, w, *out)?,
+                Tiling::Alone | Tiling::Few => self.small_tiles((at, numbers), of_row, pairs, w, *out)?,
+            }
         }
         Ok(())
     }
 
-    fn expert_product(
+    fn large_tiles(
+        &self,
+        x: u64,
+        of_row: usize,
+        pairs: &GpuPairs,
+        w: &GpuExpertMatrices,
+        out: Out,
+    ) -> Result<(), GpuError> {
+        let args = [
+            x.into(),
+            whole(of_row),
+            pairs.order.into(),
+            pairs.tiles.into(),
+            (&w.memory).into(),
+            Arg::Wide(w.every as u64),
+            whole(w.rows),
+            whole(w.cols),
+            out.at.into(),
+            whole(out.stride),
+        ];
+        let kernel = if w.form == Form::Bf16 { "large_bf16" } else { "large_f16" };
+        let grid = [blocks(w.rows, 128), pairs.tile_count() as u32, 1];
+        self.run("experts", kernel, grid, 256, &args)
+    }
+
+    fn small_tiles(
         &self,
         (x, numbers): (u64, usize),
         of_row: usize,
@@ -153,13 +219,14 @@ impl Ops {
             Form::Q8_0 => (w.cols / 16).div_ceil(32),
             Form::Q4_0 | Form::Q4K | Form::Q6K => (w.cols / 32).div_ceil(32),
         };
+        let alone = pairs.tiling == Tiling::Alone;
         // As for one row, however many there are.
         let split = self.split(w.rows.div_ceil(2) * pairs.used, steps);
         let parts = rounded_parts(x, numbers);
         let rows = if w.form.rounded().is_some() { parts.as_slice() } else { &parts[..1] };
         let rest = [
             whole(of_row),
-            pairs.order.into(),
+            Arg::Wide(if alone { 0 } else { pairs.order }),
             pairs.tiles.into(),
             (&w.memory).into(),
             Arg::Wide(w.every as u64),
@@ -169,8 +236,8 @@ impl Ops {
             out.at.into(),
             whole(out.stride),
         ];
-        let grid = [blocks(w.rows.div_ceil(2), 8 / split), pairs.tile_count as u32, 1];
-        self.run("experts", product_kernel(w.form, pairs.order != 0), grid, 256, &[rows, &rest].concat())
+        let grid = [blocks(w.rows.div_ceil(2), 8 / split), pairs.tile_count() as u32, 1];
+        self.run("experts", product_kernel(w.form, alone), grid, 256, &[rows, &rest].concat())
     }
 
     /// Adds up what the experts of each row made, `[pair][width]`. With `shared` it is added to what `out` has, of which as much
@@ -196,21 +263,21 @@ impl Ops {
     }
 }
 
-fn product_kernel(form: Form, ordered: bool) -> &'static str {
-    match (form, ordered) {
-        (Form::F32, false) => "one_f32",
-        (Form::F16, false) => "one_f16",
-        (Form::Bf16, false) => "one_bf16",
-        (Form::Q4_0, false) => "one_q4_0",
-        (Form::Q8_0, false) => "one_q8_0",
-        (Form::Q4K, false) => "one_q4_k",
-        (Form::Q6K, false) => "one_q6_k",
-        (Form::F32, true) => "tile_f32",
-        (Form::F16, true) => "tile_f16",
-        (Form::Bf16, true) => "tile_bf16",
-        (Form::Q4_0, true) => "tile_q4_0",
-        (Form::Q8_0, true) => "tile_q8_0",
-        (Form::Q4K, true) => "tile_q4_k",
-        (Form::Q6K, true) => "tile_q6_k",
+fn product_kernel(form: Form, alone: bool) -> &'static str {
+    match (form, alone) {
+        (Form::F32, true) => "one_f32",
+        (Form::F16, true) => "one_f16",
+        (Form::Bf16, true) => "one_bf16",
+        (Form::Q4_0, true) => "one_q4_0",
+        (Form::Q8_0, true) => "one_q8_0",
+        (Form::Q4K, true) => "one_q4_k",
+        (Form::Q6K, true) => "one_q6_k",
+        (Form::F32, false) => "tile_f32",
+        (Form::F16, false) => "tile_f16",
+        (Form::Bf16, false) => "tile_bf16",
+        (Form::Q4_0, false) => "tile_q4_0",
+        (Form::Q8_0, false) => "tile_q8_0",
+        (Form::Q4K, false) => "tile_q4_k",
+        (Form::Q6K, false) => "tile_q6_k",
     }
 }

@@ -6,7 +6,7 @@ use crate::{
     cuda::{
         buffers::Buffer,
         machine::{GpuError, GpuMemory, Machine},
-        ops::{GpuPairs, GpuScores, Routing, kind_of_experts},
+        ops::{GpuPairs, GpuScores, Routing, Tiling},
         weights::{Form, GpuExpertMatrices, size},
     },
     linear::Weight,
@@ -50,6 +50,8 @@ pub(super) struct GpuExperts {
     /// Gates and ups, one below the other where they could be put so.
     inputs: Vec<GpuExpertMatrices>,
     down: GpuExpertMatrices,
+    /// Whether all of these are stored in 16 bits.
+    of_16_bits: bool,
     gelu: bool,
     /// Of a gate.
     width: usize,
@@ -113,6 +115,8 @@ impl GpuExperts {
         };
         let [width, hidden] = outline.outputs.map(|outputs| outputs.all);
         let shared_gate = outline.shared.as_ref().and_then(|shared| shared.gate);
+        let down = load(matrices(2))?;
+        let of_16_bits = inputs.iter().chain([&down]).all(|matrices| matches!(matrices.form, Form::F16 | Form::Bf16));
         Ok(Self {
             router: scores(machine, outline.router)?,
             bias: outline.router_bias.map(|bias| floats(machine, bias)).transpose()?,
@@ -121,7 +125,8 @@ impl GpuExperts {
             normed: outline.normed,
             scale: outline.sigmoid.map_or(1.0, |(_, scale)| scale),
             inputs,
-            down: load(matrices(2))?,
+            down,
+            of_16_bits,
             gelu: outline.act == Gate::Gelu,
             width,
             hidden,
@@ -133,7 +138,9 @@ impl GpuExperts {
     /// What experts make of rows in single precision at `x`, added to what is at `out` if there is one that all rows pass.
     pub fn run(&self, ops: &mut Ops, work: &mut ExpertScratch, x: u64, rows: usize, out: u64) -> Result<(), GpuError> {
         let pairs = (NUMBERS / (2 * self.width + self.hidden).max(1)).min(PAIRS);
-        let together = (pairs / self.used.max(1)).max(1);
+        let most = (pairs / self.used.max(1)).max(1);
+        // As many each time, so that the last have no other kernels.
+        let together = rows.div_ceil(rows.div_ceil(most).max(1)).max(1);
         for first in (0..rows).step_by(together) {
             let from = (first * self.hidden * 4) as u64;
             self.run_some(ops, work, x + from, together.min(rows - first), out + from)?;
@@ -155,7 +162,7 @@ impl GpuExperts {
         let x_rows = GpuRows { at: x, kind: Kind::F32 };
         ops.expert_products(x_rows, self.used, &pairs, &list)?;
         // Rounded rows take less than those in single precision.
-        let gated = GpuRows { at: work.gated.fit(count * self.width * 4)?, kind: kind_of_experts(self.down.form) };
+        let gated = GpuRows { at: work.gated.fit(count * self.width * 4)?, kind: pairs.tiling.reads(self.down.form) };
         ops.gate(inputs, count, self.width, self.gelu, gated)?;
 
         let made = work.made.fit(count * self.hidden * 4)?;
@@ -176,21 +183,20 @@ impl GpuExperts {
         let (experts, used) = (self.router.outs, self.used);
         let scores = work.scores.fit(rows * experts * 4)?;
         ops.scores(x, rows, &self.router, scores)?;
-        let (count, ordered) = (rows * used, GpuPairs::are_ordered(rows, used, experts));
-        let tile_count = GpuPairs::most_tiles(count, ordered, experts);
-        let pairs = GpuPairs {
+        let count = rows * used;
+        let mut pairs = GpuPairs {
             rows,
             used,
             chosen: work.chosen.fit(count * 4)?,
             parts: work.parts.fit(count * 4)?,
-            order: if ordered { work.order.fit(count * 4)? } else { 0 },
-            tiles: work.tiles.fit(tile_count * 16)?,
-            tile_count,
+            order: work.order.fit(count * 4)?,
+            tiles: 0,
+            tiling: Tiling::of(rows, used, experts, self.of_16_bits),
+            experts,
         };
+        pairs.tiles = work.tiles.fit(pairs.tile_count() * 16)?;
         let at = |numbers: Option<&GpuMemory>| numbers.map_or(0, GpuMemory::at);
         let routing = Routing {
-            experts,
-            used,
             bias: at(self.bias.as_ref()),
             correction: at(self.correction.as_ref()),
             normed: self.normed,

@@ -14,7 +14,7 @@ use crate::{
     cuda::{
         Gpu,
         machine::{GpuMemory, Machine},
-        ops::{GpuPairs, GpuRows, GpuScores, Kind, Ops, Out, Routing, kind_of_experts},
+        ops::{GpuPairs, GpuRows, GpuScores, Kind, Ops, Out, Routing, Tiling},
         weights::GpuExpertMatrices,
     },
     engine::{Engine, Input, Output, Slice, Threads},
@@ -32,20 +32,20 @@ struct Routed {
 }
 
 impl Routed {
-    fn by(machine: &Arc<dyn Machine>, scores: &[f32], routing: &Routing, ordered: bool) -> Self {
-        let (rows, used) = (scores.len() / routing.experts, routing.used);
-        let tile_count = GpuPairs::most_tiles(rows * used, ordered, routing.experts);
-        let [chosen, parts, order, tiles] =
-            [rows * used, rows * used, rows * used, 4 * tile_count].map(|count| poisoned(machine, count));
-        let pairs = GpuPairs {
-            rows,
-            used,
-            chosen: chosen.at(),
-            parts: parts.at(),
-            order: if ordered { order.at() } else { 0 },
-            tiles: tiles.at(),
-            tile_count,
-        };
+    fn by(
+        machine: &Arc<dyn Machine>,
+        scores: &[f32],
+        (used, experts): (usize, usize),
+        routing: &Routing,
+        tiling: Tiling,
+    ) -> Self {
+        let rows = scores.len() / experts;
+        let [chosen, parts, order] = [(); 3].map(|()| poisoned(machine, rows * used));
+        let (chosen_at, parts_at, order_at) = (chosen.at(), parts.at(), order.at());
+        let mut pairs =
+            GpuPairs { rows, used, chosen: chosen_at, parts: parts_at, order: order_at, tiles: 0, tiling, experts };
+        let tiles = poisoned(machine, 4 * pairs.tile_count());
+        pairs.tiles = tiles.at();
         Ops::new(machine.clone()).route(with(machine, scores).at(), routing, &pairs).unwrap();
         machine.finish().unwrap();
         Self { pairs, chosen, parts, _places: [order, tiles] }
@@ -57,7 +57,7 @@ impl Routed {
 }
 
 /// Experts and parts of one row, in the order of experts' numbers.
-fn routed_plainly(scores: &[f32], correction: Option<&[f32]>, routing: &Routing) -> Vec<(usize, f64)> {
+fn routed_plainly(scores: &[f32], correction: Option<&[f32]>, used: usize, routing: &Routing) -> Vec<(usize, f64)> {
     let top = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = scores.iter().map(|x| f64::from(x - top).exp()).sum();
     let chances: Vec<f64> = match correction {
@@ -68,7 +68,7 @@ fn routed_plainly(scores: &[f32], correction: Option<&[f32]>, routing: &Routing)
     let mut order: Vec<usize> = (0..scores.len()).collect();
     // Sorting keeps equal ones in their order.
     order.sort_by(|a, b| by(*b).total_cmp(&by(*a)));
-    order.truncate(routing.used);
+    order.truncate(used);
     let all: f64 = if routing.normed { order.iter().map(|expert| chances[*expert]).sum() } else { 1.0 };
     order.sort_unstable();
     order.iter().map(|expert| (*expert, chances[*expert] / all * f64::from(routing.scale))).collect()
@@ -91,12 +91,13 @@ fn rows_pass_the_experts_that_score_best_and_of_equal_ones_the_first() {
             let held = correction.as_ref().map(|numbers| with(&machine, numbers));
             let scale = if corrected { 2.5 } else { 1.0 };
             let at = held.as_ref().map_or(0, GpuMemory::at);
-            let routing = Routing { experts, used, bias: 0, correction: at, normed, scale };
-            let [alone, ordered] = [false, true].map(|ordered| Routed::by(&machine, &scores, &routing, ordered));
+            let routing = Routing { bias: 0, correction: at, normed, scale };
+            let [alone, few, many] = [Tiling::Alone, Tiling::Few, Tiling::Many]
+                .map(|tiling| Routed::by(&machine, &scores, (used, experts), &routing, tiling));
             let (chosen, parts) = (alone.chosen(&machine), read(&machine, &alone.parts, rows * used));
-            assert_eq!(ordered.chosen(&machine), chosen);
+            assert!([&few, &many].iter().all(|other| other.chosen(&machine) == chosen));
             for (row, scores) in scores.chunks_exact(experts).enumerate() {
-                let wanted = routed_plainly(scores, correction.as_deref(), &routing);
+                let wanted = routed_plainly(scores, correction.as_deref(), used, &routing);
                 for (slot, (expert, part)) in wanted.into_iter().enumerate() {
                     let pair = row * used + slot;
                     assert_eq!(chosen[pair], expert, "{rows} x {experts}, {row}, {slot}");
@@ -154,12 +155,13 @@ fn bits(numbers: &[f32]) -> Vec<u32> {
 fn check(machine: &Arc<dyn Machine>, cases: &[Case], (rows, used): (usize, usize), draw: &mut Draw) {
     let (Case { outs, cols, form, .. }, experts) = (&cases[0], cases.len());
     let (outs, cols, form, stride) = (*outs, *cols, *form, outs + 5);
-    let routing = Routing { experts, used, bias: 0, correction: 0, normed: true, scale: 1.0 };
+    let routing = Routing { bias: 0, correction: 0, normed: true, scale: 1.0 };
     let scores = draw.numbers(rows * experts);
-    let [alone, tiled] = [false, true].map(|ordered| Routed::by(machine, &scores, &routing, ordered));
+    let by = |scores: &[f32], tiling| Routed::by(machine, scores, (used, experts), &routing, tiling);
+    let [alone, tiled] = [Tiling::Alone, Tiling::Few].map(|tiling| by(&scores, tiling));
     let chosen = alone.chosen(machine);
     let widened = cases[0].quant.is_some() && form.rounded().is_none();
-    let tolerance = match kind_of_experts(form) {
+    let tolerance = match Tiling::Few.reads(form) {
         Kind::F32 if widened => 6e-4,
         Kind::Bf16 => 5e-3,
         _ => 2e-6,
@@ -171,7 +173,7 @@ fn check(machine: &Arc<dyn Machine>, cases: &[Case], (rows, used): (usize, usize
         let found = products(machine, cases, &tiled, (&x[..], of_row));
         assert_eq!(bits(&products(machine, cases, &alone, (&x[..], of_row))), bits(&found), "{form:?} alone");
         let last = rows - 1;
-        let by_itself = Routed::by(machine, &scores[last * experts..], &routing, false);
+        let by_itself = by(&scores[last * experts..], Tiling::Alone);
         let of_last = products(machine, cases, &by_itself, (&x[last * each * cols..], of_row));
         assert_eq!(bits(&of_last), bits(&found[last * used * stride..]), "{form:?}, a row by itself");
         for (pair, row) in found.chunks_exact(stride).enumerate() {
@@ -215,6 +217,39 @@ fn products_with_experts_are_the_processors_and_a_rows_do_not_depend_on_others()
 }
 
 #[test]
+fn products_of_many_pairs_are_sums_of_products() {
+    for machine in machines() {
+        let mut draw = Draw(25);
+        for (dtype, tolerance) in [(Dtype::F16, 1.5e-3), (Dtype::Bf16, 5e-3)] {
+            for (experts, outs, cols, rows, used) in [(2, 5, 8, 3, 1), (3, 130, 72, 150, 2), (5, 257, 264, 70, 3)] {
+                let cases: Vec<_> = (0..experts).map(|_| Case::dense(&mut draw, dtype, outs, cols)).collect();
+                let routing = Routing { bias: 0, correction: 0, normed: true, scale: 1.0 };
+                let scores = draw.numbers(rows * experts);
+                let routed = Routed::by(&machine, &scores, (used, experts), &routing, Tiling::Many);
+                let (chosen, stride) = (routed.chosen(&machine), outs + 5);
+                for of_row in [used, 1] {
+                    let x = draw.numbers(rows * used / of_row * cols);
+                    let found = products(&machine, &cases, &routed, (&x[..], of_row));
+                    for (pair, row) in found.chunks_exact(stride).enumerate() {
+                        let (before, row) = row.split_at(3);
+                        let (row, behind) = row.split_at(outs);
+                        assert!(before.iter().chain(behind).all(|x| x.is_nan()), "{rows} x {outs} x {cols}, {pair}");
+                        for (output, found) in row.iter().enumerate() {
+                            let (wanted, size) = cases[chosen[pair]].exact(&x, pair / of_row, output);
+                            let off = (f64::from(*found) - wanted).abs() / size.max(1e-30);
+                            assert!(
+                                off <= tolerance,
+                                "{rows} x {outs} x {cols}, {pair}, {output}: {found} for {wanted}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn what_experts_make_is_added_in_their_order_and_what_all_rows_pass_behind() {
     for machine in machines() {
         let mut draw = Draw(24);
@@ -223,13 +258,13 @@ fn what_experts_make_is_added_in_their_order_and_what_all_rows_pass_behind() {
         {
             let (made, parts) = (draw.numbers(rows * used * width), draw.numbers(rows * used));
             let (before, gates) = (draw.numbers(rows * width), draw.numbers(rows));
-            let [made_at, parts_at, gates_at] = [&made, &parts, &gates].map(|numbers| with(&machine, numbers));
+            let [made_held, parts_held, gates_held] = [&made, &parts, &gates].map(|numbers| with(&machine, numbers));
             let out = if shared { with(&machine, &before) } else { poisoned(&machine, rows * width) };
-            let pairs =
-                GpuPairs { rows, used, chosen: 0, parts: parts_at.at(), order: 0, tiles: 0, tile_count: rows * used };
-            let gates_at = if gated { gates_at.at() } else { 0 };
+            let (parts_at, tiling) = (parts_held.at(), Tiling::Alone);
+            let pairs = GpuPairs { rows, used, chosen: 0, parts: parts_at, order: 0, tiles: 0, tiling, experts: used };
+            let gates_at = if gated { gates_held.at() } else { 0 };
             let ops = Ops::new(machine.clone());
-            ops.mix_experts(made_at.at(), &pairs, width, (shared, gates_at), out.at()).unwrap();
+            ops.mix_experts(made_held.at(), &pairs, width, (shared, gates_at), out.at()).unwrap();
             for (i, found) in read(&machine, &out, rows * width).into_iter().enumerate() {
                 let (row, column) = (i / width, i % width);
                 let pairs = row * used..(row + 1) * used;
