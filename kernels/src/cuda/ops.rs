@@ -204,19 +204,6 @@ impl Ops {
         self.run("rows", "norm_add", [rows as u32, 1, 1], 256, &args)
     }
 
-    /// The RMS norm of `width` columns of rows that lie `stride` numbers apart, times `weight`, in their place.
-    pub fn norm_columns(
-        &self,
-        x: u64,
-        stride: usize,
-        (weight, eps): (u64, f32),
-        width: usize,
-        rows: usize,
-    ) -> Result<(), GpuError> {
-        let args = [x.into(), whole(stride), weight.into(), eps.into(), whole(width)];
-        self.run("rows", "norm_columns", [rows as u32, 1, 1], 256, &args)
-    }
-
     /// `x += delta`.
     pub fn add(&self, x: u64, delta: u64, count: usize) -> Result<(), GpuError> {
         let grid = [blocks(count, 256).min(4096), 1, 1];

@@ -248,9 +248,9 @@ DEVICE void dense_experts(const u8 *x, u32 of_row, const u32 *order, const Tile 
     finish_pairs<ROWS, OUTS>(acc, parts, share, first, outs, pairs, tile.rows, out, stride);
 }
 
-// As `quantised_few`, of rows rounded as their `Rounded` has them.
+// As `quantised_few`, of rows rounded to 8 bits.
 template <int FORM, int ROWS>
-DEVICE void quantised_experts(const Rounded &x, u32 of_row, const u32 *order, const Tile *tiles, const Experts &experts, u32 split,
+DEVICE void quantised_experts(const RoundedBytes &x, u32 of_row, const u32 *order, const Tile *tiles, const Experts &experts, u32 split,
                               float *out, u32 stride) {
     constexpr int OUTS = 2, DEEP = ROWS == 1 && FORM != FORM_Q6_K ? 4 : 2;
     constexpr u32 LANES = Piece<FORM>::LANES;
@@ -313,17 +313,17 @@ DENSE_EXPERTS(f16, FORM_F16)
 DENSE_EXPERTS(bf16, FORM_BF16)
 
 #define QUANTISED_EXPERTS(name, FORM)                                                                                  \
-    KERNEL(256) one_##name(const i8 *bytes, const float *scales, const short *sums, u32 of_row, const u32 *order,      \
+    KERNEL(256) one_##name(const i8 *bytes, const float *scales, u32 of_row, const u32 *order,      \
                            const Tile *tiles, const u8 *w, u64 every, u32 outs, u32 cols, u32 split, float *out,       \
                            u32 stride) {                                                                               \
-        quantised_experts<FORM, 1>(Rounded{bytes, scales, sums, cols}, of_row, order, tiles,                           \
+        quantised_experts<FORM, 1>(RoundedBytes{bytes, scales, cols}, of_row, order, tiles,                           \
                                    Experts{w, every, outs, cols}, split, out, stride);                                 \
     }                                                                                                                  \
     EXPORT(one_##name)                                                                                                 \
-    KERNEL(256) tile_##name(const i8 *bytes, const float *scales, const short *sums, u32 of_row, const u32 *order,     \
+    KERNEL(256) tile_##name(const i8 *bytes, const float *scales, u32 of_row, const u32 *order,     \
                             const Tile *tiles, const u8 *w, u64 every, u32 outs, u32 cols, u32 split, float *out,      \
                             u32 stride) {                                                                              \
-        quantised_experts<FORM, TILE>(Rounded{bytes, scales, sums, cols}, of_row, order, tiles,                        \
+        quantised_experts<FORM, TILE>(RoundedBytes{bytes, scales, cols}, of_row, order, tiles,                        \
                                       Experts{w, every, outs, cols}, split, out, stride);                              \
     }                                                                                                                  \
     EXPORT(tile_##name)
@@ -439,3 +439,13 @@ KERNEL(256) mix_experts(const float *y, const float *parts, u32 used, u32 width,
     *to = sum;
 }
 EXPORT(mix_experts)
+
+// x = rms_norm(x) · w over `width` columns of rows that lie `stride` numbers apart: OLMoE's norms over the queries of all heads.
+KERNEL(256) norm_columns(float *x, u32 stride, const float *w, float eps, u32 width) {
+    __shared__ float few[32];
+    float *mine = x + (u64)blockIdx.x * stride, squares = 0.f;
+    for (u32 i = threadIdx.x; i < width; i += 256) squares = fmaf(mine[i], mine[i], squares);
+    float scale = 1.f / sqrtf(block_sum(squares, few) / (float)width + eps);
+    for (u32 i = threadIdx.x; i < width; i += 256) mine[i] = mine[i] * scale * w[i];
+}
+EXPORT(norm_columns)

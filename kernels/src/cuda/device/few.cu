@@ -77,6 +77,16 @@ DENSE_FEW(few_bf16_1, FORM_BF16, 1)
 DENSE_FEW(few_bf16_4, FORM_BF16, 4)
 DENSE_FEW(few_bf16_8, FORM_BF16, 8)
 
+// Rounded rows as `rounded.cuh` has them.
+struct Rounded {
+    const i8 *bytes;
+    const float *scales;
+    const short *sums;
+    u32 cols;
+    // Of 16 numbers, the first of which is number `at` of all.
+    DEVICE int sum(u64 at, const uint4 &) const { return sums[at / 16]; }
+};
+
 // As for dense weights a warp has two outputs, whose rows' pieces are read once for both, and asks for several pieces of each
 // before it uses the first.
 template <int FORM, int ROWS>

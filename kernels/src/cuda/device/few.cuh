@@ -38,12 +38,24 @@ struct Share {
     DEVICE u32 lanes() const { return 32u << shift; }
 };
 
-// Rounded rows as `rounded.cuh` has them.
-struct Rounded {
+// Scales, and least values, of parts `2 · pair` and the next of a block of Q4_K, each in a byte, from a whole header: without an
+// array that an index chooses of, which would lie in memory.
+DEVICE void two_of_six_bits(const uint4 &header, u32 pair, u32 &scales, u32 &least) {
+    u32 shift = pair % 2 * 16, a = header.y >> shift, b = header.z >> shift, c = header.w >> shift;
+    bool late = pair >= 2;
+    scales = (late ? (c & 0x0f0f) | (a >> 2 & 0x3030) : a & 0x3f3f) & 0xffff;
+    least = (late ? (c >> 4 & 0x0f0f) | (b >> 2 & 0x3030) : b & 0x3f3f) & 0xffff;
+}
+
+// Rounded rows as `rounded.cuh` has them, whose sums are added up where they are wanted.
+struct RoundedBytes {
     const i8 *bytes;
     const float *scales;
-    const short *sums;
     u32 cols;
+    // Of 16 numbers, the first of which is number `at` of all.
+    DEVICE int sum(u64, const uint4 &x) const {
+        return dot4(0x01010101, (int)x.w, dot4(0x01010101, (int)x.z, dot4(0x01010101, (int)x.y, dot4(0x01010101, (int)x.x, 0))));
+    }
 };
 DEVICE uint4 sixteen(const i8 *at) { return *(const uint4 *)at; }
 DEVICE uint4 none() { return uint4{0, 0, 0, 0}; }
@@ -66,10 +78,10 @@ template <> struct Piece<FORM_Q4_0> {
         uint4 low, high;
         int below;
         float scale;
-        DEVICE Input(const Rounded &x, u64 row, u32 block, u32) {
+        template <class ROWS> DEVICE Input(const ROWS &x, u64 row, u32 block, u32) {
             u64 at = row * x.cols + block * 32;
             low = sixteen(x.bytes + at), high = sixteen(x.bytes + at + 16);
-            below = -8 * ((int)x.sums[at / 16] + (int)x.sums[at / 16 + 1]);
+            below = -8 * (x.sum(at, low) + x.sum(at + 16, high));
             scale = x.scales[at / 32];
         }
     };
@@ -96,7 +108,7 @@ template <> struct Piece<FORM_Q8_0> {
     struct Input {
         uint4 numbers;
         float scale;
-        DEVICE Input(const Rounded &x, u64 row, u32 block, u32 part) {
+        template <class ROWS> DEVICE Input(const ROWS &x, u64 row, u32 block, u32 part) {
             u64 at = row * x.cols + block * 32;
             numbers = sixteen(x.bytes + at + part * 16);
             scale = x.scales[at / 32];
@@ -132,10 +144,10 @@ template <> struct Piece<FORM_Q4_K> {
         uint4 low, high;
         int sums[2];
         float scale;
-        DEVICE Input(const Rounded &x, u64 row, u32 block, u32 part) {
+        template <class ROWS> DEVICE Input(const ROWS &x, u64 row, u32 block, u32 part) {
             u64 at = row * x.cols + block * 256 + part / 2 * 64 + part % 2 * 16;
             low = sixteen(x.bytes + at), high = sixteen(x.bytes + at + 32);
-            sums[0] = x.sums[at / 16], sums[1] = x.sums[at / 16 + 2];
+            sums[0] = x.sum(at, low), sums[1] = x.sum(at + 32, high);
             scale = x.scales[(row * x.cols + block * 256) / 256];
         }
     };
@@ -173,7 +185,7 @@ template <> struct Piece<FORM_Q6_K> {
         uint2 numbers[4];
         int ones[4];
         float scale;
-        DEVICE Input(const Rounded &x, u64 row, u32 block, u32 part) {
+        template <class ROWS> DEVICE Input(const ROWS &x, u64 row, u32 block, u32 part) {
             u64 at = row * x.cols + block * 256 + part / 4 * 128 + part % 4 * 8;
             for (int i = 0; i < 4; i++) {
                 numbers[i] = *(const uint2 *)(x.bytes + at + i * 32);

@@ -120,16 +120,6 @@ KERNEL(256) norm_add(const float *delta, const float *w, float eps, u32 width, f
 }
 EXPORT(norm_add)
 
-// x = rms_norm(x) · w over `width` columns of rows that lie `stride` numbers apart: OLMo's norms over the queries of all heads.
-KERNEL(256) norm_columns(float *x, u32 stride, const float *w, float eps, u32 width) {
-    __shared__ float few[32];
-    float *mine = x + (u64)blockIdx.x * stride, squares = 0.f;
-    for (u32 i = threadIdx.x; i < width; i += 256) squares = fmaf(mine[i], mine[i], squares);
-    float scale = 1.f / sqrtf(block_sum(squares, few) / (float)width + eps);
-    for (u32 i = threadIdx.x; i < width; i += 256) mine[i] = mine[i] * scale * w[i];
-}
-EXPORT(norm_columns)
-
 // x += delta.
 KERNEL(256) add(float *x, const float *delta, u64 count) {
     for (u64 i = (u64)blockIdx.x * 256 + threadIdx.x; i < count; i += (u64)gridDim.x * 256) x[i] += delta[i];

@@ -1,7 +1,7 @@
 //! Mixtures of experts as operations: which experts a row passes, and products of rows with the matrices of theirs
 //! (`device/experts.cu`).
 
-use super::{GpuRows, Kind, Ops, Out, blocks, rounded_parts, whole};
+use super::{GpuRows, Kind, Ops, Out, blocks, whole};
 use crate::cuda::{
     machine::{Arg, GpuError, GpuMemory},
     weights::{Form, GpuExpertMatrices},
@@ -222,7 +222,8 @@ impl Ops {
         let alone = pairs.tiling == Tiling::Alone;
         // As for one row, however many there are.
         let split = self.split(w.rows.div_ceil(2) * pairs.used, steps);
-        let parts = rounded_parts(x, numbers);
+        // Scales of rounded rows lie behind them.
+        let parts = [Arg::Wide(x), Arg::Wide(x + numbers.next_multiple_of(16) as u64)];
         let rows = if w.form.rounded().is_some() { parts.as_slice() } else { &parts[..1] };
         let rest = [
             whole(of_row),
@@ -260,6 +261,19 @@ impl Ops {
             out.into(),
         ];
         self.run("experts", "mix_experts", [pairs.rows as u32, blocks(width, 4 * 256), 1], 256, &args)
+    }
+
+    /// The RMS norm of `width` columns of rows that lie `stride` numbers apart, times `weight`, in their place.
+    pub fn norm_columns(
+        &self,
+        x: u64,
+        stride: usize,
+        (weight, eps): (u64, f32),
+        width: usize,
+        rows: usize,
+    ) -> Result<(), GpuError> {
+        let args = [x.into(), whole(stride), weight.into(), eps.into(), whole(width)];
+        self.run("experts", "norm_columns", [rows as u32, 1, 1], 256, &args)
     }
 }
 
