@@ -16,6 +16,7 @@
 #include "common.cuh"
 #include "few.cuh"
 #include "forms.cuh"
+#include "many.cuh"
 #include "pages.cuh"
 
 Place threadIdx, blockIdx, blockDim, gridDim;

@@ -34,10 +34,11 @@ pub(crate) const FILES: [KernelFile; 8] = [
 ];
 
 /// What they include, by name. They include nothing else, so that a compiler needs no headers of CUDA's.
-pub(crate) const HEADERS: [(&str, &str); 5] = [
+pub(crate) const HEADERS: [(&str, &str); 6] = [
     ("common.cuh", include_str!("../device/common.cuh")),
     ("few.cuh", include_str!("../device/few.cuh")),
     ("forms.cuh", include_str!("../device/forms.cuh")),
+    ("many.cuh", include_str!("../device/many.cuh")),
     ("pages.cuh", include_str!("../device/pages.cuh")),
     ("rounded.cuh", include_str!("../device/rounded.cuh")),
 ];
