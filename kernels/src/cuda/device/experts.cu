@@ -1,9 +1,10 @@
 // Mixtures of experts: which experts a row passes, and products of rows with the matrices of theirs. A pair is a row at one of
 // the experts that it passes, numbered row by row; pairs of an expert are multiplied together, in tiles, so that its weights
 // are read once a tile. No sum depends on what rows are beside: columns are cut by the matrix alone, and parts are added in the
-// order of experts' numbers, as on the processor. Rows are rounded as `few.cu` has them; only weights of 16 bits are multiplied on
-// tensor cores where there are many pairs of each, by rows of 16 bits.
+// order of experts' numbers, as on the processor. Rows are rounded as `few.cu` has them; only where
+// there are many pairs of each they are multiplied on tensor cores, by rows of 16 bits.
 #include "few.cuh"
+#include "many.cuh"
 
 // Of a layer, as the host says too; a row passes as many as a warp has lanes at most.
 constexpr u32 MOST_EXPERTS = 512;
@@ -332,33 +333,67 @@ QUANTISED_EXPERTS(q8_0, FORM_Q8_0)
 QUANTISED_EXPERTS(q4_k, FORM_Q4_K)
 QUANTISED_EXPERTS(q6_k, FORM_Q6_K)
 
-// The same on tensor cores, rows in 16 bits as the weights are: 64 pairs by 128 outputs, eight warps with 32 by 32 each. Three
-// steps of 32 columns are in shared memory, two of them under way. Limited by tensor cores with hundreds of pairs of an expert,
-// with fewer by reading weights.
-template <bool BRAIN>
+// The same on tensor cores, rows in 16 bits: 64 pairs by 128 outputs, eight warps with 32 by 32 each. Rows, and weights of 16 bits, are
+// on their way two steps of 32 columns before they are used; quantised weights are read one step before, and widened when
+// that is done. Limited by tensor cores with hundreds of pairs of an expert, with fewer by reading weights.
+constexpr int DEPTH = 32, ROW = DEPTH + 8, LARGE_OUTS = 128, STEPS = 3;
+
+// What a warp multiplies of a step that is in shared memory.
+template <bool BRAIN> DEVICE void multiply_step(float (&acc)[2][4][4], const u16 *xs, const u16 *ws) {
+    u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (int k = 0; k < DEPTH; k += 16) {
+        u32 a[2][4];
+#pragma unroll
+        for (int m = 0; m < 2; m++) load_matrices(a[m], xs + (m * 16 + lane % 16) * ROW + k + lane / 16 * 8);
+#pragma unroll
+        for (int n = 0; n < 4; n += 2) {
+            u32 b[4];
+            load_matrices(b, ws + (n * 8 + lane % 8 + lane / 16 * 8) * ROW + k + lane / 8 % 2 * 8);
+#pragma unroll
+            for (int m = 0; m < 2; m++) {
+                multiply_16x8x16<BRAIN>(acc[m][n], a[m], b[0], b[1]);
+                multiply_16x8x16<BRAIN>(acc[m][n + 1], a[m], b[2], b[3]);
+            }
+        }
+    }
+}
+
+template <int FORM>
 DEVICE void large_tile(const u16 *x, u32 of_row, const u32 *order, const Tile *tiles, const Experts &experts, float *out, u32 stride) {
-    constexpr int DEPTH = 32, ROW = DEPTH + 8, OUTS = 128, STEPS = 3;
-    __shared__ __align__(16) u16 xs[STEPS][LARGE_TILE * ROW], ws[STEPS][OUTS * ROW];
+    constexpr bool WIDENS = FORM > FORM_BF16;
+    __shared__ __align__(16) u16 xs[STEPS][LARGE_TILE * ROW], ws[WIDENS ? 2 : STEPS][LARGE_OUTS * ROW];
     __shared__ u32 pairs[LARGE_TILE];
     Tile tile = tiles[blockIdx.y];
     if (tile.rows == 0) return;
     read_pairs<LARGE_TILE>(pairs, order, tile);
     u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32, outs = experts.outs, cols = experts.cols;
-    u32 first = blockIdx.x * OUTS, steps = (cols + DEPTH - 1) / DEPTH;
-    const u16 *w = (const u16 *)(experts.data + tile.expert * experts.every);
-    // A thread brings eight numbers of a row, and of two outputs.
-    u32 line = thread / 4, part = thread % 4 * 8;
+    u32 first = blockIdx.x * LARGE_OUTS, steps = (cols + DEPTH - 1) / DEPTH;
+    Matrix w = {experts.data + tile.expert * experts.every, outs, cols};
+    // A thread brings eight numbers of a row; and eight of two outputs, or sixteen of one that are widened.
+    u32 line = thread / 4, part = thread % 4 * 8, output = thread / 2, half = thread % 2 * 16;
     bool has_row = line < tile.rows;
     const u16 *row = x + (u64)(has_row ? pairs[line] / of_row : 0) * cols;
     auto fetch = [&](u32 step) {
         u32 col = step * DEPTH + part, buffer = step % STEPS;
         bool inside = col < cols;
         copy_16_async(xs[buffer] + line * ROW + part, inside ? row + col : x, has_row && inside);
+        if constexpr (!WIDENS) {
 #pragma unroll
-        for (u32 half = 0; half < OUTS; half += OUTS / 2) {
-            bool real = inside && first + half + line < outs;
-            copy_16_async(ws[buffer] + (half + line) * ROW + part, real ? w + (u64)(first + half + line) * cols + col : w, real);
+            for (u32 more = 0; more < LARGE_OUTS; more += LARGE_OUTS / 2) {
+                bool real = inside && first + more + line < outs;
+                const u16 *from = (const u16 *)w.data;
+                if (real) from += (u64)(first + more + line) * cols + col;
+                copy_16_async(ws[buffer] + (more + line) * ROW + part, from, real);
+            }
         }
+    };
+    Fetched<FORM, 16> fetched;
+    auto read = [&](u32 step) {
+        if constexpr (WIDENS) fetched.read(w, first + output, step * DEPTH + half);
+    };
+    auto put = [&](u32 step) {
+        if constexpr (WIDENS) fetched.put(ws[step % 2] + output * ROW + half);
     };
     float acc[2][4][4] = {};
     u32 row0 = warp / 4 * 32, out0 = warp % 4 * 32;
@@ -367,29 +402,17 @@ DEVICE void large_tile(const u16 *x, u32 of_row, const u32 *order, const Tile *t
         if (step < steps) fetch(step);
         copies_commit();
     }
+    read(0);
+    put(0);
     for (u32 step = 0; step < steps; step++) {
         copies_wait<STEPS - 2>();
-        // What is fetched next goes where all were done with the step before this.
+        // What comes next goes where all were done with the step before this.
         __syncthreads();
         if (step + STEPS - 1 < steps) fetch(step + STEPS - 1);
         copies_commit();
-        const u16 *mine = xs[step % STEPS], *its = ws[step % STEPS];
-#pragma unroll
-        for (int k = 0; k < DEPTH; k += 16) {
-            u32 a[2][4];
-#pragma unroll
-            for (int m = 0; m < 2; m++) load_matrices(a[m], mine + (row0 + m * 16 + lane % 16) * ROW + k + lane / 16 * 8);
-#pragma unroll
-            for (int n = 0; n < 4; n += 2) {
-                u32 b[4];
-                load_matrices(b, its + (out0 + n * 8 + lane % 8 + lane / 16 * 8) * ROW + k + lane / 8 % 2 * 8);
-#pragma unroll
-                for (int m = 0; m < 2; m++) {
-                    multiply_16x8x16<BRAIN>(acc[m][n], a[m], b[0], b[1]);
-                    multiply_16x8x16<BRAIN>(acc[m][n + 1], a[m], b[2], b[3]);
-                }
-            }
-        }
+        if (step + 1 < steps) read(step + 1);
+        multiply_step<FORM == FORM_BF16>(acc, xs[step % STEPS] + row0 * ROW, ws[step % (WIDENS ? 2 : STEPS)] + out0 * ROW);
+        if (step + 1 < steps) put(step + 1);
     }
 #pragma unroll
     for (int m = 0; m < 2; m++)
@@ -402,20 +425,24 @@ DEVICE void large_tile(const u16 *x, u32 of_row, const u32 *order, const Tile *t
             for (int n = 0; n < 4; n++)
 #pragma unroll
                 for (int j = 0; j < 2; j++) {
-                    u32 output = first + out0 + n * 8 + lane % 4 * 2 + j;
-                    if (output < outs) to[output] = acc[m][n][i + j];
+                    u32 to_output = first + out0 + n * 8 + lane % 4 * 2 + j;
+                    if (to_output < outs) to[to_output] = acc[m][n][i + j];
                 }
         }
 }
 
-#define LARGE_TILES(name, BRAIN)                                                                                       \
+#define LARGE_TILES(name, FORM)                                                                                        \
     KERNEL(256) large_##name(const u16 *x, u32 of_row, const u32 *order, const Tile *tiles, const u8 *w, u64 every,    \
                              u32 outs, u32 cols, float *out, u32 stride) {                                             \
-        large_tile<BRAIN>(x, of_row, order, tiles, Experts{w, every, outs, cols}, out, stride);                        \
+        large_tile<FORM>(x, of_row, order, tiles, Experts{w, every, outs, cols}, out, stride);                         \
     }                                                                                                                  \
     EXPORT(large_##name)
-LARGE_TILES(f16, false)
-LARGE_TILES(bf16, true)
+LARGE_TILES(f16, FORM_F16)
+LARGE_TILES(bf16, FORM_BF16)
+LARGE_TILES(q4_0, FORM_Q4_0)
+LARGE_TILES(q8_0, FORM_Q8_0)
+LARGE_TILES(q4_k, FORM_Q4_K)
+LARGE_TILES(q6_k, FORM_Q6_K)
 
 // out[row] = the row's pairs, each times its part, added in their order; and, where `out` has what an expert made that all rows
 // pass, that in the end, times a sigmoid of the row's number in `gates` if there are any. Four numbers a thread; limited by memory.

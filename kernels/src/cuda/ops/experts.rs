@@ -7,7 +7,7 @@ use crate::cuda::{
     weights::{Form, GpuExpertMatrices},
 };
 
-/// Pairs that each expert has on average, from which 16-bit weights are multiplied on tensor cores. In tests few are many.
+/// Pairs that each expert has on average, from which they are multiplied on tensor cores. In tests few are many.
 const MANY: usize = if cfg!(test) { 2 } else { 16 };
 
 /// A matrix whose outputs decide something, in single precision.
@@ -56,15 +56,15 @@ pub(crate) enum Tiling {
     Alone,
     /// A few, whose weights are read once. No number depends on whether they are alone.
     Few,
-    /// As many as tensor cores take, by rows of 16 bits as their weights are.
+    /// As many as tensor cores take, by rows of 16 bits and weights that are widened to as many.
     Many,
 }
 
 impl Tiling {
-    /// For so many rows at `used` of `experts` experts each, whose weights are all of 16 bits or not.
-    pub fn of(rows: usize, used: usize, experts: usize, of_16_bits: bool) -> Self {
+    /// For so many rows at `used` of `experts` experts each; tensor cores would round weights in single precision.
+    pub fn of(rows: usize, used: usize, experts: usize, are_exact: bool) -> Self {
         match rows * used {
-            count if of_16_bits && count >= MANY * experts => Self::Many,
+            count if !are_exact && count >= MANY * experts => Self::Many,
             count if rows > 1 && 4 * count >= experts => Self::Few,
             _ => Self::Alone,
         }
@@ -84,8 +84,8 @@ impl Tiling {
     pub fn reads(self, form: Form) -> Kind {
         match (form, form.rounded()) {
             (Form::Bf16, _) => Kind::Bf16,
-            (_, Some(block)) => Kind::rounded(block),
             _ if self == Self::Many => Kind::F16,
+            (_, Some(block)) => Kind::rounded(block),
             _ => Kind::F32,
         }
     }
@@ -160,7 +160,8 @@ impl Ops {
             let (mut at, numbers) = (input.at, pairs.count() / of_row * w.cols);
             let wanted = pairs.tiling.reads(w.form);
             let differs = input.kind != wanted;
-            if let Some(block) = w.form.rounded().filter(|_| differs) {
+            let block = w.form.rounded().filter(|block| wanted == Kind::rounded(*block));
+            if let Some(block) = block.filter(|_| differs) {
                 if rounded != Some(block) {
                     self.round(input.at, numbers, block)?;
                     rounded = Some(block);
@@ -201,9 +202,8 @@ impl Ops {
             out.at.into(),
             whole(out.stride),
         ];
-        let kernel = if w.form == Form::Bf16 { "large_bf16" } else { "large_f16" };
         let grid = [blocks(w.rows, 128), pairs.tile_count() as u32, 1];
-        self.run("experts", kernel, grid, 256, &args)
+        self.run("experts", large_kernel(w.form), grid, 256, &args)
     }
 
     fn small_tiles(
@@ -274,6 +274,18 @@ impl Ops {
     ) -> Result<(), GpuError> {
         let args = [x.into(), whole(stride), weight.into(), eps.into(), whole(width)];
         self.run("experts", "norm_columns", [rows as u32, 1, 1], 256, &args)
+    }
+}
+
+fn large_kernel(form: Form) -> &'static str {
+    match form {
+        Form::Bf16 => "large_bf16",
+        Form::Q4_0 => "large_q4_0",
+        Form::Q8_0 => "large_q8_0",
+        Form::Q4K => "large_q4_k",
+        Form::Q6K => "large_q6_k",
+        // Weights in single precision have no such tiles.
+        Form::F16 | Form::F32 => "large_f16",
     }
 }
 

@@ -50,8 +50,8 @@ pub(super) struct GpuExperts {
     /// Gates and ups, one below the other where they could be put so.
     inputs: Vec<GpuExpertMatrices>,
     down: GpuExpertMatrices,
-    /// Whether all of these are stored in 16 bits.
-    of_16_bits: bool,
+    /// Whether some of these are in single precision.
+    are_exact: bool,
     gelu: bool,
     /// Of a gate.
     width: usize,
@@ -116,7 +116,7 @@ impl GpuExperts {
         let [width, hidden] = outline.outputs.map(|outputs| outputs.all);
         let shared_gate = outline.shared.as_ref().and_then(|shared| shared.gate);
         let down = load(matrices(2))?;
-        let of_16_bits = inputs.iter().chain([&down]).all(|matrices| matches!(matrices.form, Form::F16 | Form::Bf16));
+        let are_exact = inputs.iter().chain([&down]).any(|matrices| matrices.form == Form::F32);
         Ok(Self {
             router: scores(machine, outline.router)?,
             bias: outline.router_bias.map(|bias| floats(machine, bias)).transpose()?,
@@ -126,7 +126,7 @@ impl GpuExperts {
             scale: outline.sigmoid.map_or(1.0, |(_, scale)| scale),
             inputs,
             down,
-            of_16_bits,
+            are_exact,
             gelu: outline.act == Gate::Gelu,
             width,
             hidden,
@@ -191,7 +191,7 @@ impl GpuExperts {
             parts: work.parts.fit(count * 4)?,
             order: work.order.fit(count * 4)?,
             tiles: 0,
-            tiling: Tiling::of(rows, used, experts, self.of_16_bits),
+            tiling: Tiling::of(rows, used, experts, self.are_exact),
             experts,
         };
         pairs.tiles = work.tiles.fit(pairs.tile_count() * 16)?;

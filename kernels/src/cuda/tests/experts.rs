@@ -220,9 +220,18 @@ fn products_with_experts_are_the_processors_and_a_rows_do_not_depend_on_others()
 fn products_of_many_pairs_are_sums_of_products() {
     for machine in machines() {
         let mut draw = Draw(25);
-        for (dtype, tolerance) in [(Dtype::F16, 1.5e-3), (Dtype::Bf16, 5e-3)] {
-            for (experts, outs, cols, rows, used) in [(2, 5, 8, 3, 1), (3, 130, 72, 150, 2), (5, 257, 264, 70, 3)] {
-                let cases: Vec<_> = (0..experts).map(|_| Case::dense(&mut draw, dtype, outs, cols)).collect();
+        let quants = [QuantType::Q4_0, QuantType::Q8_0, QuantType::Q4K, QuantType::Q6K].map(Some);
+        for (dtype, quant, tolerance) in [(Dtype::F16, None, 1.5e-3), (Dtype::Bf16, None, 5e-3)]
+            .into_iter()
+            .chain(quants.map(|quant| (Dtype::F16, quant, 1.5e-3)))
+        {
+            for (experts, outs, some, rows, used) in [(2, 5, 1, 3, 1), (2, 130, 3, 80, 2), (5, 140, 2, 70, 3)] {
+                let cols = some * quant.map_or(40, QuantType::numbers);
+                let one = |draw: &mut Draw| match quant {
+                    None => Case::dense(draw, dtype, outs, cols),
+                    Some(kind) => Case::quantised(draw, kind, outs, cols),
+                };
+                let cases: Vec<_> = (0..experts).map(|_| one(&mut draw)).collect();
                 let routing = Routing { bias: 0, correction: 0, normed: true, scale: 1.0 };
                 let scores = draw.numbers(rows * experts);
                 let routed = Routed::by(&machine, &scores, (used, experts), &routing, Tiling::Many);
