@@ -50,8 +50,6 @@ pub(super) struct GpuExperts {
     /// Gates and ups, one below the other where they could be put so.
     inputs: Vec<GpuExpertMatrices>,
     down: GpuExpertMatrices,
-    /// Whether some of these are in single precision.
-    are_exact: bool,
     gelu: bool,
     /// Of a gate.
     width: usize,
@@ -115,8 +113,6 @@ impl GpuExperts {
         };
         let [width, hidden] = outline.outputs.map(|outputs| outputs.all);
         let shared_gate = outline.shared.as_ref().and_then(|shared| shared.gate);
-        let down = load(matrices(2))?;
-        let are_exact = inputs.iter().chain([&down]).any(|matrices| matrices.form == Form::F32);
         Ok(Self {
             router: scores(machine, outline.router)?,
             bias: outline.router_bias.map(|bias| floats(machine, bias)).transpose()?,
@@ -125,8 +121,7 @@ impl GpuExperts {
             normed: outline.normed,
             scale: outline.sigmoid.map_or(1.0, |(_, scale)| scale),
             inputs,
-            down,
-            are_exact,
+            down: load(matrices(2))?,
             gelu: outline.act == Gate::Gelu,
             width,
             hidden,
@@ -178,6 +173,11 @@ impl GpuExperts {
         ops.mix_experts(made, &pairs, self.hidden, (self.shared, gates), out)
     }
 
+    /// Whether some matrices are in single precision.
+    fn are_exact(&self) -> bool {
+        self.inputs.iter().chain([&self.down]).any(|matrices| matrices.form == Form::F32)
+    }
+
     /// The experts that rows pass.
     fn route(&self, ops: &Ops, work: &mut ExpertScratch, x: u64, rows: usize) -> Result<GpuPairs, GpuError> {
         let (experts, used) = (self.router.outs, self.used);
@@ -191,7 +191,7 @@ impl GpuExperts {
             parts: work.parts.fit(count * 4)?,
             order: work.order.fit(count * 4)?,
             tiles: 0,
-            tiling: Tiling::of(rows, used, experts, self.are_exact),
+            tiling: Tiling::of(rows, used, experts, self.are_exact()),
             experts,
         };
         pairs.tiles = work.tiles.fit(pairs.tile_count() * 16)?;
