@@ -22,8 +22,16 @@ macro_rules! file {
 }
 
 /// All of them.
-pub(crate) const FILES: [KernelFile; 7] =
-    [file!("attend"), file!("choose"), file!("chunk"), file!("few"), file!("many"), file!("rows"), file!("tiles")];
+pub(crate) const FILES: [KernelFile; 8] = [
+    file!("attend"),
+    file!("choose"),
+    file!("chunk"),
+    file!("few"),
+    file!("many"),
+    file!("mmq"),
+    file!("rows"),
+    file!("tiles"),
+];
 
 /// What they include, by name. They include nothing else, so that a compiler needs no headers of CUDA's.
 pub(crate) const HEADERS: [(&str, &str); 4] = [
