@@ -10,7 +10,7 @@ const TILE: usize = 8;
 const OUTS: usize = 16;
 /// Warps of a block, and parts of columns, at most.
 const WARPS: usize = 8;
-/// Outputs from which there are warps enough for every GPU with each output's columns whole: more than six for each of an
+/// Outputs from which there are warps enough for every GPU with each output's columns whole: more than seven for each of an
 /// H200's processors. Parts of many outputs and rows would be more bytes than the weights.
 const WHOLE_FROM: usize = 16 << 10;
 
@@ -20,17 +20,19 @@ struct Staged {
     /// From one output's weights to the next, and from one row to the next (bytes).
     apart: usize,
     x_apart: usize,
+    /// Of a row's sums (bytes).
+    halves: usize,
 }
 
 impl Staged {
     fn of(form: Form) -> Self {
-        let [columns, apart, x_apart] = match form {
-            Form::Q4_0 => [256, 144, 272],
-            Form::Q8_0 => [128, 160, 160],
-            Form::Q4K => [256, 160, 288],
-            _ => [256, 208, 272],
+        let [columns, apart, x_apart, halves] = match form {
+            Form::Q4_0 => [256, 144, 272, 0],
+            Form::Q8_0 => [128, 160, 160, 0],
+            Form::Q4K => [256, 160, 288, 16],
+            _ => [256, 208, 272, 0],
         };
-        Self { columns, apart, x_apart }
+        Self { columns, apart, x_apart, halves }
     }
 }
 
@@ -71,7 +73,7 @@ impl MmqCut {
         }
         let kept = if tiles == 1 { rows } else { tiles * TILE };
         let scales = staged.columns / w.form.rounded().unwrap_or(staged.columns);
-        let rows_bytes = kept * staged.x_apart + (kept * scales).next_multiple_of(4) * 4;
+        let rows_bytes = kept * (staged.x_apart + staged.halves) + (kept * scales).next_multiple_of(4) * 4;
         let shared = 2 * (sixteens * here * OUTS * staged.apart + here * rows_bytes);
         Self { parts, here, sixteens, tiles, shared }
     }

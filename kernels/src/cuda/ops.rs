@@ -325,10 +325,11 @@ impl Ops {
         let across = cut.across();
         let to =
             if across == 1 { out } else { Out { at: self.parts.fit(across * rows * w.rows * 4)?, stride: w.rows } };
-        let [bytes, scales] = rounded_parts(x, rows * w.cols);
+        let [bytes, scales, halves] = rounded_parts(x, rows * w.cols);
         let args = [
             bytes,
             scales,
+            halves,
             whole(rows),
             (&w.memory).into(),
             Arg::Wide(w.rows as u64),
@@ -428,14 +429,15 @@ impl Ops {
     }
 }
 
-/// Bytes of so many rounded numbers: themselves, and at most one scale for each 32.
+/// Bytes of so many rounded numbers: themselves, at most one scale for each 32, and two halves of the sum of each 32.
 fn rounded_bytes(numbers: usize) -> usize {
-    numbers.next_multiple_of(16) + numbers.div_ceil(32) * 4
+    numbers.next_multiple_of(16) + numbers.div_ceil(32).next_multiple_of(4) * 4 + numbers / 16
 }
 
-/// Where the bytes and the scales of rounded rows lie.
-fn rounded_parts(at: u64, numbers: usize) -> [Arg; 2] {
-    [at.into(), (at + numbers.next_multiple_of(16) as u64).into()]
+/// Where the bytes, the scales and the sums' halves of rounded rows lie.
+fn rounded_parts(at: u64, numbers: usize) -> [Arg; 3] {
+    let scales = at + numbers.next_multiple_of(16) as u64;
+    [at.into(), scales.into(), (scales + numbers.div_ceil(32).next_multiple_of(4) as u64 * 4).into()]
 }
 
 fn product_args(x: u64, rows: usize, w: &GpuMatrix, out: Out) -> [Arg; 7] {

@@ -20,7 +20,9 @@ template <> struct Step<FORM_Q8_0> { static constexpr u32 columns = 128, bytes =
 template <> struct Step<FORM_Q4_K> { static constexpr u32 columns = 256, bytes = 144, apart = 160, x_apart = 288; };
 template <> struct Step<FORM_Q6_K> { static constexpr u32 columns = 256, bytes = 208, apart = 208, x_apart = 272; };
 
-// Numbers that one scale of a row is for, in a step.
+// Bytes of the sums of a row's eight parts, in two halves.
+constexpr u32 HALVES = 16;
+// Scales of a row in a step.
 template <int FORM> constexpr u32 SCALES = Step<FORM>::columns / Blocks<FORM>::rounded;
 
 // Whether a row of weights ends with a step: blocks of 32 do not have to fill the last one.
@@ -52,10 +54,10 @@ template <int FORM> struct Held {
     }
 };
 
-// Where a lane's part of a step lies in shared memory: its first output's weights, the numbers of its row of the first tile,
-// and scales of the two rows of that tile whose results it has.
+// Where a lane's part of a step lies in shared memory: its first output's weights, the numbers and the sums of its row of the
+// first tile, and scales of the two rows of that tile whose results it has.
 struct Place {
-    const u8 *w, *x, *scales[2];
+    const u8 *w, *x, *halves, *scales[2];
 };
 template <int FORM> DEVICE float row_scale(const Place &at, u32 tile, u32 which, u32 block) {
     return *(const float *)(at.scales[which] + (tile * 8 * SCALES<FORM> + block) * 4);
@@ -110,22 +112,18 @@ template <> struct Multiply<FORM_Q4_K> {
             }
         }
         scaled<FORM_Q4_K, TILES>(acc, sums, f16_to_f32((u16)headers[0].x), f16_to_f32((u16)headers[1].x), at);
-        // Least values times the sums of rows, by the same tensor cores: a least value stands in every column.
-        // With many tiles a loop that is one, so that rows are read again and not kept in registers that there are not.
+        // Least values times the sums of rows, by the same tensor cores: of 16 columns eight are parts of the block. A lane has
+        // four, of the first two of every four lanes; rows are zeros for the others, whose least values do not matter.
         int least[TILES][4] = {};
-#pragma unroll(TILES == 1 ? 2 : 1)
-        for (u32 four = 0; four < 2; four++) {
-            u32 mine[2] = {four ? below[0][1] : below[0][0], four ? below[1][1] : below[1][0]};
+        bool late = lane % 2;
+        u32 w[2] = {late ? below[0][1] : below[0][0], late ? below[1][1] : below[1][0]};
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                u32 first = four_times(mine[0], j), second = four_times(mine[1], j);
-                u32 w[4] = {first, second, first, second};
+        for (int n = 0; n < TILES; n++) {
+            u32 rest = one(at.halves + n * 8 * HALVES), whole = one(at.halves + n * 8 * HALVES + 8);
+            multiply_16x8x16_bytes(least[n], w, lane % 4 < 2 ? whole : 0);
 #pragma unroll
-                for (int n = 0; n < TILES; n++) {
-                    uint2 x = two(at.x + n * X_TILE + (four * 4 + j) * 32);
-                    multiply_16x8x32(least[n], w, x.x, x.y);
-                }
-            }
+            for (int i = 0; i < 4; i++) least[n][i] *= 32;
+            multiply_16x8x16_bytes(least[n], w, lane % 4 < 2 ? rest : 0);
         }
         scaled<FORM_Q4_K, TILES>(acc, least, f16_to_f32((u16)(headers[0].x >> 16)), f16_to_f32((u16)(headers[1].x >> 16)), at, -1.f);
     }
@@ -237,6 +235,7 @@ template <class F> DEVICE float in_pairs(u32 count, const F &number) {
 struct Rounded {
     const i8 *bytes;
     const float *scales;
+    const i8 *halves;
     u32 rows;
 };
 struct Cut { u32 parts, here; };
@@ -299,9 +298,10 @@ template <int FORM, int TILES> struct WeightsSource {
 template <int FORM, int TILES> struct RowsSource {
     using S = Step<FORM>;
     static constexpr u32 PIECES = S::columns / 16;
-    u32 cols, blocks, row, apart, piece, to, scale_row, scale_apart, scale, to_scale;
+    u32 cols, blocks, row, apart, piece, to, scale_row, scale_apart, scale, to_scale, to_halves;
 
-    DEVICE RowsSource(u32 cols, u32 to_rows, u32 to_scales, u32 me, u32 of) : cols(cols), blocks(cols / Blocks<FORM>::rounded) {
+    DEVICE RowsSource(u32 cols, u32 to_rows, u32 to_scales, u32 to_halves, u32 me, u32 of)
+        : cols(cols), blocks(cols / Blocks<FORM>::rounded), to_halves(to_halves + me * HALVES) {
         row = me / PIECES, apart = of / PIECES, piece = me % PIECES * 16;
         to = to_rows + row * S::x_apart + piece;
         scale_row = me / SCALES<FORM>, scale_apart = of / SCALES<FORM>, scale = me % SCALES<FORM>;
@@ -318,6 +318,12 @@ template <int FORM, int TILES> struct RowsSource {
         place = stage + to_scale;
         for (u32 r = scale_row; r < x.rows; r += scale_apart, scales += scale_apart * blocks, place += scale_apart * SCALES<FORM> * 4)
             copy_4_async(place, scales, WHOLE<FORM> || block < blocks);
+        if constexpr (FORM == FORM_Q4_K) {
+            const i8 *halves = x.halves + ((u64)scale_row * blocks + step) * HALVES;
+            place = stage + to_halves;
+            for (u32 r = scale_row; r < x.rows; r += scale_apart, halves += scale_apart * blocks * HALVES, place += scale_apart * HALVES)
+                copy_16_async(place, halves, true);
+        }
     }
 };
 
@@ -332,15 +338,15 @@ DEVICE void product(const Rounded &x, const Matrix &w, const Cut &cut, float *ou
     // is there: it ends in columns that nobody writes.
     u32 kept = TILES == 1 ? x.rows : TILES * 8;
     u32 weights_bytes = warps * OUTS * S::apart, rows_bytes = kept * S::x_apart, scales_bytes = (kept * SCALES<FORM> + 3) / 4 * 16;
-    u32 stage_bytes = weights_bytes + cut.here * (rows_bytes + scales_bytes);
-    u32 w_at = warp * OUTS * S::apart, x_at = weights_bytes + part * (rows_bytes + scales_bytes);
+    u32 part_bytes = rows_bytes + scales_bytes + (FORM == FORM_Q4_K ? kept * HALVES : 0), stage_bytes = weights_bytes + cut.here * part_bytes;
+    u32 w_at = warp * OUTS * S::apart, x_at = weights_bytes + part * part_bytes, scales_at = x_at + rows_bytes, halves_at = scales_at + scales_bytes;
 
     u32 steps = (w.cols + S::columns - 1) / S::columns, each = (steps + cut.parts - 1) / cut.parts;
     u32 begin = min((blockIdx.y * cut.here + part) * each, steps), end = min(begin + each, steps), blocks = w.cols / Blocks<FORM>::numbers;
     // What is no output's is brought by nobody, and its rows are by all of the part's warps.
     bool mine = first < w.rows;
     WeightsSource<FORM, TILES> weights(w, mine ? first : 0, w_at, lane);
-    RowsSource<FORM, TILES> rows(w.cols, x_at, x_at + rows_bytes, sixteen * 32 + lane, sixteens * 32);
+    RowsSource<FORM, TILES> rows(w.cols, x_at, scales_at, halves_at, sixteen * 32 + lane, sixteens * 32);
     Held<FORM> now, next;
     auto bring = [&](u32 step, u32 stage, Held<FORM> &held) {
         if (step < end) {
@@ -362,7 +368,8 @@ DEVICE void product(const Rounded &x, const Matrix &w, const Cut &cut, float *ou
     u32 tile_row = lane / 4, results = lane % 4 * 2, most = TILES == 1 ? x.rows - 1 : 7;
     u32 w_mine = w_at + tile_row * S::apart;
     u32 x_mine = x_at + min(tile_row, most) * S::x_apart + lane % 4 * (FORM == FORM_Q4_K || FORM == FORM_Q8_0 ? 8 : 4);
-    u32 scale_at[2] = {x_at + rows_bytes + min(results, most) * SCALES<FORM> * 4, x_at + rows_bytes + min(results + 1, most) * SCALES<FORM> * 4};
+    u32 halves_mine = halves_at + min(tile_row, most) * HALVES + lane % 2 * 4;
+    u32 scale_at[2] = {scales_at + min(results, most) * SCALES<FORM> * 4, scales_at + min(results + 1, most) * SCALES<FORM> * 4};
     keep<TILES>(w_mine), keep<TILES>(x_mine), keep<TILES>(scale_at[0]), keep<TILES>(scale_at[1]), keep<TILES>(stage_bytes);
     float acc[TILES][4] = {};
     bring(begin, 0, now);
@@ -373,7 +380,7 @@ DEVICE void product(const Rounded &x, const Matrix &w, const Cut &cut, float *ou
         meet();
         if (mine && step < end) {
             const u8 *at = shared + stage;
-            Place place = {at + w_mine, at + x_mine, {at + scale_at[0], at + scale_at[1]}};
+            Place place = {at + w_mine, at + x_mine, at + halves_mine, {at + scale_at[0], at + scale_at[1]}};
             Multiply<FORM>::template step<TILES>(acc, place, now, blocks - step * SCALES<FORM>, lane);
         }
         meet();
@@ -401,9 +408,10 @@ DEVICE void product(const Rounded &x, const Matrix &w, const Cut &cut, float *ou
 }
 
 #define MMQ(name, FORM, TILES, BLOCKS)                                                                                 \
-    KERNEL(256, BLOCKS) mmq_##name##_##TILES(const i8 *bytes, const float *scales, u32 rows, const u8 *w, u64 outs,    \
-                                             u32 cols, u32 parts, u32 here, float *out, u32 stride) {                  \
-        product<FORM, TILES>(Rounded{bytes, scales, rows}, Matrix{w, outs, cols}, Cut{parts, here}, out, stride);      \
+    KERNEL(256, BLOCKS) mmq_##name##_##TILES(const i8 *bytes, const float *scales, const i8 *halves, u32 rows,         \
+                                             const u8 *w, u64 outs, u32 cols, u32 parts, u32 here, float *out,         \
+                                             u32 stride) {                                                             \
+        product<FORM, TILES>(Rounded{bytes, scales, halves, rows}, Matrix{w, outs, cols}, Cut{parts, here}, out, stride); \
     }                                                                                                                  \
     EXPORT(mmq_##name##_##TILES)
 #define MMQ_OF(name, FORM)                                                                                             \
