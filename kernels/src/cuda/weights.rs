@@ -71,7 +71,7 @@ impl Form {
         }
     }
 
-    /// Numbers of a row that are rounded to 8 bits with one scale, for products of few rows; none for dense weights.
+    /// Numbers of a row that are rounded to 8 bits with one scale, for products of up to 64 rows; none for dense weights.
     pub fn rounded(self) -> Option<usize> {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => None,

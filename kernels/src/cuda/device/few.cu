@@ -1,5 +1,5 @@
-// Products of few rows: all are limited by reading the weights once. As on the processor rows stay in single precision for
-// weights of single and half precision, are rounded to bfloat16 for weights that are, and to 8 bits for quantised ones.
+// Products of few rows with dense weights: all are limited by reading the weights once. As on the processor rows stay in single
+// precision for weights of single and half precision, and are rounded to bfloat16 for weights that are. Quantised ones: `mmq.cu`.
 #include "few.cuh"
 
 // Adds what the warps that share outputs have, and writes it. `parts` is shared memory, [warp][row][output].
@@ -76,75 +76,3 @@ DENSE_FEW(few_f16_8, FORM_F16, 8)
 DENSE_FEW(few_bf16_1, FORM_BF16, 1)
 DENSE_FEW(few_bf16_4, FORM_BF16, 4)
 DENSE_FEW(few_bf16_8, FORM_BF16, 8)
-
-// Rounded rows as `rounded.cuh` has them.
-struct Rounded {
-    const i8 *bytes;
-    const float *scales;
-    const short *sums;
-    u32 cols;
-    // Of 16 numbers, the first of which is number `at` of all.
-    DEVICE int sum(u64 at, const uint4 &) const { return sums[at / 16]; }
-};
-
-// As for dense weights a warp has two outputs, whose rows' pieces are read once for both, and asks for several pieces of each
-// before it uses the first.
-template <int FORM, int ROWS>
-DEVICE void quantised_few(const Rounded &x, u32 rows, const Matrix &w, u32 split, float *out, u32 stride) {
-    // Registers for two blocks a processor are left: Q6_K's pieces have many.
-    constexpr int OUTS = 2, DEEP = ROWS == 1 && FORM != FORM_Q6_K ? 4 : 2;
-    constexpr u32 LANES = Piece<FORM>::LANES;
-    __shared__ float parts[8 * ROWS * OUTS];
-    Share share(split);
-    u64 first = share.output() * OUTS;
-    u32 blocks = w.cols / Blocks<FORM>::numbers, pieces = blocks * LANES, apart = share.lanes();
-    float acc[ROWS][OUTS] = {};
-    if (first < w.rows) {
-        // The last output may have no partner: then it is read twice, and written once.
-        u64 row[OUTS] = {first * blocks, min(first + 1, w.rows - 1) * blocks};
-        for (u32 piece = share.lane(); piece < pieces; piece += DEEP * apart) {
-            Piece<FORM> mine[DEEP][OUTS];
-#pragma unroll
-            for (int d = 0; d < DEEP; d++)
-#pragma unroll
-                for (int o = 0; o < OUTS; o++) {
-                    u32 which = piece + d * apart;
-                    mine[d][o].read(w, row[o] + which / LANES, which % LANES, which < pieces);
-                }
-#pragma unroll
-            for (int d = 0; d < DEEP; d++) {
-                u32 which = piece + d * apart;
-                if (which >= pieces) break;
-#pragma unroll
-                for (int o = 0; o < OUTS; o++) mine[d][o].ready(which % LANES);
-#pragma unroll
-                for (int r = 0; r < ROWS; r++) {
-                    if (r >= (int)rows) break;
-                    typename Piece<FORM>::Input input(x, r, which / LANES, which % LANES);
-#pragma unroll
-                    for (int o = 0; o < OUTS; o++) acc[r][o] += mine[d][o].times(input);
-                }
-            }
-        }
-    }
-    finish<ROWS, OUTS>(acc, parts, share, first, w.rows, rows, out, stride);
-}
-
-#define QUANTISED_FEW(name, FORM, ROWS)                                                                                \
-    KERNEL(256) name(const i8 *bytes, const float *scales, const short *sums, u32 rows, const u8 *w, u64 outs,         \
-                     u32 cols, u32 split, float *out, u32 stride) {                                                    \
-        quantised_few<FORM, ROWS>(Rounded{bytes, scales, sums, cols}, rows, Matrix{w, outs, cols}, split, out, stride);\
-    }                                                                                                                  \
-    EXPORT(name)
-QUANTISED_FEW(few_q4_0_1, FORM_Q4_0, 1)
-QUANTISED_FEW(few_q4_0_4, FORM_Q4_0, 4)
-QUANTISED_FEW(few_q4_0_8, FORM_Q4_0, 8)
-QUANTISED_FEW(few_q8_0_1, FORM_Q8_0, 1)
-QUANTISED_FEW(few_q8_0_4, FORM_Q8_0, 4)
-QUANTISED_FEW(few_q8_0_8, FORM_Q8_0, 8)
-QUANTISED_FEW(few_q4_k_1, FORM_Q4_K, 1)
-QUANTISED_FEW(few_q4_k_4, FORM_Q4_K, 4)
-QUANTISED_FEW(few_q4_k_8, FORM_Q4_K, 8)
-QUANTISED_FEW(few_q6_k_1, FORM_Q6_K, 1)
-QUANTISED_FEW(few_q6_k_4, FORM_Q6_K, 4)
-QUANTISED_FEW(few_q6_k_8, FORM_Q6_K, 8)

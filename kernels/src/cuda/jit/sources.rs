@@ -22,13 +22,14 @@ macro_rules! file {
 }
 
 /// All of them.
-pub(crate) const FILES: [KernelFile; 8] = [
+pub(crate) const FILES: [KernelFile; 9] = [
     file!("attend"),
     file!("choose"),
     file!("chunk"),
     file!("experts"),
     file!("few"),
     file!("many"),
+    file!("mmq"),
     file!("rows"),
     file!("tiles"),
 ];
