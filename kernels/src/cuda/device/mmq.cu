@@ -285,11 +285,11 @@ template <int FORM, int TILES> struct WeightsSource {
         const u8 *at = base + (u64)step * S::bytes;
         bool real = WHOLE<FORM> || step * S::bytes + piece < row_bytes;
 #pragma unroll
-        for (u32 k = 0; k < OUTS / 4; k++) copy_16_async(stage + to + k * 4 * S::apart, at + from[k], real);
+        for (u32 k = 0; k < OUTS / 4; k++) stream_16_async(stage + to + k * 4 * S::apart, at + from[k], real);
         if constexpr (MORE > 0) {
 #pragma unroll
             for (int k = 0; k < TURNS; k++)
-                if ((k + 1) * 32 <= OUTS * MORE || lane + k * 32 < OUTS * MORE) copy_16_async(stage + more_to[k], at + more_from[k], true);
+                if ((k + 1) * 32 <= OUTS * MORE || lane + k * 32 < OUTS * MORE) stream_16_async(stage + more_to[k], at + more_from[k], true);
         }
     }
 };
