@@ -246,6 +246,11 @@ template <int TILES> DEVICE void keep(u32 &x) {
     if (TILES < 8) asm volatile("" : "+r"(x));
 #endif
 }
+template <int TILES> DEVICE void keep(const u8 *&x) {
+#ifndef TSNODE_EMULATOR
+    if (TILES < 8) asm volatile("" : "+l"(x));
+#endif
+}
 
 // Where a lane brings a warp's 16 outputs from, and to: eight lanes read 128 bytes of a row together, what a row has more
 // comes then. Outputs behind the last are the last once more.
@@ -261,6 +266,7 @@ template <int FORM, int TILES> struct WeightsSource {
         u32 blocks = w.cols / Blocks<FORM>::numbers, last = (u32)min(w.rows - 1 - first, (u64)OUTS - 1), row = lane / 8;
         row_bytes = blocks * Blocks<FORM>::bytes;
         base = w.data + first * row_bytes;
+        keep<TILES>(base);
         piece = lane % 8 * 16;
         to = to_warp + row * S::apart + piece;
         keep<TILES>(to);
@@ -315,14 +321,15 @@ template <int FORM, int TILES> struct RowsSource {
         for (u32 r = row; r < x.rows; r += apart, from += apart * cols, place += apart * S::x_apart)
             copy_16_async(place, from, WHOLE<FORM> || col < cols);
         const float *scales = x.scales + (u64)scale_row * blocks + block;
-        place = stage + to_scale;
-        for (u32 r = scale_row; r < x.rows; r += scale_apart, scales += scale_apart * blocks, place += scale_apart * SCALES<FORM> * 4)
-            copy_4_async(place, scales, WHOLE<FORM> || block < blocks);
-        if constexpr (FORM == FORM_Q4_K) {
-            const i8 *halves = x.halves + ((u64)scale_row * blocks + step) * HALVES;
-            place = stage + to_halves;
-            for (u32 r = scale_row; r < x.rows; r += scale_apart, halves += scale_apart * blocks * HALVES, place += scale_apart * HALVES)
-                copy_16_async(place, halves, true);
+        const i8 *halves = x.halves + ((u64)scale_row * blocks + block) * HALVES;
+        u8 *scale_place = stage + to_scale, *halves_place = stage + to_halves;
+        for (u32 r = scale_row; r < x.rows; r += scale_apart) {
+            copy_4_async(scale_place, scales, WHOLE<FORM> || block < blocks);
+            scales += scale_apart * blocks, scale_place += scale_apart * SCALES<FORM> * 4;
+            if constexpr (FORM == FORM_Q4_K) {
+                copy_16_async(halves_place, halves, true);
+                halves += scale_apart * blocks * HALVES, halves_place += scale_apart * HALVES;
+            }
         }
     }
 };
