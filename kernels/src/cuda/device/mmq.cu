@@ -355,14 +355,13 @@ DEVICE void product(const Rounded &x, const Matrix &w, const Cut &cut, float *ou
     WeightsSource<FORM, TILES> weights(w, mine ? first : 0, w_at, lane);
     RowsSource<FORM, TILES> rows(w.cols, x_at, scales_at, halves_at, sixteen * 32 + lane, sixteens * 32);
     Held<FORM> now, next;
-    auto bring = [&](u32 step, u32 stage, Held<FORM> &held) {
-        if (step < end) {
-            if (mine) {
-                weights.bring(shared + stage, step, lane);
-                held.read(weights.scales, blocks, step, lane);
-            }
-            rows.bring(shared + stage, x, step);
-        }
+    auto bring_weights = [&](u32 step, u32 stage, Held<FORM> &held) {
+        if (!mine || step >= end) return;
+        weights.bring(shared + stage, step, lane);
+        held.read(weights.scales, blocks, step, lane);
+    };
+    auto bring_rows = [&](u32 step, u32 stage) {
+        if (step < end) rows.bring(shared + stage, x, step);
         copies_commit();
     };
     // A warp that has its rows to itself waits for no other.
@@ -379,8 +378,11 @@ DEVICE void product(const Rounded &x, const Matrix &w, const Cut &cut, float *ou
     u32 scale_at[2] = {scales_at + min(results, most) * SCALES<FORM> * 4, scales_at + min(results + 1, most) * SCALES<FORM> * 4};
     keep<TILES>(w_mine), keep<TILES>(x_mine), keep<TILES>(scale_at[0]), keep<TILES>(scale_at[1]), keep<TILES>(stage_bytes);
     float acc[TILES][4] = {};
-    bring(begin, 0, now);
-    bring(begin + 1, stage_bytes, next);
+    // Weights of both steps are asked for before the first rows, which another kernel has just left.
+    bring_weights(begin, 0, now);
+    bring_weights(begin + 1, stage_bytes, next);
+    bring_rows(begin, 0);
+    bring_rows(begin + 1, stage_bytes);
     u32 stage = 0, last = begin + each;
     for (u32 step = begin; step < last; step++) {
         copies_wait<1>();
@@ -392,7 +394,8 @@ DEVICE void product(const Rounded &x, const Matrix &w, const Cut &cut, float *ou
         }
         meet();
         now = next;
-        bring(step + 2, stage, next);
+        bring_weights(step + 2, stage, next);
+        bring_rows(step + 2, stage);
         stage = stage_bytes - stage;
     }
 
