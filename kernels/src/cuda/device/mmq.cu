@@ -399,7 +399,20 @@ DEVICE void product(const Rounded &x, const Matrix &w, const Cut &cut, float *ou
         stage = stage_bytes - stage;
     }
 
-    // Results come together where steps were, which takes more memory than they do.
+    float *to = gridDim.y == 1 ? out : out + (u64)blockIdx.y * x.rows * w.rows;
+    u64 apart = gridDim.y == 1 ? stride : w.rows;
+    if (cut.here == 1) {
+#pragma unroll
+        for (int n = 0; n < TILES; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                u32 row = n * 8 + results + i % 2;
+                u64 output = first + lane / 4 + i / 2 * 8;
+                if (row < x.rows && output < w.rows) to[row * apart + output] = acc[n][i];
+            }
+        return;
+    }
+    // Parts come together where steps were, which takes more memory than they do.
     __syncthreads();
     float *mine_at = (float *)shared + warp * TILES * 8 * RESULT;
 #pragma unroll
@@ -407,14 +420,14 @@ DEVICE void product(const Rounded &x, const Matrix &w, const Cut &cut, float *ou
 #pragma unroll
         for (int i = 0; i < 4; i++) mine_at[(n * 8 + results + i % 2) * RESULT + lane / 4 + i / 2 * 8] = acc[n][i];
     __syncthreads();
-    u64 from = (u64)blockIdx.x * sixteens * OUTS;
-    float *to = gridDim.y == 1 ? out : out + (u64)blockIdx.y * x.rows * w.rows;
-    u64 apart = gridDim.y == 1 ? stride : w.rows;
-    for (u32 row = 0; row < x.rows; row++)
-        for (u32 o = threadIdx.x; o < sixteens * OUTS && from + o < w.rows; o += blockDim.x) {
-            const float *at = (const float *)shared + (o / OUTS * cut.here * TILES * 8 + row) * RESULT + o % OUTS;
-            to[row * apart + from + o] = in_pairs(cut.here, [&](u32 i) { return at[i * TILES * 8 * RESULT]; });
-        }
+    // How many sixteens there are is a power of two.
+    u32 wide = sixteens * OUTS, shift = __ffs((int)wide) - 1;
+    for (u32 i = threadIdx.x; i < x.rows << shift; i += blockDim.x) {
+        u32 row = i >> shift, o = i & (wide - 1);
+        u64 output = (u64)blockIdx.x * wide + o;
+        const float *at = (const float *)shared + (o / OUTS * cut.here * TILES * 8 + row) * RESULT + o % OUTS;
+        if (output < w.rows) to[row * apart + output] = in_pairs(cut.here, [&](u32 i) { return at[i * TILES * 8 * RESULT]; });
+    }
 }
 
 #define MMQ(name, FORM, TILES, BLOCKS)                                                                                 \
@@ -434,10 +447,13 @@ MMQ_OF(q8_0, FORM_Q8_0)
 MMQ_OF(q4_k, FORM_Q4_K)
 MMQ_OF(q6_k, FORM_Q6_K)
 
-// Adds what blocks have of the same outputs, `count` times `[row][output]`, as a block adds what its warps have.
+// Adds what blocks have of the same outputs, `count` times `[row][output]`, as a block adds what its warps have. A row by
+// blockIdx.y; limited by a launch.
 KERNEL(256) mmq_sum(const float *blocks, u32 count, u32 rows, u32 outs, float *out, u32 stride) {
-    u64 all = (u64)rows * outs;
-    for (u64 i = (u64)blockIdx.x * 256 + threadIdx.x; i < all; i += (u64)gridDim.x * 256)
-        out[i / outs * stride + i % outs] = in_pairs(count, [&](u32 block) { return blocks[block * all + i]; });
+    u32 row = blockIdx.y, output = blockIdx.x * 256 + threadIdx.x;
+    if (output >= outs) return;
+    const float *at = blocks + (u64)row * outs + output;
+    u64 apart = (u64)rows * outs;
+    out[(u64)row * stride + output] = in_pairs(count, [&](u32 block) { return at[block * apart]; });
 }
 EXPORT(mmq_sum)
