@@ -54,6 +54,15 @@ impl Kind {
         if block == 32 { Self::Rounded32 } else { Self::Rounded256 }
     }
 
+    /// Numbers that share a scale, of rounded ones.
+    pub fn block(self) -> Option<usize> {
+        match self {
+            Self::F32 | Self::F16 | Self::Bf16 => None,
+            Self::Rounded32 => Some(32),
+            Self::Rounded256 => Some(256),
+        }
+    }
+
     /// The same for kernels that round nothing.
     pub fn unrounded(self) -> Self {
         match self {
@@ -97,9 +106,18 @@ pub(crate) struct Ops {
     widened: Buffer,
     /// Outputs and columns of widened matrices that no library multiplies.
     refused: BTreeSet<(usize, usize)>,
-    /// Parts of attention: sums, and what they are worth.
+    /// Parts of attention: sums, what they are worth, and how many are done.
     sums: Buffer,
     tops: Buffer,
+    done: Buffer,
+}
+
+/// Where blocks of attention leave what they have of a row, for the last of them to merge.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AttentionParts {
+    pub sums: u64,
+    pub tops: u64,
+    pub done: u64,
 }
 
 /// What products of so many rows with weights of a form read.
@@ -132,13 +150,13 @@ impl Ops {
     pub fn new(machine: Arc<dyn Machine>) -> Self {
         let buffer = || Buffer::new(machine.clone());
         let (rounded, narrowed, parts, widened) = (buffer(), buffer(), buffer(), buffer());
-        let (sums, tops, refused) = (buffer(), buffer(), BTreeSet::new());
-        Self { machine, rounded, narrowed, parts, widened, refused, sums, tops }
+        let (sums, tops, done, refused) = (buffer(), buffer(), buffer(), BTreeSet::new());
+        Self { machine, rounded, narrowed, parts, widened, refused, sums, tops, done }
     }
 
     /// How often memory between kernels was taken anew: what was recorded before holds addresses of the old.
     pub fn renewals(&self) -> usize {
-        let all = [&self.rounded, &self.narrowed, &self.parts, &self.widened, &self.sums, &self.tops];
+        let all = [&self.rounded, &self.narrowed, &self.parts, &self.widened, &self.sums, &self.tops, &self.done];
         all.iter().map(|buffer| buffer.renewals()).sum()
     }
 
@@ -418,13 +436,20 @@ impl Ops {
         Ok(true)
     }
 
-    /// Memory for `parts` parts of attention of so many rows and heads: sums, tops.
-    pub fn attention_parts(&mut self, parts: usize, heads: usize, dim: usize) -> Result<(u64, u64), GpuError> {
+    /// Memory for `parts` parts of attention of so many heads of rows, computed by `blocks` blocks each.
+    pub fn attention_parts(
+        &mut self,
+        parts: usize,
+        heads: usize,
+        dim: usize,
+        blocks: usize,
+    ) -> Result<AttentionParts, GpuError> {
         if parts > 1 {
             self.sums.fit(parts * heads * dim * 4)?;
             self.tops.fit(parts * heads * 2 * 4)?;
+            self.done.fit_zeroed(blocks * 4)?;
         }
-        Ok((self.sums.at(), self.tops.at()))
+        Ok(AttentionParts { sums: self.sums.at(), tops: self.tops.at(), done: self.done.at() })
     }
 
     /// Runs one of attention's kernels.

@@ -12,6 +12,7 @@ mod models;
 mod packing;
 mod products;
 mod recording;
+mod singles;
 mod tables;
 mod together;
 

@@ -16,6 +16,7 @@
 #include "common.cuh"
 #include "forms.cuh"
 #include "pages.cuh"
+#include "rounded.cuh"
 
 Place threadIdx, blockIdx, blockDim, gridDim;
 
@@ -217,12 +218,15 @@ int tsnode_launch(const char *name, const unsigned *grid, const unsigned *block,
         fibers.pop_back();
     }
     warps.resize((block[0] + 31) / 32);
-    for (unsigned z = 0; z < grid[2]; z++)
-        for (unsigned y = 0; y < grid[1]; y++)
-            for (unsigned x = 0; x < grid[0]; x++) {
-                blockIdx = {x, y, z};
-                run_block(shared_bytes);
-            }
+    // Every other launch has its blocks run from the last to the first: no card has an order of them.
+    static bool backwards = false;
+    backwards = !backwards;
+    size_t blocks = (size_t)grid[0] * grid[1] * grid[2];
+    for (size_t turn = 0; turn < blocks; turn++) {
+        size_t block = backwards ? blocks - 1 - turn : turn;
+        blockIdx = {(unsigned)(block % grid[0]), (unsigned)(block / grid[0] % grid[1]), (unsigned)(block / grid[0] / grid[1])};
+        run_block(shared_bytes);
+    }
     sigaction(SIGSEGV, &before, nullptr);
     return 1;
 }

@@ -59,6 +59,7 @@ template <class T> inline T from_lane(T value, int lane) {
 #define EXPORT(name) static emulator::Enlisted enlisted_##name(#name, emulator::Caller<name>::call, emulator::Caller<name>::arguments);
 
 inline void __syncthreads() { emulator::barrier(); }
+inline void __threadfence() {}
 inline void __syncwarp() { char none = 0; emulator::exchange(&none, 1); }
 template <class T> inline T __shfl_sync(unsigned, T x, int lane) { return emulator::from_lane(x, lane); }
 template <class T> inline T __shfl_xor_sync(unsigned, T x, int by) { return emulator::from_lane(x, (int)(threadIdx.x % 32) ^ by); }

@@ -113,6 +113,7 @@ pub(in crate::cuda) struct TrialWork {
     tiles: GpuMemory,
     sums: GpuMemory,
     tops: GpuMemory,
+    done: GpuMemory,
     size: TrialSize,
 }
 
@@ -184,6 +185,7 @@ impl TrialWork {
             tiles: words((0..tiles).map(tile).collect::<Vec<_>>().as_flattened())?,
             sums: GpuMemory::take(machine, PARTS * singles * HEADS * GROUP * DIM * 4)?,
             tops: GpuMemory::take(machine, PARTS * singles * HEADS * GROUP * 2 * 4)?,
+            done: words(&vec![0; singles * HEADS])?,
             size,
         })
     }
@@ -240,20 +242,18 @@ impl TrialWork {
 
     fn attend(&self) -> Result<(), GpuError> {
         let whole = |x: usize| Arg::Whole(x as u32);
-        let (kind, parts) = (whole(Kind::F32 as usize), whole(PARTS));
+        let numbers = Arg::Wide((self.size.singles * HEADS * GROUP * DIM) as u64);
         let args = [
             [(&self.x).into(), whole(HEADS * GROUP * DIM), whole(GROUP)].as_slice(),
             &[(&self.rows).into(), (&self.positions).into(), (&self.sequences).into()],
             &self.pool(),
-            &[whole(DIM), (&self.sums).into(), (&self.tops).into(), (&self.out).into(), kind],
+            &[whole(DIM), (&self.sums).into(), (&self.tops).into(), (&self.done).into()],
+            &[(&self.out).into(), numbers, whole(Kind::F32 as usize)],
         ]
         .concat();
         let grid = [PARTS as u32, HEADS as u32, self.size.singles as u32];
-        let launch = |kernel, grid| Launch { module: "attend", kernel, grid, threads: 128, shared: 0 };
-        self.ops.attention(launch("attend_128_f16", grid), &args)?;
-        let args = [(&self.sums).into(), (&self.tops).into(), (&self.rows).into(), parts, whole(DIM)];
-        let args = [args.as_slice(), &[(&self.out).into(), kind]].concat();
-        self.ops.attention(launch("attend_merge", [(HEADS * GROUP) as u32, self.size.singles as u32, 1]), &args)
+        let launch = Launch { module: "attend", kernel: "attend_128_f16", grid, threads: 128, shared: 0 };
+        self.ops.attention(launch, &args)
     }
 
     fn chunk(&self) -> Result<(), GpuError> {

@@ -144,7 +144,7 @@ impl GpuLayer {
         if let Some(number) = mark {
             ops.machine.mark(number)?;
         }
-        let (kind, heads) = (self.output.kind(rows).unrounded(), &self.inputs.outputs);
+        let (kind, heads) = (self.mixed_kind(rows), &self.inputs.outputs);
         let whole = work.mixed.fit(rows * heads.all.max(self.gate_up.outputs.all) * 4)?;
         let mixed = Columns::place(heads, rows, kind.bytes(), whole, &mut work.mixed_apart)?;
         self.attend(ops, step, inputs, pages, GpuRows { at: mixed.own, kind })?;
@@ -154,8 +154,18 @@ impl GpuLayer {
     /// Columns of what attention adds.
     pub fn output(&self, place: GpuLayerContext<'_>) -> Result<Columns, GpuError> {
         let GpuLayerContext { ops, work, step, width, .. } = place;
-        let mixed = GpuRows { at: work.mixed.at(), kind: self.output.kind(step.rows).unrounded() };
+        let mixed = GpuRows { at: work.mixed.at(), kind: self.mixed_kind(step.rows) };
         product(&self.output, ops, mixed, step.rows, width, work)
+    }
+
+    /// How what attention mixes is written: rounded already where blocks of that are cut neither by GPUs nor by the heads that a
+    /// block of attention has, eight that share keys or what is left of them. So few rows are all attended one by one.
+    fn mixed_kind(&self, rows: usize) -> Kind {
+        let (kind, heads) = (self.output.kind(rows), &self.inputs.outputs);
+        let (group, dim) = (self.heads / self.all_kv_heads.max(1), heads.all / self.heads.max(1));
+        let fits = |block: usize| [group.min(8), group % 8].iter().all(|many| (many * dim).is_multiple_of(block));
+        let whole = heads.mine.len() == heads.all && kind.block().is_none_or(fits);
+        if whole { kind } else { kind.unrounded() }
     }
 
     /// Columns of the MLP's gated half, by the rows with what attention adds.
@@ -298,31 +308,19 @@ impl GpuLayer {
         // As on one GPU that had all heads, so that sums are the same.
         let of_all = self.all_kv_heads * group.div_ceil(8);
         let parts = step.parts_for(self.look.window, of_all, ops.machine.processors());
-        let (sums, tops) = ops.attention_parts(parts, rows * self.heads, dim)?;
+        let of_parts = ops.attention_parts(parts, rows * self.heads, dim, rows * across)?;
+        let numbers = Arg::Wide((step.rows * self.heads * dim) as u64);
         let args = [
             [q.into(), whole(self.inputs.outs), whole(group), step.singles.into()].as_slice(),
             &[step.positions.into(), step.sequences.into()],
             &self.common(pages),
-            &[whole(dim), sums.into(), tops.into(), out.at.into(), Arg::Whole(out.kind as u32)],
+            &[whole(dim), of_parts.sums.into(), of_parts.tops.into(), of_parts.done.into()],
+            &[out.at.into(), numbers, Arg::Whole(out.kind as u32)],
         ]
         .concat();
         let grid = [parts as u32, across as u32, rows as u32];
         let kernel = attend_kernel(dtype, dim);
-        ops.attention(Launch { module: "attend", kernel, grid, threads: 128, shared: 0 }, &args)?;
-        if parts == 1 {
-            return Ok(());
-        }
-        let args = [
-            sums.into(),
-            tops.into(),
-            step.singles.into(),
-            whole(parts),
-            whole(dim),
-            out.at.into(),
-            Arg::Whole(out.kind as u32),
-        ];
-        let grid = [self.heads as u32, rows as u32, 1];
-        ops.attention(Launch { module: "attend", kernel: "attend_merge", grid, threads: 128, shared: 0 }, &args)
+        ops.attention(Launch { module: "attend", kernel, grid, threads: 128, shared: 0 }, &args)
     }
 }
 
