@@ -70,15 +70,22 @@ DEVICE void dense_few(const u8 *x, u32 rows, const u8 *w, u64 outs, u32 cols, u3
     u32 apart = share.lanes() * 8;
     float acc[ROWS][OUTS] = {};
     u64 bytes = (u64)cols / 8 * Eight<FORM>::BYTES, row_bytes = (u64)cols / 8 * Eight<OF_ROWS>::BYTES;
+    // The last output may have no partner: then it is read twice, and written once.
+    const u8 *row[OUTS] = {w + min(first, outs - 1) * bytes, w + min(first + 1, outs - 1) * bytes};
+    u32 col = share.lane() * 8;
+    Eight<FORM> weights[DEEP][OUTS];
+    auto ask = [&]() {
+#pragma unroll
+        for (int d = 0; d < DEEP; d++)
+#pragma unroll
+            for (int o = 0; o < OUTS; o++) weights[d][o].stream(row[o], col + d * apart, col + d * apart < cols);
+    };
+    // The first weights are on their way while kernels before this one are not done.
+    let_next_begin();
+    if (first < outs) ask();
+    wait_for_others();
     if (first < outs) {
-        // The last output may have no partner: then it is read twice, and written once.
-        const u8 *row[OUTS] = {w + first * bytes, w + min(first + 1, outs - 1) * bytes};
-        for (u32 col = share.lane() * 8; col < cols; col += DEEP * apart) {
-            Eight<FORM> weights[DEEP][OUTS];
-#pragma unroll
-            for (int d = 0; d < DEEP; d++)
-#pragma unroll
-                for (int o = 0; o < OUTS; o++) weights[d][o].stream(row[o], col + d * apart, col + d * apart < cols);
+        while (col < cols) {
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
                 if (r >= (int)rows) break;
@@ -93,6 +100,8 @@ DEVICE void dense_few(const u8 *x, u32 rows, const u8 *w, u64 outs, u32 cols, u3
                         for (int i = 0; i < 8; i++)
                             acc[r][o] = fmaf(mine[d].number(i), weights[d][o].number(i), acc[r][o]);
             }
+            col += DEEP * apart;
+            if (col < cols) ask();
         }
     }
     finish<ROWS, OUTS>(acc, parts, share, first, outs, rows, out, stride);
@@ -283,18 +292,25 @@ DEVICE void quantised_few(const Rounded &x, u32 rows, const Matrix &w, u32 split
     u64 first = share.output() * OUTS;
     u32 blocks = w.cols / Blocks<FORM>::numbers, pieces = blocks * LANES, apart = share.lanes();
     float acc[ROWS][OUTS] = {};
+    // The last output may have no partner: then it is read twice, and written once.
+    u64 row[OUTS] = {min(first, w.rows - 1) * blocks, min(first + 1, w.rows - 1) * blocks};
+    u32 piece = share.lane();
+    Piece<FORM> mine[DEEP][OUTS];
+    auto ask = [&]() {
+#pragma unroll
+        for (int d = 0; d < DEEP; d++)
+#pragma unroll
+            for (int o = 0; o < OUTS; o++) {
+                u32 which = piece + d * apart;
+                mine[d][o].read(w, row[o] + which / LANES, which % LANES, which < pieces);
+            }
+    };
+    // The first weights are on their way while kernels before this one are not done.
+    let_next_begin();
+    if (first < w.rows) ask();
+    wait_for_others();
     if (first < w.rows) {
-        // The last output may have no partner: then it is read twice, and written once.
-        u64 row[OUTS] = {first * blocks, min(first + 1, w.rows - 1) * blocks};
-        for (u32 piece = share.lane(); piece < pieces; piece += DEEP * apart) {
-            Piece<FORM> mine[DEEP][OUTS];
-#pragma unroll
-            for (int d = 0; d < DEEP; d++)
-#pragma unroll
-                for (int o = 0; o < OUTS; o++) {
-                    u32 which = piece + d * apart;
-                    mine[d][o].read(w, row[o] + which / LANES, which % LANES, which < pieces);
-                }
+        while (piece < pieces) {
 #pragma unroll
             for (int d = 0; d < DEEP; d++) {
                 u32 which = piece + d * apart;
@@ -309,6 +325,8 @@ DEVICE void quantised_few(const Rounded &x, u32 rows, const Matrix &w, u32 split
                     for (int o = 0; o < OUTS; o++) acc[r][o] += mine[d][o].times(input);
                 }
             }
+            piece += DEEP * apart;
+            if (piece < pieces) ask();
         }
     }
     finish<ROWS, OUTS>(acc, parts, share, first, w.rows, rows, out, stride);

@@ -48,7 +48,7 @@ struct Copy { void *to; const void *from; bool real; };
 struct Fiber {
     void *stack_pointer;
     unsigned char *stack;
-    bool done;
+    bool done, waited;
     unsigned long barriers;
     std::vector<Copy> open;
     std::vector<std::vector<Copy>> committed;
@@ -62,7 +62,8 @@ struct Warp {
 static std::vector<Fiber> fibers;
 static std::vector<Warp> warps;
 static void *scheduler;
-static unsigned running, arrived, alive;
+static unsigned running, arrived, alive, waiting;
+bool must_wait;
 static unsigned long barriers;
 static std::vector<unsigned char> shared_memory;
 static Call kernel;
@@ -130,9 +131,16 @@ void wait(int left) {
     }
 }
 
+void waited() {
+    if (fibers[running].waited) fail("a second wait for the kernels before");
+    fibers[running].waited = true;
+    waiting++;
+}
+
 static void enter() {
     kernel(arguments);
     Fiber &fiber = fibers[running];
+    if (must_wait && !fiber.waited) fail("a thread that does not wait for the kernels before");
     if (!fiber.open.empty()) fail("a copy that nobody committed");
     fiber.done = true;
     alive--;
@@ -151,7 +159,7 @@ static void start(Fiber &fiber) {
     *--top = (void *)enter;
     for (int i = 0; i < 6; i++) *--top = nullptr;
     fiber.stack_pointer = top;
-    fiber.done = false;
+    fiber.done = fiber.waited = false;
     fiber.committed.clear();
 }
 
@@ -161,7 +169,7 @@ static void run_block(size_t shared_bytes) {
     shared_memory.assign(shared_bytes + 64, 0xCD);
     unsigned char *end = shared() + shared_bytes;
     alive = threads;
-    arrived = 0;
+    arrived = waiting = 0;
     for (Warp &warp : warps) warp = Warp{};
     for (Fiber &fiber : fibers) start(fiber);
     unsigned idle = 0;
@@ -183,6 +191,7 @@ static void run_block(size_t shared_bytes) {
         idle = before == after ? idle + 1 : 0;
         if (idle > 3) fail("threads wait for each other for ever");
     }
+    if (waiting && waiting < threads) fail("some threads wait for the kernels before, others do not");
     for (unsigned char *at = end; at < end + 16; at++)
         if (*at != 0xCD) fail("shared memory written past its end");
 }

@@ -29,6 +29,9 @@ unsigned char *shared();
 void barrier();
 // What every lane of the warp gave, in the order of lanes; the memory lasts until the warp's next exchange but one.
 const unsigned char *exchange(const void *value, size_t bytes);
+// The thread waits for the kernels before its own; `must_wait` has the emulator end the run where one does not.
+void waited();
+extern bool must_wait;
 void copy_later(void *to, const void *from, bool real);
 void commit();
 void wait(int left);
@@ -60,6 +63,8 @@ template <class T> inline T from_lane(T value, int lane) {
 
 inline void __syncthreads() { emulator::barrier(); }
 inline void __threadfence() {}
+inline void let_next_begin() {}
+inline void wait_for_others() { emulator::waited(); }
 inline void __syncwarp() { char none = 0; emulator::exchange(&none, 1); }
 template <class T> inline T __shfl_sync(unsigned, T x, int lane) { return emulator::from_lane(x, lane); }
 template <class T> inline T __shfl_xor_sync(unsigned, T x, int by) { return emulator::from_lane(x, (int)(threadIdx.x % 32) ^ by); }
