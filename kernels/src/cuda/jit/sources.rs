@@ -33,6 +33,12 @@ pub(crate) const HEADERS: [(&str, &str); 4] = [
     ("rounded.cuh", include_str!("../device/rounded.cuh")),
 ];
 
+/// Files whose kernels all wait for those before them, as code for [`WAITS_FROM`] (`common.cuh`: `after_others`): only they may
+/// be launched before what they need is there.
+pub(crate) const WAITING: [&str; 3] = ["attend", "few", "rows"];
+/// Architecture from which they do.
+pub(crate) const WAITS_FROM: u32 = 90;
+
 /// How they are compiled, whatever for; `scripts/cuda_kernels.py` says the same.
 pub(crate) const OPTIONS: [&str; 3] = ["--std=c++17", "--fmad=false", "--device-as-default-execution-space"];
 
