@@ -21,6 +21,8 @@ const WIDENED_FROM: usize = FEW + 1;
 /// Memory for widened weights (bytes): the largest matrix of a model of eight billion numbers; larger ones are
 /// cut, in tests small ones.
 const WIDENED: usize = if cfg!(test) { 64 << 10 } else { 256 << 20 };
+/// Tokens that a block of `device/choose.cu` has of a row.
+const CHOSEN_AMONG: usize = 8 * 1024;
 /// Warps for each processor that keep its memory busy.
 const WARPS: usize = 16;
 
@@ -106,7 +108,7 @@ pub(crate) struct Ops {
     widened: Buffer,
     /// Outputs and columns of widened matrices that no library multiplies.
     refused: BTreeSet<(usize, usize)>,
-    /// Parts of attention: sums, what they are worth, and how many are done.
+    /// Parts of attention: sums, what they are worth, and how many are done, as of rows that tokens are chosen for.
     sums: Buffer,
     tops: Buffer,
     done: Buffer,
@@ -248,9 +250,11 @@ impl Ops {
     }
 
     /// Chooses a token for every row of `logits`: [`super::choose::RowChoice`].
-    pub fn choose(&self, logits: u64, rows: usize, vocab: usize, choices: u64, out: u64) -> Result<(), GpuError> {
-        let args = [logits.into(), whole(vocab), choices.into(), out.into()];
-        self.run("choose", "choose", [rows as u32, 1, 1], 1024, &args)
+    pub fn choose(&mut self, logits: u64, rows: usize, vocab: usize, choices: u64, out: u64) -> Result<(), GpuError> {
+        let parts = vocab.div_ceil(CHOSEN_AMONG).max(1);
+        let (between, done) = (self.parts.fit(rows * parts * 16)?, self.done.fit_zeroed(rows * 4)?);
+        let args = [logits.into(), whole(vocab), choices.into(), out.into(), between.into(), done.into()];
+        self.run("choose", "choose", [rows as u32, parts as u32, 1], 1024, &args)
     }
 
     /// Products of the same rows with several matrices. `input` is of the kind that all of them read
