@@ -114,6 +114,12 @@ pub(crate) struct Ops {
     done: Buffer,
 }
 
+/// What attention is told of turning queries and keys where they are turned already: frequencies that are nowhere.
+pub(crate) const NOT_TURNED: [Arg; 7] = {
+    let (none, zero) = (Arg::Wide(0), Arg::Whole(0));
+    [none, Arg::Number(0.0), zero, zero, none, none, Arg::Number(0.0)]
+};
+
 /// Where blocks of attention leave what they have of a row, for the last of them to merge.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AttentionParts {

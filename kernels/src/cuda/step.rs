@@ -43,6 +43,8 @@ pub(crate) struct Step {
     /// Rows whose attention is computed one by one.
     pub singles: u64,
     pub singles_count: usize,
+    /// Whether each row is of a sequence of its own: none sees what another one stores.
+    pub alone: bool,
     /// Tiles of the others.
     pub tiles: u64,
     pub tiles_count: usize,
@@ -123,6 +125,7 @@ impl StepInput {
             sequences,
             singles: singles_at,
             singles_count: self.singles.len(),
+            alone: batch.iter().all(|slice| slice.len == 1),
             tiles: tiles_at,
             tiles_count: self.tiles.len(),
             chosen: if all { None } else { Some(chosen_at) },

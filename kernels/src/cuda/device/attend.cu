@@ -1,6 +1,7 @@
 // Attention of single rows over pages: decoding, and rows of prompts where tensor cores cannot be used. A row's tokens are
 // cut over several blocks; the last of them to be done merges what all have.
 #include "pages.cuh"
+#include "rope.cuh"
 #include "rounded.cuh"
 
 // Query heads that share a block, tokens of a tile, and parts of a row.
@@ -142,18 +143,25 @@ struct Look {
 };
 
 // One block for a row, a head of keys and values with up to eight of its query heads, and a part of the tokens:
-// grid (parts, heads of keys and values x eights of their queries, number of `rows`). Heads are of up to `WIDE` channels. Limited by reading keys and values once: addresses are found once for a tile, and four
-// tokens' keys and sixteen tokens' values are asked for before the first is used; with few tokens limited by the launch.
+// grid (parts, heads of keys and values x eights of their queries, number of `rows`). Heads are of up to `WIDE` channels. Limited
+// by reading keys and values once: addresses are found once for a tile, and four tokens' keys and sixteen tokens' values are asked
+// for before the first is used; with few tokens limited by the launch.
+//
+// With a `rope` rows are as products leave them: a block turns its queries, and the one with the row's own token, which no other
+// block reads then, stores that token's keys and values. Each row is of a sequence of its own, and of at most eight heads a block.
 template <int KIND, int WIDE>
 DEVICE void attend(const float *q, u32 stride, u32 group, const u32 *rows, const u32 *positions, const u32 *sequences,
-                   const Look &look, const Pool &pool, const Mixed &to_write) {
+                   const Look &look, const Pool &pool, const Mixed &to_write, const Rope &rope) {
     constexpr int LANES = WIDE / 8, AT_ONCE = 32 / LANES, DEEP = 4, APART = THREADS / 32 * AT_ONCE;
     constexpr int PAIRS = WIDE / 2, TEAMS = THREADS / PAIRS, MANY = WIDE == 256 || KIND == F32 ? 8 : 16;
     static_assert(TILE % (DEEP * APART) == 0 && TILE % (MANY * TEAMS) == 0, "a tile is whole turns");
     __shared__ __align__(16) float queries[HEADS * WIDE], scores[TILE * SCORES];
     __shared__ float top[HEADS], total[HEADS], shrink[HEADS];
     __shared__ const u8 *at_keys[TILE], *at_values[TILE];
-    after_others();
+    let_next_begin();
+    float speeds[ROPE_PAIRS];
+    if (rope.frequencies) rope.read(speeds, threadIdx.x % 32);
+    wait_for_others();
     u32 parts = gridDim.x, part = blockIdx.x, row = rows[blockIdx.z], dim = pool.dim;
     u32 passes = (group + HEADS - 1) / HEADS, kv_head = blockIdx.y / passes, first_head = blockIdx.y % passes * HEADS;
     u32 heads = min(group - first_head, (u32)HEADS);
@@ -169,7 +177,29 @@ DEVICE void attend(const float *q, u32 stride, u32 group, const u32 *rows, const
     const float *mine = q + (u64)row * stride + (u64)(kv_head * group + first_head) * dim;
     for (u32 i = thread; i < HEADS * WIDE; i += THREADS) {
         u32 h = i / WIDE, c = i % WIDE;
-        queries[h * WIDE + query_at<WIDE>(c)] = h < heads && c < dim ? mine[h * dim + c] : 0.f;
+        bool has = h < heads && c < dim;
+        if (!has || !rope.frequencies) queries[h * WIDE + query_at<WIDE>(c)] = has ? mine[h * dim + c] : 0.f;
+    }
+    if (rope.frequencies) {
+        // A warp a head: the block's queries, then the token's own key and value.
+#pragma unroll 1
+        for (u32 h = warp; h < heads + (to == end ? 2 : 0); h += THREADS / 32) {
+            bool is_query = h < heads, is_value = h == heads + 1;
+            u32 line = is_query ? h : pool.heads * group - kv_head * group + kv_head + (is_value ? pool.heads : 0);
+            const float *head = mine + (u64)line * dim, *w = is_value ? nullptr : is_query ? rope.query_norm : rope.key_norm;
+            LaneOfHead lanes;
+            if (is_value || w) lanes.read_all(head, dim, lane);
+            if (!is_value) lanes.read_pairs(head, rope, lane);
+            if (is_query) {
+                lanes.turned(head, dim, rope, speeds, w, position, lane,
+                             [&](u32 c, float x) { queries[h * WIDE + query_at<WIDE>(c)] = x; });
+            } else {
+                u8 *page = place(pool, sequence, position, is_value, kv_head);
+                auto put = [&](u32 c, float x) { store_as(KIND, page, c, x); };
+                if (is_value) lanes.plain(dim, lane, put);
+                else lanes.turned(head, dim, rope, speeds, w, position, lane, put);
+            }
+        }
     }
     if (thread < HEADS) {
         top[thread] = -INFINITY;
@@ -282,13 +312,15 @@ DEVICE void attend(const float *q, u32 stride, u32 group, const u32 *rows, const
 }
 
 #define ATTEND(name, KIND, WIDE)                                                                                       \
-    KERNEL(THREADS) name(const float *q, u32 stride, u32 group, const u32 *rows, const u32 *positions,                 \
+    KERNEL(THREADS, 5) name(const float *q, u32 stride, u32 group, const u32 *rows, const u32 *positions,                 \
                          const u32 *sequences, float scale, float cap, u32 window, u8 *memory, const u32 *table,       \
                          u32 most, u32 tokens, u32 kv_heads, u32 dim, float *sums, float *tops, u32 *done, void *out,  \
-                         u64 numbers, u32 out_kind) {                                                                  \
+                         u64 numbers, u32 out_kind, const float *frequencies, float amplitude, u32 half,               \
+                         u32 neighbours, const float *query_norm, const float *key_norm, float eps) {                  \
         Pool pool = {memory, table, most, tokens, kv_heads, dim, KIND};                                                \
         attend<KIND, WIDE>(q, stride, group, rows, positions, sequences, Look{scale, cap, window}, pool,               \
-                           Mixed{sums, tops, done, out, numbers, out_kind});                                           \
+                           Mixed{sums, tops, done, out, numbers, out_kind},                                            \
+                           Rope{frequencies, amplitude, half, neighbours, query_norm, key_norm, eps});                 \
     }                                                                                                                  \
     EXPORT(name)
 ATTEND(attend_64_f32, F32, 64)

@@ -2,6 +2,7 @@
 // All of it is limited by memory or, with few rows, by how long a launch takes; so neighbours are fused.
 #include "forms.cuh"
 #include "pages.cuh"
+#include "rope.cuh"
 #include "rounded.cuh"
 
 // out[row] = table[tokens[row]] · scale. Limited by memory: a row is read once.
@@ -209,68 +210,29 @@ EXPORT(round_rows)
 
 // Turns queries and keys by their positions, after each head's norm where there is one, and stores keys and values in
 // pages. One block of a warp for each row and head: `heads` of queries, then of keys, then of values, side by side in `x`.
-// Limited by a launch for few rows, so that all a lane reads is asked for at once; by memory for many.
-constexpr u32 ROPE_CHANNELS = 8, ROPE_PAIRS = 4;
+// Limited by a launch for few rows, by memory for many.
 KERNEL(32) rope_append(float *x, u32 stride, u32 heads, u32 kv_heads, u32 dim, const u32 *positions, const u32 *sequences,
                        const float *frequencies, float amplitude, u32 half, u32 neighbours, const float *query_norm,
                        const float *key_norm, float eps, u8 *memory, const u32 *table, u32 most, u32 tokens, u32 kind) {
     u32 row = blockIdx.x, head = blockIdx.y, lane = threadIdx.x;
+    Rope rope = {frequencies, amplitude, half, neighbours, query_norm, key_norm, eps};
     let_next_begin();
-    // Heads are of 256 channels at most.
     float speeds[ROPE_PAIRS];
-#pragma unroll
-    for (u32 k = 0; k < ROPE_PAIRS; k++) speeds[k] = lane + 32 * k < half ? frequencies[lane + 32 * k] : 0.f;
+    rope.read(speeds, lane);
     wait_for_others();
-    float *at = x + (u64)row * stride + (u64)head * dim, mine[ROPE_CHANNELS];
+    float *at = x + (u64)row * stride + (u64)head * dim;
     bool is_query = head < heads, is_value = head >= heads + kv_heads;
     const float *w = is_value ? nullptr : is_query ? query_norm : key_norm;
-    if (is_value || w) {
-#pragma unroll
-        for (u32 k = 0; k < ROPE_CHANNELS; k++) mine[k] = lane + 32 * k < dim ? at[lane + 32 * k] : 0.f;
-    }
-    float firsts[ROPE_PAIRS], seconds[ROPE_PAIRS];
-    auto first_at = [&](u32 i) { return neighbours ? 2 * i : i; };
-    auto second_at = [&](u32 i) { return neighbours ? 2 * i + 1 : i + half; };
-#pragma unroll
-    for (u32 k = 0; k < ROPE_PAIRS; k++) {
-        u32 i = lane + 32 * k;
-        bool real = i < half && !is_value;
-        firsts[k] = real ? at[first_at(i)] : 0.f;
-        seconds[k] = real ? at[second_at(i)] : 0.f;
-    }
+    LaneOfHead mine;
+    if (is_value || w) mine.read_all(at, dim, lane);
+    if (!is_value) mine.read_pairs(at, rope, lane);
     u32 position = positions[row], sequence = sequences[row];
     Pool pool = {memory, table, most, tokens, kv_heads, dim, kind};
-    if (is_value) {
-        u8 *to = place(pool, sequence, position, 1, head - heads - kv_heads);
-#pragma unroll
-        for (u32 k = 0; k < ROPE_CHANNELS; k++)
-            if (lane + 32 * k < dim) store_as(kind, to, lane + 32 * k, mine[k]);
-        return;
-    }
-    u8 *to = is_query ? (u8 *)at : place(pool, sequence, position, 0, head - heads);
-    float scale = 1.f;
-    if (w) {
-        float squares = 0.f;
-#pragma unroll
-        for (u32 k = 0; k < ROPE_CHANNELS; k++) squares = fmaf(mine[k], mine[k], squares);
-        scale = 1.f / sqrtf(warp_sum(squares) / (float)dim + eps);
-    }
+    u32 of_side = head - heads - (is_value ? kv_heads : 0);
+    u8 *to = is_query ? (u8 *)at : place(pool, sequence, position, is_value, of_side);
     u32 stored = is_query ? (u32)F32 : kind;
-#pragma unroll
-    for (u32 k = 0; k < ROPE_PAIRS; k++) {
-        u32 i = lane + 32 * k;
-        if (i >= half) break;
-        u32 first = first_at(i), second = second_at(i);
-        float a = firsts[k], b = seconds[k];
-        if (w) {
-            a = a * scale * w[first];
-            b = b * scale * w[second];
-        }
-        float angle = (float)position * speeds[k];
-        float c = cosf(angle) * amplitude, s = sinf(angle) * amplitude;
-        store_as(stored, to, first, a * c - b * s);
-        store_as(stored, to, second, b * c + a * s);
-    }
-    for (u32 i = 2 * half + lane; i < dim; i += 32) store_as(stored, to, i, w ? at[i] * scale * w[i] : at[i]);
+    auto put = [&](u32 channel, float number) { store_as(stored, to, channel, number); };
+    if (is_value) mine.plain(dim, lane, put);
+    else mine.turned(at, dim, rope, speeds, w, position, lane, put);
 }
 EXPORT(rope_append)

@@ -16,6 +16,7 @@
 #include "common.cuh"
 #include "forms.cuh"
 #include "pages.cuh"
+#include "rope.cuh"
 #include "rounded.cuh"
 
 Place threadIdx, blockIdx, blockDim, gridDim;

@@ -26,10 +26,11 @@ pub(crate) const FILES: [KernelFile; 7] =
     [file!("attend"), file!("choose"), file!("chunk"), file!("few"), file!("many"), file!("rows"), file!("tiles")];
 
 /// What they include, by name. They include nothing else, so that a compiler needs no headers of CUDA's.
-pub(crate) const HEADERS: [(&str, &str); 4] = [
+pub(crate) const HEADERS: [(&str, &str); 5] = [
     ("common.cuh", include_str!("../device/common.cuh")),
     ("forms.cuh", include_str!("../device/forms.cuh")),
     ("pages.cuh", include_str!("../device/pages.cuh")),
+    ("rope.cuh", include_str!("../device/rope.cuh")),
     ("rounded.cuh", include_str!("../device/rounded.cuh")),
 ];
 

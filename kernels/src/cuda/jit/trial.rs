@@ -5,7 +5,7 @@ use super::{Image, Loads, NotCompiled};
 use crate::{
     cuda::{
         machine::{Arg, GpuError, GpuMemory, Launch, Machine, Queue, Recorded},
-        ops::{GpuRows, Kind, Ops, Out},
+        ops::{GpuRows, Kind, NOT_TURNED, Ops, Out},
         weights::{Form, GpuMatrix},
     },
     pages::PAGE_BYTES,
@@ -324,6 +324,7 @@ impl TrialWork {
             &self.pool(),
             &[whole(DIM), (&self.sums).into(), (&self.tops).into(), (&self.done).into()],
             &[(&self.out).into(), numbers, whole(Kind::F32 as usize)],
+            &NOT_TURNED,
         ]
         .concat();
         let grid = [PARTS as u32, HEADS as u32, self.size.singles as u32];

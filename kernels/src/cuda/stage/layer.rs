@@ -6,7 +6,7 @@ use crate::{
     cuda::{
         columns::Columns,
         machine::{Arg, GpuError, GpuMemory, Launch, Machine},
-        ops::{GpuRows, Kind, Ops},
+        ops::{GpuRows, Kind, NOT_TURNED, Ops},
         step::Step,
         weights::size,
     },
@@ -140,14 +140,19 @@ impl GpuLayer {
         let normed = GpuRows { at: work.normed.fit(rows * width * 4)?, kind: self.inputs.kind(rows) };
         ops.norm(hidden, more, self.attention_norm.weight.at(), self.attention_norm.eps, rows, width, normed)?;
         self.inputs.run(ops, normed, rows, inputs)?;
-        self.turn_and_store(ops, step, inputs, rope, half, pages)?;
+        let turning = self.turning(rope, half);
+        let turns = self.attention_turns(step, pages) && mark.is_none();
+        if !turns {
+            self.turn_and_store(ops, step, inputs, turning, pages)?;
+        }
         if let Some(number) = mark {
             ops.machine.mark(number)?;
         }
         let (kind, heads) = (self.mixed_kind(rows), &self.inputs.outputs);
         let whole = work.mixed.fit(rows * heads.all.max(self.gate_up.outputs.all) * 4)?;
         let mixed = Columns::place(heads, rows, kind.bytes(), whole, &mut work.mixed_apart)?;
-        self.attend(ops, step, inputs, pages, GpuRows { at: mixed.own, kind })?;
+        let turning = if turns { turning } else { NOT_TURNED };
+        self.attend(ops, step, inputs, turning, pages, GpuRows { at: mixed.own, kind })?;
         Ok(mixed)
     }
 
@@ -201,50 +206,56 @@ impl GpuLayer {
         added(ops, self.mlp_post_norm.as_ref(), work.out.at(), step.rows, width, hidden)
     }
 
+    /// How queries and keys turn, as kernels are told: `device/rope.cuh`.
+    fn turning(&self, (frequencies, amplitude): &(GpuMemory, f32), half: usize) -> [Arg; 7] {
+        let norm = |which: usize| self.head_norms.as_ref().map_or(0, |norms| norms[which].weight.at());
+        let eps = self.head_norms.as_ref().map_or(0.0, |norms| norms[0].eps);
+        let pairs = [(*amplitude).into(), whole(half), Arg::Whole(u32::from(self.neighbours))];
+        [frequencies.into(), pairs[0], pairs[1], pairs[2], norm(0).into(), norm(1).into(), eps.into()]
+    }
+
+    /// Whether attention turns queries and keys itself, and stores what a row's token has: where no row sees what another one
+    /// stores, and one block has all heads that share keys.
+    fn attention_turns(&self, step: &Step, pages: GpuLayerPages) -> bool {
+        step.alone && step.tiles_count == 0 && self.heads / pages.layout.heads.max(1) <= 8
+    }
+
     fn turn_and_store(
         &self,
         ops: &Ops,
         step: &Step,
         x: u64,
-        (frequencies, amplitude): &(GpuMemory, f32),
-        half: usize,
+        turning: [Arg; 7],
         pages: GpuLayerPages,
     ) -> Result<(), GpuError> {
         let PageLayout { heads: kv_heads, dim, dtype, tokens } = pages.layout;
-        let norm = |which: usize| self.head_norms.as_ref().map_or(0, |norms| norms[which].weight.at());
-        let eps = self.head_norms.as_ref().map_or(0.0, |norms| norms[0].eps);
         let args = [
-            x.into(),
-            whole(self.inputs.outs),
-            whole(self.heads),
-            whole(kv_heads),
-            whole(dim),
-            step.positions.into(),
-            step.sequences.into(),
-            frequencies.into(),
-            (*amplitude).into(),
-            whole(half),
-            Arg::Whole(u32::from(self.neighbours)),
-            norm(0).into(),
-            norm(1).into(),
-            eps.into(),
-            pages.memory.into(),
-            pages.table.into(),
-            whole(pages.most),
-            whole(tokens),
-            Arg::Whole(Kind::from(dtype) as u32),
-        ];
+            [x.into(), whole(self.inputs.outs), whole(self.heads), whole(kv_heads), whole(dim)].as_slice(),
+            &[step.positions.into(), step.sequences.into()],
+            &turning,
+            &[pages.memory.into(), pages.table.into(), whole(pages.most), whole(tokens)],
+            &[Arg::Whole(Kind::from(dtype) as u32)],
+        ]
+        .concat();
         let grid = [step.rows as u32, (self.heads + 2 * kv_heads) as u32, 1];
         let launch = Launch { module: "rows", kernel: "rope_append", grid, threads: 32, shared: 0 };
         ops.attention(launch, &args)
     }
 
-    fn attend(&self, ops: &mut Ops, step: &Step, q: u64, pages: GpuLayerPages, out: GpuRows) -> Result<(), GpuError> {
+    fn attend(
+        &self,
+        ops: &mut Ops,
+        step: &Step,
+        q: u64,
+        turning: [Arg; 7],
+        pages: GpuLayerPages,
+        out: GpuRows,
+    ) -> Result<(), GpuError> {
         if step.tiles_count > 0 {
             self.attend_chunks(ops, step, q, pages, out)?;
         }
         if step.singles_count > 0 {
-            self.attend_singles(ops, step, q, pages, out)?;
+            self.attend_singles(ops, step, q, turning, pages, out)?;
         }
         Ok(())
     }
@@ -299,6 +310,7 @@ impl GpuLayer {
         ops: &mut Ops,
         step: &Step,
         q: u64,
+        turning: [Arg; 7],
         pages: GpuLayerPages,
         out: GpuRows,
     ) -> Result<(), GpuError> {
@@ -316,6 +328,7 @@ impl GpuLayer {
             &self.common(pages),
             &[whole(dim), of_parts.sums.into(), of_parts.tops.into(), of_parts.done.into()],
             &[out.at.into(), numbers, Arg::Whole(out.kind as u32)],
+            &turning,
         ]
         .concat();
         let grid = [parts as u32, across as u32, rows as u32];

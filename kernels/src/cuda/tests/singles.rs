@@ -3,7 +3,10 @@
 
 use super::{Draw, machines, poisoned, read, with};
 use crate::{
-    cuda::machine::{Arg, GpuMemory, Launch, Machine, Queue},
+    cuda::{
+        machine::{Arg, GpuMemory, Launch, Machine, Queue},
+        ops::NOT_TURNED,
+    },
     pages::PAGE_BYTES,
 };
 use std::sync::Arc;
@@ -38,7 +41,7 @@ impl Case {
 
     /// What row `row` is to be for query head `head`, in double precision.
     fn wanted(&self, q: &[f32], pool: &[f32], row: usize, head: usize) -> Vec<f64> {
-        let Self { dim, group, window, cap, .. } = *self;
+        let Self { dim, group, window, cap } = *self;
         let position = POSITIONS[row] as usize;
         let seen = if window == 0 { position + 1 } else { (position + 1).min(window as usize) };
         let at = |side: usize, token: usize| {
@@ -72,27 +75,44 @@ struct Laid {
     pool: GpuMemory,
     table: GpuMemory,
     places: [GpuMemory; 3],
+    /// Numbers from a row to the next.
+    stride: usize,
 }
 
 impl Laid {
+    /// Of rows of three sequences, which have the same pages where the pool has no more.
     fn new(machine: &Arc<dyn Machine>, case: &Case, q: &[f32], pool: &[f32]) -> Self {
         let words = |words: &[u32]| GpuMemory::of(machine, bytemuck::cast_slice(words)).unwrap();
-        let pages: Vec<u32> = (0..case.pages() as u32).collect();
-        let places = [words(&ATTENDED), words(&POSITIONS), words(&[0; 3])];
-        Self { machine: machine.clone(), q: with(machine, q), pool: with(machine, pool), table: words(&pages), places }
+        let there = (pool.len() / PAGE_NUMBERS) as u32;
+        let pages: Vec<u32> = (0..3 * case.pages() as u32).map(|page| page % there).collect();
+        let places = [words(&ATTENDED), words(&POSITIONS), words(&[0, 1, 2])];
+        let (q, pool, stride) = (with(machine, q), with(machine, pool), q.len() / POSITIONS.len());
+        Self { machine: machine.clone(), q, pool, table: words(&pages), places, stride }
     }
 
     /// Attends the rows into `out`, of kind 0 or a rounded one.
     fn attend(&self, case: &Case, parts: usize, between: &[GpuMemory; 3], out: &GpuMemory, kind: u32) {
+        self.attend_turning(case, parts, between, (out, kind), NOT_TURNED);
+    }
+
+    fn attend_turning(
+        &self,
+        case: &Case,
+        parts: usize,
+        between: &[GpuMemory; 3],
+        (out, kind): (&GpuMemory, u32),
+        turning: [Arg; 7],
+    ) {
         let whole = |x: usize| Arg::Whole(x as u32);
         let [rows, positions, sequences] = &self.places;
-        let (stride, across) = (case.heads() * case.dim, KV_HEADS * case.group.div_ceil(8));
+        let (numbers, across) = (POSITIONS.len() * case.heads() * case.dim, KV_HEADS * case.group.div_ceil(8));
         let args = [
-            [(&self.q).into(), whole(stride), whole(case.group), rows.into()].as_slice(),
+            [(&self.q).into(), whole(self.stride), whole(case.group), rows.into()].as_slice(),
             &[positions.into(), sequences.into(), 1.0f32.into(), case.cap.into(), case.window.into()],
             &[(&self.pool).into(), (&self.table).into(), whole(case.pages()), whole(case.tokens())],
             &[whole(KV_HEADS), whole(case.dim), (&between[0]).into(), (&between[1]).into(), (&between[2]).into()],
-            &[out.into(), Arg::Wide((POSITIONS.len() * stride) as u64), kind.into()],
+            &[out.into(), Arg::Wide(numbers as u64), kind.into()],
+            &turning,
         ]
         .concat();
         let kernel = match case.dim {
@@ -104,6 +124,22 @@ impl Laid {
         self.machine
             .launch(Queue::Compute, Launch { module: "attend", kernel, grid, threads: 128, shared: 0 }, &args)
             .unwrap();
+    }
+
+    /// Turns queries and keys of all rows where they are, and stores keys and values.
+    fn turn_and_store(&self, case: &Case, turning: [Arg; 7]) {
+        let whole = |x: usize| Arg::Whole(x as u32);
+        let [_, positions, sequences] = &self.places;
+        let args = [
+            [(&self.q).into(), whole(self.stride), whole(case.heads()), whole(KV_HEADS), whole(case.dim)].as_slice(),
+            &[positions.into(), sequences.into()],
+            &turning,
+            &[(&self.pool).into(), (&self.table).into(), whole(case.pages()), whole(case.tokens()), whole(0)],
+        ]
+        .concat();
+        let grid = [POSITIONS.len() as u32, (case.heads() + 2 * KV_HEADS) as u32, 1];
+        let launch = Launch { module: "rows", kernel: "rope_append", grid, threads: 32, shared: 0 };
+        self.machine.launch(Queue::Compute, launch, &args).unwrap();
     }
 
     /// Memory for parts: what blocks leave for each other is none, how many are done is zero.
@@ -195,6 +231,45 @@ fn rows_are_mixed_already_rounded() {
                     read(&machine, memory, numbers / 2).iter().map(|x| x.to_bits()).collect()
                 };
                 assert_eq!(words(&rounded), words(&wanted), "{dim} channels, groups of {group}, blocks of {block}");
+            }
+        }
+    }
+}
+
+/// What attention mixes of rows that are turned before, or by it, and the pages afterwards.
+fn turned(machine: &Arc<dyn Machine>, case: &Case, parts: usize, norms: bool, at_once: bool) -> [Vec<u32>; 2] {
+    let (mut draw, dim) = (Draw(7), case.dim);
+    let q = draw.numbers(POSITIONS.len() * (case.heads() + 2 * KV_HEADS) * dim);
+    let pool = draw.numbers(3 * case.pages() * PAGE_NUMBERS);
+    let laid = Laid::new(machine, case, &q, &pool);
+    let half = if norms { dim / 4 } else { dim / 2 };
+    let [frequencies, query, key] = [half, dim, dim].map(|count| with(machine, &draw.numbers(count)));
+    let norm = |weights: &GpuMemory| if norms { Arg::from(weights) } else { Arg::Wide(0) };
+    let pairs = [Arg::Number(1.25), Arg::Whole(half as u32), Arg::Whole(u32::from(norms))];
+    let turning = [(&frequencies).into(), pairs[0], pairs[1], pairs[2], norm(&query), norm(&key), Arg::Number(1e-5)];
+    let count = POSITIONS.len() * case.heads() * dim;
+    let out = with(machine, &vec![0.0; count]);
+    if !at_once {
+        laid.turn_and_store(case, turning);
+    }
+    let by_attention = if at_once { turning } else { NOT_TURNED };
+    laid.attend_turning(case, parts, &laid.between(case, parts), (&out, 0), by_attention);
+    if at_once {
+        // The row that is not attended is stored by nobody else.
+        laid.turn_and_store(case, turning);
+    }
+    let bits = |memory: &GpuMemory, count: usize| read(machine, memory, count).iter().map(|x| x.to_bits()).collect();
+    [bits(&out, count), bits(&laid.pool, pool.len())]
+}
+
+#[test]
+fn attention_turns_and_stores_as_rows_do_by_themselves() {
+    for machine in machines() {
+        for (dim, group, norms) in [(16, 1, false), (64, 8, true), (128, 4, false), (256, 3, true)] {
+            let case = Case { dim, group, window: 0, cap: 0.0 };
+            for parts in [1, 3, 64] {
+                let [apart, at_once] = [false, true].map(|at_once| turned(&machine, &case, parts, norms, at_once));
+                assert!(apart == at_once, "{dim} channels, groups of {group}, {parts} parts");
             }
         }
     }
