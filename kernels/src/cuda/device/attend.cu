@@ -123,11 +123,20 @@ DEVICE bool merge(float *own, const float *top, const float *total, float *weigh
         u32 h = i / at.dim;
         const float *from = to.sums + at.sums(h) + i % at.dim, *mine = weights + h * MOST_PARTS;
         float4 sum = {0.f, 0.f, 0.f, 0.f};
-#pragma unroll 8
-        for (u32 part = 0; part < filled; part++) {
-            float4 x = *(const float4 *)(from + part * at.dim);
-            sum.x = fmaf(x.x, mine[part], sum.x), sum.y = fmaf(x.y, mine[part], sum.y);
-            sum.z = fmaf(x.z, mine[part], sum.z), sum.w = fmaf(x.w, mine[part], sum.w);
+        // So many parts are asked for at once; as a loop over single ones the last few would be waited for one after the other.
+        constexpr u32 MANY = 12;
+        for (u32 part = 0; part < filled; part += MANY) {
+            float4 x[MANY];
+#pragma unroll
+            for (u32 k = 0; k < MANY; k++)
+                x[k] = part + k < filled ? *(const float4 *)(from + (part + k) * at.dim) : float4{0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+            for (u32 k = 0; k < MANY; k++) {
+                if (part + k >= filled) break;
+                float weight = mine[part + k];
+                sum.x = fmaf(x[k].x, weight, sum.x), sum.y = fmaf(x[k].y, weight, sum.y);
+                sum.z = fmaf(x[k].z, weight, sum.z), sum.w = fmaf(x[k].w, weight, sum.w);
+            }
         }
         *(float4 *)(own + i) = sum;
     }

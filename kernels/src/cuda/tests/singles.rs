@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// Heads of keys and values.
 const KV_HEADS: usize = 2;
 /// Positions of the rows; the second is not attended.
-const POSITIONS: [u32; 3] = [299, 7, 64];
+const POSITIONS: [u32; 3] = [899, 7, 64];
 const ATTENDED: [u32; 2] = [2, 0];
 
 /// Numbers in single precision that a page has room for.
@@ -36,7 +36,7 @@ impl Case {
         PAGE_NUMBERS / (2 * KV_HEADS * self.dim)
     }
     fn pages(&self) -> usize {
-        300usize.div_ceil(self.tokens())
+        900usize.div_ceil(self.tokens())
     }
 
     /// What row `row` is to be for query head `head`, in double precision.
