@@ -34,9 +34,10 @@ pub(crate) const FILES: [KernelFile; 8] = [
 ];
 
 /// What they include, by name. They include nothing else, so that a compiler needs no headers of CUDA's.
-pub(crate) const HEADERS: [(&str, &str); 4] = [
+pub(crate) const HEADERS: [(&str, &str); 5] = [
     ("common.cuh", include_str!("../device/common.cuh")),
     ("forms.cuh", include_str!("../device/forms.cuh")),
+    ("mmq.cuh", include_str!("../device/mmq.cuh")),
     ("pages.cuh", include_str!("../device/pages.cuh")),
     ("rounded.cuh", include_str!("../device/rounded.cuh")),
 ];
