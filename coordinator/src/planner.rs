@@ -213,13 +213,13 @@ fn repaired(card: &ModelCard, places: &[ModelPlace], layout: &GroupLayout, plan:
     had.iter().map(kept_or_new).collect()
 }
 
-/// Groups as asked for, over these places in their order, as far as they and the layers suffice.
+/// Groups as asked for, over these places in their order, as far as they suffice and the model can be cut.
 fn laid_out(card: &ModelCard, places: Vec<ModelPlace>, layout: &GroupLayout) -> Vec<Group> {
     let mut rest = places.into_iter();
     let mut groups = Vec::new();
     for (phase, stages) in &layout.0 {
         let places: Vec<ModelPlace> = rest.by_ref().take(*stages).collect();
-        if places.len() < *stages || *stages > card.shape.layers as usize {
+        if places.len() < *stages || *stages > card.shape.most_stages() as usize {
             break;
         }
         groups.push(Group::new(card.id, *phase, even(card, &places)));

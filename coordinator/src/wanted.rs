@@ -137,7 +137,7 @@ pub fn takes(shape: &ModelShape, budget: u64) -> u64 {
 }
 
 fn fits(card: &ModelCard, limits: &FetchLimits<'_>) -> Result<(), Unwanted> {
-    let (model, layer) = (card.name.clone(), card.shape.layer_bytes);
+    let (model, layer) = (card.name.clone(), card.shape.least_bytes());
     if !limits.allowed.is_empty() && !limits.allowed.iter().any(|glob| glob.fits(&model)) {
         return Err(Unwanted::NotAllowed { model });
     }

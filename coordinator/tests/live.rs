@@ -225,6 +225,7 @@ fn mixture() -> ModelCard {
         embed_bytes: 175_000_000,
         head_bytes: 255_000_000,
         experts: Some(Experts { count: 128, used: 8, bytes: 340_000_000 }),
+        whole: false,
     };
     ModelCard { shape, ..card() }
 }

@@ -22,6 +22,8 @@ pub enum Infeasible {
     Memory(PeerId),
     /// A group's stages end before the model's last layer, or after.
     Layers,
+    /// Several stages of a model that one has to hold.
+    Whole,
 }
 
 impl fmt::Display for Infeasible {
@@ -34,6 +36,7 @@ impl fmt::Display for Infeasible {
             Self::Twice(p) => write!(f, "a device of {} has two stages of one model", p.short()),
             Self::Memory(p) => write!(f, "{} has too little memory", p.short()),
             Self::Layers => f.write_str("layers not covered"),
+            Self::Whole => f.write_str("several stages of a model that one has to hold"),
         }
     }
 }
@@ -58,6 +61,9 @@ pub(super) fn feasible(groups: &[Group], members: &Members<'_>) -> Result<(), In
             let has = advert.models.iter().any(|card| card.id == group.model);
             let shape = shape.filter(|_| has).ok_or(Infeasible::NoModel(peer))?;
             let served = device.served(group.model).ok_or(Infeasible::NoModel(peer))?;
+            if group.stages.len() > shape.most_stages() as usize {
+                return Err(Infeasible::Whole);
+            }
             if !used.insert((peer, stage.device, group.model)) {
                 return Err(Infeasible::Twice(peer));
             }
