@@ -280,6 +280,15 @@ mod tests {
     }
 
     #[test]
+    fn a_model_that_one_stage_has_to_hold_is_laid_out_as_far_as_it_goes() {
+        let mut all = adverts();
+        all.values_mut().flat_map(|advert| &mut advert.models).for_each(|card| card.shape.whole = true);
+        let members = all.iter().map(|(peer, a)| (*peer, a)).collect();
+        let groups = plan(&members, &wish(), None).groups;
+        assert!(groups.len() == 2 && groups.iter().all(|group| group.stages.len() == 1), "{groups:?}");
+    }
+
+    #[test]
     fn who_laid_groups_out_values_a_plan_by_those_it_has() {
         let all = adverts();
         let members = all.iter().map(|(peer, a)| (*peer, a)).collect();

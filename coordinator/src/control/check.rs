@@ -99,6 +99,16 @@ mod tests {
     }
 
     #[test]
+    fn one_stage_holds_a_model_that_is_not_cut() {
+        let (mut advert, peer) = (sample::advert(0), PeerId([0; 32]));
+        advert.models[0].shape.whole = true;
+        let part = |start, end| Stage { peer, device: 0, layers: LayerRange { start, end } };
+        let cut = Group::new(ModelId([1; 16]), Phase::Mixed, vec![part(0, 2), part(2, 4)]);
+        assert_eq!(found(&advert, &[cut]), Err(Infeasible::Whole));
+        assert_eq!(found(&advert, &[on(1, 0..4)]), Ok(()));
+    }
+
+    #[test]
     fn a_device_holds_groups_of_several_models_as_far_as_its_memory_goes() {
         let (both, peer) = (sample::lends_several(0, sample::cards(2)), PeerId([0; 32]));
         let groups = [on(1, 0..4), on(2, 0..4)];
