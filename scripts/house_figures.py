@@ -7,9 +7,14 @@
 
 Counts Rust as it is written, without compiling: comments and strings are blanked out first, so that what is said about `unsafe`
 is not counted as it. A crate's tests and benches count with it.
+
+How long a build takes and how large the program is can only be read from a tree that was built: a step of `.ci/run` says how long
+it took, `cargo build --release --timings` writes down the whole build, and both are read here from the target folder, as far as
+they are there (`CARGO_TARGET_DIR`, or target in the tree). A target folder that was empty before gives a build from nothing.
 """
 import argparse
 import collections
+import os
 import pathlib
 import re
 
@@ -105,6 +110,8 @@ class Tree:
     """What there is in all crates together."""
 
     def __init__(self, root):
+        elsewhere = os.environ.get("CARGO_TARGET_DIR") if root == HERE else None
+        self.target = pathlib.Path(elsewhere or root / "target")
         self.crates = [Crate(root, name) for name in CRATES if (root / name).is_dir()]
         self.count = sum((crate.count for crate in self.crates), collections.Counter())
         self.lengths = sorted(length for crate in self.crates for length in crate.lengths)
@@ -121,8 +128,31 @@ class Tree:
         common = ("Self", "mod", "lib", "main", "tests")
         return {name: len(at) for name, at in names.items() if len(at) > 1 and name not in common}
 
+    def built(self):
+        """What a build has left: sizes of the programs (MB), and how long the last one with --timings took."""
+        sizes = {}
+        for profile in ("release", "debug"):
+            program = self.target / profile / "tsnode"
+            if program.is_file():
+                sizes[profile] = program.stat().st_size / 1e6
+        took = None
+        timings = self.target / "cargo-timings" / "cargo-timing.html"
+        if timings.is_file():
+            total = re.search(r"Total time:</td>\s*<td>\s*([^<]+?)\s*</td>", timings.read_text())
+            took = total and total.group(1)
+        return sizes, took
+
     def density(self):
         return 100 * self.count["comments"] / max(self.count["lines"], 1)
+
+
+def program_size(tree):
+    sizes, _ = tree.built()
+    return ", ".join(f"{size:.1f} ({profile})" for profile, size in sizes.items()) or "not built: cargo build --release"
+
+
+def build_time(tree):
+    return tree.built()[1] or "not measured: cargo build --release --timings"
 
 
 def show(tree):
@@ -140,6 +170,7 @@ def show(tree):
     print(f"\nimport cycles between modules: {len(tree.cycles)}")
     for line in tree.cycles:
         print(f"        {line}")
+    print(f"\nsize of the program (MB): {program_size(tree)}\ntime of a build: {build_time(tree)}")
     for what, names in (("types", "types"), ("files", "stems")):
         twice = tree.twice(names)
         most = sorted(twice.items(), key=lambda item: (-item[1], item[0]))[:12]
@@ -165,6 +196,8 @@ def compare(before, after):
         ("`unsafe` blocks, functions", lambda t: f"{t.count['blocks']}, {t.count['fns']}"),
         ("`#[allow]`, `#[expect]`", lambda t: f"{t.count['allows']}, {t.count['expects']}"),
         ("lines of comments in 100", lambda t: f"{t.density():.1f}"),
+        ("size of the program (MB)", program_size),
+        ("time of a build", build_time),
     ]
     for what, value in rows:
         print(f"| {what} | {value(before)} | {value(after)} |")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes kernels/src/quant/large/iq/grids.rs: the tables of GGUF's IQ formats, which are part of those formats.
+"""Writes kernels/src/quant/k_quants/iq/grids.rs: the tables of GGUF's IQ formats, which are part of those formats.
 
 The figures are those of the PyPI package `gguf` (0.19.0, MIT, llama.cpp's authors), laid out our way: a line of a table is
 the places of its numbers in the short list that they all are of, two or three bits each, the first lowest.
@@ -31,7 +31,7 @@ def lines(table):
 
 
 def main() -> None:
-    out = Path(__file__).parent.parent / "kernels/src/quant/large/iq/grids.rs"
+    out = Path(__file__).parent.parent / "kernels/src/quant/k_quants/iq/grids.rs"
     text = [
         "//! Tables of GGUF's IQ formats, written by `scripts/iq_grids.py` out of the PyPI package `gguf`: each line holds the",
         "//! places of its numbers in a short list, two bits each of three numbers, three bits each of eight, the first lowest.",

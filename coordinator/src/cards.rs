@@ -1,6 +1,9 @@
 //! What members say that a model is. An id is made of a model's weights and of the files that its answers depend on, but who does not
 //! have the weights cannot tell by it which of two cards is the model's own: a holder's manifest tells, and until then what most say.
 
+#[cfg(test)]
+pub(crate) mod made_up;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

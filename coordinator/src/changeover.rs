@@ -62,8 +62,8 @@ impl PlanPart {
     }
 
     /// The part of its requests that groups can take which are up.
-    fn carries(&self, scene: ChangeoverView<'_>) -> f64 {
-        let open = self.clone().where_group(|g| scene.is_up(g));
+    fn carries(&self, view: ChangeoverView<'_>) -> f64 {
+        let open = self.clone().where_group(|g| view.is_up(g));
         let shares = |routes: &[Route]| routes.iter().map(|r| r.share).sum::<f64>();
         let (open_share, whole) = (shares(&open.routes), shares(&self.routes));
         match open.groups.is_empty() {
@@ -98,7 +98,7 @@ pub struct Changeover {
 
 impl Changeover {
     /// A plan has taken effect. What gateways follow until then stays in force, for every model that the plan has.
-    pub fn adopt(&mut self, now: Time, plan: Arc<Plan>, scene: ChangeoverView<'_>) {
+    pub fn adopt(&mut self, now: Time, plan: Arc<Plan>, view: ChangeoverView<'_>) {
         let models: BTreeSet<ModelId> = plan.groups.iter().map(|g| g.model).collect();
         let old = self.adopted.replace(plan);
         let late = now + LATE;
@@ -108,7 +108,7 @@ impl Changeover {
             models.into_iter().filter_map(|model| Some((model, before.remove(&model).or_else(|| of_old(&model))?)));
         self.before = parts.filter(|(_, b)| !b.part.groups.is_empty()).collect();
         self.out_of_kv_pages = false;
-        self.look(now, scene);
+        self.look(now, view);
     }
 
     /// Hosts have to fetch for the plan that was adopted now, and that takes them so long: it is late as much later.
@@ -118,18 +118,18 @@ impl Changeover {
     }
 
     /// Time has gone by, or the swarm has changed.
-    pub fn look(&mut self, now: Time, scene: ChangeoverView<'_>) {
+    pub fn look(&mut self, now: Time, view: ChangeoverView<'_>) {
         let Some(adopted) = self.adopted.clone() else { return };
         let (over, before): (BTreeMap<_, _>, BTreeMap<_, _>) = std::mem::take(&mut self.before)
             .into_iter()
-            .partition(|(model, before)| is_over(now, before, &PlanPart::of(&adopted, *model), scene));
+            .partition(|(model, before)| is_over(now, before, &PlanPart::of(&adopted, *model), view));
         self.before = before;
         for group in over.into_values().flat_map(|b| b.part.groups) {
             self.lingering.insert(group.id, (group, now + LINGER));
         }
-        self.lingering.retain(|_, (group, until)| now < *until && scene.is_sound(group));
-        self.standing = self.to_keep(&adopted, scene);
-        let routed = self.to_follow(adopted, scene);
+        self.lingering.retain(|_, (group, until)| now < *until && view.is_sound(group));
+        self.standing = self.to_keep(&adopted, view);
+        let routed = self.to_follow(adopted, view);
         if self.routed.as_ref() != Some(&routed) {
             self.routed = Some(routed);
         }
@@ -154,16 +154,16 @@ impl Changeover {
         &self.standing
     }
 
-    fn to_keep(&self, adopted: &Plan, scene: ChangeoverView<'_>) -> BTreeSet<GroupId> {
+    fn to_keep(&self, adopted: &Plan, view: ChangeoverView<'_>) -> BTreeSet<GroupId> {
         if self.out_of_kv_pages {
             return BTreeSet::new();
         }
         let before = self.before.values().flat_map(|b| &b.part.groups);
         let all = before.chain(self.lingering.values().map(|(group, _)| group));
-        all.filter(|g| scene.is_sound(g) && adopted.group(g.id).is_none()).map(|g| g.id).collect()
+        all.filter(|g| view.is_sound(g) && adopted.group(g.id).is_none()).map(|g| g.id).collect()
     }
 
-    fn to_follow(&self, adopted: Arc<Plan>, scene: ChangeoverView<'_>) -> Arc<Plan> {
+    fn to_follow(&self, adopted: Arc<Plan>, view: ChangeoverView<'_>) -> Arc<Plan> {
         if self.before.is_empty() {
             return adopted;
         }
@@ -171,7 +171,7 @@ impl Changeover {
         let models: BTreeSet<ModelId> = adopted.groups.iter().map(|g| g.model).collect();
         for model in models {
             let part = match self.before.get(&model) {
-                Some(before) => before.part.clone().where_group(|g| scene.is_sound(g)),
+                Some(before) => before.part.clone().where_group(|g| view.is_sound(g)),
                 None => PlanPart::of(&adopted, model),
             };
             plan.groups.extend(part.groups);
@@ -183,9 +183,9 @@ impl Changeover {
 
 /// Whether what came instead carries as much as what is left of the part before, or is late and carries something. Groups that
 /// are down for a moment are waited for, as long as nothing else is up.
-fn is_over(now: Time, before: &Before, new: &PlanPart, scene: ChangeoverView<'_>) -> bool {
-    let (old, new) = (before.part.carries(scene), new.carries(scene));
-    let (is_left, is_late) = (before.part.groups.iter().any(|g| scene.is_sound(g)), now >= before.late);
+fn is_over(now: Time, before: &Before, new: &PlanPart, view: ChangeoverView<'_>) -> bool {
+    let (old, new) = (before.part.carries(view), new.carries(view));
+    let (is_left, is_late) = (before.part.groups.iter().any(|g| view.is_sound(g)), now >= before.late);
     match new > 0.0 {
         true => new + ROUNDING >= old || is_late,
         false => old == 0.0 && (!is_left || is_late),

@@ -374,6 +374,7 @@ impl Gateway {
         }
         r.answered(&sampled);
         r.tried.clear();
+        r.went_back = false;
         if index == 1 {
             r.answer.steady = Some(Steady { since: now, stood: Duration::ZERO });
         }

@@ -4,12 +4,12 @@ pub mod fetching;
 mod light;
 pub mod live;
 pub mod reranking;
-pub mod spare;
+pub mod spare_routes;
 
 pub use light::{flip, grow};
 
 use crate::{gate::SplitChoice, layout::GroupLayout, members::Members};
-use live::Scene;
+use live::SearchInput;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use tsnode_protocol::{Group, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan, PolicyChoice, Route, Stage};
@@ -106,22 +106,22 @@ const REASON_CHARS: usize = 250;
 /// left alone.
 #[must_use]
 pub fn plan(members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> PlanDraft {
-    let scenes = live::scenes_under(members, wish.split, standing.map_or(&[][..], |plan| &plan.chosen));
-    let Some(layout) = &wish.layout else { return joined(live::planned(scenes, standing)) };
-    let laid_out = |scene: Scene| {
-        let part = as_laid_out(&scene, layout, members, standing);
-        (scene, part)
+    let inputs = live::inputs_under(members, wish.split, standing.map_or(&[][..], |plan| &plan.chosen));
+    let Some(layout) = &wish.layout else { return joined(live::planned(inputs, standing)) };
+    let laid_out = |input: SearchInput| {
+        let part = as_laid_out(&input, layout, members, standing);
+        (input, part)
     };
-    joined(at_once(scenes.into_iter().map(laid_out).collect(), &[], members))
+    joined(at_once(inputs.into_iter().map(laid_out).collect(), &[], members))
 }
 
 /// Those parts whose models devices have memory for at once: beside these groups, and then the first ones first. Where a model's
 /// new groups are too much, those of these that are its own stay.
 fn at_once(
-    parts: Vec<(Scene, live::ModelPlan)>,
+    parts: Vec<(SearchInput, live::ModelPlan)>,
     beside: &[Group],
     members: &Members<'_>,
-) -> Vec<(Scene, live::ModelPlan)> {
+) -> Vec<(SearchInput, live::ModelPlan)> {
     let places = |groups: &[Group]| -> BTreeSet<(PeerId, u16)> {
         groups.iter().flat_map(|g| &g.stages).map(|s| (s.peer, s.device)).collect()
     };
@@ -132,8 +132,8 @@ fn at_once(
             .for_each(|at| _ = models.entry(at).or_default().insert(group.model));
     }
     let mut kept = Vec::with_capacity(parts.len());
-    for (scene, part) in parts {
-        let model = scene.card.id;
+    for (input, part) in parts {
+        let model = input.card.id;
         let has_room = |at: &(PeerId, u16)| {
             let device = members.get(&at.0).and_then(|advert| advert.devices.get(usize::from(at.1)));
             let mut all = models.get(at).cloned().unwrap_or_default();
@@ -141,23 +141,23 @@ fn at_once(
             device.is_none_or(|device| device.holds(&all))
         };
         let fits = |part: &live::ModelPlan| places(&part.groups).iter().all(has_room);
-        let standing = || scene.flipped(beside).filter(fits);
+        let standing = || input.flipped(beside).filter(fits);
         let Some(part) = Some(part).filter(fits).or_else(standing) else { continue };
         places(&part.groups).into_iter().for_each(|at| _ = models.entry(at).or_default().insert(model));
-        kept.push((scene, part));
+        kept.push((input, part));
     }
     kept
 }
 
-fn joined(parts: Vec<(Scene, live::ModelPlan)>) -> PlanDraft {
+fn joined(parts: Vec<(SearchInput, live::ModelPlan)>) -> PlanDraft {
     let mut draft = PlanDraft { groups: Vec::new(), routes: Vec::new(), chosen: Vec::new(), reason: String::new() };
-    for (scene, part) in parts {
+    for (input, part) in parts {
         draft.routes.extend(part.routes);
         draft.groups.extend(part.groups);
         if !draft.reason.is_empty() {
             draft.reason.push_str("; ");
         }
-        draft.reason.push_str(&format!("{}: {}", scene.card.name, part.reason));
+        draft.reason.push_str(&format!("{}: {}", input.card.name, part.reason));
     }
     draft.reason = draft.reason.chars().take(REASON_CHARS).collect();
     draft
@@ -173,14 +173,20 @@ pub fn value(plan: &Plan, members: &Members<'_>, wish: &Wish) -> f64 {
     }
 }
 
-fn as_laid_out(scene: &Scene, layout: &GroupLayout, members: &Members<'_>, standing: Option<&Plan>) -> live::ModelPlan {
+fn as_laid_out(
+    input: &SearchInput,
+    layout: &GroupLayout,
+    members: &Members<'_>,
+    standing: Option<&Plan>,
+) -> live::ModelPlan {
     let mut places: Vec<ModelPlace> =
-        scene.places().iter().map(|&(peer, device)| ModelPlace { peer, device }).collect();
+        input.places().iter().map(|&(peer, device)| ModelPlace { peer, device }).collect();
     places.sort_by_key(|p| (members.get(&p.peer).map(|a| a.name.clone()), p.peer, p.device));
-    let repaired = standing.and_then(|plan| repaired(&scene.card, &places, layout, plan));
-    let groups = repaired.unwrap_or_else(|| laid_out(&scene.card, places, layout));
-    let routes = scene.routes(&groups);
-    live::ModelPlan { groups, routes, reason: format!("as laid out: {layout}") }
+    let repaired = standing.and_then(|plan| repaired(&input.card, &places, layout, plan));
+    let groups = repaired.unwrap_or_else(|| laid_out(&input.card, places, layout));
+    let routes = input.routes(&groups);
+    let far = if groups.len() < layout.0.len() { ", as far as that goes" } else { "" };
+    live::ModelPlan { groups, routes, reason: format!("as laid out{far}: {layout}") }
 }
 
 /// A plan's groups where it had all that were asked for, the lost ones made anew of peers without a part: whoever has loaded
@@ -208,13 +214,13 @@ fn repaired(card: &ModelCard, places: &[ModelPlace], layout: &GroupLayout, plan:
     had.iter().map(kept_or_new).collect()
 }
 
-/// Groups as asked for, over these places in their order, as far as they and the layers suffice.
+/// Groups as asked for, over these places in their order, as far as they suffice and the model can be cut.
 fn laid_out(card: &ModelCard, places: Vec<ModelPlace>, layout: &GroupLayout) -> Vec<Group> {
     let mut rest = places.into_iter();
     let mut groups = Vec::new();
     for (phase, stages) in &layout.0 {
         let places: Vec<ModelPlace> = rest.by_ref().take(*stages).collect();
-        if places.len() < *stages || *stages > card.shape.layers as usize {
+        if places.len() < *stages || *stages > card.shape.most_stages() as usize {
             break;
         }
         groups.push(Group::new(card.id, *phase, even(card, &places)));
@@ -272,6 +278,16 @@ mod tests {
         assert_eq!((groups, &again.groups), (vec![vec![0], vec![4], vec![2, 3]], &without.groups));
         // A member that is left over of a lost group has its part in the next.
         assert_eq!(laid(&[0, 1, 3, 4, 5], Some(&again)).0, [vec![0], vec![4], vec![1, 3]]);
+    }
+
+    #[test]
+    fn a_model_that_one_stage_has_to_hold_is_laid_out_as_far_as_it_goes() {
+        let mut all = adverts();
+        all.values_mut().flat_map(|advert| &mut advert.models).for_each(|card| card.shape.whole = true);
+        let members = all.iter().map(|(peer, a)| (*peer, a)).collect();
+        let PlanDraft { groups, reason, .. } = plan(&members, &wish(), None);
+        assert!(groups.len() == 2 && groups.iter().all(|group| group.stages.len() == 1), "{groups:?}");
+        assert!(reason.contains("as laid out, as far as that goes: prefill=1,decode=1,decode=2"), "{reason}");
     }
 
     #[test]

@@ -2,11 +2,11 @@
 //! ([`routing`]). Pure: what happens comes in by method, what to do comes back.
 
 pub mod balancer;
+mod batch_slots;
 pub mod batching;
 pub mod caps;
 pub mod choice;
 pub mod chunked;
-mod places;
 pub mod pools;
 pub mod prefill_first;
 pub mod routing;

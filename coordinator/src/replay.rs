@@ -6,14 +6,14 @@
 //! | question | where |
 //! |---|---|
 //! | what happens when | [`agenda`] |
-//! | how long does an iteration take | [`cost`] |
+//! | how long does an iteration take | [`iteration_cost`] |
 //! | machines, KV between them, requests | [`machines`], driving [`crate::policy`] |
 //! | a pipeline with several batches on their way | `ring`; a plan's group as one: [`pipeline`] |
 //! | prompts of which a part is computed elsewhere | `parted` |
 //! | what machines did when | [`timeline`], if it is asked for |
 
 pub mod agenda;
-pub mod cost;
+pub mod iteration_cost;
 pub mod machines;
 mod parted;
 pub mod pipeline;

@@ -1,8 +1,8 @@
 //! Small peers and a small model, as tests and simulations have them.
 
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Device, DeviceKind, FlopsPerSecond, LayerProfile, Misfit, ModelCard, ModelId, ModelShape,
-    Served,
+    Advert, BytesPerSecond, Device, DeviceKind, Epoch, FlopsPerSecond, Group, LayerProfile, Misfit, ModelCard, ModelId,
+    ModelShape, Plan, Route, Served, Term,
 };
 
 /// A model that every device can hold whole.
@@ -21,6 +21,7 @@ pub fn card() -> ModelCard {
         embed_bytes: 2 << 20,
         head_bytes: 2 << 20,
         experts: None,
+        whole: false,
     };
     ModelCard { id: ModelId([1; 16]), name: "tiny".into(), shape, files: vec![] }
 }
@@ -98,4 +99,10 @@ pub fn lends_several(n: usize, cards: Vec<ModelCard>) -> Advert {
 #[must_use]
 pub fn gateway(n: usize) -> Advert {
     Advert { devices: vec![], models: vec![], ..advert(n) }
+}
+
+/// A plan with these groups and routes, which follows no other.
+#[must_use]
+pub fn plan(groups: Vec<Group>, routes: Vec<Route>) -> Plan {
+    Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, chosen: vec![], reason: String::new() }
 }

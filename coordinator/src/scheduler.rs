@@ -4,11 +4,11 @@
 //!
 //! | level | question | where |
 //! |---|---|---|
-//! | upper | groups and phases | [`search`] (tabu), [`start`], [`moves`], [`twins`] |
+//! | upper | groups and phases | [`search`] (tabu), [`start`], [`moves`], [`symmetry`] |
 //! | upper | whether there is a plan at all | [`room`] |
 //! | lower | a group's stages | [`parallel`], with [`route`] and [`partition`] |
 //! | lower | who sends to whom | [`evaluate`]: [`pair`] values, then [`transport`] |
-//! | after a loss | phases and routes only | [`light`] |
+//! | after a loss | phases and routes only | [`rescheduling`] |
 //! | large clusters | in parts | [`regions`] |
 //! | the last candidates | replayed request by request | [`crate::planner::reranking`] |
 //!
@@ -20,15 +20,15 @@ pub mod cluster_file;
 pub mod cost;
 pub mod evaluate;
 pub mod figures;
-pub mod light;
-pub mod models;
 pub mod moves;
 pub mod pair;
 pub mod parallel;
 pub mod partition;
 pub mod problem;
 pub mod prompts;
+pub mod public_models;
 pub mod regions;
+pub mod rescheduling;
 pub mod room;
 pub mod route;
 pub mod search;

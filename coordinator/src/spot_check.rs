@@ -5,11 +5,24 @@
 //! a third group decides; where prompt and answer came from two groups, the one that answered is asked once more, alone: if
 //! it then gets what the others get, the KV it was sent was wrong. A check looks like any other request, and is hung up on
 //! after its first token.
+//!
+//! Where a GPU has a part in it, rounding may change what is drawn. There a token fits that a group draws from logits as near to
+//! the others' as honest ones are (`draw`); who asks for it knows the others' likeliest tokens, and asks once more for the
+//! answer's where it is none of them. What no rounding does counts as between processors; what it does now and then
+//! is added up (`evidence`).
+
+mod check;
+mod draw;
+mod evidence;
+mod opinion;
 
 use crate::{trust::Offence, view::View};
+use check::Check;
+use evidence::Evidence;
+use opinion::Fit;
 use std::collections::{BTreeMap, BTreeSet};
 use tsnode_protocol::{
-    Group, ModelId, PeerId, PromptCodec, RequestId, Sampled, Token,
+    ModelId, PeerId, PromptCodec, RequestId, Sampled, Stage, Token,
     stream::{DecodeRequest, Generation},
 };
 
@@ -22,14 +35,6 @@ const PASSES: u32 = 8;
 const LEADERS: usize = 4096;
 /// Checks under way at once; above it none is begun.
 const OPEN: usize = 8;
-/// A greedy token may be this much less likely than the likeliest (nats): other hardware adds in another order.
-const TIE: f32 = 0.02;
-/// Log-probabilities of one token may be this far apart (nats): GPUs compute with fewer bits than processors do.
-const LOGPROBS: f32 = 0.5;
-/// Groups that may give no answer until a check is given up: they leave, change over, or have no room just then.
-const SILENT: usize = 2;
-/// Alternatives asked for, to see near ties.
-const ALTERNATIVES: u8 = 5;
 
 /// Which answers are checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,8 +63,12 @@ pub struct CheckedAnswer {
     pub codec: PromptCodec,
     /// Who led the group that answered.
     pub decode: PeerId,
+    /// That group's stages: a peer may lead several groups, on several devices.
+    pub decoders: Vec<Stage>,
     /// Who led the group that computed the prompt.
     pub prefill: PeerId,
+    /// That group's stages.
+    pub prefillers: Vec<Stage>,
 }
 
 /// A request to a group, of which the first token is wanted.
@@ -74,7 +83,7 @@ pub struct CheckRequest {
 /// What a check found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SpotCheckVerdict {
-    /// Another group gets the same token.
+    /// Another group gets the same token, or might.
     Passed,
     /// Two others agree on another one: these peers, together, answered wrongly.
     WrongToken(Vec<PeerId>),
@@ -87,7 +96,7 @@ pub enum SpotCheckVerdict {
     },
     /// The group that checked is alone with its token.
     WrongCheck(Vec<PeerId>),
-    /// Nobody can say.
+    /// Nobody can say, or not yet: an honest GPU may have rounded so.
     Unclear,
 }
 
@@ -132,43 +141,7 @@ struct GroupChecks {
     /// Answers until the next block of them begins, and until the one of this block that is checked.
     block: u64,
     next: Option<u64>,
-}
-
-#[derive(Debug)]
-struct Check {
-    served: CheckedAnswer,
-    /// Place in the answer of the token that is checked.
-    index: usize,
-    /// Peers of the group that answered.
-    answered: Vec<PeerId>,
-    asked: Vec<CheckAnswer>,
-    /// Peers of groups that gave no answer, by group.
-    silent: Vec<Vec<PeerId>>,
-}
-
-#[derive(Debug)]
-struct CheckAnswer {
-    peers: Vec<PeerId>,
-    said: Option<Word>,
-}
-
-/// A token, and what somebody says of it.
-#[derive(Clone, Copy, Debug)]
-struct Word {
-    token: Token,
-    /// Minus infinity where nothing is said of it: then there is no such token.
-    logprob: f32,
-}
-
-impl Word {
-    fn new(token: Token, logprob: Option<f32>) -> Self {
-        Self { token, logprob: logprob.unwrap_or(f32::NEG_INFINITY) }
-    }
-
-    fn agrees(self, other: Self) -> bool {
-        // What is no number agrees with nothing, nor do infinities.
-        self.token == other.token && (self.logprob - other.logprob).abs() <= LOGPROBS
-    }
+    evidence: Evidence,
 }
 
 impl Checks {
@@ -181,46 +154,77 @@ impl Checks {
     /// An answer has ended; `roll` is random. If it is to be checked, the first group to ask, under the name `check`.
     pub fn ended(&mut self, view: &View, served: CheckedAnswer, check: RequestId, roll: u64) -> Option<CheckRequest> {
         if self.which == SpotChecks::Never
-            || !self.is_due(served.decode, roll)
+            || !self.is_due(&served, roll)
             || served.answer.is_empty()
             || self.open.len() >= OPEN
         {
             return None;
         }
-        let index = ((roll >> 32) % served.answer.len() as u64) as usize;
-        let answered = group_of(view, served.decode).map(peers)?;
-        let mut begun = Check { served, index, answered, asked: Vec::new(), silent: Vec::new() };
+        let mut begun = Check::of(view, served, roll)?;
         let ask = begun.ask_another(view, check)?;
         self.open.insert(check, begun);
         Some(ask)
     }
 
-    /// What a group said first to such a question; nothing if it did not answer.
+    /// What a group said first to such a question, or said when it was asked again; nothing if it did not answer.
     pub fn said(&mut self, view: &View, check: RequestId, sampled: Option<Sampled>) -> Option<CheckStep> {
         let mut begun = self.open.remove(&check)?;
         let step = match sampled {
-            Some(sampled) => begun.heard(view, check, &sampled),
+            Some(sampled) => begun.heard(view, check, sampled),
             None => begun.not_heard(view, check),
         };
-        match &step {
-            CheckStep::Ask(_) => drop(self.open.insert(check, begun)),
-            CheckStep::Over(SpotCheckVerdict::Passed) => {
-                let leader = self.leaders.entry(begun.served.decode).or_default();
-                leader.passes = leader.passes.saturating_add(1);
+        Some(match step {
+            CheckStep::Over(verdict) => CheckStep::Over(self.weighed(&begun, verdict)),
+            CheckStep::Ask(ask) => {
+                self.open.insert(check, begun);
+                CheckStep::Ask(ask)
             }
-            CheckStep::Over(_) => {}
-        }
-        Some(step)
+        })
     }
 
-    /// Of every block of answers by a leader one is checked, at a random place: none can know which, and the bound is hard.
-    fn is_due(&mut self, leader: PeerId, roll: u64) -> bool {
+    /// What there is to a verdict: one that an honest group gets now and then is none until there are too many.
+    fn weighed(&mut self, over: &Check, verdict: SpotCheckVerdict) -> SpotCheckVerdict {
+        let CheckedAnswer { prefill, decode, .. } = over.served;
+        let blamed = match verdict {
+            SpotCheckVerdict::Passed => {
+                for leader in BTreeSet::from([prefill, decode]) {
+                    self.leader(leader).evidence.passed();
+                }
+                let leader = self.leader(decode);
+                leader.passes = leader.passes.saturating_add(1);
+                return verdict;
+            }
+            SpotCheckVerdict::WrongToken(_) => decode,
+            SpotCheckVerdict::WrongKv { .. } => prefill,
+            SpotCheckVerdict::WrongCheck(_) | SpotCheckVerdict::Unclear => return verdict,
+        };
+        if over.best_fit() == Some(Fit::Doubtful) {
+            // Answers are counted by who led them to their end.
+            let leader = self.leader(decode);
+            (leader.block, leader.next) = (0, None);
+            if !self.leader(blamed).evidence.failed() {
+                return SpotCheckVerdict::Unclear;
+            }
+        }
+        verdict
+    }
+
+    fn leader(&mut self, leader: PeerId) -> &mut GroupChecks {
         if self.leaders.len() >= LEADERS && !self.leaders.contains_key(&leader) {
             self.leaders.pop_first();
         }
-        let known = self.leaders.entry(leader).or_default();
+        self.leaders.entry(leader).or_default()
+    }
+
+    /// Of every block of answers by a leader one is checked, at a random place: none can know which, and the bound is hard. Where
+    /// there is something against it, or against whose KV it got, it is looked at as closely as one that is new.
+    fn is_due(&mut self, served: &CheckedAnswer, roll: u64) -> bool {
+        let is_in_doubt = |peer: &PeerId| self.leaders.get(peer).is_some_and(|known| known.evidence.is_there());
+        let is_in_doubt = [&served.prefill, &served.decode].into_iter().any(is_in_doubt);
+        let known = self.leader(served.decode);
         if known.block == 0 {
-            known.block = if known.passes < PASSES { NEW } else { KNOWN };
+            let is_known = known.passes >= PASSES && !is_in_doubt;
+            known.block = if is_known { KNOWN } else { NEW };
             known.next = Some(u64::from(roll as u32) % known.block);
         }
         known.block -= 1;
@@ -238,290 +242,5 @@ impl Checks {
     }
 }
 
-impl Check {
-    /// What the answer says.
-    fn claimed(&self) -> Word {
-        let said = self.served.logprobs.get(self.index).copied().flatten();
-        Word::new(self.served.answer[self.index], said)
-    }
-
-    fn heard(&mut self, view: &View, check: RequestId, sampled: &Sampled) -> CheckStep {
-        let (claimed, found) = (self.claimed(), Word::new(sampled.token, sampled.logprob));
-        let agrees = found.agrees(claimed) || is_tie(&self.served.generation, claimed, sampled);
-        let Some(last) = self.asked.last_mut() else { return CheckStep::Over(SpotCheckVerdict::Unclear) };
-        last.said = Some(if agrees { claimed } else { found });
-        let alike = |a: &CheckAnswer, b: &CheckAnswer| a.said.zip(b.said).is_some_and(|(a, b)| a.agrees(b));
-        match (&self.asked[..], agrees) {
-            ([_], true) => CheckStep::Over(SpotCheckVerdict::Passed),
-            ([_], false) => {
-                self.ask_another(view, check).map_or(CheckStep::Over(SpotCheckVerdict::Unclear), CheckStep::Ask)
-            }
-            ([first, _], true) => CheckStep::Over(SpotCheckVerdict::WrongCheck(first.peers.clone())),
-            ([first, second], false) if !alike(first, second) => CheckStep::Over(SpotCheckVerdict::Unclear),
-            ([_, _], false) if self.served.prefill == self.served.decode => self.wrong_token(),
-            ([_, _], false) => {
-                self.ask_again(view, check).map_or(CheckStep::Over(SpotCheckVerdict::Unclear), CheckStep::Ask)
-            }
-            ([first, _, alone], _) if alike(first, alone) => {
-                let CheckedAnswer { prefill, decode, .. } = self.served;
-                CheckStep::Over(SpotCheckVerdict::WrongKv { prefill, decode })
-            }
-            _ => self.wrong_token(),
-        }
-    }
-
-    /// A group gave no answer: another may, but for the one whose answer it is.
-    fn not_heard(&mut self, view: &View, check: RequestId) -> CheckStep {
-        let is_its_own = |asked: &CheckAnswer| asked.peers == self.answered;
-        let Some(asked) = self.asked.pop().filter(|a| !is_its_own(a) && self.silent.len() < SILENT) else {
-            return CheckStep::Over(SpotCheckVerdict::Unclear);
-        };
-        self.silent.push(asked.peers);
-        self.ask_another(view, check).map_or(CheckStep::Over(SpotCheckVerdict::Unclear), CheckStep::Ask)
-    }
-
-    fn wrong_token(&self) -> CheckStep {
-        CheckStep::Over(SpotCheckVerdict::WrongToken(self.answered.clone()))
-    }
-
-    /// The next group that has had no part in this, if there is one.
-    fn ask_another(&mut self, view: &View, check: RequestId) -> Option<CheckRequest> {
-        let plan = view.plan.as_ref()?;
-        let mut had_part: BTreeSet<PeerId> = self.asked.iter().flat_map(|a| &a.peers).copied().collect();
-        had_part.extend(self.silent.iter().flatten());
-        had_part.extend(self.answered.iter().copied().chain([self.served.prefill]));
-        let fits = |g: &&Group| {
-            g.model == self.served.model
-                && view.up.contains_key(&g.id)
-                && !g.stages.iter().any(|s| had_part.contains(&s.peer))
-        };
-        // The least busy: a check is work for nobody's client.
-        let busy = |g: &&Group| view.up.get(&g.id).map_or(u32::MAX, |l| l.running + l.waiting);
-        let group = plan.groups.iter().filter(fits).min_by_key(busy)?;
-        self.ask(group, check)
-    }
-
-    fn ask_again(&mut self, view: &View, check: RequestId) -> Option<CheckRequest> {
-        let group = group_of(view, self.served.decode).filter(|g| view.up.contains_key(&g.id))?;
-        self.ask(group, check)
-    }
-
-    fn ask(&mut self, group: &Group, check: RequestId) -> Option<CheckRequest> {
-        let leader = group.leader()?;
-        self.asked.push(CheckAnswer { peers: peers(group), said: None });
-        let mut generation = self.served.generation.clone();
-        // Only a token is compared.
-        generation.sampling.prompt_logprobs = None;
-        generation.sampling.logprobs = Some(generation.sampling.logprobs.unwrap_or(0).max(ALTERNATIVES));
-        let open = DecodeRequest {
-            request: check,
-            group: group.id,
-            prompt: self.served.prompt.clone(),
-            answered: self.served.answer[..self.index].to_vec(),
-            generation,
-            await_kv: false,
-            codec: self.served.codec,
-        };
-        Some(CheckRequest { leader, open })
-    }
-}
-
-/// Whether `claimed` is as likely as the token that greedy choice gave, but for rounding. What is likelier than that under a
-/// grammar was forbidden by it.
-fn is_tie(generation: &Generation, claimed: Word, sampled: &Sampled) -> bool {
-    let best = sampled.logprob.unwrap_or(0.0);
-    let most = if generation.sampling.constraint.is_some() { best + TIE } else { f32::INFINITY };
-    let near = |t: &tsnode_protocol::TokenLogprob| {
-        t.logprob > best - TIE && t.logprob < most && claimed.agrees(Word::new(t.token, Some(t.logprob)))
-    };
-    generation.sampling.temperature == 0.0 && sampled.top.iter().any(near)
-}
-
-/// The group that `leader` leads and that answers.
-fn group_of(view: &View, leader: PeerId) -> Option<&Group> {
-    view.plan.as_ref()?.groups.iter().filter(|g| g.leader() == Some(leader)).max_by_key(|g| g.phase)
-}
-
-fn peers(group: &Group) -> Vec<PeerId> {
-    group.stages.iter().map(|s| s.peer).collect()
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::Arc;
-    use tsnode_protocol::{Epoch, KvCodec, LayerRange, Load, Phase, Plan, Sampling, Stage, Term, TokenLogprob};
-
-    const MODEL: ModelId = ModelId([1; 16]);
-    const CHECK: RequestId = RequestId([7; 16]);
-    const TRUTH: Token = Token(10);
-    const LIE: Token = Token(66);
-    const LIKELY: Option<f32> = Some(-0.5);
-
-    fn peer(n: u8) -> PeerId {
-        PeerId([n; 32])
-    }
-
-    /// Peer 1 prefills; peers 2, 3 and so on decode.
-    fn view(groups: u8) -> View {
-        let stage = |n| Stage { peer: peer(n), device: 0, layers: LayerRange { start: 0, end: 4 } };
-        let phase = |n| if n == 1 { Phase::Prefill } else { Phase::Decode };
-        let groups: Vec<Group> = (1..=groups).map(|n| Group::new(MODEL, phase(n), vec![stage(n)])).collect();
-        let up = groups.iter().map(|g| (g.id, Load::default())).collect();
-        let reason = String::new();
-        let plan =
-            Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes: vec![], chosen: vec![], reason };
-        View { plan: Some(Arc::new(plan)), up, ..View::default() }
-    }
-
-    fn served(prefill: u8, decode: u8, answer: Token) -> CheckedAnswer {
-        let generation = Generation {
-            sampling: Sampling::greedy(),
-            max_new_tokens: 3,
-            stop_tokens: vec![],
-            class: Default::default(),
-        };
-        let (prompt, answer) = (vec![Token(1); 4], vec![answer; 3]);
-        let (prefill, decode) = (peer(prefill), peer(decode));
-        let logprobs = vec![LIKELY; 3];
-        CheckedAnswer {
-            model: MODEL,
-            prompt,
-            answer,
-            logprobs,
-            generation,
-            codec: KvCodec::Int4.into(),
-            decode,
-            prefill,
-        }
-    }
-
-    /// Checks an answer at once; peers in `wrong` always lie, and from wrong KV nobody gets the truth.
-    fn verdict(groups: u8, served: CheckedAnswer, wrong: &[u8]) -> SpotCheckVerdict {
-        let (view, mut checks) = (view(groups), Checks::default());
-        let mut ask = (0..NEW).find_map(|_| checks.ended(&view, served.clone(), CHECK, 5 << 32)).unwrap();
-        loop {
-            assert_eq!((ask.open.answered.len(), ask.open.await_kv), (2, false));
-            let lies = wrong.iter().any(|n| peer(*n) == ask.leader);
-            let sampled = Sampled { token: if lies { LIE } else { TRUTH }, logprob: LIKELY, top: vec![] };
-            match checks.said(&view, CHECK, Some(sampled)).unwrap() {
-                CheckStep::Ask(next) => ask = next,
-                CheckStep::Over(verdict) => return verdict,
-            }
-        }
-    }
-
-    #[test]
-    fn honest_answers_pass() {
-        assert_eq!(verdict(3, served(1, 2, TRUTH), &[]), SpotCheckVerdict::Passed);
-        assert_eq!(verdict(3, served(2, 2, TRUTH), &[]), SpotCheckVerdict::Passed);
-    }
-
-    /// Chosen for its likelihood though the grammar forbids it: no tie, but a grammar that was not followed.
-    #[test]
-    fn what_is_likelier_than_all_that_a_grammar_allows_is_no_tie() {
-        let top = vec![TokenLogprob { token: LIE, logprob: -0.1 }, TokenLogprob { token: TRUTH, logprob: -0.5 }];
-        let found = Sampled { token: TRUTH, logprob: LIKELY, top };
-        let mut generation = served(2, 2, TRUTH).generation;
-        let likelier = |generation: &Generation| is_tie(generation, Word::new(LIE, Some(-0.1)), &found);
-        assert!(likelier(&generation));
-        let grammar = tsnode_protocol::Grammar::Regex("a".into());
-        generation.sampling.constraint = Some(tsnode_protocol::Constraint { grammar, ends: vec![] }.into());
-        assert!(!likelier(&generation));
-        assert!(is_tie(&generation, Word::new(TRUTH, LIKELY), &found));
-    }
-
-    #[test]
-    fn who_trusts_everybody_asks_nobody() {
-        let (view, mut checks) = (view(3), Checks::new(SpotChecks::Never));
-        assert!((0..2 * NEW).all(|roll| checks.ended(&view, served(2, 2, LIE), CHECK, roll).is_none()));
-    }
-
-    #[test]
-    fn who_says_what_two_others_do_not_is_found() {
-        assert_eq!(verdict(4, served(2, 2, LIE), &[2]), SpotCheckVerdict::WrongToken(vec![peer(2)]));
-        assert_eq!(verdict(4, served(1, 2, LIE), &[2]), SpotCheckVerdict::WrongToken(vec![peer(2)]));
-        let found = verdict(4, served(2, 2, LIE), &[2]).offences();
-        assert_eq!(found, [(peer(2), Offence::WrongToken)]);
-    }
-
-    #[test]
-    fn who_got_wrong_kv_is_not_to_blame() {
-        let kv = SpotCheckVerdict::WrongKv { prefill: peer(1), decode: peer(2) };
-        assert_eq!(verdict(4, served(1, 2, LIE), &[]), kv);
-        assert_eq!(kv.offences(), [(peer(1), Offence::WrongKv { with: peer(2) })]);
-    }
-
-    #[test]
-    fn a_lying_check_is_found_by_a_third() {
-        assert_eq!(verdict(3, served(3, 3, TRUTH), &[1]), SpotCheckVerdict::WrongCheck(vec![peer(1)]));
-    }
-
-    #[test]
-    fn a_group_that_gives_no_answer_leaves_the_check_to_another() {
-        let (view, mut checks) = (view(5), Checks::default());
-        let first = (0..NEW).find_map(|_| checks.ended(&view, served(2, 2, TRUTH), CHECK, 0)).unwrap();
-        let Some(CheckStep::Ask(second)) = checks.said(&view, CHECK, None) else { panic!("nobody else is asked") };
-        assert_ne!(first.leader, second.leader);
-        let sampled = Sampled { token: TRUTH, logprob: LIKELY, top: vec![] };
-        assert_eq!(checks.said(&view, CHECK, Some(sampled)), Some(CheckStep::Over(SpotCheckVerdict::Passed)));
-        // Not for ever.
-        (0..2 * NEW).find_map(|_| checks.ended(&view, served(2, 2, TRUTH), CHECK, 0)).unwrap();
-        let steps: Vec<CheckStep> = std::iter::from_fn(|| checks.said(&view, CHECK, None)).collect();
-        assert!(
-            matches!(&steps[..], [CheckStep::Ask(_), CheckStep::Ask(_), CheckStep::Over(SpotCheckVerdict::Unclear)]),
-            "{steps:?}"
-        );
-    }
-
-    #[test]
-    fn without_a_third_nobody_can_say() {
-        assert_eq!(verdict(2, served(2, 2, LIE), &[2]), SpotCheckVerdict::Unclear);
-    }
-
-    #[test]
-    fn a_near_tie_is_no_lie() {
-        let (view, mut checks) = (view(2), Checks::default());
-        let (top, logprob) = (vec![TokenLogprob { token: LIE, logprob: -0.51 }], Some(-0.50));
-        (0..NEW).find_map(|_| checks.ended(&view, served(2, 2, LIE), CHECK, 0)).unwrap();
-        let said = checks.said(&view, CHECK, Some(Sampled { token: TRUTH, logprob, top }));
-        assert_eq!(said, Some(CheckStep::Over(SpotCheckVerdict::Passed)));
-    }
-
-    /// What a check says of the right token with this log-probability, where the others get another.
-    fn of_logprob(claimed: Option<f32>, right: f32) -> SpotCheckVerdict {
-        let (view, mut checks) = (view(4), Checks::default());
-        let served = CheckedAnswer { logprobs: vec![claimed; 3], ..served(2, 2, TRUTH) };
-        (0..NEW).find_map(|_| checks.ended(&view, served.clone(), CHECK, 0)).unwrap();
-        loop {
-            let said = Sampled { token: TRUTH, logprob: Some(right), top: vec![] };
-            if let CheckStep::Over(verdict) = checks.said(&view, CHECK, Some(said)).unwrap() {
-                return verdict;
-            }
-        }
-    }
-
-    #[test]
-    fn who_gets_the_token_from_other_logits_is_found() {
-        assert_eq!(of_logprob(Some(-0.5), -0.5), SpotCheckVerdict::Passed);
-        assert_eq!(of_logprob(Some(-0.5), -0.8), SpotCheckVerdict::Passed);
-        for wrong in [Some(-0.5), Some(f32::NAN), Some(f32::INFINITY), None] {
-            assert_eq!(of_logprob(wrong, -1.5), SpotCheckVerdict::WrongToken(vec![peer(2)]), "{wrong:?}");
-        }
-    }
-
-    #[test]
-    fn one_answer_of_every_block_is_checked_and_known_leaders_have_longer_blocks() {
-        let (view, mut checks) = (view(3), Checks::default());
-        let mut checked = Vec::new();
-        for n in 0..4 * 8 + 2 * 32_u64 {
-            let roll = n.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-            if checks.ended(&view, served(2, 2, TRUTH), CHECK, roll).is_some() {
-                checked.push(n);
-                checks.said(&view, CHECK, Some(Sampled { token: TRUTH, logprob: LIKELY, top: vec![] }));
-            }
-        }
-        let block = |n: u64| if n < 32 { n / 4 } else { 8 + (n - 32) / 32 };
-        assert_eq!(checked.iter().map(|n| block(*n)).collect::<Vec<_>>(), (0..10).collect::<Vec<_>>(), "{checked:?}");
-    }
-}
+mod tests;

@@ -172,11 +172,25 @@ fn sixteen(sorted: &[u32]) -> Option<[u32; LENGTHS]> {
 /// thirds of the gateways and more count alike, so that fewer than a third that lie take the medians nowhere that no other is.
 #[must_use]
 pub fn together(model: ModelId, members: &Members<'_>) -> Option<Profile> {
-    let all: Vec<&Traffic> = members
-        .values()
-        .filter_map(|advert| advert.traffic.iter().find(|t| t.model == model))
-        .filter(|t| t.rate > 0.0)
-        .collect();
+    let said = members.values().filter_map(|advert| advert.traffic.iter().find(|t| t.model == model));
+    combined(&said.filter(|t| t.rate > 0.0).collect::<Vec<_>>())
+}
+
+/// The same of every model: what a member says is looked at once, however many models there are.
+#[must_use]
+pub fn all_together(members: &Members<'_>) -> BTreeMap<ModelId, Profile> {
+    let mut all = BTreeMap::<ModelId, Vec<&Traffic>>::new();
+    for advert in members.values() {
+        let mut said = BTreeSet::new();
+        // Nobody says it twice.
+        for traffic in advert.traffic.iter().filter(|t| said.insert(t.model)).filter(|t| t.rate > 0.0) {
+            all.entry(traffic.model).or_default().push(traffic);
+        }
+    }
+    all.into_iter().filter_map(|(model, said)| Some((model, combined(&said)?))).collect()
+}
+
+fn combined(all: &[&Traffic]) -> Option<Profile> {
     let mut rates: Vec<f64> = all.iter().map(|t| t.rate).collect();
     rates.sort_by(f64::total_cmp);
     let most = *rates.get(rates.len().checked_sub(1)? / 3)?;
@@ -217,7 +231,9 @@ mod tests {
     fn merged(all: &[Traffic]) -> Option<Profile> {
         let adverts: Vec<Advert> = all.iter().map(|t| Advert { traffic: vec![*t], ..sample::gateway(0) }).collect();
         let members = (0..).zip(&adverts).map(|(n, a)| (PeerId([n; 32]), a)).collect();
-        together(MODEL, &members)
+        let one = together(MODEL, &members);
+        assert_eq!(one, all_together(&members).remove(&MODEL));
+        one
     }
 
     #[test]

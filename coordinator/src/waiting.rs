@@ -51,6 +51,15 @@ pub enum NotReady {
         /// What is lent (bytes).
         lent: u64,
     },
+    /// A model that one peer has to hold does not fit on any.
+    TooLargeForOne {
+        /// Its name.
+        model: String,
+        /// What a device must have (bytes).
+        needs: u64,
+        /// What the largest lends (bytes).
+        lent: u64,
+    },
     /// Too little memory for KV.
     SmallKv {
         /// For which model.
@@ -149,61 +158,61 @@ pub struct WaitingView<'a> {
 
 /// The one reason that is to be dealt with first; none where the peer is ready.
 #[must_use]
-pub fn why(scene: &WaitingView<'_>) -> Option<NotReady> {
-    match scene.stage {
+pub fn why(view: &WaitingView<'_>) -> Option<NotReady> {
+    match view.stage {
         PeerStage::Ready => None,
         PeerStage::Probing => Some(NotReady::Probing),
         PeerStage::Leaving => Some(NotReady::Leaving),
         // A plan whose peers have gone stands until there is another, and there may never be one.
-        PeerStage::Planned => Some(lacking(scene).unwrap_or(NotReady::Loading)),
-        PeerStage::Planless => Some(planless(scene)),
+        PeerStage::Planned => Some(lacking(view).unwrap_or(NotReady::Loading)),
+        PeerStage::Planless => Some(planless(view)),
     }
 }
 
 /// What no plan could be made without, if it is not there.
-fn lacking(scene: &WaitingView<'_>) -> Option<NotReady> {
-    if !scene.lends && !scene.others.iter().any(|o| o.lends) {
-        return Some(nothing_lent(scene));
+fn lacking(view: &WaitingView<'_>) -> Option<NotReady> {
+    if !view.lends && !view.others.iter().any(|o| o.lends) {
+        return Some(nothing_lent(view));
     }
-    let all_short = scene.models > 0 && scene.short.len() >= scene.models;
-    scene.short.first().filter(|_| all_short).map(NotReady::from)
+    let all_short = view.models > 0 && view.short.len() >= view.models;
+    view.short.first().filter(|_| all_short).map(NotReady::from)
 }
 
-fn planless(scene: &WaitingView<'_>) -> NotReady {
-    if let Some(lack) = lacking(scene) {
+fn planless(view: &WaitingView<'_>) -> NotReady {
+    if let Some(lack) = lacking(view) {
         return lack;
     }
-    if let Some(clock) = clocks(scene.others) {
+    if let Some(clock) = clocks(view.others) {
         return clock;
     }
-    if scene.others.is_empty() {
-        return nobody(scene);
+    if view.others.is_empty() {
+        return nobody(view);
     }
-    match scene.others.iter().find(|o| o.plans) {
+    match view.others.iter().find(|o| o.plans) {
         Some(other) if other.silent >= SILENT => {
             // In steps, so that it is said anew now and then, and not every second.
             let seconds = 1 << other.silent.as_secs().ilog2();
             NotReady::Silent { who: other.name.clone(), seconds }
         }
         Some(other) => NotReady::Planning { who: Some(other.name.clone()) },
-        None if scene.plans => NotReady::Planning { who: None },
+        None if view.plans => NotReady::Planning { who: None },
         None => NotReady::NoPlanner,
     }
 }
 
-fn nothing_lent(scene: &WaitingView<'_>) -> NotReady {
-    match (scene.lending, scene.opens) {
+fn nothing_lent(view: &WaitingView<'_>) -> NotReady {
+    match (view.lending, view.opens) {
         (Lending::OutsideHours, Some(opens)) => NotReady::Hours { opens },
         (Lending::Paused, _) => NotReady::Paused,
-        _ if scene.others.is_empty() => nobody(scene),
+        _ if view.others.is_empty() => nobody(view),
         _ => NotReady::NothingLent,
     }
 }
 
-fn nobody(scene: &WaitingView<'_>) -> NotReady {
-    match scene.versions {
+fn nobody(view: &WaitingView<'_>) -> NotReady {
+    match view.versions {
         Some((theirs, ours)) => NotReady::OtherVersion { theirs, ours },
-        None => NotReady::NoPeer { addresses: scene.addresses },
+        None => NotReady::NoPeer { addresses: view.addresses },
     }
 }
 
@@ -234,6 +243,7 @@ impl From<&Shortfall> for NotReady {
         let model = short.model.clone();
         match short.lack {
             DeviceShortfall::Memory { needs, lent } => Self::TooLarge { model, needs, lent },
+            DeviceShortfall::MemoryOfOne { needs, lent } => Self::TooLargeForOne { model, needs, lent },
             DeviceShortfall::Kv { needs, holds } => Self::SmallKv { model, needs, holds },
         }
     }
@@ -260,6 +270,12 @@ impl fmt::Display for NotReady {
             Self::TooLarge { model, needs, lent } => write!(
                 f,
                 "{model} needs {} for its weights and one request, {} is lent: more peers are needed, or more --memory",
+                Mib(*needs),
+                Mib(*lent)
+            ),
+            Self::TooLargeForOne { model, needs, lent } => write!(
+                f,
+                "{model} needs {} for its weights and one request on one peer, none lends more than {}: one with more memory is needed, or more --memory",
                 Mib(*needs),
                 Mib(*lent)
             ),
@@ -320,7 +336,7 @@ mod tests {
         PeerSighting { name: name.into(), lends: true, clock: Some(0), silent, plans: false }
     }
 
-    fn scene(others: &[PeerSighting]) -> WaitingView<'_> {
+    fn view(others: &[PeerSighting]) -> WaitingView<'_> {
         WaitingView {
             stage: PeerStage::Planless,
             lending: Lending::Lends,
@@ -335,13 +351,13 @@ mod tests {
         }
     }
 
-    fn said(scene: &WaitingView<'_>) -> String {
-        why(scene).unwrap().to_string()
+    fn said(view: &WaitingView<'_>) -> String {
+        why(view).unwrap().to_string()
     }
 
     #[test]
     fn stages_speak_for_themselves() {
-        let at = |stage| why(&WaitingView { stage, ..scene(&[]) });
+        let at = |stage| why(&WaitingView { stage, ..view(&[]) });
         assert_eq!(at(PeerStage::Ready), None);
         let reasons = [PeerStage::Probing, PeerStage::Planned, PeerStage::Leaving].map(at);
         assert_eq!(reasons, [NotReady::Probing, NotReady::Loading, NotReady::Leaving].map(Some));
@@ -351,28 +367,28 @@ mod tests {
     fn a_plan_whose_other_half_has_left_is_not_loading() {
         let lack = DeviceShortfall::Memory { needs: 244 << 20, lent: 163 << 20 };
         let short = [Shortfall { id: ModelId([1; 16]), model: "big".into(), lack }];
-        let half = WaitingView { stage: PeerStage::Planned, short: &short, ..scene(&[]) };
+        let half = WaitingView { stage: PeerStage::Planned, short: &short, ..view(&[]) };
         assert!(said(&half).contains("more peers are needed"), "{}", said(&half));
-        let gateway = WaitingView { stage: PeerStage::Planned, lends: false, addresses: 0, ..scene(&[]) };
+        let gateway = WaitingView { stage: PeerStage::Planned, lends: false, addresses: 0, ..view(&[]) };
         assert_eq!(why(&gateway), Some(NotReady::NoPeer { addresses: 0 }));
     }
 
     #[test]
     fn who_finds_nobody_says_so_and_what_it_has_tried() {
-        assert!(said(&scene(&[])).contains("3 known addresses"));
+        assert!(said(&view(&[])).contains("3 known addresses"));
         let (theirs, ours) = (9, 8);
-        let other = WaitingView { versions: Some((theirs, ours)), ..scene(&[]) };
+        let other = WaitingView { versions: Some((theirs, ours)), ..view(&[]) };
         assert!(said(&other).contains("protocol version 9, this one 8"));
         // Whoever it can talk to counts for more.
         let others = [PeerSighting { plans: true, ..seen("p2") }];
-        let found = WaitingView { versions: Some((theirs, ours)), ..scene(&others) };
+        let found = WaitingView { versions: Some((theirs, ours)), ..view(&others) };
         assert!(said(&found).contains("p2 is to make it"));
     }
 
     #[test]
     fn hours_and_pauses_are_reasons_where_nobody_else_lends() {
         let (lending, opens) = (Lending::OutsideHours, Some(22 * 60));
-        let night = WaitingView { lending, opens, lends: false, ..scene(&[]) };
+        let night = WaitingView { lending, opens, lends: false, ..view(&[]) };
         assert!(said(&night).contains("lending begins at 22:00"), "{}", said(&night));
         let others = [PeerSighting { plans: true, ..seen("p2") }];
         assert!(said(&WaitingView { others: &others, ..night.clone() }).contains("p2"));
@@ -386,10 +402,13 @@ mod tests {
     fn what_is_too_little_is_said_in_numbers_unless_another_model_fits() {
         let short = |lack| [Shortfall { model: "llama".into(), id: ModelId([1; 16]), lack }];
         let memory = short(DeviceShortfall::Memory { needs: 16 << 30, lent: 9 << 29 });
-        let large = WaitingView { short: &memory, ..scene(&[]) };
+        let large = WaitingView { short: &memory, ..view(&[]) };
         assert!(said(&large).contains("llama needs 16.0 GiB") && said(&large).contains("4.5 GiB is lent"));
+        let one = short(DeviceShortfall::MemoryOfOne { needs: 16 << 30, lent: 9 << 29 });
+        let one = said(&WaitingView { short: &one, ..view(&[]) });
+        assert!(one.contains("16.0 GiB") && one.contains("on one peer, none lends more than 4.5 GiB"), "{one}");
         let kv = short(DeviceShortfall::Kv { needs: 1024, holds: 512 });
-        let small = WaitingView { short: &kv, ..scene(&[]) };
+        let small = WaitingView { short: &kv, ..view(&[]) };
         assert!(said(&small).contains("KV holds 512 tokens of llama, a plan needs 1024"), "{}", said(&small));
         assert!(matches!(why(&WaitingView { models: 2, ..small }), Some(NotReady::NoPeer { .. })));
     }
@@ -397,7 +416,7 @@ mod tests {
     #[test]
     fn a_wrong_clock_is_named_with_its_owner() {
         let clock = |name: &str, minutes| PeerSighting { clock: Some(minutes), ..seen(name) };
-        let reason = |others: &[PeerSighting]| why(&scene(others)).unwrap();
+        let reason = |others: &[PeerSighting]| why(&view(others)).unwrap();
         let two = reason(&[clock("p2", -60)]);
         assert_eq!(two, NotReady::Clocks { with: "p2".into(), minutes: 60 });
         assert!(two.to_string().contains("this host is about 60 minutes ahead of that of p2"), "{two}");
@@ -414,10 +433,10 @@ mod tests {
     #[test]
     fn who_is_to_plan_is_named() {
         let planner = |silent| [PeerSighting { plans: true, silent: Duration::from_secs(silent), ..seen("p7") }];
-        assert_eq!(why(&scene(&planner(1))), Some(NotReady::Planning { who: Some("p7".into()) }));
-        assert_eq!(why(&scene(&planner(13))), Some(NotReady::Silent { who: "p7".into(), seconds: 8 }));
+        assert_eq!(why(&view(&planner(1))), Some(NotReady::Planning { who: Some("p7".into()) }));
+        assert_eq!(why(&view(&planner(13))), Some(NotReady::Silent { who: "p7".into(), seconds: 8 }));
         let others = [seen("p2")];
-        assert_eq!(why(&WaitingView { plans: true, ..scene(&others) }), Some(NotReady::Planning { who: None }));
-        assert_eq!(why(&scene(&others)), Some(NotReady::NoPlanner));
+        assert_eq!(why(&WaitingView { plans: true, ..view(&others) }), Some(NotReady::Planning { who: None }));
+        assert_eq!(why(&view(&others)), Some(NotReady::NoPlanner));
     }
 }

@@ -5,6 +5,7 @@
 
 use crate::Time;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 use tsnode_protocol::{Advert, GroupId, Heartbeat, ModelId, PeerId, Phase};
 
@@ -15,11 +16,13 @@ const HEARD: Duration = Duration::from_secs(3);
 /// Gateways beside this one, and what they say that they saw.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Witnesses {
-    /// How often claims are doubled, by whom.
-    seen: BTreeMap<(GroupId, Phase), BTreeMap<PeerId, u8>>,
-    /// Whose clients ask for a model: they may have measured who serves it.
-    asked: BTreeMap<ModelId, BTreeSet<PeerId>>,
+    seen: SeenDoublings,
+    /// Whose clients ask for a model: they may have measured who serves it. It is in adverts, and stays the same for as long as they do.
+    asked: Arc<BTreeMap<ModelId, BTreeSet<PeerId>>>,
 }
+
+/// How often claims are doubled, by whom.
+type SeenDoublings = BTreeMap<(GroupId, Phase), BTreeMap<PeerId, u8>>;
 
 /// A claim that is in doubt here.
 #[derive(Clone, Copy, Debug)]
@@ -37,16 +40,21 @@ impl Witnesses {
     /// By what these others say; none of them is this gateway, and none is cut off.
     #[must_use]
     pub fn of<'a>(others: impl IntoIterator<Item = (PeerId, &'a Advert, &'a Heartbeat)>) -> Self {
-        let mut witnesses = Self::default();
-        for (peer, advert, heartbeat) in others {
+        let mut asked = BTreeMap::<ModelId, BTreeSet<PeerId>>::new();
+        let seen = seen(others.into_iter().map(|(peer, advert, heartbeat)| {
             for traffic in &advert.traffic {
-                witnesses.asked.entry(traffic.model).or_default().insert(peer);
+                asked.entry(traffic.model).or_default().insert(peer);
             }
-            for seen in &heartbeat.seen_speeds {
-                witnesses.seen.entry((seen.group, seen.phase)).or_default().insert(peer, seen.doublings);
-            }
-        }
-        witnesses
+            (peer, heartbeat)
+        }));
+        Self { seen, asked: Arc::new(asked) }
+    }
+
+    /// The same gateways while their adverts are the same, with what they say now. Heartbeats come several times a second, and most say
+    /// nothing of anybody.
+    #[must_use]
+    pub fn saying<'a>(&self, others: impl IntoIterator<Item = (PeerId, &'a Heartbeat)>) -> Self {
+        Self { seen: seen(others), asked: self.asked.clone() }
     }
 
     /// Whether another gateway saw it as well, or there is none that could have: then this one stands for itself.
@@ -60,6 +68,16 @@ impl Witnesses {
         let may_have = self.asked.get(&doubted.model).is_some_and(|peers| peers.iter().any(is_other));
         !may_have || doubted.since.is_some_and(|since| now >= since + HEARD)
     }
+}
+
+fn seen<'a>(others: impl IntoIterator<Item = (PeerId, &'a Heartbeat)>) -> SeenDoublings {
+    let mut all = SeenDoublings::new();
+    for (peer, heartbeat) in others {
+        for seen in &heartbeat.seen_speeds {
+            all.entry((seen.group, seen.phase)).or_default().insert(peer, seen.doublings);
+        }
+    }
+    all
 }
 
 #[cfg(test)]
@@ -109,6 +127,17 @@ mod tests {
         assert!(!silent.second(Time::from_secs(1000), unknown));
         let of_another = Doubted { model: ModelId([2; 16]), ..unknown };
         assert!(silent.second(Time::from_secs(1000), of_another));
+    }
+
+    #[test]
+    fn what_is_in_adverts_is_not_gathered_again_for_what_heartbeats_say() {
+        let silent = others(&[(peer(1), None), (peer(2), None)]);
+        let seen_speeds = vec![SeenSpeed { group: KEY.0, phase: KEY.1, doublings: 1 }];
+        let heartbeat = Heartbeat { seen_speeds, ..Heartbeat::default() };
+        let saying = silent.saying([(peer(1), &heartbeat)]);
+        assert_eq!(saying, others(&[(peer(1), Some(1)), (peer(2), None)]));
+        assert!(Arc::ptr_eq(&saying.asked, &silent.asked));
+        assert_eq!(saying.saying([]), silent, "what was said before is said no longer");
     }
 
     #[test]

@@ -4,8 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use tsnode_coordinator::changeover::{Changeover, ChangeoverView};
-use tsnode_protocol::{Epoch, Group, GroupId, LayerRange, Load, ModelId, PeerId, Phase, Plan, Route, Stage, Term};
+use tsnode_coordinator::{
+    changeover::{Changeover, ChangeoverView},
+    sample,
+};
+use tsnode_protocol::{Group, GroupId, LayerRange, Load, ModelId, PeerId, Phase, Plan, Route, Stage, Term};
 
 const MODEL: ModelId = ModelId([1; 16]);
 const OTHER: ModelId = ModelId([2; 16]);
@@ -30,16 +33,7 @@ fn plan(term: u32, groups: &[Group]) -> Arc<Plan> {
     let of_model = |model| groups.iter().filter(|g| g.model == model).count() as f64;
     let route = |g: &Group| Route { prefill: g.id, decode: g.id, share: 1.0 / of_model(g.model) };
     let routes = groups.iter().map(route).collect();
-    Plan {
-        epoch: Epoch(1),
-        term: Term(term),
-        parent: None,
-        groups: groups.to_vec(),
-        routes,
-        chosen: vec![],
-        reason: String::new(),
-    }
-    .into()
+    Arc::new(Plan { term: Term(term), ..sample::plan(groups.to_vec(), routes) })
 }
 
 /// One peer through a change of plans.
@@ -62,8 +56,8 @@ impl Scenario {
     }
 
     fn adopts(&mut self, term: u32, groups: &[Group]) {
-        let scene = ChangeoverView { up: &self.up, staying: &self.staying };
-        self.changeover.adopt(self.now, plan(term, groups), scene);
+        let view = ChangeoverView { up: &self.up, staying: &self.staying };
+        self.changeover.adopt(self.now, plan(term, groups), view);
     }
 
     fn look(&mut self) {

@@ -2,8 +2,8 @@
 //! that claims five times its speed is found among them.
 #![expect(clippy::unwrap_used, reason = "a group that is not in the plan fails the test")]
 
+use crate::lenders::{self, MODEL};
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 use std::time::Duration;
 use tsnode_coordinator::{
     claim_check::{ClaimCheck, ClaimedWork, SeenWork},
@@ -19,10 +19,7 @@ use tsnode_coordinator::{
     sample,
     trust::{Offence, Trust},
 };
-use tsnode_protocol::{
-    Advert, Epoch, Group, LayerRange, Load, ModelId, PeerId, Phase, Plan, Quickest, Seconds, Stage, StepSize, Term,
-    TimedStep,
-};
+use tsnode_protocol::{Advert, Group, LayerRange, Load, PeerId, Phase, Quickest, Seconds, Stage, StepSize, TimedStep};
 
 /// Swarms of each kind.
 const SEEDS: u64 = 200;
@@ -42,7 +39,6 @@ const HIDDEN: u64 = 100;
 const PROMPT: u32 = 25;
 const ANSWER: u32 = 40;
 const LAYERS: u32 = 4;
-const MODEL: ModelId = ModelId([1; 16]);
 /// What a token takes from a leader to the gateway, and a step beside what is computed (s).
 const NETWORK: f64 = 3e-4;
 const OVERHEAD: f64 = 2e-4;
@@ -279,19 +275,10 @@ impl Swarm {
             })
             .collect();
         let boast = |n: usize, rng: &mut Rng| boaster.filter(|_| n == 0).unwrap_or(0.8 + 0.5 * rng.unit());
-        let adverts = lenders.iter().enumerate().map(|(n, l)| (peer(n), advert(l.costs, boast(n, &mut rng)))).collect();
+        let adverts = lenders.iter().enumerate().map(|(n, l)| (peer(n), advert(l.costs, boast(n, &mut rng))));
         let stage = |n| Stage { peer: peer(n), device: 0, layers: LayerRange { start: 0, end: LAYERS } };
         let groups = (0..count).map(|n| Group::new(MODEL, Phase::Mixed, vec![stage(n)])).collect();
-        let plan = Plan {
-            epoch: Epoch(0),
-            term: Term(0),
-            parent: None,
-            groups,
-            routes: vec![],
-            chosen: vec![],
-            reason: String::new(),
-        };
-        let view = View { plan: Some(Arc::new(plan)), adverts: Arc::new(adverts), ..View::default() };
+        let view = lenders::view(groups, vec![], adverts);
         let gateway = Host::new(&mut rng, share);
         let clients = [1, 2, 6, 6, 16, 64][rng.below(6)];
         Self { lenders, gateway, view, clients, by, rng }

@@ -2,7 +2,7 @@
 //! rest of each beside its answers.
 #![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
-use crate::lenders::{MODEL, group, lender, peer};
+use crate::lenders::{self, AdvertBuilder, MODEL, group, peer};
 use std::sync::Arc;
 use std::time::Duration;
 use tsnode_coordinator::{
@@ -10,8 +10,8 @@ use tsnode_coordinator::{
     gateway::{Action, Begun, Event, Gateway, GatewayConfig, Trace, View},
 };
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Epoch, KvCodec, Load, Phase, Plan, PromptCodec, RequestId, Route, RoutePolicy, Sampled,
-    Sampling, Seconds, SettingKey, SettingValue, SwarmSetting, Term, Token,
+    Advert, BytesPerSecond, KvCodec, Load, Phase, PromptCodec, RequestId, Route, RoutePolicy, Sampled, Sampling,
+    Seconds, SettingKey, SettingValue, SwarmSetting, Token,
     stream::{Computed, DecodeEvent, DecodeOrder, DecodeRequest, End, Generation, PrefillEvent, PrefillRequest},
 };
 
@@ -22,9 +22,8 @@ fn request(n: u8) -> RequestId {
 }
 
 /// A device on which a token of a prompt takes so long (ms), of a swarm whose members have set that.
-fn advert(token: f64, set: &[SwarmSetting]) -> Advert {
-    let lender = lender([1e-3, token * 0.25e-3, 0.0], [0.5e-3, 0.0, 0.0], BytesPerSecond(1e9));
-    Advert { settings: set.to_vec(), ..lender }
+fn advert(prompt_token: f64, settings: &[SwarmSetting]) -> Advert {
+    AdvertBuilder { prompt_step: 1e-3, prompt_token, bandwidth: Some(BytesPerSecond(1e9)), settings }.build()
 }
 
 fn set(policy: Option<RoutePolicy>, at: u64) -> SwarmSetting {
@@ -48,16 +47,7 @@ impl Scenario {
         let up = [(0, 0), (1, pending_tokens), (2, 0)];
         let load = |pending_tokens| Load { pending_tokens, ..Load::default() };
         let up = up.map(|(i, pending): (usize, u32)| (groups[i].id, load(pending))).into();
-        let plan = Plan {
-            epoch: Epoch(1),
-            term: Term(0),
-            parent: None,
-            groups,
-            routes,
-            chosen: vec![],
-            reason: String::new(),
-        };
-        let view = View { plan: Some(Arc::new(plan)), up, ..View::default() };
+        let view = View { up, ..lenders::view(groups, routes, []) };
         let mut scenario = Self { gateway: Gateway::new(config), view, now: Duration::ZERO };
         scenario.sets(Some(RoutePolicy::Cronus), 1);
         scenario

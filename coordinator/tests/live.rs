@@ -9,9 +9,9 @@ use tsnode_coordinator::{
     sample::{self, card},
 };
 use tsnode_protocol::{
-    Advert, BatchPolicy, BytesPerSecond, Device, Epoch, Experts, Group, LayerRange, Link, ModelCard, ModelShape,
-    PathKind, PeerId, Phase, Plan, RequestClass, Route, Seconds, SettingKey, SettingValue, Stage, SwarmSetting,
-    Targets, Term, Traffic, traffic::LENGTHS,
+    Advert, BatchPolicy, BytesPerSecond, Device, Experts, Group, LayerRange, Link, ModelCard, ModelShape, PathKind,
+    PeerId, Phase, Plan, RequestClass, Route, Seconds, SettingKey, SettingValue, Stage, SwarmSetting, Targets, Traffic,
+    traffic::LENGTHS,
 };
 
 const LAYERS: u32 = 4;
@@ -35,8 +35,8 @@ fn a_group_that_the_plan_has_no_use_for_can_still_be_sent_work() {
     let stage = |peer| Stage { peer, device: 0, layers: LayerRange { start: 0, end: LAYERS } };
     let group = |(id, phase): (&PeerId, Phase)| Group::new(card().id, phase, vec![stage(*id)]);
     let groups: Vec<Group> = ids.iter().zip(phases).map(group).collect();
-    let scene = &live::scenes(&members, SplitChoice::Always)[0];
-    let routes = scene.routes(&groups);
+    let input = &live::inputs(&members, SplitChoice::Always)[0];
+    let routes = input.routes(&groups);
     let to = |g: &Group| routes.iter().filter(|r| r.decode == g.id).map(|r| r.share).sum::<f64>();
     assert!(to(&groups[1]) > 0.98, "{routes:?}");
     assert!((to(&groups[2]) > 0.0) && (to(&groups[3]) > 0.0), "{routes:?}");
@@ -60,9 +60,7 @@ fn worth(phases: [Phase; 2], policy: BatchPolicy, ttft: f64) -> f64 {
     let layers = LayerRange { start: 0, end: LAYERS };
     let group = |(n, phase)| Group::new(model, phase, vec![Stage { peer: peer(n), device: 0, layers }]);
     let groups = (0..).zip(phases).map(group).collect();
-    let (epoch, term, reason) = (Epoch(0), Term(0), String::new());
-    let plan = Plan { epoch, term, parent: None, groups, routes: vec![], chosen: vec![], reason };
-    planner::value(&plan, &members, &Wish::default())
+    planner::value(&sample::plan(groups, vec![]), &members, &Wish::default())
 }
 
 /// Prompts of 200 tokens take two steps of 128 at most, or one where they go alone.
@@ -93,17 +91,9 @@ fn in_a_large_swarm_a_loss_and_a_newcomer_leave_every_other_group_as_it_is() {
     let pair = |n: usize| Group::new(card().id, Phase::Mixed, vec![stage(n, 0, 2), stage(43 - n, 2, LAYERS)]);
     let groups: Vec<Group> = (0..22).map(pair).collect();
     let routes = groups.iter().map(|g| Route { prefill: g.id, decode: g.id, share: 1.0 / 22.0 }).collect();
-    let plan = Plan {
-        epoch: Epoch(0),
-        term: Term(0),
-        parent: None,
-        groups: groups.clone(),
-        routes,
-        chosen: vec![],
-        reason: String::new(),
-    };
+    let plan = sample::plan(groups.clone(), routes);
     let (left, wish) = (there(1), Wish::default());
-    assert!(live::scenes(&left, wish.split).len() > 1, "it is no large swarm");
+    assert!(live::inputs(&left, wish.split).len() > 1, "it is no large swarm");
     let stood: Vec<_> = groups[1..].iter().map(|g| g.id).collect();
     let flipped = planner::flip(&plan, &left, &wish).unwrap();
     let grown = planner::grow(&plan, &left, &wish).unwrap();
@@ -128,15 +118,7 @@ fn after_a_loss_32_devices_are_scheduled_anew_with_what_they_have_loaded() {
     };
     let wish = Wish { split: SplitChoice::Always, ..Wish::default() };
     let draft = planner::plan(&without(&[]), &wish, None);
-    let plan = Plan {
-        epoch: Epoch(0),
-        term: Term(0),
-        parent: None,
-        groups: draft.groups,
-        routes: draft.routes,
-        chosen: draft.chosen,
-        reason: draft.reason,
-    };
+    let plan = Plan { chosen: draft.chosen, ..sample::plan(draft.groups, draft.routes) };
     assert_eq!(plan.peers().len(), 32, "all have a part");
     let peers_of = |phase| -> Vec<PeerId> {
         plan.groups.iter().filter(|g| g.phase == phase).flat_map(|g| &g.stages).map(|s| s.peer).collect()
@@ -243,6 +225,7 @@ fn mixture() -> ModelCard {
         embed_bytes: 175_000_000,
         head_bytes: 255_000_000,
         experts: Some(Experts { count: 128, used: 8, bytes: 340_000_000 }),
+        whole: false,
     };
     ModelCard { shape, ..card() }
 }
@@ -265,6 +248,27 @@ fn experts_that_no_peer_holds_lie_over_four() {
     let [short] = &live::shortfalls(&members)[..] else { panic!("nothing is said") };
     let live::DeviceShortfall::Memory { needs, lent } = short.lack else { panic!("{short:?}") };
     assert!(needs > shape.stage_bytes(shape.all_layers()) && lent < needs, "{needs} of {lent}");
+}
+
+/// Two hold it together, and one stage has to: whoever holds all of it serves it, and where nobody does it is said what is lacking.
+#[test]
+fn a_model_that_one_stage_has_to_hold_lies_on_one_peer() {
+    let whole = ModelCard { shape: ModelShape { whole: true, ..embedded().shape }, ..card() };
+    let lender = |memory, kv| Lender { memory, kv, speed: 1.0, links: vec![] };
+    let (small, large) = (lender(10 << 20, 2 << 20), lender(64 << 20, 8 << 20));
+    let both = [small.clone(), small.clone()];
+    assert!(serves(&planned(&embedded(), &both, SplitChoice::Auto)), "cut in two");
+    assert!(planned(&whole, &both, SplitChoice::Auto).groups.is_empty());
+    let adverts = adverts(&whole, &both);
+    let members: BTreeMap<PeerId, &Advert> = (0..).map(id).zip(&adverts).collect();
+    let [short] = &live::shortfalls(&members)[..] else { panic!("nothing is said") };
+    let live::DeviceShortfall::MemoryOfOne { needs, lent } = short.lack else { panic!("{short:?}") };
+    assert!(lent < small.memory && needs > lent, "{needs} of {lent}, which one of them lends");
+    for (lenders, groups) in [(vec![large.clone(), small.clone(), small], 1), (vec![large.clone(), large], 2)] {
+        let draft = planned(&whole, &lenders, SplitChoice::Auto);
+        assert!(serves(&draft) && draft.groups.len() == groups, "{draft:?}");
+        assert!(draft.groups.iter().all(|group| group.stages.len() == 1), "{draft:?}");
+    }
 }
 
 /// Most peers of a cluster that is drawn.

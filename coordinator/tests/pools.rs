@@ -1,8 +1,7 @@
 //! Scenarios of pools (Splitwise §IV-A): one group for prompts and two for answers, which lend each other room.
 
-use crate::lenders::{MODEL, group, lender, peer};
+use crate::lenders::{self, AdvertBuilder, MODEL, group, peer};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 use tsnode_coordinator::{
     gate::Overrule,
@@ -10,8 +9,8 @@ use tsnode_coordinator::{
     policy::routing::Overflow,
 };
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Epoch, Load, PeerId, Phase, Plan, RequestId, Route, RoutePolicy, Sampled, Sampling,
-    Seconds, SettingKey, SettingValue, SwarmSetting, Term, Token,
+    Advert, BytesPerSecond, Load, PeerId, Phase, RequestId, Route, RoutePolicy, Sampled, Sampling, Seconds, SettingKey,
+    SettingValue, SwarmSetting, Token,
     stream::{Computed, DecodeEvent, DecodeRequest, End, Generation, PrefillEvent},
 };
 
@@ -23,11 +22,10 @@ fn request(n: u8) -> RequestId {
 }
 
 /// A device on which a token of a prompt takes so long (ms), of a swarm whose members have set pools.
-fn advert(token: f64) -> Advert {
+fn advert(prompt_token: f64) -> Advert {
     let (key, value) = (SettingKey::Route { model: None }, SettingValue::Route(Some(RoutePolicy::Pools)));
-    let settings = vec![SwarmSetting { key, value, at: 1, by: peer(9) }];
-    let lender = lender([1e-3, token * 0.25e-3, 0.0], [0.5e-3, 0.0, 0.0], BytesPerSecond(1e9));
-    Advert { settings, ..lender }
+    let settings = &[SwarmSetting { key, value, at: 1, by: peer(9) }];
+    AdvertBuilder { prompt_step: 1e-3, prompt_token, bandwidth: Some(BytesPerSecond(1e9)), settings }.build()
 }
 
 /// Of a hundred pages the groups have so many free, and so many tokens of prompts wait there.
@@ -38,10 +36,8 @@ fn view(free: [u32; 3], pending: [u32; 3]) -> View {
     let load = |free_pages, pending_tokens| Load { free_pages, pending_tokens, total_pages: 100, ..Load::default() };
     let loads = free.into_iter().zip(pending).map(|(free, pending)| load(free, pending));
     let up = groups.iter().map(|group| group.id).zip(loads).collect();
-    let plan =
-        Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, chosen: vec![], reason: String::new() };
     let adverts = [(1, 1.0), (2, 3.0), (3, 3.0)].map(|(n, token)| (peer(n), advert(token)));
-    View { plan: Some(Arc::new(plan)), up, adverts: Arc::new(adverts.into()), ..View::default() }
+    View { up, ..lenders::view(groups, routes, adverts) }
 }
 
 /// Peer 1 computes prompts, three times as fast as peers 2 and 3, which answer.

@@ -2,7 +2,7 @@
 //! still, with what a decode group has computed of it before, or with all of it computed anew.
 #![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
-use crate::lenders::{MODEL, group, lender, peer};
+use crate::lenders::{self, AdvertBuilder, MODEL, group, peer};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,8 +11,8 @@ use tsnode_coordinator::{
     gateway::{Action, Begun, Event, Gateway, GatewayConfig, Resumption, View},
 };
 use tsnode_protocol::{
-    Advert, BytesPerSecond, Epoch, Group, GroupId, KvCodec, Load, PeerId, Phase, Plan, PromptLogprob, RequestId, Route,
-    Sampled, Sampling, Term, Token,
+    Advert, BytesPerSecond, Group, GroupId, KvCodec, Load, PeerId, Phase, PromptLogprob, RequestId, Route, Sampled,
+    Sampling, Token,
     stream::{Computed, DecodeEvent, DecodeRequest, Generation, PrefillEvent},
 };
 
@@ -23,7 +23,7 @@ const SLOW: BytesPerSecond = BytesPerSecond(1e5);
 
 /// A device on which a token of a prompt takes a millisecond, with links of that speed to all others.
 fn advert(bandwidth: BytesPerSecond) -> Advert {
-    lender([0.0, 0.25e-3, 0.0], [0.5e-3, 0.0, 0.0], bandwidth)
+    AdvertBuilder { bandwidth: Some(bandwidth), ..AdvertBuilder::default() }.build()
 }
 
 /// Prefill groups of peers 1 and 5, decode groups of peers 2, 3 and 4, every pair with the same share; the gate is asked.
@@ -40,17 +40,7 @@ impl Scenario {
         let pair = |p: &Group, d: &Group| Route { prefill: p.id, decode: d.id, share: 1.0 / 6.0 };
         let routes = prefill.iter().flat_map(|p| decode.iter().map(move |d| pair(p, d))).collect();
         let groups: Vec<Group> = prefill.iter().chain(&decode).cloned().collect();
-        let plan = Plan {
-            epoch: Epoch(1),
-            term: Term(0),
-            parent: None,
-            groups,
-            routes,
-            chosen: vec![],
-            reason: String::new(),
-        };
-        let adverts = (1..6).map(|n| (peer(n), advert(FAST))).collect();
-        let view = View { plan: Some(Arc::new(plan)), adverts: Arc::new(adverts), ..View::default() };
+        let view = lenders::view(groups, routes, (1..6).map(|n| (peer(n), advert(FAST))));
         let mut scenario = Self { gateway: Gateway::new(GatewayConfig::default()), view, now: Duration::ZERO };
         scenario.up(&[1, 2, 3, 4, 5], 0);
         scenario
@@ -263,6 +253,26 @@ fn a_gateway_that_slept_goes_back_to_the_group_that_has_its_answer() {
             assert!(!open.await_kv);
             assert_ne!(scenario.lost(id(1)).0, peer(2), "once: now it is the group's doing");
         }
+    }
+}
+
+/// One that is stopped again and again, as by whoever debugs it, has new lines that are from before it slept.
+#[test]
+fn a_gateway_that_sleeps_again_goes_back_again_only_to_who_went_on() {
+    for goes_on in [false, true] {
+        let mut scenario = Scenario::new();
+        scenario.served_by(id(1), 2);
+        scenario.up(&[1, 2, 3, 4, 5], 0);
+        scenario.now = Duration::from_secs(20);
+        scenario.tell(Event::Woke);
+        assert_eq!(scenario.lost(id(1)).0, peer(2));
+        if goes_on {
+            scenario.decode(id(1), DecodeEvent::Granted { cached: 0 });
+            scenario.token(id(1), 2);
+        }
+        scenario.now = Duration::from_secs(40);
+        scenario.tell(Event::Woke);
+        assert_eq!(scenario.lost(id(1)).0 == peer(2), goes_on);
     }
 }
 

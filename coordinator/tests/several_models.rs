@@ -6,7 +6,7 @@ use tsnode_coordinator::{
     planner::{self, PlanDraft, Wish},
     sample,
 };
-use tsnode_protocol::{Advert, Epoch, Group, LayerRange, ModelId, PeerId, Phase, Plan, Stage, Term, Traffic};
+use tsnode_protocol::{Advert, Group, LayerRange, ModelId, PeerId, Phase, Plan, Stage, Traffic};
 
 fn id(n: usize) -> PeerId {
     PeerId([n as u8; 32])
@@ -34,8 +34,7 @@ fn value(adverts: &BTreeMap<PeerId, Advert>, groups: &[Group]) -> f64 {
 }
 
 fn plan(groups: &[Group]) -> Plan {
-    let (groups, routes) = (groups.to_vec(), Vec::new());
-    Plan { epoch: Epoch(1), term: Term(1), parent: None, groups, routes, chosen: vec![], reason: String::new() }
+    sample::plan(groups.to_vec(), vec![])
 }
 
 fn served(groups: &[Group]) -> BTreeSet<ModelId> {
@@ -87,7 +86,7 @@ fn several_hosts_with_several_models_serve_all_of_them_and_nobody_is_left_out() 
 
 /// Requests a second that so many hosts would carry of one model alone, by the scheduler's own measure.
 fn carries(hosts: usize) -> f64 {
-    planner::live::scenes(&members(&swarm(hosts, 1)), SplitChoice::Auto).remove(0).problem.rate / 0.6
+    planner::live::inputs(&members(&swarm(hosts, 1)), SplitChoice::Auto).remove(0).problem.rate / 0.6
 }
 
 #[test]

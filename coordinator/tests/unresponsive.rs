@@ -1,7 +1,7 @@
 //! Scenarios of peers that are stopped in the middle of an answer, and of peers that only take long.
 
+use crate::lenders::{self, MODEL, group, group_of, peer};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
 use tsnode_coordinator::{
     gate::SplitChoice,
@@ -10,26 +10,13 @@ use tsnode_coordinator::{
     sample,
 };
 use tsnode_protocol::{
-    Epoch, Group, LayerRange, Load, ModelId, PeerId, Phase, Plan, RequestId, Route, Sampled, Sampling, Seconds, Stage,
-    Term, Token,
+    Group, Load, PeerId, Phase, RequestId, Route, Sampled, Sampling, Seconds, Token,
     stream::{Computed, DecodeEvent, DecodeOrder, Generation, PrefillEvent},
 };
 
-const MODEL: ModelId = ModelId([1; 16]);
 const REQUEST: RequestId = RequestId([5; 16]);
 /// As far apart as tokens of the answer come.
 const STEP: Duration = LOOK;
-
-fn peer(n: u8) -> PeerId {
-    PeerId([n; 32])
-}
-
-/// One layer for each of these peers.
-fn group(peers: &[u8], phase: Phase) -> Group {
-    let layers = |n: usize| LayerRange { start: n as u32, end: n as u32 + 1 };
-    let stage = |(n, id): (usize, &u8)| Stage { peer: peer(*id), device: 0, layers: layers(n) };
-    Group::new(MODEL, phase, peers.iter().enumerate().map(stage).collect())
-}
 
 fn sampled(n: u32) -> Sampled {
     Sampled { token: Token(n), logprob: None, top: vec![] }
@@ -54,16 +41,8 @@ impl Scenario {
         let routes = groups[1..].iter().map(route).collect();
         let up = groups.iter().map(|g| (g.id, Load::default())).collect();
         let peers: BTreeSet<PeerId> = groups.iter().flat_map(|g| &g.stages).map(|s| s.peer).collect();
-        let adverts = peers.iter().map(|peer| (*peer, sample::gateway(0))).collect();
-        let plan = Plan {
-            epoch: Epoch(1),
-            term: Term(0),
-            parent: None,
-            groups,
-            routes,
-            chosen: vec![],
-            reason: String::new(),
-        };
+        let adverts = peers.iter().map(|peer| (*peer, sample::gateway(0)));
+        let view = View { up, ..lenders::view(groups, routes, adverts) };
         let config = GatewayConfig { split: SplitChoice::Always, ..GatewayConfig::default() };
         let mut scenario = Self {
             gateway: Gateway::new(config),
@@ -73,7 +52,6 @@ impl Scenario {
             answers: peers,
             owes: BTreeSet::new(),
         };
-        let view = View { plan: Some(Arc::new(plan)), up, adverts: Arc::new(adverts), ..View::default() };
         scenario.tell(Event::View(view));
         scenario
     }
@@ -167,8 +145,8 @@ fn asked(actions: &[Action]) -> Option<PeerId> {
 
 #[test]
 fn the_answer_of_a_stopped_peer_goes_on_elsewhere_within_a_second() {
-    let decode = |n| group(&[n], Phase::Decode);
-    let mut scenario = Scenario::of(&[group(&[1], Phase::Prefill), decode(2), decode(3)]);
+    let decode = |n| group(n, Phase::Decode);
+    let mut scenario = Scenario::of(&[group(1, Phase::Prefill), decode(2), decode(3)]);
     let leader = scenario.submit();
     scenario.flow(leader, 40);
     let stopped = scenario.now;
@@ -180,8 +158,8 @@ fn the_answer_of_a_stopped_peer_goes_on_elsewhere_within_a_second() {
 
 #[test]
 fn a_peer_that_computes_for_seconds_and_acknowledges_is_waited_for() {
-    let decode = |n| group(&[n], Phase::Decode);
-    let mut scenario = Scenario::of(&[group(&[1], Phase::Prefill), decode(2), decode(3)]);
+    let decode = |n| group(n, Phase::Decode);
+    let mut scenario = Scenario::of(&[group(1, Phase::Prefill), decode(2), decode(3)]);
     let leader = scenario.submit();
     scenario.flow(leader, 40);
     // A long prompt in the same batch, on a slow processor.
@@ -190,7 +168,7 @@ fn a_peer_that_computes_for_seconds_and_acknowledges_is_waited_for() {
 
 #[test]
 fn a_prompt_at_a_stopped_peer_is_computed_where_it_is_decoded() {
-    let mut scenario = Scenario::of(&[group(&[1], Phase::Prefill), group(&[2], Phase::Decode)]);
+    let mut scenario = Scenario::of(&[group(1, Phase::Prefill), group(2, Phase::Decode)]);
     scenario.submit();
     scenario.answers.remove(&peer(1));
     let opened = scenario.decode(DecodeEvent::Granted { cached: 0 });
@@ -204,20 +182,20 @@ fn a_prompt_at_a_stopped_peer_is_computed_where_it_is_decoded() {
 
 #[test]
 fn who_is_unresponsive_gets_nothing_new_where_another_does_the_same() {
-    let decode = |n| group(&[n], Phase::Decode);
+    let decode = |n| group(n, Phase::Decode);
     for unresponsive in [2, 3] {
-        let mut scenario = Scenario::of(&[group(&[1], Phase::Prefill), decode(2), decode(3)]);
+        let mut scenario = Scenario::of(&[group(1, Phase::Prefill), decode(2), decode(3)]);
         scenario.tell(Event::Unresponsive { peers: BTreeSet::from([peer(unresponsive)]) });
         assert_eq!(scenario.submit(), peer(5 - unresponsive));
     }
     // A member of it counts as much as its leader.
-    let mut scenario = Scenario::of(&[group(&[1], Phase::Prefill), group(&[2, 4], Phase::Decode), decode(3)]);
+    let mut scenario = Scenario::of(&[group(1, Phase::Prefill), group_of(&[2, 4], Phase::Decode), decode(3)]);
     scenario.tell(Event::Unresponsive { peers: BTreeSet::from([peer(4)]) });
     assert_eq!(scenario.submit(), peer(3));
     // So does who decodes for who does both, whichever of them the request would have gone to.
     for (unresponsive, phases) in [(2, [Phase::Mixed, Phase::Decode]), (3, [Phase::Decode, Phase::Mixed])] {
         let [second, third] = phases;
-        let groups = [group(&[1], Phase::Prefill), group(&[2], second), group(&[3], third)];
+        let groups = [group(1, Phase::Prefill), group(2, second), group(3, third)];
         let mut scenario = Scenario::of(&groups);
         scenario.tell(Event::Unresponsive { peers: BTreeSet::from([peer(unresponsive)]) });
         assert_eq!(scenario.submit(), peer(5 - unresponsive));
@@ -226,12 +204,12 @@ fn who_is_unresponsive_gets_nothing_new_where_another_does_the_same() {
 
 #[test]
 fn where_nobody_else_is_a_peer_that_is_unresponsive_is_waited_for() {
-    let mut scenario = Scenario::of(&[group(&[1], Phase::Prefill), group(&[2], Phase::Decode)]);
+    let mut scenario = Scenario::of(&[group(1, Phase::Prefill), group(2, Phase::Decode)]);
     let leader = scenario.submit();
     scenario.flow(leader, 40);
     scenario.answers.remove(&leader);
     assert_eq!(scenario.wait(Duration::from_millis(4900)), [], "moving it gains nothing");
-    let mut scenario = Scenario::of(&[group(&[1], Phase::Prefill), group(&[2], Phase::Decode)]);
+    let mut scenario = Scenario::of(&[group(1, Phase::Prefill), group(2, Phase::Decode)]);
     scenario.tell(Event::Unresponsive { peers: BTreeSet::from([peer(2)]) });
     assert_eq!(scenario.submit(), peer(2));
 }

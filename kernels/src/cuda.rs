@@ -6,12 +6,13 @@
 //! | `device/*.cu` | the kernels, in CUDA C++ |
 //! | `ptx/` | what they compile to (`scripts/cuda_kernels.sh`) |
 //! | `machine.rs` | what is asked of a GPU: memory, copies, launches |
-//! | `driver.rs` | a GPU, by the driver's library |
+//! | `driver_api.rs` | a GPU, by the driver's library |
 //! | `jit.rs` | kernels compiled for the very GPU, where they are faster |
 //! | `libraries.rs` | where NVIDIA's libraries are looked for |
 //! | `emulator.rs` | the processor in place of a GPU, for tests |
 //! | `weights.rs` | weights as they lie on a GPU |
 //! | `ops.rs` | operations: which kernel, how many blocks |
+//! | `mmq.rs` | how products of rounded rows with quantised weights are cut |
 //! | `stage.rs` | a stage's layers as operations |
 //! | `step.rs` | what a GPU is told of a step |
 //! | `recordings.rs` | which runs came up, and what was recorded of them |
@@ -21,12 +22,13 @@
 //! | `gpus.rs` | several GPUs that hold stages together |
 //! | `gather_way.rs` | the ways of putting columns side by side, and why one was taken |
 //! | `gpus/gathers.rs` | how they put columns side by side: by copies, or by NCCL |
+//! | `gpus/recording.rs` | their steps recorded as one |
 //! | `columns.rs` | what each of them computes of a row, and where |
 
 mod buffers;
 mod choose;
 mod columns;
-mod driver;
+mod driver_api;
 #[cfg(test)]
 mod emulator;
 mod gather_way;
@@ -34,6 +36,7 @@ mod gpus;
 mod jit;
 mod libraries;
 mod machine;
+mod mmq;
 mod nvml;
 mod ops;
 mod probe;
@@ -46,16 +49,17 @@ mod tiles;
 mod weights;
 
 pub(crate) use choose::{ChosenToken, RowChoice};
-pub use driver::usable;
+pub use driver_api::usable;
 pub use gather_way::{GatherWay, NoNccl, TimedGather};
 pub(crate) use gpus::{GpuCarrier, GpuRanks, TilePart, TilePlace};
-pub use jit::{CacheState, KernelCache, Kernels, NotCompiled, TimedFile, TimedKernels};
+pub use jit::{CacheState, KernelCache, Kernels, LaunchOverlap, NotCompiled, TimedFile, TimedKernels};
 pub use libraries::{Libraries, Library};
 pub use machine::GpuError;
 pub(crate) use machine::Queue;
 pub use nvml::{GpuFacts, PcieLink};
 pub use probe::GpuSpeeds;
-pub(crate) use stage::GpuStage;
+pub(crate) use stage::{EXPERTS_TOGETHER, GpuStage};
+pub(crate) use tiles::PackingSeconds;
 use tiles::{GpuTile, GpuTurn};
 pub(crate) use weights::bytes_on_gpu;
 
@@ -72,7 +76,7 @@ use stage::{GpuLayerPiece, GpuPass, GpuScratch};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use step::{GpuStepInput, Step, StepInput};
-use tsnode_protocol::Token;
+use tsnode_protocol::{Experts, Token};
 
 /// Of a GPU's free memory, what weights and pages leave for what is between kernels and for the driver.
 const HEADROOM: usize = 1 << 30;
@@ -80,6 +84,12 @@ const HEADROOM: usize = 1 << 30;
 const MOST_ROWS: usize = 65_535;
 /// Rows of a step from which recording saves nothing.
 const RECORDED_ROWS: usize = 256;
+
+/// Rows of a step from which kernels of many rows compute all of it, also what experts make of them.
+pub(crate) fn many_rows(experts: Option<Experts>) -> usize {
+    let routed = experts.map_or(0, |experts| ops::rows_of_many(experts.used as usize, experts.count as usize));
+    routed.max(mmq::ROUNDED + 1)
+}
 
 /// A GPU with what is loaded on it.
 #[derive(Debug)]
@@ -167,7 +177,7 @@ impl Gpu {
     /// # Errors
     /// When there is no driver, no such GPU, or it does not start.
     pub fn open(ordinal: u16) -> Result<Self, GpuError> {
-        Ok(Self::on(driver::open(ordinal)?))
+        Ok(Self::on(driver_api::open(ordinal)?))
     }
 
     /// The same, with kernels compiled for this very GPU where NVRTC is found and they are faster. The first time that takes
@@ -177,7 +187,7 @@ impl Gpu {
     /// # Errors
     /// As [`Gpu::open`]: what fails while kernels are chosen is no error, and they are compiled ahead then.
     pub fn open_with(ordinal: u16, cache: &KernelCache) -> Result<Self, GpuError> {
-        Ok(Self::on(driver::open_with(ordinal, jit::Nvrtc::find(), cache)?))
+        Ok(Self::on(driver_api::open_with(ordinal, jit::Nvrtc::find(), cache)?))
     }
 
     /// On a machine.

@@ -9,76 +9,46 @@ mod carded;
 mod carrier;
 mod choosing;
 mod device_pool;
-mod parts;
+mod error;
+mod key_rotation;
 mod prefix_cache;
+mod rank_parts;
 mod shards;
 mod tap;
+mod threads;
 mod tiles;
-mod turns;
 
 pub use beside::HeldSequence;
 pub use carded::RowToSample;
 pub use carrier::{CarriedStage, StageCarrier};
 pub use device_pool::DevicePool;
+pub use error::EngineError;
 pub use prefix_cache::{Prefix, PrefixKey};
 pub use tap::{Fresh, Tap};
+pub use threads::{Starting, Threads};
 
-pub(crate) use attend::{Attend, AttentionParams, RotaryTables};
+pub(crate) use attend::{Attend, AttentionParams, RotaryTables, StoredKv};
 
 use crate::{
     cpu::{Cpu, Simd, Team},
-    cuda::{GpuError, GpuRanks},
+    cuda::GpuRanks,
     load::{InUse, StageMemory},
     pages::{PAGE_BYTES, PageCount, PagePool, PageUse, PagesError},
     ranks::{Gather, Hall, SingleRank},
     source::StageModel,
-    wire::{self, PayloadError},
+    wire,
 };
 use attend::RowRun;
 use device_pool::PoolSharing;
-use parts::{Device, Loaded, Part};
+use key_rotation::StageRotations;
 use prefix_cache::PrefixCache;
+use rank_parts::{Device, Loaded, Part};
 use shards::Shards;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tap::{Stored, Tapped};
-use tsnode_protocol::{KvDtype, LayerRange, RequestId, TileHeader, Token};
-use turns::StageRotations;
-
-/// Threads that compute.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Threads {
-    /// How many in all.
-    pub count: usize,
-    /// Ranks they are shared out to; each has at least one.
-    pub ranks: usize,
-}
-
-impl Threads {
-    /// So many, all in one rank.
-    #[must_use]
-    pub fn together(count: usize) -> Self {
-        Self { count, ranks: 1 }
-    }
-
-    /// Of one rank.
-    fn of(self, rank: usize) -> usize {
-        share_of(self.count, rank, self.ranks.max(1)).max(1)
-    }
-
-    /// Of all ranks before one: the number of its first.
-    fn before(self, rank: usize) -> usize {
-        (0..rank).map(|rank| self.of(rank)).sum()
-    }
-}
-
-/// A rank's share of so many.
-fn share_of(all: usize, rank: usize, ranks: usize) -> usize {
-    all / ranks + usize::from(rank < all % ranks)
-}
-
-/// What a thread that computes does first, with its number: those of a rank follow each other, and the engine's caller is 0.
-pub type Starting = Arc<dyn Fn(usize) + Send + Sync>;
+use threads::share_of;
+use tsnode_protocol::{KvDtype, LayerRange, RequestId, Token};
 
 /// How an engine is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,67 +95,6 @@ pub enum Output<'a> {
         /// Rows of the batch.
         rows: &'a [usize],
     },
-}
-
-/// Why a batch was not computed, or KV not moved.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum EngineError {
-    /// A stage was cut for another number of ranks.
-    #[error("a stage of {found} ranks where there are {expected}")]
-    Ranks {
-        /// It was cut for.
-        found: usize,
-        /// There are.
-        expected: usize,
-    },
-    /// No such stage is loaded.
-    #[error("the stage is not loaded")]
-    NoStage,
-    /// No such sequence was admitted on the stage.
-    #[error("{0} was not admitted")]
-    NoSequence(RequestId),
-    /// The sequence was admitted already.
-    #[error("{0} is admitted already")]
-    Twice(RequestId),
-    /// What a sequence was to begin with is not here, or not as much of it.
-    #[error("what the sequence was to begin with is gone")]
-    NoPrefix,
-    /// Tokens are not the next ones of their sequence, or there is no room for them.
-    #[error("{request}: tokens {start}..{end} where {present} of {room} are present")]
-    Position {
-        /// The sequence.
-        request: RequestId,
-        /// First token.
-        start: u32,
-        /// One past the last.
-        end: u32,
-        /// Tokens present.
-        present: usize,
-        /// Tokens reserved for.
-        room: usize,
-    },
-    /// Rows or tokens do not fit the batch or the model.
-    #[error("{what}: {found} where {expected} fit")]
-    Size {
-        /// Of what.
-        what: &'static str,
-        /// Given.
-        found: usize,
-        /// Allowed.
-        expected: usize,
-    },
-    /// A tile outside the stage or the sequence.
-    #[error("tile outside the sequence: {0:?}")]
-    Tile(TileHeader),
-    /// A payload that does not fit its tile.
-    #[error("tile payload: {0}")]
-    Payload(#[from] PayloadError),
-    /// No pages.
-    #[error(transparent)]
-    Pages(#[from] PagesError),
-    /// The GPU does not do it, or no more.
-    #[error(transparent)]
-    Gpu(#[from] GpuError),
 }
 
 /// What a rank computes with, its pages, its part of a stage, and who takes KV out.
@@ -433,8 +342,12 @@ impl Engine {
         self.positions.clear();
         self.positions.extend(batch.iter().flat_map(|s| s.start..s.start + s.len));
         let loaded = self.stages.get_mut(&stage).ok_or(EngineError::NoStage)?;
-        parts::enter(&mut self.devices, loaded, input, &self.positions);
-        self.compute(stage, batch, output, tap)?;
+        rank_parts::enter(&mut self.devices, loaded, input, &self.positions);
+        let tokens = match input {
+            Input::Tokens(tokens) => tokens,
+            Input::Hidden(_) => &[],
+        };
+        self.compute(stage, batch, (tokens, output), tap)?;
         self.are_present(stage, batch);
         match output {
             // Every rank has all rows.
@@ -442,7 +355,7 @@ impl Engine {
             Output::Logits { .. } if self.devices.len() == 1 => Ok(&mut self.devices[0].logits),
             Output::Logits { rows } => {
                 let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
-                parts::side_by_side(&self.devices, loaded, rows.len(), &mut self.out);
+                rank_parts::side_by_side(&self.devices, loaded, rows.len(), &mut self.out);
                 Ok(&mut self.out)
             }
         }
@@ -462,7 +375,7 @@ impl Engine {
         &mut self,
         stage: StageKey,
         batch: &[Slice],
-        output: Output<'_>,
+        (tokens, output): (&[Token], Output<'_>),
         tap: Option<&mut dyn Tap>,
     ) -> Result<(), EngineError> {
         let loaded = self.stages.get_mut(&stage).ok_or(EngineError::NoStage)?;
@@ -481,7 +394,7 @@ impl Engine {
             // `check` has seen every sequence of the batch.
             let kvs = batch.iter().filter_map(|s| Some(sequences.get(&(stage, s.request))?.of(rank)));
             let runs = RowRun::all(std::mem::take(&mut device.runs), batch, kvs, device.cpu.has_chunks(layout.dim));
-            let mut attend = Attend { pool, sequences, stage, positions, others, layout, tap, runs };
+            let mut attend = Attend { pool, sequences, stage, positions, tokens, others, layout, tap, runs };
             part.stage.layers(&device.cpu, &mut device.hidden, &mut attend);
             device.runs = attend::emptied(attend.runs);
             if let Output::Logits { rows } = output {

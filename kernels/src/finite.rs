@@ -5,7 +5,7 @@
 
 use crate::{
     cpu::{Cpu, Dtype},
-    quant::{QuantType, large::scale_of_iq1_m, small::half_power},
+    quant::{QuantType, k_quants::scale_of_iq1_m, small::half_power},
     stored::Stored,
 };
 use std::fmt;

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use tsnode_protocol::{KvCodec, KvDtype, LayerProfile, LayerRange, RequestId, TileHeader, Token};
 
 /// Changes when what is measured, or how, changes: what was remembered is then measured anew.
-pub const METHOD: u32 = 2;
+pub const METHOD: u32 = 3;
 
 /// Runs of each step at least, and time given to it if its runs are shorter: so that one which another program interrupts
 /// does not count. All take turns, so that a long interruption does not fall on all runs of one.
@@ -50,8 +50,8 @@ const FIRST: LayerRange = LayerRange { start: 0, end: 1 };
 /// Layers of it on a GPU, if it has so many.
 const ON_GPU: u32 = 4;
 
-/// Most memory taken for KV while measuring (bytes).
-const POOL_AT_MOST: usize = 1 << 30;
+/// Most memory taken for KV while measuring (bytes): all layers of Gemma 4 E4B, in single precision, take 1.6 GiB.
+const POOL_AT_MOST: usize = 2 << 30;
 
 /// Why nothing was measured.
 #[derive(Debug, thiserror::Error)]
@@ -87,8 +87,8 @@ const fn answers(answers: u32, context: u32) -> Step {
 }
 
 /// Measures the model's first layer with these threads; `None` for a model of one layer, which cannot be had without
-/// its head, or one with next to no context. Takes about a tenth of a second with a small model, some seconds with a large
-/// one.
+/// its head, one with next to no context, or a mixture of experts that is still fetched. Takes about a tenth of a second with a
+/// small model, some seconds with a large one.
 ///
 /// # Errors
 /// When the layer cannot be loaded or run.
@@ -98,9 +98,10 @@ pub fn measure(
     kv_dtype: KvDtype,
 ) -> Result<Option<LayerProfile>, ProfileError> {
     let Some(groups) = groups(source) else { return Ok(None) };
-    let pool_bytes = pool_bytes(source, threads.ranks, kv_dtype, &groups.concat())?;
+    let first = of_whole(source).unwrap_or(FIRST);
+    let pool_bytes = pool_bytes(source, (threads.ranks, first), kv_dtype, &groups.concat())?;
     let mut engine = Engine::new(EngineConfig { threads, pool_bytes, kv_dtype })?;
-    let first = source.outlined(FIRST, threads)?;
+    let first = source.outlined(first, threads)?;
     measured(&mut engine, source, first, (Output::Hidden, groups)).map(Some)
 }
 
@@ -113,8 +114,15 @@ pub fn measure(
 pub fn measure_on(engine: &mut Engine, source: &ModelSource) -> Result<Option<LayerProfile>, ProfileError> {
     let Some(groups) = groups(source) else { return Ok(None) };
     let few = LayerRange { end: ON_GPU.min(source.card().shape.layers - 1), ..FIRST };
+    let few = of_whole(source).unwrap_or(few);
     let first = source.outlined_for_gpus(few, Threads { count: 1, ranks: engine.gpus() })?;
     measured(engine, source, first, (Output::Logits { rows: &[] }, groups)).map(Some)
+}
+
+/// All layers, of a model that one stage has to hold: no part of it can be had alone, and its last layer stands for several.
+fn of_whole(source: &ModelSource) -> Option<LayerRange> {
+    let shape = source.card().shape;
+    shape.whole.then(|| shape.all_layers())
 }
 
 /// Steps to time: what prompts are fitted to and tried on, what answers are, and both together. None where they do not fit the model.
@@ -122,7 +130,9 @@ fn groups(source: &ModelSource) -> Option<[Vec<Step>; 5]> {
     let shape = source.card().shape;
     let part = shape.context.min(REACH) / PARTS;
     let scaled = |steps: &[Step]| steps.iter().map(|s| s.times(part)).collect::<Vec<_>>();
-    let fits = shape.layers >= 2 && part > 0;
+    // By a router of zeros all rows pass the same experts, so that steps would read next to none of them.
+    let routes = shape.experts.is_none() || source.is_whole();
+    let fits = shape.layers >= 2 && part > 0 && routes;
     fits.then(|| [&PROMPTS[..], &OTHER_PROMPTS, &STEPS, &OTHER_STEPS, &MIXED].map(scaled))
 }
 
@@ -164,13 +174,18 @@ fn rooms(steps: &[Step]) -> BTreeMap<RequestId, u32> {
     rooms
 }
 
-/// Memory for pages of all sequences (bytes).
-fn pool_bytes(source: &ModelSource, ranks: usize, kv_dtype: KvDtype, steps: &[Step]) -> Result<usize, EngineError> {
+/// Memory for pages of all sequences in these layers (bytes).
+fn pool_bytes(
+    source: &ModelSource,
+    (ranks, layers): (usize, LayerRange),
+    kv_dtype: KvDtype,
+    steps: &[Step],
+) -> Result<usize, EngineError> {
     let layout = PageLayout::new(&source.card().shape, kv_dtype)?;
     // A rank's pages hold more tokens of its fewer heads; each rounds up for itself.
     let pages = |room: &u32| layout.pages(*room as usize) + ranks;
     let pages: usize = rooms(steps).values().map(pages).sum();
-    Ok((pages * PAGE_BYTES).min(POOL_AT_MOST))
+    Ok((pages * layers.len() as usize * PAGE_BYTES).min(POOL_AT_MOST))
 }
 
 impl Step {
@@ -312,6 +327,15 @@ mod tests {
         assert_eq!(profile.model, source.card().id);
         assert!(profile.is_plausible(), "{profile:?}");
         assert!(profile.prefill[1] > 0.0 && profile.decode.iter().any(|c| *c > 0.0), "{profile:?}");
+    }
+
+    #[test]
+    fn a_model_that_is_not_cut_is_measured_as_a_whole() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("models/reference/gemma4-shared");
+        let source = ModelSource::open(&folder).unwrap();
+        assert_eq!(of_whole(&source), Some(LayerRange { start: 0, end: 3 }));
+        let profile = measure(&source, Threads::together(1), KvDtype::F32).unwrap().unwrap();
+        assert!(profile.is_plausible(), "{profile:?}");
     }
 
     #[test]

@@ -1,14 +1,14 @@
 //! Quantised numbers as GGUF stores them: blocks that share scales, and what each block means.
 
 pub(crate) mod fours;
-pub mod large;
+pub mod k_quants;
 pub mod small;
 
 pub use fours::WordPacking;
 
 use fours::Fours;
 use half::f16;
-use large::Large;
+use k_quants::Large;
 use small::Small;
 
 /// How a block of quantised numbers is stored.

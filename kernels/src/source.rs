@@ -1,23 +1,26 @@
 //! Where a model comes from: a folder, a file, or the program itself.
 
 mod chosen;
+mod error;
 mod gguf_model;
 mod parts;
+mod small_files;
 
 pub use chosen::Precision;
+pub use error::SourceError;
+pub use small_files::SMALL_FILES;
 
 use crate::{
-    config::{ModelConfig, ModelConfigError},
+    config::ModelConfig,
     cpu::{Cpu, Simd},
     engine::Threads,
-    json,
     load::{self, Largest, LoadProgress, LoadReport, StageMemory},
     models::{self, ModelStage, StageBytes, StageShare},
     ranks::Rank,
     weights::{Checkpoint, Storage, WeightsError},
 };
 pub use parts::{PartFile, Start, start_of};
-use std::borrow::Cow;
+use small_files::{read_small, refuse_large};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -26,16 +29,6 @@ use tsnode_protocol::{
     weights::{ChunkHash, WeightsFile, WeightsForm, WeightsManifest},
 };
 
-/// Small files a gateway needs, as far as a model has them; the first two it must have.
-pub const SMALL_FILES: [&str; 6] = [
-    "config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "generation_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-];
-
 /// Name of the model inside the program.
 pub const EMBEDDED_NAME: &str = "gutenberg-tiny";
 
@@ -43,65 +36,6 @@ macro_rules! embedded {
     ($name:literal) => {
         include_bytes!(concat!("../models/gutenberg-tiny/", $name))
     };
-}
-
-/// Why a model cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum SourceError {
-    /// Nothing is there.
-    #[error("{0}: no such file or folder")]
-    Absent(PathBuf),
-    /// Neither a folder nor a file that is read.
-    #[error(
-        "{0}: a model is a folder with config.json, tokenizer.json and *.safetensors, its model.safetensors, \
-         or a .gguf file"
-    )]
-    NotAModel(PathBuf),
-    /// A folder with more than one model.
-    #[error("{folder}: there is no config.json, but {} GGUF models ({}): name one of them", .models.len(), .models.join(", "))]
-    Several {
-        /// Which.
-        folder: PathBuf,
-        /// Their files.
-        models: Vec<String>,
-    },
-    /// A GGUF file cannot be used; the error names it.
-    #[error(transparent)]
-    Gguf(WeightsError),
-    /// A small file is missing or cannot be read.
-    #[error("{path}: {error}")]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        error: std::io::Error,
-    },
-    /// A small file is too large.
-    #[error("{path}: {bytes} bytes, at most {limit} are read")]
-    TooLarge {
-        /// Which.
-        path: PathBuf,
-        /// Its size.
-        bytes: u64,
-        /// The most read.
-        limit: usize,
-    },
-    /// The configuration cannot be used.
-    #[error("{path}: {error}")]
-    Config {
-        /// The model.
-        path: PathBuf,
-        /// Why.
-        error: ModelConfigError,
-    },
-    /// The weights cannot be used.
-    #[error("{path}: {error}")]
-    Weights {
-        /// The model.
-        path: PathBuf,
-        /// Why.
-        error: WeightsError,
-    },
 }
 
 /// A model that can be loaded, whole or in part.
@@ -234,7 +168,7 @@ impl ModelSource {
             ModelConfig::parse(config_json).map_err(|error| SourceError::Config { path: path.to_owned(), error })?;
         let checkpoint = checkpoint.coded_by(config.coding);
         // Loading all layers once finds every missing or misshapen tensor now; nothing of the map is read for it.
-        let whole = LayerRange { start: 0, end: config.layers as u32 };
+        let whole = LayerRange { start: 0, end: config.blocks() as u32 };
         let stage = models::load(&config, &checkpoint, StageShare { layers: whole, rank: Rank::ALONE })
             .map_err(|error| SourceError::Weights { path: path.to_owned(), error })?;
         let shape = shape_of(&config, stage.as_ref());
@@ -320,6 +254,12 @@ impl ModelSource {
         self.config.gpu_lacks
     }
 
+    /// Whether a layer is a mixture of experts.
+    pub(crate) fn has_experts(&self, layer: u32) -> bool {
+        let mixture = self.config.mixture.as_ref();
+        mixture.is_some_and(|mixture| mixture.layers.get(layer as usize) == Some(&true))
+    }
+
     /// A small file's content.
     #[must_use]
     pub fn file(&self, name: &str) -> Option<&[u8]> {
@@ -358,8 +298,10 @@ impl ModelSource {
         let few = largest.tokens.min(models::ROWS_OF_MLP as u64) * (between * c.widest() + mixed) as u64;
         // Ranks lay their columns down on two tables, and logits side by side.
         let (tables, logits) = if ranks > 1 { (2 * c.hidden, 2) } else { (0, 1) };
-        let head = if layers.end as usize == c.layers { logits * c.vocab + ranks * 2 * c.hidden } else { 0 };
-        4 * (largest.tokens * (cut + ranks * whole + tables) as u64 + few + largest.logits * head as u64)
+        let head = if layers.end as usize == c.blocks() { logits * c.vocab + ranks * 2 * c.hidden } else { 0 };
+        // Inputs of all layers, what a matrix made of them, and the same normed.
+        let inputs = if layers.start == 0 { 3 * c.input_numbers() } else { 0 };
+        4 * (largest.tokens * (cut + ranks * (whole + inputs) + tables) as u64 + few + largest.logits * head as u64)
     }
 
     /// What a stage of some layers reads of the files of [`Self::weights`]: for each its tensors' places.
@@ -457,6 +399,10 @@ impl ModelSource {
         (layers, threads): (LayerRange, Threads),
         lay: impl FnOnce(&[Box<dyn ModelStage>], &Cpu) -> Result<LoadReport, WeightsError>,
     ) -> Result<(StageModel, LoadReport), WeightsError> {
+        let shape = &self.card.shape;
+        if shape.whole && layers != shape.all_layers() {
+            return Err(WeightsError::Whole { layers, all: shape.layers });
+        }
         let stages = self.cut(from, layers, threads.ranks)?;
         let cpu = Cpu::new(Simd::detect(), threads.count.max(1)).map_err(WeightsError::Threads)?;
         let report = lay(&stages, &cpu)?;
@@ -467,35 +413,10 @@ impl ModelSource {
 /// The shape that planning has, with what each part's weights take.
 fn shape_of(config: &ModelConfig, stage: &dyn ModelStage) -> ModelShape {
     let bytes = stage.bytes();
-    let by_layer = |bytes: u64| bytes.div_ceil(config.layers as u64);
+    let by_layer = |bytes: u64| bytes.div_ceil(config.blocks() as u64);
     let mut shape = config.shape(by_layer(bytes.layers), bytes.embed, bytes.head);
     shape.experts.iter_mut().for_each(|experts| experts.bytes = by_layer(bytes.experts));
     shape
-}
-
-fn read_small(folder: &Path) -> Result<BTreeMap<String, Vec<u8>>, SourceError> {
-    let mut files = BTreeMap::new();
-    for (i, name) in SMALL_FILES.into_iter().enumerate() {
-        let path = folder.join(name);
-        let metadata = match std::fs::metadata(&path) {
-            Ok(metadata) => metadata,
-            Err(error) if i < 2 => return Err(SourceError::File { path, error }),
-            Err(_) => continue,
-        };
-        refuse_large(&path, metadata.len())?;
-        let bytes = std::fs::read(&path).map_err(|error| SourceError::File { path: path.clone(), error })?;
-        // As plain JSON: others are given these files, and all read them alike.
-        let plain = name.ends_with(".json").then(|| json::plain(&bytes)).filter(|plain| plain.len() != bytes.len());
-        let bytes = plain.map(Cow::into_owned).unwrap_or(bytes);
-        refuse_large(&path, bytes.len() as u64)?;
-        files.insert(name.to_owned(), bytes);
-    }
-    Ok(files)
-}
-
-fn refuse_large(path: &Path, bytes: u64) -> Result<(), SourceError> {
-    let limit = limits::MODEL_FILE_BYTES;
-    if bytes > limit as u64 { Err(SourceError::TooLarge { path: path.to_owned(), bytes, limit }) } else { Ok(()) }
 }
 
 /// The GGUF model of a folder that is no Hugging Face folder.

@@ -27,15 +27,15 @@
 //! A block of at most [`SHORT`] tokens has eight bits where others have three or four: it would spend more than another bit a number on
 //! its keys' steps, and a prompt that short is all one such block, whose few bytes no link notices.
 
-mod lines;
+mod cache_lines;
+pub mod codec_speed;
 mod plain;
-pub mod speed;
 mod steps;
 mod threes;
 mod tile;
 mod turn;
 
-use lines::Lines;
+use cache_lines::Lines;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use plain::encode_from;
 pub(crate) use plain::{decode, encode, low_high};

@@ -17,10 +17,10 @@ mod detached;
 mod doctor;
 mod earnings;
 pub mod exit;
+mod flags;
 mod invite;
 mod join;
 mod keys;
-mod layout;
 mod limits;
 mod links;
 mod loading;
@@ -38,6 +38,7 @@ mod submit;
 mod swarm_settings;
 mod targets;
 mod testnet;
+mod text_layout;
 mod top;
 mod update;
 mod ways;
@@ -47,23 +48,21 @@ use crate::{
     config::{
         BETWEEN, HostSize, KNOBS, Settings,
         secrets::{API_KEY, INVITE, SECRETS, SecretSetting},
-        unknown_variables, usual_file, values,
+        unknown_variables, usual_file,
     },
     plain,
     store::spare,
     telemetry,
     text::sandbox,
 };
-use clap::{Arg, ArgAction, ArgMatches, Command, parser::ValueSource, value_parser};
+use clap::{Arg, ArgMatches, Command, parser::ValueSource, value_parser};
+use flags::{asking, asking_args, decimal, is_set, json, knobs, switch, verb, verbose, whole};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
-use std::ops::RangeInclusive;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::str::FromStr;
 use tokio::task::JoinHandle;
 use tsnode_kernels::{device::Host, environment};
 
@@ -245,19 +244,6 @@ fn nothing_is_empty(matches: &ArgMatches) -> Result<(), Exit> {
         }
     }
     matches.subcommand().map_or(Ok(()), |(_, matches)| nothing_is_empty(matches))
-}
-
-/// Reads a whole number in a range, and says which there are.
-fn whole<T>(range: RangeInclusive<T>) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static
-where
-    T: FromStr + PartialOrd + Display + Clone + Send + Sync + 'static,
-{
-    move |text| values::whole(text, &range)
-}
-
-/// Reads a number in a range, and says which there are.
-fn decimal(range: RangeInclusive<f64>) -> impl Fn(&str) -> Result<f64, String> + Clone + Send + Sync + 'static {
-    move |text| values::decimal(text, &range)
 }
 
 /// Threads for all that does not compute: one for each connection that may share a KV transfer.
@@ -451,70 +437,6 @@ fn check_index_command() -> Command {
 fn check_index(matches: &ArgMatches) -> Result<(), Exit> {
     let folder = matches.get_one::<OsString>("folder");
     folder.map_or(Ok(()), |folder| spare::check(folder)).map_err(|e| Exit::new(Kind::Other, e))
-}
-
-fn verb(name: &'static str, about: &'static str, example: &str) -> Command {
-    Command::new(name)
-        .about(about)
-        .after_help(format!("Example:\n  {example}"))
-        .arg(
-            Arg::new("config")
-                .long("config")
-                .value_name("FILE")
-                .value_parser(clap::value_parser!(PathBuf))
-                .help("Settings file [default: $XDG_CONFIG_HOME/tsnode/config.toml]"),
-        )
-        .args(knobs(&["log", "log-format"]))
-        .mut_args(|a| a)
-}
-
-/// A verb that asks a running peer.
-fn asking(name: &'static str, about: &'static str, example: &str) -> Command {
-    verb(name, about, example).args(asking_args())
-}
-
-fn asking_args() -> Vec<Arg> {
-    let api = Arg::new("api").long("api").value_name("URL").help("Peer to ask [default: the one in the data folder]");
-    let mut args = knobs(&["data-dir", "api-key", "api-key-file"]);
-    args.extend([api, json()]);
-    args
-}
-
-fn knobs(names: &[&str]) -> Vec<Arg> {
-    let is_switch = |default: &str| matches!(default, "true" | "false");
-    let chosen = KNOBS.iter().filter(|k| names.contains(&k.name) && !(names.len() > 2 && k.name.starts_with("log")));
-    chosen
-        .map(|knob| {
-            let arg = Arg::new(knob.name).long(knob.name).aliases(knob.former).help(help(knob.help, knob.default));
-            if is_switch(knob.default) {
-                arg.num_args(0..=1).require_equals(true).default_missing_value("true").value_name("BOOL")
-            } else if ["model", "keep"].contains(&knob.name) {
-                arg.value_name("VALUE").action(ArgAction::Append)
-            } else {
-                arg.value_name("VALUE")
-            }
-        })
-        .collect()
-}
-
-fn help(text: &str, default: &str) -> String {
-    if default.is_empty() { text.to_owned() } else { format!("{text} [default: {default}]") }
-}
-
-fn json() -> Arg {
-    switch("json", "Print one JSON document")
-}
-
-fn switch(name: &'static str, help: &'static str) -> Arg {
-    Arg::new(name).long(name).action(ArgAction::SetTrue).help(help)
-}
-
-fn verbose(help: &'static str) -> Arg {
-    switch("verbose", help).short('v')
-}
-
-fn is_set(matches: &ArgMatches, name: &str) -> bool {
-    matches.try_get_one::<bool>(name).ok().flatten().copied().unwrap_or(false)
 }
 
 #[cfg(test)]

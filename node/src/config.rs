@@ -1,20 +1,20 @@
 //! Configuration: flags over `TSNODE_*` variables over a TOML file over defaults, each value with its origin.
 
 mod error;
-mod file;
 mod knobs;
-mod models;
-mod node;
+mod lent_models;
+mod node_config;
 pub mod secrets;
+mod settings_file;
 pub mod values;
 mod warnings;
 
 pub use error::{ConfigError, SettingOrigin};
-use file::InFile;
-pub use file::ModelTable;
-pub use file::usual_file;
 pub use knobs::{KNOBS, Knob};
-pub use models::BETWEEN;
+pub use lent_models::BETWEEN;
+use settings_file::InFile;
+pub use settings_file::ModelTable;
+pub use settings_file::usual_file;
 pub use warnings::{HostSize, unknown_variables};
 
 use crate::{
@@ -47,7 +47,7 @@ impl Settings {
         named: bool,
     ) -> Result<Self, ConfigError> {
         let InFile { values: in_file, models } =
-            if named || file.exists() { file::read(file)? } else { InFile::default() };
+            if named || file.exists() { settings_file::read(file)? } else { InFile::default() };
         let mut all = BTreeMap::new();
         for knob in KNOBS {
             let variable = knob.variable();
@@ -89,7 +89,7 @@ impl Settings {
             place: format!("{}:{line}", path.display()),
             error: format!("{error}; remove the file, and say limits anew with: tsnode limits set"),
         };
-        let found = file::read(&path).map_err(|error| match error {
+        let found = settings_file::read(&path).map_err(|error| match error {
             ConfigError::Unreadable { error, .. } => wrong(1, error),
             other => other,
         })?;

@@ -5,13 +5,13 @@
 
 mod ask;
 mod batch;
+mod candle_models;
 mod encoder;
 mod error;
 mod family;
 mod folder;
 mod head;
 mod lend;
-mod network;
 mod pooling;
 mod settings;
 

@@ -1,10 +1,10 @@
 //! Prompt flow 1: what a client's request looks like inside the peer that took it, and the channel that takes it.
 
-mod checks;
 mod clients;
 mod drive;
-mod reach;
+mod leader_reach;
 mod sleep_watch;
+mod spot_checks;
 
 pub use drive::Drive;
 pub use tsnode_coordinator::gateway::Trace;

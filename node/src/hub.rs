@@ -6,7 +6,6 @@
 mod asked;
 mod cache;
 mod catalogue;
-mod choose;
 mod client;
 mod download;
 mod error;
@@ -14,6 +13,7 @@ mod hash;
 mod name;
 mod news;
 mod pull;
+mod repo_files;
 mod settings;
 
 pub use asked::{AskedModel, model};

@@ -3,12 +3,12 @@
 //! What is said while it runs holds at once, or as soon as models are lent anew, and is kept in the data folder for the next start:
 //! above the settings file, below flags and variables. Nothing is kept that did not hold.
 
-use crate::{plain, store::disk};
+use crate::{data_plane::links::check_upload, plain, store::disk};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{fs, io};
 use tokio::sync::{mpsc, watch};
 use tsnode_coordinator::lending::Hours;
 use tsnode_protocol::BytesPerSecond;
@@ -21,10 +21,9 @@ const MEMORY: &str = "memory";
 const THREADS: &str = "threads";
 const UPLOAD: &str = "upload-mbit";
 const HOURS: &str = "hours";
-/// What settings take, so that a peer starts with what it was told: amounts of memory (bytes), threads, rates (Mbit/s).
+/// What settings take, so that a peer starts with what it was told: amounts of memory (bytes), threads.
 const MEMORIES: (u64, u64) = (MIB, 1 << 44);
 const MOST_THREADS: usize = 1024;
-const RATES: (f64, f64) = (1e-3, 1e9);
 const MIB: u64 = 1 << 20;
 
 /// What the owner has allowed. Nothing where all is allowed.
@@ -191,12 +190,18 @@ struct State {
 struct Inner {
     bounds: LimitBounds,
     path: PathBuf,
-    /// Settings that were said while a peer ran here. Held while they are written.
+    /// Writes a file whole.
+    write: WriteFile,
+    /// Held while a change is made to hold and is kept, so that what holds is what is kept: whoever waits for it waits for the disk.
+    changes: Mutex<()>,
+    /// Settings that were said while a peer ran here. Held for map operations only.
     kept: Mutex<BTreeMap<&'static str, String>>,
     state: watch::Sender<State>,
     upload: watch::Sender<Option<BytesPerSecond>>,
     relends: mpsc::Sender<Relend>,
 }
+
+type WriteFile = fn(&Path, &[u8]) -> io::Result<()>;
 
 /// The owner's limits. Clones are the same.
 #[derive(Clone, Debug)]
@@ -206,11 +211,21 @@ impl LimitsHandle {
     /// Of a peer with this data folder that was started with these; and what is to be lent anew, which is answered by [`Self::settled`].
     #[must_use]
     pub fn new(folder: &Path, limits: Limits, bounds: LimitBounds) -> (Self, mpsc::Receiver<Relend>) {
+        Self::written_by(disk::write_whole, folder, limits, bounds)
+    }
+
+    fn written_by(
+        write: WriteFile,
+        folder: &Path,
+        limits: Limits,
+        bounds: LimitBounds,
+    ) -> (Self, mpsc::Receiver<Relend>) {
         let (relends, to_relend) = mpsc::channel(1);
         let path = folder.join(LIMITS_FILE);
         let (kept, upload) = (Mutex::new(read(&path)), watch::Sender::new(limits.upload()));
         let state = watch::Sender::new(State { limits, relending: Relending::None });
-        (Self(Arc::new(Inner { bounds, path, kept, state, upload, relends })), to_relend)
+        let changes = Mutex::default();
+        (Self(Arc::new(Inner { bounds, path, write, changes, kept, state, upload, relends })), to_relend)
     }
 
     /// What holds now.
@@ -228,7 +243,7 @@ impl LimitsHandle {
     /// What is kept for the next start.
     #[must_use]
     pub fn kept(&self) -> BTreeMap<&'static str, String> {
-        self.0.kept.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.0.kept).clone()
     }
 
     /// What goes before that at the next start, as it was said at this one.
@@ -243,11 +258,17 @@ impl LimitsHandle {
         self.0.upload.subscribe()
     }
 
-    /// Keeps a change and makes it hold, but for hours, which whoever has them makes hold. A sentence for each thing that was said.
+    /// Keeps a change and makes it hold; hours by whoever has them. A sentence for each thing that was said. It waits for the disk, and
+    /// for changes before it: not for a thread on which tasks run.
     ///
     /// # Errors
     /// When it could not hold, or cannot be kept: then nothing is changed.
-    pub fn change(&self, change: LimitChange) -> Result<Vec<String>, LimitError> {
+    pub fn change(
+        &self,
+        change: LimitChange,
+        set_hours: impl FnOnce(Option<Hours>),
+    ) -> Result<Vec<String>, LimitError> {
+        let changing = lock(&self.0.changes);
         self.check(change)?;
         let LimitChange { memory_bytes, threads, upload_mbit, hours } = change;
         let lends = (memory_bytes, threads) != (LimitUpdate::Nothing, LimitUpdate::Nothing);
@@ -258,7 +279,7 @@ impl LimitsHandle {
         if waits {
             now.push((THREADS, threads.text(usize::to_string)));
         }
-        self.keep(now)?;
+        let unsure = self.keep(&changing, now)?;
         // How the change before this one has ended is not said of this one.
         self.0.state.send_modify(|state| {
             if state.relending != Relending::UnderWay {
@@ -273,8 +294,14 @@ impl LimitsHandle {
         }
         match hours {
             LimitUpdate::Nothing => {}
-            LimitUpdate::Unlimited => said.push("lends at all hours".into()),
-            LimitUpdate::To(hours) => said.push(format!("lends from {hours}, by this machine's clock")),
+            LimitUpdate::Unlimited => {
+                set_hours(None);
+                said.push("lends at all hours".into());
+            }
+            LimitUpdate::To(hours) => {
+                set_hours(Some(hours));
+                said.push(format!("lends from {hours}, by this machine's clock"));
+            }
         }
         if waits {
             said.push("has other threads from its next start on, since they stay on the processors of --cores".into());
@@ -288,18 +315,21 @@ impl LimitsHandle {
             said.push("lends its models anew: others go on with what runs here, which takes up to a minute".into());
         }
         said.extend(self.next_start(change));
+        said.extend(unsure);
         Ok(said)
     }
 
-    /// Models are lent anew within these limits, or are not and as before. What holds is kept.
+    /// Models are lent anew within these limits, or are not and as before. What holds is kept, for which it waits as [`Self::change`] does.
     pub fn settled(&self, relend: Relend, outcome: Result<String, String>) {
+        let changing = lock(&self.0.changes);
         let relending = match outcome {
             Err(why) => Relending::Refused { why },
             Ok(said) => {
                 let texts =
                     [(MEMORY, relend.memory_bytes.text(memory)), (THREADS, relend.threads.text(usize::to_string))];
-                match self.keep(texts.into()) {
-                    Ok(()) => Relending::Done { said },
+                match self.keep(&changing, texts.into()) {
+                    Ok(None) => Relending::Done { said },
+                    Ok(Some(unsure)) => Relending::Done { said: format!("{said}; {unsure}") },
                     Err(LimitError::NotKept { path, error }) => {
                         Relending::Done { said: format!("{said}; until this peer ends, since {path}: {error}") }
                     }
@@ -337,9 +367,10 @@ impl LimitsHandle {
                 return wrong("memory_bytes", "less than --kv-memory takes of it: start with a smaller one".into());
             }
         }
-        let (slowest, fastest) = RATES;
-        if matches!(upload_mbit, LimitUpdate::To(mbit) if !(slowest..=fastest).contains(&mbit)) {
-            return wrong("upload_mbit", "write a rate in Mbit/s, from 0.001 on".into());
+        if let LimitUpdate::To(mbit) = upload_mbit
+            && let Err(why) = check_upload(mbit)
+        {
+            return wrong("upload_mbit", why);
         }
         let LimitBounds { all_threads, ranks, has_cores, .. } = self.0.bounds;
         let most = if has_cores { all_threads } else { MOST_THREADS };
@@ -378,22 +409,39 @@ impl LimitsHandle {
         fixed.into_iter().flatten().map(again).collect()
     }
 
-    /// Writes these beside what is kept.
-    fn keep(&self, texts: Vec<(&'static str, Option<String>)>) -> Result<(), LimitError> {
+    /// Writes these beside what is kept, for whom nobody changes anything meanwhile. A sentence where they are there, and may not be
+    /// after a power cut.
+    fn keep(
+        &self,
+        _changing: &MutexGuard<'_, ()>,
+        texts: Vec<(&'static str, Option<String>)>,
+    ) -> Result<Option<String>, LimitError> {
         let said: Vec<_> = texts.into_iter().filter_map(|(setting, text)| Some((setting, text?))).collect();
         if said.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
-        let mut kept = self.0.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut all = kept.clone();
+        let mut all = self.kept();
         all.extend(said);
-        disk::write_whole(&self.0.path, file(&all).as_bytes()).map_err(|error| LimitError::NotKept {
-            path: self.0.path.display().to_string(),
-            error: plain::io_error(&error),
-        })?;
-        *kept = all;
-        Ok(())
+        let written = (self.0.write)(&self.0.path, file(&all).as_bytes());
+        let why = |error: &io::Error| (self.0.path.display().to_string(), plain::io_error(error));
+        let unsure = match written {
+            Ok(()) => None,
+            Err(error) if disk::is_placed(&error) => {
+                let (path, error) = why(&error);
+                Some(format!("{path}: {error}"))
+            }
+            Err(error) => {
+                let (path, error) = why(&error);
+                return Err(LimitError::NotKept { path, error });
+            }
+        };
+        *lock(&self.0.kept) = all;
+        Ok(unsure)
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// As settings are written.
@@ -428,113 +476,4 @@ fn written(value: &toml::Value) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn bounds() -> LimitBounds {
-        LimitBounds { all_threads: 8, ranks: 2, ..LimitBounds::default() }
-    }
-
-    fn upload(mbit: LimitUpdate<f64>) -> LimitChange {
-        LimitChange { upload_mbit: mbit, ..LimitChange::default() }
-    }
-
-    fn text(folder: &Path) -> String {
-        fs::read_to_string(folder.join(LIMITS_FILE)).unwrap_or_default()
-    }
-
-    #[test]
-    fn a_limit_on_uploads_holds_at_once_and_is_kept_beside_the_others() {
-        let folder = tempfile::tempdir().unwrap();
-        let (handle, _relends) = LimitsHandle::new(folder.path(), Limits::default(), bounds());
-        let rate = handle.upload();
-        let said = handle.change(upload(LimitUpdate::To(8.0))).unwrap();
-        assert_eq!((*rate.borrow(), handle.limits().upload_mbit), (Some(BytesPerSecond(1e6)), Some(8.0)));
-        assert_eq!(said, ["sends at most 8 Mbit/s to other peers"]);
-        let hours = LimitChange { hours: LimitUpdate::To("22:00-07:00".parse().unwrap()), ..LimitChange::default() };
-        assert!(handle.change(hours).unwrap()[0].contains("22:00-07:00"));
-        assert!(
-            text(folder.path()).ends_with("hours = \"22:00-07:00\"\nupload_mbit = \"8\"\n"),
-            "{}",
-            text(folder.path())
-        );
-        // A peer that starts again keeps what it does not change.
-        let (again, _relends) = LimitsHandle::new(folder.path(), Limits::default(), bounds());
-        again.change(upload(LimitUpdate::Unlimited)).unwrap();
-        assert!(
-            text(folder.path()).ends_with("hours = \"22:00-07:00\"\nupload_mbit = \"\"\n"),
-            "no limit is said, too"
-        );
-        assert_eq!(again.kept().len(), 2);
-    }
-
-    #[test]
-    fn what_its_owner_has_written_there_is_kept_too() {
-        let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join(LIMITS_FILE), "threads = 2\nupload-mbit = 1.5\n").unwrap();
-        let (handle, _relends) = LimitsHandle::new(folder.path(), Limits::default(), bounds());
-        handle.change(LimitChange { hours: LimitUpdate::Unlimited, ..LimitChange::default() }).unwrap();
-        let kept = text(folder.path());
-        assert!(kept.ends_with("hours = \"\"\nthreads = \"2\"\nupload_mbit = \"1.5\"\n"), "{kept}");
-    }
-
-    #[test]
-    fn what_does_not_hold_is_not_kept() {
-        let folder = tempfile::tempdir().unwrap();
-        let (handle, mut relends) =
-            LimitsHandle::new(folder.path(), Limits { threads: 8, ..Limits::default() }, bounds());
-        let change = LimitChange {
-            memory_bytes: LimitUpdate::To(2 << 30),
-            threads: LimitUpdate::To(4),
-            ..LimitChange::default()
-        };
-        assert!(handle.change(change).unwrap()[0].starts_with("lends its models anew"));
-        assert_eq!((handle.change(change), handle.relending()), (Err(LimitError::Busy), Relending::UnderWay));
-        let relend = relends.try_recv().unwrap();
-        assert_eq!(relend.over((None, 8)), (Some(2 << 30), 4));
-        handle.settled(relend, Err("too little".into()));
-        assert_eq!((handle.limits().threads, text(folder.path())), (8, String::new()));
-        handle.change(change).unwrap();
-        handle.settled(relends.try_recv().unwrap(), Ok("lends".into()));
-        assert_eq!((handle.limits().threads, handle.limits().memory_bytes), (4, Some(2 << 30)));
-        assert!(text(folder.path()).ends_with("memory = \"2048MiB\"\nthreads = \"4\"\n"));
-        let all = LimitChange { threads: LimitUpdate::Unlimited, ..LimitChange::default() };
-        handle.change(all).unwrap();
-        let relend = relends.try_recv().unwrap();
-        assert_eq!(relend.over((None, 4)), (None, 8), "as many as there are");
-        handle.settled(relend, Err("too little".into()));
-        assert_eq!(handle.relending(), Relending::Refused { why: "too little".into() });
-        handle.change(upload(LimitUpdate::To(8.0))).unwrap();
-        assert_eq!(handle.relending(), Relending::None, "that was of the change before");
-        drop(relends);
-        assert_eq!(handle.change(change), Err(LimitError::LendsNothing));
-    }
-
-    #[test]
-    fn what_no_start_would_take_is_refused_and_what_goes_before_it_is_said() {
-        let folder = tempfile::tempdir().unwrap();
-        let fixed = BTreeMap::from([(UPLOAD, "--upload-mbit 5".to_owned())]);
-        let bounds = LimitBounds { fixed, has_cores: true, ..bounds() };
-        let (handle, mut relends) = LimitsHandle::new(folder.path(), Limits::default(), bounds);
-        let nothing = LimitChange::default();
-        for wrong in [
-            upload(LimitUpdate::To(0.0)),
-            upload(LimitUpdate::To(f64::NAN)),
-            LimitChange { memory_bytes: LimitUpdate::To(1), ..nothing },
-            LimitChange { threads: LimitUpdate::To(1), ..nothing },
-            LimitChange { threads: LimitUpdate::To(9), ..nothing },
-        ] {
-            assert!(matches!(handle.change(wrong), Err(LimitError::Value { .. })), "{wrong:?}");
-        }
-        assert_eq!(text(folder.path()), "");
-        let said = handle.change(upload(LimitUpdate::To(1.5))).unwrap();
-        assert!(said[1].contains("--upload-mbit 5 holds again"), "{said:?}");
-        let said = handle.change(LimitChange { threads: LimitUpdate::To(2), ..nothing }).unwrap();
-        assert!(said[0].contains("next start") && relends.try_recv().is_err(), "{said:?}");
-        assert!(text(folder.path()).contains("threads = \"2\""));
-        let (full, _relends) =
-            LimitsHandle::new(&folder.path().join("gone"), Limits::default(), super::tests::bounds());
-        assert!(matches!(full.change(upload(LimitUpdate::To(1.0))), Err(LimitError::NotKept { .. })));
-        assert_eq!(full.limits().upload_mbit, None, "what cannot be kept changes nothing");
-    }
-}
+mod tests;

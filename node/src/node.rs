@@ -51,7 +51,7 @@ use crate::{
         identity::Identity,
         invites::{self, Invites},
         keys::KeyRing,
-        local::{LocalToken, TOKEN_FILE},
+        owner_token::{LocalToken, TOKEN_FILE},
     },
     text::Templates,
     view::{SwarmView, Trouble},
@@ -131,9 +131,9 @@ pub async fn run(
     let resources = resources::Resources::find(&ground.config, &ground.store, &index, &mut tell).await?;
     let (giver, stocks) = (Giver::default(), Stocks::default());
     let planner_thread = PlannerThread::start(Arc::new(Scheduler)).map_err(|e| NodeError::System(e.to_string()))?;
-    let (guard, bench) = OffenceReporter::channel();
+    let (offence_reporter, offence_receiver) = OffenceReporter::channel();
     let (inbox, heartbeats) = Inbox::channel(ground.invite.swarm);
-    let planes = ground.planes(&guard, broken.clone(), inbox).await?;
+    let planes = ground.planes(&offence_reporter, broken.clone(), inbox).await?;
     if let Some(address) = planes.links.lacks_lifelines() {
         front.view.send_modify(|view| view.troubles.push(Trouble::NoLifelines { address }));
     }
@@ -151,6 +151,7 @@ pub async fn run(
     let (going, gone) = watch::channel(Arc::default());
     let memory = resources.advert.devices.iter().map(|device| device.memory_bytes).sum();
     let elements = resources.models.iter().map(|model| (model.source.card().id, model.dtype.bytes() as u64)).collect();
+    let limited = resources.limited(&ground.config);
     let inside = resources.models.first().map(|model| model.source.card().id);
     let worker = ground.worker(
         (resources, shelf.clone(), lenders.clone(), giver.clone(), stocks.clone()),
@@ -168,8 +169,12 @@ pub async fn run(
         tasks.spawn(cut(broken.clone(), planes.swarm.clone(), ends.clone()));
     }
     let (late, now_lent) = mpsc::channel(1);
-    let places =
-        Peers { me: ground.identity.peer_id(), links: links.clone(), roster: roster.clone(), guard: guard.clone() };
+    let places = Peers {
+        me: ground.identity.peer_id(),
+        links: links.clone(),
+        roster: roster.clone(),
+        offence_reporter: offence_reporter.clone(),
+    };
     let puller = Puller {
         places: places.clone(),
         index: index.clone(),
@@ -212,7 +217,13 @@ pub async fn run(
     let (traffic, asked_for) = watch::channel(Vec::new());
     let (seen_speeds, speeds_to_tell) = watch::channel(Vec::new());
     let words = GatewayWords { open, traffic, seen_speeds };
-    let ways = Ways { worker: &worker, links: &links, roster: &roster, response_log: &response_log, guard: &guard };
+    let ways = Ways {
+        worker: &worker,
+        links: &links,
+        roster: &roster,
+        response_log: &response_log,
+        offence_reporter: &offence_reporter,
+    };
     tasks.spawn(ground.drive(&ways, elements, (view, front.submissions), words).run(ends.clone()));
     tasks.spawn(measure::run(wishes, links.clone(), roster.clone(), ends.clone()));
     let (link_news, link_changes) = mpsc::channel(LINK_NEWS);
@@ -232,6 +243,7 @@ pub async fn run(
         heartbeats,
         heartbeat_sender: HeartbeatSender::new(links.clone(), tasks.clone()),
         advert,
+        limited,
         encoders: lenders.cards(),
         fallback,
         default_model: ground.config.default_model.clone(),
@@ -251,7 +263,7 @@ pub async fn run(
         invite: ground.invite.clone(),
         invites: ground.invites.clone(),
         owner,
-        bench,
+        offence_receiver,
         trust: Trust::default(),
         twin_seen: None,
         store: ground.store.clone(),
@@ -338,7 +350,7 @@ struct Ways<'w> {
     links: &'w Links,
     roster: &'w Roster,
     response_log: &'w ResponseLog,
-    guard: &'w OffenceReporter,
+    offence_reporter: &'w OffenceReporter,
 }
 
 /// What a gateway tells the peer it is of: how many requests are open, what is asked for, and whose claims of speed are in doubt.
@@ -413,7 +425,7 @@ impl Ground {
 
     async fn planes(
         &self,
-        guard: &OffenceReporter,
+        offence_reporter: &OffenceReporter,
         faults: Option<watch::Receiver<Faults>>,
         inbox: Inbox,
     ) -> Result<Planes, NodeError> {
@@ -427,7 +439,7 @@ impl Ground {
                 listen: SocketAddr::new(config.listen.ip(), next_port(config.listen.port())),
                 shaping: config.shaping,
                 datagram: None,
-                guard: guard.clone(),
+                offence_reporter: offence_reporter.clone(),
                 faults: faults.clone(),
                 heartbeats: Some(inbox),
                 carriage: Some(carriage),
@@ -522,7 +534,7 @@ impl Ground {
             worker: ways.worker.clone(),
             links: ways.links.clone(),
             roster: ways.roster.clone(),
-            guard: ways.guard.clone(),
+            offence_reporter: ways.offence_reporter.clone(),
             spot_checks: self.config.spot_checks,
             view,
             submissions,

@@ -1,8 +1,8 @@
 //! Logs: to standard error, or to a file where a person watches, as text or JSON.
 
-mod file;
+mod log_file;
 
-use self::file::LogFile;
+use self::log_file::LogFile;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::sync::Mutex;

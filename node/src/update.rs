@@ -1,11 +1,11 @@
 //! The program replaces itself: a release's archive is found, fetched, verified and put in its place, and the program before is kept.
 
-mod place;
+mod executable;
 mod releases;
 #[cfg(test)]
 mod tests;
 
-pub use place::{Installer, ProgramPlace, Workshop};
+pub use executable::{Installer, ProgramPlace, Workshop};
 pub use releases::{Archive, Releases};
 
 use crate::plain;

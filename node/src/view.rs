@@ -7,7 +7,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use tsnode_coordinator::{
     batcher::SpeculationTally, gate::SplitChoice, lending::Lending, planner::live::Shortfall,
-    service_monitor::ServiceReport, waiting::NotReady,
+    policy::sharing::device_use::ServiceUse, service_monitor::ServiceReport, waiting::NotReady,
 };
 use tsnode_kernels::load::{InUse, LoadProgress};
 use tsnode_protocol::{
@@ -176,6 +176,9 @@ pub struct SwarmView {
     /// Weights given to other peers since it started (bytes).
     #[serde(default)]
     pub weights_given: u64,
+    /// What models have had of this peer's devices since they were lent.
+    #[serde(default)]
+    pub turns: Vec<ModelTurns>,
     /// What its owner should see to.
     #[serde(default)]
     pub troubles: Vec<Trouble>,
@@ -227,6 +230,7 @@ impl SwarmView {
             bootstrap: Vec::new(),
             fetching: None,
             weights_given: 0,
+            turns: Vec::new(),
             troubles: Vec::new(),
             addresses: Vec::new(),
             http: None,
@@ -295,6 +299,16 @@ pub struct Weights {
     pub stages: u64,
     /// Bytes as stored.
     pub bytes: u64,
+}
+
+/// A model's turns on the devices of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ModelTurns {
+    /// The model.
+    pub model: ModelId,
+    /// What it has had.
+    #[serde(flatten)]
+    pub used: ServiceUse,
 }
 
 /// How many requests of a model and class kept their targets, of those for which there were some.

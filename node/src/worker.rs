@@ -2,33 +2,33 @@
 //!
 //! One task ([`manager`]) owns the models that are [`lent`] and the set of groups and brings streams to them, another ([`loader`]) loads stages for it. A group has a
 //! task of its own: a [`leader`] where this peer has the first stage, a [`member`] elsewhere; both run a [`stage`] worker, which talks to
-//! the [`compute`] thread of its model and device; threads of one device take [`turns`] and share its pages ([`page_share`]). Where a draft model is lent a leader has a [`speculator`] beside it.
+//! the [`compute`] thread of its model and device; threads of one device take [`device_turns`] and share its pages ([`page_share`]). Where a draft model is lent a leader has a [`speculator`] beside it.
 
-mod checks;
-pub mod client;
 pub mod compute;
 mod context;
+mod device_turns;
 mod devices;
 mod export;
 mod going;
-mod heard;
 mod kv_receiver;
 mod leader;
+pub mod leader_client;
 mod lent;
 mod loader;
 mod manager;
 mod member;
 mod page_share;
+mod ring_events;
+mod speculation_checks;
 mod speculator;
 mod stage;
-mod turns;
 
+pub use device_turns::Turns;
 pub use lent::LentModel;
 pub use page_share::PageShare;
-pub use turns::Turns;
 
 use self::{
-    client::LeaderRequest,
+    leader_client::LeaderRequest,
     loader::{LoadTally, Loader},
     manager::{ManagerParts, StageManager},
 };
@@ -49,12 +49,15 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tsnode_coordinator::batcher::{BatcherConfig, SpeculationTally as Checked};
+use tsnode_coordinator::{
+    batcher::{BatcherConfig, SpeculationTally as Checked},
+    policy::sharing::device_use::ServiceUse,
+};
 use tsnode_kernels::{
     engine::Threads,
     load::{InUse, LoadProgress},
 };
-use tsnode_protocol::{GroupId, GroupLoad, Load, PeerId, Plan};
+use tsnode_protocol::{GroupId, GroupLoad, Load, ModelId, PeerId, Plan};
 
 /// Commands not yet looked at; above it the driver or the gateway waits.
 const COMMANDS: usize = 256;
@@ -130,6 +133,8 @@ pub struct WorkerReport {
     pub drafts: Checked,
     /// Weights given to other peers since the start (bytes).
     pub weights_given: u64,
+    /// What each model has had of its devices since it was lent.
+    pub used: Vec<(ModelId, ServiceUse)>,
 }
 
 enum WorkerCommand {

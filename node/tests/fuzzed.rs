@@ -1,6 +1,6 @@
 //! The fuzz targets' bodies for a fixed number of inputs, and settings files: no file of a peer, a user or a disk does harm.
 
-#![expect(clippy::unwrap_used, reason = "a story that cannot be told fails")]
+#![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
 mod fuzzing;
 #[path = "fuzzing/kept.rs"]

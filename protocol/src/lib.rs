@@ -14,6 +14,7 @@ pub mod envelope;
 mod generation;
 pub mod gossip;
 mod gpu;
+pub mod heartbeat;
 pub mod ids;
 pub mod invite;
 pub mod kv;
@@ -24,6 +25,7 @@ pub mod liveness_digest;
 pub mod model;
 pub mod origin;
 pub mod partial;
+pub mod philox;
 pub mod plan;
 pub mod prompt_codec;
 pub mod proof;
@@ -37,15 +39,13 @@ pub mod traffic;
 pub mod units;
 pub mod weights;
 
-pub use advert::{
-    Advert, Device, DeviceKind, GroupLoad, Heartbeat, LayerProfile, Link, Load, Misfit, PathKind, Quickest, SeenSpeed,
-    Served, StepSize, TimedStep,
-};
+pub use advert::{Advert, Device, DeviceKind, LayerProfile, Link, Misfit, PathKind, Served};
 pub use constraint::{Constraint, Grammar};
 pub use encoder::{EncodeEvent, EncodeRefusal, EncodeRequest, Encoded, EncoderCard, EncoderInput, EncoderTask};
 pub use envelope::{Signed, Verified};
 pub use gossip::Gossip;
 pub use gpu::{DriverVersion, DriverVersionError, Gpus};
+pub use heartbeat::{GroupLoad, Heartbeat, Load, Quickest, SeenSpeed, StepSize, TimedStep};
 pub use ids::{Epoch, GroupId, InviteId, Life, ModelId, PeerId, PlanId, RequestId, RingId, SwarmId, Term};
 pub use invite::{Invite, Secret, Ticket, TicketKey, TicketNotice};
 pub use kv::{KvCodec, KvDtype, Manifest, TileHeader};

@@ -19,7 +19,7 @@ use crate::{
     Answers, Flaw, SeenPeer, Sight, Swarm, Testnet, TestnetError,
     answers::Kind,
     client::{Paused, SeenStream},
-    load::{ClientLoad, Gateways, LoadRequest},
+    load_generator::{ClientLoad, Gateways, LoadRequest},
     watch::SeenLoad,
 };
 use lookout::{Aftermath, CutOffs, GONE, Lookout, aftermath, watch};

@@ -7,7 +7,7 @@ mod answers;
 pub mod chaos;
 pub mod client;
 mod faults;
-mod load;
+mod load_generator;
 mod peer;
 mod platform;
 mod state;

@@ -11,14 +11,14 @@ use tsnode_coordinator::{
         shares::{PhasePair, Shares},
     },
     replay::{
-        cost::IterationCost,
+        iteration_cost::IterationCost,
         machines::{Alike, Arrival, Machine, Simulation},
     },
     scheduler::{
         cluster::ClusterLink,
         cost::{Decode, LayerCost, Prefill, StageEnds},
         figures::DeviceFigures,
-        models::Model,
+        public_models::Model,
     },
 };
 use tsnode_protocol::{BytesPerSecond, FlopsPerSecond, Seconds, SecondsPerToken, Tokens};

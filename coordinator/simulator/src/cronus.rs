@@ -15,13 +15,13 @@ use tsnode_coordinator::{
         routing::{Asked, MachineNo, Routing},
     },
     replay::{
-        cost::IterationCost,
+        iteration_cost::IterationCost,
         machines::{Alike, Arrival, Machine, Simulation},
     },
     scheduler::{
         cost::StageEnds,
         figures::{self, Column},
-        models::{self, Model},
+        public_models::{self, Model},
     },
 };
 use tsnode_protocol::{Bytes, BytesPerSecond, Seconds, SecondsPerToken, Tokens};
@@ -46,7 +46,7 @@ const SPACING: usize = 256;
 /// A column of Table 2, and what its parts carry alone (Tables 2 and 3: utilisation is throughput over capacity).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Setting {
-    /// The model, as [`models::by_name`] knows it.
+    /// The model, as [`public_models::by_name`] knows it.
     pub model: &'static str,
     /// The slow GPU; the fast one is an A100 with 80 GB.
     pub slow: &'static str,
@@ -154,7 +154,7 @@ impl GpuPair {
     /// Calibrated with these requests; `None` if something of the setting is not known.
     #[must_use]
     pub fn calibrated(setting: &Setting, lengths: &[Asked]) -> Option<Self> {
-        let model = models::by_name(setting.model)?;
+        let model = public_models::by_name(setting.model)?;
         let mut known = figures::shipped(Column::Vendor);
         let mut gpu = |name: &str, goal| LoadedGpu::calibrated(&model, &known.remove(name)?, PLACES, lengths, goal);
         let (fast, slow) = (gpu("A100-80G", setting.fast_alone)?, gpu(setting.slow, setting.slow_alone)?);

@@ -280,12 +280,14 @@ fn shares(
 mod tests {
     use super::*;
     use crate::baselines;
-    use tsnode_coordinator::scheduler::{Slo, Space, Workload, cluster_file, figures::Column, models, slo::Reference};
+    use tsnode_coordinator::scheduler::{
+        Slo, Space, Workload, cluster_file, figures::Column, public_models, slo::Reference,
+    };
 
     fn problem() -> Problem {
         let text = cluster_file::SHIPPED.iter().find(|(n, _)| *n == "cloud32").unwrap().1;
         let cluster = cluster_file::read(text, Column::Vendor, None).unwrap();
-        let model = models::by_name("LLaMA-30B").unwrap();
+        let model = public_models::by_name("LLaMA-30B").unwrap();
         let reference = Reference::a100(&model, Column::Vendor).unwrap();
         let workload = Workload::named("conversation").unwrap();
         Problem::new(cluster, model, workload, 3.0, Slo::e2e(5.0), reference, Space::default()).unwrap()

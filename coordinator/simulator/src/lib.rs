@@ -5,8 +5,8 @@
 //! | **the control plane**, deterministically, under faults | [`simulation`] |
 //! | **requests** on machines and links, event by event | [`tsnode_coordinator::replay`], which the planner uses too |
 //! | which requests come | [`trace`]: read, or drawn from a workload; [`generator`]: from fitted distributions |
-//! | what came of it | [`summary`], [`percentile`], [`memory`] |
-//! | measured times | [`cost`], from a file: [`table`] |
+//! | what came of it | [`summary`], [`percentile`], [`kv_memory`] |
+//! | measured times | [`measured_cost`], from a file: [`table`] |
 //! | how a plan's machines batch; policies no node drives | [`orders`], [`policy`] |
 //! | the clusters of Splitwise's evaluation | [`splitwise`] |
 //! | GPUs as fast as measured; Cronus's evaluation | [`capacity`], [`cronus`] |
@@ -22,12 +22,12 @@
 pub mod baselines;
 pub mod bound;
 pub mod capacity;
-pub mod cost;
 pub mod cronus;
 pub mod fixed_plan;
 pub mod generator;
+pub mod kv_memory;
 pub mod live_plan;
-pub mod memory;
+pub mod measured_cost;
 pub mod orders;
 pub mod outcome;
 pub mod percentile;

@@ -1,21 +1,21 @@
 //! The plan that a live swarm follows, as machines: its groups by their peers' measured profiles, its routes and links by
 //! their adverts, steps and routes as nodes form and choose them. What a testnet's replay is held against.
 
-use crate::memory::{PAGE, PagedKv};
+use crate::kv_memory::{PAGE, PagedKv};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tsnode_coordinator::{
     batcher::BatcherConfig,
     gate::SplitChoice,
     members::Members,
-    planner::live::{self, Scene},
+    planner::live::{self, SearchInput},
     policy::{
         batching::Batch,
         choice::{Batches, Dispatch, MachineRoom},
     },
     replay::{
         ReplayPlan,
-        cost::IterationCost,
+        iteration_cost::IterationCost,
         machines::{Arrival, Machine, Outcome, SharedCores},
         pipeline::Pipeline,
     },
@@ -98,7 +98,7 @@ pub struct Resident {
 #[derive(Debug)]
 pub struct LivePlan<'a> {
     members: &'a Members<'a>,
-    scene: Scene,
+    input: SearchInput,
     /// How its groups form steps.
     batch: BatchPolicy,
     groups: Vec<Group>,
@@ -128,15 +128,15 @@ impl<'a> LivePlan<'a> {
         }
         // Gateways turn nothing away.
         shares.iter_mut().for_each(|s| s.share /= whole);
-        let holds = |s: &Scene| {
+        let holds = |s: &SearchInput| {
             let stages = || groups.iter().flat_map(|g| &g.stages);
             s.card.id == model && stages().all(|stage| s.places().contains(&(stage.peer, stage.device)))
         };
-        let scene =
-            live::scenes_under(members, split, &plan.chosen).into_iter().find(holds).ok_or(LivePlanError::Unknown)?;
+        let input =
+            live::inputs_under(members, split, &plan.chosen).into_iter().find(holds).ok_or(LivePlanError::Unknown)?;
         let batch = SwarmSettings::of(members.values().copied()).batched(model, &plan.chosen);
-        let plan = Self { members, scene, batch, groups, shares };
-        let known = plan.shelved(&mut Evaluator::new(&plan.scene.problem)).is_some();
+        let plan = Self { members, input, batch, groups, shares };
+        let known = plan.shelved(&mut Evaluator::new(&plan.input.problem)).is_some();
         if known { Ok(plan) } else { Err(LivePlanError::Unknown) }
     }
 
@@ -149,7 +149,7 @@ impl<'a> LivePlan<'a> {
     /// Runs requests on it to their ends.
     #[must_use]
     pub fn run(&self, arrivals: &[Arrival], how: &LivePlanRun) -> Outcome {
-        let mut evaluator = Evaluator::new(&self.scene.problem);
+        let mut evaluator = Evaluator::new(&self.input.problem);
         let groups = self.shelved(&mut evaluator).unwrap_or_default();
         let evaluation = Evaluation { shares: self.shares.clone(), ..Evaluation::default() };
         let machine = |problem: &Problem, config: &ParallelConfig, room: MachineRoom| {
@@ -166,19 +166,19 @@ impl<'a> LivePlan<'a> {
     /// Its model on a device that computes all of it; none where several devices do.
     #[must_use]
     pub fn resident(&self) -> Option<Resident> {
-        let mut evaluator = Evaluator::new(&self.scene.problem);
+        let mut evaluator = Evaluator::new(&self.input.problem);
         let groups = self.shelved(&mut evaluator)?;
         let [group] = groups[..] else { return None };
         let config = &evaluator.shelved(group).rated.config;
         let [stage] = &config.stages[..] else { return None };
-        let (peer, device) = self.scene.places().get(stage.instance.0 as usize)?;
-        let served = self.members.get(peer)?.devices.get(usize::from(*device))?.served(self.scene.card.id)?;
-        let model = &self.scene.problem.model;
+        let (peer, device) = self.input.places().get(stage.instance.0 as usize)?;
+        let served = self.members.get(peer)?.devices.get(usize::from(*device))?.served(self.input.card.id)?;
+        let model = &self.input.problem.model;
         let layers = model.shape.layers;
         Some(Resident {
             batches: self.batches(config),
             places: BatcherConfig::default().max_running,
-            cost: Arc::new(Pipeline::new(&self.scene.problem, config).reading_once()),
+            cost: Arc::new(Pipeline::new(&self.input.problem, config).reading_once()),
             pages: PagedKv::new(layers, Bytes(model.kv().0 / f64::from(layers))),
             quota: (served.kv_bytes as f64 / PAGE.0) as u64,
         })
@@ -192,8 +192,8 @@ impl<'a> LivePlan<'a> {
     /// What was measured of a group's stages.
     fn profiles(&self, config: &ParallelConfig) -> impl Iterator<Item = &LayerProfile> {
         let of = |stage: &parallel::ParallelStage| {
-            let (peer, device) = self.scene.places().get(stage.instance.0 as usize)?;
-            self.members.get(peer)?.devices.get(usize::from(*device))?.profile(self.scene.card.id)
+            let (peer, device) = self.input.places().get(stage.instance.0 as usize)?;
+            self.members.get(peer)?.devices.get(usize::from(*device))?.profile(self.input.card.id)
         };
         config.stages.iter().filter_map(of).collect::<Vec<_>>().into_iter()
     }
@@ -208,7 +208,7 @@ impl<'a> LivePlan<'a> {
 
     fn shelved(&self, evaluator: &mut Evaluator<'_>) -> Option<Vec<GroupNo>> {
         let place = |stage: &tsnode_protocol::Stage| {
-            self.scene.places().iter().position(|p| *p == (stage.peer, stage.device)).map(|n| InstanceId(n as u32))
+            self.input.places().iter().position(|p| *p == (stage.peer, stage.device)).map(|n| InstanceId(n as u32))
         };
         let mut numbers = Vec::with_capacity(self.groups.len());
         for group in &self.groups {
@@ -216,7 +216,7 @@ impl<'a> LivePlan<'a> {
                 Some(parallel::ParallelStage { instance: place(s)?, tp: 1, layers: s.layers.len() })
             };
             let stages: Vec<parallel::ParallelStage> = group.stages.iter().map(stage).collect::<Option<_>>()?;
-            let config = parallel::given(&self.scene.problem, &stages, group.phase)?;
+            let config = parallel::given(&self.input.problem, &stages, group.phase)?;
             let mut devices: Devices = stages.iter().map(|s| (s.instance, 1)).collect();
             devices.sort_unstable();
             numbers.push(evaluator.shelve(devices, group.phase, config));

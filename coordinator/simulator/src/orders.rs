@@ -1,7 +1,7 @@
 //! How a plan's machines batch in a simulation: in steps, as nodes can, or by an order of requests (SeaLLM §4.2 and what it
 //! is compared with), whose profiles come from the workload and the machine's own speed.
 
-use super::cost::alone;
+use super::measured_cost::alone;
 use crate::policy::{
     ageing::Ageing,
     doubling::{Doubling, ServiceProfile},
@@ -16,7 +16,7 @@ use tsnode_coordinator::{
         choice::{Batches, MachineRoom},
         routing::Asked,
     },
-    replay::{self, cost::IterationCost, machines::Machine},
+    replay::{self, iteration_cost::IterationCost, machines::Machine},
     scheduler::{Problem, parallel::ParallelConfig, prompts::PromptChunking, workload::WorkloadRequest},
 };
 use tsnode_protocol::{Seconds, SecondsPerToken};

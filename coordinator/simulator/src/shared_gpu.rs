@@ -1,7 +1,7 @@
 //! One GPU that holds several models, and the orders in which it may take their requests (SeaLLM §4.2, §6.3).
 
 use crate::{
-    cost::{Fit, ServiceCosts, alone},
+    measured_cost::{Fit, ServiceCosts, alone},
     policy::{
         doubling::{Doubling, ServiceProfile},
         feedback::{Feedback, Queues},
@@ -23,7 +23,7 @@ use tsnode_coordinator::{
         sharing::TurnOrder,
     },
     replay::{
-        cost::IterationCost,
+        iteration_cost::IterationCost,
         machines::{Alike, Arrival, Machine, Outcome, Simulation},
     },
     scheduler::{
@@ -31,7 +31,7 @@ use tsnode_coordinator::{
         cluster::ClusterLink,
         cost::{LayerCost, StageEnds, USABLE},
         figures::DeviceFigures,
-        models::Model,
+        public_models::Model,
     },
 };
 use tsnode_protocol::{Bytes, BytesPerSecond, Seconds, SecondsPerToken};
@@ -317,11 +317,11 @@ mod tests {
     use super::*;
     use tsnode_coordinator::scheduler::{
         figures::{Column, shipped},
-        models,
+        public_models,
     };
 
     fn service(model: &str, workload: &str) -> (Model, Workload) {
-        (models::by_name(model).unwrap(), Workload::named(workload).unwrap())
+        (public_models::by_name(model).unwrap(), Workload::named(workload).unwrap())
     }
 
     #[test]

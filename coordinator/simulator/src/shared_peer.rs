@@ -14,6 +14,7 @@ use tsnode_coordinator::{
         sharing::{
             TurnOrder,
             arbiter::{DeviceWork, StepShare},
+            device_use::ServiceUse,
             quotas::PageQuotas,
             turn_queue::{Next, TurnQueue},
         },
@@ -31,38 +32,71 @@ pub struct SharedPeer {
     models: Vec<Resident>,
     /// What goes by, of each model, from a step's end until its tokens are there and the next is formed: another may compute meanwhile.
     between: Vec<Seconds>,
+    /// How much longer the device takes for each step of each model than its layers' profiles say.
+    longer: Vec<Seconds>,
+}
+
+/// What came of requests.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SharedPeerRun {
+    /// How long each took. Infinite is what never ended: its pages are more than its model's quota, or nobody has such a model.
+    pub whole: Vec<Seconds>,
+    /// What each model had of the device.
+    pub used: Vec<ServiceUse>,
 }
 
 impl SharedPeer {
     /// Models in the order of their numbers, with what each of their steps takes beside the device; `None` unless that is said of each.
     #[must_use]
     pub fn new(models: Vec<Resident>, between: Vec<Seconds>) -> Option<Self> {
-        (!models.is_empty() && models.len() == between.len()).then_some(Self { models, between })
+        let longer = vec![Seconds(0.0); models.len()];
+        (!models.is_empty() && models.len() == between.len()).then_some(Self { models, between, longer })
+    }
+
+    /// The same, whose device takes so much longer for each step of each model, or less.
+    #[must_use]
+    pub fn taking_longer(mut self, each: &[Seconds]) -> Self {
+        self.longer.iter_mut().zip(each).for_each(|(longer, more)| *longer = *more);
+        self
     }
 
     /// What a request takes with nobody else there, in the steps in which it is then computed: a long prompt is cut into chunks here, too.
     /// However many pages it has.
     #[must_use]
     pub fn alone(&self, asked: Asked) -> Seconds {
-        let n = usize::from(asked.service.0).min(self.models.len() - 1);
-        let model = Resident { quota: u64::MAX, ..self.models[n].clone() };
-        let device = Self { models: vec![model], between: vec![self.between[n]] };
-        let asked = Asked { service: ServiceNo(0), ..asked };
-        let whole = device.run(TurnOrder::FirstCome, &[Arrival { at: Seconds(0.0), asked }]);
-        whole.into_iter().sum()
+        self.alone_counted(asked).0
     }
 
-    /// Runs requests to their ends, steps of the models in this order; how long each took. Infinite is what never ended: its pages are
-    /// more than its model's quota, or nobody has such a model.
+    /// The same, and what it has of the device.
+    #[must_use]
+    pub fn alone_counted(&self, asked: Asked) -> (Seconds, ServiceUse) {
+        let n = usize::from(asked.service.0).min(self.models.len() - 1);
+        let model = Resident { quota: u64::MAX, ..self.models[n].clone() };
+        let device = Self { models: vec![model], between: vec![self.between[n]], longer: vec![self.longer[n]] };
+        let asked = Asked { service: ServiceNo(0), ..asked };
+        let SharedPeerRun { whole, used } =
+            device.run_counted(TurnOrder::FirstCome, &[Arrival { at: Seconds(0.0), asked }]);
+        (whole.into_iter().sum(), used.into_iter().sum())
+    }
+
+    /// Runs requests to their ends, steps of the models in this order; how long each took, as in [`SharedPeerRun`].
     #[must_use]
     pub fn run(&self, order: TurnOrder, arrivals: &[Arrival]) -> Vec<Seconds> {
+        self.run_counted(order, arrivals).whole
+    }
+
+    /// The same, and what each model had of the device.
+    #[must_use]
+    pub fn run_counted(&self, order: TurnOrder, arrivals: &[Arrival]) -> SharedPeerRun {
         let mut driver = Driver::new(self, order, arrivals);
         while let Some(((now, _), event)) = driver.agenda.pop_first() {
             driver.happens(now, event);
             driver.give(now);
         }
+        let used = (0..self.models.len()).map(|n| driver.queue.used(ServiceNo(n as u16))).collect();
         let end = |end: Option<Time>| end.map_or(f64::INFINITY, |end| end.as_secs_f64());
-        arrivals.iter().zip(driver.ends).map(|(arrival, ended)| Seconds(end(ended) - arrival.at.0)).collect()
+        let whole = arrivals.iter().zip(driver.ends).map(|(arrival, ended)| Seconds(end(ended) - arrival.at.0));
+        SharedPeerRun { whole: whole.collect(), used }
     }
 }
 
@@ -95,8 +129,11 @@ enum State {
 struct Model<'a> {
     resident: &'a Resident,
     between: Duration,
+    longer: Seconds,
     batching: Box<dyn Stepwise>,
     state: State,
+    /// When its last step was formed.
+    formed: Option<Time>,
     /// Requests without pages, in order.
     waiting: VecDeque<RequestNo>,
     asks_again: bool,
@@ -121,17 +158,18 @@ fn duration(seconds: Seconds) -> Duration {
 
 impl<'a> Driver<'a> {
     fn new(peer: &'a SharedPeer, order: TurnOrder, arrivals: &'a [Arrival]) -> Self {
-        let model = |(resident, between): (&'a Resident, &Seconds)| {
+        let model = |((resident, between), longer): ((&'a Resident, &Seconds), &Seconds)| {
             // Pages are granted before a request comes to its policy, which need not count KV.
             let room = MachineRoom { places: resident.places, tokens: u64::MAX, stages: 1 };
             let batching = resident.batches.batching(room);
-            let (state, between) = (State::Idle, duration(*between));
-            Model { resident, between, batching, state, waiting: VecDeque::new(), asks_again: false, used: 0 }
+            let (state, between, waiting) = (State::Idle, duration(*between), VecDeque::new());
+            let (longer, formed) = (*longer, None);
+            Model { resident, between, longer, batching, state, formed, waiting, asks_again: false, used: 0 }
         };
         let mut driver = Self {
             arrivals,
             ends: vec![None; arrivals.len()],
-            models: peer.models.iter().zip(&peer.between).map(model).collect(),
+            models: peer.models.iter().zip(&peer.between).zip(&peer.longer).map(model).collect(),
             queue: TurnQueue::new(order.arbiter()),
             quotas: PageQuotas::new(peer.models.iter().map(|resident| resident.quota)),
             agenda: BTreeMap::new(),
@@ -174,6 +212,8 @@ impl<'a> Driver<'a> {
             Event::Over(service) => return self.over(now, service),
             Event::Handled(service) => {
                 self.handled(now, service);
+                // The next step is formed before whoever came meanwhile has pages.
+                self.form(now, service);
                 service
             }
             Event::Again(service) => {
@@ -186,9 +226,14 @@ impl<'a> Driver<'a> {
         self.form(now, service);
     }
 
-    /// Gives pages to those who wait for them, first come first.
+    /// Gives pages to those who wait for them, first come first. A stage takes what its leader says one after the other: behind a
+    /// step that waits for its turn or is computed nobody gets any, but for those who came when it was formed.
     fn admit(&mut self, now: Time, service: ServiceNo) {
         let n = usize::from(service.0);
+        let model = &self.models[n];
+        if !matches!(model.state, State::Idle) && model.formed != Some(now) {
+            return;
+        }
         while let Some(&request) = self.models[n].waiting.front() {
             let pages = self.pages(request);
             if !self.quotas.asks(now, service, pages) {
@@ -220,7 +265,7 @@ impl<'a> Driver<'a> {
         if batch.is_empty() {
             return;
         }
-        model.state = State::Asks(batch);
+        (model.state, model.formed) = (State::Asks(batch), Some(now));
         let mut shares = Vec::new();
         model.batching.members(&mut |member| {
             let prompt_tokens = if member.part == Part::Prompt { member.tokens } else { 0 };
@@ -238,7 +283,7 @@ impl<'a> Driver<'a> {
             Next::Turn(service) => {
                 let model = &mut self.models[usize::from(service.0)];
                 let State::Asks(batch) = model.state else { return };
-                let took = model.resident.cost.iteration(&batch);
+                let took = (model.resident.cost.iteration(&batch) + model.longer).max(Seconds(0.0));
                 model.state = State::Computes(took);
                 self.at(now + duration(took), Event::Over(service));
             }

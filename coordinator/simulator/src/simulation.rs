@@ -11,7 +11,7 @@
 //! | which model clients ask for | `demand` |
 //! | what byzantine peers say | [`byzantine`] |
 //! | clients' requests, and who serves them | [`requests`] |
-//! | what must hold, as sentences | [`checks`] |
+//! | what must hold, as sentences | [`invariants`] |
 //! | which plans took effect in a term, and for whom | `terms` |
 //! | what happened, for people | [`chronicle`] |
 //!
@@ -21,10 +21,10 @@
 
 pub mod byzantine;
 pub mod cast;
-pub mod checks;
 pub mod chronicle;
 mod demand;
 pub mod faults;
+pub mod invariants;
 mod memo;
 pub mod net;
 pub mod process;
@@ -35,7 +35,7 @@ pub mod tally;
 mod terms;
 pub mod world;
 
-pub use checks::{ScenarioFigures, Violation};
 pub use faults::Fault;
+pub use invariants::{ScenarioFigures, Violation};
 pub use script::{PlannerKind, ScenarioReport, Script, simulate};
 pub use world::World;

@@ -1,6 +1,6 @@
 //! Splitwise's clusters (its §V and §VI): machines of eight GPUs with its tables of times and its policies.
 
-use super::{cost::Table, percentile::Sorted};
+use super::{measured_cost::Table, percentile::Sorted};
 use crate::policy::{
     ageing::Ageing,
     packing::{MachineSpeed, PackingPolicy, PackingRules},
@@ -16,7 +16,7 @@ use tsnode_coordinator::{
         routing::Routing,
     },
     replay::{
-        cost::IterationCost,
+        iteration_cost::IterationCost,
         machines::{Alike, Machine, ReplayTrace, Simulation},
     },
 };

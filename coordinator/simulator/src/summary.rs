@@ -1,7 +1,7 @@
 //! What came of a simulation, for people and programs: percentiles, attainment, throughput, and each machine's part.
 
 use super::{
-    memory::{HeldKv, PagedKv, held},
+    kv_memory::{HeldKv, PagedKv, held},
     percentile::Sorted,
 };
 use serde::Serialize;

@@ -1,6 +1,6 @@
 //! Times of iterations as measured and tabulated: CSV with the columns of Splitwise's `perf_model.csv`.
 
-use super::cost::{CostLine, Table};
+use super::measured_cost::{CostLine, Table};
 use std::collections::BTreeMap;
 
 /// Columns a table must have.

@@ -9,14 +9,14 @@ use std::sync::Arc;
 use tsnode_coordinator::{
     policy::routing::MachineNo,
     replay::{
-        cost::IterationCost,
+        iteration_cost::IterationCost,
         machines::{Alike, Arrival, Machine, Outcome, ReplayTrace, Simulation},
     },
     scheduler::Workload,
 };
 use tsnode_protocol::{Seconds, SecondsPerToken};
 use tsnode_simulator::{
-    cost::{CostLine, Table},
+    measured_cost::{CostLine, Table},
     policy::{
         packing::{AnswerPacking, Length, MachineSpeed, PackingPolicy, PackingRules, PromptPacking},
         piggybacked::{Piggybacked, Piggybacking},

@@ -14,7 +14,7 @@ use tsnode_coordinator::{
     scheduler::cost::{Decode, Prefill},
 };
 use tsnode_protocol::{Seconds, SecondsPerToken};
-use tsnode_simulator::{cost::Fit, percentile::Sorted, policy::greedy::Greedy};
+use tsnode_simulator::{measured_cost::Fit, percentile::Sorted, policy::greedy::Greedy};
 
 /// Context tokens that a decode iteration takes, a number in the simulator's source.
 const CONTEXT: u64 = 50_000;

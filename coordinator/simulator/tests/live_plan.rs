@@ -31,7 +31,7 @@ fn swarm(peers: u8) -> BTreeMap<PeerId, Advert> {
 
 fn planned(adverts: &BTreeMap<PeerId, Advert>) -> Plan {
     let members = adverts.iter().map(|(id, advert)| (*id, advert)).collect();
-    let part = live::scenes(&members, SplitChoice::Auto).remove(0).plan();
+    let part = live::inputs(&members, SplitChoice::Auto).remove(0).plan();
     let (groups, routes) = (part.groups, part.routes);
     Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, chosen: vec![], reason: String::new() }
 }
@@ -118,8 +118,8 @@ fn models_of_one_peer_take_turns_on_its_device_by_their_profiles() {
     let adverts = BTreeMap::from([(PeerId([0; 32]), advert)]);
     let members = adverts.iter().map(|(id, advert)| (*id, advert)).collect();
     let (mut groups, mut routes) = (Vec::new(), Vec::new());
-    for scene in live::scenes(&members, SplitChoice::Auto) {
-        let part = scene.plan();
+    for input in live::inputs(&members, SplitChoice::Auto) {
+        let part = input.plan();
         groups.extend(part.groups);
         routes.extend(part.routes);
     }
@@ -148,6 +148,16 @@ fn models_of_one_peer_take_turns_on_its_device_by_their_profiles() {
     let long = Asked::new(300, 9);
     let beside_steps = handled.alone(long).0 - peer.alone(long).0;
     assert!((beside_steps / (10.0 * 0.005) - 1.0).abs() < 1e-6, "{beside_steps} s beside ten steps");
+    // A device that takes longer for each step than its layers do, and what it is said to have done.
+    let slower = SharedPeer::new(models.clone(), vec![Seconds(0.0); 2]).unwrap().taking_longer(&[Seconds(0.002); 2]);
+    let (took, used) = slower.alone_counted(one.asked);
+    assert_eq!((used.steps, used.sequences, used.prompt_tokens, used.errands), (9, 9, 100, 0));
+    assert!(((took.0 - peer.alone(one.asked).0) / (9.0 * 0.002) - 1.0).abs() < 1e-6, "{took:?}");
+    assert!((used.busy.0 / took.0 - 1.0).abs() < 1e-6 && used.idle.0 < 1e-9, "{used:?}");
+    // Who comes while a step is computed is in the one after the next.
+    let late = Arrival { at: Seconds(1e-5), ..one };
+    let steps = |at: Arrival| peer.run_counted(TurnOrder::FirstCome, &[one, at]).used[0].steps;
+    assert_eq!((steps(one), steps(late)), (10, 11));
     let whole = peer.run(TurnOrder::Doubling, &[Arrival { at: Seconds(0.0), asked: long }]);
     assert_eq!(whole, [peer.alone(long)]);
     one_pool_is_shared_by_the_quotas(models);

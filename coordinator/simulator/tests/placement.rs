@@ -11,7 +11,7 @@ use tsnode_coordinator::{
     },
     replay::machines::{Alike, Arrival, OpeningMachine, Simulation},
     rng::Rng,
-    scheduler::{Cluster, Problem, Slo, Space, Workload, cluster_file, figures::Column, models, slo::Reference},
+    scheduler::{Cluster, Problem, Slo, Space, Workload, cluster_file, figures::Column, public_models, slo::Reference},
 };
 use tsnode_protocol::{BytesPerSecond, Seconds, SecondsPerToken, Tokens};
 use tsnode_simulator::{
@@ -47,7 +47,7 @@ fn cluster(hosts: &[(&str, u16)]) -> Cluster {
 /// Services by model and rate (requests/s), at most two on a group.
 fn services(cluster: &Cluster, all: &[(&str, f64)]) -> Services {
     let problem = |(place, (model, rate)): (usize, &(&str, f64))| {
-        let model = models::by_name(model).unwrap();
+        let model = public_models::by_name(model).unwrap();
         let workload = Workload::named(["conversation", "coding"][place % 2]).unwrap();
         let workload = workload.within(Tokens(f64::from(model.shape.context)));
         let reference = Reference::a100(&model, Column::Vendor).unwrap();

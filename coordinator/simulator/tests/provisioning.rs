@@ -8,11 +8,11 @@ use std::sync::Arc;
 use tsnode_coordinator::{
     policy::{batching::BatchLimits, routing::Asked},
     replay::machines::SoFar,
-    scheduler::{Slo, Workload, models, slo::Reference},
+    scheduler::{Slo, Workload, public_models, slo::Reference},
 };
 use tsnode_protocol::{Seconds, SecondsPerToken};
 use tsnode_simulator::{
-    cost::{CostLine, Table},
+    measured_cost::{CostLine, Table},
     provisioning::{
         Aim, Choice, Design, MixBudget, ProvisioningAnswer, Question, QuestionError,
         demand::{Demand, Drawn},
@@ -282,7 +282,7 @@ fn deadlines_and_closed_forms_are_provisioned_for_and_drawn() {
         figures::{Column, shipped},
     };
     use tsnode_simulator::provisioning::kinds::MachineHost;
-    let (model, workload) = (models::by_name("LLaMA-30B").unwrap(), Workload::named("conversation").unwrap());
+    let (model, workload) = (public_models::by_name("LLaMA-30B").unwrap(), Workload::named("conversation").unwrap());
     let reference = Reference::a100(&model, Column::Vendor).unwrap();
     let slo = Slo::e2e(5.0);
     let inside = ClusterLink { latency: Seconds(1e-5), bandwidth: tsnode_protocol::BytesPerSecond(25.6e9) };

@@ -9,8 +9,8 @@ use tsnode_coordinator::{
     scheduler::{
         Cluster, Evaluator, InstanceId, Problem, Slo, Space, Workload, cluster_file,
         figures::Column,
-        light::{self, StandingGroup},
-        models, regions,
+        public_models, regions,
+        rescheduling::{self, StandingGroup},
         search::{self, Effort, Found},
         slo::Reference,
     },
@@ -37,7 +37,7 @@ fn cluster(text: &str) -> Cluster {
 }
 
 fn problem(cluster: Cluster, model: &str, workload: &str, rate: f64) -> Option<Problem> {
-    let model = models::by_name(model).unwrap();
+    let model = public_models::by_name(model).unwrap();
     let reference = Reference::a100(&model, Column::Paper).unwrap();
     let workload = Workload::named(workload).unwrap();
     Problem::new(cluster, model, workload, rate, Slo::e2e(6.0), reference, Space::default()).ok()
@@ -132,7 +132,7 @@ proptest! {
         }).collect();
         // Twice the requests: other phases may do better, none may do worse.
         let shifted = problem.at_rate(problem.rate * 2.0);
-        let flipped = light::reschedule(&shifted, &standing);
+        let flipped = rescheduling::reschedule(&shifted, &standing);
         prop_assert_eq!(flipped.phases.len(), standing.len());
         prop_assert!(flipped.evaluation.value >= flipped.before.value);
     }

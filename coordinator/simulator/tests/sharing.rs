@@ -11,14 +11,14 @@ use tsnode_coordinator::{
         routing::Asked,
     },
     replay::{
-        cost::IterationCost,
+        iteration_cost::IterationCost,
         machines::{Alike, Arrival, Machine, Outcome, ReplayTrace, Simulation},
     },
     service_monitor::{AnsweredRequest, Event, ServiceMonitor},
 };
 use tsnode_protocol::{Seconds, SecondsPerToken};
 use tsnode_simulator::{
-    cost::ServiceCosts,
+    measured_cost::ServiceCosts,
     policy::{
         doubling::{Doubling, ServiceProfile},
         feedback::{Feedback, Queues},

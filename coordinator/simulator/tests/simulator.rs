@@ -14,13 +14,13 @@ use tsnode_coordinator::{
         shortest::Shortest,
     },
     replay::{
-        cost::IterationCost,
+        iteration_cost::IterationCost,
         machines::{Alike, Arrival, Machine, Outcome, Simulation},
     },
 };
 use tsnode_protocol::{Seconds, SecondsPerToken};
 use tsnode_simulator::{
-    cost::{CostLine, Table},
+    measured_cost::{CostLine, Table},
     policy::{ageing::Ageing, dispatch::Anywhere, greedy::Greedy, pools::Pools, shortest_queue::ShortestQueue},
 };
 

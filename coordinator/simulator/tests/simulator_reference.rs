@@ -11,7 +11,7 @@ use tsnode_coordinator::{
 };
 use tsnode_protocol::Seconds;
 use tsnode_simulator::{
-    cost::Table,
+    measured_cost::Table,
     percentile::Sorted,
     splitwise::{self, SHARES, Sizes, System},
     table,

@@ -6,7 +6,7 @@ use tsnode_coordinator::{
     control::Event,
     gate::SplitChoice,
     planner::{
-        live::{self, Scene},
+        live::{self, SearchInput},
         reranking,
     },
     replay::{Replay, replay},
@@ -40,10 +40,10 @@ fn swarm(targets: Targets) -> Vec<Advert> {
     adverts
 }
 
-fn scene(targets: Targets, split: SplitChoice) -> Scene {
+fn input(targets: Targets, split: SplitChoice) -> SearchInput {
     let adverts = swarm(targets);
     let members = (0..).zip(&adverts).map(|(n, a)| (PeerId([n; 32]), a)).collect();
-    live::scenes(&members, split).remove(0)
+    live::inputs(&members, split).remove(0)
 }
 
 /// So long to the first token, and for each token after it.
@@ -61,16 +61,16 @@ fn tight() -> Targets {
 }
 
 /// The groups that a swarm with these targets is planned to have.
-fn planned(targets: Targets) -> (Scene, Grouping) {
-    let scene = scene(targets, SplitChoice::Auto);
+fn planned(targets: Targets) -> (SearchInput, Grouping) {
+    let input = input(targets, SplitChoice::Auto);
     let how = Replay { seed: 0, requests: 300 };
-    let found = reranking::plan(&scene.problem, 0, Effort::default(), how, &|| false).0;
-    (scene, found.grouping)
+    let found = reranking::plan(&input.problem, 0, Effort::default(), how, &|| false).0;
+    (input, found.grouping)
 }
 
-/// Share of two thousand simulated requests that keep a scene's targets on these groups.
-fn simulated(scene: &Scene, grouping: &Grouping) -> f64 {
-    let mut evaluator = Evaluator::new(&scene.problem);
+/// Share of two thousand simulated requests that keep an input's targets on these groups.
+fn simulated(input: &SearchInput, grouping: &Grouping) -> f64 {
+    let mut evaluator = Evaluator::new(&input.problem);
     let groups = search::shelved(&mut evaluator, grouping).unwrap();
     let evaluation = evaluator.evaluate(&groups);
     replay(&mut evaluator, &groups, &evaluation, Replay { seed: 99, requests: 2000 }).attainment
@@ -84,7 +84,7 @@ fn mixed(grouping: &Grouping) -> usize {
 fn tighter_and_looser_targets_change_the_plan_as_the_simulator_says() {
     let ((under_loose, for_loose), (under_tight, for_tight)) = (planned(loose()), planned(tight()));
     assert!(mixed(&for_loose) == 8 && mixed(&for_tight) == 0, "{for_loose:?} {for_tight:?}");
-    let each = |scene| [simulated(scene, &for_loose), simulated(scene, &for_tight)];
+    let each = |input| [simulated(input, &for_loose), simulated(input, &for_tight)];
     let ([loose_mixed, loose_apart], [tight_mixed, tight_apart]) = (each(&under_loose), each(&under_tight));
     println!("loose {loose_mixed} {loose_apart}, tight {tight_mixed} {tight_apart}");
     assert!(loose_mixed >= loose_apart && loose_mixed > 0.95, "{loose_mixed} {loose_apart}");

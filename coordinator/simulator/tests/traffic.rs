@@ -99,7 +99,7 @@ fn models() -> [ModelId; 2] {
 fn asks<const N: usize>(parts: [f64; N]) -> Advert {
     let adverts: Vec<Advert> = (0..HOSTS).map(|n| sample::lends_several(n, sample::cards(1))).collect();
     let members = (0..).map(|n| PeerId([n; 32])).zip(&adverts).collect();
-    let all = tsnode_coordinator::planner::live::scenes(&members, SplitChoice::Auto).remove(0).problem.rate / 0.6;
+    let all = tsnode_coordinator::planner::live::inputs(&members, SplitChoice::Auto).remove(0).problem.rate / 0.6;
     let traffic = |(model, part): (ModelId, f64)| Traffic {
         model,
         rate: part * all,

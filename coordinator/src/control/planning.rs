@@ -13,7 +13,7 @@ use crate::{
     planner::{
         PlanDraft, Planner, Wish,
         fetching::{self, HORIZON, Holdings},
-        spare,
+        spare_routes,
     },
     settings::SwarmSettings,
 };
@@ -169,7 +169,7 @@ impl PlannerInput {
 
 /// A draft with the ways that are there for queues alone.
 fn spared(draft: PlanDraft, members: &Members<'_>) -> PlanDraft {
-    let routes = spare::routes(&draft.groups, &draft.routes, &draft.chosen, members);
+    let routes = spare_routes::routes(&draft.groups, &draft.routes, &draft.chosen, members);
     PlanDraft { routes, ..draft }
 }
 

@@ -10,7 +10,7 @@ use crate::{
         fetching::{self, Holdings},
         live,
     },
-    scheduler::light,
+    scheduler::rescheduling,
     traffic,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -99,7 +99,7 @@ impl PlanJudge<'_> {
         let (good, better) = (self.delayed(light, stands), self.delayed(full, stands));
         let horizon = Seconds(self.horizon.as_secs_f64());
         let (changing, loading) = (self.changing(full), self.loading(full));
-        better > good * (1.0 + self.margin) && light::repays(better, good, changing, loading, horizon)
+        better > good * (1.0 + self.margin) && rescheduling::repays(better, good, changing, loading, horizon)
     }
 
     /// Part of the devices that serve now whose groups the draft does not have.

@@ -17,7 +17,7 @@ use crate::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use tsnode_protocol::{Group, ModelId, Plan, Seconds};
+use tsnode_protocol::{Group, ModelCard, ModelId, Plan, Seconds};
 
 /// How long the first turn is, and between which lengths turns stay where loading takes no longer: requests for a model that is
 /// not there wait meanwhile.
@@ -51,16 +51,14 @@ pub(super) fn demand(members: &Members<'_>) -> Option<SwapDemand> {
     let devices = members.values().flat_map(|advert| &advert.devices);
     let served = devices.filter(|device| !device.holds_all()).flat_map(|device| &device.serves);
     let may_go = served.filter(|served| !served.is_kept).map(|served| served.model).collect();
-    let models: BTreeSet<ModelId> = members.values().flat_map(|advert| &advert.models).map(|card| card.id).collect();
-    let of = |model: ModelId| {
-        let card = cards::agreed(model, members.values().copied())?;
-        let rate = traffic::together(model, members)?.rate;
-        let room = members.values().flat_map(|advert| &advert.devices).filter_map(|device| device.served(model));
-        let room = room.map(|served| served.memory_bytes.saturating_sub(served.kv_bytes)).fold(0, u64::saturating_add);
+    let (room, asked) = (live::weights_room(members.values().copied()), traffic::all_together(members));
+    let of = |(model, card): (ModelId, &ModelCard)| {
         let bytes = card.shape.stage_bytes(card.shape.all_layers());
-        (bytes <= room).then(|| (model, (rate, reload::loading(bytes))))
+        let has_room = room.get(&model).is_some_and(|room| room.holds(&card.shape));
+        has_room.then_some((model, (asked.get(&model)?.rate, reload::loading(bytes))))
     };
-    Some(SwapDemand { asked: models.into_iter().filter_map(of).collect(), may_go })
+    let all_agreed = cards::all_agreed(members.values().copied());
+    Some(SwapDemand { asked: all_agreed.into_iter().filter_map(of).collect(), may_go })
 }
 
 /// A model of the plan in force.
@@ -382,6 +380,11 @@ mod tests {
         close(turn(2.0, &[2], 8.0), 80.0);
         close(turn(2.0, &[2], 50.0), 300.0);
         close(turn(2.0, &[2], 200.0), 400.0);
+    }
+
+    #[test]
+    fn models_that_somebody_made_up_are_looked_at_once() {
+        assert!(cards::made_up::is_seen_once(demand));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use tsnode_protocol::{
     Gossip, Heartbeat, PeerId, Verified,
-    advert::{News, Ready},
+    heartbeat::{News, Ready},
     limits,
 };
 

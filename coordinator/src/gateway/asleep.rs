@@ -22,22 +22,26 @@ impl Gateway {
     }
 
     /// The line to a decode leader has ended without an end. One from before this gateway slept says nothing of the group, which may
-    /// be asked again: once, since that line is a new one. What it keeps is counted with until it says otherwise.
+    /// be asked again: once until it says a token, however often this gateway sleeps. What it keeps is counted with until it says
+    /// otherwise.
     pub(super) fn line_lost(&mut self, now: Time, request: RequestId, reason: &str, out: &mut Vec<Action>) {
         let Some(r) = self.requests.get(&request) else { return };
         let Some(at) = r.state.placement() else { return };
         if !self.may_be_own(now, &at.stages) {
             return self.decode_lost(now, request, reason, out);
         }
-        let is_from_before = self.woke.is_some_and(|woke| at.since < woke);
+        let goes_back = !r.went_back && self.woke.is_some_and(|woke| at.since < woke);
         if at.learnt {
             self.kept.computed(at.pick.decode, &r.trail, r.computed());
         }
         self.breaks_off(now, request, reason);
-        if !is_from_before {
+        if !goes_back {
             return self.elsewhere(now, request, out);
         }
         if self.leave(request, out).is_some() {
+            if let Some(r) = self.requests.get_mut(&request) {
+                r.went_back = true;
+            }
             self.route(now, request, out);
         }
     }

@@ -76,6 +76,9 @@ pub(super) struct Request {
     pub moves: Vec<Move>,
     /// Decode groups that did not take it, or failed it, since it last got a token.
     pub tried: BTreeSet<GroupId>,
+    /// Whether it went back to a group after this gateway slept, since it last got a token: a gateway that is stopped again and again
+    /// would go back as often.
+    pub went_back: bool,
     /// What the last of them said.
     pub refusal: Option<String>,
     /// Since when it waits for a group's ring, if it ever did: it may have waited at the group before.
@@ -98,6 +101,7 @@ impl Request {
             accepted: false,
             moves: Vec::new(),
             tried: BTreeSet::new(),
+            went_back: false,
             refusal: None,
             without_ring: None,
         }
@@ -264,6 +268,8 @@ impl Request {
             return None;
         }
         let (prefill, decode) = self.state.leaders()?;
+        let decoders = self.decoders().to_vec();
+        let prefillers = Some(self.prefillers()).filter(|stages| !stages.is_empty()).unwrap_or(&decoders).to_vec();
         Some(CheckedAnswer {
             model: self.ask.model,
             prompt: self.ask.prompt,
@@ -272,7 +278,9 @@ impl Request {
             generation: self.ask.generation,
             codec: self.codec.basis(),
             decode,
+            decoders,
             prefill,
+            prefillers,
         })
     }
 

@@ -1,19 +1,17 @@
 //! Prompt flow 8: requests that were not heard of for a while, and what their groups owe them.
 
 use super::{
-    Action, Gateway, Request,
+    Action, Gateway, Request, View,
     patience::{Owes, SilenceVerdict},
     state::{PromptSource, RequestPlacement, State},
 };
 use crate::{Time, claim_check::ClaimedWork};
 use std::time::Duration;
 use tsnode_protocol::{
-    GroupId, Load, PeerId, RequestId,
+    Group, GroupId, Load, PeerId, RequestId,
     stream::{DecodeEvent, End},
 };
 
-/// Pages are short where fewer than one in so many is free: answers may have to wait for others' ends.
-const SHORT: u64 = 8;
 /// A silent request is looked at no oftener.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -78,7 +76,10 @@ impl Gateway {
             _ => (self.config.progress_patience, true),
         };
         let load = self.view.up.get(&group).copied().unwrap_or_default();
-        let is_short = load.running > 1 && u64::from(load.free_pages) * SHORT < u64::from(load.total_pages);
+        // Others' answers have its pages: those of its own model, or of another that shares them.
+        let leader = self.view.group(group).and_then(Group::leader);
+        let is_beside_others = leader.is_some_and(|leader| self.view.short.contains(&leader));
+        let is_short = is_beside_others || (load.running > 1 && View::lacks_pages(&load));
         if is_short || !is_known {
             return Owes { within: None, most };
         }

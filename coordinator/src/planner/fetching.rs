@@ -93,11 +93,12 @@ impl Holdings {
         if members.values().all(|advert| advert.partial.is_empty()) {
             return None;
         }
+        let all_agreed = cards::all_agreed(members.values().copied());
         let mut models: BTreeMap<ModelId, HeldModel> = BTreeMap::new();
         for (peer, advert) in members {
             for card in &advert.models {
                 let held = models.entry(card.id).or_insert_with(|| HeldModel {
-                    shape: cards::agreed(card.id, members.values().copied()).unwrap_or(card).shape,
+                    shape: all_agreed.get(&card.id).copied().unwrap_or(card).shape,
                     whole: BTreeSet::new(),
                     partial: BTreeMap::new(),
                     keep: BTreeSet::new(),
@@ -298,6 +299,16 @@ mod tests {
         assert_eq!((fresh[0].takes, fresh[0].holders.len()), (None, 0), "two have it, and none gives it");
         assert_eq!(fetches(&all, &[group(&[0])]), [], "its own is there for itself");
         assert_eq!(fetches(&all, &[group(&[1])])[0].layers, [LayerRange { start: 2, end: 4 }]);
+    }
+
+    #[test]
+    fn models_that_somebody_made_up_are_looked_at_once() {
+        // Who has some of a model makes all say what they have of theirs.
+        let fetches = has(Some(&[0]), &[]);
+        assert!(cards::made_up::is_seen_once(|members| {
+            let fetches = [(peer(255), &fetches)];
+            Holdings::of(&members.iter().map(|(peer, advert)| (*peer, *advert)).chain(fetches).collect())
+        }));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::{PlanDraft, Wish, at_once, joined};
 use crate::{
     members::Members,
-    planner::live::{self, Scene},
+    planner::live::{self, SearchInput},
 };
 use std::collections::BTreeSet;
 use tsnode_protocol::{Group, ModelId, Phase, Plan, Route};
@@ -12,33 +12,33 @@ use tsnode_protocol::{Group, ModelId, Phase, Plan, Route};
 /// without a group, or a person laid the groups out.
 #[must_use]
 pub fn flip(plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft> {
-    lightly(plan, members, wish, Scene::flipped)
+    lightly(plan, members, wish, SearchInput::flipped)
 }
 
 /// The same, and beside it groups of those devices that have no part in the plan: who serves goes on serving, and only
 /// newcomers load; a model that no group serves gets one where there is memory for it. `None` as for [`flip`].
 #[must_use]
 pub fn grow(plan: &Plan, members: &Members<'_>, wish: &Wish) -> Option<PlanDraft> {
-    lightly(plan, members, wish, Scene::grown)
+    lightly(plan, members, wish, SearchInput::grown)
 }
 
 fn lightly(
     plan: &Plan,
     members: &Members<'_>,
     wish: &Wish,
-    light: impl Fn(&Scene, &[Group]) -> Option<live::ModelPlan>,
+    light: impl Fn(&SearchInput, &[Group]) -> Option<live::ModelPlan>,
 ) -> Option<PlanDraft> {
     if wish.layout.is_some() {
         return None;
     }
-    let scenes = live::scenes_under(members, wish.split, &plan.chosen);
+    let inputs = live::inputs_under(members, wish.split, &plan.chosen);
     let places: BTreeSet<_> =
-        scenes.iter().flat_map(|s| s.places().iter().map(|(peer, device)| (s.card.id, *peer, *device))).collect();
+        inputs.iter().flat_map(|s| s.places().iter().map(|(peer, device)| (s.card.id, *peer, *device))).collect();
     let stands = |g: &&Group| g.stages.iter().all(|s| places.contains(&(g.model, s.peer, s.device)));
     let standing: Vec<Group> = plan.groups.iter().filter(stands).cloned().collect();
-    let models: BTreeSet<ModelId> = scenes.iter().map(|s| s.card.id).collect();
-    let scenes = live::beside(scenes, &standing);
-    let parts = scenes.into_iter().filter_map(|scene| light(&scene, &standing).map(|part| (scene, part)));
+    let models: BTreeSet<ModelId> = inputs.iter().map(|s| s.card.id).collect();
+    let inputs = live::beside(inputs, &standing);
+    let parts = inputs.into_iter().filter_map(|input| light(&input, &standing).map(|part| (input, part)));
     let mut draft = joined(at_once(parts.collect(), &standing, members));
     models.iter().for_each(|model| complete(&mut draft, *model, &standing));
     let is_served = |model: &ModelId| draft.groups.iter().any(|g| g.model == *model);

@@ -5,33 +5,37 @@
 //! no gateway has had enough of them; a rate that keeps the swarm busy; and where members have set no targets, deadlines as
 //! multiples of what the swarm's fastest group takes.
 
+mod clusters;
 mod delayed;
+mod lent_room;
 mod policy_choice;
 mod sharing;
 mod shortfall;
 mod standing;
 mod why;
 
+pub(crate) use lent_room::LentRoom;
 pub use policy_choice::choose;
 pub use shortfall::{DeviceShortfall, Shortfall, shortfalls};
 pub use why::{Other, SharedDevice, Why, why};
 
-use self::sharing::{DeviceTime, Fair};
+use self::{
+    clusters::{cluster, profiles},
+    sharing::{DeviceTime, Fair},
+};
 use super::{fetching::Holdings, reranking};
 use crate::{
     gate::SplitChoice,
-    links::{self, WITHIN_PEER},
     members::Members,
     policy::choice::Batches,
     replay::Replay,
     scheduler::{
-        cluster::{Cluster, ClusterLink, Instance, InstanceId, KindId},
+        cluster::InstanceId,
         cost::{Decode, Prefill},
         evaluate::{Evaluation, Evaluator, GroupNo},
-        figures::DeviceFigures,
-        models::Model,
         parallel::{self, InstanceDevices as Devices},
         problem::{Problem, Space},
+        public_models::Model,
         regions, room,
         search::{self, Effort, Found},
         slo::{Reference, Slo},
@@ -43,8 +47,8 @@ use crate::{
 };
 use std::{collections::BTreeMap, sync::Arc};
 use tsnode_protocol::{
-    BatchPolicy, Bytes, BytesPerSecond, Group, LayerProfile, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan,
-    PolicyChoice, RequestClass, Route, Seconds, Served, Stage, Tokens,
+    Advert, BatchPolicy, Group, LayerRange, ModelCard, ModelId, PeerId, Phase, Plan, PolicyChoice, RequestClass, Route,
+    Seconds, Served, Stage, Tokens,
 };
 
 /// Part of what mixed groups alone would carry that is planned for.
@@ -72,10 +76,6 @@ const LEAST_DEMAND: f64 = 0.05;
 /// that nobody asks for. However many other models are served, the first is reason enough for another plan, and the second is not.
 const WITHOUT_ASKED: f64 = 0.5;
 const WITHOUT_UNASKED: f64 = 0.98;
-/// A link nobody has measured.
-const UNMEASURED: ClusterLink = ClusterLink { latency: links::UNMEASURED.0, bandwidth: links::UNMEASURED.1 };
-/// Between two devices of one host.
-const INSIDE: ClusterLink = ClusterLink { latency: Seconds(50e-6), bandwidth: BytesPerSecond(10e9) };
 /// Bytes of an element of KV pages.
 const ELEMENT: f64 = 2.0;
 
@@ -84,7 +84,7 @@ type DevicePlace = (PeerId, u16);
 
 /// One model's devices as a problem.
 #[derive(Clone, Debug)]
-pub struct Scene {
+pub struct SearchInput {
     /// The model that is planned for.
     pub card: ModelCard,
     /// Device of each instance.
@@ -135,13 +135,13 @@ pub struct ModelPlan {
 /// Problems for every model some device has, one or, in a large swarm, one for each region, each as if no other model were on its
 /// devices. Models that the swarm's devices cannot hold are left out.
 #[must_use]
-pub fn scenes(members: &Members<'_>, split: SplitChoice) -> Vec<Scene> {
-    scenes_under(members, split, &[])
+pub fn inputs(members: &Members<'_>, split: SplitChoice) -> Vec<SearchInput> {
+    inputs_under(members, split, &[])
 }
 
 /// The same where this was chosen until now, of what members have left to measurement.
 #[must_use]
-pub fn scenes_under(members: &Members<'_>, split: SplitChoice, chosen: &[PolicyChoice]) -> Vec<Scene> {
+pub fn inputs_under(members: &Members<'_>, split: SplitChoice, chosen: &[PolicyChoice]) -> Vec<SearchInput> {
     let settings = SwarmSettings::of(members.values().copied());
     let services = sharing::lent(members).filter_map(|(card, places)| {
         ServedModel::of(card, places, members, (split, settings.batched(card.id, chosen)))
@@ -150,13 +150,22 @@ pub fn scenes_under(members: &Members<'_>, split: SplitChoice, chosen: &[PolicyC
     let fair = Fair::of(services.iter().map(|service| (service.demand(), &*service.places)));
     let scarce = is_scarce(members);
     let holdings = Holdings::of(members).map(Arc::new);
-    let scenes = services.iter().flat_map(|service| service.scenes(&fair, scarce));
-    scenes.map(|scene| Scene { holdings: holdings.clone(), ..scene }).collect()
+    let inputs = services.iter().flat_map(|service| service.inputs(&fair, scarce));
+    inputs.map(|input| SearchInput { holdings: holdings.clone(), ..input }).collect()
 }
 
 /// Whether some device does not hold all models at once that it serves.
 pub(crate) fn is_scarce(members: &Members<'_>) -> bool {
     members.values().flat_map(|advert| &advert.devices).any(|device| !device.holds_all())
+}
+
+/// Memory for weights that devices have for each model: what they say is looked at once, however many models there are.
+pub(crate) fn weights_room<'a>(adverts: impl IntoIterator<Item = &'a Advert>) -> BTreeMap<ModelId, LentRoom> {
+    let mut room = BTreeMap::<ModelId, LentRoom>::new();
+    for served in adverts.into_iter().flat_map(|advert| &advert.devices).flat_map(|device| &device.serves) {
+        room.entry(served.model).or_default().add(served);
+    }
+    room
 }
 
 fn rooms(places: &[DevicePlace], members: &Members<'_>, model: ModelId) -> BTreeMap<DevicePlace, WeightRoom> {
@@ -223,30 +232,30 @@ impl<'a> ServedModel<'a> {
         self.asked.map_or(BUSY, |rate| (rate / self.carries).clamp(LEAST_DEMAND, BUSIEST))
     }
 
-    fn scenes(&self, fair: &Fair, scarce: bool) -> Vec<Scene> {
-        let mut scenes: Vec<Scene> =
-            regions::split(&self.whole, regions::MOST).into_iter().filter_map(|region| self.scene(region)).collect();
-        if scenes.is_empty() {
+    fn inputs(&self, fair: &Fair, scarce: bool) -> Vec<SearchInput> {
+        let mut inputs: Vec<SearchInput> =
+            regions::split(&self.whole, regions::MOST).into_iter().filter_map(|region| self.input(region)).collect();
+        if inputs.is_empty() {
             // Who together hold the model may have come into different regions.
-            scenes.extend(room::fewest(&self.whole).and_then(|region| self.scene(region)));
+            inputs.extend(room::fewest(&self.whole).and_then(|region| self.input(region)));
         }
-        let total: f64 = scenes.iter().map(|s| s.carries).sum();
+        let total: f64 = inputs.iter().map(|s| s.carries).sum();
         let demand = self.demand();
-        let planned = |scene: &Scene| scene.carries * scene.mean(|place| fair.part(demand, place));
-        let fair: f64 = scenes.iter().map(planned).sum();
-        let (regions, wanted) = (scenes.len(), self.asked.map_or(0.0, |rate| rate / fair));
+        let planned = |input: &SearchInput| input.carries * input.mean(|place| fair.part(demand, place));
+        let fair: f64 = inputs.iter().map(planned).sum();
+        let (regions, wanted) = (inputs.len(), self.asked.map_or(0.0, |rate| rate / fair));
         // What its owner keeps in memory is missed like what is asked for.
         let is_kept = self.rooms.values().any(|room| room.is_kept);
         let is_unasked = !is_kept && self.asked.is_some_and(|rate| rate <= 0.0);
         let without = scarce.then_some(if is_unasked { WITHOUT_UNASKED } else { WITHOUT_ASKED });
-        for scene in &mut scenes {
-            scene.problem.rate = wanted.clamp(BUSY, BUSIEST) * planned(scene);
-            (scene.share, scene.regions, scene.without) = (scene.carries / total, regions, without);
+        for input in &mut inputs {
+            input.problem.rate = wanted.clamp(BUSY, BUSIEST) * planned(input);
+            (input.share, input.regions, input.without) = (input.carries / total, regions, without);
         }
-        scenes
+        inputs
     }
 
-    fn scene(&self, region: Devices) -> Option<Scene> {
+    fn input(&self, region: Devices) -> Option<SearchInput> {
         let places = region.iter().map(|(i, _)| self.places[i.0 as usize]).collect();
         let problem = self.whole.part(&region)?;
         let (carries, _) = pace(&problem)?;
@@ -254,7 +263,7 @@ impl<'a> ServedModel<'a> {
         let power = |i| problem.layer_cost(i, 1).map_or(0.0, |cost| 1.0 / cost.decode.time(1.0, context).0.max(1e-12));
         let power = problem.cluster.ids().map(power).collect();
         let (card, rooms) = (self.card.clone(), self.rooms.clone());
-        Some(Scene {
+        Some(SearchInput {
             card,
             places,
             problem,
@@ -296,61 +305,7 @@ fn pace(problem: &Problem) -> Option<(f64, Reference)> {
     fastest.filter(|_| rate > 0.0 && rate.is_finite()).map(|(_, reference)| (rate, reference))
 }
 
-/// What was measured of a model on these devices.
-fn profiles<'a>(
-    places: &'a [DevicePlace],
-    members: &'a Members<'_>,
-    model: ModelId,
-) -> impl Iterator<Item = &'a LayerProfile> {
-    let device = |(peer, device): &DevicePlace| members.get(peer)?.devices.get(usize::from(*device));
-    places.iter().filter_map(device).filter_map(move |d| d.profile(model))
-}
-
-/// A measured profile as the cost model has it.
-fn measured(profile: LayerProfile) -> (Prefill, Decode) {
-    let [fixed, token, square] = profile.prefill.map(Seconds);
-    let prefill = Prefill { fixed, per_token: token.per_token(), per_square: square.per_token().per_token() };
-    let [fixed, context, per_sequence] = profile.decode.map(Seconds);
-    (prefill, Decode { fixed, per_context: context.per_token(), per_sequence })
-}
-
-fn cluster(places: &[DevicePlace], members: &Members<'_>, model: ModelId) -> Option<Cluster> {
-    let peers: Vec<PeerId> =
-        places.iter().map(|p| p.0).collect::<std::collections::BTreeSet<_>>().into_iter().collect();
-    let (mut kinds, mut instances) = (Vec::new(), Vec::new());
-    for (peer, device) in places {
-        let d = members.get(peer)?.devices.get(usize::from(*device))?;
-        let served = d.served(model)?;
-        kinds.push(DeviceFigures {
-            name: d.name.clone(),
-            memory: Bytes(served.memory_bytes as f64),
-            flops: d.flops,
-            bandwidth: d.bandwidth,
-            pool: (served.kv_bytes > 0).then_some(Bytes(served.kv_bytes as f64)),
-            profile: served.profile.map(measured),
-            price: None,
-        });
-        let kind = KindId(u16::try_from(kinds.len() - 1).ok()?);
-        let site = peers.binary_search(peer).ok()? as u32;
-        instances.push(Instance { name: peer.to_string(), kind, count: 1, site, inside: INSIDE });
-    }
-    let row = |from: &PeerId| {
-        let mut row = vec![UNMEASURED; peers.len()];
-        if let Ok(own) = peers.binary_search(from) {
-            let (latency, bandwidth) = WITHIN_PEER;
-            row[own] = ClusterLink { latency, bandwidth };
-        }
-        for link in members.get(from).map_or(&[][..], |a| &a.links) {
-            if let Ok(place) = peers.binary_search(&link.to) {
-                row[place] = ClusterLink { latency: link.latency, bandwidth: link.bandwidth };
-            }
-        }
-        row
-    };
-    Cluster::new("swarm".into(), kinds, instances, peers.iter().map(row).collect()).ok()
-}
-
-impl Scene {
+impl SearchInput {
     /// The devices it may use: peer, and place in its advert.
     #[must_use]
     pub fn places(&self) -> &[(PeerId, u16)] {
@@ -489,21 +444,21 @@ impl Scene {
     }
 }
 
-/// Plans for all models of these scenes, made while `standing` is in force.
+/// Plans for all models of these inputs, made while `standing` is in force.
 #[must_use]
-pub fn planned(scenes: Vec<Scene>, standing: Option<&Plan>) -> Vec<(Scene, ModelPlan)> {
-    sharing::planned(scenes.into_iter().map(|scene| scene.under(standing)).collect())
+pub fn planned(inputs: Vec<SearchInput>, standing: Option<&Plan>) -> Vec<(SearchInput, ModelPlan)> {
+    sharing::planned(inputs.into_iter().map(|input| input.under(standing)).collect())
 }
 
-/// The same scenes where these groups take their part of the devices' time.
+/// The same inputs where these groups take their part of the devices' time.
 #[must_use]
-pub fn beside(scenes: Vec<Scene>, groups: &[Group]) -> Vec<Scene> {
-    let taken = DeviceTime::by_groups(&scenes, groups);
-    scenes.iter().map(|scene| scene.beside_others(&taken)).collect()
+pub fn beside(inputs: Vec<SearchInput>, groups: &[Group]) -> Vec<SearchInput> {
+    let taken = DeviceTime::by_groups(&inputs, groups);
+    inputs.iter().map(|input| input.beside_others(&taken)).collect()
 }
 
 /// What a whole plan is worth on a view.
 #[must_use]
 pub fn value(plan: &Plan, members: &Members<'_>, split: SplitChoice) -> f64 {
-    sharing::worth(&scenes_under(members, split, &plan.chosen), &plan.groups)
+    sharing::worth(&inputs_under(members, split, &plan.chosen), &plan.groups)
 }

@@ -12,8 +12,8 @@
 //! are then passed over so many times at most: nobody starves (Splitwise §IV-B ages and bounds preemption for the same reason).
 
 use super::{
+    batch_slots::{AnswerPlaces, PlacedAnswer},
     batching::{Answered, Batch, BatchMember, Batching, Part, RequestNo, Seen, Stepwise, Task},
-    places::{AnswerPlaces, PlacedAnswer},
 };
 use std::collections::{BTreeMap, VecDeque};
 

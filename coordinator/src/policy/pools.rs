@@ -410,7 +410,7 @@ mod tests {
         assert_eq!(to(3000, 2000), Some((0, 1)), "neither takes more: as the plan has it");
     }
 
-    /// Shares pair groups; ways beside them lead past one that is full (`planner/spare.rs`).
+    /// Shares pair groups; ways beside them lead past one that is full (`planner/spare_routes.rs`).
     #[test]
     fn a_full_group_for_answers_is_passed_by_where_there_is_a_way_to_another() {
         let mut all = Scenario::new().pending([0, 3000, 0, 0]).held([0, 0, 3900, 0]);

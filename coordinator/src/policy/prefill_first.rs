@@ -3,8 +3,8 @@
 //! stages, and any number of prompts: fewer would leave stages idle behind a long one.
 
 use super::{
+    batch_slots::{AnswerPlaces, PlacedAnswer},
     batching::{Batch, BatchMember, Batching, Part, RequestNo, Seen, Stepwise, Task},
-    places::{AnswerPlaces, PlacedAnswer},
 };
 use std::collections::{BTreeMap, VecDeque};
 

@@ -3,6 +3,7 @@
 
 pub mod arbiter;
 pub mod budgets;
+pub mod device_use;
 pub mod measured;
 pub mod order;
 pub mod quotas;

@@ -3,13 +3,17 @@
 
 mod changes;
 mod cores;
+mod kv_links;
+mod replayed;
 mod stages;
 mod tasks;
 
 pub use changes::OpeningMachine;
 pub use cores::SharedCores;
+pub use kv_links::{Alike, KvLinks};
+pub use replayed::{Arrival, Outcome, ReplayTrace, SoFar};
 
-use super::{agenda::Agenda, cost::IterationCost, ring::ReplayRing, timeline::Timeline};
+use super::{agenda::Agenda, iteration_cost::IterationCost, ring::ReplayRing, timeline::Timeline};
 use crate::policy::{
     batching::{Answered, Batch, Batching, Part, RequestNo, Task},
     routing::{Asked, MachineNo, Routing, RoutingDecision},
@@ -18,7 +22,7 @@ use stages::Stages;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use tasks::{answer, prompt, rest};
-use tsnode_protocol::{Seconds, SecondsPerToken, Tokens};
+use tsnode_protocol::{Seconds, Tokens};
 
 /// Between two tries to send KV to a machine without room.
 const TRY_AGAIN: Seconds = Seconds(1.0);
@@ -34,53 +38,6 @@ pub struct Machine {
     pub batching: Box<dyn Batching>,
     /// How long that takes.
     pub cost: Arc<dyn IterationCost>,
-}
-
-/// A request that comes.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Arrival {
-    /// When it comes, since the start.
-    pub at: Seconds,
-    /// Lengths of its prompt and answer.
-    pub asked: Asked,
-}
-
-/// When what happened to a request; infinite where it never did.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ReplayTrace {
-    /// When it came, and its lengths.
-    pub arrival: Arrival,
-    /// Where it went; nowhere, if it was turned away.
-    pub route: Option<RoutingDecision>,
-    /// Its prompt began.
-    pub prompt_start: Seconds,
-    /// Its prompt was done: the first token.
-    pub first: Seconds,
-    /// Its answer's first iteration began.
-    pub answer_start: Seconds,
-    /// Its last token.
-    pub end: Seconds,
-    /// What its KV takes after the prompt is done.
-    pub sending: Seconds,
-}
-
-/// How KV gets from machine to machine.
-pub trait KvLinks: std::fmt::Debug + Send {
-    /// When KV of a prompt, or of its first part, that is computed from `start` to `done` has come to the other machine.
-    fn land(&mut self, route: RoutingDecision, prompt: Tokens, start: Seconds, done: Seconds) -> Seconds;
-}
-
-/// Every pair alike, any number of transfers at once, each beginning when its prompt is done.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Alike {
-    /// For each token of a prompt.
-    pub per_token: SecondsPerToken,
-}
-
-impl KvLinks for Alike {
-    fn land(&mut self, _: RoutingDecision, prompt: Tokens, _: Seconds, done: Seconds) -> Seconds {
-        done + self.per_token * prompt
-    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -135,38 +92,6 @@ struct BatchRun {
     /// When it is over, at the speed that it has now: a part of its own where others run on the same processors.
     end: Seconds,
     speed: f64,
-}
-
-/// What came of a simulation.
-#[derive(Clone, Debug, Default)]
-pub struct Outcome {
-    /// Every request, in order.
-    pub traces: Vec<ReplayTrace>,
-    /// Part of the time each machine was busy, until the last event.
-    pub busy: Vec<f64>,
-    /// Requests that no route took.
-    pub turned_away: usize,
-    /// Requests that had come when the simulation ended.
-    pub arrived: usize,
-    /// Batches that were begun, on all machines.
-    pub runs: u64,
-    /// Events handled: what a simulation costs.
-    pub events: u64,
-    /// The last event.
-    pub end: Seconds,
-    /// What machines did when, if that was recorded.
-    pub timeline: Option<Timeline>,
-}
-
-/// A simulation under way.
-#[derive(Clone, Copy, Debug)]
-pub struct SoFar<'a> {
-    /// Time since the start.
-    pub now: Seconds,
-    /// Requests that have come.
-    pub arrived: usize,
-    /// Every request, those included that are still to come.
-    pub traces: &'a [ReplayTrace],
 }
 
 /// Requests on machines, event by event, by the policies that nodes run.

@@ -1,7 +1,7 @@
 //! Cronus in a replay: prompts are parted by the rule that gateways part them by (`crate::gateway`), of what machines are seen to have to
 //! do and what their steps are counted to take.
 
-use super::cost::IterationCost;
+use super::iteration_cost::IterationCost;
 use crate::policy::{
     balancer::{AT_ONCE, Ahead, PromptFit, SPARED, ready_part},
     batching::{Batch, Seen},

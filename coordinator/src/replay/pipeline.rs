@@ -1,6 +1,6 @@
 //! A plan's group stage by stage: what its [`ParallelConfig`] sums up as the slowest of them and the way through all.
 
-use super::cost::IterationCost;
+use super::iteration_cost::IterationCost;
 use crate::{
     policy::batching::Batch,
     scheduler::{
@@ -107,7 +107,7 @@ impl IterationCost for Pipeline {
 mod tests {
     use super::*;
     use crate::scheduler::{
-        Cluster, Evaluator, Slo, Space, Workload, cluster_file, figures::Column, models, search, slo::Reference,
+        Cluster, Evaluator, Slo, Space, Workload, cluster_file, figures::Column, public_models, search, slo::Reference,
     };
 
     fn cloud32() -> Cluster {
@@ -118,7 +118,7 @@ mod tests {
     /// What closed forms say of a group is what its stages say together.
     #[test]
     fn stages_sum_up_to_the_closed_forms() {
-        let model = models::by_name("LLaMA-30B").unwrap();
+        let model = public_models::by_name("LLaMA-30B").unwrap();
         let reference = Reference::a100(&model, Column::Paper).unwrap();
         let workload = Workload::named("coding").unwrap();
         let problem =

@@ -4,7 +4,7 @@
 //! Batches do not overtake each other, so that when one leaves a stage is known when it enters the first: once it has
 //! come from the stage before, and the batch before it has left.
 
-use super::cost::IterationCost;
+use super::iteration_cost::IterationCost;
 use crate::policy::batching::Batch;
 use std::collections::VecDeque;
 use tsnode_protocol::Seconds;

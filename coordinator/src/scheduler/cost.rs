@@ -11,7 +11,7 @@
 
 pub use super::timing::{Decode, Prefill};
 
-use super::{cluster::ClusterLink, figures::DeviceFigures, models::Model};
+use super::{cluster::ClusterLink, figures::DeviceFigures, public_models::Model};
 use tsnode_protocol::{Bytes, BytesPerToken, Flops, Tokens};
 
 /// Part of a device's memory that a plan may use: allocators, other programs and estimates take the rest.
@@ -147,12 +147,12 @@ impl LayerCost {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduler::{figures, models};
+    use crate::scheduler::{figures, public_models};
     use tsnode_protocol::{BytesPerSecond, Experts, ModelShape, Seconds};
 
     fn on(figures: &DeviceFigures, tp: u16) -> LayerCost {
         let inside = ClusterLink { latency: Seconds(1e-5), bandwidth: BytesPerSecond(25.6e9) };
-        LayerCost::new(&models::by_name("LLaMA-30B").unwrap(), figures, inside, tp)
+        LayerCost::new(&public_models::by_name("LLaMA-30B").unwrap(), figures, inside, tp)
     }
 
     /// Two products of s²·H/2 multiply-adds each where the mask is causal, against 12·s·H²: s/(12H), 1.3 % here.
@@ -168,7 +168,7 @@ mod tests {
     fn experts_that_nobody_passes_take_memory_and_no_time() {
         let inside = ClusterLink { latency: Seconds(1e-5), bandwidth: BytesPerSecond(25.6e9) };
         let device = figures::from_peaks("g".into(), 100.0, 1000.0, 80.0);
-        let dense = models::by_name("Llama-3-8B").unwrap();
+        let dense = public_models::by_name("Llama-3-8B").unwrap();
         let bytes = dense.shape.layer_bytes;
         let mixed = |experts| {
             let shape = ModelShape { layer_bytes: 9 * bytes, experts, ..dense.shape };

@@ -6,13 +6,16 @@
 //! loaded alike: where nothing is gained by sending more to one of two groups, neither stands idle. A plan that cannot
 //! carry the rate may also turn requests away to keep the others in time.
 
+mod ceiling;
+
 use super::{
     cluster::InstanceId,
-    pair::{self, KvPath, LINK_LOAD, LOAD_STEP, MOST_LOAD, PairLoads, Rated, load},
+    pair::{self, KvPath, LINK_LOAD, PairLoads, Rated},
     parallel::{self, InstanceDevices},
     problem::Problem,
     transport::{Solver, TransportProblem},
 };
+use ceiling::{Ceiling, lowest, step};
 use std::collections::HashMap;
 use tsnode_protocol::Phase;
 
@@ -30,54 +33,6 @@ const CEILINGS: [i8; 5] = [0, 1, 3, -3, -6];
 
 /// Ceilings tried with every group of a phase loaded alike; only the first, unless values are told apart by measurements.
 const EVEN: [i8; 3] = [0, -3, -6];
-
-/// The most that groups are loaded.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Ceiling {
-    /// At which pairs are valued, in steps.
-    prefill: u8,
-    decode: u8,
-    /// Part of what the steps allow that groups may use.
-    prefill_part: f64,
-    decode_part: f64,
-}
-
-impl Ceiling {
-    fn steps((prefill, decode): (u8, u8), by: i8) -> Self {
-        let step = |low: u8| low.saturating_add_signed(by).clamp(1, MOST_LOAD);
-        Self { prefill: step(prefill), decode: step(decode), prefill_part: 1.0, decode_part: 1.0 }
-    }
-
-    /// These steps with no more room than the rate needs, so that every group of a phase is loaded alike.
-    fn alike(self, rate: f64, rates: &PlanRates) -> Self {
-        let part = |need: f64, have: f64| if have > 0.0 { (need / have).min(1.0) } else { 1.0 };
-        let splits = if rates.decode > 0.0 { rates.prefill } else { 0.0 };
-        let prefill_part = part(rate, load(self.prefill) * (splits + rates.mixed));
-        // What comes out of prefill groups, which may be less than the rate.
-        let to_decode = prefill_part * load(self.prefill) * splits;
-        Self { prefill_part, decode_part: part(to_decode, load(self.decode) * rates.decode), ..self }
-    }
-
-    /// The same with decode groups valued at what comes to them, which is less than their ceiling where prefill groups
-    /// cannot carry the rate: at a high load that none of them will have, like groups would seem to differ.
-    fn eased(self) -> Self {
-        let need = self.decode_load();
-        let decode = ((need / LOAD_STEP - 1e-9).ceil().max(1.0) as u8).min(self.decode);
-        Self { decode, decode_part: need / load(decode), ..self }
-    }
-
-    fn prefill_load(&self) -> f64 {
-        self.prefill_part * load(self.prefill)
-    }
-
-    fn decode_load(&self) -> f64 {
-        self.decode_part * load(self.decode)
-    }
-
-    fn headroom(&self) -> f64 {
-        HEADROOM * (1.0 - 0.5 * (self.prefill_load() + self.decode_load()))
-    }
-}
 
 /// A group on the evaluator's shelf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -501,77 +456,5 @@ impl<'p> Evaluator<'p> {
     }
 }
 
-/// The step that a load is at or below; the highest planned, if it is above that.
-fn step(load: f64) -> u8 {
-    ((load / LOAD_STEP - 1e-9).ceil().max(1.0) as u8).min(MOST_LOAD)
-}
-
-/// The lowest ceilings, in steps, at which the groups carry the rate; the highest there are, if they do not.
-fn lowest(rate: f64, rates: &PlanRates) -> (u8, u8) {
-    let splits = rates.prefill > 0.0 && rates.decode > 0.0;
-    for prefill in 1..=MOST_LOAD {
-        let split = rate - load(prefill) * rates.mixed;
-        if split <= 0.0 {
-            return (prefill, 1);
-        }
-        if !splits || load(prefill) * rates.prefill < split {
-            continue;
-        }
-        let decode = (split / rates.decode / LOAD_STEP - 1e-9).ceil();
-        if decode <= f64::from(MOST_LOAD) {
-            return (prefill, (decode as u8).max(1));
-        }
-    }
-    (MOST_LOAD, MOST_LOAD)
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{
-        policy::choice::Batches,
-        scheduler::{
-            Slo, Space, Workload,
-            cluster::{Cluster, ClusterLink, Instance, KindId},
-            figures, models,
-            slo::Reference,
-        },
-    };
-    use tsnode_protocol::{BytesPerSecond, Seconds};
-
-    /// Four peers of about one speed.
-    fn peers(speeds: [f64; 4], rate: f64) -> Problem {
-        let model = models::by_name("LLaMA-7B").unwrap();
-        let kinds = speeds.iter().map(|s| figures::from_peaks("peer".into(), 80.0 * s, 800.0 * s, 48.0)).collect();
-        let path = ClusterLink { latency: Seconds(1e-4), bandwidth: BytesPerSecond(1.25e9) };
-        let instance =
-            |n: u16| Instance { name: n.to_string(), kind: KindId(n), count: 1, site: n.into(), inside: path };
-        let cluster =
-            Cluster::new("swarm".into(), kinds, (0..4).map(instance).collect(), vec![vec![path; 4]; 4]).unwrap();
-        let reference = Reference::a100(&model, figures::Column::Vendor).unwrap();
-        let workload = Workload::named("conversation").unwrap();
-        let mut problem =
-            Problem::new(cluster, model, workload, rate, Slo::e2e(10.0), reference, Space::default()).unwrap();
-        problem.noise = 0.01;
-        problem.prompts = Batches::default().into();
-        problem
-    }
-
-    /// What measurements do not tell apart is loaded alike, also where one group prefills for three and cannot for all.
-    #[test]
-    fn like_groups_are_loaded_alike() {
-        for rate in [0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 20.0] {
-            for spread in [0.0, 0.05, 0.1, 0.2] {
-                let problem = peers([1.0, 1.0 - spread, 1.0, 1.0 + spread], rate);
-                let mut evaluator = Evaluator::new(&problem);
-                let phases = [Phase::Prefill, Phase::Decode, Phase::Decode, Phase::Decode];
-                let group = |(i, phase): (u32, &Phase)| evaluator.group(&vec![(InstanceId(i), 1)], *phase).unwrap();
-                let groups: Vec<GroupNo> = (0..4).zip(&phases).map(group).collect();
-                let plan = evaluator.evaluate(&groups);
-                let carried = plan.carried();
-                let most = plan.shares.iter().map(|s| s.share / carried).fold(0.0, f64::max);
-                assert!(most < 0.5, "{rate} requests/s, speeds {spread} apart: {plan:?}");
-            }
-        }
-    }
-}
+mod tests;

@@ -150,7 +150,7 @@ fn together(all: Vec<Found>) -> Found {
 
 struct Walk<'p> {
     evaluator: Evaluator<'p>,
-    twins: Symmetry,
+    symmetry: Symmetry,
     rng: Rng,
     effort: Effort,
     number: usize,
@@ -173,7 +173,7 @@ impl<'p> Walk<'p> {
         let rng = Rng::new(seed.wrapping_mul(0x1_0000_0001).wrapping_add(number as u64));
         Self {
             evaluator: Evaluator::new(problem),
-            twins: Symmetry::of(&problem.cluster),
+            symmetry: Symmetry::of(&problem.cluster),
             rng,
             effort,
             number,
@@ -291,7 +291,7 @@ impl<'p> Walk<'p> {
             if !valued.is_empty() && stop() {
                 break;
             }
-            let grouping = self.twins.one_for_all(grouping);
+            let grouping = self.symmetry.one_for_all(grouping);
             let value = self.value(&grouping);
             valued.push((value, grouping));
         }
@@ -312,7 +312,7 @@ impl<'p> Walk<'p> {
                 for phase in phases(problem) {
                     let mut parts = grouping.parts.clone();
                     parts[place].phase = *phase;
-                    let next = self.twins.one_for_all(Grouping::new(parts));
+                    let next = self.symmetry.one_for_all(Grouping::new(parts));
                     let worth = self.value(&next);
                     if worth > value {
                         (value, grouping) = (worth, next);
@@ -340,7 +340,7 @@ impl<'p> Walk<'p> {
         let mut away = self.home.1.clone();
         for _ in 0..self.rng.below(KICK + 1) {
             if let Some(next) = neighbour(self.evaluator.problem(), &away, &mut self.rng) {
-                away = self.twins.one_for_all(next);
+                away = self.symmetry.one_for_all(next);
             }
         }
         away
@@ -391,7 +391,7 @@ impl<'p> Walk<'p> {
         } else {
             neighbour(problem, from, &mut self.rng)
         };
-        next.map(|n| self.twins.one_for_all(n))
+        next.map(|n| self.symmetry.one_for_all(n))
     }
 
     /// What this walk or, before they last met, any other has found a grouping to be worth.

@@ -4,7 +4,7 @@ use super::{
     cluster::ClusterLink,
     cost::{Decode, LayerCost, Prefill, StageEnds},
     figures::{Column, shipped},
-    models::Model,
+    public_models::Model,
     workload::{Workload, WorkloadRequest},
 };
 use std::fmt;

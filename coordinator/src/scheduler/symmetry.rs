@@ -1,4 +1,4 @@
-//! Hosts that are twins: of one kind and size, with the same links to everyone. Groupings that differ only in which twin
+//! Hosts that are alike: of one kind and size, with the same links to everyone. Groupings that differ only in which of them
 //! does what are worth the same, so the search looks at one of them. On cloud32 that is one of eight.
 
 use super::{
@@ -7,12 +7,12 @@ use super::{
     parallel::InstanceDevices,
 };
 
-/// Which hosts of a cluster are twins.
+/// Which hosts of a cluster are alike.
 #[derive(Clone, Debug, Default)]
 pub struct Symmetry {
-    /// By instance: what all its twins have in common, and nobody else.
+    /// By instance: what all hosts like it have in common, and nobody else.
     kin: Vec<u64>,
-    /// Sets of two or more twins, each in order.
+    /// Sets of two or more hosts that are alike, each in order.
     sets: Vec<Vec<InstanceId>>,
 }
 
@@ -23,7 +23,7 @@ impl Symmetry {
         let mut sets: Vec<Vec<InstanceId>> = Vec::new();
         let mut kin = Vec::with_capacity(cluster.instances.len());
         for id in cluster.ids() {
-            let place = sets.iter().position(|set| are_twins(cluster, set[0], id)).unwrap_or(sets.len());
+            let place = sets.iter().position(|set| are_alike(cluster, set[0], id)).unwrap_or(sets.len());
             if place == sets.len() {
                 sets.push(Vec::new());
             }
@@ -34,7 +34,7 @@ impl Symmetry {
         Self { kin, sets }
     }
 
-    /// The grouping that stands for all that differ from this one in which twin does what. With three twins or more it
+    /// The grouping that stands for all that differ from this one in which of like hosts does what. With three or more it
     /// may now and then be one of a few that do: then something is looked at twice, and nothing is missed.
     #[must_use]
     pub fn one_for_all(&self, mut grouping: Grouping) -> Grouping {
@@ -57,7 +57,7 @@ impl Symmetry {
     }
 }
 
-fn are_twins(cluster: &Cluster, a: InstanceId, b: InstanceId) -> bool {
+fn are_alike(cluster: &Cluster, a: InstanceId, b: InstanceId) -> bool {
     let (of_a, of_b) = (cluster.instance(a), cluster.instance(b));
     let path = |from, to| cluster.path(from, to);
     let to_others = |c: &InstanceId| path(a, *c) == path(b, *c) && path(*c, a) == path(*c, b);
@@ -146,12 +146,12 @@ mod tests {
     #[test]
     fn one_grouping_stands_for_all_that_are_alike() {
         let cluster = cloud32("low");
-        let twins = Symmetry::of(&cluster);
+        let symmetry = Symmetry::of(&cluster);
         let mut rng = Rng::new(1);
         for _ in 0..200 {
             let grouping = any(&cluster, &mut rng);
-            let one = twins.one_for_all(grouping.clone());
-            for set in &twins.sets {
+            let one = symmetry.one_for_all(grouping.clone());
+            for set in &symmetry.sets {
                 let to = |i: InstanceId| {
                     if i == set[0] {
                         set[1]
@@ -161,9 +161,9 @@ mod tests {
                         i
                     }
                 };
-                assert_eq!(twins.one_for_all(renamed(grouping.clone(), &to)), one);
+                assert_eq!(symmetry.one_for_all(renamed(grouping.clone(), &to)), one);
             }
-            assert_eq!(twins.one_for_all(one.clone()), one);
+            assert_eq!(symmetry.one_for_all(one.clone()), one);
         }
     }
 }

@@ -193,7 +193,7 @@ fn a_peer_gone_from_the_view_is_not_waited_for() {
 /// Neither the leader of a group nor its gateway's lines need have noticed: whoever is gone, or cut off, is not in the view.
 #[test]
 fn a_group_that_loses_any_of_its_peers_is_left() {
-    let groups = [long_group(&[1, 4], Phase::Prefill), long_group(&[2, 5], Phase::Decode), group(3, Phase::Decode)];
+    let groups = [group_of(&[1, 4], Phase::Prefill), group_of(&[2, 5], Phase::Decode), group(3, Phase::Decode)];
     for first_came in [false, true] {
         let mut scenario = Scenario::of(groups.clone());
         while scenario.submit().0 != PeerId([2; 32]) {

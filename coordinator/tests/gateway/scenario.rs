@@ -1,5 +1,8 @@
 //! A gateway, and a view of groups that do as they are told.
 
+pub use crate::lenders::{MODEL, group, group_of};
+
+use crate::lenders::{self, AdvertBuilder};
 use std::sync::Arc;
 use std::time::Duration;
 use tsnode_coordinator::{
@@ -8,26 +11,11 @@ use tsnode_coordinator::{
     sample,
 };
 use tsnode_protocol::{
-    Advert, Epoch, Group, LayerRange, Load, ModelId, PeerId, Phase, Plan, RequestId, Route, Sampled, Sampling, Stage,
-    Term, Token,
+    Advert, Group, Load, PeerId, Phase, RequestId, Route, Sampled, Sampling, Token,
     stream::{Computed, DecodeEvent, End, Generation, PrefillEvent},
 };
 
-pub const MODEL: ModelId = ModelId([1; 16]);
-
 pub const REQUEST: RequestId = RequestId([5; 16]);
-
-pub fn group(n: u8, phase: Phase) -> Group {
-    long_group(&[n], phase)
-}
-
-/// A group whose stages are these peers', with four layers in all.
-pub fn long_group(peers: &[u8], phase: Phase) -> Group {
-    let each = 4 / peers.len() as u32;
-    let layers = |i: usize| LayerRange { start: i as u32 * each, end: (i as u32 + 1) * each };
-    let stage = |(i, n): (usize, &u8)| Stage { peer: PeerId([*n; 32]), device: 0, layers: layers(i) };
-    Group::new(MODEL, phase, peers.iter().enumerate().map(stage).collect())
-}
 
 pub fn sampled(n: u32) -> Sampled {
     Sampled { token: Token(n), logprob: None, top: vec![] }
@@ -51,18 +39,10 @@ impl Scenario {
         let route = |i: usize| Route { prefill: groups[0].id, decode: groups[i].id, share: 0.5 };
         let routes = vec![route(1), route(2)];
         let up = groups.iter().map(|g| (g.id, Load::default())).collect();
-        let adverts = groups.iter().flat_map(|g| &g.stages).map(|s| (s.peer, sample::gateway(0))).collect();
-        let plan = Plan {
-            epoch: Epoch(1),
-            term: Term(0),
-            parent: None,
-            groups,
-            routes,
-            chosen: vec![],
-            reason: String::new(),
-        };
+        let peers: Vec<PeerId> = groups.iter().flat_map(|g| &g.stages).map(|s| s.peer).collect();
+        let adverts = peers.into_iter().map(|peer| (peer, sample::gateway(0)));
         let config = GatewayConfig { split: SplitChoice::Always, ..GatewayConfig::default() };
-        let view = View { plan: Some(Arc::new(plan)), up, adverts: Arc::new(adverts), ..View::default() };
+        let view = View { up, ..lenders::view(groups, routes, adverts) };
         let mut scenario = Self { gateway: Gateway::new(config), now: Duration::ZERO, view: view.clone() };
         scenario.tell(Event::View(view));
         scenario
@@ -143,5 +123,5 @@ pub fn ends(actions: &[Action]) -> Option<&End> {
 
 /// Every device is measured: a prompt's token takes a millisecond on all four layers, a step two.
 pub fn measured() -> Advert {
-    Advert { models: vec![], ..sample::measured(0, [0.0, 0.25e-3, 0.0], [0.5e-3, 0.0, 0.0]) }
+    Advert { models: vec![], ..AdvertBuilder::default().build() }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tsnode_coordinator::gateway::{Action, Event};
 use tsnode_protocol::{
-    Load, Sampling, Seconds, Token,
+    Group, Load, Sampling, Seconds, Token,
     stream::{DecodeEvent, DecodeOrder, Generation, PrefillEvent},
 };
 
@@ -67,6 +67,25 @@ fn a_group_short_of_pages_has_its_time() {
     scenario.tell(Event::Prefill { request: REQUEST, event: PrefillEvent::KvSent { bytes: 1, after: Seconds(0.1) } });
     scenario.token(1);
     assert_eq!(scenario.silence().1, Duration::from_secs(60));
+}
+
+/// Nor is it where another model has the pages that this group's may count on: they come back when that one's answers end.
+#[test]
+fn a_group_whose_pages_another_model_has_has_its_time() {
+    let after = |is_short: bool| {
+        let mut scenario = Scenario::new();
+        Arc::make_mut(&mut scenario.view.adverts).values_mut().for_each(|a| *a = measured());
+        let free = Load { running: 2, free_pages: 100, total_pages: 100, ..Load::default() };
+        scenario.view.up.values_mut().for_each(|load| *load = free);
+        let leaders = scenario.view.plan.iter().flat_map(|plan| &plan.groups).filter_map(Group::leader);
+        scenario.view.short = Arc::new(leaders.filter(|_| is_short).collect());
+        scenario.tell(Event::View(scenario.view.clone()));
+        scenario.submit();
+        scenario.decode(DecodeEvent::Granted { cached: 0 });
+        scenario.silence().1
+    };
+    assert!(after(false) < Duration::from_secs(60), "{:?}", after(false));
+    assert_eq!(after(true), Duration::from_secs(60));
 }
 
 /// A host that computes for other groups as well is slower than its advert says: what its leader saw steps take counts.

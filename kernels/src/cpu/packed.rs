@@ -17,7 +17,7 @@
 
 use super::{dense::Cut, team::Team};
 use crate::memory::Memory;
-use crate::quant::{Blocks, QuantType, large::Large, small::Small};
+use crate::quant::{Blocks, QuantType, k_quants::Large, small::Small};
 use half::f16;
 
 /// Outputs side by side.
@@ -259,7 +259,7 @@ fn pack_small(layout: Layout, block: &Small, j: usize, out: &mut [u8]) {
 
 fn pack_large(layout: Layout, block: &Large, j: usize, out: &mut [u8]) {
     // Parts of 16 in a part of the layout; those of 32 hold two alike.
-    let each = layout.part / crate::quant::large::PART;
+    let each = layout.part / crate::quant::k_quants::PART;
     put_half(out, j, block.scale);
     for part in 0..layout.parts() {
         out[layout.part_scales() + part * WIDE + j] = block.scales[part * each] as u8;

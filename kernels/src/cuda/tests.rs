@@ -6,17 +6,20 @@ mod choosing;
 mod compiled;
 mod copies;
 mod exchanging;
+mod experts;
 mod failing;
 mod jit;
 mod models;
 mod packing;
 mod products;
+mod recorded_together;
 mod recording;
+mod singles;
 mod tables;
 mod together;
 
 use super::{
-    driver,
+    driver_api,
     emulator::Emulator,
     machine::{GpuMemory, Machine, Queue},
 };
@@ -31,7 +34,7 @@ pub(super) fn machines() -> Vec<Arc<dyn Machine>> {
         if std::env::var_os("TSNODE_TEST_COMPILED").is_some() {
             return vec![jit::compiled(ordinal)];
         }
-        return vec![driver::open(ordinal).unwrap()];
+        return vec![driver_api::open(ordinal).unwrap()];
     }
     eprintln!("skipped on a GPU: TSNODE_TEST_CARD says no number");
     match Emulator::get() {
@@ -49,8 +52,8 @@ pub(super) fn several(count: usize) -> Vec<Arc<dyn Machine>> {
         return machines().into_iter().cycle().take(count).collect();
     };
     let first: u16 = first.parse().unwrap();
-    let usable: Vec<u16> = driver::usable().unwrap().into_iter().filter(|ordinal| *ordinal >= first).collect();
-    usable.iter().cycle().take(count).map(|ordinal| driver::open(*ordinal).unwrap()).collect()
+    let usable: Vec<u16> = driver_api::usable().unwrap().into_iter().filter(|ordinal| *ordinal >= first).collect();
+    usable.iter().cycle().take(count).map(|ordinal| driver_api::open(*ordinal).unwrap()).collect()
 }
 
 /// The crate's folder: where a test binary is run on another machine, that machine's.

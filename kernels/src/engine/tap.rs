@@ -1,6 +1,6 @@
 //! KV that leaves while a step is still computing: a layer's can be packed as soon as its keys and values are stored.
 
-use super::{Shards, StageKey, carded, turns::StageRotations};
+use super::{Shards, StageKey, carded, key_rotation::StageRotations};
 use crate::{
     cpu::Simd,
     cuda::{GpuRanks, TilePlace},
@@ -45,7 +45,7 @@ impl Fresh<'_> {
             return false;
         }
         if let Some(gpus) = &mut self.gpus {
-            let place = TilePlace { stage: self.stage, layer: self.layer, tokens, codec };
+            let place = TilePlace { stage: self.stage, layers: self.layer..self.layer + 1, tokens, codec };
             return carded::export_beside(gpus, kv, &place, payload);
         }
         let tile = Tile { layer: self.layer, heads: 0..self.heads, tokens };

@@ -6,15 +6,7 @@
 #[allow(dead_code)] // The target uses a part.
 mod fuzzing;
 
-#[path = "../../src"]
-mod src {
-    #[allow(dead_code)]
-    pub mod models;
-    #[allow(dead_code, unused_imports)]
-    pub mod text;
-}
-
-use src::{models, text};
+use tsnode::{data_plane::models, text};
 
 /// libFuzzer's hook ends the process at any panic; those that are caught are no findings, others still end it.
 static HOOK: std::sync::Once = std::sync::Once::new();

@@ -5,7 +5,7 @@ use crate::{
     cli::exit::{Exit, Kind},
     config::{Settings, values},
     plain,
-    store::{HTTP_FILE, local},
+    store::{HTTP_FILE, owner_token},
     view::SwarmView,
 };
 use clap::ArgMatches;
@@ -60,7 +60,7 @@ impl Peer {
         let client = Client::builder().connect_timeout(Duration::from_secs(3)).tls_certs_only([]).build();
         let client = client.map_err(|e| Exit::new(Kind::Other, e.to_string()))?;
         let own = || written(folder).filter(|own| *own == base);
-        let token = || local::read(folder, own()?.trim_start_matches("http://"));
+        let token = || owner_token::read(folder, own()?.trim_start_matches("http://"));
         let authority = match settings.text("api-key") {
             "" => token().map_or_else(|| Authority::Nothing { folder: folder.to_owned() }, Authority::Owner),
             key => Authority::Key(key.to_owned()),
@@ -155,7 +155,7 @@ impl Authority {
                 "no peer of {} runs there with a token for its owner ({}, beside http.addr): run this as the peer's user with the \
                  peer's --data-dir, or with --api-key-file FILE; a peer that is started again writes both anew",
                 folder.display(),
-                local::TOKEN_FILE
+                owner_token::TOKEN_FILE
             ),
         }
     }

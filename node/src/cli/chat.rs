@@ -6,9 +6,9 @@ use self::lines::{InputLine, InputLines};
 use super::{
     ask::Peer,
     asking, is_set,
-    layout::{COLUMNS, fitted, harmless, time, width},
     requests::{count, speed},
     submit::{self, Streamed},
+    text_layout::{COLUMNS, fitted, harmless, time, width},
 };
 use crate::{
     cli::exit::{Exit, Kind},

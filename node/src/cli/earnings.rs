@@ -3,8 +3,8 @@
 use super::{
     ask::Peer,
     asking, is_set,
-    layout::{fitted, harmless, padded, width},
     output::print_json,
+    text_layout::{fitted, harmless, padded, width},
     whole,
 };
 use crate::{

@@ -2,15 +2,15 @@
 
 mod arrival;
 mod board;
-pub(super) mod live;
 mod phases;
+pub(super) mod status_line;
 
 use self::{
     arrival::ModelArrival,
     board::{Board, Fixed},
     phases::Phases,
 };
-use super::{layout::harmless, loading::Loading, models, verb, ways};
+use super::{loading::Loading, models, text_layout::harmless, verb, ways};
 use crate::{
     cli::exit::{Exit, Kind},
     config::Settings,
@@ -45,8 +45,8 @@ pub(super) fn command() -> Command {
 
 /// Where the log of a peer goes: to standard error, unless a person watches who did not ask for it.
 pub(super) fn log(settings: &Settings, matches: &ArgMatches) -> telemetry::Sink {
-    if live::is_watched() && !matches.get_flag("verbose") {
-        telemetry::Sink::File { path: log_file(settings), warnings: live::above }
+    if status_line::is_watched() && !matches.get_flag("verbose") {
+        telemetry::Sink::File { path: log_file(settings), warnings: status_line::above }
     } else {
         telemetry::Sink::StandardError
     }
@@ -59,13 +59,13 @@ fn log_file(settings: &Settings) -> PathBuf {
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     let mut config = settings.node().map_err(|e| Exit::new(Kind::Config, e.to_string()))?;
     models::fetch(&mut config).await?;
-    let is_watched = live::is_watched() && !matches.get_flag("verbose");
+    let is_watched = status_line::is_watched() && !matches.get_flag("verbose");
     let fixed = is_watched.then(|| fixed(settings, config.name.clone()));
     let stop = CancellationToken::new();
     let end = crate::tasks::spawn("signals", handle_signals(stop.clone()));
     let (began, is_invited) = (Instant::now(), matches!(config.membering, Membering::Invited(_)));
     if is_watched && is_invited {
-        live::show(board::coloured(phases::proves(), live::is_coloured()));
+        status_line::show(board::coloured(phases::proves(), status_line::is_coloured()));
     }
     let watch = |view| {
         match fixed {
@@ -79,7 +79,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     };
     let done = node::run(config, stop, watch).await;
     end.abort();
-    live::clear();
+    status_line::clear();
     Ok(done?)
 }
 
@@ -107,7 +107,7 @@ async fn handle_signals(stop: CancellationToken) {
             std::process::exit(130);
         }
         first = false;
-        live::above(b"leaving: waiting for what runs here to end; once more to end at once\n");
+        status_line::above(b"leaving: waiting for what runs here to end; once more to end at once\n");
         stop.cancel();
     }
 }
@@ -118,13 +118,13 @@ const BEAT: Duration = Duration::from_secs(1);
 /// Keeps a person at a terminal informed: lines that stay, and one that changes.
 async fn summarise(mut view: watch::Receiver<SwarmView>, fixed: Fixed, proved: Option<String>) {
     let (mut board, mut phases, began) = (Board::default(), Phases::default(), Instant::now());
-    proved.iter().for_each(|line| live::print(line));
+    proved.iter().for_each(|line| status_line::print(line));
     loop {
         let now = view.borrow_and_update().clone();
-        board.news(&now, &fixed).iter().for_each(|line| live::print(line));
-        phases.news(began.elapsed(), &now).iter().for_each(|line| live::print(line));
+        board.news(&now, &fixed).iter().for_each(|line| status_line::print(line));
+        phases.news(began.elapsed(), &now).iter().for_each(|line| status_line::print(line));
         let line = phases.counted(began.elapsed(), board::live(&now));
-        live::show(board::coloured(line, live::is_coloured()));
+        status_line::show(board::coloured(line, status_line::is_coloured()));
         tokio::select! {
             changed = view.changed() => if changed.is_err() { return },
             () = sleep(BEAT) => {}

@@ -12,6 +12,7 @@ use crate::{
         Settings,
         values::{self, ByteSize},
     },
+    data_plane::links::check_upload,
     hardware::memory::Size,
 };
 use clap::{Arg, ArgGroup, ArgMatches, Command};
@@ -72,7 +73,11 @@ fn wish(matches: &ArgMatches) -> Result<Map<String, Value>, Exit> {
         let value = match name {
             "memory" => json!(text.parse::<ByteSize>().map_err(wrong)?.0),
             "threads" => json!(values::whole(text, &(1..=MOST_THREADS)).map_err(wrong)?),
-            "upload-mbit" => json!(values::above_0(text).map_err(wrong)?),
+            "upload-mbit" => {
+                let mbit = values::above_0(text).map_err(wrong)?;
+                check_upload(mbit).map_err(wrong)?;
+                json!(mbit)
+            }
             _ => json!(text),
         };
         wish.insert(field.to_owned(), value);
@@ -188,7 +193,9 @@ mod tests {
         let words = ["tsnode", "limits", "set", "--memory", "2GiB", "--threads", "3", "--upload-mbit", "1.5"];
         let wish = parsed(&words).unwrap();
         assert_eq!(Value::Object(wish), json!({ "memory_bytes": 2_u64 << 30, "threads": 3, "upload_mbit": 1.5 }));
-        for wrong in [&["--memory", "2"][..], &["--threads", "0"], &["--upload-mbit", "fast"], &[]] {
+        for wrong in
+            [&["--memory", "2"][..], &["--threads", "0"], &["--upload-mbit", "fast"], &["--upload-mbit", "0.5"], &[]]
+        {
             let words = [&["tsnode", "limits", "set"][..], wrong].concat();
             assert!(parsed(&words).is_err(), "{wrong:?}");
         }

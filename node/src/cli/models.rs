@@ -5,8 +5,8 @@ mod bars;
 mod demand;
 mod import;
 mod local;
+mod open_models;
 mod peers;
-mod serving;
 
 use self::bars::Bars;
 use super::{asking, is_set, json as json_flag, knobs, output, show, switch, verb, whole};
@@ -67,7 +67,7 @@ pub(super) fn command() -> Command {
         .subcommand(
             here(verb(
                 "rm",
-                "Remove a model that is listed; none that the peer of this host serves",
+                "Remove a model that is listed, from peers and the hub; of peers' none that this host's peer serves",
                 "tsnode models rm llama3.2:1b",
             ))
             .arg(name("As it is listed, or its id").required(true)),

@@ -1,6 +1,6 @@
 //! How verbs print: JSON, and tables as wide as what is in them.
 
-use super::layout::{padded, width};
+use super::text_layout::{padded, width};
 use crate::{
     cli::exit::{Exit, Kind},
     view::SwarmView,

@@ -3,8 +3,8 @@
 use super::{
     ask::Peer,
     asking, is_set,
-    layout::{COLUMNS, bytes, fitted, harmless, padded, time, width, wrapped},
     output::print_json,
+    text_layout::{COLUMNS, bytes, fitted, harmless, padded, time, width, wrapped},
 };
 use crate::{
     cli::exit::{Exit, Kind},

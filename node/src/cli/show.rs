@@ -2,10 +2,9 @@
 
 use super::{
     ask::look,
-    is_set,
-    layout::{fitted, harmless},
-    links,
+    is_set, links,
     output::{print_json, table},
+    text_layout::{fitted, harmless},
 };
 use crate::{
     cli::exit::Exit,

@@ -3,9 +3,9 @@
 use super::{
     ask::look,
     is_set,
-    layout::{harmless, time, wrapped},
     output::{name, names, print_json},
     swarm_settings,
+    text_layout::{harmless, time, wrapped},
 };
 use crate::{
     cli::exit::Exit,
@@ -15,7 +15,7 @@ use crate::{
 };
 use clap::ArgMatches;
 use std::collections::BTreeMap;
-use tsnode_coordinator::planner::spare::is_spare;
+use tsnode_coordinator::planner::spare_routes::is_spare;
 use tsnode_protocol::{Group, GroupId, LayerProfile, ModelCard, ModelId, PeerId, Phase, Plan, Seconds};
 
 /// Columns that labels take.
@@ -260,7 +260,7 @@ fn shown(view: &SwarmView, peer: PeerId) -> String {
 mod tests {
     use super::*;
     use crate::{
-        cli::layout::{COLUMNS, width},
+        cli::text_layout::{COLUMNS, width},
         view::tests::view,
     };
     use tsnode_coordinator::waiting::NotReady;
@@ -324,6 +324,7 @@ mod tests {
             embed_bytes: 1,
             head_bytes: 1,
             experts: None,
+            whole: false,
         };
         ModelCard { id: MODEL, name: "SmolLM2-135M".into(), shape, files: vec![] }
     }

@@ -1,6 +1,6 @@
 //! What members have set for their swarm, in words: who set it, when, and what becomes of it.
 
-use super::{layout::harmless, output};
+use super::{output, text_layout::harmless};
 use crate::view::{AttainmentView, OverflowView, SwarmView};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tsnode_coordinator::settings::SwarmSettings;

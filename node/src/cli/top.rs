@@ -19,7 +19,7 @@ use self::{
     screen::Screen,
     snapshot::{Feed, Snapshot},
 };
-use super::{ask::Peer, asking, decimal, is_set, join::live, layout::COLUMNS, output::print_json, switch};
+use super::{ask::Peer, asking, decimal, is_set, join::status_line, output::print_json, switch, text_layout::COLUMNS};
 use crate::{cli::exit::Exit, config::Settings};
 use clap::{Arg, ArgMatches, Command};
 use ratatui::{buffer::Buffer, layout::Rect};
@@ -68,7 +68,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     let every = Duration::from_secs_f64(matches.get_one::<f64>("interval").copied().unwrap_or(1.0));
     let (sender, receiver) = watch::channel(snapshot);
     let follows = crate::tasks::spawn("top's feed", feed::follow(peer, every, sender));
-    let shown = terminal::show(receiver, every, Theme { colours: live::is_coloured() }).await;
+    let shown = terminal::show(receiver, every, Theme { colours: status_line::is_coloured() }).await;
     follows.abort();
     shown
 }

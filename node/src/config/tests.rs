@@ -107,10 +107,15 @@ fn owners_set_limits() {
     let upload = node.shaping.and_then(|s| s.upload);
     assert_eq!((node.memory_bytes, upload), (Some(2 << 30), Some(BytesPerSecond(1e6))));
     assert!(node.hours.is_some_and(|h| h.contain(0) && !h.contain(12 * 60)));
-    for (name, wrong) in [("upload-mbit", "0"), ("upload-mbit", "inf"), ("hours", "22-7"), ("memory", "much")] {
-        let said = gather(&[(name, wrong)], &[], "").unwrap().node().unwrap_err().to_string();
+    let wrong = |name: &str, value: &str| gather(&[(name, value)], &[], "").unwrap().node().unwrap_err().to_string();
+    for (name, value) in [("upload-mbit", "0"), ("upload-mbit", "inf"), ("hours", "22-7"), ("memory", "much")] {
+        let said = wrong(name, value);
         assert!(said.contains(name), "{said}");
     }
+    let said = wrong("upload-mbit", "0.001");
+    assert!(said.contains("upload-mbit") && said.contains("at least 0.75") && said.contains("by hours"), "{said}");
+    assert!(gather(&[("upload-mbit", "0.75")], &[], "").unwrap().node().is_ok());
+    assert!(gather(&[("shape-mbit", "0.001")], &[], "").unwrap().node().is_ok(), "what is pretended may be worse");
 }
 
 #[test]

@@ -4,7 +4,8 @@ use super::{KNOBS, SettingOrigin, Settings, values};
 use crate::hardware::memory::Size;
 
 /// Variables that verbs, tests and scripts of this repository read, by their beginnings.
-const DEVELOPERS: [&str; 8] = ["TEST_", "EMULATED_", "WRITE_", "CARD_LOST", "HANDOVERS", "SEED", "CONFIG", "RELEASES"];
+const DEVELOPERS: [&str; 8] =
+    ["TEST_", "EMULATED_", "WRITE_", "CARD_LOST", "KV_TRANSFERS", "SEED", "CONFIG", "RELEASES"];
 
 /// What settings are held against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -23,8 +23,8 @@ use crate::{
         roster::{Adverts, ChosenPolicies},
     },
     faults::Faults,
-    store::{HTTP_FILE, Store, invites::Invites, local::TOKEN_FILE},
-    view::{SwarmView, Trouble},
+    store::{HTTP_FILE, Store, invites::Invites, owner_token::TOKEN_FILE},
+    view::{ModelTurns, SwarmView, Trouble},
     weights::Stocks,
     worker::{WorkerHandle, WorkerReport},
 };
@@ -43,7 +43,7 @@ use tsnode_coordinator::{
     trust::Trust,
 };
 use tsnode_protocol::{
-    Advert, EncoderCard, Epoch, Gossip, GroupId, Heartbeat, Invite, ModelCard, ModelOrigin, PeerId, SeenSpeed,
+    Advert, EncoderCard, Epoch, Gossip, GroupId, Heartbeat, Invite, ModelCard, ModelId, ModelOrigin, PeerId, SeenSpeed,
     SettingKey, SettingValue, Signed, Term, Traffic, Verified,
 };
 
@@ -69,6 +69,8 @@ pub struct NowLent {
     pub devices: Vec<tsnode_protocol::Device>,
     /// Where they came from; what was said of others stays.
     pub origins: Vec<ModelOrigin>,
+    /// Those of them for which the owner said how much memory there is.
+    pub limited: BTreeSet<ModelId>,
 }
 
 /// Everything the loop works with.
@@ -99,6 +101,8 @@ pub struct Driver {
     pub heartbeat_sender: HeartbeatSender,
     /// This peer's advert so far; addresses join it as they become known.
     pub advert: Advert,
+    /// Models for which the owner said how much memory there is, by whichever setting.
+    pub limited: BTreeSet<ModelId>,
     /// Encoders to lend, as long as anything is lent.
     pub encoders: Vec<EncoderCard>,
     /// Whether the model inside the program is lent, where the owner named none.
@@ -120,7 +124,7 @@ pub struct Driver {
     /// The same: what is to be set for the swarm.
     pub settings: mpsc::Receiver<(SettingKey, SettingValue)>,
     /// What peers did that they should not, and who is cut off for it.
-    pub bench: OffenceReceiver,
+    pub offence_receiver: OffenceReceiver,
     /// What is held against everybody.
     pub trust: Trust,
     /// Port of the data plane, at every address of the control plane.
@@ -195,7 +199,7 @@ impl Driver {
                 Some(draft) = self.planner_thread.answer() => Some(Event::Planned(draft)),
                 Some(peer) = self.gone.recv() => Some(Event::Gone(peer)),
                 Some((from, words)) = self.heartbeats.recv() => Some(Event::Heartbeats { from, words }),
-                Some((peer, offence)) = self.bench.offences.recv() => {
+                Some((peer, offence)) = self.offence_receiver.offences.recv() => {
                     due |= self.judge(peer, offence);
                     None
                 }
@@ -302,8 +306,9 @@ impl Driver {
     }
 
     /// Lends a model that came later than this peer started, in the place of the one inside the program, or the same within other limits.
-    async fn lend(&mut self, NowLent { models, devices, origins }: NowLent) -> Option<Event> {
+    async fn lend(&mut self, NowLent { models, devices, origins, limited }: NowLent) -> Option<Event> {
         self.fallback = None;
+        self.limited = limited;
         self.owner.set_devices(devices.clone());
         let devices = if self.owner.lending() == Lending::Lends { devices } else { Vec::new() };
         // Where another model comes, there is another plan before long.
@@ -339,6 +344,7 @@ impl Driver {
             kv_refused,
             drafts,
             weights_given,
+            used,
             held: _,
             talks: _,
         } = self.worker.report().await.ok()?;
@@ -357,6 +363,8 @@ impl Driver {
             let held = std::mem::replace(&mut view.in_use, in_use) != in_use;
             let checked = std::mem::replace(&mut view.drafts, drafts) != drafts;
             view.guesses = drafts;
+            // It changes with every step, and is news to nobody.
+            view.turns = used.into_iter().map(|(model, used)| ModelTurns { model, used }).collect();
             let given = std::mem::replace(&mut view.weights_given, weights_given) != weights_given;
             given | refused | read | held | checked | (std::mem::replace(&mut view.loading, loading) != loading)
         });
@@ -401,11 +409,12 @@ impl Driver {
                     Action::Adopt(plan) => {
                         tracing::info!(plan = %plan.id(), epoch = plan.epoch.0, term = plan.term.0, reason = plan.reason, "plan adopted");
                         let (up, staying, now) = (self.control.said_ready(), self.staying(), self.started.elapsed());
-                        let scene = changeover::ChangeoverView { up: &up, staying: &staying };
-                        self.changeover.adopt(now, plan.clone(), scene);
+                        let view = changeover::ChangeoverView { up: &up, staying: &staying };
+                        self.changeover.adopt(now, plan.clone(), view);
                         let takes = self.fetching_for(&plan);
                         self.changeover.waits_for_weights(now, takes);
                         self.beside = self.changeover.standing().clone();
+                        let plan = self.within_limits(plan, &self.advert.devices);
                         if self.worker.adopt(plan, self.beside.clone()).await.is_err() {
                             return visible;
                         }

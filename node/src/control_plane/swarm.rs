@@ -3,6 +3,7 @@
 //! One task owns the libp2p swarm ([`start`] spawns it). The rest of the node gives orders through a [`SwarmHandle`]
 //! and receives [`SwarmEvent`]s from a bounded queue; `outbox.rs` says what happens when nobody takes them.
 
+mod address_changes;
 mod admission;
 mod authenticated;
 mod behaviour;
@@ -14,7 +15,6 @@ mod gossip;
 mod handle;
 mod heard;
 mod look;
-mod moves;
 pub mod names;
 mod network;
 mod outbox;
@@ -43,11 +43,11 @@ use crate::{
     faults::Faults,
     store::{identity::Identity, invites::Invites},
 };
+use address_changes::Moves;
 use dialer::Dialer;
 use gossip::Sealer;
 use heard::HeardSigners;
 use libp2p::Multiaddr;
-use moves::Moves;
 use network::Maker;
 use outbox::Outbox;
 use std::{

@@ -26,7 +26,7 @@ impl Inbox {
     }
 
     /// Takes what a peer sent, if all of it is signed as it should be; whoever passes on what is not is to blame itself.
-    pub(crate) fn take(&self, from: PeerId, words: Vec<Signed<Gossip>>, guard: &OffenceReporter) {
+    pub(crate) fn take(&self, from: PeerId, words: Vec<Signed<Gossip>>, offence_reporter: &OffenceReporter) {
         let verified: Result<Vec<_>, _> = words.into_iter().map(|word| word.verify(self.swarm)).collect();
         match verified {
             Ok(words) => {
@@ -35,7 +35,7 @@ impl Inbox {
                 }
             }
             Err(error) => {
-                guard.blame(from, Offence::Garbage);
+                offence_reporter.blame(from, Offence::Garbage);
                 tracing::debug!(%from, %error, "heartbeats refused");
             }
         }

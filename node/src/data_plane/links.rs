@@ -4,6 +4,7 @@
 //! TLS handshake. The first stream of a connection proves the swarm's secret; nothing else is answered before that.
 
 mod accept;
+mod endpoint;
 mod frames;
 mod known;
 mod lifeline;
@@ -13,9 +14,9 @@ mod parallel;
 mod priority;
 mod probe;
 mod prove;
-mod rates;
 mod scavenger;
 mod shaping;
+mod stream_limits;
 mod tls;
 mod transfer;
 mod traversal;
@@ -31,7 +32,7 @@ pub(crate) use lifeline::beside;
 pub use liveness_probe::{Attended, Unresponsive};
 pub use parallel::Connections;
 pub use probe::Probed;
-pub use shaping::Shaping;
+pub use shaping::{Shaping, check_upload};
 pub use transfer::Transfer;
 
 use crate::{
@@ -45,18 +46,19 @@ use crate::{
     store::identity::Identity,
 };
 use accept::Servers;
+use endpoint::{settings, socket, with_lifelines};
 use futures::future::{BoxFuture, Shared};
 use known::KnownLinks;
 use lifeline::{Caller, LifelineHolder};
 use liveness_probe::Attendance;
 use parallel::ParallelConnections;
-use rates::Rates;
 use rustls::pki_types::CertificateDer;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use stream_limits::Rates;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use traversal::NatTraversal;
@@ -74,12 +76,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// A connection without a word for that long is dead. Streams keep it awake.
 const IDLE: Duration = Duration::from_secs(4);
 const KEEP_ALIVE: Duration = Duration::from_millis(1300);
-/// Socket buffers: the usual 208 KiB lose packets at rates a LAN has.
-const SOCKET_BUFFER: usize = 4 << 20;
 /// Streams a proven peer may have open at once.
 const STREAMS: u32 = 1024;
-/// Ports tried for one whose neighbour is free, where any will do.
-const PORTS_TRIED: usize = 8;
 /// Application error codes on the wire.
 const CODE_REFUSED: u32 = 403;
 const CODE_BYE: u32 = 0;
@@ -149,7 +147,7 @@ pub struct LinksConfig {
     /// The largest datagrams tried, where it is not left to the addresses.
     pub datagram: Option<u16>,
     /// Who is kept out.
-    pub guard: OffenceReporter,
+    pub offence_reporter: OffenceReporter,
     /// What is broken on purpose, where a testnet may.
     pub faults: Option<watch::Receiver<Faults>>,
     /// Where heartbeats go that come here; they are dropped otherwise.
@@ -234,7 +232,7 @@ struct Inner {
     /// Holds lifelines at others.
     caller: Caller,
     gone: mpsc::Sender<PeerId>,
-    guard: OffenceReporter,
+    offence_reporter: OffenceReporter,
     rates: Rates,
     faults: Option<watch::Receiver<Faults>>,
     heartbeats: Option<Inbox>,
@@ -270,7 +268,7 @@ impl Links {
                 me,
                 membership: config.membership.clone(),
                 doors: config.doors.clone(),
-                guard: config.guard.clone(),
+                offence_reporter: config.offence_reporter.clone(),
                 faults: config.faults.clone(),
             };
             crate::tasks::spawn("liveness connections", holder.hold(listener, stop.clone()));
@@ -290,7 +288,7 @@ impl Links {
             uplink,
             has_lifelines,
             gone,
-            guard: config.guard,
+            offence_reporter: config.offence_reporter,
             rates: Rates::new(),
             faults: config.faults,
             heartbeats: config.heartbeats,
@@ -347,7 +345,7 @@ impl Links {
     }
 
     async fn connection(&self, peer: PeerId, addresses: &[SocketAddr]) -> Result<Arc<Tuning>, LinkError> {
-        if self.inner.guard.keeps_out(peer) {
+        if self.inner.offence_reporter.keeps_out(peer) {
             return Err(LinkError::CutOff(peer));
         }
         let dial = {
@@ -428,59 +426,6 @@ impl Links {
     }
 }
 
-/// The data plane's socket, and the listener beside it; where any port will do, one whose neighbour is free.
-fn with_lifelines(
-    config: &LinksConfig,
-    servers: &Servers,
-    uplink: &Arc<Uplink>,
-    stop: &CancellationToken,
-) -> Result<(quinn::Endpoint, Option<tokio::net::TcpListener>), LinkError> {
-    let mut tries = 1..=PORTS_TRIED;
-    loop {
-        let endpoint = endpoint(config, servers, uplink, stop)?;
-        let is_last = config.listen.port() != 0 || tries.next().is_none();
-        let address = endpoint.local_addr().unwrap_or(config.listen);
-        match lifeline::listen(address) {
-            Ok(lifelines) => return Ok((endpoint, Some(lifelines))),
-            Err(error) if is_last => {
-                let address = lifeline::beside(address);
-                tracing::warn!(%address, %error, "no lifelines: others will notice later if this peer dies");
-                return Ok((endpoint, None));
-            }
-            // Somebody has the next number, on which nothing depends: another port will do.
-            Err(_) => {}
-        }
-    }
-}
-
-fn endpoint(
-    config: &LinksConfig,
-    servers: &Servers,
-    uplink: &Arc<Uplink>,
-    stop: &CancellationToken,
-) -> Result<quinn::Endpoint, LinkError> {
-    let server = Some(quinn::ServerConfig::clone(&servers.far));
-    let bind = |error: std::io::Error| LinkError::Bind {
-        address: config.listen,
-        in_use: error.kind() == std::io::ErrorKind::AddrInUse,
-        error: crate::plain::io_error(&error),
-    };
-    let socket = socket(config.listen).map_err(bind)?;
-    let runtime: Arc<dyn quinn::Runtime> = Arc::new(quinn::TokioRuntime);
-    let settings = settings();
-    let socket = runtime.wrap_udp_socket(socket).map_err(bind)?;
-    let (shaping, faults) = (config.shaping.unwrap_or_default(), config.faults.clone());
-    let shaped = shaping::Shaped::start(socket, shaping, uplink.clone(), faults, stop.clone());
-    quinn::Endpoint::new_with_abstract_socket(settings, server, shaped, runtime).map_err(bind)
-}
-
-fn settings() -> quinn::EndpointConfig {
-    let mut settings = quinn::EndpointConfig::default();
-    // The largest that may come; the constant is within what the setting allows.
-    let _ = settings.max_udp_payload_size(tuning::LARGEST);
-    settings
-}
-
 /// How large datagrams may be.
 #[derive(Clone, Copy, Debug)]
 struct Datagrams {
@@ -494,28 +439,6 @@ impl Datagrams {
         let usual = if self.shaped { tuning::ETHERNET } else { tuning::datagram(address) };
         self.set.unwrap_or(usual).min(tuning::LARGEST)
     }
-}
-
-fn socket(listen: SocketAddr) -> std::io::Result<std::net::UdpSocket> {
-    use socket2::{Domain, Protocol, Socket, Type};
-    let socket = Socket::new(Domain::for_address(listen), Type::DGRAM, Some(Protocol::UDP))?;
-    socket.set_send_buffer_size(SOCKET_BUFFER)?;
-    socket.set_recv_buffer_size(SOCKET_BUFFER)?;
-    let given = socket.recv_buffer_size()?;
-    if given < SOCKET_BUFFER {
-        tracing::info!(
-            given,
-            wanted = SOCKET_BUFFER,
-            "socket buffer is capped (net.core.rmem_max): fast links may lose packets"
-        );
-    }
-    if listen.is_ipv6() {
-        // Whatever the system's setting is: `[::]` is IPv4 as well.
-        socket.set_only_v6(false)?;
-    }
-    socket.set_nonblocking(true)?;
-    socket.bind(&listen.into())?;
-    Ok(socket.into())
 }
 
 /// Who is at the far end, as the TLS handshake proved.

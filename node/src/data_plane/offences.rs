@@ -28,7 +28,7 @@ pub struct SpotChecked {
     pub passed: u64,
     /// Somebody answered wrongly.
     pub failed: u64,
-    /// Nobody could say: no group answered that had no part in it.
+    /// Nobody could say: no group answered that had no part in it, or a GPU may have rounded so.
     pub unclear: u64,
 }
 
@@ -70,14 +70,14 @@ impl OffenceReceiver {
 }
 
 impl OffenceReporter {
-    /// A guard, and the end that judges.
+    /// A reporter, and the end that judges.
     #[must_use]
     pub fn channel() -> (Self, OffenceReceiver) {
         let (offences, receiver) = mpsc::channel(OFFENCES);
         let (sender, cut_off) = watch::channel(Arc::default());
         let checks = Arc::<CheckCounts>::default();
-        let bench = OffenceReceiver { offences: receiver, cut_off: sender, checks: checks.clone() };
-        (Self { offences, cut_off, checks }, bench)
+        let offence_receiver = OffenceReceiver { offences: receiver, cut_off: sender, checks: checks.clone() };
+        (Self { offences, cut_off, checks }, offence_receiver)
     }
 
     /// A spot check is over: counts it, and what was done wrong.

@@ -3,10 +3,10 @@
 use super::{
     EncoderError,
     batch::{self, EncoderBatch, Tokenised},
+    candle_models::EncoderNetwork,
     family::EncoderFamily,
     folder::{EncoderFolder, fenced},
     head::{Scorer, Step},
-    network::EncoderNetwork,
     pooling::{self, Pooling, pool},
     settings::EncoderSettings,
 };

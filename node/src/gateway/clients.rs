@@ -1,6 +1,6 @@
 //! Prompt flow 2 and 9: the clients of the gateway's loop, which of their lines count, and what they are told.
 
-use super::{Accepted, Reply, SeenAnswer, SubmitError, checks::Examiner};
+use super::{Accepted, Reply, SeenAnswer, SubmitError, spot_checks::Examiner};
 use crate::response_log::Recalled;
 use std::collections::BTreeMap;
 use tokio::sync::{mpsc, oneshot};

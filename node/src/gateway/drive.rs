@@ -2,13 +2,13 @@
 
 use super::{
     PreparedRequest, Reply, SUBMISSIONS, Submission,
-    checks::Examiner,
     clients::{
         Client, ClientTable, DecodeLine, LineEvent, Looked, PrefillLine, SubmittedRequest, believed, finish, reply,
         tell,
     },
-    reach::LeaderReach,
+    leader_reach::LeaderReach,
     sleep_watch::{SleepWatch, TURN},
+    spot_checks::Examiner,
 };
 use crate::{
     data_plane::{links::Links, offences::OffenceReporter, roster::Roster},
@@ -16,7 +16,7 @@ use crate::{
     response_log::ResponseLog,
     worker::{
         WorkerHandle,
-        client::{ORDERS, event_room},
+        leader_client::{ORDERS, event_room},
     },
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -63,7 +63,7 @@ pub struct Drive {
     /// What was seen of groups whose claims of speed are in doubt, for this peer's heartbeats.
     pub seen_speeds: watch::Sender<Vec<SeenSpeed>>,
     /// Is told of those who answer wrongly.
-    pub guard: OffenceReporter,
+    pub offence_reporter: OffenceReporter,
     /// Whether that is looked for.
     pub spot_checks: SpotChecks,
     /// Owner of the tasks that follow streams.
@@ -81,7 +81,8 @@ impl Drive {
     pub async fn run(mut self, stop: CancellationToken) {
         let (heard, mut ear) = mpsc::channel(HEARD);
         let (looked, mut found) = mpsc::channel(SUBMISSIONS);
-        let (examiner, mut examined) = Examiner::new(self.spot_checks, self.guard.clone(), self.tasks.clone());
+        let (examiner, mut examined) =
+            Examiner::new(self.spot_checks, self.offence_reporter.clone(), self.tasks.clone());
         let mut unresponsive = self.links.unresponsive();
         let mut clients = ClientTable { clients: BTreeMap::new(), heard, looked, examiner, lines: 0 };
         let (mut turns, mut sleep_watch) = (interval(TURN), SleepWatch::new(Instant::now(), SystemTime::now()));
@@ -238,7 +239,7 @@ impl Drive {
             Action::Served(served) => clients.examiner.ended(&self.view.borrow(), served, &self.reach()),
             Action::Blame { peer, offence } => {
                 tracing::debug!(%peer, %offence, "slower than its advert says");
-                self.guard.blame(peer, offence);
+                self.offence_reporter.blame(peer, offence);
             }
             Action::Settled { request, codec, holder } => {
                 self.response_log.settled(request, codec, holder);

@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize};
 use tsnode_kernels::{
     cuda::{Gpu, GpuError, GpuInfo, GpuSpeeds, KernelCache, PcieLink},
     engine::{Engine, EngineError},
-    profile, proof,
-    proof::ProofError,
+    gpu_check,
+    gpu_check::ProofError,
+    profile,
     source::ModelSource,
     weights::WeightsError,
 };
@@ -135,7 +136,7 @@ pub struct GpuWanted<'a> {
 /// When they cannot be used, for the model or at all.
 pub fn lend(numbers: GpuNumbers, wanted: GpuWanted<'_>) -> Result<(Device, Engine), GpuUnfit> {
     let GpuWanted { models: (source, draft), lend, kv_dtype, store } = wanted;
-    proof::refuse_unwritten(source)?;
+    gpu_check::refuse_unwritten(source, numbers.count.into())?;
     let (gpus, about) = open_gpus(numbers)?;
     let count = gpus.len();
     let whole = |source: &ModelSource| source.gpu_bytes(source.card().shape.all_layers(), count);
@@ -156,8 +157,8 @@ pub fn lend(numbers: GpuNumbers, wanted: GpuWanted<'_>) -> Result<(Device, Engin
     let profile = match known {
         Some(known) if known.compared || !compared => known.profile,
         known => {
-            proof::compare(&mut engine, source, lend.threads)?;
-            let profile = known.map_or_else(|| measured(&mut engine, source), |known| known.profile);
+            gpu_check::compare(&mut engine, source, lend.threads)?;
+            let profile = known.and_then(|known| known.profile).or_else(|| measured(&mut engine, source));
             if let Ok(bytes) = serde_json::to_vec(&FoundSpeeds { of, speeds, profile, compared }) {
                 store.set_measured(place, &bytes);
             }
@@ -228,7 +229,7 @@ pub fn try_gpus(
     let (gpus, about) = open_gpus(numbers)?;
     let pool = TRIED_WITH * gpus.len();
     let mut engine = Engine::on_gpus(gpus, pool, kv_dtype)?;
-    proof::compare(&mut engine, source, threads)?;
+    gpu_check::compare(&mut engine, source, threads)?;
     Ok(about)
 }
 

@@ -3,7 +3,7 @@
 use super::{ApiError, ApiState};
 use crate::http::hosts::Sites;
 use crate::store::keys::{KeyRing, KeyScope};
-use crate::store::local::LocalToken;
+use crate::store::owner_token::LocalToken;
 use axum::{
     extract::{ConnectInfo, Request, State},
     http::header,

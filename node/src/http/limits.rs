@@ -53,12 +53,9 @@ pub(super) async fn set(
     Json(wish): Json<LimitsWish>,
 ) -> Result<(StatusCode, Json<Value>), ApiError> {
     let change = wish.read()?;
-    let said = state.controls.limits.change(change).map_err(refusal)?;
-    match change.hours {
-        LimitUpdate::Nothing => {}
-        LimitUpdate::Unlimited => state.controls.owner.set_hours(None),
-        LimitUpdate::To(hours) => state.controls.owner.set_hours(Some(hours)),
-    }
+    let (limits, owner) = (state.controls.limits.clone(), state.controls.owner.clone());
+    let changed = tokio::task::spawn_blocking(move || limits.change(change, |hours| owner.set_hours(hours))).await;
+    let said = changed.map_err(|error| ApiError::Failed(error.to_string()))?.map_err(refusal)?;
     tracing::info!(?change, "limits were changed");
     Ok((StatusCode::ACCEPTED, Json(json!({ "done": said.join("; "), "relending": state.controls.limits.relending() }))))
 }

@@ -12,7 +12,7 @@ pub(super) use attainment::JudgedRequest;
 pub(super) use request::RequestStats;
 pub(super) use text::ExpositionFormat;
 
-use crate::view::SwarmView;
+use crate::view::{ModelTurns, SwarmView};
 use attainment::AttainmentCounters;
 use overflows::Overflows;
 use prometheus_client::{
@@ -27,6 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
+use tsnode_protocol::Seconds;
 
 /// Models that have rows of their own: their names are peers' words. What is more is counted together.
 const MODELS: usize = 64;
@@ -320,7 +321,46 @@ fn of_peer(view: &SwarmView, page: &mut MetricsPage) {
     page.add("tsnode_kv_cache_usage_ratio", help, &usage);
     page.add("vllm:kv_cache_usage_perc", help, &usage);
     page.add("vllm:gpu_cache_usage_perc", help, &usage);
+    turns(view, page);
     speculation(view, page);
+}
+
+/// What models have had of this peer's devices.
+fn turns(view: &SwarmView, page: &mut MetricsPage) {
+    type Times = Family<ByModel, Counter<f64, AtomicU64>>;
+    let [steps, sequences, prompt_tokens, errands, passed]: [Counters; 5] =
+        std::array::from_fn(|_| Counters::default());
+    let [busy, errands_busy, waited, idle]: [Times; 4] = std::array::from_fn(|_| Times::default());
+    for ModelTurns { model, used } in &view.turns {
+        let Some(card) = view.models.iter().find(|card| card.id == *model) else { continue };
+        let of = ByModel { model_name: card.name.clone() };
+        let counts = [
+            (&steps, used.steps),
+            (&sequences, used.sequences),
+            (&prompt_tokens, used.prompt_tokens),
+            (&errands, used.errands),
+            (&passed, used.passed),
+        ];
+        for (counter, value) in counts {
+            counter.get_or_create(&of).inc_by(value);
+        }
+        let times =
+            [(&busy, used.busy), (&errands_busy, used.errands_busy), (&waited, used.waited), (&idle, used.idle)];
+        for (counter, Seconds(value)) in times {
+            // A counter that falls would be an error.
+            counter.get_or_create(&of).inc_by(value.max(0.0));
+        }
+    }
+    page.add("tsnode_steps", "Steps that were computed here", &steps);
+    page.add("tsnode_step_sequences", "Sequences in these steps, each counted in every step", &sequences);
+    page.add("tsnode_step_prompt_tokens", "Tokens of prompts in these steps", &prompt_tokens);
+    page.add("tsnode_step_seconds", "Seconds that these steps took on their devices", &busy);
+    page.add("tsnode_errands", "Turns that were no steps, as setting memory aside", &errands);
+    page.add("tsnode_errand_seconds", "Seconds that these took", &errands_busy);
+    page.add("tsnode_turn_wait_seconds", "Seconds that steps and errands waited for their turns", &waited);
+    let help = "Seconds that a device was nobody's before these turns while somebody waited";
+    page.add("tsnode_device_idle_seconds", help, &idle);
+    page.add("tsnode_device_kept_in_vain", "Times that a device was kept for a step that came too late", &passed);
 }
 
 fn speculation(view: &SwarmView, page: &mut MetricsPage) {

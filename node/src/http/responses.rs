@@ -3,9 +3,9 @@
 mod answer;
 mod items;
 mod request;
-mod store;
+mod response_store;
 
-pub(super) use store::ResponseStore;
+pub(super) use response_store::ResponseStore;
 
 use super::{
     ApiError, ApiState,
@@ -40,12 +40,12 @@ pub(super) async fn create(
 }
 
 pub(super) async fn show(State(state): State<ApiState>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
-    state.responses.response(&id).map(Json).ok_or_else(|| store::unknown(&id))
+    state.responses.response(&id).map(Json).ok_or_else(|| response_store::unknown(&id))
 }
 
 pub(super) async fn delete(State(state): State<ApiState>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
     if !state.responses.forget(&id) {
-        return Err(store::unknown(&id));
+        return Err(response_store::unknown(&id));
     }
     Ok(Json(json!({ "id": id, "object": "response", "deleted": true })))
 }

@@ -30,7 +30,7 @@ use crate::{
     store::{
         Store,
         keys::{KeyRing, KeyScope, add},
-        local::{self, LocalToken},
+        owner_token::{self, LocalToken},
     },
     text::{Templates, TextModel},
     view::{PeerView, Readiness, SwarmView},

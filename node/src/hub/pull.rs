@@ -2,12 +2,12 @@
 
 use super::{
     cache::{Cache, CachedModel},
-    choose::{self, Form},
     client::{Hub, RepoFile, RepoInfo},
     download::DownloadJob,
     error::HubError,
     name::{ModelName, RepoId},
     news::PullNews,
+    repo_files::{self, Form},
 };
 use crate::platform;
 use std::collections::BTreeMap;
@@ -116,14 +116,14 @@ fn absent(cache: &Cache, name: &ModelName) -> HubError {
 /// The files that make the model. One that is not there is missed before anything is fetched.
 fn chosen(info: &RepoInfo, name: &ModelName, intent: Use) -> Result<Vec<String>, HubError> {
     let paths: Vec<String> = info.files.iter().map(|file| file.path.clone()).collect();
-    let choice = choose::choose(&paths, name)?;
+    let choice = repo_files::choose(&paths, name)?;
     if choice.form == Form::Pickles {
         return match intent {
             Use::Serve => Err(HubError::NoWeights { repo: name.repo.clone(), pickles: true }),
             Use::Keep => Ok(choice.files),
         };
     }
-    match choose::lacking(&choice, None) {
+    match repo_files::lacking(&choice, None) {
         Some(file) => Err(HubError::NoFile { repo: name.repo.clone(), file }),
         None => Ok(choice.files),
     }

@@ -4,7 +4,7 @@ use super::{NodeConfig, NodeError, opened::Opened};
 use crate::{
     hardware::{
         self, DeviceChoice, DeviceName, GpuNumbers, GpuWanted, Lend, LendError, cores,
-        parts::{MemoryPart, SharedMemory, Sharer, divide},
+        memory_parts::{MemoryPart, SharedMemory, Sharer, divide},
     },
     store::Store,
 };

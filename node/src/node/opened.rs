@@ -5,7 +5,7 @@ use crate::{
     data_plane::library::files_of,
     hub,
     text::{Templates, TextError, TextModel, speak_alike},
-    weights::{Holding, Index, Peers, Stock, identify, kept_origin},
+    weights::{Holding, Index, KeptOrigin, Peers, Stock, identify, kept_origin},
 };
 use std::{path::Path, sync::Arc};
 use tsnode_kernels::{
@@ -31,6 +31,8 @@ pub(super) struct Opened {
     pub dtype: KvDtype,
     /// Whether its owner named it as one that stays in memory.
     pub is_kept: bool,
+    /// Whether its owner said which part of the memory is its.
+    pub has_part: bool,
 }
 
 impl Opened {
@@ -60,7 +62,7 @@ impl Opened {
             None => source,
         };
         let holding = Holding::part(source.card().id, stock.drafts().clone());
-        let (is_gated, origin) = said_by_peers(stock.origin());
+        let (is_gated, origin) = said_by_peers(&stock.origin());
         let takes = stock.takes();
         Ok(Self { is_gated, origin, takes, ..Self::read(wanted, Arc::new(source), holding).await? })
     }
@@ -69,7 +71,8 @@ impl Opened {
         check_text(&source).await?;
         let draft = tokio::task::block_in_place(|| open_draft(wanted, &source))?;
         let (is_gated, origin, takes) = (false, None, None);
-        Ok(Self { source, draft, holding, is_gated, origin, takes, dtype: wanted.kv_dtype, is_kept: wanted.keep })
+        let (dtype, is_kept, has_part) = (wanted.kv_dtype, wanted.keep, wanted.memory_bytes.is_some());
+        Ok(Self { source, draft, holding, is_gated, origin, takes, dtype, is_kept, has_part })
     }
 }
 
@@ -124,13 +127,20 @@ pub(super) fn unknown<'k>(keep: &'k [String], called: &[String]) -> Option<&'k S
 /// Whether terms have to be accepted by whoever has the model at a path, and where it came from: by the hub's cache, or as peers said that
 /// gave it.
 fn from(path: &Path) -> (bool, Option<hub::CachedOrigin>) {
-    let (is_gated, origin) = said_by_peers(kept_origin(path));
+    let (is_gated, origin) = said_by_peers(&kept_origin(path));
     (is_gated || hub::is_gated(path), hub::origin_of(path).or(origin))
 }
 
-fn said_by_peers(origin: Option<ModelOrigin>) -> (bool, Option<hub::CachedOrigin>) {
-    let is_gated = origin.as_ref().is_some_and(|origin| origin.is_gated);
-    (is_gated, origin.map(|ModelOrigin { source, licence, .. }| hub::CachedOrigin { source, licence }))
+fn said_by_peers(kept: &KeptOrigin) -> (bool, Option<hub::CachedOrigin>) {
+    if let KeptOrigin::Unreadable(note) = kept {
+        tracing::warn!(
+            note = %note.display(),
+            "what was said of a model's terms cannot be read: it counts as gated; fetched anew (tsnode models rm, and a pull) it has what is \
+             said then"
+        );
+    }
+    let origin = |ModelOrigin { source, licence, .. }| hub::CachedOrigin { source, licence };
+    (kept.is_gated(), kept.said().cloned().map(origin))
 }
 
 fn open(wanted: &WantedModel, computed: ComputeChoice) -> Result<ModelSource, NodeError> {

@@ -15,6 +15,7 @@ use crate::{
     weights::{Holding, Index},
     worker::{LentModel, PageShare, Turns, compute::Compute},
 };
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -83,6 +84,12 @@ impl Resources {
         called(&self.models)
     }
 
+    /// Models for which the owner said how much memory there is: all that is lent, or the model's part of it.
+    pub fn limited(&self, config: &NodeConfig) -> BTreeSet<ModelId> {
+        let models = self.models.iter().filter(|model| config.memory_bytes.is_some() || model.has_part);
+        models.map(|model| model.source.card().id).collect()
+    }
+
     /// The models.
     pub fn sources(&self) -> Vec<Arc<ModelSource>> {
         self.models.iter().map(|model| model.source.clone()).collect()
@@ -116,7 +123,8 @@ impl Resources {
                 let model = &source.card().name;
                 tracing::warn!(
                     model,
-                    "its repository is gated: its weights are not given to peers; where its terms allow it, --give-gated gives them"
+                    "its repository is gated, or counts as that: its weights are not given to peers; where its terms allow it, \
+                     --give-gated gives them"
                 );
             }
             (LentModel { source, draft, dtype, computes, adverted: adverted.clone() }, given)
@@ -171,13 +179,20 @@ fn called(models: &[Opened]) -> Vec<String> {
     models.iter().map(|model| model.source.card().name.clone()).collect()
 }
 
+/// Where a model came from that is gated, and of which nothing else is known: others have to know that it is not given.
+const UNKNOWN: &str = "unknown";
+
 /// Where a model came from, as it is told to others.
 fn origin(config: &NodeConfig, model: &Opened) -> Option<ModelOrigin> {
-    let CachedOrigin { source, licence } =
-        model.origin.clone().filter(|origin| ModelOrigin::is_plain(&origin.source))?;
+    told(model.source.card().id, model.origin.clone(), (model.is_gated, config.give_gated))
+}
+
+fn told(model: ModelId, known: Option<CachedOrigin>, (is_gated, gives_gated): (bool, bool)) -> Option<ModelOrigin> {
+    let known = known.filter(|origin| ModelOrigin::is_plain(&origin.source));
+    let unknown = || is_gated.then(|| CachedOrigin { source: UNKNOWN.into(), licence: None });
+    let CachedOrigin { source, licence } = known.or_else(unknown)?;
     let licence = licence.filter(|licence| ModelOrigin::is_plain(licence));
-    let is_given = !model.is_gated || config.give_gated;
-    Some(ModelOrigin { model: model.source.card().id, source, licence, is_gated: model.is_gated, is_given })
+    Some(ModelOrigin { model, source, licence, is_gated, is_given: !is_gated || gives_gated })
 }
 
 fn advert(config: &NodeConfig, models: &[Opened], devices: Vec<Device>) -> Advert {
@@ -203,6 +218,22 @@ fn advert(config: &NodeConfig, models: &[Opened], devices: Vec<Device>) -> Adver
 mod tests {
     use super::*;
     use tsnode_coordinator::sample;
+
+    #[test]
+    fn of_a_gated_model_others_know_that_it_is_not_given_whatever_else_is_known() {
+        let model = ModelId([1; 16]);
+        let said = |known: Option<&str>, is_gated: bool, gives: bool| {
+            let known = known.map(|source| CachedOrigin { source: source.into(), licence: None });
+            told(model, known, (is_gated, gives)).map(|origin| (origin.source, origin.is_gated, origin.is_given))
+        };
+        assert_eq!(said(None, false, false), None);
+        assert_eq!(said(Some("org/a@0"), false, false), Some(("org/a@0".into(), false, true)));
+        for known in [None, Some("a\u{1b}[2J")] {
+            assert_eq!(said(known, true, false), Some((UNKNOWN.into(), true, false)));
+        }
+        assert_eq!(said(None, true, true), Some((UNKNOWN.into(), true, true)));
+        assert!(told(model, None, (true, false)).unwrap().check().is_ok());
+    }
 
     #[test]
     fn devices_together_say_as_much_of_a_model_as_may_be_fetched() {

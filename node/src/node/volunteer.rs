@@ -17,11 +17,11 @@ use crate::{
     weights::{self, ConcurrentFetches, Fetching, Giver, Index, MeasureLayer, Peers, Provision, Stock, Stocks, Tell},
     worker::{WorkerGone, WorkerHandle},
 };
-use futures::{StreamExt as _, stream::FuturesUnordered};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tsnode_kernels::{device::Host, source::ModelSource};
@@ -40,6 +40,26 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// Models by their places in the configuration, as far as they are here.
 type Here = BTreeMap<usize, Arc<Stock<Peers>>>;
+
+/// What is under way, each in a task of its own: it goes on while nobody waits for it, as where models are lent anew for a minute, and
+/// ends with whoever has this.
+struct UnderWay<T>(JoinSet<T>);
+
+impl<T: Send + 'static> UnderWay<T> {
+    fn start(&mut self, work: impl Future<Output = T> + Send + 'static) {
+        self.0.spawn(work);
+    }
+
+    /// What comes of the next; none where nothing is under way.
+    async fn next(&mut self) -> Option<T> {
+        loop {
+            match self.0.join_next().await? {
+                Ok(came) => return Some(came),
+                Err(error) => tracing::error!(%error, "a model that was looked for does not come any more"),
+            }
+        }
+    }
+}
 
 /// What it takes to lend models later than at the start.
 pub(super) struct Volunteer {
@@ -92,7 +112,7 @@ impl Volunteer {
     /// Lends every model that comes, and all anew whenever the owner changes what they may use.
     async fn provide(mut self) {
         let several = Arc::<Mutex<ConcurrentFetches>>::default();
-        let mut coming = FuturesUnordered::new();
+        let mut coming = UnderWay(JoinSet::new());
         for (place, model) in self.config.models.iter().enumerate() {
             let Some(limits) = limits(model, self.config.computed, &self.config.weights) else { continue };
             if self.config.models[..place].iter().any(|other| other.choice == model.choice) {
@@ -103,7 +123,7 @@ impl Volunteer {
             let (memory, measure) = ((self.memory, self.own), self.measurer(model));
             let provision = Provision::new(from, &self.config.data_dir, index, limits, memory, measure);
             let tell = self.teller(place, several.clone());
-            coming.push(async move { (place, provision.run(tell).await) });
+            coming.start(async move { (place, provision.run(tell).await) });
         }
         let (mut here, mut lent) = (Here::new(), Here::new());
         loop {
@@ -200,14 +220,14 @@ impl Volunteer {
         (self.config.memory_bytes, self.config.threads.count) = (memory_bytes, threads);
         if self.models(lent).is_empty() {
             // The model inside the program takes next to nothing.
-            self.limits.settled(relend, Ok("holds for the next model that is lent here".into()));
+            self.settle(relend, Ok("holds for the next model that is lent here".into())).await;
             return Ok(());
         }
         tracing::info!(?memory_bytes, threads, "models are lent anew within other limits");
         self.hand_over().await?;
         sleep(RELEASE).await;
         let Err(error) = self.open(lent).await? else {
-            self.limits.settled(relend, Ok("its models are lent within these limits".into()));
+            self.settle(relend, Ok("its models are lent within these limits".into())).await;
             return Ok(());
         };
         (self.config.memory_bytes, self.config.threads.count) = before;
@@ -218,8 +238,16 @@ impl Volunteer {
             why = format!("{why}; and {gone}");
             self.say(gone);
         }
-        self.limits.settled(relend, Err(why));
+        self.settle(relend, Err(why)).await;
         Ok(())
+    }
+
+    /// Says what became of it, which waits for the disk.
+    async fn settle(&self, relend: Relend, outcome: Result<String, String>) {
+        let limits = self.limits.clone();
+        if let Err(error) = tokio::task::spawn_blocking(move || limits.settled(relend, outcome)).await {
+            tracing::error!(%error, "what became of the limits is not known");
+        }
     }
 
     fn say(&self, why: String) {
@@ -240,7 +268,10 @@ impl Volunteer {
     async fn hand_over(&self) -> Result<(), WorkerGone> {
         let models = self.shelf.cards();
         // Its end is the process's.
-        let _ = self.lent.send(NowLent { models, devices: Vec::new(), origins: Vec::new() }).await;
+        let _ = self
+            .lent
+            .send(NowLent { models, devices: Vec::new(), origins: Vec::new(), limited: BTreeSet::new() })
+            .await;
         let since = Instant::now();
         loop {
             let report = self.worker.report().await?;
@@ -263,7 +294,7 @@ impl Volunteer {
             Ok(opened) => opened,
             Err(error) => return Ok(Err(error)),
         };
-        let (files, advert) = (opened.sources(), opened.advert.clone());
+        let (files, advert, limited) = (opened.sources(), opened.advert.clone(), opened.limited(&self.config));
         let (models, holdings) = match opened.start(&self.config, self.faults.as_ref()) {
             Ok(started) => started,
             Err(error) => return Ok(Err(error)),
@@ -273,7 +304,7 @@ impl Volunteer {
         here.values().for_each(|stock| self.stocks.keep(stock.clone()));
         self.worker.lend(models).await?;
         let Advert { models, devices, origins, .. } = advert;
-        let _ = self.lent.send(NowLent { models, devices, origins }).await;
+        let _ = self.lent.send(NowLent { models, devices, origins, limited }).await;
         Ok(Ok(()))
     }
 
@@ -314,6 +345,23 @@ mod tests {
 
     fn usual(budget: u64) -> weights::ProvisionLimits {
         weights::ProvisionLimits { budget, allowed: vec![Glob::new("other/*")], named: None }
+    }
+
+    #[tokio::test]
+    async fn what_is_under_way_goes_on_while_nobody_waits_for_it() {
+        fn fails() -> u8 {
+            panic!("and takes nothing else with it")
+        }
+        let mut coming = UnderWay(JoinSet::new());
+        let (far, came) = tokio::sync::oneshot::channel();
+        coming.start(async move {
+            far.send(()).unwrap();
+            7
+        });
+        coming.start(async { fails() });
+        // As while models are lent anew.
+        tokio::time::timeout(Duration::from_secs(10), came).await.unwrap().unwrap();
+        assert_eq!((coming.next().await, coming.next().await), (Some(7), None));
     }
 
     #[test]

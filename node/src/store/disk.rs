@@ -12,22 +12,45 @@ const KEPT: usize = 9;
 /// A draft that is older was left by a process that was killed: writing one takes no longer.
 const STALE: Duration = Duration::from_secs(60);
 
+/// A file is in its place, and the disk has not said that it has its name.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "it is written, but the disk does not say that it stays ({0}): after a power cut what was there before may be there again"
+)]
+struct Unsynced(#[source] io::Error);
+
+/// Whether what [`write_whole`] could not make sure of is in its place all the same, and is read from now on.
+#[must_use]
+pub fn is_placed(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|own| own.is::<Unsynced>())
+}
+
 /// Makes a file of these bytes in the place of what was there. Whenever this process or the machine ends, the file is the one
 /// before or this one, and a draft that is left is not taken for either.
 ///
 /// # Errors
-/// When it cannot be written; then nothing is left of it.
+/// When it cannot be written; then nothing is left of it. And when it is there, but may not be after a power cut: [`is_placed`].
 pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    write_and(path, bytes, sync_folder)
+}
+
+/// The same where the folder cannot be synced.
+#[cfg(test)]
+pub(crate) fn write_unsynced(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    write_and(path, bytes, |_| Err(io::ErrorKind::PermissionDenied.into()))
+}
+
+fn write_and(path: &Path, bytes: &[u8], sync_folder: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let draft = path.with_file_name(format!(".{name}.{}.new", std::process::id()));
     let file = platform::for_owner(OpenOptions::new().write(true).create(true).truncate(true)).open(&draft);
     let written = file.and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()));
-    let placed = written.and_then(|()| fs::rename(&draft, path)).and_then(|()| sync_folder(path));
-    if placed.is_err() {
+    if let Err(error) = written.and_then(|()| fs::rename(&draft, path)) {
         // The first error is the one worth reporting.
         let _ = fs::remove_file(draft);
+        return Err(error);
     }
-    placed
+    sync_folder(path).map_err(|error| io::Error::new(error.kind(), Unsynced(error)))
 }
 
 /// Waits until the disk has a file's name.
@@ -137,6 +160,15 @@ mod tests {
     }
 
     #[test]
+    fn what_the_disk_may_lose_again_is_told_from_what_is_not_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("some.json");
+        let error = write_unsynced(&path, b"first").unwrap_err();
+        assert!(is_placed(&error) && crate::plain::io_error(&error).starts_with("it is written"), "{error}");
+        assert_eq!((fs::read(&path).unwrap(), names(folder.path())), (b"first".to_vec(), vec!["some.json".to_owned()]));
+    }
+
+    #[test]
     fn a_file_is_written_whole_and_a_refusal_leaves_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("some.json");
@@ -148,7 +180,7 @@ mod tests {
         let taken = folder.path().join("taken");
         fs::create_dir(&taken).unwrap();
         fs::write(taken.join("inside"), "").unwrap();
-        write_whole(&taken, b"third").unwrap_err();
+        assert!(!is_placed(&write_whole(&taken, b"third").unwrap_err()));
         assert_eq!(names(folder.path()), ["some.json", "taken"]);
     }
 

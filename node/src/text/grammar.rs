@@ -3,7 +3,7 @@
 //! Clients write grammars, so that compiling one and following it have limits: of size, steps, states and stack. Work on them
 //! is done in threads of their own ([`Grammars`]).
 
-mod place;
+mod schema_path;
 mod threads;
 mod vocabulary;
 
@@ -106,7 +106,7 @@ impl GrammarCompiler {
                 let wrong = |e: serde_json::Error| GrammarError::Refused(format!("the schema is not JSON: {e}"));
                 let schema = sparing(serde_json::from_str(text).map_err(wrong)?);
                 let compiles = |schema| self.matcher(TopLevelGrammar::from_json_schema(schema));
-                place::named(schema, compiles)?
+                schema_path::named(schema, compiles)?
             }
             Grammar::Regex(text) => self.matcher(TopLevelGrammar::from_regex(text))?,
             Grammar::Lark(text) => self.matcher(TopLevelGrammar::from_lark(text.clone()))?,

@@ -5,10 +5,11 @@
 //! hash alone: the file itself is the record of what is there.
 
 use super::{
+    disk_space,
     drafts::{Chunk, PartialFiles},
     error::FetchError,
     index::Index,
-    notes, origin, room,
+    notes, origin,
     work::{FetchTally, FetchWork, StreamEnded},
 };
 use crate::{
@@ -102,7 +103,7 @@ pub struct Peers {
     /// Who they are.
     pub roster: Roster,
     /// Who judges them.
-    pub guard: OffenceReporter,
+    pub offence_reporter: OffenceReporter,
 }
 
 impl ModelHolders for Peers {
@@ -110,7 +111,7 @@ impl ModelHolders for Peers {
 
     fn holders(&self, model: ModelId) -> Vec<PeerId> {
         let holders = self.roster.holders(model).into_iter();
-        holders.filter(|peer| *peer != self.me && !self.guard.keeps_out(*peer)).collect()
+        holders.filter(|peer| *peer != self.me && !self.offence_reporter.keeps_out(*peer)).collect()
     }
 
     async fn open(&self, peer: PeerId, model: ModelId) -> Result<Stream, String> {
@@ -128,7 +129,7 @@ impl ModelHolders for Peers {
     }
 
     fn blame(&self, peer: PeerId) {
-        self.guard.blame(peer, Offence::WrongWeights);
+        self.offence_reporter.blame(peer, Offence::WrongWeights);
     }
 }
 
@@ -245,7 +246,7 @@ impl<P: ModelHolders> Fetcher<P> {
     /// Whether the disk has room for so many bytes more of a model.
     pub(super) fn has_room(&self, card: &ModelCard, needed: u64) -> Result<(), FetchError> {
         let folder = self.folder_of(card.id);
-        let free = room::free(&folder).map_err(FetchError::disk(&folder))?;
+        let free = disk_space::free(&folder).map_err(FetchError::disk(&folder))?;
         if needed > free {
             return Err(FetchError::Room { model: card.name.clone(), folder, needed, free });
         }

@@ -4,7 +4,7 @@ use super::{
     drafts::{self, INCOMPLETE},
     identify::place,
     notes,
-    origin::kept_origin,
+    origin::{KeptOrigin, kept_origin},
     remembered::{self, FOLDER},
 };
 use crate::{plain, platform, store::disk};
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 use tsnode_kernels::source::SMALL_FILES;
 use tsnode_protocol::{
-    ModelFile, ModelId, ModelOrigin,
+    ModelFile, ModelId,
     weights::{self, CHUNK_BYTES, ChunkHash, WeightsForm, WeightsManifest, chunk_bytes, chunks},
 };
 
@@ -30,7 +30,7 @@ pub struct KeptModel {
     /// Where it lies.
     pub folder: PathBuf,
     /// Where it was from before.
-    pub origin: Option<ModelOrigin>,
+    pub origin: KeptOrigin,
     /// All of its weights (bytes); nothing where the folder does not say any more what they are to be.
     pub bytes: u64,
     /// Of that, what lies here, by whole chunks (bytes).

@@ -3,7 +3,7 @@
 use super::{
     error::FetchError,
     fetch::{BadPeers, FetchTimeouts, Fetcher, Peers},
-    fetching::Fetching,
+    fetch_progress::Fetching,
     index::Index,
     remembered::{self, FOLDER},
     stock::{Stock, Tell},

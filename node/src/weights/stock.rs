@@ -4,10 +4,10 @@ use super::{
     drafts::{Chunk, PartialFiles},
     error::FetchError,
     fetch::{Fetcher, ModelHolders},
-    fetching::{Fetching, seconds_left},
+    fetch_progress::{Fetching, seconds_left},
     index::Index,
     notes,
-    origin::kept_origin,
+    origin::{KeptOrigin, kept_origin},
     shed::{self, LayerUses, LayersInUse},
     work::FetchTally,
 };
@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::wanted;
 use tsnode_kernels::source::{ModelSource, Start, start_of};
 use tsnode_protocol::{
-    LayerRange, ModelCard, ModelOrigin, PartialModel,
+    LayerRange, ModelCard, PartialModel,
     weights::{WeightsFile, chunks_at},
 };
 
@@ -173,7 +173,7 @@ impl<P: ModelHolders> Stock<P> {
 
     /// Where it is from, as those said who gave it.
     #[must_use]
-    pub fn origin(&self) -> Option<ModelOrigin> {
+    pub fn origin(&self) -> KeptOrigin {
         kept_origin(&self.folder)
     }
 

@@ -1,8 +1,8 @@
 //! The compute thread: the one owner of the engine. Everything that touches tensors is handed to it as a closure.
 
 use super::{
+    device_turns::{TurnSeat, Turns},
     page_share::PageShare,
-    turns::{TurnSeat, Turns},
 };
 use crate::{faults::Faults, platform};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,6 +20,7 @@ use tokio::sync::{
 use tsnode_coordinator::policy::sharing::{
     TurnOrder,
     arbiter::{DeviceWork, StepShare},
+    device_use::ServiceUse,
 };
 use tsnode_kernels::engine::Engine;
 use tsnode_protocol::RequestId;
@@ -104,6 +105,11 @@ impl Compute {
         Duration::from_nanos(self.busy.so_far.load(Ordering::Relaxed))
     }
 
+    /// What it has had of its device since it began: steps and other turns that are over.
+    pub fn used(&self) -> ServiceUse {
+        self.seat.used()
+    }
+
     /// Whether its device is a GPU, or several.
     pub fn is_on_gpu(&self) -> bool {
         self.busy.on_gpu
@@ -145,6 +151,21 @@ impl Compute {
         job: impl FnOnce(&mut Engine) -> R + Send + 'static,
     ) -> Result<R, ComputeError> {
         self.ask(DeviceWork::Errand, job).await
+    }
+
+    /// Has the engine do what is no step once all is done that was asked for before, and does not wait for it: whoever only gives
+    /// something back need not.
+    ///
+    /// # Errors
+    /// When the thread is gone.
+    pub async fn post(&self, job: impl FnOnce(&mut Engine) + Send + 'static) -> Result<(), ComputeError> {
+        let busy = self.busy.clone();
+        let run = Box::new(move |engine: &mut Engine| {
+            let since = Instant::now();
+            job(engine);
+            busy.tell(since.elapsed());
+        });
+        self.jobs.send(ComputeJob { work: DeviceWork::Errand, run }).await.map_err(|_| ComputeError)
     }
 
     async fn ask<R: Send + 'static>(
@@ -244,11 +265,12 @@ mod tests {
         for n in 0..100 {
             let request = RequestId([n; 16]);
             compute.call(move |engine| engine.admit(key, request, 128)).await.unwrap().unwrap();
-            let used = compute.call(move |engine| {
-                engine.release(key, request);
-                engine.pages_used()
-            });
-            assert_eq!(used.await.unwrap(), 0);
+            compute.post(move |engine| engine.release(key, request)).await.unwrap();
+            assert_eq!(
+                compute.call(|engine| engine.pages_used()).await.unwrap(),
+                0,
+                "they are back before what is next"
+            );
         }
         compute
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tsnode_coordinator::policy::sharing::device_use::ServiceUse;
 use tsnode_kernels::{cuda::GpuError, engine::Engine, load::InUse, pages::PageCount};
 
 /// How often a compute thread is asked for its pages.
@@ -73,10 +74,18 @@ impl ModelDevices {
         said.is_some_and(|said| said.at.elapsed() > HANGS)
     }
 
-    /// Pages of a device; none while it has said nothing.
+    /// Pages of a device: where its models share them, those of this one. None while it has said nothing.
     pub fn pages_of(&self, device: u16) -> PageCount {
+        if let Some(share) = self.compute(device).and_then(Compute::share) {
+            return share.count();
+        }
         let said = self.0.get(usize::from(device)).and_then(|known| *known.said.borrow());
         said.map_or(PageCount { free: 0, total: 0 }, |said| said.pages)
+    }
+
+    /// What its model has had of all devices.
+    pub fn used(&self) -> ServiceUse {
+        self.0.iter().map(|known| known.compute.used()).sum()
     }
 
     /// Pages of all devices, and memory they take.

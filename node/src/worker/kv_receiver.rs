@@ -42,7 +42,7 @@ struct PendingKv {
     arrived: Vec<u32>,
     /// By the layers that both stages have.
     deliveries: Vec<(LayerRange, Delivery)>,
-    /// Ends patience and reception when the sequence is released.
+    /// Ends patience and receiving when the sequence is released.
     end: CancellationToken,
 }
 

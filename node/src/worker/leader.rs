@@ -4,13 +4,13 @@
 //! builds it again whenever it breaks.
 
 use super::{
-    checks::SpeculationChecks,
-    client::{LeaderRequest, refusing},
     context::StageContext,
     going::Going,
-    heard::from_ring,
     kv_receiver::KvReceiver,
+    leader_client::{LeaderRequest, refusing},
     member::{RingStream, open_onward},
+    ring_events::from_ring,
+    speculation_checks::SpeculationChecks,
     speculator::{DraftModel, Speculator, SpeculatorGone, SpeculatorOrder},
     stage::{Arrived, Downstream, FRAMES, StageError, Worker},
 };
@@ -253,7 +253,11 @@ impl Leader {
                 () = self.retire.cancelled(), if !retiring => LeaderEvents::default(),
             };
             for event in events.into_iter().flatten() {
-                for action in self.batcher.on_event(self.started.elapsed(), event) {
+                let actions = self.batcher.on_event(self.started.elapsed(), event);
+                // The stage is told last: of tasks that are woken here the last one runs first, and the device waits for this one.
+                let (frames, others): (Vec<Action>, Vec<Action>) =
+                    actions.into_iter().partition(|action| matches!(action, Action::Ring(_)));
+                for action in others.into_iter().chain(frames) {
                     if let Err(error) = self.act(action, &ring) {
                         return LeaderEnd::Broken(error);
                     }

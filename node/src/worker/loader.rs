@@ -26,9 +26,9 @@ use tsnode_kernels::{
     cuda::GpuError,
     device,
     engine::{CarriedStage, Engine, EngineError, StageKey, Threads},
+    gpu_check::{self, ProofError},
     load::{LoadProgress, LoadReport},
     pages::PAGE_BYTES,
-    proof::{self, ProofError},
     source::ModelSource,
 };
 use tsnode_protocol::{Group, LayerRange, Stage};
@@ -231,7 +231,7 @@ impl Loader {
     async fn compare(&self, order: &LoadOrder, source: &Arc<ModelSource>) -> Result<(), NotLoaded> {
         let (source, threads, layers) = (source.clone(), self.threads.count, order.group.stages[order.position].layers);
         let compare = move |engine: &mut Engine| match engine.is_on_gpu() {
-            true => proof::compare_layers(engine, &source, threads, layers),
+            true => gpu_check::compare_layers(engine, &source, threads, layers),
             false => Ok(()),
         };
         match order.compute.call(compare).await.map_err(NotLoaded::failed)? {

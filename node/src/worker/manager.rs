@@ -4,17 +4,17 @@ mod incoming;
 
 use super::{
     RINGS, ROOM, WorkerCommand, WorkerReport, WorkerSetup,
-    checks::SpeculationChecks,
-    client::LeaderRequest,
     compute::Compute,
     context::StageContext,
     devices::Lost,
     going::Going,
     kv_receiver::KvReceiver,
     leader::{self, LeaderSetup, REQUESTS, Report},
+    leader_client::LeaderRequest,
     lent::{self, LentModel, Models},
     loader::{Hold, LoadOrder, LoadOutcome, LoadTally, NotLoaded},
     member::{self, RingStream, StageEnd},
+    speculation_checks::SpeculationChecks,
     speculator::DraftModel,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -465,6 +465,7 @@ impl StageManager {
             kv_refused: self.kv_receiver.refused(),
             drafts: self.checks.so_far(),
             weights_given: self.setup.giver.given(),
+            used: self.models.iter().map(|(model, lent)| (*model, lent.devices.used())).collect(),
             ..WorkerReport::default()
         };
         for (id, running) in &self.groups {

@@ -4,7 +4,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use tsnode_coordinator::policy::{batching::ServiceNo, sharing::quotas::PageQuotas};
-use tsnode_kernels::engine::{Engine, EngineError};
+use tsnode_kernels::{
+    engine::{Engine, EngineError},
+    pages::PageCount,
+};
 
 /// What a model has of a device's pages.
 #[derive(Clone)]
@@ -74,6 +77,15 @@ impl PageShare {
         Ok(())
     }
 
+    /// The pages that its model is sure to get, and those of them that it may count on having now or soon: what another's burst has of
+    /// them is given back.
+    pub(super) fn count(&self) -> PageCount {
+        let quotas = self.quotas();
+        let free = quotas.available(self.device.began.elapsed(), self.service) as usize;
+        // Who has none is full; nothing is said by 0 of 0.
+        PageCount { free, total: (quotas.quota(self.service) as usize).max(1) }
+    }
+
     /// Its model's sequences use so many pages now.
     pub(super) fn uses(&self, pages: usize) {
         self.quotas().uses(self.service, pages as u64);
@@ -110,6 +122,14 @@ mod tests {
         assert_eq!(takes(1, 3), Ok(()), "nobody has claimed nine");
         assert_eq!(shares[1].could_hold(8), Ok(()));
         assert_eq!(shares[1].could_hold(9), Err(NoPages::TooLong { wanted: 9, quota: 8 }));
+    }
+
+    #[test]
+    fn what_others_have_of_its_quota_does_not_make_an_idle_model_look_full() {
+        let shares = PageShare::of_device(&[8, 8, 0]);
+        shares[0].uses(14);
+        let counts: Vec<_> = shares.iter().map(PageShare::count).collect();
+        assert_eq!(counts, [(0, 8), (8, 8), (0, 1)].map(|(free, total)| PageCount { free, total }));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 mod choosing;
 mod constrained;
 mod counted;
+mod kept;
 mod prompt_logprobs;
 
 use super::{
@@ -20,6 +21,7 @@ use crate::data_plane::links::{FrameReceiver, FrameSender, LinkError};
 use choosing::{Chosen, Sampler};
 use constrained::Constrained;
 use counted::SequenceTokens;
+use kept::KeptPrefixes;
 use prompt_logprobs::{StepResult, Widths, compute_and_judge};
 use std::collections::BTreeMap;
 use std::sync::{
@@ -31,12 +33,12 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tsnode_coordinator::policy::sharing::arbiter::StepShare;
 use tsnode_kernels::{
-    engine::{Engine, EngineError, Input, Output, Prefix, PrefixKey, Slice, StageKey},
+    engine::{Engine, EngineError, Input, Output, Prefix, Slice, StageKey},
     pages::PagesError,
 };
 use tsnode_protocol::{
     KvCodec, PromptLogprob, RequestId, Token, limits,
-    ring::{Admit, AwaitKv, Grow, PrefixId, Refusal, RingFrame, SharedWith, Step, StepEntry},
+    ring::{Admit, AwaitKv, Grow, PrefixId, Refusal, RingFrame, Shared, SharedWith, Step, StepEntry},
 };
 
 /// Frames on their way into a worker. The leader keeps at most as many steps in flight as there are stages, so only
@@ -115,8 +117,8 @@ pub(super) struct Worker {
     kv_receiver: KvReceiver,
     downstream: Downstream,
     sequences: BTreeMap<RequestId, StageSequence>,
-    /// What is kept of sequences that ended; the engine may have let go of it meanwhile.
-    kept: BTreeMap<PrefixId, PrefixKey>,
+    /// What is kept of sequences that ended.
+    kept: KeptPrefixes,
     side: SideFrames,
     admissions: AdmissionNo,
     /// Ends the exports and receptions of this ring.
@@ -133,7 +135,7 @@ impl Worker {
     ) -> StageError {
         let (side, mut beside) = mpsc::channel(FRAMES);
         let ring = CancellationToken::new();
-        let (sequences, kept) = (BTreeMap::new(), BTreeMap::new());
+        let (sequences, kept) = (BTreeMap::new(), KeptPrefixes::default());
         let mut worker = Self { context, kv_receiver, downstream, sequences, kept, side, admissions: 0, ring };
         let why = loop {
             let arrived = tokio::select! {
@@ -249,17 +251,17 @@ impl Worker {
 
     /// Pages for a sequence, and those it shares; says why where there are none.
     async fn reserve(&self, admit: &Admit) -> Result<Option<Refusal>, StageError> {
-        let shared = match admit.shared.map(|s| (s.with, s.tokens)) {
-            None => None,
-            Some((SharedWith::Running(other), tokens)) => Some((Prefix::Running(other), tokens)),
-            Some((SharedWith::Kept(prefix), tokens)) => match self.kept.get(&prefix) {
-                Some(key) => Some((Prefix::Kept(*key), tokens)),
-                None => return Ok(Some(Refusal::PrefixGone)),
-            },
-        };
         let (key, request, room, most) = (self.context.key, admit.request, admit.room, admit.most);
-        let share = self.context.compute.share();
+        let (share, kept, shared) = (self.context.compute.share(), self.kept.clone(), admit.shared);
         let reserve = move |engine: &mut Engine| -> Result<(), NoPages> {
+            let prefix = |with| match with {
+                SharedWith::Running(other) => Ok(Prefix::Running(other)),
+                SharedWith::Kept(prefix) => kept.find(prefix).map(Prefix::Kept).ok_or(EngineError::NoPrefix),
+            };
+            let shared = match shared {
+                Some(Shared { with, tokens }) => Some((prefix(with)?, tokens)),
+                None => None,
+            };
             engine.could_hold(key, most)?;
             let admit = |engine: &mut Engine| match shared {
                 Some((prefix, tokens)) => engine.admit_after(key, request, room, prefix, tokens),
@@ -457,25 +459,19 @@ impl Worker {
 
     /// Ends a sequence, but for its first tokens' KV.
     async fn keep(&mut self, request: RequestId, prefix: PrefixId, tokens: u32) -> Result<(), StageError> {
-        if self.kept.len() >= limits::PREFIXES || self.kept.contains_key(&prefix) {
-            return self.release(request).await;
-        }
         self.kv_receiver.forget(request, self.context.key);
         if let Some(sequence) = self.sequences.remove(&request) {
             self.note(&sequence);
             self.context.compute.leaves(request);
-            let key = self.context.key;
-            let kept = self.context.compute.call(move |engine| engine.keep(key, request, tokens)).await?;
-            self.kept.extend(kept.map(|key| (prefix, key)));
+            let (kept, of) = (self.kept.clone(), (self.context.key, request));
+            self.context.compute.post(move |engine| kept.keep(engine, of, (prefix, tokens))).await?;
         }
         Ok(())
     }
 
-    async fn forget(&mut self, prefix: PrefixId) -> Result<(), StageError> {
-        if let Some(key) = self.kept.remove(&prefix) {
-            self.context.compute.call(move |engine| engine.forget(key)).await?;
-        }
-        Ok(())
+    async fn forget(&self, prefix: PrefixId) -> Result<(), StageError> {
+        let kept = self.kept.clone();
+        Ok(self.context.compute.post(move |engine| kept.forget(engine, prefix)).await?)
     }
 
     async fn release(&mut self, request: RequestId) -> Result<(), StageError> {
@@ -487,7 +483,8 @@ impl Worker {
             // Dropping the sequence ends its export, which may still wait for the far side.
             drop(sequence);
             let key = self.context.key;
-            self.context.compute.call(move |engine| engine.release(key, request)).await?;
+            // Its pages are there again before whatever is asked for next.
+            self.context.compute.post(move |engine| engine.release(key, request)).await?;
         }
         Ok(())
     }
@@ -520,9 +517,9 @@ impl Worker {
             // The compute thread being gone leaves nothing to give back.
             let _ = self.release(request).await;
         }
-        for prefix in self.kept.keys().copied().collect::<Vec<_>>() {
-            let _ = self.forget(prefix).await;
-        }
+        let kept = self.kept.clone();
+        // It is waited for: with it all is given back.
+        let _ = self.context.compute.call(move |engine| kept.forget_all(engine)).await;
     }
 }
 

@@ -42,6 +42,7 @@ const SHAPE: ModelShape = ModelShape {
     embed_bytes: 0,
     head_bytes: 0,
     experts: None,
+    whole: false,
 };
 
 /// Reads a plan for the 32 GPUs of ThunderServe's evaluation, and rates it.
@@ -50,7 +51,7 @@ fn given_plan(text: &str) -> bool {
     let problem = PROBLEM.get_or_init(|| {
         let (_, cloud) = cluster_file::SHIPPED[0];
         let cluster = cluster_file::read(cloud, Column::default(), None).unwrap();
-        let model = scheduler::models::by_name("LLaMA-30B").unwrap();
+        let model = scheduler::public_models::by_name("LLaMA-30B").unwrap();
         let reference = Reference::a100(&model, Column::default()).unwrap();
         let workload = Workload::named("conversation").unwrap();
         Problem::new(cluster, model, workload, 3.0, Slo::e2e(5.0), reference, Space::default()).unwrap()

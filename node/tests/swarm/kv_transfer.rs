@@ -1,6 +1,6 @@
 //! KV transfers that are broken off leave nothing behind: no page, no open file, no memory.
 //!
-//! `TSNODE_HANDOVERS=1000 cargo test --workspace --test swarm kv_transfer:: -- --nocapture` breaks off a thousand.
+//! `TSNODE_KV_TRANSFERS=1000 cargo test --workspace --test swarm kv_transfer:: -- --nocapture` breaks off a thousand.
 #![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
 use crate::common::{Net, Wish};
@@ -209,7 +209,7 @@ async fn warm_up(net: &mut Net, broken: usize) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kv_transfers_that_are_broken_off_leave_nothing_behind() {
-    let count = std::env::var("TSNODE_HANDOVERS").ok().and_then(|v| v.parse().ok()).unwrap_or(60);
+    let count = std::env::var("TSNODE_KV_TRANSFERS").ok().and_then(|v| v.parse().ok()).unwrap_or(60);
     let flags = ["--kv-codec", "raw", "--layout", "prefill=1,decode=1,prefill=1", "--shape-mbit", "32"];
     let few = ["--kv-memory", "12MiB"];
     let mut net = Net::up(Wish { peers: 3, gateways: 1, flags: &flags, model_flags: &few }).await;

@@ -10,7 +10,7 @@ mod speed;
 use tsnode_coordinator::scheduler::{
     Cluster, Problem, Slo, Space, Workload, cluster_file,
     figures::Column,
-    models,
+    public_models,
     search::{Effort, Found, search},
     slo::Reference,
 };
@@ -50,7 +50,7 @@ fn problem(cluster: Cluster, column: Column, workload: &str, rate: f64, slo: Slo
 }
 
 fn problem_of(cluster: Cluster, column: Column, workload: &str, rate: f64, slo: Slo) -> Option<Problem> {
-    let model = models::by_name("LLaMA-30B").expect("it is known");
+    let model = public_models::by_name("LLaMA-30B").expect("it is known");
     let reference = Reference::a100(&model, column).expect("it is known");
     let workload = Workload::named(workload).expect("it is known");
     Problem::new(cluster, model, workload, rate, slo, reference, Space::default()).ok()

@@ -4,9 +4,9 @@ use crate::{WORKLOADS, median, plan, problem, shipped, usual};
 use tsnode_coordinator::scheduler::{
     Evaluator, InstanceId, Problem, Slo, Space, Workload, cluster_file,
     figures::Column,
-    light::{self, StandingGroup},
-    models,
     moves::Grouping,
+    public_models,
+    rescheduling::{self, StandingGroup},
     slo::Reference,
 };
 use tsnode_protocol::{Phase, Tokens};
@@ -95,7 +95,7 @@ fn two_hosts() {
             let hosts = host("A40", "a") + &host("3090Ti", "b");
             let text = format!("name = \"two\"\n{hosts}{}{}", link("a", "b"), link("b", "a"));
             let cluster = cluster_file::read(&text, Column::Paper, None).expect("it is one");
-            let model = models::by_name("LLaMA-30B").expect("it is known");
+            let model = public_models::by_name("LLaMA-30B").expect("it is known");
             let reference = Reference::a100(&model, Column::Paper).expect("it is known");
             let space = Space { mixed: false, ..Space::default() };
             let workload = Workload::uniform(Tokens(1024.0), Tokens(64.0));
@@ -150,7 +150,7 @@ fn loss() {
             .collect();
         // The paper's groups serve one phase each.
         let only = problem.within(Space { mixed: false, ..problem.space });
-        let flipped = light::reschedule(&only, &standing);
+        let flipped = rescheduling::reschedule(&only, &standing);
         let flips: Vec<String> = standing
             .iter()
             .zip(&flipped.phases)

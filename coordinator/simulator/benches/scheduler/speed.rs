@@ -6,8 +6,9 @@ use tsnode_coordinator::scheduler::{
     Cluster, Evaluator, Slo,
     cluster::{ClusterLink, Instance},
     figures::Column,
-    light::{self, StandingGroup},
-    regions, search,
+    regions,
+    rescheduling::{self, StandingGroup},
+    search,
 };
 use tsnode_protocol::{BytesPerSecond, Seconds};
 use tsnode_simulator::bound;
@@ -94,8 +95,8 @@ fn rescheduling() {
                 phase: part.phase,
             })
             .collect();
-        let evaluations = light::reschedule(&problem, &standing).evaluations;
-        let time = timed(|| drop(light::reschedule(&problem, &standing)));
+        let evaluations = rescheduling::reschedule(&problem, &standing).evaluations;
+        let time = timed(|| drop(rescheduling::reschedule(&problem, &standing)));
         println!("| {workload} | {evaluations} | {time:.2} ms |");
     }
 }

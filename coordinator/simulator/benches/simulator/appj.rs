@@ -7,8 +7,8 @@ use tsnode_coordinator::{
     scheduler::{
         Evaluator, Problem, Slo, Space, Workload, cluster_file,
         figures::Column,
-        models,
         moves::Grouping,
+        public_models,
         search::{self, Effort, search},
         slo::Reference,
     },
@@ -29,7 +29,7 @@ const SCALES: [f64; 4] = [2.0, 3.0, 5.0, 10.0];
 fn problem(workload: &str, rate: f64, scale: f64, batches: Batches) -> Problem {
     let text = cluster_file::SHIPPED.iter().find(|(n, _)| *n == "cloud32").expect("it ships").1;
     let cluster = cluster_file::read(text, Column::Paper, Some("default")).expect("it can be read");
-    let model = models::by_name("LLaMA-30B").expect("it is known");
+    let model = public_models::by_name("LLaMA-30B").expect("it is known");
     let reference = Reference::a100(&model, Column::Paper).expect("it is known");
     let workload = Workload::named(workload).expect("it is known");
     let problem = Problem::new(cluster, model, workload, rate, Slo::e2e(scale), reference, Space::default());

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use tsnode_coordinator::policy::routing::Asked;
 use tsnode_simulator::{
-    cost::Table,
+    measured_cost::Table,
     policy::{
         packing::{AnswerPacking, Length, PackingRules, PromptPacking},
         piggybacked::Piggybacking,

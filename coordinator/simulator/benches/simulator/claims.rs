@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use tsnode_coordinator::policy::routing::Asked;
 use tsnode_simulator::{
-    cost::Table,
+    measured_cost::Table,
     splitwise::{Sizes, System, cluster, keeps_table_vi, slowdowns},
 };
 

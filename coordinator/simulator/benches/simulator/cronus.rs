@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use tsnode_coordinator::{
     policy::{batching::Batch, routing::Asked},
     replay::{
-        cost::IterationCost,
+        iteration_cost::IterationCost,
         machines::{Arrival, Outcome, Simulation},
     },
     scheduler::Workload,

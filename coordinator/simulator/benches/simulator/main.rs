@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tsnode_coordinator::{policy::routing::Asked, replay::machines::Arrival, rng::Rng};
 use tsnode_protocol::Seconds;
-use tsnode_simulator::{cost::Table, table, trace};
+use tsnode_simulator::{measured_cost::Table, table, trace};
 
 /// What a part takes.
 #[derive(Clone, Copy)]

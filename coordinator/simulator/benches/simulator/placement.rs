@@ -4,7 +4,7 @@ use std::time::Instant;
 use tsnode_coordinator::{
     replay::machines::Arrival,
     rng::Rng,
-    scheduler::{Cluster, Problem, Slo, Space, Workload, cluster_file, figures::Column, models, slo::Reference},
+    scheduler::{Cluster, Problem, Slo, Space, Workload, cluster_file, figures::Column, public_models, slo::Reference},
 };
 use tsnode_protocol::{BytesPerSecond, Seconds, Tokens};
 use tsnode_simulator::{
@@ -57,7 +57,7 @@ fn popularity(services: usize, seed: u64) -> Vec<f64> {
 
 fn services(cluster: &Cluster, rates: &[f64]) -> Services {
     let problem = |(s, rate): (usize, &f64)| {
-        let model = models::by_name(MODELS[s % MODELS.len()]).expect("it is known");
+        let model = public_models::by_name(MODELS[s % MODELS.len()]).expect("it is known");
         let workload = Workload::named(WORKLOADS[s % WORKLOADS.len()]).expect("it is known");
         let workload = workload.within(Tokens(f64::from(model.shape.context)));
         let reference = Reference::a100(&model, Column::Vendor).expect("there are figures");

@@ -7,7 +7,7 @@ use std::time::Instant;
 use tsnode_coordinator::policy::routing::Asked;
 use tsnode_protocol::Seconds;
 use tsnode_simulator::{
-    cost::Table,
+    measured_cost::Table,
     provisioning::{
         Aim, Choice, Design, MixBudget, ProvisioningAnswer, Question,
         demand::{Demand, Drawn},

@@ -7,7 +7,7 @@ use tsnode_coordinator::{
     scheduler::{
         Workload,
         figures::{Column, shipped},
-        models,
+        public_models,
     },
 };
 use tsnode_protocol::{Seconds, SecondsPerToken};
@@ -55,7 +55,7 @@ impl Gpu {
     fn new(pair: Pair) -> Self {
         let gpu = shipped(Column::Vendor).remove(GPU).expect("it is known");
         let service = |(model, workload): (&str, &str)| {
-            (models::by_name(model).expect("it is known"), Workload::named(workload).expect("it is known"))
+            (public_models::by_name(model).expect("it is known"), Workload::named(workload).expect("it is known"))
         };
         Self(SharedGpu::new(&gpu, &pair.map(service)).expect("they fit"))
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use tsnode_coordinator::{replay::machines::Arrival, scheduler::Workload};
 use tsnode_simulator::{
-    cost::{CostLine, Table},
+    measured_cost::{CostLine, Table},
     splitwise::{Sizes, System, cluster},
     trace::{Arriving, drawn},
 };

@@ -3,7 +3,7 @@
 
 use super::{Placement, Services, SharingGroup, gpu_group::GpuGroup};
 use crate::{
-    cost::ServiceCosts,
+    measured_cost::ServiceCosts,
     policy::{
         doubling::{Doubling, ServiceProfile},
         least_loaded::ServiceHolder,
@@ -18,7 +18,7 @@ use tsnode_coordinator::{
         batching::{BatchLimits, ServiceNo},
         routing::MachineNo,
     },
-    replay::{cost::IterationCost, machines::Machine},
+    replay::{iteration_cost::IterationCost, machines::Machine},
     scheduler::{
         cost::StageEnds,
         parallel::{self, ParallelConfig},

@@ -15,7 +15,7 @@ use tsnode_coordinator::{
         batching::{Batch, Seen},
         routing::{Asked, MachineNo, Routing, RoutingDecision},
     },
-    replay::cost::IterationCost,
+    replay::iteration_cost::IterationCost,
 };
 use tsnode_protocol::Seconds;
 
@@ -265,7 +265,7 @@ impl Routing for PackingPolicy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cost::{CostLine, Table};
+    use crate::measured_cost::{CostLine, Table};
 
     /// A second for a thousand prompt tokens, 50 ms for a step, 64 or fewer answers.
     fn packing(machines: usize, capacity: u64, rules: PackingRules) -> PackingPolicy {

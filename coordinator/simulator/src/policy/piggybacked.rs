@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use tsnode_coordinator::{
     policy::batching::{Batch, Batching, Part, RequestNo, Seen, Task},
-    replay::cost::IterationCost,
+    replay::iteration_cost::IterationCost,
 };
 
 /// Whether answers run beside a prompt.
@@ -218,7 +218,7 @@ pub(super) fn ridden(cost: &dyn IterationCost, prompt: &Batch, both: &Batch, ste
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cost::{CostLine, Table};
+    use crate::measured_cost::{CostLine, Table};
     use tsnode_coordinator::policy::batching::{Answered, ServiceNo};
 
     fn task(request: u32, part: Part, tokens: u32) -> Task {

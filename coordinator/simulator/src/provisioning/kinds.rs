@@ -1,7 +1,7 @@
 //! Kinds of machines: what they cost, what power they must be given, and how fast they are.
 
 use crate::{
-    cost::Table,
+    measured_cost::Table,
     splitwise::{LIMITS, Sizes},
 };
 use serde::Serialize;
@@ -9,13 +9,13 @@ use std::fmt;
 use std::sync::Arc;
 use tsnode_coordinator::{
     policy::batching::BatchLimits,
-    replay::cost::IterationCost,
+    replay::iteration_cost::IterationCost,
     scheduler::{
         Cluster, InstanceId, Problem, Slo, Space, Workload,
         cluster::{ClusterLink, Instance, KindId},
         figures::DeviceFigures,
-        models::Model,
         parallel::{self, ParallelConfig},
+        public_models::Model,
         slo::Reference,
     },
 };

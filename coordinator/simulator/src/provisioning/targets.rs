@@ -4,7 +4,7 @@
 //! the simulation cannot change the verdict.
 
 use crate::{
-    cost::Table,
+    measured_cost::Table,
     percentile::Sorted,
     splitwise::{SHARES, TABLE_VI},
 };

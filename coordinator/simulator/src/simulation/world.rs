@@ -8,8 +8,8 @@ mod witness;
 mod words;
 
 use super::{
-    checks::InvariantChecks,
     chronicle::{Chronicle, Note},
+    invariants::InvariantChecks,
     memo::Memo,
     net::SimulatedNetwork,
     process::{Held, SimulatedProcess},

@@ -1,6 +1,6 @@
 //! What fetching takes off the plans of a search: the same as when one is held against the plan in force (`control/reload.rs`).
 
-use super::{NOISE, Scene};
+use super::{NOISE, SearchInput};
 use crate::{
     planner::fetching::{self, Fetch},
     scheduler::{
@@ -12,7 +12,7 @@ use crate::{
 use std::sync::Arc;
 use tsnode_protocol::{Group, Plan};
 
-impl Scene {
+impl SearchInput {
     /// The same while a plan is in force.
     pub(super) fn under(self, standing: Option<&Plan>) -> Self {
         let standing: Arc<[Group]> = standing.map_or_else(Vec::new, |plan| plan.groups.clone()).into();
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
     use crate::{
         gate::SplitChoice,
-        planner::live::scenes,
+        planner::live::inputs,
         sample,
         scheduler::{cluster::InstanceId, evaluate::Evaluation, moves::DeviceGroup},
     };
@@ -83,16 +83,16 @@ mod tests {
         let link = Link { to: HOSTS[1], latency: Seconds(0.01), bandwidth, path: PathKind::Direct };
         let first = Advert { links: vec![link], ..sample::advert(0) };
         let members = [(HOSTS[0], &first), (HOSTS[1], second)].into();
-        let scene = scenes(&members, SplitChoice::Auto).remove(0).under(standing);
+        let input = inputs(&members, SplitChoice::Auto).remove(0).under(standing);
         let of = |hosts: &[PeerId]| {
-            let place = |host: &PeerId| scene.places.iter().position(|(peer, _)| peer == host).unwrap();
+            let place = |host: &PeerId| input.places.iter().position(|(peer, _)| peer == host).unwrap();
             let part =
                 |host: &PeerId| DeviceGroup { members: vec![(InstanceId(place(host) as u32), 1)], phase: Phase::Mixed };
             Grouping::new(hosts.iter().map(part).collect())
         };
         let (grouping, runners_up) = (of(&HOSTS), vec![(of(&HOSTS[..1]), 0.0)]);
         let found = Found { grouping, evaluation: Evaluation::default(), runners_up, evaluations: 0 };
-        scene.soonest(found).grouping.parts.len()
+        input.soonest(found).grouping.parts.len()
     }
 
     #[test]

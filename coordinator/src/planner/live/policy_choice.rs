@@ -3,12 +3,12 @@
 //! another one is taken where it does clearly better. Where both are left to it, steps come first, by the routes of now, and routes are
 //! chosen by the steps of then: each choice is of one thing, and only ever for the better, so that none takes turns.
 
-use super::{BUSIEST, DevicePlace, REPLAYED, SEED, Scene, beside, profiles, scenes_under};
+use super::{BUSIEST, DevicePlace, REPLAYED, SEED, SearchInput, beside, inputs_under, profiles};
 use crate::{
     batcher::BatcherConfig,
     gate::SplitChoice,
     members::Members,
-    planner::spare,
+    planner::spare_routes,
     policy::{
         caps,
         choice::{Batches, Dispatch, MachineRoom},
@@ -61,10 +61,10 @@ pub fn choose(
     if models.is_empty() {
         return Vec::new();
     }
-    let scenes = beside(scenes_under(members, split, before), groups);
+    let inputs = beside(inputs_under(members, split, before), groups);
     let choices = |model: ModelId| {
-        let scenes = scenes.iter().filter(|scene| scene.card.id == model).collect();
-        let ground = Ground { members, split, scenes, groups, routes: spare::planned(routes) };
+        let inputs = inputs.iter().filter(|input| input.card.id == model).collect();
+        let ground = Ground { members, split, inputs, groups, routes: spare_routes::planned(routes) };
         ground.choices(model, &settings, before)
     };
     models.into_iter().take(limits::MODELS).flat_map(choices).collect()
@@ -99,7 +99,7 @@ struct Ground<'a> {
     members: &'a Members<'a>,
     split: SplitChoice,
     /// The model's alone.
-    scenes: Vec<&'a Scene>,
+    inputs: Vec<&'a SearchInput>,
     groups: &'a [Group],
     /// Those that shares take.
     routes: Vec<Route>,
@@ -129,10 +129,10 @@ impl Ground<'_> {
             return None;
         }
         let profile = traffic::together(model, self.members)?;
-        let carries: f64 = self.scenes.iter().map(|scene| scene.carries).sum();
+        let carries: f64 = self.inputs.iter().map(|input| input.carries).sum();
         // Where all are late, policies cannot be told apart.
         let rate = profile.rate.max(IDLEST * carries).min(BUSIEST * carries).min(MOST_STATED);
-        let problem = self.scenes.first()?.problem.at_rate(rate);
+        let problem = self.inputs.first()?.problem.at_rate(rate);
         let how = Replay { seed: SEED, requests: requests(&problem.workload.mean) };
         let replayed = |policy: &ChosenPolicy| {
             let by = by.with(*policy);
@@ -178,12 +178,12 @@ impl Ground<'_> {
 
     /// The groups as machines, of all regions.
     fn parts(&self, by: By) -> Option<ReplayPlan> {
-        let parts = self.scenes.iter().filter_map(|scene| self.parts_of(scene, by));
+        let parts = self.inputs.iter().filter_map(|input| self.parts_of(input, by));
         parts.reduce(|all, more| all.beside(more, 1.0))
     }
 
-    fn parts_of(&self, scene: &Scene, by: By) -> Option<ReplayPlan> {
-        let is_here = |g: &&Group| g.model == scene.card.id && g.stages.iter().all(|stage| scene.has(stage));
+    fn parts_of(&self, input: &SearchInput, by: By) -> Option<ReplayPlan> {
+        let is_here = |g: &&Group| g.model == input.card.id && g.stages.iter().all(|stage| input.has(stage));
         let groups: Vec<Group> = self.groups.iter().filter(is_here).cloned().collect();
         let place = |id: GroupId| groups.iter().position(|g| g.id == id);
         let share = |r: &Route| {
@@ -193,16 +193,16 @@ impl Ground<'_> {
         if shares.is_empty() {
             return None;
         }
-        let mut evaluator = Evaluator::new(&scene.problem);
-        let numbers = scene.shelve(&mut evaluator, &groups)?;
+        let mut evaluator = Evaluator::new(&input.problem);
+        let numbers = input.shelve(&mut evaluator, &groups)?;
         let mut plan = Evaluation { shares, ..Evaluation::default() };
         if by.route == RoutePolicy::Pools {
             let is_open = |s: &RouteShare| evaluator.way(numbers[s.prefill], numbers[s.decode]).is_open();
-            let spare = spare::beside(&groups, &self.routes, scene.card.id);
+            let spare = spare_routes::beside(&groups, &self.routes, input.card.id);
             plan.shares.extend(spare.iter().filter_map(share).filter(is_open));
         }
         let machine = |problem: &Problem, config: &ParallelConfig, room: MachineRoom| {
-            let batches = Batches::measured(self.profiles(scene, config).iter()).by(by.batch);
+            let batches = Batches::measured(self.profiles(input, config).iter()).by(by.batch);
             // As its leader's batcher has it.
             let places = BatcherConfig::default().max_running;
             let batching = batches.batching(MachineRoom { places, ..room });
@@ -212,10 +212,10 @@ impl Ground<'_> {
     }
 
     /// What was measured of a group's stages.
-    fn profiles(&self, scene: &Scene, config: &ParallelConfig) -> Vec<LayerProfile> {
-        let place = |stage: &parallel::ParallelStage| scene.places.get(stage.instance.0 as usize).copied();
+    fn profiles(&self, input: &SearchInput, config: &ParallelConfig) -> Vec<LayerProfile> {
+        let place = |stage: &parallel::ParallelStage| input.places.get(stage.instance.0 as usize).copied();
         let places: Vec<DevicePlace> = config.stages.iter().filter_map(place).collect();
-        profiles(&places, self.members, scene.card.id).copied().collect()
+        profiles(&places, self.members, input.card.id).copied().collect()
     }
 }
 

@@ -8,7 +8,7 @@
 //! take for a part u is slower by 1/(1 − u). So models that share all devices, or divide them, are valued alike: by the requests
 //! that are in time.
 
-use super::{DevicePlace, ModelPlan, Scene, WeightRoom};
+use super::{DevicePlace, ModelPlan, SearchInput, WeightRoom};
 use crate::{
     cards,
     members::Members,
@@ -38,23 +38,23 @@ pub(super) struct DeviceTime(BTreeMap<DevicePlace, BTreeMap<ModelId, f64>>);
 
 impl DeviceTime {
     /// By models that have these devices: each loads its own alike.
-    fn by(scenes: &[Scene], has: &Deal) -> Self {
+    fn by(inputs: &[SearchInput], has: &Deal) -> Self {
         let mut taken: BTreeMap<DevicePlace, BTreeMap<ModelId, f64>> = BTreeMap::new();
-        for scene in scenes {
-            let model = scene.card.id;
+        for input in inputs {
+            let model = input.card.id;
             let held =
-                || scene.places.iter().zip(&scene.power).filter(move |(place, _)| has.contains(&(model, **place)));
-            let part = held().map(|(_, power)| power).sum::<f64>() / scene.power.iter().sum::<f64>();
+                || input.places.iter().zip(&input.power).filter(move |(place, _)| has.contains(&(model, **place)));
+            let part = held().map(|(_, power)| power).sum::<f64>() / input.power.iter().sum::<f64>();
             for (place, _) in held() {
-                taken.entry(*place).or_default().insert(model, scene.problem.rate / (scene.carries * part));
+                taken.entry(*place).or_default().insert(model, input.problem.rate / (input.carries * part));
             }
         }
         Self(taken)
     }
 
     /// By the groups of a plan.
-    pub fn by_groups(scenes: &[Scene], groups: &[Group]) -> Self {
-        Self::by(scenes, &dealt(groups))
+    pub fn by_groups(inputs: &[SearchInput], groups: &[Group]) -> Self {
+        Self::by(inputs, &dealt(groups))
     }
 
     /// What others than this model take of a device.
@@ -69,7 +69,7 @@ fn dealt(groups: &[Group]) -> Deal {
     groups.iter().flat_map(|g| g.stages.iter().map(|s| (g.model, (s.peer, s.device)))).collect()
 }
 
-impl Scene {
+impl SearchInput {
     /// The same where others take that part of its devices' time.
     pub(super) fn beside_others(&self, taken: &DeviceTime) -> Self {
         let slower = |i: InstanceId| {
@@ -109,23 +109,23 @@ impl Scene {
 
 /// What a plan's groups are worth: their models' values, each alike. A model that nobody serves takes away what it could be
 /// worth: late is better than not at all.
-pub(super) fn worth(scenes: &[Scene], groups: &[Group]) -> f64 {
-    let taken = DeviceTime::by_groups(scenes, groups);
-    let value = |scene: &Scene| {
-        let here = |g: &&Group| g.model == scene.card.id && g.stages.iter().all(|s| scene.has(s));
+pub(super) fn worth(inputs: &[SearchInput], groups: &[Group]) -> f64 {
+    let taken = DeviceTime::by_groups(inputs, groups);
+    let value = |input: &SearchInput| {
+        let here = |g: &&Group| g.model == input.card.id && g.stages.iter().all(|s| input.has(s));
         let here: Vec<Group> = groups.iter().filter(here).cloned().collect();
-        if here.is_empty() { 0.0 } else { scene.share * scene.beside_others(&taken).value(&here) }
+        if here.is_empty() { 0.0 } else { input.share * input.beside_others(&taken).value(&here) }
     };
-    let models: BTreeMap<ModelId, Option<f64>> = scenes.iter().map(|s| (s.card.id, s.without)).collect();
+    let models: BTreeMap<ModelId, Option<f64>> = inputs.iter().map(|s| (s.card.id, s.without)).collect();
     let unserved = models.into_iter().filter(|(model, _)| groups.iter().all(|g| g.model != *model));
-    without(scenes.iter().map(value).sum(), unserved.map(|(_, without)| without)).max(0.0)
+    without(inputs.iter().map(value).sum(), unserved.map(|(_, without)| without)).max(0.0)
 }
 
 /// The same when what hosts have to fetch for it is counted.
-fn delayed(scenes: &[Scene], groups: &[Group]) -> f64 {
-    let worth_of = |groups: &[Group]| worth(scenes, groups);
-    let Some(scene) = scenes.first().filter(|scene| scene.holdings.is_some()) else { return worth_of(groups) };
-    fetching::delayed(worth_of(groups), worth_of(&scene.standing), fetching::takes(&scene.fetches(groups)))
+fn delayed(inputs: &[SearchInput], groups: &[Group]) -> f64 {
+    let worth_of = |groups: &[Group]| worth(inputs, groups);
+    let Some(input) = inputs.first().filter(|input| input.holdings.is_some()) else { return worth_of(groups) };
+    fetching::delayed(worth_of(groups), worth_of(&input.standing), fetching::takes(&input.fetches(groups)))
 }
 
 /// What is left of models' values where nobody serves some others.
@@ -134,42 +134,42 @@ fn without(sum: f64, unserved: impl Iterator<Item = Option<f64>>) -> f64 {
 }
 
 /// Plans for all models. Where devices can serve several of them, which ones are for which is searched first.
-pub(super) fn planned(scenes: Vec<Scene>) -> Vec<(Scene, ModelPlan)> {
-    let able = able(&scenes);
+pub(super) fn planned(inputs: Vec<SearchInput>) -> Vec<(SearchInput, ModelPlan)> {
+    let able = able(&inputs);
     if able.values().all(|models| models.len() < 2) {
-        return scenes.into_iter().map(|scene| (scene.plan(), scene)).map(|(part, scene)| (scene, part)).collect();
+        return inputs.into_iter().map(|input| (input.plan(), input)).map(|(part, input)| (input, part)).collect();
     }
     let on_deal = |deal: &Deal| -> Vec<ModelPlan> {
-        let taken = DeviceTime::by(&scenes, deal);
-        scenes.iter().map(|s| s.beside_others(&taken).on(deal).map_or_else(ModelPlan::default, |s| s.plan())).collect()
+        let taken = DeviceTime::by(&inputs, deal);
+        inputs.iter().map(|s| s.beside_others(&taken).on(deal).map_or_else(ModelPlan::default, |s| s.plan())).collect()
     };
     let of = |parts: Vec<ModelPlan>| {
         let groups: Vec<Group> = parts.iter().flat_map(|p| p.groups.clone()).collect();
-        (delayed(&scenes, &groups), parts)
+        (delayed(&inputs, &groups), parts)
     };
-    let all = finalists(&scenes, &able).into_iter().map(|deal| of(on_deal(&deal)));
+    let all = finalists(&inputs, &able).into_iter().map(|deal| of(on_deal(&deal)));
     let best = all.reduce(|best, other| if other.0 > best.0 { other } else { best });
-    scenes.into_iter().zip(best.map(|(_, parts)| parts).unwrap_or_default()).collect()
+    inputs.into_iter().zip(best.map(|(_, parts)| parts).unwrap_or_default()).collect()
 }
 
 /// Models by the devices that can serve them.
-fn able(scenes: &[Scene]) -> BTreeMap<DevicePlace, BTreeSet<ModelId>> {
+fn able(inputs: &[SearchInput]) -> BTreeMap<DevicePlace, BTreeSet<ModelId>> {
     let mut able: BTreeMap<DevicePlace, BTreeSet<ModelId>> = BTreeMap::new();
-    for scene in scenes {
-        scene.places.iter().for_each(|place| _ = able.entry(*place).or_default().insert(scene.card.id));
+    for input in inputs {
+        input.places.iter().for_each(|place| _ = able.entry(*place).or_default().insert(input.card.id));
     }
     able
 }
 
 /// The best dealings found: from all devices shared by all, but for those that do not hold all at once, and from each for one
 /// model, by small changes.
-fn finalists(scenes: &[Scene], able: &BTreeMap<DevicePlace, BTreeSet<ModelId>>) -> Vec<Deal> {
-    let kept = kept(scenes);
-    let mut alone = divided(scenes, able);
+fn finalists(inputs: &[SearchInput], able: &BTreeMap<DevicePlace, BTreeSet<ModelId>>) -> Vec<Deal> {
+    let kept = kept(inputs);
+    let mut alone = divided(inputs, able);
     alone.extend(&kept);
     let mut shared: Deal = able.iter().flat_map(|(place, models)| models.iter().map(|m| (*m, *place))).collect();
     for place in able.keys() {
-        if !fits_at(scenes, &shared, place) {
+        if !fits_at(inputs, &shared, place) {
             shared.retain(|(model, at)| at != place || alone.contains(&(*model, *at)));
         }
     }
@@ -178,13 +178,13 @@ fn finalists(scenes: &[Scene], able: &BTreeMap<DevicePlace, BTreeSet<ModelId>>) 
     let mut found: Vec<(f64, Deal)> = Vec::new();
     let alone = Some(alone).filter(|alone| *alone != shared);
     for start in [Some(shared.clone()), alone].into_iter().flatten() {
-        let (value, deal) = improved(scenes, (able, &kept), start, &mut looks);
+        let (value, deal) = improved(inputs, (able, &kept), start, &mut looks);
         if found.iter().all(|(_, other)| *other != deal) {
             found.push((value, deal));
         }
     }
     if found.iter().all(|(_, deal)| *deal != shared) {
-        found.push((guess(scenes, &shared), shared));
+        found.push((guess(inputs, &shared), shared));
     }
     found.sort_by(|a, b| b.0.total_cmp(&a.0));
     found.truncate(FINALISTS);
@@ -194,23 +194,23 @@ fn finalists(scenes: &[Scene], able: &BTreeMap<DevicePlace, BTreeSet<ModelId>>) 
 }
 
 /// Whether a device has memory for all models that it is for.
-fn fits_at(scenes: &[Scene], deal: &Deal, place: &DevicePlace) -> bool {
+fn fits_at(inputs: &[SearchInput], deal: &Deal, place: &DevicePlace) -> bool {
     let mut models = BTreeSet::new();
-    let dealt = scenes.iter().filter(|s| deal.contains(&(s.card.id, *place)) && models.insert(s.card.id));
+    let dealt = inputs.iter().filter(|s| deal.contains(&(s.card.id, *place)) && models.insert(s.card.id));
     let sum = |(need, most): (u64, u64), room: &WeightRoom| (need.saturating_add(room.need), most.min(room.most));
     let (need, most) = dealt.filter_map(|s| s.rooms.get(place)).fold((0, u64::MAX), sum);
     need <= most
 }
 
 /// Each device for one model: the most able first, to the model that has least of what it could use.
-fn divided(scenes: &[Scene], able: &BTreeMap<DevicePlace, BTreeSet<ModelId>>) -> Deal {
+fn divided(inputs: &[SearchInput], able: &BTreeMap<DevicePlace, BTreeSet<ModelId>>) -> Deal {
     // What a device is to a model: its part of all that the model could use.
     let part = |model: ModelId, place: &DevicePlace| {
-        let of = |scene: &Scene| {
-            let at = scene.places.iter().position(|p| p == place)?;
-            Some(scene.share * scene.power[at] / scene.power.iter().sum::<f64>())
+        let of = |input: &SearchInput| {
+            let at = input.places.iter().position(|p| p == place)?;
+            Some(input.share * input.power[at] / input.power.iter().sum::<f64>())
         };
-        scenes.iter().filter(|s| s.card.id == model).find_map(of).unwrap_or(0.0)
+        inputs.iter().filter(|s| s.card.id == model).find_map(of).unwrap_or(0.0)
     };
     let most = |(place, models): &(&DevicePlace, &BTreeSet<ModelId>)| {
         models.iter().map(|m| part(*m, place)).fold(0.0, f64::max)
@@ -231,22 +231,22 @@ fn divided(scenes: &[Scene], able: &BTreeMap<DevicePlace, BTreeSet<ModelId>>) ->
 }
 
 /// Devices that keep a model in memory, whatever else is dealt to them.
-fn kept(scenes: &[Scene]) -> Deal {
-    let of = |scene: &Scene| {
-        let stays = |place: &&DevicePlace| scene.rooms.get(*place).is_some_and(|room| room.is_kept);
-        scene.places.iter().filter(stays).map(|place| (scene.card.id, *place)).collect::<Vec<_>>()
+fn kept(inputs: &[SearchInput]) -> Deal {
+    let of = |input: &SearchInput| {
+        let stays = |place: &&DevicePlace| input.rooms.get(*place).is_some_and(|room| room.is_kept);
+        input.places.iter().filter(stays).map(|place| (input.card.id, *place)).collect::<Vec<_>>()
     };
-    scenes.iter().flat_map(of).collect()
+    inputs.iter().flat_map(of).collect()
 }
 
 /// A dealing, made better device by device as long as that is seen to help. What is kept stays.
 fn improved(
-    scenes: &[Scene],
+    inputs: &[SearchInput],
     (able, kept): (&BTreeMap<DevicePlace, BTreeSet<ModelId>>, &Deal),
     mut deal: Deal,
     looks: &mut usize,
 ) -> (f64, Deal) {
-    let mut value = guess(scenes, &deal);
+    let mut value = guess(inputs, &deal);
     for _ in 0..ROUNDS {
         let before = value;
         for (place, models) in able.iter().filter(|(_, models)| models.len() > 1) {
@@ -258,15 +258,15 @@ fn improved(
                 let mut other = deal.clone();
                 if !other.remove(&(*model, *place)) {
                     other.insert((*model, *place));
-                    if !fits_at(scenes, &other, place) {
+                    if !fits_at(inputs, &other, place) {
                         // It comes instead of those that are there.
                         other.retain(|dealt| dealt.1 != *place || dealt.0 == *model || kept.contains(dealt));
                     }
                 }
-                if !fits_at(scenes, &other, place) {
+                if !fits_at(inputs, &other, place) {
                     continue;
                 }
-                let worth = guess(scenes, &other);
+                let worth = guess(inputs, &other);
                 if worth > value {
                     (value, deal) = (worth, other);
                 }
@@ -280,13 +280,13 @@ fn improved(
 }
 
 /// What a dealing is worth before anything is searched in it.
-fn guess(scenes: &[Scene], deal: &Deal) -> f64 {
-    let taken = DeviceTime::by(scenes, deal);
-    let (mut sum, mut unserved) = (0.0, scenes.iter().map(|s| (s.card.id, s.without)).collect::<BTreeMap<_, _>>());
-    for scene in scenes {
-        if let Some(value) = scene.beside_others(&taken).on(deal).and_then(|s| s.guess()) {
-            sum += scene.share * value;
-            unserved.remove(&scene.card.id);
+fn guess(inputs: &[SearchInput], deal: &Deal) -> f64 {
+    let taken = DeviceTime::by(inputs, deal);
+    let (mut sum, mut unserved) = (0.0, inputs.iter().map(|s| (s.card.id, s.without)).collect::<BTreeMap<_, _>>());
+    for input in inputs {
+        if let Some(value) = input.beside_others(&taken).on(deal).and_then(|s| s.guess()) {
+            sum += input.share * value;
+            unserved.remove(&input.card.id);
         }
     }
     without(sum, unserved.into_values())
@@ -315,6 +315,7 @@ impl Fair {
 pub(super) fn lent<'a>(
     members: &'a Members<'_>,
 ) -> impl Iterator<Item = (&'a tsnode_protocol::ModelCard, Vec<DevicePlace>)> {
+    let all_agreed = cards::all_agreed(members.values().copied());
     let mut by_model: BTreeMap<ModelId, (&tsnode_protocol::ModelCard, Vec<DevicePlace>)> = BTreeMap::new();
     for (peer, advert) in members {
         for card in &advert.models {
@@ -322,9 +323,19 @@ pub(super) fn lent<'a>(
                 d.flops.0 > 0.0 && d.bandwidth.0 > 0.0 && d.served(card.id).is_some_and(|s| s.memory_bytes > 0)
             };
             let places = advert.devices.iter().enumerate().filter(|(_, d)| able(d)).map(|(n, _)| (*peer, n as u16));
-            let agreed = || cards::agreed(card.id, members.values().copied()).unwrap_or(card);
+            let agreed = || all_agreed.get(&card.id).copied().unwrap_or(card);
             by_model.entry(card.id).or_insert_with(|| (agreed(), Vec::new())).1.extend(places);
         }
     }
     by_model.into_values().filter(|(_, places)| !places.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_that_somebody_made_up_are_looked_at_once() {
+        assert!(cards::made_up::is_seen_once(|members| lent(members).count()));
+    }
 }

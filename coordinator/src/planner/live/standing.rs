@@ -1,15 +1,15 @@
 //! What stands of a plan, its phases and routes made anew, alone or with newcomers beside it.
 
-use super::{BUSY, DevicePlace, FLIPS, ModelPlan, Scene, pace};
+use super::{BUSY, DevicePlace, FLIPS, ModelPlan, SearchInput, pace};
 use crate::scheduler::{
     cluster::InstanceId,
     evaluate::Evaluator,
-    light::{self, StandingGroup},
+    rescheduling::{self, StandingGroup},
 };
 use std::collections::BTreeSet;
 use tsnode_protocol::Group;
 
-impl Scene {
+impl SearchInput {
     /// The groups of a plan that lost none of their devices, with phases and routes made anew and nothing to load; `None`
     /// if none is left (ThunderServe §3.4).
     #[must_use]
@@ -51,9 +51,9 @@ impl Scene {
             let (places, power) =
                 idle.iter().map(|(i, _)| (self.places[i.0 as usize], self.power[i.0 as usize])).unzip();
             let problem = problem.at_rate(BUSY * carries);
-            Some(Scene { places, power, problem, carries, ..self.clone() })
+            Some(SearchInput { places, power, problem, carries, ..self.clone() })
         };
-        if idle.is_empty() { Vec::new() } else { alone().map_or_else(Vec::new, |scene| scene.plan().groups) }
+        if idle.is_empty() { Vec::new() } else { alone().map_or_else(Vec::new, |input| input.plan().groups) }
     }
 
     /// These groups, of which so many are new, with the phases that serve best.
@@ -65,7 +65,7 @@ impl Scene {
             .map(|n| evaluator.shelved(*n))
             .map(|s| StandingGroup { members: s.members.clone(), config: s.rated.config.clone(), phase: s.rated.phase })
             .collect();
-        let flipped = light::reschedule_within(&self.problem, &all, FLIPS / self.regions);
+        let flipped = rescheduling::reschedule_within(&self.problem, &all, FLIPS / self.regions);
         if flipped.evaluation.shares.is_empty() {
             return None;
         }

@@ -1,6 +1,6 @@
 //! Why a swarm's plan is what it is: the other plans of the same view, and what each loses.
 
-use super::{DevicePlace, Scene, scenes_under, sharing::DeviceTime};
+use super::{DevicePlace, SearchInput, inputs_under, sharing::DeviceTime};
 use crate::{
     gate::SplitChoice,
     members::Members,
@@ -54,12 +54,12 @@ pub struct SharedDevice {
 /// The adopted plan against what a search on this view finds: for each model, with the others' groups where they are.
 #[must_use]
 pub fn why(plan: &Plan, members: &Members<'_>, split: SplitChoice) -> Vec<Why> {
-    let scenes = scenes_under(members, split, &plan.chosen);
-    let taken = DeviceTime::by_groups(&scenes, &plan.groups);
-    scenes.iter().map(|scene| scene.beside_others(&taken).under(Some(plan)).why(plan, &taken)).collect()
+    let inputs = inputs_under(members, split, &plan.chosen);
+    let taken = DeviceTime::by_groups(&inputs, &plan.groups);
+    inputs.iter().map(|input| input.beside_others(&taken).under(Some(plan)).why(plan, &taken)).collect()
 }
 
-impl Scene {
+impl SearchInput {
     fn why(&self, plan: &Plan, taken: &DeviceTime) -> Why {
         let here = |g: &&Group| g.model == self.card.id && g.stages.iter().any(|s| self.has(s));
         let mut adopted: Vec<Group> = plan.groups.iter().filter(here).cloned().collect();

@@ -85,6 +85,17 @@ impl PageQuotas {
         sum(|member| member.quota).saturating_sub(sum(|member| member.used))
     }
 
+    /// Pages that a model may count on, of as many as its quota: what it does not use of that, which others give back, or what it may
+    /// take beyond of those that are free now, where that is more. Another's burst takes nothing of it.
+    #[must_use]
+    pub fn available(&self, now: Time, service: ServiceNo) -> u64 {
+        let Some(asking) = self.member(service) else { return 0 };
+        let nth = asking.standing(now).map_or(self.claims, |claim| claim.nth);
+        let left = self.others(service).map(|other| other.left_for(now, nth)).fold(0, u64::saturating_add);
+        let beyond = self.free().saturating_sub(left);
+        asking.quota.saturating_sub(asking.used).max(beyond).min(asking.quota)
+    }
+
     /// A model's sequences use so many pages now.
     pub fn uses(&mut self, service: ServiceNo, pages: u64) {
         if let Some(member) = self.members.get_mut(usize::from(service.0)) {
@@ -100,7 +111,7 @@ impl PageQuotas {
         let Some(nth) = self.claim(now, service, wanted) else { return false };
         let Some(asking) = self.member(service) else { return false };
         let after = asking.used.saturating_add(wanted);
-        let others = self.members.iter().enumerate().filter(|(n, _)| *n != usize::from(service.0)).map(|(_, m)| m);
+        let others = self.others(service);
         let left: u64 = if after <= asking.quota / FLOOR {
             0
         } else if after <= asking.quota {
@@ -121,6 +132,10 @@ impl PageQuotas {
 
     fn member(&self, service: ServiceNo) -> Option<&QuotaHolder> {
         self.members.get(usize::from(service.0))
+    }
+
+    fn others(&self, service: ServiceNo) -> impl Iterator<Item = &QuotaHolder> {
+        self.members.iter().enumerate().filter(move |(n, _)| *n != usize::from(service.0)).map(|(_, member)| member)
     }
 
     /// Makes a claim, or makes it again; which one it is. What asks for less than its model waits for already leaves that as it is.
@@ -214,6 +229,25 @@ mod tests {
         assert!(!device.takes(A, 1), "twenty are claimed still");
         device.now += STANDS;
         assert!(device.takes(A, 1), "whoever claimed them is gone");
+    }
+
+    #[test]
+    fn a_model_counts_on_its_quota_whatever_others_have_of_it_and_on_what_they_leave() {
+        let mut device = PageQuotas::new([40, 40]);
+        let now = Time::ZERO;
+        let counts = |device: &PageQuotas| [A, B].map(|who| device.available(now, who));
+        assert_eq!(counts(&device), [40, 40]);
+        // All but the other's floor: an idle model's group is not full for it.
+        device.uses(A, 70);
+        assert_eq!(counts(&device), [0, 40]);
+        device.uses(A, 50);
+        assert_eq!(counts(&device), [20, 40], "thirty are free, of which ten are the other's floor");
+        device.uses(B, 30);
+        assert_eq!(counts(&device), [0, 10]);
+        device.uses(A, 10);
+        assert_eq!(counts(&device), [40, 40], "beyond its quota it may have what nobody uses");
+        assert!(!device.asks(now, A, 50) && device.available(now, B) == 10, "but not what the other waits for");
+        assert_eq!(device.available(now, ServiceNo(7)), 0);
     }
 
     #[test]

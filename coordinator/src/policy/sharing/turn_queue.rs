@@ -3,12 +3,20 @@
 //! under every order. So the device is kept for its last user for a moment, where the order would have it go before all others who
 //! wait, and with it they are chosen from. Where it would not, or where nobody else waits, nothing is kept.
 //!
+//! Between its steps a model sets memory aside for those who come and gives back what others had: errands, which may be several
+//! before its next step. It is waited for after each of them as after the step, also where others computed meanwhile: or each of
+//! them would cost it a turn. Not for longer than a few moments in all, though: errands may also be those of requests whose KV comes
+//! for seconds, which bring no step.
+//!
 //! **What that costs.** A moment that others wait is time of the device, so who was passed over for long enough is first as soon as
-//! ever. A last user that leaves is not waited for, nor one whose turn was an errand, nor is anybody before errands. One that lets
-//! the moment pass, as a ring does that goes over other hosts, is not waited for after its next step, then after two, four, eight: a
-//! device with only such users idles for a ninth of a moment a step.
+//! ever. One that leaves is not waited for, nor one after an errand that came before its first step, nor is anybody before errands.
+//! One that lets the moment pass, as a ring does that goes over other hosts, is not waited for after its next step, then after two,
+//! four, eight: a device with only such users idles for a ninth of a moment a step.
 
-use super::arbiter::{Arbitration, DeviceWork};
+use super::{
+    arbiter::{Arbitration, DeviceWork},
+    device_use::{DeviceUse, ServiceUse},
+};
 use crate::{policy::batching::ServiceNo, time::Time};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,8 +25,12 @@ use std::{
 use tsnode_protocol::Seconds;
 
 /// For how long a device is kept. Between the end of a step and the asking for the next there are a batcher and the waking of three
-/// tasks of the same process: tenths of a millisecond. Steps that are worth ordering take many milliseconds.
-pub const GRACE: Duration = Duration::from_millis(1);
+/// tasks of the same process: of two busy models on one core of two 0.6 to 1.5 ms, as measured. One millisecond was too short for many
+/// of them, and each that comes too late costs the moment and a turn. Steps that are worth ordering take many milliseconds.
+pub const GRACE: Duration = Duration::from_millis(3);
+
+/// For how many moments a device is kept, at most, for one step and whatever errands come before it.
+const MOST_MOMENTS: u32 = 4;
 
 /// Turns after which nobody waits for one that has let moments pass, at most.
 const LONGEST_PAUSE: u8 = 8;
@@ -28,19 +40,18 @@ const LONGEST_PAUSE: u8 = 8;
 pub enum Next {
     /// It is this one's turn, until it is over.
     Turn(ServiceNo),
-    /// The device is kept for its last user until then, or until that asks or its requests leave.
+    /// The device is kept until then for one that may ask in a moment, or until that asks or its requests leave.
     Kept(Time),
     /// Nobody asks for the device.
     Nobody,
 }
 
-/// Who had the last turn.
+/// One that may ask for its next step in a moment.
 #[derive(Clone, Copy, Debug)]
-struct Last {
-    service: ServiceNo,
+struct Awaited {
     until: Time,
-    /// Since when others wait for it.
-    since: Option<Time>,
+    /// Others have waited for it.
+    kept: bool,
 }
 
 /// One that has let moments pass.
@@ -57,18 +68,34 @@ pub struct TurnQueue<R> {
     arbiter: Box<dyn Arbitration<R>>,
     grace: Duration,
     turn: Option<ServiceNo>,
-    /// Where it may be waited for.
-    last: Option<Last>,
+    /// Who may be waited for.
+    awaited: BTreeMap<ServiceNo, Awaited>,
+    /// Since when others wait for one of these.
+    kept_since: Option<Time>,
     /// Of those who asked, who asked for a step last.
     steps: BTreeSet<ServiceNo>,
+    /// Who is waited for between two steps, after errands, too; and for how long the device has been kept since the last step while
+    /// others waited for it.
+    between: BTreeMap<ServiceNo, Duration>,
     missed: BTreeMap<ServiceNo, MissedTurns>,
+    used: DeviceUse,
 }
 
 impl<R> TurnQueue<R> {
     /// Of an idle device.
     #[must_use]
     pub fn new(arbiter: Box<dyn Arbitration<R>>) -> Self {
-        Self { arbiter, grace: GRACE, turn: None, last: None, steps: BTreeSet::new(), missed: BTreeMap::new() }
+        Self {
+            arbiter,
+            grace: GRACE,
+            turn: None,
+            awaited: BTreeMap::new(),
+            kept_since: None,
+            steps: BTreeSet::new(),
+            between: BTreeMap::new(),
+            missed: BTreeMap::new(),
+            used: DeviceUse::default(),
+        }
     }
 
     /// The same that keeps the device for so long.
@@ -89,14 +116,14 @@ impl<R> TurnQueue<R> {
 
     /// A service asks for its turn; it asks for one at a time.
     pub fn asks(&mut self, now: Time, service: ServiceNo, work: DeviceWork<R>) {
-        let is_step = matches!(work, DeviceWork::Step(_));
-        if self.last.is_some_and(|last| last.service == service) {
-            let in_time = self.end_grace(now).is_some_and(|last| now <= last.until);
-            if in_time && is_step {
+        self.used.asks(now, service, &work);
+        self.end_keeping(now);
+        let is_in_time = self.awaited.remove(&service).is_some_and(|awaited| now <= awaited.until);
+        if matches!(work, DeviceWork::Step(_)) {
+            if is_in_time {
                 self.missed.remove(&service);
             }
-        }
-        if is_step {
+            self.between.remove(&service);
             self.steps.insert(service);
         } else {
             self.steps.remove(&service);
@@ -115,13 +142,12 @@ impl<R> TurnQueue<R> {
         if let Some(until) = self.kept_until(now) {
             return Next::Kept(until);
         }
-        let passed = |last: &Last| last.since.is_some() && now >= last.until;
-        if let Some(last) = self.end_grace(now).filter(passed) {
-            let missed = self.missed.entry(last.service).or_default();
-            missed.pause = (missed.pause * 2).clamp(1, LONGEST_PAUSE);
-            missed.left = missed.pause;
-        }
+        self.end_keeping(now);
+        self.let_pass(now);
         self.turn = self.arbiter.next();
+        if self.turn.is_some_and(|service| self.steps.contains(&service)) {
+            self.awaited.clear();
+        }
         self.turn.map_or(Next::Nobody, Next::Turn)
     }
 
@@ -129,18 +155,35 @@ impl<R> TurnQueue<R> {
     pub fn over(&mut self, now: Time, took: Seconds) {
         let Some(service) = self.turn.take() else { return };
         self.arbiter.over(took);
-        if !self.steps.contains(&service) {
-            self.last = None;
-            return;
+        self.used.over(now, service, took);
+        let is_waited_for = if self.steps.contains(&service) {
+            self.step_is_over(service)
+        } else {
+            self.between.get(&service).is_some_and(|kept| *kept < self.grace * MOST_MOMENTS)
+        };
+        if is_waited_for {
+            self.awaited.insert(service, Awaited { until: now + self.grace, kept: false });
         }
-        let is_waited_for = match self.missed.get_mut(&service) {
+    }
+
+    /// Whether one that has had a step is waited for until its next.
+    fn step_is_over(&mut self, service: ServiceNo) -> bool {
+        match self.missed.get_mut(&service) {
             Some(missed) if missed.left > 0 => {
                 missed.left -= 1;
                 false
             }
-            _ => true,
-        };
-        self.last = is_waited_for.then(|| Last { service, until: now + self.grace, since: None });
+            _ => {
+                self.between.insert(service, Duration::ZERO);
+                true
+            }
+        }
+    }
+
+    /// What a service has had of the device.
+    #[must_use]
+    pub fn used(&self, service: ServiceNo) -> ServiceUse {
+        self.used.of(service)
     }
 
     /// Whether it is nobody's turn.
@@ -155,22 +198,47 @@ impl<R> TurnQueue<R> {
         self.arbiter.waiting()
     }
 
-    /// Until when those who wait are to wait for the last user.
+    /// Until when those who wait are to wait for one that would go before them.
     fn kept_until(&mut self, now: Time) -> Option<Time> {
-        let last = self.last.as_mut().filter(|last| now < last.until)?;
-        if !self.arbiter.would_be_first(last.service) {
-            return None;
+        let mut kept: Option<Time> = None;
+        for (service, awaited) in &mut self.awaited {
+            if now < awaited.until && self.arbiter.would_be_first(*service) {
+                awaited.kept = true;
+                kept = Some(kept.map_or(awaited.until, |until| until.min(awaited.until)));
+            }
         }
-        last.since.get_or_insert(now);
-        Some(last.until)
+        if kept.is_some() {
+            self.kept_since.get_or_insert(now);
+        }
+        kept
     }
 
-    fn end_grace(&mut self, now: Time) -> Option<Last> {
-        let last = self.last.take()?;
-        if let Some(since) = last.since {
-            self.arbiter.kept(Seconds(now.saturating_sub(since).as_secs_f64()));
+    /// For how long others have waited is time of the device.
+    fn end_keeping(&mut self, now: Time) {
+        let Some(since) = self.kept_since.take() else { return };
+        let kept = now.saturating_sub(since);
+        self.arbiter.kept(Seconds(kept.as_secs_f64()));
+        for (service, _) in self.awaited.iter().filter(|(_, awaited)| awaited.kept) {
+            if let Some(so_far) = self.between.get_mut(service) {
+                *so_far += kept;
+            }
         }
-        Some(last)
+    }
+
+    /// Those who were waited for and have not asked in time are waited for less often, and not before their next step.
+    fn let_pass(&mut self, now: Time) {
+        let (missed, used, between) = (&mut self.missed, &mut self.used, &mut self.between);
+        self.awaited.retain(|service, awaited| {
+            let is_over = now >= awaited.until;
+            if is_over && awaited.kept {
+                used.passes(*service);
+                between.remove(service);
+                let missed = missed.entry(*service).or_default();
+                missed.pause = (missed.pause * 2).clamp(1, LONGEST_PAUSE);
+                missed.left = missed.pause;
+            }
+            !is_over
+        });
     }
 }
 
@@ -189,6 +257,9 @@ mod tests {
     const SECOND: ServiceNo = ServiceNo(1);
     const THIRD: ServiceNo = ServiceNo(2);
 
+    /// For how long these devices are kept.
+    const MOMENT: Duration = Duration::from_millis(1);
+
     fn at(us: u64) -> Time {
         Time::from_micros(us)
     }
@@ -200,7 +271,7 @@ mod tests {
     /// The first one's turn is over after a millisecond that took so long as the arbiter hears, and the second one waits. Each has
     /// a request, the first one's came first.
     fn after_a_turn(order: TurnOrder, took: Seconds) -> TurnQueue<u32> {
-        let mut queue = TurnQueue::new(order.arbiter());
+        let mut queue = TurnQueue::new(order.arbiter()).keeping(MOMENT);
         queue.enters(FIRST, 1, 0);
         queue.enters(SECOND, 2, 0);
         queue.asks(at(0), FIRST, step(1));
@@ -250,6 +321,7 @@ mod tests {
             }
         }
         assert_eq!(kept, [0, 2, 5, 10, 19, 28], "pauses of 1, 2, 4, 8, 8 turns");
+        assert_eq!([FIRST, SECOND].map(|service| queue.used(service).passed), [6, 0]);
     }
 
     #[test]
@@ -273,9 +345,38 @@ mod tests {
         assert_eq!(errand.next(at(1_100)), Next::Turn(THIRD), "errands go before steps");
     }
 
-    /// Nobody goes through a batcher after an errand: a row of them, as where KV comes or goes, leaves the others' steps their turns.
+    /// Memory that is set aside and given back between two steps costs nobody a turn.
     #[test]
-    fn nobody_is_waited_for_after_an_errand() {
+    fn who_has_errands_between_its_steps_is_waited_for() {
+        let short = Seconds(1e-5);
+        let mut queue = after_a_turn(TurnOrder::FirstCome, SHORT);
+        assert_eq!(queue.next(at(1_000)), Next::Kept(at(2_000)));
+        for us in [1_100, 1_300] {
+            queue.asks(at(us), FIRST, DeviceWork::Errand);
+            assert_eq!(queue.next(at(us)), Next::Turn(FIRST));
+            queue.over(at(us + 10), short);
+            assert_eq!(queue.next(at(us + 10)), Next::Kept(at(us + 1_010)));
+        }
+        queue.asks(at(1_500), FIRST, step(1));
+        assert_eq!(queue.next(at(1_500)), Next::Turn(FIRST));
+        assert_eq!((queue.used(FIRST).steps, queue.used(FIRST).errands), (1, 2), "the second is not over");
+
+        // Also where the other one computed meanwhile, which asks again sooner.
+        let mut queue = after_a_turn(TurnOrder::RoundRobin, SHORT);
+        assert_eq!(queue.next(at(1_000)), Next::Turn(SECOND));
+        queue.asks(at(1_100), FIRST, DeviceWork::Errand);
+        queue.over(at(2_000), SHORT);
+        assert_eq!(queue.next(at(2_000)), Next::Turn(FIRST));
+        queue.over(at(2_010), short);
+        queue.asks(at(2_100), SECOND, step(2));
+        assert_eq!(queue.next(at(2_100)), Next::Kept(at(3_010)));
+        queue.asks(at(2_200), FIRST, step(1));
+        assert_eq!(queue.next(at(2_200)), Next::Turn(FIRST));
+    }
+
+    /// A row of errands before a first step, as where KV comes, leaves the others' steps their turns.
+    #[test]
+    fn nobody_is_waited_for_after_an_errand_alone() {
         let mut queue = TurnQueue::new(TurnOrder::FirstCome.arbiter());
         queue.enters(FIRST, 1, 0);
         queue.enters(SECOND, 2, 0);
@@ -299,6 +400,34 @@ mod tests {
         queue.asks(at(3_300), SECOND, step(2));
         queue.over(at(4_200), SHORT);
         assert_eq!(queue.next(at(4_200)), Next::Turn(SECOND), "the first one is not waited for after its next step");
+        queue.asks(at(4_300), FIRST, DeviceWork::Errand);
+        queue.over(at(5_200), SHORT);
+        assert_eq!(queue.next(at(5_200)), Next::Turn(FIRST));
+        queue.over(at(5_300), SHORT);
+        queue.asks(at(5_400), SECOND, step(2));
+        assert_eq!(queue.next(at(5_400)), Next::Turn(SECOND), "nor after an errand behind that");
+    }
+
+    /// As of a model whose requests wait for KV that comes.
+    #[test]
+    fn errands_that_bring_no_step_keep_a_device_for_a_few_moments_at_most() {
+        let mut queue = after_a_turn(TurnOrder::FirstCome, SHORT);
+        let (mut now, mut errands) = (1_000, 0);
+        while matches!(queue.next(at(now)), Next::Kept(_)) {
+            now += 900;
+            queue.asks(at(now), FIRST, DeviceWork::Errand);
+            assert_eq!(queue.next(at(now)), Next::Turn(FIRST));
+            queue.over(at(now), Seconds(0.0));
+            errands += 1;
+        }
+        assert_eq!((errands, queue.next(at(now))), (5, Next::Turn(SECOND)), "after four moments and a half");
+        // Its next step is waited for as ever.
+        queue.asks(at(now), FIRST, step(1));
+        queue.over(at(now + 1_000), SHORT);
+        assert_eq!(queue.next(at(now + 1_000)), Next::Turn(FIRST));
+        queue.asks(at(now + 1_000), SECOND, step(2));
+        queue.over(at(now + 2_000), SHORT);
+        assert_eq!(queue.next(at(now + 2_000)), Next::Kept(at(now + 3_000)));
     }
 
     #[test]
@@ -328,7 +457,7 @@ mod tests {
     /// The longest that a step waited for its turn, and may have (s).
     fn longest_wait(order: TurnOrder, rng: &mut Rng) -> (f64, f64) {
         let models = 2 + rng.below(4) as u16;
-        let (longest, later) = (0.02 * rng.unit(), 0.003 * rng.unit());
+        let (longest, later) = (0.02 * rng.unit(), 3.0 * GRACE.as_secs_f64() * rng.unit());
         let mut queue = TurnQueue::new(order.arbiter());
         // When who asks, since when who waits, and who computes from when until when.
         let mut asks: BTreeMap<ServiceNo, Time> = (0..models).map(|n| (ServiceNo(n), Time::ZERO)).collect();

@@ -69,7 +69,7 @@ mod tests {
             routing::{Asked, Routing, RoutingDecision},
         },
         replay::{
-            cost::IterationCost,
+            iteration_cost::IterationCost,
             machines::{Alike, Arrival, Machine},
         },
     };

@@ -61,10 +61,39 @@ __device__ __forceinline__ void copy_16_async(void *shared, const void *global, 
     int bytes = real ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
 }
+// The same of what is read once, piece after piece: the second-level cache fetches what lies beside it.
+__device__ __forceinline__ void stream_16_async(void *shared, const void *global, bool real) {
+    u32 to = (u32)__cvta_generic_to_shared(shared);
+    int bytes = real ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
+}
+// Of four bytes, that lie where sixteen do not.
+__device__ __forceinline__ void copy_4_async(void *shared, const void *global, bool real) {
+    u32 to = (u32)__cvta_generic_to_shared(shared);
+    int bytes = real ? 4 : 0;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
+}
 __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most `LEFT` committed groups are under way.
 template <int LEFT> __device__ __forceinline__ void copies_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+// Launches of a step overlap on GPUs that can (`driver_api/overlap.rs` says when and by which rule): a kernel is begun once
+// all blocks of the one before have said `let_next_begin` or are done, and may until `wait_for_others` do what depends on nothing
+// that any kernel writes: ask for weights. Machine code for older GPUs, and the PTX, have neither, and are launched as ever.
+// A kernel lets the next begin only when it has waited itself: otherwise blocks of several kernels to come take the places that
+// the first processors have free, and lie unevenly over the GPU when their turn comes (`docs/design/gpus.md`).
+__device__ __forceinline__ void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+// All that kernels before this one wrote is there, and nothing of them reads any more what this one writes.
+__device__ __forceinline__ void wait_for_others() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 // Four 8 x 8 matrices of 16-bit numbers: lane l has the address of row l % 8 of matrix l / 8.
@@ -91,10 +120,41 @@ template <bool BRAIN> __device__ __forceinline__ void multiply_16x8x16(float (&c
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
     }
 }
+
+// The same of bytes with signs, sums in whole numbers: 16 x 32 times 32 x 8, and 16 x 16 times 16 x 8.
+__device__ __forceinline__ void multiply_16x8x32(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void multiply_16x8x16_bytes(int (&c)[4], const u32 (&a)[2], u32 b) {
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b));
+}
+
+// Byte `i` of a word; and the same four times.
+__device__ __forceinline__ int byte_at(u32 word, int i) {
+    int out;
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(out) : "r"(word), "r"(0x4440 + i));
+    return out;
+}
+__device__ __forceinline__ u32 four_times(u32 word, int i) {
+    u32 out;
+    asm("prmt.b32 %0, %1, %1, %2;" : "=r"(out) : "r"(word), "r"(i * 0x1111));
+    return out;
+}
 #endif
 
 #define DEVICE __device__ __forceinline__
 #define ALL_LANES 0xffffffffu
+
+// How a kernel begins that has nothing to do before others are done. In a file that `jit/sources.rs` lists as waiting all kernels
+// have this, or the two apart, in each thread and before anything else is read or written.
+DEVICE void after_others() {
+    wait_for_others();
+    let_next_begin();
+}
 
 // How numbers are stored; the host's `Kind` has the same numbers. The last two are rows rounded to 8 bits: see `rounded.cuh`.
 enum Kind { F32 = 0, F16 = 1, BF16 = 2, ROUNDED_32 = 3, ROUNDED_256 = 4 };
@@ -158,11 +218,10 @@ DEVICE int warp_most(int x) {
     return out;
 #endif
 }
-// Over a block of up to 1,024 threads; every thread gets the sum. `few` is shared memory of 32 numbers.
+// Over a block of up to 1,024 threads; every thread gets the sum. `few` is shared memory of 32 numbers that nothing else is in.
 DEVICE float block_sum(float x, float *few) {
     u32 lane = threadIdx.x % 32;
     x = warp_sum(x);
-    __syncthreads();
     if (lane == 0) few[threadIdx.x / 32] = x;
     __syncthreads();
     return warp_sum(lane < (blockDim.x + 31) / 32 ? few[lane] : 0.f);

@@ -14,8 +14,12 @@
 
 #define TSNODE_EMULATOR
 #include "common.cuh"
+#include "few.cuh"
 #include "forms.cuh"
+#include "many.cuh"
 #include "pages.cuh"
+#include "rope.cuh"
+#include "rounded.cuh"
 
 Place threadIdx, blockIdx, blockDim, gridDim;
 
@@ -43,11 +47,11 @@ tsnode_switch:
 namespace emulator {
 constexpr size_t STACK = 64 << 10, SLOT = 64;
 
-struct Copy { void *to; const void *from; bool real; };
+struct Copy { void *to; const void *from; int bytes; bool real; };
 struct Fiber {
     void *stack_pointer;
     unsigned char *stack;
-    bool done;
+    bool done, waited;
     unsigned long barriers;
     std::vector<Copy> open;
     std::vector<std::vector<Copy>> committed;
@@ -61,7 +65,8 @@ struct Warp {
 static std::vector<Fiber> fibers;
 static std::vector<Warp> warps;
 static void *scheduler;
-static unsigned running, arrived, alive;
+static unsigned running, arrived, alive, waiting;
+bool must_wait;
 static unsigned long barriers;
 static std::vector<unsigned char> shared_memory;
 static Call kernel;
@@ -111,7 +116,9 @@ const unsigned char *exchange(const void *value, size_t bytes) {
     return slots;
 }
 
-void copy_later(void *to, const void *from, bool real) { fibers[running].open.push_back({to, from, real}); }
+void copy_later(void *to, const void *from, int bytes, bool real) {
+    fibers[running].open.push_back({to, from, bytes, real});
+}
 void commit() {
     Fiber &fiber = fibers[running];
     fiber.committed.push_back(std::move(fiber.open));
@@ -121,17 +128,24 @@ void wait(int left) {
     auto &committed = fibers[running].committed;
     while ((int)committed.size() > left) {
         for (const Copy &copy : committed.front()) {
-            if (((uintptr_t)copy.to | (uintptr_t)copy.from) % 16) fail("a copy of 16 bytes out of place");
-            if (copy.real) std::memcpy(copy.to, copy.from, 16);
-            else std::memset(copy.to, 0, 16);
+            if (((uintptr_t)copy.to | (uintptr_t)copy.from) % copy.bytes) fail("a copy out of place");
+            if (copy.real) std::memcpy(copy.to, copy.from, copy.bytes);
+            else std::memset(copy.to, 0, copy.bytes);
         }
         committed.erase(committed.begin());
     }
 }
 
+void waited() {
+    if (fibers[running].waited) fail("a second wait for the kernels before");
+    fibers[running].waited = true;
+    waiting++;
+}
+
 static void enter() {
     kernel(arguments);
     Fiber &fiber = fibers[running];
+    if (must_wait && !fiber.waited) fail("a thread that does not wait for the kernels before");
     if (!fiber.open.empty()) fail("a copy that nobody committed");
     fiber.done = true;
     alive--;
@@ -150,7 +164,7 @@ static void start(Fiber &fiber) {
     *--top = (void *)enter;
     for (int i = 0; i < 6; i++) *--top = nullptr;
     fiber.stack_pointer = top;
-    fiber.done = false;
+    fiber.done = fiber.waited = false;
     fiber.committed.clear();
 }
 
@@ -160,7 +174,7 @@ static void run_block(size_t shared_bytes) {
     shared_memory.assign(shared_bytes + 64, 0xCD);
     unsigned char *end = shared() + shared_bytes;
     alive = threads;
-    arrived = 0;
+    arrived = waiting = 0;
     for (Warp &warp : warps) warp = Warp{};
     for (Fiber &fiber : fibers) start(fiber);
     unsigned idle = 0;
@@ -182,6 +196,7 @@ static void run_block(size_t shared_bytes) {
         idle = before == after ? idle + 1 : 0;
         if (idle > 3) fail("threads wait for each other for ever");
     }
+    if (waiting && waiting < threads) fail("some threads wait for the kernels before, others do not");
     for (unsigned char *at = end; at < end + 16; at++)
         if (*at != 0xCD) fail("shared memory written past its end");
 }
@@ -217,12 +232,15 @@ int tsnode_launch(const char *name, const unsigned *grid, const unsigned *block,
         fibers.pop_back();
     }
     warps.resize((block[0] + 31) / 32);
-    for (unsigned z = 0; z < grid[2]; z++)
-        for (unsigned y = 0; y < grid[1]; y++)
-            for (unsigned x = 0; x < grid[0]; x++) {
-                blockIdx = {x, y, z};
-                run_block(shared_bytes);
-            }
+    // Every other launch has its blocks run from the last to the first: no card has an order of them.
+    static bool backwards = false;
+    backwards = !backwards;
+    size_t blocks = (size_t)grid[0] * grid[1] * grid[2];
+    for (size_t turn = 0; turn < blocks; turn++) {
+        size_t block = backwards ? blocks - 1 - turn : turn;
+        blockIdx = {(unsigned)(block % grid[0]), (unsigned)(block / grid[0] % grid[1]), (unsigned)(block / grid[0] / grid[1])};
+        run_block(shared_bytes);
+    }
     sigaction(SIGSEGV, &before, nullptr);
     return 1;
 }
@@ -251,8 +269,14 @@ namespace in_rows {
 namespace in_few {
 #include "few.cu"
 }
+namespace in_experts {
+#include "experts.cu"
+}
 namespace in_many {
 #include "many.cu"
+}
+namespace in_mmq {
+#include "mmq.cu"
 }
 namespace in_attend {
 #include "attend.cu"

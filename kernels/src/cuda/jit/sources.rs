@@ -22,16 +22,42 @@ macro_rules! file {
 }
 
 /// All of them.
-pub(crate) const FILES: [KernelFile; 7] =
-    [file!("attend"), file!("choose"), file!("chunk"), file!("few"), file!("many"), file!("rows"), file!("tiles")];
+pub(crate) const FILES: [KernelFile; 9] = [
+    file!("attend"),
+    file!("choose"),
+    file!("chunk"),
+    file!("experts"),
+    file!("few"),
+    file!("many"),
+    file!("mmq"),
+    file!("rows"),
+    file!("tiles"),
+];
 
 /// What they include, by name. They include nothing else, so that a compiler needs no headers of CUDA's.
-pub(crate) const HEADERS: [(&str, &str); 4] = [
+pub(crate) const HEADERS: [(&str, &str); 12] = [
     ("common.cuh", include_str!("../device/common.cuh")),
+    ("few.cuh", include_str!("../device/few.cuh")),
     ("forms.cuh", include_str!("../device/forms.cuh")),
+    ("four_bits.cuh", include_str!("../device/four_bits.cuh")),
+    ("four_keys.cuh", include_str!("../device/four_keys.cuh")),
+    ("four_values.cuh", include_str!("../device/four_values.cuh")),
+    ("many.cuh", include_str!("../device/many.cuh")),
+    ("mmq.cuh", include_str!("../device/mmq.cuh")),
+    ("packed.cuh", include_str!("../device/packed.cuh")),
     ("pages.cuh", include_str!("../device/pages.cuh")),
+    ("rope.cuh", include_str!("../device/rope.cuh")),
     ("rounded.cuh", include_str!("../device/rounded.cuh")),
 ];
+
+/// Files whose kernels all wait for those before them, as code for [`WAITS_FROM`] (`common.cuh`: `after_others`): only they may
+/// be launched before what they need is there.
+///
+/// Attention waits too and is not named: its blocks are few and small or many and long, and many that begin early share
+/// processors unevenly (on an H200, two for each processor took 1.5 times as long).
+pub(crate) const WAITING: [&str; 3] = ["few", "mmq", "rows"];
+/// Architecture from which they do.
+pub(crate) const WAITS_FROM: u32 = 90;
 
 /// How they are compiled, whatever for; `scripts/cuda_kernels.py` says the same.
 pub(crate) const OPTIONS: [&str; 3] = ["--std=c++17", "--fmad=false", "--device-as-default-execution-space"];

@@ -1,12 +1,12 @@
 //! A layer on a GPU: its weights there, and its parts as launches.
 
-use super::{GpuLinear, GpuNorm, GpuScratch};
+use super::{GpuLinear, GpuNorm, GpuScratch, experts::GpuExperts};
 use crate::{
     config::Activation,
     cuda::{
         columns::Columns,
         machine::{Arg, GpuError, GpuMemory, Launch, Machine},
-        ops::{GpuRows, Kind, Ops},
+        ops::{GpuRows, Kind, NOT_TURNED, Ops},
         step::Step,
         weights::size,
     },
@@ -26,11 +26,16 @@ pub(super) struct GpuLayer {
     attention_norm: GpuNorm,
     inputs: GpuLinear,
     head_norms: Option<[GpuNorm; 2]>,
+    /// Of all heads together.
+    row_norms: Option<[GpuNorm; 2]>,
     output: GpuLinear,
     attention_post_norm: Option<GpuNorm>,
     mlp_norm: GpuNorm,
+    /// Of the MLP, or of the expert that all rows pass; of none where there is neither.
     gate_up: GpuLinear,
     down: GpuLinear,
+    /// What is added to that.
+    experts: Option<Box<GpuExperts>>,
     mlp_post_norm: Option<GpuNorm>,
     gelu: bool,
     look: AttentionParams,
@@ -58,10 +63,11 @@ impl GpuLayer {
     pub fn load(machine: &Arc<dyn Machine>, layer: &LayerOutline<'_>) -> Result<Self, GpuError> {
         let norm = |norm: NormOutline<'_>| GpuNorm::load(machine, norm);
         let LayerOutline { attention, mlp, .. } = layer;
-        let MlpOutline::Gated(mlp) = mlp else {
-            return Err(GpuError::experts());
+        let (mlp, experts) = match mlp {
+            MlpOutline::Gated(mlp) => (Some(mlp), None),
+            MlpOutline::Experts(experts) => (experts.shared.as_ref().map(|shared| &shared.mlp), Some(experts)),
         };
-        if !matches!(mlp.activation, Activation::Silu | Activation::GeluTanh) {
+        if mlp.is_some_and(|mlp| !matches!(mlp.activation, Activation::Silu | Activation::GeluTanh)) {
             return Err(GpuError::Unsupported("an MLP without a gate".into()));
         }
         let (Some(attention_norm), Some(mlp_norm)) = (layer.attention_norm, layer.mlp_norm) else {
@@ -75,13 +81,18 @@ impl GpuLayer {
                 Some([query, key]) => Some([norm(query)?, norm(key)?]),
                 None => None,
             },
+            row_norms: match attention.row_norms {
+                Some([query, key]) => Some([norm(query)?, norm(key)?]),
+                None => None,
+            },
             output: GpuLinear::load(machine, &[attention.output])?,
             attention_post_norm: layer.attention_post_norm.map(norm).transpose()?,
             mlp_norm: norm(mlp_norm)?,
-            gate_up: GpuLinear::load(machine, &mlp.inputs)?,
-            down: GpuLinear::load(machine, &[mlp.down])?,
+            gate_up: mlp.map_or_else(|| Ok(GpuLinear::nothing()), |mlp| GpuLinear::load(machine, &mlp.inputs))?,
+            down: mlp.map_or_else(|| Ok(GpuLinear::nothing()), |mlp| GpuLinear::load(machine, &[mlp.down]))?,
+            experts: experts.map(|experts| GpuExperts::load(machine, experts).map(Box::new)).transpose()?,
             mlp_post_norm: layer.mlp_post_norm.map(norm).transpose()?,
-            gelu: mlp.activation == Activation::GeluTanh,
+            gelu: mlp.is_some_and(|mlp| mlp.activation == Activation::GeluTanh),
             look: attention.look,
             rope: attention.rope,
             neighbours: attention.pairs == RopePairs::Neighbours,
@@ -140,22 +151,39 @@ impl GpuLayer {
         let normed = GpuRows { at: work.normed.fit(rows * width * 4)?, kind: self.inputs.kind(rows) };
         ops.norm(hidden, more, self.attention_norm.weight.at(), self.attention_norm.eps, rows, width, normed)?;
         self.inputs.run(ops, normed, rows, inputs)?;
-        self.turn_and_store(ops, step, inputs, rope, half, pages)?;
+        self.norm_rows(ops, rows, inputs, pages.layout)?;
+        let turning = self.turning(rope, half);
+        let turns = self.attention_turns(step, pages) && mark.is_none();
+        if !turns {
+            self.turn_and_store(ops, step, inputs, turning, pages)?;
+        }
         if let Some(number) = mark {
             ops.machine.mark(number)?;
         }
-        let (kind, heads) = (self.output.kind(rows).unrounded(), &self.inputs.outputs);
+        let (kind, heads) = (self.mixed_kind(step), &self.inputs.outputs);
         let whole = work.mixed.fit(rows * heads.all.max(self.gate_up.outputs.all) * 4)?;
         let mixed = Columns::place(heads, rows, kind.bytes(), whole, &mut work.mixed_apart)?;
-        self.attend(ops, step, inputs, pages, GpuRows { at: mixed.own, kind })?;
+        let turning = if turns { turning } else { NOT_TURNED };
+        self.attend(ops, step, inputs, turning, pages, GpuRows { at: mixed.own, kind })?;
         Ok(mixed)
     }
 
     /// Columns of what attention adds.
     pub fn output(&self, place: GpuLayerContext<'_>) -> Result<Columns, GpuError> {
         let GpuLayerContext { ops, work, step, width, .. } = place;
-        let mixed = GpuRows { at: work.mixed.at(), kind: self.output.kind(step.rows).unrounded() };
+        let mixed = GpuRows { at: work.mixed.at(), kind: self.mixed_kind(step) };
         product(&self.output, ops, mixed, step.rows, width, work)
+    }
+
+    /// How what attention mixes is written: rounded already where all rows are attended one by one (`device/chunk.cu` rounds
+    /// nothing), and blocks of that are cut neither by GPUs nor by the heads that a block of attention has, eight that share keys
+    /// or what is left of them.
+    fn mixed_kind(&self, step: &Step) -> Kind {
+        let (kind, heads) = (self.output.kind(step.rows), &self.inputs.outputs);
+        let (group, dim) = (self.heads / self.all_kv_heads.max(1), heads.all / self.heads.max(1));
+        let fits = |block: usize| [group.min(8), group % 8].iter().all(|many| (many * dim).is_multiple_of(block));
+        let whole = step.tiles_count == 0 && heads.mine.len() == heads.all;
+        if whole && kind.block().is_none_or(fits) { kind } else { kind.unrounded() }
     }
 
     /// Columns of the MLP's gated half, by the rows with what attention adds.
@@ -163,11 +191,16 @@ impl GpuLayer {
         let GpuLayerContext { ops, work, step, width, hidden } = place;
         let rows = step.rows;
         let more = added(ops, self.attention_post_norm.as_ref(), work.out.at(), rows, width, hidden)?;
-        let normed = GpuRows { at: work.normed.at(), kind: self.gate_up.kind(rows) };
+        // Experts are chosen by rows as they are.
+        let kind = if self.experts.is_some() { Kind::F32 } else { self.gate_up.kind(rows) };
+        let normed = GpuRows { at: work.normed.at(), kind };
         ops.norm(hidden, more, self.mlp_norm.weight.at(), self.mlp_norm.eps, rows, width, normed)?;
         self.gate_up.run(ops, normed, rows, work.inputs.at())?;
         let (kind, outputs) = (self.gated_kind(rows), &self.gate_up.outputs);
         let gated = Columns::place(outputs, rows, kind.bytes(), work.mixed.at(), &mut work.mixed_apart)?;
+        if self.gate_up.outs == 0 {
+            return Ok(gated);
+        }
         ops.gate(work.inputs.at(), rows, outputs.mine.len(), self.gelu, GpuRows { at: gated.own, kind })?;
         Ok(gated)
     }
@@ -182,7 +215,11 @@ impl GpuLayer {
     pub fn down(&self, place: GpuLayerContext<'_>) -> Result<Columns, GpuError> {
         let GpuLayerContext { ops, work, step, width, .. } = place;
         let gated = GpuRows { at: work.mixed.at(), kind: self.gated_kind(step.rows) };
-        product(&self.down, ops, gated, step.rows, width, work)
+        let out = product(&self.down, ops, gated, step.rows, width, work)?;
+        if let Some(experts) = &self.experts {
+            experts.run(ops, &mut work.experts, work.normed.at(), step.rows, work.out.at())?;
+        }
+        Ok(out)
     }
 
     /// Adds what the MLP adds if it is normed first; what is still to be added is handed out.
@@ -191,50 +228,64 @@ impl GpuLayer {
         added(ops, self.mlp_post_norm.as_ref(), work.out.at(), step.rows, width, hidden)
     }
 
+    /// Norms queries, and keys, of all heads together, where a layer has such norms.
+    fn norm_rows(&self, ops: &Ops, rows: usize, x: u64, layout: PageLayout) -> Result<(), GpuError> {
+        let Some([query, key]) = &self.row_norms else { return Ok(()) };
+        let (stride, queries, keys) = (self.inputs.outs, self.heads * layout.dim, layout.heads * layout.dim);
+        ops.norm_columns(x, stride, (query.weight.at(), query.eps), queries, rows)?;
+        ops.norm_columns(x + queries as u64 * 4, stride, (key.weight.at(), key.eps), keys, rows)
+    }
+
+    /// How queries and keys turn, as kernels are told: `device/rope.cuh`.
+    fn turning(&self, (frequencies, amplitude): &(GpuMemory, f32), half: usize) -> [Arg; 7] {
+        let norm = |which: usize| self.head_norms.as_ref().map_or(0, |norms| norms[which].weight.at());
+        let eps = self.head_norms.as_ref().map_or(0.0, |norms| norms[0].eps);
+        let pairs = [(*amplitude).into(), whole(half), Arg::Whole(u32::from(self.neighbours))];
+        [frequencies.into(), pairs[0], pairs[1], pairs[2], norm(0).into(), norm(1).into(), eps.into()]
+    }
+
+    /// Whether attention turns queries and keys itself, and stores what a row's token has: where no row sees what another one
+    /// stores, and one block has all heads that share keys.
+    fn attention_turns(&self, step: &Step, pages: GpuLayerPages) -> bool {
+        step.alone && step.tiles_count == 0 && self.heads / pages.layout.heads.max(1) <= 8
+    }
+
     fn turn_and_store(
         &self,
         ops: &Ops,
         step: &Step,
         x: u64,
-        (frequencies, amplitude): &(GpuMemory, f32),
-        half: usize,
+        turning: [Arg; 7],
         pages: GpuLayerPages,
     ) -> Result<(), GpuError> {
         let PageLayout { heads: kv_heads, dim, dtype, tokens } = pages.layout;
-        let norm = |which: usize| self.head_norms.as_ref().map_or(0, |norms| norms[which].weight.at());
-        let eps = self.head_norms.as_ref().map_or(0.0, |norms| norms[0].eps);
         let args = [
-            x.into(),
-            whole(self.inputs.outs),
-            whole(self.heads),
-            whole(kv_heads),
-            whole(dim),
-            step.positions.into(),
-            step.sequences.into(),
-            frequencies.into(),
-            (*amplitude).into(),
-            whole(half),
-            Arg::Whole(u32::from(self.neighbours)),
-            norm(0).into(),
-            norm(1).into(),
-            eps.into(),
-            pages.memory.into(),
-            pages.table.into(),
-            whole(pages.most),
-            whole(tokens),
-            Arg::Whole(Kind::from(dtype) as u32),
-        ];
+            [x.into(), whole(self.inputs.outs), whole(self.heads), whole(kv_heads), whole(dim)].as_slice(),
+            &[step.positions.into(), step.sequences.into()],
+            &turning,
+            &[pages.memory.into(), pages.table.into(), whole(pages.most), whole(tokens)],
+            &[Arg::Whole(Kind::from(dtype) as u32)],
+        ]
+        .concat();
         let grid = [step.rows as u32, (self.heads + 2 * kv_heads) as u32, 1];
         let launch = Launch { module: "rows", kernel: "rope_append", grid, threads: 32, shared: 0 };
         ops.attention(launch, &args)
     }
 
-    fn attend(&self, ops: &mut Ops, step: &Step, q: u64, pages: GpuLayerPages, out: GpuRows) -> Result<(), GpuError> {
+    fn attend(
+        &self,
+        ops: &mut Ops,
+        step: &Step,
+        q: u64,
+        turning: [Arg; 7],
+        pages: GpuLayerPages,
+        out: GpuRows,
+    ) -> Result<(), GpuError> {
         if step.tiles_count > 0 {
             self.attend_chunks(ops, step, q, pages, out)?;
         }
         if step.singles_count > 0 {
-            self.attend_singles(ops, step, q, pages, out)?;
+            self.attend_singles(ops, step, q, turning, pages, out)?;
         }
         Ok(())
     }
@@ -289,6 +340,7 @@ impl GpuLayer {
         ops: &mut Ops,
         step: &Step,
         q: u64,
+        turning: [Arg; 7],
         pages: GpuLayerPages,
         out: GpuRows,
     ) -> Result<(), GpuError> {
@@ -298,31 +350,20 @@ impl GpuLayer {
         // As on one GPU that had all heads, so that sums are the same.
         let of_all = self.all_kv_heads * group.div_ceil(8);
         let parts = step.parts_for(self.look.window, of_all, ops.machine.processors());
-        let (sums, tops) = ops.attention_parts(parts, rows * self.heads, dim)?;
+        let of_parts = ops.attention_parts(parts, rows * self.heads, dim, rows * across)?;
+        let numbers = Arg::Wide((step.rows * self.heads * dim) as u64);
         let args = [
             [q.into(), whole(self.inputs.outs), whole(group), step.singles.into()].as_slice(),
             &[step.positions.into(), step.sequences.into()],
             &self.common(pages),
-            &[whole(dim), sums.into(), tops.into(), out.at.into(), Arg::Whole(out.kind as u32)],
+            &[whole(dim), of_parts.sums.into(), of_parts.tops.into(), of_parts.done.into()],
+            &[out.at.into(), numbers, Arg::Whole(out.kind as u32)],
+            &turning,
         ]
         .concat();
         let grid = [parts as u32, across as u32, rows as u32];
         let kernel = attend_kernel(dtype, dim);
-        ops.attention(Launch { module: "attend", kernel, grid, threads: 128, shared: 0 }, &args)?;
-        if parts == 1 {
-            return Ok(());
-        }
-        let args = [
-            sums.into(),
-            tops.into(),
-            step.singles.into(),
-            whole(parts),
-            whole(dim),
-            out.at.into(),
-            Arg::Whole(out.kind as u32),
-        ];
-        let grid = [self.heads as u32, rows as u32, 1];
-        ops.attention(Launch { module: "attend", kernel: "attend_merge", grid, threads: 128, shared: 0 }, &args)
+        ops.attention(Launch { module: "attend", kernel, grid, threads: 128, shared: 0 }, &args)
     }
 }
 

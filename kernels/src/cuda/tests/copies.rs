@@ -3,7 +3,7 @@
 use super::machines;
 use crate::cuda::machine::{GpuMemory, Queue};
 
-/// Bytes that a GPU copies at a time (`driver/staging.rs`).
+/// Bytes that a GPU copies at a time (`driver_api/staging.rs`).
 const PIECE: usize = 8 << 20;
 
 #[test]

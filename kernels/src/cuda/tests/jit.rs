@@ -3,9 +3,10 @@
 
 use super::{Draw, here, machines, poisoned, read, with};
 use crate::cuda::{
-    GpuInfo, driver,
+    GpuInfo, driver_api,
     jit::{
-        self, CacheState, GpuIdentity, Image, KernelCache, KernelCompiler, Kernels, Loads, NotCompiled, Nvrtc, cache,
+        self, CacheState, GpuIdentity, Image, KernelCache, KernelCompiler, Kernels, LaunchOverlap, Loads, NotCompiled,
+        Nvrtc, cache,
         sources::{self, FILES, KernelFile},
         trial::{self, DIM, GROUP, HEADS, TILE_ROWS, TrialWork},
     },
@@ -28,10 +29,21 @@ struct Fake {
     slower: BTreeSet<&'static str>,
     differs: Option<&'static str>,
     refuses: Option<&'static str>,
+    overlap: FakeOverlap,
     /// Launches until the GPU is lost.
     left: AtomicUsize,
     at: AtomicU64,
     state: Mutex<FakeState>,
+}
+
+/// What launches are that overlap. Norms take their time where they are to be faster.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum FakeOverlap {
+    Cannot,
+    Faster,
+    Slower,
+    Differ,
+    Fail,
 }
 
 #[derive(Debug, Default)]
@@ -39,6 +51,7 @@ struct FakeState {
     loaded: BTreeMap<&'static str, Vec<u8>>,
     compiled: BTreeSet<&'static str>,
     leaves: u8,
+    overlaps: bool,
 }
 
 impl Fake {
@@ -49,6 +62,7 @@ impl Fake {
             slower: BTreeSet::new(),
             differs: None,
             refuses: None,
+            overlap: FakeOverlap::Cannot,
             left: AtomicUsize::new(usize::MAX),
             at: AtomicU64::new(1 << 20),
             state: Mutex::default(),
@@ -86,6 +100,13 @@ impl Loads for Fake {
         self.turn(file, Image::Ahead);
         self.state.lock().unwrap().loaded.remove(file);
     }
+    fn overlap(&self, on: bool) -> Result<(), String> {
+        if on && self.overlap == FakeOverlap::Cannot {
+            return Err("the GPU is made up".into());
+        }
+        self.state.lock().unwrap().overlaps = on;
+        Ok(())
+    }
 }
 
 impl Machine for Fake {
@@ -116,9 +137,21 @@ impl Machine for Fake {
     fn launch(&self, _: Queue, launch: Launch, _: &[Arg]) -> Result<(), GpuError> {
         let more = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
         more.map_err(|_| GpuError::Failed { call: "anything", answer: "the GPU is lost".into() })?;
+        let overlap = self.state.lock().unwrap().overlaps.then_some(self.overlap);
+        if overlap == Some(FakeOverlap::Fail) {
+            return Err(GpuError::Failed { call: "a launch", answer: "not so".into() });
+        }
         let compiled = self.state.lock().unwrap().compiled.contains(launch.module);
         let differs = compiled && self.differs == Some(launch.module);
-        self.state.lock().unwrap().leaves = if differs { 2 } else { 1 };
+        self.state.lock().unwrap().leaves = match overlap {
+            Some(FakeOverlap::Differ) => 3,
+            _ if differs => 2,
+            _ => 1,
+        };
+        let waits_long = launch.module == "rows" && overlap.is_none() && self.overlap == FakeOverlap::Faster;
+        if waits_long || overlap == Some(FakeOverlap::Slower) {
+            std::thread::sleep(Duration::from_micros(300));
+        }
         if trial::FILES.contains(&launch.module) && compiled == self.slower.contains(launch.module) {
             std::thread::sleep(Duration::from_micros(300));
         }
@@ -147,6 +180,12 @@ impl Machine for Fake {
     }
     fn forget(&self, _: Recorded) {}
     fn forget_recorded(&self) {}
+    fn follow(&self, _: PeerGpu) -> Result<(), GpuError> {
+        Ok(())
+    }
+    fn reaches(&self, _: PeerGpu) -> bool {
+        false
+    }
     fn offer(&self) -> Result<PeerGpu, GpuError> {
         Err(GpuError::Unsupported("other GPUs".into()))
     }
@@ -217,7 +256,7 @@ fn of_each_file_the_faster_is_used() {
     let folder = tempfile::tempdir().unwrap();
     let (chosen, compiled) = choose(half_slower(), &Counting::new(), folder.path());
     let code = |file| (file, format!("{file} for sm_90 by (12, 2)"));
-    assert_eq!(compiled, [code("few"), code("many")]);
+    assert_eq!(compiled, [code("few"), code("many"), code("mmq")]);
     let said = chosen.to_string();
     let (ours, theirs) = said.split_once("; PTX elsewhere, faster in ").unwrap();
     assert!(ours.starts_with("NVRTC 12.2 for sm_90: few (in 0.") && ours.contains(", many (in 0."), "{said}");
@@ -229,13 +268,56 @@ fn of_each_file_the_faster_is_used() {
     assert!(chosen.to_string().starts_with("PTX, faster than NVRTC 12.2 for sm_90: attend (in "), "{chosen}");
 }
 
+fn overlap(kernels: &Kernels) -> &LaunchOverlap {
+    match kernels {
+        Kernels::Timed(timed) => &timed.overlap,
+        Kernels::Ahead(why) => panic!("nothing was compiled: {why}"),
+    }
+}
+
+#[test]
+fn launches_overlap_where_that_is_faster_and_all_that_wait_are_compiled_then() {
+    let (folder, compiler) = (tempfile::tempdir().unwrap(), Counting::new());
+    let gpu = || Fake { overlap: FakeOverlap::Faster, ..half_slower() };
+    let (first, compiled) = choose(gpu(), &compiler, folder.path());
+    let files: Vec<_> = compiled.iter().map(|(file, _)| *file).collect();
+    assert_eq!(files, ["few", "many", "mmq", "rows"], "{first}");
+    assert!(overlap(&first).is_used() && first.to_string().contains("; launches of few, mmq, rows overlap (in 0."));
+    let (second, again) = choose(gpu(), &compiler, folder.path());
+    assert_eq!((kept(&second), compiler.count(), again), (&CacheState::Found, 6, compiled));
+    assert_eq!(overlap(&second), overlap(&first));
+    // What was kept is of no use to a GPU that cannot any more.
+    let (third, compiled) = choose(half_slower(), &compiler, folder.path());
+    assert_eq!((kept(&third), compiled.len(), compiler.count()), (&CacheState::Written, 3, 11), "{third}");
+}
+
+#[test]
+fn launches_do_not_overlap_where_they_cannot_differ_fail_or_are_slower() {
+    let ways = [
+        (FakeOverlap::Cannot, "the GPU is made up"),
+        (FakeOverlap::Slower, "they take "),
+        (FakeOverlap::Differ, "they leave other numbers"),
+        (FakeOverlap::Fail, "they fail, the GPU fails at a launch: not so"),
+    ];
+    for (way, why) in ways {
+        let (folder, compiler) = (tempfile::tempdir().unwrap(), Counting::new());
+        let gpu = || Fake { overlap: way, ..half_slower() };
+        let (chosen, compiled) = choose(gpu(), &compiler, folder.path());
+        let files: Vec<_> = compiled.iter().map(|(file, _)| *file).collect();
+        assert_eq!(files, ["few", "many", "mmq"], "{way:?}");
+        assert!(chosen.to_string().contains(&format!("; launches do not overlap: {why}")), "{chosen}");
+        let (again, _) = choose(gpu(), &compiler, folder.path());
+        assert_eq!((kept(&again), again.to_string()), (&CacheState::Found, chosen.to_string()), "{way:?}");
+    }
+}
+
 #[test]
 fn what_was_chosen_is_found_by_the_next_start() {
     let (folder, compiler) = (tempfile::tempdir().unwrap(), Counting::new());
     let (first, compiled) = choose(half_slower(), &compiler, folder.path());
     assert_eq!((kept(&first), compiler.count()), (&CacheState::Written, trial::FILES.len()));
     // That machine code would be the slower by now is not looked at.
-    let other_way = Fake { slower: BTreeSet::from(["few", "many"]), ..Fake::new() };
+    let other_way = Fake { slower: BTreeSet::from(["few", "many", "mmq"]), ..Fake::new() };
     let (second, again) = choose(other_way, &compiler, folder.path());
     assert_eq!((kept(&second), compiler.count(), again), (&CacheState::Found, trial::FILES.len(), compiled));
     let times = |kernels: &Kernels| matches!(kernels, Kernels::Timed(timed) if !timed.files.is_empty());
@@ -321,8 +403,10 @@ fn what_was_kept_with_its_checksum_and_makes_no_sense_is_as_good_as_none() {
         assert_eq!(read(&whole[..i]), None, "cut at {i}");
     }
     let mut huge = whole.to_vec();
-    // The length of the first file's machine code, behind the key, a name and two times.
-    let at = b"tsnode kernels 1\n".len() + key.len() + 1 + trial::FILES[0].len() + 16;
+    // The length of the first file's machine code, behind the key, two times, why launches do not overlap and how long that is, a
+    // name and two times.
+    let LaunchOverlap::Not(why) = read(whole).unwrap().overlap else { panic!("launches overlap") };
+    let at = b"tsnode kernels 2\n".len() + key.len() + 24 + why.len() + 1 + trial::FILES[0].len() + 16;
     huge[at..at + 8].fill(0xff);
     assert_eq!(read(&huge), None);
 }
@@ -460,8 +544,8 @@ fn what_is_no_nvrtc_is_said_to_be_none() {
 fn what_is_timed_computes() {
     for machine in machines() {
         let mut work = TrialWork::new(&machine).unwrap();
-        let [attend, chunk, few, many] = trial::FILES.map(|file| work.result(file).unwrap());
-        for (file, numbers) in trial::FILES.iter().zip([&attend, &chunk, &few, &many]) {
+        let [attend, chunk, few, many, mmq] = trial::FILES.map(|file| work.result(file).unwrap());
+        for (file, numbers) in trial::FILES.iter().zip([&attend, &chunk, &few, &many, &mmq]) {
             assert!(numbers.iter().all(|x| x.is_finite()), "{file}");
             assert!(numbers.iter().filter(|x| **x != 0.0).count() > numbers.len() / 2, "{file}");
         }
@@ -485,7 +569,7 @@ fn gpu() -> Option<u16> {
 /// A GPU all of whose kernels are NVRTC's.
 pub(super) fn compiled(ordinal: u16) -> Arc<dyn Machine> {
     static CUBINS: OnceLock<Vec<(&str, Vec<u8>)>> = OnceLock::new();
-    let gpu = driver::open_to_load(ordinal).unwrap();
+    let gpu = driver_api::open_to_load(ordinal).unwrap();
     let cubins = CUBINS.get_or_init(|| {
         let (nvrtc, sm) = (nvrtc().unwrap(), gpu.identity().unwrap().sm);
         FILES.iter().map(|file| (file.name, nvrtc.compile(file, sm).unwrap())).collect()
@@ -493,6 +577,9 @@ pub(super) fn compiled(ordinal: u16) -> Arc<dyn Machine> {
     for (file, cubin) in cubins {
         gpu.load(file, cubin).unwrap();
         gpu.turn(file, Image::Compiled);
+    }
+    if let Err(why) = gpu.overlap(true) {
+        eprintln!("launches do not overlap: {why}");
     }
     gpu
 }
@@ -515,7 +602,7 @@ fn a_gpu_is_opened_with_kernels_of_its_own_and_again_with_those_that_were_kept()
     let folder = tempfile::tempdir().unwrap();
     let cache = KernelCache::at(folder.path().join("kernels"));
     for wanted in [CacheState::Written, CacheState::Found] {
-        let machine = driver::open_with(ordinal, Ok(nvrtc), &cache).unwrap();
+        let machine = driver_api::open_with(ordinal, Ok(nvrtc), &cache).unwrap();
         let chosen = machine.about().kernels;
         assert_eq!(kept(&chosen), &wanted, "{chosen}");
         eprintln!("{wanted:?}: {chosen}");
@@ -527,7 +614,7 @@ fn a_gpu_is_opened_with_kernels_of_its_own_and_again_with_those_that_were_kept()
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
     std::fs::write(&file, bytes).unwrap();
-    let machine = driver::open_with(ordinal, Ok(nvrtc), &cache).unwrap();
+    let machine = driver_api::open_with(ordinal, Ok(nvrtc), &cache).unwrap();
     assert_eq!(kept(&machine.about().kernels), &CacheState::Written);
     multiplies(&machine);
 }
@@ -537,16 +624,16 @@ fn a_gpu_without_nvrtc_has_its_ptx() {
     let Some(ordinal) = gpu() else { return };
     let folder = tempfile::tempdir().unwrap();
     let cache = KernelCache::at(folder.path());
-    let machine = driver::open_with(ordinal, Err(NotCompiled::NoLibrary), &cache).unwrap();
+    let machine = driver_api::open_with(ordinal, Err(NotCompiled::NoLibrary), &cache).unwrap();
     assert_eq!(machine.about().kernels, Kernels::Ahead(NotCompiled::NoLibrary));
     multiplies(&machine);
-    assert_eq!(driver::open(ordinal).unwrap().about().kernels, Kernels::Ahead(NotCompiled::NotAsked));
+    assert_eq!(driver_api::open(ordinal).unwrap().about().kernels, Kernels::Ahead(NotCompiled::NotAsked));
 }
 
 #[test]
 fn machine_code_that_is_none_or_for_another_gpu_is_refused() {
     let Some(ordinal) = gpu() else { return };
-    let gpu = driver::open_to_load(ordinal).unwrap();
+    let gpu = driver_api::open_to_load(ordinal).unwrap();
     let machine: Arc<dyn Machine> = gpu.clone();
     let rubbish = [b"rubbish".as_slice(), &[0; 4096]].concat();
     assert!(matches!(gpu.load("few", &rubbish), Err(GpuError::Unsupported(_))));

@@ -4,6 +4,8 @@
 //! ones go to the lower number, and what they make of it is added in the order of their numbers. Rows that pass one expert
 //! are multiplied together, however many there are.
 
+mod stacked;
+
 use super::{
     Scratch, Step,
     parts::{Gated, Part},
@@ -12,10 +14,15 @@ use crate::{
     config::{Clamped, Mixture},
     cpu::{Cpu, Gate, plain::exp},
     linear::Weight,
-    models::{ROWS_OF_MLP, add, add_bias, outline::MlpOutline, sized},
+    models::{
+        ROWS_OF_MLP, add, add_bias,
+        outline::{ExpertsOutline, MlpOutline, SharedExpertOutline},
+        sized,
+    },
     ranks::RankOutputs,
-    weights::{Tensor, WeightsError},
+    weights::WeightsError,
 };
+use stacked::{Stack, inputs};
 
 /// What stands behind a layer's second norm.
 pub(in crate::models) enum Mlp {
@@ -42,7 +49,7 @@ impl Mlp {
     pub(in crate::models) fn outline(&self) -> MlpOutline<'_> {
         match self {
             Self::Gated(gated) => MlpOutline::Gated(gated.outline()),
-            Self::Experts(_) => MlpOutline::Experts,
+            Self::Experts(experts) => MlpOutline::Experts(experts.outline()),
         }
     }
 }
@@ -181,6 +188,32 @@ impl MoeBlock {
             width: outputs[0].clone(),
             hidden: outputs[2].clone(),
         })
+    }
+
+    pub(in crate::models) fn outline(&self) -> ExpertsOutline<'_> {
+        ExpertsOutline {
+            router: &self.router,
+            router_bias: self.router_bias.as_deref(),
+            sigmoid: self.sigmoid.as_ref().map(|(correction, scale)| (correction.as_slice(), *scale)),
+            used: self.used,
+            normed: self.normed,
+            experts: self.experts.iter().map(|expert| [&expert.gate, &expert.up, &expert.down]).collect(),
+            act: self.act,
+            outputs: [&self.width, &self.hidden],
+            shared: self.shared.as_ref().map(SharedExpert::outline),
+            lacks: self.outline_lacks(),
+        }
+    }
+
+    /// What of it is in no outline.
+    fn outline_lacks(&self) -> Option<&'static str> {
+        if self.clamped.is_some() {
+            return Some("experts whose gates end somewhere");
+        }
+        if self.experts.iter().any(|expert| expert.biases.is_some()) {
+            return Some("experts with biases");
+        }
+        (self.apart || self.factors.is_some()).then_some("experts chosen by other rows than they get")
     }
 
     /// Some rows at a time, as MLPs have them.
@@ -385,63 +418,6 @@ impl Expert {
     }
 }
 
-/// Inputs of an expert's gate, up and down.
-fn inputs([width, _, hidden]: &[RankOutputs; 3]) -> [usize; 3] {
-    [hidden.all, hidden.all, width.all]
-}
-
-/// One matrix of all experts, in one tensor.
-struct Stack {
-    tensor: Tensor,
-    /// Rows from an expert to the next.
-    every: usize,
-    /// Row of the first.
-    first: usize,
-}
-
-impl Stack {
-    fn first_row(&self, expert: usize) -> usize {
-        self.first + expert * self.every
-    }
-
-    /// Gates, ups and downs of a layer, if they lie so.
-    fn find(
-        part: &Part<'_>,
-        block: &str,
-        names: [&str; 3],
-        count: usize,
-        outputs: &[RankOutputs; 3],
-    ) -> Result<Option<[Self; 3]>, WeightsError> {
-        let ([width, _, hidden], inputs) = (outputs.each_ref().map(|outputs| outputs.all), inputs(outputs));
-        let fused = format!("{block}.gate_up_proj");
-        // GGUF files have another ending.
-        let ending = ["", ".weight"].into_iter().find(|ending| part.has(&format!("{fused}{ending}")));
-        if let Some(ending) = ending {
-            // Gate and up of an expert are one below the other.
-            let both = part.stack(&format!("{fused}{ending}"), count, 2 * width, hidden)?;
-            let half = |first| Self { tensor: both.clone(), every: 2 * width, first };
-            let tensor = part.stack(&format!("{block}.down_proj{ending}"), count, hidden, width)?;
-            return Ok(Some([half(0), half(width), Self { tensor, every: hidden, first: 0 }]));
-        }
-        let both = format!("{block}.gate_up_proj");
-        if ["blocks", "scales"].iter().any(|half| part.has(&format!("{both}_{half}"))) {
-            // Rows of an expert's gate and up in turn.
-            let half = |first| part.apart(&both, (count, 2 * width, hidden), (first, 2));
-            let down = part.apart(&format!("{block}.down_proj"), (count, hidden, width), (0, 1))?;
-            let of = |tensor, every| Self { tensor, every, first: 0 };
-            return Ok(Some([of(half(0)?, width), of(half(1)?, width), of(down, hidden)]));
-        }
-        if !part.stacks_experts() {
-            return Ok(None);
-        }
-        let stack = |which: usize| {
-            let (every, name) = (outputs[which].all, format!("{block}.{}.weight", names[which]));
-            Ok(Self { tensor: part.stack(&name, count, every, inputs[which])?, every, first: 0 })
-        };
-        Ok(Some([stack(0)?, stack(1)?, stack(2)?]))
-    }
-}
-
 impl SharedExpert {
     fn load(part: &Part<'_>, width: usize) -> Result<Self, WeightsError> {
         // DeepSeek's and GLM's counts for all rows in full, and may be several in one.
@@ -451,6 +427,10 @@ impl SharedExpert {
         }
         let mlp = Gated::load_at(part, "mlp.shared_expert", width)?;
         Ok(Self { mlp, gate: Some(part.exact_row("mlp.shared_expert_gate.weight", part.hidden())?) })
+    }
+
+    fn outline(&self) -> SharedExpertOutline<'_> {
+        SharedExpertOutline { mlp: self.mlp.outline(), gate: self.gate.as_ref() }
     }
 
     /// Adds what it makes of the rows, as much of it as its own gate says.

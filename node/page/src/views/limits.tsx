@@ -30,7 +30,7 @@ const LOOK = 1000;
 
 /** A field that is emptied says nothing of it: then it is as without a setting. */
 const FIELDS = [
-  { name: "upload_mbit", label: "Upload, Mbit/s", min: "0.001", step: "any", scale: 1, none: "no limit" },
+  { name: "upload_mbit", label: "Upload, Mbit/s", min: "0.75", step: "any", scale: 1, none: "no limit" },
   { name: "memory_bytes", label: "Memory, GiB", min: "0.001", step: "any", scale: GIB, none: "half of what is free" },
   { name: "threads", label: "Threads", min: "1", step: "1", scale: 1, none: "one a core" },
 ] as const;

@@ -23,7 +23,7 @@ use tsnode_kernels::{
     source::ModelSource,
     speed::Step,
     wire::{
-        speed::{CodecLoad, measure},
+        codec_speed::{CodecLoad, measure},
         tile_bytes,
     },
 };

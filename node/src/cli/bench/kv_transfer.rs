@@ -4,7 +4,7 @@
 //! turns, and the same peer decodes all of them; prompts are new each time, so that nothing is there from before.
 
 mod client;
-mod gate;
+mod link_speeds;
 mod swarms;
 
 use super::open;
@@ -20,7 +20,7 @@ use crate::{
 };
 use clap::{Arg, ArgMatches, Command, value_parser};
 use client::{Slowdown, Times, Way};
-use gate::Point;
+use link_speeds::Point;
 use serde::Serialize;
 use std::path::PathBuf;
 use swarms::Swarms;
@@ -97,7 +97,7 @@ struct Report {
     link_mbit: Option<f64>,
     rows: Vec<PromptLengthRow>,
     sweep: Vec<Point>,
-    crossing: Option<gate::Crossing>,
+    crossing: Option<link_speeds::Crossing>,
 }
 
 pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
@@ -121,7 +121,7 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     report.rows = overlap(&ask, &prompts, threads, &flags, link_mbit, watch).await?;
     if let Some(rates) = matches.get_many::<f64>("sweep") {
         let rates: Vec<f64> = rates.copied().collect();
-        (report.sweep, report.crossing) = gate::sweep(&ask, SWEPT, &rates, &flags, watch).await?;
+        (report.sweep, report.crossing) = link_speeds::sweep(&ask, SWEPT, &rates, &flags, watch).await?;
     }
     if watch { Ok(()) } else { print_json(&report) }
 }

@@ -3,6 +3,7 @@
 pub(in crate::cli) mod answer;
 pub(in crate::cli) mod arrivals;
 pub(in crate::cli) mod client;
+pub(in crate::cli) mod load_args;
 pub(in crate::cli) mod prompts;
 pub(in crate::cli) mod report;
 #[cfg(test)]
@@ -13,15 +14,16 @@ use crate::{
         ask::{Peer, unanswered},
         decimal,
         exit::{Exit, Kind},
-        is_set, json as json_flag, knobs, output, switch, verb, whole,
+        is_set, output, switch, verb, whole,
     },
     config::{Settings, values},
 };
 use answer::{Failure, reason};
 use arrivals::{Arrivals, DrawnLengths, PlannedRequest, TraceScaling, drawn, traced};
 use clap::{Arg, ArgMatches, Command, value_parser};
-use client::{BenchTarget, Endpoint, LoadBounds, load};
+use client::{BenchTarget, Endpoint, LoadBounds, interrupted, load};
 use indicatif::{ProgressBar, ProgressStyle};
+use load_args::{LoadArgs, number, tokens};
 use prompts::{Form, Prompts, TokenFit};
 use report::Report;
 use serde_json::{Value, json};
@@ -46,37 +48,13 @@ pub(super) fn command() -> Command {
         .args(whom())
         .args(what())
         .args(when())
-        .arg(
-            Arg::new("goodput")
-                .long("goodput")
-                .value_name("METRIC:MS")
-                .num_args(1..)
-                .value_parser(|text: &str| text.parse::<report::GoodputTarget>())
-                .help("Targets that count as kept, as ttft:500 tpot:50 e2el:10000, in milliseconds"),
-        )
-        .arg(
-            Arg::new("svg")
-                .long("svg")
-                .value_name("FILE")
-                .value_parser(value_parser!(PathBuf))
-                .help("Draw the times' percentiles (SVG)"),
-        )
-        .arg(switch("disable-tqdm", "Show no progress bar"))
-        .arg(json_flag())
-}
-
-fn number(name: &'static str, value: &'static str, help: &'static str) -> Arg {
-    Arg::new(name).long(name).value_name(value).help(help)
+        .arg(load_args::goodput())
+        .args(load_args::shown("Draw the times' percentiles (SVG)"))
 }
 
 fn whom() -> Vec<Arg> {
-    let mut args = knobs(&["data-dir", "api-key", "api-key-file"]);
+    let mut args = load_args::server();
     args.extend([
-        Arg::new("api")
-            .long("base-url")
-            .visible_alias("api")
-            .value_name("URL")
-            .help("Server to ask, with or without /v1 [default: the peer in the data folder]"),
         Arg::new("endpoint")
             .long("endpoint")
             .value_name("PATH")
@@ -89,7 +67,6 @@ fn whom() -> Vec<Arg> {
 }
 
 fn what() -> Vec<Arg> {
-    let tokens = |name, help| number(name, "TOKENS", help).value_parser(whole(1_u32..=1 << 20));
     vec![
         number("num-prompts", "N", "Requests").value_parser(whole(1_usize..=1_000_000)).default_value("100"),
         tokens("input-len", "Tokens of a prompt").visible_alias("random-input-len").default_value("256"),
@@ -103,7 +80,7 @@ fn what() -> Vec<Arg> {
         ),
         switch("ignore-eos", "Go on behind the model's end, so that answers have their lengths"),
         number("temperature", "T", "0 is greedy [default: the server's]").value_parser(decimal(0.0..=2.0)),
-        number("seed", "N", "Of arrivals, lengths and prompts").value_parser(whole(0..=u64::MAX)).default_value("0"),
+        load_args::seed("Of arrivals, lengths and prompts"),
     ]
 }
 
@@ -119,9 +96,7 @@ fn when() -> Vec<Arg> {
             .conflicts_with_all(["request-rate", "burstiness", "input-len", "output-len", "random-range-ratio"]),
         factor("trace-speed", "Play the trace so many times as fast"),
         factor("trace-lengths", "Of each length of the trace so much, as 0.1"),
-        number("max-concurrency", "N", "Most requests at once")
-            .value_parser(whole(1_usize..=4096))
-            .default_value("256"),
+        load_args::concurrency("Most requests at once"),
         number("max-seconds", "S", "End the run after so long, whatever is running")
             .value_parser(whole(1_u64..=86_400))
             .default_value("600"),
@@ -133,14 +108,13 @@ fn rate(text: &str) -> Result<f64, String> {
 }
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
-    let svg = matches.get_one::<PathBuf>("svg").map(|file| drawable(file).map(|()| file)).transpose()?;
-    let MeasuredRun { target, report, requests } = measured(settings, matches).await?;
+    let MeasuredRun { target, report, requests, args } = measured(settings, matches).await?;
     let title = format!("{} at {}{}", target.model, target.peer.base(), target.endpoint.path());
-    if let Some(file) = svg {
+    if let Some(file) = &args.svg {
         std::fs::write(file, report.svg(&title)).map_err(|e| Exit::file(Kind::Other, file, &e))?;
     }
-    if is_set(matches, "json") {
-        output::print_json(&report.json(&about(&target, matches, requests)))?;
+    if args.json {
+        output::print_json(&report.json(&about(&target, matches, &args, requests)))?;
     } else {
         say!("{title}");
         report.lines().iter().for_each(|line| say!("{line}"));
@@ -155,36 +129,31 @@ struct MeasuredRun {
     report: Report,
     /// How many were planned.
     requests: usize,
+    args: LoadArgs,
 }
 
 async fn measured(settings: &Settings, matches: &ArgMatches) -> Result<MeasuredRun, Exit> {
-    let planned = planned(matches)?;
+    let args = LoadArgs::of(matches)?;
+    let planned = planned(matches, args.seed)?;
     let target = Arc::new(target(settings, matches).await?);
     let prompts = Prompts {
-        form: form(&target, matches).await?,
+        form: form(&target, matches, args.seed).await?,
         shared: matches.get_one("random-prefix-len").copied().unwrap_or(0),
-        seed: matches.get_one("seed").copied().unwrap_or(0),
+        seed: args.seed,
     };
     let bounds = LoadBounds {
-        concurrency: matches.get_one("max-concurrency").copied().unwrap_or(1),
+        concurrency: args.concurrency,
         longest: Duration::from_secs(matches.get_one("max-seconds").copied().unwrap_or(1)),
     };
-    let bar = bar(planned.len(), is_set(matches, "disable-tqdm"));
-    let stop = async {
-        // Where no signal can be waited for, only the time ends it.
-        if tokio::signal::ctrl_c().await.is_err() {
-            std::future::pending().await
-        }
-    };
-    let run = load(&target, prompts, &planned, bounds, stop, |ended, running| {
+    let bar = bar(planned.len(), args.hides_bar);
+    let run = load(&target, prompts, &planned, bounds, interrupted(), |ended, running| {
         bar.set_position(ended as u64);
         bar.set_message(format!("{running} running"));
     })
     .await;
     bar.finish_and_clear();
-    let goodput = matches.get_many::<report::GoodputTarget>("goodput").into_iter().flatten().copied().collect();
-    let report = Report::new(&run, |n| planned[n].prompt, goodput);
-    Ok(MeasuredRun { target, report, requests: planned.len() })
+    let report = Report::new(&run, |n| planned[n].prompt, args.goodput.clone());
+    Ok(MeasuredRun { target, report, requests: planned.len(), args })
 }
 
 async fn target(settings: &Settings, matches: &ArgMatches) -> Result<BenchTarget, Exit> {
@@ -214,19 +183,19 @@ fn answered(report: &Report) -> Result<(), Exit> {
 }
 
 /// What the figures are of.
-fn about(target: &BenchTarget, matches: &ArgMatches, requests: usize) -> Value {
+fn about(target: &BenchTarget, matches: &ArgMatches, args: &LoadArgs, requests: usize) -> Value {
     let rate = matches.get_one::<f64>("request-rate").filter(|_| matches.get_one::<PathBuf>("trace").is_none());
     json!({
         "base_url": target.peer.base(), "endpoint": target.endpoint.path(), "model_id": target.model,
         "num_prompts": requests,
         // JSON has no infinity.
         "request_rate": rate.map(|rate| if rate.is_finite() { json!(rate) } else { json!("inf") }),
-        "burstiness": matches.get_one::<f64>("burstiness"), "max_concurrency": matches.get_one::<usize>("max-concurrency"),
-        "seed": matches.get_one::<u64>("seed"), "trace": matches.get_one::<PathBuf>("trace"),
+        "burstiness": matches.get_one::<f64>("burstiness"), "max_concurrency": args.concurrency,
+        "seed": args.seed, "trace": matches.get_one::<PathBuf>("trace"),
     })
 }
 
-fn planned(matches: &ArgMatches) -> Result<Vec<PlannedRequest>, Exit> {
+fn planned(matches: &ArgMatches, seed: u64) -> Result<Vec<PlannedRequest>, Exit> {
     let requests = matches.get_one::<usize>("num-prompts").copied().unwrap_or(1);
     let number = |name: &str, usual: f64| matches.get_one::<f64>(name).copied().unwrap_or(usual);
     if let Some(file) = matches.get_one::<PathBuf>("trace") {
@@ -246,7 +215,7 @@ fn planned(matches: &ArgMatches) -> Result<Vec<PlannedRequest>, Exit> {
     let rate = number("request-rate", f64::INFINITY);
     let arrivals =
         if rate.is_finite() { Arrivals::Gamma { rate, shape: number("burstiness", 1.0) } } else { Arrivals::AtOnce };
-    Ok(drawn(arrivals, lengths, requests, matches.get_one("seed").copied().unwrap_or(0)))
+    Ok(drawn(arrivals, lengths, requests, seed))
 }
 
 /// A trace, as it is written.
@@ -305,13 +274,12 @@ fn refused(peer: &Peer, status: u16, said: &str) -> Exit {
 }
 
 /// Asks for a token once or twice before anything is measured: whether the server answers at all, and how many tokens words are.
-async fn form(target: &BenchTarget, matches: &ArgMatches) -> Result<Form, Exit> {
+async fn form(target: &BenchTarget, matches: &ArgMatches, seed: u64) -> Result<Form, Exit> {
     let named = matches.get_one::<String>("prompt-form").map(String::as_str);
     if named == Some("tokens") && target.endpoint == Endpoint::Chat {
         return Err(Exit::new(Kind::Usage, "--prompt-form tokens: a chat's messages are words"));
     }
     let of_words = named == Some("words") || target.endpoint == Endpoint::Chat;
-    let seed = matches.get_one("seed").copied().unwrap_or(0);
     if !of_words {
         let prompts = Prompts { form: Form::Tokens, shared: 0, seed };
         probe(target, &prompts, COUNTED[0]).await?;

@@ -3,22 +3,21 @@
 use super::serve::{
     arrivals::{Arrivals, DrawnLengths, PlannedRequest, drawn},
     bar,
-    client::{BenchTarget, Endpoint, LoadBounds, Run, load},
-    drawable,
+    client::{BenchTarget, Endpoint, LoadBounds, Run, interrupted, load},
+    load_args::{self, LoadArgs, number, tokens},
     prompts::{Form, Prompts},
-    report::{self, reasons},
+    report::{GoodputTarget, reasons},
 };
 use crate::{
     cli::{
         ask::Peer,
         exit::{Exit, Kind},
-        is_set, json as json_flag, knobs, output, switch, verb, whole,
+        output, verb, whole,
     },
     config::{Settings, values},
 };
-use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde_json::{Value, json};
-use std::path::PathBuf;
 use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering},
@@ -39,62 +38,37 @@ pub(super) fn command() -> Command {
     let example =
         "tsnode bench turnover --model llama3.2:1b --model Qwen/Qwen3-0.6B --goodput e2el:20000 --svg turnover.svg";
     verb("turnover", "Demand that goes over from one model to another: what of both is in time", example)
-        .args(knobs(&["data-dir", "api-key", "api-key-file"]))
+        .args(load_args::server())
         .arg(
-            Arg::new("api")
-                .long("base-url")
-                .visible_alias("api")
-                .value_name("URL")
-                .help("Server to ask, with or without /v1 [default: the peer in the data folder]"),
-        )
-        .arg(
-            Arg::new("model")
-                .long("model")
-                .value_name("NAME")
-                .action(ArgAction::Append)
-                .required(true)
-                .help("The model that is busy first, and then the one that is busy after it: say it twice"),
+            number(
+                "model",
+                "NAME",
+                "The model that is busy first, and then the one that is busy after it: say it twice",
+            )
+            .action(ArgAction::Append)
+            .required(true),
         )
         .args(demand())
-        .arg(
-            Arg::new("goodput")
-                .long("goodput")
-                .value_name("METRIC:MS")
-                .num_args(1..)
-                .required(true)
-                .value_parser(|text: &str| text.parse::<report::GoodputTarget>())
-                .help("Targets that count as kept, as ttft:500 tpot:50 e2el:10000, in milliseconds"),
-        )
-        .arg(
-            Arg::new("svg")
-                .long("svg")
-                .value_name("FILE")
-                .value_parser(value_parser!(PathBuf))
-                .help("Draw what of each model is in time (SVG)"),
-        )
-        .arg(switch("disable-tqdm", "Show no progress bar"))
-        .arg(json_flag())
+        .arg(load_args::goodput().required(true))
+        .args(load_args::shown("Draw what of each model is in time (SVG)"))
 }
 
 fn demand() -> Vec<Arg> {
-    let number = |name: &'static str, value: &'static str, usual: &'static str, help: &'static str| {
-        Arg::new(name).long(name).value_name(value).default_value(usual).help(help)
-    };
-    let tokens = |name, usual, help| number(name, "TOKENS", usual, help).value_parser(whole(1_u32..=1 << 20));
+    let rate = |name, help| number(name, "R", help).value_parser(values::above_0);
     vec![
-        number("busy-rate", "R", "1", "Requests a second of the model that is busy").value_parser(values::above_0),
-        number("idle-rate", "R", "0.05", "Requests a second of the other").value_parser(values::above_0),
-        number("seconds", "S", "120", "Before demand goes over, during it, and after")
-            .value_parser(whole(10_u64..=7200)),
-        tokens("input-len", "64", "Tokens of a prompt"),
-        tokens("output-len", "32", "Tokens of an answer"),
-        number("max-concurrency", "N", "256", "Most requests of a model at once").value_parser(whole(1_usize..=4096)),
-        number("seed", "N", "0", "Of arrivals and prompts").value_parser(whole(0..=u64::MAX)),
+        rate("busy-rate", "Requests a second of the model that is busy").default_value("1"),
+        rate("idle-rate", "Requests a second of the other").default_value("0.05"),
+        number("seconds", "S", "Before demand goes over, during it, and after")
+            .value_parser(whole(10_u64..=7200))
+            .default_value("120"),
+        tokens("input-len", "Tokens of a prompt").default_value("64"),
+        tokens("output-len", "Tokens of an answer").default_value("32"),
+        load_args::concurrency("Most requests of a model at once"),
+        load_args::seed("Of arrivals and prompts"),
     ]
 }
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
-    let svg = matches.get_one::<PathBuf>("svg").map(|file| drawable(file).map(|()| file)).transpose()?;
     let (wish, [first, second]) = (TurnoverWish::of(matches)?, named(matches)?);
     let target = |model: String| {
         let peer = Peer::find(settings, matches)?;
@@ -103,7 +77,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     let targets = [target(first)?, target(second)?];
     let base = targets[0].peer.base().to_owned();
     let planned = [wish.planned(0), wish.planned(1)];
-    let bar = bar(planned.iter().map(Vec::len).sum(), is_set(matches, "disable-tqdm"));
+    let bar = bar(planned.iter().map(Vec::len).sum(), wish.load.hides_bar);
     bar.set_message("two models");
     let ended = [AtomicUsize::new(0), AtomicUsize::new(0)];
     let watch = |n: usize, count: usize| {
@@ -117,10 +91,10 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     );
     bar.finish_and_clear();
     let served: [ServedRequests; 2] = served.into();
-    if let Some(file) = svg {
+    if let Some(file) = &wish.load.svg {
         std::fs::write(file, wish.svg(&served, &base)).map_err(|e| Exit::file(Kind::Other, file, &e))?;
     }
-    if is_set(matches, "json") {
+    if wish.load.json {
         output::print_json(&wish.json(&served, &base))?;
     } else {
         output::table(&wish.rows(&served))?;
@@ -153,9 +127,7 @@ struct TurnoverWish {
     busy: f64,
     idle: f64,
     lengths: DrawnLengths,
-    seed: u64,
-    concurrency: usize,
-    targets: Vec<report::GoodputTarget>,
+    load: LoadArgs,
 }
 
 impl TurnoverWish {
@@ -167,9 +139,7 @@ impl TurnoverWish {
             busy: rate("busy-rate"),
             idle: rate("idle-rate"),
             lengths: DrawnLengths { prompt: tokens("input-len"), answer: tokens("output-len"), ratio: 0.0 },
-            seed: matches.get_one("seed").copied().unwrap_or(0),
-            concurrency: matches.get_one("max-concurrency").copied().unwrap_or(1),
-            targets: matches.get_many::<report::GoodputTarget>("goodput").into_iter().flatten().copied().collect(),
+            load: LoadArgs::of(matches)?,
         };
         let requests = wish.busy.max(wish.idle) * 2.0 * wish.part.as_secs_f64();
         if requests > MOST {
@@ -188,7 +158,7 @@ impl TurnoverWish {
             let expected = rate * length.as_secs_f64();
             // So many come in no more than that but once in very many runs.
             let enough = (expected + 10.0 * expected.sqrt() + 20.0) as usize;
-            let seed = self.seed.wrapping_mul(4).wrapping_add((2 * n + piece) as u64);
+            let seed = self.load.seed.wrapping_mul(4).wrapping_add((2 * n + piece) as u64);
             let drawn = drawn(Arrivals::Gamma { rate, shape: 1.0 }, self.lengths, enough, seed);
             let drawn = drawn.into_iter().take_while(|request| request.at < length);
             all.extend(drawn.map(|request| PlannedRequest { at: request.at + from, ..request }));
@@ -204,17 +174,11 @@ impl TurnoverWish {
         n: usize,
         watch: impl Fn(usize, usize),
     ) -> ServedRequests {
-        let prompts = Prompts { form: Form::Tokens, shared: 0, seed: self.seed.wrapping_add(n as u64) };
-        let bounds = LoadBounds { concurrency: self.concurrency, longest: 3 * self.part + WAIT };
-        let stop = async {
-            // Where no signal can be waited for, only the time ends it.
-            if tokio::signal::ctrl_c().await.is_err() {
-                std::future::pending().await
-            }
-        };
+        let prompts = Prompts { form: Form::Tokens, shared: 0, seed: self.load.seed.wrapping_add(n as u64) };
+        let bounds = LoadBounds { concurrency: self.load.concurrency, longest: 3 * self.part + WAIT };
         let target = Arc::new(target);
-        let run = load(&target, prompts, planned, bounds, stop, watch).await;
-        ServedRequests::new(target.model.clone(), planned, &run, &self.targets)
+        let run = load(&target, prompts, planned, bounds, interrupted(), watch).await;
+        ServedRequests::new(target.model.clone(), planned, &run, &self.load.goodput)
     }
 
     fn rows(&self, served: &[ServedRequests]) -> Vec<Vec<String>> {
@@ -245,7 +209,7 @@ impl TurnoverWish {
         };
         json!({
             "base_url": base, "part_seconds": self.part.as_secs(), "busy_rate": self.busy, "idle_rate": self.idle,
-            "seed": self.seed, "goodput": self.targets.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            "seed": self.load.seed, "goodput": self.load.goodput.iter().map(ToString::to_string).collect::<Vec<_>>(),
             "models": served.iter().map(model).collect::<Value>(),
         })
     }
@@ -280,7 +244,7 @@ struct ServedRequests {
 }
 
 impl ServedRequests {
-    fn new(model: String, planned: &[PlannedRequest], run: &Run, targets: &[report::GoodputTarget]) -> Self {
+    fn new(model: String, planned: &[PlannedRequest], run: &Run, targets: &[GoodputTarget]) -> Self {
         // Of what somebody would have asked for who ended the run nothing is known.
         let due = planned.iter().take_while(|request| request.at <= run.took);
         let mut requests: Vec<(Duration, bool)> = due.map(|request| (request.at, false)).collect();
@@ -318,9 +282,14 @@ mod tests {
             busy: 2.0,
             idle: 0.1,
             lengths: DrawnLengths { prompt: 8, answer: 4, ratio: 0.0 },
-            seed: 7,
-            concurrency: 1,
-            targets: vec!["e2el:1s".parse().unwrap()],
+            load: LoadArgs {
+                seed: 7,
+                concurrency: 1,
+                goodput: vec!["e2el:1s".parse().unwrap()],
+                svg: None,
+                hides_bar: true,
+                json: false,
+            },
         }
     }
 
@@ -336,7 +305,9 @@ mod tests {
         let [(busy, idle), (little, much)] = counts;
         assert!((150..250).contains(&busy) && (320..480).contains(&much), "{counts:?}");
         assert!((1..60).contains(&idle) && (1..40).contains(&little), "{counts:?}");
-        assert_ne!(wish().planned(0), TurnoverWish { seed: 8, ..wish() }.planned(0));
+        let mut other = wish();
+        other.load.seed = 8;
+        assert_ne!(wish().planned(0), other.planned(0));
     }
 
     #[test]
@@ -349,7 +320,7 @@ mod tests {
         let outcomes = outcomes.map(outcome).into_iter().collect();
         // Somebody ended it when five had been due.
         let run = Run { outcomes, cut: 1, unsent: 2, took: Duration::from_secs(220), ..Run::default() };
-        let served = ServedRequests::new("a".into(), &planned, &run, &wish().targets);
+        let served = ServedRequests::new("a".into(), &planned, &run, &wish().load.goodput);
         assert_eq!((served.answered, served.failed, served.reasons.len(), served.requests.len()), (3, 1, 1, 5));
         assert_eq!(wish().parts(&served), [Some(0.5), Some(0.0), Some(0.0)], "late for want of a place is late");
         let ended = Run { took: Duration::from_secs(190), ..Run::default() };

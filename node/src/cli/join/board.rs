@@ -3,8 +3,9 @@
 use super::{count, describe};
 use crate::{
     cli::{
-        layout::{COLUMNS, fitted, harmless, padded, width, wrapped},
-        rates, ways,
+        rates,
+        text_layout::{COLUMNS, fitted, harmless, padded, width, wrapped},
+        ways,
     },
     hardware::memory::Size,
     view::{Readiness, SwarmView},

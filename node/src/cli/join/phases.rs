@@ -3,7 +3,7 @@
 
 use super::board::Mood;
 use crate::{
-    cli::layout::{COLUMNS, fitted, harmless, padded, time, width},
+    cli::text_layout::{COLUMNS, fitted, harmless, padded, time, width},
     hardware::memory::Size,
     view::{Readiness, SwarmView},
 };

@@ -1,18 +1,17 @@
 //! `tsnode models list`, `rm` and `verify`: what is in the Hugging Face cache, and what came from peers.
 
-use super::{exit, hub_settings, named, serving};
+use super::{exit, hub_settings, named, open_models};
 use crate::{
     cli::{
         exit::{Exit, Kind},
-        is_set,
-        layout::harmless,
-        output,
+        is_set, output,
+        text_layout::harmless,
     },
     config::Settings,
     hardware::memory::Size,
     hub::{self, Cache, CachedModel, Damage, HubError, ModelName, RepoId},
     store::{StoreError, Unused},
-    weights::{self, KeptDamage, KeptModel},
+    weights::{self, KeptDamage, KeptModel, KeptOrigin},
 };
 use clap::ArgMatches;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -41,8 +40,8 @@ pub(super) fn list(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit
         vec![model.name.to_string(), "hub".into(), Size(model.bytes).to_string(), commit, licence, state(model)]
     }));
     rows.extend(kept.iter().map(|model| {
-        let commit = model.origin.as_ref().and_then(|origin| Some(short(origin.source.split_once('@')?.1)));
-        let licence = model.origin.as_ref().and_then(|origin| origin.licence.clone());
+        let commit = model.origin.said().and_then(|origin| Some(short(origin.source.split_once('@')?.1)));
+        let licence = model.origin.said().and_then(|origin| origin.licence.clone());
         let [commit, licence] = [commit, licence].map(|said| said.unwrap_or_else(|| "-".into()));
         vec![harmless(&model.name), "peers".into(), Size(model.held).to_string(), commit, licence, kept_state(model)]
     }));
@@ -50,10 +49,11 @@ pub(super) fn list(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit
 }
 
 fn kept_as_json(model: &KeptModel) -> Value {
-    let origin = model.origin.as_ref();
+    let origin = model.origin.said();
+    let gated = (model.origin != KeptOrigin::Unsaid).then(|| model.origin.is_gated());
     json!({ "model": model.name, "from": "peers", "id": model.id, "bytes": model.bytes, "held": model.held,
         "whole": model.is_whole(), "path": model.folder, "source": origin.map(|origin| &origin.source),
-        "licence": origin.and_then(|origin| origin.licence.as_ref()), "gated": origin.map(|origin| origin.is_gated) })
+        "licence": origin.and_then(|origin| origin.licence.as_ref()), "gated": gated })
 }
 
 fn short(commit: &str) -> String {
@@ -69,10 +69,14 @@ fn state(model: &CachedModel) -> String {
 }
 
 fn kept_state(model: &KeptModel) -> String {
-    match model.bytes {
+    let state = match model.bytes {
         0 => "damaged: verify it".into(),
         _ if model.is_whole() => "whole".into(),
         bytes => format!("layers, of {}", Size(bytes)),
+    };
+    match model.origin {
+        KeptOrigin::Unreadable(_) => format!("{state}; counts as gated: its origin.json cannot be read"),
+        KeptOrigin::Unsaid | KeptOrigin::Said(_) => state,
     }
 }
 
@@ -113,40 +117,67 @@ pub(super) async fn remove(settings: &Settings, matches: &ArgMatches) -> Result<
     if kept.is_empty() {
         let Some(name) = name? else { return Ok(()) };
         let bytes = cache.remove(&name).map_err(exit)?;
-        return removed(matches, &name.to_string(), bytes);
+        return Removed { peers: None, hub: Some(bytes) }.tell(matches, &name.to_string());
     }
     // As long as it is removed no peer begins to serve it.
     let _unused = match Unused::hold(&data_dir) {
         Ok(unused) => Some(unused),
         Err(StoreError::Locked { .. }) => {
-            serving::refuse_open(settings, &kept).await?;
+            open_models::refuse_open(settings, &kept).await?;
             None
         }
         Err(error) => return Err(Exit::new(Kind::DataDir, error.to_string())),
     };
-    let mut bytes = 0;
+    let mut removed = Removed { peers: None, hub: None };
     for model in &kept {
-        let removed = weights::remove_kept(&data_dir, model);
-        bytes += removed.map_err(|error| Exit::file(Kind::Other, &model.folder, &error))?;
+        match weights::remove_kept(&data_dir, model) {
+            Ok(bytes) => *removed.peers.get_or_insert(0) += bytes,
+            Err(error) => {
+                if removed.peers.is_some() {
+                    note!("tsnode: note: {}", removed.sentence(text));
+                }
+                return Err(Exit::file(Kind::Other, &model.folder, &error));
+            }
+        }
     }
     match name {
         Ok(Some(name)) if !cache.meant(Some(&name)).is_empty() => match cache.remove(&name) {
-            Ok(more) => bytes += more,
+            Ok(bytes) => removed.hub = Some(bytes),
             // Of that repository something else is there.
             Err(HubError::Absent { .. }) => {}
-            Err(error) => return Err(exit(error)),
+            Err(error) => {
+                note!("tsnode: note: {}", removed.sentence(text));
+                return Err(exit(error));
+            }
         },
         _ => {}
     }
-    removed(matches, text, bytes)
+    removed.tell(matches, text)
 }
 
-fn removed(matches: &ArgMatches, name: &str, bytes: u64) -> Result<(), Exit> {
-    if is_set(matches, "json") {
-        return output::print_json(&json!({ "removed": name, "bytes": bytes }));
+/// What of a name is gone (bytes): a model may have come from peers, and from the hub as well.
+struct Removed {
+    peers: Option<u64>,
+    hub: Option<u64>,
+}
+
+impl Removed {
+    fn tell(&self, matches: &ArgMatches, name: &str) -> Result<(), Exit> {
+        if is_set(matches, "json") {
+            let bytes = self.peers.unwrap_or(0) + self.hub.unwrap_or(0);
+            return output::print_json(
+                &json!({ "removed": name, "bytes": bytes, "from_peers": self.peers, "from_hub": self.hub }),
+            );
+        }
+        say!("{}", self.sentence(name));
+        Ok(())
     }
-    say!("{name} is removed: {}", Size(bytes));
-    Ok(())
+
+    fn sentence(&self, name: &str) -> String {
+        let places = [(self.peers, "that came from peers"), (self.hub, "in the Hugging Face cache")];
+        let gone = places.into_iter().filter_map(|(bytes, place)| Some(format!("{} {place}", Size(bytes?))));
+        format!("{name} is removed: {}", gone.collect::<Vec<_>>().join(", and "))
+    }
 }
 
 /// What is wrong with what is here.
@@ -226,5 +257,18 @@ pub(super) fn verify(settings: &Settings, matches: &ArgMatches) -> Result<(), Ex
             Kind::Model,
             format!("{n} files are damaged; tsnode models verify --remove removes them, and a pull fetches them again"),
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_removed_of_a_name_is_told_with_where_it_was() {
+        let told = |peers, hub| Removed { peers, hub }.sentence("a/b");
+        assert_eq!(told(None, Some(1 << 30)), "a/b is removed: 1.0 GiB in the Hugging Face cache");
+        let both = told(Some(2 << 30), Some(1 << 30));
+        assert_eq!(both, "a/b is removed: 2.0 GiB that came from peers, and 1.0 GiB in the Hugging Face cache");
     }
 }

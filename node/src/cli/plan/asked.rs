@@ -9,7 +9,7 @@ use tsnode_coordinator::{
     scheduler::{
         Cluster, Problem, Slo, Space, Workload, cluster_file,
         figures::Column,
-        models::{self, Model},
+        public_models::{self, Model},
         slo::Reference,
     },
 };
@@ -126,13 +126,13 @@ pub(in crate::cli) fn read_cluster(name: &str, column: Column, links: Option<&st
 }
 
 pub(in crate::cli) fn read_model(name: &str) -> Result<Model, Exit> {
-    if let Some(model) = models::by_name(name) {
+    if let Some(model) = public_models::by_name(name) {
         return Ok(model);
     }
     let path = PathBuf::from(name);
     let path = if path.is_dir() { path.join("config.json") } else { path };
     if !path.exists() {
-        let known: Vec<&str> = models::names().collect();
+        let known: Vec<&str> = public_models::names().collect();
         return Err(usage(format!("no model is called {name:?} and no file either; known are {}", known.join(", "))));
     }
     let bytes = read(&path)?;

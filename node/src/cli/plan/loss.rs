@@ -5,7 +5,7 @@ use crate::cli::{exit::Exit, is_set, output};
 use clap::ArgMatches;
 use serde_json::json;
 use std::time::Instant;
-use tsnode_coordinator::scheduler::{Evaluator, InstanceId, Problem, light, regions, search::Found};
+use tsnode_coordinator::scheduler::{Evaluator, InstanceId, Problem, regions, rescheduling, search::Found};
 use tsnode_protocol::{BytesPerSecond, Seconds};
 
 /// Rate at which weights come from disk when a plan loads them anew.
@@ -25,12 +25,17 @@ impl PlanQuery {
         let left = self.problem(&self.service, self.cluster.clone().without(&self.lose).map_err(usage)?)?;
         let standing = standing(&whole, &left, &before.found);
         let started = Instant::now();
-        let flipped = light::reschedule(&left, &standing);
+        let flipped = rescheduling::reschedule(&left, &standing);
         let flipping = started.elapsed();
         let full = self.search(&left);
         let loading = self.service.model.bytes() / LOADING;
-        let repays =
-            light::repays(full.found.evaluation.attainment, flipped.evaluation.attainment, 1.0, loading, HORIZON);
+        let repays = rescheduling::repays(
+            full.found.evaluation.attainment,
+            flipped.evaluation.attainment,
+            1.0,
+            loading,
+            HORIZON,
+        );
         let flips: Vec<String> = standing
             .iter()
             .zip(&flipped.phases)
@@ -78,7 +83,7 @@ impl PlanQuery {
 }
 
 /// The groups of a plan that lost none of their devices, in terms of what is left.
-fn standing(whole: &Problem, left: &Problem, found: &Found) -> Vec<light::StandingGroup> {
+fn standing(whole: &Problem, left: &Problem, found: &Found) -> Vec<rescheduling::StandingGroup> {
     let mut evaluator = Evaluator::new(whole);
     let there = |id: InstanceId| {
         let instance = whole.cluster.instance(id);
@@ -98,7 +103,7 @@ fn standing(whole: &Problem, left: &Problem, found: &Found) -> Vec<light::Standi
                 stage.instance = instance;
             }
         }
-        all.push(light::StandingGroup { members, config, phase: part.phase });
+        all.push(rescheduling::StandingGroup { members, config, phase: part.phase });
     }
     all
 }

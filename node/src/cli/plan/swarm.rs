@@ -5,10 +5,10 @@ use crate::{
         ask::look,
         exit::Exit,
         is_set,
-        layout::{bytes, harmless},
         output::{name, names, print_json, table},
         status::in_words,
         swarm_settings,
+        text_layout::{bytes, harmless},
     },
     config::Settings,
     view::SwarmView,
@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use tsnode_coordinator::planner::{
     fetching::{self, Fetch},
     live::{self, Why},
-    spare::is_spare,
+    spare_routes::is_spare,
 };
 use tsnode_protocol::{Group, PeerId, Plan, Seconds, Stage};
 

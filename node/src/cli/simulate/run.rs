@@ -16,7 +16,7 @@ use tsnode_coordinator::{
 use tsnode_protocol::Bytes;
 use tsnode_simulator::{
     fixed_plan::{Written, given},
-    memory::PagedKv,
+    kv_memory::PagedKv,
     outcome,
     percentile::Sorted,
     summary::Summary,

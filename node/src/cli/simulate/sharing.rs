@@ -14,7 +14,7 @@ use tsnode_coordinator::{
     scheduler::{
         Workload,
         figures::{self, Column},
-        models::Model,
+        public_models::Model,
     },
 };
 use tsnode_simulator::{

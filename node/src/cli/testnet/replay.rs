@@ -12,7 +12,7 @@ use crate::{
         bench::serve::{
             self,
             arrivals::{PlannedRequest, TraceScaling, traced},
-            client::{BenchTarget, Endpoint, LoadBounds, Run, load},
+            client::{BenchTarget, Endpoint, LoadBounds, Run, interrupted, load},
             prompts::{Form, Prompts},
             report::{Metric, Report},
         },
@@ -329,14 +329,8 @@ impl Asking<'_> {
         bounds: LoadBounds,
         watch: impl Fn(usize, usize),
     ) -> Run {
-        let stop = async {
-            // Where no signal can be waited for, only the time ends it.
-            if tokio::signal::ctrl_c().await.is_err() {
-                std::future::pending().await
-            }
-        };
         let prompts = Prompts { form: Form::Tokens, shared: 0, seed };
-        load(&self.target, prompts, planned, bounds, stop, watch).await
+        load(&self.target, prompts, planned, bounds, interrupted(), watch).await
     }
 
     /// Processor time of all peers and of this process, which asks them (s).

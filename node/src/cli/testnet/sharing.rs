@@ -3,6 +3,7 @@
 
 mod compared;
 mod simulated;
+mod turns;
 
 use super::{dir, exit, folder, spinner};
 use crate::{
@@ -23,7 +24,7 @@ use crate::{
     view::SwarmView,
 };
 use clap::{Arg, ArgAction, ArgMatches, Command, builder::PossibleValuesParser};
-use compared::{Compared, Model, Row};
+use compared::{Compared, Model, Row, Stopped};
 use indicatif::ProgressBar;
 use simulated::{Alone, Simulated};
 use std::sync::{
@@ -31,8 +32,8 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 use std::time::{Duration, Instant};
-use tsnode_coordinator::policy::sharing::TurnOrder;
-use tsnode_protocol::ModelCard;
+use tsnode_coordinator::policy::sharing::{TurnOrder, device_use::ServiceUse};
+use tsnode_protocol::{LayerProfile, ModelCard};
 use tsnode_simulator::percentile::Sorted;
 use tsnode_testnet::{PeerConfig, PeerInfo, Testnet, TestnetConfig};
 
@@ -45,6 +46,8 @@ const AT_ONCE: usize = 1024;
 /// How long a peer may take to serve all models, and between looks.
 const PATIENCE: Duration = Duration::from_secs(120);
 const LOOK: Duration = Duration::from_millis(100);
+/// Within which a peer's view says what has happened: it looks four times a second.
+const SEEN: Duration = Duration::from_millis(700);
 
 pub(super) fn command() -> Command {
     let example = "tsnode testnet sharing --model small --model large --load 1.2\n  \
@@ -108,39 +111,32 @@ pub(super) fn command() -> Command {
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     let wish = Wish::of(matches)?;
-    let mut asked = None;
-    let mut rows = Vec::new();
-    for (name, order) in &wish.orders {
-        let config = wish.config(settings, matches, name)?;
-        let spinner = wish.spinner(format!("{name}: starting the peer"));
-        let net = unless_interrupted(Box::pin(async { Testnet::up(&config).await.map_err(exit) })).await;
-        spinner.finish_and_clear();
-        let net = net?;
-        let row = unless_interrupted(Box::pin(wish.row(settings, &net, (*name, *order), &mut asked))).await;
-        net.down().await.map_err(exit)?;
-        let folder = config.folder;
-        match row {
-            Ok(row) => rows.push(row),
-            Err(error) => {
-                return Err(Exit::new(error.kind, format!("{}; logs are in {}", error.message, folder.display())));
-            }
-        }
-        if is_set(matches, "keep") {
-            note!("tsnode: note: logs are in {}", folder.display());
-        } else {
-            std::fs::remove_dir_all(&folder).map_err(|e| Exit::file(Kind::Other, &folder, &e))?;
+    let (mut asked, mut rows, mut ended) = (None, Vec::new(), None);
+    for order in &wish.orders {
+        // An order takes minutes: what was measured of those before it is told, whatever becomes of this one.
+        if let Err(Exit { kind, message }) = wish.measure(settings, matches, *order, &mut asked, &mut rows).await {
+            let error = Exit::new(kind, format!("stopped at {}: {message}", order.0));
+            ended = Some((Stopped { order: order.0, reason: message }, error));
+            break;
         }
     }
-    let asked = asked.ok_or_else(|| Exit::new(Kind::Other, "nothing was asked"))?;
-    let compared = Compared { load: wish.load, seed: wish.seed, models: asked.models(), rows };
+    let (stopped, error) = ended.unzip();
+    let (Some(asked), false) = (asked, rows.is_empty()) else {
+        return Err(error.unwrap_or_else(|| Exit::new(Kind::Other, "nothing was asked")));
+    };
+    let compared = Compared { load: wish.load, seed: wish.seed, models: asked.models(), rows, stopped };
     if is_set(matches, "json") {
         output::print_json(&compared.json())?;
     } else {
         compared.lines().iter().for_each(|line| say!("{line}"));
         output::table(&compared.table())?;
+        output::table(&compared.turns())?;
         say!("{}", compared.verdict());
     }
-    compared.held(matches.get_one::<f64>("most-off").map(|percent| percent / 100.0))
+    match error {
+        Some(error) => Err(error),
+        None => compared.held(matches.get_one::<f64>("most-off").map(|percent| percent / 100.0)),
+    }
 }
 
 /// What is asked for.
@@ -161,6 +157,8 @@ struct Wish {
 /// What is asked of every peer: drawn once, by what the first one was measured to take.
 struct Asked {
     names: Vec<String>,
+    /// What was measured of each model's layers on the first peer.
+    profiles: Vec<Option<LayerProfile>>,
     planned: Vec<Vec<PlannedRequest>>,
     /// What each model's requests take alone, on average: by these all latencies are normalised, live and simulated.
     means: Vec<f64>,
@@ -168,9 +166,11 @@ struct Asked {
 
 impl Asked {
     fn models(&self) -> Vec<Model> {
-        let all = self.names.iter().zip(&self.planned).zip(&self.means);
-        let model = |((name, planned), mean): ((&String, &Vec<PlannedRequest>), &f64)| Model {
+        let all = self.names.iter().zip(&self.profiles).zip(self.planned.iter().zip(&self.means));
+        type Named<'a> = (&'a String, &'a Option<LayerProfile>);
+        let model = |((name, profile), (planned, mean)): (Named<'_>, (&Vec<PlannedRequest>, &f64))| Model {
             name: name.clone(),
+            profile: *profile,
             requests: planned.len(),
             mean_alone: *mean,
         };
@@ -231,6 +231,33 @@ impl Wish {
         })
     }
 
+    /// One order, from its peer's start to its end. A row that was measured is kept, whatever goes wrong with its peer behind it.
+    async fn measure(
+        &self,
+        settings: &Settings,
+        matches: &ArgMatches,
+        (name, order): (&'static str, TurnOrder),
+        asked: &mut Option<Asked>,
+        rows: &mut Vec<Row>,
+    ) -> Result<(), Exit> {
+        let config = self.config(settings, matches, name)?;
+        let spinner = self.spinner(format!("{name}: starting the peer"));
+        let net = unless_interrupted(Box::pin(async { Testnet::up(&config).await.map_err(exit) })).await;
+        spinner.finish_and_clear();
+        let net = net?;
+        let row = unless_interrupted(Box::pin(self.row(settings, &net, (name, order), asked))).await;
+        let ended = net.down().await.map_err(exit);
+        let folder = config.folder;
+        let logs = |error: Exit| Exit::new(error.kind, format!("{}; logs are in {}", error.message, folder.display()));
+        rows.push(row.map_err(logs)?);
+        ended.map_err(logs)?;
+        if is_set(matches, "keep") {
+            note!("tsnode: note: logs are in {}", folder.display());
+            return Ok(());
+        }
+        std::fs::remove_dir_all(&folder).map_err(|e| Exit::file(Kind::Other, &folder, &e))
+    }
+
     /// One order, live and simulated.
     async fn row(
         &self,
@@ -252,19 +279,22 @@ impl Wish {
             targets.push(Arc::new(target));
         }
         let spinner = self.spinner(format!("{name}: asking each model one request after another"));
-        let alone = self.each_alone(&targets).await;
+        let alone = self.each_alone(&targets, &cards).await;
         spinner.finish_and_clear();
         let simulated = Simulated::new(&view, &cards, &alone?)?;
-        let asked: &Asked = asked.get_or_insert_with(|| self.asked(&cards, &simulated));
+        let asked: &Asked = asked.get_or_insert_with(|| self.asked(&view, &cards, &simulated));
         let Asked { planned, means, .. } = asked;
         let bar = serve::bar(planned.iter().map(Vec::len).sum(), !self.shows_progress);
         bar.set_message(name);
+        let before = used(&peer()?, &cards).await?;
         let runs = self.live(&targets, planned, &bar).await;
         bar.finish_and_clear();
         if runs.iter().any(|run| run.cut + run.unsent > 0) {
             let what = format!("{name}: some requests had not ended {} s after the last came", DRAIN.as_secs());
             return Err(Exit::new(Kind::Request, format!("{what}; ask for less: --load, --requests")));
         }
+        let after = used(&peer()?, &cards).await?;
+        let (latencies, simulated_turns) = simulated.run(order, planned, means);
         let lost = |run: &Run| run.outcomes.iter().filter(|o| o.answer.is_err()).count();
         let why = runs.iter().flat_map(|run| reasons(&run.outcomes)).map(|(why, _)| why).next();
         Ok(Row {
@@ -272,7 +302,9 @@ impl Wish {
             failed: runs.iter().map(lost).sum(),
             reason: why,
             live: of_each(&runs, means),
-            simulated: simulated.run(order, planned, means),
+            simulated: latencies,
+            live_turns: after.iter().zip(&before).map(|(after, before)| after.since(before)).collect(),
+            simulated_turns,
             overheads: simulated.overheads,
         })
     }
@@ -298,21 +330,22 @@ impl Wish {
     }
 
     /// What models take that are asked alone, one after the other.
-    async fn each_alone(&self, targets: &[Arc<BenchTarget>]) -> Result<Vec<Alone>, Exit> {
+    async fn each_alone(&self, targets: &[Arc<BenchTarget>], cards: &[ModelCard]) -> Result<Vec<Alone>, Exit> {
         let mut all = Vec::with_capacity(targets.len());
         for (n, target) in targets.iter().enumerate() {
-            all.push(self.alone(target, n).await?);
+            all.push(self.alone(target, n, cards).await?);
         }
         Ok(all)
     }
 
     /// A model's usual requests, one after another.
-    async fn alone(&self, target: &Arc<BenchTarget>, n: usize) -> Result<Alone, Exit> {
+    async fn alone(&self, target: &Arc<BenchTarget>, n: usize, cards: &[ModelCard]) -> Result<Alone, Exit> {
         let DrawnLengths { prompt, answer, .. } = self.lengths[n];
         let planned = vec![PlannedRequest { at: Duration::ZERO, prompt, answer }; ALONE];
         let one = LoadBounds { concurrency: 1, longest: DRAIN };
         // The first finds cold caches, and is not counted.
         ask(target, (!self.seed, n), &planned[..1], one, |_| {}).await;
+        let before = used(&target.peer, cards).await?[n];
         let run = ask(target, (self.seed ^ (1 << 32), n), &planned, one, |_| {}).await;
         let report = Report::new(&run, |_| prompt, Vec::new());
         if report.completed < ALONE {
@@ -320,11 +353,12 @@ impl Wish {
             let what = format!("a request alone for {} is not answered: {why}", target.model);
             return Err(Exit::new(Kind::Request, what));
         }
-        Ok(Alone { prompt, answer, report })
+        let used = used(&target.peer, cards).await?[n].since(&before);
+        Ok(Alone { prompt, answer, report, used })
     }
 
     /// Requests of all models over one span, each model's so often that alone they would take `load` of the device's time.
-    fn asked(&self, cards: &[ModelCard], simulated: &Simulated) -> Asked {
+    fn asked(&self, view: &SwarmView, cards: &[ModelCard], simulated: &Simulated) -> Asked {
         let usual = |(n, lengths): (usize, &DrawnLengths)| simulated.alone(n, lengths.prompt, lengths.answer);
         let rates: Vec<f64> = self.lengths.iter().enumerate().map(usual).map(|alone| self.load / alone).collect();
         let sum: f64 = rates.iter().sum();
@@ -338,7 +372,10 @@ impl Wish {
             list.iter().map(|p| simulated.alone(n, p.prompt, p.answer)).sum::<f64>() / list.len() as f64
         };
         let means = planned.iter().enumerate().map(mean).collect();
-        Asked { names: cards.iter().map(|card| card.name.clone()).collect(), planned, means }
+        let device = view.peers.first().and_then(|peer| peer.advert.devices.first());
+        let profile = |card: &ModelCard| device.and_then(|device| device.profile(card.id)).copied();
+        let (names, profiles) = cards.iter().map(|card| (card.name.clone(), profile(card))).unzip();
+        Asked { names, profiles, planned, means }
     }
 
     /// All models' requests at their times.
@@ -393,6 +430,24 @@ fn of_each(runs: &[Run], means: &[f64]) -> Vec<Sorted> {
         Sorted::new(whole.map(|whole| simulated::normalised(whole, *mean)))
     };
     runs.iter().zip(means).map(of).collect()
+}
+
+/// What each model has had of the peer's device, once no more steps come.
+async fn used(peer: &Peer, cards: &[ModelCard]) -> Result<Vec<ServiceUse>, Exit> {
+    let of = |view: SwarmView| -> Vec<ServiceUse> {
+        let own =
+            |card: &ModelCard| view.turns.iter().filter(|turns| turns.model == card.id).map(|turns| turns.used).sum();
+        cards.iter().map(own).collect()
+    };
+    let mut last = of(peer.view().await?);
+    loop {
+        tokio::time::sleep(SEEN).await;
+        let now = of(peer.view().await?);
+        if now.iter().zip(&last).all(|(now, last)| now.steps == last.steps) {
+            return Ok(now);
+        }
+        last = now;
+    }
 }
 
 /// The swarm as its one peer sees it once it serves all models, and these in the order in which it was told them.

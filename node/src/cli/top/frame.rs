@@ -7,7 +7,7 @@ use super::{
     snapshot::{Feed, Snapshot},
     table::{ColumnFit, GAP, PaneTable, RowMood, TableRow},
 };
-use crate::cli::layout::{fitted, harmless, padded, width};
+use crate::cli::text_layout::{fitted, harmless, padded, width};
 use ratatui::{
     buffer::Buffer,
     layout::{Alignment, Constraint, Rect},

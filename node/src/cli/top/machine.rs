@@ -2,10 +2,10 @@
 
 use crate::{
     cli::{
-        layout::harmless,
         output::names,
         rates::{groups_of, rate, sum, tokens},
         status,
+        text_layout::harmless,
     },
     hardware::memory::Size,
     view::{Readiness, SwarmView},

@@ -1,6 +1,6 @@
 //! Tables of `tsnode top`: what is sorted, filtered and fitted into columns, before anything is drawn.
 
-use crate::cli::layout::{fitted, harmless, width};
+use crate::cli::text_layout::{fitted, harmless, width};
 use std::cmp::Ordering;
 
 /// Columns between two columns.

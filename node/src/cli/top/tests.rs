@@ -7,7 +7,7 @@ use super::{
     snapshot::{Feed, RequestsView, Snapshot},
 };
 use crate::{
-    cli::layout::width,
+    cli::text_layout::width,
     view::{Readiness, SwarmView, tests::view},
 };
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};

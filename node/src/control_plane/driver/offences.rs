@@ -63,6 +63,6 @@ impl Driver {
     }
 
     fn tell_guards(&self) {
-        self.bench.cut_off.send_replace(Arc::new(self.trust.cut_off().map(|(peer, _)| peer).collect()));
+        self.offence_receiver.cut_off.send_replace(Arc::new(self.trust.cut_off().map(|(peer, _)| peer).collect()));
     }
 }

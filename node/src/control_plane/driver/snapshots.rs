@@ -5,7 +5,7 @@ use crate::{
     data_plane::roster::Adverts,
     view::{CutOffView, PeerView, is_called},
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -63,25 +63,35 @@ impl Driver {
     /// What requests are routed by.
     fn show_gateway(&self, up: &BTreeMap<GroupId, Load>, reachable: Adverts) {
         let (followed, barred) = (self.changeover.routed(), self.trust.barred(self.started.elapsed()));
-        let witnesses = self.witnesses();
         self.routes.send_if_modified(|old| {
             let same_plan = old.plan.as_ref() == followed;
             let same_adverts = Arc::ptr_eq(&old.adverts, &reachable) || old.adverts == reachable;
-            let changed =
-                !same_plan || old.up != *up || !same_adverts || *old.barred != barred || *old.witnesses != witnesses;
+            let (witnesses, short) = (self.witnesses(same_adverts.then_some(&*old.witnesses)), self.short());
+            let same_groups = same_plan && old.up == *up && *old.short == short;
+            let changed = !same_groups || !same_adverts || *old.barred != barred || *old.witnesses != witnesses;
             if changed {
-                let (barred, witnesses) = (Arc::new(barred), Arc::new(witnesses));
-                *old = View { plan: followed.cloned(), up: up.clone(), adverts: reachable, barred, witnesses };
+                let (barred, witnesses, short) = (Arc::new(barred), Arc::new(witnesses), Arc::new(short));
+                *old = View { plan: followed.cloned(), up: up.clone(), adverts: reachable, barred, witnesses, short };
             }
             changed
         });
     }
 
-    /// What other gateways say of groups whose claims are in doubt.
-    fn witnesses(&self) -> Witnesses {
+    /// Peers whose models share pages that are short.
+    fn short(&self) -> BTreeSet<PeerId> {
+        let said = self.control.members();
+        View::short_of(said.filter_map(|(peer, m)| Some((*peer, m.advert.as_deref()?, &m.heartbeat.load))))
+    }
+
+    /// What other gateways say of groups whose claims are in doubt; `before` is who they were, where adverts are the same.
+    fn witnesses(&self, before: Option<&Witnesses>) -> Witnesses {
         let is_other = |peer: &PeerId| *peer != self.control.me() && !self.trust.is_cut_off(*peer);
         let others = self.control.members().filter(|(peer, _)| is_other(peer));
-        Witnesses::of(others.filter_map(|(peer, m)| Some((*peer, m.advert.as_deref()?, &m.heartbeat))))
+        let others = others.filter_map(|(peer, m)| Some((*peer, m.advert.as_deref()?, &m.heartbeat)));
+        match before {
+            Some(before) => before.saying(others.map(|(peer, _, heartbeat)| (peer, heartbeat))),
+            None => Witnesses::of(others),
+        }
     }
 
     /// The swarm as HTTP shows it.
@@ -110,7 +120,7 @@ impl Driver {
         let lending = if yields { Lending::OtherModel } else { self.owner.lending() };
         let waiting = self.waits(&readiness, lending);
         let settings = SwarmSettings::of(control.members().filter_map(|(_, m)| m.advert.as_deref())).said();
-        let spot_checks = self.bench.spot_checked();
+        let spot_checks = self.offence_receiver.spot_checked();
         let groups = self.changeover.routed().map_or(&[][..], |plan| &plan.groups);
         let loaded = groups.iter().filter(|group| up.contains_key(&group.id)).map(|group| group.model).collect();
         self.view.send_modify(|view| {

@@ -72,7 +72,7 @@ impl Driver {
         };
         let others: Vec<PeerSighting> = control.members().filter(|(peer, _)| **peer != me).map(seen).collect();
         let lent = control.members().filter(|(_, m)| lends(m)).filter_map(|(_, m)| m.advert.as_ref());
-        let scene = WaitingView {
+        let view = WaitingView {
             stage,
             lending,
             opens: self.owner.opens(),
@@ -84,7 +84,7 @@ impl Driver {
             short: &self.reasons.short.1,
             models: lent.flat_map(|advert| &advert.models).map(|card| card.id).collect::<BTreeSet<_>>().len(),
         };
-        waiting::why(&scene)
+        waiting::why(&view)
     }
 }
 

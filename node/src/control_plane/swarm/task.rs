@@ -5,6 +5,7 @@ mod restart;
 
 use super::{
     SwarmEvent,
+    address_changes::Moves,
     admission::Rejection,
     behaviour::{Behaviour, BehaviourEvent},
     dialer::{Attempt, Dialer},
@@ -12,7 +13,6 @@ use super::{
     gossip::{self, MessageRefusal},
     handle::{Ban, SwarmCommand},
     heard::{Excess, HeardSigners},
-    moves::Moves,
     network::Maker,
     outbox::Outbox,
     seated, to_libp2p_id, to_own_id,

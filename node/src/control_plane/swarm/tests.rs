@@ -1,11 +1,12 @@
-//! Stories of small swarms on loopback. Every wait ends with an event or fails at its deadline.
+//! Scenarios of small swarms on loopback. Every wait ends with an event or fails at its deadline.
 
+mod circuits;
 mod crowd;
+mod lies;
 mod looking;
 
 use super::*;
-use crate::{data_plane::carrier, faults::Wall};
-use admission::{AdmissionDoor, Rejection};
+use crate::data_plane::carrier;
 use futures::StreamExt as _;
 use libp2p::{
     Swarm, Transport as _,
@@ -13,7 +14,6 @@ use libp2p::{
         Endpoint,
         transport::{DialOpts, PortUse},
     },
-    gossipsub,
     multiaddr::Protocol,
     ping,
     swarm::SwarmEvent as NetEvent,
@@ -23,14 +23,14 @@ use std::{
     net::{TcpListener, UdpSocket},
     time::{Duration, Instant},
 };
-use tsnode_protocol::{Advert, Heartbeat, Life, PathKind, Secret, codec, limits, proof::ConnectionSide};
+use tsnode_protocol::{Advert, Heartbeat, Life, Secret, codec, proof::ConnectionSide};
 
 const SWARM: SwarmId = SwarmId([1; 16]);
 const SECRET: Secret = Secret([2; 32]);
 const PATIENCE: Duration = Duration::from_secs(15);
 const TRANSPORTS: [&str; 2] = ["/tcp/", "/quic-v1/"];
 
-/// One peer of a story.
+/// One peer of a scenario.
 struct Peer {
     id: PeerId,
     handle: SwarmHandle,
@@ -250,95 +250,6 @@ async fn peers_find_each_other_through_a_third() {
     b.until_connected(c.id).await;
 }
 
-/// A member that speaks whatever it likes.
-struct Byzantine {
-    net: Swarm<gossipsub::Behaviour>,
-    id: PeerId,
-}
-
-impl Byzantine {
-    async fn beside(peer: &Peer) -> Self {
-        let identity = Identity::from_seed(&[66; 32]);
-        let keypair = identity.libp2p_keypair();
-        let (rejections, _) = mpsc::channel::<Rejection>(1);
-        let door = AdmissionDoor {
-            process: ProcessId::draw(),
-            own: identity.peer_id(),
-            swarm: SWARM,
-            membership: Membership::new(SWARM, Some(SECRET)),
-            invites: no_invites(),
-            rejections,
-        };
-        let config = gossipsub::ConfigBuilder::default()
-            .validation_mode(gossipsub::ValidationMode::Anonymous)
-            .max_transmit_size(8 * limits::GOSSIP_BYTES)
-            .message_id_fn(gossip::message_id)
-            .build()
-            .unwrap();
-        let mut behaviour = gossipsub::Behaviour::new(gossipsub::MessageAuthenticity::Anonymous, config).unwrap();
-        behaviour.subscribe(&gossip::topic(SWARM)).unwrap();
-        let (circuits, _) = libp2p::relay::client::new(keypair.public().to_peer_id());
-        let mut net = Swarm::new(
-            transport::admitted(&keypair, door, Doors::default(), circuits).unwrap(),
-            behaviour,
-            keypair.public().to_peer_id(),
-            libp2p::swarm::Config::with_tokio_executor().with_idle_connection_timeout(PATIENCE),
-        );
-        net.dial(peer.address("/tcp/")).unwrap();
-        let heard = async {
-            while !matches!(net.select_next_some().await, NetEvent::Behaviour(gossipsub::Event::Subscribed { .. })) {}
-        };
-        tokio::time::timeout(PATIENCE, heard).await.expect("the byzantine peer was not admitted");
-        Self { net, id: identity.peer_id() }
-    }
-
-    fn say(&mut self, bytes: Vec<u8>) {
-        self.net.behaviour_mut().publish(gossip::topic(SWARM), bytes).unwrap();
-    }
-
-    async fn until_blamed(&mut self, peer: &mut Peer) -> String {
-        let blamed = peer.until_rejection(self.id);
-        self.goes_on_during(blamed).await
-    }
-
-    /// Runs the byzantine peer's network until `story` is over.
-    async fn goes_on_during<T>(&mut self, story: impl Future<Output = T>) -> T {
-        let mut story = std::pin::pin!(story);
-        loop {
-            tokio::select! {
-                end = &mut story => return end,
-                _ = self.net.select_next_some() => {}
-            }
-        }
-    }
-}
-
-#[tokio::test]
-async fn lies_are_counted_and_the_swarm_goes_on() {
-    let (mut a, mut b) = (member(1).await, member(2).await);
-    let mut byzantine = Byzantine::beside(&a).await;
-
-    byzantine.say(vec![1; limits::GOSSIP_BYTES + 1]);
-    let reason = byzantine.until_blamed(&mut a).await;
-    assert!(reason.contains("over its limit"), "{reason}");
-    byzantine.say(b"garbage".to_vec());
-    byzantine.until_blamed(&mut a).await;
-    let (_, mut forged) =
-        Sealer::new(Identity::from_seed(&[66; 32]).signing, SWARM, Life(1)).seal(&heartbeat()).unwrap();
-    *forged.last_mut().unwrap() ^= 1;
-    byzantine.say(forged);
-    let reason = byzantine.until_blamed(&mut a).await;
-    assert!(reason.contains("does not hold"), "{reason}");
-    byzantine.say(vec![7; 4 * limits::GOSSIP_BYTES]);
-
-    let honest = async {
-        meet(&mut b, &mut a, "/tcp/").await;
-        let said = a.handle.publish(&heartbeat()).unwrap();
-        b.until_heard(&said).await;
-    };
-    byzantine.goes_on_during(honest).await;
-}
-
 #[tokio::test]
 async fn who_speaks_another_version_is_told_which_this_one_is_and_the_other_way_round() {
     let mut member = member(1).await;
@@ -513,62 +424,4 @@ async fn a_socket_of_another_program_with_the_listening_ports_number_keeps_nobod
     // As the kernel gives it to a connection from another of this host's addresses.
     let _other = std::net::TcpListener::bind(("127.1.2.3", port)).unwrap();
     meet(&mut b, &mut a, "/tcp/").await;
-}
-
-/// A peer behind a pretended address translation, with a place at `relay`; and where that is.
-async fn walled(n: u8, relay: &mut Peer, faults: &watch::Sender<Faults>) -> (Peer, Multiaddr) {
-    let mut peer = start_with(SwarmConfig { faults: Some(faults.subscribe()), ..config(n, SECRET) }).await;
-    meet(&mut peer, relay, "/tcp/").await;
-    let placed = |event: &SwarmEvent| matches!(event, SwarmEvent::Listening(all) if all.iter().any(|a| is_circuit(a)));
-    peer.until(|event| *event == SwarmEvent::Reachable(false)).await;
-    peer.until(placed).await;
-    let circuit = peer.handle.addresses().into_iter().find(|a| is_circuit(a) && a.contains("/tcp/")).unwrap();
-    (peer, circuit.parse().unwrap())
-}
-
-fn is_circuit(address: &str) -> bool {
-    address.contains("p2p-circuit")
-}
-
-#[tokio::test]
-async fn members_reach_an_unreachable_one_over_a_relay_and_strangers_do_not() {
-    let faults = watch::Sender::new(Faults { wall: Wall::Nat, ..Faults::default() });
-    let mut relay = member(1).await;
-    let (mut hidden, circuit) = walled(2, &mut relay, &faults).await;
-    let mut stranger = start_with(config(3, Secret([9; 32]))).await;
-    stranger.handle.dial(circuit.clone()).unwrap();
-    let reason = stranger.until_rejection(relay.id).await;
-    assert!(reason.contains("does not know this swarm's secret"), "{reason}");
-
-    let ((carrier, _), porter) = carrier::channel();
-    let mut friend = start_with_porter(config(4, SECRET), porter).await;
-    friend.handle.dial(circuit).unwrap();
-    friend.until_connected(hidden.id).await;
-    hidden.until_connected(friend.id).await;
-    assert!(!hidden.handle.peers().contains(&stranger.id));
-    let carried = carrier.open(hidden.id).await.unwrap();
-    assert_eq!((carried.peer, carried.path), (hidden.id, PathKind::Relayed { via: relay.id }));
-}
-
-#[tokio::test]
-async fn who_turns_out_to_be_unreachable_still_gets_streams_to_those_it_had_reached_over_a_relay() {
-    let faults = watch::Sender::new(Faults { wall: Wall::Nat, ..Faults::default() });
-    let mut relay = member(1).await;
-    let (hidden, circuit) = walled(2, &mut relay, &faults).await;
-    let ((carrier, _), porter) = carrier::channel();
-    let faults = Some(faults.subscribe());
-    let mut late = start_with_porter(SwarmConfig { faults, ..config(4, SECRET) }, porter).await;
-    late.handle.dial(circuit).unwrap();
-    late.until_connected(hidden.id).await;
-    late.until(|event| *event == SwarmEvent::Reachable(false)).await;
-    let carried = async {
-        loop {
-            if let Some(carried) = carrier.open(hidden.id).await {
-                return carried;
-            }
-        }
-    };
-    let carried =
-        tokio::time::timeout(PATIENCE, carried).await.expect("no connection that answers nothing is in the way");
-    assert_eq!(carried.path, PathKind::Relayed { via: relay.id });
 }

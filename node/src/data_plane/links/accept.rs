@@ -133,7 +133,7 @@ impl<P: Send> Newcomer<P> {
         if let Transport::Open(from) = way {
             links.inner.doors.meet(from.ip());
         }
-        connection.proven(peer, &links.inner.guard, &links.inner.kv);
+        connection.proven(peer, &links.inner.offence_reporter, &links.inner.kv);
         connection.open_up();
         links.inner.known.join(peer, &connection);
         // A parallel stream stands and falls with the connection beside it.
@@ -157,7 +157,7 @@ async fn proven(links: &Links, connecting: quinn::Connecting, way: Transport) ->
         return None;
     };
     let peer = peer_of(&connection)?;
-    if links.inner.guard.keeps_out(peer) {
+    if links.inner.offence_reporter.keeps_out(peer) {
         connection.close(CODE_REFUSED.into(), b"cut off");
         return None;
     }
@@ -176,7 +176,7 @@ pub(super) async fn serve(
 ) {
     while let Ok(halves) = connection.connection.accept_bi().await {
         let (stream, streams) = (Stream::new(halves, Kind::Bulk, connection), streams.clone());
-        if links.inner.guard.keeps_out(peer) {
+        if links.inner.offence_reporter.keeps_out(peer) {
             return connection.connection.close(CODE_REFUSED.into(), b"cut off");
         }
         crate::tasks::spawn("stream", welcome(peer, links.clone(), connection.clone(), stream, streams));
@@ -201,7 +201,7 @@ async fn welcome(
     if !links.inner.rates.allow(peer, &opening) {
         // Who does not find a way asks again and again in good faith.
         if !matches!(opening, Opening::Meet(_)) {
-            links.inner.guard.blame(peer, Offence::Flood);
+            links.inner.offence_reporter.blame(peer, Offence::Flood);
         }
         return tracing::debug!(%peer, "stream refused: too many");
     }
@@ -221,7 +221,7 @@ async fn welcome(
         }
         Opening::Heartbeats(words) => {
             if let Some(inbox) = &links.inner.heartbeats {
-                inbox.take(peer, words, &links.inner.guard);
+                inbox.take(peer, words, &links.inner.offence_reporter);
             }
         }
         Opening::Where => {

@@ -51,7 +51,7 @@ pub(super) struct LifelineHolder {
     pub me: PeerId,
     pub membership: Membership,
     pub doors: Doors,
-    pub guard: OffenceReporter,
+    pub offence_reporter: OffenceReporter,
     /// What is broken on purpose, where a testnet may.
     pub faults: Option<watch::Receiver<Faults>>,
 }
@@ -88,7 +88,7 @@ impl LifelineHolder {
     async fn keep(&self, mut line: TcpStream, place: Place<Origin>) {
         let Some(Ok(peer)) = place.gone().run_until_cancelled(self.whose(&mut line)).await else { return };
         drop(place);
-        if self.guard.keeps_out(peer) {
+        if self.offence_reporter.keeps_out(peer) {
             return;
         }
         // All are alike here, and who holds most gives way.
@@ -321,12 +321,12 @@ mod tests {
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
         let (me, doors, stop) = (PeerId([1; 32]), Doors::of(files), CancellationToken::new());
-        let (guard, bench) = OffenceReporter::channel();
-        let holder = LifelineHolder { me, membership: swarm(1), doors: doors.clone(), guard, faults: None };
+        let (offence_reporter, offence_receiver) = OffenceReporter::channel();
+        let holder = LifelineHolder { me, membership: swarm(1), doors: doors.clone(), offence_reporter, faults: None };
         let held = holder.hold(TcpListener::from_std(listener).unwrap(), stop.clone());
         crate::tasks::spawn("test", async move {
             held.await;
-            drop(bench);
+            drop(offence_receiver);
         });
         (me, address, doors, stop.drop_guard())
     }

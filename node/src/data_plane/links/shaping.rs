@@ -5,6 +5,7 @@
 //! socket is behind it, since its owner may set a limit at any time; as long as nothing is limited, datagrams pass it by.
 
 use super::uplink::{Uplink, within_a_day};
+use super::{IDLE, KEEP_ALIVE};
 use crate::data_plane::listening::canonical;
 use crate::faults::{Faults, Wall};
 use quinn::udp::{EcnCodepoint, RecvMeta, Transmit};
@@ -19,7 +20,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
-use tsnode_protocol::BytesPerSecond;
+use tsnode_protocol::{BytesPerSecond, limits};
 
 /// Datagrams between QUIC and the queue; above it they are dropped.
 const WAITING: usize = 4096;
@@ -37,6 +38,37 @@ const REMEMBERED: Duration = Duration::from_secs(30);
 const SOON: Duration = Duration::from_micros(500);
 /// A full datagram, about.
 const DATAGRAM: f64 = 1452.0;
+
+/// The least that an owner may limit uploads to (Mbit/s). Signs of life wait in the same line as KV, and with what is on a connection
+/// both ends of it know each other's silence: behind a full buffer two keep-alives, of which one may be lost, must come before a peer is
+/// taken for dead. A call for who has not been heard is answered over the control plane, which is not held to the limit, and so are
+/// digests: a heartbeat that waits so long costs some gossip.
+const LEAST_UPLOAD_MBIT: f64 = 0.75;
+const LEAST_UPLOAD: f64 = LEAST_UPLOAD_MBIT * 1e6 / 8.0;
+const _: () = assert!(BUFFER_BYTES * 1e3 / LEAST_UPLOAD <= (IDLE.as_millis() - 2 * KEEP_ALIVE.as_millis()) as f64);
+/// A heartbeat as it leaves, with what QUIC puts around it (bytes): 147 of its own.
+const HEARTBEAT: f64 = 200.0;
+/// Peers that a leader tells, once a second, of all members of its group.
+const LISTENERS: f64 = 3.0;
+const _: () = assert!(limits::STAGES as f64 * LISTENERS * HEARTBEAT <= LEAST_UPLOAD / 2.0);
+
+/// A limit on uploads as settings and verbs take it (Mbit/s).
+///
+/// # Errors
+/// Why it is none, and what to do instead.
+pub fn check_upload(mbit: f64) -> Result<(), String> {
+    const MOST: f64 = 1e9;
+    if (LEAST_UPLOAD_MBIT..=MOST).contains(&mbit) {
+        return Ok(());
+    }
+    if 0.0 < mbit && mbit < LEAST_UPLOAD_MBIT {
+        return Err(format!(
+            "write at least {LEAST_UPLOAD_MBIT} (Mbit/s): below it signs of life wait behind what else leaves for longer than other \
+             peers wait for them, and they would take this one for dead; a machine that has no more to give lends by hours, or is paused"
+        ));
+    }
+    Err(format!("write a rate in Mbit/s, from {LEAST_UPLOAD_MBIT} to {MOST}"))
+}
 
 /// Limits on what leaves.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -20,7 +20,7 @@ struct End {
     links: Links,
     incoming: Incoming,
     gone: GonePeers,
-    bench: OffenceReceiver,
+    offence_receiver: OffenceReceiver,
     address: SocketAddr,
     id: PeerId,
     _stop: tokio_util::sync::DropGuard,
@@ -49,14 +49,14 @@ fn end_at(
     let id = identity.peer_id();
     let membership = Membership::new(SwarmId([1; 16]), Some(Secret([secret; 32])));
     let stop = CancellationToken::new();
-    let (guard, bench) = OffenceReporter::channel();
+    let (offence_reporter, offence_receiver) = OffenceReporter::channel();
     let config = LinksConfig {
         identity,
         membership,
         listen,
         shaping,
         datagram: None,
-        guard,
+        offence_reporter,
         faults: None,
         heartbeats: None,
         carriage,
@@ -65,7 +65,7 @@ fn end_at(
     };
     let (links, incoming, gone) = Links::bind(config, stop.clone()).unwrap();
     let address = links.local_addr().unwrap();
-    End { links, incoming, gone, bench, address, id, _stop: stop.drop_guard() }
+    End { links, incoming, gone, offence_receiver, address, id, _stop: stop.drop_guard() }
 }
 
 fn file() -> Opening {
@@ -257,7 +257,7 @@ async fn nonsense_is_refused_and_the_next_stream_is_served() {
     sender.write_all(&[9; 64]).await.unwrap();
     let (_, there) = pair(&a, &mut b).await;
     assert_eq!(there.opening, file());
-    assert_eq!(timeout(PATIENCE, b.bench.offences.recv()).await, Ok(Some((a.id, Offence::Garbage))));
+    assert_eq!(timeout(PATIENCE, b.offence_receiver.offences.recv()).await, Ok(Some((a.id, Offence::Garbage))));
 }
 
 /// Whoever opened the stream, and whether it is no message at all, longer than any, or one that says what none may say.
@@ -267,13 +267,13 @@ async fn nonsense_within_a_stream_is_told_of() {
     let (mut here, mut there) = pair(&a, &mut b).await;
     here.sender.send_bytes(&[0xff; 40], limits::FRAME_BYTES).await.unwrap();
     assert!(matches!(there.stream.receiver.recv::<DecodeOrder>().await, Err(LinkError::Codec(_))));
-    assert_eq!(timeout(PATIENCE, b.bench.offences.recv()).await, Ok(Some((a.id, Offence::Garbage))));
+    assert_eq!(timeout(PATIENCE, b.offence_receiver.offences.recv()).await, Ok(Some((a.id, Offence::Garbage))));
     there.stream.sender.claim(100, &[1; 100]).await.unwrap();
     assert!(matches!(here.receiver.recv_bytes(99).await, Err(LinkError::Codec(_))));
-    assert_eq!(timeout(PATIENCE, a.bench.offences.recv()).await, Ok(Some((b.id, Offence::Garbage))));
+    assert_eq!(timeout(PATIENCE, a.offence_receiver.offences.recv()).await, Ok(Some((b.id, Offence::Garbage))));
     let never = CodecError::Invalid("as its check has it");
     assert!(matches!(there.stream.receiver.refuse(never), LinkError::Codec(_)));
-    assert_eq!(timeout(PATIENCE, b.bench.offences.recv()).await, Ok(Some((a.id, Offence::Garbage))));
+    assert_eq!(timeout(PATIENCE, b.offence_receiver.offences.recv()).await, Ok(Some((a.id, Offence::Garbage))));
 }
 
 /// A stream that breaks off may do so anywhere.
@@ -284,7 +284,7 @@ async fn half_a_message_is_no_offence() {
     here.sender.claim(100, &[1; 50]).await.unwrap();
     here.sender.finish().unwrap();
     assert!(matches!(there.stream.receiver.recv::<DecodeOrder>().await, Err(LinkError::Lost(_))));
-    assert!(b.bench.offences.try_recv().is_err());
+    assert!(b.offence_receiver.offences.try_recv().is_err());
 }
 
 #[tokio::test]
@@ -300,7 +300,7 @@ async fn a_flood_is_turned_away_and_told_of() {
         std::future::pending::<()>().await;
     };
     let look = async {
-        let blame = timeout(PATIENCE, b.bench.offences.recv()).await;
+        let blame = timeout(PATIENCE, b.offence_receiver.offences.recv()).await;
         assert_eq!(blame, Ok(Some((a.id, Offence::Flood))));
     };
     let drain = async { while b.incoming.next().await.is_some() {} };
@@ -315,7 +315,7 @@ async fn a_flood_is_turned_away_and_told_of() {
 async fn who_is_cut_off_is_answered_nothing_and_asked_nothing() {
     let (a, mut b) = (end(1, None), end(1, None));
     pair(&a, &mut b).await;
-    b.bench.cut_off.send_replace(Arc::new([a.id].into()));
+    b.offence_receiver.cut_off.send_replace(Arc::new([a.id].into()));
     let asked = b.links.open(a.id, &[a.address], &file()).await;
     assert!(matches!(asked, Err(LinkError::CutOff(peer)) if peer == a.id), "{asked:?}");
     let mut stream = a.links.open(b.id, &[b.address], &file()).await.unwrap();

@@ -194,7 +194,7 @@ impl Links {
             connection.become_kv_stream();
         }
         prove::as_dialer(&connection, &self.inner.membership, self.inner.me, peer).await?;
-        connection.proven(peer, &self.inner.guard, &self.inner.kv);
+        connection.proven(peer, &self.inner.offence_reporter, &self.inner.kv);
         tracing::debug!(%peer, ?way, ?used, "data connection opened");
         Ok(connection)
     }

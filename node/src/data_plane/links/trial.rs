@@ -133,14 +133,14 @@ impl TrialEnd {
         let membership = Membership::new(SwarmId([0; 16]), Some(Secret([0; 32])));
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
         // Nobody is kept out, so nobody need hear of offences.
-        let (guard, _) = OffenceReporter::channel();
+        let (offence_reporter, _) = OffenceReporter::channel();
         let config = LinksConfig {
             identity,
             membership,
             listen,
             shaping,
             datagram,
-            guard,
+            offence_reporter,
             faults: None,
             heartbeats: None,
             carriage: None,

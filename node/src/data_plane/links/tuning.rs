@@ -133,16 +133,16 @@ impl Tuning {
 
     /// The far end, which called or was called, has shown that it belongs here: from now on it answers for what it says. This
     /// KV leaves by all connections of this peer.
-    pub fn proven(&self, peer: PeerId, guard: &OffenceReporter, kv: &Streams) {
+    pub fn proven(&self, peer: PeerId, offence_reporter: &OffenceReporter, kv: &Streams) {
         // Proven once.
-        let _ = self.far_end.set((peer, guard.clone()));
+        let _ = self.far_end.set((peer, offence_reporter.clone()));
         self.meter.leaving.beside(kv);
     }
 
     /// What came over it is no message that an honest peer says.
     pub fn blame(&self) {
-        if let Some((peer, guard)) = self.far_end.get() {
-            guard.blame(*peer, Offence::Garbage);
+        if let Some((peer, offence_reporter)) = self.far_end.get() {
+            offence_reporter.blame(*peer, Offence::Garbage);
         }
     }
 

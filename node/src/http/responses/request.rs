@@ -5,7 +5,7 @@ use super::super::{
     fields::Fields,
     translate::{Kind, Translated, taken},
 };
-use super::{items, store};
+use super::{items, response_store};
 use serde_json::{Map, Value, json};
 
 /// Fields that change nothing here.
@@ -56,7 +56,7 @@ pub(super) fn translate<T>(
     let mut conversation = match fields.text("previous_response_id")? {
         None => Vec::new(),
         Some(id) => earlier(&id).ok_or_else(|| {
-            let why = store::unknown(&id).to_string();
+            let why = response_store::unknown(&id).to_string();
             ApiError::param("previous_response_id", format!("'previous_response_id' is not known here. {why}"))
         })?,
     };

@@ -48,7 +48,7 @@ async fn the_owners_token_opens_everything_and_at_any_rate() {
     let store = Store::open(folder.path()).unwrap();
     let token = LocalToken::leave(&store, "127.0.0.1:0".parse().unwrap()).unwrap();
     let api = Api::with(said(End::Stop), keys(Some("sesame"), Some(20)).with_local(token)).await;
-    let token = local::read(folder.path(), "127.0.0.1:0").unwrap();
+    let token = owner_token::read(folder.path(), "127.0.0.1:0").unwrap();
     for _ in 0..10 {
         for path in ["/api/swarm", "/metrics", "/v1/models"] {
             let asked = api.client.get(format!("{}{path}", api.url)).bearer_auth(&token).send().await.unwrap();

@@ -85,7 +85,7 @@ async fn what_is_here_is_lent_by_itself_and_what_is_not_is_waited_for() {
     let stock = Stock::reopen(again, &place, &world.card().name, tell).await.unwrap();
     assert_eq!(stock.card(), world.card());
     assert_eq!((stock.starts, stock.partial().unwrap().layers), (CHUNK_BYTES, vec![layers(0, 1)]), "as it was left");
-    let origin = stock.origin().unwrap();
+    let origin = stock.origin().said().unwrap().clone();
     assert_eq!((origin.source.as_str(), origin.is_gated, origin.is_given), ("org/gated@0", true, false));
     stock.bring(layers(0, 1)).await.unwrap();
     assert_eq!(stock.fetched(), 0);

@@ -32,7 +32,7 @@ const SOON: Duration = Duration::from_secs(10);
 fn links(stop: &CancellationToken) -> (PeerId, Links, Incoming) {
     let identity = Identity::from_seed(&crate::random_bytes());
     let (me, membership) = (identity.peer_id(), Membership::new(SwarmId([1; 16]), None));
-    let (guard, _) = OffenceReporter::channel();
+    let (offence_reporter, _) = OffenceReporter::channel();
     let listen = "127.0.0.1:0".parse().unwrap();
     let config = LinksConfig {
         identity,
@@ -40,7 +40,7 @@ fn links(stop: &CancellationToken) -> (PeerId, Links, Incoming) {
         listen,
         shaping: None,
         datagram: None,
-        guard,
+        offence_reporter,
         faults: None,
         heartbeats: None,
         carriage: None,

@@ -4,7 +4,7 @@ use super::StageManager;
 use crate::{
     data_plane::links::{IncomingStream, Stream},
     worker::{
-        client::{LeaderRequest, ORDERS, event_room, serve_decode, serve_prefill},
+        leader_client::{LeaderRequest, ORDERS, event_room, serve_decode, serve_prefill},
         member::RingStream,
     },
 };

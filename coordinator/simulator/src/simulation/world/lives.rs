@@ -1,7 +1,7 @@
 //! Processes that start, end, leave, and are held up.
 
 use super::{Due, World};
-use crate::simulation::{byzantine, checks::ghost, chronicle::Note, process::Held, requests::Item};
+use crate::simulation::{byzantine, chronicle::Note, invariants::ghost, process::Held, requests::Item};
 use std::time::Duration;
 use tsnode_coordinator::{Time, control::Event};
 

@@ -3,7 +3,7 @@
 use super::{Due, World};
 use crate::simulation::{
     byzantine::Lie,
-    checks::{EXCUSE, ghost},
+    invariants::{EXCUSE, ghost},
     process::{Held, SimulatedProcess},
     terms::PlanAdoption,
 };

@@ -30,7 +30,7 @@ impl Swarms {
 
     /// Two peers with so many threads each: the first prefills and the second decodes, unless a request says otherwise.
     pub async fn up(&self, name: &str, threads: [usize; 2], link_mbit: Option<f64>) -> Result<KeptSwarm, Exit> {
-        let folder = std::env::temp_dir().join(format!("tsnode-handover-{}-{name}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("tsnode-kv-transfer-{}-{name}", std::process::id()));
         let host = |threads: &usize| {
             let flags = ["--threads".to_owned(), threads.to_string()].into_iter();
             PeerConfig::Host { flags: flags.chain(self.flags.iter().cloned()).collect() }

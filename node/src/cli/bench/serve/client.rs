@@ -131,6 +131,14 @@ pub(in crate::cli) struct Run {
     pub peak: usize,
 }
 
+/// Until whoever runs it has had enough.
+pub(in crate::cli) async fn interrupted() {
+    // Where no signal can be waited for, only the time ends it.
+    if tokio::signal::ctrl_c().await.is_err() {
+        std::future::pending().await
+    }
+}
+
 /// Sends all of them, unless the time is over before or `stop` comes; `watch` hears how many have ended and how many run.
 pub(in crate::cli) async fn load(
     target: &Arc<BenchTarget>,

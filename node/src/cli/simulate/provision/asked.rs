@@ -12,7 +12,7 @@ use tsnode_coordinator::scheduler::{
     Slo, Workload,
     cluster::ClusterLink,
     figures::{self, Column, DeviceFigures, Upkeep},
-    models,
+    public_models,
     slo::Reference,
 };
 use tsnode_protocol::{Bytes, BytesPerSecond, Seconds};
@@ -239,7 +239,7 @@ impl ProvisionQuery {
         alone: Option<&str>,
     ) -> Result<(Vec<MachineKind>, ProvisioningTargets, tsnode_protocol::BytesPerToken), Exit> {
         let text = std::fs::read_to_string(file).map_err(|e| Exit::file(Ending::Usage, file, &e))?;
-        let known = models::by_name(&self.model);
+        let known = public_models::by_name(&self.model);
         let sizes = Sizes::of(&self.model)
             .or_else(|| known.as_ref().map(|m| Sizes { weights: m.bytes(), kv: m.kv() }))
             .ok_or_else(|| {

@@ -1,11 +1,13 @@
 //! What came of models that share a peer, live and simulated: how far the simulator is off, and what the orders are worth.
 
-use super::simulated::Overheads;
+use super::{simulated::Overheads, turns};
 use crate::cli::{
     bench::serve::report::time,
     exit::{Exit, Kind},
 };
 use serde_json::{Value, json};
+use tsnode_coordinator::policy::sharing::device_use::ServiceUse;
+use tsnode_protocol::LayerProfile;
 use tsnode_simulator::percentile::Sorted;
 
 /// How far means may be off, where nothing else is asked for.
@@ -17,11 +19,21 @@ pub(super) struct Compared {
     pub seed: u64,
     pub models: Vec<Model>,
     pub rows: Vec<Row>,
+    /// Where it ended before all orders were measured.
+    pub stopped: Option<Stopped>,
+}
+
+/// The order at which it ended, and why.
+pub(super) struct Stopped {
+    pub order: &'static str,
+    pub reason: String,
 }
 
 /// A model, and what was asked of it.
 pub(super) struct Model {
     pub name: String,
+    /// What was measured of its layers; none of a model that has only one.
+    pub profile: Option<LayerProfile>,
     pub requests: usize,
     /// What its requests take alone, on average (s).
     pub mean_alone: f64,
@@ -36,6 +48,9 @@ pub(super) struct Row {
     /// Normalised latencies of each model's requests.
     pub live: Vec<Sorted>,
     pub simulated: Vec<Sorted>,
+    /// What each model had of the device.
+    pub live_turns: Vec<ServiceUse>,
+    pub simulated_turns: Vec<ServiceUse>,
     /// Of each model.
     pub overheads: Vec<Overheads>,
 }
@@ -72,16 +87,26 @@ impl Compared {
     /// Lines before the table.
     pub fn lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
-        for Model { name, requests, mean_alone } in &self.models {
+        for Model { name, profile, requests, mean_alone } in &self.models {
             lines.push(format!("{name}: {requests} requests, {} alone on average by its profile", time(*mean_alone)));
+            lines.push(match profile {
+                Some(LayerProfile { prompts, steps, mixed, .. }) => {
+                    format!("{name}, profile: prompts {prompts}; answers {steps}; both in a step {mixed}")
+                }
+                None => format!(
+                    "{name} has no measured profile, as no model of one layer has: it is simulated by what its device can do, \
+                     which may be far off; take one of two layers or more"
+                ),
+            });
         }
         for row in &self.rows {
             for (Model { name, .. }, overheads) in self.models.iter().zip(&row.overheads) {
-                let Overheads { step, request, measured, simulated } = overheads;
+                let Overheads { device, step, request, measured, simulated } = overheads;
                 let both = format!("alone {} measured and {} simulated", time(*measured), time(*simulated));
-                let (step, request) = (time(*step), time(*request));
+                let (device, step, request) = (device * 1e3, time(*step), time(*request));
                 lines.push(format!(
-                    "{}, {name}: {both}; {step} a step and {request} a request beside its profile",
+                    "{}, {name}: {both}; beside its profile {device:+.2} ms of the device a step, {step} until the next and \
+                     {request} a request",
                     row.order
                 ));
             }
@@ -111,6 +136,12 @@ impl Compared {
         table
     }
 
+    /// What models had of the device, live and simulated.
+    pub fn turns(&self) -> Vec<Vec<String>> {
+        let names: Vec<&str> = self.models.iter().map(|model| model.name.as_str()).collect();
+        turns::table(self.rows.iter().map(|row| (row.order, &row.live_turns[..], &row.simulated_turns[..])), &names)
+    }
+
     pub fn verdict(&self) -> String {
         let beyond: Vec<&str> = self.beyond(MEANS).map(|row| row.order).collect();
         let within = if beyond.is_empty() {
@@ -120,13 +151,12 @@ impl Compared {
         };
         let failed: Vec<String> =
             self.rows.iter().filter_map(|row| Some(format!("{}: {}", row.order, row.reason.as_ref()?))).collect();
-        let failed = if failed.is_empty() { String::new() } else { format!("; failed: {}", failed.join("; ")) };
-        match self.gains() {
-            Some((live, simulated)) => {
-                format!("{within}; doubling / first come {live:.2} live and {simulated:.2} simulated{failed}")
-            }
-            None => format!("{within}{failed}"),
-        }
+        let gains = self
+            .gains()
+            .map(|(live, simulated)| format!("doubling / first come {live:.2} live and {simulated:.2} simulated"));
+        let failed = (!failed.is_empty()).then(|| format!("failed: {}", failed.join("; ")));
+        let stopped = self.stopped.as_ref().map(|Stopped { order, reason }| format!("stopped at {order}: {reason}"));
+        [Some(within), gains, failed, stopped].into_iter().flatten().collect::<Vec<_>>().join("; ")
     }
 
     fn beyond(&self, most: f64) -> impl Iterator<Item = &Row> {
@@ -152,11 +182,14 @@ impl Compared {
     pub fn json(&self) -> Value {
         let models = |row: &Row| -> Vec<Value> {
             let latencies = row.live.iter().zip(&row.simulated);
-            let all = self.models.iter().zip(latencies.zip(&row.overheads));
+            let turns = row.live_turns.iter().zip(&row.simulated_turns);
+            let all = self.models.iter().zip(latencies.zip(row.overheads.iter().zip(turns)));
             let spread = |own: &Sorted| json!({ "mean": own.mean(), "p50": own.at(0.5), "p99": own.at(0.99) });
-            let one = |(model, ((live, simulated), own)): (&Model, ((&Sorted, &Sorted), &Overheads))| {
+            type Told<'a> = ((&'a Sorted, &'a Sorted), (&'a Overheads, (&'a ServiceUse, &'a ServiceUse)));
+            let one = |(model, ((live, simulated), (own, turns))): (&Model, Told<'_>)| {
                 json!({
                     "model": model.name, "live": spread(live), "simulated": spread(simulated),
+                    "turns": { "live": turns.0, "simulated": turns.1 }, "device_overhead_ms": own.device * 1e3,
                     "step_overhead_ms": own.step * 1e3, "request_overhead_ms": own.request * 1e3,
                     "alone_measured_ms": own.measured * 1e3, "alone_simulated_ms": own.simulated * 1e3,
                 })
@@ -170,12 +203,13 @@ impl Compared {
                 "failed": row.failed, "reason": row.reason, "models": models(row),
             })
         };
-        let named = |Model { name, requests, mean_alone }: &Model| json!({ "model": name, "requests": requests, "mean_alone_ms": mean_alone * 1e3 });
+        let named = |Model { name, profile, requests, mean_alone }: &Model| json!({ "model": name, "requests": requests, "mean_alone_ms": mean_alone * 1e3, "profile": profile });
         let gains = self.gains().map(|(live, simulated)| json!({ "live": live, "simulated": simulated }));
+        let stopped = self.stopped.as_ref().map(|stopped| json!({ "order": stopped.order, "reason": stopped.reason }));
         json!({
             "load": self.load, "seed": self.seed, "models": self.models.iter().map(named).collect::<Vec<_>>(),
             "orders": self.rows.iter().map(order).collect::<Vec<_>>(), "doubling_to_first_come": gains,
-            "within": self.beyond(MEANS).next().is_none(),
+            "stopped": stopped, "within": self.stopped.is_none() && self.beyond(MEANS).next().is_none(),
         })
     }
 }
@@ -187,14 +221,19 @@ mod tests {
     fn row(order: &'static str, live: f64, simulated: f64) -> Row {
         // Of two models, of which the second has three quarters of the requests and twice the latency.
         let of = |mean: f64| [mean, 2.0 * mean].map(|value| Sorted::new([value].into_iter())).to_vec();
+        let (live, simulated) = (of(live), of(simulated));
+        let (live_turns, simulated_turns) = (vec![ServiceUse::default(); 2], vec![ServiceUse::default(); 2]);
         let overheads = vec![Overheads::default(); 2];
-        Row { order, failed: 0, reason: None, live: of(live), simulated: of(simulated), overheads }
+        Row { order, failed: 0, reason: None, live, simulated, live_turns, simulated_turns, overheads }
     }
 
     fn compared(rows: Vec<Row>) -> Compared {
-        let model = |(name, requests): (&str, usize)| Model { name: name.to_owned(), requests, mean_alone: 0.1 };
+        let model = |(name, requests): (&str, usize)| {
+            let name = name.to_owned();
+            Model { name, profile: None, requests, mean_alone: 0.1 }
+        };
         let models = [("a", 1), ("b", 3)].map(model).into();
-        Compared { load: 1.2, seed: 1, models, rows }
+        Compared { load: 1.2, seed: 1, models, rows, stopped: None }
     }
 
     #[test]
@@ -209,6 +248,8 @@ mod tests {
         assert_eq!(table[3][1..5], ["b", "2.00", "2.25", "+12.5 %"].map(String::from));
         assert!(alike.held(Some(0.13)).is_ok() && alike.held(Some(0.05)).is_err());
         assert_eq!(alike.json()["within"], true);
+        assert_eq!(alike.json()["orders"][0]["models"][1]["turns"]["live"]["steps"], 0);
+        assert!(alike.lines()[1].contains("no measured profile"));
     }
 
     #[test]
@@ -220,5 +261,17 @@ mod tests {
         let failed = compared(vec![failed]);
         assert_eq!(failed.verdict(), "further off than 15 %, or not all answered: doubling; failed: doubling: 503");
         assert!(failed.held(Some(0.5)).is_err());
+    }
+
+    #[test]
+    fn what_was_measured_is_told_where_a_later_order_could_not_be() {
+        let stopped = Some(Stopped { order: "round-robin", reason: "interrupted".into() });
+        let part = Compared { stopped, ..compared(vec![row("doubling", 1.0, 1.1)]) };
+        assert!(part.verdict().ends_with("; stopped at round-robin: interrupted"), "{}", part.verdict());
+        assert_eq!(part.table().len(), 4);
+        let told = part.json();
+        assert_eq!((&told["orders"][0]["order"], &told["within"]), (&json!("doubling"), &json!(false)));
+        assert_eq!(told["stopped"], json!({ "order": "round-robin", "reason": "interrupted" }));
+        assert_eq!(compared(vec![row("doubling", 1.0, 1.1)]).json()["stopped"], Value::Null);
     }
 }

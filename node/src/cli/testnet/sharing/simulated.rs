@@ -13,23 +13,37 @@ use crate::{
 use std::collections::BTreeMap;
 use tsnode_coordinator::{
     members::Members,
-    policy::{batching::ServiceNo, routing::Asked, sharing::TurnOrder},
+    policy::{
+        batching::ServiceNo,
+        routing::Asked,
+        sharing::{TurnOrder, device_use::ServiceUse},
+    },
     replay::machines::Arrival,
     service_monitor,
 };
 use tsnode_protocol::{Advert, ModelCard, PeerId, Plan, Seconds};
-use tsnode_simulator::{live_plan::LivePlan, percentile::Sorted, shared_peer::SharedPeer, trace::beside};
+use tsnode_simulator::{
+    live_plan::LivePlan,
+    percentile::Sorted,
+    shared_peer::{SharedPeer, SharedPeerRun},
+    trace::beside,
+};
 
 /// Requests of one model that were asked one after another, each of these lengths.
 pub(super) struct Alone {
     pub prompt: u32,
     pub answer: u32,
     pub report: Report,
+    /// What they had of the device.
+    pub used: ServiceUse,
 }
 
 /// What one model's steps and requests take beside its profile (s).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Overheads {
+    /// A step on the device, where the profile is short of it; less than nothing where it says too much.
+    pub device: f64,
+    /// From a step's end to the next, while another model may compute.
     pub step: f64,
     pub request: f64,
     /// A usual request alone, on average: as measured, and as the simulator has it with these.
@@ -66,16 +80,23 @@ impl Simulated {
             .iter()
             .map(|card| LivePlan::new(&members, plan, card.id, view.split).map_err(|e| wrong(&e.to_string())))
             .collect::<Result<_, _>>()?;
-        let with = |steps: &[f64]| {
+        let with = |device: &[f64], steps: &[f64]| {
             let models: Option<Vec<_>> = plans.iter().map(LivePlan::resident).collect();
-            let between = steps.iter().map(|step| Seconds(*step)).collect();
-            let peer = models.and_then(|models| SharedPeer::new(models, between));
+            let seconds = |all: &[f64]| all.iter().map(|step| Seconds(*step)).collect::<Vec<_>>();
+            let peer = models.and_then(|models| SharedPeer::new(models, seconds(steps)));
+            let peer = peer.map(|peer| peer.taking_longer(&seconds(device)));
             peer.ok_or_else(|| wrong("a model is on several devices"))
         };
-        let plain = with(&vec![0.0; plans.len()])?;
+        let nothing = vec![0.0; plans.len()];
+        let plain = with(&nothing, &nothing)?;
+        let device: Vec<f64> = alone.iter().enumerate().map(|(n, alone)| alone.device(&plain, n)).collect();
+        let plain = with(&device, &nothing)?;
         let steps: Vec<f64> = alone.iter().enumerate().map(|(n, alone)| alone.step(&plain, n)).collect();
-        let peer = with(&steps)?;
-        let overhead = |(n, alone): (usize, &Alone)| alone.overheads(&peer, n, steps[n]);
+        let peer = with(&device, &steps)?;
+        let overhead = |(n, alone): (usize, &Alone)| {
+            let own = alone.overheads(&peer, n, steps[n]);
+            Overheads { device: device[n], ..own }
+        };
         let overheads = alone.iter().enumerate().map(overhead).collect();
         let asked_alone =
             |(n, alone): (usize, &Alone)| vec![asked(n, alone.prompt, alone.answer); alone.report.completed];
@@ -88,8 +109,13 @@ impl Simulated {
         self.peer.alone(asked(n, prompt, answer)).0 + self.overheads[n].request
     }
 
-    /// Normalised latencies of each model's requests, in this order of turns.
-    pub fn run(&self, order: TurnOrder, planned: &[Vec<PlannedRequest>], means: &[f64]) -> Vec<Sorted> {
+    /// Normalised latencies of each model's requests, in this order of turns, and what they had of the device.
+    pub fn run(
+        &self,
+        order: TurnOrder,
+        planned: &[Vec<PlannedRequest>],
+        means: &[f64],
+    ) -> (Vec<Sorted>, Vec<ServiceUse>) {
         let (mut arrivals, mut begun) = (Vec::new(), Seconds(0.0));
         for asked in &self.before {
             arrivals.push(Arrival { at: begun, asked: *asked });
@@ -100,13 +126,15 @@ impl Simulated {
             Arrival { at, asked: Asked::new(p.prompt, p.answer) }
         };
         arrivals.extend(beside(planned.iter().map(|list| list.iter().map(arrival).collect()).collect()));
-        let whole = self.peer.run(order, &arrivals);
+        let SharedPeerRun { whole, used } = self.peer.run_counted(order, &arrivals);
+        let before = self.peer.run_counted(order, &arrivals[..self.before.len()]).used;
         let of = |(n, mean): (usize, &f64)| {
             let all = arrivals.iter().zip(&whole).skip(self.before.len());
             let own = all.filter(|(arrival, whole)| usize::from(arrival.asked.service.0) == n && whole.is_finite());
             Sorted::new(own.map(|(_, whole)| normalised(whole.0 + self.overheads[n].request, *mean)))
         };
-        means.iter().enumerate().map(of).collect()
+        let used = used.iter().zip(&before).map(|(all, before)| all.since(before));
+        (means.iter().enumerate().map(of).collect(), used.collect())
     }
 }
 
@@ -116,7 +144,13 @@ impl Alone {
         (first, peer.alone(asked(n, self.prompt, self.answer)).0)
     }
 
-    /// By how much a step takes longer than the simulator says (s).
+    /// By how much the device takes longer for a step than the profile says (s).
+    fn device(&self, plain: &SharedPeer, n: usize) -> f64 {
+        let simulated = plain.alone_counted(asked(n, self.prompt, self.answer)).1;
+        if self.used.steps == 0 { 0.0 } else { self.used.step().0 - simulated.step().0 }
+    }
+
+    /// By how much a step then takes longer than the simulator says, which is not the device's time (s).
     fn step(&self, plain: &SharedPeer, n: usize) -> f64 {
         let (first, whole) = self.times(plain, n);
         match self.report.at(Metric::Tpot, 0.5) {
@@ -130,6 +164,6 @@ impl Alone {
         let (first, whole) = self.times(peer, n);
         let request = self.report.at(Metric::Ttft, 0.5).map_or(0.0, |measured| (measured - first).max(0.0));
         let measured = self.report.mean(Metric::E2el).unwrap_or_default();
-        Overheads { step, request, measured, simulated: whole + request }
+        Overheads { device: 0.0, step, request, measured, simulated: whole + request }
     }
 }

@@ -6,8 +6,8 @@
 
 use super::SwarmTask;
 use crate::control_plane::swarm::{
-    SwarmEvent, behaviour::Behaviour, carry, dialer::without_peer, moves::ConnectionEnds, relays::Relays, to_libp2p_id,
-    to_own_id,
+    SwarmEvent, address_changes::ConnectionEnds, behaviour::Behaviour, carry, dialer::without_peer, relays::Relays,
+    to_libp2p_id, to_own_id,
 };
 use crate::data_plane::{
     carrier::{Ask, Carried},

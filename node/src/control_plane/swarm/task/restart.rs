@@ -4,7 +4,7 @@
 
 use super::SwarmTask;
 use crate::control_plane::swarm::{
-    SwarmEvent, moves::Moves, network::Maker, task::Reach, to_libp2p_id, unproven::Unproven,
+    SwarmEvent, address_changes::Moves, network::Maker, task::Reach, to_libp2p_id, unproven::Unproven,
 };
 use std::{
     any::Any,

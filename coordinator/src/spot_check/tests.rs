@@ -1,0 +1,175 @@
+//! Whom checks of answers find, and whom they do not.
+
+mod gpus;
+
+use super::{
+    opinion::{Word, is_tie},
+    *,
+};
+use crate::sample;
+use std::sync::Arc;
+use tsnode_protocol::{Epoch, Group, KvCodec, LayerRange, Load, Phase, Plan, Sampling, Stage, Term, TokenLogprob};
+
+const MODEL: ModelId = ModelId([1; 16]);
+const CHECK: RequestId = RequestId([7; 16]);
+const TRUTH: Token = Token(10);
+const LIE: Token = Token(66);
+const LIKELY: Option<f32> = Some(-0.5);
+
+fn peer(n: u8) -> PeerId {
+    PeerId([n; 32])
+}
+
+fn stage(n: u8) -> Stage {
+    Stage { peer: peer(n), device: 0, layers: LayerRange { start: 0, end: 4 } }
+}
+
+/// Peer 1 prefills; peers 2, 3 and so on decode. All are processors.
+fn view(groups: u8) -> View {
+    let adverts = Arc::new((1..=groups).map(|n| (peer(n), sample::advert(n.into()))).collect());
+    let phase = |n| if n == 1 { Phase::Prefill } else { Phase::Decode };
+    let groups: Vec<Group> = (1..=groups).map(|n| Group::new(MODEL, phase(n), vec![stage(n)])).collect();
+    let up = groups.iter().map(|g| (g.id, Load::default())).collect();
+    let reason = String::new();
+    let plan = Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes: vec![], chosen: vec![], reason };
+    View { plan: Some(Arc::new(plan)), up, adverts, ..View::default() }
+}
+
+fn served(prefill: u8, decode: u8, answer: Token) -> CheckedAnswer {
+    let generation =
+        Generation { sampling: Sampling::greedy(), max_new_tokens: 3, stop_tokens: vec![], class: Default::default() };
+    let (prompt, answer) = (vec![Token(1); 4], vec![answer; 3]);
+    let (prefillers, decoders) = (vec![stage(prefill)], vec![stage(decode)]);
+    let (prefill, decode) = (peer(prefill), peer(decode));
+    let (logprobs, codec) = (vec![LIKELY; 3], KvCodec::Int4.into());
+    CheckedAnswer { model: MODEL, prompt, answer, logprobs, generation, codec, decode, decoders, prefill, prefillers }
+}
+
+/// Checks an answer at once; peers in `wrong` always lie, and from wrong KV nobody gets the truth.
+fn verdict(groups: u8, served: CheckedAnswer, wrong: &[u8]) -> SpotCheckVerdict {
+    let (view, mut checks) = (view(groups), Checks::default());
+    let mut ask = (0..NEW).find_map(|_| checks.ended(&view, served.clone(), CHECK, 5 << 32)).unwrap();
+    loop {
+        assert_eq!((ask.open.answered.len(), ask.open.await_kv), (2, false));
+        let lies = wrong.iter().any(|n| peer(*n) == ask.leader);
+        let sampled = Sampled { token: if lies { LIE } else { TRUTH }, logprob: LIKELY, top: vec![] };
+        match checks.said(&view, CHECK, Some(sampled)).unwrap() {
+            CheckStep::Ask(next) => ask = next,
+            CheckStep::Over(verdict) => return verdict,
+        }
+    }
+}
+
+#[test]
+fn honest_answers_pass() {
+    assert_eq!(verdict(3, served(1, 2, TRUTH), &[]), SpotCheckVerdict::Passed);
+    assert_eq!(verdict(3, served(2, 2, TRUTH), &[]), SpotCheckVerdict::Passed);
+}
+
+/// Chosen for its likelihood though the grammar forbids it: no tie, but a grammar that was not followed.
+#[test]
+fn what_is_likelier_than_all_that_a_grammar_allows_is_no_tie() {
+    let top = vec![TokenLogprob { token: LIE, logprob: -0.1 }, TokenLogprob { token: TRUTH, logprob: -0.5 }];
+    let found = Sampled { token: TRUTH, logprob: LIKELY, top };
+    let mut generation = served(2, 2, TRUTH).generation;
+    let likelier = |generation: &Generation| is_tie(generation, Word::new(LIE, Some(-0.1)), &found);
+    assert!(likelier(&generation));
+    let grammar = tsnode_protocol::Grammar::Regex("a".into());
+    generation.sampling.constraint = Some(tsnode_protocol::Constraint { grammar, ends: vec![] }.into());
+    assert!(!likelier(&generation));
+    assert!(is_tie(&generation, Word::new(TRUTH, LIKELY), &found));
+}
+
+#[test]
+fn who_trusts_everybody_asks_nobody() {
+    let (view, mut checks) = (view(3), Checks::new(SpotChecks::Never));
+    assert!((0..2 * NEW).all(|roll| checks.ended(&view, served(2, 2, LIE), CHECK, roll).is_none()));
+}
+
+#[test]
+fn who_says_what_two_others_do_not_is_found() {
+    assert_eq!(verdict(4, served(2, 2, LIE), &[2]), SpotCheckVerdict::WrongToken(vec![peer(2)]));
+    assert_eq!(verdict(4, served(1, 2, LIE), &[2]), SpotCheckVerdict::WrongToken(vec![peer(2)]));
+    let found = verdict(4, served(2, 2, LIE), &[2]).offences();
+    assert_eq!(found, [(peer(2), Offence::WrongToken)]);
+}
+
+#[test]
+fn who_got_wrong_kv_is_not_to_blame() {
+    let kv = SpotCheckVerdict::WrongKv { prefill: peer(1), decode: peer(2) };
+    assert_eq!(verdict(4, served(1, 2, LIE), &[]), kv);
+    assert_eq!(kv.offences(), [(peer(1), Offence::WrongKv { with: peer(2) })]);
+}
+
+#[test]
+fn a_lying_check_is_found_by_a_third() {
+    assert_eq!(verdict(3, served(3, 3, TRUTH), &[1]), SpotCheckVerdict::WrongCheck(vec![peer(1)]));
+}
+
+#[test]
+fn a_group_that_gives_no_answer_leaves_the_check_to_another() {
+    let (view, mut checks) = (view(5), Checks::default());
+    let first = (0..NEW).find_map(|_| checks.ended(&view, served(2, 2, TRUTH), CHECK, 0)).unwrap();
+    let Some(CheckStep::Ask(second)) = checks.said(&view, CHECK, None) else { panic!("nobody else is asked") };
+    assert_ne!(first.leader, second.leader);
+    let sampled = Sampled { token: TRUTH, logprob: LIKELY, top: vec![] };
+    assert_eq!(checks.said(&view, CHECK, Some(sampled)), Some(CheckStep::Over(SpotCheckVerdict::Passed)));
+    // Not for ever.
+    (0..2 * NEW).find_map(|_| checks.ended(&view, served(2, 2, TRUTH), CHECK, 0)).unwrap();
+    let steps: Vec<CheckStep> = std::iter::from_fn(|| checks.said(&view, CHECK, None)).collect();
+    assert!(
+        matches!(&steps[..], [CheckStep::Ask(_), CheckStep::Ask(_), CheckStep::Over(SpotCheckVerdict::Unclear)]),
+        "{steps:?}"
+    );
+}
+
+#[test]
+fn without_a_third_nobody_can_say() {
+    assert_eq!(verdict(2, served(2, 2, LIE), &[2]), SpotCheckVerdict::Unclear);
+}
+
+#[test]
+fn a_near_tie_is_no_lie() {
+    let (view, mut checks) = (view(2), Checks::default());
+    let (top, logprob) = (vec![TokenLogprob { token: LIE, logprob: -0.51 }], Some(-0.50));
+    (0..NEW).find_map(|_| checks.ended(&view, served(2, 2, LIE), CHECK, 0)).unwrap();
+    let said = checks.said(&view, CHECK, Some(Sampled { token: TRUTH, logprob, top }));
+    assert_eq!(said, Some(CheckStep::Over(SpotCheckVerdict::Passed)));
+}
+
+/// What a check says of the right token with this log-probability, where the others get another.
+fn of_logprob(claimed: Option<f32>, right: f32) -> SpotCheckVerdict {
+    let (view, mut checks) = (view(4), Checks::default());
+    let served = CheckedAnswer { logprobs: vec![claimed; 3], ..served(2, 2, TRUTH) };
+    (0..NEW).find_map(|_| checks.ended(&view, served.clone(), CHECK, 0)).unwrap();
+    loop {
+        let said = Sampled { token: TRUTH, logprob: Some(right), top: vec![] };
+        if let CheckStep::Over(verdict) = checks.said(&view, CHECK, Some(said)).unwrap() {
+            return verdict;
+        }
+    }
+}
+
+#[test]
+fn who_gets_the_token_from_other_logits_is_found() {
+    assert_eq!(of_logprob(Some(-0.5), -0.5), SpotCheckVerdict::Passed);
+    assert_eq!(of_logprob(Some(-0.5), -0.8), SpotCheckVerdict::Passed);
+    for wrong in [Some(-0.5), Some(f32::NAN), Some(f32::INFINITY), None] {
+        assert_eq!(of_logprob(wrong, -1.5), SpotCheckVerdict::WrongToken(vec![peer(2)]), "{wrong:?}");
+    }
+}
+
+#[test]
+fn one_answer_of_every_block_is_checked_and_known_leaders_have_longer_blocks() {
+    let (view, mut checks) = (view(3), Checks::default());
+    let mut checked = Vec::new();
+    for n in 0..4 * 8 + 2 * 32_u64 {
+        let roll = n.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        if checks.ended(&view, served(2, 2, TRUTH), CHECK, roll).is_some() {
+            checked.push(n);
+            checks.said(&view, CHECK, Some(Sampled { token: TRUTH, logprob: LIKELY, top: vec![] }));
+        }
+    }
+    let block = |n: u64| if n < 32 { n / 4 } else { 8 + (n - 32) / 32 };
+    assert_eq!(checked.iter().map(|n| block(*n)).collect::<Vec<_>>(), (0..10).collect::<Vec<_>>(), "{checked:?}");
+}
