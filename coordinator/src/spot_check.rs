@@ -5,11 +5,24 @@
 //! a third group decides; where prompt and answer came from two groups, the one that answered is asked once more, alone: if
 //! it then gets what the others get, the KV it was sent was wrong. A check looks like any other request, and is hung up on
 //! after its first token.
+//!
+//! Where a GPU has a part in it, rounding may change what is drawn. There a token fits that a group draws from logits as near to
+//! the others' as honest ones are (`draw`); who asks for it knows the others' likeliest tokens, and asks once more for the
+//! answer's where it is none of them. What no rounding does counts as between processors; what it does now and then
+//! is added up (`evidence`).
+
+mod check;
+mod draw;
+mod evidence;
+mod opinion;
 
 use crate::{trust::Offence, view::View};
+use check::Check;
+use evidence::Evidence;
+use opinion::Fit;
 use std::collections::{BTreeMap, BTreeSet};
 use tsnode_protocol::{
-    Group, ModelId, PeerId, PromptCodec, RequestId, Sampled, Token,
+    ModelId, PeerId, PromptCodec, RequestId, Sampled, Token,
     stream::{DecodeRequest, Generation},
 };
 
@@ -22,14 +35,6 @@ const PASSES: u32 = 8;
 const LEADERS: usize = 4096;
 /// Checks under way at once; above it none is begun.
 const OPEN: usize = 8;
-/// A greedy token may be this much less likely than the likeliest (nats): other hardware adds in another order.
-const TIE: f32 = 0.02;
-/// Log-probabilities of one token may be this far apart (nats): GPUs compute with fewer bits than processors do.
-const LOGPROBS: f32 = 0.5;
-/// Groups that may give no answer until a check is given up: they leave, change over, or have no room just then.
-const SILENT: usize = 2;
-/// Alternatives asked for, to see near ties.
-const ALTERNATIVES: u8 = 5;
 
 /// Which answers are checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -74,7 +79,7 @@ pub struct CheckRequest {
 /// What a check found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SpotCheckVerdict {
-    /// Another group gets the same token.
+    /// Another group gets the same token, or might.
     Passed,
     /// Two others agree on another one: these peers, together, answered wrongly.
     WrongToken(Vec<PeerId>),
@@ -87,7 +92,7 @@ pub enum SpotCheckVerdict {
     },
     /// The group that checked is alone with its token.
     WrongCheck(Vec<PeerId>),
-    /// Nobody can say.
+    /// Nobody can say, or not yet: an honest GPU may have rounded so.
     Unclear,
 }
 
@@ -132,43 +137,7 @@ struct GroupChecks {
     /// Answers until the next block of them begins, and until the one of this block that is checked.
     block: u64,
     next: Option<u64>,
-}
-
-#[derive(Debug)]
-struct Check {
-    served: CheckedAnswer,
-    /// Place in the answer of the token that is checked.
-    index: usize,
-    /// Peers of the group that answered.
-    answered: Vec<PeerId>,
-    asked: Vec<CheckAnswer>,
-    /// Peers of groups that gave no answer, by group.
-    silent: Vec<Vec<PeerId>>,
-}
-
-#[derive(Debug)]
-struct CheckAnswer {
-    peers: Vec<PeerId>,
-    said: Option<Word>,
-}
-
-/// A token, and what somebody says of it.
-#[derive(Clone, Copy, Debug)]
-struct Word {
-    token: Token,
-    /// Minus infinity where nothing is said of it: then there is no such token.
-    logprob: f32,
-}
-
-impl Word {
-    fn new(token: Token, logprob: Option<f32>) -> Self {
-        Self { token, logprob: logprob.unwrap_or(f32::NEG_INFINITY) }
-    }
-
-    fn agrees(self, other: Self) -> bool {
-        // What is no number agrees with nothing, nor do infinities.
-        self.token == other.token && (self.logprob - other.logprob).abs() <= LOGPROBS
-    }
+    evidence: Evidence,
 }
 
 impl Checks {
@@ -187,40 +156,68 @@ impl Checks {
         {
             return None;
         }
-        let index = ((roll >> 32) % served.answer.len() as u64) as usize;
-        let answered = group_of(view, served.decode).map(peers)?;
-        let mut begun = Check { served, index, answered, asked: Vec::new(), silent: Vec::new() };
+        let mut begun = Check::of(view, served, roll)?;
         let ask = begun.ask_another(view, check)?;
         self.open.insert(check, begun);
         Some(ask)
     }
 
-    /// What a group said first to such a question; nothing if it did not answer.
+    /// What a group said first to such a question, or said when it was asked again; nothing if it did not answer.
     pub fn said(&mut self, view: &View, check: RequestId, sampled: Option<Sampled>) -> Option<CheckStep> {
         let mut begun = self.open.remove(&check)?;
         let step = match sampled {
-            Some(sampled) => begun.heard(view, check, &sampled),
+            Some(sampled) => begun.heard(view, check, sampled),
             None => begun.not_heard(view, check),
         };
-        match &step {
-            CheckStep::Ask(_) => drop(self.open.insert(check, begun)),
-            CheckStep::Over(SpotCheckVerdict::Passed) => {
-                let leader = self.leaders.entry(begun.served.decode).or_default();
-                leader.passes = leader.passes.saturating_add(1);
+        Some(match step {
+            CheckStep::Over(verdict) => CheckStep::Over(self.weighed(&begun, verdict)),
+            CheckStep::Ask(ask) => {
+                self.open.insert(check, begun);
+                CheckStep::Ask(ask)
             }
-            CheckStep::Over(_) => {}
+        })
+    }
+
+    /// What there is to a verdict: one that an honest group gets now and then is none until there are too many.
+    fn weighed(&mut self, over: &Check, verdict: SpotCheckVerdict) -> SpotCheckVerdict {
+        let CheckedAnswer { prefill, decode, .. } = over.served;
+        let blamed = match verdict {
+            SpotCheckVerdict::Passed => {
+                for leader in BTreeSet::from([prefill, decode]) {
+                    self.leader(leader).evidence.passed();
+                }
+                let leader = self.leader(decode);
+                leader.passes = leader.passes.saturating_add(1);
+                return verdict;
+            }
+            SpotCheckVerdict::WrongToken(_) => decode,
+            SpotCheckVerdict::WrongKv { .. } => prefill,
+            SpotCheckVerdict::WrongCheck(_) | SpotCheckVerdict::Unclear => return verdict,
+        };
+        if over.best_fit() == Some(Fit::Doubtful) {
+            let leader = self.leader(blamed);
+            // It is looked at more closely from now on.
+            (leader.block, leader.next) = (0, None);
+            if !leader.evidence.failed() {
+                return SpotCheckVerdict::Unclear;
+            }
         }
-        Some(step)
+        verdict
+    }
+
+    fn leader(&mut self, leader: PeerId) -> &mut GroupChecks {
+        if self.leaders.len() >= LEADERS && !self.leaders.contains_key(&leader) {
+            self.leaders.pop_first();
+        }
+        self.leaders.entry(leader).or_default()
     }
 
     /// Of every block of answers by a leader one is checked, at a random place: none can know which, and the bound is hard.
     fn is_due(&mut self, leader: PeerId, roll: u64) -> bool {
-        if self.leaders.len() >= LEADERS && !self.leaders.contains_key(&leader) {
-            self.leaders.pop_first();
-        }
-        let known = self.leaders.entry(leader).or_default();
+        let known = self.leader(leader);
         if known.block == 0 {
-            known.block = if known.passes < PASSES { NEW } else { KNOWN };
+            let is_known = known.passes >= PASSES && !known.evidence.is_there();
+            known.block = if is_known { KNOWN } else { NEW };
             known.next = Some(u64::from(roll as u32) % known.block);
         }
         known.block -= 1;
@@ -236,114 +233,6 @@ impl Checks {
             None => false,
         }
     }
-}
-
-impl Check {
-    /// What the answer says.
-    fn claimed(&self) -> Word {
-        let said = self.served.logprobs.get(self.index).copied().flatten();
-        Word::new(self.served.answer[self.index], said)
-    }
-
-    fn heard(&mut self, view: &View, check: RequestId, sampled: &Sampled) -> CheckStep {
-        let (claimed, found) = (self.claimed(), Word::new(sampled.token, sampled.logprob));
-        let agrees = found.agrees(claimed) || is_tie(&self.served.generation, claimed, sampled);
-        let Some(last) = self.asked.last_mut() else { return CheckStep::Over(SpotCheckVerdict::Unclear) };
-        last.said = Some(if agrees { claimed } else { found });
-        let alike = |a: &CheckAnswer, b: &CheckAnswer| a.said.zip(b.said).is_some_and(|(a, b)| a.agrees(b));
-        match (&self.asked[..], agrees) {
-            ([_], true) => CheckStep::Over(SpotCheckVerdict::Passed),
-            ([_], false) => {
-                self.ask_another(view, check).map_or(CheckStep::Over(SpotCheckVerdict::Unclear), CheckStep::Ask)
-            }
-            ([first, _], true) => CheckStep::Over(SpotCheckVerdict::WrongCheck(first.peers.clone())),
-            ([first, second], false) if !alike(first, second) => CheckStep::Over(SpotCheckVerdict::Unclear),
-            ([_, _], false) if self.served.prefill == self.served.decode => self.wrong_token(),
-            ([_, _], false) => {
-                self.ask_again(view, check).map_or(CheckStep::Over(SpotCheckVerdict::Unclear), CheckStep::Ask)
-            }
-            ([first, _, alone], _) if alike(first, alone) => {
-                let CheckedAnswer { prefill, decode, .. } = self.served;
-                CheckStep::Over(SpotCheckVerdict::WrongKv { prefill, decode })
-            }
-            _ => self.wrong_token(),
-        }
-    }
-
-    /// A group gave no answer: another may, but for the one whose answer it is.
-    fn not_heard(&mut self, view: &View, check: RequestId) -> CheckStep {
-        let is_its_own = |asked: &CheckAnswer| asked.peers == self.answered;
-        let Some(asked) = self.asked.pop().filter(|a| !is_its_own(a) && self.silent.len() < SILENT) else {
-            return CheckStep::Over(SpotCheckVerdict::Unclear);
-        };
-        self.silent.push(asked.peers);
-        self.ask_another(view, check).map_or(CheckStep::Over(SpotCheckVerdict::Unclear), CheckStep::Ask)
-    }
-
-    fn wrong_token(&self) -> CheckStep {
-        CheckStep::Over(SpotCheckVerdict::WrongToken(self.answered.clone()))
-    }
-
-    /// The next group that has had no part in this, if there is one.
-    fn ask_another(&mut self, view: &View, check: RequestId) -> Option<CheckRequest> {
-        let plan = view.plan.as_ref()?;
-        let mut had_part: BTreeSet<PeerId> = self.asked.iter().flat_map(|a| &a.peers).copied().collect();
-        had_part.extend(self.silent.iter().flatten());
-        had_part.extend(self.answered.iter().copied().chain([self.served.prefill]));
-        let fits = |g: &&Group| {
-            g.model == self.served.model
-                && view.up.contains_key(&g.id)
-                && !g.stages.iter().any(|s| had_part.contains(&s.peer))
-        };
-        // The least busy: a check is work for nobody's client.
-        let busy = |g: &&Group| view.up.get(&g.id).map_or(u32::MAX, |l| l.running + l.waiting);
-        let group = plan.groups.iter().filter(fits).min_by_key(busy)?;
-        self.ask(group, check)
-    }
-
-    fn ask_again(&mut self, view: &View, check: RequestId) -> Option<CheckRequest> {
-        let group = group_of(view, self.served.decode).filter(|g| view.up.contains_key(&g.id))?;
-        self.ask(group, check)
-    }
-
-    fn ask(&mut self, group: &Group, check: RequestId) -> Option<CheckRequest> {
-        let leader = group.leader()?;
-        self.asked.push(CheckAnswer { peers: peers(group), said: None });
-        let mut generation = self.served.generation.clone();
-        // Only a token is compared.
-        generation.sampling.prompt_logprobs = None;
-        generation.sampling.logprobs = Some(generation.sampling.logprobs.unwrap_or(0).max(ALTERNATIVES));
-        let open = DecodeRequest {
-            request: check,
-            group: group.id,
-            prompt: self.served.prompt.clone(),
-            answered: self.served.answer[..self.index].to_vec(),
-            generation,
-            await_kv: false,
-            codec: self.served.codec,
-        };
-        Some(CheckRequest { leader, open })
-    }
-}
-
-/// Whether `claimed` is as likely as the token that greedy choice gave, but for rounding. What is likelier than that under a
-/// grammar was forbidden by it.
-fn is_tie(generation: &Generation, claimed: Word, sampled: &Sampled) -> bool {
-    let best = sampled.logprob.unwrap_or(0.0);
-    let most = if generation.sampling.constraint.is_some() { best + TIE } else { f32::INFINITY };
-    let near = |t: &tsnode_protocol::TokenLogprob| {
-        t.logprob > best - TIE && t.logprob < most && claimed.agrees(Word::new(t.token, Some(t.logprob)))
-    };
-    generation.sampling.temperature == 0.0 && sampled.top.iter().any(near)
-}
-
-/// The group that `leader` leads and that answers.
-fn group_of(view: &View, leader: PeerId) -> Option<&Group> {
-    view.plan.as_ref()?.groups.iter().filter(|g| g.leader() == Some(leader)).max_by_key(|g| g.phase)
-}
-
-fn peers(group: &Group) -> Vec<PeerId> {
-    group.stages.iter().map(|s| s.peer).collect()
 }
 
 #[cfg(test)]

@@ -20,7 +20,6 @@ pub mod load;
 pub mod memory;
 mod models;
 pub mod pages;
-mod philox;
 pub mod probe;
 pub mod profile;
 pub mod quant;

@@ -3,9 +3,8 @@
 //! In this order: what a grammar allows, bias, penalties, ends of answers that are too short, temperature, top-k, top-p, min-p,
 //! draw. The draw depends on seed and position alone.
 
-use crate::philox::uniform;
 use std::collections::BTreeMap;
-use tsnode_protocol::{PromptLogprob, Sampled, Sampling, Token, TokenLogprob};
+use tsnode_protocol::{PromptLogprob, Sampled, Sampling, Token, TokenLogprob, philox::uniform};
 
 /// Numbers worked on side by side.
 const LANES: usize = 16;

@@ -25,6 +25,7 @@ pub mod liveness_digest;
 pub mod model;
 pub mod origin;
 pub mod partial;
+pub mod philox;
 pub mod plan;
 pub mod prompt_codec;
 pub mod proof;

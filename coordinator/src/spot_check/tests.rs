@@ -1,8 +1,13 @@
 //! Whom checks of answers find, and whom they do not.
 
-use super::*;
+mod gpus;
+
+use super::{
+    opinion::{Word, is_tie},
+    *,
+};
 use std::sync::Arc;
-use tsnode_protocol::{Epoch, KvCodec, LayerRange, Load, Phase, Plan, Sampling, Stage, Term, TokenLogprob};
+use tsnode_protocol::{Epoch, Group, KvCodec, LayerRange, Load, Phase, Plan, Sampling, Stage, Term, TokenLogprob};
 
 const MODEL: ModelId = ModelId([1; 16]);
 const CHECK: RequestId = RequestId([7; 16]);

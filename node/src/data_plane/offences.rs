@@ -28,7 +28,7 @@ pub struct SpotChecked {
     pub passed: u64,
     /// Somebody answered wrongly.
     pub failed: u64,
-    /// Nobody could say: no group answered that had no part in it.
+    /// Nobody could say: no group answered that had no part in it, or a GPU may have rounded so.
     pub unclear: u64,
 }
 

@@ -1,4 +1,5 @@
-//! Philox4x32-10, a counter-based generator: the draw at a position is a function of key and position alone.
+//! Philox4x32-10, a counter-based generator: the draw at a position is a function of key and position alone. Whoever chooses
+//! tokens draws by it, and whoever checks them draws again.
 //!
 //! Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 
@@ -7,7 +8,7 @@ const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const ROUNDS: usize = 10;
 
 /// Four random words for a counter and a key.
-pub(crate) fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for _ in 0..ROUNDS {
         let a = u64::from(MULTIPLIERS[0]) * u64::from(counter[0]);
         let b = u64::from(MULTIPLIERS[1]) * u64::from(counter[2]);
@@ -18,7 +19,8 @@ pub(crate) fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
 }
 
 /// A number in `[0, 1)` for a seed and a position, of 53 random bits.
-pub(crate) fn uniform(seed: u64, position: u32) -> f64 {
+#[must_use]
+pub fn uniform(seed: u64, position: u32) -> f64 {
     let words = philox([position, 0, 0, 0], [seed as u32, (seed >> 32) as u32]);
     let bits = (u64::from(words[0]) << 32 | u64::from(words[1])) >> 11;
     bits as f64 / (1u64 << 53) as f64

@@ -1,0 +1,231 @@
+//! A check of one token: whom to ask next, and what it all comes to.
+
+use super::{
+    CheckRequest, CheckStep, CheckedAnswer, SpotCheckVerdict,
+    draw::Draw,
+    opinion::{Fit, Opinion, Word},
+};
+use crate::view::View;
+use std::collections::BTreeSet;
+use tsnode_protocol::{
+    DeviceKind, Group, GroupId, PeerId, RequestId, Sampled, Sampling, Stage, limits,
+    stream::{DecodeRequest, Generation},
+};
+
+/// Groups that may give no answer until a check is given up: they leave, change over, or have no room just then.
+const SILENT: usize = 2;
+/// Alternatives asked for, to see near ties and what draws may give: as many as there are to be had.
+const ALTERNATIVES: u8 = limits::TOP_LOGPROBS as u8;
+/// Added to a token's logit it has that token chosen, if it is allowed: as much as anybody may add.
+pub(super) const CHOSEN: f32 = 100.0;
+
+/// One check.
+#[derive(Debug)]
+pub(super) struct Check {
+    pub served: CheckedAnswer,
+    /// Place in the answer of the token that is checked.
+    index: usize,
+    /// Peers of the group that answered.
+    answered: Vec<PeerId>,
+    /// Whether all who have a part in it compute the same bits.
+    is_exact: bool,
+    asked: Vec<CheckAnswer>,
+    /// Peers of groups that gave no answer, by group.
+    silent: Vec<Vec<PeerId>>,
+}
+
+/// A group that is asked, and what it has said.
+#[derive(Debug)]
+struct CheckAnswer {
+    group: GroupId,
+    leader: PeerId,
+    peers: Vec<PeerId>,
+    opinion: Option<Opinion>,
+}
+
+impl Check {
+    /// Of one of an answer's tokens; `roll` is random. Nothing where who answered leads no group any more.
+    pub fn of(view: &View, served: CheckedAnswer, roll: u64) -> Option<Self> {
+        let index = ((roll >> 32) % served.answer.len().max(1) as u64) as usize;
+        let answered = group_of(view, served.decode)?;
+        let by = [Some(answered), group_of(view, served.prefill)];
+        let is_exact = by.into_iter().flatten().all(|group| is_on_processors(view, group));
+        let answered = peers(answered);
+        Some(Self { served, index, answered, is_exact, asked: Vec::new(), silent: Vec::new() })
+    }
+
+    /// What the answer says.
+    fn claimed(&self) -> Word {
+        let said = self.served.logprobs.get(self.index).copied().flatten();
+        Word::new(self.served.answer[self.index], said)
+    }
+
+    /// How the token that is checked was to be chosen.
+    fn draw(&self) -> Draw<'_> {
+        let before = &self.served.answer[..self.index];
+        let position = (self.served.prompt.len() + before.len()) as u32;
+        Draw::new(&self.served.generation.sampling, before, position)
+    }
+
+    pub fn heard(&mut self, view: &View, check: RequestId, sampled: Sampled) -> CheckStep {
+        let claimed = self.claimed().token;
+        let Some(last) = self.asked.last_mut() else { return CheckStep::Over(SpotCheckVerdict::Unclear) };
+        match &mut last.opinion {
+            Some(opinion) => opinion.asked_for(claimed, &sampled),
+            None => last.opinion = Some(Opinion::new(sampled)),
+        }
+        match self.ask_for_claimed(check) {
+            Some(ask) => CheckStep::Ask(ask),
+            None => self.judge(view, check),
+        }
+    }
+
+    fn judge(&mut self, view: &View, check: RequestId) -> CheckStep {
+        let unclear = CheckStep::Over(SpotCheckVerdict::Unclear);
+        let fits = self.asked.last().map(|last| self.fit(last)) == Some(Fit::Within);
+        match (&self.asked[..], fits) {
+            ([_], true) => CheckStep::Over(SpotCheckVerdict::Passed),
+            ([_], false) => self.ask_another(view, check).map_or(unclear, CheckStep::Ask),
+            ([first, second], true) if self.is_wrong_beside(first, second) => {
+                CheckStep::Over(SpotCheckVerdict::WrongCheck(first.peers.clone()))
+            }
+            ([_, _], true) => unclear,
+            ([first, second], false) if !self.alike(first, second) || self.best_fit() == Some(Fit::Within) => unclear,
+            ([_, _], false) if self.served.prefill == self.served.decode => self.wrong_token(),
+            ([_, _], false) => self.ask_again(view, check).map_or(unclear, CheckStep::Ask),
+            ([first, _, alone], _) if !(self.is_exact && fits) && self.alike(first, alone) => {
+                let CheckedAnswer { prefill, decode, .. } = self.served;
+                CheckStep::Over(SpotCheckVerdict::WrongKv { prefill, decode })
+            }
+            _ => self.wrong_token(),
+        }
+    }
+
+    /// How well the answer fits what a group says.
+    fn fit(&self, asked: &CheckAnswer) -> Fit {
+        let Some(opinion) = &asked.opinion else { return Fit::Outside };
+        if self.is_exact {
+            opinion.exact_fit(self.claimed(), &self.served.generation)
+        } else {
+            opinion.fit(self.claimed(), &self.draw())
+        }
+    }
+
+    /// How well it fits the one of the two groups that it fits better.
+    pub fn best_fit(&self) -> Option<Fit> {
+        self.asked.iter().take(2).map(|asked| self.fit(asked)).min()
+    }
+
+    /// Whether two groups say the same, or as near to it as they can.
+    fn alike(&self, a: &CheckAnswer, b: &CheckAnswer) -> bool {
+        let Some((a, b)) = a.opinion.as_ref().zip(b.opinion.as_ref()) else { return false };
+        if self.is_exact {
+            return a.word().agrees(b.word());
+        }
+        let draw = self.draw();
+        a.fit(b.word(), &draw) == Fit::Within && b.fit(a.word(), &draw) == Fit::Within
+    }
+
+    /// Whether the first group, with which the answer is at odds, says what can not be beside the second, which the answer fits.
+    fn is_wrong_beside(&self, first: &CheckAnswer, second: &CheckAnswer) -> bool {
+        let Some((first, second)) = first.opinion.as_ref().zip(second.opinion.as_ref()) else { return false };
+        self.is_exact || second.fit(first.word(), &self.draw()) == Fit::Outside
+    }
+
+    /// A group gave no answer: another may, but for the one whose answer it is.
+    pub fn not_heard(&mut self, view: &View, check: RequestId) -> CheckStep {
+        let is_its_own = |asked: &CheckAnswer| asked.peers == self.answered;
+        let Some(asked) = self.asked.pop().filter(|a| !is_its_own(a) && self.silent.len() < SILENT) else {
+            return CheckStep::Over(SpotCheckVerdict::Unclear);
+        };
+        self.silent.push(asked.peers);
+        self.ask_another(view, check).map_or(CheckStep::Over(SpotCheckVerdict::Unclear), CheckStep::Ask)
+    }
+
+    fn wrong_token(&self) -> CheckStep {
+        CheckStep::Over(SpotCheckVerdict::WrongToken(self.answered.clone()))
+    }
+
+    /// The next group that has had no part in this, if there is one.
+    pub fn ask_another(&mut self, view: &View, check: RequestId) -> Option<CheckRequest> {
+        let plan = view.plan.as_ref()?;
+        let mut had_part: BTreeSet<PeerId> = self.asked.iter().flat_map(|a| &a.peers).copied().collect();
+        had_part.extend(self.silent.iter().flatten());
+        had_part.extend(self.answered.iter().copied().chain([self.served.prefill]));
+        let fits = |g: &&Group| {
+            g.model == self.served.model
+                && view.up.contains_key(&g.id)
+                && !g.stages.iter().any(|s| had_part.contains(&s.peer))
+        };
+        // Who computes the same bits can say more. Of these the least busy: a check is work for nobody's client.
+        let busy = |g: &Group| view.up.get(&g.id).map_or(u32::MAX, |l| l.running + l.waiting);
+        let order = |g: &&Group| (self.is_exact && !is_on_processors(view, g), busy(g));
+        let group = plan.groups.iter().filter(fits).min_by_key(order)?;
+        self.ask(view, group, check)
+    }
+
+    fn ask_again(&mut self, view: &View, check: RequestId) -> Option<CheckRequest> {
+        let group = group_of(view, self.served.decode).filter(|g| view.up.contains_key(&g.id))?;
+        self.ask(view, group, check)
+    }
+
+    fn ask(&mut self, view: &View, group: &Group, check: RequestId) -> Option<CheckRequest> {
+        let leader = group.leader()?;
+        self.is_exact &= is_on_processors(view, group);
+        self.asked.push(CheckAnswer { group: group.id, leader, peers: peers(group), opinion: None });
+        Some(self.request((group.id, leader), check, self.served.generation.clone()))
+    }
+
+    /// Asks whom was asked last for the answer's own token, where it has not been named and is to be judged by how likely it is.
+    fn ask_for_claimed(&self, check: RequestId) -> Option<CheckRequest> {
+        let (last, token) = (self.asked.last()?, self.claimed().token);
+        let is_own = last.peers == self.answered;
+        let opinion = last.opinion.as_ref().filter(|_| !self.is_exact && !is_own)?;
+        let lacks = opinion.lacks(token, &self.served.generation);
+        let mut generation = self.served.generation.clone();
+        generation.sampling = Sampling {
+            temperature: 0.0,
+            repetition_penalty: 1.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+            logit_bias: vec![(token, CHOSEN)],
+            ..generation.sampling
+        };
+        // The group may not have seen yet that it was hung up on: one name is one request.
+        let mut name = check;
+        name.0[0] = !name.0[0];
+        lacks.then(|| self.request((last.group, last.leader), name, generation))
+    }
+
+    fn request(&self, (group, leader): (GroupId, PeerId), name: RequestId, mut generation: Generation) -> CheckRequest {
+        // Only a token is compared.
+        generation.sampling.prompt_logprobs = None;
+        generation.sampling.logprobs = Some(ALTERNATIVES);
+        let open = DecodeRequest {
+            request: name,
+            group,
+            prompt: self.served.prompt.clone(),
+            answered: self.served.answer[..self.index].to_vec(),
+            generation,
+            await_kv: false,
+            codec: self.served.codec,
+        };
+        CheckRequest { leader, open }
+    }
+}
+
+/// The group that `leader` leads and that answers.
+fn group_of(view: &View, leader: PeerId) -> Option<&Group> {
+    view.plan.as_ref()?.groups.iter().filter(|g| g.leader() == Some(leader)).max_by_key(|g| g.phase)
+}
+
+/// Whether no stage of a group is on a GPU: processors all compute the same bits.
+fn is_on_processors(view: &View, group: &Group) -> bool {
+    let device = |stage: &Stage| view.adverts.get(&stage.peer)?.devices.get(usize::from(stage.device));
+    let mut devices = group.stages.iter().filter_map(device);
+    devices.all(|device| matches!(device.kind, DeviceKind::Cpu { .. }))
+}
+
+fn peers(group: &Group) -> Vec<PeerId> {
+    group.stages.iter().map(|s| s.peer).collect()
+}
