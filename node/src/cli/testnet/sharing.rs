@@ -24,7 +24,7 @@ use crate::{
     view::SwarmView,
 };
 use clap::{Arg, ArgAction, ArgMatches, Command, builder::PossibleValuesParser};
-use compared::{Compared, Model, Row};
+use compared::{Compared, Model, Row, Stopped};
 use indicatif::ProgressBar;
 use simulated::{Alone, Simulated};
 use std::sync::{
@@ -111,31 +111,20 @@ pub(super) fn command() -> Command {
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     let wish = Wish::of(matches)?;
-    let mut asked = None;
-    let mut rows = Vec::new();
-    for (name, order) in &wish.orders {
-        let config = wish.config(settings, matches, name)?;
-        let spinner = wish.spinner(format!("{name}: starting the peer"));
-        let net = unless_interrupted(Box::pin(async { Testnet::up(&config).await.map_err(exit) })).await;
-        spinner.finish_and_clear();
-        let net = net?;
-        let row = unless_interrupted(Box::pin(wish.row(settings, &net, (*name, *order), &mut asked))).await;
-        net.down().await.map_err(exit)?;
-        let folder = config.folder;
-        match row {
-            Ok(row) => rows.push(row),
-            Err(error) => {
-                return Err(Exit::new(error.kind, format!("{}; logs are in {}", error.message, folder.display())));
-            }
-        }
-        if is_set(matches, "keep") {
-            note!("tsnode: note: logs are in {}", folder.display());
-        } else {
-            std::fs::remove_dir_all(&folder).map_err(|e| Exit::file(Kind::Other, &folder, &e))?;
+    let (mut asked, mut rows, mut ended) = (None, Vec::new(), None);
+    for order in &wish.orders {
+        // An order takes minutes: what was measured of those before it is told, whatever becomes of this one.
+        if let Err(Exit { kind, message }) = wish.measure(settings, matches, *order, &mut asked, &mut rows).await {
+            let error = Exit::new(kind, format!("stopped at {}: {message}", order.0));
+            ended = Some((Stopped { order: order.0, reason: message }, error));
+            break;
         }
     }
-    let asked = asked.ok_or_else(|| Exit::new(Kind::Other, "nothing was asked"))?;
-    let compared = Compared { load: wish.load, seed: wish.seed, models: asked.models(), rows };
+    let (stopped, error) = ended.unzip();
+    let (Some(asked), false) = (asked, rows.is_empty()) else {
+        return Err(error.unwrap_or_else(|| Exit::new(Kind::Other, "nothing was asked")));
+    };
+    let compared = Compared { load: wish.load, seed: wish.seed, models: asked.models(), rows, stopped };
     if is_set(matches, "json") {
         output::print_json(&compared.json())?;
     } else {
@@ -144,7 +133,10 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         output::table(&compared.turns())?;
         say!("{}", compared.verdict());
     }
-    compared.held(matches.get_one::<f64>("most-off").map(|percent| percent / 100.0))
+    match error {
+        Some(error) => Err(error),
+        None => compared.held(matches.get_one::<f64>("most-off").map(|percent| percent / 100.0)),
+    }
 }
 
 /// What is asked for.
@@ -237,6 +229,33 @@ impl Wish {
             http_port: None,
             flags: Vec::new(),
         })
+    }
+
+    /// One order, from its peer's start to its end. A row that was measured is kept, whatever goes wrong with its peer behind it.
+    async fn measure(
+        &self,
+        settings: &Settings,
+        matches: &ArgMatches,
+        (name, order): (&'static str, TurnOrder),
+        asked: &mut Option<Asked>,
+        rows: &mut Vec<Row>,
+    ) -> Result<(), Exit> {
+        let config = self.config(settings, matches, name)?;
+        let spinner = self.spinner(format!("{name}: starting the peer"));
+        let net = unless_interrupted(Box::pin(async { Testnet::up(&config).await.map_err(exit) })).await;
+        spinner.finish_and_clear();
+        let net = net?;
+        let row = unless_interrupted(Box::pin(self.row(settings, &net, (name, order), asked))).await;
+        let ended = net.down().await.map_err(exit);
+        let folder = config.folder;
+        let logs = |error: Exit| Exit::new(error.kind, format!("{}; logs are in {}", error.message, folder.display()));
+        rows.push(row.map_err(logs)?);
+        ended.map_err(logs)?;
+        if is_set(matches, "keep") {
+            note!("tsnode: note: logs are in {}", folder.display());
+            return Ok(());
+        }
+        std::fs::remove_dir_all(&folder).map_err(|e| Exit::file(Kind::Other, &folder, &e))
     }
 
     /// One order, live and simulated.

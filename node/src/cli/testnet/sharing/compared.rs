@@ -19,6 +19,14 @@ pub(super) struct Compared {
     pub seed: u64,
     pub models: Vec<Model>,
     pub rows: Vec<Row>,
+    /// Where it ended before all orders were measured.
+    pub stopped: Option<Stopped>,
+}
+
+/// The order at which it ended, and why.
+pub(super) struct Stopped {
+    pub order: &'static str,
+    pub reason: String,
 }
 
 /// A model, and what was asked of it.
@@ -130,10 +138,8 @@ impl Compared {
 
     /// What models had of the device, live and simulated.
     pub fn turns(&self) -> Vec<Vec<String>> {
-        turns::table(
-            self.rows.iter().map(|row| (row.order, &row.live_turns[..], &row.simulated_turns[..])),
-            &self.models,
-        )
+        let names: Vec<&str> = self.models.iter().map(|model| model.name.as_str()).collect();
+        turns::table(self.rows.iter().map(|row| (row.order, &row.live_turns[..], &row.simulated_turns[..])), &names)
     }
 
     pub fn verdict(&self) -> String {
@@ -145,13 +151,12 @@ impl Compared {
         };
         let failed: Vec<String> =
             self.rows.iter().filter_map(|row| Some(format!("{}: {}", row.order, row.reason.as_ref()?))).collect();
-        let failed = if failed.is_empty() { String::new() } else { format!("; failed: {}", failed.join("; ")) };
-        match self.gains() {
-            Some((live, simulated)) => {
-                format!("{within}; doubling / first come {live:.2} live and {simulated:.2} simulated{failed}")
-            }
-            None => format!("{within}{failed}"),
-        }
+        let gains = self
+            .gains()
+            .map(|(live, simulated)| format!("doubling / first come {live:.2} live and {simulated:.2} simulated"));
+        let failed = (!failed.is_empty()).then(|| format!("failed: {}", failed.join("; ")));
+        let stopped = self.stopped.as_ref().map(|Stopped { order, reason }| format!("stopped at {order}: {reason}"));
+        [Some(within), gains, failed, stopped].into_iter().flatten().collect::<Vec<_>>().join("; ")
     }
 
     fn beyond(&self, most: f64) -> impl Iterator<Item = &Row> {
@@ -200,10 +205,11 @@ impl Compared {
         };
         let named = |Model { name, profile, requests, mean_alone }: &Model| json!({ "model": name, "requests": requests, "mean_alone_ms": mean_alone * 1e3, "profile": profile });
         let gains = self.gains().map(|(live, simulated)| json!({ "live": live, "simulated": simulated }));
+        let stopped = self.stopped.as_ref().map(|stopped| json!({ "order": stopped.order, "reason": stopped.reason }));
         json!({
             "load": self.load, "seed": self.seed, "models": self.models.iter().map(named).collect::<Vec<_>>(),
             "orders": self.rows.iter().map(order).collect::<Vec<_>>(), "doubling_to_first_come": gains,
-            "within": self.beyond(MEANS).next().is_none(),
+            "stopped": stopped, "within": self.stopped.is_none() && self.beyond(MEANS).next().is_none(),
         })
     }
 }
@@ -227,7 +233,7 @@ mod tests {
             Model { name, profile: None, requests, mean_alone: 0.1 }
         };
         let models = [("a", 1), ("b", 3)].map(model).into();
-        Compared { load: 1.2, seed: 1, models, rows }
+        Compared { load: 1.2, seed: 1, models, rows, stopped: None }
     }
 
     #[test]
@@ -255,5 +261,17 @@ mod tests {
         let failed = compared(vec![failed]);
         assert_eq!(failed.verdict(), "further off than 15 %, or not all answered: doubling; failed: doubling: 503");
         assert!(failed.held(Some(0.5)).is_err());
+    }
+
+    #[test]
+    fn what_was_measured_is_told_where_a_later_order_could_not_be() {
+        let stopped = Some(Stopped { order: "round-robin", reason: "interrupted".into() });
+        let part = Compared { stopped, ..compared(vec![row("doubling", 1.0, 1.1)]) };
+        assert!(part.verdict().ends_with("; stopped at round-robin: interrupted"), "{}", part.verdict());
+        assert_eq!(part.table().len(), 4);
+        let told = part.json();
+        assert_eq!((&told["orders"][0]["order"], &told["within"]), (&json!("doubling"), &json!(false)));
+        assert_eq!(told["stopped"], json!({ "order": "round-robin", "reason": "interrupted" }));
+        assert_eq!(compared(vec![row("doubling", 1.0, 1.1)]).json()["stopped"], Value::Null);
     }
 }

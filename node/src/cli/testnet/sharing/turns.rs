@@ -1,12 +1,11 @@
 //! What models had of the device, live beside simulated: where the two differ, one sees here by what.
 
-use super::compared::Model;
 use tsnode_coordinator::policy::sharing::device_use::ServiceUse;
 
-/// A row for each order, and in each for each model; in each cell the peer's figure and the simulator's.
+/// A row for each order, and in each for each of the models that are called so; in each cell the peer's figure and the simulator's.
 pub(super) fn table<'a>(
     rows: impl Iterator<Item = (&'static str, &'a [ServiceUse], &'a [ServiceUse])>,
-    models: &[Model],
+    models: &[&str],
 ) -> Vec<Vec<String>> {
     let head = [
         "ORDER",
@@ -26,7 +25,7 @@ pub(super) fn table<'a>(
         let all = |of: &[ServiceUse]| of.iter().copied().sum::<ServiceUse>();
         table.push(cells(order, "all", &all(live), &all(simulated)));
         let each = models.iter().zip(live.iter().zip(simulated));
-        table.extend(each.map(|(model, (live, simulated))| cells("", &model.name, live, simulated)));
+        table.extend(each.map(|(model, (live, simulated))| cells("", model, live, simulated)));
     }
     table
 }
@@ -59,7 +58,6 @@ mod tests {
 
     #[test]
     fn each_figure_stands_beside_the_simulators() {
-        let model = |name: &str| Model { name: name.to_owned(), profile: None, requests: 1, mean_alone: 0.1 };
         let used = |steps, busy| {
             let (busy, waited) = (Seconds(busy), Seconds(3.0));
             ServiceUse {
@@ -73,7 +71,7 @@ mod tests {
             }
         };
         let (live, simulated) = ([used(10, 2.0), used(20, 4.0)], [used(10, 1.0), used(10, 2.0)]);
-        let table = table([("doubling", &live[..], &simulated[..])].into_iter(), &["a", "b"].map(model));
+        let table = table([("doubling", &live[..], &simulated[..])].into_iter(), &["a", "b"]);
         assert_eq!(table.len(), 4);
         let all = ["doubling", "all", "30/20", "6.0/3.0", "200.0/150.0", "3.33/5.00", "42.67/64.00", "200.0/300.0"];
         assert_eq!(table[1][..8], all.map(String::from));
