@@ -67,7 +67,7 @@ pub(super) fn command() -> Command {
         .subcommand(
             here(verb(
                 "rm",
-                "Remove a model that is listed, from peers and from the hub; none that the peer of this host serves",
+                "Remove a model that is listed, from peers and the hub; of peers' none that this host's peer serves",
                 "tsnode models rm llama3.2:1b",
             ))
             .arg(name("As it is listed, or its id").required(true)),

@@ -128,12 +128,18 @@ pub(super) async fn remove(settings: &Settings, matches: &ArgMatches) -> Result<
         }
         Err(error) => return Err(Exit::new(Kind::DataDir, error.to_string())),
     };
-    let mut bytes = 0;
+    let mut removed = Removed { peers: None, hub: None };
     for model in &kept {
-        let removed = weights::remove_kept(&data_dir, model);
-        bytes += removed.map_err(|error| Exit::file(Kind::Other, &model.folder, &error))?;
+        match weights::remove_kept(&data_dir, model) {
+            Ok(bytes) => *removed.peers.get_or_insert(0) += bytes,
+            Err(error) => {
+                if removed.peers.is_some() {
+                    note!("tsnode: note: {}", removed.sentence(text));
+                }
+                return Err(Exit::file(Kind::Other, &model.folder, &error));
+            }
+        }
     }
-    let mut removed = Removed { peers: Some(bytes), hub: None };
     match name {
         Ok(Some(name)) if !cache.meant(Some(&name)).is_empty() => match cache.remove(&name) {
             Ok(bytes) => removed.hub = Some(bytes),
