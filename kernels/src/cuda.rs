@@ -21,6 +21,7 @@
 //! | `gpus.rs` | several GPUs that hold stages together |
 //! | `gather_way.rs` | the ways of putting columns side by side, and why one was taken |
 //! | `gpus/gathers.rs` | how they put columns side by side: by copies, or by NCCL |
+//! | `gpus/recording.rs` | their steps recorded as one |
 //! | `columns.rs` | what each of them computes of a row, and where |
 
 mod buffers;

@@ -23,7 +23,7 @@ use cudarc::driver::{DriverError, result, sys};
 use kernels::Modules;
 pub(super) use nccl::{GpuTransfer, Nccl};
 use staging::Staging;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -55,8 +55,8 @@ struct State {
     kernels: Modules,
     staging: Staging,
     marks: BTreeMap<usize, sys::CUevent>,
-    /// Contexts of other GPUs that this one has copied from.
-    reached: BTreeSet<usize>,
+    /// Contexts of other GPUs that this one has copied from, and whether it reads their memory itself.
+    reached: BTreeMap<usize, bool>,
     /// Recordings by their numbers, and the number of the next.
     graphs: BTreeMap<usize, sys::CUgraphExec>,
     next_graph: usize,
@@ -169,7 +169,7 @@ impl DriverCard {
             kernels: Modules::default(),
             staging: Staging::new()?,
             marks: BTreeMap::new(),
-            reached: BTreeSet::new(),
+            reached: BTreeMap::new(),
             graphs: BTreeMap::new(),
             next_graph: 0,
         };
@@ -436,6 +436,15 @@ impl Machine for DriverCard {
         self.fetch_from(from, rows)
     }
 
+    fn follow(&self, from: PeerGpu) -> Result<(), GpuError> {
+        self.bind()?;
+        self.wait_for_offer(from)
+    }
+
+    fn reaches(&self, from: PeerGpu) -> bool {
+        from.context == self.context as usize || self.state().reached.get(&from.context).is_some_and(|reads| *reads)
+    }
+
     fn lay_out(&self, rows: Rectangle) -> Result<(), GpuError> {
         self.bind()?;
         self.copy_inside(rows)
@@ -460,6 +469,8 @@ impl Machine for DriverCard {
     }
 
     fn recorded(&self) -> Result<Recorded, GpuError> {
+        // Another GPU may be the thread's, where several were recorded. Recording is ended even if that cannot be changed.
+        let _ = self.bind();
         // SAFETY: see above; the recording is of no use once it was made ready to run.
         let ready = unsafe {
             let graph = result::stream::end_capture(self.compute).map_err(failed("recording a step"))?;

@@ -187,6 +187,14 @@ impl Machine for Emulator {
         self.lay_out(rows)
     }
 
+    fn follow(&self, _: PeerGpu) -> Result<(), GpuError> {
+        Ok(())
+    }
+
+    fn reaches(&self, _: PeerGpu) -> bool {
+        true
+    }
+
     fn finish(&self) -> Result<(), GpuError> {
         Ok(())
     }

@@ -3,16 +3,19 @@
 //!
 //! One thread asks all of them in turns, a piece of a layer at a time; between two pieces every GPU copies the others'
 //! columns beside its own, once those are computed, or takes them by NCCL ([`gathers`]). GPUs wait for each other by marks in
-//! their queues, and nobody waits for a GPU before a step's results are wanted.
+//! their queues, and nobody waits for a GPU before a step's results are wanted. Steps that come up again are recorded
+//! ([`recording`]).
 //!
 //! Nothing is overwritten that another still copies from: a GPU writes where it wrote two pieces ago ([`GpuLayerPiece::ALL`]), and
 //! when others offered what they computed since, they had been asked to copy that before. By the same a GPU that grows its
 //! memory, which waits for all it was asked, gives none back that is copied from.
 
 mod gathers;
+mod recording;
 mod tiles;
 
 pub(in crate::cuda) use gathers::{Gathers, NcclTimeouts};
+use recording::RanksRecordings;
 pub(crate) use tiles::{TilePart, TilePlace};
 
 use super::{
@@ -48,6 +51,7 @@ pub(crate) struct GpuRanks {
     steps: Vec<Step>,
     columns: Vec<Columns>,
     gathers: Gathers,
+    recordings: RanksRecordings,
     /// A GPU's part of a tile.
     packed: Vec<u8>,
 }
@@ -62,9 +66,11 @@ impl GpuRanks {
             gpu.reserve(pages(rank) * PAGE_BYTES)?;
         }
         // Memory that pages leave is what NCCL may take.
-        let machines = each.iter().map(|gpu| gpu.machine.clone()).collect();
+        let machines: Vec<_> = each.iter().map(|gpu| gpu.machine.clone()).collect();
+        let recordings = RanksRecordings::of(machines.clone());
         let gathers = Gathers::among(machines, NcclTimeouts::default())?;
-        Ok(Self { each, steps: Vec::new(), columns: Vec::new(), gathers, packed: Vec::new() })
+        let (steps, columns, packed) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(Self { each, steps, columns, gathers, recordings, packed })
     }
 
     /// How they put their columns side by side; none where there is one GPU.
@@ -90,6 +96,8 @@ impl GpuRanks {
     pub fn unload(&mut self, key: StageKey) {
         // What fails is an error of what is asked next.
         let _ = self.gathers.settle();
+        // A recording runs on GPUs that it is not kept by.
+        self.forget_recorded();
         self.each.iter_mut().for_each(|gpu| gpu.unload(key));
     }
 
@@ -117,6 +125,13 @@ impl GpuRanks {
         for (gpu, share) in self.each.iter_mut().zip(job.shares) {
             self.steps.push(gpu.send(job, share)?);
         }
+        // Rows enter the first GPU, which has the table of tokens.
+        self.each[0].take_rows(job)?;
+        self.run_or_replay(job)
+    }
+
+    /// Asks all GPUs for all of a step.
+    fn run(&mut self, job: &GpuJob<'_>) -> Result<(), GpuError> {
         self.enter(job)?;
         for layer in 0..stage(&self.each[0].stages, job.stage)?.layers() {
             for piece in GpuLayerPiece::ALL {
@@ -133,10 +148,9 @@ impl GpuRanks {
         self.head(job)
     }
 
-    /// Rows enter the first GPU, which has the table of tokens, and go from there to the others.
+    /// Rows go from the first GPU to the others.
     fn enter(&mut self, job: &GpuJob<'_>) -> Result<(), GpuError> {
         let Some((first, others)) = self.each.split_first_mut() else { return Ok(()) };
-        first.take_rows(job)?;
         if matches!(job.rows, GpuInput::Tokens(_)) {
             first.embed(job.stage, &self.steps[0])?;
         }
@@ -221,6 +235,8 @@ impl Drop for GpuRanks {
         // The memory of one goes while another may still copy from it.
         if self.each.len() > 1 {
             self.come_to_rest();
+            // Before one of the GPUs that they are of.
+            self.forget_recorded();
         }
     }
 }

@@ -202,6 +202,10 @@ pub(crate) trait Machine: Send + Sync + fmt::Debug {
     /// Has the compute queue copy rows from the memory of a machine of the same kind, this one or another, once that has done
     /// all it was asked before it made the offer. Nobody waits but the queue.
     fn fetch(&self, from: PeerGpu, rows: Rectangle) -> Result<(), GpuError>;
+    /// Has the compute queue wait until a machine of the same kind has done all that it was asked before it made the offer.
+    fn follow(&self, from: PeerGpu) -> Result<(), GpuError>;
+    /// Whether what is fetched from a machine comes straight from there; not known, and so not, before something was.
+    fn reaches(&self, from: PeerGpu) -> bool;
     /// Has the compute queue copy rows from one place of the machine to another.
     fn lay_out(&self, rows: Rectangle) -> Result<(), GpuError> {
         let Rectangle { from, from_pitch, to, to_pitch, width, rows } = rows;
@@ -214,7 +218,9 @@ pub(crate) trait Machine: Send + Sync + fmt::Debug {
     }
     /// Waits for both queues that the owner of the engine asks.
     fn finish(&self) -> Result<(), GpuError>;
-    /// Begins to record launches on the compute queue instead of running them; `false` where that is not done.
+    /// Begins to record launches on the compute queue instead of running them; `false` where that is not done. With it all
+    /// machines are recorded that follow what it offers, or fetch from there, until it ends recording: before that it has to
+    /// follow what they offer.
     fn record(&self) -> Result<bool, GpuError>;
     /// Ends recording.
     fn recorded(&self) -> Result<Recorded, GpuError>;

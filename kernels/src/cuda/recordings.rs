@@ -2,45 +2,56 @@
 
 use super::machine::Recorded;
 
-/// Runs that are kept at a time: common batch sizes, and lengths by powers of two.
+/// Runs of one GPU that are kept at a time: common batch sizes, and lengths by powers of two.
 const RECORDINGS: usize = 64;
 
-/// Runs that came up, the one unused the longest first.
+/// Runs that came up.
 #[derive(Debug)]
-pub(super) struct Recordings<K>(Vec<(K, Option<Recorded>)>);
+pub(super) struct Recordings<K> {
+    /// The one unused the longest first.
+    runs: Vec<(K, Option<Recorded>)>,
+    most: usize,
+}
 
 impl<K> Default for Recordings<K> {
     fn default() -> Self {
-        Self(Vec::new())
+        Self::of(1)
+    }
+}
+
+impl<K> Recordings<K> {
+    /// Of runs on so many GPUs: each takes memory for the launches of all, and for copies between any two.
+    pub fn of(gpus: usize) -> Self {
+        Self { runs: Vec::new(), most: (RECORDINGS / gpus.max(1)).max(1) }
     }
 }
 
 impl<K: PartialEq> Recordings<K> {
     /// Whether a run came up before, and what was recorded of it; to ask is to use it.
     pub fn find(&mut self, run: &K) -> Option<Option<Recorded>> {
-        let place = self.0.iter().position(|(known, _)| known == run)?;
+        let place = self.runs.iter().position(|(known, _)| known == run)?;
         // They are few, and moved once a step.
-        self.0[place..].rotate_left(1);
-        self.0.last().map(|(_, recorded)| *recorded)
+        self.runs[place..].rotate_left(1);
+        self.runs.last().map(|(_, recorded)| *recorded)
     }
 
     /// Notes that a run came up that is not known; what was recorded of the one that gives way is returned.
     pub fn came_up(&mut self, run: K) -> Option<Recorded> {
-        let gives_way = if self.0.len() < RECORDINGS { None } else { self.0.remove(0).1 };
-        self.0.push((run, None));
+        let gives_way = if self.runs.len() < self.most { None } else { self.runs.remove(0).1 };
+        self.runs.push((run, None));
         gives_way
     }
 
     /// Notes what was recorded of the run that was used last.
     pub fn was_recorded(&mut self, recorded: Recorded) {
-        if let Some((_, last)) = self.0.last_mut() {
+        if let Some((_, last)) = self.runs.last_mut() {
             *last = Some(recorded);
         }
     }
 
     /// Forgets all of them.
     pub fn clear(&mut self) {
-        self.0.clear();
+        self.runs.clear();
     }
 }
 
@@ -63,5 +74,14 @@ mod tests {
         assert_eq!((runs.find(&1000), runs.find(&63)), (Some(None), Some(Some(Recorded(163)))));
         runs.clear();
         assert_eq!(runs.find(&0), None);
+    }
+
+    #[test]
+    fn of_several_gpus_fewer_are_kept() {
+        let mut runs = Recordings::of(4);
+        for run in 0..=RECORDINGS / 4 {
+            assert_eq!(runs.came_up(run), None);
+        }
+        assert_eq!((runs.find(&0), runs.find(&1)), (None, Some(None)));
     }
 }

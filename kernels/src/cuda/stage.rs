@@ -98,10 +98,11 @@ impl GpuScratch {
         Self { hidden, chosen, logits, normed, inputs, mixed, out, mixed_apart, out_apart, logits_apart }
     }
 
-    /// See [`Ops::renewals`]. Nothing is recorded where columns lie apart.
+    /// See [`Ops::renewals`].
     pub fn renewals(&self) -> usize {
         let all = [&self.hidden, &self.chosen, &self.logits, &self.normed, &self.inputs, &self.mixed, &self.out];
-        all.iter().map(|buffer| buffer.renewals()).sum()
+        let apart = [&self.mixed_apart, &self.out_apart, &self.logits_apart];
+        all.iter().chain(&apart).map(|buffer| buffer.renewals()).sum()
     }
 }
 

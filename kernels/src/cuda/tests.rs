@@ -11,6 +11,7 @@ mod jit;
 mod models;
 mod packing;
 mod products;
+mod recorded_together;
 mod recording;
 mod tables;
 mod together;

@@ -5,7 +5,7 @@ use crate::{sample, spot_check::check::CHOSEN};
 use tsnode_protocol::{BytesPerSecond, DeviceKind, Gpus, philox::uniform};
 
 /// The likely token's probability is 0.9, the other's 0.1.
-const TOP: [(Token, f32); 2] = [(TRUTH, -0.105_36), (LIE, -2.302_59)];
+const TOP: [(Token, f32); 2] = [(TRUTH, -0.105_36), (LIE, -std::f32::consts::LN_10)];
 
 /// The same groups as ever, these of them on GPUs.
 fn view_with_gpus(groups: u8, gpus: &[u8]) -> View {

@@ -3,10 +3,11 @@
 // driver would refuse ends the process with a sentence. There are as many cards as TSNODE_EMULATED_CARDS says, or one; each
 // reads its neighbours' memory itself, and others' by way of the host.
 #include "emulator.cpp"
+#include "capture.h"
 #include "image.h"
-#include "order.h"
 
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <unistd.h>
@@ -16,16 +17,23 @@ namespace {
 std::recursive_mutex one_at_a_time;
 #define TURN std::lock_guard<std::recursive_mutex> turn(one_at_a_time)
 struct Context { int device; std::set<Context *> peers; };
-struct Recording { std::vector<std::function<void()>> work; };
+using capture::Graph, capture::Recording;
 struct Function { std::string name; unsigned shared; Context *context; };
 // `hung`: with work that never ends.
 struct Stream { Recording *recording; Context *context; order::Line line; bool hung; };
-struct Event { bool recorded; Context *context; order::Clock clock; };
+// `mark`: what it was recorded as where that was while launches are.
+struct Event { bool recorded; Context *context; order::Clock clock; capture::Mark mark; };
 struct Taken { size_t bytes; Context *context; std::vector<order::Access> touched; };
 std::map<unsigned long long, Taken> taken;
 std::set<void *> streams, events, functions, graphs;
 thread_local Context *current;
+// What a thread records, and all that is recorded by its number.
+thread_local Recording *recording_here;
+std::map<unsigned long, Recording *> recordings;
 Context contexts[8] = {{0, {}}, {1, {}}, {2, {}}, {3, {}}, {4, {}}, {5, {}}, {6, {}}, {7, {}}};
+// Whether each card reads all others' memory itself: for tests.
+bool all_reach;
+bool reach(const Context *a, const Context *b) { return a != b && (all_reach || abs(a->device - b->device) == 1); }
 int cards() {
     const char *said = getenv("TSNODE_EMULATED_CARDS");
     return said ? std::min(std::max(atoi(said), 1), 8) : 1;
@@ -68,31 +76,46 @@ std::map<unsigned long long, Taken>::iterator holder(unsigned long long at, size
     return at + bytes > found->first + found->second.bytes ? taken.end() : found;
 }
 // Bytes of a card's memory that a stream reads or writes.
-void inside(Context *context, void *stream, unsigned long long at, size_t bytes, bool write, bool copy) {
+void inside(Context *context, order::Line &line, unsigned long long at, size_t bytes, bool write, order::Use use) {
     auto found = holder(at, bytes);
     if (found == taken.end()) refuse("memory that nobody took, or past its end");
     if (found->second.context != context) refuse("memory of another card");
-    if (!order::touch(found->second.touched, known(stream)->line, at, at + bytes, write, copy))
+    if (!order::touch(found->second.touched, line, at, at + bytes, write, use))
         refuse(write ? "memory written while another stream may still copy" : "memory copied that may not be written yet");
 }
-void rows(Context *context, void *stream, unsigned long long at, size_t pitch, size_t width, size_t height, bool write) {
+void rows(Context *context, order::Line &line, unsigned long long at, size_t pitch, size_t width, size_t height, bool write) {
     if (width > pitch) refuse("rows that lie in each other");
-    for (size_t row = 0; row < height; row++) inside(context, stream, at + row * pitch, width, write, true);
+    for (size_t row = 0; row < height; row++) inside(context, line, at + row * pitch, width, write, order::Use::copy);
 }
 // What a kernel is handed: it may use memory from there to its end.
-void handed(Stream *stream, unsigned long long at, bool write) {
+void handed(Context *context, order::Line &line, unsigned long long at, bool write) {
     auto found = holder(at, 1);
     if (found == taken.end()) return;
-    if (found->second.context != stream->context) refuse("a kernel that is handed another card's memory");
-    inside(stream->context, stream, at, found->first + found->second.bytes - at, write, false);
+    if (found->second.context != context) refuse("a kernel that is handed another card's memory");
+    inside(context, line, at, found->first + found->second.bytes - at, write, order::Use::kernel);
 }
 void copy_rows(unsigned long long to, size_t to_pitch, unsigned long long from, size_t from_pitch, size_t width, size_t height) {
     for (size_t row = 0; row < height; row++) memmove((void *)(to + row * to_pitch), (void *)(from + row * from_pitch), width);
 }
 void not_recorded_by_any(void *stream) {
     if (known(stream)->recording) refuse("a copy while launches are recorded");
+    if (recording_here) refuse("a stream that is not recorded, asked by who records others");
 }
 void not_recorded(void *stream) { not_recorded_by_any(stream_of(stream)); }
+// Has a stream of the thread's card do something, or records it.
+void ask(void *stream, std::function<void(order::Line &)> work) {
+    Stream *asked = stream_of(stream);
+    if (asked->recording) return asked->recording->add(asked, std::move(work));
+    not_recorded(stream);
+    order::step(asked->line);
+    work(asked->line);
+}
+// What a driver does not record: it says so, and the recording is lost.
+bool is_lost_to(void *stream) {
+    Stream *asked = stream_of(stream);
+    if (asked->recording) asked->recording->broken = true;
+    return asked->recording;
+}
 }
 
 #include "nccl.cpp"
@@ -128,10 +151,10 @@ int cuCtxSetCurrent(void *which) { TURN;
     current = (Context *)which;
     return 0;
 }
-int cuDeviceCanAccessPeer(int *can, int device, int peer) { TURN; *can = abs(device - peer) == 1; return 0; }
+int cuDeviceCanAccessPeer(int *can, int device, int peer) { TURN; *can = reach(&contexts[device], &contexts[peer]); return 0; }
 int cuCtxEnablePeerAccess(void *peer, unsigned) { TURN;
     bound();
-    if (abs(current->device - ((Context *)peer)->device) != 1) return 217;
+    if (!reach(current, (Context *)peer)) return 217;
     return current->peers.insert((Context *)peer).second ? 0 : 704;
 }
 // Streams take turns as they are asked here; a smaller number is a greater priority.
@@ -160,17 +183,33 @@ int cuStreamQuery(void *stream) { TURN;
     return 0;
 }
 int cuStreamWaitEvent(void *stream, void *event, unsigned) { TURN;
-    not_recorded(stream);
+    Stream *asked = stream_of(stream);
     if (!events.count(event) || !((Event *)event)->recorded) refuse("waiting for what was never marked");
-    stream_of(stream)->line.seen.join(((Event *)event)->clock);
+    const Event &waited = *(Event *)event;
+    if (waited.mark.recording) {
+        auto found = recordings.find(waited.mark.recording);
+        if (found == recordings.end()) refuse("waiting for what was marked while launches were recorded");
+        if (asked->recording && asked->recording != found->second) refuse("recordings that wait for each other");
+        asked->recording = found->second;
+        asked->recording->wait(asked, waited.mark);
+        return 0;
+    }
+    if (asked->recording) refuse("recorded work that waits for what is not recorded");
+    not_recorded(stream);
+    asked->line.seen.join(waited.clock);
     return 0;
 }
-int cuEventCreate(void **out, unsigned) { TURN; bound(); *out = new Event{false, current, {}}; events.insert(*out); return 0; }
+int cuEventCreate(void **out, unsigned) { TURN; bound(); *out = new Event{false, current, {}, {}}; events.insert(*out); return 0; }
 int cuEventRecord(void *event, void *stream) { TURN;
-    not_recorded(stream);
+    Stream *asked = stream_of(stream);
     if (!events.count(event) || ((Event *)event)->context != current) refuse("an event of another card");
-    order::step(stream_of(stream)->line);
-    *(Event *)event = {true, current, stream_of(stream)->line.seen};
+    if (asked->recording) {
+        *(Event *)event = {true, current, {}, asked->recording->mark(asked)};
+        return 0;
+    }
+    not_recorded(stream);
+    order::step(asked->line);
+    *(Event *)event = {true, current, asked->line.seen, {}};
     return 0;
 }
 int cuEventDestroy_v2(void *event) { TURN; events.erase(event); return 0; }
@@ -208,7 +247,7 @@ int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t bytes, 
     bound();
     not_recorded(stream);
     order::step(stream_of(stream)->line);
-    if (bytes) inside(current, stream, to, bytes, true, false);
+    if (bytes) inside(current, stream_of(stream)->line, to, bytes, true, order::Use::host);
     memcpy((void *)to, from, bytes);
     return 0;
 }
@@ -216,17 +255,17 @@ int cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t bytes, void *
     bound();
     not_recorded(stream);
     order::step(stream_of(stream)->line);
-    if (bytes) inside(current, stream, from, bytes, false, false);
+    if (bytes) inside(current, stream_of(stream)->line, from, bytes, false, order::Use::host);
     memcpy(to, (void *)from, bytes);
     return 0;
 }
 int cuMemcpyDtoDAsync_v2(unsigned long long to, unsigned long long from, size_t bytes, void *stream) { TURN;
     bound();
-    not_recorded(stream);
-    order::step(stream_of(stream)->line);
-    rows(current, stream, from, bytes, bytes, 1, false);
-    rows(current, stream, to, bytes, bytes, 1, true);
-    memmove((void *)to, (void *)from, bytes);
+    ask(stream, [=, context = current](order::Line &line) {
+        rows(context, line, from, bytes, bytes, 1, false);
+        rows(context, line, to, bytes, bytes, 1, true);
+        memmove((void *)to, (void *)from, bytes);
+    });
     return 0;
 }
 // As the driver's header has them.
@@ -235,41 +274,67 @@ struct Copy2D { Plane from, to; size_t width, height; };
 struct Side { size_t x, y, z, lod; int type; const void *host; unsigned long long device; void *array; Context *context; size_t pitch, height; };
 struct Copy3DPeer { Side from, to; size_t width, height, depth; };
 
+// By addresses alone, which say whose memory they are of. A thread copies from or to its own card. Between cards that do not
+// reach each other nobody has said what a recording of it does.
+int by_address(unsigned long long to, size_t to_pitch, unsigned long long from, size_t from_pitch, size_t width, size_t height, void *stream) {
+    auto source = holder(from, width), target = holder(to, width);
+    if (source == taken.end() || target == taken.end()) refuse("memory that nobody took, or past its end");
+    Context *giver = source->second.context, *taker = target->second.context;
+    if (current != giver && current != taker) refuse("a copy between other cards");
+    if (giver != taker && !reach(giver, taker) && is_lost_to(stream)) return 900;
+    ask(stream, [=](order::Line &line) {
+        rows(giver, line, from, from_pitch, width, height, false);
+        rows(taker, line, to, to_pitch, width, height, true);
+        copy_rows(to, to_pitch, from, from_pitch, width, height);
+        if (giver != taker) between_cards();
+    });
+    return 0;
+}
+int cuMemcpyAsync(unsigned long long to, unsigned long long from, size_t bytes, void *stream) { TURN;
+    bound();
+    return by_address(to, bytes, from, bytes, bytes, 1, stream);
+}
 int cuMemcpy2DAsync_v2(const Copy2D *copy, void *stream) { TURN;
     bound();
-    not_recorded(stream);
     auto &[from, to, width, height] = *copy;
-    if (from.type != 2 || to.type != 2 || from.x || from.y || to.x || to.y) refuse("a copy that is not from card to card");
-    order::step(stream_of(stream)->line);
-    rows(current, stream, from.device, from.pitch, width, height, false);
-    rows(current, stream, to.device, to.pitch, width, height, true);
-    copy_rows(to.device, to.pitch, from.device, from.pitch, width, height);
+    if (from.type != to.type || (from.type != 2 && from.type != 4) || from.x || from.y || to.x || to.y)
+        refuse("a copy that is not from card to card");
+    if (from.type == 4) return by_address(to.device, to.pitch, from.device, from.pitch, width, height, stream);
+    ask(stream, [copy = *copy, context = current](order::Line &line) {
+        auto &[from, to, width, height] = copy;
+        rows(context, line, from.device, from.pitch, width, height, false);
+        rows(context, line, to.device, to.pitch, width, height, true);
+        copy_rows(to.device, to.pitch, from.device, from.pitch, width, height);
+    });
     return 0;
 }
 int cuMemcpy3DPeerAsync(const Copy3DPeer *copy, void *stream) { TURN;
     bound();
-    not_recorded(stream);
+    if (is_lost_to(stream)) return 900;
     auto &[from, to, width, height, depth] = *copy;
     if (from.type != 2 || to.type != 2 || from.x || from.y || from.z || to.x || to.y || to.z || depth != 1)
         refuse("a copy that is not from card to card");
     if (from.height < height || to.height < height) refuse("more rows than there are");
     if (current != from.context && current != to.context) refuse("a copy between other cards");
-    order::step(stream_of(stream)->line);
-    rows(from.context, stream, from.device, from.pitch, width, height, false);
-    rows(to.context, stream, to.device, to.pitch, width, height, true);
-    copy_rows(to.device, to.pitch, from.device, from.pitch, width, height);
-    between_cards();
+    ask(stream, [copy = *copy](order::Line &line) {
+        auto &[from, to, width, height, depth] = copy;
+        rows(from.context, line, from.device, from.pitch, width, height, false);
+        rows(to.context, line, to.device, to.pitch, width, height, true);
+        copy_rows(to.device, to.pitch, from.device, from.pitch, width, height);
+        between_cards();
+    });
     return 0;
 }
 int cuMemcpyPeerAsync(unsigned long long to, Context *to_context, unsigned long long from, Context *from_context, size_t bytes, void *stream) { TURN;
     bound();
-    not_recorded(stream);
+    if (is_lost_to(stream)) return 900;
     if (current != from_context && current != to_context) refuse("a copy between other cards");
-    order::step(stream_of(stream)->line);
-    rows(from_context, stream, from, bytes, bytes, 1, false);
-    rows(to_context, stream, to, bytes, bytes, 1, true);
-    memmove((void *)to, (void *)from, bytes);
-    between_cards();
+    ask(stream, [=](order::Line &line) {
+        rows(from_context, line, from, bytes, bytes, 1, false);
+        rows(to_context, line, to, bytes, bytes, 1, true);
+        memmove((void *)to, (void *)from, bytes);
+        between_cards();
+    });
     return 0;
 }
 int cuModuleLoadData(void **out, const void *image) { TURN;
@@ -302,40 +367,55 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
     for (int i = 0; i < arguments.count; i++) slots.push_back(*(unsigned long long *)args[i]);
     // A norm that adds nothing leaves its rows as they are.
     if (name == "rms_norm" && !slots[1]) arguments.written &= ~1ull;
-    Stream *line = stream_of(stream);
-    auto run = [=]() mutable {
-        order::step(line->line);
-        for (int i = 0; i < arguments.count; i++) handed(line, slots[i], arguments.written >> i & 1);
+    Context *context = current;
+    auto run = [=](order::Line &line) mutable {
+        for (int i = 0; i < arguments.count; i++) handed(context, line, slots[i], arguments.written >> i & 1);
         std::vector<void *> places;
         for (auto &slot : slots) places.push_back(&slot);
         unsigned grid[3] = {x, y, z}, block[3] = {bx, by, bz};
         if (!tsnode_launch(name.c_str(), grid, block, shared, places.data())) refuse("a kernel that was not emulated");
     };
-    Recording *recording = stream_of(stream)->recording;
-    (recording ? count.recorded : count.launches)++;
-    if (recording) recording->work.push_back(run);
-    else run();
+    (stream_of(stream)->recording ? count.recorded : count.launches)++;
+    ask(stream, run);
     return 0;
 }
 int cuStreamBeginCapture_v2(void *stream, int) { TURN;
+    static unsigned long begun;
     not_recorded(stream);
-    stream_of(stream)->recording = new Recording{};
+    Stream *asked = stream_of(stream);
+    asked->recording = recording_here = new Recording(++begun, asked);
+    recordings[begun] = recording_here;
     return 0;
 }
+int cuStreamIsCapturing(void *stream, int *status) { TURN;
+    Recording *recording = stream_of(stream)->recording;
+    *status = !recording ? 0 : recording->broken ? 2 : 1;
+    return 0;
+}
+// All that is recorded with the stream is recorded no longer, whatever comes of it.
 int cuStreamEndCapture(void *stream, void **graph) { TURN;
-    *graph = stream_of(stream)->recording;
-    stream_of(stream)->recording = nullptr;
-    return *graph ? 0 : 901;
+    std::unique_ptr<Recording> recording(stream_of(stream)->recording);
+    *graph = nullptr;
+    if (!recording) return 901;
+    if (recording->begun_by() != stream || recording.get() != recording_here) refuse("a recording ended by who did not begin it");
+    for (void *one : streams)
+        if (((Stream *)one)->recording == recording.get()) ((Stream *)one)->recording = nullptr;
+    recordings.erase(recording->number);
+    recording_here = nullptr;
+    if (recording->broken) return 901;
+    if (!recording->is_joined()) return 904;
+    *graph = recording.release();
+    return 0;
 }
 int cuGraphInstantiateWithFlags(void **out, void *graph, unsigned long long) { TURN;
-    *out = new Recording(*(Recording *)graph);
+    *out = new Graph(*(Recording *)graph);
     graphs.insert(*out);
     return 0;
 }
 int cuGraphDestroy(void *graph) { TURN; delete (Recording *)graph; return 0; }
 int cuGraphExecDestroy(void *graph) { TURN;
     if (!graphs.erase(graph)) refuse("a recording that is none");
-    delete (Recording *)graph;
+    delete (Graph *)graph;
     return 0;
 }
 int cuGraphLaunch(void *graph, void *stream) { TURN;
@@ -343,7 +423,10 @@ int cuGraphLaunch(void *graph, void *stream) { TURN;
     not_recorded(stream);
     if (!graphs.count(graph)) refuse("a recording that is none");
     count.replays++;
-    for (auto &run : ((Recording *)graph)->work) run();
+    order::step(stream_of(stream)->line);
+    ((Graph *)graph)->run(stream_of(stream)->line);
     return 0;
 }
+// For tests: whether all cards reach each other from now on.
+void tsnode_cards_reach(int all) { TURN; all_reach = all; }
 }

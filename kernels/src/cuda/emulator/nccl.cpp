@@ -75,8 +75,8 @@ void order_all(const Pairs &pairs) {
     for (auto &asked : group) clocks[asked.stream];
     for (auto &[stream, clock] : clocks) order::step(stream->line), clock = stream->line.seen;
     for (auto &[sent, taken] : pairs) {
-        inside(sent.stream->context, sent.stream, sent.at, sent.bytes, false, true);
-        inside(taken.stream->context, taken.stream, taken.at, taken.bytes, true, true);
+        inside(sent.stream->context, sent.stream->line, sent.at, sent.bytes, false, order::Use::copy);
+        inside(taken.stream->context, taken.stream->line, taken.at, taken.bytes, true, order::Use::copy);
     }
     for (auto &[sent, taken] : pairs) taken.stream->line.seen.join(clocks[sent.stream]);
 }

@@ -52,6 +52,8 @@ pub(in crate::cuda) struct Gathers {
     offers: Vec<PeerGpu>,
     /// None where there is nothing to exchange.
     way: Option<GatherWay>,
+    /// Whether copies can be recorded.
+    recorded: bool,
 }
 
 impl Gathers {
@@ -60,9 +62,11 @@ impl Gathers {
     /// # Errors
     /// When GPUs do not come to rest after NCCL was tried in vain.
     pub fn among(machines: Vec<Arc<dyn Machine>>, patience: NcclTimeouts) -> Result<Self, GpuError> {
-        let mut gathers = Self { nccl: None, machines, offers: Vec::new(), way: None };
+        let mut gathers = Self { nccl: None, machines, offers: Vec::new(), way: None, recorded: false };
         if gathers.machines.len() > 1 {
             gathers.way = Some(gathers.choose(patience)?);
+            // What is the matter with GPUs that fail at it they say when they are asked next.
+            gathers.recorded = gathers.nccl.is_none() && gathers.try_recorded().unwrap_or(false);
         }
         Ok(gathers)
     }
@@ -70,6 +74,19 @@ impl Gathers {
     /// How they do; none where there is one GPU.
     pub fn way(&self) -> Option<&GatherWay> {
         self.way.as_ref()
+    }
+
+    /// Whether gathers can be recorded: by copies that go straight from GPU to GPU, and gave the same bytes when they were.
+    pub fn can_be_recorded(&self) -> bool {
+        self.recorded
+    }
+
+    fn try_recorded(&self) -> Result<bool, GpuError> {
+        let mut work = trial::GatherWork::new(&self.machines)?;
+        let checked = work.check_recorded();
+        // Memory goes back that a GPU may still copy from, where one failed.
+        self.machines.iter().for_each(|machine| drop(machine.finish()));
+        checked
     }
 
     /// Keeps NCCL if it is to be used.

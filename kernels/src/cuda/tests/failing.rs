@@ -16,17 +16,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tsnode_protocol::{KvDtype, LayerRange, RequestId, Token};
 
-/// A machine that does so many things more, and then nothing; and that forgets one kernel.
+/// A machine that does so many things more, and then nothing, or all but one thing; and that forgets one kernel.
 #[derive(Debug)]
 struct Failing {
     inner: Arc<dyn Machine>,
     left: AtomicUsize,
+    /// Whether it fails at one thing only.
+    once: bool,
     forgets: Option<&'static str>,
 }
 
 impl Failing {
     fn ask(&self) -> Result<(), GpuError> {
         let more = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        if more.is_err() && self.once {
+            self.left.store(usize::MAX, Ordering::Relaxed);
+        }
         let lost = || GpuError::Failed { call: "anything", answer: "the GPU is lost".into() };
         more.map(|_| ()).map_err(|_| lost())
     }
@@ -76,6 +81,12 @@ impl Machine for Failing {
     fn fetch(&self, from: PeerGpu, rows: Rectangle) -> Result<(), GpuError> {
         self.ask().and_then(|()| self.inner.fetch(from, rows))
     }
+    fn follow(&self, from: PeerGpu) -> Result<(), GpuError> {
+        self.ask().and_then(|()| self.inner.follow(from))
+    }
+    fn reaches(&self, from: PeerGpu) -> bool {
+        self.inner.reaches(from)
+    }
     fn lay_out(&self, rows: Rectangle) -> Result<(), GpuError> {
         self.ask().and_then(|()| self.inner.lay_out(rows))
     }
@@ -107,11 +118,15 @@ pub(super) const REQUEST: RequestId = RequestId([1; 16]);
 
 impl Failing {
     fn after(inner: &Arc<dyn Machine>, left: usize) -> Arc<Self> {
-        Arc::new(Self { inner: inner.clone(), left: AtomicUsize::new(left), forgets: None })
+        Arc::new(Self { inner: inner.clone(), left: AtomicUsize::new(left), once: false, forgets: None })
+    }
+
+    fn that_fails_once(inner: &Arc<dyn Machine>) -> Arc<Self> {
+        Arc::new(Self { inner: inner.clone(), left: AtomicUsize::new(usize::MAX), once: true, forgets: None })
     }
 
     fn that_forgets(inner: &Arc<dyn Machine>, forgets: Option<&'static str>) -> Arc<Self> {
-        Arc::new(Self { inner: inner.clone(), left: AtomicUsize::new(usize::MAX), forgets })
+        Arc::new(Self { inner: inner.clone(), left: AtomicUsize::new(usize::MAX), once: false, forgets })
     }
 }
 
@@ -199,8 +214,11 @@ const LAST: usize = 12;
 fn moments(all: &Failing, least: usize) -> impl Iterator<Item = usize> + use<> {
     let calls = usize::MAX - all.left.load(Ordering::Relaxed);
     assert!(calls > least, "{calls}");
-    let every = std::env::var("TSNODE_TEST_MOMENTS").ok().and_then(|n| n.parse().ok()).unwrap_or(ALIKE);
-    (0..calls - 3).step_by(every.max(1)).chain(calls - 3 - LAST..calls - 3)
+    (0..calls - 3).step_by(every()).chain(calls - 3 - LAST..calls - 3)
+}
+
+fn every() -> usize {
+    std::env::var("TSNODE_TEST_MOMENTS").ok().and_then(|n| n.parse().ok()).unwrap_or(ALIKE).max(1)
 }
 
 #[test]
@@ -253,5 +271,70 @@ fn gpus_go_on_after_a_step_that_one_had_no_memory_for() {
     // Before it takes rows over, behind that, in the first layer, and later.
     for more in [0, 2, 9, 40] {
         assert_eq!(scenario(Some(more)), wanted, "{more}");
+    }
+}
+
+/// Logits, and how often each GPU was asked for something where they are recorded.
+struct AroundRecording {
+    seen: Vec<f32>,
+    recorded: Result<Vec<f32>, EngineError>,
+    later: [Vec<f32>; 2],
+    asked: Vec<usize>,
+}
+
+/// A token computed several times, where the second time is recorded: there one GPU fails once at one of its calls.
+fn around_recording(
+    inner: &[Arc<dyn Machine>],
+    source: &ModelSource,
+    fails: Option<(usize, usize)>,
+) -> AroundRecording {
+    let machines: Vec<Arc<Failing>> = inner.iter().map(Failing::that_fails_once).collect();
+    let gpus = machines.iter().map(|machine| Gpu::on(machine.clone())).collect();
+    let mut engine = Engine::on_gpus(gpus, POOL, KvDtype::F16).unwrap();
+    let range = LayerRange { start: 0, end: source.card().shape.layers };
+    let threads = Threads { count: 1, ranks: inner.len() };
+    let stage = engine.load(source.load_stage_for_gpus(range, threads).unwrap()).unwrap();
+    engine.admit(stage, REQUEST, 20).unwrap();
+    let mut step = |start: u32, len: u32| -> Result<Vec<f32>, EngineError> {
+        engine.set_len(stage, REQUEST, start)?;
+        let batch = [Slice { request: REQUEST, start, len }];
+        let tokens: Vec<Token> = (start..start + len).map(Token).collect();
+        let output = Output::Logits { rows: &[len as usize - 1] };
+        engine.forward(stage, &batch, Input::Tokens(&tokens), output).map(|logits| logits.to_vec())
+    };
+    step(0, 9).unwrap();
+    let seen = step(9, 1).unwrap();
+    machines.iter().for_each(|machine| machine.left.store(usize::MAX, Ordering::Relaxed));
+    if let Some((rank, left)) = fails {
+        machines[rank].left.store(left, Ordering::Relaxed);
+    }
+    let recorded = step(9, 1);
+    let asked = machines.iter().map(|machine| usize::MAX - machine.left.swap(usize::MAX, Ordering::Relaxed)).collect();
+    let later = [step(9, 1).unwrap(), step(9, 1).unwrap()];
+    AroundRecording { seen, recorded, later, asked }
+}
+
+#[test]
+fn what_fails_once_while_gpus_are_recorded_leaves_an_error_or_the_same_logits() {
+    let inner = several(2);
+    if inner.is_empty() {
+        return;
+    }
+    let source = ModelSource::open(&here().join("models/reference/llama-gqa")).unwrap();
+    let all = around_recording(&inner, &source, None);
+    assert!(all.recorded.as_ref() == Ok(&all.seen) && all.later.iter().all(|later| *later == all.seen));
+    for (rank, asked) in all.asked.iter().enumerate() {
+        // The first calls and the last, where recording begins and ends, and some between.
+        let between = (0..*asked).step_by(every().min(7));
+        for left in (0..LAST).chain(between).chain(asked - LAST..*asked) {
+            let found = around_recording(&inner, &source, Some((rank, left)));
+            match &found.recorded {
+                Ok(logits) => assert_eq!(*logits, all.seen, "{rank}, {left}"),
+                Err(error) => {
+                    assert!(matches!(error, EngineError::Gpu(GpuError::Failed { .. })), "{rank}, {left}: {error}");
+                }
+            }
+            assert!(found.later.iter().all(|later| *later == all.seen), "{rank}, {left}");
+        }
     }
 }

@@ -147,6 +147,12 @@ impl Machine for Fake {
     }
     fn forget(&self, _: Recorded) {}
     fn forget_recorded(&self) {}
+    fn follow(&self, _: PeerGpu) -> Result<(), GpuError> {
+        Ok(())
+    }
+    fn reaches(&self, _: PeerGpu) -> bool {
+        false
+    }
     fn offer(&self) -> Result<PeerGpu, GpuError> {
         Err(GpuError::Unsupported("other GPUs".into()))
     }

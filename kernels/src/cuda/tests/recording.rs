@@ -17,26 +17,50 @@ use tsnode_protocol::{KvDtype, LayerRange, RequestId, Token};
 /// Where recording fails.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Fault {
+    /// It does not, where the machine inside records.
+    Nowhere,
     Beginning,
     Launching,
     Ending,
     Running,
 }
 
-/// A machine that computes, but records nothing.
+/// A machine that computes, but records nothing, or counts what runs that was recorded.
 #[derive(Debug)]
 pub(super) struct Forgetful {
     inner: Arc<dyn Machine>,
     fault: Fault,
-    recording: AtomicBool,
+    /// Of all machines that are recorded together.
+    recording: Arc<AtomicBool>,
     tried: AtomicUsize,
     uploads: AtomicUsize,
+    replays: AtomicUsize,
 }
 
 impl Forgetful {
     pub(super) fn new(inner: Arc<dyn Machine>, fault: Fault) -> Arc<Self> {
-        let (tried, uploads) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Arc::new(Self { inner, fault, recording: AtomicBool::new(false), tried, uploads })
+        Self::one_of(inner, fault, Arc::default())
+    }
+
+    /// Machines that are recorded together.
+    pub(super) fn together(inner: Vec<Arc<dyn Machine>>, fault: Fault) -> Vec<Arc<Self>> {
+        let recording = Arc::new(AtomicBool::new(false));
+        inner.into_iter().map(|inner| Self::one_of(inner, fault, recording.clone())).collect()
+    }
+
+    fn one_of(inner: Arc<dyn Machine>, fault: Fault, recording: Arc<AtomicBool>) -> Arc<Self> {
+        let [tried, uploads, replays] = [0; 3].map(AtomicUsize::new);
+        Arc::new(Self { inner, fault, recording, tried, uploads, replays })
+    }
+
+    /// How often recording was begun.
+    pub(super) fn tried(&self) -> usize {
+        self.tried.load(Ordering::Relaxed)
+    }
+
+    /// How often something ran that was recorded.
+    pub(super) fn replays(&self) -> usize {
+        self.replays.load(Ordering::Relaxed)
     }
 
     /// How often something was copied to it, since it was last asked.
@@ -95,26 +119,47 @@ impl Machine for Forgetful {
         self.inner.offer()
     }
     fn fetch(&self, from: PeerGpu, rows: Rectangle) -> Result<(), GpuError> {
-        self.inner.fetch(from, rows)
+        if self.recording.load(Ordering::Relaxed) { Ok(()) } else { self.inner.fetch(from, rows) }
+    }
+    fn follow(&self, from: PeerGpu) -> Result<(), GpuError> {
+        self.inner.follow(from)
+    }
+    fn reaches(&self, from: PeerGpu) -> bool {
+        self.inner.reaches(from)
     }
     fn finish(&self) -> Result<(), GpuError> {
         self.inner.finish()
     }
     fn record(&self) -> Result<bool, GpuError> {
         self.tried.fetch_add(1, Ordering::Relaxed);
+        if self.fault == Fault::Nowhere {
+            return self.inner.record();
+        }
         self.fails_at(Fault::Beginning)?;
         self.recording.store(true, Ordering::Relaxed);
         Ok(true)
     }
     fn recorded(&self) -> Result<Recorded, GpuError> {
+        if self.fault == Fault::Nowhere {
+            return self.inner.recorded();
+        }
         assert!(self.recording.swap(false, Ordering::Relaxed), "what was not begun is ended");
         self.fails_at(Fault::Ending).map(|()| Recorded(0))
     }
-    fn replay(&self, _: Recorded) -> Result<(), GpuError> {
-        self.fails_at(Fault::Running)
+    fn replay(&self, recorded: Recorded) -> Result<(), GpuError> {
+        self.replays.fetch_add(1, Ordering::Relaxed);
+        if self.fault == Fault::Nowhere { self.inner.replay(recorded) } else { self.fails_at(Fault::Running) }
     }
-    fn forget(&self, _: Recorded) {}
-    fn forget_recorded(&self) {}
+    fn forget(&self, recorded: Recorded) {
+        if self.fault == Fault::Nowhere {
+            self.inner.forget(recorded);
+        }
+    }
+    fn forget_recorded(&self) {
+        if self.fault == Fault::Nowhere {
+            self.inner.forget_recorded();
+        }
+    }
 }
 
 const REQUEST: RequestId = RequestId([1; 16]);
@@ -144,7 +189,7 @@ fn a_gpu_that_cannot_record_computes_and_is_asked_once() {
         for fault in [Fault::Beginning, Fault::Launching, Fault::Ending, Fault::Running] {
             let machine = Forgetful::new(inner.clone(), fault);
             assert_eq!(logits(machine.clone(), &source), wanted, "{fault:?}");
-            assert_eq!(machine.tried.load(Ordering::Relaxed), 1, "{fault:?}");
+            assert_eq!(machine.tried(), 1, "{fault:?}");
         }
     }
 }

@@ -26,7 +26,14 @@ const E: RequestId = RequestId([5; 16]);
 struct Scenario {
     engine: Engine,
     stage: StageKey,
+    /// How often each step is computed.
+    times: usize,
     rows: Vec<Vec<f32>>,
+}
+
+/// Logits of sequences whose pages change between steps, each of which is computed so many times.
+pub(super) fn changing(engine: Engine, stage: StageKey, times: usize) -> Vec<Vec<f32>> {
+    Scenario { engine, stage, times, rows: Vec::new() }.tell()
 }
 
 impl Scenario {
@@ -36,6 +43,10 @@ impl Scenario {
 
     /// Computes tokens of some sequences, from where each is told to be on.
     fn step(&mut self, slices: &[(RequestId, u32, u32)]) {
+        (0..self.times).for_each(|_| self.step_once(slices));
+    }
+
+    fn step_once(&mut self, slices: &[(RequestId, u32, u32)]) {
         let slice = |&(request, start, len): &(RequestId, u32, u32)| Slice { request, start, len };
         let batch: Vec<Slice> = slices.iter().map(slice).collect();
         batch.iter().for_each(|slice| self.engine.set_len(self.stage, slice.request, slice.start).unwrap());
@@ -89,7 +100,7 @@ impl Scenario {
     }
 }
 
-fn source(folder: &std::path::Path) -> ModelSource {
+pub(super) fn source(folder: &std::path::Path) -> ModelSource {
     SHAPE.write(folder);
     ModelSource::open(folder).unwrap()
 }
@@ -99,8 +110,7 @@ fn steps_see_the_pages_that_sequences_have_now() {
     let folder = tempfile::tempdir().unwrap();
     let source = source(folder.path());
     for machine in machines() {
-        let [cpu, gpu] = both(&machine, &source, KvDtype::F32)
-            .map(|(engine, stage)| Scenario { engine, stage, rows: Vec::new() }.tell());
+        let [cpu, gpu] = both(&machine, &source, KvDtype::F32).map(|(engine, stage)| changing(engine, stage, 1));
         for (i, (cpu, gpu)) in cpu.iter().zip(&gpu).enumerate() {
             assert!(apart(cpu, gpu) < 0.004, "row {i}: {}", apart(cpu, gpu));
         }
@@ -115,7 +125,7 @@ fn tables_are_copied_to_a_gpu_when_they_changed() {
         let forgetful = Forgetful::new(inner, Fault::Beginning);
         let machine: Arc<dyn Machine> = forgetful.clone();
         let [_, (engine, stage)] = both(&machine, &source, KvDtype::F32);
-        let mut scenario = Scenario { engine, stage, rows: Vec::new() };
+        let mut scenario = Scenario { engine, stage, times: 1, rows: Vec::new() };
         scenario.admit(A, 8);
         scenario.admit(B, 8);
         forgetful.uploads();

@@ -1,4 +1,5 @@
-//! A few gathers by which both ways are compared, with parts as no model has them and at the sizes of steps of single tokens.
+//! A few gathers by which both ways are compared, and copies that are recorded with those that are not, with parts as no model
+//! has them and at the sizes of steps of single tokens.
 
 use super::{MOST_ROWS, Together, copy};
 use crate::{
@@ -6,7 +7,8 @@ use crate::{
         buffers::Buffer,
         columns::Columns,
         gather_way::{NoNccl, TimedGather},
-        machine::{GpuError, GpuMemory, Machine, PeerGpu, Queue},
+        gpus::recording::RecordedAsOne,
+        machine::{GpuError, GpuMemory, Machine, PeerGpu, Queue, Recorded},
     },
     ranks::RankOutputs,
 };
@@ -49,6 +51,11 @@ fn timed() -> [GatherSize; 3] {
 }
 
 impl GatherSize {
+    /// Bytes of the columns of all.
+    fn whole(self) -> usize {
+        self.rows * self.all * self.bytes
+    }
+
     /// Where the part of a rank of so many begins: parts grow with their ranks, or are alike.
     fn start(self, rank: usize, count: usize) -> usize {
         if self.even { self.all * rank / count } else { self.all * rank * (rank + 1) / (count * (count + 1)) }
@@ -70,7 +77,7 @@ pub(super) struct GatherWork {
 
 impl GatherWork {
     pub fn new(machines: &[Arc<dyn Machine>]) -> Result<Self, GpuError> {
-        let most = timed().into_iter().chain(ODD).map(|size| size.rows * size.all * size.bytes).max().unwrap_or(0);
+        let most = timed().into_iter().chain(ODD).map(GatherSize::whole).max().unwrap_or(0);
         Ok(Self {
             machines: machines.to_vec(),
             whole: machines.iter().map(|machine| GpuMemory::take(machine, most)).collect::<Result<_, _>>()?,
@@ -112,22 +119,72 @@ impl GatherWork {
         together: &mut Together,
         patience: Duration,
     ) -> Result<Vec<u8>, NoNccl> {
-        let mut out = vec![POISON; size.rows * size.all * size.bytes];
-        for (rank, (machine, part)) in self.machines.iter().zip(columns).enumerate() {
-            machine.upload(Queue::Compute, part.whole, &out)?;
-            machine.upload(Queue::Compute, part.own, &bytes_of(rank, part.bytes()))?;
-        }
+        self.begin(size, columns)?;
         match way {
             Way::Copies => self.copy(columns)?,
             Way::Nccl => together.try_gather(&self.machines, columns, patience)?,
         }
         settle(together, patience)?;
-        let mut all = Vec::new();
-        for (machine, part) in self.machines.iter().zip(columns) {
-            machine.download(Queue::Compute, part.whole, &mut out)?;
-            all.extend_from_slice(&out);
+        Ok(self.gathered(size, columns)?)
+    }
+
+    /// Leaves nothing on all GPUs but their own columns.
+    fn begin(&self, size: GatherSize, columns: &[Columns]) -> Result<(), GpuError> {
+        let nothing = vec![POISON; size.whole()];
+        for (rank, (machine, part)) in self.machines.iter().zip(columns).enumerate() {
+            machine.upload(Queue::Compute, part.whole, &nothing)?;
+            machine.upload(Queue::Compute, part.own, &bytes_of(rank, part.bytes()))?;
+        }
+        Ok(())
+    }
+
+    /// Waits for what all GPUs have.
+    fn gathered(&self, size: GatherSize, columns: &[Columns]) -> Result<Vec<u8>, GpuError> {
+        let mut all = vec![0; size.whole() * columns.len()];
+        for ((machine, part), out) in self.machines.iter().zip(columns).zip(all.chunks_exact_mut(size.whole())) {
+            machine.download(Queue::Compute, part.whole, out)?;
         }
         Ok(all)
+    }
+
+    /// Whether copies go straight from GPU to GPU, and give the same when they are recorded; `false` where that is not done.
+    pub fn check_recorded(&mut self) -> Result<bool, GpuError> {
+        let gpus = RecordedAsOne::new(self.machines.clone());
+        for size in timed().into_iter().chain(ODD) {
+            let columns = self.columns(size)?;
+            self.begin(size, &columns)?;
+            self.copy(&columns)?;
+            let copied = self.gathered(size, &columns)?;
+            if !self.reach_each_other() {
+                return Ok(false);
+            }
+            let Some(recorded) = gpus.record(|| self.copy(&columns))? else { return Ok(false) };
+            let found = self.replayed(size, &columns, &gpus, recorded);
+            gpus.forget(recorded);
+            if found? != copied {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn replayed(
+        &self,
+        size: GatherSize,
+        columns: &[Columns],
+        gpus: &RecordedAsOne,
+        recorded: Recorded,
+    ) -> Result<Vec<u8>, GpuError> {
+        self.begin(size, columns)?;
+        gpus.replay(recorded)?;
+        gpus.others_follow()?;
+        self.gathered(size, columns)
+    }
+
+    /// Whether each GPU reads the memory of all others itself.
+    fn reach_each_other(&self) -> bool {
+        let reaches = |machine: &Arc<dyn Machine>| self.offers.iter().all(|offer| machine.reaches(*offer));
+        self.machines.iter().all(reaches)
     }
 
     fn copy(&mut self, columns: &[Columns]) -> Result<(), GpuError> {
