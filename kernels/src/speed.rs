@@ -138,10 +138,16 @@ pub struct PackingSpeed {
     pub tokens: u32,
     /// Bytes as they lie in pages.
     pub bytes: f64,
-    /// Seconds of packing all layers.
+    /// Bytes as they are packed.
+    pub packed: f64,
+    /// Seconds of packing all layers, a launch each, and no wait between them.
     pub pack: f64,
-    /// Seconds of unpacking them.
+    /// Seconds of unpacking them so.
     pub unpack: f64,
+    /// Seconds of packing all layers by one launch, as where a whole prompt is exported.
+    pub pack_whole: f64,
+    /// Seconds of unpacking them so.
+    pub unpack_whole: f64,
 }
 
 /// What a prompt takes while its KV stays, and while it leaves layer by layer.
@@ -172,8 +178,17 @@ pub fn measure_packing(
     engine.admit(stage, request, tokens)?;
     let measured = engine.packing_on_gpu(stage, request, tokens, codec, RUNS);
     engine.release(stage, request);
-    let (bytes, pack, unpack) = measured?;
-    Ok(PackingSpeed { tokens, bytes: bytes as f64, pack, unpack })
+    let measured = measured?;
+    let (by_layers, whole) = (measured.by_layers, measured.whole);
+    Ok(PackingSpeed {
+        tokens,
+        bytes: measured.pages as f64,
+        packed: measured.packed as f64,
+        pack: by_layers.pack,
+        unpack: by_layers.unpack,
+        pack_whole: whole.pack,
+        unpack_whole: whole.unpack,
+    })
 }
 
 /// Takes every layer's KV, and drops it.

@@ -11,27 +11,14 @@ use crate::{
     rope::RopePairs,
     wire::{BLOCK, block_bytes},
 };
-use bytemuck::{Pod, Zeroable};
 use std::ops::Range;
 use tsnode_protocol::{KvCodec, KvDtype};
 
 /// Channels that share a scale of packed values.
 const GROUP: usize = 32;
 
-/// A block of a tile, as `device/tiles.cu` reads it.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
-struct TileBlock {
-    at: u64,
-    side: u32,
-    head: u32,
-    token: u32,
-    tokens: u32,
-}
-const _: () = assert!(size_of::<TileBlock>() == 24);
-
 /// How a layer's keys turn over a block, as kernels are told: [`wire::KeyRotation`](crate::wire::KeyRotation) on the GPU.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GpuTurn {
     /// Where its angles are.
     pub angles: u64,
@@ -39,45 +26,51 @@ pub(crate) struct GpuTurn {
     pub pairs: RopePairs,
 }
 
-/// A part of one layer's KV of a sequence.
+/// The same part of some layers' KV of a sequence: one launch packs all of them, one behind the other.
 #[derive(Clone, Debug)]
 pub(crate) struct GpuTile<'a> {
-    /// The layer's pages of the sequence.
+    /// The layers' pages of the sequence, of each as many.
     pub pages: &'a [u32],
+    pub layers: usize,
     pub layout: PageLayout,
     pub heads: Range<usize>,
     pub tokens: Range<usize>,
     pub codec: KvCodec,
-    /// None for keys that do not turn.
+    /// That of all of the layers; none for keys that do not turn.
     pub turn: Option<GpuTurn>,
 }
 
 impl GpuTile<'_> {
-    /// Bytes of its keys, and of its values behind them.
+    /// Bytes of a layer's keys, and of its values behind them.
     pub fn sides(&self) -> [usize; 2] {
         [Side::Keys, Side::Values].map(|side| self.heads.len() * self.strip_bytes(side))
     }
 
-    /// Bytes of a head's keys or values.
-    fn strip_bytes(&self, side: Side) -> usize {
-        let blocks = self.tokens.clone().step_by(BLOCK).map(|token| BLOCK.min(self.tokens.end - token));
-        blocks.map(|tokens| block_bytes(self.codec, self.layout.dtype, side, tokens, self.layout.dim)).sum()
+    /// Bytes of all its layers.
+    pub fn bytes(&self) -> usize {
+        self.layers * self.sides().iter().sum::<usize>()
     }
 
-    /// Its blocks in the order of their bytes, and how many bytes those are.
-    fn blocks(&self) -> (Vec<TileBlock>, usize) {
-        let (mut blocks, mut at) = (Vec::new(), 0);
-        for (number, side) in [Side::Keys, Side::Values].into_iter().enumerate() {
-            for head in self.heads.clone() {
-                for token in self.tokens.clone().step_by(BLOCK) {
-                    let tokens = BLOCK.min(self.tokens.end - token);
-                    let [head, token, count] = [head, token, tokens].map(|x| x as u32);
-                    blocks.push(TileBlock { at: at as u64, side: number as u32, head, token, tokens: count });
-                    at += block_bytes(self.codec, self.layout.dtype, side, tokens, self.layout.dim);
-                }
-            }
-        }
-        (blocks, at)
+    /// Bytes of a block of so many tokens of a head's keys or values.
+    fn block_bytes(&self, side: Side, tokens: usize) -> usize {
+        block_bytes(self.codec, self.layout.dtype, side, tokens, self.layout.dim)
+    }
+
+    /// Bytes of a head's keys or values.
+    fn strip_bytes(&self, side: Side) -> usize {
+        let (whole, rest) = (self.tokens.len() / BLOCK, self.tokens.len() % BLOCK);
+        whole * self.block_bytes(side, BLOCK) + if rest == 0 { 0 } else { self.block_bytes(side, rest) }
+    }
+
+    /// A block of threads for each block of tokens, of each head's keys and values, of each layer: kernels find out by it which
+    /// theirs is.
+    fn grid(&self) -> [u32; 3] {
+        [self.tokens.len().div_ceil(BLOCK), 2 * self.heads.len(), self.layers].map(|blocks| blocks as u32)
+    }
+
+    /// Pages of each layer.
+    fn pages_of_layer(&self) -> usize {
+        self.pages.len() / self.layers.max(1)
     }
 
     /// The kernels that pack and unpack it: those of the widest heads that hold its channels where they are written for it,
@@ -101,115 +94,164 @@ impl GpuTile<'_> {
     }
 
     /// What both kernels are told.
-    fn args(&self, blocks: u64, pool: u64, table: u64, packed: u64) -> Result<[Arg; 12], GpuError> {
+    fn args(&self, pool: u64, table: u64, packed: u64) -> Result<[Arg; 20], GpuError> {
         let bits = match self.codec {
             KvCodec::Raw => 0,
             KvCodec::Int4 => 4,
             KvCodec::Int8 => 8,
             KvCodec::Int3 => return Err(GpuError::Unsupported("packing in three bits".into())),
         };
+        let number = |x: usize| Arg::Whole(x as u32);
         let PageLayout { heads, dim, dtype, tokens } = self.layout;
-        let [tokens, heads, dim] = [tokens, heads, dim].map(|x| Arg::Whole(x as u32));
-        let kind = Arg::Whole(Kind::from(dtype) as u32);
         let (angles, half, pairs) =
             self.turn.map_or((0, 0, RopePairs::Halves), |turn| (turn.angles, turn.half, turn.pairs));
-        let turn = [Arg::Wide(angles), Arg::Whole(half as u32), Arg::Whole(u32::from(pairs == RopePairs::Neighbours))];
-        let [angles, half, neighbours] = turn;
-        let (blocks, bits, packed) = (blocks.into(), Arg::Whole(bits), packed.into());
-        Ok([blocks, bits, pool.into(), table.into(), tokens, heads, dim, kind, packed, angles, half, neighbours])
+        Ok([
+            Arg::Whole(bits),
+            number(self.tokens.start),
+            number(self.tokens.len()),
+            number(self.heads.start),
+            number(self.heads.len()),
+            number(self.block_bytes(Side::Keys, BLOCK)),
+            number(self.block_bytes(Side::Values, BLOCK)),
+            Arg::Wide(self.strip_bytes(Side::Keys) as u64),
+            Arg::Wide(self.strip_bytes(Side::Values) as u64),
+            Arg::Wide(pool),
+            Arg::Wide(table),
+            number(self.pages_of_layer()),
+            number(tokens),
+            number(heads),
+            number(dim),
+            Arg::Whole(Kind::from(dtype) as u32),
+            Arg::Wide(packed),
+            Arg::Wide(angles),
+            number(half),
+            Arg::Whole(u32::from(pairs == RopePairs::Neighbours)),
+        ])
     }
 }
 
-/// Where a packed tile lies on a GPU.
+/// Where packed tiles lie on a GPU, one behind the other.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PackedTile {
+pub(super) struct PackedTiles {
     at: u64,
     pub bytes: usize,
 }
 
+/// Of a tile's two kernels the one that packs, or the one that unpacks.
+type OneKernel = fn((&'static str, &'static str)) -> &'static str;
+
+/// Seconds that packing takes, and unpacking.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct PackingSeconds {
+    pub pack: f64,
+    pub unpack: f64,
+}
+
 impl Gpu {
-    /// Packs a tile into `payload`, which becomes as long as the tile, and waits for it, but not for steps that came after
-    /// what `queue` was asked for.
-    pub(crate) fn export(&mut self, queue: Queue, tile: &GpuTile<'_>, payload: &mut Vec<u8>) -> Result<(), GpuError> {
-        let packed = self.pack(queue, tile)?;
+    /// Packs tiles into `payload`, which becomes as long as they are, and waits for it, but not for steps that came after what
+    /// `queue` was asked for.
+    pub(crate) fn export(
+        &mut self,
+        queue: Queue,
+        tiles: &[GpuTile<'_>],
+        payload: &mut Vec<u8>,
+    ) -> Result<(), GpuError> {
+        let packed = self.pack(queue, tiles)?;
+        if payload.capacity() < packed.bytes {
+            // Memory that the system gives is zero: written once less than where zeros are put into it.
+            *payload = vec![0; packed.bytes];
+        }
         payload.resize(packed.bytes, 0);
         self.unload_packed(queue, packed, payload)
     }
 
-    /// Packs a tile on the GPU; it is under way when this returns.
-    pub(super) fn pack(&mut self, queue: Queue, tile: &GpuTile<'_>) -> Result<PackedTile, GpuError> {
-        let (blocks, bytes) = tile.blocks();
-        if blocks.is_empty() {
-            return Ok(PackedTile { at: 0, bytes: 0 });
+    /// Packs tiles on the GPU; it is under way when this returns.
+    pub(super) fn pack(&mut self, queue: Queue, tiles: &[GpuTile<'_>]) -> Result<PackedTiles, GpuError> {
+        let bytes: usize = tiles.iter().map(GpuTile::bytes).sum();
+        if bytes == 0 {
+            return Ok(PackedTiles { at: 0, bytes });
         }
-        let [at, table, packed] = self.tile_memory(queue, &blocks, tile.pages, bytes)?;
-        self.run_tiles(queue, tile.kernels().0, blocks.len(), &tile.args(at, self.pool(), table, packed)?)?;
-        Ok(PackedTile { at: packed, bytes })
+        let [table, at] = self.tile_memory(queue, tiles, bytes)?;
+        self.run_all(queue, tiles, |(pack, _)| pack, [table, at])?;
+        Ok(PackedTiles { at, bytes })
     }
 
-    /// Waits for a tile that was packed, and takes it.
-    pub(super) fn unload_packed(&self, queue: Queue, packed: PackedTile, payload: &mut [u8]) -> Result<(), GpuError> {
+    /// Waits for tiles that were packed, and takes them.
+    pub(super) fn unload_packed(&self, queue: Queue, packed: PackedTiles, payload: &mut [u8]) -> Result<(), GpuError> {
         if packed.bytes == 0 { Ok(()) } else { self.machine.download(queue, packed.at, payload) }
     }
 
-    /// Unpacks a payload of the right length into pages.
-    pub(crate) fn import(&mut self, tile: &GpuTile<'_>, payload: &[u8]) -> Result<(), GpuError> {
-        let (blocks, bytes) = tile.blocks();
+    /// Unpacks a payload of the right length into pages; it is under way when this returns.
+    pub(crate) fn import(&mut self, tiles: &[GpuTile<'_>], payload: &[u8]) -> Result<(), GpuError> {
+        let bytes: usize = tiles.iter().map(GpuTile::bytes).sum();
         debug_assert_eq!(bytes, payload.len(), "the engine checks sizes");
-        if blocks.is_empty() {
+        if bytes == 0 {
             return Ok(());
         }
-        let [at, table, packed] = self.tile_memory(Queue::Compute, &blocks, tile.pages, bytes)?;
-        self.machine.upload(Queue::Compute, packed, payload)?;
-        self.run_tiles(Queue::Compute, tile.kernels().1, blocks.len(), &tile.args(at, self.pool(), table, packed)?)
+        let [table, at] = self.tile_memory(Queue::Compute, tiles, bytes)?;
+        self.machine.upload(Queue::Compute, at, payload)?;
+        self.run_all(Queue::Compute, tiles, |(_, unpack)| unpack, [table, at])
     }
 
-    /// Seconds of packing all of some tiles, and of unpacking them, in the best run.
-    pub(crate) fn packing_seconds(&mut self, tiles: &[GpuTile<'_>], runs: usize) -> Result<(f64, f64), GpuError> {
-        let mut told = Vec::with_capacity(tiles.len());
-        let mut memory = Vec::with_capacity(tiles.len());
-        for tile in tiles {
-            let (blocks, bytes) = tile.blocks();
-            let at = GpuMemory::of(&self.machine, bytemuck::cast_slice(&blocks))?;
-            let table = GpuMemory::of(&self.machine, bytemuck::cast_slice(tile.pages))?;
-            // Kernels read whole words.
-            let packed = GpuMemory::take(&self.machine, bytes.next_multiple_of(4))?;
-            told.push((blocks.len(), tile.kernels(), tile.args(at.at(), self.pool(), table.at(), packed.at())?));
-            memory.extend([at, table, packed]);
+    /// Packs tiles and unpacks them where they were; it is under way when this returns, and nothing leaves the GPU.
+    pub(super) fn fake_quantise(&mut self, tiles: &[GpuTile<'_>]) -> Result<(), GpuError> {
+        let bytes: usize = tiles.iter().map(GpuTile::bytes).sum();
+        if bytes == 0 {
+            return Ok(());
         }
-        let pack = || {
-            told.iter()
-                .try_for_each(|(blocks, (kernel, _), args)| self.run_tiles(Queue::Compute, kernel, *blocks, args))
-        };
-        let unpack = || {
-            told.iter()
-                .try_for_each(|(blocks, (_, kernel), args)| self.run_tiles(Queue::Compute, kernel, *blocks, args))
-        };
-        let both = (best(&self.machine, runs, pack)?, best(&self.machine, runs, unpack)?);
-        // Nothing uses the memory any more: measuring waits.
-        drop(memory);
-        Ok(both)
+        let places = self.tile_memory(Queue::Compute, tiles, bytes)?;
+        self.run_all(Queue::Compute, tiles, |(pack, _)| pack, places)?;
+        self.run_all(Queue::Compute, tiles, |(_, unpack)| unpack, places)
     }
 
-    /// Memory with the blocks and the pages in it, and room for what is packed.
-    fn tile_memory(
-        &mut self,
+    /// Seconds of packing all of some tiles, a launch each, and of unpacking them, in the best run. What is packed has a place
+    /// of its own in memory, as it would not stay in a cache.
+    pub(crate) fn packing_seconds(&mut self, tiles: &[GpuTile<'_>], runs: usize) -> Result<PackingSeconds, GpuError> {
+        let pages: Vec<u32> = tiles.iter().flat_map(|tile| tile.pages).copied().collect();
+        let table = GpuMemory::of(&self.machine, bytemuck::cast_slice(&pages))?;
+        let packed = GpuMemory::take(&self.machine, tiles.iter().map(GpuTile::bytes).sum())?;
+        let places = [table.at(), packed.at()];
+        let time =
+            |kernel: OneKernel| best(&self.machine, runs, || self.run_all(Queue::Compute, tiles, kernel, places));
+        // Nothing uses the memory any more when this returns: measuring waits.
+        Ok(PackingSeconds { pack: time(|(pack, _)| pack)?, unpack: time(|(_, unpack)| unpack)? })
+    }
+
+    /// Memory with the tiles' pages in it, and room for what is packed.
+    fn tile_memory(&mut self, queue: Queue, tiles: &[GpuTile<'_>], bytes: usize) -> Result<[u64; 2], GpuError> {
+        let joined: Vec<u32>;
+        let pages = match tiles {
+            [tile] => tile.pages,
+            _ => {
+                joined = tiles.iter().flat_map(|tile| tile.pages).copied().collect();
+                joined.as_slice()
+            }
+        };
+        let pages = bytemuck::cast_slice::<_, u8>(pages);
+        let room = pages.len().next_multiple_of(16);
+        // Kernels read whole sixteens.
+        let at = self.tiles.fit(room + bytes.next_multiple_of(16))?;
+        self.machine.upload(queue, at, pages)?;
+        Ok([at, at + room as u64])
+    }
+
+    /// Runs one kernel of each tile. Their pages lie one behind the other, and so do their bytes.
+    fn run_all(
+        &self,
         queue: Queue,
-        blocks: &[TileBlock],
-        pages: &[u32],
-        bytes: usize,
-    ) -> Result<[u64; 3], GpuError> {
-        let (blocks, pages) = (bytemuck::cast_slice::<_, u8>(blocks), bytemuck::cast_slice::<_, u8>(pages));
-        let first = blocks.len().next_multiple_of(16);
-        let second = first + pages.len().next_multiple_of(16);
-        let at = self.tiles.fit(second + bytes)?;
-        self.machine.upload(queue, at, blocks)?;
-        self.machine.upload(queue, at + first as u64, pages)?;
-        Ok([at, at + first as u64, at + second as u64])
-    }
-
-    fn run_tiles(&self, queue: Queue, kernel: &'static str, blocks: usize, args: &[Arg]) -> Result<(), GpuError> {
-        let grid = [blocks as u32, 1, 1];
-        self.machine.launch(queue, Launch { module: "tiles", kernel, grid, threads: 256, shared: 0 }, args)
+        tiles: &[GpuTile<'_>],
+        kernel: OneKernel,
+        [mut table, mut at]: [u64; 2],
+    ) -> Result<(), GpuError> {
+        for tile in tiles {
+            if tile.bytes() > 0 {
+                let (kernel, grid) = (kernel(tile.kernels()), tile.grid());
+                let launch = Launch { module: "tiles", kernel, grid, threads: 256, shared: 0 };
+                self.machine.launch(queue, launch, &tile.args(self.pool(), table, at)?)?;
+            }
+            table += size_of_val(tile.pages) as u64;
+            at += tile.bytes() as u64;
+        }
+        Ok(())
     }
 }

@@ -45,7 +45,7 @@ impl Fresh<'_> {
             return false;
         }
         if let Some(gpus) = &mut self.gpus {
-            let place = TilePlace { stage: self.stage, layer: self.layer, tokens, codec };
+            let place = TilePlace { stage: self.stage, layers: self.layer..self.layer + 1, tokens, codec };
             return carded::export_beside(gpus, kv, &place, payload);
         }
         let tile = Tile { layer: self.layer, heads: 0..self.heads, tokens };

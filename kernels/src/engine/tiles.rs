@@ -30,7 +30,7 @@ impl Engine {
         payload: &mut Vec<u8>,
     ) -> Result<(), EngineError> {
         if self.gpus.is_some() {
-            return self.export_from_gpus(stage, request, tile, codec, payload);
+            return self.export_from_gpus(stage, request, (tile, 1), codec, payload);
         }
         let mut scratch = std::mem::take(&mut self.wire);
         let located = self.locate(stage, request, tile, codec).and_then(|place| {
@@ -48,6 +48,41 @@ impl Engine {
         });
         self.wire = scratch;
         exported
+    }
+
+    /// Layers that are best packed together, as far as they wait at the same time: a GPU has as much to do for one as for many, while
+    /// a processor is done with one sooner.
+    #[must_use]
+    pub fn layers_at_once(&self) -> u32 {
+        if self.is_on_gpu() { u32::MAX } else { 1 }
+    }
+
+    /// Like [`Self::export`], of as many layers from the tile's on: `payload` has their tiles one behind the other, all as long.
+    ///
+    /// # Errors
+    /// As [`Self::export`].
+    pub fn export_layers(
+        &mut self,
+        stage: StageKey,
+        request: RequestId,
+        tile: &TileHeader,
+        layers: u32,
+        codec: KvCodec,
+        payload: &mut Vec<u8>,
+    ) -> Result<(), EngineError> {
+        if self.gpus.is_some() {
+            return self.export_from_gpus(stage, request, (tile, layers), codec, payload);
+        }
+        if layers == 1 {
+            return self.export(stage, request, tile, codec, payload);
+        }
+        payload.clear();
+        let mut one = Vec::new();
+        for layer in (tile.layer..).take(layers as usize) {
+            self.export(stage, request, &TileHeader { layer, ..*tile }, codec, &mut one)?;
+            payload.extend_from_slice(&one);
+        }
+        Ok(())
     }
 
     /// Puts a tile's payload into the sequence's pages. The tokens count as present only after [`Self::set_len`].
@@ -104,6 +139,9 @@ impl Engine {
         let (present, room) = (kv.len(), kv.room());
         if !kv.is_alone(&self.pools, tokens.start as usize..tokens.end as usize) {
             return Err(EngineError::Position { request, start: tokens.start, end: tokens.end, present, room });
+        }
+        if self.gpus.is_some() {
+            return self.fake_quantise_on_gpus(stage, request, tokens, codec);
         }
         let mut payload = Vec::new();
         for layer in layers.iter() {

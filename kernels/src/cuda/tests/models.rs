@@ -197,6 +197,44 @@ fn kv_taken_layer_by_layer_is_what_is_exported_after_and_can_be_gone_on_from() {
 }
 
 #[test]
+fn layers_packed_together_are_those_packed_one_by_one() {
+    for machine in machines() {
+        // Of one some layers turn by other angles, of one some do not turn.
+        for name in ["llama-gqa", "gemma3-local", "smollm3-still"] {
+            let source = source(name);
+            let [processor, gpu] = both(&machine, &source, KvDtype::F16).map(|(mut engine, stage)| {
+                greedy(&mut engine, stage, 70, 1);
+                let (layers, heads) = engine.extent(stage).unwrap();
+                let mut found = Vec::new();
+                for (codec, token_start) in [(KvCodec::Raw, 3), (KvCodec::Int4, 0), (KvCodec::Int8, 64)] {
+                    let tile = |layer| TileHeader {
+                        layer,
+                        head_start: 0,
+                        head_end: heads,
+                        token_start,
+                        token_end: 70,
+                        bytes: 0,
+                    };
+                    let (mut wanted, mut one, mut all) = (Vec::new(), Vec::new(), vec![1; 5]);
+                    for layer in layers.iter() {
+                        engine.export(stage, REQUEST, &tile(layer), codec, &mut one).unwrap();
+                        wanted.extend_from_slice(&one);
+                    }
+                    let first = tile(layers.start);
+                    engine.export_layers(stage, REQUEST, &first, layers.len(), codec, &mut all).unwrap();
+                    assert!(all == wanted, "{name} {codec:?}");
+                    let more = engine.export_layers(stage, REQUEST, &first, layers.len() + 1, codec, &mut all);
+                    assert!(matches!(more, Err(EngineError::Tile(_))), "{name}: {more:?}");
+                    found.push(wanted.len());
+                }
+                found
+            });
+            assert_eq!(processor, gpu, "{name}");
+        }
+    }
+}
+
+#[test]
 fn what_a_gpu_can_do_is_measured() {
     for machine in machines() {
         let speeds = crate::cuda::Gpu::on(machine.clone()).speeds().unwrap();
@@ -207,6 +245,7 @@ fn what_a_gpu_can_do_is_measured() {
         let free = engine.pages();
         let packing = speed::measure_packing(&mut engine, stage, 70, KvCodec::Int4).unwrap();
         assert_eq!(packing.bytes as usize, 70 * 2 * 2 * 16 * 2 * 3);
+        assert!(packing.packed < packing.bytes && packing.pack_whole > 0.0 && packing.unpack_whole > 0.0);
         let kv_transfer = speed::measure_kv_transfer(&mut engine, stage, &source, 64, KvCodec::Int4).unwrap();
         assert!(kv_transfer.plain > 0.0 && kv_transfer.tapped > 0.0);
         let step = Step { batch: 2, context: 20, new: 1 };

@@ -95,9 +95,10 @@ fn packed_bytes_and_unpacked_numbers_are_the_processors() {
                         half: turn.half(),
                         pairs: turn.pairs(),
                     });
-                    let on_gpu = GpuTile { pages: &pages, layout, heads, tokens: range, codec, turn: on_gpu };
+                    let on_gpu =
+                        GpuTile { pages: &pages, layers: 1, layout, heads, tokens: range, codec, turn: on_gpu };
                     let mut found = vec![7; 3];
-                    scenario.gpu.export(Queue::Side, &on_gpu, &mut found).unwrap();
+                    scenario.gpu.export(Queue::Side, std::slice::from_ref(&on_gpu), &mut found).unwrap();
                     assert!(found == wanted, "{codec:?} {dim} {dtype:?} {tokens} {:?}", on_gpu.turn);
                     unpacks_alike(&mut scenario, packing, &tile, &on_gpu, &wanted);
                 }
@@ -109,7 +110,7 @@ fn packed_bytes_and_unpacked_numbers_are_the_processors() {
 fn unpacks_alike(scenario: &mut Scenario, packing: TileCodec<'_>, tile: &Tile, on_gpu: &GpuTile<'_>, payload: &[u8]) {
     let mut scratch = CodecScratch::default();
     wire::import(packing, &scenario.kv, &mut scenario.pool, tile, &mut scratch, payload).unwrap();
-    scenario.gpu.import(on_gpu, payload).unwrap();
+    scenario.gpu.import(std::slice::from_ref(on_gpu), payload).unwrap();
     let mut found = vec![0; scenario.pool.bytes().len()];
     scenario.gpu.machine.download(Queue::Compute, scenario.gpu.pool(), &mut found).unwrap();
     assert!(found == scenario.pool.bytes(), "{:?} {:?}", packing.codec, on_gpu.layout);

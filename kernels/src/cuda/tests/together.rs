@@ -204,6 +204,13 @@ fn kv_goes_from_several_gpus_to_one_and_back() {
                 two.import(there, OTHER, &tile, codec, &wanted).unwrap();
             }
         }
+        let (layers, heads) = one.extent(stage).unwrap();
+        let tile =
+            TileHeader { layer: layers.start, head_start: 0, head_end: heads, token_start: 0, token_end: 70, bytes: 0 };
+        let (mut wanted, mut found) = (Vec::new(), Vec::new());
+        one.export_layers(stage, REQUEST, &tile, layers.len(), codec, &mut wanted).unwrap();
+        two.export_layers(there, REQUEST, &tile, layers.len(), codec, &mut found).unwrap();
+        assert!(found == wanted, "{codec:?}, all layers");
         for (engine, stage) in [(&mut one, stage), (&mut two, there)] {
             engine.set_len(stage, OTHER, 70).unwrap();
             engine.fake_quantise(stage, REQUEST, 0..70, codec).unwrap();

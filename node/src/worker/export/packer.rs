@@ -71,17 +71,21 @@ impl Packer {
     }
 
     /// Packs what is there of the first `computed` tokens and not packed yet, as far as there is room for tiles: a tile of each layer
-    /// in turn, so that all who send layers have some.
+    /// in turn, so that all who send layers have some, and of as many layers together as the device likes best.
     pub fn catch_up(&self, engine: &mut Engine, computed: u32) -> Result<(), EngineError> {
         let mut p = self.lock();
         let late = computed >= p.wanted.tokens;
-        let mut packed = true;
+        let PackRequest { stage, request, codec, layers, .. } = p.wanted;
+        let (at_once, mut packed) = (engine.layers_at_once(), true);
         while std::mem::take(&mut packed) {
-            for layer in p.wanted.layers.iter() {
-                let PackRequest { stage, request, codec, .. } = p.wanted;
-                let fill =
-                    |tile: &TileHeader, payload: &mut Vec<u8>| engine.export(stage, request, tile, codec, payload);
-                packed |= p.pack(layer, computed, late, fill)?;
+            let mut layer = layers.start;
+            while layer < layers.end {
+                let fill = |tile: &TileHeader, count: u32, payload: &mut Vec<u8>| {
+                    engine.export_layers(stage, request, tile, count, codec, payload)
+                };
+                let count = p.pack(layer..layer.saturating_add(at_once), computed, late, fill)?;
+                packed |= count > 0;
+                layer += count.max(1);
             }
         }
         Ok(())
@@ -94,43 +98,59 @@ impl Packer {
             return;
         }
         let PackRequest { request, codec, .. } = p.wanted;
-        let mut fill = |tile: &TileHeader, payload: &mut Vec<u8>| {
+        let mut fill = |tile: &TileHeader, _: u32, payload: &mut Vec<u8>| {
             let there = fresh.export(request, tile.token_start..tile.token_end, codec, payload);
             if there { Ok(()) } else { Err(EngineError::NoSequence(request)) }
         };
         // What cannot be packed now fails again after the step, where somebody hears of it.
-        while let Ok(true) = p.pack(layer, end, false, &mut fill) {}
+        while p.pack(layer..layer + 1, end, false, &mut fill).is_ok_and(|count| count > 0) {}
     }
 }
 
 impl PackProgress {
-    /// One tile of a layer; whether there was one, and room.
+    /// A tile of each of some layers that are equally far: of how many there was one, and room.
     fn pack(
         &mut self,
-        layer: u32,
+        some: Range<u32>,
         computed: u32,
         late: bool,
-        mut fill: impl FnMut(&TileHeader, &mut Vec<u8>) -> Result<(), EngineError>,
-    ) -> Result<bool, EngineError> {
+        mut fill: impl FnMut(&TileHeader, u32, &mut Vec<u8>) -> Result<(), EngineError>,
+    ) -> Result<u32, EngineError> {
         let PackRequest { codec, tokens, layers, heads, .. } = self.wanted;
-        let (end, place) = (codec.tile_end(computed, tokens), (layer - layers.start) as usize);
-        if self.next[place] >= end {
-            return Ok(false);
+        let (end, first) = (codec.tile_end(computed, tokens), (some.start - layers.start) as usize);
+        let start = self.next[first];
+        if start >= end {
+            return Ok(0);
         }
         // Nobody takes tiles, or there is no room: KV waits in its pages.
-        let Ok(room) = self.tiles.try_reserve() else { return Ok(false) };
-        let Range { start, end } = self.next[place]..end.min(self.next[place] + PIECE);
-        let mut header =
-            TileHeader { layer, head_start: 0, head_end: heads, token_start: start, token_end: end, bytes: 0 };
+        let most = self.tiles.capacity().min(some.len());
+        let count = self.next[first..].iter().take(most).take_while(|next| **next == start).count();
+        if count == 0 {
+            return Ok(0);
+        }
+        let Ok(room) = self.tiles.try_reserve_many(count) else { return Ok(0) };
+        let end = end.min(start + PIECE);
+        let header = TileHeader {
+            layer: some.start,
+            head_start: 0,
+            head_end: heads,
+            token_start: start,
+            token_end: end,
+            bytes: 0,
+        };
         let (mut payload, began) = (Vec::new(), Instant::now());
-        fill(&header, &mut payload)?;
-        header.bytes = payload.len() as u32;
+        fill(&header, count as u32, &mut payload)?;
         let took = began.elapsed();
         self.spent += took;
         self.late += if late { took } else { Duration::ZERO };
-        self.next[place] = end;
-        room.send(OutgoingTile { header, payload: payload.into() });
-        Ok(true)
+        let each = payload.len() / count;
+        let payload = Bytes::from(payload);
+        for (number, room) in room.enumerate() {
+            let header = TileHeader { layer: some.start + number as u32, bytes: each as u32, ..header };
+            room.send(OutgoingTile { header, payload: payload.slice(number * each..(number + 1) * each) });
+        }
+        self.next[first..first + count].fill(end);
+        Ok(count as u32)
     }
 }
 

@@ -75,8 +75,25 @@ struct PackTimes {
     tokens: u32,
     /// Bytes of the 16-bit side.
     bytes: f64,
+    /// Bytes of the other.
+    packed_bytes: f64,
+    /// A launch a layer.
+    by_layers: PackShares,
+    /// One launch for all layers.
+    whole: PackShares,
+}
+
+/// What packing and unpacking reach.
+#[derive(Serialize)]
+struct PackShares {
+    pack_s: f64,
+    unpack_s: f64,
+    /// Bytes of the 16-bit side a second, over the copying limit, which counts what is read and what is written.
     pack_of_copy_limit: f64,
     unpack_of_copy_limit: f64,
+    /// Bytes of both sides, so that all that is read and written counts here too.
+    pack_moved_of_copy_limit: f64,
+    unpack_moved_of_copy_limit: f64,
 }
 
 #[derive(Serialize)]
@@ -183,9 +200,44 @@ fn usual() -> Vec<Step> {
 
 impl PackTimes {
     fn new(packing: PackingSpeed, speeds: GpuSpeeds) -> Self {
-        let PackingSpeed { tokens, bytes, pack, unpack } = packing;
-        let of_limit = |seconds: f64| bytes / seconds / speeds.copy;
-        Self { tokens, bytes, pack_of_copy_limit: of_limit(pack), unpack_of_copy_limit: of_limit(unpack) }
+        let PackingSpeed { tokens, bytes, packed, pack, unpack, pack_whole, unpack_whole } = packing;
+        let shares = |pack_s: f64, unpack_s: f64| {
+            let of_limit = |bytes: f64, seconds: f64| bytes / seconds / speeds.copy;
+            PackShares {
+                pack_s,
+                unpack_s,
+                pack_of_copy_limit: of_limit(bytes, pack_s),
+                unpack_of_copy_limit: of_limit(bytes, unpack_s),
+                pack_moved_of_copy_limit: of_limit(bytes + packed, pack_s),
+                unpack_moved_of_copy_limit: of_limit(bytes + packed, unpack_s),
+            }
+        };
+        let (by_layers, whole) = (shares(pack, unpack), shares(pack_whole, unpack_whole));
+        Self { tokens, bytes, packed_bytes: packed, by_layers, whole }
+    }
+
+    fn print(&self) {
+        let Self { tokens, bytes, packed_bytes, by_layers, whole } = self;
+        say!(
+            "KV of {tokens} tokens, {:.0} MB, to int4, {:.0} MB; % of the copying limit by the larger side, by both:",
+            bytes / 1e6,
+            packed_bytes / 1e6
+        );
+        for (name, shares) in [("a launch a layer", by_layers), ("one launch", whole)] {
+            let PackShares { pack_s, unpack_s, .. } = shares;
+            let percent = [
+                shares.pack_of_copy_limit,
+                shares.pack_moved_of_copy_limit,
+                shares.unpack_of_copy_limit,
+                shares.unpack_moved_of_copy_limit,
+            ];
+            let [pack, pack_moved, unpack, unpack_moved] = percent.map(|share| 100.0 * share);
+            say!(
+                "{name:>18}: packing {:.0} µs, {pack:.0}, {pack_moved:.0} %; unpacking {:.0} µs, {unpack:.0}, {unpack_moved:.0} %",
+                1e6 * pack_s,
+                1e6 * unpack_s
+            );
+        }
     }
 }
 
@@ -267,9 +319,8 @@ impl Report {
     }
 
     fn print_tail(&self) {
-        if let Some(PackTimes { tokens, pack_of_copy_limit, unpack_of_copy_limit, .. }) = &self.packing {
-            let (pack, unpack) = (100.0 * pack_of_copy_limit, 100.0 * unpack_of_copy_limit);
-            say!("KV of {tokens} tokens at int4: packing {pack:.0} %, unpacking {unpack:.0} % of the copying limit");
+        if let Some(packing) = &self.packing {
+            packing.print();
         }
         if let Some(TapTimes { tokens, slower, .. }) = &self.kv_transfer {
             say!("a prompt of {tokens} tokens whose KV leaves meanwhile: {:.1} % slower", 100.0 * slower);
