@@ -5,10 +5,11 @@
     scripts/bench_cuda.sh --sanitize --minutes 60    # the checks alone, under each of compute-sanitizer's tools
     scripts/bench_cuda.sh --sanitize racecheck       # under one of them
     scripts/bench_cuda.sh --shapes 1b --formats q4_0 --no-peer
+    scripts/bench_cuda.sh --shapes a3b --no-peer           # a mixture of experts
     scripts/bench_cuda.sh --no-check --no-peer --profile   # what each kernel of a step takes, by Nsight Compute
 
-Models are made meanwhile, as files of random weights in the shapes of SmolLM2-135M, Llama-3.2-1B, Llama-3-8B and, of mixtures of
-experts, Qwen3-30B-A3B: in bfloat16 as Hugging Face stores them (the mixture not: 61 GB), and in Q4_0 and Q4_K as GGUF does. The peer is transformers on PyTorch on the same bfloat16 files, with a
+Models are made meanwhile, as files of random weights in the shapes of SmolLM2-135M, Llama-3.2-1B and Llama-3-8B, and of a
+quarter of Qwen3-30B-A3B's layers, as a Mixtral: in bfloat16 as Hugging Face stores them, and in Q4_0 and Q4_K as GGUF does. The peer is transformers on PyTorch on the same bfloat16 files, with a
 static cache, decoding through a CUDA graph. Needs numpy; the peer needs PyTorch and transformers.
 Nothing outlasts --minutes: what there is no time for is left out, and said.
 """
@@ -30,9 +31,10 @@ SHAPES = {
     "135m": dict(layers=30, hidden=576, mlp=1536, heads=9, kv=3, dim=64, vocab=49152, theta=100000.0, tied=True),
     "1b": dict(layers=16, hidden=2048, mlp=8192, heads=32, kv=8, dim=64, vocab=128256, theta=500000.0, tied=True),
     "8b": dict(layers=32, hidden=4096, mlp=14336, heads=32, kv=8, dim=128, vocab=128256, theta=500000.0, tied=False),
-    # A mixture of experts: `mlp` is one expert's, of which each token passes `used`.
-    "30b-a3b": dict(layers=48, hidden=2048, mlp=768, heads=32, kv=4, dim=128, vocab=151936, theta=1e6, tied=False, experts=128, used=8),
+    "a3b": dict(layers=12, hidden=2048, mlp=768, heads=32, kv=4, dim=128, vocab=151936, theta=1e6, tied=False, experts=128, used=8),
 }
+# Those that are asked for unless others are named.
+USUAL = ["135m", "1b", "8b"]
 # What compute-sanitizer looks for: reads and writes outside, races over shared memory, barriers that not all threads reach,
 # reads of what was never written.
 TOOLS = ["memcheck", "racecheck", "synccheck", "initcheck"]
@@ -40,6 +42,8 @@ UNUSED = "terminated before first instrumented API call"
 CONTEXT = 8192
 # How many of GGUF's numbers are in a block, its bytes, and its number as a type.
 BLOCKS = {"q4_0": (32, 18, 2), "q4_k": (256, 144, 12)}
+# GGUF's name of what chooses experts, which files have in single precision.
+ROUTER = "ffn_gate_inp"
 # Steps that are profiled: sequences, tokens they have, tokens they get.
 PROFILED = ["1,128,1", "64,1024,1", "1,0,2048"]
 # Sequences, tokens they have, tokens they get: those that the peer is timed at, too.
@@ -54,7 +58,7 @@ def main():
     parser.add_argument("--folder", default="target/bench-cuda", help="where the programs are")
     parser.add_argument("--models", help="where models are made [default: /dev/shm if there is room, else the folder]")
     parser.add_argument("--device", type=int, default=0)
-    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--shapes", nargs="+", default=USUAL, choices=list(SHAPES))
     parser.add_argument("--formats", nargs="+", default=["bf16", "q4_k"], choices=["bf16", *BLOCKS])
     parser.add_argument("--minutes", type=float, default=9.5)
     parser.add_argument("--jobs", type=int, default=8, help="checks that run at once [default: 8]")
@@ -72,7 +76,7 @@ def main():
         return max(check(folder, args, ends, tool) for tool in args.sanitize or TOOLS)
     models = pathlib.Path(args.models or room_for_models(folder))
     models.mkdir(parents=True, exist_ok=True)
-    pairs = [(shape, name) for shape in args.shapes for name in args.formats if not (name == "bf16" and SHAPES[shape].get("experts"))]
+    pairs = [(shape, name) for shape in args.shapes for name in args.formats]
     with ThreadPoolExecutor(1) as maker:
         made = [maker.submit(model, models, *pair) for pair in pairs]
         failed = 0 if args.no_check else check(folder, args, ends)
@@ -261,31 +265,31 @@ def model(folder, shape, name):
 
 
 def matrices(s):
-    """Hugging Face's name, GGUF's name, outputs, inputs."""
-    yield "model.embed_tokens", "token_embd", s["vocab"], s["hidden"]
+    """Hugging Face's name, GGUF's name, outputs, inputs; and of experts how many, whose number is in the first name."""
+    yield "model.embed_tokens", "token_embd", s["vocab"], s["hidden"], None
     if not s["tied"]:
-        yield "lm_head", "output", s["vocab"], s["hidden"]
+        yield "lm_head", "output", s["vocab"], s["hidden"], None
     wide, narrow = s["heads"] * s["dim"], s["kv"] * s["dim"]
     for i in range(s["layers"]):
-        parts = [
+        for part, gguf, outs, ins in [
             ("self_attn.q_proj", "attn_q", wide, s["hidden"]),
             ("self_attn.k_proj", "attn_k", narrow, s["hidden"]),
             ("self_attn.v_proj", "attn_v", narrow, s["hidden"]),
             ("self_attn.o_proj", "attn_output", s["hidden"], wide),
-            ("mlp.gate_proj", "ffn_gate", s["mlp"], s["hidden"]),
-            ("mlp.up_proj", "ffn_up", s["mlp"], s["hidden"]),
-            ("mlp.down_proj", "ffn_down", s["hidden"], s["mlp"]),
-        ]
-        for part, gguf, outs, ins in parts[:4] if s.get("experts") else parts:
-            yield f"model.layers.{i}.{part}", f"blk.{i}.{gguf}", outs, ins
+            *mlp(s),
+        ]:
+            experts = s["experts"] if gguf.endswith("_exps") else None
+            yield f"model.layers.{i}.{part}", f"blk.{i}.{gguf}", outs, ins, experts
 
 
-def experts(s):
-    """GGUF's name of all experts' matrices, outputs of one, inputs."""
-    for i in range(s["layers"] if s.get("experts") else 0):
-        yield f"blk.{i}.ffn_gate_exps", s["mlp"], s["hidden"]
-        yield f"blk.{i}.ffn_up_exps", s["mlp"], s["hidden"]
-        yield f"blk.{i}.ffn_down_exps", s["hidden"], s["mlp"]
+def mlp(s):
+    if "experts" not in s:
+        names = [("mlp.gate_proj", "ffn_gate"), ("mlp.up_proj", "ffn_up"), ("mlp.down_proj", "ffn_down")]
+    else:
+        names = [(f"block_sparse_moe.experts.{{}}.{ours}", f"ffn_{theirs}_exps") for ours, theirs in [("w1", "gate"), ("w3", "up"), ("w2", "down")]]
+        yield "block_sparse_moe.gate", ROUTER, s["experts"], s["hidden"]
+    for (part, gguf), (outs, ins) in zip(names, [(s["mlp"], s["hidden"]), (s["mlp"], s["hidden"]), (s["hidden"], s["mlp"])]):
+        yield part, gguf, outs, ins
 
 
 def norms(s):
@@ -320,10 +324,13 @@ def dense(path, s):
         vocab_size=s["vocab"], max_position_embeddings=CONTEXT, rms_norm_eps=1e-5, rope_theta=s["theta"],
         tie_word_embeddings=s["tied"], torch_dtype="bfloat16", hidden_act="silu",
     )
+    if "experts" in s:
+        mixture = dict(num_local_experts=s["experts"], num_experts_per_tok=s["used"])
+        config |= dict(architectures=["MixtralForCausalLM"], model_type="mixtral", **mixture)
     (path / "config.json").write_text(json.dumps(config))
     for name in ["tokenizer.json", "tokenizer_config.json"]:
         shutil.copy(ROOT / "kernels/models/reference/llama-gqa" / name, path / name)
-    entries = [(f"{name}.weight", [outs, ins]) for name, _, outs, ins in matrices(s)]
+    entries = [(f"{name.format(i)}.weight", [outs, ins]) for name, _, outs, ins, experts in matrices(s) for i in range(experts or 1)]
     entries += [(f"{name}.weight", [s["hidden"]]) for name, _ in norms(s)]
     header, at = {}, 0
     for name, shape in entries:
@@ -349,30 +356,25 @@ def blocks(path, s, form):
     import numpy
 
     numbers, bytes_each, kind = BLOCKS[form]
-    kinds = [(f"{name}.weight", [outs, ins], kind) for _, name, outs, ins in matrices(s)]
-    kinds += [(f"{name}.weight", [s["experts"], outs, ins], kind) for name, outs, ins in experts(s)]
+    kinds = [
+        (f"{name}.weight", [*([experts] if experts else []), outs, ins], 0 if name.endswith(ROUTER) else kind)
+        for _, name, outs, ins, experts in matrices(s)
+    ]
     kinds += [(f"{name}.weight", [s["hidden"]], 0) for _, name in norms(s)]
-    mixture = bool(s.get("experts"))
-    for i in range(s["layers"] if mixture else 0):
-        kinds += [(f"blk.{i}.attn_{part}_norm.weight", [s["dim"]], 0) for part in "qk"]
-        kinds += [(f"blk.{i}.ffn_gate_inp.weight", [s["experts"], s["hidden"]], 0)]
-    family = "qwen3moe" if mixture else "llama"
     tokens = byte_tokens() + ["ab"] + [f"<{i}>" for i in range(s["vocab"] - 257)]
     keys = [
-        ("general.architecture", family), (f"{family}.block_count", s["layers"]), (f"{family}.context_length", CONTEXT),
-        (f"{family}.embedding_length", s["hidden"]), (f"{family}.feed_forward_length", s["mlp"]),
-        (f"{family}.attention.head_count", s["heads"]), (f"{family}.attention.head_count_kv", s["kv"]),
-        (f"{family}.attention.layer_norm_rms_epsilon", 1e-5), (f"{family}.rope.freq_base", s["theta"]),
-        (f"{family}.rope.dimension_count", s["dim"]), (f"{family}.vocab_size", s["vocab"]),
+        ("general.architecture", "llama"), ("llama.block_count", s["layers"]), ("llama.context_length", CONTEXT),
+        ("llama.embedding_length", s["hidden"]), ("llama.feed_forward_length", s["mlp"]),
+        ("llama.attention.head_count", s["heads"]), ("llama.attention.head_count_kv", s["kv"]),
+        ("llama.attention.layer_norm_rms_epsilon", 1e-5), ("llama.rope.freq_base", s["theta"]),
+        ("llama.rope.dimension_count", s["dim"]), ("llama.vocab_size", s["vocab"]),
         ("tokenizer.ggml.model", "gpt2"), ("tokenizer.ggml.pre", "llama-bpe"), ("tokenizer.ggml.tokens", tokens),
         ("tokenizer.ggml.token_type", [1] * len(tokens)), ("tokenizer.ggml.merges", ["a b"]),
         ("tokenizer.ggml.bos_token_id", 257), ("tokenizer.ggml.eos_token_id", 258),
+        ("llama.attention.key_length", s["dim"]), ("llama.attention.value_length", s["dim"]),
     ]
-    if mixture:
-        keys += [
-            (f"{family}.attention.key_length", s["dim"]), (f"{family}.attention.value_length", s["dim"]), (f"{family}.expert_count", s["experts"]),
-            (f"{family}.expert_used_count", s["used"]), (f"{family}.expert_feed_forward_length", s["mlp"]),
-        ]
+    if "experts" in s:
+        keys += [("llama.expert_count", s["experts"]), ("llama.expert_used_count", s["used"])]
     head = b"GGUF" + struct.pack("<IQQ", 3, len(kinds), len(keys)) + b"".join(text(k) + value(v) for k, v in keys)
     at = 0
     for name, shape, kind in kinds:
@@ -390,11 +392,9 @@ def blocks(path, s, form):
     with open(path, "wb") as out:
         out.write(head + b"\0" * (-len(head) % 32))
         for _, shape, kind in kinds:
-            if kind == 0 and len(shape) == 1:
-                out.write(numpy.ones(shape, dtype=numpy.float32).data)
-            elif kind == 0:
-                # A router: experts are chosen by chance, as by one that was trained to use all.
-                out.write(random.standard_normal(shape, dtype=numpy.float32).data)
+            if kind == 0:
+                one = len(shape) == 1
+                out.write((numpy.ones(shape, dtype=numpy.float32) if one else random.standard_normal(shape, dtype=numpy.float32) * 0.02).data)
             else:
                 pool.write(out, size(shape, kind, form))
             out.write(b"\0" * (-size(shape, kind, form) % 32))

@@ -12,6 +12,7 @@
 //! | `emulator.rs` | the processor in place of a GPU, for tests |
 //! | `weights.rs` | weights as they lie on a GPU |
 //! | `ops.rs` | operations: which kernel, how many blocks |
+//! | `mmq.rs` | how products of rounded rows with quantised weights are cut |
 //! | `stage.rs` | a stage's layers as operations |
 //! | `step.rs` | what a GPU is told of a step |
 //! | `recordings.rs` | which runs came up, and what was recorded of them |
@@ -35,6 +36,7 @@ mod gpus;
 mod jit;
 mod libraries;
 mod machine;
+mod mmq;
 mod nvml;
 mod ops;
 mod probe;

@@ -21,6 +21,9 @@ const AFTER: u32 = 3;
 /// Rows may be as far apart, in parts of their length: what quantised weights and rows of 16 bits leave of a layer, many times
 /// over. What a kernel that is wrong leaves is no row at all.
 const APART: f32 = 0.05;
+/// The same where layers are mixtures of experts: of two that score alike rounding chooses either, and a row gets what another
+/// makes of it.
+const APART_ROUTED: f32 = 0.2;
 /// The same of KV that went through four bits.
 const APART_PACKED: f32 = 0.2;
 /// Pages for two sequences on the processor (bytes); committed as they are used.
@@ -64,12 +67,8 @@ pub enum ProofError {
 /// Refuses a model that no GPU computes, without asking one.
 ///
 /// # Errors
-/// When its layers are mixtures of experts, of which some could be computed, and others not; when its family has a part that
-/// no kernels are written for.
+/// When its family has a part that no kernels are written for.
 pub fn refuse_unwritten(source: &ModelSource) -> Result<(), ProofError> {
-    if source.card().shape.experts.is_some() {
-        return Err(EngineError::from(GpuError::experts()).into());
-    }
     match source.gpu_lacks() {
         Some(lacks) => Err(EngineError::from(GpuError::Unsupported(lacks.into())).into()),
         None => Ok(()),
@@ -153,6 +152,8 @@ struct LayerPair<'e> {
     keys: (StageKey, StageKey),
     layers: LayerRange,
     last: bool,
+    /// How far rows and logits may be apart.
+    apart: f32,
 }
 
 impl Drop for LayerPair<'_> {
@@ -174,7 +175,8 @@ impl<'e> LayerPair<'e> {
             .load(source.outlined_for_gpus(layers, Threads { count: 1, ranks: gpu.gpus() })?)
             .inspect_err(|_| processor.unload(on_processor))?;
         let last = layers.end == source.card().shape.layers;
-        Ok(Self { processor, gpu, keys: (on_processor, on_gpu), layers, last })
+        let apart = if source.card().shape.experts.is_some() { APART_ROUTED } else { APART };
+        Ok(Self { processor, gpu, keys: (on_processor, on_gpu), layers, last, apart })
     }
 
     /// Compares a prompt's rows and single tokens'; the processor's rows, which enter the next layer.
@@ -204,7 +206,7 @@ impl<'e> LayerPair<'e> {
         let output = if self.last { Output::Logits { rows: &wanted } } else { Output::Hidden };
         let right = self.processor.forward(self.keys.0, &batch, input, output)?.to_vec();
         let found = self.gpu.forward(self.keys.1, &batch, input, output)?.to_vec();
-        within(if self.last { "logits" } else { "a layer's rows" }, &right, &found, APART)?;
+        within(if self.last { "logits" } else { "a layer's rows" }, &right, &found, self.apart)?;
         if self.last {
             self.choose(slice, input, &found)?;
         }

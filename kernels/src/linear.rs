@@ -32,6 +32,11 @@ impl Weight {
         Self(Arc::new(Stored { tensor, exact: true, packed: OnceLock::new(), widened: OnceLock::new() }))
     }
 
+    /// Whether rows are multiplied by it as they are, in single precision.
+    pub(crate) fn is_exact(&self) -> bool {
+        self.0.exact
+    }
+
     /// As it lies in the file.
     pub(crate) fn tensor(&self) -> &Tensor {
         &self.0.tensor

@@ -106,8 +106,14 @@ pub(crate) fn on_gpus<'a>(stages: impl Iterator<Item = &'a dyn ModelStage> + Clo
     let (weights, tables) = all_of(stages.clone());
     let bytes: u64 = stages.map(ModelStage::bytes).map(|bytes| bytes.layers + bytes.head).sum();
     let matrices: u64 = weights.iter().map(|w| w.bytes()).sum();
-    let there = tables.into_iter().chain(weights.iter().map(|w| w.tensor())).map(bytes_on_gpu);
+    let there = tables.into_iter().map(bytes_on_gpu).chain(weights.into_iter().map(weight_on_gpu));
     there.sum::<u64>() + bytes.saturating_sub(matrices)
+}
+
+/// In single precision where its outputs decide something.
+fn weight_on_gpu(weight: &Weight) -> u64 {
+    let (rows, cols) = weight.tensor().size();
+    if weight.is_exact() { (4 * rows * cols) as u64 } else { bytes_on_gpu(weight.tensor()) }
 }
 
 /// Looks at all of a stage's weights and leaves them as they lie, saying after each how far it is.

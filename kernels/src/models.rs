@@ -26,7 +26,7 @@ mod qwen3;
 mod qwen3_moe;
 mod smollm3;
 
-pub(crate) use outline::{HeadOutline, LayerOutline, LinearOutline, MlpOutline, NormOutline, Outline};
+pub(crate) use outline::{ExpertsOutline, HeadOutline, LayerOutline, LinearOutline, MlpOutline, NormOutline, Outline};
 
 use crate::{
     config::{Keys, ModelConfig, ModelConfigError},

@@ -38,13 +38,6 @@ pub enum GpuError {
     Unsupported(String),
 }
 
-impl GpuError {
-    /// Of models whose MLPs are mixtures of experts.
-    pub(crate) fn experts() -> Self {
-        Self::Unsupported("a mixture of experts".into())
-    }
-}
-
 /// A kernel's argument.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Arg {

@@ -1,23 +1,25 @@
 //! Operations on a GPU: which kernel runs, on how many blocks, with what memory between kernels.
 
+mod experts;
+
+pub(crate) use experts::{GpuPairs, GpuScores, Routing, Tiling};
+
 use super::{
     buffers::Buffer,
     machine::{Arg, GpuError, Launch, Machine, Product, Queue},
+    mmq::{MmqCut, ROUNDED},
     weights::{Form, GpuMatrix},
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use tsnode_protocol::KvDtype;
 
-/// Rows that are multiplied by kernels which read the weights once and the rows in single precision.
+/// Rows that are multiplied by kernels which read dense weights once and the rows in single precision.
 pub(super) const FEW: usize = 8;
 /// Rows up to which a tile of 32 rows wastes less than one of 128.
 const SOME: usize = 64;
 /// Rows from which a library multiplies weights in bfloat16 in less time than kernels that read rows for each output.
 const LIBRARY_FROM: usize = 3;
-/// Rows from which a library multiplies quantised weights that are widened for it in less time than our own kernels need: on an
-/// H200 our own take twice as long for 16 rows already (`docs/design/gpus.md`).
-const WIDENED_FROM: usize = FEW + 1;
 /// Memory for widened weights (bytes): the largest matrix of a model of eight billion numbers; larger ones are
 /// cut, in tests small ones.
 const WIDENED: usize = if cfg!(test) { 64 << 10 } else { 256 << 20 };
@@ -106,7 +108,7 @@ pub(crate) struct Ops {
 pub(crate) fn kind_for(form: Form, rows: usize) -> Kind {
     match (form, form.rounded()) {
         (Form::Bf16, _) => Kind::Bf16,
-        (_, Some(block)) if rows <= FEW => Kind::rounded(block),
+        (_, Some(block)) if rows <= ROUNDED => Kind::rounded(block),
         _ if rows <= FEW => Kind::F32,
         (Form::F32, _) => Kind::F32,
         _ => Kind::F16,
@@ -242,7 +244,7 @@ impl Ops {
         let (mut rounded, mut narrowed) = (None, None);
         for (w, out) in list {
             let (wanted, mut at) = (kind_for(w.form, rows), input.at);
-            let rounds = w.form.rounded().filter(|_| rows <= FEW);
+            let rounds = w.form.rounded().filter(|_| rows <= ROUNDED);
             if input.kind != wanted {
                 if let Some(block) = rounds {
                     if rounded != Some(block) {
@@ -259,7 +261,7 @@ impl Ops {
                 }
             }
             if rounds.is_some() {
-                self.few_rounded(at, rows, w, *out)?;
+                self.by_bytes(at, rows, w, *out)?;
             } else if rows <= FEW {
                 self.few(at, rows, w, *out)?;
             } else {
@@ -321,36 +323,34 @@ impl Ops {
         self.run("few", kernel, [blocks(groups, 8 / split), 1, 1], 256, &args)
     }
 
-    fn few_rounded(&self, x: u64, rows: usize, w: &GpuMatrix, out: Out) -> Result<(), GpuError> {
-        let (kernel, pieces) = match (w.form, rows) {
-            (Form::Q4_0, 1) => ("few_q4_0_1", w.cols / 32),
-            (Form::Q4_0, 2..=4) => ("few_q4_0_4", w.cols / 32),
-            (Form::Q4_0, _) => ("few_q4_0_8", w.cols / 32),
-            (Form::Q8_0, 1) => ("few_q8_0_1", w.cols / 16),
-            (Form::Q8_0, 2..=4) => ("few_q8_0_4", w.cols / 16),
-            (Form::Q8_0, _) => ("few_q8_0_8", w.cols / 16),
-            (Form::Q4K, 1) => ("few_q4_k_1", w.cols / 32),
-            (Form::Q4K, 2..=4) => ("few_q4_k_4", w.cols / 32),
-            (Form::Q4K, _) => ("few_q4_k_8", w.cols / 32),
-            (_, 1) => ("few_q6_k_1", w.cols / 32),
-            (_, 2..=4) => ("few_q6_k_4", w.cols / 32),
-            _ => ("few_q6_k_8", w.cols / 32),
-        };
-        let split = self.split(w.all.div_ceil(2), pieces.div_ceil(32));
-        let [bytes, scales, sums] = rounded_parts(x, rows * w.cols);
+    /// A product of rounded rows with quantised weights. Where blocks have parts of the same outputs, those are added then.
+    fn by_bytes(&mut self, x: u64, rows: usize, w: &GpuMatrix, out: Out) -> Result<(), GpuError> {
+        let cut = MmqCut::of(w, rows, self.machine.processors());
+        let across = cut.across();
+        let to =
+            if across == 1 { out } else { Out { at: self.parts.fit(across * rows * w.rows * 4)?, stride: w.rows } };
+        let [bytes, scales, halves] = rounded_parts(x, rows * w.cols);
         let args = [
             bytes,
             scales,
-            sums,
+            halves,
             whole(rows),
             (&w.memory).into(),
             Arg::Wide(w.rows as u64),
             whole(w.cols),
-            whole(split),
-            out.at.into(),
-            whole(out.stride),
+            whole(cut.parts),
+            whole(cut.here),
+            to.at.into(),
+            whole(to.stride),
         ];
-        self.run("few", kernel, [blocks(w.rows.div_ceil(2), 8 / split), 1, 1], 256, &args)
+        let (kernel, shared) = (cut.kernel(w.form), cut.shared as u32);
+        let launch = Launch { module: "mmq", kernel, grid: cut.grid(w.rows), threads: cut.threads(), shared };
+        self.machine.launch(Queue::Compute, launch, &args)?;
+        if across == 1 {
+            return Ok(());
+        }
+        let args = [to.at.into(), whole(across), whole(rows), whole(w.rows), out.at.into(), whole(out.stride)];
+        self.run("mmq", "mmq_sum", [blocks(rows * w.rows, 256).min(8192), 1, 1], 256, &args)
     }
 
     /// A product with dense weights by a library; `false` where there is none.
@@ -369,7 +369,7 @@ impl Ops {
         if matches!(w.form, Form::F16 | Form::Bf16) && self.by_library(x, rows, w, out)? {
             return Ok(());
         }
-        if w.form.rounded().is_some() && rows >= WIDENED_FROM && self.many_widened(x, rows, w, out)? {
+        if w.form.rounded().is_some() && self.many_widened(x, rows, w, out)? {
             return Ok(());
         }
         if w.form == Form::F32 {
@@ -433,12 +433,12 @@ impl Ops {
     }
 }
 
-/// Bytes of so many rounded numbers: themselves, at most one scale for each 32, and the sum of each 16.
+/// Bytes of so many rounded numbers: themselves, at most one scale for each 32, and two halves of the sum of each 32.
 fn rounded_bytes(numbers: usize) -> usize {
-    numbers.next_multiple_of(16) + numbers.div_ceil(32).next_multiple_of(4) * 4 + numbers / 8 + 16
+    numbers.next_multiple_of(16) + numbers.div_ceil(32).next_multiple_of(4) * 4 + numbers / 16
 }
 
-/// Where the bytes, the scales and the sums of rounded rows lie.
+/// Where the bytes, the scales and the sums' halves of rounded rows lie.
 fn rounded_parts(at: u64, numbers: usize) -> [Arg; 3] {
     let scales = at + numbers.next_multiple_of(16) as u64;
     [at.into(), scales.into(), (scales + numbers.div_ceil(32).next_multiple_of(4) as u64 * 4).into()]

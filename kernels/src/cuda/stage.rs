@@ -1,5 +1,6 @@
 //! A stage on a GPU: its weights there, and its layers as launches.
 
+mod experts;
 mod layer;
 
 pub(crate) use layer::GpuLayerPiece;
@@ -21,6 +22,7 @@ use crate::{
     weights::Tensor,
     wire::KeyRotation,
 };
+use experts::ExpertScratch;
 use layer::{GpuLayer, GpuLayerContext, GpuLayerPages};
 use std::sync::Arc;
 
@@ -87,6 +89,7 @@ pub(crate) struct GpuScratch {
     mixed_apart: Buffer,
     out_apart: Buffer,
     logits_apart: Buffer,
+    experts: ExpertScratch,
 }
 
 impl GpuScratch {
@@ -95,14 +98,15 @@ impl GpuScratch {
         let (hidden, chosen, logits) = (buffer(), buffer(), buffer());
         let (normed, inputs, mixed, out) = (buffer(), buffer(), buffer(), buffer());
         let (mixed_apart, out_apart, logits_apart) = (buffer(), buffer(), buffer());
-        Self { hidden, chosen, logits, normed, inputs, mixed, out, mixed_apart, out_apart, logits_apart }
+        let experts = ExpertScratch::new(machine);
+        Self { hidden, chosen, logits, normed, inputs, mixed, out, mixed_apart, out_apart, logits_apart, experts }
     }
 
     /// See [`Ops::renewals`].
     pub fn renewals(&self) -> usize {
         let all = [&self.hidden, &self.chosen, &self.logits, &self.normed, &self.inputs, &self.mixed, &self.out];
         let apart = [&self.mixed_apart, &self.out_apart, &self.logits_apart];
-        all.iter().chain(&apart).map(|buffer| buffer.renewals()).sum()
+        all.iter().chain(&apart).map(|buffer| buffer.renewals()).sum::<usize>() + self.experts.renewals()
     }
 }
 
@@ -145,6 +149,11 @@ impl GpuLinear {
         Ok(Self { parts, bias, outs, outputs })
     }
 
+    /// No matrix: of a layer that has only experts.
+    fn nothing() -> Self {
+        Self { parts: Vec::new(), bias: None, outs: 0, outputs: RankOutputs { all: 0, mine: 0..0 } }
+    }
+
     /// What its products read.
     fn kind(&self, rows: usize) -> Kind {
         kind_for_all(self.parts.iter(), rows)
@@ -177,6 +186,14 @@ impl GpuStage {
         }
         if let Some(lacks) = outline.lacks {
             return Err(GpuError::Unsupported(lacks.into()));
+        }
+        for layer in &outline.layers {
+            experts::refuse_unwritten(&layer.mlp)?;
+            let queries = layer.attention.inputs[0].outputs;
+            if layer.attention.row_norms.is_some() && queries.mine.len() != queries.all {
+                let what = "a norm over the queries of all heads, which several GPUs hold together,";
+                return Err(GpuError::Unsupported(what.into()));
+            }
         }
         let table = |(table, scale): (_, f32)| Ok((GpuMatrix::load(machine, &[table])?, scale));
         let head = |head: &crate::models::HeadOutline<'_>| -> Result<GpuHead, GpuError> {

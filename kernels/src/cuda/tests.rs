@@ -6,6 +6,7 @@ mod choosing;
 mod compiled;
 mod copies;
 mod exchanging;
+mod experts;
 mod failing;
 mod jit;
 mod models;

@@ -71,7 +71,7 @@ impl Form {
         }
     }
 
-    /// Numbers of a row that are rounded to 8 bits with one scale, for products of few rows; none for dense weights.
+    /// Numbers of a row that are rounded to 8 bits with one scale, for products of up to 64 rows; none for dense weights.
     pub fn rounded(self) -> Option<usize> {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => None,
@@ -138,16 +138,7 @@ impl GpuMatrix {
         let rows = views.iter().map(|view| size(view).0).sum::<usize>();
         check_columns(form, cols)?;
         let memory = GpuMemory::take(machine, form.bytes(rows * cols))?;
-        let (mut first, mut second) = (memory.at(), memory.at() + form.planes(rows * cols).0 as u64);
-        for view in views {
-            let mut send = |a: &[u8], b: &[u8]| -> Result<(), GpuError> {
-                machine.upload(Queue::Load, first, a)?;
-                machine.upload(Queue::Load, second, b)?;
-                (first, second) = (first + a.len() as u64, second + b.len() as u64);
-                Ok(())
-            };
-            lay_out(view, form, &mut send)?;
-        }
+        copy_below(machine, views, form, rows * cols, memory.at())?;
         Ok(Self { memory, form, rows, cols, all: rows })
     }
 
@@ -157,6 +148,78 @@ impl GpuMatrix {
         let matrix = Self::of_views(machine, &[*view])?;
         machine.download(Queue::Load, 0, &mut []).map(|()| matrix)
     }
+}
+
+/// Matrices of all experts of a layer on a GPU, each as a [`GpuMatrix`] lies.
+#[derive(Debug)]
+pub(crate) struct GpuExpertMatrices {
+    pub memory: GpuMemory,
+    pub form: Form,
+    /// Of one.
+    pub rows: usize,
+    pub cols: usize,
+    /// Bytes from one to the next.
+    pub every: usize,
+}
+
+impl GpuExpertMatrices {
+    /// Copies what each expert has, one below the other, to the GPU; it is there once [`Queue::Load`] was waited for.
+    pub fn load(machine: &Arc<dyn Machine>, experts: &[Vec<&Tensor>]) -> Result<Self, GpuError> {
+        let views: Vec<Vec<TensorData<'_>>> =
+            experts.iter().map(|tensors| tensors.iter().map(|tensor| tensor.view()).collect()).collect();
+        let matrices = Self::of_views(machine, &views)?;
+        experts.iter().flatten().for_each(|tensor| tensor.forget());
+        Ok(matrices)
+    }
+
+    fn of_views(machine: &Arc<dyn Machine>, views: &[Vec<TensorData<'_>>]) -> Result<Self, GpuError> {
+        let nothing = || GpuError::Unsupported("a matrix of nothing".into());
+        let first = views.first().ok_or_else(nothing)?;
+        let (form, cols) = first.first().map(|view| (Form::of(view), size(view).1)).ok_or_else(nothing)?;
+        check_columns(form, cols)?;
+        let rows_of = |views: &[TensorData<'_>]| views.iter().map(|view| size(view).0).sum::<usize>();
+        let rows = rows_of(first);
+        let alike = |view: &TensorData<'_>| Form::of(view) == form && size(view).1 == cols;
+        if !views.iter().all(|views| rows_of(views) == rows && views.iter().all(alike)) {
+            return Err(GpuError::Unsupported("a layer whose experts are not all alike".into()));
+        }
+        // Kernels read 16 bytes at a time.
+        let every = form.bytes(rows * cols).next_multiple_of(16);
+        let memory = GpuMemory::take(machine, every * views.len())?;
+        for (expert, views) in views.iter().enumerate() {
+            copy_below(machine, views, form, rows * cols, memory.at() + (expert * every) as u64)?;
+        }
+        Ok(Self { memory, form, rows, cols, every })
+    }
+
+    /// Some that are no checkpoint's.
+    #[cfg(test)]
+    pub fn of_each(machine: &Arc<dyn Machine>, views: &[TensorData<'_>]) -> Result<Self, GpuError> {
+        let views: Vec<Vec<TensorData<'_>>> = views.iter().map(|view| vec![*view]).collect();
+        let matrices = Self::of_views(machine, &views)?;
+        machine.download(Queue::Load, 0, &mut []).map(|()| matrices)
+    }
+}
+
+/// Copies views of one form, one below the other, to a place for so many numbers.
+fn copy_below(
+    machine: &Arc<dyn Machine>,
+    views: &[TensorData<'_>],
+    form: Form,
+    numbers: usize,
+    at: u64,
+) -> Result<(), GpuError> {
+    let (mut first, mut second) = (at, at + form.planes(numbers).0 as u64);
+    for view in views {
+        let mut send = |a: &[u8], b: &[u8]| -> Result<(), GpuError> {
+            machine.upload(Queue::Load, first, a)?;
+            machine.upload(Queue::Load, second, b)?;
+            (first, second) = (first + a.len() as u64, second + b.len() as u64);
+            Ok(())
+        };
+        lay_out(view, form, &mut send)?;
+    }
+    Ok(())
 }
 
 /// Rows and columns.

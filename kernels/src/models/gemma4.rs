@@ -208,7 +208,10 @@ impl decoder::DecoderLayer for Gemma4Layer {
             attention: self.attention.outline(),
             attention_post_norm: Some(self.attention_post_norm.outline()),
             mlp_norm: Some(self.mlp_norm.outline()),
-            mlp: if self.beside.is_some() { MlpOutline::Experts } else { MlpOutline::Gated(self.mlp.outline()) },
+            mlp: match &self.beside {
+                Some(beside) => MlpOutline::Experts(beside.experts.outline()),
+                None => MlpOutline::Gated(self.mlp.outline()),
+            },
             mlp_post_norm: Some(self.mlp_post_norm.outline()),
         }
     }

@@ -2,6 +2,7 @@
 
 use crate::{
     config::Activation,
+    cpu::Gate,
     engine::AttentionParams,
     linear::Weight,
     ranks::RankOutputs,
@@ -59,6 +60,8 @@ pub(crate) struct AttentionOutline<'a> {
     pub output: LinearOutline<'a>,
     /// Of each head's queries and keys.
     pub head_norms: Option<[NormOutline<'a>; 2]>,
+    /// Of all heads' queries together, and of their keys.
+    pub row_norms: Option<[NormOutline<'a>; 2]>,
     pub head_dim: usize,
     pub look: AttentionParams,
     /// Which of the stage's ropes.
@@ -69,8 +72,7 @@ pub(crate) struct AttentionOutline<'a> {
 /// What stands behind a layer's second norm.
 pub(crate) enum MlpOutline<'a> {
     Gated(GatedOutline<'a>),
-    /// A mixture of experts, which no such device computes.
-    Experts,
+    Experts(ExpertsOutline<'a>),
 }
 
 /// A gated MLP.
@@ -79,6 +81,34 @@ pub(crate) struct GatedOutline<'a> {
     pub inputs: [LinearOutline<'a>; 2],
     pub down: LinearOutline<'a>,
     pub activation: Activation,
+}
+
+/// A mixture of experts.
+pub(crate) struct ExpertsOutline<'a> {
+    /// What a row scores at each expert. Rows are multiplied by it as they are.
+    pub router: &'a Weight,
+    pub router_bias: Option<&'a [f32]>,
+    /// Where chances are a sigmoid each, not the softmax of all: what is added to choose by, and what parts are multiplied by.
+    pub sigmoid: Option<(&'a [f32], f32)>,
+    /// How many a row passes.
+    pub used: usize,
+    /// Whether their chances are divided by their sum.
+    pub normed: bool,
+    /// Gate, up and down of each.
+    pub experts: Vec<[&'a Weight; 3]>,
+    pub act: Gate,
+    /// Those of all ranks' that gates and ups are of, and downs.
+    pub outputs: [&'a RankOutputs; 2],
+    /// The one that all rows pass.
+    pub shared: Option<SharedExpertOutline<'a>>,
+    /// What of it is not in these data.
+    pub lacks: Option<&'static str>,
+}
+
+/// An expert that all rows pass, and what a row scores there: the sigmoid of that is how much of it counts, or all does.
+pub(crate) struct SharedExpertOutline<'a> {
+    pub mlp: GatedOutline<'a>,
+    pub gate: Option<&'a Weight>,
 }
 
 /// What makes logits.

@@ -61,6 +61,11 @@ __device__ __forceinline__ void copy_16_async(void *shared, const void *global, 
     int bytes = real ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
 }
+__device__ __forceinline__ void copy_4_async(void *shared, const void *global, bool real) {
+    u32 to = (u32)__cvta_generic_to_shared(shared);
+    int bytes = real ? 4 : 0;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
+}
 __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most `LEFT` committed groups are under way.
 template <int LEFT> __device__ __forceinline__ void copies_wait() {
@@ -90,6 +95,30 @@ template <bool BRAIN> __device__ __forceinline__ void multiply_16x8x16(float (&c
                      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
     }
+}
+
+// The same of bytes with signs, sums in whole numbers: 16 x 32 times 32 x 8, and 16 x 16 times 16 x 8.
+__device__ __forceinline__ void multiply_16x8x32(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void multiply_16x8x16_bytes(int (&c)[4], const u32 (&a)[2], u32 b) {
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b));
+}
+
+// Byte `i` of a word; and the same four times.
+__device__ __forceinline__ int byte_at(u32 word, int i) {
+    int out;
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(out) : "r"(word), "r"(0x4440 + i));
+    return out;
+}
+__device__ __forceinline__ u32 four_times(u32 word, int i) {
+    u32 out;
+    asm("prmt.b32 %0, %1, %1, %2;" : "=r"(out) : "r"(word), "r"(i * 0x1111));
+    return out;
 }
 #endif
 

@@ -41,15 +41,6 @@ DEVICE void six_bits(const u8 *bytes, int j, int &scale, int &least) {
     }
 }
 
-// The same of parts `2 · pair` and the next, each in a byte, from a whole header: without an array that an index chooses of, which
-// would lie in memory.
-DEVICE void two_of_six_bits(const uint4 &header, u32 pair, u32 &scales, u32 &least) {
-    u32 shift = pair % 2 * 16, a = header.y >> shift, b = header.z >> shift, c = header.w >> shift;
-    bool late = pair >= 2;
-    scales = (late ? (c & 0x0f0f) | (a >> 2 & 0x3030) : a & 0x3f3f) & 0xffff;
-    least = (late ? (c >> 4 & 0x0f0f) | (b >> 2 & 0x3030) : b & 0x3f3f) & 0xffff;
-}
-
 // One number: for tables that rows are taken out of.
 DEVICE float number_at(int form, const Matrix &w, u64 row, u32 col) {
     if (form <= FORM_BF16) return load_as(form, w.data, row * w.cols + col);

@@ -14,7 +14,9 @@
 
 #define TSNODE_EMULATOR
 #include "common.cuh"
+#include "few.cuh"
 #include "forms.cuh"
+#include "many.cuh"
 #include "pages.cuh"
 
 Place threadIdx, blockIdx, blockDim, gridDim;
@@ -43,7 +45,7 @@ tsnode_switch:
 namespace emulator {
 constexpr size_t STACK = 64 << 10, SLOT = 64;
 
-struct Copy { void *to; const void *from; bool real; };
+struct Copy { void *to; const void *from; int bytes; bool real; };
 struct Fiber {
     void *stack_pointer;
     unsigned char *stack;
@@ -111,7 +113,9 @@ const unsigned char *exchange(const void *value, size_t bytes) {
     return slots;
 }
 
-void copy_later(void *to, const void *from, bool real) { fibers[running].open.push_back({to, from, real}); }
+void copy_later(void *to, const void *from, int bytes, bool real) {
+    fibers[running].open.push_back({to, from, bytes, real});
+}
 void commit() {
     Fiber &fiber = fibers[running];
     fiber.committed.push_back(std::move(fiber.open));
@@ -121,9 +125,9 @@ void wait(int left) {
     auto &committed = fibers[running].committed;
     while ((int)committed.size() > left) {
         for (const Copy &copy : committed.front()) {
-            if (((uintptr_t)copy.to | (uintptr_t)copy.from) % 16) fail("a copy of 16 bytes out of place");
-            if (copy.real) std::memcpy(copy.to, copy.from, 16);
-            else std::memset(copy.to, 0, 16);
+            if (((uintptr_t)copy.to | (uintptr_t)copy.from) % copy.bytes) fail("a copy out of place");
+            if (copy.real) std::memcpy(copy.to, copy.from, copy.bytes);
+            else std::memset(copy.to, 0, copy.bytes);
         }
         committed.erase(committed.begin());
     }
@@ -251,8 +255,14 @@ namespace in_rows {
 namespace in_few {
 #include "few.cu"
 }
+namespace in_experts {
+#include "experts.cu"
+}
 namespace in_many {
 #include "many.cu"
+}
+namespace in_mmq {
+#include "mmq.cu"
 }
 namespace in_attend {
 #include "attend.cu"

@@ -29,7 +29,7 @@ unsigned char *shared();
 void barrier();
 // What every lane of the warp gave, in the order of lanes; the memory lasts until the warp's next exchange but one.
 const unsigned char *exchange(const void *value, size_t bytes);
-void copy_later(void *to, const void *from, bool real);
+void copy_later(void *to, const void *from, int bytes, bool real);
 void commit();
 void wait(int left);
 using Call = void (*)(void **);
@@ -95,7 +95,8 @@ inline uint4 stream_16(const void *global, bool real) {
 
 inline float quick_exp(float x) { return exp2f(x * 1.4426950408889634f); }
 
-inline void copy_16_async(void *to, const void *from, bool real) { emulator::copy_later(to, from, real); }
+inline void copy_16_async(void *to, const void *from, bool real) { emulator::copy_later(to, from, 16, real); }
+inline void copy_4_async(void *to, const void *from, bool real) { emulator::copy_later(to, from, 4, real); }
 inline void copies_commit() { emulator::commit(); }
 template <int LEFT> inline void copies_wait() { emulator::wait(LEFT); }
 
@@ -135,3 +136,25 @@ template <bool BRAIN> inline void multiply_16x8x16(float (&c)[4], const u32 (&a)
         c[i] = sum;
     }
 }
+
+// Bytes with signs: of `DEPTH` numbers a lane has four, and of 32 another four sixteen further on.
+template <int DEPTH> inline void multiply_bytes(int (&c)[4], const u32 *a, const u32 *b) {
+    struct Parts { u32 a[DEPTH / 8], b[DEPTH / 16]; } mine, all[32];
+    std::memcpy(mine.a, a, sizeof mine.a);
+    std::memcpy(mine.b, b, sizeof mine.b);
+    std::memcpy(all, emulator::exchange(&mine, sizeof mine), sizeof all);
+    auto number = [](u32 four, int which) { return (int)(signed char)(four >> (8 * which)); };
+    int lane = threadIdx.x % 32;
+    for (int i = 0; i < 4; i++) {
+        int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+        for (int k = 0; k < DEPTH; k++)
+            c[i] += number(all[row % 8 * 4 + k % 16 / 4].a[row / 8 + k / 16 * 2], k % 4) * number(all[column * 4 + k % 16 / 4].b[k / 16], k % 4);
+    }
+}
+inline void multiply_16x8x32(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    u32 b[2] = {b0, b1};
+    multiply_bytes<32>(c, a, b);
+}
+inline void multiply_16x8x16_bytes(int (&c)[4], const u32 (&a)[2], u32 b) { multiply_bytes<16>(c, a, &b); }
+inline int byte_at(u32 word, int i) { return (int)(word >> (8 * i) & 255); }
+inline u32 four_times(u32 word, int i) { return (word >> (8 * i) & 255) * 0x01010101u; }

@@ -22,16 +22,27 @@ macro_rules! file {
 }
 
 /// All of them.
-pub(crate) const FILES: [KernelFile; 7] =
-    [file!("attend"), file!("choose"), file!("chunk"), file!("few"), file!("many"), file!("rows"), file!("tiles")];
+pub(crate) const FILES: [KernelFile; 9] = [
+    file!("attend"),
+    file!("choose"),
+    file!("chunk"),
+    file!("experts"),
+    file!("few"),
+    file!("many"),
+    file!("mmq"),
+    file!("rows"),
+    file!("tiles"),
+];
 
 /// What they include, by name. They include nothing else, so that a compiler needs no headers of CUDA's.
-pub(crate) const HEADERS: [(&str, &str); 8] = [
+pub(crate) const HEADERS: [(&str, &str); 10] = [
     ("common.cuh", include_str!("../device/common.cuh")),
+    ("few.cuh", include_str!("../device/few.cuh")),
     ("forms.cuh", include_str!("../device/forms.cuh")),
     ("four_bits.cuh", include_str!("../device/four_bits.cuh")),
     ("four_keys.cuh", include_str!("../device/four_keys.cuh")),
     ("four_values.cuh", include_str!("../device/four_values.cuh")),
+    ("many.cuh", include_str!("../device/many.cuh")),
     ("packed.cuh", include_str!("../device/packed.cuh")),
     ("pages.cuh", include_str!("../device/pages.cuh")),
     ("rounded.cuh", include_str!("../device/rounded.cuh")),

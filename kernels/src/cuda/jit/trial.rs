@@ -1,5 +1,5 @@
 //! A few launches of the kernels that most of a step's time goes to, by which both ways to have them are compared: products
-//! of few rows and of many, attention of single rows and of chunks.
+//! of few rows, of rounded ones and of many, attention of single rows and of chunks.
 
 use super::{Image, Loads, NotCompiled};
 use crate::{
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// Files that are compared, in the order in which sources are listed.
-pub(in crate::cuda) const FILES: [&str; 4] = ["attend", "chunk", "few", "many"];
+pub(in crate::cuda) const FILES: [&str; 5] = ["attend", "chunk", "few", "many", "mmq"];
 /// Times that each of the two is measured in turn; the best counts, since others only ever make one slower.
 const ROUNDS: usize = 5;
 /// Launches asked for at once, so that asking takes no part.
@@ -35,6 +35,8 @@ const PAGE_TOKENS: usize = PAGE_BYTES / (2 * HEADS * DIM * 2);
 pub(in crate::cuda) const TILE_ROWS: usize = 64 / GROUP;
 /// Parts that tokens of single rows are cut into.
 const PARTS: usize = 2;
+/// Rows of a batch that products of rounded rows are timed with, beside a single one.
+const BATCH: usize = 16;
 
 /// How fast a file's kernels are, in both ways.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -146,7 +148,8 @@ impl TrialSize {
     /// Numbers that a file's launches leave.
     fn left(self, file: &str) -> usize {
         match file {
-            "few" => 2 * self.outs,
+            "few" => self.outs,
+            "mmq" => (1 + BATCH) * self.outs,
             "many" => self.many * self.outs,
             "attend" => self.singles * HEADS * GROUP * DIM,
             _ => self.tiles * TILE_ROWS * HEADS * GROUP * DIM,
@@ -210,20 +213,29 @@ impl TrialWork {
         match file {
             "few" => self.few(),
             "many" => self.many(),
+            "mmq" => self.mmq(),
             "attend" => self.attend(),
             _ => self.chunk(),
         }
     }
 
-    /// One token's products: dense, and quantised.
+    /// One token's product with dense weights.
     fn few(&mut self) -> Result<(), GpuError> {
-        let at =
-            |number: usize| Out { at: self.out.at() + (number * self.size.outs * 4) as u64, stride: self.size.outs };
-        let x = GpuRows { at: self.x.at(), kind: Kind::F32 };
-        self.ops.products(x, 1, &[(&self.dense, at(0)), (&self.quantised, at(1))])
+        let out = Out { at: self.out.at(), stride: self.size.outs };
+        self.ops.products(GpuRows { at: self.x.at(), kind: Kind::F32 }, 1, &[(&self.dense, out)])
     }
 
-    /// Quantised ones, which no library computes.
+    /// One token's and a batch's with quantised ones.
+    fn mmq(&mut self) -> Result<(), GpuError> {
+        let outs = self.size.outs;
+        let x = GpuRows { at: self.x.at(), kind: Kind::F32 };
+        [(1, 0), (BATCH, outs)].into_iter().try_for_each(|(rows, from)| {
+            let out = Out { at: self.out.at() + from as u64 * 4, stride: outs };
+            self.ops.products(x, rows, &[(&self.quantised, out)])
+        })
+    }
+
+    /// Those of many rows, which no library computes with quantised weights.
     fn many(&mut self) -> Result<(), GpuError> {
         let out = Out { at: self.out.at(), stride: self.size.outs };
         self.ops.products(GpuRows { at: self.x.at(), kind: Kind::F32 }, self.size.many, &[(&self.quantised, out)])

@@ -1,6 +1,6 @@
 //! A layer on a GPU: its weights there, and its parts as launches.
 
-use super::{GpuLinear, GpuNorm, GpuScratch};
+use super::{GpuLinear, GpuNorm, GpuScratch, experts::GpuExperts};
 use crate::{
     config::Activation,
     cuda::{
@@ -26,11 +26,16 @@ pub(super) struct GpuLayer {
     attention_norm: GpuNorm,
     inputs: GpuLinear,
     head_norms: Option<[GpuNorm; 2]>,
+    /// Of all heads together.
+    row_norms: Option<[GpuNorm; 2]>,
     output: GpuLinear,
     attention_post_norm: Option<GpuNorm>,
     mlp_norm: GpuNorm,
+    /// Of the MLP, or of the expert that all rows pass; of none where there is neither.
     gate_up: GpuLinear,
     down: GpuLinear,
+    /// What is added to that.
+    experts: Option<Box<GpuExperts>>,
     mlp_post_norm: Option<GpuNorm>,
     gelu: bool,
     look: AttentionParams,
@@ -58,10 +63,11 @@ impl GpuLayer {
     pub fn load(machine: &Arc<dyn Machine>, layer: &LayerOutline<'_>) -> Result<Self, GpuError> {
         let norm = |norm: NormOutline<'_>| GpuNorm::load(machine, norm);
         let LayerOutline { attention, mlp, .. } = layer;
-        let MlpOutline::Gated(mlp) = mlp else {
-            return Err(GpuError::experts());
+        let (mlp, experts) = match mlp {
+            MlpOutline::Gated(mlp) => (Some(mlp), None),
+            MlpOutline::Experts(experts) => (experts.shared.as_ref().map(|shared| &shared.mlp), Some(experts)),
         };
-        if !matches!(mlp.activation, Activation::Silu | Activation::GeluTanh) {
+        if mlp.is_some_and(|mlp| !matches!(mlp.activation, Activation::Silu | Activation::GeluTanh)) {
             return Err(GpuError::Unsupported("an MLP without a gate".into()));
         }
         let (Some(attention_norm), Some(mlp_norm)) = (layer.attention_norm, layer.mlp_norm) else {
@@ -75,13 +81,18 @@ impl GpuLayer {
                 Some([query, key]) => Some([norm(query)?, norm(key)?]),
                 None => None,
             },
+            row_norms: match attention.row_norms {
+                Some([query, key]) => Some([norm(query)?, norm(key)?]),
+                None => None,
+            },
             output: GpuLinear::load(machine, &[attention.output])?,
             attention_post_norm: layer.attention_post_norm.map(norm).transpose()?,
             mlp_norm: norm(mlp_norm)?,
-            gate_up: GpuLinear::load(machine, &mlp.inputs)?,
-            down: GpuLinear::load(machine, &[mlp.down])?,
+            gate_up: mlp.map_or_else(|| Ok(GpuLinear::nothing()), |mlp| GpuLinear::load(machine, &mlp.inputs))?,
+            down: mlp.map_or_else(|| Ok(GpuLinear::nothing()), |mlp| GpuLinear::load(machine, &[mlp.down]))?,
+            experts: experts.map(|experts| GpuExperts::load(machine, experts).map(Box::new)).transpose()?,
             mlp_post_norm: layer.mlp_post_norm.map(norm).transpose()?,
-            gelu: mlp.activation == Activation::GeluTanh,
+            gelu: mlp.is_some_and(|mlp| mlp.activation == Activation::GeluTanh),
             look: attention.look,
             rope: attention.rope,
             neighbours: attention.pairs == RopePairs::Neighbours,
@@ -140,6 +151,7 @@ impl GpuLayer {
         let normed = GpuRows { at: work.normed.fit(rows * width * 4)?, kind: self.inputs.kind(rows) };
         ops.norm(hidden, more, self.attention_norm.weight.at(), self.attention_norm.eps, rows, width, normed)?;
         self.inputs.run(ops, normed, rows, inputs)?;
+        self.norm_rows(ops, rows, inputs, pages.layout)?;
         self.turn_and_store(ops, step, inputs, rope, half, pages)?;
         if let Some(number) = mark {
             ops.machine.mark(number)?;
@@ -163,11 +175,16 @@ impl GpuLayer {
         let GpuLayerContext { ops, work, step, width, hidden } = place;
         let rows = step.rows;
         let more = added(ops, self.attention_post_norm.as_ref(), work.out.at(), rows, width, hidden)?;
-        let normed = GpuRows { at: work.normed.at(), kind: self.gate_up.kind(rows) };
+        // Experts are chosen by rows as they are.
+        let kind = if self.experts.is_some() { Kind::F32 } else { self.gate_up.kind(rows) };
+        let normed = GpuRows { at: work.normed.at(), kind };
         ops.norm(hidden, more, self.mlp_norm.weight.at(), self.mlp_norm.eps, rows, width, normed)?;
         self.gate_up.run(ops, normed, rows, work.inputs.at())?;
         let (kind, outputs) = (self.gated_kind(rows), &self.gate_up.outputs);
         let gated = Columns::place(outputs, rows, kind.bytes(), work.mixed.at(), &mut work.mixed_apart)?;
+        if self.gate_up.outs == 0 {
+            return Ok(gated);
+        }
         ops.gate(work.inputs.at(), rows, outputs.mine.len(), self.gelu, GpuRows { at: gated.own, kind })?;
         Ok(gated)
     }
@@ -182,13 +199,25 @@ impl GpuLayer {
     pub fn down(&self, place: GpuLayerContext<'_>) -> Result<Columns, GpuError> {
         let GpuLayerContext { ops, work, step, width, .. } = place;
         let gated = GpuRows { at: work.mixed.at(), kind: self.gated_kind(step.rows) };
-        product(&self.down, ops, gated, step.rows, width, work)
+        let out = product(&self.down, ops, gated, step.rows, width, work)?;
+        if let Some(experts) = &self.experts {
+            experts.run(ops, &mut work.experts, work.normed.at(), step.rows, work.out.at())?;
+        }
+        Ok(out)
     }
 
     /// Adds what the MLP adds if it is normed first; what is still to be added is handed out.
     pub fn end(&self, place: GpuLayerContext<'_>) -> Result<Option<u64>, GpuError> {
         let GpuLayerContext { ops, work, step, width, hidden } = place;
         added(ops, self.mlp_post_norm.as_ref(), work.out.at(), step.rows, width, hidden)
+    }
+
+    /// Norms queries, and keys, of all heads together, where a layer has such norms.
+    fn norm_rows(&self, ops: &Ops, rows: usize, x: u64, layout: PageLayout) -> Result<(), GpuError> {
+        let Some([query, key]) = &self.row_norms else { return Ok(()) };
+        let (stride, queries, keys) = (self.inputs.outs, self.heads * layout.dim, layout.heads * layout.dim);
+        ops.norm_columns(x, stride, (query.weight.at(), query.eps), queries, rows)?;
+        ops.norm_columns(x + queries as u64 * 4, stride, (key.weight.at(), key.eps), keys, rows)
     }
 
     fn turn_and_store(

@@ -180,7 +180,7 @@ fn a_gpu_is_proved_with_the_model_and_one_that_computes_something_else_is_not() 
             assert_eq!(engine.pages().free, engine.pages().total, "{name}");
             proved
         };
-        for name in ["llama-gqa", "gemma2-caps", "qwen3-norms"] {
+        for name in ["llama-gqa", "gemma2-caps", "qwen3-norms", "qwen3moe-fused", "qwen2moe-every-other"] {
             prove(name, None).unwrap();
         }
         let kernels = ["rms_norm", "gate", "choose", "embed"];
@@ -189,10 +189,12 @@ fn a_gpu_is_proved_with_the_model_and_one_that_computes_something_else_is_not() 
             let told = matches!(refused, ProofError::Differs { .. } | ProofError::Choice { .. });
             assert!(told, "{kernel}: {refused}");
         }
-        for name in ["qwen3moe-fused", "qwen3moe-dense-between", "mixtral-window"] {
-            let refused = prove(name, None).unwrap_err().to_string();
-            assert_eq!(refused, "on a GPU a mixture of experts is not supported", "{name}");
+        for kernel in ["router", "gate"] {
+            let refused = prove("glm4moe-sigmoid", Some(kernel)).unwrap_err();
+            assert!(matches!(refused, ProofError::Differs { .. }), "{kernel}: {refused}");
         }
+        let refused = prove("gptoss-sinks", None).unwrap_err().to_string();
+        assert_eq!(refused, "on a GPU a score of each head for no token at all (gpt-oss) is not supported");
         assert!(matches!(prove("opt-relu", None), Err(ProofError::Engine(EngineError::Gpu(_)))));
         // Layers behind the first, by rows that are made up.
         let source = ModelSource::open(&here().join("models/reference/llama-gqa")).unwrap();

@@ -223,7 +223,7 @@ fn of_each_file_the_faster_is_used() {
     let folder = tempfile::tempdir().unwrap();
     let (chosen, compiled) = choose(half_slower(), &Counting::new(), folder.path());
     let code = |file| (file, format!("{file} for sm_90 by (12, 2)"));
-    assert_eq!(compiled, [code("few"), code("many")]);
+    assert_eq!(compiled, [code("few"), code("many"), code("mmq")]);
     let said = chosen.to_string();
     let (ours, theirs) = said.split_once("; PTX elsewhere, faster in ").unwrap();
     assert!(ours.starts_with("NVRTC 12.2 for sm_90: few (in 0.") && ours.contains(", many (in 0."), "{said}");
@@ -241,7 +241,7 @@ fn what_was_chosen_is_found_by_the_next_start() {
     let (first, compiled) = choose(half_slower(), &compiler, folder.path());
     assert_eq!((kept(&first), compiler.count()), (&CacheState::Written, trial::FILES.len()));
     // That machine code would be the slower by now is not looked at.
-    let other_way = Fake { slower: BTreeSet::from(["few", "many"]), ..Fake::new() };
+    let other_way = Fake { slower: BTreeSet::from(["few", "many", "mmq"]), ..Fake::new() };
     let (second, again) = choose(other_way, &compiler, folder.path());
     assert_eq!((kept(&second), compiler.count(), again), (&CacheState::Found, trial::FILES.len(), compiled));
     let times = |kernels: &Kernels| matches!(kernels, Kernels::Timed(timed) if !timed.files.is_empty());
@@ -466,8 +466,8 @@ fn what_is_no_nvrtc_is_said_to_be_none() {
 fn what_is_timed_computes() {
     for machine in machines() {
         let mut work = TrialWork::new(&machine).unwrap();
-        let [attend, chunk, few, many] = trial::FILES.map(|file| work.result(file).unwrap());
-        for (file, numbers) in trial::FILES.iter().zip([&attend, &chunk, &few, &many]) {
+        let [attend, chunk, few, many, mmq] = trial::FILES.map(|file| work.result(file).unwrap());
+        for (file, numbers) in trial::FILES.iter().zip([&attend, &chunk, &few, &many, &mmq]) {
             assert!(numbers.iter().all(|x| x.is_finite()), "{file}");
             assert!(numbers.iter().filter(|x| **x != 0.0).count() > numbers.len() / 2, "{file}");
         }

@@ -5,26 +5,28 @@ use crate::{
     cpu::{Cpu, Dtype, Simd},
     cuda::{
         machine::{GpuMemory, Machine, Queue},
+        mmq::{MmqCut, ROUNDED},
         ops::{GpuRows, Kind, Ops, Out, kind_for},
         weights::{Form, GpuMatrix},
     },
     quant::{Blocks, QuantType},
+    weights::TensorData,
 };
 use half::{bf16, f16};
 use std::sync::Arc;
 
 /// A matrix as it lies in a file, widened, and on a machine.
-struct Case {
-    form: Form,
-    quant: Option<QuantType>,
+pub(super) struct Case {
+    pub form: Form,
+    pub quant: Option<QuantType>,
     bytes: Vec<u8>,
     wide: Vec<f32>,
-    outs: usize,
-    cols: usize,
+    pub outs: usize,
+    pub cols: usize,
 }
 
 impl Case {
-    fn dense(draw: &mut Draw, dtype: Dtype, outs: usize, cols: usize) -> Self {
+    pub fn dense(draw: &mut Draw, dtype: Dtype, outs: usize, cols: usize) -> Self {
         let numbers = draw.numbers(outs * cols);
         let (form, bytes): (_, Vec<u8>) = match dtype {
             Dtype::F32 => (Form::F32, numbers.iter().flat_map(|x| x.to_le_bytes()).collect()),
@@ -35,7 +37,7 @@ impl Case {
         Self { form, quant: None, bytes, wide, outs, cols }
     }
 
-    fn quantised(draw: &mut Draw, kind: QuantType, outs: usize, cols: usize) -> Self {
+    pub fn quantised(draw: &mut Draw, kind: QuantType, outs: usize, cols: usize) -> Self {
         let count = outs * cols / kind.numbers();
         let mut bytes: Vec<u8> = (0..count * kind.bytes()).map(|_| draw.next() as u8).collect();
         for block in bytes.chunks_exact_mut(kind.bytes()) {
@@ -52,23 +54,26 @@ impl Case {
         let blocks = Blocks::new(&bytes, kind, outs, cols);
         let mut wide = vec![0.0; outs * cols];
         (0..outs).for_each(|o| blocks.widen_row(o, &mut wide[o * cols..][..cols]));
-        let form = Form::of(&crate::weights::TensorData::Quantised(blocks));
+        let form = Form::of(&TensorData::Quantised(blocks));
         Self { form, quant: Some(kind), bytes, wide, outs, cols }
     }
 
     fn on(&self, machine: &Arc<dyn Machine>) -> GpuMatrix {
-        let view = match self.quant {
-            Some(kind) => crate::weights::TensorData::Quantised(Blocks::new(&self.bytes, kind, self.outs, self.cols)),
+        GpuMatrix::of_view(machine, &self.view()).unwrap()
+    }
+
+    pub fn view(&self) -> TensorData<'_> {
+        match self.quant {
+            Some(kind) => TensorData::Quantised(Blocks::new(&self.bytes, kind, self.outs, self.cols)),
             None => {
                 let dtype = [Dtype::F32, Dtype::F16, Dtype::Bf16][self.form as usize];
-                crate::weights::TensorData::Dense(crate::cpu::Matrix::new(&self.bytes, dtype, self.outs, self.cols))
+                TensorData::Dense(crate::cpu::Matrix::new(&self.bytes, dtype, self.outs, self.cols))
             }
-        };
-        GpuMatrix::of_view(machine, &view).unwrap()
+        }
     }
 
     /// What the processor makes of quantised weights and a rounded row.
-    fn rounded_product(&self, x: &[f32]) -> Option<Vec<f32>> {
+    pub fn rounded_product(&self, x: &[f32]) -> Option<Vec<f32>> {
         let cpu = Cpu::new(Simd::detect(), 1).unwrap();
         let packed = cpu.pack(Blocks::new(&self.bytes, self.quant?, self.outs, self.cols));
         let mut out = vec![0.0; x.len() / self.cols * self.outs];
@@ -77,7 +82,7 @@ impl Case {
     }
 
     /// The exact sum, and the sum of sizes that errors are measured by.
-    fn exact(&self, x: &[f32], row: usize, output: usize) -> (f64, f64) {
+    pub fn exact(&self, x: &[f32], row: usize, output: usize) -> (f64, f64) {
         let (x, w) = (&x[row * self.cols..][..self.cols], &self.wide[output * self.cols..][..self.cols]);
         let products = x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w));
         (products.clone().sum(), products.map(f64::abs).sum())
@@ -99,7 +104,7 @@ fn check(machine: &Arc<dyn Machine>, case: &Case, rows: usize, draw: &mut Draw) 
     ops.products(input, rows, &[(&matrix, place)]).unwrap();
     let found = read(machine, &out, rows * stride);
     let widened = case.quant.is_some() && form == Form::F16;
-    let rounded = if rows <= 8 && !widened { case.rounded_product(&x) } else { None };
+    let rounded = if rows <= ROUNDED && !widened { case.rounded_product(&x) } else { None };
     // Sums in single precision; rows of many are rounded to 16 bits, and quantised weights to half precision.
     let tolerance = match kind_for(form, rows) {
         Kind::F32 if widened => 6e-4,
@@ -140,7 +145,7 @@ fn dense_products_are_sums_of_products() {
 }
 
 #[test]
-fn quantised_products_of_few_rows_are_the_processors_and_of_many_those_of_widened_weights() {
+fn quantised_products_of_rounded_rows_are_the_processors_and_of_many_those_of_widened_weights() {
     for machine in machines() {
         let mut draw = Draw(6);
         for kind in QuantType::ALL {
@@ -149,6 +154,82 @@ fn quantised_products_of_few_rows_are_the_processors_and_of_many_those_of_widene
                 let case = Case::quantised(&mut draw, kind, outs, cols);
                 for rows in [1, 2, 8, 9, 70, 131] {
                     check(&machine, &case, rows, &mut draw);
+                }
+            }
+        }
+    }
+}
+
+const BY_BYTES: [QuantType; 4] = [QuantType::Q4_0, QuantType::Q8_0, QuantType::Q4K, QuantType::Q6K];
+
+#[test]
+fn every_count_of_rows_up_to_the_last_that_is_rounded_is_the_processors() {
+    for machine in machines() {
+        let mut draw = Draw(10);
+        for kind in BY_BYTES {
+            // Steps that blocks do not fill, parts without any, and outputs that fill no sixteen.
+            let case = Case::quantised(&mut draw, kind, 21, 9 * kind.numbers());
+            (1..=ROUNDED).for_each(|rows| check(&machine, &case, rows, &mut draw));
+        }
+    }
+}
+
+/// What the machine makes of rows, `[row][output]`, with the matrix as a part of one of `all` outputs.
+fn product(machine: &Arc<dyn Machine>, case: &Case, all: usize, x: &[f32]) -> Vec<f32> {
+    let (rows, matrix) = (x.len() / case.cols, case.on(machine).part_of(all));
+    let (input, out) = (with(machine, x), poisoned(machine, rows * case.outs));
+    let place = Out { at: out.at(), stride: case.outs };
+    Ops::new(machine.clone()).products(GpuRows { at: input.at(), kind: Kind::F32 }, rows, &[(&matrix, place)]).unwrap();
+    read(machine, &out, rows * case.outs)
+}
+
+#[test]
+fn bits_of_a_row_are_the_same_whatever_rows_are_beside_it() {
+    for machine in machines() {
+        let mut draw = Draw(11);
+        for kind in BY_BYTES {
+            for (outs, blocks) in [(40, 1), (19, 10), (130, 17)] {
+                let case = Case::quantised(&mut draw, kind, outs, blocks * kind.numbers());
+                let x = draw.numbers(ROUNDED * case.cols);
+                let all = product(&machine, &case, outs, &x);
+                for (from, to) in [(0, 1), (63, 64), (3, 5), (7, 16), (20, 37), (5, 54)] {
+                    let some = product(&machine, &case, outs, &x[from * case.cols..to * case.cols]);
+                    assert!(some.iter().all(|x| x.is_finite()));
+                    assert_eq!(some, all[from * outs..to * outs], "{kind:?} {outs} x {blocks}, rows {from} to {to}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn bits_of_a_product_with_whole_columns_are_the_processors() {
+    for machine in machines() {
+        let mut draw = Draw(12);
+        for kind in BY_BYTES {
+            let case = Case::quantised(&mut draw, kind, 37, 11 * kind.numbers());
+            for rows in [1, 6, 30, 64] {
+                let x = draw.numbers(rows * case.cols);
+                // As a part of a matrix with so many outputs that its columns are not cut.
+                assert_eq!(product(&machine, &case, 1 << 17, &x), case.rounded_product(&x).unwrap(), "{kind:?} {rows}");
+            }
+        }
+    }
+}
+
+/// Where a GPU has least, kernels have 99 KiB of shared memory.
+#[test]
+fn shared_memory_of_products_of_rounded_rows_is_what_every_gpu_has() {
+    for machine in machines() {
+        for kind in BY_BYTES {
+            let case = Case::quantised(&mut Draw(13), kind, 3, 16 * kind.numbers());
+            for (all, processors) in [(3, 1), (3, 200), (1 << 17, 1), (1 << 17, 200)] {
+                let matrix = case.on(&machine).part_of(all);
+                for rows in 1..=ROUNDED {
+                    let cut = MmqCut::of(&matrix, rows, processors);
+                    assert!(cut.shared <= 99 << 10 && cut.threads() <= 256, "{kind:?} {rows} {cut:?}");
+                    assert!(cut.tiles * 8 >= rows && cut.here * cut.tiles <= 8, "{kind:?} {rows} {cut:?}");
+                    assert!(cut.parts <= 8 && cut.across() * cut.here == cut.parts, "{kind:?} {rows} {cut:?}");
                 }
             }
         }

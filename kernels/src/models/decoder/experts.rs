@@ -14,7 +14,11 @@ use crate::{
     config::{Clamped, Mixture},
     cpu::{Cpu, Gate, plain::exp},
     linear::Weight,
-    models::{ROWS_OF_MLP, add, add_bias, outline::MlpOutline, sized},
+    models::{
+        ROWS_OF_MLP, add, add_bias,
+        outline::{ExpertsOutline, MlpOutline, SharedExpertOutline},
+        sized,
+    },
     ranks::RankOutputs,
     weights::WeightsError,
 };
@@ -45,7 +49,7 @@ impl Mlp {
     pub(in crate::models) fn outline(&self) -> MlpOutline<'_> {
         match self {
             Self::Gated(gated) => MlpOutline::Gated(gated.outline()),
-            Self::Experts(_) => MlpOutline::Experts,
+            Self::Experts(experts) => MlpOutline::Experts(experts.outline()),
         }
     }
 }
@@ -184,6 +188,32 @@ impl MoeBlock {
             width: outputs[0].clone(),
             hidden: outputs[2].clone(),
         })
+    }
+
+    pub(in crate::models) fn outline(&self) -> ExpertsOutline<'_> {
+        ExpertsOutline {
+            router: &self.router,
+            router_bias: self.router_bias.as_deref(),
+            sigmoid: self.sigmoid.as_ref().map(|(correction, scale)| (correction.as_slice(), *scale)),
+            used: self.used,
+            normed: self.normed,
+            experts: self.experts.iter().map(|expert| [&expert.gate, &expert.up, &expert.down]).collect(),
+            act: self.act,
+            outputs: [&self.width, &self.hidden],
+            shared: self.shared.as_ref().map(SharedExpert::outline),
+            lacks: self.outline_lacks(),
+        }
+    }
+
+    /// What of it is in no outline.
+    fn outline_lacks(&self) -> Option<&'static str> {
+        if self.clamped.is_some() {
+            return Some("experts whose gates end somewhere");
+        }
+        if self.experts.iter().any(|expert| expert.biases.is_some()) {
+            return Some("experts with biases");
+        }
+        (self.apart || self.factors.is_some()).then_some("experts chosen by other rows than they get")
     }
 
     /// Some rows at a time, as MLPs have them.
@@ -397,6 +427,10 @@ impl SharedExpert {
         }
         let mlp = Gated::load_at(part, "mlp.shared_expert", width)?;
         Ok(Self { mlp, gate: Some(part.exact_row("mlp.shared_expert_gate.weight", part.hidden())?) })
+    }
+
+    fn outline(&self) -> SharedExpertOutline<'_> {
+        SharedExpertOutline { mlp: self.mlp.outline(), gate: self.gate.as_ref() }
     }
 
     /// Adds what it makes of the rows, as much of it as its own gate says.

@@ -188,8 +188,11 @@ impl Attention {
             output: self.output.outline(),
             head_norms: match &self.norms {
                 Some(Norms::Heads(norms)) => Some(norms.each_ref().map(RmsNorm::outline)),
-                // In families that no device computes that takes outlines: these are in none.
                 None | Some(Norms::Rows(_)) => None,
+            },
+            row_norms: match &self.norms {
+                Some(Norms::Rows(norms)) => Some(norms.each_ref().map(RmsNorm::outline)),
+                None | Some(Norms::Heads(_)) => None,
             },
             head_dim: self.head_dim,
             look: self.look,

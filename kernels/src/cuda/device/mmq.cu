@@ -1,0 +1,433 @@
+// Products of up to 64 rows with quantised weights, on tensor cores: rows rounded to 8 bits as `rounded.cuh` has them, weights
+// made bytes in registers on their way from shared memory. Whole numbers within a block, then one fused multiply-add a
+// block for scales and one for least values, in the order of blocks, as on the processor (`cpu/quantised.rs`).
+//
+// A row's sums are the same whatever rows are beside it. Columns are cut into `parts`, by the matrix's size alone; parts are
+// added in pairs, pairs of pairs, and so on. How many parts a block of threads has, and how many blocks share an output,
+// changes which thread adds, not what is added to what. With one part the sums are the processor's, to the bit.
+#include "forms.cuh"
+
+// Outputs of a warp: what tensor cores take at a time. A row of results in shared memory has as many, and four that keep
+// rows in banks of their own.
+constexpr u32 OUTS = 16, RESULT = OUTS + 4;
+
+// A step is as many columns as are in shared memory at a time: two steps, one that is multiplied and one that comes. Of
+// weights a row of it is `bytes`, `apart` from the next; rows lie `x_apart`. Apart is what keeps lanes that read together in
+// banks of their own: 8 words by 32 where each reads two words, 4 where it reads one. The host's `Staged` says the same.
+template <int FORM> struct Step;
+template <> struct Step<FORM_Q4_0> { static constexpr u32 columns = 256, bytes = 128, apart = 144, x_apart = 272; };
+template <> struct Step<FORM_Q8_0> { static constexpr u32 columns = 128, bytes = 128, apart = 160, x_apart = 160; };
+template <> struct Step<FORM_Q4_K> { static constexpr u32 columns = 256, bytes = 144, apart = 160, x_apart = 288; };
+template <> struct Step<FORM_Q6_K> { static constexpr u32 columns = 256, bytes = 208, apart = 208, x_apart = 272; };
+
+// Bytes of the sums of a row's eight parts, in two halves.
+constexpr u32 HALVES = 16;
+// Scales of a row in a step.
+template <int FORM> constexpr u32 SCALES = Step<FORM>::columns / Blocks<FORM>::rounded;
+
+// Whether a row of weights ends with a step: blocks of 32 do not have to fill the last one.
+template <int FORM> constexpr bool WHOLE = Step<FORM>::columns == (u32)Blocks<FORM>::numbers;
+
+// What of a step comes through registers: scales in a plane of their own, whose two bytes nothing copies. A lane has those of
+// two outputs, eight apart; of eight or four blocks it has every fourth, and others' by asking their lanes.
+template <int FORM> struct Held {
+    static constexpr u32 COUNT = SCALES<FORM> > 4 ? 2 : 1;
+    u16 scales[2][COUNT];
+
+    // `from`: both outputs' first.
+    DEVICE void read(const u16 *const (&from)[2], u32 blocks, u32 step, u32 lane) {
+        if constexpr (FORM != FORM_Q4_K) {
+#pragma unroll
+            for (u32 r = 0; r < 2; r++)
+#pragma unroll
+                for (u32 i = 0; i < COUNT; i++) {
+                    u32 block = step * SCALES<FORM> + (SCALES<FORM> > 1 ? lane % 4 + i * 4 : 0);
+                    scales[r][i] = WHOLE<FORM> || block < blocks ? from[r][block] : (u16)0;
+                }
+        }
+    }
+    // All lanes call this.
+    DEVICE float scale(u32 r, u32 block, u32 lane) const {
+        if (SCALES<FORM> == 1) return f16_to_f32(scales[r][0]);
+        u16 mine = COUNT == 2 && block >= 4 ? scales[r][COUNT - 1] : scales[r][0];
+        return f16_to_f32((u16)__shfl_sync(ALL_LANES, (u32)mine, (int)(lane / 4 * 4 + block % 4)));
+    }
+};
+
+// Where a lane's part of a step lies in shared memory: its first output's weights, the numbers and the sums of its row of the
+// first tile, and scales of the two rows of that tile whose results it has.
+struct Place {
+    const u8 *w, *x, *halves, *scales[2];
+};
+template <int FORM> DEVICE float row_scale(const Place &at, u32 tile, u32 which, u32 block) {
+    return *(const float *)(at.scales[which] + (tile * 8 * SCALES<FORM> + block) * 4);
+}
+DEVICE u32 one(const u8 *at) { return *(const u32 *)at; }
+DEVICE uint2 two(const u8 *at) { return *(const uint2 *)at; }
+
+// acc += sum · (scale · row's scale), for two outputs and two rows of every tile.
+template <int FORM, int TILES>
+DEVICE void scaled(float (&acc)[TILES][4], const int (&sums)[TILES][4], float first, float second, const Place &at, float sign = 1.f) {
+#pragma unroll
+    for (int n = 0; n < TILES; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            acc[n][i] = fmaf(sign * (float)sums[n][i], (i < 2 ? first : second) * row_scale<FORM>(at, n, i % 2, 0), acc[n][i]);
+}
+template <int TILES> DEVICE void weighed(int (&sums)[TILES][4], int n, const int (&c)[4], int first, int second) {
+    sums[n][0] += c[0] * first, sums[n][1] += c[1] * first;
+    sums[n][2] += c[2] * second, sums[n][3] += c[3] * second;
+}
+
+// One step of 16 outputs times `TILES` tiles of eight rows. In which order the 32 columns of a product come is no matter, as
+// long as it is the same for both: a lane has what lies together.
+template <int FORM> struct Multiply;
+
+template <> struct Multiply<FORM_Q4_K> {
+    template <int TILES> static DEVICE void step(float (&acc)[TILES][4], const Place &at, const Held<FORM_Q4_K> &, u32, u32 lane) {
+        constexpr u32 APART = Step<FORM_Q4_K>::apart, X_TILE = 8 * Step<FORM_Q4_K>::x_apart;
+        const u8 *quants = at.w + 16 + lane % 4 * 8;
+        uint4 headers[2] = {*(const uint4 *)at.w, *(const uint4 *)(at.w + 8 * APART)};
+        // Eight scales of six bits, and eight least values, each a byte.
+        u32 found[2][2], below[2][2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const uint4 &h = headers[r];
+            found[r][0] = h.y & 0x3f3f3f3f, found[r][1] = (h.w & 0x0f0f0f0f) | (h.y >> 2 & 0x30303030);
+            below[r][0] = h.z & 0x3f3f3f3f, below[r][1] = (h.w >> 4 & 0x0f0f0f0f) | (h.z >> 2 & 0x30303030);
+        }
+        int sums[TILES][4] = {};
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            uint2 a = two(quants + j / 2 * 32), b = two(quants + 8 * APART + j / 2 * 32);
+            int shift = j % 2 * 4;
+            u32 w[4] = {a.x >> shift & 0x0f0f0f0f, b.x >> shift & 0x0f0f0f0f, a.y >> shift & 0x0f0f0f0f, b.y >> shift & 0x0f0f0f0f};
+            int scales[2] = {byte_at(found[0][j / 4], j % 4), byte_at(found[1][j / 4], j % 4)};
+#pragma unroll
+            for (int n = 0; n < TILES; n++) {
+                uint2 x = two(at.x + n * X_TILE + j * 32);
+                int c[4] = {};
+                multiply_16x8x32(c, w, x.x, x.y);
+                weighed<TILES>(sums, n, c, scales[0], scales[1]);
+            }
+        }
+        scaled<FORM_Q4_K, TILES>(acc, sums, f16_to_f32((u16)headers[0].x), f16_to_f32((u16)headers[1].x), at);
+        // Least values times the sums of rows, by the same tensor cores: of 16 columns eight are parts of the block. A lane has
+        // four, of the first two of every four lanes; rows are zeros for the others, whose least values do not matter.
+        int least[TILES][4] = {};
+        bool late = lane % 2;
+        u32 w[2] = {late ? below[0][1] : below[0][0], late ? below[1][1] : below[1][0]};
+#pragma unroll
+        for (int n = 0; n < TILES; n++) {
+            u32 rest = one(at.halves + n * 8 * HALVES), whole = one(at.halves + n * 8 * HALVES + 8);
+            multiply_16x8x16_bytes(least[n], w, lane % 4 < 2 ? whole : 0);
+#pragma unroll
+            for (int i = 0; i < 4; i++) least[n][i] *= 32;
+            multiply_16x8x16_bytes(least[n], w, lane % 4 < 2 ? rest : 0);
+        }
+        scaled<FORM_Q4_K, TILES>(acc, least, f16_to_f32((u16)(headers[0].x >> 16)), f16_to_f32((u16)(headers[1].x >> 16)), at, -1.f);
+    }
+};
+
+// Numbers are six bits less 32. Those bits on top of a byte with its sign turned are four times as much, with a sign.
+template <> struct Multiply<FORM_Q6_K> {
+    template <int TILES> static DEVICE void step(float (&acc)[TILES][4], const Place &at, const Held<FORM_Q6_K> &held, u32, u32 lane) {
+        constexpr u32 APART = Step<FORM_Q6_K>::apart, X_TILE = 8 * Step<FORM_Q6_K>::x_apart;
+        const u8 *quants = at.w + lane % 4 * 4;
+        int sums[TILES][4] = {};
+#pragma unroll(TILES == 8 ? 1 : 2)
+        for (int half = 0; half < 2; half++) {
+            uint2 all[2] = {two(at.w + 192 + half * 8), two(at.w + 8 * APART + 192 + half * 8)};
+#pragma unroll
+            for (int side = 0; side < 2; side++) {
+                u32 low[2][2], high[2];
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    const u8 *from = quants + r * 8 * APART + side * 16;
+                    low[r][0] = one(from + half * 64), low[r][1] = one(from + half * 64 + 32);
+                    high[r] = one(from + 128 + half * 32) ^ 0xaaaaaaaa;
+                }
+#pragma unroll
+                for (int part = 0; part < 4; part++) {
+                    u32 w[2];
+                    int scale[2], number = part * 2 + side;
+#pragma unroll
+                    for (int r = 0; r < 2; r++) {
+                        u32 four = part < 2 ? low[r][part] << 2 : low[r][part - 2] >> 2;
+                        w[r] = (four & 0x3c3c3c3c) | (high[r] << (6 - 2 * part) & 0xc0c0c0c0);
+                        scale[r] = (int)(i8)((number < 4 ? all[r].x : all[r].y) >> (number % 4 * 8));
+                    }
+#pragma unroll
+                    for (int n = 0; n < TILES; n++) {
+                        u32 x = one(at.x + n * X_TILE + half * 128 + number * 16);
+                        int c[4] = {};
+                        multiply_16x8x16_bytes(c, w, x);
+                        weighed<TILES>(sums, n, c, scale[0], scale[1]);
+                    }
+                }
+            }
+        }
+        scaled<FORM_Q6_K, TILES>(acc, sums, held.scale(0, 0, lane) * 0.25f, held.scale(1, 0, lane) * 0.25f, at);
+    }
+};
+
+// Blocks of 32: each has a scale in single precision, so whole numbers end with it.
+template <int FORM, int TILES>
+DEVICE void multiply_block(float (&acc)[TILES][4], const u32 (&w)[4], const u8 *x, u32 block, float first, float second, const Place &at) {
+    constexpr u32 X_TILE = 8 * Step<FORM>::x_apart;
+#pragma unroll
+    for (int n = 0; n < TILES; n++) {
+        int c[4] = {};
+        u32 low, high;
+        if (FORM == FORM_Q8_0) {
+            uint2 both = two(x + n * X_TILE);
+            low = both.x, high = both.y;
+        } else {
+            low = one(x + n * X_TILE), high = one(x + n * X_TILE + 16);
+        }
+        multiply_16x8x32(c, w, low, high);
+        float scales[2] = {row_scale<FORM>(at, n, 0, block), row_scale<FORM>(at, n, 1, block)};
+#pragma unroll
+        for (int i = 0; i < 4; i++) acc[n][i] = fmaf((float)c[i], (i < 2 ? first : second) * scales[i % 2], acc[n][i]);
+    }
+}
+
+template <> struct Multiply<FORM_Q8_0> {
+    template <int TILES> static DEVICE void step(float (&acc)[TILES][4], const Place &at, const Held<FORM_Q8_0> &held, u32 blocks, u32 lane) {
+        const u8 *quants = at.w + lane % 4 * 8;
+#pragma unroll(TILES == 8 ? 2 : 4)
+        for (u32 j = 0; j < 4; j++) {
+            if (j >= blocks) break;
+            uint2 a = two(quants + j * 32), b = two(quants + 8 * Step<FORM_Q8_0>::apart + j * 32);
+            u32 w[4] = {a.x, b.x, a.y, b.y};
+            multiply_block<FORM_Q8_0, TILES>(acc, w, at.x + j * 32, j, held.scale(0, j, lane), held.scale(1, j, lane), at);
+        }
+    }
+};
+
+// Numbers are four bits less 8. Those bits on top of a byte with its sign turned are sixteen times as much, with a sign.
+template <> struct Multiply<FORM_Q4_0> {
+    template <int TILES> static DEVICE void step(float (&acc)[TILES][4], const Place &at, const Held<FORM_Q4_0> &held, u32 blocks, u32 lane) {
+        const u8 *quants = at.w + lane % 4 * 4;
+#pragma unroll(TILES == 8 ? 2 : 8)
+        for (u32 j = 0; j < 8; j++) {
+            if (j >= blocks) break;
+            u32 a = one(quants + j * 16) ^ 0x88888888, b = one(quants + 8 * Step<FORM_Q4_0>::apart + j * 16) ^ 0x88888888;
+            u32 w[4] = {a << 4 & 0xf0f0f0f0, b << 4 & 0xf0f0f0f0, a & 0xf0f0f0f0, b & 0xf0f0f0f0};
+            float first = held.scale(0, j, lane) * 0.0625f, second = held.scale(1, j, lane) * 0.0625f;
+            multiply_block<FORM_Q4_0, TILES>(acc, w, at.x + j * 32, j, first, second, at);
+        }
+    }
+};
+
+// `count` numbers, a power of two up to eight, that `number` hands out: added in pairs, pairs of pairs, and so on.
+template <class F> DEVICE float in_pairs(u32 count, const F &number) {
+    if (count == 1) return number(0);
+    float sum = number(0) + number(1);
+    if (count == 2) return sum;
+    sum += number(2) + number(3);
+    if (count == 4) return sum;
+    return sum + ((number(4) + number(5)) + (number(6) + number(7)));
+}
+
+// Rows rounded to 8 bits, and how they are cut: a block has `here` of an output's `parts`, a warp each, and with warps left
+// several sixteens of outputs. Other parts are other blocks', by blockIdx.y.
+struct Rounded {
+    const i8 *bytes;
+    const float *scales;
+    const i8 *halves;
+    u32 rows;
+};
+struct Cut { u32 parts, here; };
+
+// Keeps a number in its register, where there are registers: the compiler would rather compute it again in every step.
+template <int TILES> DEVICE void keep(u32 &x) {
+#ifndef TSNODE_EMULATOR
+    if (TILES < 8) asm volatile("" : "+r"(x));
+#endif
+}
+
+// Where a lane brings a warp's 16 outputs from, and to: eight lanes read 128 bytes of a row together, what a row has more
+// comes then. Outputs behind the last are the last once more.
+template <int FORM, int TILES> struct WeightsSource {
+    using S = Step<FORM>;
+    static constexpr int MORE = S::bytes / 16 - 8, TURNS = (OUTS * MORE + 31) / 32, SIZE = TURNS ? TURNS : 1;
+    const u8 *base;
+    u32 row_bytes, piece, from[OUTS / 4], to, more_from[SIZE], more_to[SIZE];
+    // Of both outputs that a lane has results of.
+    const u16 *scales[2];
+
+    DEVICE WeightsSource(const Matrix &w, u64 first, u32 to_warp, u32 lane) {
+        u32 blocks = w.cols / Blocks<FORM>::numbers, last = (u32)min(w.rows - 1 - first, (u64)OUTS - 1), row = lane / 8;
+        row_bytes = blocks * Blocks<FORM>::bytes;
+        base = w.data + first * row_bytes;
+        piece = lane % 8 * 16;
+        to = to_warp + row * S::apart + piece;
+        keep<TILES>(to);
+#pragma unroll
+        for (u32 k = 0; k < OUTS / 4; k++) {
+            from[k] = min(row + k * 4, last) * row_bytes + piece;
+            keep<TILES>(from[k]);
+        }
+        if constexpr (MORE > 0) {
+#pragma unroll
+            for (int k = 0; k < TURNS; k++) {
+                u32 i = lane + k * 32, row = i / MORE, piece = 128 + i % MORE * 16;
+                more_from[k] = min(row, last) * row_bytes + piece, more_to[k] = to_warp + row * S::apart + piece;
+                keep<TILES>(more_from[k]), keep<TILES>(more_to[k]);
+            }
+        }
+        const u16 *plane = (const u16 *)(w.data + w.rows * row_bytes);
+#pragma unroll
+        for (u32 r = 0; r < 2; r++) scales[r] = plane + (first + min(lane / 4 + r * 8, last)) * blocks;
+    }
+    DEVICE void bring(u8 *stage, u32 step, u32 lane) const {
+        const u8 *at = base + (u64)step * S::bytes;
+        bool real = WHOLE<FORM> || step * S::bytes + piece < row_bytes;
+#pragma unroll
+        for (u32 k = 0; k < OUTS / 4; k++) copy_16_async(stage + to + k * 4 * S::apart, at + from[k], real);
+        if constexpr (MORE > 0) {
+#pragma unroll
+            for (int k = 0; k < TURNS; k++)
+                if ((k + 1) * 32 <= OUTS * MORE || lane + k * 32 < OUTS * MORE) copy_16_async(stage + more_to[k], at + more_from[k], true);
+        }
+    }
+};
+
+// The same of rows, which `of` threads bring.
+template <int FORM, int TILES> struct RowsSource {
+    using S = Step<FORM>;
+    static constexpr u32 PIECES = S::columns / 16;
+    u32 cols, blocks, row, apart, piece, to, scale_row, scale_apart, scale, to_scale, to_halves;
+
+    DEVICE RowsSource(u32 cols, u32 to_rows, u32 to_scales, u32 to_halves, u32 me, u32 of)
+        : cols(cols), blocks(cols / Blocks<FORM>::rounded), to_halves(to_halves + me * HALVES) {
+        row = me / PIECES, apart = of / PIECES, piece = me % PIECES * 16;
+        to = to_rows + row * S::x_apart + piece;
+        scale_row = me / SCALES<FORM>, scale_apart = of / SCALES<FORM>, scale = me % SCALES<FORM>;
+        to_scale = to_scales + me * 4;
+        keep<TILES>(row), keep<TILES>(piece), keep<TILES>(to), keep<TILES>(to_scale);
+    }
+    DEVICE void bring(u8 *stage, const Rounded &x, u32 step) const {
+        u32 col = step * S::columns + piece, block = step * SCALES<FORM> + scale;
+        const i8 *from = x.bytes + (u64)row * cols + col;
+        u8 *place = stage + to;
+        for (u32 r = row; r < x.rows; r += apart, from += apart * cols, place += apart * S::x_apart)
+            copy_16_async(place, from, WHOLE<FORM> || col < cols);
+        const float *scales = x.scales + (u64)scale_row * blocks + block;
+        place = stage + to_scale;
+        for (u32 r = scale_row; r < x.rows; r += scale_apart, scales += scale_apart * blocks, place += scale_apart * SCALES<FORM> * 4)
+            copy_4_async(place, scales, WHOLE<FORM> || block < blocks);
+        if constexpr (FORM == FORM_Q4_K) {
+            const i8 *halves = x.halves + ((u64)scale_row * blocks + step) * HALVES;
+            place = stage + to_halves;
+            for (u32 r = scale_row; r < x.rows; r += scale_apart, halves += scale_apart * blocks * HALVES, place += scale_apart * HALVES)
+                copy_16_async(place, halves, true);
+        }
+    }
+};
+
+template <int FORM, int TILES>
+DEVICE void product(const Rounded &x, const Matrix &w, const Cut &cut, float *out, u32 stride) {
+    using S = Step<FORM>;
+    DYNAMIC_SHARED(shared);
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, sixteens = warps / cut.here;
+    u32 part = warp & (cut.here - 1), sixteen = warp / cut.here;
+    u64 first = ((u64)blockIdx.x * sixteens + sixteen) * OUTS;
+    // Of few rows only as many are kept as there are, so that more blocks have room. Rows of a tile that are none read what
+    // is there: it ends in columns that nobody writes.
+    u32 kept = TILES == 1 ? x.rows : TILES * 8;
+    u32 weights_bytes = warps * OUTS * S::apart, rows_bytes = kept * S::x_apart, scales_bytes = (kept * SCALES<FORM> + 3) / 4 * 16;
+    u32 part_bytes = rows_bytes + scales_bytes + (FORM == FORM_Q4_K ? kept * HALVES : 0), stage_bytes = weights_bytes + cut.here * part_bytes;
+    u32 w_at = warp * OUTS * S::apart, x_at = weights_bytes + part * part_bytes, scales_at = x_at + rows_bytes, halves_at = scales_at + scales_bytes;
+
+    u32 steps = (w.cols + S::columns - 1) / S::columns, each = (steps + cut.parts - 1) / cut.parts;
+    u32 begin = min((blockIdx.y * cut.here + part) * each, steps), end = min(begin + each, steps), blocks = w.cols / Blocks<FORM>::numbers;
+    // What is no output's is brought by nobody, and its rows are by all of the part's warps.
+    bool mine = first < w.rows;
+    WeightsSource<FORM, TILES> weights(w, mine ? first : 0, w_at, lane);
+    RowsSource<FORM, TILES> rows(w.cols, x_at, scales_at, halves_at, sixteen * 32 + lane, sixteens * 32);
+    Held<FORM> now, next;
+    auto bring = [&](u32 step, u32 stage, Held<FORM> &held) {
+        if (step < end) {
+            if (mine) {
+                weights.bring(shared + stage, step, lane);
+                held.read(weights.scales, blocks, step, lane);
+            }
+            rows.bring(shared + stage, x, step);
+        }
+        copies_commit();
+    };
+    // A warp that has its rows to itself waits for no other.
+    auto meet = [&]() {
+        if (sixteens == 1) __syncwarp();
+        else __syncthreads();
+    };
+
+    // Where this lane reads.
+    u32 tile_row = lane / 4, results = lane % 4 * 2, most = TILES == 1 ? x.rows - 1 : 7;
+    u32 w_mine = w_at + tile_row * S::apart;
+    u32 x_mine = x_at + min(tile_row, most) * S::x_apart + lane % 4 * (FORM == FORM_Q4_K || FORM == FORM_Q8_0 ? 8 : 4);
+    u32 halves_mine = halves_at + min(tile_row, most) * HALVES + lane % 2 * 4;
+    u32 scale_at[2] = {scales_at + min(results, most) * SCALES<FORM> * 4, scales_at + min(results + 1, most) * SCALES<FORM> * 4};
+    keep<TILES>(w_mine), keep<TILES>(x_mine), keep<TILES>(scale_at[0]), keep<TILES>(scale_at[1]), keep<TILES>(stage_bytes);
+    float acc[TILES][4] = {};
+    bring(begin, 0, now);
+    bring(begin + 1, stage_bytes, next);
+    u32 stage = 0, last = begin + each;
+    for (u32 step = begin; step < last; step++) {
+        copies_wait<1>();
+        meet();
+        if (mine && step < end) {
+            const u8 *at = shared + stage;
+            Place place = {at + w_mine, at + x_mine, at + halves_mine, {at + scale_at[0], at + scale_at[1]}};
+            Multiply<FORM>::template step<TILES>(acc, place, now, blocks - step * SCALES<FORM>, lane);
+        }
+        meet();
+        now = next;
+        bring(step + 2, stage, next);
+        stage = stage_bytes - stage;
+    }
+
+    // Results come together where steps were, which takes more memory than they do.
+    __syncthreads();
+    float *mine_at = (float *)shared + warp * TILES * 8 * RESULT;
+#pragma unroll
+    for (int n = 0; n < TILES; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) mine_at[(n * 8 + results + i % 2) * RESULT + lane / 4 + i / 2 * 8] = acc[n][i];
+    __syncthreads();
+    u64 from = (u64)blockIdx.x * sixteens * OUTS;
+    float *to = gridDim.y == 1 ? out : out + (u64)blockIdx.y * x.rows * w.rows;
+    u64 apart = gridDim.y == 1 ? stride : w.rows;
+    for (u32 row = 0; row < x.rows; row++)
+        for (u32 o = threadIdx.x; o < sixteens * OUTS && from + o < w.rows; o += blockDim.x) {
+            const float *at = (const float *)shared + (o / OUTS * cut.here * TILES * 8 + row) * RESULT + o % OUTS;
+            to[row * apart + from + o] = in_pairs(cut.here, [&](u32 i) { return at[i * TILES * 8 * RESULT]; });
+        }
+}
+
+#define MMQ(name, FORM, TILES, BLOCKS)                                                                                 \
+    KERNEL(256, BLOCKS) mmq_##name##_##TILES(const i8 *bytes, const float *scales, const i8 *halves, u32 rows,         \
+                                             const u8 *w, u64 outs, u32 cols, u32 parts, u32 here, float *out,         \
+                                             u32 stride) {                                                             \
+        product<FORM, TILES>(Rounded{bytes, scales, halves, rows}, Matrix{w, outs, cols}, Cut{parts, here}, out, stride); \
+    }                                                                                                                  \
+    EXPORT(mmq_##name##_##TILES)
+#define MMQ_OF(name, FORM)                                                                                             \
+    MMQ(name, FORM, 1, 3)                                                                                              \
+    MMQ(name, FORM, 2, 2)                                                                                              \
+    MMQ(name, FORM, 4, 2)                                                                                              \
+    MMQ(name, FORM, 8, 2)
+MMQ_OF(q4_0, FORM_Q4_0)
+MMQ_OF(q8_0, FORM_Q8_0)
+MMQ_OF(q4_k, FORM_Q4_K)
+MMQ_OF(q6_k, FORM_Q6_K)
+
+// Adds what blocks have of the same outputs, `count` times `[row][output]`, as a block adds what its warps have.
+KERNEL(256) mmq_sum(const float *blocks, u32 count, u32 rows, u32 outs, float *out, u32 stride) {
+    u64 all = (u64)rows * outs;
+    for (u64 i = (u64)blockIdx.x * 256 + threadIdx.x; i < all; i += (u64)gridDim.x * 256)
+        out[i / outs * stride + i % outs] = in_pairs(count, [&](u32 block) { return blocks[block * all + i]; });
+}
+EXPORT(mmq_sum)
