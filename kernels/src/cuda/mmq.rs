@@ -83,9 +83,9 @@ impl MmqCut {
         self.parts / self.here
     }
 
-    /// Blocks for so many outputs.
+    /// Blocks for so many outputs. Of several GPUs one may have none: a grid has a block all the same.
     pub fn grid(self, outs: usize) -> [u32; 3] {
-        [outs.div_ceil(OUTS * self.sixteens) as u32, self.across() as u32, 1]
+        [outs.div_ceil(OUTS * self.sixteens).max(1) as u32, self.across() as u32, 1]
     }
 
     /// Threads of a block.

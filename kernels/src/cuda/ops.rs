@@ -350,7 +350,7 @@ impl Ops {
             return Ok(());
         }
         let args = [to.at.into(), whole(across), whole(rows), whole(w.rows), out.at.into(), whole(out.stride)];
-        self.run("mmq", "mmq_sum", [blocks(rows * w.rows, 256).min(8192), 1, 1], 256, &args)
+        self.run("mmq", "mmq_sum", [blocks(w.rows, 256), rows as u32, 1], 256, &args)
     }
 
     /// A product with dense weights by a library; `false` where there is none.

@@ -61,6 +61,13 @@ __device__ __forceinline__ void copy_16_async(void *shared, const void *global, 
     int bytes = real ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
 }
+// The same of what is read once, piece after piece: the second-level cache fetches what lies beside it.
+__device__ __forceinline__ void stream_16_async(void *shared, const void *global, bool real) {
+    u32 to = (u32)__cvta_generic_to_shared(shared);
+    int bytes = real ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
+}
+// Of four bytes, that lie where sixteen do not.
 __device__ __forceinline__ void copy_4_async(void *shared, const void *global, bool real) {
     u32 to = (u32)__cvta_generic_to_shared(shared);
     int bytes = real ? 4 : 0;

@@ -246,6 +246,11 @@ template <int TILES> DEVICE void keep(u32 &x) {
     if (TILES < 8) asm volatile("" : "+r"(x));
 #endif
 }
+template <int TILES> DEVICE void keep(const u8 *&x) {
+#ifndef TSNODE_EMULATOR
+    if (TILES < 8) asm volatile("" : "+l"(x));
+#endif
+}
 
 // Where a lane brings a warp's 16 outputs from, and to: eight lanes read 128 bytes of a row together, what a row has more
 // comes then. Outputs behind the last are the last once more.
@@ -261,6 +266,7 @@ template <int FORM, int TILES> struct WeightsSource {
         u32 blocks = w.cols / Blocks<FORM>::numbers, last = (u32)min(w.rows - 1 - first, (u64)OUTS - 1), row = lane / 8;
         row_bytes = blocks * Blocks<FORM>::bytes;
         base = w.data + first * row_bytes;
+        keep<TILES>(base);
         piece = lane % 8 * 16;
         to = to_warp + row * S::apart + piece;
         keep<TILES>(to);
@@ -285,11 +291,11 @@ template <int FORM, int TILES> struct WeightsSource {
         const u8 *at = base + (u64)step * S::bytes;
         bool real = WHOLE<FORM> || step * S::bytes + piece < row_bytes;
 #pragma unroll
-        for (u32 k = 0; k < OUTS / 4; k++) copy_16_async(stage + to + k * 4 * S::apart, at + from[k], real);
+        for (u32 k = 0; k < OUTS / 4; k++) stream_16_async(stage + to + k * 4 * S::apart, at + from[k], real);
         if constexpr (MORE > 0) {
 #pragma unroll
             for (int k = 0; k < TURNS; k++)
-                if ((k + 1) * 32 <= OUTS * MORE || lane + k * 32 < OUTS * MORE) copy_16_async(stage + more_to[k], at + more_from[k], true);
+                if ((k + 1) * 32 <= OUTS * MORE || lane + k * 32 < OUTS * MORE) stream_16_async(stage + more_to[k], at + more_from[k], true);
         }
     }
 };
@@ -315,14 +321,15 @@ template <int FORM, int TILES> struct RowsSource {
         for (u32 r = row; r < x.rows; r += apart, from += apart * cols, place += apart * S::x_apart)
             copy_16_async(place, from, WHOLE<FORM> || col < cols);
         const float *scales = x.scales + (u64)scale_row * blocks + block;
-        place = stage + to_scale;
-        for (u32 r = scale_row; r < x.rows; r += scale_apart, scales += scale_apart * blocks, place += scale_apart * SCALES<FORM> * 4)
-            copy_4_async(place, scales, WHOLE<FORM> || block < blocks);
-        if constexpr (FORM == FORM_Q4_K) {
-            const i8 *halves = x.halves + ((u64)scale_row * blocks + step) * HALVES;
-            place = stage + to_halves;
-            for (u32 r = scale_row; r < x.rows; r += scale_apart, halves += scale_apart * blocks * HALVES, place += scale_apart * HALVES)
-                copy_16_async(place, halves, true);
+        const i8 *halves = x.halves + ((u64)scale_row * blocks + block) * HALVES;
+        u8 *scale_place = stage + to_scale, *halves_place = stage + to_halves;
+        for (u32 r = scale_row; r < x.rows; r += scale_apart) {
+            copy_4_async(scale_place, scales, WHOLE<FORM> || block < blocks);
+            scales += scale_apart * blocks, scale_place += scale_apart * SCALES<FORM> * 4;
+            if constexpr (FORM == FORM_Q4_K) {
+                copy_16_async(halves_place, halves, true);
+                halves += scale_apart * blocks * HALVES, halves_place += scale_apart * HALVES;
+            }
         }
     }
 };
@@ -348,14 +355,13 @@ DEVICE void product(const Rounded &x, const Matrix &w, const Cut &cut, float *ou
     WeightsSource<FORM, TILES> weights(w, mine ? first : 0, w_at, lane);
     RowsSource<FORM, TILES> rows(w.cols, x_at, scales_at, halves_at, sixteen * 32 + lane, sixteens * 32);
     Held<FORM> now, next;
-    auto bring = [&](u32 step, u32 stage, Held<FORM> &held) {
-        if (step < end) {
-            if (mine) {
-                weights.bring(shared + stage, step, lane);
-                held.read(weights.scales, blocks, step, lane);
-            }
-            rows.bring(shared + stage, x, step);
-        }
+    auto bring_weights = [&](u32 step, u32 stage, Held<FORM> &held) {
+        if (!mine || step >= end) return;
+        weights.bring(shared + stage, step, lane);
+        held.read(weights.scales, blocks, step, lane);
+    };
+    auto bring_rows = [&](u32 step, u32 stage) {
+        if (step < end) rows.bring(shared + stage, x, step);
         copies_commit();
     };
     // A warp that has its rows to itself waits for no other.
@@ -372,8 +378,11 @@ DEVICE void product(const Rounded &x, const Matrix &w, const Cut &cut, float *ou
     u32 scale_at[2] = {scales_at + min(results, most) * SCALES<FORM> * 4, scales_at + min(results + 1, most) * SCALES<FORM> * 4};
     keep<TILES>(w_mine), keep<TILES>(x_mine), keep<TILES>(scale_at[0]), keep<TILES>(scale_at[1]), keep<TILES>(stage_bytes);
     float acc[TILES][4] = {};
-    bring(begin, 0, now);
-    bring(begin + 1, stage_bytes, next);
+    // Weights of both steps are asked for before the first rows, which another kernel has just left.
+    bring_weights(begin, 0, now);
+    bring_weights(begin + 1, stage_bytes, next);
+    bring_rows(begin, 0);
+    bring_rows(begin + 1, stage_bytes);
     u32 stage = 0, last = begin + each;
     for (u32 step = begin; step < last; step++) {
         copies_wait<1>();
@@ -385,11 +394,25 @@ DEVICE void product(const Rounded &x, const Matrix &w, const Cut &cut, float *ou
         }
         meet();
         now = next;
-        bring(step + 2, stage, next);
+        bring_weights(step + 2, stage, next);
+        bring_rows(step + 2, stage);
         stage = stage_bytes - stage;
     }
 
-    // Results come together where steps were, which takes more memory than they do.
+    float *to = gridDim.y == 1 ? out : out + (u64)blockIdx.y * x.rows * w.rows;
+    u64 apart = gridDim.y == 1 ? stride : w.rows;
+    if (cut.here == 1) {
+#pragma unroll
+        for (int n = 0; n < TILES; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                u32 row = n * 8 + results + i % 2;
+                u64 output = first + lane / 4 + i / 2 * 8;
+                if (row < x.rows && output < w.rows) to[row * apart + output] = acc[n][i];
+            }
+        return;
+    }
+    // Parts come together where steps were, which takes more memory than they do.
     __syncthreads();
     float *mine_at = (float *)shared + warp * TILES * 8 * RESULT;
 #pragma unroll
@@ -397,14 +420,14 @@ DEVICE void product(const Rounded &x, const Matrix &w, const Cut &cut, float *ou
 #pragma unroll
         for (int i = 0; i < 4; i++) mine_at[(n * 8 + results + i % 2) * RESULT + lane / 4 + i / 2 * 8] = acc[n][i];
     __syncthreads();
-    u64 from = (u64)blockIdx.x * sixteens * OUTS;
-    float *to = gridDim.y == 1 ? out : out + (u64)blockIdx.y * x.rows * w.rows;
-    u64 apart = gridDim.y == 1 ? stride : w.rows;
-    for (u32 row = 0; row < x.rows; row++)
-        for (u32 o = threadIdx.x; o < sixteens * OUTS && from + o < w.rows; o += blockDim.x) {
-            const float *at = (const float *)shared + (o / OUTS * cut.here * TILES * 8 + row) * RESULT + o % OUTS;
-            to[row * apart + from + o] = in_pairs(cut.here, [&](u32 i) { return at[i * TILES * 8 * RESULT]; });
-        }
+    // How many sixteens there are is a power of two.
+    u32 wide = sixteens * OUTS, shift = __ffs((int)wide) - 1;
+    for (u32 i = threadIdx.x; i < x.rows << shift; i += blockDim.x) {
+        u32 row = i >> shift, o = i & (wide - 1);
+        u64 output = (u64)blockIdx.x * wide + o;
+        const float *at = (const float *)shared + (o / OUTS * cut.here * TILES * 8 + row) * RESULT + o % OUTS;
+        if (output < w.rows) to[row * apart + output] = in_pairs(cut.here, [&](u32 i) { return at[i * TILES * 8 * RESULT]; });
+    }
 }
 
 #define MMQ(name, FORM, TILES, BLOCKS)                                                                                 \
@@ -424,10 +447,13 @@ MMQ_OF(q8_0, FORM_Q8_0)
 MMQ_OF(q4_k, FORM_Q4_K)
 MMQ_OF(q6_k, FORM_Q6_K)
 
-// Adds what blocks have of the same outputs, `count` times `[row][output]`, as a block adds what its warps have.
+// Adds what blocks have of the same outputs, `count` times `[row][output]`, as a block adds what its warps have. A row by
+// blockIdx.y; limited by a launch.
 KERNEL(256) mmq_sum(const float *blocks, u32 count, u32 rows, u32 outs, float *out, u32 stride) {
-    u64 all = (u64)rows * outs;
-    for (u64 i = (u64)blockIdx.x * 256 + threadIdx.x; i < all; i += (u64)gridDim.x * 256)
-        out[i / outs * stride + i % outs] = in_pairs(count, [&](u32 block) { return blocks[block * all + i]; });
+    u32 row = blockIdx.y, output = blockIdx.x * 256 + threadIdx.x;
+    if (output >= outs) return;
+    const float *at = blocks + (u64)row * outs + output;
+    u64 apart = (u64)rows * outs;
+    out[(u64)row * stride + output] = in_pairs(count, [&](u32 block) { return at[block * apart]; });
 }
 EXPORT(mmq_sum)

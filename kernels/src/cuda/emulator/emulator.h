@@ -96,6 +96,7 @@ inline uint4 stream_16(const void *global, bool real) {
 inline float quick_exp(float x) { return exp2f(x * 1.4426950408889634f); }
 
 inline void copy_16_async(void *to, const void *from, bool real) { emulator::copy_later(to, from, 16, real); }
+inline void stream_16_async(void *to, const void *from, bool real) { emulator::copy_later(to, from, 16, real); }
 inline void copy_4_async(void *to, const void *from, bool real) { emulator::copy_later(to, from, 4, real); }
 inline void copies_commit() { emulator::commit(); }
 template <int LEFT> inline void copies_wait() { emulator::wait(LEFT); }
