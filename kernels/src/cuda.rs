@@ -52,7 +52,7 @@ pub(crate) use choose::{ChosenToken, RowChoice};
 pub use driver_api::usable;
 pub use gather_way::{GatherWay, NoNccl, TimedGather};
 pub(crate) use gpus::{GpuCarrier, GpuRanks, TilePart, TilePlace};
-pub use jit::{CacheState, KernelCache, Kernels, NotCompiled, TimedFile, TimedKernels};
+pub use jit::{CacheState, KernelCache, Kernels, LaunchOverlap, NotCompiled, TimedFile, TimedKernels};
 pub use libraries::{Libraries, Library};
 pub use machine::GpuError;
 pub(crate) use machine::Queue;

@@ -1,6 +1,6 @@
 //! Memory of a GPU that is kept from step to step, and grows when a step needs more.
 
-use super::machine::{GpuError, GpuMemory, Machine};
+use super::machine::{GpuError, GpuMemory, Machine, Queue};
 use std::sync::Arc;
 
 /// Memory kept from step to step; what is in it is lost when it grows.
@@ -26,6 +26,19 @@ impl Buffer {
             self.renewals += 1;
         }
         Ok(self.at())
+    }
+
+    /// The same, for what kernels leave as zeros behind them: memory that is new is zeros before the first uses it.
+    pub fn fit_zeroed(&mut self, bytes: usize) -> Result<u64, GpuError> {
+        let before = self.renewals;
+        let at = self.fit(bytes)?;
+        let Some(memory) = self.memory.as_ref().filter(|_| self.renewals != before) else { return Ok(at) };
+        let zeroed = self.machine.upload(Queue::Compute, at, &vec![0; memory.bytes()]);
+        if zeroed.is_err() {
+            // What is in it is not known: it is taken anew.
+            self.memory = None;
+        }
+        zeroed.map(|()| at)
     }
 
     /// Where it is; nowhere before it was needed.

@@ -8,6 +8,7 @@
 mod blas;
 mod kernels;
 mod nccl;
+mod overlap;
 mod peers;
 mod staging;
 
@@ -53,6 +54,8 @@ struct DriverCard {
 #[derive(Debug)]
 struct State {
     kernels: Modules,
+    /// Whether kernels that wait for those before them begin before those are done.
+    overlaps: bool,
     staging: Staging,
     marks: BTreeMap<usize, sys::CUevent>,
     /// Contexts of other GPUs that this one has copied from, and whether it reads their memory itself.
@@ -167,6 +170,7 @@ impl DriverCard {
         let processors = attribute(device, sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let state = State {
             kernels: Modules::default(),
+            overlaps: false,
             staging: Staging::new()?,
             marks: BTreeMap::new(),
             reached: BTreeMap::new(),
@@ -383,7 +387,12 @@ impl Machine for DriverCard {
     fn launch(&self, queue: Queue, launch: Launch, args: &[Arg]) -> Result<(), GpuError> {
         self.bind()?;
         let Launch { module, kernel, grid, threads, shared } = launch;
-        let function = self.state().kernels.function(module, kernel)?;
+        let (function, overlaps) = {
+            let mut state = self.state();
+            let (function, image) = state.kernels.function(module, kernel)?;
+            let waits = image == Image::Compiled && overlap::waits(module);
+            (function, state.overlaps && waits && queue == Queue::Compute)
+        };
         if shared > SHARED {
             let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: see above.
@@ -392,6 +401,9 @@ impl Machine for DriverCard {
         }
         let mut slots: Vec<u64> = args.iter().map(|arg| arg.slot()).collect();
         let mut places: Vec<*mut c_void> = slots.iter_mut().map(|slot| std::ptr::from_mut(slot).cast()).collect();
+        if overlaps {
+            return self.launch_overlapping(function, launch, &mut places).map_err(failed(kernel));
+        }
         let [x, y, z] = grid;
         // SAFETY: see above; the driver reads the arguments before it returns.
         unsafe { result::launch_kernel(function, (x, y, z), (threads, 1, 1), shared, self.stream(queue), &mut places) }
@@ -533,6 +545,14 @@ impl Loads for DriverCard {
         // Nothing may run any more of what is forgotten; of a lost GPU nothing does.
         let _ = self.finish();
         self.state().kernels.forget(file);
+    }
+
+    fn overlap(&self, on: bool) -> Result<(), String> {
+        if on {
+            self.can_overlap()?;
+        }
+        self.state().overlaps = on;
+        Ok(())
     }
 }
 

@@ -6,16 +6,19 @@
 //! | `sources.rs` | the kernels' sources and their PTX |
 //! | `nvrtc.rs` | the compiler |
 //! | `trial.rs` | the launches that both are timed by |
+//! | `overlap.rs` | whether launches of a step overlap |
 //! | `cache.rs` | what is kept on disk |
 
 pub(super) mod cache;
 mod nvrtc;
+mod overlap;
 pub(super) mod sources;
 pub(super) mod trial;
 
 use cache::JitCacheEntry;
 pub use cache::KernelCache;
 pub(super) use nvrtc::{KernelCompiler, Nvrtc};
+pub use overlap::LaunchOverlap;
 pub use trial::TimedFile;
 
 use super::machine::{GpuError, Machine};
@@ -40,8 +43,10 @@ pub struct TimedKernels {
     pub sm: u32,
     /// Which NVRTC compiled.
     pub nvrtc: (i32, i32),
-    /// The files that were timed; all others are PTX.
+    /// The files that were timed; all others are PTX, but those that wait for others where launches overlap.
     pub files: Vec<TimedFile>,
+    /// Whether launches overlap.
+    pub overlap: LaunchOverlap,
     /// Where it comes from, and whether the next start will find it.
     pub kept: CacheState,
 }
@@ -162,6 +167,8 @@ pub(super) trait Loads: Machine {
     fn turn(&self, file: &'static str, image: Image);
     /// Forgets a file's machine code, if there is any: its PTX runs.
     fn put_away(&self, file: &'static str);
+    /// Has launches of machine code that waits for others overlap from now on, or no more; or says why they cannot.
+    fn overlap(&self, on: bool) -> Result<(), String>;
 }
 
 impl Default for Kernels {
@@ -181,7 +188,7 @@ impl fmt::Display for Kernels {
 
 impl fmt::Display for TimedKernels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { sm, nvrtc: (major, minor), files, kept } = self;
+        let Self { sm, nvrtc: (major, minor), files, overlap, kept } = self;
         let named = |compiled: bool| {
             let files = files.iter().filter(|file| file.is_compiled() == compiled).map(ToString::to_string);
             files.collect::<Vec<_>>().join(", ")
@@ -197,6 +204,7 @@ impl fmt::Display for TimedKernels {
                 write!(f, "NVRTC {major}.{minor} for sm_{sm}: {ours}; PTX elsewhere, faster in {slower}")?
             }
         }
+        write!(f, "; {overlap}")?;
         match kept {
             CacheState::Not(why) => write!(f, "; not kept: {why}"),
             CacheState::Found | CacheState::Written => Ok(()),
@@ -226,7 +234,9 @@ pub(super) fn choose(
 }
 
 fn forget_all(gpu: &Arc<dyn Loads>) {
-    trial::FILES.iter().for_each(|file| gpu.put_away(file));
+    // To stop is what every machine can.
+    let _ = gpu.overlap(false);
+    trial::FILES.iter().chain(&sources::WAITING).for_each(|file| gpu.put_away(file));
 }
 
 fn kept_or_timed(
@@ -240,16 +250,17 @@ fn kept_or_timed(
     if let Some(entry) = cache.read(&identity, &key) {
         // What a driver does not take any more is made anew, like what is not there.
         if take(gpu, &entry).is_ok() {
-            return Ok(TimedKernels { sm, nvrtc, files: entry.files, kept: CacheState::Found });
+            let JitCacheEntry { files, overlap, .. } = entry;
+            return Ok(TimedKernels { sm, nvrtc, files, overlap, kept: CacheState::Found });
         }
         forget_all(gpu);
     }
-    let mut entry = time(gpu, compiler, sm)?;
-    entry.cubins.retain(|(file, _)| entry.files.iter().any(|timed| timed.name == *file && timed.is_compiled()));
+    let entry = time(gpu, compiler, sm)?;
     let kept = cache
         .write(&identity, &key, &entry)
         .map_or_else(|why| CacheState::Not(why.to_string()), |()| CacheState::Written);
-    Ok(TimedKernels { sm, nvrtc, files: entry.files, kept })
+    let JitCacheEntry { files, overlap, .. } = entry;
+    Ok(TimedKernels { sm, nvrtc, files, overlap, kept })
 }
 
 /// The compiler's version, if what it makes can be of use.
@@ -270,10 +281,10 @@ fn take(gpu: &Arc<dyn Loads>, entry: &JitCacheEntry) -> Result<(), GpuError> {
         gpu.load(file, cubin)?;
         gpu.turn(file, Image::Compiled);
     }
-    Ok(())
+    if entry.overlap.is_used() { gpu.overlap(true).map_err(GpuError::Unsupported) } else { Ok(()) }
 }
 
-/// Compiles files, times them beside their PTX, and turns to the faster.
+/// Compiles files, times them beside their PTX, and turns to the faster; then has launches overlap, if that is faster yet.
 fn time(gpu: &Arc<dyn Loads>, compiler: &dyn KernelCompiler, sm: u32) -> Result<JitCacheEntry, NotCompiled> {
     let mut cubins = Vec::new();
     for file in sources::FILES.iter().filter(|file| trial::FILES.contains(&file.name)) {
@@ -286,5 +297,8 @@ fn time(gpu: &Arc<dyn Loads>, compiler: &dyn KernelCompiler, sm: u32) -> Result<
     for file in &files {
         if file.is_compiled() { gpu.turn(file.name, Image::Compiled) } else { gpu.put_away(file.name) }
     }
-    Ok(JitCacheEntry { files, cubins })
+    let overlap = overlap::choose(gpu, compiler, sm, &files, &mut cubins)?;
+    let compiled = |name: &str| files.iter().any(|file| file.name == name && file.is_compiled());
+    cubins.retain(|(name, _)| compiled(name) || (overlap.is_used() && sources::WAITING.contains(name)));
+    Ok(JitCacheEntry { files, overlap, cubins })
 }

@@ -23,6 +23,8 @@ const LIBRARY_FROM: usize = 3;
 /// Memory for widened weights (bytes): the largest matrix of a model of eight billion numbers; larger ones are
 /// cut, in tests small ones.
 const WIDENED: usize = if cfg!(test) { 64 << 10 } else { 256 << 20 };
+/// Tokens that a block of `device/choose.cu` has of a row.
+const CHOSEN_AMONG: usize = 8 * 1024;
 /// Warps for each processor that keep its memory busy.
 const WARPS: usize = 16;
 
@@ -54,6 +56,15 @@ impl Kind {
     /// Rows with a scale for so many numbers.
     fn rounded(block: usize) -> Self {
         if block == 32 { Self::Rounded32 } else { Self::Rounded256 }
+    }
+
+    /// Numbers that share a scale, of rounded ones.
+    pub fn block(self) -> Option<usize> {
+        match self {
+            Self::F32 | Self::F16 | Self::Bf16 => None,
+            Self::Rounded32 => Some(32),
+            Self::Rounded256 => Some(256),
+        }
     }
 
     /// The same for kernels that round nothing.
@@ -99,9 +110,24 @@ pub(crate) struct Ops {
     widened: Buffer,
     /// Outputs and columns of widened matrices that no library multiplies.
     refused: BTreeSet<(usize, usize)>,
-    /// Parts of attention: sums, and what they are worth.
+    /// Parts of attention: sums, what they are worth, and how many are done, as of rows that tokens are chosen for.
     sums: Buffer,
     tops: Buffer,
+    done: Buffer,
+}
+
+/// What attention is told of turning queries and keys where they are turned already: frequencies that are nowhere.
+pub(crate) const NOT_TURNED: [Arg; 7] = {
+    let (none, zero) = (Arg::Wide(0), Arg::Whole(0));
+    [none, Arg::Number(0.0), zero, zero, none, none, Arg::Number(0.0)]
+};
+
+/// Where blocks of attention leave what they have of a row, for the last of them to merge.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AttentionParts {
+    pub sums: u64,
+    pub tops: u64,
+    pub done: u64,
 }
 
 /// What products of so many rows with weights of a form read.
@@ -134,13 +160,13 @@ impl Ops {
     pub fn new(machine: Arc<dyn Machine>) -> Self {
         let buffer = || Buffer::new(machine.clone());
         let (rounded, narrowed, parts, widened) = (buffer(), buffer(), buffer(), buffer());
-        let (sums, tops, refused) = (buffer(), buffer(), BTreeSet::new());
-        Self { machine, rounded, narrowed, parts, widened, refused, sums, tops }
+        let (sums, tops, done, refused) = (buffer(), buffer(), buffer(), BTreeSet::new());
+        Self { machine, rounded, narrowed, parts, widened, refused, sums, tops, done }
     }
 
     /// How often memory between kernels was taken anew: what was recorded before holds addresses of the old.
     pub fn renewals(&self) -> usize {
-        let all = [&self.rounded, &self.narrowed, &self.parts, &self.widened, &self.sums, &self.tops];
+        let all = [&self.rounded, &self.narrowed, &self.parts, &self.widened, &self.sums, &self.tops, &self.done];
         all.iter().map(|buffer| buffer.renewals()).sum()
     }
 
@@ -232,9 +258,11 @@ impl Ops {
     }
 
     /// Chooses a token for every row of `logits`: [`super::choose::RowChoice`].
-    pub fn choose(&self, logits: u64, rows: usize, vocab: usize, choices: u64, out: u64) -> Result<(), GpuError> {
-        let args = [logits.into(), whole(vocab), choices.into(), out.into()];
-        self.run("choose", "choose", [rows as u32, 1, 1], 1024, &args)
+    pub fn choose(&mut self, logits: u64, rows: usize, vocab: usize, choices: u64, out: u64) -> Result<(), GpuError> {
+        let parts = vocab.div_ceil(CHOSEN_AMONG).max(1);
+        let (between, done) = (self.parts.fit(rows * parts * 16)?, self.done.fit_zeroed(rows * 4)?);
+        let args = [logits.into(), whole(vocab), choices.into(), out.into(), between.into(), done.into()];
+        self.run("choose", "choose", [rows as u32, parts as u32, 1], 1024, &args)
     }
 
     /// Products of the same rows with several matrices. `input` is of the kind that all of them read
@@ -418,13 +446,20 @@ impl Ops {
         Ok(true)
     }
 
-    /// Memory for `parts` parts of attention of so many rows and heads: sums, tops.
-    pub fn attention_parts(&mut self, parts: usize, heads: usize, dim: usize) -> Result<(u64, u64), GpuError> {
+    /// Memory for `parts` parts of attention of so many heads of rows, computed by `blocks` blocks each.
+    pub fn attention_parts(
+        &mut self,
+        parts: usize,
+        heads: usize,
+        dim: usize,
+        blocks: usize,
+    ) -> Result<AttentionParts, GpuError> {
         if parts > 1 {
             self.sums.fit(parts * heads * dim * 4)?;
             self.tops.fit(parts * heads * 2 * 4)?;
+            self.done.fit_zeroed(blocks * 4)?;
         }
-        Ok((self.sums.at(), self.tops.at()))
+        Ok(AttentionParts { sums: self.sums.at(), tops: self.tops.at(), done: self.done.at() })
     }
 
     /// Runs one of attention's kernels.

@@ -15,8 +15,10 @@ const CHUNK_FROM: u32 = 16;
 const TILE: usize = 64;
 /// Tokens of a row that are worth a block of their own: the tile of `device/attend.cu`, whose parts are whole tiles.
 const PART: usize = 64;
-/// Parts that `attend_merge` has room for.
+/// Parts that `device/attend.cu` has room to merge.
 const MOST_PARTS: usize = 64;
+// What attention writes rounded for products of few rows is written by the kernels of single rows alone.
+const _: () = assert!(super::ops::FEW < CHUNK_FROM as usize);
 
 /// What a GPU is told of a step; all that is on the GPU lies in one piece.
 #[derive(Debug)]
@@ -41,6 +43,8 @@ pub(crate) struct Step {
     /// Rows whose attention is computed one by one.
     pub singles: u64,
     pub singles_count: usize,
+    /// Whether each row is of a sequence of its own: none sees what another one stores.
+    pub alone: bool,
     /// Tiles of the others.
     pub tiles: u64,
     pub tiles_count: usize,
@@ -121,6 +125,7 @@ impl StepInput {
             sequences,
             singles: singles_at,
             singles_count: self.singles.len(),
+            alone: batch.iter().all(|slice| slice.len == 1),
             tiles: tiles_at,
             tiles_count: self.tiles.len(),
             chosen: if all { None } else { Some(chosen_at) },

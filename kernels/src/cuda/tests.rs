@@ -14,6 +14,7 @@ mod packing;
 mod products;
 mod recorded_together;
 mod recording;
+mod singles;
 mod tables;
 mod together;
 

@@ -41,7 +41,6 @@ constexpr u32 BINS = 256;
 struct Shared {
     double mass[BINS], sums[32];
     u32 counts[BINS], found;
-    float best;
     double passed;
 };
 
@@ -210,45 +209,79 @@ DEVICE u32 token_at(const float *logits, u32 vocab, Cut cut, Shared &shared) {
     return shared.found;
 }
 
-// The likeliest token, of equals the first; and its logit. Zeros of both signs are equal, as in a comparison.
-DEVICE u32 likeliest(const float *logits, u32 vocab, Shared &shared) {
-    float best = -INFINITY;
-    u32 at = vocab;
-    for (u32 i = threadIdx.x; i < vocab; i += THREADS) {
-        float x = logit(logits, i);
-        if (x > best || (x == best && i < at)) {
-            best = x;
-            at = i;
+// What a part of a row comes to: its likeliest token, of equals the first, and the sum of all relative to that.
+struct Best {
+    double sum;
+    float logit;
+    u32 token;
+    DEVICE void meet(float other, u32 where) {
+        // Zeros of both signs are equal, as in a comparison.
+        if (other > logit || (other == logit && where < token)) {
+            logit = other;
+            token = where;
         }
     }
-    for (int lanes = 16; lanes > 0; lanes /= 2) {
-        float other = __shfl_xor_sync(ALL_LANES, best, lanes);
-        u32 where = __shfl_xor_sync(ALL_LANES, at, lanes);
-        if (other > best || (other == best && where < at)) {
-            best = other;
-            at = where;
+    DEVICE void meet_warp() {
+        for (int lanes = 16; lanes > 0; lanes /= 2) {
+            float other = __shfl_xor_sync(ALL_LANES, logit, lanes);
+            meet(other, __shfl_xor_sync(ALL_LANES, token, lanes));
         }
     }
-    __syncthreads();
+};
+
+// Tokens of a part that a thread has, all of which are asked for at once; the host cuts rows by as many.
+constexpr int EACH = 8;
+
+// The block's part of a row, for every thread.
+DEVICE Best best_of_part(const float *logits, u32 vocab, Shared &shared) {
+    u32 from = blockIdx.y * (EACH * THREADS) + threadIdx.x;
+    float mine[EACH];
+#pragma unroll
+    for (int k = 0; k < EACH; k++) mine[k] = from + k * THREADS < vocab ? logit(logits, from + k * THREADS) : -INFINITY;
+    Best best = {0., -INFINITY, vocab};
+#pragma unroll
+    for (int k = 0; k < EACH; k++)
+        if (from + k * THREADS < vocab) best.meet(mine[k], from + k * THREADS);
+    best.meet_warp();
     if (threadIdx.x % 32 == 0) {
-        shared.mass[threadIdx.x / 32] = (double)best;
-        shared.counts[threadIdx.x / 32] = at;
+        shared.mass[threadIdx.x / 32] = (double)best.logit;
+        shared.counts[threadIdx.x / 32] = best.token;
     }
     __syncthreads();
+    // There are as many warps as lanes.
+    best = {0., (float)shared.mass[threadIdx.x % 32], shared.counts[threadIdx.x % 32]};
+    best.meet_warp();
+    float sum = 0.f;
+#pragma unroll
+    for (int k = 0; k < EACH; k++)
+        if (from + k * THREADS < vocab && best.logit > -INFINITY) sum += expf(mine[k] - best.logit);
+    best.sum = sum_over_block((double)sum, shared);
+    return best;
+}
+
+// The whole row's, of what all blocks have, `between` them; the last of them to be done has it, and goes on.
+DEVICE bool best_of_row(Best &best, u32 vocab, Best *between, u32 *done, Shared &shared) {
+    u32 parts = gridDim.y, lane = threadIdx.x % 32;
+    if (parts == 1) return true;
+    Best *mine = between + (u64)blockIdx.x * parts;
     if (threadIdx.x == 0) {
-        for (int warp = 1; warp < THREADS / 32; warp++) {
-            float other = (float)shared.mass[warp];
-            u32 where = shared.counts[warp];
-            if (other > best || (other == best && where < at)) {
-                best = other;
-                at = where;
-            }
-        }
-        shared.found = at < vocab ? at : 0;
-        shared.best = best;
+        mine[blockIdx.y] = best;
+        __threadfence();
+        shared.found = atomicAdd(done + blockIdx.x, 1u);
     }
     __syncthreads();
-    return shared.found;
+    bool last = shared.found + 1 == parts;
+    if (!last) return false;
+    __threadfence();
+    best = {0., -INFINITY, vocab};
+    for (u32 part = lane; part < parts; part += 32) best.meet(mine[part].logit, mine[part].token);
+    best.meet_warp();
+    for (u32 part = lane; part < parts; part += 32)
+        if (mine[part].logit > -INFINITY) best.sum += mine[part].sum * (double)expf(mine[part].logit - best.logit);
+    best.sum = sum_over_warp(best.sum);
+    // Nobody counts any more: the next launch, or the next run of a recorded one, begins with none.
+    if (threadIdx.x == 0) done[blockIdx.x] = 0;
+    return true;
 }
 
 // Ten rounds of Philox4x32 (Salmon et al. 2011); the first two words as a number in [0, 1).
@@ -266,23 +299,19 @@ DEVICE double uniform(u64 seed, u32 position) {
     return (double)bits / 9007199254740992.;
 }
 
-// What the likeliest token's probability is a part of: the sum of all, relative to it. Before cuts and temperature, as it is reported.
-DEVICE double total(const float *logits, u32 vocab, float best, Shared &shared) {
-    float sum = 0.f;
-    for (u32 i = threadIdx.x; i < vocab; i += THREADS) sum += expf(logit(logits, i) - best);
-    return sum_over_block((double)sum, shared);
-}
-
-// One block a row. Greedy rows are limited by reading the logits twice, from the second-level cache; draws by the double
-// precision of one processor of the card, some tens of microseconds for a vocabulary of 128 thousand.
-KERNEL(THREADS, 1) choose(const float *logits, u32 vocab, const Choice *choices, Chosen *chosen) {
+// Blocks for a row and a part of its tokens each: grid (rows, parts). The last of a row's to be done knows the likeliest token, and
+// what its probability is a part of: the sum of all, relative to it, before cuts and temperature, as it is reported. That is
+// limited by a launch; draws by the double precision of one processor of the card, some tens of microseconds for a vocabulary
+// of 128 thousand.
+KERNEL(THREADS, 1) choose(const float *logits, u32 vocab, const Choice *choices, Chosen *chosen, Best *between, u32 *done) {
     __shared__ Shared shared;
     const float *mine = logits + (u64)blockIdx.x * vocab;
-    Choice choice = choices[blockIdx.x];
-    u32 greedy = likeliest(mine, vocab, shared);
-    float top = shared.best;
+    Best best = best_of_part(mine, vocab, shared);
+    if (!best_of_row(best, vocab, between, done, shared)) return;
     __syncthreads();
-    float all_log = top + (float)log(total(mine, vocab, top, shared));
+    Choice choice = choices[blockIdx.x];
+    u32 greedy = best.token < vocab ? best.token : 0;
+    float top = best.logit, all_log = top + (float)log(best.sum);
     if (choice.temperature == 0.f) {
         if (threadIdx.x == 0) chosen[blockIdx.x] = Chosen{greedy, logit(mine, greedy) - all_log};
         return;

@@ -79,6 +79,21 @@ template <int LEFT> __device__ __forceinline__ void copies_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
+// Launches of a step overlap on GPUs that can (`driver_api/overlap.rs` says when and by which rule): a kernel is begun once
+// all blocks of the one before have said `let_next_begin` or are done, and may until `wait_for_others` do what depends on nothing
+// that any kernel writes: ask for weights. Machine code for older GPUs, and the PTX, have neither, and are launched as ever.
+__device__ __forceinline__ void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+// All that kernels before this one wrote is there, and nothing of them reads any more what this one writes.
+__device__ __forceinline__ void wait_for_others() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Four 8 x 8 matrices of 16-bit numbers: lane l has the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void load_matrices(u32 (&out)[4], const void *row) {
     u32 from = (u32)__cvta_generic_to_shared(row);
@@ -131,6 +146,13 @@ __device__ __forceinline__ u32 four_times(u32 word, int i) {
 
 #define DEVICE __device__ __forceinline__
 #define ALL_LANES 0xffffffffu
+
+// How a kernel begins that has nothing to do before others are done. In a file that `jit/sources.rs` lists as waiting all kernels
+// have this, or the two apart, in each thread and before anything else is read or written.
+DEVICE void after_others() {
+    let_next_begin();
+    wait_for_others();
+}
 
 // How numbers are stored; the host's `Kind` has the same numbers. The last two are rows rounded to 8 bits: see `rounded.cuh`.
 enum Kind { F32 = 0, F16 = 1, BF16 = 2, ROUNDED_32 = 3, ROUNDED_256 = 4 };
@@ -194,11 +216,10 @@ DEVICE int warp_most(int x) {
     return out;
 #endif
 }
-// Over a block of up to 1,024 threads; every thread gets the sum. `few` is shared memory of 32 numbers.
+// Over a block of up to 1,024 threads; every thread gets the sum. `few` is shared memory of 32 numbers that nothing else is in.
 DEVICE float block_sum(float x, float *few) {
     u32 lane = threadIdx.x % 32;
     x = warp_sum(x);
-    __syncthreads();
     if (lane == 0) few[threadIdx.x / 32] = x;
     __syncthreads();
     return warp_sum(lane < (blockDim.x + 31) / 32 ? few[lane] : 0.f);

@@ -34,15 +34,22 @@ DEVICE void dense_few(const u8 *x, u32 rows, const u8 *w, u64 outs, u32 cols, u3
     u32 apart = share.lanes() * 8;
     float acc[ROWS][OUTS] = {};
     u64 bytes = (u64)cols / 8 * Eight<FORM>::BYTES, row_bytes = (u64)cols / 8 * Eight<OF_ROWS>::BYTES;
+    // The last output may have no partner: then it is read twice, and written once.
+    const u8 *row[OUTS] = {w + min(first, outs - 1) * bytes, w + min(first + 1, outs - 1) * bytes};
+    u32 col = share.lane() * 8;
+    Eight<FORM> weights[DEEP][OUTS];
+    auto ask = [&]() {
+#pragma unroll
+        for (int d = 0; d < DEEP; d++)
+#pragma unroll
+            for (int o = 0; o < OUTS; o++) weights[d][o].stream(row[o], col + d * apart, col + d * apart < cols);
+    };
+    // The first weights are on their way while kernels before this one are not done.
+    let_next_begin();
+    if (first < outs) ask();
+    wait_for_others();
     if (first < outs) {
-        // The last output may have no partner: then it is read twice, and written once.
-        const u8 *row[OUTS] = {w + first * bytes, w + min(first + 1, outs - 1) * bytes};
-        for (u32 col = share.lane() * 8; col < cols; col += DEEP * apart) {
-            Eight<FORM> weights[DEEP][OUTS];
-#pragma unroll
-            for (int d = 0; d < DEEP; d++)
-#pragma unroll
-                for (int o = 0; o < OUTS; o++) weights[d][o].stream(row[o], col + d * apart, col + d * apart < cols);
+        while (col < cols) {
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
                 if (r >= (int)rows) break;
@@ -57,6 +64,8 @@ DEVICE void dense_few(const u8 *x, u32 rows, const u8 *w, u64 outs, u32 cols, u3
                         for (int i = 0; i < 8; i++)
                             acc[r][o] = fmaf(mine[d].number(i), weights[d][o].number(i), acc[r][o]);
             }
+            col += DEEP * apart;
+            if (col < cols) ask();
         }
     }
     finish<ROWS, OUTS>(acc, parts, share, first, outs, rows, out, stride);

@@ -378,9 +378,11 @@ DEVICE void product(const Rounded &x, const Matrix &w, const Cut &cut, float *ou
     u32 scale_at[2] = {scales_at + min(results, most) * SCALES<FORM> * 4, scales_at + min(results + 1, most) * SCALES<FORM> * 4};
     keep<TILES>(w_mine), keep<TILES>(x_mine), keep<TILES>(scale_at[0]), keep<TILES>(scale_at[1]), keep<TILES>(stage_bytes);
     float acc[TILES][4] = {};
-    // Weights of both steps are asked for before the first rows, which another kernel has just left.
+    // Weights of both steps are asked for before the first rows, which another kernel has just left, or has still to.
+    let_next_begin();
     bring_weights(begin, 0, now);
     bring_weights(begin + 1, stage_bytes, next);
+    wait_for_others();
     bring_rows(begin, 0);
     bring_rows(begin + 1, stage_bytes);
     u32 stage = 0, last = begin + each;
@@ -450,6 +452,7 @@ MMQ_OF(q6_k, FORM_Q6_K)
 // Adds what blocks have of the same outputs, `count` times `[row][output]`, as a block adds what its warps have. A row by
 // blockIdx.y; limited by a launch.
 KERNEL(256) mmq_sum(const float *blocks, u32 count, u32 rows, u32 outs, float *out, u32 stride) {
+    after_others();
     u32 row = blockIdx.y, output = blockIdx.x * 256 + threadIdx.x;
     if (output >= outs) return;
     const float *at = blocks + (u64)row * outs + output;

@@ -2,10 +2,12 @@
 // All of it is limited by memory or, with few rows, by how long a launch takes; so neighbours are fused.
 #include "forms.cuh"
 #include "pages.cuh"
+#include "rope.cuh"
 #include "rounded.cuh"
 
 // out[row] = table[tokens[row]] · scale. Limited by memory: a row is read once.
 KERNEL(256) embed(const u32 *tokens, const u8 *table, u32 form, u64 vocab, u32 width, float scale, float *out) {
+    after_others();
     Matrix w = {table, vocab, width};
     u64 row = blockIdx.x;
     for (u32 i = threadIdx.x; i < width; i += 256) out[row * width + i] = number_at(form, w, tokens[row], i) * scale;
@@ -55,13 +57,22 @@ DEVICE void store_eight(u32 kind, void *to, u64 numbers, u64 at, const float (&x
 
 // x += delta, if there is one; out = rms_norm(x) · w. One block a row, whose numbers stay in registers: with few rows limited by
 // how long the first bytes take and by a launch, with many by memory.
-constexpr u32 NORM_THREADS = 512, NORM_TURNS = 4;
+constexpr u32 NORM_THREADS = 512, NORM_TURNS = 2;
 KERNEL(NORM_THREADS) rms_norm(float *x, const float *delta, const float *w, float eps, u32 width, void *out, u32 kind) {
     __shared__ float few[32];
     u64 from = (u64)blockIdx.x * width, numbers = (u64)gridDim.x * width;
     bool whole = width % 8 == 0;
     float mine[NORM_TURNS][8], more[8], squares = 0.f;
     auto count_at = [&](u32 i) { return i < width ? min(width - i, 8u) : 0u; };
+    let_next_begin();
+    // What the row is multiplied by in the end is asked for first: no kernel writes it.
+    float weights[NORM_TURNS][8] = {};
+#pragma unroll
+    for (u32 turn = 0; turn < NORM_TURNS; turn++) {
+        u32 i = (turn * NORM_THREADS + threadIdx.x) * 8, count = count_at(i);
+        if (count) read_eight(weights[turn], w + i, count, whole);
+    }
+    wait_for_others();
     auto sum_up = [&](float (&values)[8], u32 i, u32 count) {
         read_eight(values, x + from + i, count, whole);
         if (delta) {
@@ -86,11 +97,10 @@ KERNEL(NORM_THREADS) rms_norm(float *x, const float *delta, const float *w, floa
         sum_up(values, i, count_at(i));
     }
     float scale = 1.f / sqrtf(block_sum(squares, few) / (float)width + eps);
-    auto store = [&](const float (&values)[8], u32 i, u32 count) {
-        float weights[8] = {}, y[8];
-        if (count) read_eight(weights, w + i, count, whole);
+    auto store = [&](const float (&values)[8], const float (&by)[8], u32 i, u32 count) {
+        float y[8];
 #pragma unroll
-        for (int k = 0; k < 8; k++) y[k] = values[k] * scale * weights[k];
+        for (int k = 0; k < 8; k++) y[k] = values[k] * scale * by[k];
         store_eight(kind, out, numbers, from + i, y, count, whole);
     };
 #pragma unroll
@@ -98,19 +108,23 @@ KERNEL(NORM_THREADS) rms_norm(float *x, const float *delta, const float *w, floa
         u32 first = turn * NORM_THREADS + threadIdx.x / 32 * 32;
         if (first * 8 >= width) break;
         u32 i = (turn * NORM_THREADS + threadIdx.x) * 8;
-        store(mine[turn], i, count_at(i));
+        store(mine[turn], weights[turn], i, count_at(i));
     }
     for (u32 first = NORM_TURNS * NORM_THREADS + threadIdx.x / 32 * 32; first * 8 < width; first += NORM_THREADS) {
         u32 i = (first + threadIdx.x % 32) * 8, count = count_at(i);
-        float values[8] = {};
-        if (count) read_eight(values, x + from + i, count, whole);
-        store(values, i, count);
+        float values[8] = {}, by[8] = {};
+        if (count) {
+            read_eight(values, x + from + i, count, whole);
+            read_eight(by, w + i, count, whole);
+        }
+        store(values, by, i, count);
     }
 }
 EXPORT(rms_norm)
 
 // x += rms_norm(delta) · w: Gemma's norms behind attention and MLP.
 KERNEL(256) norm_add(const float *delta, const float *w, float eps, u32 width, float *x) {
+    after_others();
     __shared__ float few[32];
     u64 from = (u64)blockIdx.x * width;
     float squares = 0.f;
@@ -122,24 +136,28 @@ EXPORT(norm_add)
 
 // x += delta.
 KERNEL(256) add(float *x, const float *delta, u64 count) {
+    after_others();
     for (u64 i = (u64)blockIdx.x * 256 + threadIdx.x; i < count; i += (u64)gridDim.x * 256) x[i] += delta[i];
 }
 EXPORT(add)
 
 // Adds a bias to `width` columns of rows that lie `stride` numbers apart.
 KERNEL(256) add_bias(float *x, u32 stride, const float *bias, u32 width) {
+    after_others();
     for (u32 i = threadIdx.x; i < width; i += 256) x[(u64)blockIdx.x * stride + i] += bias[i];
 }
 EXPORT(add_bias)
 
 // x = cap · tanh(x / cap).
 KERNEL(256) soft_cap(float *x, u64 count, float cap) {
+    after_others();
     for (u64 i = (u64)blockIdx.x * 256 + threadIdx.x; i < count; i += (u64)gridDim.x * 256) x[i] = capped(x[i], cap);
 }
 EXPORT(soft_cap)
 
 // out[i] = x[rows[i]].
 KERNEL(256) gather(const float *x, const u32 *rows, u32 width, float *out) {
+    after_others();
     u64 to = (u64)blockIdx.x * width, from = (u64)rows[blockIdx.x] * width;
     for (u32 i = threadIdx.x; i < width; i += 256) out[to + i] = x[from + i];
 }
@@ -147,6 +165,7 @@ EXPORT(gather)
 
 // out = activation(x[.., i]) · x[.., width + i]: both halves of a gated MLP lie side by side. Limited by memory.
 KERNEL(128) gate(const float *x, u32 width, u32 activation, void *out, u32 kind) {
+    after_others();
     u64 row = blockIdx.x, from = row * 2 * width;
     u32 i = (blockIdx.y * 128 + threadIdx.x) * 8, count = i < width ? min(width - i, 8u) : 0;
     // Of several GPUs each writes its columns where they belong in one row, which may be anywhere in it.
@@ -172,12 +191,14 @@ EXPORT(gate)
 
 // Rows of numbers of 16 bits, clipped to what those hold.
 KERNEL(256) narrow(const float *x, u64 count, void *out, u32 kind) {
+    after_others();
     for (u64 i = (u64)blockIdx.x * 256 + threadIdx.x; i < count; i += (u64)gridDim.x * 256) store_row(kind, out, i, x[i]);
 }
 EXPORT(narrow)
 
 // Rounds rows that are wanted in another form, too. Eight numbers a lane; limited by a launch.
 KERNEL(128) round_rows(const float *x, u64 numbers, void *out, u32 kind) {
+    after_others();
     u64 i = ((u64)blockIdx.x * 128 + threadIdx.x) * 8;
     float eight[8] = {};
     // Blocks are whole: so are their eights.
@@ -194,36 +215,24 @@ KERNEL(32) rope_append(float *x, u32 stride, u32 heads, u32 kv_heads, u32 dim, c
                        const float *frequencies, float amplitude, u32 half, u32 neighbours, const float *query_norm,
                        const float *key_norm, float eps, u8 *memory, const u32 *table, u32 most, u32 tokens, u32 kind) {
     u32 row = blockIdx.x, head = blockIdx.y, lane = threadIdx.x;
-    u32 position = positions[row], sequence = sequences[row];
+    Rope rope = {frequencies, amplitude, half, neighbours, query_norm, key_norm, eps};
+    let_next_begin();
+    float speeds[ROPE_PAIRS];
+    rope.read(speeds, lane);
+    wait_for_others();
     float *at = x + (u64)row * stride + (u64)head * dim;
-    Pool pool = {memory, table, most, tokens, kv_heads, dim, kind};
     bool is_query = head < heads, is_value = head >= heads + kv_heads;
-    if (is_value) {
-        u8 *to = place(pool, sequence, position, 1, head - heads - kv_heads);
-        for (u32 i = lane; i < dim; i += 32) store_as(kind, to, i, at[i]);
-        return;
-    }
-    const float *w = is_query ? query_norm : key_norm;
-    float scale = 1.f;
-    if (w) {
-        float squares = 0.f;
-        for (u32 i = lane; i < dim; i += 32) squares = fmaf(at[i], at[i], squares);
-        scale = 1.f / sqrtf(warp_sum(squares) / (float)dim + eps);
-    }
-    u8 *to = is_query ? (u8 *)at : place(pool, sequence, position, 0, head - heads);
+    const float *w = is_value ? nullptr : is_query ? query_norm : key_norm;
+    LaneOfHead mine;
+    if (is_value || w) mine.read_all(at, dim, lane);
+    if (!is_value) mine.read_pairs(at, rope, lane);
+    u32 position = positions[row], sequence = sequences[row];
+    Pool pool = {memory, table, most, tokens, kv_heads, dim, kind};
+    u32 of_side = head - heads - (is_value ? kv_heads : 0);
+    u8 *to = is_query ? (u8 *)at : place(pool, sequence, position, is_value, of_side);
     u32 stored = is_query ? (u32)F32 : kind;
-    for (u32 i = lane; i < half; i += 32) {
-        u32 first = neighbours ? 2 * i : i, second = neighbours ? 2 * i + 1 : i + half;
-        float a = at[first], b = at[second];
-        if (w) {
-            a = a * scale * w[first];
-            b = b * scale * w[second];
-        }
-        float angle = (float)position * frequencies[i];
-        float c = cosf(angle) * amplitude, s = sinf(angle) * amplitude;
-        store_as(stored, to, first, a * c - b * s);
-        store_as(stored, to, second, b * c + a * s);
-    }
-    for (u32 i = 2 * half + lane; i < dim; i += 32) store_as(stored, to, i, w ? at[i] * scale * w[i] : at[i]);
+    auto put = [&](u32 channel, float number) { store_as(stored, to, channel, number); };
+    if (is_value) mine.plain(dim, lane, put);
+    else mine.turned(at, dim, rope, speeds, w, position, lane, put);
 }
 EXPORT(rope_append)

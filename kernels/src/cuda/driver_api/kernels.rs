@@ -20,18 +20,19 @@ pub(super) struct Modules {
 }
 
 impl Modules {
-    /// A kernel. PTX is loaded the first time: the driver compiles it for its GPU then, and keeps what it made.
-    pub fn function(&mut self, file: &'static str, kernel: &'static str) -> Result<sys::CUfunction, GpuError> {
+    /// A kernel, and which image it is of. PTX is loaded the first time: the driver compiles it for its GPU then, and keeps what it
+    /// made.
+    pub fn function(&mut self, file: &'static str, kernel: &'static str) -> Result<(sys::CUfunction, Image), GpuError> {
         let image = if self.turned.contains(file) { Image::Compiled } else { Image::Ahead };
         if let Some(function) = self.functions.get(&(file, image, kernel)) {
-            return Ok(*function);
+            return Ok((*function, image));
         }
         let module = self.module(file, image)?;
         let name = CString::new(kernel).map_err(|_| GpuError::Unsupported("a kernel without a name".into()))?;
         // SAFETY: see above.
         let function = unsafe { result::module::get_function(module, name) }.map_err(failed("finding a kernel"))?;
         self.functions.insert((file, image, kernel), function);
-        Ok(function)
+        Ok((function, image))
     }
 
     fn module(&mut self, file: &'static str, image: Image) -> Result<sys::CUmodule, GpuError> {

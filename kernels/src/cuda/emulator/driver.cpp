@@ -18,7 +18,7 @@ std::recursive_mutex one_at_a_time;
 #define TURN std::lock_guard<std::recursive_mutex> turn(one_at_a_time)
 struct Context { int device; std::set<Context *> peers; };
 using capture::Graph, capture::Recording;
-struct Function { std::string name; unsigned shared; Context *context; };
+struct Function { std::string name; unsigned shared; Context *context; bool is_machine_code; };
 // `hung`: with work that never ends.
 struct Stream { Recording *recording; Context *context; order::Line line; bool hung; };
 // `mark`: what it was recorded as where that was while launches are.
@@ -40,10 +40,10 @@ int cards() {
 }
 // What was asked for, told at the end: a test that passes by never coming here would be seen.
 struct Count {
-    unsigned long launches, recorded, replays, peers;
+    unsigned long launches, recorded, replays, peers, early;
     ~Count() {
-        fprintf(stderr, "driver: %lu kernels run, %lu recorded, %lu recordings run, %lu copies between cards\n", launches,
-                recorded, replays, peers);
+        fprintf(stderr, "driver: %lu kernels run, %lu recorded, %lu recordings run, %lu copies between cards, %lu kernels early\n", launches,
+                recorded, replays, peers, early);
     }
 } count;
 
@@ -133,7 +133,7 @@ void between_cards() {
 }
 
 extern "C" {
-int cuDriverGetVersion(int *version) { TURN; *version = 12020; return 0; }
+int cuDriverGetVersion(int *version) { TURN; *version = 12040; return 0; }
 int cuInit(unsigned) { TURN; return 0; }
 int cuGetErrorName(int, const char **text) { TURN; *text = "an error"; return 0; }
 int cuGetErrorString(int, const char **text) { TURN; *text = "an error"; return 0; }
@@ -344,7 +344,7 @@ int cuModuleLoadData(void **out, const void *image) { TURN;
 int cuModuleUnload(void *module) { TURN; delete (image::Names *)module; return 0; }
 int cuModuleGetFunction(void **out, void *module, const char *name) { TURN;
     if (!((image::Names *)module)->count(name)) return 500;
-    *out = new Function{name, 48 << 10, current};
+    *out = new Function{name, 48 << 10, current, ((image::Names *)module)->count(image::MACHINE_CODE) > 0};
     functions.insert(*out);
     return 0;
 }
@@ -352,13 +352,15 @@ int cuFuncSetAttribute(void *function, int which, int value) { TURN;
     if (which == 8) ((Function *)function)->shared = value;
     return 0;
 }
-int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz,
-                   unsigned shared, void *stream, void **args, void **) { TURN;
+// A launch; `early`: one that begins before those before it are done, and has to wait for them.
+static int launch(void *function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                  void *stream, void **args, bool early) {
     bound();
     if (lost()) return lost();
     if (!functions.count(function)) refuse("a kernel that is none");
     Function *kernel = (Function *)function;
     if (kernel->context != current) refuse("a kernel of another card");
+    if (early && !kernel->is_machine_code) refuse("a kernel that begins early, of PTX, which has no wait");
     if (shared > kernel->shared) refuse("more shared memory than was asked for");
     if (!x || !y || !z || y > 65535 || z > 65535 || bx > 1024) refuse("a grid that no card runs");
     std::string name = kernel->name;
@@ -373,11 +375,30 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
         std::vector<void *> places;
         for (auto &slot : slots) places.push_back(&slot);
         unsigned grid[3] = {x, y, z}, block[3] = {bx, by, bz};
+        emulator::must_wait = early;
         if (!tsnode_launch(name.c_str(), grid, block, shared, places.data())) refuse("a kernel that was not emulated");
+        emulator::must_wait = false;
     };
     (stream_of(stream)->recording ? count.recorded : count.launches)++;
+    if (early) count.early++;
     ask(stream, run);
     return 0;
+}
+int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz,
+                   unsigned shared, void *stream, void **args, void **) { TURN;
+    return launch(function, x, y, z, bx, by, bz, shared, stream, args, false);
+}
+// As the driver's header has them. Of what may be said of a launch we say one thing: that it begins early.
+struct LaunchAttribute { int id; char pad[4]; union { char bytes[64]; int number; }; };
+struct LaunchConfig { unsigned x, y, z, bx, by, bz, shared; void *stream; LaunchAttribute *attributes; unsigned count; };
+int cuLaunchKernelEx(const LaunchConfig *config, void *function, void **args, void **) { TURN;
+    bool early = false;
+    for (unsigned i = 0; i < config->count; i++) {
+        if (config->attributes[i].id != 6) refuse("a launch with what nobody asks for");
+        early = config->attributes[i].number;
+    }
+    auto &[x, y, z, bx, by, bz, shared, stream, attributes, count] = *config;
+    return launch(function, x, y, z, bx, by, bz, shared, stream, args, early);
 }
 int cuStreamBeginCapture_v2(void *stream, int) { TURN;
     static unsigned long begun;

@@ -18,6 +18,8 @@
 #include "forms.cuh"
 #include "many.cuh"
 #include "pages.cuh"
+#include "rope.cuh"
+#include "rounded.cuh"
 
 Place threadIdx, blockIdx, blockDim, gridDim;
 
@@ -49,7 +51,7 @@ struct Copy { void *to; const void *from; int bytes; bool real; };
 struct Fiber {
     void *stack_pointer;
     unsigned char *stack;
-    bool done;
+    bool done, waited;
     unsigned long barriers;
     std::vector<Copy> open;
     std::vector<std::vector<Copy>> committed;
@@ -63,7 +65,8 @@ struct Warp {
 static std::vector<Fiber> fibers;
 static std::vector<Warp> warps;
 static void *scheduler;
-static unsigned running, arrived, alive;
+static unsigned running, arrived, alive, waiting;
+bool must_wait;
 static unsigned long barriers;
 static std::vector<unsigned char> shared_memory;
 static Call kernel;
@@ -133,9 +136,16 @@ void wait(int left) {
     }
 }
 
+void waited() {
+    if (fibers[running].waited) fail("a second wait for the kernels before");
+    fibers[running].waited = true;
+    waiting++;
+}
+
 static void enter() {
     kernel(arguments);
     Fiber &fiber = fibers[running];
+    if (must_wait && !fiber.waited) fail("a thread that does not wait for the kernels before");
     if (!fiber.open.empty()) fail("a copy that nobody committed");
     fiber.done = true;
     alive--;
@@ -154,7 +164,7 @@ static void start(Fiber &fiber) {
     *--top = (void *)enter;
     for (int i = 0; i < 6; i++) *--top = nullptr;
     fiber.stack_pointer = top;
-    fiber.done = false;
+    fiber.done = fiber.waited = false;
     fiber.committed.clear();
 }
 
@@ -164,7 +174,7 @@ static void run_block(size_t shared_bytes) {
     shared_memory.assign(shared_bytes + 64, 0xCD);
     unsigned char *end = shared() + shared_bytes;
     alive = threads;
-    arrived = 0;
+    arrived = waiting = 0;
     for (Warp &warp : warps) warp = Warp{};
     for (Fiber &fiber : fibers) start(fiber);
     unsigned idle = 0;
@@ -186,6 +196,7 @@ static void run_block(size_t shared_bytes) {
         idle = before == after ? idle + 1 : 0;
         if (idle > 3) fail("threads wait for each other for ever");
     }
+    if (waiting && waiting < threads) fail("some threads wait for the kernels before, others do not");
     for (unsigned char *at = end; at < end + 16; at++)
         if (*at != 0xCD) fail("shared memory written past its end");
 }
@@ -221,12 +232,15 @@ int tsnode_launch(const char *name, const unsigned *grid, const unsigned *block,
         fibers.pop_back();
     }
     warps.resize((block[0] + 31) / 32);
-    for (unsigned z = 0; z < grid[2]; z++)
-        for (unsigned y = 0; y < grid[1]; y++)
-            for (unsigned x = 0; x < grid[0]; x++) {
-                blockIdx = {x, y, z};
-                run_block(shared_bytes);
-            }
+    // Every other launch has its blocks run from the last to the first: no card has an order of them.
+    static bool backwards = false;
+    backwards = !backwards;
+    size_t blocks = (size_t)grid[0] * grid[1] * grid[2];
+    for (size_t turn = 0; turn < blocks; turn++) {
+        size_t block = backwards ? blocks - 1 - turn : turn;
+        blockIdx = {(unsigned)(block % grid[0]), (unsigned)(block / grid[0] % grid[1]), (unsigned)(block / grid[0] / grid[1])};
+        run_block(shared_bytes);
+    }
     sigaction(SIGSEGV, &before, nullptr);
     return 1;
 }

@@ -30,6 +30,9 @@ void barrier();
 // What every lane of the warp gave, in the order of lanes; the memory lasts until the warp's next exchange but one.
 const unsigned char *exchange(const void *value, size_t bytes);
 void copy_later(void *to, const void *from, int bytes, bool real);
+// The thread waits for the kernels before its own; `must_wait` has the emulator end the run where one does not.
+void waited();
+extern bool must_wait;
 void commit();
 void wait(int left);
 using Call = void (*)(void **);
@@ -59,6 +62,9 @@ template <class T> inline T from_lane(T value, int lane) {
 #define EXPORT(name) static emulator::Enlisted enlisted_##name(#name, emulator::Caller<name>::call, emulator::Caller<name>::arguments);
 
 inline void __syncthreads() { emulator::barrier(); }
+inline void __threadfence() {}
+inline void let_next_begin() {}
+inline void wait_for_others() { emulator::waited(); }
 inline void __syncwarp() { char none = 0; emulator::exchange(&none, 1); }
 template <class T> inline T __shfl_sync(unsigned, T x, int lane) { return emulator::from_lane(x, lane); }
 template <class T> inline T __shfl_xor_sync(unsigned, T x, int by) { return emulator::from_lane(x, (int)(threadIdx.x % 32) ^ by); }

@@ -13,6 +13,8 @@ using Names = std::set<std::string>;
 // CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_NO_BINARY_FOR_GPU, CUDA_ERROR_INVALID_PTX.
 constexpr int NO_IMAGE = 200, OTHER_CARD = 209, NO_PTX = 218;
 constexpr int MACHINE = 190, ARCHITECTURE = 90;
+// A name that no kernel has, among those of machine code.
+constexpr const char *MACHINE_CODE = "";
 
 // Kernels of PTX, all of which must be there: a function from elsewhere is one that nobody has.
 inline int of_ptx(Names &names, const char *text) {
@@ -37,6 +39,7 @@ inline int of_machine_code(Names &names, const char *bytes) {
         memcpy(&out, bytes + head.e_shoff + (size_t)i * head.e_shentsize, sizeof out);
         return out;
     };
+    names.insert(MACHINE_CODE);
     const char *strings = bytes + section(head.e_shstrndx).sh_offset, *text = ".text.";
     for (int i = 1; i < head.e_shnum; i++) {
         const char *name = strings + section(i).sh_name;

@@ -3,8 +3,8 @@
 //! short, damaged or somebody else's is as good as none.
 
 use super::{
-    GpuIdentity,
-    sources::{FILES, HEADERS, OPTIONS},
+    GpuIdentity, LaunchOverlap,
+    sources::{FILES, HEADERS, OPTIONS, WAITING},
     trial::{self, TimedFile},
 };
 use std::fs;
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How such a file begins; the number is that of what follows it.
-const MAGIC: &[u8] = b"tsnode kernels 1\n";
+const MAGIC: &[u8] = b"tsnode kernels 2\n";
 /// Largest file that is read: all kernels together are less than two megabytes.
 pub(in crate::cuda) const LARGEST: u64 = 32 << 20;
 /// Bytes of a hash.
@@ -29,10 +29,12 @@ pub struct KernelCache {
 pub(in crate::cuda) type JitCacheKey = [u8; HASH];
 
 /// What is kept of a choice.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::cuda) struct JitCacheEntry {
     /// How fast files are.
     pub files: Vec<TimedFile>,
+    /// Whether launches overlap.
+    pub overlap: LaunchOverlap,
     /// Machine code of those that are used.
     pub cubins: Vec<(&'static str, Vec<u8>)>,
 }
@@ -48,7 +50,13 @@ pub(in crate::cuda) fn key(identity: &GpuIdentity, nvrtc: (i32, i32)) -> JitCach
     let headers = HEADERS.iter().flat_map(|(name, text)| [*name, *text]);
     let GpuIdentity { name, processors, sm, cuda, driver } = identity;
     let gpu = [name.as_str(), driver.as_str()];
-    files.chain(headers).chain(OPTIONS).chain(trial::FILES).chain(gpu).for_each(|text| add(text.as_bytes()));
+    files
+        .chain(headers)
+        .chain(OPTIONS)
+        .chain(trial::FILES)
+        .chain(WAITING)
+        .chain(gpu)
+        .for_each(|text| add(text.as_bytes()));
     let versions = [cuda.0, cuda.1, nvrtc.0, nvrtc.1].map(i32::to_le_bytes);
     add(&[(*processors as u64).to_le_bytes().as_slice(), &sm.to_le_bytes(), versions.as_flattened()].concat());
     *hasher.finalize().as_bytes()
@@ -116,14 +124,24 @@ fn bounded(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 impl JitCacheEntry {
-    /// Of each file: its name's length and name, two times, its machine code's length and that.
+    /// Two times of launches in a row, and why they do not overlap, if they do not, with its length before it. Then of each file
+    /// that was timed, or has machine code: its name's length and name, two times, its machine code's length and that.
     fn bytes(&self) -> Vec<u8> {
-        let mut out = Vec::new();
-        for TimedFile { name, ahead_ns, compiled_ns } in &self.files {
-            let cubin = self.cubins.iter().find(|(file, _)| file == name).map_or(&[][..], |(_, cubin)| cubin);
+        let (times, why) = match &self.overlap {
+            LaunchOverlap::Used { plain_ns, overlapping_ns } => ([*plain_ns, *overlapping_ns], ""),
+            LaunchOverlap::Not(why) => ([0, 0], why.as_str()),
+        };
+        let mut out = times.map(u64::to_le_bytes).concat();
+        out.extend_from_slice(&(why.len() as u64).to_le_bytes());
+        out.extend_from_slice(why.as_bytes());
+        let timed = |name: &str| self.files.iter().any(|file| file.name == name);
+        let more = self.cubins.iter().filter(|(name, _)| !timed(name));
+        let more = more.map(|(name, _)| TimedFile { name: *name, ahead_ns: 0, compiled_ns: 0 });
+        for TimedFile { name, ahead_ns, compiled_ns } in self.files.iter().cloned().chain(more) {
+            let cubin = self.cubins.iter().find(|(file, _)| *file == name).map_or(&[][..], |(_, cubin)| cubin);
             out.push(name.len() as u8);
             out.extend_from_slice(name.as_bytes());
-            let numbers = [*ahead_ns, *compiled_ns, cubin.len() as u64].map(u64::to_le_bytes);
+            let numbers = [ahead_ns, compiled_ns, cubin.len() as u64].map(u64::to_le_bytes);
             out.extend_from_slice(numbers.as_flattened());
             out.extend_from_slice(cubin);
         }
@@ -131,24 +149,34 @@ impl JitCacheEntry {
     }
 
     fn parse(mut bytes: &[u8]) -> Option<Self> {
-        let mut entry = Self::default();
+        let [plain_ns, overlapping_ns, len] = [number(&mut bytes)?, number(&mut bytes)?, number(&mut bytes)?];
+        let why = std::str::from_utf8(take(&mut bytes, usize::try_from(len).ok()?)?).ok()?;
+        let overlap = match why {
+            "" => LaunchOverlap::Used { plain_ns, overlapping_ns },
+            why => LaunchOverlap::Not(why.into()),
+        };
+        let mut entry = Self { files: Vec::new(), overlap, cubins: Vec::new() };
         while !bytes.is_empty() {
             let len = take(&mut bytes, 1)?[0];
             let name = take(&mut bytes, usize::from(len))?;
-            let name = trial::FILES.into_iter().find(|file| file.as_bytes() == name)?;
+            let name = FILES.iter().map(|file| file.name).find(|file| file.as_bytes() == name)?;
             let [ahead_ns, compiled_ns, len] = [number(&mut bytes)?, number(&mut bytes)?, number(&mut bytes)?];
             let cubin = take(&mut bytes, usize::try_from(len).ok()?)?;
             let file = TimedFile { name, ahead_ns, compiled_ns };
-            if file.is_compiled() == cubin.is_empty() {
+            let is_used = file.is_compiled() || (entry.overlap.is_used() && WAITING.contains(&name));
+            if is_used == cubin.is_empty() {
                 return None;
             }
-            if file.is_compiled() {
+            if is_used {
                 entry.cubins.push((name, cubin.to_vec()));
             }
-            entry.files.push(file);
+            if trial::FILES.contains(&name) {
+                entry.files.push(file);
+            }
         }
         let all = entry.files.iter().map(|file| file.name).eq(trial::FILES);
-        all.then_some(entry)
+        let waiting = WAITING.iter().all(|file| entry.cubins.iter().any(|(name, _)| name == file));
+        (all && (waiting || !entry.overlap.is_used())).then_some(entry)
     }
 }
 

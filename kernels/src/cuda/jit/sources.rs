@@ -35,7 +35,7 @@ pub(crate) const FILES: [KernelFile; 9] = [
 ];
 
 /// What they include, by name. They include nothing else, so that a compiler needs no headers of CUDA's.
-pub(crate) const HEADERS: [(&str, &str); 10] = [
+pub(crate) const HEADERS: [(&str, &str); 11] = [
     ("common.cuh", include_str!("../device/common.cuh")),
     ("few.cuh", include_str!("../device/few.cuh")),
     ("forms.cuh", include_str!("../device/forms.cuh")),
@@ -45,8 +45,15 @@ pub(crate) const HEADERS: [(&str, &str); 10] = [
     ("many.cuh", include_str!("../device/many.cuh")),
     ("packed.cuh", include_str!("../device/packed.cuh")),
     ("pages.cuh", include_str!("../device/pages.cuh")),
+    ("rope.cuh", include_str!("../device/rope.cuh")),
     ("rounded.cuh", include_str!("../device/rounded.cuh")),
 ];
+
+/// Files whose kernels all wait for those before them, as code for [`WAITS_FROM`] (`common.cuh`: `after_others`): only they may
+/// be launched before what they need is there.
+pub(crate) const WAITING: [&str; 4] = ["attend", "few", "mmq", "rows"];
+/// Architecture from which they do.
+pub(crate) const WAITS_FROM: u32 = 90;
 
 /// How they are compiled, whatever for; `scripts/cuda_kernels.py` says the same.
 pub(crate) const OPTIONS: [&str; 3] = ["--std=c++17", "--fmad=false", "--device-as-default-execution-space"];

@@ -4,8 +4,8 @@
 use super::{Image, Loads, NotCompiled};
 use crate::{
     cuda::{
-        machine::{Arg, GpuError, GpuMemory, Launch, Machine, Queue},
-        ops::{GpuRows, Kind, Ops, Out},
+        machine::{Arg, GpuError, GpuMemory, Launch, Machine, Queue, Recorded},
+        ops::{GpuRows, Kind, NOT_TURNED, Ops, Out},
         weights::{Form, GpuMatrix},
     },
     pages::PAGE_BYTES,
@@ -37,6 +37,8 @@ pub(in crate::cuda) const TILE_ROWS: usize = 64 / GROUP;
 const PARTS: usize = 2;
 /// Rows of a batch that products of rounded rows are timed with, beside a single one.
 const BATCH: usize = 16;
+/// Times that what is like a layer of a step comes up in one.
+const LAYERS: usize = 2;
 
 /// How fast a file's kernels are, in both ways.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,8 +55,13 @@ impl TimedFile {
     /// Whether it is used as it was compiled for the GPU.
     #[must_use]
     pub fn is_compiled(&self) -> bool {
-        self.compiled_ns.saturating_mul(100) < self.ahead_ns.saturating_mul(BELOW)
+        is_faster(self.compiled_ns, self.ahead_ns)
     }
+}
+
+/// Whether a time is that much shorter than another that it counts.
+pub(super) fn is_faster(ns: u64, than_ns: u64) -> bool {
+    ns.saturating_mul(100) < than_ns.saturating_mul(BELOW)
 }
 
 impl fmt::Display for TimedFile {
@@ -92,7 +99,7 @@ fn compare_file(gpu: &Arc<dyn Loads>, work: &mut TrialWork, file: &'static str) 
 }
 
 /// Whether all are numbers, and lie near each other as measured by the largest.
-fn alike(a: &[f32], b: &[f32]) -> bool {
+pub(super) fn alike(a: &[f32], b: &[f32]) -> bool {
     let size = a.iter().fold(0.0f32, |most, x| most.max(x.abs()));
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() <= APART * size)
 }
@@ -115,6 +122,11 @@ pub(in crate::cuda) struct TrialWork {
     tiles: GpuMemory,
     sums: GpuMemory,
     tops: GpuMemory,
+    done: GpuMemory,
+    /// One row, what it is normed by, and normed.
+    hidden: GpuMemory,
+    norm: GpuMemory,
+    normed: GpuMemory,
     size: TrialSize,
 }
 
@@ -187,6 +199,10 @@ impl TrialWork {
             tiles: words((0..tiles).map(tile).collect::<Vec<_>>().as_flattened())?,
             sums: GpuMemory::take(machine, PARTS * singles * HEADS * GROUP * DIM * 4)?,
             tops: GpuMemory::take(machine, PARTS * singles * HEADS * GROUP * 2 * 4)?,
+            done: words(&vec![0; singles * HEADS])?,
+            hidden: GpuMemory::take(machine, cols * 4)?,
+            norm: bytes(cols * 4)?,
+            normed: GpuMemory::take(machine, cols * 4)?,
             size,
         })
     }
@@ -207,6 +223,67 @@ impl TrialWork {
         (0..AT_ONCE).try_for_each(|_| self.launch(file))?;
         self.machine.finish()?;
         Ok(started.elapsed().as_nanos() as u64 / AT_ONCE as u64)
+    }
+
+    /// What launches in a row leave that are like a step of one row, and their time: recorded, where the machine does that.
+    pub fn step(&mut self) -> Result<(Vec<f32>, u64), GpuError> {
+        // Kernels are loaded when they first run, which is not while launches are recorded.
+        self.layers()?;
+        let recorded = self.recorded_layers()?;
+        let found = self.left_and_time(recorded);
+        if let Some(recorded) = recorded {
+            self.machine.forget(recorded);
+        }
+        found
+    }
+
+    fn recorded_layers(&mut self) -> Result<Option<Recorded>, GpuError> {
+        if !self.machine.record()? {
+            return Ok(None);
+        }
+        let ran = self.layers();
+        // Recording is ended also if something failed, or nothing would run any more.
+        let recorded = self.machine.recorded();
+        ran?;
+        recorded.map(Some)
+    }
+
+    fn left_and_time(&mut self, recorded: Option<Recorded>) -> Result<(Vec<f32>, u64), GpuError> {
+        let mut left = vec![0.0f32; self.size.outs];
+        self.machine.upload(Queue::Compute, self.hidden.at(), &vec![0; self.size.cols * 4])?;
+        self.run_layers(recorded)?;
+        self.machine.download(Queue::Compute, self.out.at(), bytemuck::cast_slice_mut(&mut left))?;
+        let mut best = u64::MAX;
+        for _ in 0..ROUNDS {
+            self.machine.finish()?;
+            let started = Instant::now();
+            (0..AT_ONCE).try_for_each(|_| self.run_layers(recorded))?;
+            self.machine.finish()?;
+            best = best.min(started.elapsed().as_nanos() as u64 / AT_ONCE as u64);
+        }
+        Ok((left, best))
+    }
+
+    fn run_layers(&mut self, recorded: Option<Recorded>) -> Result<(), GpuError> {
+        match recorded {
+            Some(recorded) => self.machine.replay(recorded),
+            None => self.layers(),
+        }
+    }
+
+    /// Attention, norms and products, each of what the one before left, written where an earlier one wrote.
+    fn layers(&mut self) -> Result<(), GpuError> {
+        let (hidden, norm, cols) = (self.hidden.at(), self.norm.at(), self.size.cols);
+        let out = Out { at: self.out.at(), stride: self.size.outs };
+        for _ in 0..LAYERS {
+            self.attend()?;
+            for (w, kind) in [(&self.quantised, Kind::Rounded256), (&self.dense, Kind::Bf16)] {
+                let normed = GpuRows { at: self.normed.at(), kind };
+                self.ops.norm(hidden, Some(out.at), norm, 1e-5, 1, cols, normed)?;
+                self.ops.products(normed, 1, &[(w, out)])?;
+            }
+        }
+        Ok(())
     }
 
     fn launch(&mut self, file: &str) -> Result<(), GpuError> {
@@ -252,20 +329,19 @@ impl TrialWork {
 
     fn attend(&self) -> Result<(), GpuError> {
         let whole = |x: usize| Arg::Whole(x as u32);
-        let (kind, parts) = (whole(Kind::F32 as usize), whole(PARTS));
+        let numbers = Arg::Wide((self.size.singles * HEADS * GROUP * DIM) as u64);
         let args = [
             [(&self.x).into(), whole(HEADS * GROUP * DIM), whole(GROUP)].as_slice(),
             &[(&self.rows).into(), (&self.positions).into(), (&self.sequences).into()],
             &self.pool(),
-            &[whole(DIM), (&self.sums).into(), (&self.tops).into(), (&self.out).into(), kind],
+            &[whole(DIM), (&self.sums).into(), (&self.tops).into(), (&self.done).into()],
+            &[(&self.out).into(), numbers, whole(Kind::F32 as usize)],
+            &NOT_TURNED,
         ]
         .concat();
         let grid = [PARTS as u32, HEADS as u32, self.size.singles as u32];
-        let launch = |kernel, grid| Launch { module: "attend", kernel, grid, threads: 128, shared: 0 };
-        self.ops.attention(launch("attend_128_f16", grid), &args)?;
-        let args = [(&self.sums).into(), (&self.tops).into(), (&self.rows).into(), parts, whole(DIM)];
-        let args = [args.as_slice(), &[(&self.out).into(), kind]].concat();
-        self.ops.attention(launch("attend_merge", [(HEADS * GROUP) as u32, self.size.singles as u32, 1]), &args)
+        let launch = Launch { module: "attend", kernel: "attend_128_f16", grid, threads: 128, shared: 0 };
+        self.ops.attention(launch, &args)
     }
 
     fn chunk(&self) -> Result<(), GpuError> {

@@ -6,7 +6,7 @@ use crate::{
     cuda::{
         columns::Columns,
         machine::{Arg, GpuError, GpuMemory, Launch, Machine},
-        ops::{GpuRows, Kind, Ops},
+        ops::{GpuRows, Kind, NOT_TURNED, Ops},
         step::Step,
         weights::size,
     },
@@ -152,22 +152,37 @@ impl GpuLayer {
         ops.norm(hidden, more, self.attention_norm.weight.at(), self.attention_norm.eps, rows, width, normed)?;
         self.inputs.run(ops, normed, rows, inputs)?;
         self.norm_rows(ops, rows, inputs, pages.layout)?;
-        self.turn_and_store(ops, step, inputs, rope, half, pages)?;
+        let turning = self.turning(rope, half);
+        let turns = self.attention_turns(step, pages) && mark.is_none();
+        if !turns {
+            self.turn_and_store(ops, step, inputs, turning, pages)?;
+        }
         if let Some(number) = mark {
             ops.machine.mark(number)?;
         }
-        let (kind, heads) = (self.output.kind(rows).unrounded(), &self.inputs.outputs);
+        let (kind, heads) = (self.mixed_kind(rows), &self.inputs.outputs);
         let whole = work.mixed.fit(rows * heads.all.max(self.gate_up.outputs.all) * 4)?;
         let mixed = Columns::place(heads, rows, kind.bytes(), whole, &mut work.mixed_apart)?;
-        self.attend(ops, step, inputs, pages, GpuRows { at: mixed.own, kind })?;
+        let turning = if turns { turning } else { NOT_TURNED };
+        self.attend(ops, step, inputs, turning, pages, GpuRows { at: mixed.own, kind })?;
         Ok(mixed)
     }
 
     /// Columns of what attention adds.
     pub fn output(&self, place: GpuLayerContext<'_>) -> Result<Columns, GpuError> {
         let GpuLayerContext { ops, work, step, width, .. } = place;
-        let mixed = GpuRows { at: work.mixed.at(), kind: self.output.kind(step.rows).unrounded() };
+        let mixed = GpuRows { at: work.mixed.at(), kind: self.mixed_kind(step.rows) };
         product(&self.output, ops, mixed, step.rows, width, work)
+    }
+
+    /// How what attention mixes is written: rounded already where blocks of that are cut neither by GPUs nor by the heads that a
+    /// block of attention has, eight that share keys or what is left of them. So few rows are all attended one by one.
+    fn mixed_kind(&self, rows: usize) -> Kind {
+        let (kind, heads) = (self.output.kind(rows), &self.inputs.outputs);
+        let (group, dim) = (self.heads / self.all_kv_heads.max(1), heads.all / self.heads.max(1));
+        let fits = |block: usize| [group.min(8), group % 8].iter().all(|many| (many * dim).is_multiple_of(block));
+        let whole = heads.mine.len() == heads.all && kind.block().is_none_or(fits);
+        if whole { kind } else { kind.unrounded() }
     }
 
     /// Columns of the MLP's gated half, by the rows with what attention adds.
@@ -220,50 +235,56 @@ impl GpuLayer {
         ops.norm_columns(x + queries as u64 * 4, stride, (key.weight.at(), key.eps), keys, rows)
     }
 
+    /// How queries and keys turn, as kernels are told: `device/rope.cuh`.
+    fn turning(&self, (frequencies, amplitude): &(GpuMemory, f32), half: usize) -> [Arg; 7] {
+        let norm = |which: usize| self.head_norms.as_ref().map_or(0, |norms| norms[which].weight.at());
+        let eps = self.head_norms.as_ref().map_or(0.0, |norms| norms[0].eps);
+        let pairs = [(*amplitude).into(), whole(half), Arg::Whole(u32::from(self.neighbours))];
+        [frequencies.into(), pairs[0], pairs[1], pairs[2], norm(0).into(), norm(1).into(), eps.into()]
+    }
+
+    /// Whether attention turns queries and keys itself, and stores what a row's token has: where no row sees what another one
+    /// stores, and one block has all heads that share keys.
+    fn attention_turns(&self, step: &Step, pages: GpuLayerPages) -> bool {
+        step.alone && step.tiles_count == 0 && self.heads / pages.layout.heads.max(1) <= 8
+    }
+
     fn turn_and_store(
         &self,
         ops: &Ops,
         step: &Step,
         x: u64,
-        (frequencies, amplitude): &(GpuMemory, f32),
-        half: usize,
+        turning: [Arg; 7],
         pages: GpuLayerPages,
     ) -> Result<(), GpuError> {
         let PageLayout { heads: kv_heads, dim, dtype, tokens } = pages.layout;
-        let norm = |which: usize| self.head_norms.as_ref().map_or(0, |norms| norms[which].weight.at());
-        let eps = self.head_norms.as_ref().map_or(0.0, |norms| norms[0].eps);
         let args = [
-            x.into(),
-            whole(self.inputs.outs),
-            whole(self.heads),
-            whole(kv_heads),
-            whole(dim),
-            step.positions.into(),
-            step.sequences.into(),
-            frequencies.into(),
-            (*amplitude).into(),
-            whole(half),
-            Arg::Whole(u32::from(self.neighbours)),
-            norm(0).into(),
-            norm(1).into(),
-            eps.into(),
-            pages.memory.into(),
-            pages.table.into(),
-            whole(pages.most),
-            whole(tokens),
-            Arg::Whole(Kind::from(dtype) as u32),
-        ];
+            [x.into(), whole(self.inputs.outs), whole(self.heads), whole(kv_heads), whole(dim)].as_slice(),
+            &[step.positions.into(), step.sequences.into()],
+            &turning,
+            &[pages.memory.into(), pages.table.into(), whole(pages.most), whole(tokens)],
+            &[Arg::Whole(Kind::from(dtype) as u32)],
+        ]
+        .concat();
         let grid = [step.rows as u32, (self.heads + 2 * kv_heads) as u32, 1];
         let launch = Launch { module: "rows", kernel: "rope_append", grid, threads: 32, shared: 0 };
         ops.attention(launch, &args)
     }
 
-    fn attend(&self, ops: &mut Ops, step: &Step, q: u64, pages: GpuLayerPages, out: GpuRows) -> Result<(), GpuError> {
+    fn attend(
+        &self,
+        ops: &mut Ops,
+        step: &Step,
+        q: u64,
+        turning: [Arg; 7],
+        pages: GpuLayerPages,
+        out: GpuRows,
+    ) -> Result<(), GpuError> {
         if step.tiles_count > 0 {
             self.attend_chunks(ops, step, q, pages, out)?;
         }
         if step.singles_count > 0 {
-            self.attend_singles(ops, step, q, pages, out)?;
+            self.attend_singles(ops, step, q, turning, pages, out)?;
         }
         Ok(())
     }
@@ -318,6 +339,7 @@ impl GpuLayer {
         ops: &mut Ops,
         step: &Step,
         q: u64,
+        turning: [Arg; 7],
         pages: GpuLayerPages,
         out: GpuRows,
     ) -> Result<(), GpuError> {
@@ -327,31 +349,20 @@ impl GpuLayer {
         // As on one GPU that had all heads, so that sums are the same.
         let of_all = self.all_kv_heads * group.div_ceil(8);
         let parts = step.parts_for(self.look.window, of_all, ops.machine.processors());
-        let (sums, tops) = ops.attention_parts(parts, rows * self.heads, dim)?;
+        let of_parts = ops.attention_parts(parts, rows * self.heads, dim, rows * across)?;
+        let numbers = Arg::Wide((step.rows * self.heads * dim) as u64);
         let args = [
             [q.into(), whole(self.inputs.outs), whole(group), step.singles.into()].as_slice(),
             &[step.positions.into(), step.sequences.into()],
             &self.common(pages),
-            &[whole(dim), sums.into(), tops.into(), out.at.into(), Arg::Whole(out.kind as u32)],
+            &[whole(dim), of_parts.sums.into(), of_parts.tops.into(), of_parts.done.into()],
+            &[out.at.into(), numbers, Arg::Whole(out.kind as u32)],
+            &turning,
         ]
         .concat();
         let grid = [parts as u32, across as u32, rows as u32];
         let kernel = attend_kernel(dtype, dim);
-        ops.attention(Launch { module: "attend", kernel, grid, threads: 128, shared: 0 }, &args)?;
-        if parts == 1 {
-            return Ok(());
-        }
-        let args = [
-            sums.into(),
-            tops.into(),
-            step.singles.into(),
-            whole(parts),
-            whole(dim),
-            out.at.into(),
-            Arg::Whole(out.kind as u32),
-        ];
-        let grid = [self.heads as u32, rows as u32, 1];
-        ops.attention(Launch { module: "attend", kernel: "attend_merge", grid, threads: 128, shared: 0 }, &args)
+        ops.attention(Launch { module: "attend", kernel, grid, threads: 128, shared: 0 }, &args)
     }
 }
 

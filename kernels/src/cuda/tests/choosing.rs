@@ -36,8 +36,9 @@ fn ways(draw: &mut Draw) -> Sampling {
 fn every_way_of_choosing_gives_the_processors_token() {
     for machine in machines() {
         let mut draw = Draw(11);
-        // With the last a thread has more tokens than bins that it keeps to itself.
-        for (vocab, rows) in [(3, 24), (64, 24), (1025, 24), (3000, 24), (11_003, 8)] {
+        let mut ops = Ops::new(machine.clone());
+        // With the last two a thread has more tokens than bins that it keeps to itself, and several blocks have a row.
+        for (vocab, rows) in [(3, 24), (64, 24), (1025, 24), (3000, 24), (11_003, 8), (20_003, 4)] {
             let all: Vec<f32> = (0..rows).flat_map(|_| logits(&mut draw, vocab)).collect();
             let ways: Vec<Sampling> = (0..rows).map(|_| ways(&mut draw)).collect();
             let choices: Vec<RowChoice> =
@@ -45,7 +46,9 @@ fn every_way_of_choosing_gives_the_processors_token() {
             let at = with(&machine, &all);
             let choices = GpuMemory::of(&machine, bytemuck::cast_slice(&choices)).unwrap();
             let out = GpuMemory::take(&machine, rows * size_of::<ChosenToken>()).unwrap();
-            Ops::new(machine.clone()).choose(at.at(), rows, vocab, choices.at(), out.at()).unwrap();
+            // Twice, on what the first leaves.
+            ops.choose(at.at(), rows, vocab, choices.at(), out.at()).unwrap();
+            ops.choose(at.at(), rows, vocab, choices.at(), out.at()).unwrap();
             let mut found = vec![ChosenToken::default(); rows];
             machine.download(Queue::Compute, out.at(), bytemuck::cast_slice_mut(&mut found)).unwrap();
             for (i, (way, logits)) in ways.iter().zip(all.chunks_exact(vocab)).enumerate() {

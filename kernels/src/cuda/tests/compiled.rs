@@ -1,7 +1,7 @@
 //! The PTX in the tree is of the sources beside it, and a driver has all that it names.
 
 use super::here;
-use crate::cuda::jit::sources::{FILES, HEADERS, OPTIONS};
+use crate::cuda::jit::sources::{FILES, HEADERS, OPTIONS, WAITING};
 
 /// FNV-1a of 64 bits: what `scripts/cuda_kernels.py` writes down of each source, and of what it made of them.
 fn fnv(bytes: &[u8]) -> u64 {
@@ -22,6 +22,19 @@ fn ptx_was_made_of_these_sources() {
     };
     let found = lines("device") + &lines("ptx");
     assert_eq!(found, noted, "a kernel, or what was made of one, was changed: run scripts/cuda_kernels.sh");
+}
+
+/// What is launched before those before it are done has to wait for them (`driver_api/overlap.rs`); the emulator sees that threads do.
+#[test]
+fn all_kernels_of_files_that_wait_do() {
+    let count = |source: &str, what: &str| source.matches(what).count();
+    for file in FILES.iter().filter(|file| WAITING.contains(&file.name)) {
+        let waits = count(file.source, "after_others();") + count(file.source, "wait_for_others();");
+        assert_eq!(waits, count(file.source, "KERNEL("), "{}", file.name);
+        let begins = count(file.source, "after_others();") + count(file.source, "let_next_begin();");
+        assert_eq!(begins, waits, "{}", file.name);
+    }
+    assert!(WAITING.iter().all(|name| FILES.iter().any(|file| file.name == *name)));
 }
 
 #[test]

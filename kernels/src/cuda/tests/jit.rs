@@ -5,7 +5,8 @@ use super::{Draw, here, machines, poisoned, read, with};
 use crate::cuda::{
     GpuInfo, driver_api,
     jit::{
-        self, CacheState, GpuIdentity, Image, KernelCache, KernelCompiler, Kernels, Loads, NotCompiled, Nvrtc, cache,
+        self, CacheState, GpuIdentity, Image, KernelCache, KernelCompiler, Kernels, LaunchOverlap, Loads, NotCompiled,
+        Nvrtc, cache,
         sources::{self, FILES, KernelFile},
         trial::{self, DIM, GROUP, HEADS, TILE_ROWS, TrialWork},
     },
@@ -28,10 +29,21 @@ struct Fake {
     slower: BTreeSet<&'static str>,
     differs: Option<&'static str>,
     refuses: Option<&'static str>,
+    overlap: FakeOverlap,
     /// Launches until the GPU is lost.
     left: AtomicUsize,
     at: AtomicU64,
     state: Mutex<FakeState>,
+}
+
+/// What launches are that overlap. Norms take their time where they are to be faster.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum FakeOverlap {
+    Cannot,
+    Faster,
+    Slower,
+    Differ,
+    Fail,
 }
 
 #[derive(Debug, Default)]
@@ -39,6 +51,7 @@ struct FakeState {
     loaded: BTreeMap<&'static str, Vec<u8>>,
     compiled: BTreeSet<&'static str>,
     leaves: u8,
+    overlaps: bool,
 }
 
 impl Fake {
@@ -49,6 +62,7 @@ impl Fake {
             slower: BTreeSet::new(),
             differs: None,
             refuses: None,
+            overlap: FakeOverlap::Cannot,
             left: AtomicUsize::new(usize::MAX),
             at: AtomicU64::new(1 << 20),
             state: Mutex::default(),
@@ -86,6 +100,13 @@ impl Loads for Fake {
         self.turn(file, Image::Ahead);
         self.state.lock().unwrap().loaded.remove(file);
     }
+    fn overlap(&self, on: bool) -> Result<(), String> {
+        if on && self.overlap == FakeOverlap::Cannot {
+            return Err("the GPU is made up".into());
+        }
+        self.state.lock().unwrap().overlaps = on;
+        Ok(())
+    }
 }
 
 impl Machine for Fake {
@@ -116,9 +137,21 @@ impl Machine for Fake {
     fn launch(&self, _: Queue, launch: Launch, _: &[Arg]) -> Result<(), GpuError> {
         let more = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
         more.map_err(|_| GpuError::Failed { call: "anything", answer: "the GPU is lost".into() })?;
+        let overlap = self.state.lock().unwrap().overlaps.then_some(self.overlap);
+        if overlap == Some(FakeOverlap::Fail) {
+            return Err(GpuError::Failed { call: "a launch", answer: "not so".into() });
+        }
         let compiled = self.state.lock().unwrap().compiled.contains(launch.module);
         let differs = compiled && self.differs == Some(launch.module);
-        self.state.lock().unwrap().leaves = if differs { 2 } else { 1 };
+        self.state.lock().unwrap().leaves = match overlap {
+            Some(FakeOverlap::Differ) => 3,
+            _ if differs => 2,
+            _ => 1,
+        };
+        let waits_long = launch.module == "rows" && overlap.is_none() && self.overlap == FakeOverlap::Faster;
+        if waits_long || overlap == Some(FakeOverlap::Slower) {
+            std::thread::sleep(Duration::from_micros(300));
+        }
         if trial::FILES.contains(&launch.module) && compiled == self.slower.contains(launch.module) {
             std::thread::sleep(Duration::from_micros(300));
         }
@@ -235,6 +268,49 @@ fn of_each_file_the_faster_is_used() {
     assert!(chosen.to_string().starts_with("PTX, faster than NVRTC 12.2 for sm_90: attend (in "), "{chosen}");
 }
 
+fn overlap(kernels: &Kernels) -> &LaunchOverlap {
+    match kernels {
+        Kernels::Timed(timed) => &timed.overlap,
+        Kernels::Ahead(why) => panic!("nothing was compiled: {why}"),
+    }
+}
+
+#[test]
+fn launches_overlap_where_that_is_faster_and_all_that_wait_are_compiled_then() {
+    let (folder, compiler) = (tempfile::tempdir().unwrap(), Counting::new());
+    let gpu = || Fake { overlap: FakeOverlap::Faster, ..half_slower() };
+    let (first, compiled) = choose(gpu(), &compiler, folder.path());
+    let files: Vec<_> = compiled.iter().map(|(file, _)| *file).collect();
+    assert_eq!(files, ["attend", "few", "many", "rows"], "{first}");
+    assert!(overlap(&first).is_used() && first.to_string().contains("; launches of attend, few, rows overlap (in 0."));
+    let (second, again) = choose(gpu(), &compiler, folder.path());
+    assert_eq!((kept(&second), compiler.count(), again), (&CacheState::Found, 5, compiled));
+    assert_eq!(overlap(&second), overlap(&first));
+    // What was kept is of no use to a GPU that cannot any more.
+    let (third, compiled) = choose(half_slower(), &compiler, folder.path());
+    assert_eq!((kept(&third), compiled.len(), compiler.count()), (&CacheState::Written, 2, 9), "{third}");
+}
+
+#[test]
+fn launches_do_not_overlap_where_they_cannot_differ_fail_or_are_slower() {
+    let ways = [
+        (FakeOverlap::Cannot, "the GPU is made up"),
+        (FakeOverlap::Slower, "they take "),
+        (FakeOverlap::Differ, "they leave other numbers"),
+        (FakeOverlap::Fail, "they fail, the GPU fails at a launch: not so"),
+    ];
+    for (way, why) in ways {
+        let (folder, compiler) = (tempfile::tempdir().unwrap(), Counting::new());
+        let gpu = || Fake { overlap: way, ..half_slower() };
+        let (chosen, compiled) = choose(gpu(), &compiler, folder.path());
+        let files: Vec<_> = compiled.iter().map(|(file, _)| *file).collect();
+        assert_eq!(files, ["few", "many"], "{way:?}");
+        assert!(chosen.to_string().contains(&format!("; launches do not overlap: {why}")), "{chosen}");
+        let (again, _) = choose(gpu(), &compiler, folder.path());
+        assert_eq!((kept(&again), again.to_string()), (&CacheState::Found, chosen.to_string()), "{way:?}");
+    }
+}
+
 #[test]
 fn what_was_chosen_is_found_by_the_next_start() {
     let (folder, compiler) = (tempfile::tempdir().unwrap(), Counting::new());
@@ -327,8 +403,10 @@ fn what_was_kept_with_its_checksum_and_makes_no_sense_is_as_good_as_none() {
         assert_eq!(read(&whole[..i]), None, "cut at {i}");
     }
     let mut huge = whole.to_vec();
-    // The length of the first file's machine code, behind the key, a name and two times.
-    let at = b"tsnode kernels 1\n".len() + key.len() + 1 + trial::FILES[0].len() + 16;
+    // The length of the first file's machine code, behind the key, two times, why launches do not overlap and how long that is, a
+    // name and two times.
+    let LaunchOverlap::Not(why) = read(whole).unwrap().overlap else { panic!("launches overlap") };
+    let at = b"tsnode kernels 2\n".len() + key.len() + 24 + why.len() + 1 + trial::FILES[0].len() + 16;
     huge[at..at + 8].fill(0xff);
     assert_eq!(read(&huge), None);
 }
@@ -499,6 +577,9 @@ pub(super) fn compiled(ordinal: u16) -> Arc<dyn Machine> {
     for (file, cubin) in cubins {
         gpu.load(file, cubin).unwrap();
         gpu.turn(file, Image::Compiled);
+    }
+    if let Err(why) = gpu.overlap(true) {
+        eprintln!("launches do not overlap: {why}");
     }
     gpu
 }
