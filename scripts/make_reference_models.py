@@ -57,6 +57,13 @@ GEMMA4 = dict(
     full_attention=dict(rope_type="proportional", partial_rotary_factor=0.5, rope_theta=1e4),
 )
 GEMMA4_SIZES = dict(hidden_size_per_layer_input=0, max_position_embeddings=512, **TOKENS)
+GEMMA4_INPUTS = {
+    "inputs by token": "embed_tokens_per_layer.weight",
+    "inputs by embedding": "per_layer_model_projection.weight",
+    "norm of inputs": "per_layer_projection_norm.weight",
+    "gate of inputs": "per_layer_input_gate.weight",
+    "norm behind inputs": "post_per_layer_input_norm.weight",
+}
 GROWING = YARN | dict(rope_theta=5e3, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.4)
 
 # name: configuration, stored as, and what to leave out to see that it matters.
@@ -373,6 +380,29 @@ MODELS = {
             "norm behind experts": "post_feedforward_layernorm_2.weight",
             "norm behind the MLP beside them": "post_feedforward_layernorm_1.weight",
         },
+    ),
+    # As E2B is: inputs of each layer, and layers at the end that read the keys and values of the last one of their kind before
+    # them, with MLPs twice as wide.
+    "gemma4-shared": (
+        transformers.Gemma4TextConfig(
+            hidden_size=32, intermediate_size=48, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=1,
+            head_dim=16, global_head_dim=32, sliding_window=24, num_kv_shared_layers=3, use_double_wide_mlp=True,
+            layer_types=[LAYER_TYPES[full] for full in (0, 1, 0, 0, 0, 1)], rope_parameters=GEMMA4,
+            **GEMMA4_SIZES | dict(hidden_size_per_layer_input=16, vocab_size_per_layer_input=320),
+        ),
+        torch.float16,
+        {"window": dict(sliding_window=512)} | GEMMA4_INPUTS,
+    ),
+    # As E4B is, with the kinds the other way round, and more inputs than tokens.
+    "gemma4-inputs": (
+        transformers.Gemma4TextConfig(
+            hidden_size=48, intermediate_size=80, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=2,
+            head_dim=16, global_head_dim=32, sliding_window=24, num_kv_shared_layers=2, final_logit_softcapping=6.0,
+            layer_types=[LAYER_TYPES[full] for full in (1, 0, 0, 1)], rope_parameters=GEMMA4,
+            **GEMMA4_SIZES | dict(hidden_size_per_layer_input=24, vocab_size_per_layer_input=352),
+        ),
+        torch.float16,
+        {"window": dict(sliding_window=512), "cap of logits": dict(final_logit_softcapping=None)} | GEMMA4_INPUTS,
     ),
     "gptoss-sinks": (
         transformers.GptOssConfig(

@@ -213,13 +213,13 @@ fn repaired(card: &ModelCard, places: &[ModelPlace], layout: &GroupLayout, plan:
     had.iter().map(kept_or_new).collect()
 }
 
-/// Groups as asked for, over these places in their order, as far as they and the layers suffice.
+/// Groups as asked for, over these places in their order, as far as they suffice and the model can be cut.
 fn laid_out(card: &ModelCard, places: Vec<ModelPlace>, layout: &GroupLayout) -> Vec<Group> {
     let mut rest = places.into_iter();
     let mut groups = Vec::new();
     for (phase, stages) in &layout.0 {
         let places: Vec<ModelPlace> = rest.by_ref().take(*stages).collect();
-        if places.len() < *stages || *stages > card.shape.layers as usize {
+        if places.len() < *stages || *stages > card.shape.most_stages() as usize {
             break;
         }
         groups.push(Group::new(card.id, *phase, even(card, &places)));
@@ -277,6 +277,15 @@ mod tests {
         assert_eq!((groups, &again.groups), (vec![vec![0], vec![4], vec![2, 3]], &without.groups));
         // A member that is left over of a lost group has its part in the next.
         assert_eq!(laid(&[0, 1, 3, 4, 5], Some(&again)).0, [vec![0], vec![4], vec![1, 3]]);
+    }
+
+    #[test]
+    fn a_model_that_one_stage_has_to_hold_is_laid_out_as_far_as_it_goes() {
+        let mut all = adverts();
+        all.values_mut().flat_map(|advert| &mut advert.models).for_each(|card| card.shape.whole = true);
+        let members = all.iter().map(|(peer, a)| (*peer, a)).collect();
+        let groups = plan(&members, &wish(), None).groups;
+        assert!(groups.len() == 2 && groups.iter().all(|group| group.stages.len() == 1), "{groups:?}");
     }
 
     #[test]

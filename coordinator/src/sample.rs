@@ -21,6 +21,7 @@ pub fn card() -> ModelCard {
         embed_bytes: 2 << 20,
         head_bytes: 2 << 20,
         experts: None,
+        whole: false,
     };
     ModelCard { id: ModelId([1; 16]), name: "tiny".into(), shape, files: vec![] }
 }

@@ -47,14 +47,18 @@ pub enum Unwanted {
     OverBudget {
         /// The smallest.
         model: String,
-        /// What a layer has (bytes).
+        /// The least that plans give of it: a layer, or all.
+        part: &'static str,
+        /// What that has (bytes).
         layer: u64,
     },
     /// Not even one layer of it finds room in what is lent.
     OverMemory {
         /// The smallest.
         model: String,
-        /// What a layer takes (bytes).
+        /// The least that plans give of it: a layer, or all.
+        part: &'static str,
+        /// What that takes (bytes).
         layer: u64,
     },
 }
@@ -74,11 +78,11 @@ impl fmt::Display for Unwanted {
                 )
             }
             Self::NotAllowed { model } => write!(f, "--allow-models does not allow {model}"),
-            Self::OverBudget { model, layer } => {
-                write!(f, "a layer of {model} has {}, and does not fit in --model-budget", size(*layer))
+            Self::OverBudget { model, part, layer } => {
+                write!(f, "{part} of {model} has {}, and does not fit in --model-budget", size(*layer))
             }
-            Self::OverMemory { model, layer } => {
-                write!(f, "a layer of {model} has {}, more than is lent: --memory", size(*layer))
+            Self::OverMemory { model, part, layer } => {
+                write!(f, "{part} of {model} has {}, more than is lent: --memory", size(*layer))
             }
         }
     }
@@ -137,14 +141,15 @@ pub fn takes(shape: &ModelShape, budget: u64) -> u64 {
 }
 
 fn fits(card: &ModelCard, limits: &FetchLimits<'_>) -> Result<(), Unwanted> {
-    let (model, layer) = (card.name.clone(), card.shape.layer_bytes);
+    let (model, layer) = (card.name.clone(), card.shape.least_bytes());
+    let part = if card.shape.whole { "all" } else { "a layer" };
     if !limits.allowed.is_empty() && !limits.allowed.iter().any(|glob| glob.fits(&model)) {
         return Err(Unwanted::NotAllowed { model });
     }
     if takes(&card.shape, limits.budget) < layer {
-        return Err(Unwanted::OverBudget { model, layer });
+        return Err(Unwanted::OverBudget { model, part, layer });
     }
-    if layer > limits.memory { Err(Unwanted::OverMemory { model, layer }) } else { Ok(()) }
+    if layer > limits.memory { Err(Unwanted::OverMemory { model, part, layer }) } else { Ok(()) }
 }
 
 /// A pattern of names: `*` is any letters, `?` any one; capitals count as small letters.

@@ -23,6 +23,7 @@ pub const SHAPE: ModelShape = ModelShape {
     embed_bytes: 1,
     head_bytes: 1,
     experts: None,
+    whole: false,
 };
 
 pub fn peer(n: u8) -> PeerId {

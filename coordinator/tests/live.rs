@@ -225,6 +225,7 @@ fn mixture() -> ModelCard {
         embed_bytes: 175_000_000,
         head_bytes: 255_000_000,
         experts: Some(Experts { count: 128, used: 8, bytes: 340_000_000 }),
+        whole: false,
     };
     ModelCard { shape, ..card() }
 }
@@ -247,6 +248,27 @@ fn experts_that_no_peer_holds_lie_over_four() {
     let [short] = &live::shortfalls(&members)[..] else { panic!("nothing is said") };
     let live::DeviceShortfall::Memory { needs, lent } = short.lack else { panic!("{short:?}") };
     assert!(needs > shape.stage_bytes(shape.all_layers()) && lent < needs, "{needs} of {lent}");
+}
+
+/// Two hold it together, and one stage has to: whoever holds all of it serves it, and where nobody does it is said what is lacking.
+#[test]
+fn a_model_that_one_stage_has_to_hold_lies_on_one_peer() {
+    let whole = ModelCard { shape: ModelShape { whole: true, ..embedded().shape }, ..card() };
+    let lender = |memory, kv| Lender { memory, kv, speed: 1.0, links: vec![] };
+    let (small, large) = (lender(8 << 20, 2 << 20), lender(64 << 20, 8 << 20));
+    let both = [small.clone(), small.clone()];
+    assert!(serves(&planned(&embedded(), &both, SplitChoice::Auto)), "cut in two");
+    assert!(planned(&whole, &both, SplitChoice::Auto).groups.is_empty());
+    let adverts = adverts(&whole, &both);
+    let members: BTreeMap<PeerId, &Advert> = (0..).map(id).zip(&adverts).collect();
+    let [short] = &live::shortfalls(&members)[..] else { panic!("nothing is said") };
+    let live::DeviceShortfall::Memory { needs, lent } = short.lack else { panic!("{short:?}") };
+    assert!(lent < small.memory && needs > lent, "{needs} of {lent}, which one of them lends");
+    for (lenders, groups) in [(vec![large.clone(), small.clone(), small], 1), (vec![large.clone(), large], 2)] {
+        let draft = planned(&whole, &lenders, SplitChoice::Auto);
+        assert!(serves(&draft) && draft.groups.len() == groups, "{draft:?}");
+        assert!(draft.groups.iter().all(|group| group.stages.len() == 1), "{draft:?}");
+    }
 }
 
 /// Most peers of a cluster that is drawn.

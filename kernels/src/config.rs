@@ -2,6 +2,7 @@
 
 mod coding;
 mod keys;
+mod layer_inputs;
 mod mixture;
 mod rope;
 mod text_model;
@@ -9,6 +10,7 @@ mod unread;
 mod wide_heads;
 
 pub(crate) use keys::Keys;
+pub use layer_inputs::{LayerInputs, SharedKv};
 pub use mixture::{Clamped, Mixture};
 pub use wide_heads::{KvHeads, WideHeads};
 
@@ -50,6 +52,10 @@ pub struct ModelConfig {
     pub kv_heads: usize,
     /// Heads by layer, where those of some are wider than those of others.
     pub wide_heads: Option<WideHeads>,
+    /// Layers at the end that read the keys and values of others.
+    pub shared_kv: Option<SharedKv>,
+    /// What enters each layer beside what the one before it made.
+    pub layer_inputs: Option<LayerInputs>,
     /// Width of one head.
     pub head_dim: usize,
     /// Entries in the vocabulary.
@@ -181,13 +187,15 @@ pub enum ModelConfigError {
 }
 
 impl ModelConfig {
-    /// Numbers in the matrices that a row passes in a layer, on average over layers.
+    /// Numbers in the matrices that a row passes in a layer, on average over those that plans count.
     #[must_use]
     pub fn layer_numbers(&self) -> u64 {
         let router = self.mixture.as_ref().map_or(0.0, |m| m.part() * m.experts as f64);
         let mlps = self.matrices() * self.passed_width() + router as usize;
         let attention = (0..self.layers).map(|layer| self.attention_width(layer)).sum::<usize>();
-        (self.hidden * (attention.div_ceil(self.layers) + mlps)) as u64
+        // A layer's are made by rows of a matrix, gated by a second one, and brought back by a third.
+        let inputs = 3 * self.input_numbers();
+        (self.hidden * ((attention + inputs).div_ceil(self.blocks()) + mlps)) as u64
     }
 
     /// Numbers in the matrices of all experts of a layer, on average over layers.
@@ -201,16 +209,23 @@ impl ModelConfig {
         if self.activation == Activation::Relu { 2 } else { 3 }
     }
 
-    /// Width of all MLPs that a row passes in a layer, on average over layers.
+    /// Width of all MLPs that a row passes in a layer, on average over those that plans count.
     fn passed_width(&self) -> usize {
-        let Some(mixture) = &self.mixture else { return self.intermediate };
+        let Some(mixture) = &self.mixture else {
+            // Numbers that nobody has looked at yet are of models with none.
+            let Some(shared) = &self.shared_kv else { return self.intermediate };
+            let all = self.blocks() * self.intermediate + shared.of.len() * shared.intermediate;
+            return all.div_ceil(self.blocks());
+        };
         let passed = |has: &bool| if *has { mixture.passed() } else { self.intermediate };
         mixture.layers.iter().map(passed).sum::<usize>().div_ceil(self.layers)
     }
 
     /// Width of all MLPs that a row passes in one layer, where that is most.
     pub(crate) fn widest(&self) -> usize {
-        let Some(mixture) = &self.mixture else { return self.intermediate };
+        let Some(mixture) = &self.mixture else {
+            return self.shared_kv.as_ref().map_or(self.intermediate, |shared| shared.intermediate);
+        };
         let dense = if mixture.layers.contains(&false) { self.intermediate } else { 0 };
         dense.max(mixture.passed())
     }
@@ -251,6 +266,8 @@ impl ModelConfig {
             heads: heads as usize,
             kv_heads: keys.optional("num_key_value_heads")?.unwrap_or(heads) as usize,
             wide_heads: None,
+            shared_kv: None,
+            layer_inputs: None,
             head_dim,
             vocab: keys.needed("vocab_size")? as usize,
             context: context(keys, &mut notes)?,
@@ -309,7 +326,8 @@ impl ModelConfig {
         let used = self.mixture.as_ref().map_or(0.0, |m| m.used as f64 / m.experts as f64);
         let all = self.expert_numbers();
         let unused = all - (used * all as f64) as u64;
-        let mut shape = self.shape(2 * (self.layer_numbers() + unused), table, table);
+        let inputs = self.layer_inputs.map_or(0, |inputs| 2 * (inputs.tokens * self.input_numbers()) as u64);
+        let mut shape = self.shape(2 * (self.layer_numbers() + unused), table + inputs, table);
         shape.experts.iter_mut().for_each(|experts| experts.bytes = 2 * all);
         shape
     }
@@ -318,7 +336,7 @@ impl ModelConfig {
     #[must_use]
     pub fn shape(&self, layer_bytes: u64, embed_bytes: u64, head_bytes: u64) -> ModelShape {
         ModelShape {
-            layers: self.layers as u32,
+            layers: self.blocks() as u32,
             hidden: self.hidden as u32,
             intermediate: u32::try_from(self.passed_width()).unwrap_or(u32::MAX),
             heads: self.heads as u32,
@@ -330,6 +348,7 @@ impl ModelConfig {
             embed_bytes,
             head_bytes,
             experts: self.mixture.as_ref().map(|m| Experts { count: m.experts as u32, used: m.used as u32, bytes: 0 }),
+            whole: self.is_whole(),
         }
     }
 }

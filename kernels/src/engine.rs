@@ -27,7 +27,7 @@ pub use prefix_cache::{Prefix, PrefixKey};
 pub use tap::{Fresh, Tap};
 pub use threads::{Starting, Threads};
 
-pub(crate) use attend::{Attend, AttentionParams, RotaryTables};
+pub(crate) use attend::{Attend, AttentionParams, RotaryTables, StoredKv};
 
 use crate::{
     cpu::{Cpu, Simd, Team},
@@ -343,7 +343,11 @@ impl Engine {
         self.positions.extend(batch.iter().flat_map(|s| s.start..s.start + s.len));
         let loaded = self.stages.get_mut(&stage).ok_or(EngineError::NoStage)?;
         rank_parts::enter(&mut self.devices, loaded, input, &self.positions);
-        self.compute(stage, batch, output, tap)?;
+        let tokens = match input {
+            Input::Tokens(tokens) => tokens,
+            Input::Hidden(_) => &[],
+        };
+        self.compute(stage, batch, (tokens, output), tap)?;
         self.are_present(stage, batch);
         match output {
             // Every rank has all rows.
@@ -371,7 +375,7 @@ impl Engine {
         &mut self,
         stage: StageKey,
         batch: &[Slice],
-        output: Output<'_>,
+        (tokens, output): (&[Token], Output<'_>),
         tap: Option<&mut dyn Tap>,
     ) -> Result<(), EngineError> {
         let loaded = self.stages.get_mut(&stage).ok_or(EngineError::NoStage)?;
@@ -390,7 +394,7 @@ impl Engine {
             // `check` has seen every sequence of the batch.
             let kvs = batch.iter().filter_map(|s| Some(sequences.get(&(stage, s.request))?.of(rank)));
             let runs = RowRun::all(std::mem::take(&mut device.runs), batch, kvs, device.cpu.has_chunks(layout.dim));
-            let mut attend = Attend { pool, sequences, stage, positions, others, layout, tap, runs };
+            let mut attend = Attend { pool, sequences, stage, positions, tokens, others, layout, tap, runs };
             part.stage.layers(&device.cpu, &mut device.hidden, &mut attend);
             device.runs = attend::emptied(attend.runs);
             if let Output::Logits { rows } = output {

@@ -98,9 +98,10 @@ pub fn measure(
     kv_dtype: KvDtype,
 ) -> Result<Option<LayerProfile>, ProfileError> {
     let Some(groups) = groups(source) else { return Ok(None) };
-    let pool_bytes = pool_bytes(source, threads.ranks, kv_dtype, &groups.concat())?;
+    let first = of_whole(source).unwrap_or(FIRST);
+    let pool_bytes = pool_bytes(source, (threads.ranks, first), kv_dtype, &groups.concat())?;
     let mut engine = Engine::new(EngineConfig { threads, pool_bytes, kv_dtype })?;
-    let first = source.outlined(FIRST, threads)?;
+    let first = source.outlined(first, threads)?;
     measured(&mut engine, source, first, (Output::Hidden, groups)).map(Some)
 }
 
@@ -113,8 +114,15 @@ pub fn measure(
 pub fn measure_on(engine: &mut Engine, source: &ModelSource) -> Result<Option<LayerProfile>, ProfileError> {
     let Some(groups) = groups(source) else { return Ok(None) };
     let few = LayerRange { end: ON_GPU.min(source.card().shape.layers - 1), ..FIRST };
+    let few = of_whole(source).unwrap_or(few);
     let first = source.outlined_for_gpus(few, Threads { count: 1, ranks: engine.gpus() })?;
     measured(engine, source, first, (Output::Logits { rows: &[] }, groups)).map(Some)
+}
+
+/// All layers, of a model that one stage has to hold: no part of it can be had alone, and its last layer stands for several.
+fn of_whole(source: &ModelSource) -> Option<LayerRange> {
+    let shape = source.card().shape;
+    shape.whole.then(|| shape.all_layers())
 }
 
 /// Steps to time: what prompts are fitted to and tried on, what answers are, and both together. None where they do not fit the model.
@@ -164,13 +172,18 @@ fn rooms(steps: &[Step]) -> BTreeMap<RequestId, u32> {
     rooms
 }
 
-/// Memory for pages of all sequences (bytes).
-fn pool_bytes(source: &ModelSource, ranks: usize, kv_dtype: KvDtype, steps: &[Step]) -> Result<usize, EngineError> {
+/// Memory for pages of all sequences in these layers (bytes).
+fn pool_bytes(
+    source: &ModelSource,
+    (ranks, layers): (usize, LayerRange),
+    kv_dtype: KvDtype,
+    steps: &[Step],
+) -> Result<usize, EngineError> {
     let layout = PageLayout::new(&source.card().shape, kv_dtype)?;
     // A rank's pages hold more tokens of its fewer heads; each rounds up for itself.
     let pages = |room: &u32| layout.pages(*room as usize) + ranks;
     let pages: usize = rooms(steps).values().map(pages).sum();
-    Ok((pages * PAGE_BYTES).min(POOL_AT_MOST))
+    Ok((pages * layers.len() as usize * PAGE_BYTES).min(POOL_AT_MOST))
 }
 
 impl Step {

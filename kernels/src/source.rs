@@ -168,7 +168,7 @@ impl ModelSource {
             ModelConfig::parse(config_json).map_err(|error| SourceError::Config { path: path.to_owned(), error })?;
         let checkpoint = checkpoint.coded_by(config.coding);
         // Loading all layers once finds every missing or misshapen tensor now; nothing of the map is read for it.
-        let whole = LayerRange { start: 0, end: config.layers as u32 };
+        let whole = LayerRange { start: 0, end: config.blocks() as u32 };
         let stage = models::load(&config, &checkpoint, StageShare { layers: whole, rank: Rank::ALONE })
             .map_err(|error| SourceError::Weights { path: path.to_owned(), error })?;
         let shape = shape_of(&config, stage.as_ref());
@@ -292,8 +292,10 @@ impl ModelSource {
         let few = largest.tokens.min(models::ROWS_OF_MLP as u64) * (between * c.widest() + mixed) as u64;
         // Ranks lay their columns down on two tables, and logits side by side.
         let (tables, logits) = if ranks > 1 { (2 * c.hidden, 2) } else { (0, 1) };
-        let head = if layers.end as usize == c.layers { logits * c.vocab + ranks * 2 * c.hidden } else { 0 };
-        4 * (largest.tokens * (cut + ranks * whole + tables) as u64 + few + largest.logits * head as u64)
+        let head = if layers.end as usize == c.blocks() { logits * c.vocab + ranks * 2 * c.hidden } else { 0 };
+        // Inputs of all layers, what a matrix made of them, and the same normed.
+        let inputs = if layers.start == 0 { 3 * c.input_numbers() } else { 0 };
+        4 * (largest.tokens * (cut + ranks * (whole + inputs) + tables) as u64 + few + largest.logits * head as u64)
     }
 
     /// What a stage of some layers reads of the files of [`Self::weights`]: for each its tensors' places.
@@ -391,6 +393,10 @@ impl ModelSource {
         (layers, threads): (LayerRange, Threads),
         lay: impl FnOnce(&[Box<dyn ModelStage>], &Cpu) -> Result<LoadReport, WeightsError>,
     ) -> Result<(StageModel, LoadReport), WeightsError> {
+        let shape = &self.card.shape;
+        if shape.whole && layers != shape.all_layers() {
+            return Err(WeightsError::Whole { layers, all: shape.layers });
+        }
         let stages = self.cut(from, layers, threads.ranks)?;
         let cpu = Cpu::new(Simd::detect(), threads.count.max(1)).map_err(WeightsError::Threads)?;
         let report = lay(&stages, &cpu)?;
@@ -401,7 +407,7 @@ impl ModelSource {
 /// The shape that planning has, with what each part's weights take.
 fn shape_of(config: &ModelConfig, stage: &dyn ModelStage) -> ModelShape {
     let bytes = stage.bytes();
-    let by_layer = |bytes: u64| bytes.div_ceil(config.layers as u64);
+    let by_layer = |bytes: u64| bytes.div_ceil(config.blocks() as u64);
     let mut shape = config.shape(by_layer(bytes.layers), bytes.embed, bytes.head);
     shape.experts.iter_mut().for_each(|experts| experts.bytes = by_layer(bytes.experts));
     shape

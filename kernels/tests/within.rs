@@ -51,9 +51,12 @@ fn the_text_of_a_model_that_sees_is_the_model() {
         None => name.to_owned(),
     };
     let renames: [&dyn Fn(&str) -> String; 2] = [&of_four, &of_five];
-    for (name, model_type) in
-        [("gemma3-local", "gemma3"), ("ministral3-yarn", "mistral3"), ("gemma4-experts", "gemma4")]
-    {
+    for (name, model_type) in [
+        ("gemma3-local", "gemma3"),
+        ("ministral3-yarn", "mistral3"),
+        ("gemma4-experts", "gemma4"),
+        ("gemma4-shared", "gemma4"),
+    ] {
         let alone = logits(&reference(name));
         for rename in renames {
             assert_eq!(logits(within(name, model_type, rename).path()), alone, "{name}");

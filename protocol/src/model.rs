@@ -32,7 +32,8 @@ pub struct ModelFile {
 /// The sizes of a transformer, as its `config.json` gives them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
 pub struct ModelShape {
-    /// Transformer blocks: what a plan hands out.
+    /// Transformer blocks: what a plan hands out. Of a model in which some have no keys and values of their own, those that have
+    /// some; the last one stands for the others too.
     pub layers: u32,
     /// Width of the residual stream.
     pub hidden: u32,
@@ -57,6 +58,9 @@ pub struct ModelShape {
     /// Of a mixture of experts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts: Option<Experts>,
+    /// Whether one stage has to hold all of it: its blocks need more of a token, or of each other, than passes from stage to stage.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub whole: bool,
 }
 
 /// Experts of a mixture's blocks. A token passes few of them: what is read for it is less than what is stored.
@@ -96,12 +100,24 @@ impl ModelShape {
         LayerRange { start: 0, end: self.layers }
     }
 
+    /// Stages that may hold it together, at most.
+    #[must_use]
+    pub fn most_stages(&self) -> u32 {
+        if self.whole { 1 } else { self.layers }
+    }
+
     /// Weights a stage with these layers holds (bytes).
     #[must_use]
     pub fn stage_bytes(&self, layers: LayerRange) -> u64 {
         let embed = if layers.start == 0 { self.embed_bytes } else { 0 };
         let head = if layers.end == self.layers { self.head_bytes } else { 0 };
         u64::from(layers.len()) * self.layer_bytes + embed + head
+    }
+
+    /// Weights of the least that a plan gives a peer, but for what comes with the first and the last block (bytes).
+    #[must_use]
+    pub fn least_bytes(&self) -> u64 {
+        if self.whole { self.stage_bytes(self.all_layers()) } else { self.layer_bytes }
     }
 
     /// Weights of a block that a step of so many tokens is expected to read (bytes): all, but for experts that nobody chooses.
@@ -236,7 +252,9 @@ mod tests {
             embed_bytes: 1,
             head_bytes: 1,
             experts: None,
+            whole: false,
         };
+        assert_eq!([false, true].map(|whole| ModelShape { layers: 7, whole, ..sizes }.most_stages()), [7, 1]);
         let of = |names: &[&str]| {
             let file = |(n, name): (u8, &&str)| ModelFile { name: (*name).into(), bytes: 1, hash: [n; 32] };
             let files = (0..).zip(names).map(file).collect();

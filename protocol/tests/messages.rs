@@ -85,6 +85,7 @@ pub fn advert() -> Advert {
         embed_bytes: 2 << 20,
         head_bytes: 2 << 20,
         experts: Some(Experts { count: 8, used: 2, bytes: 1 << 19 }),
+        whole: false,
     };
     let file = ModelFile { name: "tokenizer.json".into(), bytes: 70_000, hash: [6; 32] };
     let device = Device {

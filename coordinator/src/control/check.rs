@@ -22,6 +22,8 @@ pub enum Infeasible {
     Memory(PeerId),
     /// A group's stages end before the model's last layer, or after.
     Layers,
+    /// Several stages of a model that one has to hold.
+    Whole,
 }
 
 impl fmt::Display for Infeasible {
@@ -34,6 +36,7 @@ impl fmt::Display for Infeasible {
             Self::Twice(p) => write!(f, "a device of {} has two stages of one model", p.short()),
             Self::Memory(p) => write!(f, "{} has too little memory", p.short()),
             Self::Layers => f.write_str("layers not covered"),
+            Self::Whole => f.write_str("several stages of a model that one has to hold"),
         }
     }
 }
@@ -58,6 +61,9 @@ pub(super) fn feasible(groups: &[Group], members: &Members<'_>) -> Result<(), In
             let has = advert.models.iter().any(|card| card.id == group.model);
             let shape = shape.filter(|_| has).ok_or(Infeasible::NoModel(peer))?;
             let served = device.served(group.model).ok_or(Infeasible::NoModel(peer))?;
+            if group.stages.len() > shape.most_stages() as usize {
+                return Err(Infeasible::Whole);
+            }
             if !used.insert((peer, stage.device, group.model)) {
                 return Err(Infeasible::Twice(peer));
             }
@@ -90,6 +96,16 @@ mod tests {
 
     fn found(advert: &Advert, groups: &[Group]) -> Result<(), Infeasible> {
         feasible(groups, &[(PeerId([0; 32]), advert)].into())
+    }
+
+    #[test]
+    fn one_stage_holds_a_model_that_is_not_cut() {
+        let (mut advert, peer) = (sample::advert(0), PeerId([0; 32]));
+        advert.models[0].shape.whole = true;
+        let part = |start, end| Stage { peer, device: 0, layers: LayerRange { start, end } };
+        let cut = Group::new(ModelId([1; 16]), Phase::Mixed, vec![part(0, 2), part(2, 4)]);
+        assert_eq!(found(&advert, &[cut]), Err(Infeasible::Whole));
+        assert_eq!(found(&advert, &[on(1, 0..4)]), Ok(()));
     }
 
     #[test]

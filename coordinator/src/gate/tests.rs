@@ -16,6 +16,7 @@ fn llama3_8b() -> ModelShape {
         embed_bytes: 1_050_673_152,
         head_bytes: 1_050_681_344,
         experts: None,
+        whole: false,
     }
 }
 

@@ -76,6 +76,7 @@ mod tests {
         embed_bytes: 1,
         head_bytes: 1,
         experts: None,
+        whole: false,
     };
 
     fn delivery(from: u8, bytes: u64, pack: f64) -> Delivery {

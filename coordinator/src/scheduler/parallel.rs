@@ -105,7 +105,8 @@ pub fn given(problem: &Problem, stages: &[ParallelStage], phase: Phase) -> Optio
     let cut: Vec<u32> = stages.iter().map(|s| s.layers).collect();
     let whole = cut.iter().map(|l| u64::from(*l)).sum::<u64>() == u64::from(problem.model.shape.layers);
     let known = stages.iter().all(|s| problem.layer_cost(s.instance, s.tp).is_some() && s.layers > 0);
-    (whole && known).then(|| configured(problem, stages, &cut, phase)).filter(|c| c.kv_tokens > Tokens(0.0))
+    let few = stages.len() <= problem.model.shape.most_stages() as usize;
+    (whole && known && few).then(|| configured(problem, stages, &cut, phase)).filter(|c| c.kv_tokens > Tokens(0.0))
 }
 
 /// Every configuration of these devices.
@@ -179,7 +180,8 @@ fn configurations(
         let ((instance, count), tp) = (members[place], degrees[place]);
         stages.extend((0..count / tp).map(|_| ParallelStage { instance, tp, layers: 0 }));
     }
-    if !(problem.space.repeat_hosts || visits_once(problem, &stages)) {
+    let few = stages.len() <= problem.model.shape.most_stages() as usize;
+    if !(few && (problem.space.repeat_hosts || visits_once(problem, &stages))) {
         return Vec::new();
     }
     let found = in_order(problem, &stages, phase);

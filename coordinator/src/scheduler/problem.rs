@@ -246,14 +246,21 @@ impl Problem {
     /// Twice the devices that the smallest kind needs to hold the model: larger groups only add KV transfers.
     fn devices_needed(&self) -> u16 {
         let smallest = self.cluster.ids().map(|i| self.usable(i, 1)).fold(Bytes(f64::INFINITY), Bytes::min);
-        (2.0 * (self.least_memory() / smallest).ceil()).min(f64::from(self.model.shape.layers)) as u16
+        (2.0 * (self.least_memory() / smallest).ceil()).min(f64::from(self.model.shape.most_stages())) as u16
     }
 
     fn lack(&self) -> Option<ModelShortfall> {
         let need = self.least_memory();
-        let have = self.islands().into_iter().map(|(_, memory)| memory).fold(Bytes(0.0), Bytes::max);
+        // Of a model that one stage has to hold, each device by itself.
+        let alone = || self.cluster.ids().map(|id| self.usable(id, 1)).fold(Bytes(0.0), Bytes::max);
+        let together = || self.islands().into_iter().map(|(_, memory)| memory).fold(Bytes(0.0), Bytes::max);
+        let whole = self.model.shape.whole && self.space.tensor_parallel <= 1;
+        let have = if whole { alone() } else { together() };
         if have >= need {
             return None;
+        }
+        if whole {
+            return Some(ModelShortfall { model: self.model.name.clone(), need, have, more: Vec::new() });
         }
         let short =
             |figures: &super::figures::DeviceFigures| ((need - have) / (figures.memory * USABLE)).ceil() as usize;

@@ -82,6 +82,7 @@ pub fn by_name(name: &str) -> Option<Model> {
         // A head that shares the embedding's table still needs it where the last stage is.
         head_bytes: table,
         experts: None,
+        whole: false,
     };
     Some(Model { name: name.to_owned(), shape, layer_weights: weights as f64, element: 2.0 })
 }

@@ -65,15 +65,21 @@ pub fn holds(problem: &Problem, members: &[(InstanceId, u16)]) -> bool {
     if problem.space.tensor_parallel > 1 {
         return true;
     }
+    let devices: u32 = members.iter().map(|&(_, n)| u32::from(n)).sum();
+    if devices > problem.model.shape.most_stages() {
+        return false;
+    }
     let each = members.iter().flat_map(|&(i, n)| std::iter::repeat_n(i, n.into()));
     let rooms: Option<Vec<StageRoom>> = each.map(|i| StageRoom::of(problem, i, 1)).collect();
     rooms.is_some_and(|rooms| ends(&rooms, problem.model.shape.layers).is_some())
 }
 
-/// Whether a device holds any layer at all.
+/// Whether a device holds any layer at all; of a model that one stage has to hold, all.
 #[must_use]
 pub fn is_of_use(problem: &Problem, instance: InstanceId) -> bool {
-    problem.space.tensor_parallel > 1 || StageRoom::of(problem, instance, 1).is_some_and(|room| room.middle > 0)
+    let shape = &problem.model.shape;
+    let holds = |room: StageRoom| if shape.whole { room.only >= shape.layers } else { room.middle > 0 };
+    problem.space.tensor_parallel > 1 || StageRoom::of(problem, instance, 1).is_some_and(holds)
 }
 
 /// The fewest devices that hold the model, one of each host, however they are connected as long as they are; `None` if there
@@ -103,6 +109,9 @@ fn fewest_of(problem: &Problem, island: &[InstanceId]) -> Option<InstanceDevices
     let mut all: Vec<Device<'_>> = island.iter().filter_map(device).collect();
     if let Some(one) = all.iter().find(|d| d.room.only >= layers) {
         return Some(vec![(one.id, 1)]);
+    }
+    if problem.model.shape.most_stages() < 2 {
+        return None;
     }
     all.sort_by_key(|d| (Reverse(d.room.middle), d.id));
     let ends = ends_to_try(&all);

@@ -71,17 +71,18 @@ fn joined(problem: &Problem, mut sets: Vec<InstanceDevices>) -> Vec<InstanceDevi
     sets
 }
 
-/// Devices of a set, at most: where each is a stage there is a layer for each. Others are cut by [`sized`].
+/// Devices of a set, at most: where each is a stage the model can be cut into so many. Others are cut by [`sized`].
 fn largest(problem: &Problem) -> u32 {
     if problem.space.tensor_parallel > 1 {
         return u32::MAX;
     }
-    u32::from(problem.space.group_devices).min(problem.model.shape.layers)
+    u32::from(problem.space.group_devices).min(problem.model.shape.most_stages())
 }
 
 /// Cuts a set of devices that is larger than a group may be.
 fn sized(problem: &Problem, members: InstanceDevices) -> Vec<InstanceDevices> {
-    let most = u32::from(problem.space.group_devices);
+    let together = u32::from(problem.space.group_devices);
+    let most = if problem.model.shape.whole { largest(problem).min(together) } else { together };
     let (mut done, mut open, mut size) = (Vec::new(), InstanceDevices::new(), 0);
     for (instance, n) in members {
         for _ in 0..n {

@@ -85,7 +85,11 @@ impl ModelConfig {
     /// Rows of the matrices of a layer's attention, and columns of the last.
     pub(super) fn attention_width(&self, layer: usize) -> usize {
         let KvHeads { count, parts } = self.heads_of(layer);
-        let matrices = if self.values_are_keys(layer) { 1 } else { 2 };
+        let matrices = match self.kv_of_another(layer) {
+            Some(_) => 0,
+            None if self.values_are_keys(layer) => 1,
+            None => 2,
+        };
         (2 * self.heads + matrices * count) * parts * self.head_dim
     }
 

@@ -15,7 +15,7 @@ use crate::{
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use tsnode_protocol::RequestId;
+use tsnode_protocol::{RequestId, Token};
 
 /// How a layer's rows look at the tokens before them.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -70,12 +70,23 @@ impl RotaryTables<'_> {
     }
 }
 
+/// Keys and values that a layer has stored.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StoredKv {
+    /// The layer's place in the stage.
+    pub layer: usize,
+    /// Its heads, as the rank has them.
+    pub heads: usize,
+}
+
 /// What a rank's layers see of the engine: attention over the pages of the batch's sequences, and the other ranks.
 pub(crate) struct Attend<'a> {
     pub(super) pool: &'a mut PagePool,
     pub(super) sequences: &'a BTreeMap<(StageKey, RequestId), Shards>,
     pub(super) stage: StageKey,
     pub(super) positions: &'a [u32],
+    /// One for each row, where the stage begins the model.
+    pub(super) tokens: &'a [Token],
     pub(super) others: &'a dyn Gather,
     pub(super) layout: PageLayout,
     pub(super) tap: Option<&'a mut dyn Stored>,
@@ -136,6 +147,11 @@ impl<'a> Attend<'a> {
         self.positions
     }
 
+    /// Token of every row, where the stage begins the model; none elsewhere.
+    pub(crate) fn tokens(&self) -> &[Token] {
+        self.tokens
+    }
+
     /// Puts the columns of all ranks side by side: [`Gather::gather`].
     pub(crate) fn gather(&self, rows: usize, x: &mut Vec<f32>) {
         self.others.gather(rows, x);
@@ -154,10 +170,39 @@ impl<'a> Attend<'a> {
         out: &mut [f32],
     ) {
         let heads = Heads::of(self.layout, look.parts, self.positions.len(), (q.len(), k.len()));
-        let Heads { count: kv_heads, group, parts, every } = heads;
         self.store(cpu, layer, heads, turn, (q, k, v));
         self.tap(layer);
-        let q = &*q;
+        self.mix(cpu, (layer, heads), (look, sinks), q, out);
+    }
+
+    /// Turns queries, then mixes values that a layer before has stored in this step and in those before, as [`Self::attend`]
+    /// does.
+    pub(crate) fn attend_stored(
+        &self,
+        cpu: &Cpu,
+        stored: StoredKv,
+        look: AttentionParams,
+        turn: RotaryTables<'_>,
+        q: &mut [f32],
+        out: &mut [f32],
+    ) {
+        let (rows, dim) = (self.positions.len(), look.parts * self.layout.dim);
+        let heads = Heads::of(self.layout, look.parts, rows, (q.len(), rows * stored.heads * dim));
+        let (width, work) = (q.len() / rows.max(1), 4 * q.len());
+        cpu.for_each_part(q, width.max(1), work, |row, q| turn.row(cpu, row, dim, q));
+        self.mix(cpu, (stored.layer, heads), (look, &[]), q, out);
+    }
+
+    /// Mixes values of `layer` by softmax of scaled products with its keys.
+    fn mix(
+        &self,
+        cpu: &Cpu,
+        (layer, heads): (usize, Heads),
+        (look, sinks): (AttentionParams, &[f32]),
+        q: &[f32],
+        out: &mut [f32],
+    ) {
+        let Heads { count: kv_heads, group, parts, every } = heads;
         let pool = &*self.pool;
         let part = group * parts * self.layout.dim;
         let runs = &self.runs;

@@ -64,6 +64,14 @@ const OUTSIDE: [Named; 3] = [
     ("output.weight", "lm_head.weight"),
     ("output_norm.weight", "model.norm.weight"),
 ];
+/// Gemma 4's: what inputs of each layer are made of.
+const GEMMA4_OUTSIDE: [Named; 3] = [
+    (LAYER_INPUTS, "model.embed_tokens_per_layer.weight"),
+    ("per_layer_model_proj.weight", "model.per_layer_model_projection.weight"),
+    ("per_layer_proj_norm.weight", "model.per_layer_projection_norm.weight"),
+];
+/// The table of them.
+pub(super) const LAYER_INPUTS: &str = "per_layer_token_embd.weight";
 /// What each frequency is divided by (Llama 3), under llama.cpp's name.
 pub(crate) const ROPE_FACTORS: &str = "rope_freqs.weight";
 /// The same for long and short texts (Phi 3).
@@ -77,12 +85,15 @@ const FOUR_NORMS: &[Named] = &[
     ("post_ffw_norm", "post_feedforward_layernorm"),
 ];
 
-/// Gemma 4's, its layers' factors, and the mixture that stands beside an MLP.
+/// Gemma 4's, its layers' factors and their inputs, and the mixture that stands beside an MLP.
 const GEMMA4: &[Named] = &[
     ("post_attention_norm", "post_attention_layernorm"),
     ("ffn_norm", "pre_feedforward_layernorm"),
     ("post_ffw_norm", "post_feedforward_layernorm"),
     ("layer_output_scale", "layer_scalar"),
+    ("inp_gate", "per_layer_input_gate"),
+    ("proj", "per_layer_projection"),
+    ("post_norm", "post_per_layer_input_norm"),
     ("post_ffw_norm_1", "post_feedforward_layernorm_1"),
     ("pre_ffw_norm_2", "pre_feedforward_layernorm_2"),
     ("post_ffw_norm_2", "post_feedforward_layernorm_2"),
@@ -224,7 +235,7 @@ impl Architecture {
 
     /// What Hugging Face's files call a tensor; `None` for one that would change what is computed, and nobody reads.
     pub(crate) fn hugging_face(&self, name: &str) -> Option<String> {
-        if let Some((_, theirs)) = OUTSIDE.iter().find(|(ours, _)| *ours == name) {
+        if let Some((_, theirs)) = self.outside().find(|(ours, _)| *ours == name) {
             return Some((*theirs).to_owned());
         }
         let factors = match name {
@@ -250,13 +261,19 @@ impl Architecture {
 
     /// What the file calls a tensor, for people who look for it there.
     pub(crate) fn in_file(&self, name: &str) -> Option<String> {
-        if let Some((ours, _)) = OUTSIDE.iter().find(|(_, theirs)| *theirs == name) {
+        if let Some((ours, _)) = self.outside().find(|(_, theirs)| *theirs == name) {
             return Some((*ours).to_owned());
         }
         let (layer, part) = name.strip_prefix("model.layers.")?.split_once('.')?;
         let (part, kind) = part.rsplit_once('.')?;
         let (ours, _) = self.parts().find(|(_, theirs)| *theirs == part)?;
         Some(format!("blk.{layer}.{ours}.{kind}"))
+    }
+
+    /// Tensors outside layers.
+    fn outside(&self) -> impl Iterator<Item = &'static Named> + use<> {
+        let more: &[Named] = if self.name == GEMMA_4 { &GEMMA4_OUTSIDE } else { &[] };
+        OUTSIDE.iter().chain(more)
     }
 
     /// Parts of a layer.

@@ -130,7 +130,7 @@ struct Scaling {
 
 /// What llama.cpp computes by in some architecture and nobody does here, with the values that change nothing: 0 where there
 /// is one, else 1.
-const UNREAD: [(&str, &[f64]); 14] = [
+const UNREAD: [(&str, &[f64]); 12] = [
     ("attention.output_scale", &[0.0, 1.0]),
     ("attention.value_scale", &[0.0, 1.0]),
     ("attention.clamp_kqv", &[0.0]),
@@ -139,8 +139,6 @@ const UNREAD: [(&str, &[f64]); 14] = [
     ("attention.q_lora_rank", &[0.0]),
     ("attention.kv_lora_rank", &[0.0]),
     ("attention.temperature_length", &[0.0]),
-    ("attention.shared_kv_layers", &[0.0]),
-    ("embedding_length_per_layer_input", &[0.0]),
     ("expert_group_count", &[0.0, 1.0]),
     ("rope.dimension_sections", &[0.0]),
     ("use_parallel_residual", &[0.0]),
@@ -148,7 +146,9 @@ const UNREAD: [(&str, &[f64]); 14] = [
 ];
 
 /// The same but in some architectures.
-const UNREAD_BUT_IN: [(&str, &[f64], &str); 9] = [
+const UNREAD_BUT_IN: [(&str, &[f64], &str); 11] = [
+    (gemma4::SHARED, &[0.0], GEMMA_4),
+    (gemma4::INPUTS, &[0.0], GEMMA_4),
     ("logit_scale", &[0.0, 1.0], GRANITE),
     ("residual_scale", &[0.0, 1.0], GRANITE),
     ("embedding_scale", &[0.0, 1.0], GRANITE),
@@ -222,7 +222,11 @@ pub(super) fn json(
         },
         num_hidden_layers: layers(&keys)?,
         hidden_size: hidden,
-        intermediate_size: intermediate(&keys)?,
+        intermediate_size: if architecture.name == GEMMA_4 {
+            gemma4::intermediate(&keys)?
+        } else {
+            intermediate(&keys)?
+        },
         num_attention_heads: heads,
         num_key_value_heads: match architecture.name {
             GEMMA_4 => gemma4::narrow_heads(&keys, heads)?,

@@ -18,7 +18,7 @@ use crate::{
     rope::{Rope, RopeScaling},
     weights::{Checkpoint, Tensor, WeightsError},
 };
-use parts::{Part, RmsNorm};
+use parts::{InputTable, Part, RmsNorm};
 use tsnode_protocol::Token;
 
 /// One layer of a family.
@@ -55,6 +55,8 @@ pub(super) struct Scratch {
     gate: Vec<f32>,
     up: Vec<f32>,
     work: experts::MoeScratch,
+    /// Those of each layer, `[layer][row][number]`, where there are some.
+    inputs: Vec<f32>,
     /// What a mixture is chosen by, where that is not what its experts get, and what stands beside it: `[row][hidden]`.
     pub routed: Vec<f32>,
     pub beside: Vec<f32>,
@@ -86,6 +88,8 @@ impl Angles {
 struct DecoderStage<L> {
     config: ModelConfig,
     embed: Option<Tensor>,
+    /// Of stages that begin a model with inputs of each layer.
+    inputs: Option<InputTable>,
     layers: Vec<L>,
     head: Option<Head>,
     /// Of all layers or most; then, if there are some with another, of those.
@@ -119,7 +123,7 @@ pub(super) fn load<L: DecoderLayer + 'static>(
     let matrix = |name: &str| checkpoint.matrix(name, c.vocab, c.hidden);
     let embed = if range.start == 0 && rank.is_first() { Some(matrix("model.embed_tokens.weight")?) } else { None };
     let mut bytes = StageBytes { embed: embed.as_ref().map_or(0, Tensor::bytes), ..StageBytes::default() };
-    let head = if range.end as usize == c.layers {
+    let head = if range.end as usize == c.blocks() {
         // A checkpoint may say nothing of tying and simply have no head.
         let tied = c.tied || !checkpoint.has("lm_head.weight");
         let all = matrix(if tied { "model.embed_tokens.weight" } else { "lm_head.weight" })?;
@@ -133,9 +137,20 @@ pub(super) fn load<L: DecoderLayer + 'static>(
         None
     };
     let mut weights: Vec<Weight> = head.iter().map(|h: &Head| h.weight.clone()).collect();
+    let inputs = match c.layer_inputs.as_ref().filter(|_| range.start == 0) {
+        Some(inputs) => {
+            let part = Part::new(c, checkpoint, rank, "model".to_owned(), 0);
+            let table = InputTable::load(&part, inputs)?;
+            bytes.layers += part.bytes();
+            bytes.embed += if rank.is_first() { table.table().bytes() } else { 0 };
+            weights.extend(part.weights());
+            Some(table)
+        }
+        None => None,
+    };
     let mut layers = Vec::with_capacity(range.len() as usize);
-    for index in range.iter() {
-        let part = Part::new(c, checkpoint, rank, format!("model.layers.{index}"), index as usize);
+    for index in c.layers_of(range) {
+        let part = Part::new(c, checkpoint, rank, format!("model.layers.{index}"), index);
         layers.push(layer(&part)?);
         bytes.layers += part.bytes();
         bytes.experts += part.expert_bytes();
@@ -145,6 +160,7 @@ pub(super) fn load<L: DecoderLayer + 'static>(
     Ok(Box::new(DecoderStage {
         config: c.clone(),
         embed,
+        inputs,
         layers,
         head,
         ropes,
@@ -181,6 +197,9 @@ impl<L: DecoderLayer> ModelStage for DecoderStage<L> {
         for (rope, angles) in self.ropes.iter().zip(&mut s.angles) {
             angles.fill(rope, attend.positions());
         }
+        if let Some(inputs) = &self.inputs {
+            inputs.forward(cpu, hidden, attend, s);
+        }
         let rows = hidden.len() / self.config.hidden;
         for (index, layer) in self.layers.iter().enumerate() {
             layer.forward(&mut Step { cpu, rows, layer: index, attend }, hidden, s);
@@ -206,7 +225,9 @@ impl<L: DecoderLayer> ModelStage for DecoderStage<L> {
     }
 
     fn tables(&self) -> Vec<&Tensor> {
-        self.embed.iter().collect()
+        // All ranks read one, where it lies.
+        let inputs = self.inputs.as_ref().filter(|_| self.embed.is_some()).map(InputTable::table);
+        self.embed.iter().chain(inputs).collect()
     }
 
     fn outline(&self) -> Option<Outline<'_>> {

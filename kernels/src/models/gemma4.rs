@@ -1,19 +1,19 @@
 //! Gemma 4 (Google 2026), its text models, dense and with experts: Gemma 3 whose heads are wider in layers without a window, with
-//! norms over values, scores as they are, and a factor of each layer. Its small models (E2B, E4B) have embeddings for every
-//! layer, and layers with the keys and values of others: these are refused.
+//! norms over values, scores as they are, and a factor of each layer. Its small models (E2B, E4B) have inputs of each layer, and
+//! layers at the end that read the keys and values of others.
 
 use super::{
     Family,
     decoder::{
         self, Scratch, Step,
         experts::MoeBlock,
-        parts::{Attention, Gated, Part, RmsNorm},
+        parts::{Attention, Gated, GatedInput, Part, RmsNorm, SharedAttention},
     },
     gemma2::NORMS,
-    outline::{LayerOutline, MlpOutline},
+    outline::{AttentionOutline, LayerOutline, MlpOutline},
 };
 use crate::{
-    config::{Activation, Keys, Mixture, ModelConfig, ModelConfigError, OtherRope, WideHeads},
+    config::{Activation, Keys, LayerInputs, Mixture, ModelConfig, ModelConfigError, OtherRope, SharedKv, WideHeads},
     rope::RopeScaling,
     weights::WeightsError,
 };
@@ -27,7 +27,7 @@ pub(super) static FAMILY: Family = FAMILY_OF;
 const FAMILY_OF: Family = Family {
     model_type: "gemma4_text",
     class: "Gemma4ForCausalLM",
-    // Of layers that have the keys and values of others, of embeddings for every layer, and what another key says.
+    // Of layers that have the keys and values of others, of inputs of each layer, and what another key says.
     ignores: &["use_double_wide_mlp", "vocab_size_per_layer_input", "global_head_dim", "num_global_key_value_heads"],
     reads_quantised: None,
     configure: usual,
@@ -43,16 +43,21 @@ const EVERY: usize = 6;
 const TURNING: f32 = 0.25;
 
 fn usual(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
-    // As many as 256 where it is not said.
-    let width = keys.number_or("hidden_size_per_layer_input", 256.0)?;
-    if let Some(width) = width.filter(|width| *width != 0.0) {
-        let value = format!("{width}, embeddings for every layer (E2B, E4B),");
-        return Err(ModelConfigError::Unsupported { what: "hidden_size_per_layer_input", value });
+    configure(config, keys, WINDOW)?;
+    LayerInputs::read(config, keys)?;
+    SharedKv::read(config, keys)?;
+    if config.mixture.is_some() && config.shared_kv.is_some() {
+        let value = "true beside num_kv_shared_layers".to_owned();
+        return Err(ModelConfigError::Unsupported { what: "enable_moe_block", value });
     }
-    configure(config, keys, WINDOW)
+    if config.is_whole() {
+        config.gpu_lacks = Some("inputs of each layer, and layers that read the keys and values of others");
+    }
+    Ok(())
 }
 
 fn unified(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
+    SharedKv::refuse(keys)?;
     configure(config, keys, UNIFIED_WINDOW)
 }
 
@@ -75,13 +80,8 @@ fn configure(config: &mut ModelConfig, keys: &Keys, window: usize) -> Result<(),
     rope(config, keys)
 }
 
-/// Layers with others' keys and values, and what changes who sees whom.
+/// What changes who sees whom.
 fn refuse_variants(keys: &Keys) -> Result<(), ModelConfigError> {
-    const SHARED: &str = "num_kv_shared_layers";
-    if let Some(layers) = keys.number(SHARED)?.filter(|layers| *layers != 0.0) {
-        let value = format!("{layers}, layers with keys and values of others (E2B, E4B),");
-        return Err(ModelConfigError::Unsupported { what: SHARED, value });
-    }
     // Of pictures, which are not read.
     const BOTH_WAYS: &str = "use_bidirectional_attention";
     match keys.text(BOTH_WAYS)? {
@@ -129,26 +129,53 @@ fn layer(part: &Part<'_>) -> Result<Gemma4Layer, WeightsError> {
     let [attention_norm, attention_post_norm, mlp_norm, mlp_post_norm] = NORMS.map(|name| part.norm(name));
     Ok(Gemma4Layer {
         attention_norm: attention_norm?,
-        attention: Attention::load(part)?.with_head_norms(part)?.with_value_norms(part),
+        attention: match part.kv_of_another() {
+            Some(layer) => Looking::Shared(Box::new(SharedAttention::load(part, layer)?)),
+            None => Looking::Own(Box::new(Attention::load(part)?.with_head_norms(part)?.with_value_norms(part))),
+        },
         attention_post_norm: attention_post_norm?,
         mlp_norm: mlp_norm?,
-        mlp: Gated::load(part)?,
+        mlp: Gated::load_at(part, "mlp", part.intermediate())?,
         beside: part.mixture().map(|mixture| Gemma4Mixture::load(part, mixture)).transpose()?,
         mlp_post_norm: mlp_post_norm?,
+        input: part.layer_inputs().map(|inputs| GatedInput::load(part, inputs)).transpose()?,
         factor: part.number("layer_scalar")?,
     })
 }
 
 struct Gemma4Layer {
     attention_norm: RmsNorm,
-    attention: Attention,
+    attention: Looking,
     attention_post_norm: RmsNorm,
     mlp_norm: RmsNorm,
     mlp: Gated,
     beside: Option<Gemma4Mixture>,
     mlp_post_norm: RmsNorm,
+    input: Option<GatedInput>,
     /// What comes out is multiplied by.
     factor: f32,
+}
+
+/// At its own keys and values, or at those of a layer before it.
+enum Looking {
+    Own(Box<Attention>),
+    Shared(Box<SharedAttention>),
+}
+
+impl Looking {
+    fn forward(&self, step: &mut Step<'_, '_>, s: &mut Scratch) {
+        match self {
+            Self::Own(attention) => attention.forward(step, s),
+            Self::Shared(attention) => attention.forward(step, s),
+        }
+    }
+
+    fn outline(&self) -> AttentionOutline<'_> {
+        match self {
+            Self::Own(attention) => attention.outline(),
+            Self::Shared(attention) => attention.outline(),
+        }
+    }
 }
 
 /// A mixture that stands beside the MLP.
@@ -199,6 +226,9 @@ impl decoder::DecoderLayer for Gemma4Layer {
         }
         self.mlp_post_norm.forward(step.cpu, &s.out, &mut s.normed);
         step.cpu.add(hidden, &s.normed);
+        if let Some(input) = &self.input {
+            input.forward(step, hidden, s);
+        }
         hidden.iter_mut().for_each(|x| *x *= self.factor);
     }
 
@@ -230,16 +260,26 @@ mod tests {
     }
 
     #[test]
-    fn what_small_models_have_is_refused_by_its_name() {
+    fn what_is_not_written_is_refused_by_its_name() {
         const NONE: &str = r#","hidden_size_per_layer_input":0"#;
         let config = with(NONE).unwrap();
         assert_eq!((config.notes.len(), config.windows[4], config.windows[5]), (0, Some(512), None));
+        assert_eq!((config.blocks(), config.is_whole(), config.layer_inputs), (6, false, None));
+        // As many as 256 where it is not said.
+        assert_eq!(with("").unwrap().layer_inputs.map(|inputs| inputs.width), Some(256));
         let more = |more: &str| format!("{NONE}{more}");
+        let mixed = r#","layer_types":["full_attention","sliding_attention","sliding_attention","sliding_attention",
+            "sliding_attention","full_attention"],"num_kv_shared_layers":2,"enable_moe_block":true,"num_experts":4,
+            "top_k_experts":2,"moe_intermediate_size":8"#;
+        let unified = |more: &str| {
+            ModelConfig::parse(format!("{LARGE}{more}}}").replace("gemma4_text", "gemma4_unified_text").as_bytes())
+        };
+        let error = unified(r#","num_kv_shared_layers":2"#).unwrap_err().to_string();
+        assert!(error.contains("num_kv_shared_layers = 2"), "{error}");
         for (more, named) in [
-            // As many as 256 where it is not said.
-            (String::new(), "hidden_size_per_layer_input = 256, embeddings"),
-            (NONE.replace(":0", ":128"), "hidden_size_per_layer_input = 128"),
-            (more(r#","num_kv_shared_layers":2"#), "num_kv_shared_layers = 2, layers with keys"),
+            // The last one's kind has none before it.
+            (more(r#","num_kv_shared_layers":2"#), "num_kv_shared_layers = 2"),
+            (more(mixed), "enable_moe_block = true beside"),
             (more(r#","use_bidirectional_attention":"all""#), "use_bidirectional_attention"),
             (more(r#","rope_scaling":{"rope_type":"yarn","factor":2.0}"#), "rope_scaling"),
             (more(r#","rope_parameters":{"full_attention":{"rope_type":"yarn"}}"#), "rope_parameters"),

@@ -2,6 +2,7 @@
 
 use crate::{finite::NonFinite, gguf::GgufError};
 use std::path::PathBuf;
+use tsnode_protocol::LayerRange;
 
 /// Why weights cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -136,6 +137,16 @@ pub enum WeightsError {
         ranks: usize,
         /// KV heads of the model.
         heads: usize,
+    },
+    /// Some layers of a model that one stage has to hold.
+    #[error(
+        "layers {layers} of {all} are no stage: this model's need more of each other than passes from stage to stage"
+    )]
+    Whole {
+        /// Asked for.
+        layers: LayerRange,
+        /// Of the model.
+        all: u32,
     },
     /// The system gives no threads to load with.
     #[error("no threads to load with: {0}")]

@@ -18,8 +18,8 @@ pub fn heads(writer: &mut Writer, config: &Value) {
     writer
         .integers(&key("attention.head_count_kv"), &counts)
         .flags(&key("attention.sliding_window_pattern"), &full.iter().map(|full| !full).collect::<Vec<_>>())
-        .count(&key("attention.shared_kv_layers"), 0)
-        .count(&key("embedding_length_per_layer_input"), 0)
+        .count(&key("attention.shared_kv_layers"), shared(config))
+        .count(&key("embedding_length_per_layer_input"), number(config, "hidden_size_per_layer_input").unwrap_or(0))
         .real(&key("rope.freq_base_swa"), theta as f32);
     for (part, width) in [("", wide), ("_swa", narrow)] {
         for name in ["attention.key_length", "attention.value_length", "rope.dimension_count"] {
@@ -28,9 +28,29 @@ pub fn heads(writer: &mut Writer, config: &Value) {
     }
 }
 
+/// Layers at the end with the keys and values of others.
+fn shared(config: &Value) -> u32 {
+    number(config, "num_kv_shared_layers").unwrap_or(0)
+}
+
+/// Width of MLPs: by layer, where those at the end are twice as wide.
+pub fn widths(writer: &mut Writer, config: &Value, width: u32) {
+    let key = format!("{NAME}.feed_forward_length");
+    if config["use_double_wide_mlp"] != true {
+        writer.count(&key, width);
+        return;
+    }
+    let layers = number(config, "num_hidden_layers").unwrap();
+    let of = |layer: u32| if layer >= layers - shared(config) { 2 * width } else { width };
+    writer.integers(&key, &(0..layers).map(|layer| of(layer) as i32).collect::<Vec<_>>());
+}
+
 /// Its own names, and what of wide heads turns.
 pub fn tensors(writer: &mut Writer, all: &mut Tensors, config: &Value) {
-    const NAMES: [(&str, &str); 9] = [
+    const NAMES: [(&str, &str); 12] = [
+        ("per_layer_input_gate.weight", "inp_gate.weight"),
+        ("per_layer_projection.weight", "proj.weight"),
+        ("post_per_layer_input_norm.weight", "post_norm.weight"),
         ("layer_scalar", "layer_output_scale.weight"),
         ("router.proj.weight", "ffn_gate_inp.weight"),
         ("router.scale", "ffn_gate_inp.scale"),
@@ -41,11 +61,20 @@ pub fn tensors(writer: &mut Writer, all: &mut Tensors, config: &Value) {
         ("post_feedforward_layernorm_1.weight", "post_ffw_norm_1.weight"),
         ("post_feedforward_layernorm_2.weight", "post_ffw_norm_2.weight"),
     ];
+    const OUTSIDE: [(&str, &str); 3] = [
+        ("model.embed_tokens_per_layer.weight", "per_layer_token_embd.weight"),
+        ("model.per_layer_model_projection.weight", "per_layer_model_proj.weight"),
+        ("model.per_layer_projection_norm.weight", "per_layer_proj_norm.weight"),
+    ];
+    let outside = |name: String| match OUTSIDE.iter().find(|(theirs, _)| *theirs == name) {
+        Some((_, ours)) => (*ours).to_owned(),
+        None => name,
+    };
     let renamed = |name: String| match NAMES.iter().find(|(theirs, _)| name.ends_with(&format!(".{theirs}"))) {
         Some((theirs, ours)) => name.replace(theirs, ours),
         None => name,
     };
-    *all = std::mem::take(all).into_iter().map(|(name, tensor)| (renamed(name), tensor)).collect();
+    *all = std::mem::take(all).into_iter().map(|(name, tensor)| (outside(renamed(name)), tensor)).collect();
     let layers = config["per_layer_config"].as_object().unwrap();
     let wide = number(layers.values().next().unwrap(), "head_dim").unwrap() as usize;
     let part = config["rope_parameters"]["full_attention"]["partial_rotary_factor"].as_f64().unwrap();

@@ -192,11 +192,13 @@ fn metadata(writer: &mut Writer, config: &Value) {
         .count(&key("block_count"), of("num_hidden_layers") + u32::from(name == "glm4moe"))
         .count(&key("context_length"), of("max_position_embeddings"))
         .count(&key("embedding_length"), of("hidden_size"))
-        .count(&key("feed_forward_length"), width)
         .count(&key("attention.head_count"), of("num_attention_heads"))
         .real(&key("attention.layer_norm_rms_epsilon"), config["rms_norm_eps"].as_f64().unwrap() as f32)
         .real(&key("rope.freq_base"), theta.unwrap() as f32);
-    if name != gemma4::NAME {
+    if name == gemma4::NAME {
+        gemma4::widths(writer, config, width);
+    } else {
+        writer.count(&key("feed_forward_length"), width);
         writer.count(&key("attention.head_count_kv"), of("num_key_value_heads"));
         writer.count(&key("rope.dimension_count"), turning(config) as u32);
     }

@@ -324,6 +324,7 @@ mod tests {
             embed_bytes: 1,
             head_bytes: 1,
             experts: None,
+            whole: false,
         };
         ModelCard { id: MODEL, name: "SmolLM2-135M".into(), shape, files: vec![] }
     }

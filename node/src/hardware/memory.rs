@@ -51,12 +51,17 @@ impl Need {
         Ok(Self { what, weights, kv, working: source.working_bytes(layers, ranks, largest()) })
     }
 
-    /// Of the single layer that needs least beside `kv` bytes of KV pages: the least that a plan can ask of a peer.
+    /// Of the single layer that needs least beside `kv` bytes of KV pages, or of all of a model that one stage has to hold: the
+    /// least that a plan can ask of a peer.
     ///
     /// # Errors
     /// As [`Self::of`].
     pub fn of_least(source: &ModelSource, ranks: usize, kv: u64) -> Result<Self, WeightsError> {
-        let layers = source.card().shape.layers;
+        let shape = source.card().shape;
+        if shape.whole {
+            return Self::of(source, shape.all_layers(), ranks, kv);
+        }
+        let layers = shape.layers;
         // Embedding and head come with the first and the last.
         let one = |start| Self::of(source, LayerRange { start, end: start + 1 }, ranks, kv);
         let [first, middle, last] = [one(0)?, one(layers / 2)?, one(layers - 1)?];

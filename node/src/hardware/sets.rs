@@ -54,6 +54,7 @@ mod tests {
             embed_bytes: 0,
             head_bytes: 0,
             experts: None,
+            whole: false,
         }
     }
 

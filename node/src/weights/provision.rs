@@ -258,14 +258,15 @@ impl Provision {
     }
 }
 
-/// Whether what plans may give of it, and the memory that is lent, is at least a layer.
+/// Whether what plans may give of it, and the memory that is lent, is at least a layer, or all of a model that one stage has to hold.
 fn one_layer_fits(card: &ModelCard, takes: Option<u64>, (budget, memory): (u64, u64)) -> Result<(), FetchError> {
-    let (model, bytes) = (card.name.clone(), card.shape.layer_bytes);
+    let (model, bytes) = (card.name.clone(), card.shape.least_bytes());
+    let what = if card.shape.whole { "all" } else { "a layer" };
     if takes.is_some_and(|takes| takes < bytes) {
-        return Err(FetchError::Budget { model, what: "a layer".into(), bytes, budget });
+        return Err(FetchError::Budget { model, what: what.into(), bytes, budget });
     }
     if bytes > memory {
-        let why = format!("a layer of it has {}, more than is lent: --memory", Size(bytes));
+        let why = format!("{what} of it has {}, more than is lent: --memory", Size(bytes));
         return Err(FetchError::Unusable { model, why });
     }
     Ok(())

@@ -42,6 +42,7 @@ const SHAPE: ModelShape = ModelShape {
     embed_bytes: 0,
     head_bytes: 0,
     experts: None,
+    whole: false,
 };
 
 /// Reads a plan for the 32 GPUs of ThunderServe's evaluation, and rates it.

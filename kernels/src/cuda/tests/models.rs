@@ -126,6 +126,7 @@ fn a_model_without_kernels_is_refused_in_words() {
             "ministral3-yarn",
             "gemma4-wide",
             "gemma4-experts",
+            "gemma4-inputs",
             "gptoss-sinks",
         ] {
             let source = source(name);

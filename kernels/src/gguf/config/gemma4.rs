@@ -1,7 +1,10 @@
-//! What only Gemma 4's files say: heads by layer, and how layers of both kinds turn.
+//! What only Gemma 4's files say: heads by layer, how layers of both kinds turn, and what its small models have more.
 
 use super::{
-    super::{GgufError, architecture::ROPE_FACTORS},
+    super::{
+        GgufError,
+        architecture::{LAYER_INPUTS, ROPE_FACTORS},
+    },
     ArchitectureKeys as Said, MetadataValue, Shapes,
 };
 use serde::Serialize;
@@ -13,6 +16,10 @@ pub(super) struct Gemma4Keys {
     per_layer_config: BTreeMap<usize, Heads>,
     attention_k_eq_v: bool,
     hidden_size_per_layer_input: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    vocab_size_per_layer_input: Option<u32>,
+    num_kv_shared_layers: u32,
+    use_double_wide_mlp: bool,
     enable_moe_block: bool,
     rope_parameters: BTreeMap<&'static str, RopeParameters>,
 }
@@ -36,6 +43,11 @@ pub(super) const NARROW: &str = "attention.key_length_swa";
 const WIDE: &str = "attention.key_length";
 /// Number of heads by layer, or of all.
 const HEADS: &str = "attention.head_count_kv";
+/// Layers at the end that read the keys and values of others, and numbers that enter each layer.
+pub(super) const SHARED: &str = "attention.shared_kv_layers";
+pub(super) const INPUTS: &str = "embedding_length_per_layer_input";
+/// Width of MLPs, by layer or of all.
+const WIDTH: &str = "feed_forward_length";
 /// What a layer without a window is called.
 const FULL: &str = "full_attention";
 
@@ -62,6 +74,23 @@ pub(super) fn narrow_heads(said: &Said<'_, '_>, usual: u32) -> Result<u32, GgufE
     counts.first().map_or_else(|| heads(said, 0, usual), |count| Ok(*count))
 }
 
+/// Width of a layer's MLP.
+fn width(said: &Said<'_, '_>, layer: usize) -> Result<u32, GgufError> {
+    let wrong = || GgufError::Value { key: said.key(WIDTH), wanted: "a number for each layer" };
+    match said.metadata.get(&said.key(WIDTH)) {
+        Some(MetadataValue::Array(list)) => match list.iter().nth(layer) {
+            Some(MetadataValue::Integer(width)) => u32::try_from(width).map_err(|_| wrong()),
+            _ => Err(wrong()),
+        },
+        _ => said.needed(WIDTH),
+    }
+}
+
+/// Width of the first layer's MLP: those at the end may be twice as wide.
+pub(super) fn intermediate(said: &Said<'_, '_>) -> Result<u32, GgufError> {
+    width(said, 0)
+}
+
 pub(super) fn keys(
     said: &Said<'_, '_>,
     shapes: &Shapes<'_, '_>,
@@ -83,6 +112,10 @@ pub(super) fn keys(
         return Err(GgufError::Tensor { name: ROPE_FACTORS.to_owned(), problem });
     }
     let usual = said.needed("attention.head_count")?;
+    let shared = said.count(SHARED)?.unwrap_or(0);
+    let own = types.len().saturating_sub(shared as usize);
+    let last = types.len().saturating_sub(1);
+    let inputs = said.count(INPUTS)?.unwrap_or(0);
     let full = || types.iter().enumerate().filter(|(_, kind)| **kind == FULL).map(|(layer, _)| layer);
     let of = |layer| Ok((layer, Heads { head_dim: wide, num_key_value_heads: heads(said, layer, usual)? }));
     let turn = |theta| RopeParameters { rope_type: "default", rope_theta: theta };
@@ -90,9 +123,12 @@ pub(super) fn keys(
     let local = said.real("rope.freq_base_swa")?.unwrap_or(10_000.0);
     Ok(Gemma4Keys {
         per_layer_config: full().map(of).collect::<Result<_, GgufError>>()?,
-        // A layer that has none of its own has its keys.
-        attention_k_eq_v: full().any(|layer| !shapes.has(&format!("blk.{layer}.attn_v.weight"))),
-        hidden_size_per_layer_input: 0,
+        // A layer that has none of its own has its keys, if it is none that reads another's.
+        attention_k_eq_v: full().any(|layer| layer < own && !shapes.has(&format!("blk.{layer}.attn_v.weight"))),
+        hidden_size_per_layer_input: inputs,
+        vocab_size_per_layer_input: if inputs > 0 { Some(shapes.rows(LAYER_INPUTS)?) } else { None },
+        num_kv_shared_layers: shared,
+        use_double_wide_mlp: shared > 0 && width(said, last)? != width(said, 0)?,
         enable_moe_block: said.architecture.mixture,
         rope_parameters: BTreeMap::from([(FULL, turn(theta)), ("sliding_attention", turn(local))]),
     })

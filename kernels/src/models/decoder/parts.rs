@@ -2,9 +2,11 @@
 
 mod attention;
 mod gated_mlp;
+mod layer_inputs;
+mod shared_attention;
 
 use crate::{
-    config::{Activation, Mixture, ModelConfig},
+    config::{Activation, LayerInputs, Mixture, ModelConfig},
     cpu::{Cpu, Gate},
     linear::Weight,
     models::{
@@ -17,6 +19,8 @@ use crate::{
 };
 pub(in crate::models) use attention::Attention;
 pub(in crate::models) use gated_mlp::Gated;
+pub(in crate::models) use layer_inputs::{GatedInput, InputTable};
+pub(in crate::models) use shared_attention::SharedAttention;
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
@@ -81,6 +85,21 @@ impl<'a> Part<'a> {
     /// The mixture that the layer has in place of an MLP, if it has one.
     pub(in crate::models) fn mixture(&self) -> Option<&'a Mixture> {
         self.config.mixture.as_ref().filter(|mixture| mixture.layers.get(self.layer) == Some(&true))
+    }
+
+    /// The layer whose keys and values it reads, if it has none of its own.
+    pub(in crate::models) fn kv_of_another(&self) -> Option<usize> {
+        self.config.kv_of_another(self.layer)
+    }
+
+    /// Width of its MLP.
+    pub(in crate::models) fn intermediate(&self) -> usize {
+        self.config.intermediate_of(self.layer)
+    }
+
+    /// What enters it beside what the layer before it made, if something does.
+    pub(in crate::models) fn layer_inputs(&self) -> Option<&'a LayerInputs> {
+        self.config.layer_inputs.as_ref()
     }
 
     /// Whether queries and keys of each head are normed, by the configuration.

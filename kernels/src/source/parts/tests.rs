@@ -113,8 +113,9 @@ fn a_tensor_that_is_not_there_is_named_however_it_is_stored() {
         let name_at = |place: &Range<usize>| {
             named.iter().find(|(_, view)| start(&bytes, view.data()) == place.start).unwrap().0.to_owned()
         };
-        let count = all.card().shape.layers;
-        for layers in [layers(0, 1), layers(count - 1, count)] {
+        let shape = all.card().shape;
+        let (count, whole) = (shape.layers, shape.all_layers());
+        for layers in if shape.whole { [whole; 2] } else { [layers(0, 1), layers(count - 1, count)] } {
             let mut copy = Sparse::start(&folder);
             let places = copy.open().places(layers).unwrap();
             let missing = |copy: &Sparse<'_>| copy.open().load_stage(layers).map(drop).unwrap_err().to_string();

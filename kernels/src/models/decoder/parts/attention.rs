@@ -62,13 +62,10 @@ impl Attention {
 
     fn with_inputs(part: &Part<'_>, [query, key]: [Linear; 2], value: Option<Linear>) -> Result<Self, WeightsError> {
         let c = part.config;
-        let parts = c.heads_of(part.layer).parts;
-        let head_dim = parts * c.head_dim;
+        let head_dim = c.heads_of(part.layer).parts * c.head_dim;
         let output = part.linear("self_attn.o_proj", part.outputs(c.hidden), c.heads * head_dim)?;
-        let window = c.windows[part.layer];
-        let look = AttentionParams { scale: c.attention_scale, cap: c.attention_cap, window, parts };
-        let other = c.other_rope.as_ref().is_some_and(|other| other.layers.get(part.layer) == Some(&true));
-        let (rope, pairs, growth) = (usize::from(other), c.rope_pairs, c.growth);
+        let (look, rope) = Self::look(part);
+        let (pairs, growth) = (c.rope_pairs, c.growth);
         Ok(Self {
             query,
             key,
@@ -113,8 +110,17 @@ impl Attention {
         Ok(Self { sinks, ..self })
     }
 
+    /// How the layer looks, and which of the stack's ropes turns it.
+    pub(super) fn look(part: &Part<'_>) -> (AttentionParams, usize) {
+        let c = part.config;
+        let (window, parts) = (c.windows[part.layer], c.heads_of(part.layer).parts);
+        let other = c.other_rope.as_ref().is_some_and(|other| other.layers.get(part.layer) == Some(&true));
+        let look = AttentionParams { scale: c.attention_scale, cap: c.attention_cap, window, parts };
+        (look, usize::from(other))
+    }
+
     /// Queries, keys and values: those of the rank's KV heads and of the query heads that share them.
-    fn inputs(part: &Part<'_>) -> [RankOutputs; 3] {
+    pub(super) fn inputs(part: &Part<'_>) -> [RankOutputs; 3] {
         let c = part.config;
         let KvHeads { count, parts } = c.heads_of(part.layer);
         let heads = part.rank.heads(count);
