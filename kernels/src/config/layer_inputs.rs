@@ -124,7 +124,7 @@ mod tests {
         "hidden_size_per_layer_input":256,"vocab_size_per_layer_input":262144"#;
 
     fn with(more: &str) -> Result<ModelConfig, ModelConfigError> {
-        let kind = |i: usize| if (i + 1) % 5 == 0 { "\"full_attention\"" } else { "\"sliding_attention\"" };
+        let kind = |i: usize| if (i + 1).is_multiple_of(5) { "\"full_attention\"" } else { "\"sliding_attention\"" };
         let kinds: Vec<&str> = (0..35).map(kind).collect();
         ModelConfig::parse(format!("{SMALL},\"layer_types\":[{}]{more}}}", kinds.join(",")).as_bytes())
     }

@@ -136,7 +136,7 @@ impl JitCacheEntry {
         out.extend_from_slice(why.as_bytes());
         let timed = |name: &str| self.files.iter().any(|file| file.name == name);
         let more = self.cubins.iter().filter(|(name, _)| !timed(name));
-        let more = more.map(|(name, _)| TimedFile { name: *name, ahead_ns: 0, compiled_ns: 0 });
+        let more = more.map(|(name, _)| TimedFile { name, ahead_ns: 0, compiled_ns: 0 });
         for TimedFile { name, ahead_ns, compiled_ns } in self.files.iter().cloned().chain(more) {
             let cubin = self.cubins.iter().find(|(file, _)| *file == name).map_or(&[][..], |(_, cubin)| cubin);
             out.push(name.len() as u8);

@@ -67,6 +67,7 @@ impl SharedAttention {
             inputs: [&self.query; 3].map(Linear::outline),
             output: self.output.outline(),
             head_norms: None,
+            row_norms: None,
             head_dim: self.head_dim,
             look: self.look,
             rope: self.rope,
