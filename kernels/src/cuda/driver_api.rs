@@ -31,8 +31,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Least compute capability that the PTX is for.
 const LEAST: (i32, i32) = (8, 0);
-/// Dynamic shared memory that a kernel has without being asked for more (bytes).
-const SHARED: u32 = 48 << 10;
 
 /// A GPU.
 #[derive(Debug)]
@@ -389,16 +387,10 @@ impl Machine for DriverCard {
         let Launch { module, kernel, grid, threads, shared } = launch;
         let (function, overlaps) = {
             let mut state = self.state();
-            let (function, image) = state.kernels.function(module, kernel)?;
+            let (function, image) = state.kernels.function(module, kernel, shared)?;
             let waits = image == Image::Compiled && overlap::waits(module);
             (function, state.overlaps && waits && queue == Queue::Compute)
         };
-        if shared > SHARED {
-            let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // SAFETY: see above.
-            unsafe { result::function::set_function_attribute(function, which, shared as i32) }
-                .map_err(failed("asking for shared memory"))?;
-        }
         let mut slots: Vec<u64> = args.iter().map(|arg| arg.slot()).collect();
         let mut places: Vec<*mut c_void> = slots.iter_mut().map(|slot| std::ptr::from_mut(slot).cast()).collect();
         if overlaps {

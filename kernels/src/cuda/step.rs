@@ -17,8 +17,6 @@ const TILE: usize = 64;
 const PART: usize = 64;
 /// Parts that `device/attend.cu` has room to merge.
 const MOST_PARTS: usize = 64;
-// What attention writes rounded for products of few rows is written by the kernels of single rows alone.
-const _: () = assert!(super::ops::FEW < CHUNK_FROM as usize);
 
 /// What a GPU is told of a step; all that is on the GPU lies in one piece.
 #[derive(Debug)]

@@ -8,31 +8,65 @@ use cudarc::driver::{result, sys};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CString;
 
+/// Dynamic shared memory that a kernel has without being asked for more (bytes).
+const SHARED: u32 = 48 << 10;
+
 /// What is loaded.
 #[derive(Debug, Default)]
 pub(super) struct Modules {
     modules: BTreeMap<(&'static str, Image), sys::CUmodule>,
-    functions: BTreeMap<(&'static str, Image, &'static str), sys::CUfunction>,
+    functions: BTreeMap<(&'static str, Image, &'static str), Function>,
     /// Files whose launches run machine code.
     turned: BTreeSet<&'static str>,
     /// How that was chosen.
     pub chosen: Kernels,
 }
 
+/// A kernel that was found.
+#[derive(Clone, Copy, Debug)]
+struct Function {
+    handle: sys::CUfunction,
+    /// Dynamic shared memory that it may be launched with (bytes).
+    shared: u32,
+}
+
+impl Function {
+    /// Lets it be launched with so much shared memory. It is never let less again: launches of a kernel differ in that, and
+    /// what was recorded may be of more than the last.
+    fn allow(&mut self, shared: u32) -> Result<(), GpuError> {
+        if shared > self.shared {
+            let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: see above.
+            unsafe { result::function::set_function_attribute(self.handle, which, shared as i32) }
+                .map_err(failed("asking for shared memory"))?;
+            self.shared = shared;
+        }
+        Ok(())
+    }
+}
+
 impl Modules {
-    /// A kernel, and which image it is of. PTX is loaded the first time: the driver compiles it for its GPU then, and keeps what it
-    /// made.
-    pub fn function(&mut self, file: &'static str, kernel: &'static str) -> Result<(sys::CUfunction, Image), GpuError> {
+    /// A kernel that may be launched with so much dynamic shared memory (bytes), and which image it is of. PTX is loaded the first
+    /// time: the driver compiles it for its GPU then, and keeps what it made.
+    pub fn function(
+        &mut self,
+        file: &'static str,
+        kernel: &'static str,
+        shared: u32,
+    ) -> Result<(sys::CUfunction, Image), GpuError> {
         let image = if self.turned.contains(file) { Image::Compiled } else { Image::Ahead };
-        if let Some(function) = self.functions.get(&(file, image, kernel)) {
-            return Ok((*function, image));
+        if let Some(function) = self.functions.get_mut(&(file, image, kernel)) {
+            function.allow(shared)?;
+            return Ok((function.handle, image));
         }
         let module = self.module(file, image)?;
         let name = CString::new(kernel).map_err(|_| GpuError::Unsupported("a kernel without a name".into()))?;
         // SAFETY: see above.
-        let function = unsafe { result::module::get_function(module, name) }.map_err(failed("finding a kernel"))?;
+        let handle = unsafe { result::module::get_function(module, name) }.map_err(failed("finding a kernel"))?;
+        let mut function = Function { handle, shared: SHARED };
+        function.allow(shared)?;
         self.functions.insert((file, image, kernel), function);
-        Ok((function, image))
+        Ok((handle, image))
     }
 
     fn module(&mut self, file: &'static str, image: Image) -> Result<sys::CUmodule, GpuError> {

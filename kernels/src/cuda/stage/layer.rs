@@ -160,7 +160,7 @@ impl GpuLayer {
         if let Some(number) = mark {
             ops.machine.mark(number)?;
         }
-        let (kind, heads) = (self.mixed_kind(rows), &self.inputs.outputs);
+        let (kind, heads) = (self.mixed_kind(step), &self.inputs.outputs);
         let whole = work.mixed.fit(rows * heads.all.max(self.gate_up.outputs.all) * 4)?;
         let mixed = Columns::place(heads, rows, kind.bytes(), whole, &mut work.mixed_apart)?;
         let turning = if turns { turning } else { NOT_TURNED };
@@ -171,18 +171,19 @@ impl GpuLayer {
     /// Columns of what attention adds.
     pub fn output(&self, place: GpuLayerContext<'_>) -> Result<Columns, GpuError> {
         let GpuLayerContext { ops, work, step, width, .. } = place;
-        let mixed = GpuRows { at: work.mixed.at(), kind: self.mixed_kind(step.rows) };
+        let mixed = GpuRows { at: work.mixed.at(), kind: self.mixed_kind(step) };
         product(&self.output, ops, mixed, step.rows, width, work)
     }
 
-    /// How what attention mixes is written: rounded already where blocks of that are cut neither by GPUs nor by the heads that a
-    /// block of attention has, eight that share keys or what is left of them. So few rows are all attended one by one.
-    fn mixed_kind(&self, rows: usize) -> Kind {
-        let (kind, heads) = (self.output.kind(rows), &self.inputs.outputs);
+    /// How what attention mixes is written: rounded already where all rows are attended one by one (`device/chunk.cu` rounds
+    /// nothing), and blocks of that are cut neither by GPUs nor by the heads that a block of attention has, eight that share keys
+    /// or what is left of them.
+    fn mixed_kind(&self, step: &Step) -> Kind {
+        let (kind, heads) = (self.output.kind(step.rows), &self.inputs.outputs);
         let (group, dim) = (self.heads / self.all_kv_heads.max(1), heads.all / self.heads.max(1));
         let fits = |block: usize| [group.min(8), group % 8].iter().all(|many| (many * dim).is_multiple_of(block));
-        let whole = heads.mine.len() == heads.all && kind.block().is_none_or(fits);
-        if whole { kind } else { kind.unrounded() }
+        let whole = step.tiles_count == 0 && heads.mine.len() == heads.all;
+        if whole && kind.block().is_none_or(fits) { kind } else { kind.unrounded() }
     }
 
     /// Columns of the MLP's gated half, by the rows with what attention adds.

@@ -90,6 +90,19 @@ fn weights_of_servers_quantisers_are_computed_as_the_processor_does() {
     }
 }
 
+/// Products of up to 64 rows read them rounded, and attention of chunks, which begin at 16, rounds nothing.
+#[test]
+fn chunks_of_few_rows_are_rounded_after_attention() {
+    for machine in machines() {
+        let source = ModelSource::open(&super::here().join("models/coded/qwen3-int4-packed")).unwrap();
+        for len in [16, 40, 64] {
+            let found = both(&machine, &source, KvDtype::F16).map(|(mut e, stage)| greedy(&mut e, stage, len, 1));
+            let [(cpu, _), (gpu, _)] = found;
+            assert!(apart(&cpu, &gpu) < 0.05, "{len}: {}", apart(&cpu, &gpu));
+        }
+    }
+}
+
 #[test]
 fn a_stage_comes_from_another_thread_while_steps_go_on() {
     for machine in machines() {
