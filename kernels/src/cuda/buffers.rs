@@ -22,8 +22,9 @@ impl Buffer {
             // Kernels that were asked for may still use the old memory, and its room may be what the new needs.
             self.machine.finish()?;
             self.memory = None;
-            self.memory = Some(GpuMemory::take(&self.machine, bytes.next_power_of_two())?);
+            // Also where there is no room for the new: what was recorded of the old must not run.
             self.renewals += 1;
+            self.memory = Some(GpuMemory::take(&self.machine, bytes.next_power_of_two())?);
         }
         Ok(self.at())
     }
@@ -46,7 +47,7 @@ impl Buffer {
         self.memory.as_ref().map_or(0, GpuMemory::at)
     }
 
-    /// How often it was taken anew.
+    /// How often the old was given up.
     pub fn renewals(&self) -> usize {
         self.renewals
     }

@@ -209,7 +209,9 @@ impl Gpu {
     pub(crate) fn packing_seconds(&mut self, tiles: &[GpuTile<'_>], runs: usize) -> Result<PackingSeconds, GpuError> {
         let pages: Vec<u32> = tiles.iter().flat_map(|tile| tile.pages).copied().collect();
         let table = GpuMemory::of(&self.machine, bytemuck::cast_slice(&pages))?;
-        let packed = GpuMemory::take(&self.machine, tiles.iter().map(GpuTile::bytes).sum())?;
+        let bytes: usize = tiles.iter().map(GpuTile::bytes).sum();
+        // As in `tile_memory`: kernels read whole sixteens.
+        let packed = GpuMemory::take(&self.machine, bytes.next_multiple_of(16))?;
         let places = [table.at(), packed.at()];
         let time =
             |kernel: OneKernel| best(&self.machine, runs, || self.run_all(Queue::Compute, tiles, kernel, places));

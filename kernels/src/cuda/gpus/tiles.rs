@@ -47,15 +47,30 @@ impl GpuRanks {
         if let ([part], [tiles]) = (parts, tiles.as_slice()) {
             return self.each[part.rank].export(queue, tiles, payload);
         }
-        // All pack before anybody waits for one.
+        let exported = self.export_of_all(queue, (parts, tiles.as_slice()), place.layers.len(), payload);
+        if exported.is_err() {
+            // Where one failed, what others still pack into is not to be written by what comes next, by another queue perhaps.
+            self.come_to_rest();
+        }
+        exported
+    }
+
+    /// The same of several GPUs: all pack before anybody waits for one.
+    fn export_of_all(
+        &mut self,
+        queue: Queue,
+        (parts, tiles): (&[TilePart], &[Vec<GpuTile<'_>>]),
+        layers: usize,
+        payload: &mut Vec<u8>,
+    ) -> Result<(), GpuError> {
         let mut packed = Vec::with_capacity(parts.len());
-        for (part, tiles) in parts.iter().zip(&tiles) {
+        for (part, tiles) in parts.iter().zip(tiles) {
             packed.push(self.each[part.rank].pack(queue, tiles)?);
         }
         payload.resize(tiles.iter().flatten().map(GpuTile::bytes).sum(), 0);
         let mut own = std::mem::take(&mut self.packed);
         let mut taken = Ok(());
-        for ((part, packed), places) in parts.iter().zip(packed).zip(sides(&tiles, place.layers.len())) {
+        for ((part, packed), places) in parts.iter().zip(packed).zip(sides(tiles, layers)) {
             own.resize(packed.bytes, 0);
             taken = self.each[part.rank].unload_packed(queue, packed, &mut own);
             if taken.is_err() {

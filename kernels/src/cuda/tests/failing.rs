@@ -6,6 +6,7 @@ use super::{attention::POOL, here, machines, several};
 use crate::{
     cuda::{
         Gpu, GpuInfo,
+        buffers::Buffer,
         machine::{Arg, GpuError, GpuSeat, Launch, Machine, PeerGpu, Product, Queue, Recorded, Rectangle},
     },
     engine::{Engine, EngineError, Input, Output, Slice, StageKey, Threads},
@@ -273,6 +274,22 @@ fn gpus_go_on_after_a_step_that_one_had_no_memory_for() {
     // Before it takes rows over, behind that, in the first layer, and later.
     for more in [0, 2, 9, 40] {
         assert_eq!(scenario(Some(more)), wanted, "{more}");
+    }
+}
+
+#[test]
+fn memory_that_cannot_grow_is_not_what_was_recorded_of() {
+    for inner in machines() {
+        let machine = Failing::that_fails_once(&inner);
+        let mut buffer = Buffer::new(machine.clone());
+        buffer.fit(100).unwrap();
+        let before = buffer.renewals();
+        // It is waited for what uses the old, and then there is no new.
+        machine.left.store(1, Ordering::Relaxed);
+        assert!(buffer.fit(1000).is_err());
+        assert_eq!((buffer.at(), buffer.renewals()), (0, before + 1));
+        assert_ne!(buffer.fit(10).unwrap(), 0);
+        assert_eq!(buffer.renewals(), before + 2);
     }
 }
 

@@ -78,7 +78,8 @@ impl Packer {
         let PackRequest { stage, request, codec, layers, .. } = p.wanted;
         let (at_once, mut packed) = (engine.layers_at_once(), true);
         while std::mem::take(&mut packed) {
-            let mut layer = layers.start;
+            // Those come first for which there was no room the last time, or they would wait for all of the others' tokens.
+            let mut layer = layers.start + least_far(&p.next);
             while layer < layers.end {
                 let fill = |tile: &TileHeader, count: u32, payload: &mut Vec<u8>| {
                     engine.export_layers(stage, request, tile, count, codec, payload)
@@ -154,6 +155,11 @@ impl PackProgress {
     }
 }
 
+/// The place of the first of the layers that are behind all others.
+fn least_far(next: &[u32]) -> u32 {
+    next.iter().zip(0..).min_by_key(|(next, _)| **next).map_or(0, |(_, place)| place)
+}
+
 /// The exports of one step's sequences.
 #[derive(Default)]
 pub(in crate::worker) struct Taps {
@@ -177,5 +183,18 @@ impl Tap for Taps {
         for (packer, end) in &self.taken {
             packer.tap(layer, *end, fresh);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::least_far;
+
+    #[test]
+    fn layers_without_a_tile_come_before_those_that_had_one() {
+        assert_eq!([least_far(&[]), least_far(&[0, 0, 0])], [0, 0]);
+        // There was room for two tiles.
+        assert_eq!(least_far(&[512, 512, 0, 0]), 2);
+        assert_eq!([least_far(&[512, 512, 512, 0]), least_far(&[512; 4])], [3, 0]);
     }
 }
