@@ -22,7 +22,7 @@ use evidence::Evidence;
 use opinion::Fit;
 use std::collections::{BTreeMap, BTreeSet};
 use tsnode_protocol::{
-    ModelId, PeerId, PromptCodec, RequestId, Sampled, Token,
+    ModelId, PeerId, PromptCodec, RequestId, Sampled, Stage, Token,
     stream::{DecodeRequest, Generation},
 };
 
@@ -63,8 +63,12 @@ pub struct CheckedAnswer {
     pub codec: PromptCodec,
     /// Who led the group that answered.
     pub decode: PeerId,
+    /// That group's stages: a peer may lead several groups, on several devices.
+    pub decoders: Vec<Stage>,
     /// Who led the group that computed the prompt.
     pub prefill: PeerId,
+    /// That group's stages.
+    pub prefillers: Vec<Stage>,
 }
 
 /// A request to a group, of which the first token is wanted.
