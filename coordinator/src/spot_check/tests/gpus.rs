@@ -177,3 +177,16 @@ fn who_has_left_meanwhile_may_have_had_a_gpu() {
     Arc::make_mut(&mut view.adverts).remove(&peer(1));
     assert_eq!(found(&view), SpotCheckVerdict::Passed);
 }
+
+#[test]
+fn who_gets_doubtful_kv_is_checked_as_often_as_one_that_is_new() {
+    let (view, mut checks) = (view_with_gpus(4, &[1]), Checks::default());
+    let with_kv = |served: CheckedAnswer| CheckedAnswer { prefill: peer(1), prefillers: vec![stage(1)], ..served };
+    let (beside, doubtful) = (with_kv(drawn(TOP[0], 0.92)), with_kv(drawn(TOP[0], 0.96)));
+    for _ in 0..PASSES {
+        assert_eq!(all_say(&mut checks, &view, &beside, &other()), SpotCheckVerdict::Passed);
+    }
+    assert_eq!(all_say(&mut checks, &view, &doubtful, &other()), SpotCheckVerdict::Unclear);
+    let is_checked = |_: &u64| checks.ended(&view, beside.clone(), CHECK, 5 << 32).is_some();
+    assert_eq!((0..2 * NEW).filter(is_checked).count(), 2);
+}
