@@ -22,7 +22,7 @@ use evidence::Evidence;
 use opinion::Fit;
 use std::collections::{BTreeMap, BTreeSet};
 use tsnode_protocol::{
-    ModelId, PeerId, PromptCodec, RequestId, Sampled, Token,
+    ModelId, PeerId, PromptCodec, RequestId, Sampled, Stage, Token,
     stream::{DecodeRequest, Generation},
 };
 
@@ -63,8 +63,12 @@ pub struct CheckedAnswer {
     pub codec: PromptCodec,
     /// Who led the group that answered.
     pub decode: PeerId,
+    /// That group's stages: a peer may lead several groups, on several devices.
+    pub decoders: Vec<Stage>,
     /// Who led the group that computed the prompt.
     pub prefill: PeerId,
+    /// That group's stages.
+    pub prefillers: Vec<Stage>,
 }
 
 /// A request to a group, of which the first token is wanted.
@@ -150,7 +154,7 @@ impl Checks {
     /// An answer has ended; `roll` is random. If it is to be checked, the first group to ask, under the name `check`.
     pub fn ended(&mut self, view: &View, served: CheckedAnswer, check: RequestId, roll: u64) -> Option<CheckRequest> {
         if self.which == SpotChecks::Never
-            || !self.is_due(served.decode, roll)
+            || !self.is_due(&served, roll)
             || served.answer.is_empty()
             || self.open.len() >= OPEN
         {
@@ -195,10 +199,10 @@ impl Checks {
             SpotCheckVerdict::WrongCheck(_) | SpotCheckVerdict::Unclear => return verdict,
         };
         if over.best_fit() == Some(Fit::Doubtful) {
-            let leader = self.leader(blamed);
-            // It is looked at more closely from now on.
+            // Answers are counted by who led them to their end.
+            let leader = self.leader(decode);
             (leader.block, leader.next) = (0, None);
-            if !leader.evidence.failed() {
+            if !self.leader(blamed).evidence.failed() {
                 return SpotCheckVerdict::Unclear;
             }
         }
@@ -212,11 +216,14 @@ impl Checks {
         self.leaders.entry(leader).or_default()
     }
 
-    /// Of every block of answers by a leader one is checked, at a random place: none can know which, and the bound is hard.
-    fn is_due(&mut self, leader: PeerId, roll: u64) -> bool {
-        let known = self.leader(leader);
+    /// Of every block of answers by a leader one is checked, at a random place: none can know which, and the bound is hard. Where
+    /// there is something against it, or against whose KV it got, it is looked at as closely as one that is new.
+    fn is_due(&mut self, served: &CheckedAnswer, roll: u64) -> bool {
+        let is_in_doubt = |peer: &PeerId| self.leaders.get(peer).is_some_and(|known| known.evidence.is_there());
+        let is_in_doubt = [&served.prefill, &served.decode].into_iter().any(is_in_doubt);
+        let known = self.leader(served.decode);
         if known.block == 0 {
-            let is_known = known.passes >= PASSES && !known.evidence.is_there();
+            let is_known = known.passes >= PASSES && !is_in_doubt;
             known.block = if is_known { KNOWN } else { NEW };
             known.next = Some(u64::from(roll as u32) % known.block);
         }

@@ -268,6 +268,8 @@ impl Request {
             return None;
         }
         let (prefill, decode) = self.state.leaders()?;
+        let decoders = self.decoders().to_vec();
+        let prefillers = Some(self.prefillers()).filter(|stages| !stages.is_empty()).unwrap_or(&decoders).to_vec();
         Some(CheckedAnswer {
             model: self.ask.model,
             prompt: self.ask.prompt,
@@ -276,7 +278,9 @@ impl Request {
             generation: self.ask.generation,
             codec: self.codec.basis(),
             decode,
+            decoders,
             prefill,
+            prefillers,
         })
     }
 

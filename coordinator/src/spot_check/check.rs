@@ -44,13 +44,11 @@ struct CheckAnswer {
 }
 
 impl Check {
-    /// Of one of an answer's tokens; `roll` is random. Nothing where who answered leads no group any more.
+    /// Of one of an answer's tokens; `roll` is random. Nothing where the plan has the group that answered no more.
     pub fn of(view: &View, served: CheckedAnswer, roll: u64) -> Option<Self> {
         let index = ((roll >> 32) % served.answer.len().max(1) as u64) as usize;
-        let answered = group_of(view, served.decode)?;
-        let by = [Some(answered), group_of(view, served.prefill)];
-        let is_exact = by.into_iter().flatten().all(|group| is_on_processors(view, group));
-        let answered = peers(answered);
+        let answered = peers(group_of(view, &served)?);
+        let is_exact = [&served.decoders, &served.prefillers].into_iter().all(|by| are_on_processors(view, by));
         Some(Self { served, index, answered, is_exact, asked: Vec::new(), silent: Vec::new() })
     }
 
@@ -151,7 +149,7 @@ impl Check {
         let plan = view.plan.as_ref()?;
         let mut had_part: BTreeSet<PeerId> = self.asked.iter().flat_map(|a| &a.peers).copied().collect();
         had_part.extend(self.silent.iter().flatten());
-        had_part.extend(self.answered.iter().copied().chain([self.served.prefill]));
+        had_part.extend(self.answered.iter().copied().chain(self.served.prefillers.iter().map(|stage| stage.peer)));
         let fits = |g: &&Group| {
             g.model == self.served.model
                 && view.up.contains_key(&g.id)
@@ -159,19 +157,19 @@ impl Check {
         };
         // Who computes the same bits can say more. Of these the least busy: a check is work for nobody's client.
         let busy = |g: &Group| view.up.get(&g.id).map_or(u32::MAX, |l| l.running + l.waiting);
-        let order = |g: &&Group| (self.is_exact && !is_on_processors(view, g), busy(g));
+        let order = |g: &&Group| (self.is_exact && !are_on_processors(view, &g.stages), busy(g));
         let group = plan.groups.iter().filter(fits).min_by_key(order)?;
         self.ask(view, group, check)
     }
 
     fn ask_again(&mut self, view: &View, check: RequestId) -> Option<CheckRequest> {
-        let group = group_of(view, self.served.decode).filter(|g| view.up.contains_key(&g.id))?;
+        let group = group_of(view, &self.served).filter(|g| view.up.contains_key(&g.id))?;
         self.ask(view, group, check)
     }
 
     fn ask(&mut self, view: &View, group: &Group, check: RequestId) -> Option<CheckRequest> {
         let leader = group.leader()?;
-        self.is_exact &= is_on_processors(view, group);
+        self.is_exact &= are_on_processors(view, &group.stages);
         self.asked.push(CheckAnswer { group: group.id, leader, peers: peers(group), opinion: None });
         Some(self.request((group.id, leader), check, self.served.generation.clone()))
     }
@@ -214,16 +212,17 @@ impl Check {
     }
 }
 
-/// The group that `leader` leads and that answers.
-fn group_of(view: &View, leader: PeerId) -> Option<&Group> {
-    view.plan.as_ref()?.groups.iter().filter(|g| g.leader() == Some(leader)).max_by_key(|g| g.phase)
+/// The group that answered, while the plan has it.
+fn group_of<'v>(view: &'v View, served: &CheckedAnswer) -> Option<&'v Group> {
+    view.plan.as_ref()?.groups.iter().find(|g| g.model == served.model && g.stages == served.decoders)
 }
 
-/// Whether no stage of a group is on a GPU: processors all compute the same bits.
-fn is_on_processors(view: &View, group: &Group) -> bool {
+/// Whether all of these are known to be on processors, which all compute the same bits. Of who has left nothing is known.
+fn are_on_processors(view: &View, stages: &[Stage]) -> bool {
     let device = |stage: &Stage| view.adverts.get(&stage.peer)?.devices.get(usize::from(stage.device));
-    let mut devices = group.stages.iter().filter_map(device);
-    devices.all(|device| matches!(device.kind, DeviceKind::Cpu { .. }))
+    let is_processor =
+        |stage: &Stage| device(stage).is_some_and(|device| matches!(device.kind, DeviceKind::Cpu { .. }));
+    stages.iter().all(is_processor)
 }
 
 fn peers(group: &Group) -> Vec<PeerId> {

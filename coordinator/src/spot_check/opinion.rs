@@ -4,7 +4,7 @@
 //! fits where logits as near as honest ones are give it.
 
 use super::draw::Draw;
-use tsnode_protocol::{Sampled, Token, TokenLogprob, stream::Generation};
+use tsnode_protocol::{Sampled, Token, TokenLogprob, limits, stream::Generation};
 
 /// A greedy token may be this much less likely than the likeliest (nats): pages may be of different precision.
 const TIE: f32 = 0.02;
@@ -58,7 +58,10 @@ pub(super) struct Opinion {
 }
 
 impl Opinion {
+    /// What it says beyond what may be asked for is not looked at: one message has room for some hundred thousand, and each is held
+    /// against each.
     pub fn new(mut said: Sampled) -> Self {
+        said.top.truncate(limits::TOP_LOGPROBS);
         said.top.retain(|likely| likely.logprob.is_finite());
         Self { said, asked: None }
     }

@@ -6,6 +6,7 @@ use super::{
     opinion::{Word, is_tie},
     *,
 };
+use crate::sample;
 use std::sync::Arc;
 use tsnode_protocol::{Epoch, Group, KvCodec, LayerRange, Load, Phase, Plan, Sampling, Stage, Term, TokenLogprob};
 
@@ -19,24 +20,29 @@ fn peer(n: u8) -> PeerId {
     PeerId([n; 32])
 }
 
-/// Peer 1 prefills; peers 2, 3 and so on decode.
+fn stage(n: u8) -> Stage {
+    Stage { peer: peer(n), device: 0, layers: LayerRange { start: 0, end: 4 } }
+}
+
+/// Peer 1 prefills; peers 2, 3 and so on decode. All are processors.
 fn view(groups: u8) -> View {
-    let stage = |n| Stage { peer: peer(n), device: 0, layers: LayerRange { start: 0, end: 4 } };
+    let adverts = Arc::new((1..=groups).map(|n| (peer(n), sample::advert(n.into()))).collect());
     let phase = |n| if n == 1 { Phase::Prefill } else { Phase::Decode };
     let groups: Vec<Group> = (1..=groups).map(|n| Group::new(MODEL, phase(n), vec![stage(n)])).collect();
     let up = groups.iter().map(|g| (g.id, Load::default())).collect();
     let reason = String::new();
     let plan = Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes: vec![], chosen: vec![], reason };
-    View { plan: Some(Arc::new(plan)), up, ..View::default() }
+    View { plan: Some(Arc::new(plan)), up, adverts, ..View::default() }
 }
 
 fn served(prefill: u8, decode: u8, answer: Token) -> CheckedAnswer {
     let generation =
         Generation { sampling: Sampling::greedy(), max_new_tokens: 3, stop_tokens: vec![], class: Default::default() };
     let (prompt, answer) = (vec![Token(1); 4], vec![answer; 3]);
+    let (prefillers, decoders) = (vec![stage(prefill)], vec![stage(decode)]);
     let (prefill, decode) = (peer(prefill), peer(decode));
-    let logprobs = vec![LIKELY; 3];
-    CheckedAnswer { model: MODEL, prompt, answer, logprobs, generation, codec: KvCodec::Int4.into(), decode, prefill }
+    let (logprobs, codec) = (vec![LIKELY; 3], KvCodec::Int4.into());
+    CheckedAnswer { model: MODEL, prompt, answer, logprobs, generation, codec, decode, decoders, prefill, prefillers }
 }
 
 /// Checks an answer at once; peers in `wrong` always lie, and from wrong KV nobody gets the truth.

@@ -238,3 +238,10 @@ fn under_a_grammar_the_word_counts_and_what_is_allowed() {
     let best = Opinion::new(Sampled { token: Token(0), logprob: Some(top[0].logprob), top });
     assert_eq!([0, 1, 2].map(|token| fit(&greedy, &best, token)), [Fit::Within, Fit::Doubtful, Fit::Outside]);
 }
+
+#[test]
+fn of_more_tokens_than_may_be_asked_for_no_more_are_looked_at() {
+    let top = (0..9999).map(|n| TokenLogprob { token: Token(n), logprob: -9.0 }).collect();
+    let opinion = Opinion::new(Sampled { token: Token(0), logprob: Some(-9.0), top });
+    assert_eq!(opinion.top().len(), NAMED);
+}

@@ -1,7 +1,7 @@
 //! Checks in which GPUs have a part.
 
 use super::*;
-use crate::{sample, spot_check::check::CHOSEN};
+use crate::spot_check::check::CHOSEN;
 use tsnode_protocol::{BytesPerSecond, DeviceKind, Gpus, philox::uniform};
 
 /// The likely token's probability is 0.9, the other's 0.1.
@@ -144,4 +144,49 @@ fn processors_are_checked_by_processors_while_there_are_some() {
     assert_eq!(begun(&mut checks, &view, &served(2, 2, TRUTH)).leader, peer(3));
     let (view, mut checks) = (view_with_gpus(4, &[1, 2, 4]), Checks::default());
     assert_eq!(begun(&mut checks, &view, &served(2, 2, TRUTH)).leader, peer(1), "whoever is least busy");
+}
+
+/// A host's GPU and its processor lead a group each.
+#[test]
+fn of_a_leaders_groups_the_one_that_answered_is_judged() {
+    let gpu = view_with_gpus(4, &[2]).adverts[&peer(2)].devices[0].clone();
+    let on_gpu = Stage { device: 1, ..stage(2) };
+    let mut view = view_with_gpus(4, &[]);
+    Arc::make_mut(&mut view.adverts).get_mut(&peer(2)).unwrap().devices.push(gpu);
+    let groups = &mut Arc::make_mut(view.plan.as_mut().unwrap()).groups;
+    groups.push(Group::new(MODEL, Phase::Mixed, vec![on_gpu]));
+    groups.push(Group::new(ModelId([2; 16]), Phase::Mixed, vec![stage(2), stage(3)]));
+    let beside = drawn(TOP[0], 0.92);
+    let by_gpu = CheckedAnswer { decoders: vec![on_gpu], prefillers: vec![on_gpu], ..beside.clone() };
+    let found = |served: &CheckedAnswer| all_say(&mut Checks::default(), &view, served, &other());
+    assert_eq!(found(&by_gpu), SpotCheckVerdict::Passed);
+    assert_eq!(found(&beside), SpotCheckVerdict::WrongToken(vec![peer(2)]), "not whom it leads for another model");
+}
+
+#[test]
+fn who_has_left_meanwhile_may_have_had_a_gpu() {
+    let beside = drawn(TOP[0], 0.92);
+    let by_two = CheckedAnswer { prefill: peer(1), prefillers: vec![stage(1)], ..beside };
+    let found = |view: &View| all_say(&mut Checks::default(), view, &by_two, &other());
+    let kv = SpotCheckVerdict::WrongKv { prefill: peer(1), decode: peer(2) };
+    assert_eq!(found(&view_with_gpus(4, &[])), kv);
+    // Its group is gone, and then itself.
+    let mut view = view_with_gpus(4, &[1]);
+    Arc::make_mut(view.plan.as_mut().unwrap()).groups.retain(|group| group.leader() != Some(peer(1)));
+    assert_eq!(found(&view), SpotCheckVerdict::Passed);
+    Arc::make_mut(&mut view.adverts).remove(&peer(1));
+    assert_eq!(found(&view), SpotCheckVerdict::Passed);
+}
+
+#[test]
+fn who_gets_doubtful_kv_is_checked_as_often_as_one_that_is_new() {
+    let (view, mut checks) = (view_with_gpus(4, &[1]), Checks::default());
+    let with_kv = |served: CheckedAnswer| CheckedAnswer { prefill: peer(1), prefillers: vec![stage(1)], ..served };
+    let (beside, doubtful) = (with_kv(drawn(TOP[0], 0.92)), with_kv(drawn(TOP[0], 0.96)));
+    for _ in 0..PASSES {
+        assert_eq!(all_say(&mut checks, &view, &beside, &other()), SpotCheckVerdict::Passed);
+    }
+    assert_eq!(all_say(&mut checks, &view, &doubtful, &other()), SpotCheckVerdict::Unclear);
+    let is_checked = |_: &u64| checks.ended(&view, beside.clone(), CHECK, 5 << 32).is_some();
+    assert_eq!((0..2 * NEW).filter(is_checked).count(), 2);
 }
