@@ -163,7 +163,7 @@ fn a_gpu_that_is_lost_is_an_error_whenever_it_is() {
         let source = ModelSource::open(&here().join("models/reference/llama-gqa")).unwrap();
         let all = Failing::after(&inner, usize::MAX);
         scenario(vec![all.clone()], &source).unwrap();
-        for left in moments(&all, 200) {
+        for left in moments(&all, 150) {
             let lost = scenario(vec![Failing::after(&inner, left)], &source).unwrap_err();
             assert!(matches!(lost, EngineError::Gpu(GpuError::Failed { .. })), "{left}: {lost}");
         }
