@@ -58,7 +58,7 @@ pub use machine::GpuError;
 pub(crate) use machine::Queue;
 pub use nvml::{GpuFacts, PcieLink};
 pub use probe::GpuSpeeds;
-pub(crate) use stage::GpuStage;
+pub(crate) use stage::{EXPERTS_TOGETHER, GpuStage};
 pub(crate) use tiles::PackingSeconds;
 use tiles::{GpuTile, GpuTurn};
 pub(crate) use weights::bytes_on_gpu;

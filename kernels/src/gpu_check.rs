@@ -7,7 +7,7 @@
 //! zeros: then only that everything runs is looked at, and layers are compared once they are there.
 
 use crate::{
-    cuda::{GpuError, many_rows},
+    cuda::{EXPERTS_TOGETHER, GpuError, many_rows},
     engine::{Engine, EngineConfig, EngineError, Input, Output, RowToSample, Slice, StageKey, Threads},
     source::ModelSource,
     weights::WeightsError,
@@ -67,12 +67,13 @@ pub enum ProofError {
     },
 }
 
-/// Refuses a model that no GPU computes, without asking one.
+/// Refuses a model that no GPU computes, or that so many do not compute together, without asking one.
 ///
 /// # Errors
 /// When its family has a part that no kernels are written for.
-pub fn refuse_unwritten(source: &ModelSource) -> Result<(), ProofError> {
-    match source.gpu_lacks() {
+pub fn refuse_unwritten(source: &ModelSource, gpus: usize) -> Result<(), ProofError> {
+    let together = (gpus > 1 && source.card().shape.experts.is_some()).then_some(EXPERTS_TOGETHER);
+    match source.gpu_lacks().or(together) {
         Some(lacks) => Err(EngineError::from(GpuError::Unsupported(lacks.into())).into()),
         None => Ok(()),
     }
@@ -96,7 +97,7 @@ pub fn compare_layers(
     threads: usize,
     layers: LayerRange,
 ) -> Result<(), ProofError> {
-    refuse_unwritten(source)?;
+    refuse_unwritten(source, gpu.gpus())?;
     let config = EngineConfig { threads: Threads::together(threads), pool_bytes: POOL, kv_dtype: gpu.kv_dtype() };
     let mut processor = Engine::new(config)?;
     let one = |layer| LayerRange { start: layer, end: layer + 1 };
