@@ -158,7 +158,7 @@ pub fn lend(numbers: GpuNumbers, wanted: GpuWanted<'_>) -> Result<(Device, Engin
         Some(known) if known.compared || !compared => known.profile,
         known => {
             gpu_check::compare(&mut engine, source, lend.threads)?;
-            let profile = known.map_or_else(|| measured(&mut engine, source), |known| known.profile);
+            let profile = known.and_then(|known| known.profile).or_else(|| measured(&mut engine, source));
             if let Ok(bytes) = serde_json::to_vec(&FoundSpeeds { of, speeds, profile, compared }) {
                 store.set_measured(place, &bytes);
             }
