@@ -1,10 +1,10 @@
 //! Whether a GPU, or several together, compute a model as the processor does: looked at before anybody counts on it.
 //!
 //! Kernels are the same on every GPU, drivers and GPUs are not; and an owner's GPU may be broken. So the model that is to be
-//! served is tried itself, in the format of its weights: its first layer and its last, a prompt in two chunks, of some rows and
-//! of many, and single tokens behind it, KV that leaves packed and as it is, and the choice of a token. That takes a fraction of a
-//! second, of large mixtures of experts seconds, and the memory of two layers. Of a model that is still fetched the numbers are
-//! zeros: then only that everything runs is looked at, and layers are compared once they are there.
+//! served is tried itself, in the format of its weights: its first layer and its last, a prompt in two chunks, of some rows
+//! and of many, and single tokens behind it, KV that leaves packed and as it is, and the choice of a token. That takes a
+//! fraction of a second, of large mixtures of experts seconds, and the memory of two layers. Of a model that is still fetched
+//! the numbers are zeros: then only that everything runs is looked at, and layers are compared once they are there.
 
 use crate::{
     cuda::{EXPERTS_TOGETHER, GpuError, many_rows},
