@@ -58,7 +58,7 @@ pub use machine::GpuError;
 pub(crate) use machine::Queue;
 pub use nvml::{GpuFacts, PcieLink};
 pub use probe::GpuSpeeds;
-pub(crate) use stage::GpuStage;
+pub(crate) use stage::{EXPERTS_TOGETHER, GpuStage};
 pub(crate) use tiles::PackingSeconds;
 use tiles::{GpuTile, GpuTurn};
 pub(crate) use weights::bytes_on_gpu;
@@ -76,7 +76,7 @@ use stage::{GpuLayerPiece, GpuPass, GpuScratch};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use step::{GpuStepInput, Step, StepInput};
-use tsnode_protocol::Token;
+use tsnode_protocol::{Experts, Token};
 
 /// Of a GPU's free memory, what weights and pages leave for what is between kernels and for the driver.
 const HEADROOM: usize = 1 << 30;
@@ -84,6 +84,12 @@ const HEADROOM: usize = 1 << 30;
 const MOST_ROWS: usize = 65_535;
 /// Rows of a step from which recording saves nothing.
 const RECORDED_ROWS: usize = 256;
+
+/// Rows of a step from which kernels of many rows compute all of it, also what experts make of them.
+pub(crate) fn many_rows(experts: Option<Experts>) -> usize {
+    let routed = experts.map_or(0, |experts| ops::rows_of_many(experts.used as usize, experts.count as usize));
+    routed.max(mmq::ROUNDED + 1)
+}
 
 /// A GPU with what is loaded on it.
 #[derive(Debug)]

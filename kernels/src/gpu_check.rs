@@ -1,13 +1,13 @@
 //! Whether a GPU, or several together, compute a model as the processor does: looked at before anybody counts on it.
 //!
 //! Kernels are the same on every GPU, drivers and GPUs are not; and an owner's GPU may be broken. So the model that is to be
-//! served is tried itself, in the format of its weights: its first layer and its last, a prompt and single tokens behind
-//! it, KV that leaves packed and as it is, and the choice of a token. That takes a fraction of a second and the memory of two
-//! layers. Of a model that is still fetched the numbers are zeros: then only that everything runs is looked at, and layers are
-//! compared once they are there.
+//! served is tried itself, in the format of its weights: its first layer and its last, a prompt in two chunks, of some rows
+//! and of many, and single tokens behind it, KV that leaves packed and as it is, and the choice of a token. That takes a
+//! fraction of a second, of large mixtures of experts seconds, and the memory of two layers. Of a model that is still fetched
+//! the numbers are zeros: then only that everything runs is looked at, and layers are compared once they are there.
 
 use crate::{
-    cuda::GpuError,
+    cuda::{EXPERTS_TOGETHER, GpuError, many_rows},
     engine::{Engine, EngineConfig, EngineError, Input, Output, RowToSample, Slice, StageKey, Threads},
     source::ModelSource,
     weights::WeightsError,
@@ -15,15 +15,20 @@ use crate::{
 use half::{bf16, f16};
 use tsnode_protocol::{KvCodec, KvDtype, LayerRange, RequestId, Sampled, Sampling, TileHeader, Token};
 
-/// Tokens of the prompt, which are enough for the kernels of many rows, and single ones behind it.
+/// Tokens of the prompt's first chunk; the second has as many as kernels of many rows are for ([`many_rows`]).
 const PROMPT: u32 = 40;
+/// Single tokens behind it; [`SEVERAL`] where layers are mixtures of experts.
 const AFTER: u32 = 3;
 /// Rows may be as far apart, in parts of their length: what quantised weights and rows of 16 bits leave of a layer, many times
 /// over. What a kernel that is wrong leaves is no row at all.
 const APART: f32 = 0.05;
-/// The same where layers are mixtures of experts: of two that score alike rounding chooses either, and a row gets what another
-/// makes of it.
+/// The same of more rows: for quantised weights the processor rounds them to 8 bits, where kernels of many round them to 16.
+const APART_MANY: f32 = 0.1;
+/// The same of a mixture of experts: of two that score alike rounding chooses either, and a row gets what another makes of it.
+/// That comes up in some rows; half of them have to be as near as any others.
 const APART_ROUTED: f32 = 0.2;
+/// Routed rows of which half say something.
+const SEVERAL: u32 = 8;
 /// The same of KV that went through four bits.
 const APART_PACKED: f32 = 0.2;
 /// Pages for two sequences on the processor (bytes); committed as they are used.
@@ -64,12 +69,13 @@ pub enum ProofError {
     },
 }
 
-/// Refuses a model that no GPU computes, without asking one.
+/// Refuses a model that no GPU computes, or that so many do not compute together, without asking one.
 ///
 /// # Errors
 /// When its family has a part that no kernels are written for.
-pub fn refuse_unwritten(source: &ModelSource) -> Result<(), ProofError> {
-    match source.gpu_lacks() {
+pub fn refuse_unwritten(source: &ModelSource, gpus: usize) -> Result<(), ProofError> {
+    let together = (gpus > 1 && source.card().shape.experts.is_some()).then_some(EXPERTS_TOGETHER);
+    match source.gpu_lacks().or(together) {
         Some(lacks) => Err(EngineError::from(GpuError::Unsupported(lacks.into())).into()),
         None => Ok(()),
     }
@@ -93,7 +99,7 @@ pub fn compare_layers(
     threads: usize,
     layers: LayerRange,
 ) -> Result<(), ProofError> {
-    refuse_unwritten(source)?;
+    refuse_unwritten(source, gpu.gpus())?;
     let config = EngineConfig { threads: Threads::together(threads), pool_bytes: POOL, kv_dtype: gpu.kv_dtype() };
     let mut processor = Engine::new(config)?;
     let one = |layer| LayerRange { start: layer, end: layer + 1 };
@@ -105,17 +111,39 @@ pub fn compare_layers(
     Ok(())
 }
 
-/// Tokens of the prompt and single ones behind it, as the model's context allows.
-fn lengths(source: &ModelSource) -> (u32, u32) {
-    let context = source.card().shape.context;
-    let after = AFTER.min(context.saturating_sub(1));
-    (PROMPT.min(context - after), after)
+/// Tokens of the prompt's chunks and single ones behind them, as the model's context allows.
+#[derive(Clone, Copy)]
+struct TrialLengths {
+    chunks: [u32; 2],
+    after: u32,
+}
+
+impl TrialLengths {
+    fn of(source: &ModelSource) -> Self {
+        let (context, experts) = (source.card().shape.context, source.card().shape.experts);
+        let singles = if experts.is_some() { SEVERAL } else { AFTER };
+        let after = singles.min(context.saturating_sub(1));
+        let first = PROMPT.min(context - after);
+        let many = (many_rows(experts) as u32).min(context - after - first);
+        Self { chunks: [first, many], after }
+    }
+
+    fn tokens(self) -> u32 {
+        self.chunks[0] + self.chunks[1] + self.after
+    }
+
+    /// Where each step begins, and how many tokens it has.
+    fn steps(self) -> impl Iterator<Item = (u32, u32)> {
+        let [first, many] = self.chunks;
+        let prompt = first + many;
+        let chunks = [(0, first), (first, many)].into_iter().filter(|(_, len)| *len > 0);
+        chunks.chain((prompt..prompt + self.after).map(|start| (start, 1)))
+    }
 }
 
 /// Rows as a layer may get them, the same every time: numbers between -1 and 1.
 fn made_up(source: &ModelSource) -> Vec<f32> {
-    let (prompt, after) = lengths(source);
-    let numbers = u64::from(prompt + after) * u64::from(source.card().shape.hidden);
+    let numbers = u64::from(TrialLengths::of(source).tokens()) * u64::from(source.card().shape.hidden);
     let number = |n: u64| {
         // Bits are mixed as SplitMix64 does it.
         let mixed = (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -125,14 +153,34 @@ fn made_up(source: &ModelSource) -> Vec<f32> {
     (0..numbers).map(number).collect()
 }
 
-/// Refuses rows that are further apart than rounding leaves them.
-fn within(what: &'static str, right: &[f32], found: &[f32], most: f32) -> Result<(), ProofError> {
+/// How far numbers are from those that are right, as a part of their length.
+fn distance(right: &[f32], found: &[f32]) -> f32 {
     let squares = |numbers: &mut dyn Iterator<Item = f32>| numbers.map(|x| f64::from(x) * f64::from(x)).sum::<f64>();
     let size = squares(&mut right.iter().copied());
     let off = squares(&mut right.iter().zip(found).map(|(a, b)| a - b));
-    let by = (off / size.max(f64::MIN_POSITIVE)).sqrt() as f32;
+    (off / size.max(f64::MIN_POSITIVE)).sqrt() as f32
+}
+
+/// Refuses rows that are further apart than rounding leaves them.
+fn within(what: &'static str, right: &[f32], found: &[f32], most: f32) -> Result<(), ProofError> {
+    let by = distance(right, found);
     // What is no number is not within anything.
     if by <= most && found.len() == right.len() { Ok(()) } else { Err(ProofError::Differs { what, by, most }) }
+}
+
+/// How far as many rows of a step may be apart where they are not routed.
+fn near(rows: u32) -> f32 {
+    if rows > PROMPT { APART_MANY } else { APART }
+}
+
+/// Refuses rows of which more than half are further apart.
+fn half_within(what: &'static str, mut apart: Vec<f32>, most: f32) -> Result<(), ProofError> {
+    if apart.len() < SEVERAL as usize {
+        return Ok(());
+    }
+    let middle = (apart.len() - 1) / 2;
+    let (_, by, _) = apart.select_nth_unstable_by(middle, f32::total_cmp);
+    if *by <= most { Ok(()) } else { Err(ProofError::Differs { what, by: *by, most }) }
 }
 
 /// A payload's elements.
@@ -152,8 +200,8 @@ struct LayerPair<'e> {
     keys: (StageKey, StageKey),
     layers: LayerRange,
     last: bool,
-    /// How far rows and logits may be apart.
-    apart: f32,
+    /// Whether the layer is a mixture of experts.
+    routed: bool,
 }
 
 impl Drop for LayerPair<'_> {
@@ -175,42 +223,58 @@ impl<'e> LayerPair<'e> {
             .load(source.outlined_for_gpus(layers, Threads { count: 1, ranks: gpu.gpus() })?)
             .inspect_err(|_| processor.unload(on_processor))?;
         let last = layers.end == source.card().shape.layers;
-        let apart = if source.card().shape.experts.is_some() { APART_ROUTED } else { APART };
-        Ok(Self { processor, gpu, keys: (on_processor, on_gpu), layers, last, apart })
+        let routed = source.has_experts(layers.start);
+        Ok(Self { processor, gpu, keys: (on_processor, on_gpu), layers, last, routed })
     }
 
     /// Compares a prompt's rows and single tokens'; the processor's rows, which enter the next layer.
     fn compare(mut self, source: &ModelSource, entering: Option<Vec<f32>>) -> Result<Vec<f32>, ProofError> {
-        let (shape, (prompt, after)) = (source.card().shape, lengths(source));
+        let (shape, lengths) = (source.card().shape, TrialLengths::of(source));
         let width = shape.hidden as usize;
-        let tokens: Vec<Token> = (0..prompt + after).map(|i| Token((i * 37 + 11) % shape.vocab)).collect();
-        self.processor.admit(self.keys.0, REQUEST, prompt + after)?;
-        self.gpu.admit(self.keys.1, REQUEST, prompt + after)?;
-        let steps = std::iter::once((0, prompt)).chain((prompt..prompt + after).map(|start| (start, 1)));
-        let mut leaving = Vec::new();
-        for (start, len) in steps {
+        let tokens: Vec<Token> = (0..lengths.tokens()).map(|i| Token((i * 37 + 11) % shape.vocab)).collect();
+        self.processor.admit(self.keys.0, REQUEST, lengths.tokens())?;
+        self.gpu.admit(self.keys.1, REQUEST, lengths.tokens())?;
+        // How far rows are apart: those of single tokens together.
+        let (mut leaving, mut singles) = (Vec::new(), Vec::new());
+        for (start, len) in lengths.steps() {
             let range = start as usize..(start + len) as usize;
             let input = match &entering {
                 Some(rows) => Input::Hidden(&rows[range.start * width..range.end * width]),
                 None => Input::Tokens(&tokens[range]),
             };
-            leaving.extend(self.step(Slice { request: REQUEST, start, len }, input)?);
+            let (right, apart) = self.step(Slice { request: REQUEST, start, len }, input)?;
+            leaving.extend(right);
+            match len {
+                _ if !self.routed => {}
+                1 => singles.extend(apart),
+                _ => half_within(self.what(), apart, near(len))?,
+            }
         }
-        self.compare_kv(prompt, source)?;
+        half_within(self.what(), singles, near(1))?;
+        self.compare_kv(lengths.chunks[0], source)?;
         Ok(leaving)
     }
 
-    /// One step on both; the processor's rows, or its logits on the last layer.
-    fn step(&mut self, slice: Slice, input: Input<'_>) -> Result<Vec<f32>, ProofError> {
-        let (batch, wanted) = ([slice], [slice.len as usize - 1]);
+    /// What leaves the layer.
+    fn what(&self) -> &'static str {
+        if self.last { "logits" } else { "a layer's rows" }
+    }
+
+    /// One step on both; the processor's rows, or its logits on the last layer, and how far each of the GPU's is from them.
+    fn step(&mut self, slice: Slice, input: Input<'_>) -> Result<(Vec<f32>, Vec<f32>), ProofError> {
+        let (batch, rows) = ([slice], slice.len as usize);
+        let wanted: Vec<usize> = (rows.saturating_sub(if self.routed { SEVERAL as usize } else { 1 })..rows).collect();
         let output = if self.last { Output::Logits { rows: &wanted } } else { Output::Hidden };
         let right = self.processor.forward(self.keys.0, &batch, input, output)?.to_vec();
         let found = self.gpu.forward(self.keys.1, &batch, input, output)?.to_vec();
-        within(if self.last { "logits" } else { "a layer's rows" }, &right, &found, self.apart)?;
+        within(self.what(), &right, &found, if self.routed { APART_ROUTED } else { near(slice.len) })?;
+        let width = (right.len() / if self.last { wanted.len() } else { rows }).max(1);
+        let each = right.chunks_exact(width).zip(found.chunks_exact(width));
+        let apart = each.map(|(right, found)| distance(right, found)).collect();
         if self.last {
-            self.choose(slice, input, &found)?;
+            self.choose(slice, input, &found[found.len() - width..])?;
         }
-        Ok(right)
+        Ok((right, apart))
     }
 
     /// The same step once more, its token chosen there.
@@ -261,10 +325,27 @@ mod tests {
     }
 
     #[test]
+    fn half_of_the_rows_that_are_routed_have_to_be_as_near_as_any_others() {
+        let apart = |wrong: usize| (0..16).map(|row| if row < wrong { 0.1 } else { 0.001 }).collect();
+        assert!(half_within("rows", apart(8), near(16)).is_ok());
+        let said = half_within("rows", apart(9), near(16)).unwrap_err().to_string();
+        assert_eq!(said, "rows on the GPU are 0.10 of their length off the processor's, where 0.05 is the most");
+        assert!(half_within("rows", vec![0.1; 7], near(1)).is_ok(), "they are too few");
+    }
+
+    #[test]
+    fn steps_are_those_of_some_rows_of_many_and_of_one() {
+        let source = ModelSource::embedded().unwrap();
+        let steps: Vec<_> = TrialLengths::of(&source).steps().collect();
+        assert_eq!(steps, [(0, 40), (40, 65), (105, 1), (106, 1), (107, 1)]);
+    }
+
+    #[test]
     fn rows_that_are_made_up_are_as_large_as_others_and_differ() {
         let source = ModelSource::embedded().unwrap();
         let rows = made_up(&source);
-        assert_eq!(rows.len(), (PROMPT + AFTER) as usize * source.card().shape.hidden as usize);
+        let tokens = PROMPT as usize + many_rows(None) + AFTER as usize;
+        assert_eq!(rows.len(), tokens * source.card().shape.hidden as usize);
         assert!(rows.iter().all(|x| (-1.0..1.0).contains(x)));
         let mean = rows.iter().sum::<f32>() / rows.len() as f32;
         let square = rows.iter().map(|x| x * x).sum::<f32>() / rows.len() as f32;

@@ -254,6 +254,12 @@ impl ModelSource {
         self.config.gpu_lacks
     }
 
+    /// Whether a layer is a mixture of experts.
+    pub(crate) fn has_experts(&self, layer: u32) -> bool {
+        let mixture = self.config.mixture.as_ref();
+        mixture.is_some_and(|mixture| mixture.layers.get(layer as usize) == Some(&true))
+    }
+
     /// A small file's content.
     #[must_use]
     pub fn file(&self, name: &str) -> Option<&[u8]> {

@@ -2,7 +2,7 @@
 
 mod experts;
 
-pub(crate) use experts::{GpuPairs, GpuScores, Routing, Tiling};
+pub(crate) use experts::{GpuPairs, GpuScores, Routing, Tiling, rows_of_many};
 
 use super::{
     buffers::Buffer,

@@ -3,6 +3,7 @@
 mod experts;
 mod layer;
 
+pub(crate) use experts::EXPERTS_TOGETHER;
 pub(crate) use layer::GpuLayerPiece;
 
 use super::{

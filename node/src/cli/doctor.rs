@@ -320,7 +320,9 @@ fn times(source: &ModelSource, config: &NodeConfig, kv_dtype: KvDtype) -> Vec<Do
                 finding("steps", state(&[profile.steps, profile.mixed]), steps),
             ]
         }
-        Ok(None) => vec![finding("prompts", State::Note, format!("too small to be measured; {UNMEASURED}"))],
+        Ok(None) => {
+            vec![finding("prompts", State::Note, format!("too small to be measured, or still fetched; {UNMEASURED}"))]
+        }
         Err(error) => vec![finding("prompts", State::Note, format!("{error}; {UNMEASURED}"))],
     }
 }

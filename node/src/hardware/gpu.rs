@@ -136,7 +136,7 @@ pub struct GpuWanted<'a> {
 /// When they cannot be used, for the model or at all.
 pub fn lend(numbers: GpuNumbers, wanted: GpuWanted<'_>) -> Result<(Device, Engine), GpuUnfit> {
     let GpuWanted { models: (source, draft), lend, kv_dtype, store } = wanted;
-    gpu_check::refuse_unwritten(source)?;
+    gpu_check::refuse_unwritten(source, numbers.count.into())?;
     let (gpus, about) = open_gpus(numbers)?;
     let count = gpus.len();
     let whole = |source: &ModelSource| source.gpu_bytes(source.card().shape.all_layers(), count);
@@ -158,7 +158,7 @@ pub fn lend(numbers: GpuNumbers, wanted: GpuWanted<'_>) -> Result<(Device, Engin
         Some(known) if known.compared || !compared => known.profile,
         known => {
             gpu_check::compare(&mut engine, source, lend.threads)?;
-            let profile = known.map_or_else(|| measured(&mut engine, source), |known| known.profile);
+            let profile = known.and_then(|known| known.profile).or_else(|| measured(&mut engine, source));
             if let Ok(bytes) = serde_json::to_vec(&FoundSpeeds { of, speeds, profile, compared }) {
                 store.set_measured(place, &bytes);
             }

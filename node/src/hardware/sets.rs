@@ -19,9 +19,10 @@ pub fn sets(memory: &BTreeMap<u16, u64>, shape: ModelShape) -> Vec<GpuNumbers> {
         least as f64 * FOR_WEIGHTS * gpus.len() as f64 >= needed
     };
     let follows = |gpus: &[u16]| gpus.windows(2).all(|pair| u32::from(pair[0]) + 1 == u32::from(pair[1]));
-    // Heads are dealt out by whole ones, and evenly only to such numbers of GPUs.
+    // Heads are dealt out by whole ones, and evenly only to such numbers of GPUs; experts not at all.
+    let most = if shape.experts.is_some() { 1 } else { shape.kv_heads as usize };
     let counts = std::iter::successors(Some(1usize), |count| Some(count * 2));
-    let mut counts = counts.take_while(|count| *count <= numbers.len() && *count <= shape.kv_heads as usize);
+    let mut counts = counts.take_while(|count| *count <= numbers.len().min(most));
     let count = counts.find(|count| numbers.chunks_exact(*count).any(|gpus| follows(gpus) && holds(gpus)));
     let mut sets = Vec::new();
     for gpus in numbers.chunks(count.unwrap_or(1)) {
@@ -37,6 +38,7 @@ pub fn sets(memory: &BTreeMap<u16, u64>, shape: ModelShape) -> Vec<GpuNumbers> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tsnode_protocol::Experts;
 
     const GIB: u64 = 1 << 30;
 
@@ -75,5 +77,12 @@ mod tests {
         assert_eq!(named(&[(0, 24), (2, 24)], 30), "cuda:0 cuda:2", "GPUs between them are not ours");
         assert_eq!(named(&[(0, 24), (1, 8), (2, 24), (3, 24)], 30), "cuda:0 cuda:1 cuda:2-3");
         assert_eq!(named(&[], 1), "");
+    }
+
+    #[test]
+    fn gpus_do_not_hold_a_mixture_of_experts_together() {
+        let memory = [(0, 24 * GIB), (1, 24 * GIB)].into();
+        let experts = Some(Experts { count: 8, used: 2, bytes: 0 });
+        assert_eq!(sets(&memory, ModelShape { experts, ..shape(30) }), [0, 1].map(GpuNumbers::one));
     }
 }

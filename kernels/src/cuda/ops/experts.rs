@@ -91,6 +91,11 @@ impl Tiling {
     }
 }
 
+/// Rows of a step from which pairs are multiplied on tensor cores.
+pub(crate) fn rows_of_many(used: usize, experts: usize) -> usize {
+    (MANY * experts).div_ceil(used.max(1))
+}
+
 impl GpuPairs {
     /// How many there are.
     pub fn count(&self) -> usize {

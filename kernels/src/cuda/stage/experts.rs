@@ -23,6 +23,9 @@ const MOST_USED: usize = 32;
 const NUMBERS: usize = if cfg!(test) { 4 << 10 } else { 64 << 20 };
 const PAIRS: usize = 1 << 18;
 
+/// What no kernels are written for.
+pub(crate) const EXPERTS_TOGETHER: &str = "a mixture of experts that several GPUs hold together";
+
 /// Says what of a mixture is not written, before anything is copied.
 pub(super) fn refuse_unwritten(mlp: &MlpOutline<'_>) -> Result<(), GpuError> {
     let MlpOutline::Experts(experts) = mlp else { return Ok(()) };
@@ -31,7 +34,7 @@ pub(super) fn refuse_unwritten(mlp: &MlpOutline<'_>) -> Result<(), GpuError> {
         return refused(lacks);
     }
     if experts.outputs.iter().any(|outputs| outputs.mine.len() != outputs.all) {
-        return refused("a mixture of experts that several GPUs hold together");
+        return refused(EXPERTS_TOGETHER);
     }
     if experts.experts.len() > MOST_EXPERTS || experts.used > MOST_USED {
         return Err(GpuError::Unsupported(format!("a row at {} of {} experts", experts.used, experts.experts.len())));

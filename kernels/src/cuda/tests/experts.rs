@@ -18,6 +18,7 @@ use crate::{
         weights::GpuExpertMatrices,
     },
     engine::{Engine, Input, Output, Slice, Threads},
+    gpu_check,
     quant::QuantType,
 };
 use std::sync::Arc;
@@ -338,8 +339,11 @@ fn several_gpus_refuse_a_mixture_in_words() {
     }
     let mut engine = Engine::on_gpus(gpus, 4 << 20, KvDtype::F16).unwrap();
     let source = source("qwen3moe-fused");
+    // Also before any GPU is opened.
+    let early = [1, 2].map(|gpus| gpu_check::refuse_unwritten(&source, gpus).err().map(|error| error.to_string()));
     let layers = source.card().shape.all_layers();
     let stage = source.load_stage_for_gpus(layers, Threads { count: 1, ranks: 2 }).unwrap();
     let refusal = engine.load(stage).unwrap_err().to_string();
     assert_eq!(refusal, "on a GPU a mixture of experts that several GPUs hold together is not supported");
+    assert_eq!(early, [None, Some(refusal)]);
 }

@@ -194,6 +194,11 @@ fn a_gpu_is_proved_with_the_model_and_one_that_computes_something_else_is_not() 
             let refused = prove("glm4moe-sigmoid", Some(kernel)).unwrap_err();
             assert!(matches!(refused, ProofError::Differs { .. }), "{kernel}: {refused}");
         }
+        // Of which each is needed by some steps alone.
+        for kernel in ["one_f16", "large_f16", "mix_experts"] {
+            let refused = prove("qwen3moe-fused", Some(kernel)).unwrap_err();
+            assert!(matches!(refused, ProofError::Differs { .. }), "{kernel}: {refused}");
+        }
         let refused = prove("gptoss-sinks", None).unwrap_err().to_string();
         assert_eq!(refused, "on a GPU a score of each head for no token at all (gpt-oss) is not supported");
         assert!(matches!(prove("opt-relu", None), Err(ProofError::Engine(EngineError::Gpu(_)))));
