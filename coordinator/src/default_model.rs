@@ -17,7 +17,9 @@ pub fn default_model<'a>(adverts: impl IntoIterator<Item = &'a Advert>) -> Optio
             let agreed = all_agreed.get(&card.id).copied().unwrap_or(card);
             let (held, agreed) = held.entry(card.id).or_insert((0, agreed));
             let weights = agreed.shape.stage_bytes(agreed.shape.all_layers());
-            let served = advert.devices.iter().filter_map(|d| d.served(card.id));
+            // Parts of a model that is not cut are of no use.
+            let least = if agreed.shape.whole { weights } else { 0 };
+            let served = advert.devices.iter().filter_map(|d| d.served(card.id)).filter(|s| s.memory_bytes >= least);
             *held = served.fold(*held, |sum, s| sum.saturating_add(s.memory_bytes.min(weights)));
         }
     }
@@ -52,6 +54,17 @@ mod tests {
         assert_eq!(default(&[small.clone(), paused(large.clone())]), Some("small"));
         assert_eq!(default(&[paused(large)]), Some("large"));
         assert_eq!((default(&[sample::gateway(0)]), default(&[])), (None, None));
+    }
+
+    #[test]
+    fn a_model_that_is_not_cut_is_held_where_all_of_it_is() {
+        // A device lends a GiB; its four layers take that, embedding and head four MiB more.
+        let (mut large, small) = (lends(1, "large", 256 << 20), lends(2, "small", 1 << 20));
+        assert_eq!(default(&[large.clone(), small.clone()]), Some("large"));
+        large.models[0].shape.whole = true;
+        assert_eq!(default(&[large.clone(), small.clone()]), Some("small"));
+        large.devices[0].serves[0].memory_bytes += 4 << 20;
+        assert_eq!(default(&[large, small]), Some("large"));
     }
 
     #[test]

@@ -185,7 +185,8 @@ fn as_laid_out(
     let repaired = standing.and_then(|plan| repaired(&input.card, &places, layout, plan));
     let groups = repaired.unwrap_or_else(|| laid_out(&input.card, places, layout));
     let routes = input.routes(&groups);
-    live::ModelPlan { groups, routes, reason: format!("as laid out: {layout}") }
+    let far = if groups.len() < layout.0.len() { ", as far as that goes" } else { "" };
+    live::ModelPlan { groups, routes, reason: format!("as laid out{far}: {layout}") }
 }
 
 /// A plan's groups where it had all that were asked for, the lost ones made anew of peers without a part: whoever has loaded
@@ -284,8 +285,9 @@ mod tests {
         let mut all = adverts();
         all.values_mut().flat_map(|advert| &mut advert.models).for_each(|card| card.shape.whole = true);
         let members = all.iter().map(|(peer, a)| (*peer, a)).collect();
-        let groups = plan(&members, &wish(), None).groups;
+        let PlanDraft { groups, reason, .. } = plan(&members, &wish(), None);
         assert!(groups.len() == 2 && groups.iter().all(|group| group.stages.len() == 1), "{groups:?}");
+        assert!(reason.contains("as laid out, as far as that goes: prefill=1,decode=1,decode=2"), "{reason}");
     }
 
     #[test]

@@ -58,8 +58,8 @@ impl View {
         group.stages.iter().all(|stage| self.adverts.contains_key(&stage.peer))
     }
 
-    /// Models that may have to yield their memory to others, on some device. Those for which all devices together have too little
-    /// are not waited for.
+    /// Models that may have to yield their memory to others, on some device. Those for which devices have too little are not waited
+    /// for.
     pub(crate) fn yielding(&self) -> BTreeSet<ModelId> {
         let scarce = self.adverts.values().flat_map(|advert| &advert.devices).filter(|device| !device.holds_all());
         let models: BTreeSet<ModelId> = scarce.flat_map(|device| &device.serves).map(|served| served.model).collect();
@@ -70,8 +70,8 @@ impl View {
         let room = live::weights_room(self.adverts.values());
         let all_agreed = cards::all_agreed(self.adverts.values());
         let may_fit = |model: &ModelId| {
-            let needs = all_agreed.get(model).map(|card| card.shape.stage_bytes(card.shape.all_layers()));
-            needs.is_some_and(|needs| needs <= room.get(model).copied().unwrap_or(0))
+            let sizes = all_agreed.get(model).map(|card| &card.shape);
+            sizes.is_some_and(|shape| room.get(model).is_some_and(|room| room.holds(shape)))
         };
         models.into_iter().filter(may_fit).collect()
     }

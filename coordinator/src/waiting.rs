@@ -51,6 +51,15 @@ pub enum NotReady {
         /// What is lent (bytes).
         lent: u64,
     },
+    /// A model that one peer has to hold does not fit on any.
+    TooLargeForOne {
+        /// Its name.
+        model: String,
+        /// What a device must have (bytes).
+        needs: u64,
+        /// What the largest lends (bytes).
+        lent: u64,
+    },
     /// Too little memory for KV.
     SmallKv {
         /// For which model.
@@ -234,6 +243,7 @@ impl From<&Shortfall> for NotReady {
         let model = short.model.clone();
         match short.lack {
             DeviceShortfall::Memory { needs, lent } => Self::TooLarge { model, needs, lent },
+            DeviceShortfall::MemoryOfOne { needs, lent } => Self::TooLargeForOne { model, needs, lent },
             DeviceShortfall::Kv { needs, holds } => Self::SmallKv { model, needs, holds },
         }
     }
@@ -260,6 +270,12 @@ impl fmt::Display for NotReady {
             Self::TooLarge { model, needs, lent } => write!(
                 f,
                 "{model} needs {} for its weights and one request, {} is lent: more peers are needed, or more --memory",
+                Mib(*needs),
+                Mib(*lent)
+            ),
+            Self::TooLargeForOne { model, needs, lent } => write!(
+                f,
+                "{model} needs {} for its weights and one request on one peer, none lends more than {}: one with more memory is needed, or more --memory",
                 Mib(*needs),
                 Mib(*lent)
             ),
@@ -388,6 +404,9 @@ mod tests {
         let memory = short(DeviceShortfall::Memory { needs: 16 << 30, lent: 9 << 29 });
         let large = WaitingView { short: &memory, ..view(&[]) };
         assert!(said(&large).contains("llama needs 16.0 GiB") && said(&large).contains("4.5 GiB is lent"));
+        let one = short(DeviceShortfall::MemoryOfOne { needs: 16 << 30, lent: 9 << 29 });
+        let one = said(&WaitingView { short: &one, ..view(&[]) });
+        assert!(one.contains("16.0 GiB") && one.contains("on one peer, none lends more than 4.5 GiB"), "{one}");
         let kv = short(DeviceShortfall::Kv { needs: 1024, holds: 512 });
         let small = WaitingView { short: &kv, ..view(&[]) };
         assert!(said(&small).contains("KV holds 512 tokens of llama, a plan needs 1024"), "{}", said(&small));

@@ -43,7 +43,7 @@ pub enum Unwanted {
         /// One of them.
         model: String,
     },
-    /// Not even one layer of it is within the owner's budget.
+    /// Not even one layer of it, or not all of one that one stage has to hold, is within the owner's budget.
     OverBudget {
         /// The smallest.
         model: String,
@@ -52,7 +52,7 @@ pub enum Unwanted {
         /// What that has (bytes).
         layer: u64,
     },
-    /// Not even one layer of it finds room in what is lent.
+    /// Not even one layer of it, or not all of one that one stage has to hold, finds room in what is lent.
     OverMemory {
         /// The smallest.
         model: String,
@@ -146,10 +146,17 @@ fn fits(card: &ModelCard, limits: &FetchLimits<'_>) -> Result<(), Unwanted> {
     if !limits.allowed.is_empty() && !limits.allowed.iter().any(|glob| glob.fits(&model)) {
         return Err(Unwanted::NotAllowed { model });
     }
-    if takes(&card.shape, limits.budget) < layer {
+    if !is_within(&card.shape, limits.budget) {
         return Err(Unwanted::OverBudget { model, part, layer });
     }
     if layer > limits.memory { Err(Unwanted::OverMemory { model, part, layer }) } else { Ok(()) }
+}
+
+/// Whether the least that plans give of a model may be here, as far as its sizes tell. Of one that one stage has to hold that is all,
+/// which is there as it is, and its head may be its embedding: its files say that, before any layer is fetched.
+fn is_within(shape: &ModelShape, budget: u64) -> bool {
+    let least = shape.least_bytes();
+    if shape.whole { least.saturating_sub(shape.head_bytes) <= budget } else { least <= takes(shape, budget) }
 }
 
 /// A pattern of names: `*` is any letters, `?` any one; capitals count as small letters.
@@ -229,6 +236,21 @@ mod tests {
         let allowed = FetchLimits { allowed: &org, ..ALL };
         assert_eq!(chosen(&swarm, &allowed, None), Ok(("org/large".into(), 1)));
         assert!(matches!(chosen(&swarm[1..], &allowed, None), Err(Unwanted::NotAllowed { .. })));
+    }
+
+    #[test]
+    fn a_model_that_one_stage_has_to_hold_is_fetched_where_all_of_it_fits() {
+        let mut whole = has(1, "whole", 4 << 20);
+        let shape = &mut whole.models[0].shape;
+        (shape.whole, shape.embed_bytes, shape.head_bytes) = (true, 3 << 20, 2 << 20);
+        let said = |budget: u64, memory: u64| {
+            let limits = FetchLimits { budget: budget << 20, memory: memory << 20, allowed: &[] };
+            chosen(std::slice::from_ref(&whole), &limits, None).map_err(|why| why.to_string())
+        };
+        // Four layers, the embedding, and a head that may be the embedding.
+        assert_eq!((said(21, 21), said(19, 21)), (Ok(("whole".into(), 1)), Ok(("whole".into(), 1))));
+        assert!(said(18, 21).unwrap_err().starts_with("all of whole has "), "{:?}", said(18, 21));
+        assert!(said(21, 20).unwrap_err().contains("--memory"), "{:?}", said(21, 20));
     }
 
     #[test]

@@ -262,7 +262,7 @@ fn a_model_that_one_stage_has_to_hold_lies_on_one_peer() {
     let adverts = adverts(&whole, &both);
     let members: BTreeMap<PeerId, &Advert> = (0..).map(id).zip(&adverts).collect();
     let [short] = &live::shortfalls(&members)[..] else { panic!("nothing is said") };
-    let live::DeviceShortfall::Memory { needs, lent } = short.lack else { panic!("{short:?}") };
+    let live::DeviceShortfall::MemoryOfOne { needs, lent } = short.lack else { panic!("{short:?}") };
     assert!(lent < small.memory && needs > lent, "{needs} of {lent}, which one of them lends");
     for (lenders, groups) in [(vec![large.clone(), small.clone(), small], 1), (vec![large.clone(), large], 2)] {
         let draft = planned(&whole, &lenders, SplitChoice::Auto);

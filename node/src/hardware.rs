@@ -165,7 +165,7 @@ pub fn processor(host: &Host, lend: Lend, store: &Store) -> Result<Device, LendE
 }
 
 /// Refuses a model of which not one layer fits beside the KV pages that `device` lends, and says so where only a part of it
-/// fits: then other peers must hold the rest.
+/// fits: then other peers must hold the rest, or all of a model that one stage has to hold.
 ///
 /// # Errors
 /// When there is less memory than that, or the model cannot be cut for so many ranks.
@@ -176,7 +176,12 @@ pub fn room(host: &Host, device: &Device, source: &ModelSource, ranks: usize) ->
     let planned = shape.stage_bytes(shape.all_layers());
     if planned > device.memory_bytes || whole.total() > free {
         let (lent, free) = (Size(device.memory_bytes), Size(free));
-        tracing::warn!(%whole, %lent, %free, "this peer has room for a part of the model only: others must hold the rest");
+        let room = if shape.whole {
+            "this peer has no room for the model, which one peer has to hold: plans do not give it to this one"
+        } else {
+            "this peer has room for a part of the model only: others must hold the rest"
+        };
+        tracing::warn!(%whole, planned = %Size(planned), %lent, %free, "{room}");
     }
     Ok(())
 }

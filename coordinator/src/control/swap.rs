@@ -1,7 +1,7 @@
 //! Plan flow 4: what may go from devices' memory for a model that waits for its turn ([`super::swapping`]), and the swarm as it
 //! would be without that.
 
-use crate::{cards, members::Members};
+use crate::{cards, members::Members, planner::live::LentRoom};
 use std::collections::{BTreeMap, BTreeSet};
 use tsnode_protocol::{Advert, Group, ModelId, PeerId};
 
@@ -90,19 +90,19 @@ fn neighbours(model: ModelId, members: &Members<'_>, there: &There) -> BTreeSet<
 
 /// Whether devices have memory for the whole of a model beside what stands on them, were it not for these.
 fn has_room(model: ModelId, go: &BTreeSet<ModelId>, members: &Members<'_>, there: &There) -> bool {
-    let mut room = 0_u64;
+    let mut room = LentRoom::default();
     for (peer, advert) in members {
         for (n, device) in (0..).zip(&advert.devices) {
             let Some(served) = device.served(model) else { continue };
             let stays = there.get(&(*peer, n)).into_iter().flatten().filter(|other| !go.contains(*other));
             let models: BTreeSet<ModelId> = stays.copied().chain([model]).collect();
             if device.holds(&models) {
-                room = room.saturating_add(served.memory_bytes.saturating_sub(served.kv_bytes));
+                room.add(served);
             }
         }
     }
     let card = cards::agreed(model, members.values().copied());
-    card.is_some_and(|card| card.shape.stage_bytes(card.shape.all_layers()) <= room)
+    card.is_some_and(|card| room.holds(&card.shape))
 }
 
 /// The same peers as if devices that do not hold all models at once did not serve these, but where they are kept. Their KV pages

@@ -54,7 +54,7 @@ pub(super) fn demand(members: &Members<'_>) -> Option<SwapDemand> {
     let (room, asked) = (live::weights_room(members.values().copied()), traffic::all_together(members));
     let of = |(model, card): (ModelId, &ModelCard)| {
         let bytes = card.shape.stage_bytes(card.shape.all_layers());
-        let has_room = bytes <= room.get(&model).copied().unwrap_or(0);
+        let has_room = room.get(&model).is_some_and(|room| room.holds(&card.shape));
         has_room.then_some((model, (asked.get(&model)?.rate, reload::loading(bytes))))
     };
     let all_agreed = cards::all_agreed(members.values().copied());

@@ -7,12 +7,14 @@
 
 mod clusters;
 mod delayed;
+mod lent_room;
 mod policy_choice;
 mod sharing;
 mod shortfall;
 mod standing;
 mod why;
 
+pub(crate) use lent_room::LentRoom;
 pub use policy_choice::choose;
 pub use shortfall::{DeviceShortfall, Shortfall, shortfalls};
 pub use why::{Other, SharedDevice, Why, why};
@@ -157,13 +159,11 @@ pub(crate) fn is_scarce(members: &Members<'_>) -> bool {
     members.values().flat_map(|advert| &advert.devices).any(|device| !device.holds_all())
 }
 
-/// Memory for weights that all devices together have for each model (bytes): what they say is looked at once, however many models
-/// there are.
-pub(crate) fn weights_room<'a>(adverts: impl IntoIterator<Item = &'a Advert>) -> BTreeMap<ModelId, u64> {
-    let mut room = BTreeMap::<ModelId, u64>::new();
+/// Memory for weights that devices have for each model: what they say is looked at once, however many models there are.
+pub(crate) fn weights_room<'a>(adverts: impl IntoIterator<Item = &'a Advert>) -> BTreeMap<ModelId, LentRoom> {
+    let mut room = BTreeMap::<ModelId, LentRoom>::new();
     for served in adverts.into_iter().flat_map(|advert| &advert.devices).flat_map(|device| &device.serves) {
-        let sum = room.entry(served.model).or_default();
-        *sum = sum.saturating_add(served.memory_bytes.saturating_sub(served.kv_bytes));
+        room.entry(served.model).or_default().add(served);
     }
     room
 }

@@ -25,11 +25,18 @@ pub enum DeviceShortfall {
         /// What the devices that can work together may use.
         lent: u64,
     },
+    /// The same of a model that one device has to hold (bytes).
+    MemoryOfOne {
+        /// What a device must have.
+        needs: u64,
+        /// What the largest may use.
+        lent: u64,
+    },
     /// KV pages, in tokens of all layers.
     Kv {
         /// What one request may take.
         needs: u64,
-        /// What all devices together hold.
+        /// What all devices together hold; of a model that one has to hold, the one with most.
         holds: u64,
     },
 }
@@ -71,14 +78,20 @@ fn lack(card: &ModelCard, places: &[DevicePlace], members: &Members<'_>) -> Opti
     match of(unbounded) {
         _ if is_enough => None,
         Err(ProblemError::DoesNotFit(lack)) => {
-            let whole = |bytes: Bytes| bytes.0.max(0.0).ceil() as u64;
-            Some(DeviceShortfall::Memory { needs: whole(lack.need), lent: whole(lack.have) })
+            let [needs, lent] = [lack.need, lack.have].map(|bytes: Bytes| bytes.0.max(0.0).ceil() as u64);
+            let is_whole = card.shape.whole;
+            Some(if is_whole {
+                DeviceShortfall::MemoryOfOne { needs, lent }
+            } else {
+                DeviceShortfall::Memory { needs, lent }
+            })
         }
         Err(_) => None,
         Ok(_) => {
             let device = |(peer, n): &DevicePlace| members.get(peer)?.devices.get(usize::from(*n))?.served(card.id);
             let pool = |place: &DevicePlace| device(place).map(|served| served.kv_bytes);
-            let pools: u64 = places.iter().filter_map(pool).fold(0, u64::saturating_add);
+            let joined: fn(u64, u64) -> u64 = if card.shape.whole { u64::max } else { u64::saturating_add };
+            let pools: u64 = places.iter().filter_map(pool).fold(0, joined);
             Some(DeviceShortfall::Kv { needs: longest.0.ceil() as u64, holds: (pools as f64 / per_token) as u64 })
         }
     }
@@ -115,6 +128,24 @@ mod tests {
             panic!("memory is short")
         };
         assert!((8 << 20) < needs && lent <= 5 << 20, "{needs} {lent}");
+    }
+
+    #[test]
+    fn what_one_has_to_hold_is_said_of_one() {
+        let whole = |memory_bytes, kv_bytes| {
+            let mut advert = lends(memory_bytes, kv_bytes);
+            advert.models[0].shape.whole = true;
+            advert
+        };
+        let both = |memory, kv| of(&[whole(memory, kv), whole(memory, kv)]);
+        assert_eq!(both(1 << 30, 1 << 28), []);
+        let [DeviceShortfall::MemoryOfOne { needs, lent }] = both(7 << 20, 1 << 20)[..] else {
+            panic!("memory is short")
+        };
+        assert!((8 << 20) < needs && lent <= 7 << 20, "{needs} {lent}");
+        // Two MiB in two devices are one for each.
+        let kv = both(1 << 30, 1 << 20);
+        assert!(matches!(kv[..], [DeviceShortfall::Kv { holds: 512, .. }]), "{kv:?}");
     }
 
     #[test]
