@@ -11,7 +11,7 @@
 //! A draw outside of that gives the token for no such logits, so a token that was drawn honestly is never refused. Of all but
 //! the likeliest tokens only the sum is known, and that none is likelier than those: the bounds are taken accordingly.
 
-use super::opinion::{Opinion, Word};
+use super::opinion::{FALSE, Fit, LOGPROBS, Opinion, Word};
 use std::collections::BTreeMap;
 use tsnode_protocol::{Sampling, Token, philox::uniform};
 
@@ -57,6 +57,20 @@ struct Bounds<'a> {
     moved: f64,
     /// By so much, at most, a weight is off.
     factor: f64,
+}
+
+impl Opinion {
+    /// How well a word fits where they do not: it says what is said here of its token, and the draw may give that.
+    pub fn fit(&self, word: Word, draw: &Draw<'_>) -> Fit {
+        let own = self.of(word);
+        let is_chosen = word.token == self.word().token;
+        let fits = |nats: f32| word.differs_by(own) <= nats && (is_chosen || draw.may_give(self, own, f64::from(nats)));
+        match (fits(LOGPROBS), fits(FALSE)) {
+            (true, _) => Fit::Within,
+            (false, true) => Fit::Doubtful,
+            (false, false) => Fit::Outside,
+        }
+    }
 }
 
 impl<'a> Draw<'a> {

@@ -3,16 +3,15 @@
 //! Two processors say the same to the bit. What a GPU computes is a little different, and so may be what it draws: there a token
 //! fits where logits as near as honest ones are give it.
 
-use super::draw::Draw;
 use tsnode_protocol::{Sampled, Token, TokenLogprob, limits, stream::Generation};
 
 /// A greedy token may be this much less likely than the likeliest (nats): pages may be of different precision.
 const TIE: f32 = 0.02;
 /// Log-probabilities of one token may be this far apart (nats): GPUs compute with fewer bits than processors do. Logits of two tokens
 /// are taken to move against each other by no more than that.
-const LOGPROBS: f32 = 0.5;
+pub(super) const LOGPROBS: f32 = 0.5;
 /// What is off by more than this (nats) was not computed from the same model and tokens, however it rounds.
-const FALSE: f32 = 2.0;
+pub(super) const FALSE: f32 = 2.0;
 
 /// A token, and what somebody says of it.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +31,7 @@ impl Word {
         self.token == other.token && self.differs_by(other) <= LOGPROBS
     }
 
-    fn differs_by(self, other: Self) -> f32 {
+    pub fn differs_by(self, other: Self) -> f32 {
         (self.logprob - other.logprob).abs()
     }
 }
@@ -94,20 +93,8 @@ impl Opinion {
         if word.agrees(self.word()) || is_tie(generation, word, &self.said) { Fit::Within } else { Fit::Outside }
     }
 
-    /// How well a word fits where they do not: it says what is said here of its token, and the draw may give that.
-    pub fn fit(&self, word: Word, draw: &Draw<'_>) -> Fit {
-        let own = self.of(word);
-        let is_chosen = word.token == self.said.token;
-        let fits = |nats: f32| word.differs_by(own) <= nats && (is_chosen || draw.may_give(self, own, f64::from(nats)));
-        match (fits(LOGPROBS), fits(FALSE)) {
-            (true, _) => Fit::Within,
-            (false, true) => Fit::Doubtful,
-            (false, false) => Fit::Outside,
-        }
-    }
-
     /// What is said here of a word's token. Of one that is not named only this much is known: it is no likelier than those that are.
-    fn of(&self, word: Word) -> Word {
+    pub fn of(&self, word: Word) -> Word {
         let named = || self.top().iter().find(|likely| likely.token == word.token).map(|likely| likely.logprob);
         let asked = self.asked.filter(|asked| asked.token == word.token).map(|asked| asked.logprob);
         let logprob = match asked {
