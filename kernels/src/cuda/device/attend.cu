@@ -167,10 +167,10 @@ DEVICE void attend(const float *q, u32 stride, u32 group, const u32 *rows, const
     __shared__ __align__(16) float queries[HEADS * WIDE], scores[TILE * SCORES];
     __shared__ float top[HEADS], total[HEADS], shrink[HEADS];
     __shared__ const u8 *at_keys[TILE], *at_values[TILE];
-    let_next_begin();
     float speeds[ROPE_PAIRS];
     if (rope.frequencies) rope.read(speeds, threadIdx.x % 32);
     wait_for_others();
+    let_next_begin();
     u32 parts = gridDim.x, part = blockIdx.x, row = rows[blockIdx.z], dim = pool.dim;
     u32 passes = (group + HEADS - 1) / HEADS, kv_head = blockIdx.y / passes, first_head = blockIdx.y % passes * HEADS;
     u32 heads = min(group - first_head, (u32)HEADS);

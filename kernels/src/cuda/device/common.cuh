@@ -82,6 +82,8 @@ template <int LEFT> __device__ __forceinline__ void copies_wait() {
 // Launches of a step overlap on GPUs that can (`driver_api/overlap.rs` says when and by which rule): a kernel is begun once
 // all blocks of the one before have said `let_next_begin` or are done, and may until `wait_for_others` do what depends on nothing
 // that any kernel writes: ask for weights. Machine code for older GPUs, and the PTX, have neither, and are launched as ever.
+// A kernel lets the next begin only when it has waited itself: otherwise blocks of several kernels to come take the places that
+// the first processors have free, and lie unevenly over the GPU when their turn comes (`docs/design/gpus.md`).
 __device__ __forceinline__ void let_next_begin() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -150,8 +152,8 @@ __device__ __forceinline__ u32 four_times(u32 word, int i) {
 // How a kernel begins that has nothing to do before others are done. In a file that `jit/sources.rs` lists as waiting all kernels
 // have this, or the two apart, in each thread and before anything else is read or written.
 DEVICE void after_others() {
-    let_next_begin();
     wait_for_others();
+    let_next_begin();
 }
 
 // How numbers are stored; the host's `Kind` has the same numbers. The last two are rows rounded to 8 bits: see `rounded.cuh`.

@@ -45,9 +45,9 @@ DEVICE void dense_few(const u8 *x, u32 rows, const u8 *w, u64 outs, u32 cols, u3
             for (int o = 0; o < OUTS; o++) weights[d][o].stream(row[o], col + d * apart, col + d * apart < cols);
     };
     // The first weights are on their way while kernels before this one are not done.
-    let_next_begin();
     if (first < outs) ask();
     wait_for_others();
+    let_next_begin();
     if (first < outs) {
         while (col < cols) {
 #pragma unroll

@@ -166,10 +166,10 @@ DEVICE void product(const Rounded &x, const Matrix &w, const Cut &cut, float *ou
     keep<TILES>(w_mine), keep<TILES>(x_mine), keep<TILES>(scale_at[0]), keep<TILES>(scale_at[1]), keep<TILES>(stage_bytes);
     float acc[TILES][4] = {};
     // Weights of both steps are asked for before the first rows, which another kernel has just left, or has still to.
-    let_next_begin();
     bring_weights(begin, 0, now);
     bring_weights(begin + 1, stage_bytes, next);
     wait_for_others();
+    let_next_begin();
     bring_rows(begin, 0);
     bring_rows(begin + 1, stage_bytes);
     u32 stage = 0, last = begin + each;

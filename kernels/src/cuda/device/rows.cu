@@ -64,7 +64,6 @@ KERNEL(NORM_THREADS) rms_norm(float *x, const float *delta, const float *w, floa
     bool whole = width % 8 == 0;
     float mine[NORM_TURNS][8], more[8], squares = 0.f;
     auto count_at = [&](u32 i) { return i < width ? min(width - i, 8u) : 0u; };
-    let_next_begin();
     // What the row is multiplied by in the end is asked for first: no kernel writes it.
     float weights[NORM_TURNS][8] = {};
 #pragma unroll
@@ -73,6 +72,7 @@ KERNEL(NORM_THREADS) rms_norm(float *x, const float *delta, const float *w, floa
         if (count) read_eight(weights[turn], w + i, count, whole);
     }
     wait_for_others();
+    let_next_begin();
     auto sum_up = [&](float (&values)[8], u32 i, u32 count) {
         read_eight(values, x + from + i, count, whole);
         if (delta) {
@@ -216,10 +216,10 @@ KERNEL(32) rope_append(float *x, u32 stride, u32 heads, u32 kv_heads, u32 dim, c
                        const float *key_norm, float eps, u8 *memory, const u32 *table, u32 most, u32 tokens, u32 kind) {
     u32 row = blockIdx.x, head = blockIdx.y, lane = threadIdx.x;
     Rope rope = {frequencies, amplitude, half, neighbours, query_norm, key_norm, eps};
-    let_next_begin();
     float speeds[ROPE_PAIRS];
     rope.read(speeds, lane);
     wait_for_others();
+    let_next_begin();
     float *at = x + (u64)row * stride + (u64)head * dim;
     bool is_query = head < heads, is_value = head >= heads + kv_heads;
     const float *w = is_value ? nullptr : is_query ? query_norm : key_norm;
