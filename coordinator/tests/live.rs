@@ -255,7 +255,7 @@ fn experts_that_no_peer_holds_lie_over_four() {
 fn a_model_that_one_stage_has_to_hold_lies_on_one_peer() {
     let whole = ModelCard { shape: ModelShape { whole: true, ..embedded().shape }, ..card() };
     let lender = |memory, kv| Lender { memory, kv, speed: 1.0, links: vec![] };
-    let (small, large) = (lender(8 << 20, 2 << 20), lender(64 << 20, 8 << 20));
+    let (small, large) = (lender(10 << 20, 2 << 20), lender(64 << 20, 8 << 20));
     let both = [small.clone(), small.clone()];
     assert!(serves(&planned(&embedded(), &both, SplitChoice::Auto)), "cut in two");
     assert!(planned(&whole, &both, SplitChoice::Auto).groups.is_empty());
