@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent / "kernels/src/cuda"
 ARCHITECTURES = ["80", "90"]
@@ -38,27 +39,35 @@ def main():
     args = parser.parse_args()
     compiler = Nvrtc(args.nvrtc)
     wrong = 0
-    for source in sorted((ROOT / "device").glob("*.cu")):
-        for architecture in ARCHITECTURES:
-            ptx, log = compiler.compile(source, f"compute_{architecture}")
-            # PTX may call what nobody has, and a driver is the first to say so: machine code is whole, or there is none.
-            whole, more = compiler.compile(source, f"sm_{architecture}")
-            if log or more:
-                print(log or more, file=sys.stderr)
-            if ptx is None or whole is None:
-                wrong += 1
-                continue
-            for complaint in refused(ptx) + [c for card in CARDS[architecture] for c in assembled(args.ptxas, ptx, card)]:
-                print(f"{source.name} for {architecture}: {complaint}", file=sys.stderr)
-                wrong += 1
-            if architecture != KEPT:
-                continue
-            kept = ROOT / "ptx" / f"{source.stem}.ptx"
-            if not args.check:
-                kept.write_text(ptx)
-                print(f"{kept.relative_to(ROOT)}: {len(ptx)} bytes, {ptx.count('.entry')} kernels")
-            elif not kept.exists() or not alike(kept.read_text(), ptx):
-                print(f"{kept.relative_to(ROOT)} is not what {source.name} compiles to: run scripts/cuda_kernels.sh", file=sys.stderr)
+    # The assembler runs beside the compiler, which compiles one file after the other.
+    with ThreadPoolExecutor(2) as assembler:
+        asked = []
+        for source in sorted((ROOT / "device").glob("*.cu")):
+            for architecture in ARCHITECTURES:
+                ptx, log = compiler.compile(source, f"compute_{architecture}")
+                if log:
+                    print(log, file=sys.stderr)
+                if ptx is None:
+                    wrong += 1
+                    continue
+                # PTX may call what nobody has, and a driver is the first to say so.
+                for card in CARDS[architecture]:
+                    asked.append((source.name, architecture, assembler.submit(assembled, args.ptxas, ptx, card)))
+                for complaint in refused(ptx):
+                    print(f"{source.name} for {architecture}: {complaint}", file=sys.stderr)
+                    wrong += 1
+                if architecture != KEPT:
+                    continue
+                kept = ROOT / "ptx" / f"{source.stem}.ptx"
+                if not args.check:
+                    kept.write_text(ptx)
+                    print(f"{kept.relative_to(ROOT)}: {len(ptx)} bytes, {ptx.count('.entry')} kernels")
+                elif not kept.exists() or not alike(kept.read_text(), ptx):
+                    print(f"{kept.relative_to(ROOT)} is not what {source.name} compiles to: run scripts/cuda_kernels.sh", file=sys.stderr)
+                    wrong += 1
+        for name, architecture, complaints in asked:
+            for complaint in complaints.result():
+                print(f"{name} for {architecture}: {complaint}", file=sys.stderr)
                 wrong += 1
     noted = ROOT / "ptx/sources.txt"
     if not args.check and not wrong:
