@@ -117,9 +117,9 @@ pub(crate) struct Ops {
 }
 
 /// What attention is told of turning queries and keys where they are turned already: frequencies that are nowhere.
-pub(crate) const NOT_TURNED: [Arg; 7] = {
+pub(crate) const NOT_TURNED: [Arg; 9] = {
     let (none, zero) = (Arg::Wide(0), Arg::Whole(0));
-    [none, Arg::Number(0.0), zero, zero, none, none, Arg::Number(0.0)]
+    [none, Arg::Number(0.0), zero, zero, none, none, Arg::Number(0.0), Arg::Number(0.0), zero]
 };
 
 /// Where blocks of attention leave what they have of a row, for the last of them to merge.
@@ -190,7 +190,7 @@ impl Ops {
         self.run("rows", "embed", [rows as u32, 1, 1], 256, &args)
     }
 
-    /// `x += delta`, if there is one; `out` is the RMS norm of `x` times `weight`.
+    /// `x += delta`, if there is one; `out` is the RMS norm of `x` times `weight`, or `x` as it is where that is 0.
     #[expect(clippy::too_many_arguments, reason = "rows in and out, and a norm")]
     pub fn norm(
         &self,

@@ -16,7 +16,7 @@ use super::{
     weights::{Form, GpuMatrix, size},
 };
 use crate::{
-    models::{LinearOutline, NormOutline, Outline},
+    models::{LinearOutline, NormOutline, Outline, ROW_NORMS_TOGETHER},
     pages::PageLayout,
     ranks::RankOutputs,
     rope::RopePairs,
@@ -192,8 +192,7 @@ impl GpuStage {
             experts::refuse_unwritten(&layer.mlp)?;
             let queries = layer.attention.inputs[0].outputs;
             if layer.attention.row_norms.is_some() && queries.mine.len() != queries.all {
-                let what = "a norm over the queries of all heads, which several GPUs hold together,";
-                return Err(GpuError::Unsupported(what.into()));
+                return Err(GpuError::Unsupported(ROW_NORMS_TOGETHER.into()));
             }
         }
         let table = |(table, scale): (_, f32)| Ok((GpuMatrix::load(machine, &[table])?, scale));

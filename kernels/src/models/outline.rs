@@ -1,7 +1,7 @@
 //! A stage as data: what a device that computes whole layers itself needs to know of it.
 
 use crate::{
-    config::Activation,
+    config::{Activation, Growth},
     cpu::Gate,
     engine::AttentionParams,
     linear::Weight,
@@ -9,6 +9,9 @@ use crate::{
     rope::{Rope, RopePairs},
     weights::Tensor,
 };
+
+/// What several GPUs do not compute together: each has some heads only.
+pub(crate) const ROW_NORMS_TOGETHER: &str = "a norm over the queries of all heads, which several GPUs hold together,";
 
 /// A stage of a family of rotary decoders.
 pub(crate) struct Outline<'a> {
@@ -67,6 +70,10 @@ pub(crate) struct AttentionOutline<'a> {
     /// Which of the stage's ropes.
     pub rope: usize,
     pub pairs: RopePairs,
+    /// How queries grow with their position, before they turn.
+    pub growth: Option<Growth>,
+    /// Scores of a token without a value, of each query head of the rank.
+    pub sinks: Option<&'a [f32]>,
 }
 
 /// What stands behind a layer's second norm.

@@ -149,6 +149,8 @@ DEVICE bool merge(float *own, const float *top, const float *total, float *weigh
 struct Look {
     float scale, cap;
     u32 window;
+    // Scores of a token without a value, of each query head; nowhere where there is none.
+    const float *sinks;
 };
 
 // One block for a row, a head of keys and values with up to eight of its query heads, and a part of the tokens:
@@ -200,19 +202,21 @@ DEVICE void attend(const float *q, u32 stride, u32 group, const u32 *rows, const
             if (is_value || w) lanes.read_all(head, dim, lane);
             if (!is_value) lanes.read_pairs(head, rope, lane);
             if (is_query) {
-                lanes.turned(head, dim, rope, speeds, w, position, lane,
+                lanes.turned(head, dim, rope, speeds, w, rope.grown(true, position), position, lane,
                              [&](u32 c, float x) { queries[h * WIDE + query_at<WIDE>(c)] = x; });
             } else {
                 u8 *page = place(pool, sequence, position, is_value, kv_head);
                 auto put = [&](u32 c, float x) { store_as(KIND, page, c, x); };
                 if (is_value) lanes.plain(dim, lane, put);
-                else lanes.turned(head, dim, rope, speeds, w, position, lane, put);
+                else lanes.turned(head, dim, rope, speeds, w, 1.f, position, lane, put);
             }
         }
     }
     if (thread < HEADS) {
-        top[thread] = -INFINITY;
-        total[thread] = 0.f;
+        // A sink is as if the first part had seen it.
+        bool sinks = look.sinks && part == 0 && thread < heads;
+        top[thread] = sinks ? look.sinks[kv_head * group + first_head + thread] : -INFINITY;
+        total[thread] = sinks ? 1.f : 0.f;
     }
     __syncthreads();
     // Lanes that share a token's keys, eight channels each; two channels a thread for values, as many tokens at once as there
@@ -322,14 +326,15 @@ DEVICE void attend(const float *q, u32 stride, u32 group, const u32 *rows, const
 
 #define ATTEND(name, KIND, WIDE)                                                                                       \
     KERNEL(THREADS, 5) name(const float *q, u32 stride, u32 group, const u32 *rows, const u32 *positions,                 \
-                         const u32 *sequences, float scale, float cap, u32 window, u8 *memory, const u32 *table,       \
-                         u32 most, u32 tokens, u32 kv_heads, u32 dim, float *sums, float *tops, u32 *done, void *out,  \
-                         u64 numbers, u32 out_kind, const float *frequencies, float amplitude, u32 half,               \
-                         u32 neighbours, const float *query_norm, const float *key_norm, float eps) {                  \
+                         const u32 *sequences, float scale, float cap, u32 window, const float *sinks, u8 *memory,     \
+                         const u32 *table, u32 most, u32 tokens, u32 kv_heads, u32 dim, float *sums, float *tops,      \
+                         u32 *done, void *out, u64 numbers, u32 out_kind, const float *frequencies, float amplitude,   \
+                         u32 half, u32 neighbours, const float *query_norm, const float *key_norm, float eps,          \
+                         float beta, u32 every) {                                                                      \
         Pool pool = {memory, table, most, tokens, kv_heads, dim, KIND};                                                \
-        attend<KIND, WIDE>(q, stride, group, rows, positions, sequences, Look{scale, cap, window}, pool,               \
+        attend<KIND, WIDE>(q, stride, group, rows, positions, sequences, Look{scale, cap, window, sinks}, pool,        \
                            Mixed{sums, tops, done, out, numbers, out_kind},                                            \
-                           Rope{frequencies, amplitude, half, neighbours, query_norm, key_norm, eps});                 \
+                           Rope{frequencies, amplitude, half, neighbours, query_norm, key_norm, eps, beta, every});    \
     }                                                                                                                  \
     EXPORT(name)
 ATTEND(attend_64_f32, F32, 64)

@@ -1,8 +1,8 @@
 //! A layer on a GPU: its weights there, and its parts as launches.
 
-use super::{GpuLinear, GpuNorm, GpuScratch, experts::GpuExperts};
+use super::{GpuLinear, GpuNorm, GpuScratch, experts::GpuExperts, floats};
 use crate::{
-    config::Activation,
+    config::{Activation, Growth},
     cuda::{
         columns::Columns,
         machine::{Arg, GpuError, GpuMemory, Launch, Machine},
@@ -23,14 +23,15 @@ const TILE: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct GpuLayer {
-    attention_norm: GpuNorm,
+    /// None in families that norm only what comes out.
+    attention_norm: Option<GpuNorm>,
     inputs: GpuLinear,
     head_norms: Option<[GpuNorm; 2]>,
     /// Of all heads together.
     row_norms: Option<[GpuNorm; 2]>,
     output: GpuLinear,
     attention_post_norm: Option<GpuNorm>,
-    mlp_norm: GpuNorm,
+    mlp_norm: Option<GpuNorm>,
     /// Of the MLP, or of the expert that all rows pass; of none where there is neither.
     gate_up: GpuLinear,
     down: GpuLinear,
@@ -39,6 +40,9 @@ pub(super) struct GpuLayer {
     mlp_post_norm: Option<GpuNorm>,
     gelu: bool,
     look: AttentionParams,
+    /// Of each query head.
+    sinks: Option<GpuMemory>,
+    growth: Option<Growth>,
     pub rope: usize,
     pub neighbours: bool,
     heads: usize,
@@ -70,12 +74,9 @@ impl GpuLayer {
         if mlp.is_some_and(|mlp| !matches!(mlp.activation, Activation::Silu | Activation::GeluTanh)) {
             return Err(GpuError::Unsupported("an MLP without a gate".into()));
         }
-        let (Some(attention_norm), Some(mlp_norm)) = (layer.attention_norm, layer.mlp_norm) else {
-            return Err(GpuError::Unsupported("a layer without norms before its parts".into()));
-        };
         let queries = size(&attention.inputs[0].weight.tensor().view()).0;
         Ok(Self {
-            attention_norm: norm(attention_norm)?,
+            attention_norm: layer.attention_norm.map(norm).transpose()?,
             inputs: GpuLinear::load(machine, &attention.inputs)?,
             head_norms: match attention.head_norms {
                 Some([query, key]) => Some([norm(query)?, norm(key)?]),
@@ -87,13 +88,15 @@ impl GpuLayer {
             },
             output: GpuLinear::load(machine, &[attention.output])?,
             attention_post_norm: layer.attention_post_norm.map(norm).transpose()?,
-            mlp_norm: norm(mlp_norm)?,
+            mlp_norm: layer.mlp_norm.map(norm).transpose()?,
             gate_up: mlp.map_or_else(|| Ok(GpuLinear::nothing()), |mlp| GpuLinear::load(machine, &mlp.inputs))?,
             down: mlp.map_or_else(|| Ok(GpuLinear::nothing()), |mlp| GpuLinear::load(machine, &[mlp.down]))?,
             experts: experts.map(|experts| GpuExperts::load(machine, experts).map(Box::new)).transpose()?,
             mlp_post_norm: layer.mlp_post_norm.map(norm).transpose()?,
             gelu: mlp.is_some_and(|mlp| mlp.activation == Activation::GeluTanh),
             look: attention.look,
+            sinks: attention.sinks.map(|sinks| floats(machine, sinks)).transpose()?,
+            growth: attention.growth,
             rope: attention.rope,
             neighbours: attention.pairs == RopePairs::Neighbours,
             heads: queries / attention.head_dim.max(1),
@@ -149,7 +152,8 @@ impl GpuLayer {
         let inputs = work.inputs.fit(rows * self.inputs.outs.max(self.gate_up.outs) * 4)?;
 
         let normed = GpuRows { at: work.normed.fit(rows * width * 4)?, kind: self.inputs.kind(rows) };
-        ops.norm(hidden, more, self.attention_norm.weight.at(), self.attention_norm.eps, rows, width, normed)?;
+        let (weight, eps) = before(self.attention_norm.as_ref());
+        ops.norm(hidden, more, weight, eps, rows, width, normed)?;
         self.inputs.run(ops, normed, rows, inputs)?;
         self.norm_rows(ops, rows, inputs, pages.layout)?;
         let turning = self.turning(rope, half);
@@ -194,7 +198,8 @@ impl GpuLayer {
         // Experts are chosen by rows as they are.
         let kind = if self.experts.is_some() { Kind::F32 } else { self.gate_up.kind(rows) };
         let normed = GpuRows { at: work.normed.at(), kind };
-        ops.norm(hidden, more, self.mlp_norm.weight.at(), self.mlp_norm.eps, rows, width, normed)?;
+        let (weight, eps) = before(self.mlp_norm.as_ref());
+        ops.norm(hidden, more, weight, eps, rows, width, normed)?;
         self.gate_up.run(ops, normed, rows, work.inputs.at())?;
         let (kind, outputs) = (self.gated_kind(rows), &self.gate_up.outputs);
         let gated = Columns::place(outputs, rows, kind.bytes(), work.mixed.at(), &mut work.mixed_apart)?;
@@ -237,11 +242,23 @@ impl GpuLayer {
     }
 
     /// How queries and keys turn, as kernels are told: `device/rope.cuh`.
-    fn turning(&self, (frequencies, amplitude): &(GpuMemory, f32), half: usize) -> [Arg; 7] {
+    fn turning(&self, (frequencies, amplitude): &(GpuMemory, f32), half: usize) -> [Arg; 9] {
         let norm = |which: usize| self.head_norms.as_ref().map_or(0, |norms| norms[which].weight.at());
         let eps = self.head_norms.as_ref().map_or(0.0, |norms| norms[0].eps);
         let pairs = [(*amplitude).into(), whole(half), Arg::Whole(u32::from(self.neighbours))];
-        [frequencies.into(), pairs[0], pairs[1], pairs[2], norm(0).into(), norm(1).into(), eps.into()]
+        let (beta, every) = self.growth.map_or((0.0, 0), |growth| (growth.beta, growth.every));
+        let growth = [Arg::Number(beta), whole(every)];
+        [
+            frequencies.into(),
+            pairs[0],
+            pairs[1],
+            pairs[2],
+            norm(0).into(),
+            norm(1).into(),
+            eps.into(),
+            growth[0],
+            growth[1],
+        ]
     }
 
     /// Whether attention turns queries and keys itself, and stores what a row's token has: where no row sees what another one
@@ -255,7 +272,7 @@ impl GpuLayer {
         ops: &Ops,
         step: &Step,
         x: u64,
-        turning: [Arg; 7],
+        turning: [Arg; 9],
         pages: GpuLayerPages,
     ) -> Result<(), GpuError> {
         let PageLayout { heads: kv_heads, dim, dtype, tokens } = pages.layout;
@@ -277,7 +294,7 @@ impl GpuLayer {
         ops: &mut Ops,
         step: &Step,
         q: u64,
-        turning: [Arg; 7],
+        turning: [Arg; 9],
         pages: GpuLayerPages,
         out: GpuRows,
     ) -> Result<(), GpuError> {
@@ -291,12 +308,13 @@ impl GpuLayer {
     }
 
     /// What both kernels of attention are told of scores and pages.
-    fn common(&self, pages: GpuLayerPages) -> [Arg; 8] {
+    fn common(&self, pages: GpuLayerPages) -> [Arg; 9] {
         let PageLayout { heads, tokens, .. } = pages.layout;
         [
             self.look.scale.into(),
             self.look.cap.unwrap_or(0.0).into(),
             whole(self.look.window.unwrap_or(0)),
+            self.sinks.as_ref().map_or(0, GpuMemory::at).into(),
             pages.memory.into(),
             pages.table.into(),
             whole(pages.most),
@@ -340,7 +358,7 @@ impl GpuLayer {
         ops: &mut Ops,
         step: &Step,
         q: u64,
-        turning: [Arg; 7],
+        turning: [Arg; 9],
         pages: GpuLayerPages,
         out: GpuRows,
     ) -> Result<(), GpuError> {
@@ -379,6 +397,11 @@ fn attend_kernel(dtype: KvDtype, dim: usize) -> &'static str {
         (KvDtype::Bf16, ..=128) => "attend_128_bf16",
         (KvDtype::Bf16, _) => "attend_256_bf16",
     }
+}
+
+/// Weights of a norm before a part, nowhere where there is none.
+fn before(norm: Option<&GpuNorm>) -> (u64, f32) {
+    norm.map_or((0, 0.0), |norm| (norm.weight.at(), norm.eps))
 }
 
 /// What came out is added by the next norm, or here if it is normed first.

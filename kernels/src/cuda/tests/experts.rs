@@ -332,18 +332,24 @@ fn batches_of_models_with_experts_are_computed_as_the_processor_does() {
 }
 
 #[test]
-fn several_gpus_refuse_a_mixture_in_words() {
-    let gpus: Vec<Gpu> = several(2).into_iter().map(Gpu::on).collect();
-    if gpus.len() < 2 {
-        return;
+fn several_gpus_refuse_a_mixture_and_norms_over_all_heads_in_words() {
+    let why = [
+        ("qwen3moe-fused", "a mixture of experts that several GPUs hold together"),
+        ("olmo2-post-norms", "a norm over the queries of all heads, which several GPUs hold together,"),
+    ];
+    for (name, why) in why {
+        let gpus: Vec<Gpu> = several(2).into_iter().map(Gpu::on).collect();
+        if gpus.len() < 2 {
+            return;
+        }
+        let mut engine = Engine::on_gpus(gpus, 4 << 20, KvDtype::F16).unwrap();
+        let source = source(name);
+        // Also before any GPU is opened.
+        let early = [1, 2].map(|gpus| gpu_check::refuse_unwritten(&source, gpus).err().map(|error| error.to_string()));
+        let layers = source.card().shape.all_layers();
+        let stage = source.load_stage_for_gpus(layers, Threads { count: 1, ranks: 2 }).unwrap();
+        let refusal = engine.load(stage).unwrap_err().to_string();
+        assert_eq!(refusal, format!("on a GPU {why} is not supported"));
+        assert_eq!(early, [None, Some(refusal)]);
     }
-    let mut engine = Engine::on_gpus(gpus, 4 << 20, KvDtype::F16).unwrap();
-    let source = source("qwen3moe-fused");
-    // Also before any GPU is opened.
-    let early = [1, 2].map(|gpus| gpu_check::refuse_unwritten(&source, gpus).err().map(|error| error.to_string()));
-    let layers = source.card().shape.all_layers();
-    let stage = source.load_stage_for_gpus(layers, Threads { count: 1, ranks: 2 }).unwrap();
-    let refusal = engine.load(stage).unwrap_err().to_string();
-    assert_eq!(refusal, "on a GPU a mixture of experts that several GPUs hold together is not supported");
-    assert_eq!(early, [None, Some(refusal)]);
 }

@@ -204,6 +204,8 @@ impl Attention {
             look: self.look,
             rope: self.rope,
             pairs: self.pairs,
+            growth: self.growth,
+            sinks: (!self.sinks.is_empty()).then_some(self.sinks.as_slice()),
         }
     }
 }

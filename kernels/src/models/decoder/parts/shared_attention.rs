@@ -72,6 +72,8 @@ impl SharedAttention {
             look: self.look,
             rope: self.rope,
             pairs: self.pairs,
+            growth: None,
+            sinks: None,
         }
     }
 }
