@@ -10,6 +10,7 @@ use super::{
     mmq::{MmqCut, ROUNDED},
     weights::{Form, GpuMatrix},
 };
+use crate::config::Clamped;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use tsnode_protocol::KvDtype;
@@ -257,6 +258,25 @@ impl Ops {
         self.run("rows", "gate", [rows as u32, blocks(width, 8 * 128), 1], 128, &args)
     }
 
+    /// The gated half of experts, whose gates end somewhere: `x` is `[pair][gate, up]`, and each pair has its expert's bias.
+    pub fn gate_clamped(
+        &self,
+        x: u64,
+        pairs: &GpuPairs,
+        width: usize,
+        bias: u64,
+        clamped: Clamped,
+        out: GpuRows,
+    ) -> Result<(), GpuError> {
+        let Clamped { sharpness, limit } = clamped;
+        let args = [
+            [x.into(), whole(width), pairs.chosen.into(), bias.into()].as_slice(),
+            &[sharpness.into(), limit.into(), out.at.into(), Arg::Whole(out.kind as u32)],
+        ]
+        .concat();
+        self.run("rows", "gate_clamped", [pairs.count() as u32, blocks(width, 8 * 128), 1], 128, &args)
+    }
+
     /// Chooses a token for every row of `logits`: [`super::choose::RowChoice`].
     pub fn choose(&mut self, logits: u64, rows: usize, vocab: usize, choices: u64, out: u64) -> Result<(), GpuError> {
         let parts = vocab.div_ceil(CHOSEN_AMONG).max(1);
@@ -487,7 +507,8 @@ fn product_args(x: u64, rows: usize, w: &GpuMatrix, out: Out) -> [Arg; 7] {
 fn many_kernel(form: Form) -> &'static str {
     match form {
         Form::F32 => "many_f32",
-        Form::F16 => "many_f16",
+        // Only experts are in MXFP4.
+        Form::F16 | Form::Mxfp4 => "many_f16",
         Form::Bf16 => "many_bf16",
         Form::Q4_0 => "many_q4_0",
         Form::Q8_0 => "many_q8_0",
@@ -509,7 +530,7 @@ fn widen_kernel(form: Form) -> &'static str {
 fn some_kernel(form: Form) -> &'static str {
     match form {
         Form::F32 => "many_f32",
-        Form::F16 => "some_f16",
+        Form::F16 | Form::Mxfp4 => "some_f16",
         Form::Bf16 => "some_bf16",
         Form::Q4_0 => "some_q4_0",
         Form::Q8_0 => "some_q8_0",

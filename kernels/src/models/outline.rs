@@ -1,7 +1,7 @@
 //! A stage as data: what a device that computes whole layers itself needs to know of it.
 
 use crate::{
-    config::{Activation, Growth},
+    config::{Activation, Clamped, Growth},
     cpu::Gate,
     engine::AttentionParams,
     linear::Weight,
@@ -104,6 +104,10 @@ pub(crate) struct ExpertsOutline<'a> {
     /// Gate, up and down of each.
     pub experts: Vec<[&'a Weight; 3]>,
     pub act: Gate,
+    /// Of gates that end somewhere.
+    pub clamped: Option<Clamped>,
+    /// Of gate, up and down of each.
+    pub biases: Option<Vec<[&'a [f32]; 3]>>,
     /// Those of all ranks' that gates and ups are of, and downs.
     pub outputs: [&'a RankOutputs; 2],
     /// The one that all rows pass.

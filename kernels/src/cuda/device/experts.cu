@@ -329,6 +329,7 @@ DENSE_EXPERTS(bf16, FORM_BF16)
     }                                                                                                                  \
     EXPORT(tile_##name)
 QUANTISED_EXPERTS(q4_0, FORM_Q4_0)
+QUANTISED_EXPERTS(mxfp4, FORM_MXFP4)
 QUANTISED_EXPERTS(q8_0, FORM_Q8_0)
 QUANTISED_EXPERTS(q4_k, FORM_Q4_K)
 QUANTISED_EXPERTS(q6_k, FORM_Q6_K)
@@ -440,13 +441,15 @@ DEVICE void large_tile(const u16 *x, u32 of_row, const u32 *order, const Tile *t
 LARGE_TILES(f16, FORM_F16)
 LARGE_TILES(bf16, FORM_BF16)
 LARGE_TILES(q4_0, FORM_Q4_0)
+LARGE_TILES(mxfp4, FORM_MXFP4)
 LARGE_TILES(q8_0, FORM_Q8_0)
 LARGE_TILES(q4_k, FORM_Q4_K)
 LARGE_TILES(q6_k, FORM_Q6_K)
 
-// out[row] = the row's pairs, each times its part, added in their order; and, where `out` has what an expert made that all rows
+// out[row] = the row's pairs, each with its expert's bias, if there are some, and times its part, added in their order; and, where `out` has what an expert made that all rows
 // pass, that in the end, times a sigmoid of the row's number in `gates` if there are any. Four numbers a thread; limited by memory.
-KERNEL(256) mix_experts(const float *y, const float *parts, u32 used, u32 width, u32 shared, const float *gates, float *out) {
+KERNEL(256) mix_experts(const float *y, const float *parts, u32 used, u32 width, u32 shared, const float *gates, const u32 *chosen,
+                        const float *bias, float *out) {
     u32 i = (blockIdx.y * 256 + threadIdx.x) * 4;
     if (i >= width) return;
     u64 row = blockIdx.x;
@@ -455,6 +458,10 @@ KERNEL(256) mix_experts(const float *y, const float *parts, u32 used, u32 width,
         u64 pair = row * used + slot;
         float part = parts[pair];
         float4 some = *(const float4 *)(y + pair * width + i);
+        if (bias) {
+            float4 more = *(const float4 *)(bias + (u64)chosen[pair] * width + i);
+            some.x += more.x, some.y += more.y, some.z += more.z, some.w += more.w;
+        }
         sum.x += part * some.x, sum.y += part * some.y, sum.z += part * some.z, sum.w += part * some.w;
     }
     float4 *to = (float4 *)(out + row * width + i);

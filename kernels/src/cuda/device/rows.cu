@@ -192,6 +192,33 @@ KERNEL(128) gate(const float *x, u32 width, u32 activation, void *out, u32 kind)
 }
 EXPORT(gate)
 
+// The same for rows that experts get, whose gates end at `limit`, with the other half between the limits and 1 more; before that
+// each row has the bias of its expert `chosen`, if there are some: gpt-oss. Limited by memory.
+KERNEL(128) gate_clamped(const float *x, u32 width, const u32 *chosen, const float *bias, float sharpness, float limit, void *out,
+                         u32 kind) {
+    after_others();
+    u64 row = blockIdx.x, from = row * 2 * width;
+    u32 i = (blockIdx.y * 128 + threadIdx.x) * 8, count = i < width ? min(width - i, 8u) : 0;
+    bool whole = width % 8 == 0;
+    float gates[8] = {}, ups[8] = {}, of_gates[8] = {}, of_ups[8] = {}, y[8];
+    if (count) {
+        read_eight(gates, x + from + i, count, whole);
+        read_eight(ups, x + from + width + i, count, whole);
+    }
+    if (count && bias) {
+        const float *mine = bias + (u64)chosen[row] * 2 * width + i;
+        read_eight(of_gates, mine, count, whole);
+        read_eight(of_ups, mine + width, count, whole);
+    }
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        float open = fminf(gates[k] + of_gates[k], limit), up = fminf(fmaxf(ups[k] + of_ups[k], -limit), limit);
+        y[k] = open / (1.f + expf(-sharpness * open)) * (up + 1.f);
+    }
+    store_eight(kind, out, (u64)gridDim.x * width, row * width + i, y, count, whole);
+}
+EXPORT(gate_clamped)
+
 // Rows of numbers of 16 bits, clipped to what those hold.
 KERNEL(256) narrow(const float *x, u64 count, void *out, u32 kind) {
     after_others();

@@ -2,6 +2,7 @@
 
 use super::{GpuRows, Kind, Ops, Out, floats};
 use crate::{
+    config::Clamped,
     cpu::Gate,
     cuda::{
         buffers::Buffer,
@@ -54,6 +55,10 @@ pub(super) struct GpuExperts {
     inputs: Vec<GpuExpertMatrices>,
     down: GpuExpertMatrices,
     gelu: bool,
+    /// Of gates that end somewhere.
+    clamped: Option<Clamped>,
+    /// Of gates with ups, and of downs, expert by expert.
+    biases: Option<[GpuMemory; 2]>,
     /// Of a gate.
     width: usize,
     hidden: usize,
@@ -103,12 +108,19 @@ fn scores(machine: &Arc<dyn Machine>, weight: &Weight) -> Result<GpuScores, GpuE
     Ok(GpuScores { weight: floats(machine, &numbers)?, outs, cols })
 }
 
+/// What is added to what experts' matrices make.
+fn load_biases(machine: &Arc<dyn Machine>, biases: &[[&[f32]; 3]]) -> Result<[GpuMemory; 2], GpuError> {
+    let inputs: Vec<f32> = biases.iter().flat_map(|[gate, up, _]| [*gate, *up].concat()).collect();
+    let downs: Vec<f32> = biases.iter().flat_map(|[.., down]| down.iter().copied()).collect();
+    Ok([floats(machine, &inputs)?, floats(machine, &downs)?])
+}
+
 impl GpuExperts {
     pub fn load(machine: &Arc<dyn Machine>, outline: &ExpertsOutline<'_>) -> Result<Self, GpuError> {
         let all: Vec<[&Tensor; 3]> = outline.experts.iter().map(|expert| expert.map(Weight::tensor)).collect();
         let matrices = |which: usize| all.iter().map(|expert| vec![expert[which]]).collect::<Vec<_>>();
         let load = |matrices: Vec<Vec<&Tensor>>| GpuExpertMatrices::load(machine, &matrices);
-        let alike = |[gate, up, _]: &[&Tensor; 3]| Form::of(&gate.view()) == Form::of(&up.view());
+        let alike = |[gate, up, _]: &[&Tensor; 3]| Form::of_expert(&gate.view()) == Form::of_expert(&up.view());
         let inputs = if all.iter().all(alike) {
             vec![load(all.iter().map(|[gate, up, _]| vec![*gate, *up]).collect())?]
         } else {
@@ -126,6 +138,8 @@ impl GpuExperts {
             inputs,
             down: load(matrices(2))?,
             gelu: outline.act == Gate::Gelu,
+            clamped: outline.clamped,
+            biases: outline.biases.as_ref().map(|biases| load_biases(machine, biases)).transpose()?,
             width,
             hidden,
             shared: outline.shared.is_some(),
@@ -161,7 +175,11 @@ impl GpuExperts {
         ops.expert_products(x_rows, self.used, &pairs, &list)?;
         // Rounded rows take less than those in single precision.
         let gated = GpuRows { at: work.gated.fit(count * self.width * 4)?, kind: pairs.tiling.reads(self.down.form) };
-        ops.gate(inputs, count, self.width, self.gelu, gated)?;
+        let [of_inputs, of_down] = self.biases.as_ref().map_or([0; 2], |biases| biases.each_ref().map(GpuMemory::at));
+        match self.clamped {
+            None => ops.gate(inputs, count, self.width, self.gelu, gated)?,
+            Some(clamped) => ops.gate_clamped(inputs, &pairs, self.width, of_inputs, clamped, gated)?,
+        }
 
         let made = work.made.fit(count * self.hidden * 4)?;
         ops.expert_products(gated, 1, &pairs, &[(&self.down, Out { at: made, stride: self.hidden })])?;
@@ -173,7 +191,7 @@ impl GpuExperts {
             }
             None => 0,
         };
-        ops.mix_experts(made, &pairs, self.hidden, (self.shared, gates), out)
+        ops.mix_experts(made, &pairs, self.hidden, (self.shared, gates), of_down, out)
     }
 
     /// Whether some matrices are in single precision.
