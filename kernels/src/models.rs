@@ -27,7 +27,8 @@ mod qwen3_moe;
 mod smollm3;
 
 pub(crate) use outline::{
-    ExpertsOutline, HeadOutline, LayerOutline, LinearOutline, MlpOutline, NormOutline, Outline, ROW_NORMS_TOGETHER,
+    AttentionOutline, BesideOutline, ExpertsOutline, HeadOutline, LayerOutline, LinearOutline, MlpOutline, NormOutline,
+    Outline, ROW_NORMS_TOGETHER,
 };
 
 use crate::{

@@ -215,17 +215,17 @@ impl Ops {
         self.run("rows", "rms_norm", [rows as u32, 1, 1], 512, &args)
     }
 
-    /// `x` plus the RMS norm of `delta` times `weight`.
+    /// `x` plus the RMS norm of `delta` times `weight`, all times `factor`.
     pub fn norm_add(
         &self,
         delta: u64,
-        weight: u64,
-        eps: f32,
+        (weight, eps): (u64, f32),
         rows: usize,
         width: usize,
         x: u64,
+        factor: f32,
     ) -> Result<(), GpuError> {
-        let args = [delta.into(), weight.into(), eps.into(), whole(width), x.into()];
+        let args = [delta.into(), weight.into(), eps.into(), whole(width), x.into(), factor.into()];
         self.run("rows", "norm_add", [rows as u32, 1, 1], 256, &args)
     }
 

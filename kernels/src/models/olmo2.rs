@@ -69,6 +69,7 @@ impl decoder::DecoderLayer for Olmo2Layer {
             mlp_norm: None,
             mlp: MlpOutline::Gated(self.mlp.outline()),
             mlp_post_norm: Some(self.mlp_post_norm.outline()),
+            factor: 1.0,
         }
     }
 }

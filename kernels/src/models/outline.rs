@@ -38,6 +38,8 @@ pub(crate) struct LayerOutline<'a> {
     pub mlp_norm: Option<NormOutline<'a>>,
     pub mlp: MlpOutline<'a>,
     pub mlp_post_norm: Option<NormOutline<'a>>,
+    /// What comes out is multiplied by; 1 where nothing norms what comes out.
+    pub factor: f32,
 }
 
 /// An RMS norm.
@@ -58,8 +60,12 @@ pub(crate) struct LinearOutline<'a> {
 
 /// Attention.
 pub(crate) struct AttentionOutline<'a> {
-    /// Queries, keys and values.
+    /// Queries, keys and values; keys once more where those are the values.
     pub inputs: [LinearOutline<'a>; 3],
+    /// Whether values have a matrix of their own: else they are keys, before norms and turning.
+    pub has_values: bool,
+    /// The epsilon of a norm without weights over each head's values.
+    pub value_norm: Option<f32>,
     pub output: LinearOutline<'a>,
     /// Of each head's queries and keys.
     pub head_norms: Option<[NormOutline<'a>; 2]>,
@@ -101,6 +107,8 @@ pub(crate) struct ExpertsOutline<'a> {
     pub used: usize,
     /// Whether their chances are divided by their sum.
     pub normed: bool,
+    /// What parts are multiplied by in the end, expert by expert.
+    pub factors: Option<&'a [f32]>,
     /// Gate, up and down of each.
     pub experts: Vec<[&'a Weight; 3]>,
     pub act: Gate,
@@ -112,6 +120,8 @@ pub(crate) struct ExpertsOutline<'a> {
     pub outputs: [&'a RankOutputs; 2],
     /// The one that all rows pass.
     pub shared: Option<SharedExpertOutline<'a>>,
+    /// Where it stands beside an MLP.
+    pub beside: Option<BesideOutline<'a>>,
     /// What of it is not in these data.
     pub lacks: Option<&'static str>,
 }
@@ -120,6 +130,17 @@ pub(crate) struct ExpertsOutline<'a> {
 pub(crate) struct SharedExpertOutline<'a> {
     pub mlp: GatedOutline<'a>,
     pub gate: Option<&'a Weight>,
+}
+
+/// An MLP that a mixture stands beside (Gemma 4): both get the rows as they are, normed for each; what both make is normed and added.
+pub(crate) struct BesideOutline<'a> {
+    pub mlp: GatedOutline<'a>,
+    /// Before the router, before the experts, and behind them.
+    pub router_norm: NormOutline<'a>,
+    pub norm: NormOutline<'a>,
+    pub post_norm: NormOutline<'a>,
+    /// Behind the MLP.
+    pub mlp_post_norm: NormOutline<'a>,
 }
 
 /// What makes logits.

@@ -54,9 +54,10 @@ DEVICE float sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
 
 // The experts that a row passes, in the order of their numbers, and how much of each counts: a warp a row. Chances are the
 // softmax of its scores; with a correction each is a sigmoid, to which that is added for choosing alone. Of equal ones the lower
-// number is taken. With `tiles` each pair is a tile of its own. Limited by a launch.
+// number is taken. Parts are multiplied by their experts' factors in the end, if there are some. With `tiles` each pair is a tile of
+// its own. Limited by a launch.
 KERNEL(32) route(const float *scores, const float *bias, const float *correction, u32 experts, u32 used, u32 normed, float scale,
-                 u32 *chosen, float *parts, Tile *tiles) {
+                 const float *factors, u32 *chosen, float *parts, Tile *tiles) {
     __shared__ float chances[MOST_EXPERTS], counts[MOST_EXPERTS];
     u32 row = blockIdx.x, lane = threadIdx.x;
     // A lane reads and writes what is its own: every 32nd.
@@ -112,6 +113,7 @@ KERNEL(32) route(const float *scores, const float *bias, const float *correction
         part /= all;
     }
     part *= scale;
+    if (factors) part *= factors[mine];
     u32 place = 0;
     for (u32 slot = 0; slot < used; slot++) {
         u32 other = __shfl_sync(ALL_LANES, mine, (int)slot);

@@ -125,15 +125,15 @@ KERNEL(NORM_THREADS) rms_norm(float *x, const float *delta, const float *w, floa
 }
 EXPORT(rms_norm)
 
-// x += rms_norm(delta) · w: Gemma's and OLMo's norms behind attention and MLP.
-KERNEL(256) norm_add(const float *delta, const float *w, float eps, u32 width, float *x) {
+// x = (x + rms_norm(delta) · w) · factor: Gemma's and OLMo's norms behind attention and MLP, and a layer's factor (Gemma 4).
+KERNEL(256) norm_add(const float *delta, const float *w, float eps, u32 width, float *x, float factor) {
     after_others();
     __shared__ float few[32];
     u64 from = (u64)blockIdx.x * width;
     float squares = 0.f;
     for (u32 i = threadIdx.x; i < width; i += 256) squares = fmaf(delta[from + i], delta[from + i], squares);
     float scale = 1.f / sqrtf(block_sum(squares, few) / (float)width + eps);
-    for (u32 i = threadIdx.x; i < width; i += 256) x[from + i] += delta[from + i] * scale * w[i];
+    for (u32 i = threadIdx.x; i < width; i += 256) x[from + i] = (x[from + i] + delta[from + i] * scale * w[i]) * factor;
 }
 EXPORT(norm_add)
 

@@ -29,6 +29,8 @@ pub(crate) struct Routing {
     pub normed: bool,
     /// What they are multiplied by.
     pub scale: f32,
+    /// The same expert by expert; 0 where all are alike.
+    pub factors: u64,
 }
 
 /// Rows at experts that they pass, numbered row by row, and where it is said which those are.
@@ -130,6 +132,7 @@ impl Ops {
             whole(pairs.used),
             Arg::Whole(u32::from(routing.normed)),
             routing.scale.into(),
+            routing.factors.into(),
             pairs.chosen.into(),
             pairs.parts.into(),
             Arg::Wide(if alone { pairs.tiles } else { 0 }),

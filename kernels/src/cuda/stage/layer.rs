@@ -1,6 +1,12 @@
 //! A layer on a GPU: its weights there, and its parts as launches.
 
-use super::{GpuLinear, GpuNorm, GpuScratch, experts::GpuExperts, floats};
+mod wide;
+
+use super::{
+    GpuLinear, GpuNorm, GpuRope, GpuScratch,
+    experts::{ExpertRows, GpuExperts},
+    floats,
+};
 use crate::{
     config::{Activation, Growth},
     cuda::{
@@ -17,6 +23,7 @@ use crate::{
 };
 use std::sync::Arc;
 use tsnode_protocol::KvDtype;
+use wide::StoredHeads;
 
 /// Tokens of a tile of keys; rows and heads of a tile of queries.
 const TILE: usize = 64;
@@ -46,6 +53,9 @@ pub(super) struct GpuLayer {
     pub rope: usize,
     pub neighbours: bool,
     heads: usize,
+    stored: StoredHeads,
+    /// What comes out is multiplied by.
+    factor: f32,
     /// Heads of keys and values of all GPUs.
     all_kv_heads: usize,
 }
@@ -64,20 +74,24 @@ fn whole(x: usize) -> Arg {
 }
 
 impl GpuLayer {
-    pub fn load(machine: &Arc<dyn Machine>, layer: &LayerOutline<'_>) -> Result<Self, GpuError> {
+    pub fn load(machine: &Arc<dyn Machine>, layer: &LayerOutline<'_>, layout: &PageLayout) -> Result<Self, GpuError> {
         let norm = |norm: NormOutline<'_>| GpuNorm::load(machine, norm);
         let LayerOutline { attention, mlp, .. } = layer;
         let (mlp, experts) = match mlp {
             MlpOutline::Gated(mlp) => (Some(mlp), None),
-            MlpOutline::Experts(experts) => (experts.shared.as_ref().map(|shared| &shared.mlp), Some(experts)),
+            MlpOutline::Experts(experts) => {
+                let beside = experts.beside.as_ref().map(|beside| &beside.mlp);
+                (beside.or(experts.shared.as_ref().map(|shared| &shared.mlp)), Some(experts))
+            }
         };
         if mlp.is_some_and(|mlp| !matches!(mlp.activation, Activation::Silu | Activation::GeluTanh)) {
             return Err(GpuError::Unsupported("an MLP without a gate".into()));
         }
-        let queries = size(&attention.inputs[0].weight.tensor().view()).0;
+        let [queries, keys] = [0, 1].map(|which: usize| size(&attention.inputs[which].weight.tensor().view()).0);
+        let inputs = &attention.inputs[..if attention.has_values { 3 } else { 2 }];
         Ok(Self {
             attention_norm: layer.attention_norm.map(norm).transpose()?,
-            inputs: GpuLinear::load(machine, &attention.inputs)?,
+            inputs: GpuLinear::load(machine, inputs)?,
             head_norms: match attention.head_norms {
                 Some([query, key]) => Some([norm(query)?, norm(key)?]),
                 None => None,
@@ -100,6 +114,8 @@ impl GpuLayer {
             rope: attention.rope,
             neighbours: attention.pairs == RopePairs::Neighbours,
             heads: queries / attention.head_dim.max(1),
+            stored: StoredHeads::of(attention, keys, layout),
+            factor: layer.factor,
             all_kv_heads: attention.inputs[1].outputs.all / attention.head_dim.max(1),
         })
     }
@@ -136,14 +152,18 @@ impl GpuLayerPiece {
 }
 
 impl GpuLayer {
+    /// Whether its keys are turned back where they are packed.
+    pub fn turns_back(&self) -> bool {
+        self.look.parts == 1
+    }
+
     /// Columns of what attention mixes, by the rows with what is still to be added to them; with a mark once keys and values
     /// are stored.
     pub fn mix(
         &self,
         place: GpuLayerContext<'_>,
         more: Option<u64>,
-        rope: &(GpuMemory, f32),
-        half: usize,
+        rope: &GpuRope,
         pages: GpuLayerPages,
         mark: Option<usize>,
     ) -> Result<Columns, GpuError> {
@@ -156,7 +176,7 @@ impl GpuLayer {
         ops.norm(hidden, more, weight, eps, rows, width, normed)?;
         self.inputs.run(ops, normed, rows, inputs)?;
         self.norm_rows(ops, rows, inputs, pages.layout)?;
-        let turning = self.turning(rope, half);
+        let turning = self.turning(rope);
         let turns = self.attention_turns(step, pages) && mark.is_none();
         if !turns {
             self.turn_and_store(ops, step, inputs, turning, pages)?;
@@ -186,7 +206,7 @@ impl GpuLayer {
         let (kind, heads) = (self.output.kind(step.rows), &self.inputs.outputs);
         let (group, dim) = (self.heads / self.all_kv_heads.max(1), heads.all / self.heads.max(1));
         let fits = |block: usize| [group.min(8), group % 8].iter().all(|many| (many * dim).is_multiple_of(block));
-        let whole = step.tiles_count == 0 && heads.mine.len() == heads.all;
+        let whole = step.tiles_count == 0 && heads.mine.len() == heads.all && !self.stored.are_wide;
         if whole && kind.block().is_none_or(fits) { kind } else { kind.unrounded() }
     }
 
@@ -194,7 +214,7 @@ impl GpuLayer {
     pub fn gate(&self, place: GpuLayerContext<'_>) -> Result<Columns, GpuError> {
         let GpuLayerContext { ops, work, step, width, hidden } = place;
         let rows = step.rows;
-        let more = added(ops, self.attention_post_norm.as_ref(), work.out.at(), rows, width, hidden)?;
+        let more = added(ops, (self.attention_post_norm.as_ref(), 1.0), work.out.at(), rows, width, hidden)?;
         // Experts are chosen by rows as they are.
         let kind = if self.experts.is_some() { Kind::F32 } else { self.gate_up.kind(rows) };
         let normed = GpuRows { at: work.normed.at(), kind };
@@ -218,11 +238,12 @@ impl GpuLayer {
 
     /// Columns of what the MLP adds.
     pub fn down(&self, place: GpuLayerContext<'_>) -> Result<Columns, GpuError> {
-        let GpuLayerContext { ops, work, step, width, .. } = place;
+        let GpuLayerContext { ops, work, step, width, hidden } = place;
         let gated = GpuRows { at: work.mixed.at(), kind: self.gated_kind(step.rows) };
         let out = product(&self.down, ops, gated, step.rows, width, work)?;
         if let Some(experts) = &self.experts {
-            experts.run(ops, &mut work.experts, work.normed.at(), step.rows, work.out.at())?;
+            let rows = ExpertRows { hidden, normed: work.normed.at(), out: work.out.at(), rows: step.rows };
+            experts.add(ops, &mut work.experts, rows)?;
         }
         Ok(out)
     }
@@ -230,7 +251,7 @@ impl GpuLayer {
     /// Adds what the MLP adds if it is normed first; what is still to be added is handed out.
     pub fn end(&self, place: GpuLayerContext<'_>) -> Result<Option<u64>, GpuError> {
         let GpuLayerContext { ops, work, step, width, hidden } = place;
-        added(ops, self.mlp_post_norm.as_ref(), work.out.at(), step.rows, width, hidden)
+        added(ops, (self.mlp_post_norm.as_ref(), self.factor), work.out.at(), step.rows, width, hidden)
     }
 
     /// Norms queries, and keys, of all heads together, where a layer has such norms.
@@ -242,10 +263,11 @@ impl GpuLayer {
     }
 
     /// How queries and keys turn, as kernels are told: `device/rope.cuh`.
-    fn turning(&self, (frequencies, amplitude): &(GpuMemory, f32), half: usize) -> [Arg; 9] {
+    fn turning(&self, rope: &GpuRope) -> [Arg; 9] {
         let norm = |which: usize| self.head_norms.as_ref().map_or(0, |norms| norms[which].weight.at());
         let eps = self.head_norms.as_ref().map_or(0.0, |norms| norms[0].eps);
-        let pairs = [(*amplitude).into(), whole(half), Arg::Whole(u32::from(self.neighbours))];
+        let GpuRope { frequencies, half, amplitude } = rope;
+        let pairs = [(*amplitude).into(), whole(*half), Arg::Whole(u32::from(self.neighbours))];
         let (beta, every) = self.growth.map_or((0.0, 0), |growth| (growth.beta, growth.every));
         let growth = [Arg::Number(beta), whole(every)];
         [
@@ -264,7 +286,10 @@ impl GpuLayer {
     /// Whether attention turns queries and keys itself, and stores what a row's token has: where no row sees what another one
     /// stores, and one block has all heads that share keys.
     fn attention_turns(&self, step: &Step, pages: GpuLayerPages) -> bool {
-        step.alone && step.tiles_count == 0 && self.heads / pages.layout.heads.max(1) <= 8
+        step.alone
+            && step.tiles_count == 0
+            && !self.stored.are_stored_apart()
+            && self.heads / pages.layout.heads.max(1) <= 8
     }
 
     fn turn_and_store(
@@ -275,6 +300,9 @@ impl GpuLayer {
         turning: [Arg; 9],
         pages: GpuLayerPages,
     ) -> Result<(), GpuError> {
+        if self.stored.are_stored_apart() {
+            return self.append_wide(ops, step, x, turning, pages);
+        }
         let PageLayout { heads: kv_heads, dim, dtype, tokens } = pages.layout;
         let args = [
             [x.into(), whole(self.inputs.outs), whole(self.heads), whole(kv_heads), whole(dim)].as_slice(),
@@ -298,6 +326,9 @@ impl GpuLayer {
         pages: GpuLayerPages,
         out: GpuRows,
     ) -> Result<(), GpuError> {
+        if self.stored.are_wide {
+            return self.attend_wide(ops, step, q, pages, out);
+        }
         if step.tiles_count > 0 {
             self.attend_chunks(ops, step, q, pages, out)?;
         }
@@ -401,13 +432,13 @@ fn attend_kernel(dtype: KvDtype, dim: usize) -> &'static str {
 
 /// Weights of a norm before a part, nowhere where there is none.
 fn before(norm: Option<&GpuNorm>) -> (u64, f32) {
-    norm.map_or((0, 0.0), |norm| (norm.weight.at(), norm.eps))
+    norm.map_or((0, 0.0), GpuNorm::place)
 }
 
 /// What came out is added by the next norm, or here if it is normed first.
 fn added(
     ops: &Ops,
-    norm: Option<&GpuNorm>,
+    (norm, factor): (Option<&GpuNorm>, f32),
     out: u64,
     rows: usize,
     width: usize,
@@ -415,7 +446,7 @@ fn added(
 ) -> Result<Option<u64>, GpuError> {
     match norm {
         None => Ok(Some(out)),
-        Some(norm) => ops.norm_add(out, norm.weight.at(), norm.eps, rows, width, hidden).map(|()| None),
+        Some(norm) => ops.norm_add(out, norm.place(), rows, width, hidden, factor).map(|()| None),
     }
 }
 

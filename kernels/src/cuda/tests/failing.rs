@@ -205,8 +205,8 @@ fn a_gpu_is_proved_with_the_model_and_one_that_computes_something_else_is_not() 
             let refused = prove("gptoss-sinks", Some(kernel)).unwrap_err();
             assert!(matches!(refused, ProofError::Differs { .. }), "{kernel}: {refused}");
         }
-        let refused = prove("gemma4-wide", None).unwrap_err().to_string();
-        let what = "heads of several widths, norms over values, and a factor of each layer";
+        let refused = prove("gemma4-inputs", None).unwrap_err().to_string();
+        let what = "inputs of each layer, and layers that read the keys and values of others";
         assert_eq!(refused, format!("on a GPU {what} is not supported"));
         assert!(matches!(prove("opt-relu", None), Err(ProofError::Engine(EngineError::Gpu(_)))));
         // Layers behind the first, by rows that are made up.

@@ -189,8 +189,9 @@ impl Attention {
 
     pub(in crate::models) fn outline(&self) -> AttentionOutline<'_> {
         AttentionOutline {
-            // Families whose values are keys are computed by no device that takes outlines.
             inputs: [&self.query, &self.key, self.value.as_ref().unwrap_or(&self.key)].map(Linear::outline),
+            has_values: self.value.is_some(),
+            value_norm: self.value_norm.as_ref().map(|norm| norm.eps),
             output: self.output.outline(),
             head_norms: match &self.norms {
                 Some(Norms::Heads(norms)) => Some(norms.each_ref().map(RmsNorm::outline)),
