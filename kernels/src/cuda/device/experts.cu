@@ -448,8 +448,9 @@ LARGE_TILES(q8_0, FORM_Q8_0)
 LARGE_TILES(q4_k, FORM_Q4_K)
 LARGE_TILES(q6_k, FORM_Q6_K)
 
-// out[row] = the row's pairs, each with its expert's bias, if there are some, and times its part, added in their order; and, where `out` has what an expert made that all rows
-// pass, that in the end, times a sigmoid of the row's number in `gates` if there are any. Four numbers a thread; limited by memory.
+// out[row] = the row's pairs, each with its expert's bias, if there are some, and times its part, added in their order; and, where
+// `out` has what an expert made that all rows pass, that in the end, times a sigmoid of the row's number in `gates` if there are any.
+// Four numbers a thread; limited by memory.
 KERNEL(256) mix_experts(const float *y, const float *parts, u32 used, u32 width, u32 shared, const float *gates, const u32 *chosen,
                         const float *bias, float *out) {
     u32 i = (blockIdx.y * 256 + threadIdx.x) * 4;

@@ -249,8 +249,9 @@ impl Ops {
         self.run("experts", product_kernel(w.form, alone), grid, 256, &[rows, &rest].concat())
     }
 
-    /// Adds up what the experts of each row made, `[pair][width]`, each with its expert's bias where there is one. With `shared` it is added to what `out` has, of which as much
-    /// counts as the sigmoid of the row's number at `gates` says, or all where that is 0.
+    /// Adds up what the experts of each row made, `[pair][width]`, each with its expert's bias where there is one. With `shared` it
+    /// is added to what `out` has, of which as much counts as the sigmoid of the row's number at `gates` says, or all where that
+    /// is 0.
     pub fn mix_experts(
         &self,
         made: u64,

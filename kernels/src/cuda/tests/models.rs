@@ -75,7 +75,7 @@ fn greedy_tokens_of_reference_models_are_the_processors() {
     }
 }
 
-/// Queries that grow from position 64 on, windows that end before, angles that are stretched.
+/// Queries that grow from position 64 on, windows that end before, angles that are stretched, heads of several widths.
 #[test]
 fn long_prompts_of_stretched_models_are_computed_as_the_processor_does() {
     for machine in machines() {
