@@ -102,6 +102,8 @@ pub struct ModelConfig {
     pub coding: Option<Coding>,
     /// What of it no kernels for GPUs are written for.
     pub gpu_lacks: Option<&'static str>,
+    /// What of it several GPUs do not compute together.
+    pub gpus_lack: Option<&'static str>,
     /// What was decided where the file says too little or too much, a line each.
     pub notes: Vec<String>,
 }
@@ -290,6 +292,7 @@ impl ModelConfig {
             logit_scale: 1.0,
             coding: None,
             gpu_lacks: None,
+            gpus_lack: None,
             tied: keys.flag("tie_word_embeddings")?.unwrap_or(false),
             notes,
         })

@@ -74,7 +74,8 @@ pub enum ProofError {
 /// # Errors
 /// When its family has a part that no kernels are written for.
 pub fn refuse_unwritten(source: &ModelSource, gpus: usize) -> Result<(), ProofError> {
-    let together = (gpus > 1 && source.card().shape.experts.is_some()).then_some(EXPERTS_TOGETHER);
+    let experts = source.card().shape.experts.is_some().then_some(EXPERTS_TOGETHER);
+    let together = experts.or(source.gpus_lack()).filter(|_| gpus > 1);
     match source.gpu_lacks().or(together) {
         Some(lacks) => Err(EngineError::from(GpuError::Unsupported(lacks.into())).into()),
         None => Ok(()),

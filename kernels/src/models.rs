@@ -26,7 +26,10 @@ mod qwen3;
 mod qwen3_moe;
 mod smollm3;
 
-pub(crate) use outline::{ExpertsOutline, HeadOutline, LayerOutline, LinearOutline, MlpOutline, NormOutline, Outline};
+pub(crate) use outline::{
+    AttentionOutline, BesideOutline, ExpertsOutline, HeadOutline, LayerOutline, LinearOutline, MlpOutline, NormOutline,
+    Outline, ROW_NORMS_TOGETHER,
+};
 
 use crate::{
     config::{Keys, ModelConfig, ModelConfigError},

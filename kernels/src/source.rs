@@ -254,6 +254,11 @@ impl ModelSource {
         self.config.gpu_lacks
     }
 
+    /// The same of several GPUs that hold it together, beside mixtures of experts.
+    pub(crate) fn gpus_lack(&self) -> Option<&'static str> {
+        self.config.gpus_lack
+    }
+
     /// Whether a layer is a mixture of experts.
     pub(crate) fn has_experts(&self, layer: u32) -> bool {
         let mixture = self.config.mixture.as_ref();

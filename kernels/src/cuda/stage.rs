@@ -16,7 +16,7 @@ use super::{
     weights::{Form, GpuMatrix, size},
 };
 use crate::{
-    models::{LinearOutline, NormOutline, Outline},
+    models::{LinearOutline, NormOutline, Outline, ROW_NORMS_TOGETHER},
     pages::PageLayout,
     ranks::RankOutputs,
     rope::RopePairs,
@@ -29,6 +29,8 @@ use std::sync::Arc;
 
 /// Channels of a head that kernels are written for.
 const MOST_DIM: usize = 256;
+/// The same of heads that lie in several heads of a page.
+const MOST_WIDE: usize = 512;
 
 /// A step that goes through a stage on a GPU.
 #[derive(Clone, Copy)]
@@ -46,11 +48,17 @@ pub(crate) struct GpuStage {
     embed: Option<(GpuMatrix, f32)>,
     layers: Vec<GpuLayer>,
     head: Option<GpuHead>,
-    /// Frequencies and amplitude of each rope.
-    ropes: Vec<(GpuMemory, f32)>,
-    half: usize,
+    ropes: Vec<GpuRope>,
     /// Angles of each rope over a block of packed keys.
     turns: Vec<GpuMemory>,
+}
+
+/// Frequencies of so many pairs of channels, and what sines and cosines are multiplied by.
+#[derive(Debug)]
+struct GpuRope {
+    frequencies: GpuMemory,
+    half: usize,
+    amplitude: f32,
 }
 
 #[derive(Debug)]
@@ -118,6 +126,11 @@ fn floats(machine: &Arc<dyn Machine>, numbers: &[f32]) -> Result<GpuMemory, GpuE
 impl GpuNorm {
     fn load(machine: &Arc<dyn Machine>, norm: NormOutline<'_>) -> Result<Self, GpuError> {
         Ok(Self { weight: floats(machine, norm.weight)?, eps: norm.eps })
+    }
+
+    /// Where its weights are, and its epsilon.
+    fn place(&self) -> (u64, f32) {
+        (self.weight.at(), self.eps)
     }
 }
 
@@ -190,10 +203,12 @@ impl GpuStage {
         }
         for layer in &outline.layers {
             experts::refuse_unwritten(&layer.mlp)?;
+            if layer.attention.head_dim > MOST_WIDE {
+                return Err(GpuError::Unsupported(format!("a head of {} channels", layer.attention.head_dim)));
+            }
             let queries = layer.attention.inputs[0].outputs;
             if layer.attention.row_norms.is_some() && queries.mine.len() != queries.all {
-                let what = "a norm over the queries of all heads, which several GPUs hold together,";
-                return Err(GpuError::Unsupported(what.into()));
+                return Err(GpuError::Unsupported(ROW_NORMS_TOGETHER.into()));
             }
         }
         let table = |(table, scale): (_, f32)| Ok((GpuMatrix::load(machine, &[table])?, scale));
@@ -201,19 +216,19 @@ impl GpuStage {
             let weight = GpuLinear::load(machine, &[head.linear])?;
             Ok(GpuHead { norm: GpuNorm::load(machine, head.norm)?, weight, cap: head.cap })
         };
-        let rope = |rope: &crate::rope::Rope| -> Result<(GpuMemory, f32), GpuError> {
+        let rope = |rope: &crate::rope::Rope| -> Result<GpuRope, GpuError> {
             let (frequencies, amplitude) = rope.frequencies();
-            Ok((floats(machine, frequencies)?, amplitude))
+            Ok(GpuRope { frequencies: floats(machine, frequencies)?, half: frequencies.len(), amplitude })
         };
+        let layer = |layer| GpuLayer::load(machine, layer, layout);
         let pairs = outline.layers.first().map(|layer| layer.attention.pairs).unwrap_or_default();
         let turn = |rope: &crate::rope::Rope| floats(machine, KeyRotation::new(rope, pairs).all_angles());
         let stage = Self {
             width: outline.hidden,
             embed: outline.embed.map(table).transpose()?,
-            layers: outline.layers.iter().map(|layer| GpuLayer::load(machine, layer)).collect::<Result<_, _>>()?,
+            layers: outline.layers.iter().map(layer).collect::<Result<_, _>>()?,
             head: outline.head.as_ref().map(head).transpose()?,
             ropes: outline.ropes.iter().map(rope).collect::<Result<_, _>>()?,
-            half: outline.ropes.first().map_or(0, |rope| rope.frequencies().0.len()),
             turns: outline.ropes.iter().map(turn).collect::<Result<_, _>>()?,
         };
         // Whoever computes with it does not ask this queue.
@@ -225,7 +240,10 @@ impl GpuStage {
     pub fn turn(&self, layer: usize) -> Option<GpuTurn> {
         let layer = self.layers.get(layer)?;
         let pairs = if layer.neighbours { RopePairs::Neighbours } else { RopePairs::Halves };
-        self.turns.get(layer.rope).map(|angles| GpuTurn { angles: angles.at(), half: self.half, pairs })
+        // Pairs of channels of a head that lies in several of a page's are not in the same one.
+        let (angles, rope) =
+            self.turns.get(layer.rope).zip(self.ropes.get(layer.rope)).filter(|_| layer.turns_back())?;
+        Some(GpuTurn { angles: angles.at(), half: rope.half, pairs })
     }
 
     /// Tokens whose logits it and its like on other GPUs compute.
@@ -278,7 +296,7 @@ impl GpuStage {
         let more = self.added_before(ops, work, step, index)?;
         let pages = GpuLayerPages { memory: step.memory, table: step.table(index), most: step.most, layout };
         let place = self.place(ops, work, step);
-        layer.mix(place, more, &self.ropes[layer.rope], self.half, pages, marks.then_some(index))
+        layer.mix(place, more, &self.ropes[layer.rope], pages, marks.then_some(index))
     }
 
     /// Adds what the last layer adds.

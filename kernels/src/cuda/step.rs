@@ -197,8 +197,13 @@ impl Step {
 
     /// Parts that a row's tokens are cut into, so that all processors have work: `across` blocks there are for each row.
     pub fn parts_for(&self, window: Option<usize>, across: usize, processors: usize) -> usize {
+        self.parts_of(self.singles_count, window, across, processors)
+    }
+
+    /// The same where so many rows are attended one by one.
+    pub fn parts_of(&self, rows: usize, window: Option<usize>, across: usize, processors: usize) -> usize {
         let seen = window.map_or(self.seen, |window| self.seen.min(window));
-        let wanted = (2 * processors).div_ceil(across * self.singles_count.max(1)).next_power_of_two();
+        let wanted = (2 * processors).div_ceil(across * rows.max(1)).next_power_of_two();
         wanted.min(seen.div_ceil(PART)).clamp(1, MOST_PARTS)
     }
 }

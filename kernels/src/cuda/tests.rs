@@ -17,6 +17,7 @@ mod recording;
 mod singles;
 mod tables;
 mod together;
+mod wide;
 
 use super::{
     driver_api,

@@ -32,6 +32,8 @@ pub(crate) enum Form {
     Q4K = 5,
     /// [`QuantType::Q6K`].
     Q6K = 6,
+    /// [`QuantType::Mxfp4`], of experts alone.
+    Mxfp4 = 7,
 }
 
 impl Form {
@@ -47,6 +49,14 @@ impl Form {
                 _ => Self::F16,
             },
             TensorData::Coded(coded) => Self::of_dtype(coded.dtype()),
+        }
+    }
+
+    /// Of a matrix of an expert's, for which kernels have one format more.
+    pub fn of_expert(view: &TensorData<'_>) -> Self {
+        match view {
+            TensorData::Quantised(blocks) if blocks.kind() == QuantType::Mxfp4 => Self::Mxfp4,
+            _ => Self::of(view),
         }
     }
 
@@ -68,6 +78,7 @@ impl Form {
             Self::Q8_0 => "q8_0",
             Self::Q4K => "q4_k",
             Self::Q6K => "q6_k",
+            Self::Mxfp4 => "mxfp4",
         }
     }
 
@@ -75,7 +86,7 @@ impl Form {
     pub fn rounded(self) -> Option<usize> {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => None,
-            Self::Q4_0 | Self::Q8_0 => Some(32),
+            Self::Q4_0 | Self::Q8_0 | Self::Mxfp4 => Some(32),
             Self::Q4K | Self::Q6K => Some(256),
         }
     }
@@ -89,6 +100,7 @@ impl Form {
             Self::Q8_0 => (numbers, numbers / 32 * 2),
             Self::Q4K => (numbers / 256 * 144, 0),
             Self::Q6K => (numbers / 256 * 208, numbers / 256 * 2),
+            Self::Mxfp4 => (numbers / 32 * 16, numbers / 32),
         }
     }
 
@@ -99,11 +111,11 @@ impl Form {
     }
 }
 
-/// Bytes of a tensor on a GPU.
+/// Bytes of a tensor on a GPU. What is in a format that only experts have there is taken for one of theirs: files have no other.
 pub(crate) fn bytes_on_gpu(tensor: &Tensor) -> u64 {
     let view = tensor.view();
     let (rows, cols) = size(&view);
-    Form::of(&view).bytes(rows * cols) as u64
+    Form::of_expert(&view).bytes(rows * cols) as u64
 }
 
 /// A matrix on a GPU, `[output][input]`: one tensor's, or several with as many inputs one below the other.
@@ -175,11 +187,11 @@ impl GpuExpertMatrices {
     fn of_views(machine: &Arc<dyn Machine>, views: &[Vec<TensorData<'_>>]) -> Result<Self, GpuError> {
         let nothing = || GpuError::Unsupported("a matrix of nothing".into());
         let first = views.first().ok_or_else(nothing)?;
-        let (form, cols) = first.first().map(|view| (Form::of(view), size(view).1)).ok_or_else(nothing)?;
+        let (form, cols) = first.first().map(|view| (Form::of_expert(view), size(view).1)).ok_or_else(nothing)?;
         check_columns(form, cols)?;
         let rows_of = |views: &[TensorData<'_>]| views.iter().map(|view| size(view).0).sum::<usize>();
         let rows = rows_of(first);
-        let alike = |view: &TensorData<'_>| Form::of(view) == form && size(view).1 == cols;
+        let alike = |view: &TensorData<'_>| Form::of_expert(view) == form && size(view).1 == cols;
         if !views.iter().all(|views| rows_of(views) == rows && views.iter().all(alike)) {
             return Err(GpuError::Unsupported("a layer whose experts are not all alike".into()));
         }
@@ -260,12 +272,14 @@ fn apart(blocks: &Blocks<'_>, form: Form, send: Send<'_>) -> Result<(), GpuError
     let (mut quants, mut scales) = (Vec::with_capacity(PIECE), Vec::with_capacity(PIECE / 16));
     for row in 0..blocks.rows() {
         blocks.each_block(row, |block| {
-            // Only Q6_K has its scale behind its quants.
-            let (scale, rest) = if form == Form::Q6K {
-                let (rest, scale) = block.split_at(size - 2);
-                (scale, rest)
-            } else {
-                block.split_at(2)
+            let (scale, rest) = match form {
+                // Only Q6_K has its scale behind its quants.
+                Form::Q6K => {
+                    let (rest, scale) = block.split_at(size - 2);
+                    (scale, rest)
+                }
+                Form::Mxfp4 => block.split_at(1),
+                _ => block.split_at(2),
             };
             quants.extend_from_slice(rest);
             scales.extend_from_slice(scale);

@@ -103,6 +103,7 @@ impl decoder::DecoderLayer for Gemma2Layer {
             mlp_norm: Some(self.mlp_norm.outline()),
             mlp: MlpOutline::Gated(self.mlp.outline()),
             mlp_post_norm: Some(self.mlp_post_norm.outline()),
+            factor: 1.0,
         }
     }
 }

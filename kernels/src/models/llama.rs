@@ -69,6 +69,7 @@ impl decoder::DecoderLayer for LlamaLayer {
             mlp_norm: Some(self.mlp_norm.outline()),
             mlp: self.mlp.outline(),
             mlp_post_norm: None,
+            factor: 1.0,
         }
     }
 }

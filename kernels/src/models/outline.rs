@@ -1,7 +1,7 @@
 //! A stage as data: what a device that computes whole layers itself needs to know of it.
 
 use crate::{
-    config::Activation,
+    config::{Activation, Clamped, Growth},
     cpu::Gate,
     engine::AttentionParams,
     linear::Weight,
@@ -9,6 +9,9 @@ use crate::{
     rope::{Rope, RopePairs},
     weights::Tensor,
 };
+
+/// What several GPUs do not compute together: each has some heads only.
+pub(crate) const ROW_NORMS_TOGETHER: &str = "a norm over the queries of all heads, which several GPUs hold together,";
 
 /// A stage of a family of rotary decoders.
 pub(crate) struct Outline<'a> {
@@ -35,6 +38,8 @@ pub(crate) struct LayerOutline<'a> {
     pub mlp_norm: Option<NormOutline<'a>>,
     pub mlp: MlpOutline<'a>,
     pub mlp_post_norm: Option<NormOutline<'a>>,
+    /// What comes out is multiplied by; 1 where nothing norms what comes out.
+    pub factor: f32,
 }
 
 /// An RMS norm.
@@ -55,8 +60,12 @@ pub(crate) struct LinearOutline<'a> {
 
 /// Attention.
 pub(crate) struct AttentionOutline<'a> {
-    /// Queries, keys and values.
+    /// Queries, keys and values; keys once more where those are the values.
     pub inputs: [LinearOutline<'a>; 3],
+    /// Whether values have a matrix of their own: else they are keys, before norms and turning.
+    pub has_values: bool,
+    /// The epsilon of a norm without weights over each head's values.
+    pub value_norm: Option<f32>,
     pub output: LinearOutline<'a>,
     /// Of each head's queries and keys.
     pub head_norms: Option<[NormOutline<'a>; 2]>,
@@ -67,6 +76,10 @@ pub(crate) struct AttentionOutline<'a> {
     /// Which of the stage's ropes.
     pub rope: usize,
     pub pairs: RopePairs,
+    /// How queries grow with their position, before they turn.
+    pub growth: Option<Growth>,
+    /// Scores of a token without a value, of each query head of the rank.
+    pub sinks: Option<&'a [f32]>,
 }
 
 /// What stands behind a layer's second norm.
@@ -94,13 +107,21 @@ pub(crate) struct ExpertsOutline<'a> {
     pub used: usize,
     /// Whether their chances are divided by their sum.
     pub normed: bool,
+    /// What parts are multiplied by in the end, expert by expert.
+    pub factors: Option<&'a [f32]>,
     /// Gate, up and down of each.
     pub experts: Vec<[&'a Weight; 3]>,
     pub act: Gate,
+    /// Of gates that end somewhere.
+    pub clamped: Option<Clamped>,
+    /// Of gate, up and down of each.
+    pub biases: Option<Vec<[&'a [f32]; 3]>>,
     /// Those of all ranks' that gates and ups are of, and downs.
     pub outputs: [&'a RankOutputs; 2],
     /// The one that all rows pass.
     pub shared: Option<SharedExpertOutline<'a>>,
+    /// Where it stands beside an MLP.
+    pub beside: Option<BesideOutline<'a>>,
     /// What of it is not in these data.
     pub lacks: Option<&'static str>,
 }
@@ -109,6 +130,17 @@ pub(crate) struct ExpertsOutline<'a> {
 pub(crate) struct SharedExpertOutline<'a> {
     pub mlp: GatedOutline<'a>,
     pub gate: Option<&'a Weight>,
+}
+
+/// An MLP that a mixture stands beside (Gemma 4): both get the rows as they are, normed for each; what both make is normed and added.
+pub(crate) struct BesideOutline<'a> {
+    pub mlp: GatedOutline<'a>,
+    /// Before the router, before the experts, and behind them.
+    pub router_norm: NormOutline<'a>,
+    pub norm: NormOutline<'a>,
+    pub post_norm: NormOutline<'a>,
+    /// Behind the MLP.
+    pub mlp_post_norm: NormOutline<'a>,
 }
 
 /// What makes logits.

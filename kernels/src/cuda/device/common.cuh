@@ -133,6 +133,13 @@ __device__ __forceinline__ void multiply_16x8x16_bytes(int (&c)[4], const u32 (&
         : "r"(a[0]), "r"(a[1]), "r"(b));
 }
 
+// Four of eight bytes, those of `low` first: by bits 0 to 2 of each four bits of `which`.
+__device__ __forceinline__ u32 four_of_eight(u32 low, u32 high, u32 which) {
+    u32 out;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(low), "r"(high), "r"(which & 0x7777));
+    return out;
+}
+
 // Byte `i` of a word; and the same four times.
 __device__ __forceinline__ int byte_at(u32 word, int i) {
     int out;
@@ -159,7 +166,7 @@ DEVICE void after_others() {
 // How numbers are stored; the host's `Kind` has the same numbers. The last two are rows rounded to 8 bits: see `rounded.cuh`.
 enum Kind { F32 = 0, F16 = 1, BF16 = 2, ROUNDED_32 = 3, ROUNDED_256 = 4 };
 // How weights are stored; the host's `Form` has the same numbers, the first three those of `Kind`.
-enum Form { FORM_F32 = 0, FORM_F16 = 1, FORM_BF16 = 2, FORM_Q4_0 = 3, FORM_Q8_0 = 4, FORM_Q4_K = 5, FORM_Q6_K = 6 };
+enum Form { FORM_F32 = 0, FORM_F16 = 1, FORM_BF16 = 2, FORM_Q4_0 = 3, FORM_Q8_0 = 4, FORM_Q4_K = 5, FORM_Q6_K = 6, FORM_MXFP4 = 7 };
 
 DEVICE float bits_to_float(u32 x) { return __uint_as_float(x); }
 DEVICE float bf16_to_f32(u16 x) { return __uint_as_float((u32)x << 16); }

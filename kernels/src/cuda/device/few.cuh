@@ -95,6 +95,53 @@ template <> struct Piece<FORM_Q4_0> {
     }
 };
 
+// Twice what four bits stand for, of each of eight fours of a word: of the lower halves of its bytes, and of the upper ones.
+DEVICE void twice_fp4(u32 word, u32 &lower, u32 &upper) {
+    // Without the sign 0 to 12, with it 0 to -12; then which of the two, by bit 3.
+    u32 pairs[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        u32 which = word >> (16 * i) & 0xffff;
+        u32 above = four_of_eight(0x03020100, 0x0c080604, which), below = four_of_eight(0xfdfeff00, 0xf4f8fafc, which);
+        pairs[i] = four_of_eight(above, below, 0x3210 | (which & 0x8888) >> 1);
+    }
+    lower = four_of_eight(pairs[0], pairs[1], 0x6420), upper = four_of_eight(pairs[0], pairs[1], 0x7531);
+}
+
+template <> struct Piece<FORM_MXFP4> {
+    static constexpr int LANES = 1;
+    uint4 quants;
+    u8 stored;
+    u32 lower[4], upper[4];
+    float scale;
+    DEVICE void read(const Matrix &w, u64 block, u32, bool real) {
+        quants = stream_16(block_at<FORM_MXFP4>(w, block), real);
+        stored = real ? power_byte(w, block) : 0;
+    }
+    DEVICE void ready(u32) {
+        scale = half_power(stored);
+#pragma unroll
+        for (int i = 0; i < 4; i++) twice_fp4(word(quants, i), lower[i], upper[i]);
+    }
+    struct Input {
+        uint4 low, high;
+        float scale;
+        template <class ROWS> DEVICE Input(const ROWS &x, u64 row, u32 block, u32) {
+            u64 at = row * x.cols + block * 32;
+            low = sixteen(x.bytes + at), high = sixteen(x.bytes + at + 16);
+            scale = x.scales[at / 32];
+        }
+    };
+    DEVICE float times(const Input &x) const {
+        int sum = 0;
+        for (int i = 0; i < 4; i++) {
+            sum = dot4((int)lower[i], (int)word(x.low, i), sum);
+            sum = dot4((int)upper[i], (int)word(x.high, i), sum);
+        }
+        return (float)sum * (scale * x.scale);
+    }
+};
+
 template <> struct Piece<FORM_Q8_0> {
     static constexpr int LANES = 2;
     uint4 quants;

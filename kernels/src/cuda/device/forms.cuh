@@ -4,6 +4,7 @@
 // | form | for every block | then for every block |
 // |---|---|---|
 // | Q4_0 | 16 bytes: numbers i and i + 16 | scale, 2 bytes |
+// | MXFP4 (experts alone) | 16 bytes as of Q4_0 | power of two, 1 byte |
 // | Q8_0 | 32 bytes | scale, 2 bytes |
 // | Q4_K | 144 bytes as in the file: scale, step, 12 bytes of scales and least values, 128 bytes | |
 // | Q6_K | 208 bytes as in the file: 128 of low bits, 64 of high bits, 16 scales | scale, 2 bytes |
@@ -12,6 +13,7 @@
 
 template <int FORM> struct Blocks;
 template <> struct Blocks<FORM_Q4_0> { static constexpr int numbers = 32, bytes = 16, rounded = 32; };
+template <> struct Blocks<FORM_MXFP4> { static constexpr int numbers = 32, bytes = 16, rounded = 32; };
 template <> struct Blocks<FORM_Q8_0> { static constexpr int numbers = 32, bytes = 32, rounded = 32; };
 template <> struct Blocks<FORM_Q4_K> { static constexpr int numbers = 256, bytes = 144, rounded = 256; };
 template <> struct Blocks<FORM_Q6_K> { static constexpr int numbers = 256, bytes = 208, rounded = 256; };
@@ -28,6 +30,9 @@ template <int FORM> DEVICE u16 scale_bits(const Matrix &w, u64 block) {
     const u16 *scales = (const u16 *)(w.data + w.rows * (w.cols / Blocks<FORM>::numbers) * Blocks<FORM>::bytes);
     return scales[block];
 }
+// Of MXFP4: the byte that half a block's power of two is said by, and what it stands for.
+DEVICE u8 power_byte(const Matrix &w, u64 block) { return w.data[w.rows * (w.cols / 32) * Blocks<FORM_MXFP4>::bytes + block]; }
+DEVICE float half_power(u32 byte) { return bits_to_float(byte > 1 ? (byte - 1) << 23 : 0x00200000u << byte); }
 template <int FORM> DEVICE float scale_at(const Matrix &w, u64 block) { return f16_to_f32(scale_bits<FORM>(w, block)); }
 
 // Scale and least value of part `j` of eight, of Q4_K's 12 bytes.

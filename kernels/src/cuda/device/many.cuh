@@ -36,6 +36,11 @@ template <int FORM, int N> struct Fetched {
             shift = i / 16 * 4;
             scale = scale_at<FORM>(w, block);
             least = 8.f * scale;
+        } else if constexpr (FORM == FORM_MXFP4) {
+            words(low, block_at<FORM>(w, block) + i % 16, N / 4);
+            shift = i / 16 * 4;
+            // Times what a number of half precision with those bits is less than twice the one of four.
+            scale = half_power(power_byte(w, block)) * 32768.f;
         } else if constexpr (FORM == FORM_Q8_0) {
             words(low, block_at<FORM>(w, block) + i, N / 4);
             scale = scale_at<FORM>(w, block);
@@ -62,6 +67,8 @@ template <int FORM, int N> struct Fetched {
         u32 byte = low[i / 4] >> (i % 4 * 8);
         if (FORM == FORM_Q8_0) return scale * (float)(i8)byte;
         int q = (int)((byte & 0xff) >> shift) & 15;
+        // A sign, two bits of the exponent and one behind the point, where half precision has them.
+        if (FORM == FORM_MXFP4) return scale * f16_to_f32((u16)((q & 7) << 9 | (q & 8) << 12));
         if (FORM == FORM_Q6_K) q |= (int)(((high[i / 4] >> (i % 4 * 8)) >> two) & 3) << 4;
         return scale * (float)q - least;
     }

@@ -14,6 +14,7 @@
 
 #define TSNODE_EMULATOR
 #include "common.cuh"
+#include "channels.cuh"
 #include "few.cuh"
 #include "forms.cuh"
 #include "many.cuh"
@@ -289,4 +290,7 @@ namespace in_choose {
 }
 namespace in_tiles {
 #include "tiles.cu"
+}
+namespace in_wide {
+#include "wide.cu"
 }

@@ -163,5 +163,11 @@ inline void multiply_16x8x32(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     multiply_bytes<32>(c, a, b);
 }
 inline void multiply_16x8x16_bytes(int (&c)[4], const u32 (&a)[2], u32 b) { multiply_bytes<16>(c, a, &b); }
+inline u32 four_of_eight(u32 low, u32 high, u32 which) {
+    u64 all = (u64)high << 32 | low;
+    u32 out = 0;
+    for (int i = 0; i < 4; i++) out |= (u32)(all >> (8 * (which >> (4 * i) & 7)) & 255) << (8 * i);
+    return out;
+}
 inline int byte_at(u32 word, int i) { return (int)(word >> (8 * i) & 255); }
 inline u32 four_times(u32 word, int i) { return (word >> (8 * i) & 255) * 0x01010101u; }

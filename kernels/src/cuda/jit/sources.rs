@@ -22,7 +22,7 @@ macro_rules! file {
 }
 
 /// All of them.
-pub(crate) const FILES: [KernelFile; 9] = [
+pub(crate) const FILES: [KernelFile; 10] = [
     file!("attend"),
     file!("choose"),
     file!("chunk"),
@@ -32,10 +32,12 @@ pub(crate) const FILES: [KernelFile; 9] = [
     file!("mmq"),
     file!("rows"),
     file!("tiles"),
+    file!("wide"),
 ];
 
 /// What they include, by name. They include nothing else, so that a compiler needs no headers of CUDA's.
-pub(crate) const HEADERS: [(&str, &str); 12] = [
+pub(crate) const HEADERS: [(&str, &str); 13] = [
+    ("channels.cuh", include_str!("../device/channels.cuh")),
     ("common.cuh", include_str!("../device/common.cuh")),
     ("few.cuh", include_str!("../device/few.cuh")),
     ("forms.cuh", include_str!("../device/forms.cuh")),

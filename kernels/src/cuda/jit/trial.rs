@@ -319,12 +319,13 @@ impl TrialWork {
     }
 
     /// What both kinds of attention are told of scores and pages.
-    fn pool(&self) -> [Arg; 8] {
+    fn pool(&self) -> [Arg; 9] {
         let most = (self.size.context.div_ceil(PAGE_TOKENS)) as u32;
         let (scale, cap, window) = (1.0 / (DIM as f32).sqrt(), 0.0, 0u32);
         let look = [Arg::from(scale), cap.into(), window.into()];
         let [tokens, heads] = [PAGE_TOKENS, HEADS].map(|x| Arg::Whole(x as u32));
-        [look[0], look[1], look[2], (&self.pages).into(), (&self.table).into(), most.into(), tokens, heads]
+        let sinks = Arg::Wide(0);
+        [look[0], look[1], look[2], sinks, (&self.pages).into(), (&self.table).into(), most.into(), tokens, heads]
     }
 
     fn attend(&self) -> Result<(), GpuError> {

@@ -1,8 +1,14 @@
 //! A layer on a GPU: its weights there, and its parts as launches.
 
-use super::{GpuLinear, GpuNorm, GpuScratch, experts::GpuExperts};
+mod wide;
+
+use super::{
+    GpuLinear, GpuNorm, GpuRope, GpuScratch,
+    experts::{ExpertRows, GpuExperts},
+    floats,
+};
 use crate::{
-    config::Activation,
+    config::{Activation, Growth},
     cuda::{
         columns::Columns,
         machine::{Arg, GpuError, GpuMemory, Launch, Machine},
@@ -17,20 +23,22 @@ use crate::{
 };
 use std::sync::Arc;
 use tsnode_protocol::KvDtype;
+use wide::StoredHeads;
 
 /// Tokens of a tile of keys; rows and heads of a tile of queries.
 const TILE: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct GpuLayer {
-    attention_norm: GpuNorm,
+    /// None in families that norm only what comes out.
+    attention_norm: Option<GpuNorm>,
     inputs: GpuLinear,
     head_norms: Option<[GpuNorm; 2]>,
     /// Of all heads together.
     row_norms: Option<[GpuNorm; 2]>,
     output: GpuLinear,
     attention_post_norm: Option<GpuNorm>,
-    mlp_norm: GpuNorm,
+    mlp_norm: Option<GpuNorm>,
     /// Of the MLP, or of the expert that all rows pass; of none where there is neither.
     gate_up: GpuLinear,
     down: GpuLinear,
@@ -39,9 +47,15 @@ pub(super) struct GpuLayer {
     mlp_post_norm: Option<GpuNorm>,
     gelu: bool,
     look: AttentionParams,
+    /// Of each query head.
+    sinks: Option<GpuMemory>,
+    growth: Option<Growth>,
     pub rope: usize,
     pub neighbours: bool,
     heads: usize,
+    stored: StoredHeads,
+    /// What comes out is multiplied by.
+    factor: f32,
     /// Heads of keys and values of all GPUs.
     all_kv_heads: usize,
 }
@@ -60,23 +74,24 @@ fn whole(x: usize) -> Arg {
 }
 
 impl GpuLayer {
-    pub fn load(machine: &Arc<dyn Machine>, layer: &LayerOutline<'_>) -> Result<Self, GpuError> {
+    pub fn load(machine: &Arc<dyn Machine>, layer: &LayerOutline<'_>, layout: &PageLayout) -> Result<Self, GpuError> {
         let norm = |norm: NormOutline<'_>| GpuNorm::load(machine, norm);
         let LayerOutline { attention, mlp, .. } = layer;
         let (mlp, experts) = match mlp {
             MlpOutline::Gated(mlp) => (Some(mlp), None),
-            MlpOutline::Experts(experts) => (experts.shared.as_ref().map(|shared| &shared.mlp), Some(experts)),
+            MlpOutline::Experts(experts) => {
+                let beside = experts.beside.as_ref().map(|beside| &beside.mlp);
+                (beside.or(experts.shared.as_ref().map(|shared| &shared.mlp)), Some(experts))
+            }
         };
         if mlp.is_some_and(|mlp| !matches!(mlp.activation, Activation::Silu | Activation::GeluTanh)) {
             return Err(GpuError::Unsupported("an MLP without a gate".into()));
         }
-        let (Some(attention_norm), Some(mlp_norm)) = (layer.attention_norm, layer.mlp_norm) else {
-            return Err(GpuError::Unsupported("a layer without norms before its parts".into()));
-        };
-        let queries = size(&attention.inputs[0].weight.tensor().view()).0;
+        let [queries, keys] = [0, 1].map(|which: usize| size(&attention.inputs[which].weight.tensor().view()).0);
+        let inputs = &attention.inputs[..if attention.has_values { 3 } else { 2 }];
         Ok(Self {
-            attention_norm: norm(attention_norm)?,
-            inputs: GpuLinear::load(machine, &attention.inputs)?,
+            attention_norm: layer.attention_norm.map(norm).transpose()?,
+            inputs: GpuLinear::load(machine, inputs)?,
             head_norms: match attention.head_norms {
                 Some([query, key]) => Some([norm(query)?, norm(key)?]),
                 None => None,
@@ -87,16 +102,20 @@ impl GpuLayer {
             },
             output: GpuLinear::load(machine, &[attention.output])?,
             attention_post_norm: layer.attention_post_norm.map(norm).transpose()?,
-            mlp_norm: norm(mlp_norm)?,
+            mlp_norm: layer.mlp_norm.map(norm).transpose()?,
             gate_up: mlp.map_or_else(|| Ok(GpuLinear::nothing()), |mlp| GpuLinear::load(machine, &mlp.inputs))?,
             down: mlp.map_or_else(|| Ok(GpuLinear::nothing()), |mlp| GpuLinear::load(machine, &[mlp.down]))?,
             experts: experts.map(|experts| GpuExperts::load(machine, experts).map(Box::new)).transpose()?,
             mlp_post_norm: layer.mlp_post_norm.map(norm).transpose()?,
             gelu: mlp.is_some_and(|mlp| mlp.activation == Activation::GeluTanh),
             look: attention.look,
+            sinks: attention.sinks.map(|sinks| floats(machine, sinks)).transpose()?,
+            growth: attention.growth,
             rope: attention.rope,
             neighbours: attention.pairs == RopePairs::Neighbours,
             heads: queries / attention.head_dim.max(1),
+            stored: StoredHeads::of(attention, keys, layout),
+            factor: layer.factor,
             all_kv_heads: attention.inputs[1].outputs.all / attention.head_dim.max(1),
         })
     }
@@ -133,14 +152,18 @@ impl GpuLayerPiece {
 }
 
 impl GpuLayer {
+    /// Whether its keys are turned back where they are packed.
+    pub fn turns_back(&self) -> bool {
+        self.look.parts == 1
+    }
+
     /// Columns of what attention mixes, by the rows with what is still to be added to them; with a mark once keys and values
     /// are stored.
     pub fn mix(
         &self,
         place: GpuLayerContext<'_>,
         more: Option<u64>,
-        rope: &(GpuMemory, f32),
-        half: usize,
+        rope: &GpuRope,
         pages: GpuLayerPages,
         mark: Option<usize>,
     ) -> Result<Columns, GpuError> {
@@ -149,10 +172,11 @@ impl GpuLayer {
         let inputs = work.inputs.fit(rows * self.inputs.outs.max(self.gate_up.outs) * 4)?;
 
         let normed = GpuRows { at: work.normed.fit(rows * width * 4)?, kind: self.inputs.kind(rows) };
-        ops.norm(hidden, more, self.attention_norm.weight.at(), self.attention_norm.eps, rows, width, normed)?;
+        let (weight, eps) = before(self.attention_norm.as_ref());
+        ops.norm(hidden, more, weight, eps, rows, width, normed)?;
         self.inputs.run(ops, normed, rows, inputs)?;
         self.norm_rows(ops, rows, inputs, pages.layout)?;
-        let turning = self.turning(rope, half);
+        let turning = self.turning(rope);
         let turns = self.attention_turns(step, pages) && mark.is_none();
         if !turns {
             self.turn_and_store(ops, step, inputs, turning, pages)?;
@@ -182,7 +206,7 @@ impl GpuLayer {
         let (kind, heads) = (self.output.kind(step.rows), &self.inputs.outputs);
         let (group, dim) = (self.heads / self.all_kv_heads.max(1), heads.all / self.heads.max(1));
         let fits = |block: usize| [group.min(8), group % 8].iter().all(|many| (many * dim).is_multiple_of(block));
-        let whole = step.tiles_count == 0 && heads.mine.len() == heads.all;
+        let whole = step.tiles_count == 0 && heads.mine.len() == heads.all && !self.stored.are_wide;
         if whole && kind.block().is_none_or(fits) { kind } else { kind.unrounded() }
     }
 
@@ -190,11 +214,12 @@ impl GpuLayer {
     pub fn gate(&self, place: GpuLayerContext<'_>) -> Result<Columns, GpuError> {
         let GpuLayerContext { ops, work, step, width, hidden } = place;
         let rows = step.rows;
-        let more = added(ops, self.attention_post_norm.as_ref(), work.out.at(), rows, width, hidden)?;
+        let more = added(ops, (self.attention_post_norm.as_ref(), 1.0), work.out.at(), rows, width, hidden)?;
         // Experts are chosen by rows as they are.
         let kind = if self.experts.is_some() { Kind::F32 } else { self.gate_up.kind(rows) };
         let normed = GpuRows { at: work.normed.at(), kind };
-        ops.norm(hidden, more, self.mlp_norm.weight.at(), self.mlp_norm.eps, rows, width, normed)?;
+        let (weight, eps) = before(self.mlp_norm.as_ref());
+        ops.norm(hidden, more, weight, eps, rows, width, normed)?;
         self.gate_up.run(ops, normed, rows, work.inputs.at())?;
         let (kind, outputs) = (self.gated_kind(rows), &self.gate_up.outputs);
         let gated = Columns::place(outputs, rows, kind.bytes(), work.mixed.at(), &mut work.mixed_apart)?;
@@ -213,11 +238,12 @@ impl GpuLayer {
 
     /// Columns of what the MLP adds.
     pub fn down(&self, place: GpuLayerContext<'_>) -> Result<Columns, GpuError> {
-        let GpuLayerContext { ops, work, step, width, .. } = place;
+        let GpuLayerContext { ops, work, step, width, hidden } = place;
         let gated = GpuRows { at: work.mixed.at(), kind: self.gated_kind(step.rows) };
         let out = product(&self.down, ops, gated, step.rows, width, work)?;
         if let Some(experts) = &self.experts {
-            experts.run(ops, &mut work.experts, work.normed.at(), step.rows, work.out.at())?;
+            let rows = ExpertRows { hidden, normed: work.normed.at(), out: work.out.at(), rows: step.rows };
+            experts.add(ops, &mut work.experts, rows)?;
         }
         Ok(out)
     }
@@ -225,7 +251,7 @@ impl GpuLayer {
     /// Adds what the MLP adds if it is normed first; what is still to be added is handed out.
     pub fn end(&self, place: GpuLayerContext<'_>) -> Result<Option<u64>, GpuError> {
         let GpuLayerContext { ops, work, step, width, hidden } = place;
-        added(ops, self.mlp_post_norm.as_ref(), work.out.at(), step.rows, width, hidden)
+        added(ops, (self.mlp_post_norm.as_ref(), self.factor), work.out.at(), step.rows, width, hidden)
     }
 
     /// Norms queries, and keys, of all heads together, where a layer has such norms.
@@ -237,17 +263,33 @@ impl GpuLayer {
     }
 
     /// How queries and keys turn, as kernels are told: `device/rope.cuh`.
-    fn turning(&self, (frequencies, amplitude): &(GpuMemory, f32), half: usize) -> [Arg; 7] {
+    fn turning(&self, rope: &GpuRope) -> [Arg; 9] {
         let norm = |which: usize| self.head_norms.as_ref().map_or(0, |norms| norms[which].weight.at());
         let eps = self.head_norms.as_ref().map_or(0.0, |norms| norms[0].eps);
-        let pairs = [(*amplitude).into(), whole(half), Arg::Whole(u32::from(self.neighbours))];
-        [frequencies.into(), pairs[0], pairs[1], pairs[2], norm(0).into(), norm(1).into(), eps.into()]
+        let GpuRope { frequencies, half, amplitude } = rope;
+        let pairs = [(*amplitude).into(), whole(*half), Arg::Whole(u32::from(self.neighbours))];
+        let (beta, every) = self.growth.map_or((0.0, 0), |growth| (growth.beta, growth.every));
+        let growth = [Arg::Number(beta), whole(every)];
+        [
+            frequencies.into(),
+            pairs[0],
+            pairs[1],
+            pairs[2],
+            norm(0).into(),
+            norm(1).into(),
+            eps.into(),
+            growth[0],
+            growth[1],
+        ]
     }
 
     /// Whether attention turns queries and keys itself, and stores what a row's token has: where no row sees what another one
     /// stores, and one block has all heads that share keys.
     fn attention_turns(&self, step: &Step, pages: GpuLayerPages) -> bool {
-        step.alone && step.tiles_count == 0 && self.heads / pages.layout.heads.max(1) <= 8
+        step.alone
+            && step.tiles_count == 0
+            && !self.stored.are_stored_apart()
+            && self.heads / pages.layout.heads.max(1) <= 8
     }
 
     fn turn_and_store(
@@ -255,9 +297,12 @@ impl GpuLayer {
         ops: &Ops,
         step: &Step,
         x: u64,
-        turning: [Arg; 7],
+        turning: [Arg; 9],
         pages: GpuLayerPages,
     ) -> Result<(), GpuError> {
+        if self.stored.are_stored_apart() {
+            return self.append_wide(ops, step, x, turning, pages);
+        }
         let PageLayout { heads: kv_heads, dim, dtype, tokens } = pages.layout;
         let args = [
             [x.into(), whole(self.inputs.outs), whole(self.heads), whole(kv_heads), whole(dim)].as_slice(),
@@ -277,10 +322,13 @@ impl GpuLayer {
         ops: &mut Ops,
         step: &Step,
         q: u64,
-        turning: [Arg; 7],
+        turning: [Arg; 9],
         pages: GpuLayerPages,
         out: GpuRows,
     ) -> Result<(), GpuError> {
+        if self.stored.are_wide {
+            return self.attend_wide(ops, step, q, pages, out);
+        }
         if step.tiles_count > 0 {
             self.attend_chunks(ops, step, q, pages, out)?;
         }
@@ -291,12 +339,13 @@ impl GpuLayer {
     }
 
     /// What both kernels of attention are told of scores and pages.
-    fn common(&self, pages: GpuLayerPages) -> [Arg; 8] {
+    fn common(&self, pages: GpuLayerPages) -> [Arg; 9] {
         let PageLayout { heads, tokens, .. } = pages.layout;
         [
             self.look.scale.into(),
             self.look.cap.unwrap_or(0.0).into(),
             whole(self.look.window.unwrap_or(0)),
+            self.sinks.as_ref().map_or(0, GpuMemory::at).into(),
             pages.memory.into(),
             pages.table.into(),
             whole(pages.most),
@@ -340,7 +389,7 @@ impl GpuLayer {
         ops: &mut Ops,
         step: &Step,
         q: u64,
-        turning: [Arg; 7],
+        turning: [Arg; 9],
         pages: GpuLayerPages,
         out: GpuRows,
     ) -> Result<(), GpuError> {
@@ -381,10 +430,15 @@ fn attend_kernel(dtype: KvDtype, dim: usize) -> &'static str {
     }
 }
 
+/// Weights of a norm before a part, nowhere where there is none.
+fn before(norm: Option<&GpuNorm>) -> (u64, f32) {
+    norm.map_or((0, 0.0), GpuNorm::place)
+}
+
 /// What came out is added by the next norm, or here if it is normed first.
 fn added(
     ops: &Ops,
-    norm: Option<&GpuNorm>,
+    (norm, factor): (Option<&GpuNorm>, f32),
     out: u64,
     rows: usize,
     width: usize,
@@ -392,7 +446,7 @@ fn added(
 ) -> Result<Option<u64>, GpuError> {
     match norm {
         None => Ok(Some(out)),
-        Some(norm) => ops.norm_add(out, norm.weight.at(), norm.eps, rows, width, hidden).map(|()| None),
+        Some(norm) => ops.norm_add(out, norm.place(), rows, width, hidden, factor).map(|()| None),
     }
 }
 

@@ -181,7 +181,9 @@ fn a_gpu_is_proved_with_the_model_and_one_that_computes_something_else_is_not() 
             assert_eq!(engine.pages().free, engine.pages().total, "{name}");
             proved
         };
-        for name in ["llama-gqa", "gemma2-caps", "qwen3-norms", "qwen3moe-fused", "qwen2moe-every-other"] {
+        for name in
+            ["llama-gqa", "gemma2-caps", "qwen3-norms", "qwen3moe-fused", "qwen2moe-every-other", "gptoss-sinks"]
+        {
             prove(name, None).unwrap();
         }
         let kernels = ["rms_norm", "gate", "choose", "embed"];
@@ -199,8 +201,13 @@ fn a_gpu_is_proved_with_the_model_and_one_that_computes_something_else_is_not() 
             let refused = prove("qwen3moe-fused", Some(kernel)).unwrap_err();
             assert!(matches!(refused, ProofError::Differs { .. }), "{kernel}: {refused}");
         }
-        let refused = prove("gptoss-sinks", None).unwrap_err().to_string();
-        assert_eq!(refused, "on a GPU a score of each head for no token at all (gpt-oss) is not supported");
+        for kernel in ["one_mxfp4", "large_mxfp4", "gate_clamped"] {
+            let refused = prove("gptoss-sinks", Some(kernel)).unwrap_err();
+            assert!(matches!(refused, ProofError::Differs { .. }), "{kernel}: {refused}");
+        }
+        let refused = prove("gemma4-inputs", None).unwrap_err().to_string();
+        let what = "inputs of each layer, and layers that read the keys and values of others";
+        assert_eq!(refused, format!("on a GPU {what} is not supported"));
         assert!(matches!(prove("opt-relu", None), Err(ProofError::Engine(EngineError::Gpu(_)))));
         // Layers behind the first, by rows that are made up.
         let source = ModelSource::open(&here().join("models/reference/llama-gqa")).unwrap();

@@ -189,8 +189,9 @@ impl Attention {
 
     pub(in crate::models) fn outline(&self) -> AttentionOutline<'_> {
         AttentionOutline {
-            // Families whose values are keys are computed by no device that takes outlines.
             inputs: [&self.query, &self.key, self.value.as_ref().unwrap_or(&self.key)].map(Linear::outline),
+            has_values: self.value.is_some(),
+            value_norm: self.value_norm.as_ref().map(|norm| norm.eps),
             output: self.output.outline(),
             head_norms: match &self.norms {
                 Some(Norms::Heads(norms)) => Some(norms.each_ref().map(RmsNorm::outline)),
@@ -204,6 +205,8 @@ impl Attention {
             look: self.look,
             rope: self.rope,
             pairs: self.pairs,
+            growth: self.growth,
+            sinks: (!self.sinks.is_empty()).then_some(self.sinks.as_slice()),
         }
     }
 }
