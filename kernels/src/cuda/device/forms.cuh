@@ -78,12 +78,13 @@ DEVICE void six_bits(const u8 *bytes, int j, int &scale, int &least) {
 }
 
 // Scales, and least values, of parts `2 · pair` and the next of a block of Q4_K, each in a byte, from a whole header: without an
-// array that an index chooses of, which would lie in memory.
+// array that an index chooses of, which would lie in memory, and without branches.
 DEVICE void two_of_six_bits(const uint4 &header, u32 pair, u32 &scales, u32 &least) {
-    u32 shift = pair % 2 * 16, a = header.y >> shift, b = header.z >> shift, c = header.w >> shift;
     bool late = pair >= 2;
-    scales = (late ? (c & 0x0f0f) | (a >> 2 & 0x3030) : a & 0x3f3f) & 0xffff;
-    least = (late ? (c >> 4 & 0x0f0f) | (b >> 2 & 0x3030) : b & 0x3f3f) & 0xffff;
+    u32 shift = pair % 2 * 16, low = late ? 0x0f0f : 0x3f3f, high = late ? 0x3030 : 0;
+    u32 a = header.y >> shift, b = header.z >> shift, c = header.w >> shift;
+    scales = ((late ? c : a) & low) | (a >> 2 & high);
+    least = ((late ? c >> 4 : b) & low) | (b >> 2 & high);
 }
 
 // One number: for tables that rows are taken out of.

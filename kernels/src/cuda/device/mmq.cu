@@ -53,7 +53,7 @@ template <int FORM, int TILES> struct WeightsSource {
         u32 blocks = w.cols / Blocks<FORM>::numbers;
         rows = (u32)min(w.rows - first, (u64)OUTS), bytes = rows * blocks * Blocks<FORM>::bytes, to = to_warp + lane * 16;
         from = w.data + first * blocks * Blocks<FORM>::bytes + lane * 16;
-        keep<TILES>(from), keep<TILES>(to);
+        keep<TILES>(from), keep<TILES>(to), keep<TILES>(rows);
         const u16 *mine = scales_of<FORM>(w) + first * blocks;
 #pragma unroll
         for (u32 r = 0; r < 2; r++) scales[r] = mine + min(lane / 4 + r * 8, rows - 1);
@@ -73,6 +73,7 @@ template <int FORM, int TILES> struct WeightsSource {
         u32 count = (WHOLE<FORM> ? rows * S::bytes : min(rows * S::bytes, bytes - begin)) / 16;
         const u8 *source = from - lane * 16 + begin;
         u8 *place = stage + to - lane * 16;
+#pragma unroll 1
         for (u32 i = lane; i < count; i += 32) {
             u32 piece = (i - heads) / PIECE, unit = i;
             if (HEAD == 0 || i >= heads) unit = HEAD * OUTS + (piece / rows * OUTS + piece % rows) * PIECE + (i - heads) % PIECE;
@@ -258,6 +259,7 @@ DEVICE void product_of_few(const Rounded &x, const Matrix &w, const Cut &cut, fl
     constexpr u32 BYTES = OUTS * S::bytes;
     DYNAMIC_SHARED(shared);
     Task task(w, cut, S::columns);
+    keep<1>(task.lane);
     u32 lane = task.lane, begin = task.begin, end = task.mine ? task.end : task.begin, blocks = w.cols / Blocks<FORM>::numbers;
     u32 w_at = task.warp * BYTES, stage_bytes = task.warps * BYTES;
     WeightsSource<FORM, 1> weights(w, task.mine ? task.first : 0, w_at, lane);
@@ -325,7 +327,7 @@ MMQ_OF(q4_0, FORM_Q4_0)
 MMQ_OF(q8_0, FORM_Q8_0)
 MMQ_OF(q4_k, FORM_Q4_K)
 MMQ_OF(q6_k, FORM_Q6_K)
-MMQ_FEW(q4_k_row, FORM_Q4_K, true, 4)
+MMQ_FEW(q4_k_row, FORM_Q4_K, true, 3)
 MMQ_FEW(q6_k_row, FORM_Q6_K, true, 4)
 
 // Adds what blocks have of the same outputs, `count` times `[row][output]`, as a block adds what its warps have. A row by

@@ -1,6 +1,6 @@
 // One step of the product of a single rounded row (`mmq.cu`). Tensor cores take eight rows at a time: a single row's parts take
-// their places, each with its own scales. Part n of the row is in column n and nowhere else, so products of all parts with their
-// weights add up side by side in one tile. The sums are those of `mmq.cuh`, whole numbers, and scaled in the same order.
+// their places, part n in column n, and with its own scales. A lane has two parts of two outputs, so that scales are multiplied by
+// once. The sums are those of `mmq.cuh`, whole numbers, and scaled in the same order.
 #pragma once
 #include "mmq.cuh"
 
@@ -32,23 +32,27 @@ template <> struct RowStep<FORM_Q4_K> {
     DEVICE void multiply(float &acc, const u8 *w, const Held<FORM_Q4_K> &, u32 lane) const {
         const u8 *quants = w + OUTS * 16 + lane * 8, *header = w + lane / 4 * 16;
         uint4 headers[2] = {*(const uint4 *)header, *(const uint4 *)(header + 8 * 16)};
-        // Even parts are lower halves of bytes, odd ones upper halves: sixteen times as much, which the sum is divided by.
-        int c[2][4] = {};
+        // Even parts are lower halves of bytes, odd ones upper halves: sixteen times as much, which the sum is divided by. Of all
+        // products of a part's weights with the row's parts a lane keeps those with the same part, if it has them.
+        int even[2] = {}, odd[2] = {};
 #pragma unroll
-        for (int j = 0; j < 8; j += 2) {
-            uint2 a = two(quants + j / 2 * OUTS * 32), b = two(quants + (j / 2 * OUTS + 8) * 32);
+        for (u32 pair = 0; pair < 4; pair++) {
+            uint2 a = two(quants + pair * OUTS * 32), b = two(quants + (pair * OUTS + 8) * 32);
             u32 low[4] = {a.x & 0x0f0f0f0f, b.x & 0x0f0f0f0f, a.y & 0x0f0f0f0f, b.y & 0x0f0f0f0f};
             u32 high[4] = {a.x & 0xf0f0f0f0, b.x & 0xf0f0f0f0, a.y & 0xf0f0f0f0, b.y & 0xf0f0f0f0};
-            bool even = lane / 4 == (u32)j, odd = lane / 4 == (u32)j + 1;
-            multiply_16x8x32_unsigned(c[0], low, even ? x.x : 0, even ? x.y : 0);
-            multiply_16x8x32_unsigned(c[1], high, odd ? x.x : 0, odd ? x.y : 0);
+            int c[4] = {}, d[4] = {};
+            multiply_16x8x32_unsigned(c, low, x.x, x.y);
+            multiply_16x8x32_unsigned(d, high, x.x, x.y);
+            bool mine = lane % 4 == pair;
+            even[0] = mine ? c[0] : even[0], even[1] = mine ? c[2] : even[1];
+            odd[0] = mine ? d[1] : odd[0], odd[1] = mine ? d[3] : odd[1];
         }
         int sums[2], least[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             u32 found, below;
             two_of_six_bits(headers[r], lane % 4, found, below);
-            sums[r] = c[0][r * 2] * (int)(found & 255) + (c[1][r * 2 + 1] >> 4) * (int)(found >> 8);
+            sums[r] = even[r] * (int)(found & 255) + (odd[r] >> 4) * (int)(found >> 8);
             least[r] = sum(0) * (int)(below & 255) + sum(1) * (int)(below >> 8);
         }
         int all = summed(sums[0], sums[1], lane), below = summed(least[0], least[1], lane);
@@ -58,7 +62,8 @@ template <> struct RowStep<FORM_Q4_K> {
     }
 };
 
-// Sixteen parts, in two tiles.
+// Sixteen parts, in two tiles, in which products of all add up side by side: what is multiplied by a part's weights is zeros in other
+// parts' columns.
 template <> struct RowStep<FORM_Q6_K> {
     u32 x[2];
     float scale;
