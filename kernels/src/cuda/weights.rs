@@ -1,6 +1,6 @@
 //! Weights on a GPU: laid out for it on the way from the file's memory map (`device/forms.cuh`).
 
-mod tiled;
+mod interleaved;
 
 use super::machine::{GpuError, GpuMemory, Machine, Queue};
 use crate::{
@@ -140,7 +140,7 @@ impl GpuMatrix {
         let rows = views.iter().map(|view| size(view).0).sum::<usize>();
         check_columns(form, cols)?;
         let memory = GpuMemory::take(machine, form.bytes(rows * cols))?;
-        copy_below(machine, views, form, rows * cols, tiled::TOGETHER, memory.at())?;
+        copy_below(machine, views, form, rows * cols, interleaved::TOGETHER, memory.at())?;
         Ok(Self { memory, form, rows, cols, all: rows })
     }
 
@@ -227,7 +227,7 @@ fn copy_below(
         TensorData::Dense(_) | TensorData::Coded(_) => None,
     });
     let blocks: Vec<Blocks<'_>> = quantised.collect();
-    tiled::lay_out(&blocks, form, together, &mut send)
+    interleaved::lay_out(&blocks, form, together, &mut send)
 }
 
 /// Rows and columns.

@@ -11,7 +11,7 @@
 // Blocks of the same columns of 16 rows lie together, piece by piece: the first piece of each row's, the second of each, and so
 // on; then those of the next columns. So what 16 outputs need of some columns is one run of memory, and lanes that read pieces of
 // rows beside each other read what lies side by side. Scales go with their blocks. What is behind the last 16 rows lies so among
-// itself. Experts' matrices have one row together, which is a row after the other. The host's `weights/tiled.rs` says the same.
+// itself. Experts' matrices have one row together, which is a row after the other. The host's `weights/interleaved.rs` says the same.
 #pragma once
 #include "common.cuh"
 

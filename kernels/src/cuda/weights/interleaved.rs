@@ -42,9 +42,10 @@ impl Layout {
         let (head, pieces) = quants.split_at(self.head);
         let (heads, to) = to.split_at_mut(rows * self.head);
         heads[row * self.head..][..self.head].copy_from_slice(head);
-        match self.piece {
-            16 => put_pieces::<16>(pieces, row, rows, to),
-            _ => put_pieces::<32>(pieces, row, rows, to),
+        if self.piece == 16 {
+            put_pieces::<16>(pieces, row, rows, to);
+        } else {
+            put_pieces::<32>(pieces, row, rows, to);
         }
     }
 }
