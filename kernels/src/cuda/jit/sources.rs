@@ -35,7 +35,7 @@ pub(crate) const FILES: [KernelFile; 9] = [
 ];
 
 /// What they include, by name. They include nothing else, so that a compiler needs no headers of CUDA's.
-pub(crate) const HEADERS: [(&str, &str); 12] = [
+pub(crate) const HEADERS: [(&str, &str); 13] = [
     ("common.cuh", include_str!("../device/common.cuh")),
     ("few.cuh", include_str!("../device/few.cuh")),
     ("forms.cuh", include_str!("../device/forms.cuh")),
@@ -44,6 +44,7 @@ pub(crate) const HEADERS: [(&str, &str); 12] = [
     ("four_values.cuh", include_str!("../device/four_values.cuh")),
     ("many.cuh", include_str!("../device/many.cuh")),
     ("mmq.cuh", include_str!("../device/mmq.cuh")),
+    ("mmq_row.cuh", include_str!("../device/mmq_row.cuh")),
     ("packed.cuh", include_str!("../device/packed.cuh")),
     ("pages.cuh", include_str!("../device/pages.cuh")),
     ("rope.cuh", include_str!("../device/rope.cuh")),
