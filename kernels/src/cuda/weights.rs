@@ -1,5 +1,7 @@
 //! Weights on a GPU: laid out for it on the way from the file's memory map (`device/forms.cuh`).
 
+mod interleaved;
+
 use super::machine::{GpuError, GpuMemory, Machine, Queue};
 use crate::{
     cpu::Dtype,
@@ -150,7 +152,7 @@ impl GpuMatrix {
         let rows = views.iter().map(|view| size(view).0).sum::<usize>();
         check_columns(form, cols)?;
         let memory = GpuMemory::take(machine, form.bytes(rows * cols))?;
-        copy_below(machine, views, form, rows * cols, memory.at())?;
+        copy_below(machine, views, form, rows * cols, interleaved::TOGETHER, memory.at())?;
         Ok(Self { memory, form, rows, cols, all: rows })
     }
 
@@ -162,7 +164,7 @@ impl GpuMatrix {
     }
 }
 
-/// Matrices of all experts of a layer on a GPU, each as a [`GpuMatrix`] lies.
+/// Matrices of all experts of a layer on a GPU, quantised ones row by row.
 #[derive(Debug)]
 pub(crate) struct GpuExpertMatrices {
     pub memory: GpuMemory,
@@ -199,7 +201,7 @@ impl GpuExpertMatrices {
         let every = form.bytes(rows * cols).next_multiple_of(16);
         let memory = GpuMemory::take(machine, every * views.len())?;
         for (expert, views) in views.iter().enumerate() {
-            copy_below(machine, views, form, rows * cols, memory.at() + (expert * every) as u64)?;
+            copy_below(machine, views, form, rows * cols, 1, memory.at() + (expert * every) as u64)?;
         }
         Ok(Self { memory, form, rows, cols, every })
     }
@@ -213,25 +215,31 @@ impl GpuExpertMatrices {
     }
 }
 
-/// Copies views of one form, one below the other, to a place for so many numbers.
+/// Copies views of one form, one below the other, to a place for so many numbers. Of quantised ones as many rows lie together.
 fn copy_below(
     machine: &Arc<dyn Machine>,
     views: &[TensorData<'_>],
     form: Form,
     numbers: usize,
+    together: usize,
     at: u64,
 ) -> Result<(), GpuError> {
     let (mut first, mut second) = (at, at + form.planes(numbers).0 as u64);
-    for view in views {
-        let mut send = |a: &[u8], b: &[u8]| -> Result<(), GpuError> {
-            machine.upload(Queue::Load, first, a)?;
-            machine.upload(Queue::Load, second, b)?;
-            (first, second) = (first + a.len() as u64, second + b.len() as u64);
-            Ok(())
-        };
-        lay_out(view, form, &mut send)?;
+    let mut send = |a: &[u8], b: &[u8]| -> Result<(), GpuError> {
+        machine.upload(Queue::Load, first, a)?;
+        machine.upload(Queue::Load, second, b)?;
+        (first, second) = (first + a.len() as u64, second + b.len() as u64);
+        Ok(())
+    };
+    if form.rounded().is_none() {
+        return views.iter().try_for_each(|view| lay_out(view, &mut send));
     }
-    Ok(())
+    let quantised = views.iter().filter_map(|view| match view {
+        TensorData::Quantised(blocks) => Some(*blocks),
+        TensorData::Dense(_) | TensorData::Coded(_) => None,
+    });
+    let blocks: Vec<Blocks<'_>> = quantised.collect();
+    interleaved::lay_out(&blocks, form, together, &mut send)
 }
 
 /// Rows and columns.
@@ -251,46 +259,13 @@ fn check_columns(form: Form, cols: usize) -> Result<(), GpuError> {
     Err(GpuError::Unsupported(format!("a matrix of {cols} columns in {}", form.name())))
 }
 
-/// Hands on a tensor's bytes in pieces, as they lie in the first plane and in the second.
-fn lay_out(view: &TensorData<'_>, form: Form, send: Send<'_>) -> Result<(), GpuError> {
+/// Hands on a tensor's bytes in pieces, as dense numbers.
+fn lay_out(view: &TensorData<'_>, send: Send<'_>) -> Result<(), GpuError> {
     match view {
         TensorData::Dense(matrix) => matrix.bytes().chunks(PIECE).try_for_each(|piece| send(piece, &[])),
-        TensorData::Quantised(blocks) if form == Form::F16 => {
-            widened(size(view), Dtype::F16, &|row, out| blocks.widen_row(row, out), send)
-        }
+        TensorData::Quantised(blocks) => widened(size(view), Dtype::F16, &|row, out| blocks.widen_row(row, out), send),
         TensorData::Coded(coded) => widened(size(view), coded.dtype(), &|row, out| coded.widen_row(row, out), send),
-        TensorData::Quantised(blocks) => match blocks.bytes() {
-            Some(bytes) if form == Form::Q4K => bytes.chunks(PIECE).try_for_each(|piece| send(piece, &[])),
-            _ => apart(blocks, form, send),
-        },
     }
-}
-
-/// Quants and scales of every block, in planes of their own.
-fn apart(blocks: &Blocks<'_>, form: Form, send: Send<'_>) -> Result<(), GpuError> {
-    let size = blocks.kind().bytes();
-    let (mut quants, mut scales) = (Vec::with_capacity(PIECE), Vec::with_capacity(PIECE / 16));
-    for row in 0..blocks.rows() {
-        blocks.each_block(row, |block| {
-            let (scale, rest) = match form {
-                // Only Q6_K has its scale behind its quants.
-                Form::Q6K => {
-                    let (rest, scale) = block.split_at(size - 2);
-                    (scale, rest)
-                }
-                Form::Mxfp4 => block.split_at(1),
-                _ => block.split_at(2),
-            };
-            quants.extend_from_slice(rest);
-            scales.extend_from_slice(scale);
-        });
-        if quants.len() >= PIECE || row + 1 == blocks.rows() {
-            send(&quants, &scales)?;
-            quants.clear();
-            scales.clear();
-        }
-    }
-    Ok(())
 }
 
 /// Numbers of rows that `row` writes, as `dtype`: half precision or bfloat16.

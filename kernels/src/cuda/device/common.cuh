@@ -62,10 +62,9 @@ __device__ __forceinline__ void copy_16_async(void *shared, const void *global, 
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
 }
 // The same of what is read once, piece after piece: the second-level cache fetches what lies beside it.
-__device__ __forceinline__ void stream_16_async(void *shared, const void *global, bool real) {
+__device__ __forceinline__ void stream_16_async(void *shared, const void *global) {
     u32 to = (u32)__cvta_generic_to_shared(shared);
-    int bytes = real ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
 }
 // Of four bytes, that lie where sixteen do not.
 __device__ __forceinline__ void copy_4_async(void *shared, const void *global, bool real) {
@@ -124,6 +123,12 @@ template <bool BRAIN> __device__ __forceinline__ void multiply_16x8x16(float (&c
 // The same of bytes with signs, sums in whole numbers: 16 x 32 times 32 x 8, and 16 x 16 times 16 x 8.
 __device__ __forceinline__ void multiply_16x8x32(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// Bytes without signs times bytes with signs.
+__device__ __forceinline__ void multiply_16x8x32_unsigned(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }

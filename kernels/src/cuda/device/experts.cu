@@ -267,8 +267,8 @@ DEVICE void quantised_experts(const RoundedBytes &x, u32 of_row, const u32 *orde
     u32 outs = experts.outs, blocks = experts.cols / Blocks<FORM>::numbers, pieces = blocks * LANES, apart = share.lanes();
     float acc[ROWS][OUTS] = {};
     if (first < outs) {
-        Matrix w = {experts.data + tile.expert * experts.every, outs, experts.cols};
-        u64 row[OUTS] = {first * blocks, min(first + 1, (u64)outs - 1) * blocks};
+        Matrix w = {experts.data + tile.expert * experts.every, outs, experts.cols, 1};
+        RowPlace row[OUTS] = {place_of(w, first, blocks), place_of(w, min(first + 1, (u64)outs - 1), blocks)};
         u32 from[ROWS];
 #pragma unroll
         for (int r = 0; r < ROWS; r++) from[r] = r < (int)tile.rows ? pairs[r] / of_row : 0;
@@ -279,7 +279,7 @@ DEVICE void quantised_experts(const RoundedBytes &x, u32 of_row, const u32 *orde
 #pragma unroll
                 for (int o = 0; o < OUTS; o++) {
                     u32 which = piece + d * apart;
-                    mine[d][o].read(w, row[o] + which / LANES, which % LANES, which < pieces);
+                    mine[d][o].read(w, row[o], which / LANES, which % LANES, which < pieces);
                 }
 #pragma unroll
             for (int d = 0; d < DEEP; d++) {
@@ -372,7 +372,7 @@ DEVICE void large_tile(const u16 *x, u32 of_row, const u32 *order, const Tile *t
     read_pairs<LARGE_TILE>(pairs, order, tile);
     u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32, outs = experts.outs, cols = experts.cols;
     u32 first = blockIdx.x * LARGE_OUTS, steps = (cols + DEPTH - 1) / DEPTH;
-    Matrix w = {experts.data + tile.expert * experts.every, outs, cols};
+    Matrix w = {experts.data + tile.expert * experts.every, outs, cols, 1};
     // A thread brings eight numbers of a row; and eight of two outputs, or sixteen of one that are widened.
     u32 line = thread / 4, part = thread % 4 * 8, output = thread / 2, half = thread % 2 * 16;
     bool has_row = line < tile.rows;

@@ -38,15 +38,6 @@ struct Share {
     DEVICE u32 lanes() const { return 32u << shift; }
 };
 
-// Scales, and least values, of parts `2 · pair` and the next of a block of Q4_K, each in a byte, from a whole header: without an
-// array that an index chooses of, which would lie in memory.
-DEVICE void two_of_six_bits(const uint4 &header, u32 pair, u32 &scales, u32 &least) {
-    u32 shift = pair % 2 * 16, a = header.y >> shift, b = header.z >> shift, c = header.w >> shift;
-    bool late = pair >= 2;
-    scales = (late ? (c & 0x0f0f) | (a >> 2 & 0x3030) : a & 0x3f3f) & 0xffff;
-    least = (late ? (c >> 4 & 0x0f0f) | (b >> 2 & 0x3030) : b & 0x3f3f) & 0xffff;
-}
-
 // Rounded rows as `rounded.cuh` has them, whose sums are added up where they are wanted.
 struct RoundedBytes {
     const i8 *bytes;
@@ -69,9 +60,9 @@ template <> struct Piece<FORM_Q4_0> {
     uint4 quants;
     u16 stored;
     float scale;
-    DEVICE void read(const Matrix &w, u64 block, u32, bool real) {
-        quants = stream_16(block_at<FORM_Q4_0>(w, block), real);
-        stored = real ? scale_bits<FORM_Q4_0>(w, block) : 0;
+    DEVICE void read(const Matrix &w, const RowPlace &row, u32 block, u32, bool real) {
+        quants = stream_16(block_at<FORM_Q4_0>(w, row, block).at(0), real);
+        stored = real ? scale_bits<FORM_Q4_0>(w, row, block) : 0;
     }
     DEVICE void ready(u32) { scale = f16_to_f32(stored); }
     struct Input {
@@ -114,9 +105,9 @@ template <> struct Piece<FORM_MXFP4> {
     u8 stored;
     u32 lower[4], upper[4];
     float scale;
-    DEVICE void read(const Matrix &w, u64 block, u32, bool real) {
-        quants = stream_16(block_at<FORM_MXFP4>(w, block), real);
-        stored = real ? power_byte(w, block) : 0;
+    DEVICE void read(const Matrix &w, const RowPlace &row, u32 block, u32, bool real) {
+        quants = stream_16(block_at<FORM_MXFP4>(w, row, block).at(0), real);
+        stored = real ? power_byte(w, row, block) : 0;
     }
     DEVICE void ready(u32) {
         scale = half_power(stored);
@@ -147,9 +138,9 @@ template <> struct Piece<FORM_Q8_0> {
     uint4 quants;
     u16 stored;
     float scale;
-    DEVICE void read(const Matrix &w, u64 block, u32 part, bool real) {
-        quants = stream_16(block_at<FORM_Q8_0>(w, block) + part * 16, real);
-        stored = real ? scale_bits<FORM_Q8_0>(w, block) : 0;
+    DEVICE void read(const Matrix &w, const RowPlace &row, u32 block, u32 part, bool real) {
+        quants = stream_16(block_at<FORM_Q8_0>(w, row, block).at(part * 16), real);
+        stored = real ? scale_bits<FORM_Q8_0>(w, row, block) : 0;
     }
     DEVICE void ready(u32) { scale = f16_to_f32(stored); }
     struct Input {
@@ -174,10 +165,10 @@ template <> struct Piece<FORM_Q4_K> {
     uint4 quants, header;
     float scale, step;
     int scales[2], least[2];
-    DEVICE void read(const Matrix &w, u64 block, u32 part, bool real) {
-        const u8 *at = block_at<FORM_Q4_K>(w, block);
-        header = real ? *(const uint4 *)at : none();
-        quants = stream_16(at + 16 + part * 16, real);
+    DEVICE void read(const Matrix &w, const RowPlace &row, u32 block, u32 part, bool real) {
+        Block<FORM_Q4_K> mine = block_at<FORM_Q4_K>(w, row, block);
+        header = real ? *(const uint4 *)mine.at(0) : none();
+        quants = stream_16(mine.at(16 + part * 16), real);
     }
     DEVICE void ready(u32 part) {
         scale = f16_to_f32((u16)header.x);
@@ -217,15 +208,15 @@ template <> struct Piece<FORM_Q6_K> {
     u16 stored;
     i8 scales[4];
     float scale;
-    DEVICE void read(const Matrix &w, u64 block, u32 part, bool real) {
-        const u8 *at = block_at<FORM_Q6_K>(w, block);
+    DEVICE void read(const Matrix &w, const RowPlace &row, u32 block, u32 part, bool real) {
+        Block<FORM_Q6_K> mine = block_at<FORM_Q6_K>(w, row, block);
         u32 half = part / 4, from = part % 4 * 8;
         uint2 zeros = {0, 0};
-        low = real ? *(const uint2 *)(at + half * 64 + from) : zeros;
-        low_more = real ? *(const uint2 *)(at + half * 64 + 32 + from) : zeros;
-        high = real ? *(const uint2 *)(at + 128 + half * 32 + from) : zeros;
-        for (int i = 0; i < 4; i++) scales[i] = real ? (i8)at[192 + half * 8 + i * 2 + from / 16] : (i8)0;
-        stored = real ? scale_bits<FORM_Q6_K>(w, block) : 0;
+        low = real ? *(const uint2 *)mine.at(half * 64 + from) : zeros;
+        low_more = real ? *(const uint2 *)mine.at(half * 64 + 32 + from) : zeros;
+        high = real ? *(const uint2 *)mine.at(128 + half * 32 + from) : zeros;
+        for (int i = 0; i < 4; i++) scales[i] = real ? (i8)*mine.at(192 + half * 8 + i * 2 + from / 16) : (i8)0;
+        stored = real ? scale_bits<FORM_Q6_K>(w, row, block) : 0;
     }
     DEVICE void ready(u32) { scale = f16_to_f32(stored); }
     struct Input {

@@ -36,7 +36,7 @@ pub(crate) const FILES: [KernelFile; 10] = [
 ];
 
 /// What they include, by name. They include nothing else, so that a compiler needs no headers of CUDA's.
-pub(crate) const HEADERS: [(&str, &str); 13] = [
+pub(crate) const HEADERS: [(&str, &str); 14] = [
     ("channels.cuh", include_str!("../device/channels.cuh")),
     ("common.cuh", include_str!("../device/common.cuh")),
     ("few.cuh", include_str!("../device/few.cuh")),
@@ -46,6 +46,7 @@ pub(crate) const HEADERS: [(&str, &str); 13] = [
     ("four_values.cuh", include_str!("../device/four_values.cuh")),
     ("many.cuh", include_str!("../device/many.cuh")),
     ("mmq.cuh", include_str!("../device/mmq.cuh")),
+    ("mmq_row.cuh", include_str!("../device/mmq_row.cuh")),
     ("packed.cuh", include_str!("../device/packed.cuh")),
     ("pages.cuh", include_str!("../device/pages.cuh")),
     ("rope.cuh", include_str!("../device/rope.cuh")),

@@ -192,7 +192,7 @@ fn bits_of_a_row_are_the_same_whatever_rows_are_beside_it() {
                 let case = Case::quantised(&mut draw, kind, outs, blocks * kind.numbers());
                 let x = draw.numbers(ROUNDED * case.cols);
                 let all = product(&machine, &case, outs, &x);
-                for (from, to) in [(0, 1), (63, 64), (3, 5), (7, 16), (20, 37), (5, 54)] {
+                for (from, to) in [(0, 1), (63, 64), (3, 5), (9, 13), (7, 16), (20, 37), (5, 54)] {
                     let some = product(&machine, &case, outs, &x[from * case.cols..to * case.cols]);
                     assert!(some.iter().all(|x| x.is_finite()));
                     assert_eq!(some, all[from * outs..to * outs], "{kind:?} {outs} x {blocks}, rows {from} to {to}");
@@ -208,7 +208,7 @@ fn bits_of_a_product_with_whole_columns_are_the_processors() {
         let mut draw = Draw(12);
         for kind in BY_BYTES {
             let case = Case::quantised(&mut draw, kind, 37, 11 * kind.numbers());
-            for rows in [1, 6, 30, 64] {
+            for rows in [1, 2, 4, 6, 30, 64] {
                 let x = draw.numbers(rows * case.cols);
                 // As a part of a matrix with so many outputs that its columns are not cut.
                 assert_eq!(product(&machine, &case, 1 << 17, &x), case.rounded_product(&x).unwrap(), "{kind:?} {rows}");
