@@ -61,7 +61,7 @@ pub use probe::GpuSpeeds;
 pub(crate) use stage::{EXPERTS_TOGETHER, GpuStage};
 pub(crate) use tiles::PackingSeconds;
 use tiles::{GpuTile, GpuTurn};
-pub(crate) use weights::bytes_on_gpu;
+pub(crate) use weights::{bytes_on_gpu, expert_bytes_on_gpu};
 
 use crate::{
     engine::{Slice, StageKey},

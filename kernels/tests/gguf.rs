@@ -150,6 +150,26 @@ fn numbers_with_powers_of_two_apart_are_those_with_them_before() {
     assert!(spread(&off) <= ROUNDING * spread(&exact), "{} of {}", spread(&off), spread(&exact));
 }
 
+/// On a GPU experts in MXFP4 lie as in the file, and whatever else a file has in it is widened to half precision.
+#[test]
+fn weights_count_as_they_lie_on_a_gpu() {
+    let folder = reference("gptoss-sinks");
+    let on_gpu = |writer: &Writer| {
+        let source = opened(writer);
+        source.gpu_bytes(source.card().shape.all_layers(), 1).unwrap()
+    };
+    let [mut published, half] = [Form::Mxfp4, Form::F16].map(|form| convert(&folder, form, "gpt-2"));
+    let before = on_gpu(&published);
+    // Four layers of six experts, each with three matrices of 32 x 32.
+    let numbers = 4 * 6 * 3 * 32 * 32;
+    assert_eq!(on_gpu(&half) - before, numbers * 2 - numbers / 32 * 17);
+    // A layer's queries, 64 x 32.
+    let queries = "blk.0.attn_q.weight";
+    published.forget(queries);
+    published.tensor(queries, &[64, 32], 39, [[127_u8].as_slice(), &[0; 16]].concat().repeat(64));
+    assert_eq!(on_gpu(&published), before);
+}
+
 /// K-quants that most files are made of, and by how much of a part's largest number one may be off: about a step of the numbers,
 /// since scales and least values have steps as well.
 const LARGE: [(QuantType, f32); 3] = [(QuantType::Q4K, 0.15), (QuantType::Q5K, 0.1), (QuantType::Q6K, 0.05)];

@@ -113,11 +113,20 @@ impl Form {
     }
 }
 
-/// Bytes of a tensor on a GPU. What is in a format that only experts have there is taken for one of theirs: files have no other.
+/// Bytes of a tensor on a GPU.
 pub(crate) fn bytes_on_gpu(tensor: &Tensor) -> u64 {
+    bytes_as(tensor, Form::of)
+}
+
+/// The same of a matrix of an expert's.
+pub(crate) fn expert_bytes_on_gpu(tensor: &Tensor) -> u64 {
+    bytes_as(tensor, Form::of_expert)
+}
+
+fn bytes_as(tensor: &Tensor, form: fn(&TensorData<'_>) -> Form) -> u64 {
     let view = tensor.view();
     let (rows, cols) = size(&view);
-    Form::of_expert(&view).bytes(rows * cols) as u64
+    form(&view).bytes(rows * cols) as u64
 }
 
 /// A matrix on a GPU, `[output][input]`: one tensor's, or several with as many inputs one below the other.
