@@ -254,6 +254,8 @@ impl TrialWork {
     fn left_and_time(&mut self, recorded: Option<Recorded>) -> Result<(Vec<f32>, u64), GpuError> {
         let mut left = vec![0.0f32; self.size.outs];
         self.machine.upload(Queue::Compute, self.hidden.at(), &vec![0; self.size.cols * 4])?;
+        // One row's attention leaves fewer numbers than the norm behind it reads: the others must be the same each time.
+        self.machine.upload(Queue::Compute, self.out.at(), bytemuck::cast_slice(&left))?;
         self.run_layers(recorded)?;
         self.machine.download(Queue::Compute, self.out.at(), bytemuck::cast_slice_mut(&mut left))?;
         let mut best = u64::MAX;

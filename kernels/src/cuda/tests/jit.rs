@@ -557,6 +557,18 @@ fn what_is_timed_computes() {
     }
 }
 
+/// What overlaps is told by its bits from what does not: whatever was computed before must not be in them.
+#[test]
+fn launches_in_a_row_leave_the_same_each_time() {
+    for machine in machines() {
+        let mut work = TrialWork::new(&machine).unwrap();
+        let [first, again] = [(); 2].map(|()| work.step().unwrap().0);
+        assert!(first.iter().all(|x| x.is_finite()) && first.iter().any(|x| *x != 0.0));
+        let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&first), bits(&again));
+    }
+}
+
 /// Which GPU tests are run on, if on any.
 fn gpu() -> Option<u16> {
     let named = std::env::var("TSNODE_TEST_CARD").ok();
