@@ -226,6 +226,7 @@ fn mixture() -> ModelCard {
         head_bytes: 255_000_000,
         experts: Some(Experts { count: 128, used: 8, bytes: 340_000_000 }),
         whole: false,
+        state_bytes: 0,
     };
     ModelCard { shape, ..card() }
 }
