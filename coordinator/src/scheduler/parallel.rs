@@ -237,7 +237,7 @@ fn order(problem: &Problem, members: &[(InstanceId, u16)], phase: Phase) -> Vec<
 
 /// Layers of each stage, with room for so many requests' KV at their longest.
 fn cut(problem: &Problem, stages: &[ParallelStage], phase: Phase, requests: f64) -> Option<Vec<u32>> {
-    let tokens = problem.tokens_of(requests);
+    let (m, tokens) = (&problem.workload.mean, problem.tokens_of(requests));
     let slot = |(i, stage): (usize, &ParallelStage)| {
         let cost = problem.layer_cost(stage.instance, stage.tp)?;
         let ends = ends(i, stages.len());
