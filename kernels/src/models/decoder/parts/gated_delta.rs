@@ -413,13 +413,13 @@ mod tests {
         for simd in Simd::all() {
             let cpu = Cpu::new(simd, 1).unwrap();
             let (mut matrix, mut said) = ([0.0; 8], [0.0; 2]);
-            for token in 0..3 {
+            for (token, (rate, turn)) in rates.into_iter().zip(turns).enumerate() {
                 let (mut query, mut key) = (queries[4 * token..][..4].to_vec(), keys[4 * token..][..4].to_vec());
                 to_length_one(&mut query, 0.5);
                 to_length_one(&mut key, 1.0);
-                let (value, fade) = (&values[2 * token..][..2], exp(rates[token]));
-                let token_seen = Token { query: &query, key: &key, value, fade, turn: turns[token] };
-                token_seen.change(&cpu, &mut matrix, &mut said);
+                let value = &values[2 * token..][..2];
+                let seen = Token { query: &query, key: &key, value, fade: exp(rate), turn };
+                seen.change(&cpu, &mut matrix, &mut said);
                 near(&said, &expected[2 * token..][..2]);
             }
             near(&matrix, &state);
