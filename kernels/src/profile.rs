@@ -182,10 +182,12 @@ fn pool_bytes(
     steps: &[Step],
 ) -> Result<usize, EngineError> {
     let layout = PageLayout::new(&source.card().shape, kv_dtype)?;
+    let rooms = rooms(steps);
+    let states = rooms.len() * source.states().pages();
     // A rank's pages hold more tokens of its fewer heads; each rounds up for itself.
     let pages = |room: &u32| layout.pages(*room as usize) + ranks;
-    let pages: usize = rooms(steps).values().map(pages).sum();
-    Ok((pages * layers.len() as usize * PAGE_BYTES).min(POOL_AT_MOST))
+    let pages: usize = rooms.values().map(pages).sum();
+    Ok(((pages * layers.len() as usize + states) * PAGE_BYTES).min(POOL_AT_MOST))
 }
 
 impl Step {
@@ -242,6 +244,10 @@ impl<'e> Bench<'e> {
         let (shape, dtype) = (source.card().shape, engine.kv_dtype());
         for (request, room) in rooms(steps) {
             engine.admit(stage, request, room)?;
+            // No tiles go there.
+            if source.states().pages() > 0 {
+                continue;
+            }
             // Written, so that pages exist and are not all the same zero page.
             let bytes = u64::from(room) * shape.kv_elements_per_token_layer() * dtype.bytes() as u64;
             let payload = vec![0; bytes as usize];

@@ -42,12 +42,12 @@ impl Step {
         self.context + self.new
     }
 
-    /// Bytes of KV the step's sequences take (all layers).
+    /// Bytes of KV and states the step's sequences take (all layers).
     #[must_use]
     pub fn kv_bytes(&self, source: &ModelSource, dtype: KvDtype) -> u64 {
         let shape = source.card().shape;
         let token = shape.kv_elements_per_token_layer() * u64::from(shape.layers) * dtype.bytes() as u64;
-        u64::from(self.batch) * u64::from(self.room()) * token
+        u64::from(self.batch) * (u64::from(self.room()) * token + shape.state_bytes)
     }
 
     fn flops(&self, source: &ModelSource) -> f64 {
@@ -103,9 +103,17 @@ fn run(
     if let [first, others @ ..] = requests
         && step.context > 0
     {
-        let slice = Slice { request: *first, start: 0, len: step.context };
-        engine.forward(stage, &[slice], Input::Tokens(&tokens[..step.context as usize]), Output::Hidden)?;
-        others.iter().try_for_each(|other| copy(engine, stage, *first, *other, step.context))?;
+        let compute = |engine: &mut Engine, request| {
+            let slice = Slice { request, start: 0, len: step.context };
+            let input = Input::Tokens(&tokens[..step.context as usize]);
+            engine.forward(stage, &[slice], input, Output::Hidden).map(|_| ())
+        };
+        compute(engine, *first)?;
+        others.iter().try_for_each(|other| match copy(engine, stage, *first, *other, step.context) {
+            // No tile has those.
+            Err(EngineError::State) => compute(engine, *other),
+            copied => copied,
+        })?;
     }
     let batch: Vec<Slice> =
         requests.iter().map(|&request| Slice { request, start: step.context, len: step.new }).collect();

@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
 use crate::gguf_writer::{Form, convert, made};
-use crate::reference::MODELS;
+use crate::reference::{MODELS, WITH_STATES};
 use std::path::{Path, PathBuf};
 use tsnode_kernels::{
     engine::{Engine, EngineConfig, EngineError, Input, Output, Prefix, Slice, StageKey, Threads},
@@ -13,8 +13,8 @@ use tsnode_kernels::{
 };
 use tsnode_protocol::{KvCodec, KvDtype, LayerRange, RequestId, TileHeader, Token};
 
-/// Reference models whose heads of keys and values cannot be cut in two.
-const NOT_CUT: [&str; 3] = ["llama3-rope", "gemma3-local", "gemma4-shared"];
+/// Reference models whose heads of keys and values cannot be cut in two, and those of which one rank has all states.
+const NOT_CUT: [&str; 5] = ["llama3-rope", "gemma3-local", "gemma4-shared", WITH_STATES[0], WITH_STATES[1]];
 const ONE: RequestId = RequestId([1; 16]);
 const TWO: RequestId = RequestId([2; 16]);
 

@@ -194,7 +194,7 @@ impl<'p> Relaxed<'p> {
         }
         let model = &self.problem.model;
         let tokens = (self.memory(counts) - model.bytes()) / model.kv();
-        let batch = (tokens / self.problem.workload.mean.reserved).max(1.0);
+        let batch = (tokens / self.problem.reserved().0).max(1.0);
         let group = |parts: Vec<(f64, &'p Prefill, &'p Decode)>| RelaxedGroup {
             prefill: parts.iter().map(|p| *p.1).reduce(|a, b| least_prefill(&a, &b)).unwrap_or_default(),
             decode: parts.iter().map(|p| *p.2).reduce(|a, b| least_decode(&a, &b)).unwrap_or_default(),

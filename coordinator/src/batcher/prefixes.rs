@@ -56,18 +56,21 @@ pub(super) struct Prefixes {
     kept: BTreeMap<PrefixId, PrefixEntry>,
     /// Most that are kept.
     most: usize,
+    /// Whether a sequence may begin with a part of another; else with all of one that is kept.
+    cuts: bool,
     next: u64,
     uses: u64,
 }
 
 impl Prefixes {
-    pub fn new(most: usize) -> Self {
+    pub fn new(most: usize, cuts: bool) -> Self {
         Self {
             ready: SortedSequences::default(),
             coming: SortedSequences::default(),
             running: BTreeMap::new(),
             kept: BTreeMap::new(),
             most,
+            cuts,
             next: 0,
             uses: 0,
         }
@@ -102,7 +105,11 @@ impl Prefixes {
     pub fn shared(&mut self, tokens: &[Token]) -> Option<Shared> {
         let (with, common) = self.ready.longest(tokens)?;
         let common = common.min(tokens.len().saturating_sub(1));
-        if common < LEAST {
+        let of = match with {
+            SharedWith::Kept(prefix) => self.kept.get(&prefix).map(|entry| entry.tokens.len()),
+            SharedWith::Running(_) => None,
+        };
+        if common < LEAST || !(self.cuts || of == Some(common)) {
             return None;
         }
         if let SharedWith::Kept(prefix) = with {
@@ -114,6 +121,9 @@ impl Prefixes {
 
     /// Who computes more of these tokens now than a sequence could begin with so far, and is worth waiting for.
     pub fn worth_waiting_for(&self, tokens: &[Token]) -> Option<RequestId> {
+        if !self.cuts {
+            return None;
+        }
         let common = |sorted: &SortedSequences| {
             let found = sorted.longest(tokens);
             found.map(|(with, common)| (with, common.min(tokens.len().saturating_sub(1))))
@@ -184,7 +194,7 @@ mod tests {
 
     #[test]
     fn what_ended_is_kept_once_and_the_oldest_goes() {
-        let mut prefixes = Prefixes::new(2);
+        let mut prefixes = Prefixes::new(2, true);
         let long = tokens(0..40);
         let first = prefixes.keeping(&long[..30]).prefix.unwrap();
         assert_eq!(prefixes.keeping(&long[..20]), Keeping::default(), "it is there already");
@@ -198,8 +208,23 @@ mod tests {
     }
 
     #[test]
+    fn where_nothing_is_cut_a_sequence_begins_with_all_of_one_that_is_kept() {
+        let mut prefixes = Prefixes::new(2, false);
+        let request = RequestId([1; 16]);
+        prefixes.begins(request, &tokens(0..40));
+        assert_eq!(prefixes.worth_waiting_for(&tokens(0..60)), None);
+        prefixes.is_ready(request);
+        assert_eq!(prefixes.shared(&tokens(0..60)), None, "it goes on");
+        prefixes.ends(request);
+        let with = SharedWith::Kept(prefixes.keeping(&tokens(0..50)).prefix.unwrap());
+        assert_eq!(prefixes.shared(&tokens(0..60)), Some(Shared { with, tokens: 50 }));
+        assert_eq!(prefixes.shared(&tokens((0..49).chain(70..80))), None, "they part before its end");
+        assert_eq!(prefixes.shared(&tokens(0..50)), None, "the last token is computed");
+    }
+
+    #[test]
     fn one_that_computes_is_waited_for_only_if_it_has_more() {
-        let mut prefixes = Prefixes::new(2);
+        let mut prefixes = Prefixes::new(2, true);
         let ids = |n: u8| RequestId([n; 16]);
         prefixes.begins(ids(1), &tokens(0..100));
         assert_eq!(prefixes.worth_waiting_for(&tokens(0..200)), Some(ids(1)));

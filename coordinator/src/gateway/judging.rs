@@ -179,11 +179,14 @@ impl Judging<'_> {
             // Whoever prefills for another says nothing of the prompt, and its KV has no logits.
             return Some("the prompt's log-probabilities are wanted");
         }
-        if self.view.is_barred(prefill, decode) {
-            return Some("KV between these two was found wrong");
-        }
         if prefill.id == decode.id {
             return Some("one group does both");
+        }
+        if shape(self.view, r.ask.model).is_some_and(|shape| shape.has_state()) {
+            return Some("some of its layers keep a state that is not sent");
+        }
+        if self.view.is_barred(prefill, decode) {
+            return Some("KV between these two was found wrong");
         }
         unresponsive::any(self.unresponsive, &prefill.stages).then_some("who prefills gives no sign of life")
     }

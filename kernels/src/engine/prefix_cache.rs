@@ -90,7 +90,7 @@ impl Engine {
     /// Admits a sequence that begins with the first `tokens` tokens of another on this stage; they are present at once.
     ///
     /// # Errors
-    /// [`EngineError::NoPrefix`] when the other is gone or shorter; otherwise as [`Engine::admit`].
+    /// [`EngineError::NoPrefix`] when the other is gone or shorter, or has more tokens and a state; otherwise as [`Engine::admit`].
     pub fn admit_after(
         &mut self,
         stage: StageKey,
@@ -140,13 +140,14 @@ impl Engine {
             Prefix::Running(other) => self.sequences.get(&(stage, other)),
             Prefix::Kept(key) => self.kept.get(stage, key),
         };
-        kv.filter(|kv| tokens <= kv.len() && tokens <= room).ok_or(EngineError::NoPrefix)
+        kv.filter(|kv| kv.may_fork(tokens) && tokens <= room).ok_or(EngineError::NoPrefix)
     }
 
     /// Ends a sequence and keeps its first `tokens` tokens, as many as are present, until they are forgotten or their
-    /// memory is needed; `None` if it is not there, or gives way anyhow.
+    /// memory is needed; `None` if it is not there, gives way anyhow, or has more tokens and a state.
     pub fn keep(&mut self, stage: StageKey, request: RequestId, tokens: u32) -> Option<PrefixKey> {
-        if self.gives_way(stage) {
+        let cut = |kv: &Shards| kv.has_state() && (tokens as usize) < kv.len();
+        if self.gives_way(stage) || self.sequences.get(&(stage, request)).is_some_and(cut) {
             self.release(stage, request);
             return None;
         }

@@ -140,6 +140,8 @@ fn a_model_without_kernels_is_refused_in_words() {
             "gemma4-wide",
             "gemma4-experts",
             "gemma4-inputs",
+            "qwen3next-experts",
+            "qwen35-dense",
             "gptoss-sinks",
         ] {
             let source = source(name);
