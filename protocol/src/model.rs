@@ -67,7 +67,7 @@ pub struct ModelShape {
     pub state_bytes: u64,
 }
 
-#[allow(clippy::trivially_copy_pass_by_ref)] // As serde calls it.
+/// As serde asks it.
 fn is_zero(bytes: &u64) -> bool {
     *bytes == 0
 }
@@ -164,6 +164,9 @@ impl ModelShape {
         let bytes = [self.layer_bytes, self.embed_bytes, self.head_bytes, self.state_bytes];
         if bytes.iter().any(|&b| b > 1 << 44) {
             return Err(CodecError::Invalid("model bytes out of range"));
+        }
+        if self.has_state() && !self.whole {
+            return Err(CodecError::Invalid("a state that stages would share"));
         }
         let possible =
             |e: Experts| sane(e.count, limits::EXPERTS) && sane(e.used, e.count) && e.bytes <= self.layer_bytes;
@@ -271,6 +274,9 @@ mod tests {
             state_bytes: 0,
         };
         assert_eq!([false, true].map(|whole| ModelShape { layers: 7, whole, ..sizes }.most_stages()), [7, 1]);
+        // One stage has all that a sequence keeps.
+        let kept = |whole| ModelShape { whole, state_bytes: 1, ..sizes }.check();
+        assert!(kept(true).is_ok() && kept(false).is_err());
         let of = |names: &[&str]| {
             let file = |(n, name): (u8, &&str)| ModelFile { name: (*name).into(), bytes: 1, hash: [n; 32] };
             let files = (0..).zip(names).map(file).collect();
