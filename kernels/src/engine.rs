@@ -468,8 +468,17 @@ impl Engine {
     /// After all tiles are in: the sequence has `tokens` tokens now.
     ///
     /// # Errors
-    /// When it is not there, or has no room for them.
+    /// When it is not there, or has no room for them, or has a state, which is behind as many as it has.
     pub fn set_len(&mut self, stage: StageKey, request: RequestId, tokens: u32) -> Result<(), EngineError> {
+        let kv = self.sequence(stage, request)?;
+        if kv.has_state() && tokens as usize != kv.len() {
+            return Err(EngineError::State);
+        }
+        self.assume_len(stage, request, tokens)
+    }
+
+    /// The same whatever lies there: for steps that are only timed.
+    pub(crate) fn assume_len(&mut self, stage: StageKey, request: RequestId, tokens: u32) -> Result<(), EngineError> {
         let kv = self.sequences.get_mut(&(stage, request)).ok_or(EngineError::NoSequence(request))?;
         if tokens as usize > kv.room() {
             let (present, room) = (kv.len(), kv.room());

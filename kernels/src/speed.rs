@@ -124,7 +124,7 @@ fn run(
     let (started, mut best) = (Instant::now(), f64::INFINITY);
     while best == f64::INFINITY || started.elapsed() < time {
         for slice in &batch {
-            engine.set_len(stage, slice.request, slice.start)?;
+            engine.assume_len(stage, slice.request, slice.start)?;
         }
         let at = Instant::now();
         let input = Input::Tokens(&tokens[..step.tokens() as usize]);
@@ -288,6 +288,21 @@ mod tests {
         assert!(prompt.seconds > 0.0 && prompt.flops > 20.0 * one.flops);
         let too_long = Step { batch: 1, context: 0, new: 1 << 20 };
         assert!(measure(&mut engine, stage, &source, KvDtype::F16, too_long, Duration::ZERO).is_err());
+        assert_eq!(engine.pages(), free);
+    }
+
+    #[test]
+    fn sequences_with_states_each_compute_what_they_have() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("models/reference/qwen35-dense");
+        let source = ModelSource::open(&folder).unwrap();
+        let shape = source.card().shape;
+        let config = EngineConfig { threads: Threads::together(1), pool_bytes: 16 << 20, kv_dtype: KvDtype::F16 };
+        let mut engine = Engine::new(config).unwrap();
+        let stage = engine.load(source.load_stage(shape.all_layers()).unwrap()).unwrap();
+        let free = engine.pages();
+        let step = Step { batch: 2, context: 16, new: 1 };
+        let measured = measure(&mut engine, stage, &source, KvDtype::F16, step, Duration::ZERO).unwrap();
+        assert!(measured.seconds > 0.0 && measured.bytes > 2.0 * shape.state_bytes as f64, "{measured:?}");
         assert_eq!(engine.pages(), free);
     }
 }

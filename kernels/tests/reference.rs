@@ -389,6 +389,7 @@ fn a_sequence_with_a_state_goes_on_from_its_end() {
 
         assert_eq!(engine.truncate(stage, one, 20), Ok(()));
         assert!(matches!(engine.truncate(stage, one, 19), Err(EngineError::Position { .. })));
+        assert_eq!([20, 19, 21].map(|len| engine.set_len(stage, one, len).is_ok()), [true, false, false]);
         let (head_end, token_end) = (shape.kv_heads, 20);
         let tile = TileHeader { layer: 0, head_start: 0, head_end, token_start: 0, token_end, bytes: 0 };
         let mut payload = Vec::new();
