@@ -140,7 +140,7 @@ impl GatedDelta {
         for first in all.clone().step_by(ROWS) {
             let rows = first..all.end.min(first + ROWS);
             let passed = &mut passed[..rows.len() * width];
-            self.pass(made.qkv, rows.clone(), passed, state);
+            self.pass(cpu, (made.qkv, rows.clone()), passed, state);
             for head in 0..shared {
                 let said = &mut said[..rows.len() * value_dim];
                 self.say(cpu, (made, rows.clone()), head, passed, (&mut *state, &mut *said));
@@ -152,12 +152,11 @@ impl GatedDelta {
     }
 
     /// Channels of the group's queries, keys and values behind the convolution, `[row][channel]`; queries and keys are of one length.
-    fn pass(&self, qkv: &[f32], rows: Range<usize>, passed: &mut [f32], state: &mut GroupState<'_>) {
+    fn pass(&self, cpu: &Cpu, (qkv, rows): (&[f32], Range<usize>), passed: &mut [f32], state: &mut GroupState<'_>) {
         let (width, all) = (self.sizes.group_channels(), self.sizes.channels());
-        let key_dim = self.sizes.key_dim;
-        let group = state.group;
+        let (key_dim, group) = (self.sizes.key_dim, state.group);
         let weights = &self.convolution[group * self.sizes.kernel * width..][..self.sizes.kernel * width];
-        let mut inputs = vec![0.0; width];
+        let (mut inputs, ones) = (vec![0.0; width], vec![1.0; width]);
         state.tail(|tail| {
             for (row, passed) in rows.zip(passed.chunks_exact_mut(width)) {
                 let mut rest = inputs.as_mut_slice();
@@ -167,6 +166,7 @@ impl GatedDelta {
                     rest = more;
                 }
                 convolve(weights, tail, &inputs, passed);
+                cpu.simd().gate_mul(Gate::Silu, passed, &ones);
                 let (query, others) = passed.split_at_mut(key_dim);
                 to_length_one(query, 1.0 / (key_dim as f32).sqrt());
                 to_length_one(&mut others[..key_dim], 1.0);
@@ -309,8 +309,8 @@ fn convolution(part: &Part<'_>, sizes: &Sizes) -> Result<Vec<f32>, WeightsError>
     Ok(all)
 }
 
-/// What comes of a row's inputs and of those before, which are in `tail`: sums in the order of tokens, bent. The row's inputs
-/// are put behind the others.
+/// What comes of a row's inputs and of those before, which are in `tail`: sums in the order of tokens. The row's inputs are put
+/// behind the others.
 fn convolve(weights: &[f32], tail: &mut [f32], inputs: &[f32], out: &mut [f32]) {
     let width = inputs.len();
     let (of_tail, of_row) = weights.split_at(tail.len());
@@ -321,7 +321,6 @@ fn convolve(weights: &[f32], tail: &mut [f32], inputs: &[f32], out: &mut [f32]) 
             *out += weight * input;
         }
     }
-    out.iter_mut().for_each(|x| *x = *x / (1.0 + exp(-*x)));
     tail.copy_within(width.., 0);
     let last = tail.len() - width;
     tail[last..].copy_from_slice(inputs);
@@ -434,7 +433,6 @@ mod tests {
         let (mut tail, mut out) = ([0.0; 4], [0.0; 2]);
         inputs.iter().for_each(|inputs| convolve(&weights, &mut tail, inputs, &mut out));
         assert_eq!(tail, [-3.0, 0.5, 4.0, -1.0]);
-        let bent = |x: f32| x / (1.0 + exp(-x));
-        assert_eq!(out, [bent(0.5 - 0.75 + 4.0), bent(-2.0 + 1.0 - 0.5)]);
+        assert_eq!(out, [0.5 - 0.75 + 4.0, -2.0 + 1.0 - 0.5]);
     }
 }
