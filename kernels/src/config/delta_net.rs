@@ -135,9 +135,11 @@ impl ModelConfig {
         self.delta_net.as_ref().map(DeltaNet::width)
     }
 
-    /// Numbers of a row beside what attention has, where layers have states: what their matrices make of it.
+    /// Numbers of a row beside those that all attention has, where layers have states: what their matrices make of it, together and
+    /// apart, and what heads say, before their norm and behind it; of attention that is gated, queries and gates, together and apart.
     pub(crate) fn state_numbers(&self) -> usize {
-        self.delta_net.as_ref().map_or(0, |net| 2 * net.channels() + 4 * net.values() + 2 * net.value_heads)
+        let gated = 3 * self.heads * self.head_dim;
+        self.delta_net.as_ref().map_or(0, |net| 2 * net.channels() + 4 * net.values() + 4 * net.value_heads + gated)
     }
 }
 

@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     config::{Activation, DeltaNet, Keys, Mixture, ModelConfig, ModelConfigError},
+    rope::RopeScaling,
     weights::WeightsError,
 };
 
@@ -68,17 +69,22 @@ fn mixture(layers: usize, keys: &Keys) -> Result<Mixture, ModelConfigError> {
 }
 
 fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
+    const PART: &str = "partial_rotary_factor";
     // Convolutions and gates have no other.
     if keys.gate("hidden_act", Activation::Silu)? != Activation::Silu {
         return Err(keys.refusal("hidden_act"));
     }
     config.norm_shift = 1.0;
-    let rope = keys.within("rope_parameters")?.unwrap_or_default();
-    if keys.is_null("partial_rotary_factor") && rope.is_null("partial_rotary_factor") {
-        config.rope_dim = config.head_dim / 8 * 2;
-    }
-    if config.rope_dim == 0 {
-        return Err(keys.refusal("head_dim"));
+    let rope = keys.rope()?.unwrap_or_default();
+    if keys.is_null(PART) && rope.is_null(PART) {
+        // A quarter turns; a stretch was read for all of a head.
+        if config.rope_scaling != RopeScaling::None {
+            return Err(ModelConfigError::Missing(PART));
+        }
+        if !config.head_dim.is_multiple_of(8) {
+            return Err(keys.refusal("head_dim"));
+        }
+        config.rope_dim = config.head_dim / 4;
     }
     config.delta_net = Some(DeltaNet::read(config.layers, keys)?);
     config.gpu_lacks = Some("layers that keep a state in place of keys and values");
@@ -154,6 +160,24 @@ impl decoder::DecoderLayer for HybridLayer {
 #[cfg(test)]
 mod tests {
     use crate::config::{Mixture, ModelConfig};
+
+    /// As transformers fills it in, and where that would be another stretch than the one that was read.
+    #[test]
+    fn a_quarter_of_a_head_turns_where_nothing_is_said() {
+        let with = |more: &str| {
+            let config = format!(
+                r#"{{"model_type":"qwen3_5_text","num_hidden_layers":4,"hidden_size":64,"intermediate_size":64,"vocab_size":64,
+                "num_attention_heads":4,"max_position_embeddings":64,"head_dim":32{more}}}"#
+            );
+            ModelConfig::parse(config.as_bytes()).map(|config| config.rope_dim).map_err(|error| error.to_string())
+        };
+        assert_eq!((with(""), with(r#","partial_rotary_factor":0.5"#)), (Ok(8), Ok(16)));
+        let inside = r#","rope_scaling":{"rope_type":"default","partial_rotary_factor":0.5}"#;
+        assert_eq!(with(inside), Ok(16));
+        let yarn = r#","rope_scaling":{"rope_type":"yarn","factor":4.0}"#;
+        assert!(with(yarn).unwrap_err().contains("partial_rotary_factor"));
+        assert!(with(r#","head_dim":36"#).unwrap_err().contains("head_dim"));
+    }
 
     /// What the published 35B-A3B says of its text: which layers have attention, by their types; nothing of how chances are used.
     #[test]
