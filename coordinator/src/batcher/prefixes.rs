@@ -103,13 +103,9 @@ impl Prefixes {
 
     /// The most that a sequence of these tokens can begin with. Its last token is always computed, for what follows it.
     pub fn shared(&mut self, tokens: &[Token]) -> Option<Shared> {
-        let (with, common) = self.ready.longest(tokens)?;
+        let (with, common) = if self.cuts { self.ready.longest(tokens)? } else { self.whole(tokens)? };
         let common = common.min(tokens.len().saturating_sub(1));
-        let of = match with {
-            SharedWith::Kept(prefix) => self.kept.get(&prefix).map(|entry| entry.tokens.len()),
-            SharedWith::Running(_) => None,
-        };
-        if common < LEAST || !(self.cuts || of == Some(common)) {
+        if common < LEAST {
             return None;
         }
         if let SharedWith::Kept(prefix) = with {
@@ -117,6 +113,21 @@ impl Prefixes {
             self.kept.entry(prefix).and_modify(|e| e.used = self.uses);
         }
         Some(Shared { with, tokens: common as u32 })
+    }
+
+    /// The longest that is kept of which all is there, before the last of these tokens.
+    fn whole(&self, tokens: &[Token]) -> Option<(SharedWith, usize)> {
+        let begins = |e: &PrefixEntry| e.tokens.len() < tokens.len() && tokens.starts_with(&e.tokens);
+        let longest = self.kept.iter().filter(|(_, e)| begins(e)).max_by_key(|(_, e)| e.tokens.len());
+        longest.map(|(prefix, e)| (SharedWith::Kept(*prefix), e.tokens.len()))
+    }
+
+    /// Whether a sequence of these tokens is kept, or as good as that.
+    fn is_there(&self, tokens: &[Token]) -> bool {
+        if self.cuts {
+            return self.ready.longest(tokens).is_some_and(|(_, common)| common == tokens.len());
+        }
+        self.kept.values().any(|e| *e.tokens == *tokens)
     }
 
     /// Who computes more of these tokens now than a sequence could begin with so far, and is worth waiting for.
@@ -138,11 +149,11 @@ impl Prefixes {
 
     /// What of a sequence of these tokens to keep, now that it has ended.
     pub fn keeping(&mut self, tokens: &[Token]) -> Keeping {
-        let covered = |(_, common): (SharedWith, usize)| common == tokens.len();
-        if tokens.len() < LEAST || self.most == 0 || self.ready.longest(tokens).is_some_and(covered) {
+        if tokens.len() < LEAST || self.most == 0 || self.is_there(tokens) {
             return Keeping::default();
         }
-        let begins_it = |e: &PrefixEntry| tokens.starts_with(&e.tokens);
+        // Where nothing is cut, the longer one does not stand for it.
+        let begins_it = |e: &PrefixEntry| self.cuts && tokens.starts_with(&e.tokens);
         let mut forgotten: Vec<PrefixId> =
             self.kept.iter().filter(|(_, e)| begins_it(e)).map(|(prefix, _)| *prefix).collect();
         if forgotten.is_empty() && self.kept.len() >= self.most {
@@ -220,6 +231,14 @@ mod tests {
         assert_eq!(prefixes.shared(&tokens(0..60)), Some(Shared { with, tokens: 50 }));
         assert_eq!(prefixes.shared(&tokens((0..49).chain(70..80))), None, "they part before its end");
         assert_eq!(prefixes.shared(&tokens(0..50)), None, "the last token is computed");
+        // One that goes on further neither hides it nor takes its place, and the other way round.
+        let longer = prefixes.keeping(&tokens(0..70));
+        assert!(longer.forgotten.is_empty());
+        assert_eq!(prefixes.keeping(&tokens(0..50)), Keeping::default(), "it is there already");
+        assert_eq!(prefixes.shared(&tokens((0..60).chain(90..99))), Some(Shared { with, tokens: 50 }));
+        let with = SharedWith::Kept(longer.prefix.unwrap());
+        assert_eq!(prefixes.shared(&tokens(0..80)), Some(Shared { with, tokens: 70 }));
+        assert_eq!(prefixes.keeping(&tokens(0..60)).forgotten.len(), 1, "there is room for two");
     }
 
     #[test]
