@@ -174,6 +174,12 @@ fn what_cannot_be_cut_so_is_refused() {
     let threads = Threads { count: 2, ranks: 2 };
     let refused = source.load_stage_by(threads, all, &mut |_| ()).err();
     assert!(matches!(refused, Some(WeightsError::Ranks { ranks: 2, heads: 1 })), "{refused:?}");
+    // They have two heads of keys and values, but states are whole.
+    for name in WITH_STATES {
+        let source = ModelSource::open(&reference(name)).unwrap();
+        let refused = source.load_stage_by(threads, source.card().shape.all_layers(), &mut |_| ()).err();
+        assert!(matches!(refused, Some(WeightsError::Ranks { ranks: 2, heads: 1 })), "{name}: {refused:?}");
+    }
     let config = EngineConfig { threads, pool_bytes: 1 << 20, kv_dtype: KvDtype::F16 };
     let whole = source.load_stage(all).unwrap();
     assert_eq!(Engine::new(config).unwrap().load(whole), Err(EngineError::Ranks { found: 1, expected: 2 }));
