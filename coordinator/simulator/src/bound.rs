@@ -169,7 +169,8 @@ impl<'p> Relaxed<'p> {
     }
 
     fn set(&self, counts: Vec<usize>) -> Set {
-        let (phases, both) = (self.problem.space.phases, self.problem.space.mixed || !self.problem.space.phases);
+        let phases = self.problem.has_phases();
+        let both = self.problem.space.mixed || !phases;
         let mut set = Set { counts, prefill: Vec::new(), decode: Vec::new(), mixed: Vec::new() };
         for group in self.groups(&set.counts) {
             let (prefill, decode) = (self.prefills(&group), self.decodes(&group));
