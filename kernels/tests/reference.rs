@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use tsnode_kernels::{
     engine::{Engine, EngineConfig, EngineError, Input, Output, Prefix, Slice, StageKey, Threads},
+    pages::PAGE_BYTES,
     sampling::sample,
     source::{ModelSource, Precision},
 };
@@ -417,6 +418,29 @@ fn a_sequence_with_a_state_goes_on_from_its_end() {
         [one, three].into_iter().for_each(|request| engine.release(stage, request));
         engine.forget(kept);
         assert_eq!(engine.pages().free, all);
+    }
+}
+
+/// A kept one's state is copied: where there are no pages for both, whoever leads computes its tokens anew, and does not wait.
+#[test]
+fn a_kept_state_that_leaves_no_room_for_another_is_as_good_as_gone() {
+    let source = ModelSource::open(&folder(WITH_STATES[0])).unwrap();
+    let all = source.card().shape.all_layers();
+    let [one, two] = [1, 2].map(|n| RequestId([n; 16]));
+    let tokens: Vec<Token> = (0..20).map(|n| Token(n * 37 % 256)).collect();
+    // A state takes six pages, and its sequence's tokens one.
+    for (pages, has_room) in [(13, false), (14, true)] {
+        let (threads, pool_bytes) = (Threads::together(1), pages * PAGE_BYTES);
+        let mut engine = Engine::new(EngineConfig { threads, pool_bytes, kv_dtype: KvDtype::F32 }).unwrap();
+        let stage = engine.load(source.load_stage(all).unwrap()).unwrap();
+        engine.admit(stage, one, 64).unwrap();
+        last_bits(&mut engine, stage, one, 0, &tokens);
+        let kept = engine.keep(stage, one, 20).unwrap();
+        let admitted = engine.admit_after(stage, two, 64, Prefix::Kept(kept), 20);
+        assert_eq!(admitted, if has_room { Ok(()) } else { Err(EngineError::NoPrefix) }, "{pages} pages");
+        engine.forget(kept);
+        engine.release(stage, two);
+        engine.admit(stage, two, 64).unwrap();
     }
 }
 
