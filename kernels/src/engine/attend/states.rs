@@ -52,11 +52,11 @@ impl GroupState<'_> {
         // SAFETY: each group of each sequence is handed out once, and has its units one at a time.
         #[expect(unsafe_code, reason = "the line above says why it is sound")]
         let bytes = unsafe { self.kv.state_beside(self.memory, self.layer, unit) };
-        if let Ok(numbers) = bytemuck::try_cast_slice_mut(bytes) {
+        if let Ok(numbers) = bytemuck::try_cast_slice_mut::<u8, f32>(bytes) {
             return work(numbers);
         }
         // Memory that begins at an odd place.
-        let mut numbers: Vec<f32> = bytes.as_chunks().0.iter().map(|number| f32::from_ne_bytes(*number)).collect();
+        let mut numbers: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|number| f32::from_ne_bytes(*number)).collect();
         work(&mut numbers);
         bytes.copy_from_slice(bytemuck::cast_slice(&numbers));
     }
