@@ -150,7 +150,9 @@ impl ReplayPlan {
         let group = |g: &GroupNo| {
             let config = &evaluator.shelved(*g).rated.config;
             let (places, stages) = (config.batch as usize, config.stages.len());
-            let capacity = config.kv_tokens.0.max(0.0) as u64;
+            // Each place has a state beside its tokens, of models that keep some.
+            let states = problem.model.state_tokens().0 * places as f64;
+            let capacity = (config.kv_tokens.0 - states).max(0.0) as u64;
             of(problem, config, MachineRoom { places, tokens: capacity, stages })
         };
         let share =

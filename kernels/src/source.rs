@@ -16,6 +16,7 @@ use crate::{
     engine::Threads,
     load::{self, Largest, LoadProgress, LoadReport, StageMemory},
     models::{self, ModelStage, StageBytes, StageShare},
+    pages::StateLayout,
     ranks::Rank,
     weights::{Checkpoint, Storage, WeightsError},
 };
@@ -259,6 +260,11 @@ impl ModelSource {
         self.config.gpus_lack
     }
 
+    /// What its layers keep of a sequence beside keys and values.
+    pub(crate) fn states(&self) -> StateLayout {
+        self.config.states()
+    }
+
     /// Whether a layer is a mixture of experts.
     pub(crate) fn has_experts(&self, layer: u32) -> bool {
         let mixture = self.config.mixture.as_ref();
@@ -295,7 +301,7 @@ impl ModelSource {
         // Cut up over ranks: queries, keys, values. Whole on each: the residual stream, its norm and a part's output, what
         // attention mixes. Of the MLP between its matrices few rows at a time, the half that gates cut up, the other whole.
         let widest = c.widest_heads() * c.head_dim;
-        let cut = c.heads * widest + 2 * c.kv_heads * c.head_dim;
+        let cut = c.heads * widest + 2 * c.kv_heads * c.head_dim + c.state_numbers();
         let whole = 3 * c.hidden + c.heads * widest;
         let between = 1 + ranks + if ranks > 1 { 2 } else { 0 };
         // With a mixture also rows once more for each expert that they pass, what that made of them, and chances.

@@ -227,7 +227,7 @@ impl Simd {
     }
 
     /// `gate[i] = act(gate[i]) * up[i]`.
-    pub(super) fn gate_mul(self, act: Gate, gate: &mut [f32], up: &[f32]) {
+    pub(crate) fn gate_mul(self, act: Gate, gate: &mut [f32], up: &[f32]) {
         match act {
             Gate::Silu => by_simd!(self, silu_mul(gate, up)),
             Gate::Gelu => by_simd!(self, gelu_mul(gate, up)),

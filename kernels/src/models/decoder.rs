@@ -14,6 +14,7 @@ use crate::{
     engine::Attend,
     gguf::ROPE_FACTORS,
     linear::Weight,
+    pages::StateLayout,
     ranks::RankOutputs,
     rope::{Rope, RopeScaling},
     weights::{Checkpoint, Tensor, WeightsError},
@@ -57,6 +58,8 @@ pub(super) struct Scratch {
     work: experts::MoeScratch,
     /// Those of each layer, `[layer][row][number]`, where there are some.
     inputs: Vec<f32>,
+    /// Of layers that keep a state: what matrices made of each row, and the parts it is taken to.
+    delta: parts::DeltaScratch,
     /// What a mixture is chosen by, where that is not what its experts get, and what stands beside it: `[row][hidden]`.
     pub routed: Vec<f32>,
     pub beside: Vec<f32>,
@@ -228,6 +231,10 @@ impl<L: DecoderLayer> ModelStage for DecoderStage<L> {
         // All ranks read one, where it lies.
         let inputs = self.inputs.as_ref().filter(|_| self.embed.is_some()).map(InputTable::table);
         self.embed.iter().chain(inputs).collect()
+    }
+
+    fn states(&self) -> StateLayout {
+        self.config.states()
     }
 
     fn outline(&self) -> Option<Outline<'_>> {

@@ -82,6 +82,7 @@ impl From<NodeError> for Exit {
             NodeError::Listen { in_use: true, .. } => Kind::PortInUse,
             NodeError::Lend(_)
             | NodeError::Draft { .. }
+            | NodeError::DraftOfState { .. }
             | NodeError::NoLongContext(_)
             | NodeError::KeepsNone { .. }
             | NodeError::SameModel { .. }

@@ -57,6 +57,7 @@ mod tests {
             head_bytes: 0,
             experts: None,
             whole: false,
+            state_bytes: 0,
         }
     }
 
