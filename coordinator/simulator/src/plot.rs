@@ -87,9 +87,11 @@ impl Plot<'_> {
         let (low, high) = self.range();
         let last = self.rates.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
         let mut chart = ChartBuilder::on(area)
+            .margin_left(8)
             .margin_right(16)
-            .x_label_area_size(48)
-            .y_label_area_size(80)
+            .margin_bottom(6)
+            .x_label_area_size(42)
+            .y_label_area_size(72)
             .build_cartesian_2d(0.0..last, up)?;
         chart
             .configure_mesh()

@@ -43,9 +43,11 @@ fn panel(area: &Area<'_>, question: &Question, tried: &Tried, notes: &mut Vec<No
     let below = area.margin(TOP, 0, 0, 0);
     let mut chart = ChartBuilder::on(&below)
         .margin_top(10)
+        .margin_left(8)
         .margin_right(24)
-        .x_label_area_size(48)
-        .y_label_area_size(64)
+        .margin_bottom(6)
+        .x_label_area_size(42)
+        .y_label_area_size(56)
         .build_cartesian_2d(0..most_prompts, 0..most_answers)?;
     {
         let mut mesh = chart.configure_mesh();
