@@ -28,8 +28,8 @@ use std::sync::{
 use std::time::Instant;
 use tsnode_coordinator::scheduler::regions;
 use tsnode_simulator::{
+    diagram::timeline::{self, Label},
     outcome::PlanOutcome,
-    plot::timeline::{self, Label},
     summary::keeps,
 };
 

@@ -166,7 +166,8 @@ fn pictures_are_drawn_and_stay_small() {
     assert!(timeline.contains("KV sent") && timeline.contains("wait") && timeline.len() < 1_000_000);
     let rates = ["--rates", "1,4", "--compare", "live,random", "--metric", "ttft", "--budget", "200"];
     let plot = drawn(&[&CLOUD[..], &rates].concat());
-    assert!(plot.contains("random</text>") && plot.matches("<polyline").count() == 2);
+    assert!(plot.contains("\nrandom\n</text>") && plot.contains("\nrequests/s\n</text>"));
+    assert_eq!(plot.matches("stroke-width=\"2\" points=").count(), 2, "lines of values are wider than axes");
     let answer = json(&[&CLOUD[..], &rates].concat());
     let rows = answer["rates"].as_array().unwrap();
     let p99 = |row: &Value| row["runs"][1]["summary"]["ttft"]["p99"].as_f64().unwrap();

@@ -83,15 +83,10 @@ impl Sweep {
         let series: Vec<(String, Vec<f64>)> =
             job.policies.iter().enumerate().map(|(place, p)| (p.name.to_owned(), line(place))).collect();
         let problem = &job.problem;
-        let title = format!(
-            "{}: {} on {}, {}, {}",
-            job.metric.title(),
-            problem.model.name,
-            problem.cluster.name,
-            problem.workload.name,
-            problem.slo
-        );
+        let (model, cluster) = (&problem.model.name, &problem.cluster.name);
+        let title = format!("{model} on {cluster}, {}, {}", problem.workload.name, problem.slo);
         let scale = if job.metric == ComparedMetric::InTime { Scale::Share } else { Scale::Seconds };
-        Plot { title: &title, across: "requests/s", rates: &rates, scale, series: &series }.svg()
+        let (across, up) = ("requests/s", job.metric.title());
+        Plot { title: &title, across, up, rates: &rates, scale, series: &series }.svg()
     }
 }

@@ -20,6 +20,7 @@ use tsnode_coordinator::{
 };
 use tsnode_protocol::{BytesPerSecond, Seconds, Tokens};
 use tsnode_simulator::{
+    diagram::placement as picture,
     placement::{
         MOST_SHARING, Placement, Services, baselines,
         judge::{Judge, Judged, PastRequests},
@@ -27,7 +28,6 @@ use tsnode_simulator::{
         search::{self, FoundPlacement, PlacementEffort},
         serving::{self, ServingOptions},
     },
-    plot::placement as picture,
     trace::{beside, drawn},
 };
 

@@ -16,11 +16,14 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 use std::time::{Duration, Instant};
-use tsnode_simulator::provisioning::{
-    Aim, Choice, Design, MixBudget, ProvisioningAnswer, ProvisioningProgress, Question, QuestionError, Tried,
-    kinds::Measure,
-    picture, provision,
-    targets::{MissedTarget, TargetTime},
+use tsnode_simulator::{
+    plot::mixes,
+    provisioning::{
+        Aim, Choice, Design, MixBudget, ProvisioningAnswer, ProvisioningProgress, Question, QuestionError, Tried,
+        kinds::Measure,
+        provision,
+        targets::{MissedTarget, TargetTime},
+    },
 };
 
 pub(super) fn command() -> Command {
@@ -82,7 +85,7 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
         let started = Instant::now();
         let answer = search(&fleet.question, &stopped)?;
         if let Some(path) = svg {
-            let drawn = picture::svg(&fleet.question, &answer);
+            let drawn = mixes::svg(&fleet.question, &answer);
             std::fs::write(&path, drawn).map_err(|e| Exit::file(Kind::Other, &path, &e))?;
         }
         if answer.best.is_none() {

@@ -219,7 +219,8 @@ impl Compared {
             series.push((format!("{} simulated", metric.name()), DRAWN.iter().map(simulated).collect()));
         }
         let title = format!("{} live and simulated", self.trace);
-        Plot { title: &title, across: "percentile", rates: &DRAWN, scale: Scale::Seconds, series: &series }.svg()
+        let (across, up) = ("percentile of requests", "time");
+        Plot { title: &title, across, up, rates: &DRAWN, scale: Scale::Seconds, series: &series }.svg()
     }
 }
 
@@ -287,7 +288,7 @@ mod tests {
         assert!(alike.lines()[0].contains("a.csv on groups: 2 mixed"), "{:?}", alike.lines());
         assert!(alike.lines().iter().any(|line| line.contains("were cut to it")));
         assert_eq!(alike.json()["within"], json!(true));
-        assert_eq!(alike.svg().matches("<polyline").count(), 6);
+        assert_eq!(alike.svg().matches("stroke-width=\"2\" points=").count(), 6, "lines of values");
         assert_eq!((alike.reasons(), &alike.json()["figures"][0]["likely"]), (vec![], &Value::Null));
         let whole = "on average a request's time went, live and simulated, into queueing ";
         assert!(alike.lines().last().is_some_and(|line| line.starts_with(whole)), "{:?}", alike.lines());

@@ -1,5 +1,6 @@
-//! A plan as a picture (SVG): hosts with their devices, groups coloured by phase, KV flows as wide as their traffic.
+//! A plan as a diagram: hosts with their devices, groups coloured by phase, KV flows as wide as their traffic.
 
+use super::{begun, text};
 use crate::outcome::{GroupLine, PlanOutcome};
 use std::fmt::Write;
 use tsnode_protocol::Phase;
@@ -15,10 +16,7 @@ const BOX: f64 = 330.0;
 pub fn svg(outcomes: &[&PlanOutcome]) -> String {
     let drawn: Vec<(f64, String)> = outcomes.iter().map(|o| plan(o)).collect();
     let height: f64 = drawn.iter().map(|d| d.0).sum();
-    let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height:.0}\" font-family=\"sans-serif\" font-size=\"12\">\n"
-    );
-    let _ = writeln!(out, "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>");
+    let mut out = begun(WIDTH, height);
     let mut y = 0.0;
     for (height, plan) in drawn {
         let _ = writeln!(out, "<g transform=\"translate(0 {y:.0})\">\n{plan}</g>");
@@ -46,7 +44,7 @@ fn plan(outcome: &PlanOutcome) -> (f64, String) {
         outcome.slo,
         outcome.attainment * 100.0
     );
-    text(&mut out, 20.0, 30.0, 16.0, "#1a1a1a", &title);
+    text(&mut out, (20.0, 30.0), 16.0, "#1a1a1a", &title);
     legend(&mut out);
     let mut places = vec![(0.0, 0.0); outcome.groups.len()];
     for (row, &g) in left.iter().enumerate() {
@@ -76,7 +74,7 @@ fn plan(outcome: &PlanOutcome) -> (f64, String) {
         draw(&mut out, group, *place);
     }
     if !outcome.idle.is_empty() {
-        text(&mut out, 20.0, height - 20.0, 12.0, "#666666", &format!("idle: {}", outcome.idle.join(", ")));
+        text(&mut out, (20.0, height - 20.0), 12.0, "#666666", &format!("idle: {}", outcome.idle.join(", ")));
     }
     (height, out)
 }
@@ -96,9 +94,9 @@ fn legend(out: &mut String) {
         let x = 20.0 + 110.0 * i as f64;
         let _ =
             writeln!(out, "<rect x=\"{x}\" y=\"50\" width=\"14\" height=\"14\" rx=\"3\" fill=\"{}\"/>", colour(phase));
-        text(out, x + 20.0, 62.0, 12.0, "#333333", what);
+        text(out, (x + 20.0, 62.0), 12.0, "#333333", what);
     }
-    text(out, 370.0, 62.0, 12.0, "#333333", "lines: KV, as wide as its share of requests");
+    text(out, (370.0, 62.0), 12.0, "#333333", "lines: KV, as wide as its share of requests");
 }
 
 fn draw(out: &mut String, group: &GroupLine, (x, y): (f64, f64)) {
@@ -107,17 +105,18 @@ fn draw(out: &mut String, group: &GroupLine, (x, y): (f64, f64)) {
         "<rect x=\"{x}\" y=\"{y:.1}\" width=\"{BOX}\" height=\"46\" rx=\"6\" fill=\"{}\" stroke=\"#555555\"/>",
         colour(group.phase)
     );
-    text(out, x + 8.0, y + 18.0, 12.0, "#111111", &group.devices.join(" + "));
+    text(out, (x + 8.0, y + 18.0), 12.0, "#111111", &group.devices.join(" + "));
     let stages: Vec<String> = group.stages.iter().map(|s| format!("tp{}·{}", s.tp, s.layers.len())).collect();
     let does = match group.phase {
         Phase::Prefill => format!("{:.0} ms a prompt", group.prompt_s * 1e3),
         Phase::Decode | Phase::Mixed => format!("{:.0} ms a token", group.token_s * 1e3),
     };
     let share = group.prefills.max(group.decodes) * 100.0;
-    text(out, x + 8.0, y + 36.0, 11.0, "#333333", &format!("{}; {does}; {share:.0} % of requests", stages.join(" → ")));
-}
-
-fn text(out: &mut String, x: f64, y: f64, size: f64, colour: &str, words: &str) {
-    let safe = crate::plot::escaped(words);
-    let _ = writeln!(out, "<text x=\"{x}\" y=\"{y:.1}\" font-size=\"{size}\" fill=\"{colour}\">{safe}</text>");
+    text(
+        out,
+        (x + 8.0, y + 36.0),
+        11.0,
+        "#333333",
+        &format!("{}; {does}; {share:.0} % of requests", stages.join(" → ")),
+    );
 }

@@ -1,6 +1,7 @@
-//! Values between pairs, as SVG: a row and a column for each, the darker the larger.
+//! Values between pairs as a diagram: a row and a column for each, the darker the larger.
 
-use super::escaped;
+use super::{begun, text};
+use crate::svg::escaped;
 use std::fmt::Write;
 
 const CELL: f64 = 46.0;
@@ -43,12 +44,8 @@ impl Heat<'_> {
     pub fn svg(&self) -> String {
         let side = CELL * self.labels.len() as f64;
         let (width, height) = (LEFT + side + MARGIN, TOP + side + MARGIN);
-        let mut out = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" font-family=\"sans-serif\" font-size=\"12\">\n\
-             <rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n\
-             <text x=\"{MARGIN}\" y=\"24\" font-size=\"14\">{}</text>\n",
-            escaped(self.title)
-        );
+        let mut out = begun(width, height);
+        text(&mut out, (MARGIN, 24.0), 14.0, "#1a1a1a", self.title);
         for (k, label) in self.labels.iter().enumerate() {
             let (middle, label) = (CELL * (k as f64 + 0.5), escaped(label));
             let _ = writeln!(

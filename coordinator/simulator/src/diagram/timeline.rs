@@ -1,8 +1,8 @@
-//! What machines did when, as a picture (SVG): a row for each, what it was busy with, how many tasks waited, which
+//! What machines did when, as a diagram: a row for each, what it was busy with, how many tasks waited, which
 //! requests were late; who sent KV to whom, and how much when. Everything is summed over bins of time: the picture of a
 //! million requests is no larger than that of a thousand.
 
-use crate::plot::escaped;
+use super::{begun, text};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use tsnode_coordinator::{
@@ -54,10 +54,8 @@ pub fn svg(
     drawn.truncate(ROWS);
     drawn.sort_by_key(|&m| (labels[m].phase as u8, m));
     let height = TOP + ROW * (drawn.len() + 1) as f64 + 50.0;
-    let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height:.0}\" font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n"
-    );
-    text(&mut out, 20.0, 28.0, 16.0, "#1a1a1a", title);
+    let mut out = begun(WIDTH, height);
+    text(&mut out, (20.0, 28.0), 16.0, "#1a1a1a", title);
     legend(&mut out);
     let mut places = BTreeMap::new();
     for (place, &machine) in drawn.iter().enumerate() {
@@ -142,7 +140,7 @@ impl Rows {
         if most >= 0.5 {
             let points = self.waiting[machine].iter().enumerate().map(|(k, w)| (x_of(k), y + BAR * (1.0 - w / most)));
             line(out, WAITING, points);
-            text(out, RIGHT + 6.0, y + 10.0, 10.0, WAITING, &format!("{most:.0} wait"));
+            text(out, (RIGHT + 6.0, y + 10.0), 10.0, WAITING, &format!("{most:.0} wait"));
         }
         let late = self.came[machine].iter().enumerate().filter(|(_, (_, late))| *late > 0);
         for (k, (came, late)) in late {
@@ -204,10 +202,10 @@ fn row(out: &mut String, y: f64, head: &str, name: &str) {
         "<rect x=\"{LEFT}\" y=\"{y:.1}\" width=\"{:.0}\" height=\"{BAR}\" fill=\"#f4f4f4\"/>",
         RIGHT - LEFT
     );
-    text(out, 20.0, y + 16.0, 12.0, "#111111", head);
+    text(out, (20.0, y + 16.0), 12.0, "#111111", head);
     let short: String =
         if name.chars().count() > 34 { name.chars().take(33).chain(['…']).collect() } else { name.into() };
-    text(out, 20.0, y + 32.0, 10.0, "#555555", &short);
+    text(out, (20.0, y + 32.0), 10.0, "#555555", &short);
 }
 
 /// Heights from 0 to 1 as steps; equal neighbours are one.
@@ -256,22 +254,36 @@ fn sent(out: &mut String, sent: &[f64], span: f64, y: f64) {
     let most = sent.iter().copied().fold(0.0, f64::max);
     if most > 0.0 {
         area(out, KV, sent.iter().map(|s| s / most), y);
-        text(out, RIGHT + 6.0, y + 10.0, 10.0, WAITING, &format!("{:.2} GB/s", most / 1e9));
+        text(out, (RIGHT + 6.0, y + 10.0), 10.0, WAITING, &format!("{:.2} GB/s", most / 1e9));
     }
     let all = sent.iter().sum::<f64>() * span / BINS as f64;
-    text(out, RIGHT + 6.0, y + 26.0, 10.0, WAITING, &format!("{:.1} GB in all", all / 1e9));
+    text(out, (RIGHT + 6.0, y + 26.0), 10.0, WAITING, &format!("{:.1} GB in all", all / 1e9));
 }
 
 fn axis(out: &mut String, span: f64, y: f64) {
-    for tick in crate::plot::ticks(0.0, span, 8) {
+    for tick in ticks(0.0, span, 8) {
         let x = LEFT + (RIGHT - LEFT) * tick / span;
         let _ = writeln!(
             out,
             "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{TOP}\" y2=\"{:.1}\" stroke=\"#cccccc\" stroke-width=\"0.6\"/>",
             y + 8.0
         );
-        text(out, x - 8.0, y + 22.0, 11.0, "#333333", &format!("{tick} s"));
+        text(out, (x - 8.0, y + 22.0), 11.0, "#333333", &format!("{tick} s"));
     }
+}
+
+/// Round numbers between two others, about so many.
+fn ticks(from: f64, to: f64, about: usize) -> Vec<f64> {
+    let rough = (to - from) / about.max(1) as f64;
+    if !(rough.is_finite() && rough > 0.0) {
+        return Vec::new();
+    }
+    let decade = 10f64.powf(rough.log10().floor());
+    let step = [1.0, 2.0, 5.0, 10.0].map(|m| m * decade).into_iter().find(|s| *s >= rough).unwrap_or(rough);
+    let first = (from / step).ceil() as i64;
+    // A product of a small whole number and a power of ten, without the digits that rounding adds.
+    let tidy = |k: i64| if step >= 1.0 { k as f64 * step } else { k as f64 / (1.0 / step).round() };
+    (first..).map(tidy).take_while(|t| *t <= to).collect()
 }
 
 fn legend(out: &mut String) {
@@ -279,16 +291,11 @@ fn legend(out: &mut String) {
     for (i, (colour, what)) in kinds.into_iter().enumerate() {
         let x = LEFT + 130.0 * i as f64;
         let _ = writeln!(out, "<rect x=\"{x}\" y=\"46\" width=\"14\" height=\"14\" rx=\"3\" fill=\"{colour}\"/>");
-        text(out, x + 20.0, 58.0, 12.0, "#333333", what);
+        text(out, (x + 20.0, 58.0), 12.0, "#333333", what);
     }
     let x = LEFT + 540.0;
     let _ = writeln!(out, "<line x1=\"{x}\" x2=\"{}\" y1=\"53\" y2=\"53\" stroke=\"{WAITING}\"/>", x + 20.0);
-    text(out, x + 26.0, 58.0, 12.0, "#333333", "tasks that wait, each row to its own most");
-}
-
-fn text(out: &mut String, x: f64, y: f64, size: f64, colour: &str, words: &str) {
-    let safe = escaped(words);
-    let _ = writeln!(out, "<text x=\"{x:.0}\" y=\"{y:.1}\" font-size=\"{size}\" fill=\"{colour}\">{safe}</text>");
+    text(out, (x + 26.0, 58.0), 12.0, "#333333", "tasks that wait, each row to its own most");
 }
 
 #[cfg(test)]
@@ -302,5 +309,12 @@ mod tests {
         assert_eq!(bins[..4], [1.5, 3.0, 1.5, 0.0]);
         over(&mut bins, 2.0, Seconds(500.0), Seconds(f64::INFINITY), 1.0);
         assert_eq!((bins[249], bins[250], bins[BINS - 1]), (0.0, 1.0, 1.0));
+    }
+
+    #[test]
+    fn ticks_are_round() {
+        assert_eq!(ticks(0.0, 100.0, 5), [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]);
+        assert_eq!(ticks(0.0, 0.7, 4), [0.0, 0.2, 0.4, 0.6]);
+        assert!(ticks(0.0, f64::NAN, 4).is_empty());
     }
 }

@@ -1,7 +1,10 @@
-//! A placement as a picture (SVG): a row for each group of devices, with the models that it holds side by side.
+//! A placement as a diagram: a row for each group of devices, with the models that it holds side by side.
 
-use super::{COLOURS, escaped};
-use crate::placement::{Placement, Services, gpu_group::GpuGroup};
+use super::{begun, text};
+use crate::{
+    placement::{Placement, Services, gpu_group::GpuGroup},
+    svg::{COLOURS, escaped},
+};
 use std::fmt::Write;
 use tsnode_coordinator::{policy::batching::ServiceNo, scheduler::Cluster};
 
@@ -26,11 +29,8 @@ pub fn devices(cluster: &Cluster, group: &GpuGroup) -> String {
 #[must_use]
 pub fn svg(services: &Services, placement: &Placement, title: &str) -> String {
     let height = TOP + ROW * placement.groups.len() as f64 + 20.0;
-    let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height:.0}\" font-family=\"sans-serif\" font-size=\"12\">\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n<text x=\"20\" y=\"26\" font-size=\"14\">{}</text>\n",
-        escaped(title)
-    );
+    let mut out = begun(WIDTH, height);
+    text(&mut out, (20.0, 26.0), 14.0, "#1a1a1a", title);
     for (row, sharing) in placement.groups.iter().enumerate() {
         let y = TOP + ROW * row as f64;
         let named = escaped(&devices(services.cluster(), &sharing.group));
@@ -46,11 +46,12 @@ pub fn svg(services: &Services, placement: &Placement, title: &str) -> String {
 }
 
 fn bar(out: &mut String, services: &Services, service: ServiceNo, (x, y, wide): (f64, f64, f64)) {
-    let (problem, colour) = (services.problem(service), COLOURS[usize::from(service.0) % COLOURS.len()]);
+    let problem = services.problem(service);
+    let [red, green, blue] = COLOURS[usize::from(service.0) % COLOURS.len()];
     let said = format!("{} ({}, {:.2} requests/s)", problem.model.name, problem.workload.name, problem.rate);
     let _ = writeln!(
         out,
-        "<g><title>{}</title><rect x=\"{x:.1}\" y=\"{y:.0}\" width=\"{:.1}\" height=\"{BAR}\" rx=\"4\" fill=\"{colour}\"/>\
+        "<g><title>{}</title><rect x=\"{x:.1}\" y=\"{y:.0}\" width=\"{:.1}\" height=\"{BAR}\" rx=\"4\" fill=\"rgb({red},{green},{blue})\"/>\
          <text x=\"{:.1}\" y=\"{:.0}\" fill=\"#ffffff\">{}</text></g>",
         escaped(&said),
         wide - 2.0,
