@@ -161,6 +161,7 @@ mod tests {
         for known in [
             "TSNODE_THREADS",
             "TSNODE_KV_MEMORY",
+            "TSNODE_CONFIG",
             "TSNODE_SEEDS",
             "TSNODE_TEST_CARD",
             "TSNODE_RELEASES",
