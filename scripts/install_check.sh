@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Installs tsnode on a clean Debian and removes it again, in every way there is, and lists what remained: install.sh from a folder of
-# releases (also one that is cut, changed, or of another machine), the Debian package, and `tsnode service` for the system and a
+# releases (also one that is cut, changed, of another machine, or not signed as it has to be), the Debian package, and `tsnode service` for the system and a
 # user, each up to an answer of the embedded model. Debian is made by debootstrap in target/install-check, and started with systemd
 # as its first process in namespaces of its own; what changes is in memory, and gone with it. Needs root, debootstrap, dpkg-deb,
-# python3, 1 GB of disk; TSNODE names a program that has been built already. Ends with 3 where one of these is missing.
+# python3, openssl, 1 GB of disk; TSNODE names a program that has been built already. Ends with 3 where one of these is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,7 +12,7 @@ missing() {
   exit 3
 }
 [ "$(id -u)" = 0 ] || missing "this wants root"
-for tool in debootstrap dpkg-deb unshare nsenter python3 readelf strip; do
+for tool in debootstrap dpkg-deb unshare nsenter python3 openssl readelf strip; do
   command -v "$tool" > /dev/null || missing "no $tool"
 done
 tsnode=${TSNODE:-${CARGO_TARGET_DIR:-target}/debug/tsnode}
@@ -31,7 +31,7 @@ if ! [ -e "$base.made" ]; then
   touch "$base.made"
 fi
 
-# What a release has: an archive and its hash, and the package.
+# What a release has: an archive and its hash, signed, and the package.
 version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 releases=$work/releases
 rm -rf "$releases"
@@ -41,14 +41,25 @@ ln -s "../download/v$version" "$releases/latest/download"
 scripts/package_deb.sh "$releases/download/v$version/tsnode-$version-x86_64-linux/tsnode" "$releases" > "$work/deb.log"
 rm -r "$releases/download/v$version/tsnode-$version-x86_64-linux"
 archive=tsnode-$version-x86_64-linux.tar.gz
-# Cut, changed, and of another machine.
-for fault in cut changed other; do
+# Keys of whoever makes releases here, and of somebody else.
+keys=$(mktemp -d)
+public=$(scripts/sign_release.sh --new "$keys/ours")
+scripts/sign_release.sh --new "$keys/stranger" > /dev/null
+scripts/sign_release.sh "$keys/ours" "$releases/latest/download" > /dev/null
+# Cut, changed, with a list that says so, of another machine, signed by nobody, and by somebody else.
+for fault in cut changed listed other unsigned stranger; do
   mkdir -p "$releases/$fault/latest"
   cp -rL "$releases/latest/download" "$releases/$fault/latest/download"
 done
 truncate -s 1000000 "$releases/cut/latest/download/$archive"
 printf x | dd of="$releases/changed/latest/download/$archive" bs=1 seek=5000 conv=notrunc status=none
+printf x | dd of="$releases/listed/latest/download/$archive" bs=1 seek=5000 conv=notrunc status=none
+(cd "$releases/listed/latest/download" && sha256sum -- *.tar.gz > SHA256SUMS)
 sed -i s/x86_64/aarch64/ "$releases/other/latest/download/SHA256SUMS"
+scripts/sign_release.sh "$keys/ours" "$releases/other/latest/download" > /dev/null
+rm "$releases/unsigned/latest/download/SHA256SUMS.minisig"
+scripts/sign_release.sh "$keys/stranger" "$releases/stranger/latest/download" > /dev/null
+rm -r "$keys"
 cp scripts/install.sh "$releases/"
 
 boot() {
@@ -95,7 +106,8 @@ END
 debian() {
   [ -n "${init:-}" ] || return 1
   timeout 90 nsenter --target "$init" --mount --pid --net --cgroup --uts --ipc --root \
-    env -i --chdir=/ HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin TSNODE_RELEASES=http://127.0.0.1:8000 "$@" < /dev/null
+    env -i --chdir=/ HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin TSNODE_RELEASES=http://127.0.0.1:8000 \
+    TSNODE_RELEASE_KEY="$public" "$@" < /dev/null
 }
 # The same as ann, in a session of hers.
 ann() {
@@ -157,14 +169,24 @@ sh="curl -sf http://127.0.0.1:8000/install.sh | sh -s --"
 for fault in cut changed; do
   expect "an archive that is $fault" "nothing was installed" ann env TSNODE_RELEASES="http://127.0.0.1:8000/$fault" sh -c "$sh"
 done
+for fault in listed unsigned stranger; do
+  expect "a release that is $fault" "signed" ann env TSNODE_RELEASES="http://127.0.0.1:8000/$fault" sh -c "$sh"
+done
+# As where ca-certificates did not bring it.
+debian sh -c 'mkdir /tmp/few && ln -s /usr/bin/* /tmp/few/ && rm /tmp/few/openssl'
+expect "without openssl" "apt-get install openssl" ann env PATH=/tmp/few sh -c "$sh"
 expect "another machine's" "names no archive for" ann env TSNODE_RELEASES=http://127.0.0.1:8000/other sh -c "$sh"
 expect "no such version" "could not be fetched" ann sh -c "$sh --version 9.9.9"
 expect "no TLS" "begins with https://" ann env TSNODE_RELEASES=http://example.com sh -c "$sh"
+expect "no key" "TSNODE_RELEASE_KEY" ann env TSNODE_RELEASE_KEY= sh -c "$sh"
 expect "no releases" "TSNODE_RELEASES" ann env TSNODE_RELEASES= sh -c "$sh"
 expect "half of the script" "" ann sh -c "head -c 3000 /releases/install.sh | sh"
 nothing_remained "what was refused"
 expect "installs" "next: tsnode join" ann sh -c "$sh"
 expect "the version" "$version" ann tsnode version
+expect "the newest by its signature" "is the newest release" ann tsnode update --check
+expect "an update that is listed" "is not what the key" ann tsnode update --check --from http://127.0.0.1:8000/listed
+expect "an update by a stranger" "none of those" ann tsnode update --check --from http://127.0.0.1:8000/stranger
 ann sh -c 'tsnode join > /dev/null 2>&1 & echo $! > /tmp/join.pid'
 answers ann /home/ann/.local/share/tsnode
 # shellcheck disable=SC2016

@@ -3,7 +3,7 @@
 use super::{is_set, json as json_flag, output, switch, verb};
 use crate::{
     cli::exit::{Exit, Kind},
-    update::{ProgramPlace, Releases, UpdateError},
+    update::{ProgramPlace, ReleaseKeys, Releases, UpdateError},
 };
 use clap::{Arg, ArgMatches, Command};
 use semver::Version;
@@ -13,16 +13,20 @@ use std::env;
 
 /// The variable that says where releases are.
 const RELEASES: &str = "TSNODE_RELEASES";
+/// The variable that says whose they are.
+const RELEASE_KEY: &str = "TSNODE_RELEASE_KEY";
 
 pub(super) fn command() -> Command {
     let version =
         Arg::new("version").long("version").value_name("X").value_parser(|text: &str| text.parse::<Version>());
     let from = Arg::new("from").long("from").value_name("URL");
+    let key = Arg::new("key").long("key").value_name("KEY");
     verb("update", "Replace this program by a release's, verified; the one before is kept", "tsnode update --check")
         .arg(switch("check", "Say whether there is a newer one, and change nothing"))
         .arg(version.help("Not the newest, but this one").conflicts_with("rollback"))
         .arg(switch("rollback", "Change this program with the one before").conflicts_with("check"))
         .arg(from.help("Folder of releases [default: TSNODE_RELEASES]"))
+        .arg(key.help("Public key that signs them [default: TSNODE_RELEASE_KEY, then that of the program]"))
         .arg(json_flag())
 }
 
@@ -37,7 +41,7 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     }
     let base = matches.get_one::<String>("from").cloned().or_else(|| env::var(RELEASES).ok());
     let base = base.filter(|base| !base.trim().is_empty()).ok_or_else(|| exit(UpdateError::Nowhere))?;
-    let releases = Releases::new(&base).map_err(exit)?;
+    let releases = Releases::new(&base, keys(matches).map_err(exit)?).map_err(exit)?;
     let wanted = matches.get_one::<Version>("version");
     let archive = releases.find(wanted).await.map_err(exit)?;
     // What is older is taken where it is named, and never by itself.
@@ -66,6 +70,15 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     Ok(())
 }
 
+/// Whose releases are taken: who names a folder may name its key too.
+fn keys(matches: &ArgMatches) -> Result<ReleaseKeys, UpdateError> {
+    let named = matches.get_one::<String>("key").cloned().or_else(|| env::var(RELEASE_KEY).ok());
+    match named.filter(|key| !key.trim().is_empty()) {
+        Some(named) => ReleaseKeys::parse(&named),
+        None => ReleaseKeys::built_in(),
+    }
+}
+
 /// Why this program stays as it is.
 fn nothing_to_do(own: &Version, there: &Version, is_named: bool) -> String {
     match own.cmp(there) {
@@ -87,8 +100,8 @@ fn said(matches: &ArgMatches, told: &serde_json::Value, line: &str) -> Result<()
 
 fn exit(error: UpdateError) -> Exit {
     let kind = match error {
-        UpdateError::Nowhere | UpdateError::Insecure(_) => Kind::Usage,
-        UpdateError::Unreachable { .. } => Kind::Unreachable,
+        UpdateError::Nowhere | UpdateError::NoKey | UpdateError::Key(_) | UpdateError::Insecure(_) => Kind::Usage,
+        UpdateError::Unreachable { .. } | UpdateError::Unsigned { .. } => Kind::Unreachable,
         _ => Kind::Other,
     };
     Exit::new(kind, error.to_string())

@@ -5,7 +5,7 @@ use crate::hardware::memory::Size;
 
 /// Variables that verbs, tests and scripts of this repository read, by their beginnings.
 const DEVELOPERS: [&str; 8] =
-    ["TEST_", "EMULATED_", "WRITE_", "CARD_LOST", "KV_TRANSFERS", "SEED", "CONFIG", "RELEASES"];
+    ["TEST_", "EMULATED_", "WRITE_", "CARD_LOST", "KV_TRANSFERS", "SEED", "CONFIG", "RELEASE"];
 
 /// What settings are held against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,8 +158,16 @@ mod tests {
         );
         assert!(unknown("TSNODE_KVMEMORY")[0].ends_with("did you mean TSNODE_KV_MEMORY?"));
         assert!(unknown("TSNODE_COLOUR_OF_THE_SKY")[0].ends_with("`tsnode config show` lists all"));
-        for known in ["TSNODE_THREADS", "TSNODE_KV_MEMORY", "TSNODE_CONFIG", "TSNODE_TEST_CARD", "TSNODE_SEEDS", "HOME"]
-        {
+        for known in [
+            "TSNODE_THREADS",
+            "TSNODE_KV_MEMORY",
+            "TSNODE_CONFIG",
+            "TSNODE_SEEDS",
+            "TSNODE_TEST_CARD",
+            "TSNODE_RELEASES",
+            "TSNODE_RELEASE_KEY",
+            "HOME",
+        ] {
             assert!(unknown(known).is_empty(), "{known}");
         }
     }
