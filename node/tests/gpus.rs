@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Net, PROMPT, owned};
+use common::{Net, PROMPT, owned, seat};
 use serde_json::{Value, json};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -67,7 +67,7 @@ impl Gpus {
     async fn up(&self, devices: &[&str], layout: &str) -> Net {
         let host = |device: &&str| PeerConfig::Host { flags: owned(&["--threads", "1", "--device", device]) };
         let flags = [&FLAGS[..], &["--layout", layout]].concat();
-        Net::run_by(self.program(), devices.iter().map(host).collect(), &flags).await
+        Net::run_by(seat().await, self.program(), devices.iter().map(host).collect(), &flags).await
     }
 }
 

@@ -10,7 +10,7 @@ use tsnode_testnet::Sight;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_swarm_outlives_its_peers() {
     let flags = ["--kv-codec", "raw", "--layout", "prefill=1,decode=1,decode=1"];
-    let mut net = Net::up(Wish { peers: 4, gateways: 1, flags: &flags, model_flags: &[] }).await;
+    let mut net = Net::up_beside(Wish { peers: 4, gateways: 1, flags: &flags, model_flags: &[] }).await;
     // peer3 has no group: killing it changes nothing.
     let url = format!("{}/v1/completions", net.peer(4).http);
     let long = json!({ "prompt": PROMPT, "max_tokens": 900, "stream": true, "ignore_eos": true, "temperature": 0 });
@@ -81,7 +81,7 @@ fn list(seed: u64) -> Value {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn owners_have_their_machines_back_and_no_stream_notices() {
     let flags = ["--kv-codec", "raw", "--layout", "prefill=1,decode=1,decode=1"];
-    let net = Net::up(Wish { peers: 3, gateways: 1, flags: &flags, model_flags: &[] }).await;
+    let net = Net::up_beside(Wish { peers: 3, gateways: 1, flags: &flags, model_flags: &[] }).await;
     let url = format!("{}/v1/completions", net.peer(3).http);
     let long = json!({ "prompt": PROMPT, "max_tokens": 900, "stream": true, "ignore_eos": true, "temperature": 0 });
     let undisturbed = rest(b"", net.client.post(&url).json(&long).send().await.unwrap().bytes_stream()).await;
@@ -124,7 +124,7 @@ async fn owners_have_their_machines_back_and_no_stream_notices() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_outlives_the_peer_that_prefills_it() {
     let flags = ["--kv-codec", "raw", "--layout", "prefill=1,decode=1,prefill=1", "--shape-mbit", "8"];
-    let net = Net::up(Wish { peers: 3, gateways: 1, flags: &flags, model_flags: &[] }).await;
+    let net = Net::up_beside(Wish { peers: 3, gateways: 1, flags: &flags, model_flags: &[] }).await;
     let words: Vec<u32> = (0..800).map(|n| 300 + n * 7 % 3000).collect();
     let body = json!({ "prompt": words, "max_tokens": 24, "temperature": 0, "ignore_eos": true });
     let expected = until_split(&net, &body).await;
