@@ -22,7 +22,7 @@ const LONG: Duration = Duration::from_secs(90);
 /// What the text begins with, and tokens of prompt and answer.
 const BEGINNING: [u64; 4] = [296, 82, 19, 300];
 const PROMPT_TOKENS: usize = 44;
-const NEW_TOKENS: usize = 24;
+const NEW_TOKENS: usize = 16;
 /// Of these, those that a client has when the GPU is lost.
 const LOST_AFTER: usize = 8;
 /// Pages enough; what is free on a GPU would otherwise be filled with them.

@@ -97,7 +97,7 @@ async fn a_mixture_of_experts_outlives_them_too() {
     };
     let answers = Answers::learn(&config).await.unwrap();
     let mut net = Testnet::up(&config).await.unwrap();
-    killed_in_every_role(&mut net, &answers, 1, 6, 8).await;
+    killed_in_every_role(&mut net, &answers, 1, 4, 8).await;
     net.down().await.unwrap();
 }
 
