@@ -23,7 +23,7 @@ use tsnode_testnet::client::Reader;
 const LONG: Duration = Duration::from_secs(20);
 const RESPONSE_LOG: &str = "response.log";
 /// Tokens of an answer.
-const TOKENS: usize = 800;
+const TOKENS: usize = 500;
 /// Answers at once: one alone is over before anything can happen to it.
 const STREAMS: u64 = 8;
 
