@@ -187,7 +187,9 @@ impl Gpu {
     /// # Errors
     /// As [`Gpu::open`]: what fails while kernels are chosen is no error, and they are compiled ahead then.
     pub fn open_with(ordinal: u16, cache: &KernelCache) -> Result<Self, GpuError> {
-        Ok(Self::on(driver_api::open_with(ordinal, jit::Nvrtc::find(), cache)?))
+        let nvrtc = jit::Nvrtc::find();
+        let compiler = nvrtc.as_ref().map(|nvrtc| nvrtc as &dyn jit::KernelCompiler).map_err(Clone::clone);
+        Ok(Self::on(driver_api::open_with(ordinal, compiler, cache)?))
     }
 
     /// On a machine.

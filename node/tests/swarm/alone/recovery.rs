@@ -4,7 +4,9 @@
 //! `TSNODE_FAULTS=200 TSNODE_SEED=11 cargo test --workspace --test swarm recovery:: -- --nocapture` kills two hundred times.
 #![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
+use super::undisturbed;
 use crate::common::turn;
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use tsnode_testnet::{
@@ -15,14 +17,19 @@ use tsnode_testnet::{
 /// What peers do that are killed, whatever the seed. Whom it names may be the coordinator or a member of a group when it is its turn, or
 /// may not: the seed names peers, and the swarm gives them their parts.
 const ROLES: [&str; 3] = ["decode leader", "gateway", "prefill leader"];
-/// Faults that are drawn, after those that kill.
-const DRAWN: usize = 8;
+/// Kills, and more of them for as long as one of these was not hit: so many times at most.
+const KILLS: usize = 7;
+const MORE_KILLS: usize = 3;
+const TIMES: u64 = 3;
+/// From the usual seed so many on, a slow peer, a stopped one and a stopped gateway are drawn first.
+const DRAWN_AFTER: u64 = 151;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn streams_outlive_the_peers_that_serve_them() {
     let setting = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
     let _turn = turn().await;
-    let (kills, seed) = (setting("TSNODE_FAULTS").unwrap_or(12) as usize, setting("TSNODE_SEED").unwrap_or(1));
+    let kills = setting("TSNODE_FAULTS").map_or(KILLS, |kills| kills as usize);
+    let seed = setting("TSNODE_SEED").unwrap_or(1);
     let flags =
         ["--split", "always", "--kv-codec", "int4", "--layout", "prefill=1,prefill=1,decode=1,decode=2,decode=1"];
     let folder = tempfile::tempdir().unwrap();
@@ -35,27 +42,41 @@ async fn streams_outlive_the_peers_that_serve_them() {
         http_port: None,
         flags: flags.map(str::to_owned).into(),
     };
-    let answers = Answers::learn(&config).await.unwrap();
+    let answers = undisturbed(&config).await;
     let mut net = Testnet::up(&config).await.unwrap();
-    for (deeds, faults) in [(Deeds::Only(vec![Deed::Kill]), kills), (Deeds::Drawn, DRAWN)] {
-        // Requests have other names in the second part.
-        let is_drawn = deeds == Deeds::Drawn;
-        let seed = seed + u64::from(is_drawn);
-        let (until, limits) = (Until::Faults(faults), PauseLimits::default());
-        let chaos = Chaos { seed, streams: 16, until, deeds, pairs: 0.0, limits };
-        let told = |fault: &chaos::Fault| println!("{:?} {}, {}", fault.deed, fault.peer, fault.role);
-        let report = chaos::run(&mut net, chaos, answers.clone(), told).await.unwrap();
-        println!("{} streams; {:?}", report.streams.len(), report.summary());
-        println!("the longest: {:?}", report.slowest());
-        println!("{}", ChaosVerdict::of(&report));
-        assert_eq!(report.wrongs(), Vec::<String>::new());
-        if !is_drawn {
-            assert!(report.pauses().is_some(), "nobody was hit");
-            let hits = report.hits();
-            assert!(ROLES.iter().all(|role| hits.contains_key(role)), "each role was hit: {hits:?}");
+    killed_in_every_role(&mut net, &answers, seed, kills, 16).await;
+    // Requests have other names in each part.
+    let (seed, until) = (seed + DRAWN_AFTER, Until::Faults(kills.div_ceil(3)));
+    let limits = PauseLimits::default();
+    broken(&mut net, &answers, Chaos { seed, streams: 16, until, deeds: Deeds::Drawn, pairs: 0.0, limits }).await;
+    net.down().await.unwrap();
+}
+
+/// Kills so many, and then a few more until each role was hit.
+async fn killed_in_every_role(net: &mut Testnet, answers: &Answers, seed: u64, kills: usize, streams: usize) {
+    let mut hit = BTreeSet::new();
+    for time in 0..TIMES {
+        let until = Until::Faults(if time == 0 { kills } else { MORE_KILLS });
+        let (seed, deeds, limits) = (seed + time, Deeds::Only(vec![Deed::Kill]), PauseLimits::default());
+        hit.extend(broken(net, answers, Chaos { seed, streams, until, deeds, pairs: 0.0, limits }).await);
+        if ROLES.iter().all(|role| hit.contains(*role)) {
+            return;
         }
     }
-    net.down().await.unwrap();
+    panic!("not each role was hit: {hit:?}");
+}
+
+/// Breaks a swarm, and holds what came of it against what must hold; the roles that were hit.
+async fn broken(net: &mut Testnet, answers: &Answers, chaos: Chaos) -> BTreeSet<String> {
+    let told = |fault: &chaos::Fault| println!("{:?} {}, {}", fault.deed, fault.peer, fault.role);
+    let kills = chaos.deeds != Deeds::Drawn;
+    let report = chaos::run(net, chaos, answers.clone(), told).await.unwrap();
+    println!("{} streams; {:?}", report.streams.len(), report.summary());
+    println!("the longest: {:?}", report.slowest());
+    println!("{}", ChaosVerdict::of(&report));
+    assert_eq!(report.wrongs(), Vec::<String>::new());
+    assert!(!kills || report.pauses().is_some(), "nobody was hit");
+    report.hits().into_keys().map(str::to_owned).collect()
 }
 
 /// A mixture of experts instead of the model inside the program: whoever dies, tokens are the same.
@@ -76,14 +97,7 @@ async fn a_mixture_of_experts_outlives_them_too() {
     };
     let answers = Answers::learn(&config).await.unwrap();
     let mut net = Testnet::up(&config).await.unwrap();
-    let (until, limits) = (Until::Faults(12), PauseLimits::default());
-    let chaos = Chaos { seed: 1, streams: 8, until, deeds: Deeds::Only(vec![Deed::Kill]), pairs: 0.0, limits };
-    let told = |fault: &chaos::Fault| println!("{:?} {}, {}", fault.deed, fault.peer, fault.role);
-    let report = chaos::run(&mut net, chaos, answers, told).await.unwrap();
-    println!("{} streams; {:?}", report.streams.len(), report.summary());
-    assert_eq!(report.wrongs(), Vec::<String>::new());
-    let hits = report.hits();
-    assert!(ROLES.iter().all(|role| hits.contains_key(role)), "each role was hit: {hits:?}");
+    killed_in_every_role(&mut net, &answers, 1, 4, 8).await;
     net.down().await.unwrap();
 }
 

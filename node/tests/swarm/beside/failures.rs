@@ -10,7 +10,7 @@ use tsnode_testnet::Sight;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_swarm_outlives_its_peers() {
     let flags = ["--kv-codec", "raw", "--layout", "prefill=1,decode=1,decode=1"];
-    let mut net = Net::up(Wish { peers: 4, gateways: 1, flags: &flags, model_flags: &[] }).await;
+    let mut net = Net::up_beside(Wish { peers: 4, gateways: 1, flags: &flags, model_flags: &[] }).await;
     // peer3 has no group: killing it changes nothing.
     let url = format!("{}/v1/completions", net.peer(4).http);
     let long = json!({ "prompt": PROMPT, "max_tokens": 900, "stream": true, "ignore_eos": true, "temperature": 0 });
@@ -18,22 +18,8 @@ async fn a_swarm_outlives_its_peers() {
     let first = stream.next().await.unwrap().unwrap();
     net.net.kill(3).await.unwrap();
     let undisturbed = rest(&first, stream).await;
-    let mut lists = Vec::new();
-    for seed in 0..LISTS {
-        lists.push(rest(b"", net.client.post(&url).json(&list(seed)).send().await.unwrap().bytes_stream()).await);
-    }
-    let whole = lists.iter().filter(|said| serde_json::from_str::<Vec<Value>>(said).is_ok_and(|all| all.len() >= 20));
-    assert!(whole.count() > 0, "no list was finished: {lists:?}");
 
-    // The peer that decodes dies: the stream goes on elsewhere, with the same words, and the swarm serves on. So do lists that
-    // have to be lists.
-    let mut begun = Vec::new();
-    for seed in 0..LISTS {
-        let response = net.client.post(&url).json(&list(seed)).send().await.unwrap();
-        let by = response.headers()["x-tsnode-decode"].to_str().unwrap().to_owned();
-        let mut stream = response.bytes_stream();
-        begun.push((by, stream.next().await.unwrap().unwrap(), stream));
-    }
+    // The peer that decodes dies: the stream goes on elsewhere, with the same words, and the swarm serves on.
     let response = net.client.post(&url).json(&long).send().await.unwrap();
     let decode = response.headers()["x-tsnode-decode"].to_str().unwrap().to_owned();
     let ids = swarm(&net).look().await;
@@ -43,12 +29,6 @@ async fn a_swarm_outlives_its_peers() {
     let killed = Instant::now();
     net.net.kill(victim).await.unwrap();
     assert_eq!(rest(&first, stream).await, undisturbed);
-    let hit = begun.iter().filter(|(by, ..)| *by == decode).count();
-    for ((_, first, stream), said) in begun.into_iter().zip(&lists) {
-        assert_eq!(&rest(&first, stream).await, said);
-    }
-    println!("{hit} of {LISTS} lists were decoded by the peer that was killed");
-    assert!(hit > 0);
     println!("the stream has ended {:.1?} after the kill", killed.elapsed());
     let again = async {
         loop {
@@ -67,21 +47,11 @@ async fn a_swarm_outlives_its_peers() {
     net.down().await;
 }
 
-/// Answers at once that a schema holds.
-const LISTS: u64 = 20;
-
-/// A request for a list in JSON, long enough for a peer to die meanwhile.
-fn list(seed: u64) -> Value {
-    let item = json!({ "type": "string", "minLength": 8, "maxLength": 20 });
-    let schema = json!({ "type": "array", "items": item, "minItems": 20, "maxItems": 24 });
-    json!({ "prompt": PROMPT, "max_tokens": 600, "stream": true, "temperature": 0.9, "seed": seed, "guided_json": schema })
-}
-
 /// An owner who pauses a peer that decodes has it back, and one who leaves is gone; no stream says anything else for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn owners_have_their_machines_back_and_no_stream_notices() {
     let flags = ["--kv-codec", "raw", "--layout", "prefill=1,decode=1,decode=1"];
-    let net = Net::up(Wish { peers: 3, gateways: 1, flags: &flags, model_flags: &[] }).await;
+    let net = Net::up_beside(Wish { peers: 3, gateways: 1, flags: &flags, model_flags: &[] }).await;
     let url = format!("{}/v1/completions", net.peer(3).http);
     let long = json!({ "prompt": PROMPT, "max_tokens": 900, "stream": true, "ignore_eos": true, "temperature": 0 });
     let undisturbed = rest(b"", net.client.post(&url).json(&long).send().await.unwrap().bytes_stream()).await;
@@ -124,7 +94,7 @@ async fn owners_have_their_machines_back_and_no_stream_notices() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_outlives_the_peer_that_prefills_it() {
     let flags = ["--kv-codec", "raw", "--layout", "prefill=1,decode=1,prefill=1", "--shape-mbit", "8"];
-    let net = Net::up(Wish { peers: 3, gateways: 1, flags: &flags, model_flags: &[] }).await;
+    let net = Net::up_beside(Wish { peers: 3, gateways: 1, flags: &flags, model_flags: &[] }).await;
     let words: Vec<u32> = (0..800).map(|n| 300 + n * 7 % 3000).collect();
     let body = json!({ "prompt": words, "max_tokens": 24, "temperature": 0, "ignore_eos": true });
     let expected = until_split(&net, &body).await;

@@ -13,7 +13,7 @@ const LOUD: &str = "info,tsnode=trace,tsnode_coordinator=trace,tsnode_kernels=tr
 /// `tsnode join` and `chat` at a terminal: who one is, what one does and one line that changes, in 80 columns, and no log.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_person_at_a_terminal_sees_what_matters() {
-    let _turn = common::turn().await;
+    let _turn = common::seat().await;
     let home = tempfile::tempdir().unwrap();
     let command = |words: &[&str]| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tsnode"));
@@ -88,7 +88,7 @@ async fn a_person_at_a_terminal_sees_what_matters() {
 /// A detached swarm is found by who asks elsewhere, its dead are shown, and its end is told.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_detached_swarm_is_found_and_its_end_is_told() {
-    let _turn = common::turn().await;
+    let _turn = common::seat().await;
     let home = tempfile::tempdir().unwrap();
     let run = async |arguments: &[&str]| {
         let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_tsnode"));

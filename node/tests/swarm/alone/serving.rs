@@ -1,7 +1,8 @@
 //! What clients get of a swarm whose peers all live, and what is left of it afterwards.
 
+use super::verbs;
 use crate::common::{Net, PROMPT, Wish};
-use crate::{LONG, all_pages_free, swarm, talk, until_said, verbs};
+use crate::{LONG, all_pages_free, swarm, talk, until_said};
 use futures::StreamExt;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;

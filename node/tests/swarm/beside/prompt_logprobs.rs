@@ -39,7 +39,7 @@ async fn a_prompts_tokens_are_as_likely_as_transformers_says() {
     let model = widened.path().display().to_string();
     // With raw KV an answer is the same wherever its prompt is computed.
     let flags = ["--layout", "prefill=1,decode=2", "--kv-dtype", "f32", "--kv-codec", "raw"];
-    let net = Net::up(Wish { peers: 3, gateways: 1, flags: &flags, model_flags: &["--model", &model] }).await;
+    let net = Net::up_beside(Wish { peers: 3, gateways: 1, flags: &flags, model_flags: &["--model", &model] }).await;
     let cases = cases(&folder);
     for case in &cases {
         // The second time every page of the prompt is cached.

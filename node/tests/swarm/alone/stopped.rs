@@ -1,15 +1,16 @@
 //! A peer whose process is stopped says nothing, and its connections stay open: what it did goes on elsewhere before QUIC
 //! gives them up, whichever part it had.
 
+use super::undisturbed;
 use crate::common::turn;
 use std::path::PathBuf;
 use tsnode_testnet::{
-    Answers, PeerConfig, Testnet, TestnetConfig,
+    PeerConfig, Testnet, TestnetConfig,
     chaos::{self, Chaos, ChaosVerdict, Deed, Deeds, PauseLimits, Until},
 };
 
-/// Stops: each other one lasts for five seconds.
-const STOPS: usize = 6;
+/// Stops, of which the last lasts for five seconds.
+const STOPS: usize = 4;
 /// What half of the streams that were hit stood still for at most (s), gateways that were stopped aside. QUIC alone notices after
 /// four, and then an answer has to be gone on with yet. How long the longest takes is `testnet chaos`'s to say, on a machine that
 /// does nothing else: where a processor is full, patience grows with what is known of its lateness.
@@ -30,7 +31,7 @@ async fn a_stopped_peer_is_missed_before_its_connections_are_given_up() {
         http_port: None,
         flags: flags.map(str::to_owned).into(),
     };
-    let answers = Answers::learn(&config).await.unwrap();
+    let answers = undisturbed(&config).await;
     let mut net = Testnet::up(&config).await.unwrap();
     let limits = PauseLimits { p99: None, worst: None };
     let (deeds, until) = (Deeds::Only(vec![Deed::Stop]), Until::Faults(STOPS));

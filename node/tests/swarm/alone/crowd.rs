@@ -2,7 +2,7 @@
 //! lets a newcomer in.
 #![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
-use crate::common::{Net, PROMPT};
+use crate::common::{Net, PROMPT, turn};
 use serde_json::json;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
@@ -112,7 +112,7 @@ async fn a_crowd_of_idle_connections_keeps_nobody_from_being_served_or_from_comi
     assert!(doors::raise_files() > 3 * CROWD as u64 + 256, "this test needs files itself: ulimit -Hn");
     let folder = tempfile::tempdir().unwrap();
     let peers = PeerConfig::alike(2, 1, &[]);
-    let net = Net::run_by(with_few_files(folder.path()), peers, &[]).await;
+    let net = Net::run_by(turn().await, with_few_files(folder.path()), peers, &[]).await;
     let peer = net.peer(0);
     let mut all = JoinSet::new();
     ports(&net).await.into_iter().for_each(|port| crowd(&mut all, port));

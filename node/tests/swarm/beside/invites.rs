@@ -14,7 +14,7 @@ use tsnode_testnet::Sight;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_invite_lets_in_until_it_is_used_up_taken_back_or_over() {
-    let net = Net::up(Wish { peers: 1, gateways: 1, flags: &[], model_flags: &[] }).await;
+    let net = Net::up_beside(Wish { peers: 1, gateways: 1, flags: &[], model_flags: &[] }).await;
     let (founder, member) = (net.peer(0).data_dir, net.peer(1).data_dir);
     let seen = |count: usize| {
         move |sights: &[Option<Sight>]| match &sights[0] {

@@ -11,7 +11,7 @@ const LENDERS: usize = 4;
 const GATEWAY: usize = 4;
 /// As many as left each lender with one answer or two at a time: with more, all lenders are slow alike.
 const CLIENTS: usize = 6;
-const LOAD: Duration = Duration::from_secs(25);
+const LOAD: Duration = Duration::from_secs(15);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_honest_is_cut_off_under_load_and_no_log_warns() {

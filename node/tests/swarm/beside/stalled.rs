@@ -15,7 +15,7 @@ const BOUND: Duration = Duration::from_secs(20);
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_hangs_is_left_though_its_heartbeats_go_on() {
     let flags = ["--kv-codec", "raw", "--layout", "prefill=1,decode=1,decode=1"];
-    let net = Net::up(Wish { peers: 3, gateways: 1, flags: &flags, model_flags: &[] }).await;
+    let net = Net::up_beside(Wish { peers: 3, gateways: 1, flags: &flags, model_flags: &[] }).await;
     let long = json!({ "prompt": PROMPT, "max_tokens": 900, "ignore_eos": true, "temperature": 0 });
     let short = json!({ "prompt": PROMPT, "max_tokens": 8, "ignore_eos": true, "temperature": 0 });
     let (undisturbed, _) = net.tokens(GATEWAY, long.clone()).await;

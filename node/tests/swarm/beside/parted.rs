@@ -23,7 +23,7 @@ const MORE_KILLS: u64 = 6;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_prompt_parted_between_two_peers_has_the_tokens_of_one() {
     let flags = ["--split", "auto", "--layout", "prefill=1,decode=1"];
-    let mut net = Net::up(Wish { peers: 2, gateways: 1, flags: &flags, model_flags: &[] }).await;
+    let mut net = Net::up_beside(Wish { peers: 2, gateways: 1, flags: &flags, model_flags: &[] }).await;
     every_part_gives_the_same_tokens(&net).await;
     who_comes_back_goes_on_as_the_prompt_was_parted(&net).await;
     prompts_are_parted_where_members_say_so(&net).await;

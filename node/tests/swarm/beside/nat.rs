@@ -55,7 +55,7 @@ fn paths(sights: &[Option<Sight>], gateway: usize) -> Result<Vec<SeenPath>, Stri
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hosts_that_nobody_can_call_serve_over_relays_and_outlive_one() {
-    let alone = Net::up(Wish { peers: 1, gateways: 0, flags: &["--kv-codec", "raw"], model_flags: &[] }).await;
+    let alone = Net::up_beside(Wish { peers: 1, gateways: 0, flags: &["--kv-codec", "raw"], model_flags: &[] }).await;
     let (expected, _) = alone.tokens(0, body(64)).await;
     let (long, _) = alone.tokens(0, body(LENGTHY)).await;
     alone.down().await;
@@ -63,7 +63,7 @@ async fn hosts_that_nobody_can_call_serve_over_relays_and_outlive_one() {
     let host = || PeerConfig::Host { flags: owned(&["--threads", "1", "--wall", "udp"]) };
     let peers = [vec![PeerConfig::Gateway; GATEWAYS], (0..HOSTS).map(|_| host()).collect()].concat();
     let flags = ["--layout", "prefill=1,decode=2", "--kv-codec", "raw"];
-    let mut net = Net::of(peers, &flags).await;
+    let mut net = Net::of_beside(peers, &flags).await;
     swarm(&net).await_that(LONG, all_have_places).await.unwrap();
 
     // KV goes to both stages of the decode group, and every token round its ring, over a relay.

@@ -74,7 +74,7 @@ async fn texts_are_encoded_by_whoever_lends_an_encoder_and_is_alive() {
     let (embeds, ranks) =
         (encoder("tiny-bert").display().to_string(), encoder("tiny-bert-ranker").display().to_string());
     let model_flags = ["--embedding-model", &embeds, "--rerank-model", &ranks];
-    let mut net = Net::up(Wish { peers: 2, gateways: 1, flags: &[], model_flags: &model_flags }).await;
+    let mut net = Net::up_beside(Wish { peers: 2, gateways: 1, flags: &[], model_flags: &model_flags }).await;
     lenders(&net, 2).await;
     vectors_are_those_of_sentence_transformers(&net).await;
     documents_are_ranked(&net).await;

@@ -26,7 +26,7 @@ enum Departure {
 async fn any_stage_of_a_group_may_go_and_no_stream_notices() {
     // A millisecond from stage to stage: answers that are still running when the plan has changed, on any machine.
     let flags = ["--layout", "mixed=2,mixed=2", "--shape-ms", "1"];
-    let mut net = Net::up(Wish { peers: 5, gateways: 1, flags: &flags, model_flags: &[] }).await;
+    let mut net = Net::up_beside(Wish { peers: 5, gateways: 1, flags: &flags, model_flags: &[] }).await;
     await_both_groups(&net).await;
     let undisturbed = stream(&net).await.rest().await.0;
     for (position, wanted) in [
