@@ -65,6 +65,8 @@ pub const SEQUENCE_TOKENS: u32 = 1 << 20;
 pub const PREFIXES: usize = 256;
 /// Sequences in one step.
 pub const BATCH: usize = 4096;
+/// Tokens that one step chooses: of each sequence one, and one for each draft token that holds.
+pub const CHOSEN: usize = 16 * BATCH;
 /// The grammar of one answer (bytes): the largest schemas of APIs are some ten thousand.
 pub const GRAMMAR_BYTES: usize = 64 * 1024;
 /// Tokens that may end the text of one grammar.

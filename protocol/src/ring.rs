@@ -295,6 +295,10 @@ impl RingFrame {
                 Err(CodecError::Invalid("KV in too many pieces"))
             }
             Self::PromptLogprobs { logprobs, .. } => check_prompt_logprobs(logprobs),
+            Self::Sampled { tokens, .. } if tokens.len() > limits::CHOSEN => {
+                Err(CodecError::Invalid("more tokens than a step chooses"))
+            }
+            Self::Sampled { tokens, .. } => tokens.iter().try_for_each(|(_, sampled)| sampled.check()),
             Self::Grow(grow) if grow.room > limits::SEQUENCE_TOKENS => Err(CodecError::Invalid("sequence too long")),
             Self::Step(step) => {
                 let rows: usize = step.entries.iter().map(|e| e.tokens.len()).sum();

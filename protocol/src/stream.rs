@@ -216,6 +216,11 @@ impl DecodeEvent {
     pub fn check(&self) -> Result<(), CodecError> {
         match self {
             Self::PromptLogprobs { logprobs, .. } => check_prompt_logprobs(logprobs),
+            Self::Token { sampled, .. } => sampled.check(),
+            // Each stage of the group says of its own that they are no more than the stages they may come from.
+            Self::KvArrived { deliveries, .. } if deliveries.len() > limits::STAGES * limits::STAGES => {
+                Err(CodecError::Invalid("KV in too many pieces"))
+            }
             _ => Ok(()),
         }
     }
@@ -282,6 +287,19 @@ pub enum PrefillEvent {
     },
     /// It will not happen.
     Failed(String),
+}
+
+impl PrefillEvent {
+    /// Refuses what is out of bounds.
+    ///
+    /// # Errors
+    /// Names the rule broken.
+    pub fn check(&self) -> Result<(), CodecError> {
+        match self {
+            Self::First { sampled, .. } => sampled.check(),
+            Self::KvSent { .. } | Self::Failed(_) => Ok(()),
+        }
+    }
 }
 
 /// The length in front of a frame of `bytes`.
