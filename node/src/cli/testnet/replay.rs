@@ -5,7 +5,7 @@ mod compared;
 mod simulated;
 mod terms;
 
-use super::{config, exit, spinner, swarm_args};
+use super::{config, exit, interrupts::Interrupts, spinner, swarm_args};
 use crate::{
     cli::{
         ask::{Peer, unread},
@@ -154,8 +154,8 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     let net = net.map_err(exit)?;
     let replayed = replayed(settings, matches, &net, trace, &hosts).await;
     let folder = net.folder().to_owned();
-    let keeps = is_set(matches, "keep") || replayed.is_err();
-    net.down().await.map_err(exit)?;
+    let ended = Interrupts::heard().down(net).await;
+    let keeps = is_set(matches, "keep") || replayed.is_err() || ended.is_err();
     let compared = match replayed {
         Ok(compared) => compared,
         Err(error) => {
@@ -178,6 +178,8 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         say!("{}", compared.verdict());
         compared.reasons().iter().for_each(|line| say!("{line}"));
     }
+    // What was measured is told first.
+    ended?;
     compared.held(matches.get_one::<f64>("most-off").map(|percent| percent / 100.0))
 }
 
