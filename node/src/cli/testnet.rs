@@ -2,13 +2,12 @@
 
 mod broken;
 mod chaos;
-mod interrupts;
 mod replay;
 mod sharing;
 
 use super::{
-    ask::Peer, decimal, detached::usual_folder, is_set, json as json_flag, output::print_json, requests, submit,
-    switch, verb, whole,
+    ask::Peer, decimal, detached::usual_folder, interrupts::Interrupts, is_set, json as json_flag, output::print_json,
+    requests, submit, switch, verb, whole,
 };
 use crate::{
     cli::exit::{Exit, Kind},
@@ -18,7 +17,6 @@ use crate::{
 };
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use indicatif::{ProgressBar, ProgressStyle};
-use interrupts::Interrupts;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -180,7 +178,7 @@ fn folder(matches: &ArgMatches) -> PathBuf {
     matches.get_one::<PathBuf>("dir").cloned().unwrap_or_else(usual_folder)
 }
 
-fn exit(error: TestnetError) -> Exit {
+pub(super) fn exit(error: TestnetError) -> Exit {
     match error {
         TestnetError::Io { what, error } => Exit::file(Kind::Other, what, &error),
         error => Exit::new(Kind::Other, error.to_string()),

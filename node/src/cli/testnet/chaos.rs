@@ -1,10 +1,11 @@
 //! `tsnode testnet chaos`: breaks a swarm under load by a seed's schedule, and says whether anybody could have noticed.
 
-use super::{config, exit, interrupts::Interrupts, swarm_args};
+use super::{config, exit, swarm_args};
 use crate::{
     cli::{
         decimal,
         exit::{Exit, Kind},
+        interrupts::Interrupts,
         is_set, json as json_flag,
         output::print_json,
         switch, verb, whole,

@@ -5,7 +5,7 @@ mod compared;
 mod simulated;
 mod terms;
 
-use super::{config, exit, interrupts::Interrupts, spinner, swarm_args};
+use super::{config, exit, spinner, swarm_args};
 use crate::{
     cli::{
         ask::{Peer, unread},
@@ -18,6 +18,7 @@ use crate::{
         },
         decimal,
         exit::{Exit, Kind},
+        interrupts::Interrupts,
         is_set, json as json_flag, output, swarm_settings, switch, verb, whole,
     },
     config::{Settings, values},

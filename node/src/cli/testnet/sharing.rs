@@ -5,7 +5,7 @@ mod compared;
 mod simulated;
 mod turns;
 
-use super::{dir, exit, folder, interrupts::Interrupts, spinner};
+use super::{dir, exit, folder, spinner};
 use crate::{
     cli::{
         ask::Peer,
@@ -18,6 +18,7 @@ use crate::{
         },
         decimal,
         exit::{Exit, Kind},
+        interrupts::Interrupts,
         is_set, json as json_flag, output, switch, verb, whole,
     },
     config::{Settings, values},

@@ -1,6 +1,6 @@
 //! Ctrl-C, and whatever else asks a command to end, while it has peers running.
 
-use super::exit;
+use super::testnet::exit;
 use crate::{
     cli::exit::{Exit, Kind},
     platform::Signals,
