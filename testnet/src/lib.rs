@@ -358,7 +358,7 @@ impl Drop for Testnet {
     }
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use std::process::Stdio;

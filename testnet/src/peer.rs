@@ -151,7 +151,7 @@ impl Process {
     }
 
     /// Any process, as if it were one.
-    #[cfg(all(test, unix))]
+    #[cfg(test)]
     pub fn running(child: Child) -> Self {
         let info = PeerInfo {
             name: "process".into(),

@@ -1,6 +1,5 @@
 //! Ctrl-C, and whatever else asks a command to end, while it has peers running.
 
-use super::testnet::exit;
 use crate::{
     cli::exit::{Exit, Kind},
     platform::Signals,
@@ -51,7 +50,7 @@ impl Interrupts {
             self.next().await;
             is_interrupted = true;
         };
-        net.down_unless(hurry).await.map_err(exit)?;
+        net.down_unless(hurry).await?;
         if is_interrupted { Err(interrupted()) } else { Ok(()) }
     }
 }

@@ -178,11 +178,8 @@ fn folder(matches: &ArgMatches) -> PathBuf {
     matches.get_one::<PathBuf>("dir").cloned().unwrap_or_else(usual_folder)
 }
 
-pub(super) fn exit(error: TestnetError) -> Exit {
-    match error {
-        TestnetError::Io { what, error } => Exit::file(Kind::Other, what, &error),
-        error => Exit::new(Kind::Other, error.to_string()),
-    }
+fn exit(error: TestnetError) -> Exit {
+    error.into()
 }
 
 async fn up(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
