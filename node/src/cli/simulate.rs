@@ -49,7 +49,10 @@ pub(super) fn command() -> Command {
         ))
         .arg(value("policy", "NAME", "How requests are routed and batched [default: live+chunked, what nodes do]"))
         .arg(value("compare", "A,B,…", "Run several policies side by side").conflicts_with("policy"))
-        .arg(value("trace", "FILE", "These requests at their times, instead of drawn ones"))
+        .arg(
+            value("trace", "FILE", "These requests at their times, instead of drawn ones")
+                .conflicts_with_all(["requests", "bursty"]),
+        )
         .arg(value("requests", "N", "Draw so many [default: 5000]"))
         .arg(value("bursty", "C2", "Gaps with this squared coefficient of variation instead of Poisson's 1"))
         .arg(value(
