@@ -49,6 +49,8 @@ pub const LINKS: usize = 1024;
 pub const ADDRESSES: usize = 16;
 /// Any name or message in text (bytes).
 pub const TEXT_BYTES: usize = 256;
+/// What is kept of a reason that a peer gives, whatever it says (bytes).
+pub const REASON_BYTES: usize = 1024;
 /// Groups in one plan.
 pub const GROUPS: usize = 1024;
 /// Stages in one group.

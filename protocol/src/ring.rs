@@ -8,6 +8,7 @@ use crate::{
     codec::CodecError,
     kv::{Delivery, KvPace},
     limits,
+    reason::shorten,
     sampling::{PromptLogprob, check_prompt_logprobs},
 };
 use bincode::{Decode, Encode};
@@ -284,6 +285,20 @@ pub struct StepEntry {
 }
 
 impl RingFrame {
+    /// Leaves no more of a reason in it than is kept.
+    pub fn shorten_reason(&mut self) {
+        match self {
+            Self::Admit(Admit { refused: Some(Refusal::Full(why) | Refusal::Never(why)), .. })
+            | Self::Grow(Grow { refused: Some(Refusal::Full(why) | Refusal::Never(why)), .. })
+            | Self::Admitted { refused: Some(Refusal::Full(why) | Refusal::Never(why)), .. }
+            | Self::Grown { refused: Some(Refusal::Full(why) | Refusal::Never(why)), .. }
+            | Self::KvArrived { arrived: Err(why), .. }
+            | Self::KvSent { failed: Some(why), .. }
+            | Self::Failed { reason: why, .. } => shorten(why),
+            _ => {}
+        }
+    }
+
     /// Refuses frames out of bounds.
     ///
     /// # Errors

@@ -14,6 +14,7 @@ use crate::{
     kv::{Delivery, KvHeader, KvPace},
     limits,
     proof::{Code, Nonce},
+    reason::shorten,
     response_log::ResponseLogHead,
     ring::{KvTarget, RingHello, check_targets},
     sampling::{PromptLogprob, check_prompt_logprobs},
@@ -209,6 +210,13 @@ pub enum DecodeEvent {
 }
 
 impl DecodeEvent {
+    /// Leaves no more of a reason in it than is kept.
+    pub fn shorten_reason(&mut self) {
+        if let Self::Refused(why) | Self::KvFailed(why) | Self::End(End::Failed(why)) = self {
+            shorten(why);
+        }
+    }
+
     /// Refuses what is out of bounds.
     ///
     /// # Errors
@@ -290,6 +298,13 @@ pub enum PrefillEvent {
 }
 
 impl PrefillEvent {
+    /// Leaves no more of a reason in it than is kept.
+    pub fn shorten_reason(&mut self) {
+        if let Self::Failed(why) = self {
+            shorten(why);
+        }
+    }
+
     /// Refuses what is out of bounds.
     ///
     /// # Errors
