@@ -1,9 +1,9 @@
 //! Whether a GPU, or several together, compute a model as the processor does: looked at before anybody counts on it.
 //!
 //! Kernels are the same on every GPU, drivers and GPUs are not; and an owner's GPU may be broken. So the model that is to be
-//! served is tried itself, in the format of its weights: its first layer and its last, a prompt in two chunks, of some rows
-//! and of many, and single tokens behind it, KV that leaves packed and as it is, and the choice of a token. That takes a
-//! fraction of a second, of large mixtures of experts seconds, and the memory of two layers. Of a model that is still fetched
+//! served is tried itself, in the format of its weights: its first layer and its last, and one of each other kind between
+//! them; a prompt in two chunks, of some rows and of many, and single tokens behind it, KV that leaves packed and as it is, and the choice of a token. That takes a
+//! fraction of a second, of large mixtures of experts seconds, and the memory of the largest of these layers. Of a model that is still fetched
 //! the numbers are zeros: then only that everything runs is looked at, and layers are compared once they are there.
 
 use crate::{
@@ -14,6 +14,9 @@ use crate::{
 };
 use half::{bf16, f16};
 use tsnode_protocol::{KvCodec, KvDtype, LayerRange, RequestId, Sampled, Sampling, TileHeader, Token};
+
+/// Which of a model's parts are tried: counted up when they are more, since what passed with fewer is to be tried again.
+pub const METHOD: u32 = 2;
 
 /// Tokens of the prompt's first chunk; the second has as many as kernels of many rows are for ([`many_rows`]).
 const PROMPT: u32 = 40;
@@ -90,7 +93,7 @@ pub fn compare(gpu: &mut Engine, source: &ModelSource, threads: usize) -> Result
     compare_layers(gpu, source, threads, source.card().shape.all_layers())
 }
 
-/// The same with the first and the last of some layers. Rows that enter layers behind the model's first are made up.
+/// The same with some layers, of which the first, the last, and one of each other kind are tried. Rows that enter layers behind the model's first are made up.
 ///
 /// # Errors
 /// As [`compare`].
@@ -104,10 +107,9 @@ pub fn compare_layers(
     let config = EngineConfig { threads: Threads::together(threads), pool_bytes: POOL, kv_dtype: gpu.kv_dtype() };
     let mut processor = Engine::new(config)?;
     let one = |layer| LayerRange { start: layer, end: layer + 1 };
-    let entering = (layers.start > 0).then(|| made_up(source));
-    let rows = LayerPair::load(&mut processor, gpu, source, one(layers.start))?.compare(source, entering)?;
-    if layers.end > layers.start + 1 {
-        LayerPair::load(&mut processor, gpu, source, one(layers.end - 1))?.compare(source, Some(rows))?;
+    let mut entering = (layers.start > 0).then(|| made_up(source));
+    for layer in source.one_of_each_kind(layers)? {
+        entering = Some(LayerPair::load(&mut processor, gpu, source, one(layer))?.compare(source, entering)?);
     }
     Ok(())
 }

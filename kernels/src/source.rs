@@ -3,6 +3,7 @@
 mod chosen;
 mod error;
 mod gguf_model;
+mod layer_kinds;
 mod parts;
 mod small_files;
 

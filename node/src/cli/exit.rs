@@ -5,6 +5,7 @@ use std::fmt;
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
+use tsnode_testnet::TestnetError;
 
 /// Kinds of endings, by exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +71,15 @@ pub fn note(line: fmt::Arguments<'_>) {
 impl fmt::Display for Exit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
+    }
+}
+
+impl From<TestnetError> for Exit {
+    fn from(error: TestnetError) -> Self {
+        match error {
+            TestnetError::Io { what, error } => Self::file(Kind::Other, what, &error),
+            error => Self::new(Kind::Other, error.to_string()),
+        }
     }
 }
 

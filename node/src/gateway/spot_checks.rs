@@ -53,6 +53,9 @@ impl Examiner {
     pub fn said(&mut self, view: &View, answer: CheckReply, reach: &LeaderReach) {
         match self.checks.said(view, answer.check, answer.sampled) {
             Some(CheckStep::Ask(ask)) => self.ask(answer.check, ask, reach),
+            Some(CheckStep::Wait) => {
+                tracing::debug!("a group does not say again what it answered: it is asked once more, later")
+            }
             Some(CheckStep::Over(verdict)) => {
                 // Who does it again is cut off, and that is said; checks that nobody could decide are counted.
                 match verdict {

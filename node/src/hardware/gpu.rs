@@ -78,6 +78,7 @@ struct Of {
     model: ModelId,
     kv: String,
     method: u32,
+    tried: u32,
 }
 
 impl Of {
@@ -91,6 +92,7 @@ impl Of {
             model,
             kv: format!("{kv_dtype:?}"),
             method: profile::METHOD,
+            tried: gpu_check::METHOD,
         }
     }
 }
@@ -286,11 +288,11 @@ fn shared(lend: Lend, gpus: u64, free: u64, weights: u64) -> SharedGpuMemory {
     SharedGpuMemory { lent, kv: lend.kv_bytes.map_or(beside.max(least), |each| each.saturating_mul(gpus)) }
 }
 
-/// What the largest layer takes on a GPU, embedding and head with the first and the last (bytes).
+/// What the largest of those layers takes on a GPU that are tried there, embedding and head with the first and the last (bytes).
 fn largest_layer(source: &ModelSource, gpus: usize) -> Result<u64, WeightsError> {
-    let layers = source.card().shape.layers;
-    let ends = [0, layers.saturating_sub(1)].map(|start| LayerRange { start, end: start + 1 });
-    ends.into_iter().try_fold(0, |most, layer| Ok(source.gpu_bytes(layer, gpus)?.max(most)))
+    let kinds = source.one_of_each_kind(source.card().shape.all_layers())?;
+    let mut layers = kinds.into_iter().map(|start| LayerRange { start, end: start + 1 });
+    layers.try_fold(0, |most, layer| Ok(source.gpu_bytes(layer, gpus)?.max(most)))
 }
 
 #[cfg(test)]

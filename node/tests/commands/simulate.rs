@@ -176,7 +176,9 @@ fn pictures_are_drawn_and_stay_small() {
 
 #[test]
 fn what_cannot_be_simulated_is_refused_in_a_line() {
-    let cases: [(&[&str], &str); 8] = [
+    let cases: [(&[&str], &str); 10] = [
+        (&["--metric", "tbt"], "--metric: nothing is run over rates"),
+        (&["--plan", "nowhere.json", "--budget", "200"], "--budget: the plan is that of nowhere.json"),
         (&["--requests", "0"], "--requests \"0\""),
         (&["--requests", "99999999999"], "--requests"),
         (&["--rate", "1e-307"], "never come"),
@@ -193,5 +195,11 @@ fn what_cannot_be_simulated_is_refused_in_a_line() {
         let error = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && error.contains(reason), "{args:?}: {error}");
         assert_eq!(error.trim_end().lines().count(), 1, "{error}");
+    }
+    // Requests of a file are drawn by nothing.
+    for drawn in ["--requests", "--bursty"] {
+        let output = simulate(&["--cluster", "cloud32", "--trace", "nowhere.csv", drawn, "4"]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && error.contains(drawn), "{error}");
     }
 }

@@ -12,12 +12,13 @@ use crate::{
         bench::serve::{
             self,
             arrivals::{PlannedRequest, TraceScaling, traced},
-            client::{BenchTarget, Endpoint, LoadBounds, Run, interrupted, load},
+            client::{BenchTarget, Endpoint, LoadBounds, Run, load},
             prompts::{Form, Prompts},
             report::{Metric, Report},
         },
         decimal,
         exit::{Exit, Kind},
+        interrupts::Interrupts,
         is_set, json as json_flag, output, swarm_settings, switch, verb, whole,
     },
     config::{Settings, values},
@@ -29,6 +30,7 @@ use compared::Compared;
 use indicatif::ProgressBar;
 use serde_json::json;
 use simulated::{Alone, Hosts, Simulated};
+use std::future::pending;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -149,13 +151,14 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     let mut config = config(settings, matches)?;
     let hosts = stated(&mut config, matches)?;
     let spinner = spinner(format!("starting {} peers", config.peers.len()));
-    let net = Testnet::up(&config).await;
+    let mut interrupts = Interrupts::heard();
+    let net = interrupts.unless(Box::pin(async { Testnet::up(&config).await.map_err(exit) })).await;
     spinner.finish_and_clear();
-    let net = net.map_err(exit)?;
-    let replayed = replayed(settings, matches, &net, trace, &hosts).await;
+    let net = net?;
+    let replayed = replayed(settings, matches, &net, (trace, &hosts), &mut interrupts).await;
     let folder = net.folder().to_owned();
-    let keeps = is_set(matches, "keep") || replayed.is_err();
-    net.down().await.map_err(exit)?;
+    let ended = interrupts.down(net).await;
+    let keeps = is_set(matches, "keep") || replayed.is_err() || ended.is_err();
     let compared = match replayed {
         Ok(compared) => compared,
         Err(error) => {
@@ -178,6 +181,8 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         say!("{}", compared.verdict());
         compared.reasons().iter().for_each(|line| say!("{line}"));
     }
+    // What was measured is told first.
+    ended?;
     compared.held(matches.get_one::<f64>("most-off").map(|percent| percent / 100.0))
 }
 
@@ -242,8 +247,8 @@ async fn replayed(
     settings: &Settings,
     matches: &ArgMatches,
     net: &Testnet,
-    trace: TestnetTrace,
-    hosts: &Hosts,
+    (trace, hosts): (TestnetTrace, &Hosts),
+    interrupts: &mut Interrupts,
 ) -> Result<Compared, Exit> {
     let peers: Vec<PeerInfo> = net.peers().into_iter().cloned().collect();
     // The last is a gateway, if there is one.
@@ -265,13 +270,15 @@ async fn replayed(
     };
     let asking = Asking { net, target: Arc::new(target), seed: matches.get_one::<u64>("seed").copied().unwrap_or(1) };
     let spinner = spinner("asking one request after another".into());
-    let alone = asking.alone(&trace.planned, peers.iter().filter(|peer| !peer.gateway).count()).await;
+    let computing = peers.iter().filter(|peer| !peer.gateway).count();
+    let alone = interrupts.unless(Box::pin(asking.alone(&trace.planned, computing))).await;
     spinner.finish_and_clear();
     let alone = alone?;
     let before = asking.target.peer.view().await?;
     let counted_before = counted(&asking.target.peer).await?;
     let bar = serve::bar(trace.planned.len(), is_set(matches, "json"));
-    let replayed = asking.trace(&trace.planned, &bar).await;
+    // A signal ends the trace with what there is.
+    let replayed = asking.trace(&trace.planned, &bar, interrupts.next()).await;
     bar.finish_and_clear();
     let (live, processor) = replayed?;
     let after = asking.target.peer.view().await?;
@@ -295,9 +302,9 @@ impl Asking<'_> {
         let planned = alone(trace, (ALONE * peers).min(MOST_ALONE));
         let one = LoadBounds { concurrency: 1, longest: DRAIN };
         // The first of each peer finds cold caches, and is not counted.
-        self.all(self.seed ^ 1, &planned[..peers.min(planned.len())], one, |_, _| {}).await;
+        self.all(self.seed ^ 1, &planned[..peers.min(planned.len())], one, pending(), |_, _| {}).await;
         let before = self.used();
-        let run = self.all(!self.seed, &planned, one, |_, _| {}).await;
+        let run = self.all(!self.seed, &planned, one, pending(), |_, _| {}).await;
         let used = self.used() - before;
         tokio::time::sleep(IDLE).await;
         let idle = (self.used() - before - used) / IDLE.as_secs_f64();
@@ -307,7 +314,12 @@ impl Asking<'_> {
     }
 
     /// The trace's requests at their times, and how many processors were used.
-    async fn trace(&self, planned: &[PlannedRequest], bar: &ProgressBar) -> Result<(Report, f64), Exit> {
+    async fn trace(
+        &self,
+        planned: &[PlannedRequest],
+        bar: &ProgressBar,
+        stop: impl Future<Output = ()>,
+    ) -> Result<(Report, f64), Exit> {
         let last = planned.last().map_or(Duration::ZERO, |request| request.at);
         let bounds = LoadBounds { concurrency: AT_ONCE, longest: last + DRAIN };
         let before = self.used();
@@ -315,7 +327,7 @@ impl Asking<'_> {
             bar.set_position(ended as u64);
             bar.set_message(format!("{running} running"));
         };
-        let run = self.all(self.seed, planned, bounds, watch).await;
+        let run = self.all(self.seed, planned, bounds, stop, watch).await;
         let processors = (self.used() - before) / run.took.as_secs_f64().max(1e-9);
         let report = Report::new(&run, |n| planned[n].prompt, Vec::new());
         answered(&report, "no request of the trace was answered")?;
@@ -327,10 +339,11 @@ impl Asking<'_> {
         seed: u64,
         planned: &[PlannedRequest],
         bounds: LoadBounds,
+        stop: impl Future<Output = ()>,
         watch: impl Fn(usize, usize),
     ) -> Run {
         let prompts = Prompts { form: Form::Tokens, shared: 0, seed };
-        load(&self.target, prompts, planned, bounds, interrupted(), watch).await
+        load(&self.target, prompts, planned, bounds, stop, watch).await
     }
 
     /// Processor time of all peers and of this process, which asks them (s).
