@@ -13,9 +13,10 @@ use crate::quant::QuantType;
 use std::arch::x86_64::*;
 
 /// See [`super::super::quantised::wide`].
+#[target_feature(enable = "avx2,fma,f16c")]
 pub(in super::super) fn wide(w: &Packed, panel: usize, x: &Rounded, part: Part, out: &mut [Wide]) {
     let bytes = blocks(w, panel, x, part, out);
-    // SAFETY: `Simd::detect` chose this file only after `is_available`; `blocks` asks what `groups` does.
+    // SAFETY: `blocks` asks what `groups` does.
     unsafe { by_kind!(w.kind, by_words(bytes, x, part, out)) }
 }
 

@@ -6,13 +6,16 @@
 
 use super::super::{
     Dtype, Matrix,
-    avx2::dense::{LINE, Prefetch},
     dense::{self, DenseFormats, Outputs},
     team::Team,
+    vector::{
+        F16, F32,
+        dense::{LINE, Prefetch},
+    },
 };
 use super::{
     rows::{Form, Line, RowTile, Rows},
-    stored::{F16, F32, Multiplied, One, Two, TwoApart},
+    stored::{Multiplied, One, Two, TwoApart},
 };
 use std::arch::x86_64::*;
 use std::cell::RefCell;

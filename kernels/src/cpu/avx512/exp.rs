@@ -29,13 +29,8 @@ fn exp(x: __m512) -> __m512 {
 }
 
 /// See [`plain::softmax`].
-pub(in super::super) fn softmax(x: &mut [f32]) {
-    // SAFETY: `Simd::detect` chose this file only after `is_available`.
-    unsafe { fast_softmax(x) }
-}
-
 #[target_feature(enable = "avx512f,avx512dq,avx512vl")]
-fn fast_softmax(x: &mut [f32]) {
+pub(in super::super) fn softmax(x: &mut [f32]) {
     let (wide, rest) = x.as_chunks_mut::<{ 2 * LANES }>();
     let mut top = _mm512_set1_ps(f32::NEG_INFINITY);
     for x in wide.iter() {
@@ -67,13 +62,8 @@ fn fast_softmax(x: &mut [f32]) {
 }
 
 /// See [`plain::silu_mul`].
-pub(in super::super) fn silu_mul(gate: &mut [f32], up: &[f32]) {
-    // SAFETY: as in `softmax`.
-    unsafe { fast_silu_mul(gate, up) }
-}
-
 #[target_feature(enable = "avx512f")]
-fn fast_silu_mul(gate: &mut [f32], up: &[f32]) {
+pub(in super::super) fn silu_mul(gate: &mut [f32], up: &[f32]) {
     let (gates, rest) = gate.as_chunks_mut::<16>();
     let (ups, up_rest) = up.as_chunks::<16>();
     for (gate, up) in gates.iter_mut().zip(ups) {

@@ -10,10 +10,11 @@ use crate::quant::QuantType;
 use std::arch::x86_64::*;
 
 /// See [`super::super::quantised::wide`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(in super::super) fn wide(w: &Packed, panel: usize, x: &Rounded, part: Part, out: &mut [Wide]) {
     assert!(part.first + out.len() <= x.rows && part.from <= part.to && x.fits(w));
     let bytes = w.panel(panel, part.from, part.to);
-    // SAFETY: `Simd::detect` chose this file only after `is_available`; the first line is what `groups` asks for.
+    // SAFETY: the first line is what `groups` asks for.
     unsafe { by_kind!(w.kind, groups(bytes, x, part, out)) }
 }
 

@@ -4,24 +4,21 @@ use super::super::{packed::Layout, rounded::Filled};
 use std::arch::x86_64::*;
 
 /// See [`super::super::rounded::round`].
+#[target_feature(enable = "avx512f")]
 pub(in super::super) fn round(layout: Layout, x: &[f32], out: Filled<'_>) {
     assert!(out.fits(layout, x));
-    // SAFETY: `Simd::detect` chose this file only after `is_available`; the line above is what is asked for.
-    unsafe {
-        match (layout.numbers, layout.part) {
-            (32, _) => blocks::<32, 32>(layout.shift, x, out),
-            (_, 16) => blocks::<256, 16>(layout.shift, x, out),
-            _ => blocks::<256, 32>(layout.shift, x, out),
-        }
+    match (layout.numbers, layout.part) {
+        (32, _) => blocks::<32, 32>(layout.shift, x, out),
+        (_, 16) => blocks::<256, 16>(layout.shift, x, out),
+        _ => blocks::<256, 32>(layout.shift, x, out),
     }
 }
 
-/// # Safety
-/// The processor has AVX-512 (F), and `out` has room for blocks of `N` numbers in parts of `P`, as `x` has.
+/// Blocks of `N` numbers in parts of `P`.
 #[target_feature(enable = "avx512f")]
-unsafe fn blocks<const N: usize, const P: usize>(shift: u8, x: &[f32], out: Filled<'_>) {
+fn blocks<const N: usize, const P: usize>(shift: u8, x: &[f32], out: Filled<'_>) {
     let Filled { bytes, scales, sums, shifts } = out;
-    for (b, x) in x.chunks_exact(N).enumerate() {
+    for (b, (x, bytes)) in x.chunks_exact(N).zip(bytes.chunks_exact_mut(N)).enumerate() {
         let mut top = _mm512_setzero_ps();
         for x in x.as_chunks::<16>().0 {
             // SAFETY: sixteen numbers. What is not a number leaves the largest size as it is: the second operand.
@@ -30,15 +27,14 @@ unsafe fn blocks<const N: usize, const P: usize>(shift: u8, x: &[f32], out: Fill
         let top = _mm512_reduce_max_ps(top);
         scales[b] = top / 127.0;
         let steps = _mm512_set1_ps(if top > 0.0 { 127.0 / top } else { 0.0 });
-        for (p, x) in x.chunks_exact(P).enumerate() {
+        for (p, (x, bytes)) in x.chunks_exact(P).zip(bytes.chunks_exact_mut(P)).enumerate() {
             let mut sum = _mm512_setzero_si512();
-            for (i, x) in x.as_chunks::<16>().0.iter().enumerate() {
-                // SAFETY: sixteen numbers are read and sixteen bytes written, within the block.
+            for (x, to) in x.as_chunks::<16>().0.iter().zip(bytes.as_chunks_mut::<16>().0) {
+                // SAFETY: sixteen numbers are read and sixteen bytes written.
                 unsafe {
                     let q = rounded(_mm512_mul_ps(_mm512_loadu_ps(x.as_ptr()), steps));
                     sum = _mm512_add_epi32(sum, q);
-                    let to = bytes.as_mut_ptr().add(b * N + p * P + 16 * i);
-                    _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(q));
+                    _mm_storeu_si128(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(q));
                 }
             }
             let sum = _mm512_reduce_add_epi32(sum);

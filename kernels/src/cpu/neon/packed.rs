@@ -300,10 +300,11 @@ unsafe fn pairs(bytes: *const u8, words: *const i16) -> int32x4_t {
 /// Four readable bytes.
 #[inline(always)]
 unsafe fn part_scales(at: *const u8) -> int32x4_t {
-    // SAFETY: the caller's promise.
-    let four = unsafe { at.cast::<u32>().read_unaligned() };
-    // SAFETY: registers only.
-    unsafe { vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(four.into())))) }
+    // SAFETY: the caller's promise; the rest is registers only.
+    unsafe {
+        let four = at.cast::<u32>().read_unaligned();
+        vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(four.into()))))
+    }
 }
 
 /// Four numbers of half precision, widened.
