@@ -366,13 +366,7 @@ impl Cpu {
         if multiply_adds < PARALLEL_FROM || self.team.threads() == 1 {
             return out.chunks_mut(part).enumerate().for_each(|(i, out)| work(i, out));
         }
-        let parts = Cut::new(out, part);
-        self.team.share(parts.len(), |i| {
-            // SAFETY: each part is handed out once.
-            #[allow(unsafe_code)]
-            let out = unsafe { parts.part(i) };
-            work(i, out);
-        });
+        self.team.share_parts(out, part, work);
     }
 }
 

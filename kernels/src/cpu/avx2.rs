@@ -16,7 +16,6 @@ mod bytes;
 mod compiled;
 mod packed;
 mod registers;
-mod row_block;
 mod turn;
 mod wire;
 
@@ -121,8 +120,8 @@ pub(super) fn sum(numbers: &[u64]) -> u64 {
             *sum = _mm256_add_epi64(*sum, unsafe { _mm256_loadu_si256(half.as_ptr().cast()) });
         }
     }
-    let mut four = [0; 4];
-    // SAFETY: four numbers.
-    unsafe { _mm256_storeu_si256(four.as_mut_ptr().cast(), _mm256_add_epi64(sums[0], sums[1])) };
-    plain::sum(&four).wrapping_add(plain::sum(rest))
+    let four = _mm256_add_epi64(sums[0], sums[1]);
+    let two = _mm_add_epi64(_mm256_castsi256_si128(four), _mm256_extracti128_si256::<1>(four));
+    let both = [_mm_cvtsi128_si64(two) as u64, _mm_extract_epi64::<1>(two) as u64];
+    plain::sum(&both).wrapping_add(plain::sum(rest))
 }

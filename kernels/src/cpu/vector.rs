@@ -3,6 +3,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `dense.rs` | dense products |
+//! | `packed.rs` | quantised products |
 //! | `attend.rs` | attention's scores and mixtures |
 //! | `wire.rs` | KV packed for links |
 //!
@@ -14,10 +15,9 @@
 
 pub(super) mod attend;
 pub(super) mod dense;
+pub(super) mod packed;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod wire;
-
-use super::LANES;
 
 /// A token of an instruction set, and what it does with a register. It is for this module's folder and those of instruction sets
 /// alone, and whatever implements it reads and writes as many numbers as it says.
@@ -52,6 +52,22 @@ pub(super) trait Vector: Copy {
     /// # Safety
     /// `at` points to [`Self::COUNT`] writable numbers; they need no alignment.
     unsafe fn store(self, at: *mut f32, x: Self::Numbers);
+
+    /// The numbers of an array, all of them.
+    #[inline(always)]
+    fn lanes<const N: usize>(self, at: &[f32; N]) -> Self::Numbers {
+        const { assert!(N == Self::COUNT) }
+        // SAFETY: as many numbers as a register has.
+        unsafe { self.load(at.as_ptr()) }
+    }
+
+    /// Writes all numbers of an array.
+    #[inline(always)]
+    fn put_lanes<const N: usize>(self, at: &mut [f32; N], x: Self::Numbers) {
+        const { assert!(N == Self::COUNT) }
+        // SAFETY: as many numbers as a register has.
+        unsafe { self.store(at.as_mut_ptr(), x) }
+    }
 }
 
 /// Where a register holds the lanes of one dot product.
@@ -67,22 +83,6 @@ pub(super) trait EightLanes: Vector {
     /// # Safety
     /// `at` points to sixteen readable numbers; they need no alignment.
     unsafe fn load_two(self, at: *const u8) -> [Self::Numbers; 2];
-
-    /// The lanes of a dot product.
-    #[inline(always)]
-    fn lanes(self, at: &[f32; LANES]) -> Self::Numbers {
-        const { assert!(Self::COUNT == LANES) }
-        // SAFETY: as many numbers as a register has.
-        unsafe { self.load(at.as_ptr()) }
-    }
-
-    /// Writes the lanes of a dot product.
-    #[inline(always)]
-    fn put_lanes(self, at: &mut [f32; LANES], x: Self::Numbers) {
-        const { assert!(Self::COUNT == LANES) }
-        // SAFETY: as many numbers as a register has.
-        unsafe { self.store(at.as_mut_ptr(), x) }
-    }
 }
 
 /// Defines methods of [`Vector`] and of traits above it whose bodies are instructions of the token's instruction set.

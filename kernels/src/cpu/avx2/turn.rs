@@ -27,19 +27,10 @@ pub(in super::super) fn turn_back(
     low: &mut [f32],
     high: &mut [f32],
 ) {
-    let (dim, row) = (form.dim, form.dim * rows.dtype.bytes());
-    assert!(rows.rows.iter().all(|r| r.len() == row) && out.len() == rows.rows.len() * dim * 4, "rows of another form");
-    assert!(low.len() == dim && high.len() == dim);
-    if !fits(turn, dim, rows.rows.len()) {
-        return wire::turn_back(turn, form, rows, out, low, high);
-    }
-    // SAFETY: the lines above are what `back` asks for.
-    unsafe {
-        match rows.dtype {
-            Dtype::F32 => back::<F32>(turn, dim, rows.rows, out, (low, high)),
-            Dtype::F16 => back::<F16>(turn, dim, rows.rows, out, (low, high)),
-            Dtype::Bf16 => back::<Bf16>(turn, dim, rows.rows, out, (low, high)),
-        }
+    match rows.dtype {
+        Dtype::F32 => back::<F32>(turn, form, rows, out, low, high),
+        Dtype::F16 => back::<F16>(turn, form, rows, out, low, high),
+        Dtype::Bf16 => back::<Bf16>(turn, form, rows, out, low, high),
     }
     if !are_finite(low, high) {
         wire::turn_back(turn, form, rows, out, low, high);
@@ -56,18 +47,10 @@ pub(in super::super) fn turn_on(
     dtype: Dtype,
     out: &mut [u8],
 ) {
-    let rows = numbers.len() / (dim * 4);
-    assert!(numbers.len() == rows * dim * 4 && out.len() == rows * dim * dtype.bytes(), "rows of another form");
-    if !fits(turn, dim, first + rows) {
-        return wire::turn_on(turn, dim, first, numbers, dtype, out);
-    }
-    // SAFETY: the lines above are what `on` asks for.
-    unsafe {
-        match dtype {
-            Dtype::F32 => on::<F32>(turn, dim, first, numbers, out),
-            Dtype::F16 => on::<F16>(turn, dim, first, numbers, out),
-            Dtype::Bf16 => on::<Bf16>(turn, dim, first, numbers, out),
-        }
+    match dtype {
+        Dtype::F32 => on::<F32>(turn, dim, first, numbers, out),
+        Dtype::F16 => on::<F16>(turn, dim, first, numbers, out),
+        Dtype::Bf16 => on::<Bf16>(turn, dim, first, numbers, out),
     }
 }
 
@@ -78,22 +61,19 @@ fn fits(turn: &KeyRotation, dim: usize, tokens: usize) -> bool {
 }
 
 /// Down all rows, some channels at a time, whose ranges stay in registers. A number that is none never replaces one.
-///
-/// # Safety
-/// Rows hold `dim` numbers, `out` has room for as many of all rows, there are ranges
-/// for `dim` channels and angles for all rows, and [`fits`] holds.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn back<S: Stored>(
-    turn: &KeyRotation,
-    dim: usize,
-    rows: &[&[u8]],
-    out: &mut [u8],
-    ranges: (&mut [f32], &mut [f32]),
-) {
-    let (by, half, out) = (Avx2::here(), turn.half(), out.as_mut_ptr());
-    let ranges = (ranges.0.as_mut_ptr(), ranges.1.as_mut_ptr());
+fn back<S: Stored>(turn: &KeyRotation, form: Form, rows: Rows<'_>, out: &mut [u8], low: &mut [f32], high: &mut [f32]) {
+    let (dim, row) = (form.dim, form.dim * S::BYTES);
+    assert!(rows.rows.iter().all(|r| r.len() == row) && out.len() == rows.rows.len() * dim * 4, "rows of another form");
+    assert!(low.len() == dim && high.len() == dim);
+    if !fits(turn, dim, rows.rows.len()) {
+        return wire::turn_back(turn, form, rows, out, low, high);
+    }
+    let (by, half, rows, out) = (Avx2::here(), turn.half(), rows.rows, out.as_mut_ptr());
+    let ranges = (low.as_mut_ptr(), high.as_mut_ptr());
     let mut i = 0;
-    // SAFETY: pairs are of the first `2 * half` channels, in eights; the others follow, in eights.
+    // SAFETY: pairs are of the first `2 * half` channels, in eights; the others follow, in eights. Rows, ranges, angles and `out` have
+    // as many by the lines above.
     unsafe {
         while i + 8 * PAIRS <= half {
             down::<S, PAIRS, { 2 * PAIRS }>(by, turn, dim, rows, out, ranges, i);
@@ -117,7 +97,8 @@ unsafe fn back<S: Stored>(
 /// `P` registers of pairs from pair `i` on, `C` of channels.
 ///
 /// # Safety
-/// As for [`back`]; there are so many pairs, and `C` is twice `P`.
+/// Rows hold `dim` numbers, and `out` has room for as many in single precision of all rows; there are ranges for `dim` channels, and
+/// angles for all rows. There are so many pairs, and `C` is twice `P`.
 #[inline(always)]
 unsafe fn down<S: Stored, const P: usize, const C: usize>(
     by: Avx2,
@@ -184,13 +165,16 @@ impl<const C: usize> ChannelRange<C> {
     }
 }
 
-/// # Safety
-/// As for [`back`], of rows from the `first` on.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn on<S: StoreNumbers>(turn: &KeyRotation, dim: usize, first: usize, numbers: &[u8], out: &mut [u8]) {
+fn on<S: StoreNumbers>(turn: &KeyRotation, dim: usize, first: usize, numbers: &[u8], out: &mut [u8]) {
+    let rows = numbers.len() / (dim * 4);
+    assert!(numbers.len() == rows * dim * 4 && out.len() == rows * dim * S::BYTES, "rows of another form");
+    if !fits(turn, dim, first + rows) {
+        return wire::turn_on(turn, dim, first, numbers, S::DTYPE, out);
+    }
     let (by, half, neighbours) = (Avx2::here(), turn.half(), turn.pairs() == RopePairs::Neighbours);
-    for n in 0..numbers.len() / (dim * 4) {
-        // SAFETY: as the caller promises.
+    for n in 0..rows {
+        // SAFETY: rows, angles and `out` have as many channels by the lines above.
         unsafe {
             let (from, to) = (numbers.as_ptr().add(n * dim * 4), out.as_mut_ptr().add(n * dim * S::BYTES));
             let angles = turn.all_angles().as_ptr().add(2 * half * (first + n));

@@ -14,14 +14,14 @@ const ROOM: usize = 64;
 const TOKENS: usize = 4;
 
 /// See [`super::super::plain::scores`].
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(in super::super) fn scores(x: &[f32], w: Matrix<'_>, stride: usize, out: &mut [f32]) {
     let rows = x.len() / w.cols.max(1);
     let groups = w.cols / LANES;
     if rows < 2 || !w.cols.is_multiple_of(LANES) || rows.div_ceil(2) * groups > ROOM {
         return avx2::scores(x, w, stride, out);
     }
-    assert!(x.len() == rows * w.cols && stride >= w.rows && out.len() >= (rows - 1) * stride + w.rows);
+    assert!(x.len() == rows * w.cols);
     let mut lines = [Line::ZERO; ROOM];
     for (row, x) in x.chunks_exact(w.cols).enumerate() {
         for (group, eight) in x.as_chunks::<LANES>().0.iter().enumerate() {
@@ -30,13 +30,10 @@ pub(in super::super) fn scores(x: &[f32], w: Matrix<'_>, stride: usize, out: &mu
     }
     let whole = w.rows - w.rows % TOKENS;
     let at = QueryPairs { lines: &lines, groups, rows, w, stride };
-    // SAFETY: sizes are those of the lines above.
-    unsafe {
-        match w.dtype {
-            Dtype::F32 => at.pairs::<F32>(whole, out),
-            Dtype::F16 => at.pairs::<F16>(whole, out),
-            Dtype::Bf16 => at.pairs::<Bf16>(whole, out),
-        }
+    match w.dtype {
+        Dtype::F32 => at.pairs::<F32>(whole, out),
+        Dtype::F16 => at.pairs::<F16>(whole, out),
+        Dtype::Bf16 => at.pairs::<Bf16>(whole, out),
     }
     if whole < w.rows {
         avx2::scores(x, w.slice(whole, w.rows), stride, &mut out[whole..]);
@@ -55,13 +52,14 @@ struct QueryPairs<'a> {
 }
 
 impl QueryPairs<'_> {
-    /// # Safety
-    /// The processor has AVX-512 (F, BW, DQ, VL), lines are those of all rows, and `out` has `whole` numbers, a multiple of
-    /// [`TOKENS`] and no more than keys, at every `stride` for each row.
+    /// Scores of `whole` keys, a multiple of [`TOKENS`].
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    unsafe fn pairs<S: Twice>(self, whole: usize, out: &mut [f32]) {
-        let (pairs, mut p) = (self.rows.div_ceil(2), 0);
-        // SAFETY: pairs stay within those counted here.
+    fn pairs<S: Twice>(self, whole: usize, out: &mut [f32]) {
+        let (pairs, w, mut p) = (self.rows.div_ceil(2), self.w, 0);
+        assert!(S::BYTES == w.dtype.bytes() && self.groups * LANES == w.cols && pairs * self.groups <= ROOM);
+        assert!(self.stride >= w.rows && whole <= w.rows && whole.is_multiple_of(TOKENS));
+        assert!(self.rows > 0 && out.len() >= (self.rows - 1) * self.stride + w.rows);
+        // SAFETY: pairs stay within those counted here, keys and outputs within those that the lines above are about.
         unsafe {
             while p + 2 <= pairs {
                 (0..whole).step_by(TOKENS).for_each(|t| self.tile::<S, 2>(p, t, out));
@@ -74,7 +72,8 @@ impl QueryPairs<'_> {
     }
 
     /// # Safety
-    /// As for [`Self::pairs`]; pairs `p..p + P` and keys `t..t + TOKENS` exist.
+    /// The processor has AVX-512 (F, BW, DQ, VL); pairs `p..p + P` and keys `t..t + TOKENS` exist, stored as `S` says, and `out` has
+    /// numbers for these keys at every stride for each row.
     #[inline(always)]
     unsafe fn tile<S: Twice, const P: usize>(self, p: usize, t: usize, out: &mut [f32]) {
         // SAFETY: loads read lines of these pairs and eight numbers of these keys at `8 * group + 8 <= cols`; stores are of
@@ -127,7 +126,7 @@ fn reduce(acc: [__m512; TOKENS]) -> __m512 {
 }
 
 /// See [`super::super::plain::weighted_rows`].
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(in super::super) fn weighted_rows(p: &[f32], stride: usize, v: Matrix<'_>, out: &mut [f32]) {
     if v.cols == 0 || !v.cols.is_multiple_of(2 * LANES) {
         return avx2::weighted_rows(p, stride, v, out);

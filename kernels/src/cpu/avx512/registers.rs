@@ -3,14 +3,14 @@
 use super::super::vector::{Vector, instructions};
 use std::arch::x86_64::*;
 
-/// Says that the processor has AVX-512 (F, BW, DQ, VL).
+/// Says that the processor has AVX-512 (F, BW, DQ, VL, VNNI).
 #[derive(Clone, Copy)]
 pub(super) struct Avx512(());
 
 impl Avx512 {
     /// Where these are enabled.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     pub fn here() -> Self {
         Self(())
     }

@@ -1,10 +1,11 @@
 //! Rounding rows to 8 bits: what is to be rounded is read once for its largest size and once, from the cache, to be rounded.
 
-use super::super::{packed::Layout, rounded::Filled};
+use super::super::{packed::Layout, rounded::Filled, vector::Vector};
+use super::registers::Avx512;
 use std::arch::x86_64::*;
 
 /// See [`super::super::rounded::round`].
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(in super::super) fn round(layout: Layout, x: &[f32], out: Filled<'_>) {
     assert!(out.fits(layout, x));
     match (layout.numbers, layout.part) {
@@ -15,14 +16,14 @@ pub(in super::super) fn round(layout: Layout, x: &[f32], out: Filled<'_>) {
 }
 
 /// Blocks of `N` numbers in parts of `P`.
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn blocks<const N: usize, const P: usize>(shift: u8, x: &[f32], out: Filled<'_>) {
-    let Filled { bytes, scales, sums, shifts } = out;
+    let (by, Filled { bytes, scales, sums, shifts }) = (Avx512::here(), out);
     for (b, (x, bytes)) in x.chunks_exact(N).zip(bytes.chunks_exact_mut(N)).enumerate() {
         let mut top = _mm512_setzero_ps();
         for x in x.as_chunks::<16>().0 {
-            // SAFETY: sixteen numbers. What is not a number leaves the largest size as it is: the second operand.
-            unsafe { top = _mm512_max_ps(_mm512_abs_ps(_mm512_loadu_ps(x.as_ptr())), top) };
+            // What is not a number leaves the largest size as it is: the second operand.
+            top = _mm512_max_ps(_mm512_abs_ps(by.lanes(x)), top);
         }
         let top = _mm512_reduce_max_ps(top);
         scales[b] = top / 127.0;
@@ -30,12 +31,10 @@ fn blocks<const N: usize, const P: usize>(shift: u8, x: &[f32], out: Filled<'_>)
         for (p, (x, bytes)) in x.chunks_exact(P).zip(bytes.chunks_exact_mut(P)).enumerate() {
             let mut sum = _mm512_setzero_si512();
             for (x, to) in x.as_chunks::<16>().0.iter().zip(bytes.as_chunks_mut::<16>().0) {
-                // SAFETY: sixteen numbers are read and sixteen bytes written.
-                unsafe {
-                    let q = rounded(_mm512_mul_ps(_mm512_loadu_ps(x.as_ptr()), steps));
-                    sum = _mm512_add_epi32(sum, q);
-                    _mm_storeu_si128(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(q));
-                }
+                let q = rounded(_mm512_mul_ps(by.lanes(x), steps));
+                sum = _mm512_add_epi32(sum, q);
+                // SAFETY: sixteen bytes.
+                unsafe { _mm_storeu_si128(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(q)) };
             }
             let sum = _mm512_reduce_add_epi32(sum);
             sums[b * (N / P) + p] = sum as i16;
@@ -45,6 +44,7 @@ fn blocks<const N: usize, const P: usize>(shift: u8, x: &[f32], out: Filled<'_>)
 }
 
 /// To the nearest whole number from -127 to 127, to the even one of two as near; 0 for what is not a number.
+#[inline]
 #[target_feature(enable = "avx512f")]
 fn rounded(x: __m512) -> __m512i {
     let numbers = _mm512_cmp_ps_mask::<_CMP_ORD_Q>(x, x);

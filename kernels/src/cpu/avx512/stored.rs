@@ -1,9 +1,7 @@
 //! How numbers as they are stored become a register's.
 
-use super::{
-    super::vector::{Bf16, F16, F32, Stored},
-    rows::{Form, Line},
-};
+use super::super::vector::{Bf16, F16, F32, Stored};
+use super::rows::{Form, Line};
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 

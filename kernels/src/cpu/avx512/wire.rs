@@ -12,7 +12,7 @@ use crate::{
 use std::arch::x86_64::*;
 
 /// See [`crate::wire::choose`]: plain Rust, compiled for AVX-512.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(in super::super) fn choose(
     form: Form,
     low: &[f32],
@@ -25,19 +25,19 @@ pub(in super::super) fn choose(
 }
 
 /// See [`crate::wire::low_high`].
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(in super::super) fn low_high(form: Form, rows: Rows<'_>, low: &mut [f32], high: &mut [f32]) {
     wire::low_high::<_, 2>(Avx512::here(), form, rows, low, high);
 }
 
 /// See [`crate::wire::encode`].
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(in super::super) fn encode(form: Form, rows: Rows<'_>, inverse: &[f32], zero: &[f32], codes: &mut [u8]) {
     wire::encode::<_, 2>(Avx512::here(), form, rows, inverse, zero, codes);
 }
 
 /// See [`crate::wire::decode`].
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(in super::super) fn decode(
     form: Form,
     codes: &[u8],
@@ -137,7 +137,7 @@ impl Packs<2> for Avx512 {
     /// By a table of what the codes 0 to 15 are, as they are stored: of two bytes 32 numbers are one permutation.
     #[inline(always)]
     unsafe fn put_group<S: StoreNumbers>(self, codes: __m256i, step: f32, shift: f32, at: *mut u8) {
-        // SAFETY: who has the token has AVX-512 (F, BW, DQ, VL); the caller promises the room.
+        // SAFETY: who has the token has AVX-512; the caller promises the room.
         unsafe {
             let all = _mm512_setr_ps(0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.);
             let numbers = _mm512_fmadd_ps(all, _mm512_set1_ps(step), _mm512_set1_ps(shift));

@@ -72,7 +72,7 @@ pub(super) fn larger(x: float32x4_t, top: float32x4_t) -> float32x4_t {
 
 /// Four numbers of half precision, widened. Its intrinsic is newer than the oldest compiler this is for.
 #[inline(always)]
-pub(super) fn four_halves(halves: uint16x4_t) -> float32x4_t {
+fn four_halves(halves: uint16x4_t) -> float32x4_t {
     let wide;
     // SAFETY: registers only; every aarch64 processor has the instruction.
     unsafe {

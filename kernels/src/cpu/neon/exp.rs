@@ -1,9 +1,6 @@
 //! Softmax and gates: [`plain::exp`] for four numbers.
 
-use super::super::{
-    LANES, plain,
-    vector::{EightLanes, Vector},
-};
+use super::super::{LANES, plain, vector::Vector};
 use super::eight::{Neon, larger};
 use std::arch::aarch64::*;
 
@@ -64,15 +61,12 @@ fn largest(x: &[f32]) -> f32 {
 /// See [`plain::silu_mul`].
 #[target_feature(enable = "neon")]
 pub(in super::super) fn silu_mul(gate: &mut [f32], up: &[f32]) {
-    let (gates, ups) = (gate.as_chunks_mut::<4>().0, up.as_chunks::<4>().0);
-    let done = 4 * gates.len().min(ups.len());
+    let (gates, ups) = (gate.as_chunks_mut::<LANES>().0, up.as_chunks::<LANES>().0);
+    let done = LANES * gates.len().min(ups.len());
     for (gate, up) in gates.iter_mut().zip(ups) {
-        // SAFETY: four numbers each.
-        unsafe {
-            let g = vld1q_f32(gate.as_ptr());
-            let silu = vdivq_f32(g, vaddq_f32(vdupq_n_f32(1.0), exp(vnegq_f32(g))));
-            vst1q_f32(gate.as_mut_ptr(), vmulq_f32(silu, vld1q_f32(up.as_ptr())));
-        }
+        let silu = Neon.lanes(gate).map(|g| vdivq_f32(g, vaddq_f32(vdupq_n_f32(1.0), exp(vnegq_f32(g)))));
+        let up = Neon.lanes(up);
+        Neon.put_lanes(gate, [vmulq_f32(silu[0], up[0]), vmulq_f32(silu[1], up[1])]);
     }
     plain::silu_mul(&mut gate[done..], &up[done..]);
 }

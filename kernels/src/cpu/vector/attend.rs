@@ -165,7 +165,7 @@ fn weighted<V: Vector, S: Stored, const FOUR: usize, const THREE: usize, const T
 /// `p` has `v.rows` numbers at every `stride` for each row of `out`, of which rows `r..r + R` exist, as wide as those of `v`, which
 /// are stored as `S` says.
 #[inline(always)]
-unsafe fn channels<V: Vector, S: Stored, const R: usize, const C: usize>(
+pub(in super::super) unsafe fn channels<V: Vector, S: Stored, const R: usize, const C: usize>(
     by: V,
     p: &[f32],
     stride: usize,

@@ -209,6 +209,7 @@ unsafe fn go_on<V: EightLanes, M: Multiplied<V>, const R: usize, const C: usize>
         }
     }
 }
+
 /// Bytes of a cache line.
 pub(in super::super) const LINE: usize = 64;
 /// Lines of every output's weights that are asked for before they are needed.
