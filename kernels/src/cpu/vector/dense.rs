@@ -1,17 +1,16 @@
 //! Dense products: tiles of rows by outputs whose lanes, and what is multiplied, fill the registers.
 
-use super::super::{
+use super::{EightLanes, F16, F32, Stored};
+use crate::cpu::{
     Dtype, Lanes,
     dense::{Block, RowElement},
 };
-use super::{F16, F32, Stored};
 use half::bf16;
-use std::arch::x86_64::*;
 use std::marker::PhantomData;
 use std::ops::Range;
 
 /// How rows and stored numbers become lanes.
-pub(in super::super) trait Multiplied {
+pub(in super::super) trait Multiplied<V: EightLanes> {
     /// Of a row.
     type Number: RowElement;
     /// What lanes take at once, of a row or an output.
@@ -19,115 +18,99 @@ pub(in super::super) trait Multiplied {
     /// Of a stored number.
     const BYTES: usize;
     /// # Safety
-    /// `at` points to a readable group of numbers, and the processor has AVX2, FMA and F16C.
-    unsafe fn row(at: *const Self::Number) -> Self::Group;
+    /// `at` points to a readable group of numbers.
+    unsafe fn row(by: V, at: *const Self::Number) -> Self::Group;
     /// # Safety
     /// As for [`Self::row`], of stored numbers.
-    unsafe fn weights(at: *const u8) -> Self::Group;
+    unsafe fn weights(by: V, at: *const u8) -> Self::Group;
     /// # Safety
-    /// As for [`Self::row`].
-    unsafe fn multiply_add(x: Self::Group, w: Self::Group, sums: __m256) -> __m256;
+    /// The processor has what instructions this needs beyond those of `V`, if any.
+    unsafe fn multiply_add(by: V, x: Self::Group, w: Self::Group, sums: V::Numbers) -> V::Numbers;
 }
 
 /// A number for each lane.
 struct One<S>(PhantomData<S>);
 
-impl<S: Stored> Multiplied for One<S> {
+impl<V: EightLanes, S: Stored> Multiplied<V> for One<S> {
     type Number = f32;
-    type Group = __m256;
+    type Group = V::Numbers;
     const BYTES: usize = S::BYTES;
     #[inline(always)]
-    unsafe fn row(at: *const f32) -> __m256 {
-        // SAFETY: the caller promises 32 readable bytes; the load needs no alignment.
-        unsafe { _mm256_loadu_ps(at) }
-    }
-    #[inline(always)]
-    unsafe fn weights(at: *const u8) -> __m256 {
+    unsafe fn row(by: V, at: *const f32) -> V::Numbers {
         // SAFETY: the caller's promise.
-        unsafe { S::load(at) }
+        unsafe { by.load(at) }
     }
     #[inline(always)]
-    unsafe fn multiply_add(x: __m256, w: __m256, sums: __m256) -> __m256 {
-        // SAFETY: registers only.
-        unsafe { _mm256_fmadd_ps(x, w, sums) }
+    unsafe fn weights(by: V, at: *const u8) -> V::Numbers {
+        // SAFETY: the caller's promise.
+        unsafe { S::load(by, at) }
+    }
+    #[inline(always)]
+    unsafe fn multiply_add(by: V, x: V::Numbers, w: V::Numbers, sums: V::Numbers) -> V::Numbers {
+        by.multiply_add(x, w, sums)
     }
 }
 
-/// Two bfloat16 numbers for each lane, the second ones and the first ones. A bfloat16 is the upper half of the
-/// single-precision number.
+/// Two bfloat16 numbers for each lane, the second ones and the first ones.
 struct Two;
 
-impl Two {
-    /// # Safety
-    /// `at` points to sixteen readable numbers, and the processor has AVX2.
-    #[inline(always)]
-    unsafe fn load(at: *const u8) -> [__m256; 2] {
-        // SAFETY: the caller promises 32 readable bytes; the load needs no alignment.
-        unsafe {
-            let both = _mm256_loadu_si256(at.cast());
-            let second = _mm256_and_si256(both, _mm256_set1_epi32(0xffff_0000_u32 as i32));
-            [second, _mm256_slli_epi32::<16>(both)].map(|numbers| _mm256_castsi256_ps(numbers))
-        }
-    }
-}
-
-impl Multiplied for Two {
+impl<V: EightLanes> Multiplied<V> for Two {
     type Number = bf16;
-    type Group = [__m256; 2];
+    type Group = [V::Numbers; 2];
     const BYTES: usize = 2;
     #[inline(always)]
-    unsafe fn row(at: *const bf16) -> [__m256; 2] {
+    unsafe fn row(by: V, at: *const bf16) -> [V::Numbers; 2] {
         // SAFETY: the caller's promise.
-        unsafe { Self::load(at.cast()) }
+        unsafe { by.load_two(at.cast()) }
     }
     #[inline(always)]
-    unsafe fn weights(at: *const u8) -> [__m256; 2] {
+    unsafe fn weights(by: V, at: *const u8) -> [V::Numbers; 2] {
         // SAFETY: the caller's promise.
-        unsafe { Self::load(at) }
+        unsafe { by.load_two(at) }
     }
     #[inline(always)]
-    unsafe fn multiply_add(x: [__m256; 2], w: [__m256; 2], sums: __m256) -> __m256 {
-        // SAFETY: registers only.
-        unsafe { _mm256_fmadd_ps(x[1], w[1], _mm256_fmadd_ps(x[0], w[0], sums)) }
+    unsafe fn multiply_add(by: V, x: [V::Numbers; 2], w: [V::Numbers; 2], sums: V::Numbers) -> V::Numbers {
+        by.multiply_add(x[1], w[1], by.multiply_add(x[0], w[0], sums))
     }
 }
 
-/// See [`super::plain::lanes`].
-pub(in super::super) fn lanes(block: Block<'_>, acc: &mut [Lanes]) {
-    block.check(acc);
-    // SAFETY: `Simd::detect` chose this file only after `is_available`; the block lies inside its matrices.
-    unsafe {
-        match block.w.dtype {
-            Dtype::F32 => all::<One<F32>>(block, acc),
-            Dtype::F16 => all::<One<F16>>(block, acc),
-            Dtype::Bf16 => unreachable!("rows were not rounded"),
-        }
+/// See [`crate::cpu::plain::lanes`]. Of three rows `THREE` outputs are worked on at once.
+#[inline(always)]
+pub(in super::super) fn lanes<V: EightLanes, const THREE: usize>(by: V, block: Block<'_>, acc: &mut [Lanes]) {
+    match block.w.dtype {
+        Dtype::F32 => all::<V, One<F32>, THREE>(by, block, acc),
+        Dtype::F16 => all::<V, One<F16>, THREE>(by, block, acc),
+        Dtype::Bf16 => unreachable!("rows were not rounded"),
     }
 }
 
-/// See [`super::plain::lanes_of_two`].
-pub(in super::super) fn lanes_of_two(block: Block<'_, bf16>, acc: &mut [Lanes]) {
-    block.check(acc);
+/// See [`crate::cpu::plain::lanes_of_two`].
+#[inline(always)]
+pub(in super::super) fn lanes_of_two<V: EightLanes, const THREE: usize>(
+    by: V,
+    block: Block<'_, bf16>,
+    acc: &mut [Lanes],
+) {
     assert_eq!(block.w.dtype, Dtype::Bf16);
-    // SAFETY: as in `lanes`.
-    unsafe { all::<Two>(block, acc) }
+    all::<V, Two, THREE>(by, block, acc);
 }
 
-/// # Safety
-/// The processor has AVX2, FMA and F16C, and `block.check(acc)` holds.
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn all<M: Multiplied>(block: Block<'_, M::Number>, acc: &mut [Lanes]) {
+#[inline(always)]
+fn all<V: EightLanes, M: Multiplied<V>, const THREE: usize>(by: V, block: Block<'_, M::Number>, acc: &mut [Lanes]) {
+    block.check(acc);
+    assert_eq!(M::BYTES, block.w.dtype.bytes());
     let mut r = 0;
-    // SAFETY: every tile below stays within the rows and outputs counted here.
+    // SAFETY: every tile below stays within the rows and outputs counted here; the lines above are what `outputs` asks for, and
+    // both that are multiplied here need no other instructions.
     unsafe {
         while r + 4 <= block.rows() {
-            outputs::<M, 4, 3>(block, acc, r);
+            outputs::<V, M, 4, 3>(by, block, acc, r);
             r += 4;
         }
         match block.rows() - r {
-            3 => outputs::<M, 3, 4>(block, acc, r),
-            2 => outputs::<M, 2, 4>(block, acc, r),
-            1 => outputs::<M, 1, 4>(block, acc, r),
+            3 => outputs::<V, M, 3, THREE>(by, block, acc, r),
+            2 => outputs::<V, M, 2, 4>(by, block, acc, r),
+            1 => outputs::<V, M, 1, 4>(by, block, acc, r),
             _ => {}
         }
     }
@@ -136,9 +119,11 @@ unsafe fn all<M: Multiplied>(block: Block<'_, M::Number>, acc: &mut [Lanes]) {
 /// `R` rows by all outputs, `C` at a time.
 ///
 /// # Safety
-/// As for [`all`], and rows `r..r + R` exist; whatever instructions `M` needs, the caller has.
+/// `block.check(acc)` holds, its matrix is of numbers of `M`, and rows `r..r + R` exist; whatever instructions `M` needs, the
+/// processor has.
 #[inline(always)]
-pub(in super::super) unsafe fn outputs<M: Multiplied, const R: usize, const C: usize>(
+pub(in super::super) unsafe fn outputs<V: EightLanes, M: Multiplied<V>, const R: usize, const C: usize>(
+    by: V,
     block: Block<'_, M::Number>,
     acc: &mut [Lanes],
     r: usize,
@@ -147,11 +132,11 @@ pub(in super::super) unsafe fn outputs<M: Multiplied, const R: usize, const C: u
     // SAFETY: outputs `o..o + C` (then single ones) exist.
     unsafe {
         while o + C <= block.w.rows {
-            tile::<M, R, C>(block, acc, r, o);
+            tile::<V, M, R, C>(by, block, acc, r, o);
             o += C;
         }
         while o < block.w.rows {
-            tile::<M, R, 1>(block, acc, r, o);
+            tile::<V, M, R, 1>(by, block, acc, r, o);
             o += 1;
         }
     }
@@ -162,40 +147,40 @@ pub(in super::super) unsafe fn outputs<M: Multiplied, const R: usize, const C: u
 /// # Safety
 /// As for [`outputs`]; outputs `o..o + C` exist.
 #[inline(always)]
-unsafe fn tile<M: Multiplied, const R: usize, const C: usize>(
+unsafe fn tile<V: EightLanes, M: Multiplied<V>, const R: usize, const C: usize>(
+    by: V,
     block: Block<'_, M::Number>,
     acc: &mut [Lanes],
     r: usize,
     o: usize,
 ) {
     let Block { x, w, from, len } = block;
+    let at = |i: usize, j: usize| (r + i) * w.rows + o + j;
     // SAFETY: loads read a group of numbers at `k + GROUP <= len` behind `from` of rows and outputs that exist.
     unsafe {
-        let at = |i: usize, j: usize| (r + i) * w.rows + o + j;
         let xs: [*const M::Number; R] = std::array::from_fn(|i| x.as_ptr().add((r + i) * w.cols + from));
         let ws: [*const u8; C] = std::array::from_fn(|j| w.bytes.as_ptr().add(((o + j) * w.cols + from) * M::BYTES));
-        let mut sums: [[__m256; C]; R] =
-            std::array::from_fn(|i| std::array::from_fn(|j| _mm256_loadu_ps(acc[at(i, j)].as_ptr())));
+        let mut sums: [[V::Numbers; C]; R] = std::array::from_fn(|i| std::array::from_fn(|j| by.lanes(&acc[at(i, j)])));
         let group = M::Number::GROUP;
         let (line, mut k) = (LINE / M::BYTES, 0);
         for Prefetch { lines, further } in Prefetch::all(len / line, C * w.cols * M::BYTES) {
             while k < lines.end * line {
                 for w in ws {
-                    _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(k * M::BYTES + further).cast());
+                    by.ask_for(w.wrapping_add(k * M::BYTES + further));
                 }
                 for part in 0..line / group {
-                    go_on::<M, R, C>(xs, ws, k + part * group, &mut sums);
+                    go_on::<V, M, R, C>(by, xs, ws, k + part * group, &mut sums);
                 }
                 k += line;
             }
         }
         while k < len {
-            go_on::<M, R, C>(xs, ws, k, &mut sums);
+            go_on::<V, M, R, C>(by, xs, ws, k, &mut sums);
             k += group;
         }
-        for i in 0..R {
-            for j in 0..C {
-                _mm256_storeu_ps(acc[at(i, j)].as_mut_ptr(), sums[i][j]);
+        for (i, sums) in sums.iter().enumerate() {
+            for (j, sum) in sums.iter().enumerate() {
+                by.put_lanes(&mut acc[at(i, j)], *sum);
             }
         }
     }
@@ -204,21 +189,22 @@ unsafe fn tile<M: Multiplied, const R: usize, const C: usize>(
 /// A group of columns from `k` on.
 ///
 /// # Safety
-/// All rows and outputs have these columns; whatever instructions `M` needs, the caller has.
+/// All rows and outputs have these columns; whatever instructions `M` needs, the processor has.
 #[inline(always)]
-unsafe fn go_on<M: Multiplied, const R: usize, const C: usize>(
+unsafe fn go_on<V: EightLanes, M: Multiplied<V>, const R: usize, const C: usize>(
+    by: V,
     xs: [*const M::Number; R],
     ws: [*const u8; C],
     k: usize,
-    sums: &mut [[__m256; C]; R],
+    sums: &mut [[V::Numbers; C]; R],
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let wk: [M::Group; C] = std::array::from_fn(|j| M::weights(ws[j].add(k * M::BYTES)));
+        let wk: [M::Group; C] = std::array::from_fn(|j| M::weights(by, ws[j].add(k * M::BYTES)));
         for i in 0..R {
-            let xk = M::row(xs[i].add(k));
+            let xk = M::row(by, xs[i].add(k));
             for j in 0..C {
-                sums[i][j] = M::multiply_add(xk, wk[j], sums[i][j]);
+                sums[i][j] = M::multiply_add(by, xk, wk[j], sums[i][j]);
             }
         }
     }
