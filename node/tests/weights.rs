@@ -20,6 +20,8 @@ const CHUNK: u64 = 1 << 20;
 const STREAMS: u64 = 3;
 /// Rows and columns more of MLPs: six megabytes a layer.
 const WIDER: usize = 4096;
+/// For so many kills at most a model of that size has enough chunks to be killed between.
+const KILLS: u64 = 20;
 /// What each of two peers lends that together have room for that.
 const LITTLE: &str = "40MiB";
 const LITTLE_KV: &str = "8MiB";
@@ -50,17 +52,22 @@ const NAME: &str = "org/brought";
 
 /// A model that is real and not the one inside the program: its layers are larger, their MLPs wider by numbers that are all zero.
 fn model(folder: &Path) -> PathBuf {
-    changed(folder, "intermediate_size", WIDER, |name, tensor| {
+    wider(folder, WIDER)
+}
+
+/// The same, wider by so much.
+fn wider(folder: &Path, more: usize) -> PathBuf {
+    changed(folder, "intermediate_size", more, |name, tensor| {
         if name.ends_with("gate_proj.weight") || name.ends_with("up_proj.weight") {
             let row = tensor.bytes.len() / tensor.shape[0];
-            tensor.bytes.resize(tensor.bytes.len() + row * WIDER, 0);
-            tensor.shape[0] += WIDER;
+            tensor.bytes.resize(tensor.bytes.len() + row * more, 0);
+            tensor.shape[0] += more;
         } else if name.ends_with("down_proj.weight") {
             let row = tensor.bytes.len() / tensor.shape[0];
             let size = row / tensor.shape[1];
-            let wider = |row: &[u8]| [row, &vec![0; size * WIDER]].concat();
+            let wider = |row: &[u8]| [row, &vec![0; size * more]].concat();
             tensor.bytes = tensor.bytes.chunks(row).flat_map(wider).collect();
-            tensor.shape[1] += WIDER;
+            tensor.shape[1] += more;
         }
     })
 }
@@ -264,17 +271,19 @@ fn free_address() -> String {
 async fn a_peer_with_nothing_but_an_invite_fetches_and_serves() {
     let _turn = common::seat().await;
     let home = tempfile::tempdir().unwrap();
-    let model = model(home.path());
-    let all = fs::metadata(model.join("model.safetensors")).unwrap().len();
     let (kills, mut draw) = (number("TSNODE_TEST_KILLS", 2), Draw(number("TSNODE_SEED", 41)));
+    let sizes = 1 + kills / KILLS;
+    let model = wider(home.path(), WIDER * sizes as usize);
+    let all = fs::metadata(model.join("model.safetensors")).unwrap().len();
+    let memory = format!("{}MiB", 256 * sizes);
     let (from, listen) = (home.path().join("a"), free_address());
     let path = model.to_str().unwrap();
-    let words = ["--listen", &listen, "--upload-mbit", "100", "--memory", "256MiB", "--model", path];
+    let words = ["--listen", &listen, "--upload-mbit", "100", "--memory", &memory, "--model", path];
     let mut a = Peer::start(&from, &[&words[..], &["--private"]].concat());
     a.until("it lends", is_lent).await;
     let (invite, tokens) = (a.invite().await, a.tokens().await);
     let data = home.path().join("b");
-    let invited = ["--memory", "256MiB", "--invite", invite.as_str()];
+    let invited = ["--memory", &memory, "--invite", invite.as_str()];
     let mut b = Peer::start(&data, &invited);
     let (mut given, mut came) = (0, 0);
     for kill in 0..kills {
@@ -310,7 +319,7 @@ async fn a_peer_with_nothing_but_an_invite_fetches_and_serves() {
     assert_eq!(b.tokens().await, tokens);
     b.kill().await;
     // And when it starts again, and nobody is there who could say what to serve.
-    let mut b = Peer::start(&data, &["--memory", "256MiB"]);
+    let mut b = Peer::start(&data, &["--memory", &memory]);
     let view = b.until("it lends what it fetched before", is_lent).await;
     assert_eq!(fetched(&view), 0);
     assert_eq!(b.tokens().await, tokens);

@@ -198,4 +198,4 @@ impl KvReceiver {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

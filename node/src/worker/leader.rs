@@ -8,7 +8,7 @@ use super::{
     going::Going,
     kv_receiver::KvReceiver,
     leader_client::{LeaderRequest, refusing},
-    member::{RingStream, open_onward},
+    member::{RingStream, Said, dropped, open_onward},
     ring_events::from_ring,
     speculation_checks::SpeculationChecks,
     speculator::{DraftModel, Speculator, SpeculatorGone, SpeculatorOrder},
@@ -124,8 +124,11 @@ pub(super) async fn run(setup: LeaderSetup) {
             LeaderEnd::Drained => return,
             LeaderEnd::Leaving(why) => return leader.broken(why.into()),
             LeaderEnd::Broken(why) => {
-                tracing::info!(group = %leader.group.id, %why, "ring broke");
-                leader.broken(why.to_string());
+                let why = why.to_string();
+                if leader.said.is_news(&why) {
+                    tracing::info!(group = %leader.group.id, %why, "ring broke");
+                }
+                leader.broken(why);
                 // The plan goes on without this group, and nothing runs here any more.
                 if leader.retire.is_cancelled() {
                     return;
@@ -166,6 +169,8 @@ struct Leader {
     retire: CancellationToken,
     going: Going,
     evict: CancellationToken,
+    /// Of rings that broke.
+    said: Said,
     started: Instant,
 }
 
@@ -201,6 +206,7 @@ impl Leader {
             retire: setup.retire,
             going: setup.going,
             evict: setup.evict,
+            said: Said::default(),
             started: Instant::now(),
         }
     }
@@ -211,6 +217,7 @@ impl Leader {
             Ok(ring) => ring,
             Err(error) => return LeaderEnd::Broken(error),
         };
+        self.said.forget();
         tracing::info!(group = %self.group.id, phase = %self.group.phase, stages = self.group.stages.len(), "group is up");
         // What was said before this ring was there has not been looked at.
         let mut roster = self.roster.clone();
@@ -325,8 +332,7 @@ impl Leader {
             tokio::select! {
                 closing = timeout(RING_PATIENCE, come_round(rings, hello.ring)) => closing
                     .unwrap_or_else(|_| Err(StageError::Protocol("the ring did not come round in time".into()))),
-                // Nothing is ever said on it: the stage after this one has dropped the ring, or is gone.
-                _ = onward.recv::<RingFrame>() => Err(StageError::Protocol("the next stage dropped the ring".into())),
+                why = dropped(&mut onward) => Err(why),
                 () = retire.cancelled() => Err(StageError::Protocol(PLAN_CHANGED.into())),
             }
         };
@@ -338,10 +344,10 @@ impl Leader {
         );
         let end = crate::tasks::spawn("ring's end", async move {
             let Stream { sender: _keep, receiver } = closing;
-            let _onward = onward;
             tokio::select! {
                 why = work => why.unwrap_or(StageError::Upstream),
                 why = read_back(receiver, to_leader) => why,
+                why = dropped(&mut onward) => why,
             }
         });
         Ok(Ring { worker, speculator: self.speculator(), back, end })

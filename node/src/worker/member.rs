@@ -3,18 +3,24 @@
 use super::{
     context::StageContext,
     kv_receiver::KvReceiver,
-    stage::{Downstream, FRAMES, StageError, Worker, read_ring},
+    stage::{Arrived, Downstream, FRAMES, StageError, Worker, read_ring},
 };
-use crate::data_plane::links::{Links, Stream};
+use crate::data_plane::links::{FrameReceiver, Links, Stream};
 use crate::data_plane::roster::Roster;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
-use tsnode_protocol::{Group, GroupId, PeerId, ring::RingHello, stream::Opening};
+use tsnode_protocol::{
+    Group, GroupId, PeerId,
+    ring::{RingFrame, RingHello},
+    stream::Opening,
+};
 
 /// How long a leader has to move what runs on a stage of a peer that lends no longer.
 const PARTING: Duration = Duration::from_secs(2);
+/// A ring that lasted for so long is one that worked.
+const OF_USE: Duration = Duration::from_secs(2);
 
 /// A stream of the stage before, with which a ring reaches this stage.
 #[derive(Debug)]
@@ -60,6 +66,7 @@ pub(super) async fn run(
     over: StageEnd,
 ) {
     let mut next = None;
+    let mut said = Said::default();
     loop {
         let ring = match next.take() {
             Some(ring) => ring,
@@ -70,9 +77,16 @@ pub(super) async fn run(
         };
         let (group_id, name) = (group.id, ring.hello.ring);
         tracing::debug!(group = %group_id, ring = %name, position = context.position, "ring reached this stage");
+        let began = Instant::now();
         tokio::select! {
             why = live(&group, (&context, &kv_receiver), &roster, ring) => {
-                tracing::info!(group = %group_id, ring = %name, %why, "ring ended");
+                if began.elapsed() > OF_USE {
+                    said.forget();
+                }
+                let why = why.to_string();
+                if said.is_news(&why) {
+                    tracing::info!(group = %group_id, ring = %name, %why, "ring ended");
+                }
             }
             why = over.parted() => {
                 tracing::info!(group = %group_id, ring = %name, why, "ring dropped");
@@ -96,18 +110,54 @@ async fn live(
         Ok(stream) => stream,
         Err(error) => return error,
     };
-    // Nothing comes back on the stream to the next stage; its receiver only keeps it open.
-    let Stream { sender, receiver: _onward } = downstream;
+    let Stream { sender, receiver: mut onward } = downstream;
     let Stream { sender: _back, receiver } = ring.stream;
     let (frames, arrived) = mpsc::channel(FRAMES);
     let worker = crate::tasks::spawn(
         "stage",
         Worker::run(context.clone(), kv_receiver.clone(), Downstream::Stream(sender), arrived),
     );
-    let read = read_ring(receiver, frames).await;
+    let read = until_dropped(receiver, frames, &mut onward).await;
     // The reader has ended and with it the worker's input: it gives its pages back and ends.
     let worked = worker.await.unwrap_or(StageError::Upstream);
     read.err().unwrap_or(worked)
+}
+
+/// Reads what the stage before says until its stream ends, or until the stage after this one drops the ring: so the leader hears of
+/// it at once wherever in the ring that was, as when a stage is not loaded yet, and does not wait until its patience is over.
+async fn until_dropped(
+    before: FrameReceiver,
+    frames: mpsc::Sender<Arrived>,
+    onward: &mut FrameReceiver,
+) -> Result<(), StageError> {
+    tokio::select! {
+        read = read_ring(before, frames) => read,
+        why = dropped(onward) => Err(why),
+    }
+}
+
+/// Resolves when the next stage has dropped the ring, or is gone: it never says anything on this stream.
+pub(super) async fn dropped(onward: &mut FrameReceiver) -> StageError {
+    let _ = onward.recv::<RingFrame>().await;
+    StageError::Protocol("the next stage dropped the ring".into())
+}
+
+/// Why the last ring ended: while a stage is loading rings end a few times a second, and are spoken of once.
+#[derive(Debug, Default)]
+pub(super) struct Said(Option<String>);
+
+impl Said {
+    /// Whether this is another reason than the last.
+    pub fn is_news(&mut self, why: &str) -> bool {
+        let is_news = self.0.as_deref() != Some(why);
+        self.0 = is_news.then(|| why.to_owned()).or(self.0.take());
+        is_news
+    }
+
+    /// A ring was of use: why the next one ends is news.
+    pub fn forget(&mut self) {
+        self.0 = None;
+    }
 }
 
 /// Opens the stream to the next stage, or from the last stage to the leader.
@@ -134,3 +184,6 @@ async fn open(
     tracing::trace!(%group, %peer, ?addresses, "opening ring onward");
     Ok(links.open(peer, &addresses, &Opening::Ring(hello)).await?)
 }
+
+#[cfg(test)]
+mod tests;

@@ -29,7 +29,7 @@ const WAITS: RequestId = RequestId([2; 16]);
 const PROMPT: u32 = 150;
 const SOON: Duration = Duration::from_secs(10);
 
-fn links(stop: &CancellationToken) -> (PeerId, Links, Incoming) {
+pub(in crate::worker) fn links(stop: &CancellationToken) -> (PeerId, Links, Incoming) {
     let identity = Identity::from_seed(&crate::random_bytes());
     let (me, membership) = (identity.peer_id(), Membership::new(SwarmId([1; 16]), None));
     let (offence_reporter, _) = OffenceReporter::channel();
