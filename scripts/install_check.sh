@@ -3,7 +3,12 @@
 # releases (also one that is cut, changed, of another machine, or not signed as it has to be), the Debian package, and `tsnode service` for the system and a
 # user, each up to an answer of the embedded model. Debian is made by debootstrap in target/install-check, and started with systemd
 # as its first process in namespaces of its own; what changes is in memory, and gone with it. Needs root, debootstrap, dpkg-deb,
-# python3, openssl, 1 GB of disk; TSNODE names a program that has been built already. Ends with 3 where one of these is missing.
+# python3, openssl, a kernel with overlay and cgroup2, a mirror of Debian ($DEBIAN_MIRROR) the first time, 1 GB of disk and 2 GB of memory;
+# TSNODE names a program that has been built already. Ends with 3 where one of these is missing, and with 1 where something is wrong: each
+# check is a line that begins with ok or WRONG, and the last one says how many there were.
+#
+#     sudo scripts/install_check.sh
+#     sudo TSNODE=target/release/tsnode scripts/install_check.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,6 +23,9 @@ done
 tsnode=${TSNODE:-${CARGO_TARGET_DIR:-target}/debug/tsnode}
 [ -n "${TSNODE:-}" ] || cargo build --quiet --workspace --bin tsnode
 [ "$(uname -m)" = x86_64 ] || missing "no x86-64 machine"
+for kind in overlay cgroup2; do
+  grep -qw "$kind" /proc/filesystems || modprobe "$kind" 2> /dev/null || missing "this kernel has no $kind"
+done
 
 work=$PWD/target/install-check
 base=$work/debian
@@ -115,11 +123,15 @@ ann() {
     env HOME=/home/ann XDG_RUNTIME_DIR="/run/user/$(debian id -u ann)" PATH=/home/ann/.local/bin:/usr/bin:/bin "$@"
 }
 
+checked=0
 failed=0
-ok() { echo "ok    $*"; }
+ok() {
+  echo "ok    $*"
+  checked=$((checked + 1))
+}
 wrong() {
   echo "WRONG $*"
-  failed=1
+  failed=$((failed + 1))
 }
 # expect WHAT PATTERN WORDS: they say that, whatever their code.
 expect() {
@@ -228,5 +240,5 @@ debian systemctl start tsnode
 debian dpkg --purge tsnode > "$work/dpkg.log" 2>&1 || { cat "$work/dpkg.log"; wrong "dpkg --purge"; }
 nothing_remained "dpkg --purge"
 
-[ "$failed" = 0 ] || { echo "something is wrong"; exit 1; }
-echo "tsnode was installed, used and removed in four ways"
+[ "$failed" = 0 ] || { echo "$failed of $((failed + checked)) checks failed, in $SECONDS s"; exit 1; }
+echo "tsnode was installed, used and removed in four ways: $checked checks in $SECONDS s"
