@@ -33,7 +33,8 @@ pub fn folder(name: &str) -> Files {
 }
 
 /// Small models that are valid, of different families: one in two files, one with learned positions, one fused, some with experts, in
-/// a tensor each and in one, two that are held whole, with states and with inputs of layers; and those that servers' quantisers stored, MXFP4 first.
+/// a tensor each and in one, two that are held whole, with states and with inputs of layers; and those that quantisers stored, MXFP4
+/// first.
 static FOLDERS: LazyLock<[Files; 16]> = LazyLock::new(|| {
     [
         "reference/llama3-rope",
