@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs tsnode on a clean Debian and removes it again, in every way there is, and lists what remained: install.sh from a folder of
-# releases (also one that is cut, changed, of another machine, or not signed as it has to be), the Debian package, and `tsnode service` for the system and a
-# user, each up to an answer of the embedded model. Debian is made by debootstrap in target/install-check, and started with systemd
+# releases (also one that is cut, changed, of another machine, or not signed as it has to be), the Debian package, `tsnode service` for the
+# system and a user, and what the image's Dockerfile has behind the build, each up to an answer of the embedded model. Debian is made by debootstrap in target/install-check, and started with systemd
 # as its first process in namespaces of its own; what changes is in memory, and gone with it. Needs root, debootstrap, dpkg-deb,
 # python3, openssl, a kernel with overlay and cgroup2, a mirror of Debian ($DEBIAN_MIRROR) the first time, 1 GB of disk and 2 GB of memory;
 # TSNODE names a program that has been built already. Ends with 3 where one of these is missing, and with 1 where something is wrong: each
@@ -240,5 +240,48 @@ debian systemctl start tsnode
 debian dpkg --purge tsnode > "$work/dpkg.log" 2>&1 || { cat "$work/dpkg.log"; wrong "dpkg --purge"; }
 nothing_remained "dpkg --purge"
 
+echo "== the image"
+# What its Dockerfile has behind the build, line by line, without a builder: Debian's own image is made of packages that are here.
+stage() {
+  python3 - "$1" << 'END'
+import json, re, sys
+last = open("docs/examples/Dockerfile").read().split("\nFROM ")[-1].replace("\\\n", " ")
+line = lambda word: re.search(rf"^{word} (.*)$", last, re.M)[1]
+parts = [part.strip() for part in line("RUN").split("&&")]
+words = {
+    "made": " && ".join(part for part in parts if not re.match("apt-get |rm ", part)),
+    "env": line("ENV"),
+    "entry": " ".join(json.loads(line("ENTRYPOINT"))),
+    "health": " ".join(json.loads(line("HEALTHCHECK").split(" CMD ")[1])),
+}
+print(words[sys.argv[1]])
+END
+}
+# Runs words as the image's user, with its variables.
+image() {
+  # shellcheck disable=SC2046
+  debian setpriv --reuid=tsnode --regid=tsnode --clear-groups env $(stage env) "$@"
+}
+debian sh -c "$(stage made)"
+debian sh -c "tar -C /tmp -xzf /releases/latest/download/$archive && install /tmp/tsnode-*/tsnode /usr/local/bin/tsnode"
+image sh -c "$(stage entry) --mdns=false > /tmp/image.log 2>&1 & echo \$! > /tmp/image.pid"
+healthy=no
+for _ in $(seq 120); do
+  # shellcheck disable=SC2046
+  if image $(stage health) > "$work/health.log" 2>&1; then healthy=yes && break; fi
+  sleep 0.5
+done
+if [ "$healthy" = yes ]; then ok "its health check holds"; else wrong "its health check: $(tail -n 1 "$work/health.log"); $(debian tail -n 3 /tmp/image.log)"; fi
+answers image /var/lib/tsnode
+started=$SECONDS
+# shellcheck disable=SC2016
+if debian sh -c 'kill $(cat /tmp/image.pid); while kill -0 $(cat /tmp/image.pid) 2> /dev/null; do sleep 0.1; done'; then
+  ok "it left within $((SECONDS - started)) s"
+else
+  wrong "it did not leave within $((SECONDS - started)) s"
+fi
+debian sh -c 'userdel tsnode; rm -r /var/lib/tsnode /usr/local/bin/tsnode'
+nothing_remained "the image"
+
 [ "$failed" = 0 ] || { echo "$failed of $((failed + checked)) checks failed, in $SECONDS s"; exit 1; }
-echo "tsnode was installed, used and removed in four ways: $checked checks in $SECONDS s"
+echo "tsnode was installed, used and removed in five ways: $checked checks in $SECONDS s"
