@@ -1,9 +1,14 @@
 #!/usr/bin/env bash
 # Installs tsnode on a clean Debian and removes it again, in every way there is, and lists what remained: install.sh from a folder of
-# releases (also one that is cut, changed, of another machine, or not signed as it has to be), the Debian package, and `tsnode service` for the system and a
-# user, each up to an answer of the embedded model. Debian is made by debootstrap in target/install-check, and started with systemd
+# releases (also one that is cut, changed, of another machine, or not signed as it has to be), the Debian package, `tsnode service` for the
+# system and a user, and what the image's Dockerfile has behind the build, each up to an answer of the embedded model. Debian is made by debootstrap in target/install-check, and started with systemd
 # as its first process in namespaces of its own; what changes is in memory, and gone with it. Needs root, debootstrap, dpkg-deb,
-# python3, openssl, 1 GB of disk; TSNODE names a program that has been built already. Ends with 3 where one of these is missing.
+# python3, openssl, a kernel with overlay and cgroup2, a mirror of Debian ($DEBIAN_MIRROR) the first time, 1 GB of disk and 2 GB of memory;
+# TSNODE names a program that has been built already. Ends with 3 where one of these is missing, and with 1 where something is wrong: each
+# check is a line that begins with ok or WRONG, and the last one says how many there were.
+#
+#     sudo scripts/install_check.sh
+#     sudo TSNODE=target/release/tsnode scripts/install_check.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,6 +23,9 @@ done
 tsnode=${TSNODE:-${CARGO_TARGET_DIR:-target}/debug/tsnode}
 [ -n "${TSNODE:-}" ] || cargo build --quiet --workspace --bin tsnode
 [ "$(uname -m)" = x86_64 ] || missing "no x86-64 machine"
+for kind in overlay cgroup2; do
+  grep -qw "$kind" /proc/filesystems || modprobe "$kind" 2> /dev/null || missing "this kernel has no $kind"
+done
 
 work=$PWD/target/install-check
 base=$work/debian
@@ -115,11 +123,15 @@ ann() {
     env HOME=/home/ann XDG_RUNTIME_DIR="/run/user/$(debian id -u ann)" PATH=/home/ann/.local/bin:/usr/bin:/bin "$@"
 }
 
+checked=0
 failed=0
-ok() { echo "ok    $*"; }
+ok() {
+  echo "ok    $*"
+  checked=$((checked + 1))
+}
 wrong() {
   echo "WRONG $*"
-  failed=1
+  failed=$((failed + 1))
 }
 # expect WHAT PATTERN WORDS: they say that, whatever their code.
 expect() {
@@ -228,5 +240,48 @@ debian systemctl start tsnode
 debian dpkg --purge tsnode > "$work/dpkg.log" 2>&1 || { cat "$work/dpkg.log"; wrong "dpkg --purge"; }
 nothing_remained "dpkg --purge"
 
-[ "$failed" = 0 ] || { echo "something is wrong"; exit 1; }
-echo "tsnode was installed, used and removed in four ways"
+echo "== the image"
+# What its Dockerfile has behind the build, line by line, without a builder: Debian's own image is made of packages that are here.
+stage() {
+  python3 - "$1" << 'END'
+import json, re, sys
+last = open("docs/examples/Dockerfile").read().split("\nFROM ")[-1].replace("\\\n", " ")
+line = lambda word: re.search(rf"^{word} (.*)$", last, re.M)[1]
+parts = [part.strip() for part in line("RUN").split("&&")]
+words = {
+    "made": " && ".join(part for part in parts if not re.match("apt-get |rm ", part)),
+    "env": line("ENV"),
+    "entry": " ".join(json.loads(line("ENTRYPOINT"))),
+    "health": " ".join(json.loads(line("HEALTHCHECK").split(" CMD ")[1])),
+}
+print(words[sys.argv[1]])
+END
+}
+# Runs words as the image's user, with its variables.
+image() {
+  # shellcheck disable=SC2046
+  debian setpriv --reuid=tsnode --regid=tsnode --clear-groups env $(stage env) "$@"
+}
+debian sh -c "$(stage made)"
+debian sh -c "tar -C /tmp -xzf /releases/latest/download/$archive && install /tmp/tsnode-*/tsnode /usr/local/bin/tsnode"
+image sh -c "$(stage entry) --mdns=false > /tmp/image.log 2>&1 & echo \$! > /tmp/image.pid"
+healthy=no
+for _ in $(seq 120); do
+  # shellcheck disable=SC2046
+  if image $(stage health) > "$work/health.log" 2>&1; then healthy=yes && break; fi
+  sleep 0.5
+done
+if [ "$healthy" = yes ]; then ok "its health check holds"; else wrong "its health check: $(tail -n 1 "$work/health.log"); $(debian tail -n 3 /tmp/image.log)"; fi
+answers image /var/lib/tsnode
+started=$SECONDS
+# shellcheck disable=SC2016
+if debian sh -c 'kill $(cat /tmp/image.pid); while kill -0 $(cat /tmp/image.pid) 2> /dev/null; do sleep 0.1; done'; then
+  ok "it left within $((SECONDS - started)) s"
+else
+  wrong "it did not leave within $((SECONDS - started)) s"
+fi
+debian sh -c 'userdel tsnode; rm -r /var/lib/tsnode /usr/local/bin/tsnode'
+nothing_remained "the image"
+
+[ "$failed" = 0 ] || { echo "$failed of $((failed + checked)) checks failed, in $SECONDS s"; exit 1; }
+echo "tsnode was installed, used and removed in five ways: $checked checks in $SECONDS s"
