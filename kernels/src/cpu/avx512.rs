@@ -7,7 +7,7 @@
 //! | `dense.rs` | dense products of several rows |
 //! | `bf16.rs` | products of bfloat16 numbers as they are |
 //! | `rows.rs` | rows as these read them |
-//! | `registers.rs` | what these instructions are to loops that are written once (`vector.rs`): attention's mixtures |
+//! | `registers.rs` | what these instructions are to loops that are written once (`vector.rs`): mixtures, quantised products, KV for links |
 //! | `stored.rs` | how stored numbers become the lanes of two rows |
 //! | `exp.rs` | softmax and gates |
 //! | `packed.rs` | quantised products of few rows, by whole-number products of bytes (VNNI) |

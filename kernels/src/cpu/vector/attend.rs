@@ -51,6 +51,7 @@ pub(in super::super) fn scores<V: EightLanes>(by: V, x: &[f32], w: Matrix<'_>, s
 /// Of one row at least, of whole groups of eight numbers.
 #[inline(always)]
 fn short<V: EightLanes, S: Stored>(by: V, x: &[f32], w: Matrix<'_>, stride: usize, out: &mut [f32]) {
+    const { assert!(V::COUNT == LANES) }
     let rows = x.len() / w.cols;
     assert!(rows > 0 && w.cols.is_multiple_of(LANES) && S::BYTES == w.dtype.bytes());
     assert!(x.len() == rows * w.cols && stride >= w.rows && out.len() >= (rows - 1) * stride + w.rows);
@@ -206,8 +207,13 @@ unsafe fn mix<V: Vector, S: Stored, const R: usize, const C: usize>(
     let place = |i: usize, j: usize| (r + i) * v.cols + d + V::COUNT * j;
     // SAFETY: a register of numbers from each place on, of rows of `v` and of `out`; a weight for each row of `v`.
     unsafe {
-        let mut sums: [[V::Numbers; C]; R] =
-            std::array::from_fn(|i| std::array::from_fn(|j| by.load(out.as_ptr().add(place(i, j)))));
+        // No closures: vector code in one might be called, not inlined, and a call of this may be of a page with few tokens.
+        let mut sums = [[by.all(0.0); C]; R];
+        for (i, sums) in sums.iter_mut().enumerate() {
+            for (j, sum) in sums.iter_mut().enumerate() {
+                *sum = by.load(out.as_ptr().add(place(i, j)));
+            }
+        }
         for t in 0..v.rows {
             let at = v.bytes.as_ptr().add((t * v.cols + d) * S::BYTES);
             let values: [V::Numbers; C] = std::array::from_fn(|j| S::load(by, at.add(V::COUNT * j * S::BYTES)));

@@ -212,6 +212,7 @@ fn all_codes<V: Packs<N>, S: Stored, const N: usize>(
     (inverse, zero): (&[f32], &[f32]),
     codes: &mut [u8],
 ) {
+    const { assert!(N * V::COUNT == WIDE) }
     let (dim, groups) = (form.dim, form.groups());
     assert!(inverse.len() == groups && zero.len() == groups && codes.len() == form.cell_bytes());
     if !fits::<S>(form, rows) || form.tokens == 0 {
@@ -352,6 +353,7 @@ fn decode_rows<V: Packs<N>, S: StoreNumbers, const N: usize>(
     (step, shift): (&[f32], &[f32]),
     out: &mut [u8],
 ) {
+    const { assert!(N * V::COUNT == WIDE) }
     let (dim, row) = (form.dim, form.dim * S::BYTES);
     let end = first + out.len() / row;
     assert!(end <= form.tokens && out.len().is_multiple_of(row) && codes.len() == form.cell_bytes());
