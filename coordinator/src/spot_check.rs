@@ -22,11 +22,14 @@ use check::{Check, Quiet};
 use evidence::Evidence;
 use opinion::Fit;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
 use tsnode_protocol::{
     ModelId, PeerId, PromptCodec, RequestId, Sampled, Stage, Token,
     stream::{DecodeRequest, Generation},
 };
 
+/// How long a group may take to give one token.
+pub const PATIENCE: Duration = Duration::from_secs(30);
 /// One answer in so many is checked of a group that is new here, and of one that is known.
 const NEW: u64 = 4;
 const KNOWN: u64 = 32;
@@ -106,6 +109,8 @@ pub enum SpotCheckVerdict {
         prefill: PeerId,
         /// Peers of the group that answered.
         peers: Vec<PeerId>,
+        /// Whether it may have had too little time for a prompt as long as that.
+        is_slow: bool,
     },
     /// The group that checked is alone with its token.
     WrongCheck(Vec<PeerId>),
@@ -120,8 +125,9 @@ impl SpotCheckVerdict {
         match self {
             Self::Passed | Self::Unclear => Vec::new(),
             Self::WrongKv { prefill, decode } => vec![(*prefill, Offence::WrongKv { with: *decode })],
-            Self::Evaded { prefill, peers } => {
-                let offence = Offence::Evasion { prefill: *prefill, peers: peers.len().min(u16::MAX.into()) as u16 };
+            Self::Evaded { prefill, peers, is_slow } => {
+                let (prefill, count) = (*prefill, peers.len().min(u16::MAX.into()) as u16);
+                let offence = Offence::Evasion { prefill, peers: count, is_slow: *is_slow };
                 peers.iter().map(|peer| (*peer, offence)).collect()
             }
             Self::WrongToken(peers) | Self::WrongCheck(peers) => match peers[..] {
@@ -201,7 +207,11 @@ impl Checks {
             return None;
         }
         let place = self.owed.iter().position(|owed| owed.is_of_group(served))?;
-        let ask = self.owed.get_mut(place)?.ask_again(view, check)?;
+        let owed = self.owed.get_mut(place)?;
+        if !owed.is_time_to_ask(view) {
+            return None;
+        }
+        let ask = owed.ask_again(view, check)?;
         self.open.insert(check, self.owed.remove(place)?);
         Some(ask)
     }

@@ -66,6 +66,8 @@ pub enum Offence {
         prefill: PeerId,
         /// Peers in its group.
         peers: u16,
+        /// Whether it may have had too little time.
+        is_slow: bool,
     },
 }
 
@@ -138,8 +140,8 @@ struct OffenceRecord {
     at: Time,
     offences: u32,
     accusers: BTreeSet<PeerId>,
-    /// With whose KV it evaded: when, and how many peers were in its group.
-    evaded: BTreeMap<PeerId, (Time, u16)>,
+    /// With whose KV it evaded: when, and what part it had in that.
+    evaded: BTreeMap<PeerId, (Time, f64)>,
     cut: Option<CutOff>,
     relapses: u32,
 }
@@ -211,10 +213,10 @@ impl OffenceRecord {
         self.score * (-halves).exp2()
     }
 
-    /// With whose KV it evaded in a time until now, and how many peers were in its group.
-    fn evaded_since(&self, now: Time, span: Duration) -> impl Iterator<Item = (PeerId, u16)> + '_ {
+    /// With whose KV it evaded in a time until now, and what part it had in that.
+    fn evaded_since(&self, now: Time, span: Duration) -> impl Iterator<Item = (PeerId, f64)> + '_ {
         let lately = self.evaded.iter().filter(move |(_, (at, _))| now < *at + span);
-        lately.map(|(prefill, (_, peers))| (*prefill, *peers))
+        lately.map(|(prefill, (_, part))| (*prefill, *part))
     }
 
     fn count(&mut self, now: Time, offence: Offence) -> Option<CutOff> {
@@ -225,14 +227,17 @@ impl OffenceRecord {
         {
             self.accusers.insert(with);
         }
-        if let Offence::Evasion { prefill, peers } = offence {
+        if let Offence::Evasion { prefill, peers, is_slow } = offence {
             self.evaded.retain(|_, (at, _)| now < *at + EVASION);
+            // Peers of a pipeline have their parts in it. Of one that was slow nothing is known but that it is to have no such prompts.
+            let part = if is_slow { 0.0 } else { 1.0 / f64::from(peers.max(1)) };
+            let before = self.evaded.get(&prefill).map_or(0.0, |(_, part)| *part);
             if self.evaded.len() < EVASIONS {
-                self.evaded.insert(prefill, (now, peers));
+                self.evaded.insert(prefill, (now, part.max(before)));
             }
         }
-        // Of one prefill peer's KV it may have been that, each time. Peers of a pipeline have their parts in it.
-        let evaded: f64 = self.evaded_since(now, EVASION).map(|(_, peers)| 1.0 / f64::from(peers.max(1))).sum();
+        // Of one prefill peer's KV it may have been that, each time.
+        let evaded: f64 = self.evaded_since(now, EVASION).map(|(_, part)| part).sum();
         // Thirds and halves add up to the whole but for their last bit.
         let full = self.score > 1.0 - 1e-9 || self.accusers.len() >= ACCUSERS || evaded > ACCUSERS as f64 - 1e-9;
         if !full || self.cut.is_some() {
@@ -297,7 +302,8 @@ mod tests {
     fn who_evades_is_kept_from_those_prompts_and_is_cut_off_with_a_second_prefill_peer() {
         let mut trust = Trust::default();
         let evades = |trust: &mut Trust, at, with, peers| {
-            trust.offends(seconds(at), peer(1), Offence::Evasion { prefill: peer(with), peers }).is_some()
+            let offence = Offence::Evasion { prefill: peer(with), peers, is_slow: false };
+            trust.offends(seconds(at), peer(1), offence).is_some()
         };
         assert!((0..100).all(|at| !evades(&mut trust, at, 2, 1)), "that one may send wrong KV, and this one be busy");
         let barred = |trust: &Trust, at| trust.barred(seconds(at)).into_iter().collect::<Vec<_>>();
@@ -310,6 +316,12 @@ mod tests {
         let mut trust = Trust::default();
         assert!((2..5).all(|with| !evades(&mut trust, 0, with, 2)));
         assert!(evades(&mut trust, 0, 5, 2));
+
+        // Nor is anybody cut off for being slow.
+        let mut trust = Trust::default();
+        let slow = |with| Offence::Evasion { prefill: peer(with), peers: 1, is_slow: true };
+        assert!((2..100).all(|with| trust.offends(seconds(0), peer(1), slow(with)).is_none()));
+        assert_eq!(trust.barred(seconds(1)).len(), 98);
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! A check of one token: whom to ask next, and what it all comes to.
 
 use super::{
-    CheckRequest, CheckStep, CheckedAnswer, SpotCheckVerdict,
+    CheckRequest, CheckStep, CheckedAnswer, PATIENCE, SpotCheckVerdict,
     draw::Draw,
     opinion::{Fit, Opinion, Word},
 };
-use crate::view::View;
+use crate::{claim_check::ClaimedWork, view::View};
 use std::collections::{BTreeMap, BTreeSet};
 use tsnode_protocol::{
     DeviceKind, Group, GroupId, PeerId, RequestId, Sampled, Sampling, Stage, limits,
@@ -17,6 +17,10 @@ const SILENT: usize = 2;
 /// Times that the group that answered may give no answer for itself, each time behind one that it gave a client: whoever has room for
 /// those has room for one token, sooner or later.
 const REFUSALS: u32 = 3;
+/// Answers to clients behind which it is asked though requests wait there, as it says.
+const BUSY: u32 = 32;
+/// A group may take so many times what it claims where others compute there too.
+const BESIDE_OTHERS: f64 = 3.0;
 /// Alternatives asked for, to see near ties and what draws may give: as many as there are to be had.
 const ALTERNATIVES: u8 = limits::TOP_LOGPROBS as u8;
 /// Added to a token's logit it has that token chosen, if it is allowed: as much as anybody may add.
@@ -40,6 +44,8 @@ pub(super) struct Check {
     silent: Vec<Vec<PeerId>>,
     /// How often the group that answered gave none when it was asked again.
     pub refusals: u32,
+    /// Answers to clients since then behind which it was not asked, since it was busy.
+    busy: u32,
 }
 
 /// A group that is asked, and what it has said.
@@ -57,7 +63,7 @@ impl Check {
         let index = ((roll >> 32) % served.answer.len().max(1) as u64) as usize;
         let answered = peers(group_of(view, &served)?);
         let is_exact = [&served.decoders, &served.prefillers].into_iter().all(|by| are_on_processors(view, by));
-        Some(Self { served, index, answered, is_exact, asked: Vec::new(), silent: Vec::new(), refusals: 0 })
+        Some(Self { served, index, answered, is_exact, asked: Vec::new(), silent: Vec::new(), refusals: 0, busy: 0 })
     }
 
     /// What the answer says.
@@ -143,7 +149,7 @@ impl Check {
         let unclear = CheckStep::Over(SpotCheckVerdict::Unclear);
         let Some(asked) = self.asked.pop() else { return unclear };
         if asked.peers == self.answered {
-            return self.refused();
+            return self.refused(view);
         }
         if self.silent.len() >= SILENT {
             return unclear;
@@ -153,13 +159,30 @@ impl Check {
     }
 
     /// The group that answered did not say it again. An honest one may have had no room just then, so it is asked later.
-    fn refused(&mut self) -> CheckStep {
+    fn refused(&mut self, view: &View) -> CheckStep {
         self.refusals += 1;
         if self.refusals < REFUSALS {
             return CheckStep::Wait;
         }
-        let (prefill, peers) = (self.served.prefill, self.answered.clone());
-        CheckStep::Over(SpotCheckVerdict::Evaded { prefill, peers })
+        let (prefill, peers, is_slow) = (self.served.prefill, self.answered.clone(), self.takes_long(view));
+        CheckStep::Over(SpotCheckVerdict::Evaded { prefill, peers, is_slow })
+    }
+
+    /// Whether the group that answered has too little time to compute all of this by itself, as its adverts claim: that it is slow at
+    /// prompts may be why others compute them.
+    fn takes_long(&self, view: &View) -> bool {
+        let tokens = (self.served.prompt.len() + self.index) as u32;
+        let claimed = group_of(view, &self.served).and_then(|g| ClaimedWork::Prompt { tokens }.claimed(view, g));
+        claimed.is_some_and(|seconds| seconds * BESIDE_OTHERS > PATIENCE.as_secs_f64())
+    }
+
+    /// Whether the group that answered is to be asked now that it has answered a client: where requests wait, this one would, too.
+    /// Where some always do, it is asked now and then all the same.
+    pub fn is_time_to_ask(&mut self, view: &View) -> bool {
+        let load = group_of(view, &self.served).and_then(|group| view.up.get(&group.id));
+        let is_time = load.is_some_and(|load| load.waiting == 0) || self.busy >= BUSY;
+        self.busy = if is_time { 0 } else { self.busy + 1 };
+        is_time
     }
 
     /// Who was asked last, for the token or for what it says of the answer's.

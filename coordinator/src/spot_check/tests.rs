@@ -152,9 +152,45 @@ fn who_never_says_again_what_it_answered_has_evaded() {
         let name = asked_after_an_answer(&mut checks, &view);
         found = checks.said(&view, name, None);
     }
-    let evaded = SpotCheckVerdict::Evaded { prefill: peer(1), peers: vec![peer(2)] };
+    let evaded = SpotCheckVerdict::Evaded { prefill: peer(1), peers: vec![peer(2)], is_slow: false };
     assert_eq!(found, Some(CheckStep::Over(evaded.clone())));
-    assert_eq!(evaded.offences(), [(peer(2), Offence::Evasion { prefill: peer(1), peers: 1 })]);
+    assert_eq!(evaded.offences(), [(peer(2), Offence::Evasion { prefill: peer(1), peers: 1, is_slow: false })]);
+}
+
+/// Its four layers take eleven seconds for any prompt, as it says: beside what else it computes it may need half a minute.
+#[test]
+fn who_is_too_slow_to_say_it_again_in_time_is_known_to_be() {
+    let (mut view, mut checks) = (view(4), Checks::default());
+    Arc::make_mut(&mut view.adverts).insert(peer(2), sample::measured(2, [2.75, 0.0, 0.0], [0.001, 0.0, 0.0]));
+    suspected(&mut checks, &view, 1);
+    let mut found = checks.said(&view, CHECK, None);
+    for _ in 1..3 {
+        assert_eq!(found, Some(CheckStep::Wait));
+        let name = asked_after_an_answer(&mut checks, &view);
+        found = checks.said(&view, name, None);
+    }
+    let evaded = SpotCheckVerdict::Evaded { prefill: peer(1), peers: vec![peer(2)], is_slow: true };
+    assert_eq!(found, Some(CheckStep::Over(evaded)));
+}
+
+#[test]
+fn where_requests_wait_it_is_asked_when_none_do_or_after_a_while() {
+    let (there, mut checks) = (view(4), Checks::default());
+    let mut busy = there.clone();
+    let group = Group::new(MODEL, Phase::Decode, vec![stage(2)]).id;
+    busy.up.insert(group, Load { waiting: 1, ..Load::default() });
+    suspected(&mut checks, &there, 1);
+    assert_eq!(checks.said(&there, CHECK, None), Some(CheckStep::Wait));
+    // Others are asked of every fourth answer meanwhile.
+    let asked = |checks: &mut Checks, view: &View| {
+        let ask = checks.ended(view, served(2, 2, TRUTH), RequestId([8; 16]), 3);
+        ask.is_some_and(|ask| ask.leader == peer(2))
+    };
+    assert!(!asked(&mut checks, &busy));
+    assert!(asked(&mut checks, &there));
+    assert_eq!(checks.said(&there, RequestId([8; 16]), None), Some(CheckStep::Wait));
+    let first = (0..100).position(|_| asked(&mut checks, &busy));
+    assert_eq!(first, Some(32), "who always says so is asked all the same");
 }
 
 #[test]

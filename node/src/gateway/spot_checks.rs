@@ -2,18 +2,15 @@
 
 use super::leader_reach::LeaderReach;
 use crate::data_plane::offences::OffenceReporter;
-use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 use tsnode_coordinator::{
     gateway::View,
-    spot_check::{CheckRequest, CheckStep, CheckedAnswer, Checks, SpotCheckVerdict, SpotChecks},
+    spot_check::{CheckRequest, CheckStep, CheckedAnswer, Checks, PATIENCE, SpotCheckVerdict, SpotChecks},
 };
 use tsnode_protocol::{RequestId, Sampled, stream::DecodeEvent};
 
-/// How long a group may take to give one token.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// Answers not yet looked at: there are never more checks at once.
 const ANSWERS: usize = 64;
 
