@@ -44,7 +44,10 @@ pub enum SignatureError {
     )]
     Hashed,
     /// Nobody here trusts that key.
-    #[error("the release is signed with the key {0}, which is none of those that are trusted here")]
+    #[error(
+        "the release is signed with the key {0}, which is none of those that are trusted here; whoever knows whose it is names it by \
+         TSNODE_RELEASE_KEY or --key"
+    )]
     Stranger(KeyId),
     /// The list is another.
     #[error("SHA256SUMS is not what the key {0} has signed: it was changed, or the signature is of another list")]
