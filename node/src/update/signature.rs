@@ -184,6 +184,18 @@ jyObANZ8LtMk7rQi9LhClzrTtbZAZyYOXhkCFyHaHisWoAulJMcLzhlQDsZhxUYIwHthA7igC1Qr+F2F
     }
 
     #[test]
+    fn no_letter_of_a_signature_can_be_another() {
+        let keys = ReleaseKeys::parse(KEY).unwrap();
+        // The first line is for people, and nobody signs it.
+        for at in SIGNATURE.find('\n').unwrap()..SIGNATURE.len() {
+            let mut letters = SIGNATURE.as_bytes().to_vec();
+            letters[at] ^= 1;
+            let other = String::from_utf8(letters).unwrap();
+            assert!(keys.verify(LIST, &other).is_err(), "{at}: {other}");
+        }
+    }
+
+    #[test]
     fn a_text_has_keys_or_says_which_is_none() {
         assert!(ReleaseKeys::parse(&format!("# RW of the first\n\n {KEY}\n")).is_ok());
         assert!(matches!(ReleaseKeys::parse("# none\n"), Err(UpdateError::NoKey)));
