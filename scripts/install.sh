@@ -131,7 +131,8 @@ install() {
     from=$base/latest/download
   fi
   work=$(mktemp -d)
-  trap 'rm -rf "$work"' EXIT
+  new=''
+  trap 'rm -rf "$work"; [ -z "$new" ] || rm -f "$new"' EXIT
   trap 'exit 1' HUP INT TERM
   fetch "$from/SHA256SUMS" "$work/SHA256SUMS"
   (fetch "$from/SHA256SUMS.minisig" "$work/SHA256SUMS.minisig") || fail "the release is not signed, or its signature cannot be had; nothing was installed"

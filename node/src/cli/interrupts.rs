@@ -1,4 +1,4 @@
-//! Ctrl-C, and whatever else asks a command to end, while it has peers running.
+//! Ctrl-C, and whatever else asks a command to end, while it has peers running, or files that nobody else removes.
 
 use crate::{
     cli::exit::{Exit, Kind},

@@ -1,6 +1,6 @@
 //! `tsnode update`: replaces this program by a release's.
 
-use super::{is_set, json as json_flag, output, switch, verb};
+use super::{interrupts::Interrupts, is_set, json as json_flag, output, switch, verb};
 use crate::{
     cli::exit::{Exit, Kind},
     update::{ProgramPlace, ReleaseKeys, Releases, UpdateError},
@@ -25,8 +25,11 @@ pub(super) fn command() -> Command {
         .arg(switch("check", "Say whether there is a newer one, and change nothing"))
         .arg(version.help("Not the newest, but this one").conflicts_with("rollback"))
         .arg(switch("rollback", "Change this program with the one before").conflicts_with("check"))
-        .arg(from.help("Folder of releases [default: TSNODE_RELEASES]"))
-        .arg(key.help("Public key that signs them [default: TSNODE_RELEASE_KEY, then that of the program]"))
+        .arg(from.help("Folder of releases [default: TSNODE_RELEASES]").conflicts_with("rollback"))
+        .arg(
+            key.help("Public key that signs them [default: TSNODE_RELEASE_KEY, then that of the program]")
+                .conflicts_with("rollback"),
+        )
         .arg(json_flag())
 }
 
@@ -59,7 +62,9 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     }
     let workshop = place.workshop().map_err(exit)?;
     let packed = workshop.file("archive.tar.gz");
-    releases.fetch(&archive, &packed).await.map_err(exit)?;
+    // Whoever interrupts it finds nothing half-fetched beside the program.
+    let fetched = async { releases.fetch(&archive, &packed).await.map_err(exit) };
+    Interrupts::heard().unless(fetched).await?;
     place.replace(&archive, &packed, &workshop).map_err(exit)?;
     told["changed"] = true.into();
     said(matches, &told, &format!("{}: {own} is now {}", path.display(), archive.version))?;
@@ -110,6 +115,15 @@ fn exit(error: UpdateError) -> Exit {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_goes_back_fetches_nothing() {
+        let is_taken = |words: &[&str]| command().try_get_matches_from(words).is_ok();
+        assert!(is_taken(&["update", "--rollback", "--json"]));
+        for flag in ["--from=https://example.com", "--key=RW", "--version=1.0.0", "--check"] {
+            assert!(is_taken(&["update", flag]) && !is_taken(&["update", "--rollback", flag]), "{flag}");
+        }
+    }
 
     #[test]
     fn where_there_is_nothing_to_do_it_is_said_why() {

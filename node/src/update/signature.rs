@@ -44,7 +44,10 @@ pub enum SignatureError {
     )]
     Hashed,
     /// Nobody here trusts that key.
-    #[error("the release is signed with the key {0}, which is none of those that are trusted here")]
+    #[error(
+        "the release is signed with the key {0}, which is none of those that are trusted here; whoever knows whose it is names it by \
+         TSNODE_RELEASE_KEY or --key"
+    )]
     Stranger(KeyId),
     /// The list is another.
     #[error("SHA256SUMS is not what the key {0} has signed: it was changed, or the signature is of another list")]
@@ -178,6 +181,18 @@ jyObANZ8LtMk7rQi9LhClzrTtbZAZyYOXhkCFyHaHisWoAulJMcLzhlQDsZhxUYIwHthA7igC1Qr+F2F
         let both = ReleaseKeys::parse(&format!("{KEY} {}\n", public(&other))).unwrap();
         assert_eq!(both.verify(LIST, &signed(&other, LIST)), Ok(()));
         assert!(matches!(keys.verify(LIST, &signed(&other, LIST)), Err(SignatureError::Stranger(_))));
+    }
+
+    #[test]
+    fn no_letter_of_a_signature_can_be_another() {
+        let keys = ReleaseKeys::parse(KEY).unwrap();
+        // The first line is for people, and nobody signs it.
+        for at in SIGNATURE.find('\n').unwrap()..SIGNATURE.len() {
+            let mut letters = SIGNATURE.as_bytes().to_vec();
+            letters[at] ^= 1;
+            let other = String::from_utf8(letters).unwrap();
+            assert!(keys.verify(LIST, &other).is_err(), "{at}: {other}");
+        }
     }
 
     #[test]

@@ -77,8 +77,7 @@ impl Sweep {
     }
 
     pub(super) fn svg(&self, job: &SimulationJob) -> String {
-        // As many digits as people read.
-        let rates: Vec<f64> = self.rows.iter().map(|(rate, _)| (rate * 100.0).round() / 100.0).collect();
+        let rates: Vec<f64> = self.rows.iter().map(|(rate, _)| *rate).collect();
         let line = |place: usize| self.rows.iter().map(|(_, all)| job.metric.of(&all[place])).collect();
         let series: Vec<(String, Vec<f64>)> =
             job.policies.iter().enumerate().map(|(place, p)| (p.name.to_owned(), line(place))).collect();
