@@ -45,19 +45,24 @@ pub enum LivePlanError {
 pub struct Overheads {
     /// How much longer every step takes: handing it round, choosing tokens, passing them on.
     pub step: Seconds,
-    /// How much longer every request takes, until its first step begins and after its first token is there.
+    /// How much longer it takes until a request's first token is seen by who asked.
     pub request: Seconds,
+    /// And until its end is: less, where its next tokens are computed while the first is on its way.
+    pub whole: Seconds,
     /// Processors that are used while nothing is asked.
     pub idle: f64,
-    /// Processor time of each token of an answer beside its steps: those who pass it on.
+    /// Processor time of each request beside steps: those who take it.
+    pub asked: Seconds,
+    /// And of each token of its answer: those who pass it on.
     pub token: Seconds,
 }
 
 impl Overheads {
-    /// What hosts with so many processors have left for steps, while so many tokens of answers are passed on in a second.
+    /// What hosts with so many processors have left for steps, while so many requests come and tokens of answers are passed on in a second.
     #[must_use]
-    pub fn left(&self, cores: &[f64], tokens_per_second: f64) -> Vec<f64> {
-        let (all, taken): (f64, f64) = (cores.iter().sum(), self.idle + self.token.0 * tokens_per_second);
+    pub fn left(&self, cores: &[f64], requests: f64, tokens: f64) -> Vec<f64> {
+        let all: f64 = cores.iter().sum();
+        let taken = self.idle + self.asked.0 * requests + self.token.0 * tokens;
         let part = (1.0 - taken / all).max(LEAST_LEFT);
         cores.iter().map(|cores| cores * part).collect()
     }
