@@ -32,13 +32,19 @@ import os
 import statistics
 import sys
 import tempfile
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from live_swarm import Host, Swarm, ends_tidily, figures, fitted, gateway, lengths, processor_time, table, trace
+from live_swarm import Host, Swarm, ends_tidily, figures, fitted, gateway, lends, lengths, processor_time, table, trace
 
 ROOT = Path(__file__).resolve().parent.parent
 FAST, SLOW = "fast", "slow"
+# What is kept of a load's figures.
+KEPT = (
+    "request_throughput completed failed cut_short not_sent duration p50_ttft_ms p99_ttft_ms p50_tpot_ms p99_tpot_ms errors "
+    "processors parted elsewhere answered_by looked_at"
+)
 # Processors from which on peers have different numbers of them.
 MANY = 5
 
@@ -85,11 +91,11 @@ class Machine:
             self.cores = {FAST: processors[:3], SLOW: [processors[3]]}
         self.part = part if self.is_paced else None
 
-    def host(self, role: str, place: int) -> Host:
+    def host(self, role: str, place: int, model: Path | None) -> Host:
         """Layouts give groups to peers in the order of their names."""
         cores = self.cores[role]
         part = self.part if role == SLOW else None
-        return Host(f"{place}-{role}", ["--threads", str(len(cores))], ",".join(map(str, cores)), part)
+        return Host(f"{place}-{role}", lends(len(cores), model), ",".join(map(str, cores)), part)
 
     def gateway(self) -> Host:
         host = gateway()
@@ -116,9 +122,8 @@ class Bench:
 
     def swarm(self, arrangement: Arrangement) -> Swarm:
         self.swarms += 1
-        hosts = [self.machine.host(role, place) for place, role in enumerate(arrangement.peers)]
+        hosts = [self.machine.host(role, place, self.options.model) for place, role in enumerate(arrangement.peers)]
         flags = ["--layout", arrangement.layout, "--split", arrangement.split]
-        flags += ["--model", str(self.options.model)] if self.options.model else []
         swarm = Swarm(self.options.tsnode, self.folder / str(self.swarms), [*hosts, self.machine.gateway()], flags)
         swarm.pacer.cores = self.machine.rest
         return swarm
@@ -153,12 +158,13 @@ class Bench:
             if arrangement.route:
                 swarm.route(arrangement.route)
             seen = self.load(swarm, answers=True)
-            traces = [swarm.asked.get(f"/api/requests/{r['request']}") for r in swarm.asked.get("/api/requests")["requests"][: self.options.requests]]
+            listed = swarm.asked.get("/api/requests")["requests"][: self.options.requests]
+            traces = [swarm.asked.get(f"/api/requests/{request['request']}") for request in listed]
             seen["parted"] = sum(t["first_part"] is not None for t in traces)
             seen["elsewhere"] = sum(t["prefill"] != t["decode"] for t in traces)
+            seen["answered_by"] = Counter(swarm.name(t["decode"]).split("-")[-1] for t in traces)
             seen["looked_at"] = len(traces)
-        kept = "request_throughput completed failed cut_short not_sent duration p50_ttft_ms p99_ttft_ms p50_tpot_ms p99_tpot_ms processors parted elsewhere looked_at"
-        return {"arrangement": arrangement.name, **{name: seen.get(name) for name in kept.split()}, "errors": seen["errors"]}
+        return {"arrangement": arrangement.name, **{name: seen.get(name) for name in KEPT.split()}}
 
 
 def measured(options: argparse.Namespace) -> dict:
@@ -210,15 +216,16 @@ def wrong(options: argparse.Namespace, seen: dict) -> list[str]:
 
 
 def rows(seen: dict) -> list[list[str]]:
-    head = ["ARRANGEMENT", "REQUESTS/S", "OF FAST ALONE", "TTFT P50", "TTFT P99", "TPOT P50", "PARTED", "ELSEWHERE", "PROCESSORS USED"]
+    head = ["ARRANGEMENT", "REQUESTS/S", "OF FAST ALONE", "TTFT P50", "TTFT P99", "TPOT P50", "PARTED", "ELSEWHERE", "ANSWERED BY", "PROCESSORS USED"]
     alone, all_rows = seen["requests_per_second"]["fast alone"], [head]
     for name, rate in seen["requests_per_second"].items():
         last = next(each for each in reversed(seen["rounds"]) if each["arrangement"] == name)
         used = ", ".join(f"{who} {part:.2f}" for who, part in last["processors"].items())
         times = [f"{last[metric] or 0:.0f} ms" for metric in ("p50_ttft_ms", "p99_ttft_ms", "p50_tpot_ms")]
         counts = [f"{last[count]}/{last['looked_at']}" for count in ("parted", "elsewhere")]
-        all_rows.append([name, f"{rate:.3f}", f"{rate / alone:.3f}", *times, *counts, used])
-    all_rows.append(["perfect balance", f"{seen['perfect_balance']:.3f}", f"{seen['perfect_balance'] / alone:.3f}", *[""] * 6])
+        by = ", ".join(f"{who} {count}" for who, count in sorted(last["answered_by"].items()))
+        all_rows.append([name, f"{rate:.3f}", f"{rate / alone:.3f}", *times, *counts, by, used])
+    all_rows.append(["perfect balance", f"{seen['perfect_balance']:.3f}", f"{seen['perfect_balance'] / alone:.3f}", *[""] * 7])
     return all_rows
 
 

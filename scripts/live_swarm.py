@@ -53,6 +53,11 @@ class Host:
     part: float | None = None
 
 
+def lends(threads: int, model: Path | None) -> list[str]:
+    """Flags of a peer that computes a model; that inside the program, where none is named."""
+    return ["--threads", str(threads), *(["--model", str(model)] if model else [])]
+
+
 def gateway() -> Host:
     return Host("gateway", ["--no-model"])
 

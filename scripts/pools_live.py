@@ -30,7 +30,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from live_swarm import Host, Swarm, ends_tidily, figures, gateway, table, trace
+from live_swarm import Host, Swarm, ends_tidily, figures, gateway, lends, table, trace
 
 LAYOUT = "prefill=1,prefill=1,decode=1,decode=1"
 PHASES = {"peer0": "prefill", "peer1": "prefill", "peer2": "decode", "peer3": "decode"}
@@ -72,8 +72,8 @@ class Rounds:
 
     def __init__(self, options: argparse.Namespace, folder: Path, way: Way):
         self.options, self.folder, self.way = options, folder, way
-        hosts = [Host(name, ["--threads", "1"], part=part(options)) for name in PHASES]
-        flags = ["--layout", LAYOUT, "--split", way.split, *(["--model", str(options.model)] if options.model else [])]
+        hosts = [Host(name, lends(1, options.model), part=part(options)) for name in PHASES]
+        flags = ["--layout", LAYOUT, "--split", way.split]
         self.swarm = Swarm(options.tsnode, folder / way.name, [*hosts, gateway()], flags)
 
     def all(self) -> dict:

@@ -32,7 +32,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from live_swarm import LOOK, Host, Swarm, ends_tidily, figures, gateway, table
+from live_swarm import LOOK, Host, Swarm, ends_tidily, figures, gateway, lends, table
 
 # For each token so many times what a step takes; and to the first token so many times what a prompt takes, or as long as may be.
 LADDER = [50.0, 5.0, 2.0, 1.5, 1.25, 1.1, 1.03]
@@ -114,9 +114,8 @@ def load(swarm: Swarm, options: argparse.Namespace, seconds: float) -> subproces
 
 def measured(options: argparse.Namespace) -> dict:
     with tempfile.TemporaryDirectory() as folder:
-        hosts = [Host(f"peer{n}", ["--threads", "1"]) for n in range(options.peers)]
-        flags = ["--split", "auto", *(["--model", str(options.model)] if options.model else [])]
-        with Swarm(options.tsnode, Path(folder), [*hosts, gateway()], flags) as swarm:
+        hosts = [Host(f"peer{n}", lends(1, options.model)) for n in range(options.peers)]
+        with Swarm(options.tsnode, Path(folder), [*hosts, gateway()], ["--split", "auto"]) as swarm:
             step, prompt = profiled(swarm)
             print(f"by the fastest peer's profile a step takes {step * 1e3:.3f} ms, a prompt {prompt * 1e3:.1f} ms", file=sys.stderr)
             asking = load(swarm, options, len(SHIFTS) * (STANDS + 3.0))
