@@ -224,8 +224,13 @@ fn simulated<T>(
     let model = view.models.first().ok_or_else(|| wrong("it has no model"))?.id;
     let live = LivePlan::new(&members, plan, model, view.split).map_err(|e| wrong(&e.to_string()))?;
     let dispatch = swarm_settings::of(view).routed(model, &plan.chosen).map_or(Dispatch::Live, Dispatch::from);
-    let run =
-        LivePlanRun { dispatch, step: Seconds(0.0), cores: hosts.cores.clone(), hosts: hosts.shared(peers, &members) };
+    let run = LivePlanRun {
+        dispatch,
+        split: view.split,
+        step: Seconds(0.0),
+        cores: hosts.cores.clone(),
+        hosts: hosts.shared(peers, &members),
+    };
     Ok(simulate(&live, run))
 }
 
