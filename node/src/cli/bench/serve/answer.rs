@@ -59,11 +59,10 @@ impl TimedAnswer {
         self.answer_tokens.unwrap_or(pieces)
     }
 
-    /// Time per token after the first; `None` of fewer than two.
+    /// Time per token after the first, until the end: the last ones may have no text. `None` of fewer than two.
     pub fn per_token(&self) -> Option<Duration> {
-        let after_first: Duration = self.gaps.iter().sum();
         let steps = self.tokens().checked_sub(1).filter(|steps| *steps > 0)?;
-        Some(after_first.div_f64(steps as f64))
+        Some(self.whole.saturating_sub(self.first).div_f64(steps as f64))
     }
 }
 
@@ -194,7 +193,7 @@ mod tests {
             prompt_tokens: Some(9),
             answer_tokens: Some(3),
         };
-        assert_eq!((answer.tokens(), answer.per_token()), (3, Some(5 * MS)));
+        assert_eq!((answer.tokens(), answer.per_token()), (3, Some(15 * MS / 2)));
         assert_eq!(answer, expected);
         // The first chunk of a chat says who speaks, and is no token; a server may leave out what it counted, or the last line.
         let chat = [
@@ -213,7 +212,7 @@ mod tests {
             ("data: {\"choices\":[{\"text\":\"\",\"finish_reason\":null}]}\n\n", 20),
             ("data: {\"choices\":[{\"text\":\"a\",\"finish_reason\":null}]}\n\n", 50),
             ("data: {\"choices\":[{\"text\":\"\",\"finish_reason\":\"length\"}]}\n\n", 60),
-            ("data: {\"choices\":[],\"usage\":{\"completion_tokens\":4}}\n\n", 61),
+            ("data: {\"choices\":[],\"usage\":{\"completion_tokens\":5}}\n\n", 61),
         ]);
         let answer = answer.unwrap();
         assert_eq!((answer.first, answer.whole, answer.per_token()), (20 * MS, 60 * MS, Some(10 * MS)));
