@@ -138,7 +138,8 @@ class Peer:
         into = [] if invite else ["--private"]
         command = [tsnode, *fixed, "--data-dir", str(self.data), *PLAIN, *flags, *own, *cores, *into]
         # Not as a flag: those are in the list of processes.
-        environment = {**os.environ, **({"TSNODE_INVITE": invite} if invite else {})}
+        environment = {name: value for name, value in os.environ.items() if name != "TSNODE_INVITE"}
+        environment |= {"TSNODE_INVITE": invite} if invite else {}
         with self.log.open("w") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
         self.pid, self.url, self.id = self.process.pid, "", ""

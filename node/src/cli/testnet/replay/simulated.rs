@@ -102,8 +102,8 @@ pub(super) struct Alone {
 
 impl Alone {
     /// What was measured beside what the simulator says of the same requests, one after another. What longer answers take more is steps
-    /// alone: the first token's way to who asked hides some of those that follow it.
-    fn overheads(&self, simulate: impl Fn(Seconds) -> Outcome) -> Overheads {
+    /// alone: the first token's way to who asked hides some of those that follow it. Steps are computed by so many threads.
+    fn overheads(&self, threads: f64, simulate: impl Fn(Seconds) -> Outcome) -> Overheads {
         let more = f64::from(self.answer(1).saturating_sub(self.answer(0)).max(1));
         let plain = simulate(Seconds(0.0));
         let live = |n: usize| self.asked[n].report.at(Metric::E2el, 0.5);
@@ -117,7 +117,7 @@ impl Alone {
         };
         let request = Seconds(f64::midpoint(first(0), first(1)).max(0.0));
         let whole = Seconds(live(1).map_or(0.0, |live| live - ours(&stepped, 1)).max(0.0));
-        let beside = |n: usize| self.beside(n, &plain);
+        let beside = |n: usize| self.beside(n, &plain, threads);
         let token = Seconds(((beside(1) - beside(0)) / more).max(0.0));
         let asked = Seconds((beside(0) - token.0 * f64::from(self.answer(0))).max(0.0));
         Overheads { step, request, whole, idle: self.idle, asked, token }
@@ -135,11 +135,11 @@ impl Alone {
     }
 
     /// Processor time of one of these requests beside its steps (s).
-    fn beside(&self, n: usize, plain: &Outcome) -> f64 {
+    fn beside(&self, n: usize, plain: &Outcome, threads: f64) -> f64 {
         let AskedAlone { planned, report, used } = &self.asked[n];
         let requests = planned.len().max(1) as f64;
         let computed = self.of(plain, n, |t| (t.end - t.arrival.at - t.sending).0).mean();
-        (used - self.idle * report.duration.as_secs_f64()) / requests - computed
+        (used - self.idle * report.duration.as_secs_f64()) / requests - computed * threads
     }
 }
 
@@ -173,7 +173,8 @@ impl Simulated {
         let asked = alone.asked.iter().flat_map(|asked| &asked.planned).enumerate();
         let apart: Vec<Arrival> = asked.map(|(n, p)| arrival(n as f64 * APART, p.prompt, p.answer)).collect();
         let overheads = simulated(views.before, peers, hosts, |live, run| {
-            alone.overheads(|step| live.run(&apart, &LivePlanRun { step, ..run.clone() }))
+            let threads = run.hosts.values().map(|(_, threads)| threads).sum::<f64>() / run.hosts.len().max(1) as f64;
+            alone.overheads(threads.max(1.0), |step| live.run(&apart, &LivePlanRun { step, ..run.clone() }))
         })?;
         let arrivals: Vec<Arrival> = planned.iter().map(|p| arrival(p.at.as_secs_f64(), p.prompt, p.answer)).collect();
         let tokens: f64 = planned.iter().map(|p| f64::from(p.answer)).sum();
@@ -308,7 +309,7 @@ mod tests {
             traces: [24, 24, 72, 72].map(|answer| trace(answer, step.0)).into(),
             ..Outcome::default()
         };
-        let found = alone.overheads(&simulate);
+        let found = alone.overheads(1.0, &simulate);
         let near = |seconds: f64, ms: f64| (seconds * 1e3 - ms).abs() < 1e-6;
         assert!(near(found.step.0, 1.5), "{found:?}");
         // 30 ms, of which 4 + 1.5 are the prompt's step; and 10 + 2 · 72 ms, of which 5.5 + 71 · 2 are steps.
