@@ -117,7 +117,7 @@ impl Alone {
         };
         let request = Seconds(f64::midpoint(first(0), first(1)).max(0.0));
         let whole = Seconds(live(1).map_or(0.0, |live| live - ours(&stepped, 1)).max(0.0));
-        let beside = |n: usize| self.beside(n, &plain, threads);
+        let beside = |n: usize| self.beside(n, &stepped, threads);
         let token = Seconds(((beside(1) - beside(0)) / more).max(0.0));
         let asked = Seconds((beside(0) - token.0 * f64::from(self.answer(0))).max(0.0));
         Overheads { step, request, whole, idle: self.idle, asked, token }
@@ -134,11 +134,11 @@ impl Alone {
         Sorted::new(outcome.traces.iter().filter(|t| t.arrival.asked.answer == answer).map(what))
     }
 
-    /// Processor time of one of these requests beside its steps (s).
-    fn beside(&self, n: usize, plain: &Outcome, threads: f64) -> f64 {
+    /// Processor time of one of these requests beside its steps (s), whose processors are taken by them in the simulator.
+    fn beside(&self, n: usize, stepped: &Outcome, threads: f64) -> f64 {
         let AskedAlone { planned, report, used } = &self.asked[n];
         let requests = planned.len().max(1) as f64;
-        let computed = self.of(plain, n, |t| (t.end - t.arrival.at - t.sending).0).mean();
+        let computed = self.of(stepped, n, |t| (t.end - t.arrival.at - t.sending).0).mean();
         (used - self.idle * report.duration.as_secs_f64()) / requests - computed * threads
     }
 }
@@ -314,10 +314,10 @@ mod tests {
         assert!(near(found.step.0, 1.5), "{found:?}");
         // 30 ms, of which 4 + 1.5 are the prompt's step; and 10 + 2 · 72 ms, of which 5.5 + 71 · 2 are steps.
         assert!(near(found.request.0, 24.5) && near(found.whole.0, 6.5), "{found:?}");
-        // Of 5 + 3 · 24 ms the layers have 4 + 23 / 2, of 5 + 3 · 72 they have 4 + 71 / 2.
-        assert!(near(found.token.0, 2.5) && near(found.asked.0, 77.0 - 15.5 - 60.0), "{found:?}");
+        // Of 5 + 3 · 24 ms steps have 5.5 + 23 · 2, of 5 + 3 · 72 they have 5.5 + 71 · 2.
+        assert!(near(found.token.0, 1.0) && near(found.asked.0, 1.5), "{found:?}");
         let left = found.left(&[2.0], 10.0, 100.0)[0];
-        assert!((left - (2.0 - 0.25 - 0.015 - 0.25)).abs() < 1e-9, "{left}");
+        assert!((left - (2.0 - 0.25 - 0.015 - 0.1)).abs() < 1e-9, "{left}");
         let seen = |metric| sorted(&simulate(found.step), metric, &found).at(0.0);
         assert!(near(seen(Metric::Ttft), 30.0) && near(seen(Metric::E2el), 58.0));
         let short = ReplayTrace { end: Seconds(6e-3), ..trace(24, 1.5e-3) };
