@@ -123,10 +123,9 @@ mod tests {
         let gate = ReplayGate { shape: sample::card().shape, element_bytes: 2, costs: vec![cost; 2], links };
         let way = PhasePair { prefill: READS, decode: WRITES, share: 1.0 };
         let mut gated = Gated::new(Box::new(Shares::new(vec![way], true)), gate);
-        let seen = |machine: MachineNo| match machine {
-            READS => Seen { pending_tokens: at_reader, ..Seen::default() },
-            _ => Seen { running: answers, ..Seen::default() },
-        };
+        let reader = Seen { pending_tokens: at_reader, ..Seen::default() };
+        let writer = Seen { running: answers, ..Seen::default() };
+        let seen = |machine: MachineNo| if machine == READS { reader } else { writer };
         let decision = gated.route(Asked::new(500, 9), &seen).unwrap();
         assert_eq!((decision.answer, decision.split), (WRITES, None));
         decision.prompt
