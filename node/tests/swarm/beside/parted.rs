@@ -1,11 +1,13 @@
 //! Prompts that are parted between two peers, a slow one that computes first parts and one that computes the rest: the tokens are
 //! those of one peer, wherever prompts are parted, whatever dies, and where a swarm's members have set that prompts are parted.
 //!
-//! `TSNODE_FAULTS=20 TSNODE_SEED=3 cargo test --workspace --test swarm parted:: -- --nocapture` kills the slow one twenty times.
+//! `TSNODE_FAULTS=20 TSNODE_SEED=3 cargo test --workspace --test swarm parted:: -- --nocapture` kills the slow one twenty times: each
+//! seed says when, where each prompt is parted, and over which KV.
 #![expect(clippy::unwrap_used, reason = "a swarm that cannot be had fails the test")]
 
 use crate::common::{Net, Wish};
 use serde_json::{Value, json};
+use std::collections::{BTreeMap, btree_map::Entry};
 use std::time::{Duration, Instant};
 use tsnode_testnet::{Flaw, Network, Sight, Swarm};
 
@@ -174,36 +176,45 @@ async fn route(net: &Net, policy: Value) {
 }
 
 /// Killed at moments that a seed says, while it computes or sends first parts, until as many kills as are wanted were made and one
-/// of them hit a prompt.
+/// of them hit a prompt. The seed says, too, at which multiple of 64 tokens each prompt is parted, and over which KV.
 async fn the_slow_side_may_die(net: &mut Net) {
     let setting = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
     let (kills, mut seed) = (setting("TSNODE_FAULTS").unwrap_or(2), setting("TSNODE_SEED").unwrap_or(1));
     let prompts: Vec<Vec<u32>> = (0..3).map(|n| prompt(700, 40 + n)).collect();
-    let codecs = ["int4@512", "raw@512", "int4@320"];
-    let mut expected = Vec::new();
-    for (prompt, codec) in prompts.iter().zip(codecs) {
-        expected.push(ask(net, body(prompt, Some(codec)), Some("in-place")).await.tokens);
-    }
     // The slow side keeps what it computed, and would only send it again: what is timed is others, that are as long.
     let timed: Vec<Vec<u32>> = (0..3).map(|n| prompt(700, 50 + n)).collect();
+    let mut expected: BTreeMap<(usize, String), Vec<u64>> = BTreeMap::new();
     let most = if kills == 0 { 0 } else { kills + MORE_KILLS };
     let (mut made, mut came_home) = (0, 0);
     while made < kills || (came_home == 0 && made < most) {
+        let mut draw = || {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            seed >> 33
+        };
+        let when = draw() as f64 / f64::from(1u32 << 31);
+        // Long first parts in most of them, so that there is something to hit.
+        let parts = [7, 7, 1].map(|least| (draw(), least + draw() % (11 - least)));
+        let codecs =
+            parts.map(|(codec, part)| format!("{}@{}", if codec % 2 == 0 { "int4" } else { "raw" }, part * 64));
+        for (n, codec) in codecs.iter().enumerate() {
+            if let Entry::Vacant(unknown) = expected.entry((n, codec.clone())) {
+                unknown.insert(ask(net, body(&prompts[n], Some(codec)), Some("in-place")).await.tokens);
+            }
+        }
         // How long they take where nobody is killed, now: a machine's other work comes and goes.
         let began = Instant::now();
-        all_at_once(net, &timed, codecs).await;
-        let whole = began.elapsed();
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let after = whole.mul_f64((seed >> 33) as f64 / f64::from(1u32 << 31));
+        all_at_once(net, &timed, &codecs).await;
+        let after = began.elapsed().mul_f64(when);
         let pid = net.peer(SLOW).pid;
         let killed = async {
             tokio::time::sleep(after).await;
             let killed = std::process::Command::new("kill").args(["-KILL", &pid.to_string()]).status();
             assert!(killed.unwrap().success());
         };
-        let (answers, ()) = tokio::join!(all_at_once(net, &prompts, codecs), killed);
-        for (answer, expected) in answers.iter().zip(&expected) {
-            assert_eq!(&answer.tokens, expected, "kill {made} after {after:?}: {}", answer.trace);
+        let (answers, ()) = tokio::join!(all_at_once(net, &prompts, &codecs), killed);
+        for (n, (answer, codec)) in answers.iter().zip(&codecs).enumerate() {
+            let expected = &expected[&(n, codec.clone())];
+            assert_eq!(&answer.tokens, expected, "kill {made} after {after:?}, {codec}: {}", answer.trace);
             came_home += usize::from(answer.trace["first_part"].is_null());
         }
         made += 1;
@@ -211,12 +222,15 @@ async fn the_slow_side_may_die(net: &mut Net) {
         net.net.restart(SLOW).await.unwrap();
         groups_are_up(net).await;
     }
-    println!("{made} kills of the slow side: {came_home} prompts came home, and all tokens are as they should be");
+    let ways = expected.len();
+    println!(
+        "{made} kills of the slow side, prompts parted in {ways} ways: {came_home} came home, and all tokens are as they should be"
+    );
     assert!(kills == 0 || came_home > 0, "no prompt was hit");
 }
 
 /// The answers to prompts that are asked together, each parted as its codec says.
-async fn all_at_once(net: &Net, prompts: &[Vec<u32>], codecs: [&str; 3]) -> Vec<PartedAnswer> {
+async fn all_at_once(net: &Net, prompts: &[Vec<u32>], codecs: &[String; 3]) -> Vec<PartedAnswer> {
     let asked = prompts.iter().zip(codecs).map(|(prompt, codec)| ask(net, body(prompt, Some(codec)), Some("layers")));
     futures::future::join_all(asked).await
 }
