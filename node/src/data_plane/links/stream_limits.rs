@@ -8,6 +8,9 @@ use tsnode_protocol::{PeerId, limits, stream::Opening};
 
 /// Requests, their KV and their response logs: a large gateway's at their busiest.
 const WORK: RateLimit = RateLimit { per_second: 200.0, burst: 2000.0 };
+/// A ring is built anew a few times a second while one of its stages is loading, for minutes, and two peers may be next to each other in
+/// dozens of groups: of as many models, on as many devices. One whose stage is not here costs a look.
+const RINGS: RateLimit = WORK;
 /// A KV transfer may come in several.
 const KV: RateLimit = RateLimit {
     per_second: WORK.per_second * limits::KV_STREAMS as f64,
@@ -15,7 +18,7 @@ const KV: RateLimit = RateLimit {
 };
 /// A text is encoded in milliseconds, and who finds a lender busy asks again; what is taken on is bounded by the lender's queue.
 const ENCODE: RateLimit = RateLimit { per_second: 4000.0, burst: 20_000.0 };
-/// Rings are built anew a few times a second while a stage is loading, files fetched once, links probed rarely.
+/// Files are fetched once, links probed rarely.
 const RARE: RateLimit = RateLimit { per_second: 20.0, burst: 200.0 };
 /// Each may bring 32 MiB: a probe a minute, and a transfer of eight times that now and then.
 const PROBES: RateLimit = RateLimit { per_second: 0.25, burst: 40.0 };
@@ -58,7 +61,7 @@ fn kind(opening: &Opening) -> (u8, RateLimit) {
         Opening::Kv(_) => (2, KV),
         Opening::ResponseLog(_) => (3, WORK),
         Opening::Recall(_) => (4, WORK),
-        Opening::Ring(_) => (5, RARE),
+        Opening::Ring(_) => (5, RINGS),
         Opening::File { .. } => (6, RARE),
         Opening::Probe { .. } => (7, PROBES),
         Opening::Prove(..) => (8, RARE),
@@ -67,5 +70,26 @@ fn kind(opening: &Opening) -> (u8, RateLimit) {
         Opening::Heartbeats(_) => (11, RARE),
         Opening::Encode(_) => (12, ENCODE),
         Opening::Weights(_) => (13, RARE),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tsnode_protocol::{GroupId, ModelId, RingId, ring::RingHello};
+
+    /// Of thirty groups, as after a restart of the peer that has their second stages: three times a second for ten seconds.
+    #[test]
+    fn rings_of_many_groups_that_wait_for_a_stage_are_no_flood() {
+        let (rates, leader) = (Rates::new(), PeerId([1; 32]));
+        let ring = Opening::Ring(RingHello {
+            group: GroupId([1; 8]),
+            ring: RingId([2; 8]),
+            model: ModelId([3; 16]),
+            stages: Vec::new(),
+            position: 1,
+        });
+        assert!((0..900).all(|_| rates.allow(leader, &ring)));
+        assert!((0..900).any(|_| !rates.allow(leader, &Opening::Where)), "as before");
     }
 }
