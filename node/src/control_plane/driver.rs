@@ -1,6 +1,7 @@
 //! Plan flow 3 and 5: the loop where time, gossip and the control machine meet.
 
 mod adverts;
+mod broken_off;
 mod offences;
 mod snapshots;
 mod taken_up;
@@ -258,6 +259,10 @@ impl Driver {
             SwarmEvent::Gossip(message) => Some(Event::Gossip(message)),
             SwarmEvent::Connected(peer) => Some(Event::Connected(peer)),
             SwarmEvent::Disconnected(peer) => Some(Event::Disconnected(peer)),
+            SwarmEvent::BrokeOff { peer, host } => {
+                self.broke_off(peer, host);
+                None
+            }
             SwarmEvent::Echo(said) => {
                 self.echo = self.echo.filter(|under_way| *under_way != said);
                 Some(Event::CameThrough(said.elapsed()))

@@ -114,6 +114,13 @@ pub enum SwarmEvent {
     Connected(PeerId),
     /// The last connection to a peer has closed.
     Disconnected(PeerId),
+    /// The same, and it did not end in order: it broke off, or the far end closed it.
+    BrokeOff {
+        /// Whose.
+        peer: PeerId,
+        /// Where it went to, or came from.
+        host: std::net::IpAddr,
+    },
     /// What [`SwarmHandle::echo`] was told, once all that came before it was taken.
     Echo(tokio::time::Instant),
     /// Where others can reach us has changed: multiaddrs ending in `/p2p/<peer id>`, best first.

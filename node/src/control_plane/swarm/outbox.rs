@@ -63,6 +63,7 @@ fn is_droppable(event: &SwarmEvent) -> bool {
         SwarmEvent::Rejected { .. }
         | SwarmEvent::OtherVersion { .. }
         | SwarmEvent::Offence { .. }
+        | SwarmEvent::BrokeOff { .. }
         | SwarmEvent::Twin => true,
         SwarmEvent::Connected(_)
         | SwarmEvent::Disconnected(_)

@@ -29,6 +29,7 @@ use libp2p::{
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     panic::AssertUnwindSafe,
     time::{Duration, Instant},
 };
@@ -275,11 +276,12 @@ impl SwarmTask {
                     self.on_connection(peer, connection_id, &endpoint, num_established.get() > 1);
                 }
             }
-            NetEvent::ConnectionClosed { peer_id, num_established, connection_id, cause, .. } => {
+            NetEvent::ConnectionClosed { peer_id, num_established, connection_id, cause, endpoint } => {
                 let Some(peer) = to_own_id(&peer_id) else { return };
                 self.on_connection_closed(peer, connection_id, num_established == 0);
                 if num_established == 0 {
-                    self.on_gone(peer, cause.map(|cause| cause.to_string()));
+                    let host = seated::address(endpoint.get_remote_address());
+                    self.on_gone(peer, cause.map(|cause| cause.to_string()), host);
                 }
             }
             NetEvent::OutgoingConnectionError { peer_id, error, connection_id, .. } => {
@@ -424,12 +426,16 @@ impl SwarmTask {
         }
     }
 
-    fn on_gone(&mut self, peer: PeerId, cause: Option<String>) {
+    fn on_gone(&mut self, peer: PeerId, cause: Option<String>, host: Option<IpAddr>) {
         self.connected.remove(&peer);
         if self.hearing.remove(&peer) {
             tracing::info!(%peer, ?cause, "disconnected");
             self.peers.send_replace(self.hearing.iter().copied().collect());
             self.outbox.push(SwarmEvent::Disconnected(peer));
+            // Without a cause it was closed here.
+            if let Some(host) = host.filter(|_| cause.is_some()) {
+                self.outbox.push(SwarmEvent::BrokeOff { peer, host });
+            }
         }
     }
 

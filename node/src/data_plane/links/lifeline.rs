@@ -177,6 +177,39 @@ impl Links {
     }
 }
 
+impl Links {
+    /// A peer's control connection has broken off. Where no data connection has a liveness connection beside it yet, as soon after a
+    /// start, its system is asked whether the process has ended: then it refuses both that and a control connection. One of them may be
+    /// refused by a process that lives, as there are peers without liveness connections.
+    pub fn ask_system(&self, peer: PeerId, data_plane: SocketAddr, control: SocketAddr) {
+        let (links, stop) = (self.clone(), self.inner.stop.clone());
+        let is_watched = move || !links.inner.known.connections(peer).is_empty();
+        if is_watched() {
+            return;
+        }
+        let links = self.clone();
+        let ask = async move {
+            // A system that ends a process closes one socket after the other.
+            sleep(BREATH).await;
+            let caller = &links.inner.caller;
+            let (line, control) = tokio::join!(caller.dial_again(peer, beside(data_plane)), is_refused(control));
+            let refused = line.err().is_some_and(|error| error.kind() == ErrorKind::ConnectionRefused);
+            if refused && control && !is_watched() {
+                tracing::debug!(%peer, %data_plane, "its process is gone, by its system's word");
+                // The process is shutting down when nobody listens.
+                let _ = links.inner.gone.send(peer).await;
+            }
+        };
+        crate::tasks::spawn("liveness call", async move { stop.run_until_cancelled(ask).await });
+    }
+}
+
+/// Whether a system refuses a connection there.
+async fn is_refused(address: SocketAddr) -> bool {
+    let dialled = timeout(PATIENCE, TcpStream::connect(address)).await;
+    matches!(dialled, Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused)
+}
+
 impl Caller {
     /// For this member.
     pub fn new(me: PeerId, membership: Membership, calls: usize) -> Self {

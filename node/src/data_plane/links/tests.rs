@@ -79,6 +79,30 @@ async fn pair(a: &End, b: &mut End) -> (Stream, IncomingStream) {
     (opened.unwrap(), arrived.unwrap().unwrap())
 }
 
+/// A port that nobody listens at, with one after it that is as free.
+async fn free_port() -> SocketAddr {
+    loop {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut next = listener.local_addr().unwrap();
+        next.set_port(next.port().wrapping_add(1));
+        if tokio::net::TcpListener::bind(next).await.is_ok() {
+            return listener.local_addr().unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn whose_system_refuses_both_planes_is_gone_though_no_connection_was_there_yet() {
+    let mut a = end(1, None);
+    let (nobody, listens) = (free_port().await, tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap());
+    // Its control plane is there: it has no liveness connections, and has broken off for another reason.
+    a.links.ask_system(PeerId([7; 32]), nobody, listens.local_addr().unwrap());
+    a.links.ask_system(PeerId([8; 32]), nobody, nobody);
+    assert_eq!(timeout(Duration::from_secs(10), a.gone.recv()).await.unwrap(), Some(PeerId([8; 32])));
+    listens.accept().await.unwrap();
+    assert!(timeout(Duration::from_millis(100), a.gone.recv()).await.is_err());
+}
+
 #[tokio::test]
 async fn both_ends_know_each_other_and_frames_arrive() {
     let (a, mut b) = (end(1, None), end(1, None));
