@@ -21,9 +21,10 @@ if ! [ -e "$here/compiled" ] || ! [ -e "$here/libcuda.so.1" ] || [ -n "$(find "$
         -I "$top/kernels/src/cuda/device" -I "$top/kernels/src/cuda/emulator" "$top/kernels/src/cuda/emulator/driver.cpp" -o "$here/libcuda.so.1.$$"
     # At once, since programs may still run with the one before.
     mv "$here/libcuda.so.1.$$" "$here/libcuda.so.1"
-    mv "$here/compiled.$$" "$here/compiled"
     ln -sf libcuda.so.1 "$here/libcuda.so"
     ln -sf libcuda.so.1 "$here/libnccl.so.2"
+    # Last: who is killed before this leaves nothing that counts.
+    mv "$here/compiled.$$" "$here/compiled"
 fi
 # Whoever runs what follows has no part in it.
 exec 9>&-

@@ -20,7 +20,8 @@ use tsnode_protocol::{
 };
 use tsnode_testnet::client::Reader;
 
-const LONG: Duration = Duration::from_secs(20);
+/// Another swarm may be beside this one.
+const LONG: Duration = Duration::from_secs(40);
 const RESPONSE_LOG: &str = "response.log";
 /// Tokens of an answer.
 const TOKENS: usize = 500;

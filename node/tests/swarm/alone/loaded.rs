@@ -12,6 +12,8 @@ const GATEWAY: usize = 4;
 /// As many as left each lender with one answer or two at a time: with more, all lenders are slow alike.
 const CLIENTS: usize = 6;
 const LOAD: Duration = Duration::from_secs(15);
+/// Answers that each client waits for at least, however long a slow machine takes: with fewer nobody would be known to anybody.
+const ANSWERS: usize = 2 * LENDERS;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_honest_is_cut_off_under_load_and_no_log_warns() {
@@ -27,8 +29,7 @@ async fn nobody_honest_is_cut_off_under_load_and_no_log_warns() {
     for client in clients {
         answers += client.await.unwrap();
     }
-    println!("{answers} answers in {LOAD:?}");
-    assert!(answers >= 2 * LENDERS * CLIENTS, "too few for anybody to be known: {answers}");
+    println!("{answers} answers");
     let peers = net.net.peers();
     for sight in Swarm::of(peers.iter().cloned()).look().await {
         let sight = sight.unwrap();
@@ -42,7 +43,7 @@ async fn nobody_honest_is_cut_off_under_load_and_no_log_warns() {
 /// Prompts of some 25 tokens, no two alike, and answers of 40; how many.
 async fn ask_without_pause(client: reqwest::Client, url: String, number: usize, until: Instant) -> usize {
     let mut answers = 0;
-    while Instant::now() < until {
+    while answers < ANSWERS || Instant::now() < until {
         let prompt = format!(
             "It was {number} {answers} a dark night and all of the people of the town had gone to the old house on the hill"
         );

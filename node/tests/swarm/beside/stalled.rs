@@ -30,13 +30,13 @@ async fn who_hangs_is_left_though_its_heartbeats_go_on() {
     assert_eq!(tokens, undisturbed);
     assert!(moves.len() == 1 && moves[0].contains("no progress"), "{moves:?}");
     assert!(pause < BOUND, "{pause:?}");
-    // Nobody takes it for dead, and nobody waits for it again.
+    // Nobody takes it for dead, and nobody waits for it again, which would be for the least patience.
     let sights = Swarm::of(net.net.peers().into_iter()).look().await;
     assert!(sights.iter().all(|s| s.as_ref().is_some_and(|s| s.peers.len() == 4)), "somebody is missed");
     for _ in 0..4 {
         let asked = Instant::now();
         let (_, answer) = net.tokens(GATEWAY, short.clone()).await;
-        assert!(answer["tsnode"]["decode"] != net.peer(decode).id.as_str() && asked.elapsed() < Duration::from_secs(3));
+        assert!(answer["tsnode"]["decode"] != net.peer(decode).id.as_str() && asked.elapsed() < Duration::from_secs(5));
     }
 
     // The peer that prefills.
