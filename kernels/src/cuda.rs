@@ -156,11 +156,13 @@ pub(crate) struct GpuJob<'a> {
 
 /// Where a GPU has the keys and values of a step.
 pub(crate) struct GpuKv<'a> {
-    /// Pages of every layer and sequence, `most` each.
+    /// Pages of every layer and sequence, `most` each, then of every sequence's state.
     pub tables: &'a [u32],
     /// A number that only these tables of this GPU have had.
     pub edition: u64,
     pub most: usize,
+    /// Of a sequence.
+    pub state_pages: usize,
     pub layout: PageLayout,
 }
 
@@ -324,6 +326,7 @@ impl Gpu {
             tables: share.tables,
             edition: share.edition,
             most: share.most,
+            state_pages: share.state_pages,
             dtype: share.layout.dtype,
             group: job.group,
             memory: self.pool(),
