@@ -141,17 +141,17 @@ impl<'a> Plain<'a> {
                 let matrix = &mut self.matrices[head];
                 let says = |matrix: &[f64], key: &[f64]| -> Vec<f64> {
                     let column =
-                        |v: usize| key.iter().enumerate().map(move |(k, x)| x * matrix[k * value_dim + v]).sum();
+                        |v: usize| -> f64 { key.iter().enumerate().map(|(k, x)| x * matrix[k * value_dim + v]).sum() };
                     (0..value_dim).map(column).collect()
                 };
-                let known = says(matrix, &key);
+                let known = says(matrix.as_slice(), &key);
                 for (k, x) in key.iter().enumerate() {
                     for (v, known) in known.iter().enumerate() {
                         let number = &mut matrix[k * value_dim + v];
                         *number = fade * *number + x * (value[v] - fade * known) * turn;
                     }
                 }
-                let said = says(matrix, &query);
+                let said = says(matrix.as_slice(), &query);
                 let mean = said.iter().map(|x| x * x).sum::<f64>() / value_dim as f64;
                 let scale = 1.0 / (mean + f64::from(EPS)).sqrt();
                 out.extend(said.iter().enumerate().map(|(v, x)| {
