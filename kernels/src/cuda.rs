@@ -278,7 +278,15 @@ impl Gpu {
     /// Copies pages, before anything else is written.
     pub(crate) fn copy_pages(&mut self, copies: &[(u32, u32)]) -> Result<(), GpuError> {
         let at = |page: u32| self.pool() + u64::from(page) * PAGE_BYTES as u64;
-        copies.iter().try_for_each(|(from, to)| self.machine.copy(at(*from), at(*to), PAGE_BYTES))
+        // A state is many pages, which mostly lie together in both places: what does not overlap goes at once.
+        for run in copies.chunk_by(|a, b| (b.0 + 1, b.1 + 1) == *a) {
+            let apart = run[0].0.abs_diff(run[0].1).max(1);
+            for some in run.chunks(apart as usize) {
+                let (from, to) = some[some.len() - 1];
+                self.machine.copy(at(from), at(to), some.len() * PAGE_BYTES)?;
+            }
+        }
+        Ok(())
     }
 
     /// Computes a step; it is under way when this returns.
