@@ -119,11 +119,11 @@ impl<'a> Plain<'a> {
     }
 
     /// What all heads say for the next token, normed and gated.
-    fn next(&mut self, row: Vec<f32>) -> Vec<f64> {
+    fn next(&mut self, row: &[f32]) -> Vec<f64> {
         let (sizes, shape) = (self.case.sizes, self.case.shape());
         let DeltaSizes { groups, shared, key_dim, value_dim, .. } = sizes;
         let number = |column: usize| f64::from(row[column]);
-        self.seen.push(row.clone());
+        self.seen.push(row.to_vec());
         let mut out = Vec::new();
         for group in 0..groups {
             let some = |first: usize, column: usize, count: usize| -> Vec<f64> {
@@ -291,7 +291,7 @@ fn states_are_changed_row_by_row_however_rows_are_cut() {
             for sequence in 0..SEQUENCES {
                 let mut plain = Plain::new(case, &weights);
                 for token in 0..TOKENS {
-                    let wanted = plain.next(case.input(sequence, token));
+                    let wanted = plain.next(&case.input(sequence, token));
                     near(&format!("{case:?}, token {token}"), &said[&(sequence, token)], &wanted);
                 }
                 for (head, wanted) in plain.matrices.iter().enumerate() {
