@@ -27,7 +27,7 @@ DEVICE float sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
 // A group's channels of a row behind the convolution over `kernel` tokens, `[row][group][channel]`: queries, divided by their length and
 // the root of their number, keys, divided by their length, and values; and by how much the group's states fade and turn for the row,
 // `[row][head][2]`. One block for a row and a group; limited by a launch for few rows, by memory for many.
-constexpr u32 PASS = 128, MOST_KEYS = 256;
+constexpr u32 PASS = 128, MOST_KEYS = 128;
 KERNEL(PASS) delta_pass(const float *x, u32 stride, u32 query, u32 key, u32 value, u32 of_keys, u32 of_values, u32 turn, u32 fade,
                         u32 of_turns, u32 shared, u32 key_dim, u32 value_dim, u32 kernel, const float *weights, const float *rates,
                         const float *biases, const u32 *positions, const u32 *sequences, u8 *memory, const u32 *table, u32 pages,
@@ -220,7 +220,6 @@ template <u32 KEYS> DEVICE void delta_rule(const DeltaRule &d) {
 DELTA_RULE(32)
 DELTA_RULE(64)
 DELTA_RULE(128)
-DELTA_RULE(256)
 
 // out = silu(gates) · rms_norm(said) · w, head by head: of a row `values` numbers, heads of `value_dim`, a multiple of eight. A group's
 // gates are `in_group` columns of what matrices made of the row. Grid (rows, 2,048s of numbers); limited by a launch for few rows.

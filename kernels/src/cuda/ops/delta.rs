@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Most channels of a head of keys: as many as there are kernels for.
-const MOST_KEYS: usize = 256;
+const MOST_KEYS: usize = 128;
 /// Columns of a head's matrix that a block has.
 const COLUMNS: usize = 32;
 
@@ -233,7 +233,6 @@ fn rule_kernel(key_dim: usize) -> &'static str {
     match key_dim {
         ..=32 => "delta_rule_32",
         ..=64 => "delta_rule_64",
-        ..=128 => "delta_rule_128",
-        _ => "delta_rule_256",
+        _ => "delta_rule_128",
     }
 }

@@ -1,4 +1,4 @@
-//! Gated delta rules on a GPU, against the same in double precision: to 2e-5 of a row's largest number, states to 2e-5 of theirs.
+//! Gated delta rules on a GPU, against the same in double precision: to 5e-6 of a row's largest number, states to 5e-6 of theirs.
 //! However a sequence's rows are cut and whatever is computed beside them, they get the same bits and leave the same state. Whole
 //! models are beside the processor's: logits within 2 %, equal tokens.
 
@@ -245,7 +245,7 @@ fn near(what: &str, found: &[f32], wanted: &[f64]) {
     assert_eq!(found.len(), wanted.len());
     for (i, (found, wanted)) in found.iter().zip(wanted).enumerate() {
         let apart = (f64::from(*found) - wanted).abs();
-        assert!(apart <= 2e-5 * size, "{what}, {i}: {found}, not {wanted}, of {size}");
+        assert!(apart <= 5e-6 * size, "{what}, {i}: {found}, not {wanted}, of {size}");
     }
 }
 
@@ -258,7 +258,7 @@ const CASES: [Case; 4] = [
     // More than one block has of a head's columns, and less than it has room for; more tails than a page holds.
     Case { sizes: DeltaSizes { groups: 3, shared: 3, key_dim: 60, value_dim: 40, kernel: 30 }, by_group: false },
     Case { sizes: DeltaSizes { groups: 1, shared: 2, key_dim: 128, value_dim: 128, kernel: 4 }, by_group: true },
-    Case { sizes: DeltaSizes { groups: 2, shared: 1, key_dim: 132, value_dim: 72, kernel: 2 }, by_group: false },
+    Case { sizes: DeltaSizes { groups: 2, shared: 1, key_dim: 100, value_dim: 72, kernel: 2 }, by_group: false },
 ];
 
 /// Sequences at once, by themselves, row by row, and cut in other places beside others.
@@ -334,7 +334,7 @@ fn gates_are_opened_wherever_they_lie() {
 #[test]
 fn a_state_that_no_kernel_is_written_for_is_refused_in_words() {
     let places = StateLayout::default().places(0);
-    for (key_dim, value_dim) in [(260, 8), (18, 8), (16, 12)] {
+    for (key_dim, value_dim) in [(132, 8), (18, 8), (16, 12)] {
         let sizes = DeltaSizes { groups: 1, shared: 1, key_dim, value_dim, kernel: 4 };
         let refusal = DeltaShape::of(sizes, false, places).unwrap_err().to_string();
         let what = format!("a state of {key_dim} channels of keys by {value_dim} of values");
