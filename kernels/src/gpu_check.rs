@@ -9,6 +9,7 @@
 use crate::{
     cuda::{EXPERTS_TOGETHER, GpuError, many_rows},
     engine::{Engine, EngineConfig, EngineError, Input, Output, RowToSample, Slice, StageKey, Threads},
+    pages::PAGE_BYTES,
     source::ModelSource,
     weights::WeightsError,
 };
@@ -34,7 +35,7 @@ const APART_ROUTED: f32 = 0.2;
 const SEVERAL: u32 = 8;
 /// The same of KV that went through four bits.
 const APART_PACKED: f32 = 0.2;
-/// Pages for two sequences on the processor (bytes); committed as they are used.
+/// Pages for keys and values of two sequences on the processor (bytes); committed as they are used.
 const POOL: usize = 256 << 20;
 
 const REQUEST: RequestId = RequestId([1; 16]);
@@ -85,6 +86,12 @@ pub fn refuse_unwritten(source: &ModelSource, gpus: usize) -> Result<(), ProofEr
     }
 }
 
+/// Memory that trials take for what layers keep beside keys and values (bytes), of two sequences.
+#[must_use]
+pub fn state_bytes(source: &ModelSource) -> usize {
+    2 * source.states().pages() * PAGE_BYTES
+}
+
 /// Computes some of a model on a GPU, and the same on the processor by so many threads.
 ///
 /// # Errors
@@ -104,7 +111,8 @@ pub fn compare_layers(
     layers: LayerRange,
 ) -> Result<(), ProofError> {
     refuse_unwritten(source, gpu.gpus())?;
-    let config = EngineConfig { threads: Threads::together(threads), pool_bytes: POOL, kv_dtype: gpu.kv_dtype() };
+    let pool_bytes = POOL + state_bytes(source);
+    let config = EngineConfig { threads: Threads::together(threads), pool_bytes, kv_dtype: gpu.kv_dtype() };
     let mut processor = Engine::new(config)?;
     let one = |layer| LayerRange { start: layer, end: layer + 1 };
     let mut entering = (layers.start > 0).then(|| made_up(source));
@@ -205,6 +213,8 @@ struct LayerPair<'e> {
     last: bool,
     /// Whether the layer is a mixture of experts.
     routed: bool,
+    /// Whether it stands for some that keep a state: then no step is computed twice, and keys and values do not leave.
+    has_states: bool,
 }
 
 impl Drop for LayerPair<'_> {
@@ -226,8 +236,8 @@ impl<'e> LayerPair<'e> {
             .load(source.outlined_for_gpus(layers, Threads { count: 1, ranks: gpu.gpus() })?)
             .inspect_err(|_| processor.unload(on_processor))?;
         let last = layers.end == source.card().shape.layers;
-        let routed = source.has_experts(layers.start);
-        Ok(Self { processor, gpu, keys: (on_processor, on_gpu), layers, last, routed })
+        let (routed, has_states) = (source.has_experts(layers.start), source.states().pages() > 0);
+        Ok(Self { processor, gpu, keys: (on_processor, on_gpu), layers, last, routed, has_states })
     }
 
     /// Compares a prompt's rows and single tokens'; the processor's rows, which enter the next layer.
@@ -237,6 +247,9 @@ impl<'e> LayerPair<'e> {
         let tokens: Vec<Token> = (0..lengths.tokens()).map(|i| Token((i * 37 + 11) % shape.vocab)).collect();
         self.processor.admit(self.keys.0, REQUEST, lengths.tokens())?;
         self.gpu.admit(self.keys.1, REQUEST, lengths.tokens())?;
+        if self.has_states {
+            self.gpu.admit(self.keys.1, COPY, lengths.tokens())?;
+        }
         // How far rows are apart: those of single tokens together.
         let (mut leaving, mut singles) = (Vec::new(), Vec::new());
         for (start, len) in lengths.steps() {
@@ -254,7 +267,9 @@ impl<'e> LayerPair<'e> {
             }
         }
         half_within(self.what(), singles, near(1))?;
-        self.compare_kv(lengths.chunks[0], source)?;
+        if !self.has_states {
+            self.compare_kv(lengths.chunks[0], source)?;
+        }
         Ok(leaving)
     }
 
@@ -280,9 +295,12 @@ impl<'e> LayerPair<'e> {
         Ok((right, apart))
     }
 
-    /// The same step once more, its token chosen there.
+    /// The same step once more, its token chosen there; with a state by a sequence of its own.
     fn choose(&mut self, slice: Slice, input: Input<'_>, logits: &[f32]) -> Result<(), ProofError> {
-        self.gpu.set_len(self.keys.1, slice.request, slice.start)?;
+        let slice = Slice { request: if self.has_states { COPY } else { slice.request }, ..slice };
+        if !self.has_states {
+            self.gpu.set_len(self.keys.1, slice.request, slice.start)?;
+        }
         let greedy = Sampling::greedy();
         let picks = [RowToSample { row: slice.len as usize - 1, sampling: &greedy, position: slice.start + slice.len }];
         let chosen = self.gpu.choose_on_gpu(self.keys.1, &[slice], input, &picks, None)?;

@@ -28,8 +28,8 @@ mod qwen3_next;
 mod smollm3;
 
 pub(crate) use outline::{
-    AttentionOutline, BesideOutline, ExpertsOutline, HeadOutline, LayerOutline, LinearOutline, MlpOutline, NormOutline,
-    Outline, ROW_NORMS_TOGETHER,
+    AttentionOutline, BesideOutline, DeltaOutline, DeltaSizes, ExpertsOutline, HeadOutline, LayerOutline,
+    LinearOutline, MixerOutline, MlpOutline, NormOutline, Outline, ROW_NORMS_TOGETHER, STATES_TOGETHER,
 };
 
 use crate::{

@@ -8,7 +8,7 @@ mod state;
 mod table;
 
 pub use state::StateLayout;
-pub(crate) use state::{PAGE_NUMBERS, StateUnit};
+pub(crate) use state::{PAGE_NUMBERS, StatePlaces, StateUnit};
 pub use table::SequenceKv;
 
 use crate::cpu::{Cut, Dtype};

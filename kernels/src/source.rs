@@ -266,10 +266,11 @@ impl ModelSource {
         self.config.states()
     }
 
-    /// Whether a layer is a mixture of experts.
+    /// Whether some of what a layer stands for in plans is a mixture of experts.
     pub(crate) fn has_experts(&self, layer: u32) -> bool {
-        let mixture = self.config.mixture.as_ref();
-        mixture.is_some_and(|mixture| mixture.layers.get(layer as usize) == Some(&true))
+        let layers = self.config.layers_of(LayerRange { start: layer, end: layer + 1 });
+        let mixture = self.config.mixture.as_ref().and_then(|mixture| mixture.layers.get(layers));
+        mixture.is_some_and(|layers| layers.contains(&true))
     }
 
     /// A small file's content.
@@ -374,6 +375,7 @@ impl ModelSource {
         layers: LayerRange,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<(StageModel, LoadReport), WeightsError> {
+        self.check_whole(layers)?;
         self.laid_out(&self.checkpoint.needed(), (layers, threads), |stages, cpu| load::look(stages, cpu, progress))
     }
 
@@ -390,19 +392,36 @@ impl ModelSource {
         layers: LayerRange,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<(StageModel, LoadReport), WeightsError> {
+        self.check_whole(layers)?;
         self.laid_out(&self.checkpoint.needed(), (layers, threads), |stages, cpu| load::run(stages, cpu, progress))
     }
 
-    /// Layers to measure steps with, as [`Self::load_stage_by`] has them: numbers that are not there are zeros.
+    /// Layers to measure and compare steps with, as [`Self::load_stage_by`] has them: numbers that are not there are zeros.
     pub(crate) fn outlined(&self, layers: LayerRange, threads: Threads) -> Result<StageModel, WeightsError> {
+        self.check_outlined(layers)?;
         let run = |stages: &[Box<dyn ModelStage>], cpu: &Cpu| load::run(stages, cpu, &mut |_| ());
         self.laid_out(&self.checkpoint, (layers, threads), run).map(|(stage, _)| stage)
     }
 
     /// The same as [`Self::load_stage_for_gpus_by`] has them.
     pub(crate) fn outlined_for_gpus(&self, layers: LayerRange, threads: Threads) -> Result<StageModel, WeightsError> {
+        self.check_outlined(layers)?;
         let look = |stages: &[Box<dyn ModelStage>], cpu: &Cpu| load::look(stages, cpu, &mut |_| ());
         self.laid_out(&self.checkpoint, (layers, threads), look).map(|(stage, _)| stage)
+    }
+
+    /// Refuses a part of a model that one stage has to hold.
+    fn check_whole(&self, layers: LayerRange) -> Result<(), WeightsError> {
+        let shape = &self.card.shape;
+        if shape.whole && layers != shape.all_layers() {
+            return Err(WeightsError::Whole { layers, all: shape.layers });
+        }
+        Ok(())
+    }
+
+    /// The same of layers that nobody is served with: those with states are had there with the one that they are counted with.
+    fn check_outlined(&self, layers: LayerRange) -> Result<(), WeightsError> {
+        if self.config.delta_net.is_some() { Ok(()) } else { self.check_whole(layers) }
     }
 
     fn laid_out(
@@ -411,10 +430,6 @@ impl ModelSource {
         (layers, threads): (LayerRange, Threads),
         lay: impl FnOnce(&[Box<dyn ModelStage>], &Cpu) -> Result<LoadReport, WeightsError>,
     ) -> Result<(StageModel, LoadReport), WeightsError> {
-        let shape = &self.card.shape;
-        if shape.whole && layers != shape.all_layers() {
-            return Err(WeightsError::Whole { layers, all: shape.layers });
-        }
         let stages = self.cut(from, layers, threads.ranks)?;
         let cpu = Cpu::new(Simd::detect(), threads.count.max(1)).map_err(WeightsError::Threads)?;
         let report = lay(&stages, &cpu)?;

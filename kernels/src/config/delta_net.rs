@@ -81,6 +81,13 @@ impl DeltaNet {
         self.layers.iter().filter(|has| **has).count()
     }
 
+    /// The first of the model's layers that one of a plan's stands for: those with a state come before the one with keys and values
+    /// that they are counted with.
+    pub(super) fn first_of(&self, block: usize) -> usize {
+        let mut full = self.layers.iter().enumerate().filter(|(_, linear)| !**linear);
+        block.checked_sub(1).and_then(|before| full.nth(before)).map_or(0, |(layer, _)| layer + 1)
+    }
+
     /// What its layers keep of a sequence: a group is a head of keys and the heads of values that share it.
     #[must_use]
     pub fn states(&self) -> StateLayout {
@@ -147,6 +154,7 @@ impl ModelConfig {
 mod tests {
     use crate::config::{ModelConfig, ModelConfigError};
     use crate::pages::StateLayout;
+    use tsnode_protocol::LayerRange;
 
     /// Qwen3-Next-80B-A3B, as published.
     const LARGE: &str = r#"{"model_type":"qwen3_next","num_hidden_layers":48,"hidden_size":2048,"intermediate_size":5120,
@@ -167,6 +175,9 @@ mod tests {
         assert_eq!((config.blocks(), config.is_whole(), config.rope_dim), (12, true, 64));
         let states = StateLayout { layers: 36, groups: 16, tail: 1536, matrices: 2, matrix: 16_384 };
         assert_eq!((config.states(), config.state_place(3), config.state_place(5)), (states, None, Some(4)));
+        // A layer of a plan is one with attention and those with a state before it.
+        let of = |start, end| config.layers_of(LayerRange { start, end });
+        assert_eq!([of(0, 12), of(0, 1), of(1, 3), of(11, 12)], [0..48, 0..4, 4..12, 44..48]);
         // 80 thousand million numbers, of which a token passes three.
         let shape = config.shape_in_16_bit();
         let thousand_millions = |bytes: f64| (bytes / 2e9) as u64;

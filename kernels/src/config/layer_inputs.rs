@@ -98,7 +98,8 @@ impl ModelConfig {
     /// The model's layers that some of a plan's are.
     pub(crate) fn layers_of(&self, blocks: LayerRange) -> Range<usize> {
         let (start, end) = (blocks.start as usize, blocks.end as usize);
-        start..if end == self.blocks() { self.layers } else { end }
+        let first = |block| self.delta_net.as_ref().map_or(block, |net| net.first_of(block));
+        first(start)..if end == self.blocks() { self.layers } else { first(end) }
     }
 
     /// The layer whose keys and values a layer reads, if it has none of its own.

@@ -1,7 +1,9 @@
 //! Operations on a GPU: which kernel runs, on how many blocks, with what memory between kernels.
 
+mod delta;
 mod experts;
 
+pub(crate) use delta::{DeltaParts, DeltaRows, DeltaShape};
 pub(crate) use experts::{GpuPairs, GpuScores, Routing, Tiling, rows_of_many};
 
 use super::{

@@ -15,6 +15,7 @@ mod products;
 mod recorded_together;
 mod recording;
 mod singles;
+mod states;
 mod tables;
 mod together;
 mod wide;

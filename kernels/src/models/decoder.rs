@@ -152,8 +152,10 @@ pub(super) fn load<L: DecoderLayer + 'static>(
         None => None,
     };
     let mut layers = Vec::with_capacity(range.len() as usize);
-    for index in c.layers_of(range) {
-        let part = Part::new(c, checkpoint, rank, format!("model.layers.{index}"), index);
+    let of_model = c.layers_of(range);
+    let first = of_model.start;
+    for index in of_model {
+        let part = Part::new(c, checkpoint, rank, format!("model.layers.{index}"), index).of_stage_from(first);
         layers.push(layer(&part)?);
         bytes.layers += part.bytes();
         bytes.experts += part.expert_bytes();
@@ -245,6 +247,7 @@ impl<L: DecoderLayer> ModelStage for DecoderStage<L> {
             layers: self.layers.iter().map(DecoderLayer::outline).collect(),
             head: self.head.as_ref().map(|h| HeadOutline { norm: h.norm.outline(), linear: h.outline(), cap }),
             ropes: &self.ropes,
+            states: self.config.states(),
             lacks: self.config.gpu_lacks,
         })
     }

@@ -10,7 +10,7 @@ use super::{
         parts::{Attention, Gated, GatedInput, Part, RmsNorm, SharedAttention},
     },
     gemma2::NORMS,
-    outline::{AttentionOutline, BesideOutline, ExpertsOutline, LayerOutline, MlpOutline},
+    outline::{AttentionOutline, BesideOutline, ExpertsOutline, LayerOutline, MixerOutline, MlpOutline},
 };
 use crate::{
     config::{Activation, Keys, LayerInputs, Mixture, ModelConfig, ModelConfigError, OtherRope, SharedKv, WideHeads},
@@ -246,7 +246,7 @@ impl decoder::DecoderLayer for Gemma4Layer {
     fn outline(&self) -> LayerOutline<'_> {
         LayerOutline {
             attention_norm: Some(self.attention_norm.outline()),
-            attention: self.attention.outline(),
+            mixer: MixerOutline::Attention(self.attention.outline()),
             attention_post_norm: Some(self.attention_post_norm.outline()),
             mlp_norm: Some(self.mlp_norm.outline()),
             mlp: match &self.beside {

@@ -7,7 +7,7 @@ use super::{
         self, Scratch, Step,
         parts::{Attention, Gated, Part, RmsNorm},
     },
-    outline::{LayerOutline, MlpOutline, ROW_NORMS_TOGETHER},
+    outline::{LayerOutline, MixerOutline, MlpOutline, ROW_NORMS_TOGETHER},
 };
 use crate::{
     config::{Activation, Keys, ModelConfig, ModelConfigError},
@@ -64,7 +64,7 @@ impl decoder::DecoderLayer for Olmo2Layer {
     fn outline(&self) -> LayerOutline<'_> {
         LayerOutline {
             attention_norm: None,
-            attention: self.attention.outline(),
+            mixer: MixerOutline::Attention(self.attention.outline()),
             attention_post_norm: Some(self.attention_post_norm.outline()),
             mlp_norm: None,
             mlp: MlpOutline::Gated(self.mlp.outline()),

@@ -5,6 +5,7 @@ use crate::{
     cpu::Gate,
     engine::AttentionParams,
     linear::Weight,
+    pages::StateLayout,
     ranks::RankOutputs,
     rope::{Rope, RopePairs},
     weights::Tensor,
@@ -12,6 +13,8 @@ use crate::{
 
 /// What several GPUs do not compute together: each has some heads only.
 pub(crate) const ROW_NORMS_TOGETHER: &str = "a norm over the queries of all heads, which several GPUs hold together,";
+/// The same of layers with a state, which lies whole on one.
+pub(crate) const STATES_TOGETHER: &str = "a state in place of keys and values, which several GPUs hold together,";
 
 /// A stage of a family of rotary decoders.
 pub(crate) struct Outline<'a> {
@@ -25,21 +28,40 @@ pub(crate) struct Outline<'a> {
     pub head: Option<HeadOutline<'a>>,
     /// Those that layers turn by.
     pub ropes: &'a [Rope],
+    /// How what layers keep of a sequence beside keys and values lies in its pages.
+    pub states: StateLayout,
     /// What of it is not in these data: such a stage can be looked at, and not be computed by them.
     pub lacks: Option<&'static str>,
 }
 
-/// A layer: attention behind a norm, an MLP behind a norm; some norm what comes out, too.
+/// A layer: what mixes tokens behind a norm, an MLP behind a norm; some norm what comes out, too.
 pub(crate) struct LayerOutline<'a> {
     /// None in families that norm only what comes out.
     pub attention_norm: Option<NormOutline<'a>>,
-    pub attention: AttentionOutline<'a>,
+    pub mixer: MixerOutline<'a>,
     pub attention_post_norm: Option<NormOutline<'a>>,
     pub mlp_norm: Option<NormOutline<'a>>,
     pub mlp: MlpOutline<'a>,
     pub mlp_post_norm: Option<NormOutline<'a>>,
     /// What comes out is multiplied by; 1 where nothing norms what comes out.
     pub factor: f32,
+}
+
+/// What mixes tokens.
+pub(crate) enum MixerOutline<'a> {
+    Attention(AttentionOutline<'a>),
+    /// A state in place of keys and values.
+    Delta(DeltaOutline<'a>),
+}
+
+impl<'a> LayerOutline<'a> {
+    /// Its attention, if it has that.
+    pub fn attention(&self) -> Option<&AttentionOutline<'a>> {
+        match &self.mixer {
+            MixerOutline::Attention(attention) => Some(attention),
+            MixerOutline::Delta(_) => None,
+        }
+    }
 }
 
 /// An RMS norm.
@@ -62,6 +84,8 @@ pub(crate) struct LinearOutline<'a> {
 pub(crate) struct AttentionOutline<'a> {
     /// Queries, keys and values; keys once more where those are the values.
     pub inputs: [LinearOutline<'a>; 3],
+    /// Whether behind each head's rows of the matrix for queries come as many for what gates what it mixes.
+    pub is_gated: bool,
     /// Whether values have a matrix of their own: else they are keys, before norms and turning.
     pub has_values: bool,
     /// The epsilon of a norm without weights over each head's values.
@@ -80,6 +104,38 @@ pub(crate) struct AttentionOutline<'a> {
     pub growth: Option<Growth>,
     /// Scores of a token without a value, of each query head of the rank.
     pub sinks: Option<&'a [f32]>,
+}
+
+/// Sizes of a gated delta rule. A group is a head of queries and keys, and the heads of values that share it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DeltaSizes {
+    pub groups: usize,
+    /// Heads of values in a group.
+    pub shared: usize,
+    /// Channels of a head of queries and keys, and of one of values.
+    pub key_dim: usize,
+    pub value_dim: usize,
+    /// Tokens that the convolution sees.
+    pub kernel: usize,
+}
+
+/// A gated delta rule behind a short convolution.
+pub(crate) struct DeltaOutline<'a> {
+    /// For queries, keys and values, for gates, for how states turn, and for how they fade; or with `by_group` one for the first two and
+    /// one for the others, group by group.
+    pub inputs: Vec<LinearOutline<'a>>,
+    pub by_group: bool,
+    /// `[group][token][channel]`, the row's own token last.
+    pub convolution: &'a [f32],
+    /// How fast states fade, of each head of values, and what is added to that before.
+    pub rates: &'a [f32],
+    pub rate_biases: &'a [f32],
+    /// Of what each head of values says.
+    pub norm: NormOutline<'a>,
+    pub output: LinearOutline<'a>,
+    pub sizes: DeltaSizes,
+    /// The layer's place among those with a state.
+    pub place: usize,
 }
 
 /// What stands behind a layer's second norm.

@@ -8,7 +8,7 @@ use super::{
         experts::Mlp,
         parts::{Attention, GatedDelta, Part, RmsNorm},
     },
-    outline::{AttentionOutline, LayerOutline},
+    outline::{LayerOutline, MixerOutline, STATES_TOGETHER},
 };
 use crate::{
     config::{Activation, DeltaNet, Keys, Mixture, ModelConfig, ModelConfigError},
@@ -87,7 +87,7 @@ fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigErr
         config.rope_dim = config.head_dim / 4;
     }
     config.delta_net = Some(DeltaNet::read(config.layers, keys)?);
-    config.gpu_lacks = Some("layers that keep a state in place of keys and values");
+    config.gpus_lack = Some(STATES_TOGETHER);
     Ok(())
 }
 
@@ -128,10 +128,10 @@ impl Mixer {
         }
     }
 
-    fn outline(&self) -> AttentionOutline<'_> {
+    fn outline(&self) -> MixerOutline<'_> {
         match self {
-            Self::Delta(delta) => delta.outline(),
-            Self::Attention(attention, _) => attention.outline(),
+            Self::Delta(delta) => MixerOutline::Delta(delta.outline()),
+            Self::Attention(attention, _) => MixerOutline::Attention(attention.outline()),
         }
     }
 }
@@ -148,11 +148,12 @@ impl decoder::DecoderLayer for HybridLayer {
     fn outline(&self) -> LayerOutline<'_> {
         LayerOutline {
             attention_norm: Some(self.mixer_norm.outline()),
-            attention: self.mixer.outline(),
+            mixer: self.mixer.outline(),
             attention_post_norm: None,
             mlp_norm: Some(self.mlp_norm.outline()),
             mlp: self.mlp.outline(),
             mlp_post_norm: None,
+            factor: 1.0,
         }
     }
 }

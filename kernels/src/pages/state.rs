@@ -29,7 +29,26 @@ pub(crate) enum StateUnit {
     Matrix { group: usize, matrix: usize },
 }
 
+/// Where a layer's units lie, for who finds them himself: unit `i` of a kind in the page that is as many whole pages of units behind
+/// the kind's first, counted over a sequence's pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StatePlaces {
+    /// First page of tails, and how many lie in one.
+    pub tail_page: usize,
+    pub tails: usize,
+    /// The same of matrices.
+    pub matrix_page: usize,
+    pub matrices: usize,
+}
+
 impl StateLayout {
+    /// Where the units of a layer lie.
+    pub(crate) fn places(&self, layer: usize) -> StatePlaces {
+        let tail_page = layer * self.layer_pages();
+        let matrix_page = tail_page + pages_for(self.groups, self.tail);
+        StatePlaces { tail_page, tails: in_page(self.tail), matrix_page, matrices: in_page(self.matrix) }
+    }
+
     /// Pages of a sequence.
     #[must_use]
     pub fn pages(&self) -> usize {
@@ -68,6 +87,18 @@ mod tests {
     use super::*;
     use std::collections::BTreeMap;
 
+    /// A unit's page and first byte, as who is told of a layer's places finds them.
+    fn found(layout: &StateLayout, layer: usize, unit: StateUnit) -> (usize, usize) {
+        let StatePlaces { tail_page, tails, matrix_page, matrices } = layout.places(layer);
+        let (first, each, index, numbers) = match unit {
+            StateUnit::Tail { group } => (tail_page, tails, group, layout.tail),
+            StateUnit::Matrix { group, matrix } => {
+                (matrix_page, matrices, group * layout.matrices + matrix, layout.matrix)
+            }
+        };
+        (first + index / each, index % each * numbers * size_of::<f32>())
+    }
+
     /// Qwen3-Next's 36 layers take what its matrices and tails do, rounded up to pages.
     #[test]
     fn units_of_a_state_lie_apart_and_inside_its_pages() {
@@ -82,6 +113,7 @@ mod tests {
                     let matrices = (0..layout.matrices).map(|matrix| StateUnit::Matrix { group, matrix });
                     for unit in matrices.chain([StateUnit::Tail { group }]) {
                         let (page, bytes) = layout.place(layer, unit);
+                        assert_eq!((page, bytes.start), found(&layout, layer, unit), "{unit:?}");
                         assert!(page < layout.pages() && bytes.end <= PAGE_BYTES, "{unit:?}");
                         let others = taken.entry(page).or_default();
                         assert!(others.iter().all(|o| o.end <= bytes.start || bytes.end <= o.start), "{unit:?}");

@@ -178,6 +178,11 @@ impl SequenceKv {
         self.layers[layer].iter().map(|page| page.0)
     }
 
+    /// The pages of its state.
+    pub(crate) fn state_pages(&self) -> impl ExactSizeIterator<Item = u32> {
+        self.state.iter().map(|page| page.0)
+    }
+
     /// What tells this page table from every other of its pool, and from what it was before it got or gave pages: where
     /// stamps are equal, so are pages.
     pub(crate) fn stamp(&self) -> u64 {

@@ -229,7 +229,7 @@ pub fn try_gpus(
     kv_dtype: KvDtype,
 ) -> Result<GpuInfo, GpuUnfit> {
     let (gpus, about) = open_gpus(numbers)?;
-    let pool = TRIED_WITH * gpus.len();
+    let pool = (TRIED_WITH + gpu_check::state_bytes(source)) * gpus.len();
     let mut engine = Engine::on_gpus(gpus, pool, kv_dtype)?;
     gpu_check::compare(&mut engine, source, threads)?;
     Ok(about)

@@ -15,6 +15,7 @@
 #define TSNODE_EMULATOR
 #include "common.cuh"
 #include "channels.cuh"
+#include "eights.cuh"
 #include "few.cuh"
 #include "forms.cuh"
 #include "many.cuh"
@@ -290,6 +291,9 @@ namespace in_choose {
 }
 namespace in_tiles {
 #include "tiles.cu"
+}
+namespace in_delta {
+#include "delta.cu"
 }
 namespace in_wide {
 #include "wide.cu"

@@ -22,10 +22,11 @@ macro_rules! file {
 }
 
 /// All of them.
-pub(crate) const FILES: [KernelFile; 10] = [
+pub(crate) const FILES: [KernelFile; 11] = [
     file!("attend"),
     file!("choose"),
     file!("chunk"),
+    file!("delta"),
     file!("experts"),
     file!("few"),
     file!("many"),
@@ -36,9 +37,10 @@ pub(crate) const FILES: [KernelFile; 10] = [
 ];
 
 /// What they include, by name. They include nothing else, so that a compiler needs no headers of CUDA's.
-pub(crate) const HEADERS: [(&str, &str); 14] = [
+pub(crate) const HEADERS: [(&str, &str); 15] = [
     ("channels.cuh", include_str!("../device/channels.cuh")),
     ("common.cuh", include_str!("../device/common.cuh")),
+    ("eights.cuh", include_str!("../device/eights.cuh")),
     ("few.cuh", include_str!("../device/few.cuh")),
     ("forms.cuh", include_str!("../device/forms.cuh")),
     ("four_bits.cuh", include_str!("../device/four_bits.cuh")),

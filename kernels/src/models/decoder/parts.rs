@@ -33,6 +33,8 @@ pub(in crate::models) struct Part<'a> {
     rank: Rank,
     name: String,
     layer: usize,
+    /// The stage's first layer.
+    first: usize,
     bytes: Cell<u64>,
     expert_bytes: Cell<u64>,
     weights: RefCell<Vec<Weight>>,
@@ -53,10 +55,16 @@ impl<'a> Part<'a> {
             rank,
             name,
             layer,
+            first: 0,
             bytes: Cell::new(0),
             expert_bytes: Cell::new(0),
             weights: RefCell::default(),
         }
+    }
+
+    /// The same of a stage that begins with that layer of the model.
+    pub(super) fn of_stage_from(self, first: usize) -> Self {
+        Self { first, ..self }
     }
 
     /// What was loaded so far (bytes).
@@ -94,9 +102,9 @@ impl<'a> Part<'a> {
         Some((self.config.delta_net.as_ref()?, self.config.state_place(self.layer)?))
     }
 
-    /// The layer's place among those with keys and values.
+    /// The layer's place among the stage's with keys and values.
     pub(in crate::models) fn kv_place(&self) -> usize {
-        (0..self.layer).filter(|layer| self.config.state_place(*layer).is_none()).count()
+        (self.first..self.layer).filter(|layer| self.config.state_place(*layer).is_none()).count()
     }
 
     /// The layer whose keys and values it reads, if it has none of its own.

@@ -223,6 +223,7 @@ impl Attention {
     pub(in crate::models) fn outline(&self) -> AttentionOutline<'_> {
         AttentionOutline {
             inputs: [&self.query, &self.key, self.value.as_ref().unwrap_or(&self.key)].map(Linear::outline),
+            is_gated: self.gated,
             has_values: self.value.is_some(),
             value_norm: self.value_norm.as_ref().map(|norm| norm.eps),
             output: self.output.outline(),

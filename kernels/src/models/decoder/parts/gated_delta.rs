@@ -15,7 +15,10 @@ use crate::{
         plain::{exp, reduce},
     },
     engine::{GroupState, StateLayer},
-    models::{outline::AttentionOutline, sized},
+    models::{
+        outline::{DeltaOutline, DeltaSizes},
+        sized,
+    },
     weights::WeightsError,
 };
 use std::ops::Range;
@@ -46,7 +49,7 @@ pub(in crate::models) struct GatedDelta {
     /// Of what each head of values says.
     norm: RmsNorm,
     output: Linear,
-    sizes: Sizes,
+    sizes: DeltaSizes,
     /// Its place among layers with a state.
     place: usize,
 }
@@ -57,18 +60,6 @@ enum Inputs {
     Apart(Box<[Linear; 4]>),
     /// One for the first two and one for the others, head of keys by head of keys (Qwen3-Next).
     ByGroup(Box<[Linear; 2]>),
-}
-
-/// A group is a head of queries and keys, and the heads of values that share it.
-#[derive(Clone, Copy)]
-struct Sizes {
-    groups: usize,
-    /// Heads of values in a group.
-    shared: usize,
-    key_dim: usize,
-    value_dim: usize,
-    /// Tokens that the convolution sees.
-    kernel: usize,
 }
 
 /// What matrices made of the rows of a batch.
@@ -100,7 +91,7 @@ impl GatedDelta {
                 linear("in_proj_a", heads)?,
             ]))
         };
-        let sizes = Sizes::of(net);
+        let sizes = DeltaSizes::of(net);
         let vector = |name: &str, len| part.whole_vector(&format!("linear_attn.{name}"), len);
         let mut rates = vector("A_log", heads)?;
         rates.iter_mut().for_each(|rate| *rate = -libm::expf(*rate));
@@ -121,7 +112,7 @@ impl GatedDelta {
         let Step { cpu, rows, .. } = *step;
         let Scratch { normed, mixed, out, delta, .. } = s;
         self.inputs.forward(cpu, (rows, &self.sizes), normed, delta);
-        let Sizes { groups, key_dim, .. } = self.sizes;
+        let DeltaSizes { groups, key_dim, .. } = self.sizes;
         let said = sized(mixed, rows * self.sizes.values());
         let (at, work) = (StateLayer { layer: self.place, groups }, 3 * said.len() * key_dim);
         let made = Made { qkv: &delta.qkv, turns: &delta.turns, fades: &delta.fades };
@@ -133,7 +124,7 @@ impl GatedDelta {
 
     /// What a group's heads say for the rows of a sequence, which change their matrices.
     fn group(&self, cpu: &Cpu, made: Made<'_>, state: &mut GroupState<'_>) {
-        let Sizes { shared, value_dim, .. } = self.sizes;
+        let DeltaSizes { shared, value_dim, .. } = self.sizes;
         let (width, all) = (self.sizes.group_channels(), state.rows.clone());
         let mut passed = vec![0.0; ROWS.min(all.len()) * width];
         let mut said = vec![0.0; ROWS.min(all.len()) * value_dim];
@@ -183,7 +174,7 @@ impl GatedDelta {
         passed: &[f32],
         (state, said): (&mut GroupState<'_>, &mut [f32]),
     ) {
-        let Sizes { groups, shared, key_dim, value_dim, .. } = self.sizes;
+        let DeltaSizes { groups, shared, key_dim, value_dim, .. } = self.sizes;
         let (heads, number) = (groups * shared, state.group * shared + head);
         state.matrix(head, |matrix| {
             let each = passed.chunks_exact(self.sizes.group_channels()).zip(said.chunks_exact_mut(value_dim));
@@ -203,22 +194,26 @@ impl GatedDelta {
         });
     }
 
-    pub(in crate::models) fn outline(&self) -> AttentionOutline<'_> {
-        AttentionOutline {
-            // No device that takes outlines computes families with such layers.
-            inputs: [&self.output; 3].map(Linear::outline),
+    pub(in crate::models) fn outline(&self) -> DeltaOutline<'_> {
+        let (inputs, by_group) = match &self.inputs {
+            Inputs::Apart(each) => (each.iter().map(Linear::outline).collect(), false),
+            Inputs::ByGroup(each) => (each.iter().map(Linear::outline).collect(), true),
+        };
+        DeltaOutline {
+            inputs,
+            by_group,
+            convolution: &self.convolution,
+            rates: &self.rates,
+            rate_biases: &self.rate_biases,
+            norm: self.norm.outline(),
             output: self.output.outline(),
-            head_norms: None,
-            row_norms: None,
-            head_dim: self.sizes.key_dim,
-            look: crate::engine::AttentionParams { scale: 1.0, cap: None, window: None, parts: 1 },
-            rope: 0,
-            pairs: crate::rope::RopePairs::default(),
+            sizes: self.sizes,
+            place: self.place,
         }
     }
 }
 
-impl Sizes {
+impl DeltaSizes {
     fn of(net: &DeltaNet) -> Self {
         let DeltaNet { key_heads, key_dim, value_dim, kernel, .. } = *net;
         Self { groups: key_heads, shared: net.shared_by(), key_dim, value_dim, kernel }
@@ -248,7 +243,7 @@ impl Sizes {
 }
 
 impl Inputs {
-    fn forward(&self, cpu: &Cpu, (rows, sizes): (usize, &Sizes), x: &[f32], delta: &mut DeltaScratch) {
+    fn forward(&self, cpu: &Cpu, (rows, sizes): (usize, &DeltaSizes), x: &[f32], delta: &mut DeltaScratch) {
         let DeltaScratch { together, both, qkv, gates, turns, fades } = delta;
         match self {
             Self::Apart(each) => {
@@ -279,7 +274,7 @@ impl Inputs {
 }
 
 /// A row of which each group's query, key, values and gates lie together.
-fn take_apart(row: &[f32], sizes: &Sizes, qkv: &mut [f32], gates: &mut [f32]) {
+fn take_apart(row: &[f32], sizes: &DeltaSizes, qkv: &mut [f32], gates: &mut [f32]) {
     let of_gates = sizes.shared * sizes.value_dim;
     let groups = row.chunks_exact(sizes.group_channels() + of_gates).zip(gates.chunks_exact_mut(of_gates));
     for (group, (mut row, gates)) in groups.enumerate() {
@@ -293,7 +288,7 @@ fn take_apart(row: &[f32], sizes: &Sizes, qkv: &mut [f32], gates: &mut [f32]) {
 }
 
 /// Weights of the convolution, group by group, of each the oldest token's first.
-fn convolution(part: &Part<'_>, sizes: &Sizes) -> Result<Vec<f32>, WeightsError> {
+fn convolution(part: &Part<'_>, sizes: &DeltaSizes) -> Result<Vec<f32>, WeightsError> {
     let (kernel, width) = (sizes.kernel, sizes.group_channels());
     let tensor = part.stack("linear_attn.conv1d.weight", sizes.channels(), 1, kernel)?;
     let (mut all, mut of_channel) = (vec![0.0; sizes.channels() * kernel], vec![0.0; kernel]);

@@ -65,6 +65,7 @@ impl SharedAttention {
         AttentionOutline {
             // No device that takes outlines computes families with such layers.
             inputs: [&self.query; 3].map(Linear::outline),
+            is_gated: false,
             has_values: false,
             value_norm: None,
             output: self.output.outline(),

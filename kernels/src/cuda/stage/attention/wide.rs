@@ -1,7 +1,7 @@
 //! Layers whose heads lie in several heads of a page, or whose values are normed or are keys (Gemma 4): stored and attended by
 //! kernels of their own (`device/wide.cu`).
 
-use super::{GpuLayer, GpuLayerPages, whole};
+use super::{GpuAttention, GpuLayerPages, whole};
 use crate::{
     cuda::{
         machine::{Arg, GpuError, Launch},
@@ -47,7 +47,7 @@ impl StoredHeads {
     }
 }
 
-impl GpuLayer {
+impl GpuAttention {
     /// Turns queries and keys of all rows, norms values, and stores keys and values.
     pub(super) fn append_wide(
         &self,
