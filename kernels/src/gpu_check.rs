@@ -1,10 +1,12 @@
 //! Whether a GPU, or several together, compute a model as the processor does: looked at before anybody counts on it.
 //!
 //! Kernels are the same on every GPU, drivers and GPUs are not; and an owner's GPU may be broken. So the model that is to be
-//! served is tried itself, in the format of its weights: its first layer and its last, and one of each other kind between
-//! them; a prompt in two chunks, of some rows and of many, and single tokens behind it, KV that leaves packed and as it is, and the choice of a token. That takes a
-//! fraction of a second, of large mixtures of experts seconds, and the memory of the largest of these layers. Of a model that is still fetched
-//! the numbers are zeros: then only that everything runs is looked at, and layers are compared once they are there.
+//! served is tried itself, in the format of its weights: its first layer and its last, and one of each other kind between them
+//! ([`ModelSource::one_of_each_kind`]). A layer is one of a plan's: with attention, and with those counted with it that keep a state.
+//! Each gets a prompt in two chunks, of some rows and of many, and single tokens behind it; where no layer of the model has a state,
+//! its KV leaves packed and as it is; and of the last the choice of a token is tried. That takes a fraction of a second, of large
+//! mixtures of experts seconds, and the memory of the largest of these layers. Of a model that is still fetched the numbers are zeros:
+//! then only that everything runs is looked at, and layers are compared once they are there.
 
 use crate::{
     cuda::{EXPERTS_TOGETHER, GpuError, many_rows},
@@ -86,7 +88,7 @@ pub fn refuse_unwritten(source: &ModelSource, gpus: usize) -> Result<(), ProofEr
     }
 }
 
-/// Memory that trials take for what layers keep beside keys and values (bytes), of two sequences.
+/// Memory for pages that trials take for what layers keep beside keys and values (bytes), of two sequences.
 #[must_use]
 pub fn state_bytes(source: &ModelSource) -> usize {
     2 * source.states().pages() * PAGE_BYTES
@@ -100,7 +102,8 @@ pub fn compare(gpu: &mut Engine, source: &ModelSource, threads: usize) -> Result
     compare_layers(gpu, source, threads, source.card().shape.all_layers())
 }
 
-/// The same with some layers, of which the first, the last, and one of each other kind are tried. Rows that enter layers behind the model's first are made up.
+/// The same with some layers, of which the first, the last, and one of each other kind are tried. Rows that enter layers behind the
+/// model's first are made up.
 ///
 /// # Errors
 /// As [`compare`].
@@ -211,9 +214,9 @@ struct LayerPair<'e> {
     keys: (StageKey, StageKey),
     layers: LayerRange,
     last: bool,
-    /// Whether the layer is a mixture of experts.
+    /// Whether some of what the layer stands for is a mixture of experts.
     routed: bool,
-    /// Whether it stands for some that keep a state: then no step is computed twice, and keys and values do not leave.
+    /// Whether some of the model's keep a state: then no step is computed twice, and keys and values do not leave.
     has_states: bool,
 }
 

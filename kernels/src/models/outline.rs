@@ -62,6 +62,42 @@ impl<'a> LayerOutline<'a> {
             MixerOutline::Delta(_) => None,
         }
     }
+
+    /// Matrices that rows are multiplied by: of which part, and which of its own. All experts' are those of one part.
+    pub fn matrices(&self) -> Vec<((&'static str, usize), &'a Weight)> {
+        let mut all = Vec::new();
+        let mut add = |part: &'static str, weights: &[&'a Weight]| {
+            all.extend(weights.iter().enumerate().map(|(place, weight)| ((part, place), *weight)));
+        };
+        match &self.mixer {
+            MixerOutline::Attention(attention) => {
+                add("attention", &attention.inputs.map(|input| input.weight));
+                add("attention's output", &[attention.output.weight]);
+            }
+            MixerOutline::Delta(delta) => {
+                let inputs: Vec<&'a Weight> = delta.inputs.iter().map(|input| input.weight).collect();
+                add("delta rule", &inputs);
+                add("delta rule's output", &[delta.output.weight]);
+            }
+        }
+        match &self.mlp {
+            MlpOutline::Gated(mlp) => add("MLP", &mlp.matrices()),
+            MlpOutline::Experts(experts) => {
+                add("router", &[experts.router]);
+                for expert in &experts.experts {
+                    add("expert", expert);
+                }
+                if let Some(shared) = &experts.shared {
+                    add("shared expert", &shared.mlp.matrices());
+                    add("shared expert's gate", shared.gate.as_slice());
+                }
+                if let Some(beside) = &experts.beside {
+                    add("MLP", &beside.mlp.matrices());
+                }
+            }
+        }
+        all
+    }
 }
 
 /// An RMS norm.
@@ -150,6 +186,14 @@ pub(crate) struct GatedOutline<'a> {
     pub inputs: [LinearOutline<'a>; 2],
     pub down: LinearOutline<'a>,
     pub activation: Activation,
+}
+
+impl<'a> GatedOutline<'a> {
+    /// Gate, up and down.
+    fn matrices(&self) -> [&'a Weight; 3] {
+        let [gate, up] = self.inputs.map(|input| input.weight);
+        [gate, up, self.down.weight]
+    }
 }
 
 /// A mixture of experts.

@@ -40,6 +40,17 @@ pub enum GpuUnfit {
     /// GPUs of two kinds, of which the slower one would be waited for.
     #[error("{0} and {1} are not of one kind: name each alone, as cuda:0,cuda:1")]
     Apart(String, String),
+    /// Two sequences of a trial do not fit the pages.
+    #[error(
+        "{} of it are for KV pages, where trying the model takes {}; lend more with --memory or --kv-memory, or name a smaller model with --model",
+        Size(*.kv), Size(*.least)
+    )]
+    Pages {
+        /// KV pages (bytes).
+        kv: u64,
+        /// What the trial takes (bytes).
+        least: u64,
+    },
     /// Not one layer fits beside the pages.
     #[error(
         "{} of it can be lent, where a layer of the model needs {} beside {} of KV pages; lend less KV with --kv-memory, or name a smaller model with --model",
@@ -146,8 +157,13 @@ pub fn lend(numbers: GpuNumbers, wanted: GpuWanted<'_>) -> Result<(Device, Engin
     let free = (Gpu::pool_bytes_of_all(&gpus, &vec![0; count])? as u64).saturating_sub(beside);
     let shared = shared(lend, count as u64, free, weights);
     let layer = largest_layer(source, count)?;
-    if shared.lent < layer + shared.kv || shared.kv < KV_AT_LEAST * count as u64 {
+    if shared.lent < layer + shared.kv {
         return Err(GpuUnfit::Memory { lent: shared.lent, layer, kv: shared.kv });
+    }
+    // States lie in the pages.
+    let least = KV_AT_LEAST * count as u64 + gpu_check::state_bytes(source) as u64;
+    if shared.kv < least {
+        return Err(GpuUnfit::Pages { kv: shared.kv, least });
     }
     let of = Of::new(&about, numbers.count, source.card().id, kv_dtype);
     let place = Measured::Gpus(numbers.first, numbers.count);
