@@ -184,6 +184,7 @@ fn a_gpu_is_proved_with_the_model_and_one_that_computes_something_else_is_not() 
         for name in [
             "llama-gqa",
             "gemma2-caps",
+            "gemma3-local",
             "qwen3-norms",
             "qwen3moe-fused",
             "qwen2moe-every-other",
