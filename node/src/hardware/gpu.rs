@@ -156,15 +156,9 @@ pub fn lend(numbers: GpuNumbers, wanted: GpuWanted<'_>) -> Result<(Device, Engin
     let (weights, beside) = (whole(source)?, draft.map_or(Ok(0), whole)?);
     let free = (Gpu::pool_bytes_of_all(&gpus, &vec![0; count])? as u64).saturating_sub(beside);
     let shared = shared(lend, count as u64, free, weights);
-    let layer = largest_layer(source, count)?;
-    if shared.lent < layer + shared.kv {
-        return Err(GpuUnfit::Memory { lent: shared.lent, layer, kv: shared.kv });
-    }
     // States lie in the pages.
     let least = KV_AT_LEAST * count as u64 + gpu_check::state_bytes(source) as u64;
-    if shared.kv < least {
-        return Err(GpuUnfit::Pages { kv: shared.kv, least });
-    }
+    refuse_little(shared, largest_layer(source, count)?, least)?;
     let of = Of::new(&about, numbers.count, source.card().id, kv_dtype);
     let place = Measured::Gpus(numbers.first, numbers.count);
     let known = store.measured(place).and_then(|bytes| serde_json::from_slice::<FoundSpeeds>(&bytes).ok());
@@ -304,6 +298,14 @@ fn shared(lend: Lend, gpus: u64, free: u64, weights: u64) -> SharedGpuMemory {
     SharedGpuMemory { lent, kv: lend.kv_bytes.map_or(beside.max(least), |each| each.saturating_mul(gpus)) }
 }
 
+/// Refuses memory that the model cannot be tried in: with so large a layer beside pages for keys, values and states.
+fn refuse_little(SharedGpuMemory { lent, kv }: SharedGpuMemory, layer: u64, least: u64) -> Result<(), GpuUnfit> {
+    if lent < layer + kv {
+        return Err(GpuUnfit::Memory { lent, layer, kv });
+    }
+    if kv < least { Err(GpuUnfit::Pages { kv, least }) } else { Ok(()) }
+}
+
 /// What the largest of those layers takes on a GPU that are tried there, embedding and head with the first and the last (bytes).
 fn largest_layer(source: &ModelSource, gpus: usize) -> Result<u64, WeightsError> {
     let kinds = source.one_of_each_kind(source.card().shape.all_layers())?;
@@ -323,5 +325,13 @@ mod tests {
         assert_eq!(shared(lend(Some(40), None), 1, 80, 16), SharedGpuMemory { lent: 40, kv: 24 });
         assert_eq!(shared(lend(Some(100), Some(8)), 1, 80, 16), SharedGpuMemory { lent: 80, kv: 8 });
         assert_eq!(shared(lend(Some(40), Some(8)), 2, 160, 16), SharedGpuMemory { lent: 80, kv: 16 });
+    }
+
+    #[test]
+    fn little_memory_is_refused_with_what_is_missing() {
+        let refused = |layer, least| refuse_little(SharedGpuMemory { lent: 80, kv: 40 }, layer, least);
+        assert!(refused(40, 40).is_ok());
+        assert!(matches!(refused(41, 40), Err(GpuUnfit::Memory { lent: 80, layer: 41, kv: 40 })));
+        assert!(matches!(refused(40, 41), Err(GpuUnfit::Pages { kv: 40, least: 41 })));
     }
 }
