@@ -1,7 +1,7 @@
 //! Kernels compiled for a GPU: the choice on a GPU that is made up, the compiler itself where NVRTC is found, and both
 //! together on the GPU `TSNODE_TEST_CARD`.
 
-use super::{Draw, here, machines, poisoned, read, with};
+use super::{Draw, RunOn, here, machines, poisoned, read, with};
 use crate::cuda::{
     GpuInfo, driver_api,
     jit::{
@@ -467,6 +467,9 @@ fn kept_code_that_a_driver_refuses_is_compiled_anew() {
 
 /// NVRTC where a test can find it: named, fetched by `scripts/cuda_kernels.sh`, or the host's.
 fn nvrtc() -> Option<Nvrtc> {
+    if RunOn::said() == RunOn::Nothing {
+        return None;
+    }
     let named = std::env::var_os("TSNODE_TEST_NVRTC").map(PathBuf::from);
     let fetched = here().join("../target/cuda-kernels/nvidia/cuda_nvrtc/lib/libnvrtc.so.12");
     let found = || Libraries::find().nvrtc.found.clone();
@@ -592,11 +595,7 @@ fn launches_in_a_row_leave_the_same_each_time() {
 
 /// Which GPU tests are run on, if on any.
 fn gpu() -> Option<u16> {
-    let named = std::env::var("TSNODE_TEST_CARD").ok();
-    if named.is_none() {
-        eprintln!("skipped on a GPU: TSNODE_TEST_CARD says no number");
-    }
-    named.map(|ordinal| ordinal.parse().unwrap())
+    if let RunOn::Gpu(ordinal) = RunOn::said() { Some(ordinal) } else { None }
 }
 
 /// A GPU all of whose kernels are NVRTC's.
