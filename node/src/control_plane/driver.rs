@@ -198,7 +198,13 @@ impl Driver {
                     None => break,
                 },
                 Some(draft) = self.planner_thread.answer() => Some(Event::Planned(draft)),
-                Some(peer) = self.gone.recv() => Some(Event::Gone(peer)),
+                Some(peer) = self.gone.recv() => {
+                    // Connections over QUIC outlive its process, and who starts again is another one's neighbour.
+                    if let Err(error) = self.swarm.disconnect(peer) {
+                        tracing::debug!(%peer, %error, "connections of a process that has ended stay open");
+                    }
+                    Some(Event::Gone(peer))
+                }
                 Some((from, words)) = self.heartbeats.recv() => Some(Event::Heartbeats { from, words }),
                 Some((peer, offence)) = self.offence_receiver.offences.recv() => {
                     due |= self.judge(peer, offence);

@@ -17,6 +17,7 @@ mod heard;
 mod look;
 pub mod names;
 mod network;
+mod not_hearing;
 mod outbox;
 mod port_reuse;
 mod quic;
@@ -49,6 +50,7 @@ use gossip::Sealer;
 use heard::HeardSigners;
 use libp2p::Multiaddr;
 use network::Maker;
+use not_hearing::NotHearing;
 use outbox::Outbox;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -114,7 +116,7 @@ pub enum SwarmEvent {
     Connected(PeerId),
     /// The last connection to a peer has closed.
     Disconnected(PeerId),
-    /// The same, and it did not end in order: it broke off, or the far end closed it.
+    /// A connection to a peer did not end in order: it broke off, or the far end closed it. Others may be left.
     BrokeOff {
         /// Whose.
         peer: PeerId,
@@ -209,6 +211,7 @@ pub async fn start(
         peers,
         connected: BTreeSet::new(),
         hearing: BTreeSet::new(),
+        not_hearing: NotHearing::default(),
         reach: Reach::default(),
         came: porter.came,
         wanted: BTreeMap::new(),

@@ -14,6 +14,7 @@ use super::{
     handle::{Ban, SwarmCommand},
     heard::{Excess, HeardSigners},
     network::Maker,
+    not_hearing::NotHearing,
     outbox::Outbox,
     seated, to_libp2p_id, to_own_id,
     unproven::Unproven,
@@ -29,7 +30,6 @@ use libp2p::{
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
     panic::AssertUnwindSafe,
     time::{Duration, Instant},
 };
@@ -66,6 +66,8 @@ pub(super) struct SwarmTask {
     pub(super) connected: BTreeSet<PeerId>,
     /// Those of them that hear our gossip: the ones announced as connected.
     pub(super) hearing: BTreeSet<PeerId>,
+    /// And those that do not.
+    pub(super) not_hearing: NotHearing,
     /// Whether others reach us, and over whom.
     pub(super) reach: Reach,
     /// Takes streams that others open for the data plane.
@@ -123,6 +125,7 @@ impl SwarmTask {
                     self.dial_due();
                     self.seek_places();
                     self.count_unproven();
+                    self.connect_anew();
                 }
                 _ = search.tick() => self.search(),
                 event = self.net.select_next_some(), if !self.outbox.is_waiting() => self.on_event(event),
@@ -248,6 +251,14 @@ impl SwarmTask {
         self.connected.contains(&peer) || self.heard.knows(peer)
     }
 
+    /// Who has been connected for long and does not hear us has an old connection to blame for it: all are closed, and it is dialled again.
+    fn connect_anew(&mut self) {
+        for peer in self.not_hearing.due(Instant::now()) {
+            tracing::info!(%peer, "does not hear this peer: it is connected anew");
+            self.disconnect(peer);
+        }
+    }
+
     /// Counts those who have not come in another way.
     fn count_unproven(&mut self) {
         for rejection in self.unproven.stayed_out(Instant::now()) {
@@ -271,6 +282,9 @@ impl SwarmTask {
                     tracing::debug!(%peer, address = %endpoint.get_remote_address(), "connection opened");
                     seated::address(endpoint.get_remote_address()).into_iter().for_each(|at| self.doors.meet(at));
                     self.connected.insert(peer);
+                    if !self.hearing.contains(&peer) {
+                        self.not_hearing.came(peer, Instant::now());
+                    }
                     self.unproven.came(peer);
                     self.dialer.connected(peer);
                     self.on_connection(peer, connection_id, &endpoint, num_established.get() > 1);
@@ -279,9 +293,13 @@ impl SwarmTask {
             NetEvent::ConnectionClosed { peer_id, num_established, connection_id, cause, endpoint } => {
                 let Some(peer) = to_own_id(&peer_id) else { return };
                 self.on_connection_closed(peer, connection_id, num_established == 0);
+                // Without a cause it was closed here.
+                let host = seated::address(endpoint.get_remote_address()).filter(|_| cause.is_some());
                 if num_established == 0 {
-                    let host = seated::address(endpoint.get_remote_address());
-                    self.on_gone(peer, cause.map(|cause| cause.to_string()), host);
+                    self.on_gone(peer, cause.map(|cause| cause.to_string()));
+                }
+                if let Some(host) = host {
+                    self.outbox.push(SwarmEvent::BrokeOff { peer, host });
                 }
             }
             NetEvent::OutgoingConnectionError { peer_id, error, connection_id, .. } => {
@@ -420,22 +438,20 @@ impl SwarmTask {
     /// A peer counts as connected once it hears us: what is published on that news reaches it.
     fn on_hearing(&mut self, peer: PeerId) {
         if self.connected.contains(&peer) && self.hearing.insert(peer) {
+            self.not_hearing.settled(peer);
             tracing::info!(%peer, "connected");
             self.peers.send_replace(self.hearing.iter().copied().collect());
             self.outbox.push(SwarmEvent::Connected(peer));
         }
     }
 
-    fn on_gone(&mut self, peer: PeerId, cause: Option<String>, host: Option<IpAddr>) {
+    fn on_gone(&mut self, peer: PeerId, cause: Option<String>) {
         self.connected.remove(&peer);
+        self.not_hearing.settled(peer);
         if self.hearing.remove(&peer) {
             tracing::info!(%peer, ?cause, "disconnected");
             self.peers.send_replace(self.hearing.iter().copied().collect());
             self.outbox.push(SwarmEvent::Disconnected(peer));
-            // Without a cause it was closed here.
-            if let Some(host) = host.filter(|_| cause.is_some()) {
-                self.outbox.push(SwarmEvent::BrokeOff { peer, host });
-            }
         }
     }
 

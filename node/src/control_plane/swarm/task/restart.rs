@@ -4,7 +4,8 @@
 
 use super::SwarmTask;
 use crate::control_plane::swarm::{
-    SwarmEvent, address_changes::Moves, network::Maker, task::Reach, to_libp2p_id, unproven::Unproven,
+    SwarmEvent, address_changes::Moves, network::Maker, not_hearing::NotHearing, task::Reach, to_libp2p_id,
+    unproven::Unproven,
 };
 use std::{
     any::Any,
@@ -45,6 +46,7 @@ impl SwarmTask {
         Some(Self {
             net,
             connected: BTreeSet::new(),
+            not_hearing: NotHearing::default(),
             reach: Reach::default(),
             wanted: BTreeMap::new(),
             unproven: Unproven::default(),
