@@ -174,9 +174,7 @@ impl Links {
             }
         });
     }
-}
 
-impl Links {
     /// A peer's control connection has broken off. Where no data connection has a liveness connection beside it yet, as soon after a
     /// start, its system is asked whether the process has ended: then it refuses both that and a control connection. One of them may be
     /// refused by a process that lives, as there are peers without liveness connections.
