@@ -6,10 +6,12 @@
     scripts/bench_cuda.sh --sanitize racecheck       # under one of them
     scripts/bench_cuda.sh --shapes 1b --formats q4_0 --no-peer
     scripts/bench_cuda.sh --shapes a3b --no-peer           # a mixture of experts
+    scripts/bench_cuda.sh --shapes delta                   # states in three layers of four
     scripts/bench_cuda.sh --no-check --no-peer --profile   # what each kernel of a step takes, by Nsight Compute
 
-Models are made meanwhile, as files of random weights in the shapes of SmolLM2-135M, Llama-3.2-1B and Llama-3-8B, and of a
-quarter of Qwen3-30B-A3B's layers, as a Mixtral: in bfloat16 as Hugging Face stores them, and in Q4_0 and Q4_K as GGUF does. The peer is transformers on PyTorch on the same bfloat16 files, with a
+Models are made meanwhile, as files of random weights in the shapes of SmolLM2-135M, Llama-3.2-1B and Llama-3-8B, of a
+quarter of Qwen3-30B-A3B's layers, as a Mixtral, and of a dense Qwen3.5 with Qwen3-Next's states: in bfloat16 as Hugging Face
+stores them, and in Q4_0 and Q4_K as GGUF does, which has none with states. The peer is transformers on PyTorch on the same bfloat16 files, with a
 static cache, decoding through a CUDA graph. Needs numpy; the peer needs PyTorch and transformers.
 Nothing outlasts --minutes: what there is no time for is left out, and said.
 """
@@ -32,6 +34,7 @@ SHAPES = {
     "1b": dict(layers=16, hidden=2048, mlp=8192, heads=32, kv=8, dim=64, vocab=128256, theta=500000.0, tied=True),
     "8b": dict(layers=32, hidden=4096, mlp=14336, heads=32, kv=8, dim=128, vocab=128256, theta=500000.0, tied=False),
     "a3b": dict(layers=12, hidden=2048, mlp=768, heads=32, kv=4, dim=128, vocab=151936, theta=1e6, tied=False, experts=128, used=8),
+    "delta": dict(layers=24, hidden=2560, mlp=9216, heads=16, kv=4, dim=256, vocab=151936, theta=1e7, tied=True, states=(16, 32, 128, 4)),
 }
 # Those that are asked for unless others are named.
 USUAL = ["135m", "1b", "8b"]
@@ -76,7 +79,7 @@ def main():
         return max(check(folder, args, ends, tool) for tool in args.sanitize or TOOLS)
     models = pathlib.Path(args.models or room_for_models(folder))
     models.mkdir(parents=True, exist_ok=True)
-    pairs = [(shape, name) for shape in args.shapes for name in args.formats]
+    pairs = [(shape, name) for shape in args.shapes for name in args.formats if name == "bf16" or "states" not in SHAPES[shape]]
     with ThreadPoolExecutor(1) as maker:
         made = [maker.submit(model, models, *pair) for pair in pairs]
         failed = 0 if args.no_check else check(folder, args, ends)
@@ -97,7 +100,8 @@ def one_model(folder, args, pair, path, ends, rows, figures):
         print(f"no time left for {shape} in {name}", flush=True)
     else:
         report = ours(folder, args, path, ends)
-        peer = {} if name != "bf16" or args.no_peer or not report else theirs(path, args, ends)
+        lone = name != "bf16" or "states" in SHAPES[shape]
+        peer = {} if lone or args.no_peer or not report else theirs(path, args, ends)
         figures.append(dict(shape=shape, format=name, report=report, peer=[dict(step=step, tokens_per_s=speed) for step, speed in peer.items()]))
         rows += table(shape, name, report, peer)
         if args.profile is not None:
@@ -269,17 +273,41 @@ def matrices(s):
     yield "model.embed_tokens", "token_embd", s["vocab"], s["hidden"], None
     if not s["tied"]:
         yield "lm_head", "output", s["vocab"], s["hidden"], None
-    wide, narrow = s["heads"] * s["dim"], s["kv"] * s["dim"]
     for i in range(s["layers"]):
-        for part, gguf, outs, ins in [
-            ("self_attn.q_proj", "attn_q", wide, s["hidden"]),
-            ("self_attn.k_proj", "attn_k", narrow, s["hidden"]),
-            ("self_attn.v_proj", "attn_v", narrow, s["hidden"]),
-            ("self_attn.o_proj", "attn_output", s["hidden"], wide),
-            *mlp(s),
-        ]:
+        for part, gguf, outs, ins in [*(delta(s) if has_state(s, i) else attention(s)), *mlp(s)]:
             experts = s["experts"] if gguf.endswith("_exps") else None
             yield f"model.layers.{i}.{part}", f"blk.{i}.{gguf}", outs, ins, experts
+
+
+def has_state(s, layer):
+    """Whether a layer has a state in place of attention: three of four have."""
+    return "states" in s and (layer + 1) % 4 > 0
+
+
+def attention(s):
+    wide, narrow = s["heads"] * s["dim"], s["kv"] * s["dim"]
+    # Beside states each head has a gate.
+    yield "self_attn.q_proj", "attn_q", (2 if "states" in s else 1) * wide, s["hidden"]
+    yield "self_attn.k_proj", "attn_k", narrow, s["hidden"]
+    yield "self_attn.v_proj", "attn_v", narrow, s["hidden"]
+    yield "self_attn.o_proj", "attn_output", s["hidden"], wide
+
+
+def delta(s):
+    keys, values, dim, _ = s["states"]
+    for part, outs in [("qkv", (2 * keys + values) * dim), ("z", values * dim), ("b", values), ("a", values)]:
+        yield f"linear_attn.in_proj_{part}", "", outs, s["hidden"]
+    yield "linear_attn.out_proj", "", s["hidden"], values * dim
+
+
+def beside_states(s):
+    """What has states has more of, by its full names, with sizes."""
+    for i in range(s["layers"] if "states" in s else 0):
+        keys, values, dim, kernel = s["states"]
+        of_state = [("conv1d.weight", [(2 * keys + values) * dim, 1, kernel]), ("A_log", [values]), ("dt_bias", [values]), ("norm.weight", [dim])]
+        of_heads = [("q_norm.weight", [s["dim"]]), ("k_norm.weight", [s["dim"]])]
+        part, tensors = ("linear_attn", of_state) if has_state(s, i) else ("self_attn", of_heads)
+        yield from ((f"model.layers.{i}.{part}.{name}", shape) for name, shape in tensors)
 
 
 def mlp(s):
@@ -327,11 +355,16 @@ def dense(path, s):
     if "experts" in s:
         mixture = dict(num_local_experts=s["experts"], num_experts_per_tok=s["used"])
         config |= dict(architectures=["MixtralForCausalLM"], model_type="mixtral", **mixture)
+    if "states" in s:
+        keys, values, dim, kernel = s["states"]
+        heads = dict(linear_num_key_heads=keys, linear_num_value_heads=values, linear_key_head_dim=dim, linear_value_head_dim=dim)
+        config |= dict(architectures=["Qwen3_5ForCausalLM"], model_type="qwen3_5_text", linear_conv_kernel_dim=kernel, **heads)
     (path / "config.json").write_text(json.dumps(config))
     for name in ["tokenizer.json", "tokenizer_config.json"]:
         shutil.copy(ROOT / "kernels/models/reference/llama-gqa" / name, path / name)
     entries = [(f"{name.format(i)}.weight", [outs, ins]) for name, _, outs, ins, experts in matrices(s) for i in range(experts or 1)]
     entries += [(f"{name}.weight", [s["hidden"]]) for name, _ in norms(s)]
+    entries += beside_states(s)
     header, at = {}, 0
     for name, shape in entries:
         count = 2 * int(numpy.prod(shape))
@@ -348,7 +381,7 @@ def dense(path, s):
             if len(shape) == 1:
                 out.write(numpy.full(shape, 0x3F80, dtype=numpy.uint16).data)
             else:
-                pool.write(out, 2 * shape[0] * shape[1])
+                pool.write(out, 2 * int(numpy.prod(shape)))
 
 
 def blocks(path, s, form):

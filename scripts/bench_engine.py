@@ -2,10 +2,15 @@
 
     scripts/bench_engine.sh                      # every shape and format; makes the files first, about 12 GB
     scripts/bench_engine.sh --shapes 135m --formats bf16 q8_0 --rounds 1
+    scripts/bench_engine.sh --shapes moe --least 1.0 --least-read 0.85      # the mixture of experts alone; 6 GB of files
 
-Files are made once, in target/bench-engine: the shapes of SmolLM2-135M and Llama-3.2-1B, and a mixture of
-experts in the proportions of Qwen3-30B-A3B, in BF16, quantised by llama.cpp itself with every matrix in one format. Both programs get all cores, 16-bit KV and the same steps; each
-figure is the best of its rounds, since other programs only ever make it slower.
+Files are made once, in target/bench-engine: the shapes of SmolLM2-135M and Llama-3.2-1B, and a mixture of experts in the proportions of
+Qwen3-30B-A3B, in BF16, quantised by llama.cpp itself with every matrix in one format. Both programs get all cores, 16-bit KV and the same
+steps; each figure is the best of its rounds, since other programs only ever make it slower. "of read" is over the bytes that a step has to
+read: of a mixture those of the experts that its tokens are expected to pass, and KV.
+
+The last line says which row is the worst. It ends with 1 where a row has less than --least of llama.cpp's speed, or a step of one sequence
+reads less than --least-read of what memory gives.
 """
 
 import argparse
@@ -34,20 +39,45 @@ STEPS = [(1, 0, 512), (1, 0, 2048), (1, 128, 1), (1, 2048, 1), (16, 128, 1)]
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", default="target/bench-engine")
-    parser.add_argument("--tsnode", default="target/release/tsnode")
+    parser.add_argument("--tsnode", default=os.environ.get("TSNODE", "target/release/tsnode"))
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=list(FORMATS))
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--least", type=float, default=0.0, metavar="RATIO", help="to llama.cpp, of every row")
+    parser.add_argument("--least-read", type=float, default=0.0, metavar="PART", help="of memory's bandwidth, of one sequence's step")
+    parser.add_argument("--json", action="store_true", help="print a document instead of the table")
     parser.add_argument("--peer", metavar="FILE", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.peer:
         return print(json.dumps(peer(args.peer)))
     os.makedirs(args.folder, exist_ok=True)
-    print("| shape | format | step | tsnode | llama.cpp | ratio | tsnode of read | of multiply |")
-    print("|---|---|---|---|---|---|---|---|")
+    if not args.json:
+        print("| shape | format | step | tsnode | llama.cpp | ratio | tsnode of read | of multiply |")
+        print("|---|---|---|---|---|---|---|---|")
+    rows = []
     for shape in args.shapes:
         for name in args.formats:
-            compare(args, shape, name, model(args.folder, shape, name))
+            rows += compare(args, shape, name, model(args.folder, shape, name))
+    bad = [row for row in rows if row["ratio"] < args.least or (is_one(row) and row["of_read"] < args.least_read)]
+    said = f"{f'{len(bad)} of {len(rows)} rows fall short' if bad else f'{len(rows)} rows hold'}; {worst(rows)}"
+    print(json.dumps({"rows": rows, "short": len(bad), "verdict": said}, indent=2) if args.json else said, flush=True)
+    sys.exit(1 if bad else 0)
+
+
+def is_one(row):
+    """Whether memory is its limit: one sequence gets one token."""
+    return row["batch"] == row["new"] == 1
+
+
+def named(row):
+    return f"{row['shape']} {row['format']}, {row['step']}"
+
+
+def worst(rows):
+    slowest = min(rows, key=lambda row: row["ratio"])
+    said = f"least beside llama.cpp {slowest['ratio']:.2f} ({named(slowest)})"
+    idlest = min(filter(is_one, rows), key=lambda row: row["of_read"])
+    return f"{said}, least of read for one sequence {100 * idlest['of_read']:.0f} % ({named(idlest)})"
 
 
 def compare(args, shape, name, path):
@@ -60,13 +90,21 @@ def compare(args, shape, name, path):
                 ours[key] = line
         for key, speed in json.loads(run([sys.executable, __file__, "--peer", path])):
             theirs[tuple(key)] = max(speed, theirs.get(tuple(key), 0.0))
+    rows = []
     for key in STEPS:
         line, speed = ours[key], theirs[key]
         batch, context, new = key
         step = f"prefill {new}" if new > 1 else f"decode {batch} x {context}"
-        read, multiply = 100 * line["of_read_limit"], 100 * line["of_flops_limit"]
+        read, multiply = line["of_read_limit"], line["of_flops_limit"]
         mine = line["tokens_per_s"]
-        print(f"| {shape} | {name} | {step} | {mine:.1f} | {speed:.1f} | {mine / speed:.2f} | {read:.0f} % | {multiply:.0f} % |", flush=True)
+        rows.append({
+            "shape": shape, "format": name, "step": step, "batch": batch, "context": context, "new": new, "tsnode": mine,
+            "llama_cpp": speed, "ratio": mine / speed, "of_read": read, "of_multiply": multiply,
+        })
+        if not args.json:
+            cells = [shape, name, step, f"{mine:.1f}", f"{speed:.1f}", f"{mine / speed:.2f}", f"{100 * read:.0f} %", f"{100 * multiply:.0f} %"]
+            print("| " + " | ".join(cells) + " |", flush=True)
+    return rows
 
 
 def run(command):

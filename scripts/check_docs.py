@@ -339,7 +339,7 @@ EXIT_CODES = [
     (8, "peers answer, and nobody serves the request"),
     (9, "the request was refused, or failed on the way"),
     (10, "an identity that cannot be used"),
-    (130, "`join`: ended by a second Ctrl-C; `chat` without a terminal: ended by Ctrl-C"),
+    (130, "`join`, `simulate`: ended by a second Ctrl-C; `chat` without a terminal: ended by Ctrl-C"),
 ]
 
 

@@ -6,10 +6,13 @@
 #     install.sh --uninstall [--purge]          # --purge: its data and settings too
 #
 # TSNODE_RELEASES is the folder's address: download/vX/ in it has SHA256SUMS and the archives, latest/download/ those of the newest.
-# Nothing is placed before the archive's SHA-256 is the one in SHA256SUMS and the program in it has run. By default root installs to
-# /usr/local/bin, others to ~/.local/bin. Needs curl or wget, tar, gzip, and sha256sum, shasum or openssl.
+# Nothing is placed before SHA256SUMS is found to be signed with a key of releases (those below, or TSNODE_RELEASE_KEY for a folder of
+# somebody else), the archive's SHA-256 is the one in it, and the program in it has run. By default root installs to
+# /usr/local/bin, others to ~/.local/bin. Needs curl or wget, tar, gzip, openssl 3 or minisign, and sha256sum, shasum or openssl.
 set -eu
 
+# Public keys of who publishes releases, as in node/src/update/release_keys.txt.
+KEYS=''
 # Larger than any archive (bytes).
 MOST=1073741824
 
@@ -28,8 +31,50 @@ releases() {
   case $base in
     https://*) ;;
     http://127.0.0.1:* | http://127.0.0.1/* | http://localhost:* | http://localhost/* | http://\[::1\]*) ;;
-    *) fail "$base: an address that begins with https:// is needed (the hashes come the same way)" ;;
+    *) fail "$base: an address that begins with https:// is needed (whoever stands in between sees what is fetched)" ;;
   esac
+}
+
+# Whose releases are taken, and with what their signatures can be verified.
+signers() {
+  keys=${TSNODE_RELEASE_KEY:-$KEYS}
+  [ -n "$keys" ] || fail "no key is known by which a release could be verified: TSNODE_RELEASE_KEY is to be the public key of whoever keeps the folder"
+  for key in $keys; do
+    case $key in
+      RW*[!0-9A-Za-z+/]*) key= ;;
+      RW*) ;;
+      *) key= ;;
+    esac
+    [ "${#key}" = 56 ] || fail "TSNODE_RELEASE_KEY: a public key is RW and 54 more letters, as minisign prints it"
+  done
+  # Before 3.0 it verifies ed25519 in certificates alone.
+  case $(openssl version 2> /dev/null) in
+    "OpenSSL "[3-9].* | "OpenSSL "[1-9][0-9].*) verify=by_openssl ;;
+    *)
+      has minisign || fail "neither openssl (3.0 or newer) nor minisign is here, so the release's signature could not be verified: install one of them (apt-get install openssl); nothing was installed"
+      verify=by_minisign
+      ;;
+  esac
+}
+
+# by_... KEY: whether that key has signed SHA256SUMS.
+by_openssl() {
+  # In front of the key, what says that it is one of ed25519 (RFC 8410): twelve bytes are sixteen letters.
+  {
+    printf '%s\n%s' '-----BEGIN PUBLIC KEY-----' MCowBQYDK2VwAyEA
+    printf '%s' "$1" | openssl base64 -d -A | tail -c 32 | openssl base64 -A
+    printf '\n%s\n' '-----END PUBLIC KEY-----'
+  } > "$work/key.pem"
+  sed -n 2p "$work/SHA256SUMS.minisig" | openssl base64 -d -A | tail -c 64 > "$work/signature"
+  openssl pkeyutl -verify -pubin -inkey "$work/key.pem" -rawin -in "$work/SHA256SUMS" -sigfile "$work/signature" > /dev/null 2>&1
+}
+by_minisign() { minisign -V -q -m "$work/SHA256SUMS" -P "$1" > /dev/null 2>&1; }
+
+signed() {
+  for key in $keys; do
+    if "$verify" "$key"; then return; fi
+  done
+  fail "$from/SHA256SUMS is not signed with $keys: it was changed on the way, or somebody else made it; nothing was installed"
 }
 
 # Archives' name for this machine.
@@ -76,6 +121,7 @@ version_in() {
 install() {
   platform
   releases
+  signers
   if [ -n "$version" ]; then
     case $version in
       *[!0-9A-Za-z.+-]*) fail "$version is no version" ;;
@@ -85,9 +131,12 @@ install() {
     from=$base/latest/download
   fi
   work=$(mktemp -d)
-  trap 'rm -rf "$work"' EXIT
+  new=''
+  trap 'rm -rf "$work"; [ -z "$new" ] || rm -f "$new"' EXIT
   trap 'exit 1' HUP INT TERM
   fetch "$from/SHA256SUMS" "$work/SHA256SUMS"
+  (fetch "$from/SHA256SUMS.minisig" "$work/SHA256SUMS.minisig") || fail "the release is not signed, or its signature cannot be had; nothing was installed"
+  signed
   said=$(version_in "$work/SHA256SUMS")
   [ -n "$said" ] || fail "$from/SHA256SUMS names no archive for $target"
   [ -z "$version" ] || [ "$version" = "$said" ] || fail "$from/SHA256SUMS is about version $said, and not about $version"

@@ -1,9 +1,14 @@
 #!/usr/bin/env bash
 # Installs tsnode on a clean Debian and removes it again, in every way there is, and lists what remained: install.sh from a folder of
-# releases (also one that is cut, changed, or of another machine), the Debian package, and `tsnode service` for the system and a
-# user, each up to an answer of the embedded model. Debian is made by debootstrap in target/install-check, and started with systemd
+# releases (also one that is cut, changed, of another machine, or not signed as it has to be), the Debian package, `tsnode service` for the
+# system and a user, and what the image's Dockerfile has behind the build, each up to an answer of the embedded model. Debian is made by debootstrap in target/install-check, and started with systemd
 # as its first process in namespaces of its own; what changes is in memory, and gone with it. Needs root, debootstrap, dpkg-deb,
-# python3, 1 GB of disk; TSNODE names a program that has been built already. Ends with 3 where one of these is missing.
+# python3, openssl, a kernel with overlay and cgroup2, a mirror of Debian ($DEBIAN_MIRROR) the first time, 1 GB of disk and 2 GB of memory;
+# TSNODE names a program that has been built already. Ends with 3 where one of these is missing, and with 1 where something is wrong: each
+# check is a line that begins with ok or WRONG, and the last one says how many there were.
+#
+#     sudo scripts/install_check.sh
+#     sudo TSNODE=target/release/tsnode scripts/install_check.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,12 +17,15 @@ missing() {
   exit 3
 }
 [ "$(id -u)" = 0 ] || missing "this wants root"
-for tool in debootstrap dpkg-deb unshare nsenter python3 readelf strip; do
+for tool in debootstrap dpkg-deb unshare nsenter python3 openssl readelf strip; do
   command -v "$tool" > /dev/null || missing "no $tool"
 done
 tsnode=${TSNODE:-${CARGO_TARGET_DIR:-target}/debug/tsnode}
 [ -n "${TSNODE:-}" ] || cargo build --quiet --workspace --bin tsnode
 [ "$(uname -m)" = x86_64 ] || missing "no x86-64 machine"
+for kind in overlay cgroup2; do
+  grep -qw "$kind" /proc/filesystems || modprobe "$kind" 2> /dev/null || missing "this kernel has no $kind"
+done
 
 work=$PWD/target/install-check
 base=$work/debian
@@ -31,7 +39,7 @@ if ! [ -e "$base.made" ]; then
   touch "$base.made"
 fi
 
-# What a release has: an archive and its hash, and the package.
+# What a release has: an archive and its hash, signed, and the package.
 version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 releases=$work/releases
 rm -rf "$releases"
@@ -41,14 +49,25 @@ ln -s "../download/v$version" "$releases/latest/download"
 scripts/package_deb.sh "$releases/download/v$version/tsnode-$version-x86_64-linux/tsnode" "$releases" > "$work/deb.log"
 rm -r "$releases/download/v$version/tsnode-$version-x86_64-linux"
 archive=tsnode-$version-x86_64-linux.tar.gz
-# Cut, changed, and of another machine.
-for fault in cut changed other; do
+# Keys of whoever makes releases here, and of somebody else.
+keys=$(mktemp -d)
+public=$(scripts/sign_release.sh --new "$keys/ours")
+scripts/sign_release.sh --new "$keys/stranger" > /dev/null
+scripts/sign_release.sh "$keys/ours" "$releases/latest/download" > /dev/null
+# Cut, changed, with a list that says so, of another machine, signed by nobody, and by somebody else.
+for fault in cut changed listed other unsigned stranger; do
   mkdir -p "$releases/$fault/latest"
   cp -rL "$releases/latest/download" "$releases/$fault/latest/download"
 done
 truncate -s 1000000 "$releases/cut/latest/download/$archive"
 printf x | dd of="$releases/changed/latest/download/$archive" bs=1 seek=5000 conv=notrunc status=none
+printf x | dd of="$releases/listed/latest/download/$archive" bs=1 seek=5000 conv=notrunc status=none
+(cd "$releases/listed/latest/download" && sha256sum -- *.tar.gz > SHA256SUMS)
 sed -i s/x86_64/aarch64/ "$releases/other/latest/download/SHA256SUMS"
+scripts/sign_release.sh "$keys/ours" "$releases/other/latest/download" > /dev/null
+rm "$releases/unsigned/latest/download/SHA256SUMS.minisig"
+scripts/sign_release.sh "$keys/stranger" "$releases/stranger/latest/download" > /dev/null
+rm -r "$keys"
 cp scripts/install.sh "$releases/"
 
 boot() {
@@ -95,7 +114,8 @@ END
 debian() {
   [ -n "${init:-}" ] || return 1
   timeout 90 nsenter --target "$init" --mount --pid --net --cgroup --uts --ipc --root \
-    env -i --chdir=/ HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin TSNODE_RELEASES=http://127.0.0.1:8000 "$@" < /dev/null
+    env -i --chdir=/ HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin TSNODE_RELEASES=http://127.0.0.1:8000 \
+    TSNODE_RELEASE_KEY="$public" "$@" < /dev/null
 }
 # The same as ann, in a session of hers.
 ann() {
@@ -103,11 +123,15 @@ ann() {
     env HOME=/home/ann XDG_RUNTIME_DIR="/run/user/$(debian id -u ann)" PATH=/home/ann/.local/bin:/usr/bin:/bin "$@"
 }
 
+checked=0
 failed=0
-ok() { echo "ok    $*"; }
+ok() {
+  echo "ok    $*"
+  checked=$((checked + 1))
+}
 wrong() {
   echo "WRONG $*"
-  failed=1
+  failed=$((failed + 1))
 }
 # expect WHAT PATTERN WORDS: they say that, whatever their code.
 expect() {
@@ -157,14 +181,24 @@ sh="curl -sf http://127.0.0.1:8000/install.sh | sh -s --"
 for fault in cut changed; do
   expect "an archive that is $fault" "nothing was installed" ann env TSNODE_RELEASES="http://127.0.0.1:8000/$fault" sh -c "$sh"
 done
+for fault in listed unsigned stranger; do
+  expect "a release that is $fault" "signed" ann env TSNODE_RELEASES="http://127.0.0.1:8000/$fault" sh -c "$sh"
+done
+# As where ca-certificates did not bring it.
+debian sh -c 'mkdir /tmp/few && ln -s /usr/bin/* /tmp/few/ && rm /tmp/few/openssl'
+expect "without openssl" "apt-get install openssl" ann env PATH=/tmp/few sh -c "$sh"
 expect "another machine's" "names no archive for" ann env TSNODE_RELEASES=http://127.0.0.1:8000/other sh -c "$sh"
 expect "no such version" "could not be fetched" ann sh -c "$sh --version 9.9.9"
 expect "no TLS" "begins with https://" ann env TSNODE_RELEASES=http://example.com sh -c "$sh"
+expect "no key" "TSNODE_RELEASE_KEY" ann env TSNODE_RELEASE_KEY= sh -c "$sh"
 expect "no releases" "TSNODE_RELEASES" ann env TSNODE_RELEASES= sh -c "$sh"
 expect "half of the script" "" ann sh -c "head -c 3000 /releases/install.sh | sh"
 nothing_remained "what was refused"
 expect "installs" "next: tsnode join" ann sh -c "$sh"
 expect "the version" "$version" ann tsnode version
+expect "the newest by its signature" "is the newest release" ann tsnode update --check
+expect "an update that is listed" "is not what the key" ann tsnode update --check --from http://127.0.0.1:8000/listed
+expect "an update by a stranger" "none of those" ann tsnode update --check --from http://127.0.0.1:8000/stranger
 ann sh -c 'tsnode join > /dev/null 2>&1 & echo $! > /tmp/join.pid'
 answers ann /home/ann/.local/share/tsnode
 # shellcheck disable=SC2016
@@ -206,5 +240,48 @@ debian systemctl start tsnode
 debian dpkg --purge tsnode > "$work/dpkg.log" 2>&1 || { cat "$work/dpkg.log"; wrong "dpkg --purge"; }
 nothing_remained "dpkg --purge"
 
-[ "$failed" = 0 ] || { echo "something is wrong"; exit 1; }
-echo "tsnode was installed, used and removed in four ways"
+echo "== the image"
+# What its Dockerfile has behind the build, line by line, without a builder: Debian's own image is made of packages that are here.
+stage() {
+  python3 - "$1" << 'END'
+import json, re, sys
+last = open("docs/examples/Dockerfile").read().split("\nFROM ")[-1].replace("\\\n", " ")
+line = lambda word: re.search(rf"^{word} (.*)$", last, re.M)[1]
+parts = [part.strip() for part in line("RUN").split("&&")]
+words = {
+    "made": " && ".join(part for part in parts if not re.match("apt-get |rm ", part)),
+    "env": line("ENV"),
+    "entry": " ".join(json.loads(line("ENTRYPOINT"))),
+    "health": " ".join(json.loads(line("HEALTHCHECK").split(" CMD ")[1])),
+}
+print(words[sys.argv[1]])
+END
+}
+# Runs words as the image's user, with its variables.
+image() {
+  # shellcheck disable=SC2046
+  debian setpriv --reuid=tsnode --regid=tsnode --clear-groups env $(stage env) "$@"
+}
+debian sh -c "$(stage made)"
+debian sh -c "tar -C /tmp -xzf /releases/latest/download/$archive && install /tmp/tsnode-*/tsnode /usr/local/bin/tsnode"
+image sh -c "$(stage entry) --mdns=false > /tmp/image.log 2>&1 & echo \$! > /tmp/image.pid"
+healthy=no
+for _ in $(seq 120); do
+  # shellcheck disable=SC2046
+  if image $(stage health) > "$work/health.log" 2>&1; then healthy=yes && break; fi
+  sleep 0.5
+done
+if [ "$healthy" = yes ]; then ok "its health check holds"; else wrong "its health check: $(tail -n 1 "$work/health.log"); $(debian tail -n 3 /tmp/image.log)"; fi
+answers image /var/lib/tsnode
+started=$SECONDS
+# shellcheck disable=SC2016
+if debian sh -c 'kill $(cat /tmp/image.pid); while kill -0 $(cat /tmp/image.pid) 2> /dev/null; do sleep 0.1; done'; then
+  ok "it left within $((SECONDS - started)) s"
+else
+  wrong "it did not leave within $((SECONDS - started)) s"
+fi
+debian sh -c 'userdel tsnode; rm -r /var/lib/tsnode /usr/local/bin/tsnode'
+nothing_remained "the image"
+
+[ "$failed" = 0 ] || { echo "$failed of $((failed + checked)) checks failed, in $SECONDS s"; exit 1; }
+echo "tsnode was installed, used and removed in five ways: $checked checks in $SECONDS s"

@@ -64,6 +64,17 @@ GEMMA4_INPUTS = {
     "gate of inputs": "per_layer_input_gate.weight",
     "norm behind inputs": "post_per_layer_input_norm.weight",
 }
+DELTA_NET = dict(
+    linear_conv_kernel_dim=4, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16,
+    linear_value_head_dim=8,
+)
+DELTA_NET_PARTS = {
+    "rate of fading": "linear_attn.A_log",
+    "bias of rates": "linear_attn.dt_bias",
+    "convolution": "linear_attn.conv1d.weight",
+    "norm behind states": "linear_attn.norm.weight",
+    "norm of queries": "self_attn.q_norm.weight",
+}
 GROWING = YARN | dict(rope_theta=5e3, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.4)
 
 # name: configuration, stored as, and what to leave out to see that it matters.
@@ -404,6 +415,32 @@ MODELS = {
         torch.float16,
         {"window": dict(sliding_window=512), "cap of logits": dict(final_logit_softcapping=None)} | GEMMA4_INPUTS,
     ),
+    # Gated delta rules in three layers of four: queries, keys, values and gates in one matrix, head of keys by head of keys.
+    "qwen3next-experts": (
+        transformers.Qwen3NextConfig(
+            hidden_size=32, intermediate_size=48, num_hidden_layers=4, head_dim=16, num_experts=6, num_experts_per_tok=2,
+            moe_intermediate_size=16, shared_expert_intermediate_size=24, mlp_only_layers=[2], **DELTA_NET, **SMALL,
+        ),
+        torch.float16,
+        {
+            "sum of chances": dict(norm_topk_prob=False),
+            "second expert": dict(num_experts_per_tok=1),
+            "expert that all rows pass": "shared_expert.down_proj.weight",
+            "channels that do not turn": dict(
+                rope_parameters=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=1.0)
+            ),
+        }
+        | DELTA_NET_PARTS,
+    ),
+    # The same in matrices of their own, in layers that are named; MLPs.
+    "qwen35-dense": (
+        transformers.Qwen3_5TextConfig(
+            hidden_size=32, intermediate_size=64, num_hidden_layers=6, head_dim=32, tie_word_embeddings=True,
+            layer_types=[("linear_attention", "full_attention")[full] for full in (0, 1, 0, 0, 1, 0)], **DELTA_NET, **SMALL,
+        ),
+        torch.float16,
+        DELTA_NET_PARTS,
+    ),
     "gptoss-sinks": (
         transformers.GptOssConfig(
             hidden_size=32, intermediate_size=32, num_hidden_layers=4, head_dim=16, num_local_experts=6,
@@ -494,12 +531,12 @@ def random_weights(config, seed):
     random = torch.Generator().manual_seed(seed)
     weights = {}
     model = transformers.AutoModelForCausalLM.from_config(config)
-    # Gemma 2 and 3 store differences from 1.
-    shift = 0.0 if config.model_type in ("gemma2", "gemma3_text") else 1.0
+    # They store differences from 1, but of norms behind states.
+    shift = 0.0 if config.model_type in ("gemma2", "gemma3_text", "qwen3_next", "qwen3_5_text") else 1.0
     for name, old in model.state_dict().items():
         new = torch.randn(old.shape, generator=random)
         if "norm" in name:
-            new = new * 0.3 + shift
+            new = new * 0.3 + (1.0 if "linear_attn" in name else shift)
             if config.model_type.startswith("gemma4") and re.search("[qk]_norm", name):
                 # Scores are not divided by anything.
                 new *= 0.5
@@ -510,6 +547,9 @@ def random_weights(config, seed):
             new = (new * 0.3 + 1.0) * config.hidden_size**0.5
         elif "embed_tokens" in name or "lm_head" in name:
             new *= 1.5 / config.hidden_size**0.5
+        elif name.endswith("A_log"):
+            # Some states last for many tokens.
+            new = new - 2.0
         elif old.dim() == 1:
             new *= 0.3
         elif any(part in name for part in ("q_proj", "k_proj", "qkv_proj")):

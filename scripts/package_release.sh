@@ -15,4 +15,6 @@ install -m 644 LICENSE-APACHE LICENSE-MIT README.md "$folder/$name/"
 date=$(git log -1 --format=%cI 2> /dev/null || echo 1970-01-01)
 tar -C "$folder" --sort=name --owner=0 --group=0 --numeric-owner --mtime="$date" -cf - "$name" | gzip -n9 > "$folder/$name.tar.gz"
 (cd "$folder" && sha256sum ./*.tar.gz | sed 's, \./, ,' > SHA256SUMS)
+# A signature that was there is of another list.
+rm -f "$folder/SHA256SUMS.minisig"
 echo "$folder/$name.tar.gz"

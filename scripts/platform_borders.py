@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # What says that a file knows its system.
 KNOWS = re.compile(
     r"cfg!?\((?:[^\"\n]*\b)?(?:unix|windows|target_os|target_family)\b|\bos::(?:unix|windows|linux|macos|fd)\b|\b(?:rustix|nix|libc|winapi|windows_sys)::"
-    r"|\bsignal::(?:unix|windows)\b|\"/(?:proc|sys)/"
+    r"|\bsignal::(?:unix|windows)\b|\"/(?:proc|sys)/|\bvar(?:_os)?\(\"(?:HOME|USERPROFILE)\"\)|\bset_reuse_address\b"
 )
 
 # The rooms, and in kernels, which is the home of `unsafe`, the files that map memory, load libraries and ask for tiles: each has both

@@ -67,6 +67,9 @@ pub struct BatcherConfig {
     pub shares_pages: bool,
     /// Whether answers' next tokens are proposed.
     pub speculation: Speculation,
+    /// Whether a sequence may begin with a part of another, and of its own tokens some may be taken back: where layers keep a state
+    /// of it, neither is so.
+    pub cuts: bool,
 }
 
 impl Default for BatcherConfig {
@@ -82,6 +85,7 @@ impl Default for BatcherConfig {
             max_kept: 64,
             shares_pages: false,
             speculation: Speculation::default(),
+            cuts: true,
         }
     }
 }
@@ -112,7 +116,9 @@ impl Batcher {
     /// A batcher with nothing to do.
     #[must_use]
     pub fn new(config: BatcherConfig) -> Self {
-        let (steps, prefixes) = (steps(&config), Prefixes::new(config.max_kept));
+        let speculation = if config.cuts { config.speculation } else { Speculation::Never };
+        let config = BatcherConfig { speculation, ..config };
+        let (steps, prefixes) = (steps(&config), Prefixes::new(config.max_kept, config.cuts));
         Self {
             config,
             sequences: BTreeMap::new(),
@@ -442,7 +448,7 @@ impl Batcher {
         self.queue = AdmissionQueue::default();
         self.lacks_room = None;
         self.steps = steps(&self.config);
-        self.prefixes = Prefixes::new(self.config.max_kept);
+        self.prefixes = Prefixes::new(self.config.max_kept, self.config.cuts);
         // Steps are counted anew: what was on its way is not to be taken for one of those.
         self.strategies.lose_steps();
         self.pace.lose_steps();

@@ -17,15 +17,23 @@ pub struct GroupLayout(pub Vec<(Phase, usize)>);
 pub struct ParseLayoutError(String);
 
 impl GroupLayout {
-    /// How many of the groups asked for there are, over all models.
+    /// The same for a model that can be cut into so many stages at most: a group that is to have more has those.
     #[must_use]
-    pub fn found_in(&self, groups: &[Group]) -> usize {
+    pub fn within(&self, stages: u32) -> Self {
+        Self(self.0.iter().map(|(phase, asked)| (*phase, (*asked).min(stages as usize))).collect())
+    }
+
+    /// How many of the groups asked for there are, over all models; `most` says how many stages a model can be cut into.
+    #[must_use]
+    pub fn found_in(&self, groups: &[Group], most: impl Fn(ModelId) -> u32) -> usize {
         let mut there = BTreeMap::<(ModelId, Phase, usize), usize>::new();
         for group in groups {
             *there.entry((group.model, group.phase, group.stages.len())).or_default() += 1;
         }
-        let asked = |(phase, stages)| self.0.iter().filter(|group| **group == (phase, stages)).count();
-        there.into_iter().map(|((_, phase, stages), n)| n.min(asked((phase, stages)))).sum()
+        let asked = |(model, phase, stages)| {
+            self.within(most(model)).0.iter().filter(|group| **group == (phase, stages)).count()
+        };
+        there.into_iter().map(|(of, n)| n.min(asked(of))).sum()
     }
 }
 

@@ -8,7 +8,7 @@ pub mod spare_routes;
 
 pub use light::{flip, grow};
 
-use crate::{gate::SplitChoice, layout::GroupLayout, members::Members};
+use crate::{cards, gate::SplitChoice, layout::GroupLayout, members::Members};
 use live::SearchInput;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -168,7 +168,11 @@ fn joined(parts: Vec<(SearchInput, live::ModelPlan)>) -> PlanDraft {
 #[must_use]
 pub fn value(plan: &Plan, members: &Members<'_>, wish: &Wish) -> f64 {
     match &wish.layout {
-        Some(layout) => layout.found_in(&plan.groups) as f64,
+        Some(layout) => {
+            let cards = cards::all_agreed(members.values().copied());
+            let most = |model: ModelId| cards.get(&model).map_or(u32::MAX, |card| card.shape.most_stages());
+            layout.found_in(&plan.groups, most) as f64
+        }
         None => live::value(plan, members, wish.split),
     }
 }
@@ -179,14 +183,34 @@ fn as_laid_out(
     members: &Members<'_>,
     standing: Option<&Plan>,
 ) -> live::ModelPlan {
+    let card = &input.card;
     let mut places: Vec<ModelPlace> =
         input.places().iter().map(|&(peer, device)| ModelPlace { peer, device }).collect();
+    // A stage of a model that is not cut can be nowhere else.
+    places.retain(|place| !card.shape.whole || has_room_for_all(card, place, members));
     places.sort_by_key(|p| (members.get(&p.peer).map(|a| a.name.clone()), p.peer, p.device));
-    let repaired = standing.and_then(|plan| repaired(&input.card, &places, layout, plan));
-    let groups = repaired.unwrap_or_else(|| laid_out(&input.card, places, layout));
+    let (devices, asked) = (places.len(), layout.within(card.shape.most_stages()));
+    let repaired = standing.and_then(|plan| repaired(card, &places, &asked, plan));
+    let groups = repaired.unwrap_or_else(|| laid_out(card, places, &asked));
     let routes = input.routes(&groups);
-    let far = if groups.len() < layout.0.len() { ", as far as that goes" } else { "" };
-    live::ModelPlan { groups, routes, reason: format!("as laid out{far}: {layout}") }
+    let mut reason = match groups.len() {
+        0 => format!("no group as laid out, {asked}, of {devices} devices that could have a stage"),
+        n if n < asked.0.len() => format!("as laid out, as far as that goes: {asked}"),
+        _ => format!("as laid out: {asked}"),
+    };
+    if asked != *layout {
+        let why = if card.shape.whole { "one stage has to hold all of it" } else { "it has no more layers" };
+        reason.push_str(&format!(" (not {layout}: {why})"));
+    }
+    live::ModelPlan { groups, routes, reason }
+}
+
+fn has_room_for_all(card: &ModelCard, place: &ModelPlace, members: &Members<'_>) -> bool {
+    let device = members.get(&place.peer).and_then(|advert| advert.devices.get(usize::from(place.device)));
+    let served = device.and_then(|device| device.served(card.id));
+    served.is_some_and(|served| {
+        card.shape.stage_bytes(card.shape.all_layers()) <= served.memory_bytes.saturating_sub(served.kv_bytes)
+    })
 }
 
 /// A plan's groups where it had all that were asked for, the lost ones made anew of peers without a part: whoever has loaded
@@ -214,13 +238,13 @@ fn repaired(card: &ModelCard, places: &[ModelPlace], layout: &GroupLayout, plan:
     had.iter().map(kept_or_new).collect()
 }
 
-/// Groups as asked for, over these places in their order, as far as they suffice and the model can be cut.
+/// Groups as asked for, over these places in their order, as far as they suffice.
 fn laid_out(card: &ModelCard, places: Vec<ModelPlace>, layout: &GroupLayout) -> Vec<Group> {
     let mut rest = places.into_iter();
     let mut groups = Vec::new();
     for (phase, stages) in &layout.0 {
         let places: Vec<ModelPlace> = rest.by_ref().take(*stages).collect();
-        if places.len() < *stages || *stages > card.shape.most_stages() as usize {
+        if places.len() < *stages {
             break;
         }
         groups.push(Group::new(card.id, *phase, even(card, &places)));
@@ -249,7 +273,7 @@ fn stage(place: &ModelPlace, layers: LayerRange) -> Stage {
 mod tests {
     use super::*;
     use crate::sample;
-    use tsnode_protocol::{Advert, Epoch, Term};
+    use tsnode_protocol::{Advert, Epoch, ModelShape, Term};
 
     fn adverts() -> BTreeMap<PeerId, Advert> {
         (0..6).map(|n| (PeerId([n; 32]), sample::advert(n.into()))).collect()
@@ -280,14 +304,47 @@ mod tests {
         assert_eq!(laid(&[0, 1, 3, 4, 5], Some(&again)).0, [vec![0], vec![4], vec![1, 3]]);
     }
 
-    #[test]
-    fn a_model_that_one_stage_has_to_hold_is_laid_out_as_far_as_it_goes() {
-        let mut all = adverts();
-        all.values_mut().flat_map(|advert| &mut advert.models).for_each(|card| card.shape.whole = true);
+    /// What is laid out of a model with this shape, and what that is worth.
+    fn shaped(
+        mut all: BTreeMap<PeerId, Advert>,
+        layout: &str,
+        change: impl Fn(&mut ModelShape),
+    ) -> (Vec<Vec<u8>>, String, f64) {
+        all.values_mut().flat_map(|advert| &mut advert.models).for_each(|card| change(&mut card.shape));
         let members = all.iter().map(|(peer, a)| (*peer, a)).collect();
-        let PlanDraft { groups, reason, .. } = plan(&members, &wish(), None);
-        assert!(groups.len() == 2 && groups.iter().all(|group| group.stages.len() == 1), "{groups:?}");
-        assert!(reason.contains("as laid out, as far as that goes: prefill=1,decode=1,decode=2"), "{reason}");
+        let wish = Wish { layout: Some(layout.parse().unwrap()), ..wish() };
+        let PlanDraft { groups, routes, chosen, reason } = plan(&members, &wish, None);
+        let numbers = groups.iter().map(|g| g.stages.iter().map(|s| s.peer.0[0]).collect()).collect();
+        let whole =
+            Plan { epoch: Epoch(0), term: Term(0), parent: None, groups, routes, chosen, reason: String::new() };
+        let worth = value(&whole, &members, &wish);
+        (numbers, reason, worth)
+    }
+
+    #[test]
+    fn a_model_that_one_stage_has_to_hold_is_laid_out_in_groups_of_one_stage_that_can() {
+        let mut all = adverts();
+        let small = &mut all.get_mut(&PeerId([0; 32])).unwrap().devices[0].serves[0];
+        (small.memory_bytes, small.kv_bytes) = (7 << 20, 1 << 20);
+        let (groups, reason, worth) = shaped(all, "prefill=2,decode=1,decode=3", |shape| shape.whole = true);
+        assert_eq!((groups, worth), (vec![vec![1], vec![2], vec![3]], 3.0));
+        let why =
+            "as laid out: prefill=1,decode=1,decode=1 (not prefill=2,decode=1,decode=3: one stage has to hold all";
+        assert!(reason.contains(why), "{reason}");
+    }
+
+    #[test]
+    fn a_model_is_cut_into_no_more_stages_than_it_has_layers() {
+        let (groups, reason, worth) = shaped(adverts(), "mixed=5,mixed=1", |shape| shape.layers = 2);
+        assert_eq!((groups, worth), (vec![vec![0, 1], vec![2]], 2.0));
+        assert!(reason.contains("mixed=2,mixed=1 (not mixed=5,mixed=1: it has no more layers)"), "{reason}");
+    }
+
+    #[test]
+    fn a_layout_for_which_there_are_too_few_devices_says_so() {
+        let (groups, reason, worth) = shaped(adverts(), "mixed=9", |shape| shape.layers = 16);
+        assert_eq!((groups, worth), (vec![], 0.0));
+        assert!(reason.contains("no group as laid out, mixed=9, of 6 devices"), "{reason}");
     }
 
     #[test]

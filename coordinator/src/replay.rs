@@ -10,9 +10,11 @@
 //! | machines, KV between them, requests | [`machines`], driving [`crate::policy`] |
 //! | a pipeline with several batches on their way | `ring`; a plan's group as one: [`pipeline`] |
 //! | prompts of which a part is computed elsewhere | `parted` |
+//! | prompts that are computed where they are answered after all | [`gated`] |
 //! | what machines did when | [`timeline`], if it is asked for |
 
 pub mod agenda;
+pub mod gated;
 pub mod iteration_cost;
 pub mod machines;
 mod parted;
@@ -35,6 +37,7 @@ use crate::{
         parallel::ParallelConfig,
     },
 };
+use gated::{Gated, ReplayGate};
 use machines::{Arrival, KvLinks, Machine, Outcome, ReplayTrace, Simulation};
 use parted::Parted;
 use pipeline::Pipeline;
@@ -150,7 +153,9 @@ impl ReplayPlan {
         let group = |g: &GroupNo| {
             let config = &evaluator.shelved(*g).rated.config;
             let (places, stages) = (config.batch as usize, config.stages.len());
-            let capacity = config.kv_tokens.0.max(0.0) as u64;
+            // Each place has a state beside its tokens, of models that keep some.
+            let states = problem.model.state_tokens().0 * places as f64;
+            let capacity = (config.kv_tokens.0 - states).max(0.0) as u64;
             of(problem, config, MachineRoom { places, tokens: capacity, stages })
         };
         let share =
@@ -184,16 +189,30 @@ impl ReplayPlan {
     /// Ready to run, requests routed as gateways route them by this policy: who turn nobody away.
     #[must_use]
     pub fn dispatched(mut self, dispatch: Dispatch) -> Simulation {
-        let whole: f64 = self.ways.iter().map(|way| way.share).sum();
-        if whole > 0.0 {
-            self.ways.iter_mut().for_each(|way| way.share /= whole);
-        }
+        self.turn_nobody_away();
         if dispatch != Dispatch::Cronus {
             return self.simulation(|ways| dispatch.routing(ways, 0.0));
         }
         let costs = self.machines.iter().map(|machine| machine.cost.clone()).collect();
         let paths = self.links.ways.iter().map(|(pair, way)| (*pair, (way.latency, way.per_token))).collect();
         self.simulation(|ways| Box::new(Parted::new(ways, costs, paths)))
+    }
+
+    /// The same behind a cost gate. Parting prompts is a choice of its own.
+    #[must_use]
+    pub fn gated(mut self, dispatch: Dispatch, gate: ReplayGate) -> Simulation {
+        if dispatch == Dispatch::Cronus {
+            return self.dispatched(dispatch);
+        }
+        self.turn_nobody_away();
+        self.simulation(|ways| Box::new(Gated::new(dispatch.routing(ways, 0.0), gate)))
+    }
+
+    fn turn_nobody_away(&mut self) {
+        let whole: f64 = self.ways.iter().map(|way| way.share).sum();
+        if whole > 0.0 {
+            self.ways.iter_mut().for_each(|way| way.share /= whole);
+        }
     }
 
     /// Ready to run, requests routed by a policy over the plan's ways.

@@ -22,6 +22,7 @@ pub fn card() -> ModelCard {
         head_bytes: 2 << 20,
         experts: None,
         whole: false,
+        state_bytes: 0,
     };
     ModelCard { id: ModelId([1; 16]), name: "tiny".into(), shape, files: vec![] }
 }

@@ -4,7 +4,8 @@
 //! rounding: whoever chooses a token says how likely it was, and both groups' words are compared. Where they do not agree,
 //! a third group decides; where prompt and answer came from two groups, the one that answered is asked once more, alone: if
 //! it then gets what the others get, the KV it was sent was wrong. A check looks like any other request, and is hung up on
-//! after its first token.
+//! after its first token. A group that gives no answer for itself is asked again whenever it has answered a client, and one that
+//! never does is held to have evaded.
 //!
 //! Where a GPU has a part in it, rounding may change what is drawn. There a token fits that a group draws from logits as near to
 //! the others' as honest ones are (`draw`); who asks for it knows the others' likeliest tokens, and asks once more for the
@@ -17,15 +18,18 @@ mod evidence;
 mod opinion;
 
 use crate::{trust::Offence, view::View};
-use check::Check;
+use check::{Check, Quiet};
 use evidence::Evidence;
 use opinion::Fit;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
 use tsnode_protocol::{
     ModelId, PeerId, PromptCodec, RequestId, Sampled, Stage, Token,
     stream::{DecodeRequest, Generation},
 };
 
+/// How long a group may take to give one token.
+pub const PATIENCE: Duration = Duration::from_secs(30);
 /// One answer in so many is checked of a group that is new here, and of one that is known.
 const NEW: u64 = 4;
 const KNOWN: u64 = 32;
@@ -35,6 +39,10 @@ const PASSES: u32 = 8;
 const LEADERS: usize = 4096;
 /// Checks under way at once; above it none is begun.
 const OPEN: usize = 8;
+/// Checks that wait until the group that answered has answered again; the oldest is given up first.
+const OWED: usize = 16;
+/// Checks that ask others first, after one to which a group gave no answer.
+const QUIET: u32 = 8;
 
 /// Which answers are checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -94,6 +102,16 @@ pub enum SpotCheckVerdict {
         /// Who got it.
         decode: PeerId,
     },
+    /// Two others agree on another one, and the group that answered does not say again what it gets by itself: its token or the
+    /// KV was wrong.
+    Evaded {
+        /// Who led the group that sent the KV.
+        prefill: PeerId,
+        /// Peers of the group that answered.
+        peers: Vec<PeerId>,
+        /// Whether it may have had too little time for a prompt as long as that.
+        is_slow: bool,
+    },
     /// The group that checked is alone with its token.
     WrongCheck(Vec<PeerId>),
     /// Nobody can say, or not yet: an honest GPU may have rounded so.
@@ -107,6 +125,11 @@ impl SpotCheckVerdict {
         match self {
             Self::Passed | Self::Unclear => Vec::new(),
             Self::WrongKv { prefill, decode } => vec![(*prefill, Offence::WrongKv { with: *decode })],
+            Self::Evaded { prefill, peers, is_slow } => {
+                let (prefill, count) = (*prefill, peers.len().min(u16::MAX.into()) as u16);
+                let offence = Offence::Evasion { prefill, peers: count, is_slow: *is_slow };
+                peers.iter().map(|peer| (*peer, offence)).collect()
+            }
             Self::WrongToken(peers) | Self::WrongCheck(peers) => match peers[..] {
                 [alone] => vec![(alone, Offence::WrongToken)],
                 _ => {
@@ -123,6 +146,8 @@ impl SpotCheckVerdict {
 pub enum CheckStep {
     /// Ask this, and say what came of it.
     Ask(CheckRequest),
+    /// Nothing until the group that answered answers again: it is asked then, under another name.
+    Wait,
     /// The check is over.
     Over(SpotCheckVerdict),
 }
@@ -132,7 +157,10 @@ pub enum CheckStep {
 pub struct Checks {
     which: SpotChecks,
     open: BTreeMap<RequestId, Check>,
+    /// Those of which only the group that answered can say more, the oldest first.
+    owed: VecDeque<Check>,
     leaders: BTreeMap<PeerId, GroupChecks>,
+    quiet: Quiet,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -151,27 +179,56 @@ impl Checks {
         Self { which, ..Self::default() }
     }
 
-    /// An answer has ended; `roll` is random. If it is to be checked, the first group to ask, under the name `check`.
+    /// An answer has ended; `roll` is random. If it is to be checked, or another of the same group is to be said again, whom to ask
+    /// first, under the name `check`.
     pub fn ended(&mut self, view: &View, served: CheckedAnswer, check: RequestId, roll: u64) -> Option<CheckRequest> {
-        if self.which == SpotChecks::Never
-            || !self.is_due(&served, roll)
-            || served.answer.is_empty()
-            || self.open.len() >= OPEN
-        {
+        if self.which == SpotChecks::Never {
+            return None;
+        }
+        if let Some(ask) = self.ask_owed(view, &served, check) {
+            return Some(ask);
+        }
+        if !self.is_due(&served, roll) || served.answer.is_empty() || self.open.len() >= OPEN {
             return None;
         }
         let mut begun = Check::of(view, served, roll)?;
-        let ask = begun.ask_another(view, check)?;
+        let ask = begun.ask_another(view, check, &self.quiet)?;
+        self.quiet.retain(|_, checks| {
+            *checks -= 1;
+            *checks > 0
+        });
         self.open.insert(check, begun);
+        Some(ask)
+    }
+
+    /// A group that owes an answer for itself has just given a client one: it has room now, if it ever has.
+    fn ask_owed(&mut self, view: &View, served: &CheckedAnswer, check: RequestId) -> Option<CheckRequest> {
+        if self.open.len() >= OPEN {
+            return None;
+        }
+        let place = self.owed.iter().position(|owed| owed.is_of_group(served))?;
+        let owed = self.owed.get_mut(place)?;
+        if !owed.is_time_to_ask(view) {
+            return None;
+        }
+        let ask = owed.ask_again(view, check)?;
+        self.open.insert(check, self.owed.remove(place)?);
         Some(ask)
     }
 
     /// What a group said first to such a question, or said when it was asked again; nothing if it did not answer.
     pub fn said(&mut self, view: &View, check: RequestId, sampled: Option<Sampled>) -> Option<CheckStep> {
         let mut begun = self.open.remove(&check)?;
+        let asked = begun.last_asked();
         let step = match sampled {
-            Some(sampled) => begun.heard(view, check, sampled),
-            None => begun.not_heard(view, check),
+            Some(sampled) => {
+                asked.map(|leader| self.quiet.remove(&leader));
+                begun.heard(view, check, sampled, &self.quiet)
+            }
+            None => {
+                self.passes_over(asked);
+                begun.not_heard(view, check, &self.quiet)
+            }
         };
         Some(match step {
             CheckStep::Over(verdict) => CheckStep::Over(self.weighed(&begun, verdict)),
@@ -179,7 +236,37 @@ impl Checks {
                 self.open.insert(check, begun);
                 CheckStep::Ask(ask)
             }
+            CheckStep::Wait => {
+                if self.owes(begun) {
+                    CheckStep::Wait
+                } else {
+                    CheckStep::Over(SpotCheckVerdict::Unclear)
+                }
+            }
         })
+    }
+
+    /// Has the next checks ask others before this one.
+    fn passes_over(&mut self, leader: Option<PeerId>) {
+        if self.quiet.len() < LEADERS {
+            self.quiet.extend(leader.map(|leader| (leader, QUIET)));
+        }
+    }
+
+    /// Two groups are against an answer, and its own says nothing more: until it does, its answers are checked as those of a new one.
+    /// Whether this is kept: a second answer from the same two says nothing that the first does not, but how often it was refused.
+    fn owes(&mut self, check: Check) -> bool {
+        let leader = self.leader(check.served.decode);
+        (leader.passes, leader.block, leader.next) = (0, 0, None);
+        if let Some(owed) = self.owed.iter_mut().find(|owed| owed.is_between_the_same(&check)) {
+            owed.refusals = owed.refusals.max(check.refusals);
+            return false;
+        }
+        if self.owed.len() >= OWED {
+            self.owed.pop_front();
+        }
+        self.owed.push_back(check);
+        true
     }
 
     /// What there is to a verdict: one that an honest group gets now and then is none until there are too many.
@@ -194,7 +281,7 @@ impl Checks {
                 leader.passes = leader.passes.saturating_add(1);
                 return verdict;
             }
-            SpotCheckVerdict::WrongToken(_) => decode,
+            SpotCheckVerdict::WrongToken(_) | SpotCheckVerdict::Evaded { .. } => decode,
             SpotCheckVerdict::WrongKv { .. } => prefill,
             SpotCheckVerdict::WrongCheck(_) | SpotCheckVerdict::Unclear => return verdict,
         };

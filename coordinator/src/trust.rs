@@ -18,6 +18,10 @@ const CUT: Duration = Duration::from_secs(600);
 const CUT_AT_MOST: Duration = Duration::from_secs(24 * 3600);
 /// Peers remembered; the least blamed is forgotten first.
 const PEERS: usize = 4096;
+/// Of a group that would not say again what it answered, so long is remembered with whose KV.
+const EVASION: Duration = Duration::from_secs(3600);
+/// Prefill peers that are remembered so of one peer.
+const EVASIONS: usize = 128;
 /// Different decode peers that must have found a prefill peer's KV wrong: one alone could be the byzantine one.
 const ACCUSERS: usize = 2;
 
@@ -56,6 +60,15 @@ pub enum Offence {
         /// Who decoded.
         with: PeerId,
     },
+    /// Two other groups do not get its token, and it does not say again what it gets by itself, though it goes on answering clients.
+    Evasion {
+        /// Who sent the KV that may have been wrong.
+        prefill: PeerId,
+        /// Peers in its group.
+        peers: u16,
+        /// Whether it may have had too little time.
+        is_slow: bool,
+    },
 }
 
 impl Offence {
@@ -71,8 +84,8 @@ impl Offence {
             Self::Replay => 0.005,
             Self::SecondPlan | Self::WrongToken => 0.51,
             Self::WrongPipeline { peers } => 0.51 / f64::from(peers.max(1)),
-            // Counted by accusers.
-            Self::WrongKv { .. } => 0.0,
+            // Counted by accusers, and by who sent the KV.
+            Self::WrongKv { .. } | Self::Evasion { .. } => 0.0,
         }
     }
 }
@@ -96,6 +109,10 @@ impl fmt::Display for Offence {
                 )
             }
             Self::WrongKv { with } => write!(f, "sends KV that gives wrong tokens, last at …{}", with.short()),
+            Self::Evasion { prefill, .. } => {
+                let kv = prefill.short();
+                write!(f, "does not say again what other groups do not get of its answers, last with KV of …{kv}")
+            }
         }
     }
 }
@@ -123,6 +140,8 @@ struct OffenceRecord {
     at: Time,
     offences: u32,
     accusers: BTreeSet<PeerId>,
+    /// With whose KV it evaded: when, and what part it had in that.
+    evaded: BTreeMap<PeerId, (Time, f64)>,
     cut: Option<CutOff>,
     relapses: u32,
 }
@@ -136,6 +155,7 @@ impl Trust {
             at: now,
             offences: 0,
             accusers: BTreeSet::new(),
+            evaded: BTreeMap::new(),
             cut: None,
             relapses: 0,
         });
@@ -153,10 +173,15 @@ impl Trust {
         self.records.iter().filter_map(|(peer, r)| Some((*peer, r.cut.as_ref()?)))
     }
 
-    /// Pairs of prefill and decode peers between which KV was found wrong lately.
+    /// Pairs of prefill and decode peers of which one answered wrongly lately: the KV was found wrong, or nobody would say whether.
     pub fn barred(&self, now: Time) -> BTreeSet<(PeerId, PeerId)> {
         let lately = self.records.iter().filter(|(_, r)| now < r.at + CUT);
-        lately.flat_map(|(peer, r)| r.accusers.iter().map(|with| (*peer, *with))).collect()
+        let wrong_kv = lately.flat_map(|(peer, r)| r.accusers.iter().map(|with| (*peer, *with)));
+        let evaded = self.records.iter().flat_map(|(peer, r)| {
+            let peer = *peer;
+            r.evaded_since(now, CUT).map(move |(prefill, _)| (prefill, peer))
+        });
+        wrong_kv.chain(evaded).collect()
     }
 
     /// Those whose time is over: they start anew, but for their relapses.
@@ -166,6 +191,7 @@ impl Trust {
         due.map(|(peer, record)| {
             (record.cut, record.score, record.offences) = (None, 0.0, 0);
             record.accusers.clear();
+            record.evaded.clear();
             *peer
         })
         .collect()
@@ -187,6 +213,12 @@ impl OffenceRecord {
         self.score * (-halves).exp2()
     }
 
+    /// With whose KV it evaded in a time until now, and what part it had in that.
+    fn evaded_since(&self, now: Time, span: Duration) -> impl Iterator<Item = (PeerId, f64)> + '_ {
+        let lately = self.evaded.iter().filter(move |(_, (at, _))| now < *at + span);
+        lately.map(|(prefill, (_, part))| (*prefill, *part))
+    }
+
     fn count(&mut self, now: Time, offence: Offence) -> Option<CutOff> {
         (self.score, self.at) = (self.faded(now) + offence.weight(), now);
         self.offences = self.offences.saturating_add(1);
@@ -195,8 +227,19 @@ impl OffenceRecord {
         {
             self.accusers.insert(with);
         }
+        if let Offence::Evasion { prefill, peers, is_slow } = offence {
+            self.evaded.retain(|_, (at, _)| now < *at + EVASION);
+            // Peers of a pipeline have their parts in it. Of one that was slow nothing is known but that it is to have no such prompts.
+            let part = if is_slow { 0.0 } else { 1.0 / f64::from(peers.max(1)) };
+            let before = self.evaded.get(&prefill).map_or(0.0, |(_, part)| *part);
+            if self.evaded.len() < EVASIONS {
+                self.evaded.insert(prefill, (now, part.max(before)));
+            }
+        }
+        // Of one prefill peer's KV it may have been that, each time.
+        let evaded: f64 = self.evaded_since(now, EVASION).map(|(_, part)| part).sum();
         // Thirds and halves add up to the whole but for their last bit.
-        let full = self.score > 1.0 - 1e-9 || self.accusers.len() >= ACCUSERS;
+        let full = self.score > 1.0 - 1e-9 || self.accusers.len() >= ACCUSERS || evaded > ACCUSERS as f64 - 1e-9;
         if !full || self.cut.is_some() {
             return None;
         }
@@ -253,6 +296,32 @@ mod tests {
         assert_eq!(barred(&trust, 1000), [], "it may have been an accident");
         let cut = trust.offends(seconds(100), peer(1), Offence::WrongKv { with: peer(3) }).unwrap();
         assert_eq!((cut.reason, cut.offences), (Offence::WrongKv { with: peer(3) }, 101));
+    }
+
+    #[test]
+    fn who_evades_is_kept_from_those_prompts_and_is_cut_off_with_a_second_prefill_peer() {
+        let mut trust = Trust::default();
+        let evades = |trust: &mut Trust, at, with, peers| {
+            let offence = Offence::Evasion { prefill: peer(with), peers, is_slow: false };
+            trust.offends(seconds(at), peer(1), offence).is_some()
+        };
+        assert!((0..100).all(|at| !evades(&mut trust, at, 2, 1)), "that one may send wrong KV, and this one be busy");
+        let barred = |trust: &Trust, at| trust.barred(seconds(at)).into_iter().collect::<Vec<_>>();
+        assert_eq!(barred(&trust, 100), [(peer(2), peer(1))]);
+        assert_eq!(barred(&trust, 1000), []);
+        assert!(!evades(&mut trust, 4000, 3, 1), "the first was long ago");
+        assert!(evades(&mut trust, 4100, 2, 1));
+
+        // Of a pipeline any stage may have had no room.
+        let mut trust = Trust::default();
+        assert!((2..5).all(|with| !evades(&mut trust, 0, with, 2)));
+        assert!(evades(&mut trust, 0, 5, 2));
+
+        // Nor is anybody cut off for being slow.
+        let mut trust = Trust::default();
+        let slow = |with| Offence::Evasion { prefill: peer(with), peers: 1, is_slow: true };
+        assert!((2..100).all(|with| trust.offends(seconds(0), peer(1), slow(with)).is_none()));
+        assert_eq!(trust.barred(seconds(1)).len(), 98);
     }
 
     #[test]

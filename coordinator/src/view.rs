@@ -16,7 +16,8 @@ pub struct View {
     pub up: BTreeMap<GroupId, Load>,
     /// Adverts of all members, by peer.
     pub adverts: Arc<BTreeMap<PeerId, Advert>>,
-    /// Who led prefill and decode where the KV between them was found wrong: such prompts are computed where they are decoded.
+    /// Who led prefill and decode where the KV between them was found wrong, or may have been: such prompts are computed where they
+    /// are decoded.
     pub barred: Arc<BTreeSet<(PeerId, PeerId)>>,
     /// What other gateways say of groups whose claims are in doubt.
     pub witnesses: Arc<Witnesses>,
@@ -48,7 +49,7 @@ impl View {
         self.plan.as_ref()?.group(id)
     }
 
-    /// Whether KV between two groups was found wrong.
+    /// Whether KV between two groups was found wrong, or may have been.
     pub(crate) fn is_barred(&self, prefill: &Group, decode: &Group) -> bool {
         prefill.leader().zip(decode.leader()).is_some_and(|pair| self.barred.contains(&pair))
     }

@@ -24,6 +24,7 @@ pub const SHAPE: ModelShape = ModelShape {
     head_bytes: 1,
     experts: None,
     whole: false,
+    state_bytes: 0,
 };
 
 pub fn peer(n: u8) -> PeerId {

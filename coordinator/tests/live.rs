@@ -226,6 +226,7 @@ fn mixture() -> ModelCard {
         head_bytes: 255_000_000,
         experts: Some(Experts { count: 128, used: 8, bytes: 340_000_000 }),
         whole: false,
+        state_bytes: 0,
     };
     ModelCard { shape, ..card() }
 }
@@ -248,6 +249,22 @@ fn experts_that_no_peer_holds_lie_over_four() {
     let [short] = &live::shortfalls(&members)[..] else { panic!("nothing is said") };
     let live::DeviceShortfall::Memory { needs, lent } = short.lack else { panic!("{short:?}") };
     assert!(needs > shape.stage_bytes(shape.all_layers()) && lent < needs, "{needs} of {lent}");
+}
+
+/// KV beside states is not sent: nobody computes prompts for others, even where owners always want it so. Who has no pages for a state
+/// has none for the model.
+#[test]
+fn groups_of_a_model_with_states_have_no_phases() {
+    let with = |state_bytes| {
+        let shape = ModelShape { whole: true, state_bytes, ..embedded().shape };
+        ModelCard { shape, ..card() }
+    };
+    let lender = Lender { memory: 64 << 20, kv: 8 << 20, speed: 1.0, links: vec![] };
+    for split in [SplitChoice::Auto, SplitChoice::Always] {
+        let draft = planned(&with(1 << 20), &[lender.clone(), lender.clone()], split);
+        assert!(serves(&draft) && draft.groups.iter().all(|group| group.phase == Phase::Mixed), "{draft:?}");
+    }
+    assert!(planned(&with(8 << 20), &[lender.clone(), lender], SplitChoice::Auto).groups.is_empty());
 }
 
 /// Two hold it together, and one stage has to: whoever holds all of it serves it, and where nobody does it is said what is lacking.

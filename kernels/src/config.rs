@@ -1,6 +1,7 @@
 //! `config.json` of a Hugging Face checkpoint, in the form of transformers 4 and 5.
 
 mod coding;
+mod delta_net;
 mod keys;
 mod layer_inputs;
 mod mixture;
@@ -9,6 +10,7 @@ mod text_model;
 mod unread;
 mod wide_heads;
 
+pub use delta_net::DeltaNet;
 pub(crate) use keys::Keys;
 pub use layer_inputs::{LayerInputs, SharedKv};
 pub use mixture::{Clamped, Mixture};
@@ -16,6 +18,7 @@ pub use wide_heads::{KvHeads, WideHeads};
 
 use crate::{
     models::{self, Family},
+    pages::PAGE_BYTES,
     rope::{RopePairs, RopeScaling},
     stored::Coding,
 };
@@ -54,6 +57,8 @@ pub struct ModelConfig {
     pub wide_heads: Option<WideHeads>,
     /// Layers at the end that read the keys and values of others.
     pub shared_kv: Option<SharedKv>,
+    /// Layers that keep a state of a sequence in place of keys and values; attention of the others is gated.
+    pub delta_net: Option<DeltaNet>,
     /// What enters each layer beside what the one before it made.
     pub layer_inputs: Option<LayerInputs>,
     /// Width of one head.
@@ -102,6 +107,8 @@ pub struct ModelConfig {
     pub coding: Option<Coding>,
     /// What of it no kernels for GPUs are written for.
     pub gpu_lacks: Option<&'static str>,
+    /// What of it several GPUs do not compute together.
+    pub gpus_lack: Option<&'static str>,
     /// What was decided where the file says too little or too much, a line each.
     pub notes: Vec<String>,
 }
@@ -190,7 +197,7 @@ impl ModelConfig {
     /// Numbers in the matrices that a row passes in a layer, on average over those that plans count.
     #[must_use]
     pub fn layer_numbers(&self) -> u64 {
-        let router = self.mixture.as_ref().map_or(0.0, |m| m.part() * m.experts as f64);
+        let router = self.mixture.as_ref().map_or(0.0, |m| m.part() * self.layers_of_a_block() * m.experts as f64);
         let mlps = self.matrices() * self.passed_width() + router as usize;
         let attention = (0..self.layers).map(|layer| self.attention_width(layer)).sum::<usize>();
         // A layer's are made by rows of a matrix, gated by a second one, and brought back by a third.
@@ -198,10 +205,10 @@ impl ModelConfig {
         (self.hidden * ((attention + inputs).div_ceil(self.blocks()) + mlps)) as u64
     }
 
-    /// Numbers in the matrices of all experts of a layer, on average over layers.
+    /// Numbers in the matrices of all experts of a layer, on average over those that plans count.
     fn expert_numbers(&self) -> u64 {
-        let all = |m: &Mixture| m.part() * (m.experts * self.matrices() * m.width * self.hidden) as f64;
-        self.mixture.as_ref().map_or(0, |m| all(m) as u64)
+        let of_layer = |m: &Mixture| m.part() * (m.experts * self.matrices() * m.width * self.hidden) as f64;
+        self.mixture.as_ref().map_or(0, |m| (self.layers_of_a_block() * of_layer(m)) as u64)
     }
 
     /// Matrices of an MLP; those without a gate are those of ReLU.
@@ -212,13 +219,16 @@ impl ModelConfig {
     /// Width of all MLPs that a row passes in a layer, on average over those that plans count.
     fn passed_width(&self) -> usize {
         let Some(mixture) = &self.mixture else {
+            if self.delta_net.is_some() {
+                return (self.layers * self.intermediate).div_ceil(self.blocks());
+            }
             // Numbers that nobody has looked at yet are of models with none.
             let Some(shared) = &self.shared_kv else { return self.intermediate };
             let all = self.blocks() * self.intermediate + shared.of.len() * shared.intermediate;
             return all.div_ceil(self.blocks());
         };
         let passed = |has: &bool| if *has { mixture.passed() } else { self.intermediate };
-        mixture.layers.iter().map(passed).sum::<usize>().div_ceil(self.layers)
+        mixture.layers.iter().map(passed).sum::<usize>().div_ceil(self.blocks())
     }
 
     /// Width of all MLPs that a row passes in one layer, where that is most.
@@ -257,6 +267,8 @@ impl ModelConfig {
         let (hidden, heads) = (keys.needed("hidden_size")?, keys.needed("num_attention_heads")?);
         let head_dim = keys.optional("head_dim")?.unwrap_or(hidden / heads.max(1)) as usize;
         let inner = keys.optional("intermediate_size")?.or(keys.optional("ffn_dim")?);
+        // Of models with experts in all layers.
+        let inner = if inner.is_some() { inner } else { keys.optional("moe_intermediate_size")? };
         Ok(Self {
             family,
             layers: keys.needed("num_hidden_layers")? as usize,
@@ -267,6 +279,7 @@ impl ModelConfig {
             kv_heads: keys.optional("num_key_value_heads")?.unwrap_or(heads) as usize,
             wide_heads: None,
             shared_kv: None,
+            delta_net: None,
             layer_inputs: None,
             head_dim,
             vocab: keys.needed("vocab_size")? as usize,
@@ -290,6 +303,7 @@ impl ModelConfig {
             logit_scale: 1.0,
             coding: None,
             gpu_lacks: None,
+            gpus_lack: None,
             tied: keys.flag("tie_word_embeddings")?.unwrap_or(false),
             notes,
         })
@@ -349,6 +363,7 @@ impl ModelConfig {
             head_bytes,
             experts: self.mixture.as_ref().map(|m| Experts { count: m.experts as u32, used: m.used as u32, bytes: 0 }),
             whole: self.is_whole(),
+            state_bytes: (self.states().pages() * PAGE_BYTES) as u64,
         }
     }
 }

@@ -10,6 +10,7 @@
 //! | `matrix.rs` | dense matrices |
 //! | `simd.rs` | the instructions a processor has, and which version uses them |
 //! | `plain.rs` | the definition |
+//! | `vector.rs` | loops that are written once for the instruction sets below |
 //! | `avx2.rs` | the same for AVX2, FMA and F16C, with and without products of bytes (AVX-VNNI) |
 //! | `avx512.rs` | the same for AVX-512 with VNNI, with products of bfloat16, and with tiles (AMX) |
 //! | `neon.rs` | the same for NEON, with and without products of bytes (`dotprod`) |
@@ -23,7 +24,7 @@
 //! | `memory.rs` | memory for large matrices |
 //! | `team.rs` | the threads |
 //!
-//! KV packed for links is defined in `wire/`, and is fast in `avx2/wire.rs` and `avx512/wire.rs`.
+//! KV packed for links is defined in `wire/`, and is fast by `vector/wire.rs` on processors with AVX2 or AVX-512.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -42,6 +43,8 @@ mod rounded;
 mod simd;
 mod simple;
 mod team;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod vector;
 mod widened;
 
 use crate::{
@@ -363,13 +366,7 @@ impl Cpu {
         if multiply_adds < PARALLEL_FROM || self.team.threads() == 1 {
             return out.chunks_mut(part).enumerate().for_each(|(i, out)| work(i, out));
         }
-        let parts = Cut::new(out, part);
-        self.team.share(parts.len(), |i| {
-            // SAFETY: each part is handed out once.
-            #[allow(unsafe_code)]
-            let out = unsafe { parts.part(i) };
-            work(i, out);
-        });
+        self.team.share_parts(out, part, work);
     }
 }
 

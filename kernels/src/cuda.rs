@@ -61,7 +61,7 @@ pub use probe::GpuSpeeds;
 pub(crate) use stage::{EXPERTS_TOGETHER, GpuStage};
 pub(crate) use tiles::PackingSeconds;
 use tiles::{GpuTile, GpuTurn};
-pub(crate) use weights::bytes_on_gpu;
+pub(crate) use weights::{bytes_on_gpu, expert_bytes_on_gpu};
 
 use crate::{
     engine::{Slice, StageKey},
@@ -156,11 +156,13 @@ pub(crate) struct GpuJob<'a> {
 
 /// Where a GPU has the keys and values of a step.
 pub(crate) struct GpuKv<'a> {
-    /// Pages of every layer and sequence, `most` each.
+    /// Pages of every layer and sequence, `most` each, then of every sequence's state.
     pub tables: &'a [u32],
     /// A number that only these tables of this GPU have had.
     pub edition: u64,
     pub most: usize,
+    /// Of a sequence.
+    pub state_pages: usize,
     pub layout: PageLayout,
 }
 
@@ -187,7 +189,9 @@ impl Gpu {
     /// # Errors
     /// As [`Gpu::open`]: what fails while kernels are chosen is no error, and they are compiled ahead then.
     pub fn open_with(ordinal: u16, cache: &KernelCache) -> Result<Self, GpuError> {
-        Ok(Self::on(driver_api::open_with(ordinal, jit::Nvrtc::find(), cache)?))
+        let nvrtc = jit::Nvrtc::find();
+        let compiler = nvrtc.as_ref().map(|nvrtc| nvrtc as &dyn jit::KernelCompiler).map_err(Clone::clone);
+        Ok(Self::on(driver_api::open_with(ordinal, compiler, cache)?))
     }
 
     /// On a machine.
@@ -274,7 +278,15 @@ impl Gpu {
     /// Copies pages, before anything else is written.
     pub(crate) fn copy_pages(&mut self, copies: &[(u32, u32)]) -> Result<(), GpuError> {
         let at = |page: u32| self.pool() + u64::from(page) * PAGE_BYTES as u64;
-        copies.iter().try_for_each(|(from, to)| self.machine.copy(at(*from), at(*to), PAGE_BYTES))
+        // A state is many pages, which mostly lie together in both places: what does not overlap goes at once.
+        for run in copies.chunk_by(|a, b| (b.0 + 1, b.1 + 1) == *a) {
+            let apart = run[0].0.abs_diff(run[0].1).max(1);
+            for some in run.chunks(apart as usize) {
+                let (from, to) = some[some.len() - 1];
+                self.machine.copy(at(from), at(to), some.len() * PAGE_BYTES)?;
+            }
+        }
+        Ok(())
     }
 
     /// Computes a step; it is under way when this returns.
@@ -322,6 +334,7 @@ impl Gpu {
             tables: share.tables,
             edition: share.edition,
             most: share.most,
+            state_pages: share.state_pages,
             dtype: share.layout.dtype,
             group: job.group,
             memory: self.pool(),

@@ -27,7 +27,7 @@ pub use prefix_cache::{Prefix, PrefixKey};
 pub use tap::{Fresh, Tap};
 pub use threads::{Starting, Threads};
 
-pub(crate) use attend::{Attend, AttentionParams, RotaryTables, StoredKv};
+pub(crate) use attend::{Attend, AttentionParams, GroupState, RotaryTables, StateLayer, StoredKv};
 
 use crate::{
     cpu::{Cpu, Simd, Team},
@@ -258,7 +258,7 @@ impl Engine {
     /// Forgets a sequence's tokens from `len` on, if it has as many: they were draft tokens, and rejected.
     ///
     /// # Errors
-    /// When it is not there, or others have their pages.
+    /// When it is not there, others have their pages, or layers keep a state of it.
     pub fn truncate(&mut self, stage: StageKey, request: RequestId, len: u32) -> Result<(), EngineError> {
         let kv = self.sequences.get_mut(&(stage, request)).ok_or(EngineError::NoSequence(request))?;
         let (present, room) = (kv.len(), kv.room());
@@ -383,7 +383,9 @@ impl Engine {
         let (ranks, hall, sequences, positions) = (self.devices.len(), &self.hall, &self.sequences, &self.positions);
         let width = loaded.shape.hidden as usize;
         let (first, turns, scratch) = (loaded.layers.start, &loaded.turns, &mut self.wire);
-        let tapped = tap.filter(|_| ranks == 1).map(|tap| Tapped { tap, first, turns, scratch });
+        // Keys and values beside states leave nothing.
+        let tapped =
+            tap.filter(|_| ranks == 1 && !loaded.has_states()).map(|tap| Tapped { tap, first, turns, scratch });
         // A tap is the only rank's, if there is but one.
         let taps = std::iter::once(tapped).chain(std::iter::repeat_with(|| None));
         let mut places = self.devices.iter_mut().zip(&mut self.pools).zip(&mut loaded.parts).zip(taps);
@@ -466,8 +468,17 @@ impl Engine {
     /// After all tiles are in: the sequence has `tokens` tokens now.
     ///
     /// # Errors
-    /// When it is not there, or has no room for them.
+    /// When it is not there, or has no room for them, or has a state, which is behind as many as it has.
     pub fn set_len(&mut self, stage: StageKey, request: RequestId, tokens: u32) -> Result<(), EngineError> {
+        let kv = self.sequence(stage, request)?;
+        if kv.has_state() && tokens as usize != kv.len() {
+            return Err(EngineError::State);
+        }
+        self.assume_len(stage, request, tokens)
+    }
+
+    /// The same whatever lies there: for steps that are only timed.
+    pub(crate) fn assume_len(&mut self, stage: StageKey, request: RequestId, tokens: u32) -> Result<(), EngineError> {
         let kv = self.sequences.get_mut(&(stage, request)).ok_or(EngineError::NoSequence(request))?;
         if tokens as usize > kv.room() {
             let (present, room) = (kv.len(), kv.room());

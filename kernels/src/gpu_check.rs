@@ -1,19 +1,25 @@
 //! Whether a GPU, or several together, compute a model as the processor does: looked at before anybody counts on it.
 //!
 //! Kernels are the same on every GPU, drivers and GPUs are not; and an owner's GPU may be broken. So the model that is to be
-//! served is tried itself, in the format of its weights: its first layer and its last, a prompt in two chunks, of some rows
-//! and of many, and single tokens behind it, KV that leaves packed and as it is, and the choice of a token. That takes a
-//! fraction of a second, of large mixtures of experts seconds, and the memory of two layers. Of a model that is still fetched
-//! the numbers are zeros: then only that everything runs is looked at, and layers are compared once they are there.
+//! served is tried itself, in the format of its weights: its first layer and its last, and one of each other kind between them
+//! ([`ModelSource::one_of_each_kind`]). A layer is one of a plan's: with attention, and with those counted with it that keep a state.
+//! Each gets a prompt in two chunks, of some rows and of many, and single tokens behind it; where no layer of the model has a state,
+//! its KV leaves packed and as it is; and of the last the choice of a token is tried. That takes a fraction of a second, of large
+//! mixtures of experts seconds, and the memory of the largest of these layers. Of a model that is still fetched the numbers are zeros:
+//! then only that everything runs is looked at, and layers are compared once they are there.
 
 use crate::{
     cuda::{EXPERTS_TOGETHER, GpuError, many_rows},
     engine::{Engine, EngineConfig, EngineError, Input, Output, RowToSample, Slice, StageKey, Threads},
+    pages::PAGE_BYTES,
     source::ModelSource,
     weights::WeightsError,
 };
 use half::{bf16, f16};
 use tsnode_protocol::{KvCodec, KvDtype, LayerRange, RequestId, Sampled, Sampling, TileHeader, Token};
+
+/// Which of a model's parts are tried: counted up when they are more, since what passed with fewer is to be tried again.
+pub const METHOD: u32 = 2;
 
 /// Tokens of the prompt's first chunk; the second has as many as kernels of many rows are for ([`many_rows`]).
 const PROMPT: u32 = 40;
@@ -31,7 +37,7 @@ const APART_ROUTED: f32 = 0.2;
 const SEVERAL: u32 = 8;
 /// The same of KV that went through four bits.
 const APART_PACKED: f32 = 0.2;
-/// Pages for two sequences on the processor (bytes); committed as they are used.
+/// Pages for keys and values of two sequences on the processor (bytes); committed as they are used.
 const POOL: usize = 256 << 20;
 
 const REQUEST: RequestId = RequestId([1; 16]);
@@ -74,11 +80,18 @@ pub enum ProofError {
 /// # Errors
 /// When its family has a part that no kernels are written for.
 pub fn refuse_unwritten(source: &ModelSource, gpus: usize) -> Result<(), ProofError> {
-    let together = (gpus > 1 && source.card().shape.experts.is_some()).then_some(EXPERTS_TOGETHER);
+    let experts = source.card().shape.experts.is_some().then_some(EXPERTS_TOGETHER);
+    let together = experts.or(source.gpus_lack()).filter(|_| gpus > 1);
     match source.gpu_lacks().or(together) {
         Some(lacks) => Err(EngineError::from(GpuError::Unsupported(lacks.into())).into()),
         None => Ok(()),
     }
+}
+
+/// Memory for pages that trials take for what layers keep beside keys and values (bytes), of two sequences.
+#[must_use]
+pub fn state_bytes(source: &ModelSource) -> usize {
+    2 * source.states().pages() * PAGE_BYTES
 }
 
 /// Computes some of a model on a GPU, and the same on the processor by so many threads.
@@ -89,7 +102,8 @@ pub fn compare(gpu: &mut Engine, source: &ModelSource, threads: usize) -> Result
     compare_layers(gpu, source, threads, source.card().shape.all_layers())
 }
 
-/// The same with the first and the last of some layers. Rows that enter layers behind the model's first are made up.
+/// The same with some layers, of which the first, the last, and one of each other kind are tried. Rows that enter layers behind the
+/// model's first are made up.
 ///
 /// # Errors
 /// As [`compare`].
@@ -100,13 +114,13 @@ pub fn compare_layers(
     layers: LayerRange,
 ) -> Result<(), ProofError> {
     refuse_unwritten(source, gpu.gpus())?;
-    let config = EngineConfig { threads: Threads::together(threads), pool_bytes: POOL, kv_dtype: gpu.kv_dtype() };
+    let pool_bytes = POOL + state_bytes(source);
+    let config = EngineConfig { threads: Threads::together(threads), pool_bytes, kv_dtype: gpu.kv_dtype() };
     let mut processor = Engine::new(config)?;
     let one = |layer| LayerRange { start: layer, end: layer + 1 };
-    let entering = (layers.start > 0).then(|| made_up(source));
-    let rows = LayerPair::load(&mut processor, gpu, source, one(layers.start))?.compare(source, entering)?;
-    if layers.end > layers.start + 1 {
-        LayerPair::load(&mut processor, gpu, source, one(layers.end - 1))?.compare(source, Some(rows))?;
+    let mut entering = (layers.start > 0).then(|| made_up(source));
+    for layer in source.one_of_each_kind(layers)? {
+        entering = Some(LayerPair::load(&mut processor, gpu, source, one(layer))?.compare(source, entering)?);
     }
     Ok(())
 }
@@ -200,8 +214,10 @@ struct LayerPair<'e> {
     keys: (StageKey, StageKey),
     layers: LayerRange,
     last: bool,
-    /// Whether the layer is a mixture of experts.
+    /// Whether some of what the layer stands for is a mixture of experts.
     routed: bool,
+    /// Whether some of the model's keep a state: then no step is computed twice, and keys and values do not leave.
+    has_states: bool,
 }
 
 impl Drop for LayerPair<'_> {
@@ -223,8 +239,8 @@ impl<'e> LayerPair<'e> {
             .load(source.outlined_for_gpus(layers, Threads { count: 1, ranks: gpu.gpus() })?)
             .inspect_err(|_| processor.unload(on_processor))?;
         let last = layers.end == source.card().shape.layers;
-        let routed = source.has_experts(layers.start);
-        Ok(Self { processor, gpu, keys: (on_processor, on_gpu), layers, last, routed })
+        let (routed, has_states) = (source.has_experts(layers.start), source.states().pages() > 0);
+        Ok(Self { processor, gpu, keys: (on_processor, on_gpu), layers, last, routed, has_states })
     }
 
     /// Compares a prompt's rows and single tokens'; the processor's rows, which enter the next layer.
@@ -234,6 +250,9 @@ impl<'e> LayerPair<'e> {
         let tokens: Vec<Token> = (0..lengths.tokens()).map(|i| Token((i * 37 + 11) % shape.vocab)).collect();
         self.processor.admit(self.keys.0, REQUEST, lengths.tokens())?;
         self.gpu.admit(self.keys.1, REQUEST, lengths.tokens())?;
+        if self.has_states {
+            self.gpu.admit(self.keys.1, COPY, lengths.tokens())?;
+        }
         // How far rows are apart: those of single tokens together.
         let (mut leaving, mut singles) = (Vec::new(), Vec::new());
         for (start, len) in lengths.steps() {
@@ -251,7 +270,9 @@ impl<'e> LayerPair<'e> {
             }
         }
         half_within(self.what(), singles, near(1))?;
-        self.compare_kv(lengths.chunks[0], source)?;
+        if !self.has_states {
+            self.compare_kv(lengths.chunks[0], source)?;
+        }
         Ok(leaving)
     }
 
@@ -277,9 +298,12 @@ impl<'e> LayerPair<'e> {
         Ok((right, apart))
     }
 
-    /// The same step once more, its token chosen there.
+    /// The same step once more, its token chosen there; with a state by a sequence of its own.
     fn choose(&mut self, slice: Slice, input: Input<'_>, logits: &[f32]) -> Result<(), ProofError> {
-        self.gpu.set_len(self.keys.1, slice.request, slice.start)?;
+        let slice = Slice { request: if self.has_states { COPY } else { slice.request }, ..slice };
+        if !self.has_states {
+            self.gpu.set_len(self.keys.1, slice.request, slice.start)?;
+        }
         let greedy = Sampling::greedy();
         let picks = [RowToSample { row: slice.len as usize - 1, sampling: &greedy, position: slice.start + slice.len }];
         let chosen = self.gpu.choose_on_gpu(self.keys.1, &[slice], input, &picks, None)?;

@@ -5,10 +5,10 @@
 
 use crate::{
     cpu::Cpu,
-    cuda::bytes_on_gpu,
+    cuda::{bytes_on_gpu, expert_bytes_on_gpu},
     linear::Weight,
     memory,
-    models::ModelStage,
+    models::{MlpOutline, ModelStage},
     weights::{Tensor, WeightsError},
 };
 use serde::{Deserialize, Serialize};
@@ -104,10 +104,24 @@ pub(crate) fn each(stages: &[Box<dyn ModelStage>]) -> impl Iterator<Item = &dyn 
 /// Memory that stages' weights take on GPUs (bytes), where formats without kernels are widened.
 pub(crate) fn on_gpus<'a>(stages: impl Iterator<Item = &'a dyn ModelStage> + Clone) -> u64 {
     let (weights, tables) = all_of(stages.clone());
-    let bytes: u64 = stages.map(ModelStage::bytes).map(|bytes| bytes.layers + bytes.head).sum();
+    let bytes: u64 = stages.clone().map(ModelStage::bytes).map(|bytes| bytes.layers + bytes.head).sum();
     let matrices: u64 = weights.iter().map(|w| w.bytes()).sum();
     let there = tables.into_iter().map(bytes_on_gpu).chain(weights.into_iter().map(weight_on_gpu));
-    there.sum::<u64>() + bytes.saturating_sub(matrices)
+    // Kernels of experts read a format more than others do.
+    let wider = |tensor: &Tensor| bytes_on_gpu(tensor).saturating_sub(expert_bytes_on_gpu(tensor));
+    let experts = stages.flat_map(experts_of).filter(|weight| !weight.is_exact());
+    let less: u64 = experts.map(|weight| wider(weight.tensor())).sum();
+    (there.sum::<u64>() + bytes.saturating_sub(matrices)).saturating_sub(less)
+}
+
+/// Matrices of experts.
+fn experts_of(stage: &dyn ModelStage) -> Vec<&Weight> {
+    let layers = stage.outline().map(|outline| outline.layers).unwrap_or_default();
+    let experts = layers.into_iter().filter_map(|layer| match layer.mlp {
+        MlpOutline::Experts(experts) => Some(experts.experts),
+        MlpOutline::Gated(_) => None,
+    });
+    experts.flatten().flatten().collect()
 }
 
 /// In single precision where its outputs decide something.

@@ -24,15 +24,20 @@ mod qwen2;
 mod qwen2_moe;
 mod qwen3;
 mod qwen3_moe;
+mod qwen3_next;
 mod smollm3;
 
-pub(crate) use outline::{ExpertsOutline, HeadOutline, LayerOutline, LinearOutline, MlpOutline, NormOutline, Outline};
+pub(crate) use outline::{
+    AttentionOutline, BesideOutline, DeltaOutline, DeltaSizes, ExpertsOutline, HeadOutline, LayerOutline,
+    LinearOutline, MixerOutline, MlpOutline, NormOutline, Outline, ROW_NORMS_TOGETHER, STATES_TOGETHER,
+};
 
 use crate::{
     config::{Keys, ModelConfig, ModelConfigError},
     cpu::Cpu,
     engine::Attend,
     linear::Weight,
+    pages::StateLayout,
     ranks::Rank,
     weights::{Checkpoint, Tensor, WeightsError},
 };
@@ -40,12 +45,15 @@ use std::fmt;
 use tsnode_protocol::{LayerRange, Token};
 
 /// All that is read.
-static FAMILIES: [&Family; 24] = [
+static FAMILIES: [&Family; 27] = [
     &llama::FAMILY,
     &mistral::FAMILY,
     &qwen2::FAMILY,
     &qwen3::FAMILY,
     &qwen3_moe::FAMILY,
+    &qwen3_next::FAMILY,
+    &qwen3_next::DENSE,
+    &qwen3_next::EXPERTS,
     &qwen2_moe::FAMILY,
     &mixtral::FAMILY,
     &olmoe::FAMILY,
@@ -152,6 +160,11 @@ pub(crate) trait ModelStage: Send {
 
     /// All tensors that rows are taken out of.
     fn tables(&self) -> Vec<&Tensor>;
+
+    /// What its layers keep of a sequence beside keys and values; nothing in most families.
+    fn states(&self) -> StateLayout {
+        StateLayout::default()
+    }
 
     /// The stage as data, for devices that compute its layers themselves; none where a family has no such form.
     fn outline(&self) -> Option<Outline<'_>> {

@@ -4,8 +4,11 @@
 //! same order. How many tokens fit follows from the model ([`PageLayout`]). A page may have several users: sequences that
 //! begin alike, and what is kept of sequences that ended. Shared pages are full or were copied, and never written.
 
+mod state;
 mod table;
 
+pub use state::StateLayout;
+pub(crate) use state::{PAGE_NUMBERS, StatePlaces, StateUnit};
 pub use table::SequenceKv;
 
 use crate::cpu::{Cut, Dtype};

@@ -226,11 +226,6 @@ impl<'a> Blocks<'a> {
         self.kind
     }
 
-    /// All blocks, where they lie together.
-    pub(crate) fn bytes(&self) -> Option<&'a [u8]> {
-        matches!(self.lay, Lay::Together).then_some(self.bytes)
-    }
-
     /// Calls `each` with the blocks of row `index`, in their order.
     pub(crate) fn each_block(&self, index: usize, mut each: impl FnMut(&[u8])) {
         let count = self.cols / self.kind.numbers();

@@ -3,6 +3,7 @@
 mod chosen;
 mod error;
 mod gguf_model;
+mod layer_kinds;
 mod parts;
 mod small_files;
 
@@ -16,6 +17,7 @@ use crate::{
     engine::Threads,
     load::{self, Largest, LoadProgress, LoadReport, StageMemory},
     models::{self, ModelStage, StageBytes, StageShare},
+    pages::StateLayout,
     ranks::Rank,
     weights::{Checkpoint, Storage, WeightsError},
 };
@@ -254,10 +256,21 @@ impl ModelSource {
         self.config.gpu_lacks
     }
 
-    /// Whether a layer is a mixture of experts.
+    /// The same of several GPUs that hold it together, beside mixtures of experts.
+    pub(crate) fn gpus_lack(&self) -> Option<&'static str> {
+        self.config.gpus_lack
+    }
+
+    /// What its layers keep of a sequence beside keys and values.
+    pub(crate) fn states(&self) -> StateLayout {
+        self.config.states()
+    }
+
+    /// Whether some of what a layer stands for in plans is a mixture of experts.
     pub(crate) fn has_experts(&self, layer: u32) -> bool {
-        let mixture = self.config.mixture.as_ref();
-        mixture.is_some_and(|mixture| mixture.layers.get(layer as usize) == Some(&true))
+        let layers = self.config.layers_of(LayerRange { start: layer, end: layer + 1 });
+        let mixture = self.config.mixture.as_ref().and_then(|mixture| mixture.layers.get(layers));
+        mixture.is_some_and(|layers| layers.contains(&true))
     }
 
     /// A small file's content.
@@ -290,7 +303,7 @@ impl ModelSource {
         // Cut up over ranks: queries, keys, values. Whole on each: the residual stream, its norm and a part's output, what
         // attention mixes. Of the MLP between its matrices few rows at a time, the half that gates cut up, the other whole.
         let widest = c.widest_heads() * c.head_dim;
-        let cut = c.heads * widest + 2 * c.kv_heads * c.head_dim;
+        let cut = c.heads * widest + 2 * c.kv_heads * c.head_dim + c.state_numbers();
         let whole = 3 * c.hidden + c.heads * widest;
         let between = 1 + ranks + if ranks > 1 { 2 } else { 0 };
         // With a mixture also rows once more for each expert that they pass, what that made of them, and chances.
@@ -362,6 +375,7 @@ impl ModelSource {
         layers: LayerRange,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<(StageModel, LoadReport), WeightsError> {
+        self.check_whole(layers)?;
         self.laid_out(&self.checkpoint.needed(), (layers, threads), |stages, cpu| load::look(stages, cpu, progress))
     }
 
@@ -378,19 +392,36 @@ impl ModelSource {
         layers: LayerRange,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<(StageModel, LoadReport), WeightsError> {
+        self.check_whole(layers)?;
         self.laid_out(&self.checkpoint.needed(), (layers, threads), |stages, cpu| load::run(stages, cpu, progress))
     }
 
-    /// Layers to measure steps with, as [`Self::load_stage_by`] has them: numbers that are not there are zeros.
+    /// Layers to measure and compare steps with, as [`Self::load_stage_by`] has them: numbers that are not there are zeros.
     pub(crate) fn outlined(&self, layers: LayerRange, threads: Threads) -> Result<StageModel, WeightsError> {
+        self.check_outlined(layers)?;
         let run = |stages: &[Box<dyn ModelStage>], cpu: &Cpu| load::run(stages, cpu, &mut |_| ());
         self.laid_out(&self.checkpoint, (layers, threads), run).map(|(stage, _)| stage)
     }
 
     /// The same as [`Self::load_stage_for_gpus_by`] has them.
     pub(crate) fn outlined_for_gpus(&self, layers: LayerRange, threads: Threads) -> Result<StageModel, WeightsError> {
+        self.check_outlined(layers)?;
         let look = |stages: &[Box<dyn ModelStage>], cpu: &Cpu| load::look(stages, cpu, &mut |_| ());
         self.laid_out(&self.checkpoint, (layers, threads), look).map(|(stage, _)| stage)
+    }
+
+    /// Refuses a part of a model that one stage has to hold.
+    fn check_whole(&self, layers: LayerRange) -> Result<(), WeightsError> {
+        let shape = &self.card.shape;
+        if shape.whole && layers != shape.all_layers() {
+            return Err(WeightsError::Whole { layers, all: shape.layers });
+        }
+        Ok(())
+    }
+
+    /// The same of layers that nobody is served with: those with states are had there with the one that they are counted with.
+    fn check_outlined(&self, layers: LayerRange) -> Result<(), WeightsError> {
+        if self.config.delta_net.is_some() { Ok(()) } else { self.check_whole(layers) }
     }
 
     fn laid_out(
@@ -399,10 +430,6 @@ impl ModelSource {
         (layers, threads): (LayerRange, Threads),
         lay: impl FnOnce(&[Box<dyn ModelStage>], &Cpu) -> Result<LoadReport, WeightsError>,
     ) -> Result<(StageModel, LoadReport), WeightsError> {
-        let shape = &self.card.shape;
-        if shape.whole && layers != shape.all_layers() {
-            return Err(WeightsError::Whole { layers, all: shape.layers });
-        }
         let stages = self.cut(from, layers, threads.ranks)?;
         let cpu = Cpu::new(Simd::detect(), threads.count.max(1)).map_err(WeightsError::Threads)?;
         let report = lay(&stages, &cpu)?;

@@ -42,12 +42,12 @@ impl Step {
         self.context + self.new
     }
 
-    /// Bytes of KV the step's sequences take (all layers).
+    /// Bytes of KV and states the step's sequences take (all layers).
     #[must_use]
     pub fn kv_bytes(&self, source: &ModelSource, dtype: KvDtype) -> u64 {
         let shape = source.card().shape;
         let token = shape.kv_elements_per_token_layer() * u64::from(shape.layers) * dtype.bytes() as u64;
-        u64::from(self.batch) * u64::from(self.room()) * token
+        u64::from(self.batch) * (u64::from(self.room()) * token + shape.state_bytes)
     }
 
     fn flops(&self, source: &ModelSource) -> f64 {
@@ -103,9 +103,17 @@ fn run(
     if let [first, others @ ..] = requests
         && step.context > 0
     {
-        let slice = Slice { request: *first, start: 0, len: step.context };
-        engine.forward(stage, &[slice], Input::Tokens(&tokens[..step.context as usize]), Output::Hidden)?;
-        others.iter().try_for_each(|other| copy(engine, stage, *first, *other, step.context))?;
+        let compute = |engine: &mut Engine, request| {
+            let slice = Slice { request, start: 0, len: step.context };
+            let input = Input::Tokens(&tokens[..step.context as usize]);
+            engine.forward(stage, &[slice], input, Output::Hidden).map(|_| ())
+        };
+        compute(engine, *first)?;
+        others.iter().try_for_each(|other| match copy(engine, stage, *first, *other, step.context) {
+            // No tile has those.
+            Err(EngineError::State) => compute(engine, *other),
+            copied => copied,
+        })?;
     }
     let batch: Vec<Slice> =
         requests.iter().map(|&request| Slice { request, start: step.context, len: step.new }).collect();
@@ -116,7 +124,7 @@ fn run(
     let (started, mut best) = (Instant::now(), f64::INFINITY);
     while best == f64::INFINITY || started.elapsed() < time {
         for slice in &batch {
-            engine.set_len(stage, slice.request, slice.start)?;
+            engine.assume_len(stage, slice.request, slice.start)?;
         }
         let at = Instant::now();
         let input = Input::Tokens(&tokens[..step.tokens() as usize]);
@@ -280,6 +288,21 @@ mod tests {
         assert!(prompt.seconds > 0.0 && prompt.flops > 20.0 * one.flops);
         let too_long = Step { batch: 1, context: 0, new: 1 << 20 };
         assert!(measure(&mut engine, stage, &source, KvDtype::F16, too_long, Duration::ZERO).is_err());
+        assert_eq!(engine.pages(), free);
+    }
+
+    #[test]
+    fn sequences_with_states_each_compute_what_they_have() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("models/reference/qwen35-dense");
+        let source = ModelSource::open(&folder).unwrap();
+        let shape = source.card().shape;
+        let config = EngineConfig { threads: Threads::together(1), pool_bytes: 16 << 20, kv_dtype: KvDtype::F16 };
+        let mut engine = Engine::new(config).unwrap();
+        let stage = engine.load(source.load_stage(shape.all_layers()).unwrap()).unwrap();
+        let free = engine.pages();
+        let step = Step { batch: 2, context: 16, new: 1 };
+        let measured = measure(&mut engine, stage, &source, KvDtype::F16, step, Duration::ZERO).unwrap();
+        assert!(measured.seconds > 0.0 && measured.bytes > 2.0 * shape.state_bytes as f64, "{measured:?}");
         assert_eq!(engine.pages(), free);
     }
 }

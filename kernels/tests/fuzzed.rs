@@ -2,7 +2,7 @@
 
 use crate::counting::{Meter, alone};
 use crate::fuzzing;
-use crate::mutate::{self, Mutator};
+use crate::mutate::{self, Mutator, Tried};
 use std::path::Path;
 
 /// What is done with an input; whether something was in it.
@@ -17,10 +17,12 @@ const FREE: usize = 4 << 20;
 /// Reads `inputs` inputs made of `examples`, of which some are as good as these are.
 fn run(seed: u64, inputs: usize, examples: &[Vec<u8>], target: Target) {
     let _alone = alone();
+    let seed = mutate::seed(seed);
     let mut mutator = Mutator::new(seed);
     let mut read = 0;
     for input in 0..inputs {
         let bytes = mutator.next(examples);
+        let _tried = Tried { seed, input, bytes: &bytes };
         let meter = Meter::start();
         read += usize::from(target(&bytes));
         let (took, most) = (meter.most(), FREE + PER_BYTE * bytes.len());

@@ -23,18 +23,19 @@ const PER_BYTE: usize = 16;
 const FREE: usize = 2 << 20;
 
 /// A model's files by name.
-type Files = BTreeMap<String, Vec<u8>>;
+pub type Files = BTreeMap<String, Vec<u8>>;
 
-fn folder(name: &str) -> Files {
+pub fn folder(name: &str) -> Files {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("models").join(name);
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let named = |path: PathBuf| (path.file_name().unwrap().to_str().unwrap().to_owned(), std::fs::read(&path).unwrap());
     entries.map(named).filter(|(name, _)| name != "cases.json").collect()
 }
 
-/// Small models that are valid, of different families: one in two files, one with learned positions, one fused, and
-/// two with experts, in a tensor each and in one; and those that servers' quantisers stored.
-static FOLDERS: LazyLock<[Files; 11]> = LazyLock::new(|| {
+/// Small models that are valid, of different families: one in two files, one with learned positions, one fused, some with experts, in
+/// a tensor each and in one, two that are held whole, with states and with inputs of layers; and those that quantisers stored, MXFP4
+/// first.
+static FOLDERS: LazyLock<[Files; 16]> = LazyLock::new(|| {
     [
         "reference/llama3-rope",
         "reference/opt-relu",
@@ -42,19 +43,34 @@ static FOLDERS: LazyLock<[Files; 11]> = LazyLock::new(|| {
         "reference/gemma3-local",
         "reference/qwen3moe-fused",
         "reference/qwen2moe-every-other",
+        "reference/glm4moe-sigmoid",
+        "reference/gemma4-inputs",
+        "reference/qwen3next-experts",
+        "reference/gptoss-sinks",
         "coded/qwen3-fp8-blocks",
         "coded/llama-fp8-channels",
+        "coded/qwen2-gptq",
         "coded/mistral-gptq-order",
         "coded/llama-awq",
         "coded/qwen3-int4-packed",
     ]
     .map(folder)
 });
+/// The first of those that quantisers stored.
+const CODED: usize = 9;
 /// The same as GGUF, where there is such a thing; with quantised blocks.
-static GGUFS: LazyLock<[Vec<u8>; 5]> = LazyLock::new(|| {
+static GGUFS: LazyLock<[Vec<u8>; 7]> = LazyLock::new(|| {
     let folder = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("models/reference").join(name);
-    ["llama-gqa", "phi3-longrope", "gemma2-caps", "qwen2moe-every-other", "mixtral-window"]
-        .map(|name| convert(&folder(name), Form::Q8, "gpt-2").bytes())
+    [
+        ("llama-gqa", Form::Q8),
+        ("phi3-longrope", Form::Q8),
+        ("gemma2-caps", Form::Q8),
+        ("qwen2moe-every-other", Form::Q8),
+        ("mixtral-window", Form::Q8),
+        ("gptoss-sinks", Form::Mxfp4),
+        ("glm4moe-sigmoid", Form::Q8),
+    ]
+    .map(|(name, form)| convert(&folder(name), form, "gpt-2").bytes())
 });
 
 /// Opens, loads and runs a model as far as it lets itself; within memory for `bytes` of files.
@@ -72,7 +88,8 @@ fn serve(path: &Path, bytes: usize) -> Result<(), String> {
 fn run(path: &Path) -> Result<(), String> {
     let source = ModelSource::open(path).map_err(|e| e.to_string())?;
     let shape = source.card().shape;
-    let one = LayerRange { start: shape.layers - 1, end: shape.layers };
+    let last = LayerRange { start: shape.layers - 1, end: shape.layers };
+    let one = if shape.whole { shape.all_layers() } else { last };
     source.load_stage(one).map_err(|e| e.to_string())?;
     let all = source.load_stage(shape.all_layers()).map_err(|e| e.to_string())?;
     let config = EngineConfig { threads: Threads::together(1), pool_bytes: 1 << 20, kv_dtype: KvDtype::F16 };
@@ -87,7 +104,7 @@ fn run(path: &Path) -> Result<(), String> {
 }
 
 /// Writes files into a fresh folder and serves the model in it.
-fn serve_files(files: &Files) -> Result<(), String> {
+pub fn serve_files(files: &Files) -> Result<(), String> {
     let folder = tempfile::tempdir().unwrap();
     for (name, bytes) in files {
         std::fs::write(folder.path().join(name), bytes).unwrap();
@@ -132,7 +149,7 @@ const WORDS: [&str; 16] = [
 ];
 
 /// Numbers that break arithmetic which is not careful.
-fn odd() -> impl Strategy<Value = u64> {
+pub fn odd() -> impl Strategy<Value = u64> {
     prop_oneof![
         any::<u64>(),
         (0..64_u32).prop_map(|bit| 1 << bit),
@@ -286,7 +303,7 @@ proptest! {
         changes in prop::collection::vec((any::<Index>(), any::<u8>()), 1..400),
     ) {
         let _alone = alone();
-        let mut files = which.get(&FOLDERS[6..]).clone();
+        let mut files = which.get(&FOLDERS[CODED..]).clone();
         let file = files.get_mut("model.safetensors").unwrap();
         let header = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
         changes.iter().for_each(|(at, byte)| *at.get_mut(&mut file[header..]) = *byte);

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "what cannot be read or made fails the test")]
 
 mod counting;
+mod expert_bounds;
 mod fuzzed;
 mod fuzzing;
 mod gguf_bounds;

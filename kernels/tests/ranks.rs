@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
 use crate::gguf_writer::{Form, convert, made};
-use crate::reference::MODELS;
+use crate::reference::{MODELS, WITH_STATES};
 use std::path::{Path, PathBuf};
 use tsnode_kernels::{
     engine::{Engine, EngineConfig, EngineError, Input, Output, Prefix, Slice, StageKey, Threads},
@@ -13,8 +13,8 @@ use tsnode_kernels::{
 };
 use tsnode_protocol::{KvCodec, KvDtype, LayerRange, RequestId, TileHeader, Token};
 
-/// Reference models whose heads of keys and values cannot be cut in two.
-const NOT_CUT: [&str; 3] = ["llama3-rope", "gemma3-local", "gemma4-shared"];
+/// Reference models whose heads of keys and values cannot be cut in two, and those of which one rank has all states.
+const NOT_CUT: [&str; 5] = ["llama3-rope", "gemma3-local", "gemma4-shared", WITH_STATES[0], WITH_STATES[1]];
 const ONE: RequestId = RequestId([1; 16]);
 const TWO: RequestId = RequestId([2; 16]);
 
@@ -174,6 +174,12 @@ fn what_cannot_be_cut_so_is_refused() {
     let threads = Threads { count: 2, ranks: 2 };
     let refused = source.load_stage_by(threads, all, &mut |_| ()).err();
     assert!(matches!(refused, Some(WeightsError::Ranks { ranks: 2, heads: 1 })), "{refused:?}");
+    // They have two heads of keys and values, but states are whole.
+    for name in WITH_STATES {
+        let source = ModelSource::open(&reference(name)).unwrap();
+        let refused = source.load_stage_by(threads, source.card().shape.all_layers(), &mut |_| ()).err();
+        assert!(matches!(refused, Some(WeightsError::Ranks { ranks: 2, heads: 1 })), "{name}: {refused:?}");
+    }
     let config = EngineConfig { threads, pool_bytes: 1 << 20, kv_dtype: KvDtype::F16 };
     let whole = source.load_stage(all).unwrap();
     assert_eq!(Engine::new(config).unwrap().load(whole), Err(EngineError::Ranks { found: 1, expected: 2 }));

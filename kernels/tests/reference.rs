@@ -7,14 +7,15 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use tsnode_kernels::{
-    engine::{Engine, EngineConfig, Input, Output, Slice, StageKey, Threads},
+    engine::{Engine, EngineConfig, EngineError, Input, Output, Prefix, Slice, StageKey, Threads},
+    pages::PAGE_BYTES,
     sampling::sample,
     source::{ModelSource, Precision},
 };
 use tsnode_protocol::{KvCodec, KvDtype, LayerRange, RequestId, Sampling, TileHeader, Token, TokenLogprob};
 
 /// Folders of `models/reference`: one for each family, and for what families do otherwise.
-pub const MODELS: [&str; 29] = [
+pub const MODELS: [&str; 31] = [
     "llama-gqa",
     "llama3-rope",
     "qwen2-bias",
@@ -43,8 +44,12 @@ pub const MODELS: [&str; 29] = [
     "gemma4-experts",
     "gemma4-shared",
     "gemma4-inputs",
+    WITH_STATES[0],
+    WITH_STATES[1],
     QUANTISED,
 ];
+/// Some of their layers keep a state in place of keys and values.
+pub const WITH_STATES: [&str; 2] = ["qwen3next-experts", "qwen35-dense"];
 /// It is published in MXFP4, by which products round rows to 8 bits: in single precision it is compared as a GGUF file.
 const QUANTISED: &str = "gptoss-sinks";
 /// Those whose weights are bfloat16.
@@ -304,7 +309,7 @@ fn log_probabilities_are_those_of_transformers_in_single_precision() {
 
 #[test]
 fn kv_handed_from_one_cut_to_another_continues_as_if_nothing_happened() {
-    for name in MODELS {
+    for name in MODELS.into_iter().filter(|name| !WITH_STATES.contains(name)) {
         let single = (name == QUANTISED).then(|| in_single_precision(name));
         let path = single.as_ref().map_or_else(|| folder(name), |single| single.path().to_owned());
         let source = ModelSource::open(&path).unwrap();
@@ -359,10 +364,93 @@ fn a_model_that_one_stage_has_to_hold_is_not_cut() {
     }
 }
 
+/// Logits of the last of some tokens, as bits.
+fn last_bits(engine: &mut Engine, stage: StageKey, request: RequestId, start: u32, tokens: &[Token]) -> Vec<u32> {
+    let slice = Slice { request, start, len: tokens.len() as u32 };
+    let output = Output::Logits { rows: &[tokens.len() - 1] };
+    let logits = engine.forward(stage, &[slice], Input::Tokens(tokens), output).unwrap();
+    logits.iter().map(|x| x.to_bits()).collect()
+}
+
+/// Qwen3-Next and Qwen3.5: a state is only there behind a sequence's last token, and in no tile.
+#[test]
+fn a_sequence_with_a_state_goes_on_from_its_end() {
+    let [one, two, three] = [1, 2, 3].map(|n| RequestId([n; 16]));
+    for (name, pages) in WITH_STATES.into_iter().zip([3 * 2, 4 * 2]) {
+        let source = ModelSource::open(&folder(name)).unwrap();
+        let shape = source.card().shape;
+        assert!(shape.whole && shape.has_state() && shape.state_bytes == pages * 65536, "{shape:?}");
+        let mut engine = engine();
+        let stage = engine.load(source.load_stage(shape.all_layers()).unwrap()).unwrap();
+        let tokens: Vec<Token> = (0..60).map(|n| Token(n * 37 % 256)).collect();
+        let all = engine.pages().free;
+        engine.admit(stage, one, 64).unwrap();
+        assert_eq!(all - engine.pages().free, (pages + u64::from(shape.layers)) as usize);
+        last_bits(&mut engine, stage, one, 0, &tokens[..20]);
+
+        assert_eq!(engine.truncate(stage, one, 20), Ok(()));
+        assert!(matches!(engine.truncate(stage, one, 19), Err(EngineError::Position { .. })));
+        assert_eq!([20, 19, 21].map(|len| engine.set_len(stage, one, len).is_ok()), [true, false, false]);
+        let (head_end, token_end) = (shape.kv_heads, 20);
+        let tile = TileHeader { layer: 0, head_start: 0, head_end, token_start: 0, token_end, bytes: 0 };
+        let mut payload = Vec::new();
+        let sent = engine.export(stage, one, &tile, KvCodec::Raw, &mut payload);
+        assert_eq!(sent, Err(EngineError::State));
+        assert_eq!(engine.import(stage, one, &tile, KvCodec::Raw, &[]), Err(EngineError::State));
+
+        let behind =
+            |engine: &mut Engine, request, tokens| engine.admit_after(stage, request, 64, Prefix::Running(one), tokens);
+        assert_eq!(behind(&mut engine, two, 19), Err(EngineError::NoPrefix));
+        behind(&mut engine, two, 20).unwrap();
+        let whole = last_bits(&mut engine, stage, two, 20, &tokens[20..40]);
+        // The other one has its own state.
+        for (n, token) in tokens[20..40].iter().enumerate() {
+            let bits = last_bits(&mut engine, stage, one, 20 + n as u32, &[*token]);
+            assert!(n < 19 || bits == whole, "{name}: token by token");
+        }
+        assert_eq!(engine.keep(stage, two, 30), None);
+        let kept = engine.keep(stage, one, 40).unwrap();
+        engine.admit_after(stage, three, 64, Prefix::Kept(kept), 40).unwrap();
+        let behind_kept = last_bits(&mut engine, stage, three, 40, &tokens[40..]);
+        engine.admit(stage, one, 64).unwrap();
+        // Pages that are had again hold what others left in them.
+        assert_eq!(last_bits(&mut engine, stage, one, 0, &tokens), behind_kept, "{name}: in one go");
+        [one, three].into_iter().for_each(|request| engine.release(stage, request));
+        engine.forget(kept);
+        assert_eq!(engine.pages().free, all);
+    }
+}
+
+/// A kept one's state is copied: where there are no pages for both, whoever leads computes its tokens anew, and does not wait.
+#[test]
+fn a_kept_state_that_leaves_no_room_for_another_is_as_good_as_gone() {
+    let source = ModelSource::open(&folder(WITH_STATES[0])).unwrap();
+    let all = source.card().shape.all_layers();
+    let [one, two] = [1, 2].map(|n| RequestId([n; 16]));
+    let tokens: Vec<Token> = (0..20).map(|n| Token(n * 37 % 256)).collect();
+    // A state takes six pages, and its sequence's tokens one.
+    for (pages, has_room) in [(13, false), (14, true)] {
+        let (threads, pool_bytes) = (Threads::together(1), pages * PAGE_BYTES);
+        let mut engine = Engine::new(EngineConfig { threads, pool_bytes, kv_dtype: KvDtype::F32 }).unwrap();
+        let stage = engine.load(source.load_stage(all).unwrap()).unwrap();
+        engine.admit(stage, one, 64).unwrap();
+        last_bits(&mut engine, stage, one, 0, &tokens);
+        let kept = engine.keep(stage, one, 20).unwrap();
+        let admitted = engine.admit_after(stage, two, 64, Prefix::Kept(kept), 20);
+        assert_eq!(admitted, if has_room { Ok(()) } else { Err(EngineError::NoPrefix) }, "{pages} pages");
+        engine.forget(kept);
+        engine.release(stage, two);
+        engine.admit(stage, two, 64).unwrap();
+    }
+}
+
 #[test]
 fn a_sequence_does_not_know_its_batch() {
     alone_and_together(&ModelSource::embedded().unwrap());
     for name in ["qwen3moe-fused", "qwen2moe-every-other", "olmoe-norms", "gemma4-shared", "gemma4-inputs"] {
+        alone_and_together(&ModelSource::open(&folder(name)).unwrap());
+    }
+    for name in WITH_STATES {
         alone_and_together(&ModelSource::open(&folder(name)).unwrap());
     }
 }

@@ -18,6 +18,7 @@ mod doctor;
 mod earnings;
 pub mod exit;
 mod flags;
+mod interrupts;
 mod invite;
 mod join;
 mod keys;

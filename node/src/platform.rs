@@ -14,10 +14,10 @@ use portable as system;
 use unix as system;
 
 pub(crate) use system::{
-    Signals, allowed_processors, confine, edition, for_owner, free_bytes, give_way, host_name, is_same_file,
+    HOME, Signals, allowed_processors, confine, edition, for_owner, free_bytes, give_way, host_name, is_same_file,
     is_stopped, let_all_read, let_all_run, make_folder_for_owner, may_write, mode, most_files, next_data, of_its_own,
-    own_program, owner, processor_time, punch, read_exact_at, set_processors, stamp, symlink, thread_time,
-    write_all_at,
+    own_program, owner, processor_time, punch, read_exact_at, reuse_address, set_processors, stamp, symlink,
+    sync_folder, thread_time, write_all_at,
 };
 
 #[cfg(test)]
@@ -48,7 +48,7 @@ mod tests {
             let_all_run(&path).unwrap();
             assert_eq!(of(&path), Some(0o755));
         }
-        assert!(may_write(&inner).is_ok() && may_write(&inner.join("none")).is_err());
+        assert!(sync_folder(&inner).is_ok() && may_write(&inner).is_ok() && may_write(&inner.join("none")).is_err());
         assert_eq!(owner(&fs::metadata(&path).unwrap()), owner(&fs::metadata(&inner).unwrap()));
     }
 

@@ -2,11 +2,13 @@
 
 mod executable;
 mod releases;
+mod signature;
 #[cfg(test)]
 mod tests;
 
 pub use executable::{Installer, ProgramPlace, Workshop};
 pub use releases::{Archive, Releases};
+pub use signature::{KeyId, ReleaseKeys, SignatureError};
 
 use crate::plain;
 use semver::Version;
@@ -22,6 +24,17 @@ pub enum UpdateError {
          source: cargo install --path node"
     )]
     Nowhere,
+    /// Nobody said whose releases are taken.
+    #[error(
+        "this program was built with no key by which it knows a release: name the public key of whoever keeps the folder by \
+         TSNODE_RELEASE_KEY or --key (scripts/sign_release.sh makes one and signs with it)"
+    )]
+    NoKey,
+    /// It is no key.
+    #[error(
+        "{0:?} is no key of releases: such a key is RW and 54 more letters, as scripts/sign_release.sh and minisign print it"
+    )]
+    Key(String),
     /// Hashes and archives come the same way, which nobody may stand in.
     #[error("{0}: an address that begins with https:// is needed; plain http:// is for this host alone")]
     Insecure(String),
@@ -45,6 +58,24 @@ pub enum UpdateError {
         url: String,
         /// The most there can be.
         most: u64,
+    },
+    /// The list of hashes has no signature.
+    #[error(
+        "{url}: the signature of the release cannot be had ({why}), and nothing is taken without one; nothing was changed here"
+    )]
+    Unsigned {
+        /// What was asked.
+        url: String,
+        /// Why.
+        why: String,
+    },
+    /// The list of hashes is not signed as it has to be.
+    #[error("{url}: {why}; nothing was changed here")]
+    Signature {
+        /// The signature.
+        url: String,
+        /// Why.
+        why: SignatureError,
     },
     /// The list of hashes has nothing for this machine.
     #[error("{url}: it names no archive for {target}")]

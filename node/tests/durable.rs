@@ -20,10 +20,11 @@ use tsnode_protocol::{
 };
 use tsnode_testnet::client::Reader;
 
-const LONG: Duration = Duration::from_secs(20);
+/// Another swarm may be beside this one.
+const LONG: Duration = Duration::from_secs(40);
 const RESPONSE_LOG: &str = "response.log";
 /// Tokens of an answer.
-const TOKENS: usize = 800;
+const TOKENS: usize = 500;
 /// Answers at once: one alone is over before anything can happen to it.
 const STREAMS: u64 = 8;
 
@@ -89,7 +90,7 @@ struct Read {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_killed_in_mid_stream_and_started_again_goes_on_with_its_clients() {
-    let mut net = Net::up(Wish { peers: 1, gateways: 1, flags: &["--kv-codec", "raw"], model_flags: &[] }).await;
+    let mut net = Net::up_beside(Wish { peers: 1, gateways: 1, flags: &["--kv-codec", "raw"], model_flags: &[] }).await;
     let (host, gateway) = (net.peer(0), net.peer(1));
     let expected = futures::future::join_all((0..STREAMS).map(|seed| net.tokens(1, body(seed)))).await;
     until("they are logged", || ended(&gateway.data_dir) == STREAMS as usize).await;
@@ -124,7 +125,7 @@ async fn a_gateway_killed_in_mid_stream_and_started_again_goes_on_with_its_clien
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_running_request_is_its_gateways_until_that_has_gone() {
-    let mut net = Net::up(Wish { peers: 1, gateways: 2, flags: &["--kv-codec", "raw"], model_flags: &[] }).await;
+    let mut net = Net::up_beside(Wish { peers: 1, gateways: 2, flags: &["--kv-codec", "raw"], model_flags: &[] }).await;
     let (first, second) = (net.peer(1), net.peer(2));
     let expected = futures::future::join_all((0..STREAMS).map(|seed| net.tokens(1, body(seed)))).await;
     let both = || Arc::new(Mutex::new(vec![first.http.clone(), second.http.clone()]));
@@ -168,7 +169,7 @@ async fn a_running_request_is_its_gateways_until_that_has_gone() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_that_no_peer_knows_of_goes_on_as_its_client_has_it() {
     let flags = ["--kv-codec", "int4", "--split", "always", "--layout", "prefill=1,decode=1"];
-    let net = Net::up(Wish { peers: 2, gateways: 0, flags: &flags, model_flags: &[] }).await;
+    let net = Net::up_beside(Wish { peers: 2, gateways: 0, flags: &flags, model_flags: &[] }).await;
     let prompt = "and the wind blew ".repeat(20);
     let mut body = json!({ "prompt": prompt, "max_tokens": 48, "temperature": 0, "ignore_eos": true });
     let (packed, said) = net.tokens(0, body.clone()).await;
@@ -194,7 +195,7 @@ async fn an_answer_that_no_peer_knows_of_goes_on_as_its_client_has_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_clock_set_back_an_hour_makes_nobody_deaf() {
-    let mut net = Net::up(Wish { peers: 2, gateways: 0, flags: &["--kv-codec", "raw"], model_flags: &[] }).await;
+    let mut net = Net::up_beside(Wish { peers: 2, gateways: 0, flags: &["--kv-codec", "raw"], model_flags: &[] }).await;
     let folder = net.peer(1).data_dir;
     net.net.kill(1).await.unwrap();
     // As it would have been with a clock an hour ahead: lives begin at the clock's time.

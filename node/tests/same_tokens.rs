@@ -27,12 +27,12 @@ async fn answers(net: &Net, peer: usize) -> Vec<Vec<u64>> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_process_two_peers_and_two_pipelines_say_the_same() {
-    let one = Net::up(Wish { peers: 1, gateways: 0, flags: &[], model_flags: &[] }).await;
+    let one = Net::up_beside(Wish { peers: 1, gateways: 0, flags: &[], model_flags: &[] }).await;
     let expected = answers(&one, 0).await;
     one.down().await;
     assert_ne!(expected[0], expected[1], "sampling samples");
 
-    let two = Net::up(Wish {
+    let two = Net::up_beside(Wish {
         peers: 2,
         gateways: 0,
         flags: &["--layout", "prefill=1,decode=1", "--kv-codec", "raw", "--kv-streams", "2"],
@@ -56,7 +56,7 @@ async fn one_process_two_peers_and_two_pipelines_say_the_same() {
     assert_eq!(kept, *trace, "the gateway remembers it");
     two.down().await;
 
-    let five = Net::up(Wish {
+    let five = Net::up_beside(Wish {
         peers: 5,
         gateways: 1,
         flags: &["--layout", "prefill=2,decode=3", "--kv-codec", "raw"],
@@ -68,7 +68,7 @@ async fn one_process_two_peers_and_two_pipelines_say_the_same() {
 
     let host = || PeerConfig::Host { flags: owned(&["--threads", "2", "--tensor-parallel", "2"]) };
     let flags = ["--layout", "prefill=1,decode=2", "--kv-codec", "raw"];
-    let ranks = Net::of(vec![host(), host(), host()], &flags).await;
+    let ranks = Net::of_beside(vec![host(), host(), host()], &flags).await;
     assert_eq!(answers(&ranks, 0).await, expected, "two ranks at every stage");
     ranks.down().await;
 }
@@ -110,7 +110,7 @@ async fn answered(net: &Net, peer: usize, way: Option<&str>, codec: Option<&str>
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_request_with_a_fixed_codec_has_one_answer() {
     let layout = ["--layout", "prefill=1,decode=1,decode=1"];
-    let net = Net::up(Wish { peers: 3, gateways: 1, flags: &layout, model_flags: &[] }).await;
+    let net = Net::up_beside(Wish { peers: 3, gateways: 1, flags: &layout, model_flags: &[] }).await;
     let mut all = Vec::new();
     for codec in ["raw", "int8", "int4", "int3"] {
         let expected = answered(&net, 3, None, Some(codec)).await;
@@ -126,7 +126,7 @@ async fn one_request_with_a_fixed_codec_has_one_answer() {
     net.down().await;
 
     let flags = [&layout[..], &["--fixed-kv", "int8"]].concat();
-    let net = Net::up(Wish { peers: 3, gateways: 1, flags: &flags, model_flags: &[] }).await;
+    let net = Net::up_beside(Wish { peers: 3, gateways: 1, flags: &flags, model_flags: &[] }).await;
     for (peer, way) in [(3, None), (0, None), (3, Some("in-place")), (1, Some("whole"))] {
         assert_eq!(answered(&net, peer, way, None).await, int8, "fixed by the owner, at {peer}, {way:?}");
     }
@@ -156,14 +156,15 @@ async fn drafted(net: &Net, peers: usize) -> (u64, u64) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_draft_model_changes_no_token() {
     let one =
-        Net::up(Wish { peers: 1, gateways: 0, flags: &["--speculative-decoding", "never"], model_flags: &[] }).await;
+        Net::up_beside(Wish { peers: 1, gateways: 0, flags: &["--speculative-decoding", "never"], model_flags: &[] })
+            .await;
     let expected = answers(&one, 0).await;
     one.down().await;
 
     let draft = models().join("gutenberg-tiny").display().to_string();
     for (peers, layout) in [(1, "mixed=1"), (2, "mixed=2"), (2, "prefill=1,decode=1")] {
         let flags = ["--layout", layout, "--kv-codec", "raw", "--draft", &draft];
-        let net = Net::up(Wish { peers, gateways: 0, flags: &flags, model_flags: &[] }).await;
+        let net = Net::up_beside(Wish { peers, gateways: 0, flags: &flags, model_flags: &[] }).await;
         assert_eq!(answers(&net, 0).await, expected, "{layout}");
         let both = futures::future::join_all((0..4).map(|_| answers(&net, 0))).await;
         assert!(both.iter().all(|answers| *answers == expected), "{layout}, four at once");
@@ -176,7 +177,7 @@ async fn a_draft_model_changes_no_token() {
     let (model, other) = (models().join("reference/llama-gqa"), models().join("reference/mistral-window"));
     let model_flags = ["--model", &model.display().to_string(), "--draft", &other.display().to_string()];
     let flags = ["--kv-dtype", "f32"];
-    let net = Net::up(Wish { peers: 1, gateways: 0, flags: &flags, model_flags: &model_flags }).await;
+    let net = Net::up_beside(Wish { peers: 1, gateways: 0, flags: &flags, model_flags: &model_flags }).await;
     for Case { prompt, greedy } in cases(&model) {
         let body = json!({ "prompt": prompt, "max_tokens": greedy.len(), "temperature": 0, "ignore_eos": true });
         assert_eq!(net.tokens(0, body).await.0, greedy, "prompt of {}", prompt.len());
@@ -232,7 +233,7 @@ async fn reference_models_cut_over_peers_continue_as_transformers_does() {
     for name in REFERENCE {
         let folder = models().join("reference").join(name);
         let path = folder.display().to_string();
-        let net = Net::up(Wish {
+        let net = Net::up_beside(Wish {
             peers: 3,
             gateways: 0,
             flags: &["--layout", "prefill=2,decode=1", "--kv-codec", "raw", "--kv-dtype", "f32"],
@@ -250,8 +251,8 @@ async fn reference_models_cut_over_peers_continue_as_transformers_does() {
     }
 }
 
-/// Models that one peer lends at once, and where their files are.
-const SEVERAL: [&str; 3] = ["gutenberg-tiny", "reference/llama-gqa", "reference/opt-relu"];
+/// Models that one peer lends at once, and where their files are. Some layers of the last one keep a state, which is sent nowhere.
+const SEVERAL: [&str; 3] = ["gutenberg-tiny", "reference/llama-gqa", "reference/qwen3next-experts"];
 
 /// What is asked of one of them for a while, as it is streamed.
 fn streamed(model: &str) -> Value {
@@ -301,13 +302,13 @@ async fn several_models_on_one_peer_answer_as_each_does_alone_and_outlive_it() {
     let mut expected = Vec::new();
     for name in SEVERAL {
         let model_flags = ["--model", &path(name)];
-        let one = Net::up(Wish { peers: 1, gateways: 0, flags: &flags, model_flags: &model_flags }).await;
+        let one = Net::up_beside(Wish { peers: 1, gateways: 0, flags: &flags, model_flags: &model_flags }).await;
         expected.push(stream(&one, 0, called(name)).await.1.await.unwrap());
         one.down().await;
     }
     let all = SEVERAL.map(path);
     let model_flags: Vec<&str> = all.iter().flat_map(|path| ["--model", path]).collect();
-    let mut net = Net::up(Wish { peers: 2, gateways: 1, flags: &flags, model_flags: &model_flags }).await;
+    let mut net = Net::up_beside(Wish { peers: 2, gateways: 1, flags: &flags, model_flags: &model_flags }).await;
     let asked = (0..3).flat_map(|peer| SEVERAL.iter().enumerate().map(move |(n, name)| (peer, n, name)));
     let answers = asked.map(|(peer, n, name)| {
         let (net, expected) = (&net, &expected);
@@ -383,7 +384,7 @@ async fn a_model_that_nobody_asks_for_yields_its_memory_to_one_that_somebody_doe
     std::fs::write(&settings, [part(SEVERAL[1]), part(SEVERAL[2])].concat()).unwrap();
     let model_flags = ["--config", settings.to_str().unwrap(), "--memory", "600MiB", "--swap-models"];
     let flags = ["--kv-dtype", "f32", "--split", "auto", "--kv-codec", "raw"];
-    let mut net = Net::up(Wish { peers: 1, gateways: 1, flags: &flags, model_flags: &model_flags }).await;
+    let mut net = Net::up_beside(Wish { peers: 1, gateways: 1, flags: &flags, model_flags: &model_flags }).await;
     // The first request waits until one model has gone and the other has come, which a busy machine takes its time for.
     net.client = reqwest::Client::builder().timeout(Duration::from_secs(300)).build().unwrap();
     let before = loaded(&net, 1).await;

@@ -269,7 +269,7 @@ fn free_address() -> String {
 /// other has gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_peer_with_nothing_but_an_invite_fetches_and_serves() {
-    let _turn = common::turn().await;
+    let _turn = common::seat().await;
     let home = tempfile::tempdir().unwrap();
     let (kills, mut draw) = (number("TSNODE_TEST_KILLS", 2), Draw(number("TSNODE_SEED", 41)));
     let sizes = 1 + kills / KILLS;
@@ -351,7 +351,7 @@ async fn list(data: &Path) -> Value {
 /// and both compute what one alone would.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_peer_fetches_the_layers_that_it_holds_and_no_others() {
-    let _turn = common::turn().await;
+    let _turn = common::seat().await;
     let home = tempfile::tempdir().unwrap();
     let model = model(home.path());
     let file = fs::metadata(model.join("model.safetensors")).unwrap().len();
@@ -412,7 +412,7 @@ async fn a_peer_fetches_the_layers_that_it_holds_and_no_others() {
 /// One holder sends something else than was asked for, of another the file is damaged in many places: all comes from whoever has it right.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_not_what_its_hash_says_comes_from_elsewhere() {
-    let _turn = common::turn().await;
+    let _turn = common::seat().await;
     let home = tempfile::tempdir().unwrap();
     let model = model(home.path());
     let all = fs::metadata(model.join("model.safetensors")).unwrap().len();
@@ -470,6 +470,7 @@ fn damage_in_place(path: &Path, at: u64) {
 /// and keeps a history.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_can_be_spared_costs_a_moment_where_it_is_damaged() {
+    // It measures how long a start takes.
     let _turn = common::turn().await;
     let home = tempfile::tempdir().unwrap();
     let model = model(home.path());

@@ -9,7 +9,7 @@ use bincode::{
 };
 
 /// Version of everything this crate encodes. Peers speak only when theirs is equal.
-pub const VERSION: u16 = 24;
+pub const VERSION: u16 = 25;
 
 /// What can be encoded and decoded: everything with bincode's derives.
 pub trait Wire: Encode + Decode<()> {}

@@ -3,7 +3,7 @@
 //! A gateway opens a stream with an [`EncodeRequest`] ([`crate::stream::Opening::Encode`]); the lender answers with an
 //! [`EncodeEvent::Encoded`] for each input, in their order, and [`EncodeEvent::Done`], or says at any point why not.
 
-use crate::{ModelId, Token, codec::CodecError, limits};
+use crate::{ModelId, Token, codec::CodecError, limits, reason::shorten};
 use bincode::{Decode, Encode};
 use serde::{Deserialize, Serialize};
 
@@ -141,6 +141,13 @@ pub enum EncodeRefusal {
 }
 
 impl EncodeRefusal {
+    /// Leaves no more of a reason in it than is kept.
+    pub fn shorten_reason(&mut self) {
+        if let Self::Input { why, .. } | Self::Failed(why) = self {
+            shorten(why);
+        }
+    }
+
     /// Whether every lender would say the same.
     #[must_use]
     pub fn is_final(&self) -> bool {

@@ -4,7 +4,7 @@
 //! ([`crate::stream`]): `Opening::Kv(KvHeader)`, then per tile a [`KvPart::Tile`] and a frame of its payload's bytes,
 //! then a [`KvPart::End`]. The decode stage answers with one [`KvAnswer`].
 
-use crate::{KvStream, LayerRange, ModelId, PeerId, RequestId, Seconds, codec::CodecError, limits};
+use crate::{KvStream, LayerRange, ModelId, PeerId, RequestId, Seconds, codec::CodecError, limits, reason::shorten};
 use bincode::{Decode, Encode};
 use serde::{Deserialize, Serialize};
 
@@ -239,4 +239,13 @@ pub enum KvAnswer {
     Committed,
     /// Nothing of it will be used.
     Refused(String),
+}
+
+impl KvAnswer {
+    /// Leaves no more of a reason in it than is kept.
+    pub fn shorten_reason(&mut self) {
+        if let Self::Refused(why) = self {
+            shorten(why);
+        }
+    }
 }

@@ -29,6 +29,7 @@ pub mod philox;
 pub mod plan;
 pub mod prompt_codec;
 pub mod proof;
+mod reason;
 pub mod response_log;
 pub mod ring;
 pub mod sampling;

@@ -49,6 +49,8 @@ pub const LINKS: usize = 1024;
 pub const ADDRESSES: usize = 16;
 /// Any name or message in text (bytes).
 pub const TEXT_BYTES: usize = 256;
+/// What is kept of a reason that a peer gives, whatever it says (bytes).
+pub const REASON_BYTES: usize = 1024;
 /// Groups in one plan.
 pub const GROUPS: usize = 1024;
 /// Stages in one group.
@@ -65,6 +67,8 @@ pub const SEQUENCE_TOKENS: u32 = 1 << 20;
 pub const PREFIXES: usize = 256;
 /// Sequences in one step.
 pub const BATCH: usize = 4096;
+/// Tokens that one step chooses: of each sequence one, and one for each draft token that holds.
+pub const CHOSEN: usize = 16 * BATCH;
 /// The grammar of one answer (bytes): the largest schemas of APIs are some ten thousand.
 pub const GRAMMAR_BYTES: usize = 64 * 1024;
 /// Tokens that may end the text of one grammar.

@@ -61,6 +61,15 @@ pub struct ModelShape {
     /// Whether one stage has to hold all of it: its blocks need more of a token, or of each other, than passes from stage to stage.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub whole: bool,
+    /// What a sequence keeps in all blocks together beside the KV of its tokens, however many these are (bytes). It stays where it was
+    /// computed, and KV beside it does so too.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub state_bytes: u64,
+}
+
+/// As serde asks it.
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 /// Experts of a mixture's blocks. A token passes few of them: what is read for it is less than what is stored.
@@ -98,6 +107,12 @@ impl ModelShape {
     #[must_use]
     pub fn all_layers(&self) -> LayerRange {
         LayerRange { start: 0, end: self.layers }
+    }
+
+    /// Whether sequences keep a state in some blocks: it cannot be cut at a token, and neither it nor KV is sent to whoever goes on.
+    #[must_use]
+    pub fn has_state(&self) -> bool {
+        self.state_bytes > 0
     }
 
     /// Stages that may hold it together, at most.
@@ -146,9 +161,12 @@ impl ModelShape {
         if !self.heads.is_multiple_of(self.kv_heads) {
             return Err(CodecError::Invalid("heads not a multiple of KV heads"));
         }
-        let bytes = [self.layer_bytes, self.embed_bytes, self.head_bytes];
+        let bytes = [self.layer_bytes, self.embed_bytes, self.head_bytes, self.state_bytes];
         if bytes.iter().any(|&b| b > 1 << 44) {
             return Err(CodecError::Invalid("model bytes out of range"));
+        }
+        if self.has_state() && !self.whole {
+            return Err(CodecError::Invalid("a state that stages would share"));
         }
         let possible =
             |e: Experts| sane(e.count, limits::EXPERTS) && sane(e.used, e.count) && e.bytes <= self.layer_bytes;
@@ -253,8 +271,12 @@ mod tests {
             head_bytes: 1,
             experts: None,
             whole: false,
+            state_bytes: 0,
         };
         assert_eq!([false, true].map(|whole| ModelShape { layers: 7, whole, ..sizes }.most_stages()), [7, 1]);
+        // One stage has all that a sequence keeps.
+        let kept = |whole| ModelShape { whole, state_bytes: 1, ..sizes }.check();
+        assert!(kept(true).is_ok() && kept(false).is_err());
         let of = |names: &[&str]| {
             let file = |(n, name): (u8, &&str)| ModelFile { name: (*name).into(), bytes: 1, hash: [n; 32] };
             let files = (0..).zip(names).map(file).collect();

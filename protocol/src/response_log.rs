@@ -7,7 +7,6 @@
 
 use crate::{
     GroupId, ModelId, PeerId, PromptCodec, RequestId, Sampled, Token, codec, codec::CodecError, generation::Generation,
-    limits,
 };
 use bincode::{Decode, Encode};
 
@@ -58,9 +57,10 @@ impl ResponseLogPart {
     /// # Errors
     /// Names the rule broken.
     pub fn check(&self) -> Result<(), CodecError> {
-        if self.tokens.len() > PART_TOKENS || self.tokens.iter().any(|t| t.top.len() > limits::TOP_LOGPROBS) {
+        if self.tokens.len() > PART_TOKENS {
             return Err(CodecError::Invalid("response log part too large"));
         }
+        self.tokens.iter().try_for_each(Sampled::check)?;
         self.codec.check()
     }
 }

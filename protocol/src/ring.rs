@@ -8,6 +8,7 @@ use crate::{
     codec::CodecError,
     kv::{Delivery, KvPace},
     limits,
+    reason::shorten,
     sampling::{PromptLogprob, check_prompt_logprobs},
 };
 use bincode::{Decode, Encode};
@@ -284,6 +285,20 @@ pub struct StepEntry {
 }
 
 impl RingFrame {
+    /// Leaves no more of a reason in it than is kept.
+    pub fn shorten_reason(&mut self) {
+        match self {
+            Self::Admit(Admit { refused: Some(Refusal::Full(why) | Refusal::Never(why)), .. })
+            | Self::Grow(Grow { refused: Some(Refusal::Full(why) | Refusal::Never(why)), .. })
+            | Self::Admitted { refused: Some(Refusal::Full(why) | Refusal::Never(why)), .. }
+            | Self::Grown { refused: Some(Refusal::Full(why) | Refusal::Never(why)), .. }
+            | Self::KvArrived { arrived: Err(why), .. }
+            | Self::KvSent { failed: Some(why), .. }
+            | Self::Failed { reason: why, .. } => shorten(why),
+            _ => {}
+        }
+    }
+
     /// Refuses frames out of bounds.
     ///
     /// # Errors
@@ -295,6 +310,10 @@ impl RingFrame {
                 Err(CodecError::Invalid("KV in too many pieces"))
             }
             Self::PromptLogprobs { logprobs, .. } => check_prompt_logprobs(logprobs),
+            Self::Sampled { tokens, .. } if tokens.len() > limits::CHOSEN => {
+                Err(CodecError::Invalid("more tokens than a step chooses"))
+            }
+            Self::Sampled { tokens, .. } => tokens.iter().try_for_each(|(_, sampled)| sampled.check()),
             Self::Grow(grow) if grow.room > limits::SEQUENCE_TOKENS => Err(CodecError::Invalid("sequence too long")),
             Self::Step(step) => {
                 let rows: usize = step.entries.iter().map(|e| e.tokens.len()).sum();

@@ -110,6 +110,19 @@ pub struct Sampled {
     pub top: Vec<TokenLogprob>,
 }
 
+impl Sampled {
+    /// Refuses more alternatives than anybody may ask for.
+    ///
+    /// # Errors
+    /// Names the rule broken.
+    pub fn check(&self) -> Result<(), CodecError> {
+        if self.top.len() > limits::TOP_LOGPROBS {
+            return Err(CodecError::Invalid("too many alternatives of a token"));
+        }
+        Ok(())
+    }
+}
+
 /// What a model says of a token that was given to it, by the tokens before it.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct PromptLogprob {

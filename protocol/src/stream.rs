@@ -14,6 +14,7 @@ use crate::{
     kv::{Delivery, KvHeader, KvPace},
     limits,
     proof::{Code, Nonce},
+    reason::shorten,
     response_log::ResponseLogHead,
     ring::{KvTarget, RingHello, check_targets},
     sampling::{PromptLogprob, check_prompt_logprobs},
@@ -209,6 +210,13 @@ pub enum DecodeEvent {
 }
 
 impl DecodeEvent {
+    /// Leaves no more of a reason in it than is kept.
+    pub fn shorten_reason(&mut self) {
+        if let Self::Refused(why) | Self::KvFailed(why) | Self::End(End::Failed(why)) = self {
+            shorten(why);
+        }
+    }
+
     /// Refuses what is out of bounds.
     ///
     /// # Errors
@@ -216,6 +224,11 @@ impl DecodeEvent {
     pub fn check(&self) -> Result<(), CodecError> {
         match self {
             Self::PromptLogprobs { logprobs, .. } => check_prompt_logprobs(logprobs),
+            Self::Token { sampled, .. } => sampled.check(),
+            // Each stage of the group says of its own that they are no more than the stages they may come from.
+            Self::KvArrived { deliveries, .. } if deliveries.len() > limits::STAGES * limits::STAGES => {
+                Err(CodecError::Invalid("KV in too many pieces"))
+            }
             _ => Ok(()),
         }
     }
@@ -282,6 +295,26 @@ pub enum PrefillEvent {
     },
     /// It will not happen.
     Failed(String),
+}
+
+impl PrefillEvent {
+    /// Leaves no more of a reason in it than is kept.
+    pub fn shorten_reason(&mut self) {
+        if let Self::Failed(why) = self {
+            shorten(why);
+        }
+    }
+
+    /// Refuses what is out of bounds.
+    ///
+    /// # Errors
+    /// Names the rule broken.
+    pub fn check(&self) -> Result<(), CodecError> {
+        match self {
+            Self::First { sampled, .. } => sampled.check(),
+            Self::KvSent { .. } | Self::Failed(_) => Ok(()),
+        }
+    }
 }
 
 /// The length in front of a frame of `bytes`.

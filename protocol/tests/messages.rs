@@ -86,6 +86,7 @@ pub fn advert() -> Advert {
         head_bytes: 2 << 20,
         experts: Some(Experts { count: 8, used: 2, bytes: 1 << 19 }),
         whole: false,
+        state_bytes: 0,
     };
     let file = ModelFile { name: "tokenizer.json".into(), bytes: 70_000, hash: [6; 32] };
     let device = Device {

@@ -3,13 +3,15 @@
 use crate::messages::*;
 use proptest::prelude::*;
 use tsnode_protocol::{
-    EncodeEvent, Gossip, Invite, KvStream, Signed,
+    EncodeEvent, Gossip, Invite, KvCodec, KvStream, PromptCodec, Sampled, Seconds, Signed,
     codec::{self, CodecError, Wire},
     kv::{KvAnswer, KvHeader, KvPart},
     limits,
+    response_log::ResponseLogPart,
     ring::{RingFrame, RingHello},
     stream::{
-        DecodeEvent, DecodeOrder, MEETING_ADDRESSES, Meeting, Opening, PrefillEvent, ProofAnswer, SeenAt, TrainSeen,
+        Computed, DecodeEvent, DecodeOrder, MEETING_ADDRESSES, Meeting, Opening, PrefillEvent, ProofAnswer, SeenAt,
+        TrainSeen,
     },
     weights::{WeightsManifest, WeightsQuery},
 };
@@ -126,6 +128,30 @@ fn openings_are_within_what_a_group_can_be() {
     refused(Opening::Prefill(prefill));
     let Opening::Meet(meeting) = named("opening meet") else { panic!("another opening") };
     refused(Opening::Meet(Meeting { addresses: vec![meeting.addresses[0]; MEETING_ADDRESSES + 1] }));
+}
+
+/// A token comes with no more alternatives than may be asked for, by whatever message it comes.
+#[test]
+fn answers_are_within_what_may_be_asked_for() {
+    let of = |count: usize| Sampled { top: vec![sampled().top[0]; count], ..sampled() };
+    let computed = Computed { queued: Seconds(0.25), took: Seconds(1.5) };
+    let parts = |sampled: Sampled| {
+        let (codec, tokens) = (PromptCodec::from(KvCodec::Int4), vec![sampled.clone()]);
+        [
+            DecodeEvent::Token { index: 4, sampled: sampled.clone() }.check(),
+            PrefillEvent::First { sampled: sampled.clone(), computed, cached: 0 }.check(),
+            RingFrame::Sampled { step: 1, tokens: vec![(REQUEST, sampled)] }.check(),
+            ResponseLogPart { codec, holder: None, tokens }.check(),
+        ]
+    };
+    assert!(parts(of(limits::TOP_LOGPROBS)).iter().all(Result::is_ok));
+    assert!(parts(of(limits::TOP_LOGPROBS + 1)).iter().all(Result::is_err));
+
+    let chosen = |count| RingFrame::Sampled { step: 1, tokens: vec![(REQUEST, of(0)); count] }.check();
+    assert!(chosen(limits::CHOSEN).is_ok() && chosen(limits::CHOSEN + 1).is_err());
+    let pieces = |count| DecodeEvent::KvArrived { after: Seconds(0.5), deliveries: vec![delivery(); count] }.check();
+    let most = limits::STAGES * limits::STAGES;
+    assert!(pieces(most).is_ok() && pieces(most + 1).is_err());
 }
 
 proptest! {

@@ -318,12 +318,31 @@ impl Testnet {
     ///
     /// # Errors
     /// When the system does not let it.
-    pub async fn down(mut self) -> Result<(), TestnetError> {
+    pub async fn down(self) -> Result<(), TestnetError> {
+        self.down_unless(std::future::pending()).await
+    }
+
+    /// The same, and kills those at once that are still there when `hurry` comes: somebody does not want to wait for them.
+    ///
+    /// # Errors
+    /// As [`Self::down`].
+    pub async fn down_unless(mut self, hurry: impl Future<Output = ()>) -> Result<(), TestnetError> {
         for process in &mut self.processes {
             process.ask_to_leave();
         }
+        let (mut hurry, mut hurries) = (std::pin::pin!(hurry), false);
         for process in &mut self.processes {
-            process.await_end(DOWN).await?;
+            if !hurries {
+                tokio::select! {
+                    biased;
+                    ended = process.await_end(DOWN) => ended?,
+                    () = &mut hurry => hurries = true,
+                }
+            }
+            if hurries {
+                process.start_kill();
+                process.await_end(DOWN).await?;
+            }
         }
         Ok(())
     }
@@ -336,5 +355,39 @@ impl Drop for Testnet {
                 process.start_kill();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Stdio;
+    use tokio::{
+        io::{AsyncBufReadExt as _, BufReader},
+        process::Command,
+    };
+
+    #[tokio::test]
+    async fn who_hurries_waits_for_no_peer_that_does_not_leave_and_leaves_no_process() {
+        // Whoever asks it to leave is not heard, from when it says so on.
+        let stays = ["-c", "trap '' TERM; echo deaf; while :; do sleep 0.05; done"];
+        let mut child = Command::new("sh").args(stays).stdout(Stdio::piped()).spawn().unwrap();
+        let (pid, mut line) = (child.id().unwrap(), String::new());
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).await.unwrap();
+        assert_eq!(line.trim(), "deaf");
+        let config = TestnetConfig {
+            executable: PathBuf::new(),
+            folder: PathBuf::new(),
+            peers: Vec::new(),
+            http_port: None,
+            link_mbit: None,
+            link_ms: None,
+            flags: Vec::new(),
+        };
+        let net = Testnet { config, processes: vec![Process::running(child)], detached: false };
+        let began = Instant::now();
+        net.down_unless(std::future::ready(())).await.unwrap();
+        assert!(began.elapsed() < DOWN, "{:?}", began.elapsed());
+        assert!(platform::command_line(pid).is_empty(), "it still runs");
     }
 }

@@ -150,6 +150,22 @@ impl Process {
         Self::start(&config.executable, info, into, invite)
     }
 
+    /// Any process, as if it were one.
+    #[cfg(test)]
+    pub fn running(child: Child) -> Self {
+        let info = PeerInfo {
+            name: "process".into(),
+            id: String::new(),
+            pid: child.id().unwrap_or_default(),
+            data_dir: PathBuf::new(),
+            log: PathBuf::new(),
+            http: String::new(),
+            gateway: false,
+            args: Vec::new(),
+        };
+        Self { info, child, killed: false }
+    }
+
     /// Starts it again, with its files. Where nobody is there to invite it, it remembers its swarm itself.
     pub fn relaunch(executable: &Path, info: PeerInfo, invite: Option<&str>) -> Result<Self, TestnetError> {
         info.forget_http()?;

@@ -35,15 +35,16 @@ fn growing(most: usize, svg: Option<&String>) {
     let Some(path) = svg else { return };
     let line = |name: &str, of: fn(&Row) -> f64| (name.to_owned(), rows.iter().map(of).collect());
     let bytes = [line("heard by a peer", |r| r.heard), line("said by a peer", |r| r.said)];
-    draw(path, "Gossip of an idle swarm, each message counted once", &rows, Scale::ByteRate, &bytes);
+    let title = "Gossip of an idle swarm, each message counted once";
+    draw(path, title, "a peer's traffic", &rows, Scale::ByteRate, &bytes);
     let seconds = [line("after the last start", |r| r.first), line("after a silent death", |r| r.again)];
     let path = path.replace(".svg", "-plans.svg");
-    draw(&path, "Until all follow one plan", &rows, Scale::Seconds, &seconds);
+    draw(&path, "Until all follow one plan", "time", &rows, Scale::Seconds, &seconds);
 }
 
-fn draw(path: &str, title: &str, rows: &[Row], scale: Scale, series: &[(String, Vec<f64>)]) {
+fn draw(path: &str, title: &str, up: &str, rows: &[Row], scale: Scale, series: &[(String, Vec<f64>)]) {
     let rates: Vec<f64> = rows.iter().map(|r| r.peers as f64).collect();
-    let plot = Plot { title, across: "peers", rates: &rates, scale, series };
+    let plot = Plot { title, across: "peers", up, rates: &rates, scale, series };
     if let Err(error) = std::fs::write(path, plot.svg()) {
         eprintln!("{path}: {error}");
     }

@@ -169,7 +169,8 @@ impl<'p> Relaxed<'p> {
     }
 
     fn set(&self, counts: Vec<usize>) -> Set {
-        let (phases, both) = (self.problem.space.phases, self.problem.space.mixed || !self.problem.space.phases);
+        let phases = self.problem.has_phases();
+        let both = self.problem.space.mixed || !phases;
         let mut set = Set { counts, prefill: Vec::new(), decode: Vec::new(), mixed: Vec::new() };
         for group in self.groups(&set.counts) {
             let (prefill, decode) = (self.prefills(&group), self.decodes(&group));
@@ -194,7 +195,7 @@ impl<'p> Relaxed<'p> {
         }
         let model = &self.problem.model;
         let tokens = (self.memory(counts) - model.bytes()) / model.kv();
-        let batch = (tokens / self.problem.workload.mean.reserved).max(1.0);
+        let batch = (tokens / self.problem.reserved().0).max(1.0);
         let group = |parts: Vec<(f64, &'p Prefill, &'p Decode)>| RelaxedGroup {
             prefill: parts.iter().map(|p| *p.1).reduce(|a, b| least_prefill(&a, &b)).unwrap_or_default(),
             decode: parts.iter().map(|p| *p.2).reduce(|a, b| least_decode(&a, &b)).unwrap_or_default(),

@@ -15,7 +15,7 @@
 //! | a plan for people and programs | [`outcome`] |
 //! | several models: devices divided, or shared | [`services`], [`placement`] |
 //! | which machines to buy | [`provisioning`] |
-//! | pictures | [`plot`] |
+//! | pictures | [`plot`] where there are axes, else [`diagram`] |
 
 #![deny(missing_docs, clippy::allow_attributes_without_reason)]
 
@@ -23,6 +23,7 @@ pub mod baselines;
 pub mod bound;
 pub mod capacity;
 pub mod cronus;
+pub mod diagram;
 pub mod fixed_plan;
 pub mod generator;
 pub mod kv_memory;
@@ -41,5 +42,6 @@ pub mod shared_peer;
 pub mod simulation;
 pub mod splitwise;
 pub mod summary;
+mod svg;
 pub mod table;
 pub mod trace;

@@ -6,15 +6,18 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tsnode_coordinator::{
     batcher::BatcherConfig,
-    gate::SplitChoice,
+    gate::{PromptCost, SplitChoice},
+    links,
     members::Members,
     planner::live::{self, SearchInput},
     policy::{
         batching::Batch,
         choice::{Batches, Dispatch, MachineRoom},
+        routing::MachineNo,
     },
     replay::{
         ReplayPlan,
+        gated::ReplayGate,
         iteration_cost::IterationCost,
         machines::{Arrival, Machine, Outcome, SharedCores},
         pipeline::Pipeline,
@@ -27,7 +30,7 @@ use tsnode_coordinator::{
     },
     settings::SwarmSettings,
 };
-use tsnode_protocol::{BatchPolicy, Bytes, Group, LayerProfile, ModelId, PeerId, Plan, Seconds};
+use tsnode_protocol::{BatchPolicy, Bytes, FlopsPerSecond, Group, LayerProfile, ModelId, PeerId, Plan, Seconds};
 
 /// Why a plan cannot be simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -45,19 +48,24 @@ pub enum LivePlanError {
 pub struct Overheads {
     /// How much longer every step takes: handing it round, choosing tokens, passing them on.
     pub step: Seconds,
-    /// How much longer every request takes, until its first step begins and after its first token is there.
+    /// How much longer it takes until a request's first token is seen by who asked.
     pub request: Seconds,
+    /// And until its end is: less, where its next tokens are computed while the first is on its way.
+    pub whole: Seconds,
     /// Processors that are used while nothing is asked.
     pub idle: f64,
-    /// Processor time of each token of an answer beside its steps: those who pass it on.
+    /// Processor time of each request beside steps: those who take it.
+    pub asked: Seconds,
+    /// And of each token of its answer: those who pass it on.
     pub token: Seconds,
 }
 
 impl Overheads {
-    /// What hosts with so many processors have left for steps, while so many tokens of answers are passed on in a second.
+    /// What hosts with so many processors have left for steps, while so many requests come and tokens of answers are passed on in a second.
     #[must_use]
-    pub fn left(&self, cores: &[f64], tokens_per_second: f64) -> Vec<f64> {
-        let (all, taken): (f64, f64) = (cores.iter().sum(), self.idle + self.token.0 * tokens_per_second);
+    pub fn left(&self, cores: &[f64], requests: f64, tokens: f64) -> Vec<f64> {
+        let all: f64 = cores.iter().sum();
+        let taken = self.idle + self.asked.0 * requests + self.token.0 * tokens;
         let part = (1.0 - taken / all).max(LEAST_LEFT);
         cores.iter().map(|cores| cores * part).collect()
     }
@@ -71,6 +79,8 @@ const LEAST_LEFT: f64 = 0.1;
 pub struct LivePlanRun {
     /// How they are routed.
     pub dispatch: Dispatch,
+    /// Whether the cost gate is asked where prompts are computed.
+    pub split: SplitChoice,
     /// What each step takes beside its layers.
     pub step: Seconds,
     /// Processors of each host.
@@ -159,8 +169,41 @@ impl<'a> LivePlan<'a> {
             Machine { batching, cost: Arc::new(Stepped { cost, step: how.step }) }
         };
         let parts = ReplayPlan::new(&mut evaluator, &groups, &evaluation, &machine);
-        let simulation = parts.dispatched(how.dispatch).recorded();
-        simulation.on(self.shared(how)).run(arrivals, &|_| false)
+        let simulation = match how.split {
+            SplitChoice::Always => parts.dispatched(how.dispatch),
+            SplitChoice::Auto => parts.gated(how.dispatch, self.gate()),
+        };
+        simulation.recorded().on(self.shared(how)).run(arrivals, &|_| false)
+    }
+
+    /// What gateways' cost gate knows of the groups.
+    fn gate(&self) -> ReplayGate {
+        let model = &self.input.problem.model;
+        let cost = |stage: &tsnode_protocol::Stage| {
+            let layers = stage.layers.len();
+            let device = self.members.get(&stage.peer).and_then(|a| a.devices.get(usize::from(stage.device)));
+            match device.and_then(|device| device.profile(self.input.card.id)) {
+                Some(profile) => PromptCost::measured(profile, layers),
+                None => {
+                    PromptCost::at_rate(&model.shape, layers, device.map_or(FlopsPerSecond(1e9), |device| device.flops))
+                }
+            }
+        };
+        let whole = |group: &Group| group.stages.iter().map(cost).fold(PromptCost::default(), std::ops::Add::add);
+        let link = |share: &RouteShare| {
+            let [from, to] = [share.prefill, share.decode].map(|n| self.groups[n].stages.first().map(|s| s.peer));
+            let (from, to) = (from?, to?);
+            let known = self.members.get(&from)?.links.iter().find(|link| link.to == to);
+            let unmeasured = if from == to { links::WITHIN_PEER } else { links::UNMEASURED };
+            let pair = [share.prefill, share.decode].map(|n| MachineNo(n as u32));
+            Some(((pair[0], pair[1]), known.map_or(unmeasured, |link| (link.latency, link.bandwidth))))
+        };
+        ReplayGate {
+            shape: model.shape,
+            element_bytes: (model.element as u64).max(1),
+            costs: self.groups.iter().map(whole).collect(),
+            links: self.shares.iter().filter_map(link).collect(),
+        }
     }
 
     /// Its model on a device that computes all of it; none where several devices do.

@@ -1,21 +1,24 @@
-//! Lines over rates, as SVG: what is measured of several policies or systems as more requests come, or of a swarm as it
-//! grows.
+//! Plots, drawn by `plotters`: lines over rates, of what is measured of several policies or systems as more requests come or as a swarm
+//! grows, and in [`mixes`] points over two numbers of machines. What has no axes is a [diagram](crate::diagram).
 
-pub mod heat;
-pub mod placement;
-pub mod plan;
-pub mod timeline;
+pub mod mixes;
+mod page;
 
-use std::fmt::Write;
+use self::page::{AXIS, Area, Drawn, GRID, colour, legend, letters, page};
+use plotters::{
+    coord::{ranged1d::ValueFormatter, types::RangedCoordf64},
+    prelude::*,
+};
 
-const WIDTH: f64 = 640.0;
-const HEIGHT: f64 = 360.0;
-const LEFT: f64 = 60.0;
-const TOP: f64 = 45.0;
-const BOTTOM: f64 = 310.0;
-/// Room for the names of the lines.
-const NAMES: f64 = 150.0;
-const COLOURS: [&str; 8] = ["#c0392b", "#2d6fb4", "#5b8c3a", "#8a8a8a", "#c58a1b", "#7b4fa3", "#1f9e9e", "#5a3e2b"];
+/// The part with the axes, without the names at its right (pixels).
+const WIDTH: u32 = 600;
+const HEIGHT: u32 = 380;
+/// Room for the title.
+const TOP: u32 = 34;
+/// Height of a name.
+const ROW: u32 = 20;
+/// Decades with marks at 1, 2 and 5; of more only the powers of ten have room.
+const DECADES: usize = 6;
 
 /// What the values are.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,14 +33,16 @@ pub enum Scale {
     ByteRate,
 }
 
-/// A plot.
+/// A plot of lines.
 #[derive(Clone, Debug)]
 pub struct Plot<'a> {
     /// What it shows.
     pub title: &'a str,
-    /// What goes from left to right: requests/s, or something else.
+    /// What goes from left to right, with its unit: requests/s, or something else.
     pub across: &'a str,
-    /// Its values.
+    /// What goes up. Marks have its unit.
+    pub up: &'a str,
+    /// Values of what goes from left to right.
     pub rates: &'a [f64],
     /// What the values are.
     pub scale: Scale,
@@ -49,33 +54,66 @@ impl Plot<'_> {
     /// The picture.
     #[must_use]
     pub fn svg(&self) -> String {
-        let mut out = String::new();
-        let _ = writeln!(
-            out,
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" font-size=\"12\">\n\
-             <rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n\
-             <text x=\"{LEFT}\" y=\"24\" font-size=\"14\">{}</text>",
-            escaped(self.title)
-        );
-        let range = self.range();
-        self.axes(&mut out, range);
-        for (k, (name, values)) in self.series.iter().enumerate() {
-            let colour = COLOURS[k % COLOURS.len()];
-            let shown = self.rates.iter().zip(values).filter(|(_, v)| v.is_finite() && **v <= range.1);
-            let points: Vec<String> =
-                shown.map(|(r, v)| format!("{:.1},{:.1}", self.x(*r), self.y(*v, range))).collect();
-            let _ = writeln!(
-                out,
-                "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2.5\"/>\n\
-                 <text x=\"{:.0}\" y=\"{:.0}\" fill=\"{colour}\">{}</text>",
-                points.join(" "),
-                WIDTH - NAMES + 8.0,
-                60.0 + 18.0 * k as f64,
-                escaped(name)
-            );
+        let (low, high) = self.range();
+        if self.scale == Scale::Share {
+            return self.drawn(RangedCoordf64::from(low..high));
         }
-        out.push_str("</svg>\n");
-        out
+        // Own marks: those of plotters are powers of ten, of which a decade of times may have none.
+        self.drawn((low..high).log_scale().with_key_points(marks(low, high)))
+    }
+
+    fn drawn<Y>(&self, up: Y) -> String
+    where
+        Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
+    {
+        let longest = self.series.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+        let side = (40 + 7 * longest as u32).clamp(110, 360);
+        let height = HEIGHT.max(TOP + ROW * (self.series.len() as u32 + 1));
+        page((WIDTH + side, height), |root| {
+            root.draw(&Text::new(self.title, (16, 10), letters(14.0)))?;
+            let (area, names) = root.margin(TOP, 0, 0, 0).split_horizontally(WIDTH);
+            self.lines(&area, up)?;
+            for (n, (name, _)) in self.series.iter().enumerate() {
+                legend(&names, (4, (ROW * (n as u32 + 1)) as i32), colour(n), name)?;
+            }
+            Ok(())
+        })
+    }
+
+    fn lines<Y>(&self, area: &Area<'_>, up: Y) -> Drawn
+    where
+        Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
+    {
+        let (low, high) = self.range();
+        let last = self.rates.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
+        let mut chart = ChartBuilder::on(area)
+            .margin_left(8)
+            .margin_right(16)
+            .margin_bottom(6)
+            .x_label_area_size(42)
+            .y_label_area_size(72)
+            .build_cartesian_2d(0.0..last, up)?;
+        chart
+            .configure_mesh()
+            .disable_x_mesh()
+            .max_light_lines(0)
+            .bold_line_style(GRID)
+            .axis_style(AXIS)
+            .set_all_tick_mark_size(4)
+            .label_style(letters(12.0))
+            .x_desc(self.across)
+            .y_desc(self.up)
+            .x_labels(11)
+            .y_labels(6)
+            .x_label_formatter(&|x: &f64| ((*x * 1e4).round() / 1e4).to_string())
+            .y_label_formatter(&|y: &f64| self.label(*y))
+            .draw()?;
+        for (n, (_, values)) in self.series.iter().enumerate() {
+            let shown = self.rates.iter().zip(values).filter(|(_, v)| v.is_finite() && **v <= high);
+            let points = shown.map(|(x, v)| (*x, (*v).max(low)));
+            chart.draw_series(LineSeries::new(points, colour(n).filled().stroke_width(2)).point_size(3))?;
+        }
+        Ok(())
     }
 
     /// The scale's ends.
@@ -91,86 +129,26 @@ impl Plot<'_> {
         }
     }
 
-    fn ticks(&self, range: (f64, f64)) -> Vec<(f64, String)> {
+    /// A mark's words.
+    fn label(&self, value: f64) -> String {
         match self.scale {
-            Scale::Multiples => {
-                [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0].iter().map(|t| (*t, format!("{t}x"))).collect()
-            }
-            Scale::Share => (0..=5).map(|k| (f64::from(k) / 5.0, format!("{} %", k * 20))).collect(),
-            Scale::Seconds | Scale::ByteRate => {
-                let decades = (range.0.log10().floor() as i32)..=(range.1.log10().ceil() as i32);
-                let steps = decades.flat_map(|d| [1.0, 2.0, 5.0].map(|m| m * 10f64.powi(d)));
-                let inside = steps.filter(|t| (range.0..=range.1).contains(t));
-                let label = |t: f64| match self.scale {
-                    Scale::ByteRate if t < 999.5 => format!("{t:.0} B/s"),
-                    Scale::ByteRate => format!("{:.0} kB/s", t / 1e3),
-                    _ if t < 0.9995 => format!("{:.0} ms", t * 1e3),
-                    _ => format!("{t:.0} s"),
-                };
-                inside.map(|t| (t, label(t))).collect()
-            }
+            Scale::Multiples => format!("{value}x"),
+            Scale::Share => format!("{:.0} %", value * 100.0),
+            Scale::Seconds if value < 0.9995e-3 => format!("{:.0} µs", value * 1e6),
+            Scale::Seconds if value < 0.9995 => format!("{:.0} ms", value * 1e3),
+            Scale::Seconds => format!("{value:.0} s"),
+            Scale::ByteRate if value < 999.5 => format!("{value:.0} B/s"),
+            Scale::ByteRate => format!("{:.0} kB/s", value / 1e3),
         }
-    }
-
-    fn axes(&self, out: &mut String, range: (f64, f64)) {
-        for (tick, label) in self.ticks(range) {
-            let y = self.y(tick, range);
-            let _ = writeln!(
-                out,
-                "<line x1=\"{LEFT}\" x2=\"{:.0}\" y1=\"{y:.1}\" y2=\"{y:.1}\" stroke=\"#dddddd\"/><text x=\"{:.0}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>",
-                WIDTH - NAMES,
-                LEFT - 8.0,
-                y + 4.0
-            );
-        }
-        for rate in self.rates {
-            let _ = writeln!(
-                out,
-                "<text x=\"{:.1}\" y=\"{:.0}\" text-anchor=\"middle\">{rate}</text>",
-                self.x(*rate),
-                BOTTOM + 18.0
-            );
-        }
-        let _ = writeln!(
-            out,
-            "<text x=\"{:.0}\" y=\"{:.0}\" text-anchor=\"middle\">{}</text>",
-            0.5 * (LEFT + WIDTH - NAMES),
-            BOTTOM + 38.0,
-            escaped(self.across)
-        );
-    }
-
-    fn x(&self, rate: f64) -> f64 {
-        let last = self.rates.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
-        LEFT + (WIDTH - LEFT - NAMES) * rate / last
-    }
-
-    fn y(&self, value: f64, (low, high): (f64, f64)) -> f64 {
-        let value = value.clamp(low, high);
-        let part = if self.scale == Scale::Share { value } else { (value / low).ln() / (high / low).ln() };
-        BOTTOM - (BOTTOM - TOP) * part
     }
 }
 
-/// Round numbers between two others, about so many.
-#[must_use]
-pub fn ticks(from: f64, to: f64, about: usize) -> Vec<f64> {
-    let rough = (to - from) / about.max(1) as f64;
-    if !(rough.is_finite() && rough > 0.0) {
-        return Vec::new();
-    }
-    let decade = 10f64.powf(rough.log10().floor());
-    let step = [1.0, 2.0, 5.0, 10.0].map(|m| m * decade).into_iter().find(|s| *s >= rough).unwrap_or(rough);
-    let first = (from / step).ceil() as i64;
-    // A product of a small whole number and a power of ten, without the digits that rounding adds.
-    let tidy = |k: i64| if step >= 1.0 { k as f64 * step } else { k as f64 / (1.0 / step).round() };
-    (first..).map(tidy).take_while(|t| *t <= to).collect()
-}
-
-/// Text as XML has it.
-#[must_use]
-pub fn escaped(words: &str) -> String {
-    words.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+/// Round numbers on a logarithmic scale.
+fn marks(low: f64, high: f64) -> Vec<f64> {
+    let decades = (low.log10().floor() as i32)..=(high.log10().ceil() as i32);
+    let parts: &[f64] = if decades.clone().count() > DECADES { &[1.0] } else { &[1.0, 2.0, 5.0] };
+    let all = decades.flat_map(|decade| parts.iter().map(move |part| *part * 10f64.powi(decade)));
+    all.filter(|mark| (low..=high).contains(mark)).collect()
 }
 
 #[cfg(test)]
@@ -180,17 +158,34 @@ mod tests {
     #[test]
     fn every_line_is_drawn_where_its_values_are() {
         let series = [("a<b".to_owned(), vec![1.0, 0.5]), ("gone".to_owned(), vec![f64::NAN, f64::INFINITY])];
-        let plot = Plot { title: "t", across: "requests/s", rates: &[1.0, 2.0], scale: Scale::Share, series: &series };
+        let (rates, scale) = (&[1.0, 2.0], Scale::Share);
+        let plot = Plot { title: "t", across: "requests/s", up: "in time", rates, scale, series: &series };
         let svg = plot.svg();
         // At half the way right and the top, then at the right end half-way down.
-        assert!(svg.contains("points=\"275.0,45.0 490.0,177.5\""), "{svg}");
-        assert!(svg.contains("a&lt;b") && svg.contains("points=\"\""));
+        assert!(svg.contains("stroke-width=\"2\" points=\"331,34 583,183 \""), "{svg}");
+        assert_eq!(svg.matches("stroke-width=\"2\" points=").count(), 1, "nothing is drawn of what is missing: {svg}");
+        for words in ["t", "a&lt;b", "gone", "requests/s", "in time", "20 %", "100 %", "1.6"] {
+            assert!(svg.contains(&format!(">\n{words}\n</text>")), "{words}: {svg}");
+        }
+        assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n"));
+        assert!(svg.contains("fill=\"#FFFFFF\""), "a light ground: {svg}");
+        assert!(Plot { rates: &[], series: &[], ..plot }.svg().contains("requests/s"));
     }
 
     #[test]
-    fn ticks_are_round() {
-        assert_eq!(ticks(0.0, 100.0, 5), [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]);
-        assert_eq!(ticks(0.0, 0.7, 4), [0.0, 0.2, 0.4, 0.6]);
-        assert!(ticks(0.0, f64::NAN, 4).is_empty());
+    fn logarithmic_scales_have_round_marks() {
+        assert_eq!(marks(0.8, 100.0), [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0]);
+        assert_eq!(marks(0.12, 0.45), [0.2]);
+        assert_eq!(marks(1.0, 1e7).len(), 8, "powers of ten");
+        let series = [("a".to_owned(), vec![0.0005, 0.03, 7.0])];
+        let rates = &[1.0, 50.0, 99.0];
+        let plot = Plot { title: "t", across: "percentile", up: "time", rates, scale: Scale::Seconds, series: &series };
+        let svg = plot.svg();
+        for words in ["500 µs", "20 ms", "5 s"] {
+            assert!(svg.contains(&format!("\n{words}\n")), "{words}: {svg}");
+        }
+        let above = [("a".to_owned(), vec![99.0, 101.0, 1.0])];
+        let svg = Plot { scale: Scale::Multiples, series: &above, ..plot }.svg();
+        assert_eq!(svg.matches("<circle").count(), 2, "a multiple above the scale is not drawn: {svg}");
     }
 }

@@ -7,13 +7,12 @@
 //! | what must be kept, and whether it can still be | [`targets`] |
 //! | does this mix keep it | [`trial`]: a simulation, ended as soon as the answer is certain |
 //! | which mixes are worth a trial | [`walk`] |
-//! | how that looks | [`picture`] |
+//! | how that looks | [`crate::plot::mixes`] |
 //!
 //! A mix is tried on a short list of requests first; the long one confirms, or moves on from there.
 
 pub mod demand;
 pub mod kinds;
-pub mod picture;
 pub mod targets;
 pub mod trial;
 pub mod walk;

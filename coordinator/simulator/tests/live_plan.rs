@@ -44,7 +44,8 @@ fn run(adverts: &BTreeMap<PeerId, Advert>, plan: &Plan, requests: &[(f64, u32, u
 }
 
 fn usual() -> LivePlanRun {
-    LivePlanRun { dispatch: Dispatch::Live, step: Seconds(0.0), cores: vec![1.0], hosts: BTreeMap::new() }
+    let (dispatch, split) = (Dispatch::Live, SplitChoice::Always);
+    LivePlanRun { dispatch, split, step: Seconds(0.0), cores: vec![1.0], hosts: BTreeMap::new() }
 }
 
 /// One request alone: four layers by their profile, and behind them the output head by the device's speeds.
@@ -68,17 +69,35 @@ fn a_request_alone_takes_what_profiles_say() {
     }
 }
 
-/// A group for prompts and one for answers that is asked for more than both can do: prompts are parted as gateways part them.
-#[test]
-fn where_members_have_set_cronus_prompts_are_parted() {
-    let adverts = swarm(2);
+/// A group for prompts and one for answers.
+fn split() -> Plan {
     let layers = LayerRange { start: 0, end: sample::card().shape.layers };
     let group =
         |n, phase| Group::new(sample::card().id, phase, vec![Stage { peer: PeerId([n; 32]), device: 0, layers }]);
     let groups = vec![group(0, Phase::Prefill), group(1, Phase::Decode)];
     let routes = vec![Route { prefill: groups[0].id, decode: groups[1].id, share: 1.0 }];
-    let plan =
-        Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, chosen: vec![], reason: String::new() };
+    Plan { epoch: Epoch(1), term: Term(0), parent: None, groups, routes, chosen: vec![], reason: String::new() }
+}
+
+/// One prompt after another is computed where it is answered, which it holds up nobody; beside answers it is not.
+#[test]
+fn where_peers_ask_the_gate_prompts_are_computed_where_that_is_sooner() {
+    let (adverts, plan) = (swarm(2), split());
+    let elsewhere = |split, gap: f64| {
+        let requests: Vec<(f64, u32, u32)> = (0..20).map(|n| (f64::from(n) * gap, 400, 50)).collect();
+        let outcome = run(&adverts, &plan, &requests, &LivePlanRun { split, ..usual() });
+        assert!(outcome.traces.iter().all(|t| t.end.is_finite()));
+        outcome.traces.iter().map(|t| t.route.unwrap()).filter(|route| route.prompt != route.answer).count()
+    };
+    assert_eq!((elsewhere(SplitChoice::Always, 10.0), elsewhere(SplitChoice::Auto, 10.0)), (20, 0));
+    let beside = elsewhere(SplitChoice::Auto, 0.06);
+    assert!(beside > 5, "{beside}");
+}
+
+/// A group for prompts and one for answers that is asked for more than both can do: prompts are parted as gateways part them.
+#[test]
+fn where_members_have_set_cronus_prompts_are_parted() {
+    let (adverts, plan) = (swarm(2), split());
     let requests: Vec<(f64, u32, u32)> = (0..100).map(|n| (f64::from(n) * 0.02, 400, 20)).collect();
     let of = |dispatch| run(&adverts, &plan, &requests, &LivePlanRun { dispatch, ..usual() });
     let (live, cronus) = (of(Dispatch::Live), of(Dispatch::Cronus));

@@ -13,11 +13,12 @@ use tsnode_coordinator::{
 use tsnode_protocol::{Seconds, SecondsPerToken};
 use tsnode_simulator::{
     measured_cost::{CostLine, Table},
+    plot::mixes,
     provisioning::{
         Aim, Choice, Design, MixBudget, ProvisioningAnswer, Question, QuestionError,
         demand::{Demand, Drawn},
         kinds::{Dgx, KindNo, MachineKind, MachineRole, Measure},
-        picture, provision, sustained,
+        provision, sustained,
         targets::{AloneTimes, ProvisioningTargets, TargetJudge, TargetTime},
         trial::Trial,
         walk::{BestMix, Limit, Mix, MixSpace, MixWalk, PoolShape},
@@ -310,11 +311,12 @@ fn deadlines_and_closed_forms_are_provisioned_for_and_drawn() {
         found(&Question { targets, ..question.clone() }).best.unwrap().cost.unwrap()
     });
     assert!(strict(0.5) <= best.cost.unwrap() && best.cost.unwrap() <= strict(0.99));
-    let svg = picture::svg(&question, &answer);
+    let svg = mixes::svg(&question, &answer);
     let tried: usize = answer.designs.iter().map(|d| d.looks.len()).sum();
     let chosen = answer.designs.iter().filter(|d| d.best.is_some()).count();
     assert_eq!(svg.matches("<circle").count(), tried + chosen);
-    assert!(svg.ends_with("</svg>\n") && svg.contains("A40"));
+    assert_eq!(svg.matches("</title></rect>").count(), tried, "each says at which rate it was tried");
+    assert!(svg.ends_with("</svg>\n") && svg.contains("A40") && svg.contains("(machines)"));
 }
 
 #[test]

@@ -56,18 +56,21 @@ pub(super) struct Prefixes {
     kept: BTreeMap<PrefixId, PrefixEntry>,
     /// Most that are kept.
     most: usize,
+    /// Whether a sequence may begin with a part of another; else with all of one that is kept.
+    cuts: bool,
     next: u64,
     uses: u64,
 }
 
 impl Prefixes {
-    pub fn new(most: usize) -> Self {
+    pub fn new(most: usize, cuts: bool) -> Self {
         Self {
             ready: SortedSequences::default(),
             coming: SortedSequences::default(),
             running: BTreeMap::new(),
             kept: BTreeMap::new(),
             most,
+            cuts,
             next: 0,
             uses: 0,
         }
@@ -100,7 +103,7 @@ impl Prefixes {
 
     /// The most that a sequence of these tokens can begin with. Its last token is always computed, for what follows it.
     pub fn shared(&mut self, tokens: &[Token]) -> Option<Shared> {
-        let (with, common) = self.ready.longest(tokens)?;
+        let (with, common) = if self.cuts { self.ready.longest(tokens)? } else { self.whole(tokens)? };
         let common = common.min(tokens.len().saturating_sub(1));
         if common < LEAST {
             return None;
@@ -112,8 +115,26 @@ impl Prefixes {
         Some(Shared { with, tokens: common as u32 })
     }
 
+    /// The longest that is kept of which all is there, before the last of these tokens.
+    fn whole(&self, tokens: &[Token]) -> Option<(SharedWith, usize)> {
+        let begins = |e: &PrefixEntry| e.tokens.len() < tokens.len() && tokens.starts_with(&e.tokens);
+        let longest = self.kept.iter().filter(|(_, e)| begins(e)).max_by_key(|(_, e)| e.tokens.len());
+        longest.map(|(prefix, e)| (SharedWith::Kept(*prefix), e.tokens.len()))
+    }
+
+    /// Whether a sequence of these tokens is kept, or as good as that.
+    fn is_there(&self, tokens: &[Token]) -> bool {
+        if self.cuts {
+            return self.ready.longest(tokens).is_some_and(|(_, common)| common == tokens.len());
+        }
+        self.kept.values().any(|e| *e.tokens == *tokens)
+    }
+
     /// Who computes more of these tokens now than a sequence could begin with so far, and is worth waiting for.
     pub fn worth_waiting_for(&self, tokens: &[Token]) -> Option<RequestId> {
+        if !self.cuts {
+            return None;
+        }
         let common = |sorted: &SortedSequences| {
             let found = sorted.longest(tokens);
             found.map(|(with, common)| (with, common.min(tokens.len().saturating_sub(1))))
@@ -128,11 +149,11 @@ impl Prefixes {
 
     /// What of a sequence of these tokens to keep, now that it has ended.
     pub fn keeping(&mut self, tokens: &[Token]) -> Keeping {
-        let covered = |(_, common): (SharedWith, usize)| common == tokens.len();
-        if tokens.len() < LEAST || self.most == 0 || self.ready.longest(tokens).is_some_and(covered) {
+        if tokens.len() < LEAST || self.most == 0 || self.is_there(tokens) {
             return Keeping::default();
         }
-        let begins_it = |e: &PrefixEntry| tokens.starts_with(&e.tokens);
+        // Where nothing is cut, the longer one does not stand for it.
+        let begins_it = |e: &PrefixEntry| self.cuts && tokens.starts_with(&e.tokens);
         let mut forgotten: Vec<PrefixId> =
             self.kept.iter().filter(|(_, e)| begins_it(e)).map(|(prefix, _)| *prefix).collect();
         if forgotten.is_empty() && self.kept.len() >= self.most {
@@ -184,7 +205,7 @@ mod tests {
 
     #[test]
     fn what_ended_is_kept_once_and_the_oldest_goes() {
-        let mut prefixes = Prefixes::new(2);
+        let mut prefixes = Prefixes::new(2, true);
         let long = tokens(0..40);
         let first = prefixes.keeping(&long[..30]).prefix.unwrap();
         assert_eq!(prefixes.keeping(&long[..20]), Keeping::default(), "it is there already");
@@ -198,8 +219,31 @@ mod tests {
     }
 
     #[test]
+    fn where_nothing_is_cut_a_sequence_begins_with_all_of_one_that_is_kept() {
+        let mut prefixes = Prefixes::new(2, false);
+        let request = RequestId([1; 16]);
+        prefixes.begins(request, &tokens(0..40));
+        assert_eq!(prefixes.worth_waiting_for(&tokens(0..60)), None);
+        prefixes.is_ready(request);
+        assert_eq!(prefixes.shared(&tokens(0..60)), None, "it goes on");
+        prefixes.ends(request);
+        let with = SharedWith::Kept(prefixes.keeping(&tokens(0..50)).prefix.unwrap());
+        assert_eq!(prefixes.shared(&tokens(0..60)), Some(Shared { with, tokens: 50 }));
+        assert_eq!(prefixes.shared(&tokens((0..49).chain(70..80))), None, "they part before its end");
+        assert_eq!(prefixes.shared(&tokens(0..50)), None, "the last token is computed");
+        // One that goes on further neither hides it nor takes its place, and the other way round.
+        let longer = prefixes.keeping(&tokens(0..70));
+        assert!(longer.forgotten.is_empty());
+        assert_eq!(prefixes.keeping(&tokens(0..50)), Keeping::default(), "it is there already");
+        assert_eq!(prefixes.shared(&tokens((0..60).chain(90..99))), Some(Shared { with, tokens: 50 }));
+        let with = SharedWith::Kept(longer.prefix.unwrap());
+        assert_eq!(prefixes.shared(&tokens(0..80)), Some(Shared { with, tokens: 70 }));
+        assert_eq!(prefixes.keeping(&tokens(0..60)).forgotten.len(), 1, "there is room for two");
+    }
+
+    #[test]
     fn one_that_computes_is_waited_for_only_if_it_has_more() {
-        let mut prefixes = Prefixes::new(2);
+        let mut prefixes = Prefixes::new(2, true);
         let ids = |n: u8| RequestId([n; 16]);
         prefixes.begins(ids(1), &tokens(0..100));
         assert_eq!(prefixes.worth_waiting_for(&tokens(0..200)), Some(ids(1)));

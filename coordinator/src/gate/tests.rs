@@ -17,6 +17,7 @@ fn llama3_8b() -> ModelShape {
         head_bytes: 1_050_681_344,
         experts: None,
         whole: false,
+        state_bytes: 0,
     }
 }
 

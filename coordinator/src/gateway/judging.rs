@@ -85,8 +85,13 @@ impl Judging<'_> {
         let verdict = self.verdict(r, prefill, decode, choice.up)?;
         let here = verdict.local.0 / weight(decode.id);
         let elsewhere = verdict.remote.0 / weight(decode.id).min(weight(prefill.id));
-        let splits = prefill.id != decode.id && !self.view.is_barred(prefill, decode) && verdict.splits();
-        Some(if splits { elsewhere } else { here })
+        let sends = prefill.id != decode.id && !self.keeps_states(r) && !self.view.is_barred(prefill, decode);
+        Some(if sends && verdict.splits() { elsewhere } else { here })
+    }
+
+    /// Whether some layers of its model keep a state, without which KV is worth nothing, and which is not sent.
+    fn keeps_states(&self, r: &Request) -> bool {
+        shape(self.view, r.ask.model).is_some_and(|shape| shape.has_state())
     }
 
     /// What the gate says of two groups; nothing where the model is not known.
@@ -179,11 +184,14 @@ impl Judging<'_> {
             // Whoever prefills for another says nothing of the prompt, and its KV has no logits.
             return Some("the prompt's log-probabilities are wanted");
         }
-        if self.view.is_barred(prefill, decode) {
-            return Some("KV between these two was found wrong");
-        }
         if prefill.id == decode.id {
             return Some("one group does both");
+        }
+        if self.keeps_states(r) {
+            return Some("some of its layers keep a state that is not sent");
+        }
+        if self.view.is_barred(prefill, decode) {
+            return Some("KV between these two was found wrong");
         }
         unresponsive::any(self.unresponsive, &prefill.stages).then_some("who prefills gives no sign of life")
     }

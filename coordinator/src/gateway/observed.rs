@@ -77,6 +77,7 @@ mod tests {
         head_bytes: 1,
         experts: None,
         whole: false,
+        state_bytes: 0,
     };
 
     fn delivery(from: u8, bytes: u64, pack: f64) -> Delivery {

@@ -52,10 +52,10 @@ pub fn may_be_group(problem: &Problem, members: &[(InstanceId, u16)]) -> bool {
     devices > 0 && devices <= u32::from(problem.space.group_devices) && once && room::holds(problem, members)
 }
 
-/// Phases that a space allows.
+/// Phases that a space allows, of a model whose KV can be sent.
 #[must_use]
 pub fn phases(problem: &Problem) -> &'static [Phase] {
-    match (problem.space.phases, problem.space.mixed) {
+    match (problem.has_phases(), problem.space.mixed) {
         (true, true) => &[Phase::Prefill, Phase::Decode, Phase::Mixed],
         (true, false) => &[Phase::Prefill, Phase::Decode],
         (false, _) => &[Phase::Mixed],

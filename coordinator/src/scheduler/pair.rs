@@ -298,7 +298,8 @@ impl DecodePlaces {
         let (number, kv) = (config.batch, config.kv_tokens);
         // Where what requests take of memory varies, so does what is taken, as if there were fewer of them and each took
         // E[m²]/E[m] (Hayward's approximation); each m counts as long as its answer takes.
-        let alike = (kv / m.reserved * (m.reserved.0.powi(2) / m.reserved_squared)).max(1.0);
+        let (reserved, squared) = problem.reserved();
+        let alike = (kv / reserved * (reserved.0.powi(2) / squared)).max(1.0);
         if problem.prompts == PromptChunking::Whole || number <= alike {
             return Self { number, alike: number, variation: m.steps_variation };
         }

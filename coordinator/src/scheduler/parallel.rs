@@ -237,8 +237,7 @@ fn order(problem: &Problem, members: &[(InstanceId, u16)], phase: Phase) -> Vec<
 
 /// Layers of each stage, with room for so many requests' KV at their longest.
 fn cut(problem: &Problem, stages: &[ParallelStage], phase: Phase, requests: f64) -> Option<Vec<u32>> {
-    let m = &problem.workload.mean;
-    let tokens = m.longest.max(m.reserved * requests);
+    let (m, tokens) = (&problem.workload.mean, problem.tokens_of(requests));
     let slot = |(i, stage): (usize, &ParallelStage)| {
         let cost = problem.layer_cost(stage.instance, stage.tp)?;
         let ends = ends(i, stages.len());
@@ -298,7 +297,7 @@ fn configured(problem: &Problem, stages: &[ParallelStage], cut: &[u32], phase: P
         rounds.push(Decode { fixed: way.fixed, per_context: way.per_context / p, per_sequence: way.per_sequence / p });
     }
     let mut config = ParallelConfig { stages: placed, latency, busy, rounds, kv_tokens, batch: 1.0, rate: 0.0 };
-    config.batch = batch(&config, kv_tokens / m.reserved, m.context, problem.step_budget);
+    config.batch = batch(&config, kv_tokens / problem.reserved().0, m.context, problem.step_budget);
     if problem.prompts != PromptChunking::Whole {
         // Nodes have whole places.
         config.batch = config.batch.floor().max(1.0);

@@ -211,14 +211,37 @@ impl Problem {
     /// Memory a group must have for the model and one request.
     #[must_use]
     pub fn least_memory(&self) -> Bytes {
-        self.model.bytes() + self.model.kv() * self.workload.mean.longest
+        self.model.bytes() + self.longest_kv()
     }
 
-    /// Tokens of KV that every stage must have room for: a request's at its longest.
+    /// Memory of a request at its longest, beside weights.
+    fn longest_kv(&self) -> Bytes {
+        self.model.kv() * (self.workload.mean.longest + self.model.state_tokens())
+    }
+
+    /// Tokens of KV that every stage must have room for: a request's at its longest, and those that a state is worth.
     #[must_use]
     pub fn least_tokens(&self) -> Tokens {
-        let m = &self.workload.mean;
-        m.longest.max(m.reserved)
+        self.tokens_of(1.0)
+    }
+
+    /// The same of so many requests.
+    pub(super) fn tokens_of(&self, requests: f64) -> Tokens {
+        (self.workload.mean.longest + self.model.state_tokens()).max(self.reserved().0 * requests)
+    }
+
+    /// Tokens that memory is reserved for, and their squares, averaged as [`super::workload::Means`] are: those that a request will have
+    /// had, and those that its state is worth.
+    #[must_use]
+    pub fn reserved(&self) -> (Tokens, f64) {
+        let (m, state) = (&self.workload.mean, self.model.state_tokens());
+        (m.reserved + state, m.reserved_squared + 2.0 * state.0 * m.reserved.0 + state.0 * state.0)
+    }
+
+    /// Whether groups may compute prompts for others, whose KV is sent then.
+    #[must_use]
+    pub fn has_phases(&self) -> bool {
+        self.space.phases && !self.model.shape.has_state()
     }
 
     /// Memory that `count` devices of an instance bring: what a plan may use of it, and no more than lies beside the KV
@@ -234,7 +257,7 @@ impl Problem {
     /// fits.
     fn most_with(&self, pool: Bytes) -> Bytes {
         let shape = &self.model.shape;
-        let kv = self.model.kv() * self.workload.mean.longest;
+        let kv = self.longest_kv();
         let part = pool / kv;
         if part >= 1.0 {
             return Bytes(f64::INFINITY);

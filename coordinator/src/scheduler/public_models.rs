@@ -1,6 +1,6 @@
 //! Shapes of public models by name, for planning clusters that are not there yet.
 
-use tsnode_protocol::{Bytes, BytesPerToken, ModelShape};
+use tsnode_protocol::{Bytes, BytesPerToken, ModelShape, Tokens};
 
 /// Blocks differ in their MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +83,7 @@ pub fn by_name(name: &str) -> Option<Model> {
         head_bytes: table,
         experts: None,
         whole: false,
+        state_bytes: 0,
     };
     Some(Model { name: name.to_owned(), shape, layer_weights: weights as f64, element: 2.0 })
 }
@@ -111,6 +112,12 @@ impl Model {
     #[must_use]
     pub fn kv(&self) -> BytesPerToken {
         Bytes(self.kv_elements() * self.element).per_token()
+    }
+
+    /// Tokens whose KV takes as much memory as what a sequence keeps beside its own.
+    #[must_use]
+    pub fn state_tokens(&self) -> Tokens {
+        Tokens(self.shape.state_bytes as f64 / (self.kv_elements() * self.element))
     }
 
     /// KV elements of one token in all layers.

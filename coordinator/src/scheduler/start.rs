@@ -112,10 +112,10 @@ pub fn with_phases(evaluator: &mut Evaluator<'_>, groups: &[InstanceDevices]) ->
     let problem = evaluator.problem();
     let mut found = Vec::new();
     let all = |phase: Phase| Grouping::new(groups.iter().map(|m| DeviceGroup { members: m.clone(), phase }).collect());
-    if problem.space.mixed {
+    if problem.space.mixed || !problem.has_phases() {
         found.push(all(Phase::Mixed));
     }
-    if !problem.space.phases || groups.len() < 2 {
+    if !problem.has_phases() || groups.len() < 2 {
         return found;
     }
     let mut rated: Vec<(f64, f64, &InstanceDevices)> = Vec::new();

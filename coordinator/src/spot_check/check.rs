@@ -1,12 +1,12 @@
 //! A check of one token: whom to ask next, and what it all comes to.
 
 use super::{
-    CheckRequest, CheckStep, CheckedAnswer, SpotCheckVerdict,
+    CheckRequest, CheckStep, CheckedAnswer, PATIENCE, SpotCheckVerdict,
     draw::Draw,
     opinion::{Fit, Opinion, Word},
 };
-use crate::view::View;
-use std::collections::BTreeSet;
+use crate::{claim_check::ClaimedWork, view::View};
+use std::collections::{BTreeMap, BTreeSet};
 use tsnode_protocol::{
     DeviceKind, Group, GroupId, PeerId, RequestId, Sampled, Sampling, Stage, limits,
     stream::{DecodeRequest, Generation},
@@ -14,10 +14,20 @@ use tsnode_protocol::{
 
 /// Groups that may give no answer until a check is given up: they leave, change over, or have no room just then.
 const SILENT: usize = 2;
+/// Times that the group that answered may give no answer for itself, each time behind one that it gave a client: whoever has room for
+/// those has room for one token, sooner or later.
+const REFUSALS: u32 = 3;
+/// Answers to clients behind which it is asked though requests wait there, as it says.
+const BUSY: u32 = 32;
+/// A group may take so many times what it claims where others compute there too.
+const BESIDE_OTHERS: f64 = 3.0;
 /// Alternatives asked for, to see near ties and what draws may give: as many as there are to be had.
 const ALTERNATIVES: u8 = limits::TOP_LOGPROBS as u8;
 /// Added to a token's logit it has that token chosen, if it is allowed: as much as anybody may add.
 pub(super) const CHOSEN: f32 = 100.0;
+
+/// Leaders that gave no answer to a check lately, and how many more checks ask others first.
+pub(super) type Quiet = BTreeMap<PeerId, u32>;
 
 /// One check.
 #[derive(Debug)]
@@ -32,6 +42,10 @@ pub(super) struct Check {
     asked: Vec<CheckAnswer>,
     /// Peers of groups that gave no answer, by group.
     silent: Vec<Vec<PeerId>>,
+    /// How often the group that answered gave none when it was asked again.
+    pub refusals: u32,
+    /// Answers to clients since then behind which it was not asked, since it was busy.
+    busy: u32,
 }
 
 /// A group that is asked, and what it has said.
@@ -49,7 +63,7 @@ impl Check {
         let index = ((roll >> 32) % served.answer.len().max(1) as u64) as usize;
         let answered = peers(group_of(view, &served)?);
         let is_exact = [&served.decoders, &served.prefillers].into_iter().all(|by| are_on_processors(view, by));
-        Some(Self { served, index, answered, is_exact, asked: Vec::new(), silent: Vec::new() })
+        Some(Self { served, index, answered, is_exact, asked: Vec::new(), silent: Vec::new(), refusals: 0, busy: 0 })
     }
 
     /// What the answer says.
@@ -65,7 +79,7 @@ impl Check {
         Draw::new(&self.served.generation.sampling, before, position)
     }
 
-    pub fn heard(&mut self, view: &View, check: RequestId, sampled: Sampled) -> CheckStep {
+    pub fn heard(&mut self, view: &View, check: RequestId, sampled: Sampled, quiet: &Quiet) -> CheckStep {
         let claimed = self.claimed().token;
         let Some(last) = self.asked.last_mut() else { return CheckStep::Over(SpotCheckVerdict::Unclear) };
         match &mut last.opinion {
@@ -74,23 +88,23 @@ impl Check {
         }
         match self.ask_for_claimed(check) {
             Some(ask) => CheckStep::Ask(ask),
-            None => self.judge(view, check),
+            None => self.judge(view, check, quiet),
         }
     }
 
-    fn judge(&mut self, view: &View, check: RequestId) -> CheckStep {
+    fn judge(&mut self, view: &View, check: RequestId, quiet: &Quiet) -> CheckStep {
         let unclear = CheckStep::Over(SpotCheckVerdict::Unclear);
         let fits = self.asked.last().map(|last| self.fit(last)) == Some(Fit::Within);
         match (&self.asked[..], fits) {
             ([_], true) => CheckStep::Over(SpotCheckVerdict::Passed),
-            ([_], false) => self.ask_another(view, check).map_or(unclear, CheckStep::Ask),
+            ([_], false) => self.ask_another(view, check, quiet).map_or(unclear, CheckStep::Ask),
             ([first, second], true) if self.is_wrong_beside(first, second) => {
                 CheckStep::Over(SpotCheckVerdict::WrongCheck(first.peers.clone()))
             }
             ([_, _], true) => unclear,
             ([first, second], false) if !self.alike(first, second) || self.best_fit() == Some(Fit::Within) => unclear,
             ([_, _], false) if self.served.prefill == self.served.decode => self.wrong_token(),
-            ([_, _], false) => self.ask_again(view, check).map_or(unclear, CheckStep::Ask),
+            ([_, _], false) => self.ask_again(view, check).map_or(CheckStep::Wait, CheckStep::Ask),
             ([first, _, alone], _) if !(self.is_exact && fits) && self.alike(first, alone) => {
                 let CheckedAnswer { prefill, decode, .. } = self.served;
                 CheckStep::Over(SpotCheckVerdict::WrongKv { prefill, decode })
@@ -130,14 +144,60 @@ impl Check {
         self.is_exact || second.fit(first.word(), &self.draw()) == Fit::Outside
     }
 
-    /// A group gave no answer: another may, but for the one whose answer it is.
-    pub fn not_heard(&mut self, view: &View, check: RequestId) -> CheckStep {
-        let is_its_own = |asked: &CheckAnswer| asked.peers == self.answered;
-        let Some(asked) = self.asked.pop().filter(|a| !is_its_own(a) && self.silent.len() < SILENT) else {
-            return CheckStep::Over(SpotCheckVerdict::Unclear);
-        };
+    /// A group gave no answer: another may. Nobody but the one whose answer it is can say whether it would give it again.
+    pub fn not_heard(&mut self, view: &View, check: RequestId, quiet: &Quiet) -> CheckStep {
+        let unclear = CheckStep::Over(SpotCheckVerdict::Unclear);
+        let Some(asked) = self.asked.pop() else { return unclear };
+        if asked.peers == self.answered {
+            return self.refused(view);
+        }
+        if self.silent.len() >= SILENT {
+            return unclear;
+        }
         self.silent.push(asked.peers);
-        self.ask_another(view, check).map_or(CheckStep::Over(SpotCheckVerdict::Unclear), CheckStep::Ask)
+        self.ask_another(view, check, quiet).map_or(unclear, CheckStep::Ask)
+    }
+
+    /// The group that answered did not say it again. An honest one may have had no room just then, so it is asked later.
+    fn refused(&mut self, view: &View) -> CheckStep {
+        self.refusals += 1;
+        if self.refusals < REFUSALS {
+            return CheckStep::Wait;
+        }
+        let (prefill, peers, is_slow) = (self.served.prefill, self.answered.clone(), self.takes_long(view));
+        CheckStep::Over(SpotCheckVerdict::Evaded { prefill, peers, is_slow })
+    }
+
+    /// Whether the group that answered has too little time to compute all of this by itself, as its adverts claim: that it is slow at
+    /// prompts may be why others compute them.
+    fn takes_long(&self, view: &View) -> bool {
+        let tokens = (self.served.prompt.len() + self.index) as u32;
+        let claimed = group_of(view, &self.served).and_then(|g| ClaimedWork::Prompt { tokens }.claimed(view, g));
+        claimed.is_some_and(|seconds| seconds * BESIDE_OTHERS > PATIENCE.as_secs_f64())
+    }
+
+    /// Whether the group that answered is to be asked now that it has answered a client: where requests wait, this one would, too.
+    /// Where some always do, it is asked now and then all the same.
+    pub fn is_time_to_ask(&mut self, view: &View) -> bool {
+        let load = group_of(view, &self.served).and_then(|group| view.up.get(&group.id));
+        let is_time = load.is_some_and(|load| load.waiting == 0) || self.busy >= BUSY;
+        self.busy = if is_time { 0 } else { self.busy + 1 };
+        is_time
+    }
+
+    /// Who was asked last, for the token or for what it says of the answer's.
+    pub fn last_asked(&self) -> Option<PeerId> {
+        self.asked.last().map(|asked| asked.leader)
+    }
+
+    /// Whether both are of answers by the same group, with KV of the same one.
+    pub fn is_between_the_same(&self, other: &Self) -> bool {
+        self.is_of_group(&other.served) && self.served.prefillers == other.served.prefillers
+    }
+
+    /// Whether the group that gave this answer gave the one that is checked.
+    pub fn is_of_group(&self, served: &CheckedAnswer) -> bool {
+        self.served.model == served.model && self.served.decoders == served.decoders
     }
 
     fn wrong_token(&self) -> CheckStep {
@@ -145,7 +205,7 @@ impl Check {
     }
 
     /// The next group that has had no part in this, if there is one.
-    pub fn ask_another(&mut self, view: &View, check: RequestId) -> Option<CheckRequest> {
+    pub fn ask_another(&mut self, view: &View, check: RequestId, quiet: &Quiet) -> Option<CheckRequest> {
         let plan = view.plan.as_ref()?;
         let mut had_part: BTreeSet<PeerId> = self.asked.iter().flat_map(|a| &a.peers).copied().collect();
         had_part.extend(self.silent.iter().flatten());
@@ -155,14 +215,17 @@ impl Check {
                 && view.up.contains_key(&g.id)
                 && !g.stages.iter().any(|s| had_part.contains(&s.peer))
         };
-        // Who computes the same bits can say more. Of these the least busy: a check is work for nobody's client.
+        // Who gave no answer lately is asked last: friends of a byzantine group would have its checks given up. Who computes the
+        // same bits can say more. Of these the least busy: a check is work for nobody's client.
+        let is_quiet = |g: &Group| g.leader().is_some_and(|leader| quiet.contains_key(&leader));
         let busy = |g: &Group| view.up.get(&g.id).map_or(u32::MAX, |l| l.running + l.waiting);
-        let order = |g: &&Group| (self.is_exact && !are_on_processors(view, &g.stages), busy(g));
+        let order = |g: &&Group| (is_quiet(g), self.is_exact && !are_on_processors(view, &g.stages), busy(g));
         let group = plan.groups.iter().filter(fits).min_by_key(order)?;
         self.ask(view, group, check)
     }
 
-    fn ask_again(&mut self, view: &View, check: RequestId) -> Option<CheckRequest> {
+    /// Asks the group that answered for itself, while it is there.
+    pub fn ask_again(&mut self, view: &View, check: RequestId) -> Option<CheckRequest> {
         let group = group_of(view, &self.served).filter(|g| view.up.contains_key(&g.id))?;
         self.ask(view, group, check)
     }

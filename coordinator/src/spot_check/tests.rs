@@ -55,6 +55,7 @@ fn verdict(groups: u8, served: CheckedAnswer, wrong: &[u8]) -> SpotCheckVerdict 
         let sampled = Sampled { token: if lies { LIE } else { TRUTH }, logprob: LIKELY, top: vec![] };
         match checks.said(&view, CHECK, Some(sampled)).unwrap() {
             CheckStep::Ask(next) => ask = next,
+            CheckStep::Wait => unreachable!("everybody answers"),
             CheckStep::Over(verdict) => return verdict,
         }
     }
@@ -121,6 +122,128 @@ fn a_group_that_gives_no_answer_leaves_the_check_to_another() {
         matches!(&steps[..], [CheckStep::Ask(_), CheckStep::Ask(_), CheckStep::Over(SpotCheckVerdict::Unclear)]),
         "{steps:?}"
     );
+}
+
+/// Peer 2 answered wrongly with KV of another, as two say who are asked: now it is asked itself, if it is there.
+fn suspected(checks: &mut Checks, view: &View, prefill: u8) -> CheckStep {
+    let truth = || Some(Sampled { token: TRUTH, logprob: LIKELY, top: vec![] });
+    (0..NEW).find_map(|_| checks.ended(view, served(prefill, 2, LIE), CHECK, 5 << 32)).unwrap();
+    assert!(matches!(checks.said(view, CHECK, truth()), Some(CheckStep::Ask(_))));
+    checks.said(view, CHECK, truth()).unwrap()
+}
+
+/// It is asked once more, since it has answered a client.
+fn asked_after_an_answer(checks: &mut Checks, view: &View) -> RequestId {
+    let name = RequestId([8; 16]);
+    let ask = checks.ended(view, served(2, 2, TRUTH), name, 1).unwrap();
+    assert_eq!((ask.leader, ask.open.request, ask.open.answered.len()), (peer(2), name, 2));
+    name
+}
+
+#[test]
+fn who_never_says_again_what_it_answered_has_evaded() {
+    let (view, mut checks) = (view(5), Checks::default());
+    let CheckStep::Ask(ask) = suspected(&mut checks, &view, 1) else { panic!("it is not asked") };
+    assert_eq!(ask.leader, peer(2));
+    let mut found = checks.said(&view, CHECK, None);
+    for _ in 1..3 {
+        assert_eq!(found, Some(CheckStep::Wait));
+        assert_eq!(checks.ended(&view, served(3, 3, TRUTH), CHECK, 3), None, "nor does another's answer bring it");
+        let name = asked_after_an_answer(&mut checks, &view);
+        found = checks.said(&view, name, None);
+    }
+    let evaded = SpotCheckVerdict::Evaded { prefill: peer(1), peers: vec![peer(2)], is_slow: false };
+    assert_eq!(found, Some(CheckStep::Over(evaded.clone())));
+    assert_eq!(evaded.offences(), [(peer(2), Offence::Evasion { prefill: peer(1), peers: 1, is_slow: false })]);
+}
+
+/// Its four layers take eleven seconds for any prompt, as it says: beside what else it computes it may need half a minute.
+#[test]
+fn who_is_too_slow_to_say_it_again_in_time_is_known_to_be() {
+    let (mut view, mut checks) = (view(4), Checks::default());
+    Arc::make_mut(&mut view.adverts).insert(peer(2), sample::measured(2, [2.75, 0.0, 0.0], [0.001, 0.0, 0.0]));
+    suspected(&mut checks, &view, 1);
+    let mut found = checks.said(&view, CHECK, None);
+    for _ in 1..3 {
+        assert_eq!(found, Some(CheckStep::Wait));
+        let name = asked_after_an_answer(&mut checks, &view);
+        found = checks.said(&view, name, None);
+    }
+    let evaded = SpotCheckVerdict::Evaded { prefill: peer(1), peers: vec![peer(2)], is_slow: true };
+    assert_eq!(found, Some(CheckStep::Over(evaded)));
+}
+
+#[test]
+fn where_requests_wait_it_is_asked_when_none_do_or_after_a_while() {
+    let (there, mut checks) = (view(4), Checks::default());
+    let mut busy = there.clone();
+    let group = Group::new(MODEL, Phase::Decode, vec![stage(2)]).id;
+    busy.up.insert(group, Load { waiting: 1, ..Load::default() });
+    suspected(&mut checks, &there, 1);
+    assert_eq!(checks.said(&there, CHECK, None), Some(CheckStep::Wait));
+    // Others are asked of every fourth answer meanwhile.
+    let asked = |checks: &mut Checks, view: &View| {
+        let ask = checks.ended(view, served(2, 2, TRUTH), RequestId([8; 16]), 3);
+        ask.is_some_and(|ask| ask.leader == peer(2))
+    };
+    assert!(!asked(&mut checks, &busy));
+    assert!(asked(&mut checks, &there));
+    assert_eq!(checks.said(&there, RequestId([8; 16]), None), Some(CheckStep::Wait));
+    let first = (0..100).position(|_| asked(&mut checks, &busy));
+    assert_eq!(first, Some(32), "who always says so is asked all the same");
+}
+
+#[test]
+fn who_had_no_room_when_it_was_asked_again_is_judged_by_what_it_says_later() {
+    for (says, verdict) in [
+        (TRUTH, SpotCheckVerdict::WrongKv { prefill: peer(1), decode: peer(2) }),
+        (LIE, SpotCheckVerdict::WrongToken(vec![peer(2)])),
+    ] {
+        let (view, mut checks) = (view(4), Checks::default());
+        suspected(&mut checks, &view, 1);
+        assert_eq!(checks.said(&view, CHECK, None), Some(CheckStep::Wait));
+        let name = asked_after_an_answer(&mut checks, &view);
+        assert_eq!(checks.said(&view, name, None), Some(CheckStep::Wait));
+        let name = asked_after_an_answer(&mut checks, &view);
+        let said = Sampled { token: says, logprob: LIKELY, top: vec![] };
+        assert_eq!(checks.said(&view, name, Some(said)), Some(CheckStep::Over(verdict)));
+    }
+}
+
+#[test]
+fn whose_group_is_down_when_it_is_to_be_asked_is_asked_when_it_is_back() {
+    let (there, mut checks) = (view(4), Checks::default());
+    let mut down = there.clone();
+    down.up.remove(&Group::new(MODEL, Phase::Decode, vec![stage(2)]).id);
+    assert_eq!(suspected(&mut checks, &down, 1), CheckStep::Wait);
+    let name = asked_after_an_answer(&mut checks, &there);
+    let said = Sampled { token: LIE, logprob: LIKELY, top: vec![] };
+    let found = checks.said(&there, name, Some(said));
+    assert_eq!(found, Some(CheckStep::Over(SpotCheckVerdict::WrongToken(vec![peer(2)]))));
+}
+
+/// Friends of a byzantine group, which say nothing to checks, would be asked each time.
+#[test]
+fn who_gave_a_check_no_answer_is_asked_after_others() {
+    let (view, mut checks) = (view(6), Checks::default());
+    let begin = |checks: &mut Checks| {
+        (0..NEW).find_map(|_| checks.ended(&view, served(2, 2, TRUTH), CHECK, 0)).map(|ask| ask.leader)
+    };
+    assert_eq!(begin(&mut checks), Some(peer(1)));
+    for next in [3, 4] {
+        let Some(CheckStep::Ask(ask)) = checks.said(&view, CHECK, None) else { panic!("nobody else is asked") };
+        assert_eq!(ask.leader, peer(next));
+    }
+    assert_eq!(checks.said(&view, CHECK, None), Some(CheckStep::Over(SpotCheckVerdict::Unclear)));
+    let passed = |checks: &mut Checks| {
+        let truth = Sampled { token: TRUTH, logprob: LIKELY, top: vec![] };
+        assert_eq!(checks.said(&view, CHECK, Some(truth)), Some(CheckStep::Over(SpotCheckVerdict::Passed)));
+    };
+    for _ in 0..QUIET {
+        assert_eq!(begin(&mut checks), Some(peer(5)));
+        passed(&mut checks);
+    }
+    assert_eq!(begin(&mut checks), Some(peer(1)), "it has another chance");
 }
 
 #[test]

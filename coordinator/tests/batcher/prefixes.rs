@@ -1,7 +1,7 @@
 //! What prompts have in common is computed once.
 
 use super::scenario::*;
-use tsnode_coordinator::batcher::{Action, Event, SequenceKind};
+use tsnode_coordinator::batcher::{Action, BatcherConfig, Event, SequenceKind, Speculation};
 use tsnode_protocol::Token;
 
 /// Prompts that begin with the same tokens: the first is computed, of the others only what differs, whether they come
@@ -64,4 +64,26 @@ fn only_what_is_computed_here_is_shared() {
     assert_eq!(scenario.ends(1), 1);
     scenario.tell(Event::Submit(new(2, 20, 3, SequenceKind::Local))).settle();
     assert_eq!(scenario.ring.shared, 0);
+}
+
+/// Where layers keep a state of a sequence, the next turn begins with all of the last one or with nothing; and what would have to be
+/// taken back is not proposed, neither by a draft model nor by what repeats itself.
+#[test]
+fn where_nothing_is_cut_whole_turns_are_shared_and_nothing_is_proposed() {
+    let config = BatcherConfig { cuts: false, speculation: Speculation::Drafted, ..BatcherConfig::default() };
+    let mut scenario = Scenario::of(config, 400);
+    scenario.ring.period = 3;
+    scenario.tell(Event::Submit(new(1, 40, 10, SequenceKind::Local))).settle();
+    assert_eq!(scenario.indices(1), (0..10).collect::<Vec<_>>());
+    let next = |n, more: Vec<Token>| {
+        let mut next = new(n, 40, 10, SequenceKind::Local);
+        next.max_tokens += more.len() as u32;
+        next.prompt.extend(more);
+        next
+    };
+    scenario.tell(Event::Submit(next(2, vec![Token(5); 20]))).settle();
+    assert_eq!(scenario.ring.shared, 0, "it parts from the other in its answer");
+    let said = (0..9).map(|n| answer(3, 40 + n)).chain([Token(5)]).collect();
+    scenario.tell(Event::Submit(next(3, said))).settle();
+    assert_eq!((scenario.ring.shared, scenario.ring.drafted, scenario.draft.asked), (49, 0, 0));
 }

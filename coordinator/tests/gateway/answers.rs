@@ -1,6 +1,7 @@
 //! A request from prompt to end, and where its prompt is computed.
 
 use super::scenario::*;
+use crate::lenders::SHAPE;
 use std::sync::Arc;
 use std::time::Duration;
 use tsnode_coordinator::{
@@ -9,7 +10,8 @@ use tsnode_coordinator::{
     sample,
 };
 use tsnode_protocol::{
-    Advert, Group, KvCodec, LayerRange, Load, PeerId, Phase, Plan, RequestId, Route, Sampling, Seconds, Stage, Token,
+    Advert, Group, KvCodec, LayerRange, Load, ModelCard, ModelShape, PeerId, Phase, Plan, RequestId, Route, Sampling,
+    Seconds, Stage, Token,
     kv::{Delivery, KvPace},
     stream::{DecodeEvent, DecodeOrder, End, Generation, NOT_UP},
 };
@@ -200,6 +202,33 @@ fn who_says_where_a_prompt_is_computed_is_obeyed() {
     assert!(asked(None), "these gateways always split");
     assert!(!asked(Some(Overrule::InPlace)));
     assert!(asked(Some(Overrule::Sent(None))) && asked(Some(Overrule::Sent(Some(KvPace::Whole)))));
+}
+
+/// Nor is it sent for anybody's word where some layers keep a state, without which KV is worth nothing.
+#[test]
+fn a_prompt_of_a_model_with_states_is_computed_where_it_is_decoded() {
+    for (state_bytes, sent) in [(0, true), (65_536, false)] {
+        let mut scenario = Scenario::new();
+        let shape = ModelShape { whole: true, state_bytes, ..SHAPE };
+        for advert in Arc::make_mut(&mut scenario.view.adverts).values_mut() {
+            advert.models = vec![ModelCard { shape, ..sample::card() }];
+        }
+        scenario.tell(Event::View(scenario.view.clone()));
+        let generation = Generation {
+            sampling: Sampling::greedy(),
+            max_new_tokens: 3,
+            stop_tokens: vec![],
+            class: Default::default(),
+        };
+        let prompt = vec![Token(1); 4];
+        let overrule = Some(Overrule::Sent(None));
+        let submit =
+            Event::Submit { request: REQUEST, model: MODEL, prompt, generation, begun: None, overrule, codec: None };
+        match &scenario.tell(submit)[..] {
+            [Action::OpenDecode { open, .. }] => assert_eq!(open.await_kv, sent),
+            other => panic!("{other:?}"),
+        }
+    }
 }
 
 /// A prompt's KV goes through what its client says, or else the gateway's owner, wherever it is computed: only then are two answers to

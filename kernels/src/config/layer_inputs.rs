@@ -1,7 +1,7 @@
 //! What small models of Gemma 4 (E2B, E4B) have beside others: layers at the end that read the keys and values of layers before
 //! them, and inputs of each layer. One stage holds such a model: neither passes from stage to stage.
 
-use super::{Keys, ModelConfig, ModelConfigError};
+use super::{DeltaNet, Keys, ModelConfig, ModelConfigError};
 use std::ops::Range;
 use tsnode_protocol::LayerRange;
 
@@ -79,19 +79,27 @@ impl ModelConfig {
     /// Whether one stage has to hold all of it.
     #[must_use]
     pub fn is_whole(&self) -> bool {
-        self.shared_kv.is_some() || self.layer_inputs.is_some()
+        self.shared_kv.is_some() || self.layer_inputs.is_some() || self.delta_net.is_some()
     }
 
-    /// Layers as plans count them: those with keys and values of their own. The last one stands for those behind it too.
+    /// Layers as plans count them: those with keys and values of their own. The last one stands for those behind it too, and each
+    /// for its part of those that have a state.
     #[must_use]
     pub fn blocks(&self) -> usize {
-        self.layers - self.shared_kv.as_ref().map_or(0, |shared| shared.of.len())
+        let shared = self.shared_kv.as_ref().map_or(0, |shared| shared.of.len());
+        self.layers - shared - self.delta_net.as_ref().map_or(0, DeltaNet::count)
+    }
+
+    /// The model's layers that one of those stands for, on average.
+    pub(super) fn layers_of_a_block(&self) -> f64 {
+        self.layers as f64 / self.blocks() as f64
     }
 
     /// The model's layers that some of a plan's are.
     pub(crate) fn layers_of(&self, blocks: LayerRange) -> Range<usize> {
         let (start, end) = (blocks.start as usize, blocks.end as usize);
-        start..if end == self.blocks() { self.layers } else { end }
+        let first = |block| self.delta_net.as_ref().map_or(block, |net| net.first_of(block));
+        first(start)..if end == self.blocks() { self.layers } else { first(end) }
     }
 
     /// The layer whose keys and values a layer reads, if it has none of its own.

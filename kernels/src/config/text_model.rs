@@ -4,7 +4,7 @@ use super::{Keys, ModelConfigError, coding::QUANTISED};
 use serde_json::json;
 
 /// `model_type` of the whole, and keys that its files leave out of the text's part.
-const WHOLE: [(&str, &[(&str, u32)]); 4] = [
+const WHOLE: [(&str, &[(&str, u32)]); 6] = [
     (
         "gemma3",
         &[
@@ -18,6 +18,8 @@ const WHOLE: [(&str, &[(&str, u32)]); 4] = [
     ("gemma4", &GEMMA4),
     ("gemma4_unified", &GEMMA4),
     ("mistral3", &[]),
+    ("qwen3_5", &[]),
+    ("qwen3_5_moe", &[]),
 ];
 
 const GEMMA4: [(&str, u32); 5] = [

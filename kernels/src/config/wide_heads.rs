@@ -82,15 +82,19 @@ fn by_each(by_layer: &Keys, layers: &[bool], keys: &Keys) -> Result<(usize, Opti
 }
 
 impl ModelConfig {
-    /// Rows of the matrices of a layer's attention, and columns of the last.
+    /// Rows of the matrices of a layer's attention, or of what it has in its place, and columns of the last.
     pub(super) fn attention_width(&self, layer: usize) -> usize {
+        if let Some(width) = self.state_width(layer) {
+            return width;
+        }
         let KvHeads { count, parts } = self.heads_of(layer);
         let matrices = match self.kv_of_another(layer) {
             Some(_) => 0,
             None if self.values_are_keys(layer) => 1,
             None => 2,
         };
-        (2 * self.heads + matrices * count) * parts * self.head_dim
+        let gates = if self.delta_net.is_some() { self.heads } else { 0 };
+        (2 * self.heads + gates + matrices * count) * parts * self.head_dim
     }
 
     /// Heads of keys and values of a layer.
@@ -115,8 +119,10 @@ impl ModelConfig {
 
     /// Heads of keys and values that so many ranks cannot share: as pages' heads are dealt out, so are those of every layer.
     pub(crate) fn not_shared(&self, ranks: usize) -> Option<usize> {
-        if ranks > self.kv_heads {
-            return Some(self.kv_heads);
+        // States lie whole on one.
+        let most = if self.delta_net.is_some() { 1 } else { self.kv_heads };
+        if ranks > most {
+            return Some(most);
         }
         let counts = self.wide_heads.iter().flat_map(|heads| [heads.narrow.count, heads.wide.count]);
         let mut fewer = counts.filter(|count| *count != self.kv_heads);

@@ -7,12 +7,15 @@
 //! | `dense.rs` | dense products of several rows |
 //! | `bf16.rs` | products of bfloat16 numbers as they are |
 //! | `rows.rs` | rows as these read them |
-//! | `stored.rs` | how stored numbers become lanes |
+//! | `registers.rs` | what these instructions are to loops that are written once (`vector.rs`): mixtures, quantised products, KV for links |
+//! | `stored.rs` | how stored numbers become the lanes of two rows |
 //! | `exp.rs` | softmax and gates |
 //! | `packed.rs` | quantised products of few rows, by whole-number products of bytes (VNNI) |
 //! | `tiles.rs` | quantised products of many rows, by tiles (AMX) |
 //! | `rounded.rs` | rounding rows to 8 bits |
 //! | `wire.rs` | KV packed for links |
+//!
+//! What has these instructions by `#[target_feature]` is called by who knows that the processor has them (`by_simd!`).
 #![allow(unsafe_code)] // Vector instructions; each block says why it is sound.
 
 mod attend;
@@ -21,6 +24,7 @@ pub(super) mod chunk;
 mod dense;
 mod exp;
 mod packed;
+mod registers;
 mod rounded;
 mod rows;
 mod stored;
@@ -50,41 +54,33 @@ pub(super) fn is_available() -> bool {
 }
 
 /// See [`plain::sum`]. Asks for lines ahead, as products do: the limit is not to be below what they reach.
+#[target_feature(enable = "avx512f")]
 pub(super) fn sum(numbers: &[u64]) -> u64 {
-    #[target_feature(enable = "avx512f")]
-    fn fast(numbers: &[u64]) -> u64 {
-        let (lines, rest) = numbers.as_chunks::<8>();
-        let mut sums = _mm512_setzero_si512();
-        for line in lines {
-            _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().wrapping_add(AHEAD / 8).cast());
-            // SAFETY: a line is eight numbers.
-            sums = _mm512_add_epi64(sums, unsafe { _mm512_loadu_si512(line.as_ptr().cast()) });
-        }
-        (_mm512_reduce_add_epi64(sums) as u64).wrapping_add(plain::sum(rest))
+    let (lines, rest) = numbers.as_chunks::<8>();
+    let mut sums = _mm512_setzero_si512();
+    for line in lines {
+        _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().wrapping_add(AHEAD / 8).cast());
+        // SAFETY: a line is eight numbers.
+        sums = _mm512_add_epi64(sums, unsafe { _mm512_loadu_si512(line.as_ptr().cast()) });
     }
-    // SAFETY: `Simd::detect` chose this file only after `is_available`.
-    unsafe { fast(numbers) }
+    (_mm512_reduce_add_epi64(sums) as u64).wrapping_add(plain::sum(rest))
 }
 
 /// `count` multiply-adds in chains enough to keep every unit busy. No closures: they would not have this function's
 /// instructions.
+#[target_feature(enable = "avx512f")]
 pub(super) fn multiply_only(count: usize) -> f32 {
-    #[target_feature(enable = "avx512f")]
-    fn fast(count: usize) -> f32 {
-        let (factor, more) = (_mm512_set1_ps(0.999), _mm512_set1_ps(0.001));
-        // Hidden from the compiler, which else works out the end: 1 stays 1.
-        let mut chains = [_mm512_set1_ps(std::hint::black_box(0.5)); 12];
-        for _ in 0..count / (12 * 16) {
-            for chain in &mut chains {
-                *chain = _mm512_fmadd_ps(*chain, factor, more);
-            }
+    let (factor, more) = (_mm512_set1_ps(0.999), _mm512_set1_ps(0.001));
+    // Hidden from the compiler, which else works out the end: 1 stays 1.
+    let mut chains = [_mm512_set1_ps(std::hint::black_box(0.5)); 12];
+    for _ in 0..count / (12 * 16) {
+        for chain in &mut chains {
+            *chain = _mm512_fmadd_ps(*chain, factor, more);
         }
-        let mut sum = 0.0;
-        for chain in chains {
-            sum += _mm512_reduce_add_ps(chain);
-        }
-        sum
     }
-    // SAFETY: as in `sum`.
-    unsafe { fast(count) }
+    let mut sum = 0.0;
+    for chain in chains {
+        sum += _mm512_reduce_add_ps(chain);
+    }
+    sum
 }

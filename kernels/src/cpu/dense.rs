@@ -261,15 +261,9 @@ pub(super) fn with_laid<T>(
 fn round<'a>(simd: Simd, team: Option<&Team>, x: &[f32], all: &'a mut Vec<bf16>) -> &'a [bf16] {
     all.resize(x.len(), bf16::ZERO);
     match team.filter(|_| x.len() >= SHARE_FROM) {
-        Some(team) => {
-            let parts = Cut::new(all, SHARE_FROM / 4);
-            team.share(parts.len(), |i| {
-                // SAFETY: each part is handed out once.
-                #[allow(unsafe_code)]
-                let part = unsafe { parts.part(i) };
-                simd.round_to_bf16(&x[i * (SHARE_FROM / 4)..][..part.len()], part);
-            });
-        }
+        Some(team) => team.share_parts(all, SHARE_FROM / 4, |i, part| {
+            simd.round_to_bf16(&x[i * (SHARE_FROM / 4)..][..part.len()], part);
+        }),
         None => simd.round_to_bf16(x, all),
     }
     all

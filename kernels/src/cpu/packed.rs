@@ -15,7 +15,7 @@
 //! | both | `[16 columns][output][4]` bytes: two upper bits of columns four apart | 6 bits |
 //! | both | `[4 columns][output][4]` bytes | 8 bits |
 
-use super::{dense::Cut, team::Team};
+use super::team::Team;
 use crate::memory::Memory;
 use crate::quant::{Blocks, QuantType, k_quants::Large, small::Small};
 use half::f16;
@@ -184,12 +184,7 @@ impl Packed {
         let kind = blocks.kind();
         let layout = Layout::of(kind);
         let panel = panel(layout, &blocks);
-        let parts = Cut::new(&mut bytes, panel.max(1));
-        team.share(parts.len(), |i| {
-            // SAFETY: each part is handed out once.
-            #[expect(unsafe_code, reason = "the lines above say why it is sound")]
-            pack_panel(layout, blocks, i * WIDE, unsafe { parts.part(i) });
-        });
+        team.share_parts(&mut bytes, panel.max(1), |i, out| pack_panel(layout, blocks, i * WIDE, out));
         Self { kind, layout, rows: blocks.rows(), cols: blocks.cols(), bytes }
     }
 

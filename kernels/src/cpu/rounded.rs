@@ -95,6 +95,51 @@ impl Rounded {
     }
 }
 
+/// Where a block of a row lies, for fast versions, which read it by pointers. Whether there is one is not asked here.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[derive(Clone, Copy)]
+pub(super) struct RowBlock {
+    bytes: *const i8,
+    pub scale: *const f32,
+    pub sums: *const i16,
+    shifts: *const i32,
+}
+
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+impl RowBlock {
+    /// Columns from `at` on.
+    #[inline(always)]
+    pub fn columns(self, at: usize) -> *const i8 {
+        self.bytes.wrapping_add(at)
+    }
+
+    /// The sums of parts `2 * pair` and the next.
+    #[inline(always)]
+    pub fn pair_of_sums(self, pair: usize) -> *const i16 {
+        self.sums.wrapping_add(2 * pair)
+    }
+
+    /// What the weights' shift adds to a part.
+    #[inline(always)]
+    pub fn shift(self, part: usize) -> *const i32 {
+        self.shifts.wrapping_add(part)
+    }
+}
+
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+impl Rounded {
+    /// Block number `at` of all rows'.
+    #[inline(always)]
+    pub fn block(&self, layout: Layout, at: usize) -> RowBlock {
+        RowBlock {
+            bytes: self.bytes.as_ptr().wrapping_add(at * layout.numbers),
+            scale: self.scales.as_ptr().wrapping_add(at),
+            sums: self.sums.as_ptr().wrapping_add(at * layout.parts()),
+            shifts: self.shifts.as_ptr().wrapping_add(at * layout.parts()),
+        }
+    }
+}
+
 impl Filled<'_> {
     /// Whether there is room for all that rounding `x` gives.
     pub fn fits(&self, layout: Layout, x: &[f32]) -> bool {

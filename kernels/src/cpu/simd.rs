@@ -64,17 +64,24 @@ pub enum Simd {
     NeonDots,
 }
 
-/// Calls the definition or a fast version of it.
+/// Calls the definition or a fast version of it, which has its instructions by `#[target_feature]`.
 macro_rules! by_simd {
     ($simd:expr, $what:ident($($arg:expr),*)) => {
         match $simd {
             Simd::Plain => plain::$what($($arg),*),
             #[cfg(target_arch = "x86_64")]
-            Simd::Avx2 | Simd::Avx2Dots => avx2::$what($($arg),*),
+            #[expect(unsafe_code, reason = "the line below says why it is sound")]
+            // SAFETY: this was chosen by `Simd::all`, only after `avx2::is_available`.
+            Simd::Avx2 | Simd::Avx2Dots => unsafe { avx2::$what($($arg),*) },
             #[cfg(target_arch = "x86_64")]
-            Simd::Avx512 | Simd::Avx512Bf16 | Simd::Amx => avx512::$what($($arg),*),
+            #[expect(unsafe_code, reason = "the line below says why it is sound")]
+            // SAFETY: this was chosen by `Simd::all`, only after `avx512::is_available`, which asks for AVX2 too.
+            Simd::Avx512 | Simd::Avx512Bf16 | Simd::Amx => unsafe { avx512::$what($($arg),*) },
             #[cfg(target_arch = "aarch64")]
-            Simd::Neon | Simd::NeonDots => neon::$what($($arg),*),
+            #[expect(unsafe_code, reason = "the line below says why it is sound")]
+            #[allow(unused_unsafe, reason = "some of these functions are plain ones")]
+            // SAFETY: every aarch64 processor has NEON.
+            Simd::Neon | Simd::NeonDots => unsafe { neon::$what($($arg),*) },
         }
     };
 }
@@ -227,7 +234,7 @@ impl Simd {
     }
 
     /// `gate[i] = act(gate[i]) * up[i]`.
-    pub(super) fn gate_mul(self, act: Gate, gate: &mut [f32], up: &[f32]) {
+    pub(crate) fn gate_mul(self, act: Gate, gate: &mut [f32], up: &[f32]) {
         match act {
             Gate::Silu => by_simd!(self, silu_mul(gate, up)),
             Gate::Gelu => by_simd!(self, gelu_mul(gate, up)),

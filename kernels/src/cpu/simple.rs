@@ -1,5 +1,5 @@
 //! Work on a row's numbers one by one: norms, gates, turns. The definitions are loops that compilers make vectors of;
-//! fast versions are the same loops compiled with more instructions (`avx2/simple.rs`), so bits are the same.
+//! fast versions are the same loops compiled with more instructions (`avx2/compiled.rs`), so bits are the same.
 
 use super::{LANES, plain::reduce};
 use crate::rope::{RopePairs, turn};

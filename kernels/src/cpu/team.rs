@@ -139,6 +139,16 @@ impl Team {
         });
     }
 
+    /// Runs `work` on each part of `all`, of `part` items, the last maybe of fewer.
+    pub fn share_parts<T: Send>(&self, all: &mut [T], part: usize, work: impl Fn(usize, &mut [T]) + Sync) {
+        let parts = Cut::new(all, part);
+        self.share(parts.len(), |i| {
+            // SAFETY: each part is handed out once.
+            let part = unsafe { parts.part(i) };
+            work(i, part);
+        });
+    }
+
     fn start(&self, job: TeamJob) {
         let s = &self.shared;
         let mut slot = s.job.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,6 +1,6 @@
 //! Matrices whose numbers are written anew, in a form that products read.
 
-use super::{Dtype, dense::Cut, team::Team};
+use super::{Dtype, team::Team};
 use crate::memory::Memory;
 
 /// Rows that a thread writes in one go.
@@ -14,11 +14,7 @@ pub(super) fn fill(
     dtype: Dtype,
     row: impl Fn(usize, &mut [f32]) + Sync,
 ) -> Memory {
-    let parts = Cut::new(&mut memory, (ROWS * width).max(1));
-    team.share(parts.len(), |i| {
-        // SAFETY: each part is handed out once.
-        #[expect(unsafe_code, reason = "the lines above say why it is sound")]
-        let part = unsafe { parts.part(i) };
+    team.share_parts(&mut memory, (ROWS * width).max(1), |i, part| {
         let mut line = vec![0.0; cols];
         for (index, out) in (i * ROWS..).zip(part.chunks_exact_mut(width)) {
             row(index, &mut line);

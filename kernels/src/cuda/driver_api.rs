@@ -14,7 +14,7 @@ mod staging;
 
 use super::{
     GpuInfo,
-    jit::{self, GpuIdentity, Image, KernelCache, KernelCompiler, Kernels, Loads, NotCompiled, Nvrtc},
+    jit::{self, GpuIdentity, Image, KernelCache, KernelCompiler, Kernels, Loads, NotCompiled},
     libraries::Libraries,
     machine::{Arg, GpuError, GpuSeat, Launch, Machine, PeerGpu, Product, Queue, Recorded, Rectangle},
     nvml,
@@ -110,11 +110,10 @@ pub(super) fn open(ordinal: u16) -> Result<Arc<dyn Machine>, GpuError> {
 /// Opens a GPU and chooses its kernels: machine code of this compiler's, where that is faster.
 pub(super) fn open_with(
     ordinal: u16,
-    nvrtc: Result<Nvrtc, NotCompiled>,
+    compiler: Result<&dyn KernelCompiler, NotCompiled>,
     cache: &KernelCache,
 ) -> Result<Arc<dyn Machine>, GpuError> {
     let gpu = opened(ordinal)?;
-    let compiler = nvrtc.as_ref().map(|nvrtc| nvrtc as &dyn KernelCompiler).map_err(Clone::clone);
     let chosen = jit::choose(&(gpu.clone() as Arc<dyn Loads>), compiler, cache);
     let failed = matches!(chosen, Kernels::Ahead(NotCompiled::Gpu(_) | NotCompiled::Panicked));
     // What a GPU failed at may have taken its context along; a new one has nothing but PTX to fail at.

@@ -14,11 +14,16 @@ const WARPS: usize = 8;
 /// H200's processors. Parts of many outputs and rows would be more bytes than the weights.
 const WHOLE_FROM: usize = 16 << 10;
 
+/// Rows up to which every warp reads rows itself, from the first-level cache, and weights alone are in shared memory.
+const FEW: usize = 4;
+/// Steps of weights that are in shared memory then; two where rows are there too.
+const STAGES: usize = 3;
+
 /// A form's step, as `device/mmq.cu` has it in shared memory.
 struct Staged {
     columns: usize,
-    /// From one output's weights to the next, and from one row to the next (bytes).
-    apart: usize,
+    /// Of an output's weights, and from one row to the next (bytes).
+    weights: usize,
     x_apart: usize,
     /// Of a row's sums (bytes).
     halves: usize,
@@ -26,14 +31,25 @@ struct Staged {
 
 impl Staged {
     fn of(form: Form) -> Self {
-        let [columns, apart, x_apart, halves] = match form {
-            Form::Q4_0 => [256, 144, 272, 0],
-            Form::Q8_0 => [128, 160, 160, 0],
-            Form::Q4K => [256, 160, 288, 16],
+        let [columns, weights, x_apart, halves] = match form {
+            Form::Q4_0 => [256, 128, 272, 0],
+            Form::Q8_0 => [128, 128, 160, 0],
+            Form::Q4K => [256, 144, 288, 16],
             _ => [256, 208, 272, 0],
         };
-        Self { columns, apart, x_apart, halves }
+        Self { columns, weights, x_apart, halves }
     }
+}
+
+/// How rows are multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MmqRows {
+    /// One, whose parts of a block are where other rows would be.
+    One,
+    /// Up to [`FEW`].
+    Few,
+    /// Tiles of eight, which warps share in shared memory.
+    Tiles,
 }
 
 /// How a product is cut.
@@ -45,6 +61,8 @@ pub(super) struct MmqCut {
     pub here: usize,
     /// Sixteens of outputs of a block.
     pub sixteens: usize,
+    /// How rows are multiplied.
+    pub rows: MmqRows,
     /// Tiles of rows.
     pub tiles: usize,
     /// Shared memory of a block (bytes).
@@ -64,7 +82,7 @@ impl MmqCut {
         let groups = w.rows.div_ceil(OUTS);
         let mut sixteens = match rows {
             // Blocks without parts are small where they read few rows: then processors share them evenly.
-            ..=4 if parts == 1 => 2,
+            ..=FEW if parts == 1 => 2,
             ..=16 if parts == 1 => 4,
             _ => WARPS / here,
         };
@@ -74,8 +92,17 @@ impl MmqCut {
         let kept = if tiles == 1 { rows } else { tiles * TILE };
         let scales = staged.columns / w.form.rounded().unwrap_or(staged.columns);
         let rows_bytes = kept * (staged.x_apart + staged.halves) + (kept * scales).next_multiple_of(4) * 4;
-        let shared = 2 * (sixteens * here * OUTS * staged.apart + here * rows_bytes);
-        Self { parts, here, sixteens, tiles, shared }
+        let weights = sixteens * here * OUTS * staged.weights;
+        let rows = match (rows, w.form) {
+            (1, Form::Q4K | Form::Q6K) => MmqRows::One,
+            (..=FEW, _) => MmqRows::Few,
+            _ => MmqRows::Tiles,
+        };
+        let shared = match rows {
+            MmqRows::One | MmqRows::Few => STAGES.min(steps.div_ceil(parts)) * weights,
+            MmqRows::Tiles => 2 * (weights + here * rows_bytes),
+        };
+        Self { parts, here, sixteens, rows, tiles, shared }
     }
 
     /// Blocks that have parts of the same outputs.
@@ -95,12 +122,17 @@ impl MmqCut {
 
     /// The kernel.
     pub fn kernel(self, form: Form) -> &'static str {
-        let of_tiles: [&'static str; 4] = match form {
-            Form::Q4_0 => ["mmq_q4_0_1", "mmq_q4_0_2", "mmq_q4_0_4", "mmq_q4_0_8"],
-            Form::Q8_0 => ["mmq_q8_0_1", "mmq_q8_0_2", "mmq_q8_0_4", "mmq_q8_0_8"],
-            Form::Q4K => ["mmq_q4_k_1", "mmq_q4_k_2", "mmq_q4_k_4", "mmq_q4_k_8"],
-            _ => ["mmq_q6_k_1", "mmq_q6_k_2", "mmq_q6_k_4", "mmq_q6_k_8"],
+        let [few, of_tiles @ ..]: [&'static str; 5] = match form {
+            Form::Q4_0 => ["mmq_q4_0_few", "mmq_q4_0_1", "mmq_q4_0_2", "mmq_q4_0_4", "mmq_q4_0_8"],
+            Form::Q8_0 => ["mmq_q8_0_few", "mmq_q8_0_1", "mmq_q8_0_2", "mmq_q8_0_4", "mmq_q8_0_8"],
+            Form::Q4K => ["mmq_q4_k_few", "mmq_q4_k_1", "mmq_q4_k_2", "mmq_q4_k_4", "mmq_q4_k_8"],
+            _ => ["mmq_q6_k_few", "mmq_q6_k_1", "mmq_q6_k_2", "mmq_q6_k_4", "mmq_q6_k_8"],
         };
-        of_tiles[self.tiles.ilog2().min(3) as usize]
+        match (self.rows, form) {
+            (MmqRows::One, Form::Q4K) => "mmq_q4_k_row",
+            (MmqRows::One, _) => "mmq_q6_k_row",
+            (MmqRows::Few, _) => few,
+            (MmqRows::Tiles, _) => of_tiles[self.tiles.ilog2().min(3) as usize],
+        }
     }
 }

@@ -1,7 +1,9 @@
 //! Operations on a GPU: which kernel runs, on how many blocks, with what memory between kernels.
 
+mod delta;
 mod experts;
 
+pub(crate) use delta::{DeltaParts, DeltaRows, DeltaShape};
 pub(crate) use experts::{GpuPairs, GpuScores, Routing, Tiling, rows_of_many};
 
 use super::{
@@ -10,6 +12,7 @@ use super::{
     mmq::{MmqCut, ROUNDED},
     weights::{Form, GpuMatrix},
 };
+use crate::config::Clamped;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use tsnode_protocol::KvDtype;
@@ -117,9 +120,9 @@ pub(crate) struct Ops {
 }
 
 /// What attention is told of turning queries and keys where they are turned already: frequencies that are nowhere.
-pub(crate) const NOT_TURNED: [Arg; 7] = {
+pub(crate) const NOT_TURNED: [Arg; 9] = {
     let (none, zero) = (Arg::Wide(0), Arg::Whole(0));
-    [none, Arg::Number(0.0), zero, zero, none, none, Arg::Number(0.0)]
+    [none, Arg::Number(0.0), zero, zero, none, none, Arg::Number(0.0), Arg::Number(0.0), zero]
 };
 
 /// Where blocks of attention leave what they have of a row, for the last of them to merge.
@@ -190,7 +193,7 @@ impl Ops {
         self.run("rows", "embed", [rows as u32, 1, 1], 256, &args)
     }
 
-    /// `x += delta`, if there is one; `out` is the RMS norm of `x` times `weight`.
+    /// `x += delta`, if there is one; `out` is the RMS norm of `x` times `weight`, or `x` as it is where that is 0.
     #[expect(clippy::too_many_arguments, reason = "rows in and out, and a norm")]
     pub fn norm(
         &self,
@@ -214,17 +217,17 @@ impl Ops {
         self.run("rows", "rms_norm", [rows as u32, 1, 1], 512, &args)
     }
 
-    /// `x` plus the RMS norm of `delta` times `weight`.
+    /// `x` plus the RMS norm of `delta` times `weight`, all times `factor`.
     pub fn norm_add(
         &self,
         delta: u64,
-        weight: u64,
-        eps: f32,
+        (weight, eps): (u64, f32),
         rows: usize,
         width: usize,
         x: u64,
+        factor: f32,
     ) -> Result<(), GpuError> {
-        let args = [delta.into(), weight.into(), eps.into(), whole(width), x.into()];
+        let args = [delta.into(), weight.into(), eps.into(), whole(width), x.into(), factor.into()];
         self.run("rows", "norm_add", [rows as u32, 1, 1], 256, &args)
     }
 
@@ -255,6 +258,25 @@ impl Ops {
     pub fn gate(&self, x: u64, rows: usize, width: usize, gelu: bool, out: GpuRows) -> Result<(), GpuError> {
         let args = [x.into(), whole(width), Arg::Whole(u32::from(gelu)), out.at.into(), Arg::Whole(out.kind as u32)];
         self.run("rows", "gate", [rows as u32, blocks(width, 8 * 128), 1], 128, &args)
+    }
+
+    /// The gated half of experts, whose gates end somewhere: `x` is `[pair][gate, up]`, and each pair has its expert's bias.
+    pub fn gate_clamped(
+        &self,
+        x: u64,
+        pairs: &GpuPairs,
+        width: usize,
+        bias: u64,
+        clamped: Clamped,
+        out: GpuRows,
+    ) -> Result<(), GpuError> {
+        let Clamped { sharpness, limit } = clamped;
+        let args = [
+            [x.into(), whole(width), pairs.chosen.into(), bias.into()].as_slice(),
+            &[sharpness.into(), limit.into(), out.at.into(), Arg::Whole(out.kind as u32)],
+        ]
+        .concat();
+        self.run("rows", "gate_clamped", [pairs.count() as u32, blocks(width, 8 * 128), 1], 128, &args)
     }
 
     /// Chooses a token for every row of `logits`: [`super::choose::RowChoice`].
@@ -487,7 +509,8 @@ fn product_args(x: u64, rows: usize, w: &GpuMatrix, out: Out) -> [Arg; 7] {
 fn many_kernel(form: Form) -> &'static str {
     match form {
         Form::F32 => "many_f32",
-        Form::F16 => "many_f16",
+        // Only experts are in MXFP4.
+        Form::F16 | Form::Mxfp4 => "many_f16",
         Form::Bf16 => "many_bf16",
         Form::Q4_0 => "many_q4_0",
         Form::Q8_0 => "many_q8_0",
@@ -509,7 +532,7 @@ fn widen_kernel(form: Form) -> &'static str {
 fn some_kernel(form: Form) -> &'static str {
     match form {
         Form::F32 => "many_f32",
-        Form::F16 => "some_f16",
+        Form::F16 | Form::Mxfp4 => "some_f16",
         Form::Bf16 => "some_bf16",
         Form::Q4_0 => "some_q4_0",
         Form::Q8_0 => "some_q8_0",

@@ -1,5 +1,7 @@
 //! A stage on a GPU: its weights there, and its layers as launches.
 
+mod attention;
+mod delta;
 mod experts;
 mod layer;
 
@@ -9,14 +11,14 @@ pub(crate) use layer::GpuLayerPiece;
 use super::{
     buffers::Buffer,
     columns::Columns,
-    machine::{GpuError, GpuMemory, Machine, Queue},
+    machine::{Arg, GpuError, GpuMemory, Machine, Queue},
     ops::{GpuRows, Kind, Ops, Out, kind_for_all},
     step::Step,
     tiles::GpuTurn,
     weights::{Form, GpuMatrix, size},
 };
 use crate::{
-    models::{LinearOutline, NormOutline, Outline},
+    models::{AttentionOutline, LayerOutline, LinearOutline, MixerOutline, NormOutline, Outline, ROW_NORMS_TOGETHER},
     pages::PageLayout,
     ranks::RankOutputs,
     rope::RopePairs,
@@ -24,18 +26,20 @@ use crate::{
     wire::KeyRotation,
 };
 use experts::ExpertScratch;
-use layer::{GpuLayer, GpuLayerContext, GpuLayerPages};
+use layer::{GpuLayer, GpuLayerContext};
 use std::sync::Arc;
 
 /// Channels of a head that kernels are written for.
 const MOST_DIM: usize = 256;
+/// The same of heads that lie in several heads of a page.
+const MOST_WIDE: usize = 512;
 
 /// A step that goes through a stage on a GPU.
 #[derive(Clone, Copy)]
 pub(crate) struct GpuPass<'a> {
     pub step: &'a Step,
     pub layout: PageLayout,
-    /// Whether the compute queue is marked by each layer's number once its keys and values are stored.
+    /// Whether the compute queue is marked by the place of each layer that has keys and values once those are stored.
     pub marks: bool,
 }
 
@@ -46,11 +50,17 @@ pub(crate) struct GpuStage {
     embed: Option<(GpuMatrix, f32)>,
     layers: Vec<GpuLayer>,
     head: Option<GpuHead>,
-    /// Frequencies and amplitude of each rope.
-    ropes: Vec<(GpuMemory, f32)>,
-    half: usize,
+    ropes: Vec<GpuRope>,
     /// Angles of each rope over a block of packed keys.
     turns: Vec<GpuMemory>,
+}
+
+/// Frequencies of so many pairs of channels, and what sines and cosines are multiplied by.
+#[derive(Debug)]
+struct GpuRope {
+    frequencies: GpuMemory,
+    half: usize,
+    amplitude: f32,
 }
 
 #[derive(Debug)]
@@ -91,6 +101,20 @@ pub(crate) struct GpuScratch {
     out_apart: Buffer,
     logits_apart: Buffer,
     experts: ExpertScratch,
+    /// What matrices made of rows behind a convolution, and by how much states fade and turn for them; what heads say, of states or
+    /// before their gates are opened.
+    passed: Buffer,
+    turned: Buffer,
+    said: Buffer,
+}
+
+/// What all layers of a step mix by.
+#[derive(Clone, Copy)]
+struct Mixing<'a> {
+    layout: PageLayout,
+    ropes: &'a [GpuRope],
+    /// Whether a layer's place is marked once its keys and values are stored.
+    marks: bool,
 }
 
 impl GpuScratch {
@@ -99,16 +123,36 @@ impl GpuScratch {
         let (hidden, chosen, logits) = (buffer(), buffer(), buffer());
         let (normed, inputs, mixed, out) = (buffer(), buffer(), buffer(), buffer());
         let (mixed_apart, out_apart, logits_apart) = (buffer(), buffer(), buffer());
-        let experts = ExpertScratch::new(machine);
-        Self { hidden, chosen, logits, normed, inputs, mixed, out, mixed_apart, out_apart, logits_apart, experts }
+        let (passed, turned, said) = (buffer(), buffer(), buffer());
+        Self {
+            hidden,
+            chosen,
+            logits,
+            normed,
+            inputs,
+            mixed,
+            out,
+            mixed_apart,
+            out_apart,
+            logits_apart,
+            experts: ExpertScratch::new(machine),
+            passed,
+            turned,
+            said,
+        }
     }
 
     /// See [`Ops::renewals`].
     pub fn renewals(&self) -> usize {
         let all = [&self.hidden, &self.chosen, &self.logits, &self.normed, &self.inputs, &self.mixed, &self.out];
         let apart = [&self.mixed_apart, &self.out_apart, &self.logits_apart];
-        all.iter().chain(&apart).map(|buffer| buffer.renewals()).sum::<usize>() + self.experts.renewals()
+        let states = [&self.passed, &self.turned, &self.said];
+        all.iter().chain(&apart).chain(&states).map(|buffer| buffer.renewals()).sum::<usize>() + self.experts.renewals()
     }
+}
+
+fn whole(x: usize) -> Arg {
+    Arg::Whole(x as u32)
 }
 
 fn floats(machine: &Arc<dyn Machine>, numbers: &[f32]) -> Result<GpuMemory, GpuError> {
@@ -119,6 +163,33 @@ impl GpuNorm {
     fn load(machine: &Arc<dyn Machine>, norm: NormOutline<'_>) -> Result<Self, GpuError> {
         Ok(Self { weight: floats(machine, norm.weight)?, eps: norm.eps })
     }
+
+    /// Where its weights are, and its epsilon.
+    fn place(&self) -> (u64, f32) {
+        (self.weight.at(), self.eps)
+    }
+}
+
+/// What is added to a product's outputs, zeros where there is nothing.
+fn of_bias(linear: LinearOutline<'_>) -> Vec<f32> {
+    linear.bias.map_or_else(|| vec![0.0; size(&linear.weight.tensor().view()).0], <[f32]>::to_vec)
+}
+
+/// Says what of a layer is not written, before anything is copied.
+fn refuse_unwritten(layer: &LayerOutline<'_>) -> Result<(), GpuError> {
+    experts::refuse_unwritten(&layer.mlp)?;
+    let attention = match &layer.mixer {
+        MixerOutline::Attention(attention) => attention,
+        MixerOutline::Delta(delta) => return delta::refuse_unwritten(delta),
+    };
+    if attention.head_dim > MOST_WIDE {
+        return Err(GpuError::Unsupported(format!("a head of {} channels", attention.head_dim)));
+    }
+    let queries = attention.inputs[0].outputs;
+    if attention.row_norms.is_some() && queries.mine.len() != queries.all {
+        return Err(GpuError::Unsupported(ROW_NORMS_TOGETHER.into()));
+    }
+    Ok(())
 }
 
 impl GpuLinear {
@@ -141,13 +212,36 @@ impl GpuLinear {
         };
         let outs = parts.iter().map(|part| part.rows).sum();
         let bias = if linears.iter().any(|linear| linear.bias.is_some()) {
-            let zeros = |linear: &LinearOutline<'_>| vec![0.0; size(&linear.weight.tensor().view()).0];
-            let all: Vec<f32> = linears.iter().flat_map(|l| l.bias.map_or_else(|| zeros(l), <[f32]>::to_vec)).collect();
+            let all: Vec<f32> = linears.iter().flat_map(|linear| of_bias(*linear)).collect();
             Some(floats(machine, &all)?)
         } else {
             None
         };
         Ok(Self { parts, bias, outs, outputs })
+    }
+
+    /// Queries, keys, values and gates of attention whose matrix for queries has each head's rows and those of its gate in turns.
+    fn load_gated(machine: &Arc<dyn Machine>, attention: &AttentionOutline<'_>) -> Result<Self, GpuError> {
+        let ([queries, keys, values], dim) = (&attention.inputs, attention.head_dim.max(1));
+        let all = queries.weight.tensor();
+        let starts = |first: usize| (first..size(&all.view()).0).step_by(2 * dim);
+        let some = |first| starts(first).map(|row| all.rows(row..row + dim)).collect::<Vec<Tensor>>();
+        let (heads, gates) = (some(0), some(dim));
+        let between = [keys.weight.tensor(), values.weight.tensor()];
+        let tensors: Vec<&Tensor> = heads.iter().chain(between).chain(&gates).collect();
+        let alike = |a: &&Tensor, b: &&Tensor| Form::of(&a.view()) == Form::of(&b.view());
+        let load = |tensors: &[&Tensor]| GpuMatrix::load(machine, tensors);
+        let parts: Vec<GpuMatrix> = tensors.chunk_by(alike).map(load).collect::<Result<_, _>>()?;
+        let outs = parts.iter().map(|part| part.rows).sum();
+        let bias = if attention.inputs.iter().any(|linear| linear.bias.is_some()) {
+            let [queries, keys, values] = attention.inputs.map(of_bias);
+            let some =
+                |first| starts(first).flat_map(|row| queries[row..row + dim].iter().copied()).collect::<Vec<_>>();
+            Some(floats(machine, &[some(0), keys, values, some(dim)].concat())?)
+        } else {
+            None
+        };
+        Ok(Self { parts, bias, outs, outputs: queries.outputs.clone() })
     }
 
     /// No matrix: of a layer that has only experts.
@@ -188,32 +282,31 @@ impl GpuStage {
         if let Some(lacks) = outline.lacks {
             return Err(GpuError::Unsupported(lacks.into()));
         }
-        for layer in &outline.layers {
-            experts::refuse_unwritten(&layer.mlp)?;
-            let queries = layer.attention.inputs[0].outputs;
-            if layer.attention.row_norms.is_some() && queries.mine.len() != queries.all {
-                let what = "a norm over the queries of all heads, which several GPUs hold together,";
-                return Err(GpuError::Unsupported(what.into()));
-            }
-        }
+        outline.layers.iter().try_for_each(refuse_unwritten)?;
         let table = |(table, scale): (_, f32)| Ok((GpuMatrix::load(machine, &[table])?, scale));
         let head = |head: &crate::models::HeadOutline<'_>| -> Result<GpuHead, GpuError> {
             let weight = GpuLinear::load(machine, &[head.linear])?;
             Ok(GpuHead { norm: GpuNorm::load(machine, head.norm)?, weight, cap: head.cap })
         };
-        let rope = |rope: &crate::rope::Rope| -> Result<(GpuMemory, f32), GpuError> {
+        let rope = |rope: &crate::rope::Rope| -> Result<GpuRope, GpuError> {
             let (frequencies, amplitude) = rope.frequencies();
-            Ok((floats(machine, frequencies)?, amplitude))
+            Ok(GpuRope { frequencies: floats(machine, frequencies)?, half: frequencies.len(), amplitude })
         };
-        let pairs = outline.layers.first().map(|layer| layer.attention.pairs).unwrap_or_default();
+        let mut layers = Vec::with_capacity(outline.layers.len());
+        let mut kv_place = 0;
+        for layer in &outline.layers {
+            layers.push(GpuLayer::load(machine, layer, (layout, &outline.states), kv_place)?);
+            kv_place += usize::from(layer.attention().is_some());
+        }
+        let mut attention = outline.layers.iter().filter_map(LayerOutline::attention);
+        let pairs = attention.next().map(|attention| attention.pairs).unwrap_or_default();
         let turn = |rope: &crate::rope::Rope| floats(machine, KeyRotation::new(rope, pairs).all_angles());
         let stage = Self {
             width: outline.hidden,
             embed: outline.embed.map(table).transpose()?,
-            layers: outline.layers.iter().map(|layer| GpuLayer::load(machine, layer)).collect::<Result<_, _>>()?,
+            layers,
             head: outline.head.as_ref().map(head).transpose()?,
             ropes: outline.ropes.iter().map(rope).collect::<Result<_, _>>()?,
-            half: outline.ropes.first().map_or(0, |rope| rope.frequencies().0.len()),
             turns: outline.ropes.iter().map(turn).collect::<Result<_, _>>()?,
         };
         // Whoever computes with it does not ask this queue.
@@ -221,11 +314,14 @@ impl GpuStage {
         Ok(stage)
     }
 
-    /// How a layer's keys turn over a block.
+    /// How the keys of a layer, counted over those with keys and values, turn over a block.
     pub fn turn(&self, layer: usize) -> Option<GpuTurn> {
-        let layer = self.layers.get(layer)?;
+        let layer = self.layers.iter().filter_map(GpuLayer::attention).nth(layer)?;
         let pairs = if layer.neighbours { RopePairs::Neighbours } else { RopePairs::Halves };
-        self.turns.get(layer.rope).map(|angles| GpuTurn { angles: angles.at(), half: self.half, pairs })
+        // Pairs of channels of a head that lies in several of a page's are not in the same one.
+        let (angles, rope) =
+            self.turns.get(layer.rope).zip(self.ropes.get(layer.rope)).filter(|_| layer.turns_back())?;
+        Some(GpuTurn { angles: angles.at(), half: rope.half, pairs })
     }
 
     /// Tokens whose logits it and its like on other GPUs compute.
@@ -276,9 +372,8 @@ impl GpuStage {
         }
         // What the layer before adds to the rows is added by the next norm.
         let more = self.added_before(ops, work, step, index)?;
-        let pages = GpuLayerPages { memory: step.memory, table: step.table(index), most: step.most, layout };
         let place = self.place(ops, work, step);
-        layer.mix(place, more, &self.ropes[layer.rope], self.half, pages, marks.then_some(index))
+        layer.mix(place, more, Mixing { layout, ropes: &self.ropes, marks })
     }
 
     /// Adds what the last layer adds.

@@ -50,9 +50,15 @@ pub(crate) struct Step {
     pub chosen: Option<u64>,
     pub chosen_rows: usize,
     pub choices: u64,
+    /// The first row of each sequence of the batch, and one more: how many rows there are.
+    pub firsts: u64,
+    pub sequence_count: usize,
     /// The pool's memory.
     pub memory: u64,
     tables: u64,
+    /// Pages of each sequence's state, and how many it has.
+    pub states: u64,
+    pub state_pages: usize,
     /// Pages of a sequence in a table, and numbers of a layer's table.
     pub most: usize,
     per_layer: usize,
@@ -68,11 +74,13 @@ pub(crate) struct GpuStepInput<'a> {
     /// Rows that logits are wanted of.
     pub chosen: &'a [usize],
     pub choices: &'a [RowChoice],
-    /// Pages of every layer and sequence: `[layer][sequence][page]`, `most` each.
+    /// Pages of every layer and sequence: `[layer][sequence][page]`, `most` each; then of every sequence's state.
     pub tables: &'a [u32],
     /// A number that only these tables have had.
     pub edition: u64,
     pub most: usize,
+    /// Of a sequence.
+    pub state_pages: usize,
     pub dtype: KvDtype,
     /// Query heads that share one of keys and values.
     pub group: usize,
@@ -110,12 +118,14 @@ impl StepInput {
             put(&mut self.bytes, bytemuck::cast_slice(&self.tiles)),
             put_all(&mut self.bytes, chosen_rows.iter().map(|row| *row as u32)),
             put(&mut self.bytes, bytemuck::cast_slice(wanted.choices)),
+            put_all(&mut self.bytes, firsts(batch)),
         ];
         let arena = self.arena.fit(self.bytes.len())?;
         machine.upload(Queue::Compute, arena, &self.bytes)?;
         self.send_tables(machine, wanted)?;
-        let [tokens, positions_at, sequences, singles_at, tiles_at, chosen_at, choices] =
+        let [tokens, positions_at, sequences, singles_at, tiles_at, chosen_at, choices, firsts] =
             places.map(|place| arena + place);
+        let of_states = wanted.state_pages * batch.len();
         Ok(Step {
             rows,
             tokens,
@@ -129,8 +139,12 @@ impl StepInput {
             chosen: if all { None } else { Some(chosen_at) },
             chosen_rows: chosen.len(),
             choices,
+            firsts,
+            sequence_count: batch.len(),
             memory: wanted.memory,
             tables: self.tables.at(),
+            states: self.tables.at() + (wanted.tables.len().saturating_sub(of_states) * 4) as u64,
+            state_pages: wanted.state_pages,
             most: wanted.most,
             per_layer: wanted.most * batch.len(),
             seen: positions().max().map_or(1, |last| (last as usize + 1).next_power_of_two()),
@@ -173,6 +187,15 @@ impl StepInput {
     }
 }
 
+/// The first row of each slice, and behind the last how many there are.
+fn firsts(batch: &[Slice]) -> impl Iterator<Item = u32> {
+    let ends = batch.iter().scan(0, |end, slice| {
+        *end += slice.len;
+        Some(*end)
+    });
+    std::iter::once(0).chain(ends)
+}
+
 /// Puts bytes where 16 of them can be read at a time, and says where.
 fn put(to: &mut Vec<u8>, bytes: &[u8]) -> u64 {
     let at = to.len();
@@ -197,8 +220,13 @@ impl Step {
 
     /// Parts that a row's tokens are cut into, so that all processors have work: `across` blocks there are for each row.
     pub fn parts_for(&self, window: Option<usize>, across: usize, processors: usize) -> usize {
+        self.parts_of(self.singles_count, window, across, processors)
+    }
+
+    /// The same where so many rows are attended one by one.
+    pub fn parts_of(&self, rows: usize, window: Option<usize>, across: usize, processors: usize) -> usize {
         let seen = window.map_or(self.seen, |window| self.seen.min(window));
-        let wanted = (2 * processors).div_ceil(across * self.singles_count.max(1)).next_power_of_two();
+        let wanted = (2 * processors).div_ceil(across * rows.max(1)).next_power_of_two();
         wanted.min(seen.div_ceil(PART)).clamp(1, MOST_PARTS)
     }
 }

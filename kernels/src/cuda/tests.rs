@@ -1,5 +1,6 @@
 //! What computes on GPUs against what computes on the processor: on the GPU `TSNODE_TEST_CARD`, where that is set, and in
-//! the emulator elsewhere, where there is a C++ compiler. Without either, tests say so and pass.
+//! the emulator elsewhere, where there is a C++ compiler. Without either, tests say so and pass; with `TSNODE_TEST_CARD=none` too,
+//! which `.ci/run` says where it runs them apart.
 
 mod attention;
 mod choosing;
@@ -15,8 +16,10 @@ mod products;
 mod recorded_together;
 mod recording;
 mod singles;
+mod states;
 mod tables;
 mod together;
+mod wide;
 
 use super::{
     driver_api,
@@ -26,32 +29,53 @@ use super::{
 use std::path::PathBuf;
 use std::sync::Arc;
 
+/// Where kernels are to be run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum RunOn {
+    Gpu(u16),
+    Emulator,
+    /// Another run has all that computes on GPUs.
+    Nothing,
+}
+
+impl RunOn {
+    pub fn said() -> Self {
+        match std::env::var("TSNODE_TEST_CARD").as_deref() {
+            Ok("none") => {
+                eprintln!("skipped: TSNODE_TEST_CARD=none, so another run has this");
+                Self::Nothing
+            }
+            Ok(ordinal) => Self::Gpu(ordinal.parse().unwrap()),
+            Err(_) => {
+                eprintln!("skipped on a GPU: TSNODE_TEST_CARD says no number");
+                Self::Emulator
+            }
+        }
+    }
+}
+
 /// Every machine that kernels are to be run on here: the GPU, or else the emulator.
 pub(super) fn machines() -> Vec<Arc<dyn Machine>> {
-    if let Ok(ordinal) = std::env::var("TSNODE_TEST_CARD") {
-        let ordinal = ordinal.parse().unwrap();
+    match RunOn::said() {
         // With kernels as NVRTC makes them, none of which is PTX.
-        if std::env::var_os("TSNODE_TEST_COMPILED").is_some() {
-            return vec![jit::compiled(ordinal)];
-        }
-        return vec![driver_api::open(ordinal).unwrap()];
-    }
-    eprintln!("skipped on a GPU: TSNODE_TEST_CARD says no number");
-    match Emulator::get() {
-        Ok(emulator) => vec![emulator],
-        Err(why) => {
-            eprintln!("skipped on the emulator: {why}");
-            Vec::new()
-        }
+        RunOn::Gpu(ordinal) if std::env::var_os("TSNODE_TEST_COMPILED").is_some() => vec![jit::compiled(ordinal)],
+        RunOn::Gpu(ordinal) => vec![driver_api::open(ordinal).unwrap()],
+        RunOn::Emulator => match Emulator::get() {
+            Ok(emulator) => vec![emulator],
+            Err(why) => {
+                eprintln!("skipped on the emulator: {why}");
+                Vec::new()
+            }
+        },
+        RunOn::Nothing => Vec::new(),
     }
 }
 
 /// So many machines of one kind, different GPUs as far as there are: from `TSNODE_TEST_CARD` on, or the emulator.
 pub(super) fn several(count: usize) -> Vec<Arc<dyn Machine>> {
-    let Ok(first) = std::env::var("TSNODE_TEST_CARD") else {
+    let RunOn::Gpu(first) = RunOn::said() else {
         return machines().into_iter().cycle().take(count).collect();
     };
-    let first: u16 = first.parse().unwrap();
     let usable: Vec<u16> = driver_api::usable().unwrap().into_iter().filter(|ordinal| *ordinal >= first).collect();
     usable.iter().cycle().take(count).map(|ordinal| driver_api::open(*ordinal).unwrap()).collect()
 }

@@ -1,5 +1,7 @@
 //! Weights on a GPU: laid out for it on the way from the file's memory map (`device/forms.cuh`).
 
+mod interleaved;
+
 use super::machine::{GpuError, GpuMemory, Machine, Queue};
 use crate::{
     cpu::Dtype,
@@ -32,6 +34,8 @@ pub(crate) enum Form {
     Q4K = 5,
     /// [`QuantType::Q6K`].
     Q6K = 6,
+    /// [`QuantType::Mxfp4`], of experts alone.
+    Mxfp4 = 7,
 }
 
 impl Form {
@@ -47,6 +51,14 @@ impl Form {
                 _ => Self::F16,
             },
             TensorData::Coded(coded) => Self::of_dtype(coded.dtype()),
+        }
+    }
+
+    /// Of a matrix of an expert's, for which kernels have one format more.
+    pub fn of_expert(view: &TensorData<'_>) -> Self {
+        match view {
+            TensorData::Quantised(blocks) if blocks.kind() == QuantType::Mxfp4 => Self::Mxfp4,
+            _ => Self::of(view),
         }
     }
 
@@ -68,6 +80,7 @@ impl Form {
             Self::Q8_0 => "q8_0",
             Self::Q4K => "q4_k",
             Self::Q6K => "q6_k",
+            Self::Mxfp4 => "mxfp4",
         }
     }
 
@@ -75,7 +88,7 @@ impl Form {
     pub fn rounded(self) -> Option<usize> {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => None,
-            Self::Q4_0 | Self::Q8_0 => Some(32),
+            Self::Q4_0 | Self::Q8_0 | Self::Mxfp4 => Some(32),
             Self::Q4K | Self::Q6K => Some(256),
         }
     }
@@ -89,6 +102,7 @@ impl Form {
             Self::Q8_0 => (numbers, numbers / 32 * 2),
             Self::Q4K => (numbers / 256 * 144, 0),
             Self::Q6K => (numbers / 256 * 208, numbers / 256 * 2),
+            Self::Mxfp4 => (numbers / 32 * 16, numbers / 32),
         }
     }
 
@@ -101,9 +115,18 @@ impl Form {
 
 /// Bytes of a tensor on a GPU.
 pub(crate) fn bytes_on_gpu(tensor: &Tensor) -> u64 {
+    bytes_as(tensor, Form::of)
+}
+
+/// The same of a matrix of an expert's.
+pub(crate) fn expert_bytes_on_gpu(tensor: &Tensor) -> u64 {
+    bytes_as(tensor, Form::of_expert)
+}
+
+fn bytes_as(tensor: &Tensor, form: fn(&TensorData<'_>) -> Form) -> u64 {
     let view = tensor.view();
     let (rows, cols) = size(&view);
-    Form::of(&view).bytes(rows * cols) as u64
+    form(&view).bytes(rows * cols) as u64
 }
 
 /// A matrix on a GPU, `[output][input]`: one tensor's, or several with as many inputs one below the other.
@@ -138,7 +161,7 @@ impl GpuMatrix {
         let rows = views.iter().map(|view| size(view).0).sum::<usize>();
         check_columns(form, cols)?;
         let memory = GpuMemory::take(machine, form.bytes(rows * cols))?;
-        copy_below(machine, views, form, rows * cols, memory.at())?;
+        copy_below(machine, views, form, rows * cols, interleaved::TOGETHER, memory.at())?;
         Ok(Self { memory, form, rows, cols, all: rows })
     }
 
@@ -150,7 +173,7 @@ impl GpuMatrix {
     }
 }
 
-/// Matrices of all experts of a layer on a GPU, each as a [`GpuMatrix`] lies.
+/// Matrices of all experts of a layer on a GPU, quantised ones row by row.
 #[derive(Debug)]
 pub(crate) struct GpuExpertMatrices {
     pub memory: GpuMemory,
@@ -175,11 +198,11 @@ impl GpuExpertMatrices {
     fn of_views(machine: &Arc<dyn Machine>, views: &[Vec<TensorData<'_>>]) -> Result<Self, GpuError> {
         let nothing = || GpuError::Unsupported("a matrix of nothing".into());
         let first = views.first().ok_or_else(nothing)?;
-        let (form, cols) = first.first().map(|view| (Form::of(view), size(view).1)).ok_or_else(nothing)?;
+        let (form, cols) = first.first().map(|view| (Form::of_expert(view), size(view).1)).ok_or_else(nothing)?;
         check_columns(form, cols)?;
         let rows_of = |views: &[TensorData<'_>]| views.iter().map(|view| size(view).0).sum::<usize>();
         let rows = rows_of(first);
-        let alike = |view: &TensorData<'_>| Form::of(view) == form && size(view).1 == cols;
+        let alike = |view: &TensorData<'_>| Form::of_expert(view) == form && size(view).1 == cols;
         if !views.iter().all(|views| rows_of(views) == rows && views.iter().all(alike)) {
             return Err(GpuError::Unsupported("a layer whose experts are not all alike".into()));
         }
@@ -187,7 +210,7 @@ impl GpuExpertMatrices {
         let every = form.bytes(rows * cols).next_multiple_of(16);
         let memory = GpuMemory::take(machine, every * views.len())?;
         for (expert, views) in views.iter().enumerate() {
-            copy_below(machine, views, form, rows * cols, memory.at() + (expert * every) as u64)?;
+            copy_below(machine, views, form, rows * cols, 1, memory.at() + (expert * every) as u64)?;
         }
         Ok(Self { memory, form, rows, cols, every })
     }
@@ -201,25 +224,31 @@ impl GpuExpertMatrices {
     }
 }
 
-/// Copies views of one form, one below the other, to a place for so many numbers.
+/// Copies views of one form, one below the other, to a place for so many numbers. Of quantised ones as many rows lie together.
 fn copy_below(
     machine: &Arc<dyn Machine>,
     views: &[TensorData<'_>],
     form: Form,
     numbers: usize,
+    together: usize,
     at: u64,
 ) -> Result<(), GpuError> {
     let (mut first, mut second) = (at, at + form.planes(numbers).0 as u64);
-    for view in views {
-        let mut send = |a: &[u8], b: &[u8]| -> Result<(), GpuError> {
-            machine.upload(Queue::Load, first, a)?;
-            machine.upload(Queue::Load, second, b)?;
-            (first, second) = (first + a.len() as u64, second + b.len() as u64);
-            Ok(())
-        };
-        lay_out(view, form, &mut send)?;
+    let mut send = |a: &[u8], b: &[u8]| -> Result<(), GpuError> {
+        machine.upload(Queue::Load, first, a)?;
+        machine.upload(Queue::Load, second, b)?;
+        (first, second) = (first + a.len() as u64, second + b.len() as u64);
+        Ok(())
+    };
+    if form.rounded().is_none() {
+        return views.iter().try_for_each(|view| lay_out(view, &mut send));
     }
-    Ok(())
+    let quantised = views.iter().filter_map(|view| match view {
+        TensorData::Quantised(blocks) => Some(*blocks),
+        TensorData::Dense(_) | TensorData::Coded(_) => None,
+    });
+    let blocks: Vec<Blocks<'_>> = quantised.collect();
+    interleaved::lay_out(&blocks, form, together, &mut send)
 }
 
 /// Rows and columns.
@@ -239,44 +268,13 @@ fn check_columns(form: Form, cols: usize) -> Result<(), GpuError> {
     Err(GpuError::Unsupported(format!("a matrix of {cols} columns in {}", form.name())))
 }
 
-/// Hands on a tensor's bytes in pieces, as they lie in the first plane and in the second.
-fn lay_out(view: &TensorData<'_>, form: Form, send: Send<'_>) -> Result<(), GpuError> {
+/// Hands on a tensor's bytes in pieces, as dense numbers.
+fn lay_out(view: &TensorData<'_>, send: Send<'_>) -> Result<(), GpuError> {
     match view {
         TensorData::Dense(matrix) => matrix.bytes().chunks(PIECE).try_for_each(|piece| send(piece, &[])),
-        TensorData::Quantised(blocks) if form == Form::F16 => {
-            widened(size(view), Dtype::F16, &|row, out| blocks.widen_row(row, out), send)
-        }
+        TensorData::Quantised(blocks) => widened(size(view), Dtype::F16, &|row, out| blocks.widen_row(row, out), send),
         TensorData::Coded(coded) => widened(size(view), coded.dtype(), &|row, out| coded.widen_row(row, out), send),
-        TensorData::Quantised(blocks) => match blocks.bytes() {
-            Some(bytes) if form == Form::Q4K => bytes.chunks(PIECE).try_for_each(|piece| send(piece, &[])),
-            _ => apart(blocks, form, send),
-        },
     }
-}
-
-/// Quants and scales of every block, in planes of their own.
-fn apart(blocks: &Blocks<'_>, form: Form, send: Send<'_>) -> Result<(), GpuError> {
-    let size = blocks.kind().bytes();
-    let (mut quants, mut scales) = (Vec::with_capacity(PIECE), Vec::with_capacity(PIECE / 16));
-    for row in 0..blocks.rows() {
-        blocks.each_block(row, |block| {
-            // Only Q6_K has its scale behind its quants.
-            let (scale, rest) = if form == Form::Q6K {
-                let (rest, scale) = block.split_at(size - 2);
-                (scale, rest)
-            } else {
-                block.split_at(2)
-            };
-            quants.extend_from_slice(rest);
-            scales.extend_from_slice(scale);
-        });
-        if quants.len() >= PIECE || row + 1 == blocks.rows() {
-            send(&quants, &scales)?;
-            quants.clear();
-            scales.clear();
-        }
-    }
-    Ok(())
 }
 
 /// Numbers of rows that `row` writes, as `dtype`: half precision or bfloat16.

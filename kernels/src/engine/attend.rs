@@ -1,6 +1,9 @@
 //! Attention over pages: what a model's layers see of the engine.
 
 mod chunk;
+mod states;
+
+pub(crate) use states::{GroupState, StateLayer};
 
 use super::{
     Shards, Slice, StageKey,

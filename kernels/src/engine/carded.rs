@@ -123,9 +123,42 @@ impl Engine {
         choices: &[RowChoice],
         tap: Option<&mut dyn Tap>,
     ) -> Result<Vec<ChosenToken>, EngineError> {
+        let done = self.ask_gpus(stage, batch, input, output, choices, tap);
+        match &done {
+            Ok(_) => self.are_present(stage, batch),
+            // Nothing was asked for.
+            Err(EngineError::Gpu(GpuError::Rows { .. })) => {}
+            Err(_) => self.lose_states(stage, batch),
+        }
+        done
+    }
+
+    /// Nobody knows which states a step that failed has changed: of its sequences that have some no token is present any more.
+    fn lose_states(&mut self, stage: StageKey, batch: &[Slice]) {
+        if !self.stages.get(&stage).is_some_and(Loaded::has_states) {
+            return;
+        }
+        for slice in batch {
+            if let Some(kv) = self.sequences.get_mut(&(stage, slice.request)) {
+                kv.set_len(0);
+            }
+        }
+    }
+
+    fn ask_gpus(
+        &mut self,
+        stage: StageKey,
+        batch: &[Slice],
+        input: Input<'_>,
+        output: Output<'_>,
+        choices: &[RowChoice],
+        tap: Option<&mut dyn Tap>,
+    ) -> Result<Vec<ChosenToken>, EngineError> {
         self.copy_pages()?;
         let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
         let (layers, shape) = (loaded.layers, loaded.shape);
+        // Keys and values beside states leave nothing.
+        let tap = tap.filter(|_| !loaded.has_states());
         let shares = shares(&mut self.tables, &self.sequences, (stage, loaded), batch)?;
         let gpus = self.gpus.as_mut().ok_or(EngineError::NoStage)?;
         let chosen = match output {
@@ -158,7 +191,6 @@ impl Engine {
             Output::Logits { .. } if choices.is_empty() => gpus.logits(&job, &mut self.out).map(|()| Vec::new()),
             Output::Logits { .. } => gpus.tokens(&job),
         }?;
-        self.are_present(stage, batch);
         Ok(tokens)
     }
 
@@ -187,7 +219,8 @@ fn shares<'t>(
         };
         tables.fit(&batch.iter().map(kv).collect::<Result<Vec<_>, EngineError>>()?, layers);
         let Tables { pages, most, edition, .. } = &*tables;
-        Ok(GpuKv { tables: pages, edition: *edition, most: *most, layout: part.layout })
+        let state_pages = part.states.pages();
+        Ok(GpuKv { tables: pages, edition: *edition, most: *most, state_pages, layout: part.layout })
     };
     tables.iter_mut().zip(&loaded.parts).enumerate().map(share).collect()
 }
@@ -198,9 +231,9 @@ fn shares<'t>(
 pub(super) struct Tables {
     /// Stamps of the sequences, in the order of the batch.
     stamps: Vec<u64>,
-    /// Pages of every layer and sequence.
+    /// Pages of every layer and sequence, then of every sequence's state.
     pages: Vec<u32>,
-    /// How many each has room for: a power of two, so that few sizes come up.
+    /// How many each of the first has room for: a power of two, so that few sizes come up.
     most: usize,
     /// How often they were made.
     edition: u64,
@@ -226,5 +259,6 @@ impl Tables {
                 place.iter_mut().zip(kv.pages_of(layer)).for_each(|(place, page)| *place = page);
             }
         }
+        self.pages.extend(kvs.iter().flat_map(|kv| kv.state_pages()));
     }
 }

@@ -50,6 +50,9 @@ pub enum EngineError {
         /// Allowed.
         expected: usize,
     },
+    /// KV of a model some of whose layers keep a state of a sequence: it is of no use without that, which is in no tile.
+    #[error("KV of such a model stays where it is: some of its layers keep a state that is not sent")]
+    State,
     /// A tile outside the stage or the sequence.
     #[error("tile outside the sequence: {0:?}")]
     Tile(TileHeader),

@@ -1,7 +1,7 @@
 //! How the keys of each layer of a stage turn.
 
 use crate::{
-    models::{LayerOutline, ModelStage},
+    models::{AttentionOutline, LayerOutline, ModelStage},
     wire::KeyRotation,
 };
 
@@ -17,13 +17,14 @@ impl StageRotations {
     pub fn new(stage: &dyn ModelStage) -> Self {
         let Some(outline) = stage.outline() else { return Self { all: Vec::new(), of: Vec::new() } };
         // All layers of a model have their pairs alike.
-        let pairs = outline.layers.first().map(|layer| layer.attention.pairs).unwrap_or_default();
+        let mut attention = outline.layers.iter().filter_map(LayerOutline::attention).peekable();
+        let pairs = attention.peek().map(|attention| attention.pairs).unwrap_or_default();
         let all = outline.ropes.iter().map(|rope| KeyRotation::new(rope, pairs)).collect();
-        let of = |layer: &LayerOutline<'_>| (layer.attention.look.parts == 1).then_some(layer.attention.rope);
-        Self { all, of: outline.layers.iter().map(of).collect() }
+        let of = |attention: &AttentionOutline<'_>| (attention.look.parts == 1).then_some(attention.rope);
+        Self { all, of: attention.map(of).collect() }
     }
 
-    /// That of a layer, counted over the stage.
+    /// That of a layer, counted over those of the stage with keys and values.
     pub fn of(&self, layer: usize) -> Option<&KeyRotation> {
         self.all.get((*self.of.get(layer)?)?)
     }

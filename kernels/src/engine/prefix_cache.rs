@@ -90,7 +90,8 @@ impl Engine {
     /// Admits a sequence that begins with the first `tokens` tokens of another on this stage; they are present at once.
     ///
     /// # Errors
-    /// [`EngineError::NoPrefix`] when the other is gone or shorter; otherwise as [`Engine::admit`].
+    /// [`EngineError::NoPrefix`] when the other is gone or shorter, or has more tokens and a state, or is kept and in the way of the
+    /// rest; otherwise as [`Engine::admit`].
     pub fn admit_after(
         &mut self,
         stage: StageKey,
@@ -116,6 +117,9 @@ impl Engine {
         let from = self.prefix(stage, prefix, tokens, room)?;
         let pages: Vec<usize> = (0..self.pools.len()).map(|rank| from.fork_pages(rank, tokens, room)).collect();
         self.make_room(stage, &pages, spared)?;
+        if spared.is_some() && self.is_in_the_way(stage, &pages, room) {
+            return Err(EngineError::NoPrefix);
+        }
         if let Some(key) = spared {
             self.kept.touch(key);
         }
@@ -126,6 +130,15 @@ impl Engine {
         let kv = from.ok_or(EngineError::NoPrefix)?.fork(&mut self.pools, tokens, room)?;
         self.sequences.insert((stage, request), kv);
         Ok(())
+    }
+
+    /// Whether what is kept leaves too few pages to whoever begins with it, and without it there would be enough: it would be waited
+    /// for without end, since it does not go for that one. A state is copied, and more may be kept than is shared.
+    fn is_in_the_way(&self, stage: StageKey, lacked: &[usize], room: usize) -> bool {
+        let Some(loaded) = self.stages.get(&stage) else { return false };
+        let lacks = self.pools.iter().zip(lacked).any(|(pool, pages)| !pool.has(*pages));
+        let anew = |rank: usize| loaded.pages(rank, room) + self.beside(rank) + self.sharing.beside(rank);
+        lacks && self.pools.iter().enumerate().all(|(rank, pool)| pool.count().free >= anew(rank))
     }
 
     /// The sequence to begin with, if it has so many tokens and they fit.
@@ -140,13 +153,14 @@ impl Engine {
             Prefix::Running(other) => self.sequences.get(&(stage, other)),
             Prefix::Kept(key) => self.kept.get(stage, key),
         };
-        kv.filter(|kv| tokens <= kv.len() && tokens <= room).ok_or(EngineError::NoPrefix)
+        kv.filter(|kv| kv.may_fork(tokens) && tokens <= room).ok_or(EngineError::NoPrefix)
     }
 
     /// Ends a sequence and keeps its first `tokens` tokens, as many as are present, until they are forgotten or their
-    /// memory is needed; `None` if it is not there, or gives way anyhow.
+    /// memory is needed; `None` if it is not there, gives way anyhow, or has more tokens and a state.
     pub fn keep(&mut self, stage: StageKey, request: RequestId, tokens: u32) -> Option<PrefixKey> {
-        if self.gives_way(stage) {
+        let cut = |kv: &Shards| kv.has_state() && (tokens as usize) < kv.len();
+        if self.gives_way(stage) || self.sequences.get(&(stage, request)).is_some_and(cut) {
             self.release(stage, request);
             return None;
         }

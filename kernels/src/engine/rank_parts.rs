@@ -4,7 +4,7 @@ use super::{Input, attend::RowRun, key_rotation::StageRotations};
 use crate::{
     cpu::Cpu,
     models::ModelStage,
-    pages::{PageLayout, PageUse, PagesError},
+    pages::{PageLayout, PageUse, PagesError, StateLayout},
     ranks::Rank,
 };
 use std::ops::Range;
@@ -26,6 +26,8 @@ pub(super) struct Loaded {
 pub(super) struct Part {
     pub stage: Box<dyn ModelStage>,
     pub layout: PageLayout,
+    /// What its layers keep of a sequence beside.
+    pub states: StateLayout,
     /// Its heads of keys and values.
     pub heads: Range<usize>,
     /// Tokens whose logits it computes.
@@ -36,18 +38,25 @@ impl Part {
     pub fn new(rank: Rank, stage: Box<dyn ModelStage>, shape: &ModelShape, dtype: KvDtype) -> Result<Self, PagesError> {
         let heads = rank.heads(shape.kv_heads as usize);
         let layout = PageLayout::new(&ModelShape { kv_heads: heads.len() as u32, ..*shape }, dtype)?;
-        Ok(Self { stage, layout, heads, vocab: rank.outputs(shape.vocab as usize) })
+        let states = stage.states();
+        Ok(Self { stage, layout, states, heads, vocab: rank.outputs(shape.vocab as usize) })
     }
 }
 
 impl Loaded {
-    pub fn layouts(&self) -> impl Iterator<Item = &PageLayout> {
-        self.parts.iter().map(|part| &part.layout)
+    pub fn layouts(&self) -> impl Iterator<Item = (PageLayout, StateLayout)> {
+        self.parts.iter().map(|part| (part.layout, part.states))
     }
 
-    /// Pages that so many tokens take on a rank.
+    /// Pages that a sequence of so many tokens takes on a rank.
     pub fn pages(&self, rank: usize, tokens: usize) -> usize {
-        self.parts[rank].layout.pages(tokens) * self.layers.len() as usize
+        let Part { layout, states, .. } = &self.parts[rank];
+        layout.pages(tokens) * self.layers.len() as usize + states.pages()
+    }
+
+    /// Whether some layers keep a state of a sequence: then its keys and values are of no use without that.
+    pub fn has_states(&self) -> bool {
+        self.parts.iter().any(|part| part.states.pages() > 0)
     }
 
     /// The rank that has a head of keys and values, and the head's place there.

@@ -1,6 +1,6 @@
 //! A sequence's KV over the ranks of its stage: each has pages for its own heads, and all have the same tokens.
 
-use crate::pages::{PageLayout, PagePool, PageUse, PagesError, SequenceKv};
+use crate::pages::{PageLayout, PagePool, PageUse, PagesError, SequenceKv, StateLayout};
 use std::ops::Range;
 
 /// A sequence's page tables, one for each rank.
@@ -8,18 +8,17 @@ use std::ops::Range;
 pub(crate) struct Shards(Vec<SequenceKv>);
 
 impl Shards {
-    /// Takes all pages that `room` tokens in `layers` layers need.
+    /// Takes all pages that `room` tokens in `layers` layers need, and a state if there is one.
     ///
     /// # Errors
     /// When a rank's pool has too few; then none is taken anywhere.
-    pub(super) fn reserve<'a>(
+    pub(super) fn reserve(
         pools: &mut [PagePool],
-        layouts: impl Iterator<Item = &'a PageLayout>,
+        layouts: impl Iterator<Item = (PageLayout, StateLayout)>,
         layers: usize,
         room: usize,
         page_use: PageUse,
     ) -> Result<Self, PagesError> {
-        let layouts = layouts.copied();
         Self::collect(pools, layouts, |pool, layout| SequenceKv::reserve_as(page_use, pool, layout, layers, room))
     }
 
@@ -73,13 +72,24 @@ impl Shards {
         self.0.iter_mut().zip(pools).try_for_each(|(kv, pool)| kv.grow(pool, room))
     }
 
-    /// Forgets all tokens but the first `len`; whether nobody else has the pages they are in, on any rank.
+    /// Forgets all tokens but the first `len`; whether nobody else has the pages they are in, on any rank, and there is no state
+    /// that would be behind others.
     pub(super) fn truncate(&mut self, pools: &[PagePool], len: usize) -> bool {
-        let alone = self.is_alone(pools, len..usize::MAX);
+        let alone = !self.has_state() && self.is_alone(pools, len..usize::MAX);
         if alone {
             self.set_len(self.len().min(len));
         }
         alone
+    }
+
+    /// Whether another sequence can begin with its first `tokens` tokens.
+    pub(super) fn may_fork(&self, tokens: usize) -> bool {
+        self.0.iter().all(|kv| kv.may_fork(tokens))
+    }
+
+    /// Whether some layers keep a state of it: then it cannot be cut.
+    pub(super) fn has_state(&self) -> bool {
+        self.0.iter().any(SequenceKv::has_state)
     }
 
     /// Whether nobody else has the pages that `tokens` lie in, on any rank.

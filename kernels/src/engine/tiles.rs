@@ -20,7 +20,7 @@ impl Engine {
     /// The KV a tile names, packed into `payload`, whose memory is used again. The header's `bytes` is not looked at.
     ///
     /// # Errors
-    /// When the tile lies outside what is present.
+    /// When the tile lies outside what is present, or is of a model whose layers keep states, which are in no tile.
     pub fn export(
         &mut self,
         stage: StageKey,
@@ -119,7 +119,8 @@ impl Engine {
     }
 
     /// Leaves `tokens` in the sequence's pages, in all layers of the stage, as they would be had they been sent through
-    /// `codec`: who computes again what others received reads the same bits as they do.
+    /// `codec`: who computes again what others received reads the same bits as they do. Of a model whose layers keep states nobody
+    /// receives anything, and it stays as it is everywhere.
     ///
     /// # Errors
     /// When the tokens are not present, cannot begin a tile of `codec`, or others have their pages too. After an error of
@@ -131,7 +132,8 @@ impl Engine {
         tokens: Range<u32>,
         codec: KvCodec,
     ) -> Result<(), EngineError> {
-        if codec == KvCodec::Raw || tokens.is_empty() {
+        let stays = self.stages.get(&stage).is_some_and(Loaded::has_states);
+        if codec == KvCodec::Raw || tokens.is_empty() || stays {
             return Ok(());
         }
         let (layers, heads) = self.extent(stage)?;
@@ -161,6 +163,9 @@ impl Engine {
         codec: KvCodec,
     ) -> Result<TileTarget<'_>, EngineError> {
         let loaded = self.stages.get(&stage).ok_or(EngineError::NoStage)?;
+        if loaded.has_states() {
+            return Err(EngineError::State);
+        }
         let kv = self.sequence(stage, request)?;
         let inside = tile.check().is_ok()
             && tile.token_start.is_multiple_of(codec.tile_step())

@@ -14,6 +14,7 @@ use crate::{
     engine::Attend,
     gguf::ROPE_FACTORS,
     linear::Weight,
+    pages::StateLayout,
     ranks::RankOutputs,
     rope::{Rope, RopeScaling},
     weights::{Checkpoint, Tensor, WeightsError},
@@ -57,6 +58,8 @@ pub(super) struct Scratch {
     work: experts::MoeScratch,
     /// Those of each layer, `[layer][row][number]`, where there are some.
     inputs: Vec<f32>,
+    /// Of layers that keep a state: what matrices made of each row, and the parts it is taken to.
+    delta: parts::DeltaScratch,
     /// What a mixture is chosen by, where that is not what its experts get, and what stands beside it: `[row][hidden]`.
     pub routed: Vec<f32>,
     pub beside: Vec<f32>,
@@ -149,8 +152,10 @@ pub(super) fn load<L: DecoderLayer + 'static>(
         None => None,
     };
     let mut layers = Vec::with_capacity(range.len() as usize);
-    for index in c.layers_of(range) {
-        let part = Part::new(c, checkpoint, rank, format!("model.layers.{index}"), index);
+    let of_model = c.layers_of(range);
+    let first = of_model.start;
+    for index in of_model {
+        let part = Part::new(c, checkpoint, rank, format!("model.layers.{index}"), index).of_stage_from(first);
         layers.push(layer(&part)?);
         bytes.layers += part.bytes();
         bytes.experts += part.expert_bytes();
@@ -230,6 +235,10 @@ impl<L: DecoderLayer> ModelStage for DecoderStage<L> {
         self.embed.iter().chain(inputs).collect()
     }
 
+    fn states(&self) -> StateLayout {
+        self.config.states()
+    }
+
     fn outline(&self) -> Option<Outline<'_>> {
         let cap = self.config.logit_cap;
         Some(Outline {
@@ -238,6 +247,7 @@ impl<L: DecoderLayer> ModelStage for DecoderStage<L> {
             layers: self.layers.iter().map(DecoderLayer::outline).collect(),
             head: self.head.as_ref().map(|h| HeadOutline { norm: h.norm.outline(), linear: h.outline(), cap }),
             ropes: &self.ropes,
+            states: self.config.states(),
             lacks: self.config.gpu_lacks,
         })
     }

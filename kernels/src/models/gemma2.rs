@@ -7,7 +7,7 @@ use super::{
         self, Scratch, Step,
         parts::{Attention, Gated, Part, RmsNorm},
     },
-    outline::{LayerOutline, MlpOutline},
+    outline::{LayerOutline, MixerOutline, MlpOutline},
 };
 use crate::{
     config::{Activation, Keys, ModelConfig, ModelConfigError},
@@ -98,11 +98,12 @@ impl decoder::DecoderLayer for Gemma2Layer {
     fn outline(&self) -> LayerOutline<'_> {
         LayerOutline {
             attention_norm: Some(self.attention_norm.outline()),
-            attention: self.attention.outline(),
+            mixer: MixerOutline::Attention(self.attention.outline()),
             attention_post_norm: Some(self.attention_post_norm.outline()),
             mlp_norm: Some(self.mlp_norm.outline()),
             mlp: MlpOutline::Gated(self.mlp.outline()),
             mlp_post_norm: Some(self.mlp_post_norm.outline()),
+            factor: 1.0,
         }
     }
 }

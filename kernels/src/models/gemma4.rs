@@ -10,7 +10,7 @@ use super::{
         parts::{Attention, Gated, GatedInput, Part, RmsNorm, SharedAttention},
     },
     gemma2::NORMS,
-    outline::{AttentionOutline, LayerOutline, MlpOutline},
+    outline::{AttentionOutline, BesideOutline, ExpertsOutline, LayerOutline, MixerOutline, MlpOutline},
 };
 use crate::{
     config::{Activation, Keys, LayerInputs, Mixture, ModelConfig, ModelConfigError, OtherRope, SharedKv, WideHeads},
@@ -76,7 +76,6 @@ fn configure(config: &mut ModelConfig, keys: &Keys, window: usize) -> Result<(),
         let mixture = Mixture::read(config.layers, keys, "moe_intermediate_size")?;
         config.mixture = Some(Mixture { normed: true, shared: Some(config.intermediate), ..mixture });
     }
-    config.gpu_lacks = Some("heads of several widths, norms over values, and a factor of each layer");
     rope(config, keys)
 }
 
@@ -200,6 +199,18 @@ impl Gemma4Mixture {
         })
     }
 
+    /// As data, with the MLP that it stands beside.
+    fn outline<'a>(&'a self, mlp: &'a Gated) -> ExpertsOutline<'a> {
+        let beside = BesideOutline {
+            mlp: mlp.outline(),
+            router_norm: self.router_norm.outline(),
+            norm: self.norm.outline(),
+            post_norm: self.post_norm.outline(),
+            mlp_post_norm: self.mlp_post_norm.outline(),
+        };
+        ExpertsOutline { beside: Some(beside), ..self.experts.outline() }
+    }
+
     /// Adds to what the MLP made of `hidden` what experts make of it; both are normed.
     fn forward(&self, step: &Step<'_, '_>, hidden: &[f32], s: &mut Scratch) {
         self.mlp_post_norm.forward(step.cpu, &s.out, &mut s.beside);
@@ -235,14 +246,15 @@ impl decoder::DecoderLayer for Gemma4Layer {
     fn outline(&self) -> LayerOutline<'_> {
         LayerOutline {
             attention_norm: Some(self.attention_norm.outline()),
-            attention: self.attention.outline(),
+            mixer: MixerOutline::Attention(self.attention.outline()),
             attention_post_norm: Some(self.attention_post_norm.outline()),
             mlp_norm: Some(self.mlp_norm.outline()),
             mlp: match &self.beside {
-                Some(beside) => MlpOutline::Experts(beside.experts.outline()),
+                Some(beside) => MlpOutline::Experts(Box::new(beside.outline(&self.mlp))),
                 None => MlpOutline::Gated(self.mlp.outline()),
             },
             mlp_post_norm: Some(self.mlp_post_norm.outline()),
+            factor: self.factor,
         }
     }
 }

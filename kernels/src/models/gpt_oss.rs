@@ -44,7 +44,6 @@ fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigErr
         config.rope_theta = 150_000.0;
         config.read_rope(keys, &rope)?;
     }
-    config.gpu_lacks = Some("a score of each head for no token at all (gpt-oss)");
     let limit = keys.number("swiglu_limit")?.unwrap_or(USUAL.limit);
     if limit <= 0.0 {
         return Err(keys.refusal("swiglu_limit"));

@@ -7,7 +7,7 @@ use super::{
         experts::Mlp,
         parts::{Attention, Gated, Part, RmsNorm},
     },
-    outline::LayerOutline,
+    outline::{LayerOutline, MixerOutline},
 };
 use crate::{
     config::{Activation, Keys, ModelConfig, ModelConfigError},
@@ -64,11 +64,12 @@ impl decoder::DecoderLayer for LlamaLayer {
     fn outline(&self) -> LayerOutline<'_> {
         LayerOutline {
             attention_norm: Some(self.attention_norm.outline()),
-            attention: self.attention.outline(),
+            mixer: MixerOutline::Attention(self.attention.outline()),
             attention_post_norm: None,
             mlp_norm: Some(self.mlp_norm.outline()),
             mlp: self.mlp.outline(),
             mlp_post_norm: None,
+            factor: 1.0,
         }
     }
 }

@@ -37,7 +37,6 @@ fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigErr
     }
     if beta > 0.0 {
         config.growth = Some(Growth { beta, every });
-        config.gpu_lacks = Some("queries that grow with their position");
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use super::{
         self, Scratch, Step,
         parts::{Attention, Gated, Part, RmsNorm},
     },
-    outline::{LayerOutline, MlpOutline},
+    outline::{LayerOutline, MixerOutline, MlpOutline, ROW_NORMS_TOGETHER},
 };
 use crate::{
     config::{Activation, Keys, ModelConfig, ModelConfigError},
@@ -27,7 +27,7 @@ pub(super) static FAMILY: Family = Family {
 pub(super) fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigError> {
     config.activation = keys.gate("hidden_act", Activation::Silu)?;
     config.norm_eps = keys.number("rms_norm_eps")?.unwrap_or(1e-5);
-    config.gpu_lacks = Some("norms over the queries of all heads, and none before attention");
+    config.gpus_lack = Some(ROW_NORMS_TOGETHER);
     Ok(())
 }
 
@@ -64,11 +64,12 @@ impl decoder::DecoderLayer for Olmo2Layer {
     fn outline(&self) -> LayerOutline<'_> {
         LayerOutline {
             attention_norm: None,
-            attention: self.attention.outline(),
+            mixer: MixerOutline::Attention(self.attention.outline()),
             attention_post_norm: Some(self.attention_post_norm.outline()),
             mlp_norm: None,
             mlp: MlpOutline::Gated(self.mlp.outline()),
             mlp_post_norm: Some(self.mlp_post_norm.outline()),
+            factor: 1.0,
         }
     }
 }

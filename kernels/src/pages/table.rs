@@ -1,6 +1,6 @@
 //! A sequence's page table: what it owns, shares with others and leaves behind.
 
-use super::{PAGE_BYTES, Page, PageLayout, PagePool, PageUse, PagesError, Side};
+use super::{PAGE_BYTES, Page, PageLayout, PagePool, PageUse, PagesError, Side, StateLayout, StateUnit};
 use crate::cpu::{Cut, Matrix};
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use std::ops::Range;
@@ -12,6 +12,9 @@ pub struct SequenceKv {
     layout: PageLayout,
     /// Pages by layer of the stage.
     layers: Vec<Vec<Page>>,
+    /// Pages of what layers keep beside, and how that lies in them. It is that behind the last token present.
+    state: Vec<Page>,
+    state_layout: StateLayout,
     /// Another one whenever `layers` is.
     stamp: u64,
     len: usize,
@@ -25,44 +28,51 @@ impl SequenceKv {
     /// # Errors
     /// When the pool has too few; then none is taken.
     pub fn reserve(pool: &mut PagePool, layout: PageLayout, layers: usize, room: usize) -> Result<Self, PagesError> {
-        Self::reserve_as(PageUse::Running, pool, layout, layers, room)
+        Self::reserve_as(PageUse::Running, pool, (layout, StateLayout::default()), layers, room)
     }
 
-    /// The same, for a sequence that may have to give way.
+    /// The same, for a sequence that may have to give way, and with pages for a state.
     pub(crate) fn reserve_as(
         page_use: PageUse,
         pool: &mut PagePool,
-        layout: PageLayout,
+        (layout, state_layout): (PageLayout, StateLayout),
         layers: usize,
         room: usize,
     ) -> Result<Self, PagesError> {
         let each = layout.pages(room);
-        pool.check(each * layers)?;
+        pool.check(each * layers + state_layout.pages())?;
         let layers = (0..layers).map(|_| pool.take(each, page_use)).collect();
-        Ok(Self { layout, layers, stamp: pool.stamp(), len: 0, room, page_use })
+        let state = pool.take(state_layout.pages(), page_use);
+        Ok(Self { layout, layers, state, state_layout, stamp: pool.stamp(), len: 0, room, page_use })
     }
 
     /// Pages it has.
     pub(crate) fn pages(&self) -> usize {
-        self.layers.iter().map(Vec::len).sum()
+        self.layers.iter().map(Vec::len).sum::<usize>() + self.state.len()
     }
 
     /// Pages that a sequence takes from the pool which begins with this one's first `tokens` tokens.
     #[must_use]
     pub fn fork_pages(&self, tokens: usize, room: usize) -> usize {
-        (self.layout.pages(room) - tokens / self.layout.tokens) * self.layers.len()
+        (self.layout.pages(room) - tokens / self.layout.tokens) * self.layers.len() + self.state.len()
+    }
+
+    /// Whether another sequence can begin with its first `tokens` tokens: a state is only there behind the last one.
+    pub(crate) fn may_fork(&self, tokens: usize) -> bool {
+        tokens == self.len || (tokens < self.len && self.state.is_empty())
     }
 
     /// A sequence that begins with this one's first `tokens` tokens, with room for `room`: full pages are shared, one that
-    /// is not is copied, since the two go on differently from there (copy on write, done when it is known to be needed).
+    /// is not is copied, since the two go on differently from there (copy on write, done when it is known to be needed). A state
+    /// is copied too.
     ///
     /// # Errors
     /// When the pool has too few pages for the rest; then none is taken.
     ///
     /// # Panics
-    /// When fewer tokens are present, or fewer fit.
+    /// When fewer tokens are present, or fewer fit, or a state is behind others.
     pub fn fork(&self, pool: &mut PagePool, tokens: usize, room: usize) -> Result<Self, PagesError> {
-        assert!(tokens <= self.len && tokens <= room, "{tokens} of {} tokens, room for {room}", self.len);
+        assert!(self.may_fork(tokens) && tokens <= room, "{tokens} of {} tokens, room for {room}", self.len);
         let (whole, each) = (tokens / self.layout.tokens, self.layout.pages(room));
         pool.check(self.fork_pages(tokens, room))?;
         let fork = |from: &Vec<Page>| {
@@ -76,7 +86,10 @@ impl SequenceKv {
             pages
         };
         let layers = self.layers.iter().map(fork).collect();
-        Ok(Self { layout: self.layout, layers, stamp: pool.stamp(), len: tokens, room, page_use: PageUse::Running })
+        let state = pool.take(self.state.len(), PageUse::Running);
+        self.state.iter().zip(&state).for_each(|(from, to)| pool.copy(*from, *to));
+        let (layout, state_layout, page_use) = (self.layout, self.state_layout, PageUse::Running);
+        Ok(Self { layout, layers, state, state_layout, stamp: pool.stamp(), len: tokens, room, page_use })
     }
 
     /// Pages that more room takes from the pool.
@@ -108,7 +121,8 @@ impl SequenceKv {
         self.layers.iter().all(|pages| pages.iter().take(end).skip(first).all(|page| pool.has_one_user(*page)))
     }
 
-    /// The first `tokens` tokens as something that is kept until somebody needs the memory; all other pages go back.
+    /// The first `tokens` tokens as something that is kept until somebody needs the memory; all other pages go back. Of a
+    /// sequence with a state, these are all.
     #[must_use]
     pub fn keep(mut self, pool: &mut PagePool, tokens: usize) -> Self {
         self.len = self.len.min(tokens);
@@ -116,23 +130,57 @@ impl SequenceKv {
         let pages = self.layout.pages(self.len);
         for layer in &mut self.layers {
             layer.drain(pages..).for_each(|page| pool.remove(page, PageUse::Running));
-            for page in layer.iter() {
-                // In this order: a page that somebody owns is never free.
-                pool.add(*page, PageUse::Cached);
-                pool.remove(*page, PageUse::Running);
-            }
+        }
+        for page in self.layers.iter().flatten().chain(&self.state) {
+            // In this order: a page that somebody owns is never free.
+            pool.add(*page, PageUse::Cached);
+            pool.remove(*page, PageUse::Running);
         }
         Self { page_use: PageUse::Cached, stamp: pool.stamp(), ..self }
     }
 
     /// Gives the pages back.
     pub fn release(self, pool: &mut PagePool) {
-        self.layers.into_iter().flatten().for_each(|page| pool.remove(page, self.page_use));
+        let pages = self.layers.into_iter().flatten().chain(self.state);
+        pages.for_each(|page| pool.remove(page, self.page_use));
+    }
+
+    /// Whether some layers keep a state of it beside keys and values.
+    pub(crate) fn has_state(&self) -> bool {
+        !self.state.is_empty()
+    }
+
+    /// How its state lies in pages.
+    pub(crate) fn state_layout(&self) -> StateLayout {
+        self.state_layout
+    }
+
+    /// Numbers of a unit of its state in a layer, as bytes.
+    ///
+    /// # Safety
+    /// Nobody else writes or reads this unit meanwhile; `memory` is the pool's.
+    #[expect(unsafe_code, reason = "each block says why it is sound")]
+    #[allow(clippy::mut_from_ref)] // What it was cut of was borrowed mutably.
+    pub(crate) unsafe fn state_beside<'p>(
+        &self,
+        memory: &'p Cut<'_, u8>,
+        layer: usize,
+        unit: StateUnit,
+    ) -> &'p mut [u8] {
+        let (page, at) = self.state_layout.place(layer, unit);
+        let from = self.state[page].0 as usize * PAGE_BYTES;
+        // SAFETY: the caller's promise: units of a state lie apart.
+        unsafe { memory.range(from + at.start..from + at.end) }
     }
 
     /// The pages of a layer, by their places in the pool.
     pub(crate) fn pages_of(&self, layer: usize) -> impl ExactSizeIterator<Item = u32> {
         self.layers[layer].iter().map(|page| page.0)
+    }
+
+    /// The pages of its state.
+    pub(crate) fn state_pages(&self) -> impl ExactSizeIterator<Item = u32> {
+        self.state.iter().map(|page| page.0)
     }
 
     /// What tells this page table from every other of its pool, and from what it was before it got or gave pages: where

@@ -72,6 +72,8 @@ impl Storage {
 
     /// Tells the system that these bytes will hardly be read again: their memory is free for others. They still can be.
     pub(super) fn forget(&self, range: &Range<usize>) {
+        #[cfg(not(unix))]
+        let _ = range;
         #[cfg(unix)]
         if let StorageBytes::Map(map) = &self.held {
             // SAFETY: the map is of a file, shared and read only: pages dropped are read from the file again.

@@ -85,7 +85,7 @@ pub fn folders() -> Vec<Vec<u8>> {
         .to_vec()
 }
 
-/// The model as GGUF files: quantised, and not; and a wider one in blocks of 256.
+/// The model as GGUF files: quantised, and not; and a wider one in blocks of 256, also of those that look numbers up.
 pub fn ggufs() -> Vec<Vec<u8>> {
     let narrow = files(CONFIG, &dense(), NARROW);
     let mut pieces = convert(narrow.path(), Form::F16, "default");
@@ -98,7 +98,8 @@ pub fn ggufs() -> Vec<Vec<u8>> {
     let large = |kind| convert(wide.path(), Form::Large(kind), "llama-bpe").bytes();
     let quantised = convert(narrow.path(), Form::Q8, "llama-bpe").bytes();
     let mixtral = convert(files(&mixed_config(), &mixed(), NARROW).path(), Form::Q8, "llama-bpe").bytes();
-    vec![quantised, pieces.bytes(), mixtral, large(QuantType::Q4K), large(QuantType::Q6K)]
+    let blocks = [QuantType::Q4K, QuantType::Q6K, QuantType::Iq2Xs, QuantType::Iq3S, QuantType::Iq1M].map(large);
+    [quantised, pieces.bytes(), mixtral].into_iter().chain(blocks).collect()
 }
 
 /// A folder with the model.

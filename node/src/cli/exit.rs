@@ -5,6 +5,7 @@ use std::fmt;
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
+use tsnode_testnet::TestnetError;
 
 /// Kinds of endings, by exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +74,15 @@ impl fmt::Display for Exit {
     }
 }
 
+impl From<TestnetError> for Exit {
+    fn from(error: TestnetError) -> Self {
+        match error {
+            TestnetError::Io { what, error } => Self::file(Kind::Other, what, &error),
+            error => Self::new(Kind::Other, error.to_string()),
+        }
+    }
+}
+
 impl From<NodeError> for Exit {
     fn from(error: NodeError) -> Self {
         let kind = match &error {
@@ -82,6 +92,7 @@ impl From<NodeError> for Exit {
             NodeError::Listen { in_use: true, .. } => Kind::PortInUse,
             NodeError::Lend(_)
             | NodeError::Draft { .. }
+            | NodeError::DraftOfState { .. }
             | NodeError::NoLongContext(_)
             | NodeError::KeepsNone { .. }
             | NodeError::SameModel { .. }

@@ -17,7 +17,7 @@ use crate::{
     data_plane::listening,
     hardware::memory::Size,
     node::{self, Membering},
-    platform::Signals,
+    platform::{HOME, Signals},
     telemetry,
     view::{Readiness, SwarmView, Trouble},
 };
@@ -86,7 +86,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
 /// What a person is told of a peer whatever it does.
 fn fixed(settings: &Settings, name: String) -> Fixed {
     let is_usual = settings.text("data-dir").is_empty();
-    let home = std::env::var_os("HOME").map(PathBuf::from);
+    let home = std::env::var_os(HOME).map(PathBuf::from);
     let written = |path: &Path| board::path(path, home.as_deref());
     let invite = match is_usual {
         true => "tsnode invite".into(),

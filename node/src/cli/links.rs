@@ -10,7 +10,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use tsnode_protocol::{Link, PathKind, PeerId};
-use tsnode_simulator::plot::heat::{Heat, HeatCell};
+use tsnode_simulator::diagram::heat::{Heat, HeatCell};
 
 /// A link as it is shown.
 #[derive(Serialize)]

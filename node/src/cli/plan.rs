@@ -22,7 +22,7 @@ use tsnode_coordinator::{
         search::{Effort, Found},
     },
 };
-use tsnode_simulator::{bound, outcome::PlanOutcome, plot};
+use tsnode_simulator::{bound, diagram, outcome::PlanOutcome};
 
 /// Steps of the search when no budget is given: four times the paper's.
 const STEPS: usize = 400;
@@ -243,5 +243,5 @@ fn shortened(stages: &[String]) -> String {
 
 fn draw(outcomes: &[&PlanOutcome], matches: &ArgMatches) -> Result<(), Exit> {
     let Some(path) = matches.get_one::<String>("svg") else { return Ok(()) };
-    std::fs::write(path, plot::plan::svg(outcomes)).map_err(|e| Exit::file(Kind::Other, path, &e))
+    std::fs::write(path, diagram::plan::svg(outcomes)).map_err(|e| Exit::file(Kind::Other, path, &e))
 }

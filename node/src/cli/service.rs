@@ -247,7 +247,7 @@ fn program() -> Result<PathBuf, Exit> {
 /// Lines about variables of this shell that mean something to a peer here, and that the service will not have.
 fn unseen(names: impl Iterator<Item = String>) -> Vec<String> {
     let mut names: Vec<String> =
-        names.filter(|name| name.starts_with("TSNODE_") && name != "TSNODE_RELEASES").collect();
+        names.filter(|name| name.starts_with("TSNODE_") && !name.starts_with("TSNODE_RELEASE")).collect();
     names.sort();
     match names.is_empty() {
         true => Vec::new(),

@@ -11,25 +11,24 @@ mod provision;
 mod run;
 mod several;
 mod sharing;
+mod stopping;
 
 use self::{
     args::SimulationJob,
     compare::Sweep,
     run::{PolicyRun, Site, too_large},
+    stopping::stoppable,
 };
-use super::{joined, json, output, plan::problem_args, verb};
+use super::{json, output, plan::problem_args, verb};
 use crate::cli::exit::{Exit, Kind};
 use clap::{Arg, ArgMatches, Command};
 use serde_json::json;
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
-};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use tsnode_coordinator::scheduler::regions;
 use tsnode_simulator::{
+    diagram::timeline::{self, Label},
     outcome::PlanOutcome,
-    plot::timeline::{self, Label},
     summary::keeps,
 };
 
@@ -50,7 +49,10 @@ pub(super) fn command() -> Command {
         ))
         .arg(value("policy", "NAME", "How requests are routed and batched [default: live+chunked, what nodes do]"))
         .arg(value("compare", "A,B,…", "Run several policies side by side").conflicts_with("policy"))
-        .arg(value("trace", "FILE", "These requests at their times, instead of drawn ones"))
+        .arg(
+            value("trace", "FILE", "These requests at their times, instead of drawn ones")
+                .conflicts_with_all(["requests", "bursty"]),
+        )
         .arg(value("requests", "N", "Draw so many [default: 5000]"))
         .arg(value("bursty", "C2", "Gaps with this squared coefficient of variation instead of Poisson's 1"))
         .arg(value(
@@ -88,20 +90,7 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
         return sharing::run(matches).await;
     }
     let job = SimulationJob::read(matches)?;
-    // A signal ends the run with what there is.
-    let stopped = Arc::new(AtomicBool::new(false));
-    let listener = crate::tasks::spawn("signals", {
-        let stopped = stopped.clone();
-        async move {
-            if tokio::signal::ctrl_c().await.is_ok() {
-                stopped.store(true, Ordering::Relaxed);
-            }
-        }
-    });
-    let done = tokio::task::spawn_blocking(move || simulate(&job, &stopped));
-    let result = joined(done).await?;
-    listener.abort();
-    result
+    stoppable(move |stopped| simulate(&job, stopped)).await
 }
 
 fn simulate(job: &SimulationJob, stopped: &AtomicBool) -> Result<(), Exit> {

@@ -325,6 +325,7 @@ mod tests {
             head_bytes: 1,
             experts: None,
             whole: false,
+            state_bytes: 0,
         };
         ModelCard { id: MODEL, name: "SmolLM2-135M".into(), shape, files: vec![] }
     }

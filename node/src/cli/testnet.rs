@@ -6,8 +6,8 @@ mod replay;
 mod sharing;
 
 use super::{
-    ask::Peer, decimal, detached::usual_folder, is_set, json as json_flag, output::print_json, requests, submit,
-    switch, verb, whole,
+    ask::Peer, decimal, detached::usual_folder, interrupts::Interrupts, is_set, json as json_flag, output::print_json,
+    requests, submit, switch, verb, whole,
 };
 use crate::{
     cli::exit::{Exit, Kind},
@@ -179,22 +179,20 @@ fn folder(matches: &ArgMatches) -> PathBuf {
 }
 
 fn exit(error: TestnetError) -> Exit {
-    match error {
-        TestnetError::Io { what, error } => Exit::file(Kind::Other, what, &error),
-        error => Exit::new(Kind::Other, error.to_string()),
-    }
+    error.into()
 }
 
 async fn up(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     let config = config(settings, matches)?;
-    let started = Instant::now();
+    let (started, mut interrupts) = (Instant::now(), Interrupts::heard());
     let bar = spinner(format!("starting {} peers", config.peers.len()));
-    let net = Testnet::up_telling(&config, |far| bar.set_message(far.to_owned())).await;
+    let up = async { Testnet::up_telling(&config, |far| bar.set_message(far.to_owned())).await.map_err(exit) };
+    let net = interrupts.unless(Box::pin(up)).await;
     bar.finish_and_clear();
-    let net = net.map_err(exit)?;
+    let net = net?;
     let took = started.elapsed();
     let answer = match matches.get_one::<String>("prompt") {
-        Some(prompt) => Some(answer(settings, matches, &net, prompt).await?),
+        Some(prompt) => Some(interrupts.unless(Box::pin(answer(settings, matches, &net, prompt))).await?),
         None => None,
     };
     if is_set(matches, "detach") {
@@ -204,10 +202,10 @@ async fn up(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     match answer {
         Some((text, trace)) => {
             let told = tell(matches, &net.peers(), &text, &trace, took);
-            leave(net).await?;
+            leave(net, &mut interrupts).await?;
             told
         }
-        None => stay(matches, net, took).await,
+        None => stay(matches, net, took, &mut interrupts).await,
     }
 }
 
@@ -222,9 +220,9 @@ fn spinner(message: String) -> ProgressBar {
 }
 
 /// Ends a swarm and removes its folder: logs of a run that ended well are of no use.
-async fn leave(net: Testnet) -> Result<(), Exit> {
+async fn leave(net: Testnet, interrupts: &mut Interrupts) -> Result<(), Exit> {
     let folder = net.folder().to_owned();
-    net.down().await.map_err(exit)?;
+    interrupts.down(net).await?;
     std::fs::remove_dir_all(&folder).map_err(|e| Exit::file(Kind::Other, &folder, &e))
 }
 
@@ -382,15 +380,15 @@ fn detached(
     told
 }
 
-async fn stay(matches: &ArgMatches, net: Testnet, took: Duration) -> Result<(), Exit> {
+async fn stay(matches: &ArgMatches, net: Testnet, took: Duration, interrupts: &mut Interrupts) -> Result<(), Exit> {
     if is_set(matches, "json") {
         print_json(&document(&net.peers(), None, took))?;
     } else {
         say!("{} peers of one mind after {:.1} s; Ctrl-C stops them", net.peers().len(), took.as_secs_f64());
         list(&net.peers());
     }
-    tokio::signal::ctrl_c().await.map_err(|e| Exit::new(Kind::Other, e.to_string()))?;
-    leave(net).await
+    interrupts.next().await;
+    leave(net, interrupts).await
 }
 
 /// What names the same swarm to another command.

@@ -1,9 +1,9 @@
 //! `tsnode update`: replaces this program by a release's.
 
-use super::{is_set, json as json_flag, output, switch, verb};
+use super::{interrupts::Interrupts, is_set, json as json_flag, output, switch, verb};
 use crate::{
     cli::exit::{Exit, Kind},
-    update::{ProgramPlace, Releases, UpdateError},
+    update::{ProgramPlace, ReleaseKeys, Releases, UpdateError},
 };
 use clap::{Arg, ArgMatches, Command};
 use semver::Version;
@@ -13,16 +13,23 @@ use std::env;
 
 /// The variable that says where releases are.
 const RELEASES: &str = "TSNODE_RELEASES";
+/// The variable that says whose they are.
+const RELEASE_KEY: &str = "TSNODE_RELEASE_KEY";
 
 pub(super) fn command() -> Command {
     let version =
         Arg::new("version").long("version").value_name("X").value_parser(|text: &str| text.parse::<Version>());
     let from = Arg::new("from").long("from").value_name("URL");
+    let key = Arg::new("key").long("key").value_name("KEY");
     verb("update", "Replace this program by a release's, verified; the one before is kept", "tsnode update --check")
         .arg(switch("check", "Say whether there is a newer one, and change nothing"))
         .arg(version.help("Not the newest, but this one").conflicts_with("rollback"))
         .arg(switch("rollback", "Change this program with the one before").conflicts_with("check"))
-        .arg(from.help("Folder of releases [default: TSNODE_RELEASES]"))
+        .arg(from.help("Folder of releases [default: TSNODE_RELEASES]").conflicts_with("rollback"))
+        .arg(
+            key.help("Public key that signs them [default: TSNODE_RELEASE_KEY, then that of the program]")
+                .conflicts_with("rollback"),
+        )
         .arg(json_flag())
 }
 
@@ -37,7 +44,7 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     }
     let base = matches.get_one::<String>("from").cloned().or_else(|| env::var(RELEASES).ok());
     let base = base.filter(|base| !base.trim().is_empty()).ok_or_else(|| exit(UpdateError::Nowhere))?;
-    let releases = Releases::new(&base).map_err(exit)?;
+    let releases = Releases::new(&base, keys(matches).map_err(exit)?).map_err(exit)?;
     let wanted = matches.get_one::<Version>("version");
     let archive = releases.find(wanted).await.map_err(exit)?;
     // What is older is taken where it is named, and never by itself.
@@ -55,7 +62,9 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     }
     let workshop = place.workshop().map_err(exit)?;
     let packed = workshop.file("archive.tar.gz");
-    releases.fetch(&archive, &packed).await.map_err(exit)?;
+    // Whoever interrupts it finds nothing half-fetched beside the program.
+    let fetched = async { releases.fetch(&archive, &packed).await.map_err(exit) };
+    Interrupts::heard().unless(fetched).await?;
     place.replace(&archive, &packed, &workshop).map_err(exit)?;
     told["changed"] = true.into();
     said(matches, &told, &format!("{}: {own} is now {}", path.display(), archive.version))?;
@@ -64,6 +73,15 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     );
     note!("back to {own}: tsnode update --rollback");
     Ok(())
+}
+
+/// Whose releases are taken: who names a folder may name its key too.
+fn keys(matches: &ArgMatches) -> Result<ReleaseKeys, UpdateError> {
+    let named = matches.get_one::<String>("key").cloned().or_else(|| env::var(RELEASE_KEY).ok());
+    match named.filter(|key| !key.trim().is_empty()) {
+        Some(named) => ReleaseKeys::parse(&named),
+        None => ReleaseKeys::built_in(),
+    }
 }
 
 /// Why this program stays as it is.
@@ -87,8 +105,8 @@ fn said(matches: &ArgMatches, told: &serde_json::Value, line: &str) -> Result<()
 
 fn exit(error: UpdateError) -> Exit {
     let kind = match error {
-        UpdateError::Nowhere | UpdateError::Insecure(_) => Kind::Usage,
-        UpdateError::Unreachable { .. } => Kind::Unreachable,
+        UpdateError::Nowhere | UpdateError::NoKey | UpdateError::Key(_) | UpdateError::Insecure(_) => Kind::Usage,
+        UpdateError::Unreachable { .. } | UpdateError::Unsigned { .. } => Kind::Unreachable,
         _ => Kind::Other,
     };
     Exit::new(kind, error.to_string())
@@ -97,6 +115,15 @@ fn exit(error: UpdateError) -> Exit {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_goes_back_fetches_nothing() {
+        let is_taken = |words: &[&str]| command().try_get_matches_from(words).is_ok();
+        assert!(is_taken(&["update", "--rollback", "--json"]));
+        for flag in ["--from=https://example.com", "--key=RW", "--version=1.0.0", "--check"] {
+            assert!(is_taken(&["update", flag]) && !is_taken(&["update", "--rollback", flag]), "{flag}");
+        }
+    }
 
     #[test]
     fn where_there_is_nothing_to_do_it_is_said_why() {

@@ -1,11 +1,11 @@
 //! Settings that can be used and are hardly what was meant: one line each, said when a peer starts and by `tsnode doctor`.
 
 use super::{KNOBS, SettingOrigin, Settings, values};
-use crate::hardware::memory::Size;
+use crate::hardware::{DeviceChoice, DeviceName, memory::Size};
 
 /// Variables that verbs, tests and scripts of this repository read, by their beginnings.
 const DEVELOPERS: [&str; 8] =
-    ["TEST_", "EMULATED_", "WRITE_", "CARD_LOST", "KV_TRANSFERS", "SEED", "CONFIG", "RELEASES"];
+    ["TEST_", "EMULATED_", "WRITE_", "CARD_LOST", "KV_TRANSFERS", "SEED", "CONFIG", "RELEASE"];
 
 /// What settings are held against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +60,8 @@ impl Settings {
                 "speculative-decoding",
                 "draft",
                 "sharing",
+                "model-budget",
+                "allow-models",
             ];
             // An encoder is lent for itself.
             let encodes = ["embedding-model", "rerank-model"].iter().any(|name| !is(name, ""));
@@ -68,6 +70,22 @@ impl Settings {
         }
         if !on("no-model") && !on("swap-models") {
             idle.push(("keep", "all models stay in memory (without --swap-models)".into()));
+        }
+        // What is named is lent, and a draft is of that: nothing is fetched beside it.
+        let is_named = ["model", "draft"].iter().any(|name| !is(name, "")) || !self.1.is_empty();
+        if !on("no-model") && is_named {
+            let why = "the model to lend is named, and none is fetched by itself (--model, --draft)";
+            idle.extend(["model-budget", "allow-models"].map(|name| (name, why.to_owned())));
+        } else if !on("no-model") && is("model-budget", "0") {
+            idle.push(("allow-models", "none is fetched by itself (--model-budget 0)".into()));
+        }
+        if !is("fixed-kv", "") && !is("kv-codec", "auto") {
+            let fixed = self.text("fixed-kv");
+            idle.push(("kv-codec", format!("all KV goes through what is fixed (--fixed-kv {fixed})")));
+        }
+        if !on("no-model") && !is("tensor-parallel", "1") && self.only_gpus_compute() {
+            let why = "no processor computes (--device); GPUs that hold each layer together are named as cuda:0-1";
+            idle.push(("tensor-parallel", why.into()));
         }
         if is("speculative-decoding", "never") {
             idle.push(("draft", "nothing is proposed (--speculative-decoding never)".into()));
@@ -79,6 +97,14 @@ impl Settings {
         let said_now = |name| matches!(self.origin(name), Some(SettingOrigin::Flag | SettingOrigin::Variable(_)));
         let idle = idle.into_iter().filter(|(name, _)| said_now(*name));
         idle.map(|(name, why)| format!("{} has no effect: {why}", self.place(name))).collect()
+    }
+}
+
+impl Settings {
+    fn only_gpus_compute(&self) -> bool {
+        let is_gpu = |name: &DeviceName| *name != DeviceName::Processor;
+        let named = self.parse::<DeviceChoice>("device");
+        matches!(named, Ok(Some(DeviceChoice::Named(names))) if names.iter().all(is_gpu))
     }
 }
 
@@ -140,6 +166,12 @@ mod tests {
             (&[("speculative-decoding", "never"), draft], "--draft"),
             (&[("allow-remote-http", "true")], "--allow-remote-http"),
             (&[("keep", "a")], "--keep"),
+            (&[("model", "a"), ("allow-models", "*")], "--allow-models"),
+            (&[("model-budget", "8GiB"), draft], "--model-budget"),
+            (&[("model-budget", "0"), ("allow-models", "*")], "--allow-models"),
+            (&[("no-model", "true"), ("allow-models", "*")], "--allow-models"),
+            (&[("fixed-kv", "int4"), ("kv-codec", "raw")], "--kv-codec"),
+            (&[("device", "cuda:0"), ("threads", "2"), ("tensor-parallel", "2")], "--tensor-parallel"),
         ] {
             let said = warnings(flags, "");
             assert_eq!(said.len(), 1, "{said:?}");
@@ -147,6 +179,11 @@ mod tests {
         }
         assert!(warnings(&[("no-model", "true")], "memory = \"1GiB\"\n").is_empty(), "a file is for every start");
         assert!(warnings(&[draft], "").is_empty());
+        assert_eq!(warnings(&[("allow-models", "*")], "[[models]]\nmodel = \"a\"\n").len(), 1, "the file names one");
+        let alone = [("model-budget", "8GiB"), ("allow-models", "*"), ("fixed-kv", "int4")];
+        assert!(warnings(&alone, "").is_empty(), "{:?}", warnings(&alone, ""));
+        let both = [("device", "cpu,cuda:0"), ("threads", "2"), ("tensor-parallel", "2")];
+        assert!(warnings(&both, "").is_empty(), "{:?}", warnings(&both, ""));
     }
 
     #[test]
@@ -158,8 +195,16 @@ mod tests {
         );
         assert!(unknown("TSNODE_KVMEMORY")[0].ends_with("did you mean TSNODE_KV_MEMORY?"));
         assert!(unknown("TSNODE_COLOUR_OF_THE_SKY")[0].ends_with("`tsnode config show` lists all"));
-        for known in ["TSNODE_THREADS", "TSNODE_KV_MEMORY", "TSNODE_CONFIG", "TSNODE_TEST_CARD", "TSNODE_SEEDS", "HOME"]
-        {
+        for known in [
+            "TSNODE_THREADS",
+            "TSNODE_KV_MEMORY",
+            "TSNODE_CONFIG",
+            "TSNODE_SEEDS",
+            "TSNODE_TEST_CARD",
+            "TSNODE_RELEASES",
+            "TSNODE_RELEASE_KEY",
+            "HOME",
+        ] {
             assert!(unknown(known).is_empty(), "{known}");
         }
     }

@@ -42,9 +42,10 @@ impl CheckCounts {
         let count = match verdict {
             SpotCheckVerdict::Passed => passed,
             SpotCheckVerdict::Unclear => unclear,
-            SpotCheckVerdict::WrongToken(_) | SpotCheckVerdict::WrongKv { .. } | SpotCheckVerdict::WrongCheck(_) => {
-                failed
-            }
+            SpotCheckVerdict::WrongToken(_)
+            | SpotCheckVerdict::WrongKv { .. }
+            | SpotCheckVerdict::Evaded { .. }
+            | SpotCheckVerdict::WrongCheck(_) => failed,
         };
         count.fetch_add(1, Ordering::Relaxed);
     }

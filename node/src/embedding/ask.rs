@@ -313,7 +313,10 @@ async fn follow(stream: &mut Stream, card: &EncoderCard, inputs: usize) -> Resul
             }
             EncodeEvent::Done { .. } if all.len() != inputs => return Err(wrong("fewer vectors than were asked for")),
             EncodeEvent::Done { waiting } => return Ok((all, waiting)),
-            EncodeEvent::Refused(refusal) => return Err(PieceFailure::Refused(refusal)),
+            EncodeEvent::Refused(mut refusal) => {
+                refusal.shorten_reason();
+                return Err(PieceFailure::Refused(refusal));
+            }
         }
     }
 }

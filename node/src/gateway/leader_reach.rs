@@ -58,7 +58,9 @@ impl LeaderReach {
         let _attended = self.links.attend(leader);
         let mut stream =
             self.links.open(leader, &addresses, &Opening::Prefill(open)).await.map_err(|e| e.to_string())?;
-        while let Some(event) = stream.receiver.recv::<PrefillEvent>().await.map_err(|e| e.to_string())? {
+        while let Some(mut event) = stream.receiver.recv::<PrefillEvent>().await.map_err(|e| e.to_string())? {
+            event.check().map_err(|why| stream.receiver.refuse(why).to_string())?;
+            event.shorten_reason();
             let last = matches!(event, PrefillEvent::KvSent { .. } | PrefillEvent::Failed(_));
             if events.send(event).await.is_err() || last {
                 break;

@@ -2,18 +2,15 @@
 
 use super::leader_reach::LeaderReach;
 use crate::data_plane::offences::OffenceReporter;
-use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 use tsnode_coordinator::{
     gateway::View,
-    spot_check::{CheckRequest, CheckStep, CheckedAnswer, Checks, SpotCheckVerdict, SpotChecks},
+    spot_check::{CheckRequest, CheckStep, CheckedAnswer, Checks, PATIENCE, SpotCheckVerdict, SpotChecks},
 };
 use tsnode_protocol::{RequestId, Sampled, stream::DecodeEvent};
 
-/// How long a group may take to give one token.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// Answers not yet looked at: there are never more checks at once.
 const ANSWERS: usize = 64;
 
@@ -53,6 +50,9 @@ impl Examiner {
     pub fn said(&mut self, view: &View, answer: CheckReply, reach: &LeaderReach) {
         match self.checks.said(view, answer.check, answer.sampled) {
             Some(CheckStep::Ask(ask)) => self.ask(answer.check, ask, reach),
+            Some(CheckStep::Wait) => {
+                tracing::debug!("a group does not say again what it answered: it is asked once more, later")
+            }
             Some(CheckStep::Over(verdict)) => {
                 // Who does it again is cut off, and that is said; checks that nobody could decide are counted.
                 match verdict {

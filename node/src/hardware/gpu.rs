@@ -40,6 +40,17 @@ pub enum GpuUnfit {
     /// GPUs of two kinds, of which the slower one would be waited for.
     #[error("{0} and {1} are not of one kind: name each alone, as cuda:0,cuda:1")]
     Apart(String, String),
+    /// Two sequences of a trial do not fit the pages.
+    #[error(
+        "{} of it are for KV pages, where trying the model takes {}; lend more with --memory or --kv-memory, or name a smaller model with --model",
+        Size(*.kv), Size(*.least)
+    )]
+    Pages {
+        /// KV pages (bytes).
+        kv: u64,
+        /// What the trial takes (bytes).
+        least: u64,
+    },
     /// Not one layer fits beside the pages.
     #[error(
         "{} of it can be lent, where a layer of the model needs {} beside {} of KV pages; lend less KV with --kv-memory, or name a smaller model with --model",
@@ -78,6 +89,7 @@ struct Of {
     model: ModelId,
     kv: String,
     method: u32,
+    tried: u32,
 }
 
 impl Of {
@@ -91,6 +103,7 @@ impl Of {
             model,
             kv: format!("{kv_dtype:?}"),
             method: profile::METHOD,
+            tried: gpu_check::METHOD,
         }
     }
 }
@@ -143,10 +156,9 @@ pub fn lend(numbers: GpuNumbers, wanted: GpuWanted<'_>) -> Result<(Device, Engin
     let (weights, beside) = (whole(source)?, draft.map_or(Ok(0), whole)?);
     let free = (Gpu::pool_bytes_of_all(&gpus, &vec![0; count])? as u64).saturating_sub(beside);
     let shared = shared(lend, count as u64, free, weights);
-    let layer = largest_layer(source, count)?;
-    if shared.lent < layer + shared.kv || shared.kv < KV_AT_LEAST * count as u64 {
-        return Err(GpuUnfit::Memory { lent: shared.lent, layer, kv: shared.kv });
-    }
+    // States lie in the pages.
+    let least = KV_AT_LEAST * count as u64 + gpu_check::state_bytes(source) as u64;
+    refuse_little(shared, largest_layer(source, count)?, least)?;
     let of = Of::new(&about, numbers.count, source.card().id, kv_dtype);
     let place = Measured::Gpus(numbers.first, numbers.count);
     let known = store.measured(place).and_then(|bytes| serde_json::from_slice::<FoundSpeeds>(&bytes).ok());
@@ -227,7 +239,7 @@ pub fn try_gpus(
     kv_dtype: KvDtype,
 ) -> Result<GpuInfo, GpuUnfit> {
     let (gpus, about) = open_gpus(numbers)?;
-    let pool = TRIED_WITH * gpus.len();
+    let pool = (TRIED_WITH + gpu_check::state_bytes(source)) * gpus.len();
     let mut engine = Engine::on_gpus(gpus, pool, kv_dtype)?;
     gpu_check::compare(&mut engine, source, threads)?;
     Ok(about)
@@ -286,11 +298,19 @@ fn shared(lend: Lend, gpus: u64, free: u64, weights: u64) -> SharedGpuMemory {
     SharedGpuMemory { lent, kv: lend.kv_bytes.map_or(beside.max(least), |each| each.saturating_mul(gpus)) }
 }
 
-/// What the largest layer takes on a GPU, embedding and head with the first and the last (bytes).
+/// Refuses memory that the model cannot be tried in: with so large a layer beside pages for keys, values and states.
+fn refuse_little(SharedGpuMemory { lent, kv }: SharedGpuMemory, layer: u64, least: u64) -> Result<(), GpuUnfit> {
+    if lent < layer + kv {
+        return Err(GpuUnfit::Memory { lent, layer, kv });
+    }
+    if kv < least { Err(GpuUnfit::Pages { kv, least }) } else { Ok(()) }
+}
+
+/// What the largest of those layers takes on a GPU that are tried there, embedding and head with the first and the last (bytes).
 fn largest_layer(source: &ModelSource, gpus: usize) -> Result<u64, WeightsError> {
-    let layers = source.card().shape.layers;
-    let ends = [0, layers.saturating_sub(1)].map(|start| LayerRange { start, end: start + 1 });
-    ends.into_iter().try_fold(0, |most, layer| Ok(source.gpu_bytes(layer, gpus)?.max(most)))
+    let kinds = source.one_of_each_kind(source.card().shape.all_layers())?;
+    let mut layers = kinds.into_iter().map(|start| LayerRange { start, end: start + 1 });
+    layers.try_fold(0, |most, layer| Ok(source.gpu_bytes(layer, gpus)?.max(most)))
 }
 
 #[cfg(test)]
@@ -305,5 +325,13 @@ mod tests {
         assert_eq!(shared(lend(Some(40), None), 1, 80, 16), SharedGpuMemory { lent: 40, kv: 24 });
         assert_eq!(shared(lend(Some(100), Some(8)), 1, 80, 16), SharedGpuMemory { lent: 80, kv: 8 });
         assert_eq!(shared(lend(Some(40), Some(8)), 2, 160, 16), SharedGpuMemory { lent: 80, kv: 16 });
+    }
+
+    #[test]
+    fn little_memory_is_refused_with_what_is_missing() {
+        let refused = |layer, least| refuse_little(SharedGpuMemory { lent: 80, kv: 40 }, layer, least);
+        assert!(refused(40, 40).is_ok());
+        assert!(matches!(refused(41, 40), Err(GpuUnfit::Memory { lent: 80, layer: 41, kv: 40 })));
+        assert!(matches!(refused(40, 41), Err(GpuUnfit::Pages { kv: 40, least: 41 })));
     }
 }

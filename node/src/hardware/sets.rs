@@ -19,8 +19,8 @@ pub fn sets(memory: &BTreeMap<u16, u64>, shape: ModelShape) -> Vec<GpuNumbers> {
         least as f64 * FOR_WEIGHTS * gpus.len() as f64 >= needed
     };
     let follows = |gpus: &[u16]| gpus.windows(2).all(|pair| u32::from(pair[0]) + 1 == u32::from(pair[1]));
-    // Heads are dealt out by whole ones, and evenly only to such numbers of GPUs; experts not at all.
-    let most = if shape.experts.is_some() { 1 } else { shape.kv_heads as usize };
+    // Heads are dealt out by whole ones, and evenly only to such numbers of GPUs; experts and states not at all.
+    let most = if shape.experts.is_some() || shape.state_bytes > 0 { 1 } else { shape.kv_heads as usize };
     let counts = std::iter::successors(Some(1usize), |count| Some(count * 2));
     let mut counts = counts.take_while(|count| *count <= numbers.len().min(most));
     let count = counts.find(|count| numbers.chunks_exact(*count).any(|gpus| follows(gpus) && holds(gpus)));
@@ -57,6 +57,7 @@ mod tests {
             head_bytes: 0,
             experts: None,
             whole: false,
+            state_bytes: 0,
         }
     }
 
@@ -80,9 +81,10 @@ mod tests {
     }
 
     #[test]
-    fn gpus_do_not_hold_a_mixture_of_experts_together() {
+    fn gpus_do_not_hold_a_mixture_of_experts_or_states_together() {
         let memory = [(0, 24 * GIB), (1, 24 * GIB)].into();
         let experts = Some(Experts { count: 8, used: 2, bytes: 0 });
         assert_eq!(sets(&memory, ModelShape { experts, ..shape(30) }), [0, 1].map(GpuNumbers::one));
+        assert_eq!(sets(&memory, ModelShape { state_bytes: 1, ..shape(30) }), [0, 1].map(GpuNumbers::one));
     }
 }

@@ -1,6 +1,7 @@
 //! Where the hub and its cache are, by the variables that everybody knows: `HF_HOME`, `HF_HUB_CACHE`, `HF_TOKEN`, `HF_ENDPOINT`,
 //! `HF_HUB_OFFLINE`.
 
+use crate::platform::HOME;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -71,7 +72,7 @@ impl HubSettings {
     /// By the variables. One that is empty counts as not set, as in `huggingface_hub`.
     pub fn gather(variable: impl Fn(&str) -> Option<String>) -> Self {
         let said = |name: &str| variable(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
-        let home = said("HOME").map_or_else(|| PathBuf::from("/"), PathBuf::from);
+        let home = said(HOME).map_or_else(|| PathBuf::from("/"), PathBuf::from);
         let folder = |text: String| match text.strip_prefix("~/") {
             Some(below) => home.join(below),
             None => PathBuf::from(text),

@@ -190,13 +190,18 @@ pub fn open_named(path: &Path) -> Result<ModelSource, SourceError> {
     })
 }
 
-/// The model that is to draft for `source`, if there is to be one; one that speaks of other tokens is refused.
+/// The model that is to draft for `source`, if there is to be one; one that speaks of other tokens is refused, and so are models with
+/// states.
 ///
 /// # Errors
 /// When it cannot be used, or not for that.
 pub fn open_draft(wanted: &WantedModel, source: &Arc<ModelSource>) -> Result<Option<Arc<ModelSource>>, NodeError> {
     let Some(path) = &wanted.draft else { return Ok(None) };
     let draft = Arc::new(open_path(path)?);
+    if [&draft, source].iter().any(|source| source.card().shape.has_state()) {
+        let (draft, model) = (path.display().to_string(), wanted.choice.to_string());
+        return Err(NodeError::DraftOfState { draft, model });
+    }
     let templates = Templates::apart().map_err(|e| NodeError::System(e.to_string()))?;
     let read = |source: &ModelSource| {
         let failed = |error| NodeError::Text { model: path.display().to_string(), error };

@@ -279,6 +279,17 @@ pub enum NodeError {
         /// Why not.
         error: VocabularyError,
     },
+    /// A draft model, or one that it would draft for, whose sequences keep a state.
+    #[error(
+        "{draft} cannot draft for {model}: layers of one of the two keep a state, from which proposed tokens cannot be taken \
+         back; start without --draft"
+    )]
+    DraftOfState {
+        /// Which.
+        draft: String,
+        /// For which.
+        model: String,
+    },
     /// A model that comes from peers.
     #[error(transparent)]
     Fetch(#[from] FetchError),

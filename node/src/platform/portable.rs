@@ -9,6 +9,9 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 use tokio::process::Command;
 
+/// Windows has it for every user.
+pub(crate) const HOME: &str = "USERPROFILE";
+
 /// The folder decides who may read what is made in it: a user's own is that user's.
 pub(crate) fn for_owner(options: &mut OpenOptions) -> &mut OpenOptions {
     options
@@ -83,6 +86,11 @@ pub(crate) fn punch(_: &File, _: u64, _: u64) -> io::Result<()> {
     Ok(())
 }
 
+/// A folder is no file that could be synced: names are in the journal of its disk, with the files' lengths.
+pub(crate) fn sync_folder(_: &Path) -> io::Result<()> {
+    Ok(())
+}
+
 /// Links are for administrators: the file has a second name instead.
 pub(crate) fn symlink(to: impl AsRef<Path>, link: &Path) -> io::Result<()> {
     fs::hard_link(link.parent().unwrap_or(Path::new("")).join(to), link)
@@ -99,6 +107,11 @@ pub(crate) fn may_write(folder: &Path) -> io::Result<()> {
         true => Err(io::ErrorKind::PermissionDenied.into()),
         false => Ok(()),
     }
+}
+
+/// Nobody waits for old connections there, and what is called so lets a second process listen at the same address.
+pub(crate) fn reuse_address(_: &socket2::Socket) -> io::Result<()> {
+    Ok(())
 }
 
 /// There is no limit that a process can raise.

@@ -19,6 +19,9 @@ const MACOS: u64 = 10_240;
 /// Ticks of a processor's clock in a second, as Linux reports times, whatever its own clock does.
 const TICKS: f64 = 100.0;
 
+/// The variable that has a user's own folder.
+pub(crate) const HOME: &str = "HOME";
+
 /// A file that is made is for its owner alone.
 pub(crate) fn for_owner(options: &mut OpenOptions) -> &mut OpenOptions {
     options.mode(0o600)
@@ -106,6 +109,11 @@ pub(crate) fn punch(_: &File, _: u64, _: u64) -> io::Result<()> {
     Ok(())
 }
 
+/// Waits until the disk has the names of what is in a folder.
+pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}
+
 /// Makes `link` stand for a file whose path is told from the folder of the link.
 pub(crate) fn symlink(to: impl AsRef<Path>, link: &Path) -> io::Result<()> {
     std::os::unix::fs::symlink(to, link)
@@ -120,6 +128,11 @@ pub(crate) fn free_bytes(folder: &Path) -> io::Result<Option<u64>> {
 /// An error where files cannot be made in a folder.
 pub(crate) fn may_write(folder: &Path) -> io::Result<()> {
     Ok(rustix::fs::access(folder, rustix::fs::Access::WRITE_OK)?)
+}
+
+/// Lets a listener have its address though connections of the one before it are not over yet.
+pub(crate) fn reuse_address(socket: &socket2::Socket) -> io::Result<()> {
+    socket.set_reuse_address(true)
 }
 
 /// Lets this process have as many files open as the system allows it, and says how many that are; none where there is no limit.

@@ -205,7 +205,8 @@ fn first_packet() -> [u8; FIRST_PACKET] {
 
 fn stopped(error: &io::Error) -> Packets {
     match error.kind() {
-        io::ErrorKind::ConnectionRefused => Packets::Refused,
+        // The second is how Windows says the same of UDP.
+        io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset => Packets::Refused,
         io::ErrorKind::TimedOut => Packets::Silent,
         io::ErrorKind::NetworkUnreachable | io::ErrorKind::HostUnreachable | io::ErrorKind::AddrNotAvailable => {
             Packets::NoRoute

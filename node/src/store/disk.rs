@@ -2,7 +2,7 @@
 
 use crate::platform;
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -59,8 +59,8 @@ fn write_and(path: &Path, bytes: &[u8], sync_folder: impl FnOnce(&Path) -> io::R
 /// When it does not take it.
 pub fn sync_folder(path: &Path) -> io::Result<()> {
     match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => File::open(folder)?.sync_all(),
-        _ => File::open(".")?.sync_all(),
+        Some(folder) if !folder.as_os_str().is_empty() => platform::sync_folder(folder),
+        _ => platform::sync_folder(Path::new(".")),
     }
 }
 

@@ -1,6 +1,6 @@
 //! A folder of releases on the web: which version is the newest, and its archive.
 
-use super::UpdateError;
+use super::{ReleaseKeys, UpdateError};
 use aws_lc_rs::digest::{Context, SHA256};
 use data_encoding::HEXLOWER;
 use reqwest::{Client, Response, Url, redirect};
@@ -13,6 +13,8 @@ use std::time::Duration;
 
 /// Longest list of hashes (bytes).
 const LIST_BYTES: u64 = 64 << 10;
+/// Longest signature (bytes).
+const SIGNATURE_BYTES: u64 = 4 << 10;
 /// Largest archive (bytes).
 const ARCHIVE_BYTES: u64 = 1 << 30;
 /// Redirections that are followed.
@@ -26,6 +28,7 @@ const SILENCE: Duration = Duration::from_secs(30);
 pub struct Releases {
     base: String,
     client: Client,
+    keys: ReleaseKeys,
 }
 
 /// A program for this machine, packed.
@@ -42,11 +45,11 @@ pub struct Archive {
 }
 
 impl Releases {
-    /// Releases below an address.
+    /// Releases below an address, by whoever holds one of these keys.
     ///
     /// # Errors
     /// When others could stand in between, or this system cannot tell whom to trust.
-    pub fn new(base: &str) -> Result<Self, UpdateError> {
+    pub fn new(base: &str, keys: ReleaseKeys) -> Result<Self, UpdateError> {
         let base = base.trim().trim_end_matches('/').to_owned();
         let insecure = || UpdateError::Insecure(base.clone());
         let url = Url::parse(&base).map_err(|_| insecure())?;
@@ -66,13 +69,13 @@ impl Releases {
             built => built,
         };
         let client = built.map_err(|error| unreachable(&base, &error))?;
-        Ok(Self { base, client })
+        Ok(Self { base, client, keys })
     }
 
     /// The archive of a version, or of the newest.
     ///
     /// # Errors
-    /// When there is none for this machine, or the list of them cannot be had.
+    /// When there is none for this machine, or the list of them cannot be had, or is not signed as it has to be.
     pub async fn find(&self, version: Option<&Version>) -> Result<Archive, UpdateError> {
         let target = target().ok_or(UpdateError::Platform)?;
         let folder = match version {
@@ -80,12 +83,8 @@ impl Releases {
             None => format!("{}/latest/download", self.base),
         };
         let url = format!("{folder}/SHA256SUMS");
-        let mut list = Vec::new();
-        self.read(&url, LIST_BYTES, |bytes| {
-            list.extend_from_slice(bytes);
-            Ok(())
-        })
-        .await?;
+        let list = self.whole(&url, LIST_BYTES).await?;
+        self.verify(&list, format!("{url}.minisig")).await?;
         let found = archive_in(&String::from_utf8_lossy(&list), target);
         let Some((found, stem, hash)) = found else {
             return Err(UpdateError::NoArchive { url, target: target.into() });
@@ -94,6 +93,16 @@ impl Releases {
             Some(wanted) if *wanted != found => Err(UpdateError::OtherVersion { url, found, wanted: wanted.clone() }),
             _ => Ok(Archive { version: found, url: format!("{folder}/{stem}.tar.gz"), stem, hash }),
         }
+    }
+
+    /// Holds a list against the signature at this address.
+    async fn verify(&self, list: &[u8], url: String) -> Result<(), UpdateError> {
+        let signature = match self.whole(&url, SIGNATURE_BYTES).await {
+            Err(UpdateError::Unreachable { url, why }) => return Err(UpdateError::Unsigned { url, why }),
+            answer => answer?,
+        };
+        let verified = self.keys.verify(list, &String::from_utf8_lossy(&signature));
+        verified.map_err(|why| UpdateError::Signature { url, why })
     }
 
     /// Fetches an archive into a file, which is removed if it is another than the list says.
@@ -122,7 +131,18 @@ impl Releases {
         outcome
     }
 
-    /// Reads an answer, which is bounded.
+    /// An answer, which is bounded.
+    async fn whole(&self, url: &str, most: u64) -> Result<Vec<u8>, UpdateError> {
+        let mut all = Vec::new();
+        self.read(url, most, |bytes| {
+            all.extend_from_slice(bytes);
+            Ok(())
+        })
+        .await?;
+        Ok(all)
+    }
+
+    /// Reads an answer piece by piece, which is bounded.
     async fn read(
         &self,
         url: &str,
@@ -181,6 +201,8 @@ fn unreachable(url: &str, error: &reqwest::Error) -> UpdateError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::update::tests::public;
+    use ed25519_dalek::SigningKey;
 
     #[test]
     fn a_list_is_read_as_sha256sum_writes_it() {
@@ -204,12 +226,13 @@ mod tests {
 
     #[test]
     fn nobody_may_stand_in_between() {
+        let at = |base| Releases::new(base, ReleaseKeys::parse(&public(&SigningKey::from_bytes(&[1; 32])))?);
         for fine in ["https://example.com/releases/", "http://127.0.0.1:8000", "http://[::1]:8000", "http://localhost"]
         {
-            assert!(Releases::new(fine).is_ok(), "{fine}");
+            assert!(at(fine).is_ok(), "{fine}");
         }
         for wrong in ["http://example.com", "ftp://example.com", "example.com", "", "http://127.0.0.1.example.com"] {
-            assert!(matches!(Releases::new(wrong), Err(UpdateError::Insecure(_))), "{wrong}");
+            assert!(matches!(at(wrong), Err(UpdateError::Insecure(_))), "{wrong}");
         }
     }
 }

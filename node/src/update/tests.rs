@@ -1,4 +1,4 @@
-//! The real client against a small server of releases, and a small program that is replaced.
+//! The real client and `scripts/install.sh` against a small server of releases, and a small program that is replaced.
 
 use super::*;
 use aws_lc_rs::digest::{SHA256, digest};
@@ -7,16 +7,48 @@ use axum::{
     extract::{Path as UrlPath, State},
     http::StatusCode,
 };
-use data_encoding::HEXLOWER;
+use data_encoding::{BASE64, HEXLOWER};
+use ed25519_dalek::{Signer as _, SigningKey};
 use semver::Version;
 use std::collections::BTreeMap;
 use std::fs;
 use std::process::Command;
 use std::sync::Arc;
+use tokio::task::JoinHandle;
 
 /// A program of this version.
 fn program(version: &str) -> String {
     format!("#!/bin/sh\necho tsnode {version}\n")
+}
+
+/// Who makes the releases here.
+fn releaser() -> SigningKey {
+    SigningKey::from_bytes(&[1; 32])
+}
+
+/// Who is somebody else.
+fn stranger() -> SigningKey {
+    SigningKey::from_bytes(&[2; 32])
+}
+
+/// What minisign calls a key: where it is not the key's own first bytes, it is by chance.
+fn named(key: &SigningKey) -> [u8; 10] {
+    let mut name = *b"Ed........";
+    name[2..].copy_from_slice(&key.verifying_key().as_bytes()[..8]);
+    name
+}
+
+/// A public key as `tsnode update` is told it.
+pub(super) fn public(key: &SigningKey) -> String {
+    BASE64.encode(&[&named(key)[..], key.verifying_key().as_bytes()].concat())
+}
+
+/// A list's signature, as `scripts/sign_release.sh` writes it.
+pub(super) fn signed(key: &SigningKey, list: &[u8]) -> String {
+    let (signature, comment) = (key.sign(list).to_bytes(), "tsnode of a test");
+    let all = key.sign(&[&signature[..], comment.as_bytes()].concat()).to_bytes();
+    let [signature, all] = [[&named(key)[..], &signature].concat(), all.to_vec()].map(|bytes| BASE64.encode(&bytes));
+    format!("untrusted comment: by a test\n{signature}\ntrusted comment: {comment}\n{all}\n")
 }
 
 type Files = Arc<BTreeMap<String, Vec<u8>>>;
@@ -69,26 +101,62 @@ impl World {
             self.files.insert(format!("{folder}/SHA256SUMS"), list.clone().into_bytes());
             self.files.insert(format!("{folder}/{stem}.tar.gz"), bytes.clone());
         }
+        self.signed_by(&releaser())
+    }
+
+    /// Every list is signed as it is now.
+    fn signed_by(mut self, key: &SigningKey) -> Self {
+        let lists = self.files.iter().filter(|(name, _)| name.ends_with("SHA256SUMS"));
+        let signatures: Vec<_> =
+            lists.map(|(name, list)| (format!("{name}.minisig"), signed(key, list).into_bytes())).collect();
+        self.files.extend(signatures);
         self
     }
 
-    /// Does something to the newest archive's bytes.
-    fn damaged(mut self, damage: impl Fn(&mut Vec<u8>)) -> Self {
-        let ours = |name: &String| name.starts_with("latest/") && name.ends_with(".gz");
+    /// Does something to the newest archive's bytes, or those of what else has such a name.
+    fn damaged(mut self, end: &str, damage: impl Fn(&mut Vec<u8>)) -> Self {
+        let ours = |name: &String| name.starts_with("latest/") && name.ends_with(end);
         self.files.iter_mut().filter(|(name, _)| ours(name)).for_each(|(_, bytes)| damage(bytes));
         self
     }
 
-    /// Serves it, and has the program replaced as the verb does.
-    async fn update(&self, version: Option<&str>) -> Result<Version, String> {
+    /// No list has a signature.
+    fn unsigned(mut self) -> Self {
+        self.files.retain(|name, _| !name.ends_with(".minisig"));
+        self
+    }
+
+    /// The folder's address, and what answers there.
+    async fn served(&self) -> (String, JoinHandle<()>) {
         let router =
             Router::new().route("/{*path}", axum::routing::get(serve)).with_state(Arc::new(self.files.clone()));
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let base = format!("http://{}/", listener.local_addr().unwrap());
-        let server = crate::tasks::spawn("test", async move { axum::serve(listener, router).await.unwrap() });
+        (base, crate::tasks::spawn("test", async move { axum::serve(listener, router).await.unwrap() }))
+    }
+
+    /// What `scripts/install.sh` says when it is to install the newest into this program's folder.
+    async fn installed(&self) -> Result<String, String> {
+        let (base, server) = self.served().await;
+        let done = tokio::process::Command::new("sh")
+            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/install.sh"))
+            .arg("--dir")
+            .arg(self.folder.path().join("bin"))
+            .envs([("TSNODE_RELEASES", base), ("TSNODE_RELEASE_KEY", public(&releaser())), ("no_proxy", "*".into())])
+            .output()
+            .await;
+        server.abort();
+        let done = done.unwrap();
+        let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        if done.status.success() { Ok(said(&done.stdout)) } else { Err(said(&done.stderr)) }
+    }
+
+    /// Serves it, and has the program replaced as the verb does.
+    async fn update(&self, version: Option<&str>) -> Result<Version, String> {
+        let (base, server) = self.served().await;
         let wanted = version.map(|version| version.parse().unwrap());
         let outcome = async {
-            let releases = Releases::new(&base)?;
+            let releases = Releases::new(&base, ReleaseKeys::parse(&public(&releaser()))?)?;
             let archive = releases.find(wanted.as_ref()).await?;
             let place = ProgramPlace::new(self.path());
             let workshop = place.workshop()?;
@@ -130,8 +198,12 @@ async fn a_program_is_replaced_and_comes_back() {
 async fn nothing_takes_the_programs_place_that_is_not_what_it_should_be() {
     let good = || World::new().release("2.0.0", &program("2.0.0"));
     let cases = [
-        ("cut", good().damaged(|bytes| bytes.truncate(100)), "it was cut or changed"),
-        ("changed", good().damaged(|bytes| bytes[20] ^= 1), "it was cut or changed"),
+        ("cut", good().damaged(".gz", |bytes| bytes.truncate(100)), "it was cut or changed"),
+        ("changed", good().damaged(".gz", |bytes| bytes[20] ^= 1), "it was cut or changed"),
+        ("another list", good().damaged("SUMS", |list| list[0] ^= 1), "is not what the key"),
+        ("another's signature", good().signed_by(&stranger()), "none of those that are trusted here"),
+        ("half a signature", good().damaged(".minisig", |signature| signature.truncate(100)), "is no signature"),
+        ("no signature", good().unsigned(), "cannot be had (the server answered 404)"),
         ("no releases", World::new(), "the server answered 404"),
         (
             "another version within",
@@ -139,7 +211,7 @@ async fn nothing_takes_the_programs_place_that_is_not_what_it_should_be() {
             "says that it is \"tsnode 1.5.0\"",
         ),
         ("does not run", World::new().release("2.0.0", "#!/bin/false\n"), "does not run on this machine"),
-        ("no program", good().damaged(|_| {}).without_program(), "there is no tsnode-2.0.0"),
+        ("no program", good().without_program(), "there is no tsnode-2.0.0"),
     ];
     for (what, world, why) in cases {
         let said = world.update(None).await.unwrap_err();
@@ -168,7 +240,32 @@ impl World {
                 false => bytes.clone(),
             };
         }
-        self
+        self.signed_by(&releaser())
+    }
+}
+
+#[tokio::test]
+async fn the_installer_takes_what_is_signed_and_nothing_else() {
+    let version = Command::new("openssl").arg("version").output();
+    let version = version.map(|done| String::from_utf8_lossy(&done.stdout).into_owned()).unwrap_or_default();
+    if !version.starts_with("OpenSSL 3") {
+        return eprintln!("no OpenSSL 3, but {version:?}: install.sh was not tried");
+    }
+    let good = || World::new().release("2.0.0", &program("2.0.0"));
+    let world = good();
+    let said = world.installed().await.unwrap();
+    assert!(said.contains("(2.0.0)") && world.says() == "tsnode 2.0.0", "{said}");
+    let cases = [
+        ("another archive", good().damaged(".gz", |bytes| bytes[20] ^= 1), "it was cut or changed"),
+        ("another list", good().damaged("SUMS", |list| list[0] ^= 1), "is not signed with"),
+        ("another's signature", good().signed_by(&stranger()), "is not signed with"),
+        ("half a signature", good().damaged(".minisig", |signature| signature.truncate(100)), "is not signed with"),
+        ("no signature", good().unsigned(), "SHA256SUMS.minisig could not be fetched"),
+    ];
+    for (what, world, why) in cases {
+        let said = world.installed().await.unwrap_err();
+        assert!(said.contains(why) && said.contains("nothing was installed"), "{what}: {said}");
+        assert_eq!((world.says(), world.names()), ("tsnode 1.0.0".into(), vec!["tsnode".to_owned()]), "{what}");
     }
 }
 

@@ -571,10 +571,11 @@ async fn come_round(rings: &mut mpsc::Receiver<RingStream>, ring: RingId) -> Res
 async fn read_back(mut stream: FrameReceiver, leader: mpsc::Sender<RingFrame>) -> StageError {
     loop {
         match stream.recv::<RingFrame>().await {
-            Ok(Some(frame)) => {
+            Ok(Some(mut frame)) => {
                 if let Err(error) = frame.check() {
                     return stream.refuse(error).into();
                 }
+                frame.shorten_reason();
                 if leader.send(frame).await.is_err() {
                     return StageError::Upstream;
                 }

@@ -150,8 +150,9 @@ pub(crate) async fn follow_decode(
                 None => return Ok(()),
             },
             event = receiver.recv::<DecodeEvent>() => {
-                let Some(event) = event? else { return Ok(()) };
+                let Some(mut event) = event? else { return Ok(()) };
                 event.check().map_err(|why| receiver.refuse(why))?;
+                event.shorten_reason();
                 let last = matches!(event, DecodeEvent::End(_) | DecodeEvent::Refused(_));
                 if events.send(event).await.is_err() || last { return Ok(()) }
             }

@@ -413,7 +413,8 @@ impl StageManager {
                 (Speculation::Measured, Some(_)) => Speculation::Drafted,
                 (drafts, _) => drafts,
             };
-            tracing::debug!(group = %id, ?batches, ?drafts, "leads");
+            let cuts = !context.shape.has_state();
+            tracing::debug!(group = %id, ?batches, ?drafts, cuts, "leads");
             let setup = LeaderSetup {
                 group: group.clone(),
                 context,
@@ -424,6 +425,7 @@ impl StageManager {
                     batches,
                     shares_pages,
                     speculation: drafts,
+                    cuts,
                     ..self.setup.batcher.clone()
                 },
                 draft,

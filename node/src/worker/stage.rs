@@ -537,8 +537,9 @@ fn refusal(error: NoPages) -> Refusal {
 
 /// Reads frames of the stage before into `worker` until the stream ends.
 pub(super) async fn read_ring(mut stream: FrameReceiver, worker: mpsc::Sender<Arrived>) -> Result<(), StageError> {
-    while let Some(frame) = stream.recv::<RingFrame>().await? {
+    while let Some(mut frame) = stream.recv::<RingFrame>().await? {
         frame.check().map_err(|why| stream.refuse(why))?;
+        frame.shorten_reason();
         let hidden = match &frame {
             RingFrame::Step(step) if step.rows > 0 => {
                 let bytes = stream.recv_bytes(limits::ACTIVATION_BYTES).await?.ok_or(StageError::Upstream)?;

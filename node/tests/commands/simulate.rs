@@ -166,7 +166,8 @@ fn pictures_are_drawn_and_stay_small() {
     assert!(timeline.contains("KV sent") && timeline.contains("wait") && timeline.len() < 1_000_000);
     let rates = ["--rates", "1,4", "--compare", "live,random", "--metric", "ttft", "--budget", "200"];
     let plot = drawn(&[&CLOUD[..], &rates].concat());
-    assert!(plot.contains("random</text>") && plot.matches("<polyline").count() == 2);
+    assert!(plot.contains("\nrandom\n</text>") && plot.contains("\nrequests/s\n</text>"));
+    assert_eq!(plot.matches("stroke-width=\"2\" points=").count(), 2, "lines of values are wider than axes");
     let answer = json(&[&CLOUD[..], &rates].concat());
     let rows = answer["rates"].as_array().unwrap();
     let p99 = |row: &Value| row["runs"][1]["summary"]["ttft"]["p99"].as_f64().unwrap();
@@ -175,7 +176,9 @@ fn pictures_are_drawn_and_stay_small() {
 
 #[test]
 fn what_cannot_be_simulated_is_refused_in_a_line() {
-    let cases: [(&[&str], &str); 8] = [
+    let cases: [(&[&str], &str); 10] = [
+        (&["--metric", "tbt"], "--metric: nothing is run over rates"),
+        (&["--plan", "nowhere.json", "--budget", "200"], "--budget: the plan is that of nowhere.json"),
         (&["--requests", "0"], "--requests \"0\""),
         (&["--requests", "99999999999"], "--requests"),
         (&["--rate", "1e-307"], "never come"),
@@ -192,5 +195,11 @@ fn what_cannot_be_simulated_is_refused_in_a_line() {
         let error = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && error.contains(reason), "{args:?}: {error}");
         assert_eq!(error.trim_end().lines().count(), 1, "{error}");
+    }
+    // Requests of a file are drawn by nothing.
+    for drawn in ["--requests", "--bursty"] {
+        let output = simulate(&["--cluster", "cloud32", "--trace", "nowhere.csv", drawn, "4"]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && error.contains(drawn), "{error}");
     }
 }

@@ -118,8 +118,8 @@ pub async fn outlive_their_decoders(net: &mut Net, gateway: usize) {
     let (kills, mut seed) = (setting("TSNODE_FAULTS").unwrap_or(2), setting("TSNODE_SEED").unwrap_or(1));
     groups_are_up(net, gateway).await;
     let mut expected = BTreeMap::new();
-    for (kind, one) in KINDS.into_iter().flat_map(|kind| (0..EACH).map(move |one| (kind, one))) {
-        let answer = begin(net, gateway, kind, one).await.answer.await.unwrap();
+    for ((kind, one), running) in all_begun(net, gateway, KINDS.into_iter().flat_map(kinds_of)).await {
+        let answer = running.answer.await.unwrap();
         let is_whole = serde_json::from_str::<Value>(&answer.written).is_ok_and(|object| object["names"].is_array());
         let finish = if kind == Kind::Call { "tool_calls" } else { "stop" };
         assert!(is_whole == (answer.finish == finish), "{kind:?} {one}: {answer:?}");
@@ -129,10 +129,7 @@ pub async fn outlive_their_decoders(net: &mut Net, gateway: usize) {
     assert!(whole > 0, "no answer was finished");
     let mut hits = BTreeMap::<Kind, usize>::new();
     for kill in 0..kills {
-        let mut running = Vec::new();
-        for (kind, one) in expected.keys() {
-            running.push(((*kind, *one), begin(net, gateway, *kind, *one).await));
-        }
+        let mut running = all_begun(net, gateway, expected.keys().copied()).await;
         // Now one kind's peer, now the other's.
         let watched = if kill % 2 == 0 { 0 } else { running.len() - 1 };
         let (key, one) = &mut running[watched];
@@ -154,6 +151,21 @@ pub async fn outlive_their_decoders(net: &mut Net, gateway: usize) {
     }
     assert!(kills == 0 || KINDS.iter().all(|kind| hits[kind] > 0), "each kind was hit: {hits:?}");
     println!("{kills} kills, {whole} of {} answers whole, hit and the same: {hits:?}", expected.len());
+}
+
+/// An answer of a kind, by its seed.
+type Key = (Kind, u64);
+
+fn kinds_of(kind: Kind) -> impl Iterator<Item = Key> {
+    (0..EACH).map(move |one| (kind, one))
+}
+
+async fn all_begun(net: &Net, gateway: usize, all: impl Iterator<Item = Key>) -> Vec<(Key, Running)> {
+    let mut running = Vec::new();
+    for (kind, one) in all {
+        running.push(((kind, one), begin(net, gateway, kind, one).await));
+    }
+    running
 }
 
 /// The next of a row that follows from a seed (SplitMix64).

@@ -10,12 +10,19 @@ use tsnode_testnet::{PeerConfig, PeerInfo, Testnet, TestnetConfig};
 
 pub const PROMPT: &str = "It was a dark and windy night, and the old house";
 
-/// Swarms are up one at a time: two would starve each other of the processor until peers seem dead.
-static ONE: Semaphore = Semaphore::const_new(1);
+/// Swarms that mostly wait are up two at a time, and each of these has a seat. Who measures or uses all of its machine has both: another
+/// would take the processor away until peers seem dead.
+static SEATS: Semaphore = Semaphore::const_new(ALL as usize);
+const ALL: u32 = 2;
 
-/// The turn of a swarm that is not [`Net`]'s.
+/// The machine, for a swarm that is not [`Net`]'s and has to be alone.
 pub async fn turn() -> SemaphorePermit<'static> {
-    ONE.acquire().await.unwrap()
+    SEATS.acquire_many(ALL).await.unwrap()
+}
+
+/// A seat for a swarm that is not [`Net`]'s and may have another beside it.
+pub async fn seat() -> SemaphorePermit<'static> {
+    SEATS.acquire().await.unwrap()
 }
 
 pub struct Net {
@@ -48,19 +55,46 @@ pub struct Wish<'w> {
     pub model_flags: &'w [&'w str],
 }
 
+impl Wish<'_> {
+    fn peers(&self) -> Vec<PeerConfig> {
+        PeerConfig::alike(self.peers, self.gateways, &owned(self.model_flags))
+    }
+}
+
+fn program() -> PathBuf {
+    PathBuf::from(env!("CARGO_BIN_EXE_tsnode"))
+}
+
 impl Net {
+    /// A swarm that has the machine to itself.
     pub async fn up(wish: Wish<'_>) -> Self {
-        let peers = PeerConfig::alike(wish.peers, wish.gateways, &owned(wish.model_flags));
-        Self::of(peers, wish.flags).await
+        let flags = wish.flags;
+        Self::of(wish.peers(), flags).await
     }
 
+    /// One that may have another beside it.
+    pub async fn up_beside(wish: Wish<'_>) -> Self {
+        let flags = wish.flags;
+        Self::of_beside(wish.peers(), flags).await
+    }
+
+    /// Of these peers, with the machine to itself.
     pub async fn of(peers: Vec<PeerConfig>, flags: &[&str]) -> Self {
-        Self::run_by(PathBuf::from(env!("CARGO_BIN_EXE_tsnode")), peers, flags).await
+        Self::run_by(turn().await, program(), peers, flags).await
     }
 
-    /// The same of another program.
-    pub async fn run_by(executable: PathBuf, peers: Vec<PeerConfig>, flags: &[&str]) -> Self {
-        let turn = ONE.acquire().await.unwrap();
+    /// The same, where another may be beside it.
+    pub async fn of_beside(peers: Vec<PeerConfig>, flags: &[&str]) -> Self {
+        Self::run_by(seat().await, program(), peers, flags).await
+    }
+
+    /// The same of any program, by who has a seat or the turn.
+    pub async fn run_by(
+        turn: SemaphorePermit<'static>,
+        executable: PathBuf,
+        peers: Vec<PeerConfig>,
+        flags: &[&str],
+    ) -> Self {
         let folder = Folder(tempfile::tempdir().unwrap());
         let mut flags = owned(flags);
         if !flags.iter().any(|f| f == "--split") {

@@ -43,6 +43,7 @@ const SHAPE: ModelShape = ModelShape {
     head_bytes: 0,
     experts: None,
     whole: false,
+    state_bytes: 0,
 };
 
 /// Reads a plan for the 32 GPUs of ThunderServe's evaluation, and rates it.

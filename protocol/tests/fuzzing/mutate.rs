@@ -10,6 +10,32 @@ pub fn write_corpus(folder: &Path, examples: &[Vec<u8>]) {
     }
 }
 
+/// The seed of a test's inputs: its own, or another one that `TSNODE_SEED` says.
+pub fn seed(own: u64) -> u64 {
+    std::env::var("TSNODE_SEED").map_or(own, |seed| seed.parse().unwrap())
+}
+
+/// An input that is being read. Where its target panics it is written down, so that `cargo fuzz run` or a test reads it again.
+pub struct Tried<'a> {
+    /// What made it.
+    pub seed: u64,
+    /// How many were made before it.
+    pub input: usize,
+    /// It.
+    pub bytes: &'a [u8],
+}
+
+impl Drop for Tried<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let Self { seed, input, bytes } = &*self;
+            let path = std::env::temp_dir().join(format!("tsnode-input-{input}-of-seed-{seed}"));
+            let kept = std::fs::write(&path, bytes);
+            println!("input {input} of seed {seed}, {} bytes: {} ({kept:?})", bytes.len(), path.display());
+        }
+    }
+}
+
 /// Numbers that break arithmetic which is not careful, in bytes that also encode large numbers.
 const ODD: [u8; 10] = [0, 1, 2, 0x7f, 0x80, 250, 251, 252, 253, 0xff];
 

@@ -131,11 +131,11 @@ fn pauses(out: &mut String, streams: &[ServedStream], y: f64, x: impl Fn(f64) ->
             out,
             "<line x1=\"{from:.1}\" y1=\"{at:.1}\" x2=\"{to:.1}\" y2=\"{at:.1}\" stroke=\"{colour}\" stroke-opacity=\"0.25\"/>\
              <circle cx=\"{to:.1}\" cy=\"{at:.1}\" r=\"2.5\" fill=\"{colour}\"><title>{}: {:.1} s to {:.1} s, longest pause {:.2} s {}</title></circle>",
-            s.request,
+            escaped(&s.request),
             s.from,
             s.to,
             s.pause,
-            s.moves.iter().map(|m| m.reason.as_str()).collect::<Vec<_>>().join("; ")
+            escaped(&s.moves.iter().map(|m| m.reason.as_str()).collect::<Vec<_>>().join("; "))
         );
     }
 }
@@ -152,6 +152,11 @@ fn seconds(out: &mut String, all: f64, y: f64, x: impl Fn(f64) -> f64) {
         );
         at += step;
     }
+}
+
+/// Words of a peer as XML has them.
+fn escaped(words: &str) -> String {
+    words.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 #[cfg(test)]
@@ -179,7 +184,7 @@ mod tests {
         };
         let plan = |at, plan: &str| Stamped { at, what: FollowedPlan { plan: Some(plan.into()), coordinator: None } };
         let stream = |moves: usize, returns| {
-            let moves = vec![Moved { reason: "lost".into(), way: None }; moves];
+            let moves = vec![Moved { reason: "lost <it>".into(), way: None }; moves];
             ServedStream {
                 from: 0.0,
                 to: 3.0,
@@ -213,7 +218,9 @@ mod tests {
             "with peer0: cut off with others",
             "every token right",
         ];
-        for part in faults.into_iter().chain([RETURNED, "plan first from 0.0 s", "plan second from 2.0 s"]) {
+        for part in
+            faults.into_iter().chain([RETURNED, "lost &lt;it&gt;", "plan first from 0.0 s", "plan second from 2.0 s"])
+        {
             assert!(svg.contains(part), "{part}");
         }
         assert_eq!(svg.matches("<circle").count(), 3);

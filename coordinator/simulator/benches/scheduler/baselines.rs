@@ -134,9 +134,10 @@ fn table(workload: &str, column: Column) {
         random.len()
     );
     let figures = format!("{column:?}").to_lowercase();
-    let title = format!("E2E deadline that 90 % of {workload} requests keep (× an A100), {figures}'s figures");
+    let title = format!("{workload}, {figures}'s figures");
+    let (across, up) = ("requests/s", "E2E deadline that 90 % keep (× an A100)");
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/plots");
     let file = format!("{folder}/{workload}-{figures}.svg");
-    let plot = Plot { title: &title, across: "requests/s", rates: &rates, scale: Scale::Multiples, series: &series };
+    let plot = Plot { title: &title, across, up, rates: &rates, scale: Scale::Multiples, series: &series };
     std::fs::write(&file, plot.svg()).expect("docs/plots is there");
 }

@@ -92,6 +92,7 @@ fn lack(card: &ModelCard, places: &[DevicePlace], members: &Members<'_>) -> Opti
             let pool = |place: &DevicePlace| device(place).map(|served| served.kv_bytes);
             let joined: fn(u64, u64) -> u64 = if card.shape.whole { u64::max } else { u64::saturating_add };
             let pools: u64 = places.iter().filter_map(pool).fold(0, joined);
+            let pools = pools.saturating_sub(card.shape.state_bytes);
             Some(DeviceShortfall::Kv { needs: longest.0.ceil() as u64, holds: (pools as f64 / per_token) as u64 })
         }
     }

@@ -11,7 +11,8 @@
 //! **What that costs.** A moment that others wait is time of the device, so who was passed over for long enough is first as soon as
 //! ever. One that leaves is not waited for, nor one after an errand that came before its first step, nor is anybody before errands.
 //! One that lets the moment pass, as a ring does that goes over other hosts, is not waited for after its next step, then after two,
-//! four, eight: a device with only such users idles for a ninth of a moment a step.
+//! four, eight: a device with only such users idles for a ninth of a moment a step. Behind errands that is counted apart: what comes
+//! late behind a step, over other hosts, has its errands and its next step ready at once, and each errand would cost it a turn.
 
 use super::{
     arbiter::{Arbitration, DeviceWork},
@@ -46,12 +47,29 @@ pub enum Next {
     Nobody,
 }
 
+/// What one has just had that may ask again in a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Behind {
+    Step,
+    Errand,
+}
+
 /// One that may ask for its next step in a moment.
 #[derive(Clone, Copy, Debug)]
 struct Awaited {
     until: Time,
+    behind: Behind,
     /// Others have waited for it.
     kept: bool,
+}
+
+/// What has become of one since its last step.
+#[derive(Clone, Copy, Debug)]
+struct SinceStep {
+    /// For how long the device has been kept while others waited for it.
+    kept: Duration,
+    /// Whether it was waited for behind that step, and did not let the moment pass.
+    waited: bool,
 }
 
 /// One that has let moments pass.
@@ -74,10 +92,9 @@ pub struct TurnQueue<R> {
     kept_since: Option<Time>,
     /// Of those who asked, who asked for a step last.
     steps: BTreeSet<ServiceNo>,
-    /// Who is waited for between two steps, after errands, too; and for how long the device has been kept since the last step while
-    /// others waited for it.
-    between: BTreeMap<ServiceNo, Duration>,
-    missed: BTreeMap<ServiceNo, MissedTurns>,
+    /// Who is between two steps, and may be waited for after errands, too.
+    between: BTreeMap<ServiceNo, SinceStep>,
+    missed: BTreeMap<(ServiceNo, Behind), MissedTurns>,
     used: DeviceUse,
 }
 
@@ -118,12 +135,15 @@ impl<R> TurnQueue<R> {
     pub fn asks(&mut self, now: Time, service: ServiceNo, work: DeviceWork<R>) {
         self.used.asks(now, service, &work);
         self.end_keeping(now);
-        let is_in_time = self.awaited.remove(&service).is_some_and(|awaited| now <= awaited.until);
+        let in_time = self.awaited.remove(&service).filter(|awaited| now <= awaited.until);
         if matches!(work, DeviceWork::Step(_)) {
-            if is_in_time {
-                self.missed.remove(&service);
+            let since = self.between.remove(&service);
+            if let Some(awaited) = in_time {
+                self.missed.remove(&(service, awaited.behind));
+                if since.is_some_and(|since| since.waited) {
+                    self.missed.remove(&(service, Behind::Step));
+                }
             }
-            self.between.remove(&service);
             self.steps.insert(service);
         } else {
             self.steps.remove(&service);
@@ -156,27 +176,31 @@ impl<R> TurnQueue<R> {
         let Some(service) = self.turn.take() else { return };
         self.arbiter.over(took);
         self.used.over(now, service, took);
-        let is_waited_for = if self.steps.contains(&service) {
-            self.step_is_over(service)
-        } else {
-            self.between.get(&service).is_some_and(|kept| *kept < self.grace * MOST_MOMENTS)
+        let behind = if self.steps.contains(&service) { Behind::Step } else { Behind::Errand };
+        let is_waited_for = match behind {
+            Behind::Step => {
+                let waited = !self.is_in_pause(service, behind);
+                self.between.insert(service, SinceStep { kept: Duration::ZERO, waited });
+                waited
+            }
+            Behind::Errand => {
+                let is_between = self.between.get(&service).is_some_and(|since| since.kept < self.grace * MOST_MOMENTS);
+                is_between && !self.is_in_pause(service, behind)
+            }
         };
         if is_waited_for {
-            self.awaited.insert(service, Awaited { until: now + self.grace, kept: false });
+            self.awaited.insert(service, Awaited { until: now + self.grace, behind, kept: false });
         }
     }
 
-    /// Whether one that has had a step is waited for until its next.
-    fn step_is_over(&mut self, service: ServiceNo) -> bool {
-        match self.missed.get_mut(&service) {
+    /// Whether one that has let moments pass behind what it has just had again is not waited for this time.
+    fn is_in_pause(&mut self, service: ServiceNo, behind: Behind) -> bool {
+        match self.missed.get_mut(&(service, behind)) {
             Some(missed) if missed.left > 0 => {
                 missed.left -= 1;
-                false
-            }
-            _ => {
-                self.between.insert(service, Duration::ZERO);
                 true
             }
+            _ => false,
         }
     }
 
@@ -219,21 +243,26 @@ impl<R> TurnQueue<R> {
         let kept = now.saturating_sub(since);
         self.arbiter.kept(Seconds(kept.as_secs_f64()));
         for (service, _) in self.awaited.iter().filter(|(_, awaited)| awaited.kept) {
-            if let Some(so_far) = self.between.get_mut(service) {
-                *so_far += kept;
+            if let Some(since) = self.between.get_mut(service) {
+                since.kept += kept;
             }
         }
     }
 
-    /// Those who were waited for and have not asked in time are waited for less often, and not before their next step.
+    /// Those who were waited for and have not asked in time are waited for less often. Who was late behind a step is still waited for
+    /// behind the errands that it has before the next, and who was late behind an errand not before its next step.
     fn let_pass(&mut self, now: Time) {
         let (missed, used, between) = (&mut self.missed, &mut self.used, &mut self.between);
         self.awaited.retain(|service, awaited| {
             let is_over = now >= awaited.until;
             if is_over && awaited.kept {
                 used.passes(*service);
-                between.remove(service);
-                let missed = missed.entry(*service).or_default();
+                if awaited.behind == Behind::Errand {
+                    between.remove(service);
+                } else if let Some(since) = between.get_mut(service) {
+                    since.waited = false;
+                }
+                let missed = missed.entry((*service, awaited.behind)).or_default();
                 missed.pause = (missed.pause * 2).clamp(1, LONGEST_PAUSE);
                 missed.left = missed.pause;
             }
@@ -387,7 +416,7 @@ mod tests {
         assert_eq!(queue.next(at(1_000)), Next::Turn(SECOND));
         queue.over(at(2_000), SHORT);
 
-        // Nor is an errand one of the turns after which nobody waits for one that let a moment pass.
+        // Nor is an errand one of the steps after which nobody waits for one that let a moment pass.
         let mut queue = after_a_turn(TurnOrder::FirstCome, SHORT);
         assert_eq!(queue.next(at(1_000)), Next::Kept(at(2_000)));
         assert_eq!(queue.next(at(2_000)), Next::Turn(SECOND));
@@ -405,7 +434,60 @@ mod tests {
         assert_eq!(queue.next(at(5_200)), Next::Turn(FIRST));
         queue.over(at(5_300), SHORT);
         queue.asks(at(5_400), SECOND, step(2));
-        assert_eq!(queue.next(at(5_400)), Next::Turn(SECOND), "nor after an errand behind that");
+        assert_eq!(queue.next(at(5_400)), Next::Kept(at(6_300)), "though after an errand behind that");
+    }
+
+    /// What one has to do over other hosts comes late behind its steps, and then all at once.
+    #[test]
+    fn errands_of_one_that_is_late_behind_its_steps_cost_it_no_turns() {
+        let mut queue = after_a_turn(TurnOrder::FirstCome, SHORT);
+        let mut now = 1_000;
+        for nth in 1..=20 {
+            if let Next::Kept(until) = queue.next(at(now)) {
+                now += 1_000;
+                assert_eq!(until, at(now));
+            }
+            assert_eq!(queue.next(at(now)), Next::Turn(SECOND));
+            queue.asks(at(now + 500), FIRST, DeviceWork::Errand);
+            now += 1_000;
+            queue.over(at(now), SHORT);
+            queue.asks(at(now), SECOND, step(2));
+            for work in [DeviceWork::Errand, DeviceWork::Errand, step(1)] {
+                assert_eq!(queue.next(at(now)), Next::Turn(FIRST), "{nth}");
+                queue.over(at(now + 10), Seconds(1e-5));
+                assert!(matches!(queue.next(at(now + 10)), Next::Kept(_)), "{nth}");
+                now += 110;
+                queue.asks(at(now), FIRST, work);
+            }
+            assert_eq!(queue.next(at(now)), Next::Turn(FIRST));
+            now += 1_000;
+            queue.over(at(now), SHORT);
+        }
+        assert_eq!(
+            (queue.used(FIRST).errands, queue.used(SECOND).steps),
+            (60, 20),
+            "one for each of the other's steps"
+        );
+    }
+
+    #[test]
+    fn who_lets_a_moment_pass_behind_an_errand_is_not_waited_for_behind_the_next() {
+        let mut queue = after_a_turn(TurnOrder::FirstCome, SHORT);
+        queue.asks(at(1_500), FIRST, DeviceWork::Errand);
+        assert_eq!(queue.next(at(1_500)), Next::Turn(FIRST));
+        queue.over(at(1_600), SHORT);
+        assert_eq!(queue.next(at(1_600)), Next::Kept(at(2_600)));
+        assert_eq!(queue.next(at(2_600)), Next::Turn(SECOND));
+        queue.over(at(3_600), SHORT);
+        queue.asks(at(3_600), SECOND, step(2));
+        queue.asks(at(3_600), FIRST, step(1));
+        assert_eq!(queue.next(at(3_600)), Next::Turn(FIRST));
+        queue.over(at(4_600), SHORT);
+        assert_eq!(queue.next(at(4_600)), Next::Kept(at(5_600)), "behind its step it is");
+        queue.asks(at(4_700), FIRST, DeviceWork::Errand);
+        assert_eq!(queue.next(at(4_700)), Next::Turn(FIRST));
+        queue.over(at(4_800), SHORT);
+        assert_eq!(queue.next(at(4_800)), Next::Turn(SECOND));
     }
 
     /// As of a model whose requests wait for KV that comes.

@@ -3,34 +3,27 @@
 //!
 //! Loops here have no closures: they would not have the processor's instructions, and calls would take their place.
 
-use super::super::packed::{Bits, FOUR, Layout, WIDE};
-use super::{ask_for_part, row_block::RowBlock};
+use super::super::{
+    packed::{Bits, FOUR, Layout, WIDE},
+    rounded::RowBlock,
+    vector::packed::Bytes,
+};
+use super::{Avx2, ask_for_part};
 use crate::quant::QuantType;
 use std::arch::x86_64::*;
 
 /// Whole numbers of `H` times eight outputs for each of `R` rows.
-pub(super) type Whole<const R: usize, const H: usize> = [[__m256i; H]; R];
-
-/// A way of multiplying.
-pub(super) trait Bytes {
-    /// Products of a block with each row, times the parts' scales, added up.
-    ///
-    /// # Safety
-    /// The processor has AVX2 and the instructions of this way; `block` points to a whole block of kind number `KIND`, which
-    /// has eight times `H` outputs from `from` on, and rows are rounded for its layout.
-    unsafe fn whole<const KIND: usize, const R: usize, const H: usize>(
-        block: *const u8,
-        from: usize,
-        rows: &[RowBlock; R],
-    ) -> Whole<R, H>;
-}
+type Whole<const R: usize, const H: usize> = [[__m256i; H]; R];
 
 /// By AVX2: products as words, as many of them as fit added up, then times the scale of their part.
+#[derive(Clone, Copy)]
 pub(super) struct Words;
 
-impl Bytes for Words {
+impl Bytes<Avx2> for Words {
     #[inline(always)]
     unsafe fn whole<const KIND: usize, const R: usize, const H: usize>(
+        self,
+        _by: Avx2,
         block: *const u8,
         from: usize,
         rows: &[RowBlock; R],
@@ -49,7 +42,8 @@ impl Bytes for Words {
                 let mut scales = [_mm256_set1_epi16(1); H];
                 if layout.is_large() {
                     for (h, scales) in scales.iter_mut().enumerate() {
-                        *scales = scale_words(block.add(layout.part_scales() + part * WIDE + from + 8 * h));
+                        let at = block.add(layout.part_scales() + part * WIDE + from + 8 * h);
+                        *scales = scale_words(_mm_loadl_epi64(at.cast()));
                     }
                 }
                 for first in (part * layout.part / 4..(part + 1) * layout.part / 4).step_by(at_once) {
@@ -57,9 +51,9 @@ impl Bytes for Words {
                     for four in first..first + at_once {
                         let q = columns::<H>(layout, quants, four);
                         for (words, row) in words.iter_mut().zip(rows) {
-                            let x = row.four(four);
+                            let x = everywhere(row.columns(4 * four));
                             for (words, q) in words.iter_mut().zip(q) {
-                                *words = _mm256_add_epi16(*words, products(layout, q, x));
+                                *words = _mm256_add_epi16(*words, products(layout.bits, q, x));
                             }
                         }
                     }
@@ -95,7 +89,7 @@ impl Words {
             }
             if !layout.is_large() {
                 for (sums, row) in sums.iter_mut().zip(rows) {
-                    *sums = [row.shift(0); H];
+                    *sums = [everywhere(row.shift(0)); H];
                 }
                 return sums;
             }
@@ -105,7 +99,7 @@ impl Words {
                     let parts = _mm_unpacklo_epi8(_mm_loadl_epi64(at.cast()), _mm_loadl_epi64(at.add(WIDE).cast()));
                     let scales = _mm256_cvtepi8_epi16(parts);
                     for (sums, row) in sums.iter_mut().zip(rows) {
-                        sums[h] = add_words(sums[h], scales, row.pair_of_sums(pair));
+                        sums[h] = add_words(sums[h], scales, everywhere(row.pair_of_sums(pair)));
                     }
                 }
             }
@@ -118,12 +112,24 @@ impl Words {
     }
 }
 
-/// By instructions made for it (AVX-VNNI): four products added up at once.
-pub(super) struct Dots;
+/// By instructions made for it: four products added up at once. Says that the processor has AVX-VNNI.
+#[derive(Clone, Copy)]
+pub(super) struct Dots(());
 
-impl Bytes for Dots {
+impl Dots {
+    /// Where it is enabled.
+    #[inline]
+    #[target_feature(enable = "avxvnni")]
+    pub fn here() -> Self {
+        Self(())
+    }
+}
+
+impl Bytes<Avx2> for Dots {
     #[inline(always)]
     unsafe fn whole<const KIND: usize, const R: usize, const H: usize>(
+        self,
+        _by: Avx2,
         block: *const u8,
         from: usize,
         rows: &[RowBlock; R],
@@ -142,13 +148,13 @@ impl Bytes for Dots {
                 let mut dots = [[_mm256_setzero_si256(); H]; R];
                 if layout.shift != 0 {
                     for (dots, row) in dots.iter_mut().zip(rows) {
-                        *dots = [row.shift(part); H];
+                        *dots = [everywhere(row.shift(part)); H];
                     }
                 }
                 for four in part * fours..(part + 1) * fours {
                     let q = columns::<H>(layout, quants, four);
                     for (dots, row) in dots.iter_mut().zip(rows) {
-                        let x = row.four(four);
+                        let x = everywhere(row.columns(4 * four));
                         for (dot, q) in dots.iter_mut().zip(q) {
                             *dot = _mm256_dpbusd_avx_epi32(*dot, q, x);
                         }
@@ -171,13 +177,20 @@ impl Bytes for Dots {
 }
 
 /// Adds products of words, two of them together.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn add_words(sum: __m256i, a: __m256i, b: __m256i) -> __m256i {
+    _mm256_add_epi32(sum, _mm256_madd_epi16(a, b))
+}
+
+/// Four bytes, eight times.
 ///
 /// # Safety
-/// AVX2.
+/// Four readable bytes, and AVX2.
 #[inline(always)]
-pub(super) unsafe fn add_words(sum: __m256i, a: __m256i, b: __m256i) -> __m256i {
-    // SAFETY: the caller's promise; registers only.
-    unsafe { _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)) }
+pub(super) unsafe fn everywhere<T>(at: *const T) -> __m256i {
+    // SAFETY: the caller's promise; unaligned reads are asked for.
+    unsafe { _mm256_set1_epi32(at.cast::<i32>().read_unaligned()) }
 }
 
 /// Fours of columns whose products, two of them, fit a word together: `31 · 2 · 127 · 4` does.
@@ -190,34 +203,23 @@ const fn fours_in_words(bits: Bits) -> usize {
     }
 }
 
-/// A whole-number scale for each of eight outputs as both words of each.
-///
-/// # Safety
-/// Eight readable bytes, and AVX2.
-#[inline(always)]
-unsafe fn scale_words(at: *const u8) -> __m256i {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let scales = _mm_loadl_epi64(at.cast());
-        _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(scales, scales))
-    }
+/// A whole-number scale for each of eight outputs, of the lower half, as both words of each.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn scale_words(scales: __m128i) -> __m256i {
+    _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(scales, scales))
 }
 
 /// Products of four columns, two added up as a word.
-///
-/// # Safety
-/// AVX2.
-#[inline(always)]
-unsafe fn products(layout: Layout, q: __m256i, x: __m256i) -> __m256i {
-    // SAFETY: the caller's promise; registers only.
-    unsafe {
-        if layout.bits != Bits::Eight {
-            return _mm256_maddubs_epi16(q, x);
-        }
-        // Shifted bytes do not fit two to a word, so back to those with signs; `x` is never -128.
-        let q = _mm256_xor_si256(q, _mm256_set1_epi8(-128));
-        _mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(x, q))
+#[inline]
+#[target_feature(enable = "avx2")]
+fn products(bits: Bits, q: __m256i, x: __m256i) -> __m256i {
+    if bits != Bits::Eight {
+        return _mm256_maddubs_epi16(q, x);
     }
+    // Shifted bytes do not fit two to a word, so back to those with signs; `x` is never -128.
+    let q = _mm256_xor_si256(q, _mm256_set1_epi8(-128));
+    _mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(x, q))
 }
 
 /// Columns `4 * four..` of `H` times eight outputs.

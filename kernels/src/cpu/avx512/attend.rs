@@ -1,11 +1,11 @@
 //! Attention of single rows: a step of each sequence. Two query heads to a register for scores, so that keys are widened
 //! once for all heads of a group; sixteen channels for mixtures.
 
-use super::super::{Dtype, LANES, Matrix, avx2};
-use super::{
-    rows::Line,
-    stored::{Bf16, F16, F32, Stored},
+use super::super::{
+    Dtype, LANES, Matrix, avx2,
+    vector::{Bf16, F16, F32, attend},
 };
+use super::{registers::Avx512, rows::Line, stored::Twice};
 use std::arch::x86_64::*;
 
 /// Lines that the rows of a group may take: eight heads of 128 channels.
@@ -14,13 +14,14 @@ const ROOM: usize = 64;
 const TOKENS: usize = 4;
 
 /// See [`super::super::plain::scores`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(in super::super) fn scores(x: &[f32], w: Matrix<'_>, stride: usize, out: &mut [f32]) {
     let rows = x.len() / w.cols.max(1);
     let groups = w.cols / LANES;
     if rows < 2 || !w.cols.is_multiple_of(LANES) || rows.div_ceil(2) * groups > ROOM {
         return avx2::scores(x, w, stride, out);
     }
-    assert!(x.len() == rows * w.cols && stride >= w.rows && out.len() >= (rows - 1) * stride + w.rows);
+    assert!(x.len() == rows * w.cols);
     let mut lines = [Line::ZERO; ROOM];
     for (row, x) in x.chunks_exact(w.cols).enumerate() {
         for (group, eight) in x.as_chunks::<LANES>().0.iter().enumerate() {
@@ -29,13 +30,10 @@ pub(in super::super) fn scores(x: &[f32], w: Matrix<'_>, stride: usize, out: &mu
     }
     let whole = w.rows - w.rows % TOKENS;
     let at = QueryPairs { lines: &lines, groups, rows, w, stride };
-    // SAFETY: `Simd::detect` chose this file only after `is_available`; sizes are those of the lines above.
-    unsafe {
-        match w.dtype {
-            Dtype::F32 => at.pairs::<F32>(whole, out),
-            Dtype::F16 => at.pairs::<F16>(whole, out),
-            Dtype::Bf16 => at.pairs::<Bf16>(whole, out),
-        }
+    match w.dtype {
+        Dtype::F32 => at.pairs::<F32>(whole, out),
+        Dtype::F16 => at.pairs::<F16>(whole, out),
+        Dtype::Bf16 => at.pairs::<Bf16>(whole, out),
     }
     if whole < w.rows {
         avx2::scores(x, w.slice(whole, w.rows), stride, &mut out[whole..]);
@@ -54,13 +52,14 @@ struct QueryPairs<'a> {
 }
 
 impl QueryPairs<'_> {
-    /// # Safety
-    /// The processor has AVX-512 (F, BW, DQ, VL), lines are those of all rows, and `out` has `whole` numbers, a multiple of
-    /// [`TOKENS`] and no more than keys, at every `stride` for each row.
+    /// Scores of `whole` keys, a multiple of [`TOKENS`].
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    unsafe fn pairs<S: Stored>(self, whole: usize, out: &mut [f32]) {
-        let (pairs, mut p) = (self.rows.div_ceil(2), 0);
-        // SAFETY: pairs stay within those counted here.
+    fn pairs<S: Twice>(self, whole: usize, out: &mut [f32]) {
+        let (pairs, w, mut p) = (self.rows.div_ceil(2), self.w, 0);
+        assert!(S::BYTES == w.dtype.bytes() && self.groups * LANES == w.cols && pairs * self.groups <= ROOM);
+        assert!(self.stride >= w.rows && whole <= w.rows && whole.is_multiple_of(TOKENS));
+        assert!(self.rows > 0 && out.len() >= (self.rows - 1) * self.stride + w.rows);
+        // SAFETY: pairs stay within those counted here, keys and outputs within those that the lines above are about.
         unsafe {
             while p + 2 <= pairs {
                 (0..whole).step_by(TOKENS).for_each(|t| self.tile::<S, 2>(p, t, out));
@@ -73,9 +72,10 @@ impl QueryPairs<'_> {
     }
 
     /// # Safety
-    /// As for [`Self::pairs`]; pairs `p..p + P` and keys `t..t + TOKENS` exist.
+    /// The processor has AVX-512 (F, BW, DQ, VL); pairs `p..p + P` and keys `t..t + TOKENS` exist, stored as `S` says, and `out` has
+    /// numbers for these keys at every stride for each row.
     #[inline(always)]
-    unsafe fn tile<S: Stored, const P: usize>(self, p: usize, t: usize, out: &mut [f32]) {
+    unsafe fn tile<S: Twice, const P: usize>(self, p: usize, t: usize, out: &mut [f32]) {
         // SAFETY: loads read lines of these pairs and eight numbers of these keys at `8 * group + 8 <= cols`; stores are of
         // four numbers for a row that exists.
         unsafe {
@@ -83,7 +83,7 @@ impl QueryPairs<'_> {
                 std::array::from_fn(|j| self.w.bytes.as_ptr().add((t + j) * self.w.cols * S::BYTES));
             let mut acc = [[_mm512_setzero_ps(); TOKENS]; P];
             for group in 0..self.groups {
-                let k: [__m512; TOKENS] = std::array::from_fn(|j| S::load(keys[j].add(group * LANES * S::BYTES)));
+                let k: [__m512; TOKENS] = std::array::from_fn(|j| S::twice(keys[j].add(group * LANES * S::BYTES)));
                 for (i, acc) in acc.iter_mut().enumerate() {
                     let q = self.lines.get_unchecked((p + i) * self.groups + group).load();
                     for (acc, k) in acc.iter_mut().zip(k) {
@@ -105,125 +105,31 @@ impl QueryPairs<'_> {
 
 /// Adds up the lanes of four registers in the order of [`super::super::plain::reduce`]: the first rows' four sums, then the
 /// second rows', in the lower half.
-///
-/// # Safety
-/// AVX-512F.
-#[inline(always)]
-unsafe fn reduce(acc: [__m512; TOKENS]) -> __m512 {
-    // SAFETY: registers only.
-    unsafe {
-        let low = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13);
-        let high = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
-        let [a, b, c, d] = [acc[0], acc[1], acc[2], acc[3]];
-        let mut two = [_mm512_setzero_ps(); 2];
-        for (two, (one, other)) in two.iter_mut().zip([(a, b), (c, d)]) {
-            let (one, other) = (_mm512_castps_pd(one), _mm512_castps_pd(other));
-            let halves = _mm512_add_ps(
-                _mm512_castpd_ps(_mm512_permutex2var_pd(one, low, other)),
-                _mm512_castpd_ps(_mm512_permutex2var_pd(one, high, other)),
-            );
-            let quarters = _mm512_add_ps(halves, _mm512_permute_ps::<0b01_00_11_10>(halves));
-            *two = _mm512_add_ps(quarters, _mm512_permute_ps::<0b10_11_00_01>(quarters));
-        }
-        let places = _mm512_setr_epi32(0, 4, 16, 20, 8, 12, 24, 28, 0, 0, 0, 0, 0, 0, 0, 0);
-        _mm512_permutex2var_ps(two[0], places, two[1])
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn reduce(acc: [__m512; TOKENS]) -> __m512 {
+    let low = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13);
+    let high = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
+    let [a, b, c, d] = [acc[0], acc[1], acc[2], acc[3]];
+    let mut two = [_mm512_setzero_ps(); 2];
+    for (two, (one, other)) in two.iter_mut().zip([(a, b), (c, d)]) {
+        let (one, other) = (_mm512_castps_pd(one), _mm512_castps_pd(other));
+        let halves = _mm512_add_ps(
+            _mm512_castpd_ps(_mm512_permutex2var_pd(one, low, other)),
+            _mm512_castpd_ps(_mm512_permutex2var_pd(one, high, other)),
+        );
+        let quarters = _mm512_add_ps(halves, _mm512_permute_ps::<0b01_00_11_10>(halves));
+        *two = _mm512_add_ps(quarters, _mm512_permute_ps::<0b10_11_00_01>(quarters));
     }
+    let places = _mm512_setr_epi32(0, 4, 16, 20, 8, 12, 24, 28, 0, 0, 0, 0, 0, 0, 0, 0);
+    _mm512_permutex2var_ps(two[0], places, two[1])
 }
 
 /// See [`super::super::plain::weighted_rows`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(in super::super) fn weighted_rows(p: &[f32], stride: usize, v: Matrix<'_>, out: &mut [f32]) {
     if v.cols == 0 || !v.cols.is_multiple_of(2 * LANES) {
         return avx2::weighted_rows(p, stride, v, out);
     }
-    let rows = out.len() / v.cols;
-    assert!(stride >= v.rows && rows * v.cols == out.len());
-    assert!(rows == 0 || p.len() >= (rows - 1) * stride + v.rows);
-    // SAFETY: as in `scores`; the lines above are what `weighted` asks for.
-    unsafe {
-        match v.dtype {
-            Dtype::F32 => weighted::<F32>(p, stride, v, out),
-            Dtype::F16 => weighted::<F16>(p, stride, v, out),
-            Dtype::Bf16 => weighted::<Bf16>(p, stride, v, out),
-        }
-    }
-}
-
-/// # Safety
-/// The processor has AVX-512 (F, BW, DQ, VL); `p` has `v.rows` numbers at every `stride` for each row of `out`, and rows of `v`
-/// are whole sixteens.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn weighted<S: Stored>(p: &[f32], stride: usize, v: Matrix<'_>, out: &mut [f32]) {
-    let (rows, mut r) = (out.len() / v.cols, 0);
-    // SAFETY: rows stay within those counted here.
-    unsafe {
-        while r + 4 <= rows {
-            channels::<S, 4>(p, stride, v, out, r);
-            r += 4;
-        }
-        match rows - r {
-            3 => channels::<S, 3>(p, stride, v, out, r),
-            2 => channels::<S, 2>(p, stride, v, out, r),
-            1 => channels::<S, 1>(p, stride, v, out, r),
-            _ => {}
-        }
-    }
-}
-
-/// # Safety
-/// As for [`weighted`], and rows `r..r + R` exist.
-#[inline(always)]
-unsafe fn channels<S: Stored, const R: usize>(p: &[f32], stride: usize, v: Matrix<'_>, out: &mut [f32], r: usize) {
-    let mut d = 0;
-    // SAFETY: channels stay within a row's.
-    unsafe {
-        while d + 64 <= v.cols {
-            mix::<S, R, 4>(p, stride, v, out, r, d);
-            d += 64;
-        }
-        if d + 32 <= v.cols {
-            mix::<S, R, 2>(p, stride, v, out, r, d);
-            d += 32;
-        }
-        if d < v.cols {
-            mix::<S, R, 1>(p, stride, v, out, r, d);
-        }
-    }
-}
-
-/// # Safety
-/// As for [`channels`]; channels `d..d + 16 * C` exist.
-#[inline(always)]
-unsafe fn mix<S: Stored, const R: usize, const C: usize>(
-    p: &[f32],
-    stride: usize,
-    v: Matrix<'_>,
-    out: &mut [f32],
-    r: usize,
-    d: usize,
-) {
-    // SAFETY: loads and stores are of sixteen channels of rows that exist, and of weights of tokens that exist.
-    unsafe {
-        let at = |i: usize, j: usize| (r + i) * v.cols + d + 16 * j;
-        let mut acc = [[_mm512_setzero_ps(); C]; R];
-        for (i, acc) in acc.iter_mut().enumerate() {
-            for (j, acc) in acc.iter_mut().enumerate() {
-                *acc = _mm512_loadu_ps(out.as_ptr().add(at(i, j)));
-            }
-        }
-        for t in 0..v.rows {
-            let value = v.bytes.as_ptr().add((t * v.cols + d) * S::BYTES);
-            let vt: [__m512; C] = std::array::from_fn(|j| S::load_all(value.add(16 * j * S::BYTES)));
-            for (i, acc) in acc.iter_mut().enumerate() {
-                let weight = _mm512_set1_ps(*p.as_ptr().add((r + i) * stride + t));
-                for (acc, v) in acc.iter_mut().zip(vt) {
-                    *acc = _mm512_fmadd_ps(weight, v, *acc);
-                }
-            }
-        }
-        for (i, acc) in acc.into_iter().enumerate() {
-            for (j, acc) in acc.into_iter().enumerate() {
-                _mm512_storeu_ps(out.as_mut_ptr().add(at(i, j)), acc);
-            }
-        }
-    }
+    attend::weighted_rows::<_, 4, 4, 4, 4>(Avx512::here(), p, stride, v, out);
 }

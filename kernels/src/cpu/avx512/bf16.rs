@@ -1,10 +1,12 @@
 //! Products of two bfloat16 numbers each, added to a lane at once (`VDPBF16PS`): of single rows here, of many in `dense.rs`.
 
 use super::super::{
-    LANES, Lanes, avx2,
+    LANES, Lanes,
+    avx2::Avx2,
     bf16::lanes_of_two as by_definition,
     dense::Block,
     matrix::{Dtype, Matrix},
+    vector::dense::{Multiplied, outputs},
 };
 use half::bf16;
 use std::arch::x86_64::*;
@@ -40,10 +42,8 @@ fn best_of(work: impl Fn()) -> Duration {
     (0..TIMED.1).map(|_| timed()).min().unwrap_or_default()
 }
 
-/// # Safety
-/// AVX-512F and its products of bfloat16.
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn in_twos() {
+fn in_twos() {
     // One half, twice; hidden from the compiler, which else works out the end.
     let half = _mm512_set1_epi32(std::hint::black_box(0x3f00_3f00));
     let mut sums = [_mm512_setzero_ps(); 16];
@@ -57,10 +57,8 @@ unsafe fn in_twos() {
     std::hint::black_box(sums);
 }
 
-/// # Safety
-/// AVX-512F.
 #[target_feature(enable = "avx512f")]
-unsafe fn in_ones() {
+fn in_ones() {
     let half = _mm512_set1_ps(std::hint::black_box(0.5));
     let mut sums = [_mm512_setzero_ps(); 16];
     for _ in 0..TIMED.0 / sums.len() {
@@ -107,29 +105,29 @@ pub(in super::super) fn lanes_of_two(block: Block<'_, bf16>, acc: &mut [Lanes]) 
 unsafe fn all(block: Block<'_, bf16>, acc: &mut [Lanes]) {
     for r in 0..block.rows() {
         // SAFETY: the row exists, and this has the instructions.
-        unsafe { avx2::dense::outputs::<Two, 1, 4>(block, acc, r) };
+        unsafe { outputs::<Avx2, Two, 1, 4>(Avx2::here(), block, acc, r) };
     }
 }
 
 /// Two bfloat16 numbers for each lane, as they are.
 struct Two;
 
-impl avx2::dense::Multiplied for Two {
+impl Multiplied<Avx2> for Two {
     type Number = bf16;
     type Group = __m256i;
     const BYTES: usize = 2;
     #[inline(always)]
-    unsafe fn row(at: *const bf16) -> __m256i {
+    unsafe fn row(_by: Avx2, at: *const bf16) -> __m256i {
         // SAFETY: the caller promises 32 readable bytes; the load needs no alignment.
         unsafe { _mm256_loadu_si256(at.cast()) }
     }
     #[inline(always)]
-    unsafe fn weights(at: *const u8) -> __m256i {
+    unsafe fn weights(_by: Avx2, at: *const u8) -> __m256i {
         // SAFETY: as above.
         unsafe { _mm256_loadu_si256(at.cast()) }
     }
     #[inline(always)]
-    unsafe fn multiply_add(x: __m256i, w: __m256i, sums: __m256) -> __m256 {
+    unsafe fn multiply_add(_by: Avx2, x: __m256i, w: __m256i, sums: __m256) -> __m256 {
         // SAFETY: registers only; any 256 bits are numbers.
         unsafe {
             let [x, w] = [std::mem::transmute::<__m256i, __m256bh>(x), std::mem::transmute::<__m256i, __m256bh>(w)];

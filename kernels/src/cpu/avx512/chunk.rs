@@ -1,7 +1,11 @@
 //! Attention of many rows of a prompt: sixteen keys side by side in a register, so that a dot product's eight lanes are eight
 //! chains of registers and are added without moving anything.
 
-use super::super::{KEYS, LANES};
+use super::super::{
+    Dtype, KEYS, LANES, Matrix,
+    vector::{F32, attend::channels},
+};
+use super::registers::Avx512;
 use std::arch::x86_64::*;
 
 /// Tokens whose values pass all rows of a tile at a time.
@@ -122,105 +126,48 @@ impl<const Q: usize> Lane<Q> {
     }
 }
 
-/// # Safety
-/// The processor has AVX-512 (F).
-#[inline(always)]
-unsafe fn add<const Q: usize, const C: usize>(a: [[__m512; C]; Q], b: [[__m512; C]; Q]) -> [[__m512; C]; Q] {
-    // SAFETY: registers only.
-    std::array::from_fn(|i| std::array::from_fn(|c| unsafe { _mm512_add_ps(a[i][c], b[i][c]) }))
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn add<const Q: usize, const C: usize>(a: [[__m512; C]; Q], b: [[__m512; C]; Q]) -> [[__m512; C]; Q] {
+    let mut sums = a;
+    for (sums, b) in sums.iter_mut().zip(b) {
+        for (sum, b) in sums.iter_mut().zip(b) {
+            *sum = _mm512_add_ps(*sum, b);
+        }
+    }
+    sums
 }
 
 /// `out[i][d] += p[i * stride + t] · values[t][d]` in the order of `t`, for rows of `dim` channels, a multiple of sixteen.
 pub(in super::super) fn mix(p: &[f32], stride: usize, values: &[f32], dim: usize, out: &mut [f32]) {
-    let (rows, tokens) = (out.len() / dim, values.len() / dim);
-    assert!(dim.is_multiple_of(16) && out.len() == rows * dim && values.len() == tokens * dim && stride >= tokens);
-    assert!(rows == 0 || p.len() >= (rows - 1) * stride + tokens);
     // SAFETY: as in `beside`.
     unsafe { fast_mix(p, stride, values, dim, out) }
 }
 
-/// # Safety
-/// The processor has AVX-512 (F), and sizes are as [`mix`] checks them.
-#[target_feature(enable = "avx512f")]
-unsafe fn fast_mix(p: &[f32], stride: usize, values: &[f32], dim: usize, out: &mut [f32]) {
-    let rows = out.len() / dim;
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn fast_mix(p: &[f32], stride: usize, values: &[f32], dim: usize, out: &mut [f32]) {
+    let (rows, tokens) = (out.len() / dim, values.len() / dim);
+    assert!(dim.is_multiple_of(16) && out.len() == rows * dim && values.len() == tokens * dim && stride >= tokens);
+    if rows == 0 {
+        return;
+    }
+    assert!(p.len() >= (rows - 1) * stride + tokens);
+    let by = Avx512::here();
     for (part, values) in values.chunks(VALUES * dim).enumerate() {
-        let tokens = values.len() / dim;
-        // SAFETY: rows, channels and tokens stay within those counted here.
+        let (p, mut r) = (&p[part * VALUES..], 0);
+        let v = Matrix::new(bytemuck::cast_slice(values), Dtype::F32, values.len() / dim, dim);
+        // SAFETY: rows stay within those counted here, and have a weight for each token, by the lines above.
         unsafe {
-            let mut i = 0;
-            while i < rows {
-                let (p, out) = (p.as_ptr().add(i * stride + part * VALUES), out.as_mut_ptr().add(i * dim));
-                let place = ValueMix { p, stride, values: values.as_ptr(), tokens, dim, out };
-                i += match rows - i {
-                    1 => place.rows::<1>(),
-                    2 => place.rows::<2>(),
-                    3 => place.rows::<3>(),
-                    5 => place.rows::<5>(),
-                    6.. => place.rows::<6>(),
-                    _ => place.rows::<4>(),
-                };
-            }
-        }
-    }
-}
-
-/// Some rows that values are mixed into.
-#[derive(Clone, Copy)]
-struct ValueMix {
-    p: *const f32,
-    stride: usize,
-    values: *const f32,
-    tokens: usize,
-    dim: usize,
-    out: *mut f32,
-}
-
-impl ValueMix {
-    /// Mixes into `Q` rows, and says how many those were.
-    ///
-    /// # Safety
-    /// They exist, as do weights of theirs for `tokens` rows of values; the processor has AVX-512 (F).
-    #[inline(always)]
-    unsafe fn rows<const Q: usize>(self) -> usize {
-        let mut d = 0;
-        // SAFETY: four or one times sixteen channels behind `d` exist.
-        unsafe {
-            while d + 64 <= self.dim {
-                self.channels::<Q, 4>(d);
-                d += 64;
-            }
-            while d < self.dim {
-                self.channels::<Q, 1>(d);
-                d += 16;
-            }
-        }
-        Q
-    }
-
-    /// # Safety
-    /// As for [`Self::rows`], and channels `d..d + 16 * C` exist.
-    #[inline(always)]
-    unsafe fn channels<const Q: usize, const C: usize>(self, d: usize) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let place = |i: usize, c: usize| self.out.add(i * self.dim + d + 16 * c);
-            let mut sums: [[__m512; C]; Q] =
-                std::array::from_fn(|i| std::array::from_fn(|c| _mm512_loadu_ps(place(i, c))));
-            for t in 0..self.tokens {
-                let at = self.values.add(t * self.dim + d);
-                let values: [__m512; C] = std::array::from_fn(|c| _mm512_loadu_ps(at.add(16 * c)));
-                for (i, sums) in sums.iter_mut().enumerate() {
-                    let p = _mm512_set1_ps(*self.p.add(i * self.stride + t));
-                    for (sum, value) in sums.iter_mut().zip(values) {
-                        *sum = _mm512_fmadd_ps(p, value, *sum);
-                    }
+            while r < rows {
+                match rows - r {
+                    1 => channels::<_, F32, 1, 4>(by, p, stride, v, out, r),
+                    2 => channels::<_, F32, 2, 4>(by, p, stride, v, out, r),
+                    3 => channels::<_, F32, 3, 4>(by, p, stride, v, out, r),
+                    5 => channels::<_, F32, 5, 4>(by, p, stride, v, out, r),
+                    6.. => channels::<_, F32, 6, 4>(by, p, stride, v, out, r),
+                    _ => channels::<_, F32, 4, 4>(by, p, stride, v, out, r),
                 }
-            }
-            for (i, sums) in sums.iter().enumerate() {
-                for (c, sum) in sums.iter().enumerate() {
-                    _mm512_storeu_ps(place(i, c), *sum);
-                }
+                r += (rows - r).min(6);
             }
         }
     }

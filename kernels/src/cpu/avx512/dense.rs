@@ -6,13 +6,16 @@
 
 use super::super::{
     Dtype, Matrix,
-    avx2::dense::{LINE, Prefetch},
     dense::{self, DenseFormats, Outputs},
     team::Team,
+    vector::{
+        F16, F32,
+        dense::{LINE, Prefetch},
+    },
 };
 use super::{
     rows::{Form, Line, RowTile, Rows},
-    stored::{F16, F32, Multiplied, One, Two, TwoApart},
+    stored::{Multiplied, One, Two, TwoApart},
 };
 use std::arch::x86_64::*;
 use std::cell::RefCell;
@@ -244,22 +247,27 @@ impl Panel<'_> {
     unsafe fn put<const P: usize, const C: usize>(self, tile: RowTile, o: usize, acc: [[__m512; C]; P]) {
         let mut sums = [[0.0; C]; 2];
         for (row, acc) in (2 * tile.first..).step_by(2).zip(acc) {
-            for (j, lanes) in acc.into_iter().enumerate() {
-                // SAFETY: registers only.
-                unsafe {
-                    let four = _mm512_add_ps(lanes, _mm512_shuffle_f32x4::<0b10_11_00_01>(lanes, lanes));
-                    let two = _mm512_add_ps(four, _mm512_permute_ps::<0b01_00_11_10>(four));
-                    let one = _mm512_add_ps(two, _mm512_permute_ps::<0b10_11_00_01>(two));
-                    sums[0][j] = _mm512_cvtss_f32(one);
-                    sums[1][j] = _mm_cvtss_f32(_mm512_extractf32x4_ps::<2>(one));
+            // SAFETY: registers only; every panel has outputs of its own.
+            unsafe {
+                for (j, lanes) in acc.into_iter().enumerate() {
+                    [sums[0][j], sums[1][j]] = both_sums(lanes);
                 }
-            }
-            for (row, sums) in (row..self.rows.count()).zip(&sums) {
-                // SAFETY: every panel has outputs of its own.
-                unsafe { self.out.put(row, self.first + o, sums) };
+                for (row, sums) in (row..self.rows.count()).zip(&sums) {
+                    self.out.put(row, self.first + o, sums);
+                }
             }
         }
     }
+}
+
+/// The sums of the lanes of two rows, in the order of [`super::super::plain::reduce`].
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn both_sums(lanes: __m512) -> [f32; 2] {
+    let four = _mm512_add_ps(lanes, _mm512_shuffle_f32x4::<0b10_11_00_01>(lanes, lanes));
+    let two = _mm512_add_ps(four, _mm512_permute_ps::<0b01_00_11_10>(four));
+    let one = _mm512_add_ps(two, _mm512_permute_ps::<0b10_11_00_01>(two));
+    [_mm512_cvtss_f32(one), _mm_cvtss_f32(_mm512_extractf32x4_ps::<2>(one))]
 }
 
 /// Group `group` of the columns.

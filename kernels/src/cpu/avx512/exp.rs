@@ -1,6 +1,7 @@
 //! Softmax and gates: [`plain::exp`] for sixteen numbers.
 
-use super::super::{LANES, plain};
+use super::super::{LANES, avx2::Avx2, plain, vector::Vector};
+use super::registers::Avx512;
 use std::arch::x86_64::*;
 
 #[inline]
@@ -29,33 +30,25 @@ fn exp(x: __m512) -> __m512 {
 }
 
 /// See [`plain::softmax`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(in super::super) fn softmax(x: &mut [f32]) {
-    // SAFETY: `Simd::detect` chose this file only after `is_available`.
-    unsafe { fast_softmax(x) }
-}
-
-#[target_feature(enable = "avx512f,avx512dq,avx512vl")]
-fn fast_softmax(x: &mut [f32]) {
+    let by = Avx512::here();
     let (wide, rest) = x.as_chunks_mut::<{ 2 * LANES }>();
     let mut top = _mm512_set1_ps(f32::NEG_INFINITY);
     for x in wide.iter() {
-        // SAFETY: sixteen numbers. What is not a number leaves the largest as it is: the second operand.
-        top = unsafe { _mm512_max_ps(_mm512_loadu_ps(x.as_ptr()), top) };
+        // What is not a number leaves the largest as it is: the second operand.
+        top = _mm512_max_ps(by.lanes(x), top);
     }
     let top = rest.iter().fold(_mm512_reduce_max_ps(top), |top, x| if *x > top { *x } else { top });
     let mut sums = _mm256_setzero_ps();
     for x in wide.iter_mut() {
-        // SAFETY: sixteen numbers.
-        unsafe {
-            let e = exp(_mm512_sub_ps(_mm512_loadu_ps(x.as_ptr()), _mm512_set1_ps(top)));
-            _mm512_storeu_ps(x.as_mut_ptr(), e);
-            sums = _mm256_add_ps(sums, _mm512_castps512_ps256(e));
-            sums = _mm256_add_ps(sums, _mm512_extractf32x8_ps::<1>(e));
-        }
+        let e = exp(_mm512_sub_ps(by.lanes(x), _mm512_set1_ps(top)));
+        by.put_lanes(x, e);
+        sums = _mm256_add_ps(sums, _mm512_castps512_ps256(e));
+        sums = _mm256_add_ps(sums, _mm512_extractf32x8_ps::<1>(e));
     }
     let mut lanes = [0.0; LANES];
-    // SAFETY: eight numbers.
-    unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), sums) };
+    Avx2::here().put_lanes(&mut lanes, sums);
     for (k, x) in rest.iter_mut().enumerate() {
         *x = plain::exp(*x - top);
         lanes[k % LANES] += *x;
@@ -67,23 +60,17 @@ fn fast_softmax(x: &mut [f32]) {
 }
 
 /// See [`plain::silu_mul`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(in super::super) fn silu_mul(gate: &mut [f32], up: &[f32]) {
-    // SAFETY: as in `softmax`.
-    unsafe { fast_silu_mul(gate, up) }
-}
-
-#[target_feature(enable = "avx512f")]
-fn fast_silu_mul(gate: &mut [f32], up: &[f32]) {
+    let by = Avx512::here();
     let (gates, rest) = gate.as_chunks_mut::<16>();
     let (ups, up_rest) = up.as_chunks::<16>();
     for (gate, up) in gates.iter_mut().zip(ups) {
-        // SAFETY: sixteen numbers each. Turning the sign bit is what negating is.
-        unsafe {
-            let g = _mm512_loadu_ps(gate.as_ptr());
-            let minus = _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(g), _mm512_set1_epi32(i32::MIN)));
-            let sigmoid = _mm512_div_ps(g, _mm512_add_ps(_mm512_set1_ps(1.0), exp(minus)));
-            _mm512_storeu_ps(gate.as_mut_ptr(), _mm512_mul_ps(sigmoid, _mm512_loadu_ps(up.as_ptr())));
-        }
+        let g = by.lanes(gate);
+        // Turning the sign bit is what negating is.
+        let minus = _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(g), _mm512_set1_epi32(i32::MIN)));
+        let sigmoid = _mm512_div_ps(g, _mm512_add_ps(_mm512_set1_ps(1.0), exp(minus)));
+        by.put_lanes(gate, _mm512_mul_ps(sigmoid, by.lanes(up)));
     }
     // Longer ones end where the shorter does, and whole groups of the one may face a rest of the other.
     if gates.len() == ups.len() {

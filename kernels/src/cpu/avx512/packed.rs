@@ -1,172 +1,97 @@
-//! Products of few rounded rows with packed matrices: sixteen outputs to a register.
+//! Products of few rounded rows with packed matrices (`vector/packed.rs`): sixteen outputs to a register.
 
 use super::super::{
     avx2::ask_for_part,
-    packed::{Bits, FOUR, HALVES, Layout, Packed, WIDE, by_kind},
+    packed::{Bits, FOUR, Layout, Packed, WIDE, by_kind},
     quantised::{Part, Wide},
-    rounded::Rounded,
+    rounded::{Rounded, RowBlock},
+    vector::{
+        instructions,
+        packed::{self, Bytes, PackedLanes},
+    },
 };
+use super::registers::Avx512;
 use crate::quant::QuantType;
 use std::arch::x86_64::*;
 
 /// See [`super::super::quantised::wide`].
-pub(in super::super) fn wide(w: &Packed, panel: usize, x: &Rounded, part: Part, out: &mut [Wide]) {
-    assert!(part.first + out.len() <= x.rows && part.from <= part.to && x.fits(w));
-    let bytes = w.panel(panel, part.from, part.to);
-    // SAFETY: `Simd::detect` chose this file only after `is_available`; the first line is what `groups` asks for.
-    unsafe { by_kind!(w.kind, groups(bytes, x, part, out)) }
-}
-
-/// # Safety
-/// The processor has AVX-512 (F, BW, DQ, VL, VNNI); `bytes` holds the blocks of `part` of a matrix of kind number `KIND`,
-/// and `x` the rows from `first` on that `out` has, with everything rounding for this layout gives.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn groups<const KIND: usize>(bytes: &[u8], x: &Rounded, part: Part, out: &mut [Wide]) {
-    let mut r = 0;
-    // SAFETY: groups stay within the rows of `out`.
-    unsafe {
-        while r + 8 <= out.len() {
-            group::<KIND, 8>(bytes, x, part, r, out);
-            r += 8;
+pub(in super::super) fn wide(w: &Packed, panel: usize, x: &Rounded, part: Part, out: &mut [Wide]) {
+    by_kind!(w.kind, of_kind(w, panel, x, part, out));
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn of_kind<const KIND: usize>(w: &Packed, panel: usize, x: &Rounded, part: Part, out: &mut [Wide]) {
+    packed::wide::<KIND, 1, 1, 1, _, _>((Avx512::here(), Dots), w, panel, x, part, out);
+}
+
+impl PackedLanes for Avx512 {
+    type Whole = __m512i;
+    instructions! {
+        fn zeros(self) -> __m512i {
+            _mm512_setzero_si512()
         }
-        if r + 4 <= out.len() {
-            group::<KIND, 4>(bytes, x, part, r, out);
-            r += 4;
+        fn times(self, x: __m512, y: __m512) -> __m512 {
+            _mm512_mul_ps(x, y)
         }
-        match out.len() - r {
-            3 => group::<KIND, 3>(bytes, x, part, r, out),
-            2 => group::<KIND, 2>(bytes, x, part, r, out),
-            1 => group::<KIND, 1>(bytes, x, part, r, out),
-            _ => {}
+        fn add_whole(self, sum: __m512i, worth: __m512, acc: __m512) -> __m512 {
+            _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), worth, acc)
+        }
+        fn take_whole(self, sum: __m512i, worth: __m512, acc: __m512) -> __m512 {
+            _mm512_fnmadd_ps(_mm512_cvtepi32_ps(sum), worth, acc)
+        }
+        unsafe fn add_pairs(self, sum: __m512i, bytes: *const u8, of_two: *const i16) -> __m512i {
+            _mm512_dpwssd_epi32(sum, words(bytes), everywhere(of_two))
         }
     }
 }
 
-/// # Safety
-/// As for [`groups`]; rows `r..r + R` of `out` exist.
-#[inline(always)]
-unsafe fn group<const KIND: usize, const R: usize>(bytes: &[u8], x: &Rounded, part: Part, r: usize, out: &mut [Wide]) {
-    let layout = const { Layout::of(QuantType::ALL[KIND]) };
-    let per_row = x.cols / layout.numbers;
-    // SAFETY: each chunk is a whole block, and every row of `x` has that block; a row of `out` is sixteen numbers.
-    unsafe {
-        let mut acc: [__m512; R] = std::array::from_fn(|i| _mm512_loadu_ps(out[r + i].as_ptr()));
-        for (b, block) in (part.from..).zip(bytes.chunks_exact(layout.block())) {
-            let rows = std::array::from_fn(|i| RowBlock::new(layout, x, (part.first + r + i) * per_row + b));
-            add_block::<KIND, R>(block.as_ptr(), &rows, &mut acc);
-        }
-        for (i, acc) in acc.into_iter().enumerate() {
-            _mm512_storeu_ps(out[r + i].as_mut_ptr(), acc);
-        }
-    }
-}
-
-/// A block of a row.
+/// Four products added up at once (VNNI).
 #[derive(Clone, Copy)]
-struct RowBlock {
-    bytes: *const i8,
-    scale: *const f32,
-    sums: *const i16,
-    shifts: *const i32,
-}
+struct Dots;
 
-impl RowBlock {
-    /// Block number `at` of all rows'.
-    ///
-    /// # Safety
-    /// It exists.
+impl Bytes<Avx512> for Dots {
     #[inline(always)]
-    unsafe fn new(layout: Layout, x: &Rounded, at: usize) -> Self {
-        // SAFETY: there are as many bytes, scales, sums and shifts.
+    unsafe fn whole<const KIND: usize, const R: usize, const H: usize>(
+        self,
+        _by: Avx512,
+        block: *const u8,
+        _from: usize,
+        rows: &[RowBlock; R],
+    ) -> [[__m512i; H]; R] {
+        const { assert!(H == 1) }
+        let layout = const { Layout::of(QuantType::ALL[KIND]) };
+        let fours = layout.part / 4;
+        // SAFETY: parts and fours of columns are those of a block; what each load reads is said where it is defined.
         unsafe {
-            Self {
-                bytes: x.bytes.as_ptr().add(at * layout.numbers),
-                scale: x.scales.as_ptr().add(at),
-                sums: x.sums.as_ptr().add(at * layout.parts()),
-                shifts: x.shifts.as_ptr().add(at * layout.parts()),
-            }
-        }
-    }
-}
-
-/// Adds a block of `R` rows.
-///
-/// # Safety
-/// As for [`groups`]; `block` points to a whole block.
-#[inline(always)]
-unsafe fn add_block<const KIND: usize, const R: usize>(block: *const u8, rows: &[RowBlock; R], acc: &mut [__m512; R]) {
-    let layout = const { Layout::of(QuantType::ALL[KIND]) };
-    let fours = layout.part / 4;
-    // SAFETY: parts and fours of columns are those of a block; what each load reads is said where it is defined.
-    unsafe {
-        let quants = block.add(layout.header());
-        let mut sums = [_mm512_setzero_si512(); R];
-        for part in 0..layout.parts() {
-            ask_for_part(layout, block, part);
-            let mut dots = [_mm512_setzero_si512(); R];
-            if layout.shift != 0 {
-                dots = std::array::from_fn(|i| _mm512_set1_epi32(*rows[i].shifts.add(part)));
-            }
-            for four in 0..fours {
-                let q = four_columns(layout, quants, part * fours + four);
-                for (dot, row) in dots.iter_mut().zip(rows) {
-                    *dot = _mm512_dpbusd_epi32(*dot, q, everywhere(row.bytes.add(4 * (part * fours + four))));
+            let quants = block.add(layout.header());
+            let mut sums = [[_mm512_setzero_si512(); H]; R];
+            for part in 0..layout.parts() {
+                ask_for_part(layout, block, part);
+                let mut dots = [[_mm512_setzero_si512(); H]; R];
+                if layout.shift != 0 {
+                    for (dots, row) in dots.iter_mut().zip(rows) {
+                        *dots = [everywhere(row.shift(part)); H];
+                    }
+                }
+                for four in part * fours..(part + 1) * fours {
+                    let q = four_columns(layout, quants, four);
+                    for (dots, row) in dots.iter_mut().zip(rows) {
+                        dots[0] = _mm512_dpbusd_epi32(dots[0], q, everywhere(row.columns(4 * four)));
+                    }
+                }
+                if !layout.is_large() {
+                    return dots;
+                }
+                let scale = block.add(layout.part_scales() + part * WIDE);
+                let scale = _mm512_cvtepi8_epi32(_mm_loadu_si128(scale.cast()));
+                for (sums, dots) in sums.iter_mut().zip(dots) {
+                    sums[0] = _mm512_add_epi32(sums[0], _mm512_mullo_epi32(scale, dots[0]));
                 }
             }
-            if !layout.is_large() {
-                sums = dots;
-                continue;
-            }
-            let scale = block.add(layout.part_scales() + part * WIDE);
-            let scale = _mm512_cvtepi8_epi32(_mm_loadu_si128(scale.cast()));
-            for (sum, dot) in sums.iter_mut().zip(dots) {
-                *sum = _mm512_add_epi32(*sum, _mm512_mullo_epi32(scale, dot));
-            }
-        }
-        let scales = halves(block);
-        for ((acc, sum), row) in acc.iter_mut().zip(sums).zip(rows) {
-            let worth = _mm512_mul_ps(scales, _mm512_set1_ps(*row.scale));
-            *acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), worth, *acc);
-        }
-        if layout.least {
-            add_least(layout, block, rows, acc);
+            sums
         }
     }
-}
-
-/// Adds least values times sums of numbers, or takes steps of them away.
-///
-/// # Safety
-/// As for [`add_block`], of a layout that has them.
-#[inline(always)]
-unsafe fn add_least<const R: usize>(layout: Layout, block: *const u8, rows: &[RowBlock; R], acc: &mut [__m512; R]) {
-    // SAFETY: least values of sixteen outputs, and of a large block those of pairs of parts; sums of the block's parts.
-    unsafe {
-        let least = halves(block.add(HALVES));
-        for (acc, row) in acc.iter_mut().zip(rows) {
-            let worth = _mm512_mul_ps(least, _mm512_set1_ps(*row.scale));
-            if !layout.is_large() {
-                *acc = _mm512_fmadd_ps(_mm512_set1_ps(f32::from(*row.sums)), worth, *acc);
-                continue;
-            }
-            let mut sum = _mm512_setzero_si512();
-            for pair in 0..layout.parts() / 2 {
-                let least = words(block.add(layout.part_least() + HALVES * pair));
-                sum = _mm512_dpwssd_epi32(sum, least, everywhere(row.sums.add(2 * pair)));
-            }
-            *acc = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(sum), worth, *acc);
-        }
-    }
-}
-
-/// Sixteen numbers of half precision, widened.
-///
-/// # Safety
-/// 32 readable bytes, and AVX-512.
-#[inline(always)]
-pub(super) unsafe fn halves(at: *const u8) -> __m512 {
-    // SAFETY: the caller's promise.
-    unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
 }
 
 /// 32 bytes without signs, as words.

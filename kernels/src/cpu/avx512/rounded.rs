@@ -1,45 +1,40 @@
 //! Rounding rows to 8 bits: what is to be rounded is read once for its largest size and once, from the cache, to be rounded.
 
-use super::super::{packed::Layout, rounded::Filled};
+use super::super::{packed::Layout, rounded::Filled, vector::Vector};
+use super::registers::Avx512;
 use std::arch::x86_64::*;
 
 /// See [`super::super::rounded::round`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(in super::super) fn round(layout: Layout, x: &[f32], out: Filled<'_>) {
     assert!(out.fits(layout, x));
-    // SAFETY: `Simd::detect` chose this file only after `is_available`; the line above is what is asked for.
-    unsafe {
-        match (layout.numbers, layout.part) {
-            (32, _) => blocks::<32, 32>(layout.shift, x, out),
-            (_, 16) => blocks::<256, 16>(layout.shift, x, out),
-            _ => blocks::<256, 32>(layout.shift, x, out),
-        }
+    match (layout.numbers, layout.part) {
+        (32, _) => blocks::<32, 32>(layout.shift, x, out),
+        (_, 16) => blocks::<256, 16>(layout.shift, x, out),
+        _ => blocks::<256, 32>(layout.shift, x, out),
     }
 }
 
-/// # Safety
-/// The processor has AVX-512 (F), and `out` has room for blocks of `N` numbers in parts of `P`, as `x` has.
-#[target_feature(enable = "avx512f")]
-unsafe fn blocks<const N: usize, const P: usize>(shift: u8, x: &[f32], out: Filled<'_>) {
-    let Filled { bytes, scales, sums, shifts } = out;
-    for (b, x) in x.chunks_exact(N).enumerate() {
+/// Blocks of `N` numbers in parts of `P`.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn blocks<const N: usize, const P: usize>(shift: u8, x: &[f32], out: Filled<'_>) {
+    let (by, Filled { bytes, scales, sums, shifts }) = (Avx512::here(), out);
+    for (b, (x, bytes)) in x.chunks_exact(N).zip(bytes.chunks_exact_mut(N)).enumerate() {
         let mut top = _mm512_setzero_ps();
         for x in x.as_chunks::<16>().0 {
-            // SAFETY: sixteen numbers. What is not a number leaves the largest size as it is: the second operand.
-            unsafe { top = _mm512_max_ps(_mm512_abs_ps(_mm512_loadu_ps(x.as_ptr())), top) };
+            // What is not a number leaves the largest size as it is: the second operand.
+            top = _mm512_max_ps(_mm512_abs_ps(by.lanes(x)), top);
         }
         let top = _mm512_reduce_max_ps(top);
         scales[b] = top / 127.0;
         let steps = _mm512_set1_ps(if top > 0.0 { 127.0 / top } else { 0.0 });
-        for (p, x) in x.chunks_exact(P).enumerate() {
+        for (p, (x, bytes)) in x.chunks_exact(P).zip(bytes.chunks_exact_mut(P)).enumerate() {
             let mut sum = _mm512_setzero_si512();
-            for (i, x) in x.as_chunks::<16>().0.iter().enumerate() {
-                // SAFETY: sixteen numbers are read and sixteen bytes written, within the block.
-                unsafe {
-                    let q = rounded(_mm512_mul_ps(_mm512_loadu_ps(x.as_ptr()), steps));
-                    sum = _mm512_add_epi32(sum, q);
-                    let to = bytes.as_mut_ptr().add(b * N + p * P + 16 * i);
-                    _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(q));
-                }
+            for (x, to) in x.as_chunks::<16>().0.iter().zip(bytes.as_chunks_mut::<16>().0) {
+                let q = rounded(_mm512_mul_ps(by.lanes(x), steps));
+                sum = _mm512_add_epi32(sum, q);
+                // SAFETY: sixteen bytes.
+                unsafe { _mm_storeu_si128(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(q)) };
             }
             let sum = _mm512_reduce_add_epi32(sum);
             sums[b * (N / P) + p] = sum as i16;
@@ -49,6 +44,7 @@ unsafe fn blocks<const N: usize, const P: usize>(shift: u8, x: &[f32], out: Fill
 }
 
 /// To the nearest whole number from -127 to 127, to the even one of two as near; 0 for what is not a number.
+#[inline]
 #[target_feature(enable = "avx512f")]
 fn rounded(x: __m512) -> __m512i {
     let numbers = _mm512_cmp_ps_mask::<_CMP_ORD_Q>(x, x);

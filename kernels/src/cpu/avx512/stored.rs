@@ -1,60 +1,38 @@
 //! How numbers as they are stored become a register's.
 
+use super::super::vector::{Bf16, F16, F32, Stored};
 use super::rows::{Form, Line};
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
-/// How stored numbers become lanes.
-pub(super) trait Stored {
-    const BYTES: usize;
+/// How eight stored numbers become the lanes of two rows.
+pub(super) trait Twice: Stored {
     /// Eight numbers, twice.
     ///
     /// # Safety
     /// `at` points to eight readable numbers, and the processor has AVX-512 (F, BW, DQ).
-    unsafe fn load(at: *const u8) -> __m512;
-    /// Sixteen numbers.
-    ///
-    /// # Safety
-    /// `at` points to sixteen readable numbers, and the processor has AVX-512 (F, BW, DQ).
-    unsafe fn load_all(at: *const u8) -> __m512;
+    unsafe fn twice(at: *const u8) -> __m512;
 }
 
-pub(super) struct F32;
-pub(super) struct F16;
-pub(super) struct Bf16;
-
-impl Stored for F32 {
-    const BYTES: usize = 4;
+impl Twice for F32 {
     #[inline(always)]
-    unsafe fn load(at: *const u8) -> __m512 {
+    unsafe fn twice(at: *const u8) -> __m512 {
         // SAFETY: the caller promises 32 readable bytes; the load needs no alignment.
         unsafe { _mm512_broadcast_f32x8(_mm256_loadu_ps(at.cast())) }
     }
-    #[inline(always)]
-    unsafe fn load_all(at: *const u8) -> __m512 {
-        // SAFETY: the caller promises 64 readable bytes; the load needs no alignment.
-        unsafe { _mm512_loadu_ps(at.cast()) }
-    }
 }
 
-impl Stored for F16 {
-    const BYTES: usize = 2;
+impl Twice for F16 {
     #[inline(always)]
-    unsafe fn load(at: *const u8) -> __m512 {
+    unsafe fn twice(at: *const u8) -> __m512 {
         // SAFETY: the caller promises 16 readable bytes; the load needs no alignment.
         unsafe { _mm512_cvtph_ps(_mm256_broadcastsi128_si256(_mm_loadu_si128(at.cast()))) }
     }
-    #[inline(always)]
-    unsafe fn load_all(at: *const u8) -> __m512 {
-        // SAFETY: the caller promises 32 readable bytes; the load needs no alignment.
-        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
-    }
 }
 
-impl Stored for Bf16 {
-    const BYTES: usize = 2;
+impl Twice for Bf16 {
     #[inline(always)]
-    unsafe fn load(at: *const u8) -> __m512 {
+    unsafe fn twice(at: *const u8) -> __m512 {
         // A bfloat16 is the upper half of the single-precision number: bytes 0 and 1 to bytes 2 and 3, in each quarter of
         // the register four numbers.
         const NONE: i32 = 0x80;
@@ -73,11 +51,6 @@ impl Stored for Bf16 {
             let four_times = _mm512_broadcast_i32x4(_mm_loadu_si128(at.cast()));
             _mm512_castsi512_ps(_mm512_shuffle_epi8(four_times, places))
         }
-    }
-    #[inline(always)]
-    unsafe fn load_all(at: *const u8) -> __m512 {
-        // SAFETY: the caller promises 32 readable bytes; the load needs no alignment.
-        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(at.cast())))) }
     }
 }
 
@@ -109,14 +82,14 @@ pub(super) trait Multiplied {
 /// A number for each lane.
 pub(super) struct One<S>(PhantomData<S>);
 
-impl<S: Stored> Multiplied for One<S> {
+impl<S: Twice> Multiplied for One<S> {
     type Weights = __m512;
     const BYTES: usize = S::BYTES;
     const FORM: Form = Form::Eight;
     #[inline(always)]
     unsafe fn weights(at: *const u8) -> __m512 {
         // SAFETY: the caller's promise.
-        unsafe { S::load(at) }
+        unsafe { S::twice(at) }
     }
     #[inline(always)]
     unsafe fn multiply_add(x: *const Line, w: __m512, sums: __m512) -> __m512 {

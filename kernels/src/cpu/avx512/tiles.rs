@@ -9,8 +9,12 @@ use super::super::{
     packed::{HALVES, Layout, Packed, WIDE, by_kind},
     quantised::{Wide, put},
     rounded::{Rounded, TILE_ROWS},
+    vector::Vector,
 };
-use super::packed::{everywhere, four_columns, halves, words};
+use super::{
+    packed::{everywhere, four_columns, words},
+    registers::Avx512,
+};
 use crate::quant::QuantType;
 use std::arch::{asm, x86_64::*};
 use std::cell::RefCell;
@@ -113,7 +117,7 @@ unsafe fn all<const KIND: usize>(
                 for from in (0..w.blocks()).step_by(at_once) {
                     let blocks = from..w.blocks().min(from + at_once);
                     for (i, panel) in group.clone().enumerate() {
-                        unpack::<KIND>(w.panel(panel, blocks.start, blocks.end), s);
+                        unpack::<KIND>(Avx512::here(), w.panel(panel, blocks.start, blocks.end), s);
                         let TileScratch { quants, scales, steps, least, sums } = &mut *s;
                         let w = Unpacked { quants, scales, steps, least };
                         multiply::<KIND>(x, first, blocks.clone(), w, &mut sums[i * room..][..room]);
@@ -160,9 +164,9 @@ const fn lines(layout: Layout) -> usize {
 }
 
 /// # Safety
-/// The processor has AVX-512; `bytes` are whole blocks of kind number `KIND`.
+/// `bytes` are whole blocks of kind number `KIND`.
 #[inline(always)]
-unsafe fn unpack<const KIND: usize>(bytes: &[u8], s: &mut TileScratch) {
+unsafe fn unpack<const KIND: usize>(by: Avx512, bytes: &[u8], s: &mut TileScratch) {
     let layout = const { Layout::of(QuantType::ALL[KIND]) };
     let blocks = bytes.len() / layout.block();
     let digits = if layout.is_large() { 2 } else { 1 };
@@ -176,9 +180,9 @@ unsafe fn unpack<const KIND: usize>(bytes: &[u8], s: &mut TileScratch) {
     for (b, (block, quants)) in bytes.chunks_exact(layout.block()).zip(quants).enumerate() {
         // SAFETY: the header's numbers, and what the functions called read and write of a block.
         unsafe {
-            _mm512_storeu_ps(s.scales[b].as_mut_ptr(), halves(block.as_ptr()));
+            by.store(s.scales[b].as_mut_ptr(), by.load_f16(block.as_ptr()));
             if layout.least {
-                _mm512_storeu_ps(s.steps[b].as_mut_ptr(), halves(block.as_ptr().add(HALVES)));
+                by.store(s.steps[b].as_mut_ptr(), by.load_f16(block.as_ptr().add(HALVES)));
             }
             if !layout.is_large() {
                 unpack_small(layout, block, quants);
@@ -249,13 +253,10 @@ unsafe fn unpack_large(layout: Layout, block: &[u8], out: &mut [Line]) {
 }
 
 /// Where `lower` has ones the bytes of `a`, elsewhere those of `b`.
-///
-/// # Safety
-/// The processor has AVX-512.
-#[inline(always)]
-unsafe fn digits(lower: __m512i, a: __m512i, b: __m512i) -> __m512i {
-    // SAFETY: registers only.
-    unsafe { _mm512_ternarylogic_epi32::<0xca>(lower, a, b) }
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn digits(lower: __m512i, a: __m512i, b: __m512i) -> __m512i {
+    _mm512_ternarylogic_epi32::<0xca>(lower, a, b)
 }
 
 /// Goes on with the sums of rows from `first` on, as many as `sums`, whole tiles of them.
@@ -381,7 +382,11 @@ unsafe fn large<const KIND: usize, const T: usize>(rows: Rows<'_>, w: Unpacked<'
             let scales = _mm512_loadu_ps(scales.as_ptr());
             let least: [__m512i; 8] = std::array::from_fn(|pair| {
                 let there = layout.least && pair < pairs;
-                if there { _mm512_load_si512(w.least.as_ptr().add(b * pairs + pair).cast()) } else { scale_none() }
+                if there {
+                    _mm512_load_si512(w.least.as_ptr().add(b * pairs + pair).cast())
+                } else {
+                    _mm512_setzero_si512()
+                }
             });
             let steps = if layout.least { _mm512_loadu_ps(w.steps[b].as_ptr()) } else { scales };
             for (i, sums) in sums.iter_mut().enumerate() {
@@ -394,7 +399,7 @@ unsafe fn large<const KIND: usize, const T: usize>(rows: Rows<'_>, w: Unpacked<'
                 acc = _mm512_fmadd_ps(sum, _mm512_mul_ps(scales, scale), acc);
                 if layout.least {
                     let of = rows.x.sums.as_ptr().add(block * layout.parts());
-                    let mut below = scale_none();
+                    let mut below = _mm512_setzero_si512();
                     for (pair, least) in least.iter().enumerate().take(pairs) {
                         below = _mm512_dpwssd_epi32(below, *least, everywhere(of.add(2 * pair)));
                     }
@@ -404,12 +409,6 @@ unsafe fn large<const KIND: usize, const T: usize>(rows: Rows<'_>, w: Unpacked<'
             }
         }
     }
-}
-
-#[inline(always)]
-unsafe fn scale_none() -> __m512i {
-    // SAFETY: a register of zeros; who calls it has AVX-512.
-    unsafe { _mm512_setzero_si512() }
 }
 
 /// Sums of 256 columns of sixteen rows, for both digits.

@@ -5,42 +5,60 @@
 
 use std::arch::{aarch64::*, asm};
 
-/// A way of multiplying them.
-pub(super) trait Bytes {
-    /// Adds products of four columns to `H` registers of four outputs each. In `q` an output's columns lie together; in `x`
-    /// the columns wanted are number `FOUR` of four times four.
-    ///
-    /// # Safety
-    /// The processor has the instructions of this way.
-    unsafe fn add<const FOUR: i32, const H: usize>(sums: &mut [int32x4_t; H], q: [int8x16_t; H], x: int8x16_t);
+/// A token of instructions that multiply them.
+pub(super) trait AddFour: Copy {
+    /// Adds products of four columns to `H` times eight outputs. In `q` an output's columns lie together; in `x` the columns wanted
+    /// are number `FOUR` of four times four.
+    fn add<const FOUR: i32, const H: usize>(self, sums: &mut [[int32x4_t; 2]; H], q: [[int8x16_t; 2]; H], x: int8x16_t);
 }
 
 /// By what every processor has: products as words, two of them together, then added up in pairs.
+#[derive(Clone, Copy)]
 pub(super) struct Words;
 
-impl Bytes for Words {
+impl AddFour for Words {
     #[inline(always)]
-    unsafe fn add<const FOUR: i32, const H: usize>(sums: &mut [int32x4_t; H], q: [int8x16_t; H], x: int8x16_t) {
+    fn add<const FOUR: i32, const H: usize>(
+        self,
+        sums: &mut [[int32x4_t; 2]; H],
+        q: [[int8x16_t; 2]; H],
+        x: int8x16_t,
+    ) {
         // SAFETY: registers only. Two products fit a word: a number of a row is never below -127.
         unsafe {
             let x = vreinterpretq_s8_s32(vdupq_laneq_s32::<FOUR>(vreinterpretq_s32_s8(x)));
-            for (sum, q) in sums.iter_mut().zip(q) {
-                let (low, high) = (vmull_s8(vget_low_s8(q), vget_low_s8(x)), vmull_high_s8(q, x));
+            for (sum, q) in sums.as_flattened_mut().iter_mut().zip(q.as_flattened()) {
+                let (low, high) = (vmull_s8(vget_low_s8(*q), vget_low_s8(x)), vmull_high_s8(*q, x));
                 *sum = vpadalq_s16(*sum, vpaddq_s16(low, high));
             }
         }
     }
 }
 
-/// By instructions made for it (`dotprod`).
-pub(super) struct Dots;
+/// By instructions made for it. Says that the processor has `dotprod`.
+#[derive(Clone, Copy)]
+pub(super) struct Dots(());
 
-impl Bytes for Dots {
+impl Dots {
+    /// Where it is enabled.
+    #[inline]
+    #[target_feature(enable = "neon,dotprod")]
+    pub fn here() -> Self {
+        Self(())
+    }
+}
+
+impl AddFour for Dots {
     #[inline(always)]
-    unsafe fn add<const FOUR: i32, const H: usize>(sums: &mut [int32x4_t; H], q: [int8x16_t; H], x: int8x16_t) {
-        for (sum, q) in sums.iter_mut().zip(q) {
-            // SAFETY: the caller promises the instruction.
-            *sum = unsafe { dot::<FOUR>(*sum, q, x) };
+    fn add<const FOUR: i32, const H: usize>(
+        self,
+        sums: &mut [[int32x4_t; 2]; H],
+        q: [[int8x16_t; 2]; H],
+        x: int8x16_t,
+    ) {
+        for (sum, q) in sums.as_flattened_mut().iter_mut().zip(q.as_flattened()) {
+            // SAFETY: who has the token has the instruction.
+            *sum = unsafe { dot::<FOUR>(*sum, *q, x) };
         }
     }
 }

@@ -1,60 +1,78 @@
-//! Eight lanes of a dot product as two registers, and how stored numbers become them.
+//! What NEON is to loops that are written once for all instruction sets: eight lanes in two registers.
 
-use super::super::{Dtype, LANES, Matrix, plain};
+use super::super::vector::{EightLanes, Vector, instructions};
 use std::arch::{aarch64::*, asm};
 
 /// Eight lanes.
 pub(super) type Eight = [float32x4_t; 2];
 
-/// How eight stored numbers become eight lanes.
-pub(super) trait Stored {
-    const BYTES: usize;
-    /// # Safety
-    /// `at` points to eight readable numbers.
-    unsafe fn load(at: *const u8) -> Eight;
-}
+/// Says that the processor has NEON, as every aarch64 processor does.
+#[derive(Clone, Copy)]
+pub(super) struct Neon;
 
-pub(super) struct F32;
-pub(super) struct F16;
-pub(super) struct Bf16;
-
-impl Stored for F32 {
-    const BYTES: usize = 4;
-    #[inline(always)]
-    unsafe fn load(at: *const u8) -> Eight {
-        // SAFETY: the caller promises 32 readable bytes; the loads need no alignment.
-        unsafe { load(at.cast()) }
-    }
-}
-
-impl Stored for F16 {
-    const BYTES: usize = 2;
-    #[inline(always)]
-    unsafe fn load(at: *const u8) -> Eight {
-        // SAFETY: the caller promises 16 readable bytes; the load needs no alignment.
-        unsafe {
+impl Vector for Neon {
+    const COUNT: usize = 8;
+    type Numbers = Eight;
+    instructions! {
+        fn all(self, x: f32) -> Eight {
+            [vdupq_n_f32(x); 2]
+        }
+        fn multiply_add(self, x: Eight, w: Eight, sum: Eight) -> Eight {
+            [vfmaq_f32(sum[0], x[0], w[0]), vfmaq_f32(sum[1], x[1], w[1])]
+        }
+        unsafe fn load(self, at: *const f32) -> Eight {
+            [vld1q_f32(at), vld1q_f32(at.add(4))]
+        }
+        unsafe fn load_f16(self, at: *const u8) -> Eight {
             let halves = vld1q_u16(at.cast());
             [four_halves(vget_low_u16(halves)), upper_halves(halves)]
         }
-    }
-}
-
-impl Stored for Bf16 {
-    const BYTES: usize = 2;
-    #[inline(always)]
-    unsafe fn load(at: *const u8) -> Eight {
-        // SAFETY: the caller promises 16 readable bytes; the load needs no alignment. A bfloat16 is the upper half of
-        // the single-precision number.
-        unsafe {
+        unsafe fn load_bf16(self, at: *const u8) -> Eight {
+            // A bfloat16 is the upper half of the single-precision number.
             let (upper, zero) = (vld1q_u16(at.cast()), vdupq_n_u16(0));
             [vreinterpretq_f32_u16(vzip1q_u16(zero, upper)), vreinterpretq_f32_u16(vzip2q_u16(zero, upper))]
         }
+        unsafe fn store(self, at: *mut f32, x: Eight) {
+            vst1q_f32(at, x[0]);
+            vst1q_f32(at.add(4), x[1]);
+        }
     }
+}
+
+impl EightLanes for Neon {
+    instructions! {
+        fn add_up(self, lanes: [Eight; 4], sums: &mut [f32; 4]) {
+            // `a + e`, `b + f`, `c + g`, `d + h` of each.
+            let [p, q, r, s] = lanes.map(|l| vaddq_f32(l[0], l[1]));
+            // Of two side by side: what is even in the first two places, what is odd in the last.
+            let both = |p, q| vreinterpretq_f64_f32(vaddq_f32(vzip1q_f32(p, q), vzip2q_f32(p, q)));
+            let (first, last) = (both(p, q), both(r, s));
+            let (even, odd) = (vzip1q_f64(first, last), vzip2q_f64(first, last));
+            vst1q_f32(sums.as_mut_ptr(), vaddq_f32(vreinterpretq_f32_f64(even), vreinterpretq_f32_f64(odd)));
+        }
+        unsafe fn load_two(self, at: *const u8) -> [Eight; 2] {
+            // A bfloat16 is the upper half of the single-precision number.
+            let both = [vld1q_u16(at.cast()), vld1q_u16(at.add(16).cast())].map(|eight| vreinterpretq_u32_u16(eight));
+            let second = both.map(|both| vreinterpretq_f32_u32(vandq_u32(both, vdupq_n_u32(0xffff_0000))));
+            [second, both.map(|both| vreinterpretq_f32_u32(vshlq_n_u32::<16>(both)))]
+        }
+    }
+
+    /// Processors with NEON have guesses of their own.
+    #[inline(always)]
+    fn ask_for(self, _line: *const u8) {}
+}
+
+/// The larger of two, lane by lane; what is not a number has no say, as it would by the instruction for the larger.
+#[inline]
+#[target_feature(enable = "neon")]
+pub(super) fn larger(x: float32x4_t, top: float32x4_t) -> float32x4_t {
+    vbslq_f32(vcgtq_f32(x, top), x, top)
 }
 
 /// Four numbers of half precision, widened. Its intrinsic is newer than the oldest compiler this is for.
 #[inline(always)]
-pub(super) fn four_halves(halves: uint16x4_t) -> float32x4_t {
+fn four_halves(halves: uint16x4_t) -> float32x4_t {
     let wide;
     // SAFETY: registers only; every aarch64 processor has the instruction.
     unsafe {
@@ -74,69 +92,4 @@ fn upper_halves(halves: uint16x8_t) -> float32x4_t {
             options(pure, nomem, nostack, preserves_flags));
     }
     wide
-}
-
-/// # Safety
-/// Eight readable numbers.
-#[inline(always)]
-pub(super) unsafe fn load(at: *const f32) -> Eight {
-    // SAFETY: the caller's promise.
-    unsafe { [vld1q_f32(at), vld1q_f32(at.add(4))] }
-}
-
-/// # Safety
-/// Eight writable numbers.
-#[inline(always)]
-pub(super) unsafe fn store(at: *mut f32, eight: Eight) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        vst1q_f32(at, eight[0]);
-        vst1q_f32(at.add(4), eight[1]);
-    }
-}
-
-#[inline(always)]
-pub(super) fn zero() -> Eight {
-    // SAFETY: registers only.
-    unsafe { [vdupq_n_f32(0.0); 2] }
-}
-
-/// `sum + x · w`, each lane rounded once.
-#[inline(always)]
-pub(super) fn multiply_add(sum: Eight, x: Eight, w: Eight) -> Eight {
-    // SAFETY: registers only.
-    unsafe { [vfmaq_f32(sum[0], x[0], w[0]), vfmaq_f32(sum[1], x[1], w[1])] }
-}
-
-/// Four sums of lanes, by the tree of [`plain::reduce`].
-#[inline(always)]
-pub(super) fn reduce_four(lanes: [Eight; 4]) -> float32x4_t {
-    // SAFETY: registers only.
-    unsafe {
-        // `a + e`, `b + f`, `c + g`, `d + h` of each.
-        let [p, q, r, s] = lanes.map(|l| vaddq_f32(l[0], l[1]));
-        // Of two side by side: what is even in the first two places, what is odd in the last.
-        let both = |p, q| vreinterpretq_f64_f32(vaddq_f32(vzip1q_f32(p, q), vzip2q_f32(p, q)));
-        let (first, last) = (both(p, q), both(r, s));
-        let (even, odd) = (vzip1q_f64(first, last), vzip2q_f64(first, last));
-        vaddq_f32(vreinterpretq_f32_f64(even), vreinterpretq_f32_f64(odd))
-    }
-}
-
-/// See [`plain::widen`].
-pub(in super::super) fn widen(w: Matrix<'_>, out: &mut [f32]) {
-    fn all<S: Stored>(bytes: &[u8], out: &mut [f32]) {
-        for (bytes, out) in bytes.chunks_exact(LANES * S::BYTES).zip(out.as_chunks_mut::<LANES>().0) {
-            // SAFETY: eight numbers each.
-            unsafe { store(out.as_mut_ptr(), S::load(bytes.as_ptr())) };
-        }
-    }
-    if !w.cols.is_multiple_of(LANES) {
-        return plain::widen(w, out);
-    }
-    match w.dtype {
-        Dtype::F32 => all::<F32>(w.bytes, out),
-        Dtype::F16 => all::<F16>(w.bytes, out),
-        Dtype::Bf16 => all::<Bf16>(w.bytes, out),
-    }
 }

@@ -1,9 +1,11 @@
 //! Rounding rows to 8 bits: sixteen numbers become a register of bytes.
 
 use super::super::{packed::Layout, rounded::Filled};
+use super::eight::larger;
 use std::arch::aarch64::*;
 
 /// See [`super::super::rounded::round`].
+#[target_feature(enable = "neon")]
 pub(in super::super) fn round(layout: Layout, x: &[f32], out: Filled<'_>) {
     assert!(out.fits(layout, x));
     let Filled { bytes, scales, sums, shifts } = out;
@@ -19,6 +21,8 @@ pub(in super::super) fn round(layout: Layout, x: &[f32], out: Filled<'_>) {
 }
 
 /// See [`super::super::rounded::round_block`].
+#[inline]
+#[target_feature(enable = "neon")]
 fn round_block(x: &[[f32; 16]], out: &mut [[i8; 16]]) -> f32 {
     let top = largest_size(x);
     let steps = if top > 0.0 { 127.0 / top } else { 0.0 };
@@ -34,29 +38,25 @@ fn round_block(x: &[[f32; 16]], out: &mut [[i8; 16]]) -> f32 {
 }
 
 /// The largest size; what is not a number has no say.
+#[inline]
+#[target_feature(enable = "neon")]
 fn largest_size(x: &[[f32; 16]]) -> f32 {
-    // SAFETY: registers only. The instruction for the larger would let what is not a number win.
-    unsafe {
-        let larger = |x, top| vbslq_f32(vcgtq_f32(x, top), x, top);
-        let mut tops = [vdupq_n_f32(0.0); 4];
-        for x in x {
-            for (top, x) in tops.iter_mut().zip(load(x)) {
-                *top = larger(vabsq_f32(x), *top);
-            }
+    let mut tops = [vdupq_n_f32(0.0); 4];
+    for x in x {
+        for (top, x) in tops.iter_mut().zip(load(x)) {
+            *top = larger(vabsq_f32(x), *top);
         }
-        vmaxvq_f32(larger(larger(tops[0], tops[1]), larger(tops[2], tops[3])))
     }
+    vmaxvq_f32(larger(larger(tops[0], tops[1]), larger(tops[2], tops[3])))
 }
 
 /// To the nearest whole number from -127 to 127, to the even one of two as near; 0 for what is not a number, by the
 /// conversion itself.
-#[inline(always)]
+#[inline]
+#[target_feature(enable = "neon")]
 fn rounded(x: float32x4_t, steps: f32) -> int32x4_t {
-    // SAFETY: registers only.
-    unsafe {
-        let held = vminq_f32(vmulq_n_f32(x, steps), vdupq_n_f32(127.0));
-        vcvtnq_s32_f32(vmaxq_f32(held, vdupq_n_f32(-127.0)))
-    }
+    let held = vminq_f32(vmulq_n_f32(x, steps), vdupq_n_f32(127.0));
+    vcvtnq_s32_f32(vmaxq_f32(held, vdupq_n_f32(-127.0)))
 }
 
 #[inline(always)]

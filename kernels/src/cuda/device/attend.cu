@@ -1,5 +1,6 @@
 // Attention of single rows over pages: decoding, and rows of prompts where tensor cores cannot be used. A row's tokens are
 // cut over several blocks; the last of them to be done merges what all have.
+#include "channels.cuh"
 #include "pages.cuh"
 #include "rope.cuh"
 #include "rounded.cuh"
@@ -8,39 +9,6 @@
 constexpr int HEADS = 8, TILE = 64, THREADS = 128, MOST_PARTS = 64;
 // Scores of a token lie together, so that four heads' are read at once; apart by more, so that banks are not shared by eight.
 constexpr int SCORES = HEADS + 4;
-
-// Eight channels of a token as they lie.
-template <int KIND> struct Channels {
-    static constexpr int PIECES = KIND == F32 ? 2 : 1;
-    uint4 pieces[PIECES];
-    // Of a head's row; what is not `real` is zeros.
-    DEVICE void read(const u8 *row, u32 channel, bool real) {
-#pragma unroll
-        for (int i = 0; i < PIECES; i++)
-            pieces[i] = real ? *(const uint4 *)(row + channel * (2 * PIECES) + i * 16) : uint4{0, 0, 0, 0};
-    }
-    DEVICE float number(int i) const {
-        const uint4 &all = pieces[KIND == F32 ? i / 4 : 0];
-        u32 words[4] = {all.x, all.y, all.z, all.w};
-        return KIND == F32 ? bits_to_float(words[i % 4]) : of_two(KIND, words[i / 2], i % 2);
-    }
-};
-
-// Two channels of a token as they lie.
-template <int KIND> struct Pair {
-    u32 words[KIND == F32 ? 2 : 1];
-    DEVICE void read(const u8 *row, u32 pair) {
-        if constexpr (KIND == F32) {
-            uint2 both = ((const uint2 *)row)[pair];
-            words[0] = both.x, words[1] = both.y;
-        } else {
-            words[0] = ((const u32 *)row)[pair];
-        }
-    }
-    DEVICE float number(int i) const {
-        return KIND == F32 ? bits_to_float(words[KIND == F32 ? i : 0]) : of_two(KIND, words[0], i);
-    }
-};
 
 // Where a query's channel lies in shared memory: of each eight the first four in one half, the others in the other, so that
 // lanes side by side read side by side.
@@ -149,6 +117,8 @@ DEVICE bool merge(float *own, const float *top, const float *total, float *weigh
 struct Look {
     float scale, cap;
     u32 window;
+    // Scores of a token without a value, of each query head; nowhere where there is none.
+    const float *sinks;
 };
 
 // One block for a row, a head of keys and values with up to eight of its query heads, and a part of the tokens:
@@ -200,19 +170,21 @@ DEVICE void attend(const float *q, u32 stride, u32 group, const u32 *rows, const
             if (is_value || w) lanes.read_all(head, dim, lane);
             if (!is_value) lanes.read_pairs(head, rope, lane);
             if (is_query) {
-                lanes.turned(head, dim, rope, speeds, w, position, lane,
+                lanes.turned(head, dim, rope, speeds, w, rope.grown(true, position), position, lane,
                              [&](u32 c, float x) { queries[h * WIDE + query_at<WIDE>(c)] = x; });
             } else {
                 u8 *page = place(pool, sequence, position, is_value, kv_head);
                 auto put = [&](u32 c, float x) { store_as(KIND, page, c, x); };
                 if (is_value) lanes.plain(dim, lane, put);
-                else lanes.turned(head, dim, rope, speeds, w, position, lane, put);
+                else lanes.turned(head, dim, rope, speeds, w, 1.f, position, lane, put);
             }
         }
     }
     if (thread < HEADS) {
-        top[thread] = -INFINITY;
-        total[thread] = 0.f;
+        // A sink is as if the first part had seen it.
+        bool sinks = look.sinks && part == 0 && thread < heads;
+        top[thread] = sinks ? look.sinks[kv_head * group + first_head + thread] : -INFINITY;
+        total[thread] = sinks ? 1.f : 0.f;
     }
     __syncthreads();
     // Lanes that share a token's keys, eight channels each; two channels a thread for values, as many tokens at once as there
@@ -322,14 +294,15 @@ DEVICE void attend(const float *q, u32 stride, u32 group, const u32 *rows, const
 
 #define ATTEND(name, KIND, WIDE)                                                                                       \
     KERNEL(THREADS, 5) name(const float *q, u32 stride, u32 group, const u32 *rows, const u32 *positions,                 \
-                         const u32 *sequences, float scale, float cap, u32 window, u8 *memory, const u32 *table,       \
-                         u32 most, u32 tokens, u32 kv_heads, u32 dim, float *sums, float *tops, u32 *done, void *out,  \
-                         u64 numbers, u32 out_kind, const float *frequencies, float amplitude, u32 half,               \
-                         u32 neighbours, const float *query_norm, const float *key_norm, float eps) {                  \
+                         const u32 *sequences, float scale, float cap, u32 window, const float *sinks, u8 *memory,     \
+                         const u32 *table, u32 most, u32 tokens, u32 kv_heads, u32 dim, float *sums, float *tops,      \
+                         u32 *done, void *out, u64 numbers, u32 out_kind, const float *frequencies, float amplitude,   \
+                         u32 half, u32 neighbours, const float *query_norm, const float *key_norm, float eps,          \
+                         float beta, u32 every) {                                                                      \
         Pool pool = {memory, table, most, tokens, kv_heads, dim, KIND};                                                \
-        attend<KIND, WIDE>(q, stride, group, rows, positions, sequences, Look{scale, cap, window}, pool,               \
+        attend<KIND, WIDE>(q, stride, group, rows, positions, sequences, Look{scale, cap, window, sinks}, pool,        \
                            Mixed{sums, tops, done, out, numbers, out_kind},                                            \
-                           Rope{frequencies, amplitude, half, neighbours, query_norm, key_norm, eps});                 \
+                           Rope{frequencies, amplitude, half, neighbours, query_norm, key_norm, eps, beta, every});    \
     }                                                                                                                  \
     EXPORT(name)
 ATTEND(attend_64_f32, F32, 64)

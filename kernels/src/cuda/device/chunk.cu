@@ -13,7 +13,7 @@ struct Rows {
 // are of tokens that rows do not see.
 template <int DIM, bool BRAIN>
 DEVICE void attend_chunk(const float *q, u32 stride, u32 group, const Rows *tiles, float scale, float cap, u32 window,
-                         const Pool &pool, void *out, u32 out_kind) {
+                         const float *sinks, const Pool &pool, void *out, u32 out_kind) {
     constexpr int ROW = DIM + 8;
     DYNAMIC_SHARED(memory);
     __shared__ const u8 *places[2 * TILE];
@@ -62,6 +62,13 @@ DEVICE void attend_chunk(const float *q, u32 stride, u32 group, const Rows *tile
     }
     float mixed[DIM / 8][4] = {};
     float top[2] = {-INFINITY, -INFINITY}, total[2] = {0.f, 0.f};
+    // A sink is as if a row had seen it before the first tile: of the four lanes that have a row, one counts it.
+    for (int half = 0; half < 2; half++) {
+        u32 r = warp * 16 + lane / 4 + half * 8;
+        if (!sinks || r >= used) continue;
+        top[half] = sinks[kv_head * group + r % group];
+        total[half] = lane % 4 == 0 ? 1.f : 0.f;
+    }
     for (u32 tile = begin; tile < end; tile += TILE) {
         copies_wait<1>();
         __syncthreads();
@@ -161,10 +168,10 @@ DEVICE void attend_chunk(const float *q, u32 stride, u32 group, const Rows *tile
 #define CHUNK_BLOCKS(DIM) (DIM == 256 ? 1 : DIM == 128 ? 3 : 4)
 #define CHUNK(name, DIM, BRAIN, KIND)                                                                                  \
     KERNEL(128, CHUNK_BLOCKS(DIM)) name(const float *q, u32 stride, u32 group, const Rows *tiles, float scale, float cap, u32 window,     \
-                     u8 *memory, const u32 *table, u32 most, u32 tokens, u32 kv_heads, u32 dim, void *out,             \
-                     u32 out_kind) {                                                                                   \
+                     const float *sinks, u8 *memory, const u32 *table, u32 most, u32 tokens, u32 kv_heads, u32 dim, \
+                     void *out, u32 out_kind) {                                                                        \
         Pool pool = {memory, table, most, tokens, kv_heads, dim, KIND};                                                \
-        attend_chunk<DIM, BRAIN>(q, stride, group, tiles, scale, cap, window, pool, out, out_kind);                    \
+        attend_chunk<DIM, BRAIN>(q, stride, group, tiles, scale, cap, window, sinks, pool, out, out_kind);             \
     }                                                                                                                  \
     EXPORT(name)
 CHUNK(chunk_64_f16, 64, false, F16)

@@ -62,10 +62,9 @@ __device__ __forceinline__ void copy_16_async(void *shared, const void *global, 
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
 }
 // The same of what is read once, piece after piece: the second-level cache fetches what lies beside it.
-__device__ __forceinline__ void stream_16_async(void *shared, const void *global, bool real) {
+__device__ __forceinline__ void stream_16_async(void *shared, const void *global) {
     u32 to = (u32)__cvta_generic_to_shared(shared);
-    int bytes = real ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
 }
 // Of four bytes, that lie where sixteen do not.
 __device__ __forceinline__ void copy_4_async(void *shared, const void *global, bool real) {
@@ -127,10 +126,23 @@ __device__ __forceinline__ void multiply_16x8x32(int (&c)[4], const u32 (&a)[4],
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+// Bytes without signs times bytes with signs.
+__device__ __forceinline__ void multiply_16x8x32_unsigned(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
 __device__ __forceinline__ void multiply_16x8x16_bytes(int (&c)[4], const u32 (&a)[2], u32 b) {
     asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(b));
+}
+
+// Four of eight bytes, those of `low` first: by bits 0 to 2 of each four bits of `which`.
+__device__ __forceinline__ u32 four_of_eight(u32 low, u32 high, u32 which) {
+    u32 out;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(low), "r"(high), "r"(which & 0x7777));
+    return out;
 }
 
 // Byte `i` of a word; and the same four times.
@@ -159,7 +171,7 @@ DEVICE void after_others() {
 // How numbers are stored; the host's `Kind` has the same numbers. The last two are rows rounded to 8 bits: see `rounded.cuh`.
 enum Kind { F32 = 0, F16 = 1, BF16 = 2, ROUNDED_32 = 3, ROUNDED_256 = 4 };
 // How weights are stored; the host's `Form` has the same numbers, the first three those of `Kind`.
-enum Form { FORM_F32 = 0, FORM_F16 = 1, FORM_BF16 = 2, FORM_Q4_0 = 3, FORM_Q8_0 = 4, FORM_Q4_K = 5, FORM_Q6_K = 6 };
+enum Form { FORM_F32 = 0, FORM_F16 = 1, FORM_BF16 = 2, FORM_Q4_0 = 3, FORM_Q8_0 = 4, FORM_Q4_K = 5, FORM_Q6_K = 6, FORM_MXFP4 = 7 };
 
 DEVICE float bits_to_float(u32 x) { return __uint_as_float(x); }
 DEVICE float bf16_to_f32(u16 x) { return __uint_as_float((u32)x << 16); }

@@ -54,9 +54,10 @@ DEVICE float sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
 
 // The experts that a row passes, in the order of their numbers, and how much of each counts: a warp a row. Chances are the
 // softmax of its scores; with a correction each is a sigmoid, to which that is added for choosing alone. Of equal ones the lower
-// number is taken. With `tiles` each pair is a tile of its own. Limited by a launch.
+// number is taken. Parts are multiplied by their experts' factors in the end, if there are some. With `tiles` each pair is a tile of
+// its own. Limited by a launch.
 KERNEL(32) route(const float *scores, const float *bias, const float *correction, u32 experts, u32 used, u32 normed, float scale,
-                 u32 *chosen, float *parts, Tile *tiles) {
+                 const float *factors, u32 *chosen, float *parts, Tile *tiles) {
     __shared__ float chances[MOST_EXPERTS], counts[MOST_EXPERTS];
     u32 row = blockIdx.x, lane = threadIdx.x;
     // A lane reads and writes what is its own: every 32nd.
@@ -112,6 +113,7 @@ KERNEL(32) route(const float *scores, const float *bias, const float *correction
         part /= all;
     }
     part *= scale;
+    if (factors) part *= factors[mine];
     u32 place = 0;
     for (u32 slot = 0; slot < used; slot++) {
         u32 other = __shfl_sync(ALL_LANES, mine, (int)slot);
@@ -265,8 +267,8 @@ DEVICE void quantised_experts(const RoundedBytes &x, u32 of_row, const u32 *orde
     u32 outs = experts.outs, blocks = experts.cols / Blocks<FORM>::numbers, pieces = blocks * LANES, apart = share.lanes();
     float acc[ROWS][OUTS] = {};
     if (first < outs) {
-        Matrix w = {experts.data + tile.expert * experts.every, outs, experts.cols};
-        u64 row[OUTS] = {first * blocks, min(first + 1, (u64)outs - 1) * blocks};
+        Matrix w = {experts.data + tile.expert * experts.every, outs, experts.cols, 1};
+        RowPlace row[OUTS] = {place_of(w, first, blocks), place_of(w, min(first + 1, (u64)outs - 1), blocks)};
         u32 from[ROWS];
 #pragma unroll
         for (int r = 0; r < ROWS; r++) from[r] = r < (int)tile.rows ? pairs[r] / of_row : 0;
@@ -277,7 +279,7 @@ DEVICE void quantised_experts(const RoundedBytes &x, u32 of_row, const u32 *orde
 #pragma unroll
                 for (int o = 0; o < OUTS; o++) {
                     u32 which = piece + d * apart;
-                    mine[d][o].read(w, row[o] + which / LANES, which % LANES, which < pieces);
+                    mine[d][o].read(w, row[o], which / LANES, which % LANES, which < pieces);
                 }
 #pragma unroll
             for (int d = 0; d < DEEP; d++) {
@@ -329,6 +331,7 @@ DENSE_EXPERTS(bf16, FORM_BF16)
     }                                                                                                                  \
     EXPORT(tile_##name)
 QUANTISED_EXPERTS(q4_0, FORM_Q4_0)
+QUANTISED_EXPERTS(mxfp4, FORM_MXFP4)
 QUANTISED_EXPERTS(q8_0, FORM_Q8_0)
 QUANTISED_EXPERTS(q4_k, FORM_Q4_K)
 QUANTISED_EXPERTS(q6_k, FORM_Q6_K)
@@ -369,7 +372,7 @@ DEVICE void large_tile(const u16 *x, u32 of_row, const u32 *order, const Tile *t
     read_pairs<LARGE_TILE>(pairs, order, tile);
     u32 thread = threadIdx.x, warp = thread / 32, lane = thread % 32, outs = experts.outs, cols = experts.cols;
     u32 first = blockIdx.x * LARGE_OUTS, steps = (cols + DEPTH - 1) / DEPTH;
-    Matrix w = {experts.data + tile.expert * experts.every, outs, cols};
+    Matrix w = {experts.data + tile.expert * experts.every, outs, cols, 1};
     // A thread brings eight numbers of a row; and eight of two outputs, or sixteen of one that are widened.
     u32 line = thread / 4, part = thread % 4 * 8, output = thread / 2, half = thread % 2 * 16;
     bool has_row = line < tile.rows;
@@ -440,13 +443,16 @@ DEVICE void large_tile(const u16 *x, u32 of_row, const u32 *order, const Tile *t
 LARGE_TILES(f16, FORM_F16)
 LARGE_TILES(bf16, FORM_BF16)
 LARGE_TILES(q4_0, FORM_Q4_0)
+LARGE_TILES(mxfp4, FORM_MXFP4)
 LARGE_TILES(q8_0, FORM_Q8_0)
 LARGE_TILES(q4_k, FORM_Q4_K)
 LARGE_TILES(q6_k, FORM_Q6_K)
 
-// out[row] = the row's pairs, each times its part, added in their order; and, where `out` has what an expert made that all rows
-// pass, that in the end, times a sigmoid of the row's number in `gates` if there are any. Four numbers a thread; limited by memory.
-KERNEL(256) mix_experts(const float *y, const float *parts, u32 used, u32 width, u32 shared, const float *gates, float *out) {
+// out[row] = the row's pairs, each with its expert's bias, if there are some, and times its part, added in their order; and, where
+// `out` has what an expert made that all rows pass, that in the end, times a sigmoid of the row's number in `gates` if there are any.
+// Four numbers a thread; limited by memory.
+KERNEL(256) mix_experts(const float *y, const float *parts, u32 used, u32 width, u32 shared, const float *gates, const u32 *chosen,
+                        const float *bias, float *out) {
     u32 i = (blockIdx.y * 256 + threadIdx.x) * 4;
     if (i >= width) return;
     u64 row = blockIdx.x;
@@ -455,6 +461,10 @@ KERNEL(256) mix_experts(const float *y, const float *parts, u32 used, u32 width,
         u64 pair = row * used + slot;
         float part = parts[pair];
         float4 some = *(const float4 *)(y + pair * width + i);
+        if (bias) {
+            float4 more = *(const float4 *)(bias + (u64)chosen[pair] * width + i);
+            some.x += more.x, some.y += more.y, some.z += more.z, some.w += more.w;
+        }
         sum.x += part * some.x, sum.y += part * some.y, sum.z += part * some.z, sum.w += part * some.w;
     }
     float4 *to = (float4 *)(out + row * width + i);

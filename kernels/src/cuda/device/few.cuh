@@ -38,15 +38,6 @@ struct Share {
     DEVICE u32 lanes() const { return 32u << shift; }
 };
 
-// Scales, and least values, of parts `2 · pair` and the next of a block of Q4_K, each in a byte, from a whole header: without an
-// array that an index chooses of, which would lie in memory.
-DEVICE void two_of_six_bits(const uint4 &header, u32 pair, u32 &scales, u32 &least) {
-    u32 shift = pair % 2 * 16, a = header.y >> shift, b = header.z >> shift, c = header.w >> shift;
-    bool late = pair >= 2;
-    scales = (late ? (c & 0x0f0f) | (a >> 2 & 0x3030) : a & 0x3f3f) & 0xffff;
-    least = (late ? (c >> 4 & 0x0f0f) | (b >> 2 & 0x3030) : b & 0x3f3f) & 0xffff;
-}
-
 // Rounded rows as `rounded.cuh` has them, whose sums are added up where they are wanted.
 struct RoundedBytes {
     const i8 *bytes;
@@ -69,9 +60,9 @@ template <> struct Piece<FORM_Q4_0> {
     uint4 quants;
     u16 stored;
     float scale;
-    DEVICE void read(const Matrix &w, u64 block, u32, bool real) {
-        quants = stream_16(block_at<FORM_Q4_0>(w, block), real);
-        stored = real ? scale_bits<FORM_Q4_0>(w, block) : 0;
+    DEVICE void read(const Matrix &w, const RowPlace &row, u32 block, u32, bool real) {
+        quants = stream_16(block_at<FORM_Q4_0>(w, row, block).at(0), real);
+        stored = real ? scale_bits<FORM_Q4_0>(w, row, block) : 0;
     }
     DEVICE void ready(u32) { scale = f16_to_f32(stored); }
     struct Input {
@@ -95,14 +86,61 @@ template <> struct Piece<FORM_Q4_0> {
     }
 };
 
+// Twice what four bits stand for, of each of eight fours of a word: of the lower halves of its bytes, and of the upper ones.
+DEVICE void twice_fp4(u32 word, u32 &lower, u32 &upper) {
+    // Without the sign 0 to 12, with it 0 to -12; then which of the two, by bit 3.
+    u32 pairs[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        u32 which = word >> (16 * i) & 0xffff;
+        u32 above = four_of_eight(0x03020100, 0x0c080604, which), below = four_of_eight(0xfdfeff00, 0xf4f8fafc, which);
+        pairs[i] = four_of_eight(above, below, 0x3210 | (which & 0x8888) >> 1);
+    }
+    lower = four_of_eight(pairs[0], pairs[1], 0x6420), upper = four_of_eight(pairs[0], pairs[1], 0x7531);
+}
+
+template <> struct Piece<FORM_MXFP4> {
+    static constexpr int LANES = 1;
+    uint4 quants;
+    u8 stored;
+    u32 lower[4], upper[4];
+    float scale;
+    DEVICE void read(const Matrix &w, const RowPlace &row, u32 block, u32, bool real) {
+        quants = stream_16(block_at<FORM_MXFP4>(w, row, block).at(0), real);
+        stored = real ? power_byte(w, row, block) : 0;
+    }
+    DEVICE void ready(u32) {
+        scale = half_power(stored);
+#pragma unroll
+        for (int i = 0; i < 4; i++) twice_fp4(word(quants, i), lower[i], upper[i]);
+    }
+    struct Input {
+        uint4 low, high;
+        float scale;
+        template <class ROWS> DEVICE Input(const ROWS &x, u64 row, u32 block, u32) {
+            u64 at = row * x.cols + block * 32;
+            low = sixteen(x.bytes + at), high = sixteen(x.bytes + at + 16);
+            scale = x.scales[at / 32];
+        }
+    };
+    DEVICE float times(const Input &x) const {
+        int sum = 0;
+        for (int i = 0; i < 4; i++) {
+            sum = dot4((int)lower[i], (int)word(x.low, i), sum);
+            sum = dot4((int)upper[i], (int)word(x.high, i), sum);
+        }
+        return (float)sum * (scale * x.scale);
+    }
+};
+
 template <> struct Piece<FORM_Q8_0> {
     static constexpr int LANES = 2;
     uint4 quants;
     u16 stored;
     float scale;
-    DEVICE void read(const Matrix &w, u64 block, u32 part, bool real) {
-        quants = stream_16(block_at<FORM_Q8_0>(w, block) + part * 16, real);
-        stored = real ? scale_bits<FORM_Q8_0>(w, block) : 0;
+    DEVICE void read(const Matrix &w, const RowPlace &row, u32 block, u32 part, bool real) {
+        quants = stream_16(block_at<FORM_Q8_0>(w, row, block).at(part * 16), real);
+        stored = real ? scale_bits<FORM_Q8_0>(w, row, block) : 0;
     }
     DEVICE void ready(u32) { scale = f16_to_f32(stored); }
     struct Input {
@@ -127,10 +165,10 @@ template <> struct Piece<FORM_Q4_K> {
     uint4 quants, header;
     float scale, step;
     int scales[2], least[2];
-    DEVICE void read(const Matrix &w, u64 block, u32 part, bool real) {
-        const u8 *at = block_at<FORM_Q4_K>(w, block);
-        header = real ? *(const uint4 *)at : none();
-        quants = stream_16(at + 16 + part * 16, real);
+    DEVICE void read(const Matrix &w, const RowPlace &row, u32 block, u32 part, bool real) {
+        Block<FORM_Q4_K> mine = block_at<FORM_Q4_K>(w, row, block);
+        header = real ? *(const uint4 *)mine.at(0) : none();
+        quants = stream_16(mine.at(16 + part * 16), real);
     }
     DEVICE void ready(u32 part) {
         scale = f16_to_f32((u16)header.x);
@@ -170,15 +208,15 @@ template <> struct Piece<FORM_Q6_K> {
     u16 stored;
     i8 scales[4];
     float scale;
-    DEVICE void read(const Matrix &w, u64 block, u32 part, bool real) {
-        const u8 *at = block_at<FORM_Q6_K>(w, block);
+    DEVICE void read(const Matrix &w, const RowPlace &row, u32 block, u32 part, bool real) {
+        Block<FORM_Q6_K> mine = block_at<FORM_Q6_K>(w, row, block);
         u32 half = part / 4, from = part % 4 * 8;
         uint2 zeros = {0, 0};
-        low = real ? *(const uint2 *)(at + half * 64 + from) : zeros;
-        low_more = real ? *(const uint2 *)(at + half * 64 + 32 + from) : zeros;
-        high = real ? *(const uint2 *)(at + 128 + half * 32 + from) : zeros;
-        for (int i = 0; i < 4; i++) scales[i] = real ? (i8)at[192 + half * 8 + i * 2 + from / 16] : (i8)0;
-        stored = real ? scale_bits<FORM_Q6_K>(w, block) : 0;
+        low = real ? *(const uint2 *)mine.at(half * 64 + from) : zeros;
+        low_more = real ? *(const uint2 *)mine.at(half * 64 + 32 + from) : zeros;
+        high = real ? *(const uint2 *)mine.at(128 + half * 32 + from) : zeros;
+        for (int i = 0; i < 4; i++) scales[i] = real ? (i8)*mine.at(192 + half * 8 + i * 2 + from / 16) : (i8)0;
+        stored = real ? scale_bits<FORM_Q6_K>(w, row, block) : 0;
     }
     DEVICE void ready(u32) { scale = f16_to_f32(stored); }
     struct Input {

@@ -29,31 +29,37 @@ template <int FORM, int N> struct Fetched {
         for (int i = 0; i < N / 4; i++) low[i] = high[i] = 0;
         if (row >= w.rows || col >= w.cols) return;
         constexpr u32 NUMBERS = Blocks<FORM <= FORM_BF16 ? FORM_Q4_0 : FORM>::numbers;
-        u64 block = row * (w.cols / NUMBERS) + col / NUMBERS;
-        u32 i = col % NUMBERS;
+        RowPlace place = place_of(w, row, w.cols / NUMBERS);
+        u32 block = col / NUMBERS, i = col % NUMBERS;
         if constexpr (FORM == FORM_Q4_0) {
-            words(low, block_at<FORM>(w, block) + i % 16, N / 4);
+            words(low, block_at<FORM>(w, place, block).at(i % 16), N / 4);
             shift = i / 16 * 4;
-            scale = scale_at<FORM>(w, block);
+            scale = scale_at<FORM>(w, place, block);
             least = 8.f * scale;
+        } else if constexpr (FORM == FORM_MXFP4) {
+            words(low, block_at<FORM>(w, place, block).at(i % 16), N / 4);
+            shift = i / 16 * 4;
+            // Times what a number of half precision with those bits is less than twice the one of four.
+            scale = half_power(power_byte(w, place, block)) * 32768.f;
         } else if constexpr (FORM == FORM_Q8_0) {
-            words(low, block_at<FORM>(w, block) + i, N / 4);
-            scale = scale_at<FORM>(w, block);
+            words(low, block_at<FORM>(w, place, block).at(i), N / 4);
+            scale = scale_at<FORM>(w, place, block);
         } else if constexpr (FORM == FORM_Q4_K) {
-            const u8 *at = block_at<FORM>(w, block);
+            Block<FORM> mine = block_at<FORM>(w, place, block);
+            const u8 *header = mine.at(0);
             int part_scale, part_least;
-            six_bits(at + 4, i / 32, part_scale, part_least);
-            words(low, at + 16 + i / 64 * 32 + i % 32, N / 4);
+            six_bits(header + 4, i / 32, part_scale, part_least);
+            words(low, mine.at(16 + i / 64 * 32 + i % 32), N / 4);
             shift = i % 64 / 32 * 4;
-            scale = f16_to_f32(*(const u16 *)at) * (float)part_scale;
-            least = f16_to_f32(*(const u16 *)(at + 2)) * (float)part_least;
+            scale = f16_to_f32(*(const u16 *)header) * (float)part_scale;
+            least = f16_to_f32(*(const u16 *)(header + 2)) * (float)part_least;
         } else if constexpr (FORM == FORM_Q6_K) {
-            const u8 *at = block_at<FORM>(w, block);
-            words(low, at + i / 128 * 64 + i % 64, N / 4);
-            words(high, at + 128 + i / 128 * 32 + i % 32, N / 4);
+            Block<FORM> mine = block_at<FORM>(w, place, block);
+            words(low, mine.at(i / 128 * 64 + i % 64), N / 4);
+            words(high, mine.at(128 + i / 128 * 32 + i % 32), N / 4);
             shift = i % 128 / 64 * 4;
             two = i % 128 / 32 * 2;
-            scale = scale_at<FORM>(w, block) * (float)(i8)at[192 + i / 16];
+            scale = scale_at<FORM>(w, place, block) * (float)(i8)*mine.at(192 + i / 16);
             least = 32.f * scale;
         }
     }
@@ -62,6 +68,8 @@ template <int FORM, int N> struct Fetched {
         u32 byte = low[i / 4] >> (i % 4 * 8);
         if (FORM == FORM_Q8_0) return scale * (float)(i8)byte;
         int q = (int)((byte & 0xff) >> shift) & 15;
+        // A sign, two bits of the exponent and one behind the point, where half precision has them.
+        if (FORM == FORM_MXFP4) return scale * f16_to_f32((u16)((q & 7) << 9 | (q & 8) << 12));
         if (FORM == FORM_Q6_K) q |= (int)(((high[i / 4] >> (i % 4 * 8)) >> two) & 3) << 4;
         return scale * (float)q - least;
     }

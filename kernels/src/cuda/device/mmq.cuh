@@ -7,15 +7,22 @@
 // rows in banks of their own.
 constexpr u32 OUTS = 16, RESULT = OUTS + 4;
 
-// A step is as many columns as are in shared memory at a time: two steps, one that is multiplied and one that comes. Of
-// weights a row of it is `bytes`, `apart` from the next; rows lie `x_apart`. Apart is what keeps lanes that read together in
-// banks of their own: 8 words by 32 where each reads two words, 4 where it reads one. The host's `Staged` says the same.
+// A step is as many columns as are multiplied at a time. Of weights an output has `bytes` of it; those of 16 outputs lie in shared
+// memory as in global memory, pieces of outputs beside each other, so that lanes that read together are in banks of their own.
+// Rows lie `x_apart` there, which keeps theirs so: 8 words by 32 where a lane reads two words, 4 where it reads one. The host's
+// `Staged` says the same.
 template <int FORM> struct Step;
-template <> struct Step<FORM_Q4_0> { static constexpr u32 columns = 256, bytes = 128, apart = 144, x_apart = 272; };
-template <> struct Step<FORM_Q8_0> { static constexpr u32 columns = 128, bytes = 128, apart = 160, x_apart = 160; };
-template <> struct Step<FORM_Q4_K> { static constexpr u32 columns = 256, bytes = 144, apart = 160, x_apart = 288; };
-template <> struct Step<FORM_Q6_K> { static constexpr u32 columns = 256, bytes = 208, apart = 208, x_apart = 272; };
+template <> struct Step<FORM_Q4_0> { static constexpr u32 columns = 256, bytes = 128, x_apart = 272; };
+template <> struct Step<FORM_Q8_0> { static constexpr u32 columns = 128, bytes = 128, x_apart = 160; };
+template <> struct Step<FORM_Q4_K> { static constexpr u32 columns = 256, bytes = 144, x_apart = 288; };
+template <> struct Step<FORM_Q6_K> { static constexpr u32 columns = 256, bytes = 208, x_apart = 272; };
+static_assert(OUTS == TOGETHER, "what a warp multiplies lies together");
 
+// Steps of weights in shared memory where they are all that is there: one is multiplied, the others are on their way. The host's
+// `STAGES` is the same.
+constexpr u32 STAGES = 3;
+// Bytes of a row that a lane multiplies at a time and that lie together.
+template <int FORM> constexpr u32 LANE_BYTES = FORM == FORM_Q4_K || FORM == FORM_Q8_0 ? 8 : 4;
 // Bytes of the sums of a row's eight parts, in two halves.
 constexpr u32 HALVES = 16;
 // Scales of a row in a step.
@@ -30,15 +37,15 @@ template <int FORM> struct Held {
     static constexpr u32 COUNT = SCALES<FORM> > 4 ? 2 : 1;
     u16 scales[2][COUNT];
 
-    // `from`: both outputs' first.
-    DEVICE void read(const u16 *const (&from)[2], u32 blocks, u32 step, u32 lane) {
+    // `from`: both outputs' first, of `rows` that lie together.
+    DEVICE void read(const u16 *const (&from)[2], u32 rows, u32 blocks, u32 step, u32 lane) {
         if constexpr (FORM != FORM_Q4_K) {
 #pragma unroll
             for (u32 r = 0; r < 2; r++)
 #pragma unroll
                 for (u32 i = 0; i < COUNT; i++) {
                     u32 block = step * SCALES<FORM> + (SCALES<FORM> > 1 ? lane % 4 + i * 4 : 0);
-                    scales[r][i] = WHOLE<FORM> || block < blocks ? from[r][block] : (u16)0;
+                    scales[r][i] = WHOLE<FORM> || block < blocks ? from[r][block * rows] : (u16)0;
                 }
         }
     }
@@ -50,8 +57,8 @@ template <int FORM> struct Held {
     }
 };
 
-// Where a lane's part of a step lies in shared memory: its first output's weights, the numbers and the sums of its row of the
-// first tile, and scales of the two rows of that tile whose results it has.
+// Where a lane's part of a step lies: the weights of 16 outputs in shared memory, and there, or of few rows in global memory, the
+// numbers and the sums of its row of the first tile, and scales of the two rows of that tile whose results it has.
 struct Place {
     const u8 *w, *x, *halves, *scales[2];
 };
@@ -75,27 +82,32 @@ template <int TILES> DEVICE void weighed(int (&sums)[TILES][4], int n, const int
     sums[n][2] += c[2] * second, sums[n][3] += c[3] * second;
 }
 
+// What was read before is not kept.
+template <int TILES> DEVICE void read_anew() {
+#ifndef TSNODE_EMULATOR
+    if (TILES == 8) asm volatile("" ::: "memory");
+#endif
+}
+
 // One step of 16 outputs times `TILES` tiles of eight rows. In which order the 32 columns of a product come is no matter, as
 // long as it is the same for both: a lane has what lies together.
 template <int FORM> struct Multiply;
 
 template <> struct Multiply<FORM_Q4_K> {
     template <int TILES> static DEVICE void step(float (&acc)[TILES][4], const Place &at, const Held<FORM_Q4_K> &, u32, u32 lane) {
-        constexpr u32 APART = Step<FORM_Q4_K>::apart, X_TILE = 8 * Step<FORM_Q4_K>::x_apart;
-        const u8 *quants = at.w + 16 + lane % 4 * 8;
-        uint4 headers[2] = {*(const uint4 *)at.w, *(const uint4 *)(at.w + 8 * APART)};
-        // Eight scales of six bits, and eight least values, each a byte.
-        u32 found[2][2], below[2][2];
+        constexpr u32 X_TILE = 8 * Step<FORM_Q4_K>::x_apart;
+        const u8 *quants = at.w + OUTS * 16 + lane * 8, *header = at.w + lane / 4 * 16;
+        // Eight scales of six bits, each a byte.
+        u32 found[2][2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            const uint4 &h = headers[r];
+            uint4 h = *(const uint4 *)(header + r * 8 * 16);
             found[r][0] = h.y & 0x3f3f3f3f, found[r][1] = (h.w & 0x0f0f0f0f) | (h.y >> 2 & 0x30303030);
-            below[r][0] = h.z & 0x3f3f3f3f, below[r][1] = (h.w >> 4 & 0x0f0f0f0f) | (h.z >> 2 & 0x30303030);
         }
         int sums[TILES][4] = {};
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            uint2 a = two(quants + j / 2 * 32), b = two(quants + 8 * APART + j / 2 * 32);
+            uint2 a = two(quants + j / 2 * OUTS * 32), b = two(quants + (j / 2 * OUTS + 8) * 32);
             int shift = j % 2 * 4;
             u32 w[4] = {a.x >> shift & 0x0f0f0f0f, b.x >> shift & 0x0f0f0f0f, a.y >> shift & 0x0f0f0f0f, b.y >> shift & 0x0f0f0f0f};
             int scales[2] = {byte_at(found[0][j / 4], j % 4), byte_at(found[1][j / 4], j % 4)};
@@ -107,12 +119,20 @@ template <> struct Multiply<FORM_Q4_K> {
                 weighed<TILES>(sums, n, c, scales[0], scales[1]);
             }
         }
+        // What else headers have is read then: of many rows there are no registers for it meanwhile.
+        read_anew<TILES>();
+        uint4 headers[2] = {*(const uint4 *)header, *(const uint4 *)(header + 8 * 16)};
         scaled<FORM_Q4_K, TILES>(acc, sums, f16_to_f32((u16)headers[0].x), f16_to_f32((u16)headers[1].x), at);
         // Least values times the sums of rows, by the same tensor cores: of 16 columns eight are parts of the block. A lane has
         // four, of the first two of every four lanes; rows are zeros for the others, whose least values do not matter.
         int least[TILES][4] = {};
         bool late = lane % 2;
-        u32 w[2] = {late ? below[0][1] : below[0][0], late ? below[1][1] : below[1][0]};
+        u32 w[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const uint4 &h = headers[r];
+            w[r] = late ? (h.w >> 4 & 0x0f0f0f0f) | (h.z >> 2 & 0x30303030) : h.z & 0x3f3f3f3f;
+        }
 #pragma unroll
         for (int n = 0; n < TILES; n++) {
             u32 rest = one(at.halves + n * 8 * HALVES), whole = one(at.halves + n * 8 * HALVES + 8);
@@ -127,21 +147,23 @@ template <> struct Multiply<FORM_Q4_K> {
 
 // Numbers are six bits less 32. Those bits on top of a byte with its sign turned are four times as much, with a sign.
 template <> struct Multiply<FORM_Q6_K> {
+    // A lane's word of a piece of one of its two outputs.
+    static DEVICE const u8 *six(const Place &at, int piece, int output, u32 lane) { return at.w + (piece * OUTS + output * 8) * 16 + lane * 4; }
+
     template <int TILES> static DEVICE void step(float (&acc)[TILES][4], const Place &at, const Held<FORM_Q6_K> &held, u32, u32 lane) {
-        constexpr u32 APART = Step<FORM_Q6_K>::apart, X_TILE = 8 * Step<FORM_Q6_K>::x_apart;
-        const u8 *quants = at.w + lane % 4 * 4;
+        constexpr u32 X_TILE = 8 * Step<FORM_Q6_K>::x_apart;
+        const u8 *scales = at.w + (12 * OUTS + lane / 4) * 16;
         int sums[TILES][4] = {};
 #pragma unroll(TILES == 8 ? 1 : 2)
         for (int half = 0; half < 2; half++) {
-            uint2 all[2] = {two(at.w + 192 + half * 8), two(at.w + 8 * APART + 192 + half * 8)};
+            uint2 all[2] = {two(scales + half * 8), two(scales + 8 * 16 + half * 8)};
 #pragma unroll
             for (int side = 0; side < 2; side++) {
                 u32 low[2][2], high[2];
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
-                    const u8 *from = quants + r * 8 * APART + side * 16;
-                    low[r][0] = one(from + half * 64), low[r][1] = one(from + half * 64 + 32);
-                    high[r] = one(from + 128 + half * 32) ^ 0xaaaaaaaa;
+                    low[r][0] = one(six(at, half * 4 + side, r, lane)), low[r][1] = one(six(at, half * 4 + side + 2, r, lane));
+                    high[r] = one(six(at, 8 + half * 2 + side, r, lane)) ^ 0xaaaaaaaa;
                 }
 #pragma unroll
                 for (int part = 0; part < 4; part++) {
@@ -190,11 +212,11 @@ DEVICE void multiply_block(float (&acc)[TILES][4], const u32 (&w)[4], const u8 *
 
 template <> struct Multiply<FORM_Q8_0> {
     template <int TILES> static DEVICE void step(float (&acc)[TILES][4], const Place &at, const Held<FORM_Q8_0> &held, u32 blocks, u32 lane) {
-        const u8 *quants = at.w + lane % 4 * 8;
+        const u8 *quants = at.w + lane * 8;
 #pragma unroll(TILES == 8 ? 2 : 4)
         for (u32 j = 0; j < 4; j++) {
             if (j >= blocks) break;
-            uint2 a = two(quants + j * 32), b = two(quants + 8 * Step<FORM_Q8_0>::apart + j * 32);
+            uint2 a = two(quants + j * OUTS * 32), b = two(quants + (j * OUTS + 8) * 32);
             u32 w[4] = {a.x, b.x, a.y, b.y};
             multiply_block<FORM_Q8_0, TILES>(acc, w, at.x + j * 32, j, held.scale(0, j, lane), held.scale(1, j, lane), at);
         }
@@ -204,11 +226,11 @@ template <> struct Multiply<FORM_Q8_0> {
 // Numbers are four bits less 8. Those bits on top of a byte with its sign turned are sixteen times as much, with a sign.
 template <> struct Multiply<FORM_Q4_0> {
     template <int TILES> static DEVICE void step(float (&acc)[TILES][4], const Place &at, const Held<FORM_Q4_0> &held, u32 blocks, u32 lane) {
-        const u8 *quants = at.w + lane % 4 * 4;
+        const u8 *quants = at.w + lane * 4;
 #pragma unroll(TILES == 8 ? 2 : 8)
         for (u32 j = 0; j < 8; j++) {
             if (j >= blocks) break;
-            u32 a = one(quants + j * 16) ^ 0x88888888, b = one(quants + 8 * Step<FORM_Q4_0>::apart + j * 16) ^ 0x88888888;
+            u32 a = one(quants + j * OUTS * 16) ^ 0x88888888, b = one(quants + (j * OUTS + 8) * 16) ^ 0x88888888;
             u32 w[4] = {a << 4 & 0xf0f0f0f0, b << 4 & 0xf0f0f0f0, a & 0xf0f0f0f0, b & 0xf0f0f0f0};
             float first = held.scale(0, j, lane) * 0.0625f, second = held.scale(1, j, lane) * 0.0625f;
             multiply_block<FORM_Q4_0, TILES>(acc, w, at.x + j * 32, j, first, second, at);

@@ -11,8 +11,15 @@ struct Rope {
     u32 half, neighbours;
     const float *query_norm, *key_norm;
     float eps;
+    // How queries grow with their position (Ministral 3); not at all with 0.
+    float beta;
+    u32 every;
     DEVICE u32 first(u32 i) const { return neighbours ? 2 * i : i; }
     DEVICE u32 second(u32 i) const { return neighbours ? 2 * i + 1 : i + half; }
+    // What a query at a position is multiplied by, and a key by 1.
+    DEVICE float grown(bool is_query, u32 position) const {
+        return is_query && beta > 0.f ? 1.f + beta * logf(1.f + (float)(position / every)) : 1.f;
+    }
     // A lane's frequencies: no kernel writes them.
     DEVICE void read(float (&speeds)[ROPE_PAIRS], u32 lane) const {
 #pragma unroll
@@ -43,10 +50,10 @@ struct LaneOfHead {
         for (u32 k = 0; k < ROPE_CHANNELS; k++)
             if (lane + 32 * k < dim) put(lane + 32 * k, all[k]);
     }
-    // Hands `put` channels as they are turned, after the norm by `w`, if there is one.
+    // Hands `put` channels as they are turned, after the norm by `w`, if there is one, and times `grown`.
     template <class Put>
-    DEVICE void turned(const float *head, u32 dim, const Rope &rope, const float (&speeds)[ROPE_PAIRS], const float *w, u32 position,
-                       u32 lane, const Put &put) const {
+    DEVICE void turned(const float *head, u32 dim, const Rope &rope, const float (&speeds)[ROPE_PAIRS], const float *w, float grown,
+                       u32 position, u32 lane, const Put &put) const {
         float scale = 1.f;
         if (w) {
             float squares = 0.f;
@@ -64,11 +71,12 @@ struct LaneOfHead {
                 a = a * scale * w[first];
                 b = b * scale * w[second];
             }
+            a *= grown, b *= grown;
             float angle = (float)position * speeds[k];
             float c = cosf(angle) * rope.amplitude, s = sinf(angle) * rope.amplitude;
             put(first, a * c - b * s);
             put(second, b * c + a * s);
         }
-        for (u32 i = 2 * rope.half + lane; i < dim; i += 32) put(i, w ? head[i] * scale * w[i] : head[i]);
+        for (u32 i = 2 * rope.half + lane; i < dim; i += 32) put(i, (w ? head[i] * scale * w[i] : head[i]) * grown);
     }
 };

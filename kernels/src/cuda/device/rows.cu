@@ -1,9 +1,9 @@
 // What is done row by row between products: embedding, norms, turning and storing of keys and values, gates, rounding.
 // All of it is limited by memory or, with few rows, by how long a launch takes; so neighbours are fused.
+#include "eights.cuh"
 #include "forms.cuh"
 #include "pages.cuh"
 #include "rope.cuh"
-#include "rounded.cuh"
 
 // out[row] = table[tokens[row]] · scale. Limited by memory: a row is read once.
 KERNEL(256) embed(const u32 *tokens, const u8 *table, u32 form, u64 vocab, u32 width, float scale, float *out) {
@@ -14,49 +14,8 @@ KERNEL(256) embed(const u32 *tokens, const u8 *table, u32 form, u64 vocab, u32 w
 }
 EXPORT(embed)
 
-// Eight consecutive numbers of a row. Where all of them lie as whole sixteens of bytes they are read so.
-DEVICE void read_eight(float (&to)[8], const float *from, u32 count, bool whole) {
-    if (whole) {
-        float4 a = ((const float4 *)from)[0], b = ((const float4 *)from)[1];
-        to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w, to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;
-    } else {
-#pragma unroll
-        for (int i = 0; i < 8; i++) to[i] = (u32)i < count ? from[i] : 0.f;
-    }
-}
-DEVICE void write_eight(const float (&x)[8], float *to, u32 count, bool whole) {
-    if (whole) {
-        ((float4 *)to)[0] = float4{x[0], x[1], x[2], x[3]};
-        ((float4 *)to)[1] = float4{x[4], x[5], x[6], x[7]};
-    } else {
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            if ((u32)i < count) to[i] = x[i];
-    }
-}
-// Writes eight numbers as `kind` has them; `at` is the number of the first among all `numbers`. All lanes call this.
-DEVICE void store_eight(u32 kind, void *to, u64 numbers, u64 at, const float (&x)[8], u32 count, bool whole) {
-    if (kind >= ROUNDED_32) return round_eight(x, count > 0, at, kind, RoundedRows(to, numbers));
-    if (count == 0) return;
-    if (kind == F32) {
-        write_eight(x, (float *)to + at, count, whole);
-    } else if (whole) {
-        u32 words[4];
-        float limit = kind == F16 ? 65504.f : INFINITY;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            float a = x[2 * i], b = x[2 * i + 1];
-            if (kind == F16) a = fminf(fmaxf(a, -limit), limit), b = fminf(fmaxf(b, -limit), limit);
-            words[i] = two_as(kind == BF16, a, b);
-        }
-        ((uint4 *)to)[at / 8] = uint4{words[0], words[1], words[2], words[3]};
-    } else {
-        for (u32 i = 0; i < count; i++) store_row(kind, to, at + i, x[i]);
-    }
-}
-
-// x += delta, if there is one; out = rms_norm(x) · w. One block a row, whose numbers stay in registers: with few rows limited by
-// how long the first bytes take and by a launch, with many by memory.
+// x += delta, if there is one; out = rms_norm(x) · w, or x as it is where there is no w (OLMo 2 and 3). One block a row, whose numbers
+// stay in registers: with few rows limited by how long the first bytes take and by a launch, with many by memory.
 constexpr u32 NORM_THREADS = 512, NORM_TURNS = 2;
 KERNEL(NORM_THREADS) rms_norm(float *x, const float *delta, const float *w, float eps, u32 width, void *out, u32 kind) {
     __shared__ float few[32];
@@ -65,11 +24,16 @@ KERNEL(NORM_THREADS) rms_norm(float *x, const float *delta, const float *w, floa
     float mine[NORM_TURNS][8], more[8], squares = 0.f;
     auto count_at = [&](u32 i) { return i < width ? min(width - i, 8u) : 0u; };
     // What the row is multiplied by in the end is asked for first: no kernel writes it.
-    float weights[NORM_TURNS][8] = {};
+    float weights[NORM_TURNS][8];
+    auto weights_at = [&](float (&by)[8], u32 i, u32 count) {
+#pragma unroll
+        for (int k = 0; k < 8; k++) by[k] = 1.f;
+        if (w && count) read_eight(by, w + i, count, whole);
+    };
 #pragma unroll
     for (u32 turn = 0; turn < NORM_TURNS; turn++) {
-        u32 i = (turn * NORM_THREADS + threadIdx.x) * 8, count = count_at(i);
-        if (count) read_eight(weights[turn], w + i, count, whole);
+        u32 i = (turn * NORM_THREADS + threadIdx.x) * 8;
+        weights_at(weights[turn], i, count_at(i));
     }
     wait_for_others();
     let_next_begin();
@@ -96,7 +60,7 @@ KERNEL(NORM_THREADS) rms_norm(float *x, const float *delta, const float *w, floa
         float values[8];
         sum_up(values, i, count_at(i));
     }
-    float scale = 1.f / sqrtf(block_sum(squares, few) / (float)width + eps);
+    float sum = block_sum(squares, few), scale = w ? 1.f / sqrtf(sum / (float)width + eps) : 1.f;
     auto store = [&](const float (&values)[8], const float (&by)[8], u32 i, u32 count) {
         float y[8];
 #pragma unroll
@@ -112,25 +76,23 @@ KERNEL(NORM_THREADS) rms_norm(float *x, const float *delta, const float *w, floa
     }
     for (u32 first = NORM_TURNS * NORM_THREADS + threadIdx.x / 32 * 32; first * 8 < width; first += NORM_THREADS) {
         u32 i = (first + threadIdx.x % 32) * 8, count = count_at(i);
-        float values[8] = {}, by[8] = {};
-        if (count) {
-            read_eight(values, x + from + i, count, whole);
-            read_eight(by, w + i, count, whole);
-        }
+        float values[8] = {}, by[8];
+        weights_at(by, i, count);
+        if (count) read_eight(values, x + from + i, count, whole);
         store(values, by, i, count);
     }
 }
 EXPORT(rms_norm)
 
-// x += rms_norm(delta) · w: Gemma's norms behind attention and MLP.
-KERNEL(256) norm_add(const float *delta, const float *w, float eps, u32 width, float *x) {
+// x = (x + rms_norm(delta) · w) · factor: Gemma's and OLMo's norms behind attention and MLP, and a layer's factor (Gemma 4).
+KERNEL(256) norm_add(const float *delta, const float *w, float eps, u32 width, float *x, float factor) {
     after_others();
     __shared__ float few[32];
     u64 from = (u64)blockIdx.x * width;
     float squares = 0.f;
     for (u32 i = threadIdx.x; i < width; i += 256) squares = fmaf(delta[from + i], delta[from + i], squares);
     float scale = 1.f / sqrtf(block_sum(squares, few) / (float)width + eps);
-    for (u32 i = threadIdx.x; i < width; i += 256) x[from + i] += delta[from + i] * scale * w[i];
+    for (u32 i = threadIdx.x; i < width; i += 256) x[from + i] = (x[from + i] + delta[from + i] * scale * w[i]) * factor;
 }
 EXPORT(norm_add)
 
@@ -189,6 +151,33 @@ KERNEL(128) gate(const float *x, u32 width, u32 activation, void *out, u32 kind)
 }
 EXPORT(gate)
 
+// The same for rows that experts get, whose gates end at `limit`, with the other half between the limits and 1 more; before that
+// each row has the bias of its expert `chosen`, if there are some: gpt-oss. Limited by memory.
+KERNEL(128) gate_clamped(const float *x, u32 width, const u32 *chosen, const float *bias, float sharpness, float limit, void *out,
+                         u32 kind) {
+    after_others();
+    u64 row = blockIdx.x, from = row * 2 * width;
+    u32 i = (blockIdx.y * 128 + threadIdx.x) * 8, count = i < width ? min(width - i, 8u) : 0;
+    bool whole = width % 8 == 0;
+    float gates[8] = {}, ups[8] = {}, of_gates[8] = {}, of_ups[8] = {}, y[8];
+    if (count) {
+        read_eight(gates, x + from + i, count, whole);
+        read_eight(ups, x + from + width + i, count, whole);
+    }
+    if (count && bias) {
+        const float *mine = bias + (u64)chosen[row] * 2 * width + i;
+        read_eight(of_gates, mine, count, whole);
+        read_eight(of_ups, mine + width, count, whole);
+    }
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        float open = fminf(gates[k] + of_gates[k], limit), up = fminf(fmaxf(ups[k] + of_ups[k], -limit), limit);
+        y[k] = open / (1.f + expf(-sharpness * open)) * (up + 1.f);
+    }
+    store_eight(kind, out, (u64)gridDim.x * width, row * width + i, y, count, whole);
+}
+EXPORT(gate_clamped)
+
 // Rows of numbers of 16 bits, clipped to what those hold.
 KERNEL(256) narrow(const float *x, u64 count, void *out, u32 kind) {
     after_others();
@@ -213,9 +202,10 @@ EXPORT(round_rows)
 // Limited by a launch for few rows, by memory for many.
 KERNEL(32) rope_append(float *x, u32 stride, u32 heads, u32 kv_heads, u32 dim, const u32 *positions, const u32 *sequences,
                        const float *frequencies, float amplitude, u32 half, u32 neighbours, const float *query_norm,
-                       const float *key_norm, float eps, u8 *memory, const u32 *table, u32 most, u32 tokens, u32 kind) {
+                       const float *key_norm, float eps, float beta, u32 every, u8 *memory, const u32 *table, u32 most,
+                       u32 tokens, u32 kind) {
     u32 row = blockIdx.x, head = blockIdx.y, lane = threadIdx.x;
-    Rope rope = {frequencies, amplitude, half, neighbours, query_norm, key_norm, eps};
+    Rope rope = {frequencies, amplitude, half, neighbours, query_norm, key_norm, eps, beta, every};
     float speeds[ROPE_PAIRS];
     rope.read(speeds, lane);
     wait_for_others();
@@ -233,6 +223,6 @@ KERNEL(32) rope_append(float *x, u32 stride, u32 heads, u32 kv_heads, u32 dim, c
     u32 stored = is_query ? (u32)F32 : kind;
     auto put = [&](u32 channel, float number) { store_as(stored, to, channel, number); };
     if (is_value) mine.plain(dim, lane, put);
-    else mine.turned(at, dim, rope, speeds, w, position, lane, put);
+    else mine.turned(at, dim, rope, speeds, w, rope.grown(is_query, position), position, lane, put);
 }
 EXPORT(rope_append)

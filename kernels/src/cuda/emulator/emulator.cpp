@@ -14,6 +14,8 @@
 
 #define TSNODE_EMULATOR
 #include "common.cuh"
+#include "channels.cuh"
+#include "eights.cuh"
 #include "few.cuh"
 #include "forms.cuh"
 #include "many.cuh"
@@ -289,4 +291,10 @@ namespace in_choose {
 }
 namespace in_tiles {
 #include "tiles.cu"
+}
+namespace in_delta {
+#include "delta.cu"
+}
+namespace in_wide {
+#include "wide.cu"
 }

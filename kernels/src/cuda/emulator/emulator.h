@@ -102,7 +102,7 @@ inline uint4 stream_16(const void *global, bool real) {
 inline float quick_exp(float x) { return exp2f(x * 1.4426950408889634f); }
 
 inline void copy_16_async(void *to, const void *from, bool real) { emulator::copy_later(to, from, 16, real); }
-inline void stream_16_async(void *to, const void *from, bool real) { emulator::copy_later(to, from, 16, real); }
+inline void stream_16_async(void *to, const void *from) { emulator::copy_later(to, from, 16, true); }
 inline void copy_4_async(void *to, const void *from, bool real) { emulator::copy_later(to, from, 4, real); }
 inline void copies_commit() { emulator::commit(); }
 template <int LEFT> inline void copies_wait() { emulator::wait(LEFT); }
@@ -145,23 +145,35 @@ template <bool BRAIN> inline void multiply_16x8x16(float (&c)[4], const u32 (&a)
 }
 
 // Bytes with signs: of `DEPTH` numbers a lane has four, and of 32 another four sixteen further on.
-template <int DEPTH> inline void multiply_bytes(int (&c)[4], const u32 *a, const u32 *b) {
+template <int DEPTH, bool SIGNED = true> inline void multiply_bytes(int (&c)[4], const u32 *a, const u32 *b) {
     struct Parts { u32 a[DEPTH / 8], b[DEPTH / 16]; } mine, all[32];
     std::memcpy(mine.a, a, sizeof mine.a);
     std::memcpy(mine.b, b, sizeof mine.b);
     std::memcpy(all, emulator::exchange(&mine, sizeof mine), sizeof all);
     auto number = [](u32 four, int which) { return (int)(signed char)(four >> (8 * which)); };
+    auto first = [&](u32 four, int which) { return SIGNED ? number(four, which) : (int)(four >> (8 * which) & 255); };
     int lane = threadIdx.x % 32;
     for (int i = 0; i < 4; i++) {
         int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
         for (int k = 0; k < DEPTH; k++)
-            c[i] += number(all[row % 8 * 4 + k % 16 / 4].a[row / 8 + k / 16 * 2], k % 4) * number(all[column * 4 + k % 16 / 4].b[k / 16], k % 4);
+            c[i] += first(all[row % 8 * 4 + k % 16 / 4].a[row / 8 + k / 16 * 2], k % 4) * number(all[column * 4 + k % 16 / 4].b[k / 16], k % 4);
     }
 }
 inline void multiply_16x8x32(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     u32 b[2] = {b0, b1};
     multiply_bytes<32>(c, a, b);
 }
+// The first factor's bytes without signs.
+inline void multiply_16x8x32_unsigned(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    u32 b[2] = {b0, b1};
+    multiply_bytes<32, false>(c, a, b);
+}
 inline void multiply_16x8x16_bytes(int (&c)[4], const u32 (&a)[2], u32 b) { multiply_bytes<16>(c, a, &b); }
+inline u32 four_of_eight(u32 low, u32 high, u32 which) {
+    u64 all = (u64)high << 32 | low;
+    u32 out = 0;
+    for (int i = 0; i < 4; i++) out |= (u32)(all >> (8 * (which >> (4 * i) & 7)) & 255) << (8 * i);
+    return out;
+}
 inline int byte_at(u32 word, int i) { return (int)(word >> (8 * i) & 255); }
 inline u32 four_times(u32 word, int i) { return (word >> (8 * i) & 255) * 0x01010101u; }

@@ -22,21 +22,25 @@ macro_rules! file {
 }
 
 /// All of them.
-pub(crate) const FILES: [KernelFile; 9] = [
+pub(crate) const FILES: [KernelFile; 11] = [
     file!("attend"),
     file!("choose"),
     file!("chunk"),
+    file!("delta"),
     file!("experts"),
     file!("few"),
     file!("many"),
     file!("mmq"),
     file!("rows"),
     file!("tiles"),
+    file!("wide"),
 ];
 
 /// What they include, by name. They include nothing else, so that a compiler needs no headers of CUDA's.
-pub(crate) const HEADERS: [(&str, &str); 12] = [
+pub(crate) const HEADERS: [(&str, &str); 15] = [
+    ("channels.cuh", include_str!("../device/channels.cuh")),
     ("common.cuh", include_str!("../device/common.cuh")),
+    ("eights.cuh", include_str!("../device/eights.cuh")),
     ("few.cuh", include_str!("../device/few.cuh")),
     ("forms.cuh", include_str!("../device/forms.cuh")),
     ("four_bits.cuh", include_str!("../device/four_bits.cuh")),
@@ -44,6 +48,7 @@ pub(crate) const HEADERS: [(&str, &str); 12] = [
     ("four_values.cuh", include_str!("../device/four_values.cuh")),
     ("many.cuh", include_str!("../device/many.cuh")),
     ("mmq.cuh", include_str!("../device/mmq.cuh")),
+    ("mmq_row.cuh", include_str!("../device/mmq_row.cuh")),
     ("packed.cuh", include_str!("../device/packed.cuh")),
     ("pages.cuh", include_str!("../device/pages.cuh")),
     ("rope.cuh", include_str!("../device/rope.cuh")),

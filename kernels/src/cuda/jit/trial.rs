@@ -35,6 +35,9 @@ const PAGE_TOKENS: usize = PAGE_BYTES / (2 * HEADS * DIM * 2);
 pub(in crate::cuda) const TILE_ROWS: usize = 64 / GROUP;
 /// Parts that tokens of single rows are cut into.
 const PARTS: usize = 2;
+/// Tokens of a part and parts of a row, as steps have them (`step.rs`).
+const PART_TOKENS: usize = 64;
+const MOST_PARTS: usize = 64;
 /// Rows of a batch that products of rounded rows are timed with, beside a single one.
 const BATCH: usize = 16;
 /// Times that what is like a layer of a step comes up in one.
@@ -251,6 +254,8 @@ impl TrialWork {
     fn left_and_time(&mut self, recorded: Option<Recorded>) -> Result<(Vec<f32>, u64), GpuError> {
         let mut left = vec![0.0f32; self.size.outs];
         self.machine.upload(Queue::Compute, self.hidden.at(), &vec![0; self.size.cols * 4])?;
+        // One row's attention leaves fewer numbers than the norm behind it reads: the others must be the same each time.
+        self.machine.upload(Queue::Compute, self.out.at(), bytemuck::cast_slice(&left))?;
         self.run_layers(recorded)?;
         self.machine.download(Queue::Compute, self.out.at(), bytemuck::cast_slice_mut(&mut left))?;
         let mut best = u64::MAX;
@@ -271,12 +276,14 @@ impl TrialWork {
         }
     }
 
-    /// Attention, norms and products, each of what the one before left, written where an earlier one wrote.
+    /// Attention, norms and products, each of what the one before left, written where an earlier one wrote. Attention is one row's,
+    /// cut as a step of one sequence cuts it: more would take most of the time, and of that nothing overlaps.
     fn layers(&mut self) -> Result<(), GpuError> {
         let (hidden, norm, cols) = (self.hidden.at(), self.norm.at(), self.size.cols);
         let out = Out { at: self.out.at(), stride: self.size.outs };
+        let parts = (self.size.context / PART_TOKENS).clamp(1, PARTS * self.size.singles).min(MOST_PARTS);
         for _ in 0..LAYERS {
-            self.attend()?;
+            self.attend(1, parts)?;
             for (w, kind) in [(&self.quantised, Kind::Rounded256), (&self.dense, Kind::Bf16)] {
                 let normed = GpuRows { at: self.normed.at(), kind };
                 self.ops.norm(hidden, Some(out.at), norm, 1e-5, 1, cols, normed)?;
@@ -291,7 +298,7 @@ impl TrialWork {
             "few" => self.few(),
             "many" => self.many(),
             "mmq" => self.mmq(),
-            "attend" => self.attend(),
+            "attend" => self.attend(self.size.singles, PARTS),
             _ => self.chunk(),
         }
     }
@@ -319,17 +326,19 @@ impl TrialWork {
     }
 
     /// What both kinds of attention are told of scores and pages.
-    fn pool(&self) -> [Arg; 8] {
+    fn pool(&self) -> [Arg; 9] {
         let most = (self.size.context.div_ceil(PAGE_TOKENS)) as u32;
         let (scale, cap, window) = (1.0 / (DIM as f32).sqrt(), 0.0, 0u32);
         let look = [Arg::from(scale), cap.into(), window.into()];
         let [tokens, heads] = [PAGE_TOKENS, HEADS].map(|x| Arg::Whole(x as u32));
-        [look[0], look[1], look[2], (&self.pages).into(), (&self.table).into(), most.into(), tokens, heads]
+        let sinks = Arg::Wide(0);
+        [look[0], look[1], look[2], sinks, (&self.pages).into(), (&self.table).into(), most.into(), tokens, heads]
     }
 
-    fn attend(&self) -> Result<(), GpuError> {
+    /// Of so many rows, whose tokens are cut into so many parts.
+    fn attend(&self, rows: usize, parts: usize) -> Result<(), GpuError> {
         let whole = |x: usize| Arg::Whole(x as u32);
-        let numbers = Arg::Wide((self.size.singles * HEADS * GROUP * DIM) as u64);
+        let numbers = Arg::Wide((rows * HEADS * GROUP * DIM) as u64);
         let args = [
             [(&self.x).into(), whole(HEADS * GROUP * DIM), whole(GROUP)].as_slice(),
             &[(&self.rows).into(), (&self.positions).into(), (&self.sequences).into()],
@@ -339,7 +348,7 @@ impl TrialWork {
             &NOT_TURNED,
         ]
         .concat();
-        let grid = [PARTS as u32, HEADS as u32, self.size.singles as u32];
+        let grid = [parts as u32, HEADS as u32, rows as u32];
         let launch = Launch { module: "attend", kernel: "attend_128_f16", grid, threads: 128, shared: 0 };
         self.ops.attention(launch, &args)
     }

@@ -29,6 +29,8 @@ pub(crate) struct Routing {
     pub normed: bool,
     /// What they are multiplied by.
     pub scale: f32,
+    /// The same expert by expert; 0 where all are alike.
+    pub factors: u64,
 }
 
 /// Rows at experts that they pass, numbered row by row, and where it is said which those are.
@@ -130,6 +132,7 @@ impl Ops {
             whole(pairs.used),
             Arg::Whole(u32::from(routing.normed)),
             routing.scale.into(),
+            routing.factors.into(),
             pairs.chosen.into(),
             pairs.parts.into(),
             Arg::Wide(if alone { pairs.tiles } else { 0 }),
@@ -222,7 +225,7 @@ impl Ops {
         let steps = match w.form {
             Form::F32 | Form::F16 | Form::Bf16 => w.cols.div_ceil(512),
             Form::Q8_0 => (w.cols / 16).div_ceil(32),
-            Form::Q4_0 | Form::Q4K | Form::Q6K => (w.cols / 32).div_ceil(32),
+            Form::Q4_0 | Form::Mxfp4 | Form::Q4K | Form::Q6K => (w.cols / 32).div_ceil(32),
         };
         let alone = pairs.tiling == Tiling::Alone;
         // As for one row, however many there are.
@@ -246,14 +249,16 @@ impl Ops {
         self.run("experts", product_kernel(w.form, alone), grid, 256, &[rows, &rest].concat())
     }
 
-    /// Adds up what the experts of each row made, `[pair][width]`. With `shared` it is added to what `out` has, of which as much
-    /// counts as the sigmoid of the row's number at `gates` says, or all where that is 0.
+    /// Adds up what the experts of each row made, `[pair][width]`, each with its expert's bias where there is one. With `shared` it
+    /// is added to what `out` has, of which as much counts as the sigmoid of the row's number at `gates` says, or all where that
+    /// is 0.
     pub fn mix_experts(
         &self,
         made: u64,
         pairs: &GpuPairs,
         width: usize,
         (shared, gates): (bool, u64),
+        bias: u64,
         out: u64,
     ) -> Result<(), GpuError> {
         let args = [
@@ -263,6 +268,8 @@ impl Ops {
             whole(width),
             Arg::Whole(u32::from(shared)),
             gates.into(),
+            pairs.chosen.into(),
+            bias.into(),
             out.into(),
         ];
         self.run("experts", "mix_experts", [pairs.rows as u32, blocks(width, 4 * 256), 1], 256, &args)
@@ -286,6 +293,7 @@ fn large_kernel(form: Form) -> &'static str {
     match form {
         Form::Bf16 => "large_bf16",
         Form::Q4_0 => "large_q4_0",
+        Form::Mxfp4 => "large_mxfp4",
         Form::Q8_0 => "large_q8_0",
         Form::Q4K => "large_q4_k",
         Form::Q6K => "large_q6_k",
@@ -300,6 +308,7 @@ fn product_kernel(form: Form, alone: bool) -> &'static str {
         (Form::F16, true) => "one_f16",
         (Form::Bf16, true) => "one_bf16",
         (Form::Q4_0, true) => "one_q4_0",
+        (Form::Mxfp4, true) => "one_mxfp4",
         (Form::Q8_0, true) => "one_q8_0",
         (Form::Q4K, true) => "one_q4_k",
         (Form::Q6K, true) => "one_q6_k",
@@ -307,6 +316,7 @@ fn product_kernel(form: Form, alone: bool) -> &'static str {
         (Form::F16, false) => "tile_f16",
         (Form::Bf16, false) => "tile_bf16",
         (Form::Q4_0, false) => "tile_q4_0",
+        (Form::Mxfp4, false) => "tile_mxfp4",
         (Form::Q8_0, false) => "tile_q8_0",
         (Form::Q4K, false) => "tile_q4_k",
         (Form::Q6K, false) => "tile_q6_k",

@@ -1,36 +1,33 @@
 //! A layer on a GPU: its weights there, and its parts as launches.
 
-use super::{GpuLinear, GpuNorm, GpuScratch, experts::GpuExperts};
+use super::{
+    GpuLinear, GpuNorm, GpuScratch, Mixing,
+    attention::GpuAttention,
+    delta::GpuDelta,
+    experts::{ExpertRows, GpuExperts},
+};
 use crate::{
     config::Activation,
     cuda::{
         columns::Columns,
-        machine::{Arg, GpuError, GpuMemory, Launch, Machine},
-        ops::{GpuRows, Kind, NOT_TURNED, Ops},
+        machine::{GpuError, Machine},
+        ops::{GpuRows, Kind, Ops},
         step::Step,
-        weights::size,
     },
-    engine::AttentionParams,
-    models::{LayerOutline, MlpOutline, NormOutline},
-    pages::PageLayout,
-    rope::RopePairs,
+    models::{LayerOutline, MixerOutline, MlpOutline, NormOutline},
+    pages::{PageLayout, StateLayout},
+    ranks::RankOutputs,
 };
 use std::sync::Arc;
-use tsnode_protocol::KvDtype;
-
-/// Tokens of a tile of keys; rows and heads of a tile of queries.
-const TILE: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct GpuLayer {
-    attention_norm: GpuNorm,
-    inputs: GpuLinear,
-    head_norms: Option<[GpuNorm; 2]>,
-    /// Of all heads together.
-    row_norms: Option<[GpuNorm; 2]>,
+    /// None in families that norm only what comes out.
+    attention_norm: Option<GpuNorm>,
+    mixer: GpuMixer,
     output: GpuLinear,
     attention_post_norm: Option<GpuNorm>,
-    mlp_norm: GpuNorm,
+    mlp_norm: Option<GpuNorm>,
     /// Of the MLP, or of the expert that all rows pass; of none where there is neither.
     gate_up: GpuLinear,
     down: GpuLinear,
@@ -38,66 +35,75 @@ pub(super) struct GpuLayer {
     experts: Option<Box<GpuExperts>>,
     mlp_post_norm: Option<GpuNorm>,
     gelu: bool,
-    look: AttentionParams,
-    pub rope: usize,
-    pub neighbours: bool,
-    heads: usize,
-    /// Heads of keys and values of all GPUs.
-    all_kv_heads: usize,
+    /// What comes out is multiplied by.
+    factor: f32,
 }
 
-/// A layer's pages.
-#[derive(Clone, Copy)]
-pub(super) struct GpuLayerPages {
-    pub memory: u64,
-    pub table: u64,
-    pub most: usize,
-    pub layout: PageLayout,
+/// What mixes tokens.
+#[derive(Debug)]
+enum GpuMixer {
+    Attention(Box<GpuAttention>),
+    Delta(Box<GpuDelta>),
 }
 
-fn whole(x: usize) -> Arg {
-    Arg::Whole(x as u32)
+impl GpuMixer {
+    /// What rows are multiplied by first.
+    fn inputs(&self) -> &GpuLinear {
+        match self {
+            Self::Attention(attention) => &attention.inputs,
+            Self::Delta(delta) => &delta.inputs,
+        }
+    }
+
+    /// Columns of what it mixes.
+    fn outputs(&self) -> &RankOutputs {
+        match self {
+            Self::Attention(attention) => &attention.outputs,
+            Self::Delta(delta) => &delta.outputs,
+        }
+    }
 }
 
 impl GpuLayer {
-    pub fn load(machine: &Arc<dyn Machine>, layer: &LayerOutline<'_>) -> Result<Self, GpuError> {
+    /// A layer before which there are `kv_place` of the stage's with keys and values.
+    pub fn load(
+        machine: &Arc<dyn Machine>,
+        layer: &LayerOutline<'_>,
+        (layout, states): (&PageLayout, &StateLayout),
+        kv_place: usize,
+    ) -> Result<Self, GpuError> {
         let norm = |norm: NormOutline<'_>| GpuNorm::load(machine, norm);
-        let LayerOutline { attention, mlp, .. } = layer;
-        let (mlp, experts) = match mlp {
+        let (mixer, output) = match &layer.mixer {
+            MixerOutline::Attention(attention) => {
+                let loaded = GpuAttention::load(machine, attention, layout, kv_place)?;
+                (GpuMixer::Attention(Box::new(loaded)), attention.output)
+            }
+            MixerOutline::Delta(delta) => {
+                (GpuMixer::Delta(Box::new(GpuDelta::load(machine, delta, states)?)), delta.output)
+            }
+        };
+        let (mlp, experts) = match &layer.mlp {
             MlpOutline::Gated(mlp) => (Some(mlp), None),
-            MlpOutline::Experts(experts) => (experts.shared.as_ref().map(|shared| &shared.mlp), Some(experts)),
+            MlpOutline::Experts(experts) => {
+                let beside = experts.beside.as_ref().map(|beside| &beside.mlp);
+                (beside.or(experts.shared.as_ref().map(|shared| &shared.mlp)), Some(experts))
+            }
         };
         if mlp.is_some_and(|mlp| !matches!(mlp.activation, Activation::Silu | Activation::GeluTanh)) {
             return Err(GpuError::Unsupported("an MLP without a gate".into()));
         }
-        let (Some(attention_norm), Some(mlp_norm)) = (layer.attention_norm, layer.mlp_norm) else {
-            return Err(GpuError::Unsupported("a layer without norms before its parts".into()));
-        };
-        let queries = size(&attention.inputs[0].weight.tensor().view()).0;
         Ok(Self {
-            attention_norm: norm(attention_norm)?,
-            inputs: GpuLinear::load(machine, &attention.inputs)?,
-            head_norms: match attention.head_norms {
-                Some([query, key]) => Some([norm(query)?, norm(key)?]),
-                None => None,
-            },
-            row_norms: match attention.row_norms {
-                Some([query, key]) => Some([norm(query)?, norm(key)?]),
-                None => None,
-            },
-            output: GpuLinear::load(machine, &[attention.output])?,
+            attention_norm: layer.attention_norm.map(norm).transpose()?,
+            mixer,
+            output: GpuLinear::load(machine, &[output])?,
             attention_post_norm: layer.attention_post_norm.map(norm).transpose()?,
-            mlp_norm: norm(mlp_norm)?,
+            mlp_norm: layer.mlp_norm.map(norm).transpose()?,
             gate_up: mlp.map_or_else(|| Ok(GpuLinear::nothing()), |mlp| GpuLinear::load(machine, &mlp.inputs))?,
             down: mlp.map_or_else(|| Ok(GpuLinear::nothing()), |mlp| GpuLinear::load(machine, &[mlp.down]))?,
             experts: experts.map(|experts| GpuExperts::load(machine, experts).map(Box::new)).transpose()?,
             mlp_post_norm: layer.mlp_post_norm.map(norm).transpose()?,
             gelu: mlp.is_some_and(|mlp| mlp.activation == Activation::GeluTanh),
-            look: attention.look,
-            rope: attention.rope,
-            neighbours: attention.pairs == RopePairs::Neighbours,
-            heads: queries / attention.head_dim.max(1),
-            all_kv_heads: attention.inputs[1].outputs.all / attention.head_dim.max(1),
+            factor: layer.factor,
         })
     }
 }
@@ -114,9 +120,9 @@ pub(super) struct GpuLayerContext<'a> {
 /// What is computed of a layer between two times that GPUs put their columns side by side.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum GpuLayerPiece {
-    /// What attention mixes for each head, from rows normed and turned.
+    /// What attention mixes for each head, from rows normed and turned, or what states say for them.
     Attend,
-    /// What attention adds to the rows.
+    /// What that adds to the rows.
     Output,
     /// The half of the MLP that is gated.
     Gate,
@@ -133,68 +139,62 @@ impl GpuLayerPiece {
 }
 
 impl GpuLayer {
-    /// Columns of what attention mixes, by the rows with what is still to be added to them; with a mark once keys and values
-    /// are stored.
-    pub fn mix(
-        &self,
-        place: GpuLayerContext<'_>,
-        more: Option<u64>,
-        rope: &(GpuMemory, f32),
-        half: usize,
-        pages: GpuLayerPages,
-        mark: Option<usize>,
-    ) -> Result<Columns, GpuError> {
-        let GpuLayerContext { ops, work, step, width, hidden } = place;
-        let rows = step.rows;
-        let inputs = work.inputs.fit(rows * self.inputs.outs.max(self.gate_up.outs) * 4)?;
+    /// Its attention, if it has that.
+    pub fn attention(&self) -> Option<&GpuAttention> {
+        match &self.mixer {
+            GpuMixer::Attention(attention) => Some(attention),
+            GpuMixer::Delta(_) => None,
+        }
+    }
 
-        let normed = GpuRows { at: work.normed.fit(rows * width * 4)?, kind: self.inputs.kind(rows) };
-        ops.norm(hidden, more, self.attention_norm.weight.at(), self.attention_norm.eps, rows, width, normed)?;
-        self.inputs.run(ops, normed, rows, inputs)?;
-        self.norm_rows(ops, rows, inputs, pages.layout)?;
-        let turning = self.turning(rope, half);
-        let turns = self.attention_turns(step, pages) && mark.is_none();
-        if !turns {
-            self.turn_and_store(ops, step, inputs, turning, pages)?;
+    /// Columns of what is mixed, by the rows with what is still to be added to them.
+    pub fn mix(&self, place: GpuLayerContext<'_>, more: Option<u64>, mixing: Mixing<'_>) -> Result<Columns, GpuError> {
+        let GpuLayerContext { ops, work, step, width, hidden } = place;
+        let (rows, linear, outputs) = (step.rows, self.mixer.inputs(), self.mixer.outputs());
+        // The MLP finds as much room as it needs.
+        let inputs = work.inputs.fit(rows * linear.outs.max(self.gate_up.outs) * 4)?;
+        let whole = work.mixed.fit(rows * outputs.all.max(self.gate_up.outputs.all) * 4)?;
+
+        let normed = GpuRows { at: work.normed.fit(rows * width * 4)?, kind: linear.kind(rows) };
+        let (weight, eps) = before(self.attention_norm.as_ref());
+        ops.norm(hidden, more, weight, eps, rows, width, normed)?;
+        linear.run(ops, normed, rows, inputs)?;
+        let kind = self.mixed_kind(step);
+        let mixed = Columns::place(outputs, rows, kind.bytes(), whole, &mut work.mixed_apart)?;
+        let out = GpuRows { at: mixed.own, kind };
+        match &self.mixer {
+            GpuMixer::Attention(attention) => attention.mix((ops, work), step, mixing, inputs, out)?,
+            GpuMixer::Delta(delta) => delta.mix((ops, work), step, inputs, out)?,
         }
-        if let Some(number) = mark {
-            ops.machine.mark(number)?;
-        }
-        let (kind, heads) = (self.mixed_kind(step), &self.inputs.outputs);
-        let whole = work.mixed.fit(rows * heads.all.max(self.gate_up.outputs.all) * 4)?;
-        let mixed = Columns::place(heads, rows, kind.bytes(), whole, &mut work.mixed_apart)?;
-        let turning = if turns { turning } else { NOT_TURNED };
-        self.attend(ops, step, inputs, turning, pages, GpuRows { at: mixed.own, kind })?;
         Ok(mixed)
     }
 
-    /// Columns of what attention adds.
+    /// Columns of what is added of that.
     pub fn output(&self, place: GpuLayerContext<'_>) -> Result<Columns, GpuError> {
         let GpuLayerContext { ops, work, step, width, .. } = place;
         let mixed = GpuRows { at: work.mixed.at(), kind: self.mixed_kind(step) };
         product(&self.output, ops, mixed, step.rows, width, work)
     }
 
-    /// How what attention mixes is written: rounded already where all rows are attended one by one (`device/chunk.cu` rounds
-    /// nothing), and blocks of that are cut neither by GPUs nor by the heads that a block of attention has, eight that share keys
-    /// or what is left of them.
+    /// How what is mixed is written.
     fn mixed_kind(&self, step: &Step) -> Kind {
-        let (kind, heads) = (self.output.kind(step.rows), &self.inputs.outputs);
-        let (group, dim) = (self.heads / self.all_kv_heads.max(1), heads.all / self.heads.max(1));
-        let fits = |block: usize| [group.min(8), group % 8].iter().all(|many| (many * dim).is_multiple_of(block));
-        let whole = step.tiles_count == 0 && heads.mine.len() == heads.all;
-        if whole && kind.block().is_none_or(fits) { kind } else { kind.unrounded() }
+        let kind = self.output.kind(step.rows);
+        match &self.mixer {
+            GpuMixer::Attention(attention) => attention.mixed_kind(step, kind),
+            GpuMixer::Delta(_) => kind,
+        }
     }
 
     /// Columns of the MLP's gated half, by the rows with what attention adds.
     pub fn gate(&self, place: GpuLayerContext<'_>) -> Result<Columns, GpuError> {
         let GpuLayerContext { ops, work, step, width, hidden } = place;
         let rows = step.rows;
-        let more = added(ops, self.attention_post_norm.as_ref(), work.out.at(), rows, width, hidden)?;
+        let more = added(ops, (self.attention_post_norm.as_ref(), 1.0), work.out.at(), rows, width, hidden)?;
         // Experts are chosen by rows as they are.
         let kind = if self.experts.is_some() { Kind::F32 } else { self.gate_up.kind(rows) };
         let normed = GpuRows { at: work.normed.at(), kind };
-        ops.norm(hidden, more, self.mlp_norm.weight.at(), self.mlp_norm.eps, rows, width, normed)?;
+        let (weight, eps) = before(self.mlp_norm.as_ref());
+        ops.norm(hidden, more, weight, eps, rows, width, normed)?;
         self.gate_up.run(ops, normed, rows, work.inputs.at())?;
         let (kind, outputs) = (self.gated_kind(rows), &self.gate_up.outputs);
         let gated = Columns::place(outputs, rows, kind.bytes(), work.mixed.at(), &mut work.mixed_apart)?;
@@ -213,11 +213,12 @@ impl GpuLayer {
 
     /// Columns of what the MLP adds.
     pub fn down(&self, place: GpuLayerContext<'_>) -> Result<Columns, GpuError> {
-        let GpuLayerContext { ops, work, step, width, .. } = place;
+        let GpuLayerContext { ops, work, step, width, hidden } = place;
         let gated = GpuRows { at: work.mixed.at(), kind: self.gated_kind(step.rows) };
         let out = product(&self.down, ops, gated, step.rows, width, work)?;
         if let Some(experts) = &self.experts {
-            experts.run(ops, &mut work.experts, work.normed.at(), step.rows, work.out.at())?;
+            let rows = ExpertRows { hidden, normed: work.normed.at(), out: work.out.at(), rows: step.rows };
+            experts.add(ops, &mut work.experts, rows)?;
         }
         Ok(out)
     }
@@ -225,166 +226,19 @@ impl GpuLayer {
     /// Adds what the MLP adds if it is normed first; what is still to be added is handed out.
     pub fn end(&self, place: GpuLayerContext<'_>) -> Result<Option<u64>, GpuError> {
         let GpuLayerContext { ops, work, step, width, hidden } = place;
-        added(ops, self.mlp_post_norm.as_ref(), work.out.at(), step.rows, width, hidden)
-    }
-
-    /// Norms queries, and keys, of all heads together, where a layer has such norms.
-    fn norm_rows(&self, ops: &Ops, rows: usize, x: u64, layout: PageLayout) -> Result<(), GpuError> {
-        let Some([query, key]) = &self.row_norms else { return Ok(()) };
-        let (stride, queries, keys) = (self.inputs.outs, self.heads * layout.dim, layout.heads * layout.dim);
-        ops.norm_columns(x, stride, (query.weight.at(), query.eps), queries, rows)?;
-        ops.norm_columns(x + queries as u64 * 4, stride, (key.weight.at(), key.eps), keys, rows)
-    }
-
-    /// How queries and keys turn, as kernels are told: `device/rope.cuh`.
-    fn turning(&self, (frequencies, amplitude): &(GpuMemory, f32), half: usize) -> [Arg; 7] {
-        let norm = |which: usize| self.head_norms.as_ref().map_or(0, |norms| norms[which].weight.at());
-        let eps = self.head_norms.as_ref().map_or(0.0, |norms| norms[0].eps);
-        let pairs = [(*amplitude).into(), whole(half), Arg::Whole(u32::from(self.neighbours))];
-        [frequencies.into(), pairs[0], pairs[1], pairs[2], norm(0).into(), norm(1).into(), eps.into()]
-    }
-
-    /// Whether attention turns queries and keys itself, and stores what a row's token has: where no row sees what another one
-    /// stores, and one block has all heads that share keys.
-    fn attention_turns(&self, step: &Step, pages: GpuLayerPages) -> bool {
-        step.alone && step.tiles_count == 0 && self.heads / pages.layout.heads.max(1) <= 8
-    }
-
-    fn turn_and_store(
-        &self,
-        ops: &Ops,
-        step: &Step,
-        x: u64,
-        turning: [Arg; 7],
-        pages: GpuLayerPages,
-    ) -> Result<(), GpuError> {
-        let PageLayout { heads: kv_heads, dim, dtype, tokens } = pages.layout;
-        let args = [
-            [x.into(), whole(self.inputs.outs), whole(self.heads), whole(kv_heads), whole(dim)].as_slice(),
-            &[step.positions.into(), step.sequences.into()],
-            &turning,
-            &[pages.memory.into(), pages.table.into(), whole(pages.most), whole(tokens)],
-            &[Arg::Whole(Kind::from(dtype) as u32)],
-        ]
-        .concat();
-        let grid = [step.rows as u32, (self.heads + 2 * kv_heads) as u32, 1];
-        let launch = Launch { module: "rows", kernel: "rope_append", grid, threads: 32, shared: 0 };
-        ops.attention(launch, &args)
-    }
-
-    fn attend(
-        &self,
-        ops: &mut Ops,
-        step: &Step,
-        q: u64,
-        turning: [Arg; 7],
-        pages: GpuLayerPages,
-        out: GpuRows,
-    ) -> Result<(), GpuError> {
-        if step.tiles_count > 0 {
-            self.attend_chunks(ops, step, q, pages, out)?;
-        }
-        if step.singles_count > 0 {
-            self.attend_singles(ops, step, q, turning, pages, out)?;
-        }
-        Ok(())
-    }
-
-    /// What both kernels of attention are told of scores and pages.
-    fn common(&self, pages: GpuLayerPages) -> [Arg; 8] {
-        let PageLayout { heads, tokens, .. } = pages.layout;
-        [
-            self.look.scale.into(),
-            self.look.cap.unwrap_or(0.0).into(),
-            whole(self.look.window.unwrap_or(0)),
-            pages.memory.into(),
-            pages.table.into(),
-            whole(pages.most),
-            whole(tokens),
-            whole(heads),
-        ]
-    }
-
-    fn attend_chunks(
-        &self,
-        ops: &Ops,
-        step: &Step,
-        q: u64,
-        pages: GpuLayerPages,
-        out: GpuRows,
-    ) -> Result<(), GpuError> {
-        let PageLayout { heads: kv_heads, dim, dtype, .. } = pages.layout;
-        let (kernel, wide) = match (dtype, dim) {
-            (KvDtype::Bf16, ..=64) => ("chunk_64_bf16", 64),
-            (KvDtype::Bf16, ..=128) => ("chunk_128_bf16", 128),
-            (KvDtype::Bf16, _) => ("chunk_256_bf16", 256),
-            (_, ..=64) => ("chunk_64_f16", 64),
-            (_, ..=128) => ("chunk_128_f16", 128),
-            _ => ("chunk_256_f16", 256),
-        };
-        let group = self.heads / kv_heads;
-        let args = [
-            [q.into(), whole(self.inputs.outs), whole(group), step.tiles.into()].as_slice(),
-            &self.common(pages),
-            &[whole(dim), out.at.into(), Arg::Whole(out.kind as u32)],
-        ]
-        .concat();
-        // Tiles of queries, keys and values, rows apart by eight numbers more than they have.
-        let shared = (3 * TILE * (wide + 8) * 2) as u32;
-        let grid = [step.tiles_count as u32, kv_heads as u32, 1];
-        ops.attention(Launch { module: "chunk", kernel, grid, threads: 128, shared }, &args)
-    }
-
-    fn attend_singles(
-        &self,
-        ops: &mut Ops,
-        step: &Step,
-        q: u64,
-        turning: [Arg; 7],
-        pages: GpuLayerPages,
-        out: GpuRows,
-    ) -> Result<(), GpuError> {
-        let PageLayout { heads: kv_heads, dim, dtype, .. } = pages.layout;
-        let (rows, group) = (step.singles_count, self.heads / kv_heads);
-        let across = kv_heads * group.div_ceil(8);
-        // As on one GPU that had all heads, so that sums are the same.
-        let of_all = self.all_kv_heads * group.div_ceil(8);
-        let parts = step.parts_for(self.look.window, of_all, ops.machine.processors());
-        let of_parts = ops.attention_parts(parts, rows * self.heads, dim, rows * across)?;
-        let numbers = Arg::Wide((step.rows * self.heads * dim) as u64);
-        let args = [
-            [q.into(), whole(self.inputs.outs), whole(group), step.singles.into()].as_slice(),
-            &[step.positions.into(), step.sequences.into()],
-            &self.common(pages),
-            &[whole(dim), of_parts.sums.into(), of_parts.tops.into(), of_parts.done.into()],
-            &[out.at.into(), numbers, Arg::Whole(out.kind as u32)],
-            &turning,
-        ]
-        .concat();
-        let grid = [parts as u32, across as u32, rows as u32];
-        let kernel = attend_kernel(dtype, dim);
-        ops.attention(Launch { module: "attend", kernel, grid, threads: 128, shared: 0 }, &args)
+        added(ops, (self.mlp_post_norm.as_ref(), self.factor), work.out.at(), step.rows, width, hidden)
     }
 }
 
-fn attend_kernel(dtype: KvDtype, dim: usize) -> &'static str {
-    match (dtype, dim) {
-        (KvDtype::F32, ..=64) => "attend_64_f32",
-        (KvDtype::F32, ..=128) => "attend_128_f32",
-        (KvDtype::F32, _) => "attend_256_f32",
-        (KvDtype::F16, ..=64) => "attend_64_f16",
-        (KvDtype::F16, ..=128) => "attend_128_f16",
-        (KvDtype::F16, _) => "attend_256_f16",
-        (KvDtype::Bf16, ..=64) => "attend_64_bf16",
-        (KvDtype::Bf16, ..=128) => "attend_128_bf16",
-        (KvDtype::Bf16, _) => "attend_256_bf16",
-    }
+/// Weights of a norm before a part, nowhere where there is none.
+fn before(norm: Option<&GpuNorm>) -> (u64, f32) {
+    norm.map_or((0, 0.0), GpuNorm::place)
 }
 
 /// What came out is added by the next norm, or here if it is normed first.
 fn added(
     ops: &Ops,
-    norm: Option<&GpuNorm>,
+    (norm, factor): (Option<&GpuNorm>, f32),
     out: u64,
     rows: usize,
     width: usize,
@@ -392,7 +246,7 @@ fn added(
 ) -> Result<Option<u64>, GpuError> {
     match norm {
         None => Ok(Some(out)),
-        Some(norm) => ops.norm_add(out, norm.weight.at(), norm.eps, rows, width, hidden).map(|()| None),
+        Some(norm) => ops.norm_add(out, norm.place(), rows, width, hidden, factor).map(|()| None),
     }
 }
 

@@ -102,6 +102,23 @@ fn exchanging(count: usize, source: &ModelSource) -> (Engine, StageKey) {
     panic!("copies were the faster ones twenty times");
 }
 
+/// Three GPUs that copy, and for such a reason. Two of the reasons come behind the clock's, which may find the other way slower where this
+/// machine is busy: then both are timed anew.
+fn copying(source: &ModelSource, is_right: impl Fn(&NoNccl) -> bool) -> (Engine, StageKey) {
+    for _ in 0..20 {
+        let (engine, stage) = on(3, source, KvDtype::F16).unwrap();
+        let is_found = match engine.gathers() {
+            Some(GatherWay::Copies(why)) if is_right(why) => true,
+            Some(GatherWay::Copies(NoNccl::Slower(_)) | GatherWay::Nccl { .. }) => false,
+            other => panic!("{other:?}"),
+        };
+        if is_found {
+            return (engine, stage);
+        }
+    }
+    panic!("the clock said something else twenty times");
+}
+
 /// Why an engine copies.
 fn why(engine: &Engine) -> NoNccl {
     match engine.gathers() {
@@ -190,7 +207,7 @@ fn nccl_that_is_no_good_leaves_copies_and_a_reason() {
     ];
     for (like, is_right, said) in reasons {
         nccl.is(like);
-        let (_source, mut engine, stage) = reference(|source| on(3, source, KvDtype::F16).unwrap());
+        let (_source, mut engine, stage) = reference(|source| copying(source, is_right));
         let (why, text) = (why(&engine), engine.gathers().unwrap().to_string());
         assert!(is_right(&why) && text.starts_with("copies") && text.contains(said), "{like}: {text}");
         let before = nccl.exchanges();

@@ -1,7 +1,7 @@
 //! Kernels compiled for a GPU: the choice on a GPU that is made up, the compiler itself where NVRTC is found, and both
 //! together on the GPU `TSNODE_TEST_CARD`.
 
-use super::{Draw, here, machines, poisoned, read, with};
+use super::{Draw, RunOn, here, machines, poisoned, read, with};
 use crate::cuda::{
     GpuInfo, driver_api,
     jit::{
@@ -18,7 +18,7 @@ use crate::cuda::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// A GPU that computes nothing: it takes its time for what is slow, and leaves ones, or twos where it is told to differ.
@@ -467,6 +467,9 @@ fn kept_code_that_a_driver_refuses_is_compiled_anew() {
 
 /// NVRTC where a test can find it: named, fetched by `scripts/cuda_kernels.sh`, or the host's.
 fn nvrtc() -> Option<Nvrtc> {
+    if RunOn::said() == RunOn::Nothing {
+        return None;
+    }
     let named = std::env::var_os("TSNODE_TEST_NVRTC").map(PathBuf::from);
     let fetched = here().join("../target/cuda-kernels/nvidia/cuda_nvrtc/lib/libnvrtc.so.12");
     let found = || Libraries::find().nvrtc.found.clone();
@@ -475,6 +478,28 @@ fn nvrtc() -> Option<Nvrtc> {
         eprintln!("skipped: no NVRTC; TSNODE_TEST_NVRTC names none, and scripts/cuda_kernels.sh fetched none");
     }
     path.map(|path| Nvrtc::open(&path).unwrap())
+}
+
+/// NVRTC, which compiles nothing a second time in this process, whichever test asks.
+struct Remembering(Nvrtc);
+
+impl KernelCompiler for Remembering {
+    fn version(&self) -> Result<(i32, i32), NotCompiled> {
+        self.0.version()
+    }
+    fn knows(&self, sm: u32) -> Result<bool, NotCompiled> {
+        self.0.knows(sm)
+    }
+    fn compile(&self, file: &KernelFile, sm: u32) -> Result<Vec<u8>, NotCompiled> {
+        static CUBINS: Mutex<BTreeMap<(&str, u32), Vec<u8>>> = Mutex::new(BTreeMap::new());
+        let mut cubins = CUBINS.lock().unwrap();
+        if let Some(cubin) = cubins.get(&(file.name, sm)) {
+            return Ok(cubin.clone());
+        }
+        let cubin = self.0.compile(file, sm)?;
+        cubins.insert((file.name, sm), cubin.clone());
+        Ok(cubin)
+    }
 }
 
 /// Names of kernels, as the PTX has them.
@@ -486,19 +511,18 @@ fn holds(bytes: &[u8], wanted: &[u8]) -> bool {
     bytes.windows(wanted.len()).any(|window| window == wanted)
 }
 
+/// For one architecture, and a file for an older one: that each compiles for both `scripts/cuda_kernels.sh --check` says.
 #[test]
 fn every_kernel_compiles_to_machine_code() {
-    let Some(nvrtc) = nvrtc() else { return };
-    for sm in [80, 90] {
+    let Some(nvrtc) = nvrtc().map(Remembering) else { return };
+    for (file, sm) in FILES.iter().map(|file| (file, 90)).chain(sources::file("few").map(|file| (file, 80))) {
         assert!(nvrtc.knows(sm).unwrap());
-        for file in &FILES {
-            let cubin = nvrtc.compile(file, sm).unwrap();
-            assert!(cubin.starts_with(b"\x7fELF"), "{} for sm_{sm}", file.name);
-            let names = kernels(file);
-            assert!(!names.is_empty());
-            for name in names {
-                assert!(holds(&cubin, format!("\0.text.{name}\0").as_bytes()), "{name} of {} for sm_{sm}", file.name);
-            }
+        let cubin = nvrtc.compile(file, sm).unwrap();
+        assert!(cubin.starts_with(b"\x7fELF"), "{} for sm_{sm}", file.name);
+        let names = kernels(file);
+        assert!(!names.is_empty());
+        for name in names {
+            assert!(holds(&cubin, format!("\0.text.{name}\0").as_bytes()), "{name} of {} for sm_{sm}", file.name);
         }
     }
 }
@@ -557,26 +581,30 @@ fn what_is_timed_computes() {
     }
 }
 
+/// What overlaps is told by its bits from what does not: whatever was computed before must not be in them.
+#[test]
+fn launches_in_a_row_leave_the_same_each_time() {
+    for machine in machines() {
+        let mut work = TrialWork::new(&machine).unwrap();
+        let [first, again] = [(); 2].map(|()| work.step().unwrap().0);
+        assert!(first.iter().all(|x| x.is_finite()) && first.iter().any(|x| *x != 0.0));
+        let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&first), bits(&again));
+    }
+}
+
 /// Which GPU tests are run on, if on any.
 fn gpu() -> Option<u16> {
-    let named = std::env::var("TSNODE_TEST_CARD").ok();
-    if named.is_none() {
-        eprintln!("skipped on a GPU: TSNODE_TEST_CARD says no number");
-    }
-    named.map(|ordinal| ordinal.parse().unwrap())
+    if let RunOn::Gpu(ordinal) = RunOn::said() { Some(ordinal) } else { None }
 }
 
 /// A GPU all of whose kernels are NVRTC's.
 pub(super) fn compiled(ordinal: u16) -> Arc<dyn Machine> {
-    static CUBINS: OnceLock<Vec<(&str, Vec<u8>)>> = OnceLock::new();
     let gpu = driver_api::open_to_load(ordinal).unwrap();
-    let cubins = CUBINS.get_or_init(|| {
-        let (nvrtc, sm) = (nvrtc().unwrap(), gpu.identity().unwrap().sm);
-        FILES.iter().map(|file| (file.name, nvrtc.compile(file, sm).unwrap())).collect()
-    });
-    for (file, cubin) in cubins {
-        gpu.load(file, cubin).unwrap();
-        gpu.turn(file, Image::Compiled);
+    let (nvrtc, sm) = (Remembering(nvrtc().unwrap()), gpu.identity().unwrap().sm);
+    for file in &FILES {
+        gpu.load(file.name, &nvrtc.compile(file, sm).unwrap()).unwrap();
+        gpu.turn(file.name, Image::Compiled);
     }
     if let Err(why) = gpu.overlap(true) {
         eprintln!("launches do not overlap: {why}");
@@ -598,11 +626,11 @@ fn multiplies(machine: &Arc<dyn Machine>) {
 
 #[test]
 fn a_gpu_is_opened_with_kernels_of_its_own_and_again_with_those_that_were_kept() {
-    let (Some(ordinal), Some(nvrtc)) = (gpu(), nvrtc()) else { return };
+    let (Some(ordinal), Some(nvrtc)) = (gpu(), nvrtc().map(Remembering)) else { return };
     let folder = tempfile::tempdir().unwrap();
     let cache = KernelCache::at(folder.path().join("kernels"));
     for wanted in [CacheState::Written, CacheState::Found] {
-        let machine = driver_api::open_with(ordinal, Ok(nvrtc), &cache).unwrap();
+        let machine = driver_api::open_with(ordinal, Ok(&nvrtc), &cache).unwrap();
         let chosen = machine.about().kernels;
         assert_eq!(kept(&chosen), &wanted, "{chosen}");
         eprintln!("{wanted:?}: {chosen}");
@@ -614,7 +642,7 @@ fn a_gpu_is_opened_with_kernels_of_its_own_and_again_with_those_that_were_kept()
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
     std::fs::write(&file, bytes).unwrap();
-    let machine = driver_api::open_with(ordinal, Ok(nvrtc), &cache).unwrap();
+    let machine = driver_api::open_with(ordinal, Ok(&nvrtc), &cache).unwrap();
     assert_eq!(kept(&machine.about().kernels), &CacheState::Written);
     multiplies(&machine);
 }
@@ -641,7 +669,7 @@ fn machine_code_that_is_none_or_for_another_gpu_is_refused() {
     assert!(matches!(gpu.load("few", &empty), Err(GpuError::Failed { call: "compiling kernels", .. })));
     gpu.turn("few", Image::Compiled);
     multiplies(&machine);
-    let Some(nvrtc) = nvrtc() else { return };
+    let Some(nvrtc) = nvrtc().map(Remembering) else { return };
     let sm = gpu.identity().unwrap().sm;
     let other = nvrtc.compile(sources::file("few").unwrap(), if sm == 90 { 80 } else { 90 }).unwrap();
     assert!(matches!(gpu.load("few", &other), Err(GpuError::Failed { call: "compiling kernels", .. })));

@@ -25,6 +25,12 @@ struct Case {
     group: usize,
     window: u32,
     cap: f32,
+    sinks: bool,
+}
+
+/// The score of no token, of a head: less than tokens', among them, more.
+fn sink(head: usize) -> f32 {
+    [-2.0, 3.0, 12.0][head % 3]
 }
 
 impl Case {
@@ -41,7 +47,7 @@ impl Case {
 
     /// What row `row` is to be for query head `head`, in double precision.
     fn wanted(&self, q: &[f32], pool: &[f32], row: usize, head: usize) -> Vec<f64> {
-        let Self { dim, group, window, cap } = *self;
+        let Self { dim, group, window, cap, sinks } = *self;
         let position = POSITIONS[row] as usize;
         let seen = if window == 0 { position + 1 } else { (position + 1).min(window as usize) };
         let at = |side: usize, token: usize| {
@@ -56,8 +62,9 @@ impl Case {
                 if cap > 0.0 { f64::from(cap) * (dot / f64::from(cap)).tanh() } else { dot }
             })
             .collect();
-        let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let total: f64 = scores.iter().map(|score| (score - top).exp()).sum();
+        let sink = if sinks { f64::from(sink(head)) } else { f64::NEG_INFINITY };
+        let top = scores.iter().copied().fold(sink, f64::max);
+        let total: f64 = scores.iter().map(|score| (score - top).exp()).sum::<f64>() + (sink - top).exp();
         let mut out = vec![0.0; dim];
         for (i, score) in scores.iter().enumerate() {
             let weight = (score - top).exp() / total;
@@ -75,6 +82,7 @@ struct Laid {
     pool: GpuMemory,
     table: GpuMemory,
     places: [GpuMemory; 3],
+    sinks: Option<GpuMemory>,
     /// Numbers from a row to the next.
     stride: usize,
 }
@@ -87,7 +95,8 @@ impl Laid {
         let pages: Vec<u32> = (0..3 * case.pages() as u32).map(|page| page % there).collect();
         let places = [words(&ATTENDED), words(&POSITIONS), words(&[0, 1, 2])];
         let (q, pool, stride) = (with(machine, q), with(machine, pool), q.len() / POSITIONS.len());
-        Self { machine: machine.clone(), q, pool, table: words(&pages), places, stride }
+        let sinks = case.sinks.then(|| with(machine, &(0..case.heads()).map(sink).collect::<Vec<_>>()));
+        Self { machine: machine.clone(), q, pool, table: words(&pages), places, sinks, stride }
     }
 
     /// Attends the rows into `out`, of kind 0 or a rounded one.
@@ -101,7 +110,7 @@ impl Laid {
         parts: usize,
         between: &[GpuMemory; 3],
         (out, kind): (&GpuMemory, u32),
-        turning: [Arg; 7],
+        turning: [Arg; 9],
     ) {
         let whole = |x: usize| Arg::Whole(x as u32);
         let [rows, positions, sequences] = &self.places;
@@ -109,6 +118,7 @@ impl Laid {
         let args = [
             [(&self.q).into(), whole(self.stride), whole(case.group), rows.into()].as_slice(),
             &[positions.into(), sequences.into(), 1.0f32.into(), case.cap.into(), case.window.into()],
+            &[self.sinks.as_ref().map_or(Arg::Wide(0), Arg::from)],
             &[(&self.pool).into(), (&self.table).into(), whole(case.pages()), whole(case.tokens())],
             &[whole(KV_HEADS), whole(case.dim), (&between[0]).into(), (&between[1]).into(), (&between[2]).into()],
             &[out.into(), Arg::Wide(numbers as u64), kind.into()],
@@ -127,7 +137,7 @@ impl Laid {
     }
 
     /// Turns queries and keys of all rows where they are, and stores keys and values.
-    fn turn_and_store(&self, case: &Case, turning: [Arg; 7]) {
+    fn turn_and_store(&self, case: &Case, turning: [Arg; 9]) {
         let whole = |x: usize| Arg::Whole(x as u32);
         let [_, positions, sequences] = &self.places;
         let args = [
@@ -194,14 +204,14 @@ fn check(machine: &Arc<dyn Machine>, case: &Case) {
 
 #[test]
 fn the_last_block_of_a_row_merges_its_parts() {
-    let case = |dim, group, window, cap| Case { dim, group, window, cap };
+    let case = |dim, group, window, cap, sinks| Case { dim, group, window, cap, sinks };
     let cases = [
-        case(16, 1, 0, 0.0),
-        case(24, 3, 40, 0.0),
-        case(64, 9, 0, 0.0),
-        case(80, 4, 100, 2.0),
-        case(128, 8, 0, 0.0),
-        case(256, 2, 0, 5.0),
+        case(16, 1, 0, 0.0, false),
+        case(24, 3, 40, 0.0, true),
+        case(64, 9, 0, 0.0, true),
+        case(80, 4, 100, 2.0, false),
+        case(128, 8, 0, 0.0, false),
+        case(256, 2, 0, 5.0, true),
     ];
     for machine in machines() {
         cases.iter().for_each(|case| check(&machine, case));
@@ -213,7 +223,7 @@ fn rows_are_mixed_already_rounded() {
     for machine in machines() {
         // A scale for 256 numbers, whose heads share a block, and for 32.
         for (dim, group, kind, block) in [(128, 4, 4u32, 256), (64, 12, 4, 256), (128, 1, 3, 32), (16, 2, 3, 32)] {
-            let case = Case { dim, group, window: 0, cap: 0.0 };
+            let case = Case { dim, group, window: 0, cap: 0.0, sinks: false };
             let (mut draw, numbers) = (Draw(6), POSITIONS.len() * case.heads() * dim);
             let q = draw.numbers(numbers);
             let laid = Laid::new(&machine, &case, &q, &draw.numbers(case.pages() * PAGE_NUMBERS));
@@ -246,7 +256,11 @@ fn turned(machine: &Arc<dyn Machine>, case: &Case, parts: usize, norms: bool, at
     let [frequencies, query, key] = [half, dim, dim].map(|count| with(machine, &draw.numbers(count)));
     let norm = |weights: &GpuMemory| if norms { Arg::from(weights) } else { Arg::Wide(0) };
     let pairs = [Arg::Number(1.25), Arg::Whole(half as u32), Arg::Whole(u32::from(norms))];
-    let turning = [(&frequencies).into(), pairs[0], pairs[1], pairs[2], norm(&query), norm(&key), Arg::Number(1e-5)];
+    // Queries that grow every 50 tokens, in some cases.
+    let growth = [Arg::Number(if norms { 0.3 } else { 0.0 }), Arg::Whole(if norms { 50 } else { 0 })];
+    let norms = [norm(&query), norm(&key), Arg::Number(1e-5)];
+    let turning =
+        [(&frequencies).into(), pairs[0], pairs[1], pairs[2], norms[0], norms[1], norms[2], growth[0], growth[1]];
     let count = POSITIONS.len() * case.heads() * dim;
     let out = with(machine, &vec![0.0; count]);
     if !at_once {
@@ -266,7 +280,7 @@ fn turned(machine: &Arc<dyn Machine>, case: &Case, parts: usize, norms: bool, at
 fn attention_turns_and_stores_as_rows_do_by_themselves() {
     for machine in machines() {
         for (dim, group, norms) in [(16, 1, false), (64, 8, true), (128, 4, false), (256, 3, true)] {
-            let case = Case { dim, group, window: 0, cap: 0.0 };
+            let case = Case { dim, group, window: 0, cap: 0.0, sinks: false };
             for parts in [1, 3, 64] {
                 let [apart, at_once] = [false, true].map(|at_once| turned(&machine, &case, parts, norms, at_once));
                 assert!(apart == at_once, "{dim} channels, groups of {group}, {parts} parts");

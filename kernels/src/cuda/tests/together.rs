@@ -52,7 +52,9 @@ pub(super) fn written(shape: &Shape) -> (tempfile::TempDir, ModelSource) {
 
 #[test]
 fn reference_models_on_two_gpus_give_the_bits_and_tokens_of_one() {
-    for name in ["llama-gqa", "qwen2-bias", "qwen3-norms", "gemma2-caps", "phi3-longrope"] {
+    for name in
+        ["llama-gqa", "qwen2-bias", "qwen3-norms", "gemma2-caps", "phi3-longrope", "ministral3-yarn", "gemma4-wide"]
+    {
         let source = source(name);
         // One row, few, and many, with steps of single tokens behind each.
         for (len, dtype) in [(1, KvDtype::F16), (5, KvDtype::F32), (40, KvDtype::F16)] {

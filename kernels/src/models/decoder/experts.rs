@@ -49,7 +49,7 @@ impl Mlp {
     pub(in crate::models) fn outline(&self) -> MlpOutline<'_> {
         match self {
             Self::Gated(gated) => MlpOutline::Gated(gated.outline()),
-            Self::Experts(experts) => MlpOutline::Experts(experts.outline()),
+            Self::Experts(experts) => MlpOutline::Experts(Box::new(experts.outline())),
         }
     }
 }
@@ -197,23 +197,22 @@ impl MoeBlock {
             sigmoid: self.sigmoid.as_ref().map(|(correction, scale)| (correction.as_slice(), *scale)),
             used: self.used,
             normed: self.normed,
+            factors: self.factors.as_deref(),
             experts: self.experts.iter().map(|expert| [&expert.gate, &expert.up, &expert.down]).collect(),
             act: self.act,
+            clamped: self.clamped,
+            biases: self.experts.iter().map(Expert::bias_outlines).collect(),
             outputs: [&self.width, &self.hidden],
             shared: self.shared.as_ref().map(SharedExpert::outline),
+            beside: None,
             lacks: self.outline_lacks(),
         }
     }
 
     /// What of it is in no outline.
     fn outline_lacks(&self) -> Option<&'static str> {
-        if self.clamped.is_some() {
-            return Some("experts whose gates end somewhere");
-        }
-        if self.experts.iter().any(|expert| expert.biases.is_some()) {
-            return Some("experts with biases");
-        }
-        (self.apart || self.factors.is_some()).then_some("experts chosen by other rows than they get")
+        let biased = self.experts.iter().any(|expert| expert.biases.is_some());
+        (self.clamped.is_none() && biased).then_some("experts with biases whose gates end nowhere")
     }
 
     /// Some rows at a time, as MLPs have them.
@@ -408,6 +407,10 @@ impl Expert {
                 }
             }
         }
+    }
+
+    fn bias_outlines(&self) -> Option<[&[f32]; 3]> {
+        self.biases.as_ref().map(|biases| biases.each_ref().map(Vec::as_slice))
     }
 
     fn down(&self, cpu: &Cpu, gated: &[f32], y: &mut [f32]) {

@@ -1,12 +1,13 @@
 //! Parts that layers are composed of: norms, attention and gated MLPs. They read `normed` and write `out`.
 
 mod attention;
+mod gated_delta;
 mod gated_mlp;
 mod layer_inputs;
 mod shared_attention;
 
 use crate::{
-    config::{Activation, LayerInputs, Mixture, ModelConfig},
+    config::{Activation, DeltaNet, LayerInputs, Mixture, ModelConfig},
     cpu::{Cpu, Gate},
     linear::Weight,
     models::{
@@ -18,6 +19,7 @@ use crate::{
     weights::{Checkpoint, Tensor, WeightsError},
 };
 pub(in crate::models) use attention::Attention;
+pub(in crate::models) use gated_delta::{DeltaScratch, GatedDelta};
 pub(in crate::models) use gated_mlp::Gated;
 pub(in crate::models) use layer_inputs::{GatedInput, InputTable};
 pub(in crate::models) use shared_attention::SharedAttention;
@@ -31,6 +33,8 @@ pub(in crate::models) struct Part<'a> {
     rank: Rank,
     name: String,
     layer: usize,
+    /// The stage's first layer.
+    first: usize,
     bytes: Cell<u64>,
     expert_bytes: Cell<u64>,
     weights: RefCell<Vec<Weight>>,
@@ -51,10 +55,16 @@ impl<'a> Part<'a> {
             rank,
             name,
             layer,
+            first: 0,
             bytes: Cell::new(0),
             expert_bytes: Cell::new(0),
             weights: RefCell::default(),
         }
+    }
+
+    /// The same of a stage that begins with that layer of the model.
+    pub(super) fn of_stage_from(self, first: usize) -> Self {
+        Self { first, ..self }
     }
 
     /// What was loaded so far (bytes).
@@ -85,6 +95,16 @@ impl<'a> Part<'a> {
     /// The mixture that the layer has in place of an MLP, if it has one.
     pub(in crate::models) fn mixture(&self) -> Option<&'a Mixture> {
         self.config.mixture.as_ref().filter(|mixture| mixture.layers.get(self.layer) == Some(&true))
+    }
+
+    /// What the layer has in place of attention, and its place among those that have, if it is one.
+    pub(in crate::models) fn delta_net(&self) -> Option<(&'a DeltaNet, usize)> {
+        Some((self.config.delta_net.as_ref()?, self.config.state_place(self.layer)?))
+    }
+
+    /// The layer's place among the stage's with keys and values.
+    pub(in crate::models) fn kv_place(&self) -> usize {
+        (self.first..self.layer).filter(|layer| self.config.state_place(*layer).is_none()).count()
     }
 
     /// The layer whose keys and values it reads, if it has none of its own.

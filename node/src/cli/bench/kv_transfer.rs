@@ -11,6 +11,7 @@ use super::open;
 use crate::{
     cli::{
         exit::{Exit, Kind},
+        interrupts::Interrupts,
         json,
         output::print_json,
         verb, whole,
@@ -118,10 +119,14 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     let threads = matches.get_one::<u32>("threads").map_or((cores / 2).max(1), |threads| *threads as usize);
     let mut report = Report { model: name, threads, link_mbit, rows: Vec::new(), sweep: Vec::new(), crossing: None };
     let ask = client::BenchAsk { vocab: shape.vocab, answer, rounds };
-    report.rows = overlap(&ask, &prompts, threads, &flags, link_mbit, watch).await?;
+    // Peers are not left behind.
+    let mut interrupts = Interrupts::heard();
+    let overlap = overlap(&ask, &prompts, threads, &flags, link_mbit, watch);
+    report.rows = interrupts.unless(Box::pin(overlap)).await?;
     if let Some(rates) = matches.get_many::<f64>("sweep") {
         let rates: Vec<f64> = rates.copied().collect();
-        (report.sweep, report.crossing) = link_speeds::sweep(&ask, SWEPT, &rates, &flags, watch).await?;
+        let sweep = link_speeds::sweep(&ask, SWEPT, &rates, &flags, watch);
+        (report.sweep, report.crossing) = interrupts.unless(Box::pin(sweep)).await?;
     }
     if watch { Ok(()) } else { print_json(&report) }
 }

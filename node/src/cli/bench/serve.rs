@@ -213,6 +213,10 @@ fn planned(matches: &ArgMatches, seed: u64) -> Result<Vec<PlannedRequest>, Exit>
         ratio: number("random-range-ratio", 0.0),
     };
     let rate = number("request-rate", f64::INFINITY);
+    let is_bursty = matches.value_source("burstiness") == Some(clap::parser::ValueSource::CommandLine);
+    if is_bursty && !rate.is_finite() {
+        note!("tsnode: note: --burstiness has no effect: all requests come at once; say a --request-rate");
+    }
     let arrivals =
         if rate.is_finite() { Arrivals::Gamma { rate, shape: number("burstiness", 1.0) } } else { Arrivals::AtOnce };
     Ok(drawn(arrivals, lengths, requests, seed))

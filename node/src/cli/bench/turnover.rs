@@ -225,7 +225,8 @@ impl TurnoverWish {
         };
         let series: Vec<(String, Vec<f64>)> = served.iter().map(line).collect();
         let title = format!("in time at {base}; demand goes over at {} s", self.part.as_secs());
-        Plot { title: &title, across: "seconds", rates: &ends, scale: Scale::Share, series: &series }.svg()
+        let (across, up) = ("time (s)", "requests in time");
+        Plot { title: &title, across, up, rates: &ends, scale: Scale::Share, series: &series }.svg()
     }
 }
 
@@ -330,6 +331,6 @@ mod tests {
         assert_eq!(wish().rows(&served)[1], ["a", "5", "50.0 %", "0.0 %", "0.0 %", "1"]);
         let document = wish().json(&served, "http://a");
         assert_eq!(document["models"][0]["attainment"]["before"], 0.5);
-        assert!(wish().svg(&served, "http://a").contains(">a<"));
+        assert!(wish().svg(&served, "http://a").contains("\na\n"));
     }
 }

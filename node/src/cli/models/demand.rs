@@ -36,8 +36,13 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         return if is_set(matches, "json") { output::print_json(&services) } else { output::table(&rows(&services)) };
     }
     let clears = std::io::stdout().is_terminal() && !is_set(matches, "json");
+    // One that is waited for all the time: while the peer is asked, which may not answer, too.
+    let mut interrupted = std::pin::pin!(tokio::signal::ctrl_c());
     loop {
-        let services = look(settings, matches).await?.services;
+        let services = tokio::select! {
+            view = look(settings, matches) => view?.services,
+            _ = &mut interrupted => return Ok(()),
+        };
         if is_set(matches, "json") {
             say!("{}", serde_json::json!(services));
         } else {
@@ -46,7 +51,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         }
         tokio::select! {
             () = tokio::time::sleep(EVERY) => {}
-            _ = tokio::signal::ctrl_c() => return Ok(()),
+            _ = &mut interrupted => return Ok(()),
         }
     }
 }

@@ -59,7 +59,7 @@ impl PlanQuery {
                 "loading_s": loading.0, "full_plan_repays": repays, "full": full.json(),
             }));
         }
-        before.print(false)?;
+        before.print(is_set(matches, "why"))?;
         say!("\nwithout {}:", self.lose.join(", "));
         say!("  as it stands       {:5.1} % in time", flipped.before.attainment * 100.0);
         say!(

@@ -102,6 +102,10 @@ fn explained(why: &Why, view: &SwarmView, verbose: bool) -> Vec<String> {
         kept(why.adopted)
     )];
     let id = view.models.iter().find(|m| m.name == why.model).map(|m| m.id);
+    let lacks = |plan: &Plan| id.is_some_and(|id| plan.groups.iter().all(|group| group.model != id));
+    if let Some(plan) = view.plan.as_ref().filter(|plan| lacks(plan)) {
+        lines.push(format!("  the adopted plan has no group for it; its reason: {}", harmless(&plan.reason)));
+    }
     lines.push(format!("  {}", swarm_settings::held_against(view, id, &why.slo.to_string())));
     lines.push(format!("  {}", swarm_settings::routed(view, id)));
     lines.push(format!("  {}", swarm_settings::formed(view, id)));
@@ -229,6 +233,29 @@ mod tests {
         assert_eq!(told(&[0.9799], false), "  one other way is as good within 0.1 %: no reason to change");
         assert_eq!(told(&[0.9799], true), "  instead, 0.010 % fewer in time:");
         assert!(told(&[0.99], false).starts_with("  instead, 1.0 % more by links as they are now"));
+    }
+
+    #[test]
+    fn a_model_without_a_group_is_said_to_have_none_and_why() {
+        use tsnode_coordinator::sample;
+        let told = |model: u8| {
+            let stages = vec![Stage { peer: PeerId([1; 32]), device: 0, layers: sample::card().shape.all_layers() }];
+            let group = Group::new(tsnode_protocol::ModelId([model; 16]), tsnode_protocol::Phase::Mixed, stages);
+            let plan = Plan { reason: "as laid out".into(), ..sample::plan(vec![group], vec![]) };
+            let view = SwarmView { models: vec![sample::card()], plan: Some(plan), ..view() };
+            let why = Why {
+                model: sample::card().name,
+                rate: 1.0,
+                slo: tsnode_coordinator::scheduler::Slo::e2e(10.0),
+                adopted: 0.0,
+                fetches: vec![],
+                shared: vec![],
+                others: vec![],
+            };
+            explained(&why, &view, false)[1].clone()
+        };
+        assert_eq!(told(2), "  the adopted plan has no group for it; its reason: as laid out");
+        assert_ne!(told(1), told(2));
     }
 
     #[test]

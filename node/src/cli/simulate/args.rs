@@ -89,6 +89,9 @@ impl SimulationJob {
         problem.prompts = policies.first().map_or(problem.prompts, |p| p.prompts());
         let written = match text("plan") {
             None | Some("auto") => None,
+            Some(file) if asked.budget.is_some() => {
+                return Err(usage(format!("--budget: the plan is that of {file}, and none is searched")));
+            }
             Some(file) => Some(plan(file)?),
         };
         let requests = match text("trace") {
@@ -110,6 +113,9 @@ impl SimulationJob {
             None => Vec::new(),
         };
         let metric = text("metric").unwrap_or("in-time").parse().map_err(|e: String| usage(e))?;
+        if text("metric").is_some() && rates.is_empty() {
+            return Err(usage("--metric: nothing is run over rates; say --rates, or --compare with --svg"));
+        }
         let json = is_set(matches, "json");
         Ok(Self { asked, problem, written, policies, requests, rates, metric, svg, json })
     }

@@ -77,21 +77,15 @@ impl Sweep {
     }
 
     pub(super) fn svg(&self, job: &SimulationJob) -> String {
-        // As many digits as people read.
-        let rates: Vec<f64> = self.rows.iter().map(|(rate, _)| (rate * 100.0).round() / 100.0).collect();
+        let rates: Vec<f64> = self.rows.iter().map(|(rate, _)| *rate).collect();
         let line = |place: usize| self.rows.iter().map(|(_, all)| job.metric.of(&all[place])).collect();
         let series: Vec<(String, Vec<f64>)> =
             job.policies.iter().enumerate().map(|(place, p)| (p.name.to_owned(), line(place))).collect();
         let problem = &job.problem;
-        let title = format!(
-            "{}: {} on {}, {}, {}",
-            job.metric.title(),
-            problem.model.name,
-            problem.cluster.name,
-            problem.workload.name,
-            problem.slo
-        );
+        let (model, cluster) = (&problem.model.name, &problem.cluster.name);
+        let title = format!("{model} on {cluster}, {}, {}", problem.workload.name, problem.slo);
         let scale = if job.metric == ComparedMetric::InTime { Scale::Share } else { Scale::Seconds };
-        Plot { title: &title, across: "requests/s", rates: &rates, scale, series: &series }.svg()
+        let (across, up) = ("requests/s", job.metric.title());
+        Plot { title: &title, across, up, rates: &rates, scale, series: &series }.svg()
     }
 }

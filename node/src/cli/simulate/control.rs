@@ -2,6 +2,7 @@
 
 mod verdict;
 
+use super::stopping::stoppable;
 use crate::cli::{
     exit::{Exit, Kind},
     is_set, joined, json, output,
@@ -14,7 +15,6 @@ use serde_json::{Value, json};
 use std::num::NonZero;
 use std::str::FromStr;
 use std::sync::{
-    Arc,
     atomic::{AtomicBool, AtomicU64, Ordering},
     mpsc,
 };
@@ -160,21 +160,11 @@ fn fault(name: &str) -> Result<Fault, Exit> {
 
 pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     let asked = ControlQuery::read(matches)?;
-    // A signal ends a series with what there is.
-    let stopped = Arc::new(AtomicBool::new(false));
-    let listener = crate::tasks::spawn("signals", {
-        let stopped = stopped.clone();
-        async move {
-            if tokio::signal::ctrl_c().await.is_ok() {
-                stopped.store(true, Ordering::Relaxed);
-            }
-        }
-    });
-    let done =
-        tokio::task::spawn_blocking(move || if asked.seeds > 1 { series(&asked, &stopped) } else { one(&asked) });
-    let result = joined(done).await?;
-    listener.abort();
-    result
+    if asked.seeds > 1 {
+        return stoppable(move |stopped| series(&asked, stopped)).await;
+    }
+    // One scenario says nothing before its end: the first signal ends the process.
+    joined(tokio::task::spawn_blocking(move || one(&asked))).await?
 }
 
 fn one(asked: &ControlQuery) -> Result<(), Exit> {

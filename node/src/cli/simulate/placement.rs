@@ -1,18 +1,18 @@
 //! `tsnode simulate placement`: which devices of a cluster hold which models, by requests that came.
 
-use super::several::{Seeded, traces};
+use super::{
+    several::{Seeded, traces},
+    stopping::stoppable,
+};
 use crate::cli::{
     exit::{Exit, Kind},
-    is_set, joined, json, output,
+    is_set, json, output,
     plan::asked::{Service, read_cluster, usage},
     switch, verb,
 };
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde_json::{Value, json};
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
-};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tsnode_coordinator::{
     replay::machines::Arrival,
@@ -20,6 +20,7 @@ use tsnode_coordinator::{
 };
 use tsnode_protocol::{BytesPerSecond, Seconds, Tokens};
 use tsnode_simulator::{
+    diagram::placement as picture,
     placement::{
         MOST_SHARING, Placement, Services, baselines,
         judge::{Judge, Judged, PastRequests},
@@ -27,7 +28,6 @@ use tsnode_simulator::{
         search::{self, FoundPlacement, PlacementEffort},
         serving::{self, ServingOptions},
     },
-    plot::placement as picture,
     trace::{beside, drawn},
 };
 
@@ -79,18 +79,7 @@ struct PlacementQuery {
 pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     let asked = PlacementQuery::read(matches)?;
     // A signal ends the search with the best so far.
-    let stopped = Arc::new(AtomicBool::new(false));
-    let listener = crate::tasks::spawn("signals", {
-        let stopped = stopped.clone();
-        async move {
-            if tokio::signal::ctrl_c().await.is_ok() {
-                stopped.store(true, Ordering::Relaxed);
-            }
-        }
-    });
-    let result = joined(tokio::task::spawn_blocking(move || asked.run(&stopped))).await?;
-    listener.abort();
-    result
+    stoppable(move |stopped| asked.run(stopped)).await
 }
 
 impl PlacementQuery {

@@ -3,24 +3,25 @@
 mod asked;
 
 use self::asked::{Fleet, ProvisionQuery};
+use super::stopping::stoppable;
 use crate::cli::{
     exit::{Exit, Kind},
-    is_set, joined, json, output,
+    is_set, json, output,
     plan::asked::usage,
     verb,
 };
 use clap::{Arg, ArgMatches, Command};
 use serde_json::json;
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
-};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use tsnode_simulator::provisioning::{
-    Aim, Choice, Design, MixBudget, ProvisioningAnswer, ProvisioningProgress, Question, QuestionError, Tried,
-    kinds::Measure,
-    picture, provision,
-    targets::{MissedTarget, TargetTime},
+use tsnode_simulator::{
+    plot::mixes,
+    provisioning::{
+        Aim, Choice, Design, MixBudget, ProvisioningAnswer, ProvisioningProgress, Question, QuestionError, Tried,
+        kinds::Measure,
+        provision,
+        targets::{MissedTarget, TargetTime},
+    },
 };
 
 pub(super) fn command() -> Command {
@@ -69,30 +70,19 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     let svg = matches.get_one::<String>("svg").cloned();
     let is_json = is_set(matches, "json");
     // A signal ends the search with the best so far.
-    let stopped = Arc::new(AtomicBool::new(false));
-    let listener = crate::tasks::spawn("signals", {
-        let stopped = stopped.clone();
-        async move {
-            if tokio::signal::ctrl_c().await.is_ok() {
-                stopped.store(true, Ordering::Relaxed);
-            }
-        }
-    });
-    let done = tokio::task::spawn_blocking(move || {
+    let work = move |stopped: &AtomicBool| {
         let started = Instant::now();
-        let answer = search(&fleet.question, &stopped)?;
+        let answer = search(&fleet.question, stopped)?;
         if let Some(path) = svg {
-            let drawn = picture::svg(&fleet.question, &answer);
+            let drawn = mixes::svg(&fleet.question, &answer);
             std::fs::write(&path, drawn).map_err(|e| Exit::file(Kind::Other, &path, &e))?;
         }
         if answer.best.is_none() {
-            return Err(nothing(&fleet, &answer, &stopped));
+            return Err(nothing(&fleet, &answer, stopped));
         }
         if is_json { print_json(&fleet, &answer, started.elapsed()) } else { print(&fleet, &answer, started.elapsed()) }
-    });
-    let result = joined(done).await?;
-    listener.abort();
-    result
+    };
+    stoppable(work).await
 }
 
 fn search(question: &Question, stopped: &AtomicBool) -> Result<ProvisioningAnswer, Exit> {

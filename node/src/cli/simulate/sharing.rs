@@ -171,9 +171,9 @@ impl SharingQuery {
         };
         let series: Vec<(String, Vec<f64>)> = self.orders.iter().map(line).collect();
         let names: Vec<&str> = self.services.iter().map(|(model, _)| model.name.as_str()).collect();
-        let title = format!("Mean normalised latency: {} on one {}", names.join(", "), self.gpu);
-        Plot { title: &title, across: "load of each service", rates: &rates, scale: Scale::Multiples, series: &series }
-            .svg()
+        let title = format!("{} on one {}", names.join(", "), self.gpu);
+        let (across, up) = ("load of each service", "mean normalised latency");
+        Plot { title: &title, across, up, rates: &rates, scale: Scale::Multiples, series: &series }.svg()
     }
 }
 

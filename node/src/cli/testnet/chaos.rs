@@ -5,6 +5,7 @@ use crate::{
     cli::{
         decimal,
         exit::{Exit, Kind},
+        interrupts::Interrupts,
         is_set, json as json_flag,
         output::print_json,
         switch, verb, whole,
@@ -113,11 +114,11 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     if is_set(matches, "plan") {
         return list(&chaos, &config, is_set(matches, "json"));
     }
-    let bar = bar(chaos.until);
+    let (bar, mut interrupts) = (bar(chaos.until), Interrupts::heard());
     bar.set_message("asking an undisturbed swarm");
-    let answers = Answers::learn(&config).await.map_err(exit)?;
+    let answers = interrupts.unless(Box::pin(async { Answers::learn(&config).await.map_err(exit) })).await?;
     bar.set_message(format!("starting {} peers", config.peers.len()));
-    let mut net = Testnet::up(&config).await.map_err(exit)?;
+    let mut net = interrupts.unless(Box::pin(async { Testnet::up(&config).await.map_err(exit) })).await?;
     bar.set_message("under load");
     let quiet = is_set(matches, "json");
     let tell = |fault: &Fault| {
@@ -126,7 +127,8 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
             bar.suspend(|| say!("{}", line(fault)));
         }
     };
-    let report = chaos::run(&mut net, chaos, answers, tell).await.map_err(exit)?;
+    let run = async { chaos::run(&mut net, chaos, answers, tell).await.map_err(exit) };
+    let report = interrupts.unless(Box::pin(run)).await?;
     let verdict = ChaosVerdict::of(&report);
     bar.finish_and_clear();
     if let Some(file) = matches.get_one::<PathBuf>("svg") {
@@ -143,16 +145,16 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     }
     let logs = net.folder().display().to_string();
     if !verdict.holds {
-        net.down().await.map_err(exit)?;
+        interrupts.down(net).await?;
         let (wrongs, seed) = (report.wrongs().len(), verdict.seed);
         let again = format!("--seed {seed} with the same options breaks the same again");
         return Err(Exit::new(Kind::Other, format!("{wrongs} did not hold; logs are in {logs}; {again}")));
     }
     if is_set(matches, "keep") {
         note!("logs are in {logs}");
-        return net.down().await.map_err(exit);
+        return interrupts.down(net).await;
     }
-    super::leave(net).await
+    super::leave(net, &mut interrupts).await
 }
 
 /// Lists the schedule.

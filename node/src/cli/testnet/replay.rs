@@ -12,12 +12,13 @@ use crate::{
         bench::serve::{
             self,
             arrivals::{PlannedRequest, TraceScaling, traced},
-            client::{BenchTarget, Endpoint, LoadBounds, Run, interrupted, load},
+            client::{BenchTarget, Endpoint, LoadBounds, Run, load},
             prompts::{Form, Prompts},
             report::{Metric, Report},
         },
         decimal,
         exit::{Exit, Kind},
+        interrupts::Interrupts,
         is_set, json as json_flag, output, swarm_settings, switch, verb, whole,
     },
     config::{Settings, values},
@@ -28,7 +29,8 @@ use clap::{Arg, ArgMatches, Command, value_parser};
 use compared::Compared;
 use indicatif::ProgressBar;
 use serde_json::json;
-use simulated::{Alone, Hosts, Simulated};
+use simulated::{Alone, AskedAlone, Hosts, Simulated, SwarmViews};
+use std::future::pending;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -39,9 +41,10 @@ use tsnode_testnet::{PeerConfig, PeerInfo, Testnet, TestnetConfig};
 
 /// Requests asked one after another before the trace, for each peer with a model: what a step and a request take beside their layers.
 const ALONE: usize = 4;
-/// And of these at most, and tokens of their answers.
+/// And of these at most, with answers of so many tokens, and then as many with longer ones: even the shorter ones are written for longer
+/// than their first token is on its way.
 const MOST_ALONE: usize = 24;
-const ANSWER_ALONE: u32 = 24;
+const ANSWERS_ALONE: [u32; 2] = [24, 72];
 /// How long is looked at what processes use while nothing is asked.
 const IDLE: Duration = Duration::from_secs(3);
 /// How long one may run behind the last request's time.
@@ -51,6 +54,8 @@ const AT_ONCE: usize = 1024;
 /// How long a setting may take to be known, and between looks.
 const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(100);
+/// Between looks at which plan is in force.
+const PLAN_LOOK: Duration = Duration::from_secs(2);
 
 pub(super) fn command() -> Command {
     let example = "tsnode testnet replay --trace docs/examples/trace.csv --peers 4 --minutes 1\n  \
@@ -149,13 +154,14 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     let mut config = config(settings, matches)?;
     let hosts = stated(&mut config, matches)?;
     let spinner = spinner(format!("starting {} peers", config.peers.len()));
-    let net = Testnet::up(&config).await;
+    let mut interrupts = Interrupts::heard();
+    let net = interrupts.unless(Box::pin(async { Testnet::up(&config).await.map_err(exit) })).await;
     spinner.finish_and_clear();
-    let net = net.map_err(exit)?;
-    let replayed = replayed(settings, matches, &net, trace, &hosts).await;
+    let net = net?;
+    let replayed = replayed(settings, matches, &net, (trace, &hosts), &mut interrupts).await;
     let folder = net.folder().to_owned();
-    let keeps = is_set(matches, "keep") || replayed.is_err();
-    net.down().await.map_err(exit)?;
+    let ended = interrupts.down(net).await;
+    let keeps = is_set(matches, "keep") || replayed.is_err() || ended.is_err();
     let compared = match replayed {
         Ok(compared) => compared,
         Err(error) => {
@@ -178,6 +184,8 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         say!("{}", compared.verdict());
         compared.reasons().iter().for_each(|line| say!("{line}"));
     }
+    // What was measured is told first.
+    ended?;
     compared.held(matches.get_one::<f64>("most-off").map(|percent| percent / 100.0))
 }
 
@@ -242,8 +250,8 @@ async fn replayed(
     settings: &Settings,
     matches: &ArgMatches,
     net: &Testnet,
-    trace: TestnetTrace,
-    hosts: &Hosts,
+    (trace, hosts): (TestnetTrace, &Hosts),
+    interrupts: &mut Interrupts,
 ) -> Result<Compared, Exit> {
     let peers: Vec<PeerInfo> = net.peers().into_iter().cloned().collect();
     // The last is a gateway, if there is one.
@@ -265,21 +273,59 @@ async fn replayed(
     };
     let asking = Asking { net, target: Arc::new(target), seed: matches.get_one::<u64>("seed").copied().unwrap_or(1) };
     let spinner = spinner("asking one request after another".into());
-    let alone = asking.alone(&trace.planned, peers.iter().filter(|peer| !peer.gateway).count()).await;
+    let hosting = peers.iter().filter(|peer| !peer.gateway).count();
+    let alone = interrupts.unless(Box::pin(asking.alone(&trace.planned, hosting, card.shape.context))).await;
     spinner.finish_and_clear();
     let alone = alone?;
     let before = asking.target.peer.view().await?;
     let counted_before = counted(&asking.target.peer).await?;
     let bar = serve::bar(trace.planned.len(), is_set(matches, "json"));
-    let replayed = asking.trace(&trace.planned, &bar).await;
+    let mut in_force = PlansInForce::since(before.clone());
+    let replayed = tokio::select! {
+        // A signal ends the trace with what there is.
+        replayed = asking.trace(&trace.planned, &bar, interrupts.next()) => replayed,
+        () = in_force.watch(&asking.target.peer) => Err(Exit::new(Kind::Other, "nobody looks at the plan any more")),
+    };
     bar.finish_and_clear();
     let (live, processor) = replayed?;
-    let after = asking.target.peer.view().await?;
     let counted_after = counted(&asking.target.peer).await?;
     let terms = LatencyTerms::live(counted_before, counted_after, live.mean(Metric::E2el).unwrap_or_default());
-    let simulated = Simulated::new(&before, &peers, hosts, &alone, &trace.planned)?;
-    let replanned = before.plan_id != after.plan_id;
+    let views = SwarmViews { before: &before, in_force: in_force.longest().unwrap_or(&before) };
+    let simulated = Simulated::new(&views, &peers, hosts, &alone, &trace.planned)?;
+    let replanned = in_force.are_several();
     Ok(Compared { trace: trace.name, cut: trace.cut, live, terms, simulated, replanned, processor })
+}
+
+/// The swarm as it was seen with each of its plans, and how often. Once gateways have said what they are asked for a plan is made for that.
+struct PlansInForce(Vec<(SwarmView, u32)>);
+
+impl PlansInForce {
+    fn since(view: SwarmView) -> Self {
+        Self(vec![(view, 0)])
+    }
+
+    /// Looks now and then; it does not end.
+    async fn watch(&mut self, peer: &Peer) {
+        loop {
+            tokio::time::sleep(PLAN_LOOK).await;
+            // Who is too busy to answer is asked again.
+            let Ok(view) = peer.view().await else { continue };
+            match self.0.iter_mut().find(|(known, _)| known.plan_id == view.plan_id) {
+                Some((_, times)) => *times += 1,
+                None if view.plan.is_some() => self.0.push((view, 1)),
+                None => {}
+            }
+        }
+    }
+
+    /// With the plan that was in force longest, the first of several.
+    fn longest(&self) -> Option<&SwarmView> {
+        self.0.iter().rev().max_by_key(|(_, times)| *times).map(|(view, _)| view)
+    }
+
+    fn are_several(&self) -> bool {
+        self.0.len() > 1
+    }
 }
 
 /// Whom requests are sent to, and with prompts of which seed.
@@ -291,23 +337,33 @@ struct Asking<'n> {
 
 impl Asking<'_> {
     /// Requests as long as the trace's median one, one after another, and then for a while nothing.
-    async fn alone(&self, trace: &[PlannedRequest], peers: usize) -> Result<Alone, Exit> {
-        let planned = alone(trace, (ALONE * peers).min(MOST_ALONE));
-        let one = LoadBounds { concurrency: 1, longest: DRAIN };
+    async fn alone(&self, trace: &[PlannedRequest], peers: usize, context: u32) -> Result<Alone, Exit> {
+        let [short, long] = alone(trace, (ALONE * peers).min(MOST_ALONE), context);
         // The first of each peer finds cold caches, and is not counted.
-        self.all(self.seed ^ 1, &planned[..peers.min(planned.len())], one, |_, _| {}).await;
+        let one = LoadBounds { concurrency: 1, longest: DRAIN };
+        self.all(self.seed ^ 1, &short[..peers.min(short.len())], one, pending(), |_, _| {}).await;
+        let asked = [self.asked_alone(!self.seed, short).await?, self.asked_alone(!self.seed ^ 1, long).await?];
         let before = self.used();
-        let run = self.all(!self.seed, &planned, one, |_, _| {}).await;
-        let used = self.used() - before;
         tokio::time::sleep(IDLE).await;
-        let idle = (self.used() - before - used) / IDLE.as_secs_f64();
+        Ok(Alone { asked, idle: (self.used() - before) / IDLE.as_secs_f64() })
+    }
+
+    async fn asked_alone(&self, seed: u64, planned: Vec<PlannedRequest>) -> Result<AskedAlone, Exit> {
+        let before = self.used();
+        let run = self.all(seed, &planned, LoadBounds { concurrency: 1, longest: DRAIN }, pending(), |_, _| {}).await;
+        let used = self.used() - before;
         let report = Report::new(&run, |n| planned[n].prompt, Vec::new());
         answered(&report, "a request alone is not answered")?;
-        Ok(Alone { planned, report, used, idle })
+        Ok(AskedAlone { planned, report, used })
     }
 
     /// The trace's requests at their times, and how many processors were used.
-    async fn trace(&self, planned: &[PlannedRequest], bar: &ProgressBar) -> Result<(Report, f64), Exit> {
+    async fn trace(
+        &self,
+        planned: &[PlannedRequest],
+        bar: &ProgressBar,
+        stop: impl Future<Output = ()>,
+    ) -> Result<(Report, f64), Exit> {
         let last = planned.last().map_or(Duration::ZERO, |request| request.at);
         let bounds = LoadBounds { concurrency: AT_ONCE, longest: last + DRAIN };
         let before = self.used();
@@ -315,7 +371,7 @@ impl Asking<'_> {
             bar.set_position(ended as u64);
             bar.set_message(format!("{running} running"));
         };
-        let run = self.all(self.seed, planned, bounds, watch).await;
+        let run = self.all(self.seed, planned, bounds, stop, watch).await;
         let processors = (self.used() - before) / run.took.as_secs_f64().max(1e-9);
         let report = Report::new(&run, |n| planned[n].prompt, Vec::new());
         answered(&report, "no request of the trace was answered")?;
@@ -327,10 +383,11 @@ impl Asking<'_> {
         seed: u64,
         planned: &[PlannedRequest],
         bounds: LoadBounds,
+        stop: impl Future<Output = ()>,
         watch: impl Fn(usize, usize),
     ) -> Run {
         let prompts = Prompts { form: Form::Tokens, shared: 0, seed };
-        load(&self.target, prompts, planned, bounds, interrupted(), watch).await
+        load(&self.target, prompts, planned, bounds, stop, watch).await
     }
 
     /// Processor time of all peers and of this process, which asks them (s).
@@ -384,13 +441,37 @@ fn only_model(view: &SwarmView) -> Result<ModelCard, Exit> {
     model.ok_or_else(|| Exit::new(Kind::Unserved, "the swarm has no model"))
 }
 
-/// Requests as long as the trace's median one, to be asked one after another.
-fn alone(planned: &[PlannedRequest], requests: usize) -> Vec<PlannedRequest> {
-    let median = |of: &dyn Fn(&PlannedRequest) -> u32| {
-        let mut all: Vec<u32> = planned.iter().map(of).collect();
-        all.sort_unstable();
-        all.get(all.len() / 2).copied().unwrap_or(1)
-    };
-    let (prompt, answer) = (median(&|p| p.prompt), median(&|p| p.answer).clamp(2, ANSWER_ALONE));
-    vec![PlannedRequest { at: Duration::ZERO, prompt, answer }; requests]
+/// Requests with prompts as long as the trace's median one and shorter answers, and as many with longer ones, to be asked one after another.
+fn alone(planned: &[PlannedRequest], requests: usize, context: u32) -> [Vec<PlannedRequest>; 2] {
+    let mut prompts: Vec<u32> = planned.iter().map(|p| p.prompt).collect();
+    prompts.sort_unstable();
+    let answers = ANSWERS_ALONE.map(|tokens| tokens.min(context / 2).max(1));
+    let room = context.saturating_sub(answers[1]).max(1);
+    let prompt = prompts.get(prompts.len() / 2).map_or(1, |tokens| (*tokens).min(room));
+    answers.map(|answer| vec![PlannedRequest { at: Duration::ZERO, prompt, answer }; requests])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_alone_have_room_in_the_models_context() {
+        let trace: Vec<PlannedRequest> =
+            [10, 900, 1000].map(|prompt| PlannedRequest { at: Duration::ZERO, prompt, answer: 5 }).into();
+        let lengths = |context| alone(&trace, 3, context).map(|all| (all.len(), all[0].prompt, all[0].answer));
+        assert_eq!(lengths(1024), [(3, 900, 24), (3, 900, 72)]);
+        assert_eq!(lengths(100), [(3, 50, 24), (3, 50, 50)]);
+        assert_eq!(lengths(1), [(3, 1, 1); 2]);
+    }
+
+    #[test]
+    fn the_plan_counts_that_was_in_force_longest() {
+        let view = crate::view::tests::view;
+        let mut plans = PlansInForce::since(view());
+        assert!(plans.longest().is_some() && !plans.are_several());
+        plans.0.push((view(), 3));
+        plans.0.push((view(), 2));
+        assert!(plans.are_several() && std::ptr::eq(plans.longest().unwrap(), &plans.0[1].0));
+    }
 }

@@ -18,6 +18,7 @@ use crate::{
         },
         decimal,
         exit::{Exit, Kind},
+        interrupts::Interrupts,
         is_set, json as json_flag, output, switch, verb, whole,
     },
     config::{Settings, values},
@@ -112,9 +113,11 @@ pub(super) fn command() -> Command {
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     let wish = Wish::of(matches)?;
     let (mut asked, mut rows, mut ended) = (None, Vec::new(), None);
+    let mut interrupts = Interrupts::heard();
     for order in &wish.orders {
         // An order takes minutes: what was measured of those before it is told, whatever becomes of this one.
-        if let Err(Exit { kind, message }) = wish.measure(settings, matches, *order, &mut asked, &mut rows).await {
+        let measured = wish.measure(settings, matches, *order, (&mut asked, &mut rows), &mut interrupts).await;
+        if let Err(Exit { kind, message }) = measured {
             let error = Exit::new(kind, format!("stopped at {}: {message}", order.0));
             ended = Some((Stopped { order: order.0, reason: message }, error));
             break;
@@ -237,20 +240,22 @@ impl Wish {
         settings: &Settings,
         matches: &ArgMatches,
         (name, order): (&'static str, TurnOrder),
-        asked: &mut Option<Asked>,
-        rows: &mut Vec<Row>,
+        (asked, rows): (&mut Option<Asked>, &mut Vec<Row>),
+        interrupts: &mut Interrupts,
     ) -> Result<(), Exit> {
         let config = self.config(settings, matches, name)?;
         let spinner = self.spinner(format!("{name}: starting the peer"));
-        let net = unless_interrupted(Box::pin(async { Testnet::up(&config).await.map_err(exit) })).await;
+        let net = interrupts.unless(Box::pin(async { Testnet::up(&config).await.map_err(exit) })).await;
         spinner.finish_and_clear();
         let net = net?;
-        let row = unless_interrupted(Box::pin(self.row(settings, &net, (name, order), asked))).await;
-        let ended = net.down().await.map_err(exit);
+        let row = interrupts.unless(Box::pin(self.row(settings, &net, (name, order), asked))).await;
+        let ended = interrupts.down(net).await;
         let folder = config.folder;
         let logs = |error: Exit| Exit::new(error.kind, format!("{}; logs are in {}", error.message, folder.display()));
         rows.push(row.map_err(logs)?);
         ended.map_err(logs)?;
+        // One that came while nothing was waited for ends what follows.
+        interrupts.unless(async { Ok(()) }).await.map_err(logs)?;
         if is_set(matches, "keep") {
             note!("tsnode: note: logs are in {}", folder.display());
             return Ok(());
@@ -392,21 +397,6 @@ impl Wish {
             ask(&targets[n], (self.seed, n), &planned[n], bounds, watch).await
         };
         futures::future::join_all((0..targets.len()).map(each)).await
-    }
-}
-
-/// This, unless somebody interrupts it: what was begun for it ends, and its peer is let go of. Once a signal was waited for, no other
-/// would end the process.
-async fn unless_interrupted<T>(work: impl Future<Output = Result<T, Exit>>) -> Result<T, Exit> {
-    let interrupted = async {
-        // Where no signal can be waited for, it goes on to its end.
-        if tokio::signal::ctrl_c().await.is_err() {
-            std::future::pending().await
-        }
-    };
-    tokio::select! {
-        done = work => done,
-        () = interrupted => Err(Exit::new(Kind::Other, "interrupted")),
     }
 }
 

@@ -11,6 +11,7 @@ use super::Links;
 use crate::data_plane::doors::{Doors, Place};
 use crate::data_plane::offences::OffenceReporter;
 use crate::faults::{Faults, Wall};
+use crate::platform;
 use std::collections::BTreeSet;
 use std::io::{Error, ErrorKind};
 use std::net::SocketAddr;
@@ -319,7 +320,7 @@ pub(super) fn listen(data_plane: SocketAddr) -> Result<TcpListener, Error> {
 fn socket(address: SocketAddr) -> std::io::Result<std::net::TcpListener> {
     use socket2::{Domain, Protocol, Socket, Type};
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-    socket.set_reuse_address(true)?;
+    platform::reuse_address(&socket)?;
     if address.is_ipv6() {
         socket.set_only_v6(false)?;
     }

@@ -156,7 +156,10 @@ impl Parcel {
     async fn answer(&mut self) -> Result<KvAnswer, ExportError> {
         let answer = timeout(PATIENCE, self.receiver.recv::<KvAnswer>()).await;
         match answer.map_err(|_| ExportError::Unconfirmed(self.target))? {
-            Ok(Some(answer)) => Ok(answer),
+            Ok(Some(mut answer)) => {
+                answer.shorten_reason();
+                Ok(answer)
+            }
             Ok(None) => Err(ExportError::Unconfirmed(self.target)),
             Err(error) => Err(self.lost(error)),
         }

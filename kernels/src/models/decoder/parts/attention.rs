@@ -6,6 +6,7 @@ use super::{
 };
 use crate::{
     config::{Growth, KvHeads},
+    cpu::{Cpu, plain::exp},
     engine::{AttentionParams, RotaryTables},
     models::{outline::AttentionOutline, sized},
     ranks::RankOutputs,
@@ -23,6 +24,8 @@ pub(in crate::models) struct Attention {
     output: Linear,
     /// Of queries and keys, before they turn.
     norms: Option<Norms>,
+    /// Whether behind each head of queries comes one that gates what it mixes.
+    gated: bool,
     /// Of each head's values.
     value_norm: Option<RmsNorm>,
     head_dim: usize,
@@ -54,6 +57,16 @@ impl Attention {
         Self::with_inputs(part, inputs, value)
     }
 
+    /// The same where the matrix for queries has behind each head's rows as many for its gate.
+    pub(in crate::models) fn load_gated(part: &Part<'_>) -> Result<Self, WeightsError> {
+        let [RankOutputs { all, mine }, key, value] = Self::inputs(part);
+        let query = RankOutputs { all: 2 * all, mine: 2 * mine.start..2 * mine.end };
+        let linear = |name: &str, outputs| part.linear(name, outputs, part.config.hidden);
+        let inputs = [linear("self_attn.q_proj", query)?, linear("self_attn.k_proj", key)?];
+        let value = linear("self_attn.v_proj", value)?;
+        Ok(Self { gated: true, ..Self::with_inputs(part, inputs, Some(value))? })
+    }
+
     /// From one matrix with the rows of queries, keys and values.
     pub(in crate::models) fn load_fused(part: &Part<'_>) -> Result<Self, WeightsError> {
         let [query, key, value] = part.fused("self_attn.qkv_proj", Self::inputs(part), part.config.hidden)?;
@@ -72,6 +85,7 @@ impl Attention {
             value,
             output,
             norms: None,
+            gated: false,
             value_norm: None,
             head_dim,
             look,
@@ -141,6 +155,9 @@ impl Attention {
                 s.v.extend_from_slice(&s.k);
             }
         }
+        if self.gated {
+            self.part_gates(s);
+        }
         if let Some(norm) = &self.value_norm {
             norm.forward(cpu, &s.v, &mut s.mixed);
             swap(&mut s.v, &mut s.mixed);
@@ -182,15 +199,33 @@ impl Attention {
             (&mut s.q, &mut s.k, &s.v),
             mixed,
         );
+        if self.gated {
+            open_gates(cpu, &mut s.mixed, &s.gate);
+        }
         step.attend.gather(rows, &mut s.mixed);
         self.output.forward(cpu, rows, &s.mixed, &mut s.out);
         step.attend.gather(rows, &mut s.out);
     }
 
+    /// Takes queries and gates, which came head by head, apart.
+    fn part_gates(&self, s: &mut Scratch) {
+        let Scratch { q, mixed, gate, .. } = s;
+        let half = q.len() / 2;
+        let heads = sized(mixed, half).chunks_exact_mut(self.head_dim);
+        let gates = sized(gate, half).chunks_exact_mut(self.head_dim);
+        for ((both, head), gate) in q.chunks_exact(2 * self.head_dim).zip(heads).zip(gates) {
+            head.copy_from_slice(&both[..self.head_dim]);
+            gate.copy_from_slice(&both[self.head_dim..]);
+        }
+        swap(q, mixed);
+    }
+
     pub(in crate::models) fn outline(&self) -> AttentionOutline<'_> {
         AttentionOutline {
-            // Families whose values are keys are computed by no device that takes outlines.
             inputs: [&self.query, &self.key, self.value.as_ref().unwrap_or(&self.key)].map(Linear::outline),
+            is_gated: self.gated,
+            has_values: self.value.is_some(),
+            value_norm: self.value_norm.as_ref().map(|norm| norm.eps),
             output: self.output.outline(),
             head_norms: match &self.norms {
                 Some(Norms::Heads(norms)) => Some(norms.each_ref().map(RmsNorm::outline)),
@@ -204,6 +239,19 @@ impl Attention {
             look: self.look,
             rope: self.rope,
             pairs: self.pairs,
+            growth: self.growth,
+            sinks: (!self.sinks.is_empty()).then_some(self.sinks.as_slice()),
         }
     }
+}
+
+/// Numbers that a thread multiplies by what their gates let through.
+const OPENED: usize = 1 << 12;
+
+/// `x[i] *= σ(gates[i])`.
+fn open_gates(cpu: &Cpu, x: &mut [f32], gates: &[f32]) {
+    let work = 16 * x.len();
+    cpu.for_each_part(x, OPENED, work, |part, x| {
+        x.iter_mut().zip(&gates[part * OPENED..]).for_each(|(x, gate)| *x /= 1.0 + exp(-gate));
+    });
 }

@@ -65,6 +65,9 @@ impl SharedAttention {
         AttentionOutline {
             // No device that takes outlines computes families with such layers.
             inputs: [&self.query; 3].map(Linear::outline),
+            is_gated: false,
+            has_values: false,
+            value_norm: None,
             output: self.output.outline(),
             head_norms: None,
             row_norms: None,
@@ -72,6 +75,8 @@ impl SharedAttention {
             look: self.look,
             rope: self.rope,
             pairs: self.pairs,
+            growth: None,
+            sinks: None,
         }
     }
 }

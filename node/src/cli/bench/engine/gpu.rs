@@ -156,7 +156,8 @@ fn measured(
             }
         }
     }
-    if all && PACKED <= source.card().shape.context {
+    // KV beside states goes nowhere.
+    if all && PACKED <= source.card().shape.context && source.card().shape.state_bytes == 0 {
         let packing = measure_packing(&mut engine, stage, PACKED, KvCodec::Int4);
         report.packing = packing.as_ref().ok().map(|packing| PackTimes::new(*packing, speeds));
         let kv_transfer = measure_kv_transfer(&mut engine, stage, source, PACKED, KvCodec::Int4);

@@ -39,11 +39,12 @@ pub(in crate::cli) enum Failure {
 /// An answer that ended as it should.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(in crate::cli) struct TimedAnswer {
-    /// From sending to the first piece of text; to the end, where there was none.
+    /// From sending to the first piece: of text, or of a completion to its first token, whatever its text; to the end, where there was
+    /// none.
     pub first: Duration,
     /// From sending to the end.
     pub whole: Duration,
-    /// Between a piece of text and the next.
+    /// Between a piece and the next.
     pub gaps: Vec<Duration>,
     /// Tokens of the prompt, as the server says.
     pub prompt_tokens: Option<u64>,
@@ -58,11 +59,10 @@ impl TimedAnswer {
         self.answer_tokens.unwrap_or(pieces)
     }
 
-    /// Time per token after the first; `None` of fewer than two.
+    /// Time per token after the first, until the end: the last ones may have no text. `None` of fewer than two.
     pub fn per_token(&self) -> Option<Duration> {
-        let after_first: Duration = self.gaps.iter().sum();
         let steps = self.tokens().checked_sub(1).filter(|steps| *steps > 0)?;
-        Some(after_first.div_f64(steps as f64))
+        Some(self.whole.saturating_sub(self.first).div_f64(steps as f64))
     }
 }
 
@@ -144,12 +144,14 @@ impl Reader {
     }
 }
 
-/// Whether a choice of an event has text of any kind.
+/// Whether a choice of an event has text of any kind, or is a completion's token that has none: part of a letter, or no letter at all.
+/// The first event of a chat may only say who speaks, and the last one of an answer only that it ends.
 fn says_something(choice: &Value) -> bool {
     let delta = &choice["delta"];
     let texts = [&choice["text"], &delta["content"], &delta["reasoning_content"], &delta["reasoning"]];
     let is_some = |text: &Value| text.as_str().is_some_and(|t| !t.is_empty());
-    texts.into_iter().any(is_some) || delta["tool_calls"].as_array().is_some_and(|calls| !calls.is_empty())
+    let is_token = choice["text"].is_string() && !choice["finish_reason"].is_string();
+    is_token || texts.into_iter().any(is_some) || delta["tool_calls"].as_array().is_some_and(|calls| !calls.is_empty())
 }
 
 /// Why a server refuses, in the forms that servers have for it.
@@ -191,7 +193,7 @@ mod tests {
             prompt_tokens: Some(9),
             answer_tokens: Some(3),
         };
-        assert_eq!((answer.tokens(), answer.per_token()), (3, Some(5 * MS)));
+        assert_eq!((answer.tokens(), answer.per_token()), (3, Some(15 * MS / 2)));
         assert_eq!(answer, expected);
         // The first chunk of a chat says who speaks, and is no token; a server may leave out what it counted, or the last line.
         let chat = [
@@ -201,6 +203,19 @@ mod tests {
         ];
         let answer = read(&chat).unwrap();
         assert_eq!((answer.first, answer.tokens(), answer.per_token()), (8 * MS, 2, Some(4 * MS)));
+    }
+
+    /// A token that is half of a letter, or none, has an event without text where it is the first.
+    #[test]
+    fn the_first_token_of_a_completion_counts_whatever_its_text() {
+        let answer = read(&[
+            ("data: {\"choices\":[{\"text\":\"\",\"finish_reason\":null}]}\n\n", 20),
+            ("data: {\"choices\":[{\"text\":\"a\",\"finish_reason\":null}]}\n\n", 50),
+            ("data: {\"choices\":[{\"text\":\"\",\"finish_reason\":\"length\"}]}\n\n", 60),
+            ("data: {\"choices\":[],\"usage\":{\"completion_tokens\":5}}\n\n", 61),
+        ]);
+        let answer = answer.unwrap();
+        assert_eq!((answer.first, answer.whole, answer.per_token()), (20 * MS, 60 * MS, Some(10 * MS)));
     }
 
     #[test]

@@ -89,16 +89,19 @@ impl Compared {
             lines.push(format!("{} requests are longer than the model's context, and were cut to it", self.cut));
         }
         if self.replanned {
-            lines.push("another plan was adopted meanwhile: the simulator has the one before".into());
+            lines
+                .push("another plan was adopted meanwhile: the simulator has the one that was in force longest".into());
         }
         lines.push(format!(
-            "a step takes {} beside its layers, a request {} beside its steps, by those asked alone",
+            "a step takes {} beside its layers, a request beside its steps {} to its first token and {} to its end, by those asked alone",
             time(overheads.step.0),
-            time(overheads.request.0)
+            time(overheads.request.0),
+            time(overheads.whole.0)
         ));
         lines.push(format!(
-            "beside steps {:.2} processors are used while nothing is asked, and {} of one for each token",
+            "beside steps {:.2} processors are used while nothing is asked, and {} of one for each request and {} for each token",
             overheads.idle,
+            time(overheads.asked.0),
             time(overheads.token.0)
         ));
         lines.push(format!(
@@ -118,7 +121,7 @@ impl Compared {
     /// Where requests' time went, live and simulated.
     fn both(&self) -> Option<(LatencyTerms, LatencyTerms)> {
         let Simulated { outcome, overheads, .. } = &self.simulated;
-        Some((self.terms?, LatencyTerms::simulated(outcome, overheads.request.0)))
+        Some((self.terms?, LatencyTerms::simulated(outcome, overheads.whole.0)))
     }
 
     /// By which term a figure is most likely off.
@@ -202,7 +205,9 @@ impl Compared {
             "trace": self.trace, "cut_to_context": self.cut, "replanned": self.replanned, "groups": groups,
             "step_overhead_ms": self.simulated.overheads.step.0 * 1e3,
             "request_overhead_ms": self.simulated.overheads.request.0 * 1e3,
+            "whole_overhead_ms": self.simulated.overheads.whole.0 * 1e3,
             "idle_processors": self.simulated.overheads.idle, "token_processor_ms": self.simulated.overheads.token.0 * 1e3,
+            "request_processor_ms": self.simulated.overheads.asked.0 * 1e3,
             "processors": self.simulated.processors, "processors_used": self.processor,
             "processors_simulated": self.simulated.busy, "simulated_ended": self.simulated.ended(),
             "terms": terms, "figures": figures, "within": self.beyond(None).is_empty(), "live": self.live.json(&Value::Null),
@@ -219,7 +224,8 @@ impl Compared {
             series.push((format!("{} simulated", metric.name()), DRAWN.iter().map(simulated).collect()));
         }
         let title = format!("{} live and simulated", self.trace);
-        Plot { title: &title, across: "percentile", rates: &DRAWN, scale: Scale::Seconds, series: &series }.svg()
+        let (across, up) = ("percentile of requests", "time");
+        Plot { title: &title, across, up, rates: &DRAWN, scale: Scale::Seconds, series: &series }.svg()
     }
 }
 
@@ -287,7 +293,7 @@ mod tests {
         assert!(alike.lines()[0].contains("a.csv on groups: 2 mixed"), "{:?}", alike.lines());
         assert!(alike.lines().iter().any(|line| line.contains("were cut to it")));
         assert_eq!(alike.json()["within"], json!(true));
-        assert_eq!(alike.svg().matches("<polyline").count(), 6);
+        assert_eq!(alike.svg().matches("stroke-width=\"2\" points=").count(), 6, "lines of values");
         assert_eq!((alike.reasons(), &alike.json()["figures"][0]["likely"]), (vec![], &Value::Null));
         let whole = "on average a request's time went, live and simulated, into queueing ";
         assert!(alike.lines().last().is_some_and(|line| line.starts_with(whole)), "{:?}", alike.lines());

@@ -85,31 +85,68 @@ fn overlapping<'c>(hosts: &[&'c Cores]) -> Option<(&'c Cores, &'c Cores)> {
     pairs.into_iter().find(|(a, b)| !numbers(a).is_disjoint(&numbers(b)))
 }
 
-/// Requests that were asked one after another.
-pub(super) struct Alone {
+/// Requests that were asked one after another, alike but for their number.
+pub(super) struct AskedAlone {
     pub planned: Vec<PlannedRequest>,
     pub report: Report,
     /// Processor time that all processes used meanwhile (s).
     pub used: f64,
-    /// Processors that they use while nothing is asked.
+}
+
+/// Those with shorter answers, and then those with longer ones.
+pub(super) struct Alone {
+    pub asked: [AskedAlone; 2],
+    /// Processors that all processes use while nothing is asked.
     pub idle: f64,
 }
 
 impl Alone {
-    /// What was measured beside what the simulator says of the same requests, one after another.
-    fn overheads(&self, simulate: impl Fn(Seconds) -> Outcome) -> Overheads {
-        let beyond = |outcome: &Outcome, metric: Metric| {
-            let ours = sorted(outcome, metric, 0.0).at(0.5);
-            Seconds((self.report.at(metric, 0.5).unwrap_or(ours) - ours).max(0.0))
-        };
+    /// What was measured beside what the simulator says of the same requests, one after another. What longer answers take more is steps
+    /// alone: the first token's way to who asked hides some of those that follow it. Steps are computed by so many threads.
+    fn overheads(&self, threads: f64, simulate: impl Fn(Seconds) -> Outcome) -> Overheads {
+        let more = f64::from(self.answer(1).saturating_sub(self.answer(0)).max(1));
         let plain = simulate(Seconds(0.0));
-        let step = beyond(&plain, Metric::Tpot);
-        let request = beyond(&simulate(step), Metric::Ttft);
-        let computed = plain.busy.iter().sum::<f64>() * plain.end.0;
-        let tokens: f64 = self.planned.iter().map(|p| f64::from(p.answer)).sum();
-        let beside = self.used - self.idle * self.report.duration.as_secs_f64() - computed;
-        Overheads { step, request, idle: self.idle, token: Seconds((beside / tokens.max(1.0)).max(0.0)) }
+        let live = |n: usize| self.asked[n].report.at(Metric::E2el, 0.5);
+        let ours = |outcome: &Outcome, n: usize| self.of(outcome, n, |t| (t.end - t.arrival.at).0).at(0.5);
+        let each = live(0).zip(live(1)).map_or(0.0, |(short, long)| (long - short) / more);
+        let step = Seconds((each - (ours(&plain, 1) - ours(&plain, 0)) / more).max(0.0));
+        let stepped = simulate(step);
+        let first = |n: usize| {
+            let ours = self.of(&stepped, n, |t| (t.first - t.arrival.at).0).at(0.5);
+            self.asked[n].report.at(Metric::Ttft, 0.5).map_or(0.0, |live| live - ours)
+        };
+        let request = Seconds(f64::midpoint(first(0), first(1)).max(0.0));
+        let whole = Seconds(live(1).map_or(0.0, |live| live - ours(&stepped, 1)).max(0.0));
+        let beside = |n: usize| self.beside(n, &stepped, threads);
+        let token = Seconds(((beside(1) - beside(0)) / more).max(0.0));
+        let asked = Seconds((beside(0) - token.0 * f64::from(self.answer(0))).max(0.0));
+        Overheads { step, request, whole, idle: self.idle, asked, token }
     }
+
+    /// Tokens of these answers.
+    fn answer(&self, n: usize) -> u32 {
+        self.asked[n].planned.first().map_or(0, |p| p.answer)
+    }
+
+    /// Something of these requests as they were simulated.
+    fn of(&self, outcome: &Outcome, n: usize, what: impl Fn(&ReplayTrace) -> f64) -> Sorted {
+        let answer = self.answer(n);
+        Sorted::new(outcome.traces.iter().filter(|t| t.arrival.asked.answer == answer).map(what))
+    }
+
+    /// Processor time of one of these requests beside its steps (s), whose processors are taken by them in the simulator.
+    fn beside(&self, n: usize, stepped: &Outcome, threads: f64) -> f64 {
+        let AskedAlone { planned, report, used } = &self.asked[n];
+        let requests = planned.len().max(1) as f64;
+        let computed = self.of(stepped, n, |t| (t.end - t.arrival.at - t.sending).0).mean();
+        (used - self.idle * report.duration.as_secs_f64()) / requests - computed * threads
+    }
+}
+
+/// The swarm as a peer saw it when requests were asked one after another, and with the plan that was in force longest of the trace.
+pub(super) struct SwarmViews<'v> {
+    pub before: &'v SwarmView,
+    pub in_force: &'v SwarmView,
 }
 
 /// What the simulator makes of a replay.
@@ -127,32 +164,27 @@ pub(super) struct Simulated {
 impl Simulated {
     /// Of the requests that were asked alone, with what came of them, and of the trace's.
     pub fn new(
-        view: &SwarmView,
+        views: &SwarmViews<'_>,
         peers: &[PeerInfo],
         hosts: &Hosts,
         alone: &Alone,
         planned: &[PlannedRequest],
     ) -> Result<Self, Exit> {
-        let wrong = |why: &str| Exit::new(Kind::Other, format!("the swarm's plan cannot be simulated: {why}"));
-        let adverts: BTreeMap<PeerId, Advert> = view.peers.iter().map(|p| (p.id, p.advert.clone())).collect();
-        let members: Members<'_> = adverts.iter().map(|(id, advert)| (*id, advert)).collect();
-        let plan: &Plan = view.plan.as_ref().ok_or_else(|| wrong("there is none"))?;
-        let model = view.models.first().ok_or_else(|| wrong("it has no model"))?.id;
-        let live = LivePlan::new(&members, plan, model, view.split).map_err(|e| wrong(&e.to_string()))?;
-        let dispatch = swarm_settings::of(view).routed(model, &plan.chosen).map_or(Dispatch::Live, Dispatch::from);
-        let shared = hosts.shared(peers, &members);
-        let mut run = LivePlanRun { dispatch, step: Seconds(0.0), cores: hosts.cores.clone(), hosts: shared };
-        let apart = |n: usize, p: &PlannedRequest| arrival(n as f64 * APART, p.prompt, p.answer);
-        let apart: Vec<Arrival> = alone.planned.iter().enumerate().map(|(n, p)| apart(n, p)).collect();
-        let overheads = alone.overheads(|step| live.run(&apart, &LivePlanRun { step, ..run.clone() }));
+        let asked = alone.asked.iter().flat_map(|asked| &asked.planned).enumerate();
+        let apart: Vec<Arrival> = asked.map(|(n, p)| arrival(n as f64 * APART, p.prompt, p.answer)).collect();
+        let overheads = simulated(views.before, peers, hosts, |live, run| {
+            let threads = run.hosts.values().map(|(_, threads)| threads).sum::<f64>() / run.hosts.len().max(1) as f64;
+            alone.overheads(threads.max(1.0), |step| live.run(&apart, &LivePlanRun { step, ..run.clone() }))
+        })?;
         let arrivals: Vec<Arrival> = planned.iter().map(|p| arrival(p.at.as_secs_f64(), p.prompt, p.answer)).collect();
         let tokens: f64 = planned.iter().map(|p| f64::from(p.answer)).sum();
         let took = arrivals.last().map_or(1.0, |a| a.at.0.max(1.0));
-        run.step = overheads.step;
-        run.cores = overheads.left(&hosts.cores, tokens / took);
-        let outcome = live.run(&arrivals, &run);
-        let count = |phase| live.groups().iter().filter(|g| g.phase == phase).count();
-        let groups = [Phase::Prefill, Phase::Decode, Phase::Mixed].map(|phase| (phase, count(phase)));
+        let cores = overheads.left(&hosts.cores, arrivals.len() as f64 / took, tokens / took);
+        let (outcome, groups) = simulated(views.in_force, peers, hosts, |live, run| {
+            let outcome = live.run(&arrivals, &LivePlanRun { step: overheads.step, cores, ..run });
+            let count = |phase| live.groups().iter().filter(|g| g.phase == phase).count();
+            (outcome, [Phase::Prefill, Phase::Decode, Phase::Mixed].map(|phase| (phase, count(phase))))
+        })?;
         let busy = outcome.busy.iter().sum();
         Ok(Self { overheads, groups: groups.to_vec(), processors: hosts.processors(), busy, outcome })
     }
@@ -161,7 +193,7 @@ impl Simulated {
     pub fn at(&self, metric: Metric, share: f64) -> f64 {
         match (metric, &self.outcome.timeline) {
             (Metric::Itl, Some(timeline)) => timeline.gaps().at(share).0,
-            _ => sorted(&self.outcome, metric, self.overheads.request.0).at(share),
+            _ => sorted(&self.outcome, metric, &self.overheads).at(share),
         }
     }
 
@@ -179,20 +211,47 @@ impl Simulated {
     }
 }
 
+/// Runs on a view's plan what it is told to, with nothing beside steps.
+fn simulated<T>(
+    view: &SwarmView,
+    peers: &[PeerInfo],
+    hosts: &Hosts,
+    simulate: impl FnOnce(&LivePlan<'_>, LivePlanRun) -> T,
+) -> Result<T, Exit> {
+    let wrong = |why: &str| Exit::new(Kind::Other, format!("the swarm's plan cannot be simulated: {why}"));
+    let adverts: BTreeMap<PeerId, Advert> = view.peers.iter().map(|p| (p.id, p.advert.clone())).collect();
+    let members: Members<'_> = adverts.iter().map(|(id, advert)| (*id, advert)).collect();
+    let plan: &Plan = view.plan.as_ref().ok_or_else(|| wrong("there is none"))?;
+    let model = view.models.first().ok_or_else(|| wrong("it has no model"))?.id;
+    let live = LivePlan::new(&members, plan, model, view.split).map_err(|e| wrong(&e.to_string()))?;
+    let dispatch = swarm_settings::of(view).routed(model, &plan.chosen).map_or(Dispatch::Live, Dispatch::from);
+    let run = LivePlanRun {
+        dispatch,
+        split: view.split,
+        step: Seconds(0.0),
+        cores: hosts.cores.clone(),
+        hosts: hosts.shared(peers, &members),
+    };
+    Ok(simulate(&live, run))
+}
+
 fn arrival(at: f64, prompt: u32, answer: u32) -> Arrival {
     Arrival { at: Seconds(at), asked: Asked::new(prompt, answer) }
 }
 
-/// A metric of every request that ended; gaps are the timeline's.
-fn sorted(outcome: &Outcome, metric: Metric, request: f64) -> Sorted {
+/// A metric of every request that ended, as who asked sees it; gaps are the timeline's.
+fn sorted(outcome: &Outcome, metric: Metric, beside: &Overheads) -> Sorted {
     let ended = outcome.traces.iter().filter(|t| t.end.is_finite());
-    let of = |t: &ReplayTrace| match metric {
-        Metric::Ttft => (t.first - t.arrival.at).0 + request,
-        Metric::E2el => (t.end - t.arrival.at).0 + request,
-        Metric::Tpot | Metric::Itl => match t.arrival.asked.answer {
-            0 | 1 => f64::NAN,
-            answer => (t.end - t.first).0 / f64::from(answer - 1),
-        },
+    let of = |t: &ReplayTrace| {
+        let first = (t.first - t.arrival.at + beside.request).0;
+        // Nobody has the end before the first token.
+        let whole = (t.end - t.arrival.at + beside.whole).0.max(first);
+        match (metric, t.arrival.asked.answer) {
+            (Metric::Ttft, _) => first,
+            (Metric::E2el, _) => whole,
+            (Metric::Tpot | Metric::Itl, 0 | 1) => f64::NAN,
+            (Metric::Tpot | Metric::Itl, answer) => (whole - first) / f64::from(answer - 1),
+        }
     };
     Sorted::new(ended.map(of))
 }
@@ -200,6 +259,11 @@ fn sorted(outcome: &Outcome, metric: Metric, request: f64) -> Sorted {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::bench::serve::{
+        answer::TimedAnswer,
+        client::{RequestOutcome, Run},
+    };
+    use std::time::Duration;
 
     #[test]
     fn processors_are_the_same_or_others() {
@@ -211,5 +275,54 @@ mod tests {
         assert_eq!(overlapping(&[&a, &"3-4".parse().unwrap()]), None);
         let any = Hosts::new(Vec::new()).unwrap();
         assert!(any.processors() >= 1.0 && any.of.is_empty());
+    }
+
+    /// A first token that is on its way for 20 ms, while steps of 2 ms go on: each token after it seems to take less than a step, and what
+    /// longer answers take more does not.
+    #[test]
+    fn what_is_beside_steps_is_told_apart_by_answers_of_two_lengths() {
+        const MS: Duration = Duration::from_millis(1);
+        // Each is there after 10 ms and its steps, and took a processor 5 ms and 3 ms for each token.
+        let asked = |answer: u32| {
+            let (first, whole) = (30 * MS, (10 + 2 * answer) * MS);
+            let outcome = |index| {
+                let answer = Ok(TimedAnswer { first, whole, ..TimedAnswer::default() });
+                RequestOutcome { index, late: Duration::ZERO, answer }
+            };
+            let run = Run { outcomes: (0..4).map(outcome).collect(), took: Duration::from_secs(1), ..Run::default() };
+            AskedAlone {
+                planned: vec![PlannedRequest { at: Duration::ZERO, prompt: 9, answer }; 4],
+                report: Report::new(&run, |_| 9, Vec::new()),
+                used: 0.25 + 4.0 * (5e-3 + 3e-3 * f64::from(answer)),
+            }
+        };
+        let alone = Alone { asked: [asked(24), asked(72)], idle: 0.25 };
+        // By their layers prompts take four milliseconds, and each step after them half a one.
+        let trace = |answer: u32, step: f64| {
+            let at = Seconds(0.0);
+            let first = Seconds(4e-3 + step);
+            let end = Seconds(first.0 + f64::from(answer - 1) * (5e-4 + step));
+            let arrival = Arrival { at, asked: Asked::new(9, answer) };
+            ReplayTrace { arrival, route: None, prompt_start: at, first, answer_start: first, end, sending: at }
+        };
+        let simulate = |step: Seconds| Outcome {
+            traces: [24, 24, 72, 72].map(|answer| trace(answer, step.0)).into(),
+            ..Outcome::default()
+        };
+        let found = alone.overheads(1.0, simulate);
+        let near = |seconds: f64, ms: f64| (seconds * 1e3 - ms).abs() < 1e-6;
+        assert!(near(found.step.0, 1.5), "{found:?}");
+        // 30 ms, of which 4 + 1.5 are the prompt's step; and 10 + 2 · 72 ms, of which 5.5 + 71 · 2 are steps.
+        assert!(near(found.request.0, 24.5) && near(found.whole.0, 6.5), "{found:?}");
+        // Of 5 + 3 · 24 ms steps have 5.5 + 23 · 2, of 5 + 3 · 72 they have 5.5 + 71 · 2.
+        assert!(near(found.token.0, 1.0) && near(found.asked.0, 1.5), "{found:?}");
+        let left = found.left(&[2.0], 10.0, 100.0)[0];
+        assert!((left - (2.0 - 0.25 - 0.015 - 0.1)).abs() < 1e-9, "{left}");
+        let seen = |metric| sorted(&simulate(found.step), metric, &found).at(0.0);
+        assert!(near(seen(Metric::Ttft), 30.0) && near(seen(Metric::E2el), 58.0));
+        let short = ReplayTrace { end: Seconds(6e-3), ..trace(24, 1.5e-3) };
+        let outcome = Outcome { traces: vec![short], ..Outcome::default() };
+        let both = [Metric::E2el, Metric::Ttft].map(|metric| sorted(&outcome, metric, &found).at(0.5));
+        assert!(near(both[0], 30.0) && near(both[1], 30.0), "nobody has the end before the first token: {both:?}");
     }
 }
