@@ -7,8 +7,8 @@
 //! take calls for it, and that tells it sooner from one that is only far away. That is no offence, and no death either
 //! ([`crate::control`] decides on those): who speaks again is sent work again.
 //!
-//! How long an answer may take follows from what was seen: a floor, several times what this peer's slowest answers took of late,
-//! the way there, and how late the listener itself is. A host with much else to do answers late now and then, and is given longer
+//! How long an answer may take follows from what was seen: several times what this peer's slowest answers took of late, or a floor
+//! where that is less; the way there; and how late the listener itself is. A host with much else to do answers late now and then, and is given longer
 //! from then on. Who was unresponsive and spoke after all was stopped for a moment, or is late: that is told by the second time.
 
 use crate::{Time, control::detector::Health, paths::HEAD_START};
@@ -29,8 +29,9 @@ const AGAIN_MUTE: Duration = Duration::from_millis(500);
 const LEAST: Duration = Duration::from_millis(450);
 /// The most. Connections are given up then anyway.
 const MOST: Duration = Duration::from_secs(4);
-/// So many times as long as its slowest answer of late took, and so many round trips, are no silence.
-const SLOWER: f64 = 3.0;
+/// So many times as long as its slowest answer of late took is no silence; nor are so many round trips more than that, or than the
+/// least.
+const SLOWER: f64 = 2.5;
 const ROUND_TRIPS: f64 = 4.0;
 /// What an answer took counts half so long afterwards (s).
 const FADES: f64 = 20.0;
@@ -228,14 +229,17 @@ impl PeerSilence {
     }
 
     fn is_silent(&self, now: Time, seen: &TransportSign, grace: Duration, alone: bool) -> bool {
-        let more = SLOWER * self.slow(now) + ROUND_TRIPS * seen.round_trip.as_secs_f64();
+        let slower = SLOWER * self.slow(now);
+        let trips = ROUND_TRIPS * seen.round_trip.as_secs_f64();
         let (since, least) = match (self.missing, self.asked, seen.unanswered) {
             (Some(since), _, Some(held)) => (since.max(now.saturating_sub(held)), GREETS),
             (Some(since), _, None) => (since, CONNECTS),
             (None, Some((since, _)), _) => (since, LEAST),
             (None, None, _) => return false,
         };
-        let patience = least + grace + Duration::try_from_secs_f64(more).unwrap_or(MOST);
+        // The least has answers in it that are late now and then: what a slow peer is given is the longer of both, not their sum.
+        let answer = least.as_secs_f64().max(slower) + trips;
+        let patience = grace + Duration::try_from_secs_f64(answer).unwrap_or(MOST);
         now >= since + if alone { MOST } else { patience.min(MOST) }
     }
 }
@@ -320,8 +324,19 @@ mod tests {
     fn who_was_seen_to_answer_late_has_more_time() {
         let mut scenario = Scenario::of(1);
         assert_eq!(scenario.on(3000, &[(1, 600)]), [], "400 ms after it was asked");
+        assert_eq!(scenario.on(3000, &[(1, 1000)]), [], "later and later");
         assert_eq!(scenario.on(30_000, &[(1, 1500)]), [], "a host with much else to do");
         assert_eq!(scenario.on(4500, &[]).len(), 1, "but not for ever");
+    }
+
+    #[test]
+    fn who_is_late_now_and_then_is_left_soon_when_it_stops() {
+        let mut scenario = Scenario::of(2);
+        assert_eq!(scenario.on(3000, &[(1, 600), (2, 50)]), []);
+        scenario.on(600, &[(1, 50), (2, 50)]);
+        let (stopped, unresponsive) = (scenario.now, scenario.on(5000, &[(2, 50)]));
+        let soon = stopped + Duration::from_millis(1250);
+        assert!(matches!(unresponsive[..], [(_, at)] if at <= soon), "{unresponsive:?}");
     }
 
     #[test]
