@@ -37,8 +37,8 @@ pub fn chunk<'a>(profiles: impl Iterator<Item = &'a LayerProfile>) -> Option<u32
 /// and steps passes the longest step at every stage and every other one once (a flow shop, `scheduler/prompts.rs`). Shorter steps fill
 /// the pipeline sooner and read the weights more often; of n tokens those of √(n·a / (b·(p − 1))) are through soonest, were there no
 /// last one shorter than the others. Here those of a few lengths around it are weighed that are multiples of [`GRAIN`], a being what
-/// [`chunk`] took for weights; where two are alike the shorter ones, since [`SHORTEST`] says more of weights than most take. Of
-/// [`LONGEST`] it is not known how much more they take: there no step is shorter.
+/// [`chunk`] took for weights; where two are alike the longer ones. What [`SHORTEST`] says of weights is the most that they take: there
+/// the shorter ones are taken. Of [`LONGEST`] it is the least: there no step is shorter.
 #[must_use]
 pub fn through_stages(prompts: u64, chunk: u32, stages: usize) -> u32 {
     let grain = f64::from(if chunk < LONGEST { GRAIN.min(chunk / LONG).max(1) } else { chunk });
@@ -50,7 +50,9 @@ pub fn through_stages(prompts: u64, chunk: u32, stages: usize) -> u32 {
     let near = [(best / grain).floor() * grain, best, all / (steps + 1.0), all / steps, all];
     let time = |tokens: f64| (all / tokens).ceil() * weights + others * (weights + tokens.min(all));
     let whole = near.map(|tokens| ((tokens / grain).ceil() * grain).clamp(grain, most));
-    whole.into_iter().min_by(|a, b| time(*a).total_cmp(&time(*b)).then(a.total_cmp(b))).unwrap_or(grain) as u32
+    let liked = |tokens: f64| if chunk == SHORTEST { tokens } else { -tokens };
+    let order = |a: &f64, b: &f64| time(*a).total_cmp(&time(*b)).then(liked(*a).total_cmp(&liked(*b)));
+    whole.into_iter().min_by(order).unwrap_or(grain) as u32
 }
 
 fn worth([fixed, token, _]: [f64; 3]) -> u32 {
@@ -110,6 +112,7 @@ mod tests {
         assert_eq!([of(512, 2), of(512, 4)], [128, 64], "the more stages there are, the shorter");
         assert_eq!([of(64, 2), of(1, 8)], [64; 2], "a step is not cut for nothing");
         assert_eq!([through_stages(512, 512, 2), through_stages(256, 512, 4)], [256, 128]);
+        assert_eq!(through_stages(1024, 512, 2), 512, "and no shorter than it must be: 896 either way");
         assert_eq!(through_stages(60, 8, 2), 12, "steps as short as tests have them");
         assert_eq!(through_stages(2000, LONGEST, 8), LONGEST, "how long the weights take is not known");
         assert_eq!([through_stages(u64::MAX, 1, 2), through_stages(0, 1, 2)], [2, 1]);

@@ -173,8 +173,10 @@ mod tests {
         let alone = |phase, prompt| chunks.alone(&config(), phase, Tokens(prompt));
         close(alone(Phase::Mixed, 250.0), 0.33 + 0.06);
         close(alone(Phase::Mixed, 40.0), 2.0 * 0.05);
-        // Five steps of 50 tokens are through sooner: the other stage takes one of them longer than the first takes all.
-        close(alone(Phase::Prefill, 250.0), 0.3 + 0.06);
+        // Where nothing is answered as well; a hundred are cut in two, so that both stages compute.
+        close(alone(Phase::Prefill, 250.0), 0.33 + 0.06);
+        close(alone(Phase::Prefill, 100.0), 3.0 * 0.06);
+        close(alone(Phase::Mixed, 100.0), 2.0 * 0.11);
         close(chunks.behind(&config(), Phase::Mixed, Tokens(40.0)), 0.11 - 0.05);
         close(chunks.packed(&config().busy).time(Tokens(250.0)), 0.25 + 2.5 * 0.01);
         close(chunks.keeps(&config().busy, Tokens(250.0)), 0.25 + 3.0 * 0.01);
@@ -195,7 +197,7 @@ mod tests {
         };
         // 100, 100 and 50 tokens, or 200 and 50.
         close(of(&one), [0.28, 0.28, 0.27]);
-        // On two stages such of 50, so that neither waits for a step of 200.
-        close(of(&config()), [0.28 + 0.11, 0.28 + 0.11, 0.3 + 0.06]);
+        // On two stages neither waits for a step of 200.
+        close(of(&config()), [0.28 + 0.11; 3]);
     }
 }
