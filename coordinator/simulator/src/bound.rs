@@ -105,7 +105,7 @@ fn least_decode(a: &Decode, b: &Decode) -> Decode {
 
 /// The best link between hosts of two kinds.
 fn kv_transfer(problem: &Problem) -> (Seconds, SecondsPerToken) {
-    let row = Bytes(f64::from(problem.model.shape.hidden) * problem.model.element).per_token();
+    let row = problem.model.row().per_token();
     let (mut latency, mut per_token) = (Seconds(f64::INFINITY), SecondsPerToken(f64::INFINITY));
     for a in problem.cluster.ids() {
         for b in problem.cluster.ids() {

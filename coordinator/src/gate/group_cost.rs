@@ -4,11 +4,9 @@ use super::PromptCost;
 use crate::{
     links,
     policy::{caps, choice::CHUNK},
+    scheduler::public_models::HANDED_ON,
 };
 use tsnode_protocol::{Advert, Device, FlopsPerSecond, Group, LayerProfile, ModelShape, PeerId, Seconds, Stage};
-
-/// Bytes of one channel of a token's activations, as stages hand them on: single precision.
-const ACTIVATION: u64 = 4;
 
 /// What a group's steps over prompts take.
 ///
@@ -51,7 +49,7 @@ impl GroupCost {
             let link = advert(from).and_then(|advert| advert.links.iter().find(|link| link.to == to));
             let unmeasured = if from == to { links::WITHIN_PEER } else { links::UNMEASURED };
             let (latency, bandwidth) = link.map_or(unmeasured, |link| (link.latency, link.bandwidth));
-            let token = bandwidth.time_for(u64::from(shape.hidden) * ACTIVATION).0;
+            let token = bandwidth.time_for(u64::from(shape.hidden) * HANDED_ON).0;
             PromptCost { fixed: latency.0, token, square: 0.0 }
         };
         let stages: Vec<PromptCost> = group.stages.iter().map(cost).collect();

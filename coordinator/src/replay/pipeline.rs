@@ -9,7 +9,7 @@ use crate::{
         parallel::{ParallelConfig, ParallelStage},
     },
 };
-use tsnode_protocol::{Bytes, Seconds, SecondsPerToken, Tokens};
+use tsnode_protocol::{Seconds, SecondsPerToken, Tokens};
 
 /// A stage and the way to the next.
 #[derive(Clone, Copy, Debug)]
@@ -42,10 +42,9 @@ impl Pipeline {
             let mut part = PipelineStage { prefill, decode, latency: Seconds(0.0), per_token: SecondsPerToken(0.0) };
             if stages.len() > 1 {
                 let path = problem.cluster.path(stage.instance, stages[(place + 1) % stages.len()].instance);
-                let row = Bytes(f64::from(problem.model.shape.hidden) * problem.model.element);
                 part.latency = path.latency;
                 // What the last stage hands back is a few token numbers.
-                part.per_token = if ends.last { part.per_token } else { (row / path.bandwidth).per_token() };
+                part.per_token = if ends.last { part.per_token } else { (problem.model.row() / path.bandwidth).per_token() };
             }
             Some(part)
         };
