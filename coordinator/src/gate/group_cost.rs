@@ -35,7 +35,8 @@ impl GroupCost {
     /// is not known, operations at their rate.
     #[must_use]
     pub fn of_group<'a>(group: &Group, shape: &ModelShape, advert: impl Fn(PeerId) -> Option<&'a Advert>) -> Self {
-        let device = |stage: &Stage| -> Option<&'a Device> { advert(stage.peer)?.devices.get(usize::from(stage.device)) };
+        let device =
+            |stage: &Stage| -> Option<&'a Device> { advert(stage.peer)?.devices.get(usize::from(stage.device)) };
         let profile = |stage: &Stage| -> Option<&'a LayerProfile> { device(stage)?.profile(group.model) };
         let cost = |stage: &Stage| match profile(stage) {
             Some(profile) => PromptCost::measured(profile, stage.layers.len()),

@@ -108,7 +108,11 @@ mod tests {
         // 128 tokens are worth reading the weights for, which take as long as 32 of them. Four steps of 64 through two stages take
         // 5 · 96, two of 128 take 3 · 160, and one takes 2 · 288.
         let of = |prompt, stages| through_stages(prompt, 128, stages);
-        assert_eq!([of(256, 2), of(1024, 2), of(8192, 2)], [64, 128, 256], "480 either way, and longer the more there is");
+        assert_eq!(
+            [of(256, 2), of(1024, 2), of(8192, 2)],
+            [64, 128, 256],
+            "480 either way, and longer the more there is"
+        );
         assert_eq!([of(512, 2), of(512, 4)], [128, 64], "the more stages there are, the shorter");
         assert_eq!([of(64, 2), of(1, 8)], [64; 2], "a step is not cut for nothing");
         assert_eq!([through_stages(512, 512, 2), through_stages(256, 512, 4)], [256, 128]);

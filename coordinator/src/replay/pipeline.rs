@@ -44,7 +44,8 @@ impl Pipeline {
                 let path = problem.cluster.path(stage.instance, stages[(place + 1) % stages.len()].instance);
                 part.latency = path.latency;
                 // What the last stage hands back is a few token numbers.
-                part.per_token = if ends.last { part.per_token } else { (problem.model.row() / path.bandwidth).per_token() };
+                part.per_token =
+                    if ends.last { part.per_token } else { (problem.model.row() / path.bandwidth).per_token() };
             }
             Some(part)
         };

@@ -46,8 +46,8 @@ impl Swarms {
     /// Two peers: the first prefills and the second decodes, unless a request says otherwise.
     pub async fn up(&self, name: &str, peers: [HostedPeer; 2], link_mbit: Option<f64>) -> Result<KeptSwarm, Exit> {
         let folder = std::env::temp_dir().join(format!("tsnode-kv-transfer-{}-{name}", std::process::id()));
-        let host = |peer: &HostedPeer| {
-            PeerConfig::Host { flags: peer.flags().into_iter().chain(self.flags.iter().cloned()).collect() }
+        let host = |peer: &HostedPeer| PeerConfig::Host {
+            flags: peer.flags().into_iter().chain(self.flags.iter().cloned()).collect(),
         };
         // A check computes a prompt on the peer that is not asked: beside what is measured, or before it.
         let all = ["--layout", "prefill=1,decode=1", "--speculative-decoding", "never", "--spot-check", "never"];
