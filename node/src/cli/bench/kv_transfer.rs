@@ -64,6 +64,12 @@ pub(super) fn command() -> Command {
             .help("What both peers compute on: cpu, or a GPU as cuda:0, with --kv-memory for each [default: cpu]"),
     )
     .arg(Arg::new("kv-memory").long("kv-memory").value_name("BYTES").help("KV pages of each peer, as 4GiB"))
+    .arg(
+        Arg::new("kv-codec")
+            .long("kv-codec")
+            .value_name("CODEC")
+            .help("KV on the wire: auto, raw, int8, int4 or int3"),
+    )
     .arg(number("link-mbit", "What the link carries [default: what this machine can]").value_parser(values::above_0))
     .arg(
         Arg::new("apart")
@@ -142,8 +148,13 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
 fn flags(matches: &ArgMatches) -> Vec<String> {
     let model = matches.get_one::<PathBuf>("model").map(|path| path.display().to_string());
     let device = matches.get_one::<DeviceName>("device").map(ToString::to_string);
-    let named =
-        [("--model", model), ("--device", device), ("--kv-memory", matches.get_one::<String>("kv-memory").cloned())];
+    let said = |name: &str| matches.get_one::<String>(name).cloned();
+    let named = [
+        ("--model", model),
+        ("--device", device),
+        ("--kv-memory", said("kv-memory")),
+        ("--kv-codec", said("kv-codec")),
+    ];
     named.into_iter().filter_map(|(name, value)| Some([name.to_owned(), value?])).flatten().collect()
 }
 
