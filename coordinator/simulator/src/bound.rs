@@ -6,8 +6,9 @@
 //! π + Σ over groups of max(θ·P, (1−θ)·D, M). What a set of devices can be worth in each phase (P, D, M) is itself
 //! bounded by relaxed groups, one for every choice of tensor-parallel degrees by kind: its devices add up without
 //! waste, a prompt or a token is as fast as on its fastest kind, memory is pooled, only KV transfers between kinds cost, and
-//! its partner is the fastest there could be. A prompt in chunks is at all stages at once: no slower than all devices together. Sets are counted by kind, so a dynamic program over counts of kinds packs
-//! them at best: `V[x] = max over v ≤ x of V[x − v] + worth(v)`. The least over π and θ is the bound.
+//! its partner is the fastest there could be. A prompt in chunks is at all stages at once, and no faster than all devices
+//! together. Sets are counted by kind, so a dynamic program over counts of kinds packs them at best:
+//! `V[x] = max over v ≤ x of V[x − v] + worth(v)`. The least over π and θ is the bound.
 
 use tsnode_coordinator::scheduler::{
     cluster::KindId,
