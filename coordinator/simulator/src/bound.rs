@@ -6,18 +6,19 @@
 //! π + Σ over groups of max(θ·P, (1−θ)·D, M). What a set of devices can be worth in each phase (P, D, M) is itself
 //! bounded by relaxed groups, one for every choice of tensor-parallel degrees by kind: its devices add up without
 //! waste, a prompt or a token is as fast as on its fastest kind, memory is pooled, only KV transfers between kinds cost, and
-//! its partner is the fastest there could be. Sets are counted by kind, so a dynamic program over counts of kinds packs
-//! them at best: `V[x] = max over v ≤ x of V[x − v] + worth(v)`. The least over π and θ is the bound.
+//! its partner is the fastest there could be. A prompt in chunks is at all stages at once, and no faster than all devices
+//! together. Sets are counted by kind, so a dynamic program over counts of kinds packs them at best:
+//! `V[x] = max over v ≤ x of V[x − v] + worth(v)`. The least over π and θ is the bound.
 
 use tsnode_coordinator::scheduler::{
     cluster::KindId,
     cost::{Decode, Prefill, StageEnds},
     pair::{LOAD_STEP, MOST_LOAD},
-    problem::Problem,
+    problem::{Problem, PromptChunking},
     slo::Deadline,
     workload::WorkloadRequest,
 };
-use tsnode_protocol::{Bytes, Seconds, SecondsPerToken};
+use tsnode_protocol::{Bytes, Seconds, SecondsPerToken, Tokens};
 
 /// States of the dynamic program that are affordable: more kinds and devices have no bound.
 const MOST_STATES: usize = 50_000;
@@ -105,7 +106,7 @@ fn least_decode(a: &Decode, b: &Decode) -> Decode {
 
 /// The best link between hosts of two kinds.
 fn kv_transfer(problem: &Problem) -> (Seconds, SecondsPerToken) {
-    let row = Bytes(f64::from(problem.model.shape.hidden) * problem.model.element).per_token();
+    let row = problem.model.row().per_token();
     let (mut latency, mut per_token) = (Seconds(f64::INFINITY), SecondsPerToken(f64::INFINITY));
     for a in problem.cluster.ids() {
         for b in problem.cluster.ids() {
@@ -138,13 +139,25 @@ struct RelaxedGroup<'k> {
     batch: f64,
 }
 
+impl RelaxedGroup<'_> {
+    /// What all its devices together take for what each alone takes so long for: they add up without waste.
+    fn side_by_side(&self, alone: impl Fn(&Prefill) -> Seconds) -> Seconds {
+        Seconds(1.0 / self.parts.iter().map(|(n, p, _)| n / alone(p).0).sum::<f64>())
+    }
+}
+
 impl<'p> Relaxed<'p> {
     fn new(problem: &'p Problem, kinds: &'p [Kind]) -> Self {
         let all = || kinds.iter().flat_map(|k| &k.degrees);
         let prefill = all().map(|k| k.1).reduce(|a, b| least_prefill(&a, &b)).unwrap_or_default();
         let decode = all().map(|k| k.2).reduce(|a, b| least_decode(&a, &b)).unwrap_or_default();
-        let context = problem.workload.mean.context;
-        let time = |r: &WorkloadRequest| (prefill.time(r.prompt), decode.time(1.0, context) * r.steps());
+        let (context, devices) = (problem.workload.mean.context, kinds.iter().map(|k| k.count).sum::<usize>());
+        let together = match problem.prompts {
+            PromptChunking::Whole => 1,
+            PromptChunking::Chunks { .. } => devices.min(problem.space.group_devices.into()).max(1),
+        };
+        let time =
+            |r: &WorkloadRequest| (prefill.time(r.prompt) / together as f64, decode.time(1.0, context) * r.steps());
         let fastest = problem.workload.requests.iter().map(time).collect();
         Self { problem, kinds, fastest, kv_transfer: kv_transfer(problem) }
     }
@@ -208,15 +221,15 @@ impl<'p> Relaxed<'p> {
 
     fn prefills(&self, group: &RelaxedGroup<'_>) -> Curve {
         let requests = &self.problem.workload.requests;
-        let busy = |r: &WorkloadRequest| 1.0 / group.parts.iter().map(|(n, p, _)| n / p.time(r.prompt).0).sum::<f64>();
+        let chunking = self.problem.prompts;
+        let busy = |r: &WorkloadRequest| group.side_by_side(|p| chunking.packed(p).time(r.prompt)).0;
         let n = requests.len() as f64;
         let mean = requests.iter().map(busy).sum::<f64>() / n;
         let share = |rho: f64| {
             // E[S²] is at least E[S]².
             let tau = mean / 2.0 / (1.0 - rho);
             let kept = |((r, d), fast): ((&WorkloadRequest, &Deadline), &(Seconds, Seconds))| {
-                let over = (self.kv_transfer.0 + self.kv_transfer.1 * r.prompt) * group.kv_transfers;
-                let prompt = group.prefill.time(r.prompt) + over;
+                let prompt = self.alone(group, r.prompt);
                 let slack = (d.ttft - prompt).min(d.e2e - prompt - fast.1).0;
                 if slack < 0.0 { 0.0 } else { 1.0 - rho * (-slack / tau).exp() }
             };
@@ -224,6 +237,15 @@ impl<'p> Relaxed<'p> {
         };
         let point = |step: u8| (f64::from(step + 1) * LOAD_STEP / mean, share(f64::from(step) * LOAD_STEP));
         (0..MOST_LOAD).map(point).collect()
+    }
+
+    /// A prompt alone, at least. In chunks the stage that takes longest computes all of it, and the first of them passes every link.
+    fn alone(&self, group: &RelaxedGroup<'_>, prompt: Tokens) -> Seconds {
+        let (latency, per_token) = self.kv_transfer;
+        match self.problem.prompts {
+            PromptChunking::Whole => group.prefill.time(prompt) + (latency + per_token * prompt) * group.kv_transfers,
+            PromptChunking::Chunks { .. } => group.side_by_side(|p| p.time(prompt)) + latency * group.kv_transfers,
+        }
     }
 
     /// Seconds of an iteration of `n` sequences: stages share it without waste, and none is faster than the way through all.

@@ -230,7 +230,7 @@ fn order(problem: &Problem, members: &[(InstanceId, u16)], phase: Phase) -> Vec<
         return (0..members.len()).collect();
     }
     let rows = if phase == Phase::Prefill { problem.workload.mean.prompt.0 } else { TYPICAL_BATCH };
-    let bytes = row(problem) * rows;
+    let bytes = problem.model.row() * rows;
     let cost = |a: usize, b: usize| problem.cluster.path(members[a].0, members[b].0).time(bytes).0;
     route::best(members.len(), PathObjective::Total, cost).0
 }
@@ -252,11 +252,6 @@ fn cut(problem: &Problem, stages: &[ParallelStage], phase: Phase, requests: f64)
     };
     let slots: Option<Vec<StageSlot>> = stages.iter().enumerate().map(slot).collect();
     partition::cut(problem.model.shape.layers, &slots?)
-}
-
-/// A token's activations between two stages.
-fn row(problem: &Problem) -> Bytes {
-    Bytes(f64::from(problem.model.shape.hidden) * problem.model.element)
 }
 
 fn ends(place: usize, stages: usize) -> StageEnds {
@@ -285,7 +280,7 @@ fn configured(problem: &Problem, stages: &[ParallelStage], cut: &[u32], phase: P
             let path = problem.cluster.path(stage.instance, next.instance);
             let mut kv_transfer = Decode { fixed: path.latency, ..Decode::default() };
             if !ends.last {
-                kv_transfer.per_sequence = row(problem) / path.bandwidth;
+                kv_transfer.per_sequence = problem.model.row() / path.bandwidth;
                 let per_token = kv_transfer.per_sequence.per_token();
                 latency = latency.then(&Prefill { fixed: path.latency, per_token, ..Prefill::default() });
             }

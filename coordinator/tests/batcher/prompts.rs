@@ -17,7 +17,7 @@ fn a_prompt_is_computed_in_chunks_and_answered() {
     scenario.all_pages_are_free();
 }
 
-/// Stages take steps in order, so that a chunk may follow the one before it at once.
+/// Stages take steps in order, so that a chunk may follow the one before it at once; and chunks are as short as it takes.
 #[test]
 fn a_lone_prompt_keeps_every_stage_busy() {
     let mut scenario = Scenario::new(3, 100);
@@ -25,13 +25,13 @@ fn a_lone_prompt_keeps_every_stage_busy() {
     let admitted = scenario.ring.turn().unwrap();
     scenario.tell(admitted);
     let steps = scenario.ring.on_the_way.iter().filter(|f| matches!(f, RingFrame::Step(_))).count();
-    assert_eq!(steps, 3, "chunks of 8, 8 and 4");
+    assert_eq!(steps, 5, "chunks of 4 are through sooner than such of 8, 8 and 4");
     scenario.settle();
     assert_eq!(scenario.indices(1), [0, 1, 2, 3]);
     scenario.all_pages_are_free();
 }
 
-/// Where nothing is answered no step has to be short, and two for each stage are on their way; an answer ends that.
+/// Where nothing is answered no step has to be short, and two for each stage are on their way; where one prompt is all there is, too.
 #[test]
 fn prompts_that_leave_take_more_and_longer_steps() {
     let tokens = |kind: SequenceKind| {
@@ -45,8 +45,8 @@ fn prompts_that_leave_take_more_and_longer_steps() {
         };
         scenario.ring.on_the_way.iter().filter_map(of).collect::<Vec<usize>>()
     };
-    assert_eq!(tokens(export()), [15, 12, 9, 8], "a quarter of what is left, at least eight");
-    assert_eq!(tokens(SequenceKind::Local), [8, 8]);
+    assert_eq!(tokens(export()), [12; 4], "in which sixty tokens are through soonest");
+    assert_eq!(tokens(SequenceKind::Local), [8; 4], "no longer than answers would have them");
 }
 
 #[test]

@@ -19,12 +19,12 @@ use crate::{
     config::values,
     hardware::DeviceName,
 };
-use clap::{Arg, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use client::{Slowdown, Times, Way};
 use link_speeds::Point;
 use serde::Serialize;
 use std::path::PathBuf;
-use swarms::Swarms;
+use swarms::{HostedPeer, Swarms};
 
 /// Prompts, tokens.
 const PROMPTS: &str = "256,512,1024";
@@ -64,7 +64,19 @@ pub(super) fn command() -> Command {
             .help("What both peers compute on: cpu, or a GPU as cuda:0, with --kv-memory for each [default: cpu]"),
     )
     .arg(Arg::new("kv-memory").long("kv-memory").value_name("BYTES").help("KV pages of each peer, as 4GiB"))
+    .arg(
+        Arg::new("kv-codec")
+            .long("kv-codec")
+            .value_name("CODEC")
+            .help("KV on the wire: auto, raw, int8, int4 or int3"),
+    )
     .arg(number("link-mbit", "What the link carries [default: what this machine can]").value_parser(values::above_0))
+    .arg(
+        Arg::new("apart")
+            .long("apart")
+            .action(ArgAction::SetTrue)
+            .help("Keep all else off the cores that prompts are computed on elsewhere, as a host with cores to spare does (Linux)"),
+    )
     .arg(
         Arg::new("sweep")
             .long("sweep")
@@ -119,9 +131,10 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     let threads = matches.get_one::<u32>("threads").map_or((cores / 2).max(1), |threads| *threads as usize);
     let mut report = Report { model: name, threads, link_mbit, rows: Vec::new(), sweep: Vec::new(), crossing: None };
     let ask = client::BenchAsk { vocab: shape.vocab, answer, rounds };
+    let apart = if crate::cli::is_set(matches, "apart") { Some(CoresApart::of(cores, threads)?) } else { None };
     // Peers are not left behind.
     let mut interrupts = Interrupts::heard();
-    let overlap = overlap(&ask, &prompts, threads, &flags, link_mbit, watch);
+    let overlap = overlap(&ask, &prompts, (threads, apart), &flags, link_mbit, watch);
     report.rows = interrupts.unless(Box::pin(overlap)).await?;
     if let Some(rates) = matches.get_many::<f64>("sweep") {
         let rates: Vec<f64> = rates.copied().collect();
@@ -135,21 +148,46 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
 fn flags(matches: &ArgMatches) -> Vec<String> {
     let model = matches.get_one::<PathBuf>("model").map(|path| path.display().to_string());
     let device = matches.get_one::<DeviceName>("device").map(ToString::to_string);
-    let named =
-        [("--model", model), ("--device", device), ("--kv-memory", matches.get_one::<String>("kv-memory").cloned())];
+    let said = |name: &str| matches.get_one::<String>(name).cloned();
+    let named = [
+        ("--model", model),
+        ("--device", device),
+        ("--kv-memory", said("kv-memory")),
+        ("--kv-codec", said("kv-codec")),
+    ];
     named.into_iter().filter_map(|(name, value)| Some([name.to_owned(), value?])).flatten().collect()
+}
+
+/// Cores for two peers on one host, so that the first one's threads have theirs to themselves.
+struct CoresApart {
+    /// As `--cores` takes them: of the peer that prefills, whose threads are on the first of these, and of the other one.
+    peers: [String; 2],
+}
+
+impl CoresApart {
+    /// Where there are so many, and each peer computes with so many threads.
+    fn of(cores: usize, threads: usize) -> Result<Self, Exit> {
+        if cores < 2 * threads {
+            let what = format!("--apart wants {threads} cores for each peer, and there are {cores}: set --threads");
+            return Err(Exit::new(Kind::Usage, what));
+        }
+        let last = cores - 1;
+        Ok(Self { peers: [format!("0-{last}"), format!("{threads}-{last}")] })
+    }
 }
 
 async fn overlap(
     ask: &client::BenchAsk,
     prompts: &[u32],
-    threads: usize,
+    (threads, apart): (usize, Option<CoresApart>),
     flags: &[String],
     link_mbit: Option<f64>,
     watch: bool,
 ) -> Result<Vec<PromptLengthRow>, Exit> {
     let swarms = Swarms::new(flags)?;
-    let pair = swarms.up("pair", [threads; 2], link_mbit).await?;
+    let peer = |cores: Option<&String>| HostedPeer { threads, cores: cores.cloned() };
+    let peers = [0, 1].map(|place| peer(apart.as_ref().map(|apart| &apart.peers[place])));
+    let pair = swarms.up("pair", peers, link_mbit).await?;
     if watch {
         say!("ms, medians of {}: second token, all of {} tokens", ask.rounds, ask.answer);
         let heads = ["in place", "by layers", "in one piece"];
@@ -200,5 +238,18 @@ impl PromptLengthRow {
                 "{name:>25}: queue {queue:.1}, prompt {prefill:.1}, KV transfer after it {handed_over:.1}, next step {step:.1}"
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::CoresApart;
+
+    #[test]
+    fn threads_that_compute_prompts_share_their_cores_with_nothing() {
+        let peers = |cores, threads| CoresApart::of(cores, threads).map(|apart| apart.peers).ok();
+        assert_eq!(peers(2, 1), Some(["0-1".into(), "1-1".into()]), "and what is sent goes by the second");
+        assert_eq!(peers(8, 3), Some(["0-7".into(), "3-7".into()]));
+        assert_eq!([peers(1, 1), peers(2, 2)], [None, None]);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{
     client::{BenchAsk, Slowdown, Times, Way},
-    swarms::Swarms,
+    swarms::{HostedPeer, Swarms},
 };
 use crate::cli::exit::Exit;
 use serde::Serialize;
@@ -55,7 +55,8 @@ pub(super) async fn sweep(
     let client = tsnode_testnet::client::plain_http();
     let mut points = Vec::new();
     for &mbit in rates {
-        let pair = swarms.up("swept", [cores, 1], Some(mbit)).await?;
+        let peers = [cores, 1].map(|threads| HostedPeer { threads, cores: None });
+        let pair = swarms.up("swept", peers, Some(mbit)).await?;
         pair.await_links(&client).await?;
         let [in_place, split, gated] = ask.in_turns(&pair, [Way::IN_PLACE, Way::SENT, Way::GATED], prompt).await?;
         let worse = [&in_place, &split].map(|way| gated.over(way, |t| t.second));

@@ -17,6 +17,21 @@ pub(super) struct Swarms {
     flags: Vec<String>,
 }
 
+/// How a peer computes.
+pub(super) struct HostedPeer {
+    pub threads: usize,
+    /// Where it may run, if not anywhere.
+    pub cores: Option<String>,
+}
+
+impl HostedPeer {
+    fn flags(&self) -> Vec<String> {
+        let threads = ["--threads".to_owned(), self.threads.to_string()].into_iter();
+        let cores = self.cores.iter().flat_map(|cores| ["--cores".to_owned(), cores.clone()]);
+        threads.chain(cores).collect()
+    }
+}
+
 /// A swarm that runs.
 pub(super) struct KeptSwarm {
     net: Testnet,
@@ -28,19 +43,18 @@ impl Swarms {
         Ok(Self { executable, flags: flags.to_vec() })
     }
 
-    /// Two peers with so many threads each: the first prefills and the second decodes, unless a request says otherwise.
-    pub async fn up(&self, name: &str, threads: [usize; 2], link_mbit: Option<f64>) -> Result<KeptSwarm, Exit> {
+    /// Two peers: the first prefills and the second decodes, unless a request says otherwise.
+    pub async fn up(&self, name: &str, peers: [HostedPeer; 2], link_mbit: Option<f64>) -> Result<KeptSwarm, Exit> {
         let folder = std::env::temp_dir().join(format!("tsnode-kv-transfer-{}-{name}", std::process::id()));
-        let host = |threads: &usize| {
-            let flags = ["--threads".to_owned(), threads.to_string()].into_iter();
-            PeerConfig::Host { flags: flags.chain(self.flags.iter().cloned()).collect() }
+        let host = |peer: &HostedPeer| PeerConfig::Host {
+            flags: peer.flags().into_iter().chain(self.flags.iter().cloned()).collect(),
         };
         // A check computes a prompt on the peer that is not asked: beside what is measured, or before it.
         let all = ["--layout", "prefill=1,decode=1", "--speculative-decoding", "never", "--spot-check", "never"];
         let config = TestnetConfig {
             executable: self.executable.clone(),
             folder,
-            peers: threads.iter().map(host).collect(),
+            peers: peers.iter().map(host).collect(),
             link_mbit,
             link_ms: None,
             http_port: None,
