@@ -42,8 +42,12 @@ const ROUNDS_PLAIN: usize = 3;
 /// Prefixes handed over once before the rest is predicted (tokens).
 const PREFIXES: [usize; 4] = [100, 256, 512, 896];
 /// What quality is measured of: codecs, and a layout that four bits are compared with.
-const WAYS: [Way; 4] =
-    [Way::Codec(KvCodec::Int3), Way::Codec(KvCodec::Int4), Way::Reference, Way::Codec(KvCodec::Int8)];
+const WAYS: [KvPacking; 4] = [
+    KvPacking::Codec(KvCodec::Int3),
+    KvPacking::Codec(KvCodec::Int4),
+    KvPacking::Reference,
+    KvPacking::Codec(KvCodec::Int8),
+];
 /// Tokens of a window, with the first one that is no text.
 const WINDOW: usize = 1024;
 /// Prefixes of held-out text that are continued, and tokens of a continuation.
@@ -98,13 +102,13 @@ struct CodecSpeed {
 
 /// How prompts' KV is packed.
 #[derive(Clone, Copy)]
-enum Way {
+enum KvPacking {
     Codec(KvCodec),
     /// Groups of 32 with 16 bits for each minimum and step, after KIVI.
     Reference,
 }
 
-impl Way {
+impl KvPacking {
     fn name(self) -> &'static str {
         match self {
             Self::Codec(codec) => name(codec),
@@ -289,13 +293,13 @@ impl Bench {
         Ok(Self { source, engine, stage, windows, prompts, held_out, answers: Vec::new() })
     }
 
-    fn quality(&mut self, way: Way) -> Result<Quality, EngineError> {
+    fn quality(&mut self, way: KvPacking) -> Result<Quality, EngineError> {
         let (stage, shape) = (self.stage, self.source.card().shape);
         let dim = shape.head_dim as usize;
         let mut subject = Subject { engine: &mut self.engine, stage, vocab: shape.vocab as usize };
         let mut packed = |engine: &mut Engine, request: RequestId, tokens: u32| match way {
-            Way::Codec(codec) => engine.fake_quantise(stage, request, 0..tokens, codec),
-            Way::Reference => as_reference(engine, stage, request, tokens, dim),
+            KvPacking::Codec(codec) => engine.fake_quantise(stage, request, 0..tokens, codec),
+            KvPacking::Reference => as_reference(engine, stage, request, tokens, dim),
         };
         let mut by_prefix = Vec::new();
         for prefix in PREFIXES {

@@ -20,7 +20,7 @@ use crate::{
     hardware::DeviceName,
 };
 use clap::{Arg, ArgMatches, Command, value_parser};
-use client::{Slowdown, Times, Way};
+use client::{KvTransferMode, Slowdown, Times};
 use link_speeds::Point;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -165,7 +165,9 @@ async fn overlap(
     }
     let mut rows = Vec::new();
     for &prompt in prompts {
-        let [in_place, layers, whole] = ask.in_turns(&pair, [Way::IN_PLACE, Way::LAYERS, Way::WHOLE], prompt).await?;
+        let [in_place, layers, whole] = ask
+            .in_turns(&pair, [KvTransferMode::IN_PLACE, KvTransferMode::LAYERS, KvTransferMode::WHOLE], prompt)
+            .await?;
         let row = PromptLengthRow {
             prompt,
             second_over: layers.over(&in_place, |t| t.second),
