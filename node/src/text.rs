@@ -1,6 +1,7 @@
 //! Text becomes tokens, tokens become text: tokenizer, chat template, stop strings.
 
 mod answer;
+mod answer_part;
 mod answers;
 mod bytes;
 mod channels;
@@ -15,7 +16,6 @@ mod jinja;
 mod model;
 mod reader;
 mod reasoning;
-mod said;
 pub mod sandbox;
 mod short;
 mod specials;
@@ -27,13 +27,13 @@ mod vocabulary;
 mod workers;
 
 pub use answer::AnswerParser;
+pub use answer_part::AnswerPart;
 pub use answers::{Parsers, ReasoningFormat};
 pub use chat::{ChatMessage, ChatTemplate, Conversation, Ending, TemplateText, ToolCall};
 pub use defaults::Defaults;
 pub use detokenise::{Detokeniser, TokenText};
 pub use model::{TextError, TextModel};
 pub use reasoning::{ReasoningParser, ThoughtParser};
-pub use said::Said;
 pub use specials::SpecialText;
 pub use stop::{Passed, StopStrings};
 pub use templates::Templates;

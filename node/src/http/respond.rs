@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     gateway::Trace,
-    text::{AnswerParser, Detokeniser, Passed, Said, StopStrings, TextModel, ToolFormat},
+    text::{AnswerParser, AnswerPart, Detokeniser, Passed, StopStrings, TextModel, ToolFormat},
 };
 use axum::http::HeaderName;
 use serde_json::{Map, Value, json};
@@ -253,7 +253,7 @@ impl<'m> AnswerWriter<'m> {
         self.sort(said, piece);
     }
 
-    fn sort(&mut self, said: Vec<Said>, piece: &mut Piece) {
+    fn sort(&mut self, said: Vec<AnswerPart>, piece: &mut Piece) {
         let mut beside = BesideText::default();
         beside.sort(said, &mut piece.text);
         if let Some(tools) = self.wanted.tools.as_ref().filter(|_| !beside.calls.is_empty()) {

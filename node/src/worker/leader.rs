@@ -8,7 +8,7 @@ use super::{
     going::Going,
     kv_receiver::KvReceiver,
     leader_client::{LeaderRequest, refusing},
-    member::{RingStream, Said, dropped, open_onward},
+    member::{LastRingError, RingStream, dropped, open_onward},
     ring_events::from_ring,
     speculation_checks::SpeculationChecks,
     speculator::{DraftModel, Speculator, SpeculatorGone, SpeculatorOrder},
@@ -170,7 +170,7 @@ struct Leader {
     going: Going,
     evict: CancellationToken,
     /// Of rings that broke.
-    said: Said,
+    said: LastRingError,
     started: Instant,
 }
 
@@ -206,7 +206,7 @@ impl Leader {
             retire: setup.retire,
             going: setup.going,
             evict: setup.evict,
-            said: Said::default(),
+            said: LastRingError::default(),
             started: Instant::now(),
         }
     }

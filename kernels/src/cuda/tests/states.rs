@@ -36,7 +36,7 @@ const PAGE_NUMBERS: usize = PAGE_BYTES / 4;
 /// Rows of a sequence that are computed together: which, from which token on, how many.
 type Run = (usize, usize, usize);
 /// What the token of a sequence got.
-type Said = BTreeMap<(usize, usize), Vec<f32>>;
+type TokenOutputs = BTreeMap<(usize, usize), Vec<f32>>;
 
 #[derive(Clone, Copy, Debug)]
 struct Case {
@@ -187,7 +187,7 @@ impl<'a> Laid<'a> {
     }
 
     /// Computes a batch.
-    fn step(&self, runs: &[Run], said: &mut Said) {
+    fn step(&self, runs: &[Run], said: &mut TokenOutputs) {
         let (shape, machine) = (self.case.shape(), &self.machine);
         let words = |words: Vec<u32>| GpuMemory::of(machine, bytemuck::cast_slice(&words)).unwrap();
         let tokens: Vec<(usize, usize)> = runs
@@ -281,7 +281,7 @@ fn states_are_changed_row_by_row_however_rows_are_cut() {
         for case in &CASES {
             let weights = Weights::draw(case);
             let mut all = batches().into_iter().map(|batches| {
-                let (laid, mut said) = (Laid::new(&machine, case, &weights), Said::new());
+                let (laid, mut said) = (Laid::new(&machine, case, &weights), TokenOutputs::new());
                 batches.iter().for_each(|runs| laid.step(runs, &mut said));
                 let pool = laid.all();
                 (laid, said, pool)

@@ -2,7 +2,7 @@
 //! names of the request's tools make a call of it.
 
 use super::{
-    Said, ToolParser,
+    AnswerPart, ToolParser,
     call::{CallScanner, Step},
     found::FoundPieces,
 };
@@ -97,12 +97,12 @@ fn without<'t>(text: &'t str, around: &[&str]) -> &'t str {
 }
 
 impl ToolParser for Bare {
-    fn push(&mut self, text: &str) -> Vec<Said> {
+    fn push(&mut self, text: &str) -> Vec<AnswerPart> {
         text.chars().for_each(|letter| self.letter(letter));
         self.found.take()
     }
 
-    fn finish(&mut self) -> Vec<Said> {
+    fn finish(&mut self) -> Vec<AnswerPart> {
         match std::mem::replace(&mut self.state, State::Content) {
             // Brackets behind calls are no content.
             State::Before(held) if self.calls == 0 || !without(&held, self.around.between).is_empty() => {

@@ -2,7 +2,7 @@
 //! `<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…`. Thoughts are messages too, so
 //! this parser finds them as well.
 
-use super::{Callable, Markers, Said, ToolParser};
+use super::{AnswerPart, Callable, Markers, ToolParser};
 use std::sync::Arc;
 
 pub(super) const CHANNEL: &str = "<|channel|>";
@@ -54,7 +54,7 @@ impl State {
 pub(super) struct Harmony {
     state: State,
     tools: Arc<[Callable]>,
-    said: Vec<Said>,
+    said: Vec<AnswerPart>,
     calls: usize,
 }
 
@@ -103,7 +103,7 @@ impl Harmony {
         let name = to.and_then(|to| to.strip_prefix(FUNCTIONS)).filter(|name| self.knows(name));
         let kind = match name {
             Some(name) => {
-                self.said.push(Said::Call { index: self.calls, name: name.to_owned() });
+                self.said.push(AnswerPart::Call { index: self.calls, name: name.to_owned() });
                 self.calls += 1;
                 Kind::Arguments
             }
@@ -124,24 +124,24 @@ impl Harmony {
         }
         let index = self.calls.saturating_sub(1);
         match (kind, self.said.last_mut()) {
-            (Kind::Thought, Some(Said::Reasoning(said))) | (Kind::Content, Some(Said::Content(said))) => {
+            (Kind::Thought, Some(AnswerPart::Reasoning(said))) | (Kind::Content, Some(AnswerPart::Content(said))) => {
                 said.push_str(text);
             }
-            (Kind::Arguments, Some(Said::Arguments { piece, .. })) => piece.push_str(text),
-            (Kind::Thought, _) => self.said.push(Said::Reasoning(text.to_owned())),
-            (Kind::Content, _) => self.said.push(Said::Content(text.to_owned())),
-            (Kind::Arguments, _) => self.said.push(Said::Arguments { index, piece: text.to_owned() }),
+            (Kind::Arguments, Some(AnswerPart::Arguments { piece, .. })) => piece.push_str(text),
+            (Kind::Thought, _) => self.said.push(AnswerPart::Reasoning(text.to_owned())),
+            (Kind::Content, _) => self.said.push(AnswerPart::Content(text.to_owned())),
+            (Kind::Arguments, _) => self.said.push(AnswerPart::Arguments { index, piece: text.to_owned() }),
         }
     }
 }
 
 impl ToolParser for Harmony {
-    fn push(&mut self, text: &str) -> Vec<Said> {
+    fn push(&mut self, text: &str) -> Vec<AnswerPart> {
         text.chars().for_each(|letter| self.letter(letter));
         std::mem::take(&mut self.said)
     }
 
-    fn finish(&mut self) -> Vec<Said> {
+    fn finish(&mut self) -> Vec<AnswerPart> {
         match std::mem::replace(&mut self.state, State::outside()) {
             State::Outside(mut end) => self.add(Kind::Content, &end.finish()),
             State::Message { mut end, kind } => self.add(kind, &end.finish()),
@@ -163,28 +163,30 @@ mod tests {
     }
 
     /// Pieces of one kind put together.
-    fn parsed<'t>(pieces: impl IntoIterator<Item = &'t str>) -> Vec<Said> {
+    fn parsed<'t>(pieces: impl IntoIterator<Item = &'t str>) -> Vec<AnswerPart> {
         let mut parser = Harmony::new(tools());
-        let mut all: Vec<Said> = pieces.into_iter().flat_map(|piece| parser.push(piece)).collect();
+        let mut all: Vec<AnswerPart> = pieces.into_iter().flat_map(|piece| parser.push(piece)).collect();
         all.extend(parser.finish());
-        let mut joined: Vec<Said> = Vec::new();
+        let mut joined: Vec<AnswerPart> = Vec::new();
         for said in all {
             match (joined.last_mut(), &said) {
-                (Some(Said::Reasoning(before)), Said::Reasoning(more))
-                | (Some(Said::Content(before)), Said::Content(more)) => before.push_str(more),
-                (Some(Said::Arguments { piece: before, .. }), Said::Arguments { piece, .. }) => before.push_str(piece),
+                (Some(AnswerPart::Reasoning(before)), AnswerPart::Reasoning(more))
+                | (Some(AnswerPart::Content(before)), AnswerPart::Content(more)) => before.push_str(more),
+                (Some(AnswerPart::Arguments { piece: before, .. }), AnswerPart::Arguments { piece, .. }) => {
+                    before.push_str(piece)
+                }
                 _ => joined.push(said),
             }
         }
         joined
     }
 
-    fn thought(text: &str) -> Said {
-        Said::Reasoning(text.to_owned())
+    fn thought(text: &str) -> AnswerPart {
+        AnswerPart::Reasoning(text.to_owned())
     }
 
-    fn content(text: &str) -> Said {
-        Said::Content(text.to_owned())
+    fn content(text: &str) -> AnswerPart {
+        AnswerPart::Content(text.to_owned())
     }
 
     #[test]
@@ -201,8 +203,8 @@ mod tests {
     fn calls_go_to_the_functions_that_there_are() {
         let call = [
             thought("Rain?"),
-            Said::Call { index: 0, name: "get_weather".to_owned() },
-            Said::Arguments { index: 0, piece: r#"{"city": "Oslo"}"#.to_owned() },
+            AnswerPart::Call { index: 0, name: "get_weather".to_owned() },
+            AnswerPart::Arguments { index: 0, piece: r#"{"city": "Oslo"}"#.to_owned() },
         ];
         let thoughts = "<|channel|>analysis<|message|>Rain?<|end|><|start|>assistant";
         for header in [
@@ -219,7 +221,7 @@ mod tests {
     #[test]
     fn what_has_no_form_is_content() {
         for text in ["Two.", "a <|b|> c", "<|chan", ""] {
-            let expected: Vec<Said> = (!text.is_empty()).then(|| content(text)).into_iter().collect();
+            let expected: Vec<AnswerPart> = (!text.is_empty()).then(|| content(text)).into_iter().collect();
             assert_eq!(parsed([text]), expected, "{text}");
         }
         assert_eq!(parsed(["<|channel|>final"]), [], "cut off in a header");

@@ -2,7 +2,7 @@
 //! `[TOOL_CALLS]name[ARGS]{…}`, as often as there are calls.
 
 use super::{
-    Markers, Said, ToolParser,
+    AnswerPart, Markers, ToolParser,
     call::{CallScanner, Step},
     found::FoundPieces,
 };
@@ -147,12 +147,12 @@ impl Mistral {
 }
 
 impl ToolParser for Mistral {
-    fn push(&mut self, text: &str) -> Vec<Said> {
+    fn push(&mut self, text: &str) -> Vec<AnswerPart> {
         text.chars().for_each(|letter| self.letter(letter));
         self.found.take()
     }
 
-    fn finish(&mut self) -> Vec<Said> {
+    fn finish(&mut self) -> Vec<AnswerPart> {
         match std::mem::replace(&mut self.state, State::outside()) {
             State::Outside(mut mark) => self.found.content(&mark.finish()),
             State::Head(said) => self.found.content(&format!("{CALLS}{said}")),

@@ -2,7 +2,7 @@
 //! Some leave `<tool_call>` out, or write JSON in it as Hermes does; both are read.
 
 use super::{
-    Callable, Markers, Said, ToolParser,
+    AnswerPart, Callable, Markers, ToolParser,
     body::{Body, Rest},
     call::CallScanner,
     found::FoundPieces,
@@ -248,12 +248,12 @@ impl Qwen3Coder {
 }
 
 impl ToolParser for Qwen3Coder {
-    fn push(&mut self, text: &str) -> Vec<Said> {
+    fn push(&mut self, text: &str) -> Vec<AnswerPart> {
         text.chars().for_each(|letter| self.letter(letter));
         self.found.take()
     }
 
-    fn finish(&mut self) -> Vec<Said> {
+    fn finish(&mut self) -> Vec<AnswerPart> {
         match std::mem::replace(&mut self.state, State::outside()) {
             State::Outside(mut marks) => {
                 let held = marks.finish();
