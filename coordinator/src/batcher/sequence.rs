@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use tsnode_protocol::{
     KvCodec, PromptCodec, RequestId, Sampling, Seconds, Token,
-    ring::{Admit, AwaitKv, KvExport, Shared, StepEntry},
+    ring::{Admit, AwaitKv, KvExport, SharedPrefix, StepEntry},
     stream::{Computed, End, Generation},
 };
 
@@ -225,7 +225,12 @@ impl Sequence {
     }
 
     /// Asks the stages for pages, if it waits for some.
-    pub fn admission(&mut self, request: RequestId, shared: Option<Shared>, config: &BatcherConfig) -> Option<Admit> {
+    pub fn admission(
+        &mut self,
+        request: RequestId,
+        shared: Option<SharedPrefix>,
+        config: &BatcherConfig,
+    ) -> Option<Admit> {
         let State::Waiting(wait) = self.state else { return None };
         let pages = SequencePages {
             room: self.wanted_room(config.growth),

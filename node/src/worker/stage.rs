@@ -38,7 +38,7 @@ use tsnode_kernels::{
 };
 use tsnode_protocol::{
     KvCodec, PromptLogprob, RequestId, Token, limits,
-    ring::{Admit, AwaitKv, Grow, PrefixId, Refusal, RingFrame, Shared, SharedWith, Step, StepEntry},
+    ring::{Admit, AwaitKv, Grow, PrefixId, Refusal, RingFrame, SharedPrefix, SharedWith, Step, StepEntry},
 };
 
 /// Frames on their way into a worker. The leader keeps at most as many steps in flight as there are stages, so only
@@ -259,7 +259,7 @@ impl Worker {
                 SharedWith::Kept(prefix) => kept.find(prefix).map(Prefix::Kept).ok_or(EngineError::NoPrefix),
             };
             let shared = match shared {
-                Some(Shared { with, tokens }) => Some((prefix(with)?, tokens)),
+                Some(SharedPrefix { with, tokens }) => Some((prefix(with)?, tokens)),
                 None => None,
             };
             engine.could_hold(key, most)?;
