@@ -88,7 +88,7 @@ impl SharedPeer {
     /// The same, and what each model had of the device.
     #[must_use]
     pub fn run_counted(&self, order: TurnOrder, arrivals: &[Arrival]) -> SharedPeerRun {
-        let mut driver = Driver::new(self, order, arrivals);
+        let mut driver = SimulationLoop::new(self, order, arrivals);
         while let Some(((now, _), event)) = driver.agenda.pop_first() {
             driver.happens(now, event);
             driver.give(now);
@@ -141,7 +141,7 @@ struct Model<'a> {
     used: u64,
 }
 
-struct Driver<'a> {
+struct SimulationLoop<'a> {
     arrivals: &'a [Arrival],
     ends: Vec<Option<Time>>,
     models: Vec<Model<'a>>,
@@ -156,7 +156,7 @@ fn duration(seconds: Seconds) -> Duration {
     Duration::try_from_secs_f64(seconds.0).unwrap_or_default()
 }
 
-impl<'a> Driver<'a> {
+impl<'a> SimulationLoop<'a> {
     fn new(peer: &'a SharedPeer, order: TurnOrder, arrivals: &'a [Arrival]) -> Self {
         let model = |((resident, between), longer): ((&'a Resident, &Seconds), &Seconds)| {
             // Pages are granted before a request comes to its policy, which need not count KV.

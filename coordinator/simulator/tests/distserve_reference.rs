@@ -72,7 +72,7 @@ fn arrivals(name: &str) -> Vec<Arrival> {
 }
 
 /// A time of a request, by name.
-type Time<'a> = (&'a str, &'a dyn Fn(&ReplayTrace) -> f64);
+type TraceTime<'a> = (&'a str, &'a dyn Fn(&ReplayTrace) -> f64);
 
 #[test]
 #[ignore = "compares with files of ../shared, which are not part of the project; .ci/run runs it where they are"]
@@ -96,7 +96,7 @@ fn machines_take_distserves_times() {
             close(tpot(trace), &expected["tpot_ms"], "tpot of a request");
             close(total(trace), &expected["total_ms"], "total of a request");
         }
-        let times: [Time<'_>; 3] = [("ttft_ms", &ttft), ("tpot_ms", &tpot), ("total_ms", &total)];
+        let times: [TraceTime<'_>; 3] = [("ttft_ms", &ttft), ("tpot_ms", &tpot), ("total_ms", &total)];
         for (name, of) in times {
             let sorted = Sorted::new(outcome.traces.iter().map(of));
             for (place, share) in [("p50", 0.5), ("p90", 0.9), ("p99", 0.99)] {

@@ -16,13 +16,13 @@ use tsnode_simulator::simulation::World;
 
 /// The scheduler, of groups that do one thing only.
 #[derive(Clone, Copy, Debug)]
-struct Apart;
+struct OneRoleGroups;
 
 fn apart(wish: &Wish) -> Wish {
     Wish { split: SplitChoice::Always, ..wish.clone() }
 }
 
-impl Planner for Apart {
+impl Planner for OneRoleGroups {
     fn plan(&self, members: &Members<'_>, wish: &Wish, standing: Option<&Plan>) -> PlanDraft {
         Scheduler.plan(members, &apart(wish), standing)
     }
@@ -62,7 +62,7 @@ fn prefilling(phases: &BTreeMap<GroupId, Phase>) -> usize {
 
 #[test]
 fn when_prompts_become_short_and_answers_long_phases_flip_and_no_stage_changes() {
-    let mut world = World::planned_by(Apart, 4);
+    let mut world = World::planned_by(OneRoleGroups, 4);
     for n in 0..8 {
         let n = world.add(sample::advert(n));
         world.start(n);
