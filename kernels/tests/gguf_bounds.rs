@@ -1,5 +1,5 @@
 //! No bytes make the GGUF reader panic, or take memory that the file does not pay for.
-use crate::counting::{Meter, alone};
+use crate::counting::{MemoryMeter, alone};
 use crate::gguf_writer::{Form, Writer, convert};
 use proptest::prelude::*;
 use std::path::Path;
@@ -14,7 +14,7 @@ const FREE: usize = 256 * 1024;
 
 /// Reads a file as far as it can be, within memory.
 fn read(bytes: &[u8]) {
-    let meter = Meter::start();
+    let meter = MemoryMeter::start();
     if let Ok(file) = Gguf::parse(bytes) {
         let within = |tensor: &tsnode_kernels::gguf::TensorInfo<'_>| tensor.range.end <= bytes.len();
         assert!(file.tensors.iter().all(within));

@@ -2,7 +2,7 @@
 //! and GGUF files, changed where they describe themselves, are opened, loaded and run, or refused by name.
 #![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
-use crate::counting::{Meter, alone};
+use crate::counting::{MemoryMeter, alone};
 use crate::gguf_writer::{Form, convert};
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -75,7 +75,7 @@ static GGUFS: LazyLock<[Vec<u8>; 7]> = LazyLock::new(|| {
 
 /// Opens, loads and runs a model as far as it lets itself; within memory for `bytes` of files.
 fn serve(path: &Path, bytes: usize) -> Result<(), String> {
-    let meter = Meter::start();
+    let meter = MemoryMeter::start();
     let served = run(path);
     let took = meter.most();
     assert!(took <= FREE + PER_BYTE * bytes, "{took} bytes of memory for {bytes} of files");

@@ -62,7 +62,7 @@ fn decoding_takes_no_memory_for_a_token() {
         let mut tokens: Vec<Token> = (0..BATCH).map(|n| Token(300 + u32::from(n))).collect();
         let rows: Vec<usize> = (0..usize::from(BATCH)).collect();
         step(&mut engine, stage, &mut batch, &mut tokens, &rows);
-        let meter = counting::Meter::start();
+        let meter = counting::MemoryMeter::start();
         for _ in 0..STEPS {
             step(&mut engine, stage, &mut batch, &mut tokens, &rows);
         }

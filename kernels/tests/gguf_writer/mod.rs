@@ -22,10 +22,10 @@ const ALIGNMENT: usize = 32;
 pub struct Writer {
     entries: Vec<u8>,
     entry_count: u64,
-    tensors: Vec<Tensor>,
+    tensors: Vec<WrittenTensor>,
 }
 
-struct Tensor {
+struct WrittenTensor {
     name: String,
     shape: Vec<usize>,
     kind: u32,
@@ -94,7 +94,7 @@ impl Writer {
 
     /// A tensor of `shape`, outermost size first.
     pub fn tensor(&mut self, name: &str, shape: &[usize], kind: u32, bytes: Vec<u8>) -> &mut Self {
-        self.tensors.push(Tensor { name: name.to_owned(), shape: shape.to_vec(), kind, bytes });
+        self.tensors.push(WrittenTensor { name: name.to_owned(), shape: shape.to_vec(), kind, bytes });
         self
     }
 
@@ -113,7 +113,7 @@ impl Writer {
         self.file(&self.tensors.iter().collect::<Vec<_>>())
     }
 
-    fn file(&self, tensors: &[&Tensor]) -> Vec<u8> {
+    fn file(&self, tensors: &[&WrittenTensor]) -> Vec<u8> {
         let mut out = b"GGUF\x03\0\0\0".to_vec();
         out.extend((tensors.len() as u64).to_le_bytes());
         out.extend(self.entry_count.to_le_bytes());

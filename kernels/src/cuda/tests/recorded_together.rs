@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use tsnode_protocol::{KvDtype, Sampling, Token};
 
-type Reach = unsafe extern "C" fn(c_int);
+type ReachFn = unsafe extern "C" fn(c_int);
 
 /// While this is there all GPUs of what stands in for the driver reach each other; real ones do as they do.
 struct AllReach(Option<Library>);
@@ -40,7 +40,7 @@ impl AllReach {
         // SAFETY: a function of that name has the type that `emulator/driver.cpp` declares.
         #[expect(unsafe_code, reason = "the line above says why it is sound")]
         unsafe {
-            if let Ok(reach) = library.get::<Reach>(b"tsnode_cards_reach") {
+            if let Ok(reach) = library.get::<ReachFn>(b"tsnode_cards_reach") {
                 reach(all);
             }
         }
