@@ -372,12 +372,12 @@ async fn damage_to_what_a_version_before_has_left_leads_to_no_other_swarm_either
 }
 
 /// A disk with so much room, if this user may have one.
-struct Disk(PathBuf);
+struct SmallDisk(PathBuf);
 
 /// Its size (KiB): the index of weights alone takes 512.
 const DISK: usize = 4096;
 
-impl Disk {
+impl SmallDisk {
     fn make(folder: &Path, kib: usize) -> Option<Self> {
         fs::create_dir_all(folder).unwrap();
         let mut mount = Command::new("mount");
@@ -386,7 +386,7 @@ impl Disk {
     }
 }
 
-impl Drop for Disk {
+impl Drop for SmallDisk {
     fn drop(&mut self) {
         Command::new("umount").arg("-l").arg(&self.0).stderr(Stdio::null()).status().ok();
     }
@@ -409,7 +409,7 @@ async fn a_newcomer_that_is_killed_on_a_full_disk_can_start_again() {
     rooms.extend((0..12).map(|pages| ("true".to_owned(), Some(pages))));
     for (n, (limit, pages)) in rooms.into_iter().enumerate() {
         let folder = home.path().join(format!("newcomer{n}"));
-        let disk = pages.map(|_| Disk::make(&folder, DISK));
+        let disk = pages.map(|_| SmallDisk::make(&folder, DISK));
         if disk.as_ref().is_some_and(Option::is_none) {
             println!("skipped: this user may mount nothing");
             return;

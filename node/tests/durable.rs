@@ -71,7 +71,7 @@ fn ended(folder: &Path) -> usize {
 }
 
 /// A reader of one stream, whose gateway may change.
-fn read(net: &Net, key: &str, seed: u64, gateways: Arc<Mutex<Vec<String>>>) -> tokio::task::JoinHandle<Read> {
+fn read(net: &Net, key: &str, seed: u64, gateways: Arc<Mutex<Vec<String>>>) -> tokio::task::JoinHandle<ReadAnswer> {
     let reader = Reader::new(&net.client, key.to_owned(), body(seed));
     tsnode::tasks::spawn("test", async move {
         let seen = reader.read(|n| {
@@ -79,11 +79,11 @@ fn read(net: &Net, key: &str, seed: u64, gateways: Arc<Mutex<Vec<String>>>) -> t
             all[n.min(all.len() - 1)].clone()
         });
         let seen = seen.await.unwrap();
-        Read { tokens: seen.tokens, returns: seen.returns }
+        ReadAnswer { tokens: seen.tokens, returns: seen.returns }
     })
 }
 
-struct Read {
+struct ReadAnswer {
     tokens: Vec<u64>,
     returns: usize,
 }

@@ -72,14 +72,14 @@ fn wider(folder: &Path, more: usize) -> PathBuf {
     })
 }
 
-struct Changed {
+struct ChangedTensor {
     dtype: Dtype,
     shape: Vec<usize>,
     bytes: Vec<u8>,
 }
 
 /// The model inside the program, with a size that is larger and tensors that are changed alike.
-fn changed(folder: &Path, size: &str, more: usize, change: impl Fn(&str, &mut Changed)) -> PathBuf {
+fn changed(folder: &Path, size: &str, more: usize, change: impl Fn(&str, &mut ChangedTensor)) -> PathBuf {
     let (from, to) =
         (Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernels/models/gutenberg-tiny"), folder.join(INSIDE));
     fs::create_dir_all(&to).unwrap();
@@ -90,7 +90,7 @@ fn changed(folder: &Path, size: &str, more: usize, change: impl Fn(&str, &mut Ch
     let mut tensors = Vec::new();
     for (name, view) in SafeTensors::deserialize(&own).unwrap().tensors() {
         let (dtype, shape, bytes) = (view.dtype(), view.shape().to_vec(), view.data().to_vec());
-        let mut tensor = Changed { dtype, shape, bytes };
+        let mut tensor = ChangedTensor { dtype, shape, bytes };
         change(&name, &mut tensor);
         tensors.push((name, tensor));
     }

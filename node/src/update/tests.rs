@@ -51,7 +51,7 @@ pub(super) fn signed(key: &SigningKey, list: &[u8]) -> String {
     format!("untrusted comment: by a test\n{signature}\ntrusted comment: {comment}\n{all}\n")
 }
 
-type Files = Arc<BTreeMap<String, Vec<u8>>>;
+type ReleaseFiles = Arc<BTreeMap<String, Vec<u8>>>;
 
 struct World {
     folder: tempfile::TempDir,
@@ -171,7 +171,7 @@ impl World {
 }
 
 /// A file of the folder.
-async fn serve(State(files): State<Files>, UrlPath(path): UrlPath<String>) -> Result<Vec<u8>, StatusCode> {
+async fn serve(State(files): State<ReleaseFiles>, UrlPath(path): UrlPath<String>) -> Result<Vec<u8>, StatusCode> {
     files.get(&path).cloned().ok_or(StatusCode::NOT_FOUND)
 }
 

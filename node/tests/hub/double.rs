@@ -51,7 +51,7 @@ pub enum Fault {
 /// A request that was heard.
 #[derive(Clone, Debug)]
 #[expect(dead_code, reason = "what a test that fails shows")]
-pub struct Heard {
+pub struct RecordedRequest {
     pub method: Method,
     pub path: String,
     pub range: Option<String>,
@@ -90,7 +90,7 @@ struct World {
     repos: BTreeMap<String, Repo>,
     /// By path of a file, or `""` for whatever is asked; how often each.
     faults: HashMap<String, Vec<(Fault, usize)>>,
-    heard: Vec<Heard>,
+    heard: Vec<RecordedRequest>,
     sent: u64,
     cdn: String,
 }
@@ -166,7 +166,7 @@ impl Double {
     }
 
     /// Bytes of files that were sent, and what was asked, since it was looked last.
-    pub fn account(&self) -> (u64, Vec<Heard>) {
+    pub fn account(&self) -> (u64, Vec<RecordedRequest>) {
         let mut world = self.world.lock().unwrap();
         (std::mem::take(&mut world.sent), std::mem::take(&mut world.heard))
     }
@@ -186,7 +186,7 @@ impl World {
     fn hear(&mut self, (method, path): (&Method, String), headers: &HeaderMap, cdn: bool) {
         let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).map(str::to_owned);
         let token = text(header::AUTHORIZATION).map(|value| value.trim_start_matches("Bearer ").to_owned());
-        self.heard.push(Heard { method: method.clone(), path, range: text(header::RANGE), token, cdn });
+        self.heard.push(RecordedRequest { method: method.clone(), path, range: text(header::RANGE), token, cdn });
     }
 
     /// The next thing to go wrong there, of those that are asked for.
