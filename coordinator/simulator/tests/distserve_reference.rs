@@ -14,21 +14,21 @@ use tsnode_coordinator::{
     scheduler::cost::{Decode, Prefill},
 };
 use tsnode_protocol::{Seconds, SecondsPerToken};
-use tsnode_simulator::{measured_cost::Fit, percentile::Sorted, policy::greedy::Greedy};
+use tsnode_simulator::{measured_cost::FittedTimes, percentile::Sorted, policy::greedy::Greedy};
 
 /// Context tokens that a decode iteration takes, a number in the simulator's source.
 const CONTEXT: u64 = 50_000;
 /// What times may differ by (ms).
 const CLOSE: f64 = 1e-5;
 
-fn fit(model: &Value, case: &Value, devices: &Value, stages: u16) -> Fit {
+fn fit(model: &Value, case: &Value, devices: &Value, stages: u16) -> FittedTimes {
     let backend = case["backend"].as_str().unwrap();
     let name = case["model"].as_str().unwrap();
     let fit = &model["coefficients"][backend][name][devices.to_string()];
     let ms = |list: &str, place: usize| Seconds(fit[list][place].as_f64().unwrap() / 1e3);
     let decode =
         |list: &str| Decode { fixed: ms(list, 0), per_context: ms(list, 1).per_token(), per_sequence: ms(list, 2) };
-    Fit {
+    FittedTimes {
         prefill: Prefill {
             fixed: ms("prefill", 0),
             per_token: ms("prefill", 1).per_token(),

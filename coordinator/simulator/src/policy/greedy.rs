@@ -30,13 +30,13 @@ pub struct Greedy {
     batches: VecDeque<Batch>,
     starting: Vec<(RequestNo, Part)>,
     /// What waits at stages after the first, and what each stage runs.
-    later: BTreeMap<usize, Waiting>,
+    later: BTreeMap<usize, StageQueue>,
     at: BTreeMap<usize, (Batch, Vec<RequestNo>)>,
 }
 
 /// What has come to a stage.
 #[derive(Clone, Debug, Default)]
-struct Waiting {
+struct StageQueue {
     prompts: VecDeque<Vec<RequestNo>>,
     answers: VecDeque<RequestNo>,
 }

@@ -19,7 +19,7 @@ struct Model {
 
 /// The policy and its machine's state.
 #[derive(Debug)]
-pub struct ModelTurns {
+pub struct TurnBatching {
     models: Vec<Model>,
     arbiter: Box<dyn Arbitration<RequestNo>>,
     /// Whose requests are which.
@@ -27,7 +27,7 @@ pub struct ModelTurns {
     running: Option<ServiceNo>,
 }
 
-impl ModelTurns {
+impl TurnBatching {
     /// An idle machine whose models form their steps so, in order of their numbers.
     #[must_use]
     pub fn new(arbiter: Box<dyn Arbitration<RequestNo>>, models: Vec<Box<dyn Stepwise>>) -> Self {
@@ -65,7 +65,7 @@ impl ModelTurns {
     }
 }
 
-impl Batching for ModelTurns {
+impl Batching for TurnBatching {
     fn add(&mut self, task: Task) -> bool {
         self.services.insert(task.request, task.service);
         if task.part == Part::Prompt {
