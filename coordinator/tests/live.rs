@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use tsnode_coordinator::{
     gate::SplitChoice,
     planner::live,
-    planner::{self, Wish},
+    planner::{self, PlanOptions},
     sample::{self, card},
 };
 use tsnode_protocol::{
@@ -60,7 +60,7 @@ fn worth(phases: [Phase; 2], policy: BatchPolicy, ttft: f64) -> f64 {
     let layers = LayerRange { start: 0, end: LAYERS };
     let group = |(n, phase)| Group::new(model, phase, vec![Stage { peer: peer(n), device: 0, layers }]);
     let groups = (0..).zip(phases).map(group).collect();
-    planner::value(&sample::plan(groups, vec![]), &members, &Wish::default())
+    planner::value(&sample::plan(groups, vec![]), &members, &PlanOptions::default())
 }
 
 /// Prompts of 200 tokens take two steps of 128 at most, or one where they go alone.
@@ -92,7 +92,7 @@ fn in_a_large_swarm_a_loss_and_a_newcomer_leave_every_other_group_as_it_is() {
     let groups: Vec<Group> = (0..22).map(pair).collect();
     let routes = groups.iter().map(|g| Route { prefill: g.id, decode: g.id, share: 1.0 / 22.0 }).collect();
     let plan = sample::plan(groups.clone(), routes);
-    let (left, wish) = (there(1), Wish::default());
+    let (left, wish) = (there(1), PlanOptions::default());
     assert!(live::inputs(&left, wish.split).len() > 1, "it is no large swarm");
     let stood: Vec<_> = groups[1..].iter().map(|g| g.id).collect();
     let flipped = planner::flip(&plan, &left, &wish).unwrap();
@@ -116,7 +116,7 @@ fn after_a_loss_32_devices_are_scheduled_anew_with_what_they_have_loaded() {
     let without = |lost: &[PeerId]| -> BTreeMap<PeerId, &Advert> {
         ids.iter().copied().zip(&adverts).filter(|(peer, _)| !lost.contains(peer)).collect()
     };
-    let wish = Wish { split: SplitChoice::Always, ..Wish::default() };
+    let wish = PlanOptions { split: SplitChoice::Always, ..PlanOptions::default() };
     let draft = planner::plan(&without(&[]), &wish, None);
     let plan = Plan { chosen: draft.chosen, ..sample::plan(draft.groups, draft.routes) };
     assert_eq!(plan.peers().len(), 32, "all have a part");
@@ -186,7 +186,7 @@ fn adverts(card: &ModelCard, lenders: &[Lender]) -> Vec<Advert> {
 fn planned(card: &ModelCard, lenders: &[Lender], split: SplitChoice) -> planner::PlanDraft {
     let adverts = adverts(card, lenders);
     let members: BTreeMap<PeerId, &Advert> = (0..).map(id).zip(&adverts).collect();
-    planner::plan(&members, &Wish { split, ..Wish::default() }, None)
+    planner::plan(&members, &PlanOptions { split, ..PlanOptions::default() }, None)
 }
 
 /// Whether requests can be served: whole groups, and a way for every request.

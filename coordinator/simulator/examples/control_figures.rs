@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tsnode_coordinator::{
     members::Members,
-    planner::{self, Wish},
+    planner::{self, PlanOptions},
     sample,
 };
 use tsnode_protocol::{Advert, PeerId, Plan};
@@ -108,7 +108,7 @@ fn gossip(peers: usize) -> FigureRow {
 
 /// The scheduler's own times.
 fn planning(most: usize) {
-    let wish = Wish::default();
+    let wish = PlanOptions::default();
     for n in [10, 32, 100, 1000].into_iter().filter(|n| *n <= most) {
         let adverts: BTreeMap<PeerId, Advert> = (0..n).map(|k| (id(k), sample::advert(k))).collect();
         let members: Members<'_> = adverts.iter().map(|(id, a)| (*id, a)).collect();

@@ -11,7 +11,7 @@ use crate::{
     Time,
     members::Members,
     planner::{
-        PlanDraft, Planner, Wish,
+        PlanDraft, PlanOptions, Planner,
         fetching::{self, HORIZON, Holdings},
         spare_routes,
     },
@@ -36,7 +36,7 @@ const SWAPS_TRIED: usize = 6;
 pub struct PlannerInput {
     members: BTreeMap<PeerId, Arc<Advert>>,
     standing: Option<Arc<Plan>>,
-    wish: Wish,
+    wish: PlanOptions,
     margin: f64,
     horizon: Duration,
     /// A plan is wanted even if what stands is as good: another one is to be settled.
@@ -328,7 +328,7 @@ mod tests {
     };
 
     fn question() -> Arc<PlannerInput> {
-        let (members, wish, horizon) = (BTreeMap::new(), Wish::default(), Duration::ZERO);
+        let (members, wish, horizon) = (BTreeMap::new(), PlanOptions::default(), Duration::ZERO);
         Arc::new(PlannerInput { members, standing: None, wish, margin: 0.0, horizon, disputed: false, swap: None })
     }
 
@@ -356,19 +356,19 @@ mod tests {
     struct Second;
 
     impl Planner for Second {
-        fn plan(&self, _: &Members<'_>, _: &Wish, _: Option<&Plan>) -> PlanDraft {
+        fn plan(&self, _: &Members<'_>, _: &PlanOptions, _: Option<&Plan>) -> PlanDraft {
             PlanDraft { groups: vec![group(2)], ..draft() }
         }
 
-        fn flip(&self, _: &Plan, _: &Members<'_>, _: &Wish) -> Option<PlanDraft> {
+        fn flip(&self, _: &Plan, _: &Members<'_>, _: &PlanOptions) -> Option<PlanDraft> {
             None
         }
 
-        fn grow(&self, _: &Plan, _: &Members<'_>, _: &Wish) -> Option<PlanDraft> {
+        fn grow(&self, _: &Plan, _: &Members<'_>, _: &PlanOptions) -> Option<PlanDraft> {
             None
         }
 
-        fn value(&self, _: &Plan, _: &Members<'_>, _: &Wish) -> f64 {
+        fn value(&self, _: &Plan, _: &Members<'_>, _: &PlanOptions) -> f64 {
             1.0
         }
     }
