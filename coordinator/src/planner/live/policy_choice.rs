@@ -64,7 +64,7 @@ pub fn choose(
     let inputs = beside(inputs_under(members, split, before), groups);
     let choices = |model: ModelId| {
         let inputs = inputs.iter().filter(|input| input.card.id == model).collect();
-        let ground = Ground { members, split, inputs, groups, routes: spare_routes::planned(routes) };
+        let ground = ReplayGround { members, split, inputs, groups, routes: spare_routes::planned(routes) };
         ground.choices(model, &settings, before)
     };
     models.into_iter().take(limits::MODELS).flat_map(choices).collect()
@@ -95,7 +95,7 @@ impl By {
 }
 
 /// A model's part of a plan, to replay requests on.
-struct Ground<'a> {
+struct ReplayGround<'a> {
     members: &'a Members<'a>,
     split: SplitChoice,
     /// The model's alone.
@@ -105,7 +105,7 @@ struct Ground<'a> {
     routes: Vec<Route>,
 }
 
-impl Ground<'_> {
+impl ReplayGround<'_> {
     fn choices(&self, model: ModelId, settings: &SwarmSettings, before: &[PolicyChoice]) -> Vec<PolicyChoice> {
         let route = settings.routed(model, before).unwrap_or_default();
         let mut by = By { route, batch: settings.batched(model, before) };
