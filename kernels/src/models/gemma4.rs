@@ -7,7 +7,7 @@ use super::{
     decoder::{
         self, Scratch, Step,
         experts::MoeBlock,
-        parts::{Attention, Gated, GatedInput, Part, RmsNorm, SharedAttention},
+        parts::{Attention, GatedInput, GatedMlp, Part, RmsNorm, SharedAttention},
     },
     gemma2::NORMS,
     outline::{AttentionOutline, BesideOutline, ExpertsOutline, LayerOutline, MixerOutline, MlpOutline},
@@ -134,7 +134,7 @@ fn layer(part: &Part<'_>) -> Result<Gemma4Layer, WeightsError> {
         },
         attention_post_norm: attention_post_norm?,
         mlp_norm: mlp_norm?,
-        mlp: Gated::load_at(part, "mlp", part.intermediate())?,
+        mlp: GatedMlp::load_at(part, "mlp", part.intermediate())?,
         beside: part.mixture().map(|mixture| Gemma4Mixture::load(part, mixture)).transpose()?,
         mlp_post_norm: mlp_post_norm?,
         input: part.layer_inputs().map(|inputs| GatedInput::load(part, inputs)).transpose()?,
@@ -147,7 +147,7 @@ struct Gemma4Layer {
     attention: Looking,
     attention_post_norm: RmsNorm,
     mlp_norm: RmsNorm,
-    mlp: Gated,
+    mlp: GatedMlp,
     beside: Option<Gemma4Mixture>,
     mlp_post_norm: RmsNorm,
     input: Option<GatedInput>,
@@ -200,7 +200,7 @@ impl Gemma4Mixture {
     }
 
     /// As data, with the MLP that it stands beside.
-    fn outline<'a>(&'a self, mlp: &'a Gated) -> ExpertsOutline<'a> {
+    fn outline<'a>(&'a self, mlp: &'a GatedMlp) -> ExpertsOutline<'a> {
         let beside = BesideOutline {
             mlp: mlp.outline(),
             router_norm: self.router_norm.outline(),

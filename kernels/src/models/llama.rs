@@ -5,7 +5,7 @@ use super::{
     decoder::{
         self, Scratch, Step,
         experts::Mlp,
-        parts::{Attention, Gated, Part, RmsNorm},
+        parts::{Attention, GatedMlp, Part, RmsNorm},
     },
     outline::{LayerOutline, MixerOutline},
 };
@@ -32,7 +32,7 @@ fn configure(config: &mut ModelConfig, keys: &Keys) -> Result<(), ModelConfigErr
 }
 
 fn layer(part: &Part<'_>) -> Result<LlamaLayer, WeightsError> {
-    LlamaLayer::of(part, Attention::load(part)?, Gated::load(part)?)
+    LlamaLayer::of(part, Attention::load(part)?, GatedMlp::load(part)?)
 }
 
 /// A layer as Mistral, Qwen and Phi have it too, with other parts.

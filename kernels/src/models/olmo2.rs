@@ -5,7 +5,7 @@ use super::{
     Family,
     decoder::{
         self, Scratch, Step,
-        parts::{Attention, Gated, Part, RmsNorm},
+        parts::{Attention, GatedMlp, Part, RmsNorm},
     },
     outline::{LayerOutline, MixerOutline, MlpOutline, ROW_NORMS_TOGETHER},
 };
@@ -36,7 +36,7 @@ pub(super) fn layer(part: &Part<'_>) -> Result<Olmo2Layer, WeightsError> {
     Ok(Olmo2Layer {
         attention: Attention::load(part)?.with_row_norms(part)?,
         attention_post_norm: part.norm("post_attention_layernorm")?,
-        mlp: Gated::load(part)?,
+        mlp: GatedMlp::load(part)?,
         mlp_post_norm: part.norm("post_feedforward_layernorm")?,
     })
 }
@@ -44,7 +44,7 @@ pub(super) fn layer(part: &Part<'_>) -> Result<Olmo2Layer, WeightsError> {
 pub(super) struct Olmo2Layer {
     attention: Attention,
     attention_post_norm: RmsNorm,
-    mlp: Gated,
+    mlp: GatedMlp,
     mlp_post_norm: RmsNorm,
 }
 

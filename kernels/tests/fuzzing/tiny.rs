@@ -42,13 +42,13 @@ const EXPERTS: [(&str, &[usize]); 3] = [
 ];
 
 /// Names and sizes of a model's tensors.
-type Sizes = BTreeMap<&'static str, &'static [usize]>;
+type TensorSizes = BTreeMap<&'static str, &'static [usize]>;
 
-fn dense() -> Sizes {
+fn dense() -> TensorSizes {
     TENSORS.into()
 }
 
-fn mixed() -> Sizes {
+fn mixed() -> TensorSizes {
     TENSORS.into_iter().filter(|(name, _)| !name.contains("mlp")).chain(EXPERTS).collect()
 }
 
@@ -59,7 +59,7 @@ fn mixed_config() -> String {
 }
 
 /// `model.safetensors`.
-fn weights(tensors: &Sizes, width: usize) -> Vec<u8> {
+fn weights(tensors: &TensorSizes, width: usize) -> Vec<u8> {
     let numbers = |len: usize| (0..len).flat_map(|i| half::f16::from_f32((i % 13) as f32 / 16.0 - 0.3).to_le_bytes());
     let sized = |shape: &[usize]| shape.iter().map(|n| if *n == 0 { width } else { *n }).collect::<Vec<_>>();
     let filled = |(name, shape): (&&'static str, &&'static [usize])| {
@@ -103,7 +103,7 @@ pub fn ggufs() -> Vec<Vec<u8>> {
 }
 
 /// A folder with the model.
-fn files(config: &str, tensors: &Sizes, width: usize) -> TempDir {
+fn files(config: &str, tensors: &TensorSizes, width: usize) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, bytes: &[u8]| std::fs::write(folder.path().join(name), bytes).unwrap();
     write("config.json", config.as_bytes());

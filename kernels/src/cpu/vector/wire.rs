@@ -218,7 +218,7 @@ fn all_codes<V: Packs<N>, S: Stored, const N: usize>(
     if !fits::<S>(form, rows) || form.tokens == 0 {
         return wire::encode(form, rows, inverse, zero, codes);
     }
-    let scales = Scales::new(form, inverse, zero);
+    let scales = BlockScales::new(form, inverse, zero);
     for c in (0..dim).step_by(WIDE) {
         // SAFETY: rows `t` (and `t + 1`) and 32 channels behind `c` exist, and bytes for their codes.
         unsafe {
@@ -276,7 +276,7 @@ unsafe fn rounded<V: Packs<N>, S: Stored, const N: usize>(
 /// What a block is encoded or decoded with: inverses and zeros, or steps and shifts. One of each for every channel of keys, or for
 /// every group of a token's values.
 #[derive(Clone, Copy)]
-struct Scales<'a> {
+struct BlockScales<'a> {
     side: Side,
     /// Groups of a token's values.
     each: usize,
@@ -287,7 +287,7 @@ struct Scales<'a> {
 /// What 32 channels of a row are encoded or decoded with.
 type Wide<V, const N: usize> = [[<V as Vector>::Numbers; 2]; N];
 
-impl<'a> Scales<'a> {
+impl<'a> BlockScales<'a> {
     fn new(form: Form, first: &'a [f32], second: &'a [f32]) -> Self {
         Self { side: form.side, each: form.dim / WIDE, first, second }
     }
@@ -365,7 +365,7 @@ fn decode_rows<V: Packs<N>, S: StoreNumbers, const N: usize>(
     let alone = form.cell() == Cell::Half && form.tokens % 2 == 1 && end == form.tokens;
     let rows = first..end - usize::from(alone);
     let (out, last) = out.split_at_mut(rows.len() * row);
-    let scales = Scales::new(form, step, shift);
+    let scales = BlockScales::new(form, step, shift);
     for c in (0..dim).step_by(WIDE) {
         // SAFETY: 32 channels behind `c` exist in every row of codes, scales and `out`.
         unsafe {

@@ -15,7 +15,7 @@ use crate::{
     cuda::{
         Gpu,
         machine::{GpuMemory, Machine},
-        ops::{GpuPairs, GpuRows, GpuScores, Kind, Ops, Out, Routing, Tiling},
+        ops::{ExpertRouting, GpuPairs, GpuRows, GpuScores, Kind, Ops, Out, Tiling},
         weights::{Form, GpuExpertMatrices},
     },
     engine::{Engine, Input, Output, Slice, Threads},
@@ -38,7 +38,7 @@ impl Routed {
         machine: &Arc<dyn Machine>,
         scores: &[f32],
         (used, experts): (usize, usize),
-        routing: &Routing,
+        routing: &ExpertRouting,
         tiling: Tiling,
     ) -> Self {
         let rows = scores.len() / experts;
@@ -59,7 +59,12 @@ impl Routed {
 }
 
 /// Experts and parts of one row, in the order of experts' numbers.
-fn routed_plainly(scores: &[f32], correction: Option<&[f32]>, used: usize, routing: &Routing) -> Vec<(usize, f64)> {
+fn routed_plainly(
+    scores: &[f32],
+    correction: Option<&[f32]>,
+    used: usize,
+    routing: &ExpertRouting,
+) -> Vec<(usize, f64)> {
     let top = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = scores.iter().map(|x| f64::from(x - top).exp()).sum();
     let chances: Vec<f64> = match correction {
@@ -96,7 +101,7 @@ fn rows_pass_the_experts_that_score_best_and_of_equal_ones_the_first() {
             let (factors, by) = (draw.numbers(experts), if corrected { 0.0 } else { 1.0 });
             let factors: Vec<f32> = factors.iter().map(|factor| 1.0 + by * factor).collect();
             let factors_held = with(&machine, &factors);
-            let routing = Routing { bias: 0, correction: at, normed, scale, factors: factors_held.at() };
+            let routing = ExpertRouting { bias: 0, correction: at, normed, scale, factors: factors_held.at() };
             let [alone, few, many] = [Tiling::Alone, Tiling::Few, Tiling::Many]
                 .map(|tiling| Routed::by(&machine, &scores, (used, experts), &routing, tiling));
             let (chosen, parts) = (alone.chosen(&machine), read(&machine, &alone.parts, rows * used));
@@ -173,7 +178,7 @@ fn bits(numbers: &[f32]) -> Vec<u32> {
 fn check(machine: &Arc<dyn Machine>, cases: &[Case], (rows, used): (usize, usize), draw: &mut Draw) {
     let (Case { outs, cols, form, .. }, experts) = (&cases[0], cases.len());
     let (outs, cols, form, stride) = (*outs, *cols, *form, outs + 5);
-    let routing = Routing { bias: 0, correction: 0, normed: true, scale: 1.0, factors: 0 };
+    let routing = ExpertRouting { bias: 0, correction: 0, normed: true, scale: 1.0, factors: 0 };
     let scores = draw.numbers(rows * experts);
     let by = |scores: &[f32], tiling| Routed::by(machine, scores, (used, experts), &routing, tiling);
     let [alone, tiled] = [Tiling::Alone, Tiling::Few].map(|tiling| by(&scores, tiling));
@@ -249,7 +254,7 @@ fn products_of_many_pairs_are_sums_of_products() {
                     Some(kind) => quantised(draw, kind, outs, cols),
                 };
                 let cases: Vec<_> = (0..experts).map(|_| one(&mut draw)).collect();
-                let routing = Routing { bias: 0, correction: 0, normed: true, scale: 1.0, factors: 0 };
+                let routing = ExpertRouting { bias: 0, correction: 0, normed: true, scale: 1.0, factors: 0 };
                 let scores = draw.numbers(rows * experts);
                 let routed = Routed::by(&machine, &scores, (used, experts), &routing, Tiling::Many);
                 let (chosen, stride) = (routed.chosen(&machine), outs + 5);

@@ -8,7 +8,7 @@ mod stacked;
 
 use super::{
     Scratch, Step,
-    parts::{Gated, Part},
+    parts::{GatedMlp, Part},
 };
 use crate::{
     config::{Clamped, Mixture},
@@ -26,7 +26,7 @@ use stacked::{Stack, inputs};
 
 /// What stands behind a layer's second norm.
 pub(in crate::models) enum Mlp {
-    Gated(Gated),
+    Gated(GatedMlp),
     Experts(Box<MoeBlock>),
 }
 
@@ -35,7 +35,7 @@ impl Mlp {
     pub(in crate::models) fn load(part: &Part<'_>) -> Result<Self, WeightsError> {
         Ok(match part.mixture() {
             Some(mixture) => Self::Experts(Box::new(MoeBlock::load(part, mixture)?)),
-            None => Self::Gated(Gated::load(part)?),
+            None => Self::Gated(GatedMlp::load(part)?),
         })
     }
 
@@ -54,8 +54,8 @@ impl Mlp {
     }
 }
 
-impl From<Gated> for Mlp {
-    fn from(gated: Gated) -> Self {
+impl From<GatedMlp> for Mlp {
+    fn from(gated: GatedMlp) -> Self {
         Self::Gated(gated)
     }
 }
@@ -95,7 +95,7 @@ struct Expert {
 
 /// The one that all rows pass, and how much of it they get.
 struct SharedExpert {
-    mlp: Gated,
+    mlp: GatedMlp,
     gate: Option<Weight>,
 }
 
@@ -426,9 +426,9 @@ impl SharedExpert {
         // DeepSeek's and GLM's counts for all rows in full, and may be several in one.
         let whole = "mlp.shared_experts";
         if part.has(&format!("{whole}.down_proj.weight")) {
-            return Ok(Self { mlp: Gated::load_at(part, whole, width)?, gate: None });
+            return Ok(Self { mlp: GatedMlp::load_at(part, whole, width)?, gate: None });
         }
-        let mlp = Gated::load_at(part, "mlp.shared_expert", width)?;
+        let mlp = GatedMlp::load_at(part, "mlp.shared_expert", width)?;
         Ok(Self { mlp, gate: Some(part.exact_row("mlp.shared_expert_gate.weight", part.hidden())?) })
     }
 

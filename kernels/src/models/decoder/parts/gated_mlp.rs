@@ -13,14 +13,14 @@ use crate::{
 };
 
 /// An MLP whose one half gates the other.
-pub(in crate::models) struct Gated {
+pub(in crate::models) struct GatedMlp {
     gate: Linear,
     up: Linear,
     down: Linear,
     activation: Activation,
 }
 
-impl Gated {
+impl GatedMlp {
     /// From a matrix each for gate and up.
     pub(in crate::models) fn load(part: &Part<'_>) -> Result<Self, WeightsError> {
         Self::load_at(part, "mlp", part.config.intermediate)
