@@ -200,14 +200,14 @@ fn current(folder: &Path) -> Result<Invite, Exit> {
 fn list(folder: &Path, as_json: bool) -> Result<(), Exit> {
     let (all, used, now) = (invites::read(folder).map_err(exit)?, invites::used(folder).map_err(exit)?, unix_now());
     let came = |id: &InviteId| used.get(id).map_or(0, |who| who.len());
-    let state = |made: &invites::Made| match made.uses {
+    let state = |made: &invites::IssuedInvite| match made.uses {
         _ if made.revoked => "revoked",
         _ if made.expires <= now => "expired",
         Some(uses) if came(&made.id) >= uses as usize => "used up",
         _ => "good",
     };
     if as_json {
-        let one = |m: &invites::Made| json!({ "id": m.id, "state": state(m), "expires": m.expires, "uses": m.uses, "used": came(&m.id) });
+        let one = |m: &invites::IssuedInvite| json!({ "id": m.id, "state": state(m), "expires": m.expires, "uses": m.uses, "used": came(&m.id) });
         return output::print_json(&all.iter().map(one).collect::<Vec<_>>());
     }
     let mut rows = vec![["INVITE", "STATE", "LEFT", "USED"].map(String::from).to_vec()];

@@ -36,11 +36,11 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         if is_set(matches, "json") {
             return print_json(&list);
         }
-        let List { requests } = serde_json::from_value(list).map_err(wrong)?;
+        let RequestList { requests } = serde_json::from_value(list).map_err(wrong)?;
         rows(&requests).iter().for_each(|line| say!("{line}"));
         return Ok(());
     };
-    let List { requests } = serde_json::from_value(list).map_err(wrong)?;
+    let RequestList { requests } = serde_json::from_value(list).map_err(wrong)?;
     let id = chosen(&requests, begins)?;
     let trace: Trace = peer.get(&format!("/api/requests/{id}")).await?;
     if is_set(matches, "json") {
@@ -52,7 +52,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
 
 /// What `/api/requests` lists.
 #[derive(Deserialize)]
-struct List {
+struct RequestList {
     requests: Vec<Short>,
 }
 

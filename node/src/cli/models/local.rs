@@ -117,7 +117,7 @@ pub(super) async fn remove(settings: &Settings, matches: &ArgMatches) -> Result<
     if kept.is_empty() {
         let Some(name) = name? else { return Ok(()) };
         let bytes = cache.remove(&name).map_err(exit)?;
-        return Removed { peers: None, hub: Some(bytes) }.tell(matches, &name.to_string());
+        return RemovedModel { peers: None, hub: Some(bytes) }.tell(matches, &name.to_string());
     }
     // As long as it is removed no peer begins to serve it.
     let _unused = match Unused::hold(&data_dir) {
@@ -128,7 +128,7 @@ pub(super) async fn remove(settings: &Settings, matches: &ArgMatches) -> Result<
         }
         Err(error) => return Err(Exit::new(Kind::DataDir, error.to_string())),
     };
-    let mut removed = Removed { peers: None, hub: None };
+    let mut removed = RemovedModel { peers: None, hub: None };
     for model in &kept {
         match weights::remove_kept(&data_dir, model) {
             Ok(bytes) => *removed.peers.get_or_insert(0) += bytes,
@@ -156,12 +156,12 @@ pub(super) async fn remove(settings: &Settings, matches: &ArgMatches) -> Result<
 }
 
 /// What of a name is gone (bytes): a model may have come from peers, and from the hub as well.
-struct Removed {
+struct RemovedModel {
     peers: Option<u64>,
     hub: Option<u64>,
 }
 
-impl Removed {
+impl RemovedModel {
     fn tell(&self, matches: &ArgMatches, name: &str) -> Result<(), Exit> {
         if is_set(matches, "json") {
             let bytes = self.peers.unwrap_or(0) + self.hub.unwrap_or(0);
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn what_is_removed_of_a_name_is_told_with_where_it_was() {
-        let told = |peers, hub| Removed { peers, hub }.sentence("a/b");
+        let told = |peers, hub| RemovedModel { peers, hub }.sentence("a/b");
         assert_eq!(told(None, Some(1 << 30)), "a/b is removed: 1.0 GiB in the Hugging Face cache");
         let both = told(Some(2 << 30), Some(1 << 30));
         assert_eq!(both, "a/b is removed: 2.0 GiB that came from peers, and 1.0 GiB in the Hugging Face cache");

@@ -26,10 +26,10 @@ use crate::{
     view::SwarmView,
 };
 use clap::{Arg, ArgMatches, Command, value_parser};
-use compared::Compared;
+use compared::ReplayComparison;
 use indicatif::ProgressBar;
 use serde_json::json;
-use simulated::{Alone, AskedAlone, Hosts, Simulated, SwarmViews};
+use simulated::{Alone, AskedAlone, Hosts, SimulatedReplay, SwarmViews};
 use std::future::pending;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -252,7 +252,7 @@ async fn replayed(
     net: &Testnet,
     (trace, hosts): (TestnetTrace, &Hosts),
     interrupts: &mut Interrupts,
-) -> Result<Compared, Exit> {
+) -> Result<ReplayComparison, Exit> {
     let peers: Vec<PeerInfo> = net.peers().into_iter().cloned().collect();
     // The last is a gateway, if there is one.
     let asked = peers.last().ok_or_else(|| Exit::new(Kind::Other, "no peers to ask"))?;
@@ -291,9 +291,9 @@ async fn replayed(
     let counted_after = counted(&asking.target.peer).await?;
     let terms = LatencyTerms::live(counted_before, counted_after, live.mean(Metric::E2el).unwrap_or_default());
     let views = SwarmViews { before: &before, in_force: in_force.longest().unwrap_or(&before) };
-    let simulated = Simulated::new(&views, &peers, hosts, &alone, &trace.planned)?;
+    let simulated = SimulatedReplay::new(&views, &peers, hosts, &alone, &trace.planned)?;
     let replanned = in_force.are_several();
-    Ok(Compared { trace: trace.name, cut: trace.cut, live, terms, simulated, replanned, processor })
+    Ok(ReplayComparison { trace: trace.name, cut: trace.cut, live, terms, simulated, replanned, processor })
 }
 
 /// The swarm as it was seen with each of its plans, and how often. Once gateways have said what they are asked for a plan is made for that.

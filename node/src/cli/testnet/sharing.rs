@@ -25,9 +25,9 @@ use crate::{
     view::SwarmView,
 };
 use clap::{Arg, ArgAction, ArgMatches, Command, builder::PossibleValuesParser};
-use compared::{Compared, Model, Row, Stopped};
+use compared::{Model, OrderComparison, Row, Stopped};
 use indicatif::ProgressBar;
-use simulated::{Alone, Simulated};
+use simulated::{LoneRequests, SimulatedPeer};
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering},
@@ -111,7 +111,7 @@ pub(super) fn command() -> Command {
 }
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
-    let wish = Wish::of(matches)?;
+    let wish = SharingOptions::of(matches)?;
     let (mut asked, mut rows, mut ended) = (None, Vec::new(), None);
     let mut interrupts = Interrupts::heard();
     for order in &wish.orders {
@@ -127,7 +127,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     let (Some(asked), false) = (asked, rows.is_empty()) else {
         return Err(error.unwrap_or_else(|| Exit::new(Kind::Other, "nothing was asked")));
     };
-    let compared = Compared { load: wish.load, seed: wish.seed, models: asked.models(), rows, stopped };
+    let compared = OrderComparison { load: wish.load, seed: wish.seed, models: asked.models(), rows, stopped };
     if is_set(matches, "json") {
         output::print_json(&compared.json())?;
     } else {
@@ -143,7 +143,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
 }
 
 /// What is asked for.
-struct Wish {
+struct SharingOptions {
     models: Vec<String>,
     orders: Vec<(&'static str, TurnOrder)>,
     load: f64,
@@ -158,7 +158,7 @@ struct Wish {
 }
 
 /// What is asked of every peer: drawn once, by what the first one was measured to take.
-struct Asked {
+struct SharingLoad {
     names: Vec<String>,
     /// What was measured of each model's layers on the first peer.
     profiles: Vec<Option<LayerProfile>>,
@@ -167,7 +167,7 @@ struct Asked {
     means: Vec<f64>,
 }
 
-impl Asked {
+impl SharingLoad {
     fn models(&self) -> Vec<Model> {
         let all = self.names.iter().zip(&self.profiles).zip(self.planned.iter().zip(&self.means));
         type Named<'a> = (&'a String, &'a Option<LayerProfile>);
@@ -181,7 +181,7 @@ impl Asked {
     }
 }
 
-impl Wish {
+impl SharingOptions {
     fn of(matches: &ArgMatches) -> Result<Self, Exit> {
         let usage = |what: String| Exit::new(Kind::Usage, what);
         let models: Vec<String> = matches.get_many::<String>("model").into_iter().flatten().cloned().collect();
@@ -240,7 +240,7 @@ impl Wish {
         settings: &Settings,
         matches: &ArgMatches,
         (name, order): (&'static str, TurnOrder),
-        (asked, rows): (&mut Option<Asked>, &mut Vec<Row>),
+        (asked, rows): (&mut Option<SharingLoad>, &mut Vec<Row>),
         interrupts: &mut Interrupts,
     ) -> Result<(), Exit> {
         let config = self.config(settings, matches, name)?;
@@ -269,7 +269,7 @@ impl Wish {
         settings: &Settings,
         net: &Testnet,
         (name, order): (&'static str, TurnOrder),
-        asked: &mut Option<Asked>,
+        asked: &mut Option<SharingLoad>,
     ) -> Result<Row, Exit> {
         let missing = || Exit::new(Kind::Other, "no peer to ask");
         let info: PeerInfo = net.peers().first().map(|info| (*info).clone()).ok_or_else(missing)?;
@@ -286,9 +286,9 @@ impl Wish {
         let spinner = self.spinner(format!("{name}: asking each model one request after another"));
         let alone = self.each_alone(&targets, &cards).await;
         spinner.finish_and_clear();
-        let simulated = Simulated::new(&view, &cards, &alone?)?;
-        let asked: &Asked = asked.get_or_insert_with(|| self.asked(&view, &cards, &simulated));
-        let Asked { planned, means, .. } = asked;
+        let simulated = SimulatedPeer::new(&view, &cards, &alone?)?;
+        let asked: &SharingLoad = asked.get_or_insert_with(|| self.asked(&view, &cards, &simulated));
+        let SharingLoad { planned, means, .. } = asked;
         let bar = serve::bar(planned.iter().map(Vec::len).sum(), !self.shows_progress);
         bar.set_message(name);
         let before = used(&peer()?, &cards).await?;
@@ -335,7 +335,7 @@ impl Wish {
     }
 
     /// What models take that are asked alone, one after the other.
-    async fn each_alone(&self, targets: &[Arc<BenchTarget>], cards: &[ModelCard]) -> Result<Vec<Alone>, Exit> {
+    async fn each_alone(&self, targets: &[Arc<BenchTarget>], cards: &[ModelCard]) -> Result<Vec<LoneRequests>, Exit> {
         let mut all = Vec::with_capacity(targets.len());
         for (n, target) in targets.iter().enumerate() {
             all.push(self.alone(target, n, cards).await?);
@@ -344,7 +344,7 @@ impl Wish {
     }
 
     /// A model's usual requests, one after another.
-    async fn alone(&self, target: &Arc<BenchTarget>, n: usize, cards: &[ModelCard]) -> Result<Alone, Exit> {
+    async fn alone(&self, target: &Arc<BenchTarget>, n: usize, cards: &[ModelCard]) -> Result<LoneRequests, Exit> {
         let DrawnLengths { prompt, answer, .. } = self.lengths[n];
         let planned = vec![PlannedRequest { at: Duration::ZERO, prompt, answer }; ALONE];
         let one = LoadBounds { concurrency: 1, longest: DRAIN };
@@ -359,11 +359,11 @@ impl Wish {
             return Err(Exit::new(Kind::Request, what));
         }
         let used = used(&target.peer, cards).await?[n].since(&before);
-        Ok(Alone { prompt, answer, report, used })
+        Ok(LoneRequests { prompt, answer, report, used })
     }
 
     /// Requests of all models over one span, each model's so often that alone they would take `load` of the device's time.
-    fn asked(&self, view: &SwarmView, cards: &[ModelCard], simulated: &Simulated) -> Asked {
+    fn asked(&self, view: &SwarmView, cards: &[ModelCard], simulated: &SimulatedPeer) -> SharingLoad {
         let usual = |(n, lengths): (usize, &DrawnLengths)| simulated.alone(n, lengths.prompt, lengths.answer);
         let rates: Vec<f64> = self.lengths.iter().enumerate().map(usual).map(|alone| self.load / alone).collect();
         let sum: f64 = rates.iter().sum();
@@ -380,7 +380,7 @@ impl Wish {
         let device = view.peers.first().and_then(|peer| peer.advert.devices.first());
         let profile = |card: &ModelCard| device.and_then(|device| device.profile(card.id)).copied();
         let (names, profiles) = cards.iter().map(|card| (card.name.clone(), profile(card))).unzip();
-        Asked { names, profiles, planned, means }
+        SharingLoad { names, profiles, planned, means }
     }
 
     /// All models' requests at their times.

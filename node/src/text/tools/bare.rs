@@ -14,13 +14,13 @@ pub(super) const MARKS: &[&str] = &[PYTHON];
 
 /// What may stand before calls, between and behind them, beside white space.
 #[derive(Clone, Copy)]
-struct Around {
+struct CallDelimiters {
     before: &'static [&'static str],
     between: &'static [&'static str],
 }
 
-const LLAMA: Around = Around { before: &[PYTHON], between: &[";", ",", PYTHON] };
-const JSON: Around = Around { before: &["```json", "```", "["], between: &[",", ";", "]", "```"] };
+const LLAMA: CallDelimiters = CallDelimiters { before: &[PYTHON], between: &[";", ",", PYTHON] };
+const JSON: CallDelimiters = CallDelimiters { before: &["```json", "```", "["], between: &[",", ";", "]", "```"] };
 
 enum State {
     /// With all that came since the last call.
@@ -32,7 +32,7 @@ enum State {
 
 pub(super) struct Bare {
     state: State,
-    around: Around,
+    around: CallDelimiters,
     names: Vec<String>,
     calls: usize,
     found: FoundPieces,
@@ -47,7 +47,7 @@ impl Bare {
         Self::new(JSON, names)
     }
 
-    fn new(around: Around, names: Vec<String>) -> Self {
+    fn new(around: CallDelimiters, names: Vec<String>) -> Self {
         Self { state: State::Before(String::new()), around, names, calls: 0, found: FoundPieces::default() }
     }
 

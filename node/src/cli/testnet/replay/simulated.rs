@@ -151,7 +151,7 @@ pub(super) struct SwarmViews<'v> {
 
 /// What the simulator makes of a replay.
 #[derive(Debug)]
-pub(super) struct Simulated {
+pub(super) struct SimulatedReplay {
     pub overheads: Overheads,
     /// Groups of each phase.
     pub groups: Vec<(Phase, usize)>,
@@ -161,7 +161,7 @@ pub(super) struct Simulated {
     pub outcome: Outcome,
 }
 
-impl Simulated {
+impl SimulatedReplay {
     /// Of the requests that were asked alone, with what came of them, and of the trace's.
     pub fn new(
         views: &SwarmViews<'_>,

@@ -119,7 +119,7 @@ async fn ends_that_call_each_other_keep_the_same_connection_and_close_the_other(
         connections.iter().filter(|connection| connection.way.path() == PathKind::Direct).count()
     };
     let goes_straight = |end: &LinkEnd, far: PeerId| {
-        let way = end.links.inner.dials.lock().unwrap().get(&far).and_then(Dial::way);
+        let way = end.links.inner.dials.lock().unwrap().get(&far).and_then(DialAttempt::way);
         way.is_some_and(|way| way.path() == PathKind::Direct)
     };
     let one_each = async {
