@@ -27,12 +27,12 @@ const LOOK: Duration = Duration::from_millis(500);
 
 #[derive(Deserialize)]
 struct PullList {
-    pulls: Vec<Named>,
+    pulls: Vec<NamedPeer>,
 }
 
 /// One of them. Names may be the same.
 #[derive(Deserialize)]
-struct Named {
+struct NamedPeer {
     id: ModelId,
     #[serde(flatten)]
     pull: Pull,
@@ -84,7 +84,7 @@ async fn wait(peer: &Peer, name: &ModelName, id: ModelId) -> Result<Pull, Exit> 
     loop {
         let PullList { pulls } = peer.get(PATH).await?;
         let gone = || Exit::new(Kind::Unreachable, "the peer has started anew meanwhile: ask again");
-        let Named { pull, .. } = pulls.into_iter().find(|named| named.id == id).ok_or_else(gone)?;
+        let NamedPeer { pull, .. } = pulls.into_iter().find(|named| named.id == id).ok_or_else(gone)?;
         bars.stand(pull.far.done, pull.far.bytes);
         if pull.is_over {
             return Ok(pull);
