@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
 use crate::counting::{MemoryMeter, alone};
-use crate::gguf_writer::{Form, convert};
+use crate::gguf_writer::{MatrixFormat, convert};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use std::collections::BTreeMap;
@@ -62,13 +62,13 @@ const CODED: usize = 9;
 static GGUFS: LazyLock<[Vec<u8>; 7]> = LazyLock::new(|| {
     let folder = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("models/reference").join(name);
     [
-        ("llama-gqa", Form::Q8),
-        ("phi3-longrope", Form::Q8),
-        ("gemma2-caps", Form::Q8),
-        ("qwen2moe-every-other", Form::Q8),
-        ("mixtral-window", Form::Q8),
-        ("gptoss-sinks", Form::Mxfp4),
-        ("glm4moe-sigmoid", Form::Q8),
+        ("llama-gqa", MatrixFormat::Q8),
+        ("phi3-longrope", MatrixFormat::Q8),
+        ("gemma2-caps", MatrixFormat::Q8),
+        ("qwen2moe-every-other", MatrixFormat::Q8),
+        ("mixtral-window", MatrixFormat::Q8),
+        ("gptoss-sinks", MatrixFormat::Mxfp4),
+        ("glm4moe-sigmoid", MatrixFormat::Q8),
     ]
     .map(|(name, form)| convert(&folder(name), form, "gpt-2").bytes())
 });

@@ -1,7 +1,7 @@
 //! Tensor parallelism: stages that several ranks hold together give the bits of one rank.
 #![expect(clippy::unwrap_used, reason = "a scenario that cannot be run fails")]
 
-use crate::gguf_writer::{Form, convert, made};
+use crate::gguf_writer::{MatrixFormat, convert, made};
 use crate::reference::{MODELS, WITH_STATES};
 use std::path::{Path, PathBuf};
 use tsnode_kernels::{
@@ -126,7 +126,7 @@ fn matrices_of_several_tensors_are_cut_too() {
 #[test]
 fn quantised_matrices_are_cut_too() {
     let folder = tempfile::tempdir().unwrap();
-    for form in [Form::F16, Form::Q8] {
+    for form in [MatrixFormat::F16, MatrixFormat::Q8] {
         let path = folder.path().join("model.gguf");
         let embedded = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/gutenberg-tiny");
         std::fs::write(&path, convert(&embedded, form, "gpt-2").bytes()).unwrap();
@@ -141,7 +141,7 @@ fn large_blocks_are_cut_too() {
     let (folder, wide) = (tempfile::tempdir().unwrap(), made::wide());
     for kind in [QuantType::Q4K, QuantType::Q6K, QuantType::Iq2S] {
         let path = folder.path().join("model.gguf");
-        std::fs::write(&path, convert(wide.path(), Form::Large(kind), "gpt-2").bytes()).unwrap();
+        std::fs::write(&path, convert(wide.path(), MatrixFormat::Large(kind), "gpt-2").bytes()).unwrap();
         check(&ModelSource::open(&path).unwrap(), 4);
     }
 }

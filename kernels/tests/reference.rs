@@ -96,7 +96,7 @@ fn in_single_precision(name: &str) -> tempfile::TempDir {
         return widened::copy(&folder(name));
     }
     let to = tempfile::tempdir().unwrap();
-    let file = gguf_writer::convert(&folder(name), gguf_writer::Form::F32, "gpt-2").bytes();
+    let file = gguf_writer::convert(&folder(name), gguf_writer::MatrixFormat::F32, "gpt-2").bytes();
     std::fs::write(to.path().join("model.gguf"), file).unwrap();
     to
 }

@@ -4,7 +4,7 @@
 mod counting;
 mod gguf_writer;
 
-use gguf_writer::{Form, convert};
+use gguf_writer::{MatrixFormat, convert};
 use std::path::Path;
 use tsnode_kernels::{
     engine::{Engine, EngineConfig, Input, Output, Slice, StageKey, Threads},
@@ -27,7 +27,7 @@ fn quantised() -> ModelSource {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
     let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/gutenberg-tiny");
-    std::fs::write(&path, convert(&tiny, Form::Q8, "gpt-2").bytes()).unwrap();
+    std::fs::write(&path, convert(&tiny, MatrixFormat::Q8, "gpt-2").bytes()).unwrap();
     ModelSource::open(&path).unwrap()
 }
 

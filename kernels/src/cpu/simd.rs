@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     rope::RopePairs,
-    wire::{Form, KeyRotation, Rows},
+    wire::{BlockShape, KeyRotation, Rows},
 };
 use half::bf16;
 use std::ops::Range;
@@ -139,7 +139,7 @@ impl Simd {
     pub(crate) fn turn_back(
         self,
         turn: &KeyRotation,
-        form: Form,
+        form: BlockShape,
         rows: Rows<'_>,
         out: &mut [u8],
         low: &mut [f32],
@@ -162,14 +162,14 @@ impl Simd {
     }
 
     /// See [`wire::low_high`].
-    pub(crate) fn low_high(self, form: Form, rows: Rows<'_>, low: &mut [f32], high: &mut [f32]) {
+    pub(crate) fn low_high(self, form: BlockShape, rows: Rows<'_>, low: &mut [f32], high: &mut [f32]) {
         by_simd!(self, low_high(form, rows, low, high));
     }
 
     /// See [`wire::choose`].
     pub(crate) fn choose(
         self,
-        form: Form,
+        form: BlockShape,
         low: &[f32],
         high: &[f32],
         head: &mut [u8],
@@ -180,14 +180,14 @@ impl Simd {
     }
 
     /// See [`wire::encode`].
-    pub(crate) fn encode(self, form: Form, rows: Rows<'_>, inverse: &[f32], zero: &[f32], codes: &mut [u8]) {
+    pub(crate) fn encode(self, form: BlockShape, rows: Rows<'_>, inverse: &[f32], zero: &[f32], codes: &mut [u8]) {
         by_simd!(self, encode(form, rows, inverse, zero, codes));
     }
 
     /// See [`wire::decode`].
     pub(crate) fn decode(
         self,
-        form: Form,
+        form: BlockShape,
         codes: &[u8],
         first: usize,
         scales: (&[f32], &[f32]),

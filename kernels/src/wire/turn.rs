@@ -5,7 +5,7 @@
 //! place in the block, not by the position: that is the same numbers for every block, so that [`BLOCK`] angles of each
 //! frequency are all there is to know of a model, and the turn that is common to a block changes no range much.
 
-use super::{BLOCK, Form, Rows, cache_lines::Lines, low_high, plain::store};
+use super::{BLOCK, BlockShape, Rows, cache_lines::Lines, low_high, plain::store};
 use crate::{
     cpu::Dtype,
     rope::{Rope, RopePairs},
@@ -72,7 +72,7 @@ impl KeyRotation {
 /// is infinite or none spoils the other of its pair, in its row.
 pub(crate) fn turn_back(
     turn: &KeyRotation,
-    form: Form,
+    form: BlockShape,
     rows: Rows<'_>,
     out: &mut [u8],
     low: &mut [f32],

@@ -1,6 +1,6 @@
 //! A model of one layer and eight tokens, as small as what is to be changed should be.
 
-use crate::gguf_writer::{Form, convert};
+use crate::gguf_writer::{MatrixFormat, convert};
 use safetensors::{Dtype, tensor::TensorView};
 use std::collections::BTreeMap;
 use tempfile::TempDir;
@@ -88,16 +88,16 @@ pub fn folders() -> Vec<Vec<u8>> {
 /// The model as GGUF files: quantised, and not; and a wider one in blocks of 256, also of those that look numbers up.
 pub fn ggufs() -> Vec<Vec<u8>> {
     let narrow = files(CONFIG, &dense(), NARROW);
-    let mut pieces = convert(narrow.path(), Form::F16, "default");
+    let mut pieces = convert(narrow.path(), MatrixFormat::F16, "default");
     pieces
         .count("general.alignment", 64)
         .reals("tokenizer.ggml.scores", &[-1.0, -2.0, -3.0, -4.0, -5.0, -6.0, 0.0, 0.0]);
     pieces.flag("tokenizer.ggml.add_space_prefix", false).count("llama.attention.sliding_window", 0);
     let config = CONFIG.replace("\"hidden_size\":32", "\"hidden_size\":256");
     let wide = files(&config, &dense(), WIDE);
-    let large = |kind| convert(wide.path(), Form::Large(kind), "llama-bpe").bytes();
-    let quantised = convert(narrow.path(), Form::Q8, "llama-bpe").bytes();
-    let mixtral = convert(files(&mixed_config(), &mixed(), NARROW).path(), Form::Q8, "llama-bpe").bytes();
+    let large = |kind| convert(wide.path(), MatrixFormat::Large(kind), "llama-bpe").bytes();
+    let quantised = convert(narrow.path(), MatrixFormat::Q8, "llama-bpe").bytes();
+    let mixtral = convert(files(&mixed_config(), &mixed(), NARROW).path(), MatrixFormat::Q8, "llama-bpe").bytes();
     let blocks = [QuantType::Q4K, QuantType::Q6K, QuantType::Iq2Xs, QuantType::Iq3S, QuantType::Iq1M].map(large);
     [quantised, pieces.bytes(), mixtral].into_iter().chain(blocks).collect()
 }

@@ -10,7 +10,7 @@ use super::Avx2;
 use crate::{
     cpu::Dtype,
     rope::RopePairs,
-    wire::{self, BLOCK, Form, KeyRotation, Rows},
+    wire::{self, BLOCK, BlockShape, KeyRotation, Rows},
 };
 use std::arch::x86_64::*;
 
@@ -21,7 +21,7 @@ const PAIRS: usize = 2;
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(in super::super) fn turn_back(
     turn: &KeyRotation,
-    form: Form,
+    form: BlockShape,
     rows: Rows<'_>,
     out: &mut [u8],
     low: &mut [f32],
@@ -62,7 +62,14 @@ fn fits(turn: &KeyRotation, dim: usize, tokens: usize) -> bool {
 
 /// Down all rows, some channels at a time, whose ranges stay in registers. A number that is none never replaces one.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn back<S: Stored>(turn: &KeyRotation, form: Form, rows: Rows<'_>, out: &mut [u8], low: &mut [f32], high: &mut [f32]) {
+fn back<S: Stored>(
+    turn: &KeyRotation,
+    form: BlockShape,
+    rows: Rows<'_>,
+    out: &mut [u8],
+    low: &mut [f32],
+    high: &mut [f32],
+) {
     let (dim, row) = (form.dim, form.dim * S::BYTES);
     assert!(rows.rows.iter().all(|r| r.len() == row) && out.len() == rows.rows.len() * dim * 4, "rows of another form");
     assert!(low.len() == dim && high.len() == dim);

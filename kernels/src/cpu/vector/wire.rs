@@ -6,7 +6,7 @@ use super::{Bf16, F16, F32, Stored, Vector};
 use crate::{
     cpu::Dtype,
     pages::Side,
-    wire::{self, Cell, Form, GROUP, Rows},
+    wire::{self, BlockShape, Cell, GROUP, Rows},
 };
 use std::arch::x86_64::*;
 
@@ -101,7 +101,7 @@ store_numbers! {
 }
 
 /// Whether rows are whole groups of 32 channels; they hold `form.dim` numbers of `S` each.
-fn fits<S: Stored>(form: Form, rows: Rows<'_>) -> bool {
+fn fits<S: Stored>(form: BlockShape, rows: Rows<'_>) -> bool {
     let row = form.dim * S::BYTES;
     assert!(rows.rows.len() == form.tokens && rows.rows.iter().all(|r| r.len() == row), "rows of another form");
     form.dim.is_multiple_of(WIDE)
@@ -119,7 +119,7 @@ pub(in super::super) fn are_finite(low: &[f32], high: &[f32]) -> bool {
 #[inline(always)]
 pub(in super::super) fn low_high<V: Packs<N>, const N: usize>(
     by: V,
-    form: Form,
+    form: BlockShape,
     rows: Rows<'_>,
     low: &mut [f32],
     high: &mut [f32],
@@ -138,7 +138,7 @@ pub(in super::super) fn low_high<V: Packs<N>, const N: usize>(
 #[inline(always)]
 fn ranges<V: Packs<N>, S: Stored, const N: usize>(
     by: V,
-    form: Form,
+    form: BlockShape,
     rows: Rows<'_>,
     low: &mut [f32],
     high: &mut [f32],
@@ -191,7 +191,7 @@ fn ranges<V: Packs<N>, S: Stored, const N: usize>(
 #[inline(always)]
 pub(in super::super) fn encode<V: Packs<N>, const N: usize>(
     by: V,
-    form: Form,
+    form: BlockShape,
     rows: Rows<'_>,
     inverse: &[f32],
     zero: &[f32],
@@ -207,7 +207,7 @@ pub(in super::super) fn encode<V: Packs<N>, const N: usize>(
 #[inline(always)]
 fn all_codes<V: Packs<N>, S: Stored, const N: usize>(
     by: V,
-    form: Form,
+    form: BlockShape,
     rows: Rows<'_>,
     (inverse, zero): (&[f32], &[f32]),
     codes: &mut [u8],
@@ -288,7 +288,7 @@ struct BlockScales<'a> {
 type Wide<V, const N: usize> = [[<V as Vector>::Numbers; 2]; N];
 
 impl<'a> BlockScales<'a> {
-    fn new(form: Form, first: &'a [f32], second: &'a [f32]) -> Self {
+    fn new(form: BlockShape, first: &'a [f32], second: &'a [f32]) -> Self {
         Self { side: form.side, each: form.dim / WIDE, first, second }
     }
 
@@ -329,7 +329,7 @@ impl<'a> BlockScales<'a> {
 #[inline(always)]
 pub(in super::super) fn decode<V: Packs<N>, const N: usize>(
     by: V,
-    form: Form,
+    form: BlockShape,
     codes: &[u8],
     first: usize,
     scales: (&[f32], &[f32]),
@@ -347,7 +347,7 @@ pub(in super::super) fn decode<V: Packs<N>, const N: usize>(
 #[inline(always)]
 fn decode_rows<V: Packs<N>, S: StoreNumbers, const N: usize>(
     by: V,
-    form: Form,
+    form: BlockShape,
     codes: &[u8],
     first: usize,
     (step, shift): (&[f32], &[f32]),
