@@ -24,7 +24,7 @@ use clap::{Arg, ArgMatches, Command, value_parser};
 use client::{BenchTarget, Endpoint, LoadBounds, interrupted, load};
 use indicatif::{ProgressBar, ProgressStyle};
 use load_args::{LoadArgs, number, tokens};
-use prompts::{Form, Prompts, TokenFit};
+use prompts::{PromptContent, Prompts, TokenFit};
 use report::Report;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -278,27 +278,27 @@ fn refused(peer: &Peer, status: u16, said: &str) -> Exit {
 }
 
 /// Asks for a token once or twice before anything is measured: whether the server answers at all, and how many tokens words are.
-async fn form(target: &BenchTarget, matches: &ArgMatches, seed: u64) -> Result<Form, Exit> {
+async fn form(target: &BenchTarget, matches: &ArgMatches, seed: u64) -> Result<PromptContent, Exit> {
     let named = matches.get_one::<String>("prompt-form").map(String::as_str);
     if named == Some("tokens") && target.endpoint == Endpoint::Chat {
         return Err(Exit::new(Kind::Usage, "--prompt-form tokens: a chat's messages are words"));
     }
     let of_words = named == Some("words") || target.endpoint == Endpoint::Chat;
     if !of_words {
-        let prompts = Prompts { form: Form::Tokens, shared: 0, seed };
+        let prompts = Prompts { form: PromptContent::Tokens, shared: 0, seed };
         probe(target, &prompts, COUNTED[0]).await?;
-        return Ok(Form::Tokens);
+        return Ok(PromptContent::Tokens);
     }
-    let prompts = Prompts { form: Form::Words(TokenFit::PLAIN), shared: 0, seed };
+    let prompts = Prompts { form: PromptContent::Words(TokenFit::PLAIN), shared: 0, seed };
     let mut counted = [(0, 0); 2];
     for (counted, words) in counted.iter_mut().zip(COUNTED) {
         let Some(tokens) = probe(target, &prompts, words).await? else {
             note!("tsnode: note: the server does not say how many tokens a prompt has: each word is taken for one");
-            return Ok(Form::Words(TokenFit::PLAIN));
+            return Ok(PromptContent::Words(TokenFit::PLAIN));
         };
         *counted = (words, tokens);
     }
-    Ok(Form::Words(TokenFit::through(counted).unwrap_or(TokenFit::PLAIN)))
+    Ok(PromptContent::Words(TokenFit::through(counted).unwrap_or(TokenFit::PLAIN)))
 }
 
 /// Tokens of a prompt, as the server counts them; its prompt is none of the run's.

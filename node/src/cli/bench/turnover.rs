@@ -5,7 +5,7 @@ use super::serve::{
     bar,
     client::{BenchTarget, Endpoint, LoadBounds, Run, interrupted, load},
     load_args::{self, LoadArgs, number, tokens},
-    prompts::{Form, Prompts},
+    prompts::{PromptContent, Prompts},
     report::{GoodputTarget, reasons},
 };
 use crate::{
@@ -174,7 +174,7 @@ impl TurnoverWish {
         n: usize,
         watch: impl Fn(usize, usize),
     ) -> ServedRequests {
-        let prompts = Prompts { form: Form::Tokens, shared: 0, seed: self.load.seed.wrapping_add(n as u64) };
+        let prompts = Prompts { form: PromptContent::Tokens, shared: 0, seed: self.load.seed.wrapping_add(n as u64) };
         let bounds = LoadBounds { concurrency: self.load.concurrency, longest: 3 * self.part + WAIT };
         let target = Arc::new(target);
         let run = load(&target, prompts, planned, bounds, interrupted(), watch).await;

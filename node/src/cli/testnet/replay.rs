@@ -13,7 +13,7 @@ use crate::{
             self,
             arrivals::{PlannedRequest, TraceScaling, traced},
             client::{BenchTarget, Endpoint, LoadBounds, Run, load},
-            prompts::{Form, Prompts},
+            prompts::{PromptContent, Prompts},
             report::{Metric, Report},
         },
         decimal,
@@ -386,7 +386,7 @@ impl Asking<'_> {
         stop: impl Future<Output = ()>,
         watch: impl Fn(usize, usize),
     ) -> Run {
-        let prompts = Prompts { form: Form::Tokens, shared: 0, seed };
+        let prompts = Prompts { form: PromptContent::Tokens, shared: 0, seed };
         load(&self.target, prompts, planned, bounds, stop, watch).await
     }
 

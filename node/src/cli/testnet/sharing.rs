@@ -13,7 +13,7 @@ use crate::{
             self,
             arrivals::{Arrivals, DrawnLengths, PlannedRequest, drawn},
             client::{BenchTarget, Endpoint, LoadBounds, Run, load},
-            prompts::{Form, Prompts},
+            prompts::{PromptContent, Prompts},
             report::{Report, reasons},
         },
         decimal,
@@ -408,7 +408,8 @@ async fn ask(
     bounds: LoadBounds,
     watch: impl Fn(usize),
 ) -> Run {
-    let prompts = Prompts { form: Form::Tokens, shared: 0, seed: seed.wrapping_mul(64).wrapping_add(n as u64) };
+    let prompts =
+        Prompts { form: PromptContent::Tokens, shared: 0, seed: seed.wrapping_mul(64).wrapping_add(n as u64) };
     // Whoever interrupts it ends all of a row.
     load(target, prompts, planned, bounds, std::future::pending(), |ended, _| watch(ended)).await
 }
