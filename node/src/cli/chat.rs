@@ -11,7 +11,7 @@ use super::{
     text_layout::{COLUMNS, fitted, harmless, time, width},
 };
 use crate::{
-    cli::exit::{Exit, Kind},
+    cli::exit::{Exit, ExitKind},
     config::Settings,
     gateway::Trace,
     text::ChatMessage,
@@ -94,7 +94,7 @@ fn greeting(view: &SwarmView, asked: Option<&str>) -> Result<String, Exit> {
     let is_there = |asked: &str| view.models.iter().any(|m| m.name == asked || m.id.to_string() == asked);
     if let Some(asked) = asked.filter(|asked| !is_there(asked)) {
         let all = if names.is_empty() { "none".into() } else { names.join(", ") };
-        return Err(Exit::new(Kind::Request, format!("no peer has a model {asked:?}; models there are: {all}")));
+        return Err(Exit::new(ExitKind::Request, format!("no peer has a model {asked:?}; models there are: {all}")));
     }
     let model = match (asked, &names[..]) {
         (Some(asked), _) => harmless(asked),
@@ -279,7 +279,7 @@ mod tests {
         let refused = greeting(&view(&["a", "b"]), Some("c")).unwrap_err();
         assert_eq!(
             (refused.kind, refused.message),
-            (Kind::Request, "no peer has a model \"c\"; models there are: a, b".to_owned())
+            (ExitKind::Request, "no peer has a model \"c\"; models there are: a, b".to_owned())
         );
         let wide = greeting(&view(&["模型".repeat(40).as_str()]), None).unwrap();
         assert!(width(&wide) <= COLUMNS, "{wide}");

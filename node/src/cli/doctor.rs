@@ -5,7 +5,7 @@ mod surroundings;
 
 use super::{ask::Peer, is_set, machine, models, output::print_json};
 use crate::{
-    cli::exit::{Exit, Kind},
+    cli::exit::{Exit, ExitKind},
     config::Settings,
     data_plane::{library::files_of, links::beside, listening},
     hardware::{
@@ -83,7 +83,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     }
     let failed = findings.iter().filter(|f| f.state == State::Fail).count();
     if failed > 0 {
-        Err(Exit::new(Kind::Other, format!("{failed} of {} checks failed", findings.len())))
+        Err(Exit::new(ExitKind::Other, format!("{failed} of {} checks failed", findings.len())))
     } else {
         Ok(())
     }

@@ -8,7 +8,7 @@ use super::{
     whole,
 };
 use crate::{
-    cli::exit::{Exit, Kind},
+    cli::exit::{Exit, ExitKind},
     config::Settings,
     history::{DAYS, DayLine, Tokens, Total},
 };
@@ -43,7 +43,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         return print_json(&answer);
     }
     let EarningsAnswer { earnings, total } = serde_json::from_value(answer)
-        .map_err(|e| Exit::new(Kind::Unreachable, format!("the peer's answer is not understood: {e}")))?;
+        .map_err(|e| Exit::new(ExitKind::Unreachable, format!("the peer's answer is not understood: {e}")))?;
     rows(&earnings, total).iter().for_each(|line| say!("{line}"));
     Ok(())
 }

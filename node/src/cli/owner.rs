@@ -6,7 +6,7 @@ use super::{
     output::print_json,
 };
 use crate::{
-    cli::exit::{Exit, Kind},
+    cli::exit::{Exit, ExitKind},
     config::Settings,
 };
 use clap::ArgMatches;
@@ -22,7 +22,7 @@ const LOOK: Duration = Duration::from_millis(200);
 pub(super) async fn ask(verb: &str, settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     let peer = Peer::find(settings, matches)?;
     let answer = peer.send(peer.post(&format!("/api/{verb}"), &json!({}))).await?;
-    let answer: Value = answer.json().await.map_err(|e| Exit::new(Kind::Unreachable, unread(&e)))?;
+    let answer: Value = answer.json().await.map_err(|e| Exit::new(ExitKind::Unreachable, unread(&e)))?;
     if verb == "leave" && !is_set(matches, "no-wait") {
         gone(&peer).await?;
         return say_done(matches, &json!({ "done": "left" }));
@@ -47,7 +47,7 @@ async fn gone(peer: &Peer) -> Result<(), Exit> {
         bar.set_message(format!("leaving: {} running, {} waiting", own.running, own.waiting));
         if Instant::now() > until {
             let why = format!("the peer still answers after {} s; end it with a signal", LEAVING.as_secs());
-            return Err(Exit::new(Kind::Other, why));
+            return Err(Exit::new(ExitKind::Other, why));
         }
         sleep(LOOK).await;
     }

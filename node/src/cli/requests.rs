@@ -7,7 +7,7 @@ use super::{
     text_layout::{COLUMNS, bytes, fitted, harmless, padded, time, width, wrapped},
 };
 use crate::{
-    cli::exit::{Exit, Kind},
+    cli::exit::{Exit, ExitKind},
     config::Settings,
     gateway::Trace,
 };
@@ -31,7 +31,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     let peer = Peer::find(settings, matches)?;
     let list: Value = peer.get("/api/requests").await?;
     let wrong =
-        |e: serde_json::Error| Exit::new(Kind::Unreachable, format!("the peer's answer is not understood: {e}"));
+        |e: serde_json::Error| Exit::new(ExitKind::Unreachable, format!("the peer's answer is not understood: {e}"));
     let Some(begins) = matches.get_one::<String>("id") else {
         if is_set(matches, "json") {
             return print_json(&list);
@@ -75,9 +75,12 @@ fn chosen(requests: &[Short], begins: &str) -> Result<RequestId, Exit> {
         [one] => Ok(one),
         [] => {
             let what = format!("no request that this peer remembers begins with {begins:?}");
-            Err(Exit::new(Kind::Request, format!("{what}; tsnode requests lists them, newest first")))
+            Err(Exit::new(ExitKind::Request, format!("{what}; tsnode requests lists them, newest first")))
         }
-        _ => Err(Exit::new(Kind::Usage, format!("{} requests begin with {begins:?}: give more of its id", all.len()))),
+        _ => Err(Exit::new(
+            ExitKind::Usage,
+            format!("{} requests begin with {begins:?}: give more of its id", all.len()),
+        )),
     }
 }
 
@@ -466,8 +469,8 @@ req-52525252525252525252525252525252      61      40    40 ms   12.3 s  decode";
         assert_eq!(rows(&all).join("\n"), expected);
         fits(&rows(&all));
         assert_eq!(chosen(&all, "req-52").unwrap(), all[1].request);
-        assert_eq!(chosen(&all, "req-5").unwrap_err().kind, Kind::Usage);
-        assert_eq!(chosen(&all, "req-6").unwrap_err().kind, Kind::Request);
+        assert_eq!(chosen(&all, "req-5").unwrap_err().kind, ExitKind::Usage);
+        assert_eq!(chosen(&all, "req-6").unwrap_err().kind, ExitKind::Request);
         assert_eq!(rows(&[]).len(), 1);
     }
 }

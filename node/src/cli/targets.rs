@@ -7,7 +7,7 @@ use super::{
     swarm_settings,
 };
 use crate::{
-    cli::exit::{Exit, Kind},
+    cli::exit::{Exit, ExitKind},
     config::Settings,
     view::SwarmView,
 };
@@ -113,7 +113,7 @@ pub(super) async fn batch(settings: &Settings, matches: &ArgMatches) -> Result<(
 async fn set(settings: &Settings, matches: &ArgMatches, wish: &Value) -> Result<(), Exit> {
     let peer = Peer::find(settings, matches)?;
     let answer = peer.send(peer.post("/api/settings", wish)).await?;
-    let answer: Value = answer.json().await.map_err(|e| Exit::new(Kind::Unreachable, unread(&e)))?;
+    let answer: Value = answer.json().await.map_err(|e| Exit::new(ExitKind::Unreachable, unread(&e)))?;
     if is_set(matches, "json") {
         return print_json(&answer);
     }

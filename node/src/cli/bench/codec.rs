@@ -3,7 +3,7 @@
 use super::{loaded, open};
 use crate::{
     cli::{
-        exit::{Exit, Kind},
+        exit::{Exit, ExitKind},
         is_set, json,
         output::print_json,
         verb,
@@ -205,7 +205,7 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(), Exit> {
 }
 
 fn failed(error: &dyn std::fmt::Display) -> Exit {
-    Exit::new(Kind::Model, error.to_string())
+    Exit::new(ExitKind::Model, error.to_string())
 }
 
 fn speed(simd: Simd, codec: KvCodec, load: CodecLoad) -> Result<CodecSpeed, Exit> {
@@ -264,7 +264,7 @@ impl Bench {
     fn open(matches: &ArgMatches, watch: bool) -> Result<Self, Exit> {
         let source = open(matches)?;
         let text = match matches.get_one::<PathBuf>("text") {
-            Some(path) => std::fs::read_to_string(path).map_err(|e| Exit::file(Kind::Usage, path, &e))?,
+            Some(path) => std::fs::read_to_string(path).map_err(|e| Exit::file(ExitKind::Usage, path, &e))?,
             None => TEXT.to_owned(),
         };
         let reader = text_model(&source).map_err(|e| failed(&e))?;

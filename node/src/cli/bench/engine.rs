@@ -6,7 +6,7 @@ mod gpu;
 use super::{loaded, open};
 use crate::{
     cli::{
-        exit::{Exit, Kind},
+        exit::{Exit, ExitKind},
         is_set, json,
         output::print_json,
         verb, whole,
@@ -163,7 +163,7 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(), Exit> {
 }
 
 fn failed(error: &dyn std::fmt::Display) -> Exit {
-    Exit::new(Kind::Other, error.to_string())
+    Exit::new(ExitKind::Other, error.to_string())
 }
 
 /// Steps that are measured where none are asked for.
@@ -180,7 +180,7 @@ fn fitting(source: &ModelSource, steps: Vec<Step>) -> Result<Vec<Step>, Exit> {
     let fitting: Vec<Step> = steps.into_iter().filter(|step| step.room() <= context).collect();
     if fitting.is_empty() {
         return Err(Exit::new(
-            Kind::Usage,
+            ExitKind::Usage,
             format!("the model's context has room for {context} tokens, and no step fits"),
         ));
     }

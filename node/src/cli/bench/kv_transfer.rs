@@ -10,7 +10,7 @@ mod swarms;
 use super::open;
 use crate::{
     cli::{
-        exit::{Exit, Kind},
+        exit::{Exit, ExitKind},
         interrupts::Interrupts,
         json,
         output::print_json,
@@ -111,7 +111,7 @@ pub(super) async fn run(matches: &ArgMatches) -> Result<(), Exit> {
     let asked = prompts.iter().copied().chain([SWEPT]).max().unwrap_or(SWEPT);
     if asked + answer > shape.context {
         let what = format!("{name} has room for {} tokens; {asked} and {answer} were asked for", shape.context);
-        return Err(Exit::new(Kind::Usage, what));
+        return Err(Exit::new(ExitKind::Usage, what));
     }
     let flags = flags(matches);
     let link_mbit = matches.get_one::<f64>("link-mbit").copied();

@@ -5,7 +5,7 @@ mod to;
 use crate::{
     cli::{
         asking_args,
-        exit::{Exit, Kind},
+        exit::{Exit, ExitKind},
         is_set,
         output::print_json,
         verb, whole,
@@ -145,7 +145,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
 }
 
 fn failed(error: LinkError) -> Exit {
-    Exit::new(Kind::Other, error.to_string())
+    Exit::new(ExitKind::Other, error.to_string())
 }
 
 /// Everything once a round, beginning elsewhere each time.

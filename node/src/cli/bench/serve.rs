@@ -13,7 +13,7 @@ use crate::{
     cli::{
         ask::{Peer, unanswered},
         decimal,
-        exit::{Exit, Kind},
+        exit::{Exit, ExitKind},
         is_set, output, switch, verb, whole,
     },
     config::{Settings, values},
@@ -111,7 +111,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     let MeasuredRun { target, report, requests, args } = measured(settings, matches).await?;
     let title = format!("{} at {}{}", target.model, target.peer.base(), target.endpoint.path());
     if let Some(file) = &args.svg {
-        std::fs::write(file, report.svg(&title)).map_err(|e| Exit::file(Kind::Other, file, &e))?;
+        std::fs::write(file, report.svg(&title)).map_err(|e| Exit::file(ExitKind::Other, file, &e))?;
     }
     if args.json {
         output::print_json(&report.json(&about(&target, matches, &args, requests)))?;
@@ -179,7 +179,7 @@ fn answered(report: &Report) -> Result<(), Exit> {
         Some((why, _)) => why.clone(),
         None => "none ended in time; give it longer with --max-seconds, or ask for shorter answers".into(),
     };
-    Err(Exit::new(Kind::Request, format!("no request was answered: {why}")))
+    Err(Exit::new(ExitKind::Request, format!("no request was answered: {why}")))
 }
 
 /// What the figures are of.
@@ -203,7 +203,7 @@ fn planned(matches: &ArgMatches, seed: u64) -> Result<Vec<PlannedRequest>, Exit>
         let requests = if whole { usize::MAX } else { requests };
         let changed = TraceScaling { speed: number("trace-speed", 1.0), lengths: number("trace-lengths", 1.0) };
         let arrivals = trace::read(&text(file)?);
-        let arrivals = arrivals.map_err(|e| Exit::new(Kind::Usage, format!("{}: {e}", file.display())))?;
+        let arrivals = arrivals.map_err(|e| Exit::new(ExitKind::Usage, format!("{}: {e}", file.display())))?;
         return Ok(traced(&arrivals, requests, changed));
     }
     let length = |name: &str| matches.get_one::<u32>(name).copied().unwrap_or(1);
@@ -224,11 +224,11 @@ fn planned(matches: &ArgMatches, seed: u64) -> Result<Vec<PlannedRequest>, Exit>
 
 /// A trace, as it is written.
 pub(in crate::cli) fn text(file: &Path) -> Result<String, Exit> {
-    let wrong = |e: &std::io::Error| Exit::file(Kind::Usage, file, e);
+    let wrong = |e: &std::io::Error| Exit::file(ExitKind::Usage, file, e);
     let bytes = std::fs::metadata(file).map_err(|e| wrong(&e))?.len();
     if bytes > TRACE_BYTES {
         let what = format!("{}: {} MiB, more than is read; cut it", file.display(), bytes >> 20);
-        return Err(Exit::new(Kind::Usage, what));
+        return Err(Exit::new(ExitKind::Usage, what));
     }
     std::fs::read_to_string(file).map_err(|e| wrong(&e))
 }
@@ -236,7 +236,7 @@ pub(in crate::cli) fn text(file: &Path) -> Result<String, Exit> {
 /// Found out before anything runs.
 pub(in crate::cli) fn drawable(file: &Path) -> Result<(), Exit> {
     match file.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
-        Some(folder) => Err(Exit::new(Kind::Usage, format!("--svg: there is no folder {}", folder.display()))),
+        Some(folder) => Err(Exit::new(ExitKind::Usage, format!("--svg: there is no folder {}", folder.display()))),
         None => Ok(()),
     }
 }
@@ -251,8 +251,9 @@ pub(in crate::cli) fn bar(requests: usize, hidden: bool) -> ProgressBar {
 async fn only_model(peer: &Peer) -> Result<String, Exit> {
     const NAME: &str = "name one with --model";
     let at = peer.base();
-    let broken =
-        |e: reqwest::Error| Exit::new(Kind::Unreachable, format!("{at}: {}; is a server up there?", unanswered(&e)));
+    let broken = |e: reqwest::Error| {
+        Exit::new(ExitKind::Unreachable, format!("{at}: {}; is a server up there?", unanswered(&e)))
+    };
     let response = peer.request("/v1/models").timeout(PATIENCE).send().await.map_err(broken)?;
     let status = response.status();
     let body: Value = response.json().await.unwrap_or_default();
@@ -263,17 +264,17 @@ async fn only_model(peer: &Peer) -> Result<String, Exit> {
     let names: Vec<&str> = body["data"].as_array().into_iter().flatten().filter_map(|m| m["id"].as_str()).collect();
     match names[..] {
         [name] => Ok(name.to_owned()),
-        [] => Err(Exit::new(Kind::Unserved, format!("{at} lists no model; {NAME}, if it has any"))),
+        [] => Err(Exit::new(ExitKind::Unserved, format!("{at} lists no model; {NAME}, if it has any"))),
         _ => {
             let listed = names[..names.len().min(LISTED)].join(", ");
-            Err(Exit::new(Kind::Usage, format!("{at} has {} models, as {listed}; {NAME}", names.len())))
+            Err(Exit::new(ExitKind::Usage, format!("{at} has {} models, as {listed}; {NAME}", names.len())))
         }
     }
 }
 
 fn refused(peer: &Peer, status: u16, said: &str) -> Exit {
     let advice = if matches!(status, 401 | 403) { format!("; {}", peer.advice()) } else { String::new() };
-    let kind = if status == 503 { Kind::Unserved } else { Kind::Request };
+    let kind = if status == 503 { ExitKind::Unserved } else { ExitKind::Request };
     Exit::new(kind, format!("{}: {said} ({status}){advice}", peer.base()))
 }
 
@@ -281,7 +282,7 @@ fn refused(peer: &Peer, status: u16, said: &str) -> Exit {
 async fn form(target: &BenchTarget, matches: &ArgMatches, seed: u64) -> Result<PromptContent, Exit> {
     let named = matches.get_one::<String>("prompt-form").map(String::as_str);
     if named == Some("tokens") && target.endpoint == Endpoint::Chat {
-        return Err(Exit::new(Kind::Usage, "--prompt-form tokens: a chat's messages are words"));
+        return Err(Exit::new(ExitKind::Usage, "--prompt-form tokens: a chat's messages are words"));
     }
     let of_words = named == Some("words") || target.endpoint == Endpoint::Chat;
     if !of_words {
@@ -306,11 +307,12 @@ async fn probe(target: &BenchTarget, prompts: &Prompts, length: u32) -> Result<O
     let asked = target.ask(prompts.nth(u64::MAX, length), 1);
     let at = target.peer.base();
     let failed = |failure: Failure| match failure {
-        Failure::Unanswered(why) => Exit::new(Kind::Unreachable, format!("{at}: {why}; is a server up there?")),
+        Failure::Unanswered(why) => Exit::new(ExitKind::Unreachable, format!("{at}: {why}; is a server up there?")),
         Failure::Refused { status, said } => refused(&target.peer, status, &said),
-        other => Exit::new(Kind::Request, format!("{at}{}: {other}", target.endpoint.path())),
+        other => Exit::new(ExitKind::Request, format!("{at}{}: {other}", target.endpoint.path())),
     };
-    let late = |_| Exit::new(Kind::Request, format!("{at}: no answer to a short prompt within {} s", READY.as_secs()));
+    let late =
+        |_| Exit::new(ExitKind::Request, format!("{at}: no answer to a short prompt within {} s", READY.as_secs()));
     let answer = tokio::time::timeout(READY, asked).await.map_err(late)?.map_err(failed)?;
     Ok(answer.prompt_tokens)
 }

@@ -11,7 +11,7 @@ use super::serve::{
 use crate::{
     cli::{
         ask::Peer,
-        exit::{Exit, Kind},
+        exit::{Exit, ExitKind},
         output, verb, whole,
     },
     config::{Settings, values},
@@ -92,7 +92,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     bar.finish_and_clear();
     let served: [ServedRequests; 2] = served.into();
     if let Some(file) = &wish.load.svg {
-        std::fs::write(file, wish.svg(&served, &base)).map_err(|e| Exit::file(Kind::Other, file, &e))?;
+        std::fs::write(file, wish.svg(&served, &base)).map_err(|e| Exit::file(ExitKind::Other, file, &e))?;
     }
     if wish.load.json {
         output::print_json(&wish.json(&served, &base))?;
@@ -107,7 +107,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     }
     match served.iter().find(|served| served.answered == 0) {
         Some(ServedRequests { model, .. }) => {
-            Err(Exit::new(Kind::Request, format!("no request for {model} was answered")))
+            Err(Exit::new(ExitKind::Request, format!("no request for {model} was answered")))
         }
         None => Ok(()),
     }
@@ -117,7 +117,7 @@ fn named(matches: &ArgMatches) -> Result<[String; 2], Exit> {
     let names: Vec<String> = matches.get_many::<String>("model").into_iter().flatten().cloned().collect();
     match <[String; 2]>::try_from(names) {
         Ok([first, second]) if first != second => Ok([first, second]),
-        _ => Err(Exit::new(Kind::Usage, "--model: name two models, the one that is busy first before the other")),
+        _ => Err(Exit::new(ExitKind::Usage, "--model: name two models, the one that is busy first before the other")),
     }
 }
 
@@ -145,7 +145,7 @@ impl TurnoverWish {
         if requests > MOST {
             let what =
                 format!("{requests:.0} requests of a model are more than {MOST:.0}: ask for fewer, or for less time");
-            return Err(Exit::new(Kind::Usage, what));
+            return Err(Exit::new(ExitKind::Usage, what));
         }
         Ok(wish)
     }

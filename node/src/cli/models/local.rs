@@ -3,7 +3,7 @@
 use super::{exit, hub_settings, named, open_models};
 use crate::{
     cli::{
-        exit::{Exit, Kind},
+        exit::{Exit, ExitKind},
         is_set, output,
         text_layout::harmless,
     },
@@ -126,7 +126,7 @@ pub(super) async fn remove(settings: &Settings, matches: &ArgMatches) -> Result<
             open_models::refuse_open(settings, &kept).await?;
             None
         }
-        Err(error) => return Err(Exit::new(Kind::DataDir, error.to_string())),
+        Err(error) => return Err(Exit::new(ExitKind::DataDir, error.to_string())),
     };
     let mut removed = RemovedModel { peers: None, hub: None };
     for model in &kept {
@@ -136,7 +136,7 @@ pub(super) async fn remove(settings: &Settings, matches: &ArgMatches) -> Result<
                 if removed.peers.is_some() {
                     note!("tsnode: note: {}", removed.sentence(text));
                 }
-                return Err(Exit::file(Kind::Other, &model.folder, &error));
+                return Err(Exit::file(ExitKind::Other, &model.folder, &error));
             }
         }
     }
@@ -199,10 +199,10 @@ impl LocalDamage {
     fn remove(&self) -> Result<(), Exit> {
         for damaged in &self.cached {
             let path = damaged.path();
-            std::fs::remove_file(path).map_err(|error| Exit::file(Kind::Other, path, &error))?;
+            std::fs::remove_file(path).map_err(|error| Exit::file(ExitKind::Other, path, &error))?;
         }
         for damaged in &self.kept {
-            damaged.undo().map_err(|error| Exit::file(Kind::Other, damaged.path(), &error))?;
+            damaged.undo().map_err(|error| Exit::file(ExitKind::Other, damaged.path(), &error))?;
         }
         Ok(())
     }
@@ -213,7 +213,7 @@ pub(super) fn verify(settings: &Settings, matches: &ArgMatches) -> Result<(), Ex
     let (kept, repos) = meant(settings, matches, &cache)?;
     let remove = is_set(matches, "remove");
     // What a peer has open it may be giving to others just now.
-    let hold = || Unused::hold(&settings.data_dir()).map_err(|error| Exit::new(Kind::DataDir, error.to_string()));
+    let hold = || Unused::hold(&settings.data_dir()).map_err(|error| Exit::new(ExitKind::DataDir, error.to_string()));
     let _unused = if remove && !kept.is_empty() { Some(hold()?) } else { None };
     let of_repos = repos.iter().map(|repo| cache.bytes(repo));
     let bytes: u64 = of_repos.chain(kept.iter().map(|model| model.held)).sum();
@@ -248,13 +248,13 @@ pub(super) fn verify(settings: &Settings, matches: &ArgMatches) -> Result<(), Ex
             Ok(())
         }
         (n, true) => Err(Exit::new(
-            Kind::Model,
+            ExitKind::Model,
             format!(
                 "{n} damaged files were removed, or of what came from peers what is wrong of them; pull their models again"
             ),
         )),
         (n, false) => Err(Exit::new(
-            Kind::Model,
+            ExitKind::Model,
             format!("{n} files are damaged; tsnode models verify --remove removes them, and a pull fetches them again"),
         )),
     }

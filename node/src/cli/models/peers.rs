@@ -4,7 +4,7 @@ use super::bars::Bars;
 use crate::{
     cli::{
         ask::{Peer, unread},
-        exit::{Exit, Kind},
+        exit::{Exit, ExitKind},
         is_set, output,
     },
     config::Settings,
@@ -55,11 +55,11 @@ pub(super) async fn has(settings: &Settings, matches: &ArgMatches, name: &ModelN
 pub(super) async fn pull(settings: &Settings, matches: &ArgMatches, name: &ModelName) -> Result<(), Exit> {
     let peer = Peer::find(settings, matches)?;
     let begun = peer.send(peer.post(PATH, &json!({ "model": name.to_string() }))).await?;
-    let BegunPull { id } = begun.json().await.map_err(|e| Exit::new(Kind::Unreachable, unread(&e)))?;
+    let BegunPull { id } = begun.json().await.map_err(|e| Exit::new(ExitKind::Unreachable, unread(&e)))?;
     let Pull { far, path, .. } = wait(&peer, name, id).await?;
     let Some(path) = path else {
         let why = far.why.unwrap_or_else(|| "the peer does not say why".into());
-        return Err(Exit::new(Kind::Unreachable, format!("{name} was not fetched from peers: {why}")));
+        return Err(Exit::new(ExitKind::Unreachable, format!("{name} was not fetched from peers: {why}")));
     };
     let path = path.display().to_string();
     if is_set(matches, "json") {
@@ -83,7 +83,7 @@ async fn wait(peer: &Peer, name: &ModelName, id: ModelId) -> Result<Pull, Exit> 
     let mut bars = Bars::new(name);
     loop {
         let PullList { pulls } = peer.get(PATH).await?;
-        let gone = || Exit::new(Kind::Unreachable, "the peer has started anew meanwhile: ask again");
+        let gone = || Exit::new(ExitKind::Unreachable, "the peer has started anew meanwhile: ask again");
         let NamedPeer { pull, .. } = pulls.into_iter().find(|named| named.id == id).ok_or_else(gone)?;
         bars.stand(pull.far.done, pull.far.bytes);
         if pull.is_over {

@@ -4,7 +4,7 @@ use super::{config, exit, swarm_args};
 use crate::{
     cli::{
         decimal,
-        exit::{Exit, Kind},
+        exit::{Exit, ExitKind},
         interrupts::Interrupts,
         is_set, json as json_flag,
         output::print_json,
@@ -132,7 +132,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     let verdict = ChaosVerdict::of(&report);
     bar.finish_and_clear();
     if let Some(file) = matches.get_one::<PathBuf>("svg") {
-        std::fs::write(file, report.svg()).map_err(|e| Exit::file(Kind::Other, file, &e))?;
+        std::fs::write(file, report.svg()).map_err(|e| Exit::file(ExitKind::Other, file, &e))?;
     }
     if quiet {
         let mut document = json!(report);
@@ -148,7 +148,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
         interrupts.down(net).await?;
         let (wrongs, seed) = (report.wrongs().len(), verdict.seed);
         let again = format!("--seed {seed} with the same options breaks the same again");
-        return Err(Exit::new(Kind::Other, format!("{wrongs} did not hold; logs are in {logs}; {again}")));
+        return Err(Exit::new(ExitKind::Other, format!("{wrongs} did not hold; logs are in {logs}; {again}")));
     }
     if is_set(matches, "keep") {
         note!("logs are in {logs}");
@@ -193,7 +193,7 @@ fn deeds(matches: &ArgMatches) -> Result<Deeds, Exit> {
     match (names.contains(&NOTHING), deeds.is_empty()) {
         (false, _) => Ok(Deeds::Only(deeds)),
         (true, true) => Ok(Deeds::Calm),
-        (true, false) => Err(Exit::new(Kind::Usage, format!("--only {NOTHING} goes with nothing else"))),
+        (true, false) => Err(Exit::new(ExitKind::Usage, format!("--only {NOTHING} goes with nothing else"))),
     }
 }
 

@@ -17,7 +17,7 @@ use crate::{
             report::{Metric, Report},
         },
         decimal,
-        exit::{Exit, Kind},
+        exit::{Exit, ExitKind},
         interrupts::Interrupts,
         is_set, json as json_flag, output, swarm_settings, switch, verb, whole,
     },
@@ -171,10 +171,10 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     if keeps {
         note!("tsnode: note: logs are in {}", folder.display());
     } else {
-        std::fs::remove_dir_all(&folder).map_err(|e| Exit::file(Kind::Other, &folder, &e))?;
+        std::fs::remove_dir_all(&folder).map_err(|e| Exit::file(ExitKind::Other, &folder, &e))?;
     }
     if let Some(file) = svg {
-        std::fs::write(file, compared.svg()).map_err(|e| Exit::file(Kind::Other, file, &e))?;
+        std::fs::write(file, compared.svg()).map_err(|e| Exit::file(ExitKind::Other, file, &e))?;
     }
     if is_set(matches, "json") {
         output::print_json(&compared.json())?;
@@ -199,10 +199,11 @@ struct TestnetTrace {
 
 impl TestnetTrace {
     fn read(matches: &ArgMatches) -> Result<Self, Exit> {
-        let file = matches.get_one::<PathBuf>("trace").ok_or_else(|| Exit::new(Kind::Usage, "--trace FILE"))?;
+        let file = matches.get_one::<PathBuf>("trace").ok_or_else(|| Exit::new(ExitKind::Usage, "--trace FILE"))?;
         let name = file.display().to_string();
         let number = |name: &str| matches.get_one::<f64>(name).copied().unwrap_or(1.0);
-        let arrivals = trace::read(&serve::text(file)?).map_err(|e| Exit::new(Kind::Usage, format!("{name}: {e}")))?;
+        let arrivals =
+            trace::read(&serve::text(file)?).map_err(|e| Exit::new(ExitKind::Usage, format!("{name}: {e}")))?;
         let changed = TraceScaling { speed: number("trace-speed"), lengths: number("trace-lengths") };
         let mut planned = traced(&arrivals, usize::MAX, changed);
         let longest = Duration::try_from_secs_f64(number("minutes") * 60.0).unwrap_or(Duration::MAX);
@@ -239,11 +240,11 @@ fn stated(config: &mut TestnetConfig, matches: &ArgMatches) -> Result<Hosts, Exi
         computing += 1;
     }
     if computing == 0 {
-        return Err(Exit::new(Kind::Usage, "no peer has a model: nobody would answer"));
+        return Err(Exit::new(ExitKind::Usage, "no peer has a model: nobody would answer"));
     }
     // Draft tokens and spot checks are work that the simulator knows nothing of.
     config.flags.extend(["--speculative-decoding", "never", "--spot-check", "never"].map(str::to_owned));
-    Hosts::new(named).map_err(|why| Exit::new(Kind::Usage, format!("--cores: {why}")))
+    Hosts::new(named).map_err(|why| Exit::new(ExitKind::Usage, format!("--cores: {why}")))
 }
 
 async fn replayed(
@@ -255,7 +256,7 @@ async fn replayed(
 ) -> Result<ReplayComparison, Exit> {
     let peers: Vec<PeerInfo> = net.peers().into_iter().cloned().collect();
     // The last is a gateway, if there is one.
-    let asked = peers.last().ok_or_else(|| Exit::new(Kind::Other, "no peers to ask"))?;
+    let asked = peers.last().ok_or_else(|| Exit::new(ExitKind::Other, "no peers to ask"))?;
     let peer = Peer::of(settings, asked.http.clone(), &asked.data_dir)?;
     for about in ["route", "batch"] {
         if let Some(policy) = matches.get_one::<String>(about) {
@@ -284,7 +285,7 @@ async fn replayed(
     let replayed = tokio::select! {
         // A signal ends the trace with what there is.
         replayed = asking.trace(&trace.planned, &bar, interrupts.next()) => replayed,
-        () = in_force.watch(&asking.target.peer) => Err(Exit::new(Kind::Other, "nobody looks at the plan any more")),
+        () = in_force.watch(&asking.target.peer) => Err(Exit::new(ExitKind::Other, "nobody looks at the plan any more")),
     };
     bar.finish_and_clear();
     let (live, processor) = replayed?;
@@ -403,13 +404,13 @@ fn answered(report: &Report, what: &str) -> Result<(), Exit> {
         return Ok(());
     }
     let why = report.reasons.first().map_or("none ended in time", |(why, _)| why.as_str());
-    Err(Exit::new(Kind::Request, format!("{what}: {why}")))
+    Err(Exit::new(ExitKind::Request, format!("{what}: {why}")))
 }
 
 /// What the peer that is asked has counted of its requests.
 async fn counted(peer: &Peer) -> Result<GatewayTotals, Exit> {
     let response = peer.send(peer.request("/metrics").timeout(PATIENCE)).await?;
-    let text = response.text().await.map_err(|e| Exit::new(Kind::Unreachable, unread(&e)))?;
+    let text = response.text().await.map_err(|e| Exit::new(ExitKind::Unreachable, unread(&e)))?;
     Ok(GatewayTotals::of(&text))
 }
 
@@ -429,7 +430,7 @@ async fn set(peer: &Peer, about: &str, policy: &str) -> Result<(), Exit> {
         }
         if Instant::now() > until {
             let what = format!("--{about} {policy} is not set after {} s", PATIENCE.as_secs());
-            return Err(Exit::new(Kind::Other, what));
+            return Err(Exit::new(ExitKind::Other, what));
         }
         tokio::time::sleep(LOOK).await;
     }
@@ -438,7 +439,7 @@ async fn set(peer: &Peer, about: &str, policy: &str) -> Result<(), Exit> {
 /// The swarm's model: a testnet has one.
 fn only_model(view: &SwarmView) -> Result<ModelCard, Exit> {
     let model = view.models.first().cloned();
-    model.ok_or_else(|| Exit::new(Kind::Unserved, "the swarm has no model"))
+    model.ok_or_else(|| Exit::new(ExitKind::Unserved, "the swarm has no model"))
 }
 
 /// Requests with prompts as long as the trace's median one and shorter answers, and as many with longer ones, to be asked one after another.

@@ -17,7 +17,7 @@ use crate::{
             report::{Report, reasons},
         },
         decimal,
-        exit::{Exit, Kind},
+        exit::{Exit, ExitKind},
         interrupts::Interrupts,
         is_set, json as json_flag, output, switch, verb, whole,
     },
@@ -125,7 +125,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     }
     let (stopped, error) = ended.unzip();
     let (Some(asked), false) = (asked, rows.is_empty()) else {
-        return Err(error.unwrap_or_else(|| Exit::new(Kind::Other, "nothing was asked")));
+        return Err(error.unwrap_or_else(|| Exit::new(ExitKind::Other, "nothing was asked")));
     };
     let compared = OrderComparison { load: wish.load, seed: wish.seed, models: asked.models(), rows, stopped };
     if is_set(matches, "json") {
@@ -183,7 +183,7 @@ impl SharingLoad {
 
 impl SharingOptions {
     fn of(matches: &ArgMatches) -> Result<Self, Exit> {
-        let usage = |what: String| Exit::new(Kind::Usage, what);
+        let usage = |what: String| Exit::new(ExitKind::Usage, what);
         let models: Vec<String> = matches.get_many::<String>("model").into_iter().flatten().cloned().collect();
         if models.len() < 2 {
             return Err(usage("--model: name two models or more, which take turns".into()));
@@ -215,7 +215,7 @@ impl SharingOptions {
 
     /// One peer that has all models. Drafts and spot checks are work that the simulator knows nothing of.
     fn config(&self, settings: &Settings, matches: &ArgMatches, order: &str) -> Result<TestnetConfig, Exit> {
-        let executable = std::env::current_exe().map_err(|e| Exit::new(Kind::Other, e.to_string()))?;
+        let executable = std::env::current_exe().map_err(|e| Exit::new(ExitKind::Other, e.to_string()))?;
         let threads = self.threads.to_string();
         let told =
             ["--device", "cpu", "--threads", threads.as_str(), "--sharing", order, "--log", settings.text("log")];
@@ -260,7 +260,7 @@ impl SharingOptions {
             note!("tsnode: note: logs are in {}", folder.display());
             return Ok(());
         }
-        std::fs::remove_dir_all(&folder).map_err(|e| Exit::file(Kind::Other, &folder, &e))
+        std::fs::remove_dir_all(&folder).map_err(|e| Exit::file(ExitKind::Other, &folder, &e))
     }
 
     /// One order, live and simulated.
@@ -271,7 +271,7 @@ impl SharingOptions {
         (name, order): (&'static str, TurnOrder),
         asked: &mut Option<SharingLoad>,
     ) -> Result<Row, Exit> {
-        let missing = || Exit::new(Kind::Other, "no peer to ask");
+        let missing = || Exit::new(ExitKind::Other, "no peer to ask");
         let info: PeerInfo = net.peers().first().map(|info| (*info).clone()).ok_or_else(missing)?;
         let peer = || Peer::of(settings, info.http.clone(), &info.data_dir);
         let (view, cards) = served(&peer()?, self.models.len()).await?;
@@ -296,7 +296,7 @@ impl SharingOptions {
         bar.finish_and_clear();
         if runs.iter().any(|run| run.cut + run.unsent > 0) {
             let what = format!("{name}: some requests had not ended {} s after the last came", DRAIN.as_secs());
-            return Err(Exit::new(Kind::Request, format!("{what}; ask for less: --load, --requests")));
+            return Err(Exit::new(ExitKind::Request, format!("{what}; ask for less: --load, --requests")));
         }
         let after = used(&peer()?, &cards).await?;
         let (latencies, simulated_turns) = simulated.run(order, planned, means);
@@ -328,7 +328,7 @@ impl SharingOptions {
                 let what =
                     format!("{}: its context of {context} tokens is shorter than requests of {longest}", card.name);
                 let next = "ask for less with --input-len and --output-len, which vary by half";
-                return Err(Exit::new(Kind::Usage, format!("{what}; {next}")));
+                return Err(Exit::new(ExitKind::Usage, format!("{what}; {next}")));
             }
         }
         Ok(())
@@ -356,7 +356,7 @@ impl SharingOptions {
         if report.completed < ALONE {
             let why = report.reasons.first().map_or("it did not end in time", |(why, _)| why.as_str());
             let what = format!("a request alone for {} is not answered: {why}", target.model);
-            return Err(Exit::new(Kind::Request, what));
+            return Err(Exit::new(ExitKind::Request, what));
         }
         let used = used(&target.peer, cards).await?[n].since(&before);
         Ok(LoneRequests { prompt, answer, report, used })
@@ -458,7 +458,7 @@ async fn served(peer: &Peer, models: usize) -> Result<(SwarmView, Vec<ModelCard>
         if Instant::now() > until {
             let what =
                 format!("the peer serves {} of {models} models after {} s", view.loaded.len(), PATIENCE.as_secs());
-            return Err(Exit::new(Kind::Unserved, what));
+            return Err(Exit::new(ExitKind::Unserved, what));
         }
         tokio::time::sleep(LOOK).await;
     }

@@ -4,7 +4,7 @@ use super::snapshot::{Feed, RequestsView, Snapshot};
 use crate::{
     cli::{
         ask::{Peer, unanswered},
-        exit::{Exit, Kind},
+        exit::{Exit, ExitKind},
     },
     view::{PeerView, SwarmView},
 };
@@ -61,7 +61,7 @@ async fn listen(peer: &Peer, shown: &watch::Sender<Snapshot>) -> Unheard {
     let asked = timeout(PATIENCE, peer.send(peer.request("/api/events?changes"))).await;
     let mut response = match asked {
         Ok(Ok(response)) => response,
-        Ok(Err(exit)) if exit.kind == Kind::Unreachable => return Unheard::Lost(exit.message),
+        Ok(Err(exit)) if exit.kind == ExitKind::Unreachable => return Unheard::Lost(exit.message),
         Ok(Err(exit)) => return Unheard::Refused(exit.message),
         Err(_) => return Unheard::Lost("no answer in time".into()),
     };

@@ -2,7 +2,7 @@
 
 use super::swarms::KeptSwarm;
 use crate::{
-    cli::exit::{Exit, Kind},
+    cli::exit::{Exit, ExitKind},
     gateway::Trace,
 };
 use futures::StreamExt;
@@ -93,7 +93,7 @@ impl BenchAsk {
         way: KvTransferMode,
         prompt: u32,
     ) -> Result<(Times, Trace), Exit> {
-        let failed = |e: &dyn std::fmt::Display| Exit::new(Kind::Request, format!("{http}: {e}"));
+        let failed = |e: &dyn std::fmt::Display| Exit::new(ExitKind::Request, format!("{http}: {e}"));
         let body = json!({
             "prompt": self.prompt(prompt), "max_tokens": self.answer, "temperature": 0, "ignore_eos": true,
             "stream": true, "return_token_ids": true,

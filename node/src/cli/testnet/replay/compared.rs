@@ -6,7 +6,7 @@ use super::{
 };
 use crate::cli::{
     bench::serve::report::{DRAWN, Metric, Report, time},
-    exit::{Exit, Kind},
+    exit::{Exit, ExitKind},
 };
 use serde_json::{Value, json};
 use tsnode_simulator::plot::{Plot, Scale};
@@ -177,7 +177,7 @@ impl ReplayComparison {
         match self.beyond(Some(most)).first() {
             Some(f) => {
                 let what = format!("{}: the simulator says {:.3} of what was measured", f.name, f.ratio());
-                Err(Exit::new(Kind::Other, format!("{what}; --most-off {}", most * 100.0)))
+                Err(Exit::new(ExitKind::Other, format!("{what}; --most-off {}", most * 100.0)))
             }
             None => Ok(()),
         }

@@ -6,7 +6,7 @@ use crate::{
             arrivals::PlannedRequest,
             report::{Metric, Report},
         },
-        exit::{Exit, Kind},
+        exit::{Exit, ExitKind},
         swarm_settings,
     },
     hardware::cores::Cores,
@@ -218,7 +218,7 @@ fn simulated<T>(
     hosts: &Hosts,
     simulate: impl FnOnce(&LivePlan<'_>, LivePlanRun) -> T,
 ) -> Result<T, Exit> {
-    let wrong = |why: &str| Exit::new(Kind::Other, format!("the swarm's plan cannot be simulated: {why}"));
+    let wrong = |why: &str| Exit::new(ExitKind::Other, format!("the swarm's plan cannot be simulated: {why}"));
     let adverts: BTreeMap<PeerId, Advert> = view.peers.iter().map(|p| (p.id, p.advert.clone())).collect();
     let members: Members<'_> = adverts.iter().map(|(id, advert)| (*id, advert)).collect();
     let plan: &Plan = view.plan.as_ref().ok_or_else(|| wrong("there is none"))?;

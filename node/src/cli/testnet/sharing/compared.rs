@@ -3,7 +3,7 @@
 use super::{simulated::ModelOverheads, turns};
 use crate::cli::{
     bench::serve::report::time,
-    exit::{Exit, Kind},
+    exit::{Exit, ExitKind},
 };
 use serde_json::{Value, json};
 use tsnode_coordinator::policy::sharing::device_use::ServiceUse;
@@ -173,7 +173,7 @@ impl OrderComparison {
             Some(row) => {
                 let (live, simulated) = self.means(row);
                 let what = format!("{}: {live:.3} live, {simulated:.3} simulated, {} failed", row.order, row.failed);
-                Err(Exit::new(Kind::Other, format!("{what}; --most-off {}", most * 100.0)))
+                Err(Exit::new(ExitKind::Other, format!("{what}; --most-off {}", most * 100.0)))
             }
             None => Ok(()),
         }

@@ -6,7 +6,7 @@ use crate::{
             arrivals::PlannedRequest,
             report::{Metric, Report},
         },
-        exit::{Exit, Kind},
+        exit::{Exit, ExitKind},
     },
     view::SwarmView,
 };
@@ -72,7 +72,7 @@ fn asked(n: usize, prompt: u32, answer: u32) -> Asked {
 impl SimulatedPeer {
     /// Of the peer that this view is of, which serves these models, by the requests that each was asked alone.
     pub fn new(view: &SwarmView, cards: &[ModelCard], alone: &[LoneRequests]) -> Result<Self, Exit> {
-        let wrong = |why: &str| Exit::new(Kind::Other, format!("the peer's plan cannot be simulated: {why}"));
+        let wrong = |why: &str| Exit::new(ExitKind::Other, format!("the peer's plan cannot be simulated: {why}"));
         let adverts: BTreeMap<PeerId, Advert> = view.peers.iter().map(|p| (p.id, p.advert.clone())).collect();
         let members: Members<'_> = adverts.iter().map(|(id, advert)| (*id, advert)).collect();
         let plan: &Plan = view.plan.as_ref().ok_or_else(|| wrong("there is none"))?;
