@@ -17,7 +17,7 @@ pub use verdict::ChaosVerdict;
 
 use crate::{
     Answers, Flaw, SeenPeer, Sight, Swarm, Testnet, TestnetError,
-    answers::Kind,
+    answers::AnswerKind,
     client::{Paused, SeenStream},
     load_generator::{ClientLoad, Gateways, LoadRequest},
     watch::SeenLoad,
@@ -229,10 +229,10 @@ impl Scenario<'_> {
 }
 
 /// What answers are to be held against.
-fn kinds(asked: &[LoadRequest]) -> BTreeSet<Kind> {
+fn kinds(asked: &[LoadRequest]) -> BTreeSet<AnswerKind> {
     let seen = asked.iter().filter_map(|a| Some((a.request, a.outcome.as_ref().ok()?)));
     let named = seen.filter(|(_, seen)| !seen.codec.is_empty());
-    named.map(|(request, seen)| Kind { request, codec: seen.codec.clone() }).collect()
+    named.map(|(request, seen)| AnswerKind { request, codec: seen.codec.clone() }).collect()
 }
 
 /// Which streams ended well, and which did not.
