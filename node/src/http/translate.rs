@@ -34,7 +34,7 @@ const OF_THE_BODY: [header::HeaderName; 4] =
 
 /// Which completion a request becomes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum TranslatedKind {
     Chat,
     /// A prompt that no template renders.
     Text,
@@ -43,7 +43,7 @@ pub(super) enum Kind {
 /// A request in the words of completions, and who tells its answer.
 #[derive(Debug)]
 pub(super) struct Translated<T> {
-    pub kind: Kind,
+    pub kind: TranslatedKind,
     /// Fields of the completion.
     pub body: Value,
     pub stream: bool,
@@ -101,7 +101,7 @@ pub(super) async fn answer<T: Teller>(
 
 /// What is left of a translation when its fields are a completion's.
 pub(super) struct Translation<T> {
-    kind: Kind,
+    kind: TranslatedKind,
     stream: bool,
     pub teller: T,
 }
@@ -140,8 +140,8 @@ pub(super) async fn conduct<T: Teller>(
 ) -> Result<Response, ApiError> {
     let Translation { kind, stream, mut teller } = told;
     let answered = match kind {
-        Kind::Chat => chat::answer(state, headers, asked).await?,
-        Kind::Text => complete::answer(state, headers, asked, complete::Unsaid::Context).await?,
+        TranslatedKind::Chat => chat::answer(state, headers, asked).await?,
+        TranslatedKind::Text => complete::answer(state, headers, asked, complete::Unsaid::Context).await?,
     };
     if !answered.status().is_success() {
         return Ok(answered);

@@ -8,7 +8,7 @@
 //! straight way as soon as it is there; old ones end on the way they began on.
 
 use super::tuning::{self, Transport, Tuning};
-use super::{DialAttempt, LinkError, Links, PATIENCE, STREAMS, Stream, priority::Kind, prove, tls, tunnel};
+use super::{DialAttempt, LinkError, Links, PATIENCE, STREAMS, Stream, priority::StreamKind, prove, tls, tunnel};
 use crate::data_plane::carrier::Carried;
 use futures::{
     FutureExt, StreamExt,
@@ -423,7 +423,7 @@ impl Links {
     pub(super) async fn open_on(connection: &Arc<Tuning>, opening: &Opening) -> Result<Stream, LinkError> {
         let opened = timeout(PATIENCE, connection.connection.open_bi()).await.map_err(|_| LinkError::TimedOut)?;
         let halves = opened.map_err(|e| LinkError::Lost(e.to_string()))?;
-        let mut stream = Stream::new(halves, Kind::of(opening), connection);
+        let mut stream = Stream::new(halves, StreamKind::of(opening), connection);
         if matches!(opening, Opening::Kv(_)) {
             stream.sender.count(connection.meter.leaving.kv());
         }

@@ -19,7 +19,7 @@ impl At {
 
 /// What a field must be; null is as if it were not there.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Kind {
+pub(super) enum FieldType {
     Text,
     Flag,
     /// A whole number within bounds.
@@ -41,11 +41,11 @@ pub(super) enum Kind {
 pub(super) struct Field {
     pub name: &'static str,
     pub at: At,
-    pub kind: Kind,
+    pub kind: FieldType,
     pub says: &'static str,
 }
 
-const fn field(name: &'static str, at: At, kind: Kind, says: &'static str) -> Field {
+const fn field(name: &'static str, at: At, kind: FieldType, says: &'static str) -> Field {
     Field { name, at, kind, says }
 }
 
@@ -62,62 +62,72 @@ const OPTIONS: &str = r#"{"type":["object","null"],"additionalProperties":false,
 
 /// All but those that only advise.
 pub(super) const OWN: &[Field] = &[
-    field("model", At::Both, Kind::Text, "By name or id; the swarm's default without"),
-    field("prompt", At::Completions, Kind::Other(PROMPT), "A text, tokens' ids, or a list of either"),
-    field("messages", At::Chat, Kind::Other(MESSAGES), "A conversation, which the model's own template renders"),
-    field("max_tokens", At::Completions, Kind::Whole(0, MOST), "16 unless said"),
-    field("max_tokens", At::Chat, Kind::Whole(1, MOST), "What the context leaves unless said"),
-    field("max_completion_tokens", At::Chat, Kind::Whole(1, MOST), "The same"),
-    field("n", At::Both, Kind::Whole(1, 128), "Answers to each prompt; at most 128 in all"),
-    field("best_of", At::Completions, Kind::Whole(1, 128), "So many are computed, and the n likeliest given"),
-    field("stream", At::Both, Kind::Flag, "Server-sent events"),
-    field("stream_options", At::Both, Kind::Other(OPTIONS), "With stream only"),
-    field("stop", At::Both, Kind::Other(STOP), "The answer ends before any of these"),
-    field("temperature", At::Both, Kind::Number(0.0, 2.0), "0 is greedy"),
-    field("top_p", At::Both, Kind::Number(0.0, 1.0), ""),
-    field("min_p", At::Both, Kind::Number(0.0, 1.0), "As in vLLM"),
-    field("top_k", At::Both, Kind::Whole(-1, 1 << 20), "As in vLLM; -1 and 0 are all"),
-    field("repetition_penalty", At::Both, Kind::Number(0.01, 10.0), "As in vLLM"),
-    field("frequency_penalty", At::Both, Kind::Number(-2.0, 2.0), ""),
-    field("presence_penalty", At::Both, Kind::Number(-2.0, 2.0), ""),
-    field("logit_bias", At::Both, Kind::Other(BIAS), "By tokens' ids"),
-    field("seed", At::Both, Kind::Whole(SEED.0, SEED.1), "It follows from the request's id unless said"),
-    field("logprobs", At::Completions, Kind::Whole(0, 5), "Alternatives beside each token"),
-    field("logprobs", At::Chat, Kind::Flag, "Log-probabilities of tokens"),
-    field("top_logprobs", At::Chat, Kind::Whole(0, 20), "Alternatives beside each token; with logprobs only"),
-    field("prompt_logprobs", At::Both, Kind::Whole(0, 20), "Of the prompt's tokens, as in vLLM; not with stream"),
-    field("echo", At::Completions, Kind::Flag, "The prompt comes first; with logprobs, its tokens' as well"),
-    field("echo", At::Chat, Kind::Only("false"), "Not built"),
-    field("ignore_eos", At::Both, Kind::Flag, "The model's own end ends nothing, as in vLLM"),
-    field("min_tokens", At::Both, Kind::Whole(0, 1 << 20), "As in vLLM; no more than max_tokens"),
-    field("stop_token_ids", At::Both, Kind::Other(IDS), "As in vLLM"),
-    field("skip_special_tokens", At::Both, Kind::Flag, "As in vLLM; true unless said"),
-    field("include_stop_str_in_output", At::Both, Kind::Flag, "As in vLLM"),
-    field("truncate_prompt_tokens", At::Both, Kind::Whole(-1, 1 << 20), "As in vLLM; 0 is refused"),
-    field("return_token_ids", At::Both, Kind::Flag, "As in vLLM"),
-    field("kv_codec", At::Both, Kind::Packing(&["raw", "int3", "int4", "int8"]), "What the prompt's KV goes through"),
-    field("service_tier", At::Both, Kind::Text, "flex gives way to others for a while, as batch requests do"),
-    field("priority", At::Both, Kind::Whole(SEED.0, SEED.1), "Above 0: a batch request, which gives way for a while"),
-    field("suffix", At::Completions, Kind::Only("\"\""), "Not built"),
-    field("add_special_tokens", At::Completions, Kind::Only("true"), "Prompts are read as the tokenizer has it"),
-    field("add_special_tokens", At::Chat, Kind::Only("false"), "Templates write all special tokens"),
+    field("model", At::Both, FieldType::Text, "By name or id; the swarm's default without"),
+    field("prompt", At::Completions, FieldType::Other(PROMPT), "A text, tokens' ids, or a list of either"),
+    field("messages", At::Chat, FieldType::Other(MESSAGES), "A conversation, which the model's own template renders"),
+    field("max_tokens", At::Completions, FieldType::Whole(0, MOST), "16 unless said"),
+    field("max_tokens", At::Chat, FieldType::Whole(1, MOST), "What the context leaves unless said"),
+    field("max_completion_tokens", At::Chat, FieldType::Whole(1, MOST), "The same"),
+    field("n", At::Both, FieldType::Whole(1, 128), "Answers to each prompt; at most 128 in all"),
+    field("best_of", At::Completions, FieldType::Whole(1, 128), "So many are computed, and the n likeliest given"),
+    field("stream", At::Both, FieldType::Flag, "Server-sent events"),
+    field("stream_options", At::Both, FieldType::Other(OPTIONS), "With stream only"),
+    field("stop", At::Both, FieldType::Other(STOP), "The answer ends before any of these"),
+    field("temperature", At::Both, FieldType::Number(0.0, 2.0), "0 is greedy"),
+    field("top_p", At::Both, FieldType::Number(0.0, 1.0), ""),
+    field("min_p", At::Both, FieldType::Number(0.0, 1.0), "As in vLLM"),
+    field("top_k", At::Both, FieldType::Whole(-1, 1 << 20), "As in vLLM; -1 and 0 are all"),
+    field("repetition_penalty", At::Both, FieldType::Number(0.01, 10.0), "As in vLLM"),
+    field("frequency_penalty", At::Both, FieldType::Number(-2.0, 2.0), ""),
+    field("presence_penalty", At::Both, FieldType::Number(-2.0, 2.0), ""),
+    field("logit_bias", At::Both, FieldType::Other(BIAS), "By tokens' ids"),
+    field("seed", At::Both, FieldType::Whole(SEED.0, SEED.1), "It follows from the request's id unless said"),
+    field("logprobs", At::Completions, FieldType::Whole(0, 5), "Alternatives beside each token"),
+    field("logprobs", At::Chat, FieldType::Flag, "Log-probabilities of tokens"),
+    field("top_logprobs", At::Chat, FieldType::Whole(0, 20), "Alternatives beside each token; with logprobs only"),
+    field("prompt_logprobs", At::Both, FieldType::Whole(0, 20), "Of the prompt's tokens, as in vLLM; not with stream"),
+    field("echo", At::Completions, FieldType::Flag, "The prompt comes first; with logprobs, its tokens' as well"),
+    field("echo", At::Chat, FieldType::Only("false"), "Not built"),
+    field("ignore_eos", At::Both, FieldType::Flag, "The model's own end ends nothing, as in vLLM"),
+    field("min_tokens", At::Both, FieldType::Whole(0, 1 << 20), "As in vLLM; no more than max_tokens"),
+    field("stop_token_ids", At::Both, FieldType::Other(IDS), "As in vLLM"),
+    field("skip_special_tokens", At::Both, FieldType::Flag, "As in vLLM; true unless said"),
+    field("include_stop_str_in_output", At::Both, FieldType::Flag, "As in vLLM"),
+    field("truncate_prompt_tokens", At::Both, FieldType::Whole(-1, 1 << 20), "As in vLLM; 0 is refused"),
+    field("return_token_ids", At::Both, FieldType::Flag, "As in vLLM"),
+    field(
+        "kv_codec",
+        At::Both,
+        FieldType::Packing(&["raw", "int3", "int4", "int8"]),
+        "What the prompt's KV goes through",
+    ),
+    field("service_tier", At::Both, FieldType::Text, "flex gives way to others for a while, as batch requests do"),
+    field(
+        "priority",
+        At::Both,
+        FieldType::Whole(SEED.0, SEED.1),
+        "Above 0: a batch request, which gives way for a while",
+    ),
+    field("suffix", At::Completions, FieldType::Only("\"\""), "Not built"),
+    field("add_special_tokens", At::Completions, FieldType::Only("true"), "Prompts are read as the tokenizer has it"),
+    field("add_special_tokens", At::Chat, FieldType::Only("false"), "Templates write all special tokens"),
     field(
         "add_generation_prompt",
         At::Chat,
-        Kind::Flag,
+        FieldType::Flag,
         "Whether an answer begins behind the conversation; true unless said",
     ),
-    field("continue_final_message", At::Chat, Kind::Flag, "The answer goes on with the last message, as in vLLM"),
-    field("detokenize", At::Both, Kind::Only("true"), "Not built otherwise"),
-    field("length_penalty", At::Both, Kind::Only("1"), "Not built"),
-    field("bad_words", At::Both, Kind::Other(NOTHING), "Not built"),
-    field("allowed_token_ids", At::Both, Kind::Other(NOTHING), "Not built"),
-    field("use_beam_search", At::Both, Kind::Other(NOTHING), "Not built"),
-    field("early_stopping", At::Both, Kind::Other(NOTHING), "Not built"),
-    field("return_tokens_as_token_ids", At::Both, Kind::Flag, "Log-probabilities name tokens by id, as in vLLM"),
-    field("logits_processors", At::Both, Kind::Other(NOTHING), "Not built"),
-    field("kv_transfer_params", At::Both, Kind::Other(NOTHING), "Not built"),
-    field("prompt_embeds", At::Both, Kind::Other(NOTHING), "Not built"),
+    field("continue_final_message", At::Chat, FieldType::Flag, "The answer goes on with the last message, as in vLLM"),
+    field("detokenize", At::Both, FieldType::Only("true"), "Not built otherwise"),
+    field("length_penalty", At::Both, FieldType::Only("1"), "Not built"),
+    field("bad_words", At::Both, FieldType::Other(NOTHING), "Not built"),
+    field("allowed_token_ids", At::Both, FieldType::Other(NOTHING), "Not built"),
+    field("use_beam_search", At::Both, FieldType::Other(NOTHING), "Not built"),
+    field("early_stopping", At::Both, FieldType::Other(NOTHING), "Not built"),
+    field("return_tokens_as_token_ids", At::Both, FieldType::Flag, "Log-probabilities name tokens by id, as in vLLM"),
+    field("logits_processors", At::Both, FieldType::Other(NOTHING), "Not built"),
+    field("kv_transfer_params", At::Both, FieldType::Other(NOTHING), "Not built"),
+    field("prompt_embeds", At::Both, FieldType::Other(NOTHING), "Not built"),
 ];
 
 /// Fields that are read by others than this document describes in full: anything may stand there, and what is wrong is refused.
@@ -144,8 +154,9 @@ const LOOSE: &[(&str, At)] = &[
 
 /// All fields.
 pub(super) fn all() -> impl Iterator<Item = Field> {
-    let loose = LOOSE.iter().map(|(name, at)| field(name, *at, Kind::Any, "As docs/reference/http.md has it"));
-    let advice = ADVISORY.iter().map(|name| field(name, At::Both, Kind::Any, "Ignored, and named in x-tsnode-ignored"));
+    let loose = LOOSE.iter().map(|(name, at)| field(name, *at, FieldType::Any, "As docs/reference/http.md has it"));
+    let advice =
+        ADVISORY.iter().map(|name| field(name, At::Both, FieldType::Any, "Ignored, and named in x-tsnode-ignored"));
     OWN.iter().copied().chain(loose).chain(advice)
 }
 
@@ -154,17 +165,17 @@ impl Field {
     pub fn schema(&self) -> Value {
         let parsed = |text: &str| serde_json::from_str(text).unwrap_or(Value::Null);
         let mut schema = match self.kind {
-            Kind::Text => json!({ "type": ["string", "null"] }),
-            Kind::Flag => json!({ "type": ["boolean", "null"] }),
-            Kind::Whole(low, high) => json!({ "type": ["integer", "null"], "minimum": low, "maximum": high }),
-            Kind::Number(low, high) => json!({ "type": ["number", "null"], "minimum": low, "maximum": high }),
-            Kind::Packing(names) => {
+            FieldType::Text => json!({ "type": ["string", "null"] }),
+            FieldType::Flag => json!({ "type": ["boolean", "null"] }),
+            FieldType::Whole(low, high) => json!({ "type": ["integer", "null"], "minimum": low, "maximum": high }),
+            FieldType::Number(low, high) => json!({ "type": ["number", "null"], "minimum": low, "maximum": high }),
+            FieldType::Packing(names) => {
                 let pattern = format!("^({})(@[1-9][0-9]*)?$", names.join("|"));
                 json!({ "type": ["string", "null"], "pattern": pattern })
             }
-            Kind::Only(value) => json!({ "enum": [parsed(value), null] }),
-            Kind::Other(schema) => parsed(schema),
-            Kind::Any => json!({}),
+            FieldType::Only(value) => json!({ "enum": [parsed(value), null] }),
+            FieldType::Other(schema) => parsed(schema),
+            FieldType::Any => json!({}),
         };
         if !self.says.is_empty() {
             schema["description"] = json!(self.says);

@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 const CHARACTERS: [&str; 9] = ["가", "나", "❤", "\u{FE0F}", "😀", "é", " ", "A", "የ"];
 const WORDS: [&str; 12] = ["▁hello", "▁the", "▁", "▁▁", "▁▁▁x", "a", "b", ".", "é", "日本", "\u{FFFD}", " "];
 
-struct Kind {
+struct TestTokenizer {
     name: &'static str,
     tokenizer: Tokenizer,
     tokens: Vec<String>,
 }
 
-impl Kind {
+impl TestTokenizer {
     fn new(name: &'static str, decoder: Value, words: &[&str], bytes: impl IntoIterator<Item = String>) -> Self {
         // Two that are special and one that was added and is not.
         let tokens: Vec<String> =
@@ -125,7 +125,7 @@ fn sequence(decoders: &[Value]) -> Value {
 }
 
 /// Vocabularies in which some tokens are bytes.
-fn with_byte_fallback() -> Vec<Kind> {
+fn with_byte_fallback() -> Vec<TestTokenizer> {
     let spaces = json!({ "type": "Replace", "pattern": { "String": "▁" }, "content": " " });
     let [bytes, fuse] = [json!({ "type": "ByteFallback" }), json!({ "type": "Fuse" })];
     let strip = |start: u32, stop: u32| json!({ "type": "Strip", "content": " ", "start": start, "stop": stop });
@@ -139,11 +139,11 @@ fn with_byte_fallback() -> Vec<Kind> {
         ("byte fallback alone", bytes),
     ];
     let all = || (0..=255).map(|byte| format!("<0x{byte:02X}>"));
-    decoders.map(|(name, decoder)| Kind::new(name, decoder, &WORDS, all())).into()
+    decoders.map(|(name, decoder)| TestTokenizer::new(name, decoder, &WORDS, all())).into()
 }
 
 /// All others.
-fn others() -> Vec<Kind> {
+fn others() -> Vec<TestTokenizer> {
     let metaspace =
         |scheme| json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": true });
     let pieces = ["hel", "##lo", "##", "don", "'", "##t", "n't", ".", "日", "##本", "##é", "▁"];
@@ -162,21 +162,21 @@ fn others() -> Vec<Kind> {
     let spelled = ["hello", "Ġthe", "ê°Ģ", "ðŁĺĢ", "Ċ", " ñ 가"];
     let none = std::iter::empty::<String>;
     vec![
-        Kind::new("ByteLevel", level.clone(), &spelled, bytes(0..=255)),
-        Kind::new("ByteLevel, fused", sequence(&[level, json!({ "type": "Fuse" })]), &spelled, bytes(0..=255)),
-        Kind::new("Metaspace", metaspace("always"), &WORDS, none()),
-        Kind::new("Metaspace, never", metaspace("never"), &WORDS, none()),
-        Kind::new("WordPiece", word_piece(true), &pieces, none()),
-        Kind::new("WordPiece as it is", word_piece(false), &pieces, none()),
-        Kind::new("BPE with ends of words", json!({ "type": "BPEDecoder", "suffix": "</w>" }), &ends, none()),
-        Kind::new("CTC", ctc(true), &letters, none()),
-        Kind::new("CTC as it is", ctc(false), &letters, none()),
-        Kind::new("no decoder", Value::Null, &WORDS, none()),
+        TestTokenizer::new("ByteLevel", level.clone(), &spelled, bytes(0..=255)),
+        TestTokenizer::new("ByteLevel, fused", sequence(&[level, json!({ "type": "Fuse" })]), &spelled, bytes(0..=255)),
+        TestTokenizer::new("Metaspace", metaspace("always"), &WORDS, none()),
+        TestTokenizer::new("Metaspace, never", metaspace("never"), &WORDS, none()),
+        TestTokenizer::new("WordPiece", word_piece(true), &pieces, none()),
+        TestTokenizer::new("WordPiece as it is", word_piece(false), &pieces, none()),
+        TestTokenizer::new("BPE with ends of words", json!({ "type": "BPEDecoder", "suffix": "</w>" }), &ends, none()),
+        TestTokenizer::new("CTC", ctc(true), &letters, none()),
+        TestTokenizer::new("CTC as it is", ctc(false), &letters, none()),
+        TestTokenizer::new("no decoder", Value::Null, &WORDS, none()),
     ]
 }
 
 /// Tokens for every kind, bytes of no character only where the reference reads them as it should.
-fn rounds(times: usize, mut check: impl FnMut(&Kind, &[u32], &mut Rng)) {
+fn rounds(times: usize, mut check: impl FnMut(&TestTokenizer, &[u32], &mut Rng)) {
     let (fallback, others, mut rng) = (with_byte_fallback(), others(), Rng(7));
     for _ in 0..times {
         for kind in &fallback {

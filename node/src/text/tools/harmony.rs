@@ -21,7 +21,7 @@ const HEADER: usize = 1024;
 
 /// What the letters of a message are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum HarmonyChannel {
     Thought,
     Content,
     Arguments,
@@ -37,7 +37,7 @@ enum State {
     },
     Message {
         end: Markers,
-        kind: Kind,
+        kind: HarmonyChannel,
     },
 }
 
@@ -70,7 +70,7 @@ impl Harmony {
                 if let Some(mark) = mark {
                     self.state = if mark == MESSAGE { self.message("") } else { State::header() };
                 }
-                self.add(Kind::Content, &passed);
+                self.add(HarmonyChannel::Content, &passed);
             }
             State::Header { end, text } => {
                 let (passed, mark) = end.push(letter);
@@ -81,7 +81,7 @@ impl Harmony {
                     Some(_) => self.state = State::outside(),
                     None if header.len() > HEADER => {
                         self.state = State::outside();
-                        self.add(Kind::Content, &header);
+                        self.add(HarmonyChannel::Content, &header);
                     }
                     None => *text = header,
                 }
@@ -105,11 +105,11 @@ impl Harmony {
             Some(name) => {
                 self.said.push(AnswerPart::Call { index: self.calls, name: name.to_owned() });
                 self.calls += 1;
-                Kind::Arguments
+                HarmonyChannel::Arguments
             }
             // What goes to tools that nobody offered is for nobody; so is what the model thinks.
-            None if to.is_some() || words().any(|word| word == "analysis") => Kind::Thought,
-            None => Kind::Content,
+            None if to.is_some() || words().any(|word| word == "analysis") => HarmonyChannel::Thought,
+            None => HarmonyChannel::Content,
         };
         State::Message { end: Markers::new(ENDS), kind }
     }
@@ -118,19 +118,20 @@ impl Harmony {
         self.tools.iter().any(|tool| tool.name == name)
     }
 
-    fn add(&mut self, kind: Kind, text: &str) {
+    fn add(&mut self, kind: HarmonyChannel, text: &str) {
         if text.is_empty() {
             return;
         }
         let index = self.calls.saturating_sub(1);
         match (kind, self.said.last_mut()) {
-            (Kind::Thought, Some(AnswerPart::Reasoning(said))) | (Kind::Content, Some(AnswerPart::Content(said))) => {
+            (HarmonyChannel::Thought, Some(AnswerPart::Reasoning(said)))
+            | (HarmonyChannel::Content, Some(AnswerPart::Content(said))) => {
                 said.push_str(text);
             }
-            (Kind::Arguments, Some(AnswerPart::Arguments { piece, .. })) => piece.push_str(text),
-            (Kind::Thought, _) => self.said.push(AnswerPart::Reasoning(text.to_owned())),
-            (Kind::Content, _) => self.said.push(AnswerPart::Content(text.to_owned())),
-            (Kind::Arguments, _) => self.said.push(AnswerPart::Arguments { index, piece: text.to_owned() }),
+            (HarmonyChannel::Arguments, Some(AnswerPart::Arguments { piece, .. })) => piece.push_str(text),
+            (HarmonyChannel::Thought, _) => self.said.push(AnswerPart::Reasoning(text.to_owned())),
+            (HarmonyChannel::Content, _) => self.said.push(AnswerPart::Content(text.to_owned())),
+            (HarmonyChannel::Arguments, _) => self.said.push(AnswerPart::Arguments { index, piece: text.to_owned() }),
         }
     }
 }
@@ -143,7 +144,7 @@ impl ToolParser for Harmony {
 
     fn finish(&mut self) -> Vec<AnswerPart> {
         match std::mem::replace(&mut self.state, State::outside()) {
-            State::Outside(mut end) => self.add(Kind::Content, &end.finish()),
+            State::Outside(mut end) => self.add(HarmonyChannel::Content, &end.finish()),
             State::Message { mut end, kind } => self.add(kind, &end.finish()),
             // A header that nothing follows says nothing.
             State::Header { .. } => {}

@@ -12,7 +12,7 @@ const DEPTH: usize = 8;
 pub struct Callable {
     /// What calls name.
     pub name: String,
-    parameters: BTreeMap<String, Kind>,
+    parameters: BTreeMap<String, ParameterType>,
 }
 
 impl Callable {
@@ -20,19 +20,19 @@ impl Callable {
     #[must_use]
     pub fn new(name: &str, schema: &Value) -> Self {
         let properties = schema["properties"].as_object().into_iter().flatten();
-        let parameters = properties.map(|(key, part)| (key.clone(), Kind::of(part, schema, DEPTH))).collect();
+        let parameters = properties.map(|(key, part)| (key.clone(), ParameterType::of(part, schema, DEPTH))).collect();
         Self { name: name.to_owned(), parameters }
     }
 
     /// What a parameter is read as: a text, where the schema says nothing of it.
-    pub(super) fn kind(&self, key: &str) -> Kind {
-        self.parameters.get(key).copied().unwrap_or(Kind::TEXT)
+    pub(super) fn kind(&self, key: &str) -> ParameterType {
+        self.parameters.get(key).copied().unwrap_or(ParameterType::TEXT)
     }
 }
 
 /// How a parameter's text is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Kind {
+pub(super) struct ParameterType {
     form: JsonType,
     /// Whether `null` may be meant where a text could be, too.
     may_be_null: bool,
@@ -49,7 +49,7 @@ enum JsonType {
     Json,
 }
 
-impl Kind {
+impl ParameterType {
     pub const TEXT: Self = Self { form: JsonType::Text, may_be_null: false };
 
     /// Whether its text is the value as it is, so that no more of it need be known to pass it on.
