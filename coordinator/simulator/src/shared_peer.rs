@@ -8,7 +8,7 @@ use std::time::Duration;
 use tsnode_coordinator::{
     Time,
     policy::{
-        batching::{Answered, Batch, Part, RequestNo, ServiceNo, Stepwise, Task},
+        batching::{Answered, Batch, RequestNo, RequestPhase, ServiceNo, Stepwise, Task},
         choice::MachineRoom,
         routing::Asked,
         sharing::{
@@ -248,7 +248,7 @@ impl<'a> SimulationLoop<'a> {
             let model = &mut self.models[n];
             model.used += pages;
             model.waiting.pop_front();
-            let (part, memory) = (Part::Prompt, asked.prompt_memory());
+            let (part, memory) = (RequestPhase::Prompt, asked.prompt_memory());
             // However short the answer is, as nodes say it: beside answers prompts are cut into other chunks than where there are none.
             let answered = Answered::Here;
             model.batching.add(Task { request, part, service, tokens: asked.prompt, before: 0, memory, answered });
@@ -268,7 +268,7 @@ impl<'a> SimulationLoop<'a> {
         (model.state, model.formed) = (State::Asks(batch), Some(now));
         let mut shares = Vec::new();
         model.batching.members(&mut |member| {
-            let prompt_tokens = if member.part == Part::Prompt { member.tokens } else { 0 };
+            let prompt_tokens = if member.part == RequestPhase::Prompt { member.tokens } else { 0 };
             shares.push(StepShare { request: member.request, prompt_tokens });
         });
         self.queue.asks(now, service, DeviceWork::Step(shares));
@@ -309,11 +309,11 @@ impl<'a> SimulationLoop<'a> {
         self.models[n].batching.ran(1, &mut done);
         for (request, part) in done {
             let asked = self.asked(request);
-            if part == Part::Answer || asked.answer <= 1 {
+            if part == RequestPhase::Answer || asked.answer <= 1 {
                 self.end(now, request);
                 continue;
             }
-            let (part, tokens, memory) = (Part::Answer, asked.answer - 1, asked.answer_memory());
+            let (part, tokens, memory) = (RequestPhase::Answer, asked.answer - 1, asked.answer_memory());
             let task = Task { request, part, service, tokens, before: 0, memory, answered: Answered::Here };
             self.models[n].batching.add(task);
         }

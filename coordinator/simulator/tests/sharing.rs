@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tsnode_coordinator::{
     Time,
     policy::{
-        batching::{Batch, BatchLimits, Batching, Part, RequestNo, Seen, ServiceNo, Task},
+        batching::{Batch, BatchLimits, Batching, RequestNo, RequestPhase, Seen, ServiceNo, Task},
         routing::Asked,
     },
     replay::{
@@ -248,7 +248,7 @@ struct Watched<O: Order> {
     limits: BatchLimits,
     services: BTreeMap<RequestNo, ServiceNo>,
     batch: Batch,
-    ended: BTreeSet<(RequestNo, Part)>,
+    ended: BTreeSet<(RequestNo, RequestPhase)>,
 }
 
 impl<O: Order> Batching for Watched<O> {
@@ -277,17 +277,17 @@ impl<O: Order> Batching for Watched<O> {
         self.batch = batch;
         batch
     }
-    fn chosen(&self, starting: &mut dyn FnMut(RequestNo, Part)) {
+    fn chosen(&self, starting: &mut dyn FnMut(RequestNo, RequestPhase)) {
         self.inner.chosen(&mut |request, part| {
             assert_eq!(self.services[&request], self.batch.service, "one service");
-            assert_eq!(part == Part::Prompt, self.batch.prompts > 0);
+            assert_eq!(part == RequestPhase::Prompt, self.batch.prompts > 0);
             starting(request, part);
         });
     }
     fn took(&mut self, time: Seconds) {
         self.inner.took(time);
     }
-    fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, Part)>) {
+    fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, RequestPhase)>) {
         self.inner.ran(iterations, ended);
         for &(request, part) in ended.iter() {
             assert!(self.ended.insert((request, part)), "it ended before");

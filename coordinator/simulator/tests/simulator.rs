@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use std::sync::Arc;
 use tsnode_coordinator::{
     policy::{
-        batching::{Batch, BatchLimits, Batching, Part, RequestNo, Seen, Task},
+        batching::{Batch, BatchLimits, Batching, RequestNo, RequestPhase, Seen, Task},
         chunked::Chunked,
         pools::LivePools,
         prefill_first::PrefillFirst,
@@ -96,10 +96,10 @@ impl<B: Batching> Batching for Watched<B> {
         }
         batch
     }
-    fn chosen(&self, starting: &mut dyn FnMut(RequestNo, Part)) {
+    fn chosen(&self, starting: &mut dyn FnMut(RequestNo, RequestPhase)) {
         self.inner.chosen(starting);
     }
-    fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, Part)>) {
+    fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, RequestPhase)>) {
         self.under_way -= 1;
         self.inner.ran(iterations, ended);
     }

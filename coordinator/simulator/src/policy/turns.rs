@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use tsnode_coordinator::policy::{
-    batching::{Batch, Batching, Part, RequestNo, Seen, ServiceNo, Stepwise, Task},
+    batching::{Batch, Batching, RequestNo, RequestPhase, Seen, ServiceNo, Stepwise, Task},
     sharing::arbiter::{Arbitration, DeviceWork, StepShare},
 };
 use tsnode_protocol::Seconds;
@@ -14,7 +14,7 @@ struct Model {
     batching: Box<dyn Stepwise>,
     /// Its step that waits or runs, and what starts with that.
     step: Option<Batch>,
-    starting: Vec<(RequestNo, Part)>,
+    starting: Vec<(RequestNo, RequestPhase)>,
 }
 
 /// The policy and its machine's state.
@@ -57,7 +57,7 @@ impl TurnBatching {
             model.batching.chosen(&mut |request, part| model.starting.push((request, part)));
             let mut shares = Vec::new();
             model.batching.members(&mut |m| {
-                let prompt_tokens = if m.part == Part::Prompt { m.tokens } else { 0 };
+                let prompt_tokens = if m.part == RequestPhase::Prompt { m.tokens } else { 0 };
                 shares.push(StepShare { request: m.request, prompt_tokens });
             });
             self.arbiter.asks(service, DeviceWork::Step(shares));
@@ -68,7 +68,7 @@ impl TurnBatching {
 impl Batching for TurnBatching {
     fn add(&mut self, task: Task) -> bool {
         self.services.insert(task.request, task.service);
-        if task.part == Part::Prompt {
+        if task.part == RequestPhase::Prompt {
             self.arbiter.enters(task.service, task.request, task.tokens);
         }
         if let Some(model) = self.model(task.service) {
@@ -102,7 +102,7 @@ impl Batching for TurnBatching {
         self.running().and_then(|model| model.step).unwrap_or_default()
     }
 
-    fn chosen(&self, starting: &mut dyn FnMut(RequestNo, Part)) {
+    fn chosen(&self, starting: &mut dyn FnMut(RequestNo, RequestPhase)) {
         let model = self.running.and_then(|service| self.models.get(usize::from(service.0)));
         model.into_iter().flat_map(|model| &model.starting).for_each(|&(request, part)| starting(request, part));
     }
@@ -111,7 +111,7 @@ impl Batching for TurnBatching {
         self.arbiter.over(time);
     }
 
-    fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, Part)>) {
+    fn ran(&mut self, iterations: u32, ended: &mut Vec<(RequestNo, RequestPhase)>) {
         if let Some(model) = self.running() {
             model.step = None;
             model.batching.ran(iterations, ended);
