@@ -42,7 +42,7 @@ use attend::RowRun;
 use device_pool::PoolSharing;
 use key_rotation::StageRotations;
 use prefix_cache::PrefixCache;
-use rank_parts::{Device, Loaded, Part};
+use rank_parts::{Device, Loaded, RankPart};
 use shards::Shards;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -98,7 +98,7 @@ pub enum Output<'a> {
 }
 
 /// What a rank computes with, its pages, its part of a stage, and who takes KV out.
-type RankContext<'a> = (((&'a mut Device, &'a mut PagePool), &'a mut Part), Option<Tapped<'a>>);
+type RankContext<'a> = (((&'a mut Device, &'a mut PagePool), &'a mut RankPart), Option<Tapped<'a>>);
 
 /// Stages, pages and sequences of one host.
 pub struct Engine {

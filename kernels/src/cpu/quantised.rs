@@ -50,7 +50,13 @@ fn panels_of(simd: Simd, x: &Rounded, w: &Packed, panels: Range<usize>, out: &Ou
                 sums.clear();
                 sums.resize(rows.len(), [0.0; WIDE]);
                 for from in (0..blocks).step_by(at_once) {
-                    simd.wide(w, panel, x, Part { first: rows.start, from, to: blocks.min(from + at_once) }, sums);
+                    simd.wide(
+                        w,
+                        panel,
+                        x,
+                        ProductRange { first: rows.start, from, to: blocks.min(from + at_once) },
+                        sums,
+                    );
                 }
                 put(w, panel, rows.start, sums, out);
             }
@@ -74,7 +80,7 @@ pub(super) fn put(w: &Packed, panel: usize, first: usize, sums: &[Wide], out: &O
 
 /// Which rows and columns are multiplied.
 #[derive(Clone, Copy)]
-pub(super) struct Part {
+pub(super) struct ProductRange {
     /// First row.
     pub first: usize,
     /// First block of columns.
@@ -85,7 +91,7 @@ pub(super) struct Part {
 
 /// The definition: goes on with sixteen outputs of some rows. Whole numbers within a block, then one fused multiply-add
 /// a block for scales and one for least values, in the order of blocks.
-pub(super) fn wide(w: &Packed, panel: usize, x: &Rounded, part: Part, out: &mut [Wide]) {
+pub(super) fn wide(w: &Packed, panel: usize, x: &Rounded, part: ProductRange, out: &mut [Wide]) {
     let layout = w.layout;
     let (numbers, per_row) = (layout.numbers, w.cols / layout.numbers);
     let blocks = w.panel(panel, part.from, part.to);

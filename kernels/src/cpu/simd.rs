@@ -12,7 +12,7 @@ use super::{
     matrix::Dtype,
     packed::{Layout, Packed},
     plain,
-    quantised::{Part, Wide},
+    quantised::{ProductRange, Wide},
     rounded::{Filled, Rounded},
 };
 use crate::{
@@ -221,7 +221,7 @@ impl Simd {
         by_simd!(self, round(layout, x, out));
     }
 
-    pub(super) fn wide(self, w: &Packed, panel: usize, x: &Rounded, part: Part, out: &mut [Wide]) {
+    pub(super) fn wide(self, w: &Packed, panel: usize, x: &Rounded, part: ProductRange, out: &mut [Wide]) {
         #[cfg(target_arch = "x86_64")]
         if self == Self::Avx2Dots {
             return avx2::wide_by_dots(w, panel, x, part, out);

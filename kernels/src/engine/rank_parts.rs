@@ -12,7 +12,7 @@ use tsnode_protocol::{KvDtype, LayerRange, ModelShape};
 
 /// A stage.
 pub(super) struct Loaded {
-    pub parts: Vec<Part>,
+    pub parts: Vec<RankPart>,
     pub shape: ModelShape,
     pub layers: LayerRange,
     pub turns: StageRotations,
@@ -23,7 +23,7 @@ pub(super) struct Loaded {
 }
 
 /// A rank's part of a stage.
-pub(super) struct Part {
+pub(super) struct RankPart {
     pub stage: Box<dyn ModelStage>,
     pub layout: PageLayout,
     /// What its layers keep of a sequence beside.
@@ -34,7 +34,7 @@ pub(super) struct Part {
     pub vocab: Range<usize>,
 }
 
-impl Part {
+impl RankPart {
     pub fn new(rank: Rank, stage: Box<dyn ModelStage>, shape: &ModelShape, dtype: KvDtype) -> Result<Self, PagesError> {
         let heads = rank.heads(shape.kv_heads as usize);
         let layout = PageLayout::new(&ModelShape { kv_heads: heads.len() as u32, ..*shape }, dtype)?;
@@ -50,7 +50,7 @@ impl Loaded {
 
     /// Pages that a sequence of so many tokens takes on a rank.
     pub fn pages(&self, rank: usize, tokens: usize) -> usize {
-        let Part { layout, states, .. } = &self.parts[rank];
+        let RankPart { layout, states, .. } = &self.parts[rank];
         layout.pages(tokens) * self.layers.len() as usize + states.pages()
     }
 
