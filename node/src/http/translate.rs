@@ -7,7 +7,7 @@ mod form;
 mod lines;
 
 pub(super) use super::respond::AnswerHead;
-pub(super) use answer::{CallPart, Part, Usage, call_id};
+pub(super) use answer::{CallPart, CompletionPart, Usage, call_id};
 pub(super) use form::errors;
 
 use super::{ApiError, ApiState, bodies::ReadBody, chat, complete, fields::Fields, naming, sse};
@@ -74,13 +74,13 @@ pub(super) trait Teller: Send + 'static {
     /// What begins a stream.
     fn begin(&mut self, head: &AnswerHead) -> Vec<StreamEvent>;
     /// Some of the answer.
-    fn add(&mut self, part: Part) -> Vec<StreamEvent>;
+    fn add(&mut self, part: CompletionPart) -> Vec<StreamEvent>;
     /// What closes a stream, or nothing where that has failed.
     fn end(&mut self, usage: Usage) -> Vec<StreamEvent>;
     /// The answer broke off.
     fn fail(&mut self, error: &Value) -> Vec<StreamEvent>;
     /// The whole of an answer that is not streamed.
-    fn whole(&mut self, head: &AnswerHead, answer: Part, usage: Usage) -> Value;
+    fn whole(&mut self, head: &AnswerHead, answer: CompletionPart, usage: Usage) -> Value;
 }
 
 /// A value's field, which it no longer has; null where the value is no object.
@@ -153,7 +153,7 @@ pub(super) async fn conduct<T: Teller>(
     } else {
         let bytes = to_bytes(body, ANSWER_BYTES).await.map_err(|error| ApiError::Failed(error.to_string()))?;
         let whole: Value = serde_json::from_slice(&bytes).map_err(|error| ApiError::Failed(error.to_string()))?;
-        Json(teller.whole(&head, Part::of(&whole), Usage::of(&whole))).into_response()
+        Json(teller.whole(&head, CompletionPart::of(&whole), Usage::of(&whole))).into_response()
     };
     let kept = parts.headers.into_iter().filter_map(|(name, value)| Some((name?, value)));
     response.headers_mut().extend(kept.filter(|(name, _)| !OF_THE_BODY.contains(name)));
@@ -210,7 +210,7 @@ impl<T: Teller> Telling<T> {
             let said = match self.lines.next().await {
                 Some(Line::Data(data)) if data["error"].is_null() => {
                     self.usage = Usage::in_stream(&data).unwrap_or(self.usage);
-                    self.teller.add(Part::of(&data))
+                    self.teller.add(CompletionPart::of(&data))
                 }
                 Some(Line::Data(data)) => self.fail(&data["error"]),
                 Some(Line::Done) => {

@@ -104,7 +104,7 @@ async fn who_asks_for_changes_is_told_an_advert_once() {
 
 #[tokio::test]
 async fn events_tell_the_swarm_and_requests_as_they_change() {
-    let mut api = Api::up(Part::Hang).await;
+    let mut api = Api::up(GatewayReply::Hang).await;
     let mut events = EventListener::to(&api).await;
     let (name, swarm) = events.next().await;
     assert_eq!((name.as_str(), &swarm["me"]), ("swarm", &json!(api.view.borrow().me)));
