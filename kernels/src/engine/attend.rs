@@ -7,7 +7,7 @@ pub(crate) use states::{GroupState, StateLayer};
 
 use super::{
     Shards, Slice, StageKey,
-    tap::{Step, Stored},
+    tap::{Stored, TappedStep},
 };
 use crate::{
     cpu::{Cpu, Matrix, Outputs},
@@ -274,7 +274,7 @@ impl<'a> Attend<'a> {
 
     /// Whoever takes KV out is told that this layer's is there.
     fn tap(&mut self, layer: usize) {
-        let step = Step { stage: self.stage, sequences: self.sequences };
+        let step = TappedStep { stage: self.stage, sequences: self.sequences };
         if let Some(tap) = &mut self.tap {
             tap.stored(layer, self.layout.heads, self.pool, step);
         }

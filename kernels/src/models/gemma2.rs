@@ -4,7 +4,7 @@
 use super::{
     Family,
     decoder::{
-        self, Scratch, Step,
+        self, LayerStep, Scratch,
         parts::{Attention, GatedMlp, Part, RmsNorm},
     },
     outline::{LayerOutline, MixerOutline, MlpOutline},
@@ -83,7 +83,7 @@ impl Gemma2Layer {
 }
 
 impl decoder::DecoderLayer for Gemma2Layer {
-    fn forward(&self, step: &mut Step<'_, '_>, hidden: &mut [f32], s: &mut Scratch) {
+    fn forward(&self, step: &mut LayerStep<'_, '_>, hidden: &mut [f32], s: &mut Scratch) {
         self.attention_norm.forward(step.cpu, hidden, &mut s.normed);
         self.attention.forward(step, s);
         self.attention_post_norm.forward(step.cpu, &s.out, &mut s.normed);

@@ -5,7 +5,7 @@
 use super::{
     Family,
     decoder::{
-        self, Scratch, Step,
+        self, LayerStep, Scratch,
         experts::MoeBlock,
         parts::{Attention, GatedInput, GatedMlp, Part, RmsNorm, SharedAttention},
     },
@@ -162,7 +162,7 @@ enum Looking {
 }
 
 impl Looking {
-    fn forward(&self, step: &mut Step<'_, '_>, s: &mut Scratch) {
+    fn forward(&self, step: &mut LayerStep<'_, '_>, s: &mut Scratch) {
         match self {
             Self::Own(attention) => attention.forward(step, s),
             Self::Shared(attention) => attention.forward(step, s),
@@ -212,7 +212,7 @@ impl Gemma4Mixture {
     }
 
     /// Adds to what the MLP made of `hidden` what experts make of it; both are normed.
-    fn forward(&self, step: &Step<'_, '_>, hidden: &[f32], s: &mut Scratch) {
+    fn forward(&self, step: &LayerStep<'_, '_>, hidden: &[f32], s: &mut Scratch) {
         self.mlp_post_norm.forward(step.cpu, &s.out, &mut s.beside);
         self.router_norm.forward(step.cpu, hidden, &mut s.routed);
         self.norm.forward(step.cpu, hidden, &mut s.normed);
@@ -224,7 +224,7 @@ impl Gemma4Mixture {
 }
 
 impl decoder::DecoderLayer for Gemma4Layer {
-    fn forward(&self, step: &mut Step<'_, '_>, hidden: &mut [f32], s: &mut Scratch) {
+    fn forward(&self, step: &mut LayerStep<'_, '_>, hidden: &mut [f32], s: &mut Scratch) {
         self.attention_norm.forward(step.cpu, hidden, &mut s.normed);
         self.attention.forward(step, s);
         self.attention_post_norm.forward(step.cpu, &s.out, &mut s.normed);

@@ -3,7 +3,7 @@
 use super::{
     Family,
     decoder::{
-        self, Scratch, Step,
+        self, LayerStep, Scratch,
         experts::Mlp,
         parts::{Attention, GatedMlp, Part, RmsNorm},
     },
@@ -53,7 +53,7 @@ impl LlamaLayer {
 }
 
 impl decoder::DecoderLayer for LlamaLayer {
-    fn forward(&self, step: &mut Step<'_, '_>, hidden: &mut [f32], s: &mut Scratch) {
+    fn forward(&self, step: &mut LayerStep<'_, '_>, hidden: &mut [f32], s: &mut Scratch) {
         self.attention_norm.forward(step.cpu, hidden, &mut s.normed);
         self.attention.forward(step, s);
         self.mlp_norm.forward_added(step.cpu, hidden, &s.out, &mut s.normed);

@@ -4,7 +4,7 @@
 use super::{
     Family,
     decoder::{
-        self, Scratch, Step,
+        self, LayerStep, Scratch,
         parts::{Attention, GatedMlp, Part, RmsNorm},
     },
     outline::{LayerOutline, MixerOutline, MlpOutline, ROW_NORMS_TOGETHER},
@@ -49,7 +49,7 @@ pub(super) struct Olmo2Layer {
 }
 
 impl decoder::DecoderLayer for Olmo2Layer {
-    fn forward(&self, step: &mut Step<'_, '_>, hidden: &mut [f32], s: &mut Scratch) {
+    fn forward(&self, step: &mut LayerStep<'_, '_>, hidden: &mut [f32], s: &mut Scratch) {
         as_they_are(hidden, s);
         self.attention.forward(step, s);
         self.attention_post_norm.forward(step.cpu, &s.out, &mut s.normed);

@@ -7,7 +7,7 @@
 mod stacked;
 
 use super::{
-    Scratch, Step,
+    LayerStep, Scratch,
     parts::{GatedMlp, Part},
 };
 use crate::{
@@ -39,7 +39,7 @@ impl Mlp {
         })
     }
 
-    pub(in crate::models) fn forward(&self, step: &Step<'_, '_>, s: &mut Scratch) {
+    pub(in crate::models) fn forward(&self, step: &LayerStep<'_, '_>, s: &mut Scratch) {
         match self {
             Self::Gated(gated) => gated.forward(step, s),
             Self::Experts(experts) => experts.forward(step, s),
@@ -216,7 +216,7 @@ impl MoeBlock {
     }
 
     /// Some rows at a time, as MLPs have them.
-    pub(in crate::models) fn forward(&self, step: &Step<'_, '_>, s: &mut Scratch) {
+    pub(in crate::models) fn forward(&self, step: &LayerStep<'_, '_>, s: &mut Scratch) {
         let (rows, width) = (step.rows, self.hidden.mine.len());
         let inputs = s.normed.len() / rows.max(1);
         let Scratch { normed, routed, out, gate, up, work, .. } = s;
@@ -279,7 +279,7 @@ impl MoeBlock {
     /// What experts make of their rows, added up: whole experts are shared out among threads where they are many with few rows.
     fn mix(
         &self,
-        step: &Step<'_, '_>,
+        step: &LayerStep<'_, '_>,
         (inputs, x): (usize, &[f32]),
         out: &mut [f32],
         (gate, up, work): (&mut Vec<f32>, &mut Vec<f32>, &mut MoeScratch),
@@ -439,7 +439,7 @@ impl SharedExpert {
     /// Adds what it makes of the rows, as much of it as its own gate says.
     fn add(
         &self,
-        step: &Step<'_, '_>,
+        step: &LayerStep<'_, '_>,
         x: &[f32],
         out: &mut [f32],
         (gate, up, work): (&mut Vec<f32>, &mut Vec<f32>, &mut MoeScratch),

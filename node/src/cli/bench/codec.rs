@@ -21,7 +21,7 @@ use tsnode_kernels::{
     engine::{Engine, EngineConfig, EngineError, StageKey, Threads},
     eval::{LayerError, PROMPTS, PrefixQuality, SideError, Subject, TEXT, as_reference, reference_bits, rouge_l},
     source::ModelSource,
-    speed::Step,
+    speed::StepShape,
     wire::{
         codec_speed::{CodecLoad, measure},
         tile_bytes,
@@ -283,7 +283,7 @@ impl Bench {
         }
         let threads = Threads::together(std::thread::available_parallelism().map_or(1, usize::from));
         // Continuations run side by side.
-        let room = Step { batch: held_out[0].len() as u32 + 2, context: 0, new: (HELD_OUT + ANSWER) as u32 };
+        let room = StepShape { batch: held_out[0].len() as u32 + 2, context: 0, new: (HELD_OUT + ANSWER) as u32 };
         let kv = room.kv_bytes(&source, KvDtype::F16) * 2 + (64 << 20);
         let (model, _) = loaded(&source, threads, kv, watch)?;
         let pool_bytes = usize::try_from(kv).map_err(|e| failed(&e))?;

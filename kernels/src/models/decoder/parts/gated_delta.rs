@@ -5,7 +5,7 @@
 //! Rows change a state in their order, one by one, so it does not depend on how a prompt was cut or with whom it was batched.
 
 use super::{
-    super::{Scratch, Step},
+    super::{LayerStep, Scratch},
     Linear, Part, RmsNorm,
 };
 use crate::{
@@ -108,8 +108,8 @@ impl GatedDelta {
         })
     }
 
-    pub(in crate::models) fn forward(&self, step: &mut Step<'_, '_>, s: &mut Scratch) {
-        let Step { cpu, rows, .. } = *step;
+    pub(in crate::models) fn forward(&self, step: &mut LayerStep<'_, '_>, s: &mut Scratch) {
+        let LayerStep { cpu, rows, .. } = *step;
         let Scratch { normed, mixed, out, delta, .. } = s;
         self.inputs.forward(cpu, (rows, &self.sizes), normed, delta);
         let DeltaSizes { groups, key_dim, .. } = self.sizes;
