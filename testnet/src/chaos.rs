@@ -11,7 +11,7 @@ mod verdict;
 mod victims;
 
 pub use report::{ChaosReport, Deed, Fault, FollowedPlan, ServedStream, Stamped, Stood, Wronged};
-pub use schedule::{Lasts, Schedule, Step};
+pub use schedule::{Lasts, Schedule, ScheduledFault};
 pub use summary::{ChaosSummary, Resumptions, Spread};
 pub use verdict::ChaosVerdict;
 
@@ -171,8 +171,8 @@ impl Scenario<'_> {
     }
 
     /// Does it, waits until enough streams have ended under it, and undoes it.
-    async fn one(&mut self, step: &Step) -> Result<Fault, TestnetError> {
-        let Step { nth, deed, ref peers, lasts, .. } = *step;
+    async fn one(&mut self, step: &ScheduledFault) -> Result<Fault, TestnetError> {
+        let ScheduledFault { nth, deed, ref peers, lasts, .. } = *step;
         let side = places(self.net, peers);
         let roles = self.roles(&side).await;
         let at = self.started.elapsed().as_secs_f64();

@@ -6,7 +6,7 @@ use super::{
     candle_models::EncoderNetwork,
     family::EncoderFamily,
     folder::{EncoderFolder, fenced},
-    head::{Scorer, Step},
+    head::{HeadModule, Scorer},
     pooling::{self, Pooling, pool},
     settings::EncoderSettings,
 };
@@ -36,7 +36,7 @@ pub struct Encoder {
 }
 
 enum EncoderOutput {
-    Vector { ways: Vec<Pooling>, steps: Vec<Step> },
+    Vector { ways: Vec<Pooling>, steps: Vec<HeadModule> },
     Score(Scorer),
 }
 
@@ -231,11 +231,11 @@ fn vector(
                 dimensions = ways.len() * width;
             }
             "Dense" => {
-                let (step, output) = Step::dense(folder, &name)?;
+                let (step, output) = HeadModule::dense(folder, &name)?;
                 steps.push(step);
                 dimensions = output;
             }
-            "Normalize" => steps.push(Step::Normalise),
+            "Normalize" => steps.push(HeadModule::Normalise),
             _ => {
                 let path = folder.at("modules.json");
                 let what =

@@ -13,7 +13,7 @@ use candle_nn::{Linear, Module, VarBuilder, layer_norm_no_bias, linear, linear_n
 use serde_json::{Value, json};
 
 /// A module behind the pooling.
-pub(super) enum Step {
+pub(super) enum HeadModule {
     Dense(Linear, EncoderActivation),
     Normalise,
 }
@@ -26,7 +26,7 @@ pub(super) enum EncoderActivation {
     Sigmoid,
 }
 
-impl Step {
+impl HeadModule {
     /// A dense layer of sentence-transformers.
     pub fn dense(folder: &mut EncoderFolder, name: &str) -> std::result::Result<(Self, usize), EncoderError> {
         let file = format!("{name}/config.json");

@@ -1,6 +1,6 @@
 //! What came of breaking a swarm, for programs and people.
 
-use super::{PauseLimits, Step, timeline};
+use super::{PauseLimits, ScheduledFault, timeline};
 use crate::client::{Difference, Moved};
 use serde::Serialize;
 
@@ -72,7 +72,7 @@ pub struct Fault {
 
 impl Fault {
     /// A step that was done, from and until so many seconds since the start.
-    pub(super) fn new(step: &Step, roles: Vec<Vec<String>>, at: f64, until: f64) -> Self {
+    pub(super) fn new(step: &ScheduledFault, roles: Vec<Vec<String>>, at: f64, until: f64) -> Self {
         let (peer, with) = step.peers.split_first().map_or_else(Default::default, |(p, w)| (p.clone(), w.to_vec()));
         let is_two = !with.is_empty() && step.deed != Deed::Part;
         let first = roles.first().and_then(|all| all.first()).map_or("", String::as_str);

@@ -3,7 +3,7 @@
 
 use super::{
     AnswerPart, ToolParser,
-    call::{CallScanner, Step},
+    call::{CallProgress, CallScanner},
     found::FoundPieces,
 };
 
@@ -71,12 +71,12 @@ impl Bare {
             State::Within(call, raw) => {
                 raw.push(letter);
                 match call.push(letter, Some(&self.names), &mut self.found) {
-                    Step::More => {}
-                    Step::End | Step::Broken => {
+                    CallProgress::More => {}
+                    CallProgress::End | CallProgress::Broken => {
                         self.calls += 1;
                         self.state = State::Before(String::new());
                     }
-                    Step::NotCall => {
+                    CallProgress::NotCall => {
                         self.found.content(raw);
                         self.state = State::Content;
                     }

@@ -3,7 +3,7 @@
 
 use super::{
     AnswerPart, Markers, ToolParser,
-    call::{CallScanner, Step},
+    call::{CallProgress, CallScanner},
     found::FoundPieces,
 };
 
@@ -104,14 +104,14 @@ impl Mistral {
             State::Within { call, raw, in_list } => {
                 raw.push(letter);
                 match (call.push(letter, None, &mut self.found), *in_list) {
-                    (Step::More, _) => {}
-                    (Step::End, true) => self.state = State::Between(String::new()),
-                    (Step::End, false) => self.state = State::outside(),
-                    (Step::Broken, _) => {
+                    (CallProgress::More, _) => {}
+                    (CallProgress::End, true) => self.state = State::Between(String::new()),
+                    (CallProgress::End, false) => self.state = State::outside(),
+                    (CallProgress::Broken, _) => {
                         self.state = State::outside();
                         self.letter(letter);
                     }
-                    (Step::NotCall, _) => {
+                    (CallProgress::NotCall, _) => {
                         let raw = std::mem::take(raw);
                         self.not_call(&raw);
                     }
