@@ -130,7 +130,7 @@ impl Neighbour {
 }
 
 /// A lender, and what it really is.
-struct Lender {
+struct TrueLender {
     host: BusyHost,
     beside: Option<Neighbour>,
     /// What a step takes, and each sequence and each token of a prompt in it (s).
@@ -141,7 +141,7 @@ struct Lender {
     steps: VecDeque<TimedStep>,
 }
 
-impl Lender {
+impl TrueLender {
     fn next(&self) -> f64 {
         let asked = self.waiting.iter().map(|a| a.asked).fold(f64::INFINITY, f64::min);
         if self.running.is_empty() { self.free.max(asked) } else { self.free }
@@ -238,7 +238,7 @@ impl ClaimJudge for ByTheClock {
 
 /// A gateway and its lenders, one group each, who claim what they are, over `boasts`.
 struct LenderSwarm {
-    lenders: Vec<Lender>,
+    lenders: Vec<TrueLender>,
     gateway: BusyHost,
     view: View,
     clients: usize,
@@ -263,8 +263,8 @@ impl LenderSwarm {
         let share = [1.0, 0.5, 0.25][rng.below(3)];
         let scale = 10f64.powf(-3.0 + 0.7 * rng.unit());
         let costs = |rng: &mut Rng| [scale * (0.5 + rng.unit()), 0.3 * scale, 0.05 * scale];
-        let lenders: Vec<Lender> = (0..count)
-            .map(|_| Lender {
+        let lenders: Vec<TrueLender> = (0..count)
+            .map(|_| TrueLender {
                 host: BusyHost::new(&mut rng, share),
                 beside: None,
                 costs: costs(&mut rng),

@@ -28,7 +28,7 @@ use super::{
 use crate::simulation::requests::{
     clients::SimulatedClient,
     frontend::Frontend,
-    lines::{LeaderEvent, Line, LineNo, Up},
+    lines::{LeaderEvent, LineNo, RequestLine, Up},
 };
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -137,7 +137,7 @@ pub(super) struct Requests {
     /// What waits for a process that is stopped.
     waiting: BTreeMap<usize, VecDeque<Item>>,
     clients: BTreeMap<RequestId, SimulatedClient>,
-    lines: BTreeMap<LineNo, Line>,
+    lines: BTreeMap<LineNo, RequestLine>,
     last_line: LineNo,
     tally: ScenarioTally,
     out: Vec<Effect>,

@@ -80,12 +80,12 @@ fn leaves_batches(settings: &SwarmSettings, model: ModelId) -> bool {
 
 /// By what requests are replayed.
 #[derive(Clone, Copy)]
-struct By {
+struct PolicyPair {
     route: RoutePolicy,
     batch: BatchPolicy,
 }
 
-impl By {
+impl PolicyPair {
     fn with(self, policy: ChosenPolicy) -> Self {
         match policy {
             ChosenPolicy::Route(route) => Self { route, ..self },
@@ -108,7 +108,7 @@ struct ReplayGround<'a> {
 impl ReplayGround<'_> {
     fn choices(&self, model: ModelId, settings: &SwarmSettings, before: &[PolicyChoice]) -> Vec<PolicyChoice> {
         let route = settings.routed(model, before).unwrap_or_default();
-        let mut by = By { route, batch: settings.batched(model, before) };
+        let mut by = PolicyPair { route, batch: settings.batched(model, before) };
         let mut batched = None;
         if leaves_batches(settings, model) {
             let made = self.choose(model, &self.batches(model, by.route), by, ChosenPolicy::Batch(by.batch));
@@ -124,7 +124,13 @@ impl ReplayGround<'_> {
     }
 
     /// `None` where too few requests have come, or there is but one thing to do with them.
-    fn choose(&self, model: ModelId, policies: &[ChosenPolicy], by: By, now: ChosenPolicy) -> Option<PolicyChoice> {
+    fn choose(
+        &self,
+        model: ModelId,
+        policies: &[ChosenPolicy],
+        by: PolicyPair,
+        now: ChosenPolicy,
+    ) -> Option<PolicyChoice> {
         if policies.len() < 2 {
             return None;
         }
@@ -177,12 +183,12 @@ impl ReplayGround<'_> {
     }
 
     /// The groups as machines, of all regions.
-    fn parts(&self, by: By) -> Option<ReplayPlan> {
+    fn parts(&self, by: PolicyPair) -> Option<ReplayPlan> {
         let parts = self.inputs.iter().filter_map(|input| self.parts_of(input, by));
         parts.reduce(|all, more| all.beside(more, 1.0))
     }
 
-    fn parts_of(&self, input: &SearchInput, by: By) -> Option<ReplayPlan> {
+    fn parts_of(&self, input: &SearchInput, by: PolicyPair) -> Option<ReplayPlan> {
         let is_here = |g: &&Group| g.model == input.card.id && g.stages.iter().all(|stage| input.has(stage));
         let groups: Vec<Group> = self.groups.iter().filter(is_here).cloned().collect();
         let place = |id: GroupId| groups.iter().position(|g| g.id == id);

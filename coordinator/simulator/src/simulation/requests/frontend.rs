@@ -196,7 +196,7 @@ impl Requests {
             let what = format!("p{n} asks for {request} in {}, which is not of the plan it follows", open.group);
             self.break_off(around.now, "gateways_ask_groups_of_one_plan", what);
         }
-        let asked = |l: &super::Line| l.request == request && !l.hung_up && around.lives(l.gateway);
+        let asked = |l: &super::RequestLine| l.request == request && !l.hung_up && around.lives(l.gateway);
         if self.lines.values().any(asked) {
             let what = format!("p{n} asks for {request} in {} and has not hung up elsewhere", open.group);
             self.break_off(around.now, "no_peer_serves_a_request_under_two_plans", what);

@@ -29,7 +29,7 @@ pub(super) type LeaderEvent = DecodeEvent;
 
 /// One stream.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct RequestLine {
     pub request: RequestId,
     pub gateway: ProcessLife,
     pub leader: ProcessLife,
@@ -47,7 +47,8 @@ impl Requests {
     pub(super) fn new_line(&mut self, request: RequestId, gateway: ProcessLife, leader: ProcessLife) -> LineNo {
         self.last_line += 1;
         let last = [Time::ZERO; 2];
-        let line = Line { request, gateway, leader, hung_up: false, last, out_of_reach: None, backlog: Vec::new() };
+        let line =
+            RequestLine { request, gateway, leader, hung_up: false, last, out_of_reach: None, backlog: Vec::new() };
         self.lines.insert(self.last_line, line);
         self.last_line
     }
@@ -108,7 +109,7 @@ impl Requests {
 
     /// A system closes the connections of a process that was killed; where that does not arrive, silence says so.
     pub(super) fn hang_up_for(&mut self, around: Surroundings<'_>, place: ProcessLife) {
-        let hears = |l: &Line| {
+        let hears = |l: &RequestLine| {
             let other = if l.gateway == place { l.leader } else { l.gateway };
             (l.gateway == place || l.leader == place) && !around.net.is_cut(place.0, other.0)
         };
@@ -119,8 +120,9 @@ impl Requests {
     /// A process closes its connections to a peer that is gone from its view, or is there anew.
     pub(super) fn forget(&mut self, around: Surroundings<'_>, place: ProcessLife, peer: PeerId) {
         let Some(&other) = around.numbers.get(&peer) else { return };
-        let between =
-            |l: &Line| (l.gateway == place && l.leader.0 == other) || (l.leader == place && l.gateway.0 == other);
+        let between = |l: &RequestLine| {
+            (l.gateway == place && l.leader.0 == other) || (l.leader == place && l.gateway.0 == other)
+        };
         let ended: Vec<LineNo> = self.lines.iter().filter(|(_, l)| between(l)).map(|(no, _)| *no).collect();
         ended.into_iter().for_each(|no| self.break_line(around, no, "hung up on a peer that is gone"));
     }
