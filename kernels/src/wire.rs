@@ -154,12 +154,12 @@ impl BlockShape {
 
 /// Rows of a block as they lie in pages.
 #[derive(Clone, Copy)]
-pub(crate) struct Rows<'a> {
+pub(crate) struct BlockRows<'a> {
     pub rows: &'a [&'a [u8]],
     pub dtype: Dtype,
 }
 
-impl<'a> Rows<'a> {
+impl<'a> BlockRows<'a> {
     /// Those of a block that lie one behind the other.
     pub(crate) fn of(numbers: &'a [u8], form: BlockShape, dtype: Dtype, slots: &'a mut [&'a [u8]; BLOCK]) -> Self {
         let rows = numbers.chunks_exact(form.dim * dtype.bytes());
@@ -212,7 +212,7 @@ impl CodecScratch {
 pub(crate) fn pack(
     packing: TileCodec<'_>,
     form: BlockShape,
-    rows: Rows<'_>,
+    rows: BlockRows<'_>,
     scratch: &mut CodecScratch,
     out: &mut [u8],
 ) {
@@ -228,7 +228,7 @@ pub(crate) fn pack(
         Some(turn) => {
             let turned = bytemuck::cast_slice_mut(turned.fit(form.tokens * form.dim));
             simd.turn_back(turn, form, rows, turned, low, high);
-            Rows::of(turned, form, Dtype::F32, &mut slots)
+            BlockRows::of(turned, form, Dtype::F32, &mut slots)
         }
     };
     let (head, codes) = out.split_at_mut(form.head_bytes());

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     rope::RopePairs,
-    wire::{BlockShape, KeyRotation, Rows},
+    wire::{BlockRows, BlockShape, KeyRotation},
 };
 use half::bf16;
 use std::ops::Range;
@@ -140,7 +140,7 @@ impl Simd {
         self,
         turn: &KeyRotation,
         form: BlockShape,
-        rows: Rows<'_>,
+        rows: BlockRows<'_>,
         out: &mut [u8],
         low: &mut [f32],
         high: &mut [f32],
@@ -162,7 +162,7 @@ impl Simd {
     }
 
     /// See [`wire::low_high`].
-    pub(crate) fn low_high(self, form: BlockShape, rows: Rows<'_>, low: &mut [f32], high: &mut [f32]) {
+    pub(crate) fn low_high(self, form: BlockShape, rows: BlockRows<'_>, low: &mut [f32], high: &mut [f32]) {
         by_simd!(self, low_high(form, rows, low, high));
     }
 
@@ -180,7 +180,7 @@ impl Simd {
     }
 
     /// See [`wire::encode`].
-    pub(crate) fn encode(self, form: BlockShape, rows: Rows<'_>, inverse: &[f32], zero: &[f32], codes: &mut [u8]) {
+    pub(crate) fn encode(self, form: BlockShape, rows: BlockRows<'_>, inverse: &[f32], zero: &[f32], codes: &mut [u8]) {
         by_simd!(self, encode(form, rows, inverse, zero, codes));
     }
 

@@ -216,7 +216,7 @@ impl<'a> Attend<'a> {
             let sinks = if sinks.is_empty() { sinks } else { &sinks[head * group..][..group] };
             let at = AttendFrom { layer, head: head * every, start: run.start, window: look.window, sinks };
             if run.len > 1 {
-                let rows = Rows { q, out: &out, first: run.row, len: run.len, kv_heads, head, group };
+                let rows = QueryRows { q, out: &out, first: run.row, len: run.len, kv_heads, head, group };
                 return chunk::attend(cpu, run.kv, pool, at, rows, look);
             }
             let q = &q[(run.row * kv_heads + head) * part..][..part];
@@ -304,7 +304,7 @@ impl AttendFrom<'_> {
 
 /// Rows of queries `[row][kv_head][head of the group][channel]`, and where what they mix goes in the same order.
 #[derive(Clone, Copy)]
-struct Rows<'a> {
+struct QueryRows<'a> {
     q: &'a [f32],
     out: &'a Outputs<'a>,
     first: usize,

@@ -1,11 +1,11 @@
 //! The definition: ranges, codes and numbers, one after the other.
 
-use super::{BlockShape, Cell, GROUP, Rows, Side};
+use super::{BlockRows, BlockShape, Cell, GROUP, Side};
 use crate::cpu::Dtype;
 use half::{bf16, f16};
 
 /// The least and the largest number of each group; those that are infinite or none have no say.
-pub(crate) fn low_high(form: BlockShape, rows: Rows<'_>, low: &mut [f32], high: &mut [f32]) {
+pub(crate) fn low_high(form: BlockShape, rows: BlockRows<'_>, low: &mut [f32], high: &mut [f32]) {
     low.fill(f32::INFINITY);
     high.fill(f32::NEG_INFINITY);
     for (t, row) in rows.rows.iter().enumerate() {
@@ -32,7 +32,7 @@ fn group(form: BlockShape, token: usize, channel: usize) -> usize {
 }
 
 /// Codes of all rows.
-pub(crate) fn encode(form: BlockShape, rows: Rows<'_>, inverse: &[f32], zero: &[f32], codes: &mut [u8]) {
+pub(crate) fn encode(form: BlockShape, rows: BlockRows<'_>, inverse: &[f32], zero: &[f32], codes: &mut [u8]) {
     encode_from(0, form, rows, inverse, zero, codes);
 }
 
@@ -40,7 +40,7 @@ pub(crate) fn encode(form: BlockShape, rows: Rows<'_>, inverse: &[f32], zero: &[
 pub(crate) fn encode_from(
     first: usize,
     form: BlockShape,
-    rows: Rows<'_>,
+    rows: BlockRows<'_>,
     inverse: &[f32],
     zero: &[f32],
     codes: &mut [u8],

@@ -1,6 +1,6 @@
 //! Tiles of pages: blocks of keys head by head, then blocks of values.
 
-use super::{BLOCK, BlockShape, CodeBits, CodecScratch, KeyRotation, PayloadError, Rows, open, pack, tile_bytes};
+use super::{BLOCK, BlockRows, BlockShape, CodeBits, CodecScratch, KeyRotation, PayloadError, open, pack, tile_bytes};
 use crate::{
     cpu::Simd,
     pages::{PagePool, SequenceKv, Side},
@@ -93,7 +93,7 @@ impl Strip {
             let all = runs.flat_map(|run| run.chunks_exact(layout.row()));
             rows.iter_mut().zip(all).for_each(|(slot, row)| *slot = row);
             let (out, after) = rest.split_at_mut(form.bytes());
-            pack(packing, form, Rows { rows: &rows[..form.tokens], dtype: layout.stored() }, scratch, out);
+            pack(packing, form, BlockRows { rows: &rows[..form.tokens], dtype: layout.stored() }, scratch, out);
             rest = after;
         }
         rest

@@ -10,7 +10,7 @@ use super::Avx2;
 use crate::{
     cpu::Dtype,
     rope::RopePairs,
-    wire::{self, BLOCK, BlockShape, KeyRotation, Rows},
+    wire::{self, BLOCK, BlockRows, BlockShape, KeyRotation},
 };
 use std::arch::x86_64::*;
 
@@ -22,7 +22,7 @@ const PAIRS: usize = 2;
 pub(in super::super) fn turn_back(
     turn: &KeyRotation,
     form: BlockShape,
-    rows: Rows<'_>,
+    rows: BlockRows<'_>,
     out: &mut [u8],
     low: &mut [f32],
     high: &mut [f32],
@@ -65,7 +65,7 @@ fn fits(turn: &KeyRotation, dim: usize, tokens: usize) -> bool {
 fn back<S: Stored>(
     turn: &KeyRotation,
     form: BlockShape,
-    rows: Rows<'_>,
+    rows: BlockRows<'_>,
     out: &mut [u8],
     low: &mut [f32],
     high: &mut [f32],

@@ -7,7 +7,7 @@ use super::super::vector::{
 use super::registers::Avx512;
 use crate::{
     cpu::Dtype,
-    wire::{BlockShape, Rows},
+    wire::{BlockRows, BlockShape},
 };
 use std::arch::x86_64::*;
 
@@ -26,13 +26,13 @@ pub(in super::super) fn choose(
 
 /// See [`crate::wire::low_high`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(in super::super) fn low_high(form: BlockShape, rows: Rows<'_>, low: &mut [f32], high: &mut [f32]) {
+pub(in super::super) fn low_high(form: BlockShape, rows: BlockRows<'_>, low: &mut [f32], high: &mut [f32]) {
     wire::low_high::<_, 2>(Avx512::here(), form, rows, low, high);
 }
 
 /// See [`crate::wire::encode`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(in super::super) fn encode(form: BlockShape, rows: Rows<'_>, inverse: &[f32], zero: &[f32], codes: &mut [u8]) {
+pub(in super::super) fn encode(form: BlockShape, rows: BlockRows<'_>, inverse: &[f32], zero: &[f32], codes: &mut [u8]) {
     wire::encode::<_, 2>(Avx512::here(), form, rows, inverse, zero, codes);
 }
 

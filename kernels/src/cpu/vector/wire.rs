@@ -6,7 +6,7 @@ use super::{Bf16, F16, F32, Stored, Vector};
 use crate::{
     cpu::Dtype,
     pages::Side,
-    wire::{self, BlockShape, Cell, GROUP, Rows},
+    wire::{self, BlockRows, BlockShape, Cell, GROUP},
 };
 use std::arch::x86_64::*;
 
@@ -101,7 +101,7 @@ store_numbers! {
 }
 
 /// Whether rows are whole groups of 32 channels; they hold `form.dim` numbers of `S` each.
-fn fits<S: Stored>(form: BlockShape, rows: Rows<'_>) -> bool {
+fn fits<S: Stored>(form: BlockShape, rows: BlockRows<'_>) -> bool {
     let row = form.dim * S::BYTES;
     assert!(rows.rows.len() == form.tokens && rows.rows.iter().all(|r| r.len() == row), "rows of another form");
     form.dim.is_multiple_of(WIDE)
@@ -120,7 +120,7 @@ pub(in super::super) fn are_finite(low: &[f32], high: &[f32]) -> bool {
 pub(in super::super) fn low_high<V: Packs<N>, const N: usize>(
     by: V,
     form: BlockShape,
-    rows: Rows<'_>,
+    rows: BlockRows<'_>,
     low: &mut [f32],
     high: &mut [f32],
 ) {
@@ -139,7 +139,7 @@ pub(in super::super) fn low_high<V: Packs<N>, const N: usize>(
 fn ranges<V: Packs<N>, S: Stored, const N: usize>(
     by: V,
     form: BlockShape,
-    rows: Rows<'_>,
+    rows: BlockRows<'_>,
     low: &mut [f32],
     high: &mut [f32],
 ) {
@@ -192,7 +192,7 @@ fn ranges<V: Packs<N>, S: Stored, const N: usize>(
 pub(in super::super) fn encode<V: Packs<N>, const N: usize>(
     by: V,
     form: BlockShape,
-    rows: Rows<'_>,
+    rows: BlockRows<'_>,
     inverse: &[f32],
     zero: &[f32],
     codes: &mut [u8],
@@ -208,7 +208,7 @@ pub(in super::super) fn encode<V: Packs<N>, const N: usize>(
 fn all_codes<V: Packs<N>, S: Stored, const N: usize>(
     by: V,
     form: BlockShape,
-    rows: Rows<'_>,
+    rows: BlockRows<'_>,
     (inverse, zero): (&[f32], &[f32]),
     codes: &mut [u8],
 ) {
@@ -262,7 +262,7 @@ unsafe fn rounded<V: Packs<N>, S: Stored, const N: usize>(
     by: V,
     row: &[u8],
     c: usize,
-    wide: &Wide<V, N>,
+    wide: &ChannelPairs<V, N>,
 ) -> [V::Whole; N] {
     let mut codes = [by.none(); N];
     for (i, (code, [inverse, zero])) in codes.iter_mut().zip(wide).enumerate() {
@@ -285,7 +285,7 @@ struct BlockScales<'a> {
 }
 
 /// What 32 channels of a row are encoded or decoded with.
-type Wide<V, const N: usize> = [[<V as Vector>::Numbers; 2]; N];
+type ChannelPairs<V, const N: usize> = [[<V as Vector>::Numbers; 2]; N];
 
 impl<'a> BlockScales<'a> {
     fn new(form: BlockShape, first: &'a [f32], second: &'a [f32]) -> Self {
@@ -297,7 +297,7 @@ impl<'a> BlockScales<'a> {
     /// # Safety
     /// The block has such a row, and as many channels; there are scales for all.
     #[inline(always)]
-    unsafe fn of<V: Packs<N>, const N: usize>(self, by: V, row: usize, c: usize) -> Wide<V, N> {
+    unsafe fn of<V: Packs<N>, const N: usize>(self, by: V, row: usize, c: usize) -> ChannelPairs<V, N> {
         // SAFETY: the caller's promise.
         unsafe {
             if self.side == Side::Values {
@@ -407,7 +407,12 @@ fn half(bytes: __m256i, row: usize) -> __m256i {
 /// # Safety
 /// `at` points to 32 writable numbers.
 #[inline(always)]
-unsafe fn spread<V: Packs<N>, S: StoreNumbers, const N: usize>(by: V, codes: __m256i, wide: &Wide<V, N>, at: *mut u8) {
+unsafe fn spread<V: Packs<N>, S: StoreNumbers, const N: usize>(
+    by: V,
+    codes: __m256i,
+    wide: &ChannelPairs<V, N>,
+    at: *mut u8,
+) {
     for (i, (code, [step, shift])) in by.numbers(codes).iter().zip(wide).enumerate() {
         // SAFETY: the caller's promise.
         unsafe { S::store(by, at.add(V::COUNT * i * S::BYTES), by.multiply_add(*code, *step, *shift)) };

@@ -76,7 +76,7 @@ impl Case {
 }
 
 /// A case's memory on a machine.
-struct Laid {
+struct CaseMemory {
     machine: Arc<dyn Machine>,
     q: GpuMemory,
     pool: GpuMemory,
@@ -87,7 +87,7 @@ struct Laid {
     stride: usize,
 }
 
-impl Laid {
+impl CaseMemory {
     /// Of rows of three sequences, which have the same pages where the pool has no more.
     fn new(machine: &Arc<dyn Machine>, case: &Case, q: &[f32], pool: &[f32]) -> Self {
         let words = |words: &[u32]| GpuMemory::of(machine, bytemuck::cast_slice(words)).unwrap();
@@ -162,7 +162,7 @@ impl Laid {
 }
 
 /// What is attended with these parts, in single precision.
-fn attended(laid: &Laid, case: &Case, parts: usize) -> Vec<f32> {
+fn attended(laid: &CaseMemory, case: &Case, parts: usize) -> Vec<f32> {
     let (count, between) = (POSITIONS.len() * case.heads() * case.dim, laid.between(case, parts));
     let runs = [0, 1, 2].map(|_| {
         let out = poisoned(&laid.machine, count);
@@ -182,7 +182,7 @@ fn check(machine: &Arc<dyn Machine>, case: &Case) {
     let (mut draw, row) = (Draw(5), case.heads() * case.dim);
     let q = draw.numbers(POSITIONS.len() * row);
     let pool = draw.numbers(case.pages() * PAGE_NUMBERS);
-    let laid = Laid::new(machine, case, &q, &pool);
+    let laid = CaseMemory::new(machine, case, &q, &pool);
     for parts in [1, 2, 5, 64] {
         let out = attended(&laid, case, parts);
         assert!(out[row..2 * row].iter().all(|x| x.is_nan()), "a row that nobody asked for was written");
@@ -226,7 +226,7 @@ fn rows_are_mixed_already_rounded() {
             let case = Case { dim, group, window: 0, cap: 0.0, sinks: false };
             let (mut draw, numbers) = (Draw(6), POSITIONS.len() * case.heads() * dim);
             let q = draw.numbers(numbers);
-            let laid = Laid::new(&machine, &case, &q, &draw.numbers(case.pages() * PAGE_NUMBERS));
+            let laid = CaseMemory::new(&machine, &case, &q, &draw.numbers(case.pages() * PAGE_NUMBERS));
             for parts in [1, 2, 64] {
                 let between = laid.between(&case, parts);
                 let [plain, rounded, wanted] =
@@ -251,7 +251,7 @@ fn turned(machine: &Arc<dyn Machine>, case: &Case, parts: usize, norms: bool, at
     let (mut draw, dim) = (Draw(7), case.dim);
     let q = draw.numbers(POSITIONS.len() * (case.heads() + 2 * KV_HEADS) * dim);
     let pool = draw.numbers(3 * case.pages() * PAGE_NUMBERS);
-    let laid = Laid::new(machine, case, &q, &pool);
+    let laid = CaseMemory::new(machine, case, &q, &pool);
     let half = if norms { dim / 4 } else { dim / 2 };
     let [frequencies, query, key] = [half, dim, dim].map(|count| with(machine, &draw.numbers(count)));
     let norm = |weights: &GpuMemory| if norms { Arg::from(weights) } else { Arg::Wide(0) };

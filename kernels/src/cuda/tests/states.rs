@@ -165,7 +165,7 @@ impl<'a> PlainDelta<'a> {
 }
 
 /// A layer on a machine, and pages of three sequences in which nothing is a number.
-struct Laid<'a> {
+struct LayerMemory<'a> {
     machine: Arc<dyn Machine>,
     case: &'a Case,
     weights: [GpuMemory; 3],
@@ -173,7 +173,7 @@ struct Laid<'a> {
     pool: GpuMemory,
 }
 
-impl<'a> Laid<'a> {
+impl<'a> LayerMemory<'a> {
     fn new(machine: &Arc<dyn Machine>, case: &'a Case, weights: &LayerWeights) -> Self {
         let weights_at = [&weights.convolution, &weights.rates, &weights.biases].map(|numbers| with(machine, numbers));
         let pool = poisoned(machine, SEQUENCES * case.states().pages() * PAGE_NUMBERS);
@@ -281,7 +281,7 @@ fn states_are_changed_row_by_row_however_rows_are_cut() {
         for case in &CASES {
             let weights = LayerWeights::draw(case);
             let mut all = batches().into_iter().map(|batches| {
-                let (laid, mut said) = (Laid::new(&machine, case, &weights), TokenOutputs::new());
+                let (laid, mut said) = (LayerMemory::new(&machine, case, &weights), TokenOutputs::new());
                 batches.iter().for_each(|runs| laid.step(runs, &mut said));
                 let pool = laid.all();
                 (laid, said, pool)
