@@ -46,7 +46,7 @@ use rank_parts::{Device, Loaded, RankPart};
 use shards::Shards;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tap::{Stored, Tapped};
+use tap::{OnStored, Tapped};
 use threads::share_of;
 use tsnode_protocol::{KvDtype, LayerRange, RequestId, Token};
 
@@ -392,7 +392,7 @@ impl Engine {
         let compute = |rank: usize, (((device, pool), part), tap): &mut RankContext<'_>| {
             let (seat, layout) = (hall.seat(rank), part.layout);
             let others: &dyn Gather = if ranks == 1 { &SingleRank } else { &seat };
-            let tap = tap.as_mut().map(|tap| tap as &mut dyn Stored);
+            let tap = tap.as_mut().map(|tap| tap as &mut dyn OnStored);
             // `check` has seen every sequence of the batch.
             let kvs = batch.iter().filter_map(|s| Some(sequences.get(&(stage, s.request))?.of(rank)));
             let runs = RowRun::all(std::mem::take(&mut device.runs), batch, kvs, device.cpu.has_chunks(layout.dim));

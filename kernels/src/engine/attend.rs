@@ -7,7 +7,7 @@ pub(crate) use states::{GroupState, StateLayer};
 
 use super::{
     Shards, Slice, StageKey,
-    tap::{Stored, TappedStep},
+    tap::{OnStored, TappedStep},
 };
 use crate::{
     cpu::{Cpu, Matrix, Outputs},
@@ -92,7 +92,7 @@ pub(crate) struct Attend<'a> {
     pub(super) tokens: &'a [Token],
     pub(super) others: &'a dyn Gather,
     pub(super) layout: PageLayout,
-    pub(super) tap: Option<&'a mut dyn Stored>,
+    pub(super) tap: Option<&'a mut dyn OnStored>,
     /// Of the batch; the same for every layer.
     pub(super) runs: Vec<RowRun<'a>>,
 }

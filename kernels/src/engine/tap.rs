@@ -56,7 +56,7 @@ impl Fresh<'_> {
 }
 
 /// What attention tells of the keys and values it has stored.
-pub(super) trait Stored {
+pub(super) trait OnStored {
     /// In this layer of the stage, of the pool's heads.
     fn stored(&mut self, layer: usize, heads: usize, pool: &PagePool, step: TappedStep<'_>);
 }
@@ -77,7 +77,7 @@ pub(super) struct Tapped<'a> {
     pub scratch: &'a mut wire::CodecScratch,
 }
 
-impl Stored for Tapped<'_> {
+impl OnStored for Tapped<'_> {
     fn stored(&mut self, layer: usize, heads: usize, pool: &PagePool, step: TappedStep<'_>) {
         let TappedStep { stage, sequences } = step;
         let (turn, scratch) = (self.turns.of(layer), &mut *self.scratch);

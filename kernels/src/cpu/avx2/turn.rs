@@ -3,7 +3,7 @@
 //! Where the channels that turn are no multiple of sixteen it is done the plain way.
 
 use super::super::vector::{
-    Bf16, F16, F32, Stored, Vector,
+    Bf16, F16, F32, StoredNumber, Vector,
     wire::{Narrow, StoreNumbers, are_finite},
 };
 use super::Avx2;
@@ -62,7 +62,7 @@ fn fits(turn: &KeyRotation, dim: usize, tokens: usize) -> bool {
 
 /// Down all rows, some channels at a time, whose ranges stay in registers. A number that is none never replaces one.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn back<S: Stored>(
+fn back<S: StoredNumber>(
     turn: &KeyRotation,
     form: BlockShape,
     rows: BlockRows<'_>,
@@ -107,7 +107,7 @@ fn back<S: Stored>(
 /// Rows hold `dim` numbers, and `out` has room for as many in single precision of all rows; there are ranges for `dim` channels, and
 /// angles for all rows. There are so many pairs, and `C` is twice `P`.
 #[inline(always)]
-unsafe fn down<S: Stored, const P: usize, const C: usize>(
+unsafe fn down<S: StoredNumber, const P: usize, const C: usize>(
     by: Avx2,
     turn: &KeyRotation,
     dim: usize,
@@ -209,7 +209,7 @@ fn channels(half: usize, neighbours: bool, i: usize) -> (usize, usize) {
 /// # Safety
 /// The row has so many pairs, and the token's cosines and sines lie behind `angles`.
 #[inline(always)]
-unsafe fn turned<S: Stored, const BACK: bool>(
+unsafe fn turned<S: StoredNumber, const BACK: bool>(
     by: Avx2,
     (angles, half, neighbours): (*const f32, usize, bool),
     row: *const u8,

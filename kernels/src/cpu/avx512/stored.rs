@@ -1,12 +1,12 @@
 //! How numbers as they are stored become a register's.
 
-use super::super::vector::{Bf16, F16, F32, Stored};
+use super::super::vector::{Bf16, F16, F32, StoredNumber};
 use super::rows::{Line, LineContent};
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
 /// How eight stored numbers become the lanes of two rows.
-pub(super) trait Twice: Stored {
+pub(super) trait Twice: StoredNumber {
     /// Eight numbers, twice.
     ///
     /// # Safety

@@ -2,7 +2,7 @@
 //!
 //! What a block holds that is no whole 32 channels wide, or has no partner, goes the plain way.
 
-use super::{Bf16, F16, F32, Stored, Vector};
+use super::{Bf16, F16, F32, StoredNumber, Vector};
 use crate::{
     cpu::Dtype,
     pages::Side,
@@ -74,7 +74,7 @@ pub(in super::super) trait Packs<const N: usize>: Narrow {
 }
 
 /// How lanes become stored numbers.
-pub(in super::super) trait StoreNumbers: Stored {
+pub(in super::super) trait StoreNumbers: StoredNumber {
     const DTYPE: Dtype;
     /// # Safety
     /// `at` points to [`Vector::COUNT`] writable numbers; they need no alignment.
@@ -101,7 +101,7 @@ store_numbers! {
 }
 
 /// Whether rows are whole groups of 32 channels; they hold `form.dim` numbers of `S` each.
-fn fits<S: Stored>(form: BlockShape, rows: BlockRows<'_>) -> bool {
+fn fits<S: StoredNumber>(form: BlockShape, rows: BlockRows<'_>) -> bool {
     let row = form.dim * S::BYTES;
     assert!(rows.rows.len() == form.tokens && rows.rows.iter().all(|r| r.len() == row), "rows of another form");
     form.dim.is_multiple_of(WIDE)
@@ -136,7 +136,7 @@ pub(in super::super) fn low_high<V: Packs<N>, const N: usize>(
 
 /// Ranges of all groups. A number that is none never replaces one, but one that is infinite may.
 #[inline(always)]
-fn ranges<V: Packs<N>, S: Stored, const N: usize>(
+fn ranges<V: Packs<N>, S: StoredNumber, const N: usize>(
     by: V,
     form: BlockShape,
     rows: BlockRows<'_>,
@@ -205,7 +205,7 @@ pub(in super::super) fn encode<V: Packs<N>, const N: usize>(
 }
 
 #[inline(always)]
-fn all_codes<V: Packs<N>, S: Stored, const N: usize>(
+fn all_codes<V: Packs<N>, S: StoredNumber, const N: usize>(
     by: V,
     form: BlockShape,
     rows: BlockRows<'_>,
@@ -258,7 +258,7 @@ fn all_codes<V: Packs<N>, S: Stored, const N: usize>(
 /// # Safety
 /// The row has 32 numbers of `S` behind `c`.
 #[inline(always)]
-unsafe fn rounded<V: Packs<N>, S: Stored, const N: usize>(
+unsafe fn rounded<V: Packs<N>, S: StoredNumber, const N: usize>(
     by: V,
     row: &[u8],
     c: usize,
