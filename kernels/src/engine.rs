@@ -42,7 +42,7 @@ use attend::RowRun;
 use device_pool::PoolSharing;
 use key_rotation::StageRotations;
 use prefix_cache::PrefixCache;
-use rank_parts::{Device, Loaded, RankPart};
+use rank_parts::{Loaded, RankDevice, RankPart};
 use shards::Shards;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -98,14 +98,14 @@ pub enum Output<'a> {
 }
 
 /// What a rank computes with, its pages, its part of a stage, and who takes KV out.
-type RankContext<'a> = (((&'a mut Device, &'a mut PagePool), &'a mut RankPart), Option<Tapped<'a>>);
+type RankContext<'a> = (((&'a mut RankDevice, &'a mut PagePool), &'a mut RankPart), Option<Tapped<'a>>);
 
 /// Stages, pages and sequences of one host.
 pub struct Engine {
     /// A thread for each rank, the caller's for one.
     team: Team,
     hall: Hall,
-    devices: Vec<Device>,
+    devices: Vec<RankDevice>,
     /// What computes in place of the processor, if something does.
     gpus: Option<GpuRanks>,
     /// Page tables of each GPU's last batch.
@@ -142,10 +142,10 @@ impl Engine {
     pub fn started(config: EngineConfig, starting: Starting) -> std::io::Result<Self> {
         let EngineConfig { threads, pool_bytes, kv_dtype } = config;
         let ranks = threads.ranks.max(1);
-        let device = |rank| -> std::io::Result<Device> {
+        let device = |rank| -> std::io::Result<RankDevice> {
             let (starting, first) = (starting.clone(), threads.before(rank));
             let cpu = Cpu::started(Simd::detect(), threads.of(rank), move |member| starting(first + member))?;
-            Ok(Device { cpu, hidden: Vec::new(), chosen: Vec::new(), logits: Vec::new(), runs: Vec::new() })
+            Ok(RankDevice { cpu, hidden: Vec::new(), chosen: Vec::new(), logits: Vec::new(), runs: Vec::new() })
         };
         let pages = pool_bytes / PAGE_BYTES;
         let pool = |rank| PagePool::new(share_of(pages, rank, ranks) * PAGE_BYTES);

@@ -69,7 +69,7 @@ impl Loaded {
 }
 
 /// What a rank computes with.
-pub(super) struct Device {
+pub(super) struct RankDevice {
     pub cpu: Cpu,
     /// Kept from step to step: rows, those that logits are wanted of, and logits.
     pub hidden: Vec<f32>,
@@ -80,7 +80,7 @@ pub(super) struct Device {
 }
 
 /// What enters a stage, as every rank has it.
-pub(super) fn enter(devices: &mut [Device], loaded: &Loaded, input: Input<'_>, positions: &[u32]) {
+pub(super) fn enter(devices: &mut [RankDevice], loaded: &Loaded, input: Input<'_>, positions: &[u32]) {
     let Some((first, others)) = devices.split_first_mut() else { return };
     first.hidden.resize(positions.len() * loaded.shape.hidden as usize, 0.0);
     match input {
@@ -94,7 +94,7 @@ pub(super) fn enter(devices: &mut [Device], loaded: &Loaded, input: Input<'_>, p
 }
 
 /// Logits of all ranks, `[row][vocab]`.
-pub(super) fn side_by_side(devices: &[Device], loaded: &Loaded, rows: usize, out: &mut Vec<f32>) {
+pub(super) fn side_by_side(devices: &[RankDevice], loaded: &Loaded, rows: usize, out: &mut Vec<f32>) {
     let vocab = loaded.shape.vocab as usize;
     out.resize(rows * vocab, 0.0);
     for (device, part) in devices.iter().zip(&loaded.parts) {

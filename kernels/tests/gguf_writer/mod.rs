@@ -439,7 +439,7 @@ fn tensors(writer: &mut Writer, folder: &Path, config: &Value, form: MatrixForma
 }
 
 /// Shape and numbers of tensors by name.
-type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+type NamedTensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
 /// GLM-4's names for norms, where they would be taken for others'.
 fn glm4(name: &str) -> String {

@@ -1,7 +1,7 @@
 //! Kernels compiled for a GPU: the choice on a GPU that is made up, the compiler itself where NVRTC is found, and both
 //! together on the GPU `TSNODE_TEST_CARD`.
 
-use super::{Draw, RunOn, here, machines, poisoned, read, with};
+use super::{Lcg, RunOn, here, machines, poisoned, read, with};
 use crate::cuda::{
     GpuInfo, driver_api,
     jit::{
@@ -614,7 +614,7 @@ pub(super) fn compiled(ordinal: u16) -> Arc<dyn Machine> {
 
 /// A row's product with a small matrix of ones.
 fn multiplies(machine: &Arc<dyn Machine>) {
-    let (x, out) = (Draw(1).numbers(64), poisoned(machine, 4));
+    let (x, out) = (Lcg(1).numbers(64), poisoned(machine, 4));
     let memory = with(machine, &[1.0; 256]);
     let w = GpuMatrix { memory, form: Form::F32, rows: 4, cols: 64, all: 4 };
     let row = with(machine, &x);

@@ -3,7 +3,7 @@
 //! models are beside the processor's: logits within 2 %, equal tokens.
 
 use super::{
-    Draw,
+    Lcg,
     attention::{apart, both},
     machines,
     models::{OTHER, REQUEST, greedy, prompt, source},
@@ -58,7 +58,7 @@ impl Case {
     /// What matrices made of a token, the same in any batch.
     fn input(&self, sequence: usize, token: usize) -> Vec<f32> {
         let seed = (sequence * TOKENS + token + 1) as u64;
-        Draw(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)).numbers(self.shape().stride)
+        Lcg(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)).numbers(self.shape().stride)
     }
 }
 
@@ -72,7 +72,7 @@ struct LayerWeights {
 
 impl LayerWeights {
     fn draw(case: &Case) -> Self {
-        let (mut draw, shape) = (Draw(5), case.shape());
+        let (mut draw, shape) = (Lcg(5), case.shape());
         let rates = draw.numbers(shape.heads());
         Self {
             convolution: draw.numbers(shape.channels() * case.sizes.kernel),
@@ -315,7 +315,7 @@ fn states_are_changed_row_by_row_however_rows_are_cut() {
 fn gates_are_opened_wherever_they_lie() {
     for machine in machines() {
         for (rows, width, from, stride) in [(1, 64, 8, 136), (3, 24, 3, 61), (2, 2056, 1, 2060)] {
-            let mut draw = Draw(8);
+            let mut draw = Lcg(8);
             let (mixed, x) = (draw.numbers(rows * width), draw.numbers(rows * stride));
             let (mixed_at, x_at) = (with(&machine, &mixed), with(&machine, &x));
             let out = poisoned(&machine, rows * width);
