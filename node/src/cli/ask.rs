@@ -22,7 +22,7 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The peer that is asked.
-pub(super) struct Peer {
+pub(super) struct PeerClient {
     base: String,
     authority: Authority,
     client: Client,
@@ -38,7 +38,7 @@ enum Authority {
     Nothing { folder: PathBuf },
 }
 
-impl Peer {
+impl PeerClient {
     /// The one named, or the one that runs on this data folder, or the usual address.
     pub(super) fn find(settings: &Settings, matches: &ArgMatches) -> Result<Self, Exit> {
         let folder = settings.data_dir();
@@ -138,7 +138,7 @@ impl Peer {
 
 /// The swarm as the peer sees it that the command line means.
 pub(super) async fn look(settings: &Settings, matches: &ArgMatches) -> Result<SwarmView, Exit> {
-    Peer::find(settings, matches)?.view().await
+    PeerClient::find(settings, matches)?.view().await
 }
 
 impl Authority {

@@ -4,7 +4,7 @@ mod lines;
 
 use self::lines::{InputLine, InputLines};
 use super::{
-    ask::Peer,
+    ask::PeerClient,
     asking, is_set,
     requests::{count, speed},
     submit::{self, Streamed},
@@ -56,7 +56,7 @@ enum Reader {
 }
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
-    let peer = Peer::find(settings, matches)?;
+    let peer = PeerClient::find(settings, matches)?;
     let view = peer.view().await?;
     let asked = matches.get_one::<String>("model").map(String::as_str);
     let greeting = greeting(&view, asked)?;
@@ -113,7 +113,7 @@ fn greeting(view: &SwarmView, asked: Option<&str>) -> Result<String, Exit> {
 
 /// A conversation.
 struct ChatSession<'a> {
-    peer: Peer,
+    peer: PeerClient,
     matches: &'a ArgMatches,
     reader: Reader,
     history: Vec<ChatMessage>,

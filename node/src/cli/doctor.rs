@@ -3,7 +3,7 @@
 mod network;
 mod surroundings;
 
-use super::{ask::Peer, is_set, machine, models, output::print_json};
+use super::{ask::PeerClient, is_set, machine, models, output::print_json};
 use crate::{
     cli::exit::{Exit, ExitKind},
     config::Settings,
@@ -94,7 +94,7 @@ async fn troubles(settings: &Settings) -> Vec<DoctorFinding> {
     let folder = settings.data_dir();
     let fail = |trouble: &Trouble| finding("trouble", State::Fail, trouble.to_string());
     if folder.join(HTTP_FILE).exists()
-        && let Ok(peer) = Peer::own(settings)
+        && let Ok(peer) = PeerClient::own(settings)
         && let Ok(view) = peer.view().await
     {
         let is_local = |trouble: &&Trouble| !matches!(trouble, Trouble::Twin { .. } | Trouble::Network { .. });

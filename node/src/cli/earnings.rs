@@ -1,7 +1,7 @@
 //! `tsnode earnings`: what this machine has computed for others, and others for it, by day and model.
 
 use super::{
-    ask::Peer,
+    ask::PeerClient,
     asking, is_set,
     output::print_json,
     text_layout::{fitted, harmless, padded, width},
@@ -36,7 +36,7 @@ pub(super) fn command() -> Command {
 }
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
-    let peer = Peer::find(settings, matches)?;
+    let peer = PeerClient::find(settings, matches)?;
     let days = matches.get_one::<usize>("days").copied().unwrap_or(DAYS);
     let answer: Value = peer.get(&format!("/api/earnings?days={days}")).await?;
     if is_set(matches, "json") {

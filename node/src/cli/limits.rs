@@ -1,7 +1,7 @@
 //! `tsnode limits`: what a peer's owner allows it, and changes while it runs.
 
 use super::{
-    ask::{Peer, unread},
+    ask::{PeerClient, unread},
     asking, is_set, knobs,
     output::{print_json, table},
     switch,
@@ -53,7 +53,7 @@ pub(super) fn command() -> Command {
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     match matches.subcommand() {
-        None => show(&Peer::find(settings, matches)?, matches).await,
+        None => show(&PeerClient::find(settings, matches)?, matches).await,
         Some(("set", matches)) => change(settings, matches, wish(matches)?).await,
         Some((_, matches)) => {
             let which = matches.get_many::<String>("which").into_iter().flatten();
@@ -86,7 +86,7 @@ fn wish(matches: &ArgMatches) -> Result<Map<String, Value>, Exit> {
 }
 
 async fn change(settings: &Settings, matches: &ArgMatches, wish: Map<String, Value>) -> Result<(), Exit> {
-    let peer = Peer::find(settings, matches)?;
+    let peer = PeerClient::find(settings, matches)?;
     let lends = ["memory_bytes", "threads"].into_iter().any(|field| wish.contains_key(field));
     let answer = peer.send(peer.post("/api/limits", &Value::Object(wish))).await?;
     let mut answer: Value = answer.json().await.map_err(|e| Exit::new(ExitKind::Unreachable, unread(&e)))?;
@@ -115,7 +115,7 @@ async fn change(settings: &Settings, matches: &ArgMatches, wish: Map<String, Val
 }
 
 /// Waits until models are lent anew, or are not.
-async fn lent_anew(peer: &Peer) -> Result<Value, Exit> {
+async fn lent_anew(peer: &PeerClient) -> Result<Value, Exit> {
     let (bar, until) = (ProgressBar::new_spinner(), Instant::now() + ANEW);
     bar.enable_steady_tick(Duration::from_millis(120));
     bar.set_message("lends its models anew");
@@ -133,7 +133,7 @@ async fn lent_anew(peer: &Peer) -> Result<Value, Exit> {
     }
 }
 
-async fn show(peer: &Peer, matches: &ArgMatches) -> Result<(), Exit> {
+async fn show(peer: &PeerClient, matches: &ArgMatches) -> Result<(), Exit> {
     let shown: Value = peer.get("/api/limits").await?;
     if is_set(matches, "json") {
         return print_json(&shown);

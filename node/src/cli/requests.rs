@@ -1,7 +1,7 @@
 //! `tsnode requests`: the last requests of the peer that is asked; of one, what ran where and what took longest.
 
 use super::{
-    ask::Peer,
+    ask::PeerClient,
     asking, is_set,
     output::print_json,
     text_layout::{COLUMNS, bytes, fitted, harmless, padded, time, width, wrapped},
@@ -28,7 +28,7 @@ pub(super) fn command() -> Command {
 }
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
-    let peer = Peer::find(settings, matches)?;
+    let peer = PeerClient::find(settings, matches)?;
     let list: Value = peer.get("/api/requests").await?;
     let wrong =
         |e: serde_json::Error| Exit::new(ExitKind::Unreachable, format!("the peer's answer is not understood: {e}"));

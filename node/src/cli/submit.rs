@@ -1,7 +1,7 @@
 //! `tsnode submit`.
 
 use super::{
-    ask::{Peer, unanswered},
+    ask::{PeerClient, unanswered},
     asking, decimal, is_set, print_piece, requests, switch, whole,
 };
 use crate::{
@@ -58,7 +58,7 @@ pub(super) fn command() -> Command {
 }
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
-    let peer = Peer::find(settings, matches)?;
+    let peer = PeerClient::find(settings, matches)?;
     let prompt = prompt(matches)?;
     let mut body = json!({ "stream": true, "max_tokens": matches.get_one::<u32>("max-tokens") });
     for (flag, value) in [
@@ -135,7 +135,7 @@ pub(super) struct Streamed {
 
 /// Streams an answer, handing every piece of text to `show`.
 pub(super) async fn stream(
-    peer: &Peer,
+    peer: &PeerClient,
     path: &str,
     body: &Value,
     mut show: impl FnMut(&str),

@@ -6,8 +6,8 @@ mod replay;
 mod sharing;
 
 use super::{
-    ask::Peer, decimal, detached::usual_folder, interrupts::Interrupts, is_set, json as json_flag, output::print_json,
-    requests, submit, switch, verb, whole,
+    ask::PeerClient, decimal, detached::usual_folder, interrupts::Interrupts, is_set, json as json_flag,
+    output::print_json, requests, submit, switch, verb, whole,
 };
 use crate::{
     cli::exit::{Exit, ExitKind},
@@ -318,7 +318,7 @@ async fn answer(
         "seed": 1,
         "stream": true,
     });
-    let peer = Peer::of(settings, asked.http.clone(), &asked.data_dir)?;
+    let peer = PeerClient::of(settings, asked.http.clone(), &asked.data_dir)?;
     let answer = submit::stream(&peer, "/v1/completions", &body, |_| {}).await?;
     let trace = answer.trace.ok_or_else(|| Exit::new(ExitKind::Request, "the peer did not say what ran where"))?;
     Ok((answer.text, trace))

@@ -11,7 +11,7 @@ mod tests;
 
 use crate::{
     cli::{
-        ask::{Peer, unanswered},
+        ask::{PeerClient, unanswered},
         decimal,
         exit::{Exit, ExitKind},
         is_set, output, switch, verb, whole,
@@ -161,7 +161,7 @@ async fn target(settings: &Settings, matches: &ArgMatches) -> Result<BenchTarget
         Some(path) if path == Endpoint::Chat.path() => Endpoint::Chat,
         _ => Endpoint::Completions,
     };
-    let peer = Peer::find(settings, matches)?;
+    let peer = PeerClient::find(settings, matches)?;
     let model = match matches.get_one::<String>("model") {
         Some(name) => name.clone(),
         None => only_model(&peer).await?,
@@ -248,7 +248,7 @@ pub(in crate::cli) fn bar(requests: usize, hidden: bool) -> ProgressBar {
 }
 
 /// The server's model, if it has one.
-async fn only_model(peer: &Peer) -> Result<String, Exit> {
+async fn only_model(peer: &PeerClient) -> Result<String, Exit> {
     const NAME: &str = "name one with --model";
     let at = peer.base();
     let broken = |e: reqwest::Error| {
@@ -272,7 +272,7 @@ async fn only_model(peer: &Peer) -> Result<String, Exit> {
     }
 }
 
-fn refused(peer: &Peer, status: u16, said: &str) -> Exit {
+fn refused(peer: &PeerClient, status: u16, said: &str) -> Exit {
     let advice = if matches!(status, 401 | 403) { format!("; {}", peer.advice()) } else { String::new() };
     let kind = if status == 503 { ExitKind::Unserved } else { ExitKind::Request };
     Exit::new(kind, format!("{}: {said} ({status}){advice}", peer.base()))

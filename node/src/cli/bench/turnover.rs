@@ -10,7 +10,7 @@ use super::serve::{
 };
 use crate::{
     cli::{
-        ask::Peer,
+        ask::PeerClient,
         exit::{Exit, ExitKind},
         output, verb, whole,
     },
@@ -71,7 +71,7 @@ fn demand() -> Vec<Arg> {
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(), Exit> {
     let (wish, [first, second]) = (TurnoverWish::of(matches)?, named(matches)?);
     let target = |model: String| {
-        let peer = Peer::find(settings, matches)?;
+        let peer = PeerClient::find(settings, matches)?;
         Ok::<_, Exit>(BenchTarget { peer, endpoint: Endpoint::Completions, model, temperature: None, ignore_eos: true })
     };
     let targets = [target(first)?, target(second)?];

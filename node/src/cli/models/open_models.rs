@@ -3,7 +3,7 @@
 use super::peers;
 use crate::{
     cli::{
-        ask::Peer,
+        ask::PeerClient,
         exit::{Exit, ExitKind},
         text_layout::harmless,
     },
@@ -16,7 +16,7 @@ use tsnode_protocol::ModelId;
 /// Refuses where the peer that runs on the data folder serves one of these, fetches it, or has had it fetched since it started; and where
 /// it does not say what it serves.
 pub(super) async fn refuse_open(settings: &Settings, models: &[KeptModel]) -> Result<(), Exit> {
-    let peer = Peer::own(settings)?;
+    let peer = PeerClient::own(settings)?;
     let unsaid = |error: Exit| {
         let message = format!("a peer runs on this data folder and does not say what it serves: {}", error.message);
         Exit::new(ExitKind::DataDir, message)

@@ -3,7 +3,7 @@
 use super::bars::Bars;
 use crate::{
     cli::{
-        ask::{Peer, unread},
+        ask::{PeerClient, unread},
         exit::{Exit, ExitKind},
         is_set, output,
     },
@@ -46,14 +46,14 @@ struct BegunPull {
 
 /// Whether a peer runs here, and one of its swarm has a model of that name.
 pub(super) async fn has(settings: &Settings, matches: &ArgMatches, name: &ModelName) -> bool {
-    let Ok(peer) = Peer::find(settings, matches) else { return false };
+    let Ok(peer) = PeerClient::find(settings, matches) else { return false };
     let name = name.to_string();
     peer.view().await.is_ok_and(|view| view.models.iter().any(|card| card.name == name))
 }
 
 /// Has it fetched, and waits for that.
 pub(super) async fn pull(settings: &Settings, matches: &ArgMatches, name: &ModelName) -> Result<(), Exit> {
-    let peer = Peer::find(settings, matches)?;
+    let peer = PeerClient::find(settings, matches)?;
     let begun = peer.send(peer.post(PATH, &json!({ "model": name.to_string() }))).await?;
     let BegunPull { id } = begun.json().await.map_err(|e| Exit::new(ExitKind::Unreachable, unread(&e)))?;
     let Pull { far, path, .. } = wait(&peer, name, id).await?;
@@ -73,13 +73,13 @@ pub(super) async fn pull(settings: &Settings, matches: &ArgMatches, name: &Model
 }
 
 /// Models that a peer was told to fetch whole since it started.
-pub(super) async fn pulled(peer: &Peer) -> Result<BTreeSet<ModelId>, Exit> {
+pub(super) async fn pulled(peer: &PeerClient) -> Result<BTreeSet<ModelId>, Exit> {
     let PullList { pulls } = peer.get(PATH).await?;
     Ok(pulls.into_iter().map(|named| named.id).collect())
 }
 
 /// Shows how far it is until that is over.
-async fn wait(peer: &Peer, name: &ModelName, id: ModelId) -> Result<Pull, Exit> {
+async fn wait(peer: &PeerClient, name: &ModelName, id: ModelId) -> Result<Pull, Exit> {
     let mut bars = Bars::new(name);
     loop {
         let PullList { pulls } = peer.get(PATH).await?;

@@ -8,7 +8,7 @@ mod terms;
 use super::{config, exit, spinner, swarm_args};
 use crate::{
     cli::{
-        ask::{Peer, unread},
+        ask::{PeerClient, unread},
         bench::serve::{
             self,
             arrivals::{PlannedRequest, TraceScaling, traced},
@@ -257,7 +257,7 @@ async fn replayed(
     let peers: Vec<PeerInfo> = net.peers().into_iter().cloned().collect();
     // The last is a gateway, if there is one.
     let asked = peers.last().ok_or_else(|| Exit::new(ExitKind::Other, "no peers to ask"))?;
-    let peer = Peer::of(settings, asked.http.clone(), &asked.data_dir)?;
+    let peer = PeerClient::of(settings, asked.http.clone(), &asked.data_dir)?;
     for about in ["route", "batch"] {
         if let Some(policy) = matches.get_one::<String>(about) {
             set(&peer, about, policy).await?;
@@ -306,7 +306,7 @@ impl PlansInForce {
     }
 
     /// Looks now and then; it does not end.
-    async fn watch(&mut self, peer: &Peer) {
+    async fn watch(&mut self, peer: &PeerClient) {
         loop {
             tokio::time::sleep(PLAN_LOOK).await;
             // Who is too busy to answer is asked again.
@@ -408,14 +408,14 @@ fn answered(report: &Report, what: &str) -> Result<(), Exit> {
 }
 
 /// What the peer that is asked has counted of its requests.
-async fn counted(peer: &Peer) -> Result<GatewayTotals, Exit> {
+async fn counted(peer: &PeerClient) -> Result<GatewayTotals, Exit> {
     let response = peer.send(peer.request("/metrics").timeout(PATIENCE)).await?;
     let text = response.text().await.map_err(|e| Exit::new(ExitKind::Unreachable, unread(&e)))?;
     Ok(GatewayTotals::of(&text))
 }
 
 /// Sets how requests are routed or steps formed, and waits until the peer that is asked knows it.
-async fn set(peer: &Peer, about: &str, policy: &str) -> Result<(), Exit> {
+async fn set(peer: &PeerClient, about: &str, policy: &str) -> Result<(), Exit> {
     peer.send(peer.post("/api/settings", &json!({ "about": about, "policy": policy }))).await?;
     let until = Instant::now() + PATIENCE;
     loop {

@@ -8,7 +8,7 @@ mod turns;
 use super::{dir, exit, folder, spinner};
 use crate::{
     cli::{
-        ask::Peer,
+        ask::PeerClient,
         bench::serve::{
             self,
             arrivals::{Arrivals, DrawnLengths, PlannedRequest, drawn},
@@ -273,7 +273,7 @@ impl SharingOptions {
     ) -> Result<Row, Exit> {
         let missing = || Exit::new(ExitKind::Other, "no peer to ask");
         let info: PeerInfo = net.peers().first().map(|info| (*info).clone()).ok_or_else(missing)?;
-        let peer = || Peer::of(settings, info.http.clone(), &info.data_dir);
+        let peer = || PeerClient::of(settings, info.http.clone(), &info.data_dir);
         let (view, cards) = served(&peer()?, self.models.len()).await?;
         self.within(&cards)?;
         let mut targets = Vec::with_capacity(cards.len());
@@ -424,7 +424,7 @@ fn of_each(runs: &[Run], means: &[f64]) -> Vec<Sorted> {
 }
 
 /// What each model has had of the peer's device, once no more steps come.
-async fn used(peer: &Peer, cards: &[ModelCard]) -> Result<Vec<ServiceUse>, Exit> {
+async fn used(peer: &PeerClient, cards: &[ModelCard]) -> Result<Vec<ServiceUse>, Exit> {
     let of = |view: SwarmView| -> Vec<ServiceUse> {
         let own =
             |card: &ModelCard| view.turns.iter().filter(|turns| turns.model == card.id).map(|turns| turns.used).sum();
@@ -442,7 +442,7 @@ async fn used(peer: &Peer, cards: &[ModelCard]) -> Result<Vec<ServiceUse>, Exit>
 }
 
 /// The swarm as its one peer sees it once it serves all models, and these in the order in which it was told them.
-async fn served(peer: &Peer, models: usize) -> Result<(SwarmView, Vec<ModelCard>), Exit> {
+async fn served(peer: &PeerClient, models: usize) -> Result<(SwarmView, Vec<ModelCard>), Exit> {
     let until = Instant::now() + PATIENCE;
     loop {
         let view = peer.view().await?;

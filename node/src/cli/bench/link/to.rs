@@ -18,7 +18,7 @@ use tsnode_protocol::PeerId;
 const MIB: u64 = 1 << 20;
 
 pub(super) async fn run(settings: &Settings, matches: &ArgMatches, to: &str, mib: u64) -> Result<(), Exit> {
-    let asked = ask::Peer::find(settings, matches)?;
+    let asked = ask::PeerClient::find(settings, matches)?;
     let view = asked.view().await?;
     let to = find(&view, to)?;
     let wish = json!({ "to": to, "bytes": mib * MIB });

@@ -1,7 +1,7 @@
 //! Sends requests to a server, and the run of all of them: when each is due, so many at once, for so long.
 
 use super::{
-    super::super::ask::{Peer, unanswered},
+    super::super::ask::{PeerClient, unanswered},
     answer::{Failure, Reader, TimedAnswer, reason},
     arrivals::PlannedRequest,
     prompts::Prompts,
@@ -40,7 +40,7 @@ impl Endpoint {
 
 /// Whom what is asked.
 pub(in crate::cli) struct BenchTarget {
-    pub peer: Peer,
+    pub peer: PeerClient,
     pub endpoint: Endpoint,
     pub model: String,
     pub temperature: Option<f64>,
