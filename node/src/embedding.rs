@@ -21,4 +21,4 @@ mod tests;
 pub use ask::{Asker, EncodeError, Encoders, Query, run};
 pub use encoder::Encoder;
 pub use error::EncoderError;
-pub use lend::{Computing, Lender, Lenders};
+pub use lend::{Computing, Lenders, LentEncoder};

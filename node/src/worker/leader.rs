@@ -45,7 +45,7 @@ const DRAIN_LOOK: Duration = Duration::from_millis(50);
 
 /// What a leader tells of itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Report {
+pub(super) struct LeaderReport {
     /// Takes requests.
     pub ready: bool,
     pub load: Load,
@@ -63,7 +63,7 @@ pub(super) struct LeaderSetup {
     pub checks: Arc<SpeculationChecks>,
     pub requests: mpsc::Receiver<LeaderRequest>,
     pub rings: mpsc::Receiver<RingStream>,
-    pub report: watch::Sender<Report>,
+    pub report: watch::Sender<LeaderReport>,
     /// The group is no longer served: take nothing new, finish what runs.
     pub retire: CancellationToken,
     /// Peers on their way out, or wanted back by their owners: once the plan no longer has a group with one of them, what runs
@@ -165,7 +165,7 @@ struct Leader {
     rings: mpsc::Receiver<RingStream>,
     words: mpsc::Receiver<SequenceCommand>,
     speak: mpsc::Sender<SequenceCommand>,
-    report: watch::Sender<Report>,
+    report: watch::Sender<LeaderReport>,
     retire: CancellationToken,
     going: Going,
     evict: CancellationToken,
@@ -503,7 +503,7 @@ impl Leader {
     fn tell(&self) {
         let load = self.batcher.load();
         self.report.send_if_modified(|report| {
-            let now = Report { ready: !self.retire.is_cancelled(), load };
+            let now = LeaderReport { ready: !self.retire.is_cancelled(), load };
             let changed = *report != now;
             *report = now;
             changed

@@ -55,7 +55,7 @@ impl FormedKind {
 }
 
 /// An answer under way.
-struct Running {
+struct RunningAnswer {
     decode: String,
     /// Tokens that have come.
     tokens: watch::Receiver<usize>,
@@ -71,13 +71,13 @@ struct FormedAnswer {
     finish: String,
 }
 
-async fn begin(net: &Net, gateway: usize, kind: FormedKind, seed: u64) -> Running {
+async fn begin(net: &Net, gateway: usize, kind: FormedKind, seed: u64) -> RunningAnswer {
     let url = format!("{}{}", net.peer(gateway).http, kind.path());
     let response = net.client.post(url).json(&kind.body(seed)).send().await.unwrap();
     assert_eq!(response.status(), 200);
     let decode = response.headers()["x-tsnode-decode"].to_str().unwrap().to_owned();
     let (counted, tokens) = watch::channel(0);
-    Running { decode, tokens, answer: tsnode::tasks::spawn("test", read(response, counted)) }
+    RunningAnswer { decode, tokens, answer: tsnode::tasks::spawn("test", read(response, counted)) }
 }
 
 async fn read(mut response: reqwest::Response, counted: watch::Sender<usize>) -> FormedAnswer {
@@ -160,7 +160,7 @@ fn kinds_of(kind: FormedKind) -> impl Iterator<Item = Key> {
     (0..EACH).map(move |one| (kind, one))
 }
 
-async fn all_begun(net: &Net, gateway: usize, all: impl Iterator<Item = Key>) -> Vec<(Key, Running)> {
+async fn all_begun(net: &Net, gateway: usize, all: impl Iterator<Item = Key>) -> Vec<(Key, RunningAnswer)> {
     let mut running = Vec::new();
     for (kind, one) in all {
         running.push(((kind, one), begin(net, gateway, kind, one).await));
