@@ -4,7 +4,7 @@ use super::{
     EncoderError,
     batch::EncoderBatch,
     family::EncoderFamily,
-    folder::{EncoderFolder, Tensors, fenced},
+    folder::{EncoderFolder, TensorsByName, fenced},
     pooling::{Pooling, pool},
     settings::EncoderSettings,
 };
@@ -110,7 +110,7 @@ impl Scorer {
     pub fn load(
         family: EncoderFamily,
         config: &EncoderSettings,
-        tensors: &Tensors,
+        tensors: &TensorsByName,
         width: usize,
         weights: std::path::PathBuf,
     ) -> std::result::Result<Self, EncoderError> {

@@ -21,7 +21,7 @@ use axum::{
     },
 };
 use futures::{Stream, StreamExt, stream};
-use lines::{Line, StreamLines};
+use lines::{StreamLine, StreamLines};
 use serde_json::Value;
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -208,12 +208,12 @@ impl<T: Teller> Telling<T> {
                 return None;
             }
             let said = match self.lines.next().await {
-                Some(Line::Data(data)) if data["error"].is_null() => {
+                Some(StreamLine::Data(data)) if data["error"].is_null() => {
                     self.usage = Usage::in_stream(&data).unwrap_or(self.usage);
                     self.teller.add(CompletionPart::of(&data))
                 }
-                Some(Line::Data(data)) => self.fail(&data["error"]),
-                Some(Line::Done) => {
+                Some(StreamLine::Data(data)) => self.fail(&data["error"]),
+                Some(StreamLine::Done) => {
                     self.is_over = true;
                     self.teller.end(self.usage)
                 }

@@ -85,11 +85,11 @@ struct Report {
     quantised_bytes: u64,
     packed_bytes: u64,
     packing_s: f64,
-    steps: Vec<Line>,
+    steps: Vec<StepLine>,
 }
 
 #[derive(Serialize)]
-struct Line {
+struct StepLine {
     phase: &'static str,
     batch: u32,
     context: u32,
@@ -145,7 +145,7 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(), Exit> {
         let before = limiter.read();
         let measured = measure(&mut engine, stage, &source, KV, step, EACH).map_err(|e| failed(&e))?;
         limits.read.0 = before.0.max(limiter.read().0);
-        let line = Line::new(step, measured, limits);
+        let line = StepLine::new(step, measured, limits);
         if watch {
             bar.suspend(|| line.print());
         }
@@ -214,7 +214,7 @@ fn ready(
     Ok((engine, stage, ReadyTime { seconds: started.elapsed().as_secs_f64(), load }))
 }
 
-impl Line {
+impl StepLine {
     fn new(step: StepShape, measured: MeasuredStep, limits: ProcessorLimits) -> Self {
         let MeasuredStep { seconds, bytes, flops } = measured;
         let tokens = f64::from(step.tokens());

@@ -65,7 +65,7 @@ async fn listen(peer: &PeerClient, shown: &watch::Sender<Snapshot>) -> Unheard {
         Ok(Err(exit)) => return Unheard::Refused(exit.message),
         Err(_) => return Unheard::Lost("no answer in time".into()),
     };
-    let mut events = Events::default();
+    let mut events = EventBytes::default();
     loop {
         let piece = match timeout(QUIET, response.chunk()).await {
             Ok(Ok(Some(piece))) => piece,
@@ -183,13 +183,13 @@ fn in_short(peer: &PeerClient, why: &str) -> String {
 
 /// Server-sent events, as their bytes come.
 #[derive(Default)]
-struct Events {
+struct EventBytes {
     line: Vec<u8>,
     name: String,
     data: String,
 }
 
-impl Events {
+impl EventBytes {
     /// Those that are whole now, each by name; none where one is too long.
     fn take(&mut self, bytes: &[u8]) -> Option<Vec<(String, String)>> {
         let mut whole = Vec::new();
@@ -237,7 +237,7 @@ mod tests {
             "event: swarm\ndata: {\"a\":1}\n\n\n: awake\n\nevent:requests\r\ndata: x\r\ndata: y\r\n\r\ndata: z\n";
         let expected = [("swarm", "{\"a\":1}"), ("requests", "x\ny")].map(|(name, data)| (name.into(), data.into()));
         for size in [1, 3, 1000] {
-            let mut events = Events::default();
+            let mut events = EventBytes::default();
             let told: Vec<_> = text.as_bytes().chunks(size).flat_map(|piece| events.take(piece).unwrap()).collect();
             assert_eq!(told, expected, "in pieces of {size}");
         }
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn an_event_without_end_is_given_up() {
-        let mut events = Events::default();
+        let mut events = EventBytes::default();
         let piece = vec![b'x'; 1 << 20];
         let taken = (0..100).take_while(|_| events.take(&piece).is_some()).count();
         assert_eq!(taken, LONGEST >> 20);

@@ -1,6 +1,6 @@
 //! `tsnode bench engine --device cuda:0`: the same steps on an NVIDIA GPU, beside what was measured of it in the same run.
 
-use super::{EACH, KV, Line, failed, fitting};
+use super::{EACH, KV, StepLine, failed, fitting};
 use crate::{
     cli::{exit::Exit, output::print_json},
     hardware::{self, GpuNumbers},
@@ -52,7 +52,7 @@ struct Report {
     probed_s: f64,
     load_bytes: u64,
     load_s: f64,
-    steps: Vec<Line>,
+    steps: Vec<StepLine>,
     /// Steps that were not measured.
     left_out: Vec<LeftOut>,
     packing: Option<PackTimes>,
@@ -148,7 +148,7 @@ fn measured(
     let mut broken = None;
     for &step in steps {
         match measure(&mut engine, stage, source, KV, step, EACH) {
-            Ok(measured) => report.add(Line::new(step, measured, limits), watch),
+            Ok(measured) => report.add(StepLine::new(step, measured, limits), watch),
             Err(error) => {
                 report.leave_out(step, &error, watch);
                 // Too few pages are the GPU's size, all else is a fault.
@@ -284,7 +284,7 @@ impl Report {
         }
     }
 
-    fn add(&mut self, line: Line, watch: bool) {
+    fn add(&mut self, line: StepLine, watch: bool) {
         if watch {
             line.print();
         }
