@@ -5,7 +5,7 @@
 
 use crate::{
     PeerConfig, Testnet, TestnetConfig, TestnetError,
-    client::{BadStream, Difference, Reader, SeenStream, same},
+    client::{AnswerStream, BadStream, Difference, SeenStream, same},
 };
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -139,7 +139,7 @@ async fn one(http: &str, kind: &AnswerKind) -> Result<Vec<u64>, BadStream> {
     let mut body = body(kind.request);
     body["kv_codec"] = json!(kind.codec);
     let key = format!("undisturbed request {} by {}", kind.request, kind.codec);
-    let reader = Reader::new(&crate::client::plain_http(), key.clone(), body);
+    let reader = AnswerStream::new(&crate::client::plain_http(), key.clone(), body);
     let seen = reader.read(|_| http.to_owned()).await?;
     if seen.codec != kind.codec {
         let why = format!("its KV went through {:?} instead", seen.codec);

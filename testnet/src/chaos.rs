@@ -10,7 +10,7 @@ mod timeline;
 mod verdict;
 mod victims;
 
-pub use report::{ChaosReport, Deed, Fault, FollowedPlan, ServedStream, Stamped, Stood, Wronged};
+pub use report::{ChaosReport, Deed, FollowedPlan, InjectedFault, ServedStream, Stamped, Stood, Wronged};
 pub use schedule::{Lasts, Schedule, ScheduledFault};
 pub use summary::{ChaosSummary, Resumptions, Spread};
 pub use verdict::ChaosVerdict;
@@ -93,7 +93,7 @@ pub async fn run(
     net: &mut Testnet,
     chaos: Chaos,
     mut answers: Answers,
-    tell: impl FnMut(&Fault),
+    tell: impl FnMut(&InjectedFault),
 ) -> Result<ChaosReport, TestnetError> {
     let (started, fronts) = (Instant::now(), fronts(net));
     let known = Gateways::new(addresses(net, &fronts).into());
@@ -138,13 +138,17 @@ struct Scenario<'n> {
     load: ClientLoad,
     lookout: Lookout,
     started: Instant,
-    faults: Vec<Fault>,
+    faults: Vec<InjectedFault>,
     violations: Vec<String>,
 }
 
 impl Scenario<'_> {
     /// One step after the other, until it is enough or something did not hold.
-    async fn break_and_mend(&mut self, chaos: &Chaos, mut tell: impl FnMut(&Fault)) -> Result<(), TestnetError> {
+    async fn break_and_mend(
+        &mut self,
+        chaos: &Chaos,
+        mut tell: impl FnMut(&InjectedFault),
+    ) -> Result<(), TestnetError> {
         let mut schedule = Schedule::new(chaos, &self.net.config().peers);
         while !self.is_enough(chaos.until) && self.violations.is_empty() {
             let Some(step) = schedule.next() else {
@@ -171,7 +175,7 @@ impl Scenario<'_> {
     }
 
     /// Does it, waits until enough streams have ended under it, and undoes it.
-    async fn one(&mut self, step: &ScheduledFault) -> Result<Fault, TestnetError> {
+    async fn one(&mut self, step: &ScheduledFault) -> Result<InjectedFault, TestnetError> {
         let ScheduledFault { nth, deed, ref peers, lasts, .. } = *step;
         let side = places(self.net, peers);
         let roles = self.roles(&side).await;
@@ -183,7 +187,7 @@ impl Scenario<'_> {
         self.lookout.find(self.net);
         let until = self.started.elapsed().as_secs_f64();
         let healed = if deed == Deed::Part { self.heals().await } else { None };
-        let mut fault = Fault::new(step, roles, at, until);
+        let mut fault = InjectedFault::new(step, roles, at, until);
         (fault.gone, fault.healed) = (gone, healed);
         fault.replanned = replanned.filter(|_| fault.had_a_part());
         if !served {

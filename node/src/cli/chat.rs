@@ -46,7 +46,7 @@ pub(super) fn command() -> Command {
 
 /// Who reads the answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reader {
+enum ChatReader {
     /// A person, at a terminal that lines are edited in.
     Person,
     /// Whoever reads text: there is no more in it than answers.
@@ -61,19 +61,19 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     let asked = matches.get_one::<String>("model").map(String::as_str);
     let greeting = greeting(&view, asked)?;
     let reader = match std::io::stdin().is_terminal() && std::io::stdout().is_terminal() {
-        _ if is_set(matches, "json") => Reader::Json,
-        true => Reader::Person,
-        false => Reader::Text,
+        _ if is_set(matches, "json") => ChatReader::Json,
+        true => ChatReader::Person,
+        false => ChatReader::Text,
     };
-    if reader == Reader::Person {
+    if reader == ChatReader::Person {
         say!("{greeting}");
     }
-    let mut lines = if reader == Reader::Person { InputLines::edited()? } else { InputLines::read() };
+    let mut lines = if reader == ChatReader::Person { InputLines::edited()? } else { InputLines::read() };
     let mut talk = ChatSession { peer, matches, reader, history: Vec::new() };
     loop {
         let said = tokio::select! {
             said = lines.next() => said,
-            _ = tokio::signal::ctrl_c(), if reader != Reader::Person => std::process::exit(130),
+            _ = tokio::signal::ctrl_c(), if reader != ChatReader::Person => std::process::exit(130),
         };
         match said {
             InputLine::Line(line) => {
@@ -115,7 +115,7 @@ fn greeting(view: &SwarmView, asked: Option<&str>) -> Result<String, Exit> {
 struct ChatSession<'a> {
     peer: PeerClient,
     matches: &'a ArgMatches,
-    reader: Reader,
+    reader: ChatReader,
     history: Vec<ChatMessage>,
 }
 
@@ -127,8 +127,11 @@ impl ChatSession<'_> {
             "" => return Ok(true),
             "/exit" | "/quit" => return Ok(false),
             "/reset" => self.history.clear(),
-            "/help" if self.reader == Reader::Person => say!("{HELP}"),
-            word if self.reader == Reader::Person && word.starts_with('/') && !word.contains(char::is_whitespace) => {
+            "/help" if self.reader == ChatReader::Person => say!("{HELP}"),
+            word if self.reader == ChatReader::Person
+                && word.starts_with('/')
+                && !word.contains(char::is_whitespace) =>
+            {
                 say!("{word} is no command; /help lists them");
             }
             _ => {
@@ -142,12 +145,12 @@ impl ChatSession<'_> {
 
     fn failed(&self, why: Exit) -> Result<bool, Exit> {
         match self.reader {
-            Reader::Person => {
+            ChatReader::Person => {
                 note!("{why}");
                 Ok(true)
             }
-            Reader::Text => Err(why),
-            Reader::Json => {
+            ChatReader::Text => Err(why),
+            ChatReader::Json => {
                 say!("{}", json!({ "error": { "message": why.message, "exit_code": why.kind as i32 } }));
                 Err(why)
             }
@@ -172,7 +175,7 @@ impl ChatSession<'_> {
             _ = tokio::signal::ctrl_c() => None,
         };
         let took = Took { first: first.unwrap_or_default(), all: asked.elapsed() };
-        if self.reader != Reader::Json && !(seen.is_empty() && matches!(outcome, Some(Err(_)))) {
+        if self.reader != ChatReader::Json && !(seen.is_empty() && matches!(outcome, Some(Err(_)))) {
             say!("");
         }
         match seen.is_empty() {
@@ -183,13 +186,13 @@ impl ChatSession<'_> {
             Some(Err(why)) => Err(why),
             Some(Ok(answer)) => {
                 match self.reader {
-                    Reader::Person => note!("{}", took.line(&answer)),
-                    Reader::Text => {}
-                    Reader::Json => say!("{}", took.object(&answer)),
+                    ChatReader::Person => note!("{}", took.line(&answer)),
+                    ChatReader::Text => {}
+                    ChatReader::Json => say!("{}", took.object(&answer)),
                 }
                 Ok(())
             }
-            None if self.reader == Reader::Person => {
+            None if self.reader == ChatReader::Person => {
                 note!("[stopped]");
                 Ok(())
             }
@@ -198,7 +201,7 @@ impl ChatSession<'_> {
     }
 }
 
-impl Reader {
+impl ChatReader {
     fn show(self, piece: &str) {
         match self {
             // What a model says is no command to the terminal.

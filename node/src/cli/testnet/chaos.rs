@@ -20,8 +20,8 @@ use std::time::Duration;
 use tsnode_testnet::{
     Answers, Testnet, TestnetConfig,
     chaos::{
-        self, Chaos, ChaosReport, ChaosSummary, ChaosVerdict, Deed, Deeds, Fault, PauseLimits, Resumptions, Schedule,
-        ServedStream, Spread, Until,
+        self, Chaos, ChaosReport, ChaosSummary, ChaosVerdict, Deed, Deeds, InjectedFault, PauseLimits, Resumptions,
+        Schedule, ServedStream, Spread, Until,
     },
 };
 
@@ -121,7 +121,7 @@ pub(super) async fn run(settings: &Settings, matches: &ArgMatches) -> Result<(),
     let mut net = interrupts.unless(Box::pin(async { Testnet::up(&config).await.map_err(exit) })).await?;
     bar.set_message("under load");
     let quiet = is_set(matches, "json");
-    let tell = |fault: &Fault| {
+    let tell = |fault: &InjectedFault| {
         bar.inc(1);
         if !quiet {
             bar.suspend(|| say!("{}", line(fault)));
@@ -209,7 +209,7 @@ fn bar(until: Until) -> ProgressBar {
     bar
 }
 
-fn line(fault: &Fault) -> String {
+fn line(fault: &InjectedFault) -> String {
     let deed = match fault.deed {
         Deed::Kill => "killed",
         Deed::Stop => "stopped",

@@ -2,7 +2,7 @@
 
 use super::{
     super::super::ask::{PeerClient, unanswered},
-    answer::{Failure, Reader, TimedAnswer, reason},
+    answer::{EventReader, Failure, TimedAnswer, reason},
     arrivals::PlannedRequest,
     prompts::Prompts,
 };
@@ -57,7 +57,7 @@ impl BenchTarget {
         if !response.status().is_success() {
             return Err(refusal(response).await);
         }
-        let (mut pieces, mut reader) = (response.bytes_stream(), Reader::default());
+        let (mut pieces, mut reader) = (response.bytes_stream(), EventReader::default());
         while let Some(piece) = pieces.next().await {
             reader.take(&piece.map_err(broken)?, sent.elapsed())?;
         }
