@@ -28,9 +28,9 @@ const DAMAGES: usize = 5;
 const SEED: u64 = 36;
 
 /// A generator that gives the same damages everywhere (`SplitMix64`).
-struct Draw(u64);
+struct SplitMix64(u64);
 
-impl Draw {
+impl SplitMix64 {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -44,7 +44,7 @@ impl Draw {
 }
 
 /// What becomes of a file: it is cut, a bit of it flips, it is emptied, it is noise, a block of it is zeros.
-fn damaged(whole: &[u8], way: usize, draw: &mut Draw) -> Vec<u8> {
+fn damaged(whole: &[u8], way: usize, draw: &mut SplitMix64) -> Vec<u8> {
     loop {
         let mut bytes = whole.to_vec();
         let at = draw.below(whole.len());
@@ -267,7 +267,7 @@ impl Golden {
     /// Damages some files in the same way, once for each of the damages, and starts the peer `times` times; hands all to `check`.
     async fn damage(&self, names: &[&str], times: usize, check: impl Fn(&Self, &[(&str, Vec<u8>)], &Came, &str)) {
         for n in 0..damages() {
-            let mut draw = Draw(SEED ^ ((n as u64) << 8) ^ names.concat().len() as u64);
+            let mut draw = SplitMix64(SEED ^ ((n as u64) << 8) ^ names.concat().len() as u64);
             let broken: Vec<_> = names.iter().map(|name| (*name, damaged(self.file(name), n, &mut draw))).collect();
             self.with(&broken);
             for start in 0..times {

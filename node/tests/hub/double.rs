@@ -86,7 +86,7 @@ struct Repo {
 }
 
 #[derive(Default)]
-struct World {
+struct HubState {
     repos: BTreeMap<String, Repo>,
     /// By path of a file, or `""` for whatever is asked; how often each.
     faults: HashMap<String, Vec<(HubFault, usize)>>,
@@ -98,11 +98,11 @@ struct World {
 /// The hub, as long as it is not dropped.
 pub struct Double {
     pub endpoint: String,
-    world: Arc<Mutex<World>>,
+    world: Arc<Mutex<HubState>>,
     serving: Vec<JoinHandle<()>>,
 }
 
-type Shared = State<(Arc<Mutex<World>>, bool)>;
+type Shared = State<(Arc<Mutex<HubState>>, bool)>;
 
 impl Double {
     /// Listens at any port.
@@ -112,7 +112,7 @@ impl Double {
 
     /// Listens at this address, and the CDN at any.
     pub async fn start_at(address: &str) -> Self {
-        let world = Arc::new(Mutex::new(World::default()));
+        let world = Arc::new(Mutex::new(HubState::default()));
         let (hub, cdn) = (TcpListener::bind(address).await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap());
         let url = |listener: &TcpListener| format!("http://{}", listener.local_addr().unwrap());
         let endpoint = url(&hub);
@@ -182,7 +182,7 @@ impl Drop for Double {
     }
 }
 
-impl World {
+impl HubState {
     fn hear(&mut self, (method, path): (&Method, String), headers: &HeaderMap, cdn: bool) {
         let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).map(str::to_owned);
         let token = text(header::AUTHORIZATION).map(|value| value.trim_start_matches("Bearer ").to_owned());
@@ -374,7 +374,7 @@ async fn large(
 
 /// A file's bytes, or what becomes of them.
 fn bytes(
-    world: &Arc<Mutex<World>>,
+    world: &Arc<Mutex<HubState>>,
     (method, cdn): (&Method, bool),
     id: &str,
     path: &str,
@@ -420,7 +420,7 @@ fn bytes(
     response
 }
 
-fn paced(world: Arc<Mutex<World>>, body: Bytes, fault: Option<HubFault>) -> Body {
+fn paced(world: Arc<Mutex<HubState>>, body: Bytes, fault: Option<HubFault>) -> Body {
     let pieces = stream::unfold((world, body, 0_usize), move |(world, mut body, sent)| async move {
         match fault {
             Some(HubFault::Break(after)) if sent >= after => {

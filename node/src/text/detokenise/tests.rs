@@ -44,12 +44,12 @@ impl TestTokenizer {
     }
 
     /// Any tokens: bytes of no character, ids that no token has.
-    fn any(&self, rng: &mut Rng) -> Vec<u32> {
+    fn any(&self, rng: &mut Lcg) -> Vec<u32> {
         (0..rng.below(24)).map(|_| rng.below(self.tokens.len() + 2) as u32).collect()
     }
 
     /// Tokens of which all bytes make characters.
-    fn valid(&self, rng: &mut Rng) -> Vec<u32> {
+    fn valid(&self, rng: &mut Lcg) -> Vec<u32> {
         let words = 3 + self.tokens[3..].iter().take_while(|token| !is_byte(token)).count();
         let one = |_| {
             let spelled = self.spelled(CHARACTERS[rng.below(CHARACTERS.len())]).filter(|_| rng.below(2) == 0);
@@ -111,9 +111,9 @@ fn is_byte(token: &str) -> bool {
     token.len() == 6 && token.starts_with("<0x")
 }
 
-struct Rng(u64);
+struct Lcg(u64);
 
-impl Rng {
+impl Lcg {
     fn below(&mut self, sides: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % sides
@@ -176,8 +176,8 @@ fn others() -> Vec<TestTokenizer> {
 }
 
 /// Tokens for every kind, bytes of no character only where the reference reads them as it should.
-fn rounds(times: usize, mut check: impl FnMut(&TestTokenizer, &[u32], &mut Rng)) {
-    let (fallback, others, mut rng) = (with_byte_fallback(), others(), Rng(7));
+fn rounds(times: usize, mut check: impl FnMut(&TestTokenizer, &[u32], &mut Lcg)) {
+    let (fallback, others, mut rng) = (with_byte_fallback(), others(), Lcg(7));
     for _ in 0..times {
         for kind in &fallback {
             let ids = kind.valid(&mut rng);
@@ -206,7 +206,7 @@ fn pieces_of_any_decoder_make_the_whole() {
 #[test]
 fn a_byte_of_no_character_costs_itself_only() {
     let kinds = with_byte_fallback();
-    let mut rng = Rng(11);
+    let mut rng = Lcg(11);
     for kind in kinds.iter().cycle().take(200 * kinds.len()) {
         let ids = kind.any(&mut rng);
         for skip_special in [true, false] {

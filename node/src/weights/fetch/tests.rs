@@ -41,9 +41,9 @@ pub(crate) enum HolderBehaviour {
 }
 
 #[derive(Clone)]
-pub(crate) struct World(Arc<Inside>);
+pub(crate) struct FakeHolders(Arc<HoldersInside>);
 
-struct Inside {
+struct HoldersInside {
     smalls: BTreeMap<String, Vec<u8>>,
     content: Vec<u8>,
     card: ModelCard,
@@ -55,7 +55,7 @@ struct Inside {
 }
 
 pub(crate) struct OneTalk {
-    world: World,
+    world: FakeHolders,
     peer: PeerId,
     way: HolderBehaviour,
     given: u32,
@@ -65,7 +65,7 @@ fn peer(n: u8) -> PeerId {
     PeerId([n; 32])
 }
 
-impl World {
+impl FakeHolders {
     fn of(bytes: usize, ways: &[HolderBehaviour]) -> Self {
         let mut content = vec![0; bytes];
         blake3::Hasher::new().update(b"weights").finalize_xof().fill(&mut content);
@@ -75,7 +75,7 @@ impl World {
         let files = vec![small("config.json"), small("tokenizer.json")];
         let card = ModelCard { id: manifest.id(&files, None), files, ..sample::card() };
         let holders = (1..).zip(ways).map(|(n, way)| (peer(n), *way)).collect();
-        Self::with(Inside {
+        Self::with(HoldersInside {
             smalls: BTreeMap::new(),
             content,
             card,
@@ -86,7 +86,7 @@ impl World {
         })
     }
 
-    fn with(inside: Inside) -> Self {
+    fn with(inside: HoldersInside) -> Self {
         Self(Arc::new(inside))
     }
 
@@ -100,7 +100,7 @@ impl World {
         let smalls = card.files.iter().map(|file| (file.name.clone(), source.file(&file.name).unwrap().to_vec()));
         let holders = (1..).zip(ways).map(|(n, way)| (peer(n), *way)).collect();
         let (blamed, given) = (Mutex::default(), Mutex::default());
-        Self::with(Inside { smalls: smalls.collect(), content, card, manifest, holders, blamed, given })
+        Self::with(HoldersInside { smalls: smalls.collect(), content, card, manifest, holders, blamed, given })
     }
 
     pub fn card(&self) -> &ModelCard {
@@ -152,7 +152,7 @@ impl World {
     }
 }
 
-impl ModelHolders for World {
+impl ModelHolders for FakeHolders {
     type Talk = OneTalk;
 
     fn holders(&self, _: ModelId) -> Vec<PeerId> {
@@ -223,7 +223,7 @@ impl Home {
         Self { folder, wanted: 0..u32::MAX, tally, patience: SHORT }
     }
 
-    async fn fetch(&mut self, world: &World) -> Result<Vec<u8>, FetchError> {
+    async fn fetch(&mut self, world: &FakeHolders) -> Result<Vec<u8>, FetchError> {
         self.tally = Arc::default();
         let (places, folder) = (world.clone(), self.folder.path().to_owned());
         let (index, patience, budget) = (Index::default(), self.patience, u64::MAX);
@@ -238,7 +238,7 @@ impl Home {
         self.tally.fetched.load(Ordering::Relaxed)
     }
 
-    fn draft(&self, world: &World) -> PathBuf {
+    fn draft(&self, world: &FakeHolders) -> PathBuf {
         self.folder.path().join(world.0.card.id.to_string()).join("model.gguf.incomplete")
     }
 }
@@ -251,7 +251,7 @@ const BYTES: usize = CHUNKS * CHUNK_BYTES as usize - 100;
 
 #[tokio::test]
 async fn it_comes_from_all_who_have_it_and_no_chunk_twice() {
-    let world = World::of(BYTES, &[HolderBehaviour::Together; 3]);
+    let world = FakeHolders::of(BYTES, &[HolderBehaviour::Together; 3]);
     let mut home = Home::new();
     assert!(home.fetch(&world).await.unwrap() == world.0.content);
     assert_eq!((home.fetched(), world.blamed().len()), (BYTES as u64, 0));
@@ -265,14 +265,14 @@ async fn it_comes_from_all_who_have_it_and_no_chunk_twice() {
 
 #[tokio::test]
 async fn a_card_that_names_other_files_than_a_models_overwrites_none() {
-    let mut inside = Arc::into_inner(World::of_model(&[HolderBehaviour::Honest]).0).unwrap();
+    let mut inside = Arc::into_inner(FakeHolders::of_model(&[HolderBehaviour::Honest]).0).unwrap();
     for name in ["model.safetensors", "outline"] {
         let (content, name) = (b"something else".to_vec(), name.to_owned());
         let hash = *blake3::hash(&content).as_bytes();
         inside.card.files.push(ModelFile { name: name.clone(), bytes: content.len() as u64, hash });
         inside.smalls.insert(name, content);
     }
-    let (world, mut home) = (World::with(inside), Home::new());
+    let (world, mut home) = (FakeHolders::with(inside), Home::new());
     assert!(home.fetch(&world).await.unwrap() == world.0.content);
     assert!(home.fetch(&world).await.unwrap() == world.0.content);
     assert_eq!(home.fetched(), 0, "what was here is here");
@@ -281,7 +281,7 @@ async fn a_card_that_names_other_files_than_a_models_overwrites_none() {
 #[tokio::test]
 async fn who_gives_something_else_is_blamed_and_not_asked_again() {
     for way in [HolderBehaviour::Corrupt, HolderBehaviour::Short, HolderBehaviour::Hashes, HolderBehaviour::Manifest] {
-        let world = World::of(BYTES, &[way, HolderBehaviour::Second]);
+        let world = FakeHolders::of(BYTES, &[way, HolderBehaviour::Second]);
         let mut home = Home::new();
         assert!(home.fetch(&world).await.unwrap() == world.0.content, "{way:?}");
         assert_eq!(world.blamed(), BTreeSet::from([peer(1)]), "{way:?}");
@@ -292,11 +292,11 @@ async fn who_gives_something_else_is_blamed_and_not_asked_again() {
 
 #[tokio::test]
 async fn for_a_card_that_is_false_nobody_is_blamed_who_has_the_model() {
-    let world = World::of(1000, &[HolderBehaviour::Honest, HolderBehaviour::Honest]);
+    let world = FakeHolders::of(1000, &[HolderBehaviour::Honest, HolderBehaviour::Honest]);
     let mut inside = Arc::into_inner(world.0).unwrap();
     // Its id, and a template that it does not have.
     inside.card.files.push(ModelFile { name: "chat_template.jinja".into(), bytes: 1, hash: [9; 32] });
-    let world = World(Arc::new(inside));
+    let world = FakeHolders(Arc::new(inside));
     let error = Home::new().fetch(&world).await.unwrap_err();
     assert!(matches!(&error, FetchError::NotGiven { what: "the manifest", .. }), "{error}");
     assert!(error.to_string().contains("does not fit what members say"), "{error}");
@@ -306,35 +306,35 @@ async fn for_a_card_that_is_false_nobody_is_blamed_who_has_the_model() {
 #[tokio::test]
 async fn a_length_that_lies_is_no_chunk() {
     // Of a last chunk there is room for more than it has.
-    let world = World::of(1000, &[HolderBehaviour::Long, HolderBehaviour::Second]);
+    let world = FakeHolders::of(1000, &[HolderBehaviour::Long, HolderBehaviour::Second]);
     assert!(Home::new().fetch(&world).await.unwrap() == world.0.content);
     assert_eq!(world.blamed(), BTreeSet::from([peer(1)]));
 }
 
 #[tokio::test]
 async fn what_one_has_lost_another_gives_and_nobody_is_blamed() {
-    let world = World::of(BYTES, &[HolderBehaviour::Lacks(4), HolderBehaviour::Breaks(1)]);
+    let world = FakeHolders::of(BYTES, &[HolderBehaviour::Lacks(4), HolderBehaviour::Breaks(1)]);
     assert!(Home::new().fetch(&world).await.unwrap() == world.0.content);
     assert!(world.blamed().is_empty());
 }
 
 #[tokio::test]
 async fn a_lost_chunk_that_nobody_has_is_waited_for_and_said() {
-    let world = World::of(BYTES, &[HolderBehaviour::Lacks(4)]);
+    let world = FakeHolders::of(BYTES, &[HolderBehaviour::Lacks(4)]);
     let mut home = Home { patience: FetchTimeouts { starved: Duration::from_secs(1), ..SHORT }, ..Home::new() };
     let said = home.fetch(&world).await.unwrap_err().to_string();
     assert!(said.contains("nothing came for 1 s"), "{said}");
     assert_eq!(home.tally.done.load(Ordering::Relaxed), BYTES as u64 - CHUNK_BYTES);
     // Another has it.
     home.patience = SHORT;
-    let other = World::of(BYTES, &[HolderBehaviour::Honest]);
+    let other = FakeHolders::of(BYTES, &[HolderBehaviour::Honest]);
     assert!(home.fetch(&other).await.unwrap() == world.0.content);
     assert_eq!(home.fetched(), CHUNK_BYTES, "only that one");
 }
 
 #[tokio::test]
 async fn what_is_there_counts_as_far_as_it_is_right() {
-    let world = World::of(BYTES, &[HolderBehaviour::Honest]);
+    let world = FakeHolders::of(BYTES, &[HolderBehaviour::Honest]);
     let mut home = Home::new();
     fs::create_dir(home.draft(&world).parent().unwrap()).unwrap();
     // Two chunks that are right, one that is not, a part of one.
@@ -348,13 +348,13 @@ async fn what_is_there_counts_as_far_as_it_is_right() {
 
 #[tokio::test]
 async fn of_what_nobody_has_nothing_is_begun() {
-    let none = World::of(BYTES, &[]);
+    let none = FakeHolders::of(BYTES, &[]);
     assert!(matches!(Home::new().fetch(&none).await, Err(FetchError::NotGiven { .. })));
 }
 
 #[tokio::test]
 async fn what_is_not_wanted_is_not_fetched_and_no_file_is_whole_before_all_is() {
-    let world = World::of(BYTES, &[HolderBehaviour::Honest; 2]);
+    let world = FakeHolders::of(BYTES, &[HolderBehaviour::Honest; 2]);
     let mut home = Home { wanted: 2..5, ..Home::new() };
     let there = home.fetch(&world).await.unwrap();
     assert_eq!(home.fetched(), 3 * CHUNK_BYTES);
@@ -376,7 +376,8 @@ async fn what_is_not_wanted_is_not_fetched_and_no_file_is_whole_before_all_is() 
 
 #[tokio::test]
 async fn who_has_some_gives_some_and_is_not_asked_for_more() {
-    let world = World::of(BYTES, &[HolderBehaviour::Before(6), HolderBehaviour::From(3), HolderBehaviour::Beyond]);
+    let world =
+        FakeHolders::of(BYTES, &[HolderBehaviour::Before(6), HolderBehaviour::From(3), HolderBehaviour::Beyond]);
     let mut home = Home::new();
     assert!(home.fetch(&world).await.unwrap() == world.0.content);
     assert_eq!((home.fetched(), world.blamed().len()), (BYTES as u64, 0));
@@ -390,7 +391,7 @@ async fn who_has_some_gives_some_and_is_not_asked_for_more() {
 #[tokio::test]
 async fn what_is_rare_comes_first() {
     // The second has the last chunks alone among two, the first has all.
-    let world = World::of(BYTES, &[HolderBehaviour::Honest, HolderBehaviour::Before(7)]);
+    let world = FakeHolders::of(BYTES, &[HolderBehaviour::Honest, HolderBehaviour::Before(7)]);
     let drafts = {
         let (places, folder) = (world.clone(), tempfile::tempdir().unwrap());
         let fetcher = Fetcher {
@@ -418,7 +419,7 @@ async fn what_is_rare_comes_first() {
 
 #[tokio::test]
 async fn a_file_that_is_half_there_is_known_by_its_hashes_or_by_the_index() {
-    let world = World::of(BYTES, &[HolderBehaviour::Honest]);
+    let world = FakeHolders::of(BYTES, &[HolderBehaviour::Honest]);
     let mut home = Home { wanted: 2..5, ..Home::new() };
     home.fetch(&world).await.unwrap();
     let data = tempfile::tempdir().unwrap();
