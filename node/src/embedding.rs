@@ -7,13 +7,13 @@ mod ask;
 mod batch;
 mod candle_models;
 mod encoder;
+mod encoder_settings;
 mod error;
 mod family;
 mod folder;
 mod head;
 mod lend;
 mod pooling;
-mod settings;
 
 #[cfg(test)]
 mod tests;

@@ -5,7 +5,7 @@
 
 mod feed;
 mod frame;
-mod machine;
+mod header;
 mod panes;
 mod screen;
 mod snapshot;

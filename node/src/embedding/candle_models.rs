@@ -3,9 +3,9 @@
 use super::{
     EncoderError,
     batch::EncoderBatch,
+    encoder_settings::EncoderSettings,
     family::{EncoderFamily, EncoderSizes, configure},
     folder::{TensorsByName, fenced},
-    settings::EncoderSettings,
 };
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::VarBuilder;

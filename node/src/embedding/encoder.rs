@@ -4,11 +4,11 @@ use super::{
     EncoderError,
     batch::{self, EncoderBatch, Tokenised},
     candle_models::EncoderNetwork,
+    encoder_settings::EncoderSettings,
     family::EncoderFamily,
     folder::{EncoderFolder, fenced},
     head::{HeadModule, Scorer},
     pooling::{self, Pooling, pool},
-    settings::EncoderSettings,
 };
 use crate::text::tokenizer_guard;
 use candle_core::{Result as Computed, Tensor};

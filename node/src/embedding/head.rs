@@ -3,10 +3,10 @@
 use super::{
     EncoderError,
     batch::EncoderBatch,
+    encoder_settings::EncoderSettings,
     family::EncoderFamily,
     folder::{EncoderFolder, TensorsByName, fenced},
     pooling::{Pooling, pool},
-    settings::EncoderSettings,
 };
 use candle_core::{D, DType, Device, Result, Tensor};
 use candle_nn::{Linear, Module, VarBuilder, layer_norm_no_bias, linear, linear_no_bias};

@@ -4,7 +4,7 @@
 
 mod answer;
 mod form;
-mod lines;
+mod stream_lines;
 
 pub(super) use super::respond::AnswerHead;
 pub(super) use answer::{CallPart, CompletionPart, Usage, call_id};
@@ -21,10 +21,10 @@ use axum::{
     },
 };
 use futures::{Stream, StreamExt, stream};
-use lines::{StreamLine, StreamLines};
 use serde_json::Value;
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use stream_lines::{StreamLine, StreamLines};
 
 /// The longest whole answer that is told in other words (bytes): a million tokens, and more.
 const ANSWER_BYTES: usize = 64 << 20;

@@ -6,7 +6,7 @@
 mod choosing;
 mod constrained;
 mod counted;
-mod kept;
+mod prefix_cache;
 mod prompt_logprobs;
 
 use super::{
@@ -21,7 +21,7 @@ use crate::data_plane::links::{FrameReceiver, FrameSender, LinkError};
 use choosing::{Chosen, Sampler};
 use constrained::Constrained;
 use counted::SequenceTokens;
-use kept::KeptPrefixes;
+use prefix_cache::KeptPrefixes;
 use prompt_logprobs::{StepResult, Widths, compute_and_judge};
 use std::collections::BTreeMap;
 use std::sync::{

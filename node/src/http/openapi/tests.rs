@@ -1,6 +1,6 @@
 //! The document and the reader say the same.
 
-use super::fields::{At, Field, FieldType, all};
+use super::request_fields::{At, Field, FieldType, all};
 use crate::http::{
     fields::asked,
     tests::{Api, CHAT, TEXT, hello, said},
