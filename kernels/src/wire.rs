@@ -29,21 +29,21 @@
 
 mod cache_lines;
 pub mod codec_speed;
+mod key_rotation;
 mod plain;
 mod steps;
 mod threes;
 mod tile;
-mod turn;
 
 use cache_lines::Lines;
+pub use key_rotation::KeyRotation;
+pub(crate) use key_rotation::{turn_back, turn_on};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use plain::encode_from;
 pub(crate) use plain::{decode, encode, low_high};
 pub(crate) use steps::choose;
 pub(crate) use tile::Strip;
 pub use tile::{Tile, TileCodec, export, import};
-pub use turn::KeyRotation;
-pub(crate) use turn::{turn_back, turn_on};
 
 use crate::{
     cpu::{Dtype, Simd},

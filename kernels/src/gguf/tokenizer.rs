@@ -1,17 +1,17 @@
 //! tokenizer.json and what belongs to it, from `tokenizer.ggml.*`: gateways know only the files of Hugging Face.
 
 mod bpe;
-mod json;
 mod pieces;
 pub(super) mod special;
 mod split;
+mod tokenizer_json;
 pub(super) mod vocabulary;
 
 use super::{GgufError, Metadata};
-use json::{AddedToken, PostProcessor, Tokenizer};
 use serde::Serialize;
 use special::Special;
 use std::collections::BTreeMap;
+use tokenizer_json::{AddedToken, PostProcessor, Tokenizer};
 use vocabulary::{TokenType, Vocabulary};
 
 /// `tokenizer_config.json`.

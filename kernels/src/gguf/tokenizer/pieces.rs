@@ -3,8 +3,8 @@
 use super::{
     super::{GgufError, Metadata, at_most},
     bpe::{self, MERGES},
-    json::{BpeModel, Decoder, Ids, Normalizer, Pattern, TokenizerParts},
     special::Special,
+    tokenizer_json::{BpeModel, Decoder, Ids, Normalizer, Pattern, TokenizerParts},
     vocabulary::{self, TokenType, Vocabulary},
 };
 use std::cmp::Reverse;

@@ -1,4 +1,4 @@
-//! Keys turned back and on for links, eight channels at a time: the bits that `wire/turn.rs` defines.
+//! Keys turned back and on for links, eight channels at a time: the bits that `wire/key_rotation.rs` defines.
 //!
 //! Where the channels that turn are no multiple of sixteen it is done the plain way.
 
