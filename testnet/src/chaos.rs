@@ -99,7 +99,7 @@ pub async fn run(
     let known = Gateways::new(addresses(net, &fronts).into());
     let load = ClientLoad::start(chaos.seed, chaos.streams, &known);
     let lookout = Lookout::start(net, fronts[0], started);
-    let mut scenario = Scenario { net, fronts, known, load, lookout, started, faults: vec![], violations: vec![] };
+    let mut scenario = ChaosRun { net, fronts, known, load, lookout, started, faults: vec![], violations: vec![] };
     match chaos.deeds {
         Deeds::Calm => scenario.violations.extend(watch(scenario.net, chaos.until).await),
         _ => scenario.break_and_mend(&chaos, tell).await?,
@@ -107,7 +107,7 @@ pub async fn run(
     if !scenario.load.await_more(chaos.streams, PATIENCE).await {
         scenario.violations.push(format!("nobody was served for {PATIENCE:?} after the last fault"));
     }
-    let Scenario { net, fronts, load, lookout, faults, mut violations, .. } = scenario;
+    let ChaosRun { net, fronts, load, lookout, faults, mut violations, .. } = scenario;
     let asked = load.end().await;
     violations.extend(whole_again(net).await.err());
     let (plans, cut_off) = lookout.end().await;
@@ -131,7 +131,7 @@ pub async fn run(
 }
 
 /// A swarm that is being broken.
-struct Scenario<'n> {
+struct ChaosRun<'n> {
     net: &'n mut Testnet,
     fronts: Vec<usize>,
     known: Gateways,
@@ -142,7 +142,7 @@ struct Scenario<'n> {
     violations: Vec<String>,
 }
 
-impl Scenario<'_> {
+impl ChaosRun<'_> {
     /// One step after the other, until it is enough or something did not hold.
     async fn break_and_mend(
         &mut self,

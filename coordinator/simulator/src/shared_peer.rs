@@ -126,7 +126,7 @@ enum State {
     Handles,
 }
 
-struct Model<'a> {
+struct SimulatedModel<'a> {
     resident: &'a Resident,
     between: Duration,
     longer: Seconds,
@@ -144,7 +144,7 @@ struct Model<'a> {
 struct SimulationLoop<'a> {
     arrivals: &'a [Arrival],
     ends: Vec<Option<Time>>,
-    models: Vec<Model<'a>>,
+    models: Vec<SimulatedModel<'a>>,
     queue: TurnQueue<RequestNo>,
     quotas: PageQuotas,
     /// By their times; of the same time in the order in which they were put down.
@@ -164,7 +164,7 @@ impl<'a> SimulationLoop<'a> {
             let batching = resident.batches.batching(room);
             let (state, between, waiting) = (State::Idle, duration(*between), VecDeque::new());
             let (longer, formed) = (*longer, None);
-            Model { resident, between, longer, batching, state, formed, waiting, asks_again: false, used: 0 }
+            SimulatedModel { resident, between, longer, batching, state, formed, waiting, asks_again: false, used: 0 }
         };
         let mut driver = Self {
             arrivals,

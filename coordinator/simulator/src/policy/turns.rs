@@ -10,7 +10,7 @@ use tsnode_protocol::Seconds;
 
 /// A model's batcher.
 #[derive(Debug)]
-struct Model {
+struct ModelBatcher {
     batching: Box<dyn Stepwise>,
     /// Its step that waits or runs, and what starts with that.
     step: Option<Batch>,
@@ -20,7 +20,7 @@ struct Model {
 /// The policy and its machine's state.
 #[derive(Debug)]
 pub struct TurnBatching {
-    models: Vec<Model>,
+    models: Vec<ModelBatcher>,
     arbiter: Box<dyn Arbitration<RequestNo>>,
     /// Whose requests are which.
     services: BTreeMap<RequestNo, ServiceNo>,
@@ -31,15 +31,15 @@ impl TurnBatching {
     /// An idle machine whose models form their steps so, in order of their numbers.
     #[must_use]
     pub fn new(arbiter: Box<dyn Arbitration<RequestNo>>, models: Vec<Box<dyn Stepwise>>) -> Self {
-        let model = |batching| Model { batching, step: None, starting: Vec::new() };
+        let model = |batching| ModelBatcher { batching, step: None, starting: Vec::new() };
         Self { models: models.into_iter().map(model).collect(), arbiter, services: BTreeMap::new(), running: None }
     }
 
-    fn model(&mut self, service: ServiceNo) -> Option<&mut Model> {
+    fn model(&mut self, service: ServiceNo) -> Option<&mut ModelBatcher> {
         self.models.get_mut(usize::from(service.0))
     }
 
-    fn running(&mut self) -> Option<&mut Model> {
+    fn running(&mut self) -> Option<&mut ModelBatcher> {
         let service = self.running?;
         self.model(service)
     }

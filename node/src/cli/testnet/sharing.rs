@@ -25,7 +25,7 @@ use crate::{
     view::SwarmView,
 };
 use clap::{Arg, ArgAction, ArgMatches, Command, builder::PossibleValuesParser};
-use compared::{Model, OrderComparison, Row, Stopped};
+use compared::{ComparedModel, OrderComparison, Row, Stopped};
 use indicatif::ProgressBar;
 use simulated::{LoneRequests, SimulatedPeer};
 use std::sync::{
@@ -168,10 +168,10 @@ struct SharingLoad {
 }
 
 impl SharingLoad {
-    fn models(&self) -> Vec<Model> {
+    fn models(&self) -> Vec<ComparedModel> {
         let all = self.names.iter().zip(&self.profiles).zip(self.planned.iter().zip(&self.means));
         type Named<'a> = (&'a String, &'a Option<LayerProfile>);
-        let model = |((name, profile), (planned, mean)): (Named<'_>, (&Vec<PlannedRequest>, &f64))| Model {
+        let model = |((name, profile), (planned, mean)): (Named<'_>, (&Vec<PlannedRequest>, &f64))| ComparedModel {
             name: name.clone(),
             profile: *profile,
             requests: planned.len(),

@@ -17,7 +17,7 @@ const MEANS: f64 = 0.15;
 pub(super) struct OrderComparison {
     pub load: f64,
     pub seed: u64,
-    pub models: Vec<Model>,
+    pub models: Vec<ComparedModel>,
     pub rows: Vec<Row>,
     /// Where it ended before all orders were measured.
     pub stopped: Option<Stopped>,
@@ -30,7 +30,7 @@ pub(super) struct Stopped {
 }
 
 /// A model, and what was asked of it.
-pub(super) struct Model {
+pub(super) struct ComparedModel {
     pub name: String,
     /// What was measured of its layers; none of a model that has only one.
     pub profile: Option<LayerProfile>,
@@ -56,7 +56,7 @@ pub(super) struct Row {
 }
 
 /// The mean over all requests; each model's part goes by how many were asked.
-fn mean(of: &[Sorted], models: &[Model]) -> f64 {
+fn mean(of: &[Sorted], models: &[ComparedModel]) -> f64 {
     let all: f64 = models.iter().map(|model| model.requests as f64).sum();
     of.iter().zip(models).map(|(own, model)| own.mean() * model.requests as f64).sum::<f64>() / all
 }
@@ -87,7 +87,7 @@ impl OrderComparison {
     /// Lines before the table.
     pub fn lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
-        for Model { name, profile, requests, mean_alone } in &self.models {
+        for ComparedModel { name, profile, requests, mean_alone } in &self.models {
             lines.push(format!("{name}: {requests} requests, {} alone on average by its profile", time(*mean_alone)));
             lines.push(match profile {
                 Some(LayerProfile { prompts, steps, mixed, .. }) => {
@@ -100,7 +100,7 @@ impl OrderComparison {
             });
         }
         for row in &self.rows {
-            for (Model { name, .. }, overheads) in self.models.iter().zip(&row.overheads) {
+            for (ComparedModel { name, .. }, overheads) in self.models.iter().zip(&row.overheads) {
                 let ModelOverheads { device, step, request, measured, simulated } = overheads;
                 let both = format!("alone {} measured and {} simulated", time(*measured), time(*simulated));
                 let (device, step, request) = (device * 1e3, time(*step), time(*request));
@@ -186,7 +186,7 @@ impl OrderComparison {
             let all = self.models.iter().zip(latencies.zip(row.overheads.iter().zip(turns)));
             let spread = |own: &Sorted| json!({ "mean": own.mean(), "p50": own.at(0.5), "p99": own.at(0.99) });
             type Told<'a> = ((&'a Sorted, &'a Sorted), (&'a ModelOverheads, (&'a ServiceUse, &'a ServiceUse)));
-            let one = |(model, ((live, simulated), (own, turns))): (&Model, Told<'_>)| {
+            let one = |(model, ((live, simulated), (own, turns))): (&ComparedModel, Told<'_>)| {
                 json!({
                     "model": model.name, "live": spread(live), "simulated": spread(simulated),
                     "turns": { "live": turns.0, "simulated": turns.1 }, "device_overhead_ms": own.device * 1e3,
@@ -203,7 +203,7 @@ impl OrderComparison {
                 "failed": row.failed, "reason": row.reason, "models": models(row),
             })
         };
-        let named = |Model { name, profile, requests, mean_alone }: &Model| json!({ "model": name, "requests": requests, "mean_alone_ms": mean_alone * 1e3, "profile": profile });
+        let named = |ComparedModel { name, profile, requests, mean_alone }: &ComparedModel| json!({ "model": name, "requests": requests, "mean_alone_ms": mean_alone * 1e3, "profile": profile });
         let gains = self.gains().map(|(live, simulated)| json!({ "live": live, "simulated": simulated }));
         let stopped = self.stopped.as_ref().map(|stopped| json!({ "order": stopped.order, "reason": stopped.reason }));
         json!({
@@ -230,7 +230,7 @@ mod tests {
     fn compared(rows: Vec<Row>) -> OrderComparison {
         let model = |(name, requests): (&str, usize)| {
             let name = name.to_owned();
-            Model { name, profile: None, requests, mean_alone: 0.1 }
+            ComparedModel { name, profile: None, requests, mean_alone: 0.1 }
         };
         let models = [("a", 1), ("b", 3)].map(model).into();
         OrderComparison { load: 1.2, seed: 1, models, rows, stopped: None }
