@@ -109,7 +109,7 @@ impl Simd {
         #[cfg(target_arch = "x86_64")]
         if avx2::is_available() {
             let (dots, wider) = (avx2::has_dots(), avx512::is_available());
-            let (twos, tiles) = (wider && avx512::bf16::is_available(), wider && avx512::tiles::is_available());
+            let (twos, tiles) = (wider && avx512::bf16::is_available(), wider && avx512::amx::is_available());
             let more = [(Self::Avx2Dots, dots), (Self::Avx512, wider), (Self::Avx512Bf16, twos), (Self::Amx, tiles)];
             let more = more.into_iter().filter(|(_, has)| *has);
             return [Self::Plain, Self::Avx2].into_iter().chain(more.map(|(simd, _)| simd)).collect();
@@ -289,7 +289,7 @@ impl Simd {
     pub(super) fn tiles(self, x: &Rounded, w: &Packed, panels: Range<usize>, out: &Outputs<'_>) {
         #[cfg(target_arch = "x86_64")]
         if self == Self::Amx {
-            avx512::tiles::panels(x, w, panels, out);
+            avx512::amx::panels(x, w, panels, out);
         }
     }
 }
