@@ -1,8 +1,8 @@
 //! Text becomes tokens, tokens become text: tokenizer, chat template, stop strings.
 
-mod answer;
+mod answer_formats;
+mod answer_parser;
 mod answer_part;
-mod answers;
 mod bytes;
 mod channels;
 mod chat;
@@ -26,9 +26,9 @@ mod tools;
 mod vocabulary;
 mod workers;
 
-pub use answer::AnswerParser;
+pub use answer_formats::{Parsers, ReasoningFormat};
+pub use answer_parser::AnswerParser;
 pub use answer_part::AnswerPart;
-pub use answers::{Parsers, ReasoningFormat};
 pub use chat::{ChatMessage, ChatTemplate, Conversation, Ending, TemplateText, ToolCall};
 pub use defaults::Defaults;
 pub use detokenise::{Detokeniser, TokenText};

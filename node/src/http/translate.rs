@@ -2,12 +2,12 @@
 //!
 //! Each API is a pure pair: fields in, and a [`Teller`] of the answer out. What completions learn, the other APIs can say.
 
-mod answer;
+mod completion_part;
 mod form;
 mod stream_lines;
 
 pub(super) use super::respond::AnswerHead;
-pub(super) use answer::{CallPart, CompletionPart, Usage, call_id};
+pub(super) use completion_part::{CallPart, CompletionPart, Usage, call_id};
 pub(super) use form::errors;
 
 use super::{ApiError, ApiState, bodies::ReadBody, chat, complete, fields::Fields, naming, sse};

@@ -1,6 +1,5 @@
 //! `tsnode bench serve`: load on a server that speaks OpenAI's API, ours or another, and what its clients see.
 
-pub(in crate::cli) mod answer;
 pub(in crate::cli) mod arrivals;
 pub(in crate::cli) mod client;
 pub(in crate::cli) mod load_args;
@@ -8,6 +7,7 @@ pub(in crate::cli) mod prompts;
 pub(in crate::cli) mod report;
 #[cfg(test)]
 mod tests;
+pub(in crate::cli) mod timed_answer;
 
 use crate::{
     cli::{
@@ -18,7 +18,6 @@ use crate::{
     },
     config::{Settings, values},
 };
-use answer::{Failure, reason};
 use arrivals::{Arrivals, DrawnLengths, PlannedRequest, TraceScaling, drawn, traced};
 use clap::{Arg, ArgMatches, Command, value_parser};
 use client::{BenchTarget, Endpoint, LoadBounds, interrupted, load};
@@ -30,6 +29,7 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use timed_answer::{Failure, reason};
 use tsnode_simulator::trace;
 
 /// How long a server may take to say which models it has.

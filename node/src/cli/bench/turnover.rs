@@ -273,8 +273,8 @@ impl ServedRequests {
 mod tests {
     use super::*;
     use crate::cli::bench::serve::{
-        answer::{Failure, TimedAnswer},
         client::RequestOutcome,
+        timed_answer::{Failure, TimedAnswer},
     };
 
     fn wish() -> TurnoverWish {

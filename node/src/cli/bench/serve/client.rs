@@ -2,9 +2,9 @@
 
 use super::{
     super::super::ask::{PeerClient, unanswered},
-    answer::{EventReader, Failure, TimedAnswer, reason},
     arrivals::PlannedRequest,
     prompts::Prompts,
+    timed_answer::{EventReader, Failure, TimedAnswer, reason},
 };
 use futures::StreamExt;
 use reqwest::Response;

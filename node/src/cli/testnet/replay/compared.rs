@@ -233,8 +233,8 @@ impl ReplayComparison {
 mod tests {
     use super::*;
     use crate::cli::bench::serve::{
-        answer::TimedAnswer,
         client::{RequestOutcome, Run},
+        timed_answer::TimedAnswer,
     };
     use std::time::Duration;
     use tsnode_coordinator::{

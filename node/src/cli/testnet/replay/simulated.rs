@@ -260,8 +260,8 @@ fn sorted(outcome: &Outcome, metric: Metric, beside: &Overheads) -> Sorted {
 mod tests {
     use super::*;
     use crate::cli::bench::serve::{
-        answer::TimedAnswer,
         client::{RequestOutcome, Run},
+        timed_answer::TimedAnswer,
     };
     use std::time::Duration;
 
